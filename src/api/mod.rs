@@ -1,0 +1,11 @@
+//! Typed Kubernetes objects: `karpenter.sh/v1` NodePool and NodeClaim, `karpenter.k8s.aws/v1` EC2NodeClass.
+//! No logic that needs a cluster, a clock or a cloud may enter.
+
+pub mod labels;
+pub mod node_claim;
+pub mod node_class;
+pub mod node_pool;
+
+pub use node_claim::{NodeClaim, NodeClaimSpec, NodeClaimStatus};
+pub use node_class::{Ec2NodeClass, Ec2NodeClassSpec, Ec2NodeClassStatus};
+pub use node_pool::{NodeClassRef, NodePool, NodePoolSpec, NodePoolStatus, Requirement};

@@ -1,0 +1,169 @@
+//! The cloud behind the plan: a small trait, and the simulated EC2 that is the embedded default.
+
+use std::sync::Arc;
+
+use futures::future::BoxFuture;
+
+use crate::api::Ec2NodeClass;
+use crate::scheduling::offering::{CapacityType, Catalogue};
+
+pub mod simulated;
+
+/// An offering a launch may take: instance type, zone, capacity type.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Override {
+    /// Instance type, as `m7g.large`.
+    pub instance_type: String,
+    /// Zone name, as `us-east-1a`.
+    pub zone: String,
+    /// Capacity type.
+    pub capacity_type: CapacityType,
+}
+
+/// What to launch for one NodeClaim.
+#[derive(Clone, Debug)]
+pub struct LaunchRequest {
+    /// Idempotency token, the NodeClaim's UID: the same token never launches twice.
+    pub client_token: String,
+    /// Name of the NodeClaim.
+    pub node_claim: String,
+    /// Name of the NodePool.
+    pub node_pool: String,
+    /// Name of the EC2NodeClass.
+    pub node_class: String,
+    /// Acceptable offerings, cheapest first, never empty.
+    pub overrides: Vec<Override>,
+    /// Labels the kubelet registers the node with.
+    pub labels: std::collections::BTreeMap<String, String>,
+    /// Taints the kubelet registers the node with (permanent, start-up and `karpenter.sh/unregistered`).
+    pub taints: Vec<k8s_openapi::api::core::v1::Taint>,
+}
+
+/// An instance as the cloud knows it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Instance {
+    /// As `i-0123456789abcdef0`.
+    pub id: String,
+    /// As `aws:///us-east-1a/i-0123456789abcdef0`.
+    pub provider_id: String,
+    /// Token it was launched with.
+    pub client_token: String,
+    /// NodeClaim it was launched for (a tag).
+    pub node_claim: String,
+    /// Instance type.
+    pub instance_type: String,
+    /// Zone name.
+    pub zone: String,
+    /// Capacity type.
+    pub capacity_type: CapacityType,
+    /// Image id.
+    pub image_id: String,
+    /// Milliseconds since the epoch.
+    pub launched_at_ms: i64,
+    /// State.
+    pub state: InstanceState,
+}
+
+/// Life of an instance.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InstanceState {
+    /// Booting.
+    Pending,
+    /// Running.
+    Running,
+    /// Going away.
+    ShuttingDown,
+    /// Gone; still described for a while.
+    Terminated,
+}
+
+/// Why a launch failed.
+#[derive(Debug, thiserror::Error, Clone, PartialEq)]
+pub enum LaunchError {
+    /// Every offering is out of capacity; these were seen to be.
+    #[error("no capacity in any of {} offerings", .unavailable.len())]
+    InsufficientCapacity {
+        /// Offerings without capacity.
+        unavailable: Vec<Override>,
+    },
+    /// The API throttled the call: try again later.
+    #[error("request rate exceeded, retry with backoff")]
+    Throttled,
+    /// The node class can't launch.
+    #[error("node class {name} is not ready: {reason}")]
+    NodeClassNotReady {
+        /// Node class.
+        name: String,
+        /// Why.
+        reason: String,
+    },
+    /// Anything else; whether an instance was launched is not known, so retry with the same token.
+    #[error("launch failed: {0}")]
+    Other(String),
+}
+
+/// A failure of any other call.
+#[derive(Debug, thiserror::Error, Clone, PartialEq)]
+pub enum CloudError {
+    /// The API throttled the call.
+    #[error("request rate exceeded, retry with backoff")]
+    Throttled,
+    /// Anything else.
+    #[error("{0}")]
+    Other(String),
+}
+
+/// A launched instance and what else the launch learnt.
+#[derive(Clone, Debug)]
+pub struct Launched {
+    /// The instance.
+    pub instance: Instance,
+    /// Offerings seen to be out of capacity on the way.
+    pub unavailable: Vec<Override>,
+}
+
+/// What a queue message says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MessageKind {
+    /// Two minutes' notice of a spot interruption.
+    SpotInterruption,
+    /// Raised risk of interruption.
+    RebalanceRecommendation,
+    /// Scheduled maintenance.
+    ScheduledChange,
+    /// The instance stopped or terminated.
+    StateChange,
+}
+
+/// A message of the interruption queue.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Message {
+    /// Handle to delete it with.
+    pub receipt: String,
+    /// What it says.
+    pub kind: MessageKind,
+    /// Instance it is about.
+    pub instance_id: String,
+    /// When the event happened, milliseconds since the epoch.
+    pub at_ms: i64,
+}
+
+/// What Stowage needs of a cloud. Every method is safe to repeat.
+pub trait Cloud: Send + Sync {
+    /// Instance types, offerings, prices and availability for nodes of `class`. Cached; does no I/O.
+    fn catalogue(&self, class: &Ec2NodeClass) -> Arc<Catalogue>;
+    /// Notes that an offering had no capacity: it is unavailable in [`Cloud::catalogue`] for a while.
+    fn mark_unavailable(&self, offering: &Override);
+    /// Launches one instance (as CreateFleet `instant`), or returns the one that `client_token` launched before.
+    fn launch(&self, request: LaunchRequest) -> BoxFuture<'_, Result<Launched, LaunchError>>;
+    /// Describes an instance; `None` when it is gone.
+    fn describe<'a>(&'a self, provider_id: &'a str) -> BoxFuture<'a, Result<Option<Instance>, CloudError>>;
+    /// Starts termination; `Ok(false)` when the instance is already gone.
+    fn terminate<'a>(&'a self, provider_id: &'a str) -> BoxFuture<'a, Result<bool, CloudError>>;
+    /// Every instance of this cluster that is not terminated.
+    fn list(&self) -> BoxFuture<'_, Result<Vec<Instance>, CloudError>>;
+    /// Waits (bounded, as a long poll) for messages of the interruption queue.
+    fn receive_messages(&self) -> BoxFuture<'_, Result<Vec<Message>, CloudError>>;
+    /// Deletes a handled message.
+    fn delete_message<'a>(&'a self, receipt: &'a str) -> BoxFuture<'a, Result<(), CloudError>>;
+}

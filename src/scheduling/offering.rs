@@ -1,0 +1,99 @@
+//! What can be bought: instance types, their offerings and prices.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+use super::resources::Resources;
+
+/// A price: millionths of a US dollar per hour.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct MicroUsd(pub i64);
+
+impl MicroUsd {
+    /// US dollars per hour, for people and JSON.
+    #[must_use]
+    pub fn usd(self) -> f64 {
+        #[allow(clippy::cast_precision_loss)]
+        let micro = self.0 as f64;
+        micro / 1e6
+    }
+}
+
+/// How capacity is bought.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum CapacityType {
+    /// A capacity reservation.
+    Reserved,
+    /// Spot.
+    Spot,
+    /// On-demand.
+    OnDemand,
+}
+
+impl CapacityType {
+    /// The value of `karpenter.sh/capacity-type`.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Reserved => "reserved",
+            Self::Spot => "spot",
+            Self::OnDemand => "on-demand",
+        }
+    }
+
+    /// Parses the value of `karpenter.sh/capacity-type`.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        match text {
+            "reserved" => Some(Self::Reserved),
+            "spot" => Some(Self::Spot),
+            "on-demand" => Some(Self::OnDemand),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for CapacityType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// An instance type in one zone, bought one way.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Offering {
+    /// Zone name.
+    pub zone: Arc<str>,
+    /// Capacity type.
+    pub capacity_type: CapacityType,
+    /// Price.
+    pub price: MicroUsd,
+    /// False while it is known to be out of capacity.
+    pub available: bool,
+}
+
+/// An instance type as a node of one node class.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InstanceType {
+    /// As `m7g.large`.
+    pub name: Arc<str>,
+    /// Every label that is the same in each of its offerings (arch, os, instance-type, region, `karpenter.k8s.aws/*`).
+    /// A well-known key that is absent here does not exist on the node.
+    pub labels: BTreeMap<String, String>,
+    /// What the node reports as capacity.
+    pub capacity: Resources,
+    /// Capacity less kube-reserved, system-reserved and the eviction threshold.
+    pub allocatable: Resources,
+    /// Offerings, by zone then capacity type.
+    pub offerings: Vec<Offering>,
+}
+
+/// Everything that can be bought for one node class. Immutable and shared.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Catalogue {
+    /// Region.
+    pub region: String,
+    /// Instance types by name.
+    pub instance_types: Vec<Arc<InstanceType>>,
+}

@@ -1,0 +1,136 @@
+//! What a plan is made from: plain data, parsed once at the edge.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::Taint;
+
+use super::class::PodClass;
+use super::offering::{Catalogue, MicroUsd};
+use super::resources::Resources;
+use crate::api::Requirement;
+
+/// Labels of an object.
+pub type Labels = BTreeMap<String, String>;
+
+/// A pod as the planner sees it: identity, labels and its interned class.
+#[derive(Clone, Debug)]
+pub struct PodEntry {
+    /// `namespace/name`.
+    pub key: Arc<str>,
+    /// UID.
+    pub uid: Arc<str>,
+    /// Labels (shared between equal label sets).
+    pub labels: Arc<Labels>,
+    /// Everything else that scheduling looks at, shared between pods that ask for the same.
+    pub class: Arc<PodClass>,
+    /// UID of the controlling owner.
+    pub owner: Option<Arc<str>>,
+    /// Creation time, milliseconds since the epoch.
+    pub created_at_ms: i64,
+}
+
+/// A node that exists or is being made.
+#[derive(Clone, Debug)]
+pub struct NodeState {
+    /// Node name; the NodeClaim's name while there is no Node.
+    pub name: Arc<str>,
+    /// Labels (the NodeClaim's until the node registers).
+    pub labels: Labels,
+    /// Taints that a pod must tolerate. Start-up and known ephemeral taints are left out before initialization.
+    pub taints: Vec<Taint>,
+    /// Allocatable resources.
+    pub allocatable: Resources,
+    /// Pods bound to it or held for it, daemons included.
+    pub pods: Vec<PodEntry>,
+    /// Requests of daemon pods that will come but are not in `pods` yet.
+    pub daemon_reserve: Resources,
+    /// False when nothing more may be put there (cordoned, being disrupted, not ready): its pods still count for topology.
+    pub schedulable: bool,
+    /// Registered and initialized; nodes that are come first.
+    pub initialized: bool,
+    /// What it costs; zero when not ours.
+    pub price: MicroUsd,
+}
+
+/// A NodePool with what can be bought for it.
+#[derive(Clone, Debug)]
+pub struct Pool {
+    /// Name.
+    pub name: Arc<str>,
+    /// Higher first; absent weight is 0.
+    pub weight: i32,
+    /// Template labels, with `karpenter.sh/nodepool` and the node class label.
+    pub labels: Labels,
+    /// Permanent taints.
+    pub taints: Vec<Taint>,
+    /// Requirements of the template.
+    pub requirements: Vec<Requirement>,
+    /// Upper bound on the pool's total capacity by resource; `None` entries are unbounded.
+    pub limits: Option<Resources>,
+    /// `limits.nodes`.
+    pub node_limit: Option<i64>,
+    /// Which resources `limits` names (a named zero is a bound of zero).
+    pub limited: Vec<Arc<str>>,
+    /// Capacity of the pool's nodes, launches in flight included, deleting nodes not.
+    pub usage: Resources,
+    /// Nodes of the pool, launches in flight included.
+    pub node_count: i64,
+    /// What can be bought.
+    pub catalogue: Arc<Catalogue>,
+}
+
+/// A DaemonSet's pod, as overhead.
+#[derive(Clone, Debug)]
+pub struct Daemon {
+    /// `namespace/name` of the DaemonSet.
+    pub key: Arc<str>,
+    /// Class of its pods.
+    pub class: Arc<PodClass>,
+}
+
+/// How preferences are treated (`--preference-policy`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PreferencePolicy {
+    /// Treated as required, relaxed one by one where they can't be met.
+    #[default]
+    Respect,
+    /// Ignored.
+    Ignore,
+}
+
+/// How `minValues` is treated (`--min-values-policy`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum MinValuesPolicy {
+    /// Must hold.
+    #[default]
+    Strict,
+    /// Lowered to what can be had.
+    BestEffort,
+}
+
+/// Settings of a plan.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Settings {
+    /// Preferences.
+    pub preference_policy: PreferencePolicy,
+    /// `minValues`.
+    pub min_values_policy: MinValuesPolicy,
+}
+
+/// Everything [`super::plan`] looks at.
+#[derive(Clone, Debug, Default)]
+pub struct Problem {
+    /// Pods to place.
+    pub pods: Vec<PodEntry>,
+    /// Nodes, ours and others', in flight or running.
+    pub nodes: Vec<NodeState>,
+    /// NodePools that are ready.
+    pub pools: Vec<Pool>,
+    /// DaemonSets.
+    pub daemons: Vec<Daemon>,
+    /// Labels of namespaces by name, for `namespaceSelector`.
+    pub namespaces: BTreeMap<String, Labels>,
+    /// Settings.
+    pub settings: Settings,
+}
