@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 /// How instances are made.
 #[derive(CustomResource, Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
-#[kube(group = "karpenter.k8s.aws", version = "v1", kind = "EC2NodeClass", struct = "Ec2NodeClass", plural = "ec2nodeclasses", status = "Ec2NodeClassStatus")]
+#[kube(group = "karpenter.k8s.aws", version = "v1", kind = "EC2NodeClass", root = "Ec2NodeClass", plural = "ec2nodeclasses", status = "Ec2NodeClassStatus")]
 #[serde(rename_all = "camelCase")]
 pub struct Ec2NodeClassSpec {
     /// IAM role of the instances.
