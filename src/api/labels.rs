@@ -1,4 +1,4 @@
-//! Label, annotation, taint and finalizer keys.
+//! Label, annotation, taint and finalizer keys, and what may be said about a label key.
 
 /// NodePool that owns a NodeClaim or Node.
 pub const NODE_POOL: &str = "karpenter.sh/nodepool";
@@ -8,8 +8,12 @@ pub const CAPACITY_TYPE: &str = "karpenter.sh/capacity-type";
 pub const REGISTERED: &str = "karpenter.sh/registered";
 /// `"true"` on a Node once it is initialized.
 pub const INITIALIZED: &str = "karpenter.sh/initialized";
+/// `"true"` on a Node whose bootstrap sets its taints: they are not synced from the NodeClaim at registration.
+pub const DO_NOT_SYNC_TAINTS: &str = "karpenter.sh/do-not-sync-taints";
 /// Name of the EC2NodeClass a node was made from.
 pub const EC2_NODE_CLASS: &str = "karpenter.k8s.aws/ec2nodeclass";
+/// Set to `karpenter` on a node that drains, so that load balancers leave it.
+pub const EXCLUDE_FROM_LOAD_BALANCERS: &str = "node.kubernetes.io/exclude-from-external-load-balancers";
 /// Zone of a node.
 pub const ZONE: &str = "topology.kubernetes.io/zone";
 /// Region of a node.
@@ -24,19 +28,190 @@ pub const ARCH: &str = "kubernetes.io/arch";
 pub const OS: &str = "kubernetes.io/os";
 /// Host name of a node.
 pub const HOSTNAME: &str = "kubernetes.io/hostname";
+/// Windows build of a node.
+pub const WINDOWS_BUILD: &str = "node.kubernetes.io/windows-build";
+
+/// Virtual CPUs of the instance type.
+pub const INSTANCE_CPU: &str = "karpenter.k8s.aws/instance-cpu";
+/// Memory of the instance type, MiB.
+pub const INSTANCE_MEMORY: &str = "karpenter.k8s.aws/instance-memory";
+/// Category of the instance type, as `m`.
+pub const INSTANCE_CATEGORY: &str = "karpenter.k8s.aws/instance-category";
+/// Family of the instance type, as `m7g`.
+pub const INSTANCE_FAMILY: &str = "karpenter.k8s.aws/instance-family";
+/// Generation of the instance type, as `7`.
+pub const INSTANCE_GENERATION: &str = "karpenter.k8s.aws/instance-generation";
+/// Size of the instance type, as `large`.
+pub const INSTANCE_SIZE: &str = "karpenter.k8s.aws/instance-size";
+/// `default` or `dedicated`.
+pub const INSTANCE_TENANCY: &str = "karpenter.k8s.aws/instance-tenancy";
+/// Capacity reservation an instance runs in.
+pub const CAPACITY_RESERVATION_ID: &str = "karpenter.k8s.aws/capacity-reservation-id";
+/// `default` or `capacity-block`.
+pub const CAPACITY_RESERVATION_TYPE: &str = "karpenter.k8s.aws/capacity-reservation-type";
+/// Whether the reservation's owner can take the instance back.
+pub const CAPACITY_RESERVATION_INTERRUPTIBLE: &str = "karpenter.k8s.aws/capacity-reservation-interruptible";
+/// Placement group an instance runs in.
+pub const PLACEMENT_GROUP_ID: &str = "karpenter.k8s.aws/placement-group-id";
+/// Partition of the placement group.
+pub const PLACEMENT_GROUP_PARTITION: &str = "karpenter.k8s.aws/placement-group-partition";
+
+/// Keys of `karpenter.k8s.aws` that a NodePool's labels and requirements and a NodeClaim's requirements may name; the
+/// domain's other keys are refused at admission.
+pub const EC2_LABELS: [&str; 29] = [
+    EC2_NODE_CLASS,
+    INSTANCE_TENANCY,
+    CAPACITY_RESERVATION_TYPE,
+    CAPACITY_RESERVATION_ID,
+    CAPACITY_RESERVATION_INTERRUPTIBLE,
+    "karpenter.k8s.aws/instance-encryption-in-transit-supported",
+    "karpenter.k8s.aws/nitro-sandbox",
+    INSTANCE_CATEGORY,
+    "karpenter.k8s.aws/instance-hypervisor",
+    INSTANCE_FAMILY,
+    INSTANCE_GENERATION,
+    "karpenter.k8s.aws/instance-local-nvme",
+    INSTANCE_SIZE,
+    INSTANCE_CPU,
+    "karpenter.k8s.aws/instance-cpu-manufacturer",
+    "karpenter.k8s.aws/instance-cpu-sustained-clock-speed-mhz",
+    INSTANCE_MEMORY,
+    "karpenter.k8s.aws/instance-ebs-bandwidth",
+    "karpenter.k8s.aws/instance-network-bandwidth",
+    "karpenter.k8s.aws/instance-gpu-name",
+    "karpenter.k8s.aws/instance-gpu-manufacturer",
+    "karpenter.k8s.aws/instance-gpu-count",
+    "karpenter.k8s.aws/instance-gpu-memory",
+    "karpenter.k8s.aws/instance-accelerator-name",
+    "karpenter.k8s.aws/instance-accelerator-manufacturer",
+    "karpenter.k8s.aws/instance-accelerator-count",
+    "karpenter.k8s.aws/instance-capability-flex",
+    PLACEMENT_GROUP_ID,
+    PLACEMENT_GROUP_PARTITION,
+];
+
+/// Well-known keys outside `karpenter.k8s.aws`: a node that is yet to be made can have any value of them that an instance
+/// type offers.
+const WELL_KNOWN: [&str; 9] =
+    [NODE_POOL, ZONE, ZONE_ID, REGION, INSTANCE_TYPE, ARCH, OS, CAPACITY_TYPE, WINDOWS_BUILD];
+
+/// Tag keys that an EC2NodeClass may not set (besides those that start with `kubernetes.io/cluster`).
+pub const RESTRICTED_TAGS: [&str; 4] =
+    ["eks:eks-cluster-name", NODE_POOL, "karpenter.sh/nodeclaim", EC2_NODE_CLASS];
+
 /// Taint put on a node about to be disrupted.
 pub const DISRUPTED_TAINT: &str = "karpenter.sh/disrupted";
 /// Taint a node boots with until it is registered.
 pub const UNREGISTERED_TAINT: &str = "karpenter.sh/unregistered";
 /// Finalizer on NodeClaims and Nodes.
 pub const TERMINATION_FINALIZER: &str = "karpenter.sh/termination";
+/// Finalizer on EC2NodeClasses.
+pub const EC2_TERMINATION_FINALIZER: &str = "karpenter.k8s.aws/termination";
 /// Annotation that forbids disruption of a pod or node.
 pub const DO_NOT_DISRUPT: &str = "karpenter.sh/do-not-disrupt";
 /// Drift hash of a NodePool, copied to its NodeClaims.
 pub const NODE_POOL_HASH: &str = "karpenter.sh/nodepool-hash";
 /// Version of the algorithm behind [`NODE_POOL_HASH`].
 pub const NODE_POOL_HASH_VERSION: &str = "karpenter.sh/nodepool-hash-version";
+/// Drift hash of an EC2NodeClass, copied to its NodeClaims.
+pub const EC2_NODE_CLASS_HASH: &str = "karpenter.k8s.aws/ec2nodeclass-hash";
+/// Version of the algorithm behind [`EC2_NODE_CLASS_HASH`].
+pub const EC2_NODE_CLASS_HASH_VERSION: &str = "karpenter.k8s.aws/ec2nodeclass-hash-version";
+/// When a NodeClaim's drain must end: RFC 3339.
+pub const TERMINATION_TIMESTAMP: &str = "karpenter.sh/nodeclaim-termination-timestamp";
+/// Whether a NodeClaim was made with fewer distinct values than `minValues`: `"true"` or `"false"`.
+pub const MIN_VALUES_RELAXED: &str = "karpenter.sh/nodeclaim-min-values-relaxed";
+/// `"true"` on a NodeClaim whose instance has got its tags.
+pub const TAGGED: &str = "karpenter.k8s.aws/tagged";
+/// Instance profile of a NodeClaim's instance.
+pub const INSTANCE_PROFILE_NAME: &str = "karpenter.k8s.aws/instance-profile-name";
 /// Pods a NodeClaim was bought for: a JSON list of `namespace/name`.
 pub const PLANNED_PODS: &str = "stowage.dev/planned-pods";
 /// When the holds of [`PLANNED_PODS`] end: RFC 3339.
 pub const HOLD_UNTIL: &str = "stowage.dev/hold-until";
+
+/// The key that `key` is another name of: `beta.kubernetes.io/*`, `failure-domain.beta.kubernetes.io/*` and the EBS CSI
+/// driver's zone key mean today's keys. Every other key is itself.
+pub fn normalize_key(key: &str) -> &str {
+    match key {
+        "failure-domain.beta.kubernetes.io/zone" | "topology.ebs.csi.aws.com/zone" => ZONE,
+        "failure-domain.beta.kubernetes.io/region" => REGION,
+        "beta.kubernetes.io/arch" => ARCH,
+        "beta.kubernetes.io/os" => OS,
+        "beta.kubernetes.io/instance-type" => INSTANCE_TYPE,
+        key => key,
+    }
+}
+
+/// True for keys whose values come from what is bought, so that a NodePool that doesn't name them leaves them open.
+/// `karpenter.k8s.aws/ec2nodeclass` is not one: its value is fixed by the NodePool.
+pub fn is_well_known(key: &str) -> bool {
+    WELL_KNOWN.contains(&key) || (key != EC2_NODE_CLASS && EC2_LABELS.contains(&key))
+}
+
+/// True for keys that a NodePool may not name and a pod may not ask for: those of `karpenter.sh` and `karpenter.k8s.aws` and
+/// their subdomains that are neither well-known nor allowed, and the host name.
+pub fn is_restricted(key: &str) -> bool {
+    if key == HOSTNAME {
+        return true;
+    }
+    if is_well_known(key) || EC2_LABELS.contains(&key) {
+        return false;
+    }
+    let Some((domain, _)) = key.split_once('/') else { return false };
+    ["karpenter.sh", "karpenter.k8s.aws"]
+        .into_iter()
+        .any(|ours| domain.strip_suffix(ours).is_some_and(|rest| rest.is_empty() || rest.ends_with('.')))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn old_keys_mean_todays_keys() {
+        for (old, new) in [
+            ("failure-domain.beta.kubernetes.io/zone", ZONE),
+            ("failure-domain.beta.kubernetes.io/region", REGION),
+            ("beta.kubernetes.io/arch", ARCH),
+            ("beta.kubernetes.io/os", OS),
+            ("beta.kubernetes.io/instance-type", INSTANCE_TYPE),
+            ("topology.ebs.csi.aws.com/zone", ZONE),
+            ("example.com/zone", "example.com/zone"),
+            (ZONE, ZONE),
+        ] {
+            assert_eq!(normalize_key(old), new, "{old}");
+        }
+    }
+
+    #[test]
+    fn restricted_keys_are_those_of_our_domains_that_nobody_may_set() {
+        for (key, restricted, well_known) in [
+            (CAPACITY_TYPE, false, true),
+            (NODE_POOL, false, true),
+            (ZONE_ID, false, true),
+            (INSTANCE_CPU, false, true),
+            (EC2_NODE_CLASS, false, false),
+            (HOSTNAME, true, false),
+            (REGISTERED, true, false),
+            ("karpenter.sh/custom", true, false),
+            ("sub.karpenter.sh/custom", true, false),
+            ("karpenter.k8s.aws/custom", true, false),
+            ("mykarpenter.sh/custom", false, false),
+            ("karpenter.sh", false, false),
+            ("kubernetes.io/custom", false, false),
+            ("team", false, false),
+        ] {
+            assert_eq!(is_restricted(key), restricted, "restricted: {key}");
+            assert_eq!(is_well_known(key), well_known, "well-known: {key}");
+        }
+    }
+}
+/// Owner UID by pod, for the planned pods that were displaced from another node: a JSON object.
+pub const PLANNED_OWNERS: &str = "stowage.dev/planned-owners";
+/// The offering the plan counted on: `type/zone/capacity-type`.
+pub const PLANNED_OFFERING: &str = "stowage.dev/planned-offering";
+/// Why a NodeClaim is being disrupted and until when there is time: `reason/RFC 3339`.
+pub const DISRUPTING: &str = "stowage.dev/disrupting";
+/// On a Node: when a hold on it last ended, so that the scheduler tries again the pods that only holds kept away.
+pub const HOLD_RELEASED: &str = "stowage.dev/hold-released";

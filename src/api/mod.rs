@@ -1,10 +1,16 @@
-//! Typed Kubernetes objects: `karpenter.sh/v1` NodePool and NodeClaim, `karpenter.k8s.aws/v1` EC2NodeClass.
+//! Typed Kubernetes objects: `karpenter.sh/v1` NodePool and NodeClaim, `karpenter.k8s.aws/v1` EC2NodeClass, and the rules that
+//! need nothing but the object: validation, drift hashes, conditions.
 //! No logic that needs a cluster, a clock or a cloud may enter.
 
+pub mod conditions;
+pub mod crds;
+pub mod duration;
+pub mod hash;
 pub mod labels;
 pub mod node_claim;
 pub mod node_class;
 pub mod node_pool;
+pub mod validation;
 
 pub use node_claim::{NodeClaim, NodeClaimSpec, NodeClaimStatus};
 pub use node_class::{Ec2NodeClass, Ec2NodeClassSpec, Ec2NodeClassStatus};

@@ -9,31 +9,73 @@ use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::crds::schema;
+use super::node_pool::thirty_days;
 use super::{NodeClassRef, Requirement};
 
 /// One node: asked for, launched, registered, initialized.
 #[derive(CustomResource, Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
-#[kube(group = "karpenter.sh", version = "v1", kind = "NodeClaim", plural = "nodeclaims", status = "NodeClaimStatus")]
+#[kube(
+    group = "karpenter.sh",
+    version = "v1",
+    kind = "NodeClaim",
+    plural = "nodeclaims",
+    singular = "nodeclaim",
+    category = "karpenter",
+    status = "NodeClaimStatus",
+    derive = "PartialEq",
+    doc = "One node: asked for, launched, registered, initialized. Its spec can't be changed.",
+    printcolumn(name = "Type", type_ = "string", json_path = r".metadata.labels.node\.kubernetes\.io/instance-type"),
+    printcolumn(name = "Capacity", type_ = "string", json_path = r".metadata.labels.karpenter\.sh/capacity-type"),
+    printcolumn(name = "Zone", type_ = "string", json_path = r".metadata.labels.topology\.kubernetes\.io/zone"),
+    printcolumn(name = "Node", type_ = "string", json_path = ".status.nodeName"),
+    printcolumn(
+        name = "Ready",
+        type_ = "string",
+        json_path = r#".status.conditions[?(@.type=="Ready")].status"#
+    ),
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
+    printcolumn(name = "ImageID", type_ = "string", json_path = ".status.imageID", priority = 1),
+    printcolumn(name = "ID", type_ = "string", json_path = ".status.providerID", priority = 1),
+    printcolumn(
+        name = "NodePool",
+        type_ = "string",
+        json_path = r".metadata.labels.karpenter\.sh/nodepool",
+        priority = 1
+    ),
+    printcolumn(name = "NodeClass", type_ = "string", json_path = ".spec.nodeClassRef.name", priority = 1),
+    printcolumn(
+        name = "Drifted",
+        type_ = "string",
+        json_path = r#".status.conditions[?(@.type=="Drifted")].status"#,
+        priority = 1
+    )
+)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeClaimSpec {
-    /// Permanent taints.
+    /// Permanent taints: a pod must tolerate them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(schema_with = "schema::taints")]
     pub taints: Vec<Taint>,
-    /// Taints that something on the node removes during start-up.
+    /// Taints that something on the node removes during start-up: a pod need not tolerate them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(schema_with = "schema::taints")]
     pub startup_taints: Vec<Taint>,
-    /// Requirements on instance type, zone, capacity type and labels.
+    /// Requirements on instance type, zone, capacity type and labels; all must hold.
+    #[schemars(length(max = 100), extend("x-kubernetes-list-type" = "atomic"))]
     pub requirements: Vec<Requirement>,
     /// Least resources of the node.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "ResourceRequirements::is_empty")]
     pub resources: ResourceRequirements,
-    /// The EC2NodeClass.
+    /// The EC2NodeClass that says how the instance is made.
     pub node_class_ref: NodeClassRef,
-    /// Longest drain.
+    /// Longest time the node may drain before its pods are deleted regardless, as `1h30m`; absent is without bound.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(regex(pattern = schema::DURATION))]
     pub termination_grace_period: Option<String>,
-    /// Age at which the node is replaced; `Never` or a duration.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// Age at which the node is replaced: `Never` or a duration as `720h`.
+    #[serde(default = "thirty_days", skip_serializing_if = "Option::is_none")]
+    #[schemars(regex(pattern = schema::DURATION_OR_NEVER))]
     pub expire_after: Option<String>,
 }
 
@@ -42,7 +84,15 @@ pub struct NodeClaimSpec {
 pub struct ResourceRequirements {
     /// Sum of the planned pods' and daemons' requests.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(schema_with = "schema::quantities")]
     pub requests: BTreeMap<String, Quantity>,
+}
+
+impl ResourceRequirements {
+    /// True when nothing is asked for.
+    pub fn is_empty(&self) -> bool {
+        self.requests.is_empty()
+    }
 }
 
 /// Observed state of a NodeClaim.
@@ -60,14 +110,17 @@ pub struct NodeClaimStatus {
     pub image_id: Option<String>,
     /// Capacity of the instance.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(schema_with = "schema::quantities")]
     pub capacity: BTreeMap<String, Quantity>,
     /// Capacity less overhead.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(schema_with = "schema::quantities")]
     pub allocatable: BTreeMap<String, Quantity>,
     /// Last time a pod came or went.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_pod_event_time: Option<Time>,
-    /// Conditions.
+    /// Launched, Registered, Initialized, Ready and what happens to the node later.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(schema_with = "schema::conditions_with_optional_reason")]
     pub conditions: Vec<Condition>,
 }

@@ -7,6 +7,8 @@ use futures::future::BoxFuture;
 use crate::api::Ec2NodeClass;
 use crate::scheduling::offering::{CapacityType, Catalogue};
 
+pub mod catalogue;
+pub mod draw;
 pub mod simulated;
 
 /// An offering a launch may take: instance type, zone, capacity type.

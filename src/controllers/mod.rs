@@ -1,1 +1,18 @@
-//! The controllers room.
+//! The reconcilers: each gathers what it needs from [`crate::cluster`], asks a pure function what to do, and does it.
+//! Decisions belong in the pure rooms; what is here may fail half-way at any line and must go on from there.
+
+pub mod batcher;
+pub mod context;
+pub mod disruption;
+pub mod drain;
+pub mod garbage;
+pub mod interruption;
+pub mod launch;
+pub mod leader;
+pub mod lifecycle;
+pub mod node_class;
+pub mod node_pool;
+pub mod placement;
+pub mod provisioner;
+
+pub use context::Context;

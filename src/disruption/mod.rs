@@ -1,1 +1,4 @@
-//! The disruption room.
+//! What may be taken away: pure decisions over plain data. No clock, no client.
+
+pub mod budget;
+pub mod emptiness;

@@ -1,1 +1,31 @@
-//! The extender room.
+//! The scheduler extender's verdicts: which nodes a pod may take, and which it should prefer.
+//!
+//! Synchronous functions over an immutable [`View`]: no clock, no client, no lock. The controllers build a new view whenever
+//! holds, plans or nodes change, and also on a timer (a view older than its `max_age_ms` restrains nobody, so that a stalled watch
+//! can never keep a pod from starting). Handlers load the current view and call [`filter`], [`prioritize`] or [`preempt`].
+//!
+//! The protocol is that of `k8s.io/kube-scheduler/extender/v1`. Three of its rules shape this room:
+//! a pod that must wait is told so by its nodes, never by `Error` (which would make it `SchedulerError`, hidden from autoscalers);
+//! `NodeNames: null` means that no node fits, so a list is always given; a name that was not asked about fails the whole pod.
+
+mod filter;
+mod pod;
+mod preempt;
+mod prioritize;
+mod quantity;
+mod view;
+mod wire;
+
+pub use filter::filter;
+pub use pod::{Container, ExtenderPod, ObjectMeta, OwnerReference, PodSpec, PodStatus, Requirements, Toleration};
+pub use preempt::preempt;
+pub use prioritize::{MAX_SCORE, prioritize};
+pub use quantity::Quantity;
+pub use view::{DEFAULT_MAX_AGE_MS, Hold, NodeRoom, PlannedPod, View, ViewInput};
+pub use wire::{
+    Answer, Denial, DenialCounts, FilterArgs, FilterResult, HostPriority, MetaPod, MetaVictims, Name, NodeList,
+    PreemptArgs, PreemptResult, Victims,
+};
+
+#[cfg(test)]
+mod tests;

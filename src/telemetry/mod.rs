@@ -1,1 +1,6 @@
-//! The telemetry room.
+//! What Stowage tells about itself: metrics, events, logs.
+
+pub mod controllers;
+pub mod metrics;
+
+pub use metrics::Metrics;

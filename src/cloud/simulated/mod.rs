@@ -1,1 +1,81 @@
-//! Simulated EC2.
+//! Simulated EC2, inside the process: the embedded default cloud.
+//!
+//! - [`state`]: the state machine, without clock or I/O; [`record`] is what it remembers, [`market`] its prices.
+//! - [`script`]: what goes wrong, and when.
+//! - [`journal`]: the state file, by which instances outlive the process.
+//! - [`SimulatedEc2`]: the shell with clock and locks, which implements [`Cloud`](super::Cloud).
+//! - [`kubelet`]: the only file that talks to Kubernetes; it plays the instances' kubelets at boot and the cloud controller at the end.
+
+pub mod journal;
+pub mod kubelet;
+pub mod market;
+pub mod record;
+pub mod script;
+mod shell;
+pub mod state;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+pub use journal::JournalError;
+pub use kubelet::EVENT_ANNOTATION;
+pub use script::{InstanceEvent, Script, ScriptError};
+pub use shell::SimulatedEc2;
+
+use super::catalogue::{RawCatalogue, SpotPricing};
+
+/// How long an instance takes from launch to a running kubelet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BootDelay {
+    /// Always the same.
+    Fixed(Duration),
+    /// Each instance draws its own, between the two.
+    Between(Duration, Duration),
+}
+
+/// Settings of the simulation.
+#[derive(Clone, Debug)]
+pub struct SimulatedConfig {
+    /// Seed of every draw.
+    pub seed: u64,
+    /// Instance types and list prices; `None` takes the embedded catalogue.
+    pub catalogue: Option<Arc<RawCatalogue>>,
+    /// Where spot prices come from.
+    pub spot: SpotPricing,
+    /// From launch to a running kubelet.
+    pub boot_delay: BootDelay,
+    /// How long each call takes, and how long an instance stays pending.
+    pub api_delay: Duration,
+    /// From shutting down to terminated.
+    pub shutdown_delay: Duration,
+    /// From the notice of a spot interruption to the end of the instance.
+    pub interruption_notice: Duration,
+    /// How long a receive waits for a message.
+    pub poll: Duration,
+    /// How long a received message stays hidden from others.
+    pub visibility_timeout: Duration,
+    /// Where instances are remembered across restarts; `None` forgets them.
+    pub state_file: Option<PathBuf>,
+    /// What goes wrong.
+    pub script: Script,
+}
+
+impl Default for SimulatedConfig {
+    /// The embedded catalogue, synthetic spot prices, a boot in 20 to 40 s, two minutes' notice, nothing scripted.
+    fn default() -> Self {
+        Self {
+            seed: 1,
+            catalogue: None,
+            spot: SpotPricing::Synthetic { seed: 1 },
+            boot_delay: BootDelay::Between(Duration::from_secs(20), Duration::from_secs(40)),
+            api_delay: Duration::from_millis(200),
+            shutdown_delay: Duration::from_secs(5),
+            interruption_notice: Duration::from_secs(120),
+            poll: Duration::from_secs(1),
+            visibility_timeout: Duration::from_secs(30),
+            state_file: None,
+            script: Script::default(),
+        }
+    }
+}

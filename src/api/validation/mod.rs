@@ -1,0 +1,389 @@
+//! What is wrong with an object, beyond and beside what the API server checks.
+//!
+//! The API server refuses most of this at admission (`crds/`); an object that never met one (`stowage simulate`), one from
+//! before a rule, and one that can never be satisfied are found here. Rules are Karpenter's runtime validation, plus the check
+//! for requirements that contradict each other.
+
+mod requirements;
+mod syntax;
+
+use std::collections::BTreeSet;
+use std::fmt;
+
+use k8s_openapi::api::core::v1::Taint;
+
+use super::node_pool::{Budget, NodeClaimTemplateSpec, NodePoolSpec};
+use super::{NodeClaimSpec, NodeClassRef, duration, labels};
+
+pub use requirements::{contradictions, requirements};
+pub use syntax::{is_label_value, is_qualified_name, is_quantity};
+
+/// One thing that is wrong.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{field}: {message}")]
+pub struct Invalid {
+    /// Where, as `spec.template.spec.requirements[2].values[0]`.
+    pub field: String,
+    /// What, and what would be right.
+    pub message: String,
+}
+
+impl Invalid {
+    fn new(field: impl fmt::Display, message: impl fmt::Display) -> Self {
+        Self { field: field.to_string(), message: message.to_string() }
+    }
+}
+
+/// Everything that is wrong with a NodePool, in the order of its fields; empty when nothing is.
+pub fn node_pool(spec: &NodePoolSpec) -> Vec<Invalid> {
+    let mut invalid = Vec::new();
+    for (key, value) in &spec.template.metadata.labels {
+        template_label(key, value, &mut invalid);
+    }
+    let NodeClaimTemplateSpec {
+        taints,
+        startup_taints,
+        requirements: list,
+        node_class_ref,
+        termination_grace_period,
+        expire_after,
+    } = &spec.template.spec;
+    let at = "spec.template.spec";
+    check_taints(at, taints, startup_taints, &mut invalid);
+    invalid.extend(requirements(&format!("{at}.requirements"), list, true));
+    invalid.extend(contradictions(&format!("{at}.requirements"), list, &spec.template.metadata.labels));
+    check_node_class_ref(at, node_class_ref, &mut invalid);
+    check_durations(at, termination_grace_period.as_deref(), expire_after.as_deref(), &mut invalid);
+    check_disruption(spec, &mut invalid);
+    for (resource, amount) in spec.limits.iter().flatten() {
+        if !is_quantity(&amount.0) {
+            invalid.push(Invalid::new(
+                format_args!("spec.limits.{resource}"),
+                format_args!("'{}' is not an amount: write a number, as 100, 1500m or 64Gi", amount.0),
+            ));
+        }
+    }
+    if spec.weight.is_some_and(|weight| !(1..=100).contains(&weight)) {
+        invalid.push(Invalid::new("spec.weight", "must be 1 to 100"));
+    }
+    if let Some(replicas) = spec.replicas {
+        if replicas < 0 {
+            invalid.push(Invalid::new("spec.replicas", "must be zero or more"));
+        }
+        if spec.weight.is_some() {
+            invalid.push(Invalid::new("spec.weight", "a static NodePool (one with 'replicas') has no weight"));
+        }
+        for resource in spec.limits.iter().flat_map(|limits| limits.keys()).filter(|resource| *resource != "nodes") {
+            invalid.push(Invalid::new(
+                format_args!("spec.limits.{resource}"),
+                "a static NodePool (one with 'replicas') supports only 'limits.nodes'",
+            ));
+        }
+    }
+    invalid
+}
+
+/// Everything that is wrong with a NodeClaim's spec.
+pub fn node_claim(spec: &NodeClaimSpec) -> Vec<Invalid> {
+    let mut invalid = Vec::new();
+    check_taints("spec", &spec.taints, &spec.startup_taints, &mut invalid);
+    invalid.extend(requirements("spec.requirements", &spec.requirements, false));
+    invalid.extend(contradictions("spec.requirements", &spec.requirements, &std::collections::BTreeMap::new()));
+    check_node_class_ref("spec", &spec.node_class_ref, &mut invalid);
+    check_durations(
+        "spec",
+        spec.termination_grace_period.as_deref(),
+        spec.expire_after.as_deref(),
+        &mut invalid,
+    );
+    invalid
+}
+
+fn template_label(key: &str, value: &str, invalid: &mut Vec<Invalid>) {
+    let field = format!("spec.template.metadata.labels[{key}]");
+    if !is_qualified_name(key) {
+        invalid.push(Invalid::new(&field, format_args!("'{key}' is not a label key")));
+    } else if key == labels::NODE_POOL {
+        invalid.push(Invalid::new(&field, "is restricted: it is set to the name of the NodePool"));
+    } else if labels::is_restricted(key) {
+        invalid.push(Invalid::new(&field, "is restricted: it can't be set by a NodePool"));
+    }
+    if !is_label_value(value) {
+        invalid.push(Invalid::new(&field, not_a_label_value(value)));
+    }
+}
+
+fn not_a_label_value(value: &str) -> String {
+    format!(
+        "'{value}' is not a label value: at most 63 letters, digits, '-', '_' and '.', with a letter or digit at both ends"
+    )
+}
+
+fn check_taints(at: &str, taints: &[Taint], startup_taints: &[Taint], invalid: &mut Vec<Invalid>) {
+    let mut seen = BTreeSet::new();
+    for (list, taints) in [("taints", taints), ("startupTaints", startup_taints)] {
+        for (index, taint) in taints.iter().enumerate() {
+            let field = format!("{at}.{list}[{index}]");
+            if !is_qualified_name(&taint.key) {
+                invalid.push(Invalid::new(
+                    format_args!("{field}.key"),
+                    format_args!("'{}' is not a taint key", taint.key),
+                ));
+            }
+            if let Some(value) = taint.value.as_deref().filter(|value| !value.is_empty() && !is_qualified_name(value)) {
+                invalid.push(Invalid::new(
+                    format_args!("{field}.value"),
+                    format_args!("'{value}' is not a taint value"),
+                ));
+            }
+            if !["NoSchedule", "PreferNoSchedule", "NoExecute", ""].contains(&taint.effect.as_str()) {
+                invalid.push(Invalid::new(
+                    format_args!("{field}.effect"),
+                    format_args!("'{}' is none of NoSchedule, PreferNoSchedule, NoExecute", taint.effect),
+                ));
+            }
+            if !seen.insert((taint.key.as_str(), taint.effect.as_str())) {
+                invalid.push(Invalid::new(
+                    field,
+                    format_args!("{}:{} is there more than once in taints and startupTaints", taint.key, taint.effect),
+                ));
+            }
+        }
+    }
+}
+
+fn check_node_class_ref(at: &str, reference: &NodeClassRef, invalid: &mut Vec<Invalid>) {
+    for (member, value) in [("group", &reference.group), ("kind", &reference.kind), ("name", &reference.name)] {
+        if value.is_empty() {
+            invalid.push(Invalid::new(format_args!("{at}.nodeClassRef.{member}"), "may not be empty"));
+        }
+    }
+    if reference.group.contains('/') {
+        invalid.push(Invalid::new(
+            format_args!("{at}.nodeClassRef.group"),
+            "is an API group without a version, as karpenter.k8s.aws",
+        ));
+    }
+}
+
+fn check_durations(
+    at: &str,
+    termination_grace_period: Option<&str>,
+    expire_after: Option<&str>,
+    invalid: &mut Vec<Invalid>,
+) {
+    if let Some(Err(error)) = termination_grace_period.map(duration::parse) {
+        invalid.push(Invalid::new(format_args!("{at}.terminationGracePeriod"), error));
+    }
+    if let Some(Err(error)) = expire_after.map(duration::parse_or_never) {
+        invalid.push(Invalid::new(format_args!("{at}.expireAfter"), error));
+    }
+}
+
+fn check_disruption(spec: &NodePoolSpec, invalid: &mut Vec<Invalid>) {
+    let disruption = &spec.disruption;
+    if let Err(error) = duration::parse_or_never(&disruption.consolidate_after) {
+        invalid.push(Invalid::new("spec.disruption.consolidateAfter", error));
+    }
+    let policies = ["WhenEmpty", "WhenEmptyOrUnderutilized", "Balanced"];
+    if !policies.contains(&disruption.consolidation_policy.as_str()) {
+        invalid.push(Invalid::new(
+            "spec.disruption.consolidationPolicy",
+            format_args!("'{}' is none of {}", disruption.consolidation_policy, policies.join(", ")),
+        ));
+    }
+    for (index, budget) in disruption.budgets.iter().enumerate() {
+        check_budget(&format!("spec.disruption.budgets[{index}]"), budget, invalid);
+    }
+}
+
+fn check_budget(field: &str, budget: &Budget, invalid: &mut Vec<Invalid>) {
+    let digits = budget.nodes.strip_suffix('%').unwrap_or(&budget.nodes);
+    let number = digits.bytes().all(|byte| byte.is_ascii_digit()).then(|| digits.parse::<u32>().ok()).flatten();
+    if number.is_none_or(|number| budget.nodes.ends_with('%') && number > 100) {
+        invalid.push(Invalid::new(
+            format_args!("{field}.nodes"),
+            format_args!("'{}' is neither a count, as 5, nor a percentage up to 100%", budget.nodes),
+        ));
+    }
+    let reasons = ["Underutilized", "Empty", "Drifted", "Unhealthy"];
+    for (index, reason) in budget.reasons.iter().flatten().enumerate() {
+        if !reasons.contains(&reason.as_str()) {
+            invalid.push(Invalid::new(
+                format_args!("{field}.reasons[{index}]"),
+                format_args!("'{reason}' is none of {}", reasons.join(", ")),
+            ));
+        }
+    }
+    if budget.schedule.is_some() != budget.duration.is_some() {
+        invalid.push(Invalid::new(field, "'schedule' and 'duration' must be set together"));
+    }
+    if let Some(Err(error)) = budget.duration.as_deref().map(duration::parse) {
+        invalid.push(Invalid::new(format_args!("{field}.duration"), error));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn pool(spec: &Value) -> NodePoolSpec {
+        let mut base = json!({
+            "template": {
+                "metadata": { "labels": {} },
+                "spec": {
+                    "requirements": [],
+                    "nodeClassRef": { "group": "karpenter.k8s.aws", "kind": "EC2NodeClass", "name": "default" },
+                },
+            },
+        });
+        for (pointer, value) in spec.as_object().unwrap() {
+            let (parent, member) = pointer.rsplit_once('/').unwrap();
+            base.pointer_mut(parent).unwrap()[member] = value.clone();
+        }
+        serde_json::from_value(base).unwrap()
+    }
+
+    #[test]
+    fn a_pool_as_people_write_them_is_valid() {
+        let spec = pool(&json!({
+            "/template/metadata/labels": { "team": "a", "karpenter.k8s.aws/instance-family": "m7g" },
+            "/template/spec/taints": [{ "key": "a", "value": "b", "effect": "NoSchedule" }],
+            "/template/spec/startupTaints": [{ "key": "a", "effect": "NoExecute" }],
+            "/template/spec/expireAfter": "Never",
+            "/template/spec/terminationGracePeriod": "1h30m",
+            "/template/spec/requirements": [
+                { "key": "karpenter.sh/capacity-type", "operator": "In", "values": ["spot", "on-demand"] },
+                { "key": "karpenter.k8s.aws/instance-generation", "operator": "Gt", "values": ["2"] },
+            ],
+            "/limits": { "cpu": 1000, "memory": "1.5Ti", "nodes": "5" },
+            "/weight": 10,
+            "/disruption": { "budgets": [{ "nodes": "0", "schedule": "@daily", "duration": "8h" }] },
+        }));
+        assert_eq!(node_pool(&spec), []);
+    }
+
+    #[test]
+    fn each_fault_names_its_field() {
+        for (pointer, value, expected) in [
+            (
+                "/template/metadata/labels",
+                json!({ "karpenter.sh/nodepool": "x" }),
+                "spec.template.metadata.labels[karpenter.sh/nodepool]: is restricted: it is set to the name of the NodePool",
+            ),
+            (
+                "/template/metadata/labels",
+                json!({ "kubernetes.io/hostname": "x" }),
+                "spec.template.metadata.labels[kubernetes.io/hostname]: is restricted: it can't be set by a NodePool",
+            ),
+            (
+                "/template/metadata/labels",
+                json!({ "a b": "x" }),
+                "spec.template.metadata.labels[a b]: 'a b' is not a label key",
+            ),
+            (
+                "/template/metadata/labels",
+                json!({ "team": "a b" }),
+                "spec.template.metadata.labels[team]: 'a b' is not a label value: at most 63 letters, digits, '-', '_' and '.', \
+                 with a letter or digit at both ends",
+            ),
+            (
+                "/template/spec/taints",
+                json!([{ "key": "a", "effect": "Never" }]),
+                "spec.template.spec.taints[0].effect: 'Never' is none of NoSchedule, PreferNoSchedule, NoExecute",
+            ),
+            (
+                "/template/spec/startupTaints",
+                json!([{ "key": "", "effect": "NoSchedule" }]),
+                "spec.template.spec.startupTaints[0].key: '' is not a taint key",
+            ),
+            (
+                "/template/spec/taints",
+                json!([{ "key": "a", "value": "b c", "effect": "NoSchedule" }]),
+                "spec.template.spec.taints[0].value: 'b c' is not a taint value",
+            ),
+            (
+                "/template/spec/taints",
+                json!([{ "key": "a", "effect": "NoSchedule" }, { "key": "a", "value": "b", "effect": "NoSchedule" }]),
+                "spec.template.spec.taints[1]: a:NoSchedule is there more than once in taints and startupTaints",
+            ),
+            (
+                "/template/spec/expireAfter",
+                json!("30d"),
+                "spec.template.spec.expireAfter: '30d' is not a duration: write hours, minutes and seconds, as 720h, 30s or 1h30m, \
+                 or Never",
+            ),
+            (
+                "/template/spec/terminationGracePeriod",
+                json!("Never"),
+                "spec.template.spec.terminationGracePeriod: 'Never' is not a duration: write hours, minutes and seconds, as 720h, \
+                 30s or 1h30m",
+            ),
+            (
+                "/template/spec/nodeClassRef",
+                json!({ "group": "karpenter.k8s.aws", "kind": "EC2NodeClass", "name": "" }),
+                "spec.template.spec.nodeClassRef.name: may not be empty",
+            ),
+            (
+                "/disruption",
+                json!({ "consolidateAfter": "soon" }),
+                "spec.disruption.consolidateAfter: 'soon' is not a duration: write hours, minutes and seconds, as 720h, 30s or \
+                 1h30m, or Never",
+            ),
+            (
+                "/disruption",
+                json!({ "consolidationPolicy": "Always" }),
+                "spec.disruption.consolidationPolicy: 'Always' is none of WhenEmpty, WhenEmptyOrUnderutilized, Balanced",
+            ),
+            (
+                "/disruption",
+                json!({ "budgets": [{ "nodes": "101%" }] }),
+                "spec.disruption.budgets[0].nodes: '101%' is neither a count, as 5, nor a percentage up to 100%",
+            ),
+            (
+                "/disruption",
+                json!({ "budgets": [{ "nodes": "1", "duration": "8h" }] }),
+                "spec.disruption.budgets[0]: 'schedule' and 'duration' must be set together",
+            ),
+            (
+                "/disruption",
+                json!({ "budgets": [{ "nodes": "1", "reasons": ["Empty", "Bored"] }] }),
+                "spec.disruption.budgets[0].reasons[1]: 'Bored' is none of Underutilized, Empty, Drifted, Unhealthy",
+            ),
+            ("/weight", json!(101), "spec.weight: must be 1 to 100"),
+            (
+                "/limits",
+                json!({ "cpu": "lots" }),
+                "spec.limits.cpu: 'lots' is not an amount: write a number, as 100, 1500m or 64Gi",
+            ),
+        ] {
+            let found: Vec<String> = node_pool(&pool(&json!({ pointer: value }))).iter().map(ToString::to_string).collect();
+            assert_eq!(found, [expected]);
+        }
+    }
+
+    #[test]
+    fn a_static_pool_has_neither_weight_nor_limits_but_nodes() {
+        let spec = pool(&json!({ "/replicas": 2, "/weight": 5, "/limits": { "cpu": "1", "nodes": "3" } }));
+        let found: Vec<String> = node_pool(&spec).into_iter().map(|invalid| invalid.field).collect();
+        assert_eq!(found, ["spec.weight", "spec.limits.cpu"]);
+    }
+
+    #[test]
+    fn a_claim_may_name_its_pool_and_no_host() {
+        let spec = |key: &str| NodeClaimSpec {
+            requirements: vec![crate::api::Requirement {
+                key: key.into(),
+                operator: "In".into(),
+                values: vec!["a".into()],
+                min_values: None,
+            }],
+            node_class_ref: NodeClassRef { group: "g".into(), kind: "K".into(), name: "n".into() },
+            ..NodeClaimSpec::default()
+        };
+        assert_eq!(node_claim(&spec(labels::NODE_POOL)), []);
+        assert_eq!(node_claim(&spec(labels::HOSTNAME))[0].field, "spec.requirements[0].key");
+    }
+}

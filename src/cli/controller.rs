@@ -1,0 +1,433 @@
+//! `stowage controller`: the service. Settings that mean what one of Karpenter's means keep its flag and variable.
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use clap::{ArgAction, Args, ValueEnum};
+use tracing_subscriber::EnvFilter;
+
+use crate::admission::AdmissionConfig;
+use crate::api::duration;
+use crate::cloud::Cloud;
+use crate::cloud::catalogue::SpotPricing;
+use crate::cloud::simulated::{BootDelay, Script, SimulatedConfig, SimulatedEc2};
+use crate::cluster::{Cluster, watch};
+use crate::controllers::context::{Placement, Settings};
+use crate::controllers::leader::Candidate;
+use crate::controllers::{
+    Context, disruption, garbage, interruption, lifecycle, node_class, node_pool, placement, provisioner,
+};
+use crate::scheduling::problem::{MinValuesPolicy, PreferencePolicy, Settings as PlanSettings};
+use crate::server::{AppState, Server, ServerConfig, system_now_ms};
+use crate::telemetry::Metrics;
+use crate::telemetry::controllers::ControllerMetrics;
+
+/// Which cloud.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum CloudKind {
+    /// EC2 inside the process, with real instance types and prices: no account needed.
+    Simulated,
+    /// Amazon EC2.
+    Ec2,
+}
+
+/// How log lines look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// One JSON object a line.
+    Json,
+    /// For people.
+    Text,
+}
+
+/// Least severe level that is logged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogLevel {
+    /// Everything worth knowing when something is wrong.
+    Debug,
+    /// What happens.
+    Info,
+    /// What somebody should look at and what failed.
+    Error,
+}
+
+/// `--preference-policy`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Preferences {
+    /// Met where possible.
+    #[value(name = "Respect")]
+    Respect,
+    /// Left to the scheduler.
+    #[value(name = "Ignore")]
+    Ignore,
+}
+
+/// `--min-values-policy`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum MinValues {
+    /// Must hold.
+    #[value(name = "Strict")]
+    Strict,
+    /// Lowered to what can be had.
+    #[value(name = "BestEffort")]
+    BestEffort,
+}
+
+/// Settings of the service.
+#[derive(Args, Debug)]
+pub struct ControllerArgs {
+    /// Where nodes come from.
+    #[arg(long, env = "STOWAGE_CLOUD", value_enum, default_value = "simulated")]
+    pub cloud: CloudKind,
+    /// How kube-scheduler is made to follow the plan.
+    #[arg(long, env = "STOWAGE_PLACEMENT", value_enum, default_value = "nominate")]
+    pub placement: Placement,
+    /// Name of the cluster.
+    #[arg(long, env = "CLUSTER_NAME", default_value = "")]
+    pub cluster_name: String,
+
+    /// Address that every port listens on.
+    #[arg(long, env = "STOWAGE_BIND_ADDRESS", default_value = "0.0.0.0")]
+    pub bind_address: IpAddr,
+    /// Port of the webhook and the extender (HTTPS); 0 takes any free one.
+    #[arg(long, env = "STOWAGE_HTTPS_PORT", default_value_t = 9443)]
+    pub https_port: u16,
+    /// Folder with tls.crt, tls.key and ca.crt; read again when they change.
+    #[arg(long, env = "STOWAGE_CERT_DIR", default_value = "/etc/stowage/tls")]
+    pub cert_dir: PathBuf,
+    /// CA that signs the scheduler's client certificate; ca.crt of the folder when absent.
+    #[arg(long, env = "STOWAGE_CLIENT_CA")]
+    pub client_ca: Option<PathBuf>,
+    /// Port of /metrics; 0 takes any free one.
+    #[arg(long, env = "METRICS_PORT", default_value_t = 8080)]
+    pub metrics_port: u16,
+    /// Port of /livez, /healthz and /readyz; 0 takes any free one.
+    #[arg(long, env = "HEALTH_PROBE_PORT", default_value_t = 8081)]
+    pub health_probe_port: u16,
+    /// Write the addresses that are really listened on into this file, as JSON.
+    #[arg(long, env = "STOWAGE_ADDRESS_FILE")]
+    pub address_file: Option<PathBuf>,
+
+    /// A burst of pods is over when none came for so long.
+    #[arg(long, env = "BATCH_IDLE_DURATION", default_value = "1s", value_parser = parse_duration)]
+    pub batch_idle_duration: Duration,
+    /// A burst is never waited out longer than this.
+    #[arg(long, env = "BATCH_MAX_DURATION", default_value = "10s", value_parser = parse_duration)]
+    pub batch_max_duration: Duration,
+    /// What preferred affinity and ScheduleAnyway mean to the planner.
+    #[arg(long, env = "PREFERENCE_POLICY", value_enum, default_value = "Respect")]
+    pub preference_policy: Preferences,
+    /// What happens where a NodePool's minValues can't be met.
+    #[arg(long, env = "MIN_VALUES_POLICY", value_enum, default_value = "Strict")]
+    pub min_values_policy: MinValues,
+
+    /// Lead without a Lease: only where there is one replica.
+    #[arg(long, env = "DISABLE_LEADER_ELECTION", default_value_t = false, action = ArgAction::Set)]
+    pub disable_leader_election: bool,
+    /// Name of the Lease. Karpenter's own, so that the two never provision at the same time.
+    #[arg(long, env = "LEADER_ELECTION_NAME", default_value = "karpenter-leader-election")]
+    pub leader_election_name: String,
+    /// Namespace of the Lease; the pod's own when empty.
+    #[arg(long, env = "LEADER_ELECTION_NAMESPACE", default_value = "")]
+    pub leader_election_namespace: String,
+
+    /// Least severe level that is logged.
+    #[arg(long, env = "LOG_LEVEL", value_enum, default_value = "info")]
+    pub log_level: LogLevel,
+    /// How log lines look.
+    #[arg(long, env = "STOWAGE_LOG_FORMAT", value_enum, default_value = "json")]
+    pub log_format: LogFormat,
+
+    /// Simulated EC2: file that instances are remembered in across restarts.
+    #[arg(long, env = "STOWAGE_SIMULATED_STATE")]
+    pub simulated_state: Option<PathBuf>,
+    /// Simulated EC2: what goes wrong and when (YAML).
+    #[arg(long, env = "STOWAGE_SIMULATED_SCRIPT")]
+    pub simulated_script: Option<PathBuf>,
+    /// Simulated EC2: from launch to a running kubelet, as 30s or 20s-40s.
+    #[arg(long, env = "STOWAGE_SIMULATED_BOOT_DELAY", default_value = "20s-40s", value_parser = parse_boot_delay)]
+    pub simulated_boot_delay: BootDelay,
+    /// Simulated EC2: from the notice of a spot interruption to the end of the instance.
+    #[arg(long, env = "STOWAGE_SIMULATED_INTERRUPTION_NOTICE", default_value = "2m", value_parser = parse_duration)]
+    pub simulated_interruption_notice: Duration,
+    /// Simulated EC2: seed of everything that is drawn.
+    #[arg(long, env = "STOWAGE_SIMULATED_SEED", default_value_t = 1)]
+    pub simulated_seed: u64,
+}
+
+fn parse_duration(text: &str) -> Result<Duration, String> {
+    let wanted = "a duration such as 500ms, 10s or 1m30s is wanted";
+    let milliseconds = match text.strip_suffix("ms").map(str::parse::<i64>) {
+        Some(parsed) => parsed.map_err(|_| wanted.to_owned())?,
+        None => duration::parse(text).map_err(|error| format!("{error}; {wanted}"))?,
+    };
+    u64::try_from(milliseconds).map(Duration::from_millis).map_err(|_| wanted.to_owned())
+}
+
+fn parse_boot_delay(text: &str) -> Result<BootDelay, String> {
+    match text.split_once('-') {
+        None => parse_duration(text).map(BootDelay::Fixed),
+        Some((least, most)) => {
+            let (least, most) = (parse_duration(least)?, parse_duration(most)?);
+            if least > most {
+                return Err(format!("the first of {text} must not be longer than the second"));
+            }
+            Ok(BootDelay::Between(least, most))
+        }
+    }
+}
+
+/// Runs the service until it is told to stop or loses its lease.
+///
+/// # Errors
+/// A setting, file or address that can't be used; a lost lease.
+pub fn run(args: &ControllerArgs) -> anyhow::Result<()> {
+    let filter = match args.log_level {
+        LogLevel::Debug => "stowage=debug,info",
+        LogLevel::Info => "stowage=info,warn",
+        LogLevel::Error => "error",
+    };
+    let logs = tracing_subscriber::fmt().with_env_filter(EnvFilter::new(filter)).with_writer(std::io::stderr);
+    match args.log_format {
+        LogFormat::Json => logs.json().flatten_event(true).init(),
+        LogFormat::Text => logs.with_ansi(false).init(),
+    }
+    // Whoever installed a provider before us chose it.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("starting the runtime")?;
+    let result = runtime.block_on(serve(args));
+    // Watches and reconcilers have no state worth waiting for: all of it is in the API server and the cloud.
+    runtime.shutdown_timeout(Duration::from_secs(1));
+    result
+}
+
+async fn serve(args: &ControllerArgs) -> anyhow::Result<()> {
+    let config = kube::Config::infer()
+        .await
+        .context("no access to a cluster: set KUBECONFIG, or run in a pod with a service account")?;
+    let namespace = match args.leader_election_namespace.as_str() {
+        "" => config.default_namespace.clone(),
+        namespace => namespace.to_owned(),
+    };
+    let client = kube::Client::try_from(config).context("making a client of the API server")?;
+    let cluster = Arc::new(Cluster::default());
+
+    let metrics = Metrics::new();
+    let controller_metrics = ControllerMetrics::new(metrics.registry()).context("registering metrics")?;
+    let state = Arc::new(AppState::new(AdmissionConfig::default(), metrics, system_now_ms));
+    let mut server_config = ServerConfig::new(&args.cert_dir);
+    let at = |port| SocketAddr::new(args.bind_address, port);
+    server_config.https_addr = at(args.https_port);
+    server_config.client_ca.clone_from(&args.client_ca);
+    server_config.metrics_addr = Some(at(args.metrics_port));
+    server_config.health_addr = Some(at(args.health_probe_port));
+    let server = Server::start(server_config, Arc::clone(&state)).await?;
+    if let Some(file) = &args.address_file {
+        write_addresses(file, &server)?;
+    }
+
+    let (stop, stopped) = tokio::sync::watch::channel(false);
+    tokio::spawn(async move {
+        told_to_stop().await;
+        let _ = stop.send(true);
+    });
+    watch::start(&client, &cluster);
+    tokio::spawn(placement::show(Arc::clone(&cluster), Arc::clone(&state.view)));
+    let lead = lead(args, client, namespace, cluster, controller_metrics, Arc::clone(&state), stopped.clone());
+    let lead = tokio::spawn(lead);
+    let mut end = stopped.clone();
+    let mut lead = lead;
+    let mut led = Ok(());
+    server
+        .run_until(async {
+            tokio::select! {
+                result = &mut lead => led = result.context("the reconcilers failed").and_then(|result| result),
+                _ = end.wait_for(|stop| *stop) => {}
+            }
+        })
+        .await?;
+    if !lead.is_finished() {
+        // The lease is given back on the way out.
+        if let Ok(result) = tokio::time::timeout(Duration::from_secs(5), lead).await {
+            led = result.context("the reconcilers failed").and_then(|result| result);
+        }
+    }
+    led
+}
+
+fn write_addresses(file: &std::path::Path, server: &Server) -> anyhow::Result<()> {
+    let addrs = server.addrs();
+    let text = serde_json::json!({
+        "https": addrs.https.to_string(),
+        "metrics": addrs.metrics.map(|addr| addr.to_string()),
+        "health": addrs.health.map(|addr| addr.to_string()),
+    });
+    let temporary = file.with_extension("tmp");
+    std::fs::write(&temporary, text.to_string())
+        .and_then(|()| std::fs::rename(&temporary, file))
+        .with_context(|| format!("writing --address-file {}", file.display()))
+}
+
+async fn told_to_stop() {
+    use tokio::signal::unix::{SignalKind, signal};
+    let (Ok(mut terminate), Ok(mut interrupt)) = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
+    else {
+        return std::future::pending().await;
+    };
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+}
+
+fn cloud(args: &ControllerArgs) -> anyhow::Result<Arc<SimulatedEc2>> {
+    if args.cloud == CloudKind::Ec2 {
+        bail!("--cloud ec2 is not part of this version; --cloud simulated is");
+    }
+    let script = match &args.simulated_script {
+        None => Script::default(),
+        Some(file) => {
+            let text = std::fs::read_to_string(file)
+                .with_context(|| format!("reading --simulated-script {}", file.display()))?;
+            Script::parse(&text).with_context(|| format!("--simulated-script {}", file.display()))?
+        }
+    };
+    let config = SimulatedConfig {
+        seed: args.simulated_seed,
+        spot: SpotPricing::Synthetic { seed: args.simulated_seed },
+        boot_delay: args.simulated_boot_delay,
+        interruption_notice: args.simulated_interruption_notice,
+        state_file: args.simulated_state.clone(),
+        script,
+        ..SimulatedConfig::default()
+    };
+    Ok(Arc::new(SimulatedEc2::open(config).context("--simulated-state")?))
+}
+
+#[allow(clippy::too_many_arguments)]
+fn lead(
+    args: &ControllerArgs,
+    client: kube::Client,
+    namespace: String,
+    cluster: Arc<Cluster>,
+    metrics: ControllerMetrics,
+    state: Arc<AppState>,
+    mut stopped: tokio::sync::watch::Receiver<bool>,
+) -> impl Future<Output = anyhow::Result<()>> + Send + 'static {
+    let made = cloud(args);
+    let settings = Settings {
+        placement: args.placement,
+        batch_idle_ms: i64::try_from(args.batch_idle_duration.as_millis()).unwrap_or(i64::MAX),
+        batch_max_ms: i64::try_from(args.batch_max_duration.as_millis()).unwrap_or(i64::MAX),
+        plan: PlanSettings {
+            preference_policy: match args.preference_policy {
+                Preferences::Respect => PreferencePolicy::Respect,
+                Preferences::Ignore => PreferencePolicy::Ignore,
+            },
+            min_values_policy: match args.min_values_policy {
+                MinValues::Strict => MinValuesPolicy::Strict,
+                MinValues::BestEffort => MinValuesPolicy::BestEffort,
+            },
+        },
+    };
+    let election = (!args.disable_leader_election).then(|| {
+        let host = std::env::var("HOSTNAME").unwrap_or_else(|_| "stowage".into());
+        let identity = format!("{host}_{}_{}", std::process::id(), system_now_ms());
+        Candidate::new(client.clone(), &namespace, &args.leader_election_name, identity)
+    });
+    async move {
+        let simulated = made?;
+        watch::synced(&cluster).await;
+        state.readiness.set_caches_synced(true);
+        tracing::info!("caches synced");
+        let mut election = election;
+        if let Some(candidate) = &mut election {
+            tokio::select! {
+                () = candidate.acquire() => tracing::info!("leading"),
+                _ = stopped.wait_for(|stop| *stop) => return Ok(()),
+            }
+        }
+        let cloud: Arc<dyn Cloud> = Arc::clone(&simulated) as Arc<dyn Cloud>;
+        let ctx = Arc::new(Context::new(client.clone(), cluster, cloud, settings, metrics));
+        let shutdown = {
+            let mut stopped = stopped.clone();
+            async move {
+                let _ = stopped.wait_for(|stop| *stop).await;
+            }
+        };
+        tokio::spawn(simulated.run(client, shutdown));
+        let loops = [
+            tokio::spawn(node_class::run(Arc::clone(&ctx))),
+            tokio::spawn(node_pool::run(Arc::clone(&ctx))),
+            tokio::spawn(provisioner::run(Arc::clone(&ctx))),
+            tokio::spawn(lifecycle::run(Arc::clone(&ctx))),
+            tokio::spawn(placement::keep(Arc::clone(&ctx))),
+            tokio::spawn(interruption::listen(Arc::clone(&ctx))),
+            tokio::spawn(interruption::depart(Arc::clone(&ctx))),
+            tokio::spawn(disruption::run(Arc::clone(&ctx))),
+            tokio::spawn(garbage::run(Arc::clone(&ctx))),
+        ];
+        let lost = async {
+            match &mut election {
+                Some(candidate) => candidate.keep().await,
+                None => std::future::pending().await,
+            }
+        };
+        let result = tokio::select! {
+            () = lost => Err(anyhow::anyhow!("the leader lease was lost: another replica leads now, this one starts over")),
+            (ended, _, _) = futures::future::select_all(loops) => {
+                Err(anyhow::anyhow!("a reconciler ended: {:?}", ended.err()))
+            }
+            _ = stopped.wait_for(|stop| *stop) => Ok(()),
+        };
+        if result.is_ok()
+            && let Some(candidate) = &mut election
+        {
+            candidate.release().await;
+        }
+        result
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::Cli;
+    use clap::Parser;
+
+    fn parse(args: &[&str]) -> Result<ControllerArgs, String> {
+        let all = ["stowage", "controller"].iter().chain(args);
+        match Cli::try_parse_from(all).map_err(|error| error.to_string())?.command {
+            crate::cli::Command::Controller(args) => Ok(*args),
+            crate::cli::Command::Simulate(_) => Err("another subcommand".into()),
+        }
+    }
+
+    #[test]
+    fn a_setting_that_does_not_parse_names_itself_its_value_and_what_would_be_right() {
+        for (args, wanted) in [
+            (["--batch-idle-duration", "soon"], ["--batch-idle-duration", "soon", "10s"]),
+            (["--placement", "magic"], ["--placement", "magic", "extender, nominate, off"]),
+            (["--metrics-port", "80800"], ["--metrics-port", "80800", "65535"]),
+            (["--preference-policy", "respect"], ["--preference-policy", "respect", "Respect, Ignore"]),
+            (["--disable-leader-election", "yes"], ["--disable-leader-election", "yes", "true, false"]),
+            (["--simulated-boot-delay", "9s-3s"], ["--simulated-boot-delay", "9s-3s", "must not be longer"]),
+        ] {
+            let error = parse(&args).unwrap_err();
+            for part in wanted {
+                assert!(error.contains(part), "{part} is not in: {error}");
+            }
+        }
+    }
+
+    #[test]
+    fn durations_and_boot_delays_are_read() {
+        let args = parse(&["--batch-idle-duration", "250ms", "--batch-max-duration", "1m30s", "--simulated-boot-delay", "2s-3s"]).unwrap();
+        assert_eq!(args.batch_idle_duration, Duration::from_millis(250));
+        assert_eq!(args.batch_max_duration, Duration::from_secs(90));
+        assert_eq!(args.simulated_boot_delay, BootDelay::Between(Duration::from_secs(2), Duration::from_secs(3)));
+    }
+}

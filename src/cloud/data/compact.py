@@ -1,0 +1,46 @@
+#!/usr/bin/env python3
+"""Make the embedded catalogue from the full one.
+
+    compact.py FULL.json > ec2-us-east-1.json
+
+FULL.json is what `--catalog` takes: provenance fields beside `instanceTypes`, a list of objects. The output holds the same
+facts: `columns` names the fields once, each of `rows` is one instance type, and lists that many types share (zones, usage classes,
+architectures) stand once in `shared`, rows holding their index. `src/cloud/catalogue/embedded.rs` reads it.
+"""
+import json
+import sys
+
+SHARED = ["arch", "usageClasses", "zones"]
+
+
+def main():
+    with open(sys.argv[1]) as file:
+        full = json.load(file)
+    types = sorted(full["instanceTypes"], key=lambda entry: entry["name"])
+    columns = []
+    for entry in types:
+        columns += [key for key in entry if key not in columns]
+    shared = {key: sorted({json.dumps(entry[key]) for entry in types}) for key in SHARED}
+
+    def cell(entry, key):
+        value = entry.get(key)
+        if key in SHARED:
+            return shared[key].index(json.dumps(value))
+        return value
+
+    def row(entry):
+        cells = [cell(entry, key) for key in columns]
+        while cells and cells[-1] is None:
+            cells.pop()
+        return json.dumps(cells, separators=(",", ":"))
+
+    head = {key: value for key, value in full.items() if key != "instanceTypes"}
+    head["shared"] = {key: [json.loads(text) for text in texts] for key, texts in shared.items()}
+    head["columns"] = columns
+    lines = [f" {json.dumps(key)}: {json.dumps(value)}," for key, value in head.items()]
+    rows = ",\n".join(f"  {row(entry)}" for entry in types)
+    print("{\n" + "\n".join(lines) + '\n "rows": [\n' + rows + "\n ]\n}")
+
+
+if __name__ == "__main__":
+    main()

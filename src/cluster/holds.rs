@@ -1,0 +1,207 @@
+//! Which room is kept for which pod: read off the plans that NodeClaims carry, so that every replica and every restart
+//! comes to the same answer.
+
+use std::collections::{BTreeMap, HashMap};
+
+use kube::ResourceExt;
+
+use super::pods::PodRecord;
+use super::state::State;
+use crate::api::{NodeClaim, labels};
+
+/// Room on one node kept for one pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hold {
+    /// The pod the node was bought for, `namespace/name`.
+    pub original: String,
+    /// The pod that shall take the room now: the original, or its successor. `None` while no successor exists.
+    pub pod: Option<String>,
+    /// UID of the controller whose next pod takes the room; set only where the original was displaced from another node.
+    pub owner: Option<String>,
+    /// When the hold ends, milliseconds since the epoch.
+    pub expires_ms: i64,
+}
+
+/// Every live hold.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Holds {
+    /// Holds by NodeClaim.
+    pub by_claim: BTreeMap<String, Vec<Hold>>,
+    /// NodeClaim by the pod that shall take the room.
+    pub by_pod: HashMap<String, String>,
+}
+
+/// The plan a NodeClaim carries: pods, owners of displaced pods, end of the holds.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Planned {
+    /// Pods, `namespace/name`, in order.
+    pub pods: Vec<String>,
+    /// Owner UID by pod, for pods that were displaced from another node.
+    pub owners: BTreeMap<String, String>,
+    /// Milliseconds since the epoch; 0 when absent or unreadable, so that a hold nobody bounds is no hold.
+    pub until_ms: i64,
+}
+
+impl Planned {
+    /// Reads the annotations of a NodeClaim. What can't be read counts as absent.
+    pub fn of(claim: &NodeClaim) -> Self {
+        let annotation = |key: &str| claim.annotations().get(key).map(String::as_str).unwrap_or_default();
+        Self {
+            pods: serde_json::from_str(annotation(labels::PLANNED_PODS)).unwrap_or_default(),
+            owners: serde_json::from_str(annotation(labels::PLANNED_OWNERS)).unwrap_or_default(),
+            until_ms: annotation(labels::HOLD_UNTIL)
+                .parse::<k8s_openapi::jiff::Timestamp>()
+                .map_or(0, k8s_openapi::jiff::Timestamp::as_millisecond),
+        }
+    }
+
+    /// The annotations that carry it.
+    pub fn annotations(&self) -> BTreeMap<String, String> {
+        let json = |value: serde_json::Value| value.to_string();
+        BTreeMap::from([
+            (labels::PLANNED_PODS.to_owned(), json(self.pods.clone().into())),
+            (labels::PLANNED_OWNERS.to_owned(), json(serde_json::json!(self.owners))),
+            (labels::HOLD_UNTIL.to_owned(), super::rfc3339(self.until_ms)),
+        ])
+    }
+}
+
+/// Works out the live holds at `now_ms`.
+pub fn resolve(state: &State, now_ms: i64) -> Holds {
+    let mut holds = Holds::default();
+    let mut by_owner: Option<HashMap<&str, Vec<&PodRecord>>> = None;
+    for (name, claim) in &state.claims {
+        if claim.metadata.deletion_timestamp.is_some() {
+            continue;
+        }
+        let Some(planned) = state.planned.get(name) else { continue };
+        if planned.until_ms <= now_ms {
+            continue;
+        }
+        let node = state.node_of(claim).map(|node| node.name_any());
+        let mut live = Vec::new();
+        let mut slots: BTreeMap<&str, Vec<&String>> = BTreeMap::new();
+        for key in &planned.pods {
+            let record = state.pods.get(key).filter(|record| record.active());
+            let owner = planned.owners.get(key);
+            match record {
+                Some(record) if record.node.is_none() && record.deleting_since_ms.is_none() => {
+                    live.push(hold(key, Some(key), owner, planned.until_ms));
+                }
+                // Bound where it was planned: the hold has done its work.
+                Some(record) if record.node.as_deref() == node.as_deref() => {}
+                Some(_) if owner.is_some() => live.push(hold(key, None, owner, planned.until_ms)),
+                None if owner.is_some() => slots.entry(owner.map_or("", String::as_str)).or_default().push(key),
+                _ => {}
+            }
+        }
+        for (owner, originals) in slots {
+            let pods = by_owner.get_or_insert_with(|| owned(state)).get(owner).map(Vec::as_slice).unwrap_or_default();
+            let arrived = pods
+                .iter()
+                .filter(|pod| pod.node.is_some() && pod.node.as_deref() == node.as_deref())
+                .filter(|pod| !planned.pods.contains(&pod.key()))
+                .count();
+            let mut waiting = pods
+                .iter()
+                .filter(|pod| pod.node.is_none() && pod.deleting_since_ms.is_none())
+                .map(|pod| pod.key())
+                .filter(|key| !holds.by_pod.contains_key(key) && !planned.pods.contains(key))
+                .collect::<Vec<_>>();
+            waiting.sort();
+            let mut waiting = waiting.into_iter();
+            for original in originals.into_iter().skip(arrived) {
+                let owner = owner.to_owned();
+                live.push(hold(original, waiting.next().as_ref(), Some(&owner), planned.until_ms));
+            }
+        }
+        for pod in live.iter().filter_map(|hold| hold.pod.clone()) {
+            holds.by_pod.entry(pod).or_insert_with(|| name.clone());
+        }
+        if !live.is_empty() {
+            holds.by_claim.insert(name.clone(), live);
+        }
+    }
+    holds
+}
+
+fn hold(original: &str, pod: Option<&String>, owner: Option<&String>, expires_ms: i64) -> Hold {
+    Hold { original: original.to_owned(), pod: pod.cloned(), owner: owner.cloned(), expires_ms }
+}
+
+fn owned(state: &State) -> HashMap<&str, Vec<&PodRecord>> {
+    let mut out: HashMap<&str, Vec<&PodRecord>> = HashMap::new();
+    for record in state.pods.values().filter(|record| record.active()) {
+        if let Some(owner) = record.entry.as_ref().ok().and_then(|entry| entry.owner.as_deref()) {
+            out.entry(owner).or_default().push(record);
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LATER: &str = "2030-01-01T00:00:00Z";
+
+    fn state(planned: &[&str], owners: &[(&str, &str)], until: &str) -> State {
+        let mut state = State::default();
+        let owners: BTreeMap<_, _> = owners.iter().copied().collect();
+        state.apply_claim(
+            serde_json::from_value(serde_json::json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim",
+                "metadata": {"name": "c", "uid": "1", "annotations": {
+                    (labels::PLANNED_PODS): serde_json::json!(planned).to_string(),
+                    (labels::PLANNED_OWNERS): serde_json::json!(owners).to_string(),
+                    (labels::HOLD_UNTIL): until}},
+                "spec": {"requirements": [], "nodeClassRef": {"group": "g", "kind": "k", "name": "n"}},
+                "status": {"providerID": "aws:///z/i-1"}}))
+            .unwrap(),
+        );
+        state.apply_node(
+            serde_json::from_value(serde_json::json!({"metadata": {"name": "node-c"}, "spec": {"providerID": "aws:///z/i-1"}}))
+                .unwrap(),
+        );
+        state
+    }
+
+    fn put(state: &mut State, name: &str, owner: &str, node: Option<&str>) {
+        let pod = serde_json::from_value(serde_json::json!({"metadata": {"name": name, "namespace": "n", "uid": name,
+            "ownerReferences": [{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r", "uid": owner, "controller": true}]},
+            "spec": {"containers": [{"name": "c", "image": "i"}], "nodeName": node}}))
+        .unwrap();
+        state.apply_pod(&pod, 1);
+    }
+
+    #[test]
+    fn a_hold_lives_while_its_pod_waits_and_ends_when_it_is_bound() {
+        let mut state = state(&["n/a", "n/gone"], &[], LATER);
+        put(&mut state, "a", "rs", None);
+        let holds = resolve(&state, 0);
+        assert_eq!(holds.by_pod.get("n/a").map(String::as_str), Some("c"));
+        assert_eq!(holds.by_claim["c"].len(), 1, "a pod that is gone holds nothing");
+        put(&mut state, "a", "rs", Some("node-c"));
+        assert_eq!(resolve(&state, 0), Holds::default());
+    }
+
+    #[test]
+    fn an_expired_hold_is_no_hold() {
+        let mut state = state(&["n/a"], &[], "2001-01-01T00:00:00Z");
+        put(&mut state, "a", "rs", None);
+        assert_eq!(resolve(&state, 1_700_000_000_000), Holds::default());
+    }
+
+    #[test]
+    fn a_displaced_pods_successor_takes_its_room() {
+        let mut state = state(&["n/old"], &[("n/old", "rs")], LATER);
+        put(&mut state, "old", "rs", Some("node-old"));
+        let holds = resolve(&state, 0);
+        assert_eq!(holds.by_claim["c"][0].pod, None, "the original still runs elsewhere");
+        state.delete_pod("n/old", 2);
+        put(&mut state, "new", "rs", None);
+        let holds = resolve(&state, 0);
+        assert_eq!(holds.by_pod.get("n/new").map(String::as_str), Some("c"));
+        put(&mut state, "new", "rs", Some("node-c"));
+        assert_eq!(resolve(&state, 0), Holds::default(), "the successor has arrived");
+    }
+}

@@ -1,0 +1,230 @@
+//! Tables of watched objects, and how an event changes them.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+
+use k8s_openapi::api::apps::v1::DaemonSet;
+use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
+use kube::ResourceExt;
+
+use super::holds::Planned;
+use super::pods::{PodRecord, Scheduling};
+use crate::api::{Ec2NodeClass, NodeClaim, NodePool};
+use crate::scheduling::intern::Interner;
+use crate::scheduling::problem::{Daemon, Labels};
+
+/// Everything the watches have told so far.
+#[derive(Debug, Default)]
+pub struct State {
+    /// Pods by `namespace/name`.
+    pub pods: HashMap<String, PodRecord>,
+    /// Keys of pods by the node they are bound to.
+    pub pods_by_node: HashMap<Arc<str>, BTreeSet<String>>,
+    /// Keys of pods not bound to a node.
+    pub unbound: BTreeSet<String>,
+    /// When a pod was last created, milliseconds since the epoch.
+    pub last_pod_created_ms: i64,
+    /// When a pod last came to or went from a node, milliseconds since the epoch.
+    pub last_pod_event_ms: HashMap<Arc<str>, i64>,
+    /// Nodes by name.
+    pub nodes: BTreeMap<String, Arc<Node>>,
+    /// Node name by provider id.
+    pub node_by_provider_id: HashMap<String, String>,
+    /// NodeClaims by name.
+    pub claims: BTreeMap<String, Arc<NodeClaim>>,
+    /// The plans that the NodeClaims carry, by NodeClaim.
+    pub planned: BTreeMap<String, Planned>,
+    /// NodePools by name.
+    pub pools: BTreeMap<String, Arc<NodePool>>,
+    /// EC2NodeClasses by name.
+    pub classes: BTreeMap<String, Arc<Ec2NodeClass>>,
+    /// DaemonSets by `namespace/name`; those that can't be understood are left out.
+    pub daemons: BTreeMap<String, Daemon>,
+    /// Labels of namespaces.
+    pub namespaces: BTreeMap<String, Labels>,
+    /// Kinds whose first listing is complete.
+    pub synced: BTreeSet<&'static str>,
+    interner: Interner,
+}
+
+impl State {
+    /// Takes in a pod as it is now.
+    pub fn apply_pod(&mut self, pod: &Pod, now_ms: i64) {
+        let key = format!("{}/{}", pod.namespace().unwrap_or_default(), pod.name_any());
+        let entry = self.interner.intern(pod).map_err(|error| error.to_string());
+        let mut record = PodRecord::new(pod, entry);
+        let old = self.pods.get(&key).filter(|old| old.uid == record.uid);
+        if matches!(record.scheduling, Scheduling::Unschedulable { .. }) {
+            record.first_unschedulable_ms = old.and_then(|old| old.first_unschedulable_ms).or(Some(now_ms));
+        }
+        if old.is_none() {
+            self.last_pod_created_ms = self.last_pod_created_ms.max(now_ms);
+        }
+        let gone = record.terminal || record.deleting_since_ms.is_some();
+        let was_gone = old.is_some_and(|old| old.terminal || old.deleting_since_ms.is_some());
+        let moved = old.and_then(|old| old.node.clone()) != record.node;
+        if !record.daemon && (moved || gone != was_gone) {
+            if let Some(node) = &record.node {
+                self.last_pod_event_ms.insert(node.clone(), now_ms);
+            }
+        }
+        self.unlink(&key);
+        match &record.node {
+            Some(node) => {
+                self.pods_by_node.entry(node.clone()).or_default().insert(key.clone());
+            }
+            None => {
+                self.unbound.insert(key.clone());
+            }
+        }
+        self.pods.insert(key, record);
+    }
+
+    /// Forgets a pod.
+    pub fn delete_pod(&mut self, key: &str, now_ms: i64) {
+        self.unlink(key);
+        if let Some(old) = self.pods.remove(key)
+            && let Some(node) = old.node
+            && !old.daemon
+        {
+            self.last_pod_event_ms.insert(node, now_ms);
+        }
+    }
+
+    fn unlink(&mut self, key: &str) {
+        self.unbound.remove(key);
+        if let Some(node) = self.pods.get(key).and_then(|old| old.node.clone())
+            && let Some(keys) = self.pods_by_node.get_mut(&node)
+        {
+            keys.remove(key);
+            if keys.is_empty() {
+                self.pods_by_node.remove(&node);
+            }
+        }
+    }
+
+    /// Takes in a node as it is now, unless a newer one is known.
+    pub fn apply_node(&mut self, node: Node) {
+        let name = node.name_any();
+        if self.nodes.get(&name).is_some_and(|known| newer(&known.metadata, &node.metadata)) {
+            return;
+        }
+        if let Some(id) = node.spec.as_ref().and_then(|spec| spec.provider_id.clone()) {
+            self.node_by_provider_id.insert(id, name.clone());
+        }
+        self.nodes.insert(name, Arc::new(node));
+    }
+
+    /// Forgets a node.
+    pub fn delete_node(&mut self, name: &str) {
+        if let Some(node) = self.nodes.remove(name)
+            && let Some(id) = node.spec.as_ref().and_then(|spec| spec.provider_id.as_deref())
+            && self.node_by_provider_id.get(id).is_some_and(|known| known == name)
+        {
+            self.node_by_provider_id.remove(id);
+        }
+        self.last_pod_event_ms.remove(name);
+    }
+
+    /// Takes in a NodeClaim, from a watch or from the answer to a write, unless a newer one is known.
+    pub fn apply_claim(&mut self, claim: NodeClaim) {
+        let name = claim.name_any();
+        if self.claims.get(&name).is_some_and(|known| newer(&known.metadata, &claim.metadata)) {
+            return;
+        }
+        self.planned.insert(name.clone(), Planned::of(&claim));
+        self.claims.insert(name, Arc::new(claim));
+    }
+
+    /// Forgets a NodeClaim.
+    pub fn delete_claim(&mut self, name: &str) {
+        self.claims.remove(name);
+        self.planned.remove(name);
+    }
+
+    /// Takes in a DaemonSet.
+    pub fn apply_daemon_set(&mut self, set: &DaemonSet) {
+        let key = format!("{}/{}", set.namespace().unwrap_or_default(), set.name_any());
+        match self.interner.intern_daemon(set) {
+            Ok(daemon) => {
+                self.daemons.insert(key, daemon);
+            }
+            Err(error) => {
+                tracing::warn!(daemon_set = key, %error, "daemon set is not counted as overhead");
+                self.daemons.remove(&key);
+            }
+        }
+    }
+
+    /// Takes in a namespace.
+    pub fn apply_namespace(&mut self, namespace: &Namespace) {
+        self.namespaces.insert(namespace.name_any(), namespace.labels().clone());
+    }
+
+    /// The Node of a NodeClaim, once one has registered with its provider id.
+    pub fn node_of(&self, claim: &NodeClaim) -> Option<&Arc<Node>> {
+        let id = claim.status.as_ref()?.provider_id.as_deref()?;
+        self.nodes.get(self.node_by_provider_id.get(id)?)
+    }
+
+    /// Records of the pods bound to a node.
+    pub fn pods_on<'a>(&'a self, node: &str) -> impl Iterator<Item = &'a PodRecord> {
+        self.pods_by_node.get(node).into_iter().flatten().filter_map(|key| self.pods.get(key))
+    }
+}
+
+/// Whether `known` is the same object as `other` at a later resource version. Versions are opaque by contract but are
+/// etcd revisions in every release, and comparable by contract from Kubernetes 1.35; where they don't parse, the event wins.
+fn newer(
+    known: &k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta,
+    other: &k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta,
+) -> bool {
+    let version = |meta: &k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta| {
+        meta.resource_version.as_deref().and_then(|text| text.parse::<u64>().ok())
+    };
+    known.uid == other.uid
+        && matches!((version(known), version(other)), (Some(known), Some(other)) if known > other)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pod(json: serde_json::Value) -> Pod {
+        serde_json::from_value(json).unwrap()
+    }
+
+    #[test]
+    fn a_pod_moves_from_unbound_to_its_node_and_is_forgotten() {
+        let mut state = State::default();
+        let mut json = serde_json::json!({"metadata": {"name": "a", "namespace": "n", "uid": "1"},
+            "spec": {"containers": [{"name": "c", "image": "i"}]}});
+        state.apply_pod(&pod(json.clone()), 10);
+        assert!(state.unbound.contains("n/a"));
+        assert_eq!(state.last_pod_created_ms, 10);
+        json["spec"]["nodeName"] = "node-1".into();
+        state.apply_pod(&pod(json), 20);
+        assert!(state.unbound.is_empty());
+        assert_eq!(state.pods_on("node-1").count(), 1);
+        assert_eq!(state.last_pod_event_ms.get("node-1"), Some(&20));
+        state.delete_pod("n/a", 30);
+        assert_eq!(state.pods_on("node-1").count(), 0);
+        assert!(state.pods_by_node.is_empty());
+        assert_eq!(state.last_pod_event_ms.get("node-1"), Some(&30));
+    }
+
+    #[test]
+    fn a_stale_event_does_not_undo_a_write() {
+        let mut state = State::default();
+        let claim = |version: &str, annotation: &str| -> NodeClaim {
+            serde_json::from_value(serde_json::json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim",
+                "metadata": {"name": "c", "uid": "1", "resourceVersion": version, "annotations": {"a": annotation}},
+                "spec": {"requirements": [], "nodeClassRef": {"group": "g", "kind": "k", "name": "n"}}}))
+            .unwrap()
+        };
+        state.apply_claim(claim("9", "old"));
+        state.apply_claim(claim("10", "new"));
+        state.apply_claim(claim("9", "old"));
+        assert_eq!(state.claims["c"].annotations()["a"], "new");
+    }
+}

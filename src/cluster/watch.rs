@@ -1,0 +1,148 @@
+//! Feeds the state from the API server's watches.
+
+use std::collections::BTreeSet;
+use std::fmt::Debug;
+use std::pin::pin;
+use std::sync::Arc;
+
+use futures::StreamExt;
+use k8s_openapi::api::apps::v1::DaemonSet;
+use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
+use kube::runtime::watcher::{self, Event};
+use kube::runtime::{WatchStreamExt, watcher as watch};
+use kube::{Api, Client, Resource, ResourceExt};
+use serde::de::DeserializeOwned;
+
+use super::{Cluster, State, now_ms};
+use crate::api::{Ec2NodeClass, NodeClaim, NodePool};
+
+/// Kinds that must be listed before anything is decided.
+pub const KINDS: [&str; 7] =
+    ["pods", "nodes", "nodeclaims", "nodepools", "ec2nodeclasses", "daemonsets", "namespaces"];
+
+/// Starts every watch. They retry with backoff until the process ends.
+pub fn start(client: &Client, cluster: &Arc<Cluster>) {
+    feed(
+        cluster,
+        "pods",
+        Api::<Pod>::all(client.clone()),
+        |state, pod| state.apply_pod(&pod, now_ms()),
+        |state, key| state.delete_pod(key, now_ms()),
+        |state| state.pods.keys().cloned().collect(),
+    );
+    feed(
+        cluster,
+        "nodes",
+        Api::<Node>::all(client.clone()),
+        State::apply_node,
+        State::delete_node,
+        |state| state.nodes.keys().cloned().collect(),
+    );
+    feed(
+        cluster,
+        "nodeclaims",
+        Api::<NodeClaim>::all(client.clone()),
+        State::apply_claim,
+        State::delete_claim,
+        |state| state.claims.keys().cloned().collect(),
+    );
+    feed(
+        cluster,
+        "nodepools",
+        Api::<NodePool>::all(client.clone()),
+        |state, pool| {
+            state.pools.insert(pool.name_any(), Arc::new(pool));
+        },
+        |state, key| {
+            state.pools.remove(key);
+        },
+        |state| state.pools.keys().cloned().collect(),
+    );
+    feed(
+        cluster,
+        "ec2nodeclasses",
+        Api::<Ec2NodeClass>::all(client.clone()),
+        |state, class| {
+            state.classes.insert(class.name_any(), Arc::new(class));
+        },
+        |state, key| {
+            state.classes.remove(key);
+        },
+        |state| state.classes.keys().cloned().collect(),
+    );
+    feed(
+        cluster,
+        "daemonsets",
+        Api::<DaemonSet>::all(client.clone()),
+        |state, set| state.apply_daemon_set(&set),
+        |state, key| {
+            state.daemons.remove(key);
+        },
+        |state| state.daemons.keys().cloned().collect(),
+    );
+    feed(
+        cluster,
+        "namespaces",
+        Api::<Namespace>::all(client.clone()),
+        |state, namespace| state.apply_namespace(&namespace),
+        |state, key| {
+            state.namespaces.remove(key);
+        },
+        |state| state.namespaces.keys().cloned().collect(),
+    );
+}
+
+/// Spawns one watch. `known` lists the keys in the table, so that a new listing drops what is gone.
+fn feed<K>(
+    cluster: &Arc<Cluster>,
+    kind: &'static str,
+    api: Api<K>,
+    apply: impl Fn(&mut State, K) + Send + 'static,
+    delete: impl Fn(&mut State, &str) + Send + 'static,
+    known: impl Fn(&State) -> BTreeSet<String> + Send + 'static,
+) where
+    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + 'static,
+{
+    let cluster = Arc::clone(cluster);
+    tokio::spawn(async move {
+        let stream = watch(api, watcher::Config::default()).default_backoff();
+        let mut stream = pin!(stream);
+        let (mut before, mut listed) = (BTreeSet::new(), BTreeSet::new());
+        while let Some(event) = stream.next().await {
+            match event {
+                // What a write adds while the listing is under way is newer than the listing: it must outlive it.
+                Ok(Event::Init) => (before, listed) = (known(&cluster.read()), BTreeSet::new()),
+                Ok(Event::InitApply(object)) => {
+                    listed.insert(key(&object));
+                    cluster.update(|state| apply(state, object));
+                }
+                Ok(Event::InitDone) => cluster.update(|state| {
+                    for gone in before.difference(&listed) {
+                        delete(state, gone);
+                    }
+                    state.synced.insert(kind);
+                }),
+                Ok(Event::Apply(object)) => cluster.update(|state| apply(state, object)),
+                Ok(Event::Delete(object)) => cluster.update(|state| delete(state, &key(&object))),
+                Err(error) => tracing::warn!(kind, %error, "watch failed, retrying"),
+            }
+        }
+    });
+}
+
+fn key<K: Resource<DynamicType = ()>>(object: &K) -> String {
+    match object.namespace() {
+        Some(namespace) => format!("{namespace}/{}", object.name_any()),
+        None => object.name_any(),
+    }
+}
+
+/// Waits until every kind in [`KINDS`] has been listed once.
+pub async fn synced(cluster: &Cluster) {
+    let mut changes = cluster.changes();
+    while cluster.read().synced.len() < KINDS.len() {
+        if changes.changed().await.is_err() {
+            return;
+        }
+    }
+}

@@ -1,0 +1,273 @@
+//! Takes away what nobody needs: empty nodes, and nodes whose pods fit elsewhere.
+//!
+//! A node is closed before it is taken, and looked at once more: a pod that came in between takes the mark off again.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use croner::Cron;
+use k8s_openapi::jiff::{Timestamp, tz::TimeZone};
+use kube::ResourceExt;
+use serde_json::json;
+
+use super::context::{Context, reference};
+use super::interruption::{Disrupting, mark};
+use super::lifecycle;
+use crate::api::node_pool::Budget;
+use crate::api::{NodeClaim, NodePool, duration, labels};
+use crate::cluster::holds::{self, Holds};
+use crate::cluster::snapshot::{self, Types, is_leaving, node_ready};
+use crate::cluster::{State, now_ms};
+use crate::disruption::budget;
+use crate::disruption::emptiness::{self, Candidate, Rule};
+
+/// Reason of an empty node.
+pub const EMPTY: &str = "Empty";
+/// Reason of a node whose pods fit elsewhere.
+pub const UNDERUTILIZED: &str = "Underutilized";
+/// How often empty nodes are looked for.
+const LOOK: Duration = Duration::from_secs(1);
+/// How often nodes whose pods fit elsewhere are looked for, milliseconds.
+const CONSOLIDATE_MS: i64 = 5_000;
+/// At most so many nodes are tried in one pass.
+const TRIES: usize = 20;
+/// The second look at a closed node comes no sooner than this after the first, milliseconds: what the scheduler had under
+/// way when the taint was written has been bound by then.
+const SETTLE_MS: i64 = 2_000;
+
+/// Runs until the process ends.
+pub async fn run(ctx: Arc<Context>) {
+    let mut closed: BTreeMap<String, i64> = BTreeMap::new();
+    let mut consolidated = now_ms();
+    loop {
+        tokio::time::sleep(LOOK).await;
+        let now = now_ms();
+        let pools = ctx.ready_pools();
+        let types = Types::new(&pools);
+        let (go, doomed) = {
+            let state = ctx.cluster.read();
+            let holds = holds::resolve(&state, now);
+            let (candidates, rules) = (candidates(&state, &holds, &types), rules(&state, EMPTY, now));
+            let (go, _) = emptiness::decide(&candidates, &rules, now);
+            let marked = state.claims.values().filter(|claim| {
+                claim.metadata.deletion_timestamp.is_none()
+                    && Disrupting::of(claim).is_some_and(|disrupting| disrupting.reason == EMPTY)
+            });
+            let doomed: Vec<_> = marked.map(|claim| (Arc::clone(claim), pods_of(&state, &holds, claim))).collect();
+            (go, doomed)
+        };
+        closed.retain(|name, _| doomed.iter().any(|(claim, _)| claim.name_any() == *name));
+        for (claim, pods) in doomed {
+            let name = claim.name_any();
+            let since = *closed.entry(name.clone()).or_insert(now);
+            let result = if pods > 0 {
+                reopen(&ctx, &claim).await
+            } else if now - since >= SETTLE_MS {
+                tracing::info!(claim = name, "empty, it goes");
+                ctx.metrics.claims_disrupted.with_label_values(&["empty"]).inc();
+                lifecycle::delete_claim(&ctx, &claim).await
+            } else {
+                Ok(())
+            };
+            if let Err(error) = result {
+                tracing::warn!(claim = name, %error, "empty node could not be taken, trying again");
+            }
+        }
+        for name in go {
+            begin(&ctx, &name, EMPTY).await;
+        }
+        if now - consolidated >= CONSOLIDATE_MS {
+            consolidated = now;
+            if let Some(name) = consolidate(&ctx, &types).await {
+                begin(&ctx, &name, UNDERUTILIZED).await;
+            }
+        }
+    }
+}
+
+async fn begin(ctx: &Context, name: &str, reason: &str) {
+    let claim = ctx.cluster.read().claims.get(name).cloned();
+    let Some(claim) = claim else { return };
+    tracing::info!(claim = name, reason, "closed for disruption");
+    ctx.event(reference(&*claim), false, "DisruptionTerminating", &format!("disrupting node: {reason}")).await;
+    let disrupting = Disrupting { reason: reason.into(), deadline_ms: None };
+    if let Err(error) = mark(ctx, &claim, &disrupting).await {
+        tracing::warn!(claim = name, %error, "node could not be closed, trying again");
+    }
+}
+
+/// Takes the mark and the taint off again.
+async fn reopen(ctx: &Context, claim: &NodeClaim) -> Result<(), kube::Error> {
+    tracing::info!(claim = claim.name_any(), "a pod came in between, it stays");
+    let node = ctx.cluster.read().node_of(claim).cloned();
+    if let Some(node) = node {
+        let taints: Vec<_> = node
+            .spec
+            .iter()
+            .flat_map(|spec| spec.taints.iter().flatten())
+            .filter(|taint| taint.key != labels::DISRUPTED_TAINT)
+            .collect();
+        let patch = json!({
+            "metadata": {
+                "resourceVersion": node.resource_version(),
+                "labels": {(labels::EXCLUDE_FROM_LOAD_BALANCERS): null},
+            },
+            "spec": {"taints": taints},
+        });
+        ctx.patch_node(&node.name_any(), &patch).await?;
+    }
+    ctx.patch_claim(&claim.name_any(), &json!({"metadata": {"annotations": {(labels::DISRUPTING): null}}})).await
+}
+
+/// Pods on a claim's node, or held for it, that need another place if it goes.
+fn pods_of(state: &State, holds: &Holds, claim: &NodeClaim) -> usize {
+    let bound = state
+        .node_of(claim)
+        .map_or(0, |node| state.pods_on(&node.name_any()).filter(|pod| pod.reschedulable() || held_back(pod)).count());
+    bound + holds.by_claim.get(&claim.name_any()).map_or(0, Vec::len)
+}
+
+/// A StatefulSet's pod that is going comes back under its name: its node isn't empty yet.
+fn held_back(pod: &crate::cluster::PodRecord) -> bool {
+    pod.deleting_since_ms.is_some() && !pod.terminal && !pod.daemon && !pod.mirror
+}
+
+fn initialized_ms(claim: &NodeClaim) -> Option<i64> {
+    let list = &claim.status.as_ref()?.conditions;
+    let found = list.iter().find(|condition| condition.type_ == "Initialized" && condition.status == "True")?;
+    Some(found.last_transition_time.0.as_millisecond())
+}
+
+fn candidates(state: &State, holds: &Holds, types: &Types) -> Vec<Candidate> {
+    let mut out = Vec::new();
+    for (name, claim) in &state.claims {
+        let (Some(node), Some(initialized)) = (state.node_of(claim), initialized_ms(claim)) else { continue };
+        if is_leaving(claim) || node.metadata.deletion_timestamp.is_some() {
+            continue;
+        }
+        let node_name = node.name_any();
+        let last_event = state.last_pod_event_ms.get(&*node_name).copied().unwrap_or(0);
+        let guarded = |pod: &crate::cluster::PodRecord| pod.do_not_disrupt && pod.active();
+        out.push(Candidate {
+            claim: name.clone(),
+            pool: claim.labels().get(labels::NODE_POOL).cloned().unwrap_or_default(),
+            pods: pods_of(state, holds, claim),
+            quiet_since_ms: initialized.max(last_event),
+            protected: node.annotations().get(labels::DO_NOT_DISRUPT).is_some_and(|value| value == "true")
+                || state.pods_on(&node_name).any(guarded),
+            price: types.price(claim).0,
+        });
+    }
+    out
+}
+
+fn rules(state: &State, reason: &str, now: i64) -> BTreeMap<String, Rule> {
+    state.pools.iter().map(|(name, pool)| (name.clone(), rule(state, name, pool, reason, now))).collect()
+}
+
+fn rule(state: &State, name: &String, pool: &NodePool, reason: &str, now: i64) -> Rule {
+    let (mut nodes, mut consuming) = (0, 0);
+    for claim in state.claims.values().filter(|claim| claim.labels().get(labels::NODE_POOL) == Some(name)) {
+        let initialized = initialized_ms(claim).is_some();
+        if !initialized {
+            continue;
+        }
+        nodes += 1;
+        let ready = state.node_of(claim).is_some_and(|node| node_ready(node));
+        if is_leaving(claim) || !ready {
+            consuming += 1;
+        }
+    }
+    let disruption = &pool.spec.disruption;
+    let active = |budget: &Budget| budget_active(budget, now);
+    Rule {
+        consolidate_after_ms: duration::parse_or_never(&disruption.consolidate_after).unwrap_or(None),
+        allowed: budget::allowed(&disruption.budgets, reason, nodes, consuming, active),
+    }
+}
+
+/// Whether a budget counts now: always without a schedule, else for its duration after each hit, in UTC.
+fn budget_active(budget: &Budget, now: i64) -> Result<bool, String> {
+    let (Some(schedule), Some(length)) = (&budget.schedule, &budget.duration) else { return Ok(true) };
+    let length = duration::parse(length).map_err(|error| error.to_string())?;
+    let cron: Cron = schedule.parse().map_err(|error: croner::errors::CronError| error.to_string())?;
+    let start = Timestamp::from_millisecond(now - length).map_err(|error| error.to_string())?;
+    let hit = cron.find_next_occurrence(&start.to_zoned(TimeZone::UTC), false).map_err(|error| error.to_string())?;
+    Ok(hit.timestamp().as_millisecond() <= now)
+}
+
+/// A node whose pods all fit on the others, if there is one: the one that costs most for each pod that has to move.
+async fn consolidate(ctx: &Arc<Context>, types: &Types) -> Option<String> {
+    let now = now_ms();
+    let pools = ctx.ready_pools();
+    let mut order = {
+        let state = ctx.cluster.read();
+        // One at a time, and not while pods wait for a place: the next look sees where everything landed.
+        let moving = state.claims.values().any(|claim| is_leaving(claim) || initialized_ms(claim).is_none());
+        let waiting = state.unbound.iter().filter_map(|key| state.pods.get(key)).any(|pod| pod.unschedulable());
+        if moving || waiting {
+            return None;
+        }
+        let holds = holds::resolve(&state, now);
+        let rules = rules(&state, UNDERUTILIZED, now);
+        let eligible = |candidate: &Candidate| {
+            let policy = state.pools.get(&candidate.pool).map(|pool| pool.spec.disruption.consolidation_policy.as_str());
+            rules.get(&candidate.pool).is_some_and(|rule| {
+                rule.allowed > 0
+                    && rule.consolidate_after_ms.is_some_and(|after| candidate.quiet_since_ms + after <= now)
+            }) && policy.is_some_and(|policy| policy != "WhenEmpty")
+                && candidate.pods > 0
+                && !candidate.protected
+        };
+        let mut order = candidates(&state, &holds, types);
+        order.retain(eligible);
+        order
+    };
+    order.sort_by(|a, b| {
+        let worth = |candidate: &Candidate| i128::from(candidate.price);
+        let pods = |candidate: &Candidate| i128::try_from(candidate.pods).unwrap_or(i128::MAX);
+        (worth(b) * pods(a)).cmp(&(worth(a) * pods(b))).then_with(|| a.claim.cmp(&b.claim))
+    });
+    for candidate in order.into_iter().take(TRIES) {
+        let without = BTreeSet::from([candidate.claim.clone()]);
+        let taken = snapshot::take(&ctx.cluster.read(), &pools, &ctx.settings.plan, &without, now);
+        let fits = tokio::task::spawn_blocking(move || {
+            let plan = crate::scheduling::plan(&taken.problem);
+            // Only places on nodes of ours that are up: the holds that keep them live on NodeClaims.
+            let kept = plan.placements.iter().all(|placement| {
+                taken.problem.nodes[placement.node].initialized && taken.subjects[placement.node].claim.is_some()
+            });
+            plan.new_nodes.is_empty() && plan.unschedulable.is_empty() && kept
+        })
+        .await
+        .unwrap_or(false);
+        if fits {
+            return Some(candidate.claim);
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_scheduled_budget_is_active_in_its_window_only() {
+        let budget = Budget {
+            nodes: "0".into(),
+            schedule: Some("0 9 * * mon-fri".into()),
+            duration: Some("8h".into()),
+            ..Budget::default()
+        };
+        let at = |text: &str| text.parse::<Timestamp>().unwrap().as_millisecond();
+        // 2026-11-20 is a Friday.
+        assert_eq!(budget_active(&budget, at("2026-11-20T08:59:59Z")), Ok(false));
+        assert_eq!(budget_active(&budget, at("2026-11-20T09:00:00Z")), Ok(true));
+        assert_eq!(budget_active(&budget, at("2026-11-20T16:59:59Z")), Ok(true));
+        assert_eq!(budget_active(&budget, at("2026-11-20T17:00:01Z")), Ok(false));
+        assert_eq!(budget_active(&budget, at("2026-11-21T10:00:00Z")), Ok(false), "a Saturday");
+        assert!(budget_active(&Budget { schedule: Some("whenever".into()), ..budget }, 0).is_err());
+    }
+}

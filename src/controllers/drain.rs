@@ -1,0 +1,165 @@
+//! A node that is going: keep pods off, evict those there in order, never against a budget.
+
+use std::sync::Arc;
+
+use futures::{StreamExt, stream};
+use k8s_openapi::api::core::v1::{Node, Pod, Taint};
+use kube::api::{DeleteParams, EvictParams, Preconditions};
+use kube::{Api, ResourceExt};
+use serde_json::json;
+
+use super::context::{Context, is_not_found, pod_reference, reference};
+use crate::api::{NodeClaim, labels};
+use crate::cluster::{PodRecord, State, now_ms};
+
+/// A pod is stuck when it is still there so long after it should have gone, milliseconds (core reference 5.10).
+const STUCK_MS: i64 = 60_000;
+/// Evictions under way at the same time for one node.
+const CONCURRENCY: usize = 10;
+
+/// Pods that a drain of the node still has to wait for.
+pub fn waiting<'a>(state: &'a State, node: &str, now_ms: i64) -> Vec<&'a PodRecord> {
+    let stuck = |pod: &PodRecord| {
+        pod.deleting_since_ms.is_some_and(|since| now_ms > since + pod.grace_seconds.max(0) * 1_000 + STUCK_MS)
+    };
+    state.pods_on(node).filter(|pod| pod.drainable() && !stuck(pod)).collect()
+}
+
+/// Which of the waiting pods are evicted now: the first group that isn't empty of: others, daemons', critical others,
+/// critical daemons'. A protected pod is waited for, not evicted.
+pub fn next_group<'a>(waiting: &[&'a PodRecord]) -> Vec<&'a PodRecord> {
+    let group = |pod: &PodRecord| (pod.critical, pod.daemon);
+    let Some(first) = waiting.iter().map(|pod| group(pod)).min() else { return Vec::new() };
+    let mut out: Vec<&PodRecord> = waiting
+        .iter()
+        .filter(|pod| group(pod) == first && pod.deleting_since_ms.is_none() && !pod.do_not_disrupt)
+        .copied()
+        .collect();
+    out.sort_by_key(|pod| pod.key());
+    out
+}
+
+/// One look at a draining node: taints it if need be and asks for the next evictions. What can't be evicted now is asked
+/// for again at the next look.
+///
+/// # Errors
+/// The API server's, on writing the node.
+pub async fn step(ctx: &Arc<Context>, claim: &NodeClaim, node: &Node) -> Result<(), kube::Error> {
+    let name = node.name_any();
+    close(ctx, node).await?;
+    let deadline = termination_deadline(claim);
+    let now = now_ms();
+    let (evict, force): (Vec<(String, String, String)>, Vec<_>) = {
+        let state = ctx.cluster.read();
+        let waiting = waiting(&state, &name, now);
+        let id = |pod: &PodRecord| (pod.namespace.clone(), pod.name.clone(), pod.uid.clone());
+        let late = |pod: &PodRecord| deadline.is_some_and(|at| now > at - pod.grace_seconds * 1_000);
+        (
+            next_group(&waiting).into_iter().filter(|pod| !late(pod)).map(id).collect(),
+            waiting.into_iter().filter(|pod| late(pod) && pod.deleting_since_ms.is_none()).map(id).collect(),
+        )
+    };
+    let evictions = evict.into_iter().map(|(namespace, pod, uid)| {
+        let api: Api<Pod> = Api::namespaced(ctx.client.clone(), &namespace);
+        async move {
+            let delete = DeleteParams {
+                preconditions: Some(Preconditions { uid: Some(uid.clone()), resource_version: None }),
+                ..DeleteParams::default()
+            };
+            let params = EvictParams { delete_options: Some(delete), ..EvictParams::default() };
+            (api.evict(&pod, &params).await.map(|_| ()), pod_reference(&namespace, &pod, &uid))
+        }
+    });
+    let mut results = stream::iter(evictions).buffer_unordered(CONCURRENCY);
+    let mut blocked = 0;
+    while let Some((result, pod)) = results.next().await {
+        match result {
+            Ok(()) => {
+                ctx.metrics.evictions.with_label_values(&["ok"]).inc();
+                ctx.event(pod, false, "Evicted", &format!("node {name} is going away")).await;
+            }
+            Err(kube::Error::Api(status)) if status.code == 429 || status.code == 500 => {
+                ctx.metrics.evictions.with_label_values(&["refused"]).inc();
+                blocked += 1;
+            }
+            Err(kube::Error::Api(status)) if status.code == 404 || status.code == 409 => {}
+            Err(error) => tracing::warn!(node = name, %error, "eviction failed, trying again"),
+        }
+    }
+    if blocked > 0 {
+        let note = format!("{blocked} pods can't be evicted now without breaking their PodDisruptionBudget");
+        ctx.event(reference(node), true, "FailedDraining", &note).await;
+    }
+    for (namespace, pod, uid) in force {
+        let left = deadline.map_or(1, |at| ((at - now) / 1_000).max(1));
+        let api: Api<Pod> = Api::namespaced(ctx.client.clone(), &namespace);
+        let params = DeleteParams {
+            grace_period_seconds: u32::try_from(left).ok(),
+            preconditions: Some(Preconditions { uid: Some(uid), resource_version: None }),
+            ..DeleteParams::default()
+        };
+        match api.delete(&pod, &params).await {
+            Err(error) if !is_not_found(&error) => tracing::warn!(node = name, pod, %error, "pod could not be deleted"),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// Keeps pods and load balancers off a node. Does nothing where it is closed already.
+///
+/// # Errors
+/// The API server's.
+pub async fn close(ctx: &Context, node: &Node) -> Result<(), kube::Error> {
+    let mut taints: Vec<Taint> = node.spec.as_ref().and_then(|spec| spec.taints.clone()).unwrap_or_default();
+    if taints.iter().any(|taint| taint.key == labels::DISRUPTED_TAINT && taint.effect == "NoSchedule") {
+        return Ok(());
+    }
+    taints.retain(|taint| taint.key != labels::DISRUPTED_TAINT);
+    taints.push(Taint { key: labels::DISRUPTED_TAINT.into(), effect: "NoSchedule".into(), ..Taint::default() });
+    let patch = json!({
+        "metadata": {
+            "resourceVersion": node.resource_version(),
+            "labels": {(labels::EXCLUDE_FROM_LOAD_BALANCERS): "karpenter"},
+        },
+        "spec": {"taints": taints},
+    });
+    ctx.patch_node(&node.name_any(), &patch).await
+}
+
+/// When a drain must be over: deletion time and termination grace period, milliseconds since the epoch.
+fn termination_deadline(claim: &NodeClaim) -> Option<i64> {
+    let deleted = claim.metadata.deletion_timestamp.as_ref()?.0.as_millisecond();
+    let grace = crate::api::duration::parse(claim.spec.termination_grace_period.as_deref()?).ok()?;
+    Some(deleted + grace)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pod(name: &str, json: serde_json::Value) -> PodRecord {
+        let mut all = json!({"metadata": {"name": name, "namespace": "n"}, "spec": {"containers": [], "nodeName": "x"}});
+        json_patch::merge(&mut all, &json);
+        PodRecord::new(&serde_json::from_value(all).unwrap(), Err(String::new()))
+    }
+
+    #[test]
+    fn groups_go_one_after_the_other_and_protected_pods_are_waited_for() {
+        let daemon = json!({"metadata": {"ownerReferences": [{"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "d", "uid": "d", "controller": true}]}});
+        let critical = json!({"spec": {"priorityClassName": "system-cluster-critical"}});
+        let all = [
+            pod("web", json!({})),
+            pod("guarded", json!({"metadata": {"annotations": {(labels::DO_NOT_DISRUPT): "true"}}})),
+            pod("agent", daemon),
+            pod("dns", critical),
+        ];
+        let names = |from: usize| {
+            next_group(&all[from..].iter().collect::<Vec<_>>()).iter().map(|pod| pod.name.clone()).collect::<Vec<_>>()
+        };
+        assert_eq!(names(0), ["web"]);
+        assert_eq!(names(1), Vec::<String>::new(), "nothing else goes while a protected pod is waited for");
+        assert_eq!(names(2), ["agent"]);
+        assert_eq!(names(3), ["dns"]);
+    }
+}

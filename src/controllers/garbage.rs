@@ -1,0 +1,134 @@
+//! Instances without a NodeClaim, and NodeClaims without an instance.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use kube::ResourceExt;
+
+use super::context::Context;
+use super::lifecycle;
+use crate::api::{NodeClaim, conditions};
+use crate::cloud::Instance;
+use crate::cluster::snapshot::node_ready;
+use crate::cluster::{State, now_ms};
+
+/// How often both are compared.
+const PERIOD: Duration = Duration::from_secs(30);
+/// A younger instance may belong to a claim whose launch is not written down yet, milliseconds.
+const YOUNG_MS: i64 = 60_000;
+
+/// Provider ids of instances that no claim knows.
+pub fn leaked(state: &State, instances: &[Instance], now: i64) -> Vec<String> {
+    let tokens: BTreeSet<&str> = state.claims.values().filter_map(|claim| claim.metadata.uid.as_deref()).collect();
+    instances
+        .iter()
+        .filter(|instance| now - instance.launched_at_ms >= YOUNG_MS && !tokens.contains(&*instance.client_token))
+        .map(|instance| instance.provider_id.clone())
+        .collect()
+}
+
+/// Claims whose instance is gone. A node that is still ready contradicts the list, so its claim stays.
+pub fn orphaned(state: &State, instances: &[Instance]) -> Vec<Arc<NodeClaim>> {
+    let known: BTreeSet<&str> = instances.iter().map(|instance| instance.provider_id.as_str()).collect();
+    state
+        .claims
+        .values()
+        .filter(|claim| claim.metadata.deletion_timestamp.is_none())
+        .filter(|claim| {
+            let status = claim.status.as_ref();
+            let launched = status.is_some_and(|status| conditions::is_true(&status.conditions, "Launched"));
+            let id = status.and_then(|status| status.provider_id.as_deref());
+            launched && id.is_some_and(|id| !known.contains(id))
+        })
+        .filter(|claim| state.node_of(claim).is_none_or(|node| !node_ready(node)))
+        .cloned()
+        .collect()
+}
+
+/// Runs until the process ends.
+pub async fn run(ctx: Arc<Context>) {
+    loop {
+        // Claims first, then instances: what is launched in between has its claim in neither, and is too young to matter.
+        let instances = match ctx.cloud.list().await {
+            Ok(instances) => instances,
+            Err(error) => {
+                tracing::warn!(%error, "instances could not be listed, trying again");
+                tokio::time::sleep(PERIOD).await;
+                continue;
+            }
+        };
+        let (leaked, orphaned) = {
+            let state = ctx.cluster.read();
+            (leaked(&state, &instances, now_ms()), orphaned(&state, &instances))
+        };
+        for id in leaked {
+            tracing::warn!(instance = id, "instance without a node claim is terminated");
+            ctx.metrics.garbage_collected.with_label_values(&["instance"]).inc();
+            if let Err(error) = ctx.cloud.terminate(&id).await {
+                tracing::warn!(instance = id, %error, "instance could not be terminated, trying again");
+            }
+        }
+        for claim in orphaned {
+            tracing::warn!(claim = claim.name_any(), "its instance is gone, it goes");
+            ctx.metrics.garbage_collected.with_label_values(&["nodeclaim"]).inc();
+            if let Err(error) = lifecycle::delete_claim(&ctx, &claim).await {
+                tracing::warn!(claim = claim.name_any(), %error, "node claim could not be deleted, trying again");
+            }
+        }
+        tokio::time::sleep(PERIOD).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cloud::InstanceState;
+    use crate::scheduling::offering::CapacityType;
+
+    fn instance(id: &str, token: &str, launched_at_ms: i64) -> Instance {
+        Instance {
+            id: id.into(),
+            provider_id: format!("aws:///z/{id}"),
+            client_token: token.into(),
+            node_claim: "c".into(),
+            instance_type: "m5.large".into(),
+            zone: "z".into(),
+            capacity_type: CapacityType::OnDemand,
+            image_id: "ami-1".into(),
+            launched_at_ms,
+            state: InstanceState::Running,
+        }
+    }
+
+    fn state(ready: bool) -> State {
+        let mut state = State::default();
+        state.apply_claim(
+            serde_json::from_value(serde_json::json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim",
+                "metadata": {"name": "c", "uid": "token"},
+                "spec": {"requirements": [], "nodeClassRef": {"group": "g", "kind": "k", "name": "n"}},
+                "status": {"providerID": "aws:///z/i-1", "conditions": [{"type": "Launched", "status": "True",
+                    "reason": "Launched", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"}]}}))
+            .unwrap(),
+        );
+        state.apply_node(
+            serde_json::from_value(serde_json::json!({"metadata": {"name": "n"}, "spec": {"providerID": "aws:///z/i-1"},
+                "status": {"conditions": [{"type": "Ready", "status": if ready { "True" } else { "False" }}]}}))
+            .unwrap(),
+        );
+        state
+    }
+
+    #[test]
+    fn only_an_old_instance_that_no_claim_knows_is_leaked() {
+        let all = [instance("i-1", "token", 0), instance("i-2", "other", 0), instance("i-3", "young", 50_000)];
+        assert_eq!(leaked(&state(true), &all, 60_000), ["aws:///z/i-2"]);
+    }
+
+    #[test]
+    fn a_claim_without_its_instance_goes_unless_its_node_is_ready() {
+        assert!(orphaned(&state(false), &[instance("i-1", "token", 0)]).is_empty());
+        assert_eq!(orphaned(&state(false), &[]).len(), 1);
+        assert!(orphaned(&state(true), &[]).is_empty());
+    }
+}

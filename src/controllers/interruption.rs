@@ -1,0 +1,279 @@
+//! Messages of the interruption queue: the node is closed at once, its replacement is bought first where time allows,
+//! then it is drained and terminated.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::jiff::Timestamp;
+use kube::ResourceExt;
+use serde_json::json;
+
+use super::context::{Context, reference};
+use super::{drain, lifecycle};
+use crate::api::{NodeClaim, conditions, labels};
+use crate::cloud::{Message, MessageKind};
+use crate::cluster::holds::{self, Holds};
+use crate::cluster::{State, now_ms, rfc3339};
+
+/// Notice that EC2 gives of a spot interruption, milliseconds.
+const SPOT_NOTICE_MS: i64 = 120_000;
+/// Time that a scheduled change leaves us, milliseconds; the event itself is usually days ahead.
+const SCHEDULED_NOTICE_MS: i64 = 600_000;
+/// Longest grace period that a drain reckons with, milliseconds.
+const MAX_GRACE_MS: i64 = 60_000;
+/// What a drain needs beside the pods' grace period, milliseconds.
+const DRAIN_MARGIN_MS: i64 = 15_000;
+/// Wait after the queue could not be read.
+const RETRY: Duration = Duration::from_secs(2);
+/// The state is looked at at least this often.
+const TICK: Duration = Duration::from_millis(500);
+
+/// A disruption under way, as written on the claim.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Disrupting {
+    /// Why, as in events and metrics.
+    pub reason: String,
+    /// When the node must be gone, milliseconds since the epoch; `None` where there is no hurry.
+    pub deadline_ms: Option<i64>,
+}
+
+impl Disrupting {
+    /// Reads it off a claim.
+    pub fn of(claim: &NodeClaim) -> Option<Self> {
+        let text = claim.annotations().get(labels::DISRUPTING)?;
+        let (reason, deadline) = text.split_once('/').unwrap_or((text, ""));
+        let deadline_ms = deadline.parse::<Timestamp>().ok().map(Timestamp::as_millisecond);
+        Some(Self { reason: reason.to_owned(), deadline_ms })
+    }
+
+    /// The annotation's value.
+    pub fn annotation(&self) -> String {
+        format!("{}/{}", self.reason, self.deadline_ms.map(rfc3339).unwrap_or_default())
+    }
+}
+
+/// What a message asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Response {
+    /// Tell, and nothing else.
+    Tell,
+    /// Replace the node, then let it go by the deadline.
+    Replace(Disrupting),
+    /// The instance is going or gone: follow.
+    Delete,
+}
+
+/// What a message asks for.
+pub fn response(message: &Message) -> Response {
+    let replace = |reason: &str, notice: i64| {
+        Response::Replace(Disrupting { reason: reason.into(), deadline_ms: Some(message.at_ms + notice) })
+    };
+    match message.kind {
+        MessageKind::SpotInterruption => replace("SpotInterruption", SPOT_NOTICE_MS),
+        MessageKind::ScheduledChange => replace("ScheduledChange", SCHEDULED_NOTICE_MS),
+        MessageKind::StateChange => Response::Delete,
+        MessageKind::RebalanceRecommendation => Response::Tell,
+    }
+}
+
+/// Reads the queue until the process ends.
+pub async fn listen(ctx: Arc<Context>) {
+    loop {
+        let messages = match ctx.cloud.receive_messages().await {
+            Ok(messages) => messages,
+            Err(error) => {
+                tracing::warn!(%error, "the interruption queue could not be read, trying again");
+                tokio::time::sleep(RETRY).await;
+                continue;
+            }
+        };
+        for message in messages {
+            let kind = kind_label(message.kind);
+            ctx.metrics.interruption_messages.with_label_values(&[kind]).inc();
+            match respond(&ctx, &message).await {
+                // A message that could not be acted on comes back when its visibility time-out ends.
+                Err(error) => tracing::warn!(kind, instance = message.instance_id, %error, "not handled, it comes back"),
+                Ok(()) => {
+                    if let Err(error) = ctx.cloud.delete_message(&message.receipt).await {
+                        tracing::warn!(%error, "message could not be deleted, it comes back");
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn kind_label(kind: MessageKind) -> &'static str {
+    match kind {
+        MessageKind::SpotInterruption => "spot_interrupted",
+        MessageKind::RebalanceRecommendation => "rebalance_recommendation",
+        MessageKind::ScheduledChange => "scheduled_change",
+        MessageKind::StateChange => "instance_state_change",
+    }
+}
+
+async fn respond(ctx: &Arc<Context>, message: &Message) -> Result<(), kube::Error> {
+    let suffix = format!("/{}", message.instance_id);
+    let claim = ctx
+        .cluster
+        .read()
+        .claims
+        .values()
+        .find(|claim| {
+            claim.status.as_ref().and_then(|status| status.provider_id.as_ref()).is_some_and(|id| id.ends_with(&suffix))
+        })
+        .cloned();
+    // An instance that isn't ours, or that we let go of already.
+    let Some(claim) = claim else { return Ok(()) };
+    if claim.metadata.deletion_timestamp.is_some() {
+        return Ok(());
+    }
+    let kind = kind_label(message.kind);
+    tracing::info!(claim = claim.name_any(), instance = message.instance_id, kind, "interruption message");
+    ctx.event(reference(&*claim), true, "Interruption", kind).await;
+    match response(message) {
+        Response::Tell => Ok(()),
+        Response::Delete => lifecycle::delete_claim(ctx, &claim).await,
+        Response::Replace(disrupting) => mark(ctx, &claim, &disrupting).await,
+    }
+}
+
+/// Writes a disruption on a claim and closes its node. An earlier deadline stays.
+///
+/// # Errors
+/// The API server's.
+pub async fn mark(ctx: &Context, claim: &NodeClaim, disrupting: &Disrupting) -> Result<(), kube::Error> {
+    let known = Disrupting::of(claim);
+    let sooner = known.as_ref().is_none_or(|known| match (known.deadline_ms, disrupting.deadline_ms) {
+        (Some(known), Some(new)) => new < known,
+        (None, new) => new.is_some(),
+        (Some(_), None) => false,
+    });
+    if sooner || known.is_none() {
+        let patch = json!({"metadata": {"annotations": {(labels::DISRUPTING): disrupting.annotation()}}});
+        ctx.patch_claim(&claim.name_any(), &patch).await?;
+    }
+    let node = ctx.cluster.read().node_of(claim).cloned();
+    match node {
+        Some(node) => drain::close(ctx, &node).await,
+        None => Ok(()),
+    }
+}
+
+/// Whether a claim that is being disrupted may be deleted now: nothing on it needs a new place, or every new place is
+/// ready, or there is no time left to wait for it.
+pub fn departs(state: &State, holds: &Holds, claim: &NodeClaim, now: i64) -> bool {
+    let Some(disrupting) = Disrupting::of(claim) else { return false };
+    let Some(node) = state.node_of(claim) else { return true };
+    let node = node.name_any();
+    let moving: Vec<_> = state
+        .pods_on(&node)
+        .filter(|pod| pod.reschedulable())
+        .filter(|pod| pod.entry.as_ref().is_ok_and(|entry| entry.owner.is_some()))
+        .collect();
+    let grace = moving.iter().map(|pod| pod.grace_seconds * 1_000).max().unwrap_or(0).clamp(0, MAX_GRACE_MS);
+    if disrupting.deadline_ms.is_some_and(|deadline| now >= deadline - grace - DRAIN_MARGIN_MS) {
+        return true;
+    }
+    let ready: BTreeSet<&String> = holds
+        .by_claim
+        .iter()
+        .filter(|(name, _)| {
+            let status = state.claims.get(*name).and_then(|claim| claim.status.as_ref());
+            status.is_some_and(|status| conditions::is_true(&status.conditions, "Initialized"))
+        })
+        .flat_map(|(_, holds)| holds.iter().filter(|hold| hold.owner.is_some()).map(|hold| &hold.original))
+        .collect();
+    moving.iter().all(|pod| ready.contains(&pod.key()))
+}
+
+/// Deletes the claims whose time has come, until the process ends.
+pub async fn depart(ctx: Arc<Context>) {
+    let mut changes = ctx.cluster.changes();
+    loop {
+        let now = now_ms();
+        let due: Vec<Arc<NodeClaim>> = {
+            let state = ctx.cluster.read();
+            let leaving = || {
+                let claims = state.claims.values();
+                claims.filter(|claim| claim.metadata.deletion_timestamp.is_none() && Disrupting::of(claim).is_some())
+            };
+            if leaving().next().is_none() {
+                Vec::new()
+            } else {
+                let holds = holds::resolve(&state, now);
+                leaving().filter(|claim| departs(&state, &holds, claim, now)).cloned().collect()
+            }
+        };
+        for claim in due {
+            let reason = Disrupting::of(&claim).map(|disrupting| disrupting.reason).unwrap_or_default();
+            // Empty nodes are closed first and looked at again by the disruption loop, which lets them go itself.
+            if reason == super::disruption::EMPTY {
+                continue;
+            }
+            tracing::info!(claim = claim.name_any(), reason, "its pods have a new place, it goes");
+            ctx.metrics.claims_disrupted.with_label_values(&[&reason]).inc();
+            if let Err(error) = lifecycle::delete_claim(&ctx, &claim).await {
+                tracing::warn!(claim = claim.name_any(), %error, "node claim could not be deleted, trying again");
+            }
+        }
+        let _ = tokio::time::timeout(TICK, changes.changed()).await;
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        changes.mark_unchanged();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn claim(name: &str, id: &str, initialized: bool, annotations: &serde_json::Value) -> NodeClaim {
+        let list = if initialized {
+            json!([{"type": "Initialized", "status": "True", "reason": "Initialized", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"}])
+        } else {
+            json!([])
+        };
+        serde_json::from_value(json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim",
+            "metadata": {"name": name, "uid": name, "annotations": annotations},
+            "spec": {"requirements": [], "nodeClassRef": {"group": "g", "kind": "k", "name": "n"}},
+            "status": {"providerID": id, "conditions": list}}))
+        .unwrap()
+    }
+
+    fn state(replacement_ready: bool) -> State {
+        let mut state = State::default();
+        state.apply_claim(claim("old", "aws:///z/i-1", true, &json!({(labels::DISRUPTING): "SpotInterruption/1970-01-01T00:02:00Z"})));
+        state.apply_claim(claim("new", "aws:///z/i-2", replacement_ready, &json!({
+            (labels::PLANNED_PODS): "[\"n/a\"]", (labels::PLANNED_OWNERS): "{\"n/a\":\"rs\"}", (labels::HOLD_UNTIL): "2099-01-01T00:00:00Z"})));
+        state.apply_node(serde_json::from_value(json!({"metadata": {"name": "node-old"}, "spec": {"providerID": "aws:///z/i-1"}})).unwrap());
+        let pod = json!({"metadata": {"name": "a", "namespace": "n", "uid": "a",
+            "ownerReferences": [{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r", "uid": "rs", "controller": true}]},
+            "spec": {"nodeName": "node-old", "terminationGracePeriodSeconds": 30, "containers": [{"name": "c", "image": "i"}]}});
+        state.apply_pod(&serde_json::from_value(pod).unwrap(), 1);
+        state
+    }
+
+    #[test]
+    fn an_interrupted_node_waits_for_its_replacement_but_not_beyond_its_notice() {
+        let leaves = |ready: bool, now: i64| {
+            let state = state(ready);
+            departs(&state, &holds::resolve(&state, now), &state.claims["old"], now)
+        };
+        assert!(!leaves(false, 10_000), "the replacement isn't ready");
+        assert!(leaves(true, 10_000), "it is");
+        assert!(!leaves(false, 74_999));
+        assert!(leaves(false, 75_000), "30 s of grace and 15 s of margin before the deadline");
+    }
+
+    #[test]
+    fn every_kind_of_message_has_its_response() {
+        let message = |kind| Message { receipt: "r".into(), kind, instance_id: "i-1".into(), at_ms: 1_000 };
+        assert_eq!(response(&message(MessageKind::RebalanceRecommendation)), Response::Tell);
+        assert_eq!(response(&message(MessageKind::StateChange)), Response::Delete);
+        let spot = Disrupting { reason: "SpotInterruption".into(), deadline_ms: Some(121_000) };
+        assert_eq!(response(&message(MessageKind::SpotInterruption)), Response::Replace(spot.clone()));
+        let marked = claim("x", "aws:///z/i-3", true, &json!({(labels::DISRUPTING): spot.annotation()}));
+        assert_eq!(Disrupting::of(&marked), Some(spot));
+    }
+}

@@ -1,0 +1,179 @@
+//! A NodeClaim becomes an instance.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::Taint;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff::Timestamp;
+use kube::ResourceExt;
+use serde_json::json;
+
+use super::context::{Context, single_values};
+use super::provisioner::claim_event;
+use crate::api::conditions::{Conditions, LAUNCHED, NODE_CLAIM_DEPENDENTS};
+use crate::api::{NodeClaim, labels};
+use crate::cloud::{LaunchError, LaunchRequest, Launched, Override};
+use crate::cluster::now_ms;
+use crate::scheduling::offering::{Catalogue, InstanceType};
+use crate::scheduling::requirement::Requirements;
+
+/// Why a launch did not come about.
+#[derive(Debug, thiserror::Error)]
+pub enum Failure {
+    /// The claim can never be launched: it is deleted, and its pods are planned anew.
+    #[error("{1}")]
+    Hopeless(&'static str, String),
+    /// It may be launched later.
+    #[error("{0}")]
+    Later(String),
+    /// The API server refused a write.
+    #[error("writing the node claim: {0}")]
+    Api(#[from] kube::Error),
+}
+
+/// Launches a claim's instance and writes down what came of it. Safe to repeat: the claim's UID is the client token.
+///
+/// # Errors
+/// [`Failure`].
+pub async fn launch(ctx: &Arc<Context>, claim: &NodeClaim) -> Result<(), Failure> {
+    let name = claim.name_any();
+    let class_name = &claim.spec.node_class_ref.name;
+    let class = ctx.cluster.read().classes.get(class_name).cloned();
+    let Some(class) = class else {
+        return Err(Failure::Hopeless("nodeclass_not_ready", format!("EC2NodeClass {class_name} does not exist")));
+    };
+    let catalogue = ctx.cloud.catalogue(&class);
+    let overrides = acceptable(claim, &catalogue);
+    if overrides.is_empty() {
+        let why = "none of its offerings is available any more".to_owned();
+        return Err(Failure::Hopeless("insufficient_capacity", why));
+    }
+    let mut taints = claim.spec.taints.clone();
+    taints.extend(claim.spec.startup_taints.clone());
+    taints.push(Taint { key: labels::UNREGISTERED_TAINT.into(), effect: "NoExecute".into(), ..Taint::default() });
+    let request = LaunchRequest {
+        client_token: claim.uid().unwrap_or_default(),
+        node_claim: name.clone(),
+        node_pool: claim.labels().get(labels::NODE_POOL).cloned().unwrap_or_default(),
+        node_class: class_name.clone(),
+        overrides,
+        labels: single_values(claim),
+        taints,
+    };
+    let started = now_ms();
+    let result = ctx.cloud.launch(request).await;
+    #[allow(clippy::cast_precision_loss)]
+    ctx.metrics.launch_seconds.observe((now_ms() - started) as f64 / 1e3);
+    match result {
+        Ok(launched) => {
+            for offering in &launched.unavailable {
+                ctx.cloud.mark_unavailable(offering);
+            }
+            record(ctx, claim, &launched, &catalogue).await
+        }
+        Err(LaunchError::InsufficientCapacity { unavailable }) => {
+            for offering in &unavailable {
+                ctx.cloud.mark_unavailable(offering);
+            }
+            let note = format!("{} offerings are out of capacity; its pods are planned anew", unavailable.len());
+            claim_event(ctx, claim, true, "InsufficientCapacityError", &note).await;
+            Err(Failure::Hopeless("insufficient_capacity", note))
+        }
+        Err(LaunchError::NodeClassNotReady { name, reason }) => {
+            Err(Failure::Hopeless("nodeclass_not_ready", format!("EC2NodeClass {name} is not ready: {reason}")))
+        }
+        Err(error @ (LaunchError::Throttled | LaunchError::Other(_))) => {
+            claim_event(ctx, claim, true, "LaunchFailed", &error.to_string()).await;
+            Err(Failure::Later(error.to_string()))
+        }
+    }
+}
+
+/// Offerings that a claim may be launched as, cheapest first.
+pub fn acceptable(claim: &NodeClaim, catalogue: &Catalogue) -> Vec<Override> {
+    let allowed = |key: &str| {
+        let found = claim.spec.requirements.iter().find(|r| r.key == key && r.operator == "In");
+        move |value: &str| found.is_none_or(|r| r.values.iter().any(|other| other == value))
+    };
+    let (type_ok, zone_ok, capacity_ok) =
+        (allowed(labels::INSTANCE_TYPE), allowed(labels::ZONE), allowed(labels::CAPACITY_TYPE));
+    let requirements = Requirements::from_api(&claim.spec.requirements).unwrap_or_default();
+    let mut found: Vec<(i64, Override)> = Vec::new();
+    for instance_type in &catalogue.instance_types {
+        if !type_ok(&instance_type.name) || !admits(&requirements, &instance_type.labels) {
+            continue;
+        }
+        for offering in &instance_type.offerings {
+            if offering.available && zone_ok(&offering.zone) && capacity_ok(offering.capacity_type.as_str()) {
+                found.push((
+                    offering.price.0,
+                    Override {
+                        instance_type: instance_type.name.to_string(),
+                        zone: offering.zone.to_string(),
+                        capacity_type: offering.capacity_type,
+                    },
+                ));
+            }
+        }
+    }
+    found.sort_by(|(price, a), (other, b)| {
+        price.cmp(other).then_with(|| (&a.instance_type, &a.zone).cmp(&(&b.instance_type, &b.zone)))
+    });
+    found.into_iter().map(|(_, offering)| offering).collect()
+}
+
+/// Whether a type may serve a claim: what both name must agree; keys that only the claim names are the template's labels.
+fn admits(requirements: &Requirements, own: &BTreeMap<String, String>) -> bool {
+    requirements.iter().all(|(key, set)| match own.get(&**key) {
+        Some(value) => set.accepts(Some(value)),
+        None => !labels::is_well_known(key) || DRAWN.contains(&&**key) || set.accepts_absence(),
+    })
+}
+
+/// Well-known keys that an offering or the template decides, not the type.
+const DRAWN: [&str; 4] = [labels::ZONE, labels::ZONE_ID, labels::CAPACITY_TYPE, labels::NODE_POOL];
+
+async fn record(
+    ctx: &Arc<Context>,
+    claim: &NodeClaim,
+    launched: &Launched,
+    catalogue: &Catalogue,
+) -> Result<(), Failure> {
+    let name = claim.name_any();
+    let instance = &launched.instance;
+    let found: Option<&Arc<InstanceType>> =
+        catalogue.instance_types.iter().find(|found| *found.name == instance.instance_type);
+    let mut own: BTreeMap<String, String> = found.map(|found| found.labels.clone()).unwrap_or_default();
+    own.insert(labels::INSTANCE_TYPE.into(), instance.instance_type.clone());
+    own.insert(labels::ZONE.into(), instance.zone.clone());
+    own.insert(labels::CAPACITY_TYPE.into(), instance.capacity_type.as_str().into());
+    // What the user put on the claim wins (core reference 5.2).
+    own.extend(single_values(claim));
+    ctx.patch_claim(&name, &json!({"metadata": {"labels": own}})).await?;
+    let generation = claim.metadata.generation;
+    let mut list = claim.status.as_ref().map(|status| status.conditions.clone()).unwrap_or_default();
+    let created = claim.metadata.creation_timestamp.as_ref();
+    Conditions::open(&mut list, NODE_CLAIM_DEPENDENTS, generation, created, &Time(Timestamp::now())).set_true(LAUNCHED);
+    let mut status = json!({
+        "providerID": instance.provider_id,
+        "imageID": instance.image_id,
+        "conditions": list,
+    });
+    if let Some(found) = found {
+        status["capacity"] = json!(found.capacity.to_map());
+        status["allocatable"] = json!(found.allocatable.to_map());
+    }
+    ctx.patch_claim_status(&name, &status).await?;
+    tracing::info!(
+        claim = name,
+        instance = instance.id,
+        instance_type = instance.instance_type,
+        zone = instance.zone,
+        capacity_type = %instance.capacity_type,
+        "launched"
+    );
+    let note = format!("{} in {} as {}", instance.instance_type, instance.zone, instance.capacity_type);
+    claim_event(ctx, claim, false, "Launched", &note).await;
+    Ok(())
+}

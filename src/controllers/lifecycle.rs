@@ -1,0 +1,476 @@
+//! The life of a NodeClaim: launched, registered, initialized; then drained, terminated, gone.
+//! [`next_step`] says what is due; [`run`] does it, one step at a time for each claim, and tries again what failed.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{Node, Taint};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff::Timestamp;
+use kube::api::{DeleteParams, Preconditions};
+use kube::{Api, Resource, ResourceExt};
+use serde_json::{Value, json};
+
+use super::context::{Context, gone_is_fine, is_conflict, is_not_found, single_values};
+use super::launch::{self, Failure};
+use super::{drain, placement};
+use crate::api::conditions::{self, Conditions, NODE_CLAIM_DEPENDENTS};
+use crate::api::{NodeClaim, labels};
+use crate::cluster::snapshot::{is_ephemeral, node_ready};
+use crate::cluster::{State, created_ms, now_ms};
+
+/// A claim that isn't launched after so long is given up (core reference 5.5), milliseconds.
+const LAUNCH_TIMEOUT_MS: i64 = 300_000;
+/// A launched claim whose node doesn't register in so long is given up, milliseconds.
+const REGISTRATION_TIMEOUT_MS: i64 = 900_000;
+/// The state is looked at no more often than this.
+const LOOK: Duration = Duration::from_millis(20);
+/// The state is looked at at least this often, since time passes without events.
+const TICK: Duration = Duration::from_millis(500);
+/// First and longest wait after a step failed, milliseconds.
+const BACKOFF_MS: (i64, i64) = (250, 30_000);
+/// Wait between two looks at something under way (a drain, an instance going down), milliseconds.
+const POLL_MS: i64 = 500;
+/// Steps under way at the same time.
+const CONCURRENCY: usize = 100;
+
+/// What is due for a claim.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Nothing.
+    Nothing,
+    /// Put our finalizer on it.
+    AddFinalizer,
+    /// Launch its instance.
+    Launch,
+    /// Give it up, for this reason.
+    GiveUp(&'static str),
+    /// Put the claim's labels, taints and our finalizer on its Node.
+    Sync,
+    /// Nominate its pods and take the unregistered taint off.
+    Open,
+    /// Say that it is registered.
+    Register,
+    /// Say that it is initialized.
+    Initialize,
+    /// Say why it isn't initialized.
+    Explain(&'static str),
+    /// Delete its Node.
+    DeleteNode,
+    /// Keep pods off its Node and evict those there.
+    Drain,
+    /// Terminate its instance, and let go of the Node and the claim when it is gone.
+    Terminate,
+    /// Delete the claim, since its Node was deleted.
+    FollowNode,
+}
+
+/// What is due for a claim at `now_ms`. `drained` says whether no pod on its node has to be waited for.
+pub fn next_step(claim: &NodeClaim, node: Option<&Node>, drained: bool, now_ms: i64) -> Step {
+    let status = claim.status.as_ref();
+    let holds = |kind: &str| status.is_some_and(|status| conditions::is_true(&status.conditions, kind));
+    let ours = claim.finalizers().iter().any(|finalizer| finalizer == labels::TERMINATION_FINALIZER);
+    if claim.metadata.deletion_timestamp.is_some() {
+        if !ours {
+            return Step::Nothing;
+        }
+        return match node {
+            Some(node) if node.metadata.deletion_timestamp.is_none() => Step::DeleteNode,
+            Some(_) if !drained => Step::Drain,
+            _ => Step::Terminate,
+        };
+    }
+    if !ours {
+        return Step::AddFinalizer;
+    }
+    let age = now_ms - created_ms(&claim.metadata);
+    if !holds("Launched") {
+        return if age > LAUNCH_TIMEOUT_MS { Step::GiveUp("launch_timeout") } else { Step::Launch };
+    }
+    let Some(node) = node else {
+        let timed_out = !holds("Registered") && age > REGISTRATION_TIMEOUT_MS;
+        return if timed_out { Step::GiveUp("registration_timeout") } else { Step::Nothing };
+    };
+    if node.metadata.deletion_timestamp.is_some() {
+        return Step::FollowNode;
+    }
+    let taints = || node.spec.iter().flat_map(|spec| spec.taints.iter().flatten());
+    let registered_label = node.labels().get(labels::REGISTERED).is_some_and(|value| value == "true");
+    if !holds("Registered") {
+        let synced = node.finalizers().iter().any(|finalizer| finalizer == labels::TERMINATION_FINALIZER);
+        return if !synced {
+            Step::Sync
+        } else if !registered_label || taints().any(|taint| taint.key == labels::UNREGISTERED_TAINT) {
+            Step::Open
+        } else {
+            Step::Register
+        };
+    }
+    if holds("Initialized") {
+        return Step::Nothing;
+    }
+    match missing(claim, node) {
+        None => Step::Initialize,
+        Some(reason) => Step::Explain(reason),
+    }
+}
+
+/// Why a registered node isn't initialized (core reference 5.4).
+fn missing(claim: &NodeClaim, node: &Node) -> Option<&'static str> {
+    let taints: Vec<&Taint> = node.spec.iter().flat_map(|spec| spec.taints.iter().flatten()).collect();
+    if !node_ready(node) {
+        return Some("NodeNotReady");
+    }
+    let startup = |taint: &Taint| {
+        claim.spec.startup_taints.iter().any(|other| other.key == taint.key && other.effect == taint.effect)
+    };
+    if taints.iter().any(|taint| startup(taint)) {
+        return Some("StartupTaintsExist");
+    }
+    if taints.iter().any(|taint| is_ephemeral(taint)) {
+        return Some("KnownEphemeralTaintsExist");
+    }
+    let zero = |text: &str| text.chars().all(|c| !c.is_ascii_digit() || c == '0');
+    let allocatable = node.status.as_ref().and_then(|status| status.allocatable.as_ref());
+    let reported = |name: &String| allocatable.and_then(|map| map.get(name)).is_some_and(|value| !zero(&value.0));
+    if claim.spec.resources.requests.iter().any(|(name, value)| !zero(&value.0) && !reported(name)) {
+        return Some("ResourceNotRegistered");
+    }
+    None
+}
+
+#[derive(Default)]
+struct Work {
+    busy: HashSet<String>,
+    /// Not before, and the wait that was: by claim.
+    later: HashMap<String, (i64, i64)>,
+}
+
+/// Runs until the process ends.
+pub async fn run(ctx: Arc<Context>) {
+    let mut changes = ctx.cluster.changes();
+    let work = Arc::new(Mutex::new(Work::default()));
+    let (done, mut finished) = tokio::sync::mpsc::unbounded_channel::<()>();
+    loop {
+        for (name, step) in due(&ctx.cluster.read(), &work, now_ms()) {
+            let (ctx, work, done) = (Arc::clone(&ctx), Arc::clone(&work), done.clone());
+            tokio::spawn(async move {
+                let wait = match take(&ctx, &name, &step).await {
+                    Ok(wait) => wait,
+                    Err(Failure::Hopeless(reason, why)) => {
+                        give_up(&ctx, &name, reason, &why).await;
+                        None
+                    }
+                    Err(Failure::Api(error)) if is_not_found(&error) || is_conflict(&error) => Some(POLL_MS),
+                    Err(error) => {
+                        tracing::warn!(claim = name, ?step, %error, "step failed, trying again");
+                        Some(-1)
+                    }
+                };
+                {
+                    let mut work = work.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+                    work.busy.remove(&name);
+                    match wait {
+                        None => {
+                            work.later.remove(&name);
+                        }
+                        Some(-1) => {
+                            let last = work.later.get(&name).map_or(BACKOFF_MS.0, |(_, wait)| *wait);
+                            work.later.insert(name, (now_ms() + last, (last * 2).min(BACKOFF_MS.1)));
+                        }
+                        Some(wait) => {
+                            work.later.insert(name, (now_ms() + wait, BACKOFF_MS.0));
+                        }
+                    }
+                }
+                let _ = done.send(());
+            });
+        }
+        tokio::select! {
+            _ = changes.changed() => {}
+            _ = finished.recv() => {}
+            () = tokio::time::sleep(TICK) => {}
+        }
+        tokio::time::sleep(LOOK).await;
+        changes.mark_unchanged();
+        while finished.try_recv().is_ok() {}
+    }
+}
+
+fn due(state: &State, work: &Mutex<Work>, now: i64) -> Vec<(String, Step)> {
+    let mut work = work.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    work.later.retain(|name, _| state.claims.contains_key(name));
+    let mut out = Vec::new();
+    for (name, claim) in &state.claims {
+        if work.busy.len() >= CONCURRENCY {
+            break;
+        }
+        if work.busy.contains(name) || work.later.get(name).is_some_and(|(at, _)| *at > now) {
+            continue;
+        }
+        let node = state.node_of(claim);
+        let drained = node.is_none_or(|node| drain::waiting(state, &node.name_any(), now).is_empty());
+        let step = next_step(claim, node.map(|node| &**node), drained, now);
+        if step != Step::Nothing {
+            work.busy.insert(name.clone());
+            out.push((name.clone(), step));
+        }
+    }
+    out
+}
+
+/// Does one step. Returns how long to leave the claim alone afterwards, milliseconds.
+async fn take(ctx: &Arc<Context>, name: &str, step: &Step) -> Result<Option<i64>, Failure> {
+    let (claim, node) = {
+        let state = ctx.cluster.read();
+        let Some(claim) = state.claims.get(name).cloned() else { return Ok(None) };
+        let node = state.node_of(&claim).cloned();
+        (claim, node)
+    };
+    match (step, &node) {
+        (Step::AddFinalizer, _) => {
+            let mut finalizers = claim.finalizers().to_vec();
+            finalizers.push(labels::TERMINATION_FINALIZER.into());
+            let patch = json!({"metadata": {"finalizers": finalizers, "resourceVersion": claim.resource_version()}});
+            ctx.patch_claim(name, &patch).await?;
+        }
+        (Step::Launch, _) => launch::launch(ctx, &claim).await?,
+        (Step::GiveUp(reason), _) => {
+            give_up(ctx, name, reason, "it did not come up in time").await;
+            return Ok(Some(POLL_MS));
+        }
+        (Step::Sync, Some(node)) => {
+            ctx.patch_node(&node.name_any(), &sync_patch(&claim, node)).await?;
+        }
+        (Step::Open, Some(node)) => return Ok(placement::open(ctx, &claim, node).await?),
+        (Step::Register, Some(node)) => {
+            let note = json!({"nodeName": node.name_any()});
+            set(ctx, &claim, "Registered", None, Some(note)).await?;
+            ctx.metrics.nodes_registered.inc();
+        }
+        (Step::Initialize, Some(node)) => {
+            ctx.patch_node(&node.name_any(), &json!({"metadata": {"labels": {(labels::INITIALIZED): "true"}}})).await?;
+            set(ctx, &claim, "Initialized", None, None).await?;
+            tracing::info!(claim = name, node = node.name_any(), "initialized");
+        }
+        (Step::Explain(reason), _) => {
+            set(ctx, &claim, "Initialized", Some(reason), None).await?;
+            return Ok(Some(POLL_MS));
+        }
+        (Step::DeleteNode, Some(node)) => delete_node(ctx, node).await?,
+        (Step::FollowNode, _) => delete_claim(ctx, &claim).await?,
+        (Step::Drain, Some(node)) => {
+            drain::step(ctx, &claim, node).await?;
+            return Ok(Some(POLL_MS));
+        }
+        (Step::Terminate, node) => return terminate(ctx, &claim, node.as_deref()).await,
+        // The node went away between the look and the step: look again.
+        (_, _) => {}
+    }
+    Ok(None)
+}
+
+/// Sets a condition: true, or unknown with a reason. Writes only what changes.
+async fn set(
+    ctx: &Context,
+    claim: &NodeClaim,
+    kind: &str,
+    unknown: Option<&str>,
+    more: Option<Value>,
+) -> Result<(), kube::Error> {
+    let before = claim.status.as_ref().map(|status| status.conditions.clone()).unwrap_or_default();
+    let mut list = before.clone();
+    let generation = claim.metadata.generation;
+    let created = claim.metadata.creation_timestamp.as_ref();
+    let now = Time(Timestamp::now());
+    let mut judged = Conditions::open(&mut list, NODE_CLAIM_DEPENDENTS, generation, created, &now);
+    match unknown {
+        None => judged.set_true(kind),
+        Some(reason) => judged.set_unknown(kind, reason, ""),
+    };
+    if list == before && more.is_none() {
+        return Ok(());
+    }
+    let mut status = more.unwrap_or_else(|| json!({}));
+    status["conditions"] = json!(list);
+    ctx.patch_claim_status(&claim.name_any(), &status).await
+}
+
+fn sync_patch(claim: &NodeClaim, node: &Node) -> Value {
+    let mut finalizers = node.finalizers().to_vec();
+    finalizers.push(labels::TERMINATION_FINALIZER.into());
+    let mut taints: Vec<Taint> = node.spec.as_ref().and_then(|spec| spec.taints.clone()).unwrap_or_default();
+    if node.labels().get(labels::DO_NOT_SYNC_TAINTS).is_none_or(|value| value != "true") {
+        for taint in claim.spec.taints.iter().chain(&claim.spec.startup_taints) {
+            if !taints.iter().any(|other| other.key == taint.key && other.effect == taint.effect) {
+                taints.push(taint.clone());
+            }
+        }
+    }
+    let mut owners = node.owner_references().to_vec();
+    if let Some(mut owner) = claim.owner_ref(&())
+        && !owners.iter().any(|other| other.uid == owner.uid)
+    {
+        owner.block_owner_deletion = Some(true);
+        owners.push(owner);
+    }
+    // Our own bookkeeping on the claim is no business of the node's.
+    let annotations: std::collections::BTreeMap<_, _> =
+        claim.annotations().iter().filter(|(key, _)| !key.starts_with("stowage.dev/")).collect();
+    json!({
+        "metadata": {
+            "resourceVersion": node.resource_version(),
+            "finalizers": finalizers,
+            "ownerReferences": owners,
+            "labels": single_values(claim),
+            "annotations": annotations,
+        },
+        "spec": {"taints": taints},
+    })
+}
+
+async fn give_up(ctx: &Context, name: &str, reason: &str, why: &str) {
+    let claim = ctx.cluster.read().claims.get(name).cloned();
+    let Some(claim) = claim else { return };
+    tracing::warn!(claim = name, reason, why, "node claim is given up");
+    ctx.metrics.claims_disrupted.with_label_values(&[reason]).inc();
+    super::provisioner::claim_event(ctx, &claim, true, "Disrupted", &format!("{reason}: {why}")).await;
+    if let Err(error) = delete_claim(ctx, &claim).await {
+        tracing::warn!(claim = name, %error, "node claim could not be deleted, trying again");
+    }
+}
+
+/// Deletes a claim; its finalizer does the rest.
+///
+/// # Errors
+/// The API server's, unless the claim is gone already.
+pub async fn delete_claim(ctx: &Context, claim: &NodeClaim) -> Result<(), kube::Error> {
+    let api: Api<NodeClaim> = Api::all(ctx.client.clone());
+    let deleted = api.delete(&claim.name_any(), &same_uid(claim.uid())).await;
+    gone_is_fine(deleted.map(|answer| {
+        if let Some(claim) = answer.left() {
+            ctx.cluster.update(|state| state.apply_claim(claim));
+        }
+    }))
+}
+
+async fn delete_node(ctx: &Context, node: &Node) -> Result<(), kube::Error> {
+    let api: Api<Node> = Api::all(ctx.client.clone());
+    let deleted = api.delete(&node.name_any(), &same_uid(node.uid())).await;
+    gone_is_fine(deleted.map(|answer| {
+        if let Some(node) = answer.left() {
+            ctx.cluster.update(|state| state.apply_node(node));
+        }
+    }))
+}
+
+fn same_uid(uid: Option<String>) -> DeleteParams {
+    DeleteParams { preconditions: Some(Preconditions { uid, resource_version: None }), ..DeleteParams::default() }
+}
+
+/// Terminates a claim's instance; when it is gone, lets go of the Node and then of the claim.
+async fn terminate(ctx: &Context, claim: &NodeClaim, node: Option<&Node>) -> Result<Option<i64>, Failure> {
+    let cloud = |error: crate::cloud::CloudError| Failure::Later(format!("terminating its instance: {error}"));
+    let known = claim.status.as_ref().and_then(|status| status.provider_id.clone());
+    let id = match known {
+        Some(id) => Some(id),
+        // It may have been launched by a process that died before it could write so.
+        None => {
+            let uid = claim.uid().unwrap_or_default();
+            let list = ctx.cloud.list().await.map_err(cloud)?;
+            list.into_iter().find(|instance| instance.client_token == uid).map(|instance| instance.provider_id)
+        }
+    };
+    if let Some(id) = id
+        && ctx.cloud.terminate(&id).await.map_err(cloud)?
+    {
+        return Ok(Some(POLL_MS));
+    }
+    if let Some(node) = node {
+        release(node.finalizers(), |left| {
+            let patch = json!({"metadata": {"finalizers": left, "resourceVersion": node.resource_version()}});
+            async move { gone_is_fine(ctx.patch_node(&node.name_any(), &patch).await) }
+        })
+        .await?;
+    }
+    release(claim.finalizers(), |left| {
+        let patch = json!({"metadata": {"finalizers": left, "resourceVersion": claim.resource_version()}});
+        async move { gone_is_fine(ctx.patch_claim(&claim.name_any(), &patch).await) }
+    })
+    .await?;
+    tracing::info!(claim = claim.name_any(), "terminated");
+    Ok(Some(POLL_MS))
+}
+
+async fn release<F: Future<Output = Result<(), kube::Error>>>(
+    finalizers: &[String],
+    write: impl FnOnce(Vec<String>) -> F,
+) -> Result<(), kube::Error> {
+    let left: Vec<String> =
+        finalizers.iter().filter(|finalizer| *finalizer != labels::TERMINATION_FINALIZER).cloned().collect();
+    if left.len() == finalizers.len() {
+        return Ok(());
+    }
+    write(left).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn claim(conditions: &[&str], json: Value) -> NodeClaim {
+        let list: Vec<_> = conditions
+            .iter()
+            .map(|kind| json!({"type": kind, "status": "True", "reason": kind, "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"}))
+            .collect();
+        let mut all = json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim",
+            "metadata": {"name": "c", "finalizers": [labels::TERMINATION_FINALIZER], "creationTimestamp": "2026-01-01T00:00:00Z"},
+            "spec": {"requirements": [], "nodeClassRef": {"group": "g", "kind": "k", "name": "n"},
+                "startupTaints": [{"key": "cni", "effect": "NoSchedule"}], "resources": {"requests": {"nvidia.com/gpu": "1"}}},
+            "status": {"conditions": list, "providerID": "aws:///z/i-1"}});
+        json_patch::merge(&mut all, &json);
+        serde_json::from_value(all).unwrap()
+    }
+
+    fn node(json: Value) -> Node {
+        let mut all = json!({"metadata": {"name": "n", "finalizers": [labels::TERMINATION_FINALIZER], "labels": {(labels::REGISTERED): "true"}},
+            "status": {"conditions": [{"type": "Ready", "status": "True"}], "allocatable": {"nvidia.com/gpu": "1"}}});
+        json_patch::merge(&mut all, &json);
+        serde_json::from_value(all).unwrap()
+    }
+
+    #[test]
+    fn every_state_of_a_claim_has_one_next_step() {
+        let start = "2026-01-01T00:00:00Z".parse::<k8s_openapi::jiff::Timestamp>().unwrap().as_millisecond();
+        let none = json!({});
+        let deleting = json!({"metadata": {"deletionTimestamp": "2026-01-01T00:01:00Z"}});
+        let ready: &[&str] = &["Launched", "Registered", "Initialized"];
+        let taint = |key: &str| json!({"spec": {"taints": [{"key": key, "effect": "NoSchedule"}]}});
+        let cases: Vec<(&str, NodeClaim, Option<Node>, bool, i64, Step)> = vec![
+            ("new", claim(&[], json!({"metadata": {"finalizers": null}})), None, true, 0, Step::AddFinalizer),
+            ("not launched", claim(&[], none.clone()), None, true, 1, Step::Launch),
+            ("never launched", claim(&[], none.clone()), None, true, 300_001, Step::GiveUp("launch_timeout")),
+            ("booting", claim(&["Launched"], none.clone()), None, true, 300_001, Step::Nothing),
+            ("never booted", claim(&["Launched"], none.clone()), None, true, 900_001, Step::GiveUp("registration_timeout")),
+            ("node is there", claim(&["Launched"], none.clone()), Some(node(json!({"metadata": {"finalizers": null}}))), true, 1, Step::Sync),
+            ("node is closed", claim(&["Launched"], none.clone()), Some(node(taint(labels::UNREGISTERED_TAINT))), true, 1, Step::Open),
+            ("node is open", claim(&["Launched"], none.clone()), Some(node(none.clone())), true, 1, Step::Register),
+            ("node not ready", claim(&["Launched", "Registered"], none.clone()), Some(node(json!({"status": {"conditions": null}}))), true, 1, Step::Explain("NodeNotReady")),
+            ("start-up taint", claim(&["Launched", "Registered"], none.clone()), Some(node(taint("cni"))), true, 1, Step::Explain("StartupTaintsExist")),
+            ("not-ready taint", claim(&["Launched", "Registered"], none.clone()), Some(node(taint("node.kubernetes.io/not-ready"))), true, 1, Step::Explain("KnownEphemeralTaintsExist")),
+            ("no GPU yet", claim(&["Launched", "Registered"], none.clone()), Some(node(json!({"status": {"allocatable": {"nvidia.com/gpu": "0"}}}))), true, 1, Step::Explain("ResourceNotRegistered")),
+            ("all there", claim(&["Launched", "Registered"], none.clone()), Some(node(none.clone())), true, 1, Step::Initialize),
+            ("settled", claim(ready, none.clone()), Some(node(none.clone())), true, 1, Step::Nothing),
+            ("node deleted by hand", claim(ready, none.clone()), Some(node(deleting.clone())), true, 1, Step::FollowNode),
+            ("claim deleted", claim(ready, deleting.clone()), Some(node(none.clone())), false, 1, Step::DeleteNode),
+            ("draining", claim(ready, deleting.clone()), Some(node(deleting.clone())), false, 1, Step::Drain),
+            ("drained", claim(ready, deleting.clone()), Some(node(deleting.clone())), true, 1, Step::Terminate),
+            ("deleted before it had a node", claim(&[], deleting.clone()), None, true, 1, Step::Terminate),
+            ("let go of", claim(ready, json!({"metadata": {"deletionTimestamp": "2026-01-01T00:01:00Z", "finalizers": null}})), None, true, 1, Step::Nothing),
+        ];
+        for (case, claim, node, drained, after, step) in cases {
+            assert_eq!(next_step(&claim, node.as_ref(), drained, start + after), step, "{case}");
+        }
+    }
+}

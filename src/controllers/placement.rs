@@ -1,0 +1,357 @@
+//! The scheduler is made to follow the plan: nominations while a node is still closed, the extender's view of holds,
+//! and a nudge to the scheduler whenever a hold ends.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use futures::{StreamExt, stream};
+use k8s_openapi::api::core::v1::{Node, Pod, Taint};
+use kube::api::{Patch, PatchParams};
+use kube::{Api, ResourceExt};
+use serde_json::json;
+
+use super::context::{Context, Placement, gone_is_fine, is_conflict, is_not_found};
+use super::provisioner::HOLD_READY_MS;
+use crate::api::{NodeClaim, labels};
+use crate::cluster::holds::{self, Holds};
+use crate::cluster::snapshot::{is_ephemeral, is_leaving, node_ready};
+use crate::cluster::{Cluster, State, created_ms, now_ms, rfc3339};
+use crate::extender::{self, NodeRoom, PlannedPod, View, ViewInput};
+use crate::scheduling::resources::Resources;
+
+/// A node that isn't ready so long after it registered is opened all the same, milliseconds: something that has to run
+/// on it first may not tolerate our taint.
+const OPEN_PATIENCE_MS: i64 = 20_000;
+/// Wait between two looks at a node that isn't ready to be opened, milliseconds.
+const OPEN_POLL_MS: i64 = 50;
+/// Nominations under way at the same time.
+const CONCURRENCY: usize = 32;
+/// A pod is nominated again no sooner than this, milliseconds.
+const RENOMINATE_MS: i64 = 1_000;
+/// The state is looked at no more often than this.
+const LOOK: Duration = Duration::from_millis(20);
+/// The state is looked at at least this often.
+const TICK: Duration = Duration::from_millis(500);
+
+/// Nominates a new node's pods while its taint still keeps everyone off, then takes the taint off.
+/// Returns how long to wait before the next look, where it isn't time yet.
+///
+/// # Errors
+/// The API server's, on writing the node or the claim.
+pub async fn open(ctx: &Context, claim: &NodeClaim, node: &Node) -> Result<Option<i64>, kube::Error> {
+    let name = node.name_any();
+    if ctx.settings.placement != Placement::Off {
+        let now = now_ms();
+        let patient = now - created_ms(&node.metadata) < OPEN_PATIENCE_MS;
+        let startup = |taint: &Taint| {
+            claim.spec.startup_taints.iter().any(|other| other.key == taint.key && other.effect == taint.effect)
+        };
+        let closed = node.spec.iter().flat_map(|spec| spec.taints.iter().flatten()).any(|taint| {
+            taint.key != labels::UNREGISTERED_TAINT && is_ephemeral(taint) && !startup(taint)
+        });
+        if patient && (closed || !node_ready(node)) {
+            return Ok(Some(OPEN_POLL_MS));
+        }
+        let pods = to_nominate(&ctx.cluster.read(), &claim.name_any(), &name, now);
+        if patient && !pods.is_empty() {
+            nominate(ctx, &name, pods).await;
+            // Opened at the next look, when our own watch shows the nominations.
+            return Ok(Some(0));
+        }
+        let until = now + HOLD_READY_MS;
+        let patch = json!({"metadata": {"annotations": {(labels::HOLD_UNTIL): rfc3339(until)}}});
+        ctx.patch_claim(&claim.name_any(), &patch).await?;
+    }
+    let taints: Vec<&Taint> = node
+        .spec
+        .iter()
+        .flat_map(|spec| spec.taints.iter().flatten())
+        .filter(|taint| taint.key != labels::UNREGISTERED_TAINT)
+        .collect();
+    let patch = json!({
+        "metadata": {"resourceVersion": node.resource_version(), "labels": {(labels::REGISTERED): "true"}},
+        "spec": {"taints": taints},
+    });
+    ctx.patch_node(&name, &patch).await?;
+    tracing::info!(node = name, claim = claim.name_any(), "open");
+    Ok(None)
+}
+
+/// A pod to nominate.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Nominee {
+    namespace: String,
+    name: String,
+    uid: String,
+}
+
+/// Pods that room is held for on a claim's node and that aren't nominated to it.
+fn to_nominate(state: &State, claim: &str, node: &str, now: i64) -> Vec<Nominee> {
+    nominees(state, &holds::resolve(state, now), claim, node)
+}
+
+fn nominees(state: &State, holds: &Holds, claim: &str, node: &str) -> Vec<Nominee> {
+    let live = holds.by_claim.get(claim).into_iter().flatten();
+    live.filter_map(|hold| state.pods.get(hold.pod.as_ref()?))
+        .filter(|pod| pod.node.is_none() && pod.nominated.as_deref() != Some(node))
+        .map(|pod| Nominee { namespace: pod.namespace.clone(), name: pod.name.clone(), uid: pod.uid.clone() })
+        .collect()
+}
+
+async fn nominate(ctx: &Context, node: &str, pods: Vec<Nominee>) {
+    let patches = pods.into_iter().map(|pod| {
+        let api: Api<Pod> = Api::namespaced(ctx.client.clone(), &pod.namespace);
+        async move {
+            let patch = json!({"metadata": {"uid": pod.uid}, "status": {"nominatedNodeName": node}});
+            let result = api.patch_status(&pod.name, &PatchParams::default(), &Patch::Merge(&patch)).await;
+            match result {
+                Ok(changed) => ctx.cluster.update(|state| state.apply_pod(&changed, now_ms())),
+                Err(error) if is_not_found(&error) || is_conflict(&error) => {}
+                Err(error) => tracing::warn!(pod = pod.name, %error, "pod could not be nominated"),
+            }
+        }
+    });
+    let mut results = stream::iter(patches).buffer_unordered(CONCURRENCY);
+    while results.next().await.is_some() {
+        ctx.metrics.nominations.inc();
+    }
+}
+
+/// How a hold ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    /// Its pod was bound to the planned node.
+    Followed,
+    /// Its pod was bound to another node.
+    Elsewhere,
+    /// Its pod went away or it ran out.
+    Released,
+}
+
+/// Holds that were live before and aren't any more: claim, pod and how each ended.
+fn ended<'a>(before: &'a Holds, after: &Holds, state: &State) -> Vec<(&'a str, &'a str, End)> {
+    let mut out = Vec::new();
+    for (pod, claim) in &before.by_pod {
+        if after.by_pod.contains_key(pod) {
+            continue;
+        }
+        let node = state.claims.get(claim).and_then(|claim| state.node_of(claim)).map(|node| node.name_any());
+        let bound = state.pods.get(pod).and_then(|pod| pod.node.as_deref());
+        let end = match (bound, node) {
+            (Some(bound), Some(node)) if bound == node => End::Followed,
+            (Some(_), _) => End::Elsewhere,
+            (None, _) => End::Released,
+        };
+        out.push((claim.as_str(), pod.as_str(), end));
+    }
+    out.sort_by_key(|(claim, pod, _)| (*claim, *pod));
+    out
+}
+
+/// The leader's part: keeps nominations in place on open nodes and tells the scheduler of holds that ended.
+pub async fn keep(ctx: Arc<Context>) {
+    let mut changes = ctx.cluster.changes();
+    let mut before = Holds::default();
+    let mut nominated: HashMap<String, i64> = HashMap::new();
+    loop {
+        let now = now_ms();
+        let after = holds::resolve(&ctx.cluster.read(), now);
+        let mut freed: Vec<String> = Vec::new();
+        let mut again: BTreeMap<String, Vec<Nominee>> = BTreeMap::new();
+        {
+            let state = ctx.cluster.read();
+            for (claim, pod, end) in ended(&before, &after, &state) {
+                let result = match end {
+                    End::Followed => "planned",
+                    End::Elsewhere => "elsewhere",
+                    End::Released => "released",
+                };
+                ctx.metrics.holds_ended.with_label_values(&[result]).inc();
+                if end != End::Followed {
+                    tracing::info!(claim, pod, result, "hold ended");
+                    let node = state.claims.get(claim).and_then(|claim| state.node_of(claim));
+                    freed.extend(node.map(|node| node.name_any()));
+                }
+            }
+            nominated.retain(|_, at| now - *at < RENOMINATE_MS);
+            for claim in after.by_claim.keys() {
+                let Some(node) = state.claims.get(claim).and_then(|claim| state.node_of(claim)) else { continue };
+                let open = node.labels().get(labels::REGISTERED).is_some_and(|value| value == "true");
+                if open && node_ready(node) {
+                    let name = node.name_any();
+                    let mut pods = nominees(&state, &after, claim, &name);
+                    pods.retain(|pod| !nominated.contains_key(&pod.uid));
+                    if !pods.is_empty() {
+                        again.insert(name, pods);
+                    }
+                }
+            }
+        }
+        before = after;
+        if ctx.settings.placement != Placement::Off {
+            for (node, pods) in again {
+                nominated.extend(pods.iter().map(|pod| (pod.uid.clone(), now)));
+                nominate(&ctx, &node, pods).await;
+            }
+        }
+        if ctx.settings.placement == Placement::Extender {
+            freed.sort();
+            freed.dedup();
+            for node in freed {
+                // Pods that only the extender kept away are tried again on any event that changes a node.
+                let stamp = json!({"metadata": {"annotations": {(labels::HOLD_RELEASED): rfc3339(now)}}});
+                if let Err(error) = gone_is_fine(ctx.patch_node(&node, &stamp).await) {
+                    tracing::warn!(node, %error, "the scheduler could not be told of a freed hold");
+                }
+            }
+        }
+        let _ = tokio::time::timeout(TICK, changes.changed()).await;
+        tokio::time::sleep(LOOK).await;
+        changes.mark_unchanged();
+    }
+}
+
+/// Every replica's part: keeps the extender's view current.
+pub async fn show(cluster: Arc<Cluster>, view: Arc<ArcSwap<View>>) {
+    let mut changes = cluster.changes();
+    loop {
+        let now = now_ms();
+        let input = view_input(&cluster.read(), now);
+        view.store(Arc::new(View::build(input)));
+        let _ = tokio::time::timeout(TICK, changes.changed()).await;
+        tokio::time::sleep(LOOK).await;
+        changes.mark_unchanged();
+    }
+}
+
+/// What the extender should know of the state.
+pub fn view_input(state: &State, now: i64) -> ViewInput {
+    let holds = holds::resolve(state, now);
+    let mut input = ViewInput { built_at_ms: now, max_age_ms: extender::DEFAULT_MAX_AGE_MS, ..ViewInput::default() };
+    let mut claims: HashMap<String, &Arc<NodeClaim>> = HashMap::new();
+    for claim in state.claims.values() {
+        if let Some(node) = state.node_of(claim) {
+            claims.insert(node.name_any(), claim);
+        }
+    }
+    for (name, node) in &state.nodes {
+        let claim = claims.get(name).copied();
+        let taints = || node.spec.iter().flat_map(|spec| spec.taints.iter().flatten());
+        let disrupting = node.metadata.deletion_timestamp.is_some()
+            || claim.is_some_and(|claim| is_leaving(claim))
+            || taints().any(|taint| taint.key == labels::DISRUPTED_TAINT);
+        let live = claim.and_then(|claim| holds.by_claim.get(&claim.name_any()));
+        if claim.is_none() && !disrupting {
+            continue;
+        }
+        let allocatable = node
+            .status
+            .as_ref()
+            .and_then(|status| status.allocatable.as_ref())
+            .and_then(|map| Resources::from_map(map).ok())
+            .unwrap_or_default();
+        let mut free = allocatable.clone();
+        for pod in state.pods_on(name).filter(|pod| pod.active()) {
+            if let Ok(entry) = &pod.entry {
+                free.sub(&entry.class.requests);
+            }
+        }
+        let daemon_reserve = live.map(|_| crate::cluster::snapshot::daemons_to_come(state, node)).unwrap_or_default();
+        input.nodes.push(NodeRoom {
+            name: Arc::from(name.as_str()),
+            allocatable,
+            free,
+            daemon_reserve,
+            disrupting,
+            holds: live.into_iter().flatten().filter_map(|hold| held(state, hold)).collect(),
+        });
+    }
+    for (pod, claim) in &holds.by_pod {
+        let Some(found) = state.claims.get(claim) else { continue };
+        let until = state.planned.get(claim).map_or(0, |planned| planned.until_ms);
+        input.planned.insert(
+            Arc::from(pod.as_str()),
+            PlannedPod {
+                node: state.node_of(found).map(|node| Arc::from(node.name_any())),
+                claim: Arc::from(claim.as_str()),
+                expires_at_ms: until,
+            },
+        );
+    }
+    input
+}
+
+fn held(state: &State, hold: &holds::Hold) -> Option<extender::Hold> {
+    let key = hold.pod.as_ref().unwrap_or(&hold.original);
+    let entry = state.pods.get(key).and_then(|pod| pod.entry.as_ref().ok())?;
+    Some(extender::Hold {
+        pod: Arc::from(key.as_str()),
+        owner: hold.owner.as_deref().map(Arc::from),
+        displaced: hold.owner.is_some() && hold.pod.is_none(),
+        requests: entry.class.requests.clone(),
+        priority: entry.class.priority,
+        expires_at_ms: hold.expires_ms,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn state(bound: Option<&str>) -> State {
+        let mut state = State::default();
+        let later = "2099-01-01T00:00:00Z";
+        let planned = |pods: &str| json!({(labels::PLANNED_PODS): pods, (labels::HOLD_UNTIL): later});
+        state.apply_claim(
+            serde_json::from_value(json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim",
+                "metadata": {"name": "c", "uid": "1", "annotations": planned("[\"n/a\"]")},
+                "spec": {"requirements": [], "nodeClassRef": {"group": "g", "kind": "k", "name": "n"}},
+                "status": {"providerID": "aws:///z/i-1"}}))
+            .unwrap(),
+        );
+        state.apply_node(
+            serde_json::from_value(json!({"metadata": {"name": "node-c"}, "spec": {"providerID": "aws:///z/i-1"},
+                "status": {"allocatable": {"cpu": "2", "memory": "4Gi", "pods": "10"}}}))
+            .unwrap(),
+        );
+        let pod = json!({"metadata": {"name": "a", "namespace": "n", "uid": "a"}, "spec": {"nodeName": bound,
+            "containers": [{"name": "c", "image": "i", "resources": {"requests": {"cpu": "500m"}}}]}});
+        state.apply_pod(&serde_json::from_value(pod).unwrap(), 1);
+        state
+    }
+
+    #[test]
+    fn a_planned_pod_is_shown_with_its_node_and_its_room() {
+        let input = view_input(&state(None), 5);
+        assert_eq!(input.planned["n/a"].node.as_deref(), Some("node-c"));
+        let room = &input.nodes[0];
+        assert_eq!((room.holds.len(), room.holds[0].requests.cpu_milli, room.free.cpu_milli), (1, 500, 2_000));
+        let input = view_input(&state(Some("node-c")), 5);
+        assert!(input.planned.is_empty() && input.nodes[0].holds.is_empty());
+        assert_eq!(input.nodes[0].free.cpu_milli, 1_500, "a bound pod takes its room");
+    }
+
+    #[test]
+    fn a_hold_that_ends_says_how() {
+        let before = holds::resolve(&state(None), 5);
+        for (bound, end) in [(Some("node-c"), End::Followed), (Some("other"), End::Elsewhere)] {
+            let now = state(bound);
+            assert_eq!(ended(&before, &holds::resolve(&now, 5), &now), [("c", "n/a", end)]);
+        }
+        let mut gone = state(None);
+        gone.delete_pod("n/a", 6);
+        assert_eq!(ended(&before, &holds::resolve(&gone, 6), &gone), [("c", "n/a", End::Released)]);
+    }
+
+    #[test]
+    fn only_pods_without_the_nomination_are_nominated() {
+        let mut state = state(None);
+        assert_eq!(to_nominate(&state, "c", "node-c", 5).len(), 1);
+        let pod = json!({"metadata": {"name": "a", "namespace": "n", "uid": "a"}, "spec": {"containers": []},
+            "status": {"nominatedNodeName": "node-c"}});
+        state.apply_pod(&serde_json::from_value(pod).unwrap(), 2);
+        assert!(to_nominate(&state, "c", "node-c", 5).is_empty());
+    }
+}

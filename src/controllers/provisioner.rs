@@ -1,0 +1,337 @@
+//! Pods that the scheduler rejected become NodeClaims: wait for the burst to end, plan, write the plan down.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::{StreamExt, stream};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use kube::api::{ObjectMeta, PostParams};
+use kube::{Api, Resource, ResourceExt};
+
+use super::batcher::{Window, closes_at};
+use super::context::{Context, pod_reference, reference};
+use crate::api::{NodeClaim, NodeClaimSpec, NodePool, Requirement, hash, labels};
+use crate::cluster::holds::{self, Planned};
+use crate::cluster::snapshot::{self, ReadyPool, Snapshot, Subject};
+use crate::cluster::{Scheduling, State, now_ms};
+use crate::scheduling::plan::{Plan, PlannedNode};
+
+/// A hold outlives the boot of its node by what a slow boot takes, milliseconds.
+pub const HOLD_LAUNCH_MS: i64 = snapshot::BOOT_PATIENCE_MS;
+/// A hold on a node that is up ends after so long, milliseconds.
+pub const HOLD_READY_MS: i64 = 60_000;
+/// A pod that a plan bought nothing for is looked at again after so long, milliseconds.
+const RETRY_MS: i64 = 10_000;
+/// The state is looked at no more often than this.
+const LOOK: Duration = Duration::from_millis(20);
+/// NodeClaims written at the same time.
+const WRITES: usize = 16;
+/// At most so many pods are told in an event where they will go, for each plan.
+const EVENTS: usize = 200;
+
+/// Pods that need a node and weren't served by a plan yet, and the window they opened.
+#[derive(Debug, Default)]
+struct Queue {
+    /// When each pod was first seen to need a node, milliseconds since the epoch.
+    seen: BTreeMap<String, i64>,
+    /// When a plan last bought nothing for a pod.
+    tried: HashMap<String, i64>,
+}
+
+impl Queue {
+    /// Takes in the demand as it is now and says what window it makes.
+    fn observe(&mut self, state: &State, now: i64) -> Option<Window> {
+        let holds = holds::resolve(state, now);
+        let demand = snapshot::demand(state, &holds, &BTreeSet::new());
+        let wanted: BTreeSet<&String> = demand.pending.iter().chain(&demand.displaced).collect();
+        self.tried.retain(|key, at| wanted.contains(key) && now - *at < RETRY_MS);
+        self.seen.retain(|key, _| wanted.contains(key));
+        for key in wanted {
+            if !self.tried.contains_key(key) {
+                self.seen.entry(key.clone()).or_insert(now);
+            }
+        }
+        let fresh = || self.seen.iter().filter(|(key, _)| !self.tried.contains_key(*key)).map(|(_, at)| *at);
+        let untried = state.unbound.iter().filter_map(|key| state.pods.get(key));
+        Some(Window {
+            opened_ms: fresh().min()?,
+            latest_ms: fresh().max()?,
+            last_created_ms: state.last_pod_created_ms,
+            untried: untried
+                .filter(|pod| pod.scheduling == Scheduling::Untried && !pod.daemon && pod.deleting_since_ms.is_none())
+                .count(),
+        })
+    }
+}
+
+/// Runs until the process ends.
+pub async fn run(ctx: Arc<Context>) {
+    let mut changes = ctx.cluster.changes();
+    let mut queue = Queue::default();
+    loop {
+        let now = now_ms();
+        let window = queue.observe(&ctx.cluster.read(), now);
+        let wait = match window {
+            Some(window) => {
+                let due = closes_at(&window, ctx.settings.batch_idle_ms, ctx.settings.batch_max_ms);
+                if due <= now {
+                    pass(&ctx, &mut queue).await;
+                    continue;
+                }
+                Duration::from_millis(u64::try_from(due - now).unwrap_or(0))
+            }
+            None => Duration::from_millis(1_000),
+        };
+        // Whatever happens first: something changed, or the window is due.
+        let _ = tokio::time::timeout(wait, changes.changed()).await;
+        tokio::time::sleep(LOOK).await;
+        changes.mark_unchanged();
+    }
+}
+
+async fn pass(ctx: &Arc<Context>, queue: &mut Queue) {
+    let pools = ctx.ready_pools();
+    let started = now_ms();
+    let taken =
+        snapshot::take(&ctx.cluster.read(), &pools, &ctx.settings.plan, &BTreeSet::new(), started);
+    let planned = tokio::task::spawn_blocking(move || {
+        let clock = std::time::Instant::now();
+        let plan = crate::scheduling::plan(&taken.problem);
+        (taken, plan, clock.elapsed())
+    })
+    .await;
+    let (taken, plan, took) = match planned {
+        Ok(planned) => planned,
+        Err(error) => {
+            // A panic in the core is a defect, but must not end the service: the pods are tried again later.
+            tracing::error!(%error, "the planner failed");
+            ctx.metrics.plans_failed.inc();
+            for key in queue.seen.keys() {
+                queue.tried.insert(key.clone(), now_ms());
+            }
+            return;
+        }
+    };
+    ctx.metrics.plan_seconds.observe(took.as_secs_f64());
+    report(&taken, &plan, took);
+    let bought = write(ctx, &pools, &taken, &plan, queue).await;
+    let now = now_ms();
+    for pod in &taken.problem.pods {
+        if !bought.contains(&*pod.key) {
+            queue.tried.insert(pod.key.to_string(), now);
+        }
+    }
+    tell(ctx, &taken, &plan, pools.is_empty());
+}
+
+fn report(taken: &Snapshot, plan: &Plan, took: Duration) {
+    let reused: usize = plan.placements.iter().map(|placement| placement.pods.len()).sum();
+    let gap = plan.lower_bound.filter(|bound| bound.0 > 0).map(|bound| {
+        let over = plan.cost.0.saturating_sub(bound.0);
+        format!("{}.{}%", over * 100 / bound.0, over * 1_000 / bound.0 % 10)
+    });
+    tracing::info!(
+        pods = taken.problem.pods.len(),
+        nodes = plan.new_nodes.len(),
+        on_existing = reused,
+        unschedulable = plan.unschedulable.len(),
+        usd_per_hour = plan.cost.usd(),
+        gap = gap.unwrap_or_else(|| "unknown".into()),
+        solve_ms = u64::try_from(took.as_millis()).unwrap_or(u64::MAX),
+        "planned"
+    );
+    for node in &plan.new_nodes {
+        if let Some(choice) = node.choices.first() {
+            tracing::info!(
+                node_pool = &*taken.problem.pools[node.pool].name,
+                instance_type = &*choice.instance_type.name,
+                zone = &*choice.zone,
+                capacity_type = %choice.capacity_type,
+                usd_per_hour = choice.price.usd(),
+                pods = node.pods.len(),
+                alternatives = node.choices.len() - 1,
+                "planned node"
+            );
+        }
+    }
+}
+
+/// Writes the plan down. Returns the pods that room is held for now.
+async fn write(
+    ctx: &Arc<Context>,
+    pools: &[ReadyPool],
+    taken: &Snapshot,
+    plan: &Plan,
+    queue: &Queue,
+) -> BTreeSet<String> {
+    let api: Api<NodeClaim> = Api::all(ctx.client.clone());
+    let until = now_ms() + HOLD_LAUNCH_MS;
+    let mut creations = Vec::new();
+    for (index, node) in plan.new_nodes.iter().enumerate() {
+        let name = &taken.problem.pools[node.pool].name;
+        let Some(pool) = pools.iter().find(|ready| *ready.pool.name_any() == **name) else { continue };
+        let claim = claim_for(&pool.pool, node, taken, until);
+        let api = api.clone();
+        creations.push(async move { (index, api.create(&PostParams::default(), &claim).await) });
+    }
+    let mut served = BTreeSet::new();
+    let mut results = stream::iter(creations).buffer_unordered(WRITES);
+    while let Some((index, result)) = results.next().await {
+        let node = &plan.new_nodes[index];
+        match result {
+            Ok(claim) => {
+                ctx.metrics.claims_created.with_label_values(&[&*taken.problem.pools[node.pool].name]).inc();
+                for pod in &node.pods {
+                    let key = &taken.problem.pods[*pod].key;
+                    if let Some(seen) = queue.seen.get(&**key) {
+                        #[allow(clippy::cast_precision_loss)]
+                        ctx.metrics.detect_to_claim_seconds.observe((now_ms() - seen) as f64 / 1e3);
+                    }
+                    served.insert(key.to_string());
+                }
+                ctx.cluster.update(|state| state.apply_claim(claim));
+            }
+            Err(error) => tracing::warn!(%error, "node claim could not be written, its pods are planned again"),
+        }
+    }
+    for placement in &plan.placements {
+        let Subject { claim: Some(name), node } = &taken.subjects[placement.node] else { continue };
+        let pods = placement.pods.iter().map(|pod| &taken.problem.pods[*pod]);
+        let until = if node.is_some() { now_ms() + HOLD_READY_MS } else { until };
+        let Some(mut planned) = ctx.cluster.read().planned.get(name).cloned() else { continue };
+        let mut added = Vec::new();
+        for pod in pods {
+            if !planned.pods.iter().any(|key| **key == *pod.key) {
+                planned.pods.push(pod.key.to_string());
+            }
+            if let Some(owner) = pod.owner.as_ref().filter(|_| taken.displaced.contains(&*pod.key)) {
+                planned.owners.insert(pod.key.to_string(), owner.to_string());
+            }
+            added.push(pod.key.to_string());
+        }
+        planned.until_ms = planned.until_ms.max(until);
+        let patch = serde_json::json!({"metadata": {"annotations": planned.annotations()}});
+        match ctx.patch_claim(name, &patch).await {
+            Ok(()) => served.extend(added),
+            Err(error) => tracing::warn!(claim = name, %error, "plan could not be written on the node claim"),
+        }
+    }
+    served
+}
+
+/// The NodeClaim of a planned node.
+fn claim_for(pool: &NodePool, node: &PlannedNode, taken: &Snapshot, until_ms: i64) -> NodeClaim {
+    let template = &pool.spec.template;
+    let name = pool.name_any();
+    let pods: Vec<_> = node.pods.iter().map(|pod| &taken.problem.pods[*pod]).collect();
+    let planned = Planned {
+        pods: pods.iter().map(|pod| pod.key.to_string()).collect(),
+        owners: pods
+            .iter()
+            .filter(|pod| taken.displaced.contains(&*pod.key))
+            .filter_map(|pod| Some((pod.key.to_string(), pod.owner.as_ref()?.to_string())))
+            .collect(),
+        until_ms,
+    };
+    let mut annotations = template.metadata.annotations.clone();
+    annotations.extend(planned.annotations());
+    annotations.insert(labels::NODE_POOL_HASH.into(), hash::node_pool(&pool.spec));
+    annotations.insert(labels::NODE_POOL_HASH_VERSION.into(), hash::NODE_POOL_VERSION.into());
+    if let Some(choice) = node.choices.first() {
+        let offering = format!("{}/{}/{}", choice.instance_type.name, choice.zone, choice.capacity_type);
+        annotations.insert(labels::PLANNED_OFFERING.into(), offering);
+    }
+    let mut own_labels = template.metadata.labels.clone();
+    own_labels.insert(labels::NODE_POOL.into(), name.clone());
+    own_labels.insert(labels::EC2_NODE_CLASS.into(), template.spec.node_class_ref.name.clone());
+    let distinct = |value: &dyn Fn(&crate::scheduling::plan::Choice) -> String| {
+        let mut values: Vec<String> = Vec::new();
+        for choice in &node.choices {
+            let value = value(choice);
+            if !values.contains(&value) {
+                values.push(value);
+            }
+        }
+        values
+    };
+    let chosen = [
+        (labels::INSTANCE_TYPE, distinct(&|choice| choice.instance_type.name.to_string())),
+        (labels::ZONE, distinct(&|choice| choice.zone.to_string())),
+        (labels::CAPACITY_TYPE, distinct(&|choice| choice.capacity_type.to_string())),
+    ];
+    let mut requirements: Vec<Requirement> = template
+        .spec
+        .requirements
+        .iter()
+        .filter(|requirement| !chosen.iter().any(|(key, _)| requirement.key == *key))
+        .chain(&node.requirements)
+        .cloned()
+        .collect();
+    for (key, values) in chosen {
+        let min_values = template.spec.requirements.iter().find(|other| other.key == key).and_then(|r| r.min_values);
+        requirements.push(Requirement { key: key.into(), operator: "In".into(), values, min_values });
+    }
+    let owner = OwnerReference { block_owner_deletion: Some(true), ..pool.owner_ref(&()).unwrap_or_default() };
+    let mut claim = NodeClaim::new(
+        "",
+        NodeClaimSpec {
+            taints: template.spec.taints.clone(),
+            startup_taints: template.spec.startup_taints.clone(),
+            requirements,
+            resources: crate::api::node_claim::ResourceRequirements { requests: node.requests.to_map() },
+            node_class_ref: template.spec.node_class_ref.clone(),
+            termination_grace_period: template.spec.termination_grace_period.clone(),
+            expire_after: template.spec.expire_after.clone(),
+        },
+    );
+    claim.metadata = ObjectMeta {
+        generate_name: Some(format!("{name}-")),
+        labels: Some(own_labels),
+        annotations: Some(annotations),
+        owner_references: Some(vec![owner]),
+        finalizers: Some(vec![labels::TERMINATION_FINALIZER.into()]),
+        ..ObjectMeta::default()
+    };
+    claim
+}
+
+/// Events on pods: where they will go, or why they can't.
+fn tell(ctx: &Arc<Context>, taken: &Snapshot, plan: &Plan, no_pools: bool) {
+    let mut notes = Vec::new();
+    for failed in &plan.unschedulable {
+        let key = &taken.problem.pods[failed.pod].key;
+        let reason = if no_pools { "no NodePool is ready; see their conditions" } else { &failed.reason };
+        tracing::info!(pod = &**key, reason, "unschedulable");
+        notes.push((key.to_string(), true, format!("no node can be bought for it: {reason}")));
+    }
+    for node in &plan.new_nodes {
+        let Some(choice) = node.choices.first() else { continue };
+        for pod in &node.pods {
+            let note = format!("planned on a new {} in {}", choice.instance_type.name, choice.zone);
+            notes.push((taken.problem.pods[*pod].key.to_string(), false, note));
+        }
+    }
+    let ctx = Arc::clone(ctx);
+    let references: Vec<_> = {
+        let state = ctx.cluster.read();
+        let notes = notes.into_iter().take(EVENTS);
+        notes
+            .filter_map(|(key, warning, note)| {
+                let pod = state.pods.get(&key)?;
+                Some((pod_reference(&pod.namespace, &pod.name, &pod.uid), warning, note))
+            })
+            .collect()
+    };
+    tokio::spawn(async move {
+        for (pod, warning, note) in references {
+            let reason = if warning { "FailedScheduling" } else { "Nominated" };
+            ctx.event(pod, warning, reason, &note).await;
+        }
+    });
+}
+
+/// An event about a NodeClaim.
+pub async fn claim_event(ctx: &Context, claim: &NodeClaim, warning: bool, reason: &str, note: &str) {
+    ctx.event(reference(claim), warning, reason, note).await;
+}

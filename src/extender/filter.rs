@@ -1,0 +1,181 @@
+//! Filter: the guard rail that keeps a planned node's room for the pods it was bought for.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use super::view::{NodeEntry, Standing, View};
+use super::wire::{Answer, Denial, FilterArgs, FilterResult, Name, NodeList};
+use crate::extender::ExtenderPod;
+use crate::scheduling::resources::Resources;
+
+/// Judges the nodes in `args` for its pod. Every name that passes was in the input, in the input's order.
+///
+/// Nodes are denied as `FailedAndUnresolvableNodes`: evicting pods cannot make room that is kept for a plan, so preemption must
+/// not try. The kube-scheduler retries the pod on the next cluster event either way.
+#[must_use]
+pub fn filter<'a>(view: &View, now_ms: i64, args: FilterArgs<'a>) -> FilterResult<'a> {
+    let FilterArgs { pod, nodes, node_names } = args;
+    let answer = if view.is_stale(now_ms) {
+        Answer::Stale
+    } else if pod.is_daemon() || !view.restrains(now_ms) {
+        Answer::Unrestrained
+    } else {
+        Answer::Judged
+    };
+    if answer != Answer::Judged {
+        let names = node_names.unwrap_or_else(|| names_of(nodes.as_ref()));
+        return FilterResult {
+            nodes,
+            node_names: names,
+            answer,
+            ..FilterResult::default()
+        };
+    }
+
+    let names = node_names.unwrap_or_else(|| names_of(nodes.as_ref()));
+    let mut judge = Judge::new(view, now_ms, &pod, &names);
+    let mut result = FilterResult {
+        answer,
+        node_names: Vec::with_capacity(names.len()),
+        ..FilterResult::default()
+    };
+    // With whole nodes, items and names run in parallel: an item without a name is judged by the empty name.
+    let keep: Option<Vec<bool>> = nodes.as_ref().map(|_| Vec::with_capacity(names.len()));
+    let mut keep = keep;
+    for name in names {
+        let verdict = judge.verdict(name.as_str());
+        if let Some(keep) = &mut keep {
+            keep.push(verdict.is_ok());
+        }
+        match verdict {
+            Ok(()) => result.node_names.push(name),
+            Err((denial, reason)) => {
+                result.denied.count(denial);
+                result.failed_and_unresolvable.push((name, reason));
+            }
+        }
+    }
+    result.nodes = nodes.zip(keep).map(|(nodes, keep)| NodeList {
+        metadata: nodes.metadata,
+        items: nodes.items.map(|items| {
+            items
+                .into_iter()
+                .zip(keep)
+                .filter_map(|(item, keep)| keep.then_some(item))
+                .collect()
+        }),
+    });
+    result
+}
+
+/// Names of whole nodes, in order, empty where there is none.
+pub(super) fn names_of<'a>(nodes: Option<&NodeList>) -> Vec<Name<'a>> {
+    let items = nodes.and_then(|nodes| nodes.items.as_deref()).unwrap_or_default();
+    items
+        .iter()
+        .map(|item| {
+            let name = item
+                .pointer("/metadata/name")
+                .and_then(Value::as_str)
+                .unwrap_or_default();
+            Name(Cow::Owned(name.to_owned()))
+        })
+        .collect()
+}
+
+/// Judges one pod against many nodes; allocates per distinct reason, not per node.
+pub(super) struct Judge<'v, 'p> {
+    view: &'v View,
+    now_ms: i64,
+    pod: &'p ExtenderPod<'p>,
+    key: String,
+    requests: Resources,
+    tolerates_disruption: bool,
+    standing: Standing<'v>,
+    /// Nodes that keep a displaced pod's place for this pod; when one of them can be had, it is where the pod belongs.
+    slots: Vec<&'v NodeEntry>,
+    elsewhere: Option<Arc<str>>,
+    disrupting: Option<Arc<str>>,
+    reserved: BTreeMap<usize, Arc<str>>,
+}
+
+impl<'v, 'p> Judge<'v, 'p> {
+    pub(super) fn new(view: &'v View, now_ms: i64, pod: &'p ExtenderPod<'p>, candidates: &[Name<'_>]) -> Self {
+        let key = pod.key();
+        let standing = view.standing(now_ms, &key);
+        let requests = pod.requests();
+        let mut slots = match standing {
+            Standing::Free => view.slots(now_ms, pod, &requests),
+            Standing::Waiting(_) | Standing::Planned(_) => Vec::new(),
+        };
+        if !slots.is_empty()
+            && !candidates
+                .iter()
+                .any(|name| slots.iter().any(|slot| *slot.name == *name.as_str()))
+        {
+            slots.clear();
+        }
+        Self {
+            view,
+            now_ms,
+            pod,
+            key,
+            requests,
+            tolerates_disruption: pod.tolerates_disruption(),
+            standing,
+            slots,
+            elsewhere: None,
+            disrupting: None,
+            reserved: BTreeMap::new(),
+        }
+    }
+
+    pub(super) fn verdict(&mut self, name: &str) -> Result<(), (Denial, Arc<str>)> {
+        match self.standing {
+            Standing::Waiting(claim) => {
+                let reason = self
+                    .elsewhere
+                    .get_or_insert_with(|| format!("waiting for planned node of nodeclaim {claim}").into());
+                return Err((Denial::WaitingForNode, Arc::clone(reason)));
+            }
+            Standing::Planned(node) if node == name => return Ok(()),
+            Standing::Planned(node) => return Err(self.elsewhere(node)),
+            Standing::Free => {}
+        }
+        if let Some(first) = self.slots.first() {
+            if self.slots.iter().any(|slot| *slot.name == *name) {
+                return Ok(());
+            }
+            let first = &*first.name;
+            return Err(self.elsewhere(first));
+        }
+        let Some(node) = self.view.restrained(name) else {
+            return Ok(());
+        };
+        if node.disrupting && !self.tolerates_disruption {
+            let reason = self
+                .disrupting
+                .get_or_insert_with(|| Arc::from("node is about to be disrupted"));
+            return Err((Denial::Disrupting, Arc::clone(reason)));
+        }
+        let (leftover, binding) = node.leftover(self.now_ms, &self.key, self.pod.priority(), None);
+        if binding == 0 || self.requests.fits(leftover.get()) {
+            return Ok(());
+        }
+        let reason = self.reserved.entry(binding).or_insert_with(|| {
+            let pods = if binding == 1 { "pod" } else { "pods" };
+            format!("room reserved for {binding} planned {pods}").into()
+        });
+        Err((Denial::RoomReserved, Arc::clone(reason)))
+    }
+
+    fn elsewhere(&mut self, node: &str) -> (Denial, Arc<str>) {
+        let reason = self
+            .elsewhere
+            .get_or_insert_with(|| format!("planned on {node}").into());
+        (Denial::PlannedElsewhere, Arc::clone(reason))
+    }
+}

@@ -1,0 +1,59 @@
+//! Preempt: no pod is evicted for one that filter would still refuse afterwards.
+
+use std::collections::BTreeMap;
+
+use super::filter::Judge;
+use super::view::View;
+use super::wire::{MetaPod, MetaVictims, Name, PreemptArgs, PreemptResult};
+
+/// Keeps those of kube-scheduler's candidates that filter would pass, with their victims as they came.
+///
+/// Its dry run knows nothing of plans and holds. Dropped are: every node but the planned one for a planned pod (every node while
+/// that one is still being made), nodes about to be disrupted, and nodes whose room is reserved for others. Candidates without victims
+/// are dropped too: kube-scheduler treats them as an error of the whole attempt.
+#[must_use]
+pub fn preempt<'a>(view: &View, now_ms: i64, args: PreemptArgs<'a>) -> PreemptResult<'a> {
+    let PreemptArgs {
+        pod,
+        victims,
+        meta_victims,
+    } = args;
+    let candidates: BTreeMap<Name<'a>, MetaVictims<'a>> = meta_victims.unwrap_or_else(|| {
+        victims
+            .unwrap_or_default()
+            .into_iter()
+            .map(|(name, victims)| {
+                let pods = victims.pods.unwrap_or_default();
+                let pods = pods
+                    .into_iter()
+                    .map(|pod| MetaPod {
+                        uid: Name(pod.metadata.uid),
+                    })
+                    .collect();
+                (
+                    name,
+                    MetaVictims {
+                        pods: Some(pods),
+                        num_pdb_violations: victims.num_pdb_violations,
+                    },
+                )
+            })
+            .collect()
+    });
+    let mut result = PreemptResult::default();
+    let judged = !(view.is_stale(now_ms) || pod.is_daemon() || !view.restrains(now_ms));
+    let names: Vec<Name<'a>> = candidates.keys().cloned().collect();
+    let mut judge = judged.then(|| Judge::new(view, now_ms, &pod, &names));
+    for (name, victims) in candidates {
+        if victims.pods.as_ref().is_none_or(Vec::is_empty) {
+            continue;
+        }
+        match judge.as_mut().map(|judge| judge.verdict(name.as_str())) {
+            None | Some(Ok(())) => {
+                result.meta_victims.insert(name, victims);
+            }
+            Some(Err((denial, _))) => result.denied.count(denial),
+        }
+    }
+    result
+}

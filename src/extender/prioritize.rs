@@ -1,0 +1,61 @@
+//! Prioritize: the planned node, then the tightest fit. A tie-breaker: kube-scheduler asks only when several nodes pass filter.
+
+use super::filter::names_of;
+use super::view::{NodeEntry, Standing, View};
+use super::wire::{FilterArgs, HostPriority};
+use crate::scheduling::resources::Resources;
+
+/// The planned node's score; every other node gets less.
+pub const MAX_SCORE: i64 = 10;
+
+/// Scores the nodes in `args` for its pod: 10 for the planned node (or one that keeps a displaced pod's place for it), otherwise
+/// 0 to 9, more the less is left on the node. 0 for nodes not in the view, and for all when the view is stale.
+#[must_use]
+pub fn prioritize<'a>(view: &View, now_ms: i64, args: FilterArgs<'a>) -> Vec<HostPriority<'a>> {
+    let FilterArgs { pod, nodes, node_names } = args;
+    let names = node_names.unwrap_or_else(|| names_of(nodes.as_ref()));
+    if view.is_stale(now_ms) {
+        return names.into_iter().map(|host| HostPriority { host, score: 0 }).collect();
+    }
+    let key = pod.key();
+    let requests = pod.requests();
+    let standing = view.standing(now_ms, &key);
+    let slots = if standing == Standing::Free {
+        view.slots(now_ms, &pod, &requests)
+    } else {
+        Vec::new()
+    };
+    names
+        .into_iter()
+        .map(|host| {
+            let name = host.as_str();
+            let planned = standing == Standing::Planned(name) || slots.iter().any(|slot| *slot.name == *name);
+            let score = match view.node(name) {
+                _ if planned => MAX_SCORE,
+                Some(node) => tightness(node, now_ms, &key, pod.priority(), &requests),
+                None => 0,
+            };
+            HostPriority { host, score }
+        })
+        .collect()
+}
+
+/// 9 for a node that the pod fills, 0 for one that stays empty: nine times one less the greatest share of CPU or memory left.
+fn tightness(node: &NodeEntry, now_ms: i64, key: &str, priority: i32, requests: &Resources) -> i64 {
+    let (leftover, _) = node.leftover(now_ms, key, priority, None);
+    let left = leftover.get();
+    let ninths = |left: i64, request: i64, of: i64| -> i64 {
+        if of <= 0 {
+            return 0;
+        }
+        let remaining = i128::from(left.saturating_sub(request).clamp(0, of));
+        // At most 9, since `remaining` is at most `of`.
+        i64::try_from(remaining * i128::from(MAX_SCORE - 1) / i128::from(of)).unwrap_or(MAX_SCORE - 1)
+    };
+    let most = ninths(left.cpu_milli, requests.cpu_milli, node.allocatable.cpu_milli).max(ninths(
+        left.memory,
+        requests.memory,
+        node.allocatable.memory,
+    ));
+    MAX_SCORE - 1 - most
+}

@@ -1,0 +1,103 @@
+//! What stands between the wire and the handlers: bounds, panics, client certificates, counting.
+
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::{Request, State};
+use axum::http::StatusCode;
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use axum::{Extension, Json};
+use futures::FutureExt;
+use prometheus::IntGauge;
+use serde_json::json;
+
+use super::accept::Peer;
+use super::state::AppState;
+
+/// Longest path of the body: reading it included, since handlers read the body.
+#[derive(Clone, Debug)]
+pub(super) struct Guard {
+    pub(super) state: Arc<AppState>,
+    pub(super) request_timeout: Duration,
+}
+
+/// How a review ended, for the counter; an extension of the response.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct WebhookResult(pub(super) &'static str);
+
+/// An error as JSON. Bodies are always whole, so `Content-Length` is set and the connection lives on.
+pub(super) fn error(status: StatusCode, message: &str) -> Response {
+    (status, Json(json!({ "error": message }))).into_response()
+}
+
+/// Turns a panic into 500 and an overlong request into 408, and counts what came out.
+pub(super) async fn guard(State(guard): State<Guard>, request: Request, next: Next) -> Response {
+    let metrics = &guard.state.metrics;
+    let verb = match request.uri().path() {
+        "/mutate" => Some("mutate"),
+        "/v1/filter" => Some("filter"),
+        "/v1/prioritize" => Some("prioritize"),
+        "/v1/preempt" => Some("preempt"),
+        _ => None,
+    };
+    let _in_flight = InFlight::new(&metrics.in_flight);
+    let run = AssertUnwindSafe(next.run(request)).catch_unwind();
+    let response = match tokio::time::timeout(guard.request_timeout, run).await {
+        Ok(Ok(response)) => response,
+        Ok(Err(_panic)) => {
+            metrics.panics.inc();
+            tracing::error!(verb, "a handler panicked; the request was answered 500");
+            error(StatusCode::INTERNAL_SERVER_ERROR, "internal error")
+        }
+        Err(_elapsed) => error(StatusCode::REQUEST_TIMEOUT, "the request took too long"),
+    };
+    match verb {
+        Some("mutate") => {
+            let status = response.status();
+            let result = response
+                .extensions()
+                .get::<WebhookResult>()
+                .map_or(status.as_str(), |result| result.0);
+            metrics.webhook_requests.with_label_values(&[result]).inc();
+        }
+        Some(verb) => metrics
+            .extender_requests
+            .with_label_values(&[verb, response.status().as_str()])
+            .inc(),
+        None => {}
+    }
+    response
+}
+
+/// Counts a request while it lives, also when its connection breaks and it is dropped.
+struct InFlight<'a>(&'a IntGauge);
+
+impl<'a> InFlight<'a> {
+    fn new(gauge: &'a IntGauge) -> Self {
+        gauge.inc();
+        Self(gauge)
+    }
+}
+
+impl Drop for InFlight<'_> {
+    fn drop(&mut self) {
+        self.0.dec();
+    }
+}
+
+/// Lets only peers through that presented a certificate signed by the client CA.
+pub(super) async fn require_client_certificate(
+    Extension(peer): Extension<Peer>,
+    request: Request,
+    next: Next,
+) -> Response {
+    if peer.certified {
+        return next.run(request).await;
+    }
+    error(
+        StatusCode::FORBIDDEN,
+        "the extender needs a client certificate signed by its client CA: set certFile and keyFile in the scheduler's tlsConfig",
+    )
+}

@@ -1,0 +1,66 @@
+//! Which path goes where, on which listener.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::DefaultBodyLimit;
+use axum::http::StatusCode;
+use axum::middleware::{from_fn, from_fn_with_state};
+use axum::response::Response;
+use axum::routing::{get, post};
+
+use super::middleware::{Guard, error, guard, require_client_certificate};
+use super::state::AppState;
+use super::{ServerConfig, health, verbs};
+
+/// The HTTPS listener.
+pub(super) fn https(config: &ServerConfig, state: &Arc<AppState>) -> Router {
+    let extender = Router::new()
+        .route("/v1/filter", post(verbs::filter))
+        .route("/v1/prioritize", post(verbs::prioritize))
+        .route("/v1/preempt", post(verbs::preempt))
+        .layer(DefaultBodyLimit::max(config.extender_body_limit))
+        .route_layer(from_fn(require_client_certificate));
+    let webhook = Router::new()
+        .route("/mutate", post(verbs::mutate))
+        .layer(DefaultBodyLimit::max(config.webhook_body_limit));
+    let guarded = Guard {
+        state: Arc::clone(state),
+        request_timeout: config.request_timeout,
+    };
+    extender
+        .merge(webhook)
+        .merge(probes())
+        .fallback(not_found)
+        .method_not_allowed_fallback(wrong_method)
+        .layer(from_fn_with_state(guarded, guard))
+        .with_state(Arc::clone(state))
+}
+
+/// The health listener.
+pub(super) fn health(state: &Arc<AppState>) -> Router {
+    probes().fallback(not_found).with_state(Arc::clone(state))
+}
+
+/// The metrics listener.
+pub(super) fn metrics(state: &Arc<AppState>) -> Router {
+    Router::new()
+        .route("/metrics", get(health::metrics))
+        .fallback(not_found)
+        .with_state(Arc::clone(state))
+}
+
+fn probes() -> Router<Arc<AppState>> {
+    Router::new()
+        .route("/livez", get(health::live))
+        .route("/healthz", get(health::live))
+        .route("/readyz", get(health::ready))
+}
+
+async fn not_found() -> Response {
+    error(StatusCode::NOT_FOUND, "no such path")
+}
+
+async fn wrong_method() -> Response {
+    error(StatusCode::METHOD_NOT_ALLOWED, "this path takes another method")
+}

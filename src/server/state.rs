@@ -1,0 +1,134 @@
+//! What every handler sees.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use arc_swap::ArcSwap;
+
+use crate::admission::AdmissionConfig;
+use crate::extender::View;
+use crate::telemetry::Metrics;
+
+/// What every handler sees. The controllers store a new [`View`] whenever holds, plans or nodes change.
+#[derive(Debug)]
+pub struct AppState {
+    /// The extender's view.
+    pub view: Arc<ArcSwap<View>>,
+    /// Settings of the webhook.
+    pub admission: AdmissionConfig,
+    /// Metrics.
+    pub metrics: Metrics,
+    /// Flags behind `/readyz`.
+    pub readiness: Readiness,
+    /// The clock: milliseconds since the epoch. [`system_now_ms`] outside tests.
+    pub now: fn() -> i64,
+}
+
+impl AppState {
+    /// State with an empty view, which restrains nobody.
+    #[must_use]
+    pub fn new(admission: AdmissionConfig, metrics: Metrics, now: fn() -> i64) -> Self {
+        Self {
+            view: Arc::default(),
+            admission,
+            metrics,
+            readiness: Readiness::default(),
+            now,
+        }
+    }
+}
+
+/// Milliseconds since the epoch by the system's clock.
+pub fn system_now_ms() -> i64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
+}
+
+/// Flags behind `/readyz`.
+#[derive(Debug)]
+pub struct Readiness {
+    caches_synced: AtomicBool,
+    draining: AtomicBool,
+    serving_expires_at_ms: AtomicI64,
+    client_ca_expires_at_ms: AtomicI64,
+}
+
+impl Default for Readiness {
+    fn default() -> Self {
+        Self {
+            caches_synced: AtomicBool::new(false),
+            draining: AtomicBool::new(false),
+            serving_expires_at_ms: AtomicI64::new(i64::MIN),
+            client_ca_expires_at_ms: AtomicI64::new(i64::MIN),
+        }
+    }
+}
+
+impl Readiness {
+    /// Says whether every watch cache has been filled; set by the controllers.
+    pub fn set_caches_synced(&self, synced: bool) {
+        self.caches_synced.store(synced, Ordering::Release);
+    }
+
+    /// Notes when the certificates in use end; no client CA is `None`.
+    pub(super) fn set_expiries(&self, serving_ms: i64, client_ca_ms: Option<i64>) {
+        self.serving_expires_at_ms.store(serving_ms, Ordering::Release);
+        self.client_ca_expires_at_ms
+            .store(client_ca_ms.unwrap_or(i64::MIN), Ordering::Release);
+    }
+
+    /// When the certificates in use end, by name.
+    pub(super) fn expiries(&self) -> impl Iterator<Item = (&'static str, i64)> {
+        [
+            ("serving", self.serving_expires_at_ms.load(Ordering::Acquire)),
+            ("client_ca", self.client_ca_expires_at_ms.load(Ordering::Acquire)),
+        ]
+        .into_iter()
+        .filter(|(_, expires)| *expires != i64::MIN)
+    }
+
+    pub(super) fn set_draining(&self) {
+        self.draining.store(true, Ordering::Release);
+    }
+
+    /// Why it is not ready; empty when it is.
+    pub fn missing(&self, now_ms: i64) -> Vec<&'static str> {
+        let expires = self.serving_expires_at_ms.load(Ordering::Acquire);
+        [
+            (
+                !self.caches_synced.load(Ordering::Acquire),
+                "watch caches are not synced",
+            ),
+            (expires == i64::MIN, "no serving certificate is loaded"),
+            (
+                expires != i64::MIN && expires <= now_ms,
+                "the serving certificate has expired",
+            ),
+            (self.draining.load(Ordering::Acquire), "shutting down"),
+        ]
+        .into_iter()
+        .filter_map(|(missing, reason)| missing.then_some(reason))
+        .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ready_needs_caches_and_a_live_certificate_and_ends_with_draining() {
+        let readiness = Readiness::default();
+        assert_eq!(
+            readiness.missing(0),
+            ["watch caches are not synced", "no serving certificate is loaded"]
+        );
+        readiness.set_caches_synced(true);
+        readiness.set_expiries(1000, None);
+        assert!(readiness.missing(999).is_empty());
+        assert_eq!(readiness.missing(1000), ["the serving certificate has expired"]);
+        readiness.set_draining();
+        assert_eq!(readiness.missing(0), ["shutting down"]);
+    }
+}

@@ -1,0 +1,298 @@
+//! Certificates: loading, checking, and following their files as they rotate.
+//!
+//! Every certificate and CA in use sits in one `rustls::ServerConfig` that is swapped whole: a connection sees the old set or the
+//! new one, never a mix, and connections that are open go on. A mounted Secret changes by its `..data` link, so the files are read by
+//! path each time and compared by content.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use axum_server::tls_rustls::RustlsConfig;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::WebPkiClientVerifier;
+use rustls::sign::{CertifiedKey, SingleCertAndKey};
+use rustls::{InconsistentKeys, RootCertStore};
+use tokio::time::MissedTickBehavior;
+
+use super::ServerConfig;
+use super::state::AppState;
+
+/// Why certificates can't be used.
+#[derive(Debug, thiserror::Error)]
+pub enum CertificateError {
+    /// A file can't be read.
+    #[error("can't read {path}: {source}; mount the certificate's Secret there")]
+    Read {
+        /// File.
+        path: PathBuf,
+        /// Cause.
+        source: io::Error,
+    },
+    /// A file holds nothing of what it should.
+    #[error("{path} holds no {expected} in PEM form")]
+    Empty {
+        /// File.
+        path: PathBuf,
+        /// What it should hold.
+        expected: &'static str,
+    },
+    /// A file is broken.
+    #[error("{path} can't be used: {reason}")]
+    Broken {
+        /// File.
+        path: PathBuf,
+        /// What is wrong.
+        reason: String,
+    },
+    /// Key and certificate are not a pair.
+    #[error("the key in {key} does not belong to the certificate in {certificate}; replace both together")]
+    Mismatch {
+        /// File of the certificate.
+        certificate: PathBuf,
+        /// File of the key.
+        key: PathBuf,
+    },
+}
+
+/// Certificates in use and the files they come from.
+pub struct Certificates {
+    paths: Paths,
+    rustls: RustlsConfig,
+    current: Mutex<Current>,
+}
+
+#[derive(Clone, Debug)]
+struct Paths {
+    certificate: PathBuf,
+    key: PathBuf,
+    client_ca: PathBuf,
+    /// Whether the client CA was asked for, or is used only when it happens to be there.
+    client_ca_required: bool,
+}
+
+/// What was last read, good or bad: the same content is not tried and not complained about twice.
+struct Current {
+    seen: Files,
+    expires_at_ms: i64,
+    client_ca_expires_at_ms: Option<i64>,
+}
+
+#[derive(PartialEq, Eq)]
+struct Files {
+    certificate: Vec<u8>,
+    key: Vec<u8>,
+    client_ca: Option<Vec<u8>>,
+}
+
+struct Loaded {
+    config: rustls::ServerConfig,
+    expires_at_ms: i64,
+    client_ca_expires_at_ms: Option<i64>,
+}
+
+impl std::fmt::Debug for Certificates {
+    /// Paths only: nothing of a key.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Certificates")
+            .field("paths", &self.paths)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Certificates {
+    /// Reads and checks the files.
+    pub(super) async fn load(config: &ServerConfig) -> Result<Self, CertificateError> {
+        let paths = Paths {
+            certificate: config.cert_dir.join("tls.crt"),
+            key: config.cert_dir.join("tls.key"),
+            client_ca: config
+                .client_ca
+                .clone()
+                .unwrap_or_else(|| config.cert_dir.join("ca.crt")),
+            client_ca_required: config.client_ca.is_some(),
+        };
+        let seen = paths.read().await?;
+        let loaded = paths.load(&seen)?;
+        let current = Current {
+            seen,
+            expires_at_ms: loaded.expires_at_ms,
+            client_ca_expires_at_ms: loaded.client_ca_expires_at_ms,
+        };
+        if current.client_ca_expires_at_ms.is_none() {
+            tracing::warn!(path = %paths.client_ca.display(), "no client CA: the extender's verbs will answer 403");
+        }
+        Ok(Self {
+            paths,
+            rustls: RustlsConfig::from_config(Arc::new(loaded.config)),
+            current: Mutex::new(current),
+        })
+    }
+
+    /// Reads the files again and swaps what changed for new connections. `Ok(false)` when nothing changed since the last call.
+    ///
+    /// # Errors
+    /// When the new files can't be used. The certificates in use stay, and the same content is not tried again.
+    pub async fn reload(&self) -> Result<bool, CertificateError> {
+        let files = self.paths.read().await?;
+        let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+        if current.seen == files {
+            return Ok(false);
+        }
+        let loaded = self.paths.load(&files);
+        current.seen = files;
+        let loaded = loaded?;
+        current.expires_at_ms = loaded.expires_at_ms;
+        current.client_ca_expires_at_ms = loaded.client_ca_expires_at_ms;
+        self.rustls.reload_from_config(Arc::new(loaded.config));
+        Ok(true)
+    }
+
+    /// When the serving certificate ends, milliseconds since the epoch.
+    pub fn expires_at_ms(&self) -> i64 {
+        self.current
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .expires_at_ms
+    }
+
+    pub(super) fn rustls(&self) -> &RustlsConfig {
+        &self.rustls
+    }
+
+    pub(super) fn note_expiries(&self, state: &AppState) {
+        let current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+        state
+            .readiness
+            .set_expiries(current.expires_at_ms, current.client_ca_expires_at_ms);
+    }
+}
+
+/// Follows the files for as long as it is polled.
+pub(super) async fn poll(certificates: Arc<Certificates>, state: Arc<AppState>, every: Duration) {
+    let mut ticks = tokio::time::interval(every.max(Duration::from_millis(1)));
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        let result = match certificates.reload().await {
+            Ok(false) => continue,
+            Ok(true) => {
+                certificates.note_expiries(&state);
+                tracing::info!(expires_at_ms = certificates.expires_at_ms(), "certificates reloaded");
+                "ok"
+            }
+            Err(error) => {
+                tracing::error!(%error, "certificates not reloaded; the old ones stay in use");
+                "error"
+            }
+        };
+        state.metrics.cert_reloads.with_label_values(&[result]).inc();
+    }
+}
+
+impl Paths {
+    async fn read(&self) -> Result<Files, CertificateError> {
+        let client_ca = match read(&self.client_ca).await {
+            Ok(bytes) => Some(bytes),
+            Err(CertificateError::Read { source, .. })
+                if !self.client_ca_required && source.kind() == io::ErrorKind::NotFound =>
+            {
+                None
+            }
+            Err(error) => return Err(error),
+        };
+        Ok(Files {
+            certificate: read(&self.certificate).await?,
+            key: read(&self.key).await?,
+            client_ca,
+        })
+    }
+
+    fn load(&self, files: &Files) -> Result<Loaded, CertificateError> {
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let chain = certificates(&self.certificate, &files.certificate)?;
+        let expires_at_ms = expiry_ms(&self.certificate, &chain[..1])?;
+        let key = PrivateKeyDer::from_pem_slice(&files.key).map_err(|cause| match cause {
+            rustls::pki_types::pem::Error::NoItemsFound => CertificateError::Empty {
+                path: self.key.clone(),
+                expected: "private key",
+            },
+            cause => broken(&self.key, &cause),
+        })?;
+        let pair = CertifiedKey::from_der(chain, key, &provider).map_err(|cause| match cause {
+            rustls::Error::InconsistentKeys(InconsistentKeys::KeyMismatch) => CertificateError::Mismatch {
+                certificate: self.certificate.clone(),
+                key: self.key.clone(),
+            },
+            cause => broken(&self.key, &cause),
+        })?;
+
+        let builder = rustls::ServerConfig::builder_with_provider(Arc::clone(&provider))
+            .with_safe_default_protocol_versions()
+            .map_err(|cause| broken(&self.certificate, &cause))?;
+        let (builder, client_ca_expires_at_ms) = match &files.client_ca {
+            None => (builder.with_no_client_auth(), None),
+            Some(pem) => {
+                let authorities = certificates(&self.client_ca, pem)?;
+                let expires_at_ms = expiry_ms(&self.client_ca, &authorities)?;
+                let mut roots = RootCertStore::empty();
+                for authority in authorities {
+                    roots.add(authority).map_err(|cause| broken(&self.client_ca, &cause))?;
+                }
+                // The API server calls the webhook without a certificate, so none is allowed; a wrong one is not.
+                let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider)
+                    .allow_unauthenticated()
+                    .build()
+                    .map_err(|cause| broken(&self.client_ca, &cause))?;
+                (builder.with_client_cert_verifier(verifier), Some(expires_at_ms))
+            }
+        };
+        let mut config = builder.with_cert_resolver(Arc::new(SingleCertAndKey::from(pair)));
+        config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+        Ok(Loaded {
+            config,
+            expires_at_ms,
+            client_ca_expires_at_ms,
+        })
+    }
+}
+
+async fn read(path: &Path) -> Result<Vec<u8>, CertificateError> {
+    tokio::fs::read(path).await.map_err(|source| CertificateError::Read {
+        path: path.to_owned(),
+        source,
+    })
+}
+
+fn broken(path: &Path, cause: &dyn std::fmt::Display) -> CertificateError {
+    CertificateError::Broken {
+        path: path.to_owned(),
+        reason: cause.to_string(),
+    }
+}
+
+/// Certificates in a PEM file, at least one.
+fn certificates(path: &Path, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, CertificateError> {
+    let found: Vec<_> = CertificateDer::pem_slice_iter(pem)
+        .collect::<Result<_, _>>()
+        .map_err(|cause| broken(path, &cause))?;
+    if found.is_empty() {
+        return Err(CertificateError::Empty {
+            path: path.to_owned(),
+            expected: "certificate",
+        });
+    }
+    Ok(found)
+}
+
+/// The earliest end among certificates, milliseconds since the epoch.
+fn expiry_ms(path: &Path, certificates: &[CertificateDer<'_>]) -> Result<i64, CertificateError> {
+    let mut earliest = i64::MAX;
+    for der in certificates {
+        let (_, certificate) = x509_parser::parse_x509_certificate(der).map_err(|cause| broken(path, &cause))?;
+        earliest = earliest.min(certificate.validity().not_after.timestamp().saturating_mul(1000));
+    }
+    Ok(earliest)
+}

@@ -1,0 +1,165 @@
+//! Handlers of the webhook and the extender: bytes in, a pure function, bytes out.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::body::Bytes;
+use axum::extract::State;
+use axum::extract::rejection::BytesRejection;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde::{Deserialize, Serialize};
+
+use super::middleware::{WebhookResult, error};
+use super::state::AppState;
+use crate::admission;
+use crate::extender::{self, Answer, Denial, FilterArgs, PreemptArgs};
+
+/// Bodies larger than this are worked on outside the threads that drive the connections: whole nodes, never names.
+const LARGE_BODY: usize = 1 << 20;
+
+type Body = Result<Bytes, BytesRejection>;
+type Outcome = Result<Vec<u8>, String>;
+
+/// `POST /v1/filter`.
+pub(super) async fn filter(State(state): State<Arc<AppState>>, body: Body) -> Response {
+    verb("filter", state, body, |state, body| {
+        let args: FilterArgs<'_> = parse("ExtenderArgs", body)?;
+        let result = extender::filter(&state.view.load(), (state.now)(), args);
+        if result.answer == Answer::Stale {
+            state.metrics.extender_stale.inc();
+        }
+        for denial in Denial::ALL {
+            let count = result.denied.get(denial);
+            if count > 0 {
+                state
+                    .metrics
+                    .filter_denied
+                    .with_label_values(&[denial.as_str()])
+                    .inc_by(count);
+            }
+        }
+        encode(&result)
+    })
+    .await
+}
+
+/// `POST /v1/prioritize`.
+pub(super) async fn prioritize(State(state): State<Arc<AppState>>, body: Body) -> Response {
+    verb("prioritize", state, body, |state, body| {
+        let args: FilterArgs<'_> = parse("ExtenderArgs", body)?;
+        let (view, now_ms) = (state.view.load(), (state.now)());
+        if view.is_stale(now_ms) {
+            state.metrics.extender_stale.inc();
+        }
+        encode(&extender::prioritize(&view, now_ms, args))
+    })
+    .await
+}
+
+/// `POST /v1/preempt`.
+pub(super) async fn preempt(State(state): State<Arc<AppState>>, body: Body) -> Response {
+    verb("preempt", state, body, |state, body| {
+        let args: PreemptArgs<'_> = parse("ExtenderPreemptionArgs", body)?;
+        let (view, now_ms) = (state.view.load(), (state.now)());
+        if view.is_stale(now_ms) {
+            state.metrics.extender_stale.inc();
+        }
+        let result = extender::preempt(&view, now_ms, args);
+        for denial in Denial::ALL {
+            let count = result.denied.get(denial);
+            if count > 0 {
+                state
+                    .metrics
+                    .preempt_dropped
+                    .with_label_values(&[denial.as_str()])
+                    .inc_by(count);
+            }
+        }
+        encode(&result)
+    })
+    .await
+}
+
+/// `POST /mutate`.
+pub(super) async fn mutate(State(state): State<Arc<AppState>>, body: Body) -> Response {
+    let body = match body {
+        Ok(body) => body,
+        Err(rejection) => return rejected(&rejection),
+    };
+    let large = body.len() > LARGE_BODY;
+    let review = move || {
+        let started = Instant::now();
+        let review = admission::review(&body, &state.admission);
+        state
+            .metrics
+            .webhook_seconds
+            .with_label_values::<&str>(&[])
+            .observe(started.elapsed().as_secs_f64());
+        match review {
+            Ok(review) => {
+                for (rule, mode) in &review.rules {
+                    state
+                        .metrics
+                        .webhook_rules
+                        .with_label_values(&[rule.id(), mode.as_str()])
+                        .inc();
+                }
+                let mut response = axum::Json(review.response).into_response();
+                response.extensions_mut().insert(WebhookResult(review.result.as_str()));
+                response
+            }
+            Err(malformed) => error(StatusCode::BAD_REQUEST, &malformed.to_string()),
+        }
+    };
+    off_loop(large, review).await
+}
+
+/// Runs an extender verb on a body and times it.
+async fn verb(name: &'static str, state: Arc<AppState>, body: Body, run: fn(&AppState, &[u8]) -> Outcome) -> Response {
+    let body = match body {
+        Ok(body) => body,
+        Err(rejection) => return rejected(&rejection),
+    };
+    let large = body.len() > LARGE_BODY;
+    let answer = move || {
+        let started = Instant::now();
+        let outcome = run(&state, &body);
+        state
+            .metrics
+            .extender_seconds
+            .with_label_values(&[name])
+            .observe(started.elapsed().as_secs_f64());
+        match outcome {
+            Ok(json) => ([(header::CONTENT_TYPE, "application/json")], json).into_response(),
+            Err(malformed) => error(StatusCode::BAD_REQUEST, &malformed),
+        }
+    };
+    off_loop(large, answer).await
+}
+
+/// Runs `work` here, or on a blocking thread when it is large. A panic comes out as a panic either way.
+async fn off_loop(large: bool, work: impl FnOnce() -> Response + Send + 'static) -> Response {
+    if !large {
+        return work();
+    }
+    match tokio::task::spawn_blocking(work).await {
+        Ok(response) => response,
+        Err(failed) => match failed.try_into_panic() {
+            Ok(panic) => std::panic::resume_unwind(panic),
+            Err(_cancelled) => error(StatusCode::SERVICE_UNAVAILABLE, "shutting down"),
+        },
+    }
+}
+
+fn parse<'a, T: Deserialize<'a>>(what: &str, body: &'a [u8]) -> Result<T, String> {
+    serde_json::from_slice(body).map_err(|cause| format!("the body is no {what}: {cause}"))
+}
+
+fn encode<T: Serialize>(answer: &T) -> Outcome {
+    serde_json::to_vec(answer).map_err(|cause| format!("can't encode the answer: {cause}"))
+}
+
+fn rejected(rejection: &BytesRejection) -> Response {
+    error(rejection.status(), &rejection.body_text())
+}

@@ -1,0 +1,660 @@
+//! The in-process server over real TLS on loopback.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use serde_json::json;
+use stowage::admission::AdmissionConfig;
+use stowage::extender::{Hold, NodeRoom, View, ViewInput};
+use stowage::scheduling::resources::Resources;
+use stowage::server::{AppState, BoundAddrs, Server, ServerConfig, ServerError, system_now_ms};
+use stowage::telemetry::Metrics;
+use tempfile::TempDir;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use wire::{Authority, Connection, HTTP1, HTTP2, Pair, handshake, shown};
+
+#[path = "server/wire.rs"]
+mod wire;
+
+/// A running server, its authority, and a client certificate that it accepts.
+struct Setup {
+    ca: Authority,
+    client: Pair,
+    serving: Pair,
+    dir: TempDir,
+    state: Arc<AppState>,
+    server: Server,
+}
+
+impl Setup {
+    async fn start(edit: impl FnOnce(&mut ServerConfig)) -> Self {
+        Self::start_with_clock(system_now_ms, edit).await
+    }
+
+    async fn start_with_clock(now: fn() -> i64, edit: impl FnOnce(&mut ServerConfig)) -> Self {
+        let (ca, dir) = (Authority::new(), TempDir::new().unwrap());
+        let serving = ca.server();
+        serving.write(dir.path());
+        std::fs::write(dir.path().join("ca.crt"), &ca.pem).unwrap();
+        let mut config = config(&dir);
+        edit(&mut config);
+        let state = Arc::new(AppState::new(AdmissionConfig::default(), Metrics::new(), now));
+        let server = Server::start(config, Arc::clone(&state)).await.unwrap();
+        Self {
+            client: ca.client(),
+            ca,
+            serving,
+            dir,
+            state,
+            server,
+        }
+    }
+
+    fn addrs(&self) -> BoundAddrs {
+        self.server.addrs()
+    }
+
+    async fn connect(&self, client: Option<&Pair>) -> Connection {
+        Connection::tls(self.addrs().https, &self.ca, client, HTTP1)
+            .await
+            .unwrap()
+    }
+
+    async fn metrics(&self) -> String {
+        let answer = Connection::plain(self.addrs().metrics.unwrap())
+            .await
+            .get("/metrics")
+            .await;
+        assert!(
+            answer.headers["content-type"]
+                .to_str()
+                .unwrap()
+                .starts_with("text/plain; version=0.0.4")
+        );
+        String::from_utf8(answer.body.to_vec()).unwrap()
+    }
+
+    async fn metric(&self, line: &str) -> Option<String> {
+        let text = self.metrics().await;
+        text.lines()
+            .find_map(|have| have.strip_prefix(line).map(|value| value.trim().to_owned()))
+    }
+}
+
+fn config(dir: &TempDir) -> ServerConfig {
+    let any = SocketAddr::from(([127, 0, 0, 1], 0));
+    ServerConfig {
+        https_addr: any,
+        metrics_addr: Some(any),
+        health_addr: Some(any),
+        drain_timeout: Duration::from_secs(5),
+        // Tests that rotate certificates say so themselves.
+        cert_poll: Duration::from_secs(3600),
+        ..ServerConfig::new(dir.path())
+    }
+}
+
+fn ask(names: &[&str]) -> String {
+    let pod = json!({
+        "metadata": {"name": "p", "namespace": "default"},
+        "spec": {"containers": [{"resources": {"requests": {"cpu": "1"}}}]}, "status": {}
+    });
+    json!({"Pod": pod, "Nodes": null, "NodeNames": names}).to_string()
+}
+
+fn review() -> String {
+    json!({
+        "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
+        "request": {
+            "uid": "U", "resource": {"group": "", "version": "v1", "resource": "pods"}, "operation": "CREATE", "namespace": "default",
+            "object": {"metadata": {"generateName": "p-"}, "spec": {"nodeSelector": {"beta.kubernetes.io/os": "linux"}}}
+        }
+    })
+    .to_string()
+}
+
+/// Node `held` is full of holds, node `free` is not.
+fn held_view(now_ms: i64) -> View {
+    let room = Resources {
+        cpu_milli: 1000,
+        pods: 10,
+        ..Resources::default()
+    };
+    let hold = Hold {
+        pod: "default/q".into(),
+        requests: room.clone(),
+        expires_at_ms: now_ms + 600_000,
+        ..Hold::default()
+    };
+    let node = |name: &str, holds: Vec<Hold>| NodeRoom {
+        name: name.into(),
+        allocatable: room.clone(),
+        free: room.clone(),
+        holds,
+        ..NodeRoom::default()
+    };
+    View::build(ViewInput {
+        built_at_ms: now_ms,
+        max_age_ms: 600_000,
+        nodes: vec![node("held", vec![hold]), node("free", vec![])],
+        planned: std::collections::BTreeMap::new(),
+    })
+}
+
+#[tokio::test]
+async fn the_extender_needs_a_client_certificate_and_the_webhook_does_not() {
+    let setup = Setup::start(|_| {}).await;
+    let mut stranger = setup.connect(None).await;
+    for verb in ["/v1/filter", "/v1/prioritize", "/v1/preempt"] {
+        let refused = stranger.post(verb, ask(&["a"])).await;
+        assert_eq!(refused.status, 403, "{verb}");
+        assert!(refused.error().contains("client certificate"), "{}", refused.error());
+    }
+    assert_eq!(stranger.post("/mutate?timeout=2s", review()).await.status, 200);
+    let mut scheduler = setup.connect(Some(&setup.client)).await;
+    for verb in ["/v1/filter", "/v1/prioritize", "/v1/preempt"] {
+        assert_eq!(scheduler.post(verb, ask(&["a"])).await.status, 200, "{verb}");
+    }
+    assert_eq!(
+        setup
+            .metric("stowage_extender_requests_total{code=\"403\",verb=\"filter\"}")
+            .await
+            .as_deref(),
+        Some("1")
+    );
+    assert_eq!(
+        setup
+            .metric("stowage_extender_requests_total{code=\"200\",verb=\"filter\"}")
+            .await
+            .as_deref(),
+        Some("1")
+    );
+    assert_eq!(
+        setup
+            .metric("stowage_webhook_requests_total{result=\"patched\"}")
+            .await
+            .as_deref(),
+        Some("1")
+    );
+}
+
+#[tokio::test]
+async fn a_client_certificate_of_another_authority_fails_the_handshake() {
+    let setup = Setup::start(|_| {}).await;
+    for wrong in [Authority::new().client(), setup.serving.clone()] {
+        // In TLS 1.3 the client learns of it with the first bytes it reads.
+        let failed = match Connection::tls(setup.addrs().https, &setup.ca, Some(&wrong), HTTP1).await {
+            Ok(mut connection) => connection.send("POST", "/mutate", review()).await.is_err(),
+            Err(_) => true,
+        };
+        assert!(failed, "neither the extender nor the webhook may be reached");
+    }
+    assert_eq!(
+        setup.connect(None).await.post("/mutate", review()).await.status,
+        200,
+        "the service goes on"
+    );
+}
+
+#[tokio::test]
+async fn without_a_client_ca_the_extender_is_closed() {
+    let setup = Setup::start(|config| std::fs::remove_file(config.cert_dir.join("ca.crt")).unwrap()).await;
+    assert_eq!(
+        setup
+            .connect(Some(&setup.client))
+            .await
+            .post("/v1/filter", ask(&["a"]))
+            .await
+            .status,
+        403
+    );
+    assert_eq!(setup.connect(None).await.post("/mutate", review()).await.status, 200);
+}
+
+#[tokio::test]
+async fn verdicts_follow_the_view_that_is_stored() {
+    let setup = Setup::start(|_| {}).await;
+    let mut scheduler = setup.connect(Some(&setup.client)).await;
+    let names = |answer: &wire::Answer| answer.json()["NodeNames"].clone();
+    assert_eq!(
+        names(&scheduler.post("/v1/filter", ask(&["held", "free"])).await),
+        json!(["held", "free"])
+    );
+    setup.state.view.store(Arc::new(held_view(system_now_ms())));
+    let judged = scheduler.post("/v1/filter", ask(&["held", "free"])).await;
+    assert_eq!(
+        judged.json(),
+        json!({
+            "Nodes": null, "NodeNames": ["free"], "FailedNodes": {},
+            "FailedAndUnresolvableNodes": {"held": "room reserved for 1 planned pod"}, "Error": ""
+        })
+    );
+    let scored = scheduler.post("/v1/prioritize", ask(&["held", "free"])).await;
+    assert_eq!(scored.json()[1], json!({"Host": "free", "Score": 9}));
+    assert_eq!(
+        setup
+            .metric("stowage_filter_denied_total{reason=\"room_reserved\"}")
+            .await
+            .as_deref(),
+        Some("1")
+    );
+    assert_eq!(setup.metric("stowage_extender_stale_total").await.as_deref(), Some("1"));
+}
+
+#[tokio::test]
+async fn answers_are_whole_and_the_connection_lives_on_over_http_1_and_2() {
+    let setup = Setup::start(|_| {}).await;
+    for alpn in [HTTP1, HTTP2] {
+        let mut connection = Connection::tls(setup.addrs().https, &setup.ca, Some(&setup.client), alpn)
+            .await
+            .unwrap();
+        for _ in 0..3 {
+            for (path, body, status) in [
+                ("/v1/filter", ask(&["a"]), 200),
+                ("/v1/filter", "{".to_owned(), 400),
+                ("/mutate", review(), 200),
+                ("/nowhere", String::new(), 404),
+            ] {
+                let answer = connection.post(path, body).await;
+                assert_eq!(answer.status, status);
+                assert_eq!(answer.headers["content-length"], answer.body.len().to_string());
+                assert_eq!(answer.headers["content-type"], "application/json");
+                assert!(
+                    !answer.headers.contains_key("transfer-encoding") && !answer.headers.contains_key("connection")
+                );
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn malformed_bodies_get_400_that_says_what_is_wrong_and_the_service_goes_on() {
+    let setup = Setup::start(|_| {}).await;
+    let mut scheduler = setup.connect(Some(&setup.client)).await;
+    let deep = "[".repeat(50_000);
+    for (path, body, message) in [
+        ("/v1/filter", "", "the body is no ExtenderArgs: EOF"),
+        ("/v1/filter", "not json", "the body is no ExtenderArgs: expected ident"),
+        ("/v1/filter", "{}", "the body is no ExtenderArgs: missing field `Pod`"),
+        (
+            "/v1/filter",
+            "{\"Pod\":{},\"NodeNames\":{}}",
+            "the body is no ExtenderArgs: invalid type: map",
+        ),
+        ("/v1/prioritize", "[1]", "the body is no ExtenderArgs: invalid"),
+        (
+            "/v1/preempt",
+            "{}",
+            "the body is no ExtenderPreemptionArgs: missing field `Pod`",
+        ),
+        ("/v1/filter", &deep, "the body is no ExtenderArgs"),
+        ("/mutate", "", "the body is no AdmissionReview"),
+        ("/mutate", "{}", "not admission.k8s.io/v1 AdmissionReview"),
+        (
+            "/mutate",
+            &deep,
+            "the body is no AdmissionReview: recursion limit exceeded",
+        ),
+    ] {
+        let answer = scheduler.post(path, body.to_owned()).await;
+        assert_eq!(answer.status, 400, "{path}");
+        assert!(answer.error().contains(message), "{path}: {}", answer.error());
+    }
+    assert_eq!(scheduler.post("/v1/filter", ask(&["a"])).await.status, 200);
+    assert_eq!(scheduler.send("GET", "/v1/filter", "").await.unwrap().status, 405);
+}
+
+#[tokio::test]
+async fn bodies_over_the_limit_get_413_and_the_service_goes_on() {
+    let setup = Setup::start(|config| {
+        config.extender_body_limit = 3 << 20;
+        config.webhook_body_limit = 1000;
+    })
+    .await;
+    for (path, bytes, status) in [
+        ("/v1/filter", (3 << 20) + 1, 413),
+        ("/v1/filter", 3 << 20, 400),
+        ("/mutate", 1001, 413),
+        ("/mutate", 1000, 400),
+    ] {
+        let answer = setup
+            .connect(Some(&setup.client))
+            .await
+            .post(path, vec![b' '; bytes])
+            .await;
+        assert_eq!(answer.status, status, "{path} {bytes}");
+        assert!(!answer.error().is_empty());
+    }
+    let many: Vec<String> = (0..100_000).map(|n| format!("ip-10-0-0-{n}.ec2.internal")).collect();
+    let names: Vec<&str> = many.iter().map(String::as_str).collect();
+    let large = setup
+        .connect(Some(&setup.client))
+        .await
+        .post("/v1/filter", ask(&names))
+        .await;
+    assert_eq!(large.json()["NodeNames"].as_array().unwrap().len(), 100_000);
+}
+
+#[tokio::test]
+async fn a_rotated_certificate_is_shown_to_new_connections_and_open_ones_go_on() {
+    let setup = Setup::start(|config| config.cert_poll = Duration::from_millis(5)).await;
+    let addr = setup.addrs().https;
+    let mut open = setup.connect(Some(&setup.client)).await;
+    assert_eq!(shown(addr, &setup.ca).await.unwrap(), setup.serving.der());
+
+    // The pair is never written at once: with the new certificate and the old key the old pair stays in use.
+    let new = setup.ca.server();
+    std::fs::write(setup.dir.path().join("tls.crt"), &new.certificate).unwrap();
+    while setup
+        .metric("stowage_cert_reloads_total{result=\"error\"}")
+        .await
+        .is_none()
+    {
+        assert_eq!(shown(addr, &setup.ca).await.unwrap(), setup.serving.der());
+    }
+    std::fs::write(setup.dir.path().join("tls.key"), &new.key).unwrap();
+    let turned = async {
+        while shown(addr, &setup.ca).await.unwrap() != new.der() {
+            assert_eq!(open.post("/v1/filter", ask(&["a"])).await.status, 200);
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(30), turned)
+        .await
+        .expect("the new certificate is shown in the end");
+    assert_eq!(open.post("/v1/filter", ask(&["a"])).await.status, 200);
+    assert_eq!(
+        setup
+            .metric("stowage_cert_reloads_total{result=\"ok\"}")
+            .await
+            .as_deref(),
+        Some("1")
+    );
+    assert_eq!(
+        setup
+            .metric("stowage_cert_reloads_total{result=\"error\"}")
+            .await
+            .as_deref(),
+        Some("1"),
+        "told once"
+    );
+}
+
+#[tokio::test]
+async fn a_mounted_secret_is_followed_through_its_data_link() {
+    let setup = Setup::start(|config| {
+        // As the kubelet lays it out: files are links into ..data, which is a link to a folder that is replaced.
+        let dir = &config.cert_dir;
+        std::fs::create_dir(dir.join("..first")).unwrap();
+        for file in ["tls.crt", "tls.key", "ca.crt"] {
+            std::fs::rename(dir.join(file), dir.join("..first").join(file)).unwrap();
+            std::os::unix::fs::symlink(format!("..data/{file}"), dir.join(file)).unwrap();
+        }
+        std::os::unix::fs::symlink("..first", dir.join("..data")).unwrap();
+    })
+    .await;
+    let certificates = setup.server.certificates();
+    assert!(!certificates.reload().await.unwrap(), "nothing changed");
+    let (dir, new) = (setup.dir.path(), setup.ca.server());
+    let second = dir.join("..second");
+    std::fs::create_dir(&second).unwrap();
+    new.write(&second);
+    std::fs::write(second.join("ca.crt"), &setup.ca.pem).unwrap();
+    std::os::unix::fs::symlink("..second", dir.join("..data_tmp")).unwrap();
+    std::fs::rename(dir.join("..data_tmp"), dir.join("..data")).unwrap();
+    assert!(certificates.reload().await.unwrap());
+    assert_eq!(shown(setup.addrs().https, &setup.ca).await.unwrap(), new.der());
+}
+
+#[tokio::test]
+async fn a_new_client_ca_takes_the_place_of_the_old_one() {
+    let clients = Authority::new();
+    let setup = Setup::start(|config| {
+        let path = config.cert_dir.join("clients.crt");
+        std::fs::write(&path, &clients.pem).unwrap();
+        config.client_ca = Some(path);
+    })
+    .await;
+    assert_eq!(
+        setup
+            .connect(Some(&clients.client()))
+            .await
+            .post("/v1/filter", ask(&["a"]))
+            .await
+            .status,
+        200
+    );
+    let next = Authority::new();
+    std::fs::write(setup.dir.path().join("clients.crt"), &next.pem).unwrap();
+    assert!(setup.server.certificates().reload().await.unwrap());
+    assert_eq!(
+        setup
+            .connect(Some(&next.client()))
+            .await
+            .post("/v1/filter", ask(&["a"]))
+            .await
+            .status,
+        200
+    );
+    let old = Connection::tls(setup.addrs().https, &setup.ca, Some(&clients.client()), HTTP1).await;
+    let refused = match old {
+        Ok(mut connection) => connection.send("POST", "/v1/filter", ask(&["a"])).await.is_err(),
+        Err(_) => true,
+    };
+    assert!(refused);
+    std::fs::write(setup.dir.path().join("clients.crt"), "no pem").unwrap();
+    let error = setup.server.certificates().reload().await.unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .ends_with("clients.crt holds no certificate in PEM form"),
+        "{error}"
+    );
+    assert_eq!(
+        setup
+            .connect(Some(&next.client()))
+            .await
+            .post("/v1/filter", ask(&["a"]))
+            .await
+            .status,
+        200
+    );
+}
+
+static BROKEN_CLOCK: AtomicBool = AtomicBool::new(false);
+
+#[tokio::test]
+async fn a_panic_in_a_handler_is_one_500_and_the_service_goes_on() {
+    let clock = || {
+        assert!(
+            !BROKEN_CLOCK.load(Ordering::SeqCst),
+            "the clock of this test panics on purpose"
+        );
+        system_now_ms()
+    };
+    let setup = Setup::start_with_clock(clock, |_| {}).await;
+    let mut scheduler = setup.connect(Some(&setup.client)).await;
+    BROKEN_CLOCK.store(true, Ordering::SeqCst);
+    let failed = scheduler.post("/v1/filter", ask(&["a"])).await;
+    let large = scheduler
+        .post("/v1/filter", format!("{}{}", ask(&["a"]), " ".repeat(2 << 20)))
+        .await;
+    BROKEN_CLOCK.store(false, Ordering::SeqCst);
+    for answer in [failed, large] {
+        assert_eq!(
+            (answer.status.as_u16(), answer.error().as_str()),
+            (500, "internal error")
+        );
+    }
+    assert_eq!(scheduler.post("/v1/filter", ask(&["a"])).await.status, 200);
+    assert_eq!(setup.metric("stowage_handler_panics_total").await.as_deref(), Some("2"));
+}
+
+#[tokio::test]
+async fn probes_tell_alive_from_ready() {
+    let setup = Setup::start(|_| {}).await;
+    let mut health = Connection::plain(setup.addrs().health.unwrap()).await;
+    let mut https = setup.connect(None).await;
+    for connection in [&mut health, &mut https] {
+        assert_eq!(connection.get("/livez").await.status, 200);
+        assert_eq!(connection.get("/healthz").await.status, 200);
+        let unready = connection.get("/readyz").await;
+        assert_eq!(
+            (unready.status.as_u16(), &unready.body[..]),
+            (503, &b"watch caches are not synced\n"[..])
+        );
+    }
+    assert_eq!(setup.metric("stowage_ready").await.as_deref(), Some("0"));
+    setup.state.readiness.set_caches_synced(true);
+    assert_eq!(health.get("/readyz").await.status, 200);
+    assert_eq!(https.get("/readyz").await.status, 200);
+    assert_eq!(setup.metric("stowage_ready").await.as_deref(), Some("1"));
+    let seconds: f64 = setup
+        .metric("stowage_cert_expiry_seconds{certificate=\"serving\"}")
+        .await
+        .unwrap()
+        .parse()
+        .unwrap();
+    assert!(seconds > 86_400.0, "{seconds}");
+    assert_eq!(
+        health.get("/metrics").await.status,
+        404,
+        "each listener serves its own paths"
+    );
+    assert_eq!(health.post("/mutate", review()).await.status, 404);
+}
+
+/// Sends a request head that announces more body than follows.
+async fn half_a_request(setup: &Setup, body: &str) -> tokio_rustls::client::TlsStream<tokio::net::TcpStream> {
+    let mut stream = handshake(setup.addrs().https, &setup.ca, None, HTTP1).await.unwrap();
+    let head = format!(
+        "POST /mutate HTTP/1.1\r\nhost: localhost\r\ncontent-length: {}\r\n\r\n",
+        body.len()
+    );
+    stream.write_all(head.as_bytes()).await.unwrap();
+    stream.write_all(&body.as_bytes()[..body.len() / 2]).await.unwrap();
+    stream.flush().await.unwrap();
+    stream
+}
+
+#[tokio::test]
+async fn a_body_that_never_ends_gets_408() {
+    let setup = Setup::start(|config| config.request_timeout = Duration::from_millis(50)).await;
+    let mut stream = half_a_request(&setup, &review()).await;
+    let mut answer = vec![0; 12];
+    stream.read_exact(&mut answer).await.unwrap();
+    assert_eq!(answer, b"HTTP/1.1 408");
+}
+
+#[tokio::test]
+async fn connections_over_the_limit_are_closed_and_places_come_back() {
+    let setup = Setup::start(|config| config.max_connections = 1).await;
+    let mut first = setup.connect(None).await;
+    assert_eq!(first.get("/livez").await.status, 200);
+    assert!(handshake(setup.addrs().https, &setup.ca, None, HTTP1).await.is_err());
+    assert_eq!(first.get("/livez").await.status, 200, "the open one is not disturbed");
+    assert_eq!(
+        setup.metric("stowage_connections{listener=\"https\"}").await.as_deref(),
+        Some("1")
+    );
+    assert_eq!(
+        setup
+            .metric("stowage_connections_refused_total{listener=\"https\"}")
+            .await
+            .as_deref(),
+        Some("1")
+    );
+    drop(first);
+    let again = async {
+        loop {
+            if let Ok(mut connection) = Connection::tls(setup.addrs().https, &setup.ca, None, HTTP1).await {
+                break connection.get("/livez").await.status;
+            }
+        }
+    };
+    assert_eq!(tokio::time::timeout(Duration::from_secs(30), again).await.unwrap(), 200);
+}
+
+#[tokio::test]
+async fn open_requests_are_answered_before_it_stops() {
+    let setup = Setup::start(|_| {}).await;
+    let (addrs, body) = (setup.addrs(), review());
+    let mut stream = half_a_request(&setup, &body).await;
+    while setup.metric("stowage_requests_in_flight").await.as_deref() != Some("1") {}
+    let Setup { server, state, ca, .. } = setup;
+    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+    let running = tokio::spawn(server.run_until(async {
+        let _ = stopped.await;
+    }));
+    stop.send(()).unwrap();
+    while state.readiness.missing(0).last() != Some(&"shutting down") {
+        tokio::task::yield_now().await;
+    }
+    stream.write_all(&body.as_bytes()[body.len() / 2..]).await.unwrap();
+    // The server closes after the answer; what TLS says of the close is not our subject.
+    let mut bytes = Vec::new();
+    let _ = stream.read_to_end(&mut bytes).await;
+    let answer = String::from_utf8_lossy(&bytes);
+    assert!(
+        answer.starts_with("HTTP/1.1 200") && answer.contains("\"allowed\":true"),
+        "{answer}"
+    );
+    running.await.unwrap().unwrap();
+    assert!(handshake(addrs.https, &ca, None, HTTP1).await.is_err());
+}
+
+#[tokio::test]
+async fn what_cannot_be_served_stops_it_at_start_with_the_reason() {
+    let state = || Arc::new(AppState::new(AdmissionConfig::default(), Metrics::new(), system_now_ms));
+    let ca = Authority::new();
+    let refused = async |edit: &dyn Fn(&std::path::Path)| {
+        let dir = TempDir::new().unwrap();
+        ca.server().write(dir.path());
+        edit(dir.path());
+        let error = Server::start(config(&dir), state()).await.map(|_| ()).unwrap_err();
+        assert!(matches!(error, ServerError::Certificate(_)));
+        error.to_string().replace(&format!("{}/", dir.path().display()), "")
+    };
+    assert_eq!(
+        refused(&|dir| std::fs::remove_file(dir.join("tls.key")).unwrap()).await,
+        "can't read tls.key: No such file or directory (os error 2); mount the certificate's Secret there"
+    );
+    assert_eq!(
+        refused(&|dir| std::fs::write(dir.join("tls.key"), ca.server().key).unwrap()).await,
+        "the key in tls.key does not belong to the certificate in tls.crt; replace both together"
+    );
+    assert_eq!(
+        refused(&|dir| std::fs::write(dir.join("tls.crt"), "").unwrap()).await,
+        "tls.crt holds no certificate in PEM form"
+    );
+    assert_eq!(
+        refused(&|dir| std::fs::write(dir.join("tls.key"), &ca.pem).unwrap()).await,
+        "tls.key holds no private key in PEM form"
+    );
+    assert!(
+        refused(&|dir| std::fs::write(
+            dir.join("ca.crt"),
+            "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"
+        )
+        .unwrap())
+        .await
+        .starts_with("ca.crt can't be used: ")
+    );
+
+    let dir = TempDir::new().unwrap();
+    ca.server().write(dir.path());
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut config = config(&dir);
+    config.health_addr = Some(taken.local_addr().unwrap());
+    let error = Server::start(config, state())
+        .await
+        .map(|_| ())
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.starts_with("can't listen on 127.0.0.1:") && error.contains(" for health: "),
+        "{error}"
+    );
+}
