@@ -1,148 +1,24 @@
 //! The in-process server over real TLS on loopback.
+#![allow(clippy::unwrap_used, reason = "a failed step of a test is a failed test")]
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use serde_json::json;
 use stowage::admission::AdmissionConfig;
-use stowage::extender::{Hold, NodeRoom, View, ViewInput};
-use stowage::scheduling::resources::Resources;
-use stowage::server::{AppState, BoundAddrs, Server, ServerConfig, ServerError, system_now_ms};
+use stowage::server::{AppState, Server, ServerError, system_now_ms};
 use stowage::telemetry::Metrics;
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use wire::{Authority, Connection, HTTP1, HTTP2, Pair, handshake, shown};
+use setup::{Setup, ask, config, held_view, review};
+use wire::{Authority, Connection, HTTP1, HTTP2, handshake, replace, shown};
 
+#[path = "server/setup.rs"]
+mod setup;
 #[path = "server/wire.rs"]
 mod wire;
-
-/// A running server, its authority, and a client certificate that it accepts.
-struct Setup {
-    ca: Authority,
-    client: Pair,
-    serving: Pair,
-    dir: TempDir,
-    state: Arc<AppState>,
-    server: Server,
-}
-
-impl Setup {
-    async fn start(edit: impl FnOnce(&mut ServerConfig)) -> Self {
-        Self::start_with_clock(system_now_ms, edit).await
-    }
-
-    async fn start_with_clock(now: fn() -> i64, edit: impl FnOnce(&mut ServerConfig)) -> Self {
-        let (ca, dir) = (Authority::new(), TempDir::new().unwrap());
-        let serving = ca.server();
-        serving.write(dir.path());
-        std::fs::write(dir.path().join("ca.crt"), &ca.pem).unwrap();
-        let mut config = config(&dir);
-        edit(&mut config);
-        let state = Arc::new(AppState::new(AdmissionConfig::default(), Metrics::new(), now));
-        let server = Server::start(config, Arc::clone(&state)).await.unwrap();
-        Self {
-            client: ca.client(),
-            ca,
-            serving,
-            dir,
-            state,
-            server,
-        }
-    }
-
-    fn addrs(&self) -> BoundAddrs {
-        self.server.addrs()
-    }
-
-    async fn connect(&self, client: Option<&Pair>) -> Connection {
-        Connection::tls(self.addrs().https, &self.ca, client, HTTP1)
-            .await
-            .unwrap()
-    }
-
-    async fn metrics(&self) -> String {
-        let answer = Connection::plain(self.addrs().metrics.unwrap())
-            .await
-            .get("/metrics")
-            .await;
-        assert!(
-            answer.headers["content-type"]
-                .to_str()
-                .unwrap()
-                .starts_with("text/plain; version=0.0.4")
-        );
-        String::from_utf8(answer.body.to_vec()).unwrap()
-    }
-
-    async fn metric(&self, line: &str) -> Option<String> {
-        let text = self.metrics().await;
-        text.lines()
-            .find_map(|have| have.strip_prefix(line).map(|value| value.trim().to_owned()))
-    }
-}
-
-fn config(dir: &TempDir) -> ServerConfig {
-    let any = SocketAddr::from(([127, 0, 0, 1], 0));
-    ServerConfig {
-        https_addr: any,
-        metrics_addr: Some(any),
-        health_addr: Some(any),
-        drain_timeout: Duration::from_secs(5),
-        // Tests that rotate certificates say so themselves.
-        cert_poll: Duration::from_secs(3600),
-        ..ServerConfig::new(dir.path())
-    }
-}
-
-fn ask(names: &[&str]) -> String {
-    let pod = json!({
-        "metadata": {"name": "p", "namespace": "default"},
-        "spec": {"containers": [{"resources": {"requests": {"cpu": "1"}}}]}, "status": {}
-    });
-    json!({"Pod": pod, "Nodes": null, "NodeNames": names}).to_string()
-}
-
-fn review() -> String {
-    json!({
-        "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
-        "request": {
-            "uid": "U", "resource": {"group": "", "version": "v1", "resource": "pods"}, "operation": "CREATE", "namespace": "default",
-            "object": {"metadata": {"generateName": "p-"}, "spec": {"nodeSelector": {"beta.kubernetes.io/os": "linux"}}}
-        }
-    })
-    .to_string()
-}
-
-/// Node `held` is full of holds, node `free` is not.
-fn held_view(now_ms: i64) -> View {
-    let room = Resources {
-        cpu_milli: 1000,
-        pods: 10,
-        ..Resources::default()
-    };
-    let hold = Hold {
-        pod: "default/q".into(),
-        requests: room.clone(),
-        expires_at_ms: now_ms + 600_000,
-        ..Hold::default()
-    };
-    let node = |name: &str, holds: Vec<Hold>| NodeRoom {
-        name: name.into(),
-        allocatable: room.clone(),
-        free: room.clone(),
-        holds,
-        ..NodeRoom::default()
-    };
-    View::build(ViewInput {
-        built_at_ms: now_ms,
-        max_age_ms: 600_000,
-        nodes: vec![node("held", vec![hold]), node("free", vec![])],
-        planned: std::collections::BTreeMap::new(),
-    })
-}
 
 #[tokio::test]
 async fn the_extender_needs_a_client_certificate_and_the_webhook_does_not() {
@@ -347,7 +223,7 @@ async fn a_rotated_certificate_is_shown_to_new_connections_and_open_ones_go_on()
 
     // The pair is never written at once: with the new certificate and the old key the old pair stays in use.
     let new = setup.ca.server();
-    std::fs::write(setup.dir.path().join("tls.crt"), &new.certificate).unwrap();
+    replace(&setup.dir.path().join("tls.crt"), &new.certificate);
     while setup
         .metric("stowage_cert_reloads_total{result=\"error\"}")
         .await
@@ -355,7 +231,7 @@ async fn a_rotated_certificate_is_shown_to_new_connections_and_open_ones_go_on()
     {
         assert_eq!(shown(addr, &setup.ca).await.unwrap(), setup.serving.der());
     }
-    std::fs::write(setup.dir.path().join("tls.key"), &new.key).unwrap();
+    replace(&setup.dir.path().join("tls.key"), &new.key);
     let turned = async {
         while shown(addr, &setup.ca).await.unwrap() != new.der() {
             assert_eq!(open.post("/v1/filter", ask(&["a"])).await.status, 200);

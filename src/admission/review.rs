@@ -184,12 +184,11 @@ fn normalize(pod: &Value, config: &AdmissionConfig) -> Outcome {
     if applied.is_empty() {
         return outcome;
     }
-    match note(&mut wanted, &applied).and_then(|()| checked_patch(pod, &wanted)) {
-        Some(patch) => outcome.patch = Some(STANDARD.encode(patch)),
-        None => {
-            outcome.doubtful = true;
-            outcome.rules.retain(|(_, mode)| *mode != Mode::Enforce);
-        }
+    if let Some(patch) = note(&mut wanted, &applied).and_then(|()| checked_patch(pod, &wanted)) {
+        outcome.patch = Some(STANDARD.encode(patch));
+    } else {
+        outcome.doubtful = true;
+        outcome.rules.retain(|(_, mode)| *mode != Mode::Enforce);
     }
     outcome
 }

@@ -54,7 +54,11 @@ pub fn parse(text: &str) -> Result<i64, ParseDurationError> {
             .ok_or_else(|| error(Hint::TooLong))?;
         rest = &tail[1..];
     }
-    if text.is_empty() { Err(error(Hint::None)) } else { Ok(total) }
+    if text.is_empty() {
+        Err(error(Hint::None))
+    } else {
+        Ok(total)
+    }
 }
 
 /// Milliseconds of a duration, nothing for `Never`.
@@ -95,8 +99,21 @@ mod tests {
 
     #[test]
     fn anything_else_is_refused() {
-        for text in ["", "5", "h", "1d", "-1s", "1.5h", "1h 30m", "1h30", "never", "Never", "１s", "2562048h", "99999999999999999999s"]
-        {
+        for text in [
+            "",
+            "5",
+            "h",
+            "1d",
+            "-1s",
+            "1.5h",
+            "1h 30m",
+            "1h30",
+            "never",
+            "Never",
+            "１s",
+            "2562048h",
+            "99999999999999999999s",
+        ] {
             assert!(parse(text).is_err(), "{text}");
         }
     }

@@ -92,12 +92,25 @@ pub const EC2_LABELS: [&str; 29] = [
 
 /// Well-known keys outside `karpenter.k8s.aws`: a node that is yet to be made can have any value of them that an instance
 /// type offers.
-const WELL_KNOWN: [&str; 9] =
-    [NODE_POOL, ZONE, ZONE_ID, REGION, INSTANCE_TYPE, ARCH, OS, CAPACITY_TYPE, WINDOWS_BUILD];
+const WELL_KNOWN: [&str; 9] = [
+    NODE_POOL,
+    ZONE,
+    ZONE_ID,
+    REGION,
+    INSTANCE_TYPE,
+    ARCH,
+    OS,
+    CAPACITY_TYPE,
+    WINDOWS_BUILD,
+];
 
 /// Tag keys that an EC2NodeClass may not set (besides those that start with `kubernetes.io/cluster`).
-pub const RESTRICTED_TAGS: [&str; 4] =
-    ["eks:eks-cluster-name", NODE_POOL, "karpenter.sh/nodeclaim", EC2_NODE_CLASS];
+pub const RESTRICTED_TAGS: [&str; 4] = [
+    "eks:eks-cluster-name",
+    NODE_POOL,
+    "karpenter.sh/nodeclaim",
+    EC2_NODE_CLASS,
+];
 
 /// Taint put on a node about to be disrupted.
 pub const DISRUPTED_TAINT: &str = "karpenter.sh/disrupted";
@@ -127,6 +140,14 @@ pub const TAGGED: &str = "karpenter.k8s.aws/tagged";
 pub const INSTANCE_PROFILE_NAME: &str = "karpenter.k8s.aws/instance-profile-name";
 /// Pods a NodeClaim was bought for: a JSON list of `namespace/name`.
 pub const PLANNED_PODS: &str = "stowage.dev/planned-pods";
+/// Owner UID by pod, for the planned pods that were displaced from another node: a JSON object.
+pub const PLANNED_OWNERS: &str = "stowage.dev/planned-owners";
+/// The offering the plan counted on: `type/zone/capacity-type`.
+pub const PLANNED_OFFERING: &str = "stowage.dev/planned-offering";
+/// Why a NodeClaim is being disrupted and until when there is time: `reason/RFC 3339`.
+pub const DISRUPTING: &str = "stowage.dev/disrupting";
+/// On a Node: when a hold on it last ended, so that the scheduler tries again the pods that only holds kept away.
+pub const HOLD_RELEASED: &str = "stowage.dev/hold-released";
 /// When the holds of [`PLANNED_PODS`] end: RFC 3339.
 pub const HOLD_UNTIL: &str = "stowage.dev/hold-until";
 
@@ -158,10 +179,14 @@ pub fn is_restricted(key: &str) -> bool {
     if is_well_known(key) || EC2_LABELS.contains(&key) {
         return false;
     }
-    let Some((domain, _)) = key.split_once('/') else { return false };
-    ["karpenter.sh", "karpenter.k8s.aws"]
-        .into_iter()
-        .any(|ours| domain.strip_suffix(ours).is_some_and(|rest| rest.is_empty() || rest.ends_with('.')))
+    let Some((domain, _)) = key.split_once('/') else {
+        return false;
+    };
+    ["karpenter.sh", "karpenter.k8s.aws"].into_iter().any(|ours| {
+        domain
+            .strip_suffix(ours)
+            .is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+    })
 }
 
 #[cfg(test)]
@@ -207,11 +232,3 @@ mod tests {
         }
     }
 }
-/// Owner UID by pod, for the planned pods that were displaced from another node: a JSON object.
-pub const PLANNED_OWNERS: &str = "stowage.dev/planned-owners";
-/// The offering the plan counted on: `type/zone/capacity-type`.
-pub const PLANNED_OFFERING: &str = "stowage.dev/planned-offering";
-/// Why a NodeClaim is being disrupted and until when there is time: `reason/RFC 3339`.
-pub const DISRUPTING: &str = "stowage.dev/disrupting";
-/// On a Node: when a hold on it last ended, so that the scheduler tries again the pods that only holds kept away.
-pub const HOLD_RELEASED: &str = "stowage.dev/hold-released";

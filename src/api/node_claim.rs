@@ -1,5 +1,10 @@
 //! NodeClaim, `karpenter.sh/v1`.
 
+#![allow(
+    clippy::duplicated_attributes,
+    reason = "columns of a CRD share members such as their type"
+)]
+
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::Taint;
@@ -25,9 +30,21 @@ use super::{NodeClassRef, Requirement};
     status = "NodeClaimStatus",
     derive = "PartialEq",
     doc = "One node: asked for, launched, registered, initialized. Its spec can't be changed.",
-    printcolumn(name = "Type", type_ = "string", json_path = r".metadata.labels.node\.kubernetes\.io/instance-type"),
-    printcolumn(name = "Capacity", type_ = "string", json_path = r".metadata.labels.karpenter\.sh/capacity-type"),
-    printcolumn(name = "Zone", type_ = "string", json_path = r".metadata.labels.topology\.kubernetes\.io/zone"),
+    printcolumn(
+        name = "Type",
+        type_ = "string",
+        json_path = r".metadata.labels.node\.kubernetes\.io/instance-type"
+    ),
+    printcolumn(
+        name = "Capacity",
+        type_ = "string",
+        json_path = r".metadata.labels.karpenter\.sh/capacity-type"
+    ),
+    printcolumn(
+        name = "Zone",
+        type_ = "string",
+        json_path = r".metadata.labels.topology\.kubernetes\.io/zone"
+    ),
     printcolumn(name = "Node", type_ = "string", json_path = ".status.nodeName"),
     printcolumn(
         name = "Ready",
@@ -43,7 +60,12 @@ use super::{NodeClassRef, Requirement};
         json_path = r".metadata.labels.karpenter\.sh/nodepool",
         priority = 1
     ),
-    printcolumn(name = "NodeClass", type_ = "string", json_path = ".spec.nodeClassRef.name", priority = 1),
+    printcolumn(
+        name = "NodeClass",
+        type_ = "string",
+        json_path = ".spec.nodeClassRef.name",
+        priority = 1
+    ),
     printcolumn(
         name = "Drifted",
         type_ = "string",

@@ -3,6 +3,11 @@
 //! Members with a closed set of values are strings here and enums in the schema: an object that a newer schema let in must
 //! not stop a watch of all of them.
 
+#![allow(
+    clippy::duplicated_attributes,
+    reason = "columns of a CRD share members such as their type"
+)]
+
 use std::collections::BTreeMap;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
@@ -53,7 +58,11 @@ pub struct Ec2NodeClassSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub placement_group_selector: Option<PlacementGroupSelector>,
     /// Whether instances get a public IPv4 address; absent leaves it to the subnet.
-    #[serde(default, rename = "associatePublicIPAddress", skip_serializing_if = "Option::is_none")]
+    #[serde(
+        default,
+        rename = "associatePublicIPAddress",
+        skip_serializing_if = "Option::is_none"
+    )]
     pub associate_public_ip_address: Option<bool>,
     /// Number of IP prefixes given to each network interface at launch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -118,7 +127,10 @@ impl Ec2NodeClassSpec {
         if let Some(family) = &self.ami_family {
             return family;
         }
-        self.ami_selector_terms.iter().find_map(AmiSelectorTerm::alias_family).unwrap_or("Custom")
+        self.ami_selector_terms
+            .iter()
+            .find_map(AmiSelectorTerm::alias_family)
+            .unwrap_or("Custom")
     }
 }
 
@@ -217,7 +229,10 @@ impl AmiSelectorTerm {
     /// The AMI family of the term's alias, as `AL2023`; nothing without an alias or with one of no known family.
     pub fn alias_family(&self) -> Option<&'static str> {
         let (family, _) = self.alias.as_deref()?.split_once('@')?;
-        ALIAS_FAMILIES.iter().find(|(alias, _)| *alias == family).map(|(_, family)| *family)
+        ALIAS_FAMILIES
+            .iter()
+            .find(|(alias, _)| *alias == family)
+            .map(|(_, family)| *family)
     }
 }
 
@@ -306,7 +321,11 @@ pub struct MetadataOptions {
     #[schemars(schema_with = "schema::http_endpoint")]
     pub http_endpoint: Option<String>,
     /// Whether it answers on IPv6: enabled or disabled.
-    #[serde(default = "disabled", rename = "httpProtocolIPv6", skip_serializing_if = "Option::is_none")]
+    #[serde(
+        default = "disabled",
+        rename = "httpProtocolIPv6",
+        skip_serializing_if = "Option::is_none"
+    )]
     #[schemars(schema_with = "schema::http_protocol_ipv6")]
     pub http_protocol_ipv6: Option<String>,
     /// Hops its answer may travel; 1 keeps it from pods without host network.

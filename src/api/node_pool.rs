@@ -1,5 +1,10 @@
 //! NodePool, `karpenter.sh/v1`.
 
+#![allow(
+    clippy::duplicated_attributes,
+    reason = "columns of a CRD share members such as their type"
+)]
+
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::Taint;
@@ -24,7 +29,11 @@ use super::crds::schema;
     derive = "PartialEq",
     doc = "Desired nodes of one kind: what they must be, how many there may be and when they may be replaced.",
     scale(spec_replicas_path = ".spec.replicas", status_replicas_path = ".status.nodes"),
-    printcolumn(name = "NodeClass", type_ = "string", json_path = ".spec.template.spec.nodeClassRef.name"),
+    printcolumn(
+        name = "NodeClass",
+        type_ = "string",
+        json_path = ".spec.template.spec.nodeClassRef.name"
+    ),
     printcolumn(name = "Nodes", type_ = "string", json_path = ".status.nodes"),
     printcolumn(
         name = "Ready",
@@ -34,7 +43,12 @@ use super::crds::schema;
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
     printcolumn(name = "Weight", type_ = "integer", json_path = ".spec.weight", priority = 1),
     printcolumn(name = "CPU", type_ = "string", json_path = ".status.resources.cpu", priority = 1),
-    printcolumn(name = "Memory", type_ = "string", json_path = ".status.resources.memory", priority = 1)
+    printcolumn(
+        name = "Memory",
+        type_ = "string",
+        json_path = ".status.resources.memory",
+        priority = 1
+    )
 )]
 #[serde(rename_all = "camelCase")]
 pub struct NodePoolSpec {
@@ -182,7 +196,10 @@ fn when_empty_or_underutilized() -> String {
     "WhenEmptyOrUnderutilized".into()
 }
 fn ten_percent() -> Vec<Budget> {
-    vec![Budget { nodes: ten_percent_of_nodes(), ..Budget::default() }]
+    vec![Budget {
+        nodes: ten_percent_of_nodes(),
+        ..Budget::default()
+    }]
 }
 fn ten_percent_of_nodes() -> String {
     "10%".into()

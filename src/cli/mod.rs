@@ -1,6 +1,7 @@
 //! The command line: one file for each subcommand.
 
 pub mod controller;
+pub mod manifests;
 pub mod simulate;
 
 use std::io::Write;

@@ -1,7 +1,296 @@
-//! temp
+//! `stowage simulate`: the planner, offline. Reads a scenario or manifests, plans, prints what would be bought.
+
+use std::collections::BTreeMap;
 use std::io::Write;
-/// temp
-#[derive(Debug, clap::Args)]
-pub struct SimulateArgs {}
-/// temp
-pub fn run(_a: &SimulateArgs, _o: &mut dyn Write) -> anyhow::Result<u8> { Ok(0) }
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Instant;
+
+use anyhow::Context;
+use clap::{Args, ValueEnum};
+use serde::Serialize;
+
+use super::manifests::{Input, InputError};
+use crate::api::labels;
+use crate::cloud::catalogue::{RawCatalogue, SpotPricing, embedded, parse};
+use crate::scheduling::offering::{Catalogue, MicroUsd};
+use crate::scheduling::plan;
+use crate::scheduling::plan::Plan;
+use crate::scheduling::problem::{NodeState, Pool, Problem};
+use crate::scheduling::requirement::normalise_key;
+use crate::scheduling::resources::Resources;
+
+/// Every pod fits.
+const ALL_FIT: u8 = 0;
+/// The input can't be used.
+const BAD_INPUT: u8 = 2;
+/// Some pods fit nowhere.
+const SOME_DO_NOT_FIT: u8 = 3;
+
+/// Plans offline: what would be bought for these pods, and what it costs.
+#[derive(Args, Debug, Clone)]
+pub struct SimulateArgs {
+    /// Scenario: {"nodePools": [...], "pods": [...], "nodes": [...], "daemonSets": [...]} in Kubernetes' JSON.
+    #[arg(long, value_name = "FILE", required_unless_present = "manifests", conflicts_with = "manifests")]
+    pub scenario: Option<PathBuf>,
+    /// Manifests: a YAML or JSON file, or a folder of them. May be repeated.
+    #[arg(short = 'f', long = "filename", value_name = "FILE_OR_DIR")]
+    pub manifests: Vec<PathBuf>,
+    /// Catalogue of instance types; the embedded one without it.
+    #[arg(long, value_name = "FILE")]
+    pub catalog: Option<PathBuf>,
+    /// Spot price as a share of the on-demand price; 0 offers no spot.
+    #[arg(long, value_name = "R", default_value_t = 0.0)]
+    pub spot_ratio: f64,
+    /// Format.
+    #[arg(long, value_enum, default_value_t = Output::Table)]
+    pub output: Output,
+}
+
+/// How a plan is printed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Output {
+    /// For people.
+    Table,
+    /// For programs.
+    Json,
+}
+
+/// Runs the command: prints the plan on `out` and returns the exit code: 0 when all pods fit, 3 when some don't, 2 when
+/// the input can't be used (then the file, the object and the field are named on standard error).
+///
+/// # Errors
+/// `out` can't be written to.
+pub fn run(args: &SimulateArgs, out: &mut dyn Write) -> anyhow::Result<u8> {
+    let (problem, skipped) = match read(args) {
+        Ok(read) => read,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            return Ok(BAD_INPUT);
+        }
+    };
+    for (kind, count) in skipped {
+        eprintln!("skipped {count} {kind}");
+    }
+    let start = Instant::now();
+    let found = plan(&problem);
+    let seconds = start.elapsed().as_secs_f64();
+    match args.output {
+        Output::Json => {
+            serde_json::to_writer(&mut *out, &json_of(&problem, &found, seconds)).context("writing the plan")?;
+            writeln!(out)?;
+        }
+        Output::Table => table(&problem, &found, seconds, out).context("writing the plan")?,
+    }
+    Ok(if found.unschedulable.is_empty() { ALL_FIT } else { SOME_DO_NOT_FIT })
+}
+
+fn read(args: &SimulateArgs) -> anyhow::Result<(Problem, BTreeMap<String, usize>)> {
+    let parsed = match &args.catalog {
+        Some(file) => {
+            let text = std::fs::read_to_string(file).with_context(|| file.display().to_string())?;
+            Some(parse(&text).with_context(|| file.display().to_string())?)
+        }
+        None => None,
+    };
+    let raw: &RawCatalogue = match &parsed {
+        Some(raw) => raw,
+        None => embedded(),
+    };
+    let spot = SpotPricing::ratio(args.spot_ratio).context("--spot-ratio")?;
+    let mut input = Input::default();
+    if let Some(file) = &args.scenario {
+        input.read_scenario(file)?;
+    }
+    for path in &args.manifests {
+        input.read_manifests(path)?;
+    }
+    problem_of(input, raw, spot)
+}
+
+fn problem_of(
+    input: Input,
+    raw: &RawCatalogue,
+    spot: SpotPricing,
+) -> anyhow::Result<(Problem, BTreeMap<String, usize>)> {
+    let mut catalogues: BTreeMap<String, Arc<Catalogue>> = BTreeMap::new();
+    let mut problem = Problem { daemons: input.daemons, namespaces: input.namespaces, pods: input.pods, ..Problem::default() };
+    let mut running = input.running;
+    let mut usage: BTreeMap<String, (Resources, i64)> = BTreeMap::new();
+    for node in input.nodes {
+        let name = node.metadata.name.clone().unwrap_or_default();
+        let fail = |error: crate::scheduling::resources::ResourceError| {
+            anyhow::anyhow!("Node {name}: status: resource {}: {}", error.resource, error.source)
+        };
+        let status = node.status.unwrap_or_default();
+        let spec = node.spec.unwrap_or_default();
+        let allocatable = status.allocatable.as_ref().or(status.capacity.as_ref());
+        let allocatable = allocatable.map(Resources::from_map).transpose().map_err(fail)?.unwrap_or_default();
+        let capacity = status.capacity.as_ref().map(Resources::from_map).transpose().map_err(fail)?;
+        let mut node_labels: BTreeMap<String, String> = BTreeMap::new();
+        for (key, value) in node.metadata.labels.unwrap_or_default() {
+            node_labels.entry(normalise_key(&key).to_owned()).or_insert(value);
+        }
+        if let Some(pool) = node_labels.get(labels::NODE_POOL) {
+            let used = usage.entry(pool.clone()).or_default();
+            used.0.add(capacity.as_ref().unwrap_or(&allocatable));
+            used.1 += 1;
+        }
+        let mut state = NodeState {
+            name: Arc::from(name.as_str()),
+            taints: spec.taints.unwrap_or_default(),
+            allocatable,
+            pods: Vec::new(),
+            daemon_reserve: Resources::default(),
+            schedulable: spec.unschedulable != Some(true),
+            initialized: true,
+            price: MicroUsd(0),
+            labels: node_labels,
+        };
+        for daemon in &problem.daemons {
+            if daemon.class.accepts_node(&state.labels, &name) && daemon.class.untolerated(&state.taints).is_none() {
+                state.daemon_reserve.add(&daemon.class.requests);
+            }
+        }
+        let mut present = Resources::default();
+        for pod in running.remove(&name).unwrap_or_default() {
+            if pod.daemon {
+                present.add(&pod.pod.class.requests);
+            }
+            state.pods.push(pod.pod);
+        }
+        state.daemon_reserve.sub(&present);
+        state.daemon_reserve.raise_to(&Resources::default());
+        problem.nodes.push(state);
+    }
+    for (file, node_pool) in &input.pools {
+        let class_name = &node_pool.spec.template.spec.node_class_ref.name;
+        let catalogue = catalogues
+            .entry(class_name.clone())
+            .or_insert_with(|| Arc::new(raw.for_node_class(input.node_classes.get(class_name), spot)));
+        let name = node_pool.metadata.name.clone().unwrap_or_default();
+        let (used, nodes) = usage.get(&name).cloned().unwrap_or_default();
+        let pool = Pool::new(node_pool, Arc::clone(catalogue), used, nodes).map_err(|error| InputError::Object {
+            file: file.clone(),
+            object: format!("NodePool {name}"),
+            problem: error.problem.to_string(),
+        })?;
+        problem.pools.push(pool);
+    }
+    Ok((problem, input.skipped))
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct JsonPlan<'p> {
+    nodes: Vec<JsonNode<'p>>,
+    existing: Vec<JsonExisting<'p>>,
+    unschedulable: Vec<JsonUnschedulable<'p>>,
+    cost_usd_per_hour: f64,
+    lower_bound_usd_per_hour: Option<f64>,
+    solve_seconds: f64,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct JsonNode<'p> {
+    node_pool: &'p str,
+    instance_type: &'p str,
+    zone: &'p str,
+    capacity_type: &'static str,
+    price_usd_per_hour: f64,
+    pods: Vec<&'p str>,
+}
+
+#[derive(Serialize)]
+struct JsonExisting<'p> {
+    node: &'p str,
+    pods: Vec<&'p str>,
+}
+
+#[derive(Serialize)]
+struct JsonUnschedulable<'p> {
+    pod: &'p str,
+    reason: &'p str,
+}
+
+fn json_of<'p>(problem: &'p Problem, plan: &'p Plan, seconds: f64) -> JsonPlan<'p> {
+    let keys = |pods: &[usize]| pods.iter().map(|pod| problem.pods[*pod].key.as_ref()).collect();
+    let node = |node: &'p crate::scheduling::plan::PlannedNode| {
+        let choice = node.choices.first()?;
+        Some(JsonNode {
+            node_pool: &problem.pools[node.pool].name,
+            instance_type: &choice.instance_type.name,
+            zone: &choice.zone,
+            capacity_type: choice.capacity_type.as_str(),
+            price_usd_per_hour: choice.price.usd(),
+            pods: keys(&node.pods),
+        })
+    };
+    JsonPlan {
+        nodes: plan.new_nodes.iter().filter_map(node).collect(),
+        existing: plan
+            .placements
+            .iter()
+            .map(|p| JsonExisting { node: &problem.nodes[p.node].name, pods: keys(&p.pods) })
+            .collect(),
+        unschedulable: plan
+            .unschedulable
+            .iter()
+            .map(|u| JsonUnschedulable { pod: &problem.pods[u.pod].key, reason: &u.reason })
+            .collect(),
+        cost_usd_per_hour: plan.cost.usd(),
+        lower_bound_usd_per_hour: plan.lower_bound.map(MicroUsd::usd),
+        solve_seconds: seconds,
+    }
+}
+
+fn table(problem: &Problem, plan: &Plan, seconds: f64, out: &mut dyn Write) -> std::io::Result<()> {
+    let mut rows: BTreeMap<(&str, &str, &str, &str, i64), (usize, usize)> = BTreeMap::new();
+    for node in &plan.new_nodes {
+        if let Some(choice) = node.choices.first() {
+            let key = (
+                &*problem.pools[node.pool].name,
+                &*choice.instance_type.name,
+                &*choice.zone,
+                choice.capacity_type.as_str(),
+                choice.price.0,
+            );
+            let row = rows.entry(key).or_default();
+            row.0 += 1;
+            row.1 += node.pods.len();
+        }
+    }
+    writeln!(out, "{:>6}  {:<16} {:<20} {:<12} {:<10} {:>12} {:>7}", "NODES", "POOL", "TYPE", "ZONE", "CAPACITY", "USD/H EACH", "PODS")?;
+    for ((pool, instance_type, zone, capacity, price), (nodes, pods)) in rows {
+        let price = MicroUsd(price).usd();
+        writeln!(out, "{nodes:>6}  {pool:<16} {instance_type:<20} {zone:<12} {capacity:<10} {price:>12.4} {pods:>7}")?;
+    }
+    for placement in &plan.placements {
+        writeln!(out, "{:>6}  onto {}: {} pods", "", problem.nodes[placement.node].name, placement.pods.len())?;
+    }
+    let placed: usize = plan.new_nodes.iter().map(|n| n.pods.len()).sum::<usize>()
+        + plan.placements.iter().map(|p| p.pods.len()).sum::<usize>();
+    write!(
+        out,
+        "\n{placed} of {} pods placed, {} nodes to buy, {:.4} USD/h",
+        problem.pods.len(),
+        plan.new_nodes.len(),
+        plan.cost.usd()
+    )?;
+    if let Some(bound) = plan.lower_bound.filter(|bound| bound.0 > 0) {
+        let gap = (plan.cost.usd() / bound.usd() - 1.0) * 100.0;
+        write!(out, ", lower bound {:.4} (gap {gap:.1} %)", bound.usd())?;
+    }
+    writeln!(out, ", planned in {:.1} ms", seconds * 1e3)?;
+    let mut reasons: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for u in &plan.unschedulable {
+        reasons.entry(&u.reason).or_default().push(&problem.pods[u.pod].key);
+    }
+    for (reason, pods) in reasons {
+        let (first, more) = (pods[0], pods.len() - 1);
+        let others = if more == 0 { String::new() } else { format!(" and {more} more") };
+        writeln!(out, "unschedulable: {first}{others}: {reason}")?;
+    }
+    Ok(())
+}

@@ -153,7 +153,7 @@ pub fn take(
     }
     out.displaced = demand.displaced;
     out.problem.pools = pools.iter().filter_map(|ready| pool(state, &types, ready, without)).collect();
-    out.problem.daemons = state.daemons.values().cloned().collect();
+    out.problem.daemons = state.daemons.values().map(|record| record.daemon.clone()).collect();
     out.problem.namespaces = state.namespaces.clone();
     out.problem.settings = settings.clone();
     out
@@ -328,9 +328,10 @@ pub fn daemons_to_come(state: &State, node: &Node) -> Resources {
 fn daemon_reserve(state: &State, node: &NodeState) -> Resources {
     let mut reserve = Resources::default();
     for daemon in state.daemons.values() {
-        let present = node.pods.iter().any(|pod| pod.owner.as_deref() == Some(&*daemon.key));
-        if !present && crate::scheduling::daemon_runs_on(daemon, &node.labels, &node.taints) {
-            reserve.add(&daemon.class.requests);
+        let present = node.pods.iter().any(|pod| pod.owner.as_ref() == Some(&daemon.uid));
+        let class = &daemon.daemon.class;
+        if !present && class.accepts_node(&node.labels, &node.name) && class.untolerated(&node.taints).is_none() {
+            reserve.add(&class.requests);
         }
     }
     reserve

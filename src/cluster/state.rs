@@ -13,6 +13,15 @@ use crate::api::{Ec2NodeClass, NodeClaim, NodePool};
 use crate::scheduling::intern::Interner;
 use crate::scheduling::problem::{Daemon, Labels};
 
+/// A DaemonSet as overhead.
+#[derive(Clone, Debug)]
+pub struct DaemonRecord {
+    /// UID of the DaemonSet, the owner of its pods.
+    pub uid: Arc<str>,
+    /// Its pods as the planner sees them.
+    pub daemon: Daemon,
+}
+
 /// Everything the watches have told so far.
 #[derive(Debug, Default)]
 pub struct State {
@@ -39,7 +48,7 @@ pub struct State {
     /// EC2NodeClasses by name.
     pub classes: BTreeMap<String, Arc<Ec2NodeClass>>,
     /// DaemonSets by `namespace/name`; those that can't be understood are left out.
-    pub daemons: BTreeMap<String, Daemon>,
+    pub daemons: BTreeMap<String, DaemonRecord>,
     /// Labels of namespaces.
     pub namespaces: BTreeMap<String, Labels>,
     /// Kinds whose first listing is complete.
@@ -147,7 +156,8 @@ impl State {
         let key = format!("{}/{}", set.namespace().unwrap_or_default(), set.name_any());
         match self.interner.intern_daemon(set) {
             Ok(daemon) => {
-                self.daemons.insert(key, daemon);
+                let uid = Arc::from(set.uid().unwrap_or_default());
+                self.daemons.insert(key, DaemonRecord { uid, daemon });
             }
             Err(error) => {
                 tracing::warn!(daemon_set = key, %error, "daemon set is not counted as overhead");

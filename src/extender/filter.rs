@@ -92,6 +92,8 @@ pub(super) struct Judge<'v, 'p> {
     now_ms: i64,
     pod: &'p ExtenderPod<'p>,
     key: String,
+    /// Room is held for this pod somewhere.
+    holds_own: bool,
     requests: Resources,
     tolerates_disruption: bool,
     standing: Standing<'v>,
@@ -122,6 +124,7 @@ impl<'v, 'p> Judge<'v, 'p> {
             view,
             now_ms,
             pod,
+            holds_own: view.own(&key).is_some(),
             key,
             requests,
             tolerates_disruption: pod.tolerates_disruption(),
@@ -161,7 +164,12 @@ impl<'v, 'p> Judge<'v, 'p> {
                 .get_or_insert_with(|| Arc::from("node is about to be disrupted"));
             return Err((Denial::Disrupting, Arc::clone(reason)));
         }
-        let (leftover, binding) = node.leftover(self.now_ms, &self.key, self.pod.priority(), None);
+        let (leftover, binding) = node.leftover(
+            self.now_ms,
+            self.holds_own.then_some(&*self.key),
+            self.pod.priority(),
+            None,
+        );
         if binding == 0 || self.requests.fits(leftover.get()) {
             return Ok(());
         }

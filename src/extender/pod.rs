@@ -185,14 +185,14 @@ impl ExtenderPod<'_> {
                 .is_some_and(|policy| policy.as_str() == "Always")
             {
                 sidecars.add(&running);
-                raise(&mut peak, &sidecars);
+                peak.raise_to(&sidecars);
             } else {
                 running.add(&sidecars);
-                raise(&mut peak, &running);
+                peak.raise_to(&running);
             }
         }
         total.add(&sidecars);
-        raise(&mut total, &peak);
+        total.raise_to(&peak);
         if let Some(requests) = self
             .spec
             .resources
@@ -208,15 +208,6 @@ impl ExtenderPod<'_> {
         }
         total.pods = 1;
         total
-    }
-}
-
-/// Raises every amount of `to` to that of `floor`.
-fn raise(to: &mut Resources, floor: &Resources) {
-    for (name, amount) in floor.iter() {
-        if amount > to.get(name) {
-            to.set(name, amount);
-        }
     }
 }
 

@@ -20,6 +20,7 @@ pub fn prioritize<'a>(view: &View, now_ms: i64, args: FilterArgs<'a>) -> Vec<Hos
     let key = pod.key();
     let requests = pod.requests();
     let standing = view.standing(now_ms, &key);
+    let own = view.own(&key);
     let slots = if standing == Standing::Free {
         view.slots(now_ms, &pod, &requests)
     } else {
@@ -32,7 +33,7 @@ pub fn prioritize<'a>(view: &View, now_ms: i64, args: FilterArgs<'a>) -> Vec<Hos
             let planned = standing == Standing::Planned(name) || slots.iter().any(|slot| *slot.name == *name);
             let score = match view.node(name) {
                 _ if planned => MAX_SCORE,
-                Some(node) => tightness(node, now_ms, &key, pod.priority(), &requests),
+                Some(node) => tightness(node, now_ms, own, pod.priority(), &requests),
                 None => 0,
             };
             HostPriority { host, score }
@@ -41,8 +42,8 @@ pub fn prioritize<'a>(view: &View, now_ms: i64, args: FilterArgs<'a>) -> Vec<Hos
 }
 
 /// 9 for a node that the pod fills, 0 for one that stays empty: nine times one less the greatest share of CPU or memory left.
-fn tightness(node: &NodeEntry, now_ms: i64, key: &str, priority: i32, requests: &Resources) -> i64 {
-    let (leftover, _) = node.leftover(now_ms, key, priority, None);
+fn tightness(node: &NodeEntry, now_ms: i64, own: Option<&str>, priority: i32, requests: &Resources) -> i64 {
+    let (leftover, _) = node.leftover(now_ms, own, priority, None);
     let left = leftover.get();
     let ninths = |left: i64, request: i64, of: i64| -> i64 {
         if of <= 0 {

@@ -1,6 +1,6 @@
 //! What the extender knows: an immutable snapshot of room, holds and plans.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 use super::pod::ExtenderPod;
@@ -56,7 +56,8 @@ pub struct Hold {
     pub expires_at_ms: i64,
 }
 
-/// Where a pod is to go.
+/// Where a pod is to go. Drop the plan when its node is gone or can no longer hold the pod: until then, or until it ends, the pod passes
+/// nowhere else.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PlannedPod {
     /// The node; `None` while it has no Node object yet.
@@ -78,6 +79,8 @@ pub struct View {
     /// Nodes with holds or being disrupted: all that filter must look at.
     restrained: HashMap<Arc<str>, usize>,
     planned: HashMap<Arc<str>, PlannedPod>,
+    /// Pods that room is held for.
+    held: HashSet<Arc<str>>,
     /// Nodes with displaced holds by the owner that may take them.
     displaced: HashMap<Arc<str>, Vec<usize>>,
     any_disrupting: bool,
@@ -161,13 +164,24 @@ impl NodeEntry {
         }
     }
 
-    /// Room for a pod of this priority beside the holds that bind it, and how many bind. `slot` is a hold it may take itself.
-    pub(super) fn leftover(&self, now_ms: i64, key: &str, priority: i32, slot: Option<&Hold>) -> (Leftover<'_>, usize) {
+    /// Room for a pod of this priority beside the holds that bind it, and how many bind. `own` is its key when room is held for it
+    /// somewhere, `slot` a hold of another pod that it may take.
+    pub(super) fn leftover(
+        &self,
+        now_ms: i64,
+        own: Option<&str>,
+        priority: i32,
+        slot: Option<&Hold>,
+    ) -> (Leftover<'_>, usize) {
         if now_ms >= self.last_expiry_ms {
             return (Leftover::Known(&self.open), 0);
         }
-        let own = self.holds.iter().any(|hold| *hold.pod == *key);
-        if slot.is_none() && !own && now_ms < self.first_expiry_ms && priority <= self.min_priority {
+        let is_own = |hold: &Hold| own.is_some_and(|own| *hold.pod == *own);
+        if slot.is_none()
+            && now_ms < self.first_expiry_ms
+            && priority <= self.min_priority
+            && !(own.is_some() && self.holds.iter().any(is_own))
+        {
             return (Leftover::Known(&self.leftover), self.holds.len());
         }
         let mut left = self.open.clone();
@@ -175,7 +189,7 @@ impl NodeEntry {
         for hold in &self.holds {
             let binds = now_ms < hold.expires_at_ms
                 && hold.priority >= priority
-                && *hold.pod != *key
+                && !is_own(hold)
                 && !slot.is_some_and(|slot| std::ptr::eq(slot, hold));
             if binds {
                 left.sub(&hold.requests);
@@ -186,12 +200,12 @@ impl NodeEntry {
     }
 
     /// A live hold of a displaced pod of `owner` that a pod with these requests can take.
-    fn slot(&self, now_ms: i64, key: &str, priority: i32, owner: &str, requests: &Resources) -> Option<&Hold> {
+    fn slot(&self, now_ms: i64, own: Option<&str>, priority: i32, owner: &str, requests: &Resources) -> Option<&Hold> {
         self.holds.iter().find(|hold| {
             hold.displaced
                 && now_ms < hold.expires_at_ms
                 && hold.owner.as_deref() == Some(owner)
-                && requests.fits(self.leftover(now_ms, key, priority, Some(hold)).0.get())
+                && requests.fits(self.leftover(now_ms, own, priority, Some(hold)).0.get())
         })
     }
 }
@@ -214,6 +228,7 @@ impl View {
             view.by_name.insert(entry.name.clone(), index);
             view.any_disrupting |= entry.disrupting;
             view.last_expiry_ms = view.last_expiry_ms.max(entry.last_expiry_ms);
+            view.held.extend(entry.holds.iter().map(|hold| hold.pod.clone()));
             if entry.disrupting || !entry.holds.is_empty() {
                 view.restrained.insert(entry.name.clone(), index);
             }
@@ -257,6 +272,11 @@ impl View {
         self.any_disrupting || now_ms < self.last_expiry_ms
     }
 
+    /// The key again when room is held for this pod.
+    pub(super) fn own<'k>(&self, key: &'k str) -> Option<&'k str> {
+        self.held.contains(key).then_some(key)
+    }
+
     /// The node, when it has holds or is being disrupted.
     pub(super) fn restrained(&self, name: &str) -> Option<&NodeEntry> {
         self.restrained.get(name).and_then(|index| self.nodes.get(*index))
@@ -288,10 +308,11 @@ impl View {
             return Vec::new();
         };
         let key = pod.key();
+        let own = self.own(&key);
         nodes
             .iter()
             .filter_map(|index| self.nodes.get(*index))
-            .filter(|entry| !entry.disrupting && entry.slot(now_ms, &key, pod.priority(), owner, requests).is_some())
+            .filter(|entry| !entry.disrupting && entry.slot(now_ms, own, pod.priority(), owner, requests).is_some())
             .collect()
     }
 }

@@ -1,16 +1,32 @@
 //! The pure core: what to buy and what goes where. No clock, no client, no randomness that isn't passed in.
+//!
+//! [`plan`] reads top to bottom: pods become groups ([`groups`]), groups are divided over topology domains
+//! ([`topology`]), fill what exists ([`existing`]), and the rest is bought at dual prices ([`pack`], [`stock`],
+//! [`duals`]) and bettered ([`improve`]). Work grows with groups times offerings, not with pods times nodes.
 
+mod bits;
 pub mod class;
+mod duals;
+mod existing;
+mod finish;
+mod groups;
+mod improve;
 pub mod intern;
 pub mod offering;
+mod pack;
 pub mod plan;
 pub mod pool;
 pub mod problem;
 pub mod quantity;
+mod reasons;
 pub mod requirement;
 pub mod resources;
+mod selectors;
+mod solve;
+mod stock;
+mod topology;
+mod universe;
 
-/// temp
-pub fn plan(_p: &problem::Problem) -> plan::Plan { plan::Plan::default() }
-/// temp
-pub fn daemon_runs_on(_d: &problem::Daemon, _l: &problem::Labels, _t: &[k8s_openapi::api::core::v1::Taint]) -> bool { true }
+pub use intern::{Interner, PodError};
+pub use pool::PoolError;
+pub use solve::plan;

@@ -119,7 +119,7 @@ impl Resources {
     }
 
     /// Takes the larger of both, resource by resource.
-    pub fn raise(&mut self, other: &Self) {
+    pub fn raise_to(&mut self, other: &Self) {
         self.combine(other, i64::max);
     }
 
@@ -179,15 +179,15 @@ impl Resources {
             let requests = container_requests(container)?;
             if container.restart_policy.as_deref() == Some("Always") {
                 sidecars.add(&requests);
-                peak.raise(&sidecars);
+                peak.raise_to(&sidecars);
             } else {
                 let mut during = sidecars.clone();
                 during.add(&requests);
-                peak.raise(&during);
+                peak.raise_to(&during);
             }
         }
         running.add(&sidecars);
-        running.raise(&peak);
+        running.raise_to(&peak);
         if let Some(pod_level) = &spec.resources {
             let declared = requirements(pod_level)?;
             for name in declared_names(pod_level) {

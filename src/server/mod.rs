@@ -302,11 +302,11 @@ where
     builder
         .http1()
         .timer(TokioTimer::new())
-        .header_read_timeout(Duration::from_secs(120));
+        .header_read_timeout(Duration::from_mins(2));
     builder
         .http2()
         .timer(TokioTimer::new())
-        .keep_alive_interval(Duration::from_secs(60))
+        .keep_alive_interval(Duration::from_mins(1))
         .keep_alive_timeout(Duration::from_secs(20))
         .max_concurrent_streams(256);
     let task = tokio::spawn(server.serve(router.into_make_service()));

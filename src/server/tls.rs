@@ -172,7 +172,8 @@ impl Certificates {
 
 /// Follows the files for as long as it is polled.
 pub(super) async fn poll(certificates: Arc<Certificates>, state: Arc<AppState>, every: Duration) {
-    let mut ticks = tokio::time::interval(every.max(Duration::from_millis(1)));
+    let every = every.max(Duration::from_millis(1));
+    let mut ticks = tokio::time::interval_at(tokio::time::Instant::now() + every, every);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;

@@ -13,15 +13,20 @@ pub(super) struct Rule {
     /// Path of the node from the root of the object; `[]` steps into a list.
     pub(super) at: &'static str,
     /// CEL, true when all is well.
-    pub(super) rule: String,
+    pub(super) cel: String,
     /// What a person reads when it isn't.
     pub(super) message: String,
     /// CEL that makes a better message, one that names what is wrong; `message` is for when it can't be evaluated.
     pub(super) naming: Option<String>,
 }
 
-fn rule(at: &'static str, rule: impl Into<String>, message: impl Into<String>) -> Rule {
-    Rule { at, rule: rule.into(), message: message.into(), naming: None }
+fn rule(at: &'static str, cel: impl Into<String>, message: impl Into<String>) -> Rule {
+    Rule {
+        at,
+        cel: cel.into(),
+        message: message.into(),
+        naming: None,
+    }
 }
 
 /// `["a", "b"]` in CEL.
@@ -125,7 +130,11 @@ pub(super) fn node_pool() -> Vec<Rule> {
     ];
     for (cel, why) in key_restrictions("k", true) {
         // No naming: the length of a key of a map has no bound, so the API server thinks it too costly to write one out.
-        rules.push(rule("spec.template.metadata.labels", format!("self.all(k, {cel})"), format!("a label {why}")));
+        rules.push(rule(
+            "spec.template.metadata.labels",
+            format!("self.all(k, {cel})"),
+            format!("a label {why}"),
+        ));
     }
     rules.extend(node_class_ref_rules([
         "spec.template.spec.nodeClassRef.group",
@@ -142,9 +151,21 @@ pub(super) fn node_pool() -> Vec<Rule> {
 
 /// Rules of NodeClaim.
 pub(super) fn node_claim() -> Vec<Rule> {
-    let mut rules = vec![rule("spec", "self == oldSelf", "the spec of a NodeClaim can't be changed")];
-    rules.extend(node_class_ref_rules(["spec.nodeClassRef.group", "spec.nodeClassRef.kind", "spec.nodeClassRef.name"]));
-    rules.extend(requirement_rules("spec.requirements[]", "spec.requirements[].key", false));
+    let mut rules = vec![rule(
+        "spec",
+        "self == oldSelf",
+        "the spec of a NodeClaim can't be changed",
+    )];
+    rules.extend(node_class_ref_rules([
+        "spec.nodeClassRef.group",
+        "spec.nodeClassRef.kind",
+        "spec.nodeClassRef.name",
+    ]));
+    rules.extend(requirement_rules(
+        "spec.requirements[]",
+        "spec.requirements[].key",
+        false,
+    ));
     rules
 }
 
@@ -234,10 +255,26 @@ fn selector_rules() -> Vec<Rule> {
     let families = || ALIAS_FAMILIES.iter().map(|(alias, _)| *alias);
     let windows = || families().filter(|alias| alias.starts_with("windows"));
     vec![
-        rule("spec.subnetSelectorTerms", "self.size() != 0", "subnetSelectorTerms may not be empty"),
-        rule(subnet, "has(self.tags) || has(self.id)", "a subnet selector term needs one of 'tags' and 'id'"),
-        rule(subnet, "!(has(self.id) && has(self.tags))", "'id' and 'tags' exclude each other in a subnet selector term"),
-        rule("spec.securityGroupSelectorTerms", "self.size() != 0", "securityGroupSelectorTerms may not be empty"),
+        rule(
+            "spec.subnetSelectorTerms",
+            "self.size() != 0",
+            "subnetSelectorTerms may not be empty",
+        ),
+        rule(
+            subnet,
+            "has(self.tags) || has(self.id)",
+            "a subnet selector term needs one of 'tags' and 'id'",
+        ),
+        rule(
+            subnet,
+            "!(has(self.id) && has(self.tags))",
+            "'id' and 'tags' exclude each other in a subnet selector term",
+        ),
+        rule(
+            "spec.securityGroupSelectorTerms",
+            "self.size() != 0",
+            "securityGroupSelectorTerms may not be empty",
+        ),
         rule(
             group,
             "has(self.tags) || has(self.id) || has(self.name)",
@@ -296,7 +333,10 @@ fn selector_rules() -> Vec<Rule> {
         rule(
             "spec.amiSelectorTerms[].alias",
             format!("self.split('@')[0] in {}", list(families())),
-            format!("the family of an alias must be one of {}", families().collect::<Vec<_>>().join(", ")),
+            format!(
+                "the family of an alias must be one of {}",
+                families().collect::<Vec<_>>().join(", ")
+            ),
         ),
         rule(
             "spec.amiSelectorTerms[].alias",
@@ -326,7 +366,11 @@ fn tag_rules() -> Vec<Rule> {
             )
         })
         .collect();
-    rules.push(rule("spec.tags", "self.all(k, k != '')", "keys of tags may not be empty"));
+    rules.push(rule(
+        "spec.tags",
+        "self.all(k, k != '')",
+        "keys of tags may not be empty",
+    ));
     rules.push(rule(
         "spec.tags",
         "self.all(k, !k.startsWith('kubernetes.io/cluster'))",

@@ -23,10 +23,18 @@ pub fn requirements(field: &str, list: &[Requirement], pool: bool) -> Vec<Invali
 }
 
 fn check(field: &str, requirement: &Requirement, pool: bool, invalid: &mut Vec<Invalid>) {
-    let Requirement { key, operator, values, min_values } = requirement;
+    let Requirement {
+        key,
+        operator,
+        values,
+        min_values,
+    } = requirement;
     let normal = labels::normalize_key(key);
     if !is_qualified_name(key) {
-        invalid.push(Invalid::new(format_args!("{field}.key"), format_args!("'{key}' is not a label key")));
+        invalid.push(Invalid::new(
+            format_args!("{field}.key"),
+            format_args!("'{key}' is not a label key"),
+        ));
     } else if pool && normal == labels::NODE_POOL {
         invalid.push(Invalid::new(
             format_args!("{field}.key"),
@@ -52,7 +60,9 @@ fn check(field: &str, requirement: &Requirement, pool: bool, invalid: &mut Vec<I
             if values.len() != 1 || integer(&values[0]).is_none() {
                 invalid.push(Invalid::new(
                     format_args!("{field}.values"),
-                    format_args!("operator '{operator}' on '{key}' needs exactly one value, an integer of zero or more"),
+                    format_args!(
+                        "operator '{operator}' on '{key}' needs exactly one value, an integer of zero or more"
+                    ),
                 ));
             }
             // What isn't a number is named above, better than as a bad label value.
@@ -67,7 +77,10 @@ fn check(field: &str, requirement: &Requirement, pool: bool, invalid: &mut Vec<I
         _ => {}
     }
     for (index, value) in values.iter().enumerate().filter(|(_, value)| !is_label_value(value)) {
-        invalid.push(Invalid::new(format_args!("{field}.values[{index}]"), not_a_label_value(value)));
+        invalid.push(Invalid::new(
+            format_args!("{field}.values[{index}]"),
+            not_a_label_value(value),
+        ));
     }
     if min_values.is_some_and(|min| !(1..=50).contains(&min)) {
         invalid.push(Invalid::new(format_args!("{field}.minValues"), "must be 1 to 50"));
@@ -76,7 +89,12 @@ fn check(field: &str, requirement: &Requirement, pool: bool, invalid: &mut Vec<I
 
 /// Values that can't be are an error only when too few others remain, as in Karpenter.
 fn check_known_values(field: &str, requirement: &Requirement, invalid: &mut Vec<Invalid>) {
-    let Requirement { key, values, min_values, .. } = requirement;
+    let Requirement {
+        key,
+        values,
+        min_values,
+        ..
+    } = requirement;
     let key = labels::normalize_key(key);
     let distinct: BTreeSet<&str> = values.iter().map(String::as_str).collect();
     let mut possible = distinct.len();
@@ -85,12 +103,18 @@ fn check_known_values(field: &str, requirement: &Requirement, invalid: &mut Vec<
         if possible == 0 && !values.is_empty() {
             invalid.push(Invalid::new(
                 format_args!("{field}.values"),
-                format_args!("none of '{}' is a value of '{key}': it has {}", values.join("', '"), known.join(", ")),
+                format_args!(
+                    "none of '{}' is a value of '{key}': it has {}",
+                    values.join("', '"),
+                    known.join(", ")
+                ),
             ));
             return;
         }
     }
-    if let Some(min) = min_values.filter(|min| !values.is_empty() && usize::try_from(*min).is_ok_and(|min| min > possible)) {
+    if let Some(min) =
+        min_values.filter(|min| !values.is_empty() && usize::try_from(*min).is_ok_and(|min| min > possible))
+    {
         invalid.push(Invalid::new(
             format_args!("{field}.minValues"),
             format_args!("asks for {min} values of '{key}', and only {possible} are possible"),
@@ -99,7 +123,7 @@ fn check_known_values(field: &str, requirement: &Requirement, invalid: &mut Vec<
 }
 
 /// Keys on which the requirements of the list at `field` and the template's labels can't hold together, each named once. An
-/// entry that is wrong by itself is left to [`requirements`].
+/// entry that is wrong by itself is left to [`requirements`], and `minValues` to the planner, which may be told to lower it.
 pub fn contradictions(field: &str, list: &[Requirement], template_labels: &BTreeMap<String, String>) -> Vec<Invalid> {
     let mut by_key: BTreeMap<&str, (Allowed, Vec<String>)> = BTreeMap::new();
     for requirement in list {
@@ -116,26 +140,37 @@ pub fn contradictions(field: &str, list: &[Requirement], template_labels: &BTree
     }
     by_key
         .into_iter()
-        .filter(|(_, (_, said))| said.len() > 1)
         .filter_map(|(key, (allowed, said))| {
             let why = allowed.contradiction()?;
-            Some(Invalid::new(field, format_args!("contradict each other on '{key}': {why} ({})", said.join("; "))))
+            let subject = if said.len() > 1 {
+                "contradict each other"
+            } else {
+                "can't be met"
+            };
+            Some(Invalid::new(
+                field,
+                format_args!("{subject} on '{key}': {why} ({})", said.join("; ")),
+            ))
         })
         .collect()
 }
 
 fn describe(requirement: &Requirement) -> String {
-    let Requirement { key, operator, values, min_values } = requirement;
+    let Requirement {
+        key, operator, values, ..
+    } = requirement;
     let values = match operator.as_str() {
         "Exists" | "DoesNotExist" => String::new(),
         _ => format!(" [{}]", values.join(", ")),
     };
-    let min = min_values.map(|min| format!(" minValues {min}")).unwrap_or_default();
-    format!("{key} {operator}{values}{min}")
+    format!("{key} {operator}{values}")
 }
 
 fn integer(text: &str) -> Option<i64> {
-    text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok()).flatten()
+    text.bytes()
+        .all(|byte| byte.is_ascii_digit())
+        .then(|| text.parse().ok())
+        .flatten()
 }
 
 /// Values that every requirement on one key so far allows.
@@ -153,15 +188,19 @@ struct Allowed {
     present: bool,
     /// DoesNotExist.
     absent: bool,
-    /// Largest `minValues`.
-    min_values: i64,
 }
 
 impl Allowed {
     /// Takes a requirement in; false when it says nothing that can be understood.
     fn narrow(&mut self, requirement: &Requirement) -> bool {
-        let Requirement { operator, values, min_values, .. } = requirement;
-        let bound = || values.first().filter(|_| values.len() == 1).and_then(|value| integer(value)).map(i128::from);
+        let Requirement { operator, values, .. } = requirement;
+        let bound = || {
+            values
+                .first()
+                .filter(|_| values.len() == 1)
+                .and_then(|value| integer(value))
+                .map(i128::from)
+        };
         match operator.as_str() {
             "In" if !values.is_empty() => self.only(values.iter().cloned().collect()),
             "NotIn" => self.not.extend(values.iter().cloned()),
@@ -181,7 +220,6 @@ impl Allowed {
             }
             _ => return false,
         }
-        self.min_values = self.min_values.max(min_values.unwrap_or(0));
         true
     }
 
@@ -194,31 +232,35 @@ impl Allowed {
     }
 
     /// Why no value is left, if none is.
-    fn contradiction(&self) -> Option<String> {
+    fn contradiction(&self) -> Option<&'static str> {
         if self.absent && self.present {
-            return Some("it can't both be absent and have a value".into());
+            return Some("it can't both be absent and have a value");
         }
         let least = self.at_least.unwrap_or(0).max(0);
         let most = self.at_most.unwrap_or(i128::from(i64::MAX)).min(i128::from(i64::MAX));
         let bounded = self.at_least.is_some() || self.at_most.is_some();
-        let in_range = |value: &str| !bounded || integer(value).is_some_and(|value| (least..=most).contains(&i128::from(value)));
+        let in_range =
+            |value: &str| !bounded || integer(value).is_some_and(|value| (least..=most).contains(&i128::from(value)));
         let left = match &self.only {
-            Some(only) => {
-                Some(only.iter().filter(|value| !self.not.contains(*value) && in_range(value)).count() as i128)
-            }
+            Some(only) => Some(
+                only.iter()
+                    .filter(|value| !self.not.contains(*value) && in_range(value))
+                    .count() as i128,
+            ),
             // Two spellings of a number, as 4 and 04, are two values: only the plain one can be a label's.
             None if bounded => {
-                let excluded: BTreeSet<i64> =
-                    self.not.iter().filter(|value| in_range(value)).filter_map(|value| integer(value)).collect();
+                let excluded: BTreeSet<i64> = self
+                    .not
+                    .iter()
+                    .filter(|value| in_range(value))
+                    .filter_map(|value| integer(value))
+                    .collect();
                 Some((most - least + 1).max(0) - excluded.len() as i128)
             }
             None => None,
         };
         match left {
-            Some(left) if left <= 0 => Some("no value satisfies all of them".into()),
-            Some(left) if left < i128::from(self.min_values) => {
-                Some(format!("minValues asks for {} values and only {left} are left", self.min_values))
-            }
+            Some(left) if left <= 0 => Some("no value is left"),
             _ => None,
         }
     }
@@ -231,7 +273,11 @@ mod tests {
     fn requirement(text: &str) -> Requirement {
         let mut words = text.split(' ');
         let (key, operator) = (words.next().unwrap().to_owned(), words.next().unwrap().to_owned());
-        let mut requirement = Requirement { key, operator, ..Requirement::default() };
+        let mut requirement = Requirement {
+            key,
+            operator,
+            ..Requirement::default()
+        };
         for word in words {
             match word.strip_prefix("min=") {
                 Some(min) => requirement.min_values = min.parse().ok(),
@@ -249,13 +295,31 @@ mod tests {
     fn each_faulty_requirement_names_its_member() {
         for (text, expected) in [
             ("a In", "r[0].values: operator 'In' on 'a' needs at least one value"),
-            ("a Within b", "r[0].operator: 'Within' is none of In, NotIn, Exists, DoesNotExist, Gt, Lt, Gte, Lte"),
-            ("a Gt b", "r[0].values: operator 'Gt' on 'a' needs exactly one value, an integer of zero or more"),
-            ("a Lte", "r[0].values: operator 'Lte' on 'a' needs exactly one value, an integer of zero or more"),
-            ("a Gte 1 2", "r[0].values: operator 'Gte' on 'a' needs exactly one value, an integer of zero or more"),
-            ("a Lt -1", "r[0].values: operator 'Lt' on 'a' needs exactly one value, an integer of zero or more"),
+            (
+                "a Within b",
+                "r[0].operator: 'Within' is none of In, NotIn, Exists, DoesNotExist, Gt, Lt, Gte, Lte",
+            ),
+            (
+                "a Gt b",
+                "r[0].values: operator 'Gt' on 'a' needs exactly one value, an integer of zero or more",
+            ),
+            (
+                "a Lte",
+                "r[0].values: operator 'Lte' on 'a' needs exactly one value, an integer of zero or more",
+            ),
+            (
+                "a Gte 1 2",
+                "r[0].values: operator 'Gte' on 'a' needs exactly one value, an integer of zero or more",
+            ),
+            (
+                "a Lt -1",
+                "r[0].values: operator 'Lt' on 'a' needs exactly one value, an integer of zero or more",
+            ),
             ("a/ Exists", "r[0].key: 'a/' is not a label key"),
-            ("karpenter.sh/x Exists", "r[0].key: 'karpenter.sh/x' is restricted: no requirement may name it"),
+            (
+                "karpenter.sh/x Exists",
+                "r[0].key: 'karpenter.sh/x' is restricted: no requirement may name it",
+            ),
             (
                 "karpenter.sh/nodepool In a",
                 "r[0].key: 'karpenter.sh/nodepool' is restricted: it is set to the name of the NodePool",
@@ -264,7 +328,10 @@ mod tests {
                 "kubernetes.io/hostname In a",
                 "r[0].key: 'kubernetes.io/hostname' is restricted: no requirement may name it",
             ),
-            ("a In b min=2", "r[0].minValues: asks for 2 values of 'a', and only 1 are possible"),
+            (
+                "a In b min=2",
+                "r[0].minValues: asks for 2 values of 'a', and only 1 are possible",
+            ),
             ("a Exists min=51", "r[0].minValues: must be 1 to 50"),
             (
                 "karpenter.sh/capacity-type In cheap",
@@ -275,7 +342,10 @@ mod tests {
                 "r[0].minValues: asks for 2 values of 'karpenter.sh/capacity-type', and only 1 are possible",
             ),
         ] {
-            let found: Vec<String> = requirements("r", &list(&[text]), true).iter().map(ToString::to_string).collect();
+            let found: Vec<String> = requirements("r", &list(&[text]), true)
+                .iter()
+                .map(ToString::to_string)
+                .collect();
             assert_eq!(found, [expected], "{text}");
         }
         for text in [
@@ -299,11 +369,10 @@ mod tests {
             &["a Gt 4", "a Lt 5"],
             &["a Gte 5", "a Lte 4"],
             &["a Gt 9223372036854775807", "a Exists"],
-            &["a Lt 0", "a Exists"],
+            &["a Lt 0"],
             &["a In 1 2", "a Gt 2"],
             &["a In x", "a Gt 2"],
             &["a Gte 4", "a Lte 5", "a NotIn 4 5"],
-            &["a In x y z", "a NotIn x", "a Exists min=3"],
             &["kubernetes.io/arch In amd64", "beta.kubernetes.io/arch In arm64"],
         ] {
             let found = contradictions("r", &list(texts), &BTreeMap::new());
@@ -324,6 +393,7 @@ mod tests {
             &["a In 1 2 3", "a Gt 2"],
             &["a In x", "b In y"],
             &["a In", "a In x"],
+            &["a In x y z", "a NotIn x", "a Exists min=3"],
             &["a Within x", "a In x"],
         ] {
             assert_eq!(contradictions("r", &list(texts), &BTreeMap::new()), [], "{texts:?}");
@@ -332,10 +402,13 @@ mod tests {
 
     #[test]
     fn a_contradiction_names_the_key_and_what_was_said_about_it() {
-        let texts = ["topology.kubernetes.io/zone In a b", "failure-domain.beta.kubernetes.io/zone NotIn a b"];
+        let texts = [
+            "topology.kubernetes.io/zone In a b",
+            "failure-domain.beta.kubernetes.io/zone NotIn a b",
+        ];
         insta::assert_snapshot!(
             contradictions("spec.requirements", &list(&texts), &BTreeMap::new())[0],
-            @"spec.requirements: contradict each other on 'topology.kubernetes.io/zone': no value satisfies all of them (topology.kubernetes.io/zone In [a, b]; failure-domain.beta.kubernetes.io/zone NotIn [a, b])"
+            @"spec.requirements: contradict each other on 'topology.kubernetes.io/zone': no value is left (topology.kubernetes.io/zone In [a, b]; failure-domain.beta.kubernetes.io/zone NotIn [a, b])"
         );
     }
 
@@ -345,7 +418,7 @@ mod tests {
         assert_eq!(contradictions("r", &list(&["team In a b"]), &labels), []);
         insta::assert_snapshot!(
             contradictions("r", &list(&["team In b c"]), &labels)[0],
-            @"r: contradict each other on 'team': no value satisfies all of them (team In [b, c]; label team=a)"
+            @"r: contradict each other on 'team': no value is left (team In [b, c]; label team=a)"
         );
     }
 }

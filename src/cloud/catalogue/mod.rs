@@ -229,7 +229,10 @@ fn assemble(frame: Frame, entries: Vec<serde_json::Value>) -> Result<RawCatalogu
             source,
         })?;
         if let Some(problem) = problem_of(&parsed, &known) {
-            return Err(CatalogueError::Invalid { entry: parsed.name, problem });
+            return Err(CatalogueError::Invalid {
+                entry: parsed.name,
+                problem,
+            });
         }
         instance_types.push(parsed);
     }
@@ -272,8 +275,18 @@ fn problem_of(entry: &RawInstanceType, zones: &BTreeSet<&str>) -> Option<String>
         }
     }
     let counts = (entry.gpus.iter().map(|gpu| ("gpus", gpu.count)))
-        .chain(entry.inference_accelerators.iter().map(|a| ("inferenceAccelerators", a.count)))
-        .chain(entry.neuron_devices.iter().flat_map(|d| [("neuronDevices", d.count), ("neuronDevices", d.cores_per_device)]));
+        .chain(
+            entry
+                .inference_accelerators
+                .iter()
+                .map(|a| ("inferenceAccelerators", a.count)),
+        )
+        .chain(
+            entry
+                .neuron_devices
+                .iter()
+                .flat_map(|d| [("neuronDevices", d.count), ("neuronDevices", d.cores_per_device)]),
+        );
     for (field, count) in counts {
         if !(0..=1 << 20).contains(&count) {
             return Some(format!("{field} holds the count {count}, expected 0 to {}", 1 << 20));
@@ -297,7 +310,9 @@ fn problem_of(entry: &RawInstanceType, zones: &BTreeSet<&str>) -> Option<String>
 impl RawCatalogue {
     /// An instance type by name.
     pub fn instance_type(&self, name: &str) -> Option<&RawInstanceType> {
-        let found = self.instance_types.binary_search_by(|entry| entry.name.as_str().cmp(name));
+        let found = self
+            .instance_types
+            .binary_search_by(|entry| entry.name.as_str().cmp(name));
         found.ok().and_then(|index| self.instance_types.get(index))
     }
 
@@ -309,9 +324,15 @@ impl RawCatalogue {
 
     /// As [`RawCatalogue::for_node_class`], for settings already read from a class.
     pub fn with_settings(&self, settings: &NodeSettings, spot: SpotPricing) -> Catalogue {
-        let instance_types =
-            self.instance_types.iter().map(|entry| Arc::new(entry.as_node(&self.region, settings, spot))).collect();
-        Catalogue { region: self.region.clone(), instance_types }
+        let instance_types = self
+            .instance_types
+            .iter()
+            .map(|entry| Arc::new(entry.as_node(&self.region, settings, spot)))
+            .collect();
+        Catalogue {
+            region: self.region.clone(),
+            instance_types,
+        }
     }
 }
 
@@ -334,7 +355,12 @@ impl RawInstanceType {
         for zone in self.zones.iter().collect::<BTreeSet<_>>() {
             for capacity_type in [CapacityType::Spot, CapacityType::OnDemand] {
                 if let Some(price) = self.price(zone, capacity_type, spot) {
-                    offerings.push(Offering { zone: zone.as_str().into(), capacity_type, price, available: true });
+                    offerings.push(Offering {
+                        zone: zone.as_str().into(),
+                        capacity_type,
+                        price,
+                        available: true,
+                    });
                 }
             }
         }

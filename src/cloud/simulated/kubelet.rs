@@ -11,11 +11,12 @@ use std::time::Duration;
 
 use futures::future::{BoxFuture, FutureExt};
 use futures::stream::{FuturesUnordered, StreamExt};
+use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::api::core::v1::{
-    Node, NodeAddress, NodeCondition, NodeDaemonEndpoints, NodeSpec, NodeStatus, NodeSystemInfo, DaemonEndpoint, Taint,
+    DaemonEndpoint, Node, NodeAddress, NodeCondition, NodeDaemonEndpoints, NodeSpec, NodeStatus, NodeSystemInfo, Taint,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta, OwnerReference, Time};
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::core::PartialObjectMeta;
@@ -25,10 +26,10 @@ use serde_json::json;
 use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
+use super::node_steps::NodeAction;
 use super::record::{NodeStep, Record};
 use super::script::InstanceEvent;
 use super::shell::SimulatedEc2;
-use super::state::NodeAction;
 use crate::api::labels as keys;
 use crate::scheduling::offering::InstanceType;
 use crate::scheduling::resources::Resources;
@@ -40,6 +41,14 @@ pub const FAKE_NODE: &str = "kwok.x-k8s.io/node";
 pub const EVENT_ANNOTATION: &str = "simulated.stowage.dev/event";
 /// Annotation that says why an [`EVENT_ANNOTATION`] had no effect.
 pub const EVENT_ERROR_ANNOTATION: &str = "simulated.stowage.dev/event-error";
+
+/// Holder of the lease of a node whose kubelet fell silent. kwok renews no lease that another holds, and leaves the node and its
+/// pods alone. (Taking [`FAKE_NODE`] away would not do: kwok would go on renewing the lease, even of a deleted node.)
+const SILENT: &str = "stowage-simulated-silence";
+/// How long a silent kubelet's lease is taken from kwok: ten years.
+const SILENT_SECONDS: i32 = 315_360_000;
+/// Namespace of the kubelets' leases.
+const LEASES: &str = "kube-node-lease";
 
 /// Most requests to the API server at once.
 const MOST_AT_ONCE: usize = 32;
@@ -57,9 +66,20 @@ enum StepError {
     UnknownType(String),
 }
 
+/// What the simulation writes to.
+#[derive(Clone)]
+struct Cluster {
+    nodes: Api<Node>,
+    leases: Api<Lease>,
+}
+
 /// The outcome of one request or chain of requests.
 enum Done {
-    Step { id: String, step: NodeStep, result: Result<(), StepError> },
+    Step {
+        id: String,
+        step: NodeStep,
+        result: Result<(), StepError>,
+    },
     Event,
 }
 
@@ -67,9 +87,15 @@ impl SimulatedEc2 {
     /// Plays the kubelets and the cloud controller until `shutdown` is ready. Failed requests are repeated with growing
     /// pauses, for as long as the instance they are about is described; launches never wait for any of it.
     pub async fn run(self: Arc<Self>, client: Client, shutdown: impl Future<Output = ()> + Send) {
-        let nodes: Api<Node> = Api::all(client.clone());
+        let cluster = Cluster {
+            nodes: Api::all(client.clone()),
+            leases: Api::namespaced(client.clone(), LEASES),
+        };
         let metadata: Api<PartialObjectMeta<Node>> = Api::all(client);
-        let mut watch = watcher(metadata, watcher::Config::default()).default_backoff().touched_objects().boxed();
+        let mut watch = watcher(metadata, watcher::Config::default())
+            .default_backoff()
+            .touched_objects()
+            .boxed();
         let mut tasks: FuturesUnordered<BoxFuture<'static, Done>> = FuturesUnordered::new();
         let mut busy: BTreeSet<String> = BTreeSet::new();
         let mut failures: BTreeMap<String, (u32, Instant)> = BTreeMap::new();
@@ -77,11 +103,12 @@ impl SimulatedEc2 {
         tokio::pin!(shutdown);
         loop {
             let now = Instant::now();
-            for action in self.node_actions() {
-                let id = &action.record.id;
-                let paused = failures.get(id).is_some_and(|(_, until)| now < *until);
-                if tasks.len() < MOST_AT_ONCE && !paused && busy.insert(id.clone()) {
-                    tasks.push(Arc::clone(&self).perform(nodes.clone(), action).boxed());
+            // Looked for in batches: each look passes over every instance.
+            if tasks.len() <= MOST_AT_ONCE / 2 {
+                let resting = |id: &str| busy.contains(id) || failures.get(id).is_some_and(|(_, until)| now < *until);
+                for action in self.node_actions(MOST_AT_ONCE / 2, resting) {
+                    busy.insert(action.record.id.clone());
+                    tasks.push(Arc::clone(&self).perform(cluster.clone(), action).boxed());
                 }
             }
             tokio::select! {
@@ -96,7 +123,10 @@ impl SimulatedEc2 {
                             }
                             Err(error) => {
                                 let attempt = failures.get(&id).map_or(0, |(attempt, _)| attempt + 1);
-                                warn!(instance = %id, ?step, attempt, %error, "a simulated node's step failed, trying again");
+                                // An outage fails every node at once and every few seconds: say it once in a while.
+                                if attempt.is_multiple_of(10) {
+                                    warn!(instance = %id, ?step, attempt, %error, "a simulated node's step failed, trying again");
+                                }
                                 failures.insert(id, (attempt, Instant::now() + pause(attempt)));
                             }
                         }
@@ -104,7 +134,7 @@ impl SimulatedEc2 {
                 }
                 seen = watch.next(), if watching => match seen {
                     Some(Ok(node)) if node.annotations().contains_key(EVENT_ANNOTATION) => {
-                        tasks.push(Arc::clone(&self).take_event(nodes.clone(), node).boxed());
+                        tasks.push(Arc::clone(&self).take_event(cluster.nodes.clone(), node).boxed());
                     }
                     Some(Ok(_)) => {}
                     Some(Err(error)) => warn!(%error, "simulated EC2 can't watch nodes for events"),
@@ -116,15 +146,19 @@ impl SimulatedEc2 {
         }
     }
 
-    async fn perform(self: Arc<Self>, nodes: Api<Node>, action: NodeAction) -> Done {
+    async fn perform(self: Arc<Self>, cluster: Cluster, action: NodeAction) -> Done {
         let NodeAction { record, step } = action;
         let result = match step {
-            NodeStep::Registered => self.register(&nodes, &record).await,
-            NodeStep::Devices => self.report_devices(&nodes, &record).await,
-            NodeStep::Silenced => silence(&nodes, &record).await,
-            NodeStep::Removed => remove(&nodes, &record).await,
+            NodeStep::Registered => self.register(&cluster.nodes, &record).await,
+            NodeStep::Devices => self.report_devices(&cluster.nodes, &record).await,
+            NodeStep::Silenced => silence(&cluster, &record).await,
+            NodeStep::Removed => remove(&cluster.nodes, &record).await,
         };
-        Done::Step { id: record.id, step, result }
+        Done::Step {
+            id: record.id,
+            step,
+            result,
+        }
     }
 
     fn shape_of(&self, record: &Record) -> Result<InstanceType, StepError> {
@@ -136,7 +170,9 @@ impl SimulatedEc2 {
         let node = node_object(record, &self.shape_of(record)?, Timestamp::now());
         let name = record.node_name();
         match nodes.create(&PostParams::default(), &node).await {
-            Ok(_) => info!(node = %name, instance = %record.id, r#type = %record.instance_type, "simulated instance registered its node"),
+            Ok(_) => {
+                info!(node = %name, instance = %record.id, r#type = %record.instance_type, "simulated instance registered its node");
+            }
             Err(kube::Error::Api(status)) if status.code == 409 => {
                 // An earlier attempt whose answer was lost, or a stranger.
                 let existing = nodes.get(&name).await?;
@@ -153,10 +189,17 @@ impl SimulatedEc2 {
     async fn report_devices(&self, nodes: &Api<Node>, record: &Record) -> Result<(), StepError> {
         let shape = self.shape_of(record)?;
         let amounts = |resources: &Resources| -> BTreeMap<String, Quantity> {
-            resources.extended.iter().map(|(name, amount)| (name.to_string(), Quantity(amount.to_string()))).collect()
+            resources
+                .extended
+                .iter()
+                .map(|(name, amount)| (name.to_string(), Quantity(amount.to_string())))
+                .collect()
         };
-        let status = json!({"status": {"capacity": amounts(&shape.capacity), "allocatable": amounts(&shape.allocatable)}});
-        let patched = nodes.patch_status(&record.node_name(), &PatchParams::default(), &Patch::Merge(status)).await;
+        let status =
+            json!({"status": {"capacity": amounts(&shape.capacity), "allocatable": amounts(&shape.allocatable)}});
+        let patched = nodes
+            .patch_status(&record.node_name(), &PatchParams::default(), &Patch::Merge(status))
+            .await;
         unless_gone(patched.map(drop))
     }
 
@@ -168,7 +211,10 @@ impl SimulatedEc2 {
             "resourceVersion": node.resource_version(),
             "annotations": {EVENT_ANNOTATION: null, EVENT_ERROR_ANNOTATION: null},
         }});
-        match nodes.patch_metadata(&name, &PatchParams::default(), &Patch::Merge(patch)).await {
+        match nodes
+            .patch_metadata(&name, &PatchParams::default(), &Patch::Merge(patch))
+            .await
+        {
             Ok(_) => {}
             // Changed meanwhile, so the watch shows it again; or gone, and then there is nobody to tell.
             Err(error) => {
@@ -176,14 +222,17 @@ impl SimulatedEc2 {
                 return Done::Event;
             }
         }
-        let outcome = InstanceEvent::parse(&text)
-            .and_then(|event| self.trigger(&name, event).map_err(|error| error.to_string()));
+        let outcome =
+            InstanceEvent::parse(&text).and_then(|event| self.trigger(&name, event).map_err(|error| error.to_string()));
         match outcome {
             Ok(()) => info!(node = %name, event = %text, "simulated event"),
             Err(problem) => {
                 warn!(node = %name, %problem, "simulated event refused");
                 let patch = json!({"metadata": {"annotations": {EVENT_ERROR_ANNOTATION: problem}}});
-                if let Err(error) = nodes.patch_metadata(&name, &PatchParams::default(), &Patch::Merge(patch)).await {
+                if let Err(error) = nodes
+                    .patch_metadata(&name, &PatchParams::default(), &Patch::Merge(patch))
+                    .await
+                {
                     debug!(node = %name, %error, "the reason was not written");
                 }
             }
@@ -192,11 +241,45 @@ impl SimulatedEc2 {
     }
 }
 
-/// Stops the heartbeats: kwok lets go of a node without its annotation.
-async fn silence(nodes: &Api<Node>, record: &Record) -> Result<(), StepError> {
-    let patch = json!({"metadata": {"annotations": {FAKE_NODE: null}}});
-    let patched = nodes.patch_metadata(&record.node_name(), &PatchParams::default(), &Patch::Merge(patch)).await;
-    unless_gone(patched.map(drop))
+/// Stops the heartbeats by taking the node's lease, or by making it before kwok does. Its time of renewal stays, so that the
+/// node becomes unreachable when its grace is over.
+async fn silence(cluster: &Cluster, record: &Record) -> Result<(), StepError> {
+    let name = record.node_name();
+    let patch = json!({"spec": {"holderIdentity": SILENT, "leaseDurationSeconds": SILENT_SECONDS}});
+    match cluster
+        .leases
+        .patch(&name, &PatchParams::default(), &Patch::Merge(patch))
+        .await
+    {
+        Ok(_) => return Ok(()),
+        Err(kube::Error::Api(status)) if status.code == 404 => {}
+        Err(error) => return Err(error.into()),
+    }
+    let Some(node) = cluster.nodes.get_opt(&name).await? else {
+        return Ok(());
+    };
+    let lease = Lease {
+        metadata: ObjectMeta {
+            name: Some(name.clone()),
+            owner_references: Some(vec![OwnerReference {
+                api_version: "v1".to_owned(),
+                kind: "Node".to_owned(),
+                uid: node.uid().unwrap_or_default(),
+                name,
+                ..OwnerReference::default()
+            }]),
+            ..ObjectMeta::default()
+        },
+        spec: Some(LeaseSpec {
+            holder_identity: Some(SILENT.to_owned()),
+            lease_duration_seconds: Some(SILENT_SECONDS),
+            renew_time: Some(MicroTime(Timestamp::now())),
+            ..LeaseSpec::default()
+        }),
+    };
+    // Should kwok have made it in between, this fails and the next attempt takes it over.
+    cluster.leases.create(&PostParams::default(), &lease).await?;
+    Ok(())
 }
 
 /// Deletes the Node if it is this instance's; finalizers may keep it for a while.
@@ -209,8 +292,14 @@ async fn remove(nodes: &Api<Node>, record: &Record) -> Result<(), StepError> {
     if provider_id != Some(&record.provider_id()) || node.metadata.deletion_timestamp.is_some() {
         return Ok(());
     }
-    let only_this = Preconditions { uid: node.uid(), resource_version: None };
-    let parameters = DeleteParams { preconditions: Some(only_this), ..DeleteParams::default() };
+    let only_this = Preconditions {
+        uid: node.uid(),
+        resource_version: None,
+    };
+    let parameters = DeleteParams {
+        preconditions: Some(only_this),
+        ..DeleteParams::default()
+    };
     unless_gone(nodes.delete(&name, &parameters).await.map(drop))
 }
 
@@ -224,7 +313,9 @@ fn unless_gone(result: Result<(), kube::Error>) -> Result<(), StepError> {
 
 /// A quarter of a second, doubled with every attempt up to [`LONGEST_PAUSE`].
 fn pause(attempt: u32) -> Duration {
-    Duration::from_millis(250).saturating_mul(1 << attempt.min(8)).min(LONGEST_PAUSE)
+    Duration::from_millis(250)
+        .saturating_mul(1 << attempt.min(8))
+        .min(LONGEST_PAUSE)
 }
 
 /// The Node that an instance's kubelet registers, with what the cloud controller adds.
@@ -255,11 +346,17 @@ fn node_object(record: &Record, shape: &InstanceType, now: Timestamp) -> Node {
         ..Taint::default()
     };
     let mut taints = record.taints.clone();
-    if !taints.iter().any(|taint| taint.key == not_ready.key && taint.effect == not_ready.effect) {
+    if !taints
+        .iter()
+        .any(|taint| taint.key == not_ready.key && taint.effect == not_ready.effect)
+    {
         taints.push(not_ready);
     }
     let devices = record.devices_at_ms.is_none() || record.node.devices;
-    let address = |kind: &str, address: &str| NodeAddress { type_: kind.to_owned(), address: address.to_owned() };
+    let address = |kind: &str, address: &str| NodeAddress {
+        type_: kind.to_owned(),
+        address: address.to_owned(),
+    };
     let condition = |kind: &str, reason: &str, message: &str| NodeCondition {
         type_: kind.to_owned(),
         status: "False".to_owned(),
@@ -275,7 +372,11 @@ fn node_object(record: &Record, shape: &InstanceType, now: Timestamp) -> Node {
             annotations: Some(BTreeMap::from([(FAKE_NODE.to_owned(), "fake".to_owned())])),
             ..ObjectMeta::default()
         },
-        spec: Some(NodeSpec { provider_id: Some(record.provider_id()), taints: Some(taints), ..NodeSpec::default() }),
+        spec: Some(NodeSpec {
+            provider_id: Some(record.provider_id()),
+            taints: Some(taints),
+            ..NodeSpec::default()
+        }),
         status: Some(NodeStatus {
             addresses: Some(vec![
                 address("InternalIP", &record.private_ip),
@@ -286,11 +387,25 @@ fn node_object(record: &Record, shape: &InstanceType, now: Timestamp) -> Node {
             allocatable: Some(quantities(&shape.allocatable, devices)),
             conditions: Some(vec![
                 condition("Ready", "KubeletNotReady", "the simulated kubelet has just started"),
-                condition("MemoryPressure", "KubeletHasSufficientMemory", "kubelet has sufficient memory available"),
-                condition("DiskPressure", "KubeletHasNoDiskPressure", "kubelet has no disk pressure"),
-                condition("PIDPressure", "KubeletHasSufficientPID", "kubelet has sufficient PID available"),
+                condition(
+                    "MemoryPressure",
+                    "KubeletHasSufficientMemory",
+                    "kubelet has sufficient memory available",
+                ),
+                condition(
+                    "DiskPressure",
+                    "KubeletHasNoDiskPressure",
+                    "kubelet has no disk pressure",
+                ),
+                condition(
+                    "PIDPressure",
+                    "KubeletHasSufficientPID",
+                    "kubelet has sufficient PID available",
+                ),
             ]),
-            daemon_endpoints: Some(NodeDaemonEndpoints { kubelet_endpoint: Some(DaemonEndpoint { port: 10250 }) }),
+            daemon_endpoints: Some(NodeDaemonEndpoints {
+                kubelet_endpoint: Some(DaemonEndpoint { port: 10250 }),
+            }),
             node_info: Some(NodeSystemInfo {
                 architecture: arch,
                 operating_system: os,
@@ -321,11 +436,19 @@ fn quantities(resources: &Resources, devices: bool) -> BTreeMap<String, Quantity
     let mut out = BTreeMap::from([
         ("cpu".to_owned(), Quantity(cpu)),
         ("memory".to_owned(), Quantity(bytes(resources.memory))),
-        ("ephemeral-storage".to_owned(), Quantity(bytes(resources.ephemeral_storage))),
+        (
+            "ephemeral-storage".to_owned(),
+            Quantity(bytes(resources.ephemeral_storage)),
+        ),
         ("pods".to_owned(), Quantity(resources.pods.to_string())),
     ]);
     if devices {
-        out.extend(resources.extended.iter().map(|(name, amount)| (name.to_string(), Quantity(amount.to_string()))));
+        out.extend(
+            resources
+                .extended
+                .iter()
+                .map(|(name, amount)| (name.to_string(), Quantity(amount.to_string()))),
+        );
     }
     out
 }

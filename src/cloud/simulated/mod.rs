@@ -1,6 +1,7 @@
 //! Simulated EC2, inside the process: the embedded default cloud.
 //!
-//! - [`state`]: the state machine, without clock or I/O; [`record`] is what it remembers, [`market`] its prices.
+//! - [`state`]: the state machine, without clock or I/O; [`record`] is what it remembers, [`market`] its prices, [`node_steps`] what its
+//!   instances mean for Node objects.
 //! - [`script`]: what goes wrong, and when.
 //! - [`journal`]: the state file, by which instances outlive the process.
 //! - [`SimulatedEc2`]: the shell with clock and locks, which implements [`Cloud`](super::Cloud).
@@ -9,6 +10,7 @@
 pub mod journal;
 pub mod kubelet;
 pub mod market;
+pub mod node_steps;
 pub mod record;
 pub mod script;
 mod shell;
@@ -71,7 +73,7 @@ impl Default for SimulatedConfig {
             boot_delay: BootDelay::Between(Duration::from_secs(20), Duration::from_secs(40)),
             api_delay: Duration::from_millis(200),
             shutdown_delay: Duration::from_secs(5),
-            interruption_notice: Duration::from_secs(120),
+            interruption_notice: Duration::from_mins(2),
             poll: Duration::from_secs(1),
             visibility_timeout: Duration::from_secs(30),
             state_file: None,

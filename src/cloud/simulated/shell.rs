@@ -12,9 +12,10 @@ use tracing::{info, warn};
 
 use super::journal::{Journal, JournalError};
 use super::market::Market;
+use super::node_steps::NodeAction;
 use super::record::{Ledger, NodeStep};
 use super::script::InstanceEvent;
-use super::state::{Ec2State, NodeAction, Pace};
+use super::state::{Ec2State, Pace};
 use super::{BootDelay, SimulatedConfig};
 use crate::api::Ec2NodeClass;
 use crate::cloud::catalogue::{NodeSettings, embedded};
@@ -50,7 +51,9 @@ enum Engine {
 
 impl fmt::Debug for SimulatedEc2 {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SimulatedEc2").field("config", &self.config).finish_non_exhaustive()
+        f.debug_struct("SimulatedEc2")
+            .field("config", &self.config)
+            .finish_non_exhaustive()
     }
 }
 
@@ -79,7 +82,9 @@ impl SimulatedEc2 {
             changed: Notify::new(),
         };
         match ec2.start(&mut lock(&ec2.engine)) {
-            Err(JournalError::InUse(path)) => info!(state_file = %path.display(), "simulated EC2 waits for its state file"),
+            Err(JournalError::InUse(path)) => {
+                info!(state_file = %path.display(), "simulated EC2 waits for its state file");
+            }
             other => other?,
         }
         Ok(ec2)
@@ -114,7 +119,10 @@ impl SimulatedEc2 {
         if let Some(journal) = &mut journal {
             journal.append(&state.take_unwritten())?;
         }
-        *engine = Engine::Open { state: Box::new(state), journal };
+        *engine = Engine::Open {
+            state: Box::new(state),
+            journal,
+        };
         Ok(())
     }
 
@@ -154,12 +162,13 @@ impl SimulatedEc2 {
         self.call(|state, now| state.trigger(id_or_node, event, now))
     }
 
-    /// What is to be done to Node objects now.
-    pub(super) fn node_actions(&self) -> Vec<NodeAction> {
-        self.step(Ec2State::node_actions).unwrap_or_else(|error| {
-            warn!(%error, "simulated EC2 does nothing");
-            Vec::new()
-        })
+    /// At most so many things to be done to Node objects now, but nothing for the instances to skip.
+    pub(super) fn node_actions(&self, most: usize, skip: impl Fn(&str) -> bool) -> Vec<NodeAction> {
+        self.step(|state, now| state.node_actions(now, most, skip))
+            .unwrap_or_else(|error| {
+                warn!(%error, "simulated EC2 does nothing");
+                Vec::new()
+            })
     }
 
     /// Notes that something was done to a Node.
@@ -175,7 +184,8 @@ impl SimulatedEc2 {
         let settings = lock(&self.settings).get(node_class).cloned().unwrap_or_default();
         let market = lock(&self.market);
         let raw = market.raw();
-        raw.instance_type(instance_type).map(|entry| entry.as_node(&raw.region, &settings, self.config.spot))
+        raw.instance_type(instance_type)
+            .map(|entry| entry.as_node(&raw.region, &settings, self.config.spot))
     }
 
     /// Waits until the state changes or the time of its next change comes.

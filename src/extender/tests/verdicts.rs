@@ -1,117 +1,8 @@
-//! Verdicts as tables, and the wire in both directions.
+//! Filter and prioritize as tables, and what holds for every view.
 
-use std::sync::Arc;
-
-use serde_json::{Value, json};
+use proptest::prelude::*;
 
 use super::*;
-use crate::scheduling::resources::Resources;
-
-const NOW: i64 = 1_000_000;
-const LATER: i64 = NOW + 60_000;
-const GI: i64 = 1 << 30;
-
-fn room(cpu_milli: i64, memory_gi: i64) -> Resources {
-    Resources {
-        cpu_milli,
-        memory: memory_gi * GI,
-        pods: 10,
-        ..Resources::default()
-    }
-}
-
-fn requests(cpu_milli: i64, memory_gi: i64) -> Resources {
-    Resources {
-        pods: 1,
-        ..room(cpu_milli, memory_gi)
-    }
-}
-
-fn node(name: &str, holds: Vec<Hold>) -> NodeRoom {
-    NodeRoom {
-        name: name.into(),
-        allocatable: room(4000, 16),
-        free: room(4000, 16),
-        holds,
-        ..NodeRoom::default()
-    }
-}
-
-fn hold(pod: &str, cpu_milli: i64) -> Hold {
-    Hold {
-        pod: pod.into(),
-        requests: requests(cpu_milli, 1),
-        expires_at_ms: LATER,
-        ..Hold::default()
-    }
-}
-
-fn plan(pod: &str, node: Option<&str>) -> (Arc<str>, PlannedPod) {
-    (
-        pod.into(),
-        PlannedPod {
-            node: node.map(Arc::from),
-            claim: "claim-1".into(),
-            expires_at_ms: LATER,
-        },
-    )
-}
-
-fn view<const N: usize>(nodes: Vec<NodeRoom>, planned: [(Arc<str>, PlannedPod); N]) -> View {
-    View::build(ViewInput {
-        built_at_ms: NOW,
-        max_age_ms: 120_000,
-        nodes,
-        planned: planned.into(),
-    })
-}
-
-fn pod(name: &str, cpu: &str) -> Value {
-    json!({
-        "metadata": {"name": name, "namespace": "default", "uid": format!("uid-{name}"), "creationTimestamp": null},
-        "spec": {"priority": 0, "containers": [{"name": "c", "resources": {"requests": {"cpu": cpu, "memory": "1Gi"}}}]},
-        "status": {}
-    })
-}
-
-fn asked(pod: &Value, names: &[&str]) -> String {
-    json!({"Pod": pod, "Nodes": null, "NodeNames": names}).to_string()
-}
-
-/// Names that pass, then `name: reason` of those that don't.
-fn filtered(view: &View, now_ms: i64, pod: &Value, names: &[&str]) -> (Vec<String>, Vec<String>) {
-    let body = asked(pod, names);
-    let args: FilterArgs<'_> = serde_json::from_str(&body).unwrap();
-    let result = serde_json::to_value(filter(view, now_ms, args)).unwrap();
-    assert_eq!(result["Error"], "");
-    assert_eq!(result["FailedNodes"], json!({}));
-    let passed = result["NodeNames"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|name| name.as_str().unwrap().to_owned())
-        .collect();
-    let failed = result["FailedAndUnresolvableNodes"].as_object().unwrap();
-    (
-        passed,
-        failed
-            .iter()
-            .map(|(name, reason)| format!("{name}: {}", reason.as_str().unwrap()))
-            .collect(),
-    )
-}
-
-fn pass(names: &[&str]) -> (Vec<String>, Vec<String>) {
-    (names.iter().map(|name| (*name).to_owned()).collect(), vec![])
-}
-
-fn scores(view: &View, pod: &Value, names: &[&str]) -> Vec<i64> {
-    let body = asked(pod, names);
-    prioritize(view, NOW, serde_json::from_str(&body).unwrap())
-        .into_iter()
-        .map(|entry| entry.score)
-        .collect()
-}
 
 #[test]
 fn without_holds_plans_or_disruption_names_are_echoed_in_order() {
@@ -393,29 +284,6 @@ fn denials_are_counted_by_reason() {
 }
 
 #[test]
-fn whole_nodes_are_given_back_as_they_came() {
-    let view = view(vec![node("a", vec![hold("default/p", 4000)]), node("b", vec![])], []);
-    let item =
-        |name: &str| json!({"metadata": {"name": name, "labels": {"x": "y"}}, "spec": {}, "status": {"future": [1]}});
-    let body =
-        json!({"Pod": pod("x", "1"), "Nodes": {"metadata": {}, "items": [item("b"), item("a")]}, "NodeNames": null});
-    let ask = |now_ms: i64| {
-        let body = body.to_string();
-        serde_json::to_value(filter(&view, now_ms, serde_json::from_str(&body).unwrap())).unwrap()
-    };
-    let judged = ask(NOW);
-    assert_eq!(judged["Nodes"], json!({"metadata": {}, "items": [item("b")]}));
-    assert_eq!(judged["NodeNames"], json!(["b"]));
-    assert_eq!(
-        judged["FailedAndUnresolvableNodes"],
-        json!({"a": "room reserved for 1 planned pod"})
-    );
-    let echoed = ask(LATER);
-    assert_eq!(echoed["Nodes"], body["Nodes"]);
-    assert_eq!(echoed["NodeNames"], json!(["b", "a"]));
-}
-
-#[test]
 fn the_planned_node_beats_the_tightest_fit() {
     let with_free = |name: &str, cpu: i64, memory: i64| {
         let mut node = node(name, vec![]);
@@ -468,137 +336,79 @@ fn scores_stay_in_range_whatever_the_amounts() {
 }
 
 #[test]
-fn requests_are_counted_as_the_scheduler_counts_them() {
-    let of = |spec: Value| {
-        let body = json!({"metadata": {"name": "p", "namespace": "n"}, "spec": spec, "status": {}}).to_string();
-        serde_json::from_str::<ExtenderPod<'_>>(&body).unwrap().requests()
-    };
-    let cpu = |amount: &str| json!({"resources": {"requests": {"cpu": amount}}});
-    let sidecar = |amount: &str| json!({"restartPolicy": "Always", "resources": {"requests": {"cpu": amount}}});
-    for (spec, cpu_milli) in [
-        (json!({}), 0),
-        (json!({"containers": null}), 0),
-        (json!({"containers": [cpu("1"), cpu("500m")]}), 1500),
-        (json!({"containers": [cpu("1")], "initContainers": [cpu("3")]}), 3000),
-        (
-            json!({"containers": [cpu("1")], "initContainers": [sidecar("1"), cpu("3")]}),
-            4000,
-        ),
-        (
-            json!({"containers": [cpu("1")], "initContainers": [cpu("3"), sidecar("1")]}),
-            3000,
-        ),
-        (
-            json!({"containers": [cpu("4")], "initContainers": [sidecar("1"), sidecar("2")]}),
-            7000,
-        ),
-        (json!({"containers": [cpu("1")], "overhead": {"cpu": "250m"}}), 1250),
-        (
-            json!({"containers": [cpu("1")], "resources": {"requests": {"cpu": "2"}}, "overhead": {"cpu": "1"}}),
-            3000,
-        ),
-    ] {
-        assert_eq!(of(spec.clone()).cpu_milli, cpu_milli, "{spec}");
-    }
-    let all = of(json!({"containers": [{"resources": {"requests": {
-        "memory": "1Gi", "ephemeral-storage": "1Mi", "nvidia.com/gpu": "1", "none.of/it": "0"
-    }}}]}));
-    assert_eq!((all.memory, all.ephemeral_storage, all.pods), (GI, 1 << 20, 1));
-    assert_eq!(all.extended, [(Arc::from("nvidia.com/gpu"), 1)].into());
+fn a_hold_never_binds_the_pod_it_is_for() {
+    let view = view(vec![node("a", vec![hold("default/p", 4000)])], []);
+    assert_eq!(
+        filtered(&view, NOW, &pod("p", "4"), &["a"]),
+        pass(&["a"]),
+        "its plan is gone, its hold not yet"
+    );
+    assert!(filtered(&view, NOW, &pod("x", "4"), &["a"]).0.is_empty());
 }
 
-#[test]
-fn the_wire_has_exactly_gos_names() {
-    let body = asked(&pod("x", "1"), &["a"]);
-    let result = filter(&View::default(), NOW, serde_json::from_str(&body).unwrap());
-    assert_eq!(
-        serde_json::to_value(&result).unwrap(),
-        json!({"Nodes": null, "NodeNames": ["a"], "FailedNodes": {}, "FailedAndUnresolvableNodes": {}, "Error": ""})
-    );
-    let none = json!({"Pod": pod("x", "1"), "Nodes": null, "NodeNames": null}).to_string();
-    let result = filter(&View::default(), NOW, serde_json::from_str(&none).unwrap());
-    assert_eq!(
-        serde_json::to_value(&result).unwrap()["NodeNames"],
-        json!([]),
-        "never null"
-    );
-    let scores = prioritize(&View::default(), NOW, serde_json::from_str(&body).unwrap());
-    assert_eq!(
-        serde_json::to_value(&scores).unwrap(),
-        json!([{"Host": "a", "Score": 0}])
-    );
-    let args = json!({
-        "Pod": pod("x", "1"), "NodeNameToVictims": null,
-        "NodeNameToMetaVictims": {"a": {"Pods": [{"UID": "u1"}], "NumPDBViolations": 2}}
+fn any_view() -> impl Strategy<Value = View> {
+    let name = prop::sample::select(vec!["a", "b", "c", "d"]);
+    let hold = (
+        prop::sample::select(vec!["default/p", "default/q", "default/r"]),
+        0..5000_i64,
+        -1..2_i32,
+        any::<bool>(),
+        NOW - 1..NOW + 2,
+    )
+        .prop_map(|(pod, cpu, priority, displaced, expires_at_ms)| Hold {
+            priority,
+            displaced,
+            expires_at_ms,
+            owner: Some("rs".into()),
+            ..self::hold(pod, cpu)
+        });
+    let node =
+        (name.clone(), prop::collection::vec(hold, 0..4), any::<bool>()).prop_map(|(name, holds, disrupting)| {
+            NodeRoom {
+                disrupting,
+                ..self::node(name, holds)
+            }
+        });
+    let plan = (prop::option::of(name), NOW - 1..NOW + 2).prop_map(|(node, expires_at_ms)| PlannedPod {
+        expires_at_ms,
+        ..self::plan("default/p", node).1
     });
-    let body = args.to_string();
-    let result = preempt(&View::default(), NOW, serde_json::from_str(&body).unwrap());
-    assert_eq!(
-        serde_json::to_value(&result).unwrap(),
-        json!({"NodeNameToMetaVictims": {"a": {"Pods": [{"UID": "u1"}], "NumPDBViolations": 2}}})
-    );
+    (
+        prop::collection::vec(node, 0..4),
+        prop::option::of(plan),
+        NOW - 3..NOW + 1,
+    )
+        .prop_map(|(nodes, plan, built_at_ms)| {
+            View::build(ViewInput {
+                built_at_ms,
+                max_age_ms: 2,
+                nodes,
+                planned: plan.map(|plan| (Arc::from("default/p"), plan)).into_iter().collect(),
+            })
+        })
 }
 
-#[test]
-fn names_are_borrowed_and_escapes_are_read() {
-    let body = r#"{"Pod": {"metadata": {"name": "p", "namespace": "n"}}, "NodeNames": ["plain", "esc\u0061ped"]}"#;
-    let args: FilterArgs<'_> = serde_json::from_str(body).unwrap();
-    let names = args.node_names.unwrap();
-    assert!(matches!(names[0].0, std::borrow::Cow::Borrowed("plain")));
-    assert_eq!(names[1].as_str(), "escaped");
-}
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 512, failure_persistence: None, ..ProptestConfig::default() })]
 
-#[test]
-fn malformed_arguments_are_errors_that_say_what_is_missing() {
-    for (body, message) in [
-        ("{}", "missing field `Pod`"),
-        (r#"{"Pod": null}"#, "invalid type: null"),
-        (r#"{"Pod": {}, "NodeNames": [1]}"#, "invalid type: integer `1`"),
-        (r#"{"pod": {}, "nodenames": []}"#, "missing field `Pod`"),
-        ("", "EOF"),
-    ] {
-        let error = serde_json::from_str::<FilterArgs<'_>>(body).unwrap_err().to_string();
-        assert!(error.contains(message), "{error}");
+    /// A name that was not asked about fails the whole pod in kube-scheduler, and one that is dropped without a reason hides it.
+    #[test]
+    fn every_name_asked_about_comes_back_once_and_no_other(
+        view in any_view(),
+        names in prop::sample::subsequence(vec!["a", "b", "c", "d", "ghost"], 0..=5),
+        cpu in 0..5000_i64,
+        owner in prop::sample::select(vec!["rs", "other"]),
+    ) {
+        let mut pod = pod("p", &format!("{cpu}m"));
+        pod["metadata"]["ownerReferences"] = json!([{"kind": "ReplicaSet", "uid": owner, "controller": true}]);
+        let (passed, failed) = filtered(&view, NOW, &pod, &names);
+        let mut back: Vec<String> = failed.iter().map(|entry| entry.split(':').next().unwrap().to_owned()).collect();
+        back.extend(passed.iter().cloned());
+        back.sort();
+        prop_assert_eq!(back, names.clone());
+        prop_assert!(passed.is_sorted(), "the order of the input");
+        for score in scores(&view, &pod, &names) {
+            prop_assert!((0..=MAX_SCORE).contains(&score));
+        }
     }
-}
-
-#[test]
-fn preemption_is_kept_off_nodes_that_filter_would_still_refuse() {
-    let mut disrupting = node("c", vec![]);
-    disrupting.disrupting = true;
-    let view = view(
-        vec![node("a", vec![hold("default/p", 4000)]), node("b", vec![]), disrupting],
-        [plan("default/p", Some("a")), plan("default/w", None)],
-    );
-    let victims = |uid: &str| json!({"Pods": [{"UID": uid}], "NumPDBViolations": 0});
-    let ask = |name: &str, priority: i32| {
-        let mut pod = pod(name, "1");
-        pod["spec"]["priority"] = json!(priority);
-        let body =
-            json!({"Pod": pod, "NodeNameToMetaVictims": {"a": victims("1"), "b": victims("2"), "c": victims("3")}})
-                .to_string();
-        let result = preempt(&view, NOW, serde_json::from_str(&body).unwrap());
-        result
-            .meta_victims
-            .keys()
-            .map(|name| name.as_str().to_owned())
-            .collect::<Vec<_>>()
-    };
-    assert_eq!(ask("x", 0), ["b"]);
-    assert_eq!(ask("x", 1), ["a", "b"], "the hold is of lower priority");
-    assert_eq!(ask("p", 0), ["a"]);
-    assert!(ask("w", 0).is_empty());
-}
-
-#[test]
-fn whole_victims_come_back_as_uids_and_candidates_without_victims_go() {
-    let body = json!({"Pod": pod("x", "1"), "NodeNameToMetaVictims": null, "NodeNameToVictims": {
-        "a": {"Pods": [pod("v", "1")], "NumPDBViolations": 1}, "b": {"Pods": [], "NumPDBViolations": 0}, "c": {"Pods": null}
-    }})
-    .to_string();
-    let result = preempt(&View::default(), NOW, serde_json::from_str(&body).unwrap());
-    assert_eq!(
-        serde_json::to_value(&result).unwrap(),
-        json!({"NodeNameToMetaVictims": {"a": {"Pods": [{"UID": "uid-v"}], "NumPDBViolations": 1}}})
-    );
 }

@@ -1,0 +1,29 @@
+//! Drift hashes of NodePools and EC2NodeClasses, equal to Karpenter's: nodes of a cluster that changes over must not drift.
+//!
+//! Karpenter hashes its Go values with hashstructure v2 (format 2, slices as sets, zero values ignored) over 64-bit FNV-1. The
+//! Go names of types and fields and their order are part of the result, so they are spelled out here. Values come from JSON,
+//! not from our types: an empty list or map that is present counts, one that is absent does not.
+
+mod go;
+mod node_class;
+mod node_pool;
+
+pub use node_class::{NODE_CLASS_VERSION, node_class, node_class_spec};
+pub use node_pool::{NODE_POOL_VERSION, node_pool, node_pool_template};
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    /// Lays `patch` over `into`, member by member.
+    pub(super) fn merge(into: &mut Value, patch: &Value) {
+        match (into, patch) {
+            (Value::Object(into), Value::Object(patch)) => {
+                for (key, value) in patch {
+                    merge(into.entry(key.clone()).or_insert(Value::Null), value);
+                }
+            }
+            (into, patch) => *into = patch.clone(),
+        }
+    }
+}

@@ -1,0 +1,371 @@
+//! The drift hash of an EC2NodeClass.
+
+use serde_json::{Map, Value};
+
+use super::go::{Struct, boolean, int32, int64, non_empty, set, string, strings, text};
+use crate::api::Ec2NodeClassSpec;
+
+/// Version of [`node_class`], for `karpenter.k8s.aws/ec2nodeclass-hash-version`.
+pub const NODE_CLASS_VERSION: &str = "v6";
+
+/// Drift hash of an EC2NodeClass, in decimal. `ca_bundle` is the cluster's CA as instances get it, base64; empty when there is
+/// none. Selector terms have no part in it, what they resolve to is compared instead.
+///
+/// # Panics
+/// Never: every EC2NodeClass can be written as JSON.
+pub fn node_class(spec: &Ec2NodeClassSpec, ca_bundle: &str) -> String {
+    let family = spec.effective_ami_family();
+    let spec = serde_json::to_value(spec).expect("an EC2NodeClass is JSON: its maps have strings as keys");
+    node_class_spec(&spec, family, ca_bundle)
+}
+
+/// [`node_class`] of the JSON of `spec`, which also tells an empty list from an absent one.
+pub fn node_class_spec(spec: &Value, ami_family: &str, ca_bundle: &str) -> String {
+    let selector = &spec["placementGroupSelector"];
+    let placement = Struct::new("PlacementGroupSelector")
+        .field("Name", string(&selector["name"]))
+        .field("ID", string(&selector["id"]));
+    let metadata = &spec["metadataOptions"];
+    let metadata_options = Struct::new("MetadataOptions")
+        .field("HTTPEndpoint", string(&metadata["httpEndpoint"]))
+        .field("HTTPProtocolIPv6", string(&metadata["httpProtocolIPv6"]))
+        .field("HTTPPutResponseHopLimit", int64(&metadata["httpPutResponseHopLimit"]))
+        .field("HTTPTokens", string(&metadata["httpTokens"]));
+    let tracking = &spec["connectionTracking"];
+    let connection_tracking = Struct::new("ConnectionTracking")
+        .field("TCPEstablishedTimeout", int32(&tracking["tcpEstablishedTimeout"]))
+        .field("UDPStreamTimeout", int32(&tracking["udpStreamTimeout"]))
+        .field("UDPTimeout", int32(&tracking["udpTimeout"]));
+    let cpu = &spec["cpuOptions"];
+    let cpu_options = Struct::new("CPUOptions").field("NestedVirtualization", string(&cpu["nestedVirtualization"]));
+    let hash = Struct::new("EC2NodeClassSpec")
+        .field(
+            "PlacementGroupSelector",
+            selector.is_object().then(|| placement.finish()),
+        )
+        .field("AssociatePublicIPAddress", boolean(&spec["associatePublicIPAddress"]))
+        .field("UserData", string(&spec["userData"]))
+        .field("Role", non_empty(&spec["role"]))
+        .field("InstanceProfile", string(&spec["instanceProfile"]))
+        .field("Tags", strings(&spec["tags"]))
+        .field(
+            "BlockDeviceMappings",
+            set(&spec["blockDeviceMappings"], block_device_mapping),
+        )
+        .field("InstanceStorePolicy", string(&spec["instanceStorePolicy"]))
+        .field("NetworkInterfaces", set(&spec["networkInterfaces"], network_interface))
+        .field("DetailedMonitoring", boolean(&spec["detailedMonitoring"]))
+        .field(
+            "MetadataOptions",
+            metadata.is_object().then(|| metadata_options.finish()),
+        )
+        .field(
+            "ConnectionTracking",
+            tracking.is_object().then(|| connection_tracking.finish()),
+        )
+        .field("Context", string(&spec["context"]))
+        .field("CPUOptions", cpu.is_object().then(|| cpu_options.finish()))
+        .finish();
+    (hash ^ text(ami_family) ^ text(ca_bundle) ^ text(&kubelet_text(&spec["kubelet"]))).to_string()
+}
+
+fn block_device_mapping(mapping: &Value) -> u64 {
+    let ebs = &mapping["ebs"];
+    let device = Struct::new("BlockDevice")
+        .field("DeleteOnTermination", boolean(&ebs["deleteOnTermination"]))
+        .field("Encrypted", boolean(&ebs["encrypted"]))
+        .field("IOPS", int64(&ebs["iops"]))
+        .field("KMSKeyID", string(&ebs["kmsKeyID"]))
+        .field("SnapshotID", string(&ebs["snapshotID"]))
+        .field("Throughput", int64(&ebs["throughput"]))
+        .field("VolumeInitializationRate", int32(&ebs["volumeInitializationRate"]))
+        .field(
+            "VolumeSize",
+            ebs["volumeSize"]
+                .as_str()
+                .map(|size| text(&canonical_volume_size(size))),
+        )
+        .field("VolumeType", string(&ebs["volumeType"]));
+    Struct::new("BlockDeviceMapping")
+        .field("DeviceName", string(&mapping["deviceName"]))
+        .field("EBS", ebs.is_object().then(|| device.finish()))
+        .field(
+            "RootVolume",
+            boolean(&mapping["rootVolume"]).filter(|_| mapping["rootVolume"] == Value::Bool(true)),
+        )
+        .finish()
+}
+
+fn network_interface(interface: &Value) -> u64 {
+    let index = |name: &str| int32(&interface[name]).filter(|_| interface[name] != 0);
+    Struct::new("NetworkInterface")
+        .field("NetworkCardIndex", index("networkCardIndex"))
+        .field("DeviceIndex", index("deviceIndex"))
+        .field("InterfaceType", non_empty(&interface["interfaceType"]))
+        .finish()
+}
+
+/// Quantities are hashed as Kubernetes writes them: the largest unit that keeps the number whole, so 1024Gi is 1Ti.
+fn canonical_volume_size(size: &str) -> String {
+    let digits = size.bytes().take_while(u8::is_ascii_digit).count();
+    let (number, unit) = size.split_at(digits);
+    let Ok(mut number) = number.parse::<u64>() else {
+        return size.to_owned();
+    };
+    if number == 0 {
+        return "0".into();
+    }
+    let (step, units): (u64, &[&str]) = if unit.ends_with('i') {
+        (1024, &["Gi", "Ti", "Pi", "Ei"])
+    } else {
+        (1000, &["G", "T", "P", "E"])
+    };
+    let Some(mut index) = units.iter().position(|known| *known == unit) else {
+        return size.to_owned();
+    };
+    while number % step == 0 && index + 1 < units.len() {
+        number /= step;
+        index += 1;
+    }
+    format!("{number}{}", units[index])
+}
+
+/// The kubelet's configuration as Go writes it: compact, keys sorted, `null` when there is none.
+fn kubelet_text(kubelet: &Value) -> String {
+    let Some(members) = kubelet.as_object().filter(|members| !members.is_empty()) else {
+        return "null".into();
+    };
+    let mut json = String::new();
+    write_sorted(&mut json, members);
+    // Go's encoder escapes what HTML might misread.
+    for (raw, escaped) in [
+        ("<", r"\u003c"),
+        (">", r"\u003e"),
+        ("&", r"\u0026"),
+        ("\u{2028}", r"\u2028"),
+        ("\u{2029}", r"\u2029"),
+    ] {
+        json = json.replace(raw, escaped);
+    }
+    json
+}
+
+fn write_sorted(out: &mut String, members: &Map<String, Value>) {
+    let mut sorted: Vec<_> = members.iter().collect();
+    sorted.sort_by_key(|(key, _)| key.as_str());
+    out.push('{');
+    for (index, (key, value)) in sorted.into_iter().enumerate() {
+        if index > 0 {
+            out.push(',');
+        }
+        out.push_str(&Value::from(key.as_str()).to_string());
+        out.push(':');
+        write_value(out, value);
+    }
+    out.push('}');
+}
+
+fn write_value(out: &mut String, value: &Value) {
+    match value {
+        Value::Object(members) => write_sorted(out, members),
+        Value::Array(items) => {
+            out.push('[');
+            for (index, item) in items.iter().enumerate() {
+                if index > 0 {
+                    out.push(',');
+                }
+                write_value(out, item);
+            }
+            out.push(']');
+        }
+        scalar => out.push_str(&scalar.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::super::tests::merge;
+    use super::*;
+
+    fn class(patch: &Value) -> Value {
+        let mut spec = json!({
+            "associatePublicIPAddress": false,
+            "userData": "userdata-test-1",
+            "role": "role-1",
+            "tags": { "keyTag-1": "valueTag-1", "keyTag-2": "valueTag-2" },
+            "blockDeviceMappings": [
+                {
+                    "deviceName": "map-device-1",
+                    "ebs": {
+                        "deleteOnTermination": false, "encrypted": false, "iops": 0, "kmsKeyID": "fakeKMSKeyID",
+                        "snapshotID": "fakeSnapshot", "throughput": 0, "volumeSize": "2G", "volumeType": "standard",
+                    },
+                },
+                { "deviceName": "map-device-2" },
+            ],
+            "detailedMonitoring": false,
+            "metadataOptions": {
+                "httpEndpoint": "disabled", "httpProtocolIPv6": "disabled", "httpPutResponseHopLimit": 1,
+                "httpTokens": "optional",
+            },
+            "context": "fake-context",
+        });
+        merge(&mut spec, patch);
+        spec
+    }
+
+    /// Vectors of Karpenter's own test of the hash.
+    #[test]
+    fn node_class_hashes_are_karpenters() {
+        let mut sized = class(&json!({}));
+        sized["blockDeviceMappings"][0]["ebs"]["volumeSize"] = json!("10G");
+        for (name, spec, hash) in [
+            ("base", class(&json!({})), "11148166120438674859"),
+            (
+                "user data",
+                class(&json!({ "userData": "userdata-test-2" })),
+                "11774429238106843388",
+            ),
+            (
+                "a tag",
+                class(&json!({ "tags": { "keyTag-test-3": "valueTag-test-3" } })),
+                "9327338697296909506",
+            ),
+            (
+                "context",
+                class(&json!({ "context": "context-2" })),
+                "2279761750428738028",
+            ),
+            (
+                "monitoring",
+                class(&json!({ "detailedMonitoring": true })),
+                "1936848126751988570",
+            ),
+            (
+                "local disks",
+                class(&json!({ "instanceStorePolicy": "RAID0" })),
+                "16697988646989909967",
+            ),
+            (
+                "TCP timeout",
+                class(&json!({ "connectionTracking": { "tcpEstablishedTimeout": 300 } })),
+                "1619669030802245540",
+            ),
+            (
+                "UDP timeout",
+                class(&json!({ "connectionTracking": { "udpStreamTimeout": 120 } })),
+                "13743705849402595405",
+            ),
+            (
+                "virtualization",
+                class(&json!({ "cpuOptions": { "nestedVirtualization": "enabled" } })),
+                "6157846767212910604",
+            ),
+            ("volume size", sized, "10372902467896351912"),
+            (
+                "instance profile",
+                class(&json!({ "role": null, "instanceProfile": "test-instance-profile" })),
+                "10323991363677716244",
+            ),
+        ] {
+            assert_eq!(node_class_spec(&spec, "Custom", "test-ca-bundle"), hash, "{name}");
+            let typed: Ec2NodeClassSpec = serde_json::from_value(spec).unwrap();
+            assert_eq!(node_class(&typed, "test-ca-bundle"), hash, "typed: {name}");
+        }
+    }
+
+    /// Vectors made by running hashstructure v2.0.2 on Go types of the same names.
+    #[test]
+    fn members_that_karpenters_test_leaves_out_are_hashed_as_by_karpenter() {
+        for (name, spec, hash) in [
+            (
+                "nothing",
+                json!({ "kubelet": { "maxPods": 20 } }),
+                "6725173731874275777",
+            ),
+            (
+                "the rest",
+                json!({
+                    "role": "r",
+                    "kubelet": { "maxPods": 20 },
+                    "placementGroupSelector": { "name": "g" },
+                    "networkInterfaces": [
+                        { "networkCardIndex": 0, "deviceIndex": 0, "interfaceType": "interface" },
+                        { "networkCardIndex": 1, "deviceIndex": 2, "interfaceType": "efa-only" },
+                    ],
+                    "blockDeviceMappings": [
+                        { "deviceName": "/dev/xvda", "rootVolume": true, "ebs": {
+                            "volumeSize": "1024Gi", "snapshotID": "snap-1", "volumeInitializationRate": 100, "iops": 3000,
+                        } },
+                        { "deviceName": "/dev/xvdb", "ebs": {} },
+                    ],
+                    "connectionTracking": { "udpTimeout": 45 },
+                    "cpuOptions": {},
+                    "metadataOptions": {
+                        "httpEndpoint": "enabled", "httpProtocolIPv6": "disabled", "httpPutResponseHopLimit": 1,
+                        "httpTokens": "required",
+                    },
+                    "tags": {},
+                }),
+                "6237205539988950102",
+            ),
+        ] {
+            assert_eq!(node_class_spec(&spec, "AL2023", "ca"), hash, "{name}");
+        }
+    }
+
+    #[test]
+    fn selector_terms_have_no_part_in_the_hash_but_the_family_of_an_alias_has() {
+        let base = node_class(&Ec2NodeClassSpec::default(), "");
+        let with = |spec: Value| node_class(&serde_json::from_value(spec).unwrap(), "");
+        let null = json!({ "metadataOptions": null });
+        assert_eq!(with(null.clone()), base);
+        let mut terms = null.clone();
+        merge(
+            &mut terms,
+            &json!({ "subnetSelectorTerms": [{ "id": "subnet-1" }], "amiSelectorTerms": [{ "id": "ami-1" }] }),
+        );
+        assert_eq!(with(terms), base);
+        let mut alias = null;
+        merge(
+            &mut alias,
+            &json!({ "amiSelectorTerms": [{ "alias": "al2023@latest" }] }),
+        );
+        assert_ne!(with(alias), base);
+    }
+
+    #[test]
+    fn volume_sizes_are_hashed_in_canonical_form() {
+        for (size, canonical) in [
+            ("1024Gi", "1Ti"),
+            ("1000G", "1T"),
+            ("1000Gi", "1000Gi"),
+            ("20Gi", "20Gi"),
+            ("64T", "64T"),
+            ("Ti", "Ti"),
+            ("1024Ti", "1Pi"),
+        ] {
+            assert_eq!(canonical_volume_size(size), canonical, "{size}");
+        }
+    }
+
+    #[test]
+    fn the_kubelets_configuration_is_written_as_go_writes_it() {
+        for (kubelet, text) in [
+            (Value::Null, "null"),
+            (json!({}), "null"),
+            (
+                json!({ "maxPods": 110, "clusterDNS": ["10.0.0.10"] }),
+                r#"{"clusterDNS":["10.0.0.10"],"maxPods":110}"#,
+            ),
+            (
+                json!({ "kubeReserved": { "cpu": "vcpus < 2 ? 60 : 70" }, "a": { "z": 1, "b": [true, null] } }),
+                r#"{"a":{"b":[true,null],"z":1},"kubeReserved":{"cpu":"vcpus \u003c 2 ? 60 : 70"}}"#,
+            ),
+        ] {
+            assert_eq!(kubelet_text(&kubelet), text);
+        }
+    }
+}

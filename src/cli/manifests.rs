@@ -1,0 +1,330 @@
+//! What `stowage simulate` plans for, read from a scenario file or from ordinary manifests.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::fs::File;
+use std::io::BufReader;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use k8s_openapi::api::apps::v1::DaemonSet;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use serde::de::{DeserializeOwned, DeserializeSeed, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde_json::{Value, json};
+
+use crate::api::{Ec2NodeClass, NodePool};
+use crate::scheduling::intern::Interner;
+use crate::scheduling::problem::{Daemon, Labels, PodEntry};
+
+/// Input that can't be used: the file, the object and the field are named.
+#[derive(Debug, thiserror::Error)]
+pub enum InputError {
+    /// A file that can't be read.
+    #[error("{}: {error}", .file.display())]
+    Read {
+        /// File.
+        file: PathBuf,
+        /// Why.
+        error: std::io::Error,
+    },
+    /// Text that is neither JSON nor YAML, or not of the expected shape.
+    #[error("{}: {problem}", .file.display())]
+    Syntax {
+        /// File.
+        file: PathBuf,
+        /// What and where.
+        problem: String,
+    },
+    /// An object with a wrong field.
+    #[error("{}: {object}: {problem}", .file.display())]
+    Object {
+        /// File.
+        file: PathBuf,
+        /// Kind and name.
+        object: String,
+        /// Field and what is wrong with it.
+        problem: String,
+    },
+}
+
+/// Everything read, pods interned as they came.
+#[derive(Debug, Default)]
+pub struct Input {
+    /// NodePools, and where they came from.
+    pub pools: Vec<(PathBuf, NodePool)>,
+    /// EC2NodeClasses by name.
+    pub node_classes: BTreeMap<String, Ec2NodeClass>,
+    /// Pods to place.
+    pub pods: Vec<PodEntry>,
+    /// Pods that run already, by node name.
+    pub running: BTreeMap<String, Vec<Running>>,
+    /// Nodes.
+    pub nodes: Vec<Node>,
+    /// DaemonSets.
+    pub daemons: Vec<Daemon>,
+    /// Labels of namespaces.
+    pub namespaces: BTreeMap<String, Labels>,
+    /// Kinds that mean nothing here, with how many there were.
+    pub skipped: BTreeMap<String, usize>,
+    interner: Interner,
+}
+
+/// A pod that runs already.
+#[derive(Debug)]
+pub struct Running {
+    /// The pod.
+    pub pod: PodEntry,
+    /// Whether a DaemonSet owns it.
+    pub daemon: bool,
+}
+
+impl Input {
+    /// Reads a scenario file: `{"nodePools", "pods", "nodes", "daemonSets"}`; each pod is forgotten once interned.
+    ///
+    /// # Errors
+    /// See [`InputError`].
+    pub fn read_scenario(&mut self, file: &Path) -> Result<(), InputError> {
+        let open = File::open(file).map_err(|error| InputError::Read { file: file.into(), error })?;
+        let mut stopped = None;
+        let mut reader = serde_json::Deserializer::from_reader(BufReader::with_capacity(1 << 18, open));
+        let sections = Sections { input: self, file, stopped: &mut stopped };
+        let read = sections.deserialize(&mut reader).and_then(|()| reader.end());
+        match (stopped, read) {
+            (Some(error), _) => Err(error),
+            (None, Ok(())) => Ok(()),
+            (None, Err(error)) => Err(InputError::Syntax { file: file.into(), problem: error.to_string() }),
+        }
+    }
+
+    /// Reads manifests (YAML or JSON, several documents a file, lists) from a file, or from every such file of a folder.
+    ///
+    /// # Errors
+    /// See [`InputError`].
+    pub fn read_manifests(&mut self, path: &Path) -> Result<(), InputError> {
+        let fail = |error| InputError::Read { file: path.into(), error };
+        if path.is_dir() {
+            let mut inside: Vec<PathBuf> = std::fs::read_dir(path)
+                .and_then(|entries| entries.map(|entry| entry.map(|e| e.path())).collect())
+                .map_err(fail)?;
+            inside.sort();
+            for entry in inside {
+                let manifest = matches!(entry.extension().and_then(|e| e.to_str()), Some("yaml" | "yml" | "json"));
+                if manifest || entry.is_dir() {
+                    self.read_manifests(&entry)?;
+                }
+            }
+            return Ok(());
+        }
+        let text = std::fs::read_to_string(path).map_err(fail)?;
+        let documents: Vec<Value> = serde_saphyr::from_multiple(&text)
+            .map_err(|error| InputError::Syntax { file: path.into(), problem: error.to_string() })?;
+        for document in documents {
+            if !document.is_null() {
+                self.object(path, document)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn object(&mut self, file: &Path, object: Value) -> Result<(), InputError> {
+        let kind = object.get("kind").and_then(Value::as_str).unwrap_or_default().to_owned();
+        match kind.as_str() {
+            "" => {
+                let problem = "a document without kind".to_owned();
+                return Err(InputError::Syntax { file: file.into(), problem });
+            }
+            "NodePool" => self.pools.push((file.into(), typed(file, "NodePool", object)?)),
+            "EC2NodeClass" => {
+                let class: Ec2NodeClass = typed(file, "EC2NodeClass", object)?;
+                self.node_classes.insert(class.metadata.name.clone().unwrap_or_default(), class);
+            }
+            "Pod" => self.pod(file, object)?,
+            "Node" => self.nodes.push(typed(file, "Node", object)?),
+            "DaemonSet" => self.daemon_set(file, object)?,
+            "Namespace" => {
+                let name = named(&object);
+                let labels = object.pointer("/metadata/labels").cloned().unwrap_or_else(|| json!({}));
+                self.namespaces.insert(name, typed(file, "Namespace", labels)?);
+            }
+            "Deployment" | "ReplicaSet" | "StatefulSet" | "Job" | "CronJob" => self.workload(file, &kind, &object)?,
+            _ if kind.ends_with("List") && object.get("items").is_some_and(Value::is_array) => {
+                for item in object.get("items").and_then(Value::as_array).into_iter().flatten() {
+                    let mut item = item.clone();
+                    if item.get("kind").is_none()
+                        && let Some(fields) = item.as_object_mut()
+                    {
+                        fields.insert("kind".into(), kind.trim_end_matches("List").into());
+                    }
+                    self.object(file, item)?;
+                }
+            }
+            _ => *self.skipped.entry(kind).or_default() += 1,
+        }
+        Ok(())
+    }
+
+    fn daemon_set(&mut self, file: &Path, object: Value) -> Result<(), InputError> {
+        let set: DaemonSet = typed(file, "DaemonSet", object)?;
+        let daemon = self.interner.intern_daemon(&set).map_err(|error| bad_pod(file, "DaemonSet", &error))?;
+        self.daemons.push(daemon);
+        Ok(())
+    }
+
+    fn pod(&mut self, file: &Path, object: Value) -> Result<(), InputError> {
+        let pod: Pod = typed(file, "Pod", object)?;
+        let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+        if matches!(phase, Some("Succeeded" | "Failed")) {
+            return Ok(());
+        }
+        let entry = self.interner.intern(&pod).map_err(|error| bad_pod(file, "Pod", &error))?;
+        let daemon = pod.metadata.owner_references.iter().flatten().any(|owner| owner.kind == "DaemonSet");
+        match pod.spec.as_ref().and_then(|spec| spec.node_name.as_ref()) {
+            Some(node) => self.running.entry(node.clone()).or_default().push(Running { pod: entry, daemon }),
+            None if daemon => {}
+            None => self.pods.push(entry),
+        }
+        Ok(())
+    }
+
+    /// The pods that a workload would make.
+    fn workload(&mut self, file: &Path, kind: &str, object: &Value) -> Result<(), InputError> {
+        let name = named(object);
+        let label = format!("{kind} {name}");
+        let spec = if kind == "CronJob" { "/spec/jobTemplate/spec" } else { "/spec" };
+        let count = |field: &str, default: i64| -> Result<i64, InputError> {
+            match object.pointer(&format!("{spec}/{field}")) {
+                None | Some(Value::Null) => Ok(default),
+                Some(value) => value.as_i64().filter(|n| (0..=1_000_000).contains(n)).ok_or_else(|| InputError::Object {
+                    file: file.into(),
+                    object: label.clone(),
+                    problem: format!("{}.{field}: {value} is not a count", &spec[1..].replace('/', ".")),
+                }),
+            }
+        };
+        let replicas = match kind {
+            "Job" | "CronJob" => {
+                let parallel = count("parallelism", 1)?;
+                count("completions", parallel)?.min(parallel)
+            }
+            _ => count("replicas", 1)?,
+        };
+        let template = object.pointer(&format!("{spec}/template")).cloned().unwrap_or_else(|| json!({}));
+        let mut labels = template.pointer("/metadata/labels").cloned().unwrap_or_else(|| json!({}));
+        if kind == "Deployment"
+            && let Some(labels) = labels.as_object_mut()
+        {
+            // The ReplicaSet's label, which matchLabelKeys commonly names.
+            labels.entry("pod-template-hash").or_insert_with(|| json!("simulated"));
+        }
+        let namespace = object.pointer("/metadata/namespace").cloned().unwrap_or_else(|| json!("default"));
+        let pod = json!({"metadata": {"name": name, "namespace": namespace, "labels": labels}, "spec": template.get("spec")});
+        let mut pod: Pod = typed_as(file, &label, pod)?;
+        for index in 0..replicas {
+            pod.metadata.name = Some(format!("{name}-{index}"));
+            let entry = self.interner.intern(&pod).map_err(|error| bad_pod(file, kind, &error))?;
+            self.pods.push(entry);
+        }
+        Ok(())
+    }
+}
+
+fn bad_pod(file: &Path, kind: &str, error: &crate::scheduling::PodError) -> InputError {
+    InputError::Object { file: file.into(), object: format!("{kind} {}", error.pod), problem: error.problem.to_string() }
+}
+
+fn named(object: &Value) -> String {
+    object.pointer("/metadata/name").and_then(Value::as_str).unwrap_or("without a name").to_owned()
+}
+
+fn typed<T: DeserializeOwned>(file: &Path, kind: &str, object: Value) -> Result<T, InputError> {
+    let name = named(&object);
+    typed_as(file, &format!("{kind} {name}"), object)
+}
+
+fn typed_as<T: DeserializeOwned>(file: &Path, name: &str, object: Value) -> Result<T, InputError> {
+    serde_path_to_error::deserialize(object).map_err(|error| InputError::Object {
+        file: file.into(),
+        object: name.to_owned(),
+        problem: format!("{}: {}", error.path(), error.inner()),
+    })
+}
+
+/// Reads the scenario's object section by section.
+struct Sections<'i> {
+    input: &'i mut Input,
+    file: &'i Path,
+    stopped: &'i mut Option<InputError>,
+}
+
+impl<'de> DeserializeSeed<'de> for Sections<'_> {
+    type Value = ();
+    fn deserialize<D: serde::Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        deserializer.deserialize_map(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Sections<'_> {
+    type Value = ();
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object with nodePools, pods, nodes and daemonSets")
+    }
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+        while let Some(section) = map.next_key::<String>()? {
+            let kind = match section.as_str() {
+                "nodePools" => "NodePool",
+                "pods" => "Pod",
+                "nodes" => "Node",
+                "daemonSets" => "DaemonSet",
+                "nodeClasses" => "EC2NodeClass",
+                "namespaces" => "Namespace",
+                _ => {
+                    map.next_value::<IgnoredAny>()?;
+                    *self.input.skipped.entry(section).or_default() += 1;
+                    continue;
+                }
+            };
+            map.next_value_seed(Section { input: self.input, file: self.file, stopped: self.stopped, kind })?;
+        }
+        Ok(())
+    }
+}
+
+/// Reads one list of objects, one object at a time.
+struct Section<'i> {
+    input: &'i mut Input,
+    file: &'i Path,
+    stopped: &'i mut Option<InputError>,
+    kind: &'static str,
+}
+
+impl<'de> DeserializeSeed<'de> for Section<'_> {
+    type Value = ();
+    fn deserialize<D: serde::Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Section<'_> {
+    type Value = ();
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "a list of {}s", self.kind)
+    }
+    fn visit_unit<E>(self) -> Result<(), E> {
+        Ok(())
+    }
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<(), A::Error> {
+        while let Some(mut object) = seq.next_element::<Value>()? {
+            if let Some(fields) = object.as_object_mut() {
+                fields.insert("kind".into(), self.kind.into());
+            }
+            if let Err(error) = self.input.object(self.file, object) {
+                *self.stopped = Some(error);
+                return Err(serde::de::Error::custom("stopped"));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The name of a catalogue shared by the NodePools of one node class.
+pub type SharedCatalogue = Arc<crate::scheduling::offering::Catalogue>;

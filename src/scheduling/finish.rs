@@ -1,0 +1,239 @@
+//! From bought bins to planned nodes: the cheapest column that holds a bin's pods, and every other one that does too.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+
+use super::bits::Bits;
+use super::offering::MicroUsd;
+use super::pack::{Bought, Packer};
+use super::plan::{Choice, PlannedNode};
+use super::problem::MinValuesPolicy;
+use super::universe::{Universe, fits};
+use crate::api::Requirement;
+
+/// Most instance types among a node's choices (Karpenter AWS reference 5.2).
+pub(super) const MAX_TYPES: usize = 60;
+
+impl Packer<'_, '_, '_> {
+    /// Columns that every pod of a content may use, by the preference level that the content was bought at or better.
+    pub fn common(&self, column: usize, content: &[(usize, usize)]) -> Bits {
+        let mut bits = Bits::full(self.universe.columns.len());
+        let mut seen: Vec<usize> = Vec::new();
+        for (item, _) in content {
+            let place = &self.stock.places[self.stock.items[*item].place];
+            let level = place
+                .levels
+                .iter()
+                .copied()
+                .find(|id| self.universe.signatures[*id].bits.contains(column))
+                .or_else(|| place.levels.last().copied());
+            if let Some(id) = level
+                && !seen.contains(&id)
+            {
+                seen.push(id);
+                bits.and(&self.universe.signatures[id].bits);
+            }
+        }
+        bits
+    }
+
+    /// Sum of a content's requests.
+    pub fn load(&self, content: &[(usize, usize)]) -> Vec<i64> {
+        let mut sum = vec![0; self.universe.dims.len()];
+        for (item, count) in content {
+            let count = i64::try_from(*count).unwrap_or(i64::MAX);
+            for (total, need) in sum.iter_mut().zip(self.stock.need(*item)) {
+                *total += need * count;
+            }
+        }
+        sum
+    }
+
+    /// Columns that hold a content in place of `column`: same pool and pinned labels, cheapest first.
+    pub fn alternatives(&self, column: usize, content: &[(usize, usize)]) -> Vec<usize> {
+        let load = self.load(content);
+        let pool = self.universe.pool(column);
+        let pinned = &self.universe.variant(column).pinned;
+        let ports = |c: usize| {
+            let host = self.daemon_host(c);
+            host.counts.is_empty() && host.caps.is_empty() || self.universe.daemon_set(c) == self.universe.daemon_set(column)
+        };
+        let mut out: Vec<usize> = self
+            .common(column, content)
+            .iter()
+            .filter(|c| {
+                self.universe.pool(*c) == pool
+                    && fits(&load, self.universe.room(*c))
+                    && ports(*c)
+                    && self.universe.variant(*c).pinned == *pinned
+            })
+            .collect();
+        let key = |c: &usize| {
+            let it = &self.universe.columns[*c];
+            (it.price, it.capacity_type, Arc::clone(&self.universe.instance_type(*c).name), Arc::clone(&it.zone), *c)
+        };
+        out.sort_by_cached_key(key);
+        out
+    }
+
+    /// Moves each bought bin to the cheapest column that holds it and stays within its pool's limits.
+    pub fn right_size(&mut self) {
+        let mut bought = std::mem::take(&mut self.bought);
+        let mut cache: HashMap<(usize, Vec<(usize, usize)>), usize> = HashMap::new();
+        for node in &mut bought {
+            let pool = self.universe.pool(node.column);
+            let limited = self.universe.problem.pools[pool].limits.is_some();
+            let key = (node.column, node.content.clone());
+            if !limited && let Some(column) = cache.get(&key) {
+                node.column = *column;
+                continue;
+            }
+            let now = self.universe.columns[node.column].price;
+            self.budgets[pool].refund(&self.universe.instance_type(node.column).capacity);
+            let better = self
+                .alternatives(node.column, &node.content)
+                .into_iter()
+                .take_while(|c| self.universe.columns[*c].price < now)
+                .find(|c| {
+                    self.budgets[pool].allows(&self.universe.instance_type(*c).capacity) && self.min_values_hold(*c, &node.content)
+                });
+            if let Some(column) = better {
+                node.column = column;
+            }
+            self.budgets[pool].spend(&self.universe.instance_type(node.column).capacity, 1);
+            cache.insert(key, node.column);
+        }
+        self.bought = bought;
+    }
+
+    /// Whether enough distinct values of each key with `minValues` remain among the types that hold a content.
+    pub fn min_values_hold(&self, column: usize, content: &[(usize, usize)]) -> bool {
+        let pool = &self.universe.problem.pools[self.universe.pool(column)];
+        if self.universe.problem.settings.min_values_policy == MinValuesPolicy::BestEffort
+            || pool.requirements.iter().all(|r| r.min_values.is_none())
+        {
+            return true;
+        }
+        let alternatives = self.alternatives(column, content);
+        pool.requirements.iter().all(|r| {
+            let least = usize::try_from(r.min_values.unwrap_or(0)).unwrap_or(0);
+            let values: BTreeSet<&str> =
+                alternatives.iter().filter_map(|c| self.universe.label(*c, &r.key)).collect();
+            values.len() >= least
+        })
+    }
+
+    /// The planned nodes, in a stable order.
+    pub fn planned(&mut self, pods_of: &mut dyn FnMut(usize, usize) -> Vec<usize>) -> Vec<PlannedNode> {
+        let bought = std::mem::take(&mut self.bought);
+        let mut cache: HashMap<(usize, Vec<(usize, usize)>), Vec<Choice>> = HashMap::new();
+        let mut nodes: Vec<PlannedNode> = Vec::with_capacity(bought.len());
+        for node in &bought {
+            let pool = self.universe.pool(node.column);
+            let key = (node.column, node.content.clone());
+            let limited = self.universe.problem.pools[pool].limits.is_some();
+            let choices = match cache.get(&key).filter(|_| !limited) {
+                Some(choices) => choices.clone(),
+                None => {
+                    let choices = self.choices(node);
+                    if !limited {
+                        cache.insert(key, choices.clone());
+                    }
+                    choices
+                }
+            };
+            let mut pods: Vec<usize> =
+                node.content.iter().flat_map(|(item, count)| pods_of(*item, *count)).collect();
+            pods.sort_unstable();
+            let mut requests = self.load(&node.content);
+            for (sum, more) in requests.iter_mut().zip(self.universe.overhead(node.column)) {
+                *sum += more;
+            }
+            let requirements = pins(self.universe, node.column);
+            nodes.push(PlannedNode { pool, choices, pods, requests: self.universe.dims.sparse(&requests), requirements });
+        }
+        nodes
+    }
+
+    /// Choices of a node: the bought column first, then the others by price, within limits and `minValues`.
+    fn choices(&mut self, node: &Bought) -> Vec<Choice> {
+        let pool = self.universe.pool(node.column);
+        let all = self.alternatives(node.column, &node.content);
+        let planned = &self.universe.instance_type(node.column).capacity;
+        let mut budget = self.budgets[pool].clone();
+        budget.refund(planned);
+        let allowed: Vec<usize> = std::iter::once(node.column)
+            .chain(all.into_iter().filter(|c| *c != node.column))
+            .filter(|c| *c == node.column || budget.allows(&self.universe.instance_type(*c).capacity))
+            .collect();
+        // Types in order of their cheapest offering; those that minValues needs are kept before the cut.
+        let mut types: Vec<usize> = Vec::new();
+        let mut seen: BTreeSet<&str> = BTreeSet::new();
+        for column in &allowed {
+            if seen.insert(&self.universe.instance_type(*column).name) {
+                types.push(*column);
+            }
+        }
+        let mut keep: BTreeSet<Arc<str>> = BTreeSet::new();
+        for r in &self.universe.problem.pools[pool].requirements {
+            let least = usize::try_from(r.min_values.unwrap_or(0)).unwrap_or(0);
+            let mut values: BTreeMap<&str, ()> = BTreeMap::new();
+            for column in &types {
+                if values.len() >= least {
+                    break;
+                }
+                if let Some(value) = self.universe.label(*column, &r.key)
+                    && values.insert(value, ()).is_none()
+                {
+                    keep.insert(Arc::clone(&self.universe.instance_type(*column).name));
+                }
+            }
+        }
+        for column in &types {
+            if keep.len() >= MAX_TYPES {
+                break;
+            }
+            keep.insert(Arc::clone(&self.universe.instance_type(*column).name));
+        }
+        let chosen: Vec<usize> =
+            allowed.into_iter().filter(|c| keep.contains(&self.universe.instance_type(*c).name)).collect();
+        // Whatever of the choices is launched, limits hold: the largest of them is what is spent.
+        if self.universe.problem.pools[pool].limits.is_some() {
+            let mut most = planned.clone();
+            for column in &chosen {
+                most.raise_to(&self.universe.instance_type(*column).capacity);
+            }
+            let mut extra = most;
+            extra.sub(planned);
+            self.budgets[pool].spend(&extra, 1);
+            self.budgets[pool].add_node();
+        }
+        chosen
+            .into_iter()
+            .map(|c| {
+                let column = &self.universe.columns[c];
+                Choice {
+                    instance_type: Arc::clone(self.universe.instance_type(c)),
+                    zone: Arc::clone(&column.zone),
+                    capacity_type: column.capacity_type,
+                    price: MicroUsd(column.price),
+                }
+            })
+            .collect()
+    }
+}
+
+/// The labels that the pods of a node pinned.
+fn pins(universe: &Universe<'_>, column: usize) -> Vec<Requirement> {
+    universe
+        .variant(column)
+        .pinned
+        .iter()
+        .map(|(key, value)| Requirement {
+            key: key.clone(),
+            operator: "In".to_owned(),
+            values: vec![value.clone()],
+            min_values: None,
+        })
+        .collect()
+}

@@ -1,0 +1,323 @@
+//! Pods of one problem that no rule tells apart: the same class, selected by the same selectors. Everything after this
+//! works on groups with counts. Rules about the host name (and host ports) become caps on counts per node here.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use super::bits::Bits;
+use super::class::{HostPort, NodeTerm, PodClass};
+use super::problem::{PodEntry, PreferencePolicy, Problem};
+use super::selectors::Selectors;
+use super::universe::Universe;
+use crate::api::labels;
+
+/// Rules of a group about the pods that share its node. Ids name counters that each node has.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct HostRules {
+    /// Counters that a pod of the group raises.
+    pub raises: Vec<u32>,
+    /// Greatest value, the pod itself included, that a counter may have on its node.
+    pub caps: Vec<(u32, i32)>,
+    /// Counters that are better kept low on its node.
+    pub soft: Vec<u32>,
+    /// Counters that must be above zero on its node, and whether the pod itself raises them.
+    pub wants: Vec<(u32, bool)>,
+}
+
+impl HostRules {
+    pub fn is_free(&self) -> bool {
+        self.raises.is_empty() && self.caps.is_empty() && self.soft.is_empty() && self.wants.is_empty()
+    }
+}
+
+/// Pods that no rule of the problem tells apart.
+#[derive(Debug)]
+pub(super) struct Group {
+    pub class: Arc<PodClass>,
+    /// Indexes of the pods, ordered by key.
+    pub pods: Vec<usize>,
+    /// Requests of one pod.
+    pub need: Vec<i64>,
+    /// Selectors that select its pods.
+    pub matches: Arc<[u32]>,
+    pub host: HostRules,
+    /// Columns it may use, most preferred first; the last holds all that its requirements allow.
+    pub levels: Vec<Bits>,
+}
+
+/// The counters of nodes.
+#[derive(Debug, Default)]
+pub(super) struct HostCounters {
+    of_selector: HashMap<u32, u32>,
+    of_port: HashMap<HostPort, u32>,
+    len: u32,
+}
+
+impl HostCounters {
+    pub fn len(&self) -> usize {
+        self.len as usize
+    }
+
+    fn selector(&mut self, selector: u32) -> u32 {
+        let next = &mut self.len;
+        *self.of_selector.entry(selector).or_insert_with(|| {
+            *next += 1;
+            *next - 1
+        })
+    }
+
+    fn port(&mut self, port: &HostPort) {
+        if !self.of_port.contains_key(port) {
+            self.of_port.insert(port.clone(), self.len);
+            self.len += 1;
+        }
+    }
+
+    /// Rules of a pod: what it raises and caps, whether it runs already or not.
+    fn rules(&self, class: &PodClass, matches: &[u32], selectors: &mut Selectors, pending: bool) -> HostRules {
+        let mut rules = HostRules {
+            raises: matches.iter().filter_map(|s| self.of_selector.get(s).copied()).collect(),
+            ..HostRules::default()
+        };
+        let mut cap = |counter: u32, at_most: i64| {
+            let at_most = i32::try_from(at_most).unwrap_or(i32::MAX);
+            match rules.caps.iter_mut().find(|(have, _)| *have == counter) {
+                Some((_, have)) => *have = (*have).min(at_most),
+                None => rules.caps.push((counter, at_most)),
+            }
+        };
+        let on_host = |key: &Arc<str>| **key == *labels::HOSTNAME;
+        for term in class.anti_affinity.iter().filter(|t| on_host(&t.key)) {
+            if let Some(id) = selectors.add_term(term)
+                && let Some(counter) = self.of_selector.get(&id)
+            {
+                cap(*counter, i64::from(matches.contains(&id)));
+            }
+        }
+        if pending {
+            for spread in class.spread.iter().filter(|s| s.hard && on_host(&s.key)) {
+                if let Some(counter) = self.spread_counter(class, spread, selectors) {
+                    // An empty node is always possible, so the least count over nodes is taken as zero.
+                    cap(counter, spread.max_skew);
+                }
+            }
+        }
+        for port in &class.host_ports {
+            for (other, counter) in &self.of_port {
+                if other.port == port.port && other.protocol == port.protocol {
+                    if other == port {
+                        cap(*counter, 1);
+                    } else if other.ip.is_empty() || port.ip.is_empty() {
+                        cap(*counter, 0);
+                    }
+                }
+            }
+        }
+        for port in &class.host_ports {
+            rules.raises.extend(self.of_port.get(port));
+        }
+        if pending {
+            for spread in class.spread.iter().filter(|s| !s.hard && on_host(&s.key)) {
+                rules.soft.extend(self.spread_counter(class, spread, selectors));
+            }
+            for (_, term) in class.preferred_anti_affinity.iter().filter(|(_, t)| on_host(&t.key)) {
+                rules.soft.extend(selectors.add_term(term).and_then(|id| self.of_selector.get(&id)));
+            }
+            for term in class.affinity.iter().filter(|t| on_host(&t.key)) {
+                if let Some(id) = selectors.add_term(term)
+                    && let Some(counter) = self.of_selector.get(&id)
+                {
+                    rules.wants.push((*counter, matches.contains(&id)));
+                }
+            }
+        }
+        rules.caps.sort_unstable();
+        rules.soft.sort_unstable();
+        rules.soft.dedup();
+        rules
+    }
+
+    fn spread_counter(&self, class: &PodClass, spread: &super::class::Spread, selectors: &mut Selectors) -> Option<u32> {
+        let id = add_spread(selectors, class, spread)?;
+        self.of_selector.get(&id).copied()
+    }
+
+    /// Rules of a pod that runs already.
+    pub fn running(&self, pod: &PodEntry, selectors: &mut Selectors) -> HostRules {
+        if self.len == 0 {
+            return HostRules::default();
+        }
+        let matches = selectors.matching(pod);
+        self.rules(&pod.class, &matches, selectors, false)
+    }
+
+    /// Rules of a daemon: only its ports can matter.
+    pub fn daemon(&self, class: &PodClass, selectors: &mut Selectors) -> HostRules {
+        if self.of_port.is_empty() { HostRules::default() } else { self.rules(class, &[], selectors, false) }
+    }
+}
+
+/// The selector of a spread constraint, which looks into the pod's own namespace.
+pub(super) fn add_spread(selectors: &mut Selectors, class: &PodClass, spread: &super::class::Spread) -> Option<u32> {
+    let namespaces = super::class::Namespaces { names: [Arc::clone(&class.namespace)].into(), selector: None };
+    selectors.add(spread.selector.as_ref(), &namespaces)
+}
+
+/// Registers every selector that a rule of the problem uses, and the counters of nodes.
+pub(super) fn register<'p>(problem: &'p Problem) -> (Selectors<'p>, HostCounters) {
+    let mut selectors = Selectors::new(&problem.namespaces);
+    let mut counters = HostCounters::default();
+    let respect = problem.settings.preference_policy == PreferencePolicy::Respect;
+    let mut seen: std::collections::HashSet<*const PodClass> = std::collections::HashSet::new();
+    for pod in &problem.pods {
+        if !seen.insert(Arc::as_ptr(&pod.class)) {
+            continue;
+        }
+        let class = &pod.class;
+        for spread in class.spread.iter().filter(|s| s.hard || respect) {
+            let id = add_spread(&mut selectors, class, spread);
+            if *spread.key == *labels::HOSTNAME
+                && let Some(id) = id
+            {
+                counters.selector(id);
+            }
+        }
+        let preferred = class.preferred_affinity.iter().chain(&class.preferred_anti_affinity).map(|(_, term)| term);
+        let required = class.affinity.iter().chain(&class.anti_affinity);
+        for term in required.chain(preferred.filter(|_| respect)) {
+            if let Some(id) = selectors.add_term(term)
+                && *term.key == *labels::HOSTNAME
+            {
+                counters.selector(id);
+            }
+        }
+        for port in &class.host_ports {
+            counters.port(port);
+        }
+    }
+    // A running pod's required anti-affinity keeps newcomers away; nothing else of it asks anything of them.
+    for pod in problem.nodes.iter().flat_map(|node| &node.pods) {
+        if !seen.insert(Arc::as_ptr(&pod.class)) {
+            continue;
+        }
+        for term in &pod.class.anti_affinity {
+            if let Some(id) = selectors.add_term(term)
+                && *term.key == *labels::HOSTNAME
+            {
+                counters.selector(id);
+            }
+        }
+        if !counters.of_port.is_empty() {
+            pod.class.host_ports.iter().for_each(|port| counters.port(port));
+        }
+    }
+    if !counters.of_port.is_empty() {
+        problem.daemons.iter().flat_map(|d| &d.class.host_ports).for_each(|port| counters.port(port));
+    } else if problem.daemons.iter().any(|d| !d.class.host_ports.is_empty()) {
+        // Without a pending pod that wants a port, no port can conflict.
+    }
+    (selectors, counters)
+}
+
+/// Groups the pods: equal classes that equal selectors select, in an order that doesn't depend on the order of input.
+pub(super) fn group(
+    universe: &mut Universe<'_>,
+    selectors: &mut Selectors<'_>,
+    counters: &HostCounters,
+) -> Vec<Group> {
+    let problem = universe.problem;
+    let mut ids: HashMap<(*const PodClass, Arc<[u32]>), usize> = HashMap::new();
+    let mut groups: Vec<Group> = Vec::new();
+    // Pods of one workload mostly come in runs: remember the last.
+    let mut last: Option<(*const PodClass, *const super::problem::Labels, usize)> = None;
+    for (at, pod) in problem.pods.iter().enumerate() {
+        let (class, pod_labels) = (Arc::as_ptr(&pod.class), Arc::as_ptr(&pod.labels));
+        if let Some((c, l, group)) = last
+            && c == class
+            && l == pod_labels
+        {
+            groups[group].pods.push(at);
+            continue;
+        }
+        let matches = selectors.matching(pod);
+        let group = *ids.entry((class, Arc::clone(&matches))).or_insert_with(|| {
+            groups.push(Group {
+                class: Arc::clone(&pod.class),
+                pods: Vec::new(),
+                need: universe.dims.dense(&pod.class.requests),
+                matches,
+                host: HostRules::default(),
+                levels: Vec::new(),
+            });
+            groups.len() - 1
+        });
+        groups[group].pods.push(at);
+        last = Some((class, pod_labels, group));
+    }
+    let key = |at: &usize| &problem.pods[*at].key;
+    for group in &mut groups {
+        if !group.pods.is_sorted_by_key(key) {
+            group.pods.sort_by(|a, b| key(a).cmp(key(b)));
+        }
+        let (class, matches) = (Arc::clone(&group.class), Arc::clone(&group.matches));
+        group.host = counters.rules(&class, &matches, selectors, true);
+        if problem.settings.preference_policy == PreferencePolicy::Ignore {
+            group.host.soft.clear();
+        }
+        group.levels = levels(universe, &class, &group.need);
+    }
+    groups.sort_by(|a, b| key(&a.pods[0]).cmp(key(&b.pods[0])));
+    groups
+}
+
+/// Columns by preference: each preferred node term that can be met (heaviest first), then none; and within each, first
+/// without `PreferNoSchedule` taints (Karpenter core reference 3.6).
+fn levels(universe: &mut Universe<'_>, class: &PodClass, need: &[i64]) -> Vec<Bits> {
+    let extended = super::universe::COMMON..need.len();
+    let has_extended = extended.clone().any(|dim| need[dim] > 0);
+    let mut required = universe.columns_for(class);
+    if has_extended {
+        let offered = universe.where_column(|column| extended.clone().all(|d| need[d] <= universe.room(column)[d]));
+        required.and(&offered);
+    }
+    let mut sets: Vec<Bits> = Vec::new();
+    if universe.problem.settings.preference_policy == PreferencePolicy::Respect {
+        for (_, term) in &class.preferred_nodes {
+            let mut preferred = universe.constrained(&with_term(class, term), class);
+            preferred.and(&required);
+            sets.push(preferred);
+        }
+    }
+    sets.push(required.clone());
+    let mut out: Vec<Bits> = Vec::new();
+    let push = |universe: &mut Universe<'_>, set: Bits, out: &mut Vec<Bits>| {
+        if !set.is_empty() && !out.contains(&set) {
+            let id = universe.signature(set.clone());
+            if universe.any_fits(id, need) {
+                out.push(set);
+            }
+        }
+    };
+    if let Some(untainted) = universe.without_soft_taints(class) {
+        for set in &sets {
+            let mut clean = set.clone();
+            clean.and(&untainted);
+            push(universe, clean, &mut out);
+        }
+    }
+    for set in sets {
+        push(universe, set, &mut out);
+    }
+    if out.last() != Some(&required) {
+        out.retain(|set| set != &required);
+        out.push(required);
+    }
+    out
+}
+
+fn with_term(class: &PodClass, term: &NodeTerm) -> Vec<NodeTerm> {
+    if class.node_terms.is_empty() {
+        return vec![term.clone()];
+    }
+    class.node_terms.iter().map(|required| required.and(term)).collect()
+}

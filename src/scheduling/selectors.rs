@@ -1,0 +1,100 @@
+//! The pod selectors of a problem, each once, and which of them select a pod: matching is by an index on the first
+//! label of each selector, so that its cost doesn't grow with pods times selectors.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use super::class::{Namespaces, PodTerm, Selector};
+use super::problem::{Labels, PodEntry};
+
+#[derive(PartialEq, Eq, Hash, Clone)]
+struct Entry {
+    selector: Selector,
+    namespaces: Namespaces,
+}
+
+/// A table of selectors; ids count from zero.
+#[derive(Default)]
+pub(super) struct Selectors<'p> {
+    entries: Vec<Entry>,
+    ids: HashMap<Entry, u32>,
+    by_label: HashMap<(Arc<str>, Arc<str>), Vec<u32>>,
+    unindexed: Vec<u32>,
+    namespace_labels: Option<&'p BTreeMap<String, Labels>>,
+    cache: HashMap<(*const Labels, Arc<str>), Arc<[u32]>>,
+}
+
+impl<'p> Selectors<'p> {
+    pub fn new(namespace_labels: &'p BTreeMap<String, Labels>) -> Self {
+        Self { namespace_labels: Some(namespace_labels), ..Self::default() }
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Adds a selector over namespaces; `None` selects no pod and needs no entry. Matches made before are forgotten.
+    pub fn add(&mut self, selector: Option<&Selector>, namespaces: &Namespaces) -> Option<u32> {
+        let entry = Entry { selector: selector?.clone(), namespaces: namespaces.clone() };
+        if let Some(id) = self.ids.get(&entry) {
+            return Some(*id);
+        }
+        let id = u32::try_from(self.entries.len()).ok()?;
+        let index = entry.selector.terms.iter().find(|(_, set)| !set.accepts_absence() && set.finite().is_some());
+        match index {
+            Some((key, set)) => {
+                for value in set.finite().into_iter().flatten() {
+                    self.by_label.entry((Arc::clone(key), Arc::clone(value))).or_default().push(id);
+                }
+            }
+            None => self.unindexed.push(id),
+        }
+        self.ids.insert(entry.clone(), id);
+        self.entries.push(entry);
+        self.cache.clear();
+        Some(id)
+    }
+
+    pub fn add_term(&mut self, term: &PodTerm) -> Option<u32> {
+        self.add(term.selector.as_ref(), &term.namespaces)
+    }
+
+    /// Ids of the selectors that select a pod, ascending.
+    pub fn matching(&mut self, pod: &PodEntry) -> Arc<[u32]> {
+        if self.entries.is_empty() {
+            return Arc::default();
+        }
+        let key = (Arc::as_ptr(&pod.labels), Arc::clone(&pod.class.namespace));
+        if let Some(known) = self.cache.get(&key) {
+            return Arc::clone(known);
+        }
+        let mut found: Vec<u32> = self.unindexed.iter().copied().filter(|id| self.selects(*id, pod)).collect();
+        for (name, value) in pod.labels.iter() {
+            let label = (Arc::from(name.as_str()), Arc::from(value.as_str()));
+            if let Some(candidates) = self.by_label.get(&label) {
+                found.extend(candidates.iter().copied().filter(|id| self.selects(*id, pod)));
+            }
+        }
+        found.sort_unstable();
+        found.dedup();
+        let found: Arc<[u32]> = found.into();
+        self.cache.insert(key, Arc::clone(&found));
+        found
+    }
+
+    fn selects(&self, id: u32, pod: &PodEntry) -> bool {
+        let entry = &self.entries[id as usize];
+        let namespace = &pod.class.namespace;
+        let inside = entry.namespaces.names.contains(namespace)
+            || entry.namespaces.selector.as_ref().is_some_and(|selector| {
+                static NONE: Labels = Labels::new();
+                let labels = self.namespace_labels.and_then(|all| all.get(namespace.as_ref()));
+                selector.selects(labels.unwrap_or(&NONE))
+            });
+        inside && entry.selector.selects(&pod.labels)
+    }
+}

@@ -1,0 +1,163 @@
+//! The plan, step by step.
+
+use std::collections::BTreeSet;
+
+use super::bits::Bits;
+use super::existing::existing;
+use super::groups::{group, register};
+use super::offering::MicroUsd;
+use super::pack::Packer;
+use super::plan::{Placement, Plan, Unschedulable};
+use super::problem::Problem;
+use super::reasons::explain;
+use super::stock::{Content, Stock};
+use super::topology::Topology;
+use super::universe::Universe;
+
+/// Plans where every pod goes: onto what exists, onto nodes to buy at least cost, or nowhere with the reason.
+///
+/// Synchronous and deterministic: the same problem gives the same plan, and the order of its pods, nodes and pools
+/// doesn't matter but for the indexes. Every pod is in exactly one of the plan's three lists.
+pub fn plan(problem: &Problem) -> Plan {
+    let first = attempt(problem, false);
+    let priorities: BTreeSet<i32> = problem.pods.iter().map(|pod| pod.class.priority).collect();
+    if priorities.len() < 2 || first.unschedulable.is_empty() {
+        return first;
+    }
+    // Limits may have gone to pods of less priority than some that are left out: then in order of priority.
+    let lowest_placed = lowest_priority_placed(problem, &first);
+    let left_out = first.unschedulable.iter().map(|u| problem.pods[u.pod].class.priority).max();
+    if left_out > lowest_placed { attempt(problem, true) } else { first }
+}
+
+fn lowest_priority_placed(problem: &Problem, plan: &Plan) -> Option<i32> {
+    let new = plan.new_nodes.iter().flat_map(|node| &node.pods);
+    let old = plan.placements.iter().flat_map(|placement| &placement.pods);
+    new.chain(old).map(|pod| problem.pods[*pod].class.priority).min()
+}
+
+fn attempt(problem: &Problem, by_priority: bool) -> Plan {
+    if problem.pods.is_empty() {
+        return Plan { lower_bound: Some(MicroUsd(0)), ..Plan::default() };
+    }
+    let mut universe = Universe::new(problem);
+    let (mut selectors, counters) = register(problem);
+    let groups = group(&mut universe, &mut selectors, &counters);
+    let keys: BTreeSet<_> = groups
+        .iter()
+        .flat_map(|g| &g.class.node_terms)
+        .flat_map(|term| term.labels.iter().map(|(key, _)| key.clone()))
+        .collect();
+    let keys: Vec<_> = keys.into_iter().collect();
+    let mut nodes = existing(&universe, &mut selectors, &counters, &keys);
+    let mut topology = Topology::new(&universe, &mut selectors, &groups);
+    let parts = topology.assign(&mut universe, &mut selectors, &groups, &nodes);
+    let stock = Stock::new(&mut universe, &topology, &groups, &parts, counters.len(), by_priority);
+    let tiers = tiers(&universe);
+    let mut packer = Packer::new(&mut universe, &topology, stock, &mut selectors, &counters);
+
+    let mut priorities: Vec<Option<i32>> = vec![None];
+    if by_priority {
+        let distinct: BTreeSet<i32> = groups.iter().map(|g| g.class.priority).collect();
+        priorities = distinct.into_iter().rev().map(Some).collect();
+    }
+    let mut placed: Vec<(usize, Content)> = Vec::new();
+    for priority in priorities {
+        let ranks: Vec<bool> = packer
+            .stock
+            .places
+            .iter()
+            .map(|place| priority.is_none_or(|p| groups[place.sample].class.priority == p))
+            .collect();
+        let active = |place: usize| ranks[place];
+        placed.extend(packer.use_existing(&mut nodes, &active));
+        if !packer.bought.is_empty() {
+            packer.top_up(&active);
+        }
+        let levels = groups.iter().map(|g| g.levels.len()).max().unwrap_or(1);
+        'levels: for level in 0..levels {
+            for (at, tier) in tiers.iter().enumerate() {
+                if packer.stock.is_empty() {
+                    break 'levels;
+                }
+                let mut round = packer.round(level, tier, &active);
+                if level == 0 && at == 0 && priority.is_none() {
+                    packer.bound = packer.lower_bound();
+                }
+                packer.company(&mut round);
+                packer.buy(&mut round);
+                packer.improve(&mut round);
+            }
+        }
+    }
+    packer.right_size();
+
+    let mut next: Vec<usize> = packer.stock.items.iter().map(|item| item.first).collect();
+    let owner: Vec<usize> = packer.stock.items.iter().map(|item| item.group).collect();
+    let mut pods_of = |item: usize, count: usize| -> Vec<usize> {
+        let from = next[item];
+        next[item] += count;
+        groups[owner[item]].pods[from..from + count].to_vec()
+    };
+    let mut out = Plan::default();
+    for (node, content) in placed {
+        let mut pods: Vec<usize> = content.iter().flat_map(|(item, count)| pods_of(*item, *count)).collect();
+        pods.sort_unstable();
+        out.placements.push(Placement { node: nodes[node].index, pods });
+    }
+    merge_placements(&mut out.placements);
+    out.new_nodes = packer.planned(&mut pods_of);
+    out.cost = MicroUsd(out.new_nodes.iter().filter_map(|n| n.choices.first()).map(|c| c.price.0).sum());
+    #[allow(clippy::cast_possible_truncation)]
+    let bound = packer.bound.map(|bound| MicroUsd((bound * (1.0 - 1e-9)).floor() as i64));
+    out.lower_bound = bound;
+
+    let mut refused_from = vec![0; groups.len()];
+    for part in &parts {
+        let first = refused_from[part.group];
+        refused_from[part.group] += part.count;
+        if let Some(reason) = &part.refused {
+            let pods = &groups[part.group].pods[first..first + part.count];
+            // Where no node could be had anywhere, that is the better reason.
+            let detail = explain(packer.universe, &topology, &packer.budgets, &groups[part.group], &part.pins);
+            let reason = format!("{reason}; {detail}");
+            out.unschedulable.extend(pods.iter().map(|pod| Unschedulable { pod: *pod, reason: reason.clone() }));
+        }
+    }
+    for item in 0..packer.stock.items.len() {
+        let left = packer.stock.items[item].left;
+        if left == 0 {
+            continue;
+        }
+        let pins = packer.stock.places[packer.stock.items[item].place].pins.clone();
+        let group = &groups[packer.stock.items[item].group];
+        let reason = explain(packer.universe, &topology, &packer.budgets, group, &pins);
+        let pods = pods_of(item, left);
+        out.unschedulable.extend(pods.into_iter().map(|pod| Unschedulable { pod, reason: reason.clone() }));
+    }
+    out.unschedulable.sort_by_key(|u| u.pod);
+    out
+}
+
+fn merge_placements(placements: &mut Vec<Placement>) {
+    placements.sort_by_key(|p| p.node);
+    placements.dedup_by(|later, earlier| {
+        let same = later.node == earlier.node;
+        if same {
+            earlier.pods.append(&mut later.pods);
+            earlier.pods.sort_unstable();
+        }
+        same
+    });
+}
+
+/// Columns of the NodePools of each weight, heaviest first: a NodePool of less weight is used only where the heavier ones
+/// can't help. NodePools of one weight compete by price.
+fn tiers(universe: &Universe<'_>) -> Vec<Bits> {
+    let weights: BTreeSet<i32> = universe.problem.pools.iter().map(|pool| pool.weight).collect();
+    weights
+        .into_iter()
+        .rev()
+        .map(|weight| universe.where_column(|c| universe.problem.pools[universe.pool(c)].weight == weight))
+        .collect()
+}

@@ -1,0 +1,524 @@
+//! Everything that could be bought, as columns: one per NodePool variant, instance type, zone and capacity type, each
+//! with a complete label set and the room left after its daemons. A class's node constraints become a set of columns.
+//!
+//! A NodePool whose template leaves the value of a custom label open is expanded into variants, one per value that some
+//! pod could care about, so that every column's labels are definite.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::Taint;
+
+use super::bits::Bits;
+use super::class::{NodeTerm, PodClass};
+use super::offering::{CapacityType, InstanceType};
+use super::problem::{Labels, Problem};
+use super::requirement::{Requirements, ValueSet};
+use super::resources::Resources;
+use crate::api::labels;
+
+/// Most values of one open label, and most variants of one NodePool.
+const MAX_VARIANTS: usize = 64;
+
+/// The resources that are counted, as positions in dense vectors.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Dims {
+    extended: Vec<Arc<str>>,
+}
+
+/// CPU, memory, pod slots and ephemeral storage come first in every dense vector.
+pub(super) const COMMON: usize = 4;
+/// Position of the pod slots.
+pub(super) const PODS: usize = 2;
+
+impl Dims {
+    /// The dimensions of everything that pods and daemons ask for.
+    fn of(problem: &Problem) -> Self {
+        let mut names: BTreeSet<&Arc<str>> = BTreeSet::new();
+        let mut last: Option<*const PodClass> = None;
+        for class in problem.pods.iter().map(|p| &p.class).chain(problem.daemons.iter().map(|d| &d.class)) {
+            // Pods of one class mostly come in runs.
+            if last != Some(Arc::as_ptr(class)) {
+                last = Some(Arc::as_ptr(class));
+                names.extend(class.requests.extended.keys());
+            }
+        }
+        Self { extended: names.into_iter().cloned().collect() }
+    }
+
+    pub fn len(&self) -> usize {
+        COMMON + self.extended.len()
+    }
+
+    pub fn dense(&self, resources: &Resources) -> Vec<i64> {
+        let mut out = Vec::with_capacity(self.len());
+        out.extend([resources.cpu_milli, resources.memory, resources.pods, resources.ephemeral_storage]);
+        out.extend(self.extended.iter().map(|name| resources.extended.get(name).copied().unwrap_or(0)));
+        out
+    }
+
+    pub fn sparse(&self, dense: &[i64]) -> Resources {
+        let mut out = Resources {
+            cpu_milli: dense[0],
+            memory: dense[1],
+            pods: dense[PODS],
+            ephemeral_storage: dense[3],
+            ..Resources::default()
+        };
+        for (name, value) in self.extended.iter().zip(&dense[COMMON..]) {
+            out.set(name, *value);
+        }
+        out
+    }
+}
+
+/// True when `need` fits `room`; what is not asked for never stops a fit.
+pub(super) fn fits(need: &[i64], room: &[i64]) -> bool {
+    need.iter().zip(room).all(|(n, r)| *n <= 0 || n <= r)
+}
+
+/// A NodePool with definite custom labels.
+#[derive(Debug)]
+pub(super) struct Variant {
+    /// Index into the problem's pools.
+    pub pool: usize,
+    /// Template labels and chosen custom labels.
+    pub labels: Labels,
+    /// Labels that were chosen, to be pinned on the NodeClaim.
+    pub pinned: Vec<(String, String)>,
+}
+
+/// An instance type of a variant.
+#[derive(Debug)]
+pub(super) struct Shape {
+    pub variant: usize,
+    pub instance_type: Arc<InstanceType>,
+    /// Columns `first..end` are its offerings.
+    pub first: usize,
+    pub end: usize,
+}
+
+/// Something that can be bought.
+#[derive(Debug)]
+pub(super) struct Column {
+    pub shape: usize,
+    pub zone: Arc<str>,
+    pub capacity_type: CapacityType,
+    /// Micro-USD per hour.
+    pub price: i64,
+}
+
+/// An interned set of columns.
+#[derive(Debug)]
+pub(super) struct Signature {
+    pub bits: Bits,
+    /// Columns whose room no other column of the set exceeds in every dimension.
+    pub frontier: Vec<usize>,
+}
+
+/// All columns and the sets made of them.
+pub(super) struct Universe<'p> {
+    pub problem: &'p Problem,
+    pub dims: Dims,
+    pub variants: Vec<Variant>,
+    pub shapes: Vec<Shape>,
+    pub columns: Vec<Column>,
+    /// Room of each column for pods, after daemons; `dims.len()` numbers a column.
+    room: Vec<i64>,
+    /// Daemons of each column, as an index into `daemon_sets`.
+    daemon_set: Vec<usize>,
+    /// Distinct sets of daemons: their requests and members.
+    daemon_sets: Vec<(Vec<i64>, Vec<usize>)>,
+    pub signatures: Vec<Signature>,
+    by_bits: HashMap<Bits, usize>,
+    requirement_bits: HashMap<(Arc<str>, ValueSet), Bits>,
+    constraint_bits: HashMap<NodeConstraint, Bits>,
+    /// Columns of NodePools with a `PreferNoSchedule` taint, by pool; empty when there is none.
+    soft_tainted: Vec<usize>,
+}
+
+/// What of a class decides which nodes it may use.
+#[derive(Clone, PartialEq, Eq, Hash)]
+struct NodeConstraint {
+    terms: Vec<NodeTerm>,
+    tolerations: Vec<super::class::Toleration>,
+}
+
+impl<'p> Universe<'p> {
+    pub fn new(problem: &'p Problem) -> Self {
+        let mut universe = Universe {
+            problem,
+            dims: Dims::of(problem),
+            variants: Vec::new(),
+            shapes: Vec::new(),
+            columns: Vec::new(),
+            room: Vec::new(),
+            daemon_set: Vec::new(),
+            daemon_sets: Vec::new(),
+            signatures: Vec::new(),
+            by_bits: HashMap::new(),
+            requirement_bits: HashMap::new(),
+            constraint_bits: HashMap::new(),
+            soft_tainted: Vec::new(),
+        };
+        let mentioned = mentioned_values(problem);
+        for (at, pool) in problem.pools.iter().enumerate() {
+            if pool.taints.iter().any(|t| t.effect == "PreferNoSchedule") {
+                universe.soft_tainted.push(at);
+            }
+            universe.add_pool(at, &mentioned);
+        }
+        universe.subtract_daemons();
+        universe
+    }
+
+    fn add_pool(&mut self, at: usize, mentioned: &HashMap<Arc<str>, BTreeSet<Arc<str>>>) {
+        let pool = &self.problem.pools[at];
+        // A pool that can't be understood offers nothing; `Pool::new` refuses it with a message.
+        let Ok(requirements) = Requirements::from_api(&pool.requirements) else { return };
+        let mut known: Vec<(&Arc<str>, &ValueSet)> = Vec::new();
+        let mut variants = vec![Variant { pool: at, labels: pool.labels.clone(), pinned: Vec::new() }];
+        for (key, set) in requirements.iter() {
+            if let Some(value) = pool.labels.get(key.as_ref()) {
+                if !set.contains(value) {
+                    return;
+                }
+            } else if well_known(key) || pool.catalogue.instance_types.iter().any(|t| t.labels.contains_key(key.as_ref())) {
+                known.push((key, set));
+            } else {
+                variants = expand(variants, key, set, mentioned.get(key));
+            }
+        }
+        for variant in variants {
+            let index = self.variants.len();
+            self.variants.push(variant);
+            for instance_type in &pool.catalogue.instance_types {
+                let admits = |(key, set): &(&Arc<str>, &ValueSet)| {
+                    matches!(key.as_ref(), labels::ZONE | labels::CAPACITY_TYPE)
+                        || set.accepts(instance_type.labels.get(key.as_ref()).map(String::as_str))
+                };
+                if !known.iter().all(admits) {
+                    continue;
+                }
+                let first = self.columns.len();
+                let wanted = |key: &str, value: &str| {
+                    pool.labels.get(key).is_none_or(|fixed| fixed == value)
+                        && requirements.get(key).is_none_or(|set| set.contains(value))
+                };
+                for offering in instance_type.offerings.iter().filter(|o| o.available) {
+                    if wanted(labels::ZONE, &offering.zone)
+                        && wanted(labels::CAPACITY_TYPE, offering.capacity_type.as_str())
+                    {
+                        self.columns.push(Column {
+                            shape: self.shapes.len(),
+                            zone: Arc::clone(&offering.zone),
+                            capacity_type: offering.capacity_type,
+                            price: offering.price.0.max(0),
+                        });
+                    }
+                }
+                if self.columns.len() > first {
+                    self.shapes.push(Shape {
+                        variant: index,
+                        instance_type: Arc::clone(instance_type),
+                        first,
+                        end: self.columns.len(),
+                    });
+                }
+            }
+        }
+    }
+
+    fn subtract_daemons(&mut self) {
+        let dims = self.dims.len();
+        let daemons: Vec<(Vec<i64>, Bits)> = self
+            .problem
+            .daemons
+            .iter()
+            .map(|daemon| (self.dims.dense(&daemon.class.requests), self.columns_for(&daemon.class)))
+            .collect();
+        let mut sets: HashMap<Vec<usize>, usize> = HashMap::new();
+        self.daemon_set = (0..self.columns.len())
+            .map(|column| {
+                let members: Vec<usize> =
+                    (0..daemons.len()).filter(|daemon| daemons[*daemon].1.contains(column)).collect();
+                *sets.entry(members).or_insert_with_key(|members| {
+                    let mut sum = vec![0; dims];
+                    for daemon in members {
+                        for (total, more) in sum.iter_mut().zip(&daemons[*daemon].0) {
+                            *total += more;
+                        }
+                    }
+                    self.daemon_sets.push((sum, members.clone()));
+                    self.daemon_sets.len() - 1
+                })
+            })
+            .collect();
+        self.room = Vec::with_capacity(self.columns.len() * dims);
+        for shape in &self.shapes {
+            let allocatable = self.dims.dense(&shape.instance_type.allocatable);
+            for column in shape.first..shape.end {
+                let overhead = &self.daemon_sets[self.daemon_set[column]].0;
+                self.room.extend(allocatable.iter().zip(overhead).map(|(have, less)| have - less));
+            }
+        }
+    }
+
+    /// Room of a column for pods.
+    pub fn room(&self, column: usize) -> &[i64] {
+        let dims = self.dims.len();
+        &self.room[column * dims..(column + 1) * dims]
+    }
+
+    /// Requests of the daemons that will run on a column.
+    pub fn overhead(&self, column: usize) -> &[i64] {
+        &self.daemon_sets[self.daemon_set[column]].0
+    }
+
+    /// Daemons that will run on a column.
+    pub fn daemons(&self, column: usize) -> &[usize] {
+        &self.daemon_sets[self.daemon_set[column]].1
+    }
+
+    /// Identity of a column's set of daemons.
+    pub fn daemon_set(&self, column: usize) -> usize {
+        self.daemon_set[column]
+    }
+
+    pub fn instance_type(&self, column: usize) -> &Arc<InstanceType> {
+        &self.shapes[self.columns[column].shape].instance_type
+    }
+
+    pub fn variant(&self, column: usize) -> &Variant {
+        &self.variants[self.shapes[self.columns[column].shape].variant]
+    }
+
+    pub fn pool(&self, column: usize) -> usize {
+        self.variant(column).pool
+    }
+
+    /// A column's value of a label; `None` where it has none. The host name is not known before launch.
+    pub fn label(&self, column: usize, key: &str) -> Option<&str> {
+        match key {
+            labels::ZONE => Some(&self.columns[column].zone),
+            labels::CAPACITY_TYPE => Some(self.columns[column].capacity_type.as_str()),
+            _ => self.shape_label(self.columns[column].shape, key),
+        }
+    }
+
+    fn shape_label(&self, shape: usize, key: &str) -> Option<&str> {
+        let shape = &self.shapes[shape];
+        match key {
+            labels::REGISTERED | labels::INITIALIZED => Some("true"),
+            _ => self.variants[shape.variant]
+                .labels
+                .get(key)
+                .or_else(|| shape.instance_type.labels.get(key))
+                .map(String::as_str),
+        }
+    }
+
+    /// Interns a set of columns.
+    pub fn signature(&mut self, bits: Bits) -> usize {
+        if let Some(id) = self.by_bits.get(&bits) {
+            return *id;
+        }
+        let mut seen: BTreeSet<&[i64]> = BTreeSet::new();
+        let mut frontier: Vec<usize> = Vec::new();
+        for column in bits.iter() {
+            let room = self.room(column);
+            if !seen.insert(room) || frontier.iter().any(|f| fits(room, self.room(*f))) {
+                continue;
+            }
+            frontier.retain(|f| !fits(self.room(*f), room));
+            frontier.push(column);
+        }
+        let id = self.signatures.len();
+        self.signatures.push(Signature { bits: bits.clone(), frontier });
+        self.by_bits.insert(bits, id);
+        id
+    }
+
+    /// Whether some column of the set holds this much.
+    pub fn any_fits(&self, signature: usize, need: &[i64]) -> bool {
+        self.signatures[signature].frontier.iter().any(|column| fits(need, self.room(*column)))
+    }
+
+    /// Columns that a class's required node terms and tolerations allow.
+    pub fn columns_for(&mut self, class: &PodClass) -> Bits {
+        self.constrained(&class.node_terms, class)
+    }
+
+    /// Columns that `terms` (ORed) and the class's tolerations allow.
+    pub fn constrained(&mut self, terms: &[NodeTerm], class: &PodClass) -> Bits {
+        let constraint = NodeConstraint { terms: terms.to_vec(), tolerations: class.tolerations.clone() };
+        if let Some(bits) = self.constraint_bits.get(&constraint) {
+            return bits.clone();
+        }
+        let mut bits = self.tolerated(class);
+        if !terms.is_empty() {
+            let mut any = Bits::empty(self.columns.len());
+            for term in terms {
+                any.or(&self.term_bits(term));
+            }
+            bits.and(&any);
+        }
+        self.constraint_bits.insert(constraint, bits.clone());
+        bits
+    }
+
+    fn tolerated(&self, class: &PodClass) -> Bits {
+        let pools: Vec<bool> = self.problem.pools.iter().map(|pool| class.untolerated(&pool.taints).is_none()).collect();
+        let mut bits = Bits::empty(self.columns.len());
+        for shape in self.shapes.iter().filter(|s| pools[self.variants[s.variant].pool]) {
+            (shape.first..shape.end).for_each(|column| bits.insert(column));
+        }
+        bits
+    }
+
+    /// Columns without a `PreferNoSchedule` taint that the class doesn't tolerate; `None` when all are.
+    pub fn without_soft_taints(&self, class: &PodClass) -> Option<Bits> {
+        let disliked: Vec<usize> = self
+            .soft_tainted
+            .iter()
+            .copied()
+            .filter(|pool| {
+                let soft = |t: &&Taint| t.effect == "PreferNoSchedule";
+                let mut taints = self.problem.pools[*pool].taints.iter().filter(soft);
+                taints.any(|taint| !class.tolerations.iter().any(|t| t.tolerates(taint)))
+            })
+            .collect();
+        (!disliked.is_empty()).then(|| self.where_column(|column| !disliked.contains(&self.pool(column))))
+    }
+
+    /// Columns that satisfy a predicate.
+    pub fn where_column(&self, accept: impl Fn(usize) -> bool) -> Bits {
+        let mut bits = Bits::empty(self.columns.len());
+        (0..self.columns.len()).filter(|column| accept(*column)).for_each(|column| bits.insert(column));
+        bits
+    }
+
+    fn term_bits(&mut self, term: &NodeTerm) -> Bits {
+        // The name of a node that doesn't exist yet equals no given name.
+        if term.never || term.name.as_ref().is_some_and(|set| set.finite().is_some()) {
+            return Bits::empty(self.columns.len());
+        }
+        let mut bits = Bits::full(self.columns.len());
+        for (key, set) in term.labels.iter() {
+            bits.and(self.requirement(key, set));
+        }
+        bits
+    }
+
+    /// Columns that one requirement allows.
+    pub fn requirement(&mut self, key: &Arc<str>, set: &ValueSet) -> &Bits {
+        let entry = (Arc::clone(key), set.clone());
+        if !self.requirement_bits.contains_key(&entry) {
+            let mut bits = Bits::empty(self.columns.len());
+            match key.as_ref() {
+                labels::HOSTNAME => {
+                    // A new node has a host name of its own: any but those that are named.
+                    if set.finite().is_none() {
+                        bits = Bits::full(self.columns.len());
+                    }
+                }
+                labels::ZONE | labels::CAPACITY_TYPE => bits = self.where_column(|c| set.accepts(self.label(c, key))),
+                _ => {
+                    for (at, shape) in self.shapes.iter().enumerate() {
+                        if set.accepts(self.shape_label(at, key)) {
+                            (shape.first..shape.end).for_each(|column| bits.insert(column));
+                        }
+                    }
+                }
+            }
+            self.requirement_bits.insert(entry.clone(), bits);
+        }
+        &self.requirement_bits[&entry]
+    }
+}
+
+/// Keys whose value the instance type or offering decides, never the NodePool alone.
+fn well_known(key: &str) -> bool {
+    matches!(
+        key,
+        labels::ZONE
+            | labels::REGION
+            | labels::ZONE_ID
+            | labels::CAPACITY_TYPE
+            | labels::INSTANCE_TYPE
+            | labels::ARCH
+            | labels::OS
+            | labels::HOSTNAME
+            | "node.kubernetes.io/windows-build"
+    ) || (key.starts_with("karpenter.k8s.aws/") && key != labels::EC2_NODE_CLASS)
+}
+
+/// Values that pods name for a label, so that open labels get a variant for each.
+fn mentioned_values(problem: &Problem) -> HashMap<Arc<str>, BTreeSet<Arc<str>>> {
+    let mut out: HashMap<Arc<str>, BTreeSet<Arc<str>>> = HashMap::new();
+    if problem.pools.iter().all(|pool| pool.requirements.iter().all(|r| well_known(&r.key))) {
+        return out;
+    }
+    let mut last: Option<*const PodClass> = None;
+    for class in problem.pods.iter().map(|p| &p.class).chain(problem.daemons.iter().map(|d| &d.class)) {
+        if last == Some(Arc::as_ptr(class)) {
+            continue;
+        }
+        last = Some(Arc::as_ptr(class));
+        for term in class.node_terms.iter().chain(class.preferred_nodes.iter().map(|(_, term)| term)) {
+            for (key, set) in term.labels.iter() {
+                let values = out.entry(Arc::clone(key)).or_default();
+                values.extend(set.named().cloned());
+                values.extend(set.some_value().map(Arc::from));
+            }
+        }
+        for key in class.spread.iter().map(|s| &s.key).chain(class.affinity.iter().chain(&class.anti_affinity).map(|t| &t.key)) {
+            out.entry(Arc::clone(key)).or_default();
+        }
+    }
+    out
+}
+
+/// Each variant once per value of an open label that matters.
+fn expand(
+    variants: Vec<Variant>,
+    key: &str,
+    set: &ValueSet,
+    mentioned: Option<&BTreeSet<Arc<str>>>,
+) -> Vec<Variant> {
+    let mut options: Vec<Option<String>> = Vec::new();
+    match set.finite() {
+        Some(values) => options.extend(values.map(|value| Some(value.to_string()))),
+        None => {
+            let named = mentioned.into_iter().flatten().filter(|value| set.contains(value));
+            options.extend(named.map(|value| Some(value.to_string())));
+            if !set.accepts_absence() && options.is_empty() {
+                options.extend(set.some_value().map(Some));
+            }
+        }
+    }
+    if set.accepts_absence() {
+        options.insert(0, None);
+    }
+    // Nobody asks for the label: its value may be any, one is as good as another.
+    if mentioned.is_none() {
+        options.truncate(1);
+    }
+    options.truncate(MAX_VARIANTS);
+    let mut out = Vec::new();
+    for variant in &variants {
+        for option in &options {
+            if out.len() == MAX_VARIANTS {
+                return out;
+            }
+            let mut labels = variant.labels.clone();
+            let mut pinned = variant.pinned.clone();
+            if let Some(value) = option {
+                labels.insert(key.to_owned(), value.clone());
+                pinned.push((key.to_owned(), value.clone()));
+            }
+            out.push(Variant { pool: variant.pool, labels, pinned });
+        }
+    }
+    out
+}
