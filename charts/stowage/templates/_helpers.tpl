@@ -1,0 +1,119 @@
+{{/* Names. */}}
+{{- define "stowage.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" -}}
+{{- end -}}
+
+{{- define "stowage.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 45 | trimSuffix "-" -}}
+{{- else -}}
+{{- $name := default .Chart.Name .Values.nameOverride -}}
+{{- ternary .Release.Name (printf "%s-%s" .Release.Name $name) (contains $name .Release.Name) | trunc 45 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "stowage.serviceAccountName" -}}
+{{- .Values.serviceAccount.name | default (ternary (include "stowage.fullname" .) "default" .Values.serviceAccount.create) -}}
+{{- end -}}
+
+{{- define "stowage.schedulerFullname" -}}
+{{- include "stowage.fullname" . }}-scheduler
+{{- end -}}
+
+{{/* The name that the serving certificate is checked for. */}}
+{{- define "stowage.serverName" -}}
+{{- include "stowage.fullname" . }}.{{ .Release.Namespace }}.svc
+{{- end -}}
+
+{{- define "stowage.leaseNamespace" -}}
+{{- .Values.settings.leaderElection.namespace | default .Release.Namespace -}}
+{{- end -}}
+
+{{/* Secrets. */}}
+{{- define "stowage.tlsSecret" -}}
+{{- $own := printf "%s-tls" (include "stowage.fullname" .) -}}
+{{- eq .Values.tls.mode "secret" | ternary (.Values.tls.secret.name | default $own) $own -}}
+{{- end -}}
+
+{{- define "stowage.schedulerTlsSecret" -}}
+{{- $own := printf "%s-scheduler-tls" (include "stowage.fullname" .) -}}
+{{- eq .Values.tls.mode "secret" | ternary (.Values.tls.secret.schedulerName | default $own) $own -}}
+{{- end -}}
+
+{{/* Labels that select the pods of a component. Takes root, component. */}}
+{{- define "stowage.selectorLabels" -}}
+app.kubernetes.io/name: {{ include "stowage.name" .root }}
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/component: {{ .component }}
+{{- end -}}
+
+{{/* Labels and annotations of an object. Takes root and, if need be, component, labels, annotations. */}}
+{{- define "stowage.meta" -}}
+{{- $labels := dict
+  "helm.sh/chart" (printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" | trunc 63)
+  "app.kubernetes.io/version" .root.Chart.AppVersion
+  "app.kubernetes.io/managed-by" .root.Release.Service -}}
+{{- $selector := include "stowage.selectorLabels" (dict "root" .root "component" (.component | default "controller")) | fromYaml -}}
+labels:
+  {{- merge $selector $labels (deepCopy (.labels | default dict)) (deepCopy .root.Values.additionalLabels) | toYaml | nindent 2 }}
+{{- with merge (deepCopy (.annotations | default dict)) (deepCopy .root.Values.additionalAnnotations) }}
+annotations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{/* Reference of an image. Takes image, tag (when the image names none). */}}
+{{- define "stowage.image" -}}
+{{- .image.repository -}}
+{{- if .image.digest }}@{{ .image.digest }}{{ else }}:{{ .image.tag | default .tag }}{{ end -}}
+{{- end -}}
+
+{{/* What a container of the restricted pod security standard says. */}}
+{{- define "stowage.restricted" -}}
+allowPrivilegeEscalation: false
+capabilities:
+  drop:
+    - ALL
+privileged: false
+readOnlyRootFilesystem: true
+runAsGroup: 65532
+runAsUser: 0
+{{- end -}}
+
+{{/* Whether the scheduler's client certificate is wanted: "true" or nothing. */}}
+{{- define "stowage.clientCertificate" -}}
+{{- if or .Values.scheduler.enabled .Values.scheduler.clientCertificate }}true{{ end -}}
+{{- end -}}
+
+{{/* Affinity with the pods' own labels in pod terms that have no selector. */}}
+{{- define "stowage.affinity" -}}
+{{- $affinity := deepCopy .Values.affinity -}}
+{{- $own := dict "matchLabels" (include "stowage.selectorLabels" (dict "root" . "component" "controller") | fromYaml) -}}
+{{- range $kind := list "podAffinity" "podAntiAffinity" -}}
+{{- $terms := get $affinity $kind | default dict -}}
+{{- range $term := get $terms "requiredDuringSchedulingIgnoredDuringExecution" | default list -}}
+{{- if not (hasKey $term "labelSelector") }}{{ $_ := set $term "labelSelector" $own }}{{ end -}}
+{{- end -}}
+{{- range $weighted := get $terms "preferredDuringSchedulingIgnoredDuringExecution" | default list -}}
+{{- if not (hasKey $weighted.podAffinityTerm "labelSelector") }}{{ $_ := set $weighted.podAffinityTerm "labelSelector" $own }}{{ end -}}
+{{- end -}}
+{{- end -}}
+{{- toYaml $affinity -}}
+{{- end -}}
+
+{{/* Spread with the pods' own labels in constraints that have no selector. */}}
+{{- define "stowage.topologySpread" -}}
+{{- $own := dict "matchLabels" (include "stowage.selectorLabels" (dict "root" . "component" "controller") | fromYaml) -}}
+{{- $constraints := list -}}
+{{- range .Values.topologySpreadConstraints -}}
+{{- $constraints = append $constraints (merge (deepCopy .) (hasKey . "labelSelector" | ternary dict (dict "labelSelector" $own))) -}}
+{{- end -}}
+{{- toYaml $constraints -}}
+{{- end -}}
+
+{{/* The ServiceAccount, as subject of a binding. */}}
+{{- define "stowage.subject" -}}
+- kind: ServiceAccount
+  name: {{ include "stowage.serviceAccountName" . }}
+  namespace: {{ .Release.Namespace }}
+{{- end -}}

@@ -1,0 +1,277 @@
+#!/usr/bin/env python3
+"""`make demo`: the whole job of Stowage on a real control plane and simulated EC2, told as it happens.
+
+A mixed workload arrives, the real scheduler rejects it, Stowage plans and buys nodes, the scheduler follows the plan. A spot node is
+interrupted, the workload shrinks, nodes go. Ends with a table and one line of figures; exits with 1 when anything is not as it
+should be. Everything it started is stopped again, unless --keep (or KEEP=1) is given.
+"""
+
+import argparse
+import collections
+import os
+import pathlib
+import shutil
+import signal
+import sys
+import time
+
+import harness
+import observe
+import workloads
+from observe import key
+
+SPACE = "shop"
+PATIENCE = 120.0  # seconds that any phase may take
+
+
+class Story:
+    """What is told: one line an event, with the time since the beginning."""
+
+    def __init__(self):
+        self.begin = time.monotonic()
+        self.colours = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+        self.last_progress = (0.0, None)
+
+    def paint(self, text, code):
+        return f"\033[{code}m{text}\033[0m" if self.colours else text
+
+    def tell(self, topic, text, code="36"):
+        clock = f"{time.monotonic() - self.begin:6.1f} s"
+        print(f"{self.paint(clock, '2')}  {self.paint(f'{topic:<14}', code)} {text}", flush=True)
+
+    def more(self, text):
+        print(f"{'':26}{text}", flush=True)
+
+    def progress(self, topic, text):
+        """Told when it is different, and at most once a second."""
+        now = time.monotonic()
+        if now - self.last_progress[0] >= 1.0 and self.last_progress[1] != text:
+            self.last_progress = (now, text)
+            self.tell(topic, text, "2")
+
+
+class Demo:
+    def __init__(self, plane, stowage, mirror, story, pods):
+        self.plane, self.stowage, self.mirror, self.story = plane, stowage, mirror, story
+        self.objects = workloads.mixed(pods, SPACE)
+        self.table = []
+
+    def wait(self, predicate, what, timeout=PATIENCE, progress=None):
+        def look():
+            self.stowage.alive()
+            if progress:
+                self.story.progress(*progress())
+            return predicate()
+
+        return self.mirror.wait(look, timeout, what)
+
+    def row(self, phase):
+        cost = self.stowage.cost(self.mirror.claims())
+        pods, pending = self.mirror.pods(SPACE), self.mirror.pending(SPACE)
+        self.table.append((phase, len(pods), len(pods) - len(pending), len(self.mirror.nodes()), cost))
+        return cost
+
+    # Phases
+
+    def prepare(self):
+        self.plane.apply(workloads.node_class(), workloads.node_pool(consolidate_after="5s", budget="100%"))
+        ready = lambda: observe.holds(self.plane.api.get(f"{observe.POOLS}/default"), "Ready")
+        harness.wait_until(ready, 30, "NodePool default ready")
+        self.story.tell("node pool", "NodePool default and EC2NodeClass default applied, as written for Karpenter; ready")
+
+    def arrive(self):
+        count = workloads.count(self.objects)
+        kinds = collections.Counter(item["kind"] for item in self.objects if item["kind"] != "Namespace")
+        self.plane.apply(*self.objects)
+        self.story.tell("workload", f"{count} pods applied: " + ", ".join(f"{number} {kind}{'s' * (number > 1)}" for kind, number in kinds.items()))
+        self.story.more("zone and host spread, host anti-affinity, zone affinity, arm64 (new and legacy key), GPU, memory-heavy, spot-preferring")
+        record, told = self.mirror.record, []
+
+        def state():
+            launched, nodes = len(record.launched), sum(observe.holds(node, "Ready") for node in self.mirror.nodes())
+            bound = len(self.mirror.pods(SPACE)) - len(self.mirror.pending(SPACE))
+            return "progress", f"{len(record.rejected)} rejected  {record.claims_made} NodeClaims  {launched} launched  {nodes} nodes ready  {bound} bound"
+
+        def done():
+            if not told and record.claims_made:
+                told.append(True)
+                self.story.tell("rejected", f"kube-scheduler found no node for {len(record.rejected)} pods")
+                self.plans()
+            return self.mirror.all_bound(count, SPACE) and self.mirror.settled()
+
+        self.wait(done, "all pods bound and all nodes initialized", progress=state)
+        self.first = {pod["metadata"]["uid"] for pod in self.mirror.pods(SPACE)}
+        self.story.tell("bound", f"all {count} pods, on {len(self.mirror.nodes())} nodes", "32")
+        self.row("after arrival")
+
+    def plans(self):
+        """What the log says of the plans made so far."""
+        harness.wait_until(lambda: self.stowage.lines("planned"), 10, "a plan in the log")
+        for plan in self.stowage.lines("planned"):
+            gap = "" if plan["gap"] == "unknown" else f", {plan['gap']} above the lower bound"
+            where = f"{plan['nodes']} new nodes" + (f" and {plan['on_existing']} pods on nodes there are" if plan["on_existing"] else "")
+            self.story.tell("plan", f"{plan['pods']} pods on {where}: {float(plan['usd_per_hour']):.3f} USD/h{gap}, solved in {plan['solve_ms']} ms")
+        kinds = collections.Counter((node["instance_type"], node["capacity_type"]) for node in self.stowage.lines("planned node"))
+        for (instance_type, capacity_type), number in sorted(kinds.items(), key=lambda item: (-item[1], item[0]))[:12]:
+            self.story.more(f"{number:>3} × {instance_type} {capacity_type}")
+        if len(kinds) > 12:
+            self.story.more(f"    and {len(kinds) - 12} more kinds")
+
+    def interrupt(self):
+        """EC2 takes a spot node back."""
+        spot = [claim for claim in self.mirror.claims() if claim["metadata"]["labels"].get(observe.CAPACITY_TYPE) == "spot"]
+        if not spot:
+            raise harness.Failure("no spot node was bought, so none can be interrupted")
+        on = collections.Counter(observe.bound_to(pod) for pod in self.mirror.pods(SPACE))
+        claim = max(spot, key=lambda claim: (on[claim["status"].get("nodeName")], key(claim)))
+        name, node = key(claim), claim["status"]["nodeName"]
+        moving = [key(pod) for pod in self.mirror.pods(SPACE) if observe.bound_to(pod) == node]
+        before, known = workloads.count(self.objects), {key(other) for other in self.mirror.claims()}
+        self.plane.kubectl("annotate", "node", node, "simulated.stowage.dev/event=spot-interruption")
+        kind = claim["metadata"]["labels"][observe.INSTANCE_TYPE]
+        self.story.tell("interruption", f"EC2 takes spot node {node} ({kind}, {len(moving)} pods) back in two minutes", "33")
+        self.wait(lambda: name in self.mirror.record.left, f"the end of NodeClaim {name}")
+        bought = [other for other in self.mirror.claims() if key(other) not in known]
+        homeless = self.mirror.record.homeless_at_departure(name, moving)
+        if homeless:
+            raise harness.Failure(f"{node} was drained before {len(homeless)} of its pods had a new place ready, such as {homeless[0]}")
+        places = ", ".join(f"{other['metadata']['labels'].get(observe.INSTANCE_TYPE, 'a node')}" for other in bought)
+        self.story.tell("replacement", f"{places or 'room on other nodes'} ready for its pods; only then the node is drained")
+
+        def over():
+            gone = name not in {key(other) for other in self.mirror.claims()}
+            return gone and self.mirror.all_bound(before, SPACE) and self.mirror.settled()
+
+        self.wait(over, "all pods bound again and the interrupted node gone")
+        self.story.tell("survived", f"all {before} pods bound again, {node} terminated", "32")
+        self.row("after interruption")
+
+    def shrink(self):
+        small = workloads.scaled(self.objects, 1 / 3)
+        count, nodes = workloads.count(small), len(self.mirror.nodes())
+        cost = self.table[-1][-1]
+        self.plane.apply(*small)
+        self.story.tell("scale-down", f"{workloads.count(self.objects)} -> {count} pods")
+        quiet = [0.0, None]
+
+        def state():
+            leaving = sum(observe.leaving(claim) for claim in self.mirror.claims())
+            return "consolidation", f"{len(self.mirror.pods(SPACE))} pods  {len(self.mirror.nodes())} nodes, {leaving} of them going"
+
+        def over():
+            # Nodes go one after the other: it is over when a while after the last one nothing has moved.
+            going = any(observe.leaving(claim) or "stowage.dev/disrupting" in claim["metadata"].get("annotations", {}) for claim in self.mirror.claims())
+            now = (sorted(key(claim) for claim in self.mirror.claims()), going)
+            if now != quiet[1] or going or not self.mirror.all_bound(count, SPACE):
+                quiet[:] = [time.monotonic(), now]
+            fewer = len(self.mirror.nodes()) < nodes
+            return fewer and self.mirror.settled() and time.monotonic() - quiet[0] > (10.0 if time.monotonic() < end else 0.0)
+
+        end = time.monotonic() + 45.0
+        self.wait(over, "nodes gone after the scale-down", progress=state)
+        after = self.row("after scale-down")
+        self.story.tell("consolidated", f"{nodes} -> {len(self.mirror.nodes())} nodes, {cost:.3f} -> {after:.3f} USD/h", "32")
+        if after >= cost:
+            raise harness.Failure(f"the cost did not fall: {cost:.3f} USD/h before, {after:.3f} after")
+
+    def close(self):
+        errors = [line for line in self.stowage.lines() if line.get("level") == "ERROR"]
+        if errors:
+            raise harness.Failure(f"stowage logged {len(errors)} errors, such as: {errors[0]}")
+        if self.mirror.record.twice:
+            raise harness.Failure("two NodeClaims at a time were planned for pod {} : {} and {}".format(*self.mirror.record.twice[0]))
+        print()
+        heads = ("phase", "pods", "bound", "nodes", "USD/h")
+        print("  " + self.story.paint(f"{heads[0]:<20}{heads[1]:>6}{heads[2]:>7}{heads[3]:>7}{heads[4]:>10}", "1"))
+        for phase, pods, bound, nodes, cost in self.table:
+            print(f"  {phase:<20}{pods:>6}{bound:>7}{nodes:>7}{cost:>10.3f}")
+        print()
+        _, pods, bound, nodes, cost = self.table[0]
+        _, followed, strays = self.mirror.record.followed(self.first)
+        share = 100.0 * followed / max(1, followed + len(strays))
+        delay = observe.percentile(self.mirror.record.detect_to_launch(self.first), 99)
+        if delay is None:
+            raise harness.Failure("no pod was seen from its rejection to the launch of its node")
+        if share < 99.0:
+            raise harness.Failure(f"only {share:.1f} % of the pods went to their planned nodes; strays (pod, node, planned): {strays[:5]}")
+        print(f"demo: ok pods={pods} bound={bound} planned_on_node={share:.1f}% nodes={nodes} cost_usd_per_hour={cost:.3f} detect_to_launch_p99_ms={delay * 1000:.0f}")
+
+
+def play(story, directory, pods, keep):
+    harness.binary()
+    story.tell("control plane", "starting etcd, kube-apiserver, kube-controller-manager, kube-scheduler and kwok")
+    with harness.ControlPlane(directory, keep) as plane:
+        version = plane.api.get("/version")["gitVersion"]
+        story.tell("control plane", f"Kubernetes {version} at {plane.state['api']}, RBAC on", "32")
+        stowage = harness.Stowage(plane, "extender", boot_delay="2s-4s")
+        try:
+            stowage.install()
+            story.tell("install", f"helm chart installed: CRDs, RBAC, webhook at {stowage.url}/mutate")
+            stowage.start()
+            stowage.scheduler()
+            story.tell("stowage", "ready, under the chart's ServiceAccount; kube-scheduler asks it as an extender over mutual TLS", "32")
+            with observe.Mirror(plane.api) as mirror:
+                demo = Demo(plane, stowage, mirror, story, pods)
+                demo.prepare()
+                demo.arrive()
+                demo.interrupt()
+                demo.shrink()
+                demo.close()
+        except (harness.Failure, observe.Timeout, observe.ApiError):
+            print(f"\nthe end of stowage's log:\n{stowage.tail()}", file=sys.stderr)
+            if keep:
+                say_how(plane, stowage)
+            raise
+        finally:
+            if not keep:
+                stowage.stop()
+    if keep:
+        say_how(plane, stowage)
+
+
+def say_how(plane, stowage):
+    print(
+        f"""
+It is still running. To look around:
+  export KUBECONFIG={plane.dir}/kubeconfig PATH={plane.bin}:$PATH
+  kubectl get nodepools,nodeclaims,nodes
+  kubectl get pods -n {SPACE} -o wide
+  kubectl get events -A --field-selector reportingComponent=stowage
+  kubectl annotate node NODE simulated.stowage.dev/event=spot-interruption
+  less {stowage.log}
+To stop it:
+  {sys.executable} {pathlib.Path(__file__).resolve()} --stop {plane.dir}"""
+    )
+
+
+def stop(directory):
+    harness.stop_process(directory / "stowage" / "pid", "stowage")
+    harness.run(harness.HERE / "control-plane", "down", directory)
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pods", type=int, default=350, help="pods of the workload (default: 350)")
+    parser.add_argument("--keep", action="store_true", default=os.environ.get("KEEP", "") not in ("", "0"), help="leave it running at the end")
+    parser.add_argument("--dir", type=pathlib.Path, help="directory of the control plane (default: one of its own)")
+    parser.add_argument("--stop", type=pathlib.Path, metavar="DIR", help="stop what --keep left running, and remove DIR")
+    args = parser.parse_args()
+    if args.stop:
+        stop(args.stop.resolve())
+        return 0
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    story = Story()
+    try:
+        play(story, args.dir, args.pods, args.keep)
+    except KeyboardInterrupt:
+        print("demo: stopped", file=sys.stderr)
+        return 130
+    except (harness.Failure, observe.Timeout, observe.ApiError) as error:
+        print(f"demo: failed: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
