@@ -74,7 +74,9 @@ pub fn resolve(state: &State, now_ms: i64) -> Holds {
         if claim.metadata.deletion_timestamp.is_some() {
             continue;
         }
-        let Some(planned) = state.planned.get(name) else { continue };
+        let Some(planned) = state.planned.get(name) else {
+            continue;
+        };
         if planned.until_ms <= now_ms {
             continue;
         }
@@ -96,7 +98,11 @@ pub fn resolve(state: &State, now_ms: i64) -> Holds {
             }
         }
         for (owner, originals) in slots {
-            let pods = by_owner.get_or_insert_with(|| owned(state)).get(owner).map(Vec::as_slice).unwrap_or_default();
+            let pods = by_owner
+                .get_or_insert_with(|| owned(state))
+                .get(owner)
+                .map(Vec::as_slice)
+                .unwrap_or_default();
             let arrived = pods
                 .iter()
                 .filter(|pod| pod.node.is_some() && pod.node.as_deref() == node.as_deref())
@@ -126,7 +132,12 @@ pub fn resolve(state: &State, now_ms: i64) -> Holds {
 }
 
 fn hold(original: &str, pod: Option<&String>, owner: Option<&String>, expires_ms: i64) -> Hold {
-    Hold { original: original.to_owned(), pod: pod.cloned(), owner: owner.cloned(), expires_ms }
+    Hold {
+        original: original.to_owned(),
+        pod: pod.cloned(),
+        owner: owner.cloned(),
+        expires_ms,
+    }
 }
 
 fn owned(state: &State) -> HashMap<&str, Vec<&PodRecord>> {
@@ -159,8 +170,10 @@ mod tests {
             .unwrap(),
         );
         state.apply_node(
-            serde_json::from_value(serde_json::json!({"metadata": {"name": "node-c"}, "spec": {"providerID": "aws:///z/i-1"}}))
-                .unwrap(),
+            serde_json::from_value(
+                serde_json::json!({"metadata": {"name": "node-c"}, "spec": {"providerID": "aws:///z/i-1"}}),
+            )
+            .unwrap(),
         );
         state
     }

@@ -72,10 +72,22 @@ impl PodRecord {
         let meta = &pod.metadata;
         let spec = pod.spec.as_ref();
         let status = pod.status.as_ref();
-        let owner = meta.owner_references.iter().flatten().find(|owner| owner.controller == Some(true));
-        let node = spec.and_then(|spec| spec.node_name.as_deref()).filter(|name| !name.is_empty());
+        let owner = meta
+            .owner_references
+            .iter()
+            .flatten()
+            .find(|owner| owner.controller == Some(true));
+        let node = spec
+            .and_then(|spec| spec.node_name.as_deref())
+            .filter(|name| !name.is_empty());
         let condition = |kind: &str| {
-            status.and_then(|status| status.conditions.iter().flatten().find(|condition| condition.type_ == kind))
+            status.and_then(|status| {
+                status
+                    .conditions
+                    .iter()
+                    .flatten()
+                    .find(|condition| condition.type_ == kind)
+            })
         };
         let scheduling = if node.is_some() {
             Scheduling::Bound
@@ -84,17 +96,28 @@ impl PodRecord {
         } else {
             match condition("PodScheduled").filter(|condition| condition.status == "False") {
                 Some(condition) if condition.reason.as_deref() == Some("Unschedulable") => Scheduling::Unschedulable {
-                    since_ms: condition.last_transition_time.as_ref().map_or(0, |time| time.0.as_millisecond()),
+                    since_ms: condition
+                        .last_transition_time
+                        .as_ref()
+                        .map_or(0, |time| time.0.as_millisecond()),
                     message: condition.message.clone().unwrap_or_default(),
                 },
                 Some(condition) if condition.reason.as_deref() == Some("SchedulerError") => Scheduling::Failed,
                 _ => Scheduling::Untried,
             }
         };
-        let annotation = |key: &str| meta.annotations.as_ref().and_then(|map| map.get(key)).map(String::as_str);
+        let annotation = |key: &str| {
+            meta.annotations
+                .as_ref()
+                .and_then(|map| map.get(key))
+                .map(String::as_str)
+        };
         let tolerates_disruption = spec.is_some_and(|spec| {
             spec.tolerations.iter().flatten().any(|toleration| {
-                toleration.effect.as_deref().is_none_or(|effect| effect.is_empty() || effect == "NoSchedule")
+                toleration
+                    .effect
+                    .as_deref()
+                    .is_none_or(|effect| effect.is_empty() || effect == "NoSchedule")
                     && match toleration.key.as_deref() {
                         None | Some("") => toleration.operator.as_deref() == Some("Exists"),
                         Some(key) => {
@@ -127,7 +150,9 @@ impl PodRecord {
             critical: spec
                 .and_then(|spec| spec.priority_class_name.as_deref())
                 .is_some_and(|class| class == "system-cluster-critical" || class == "system-node-critical"),
-            grace_seconds: spec.and_then(|spec| spec.termination_grace_period_seconds).unwrap_or(30),
+            grace_seconds: spec
+                .and_then(|spec| spec.termination_grace_period_seconds)
+                .unwrap_or(30),
             ready: condition("Ready").is_some_and(|condition| condition.status == "True"),
             first_unschedulable_ms: None,
         }
@@ -193,12 +218,18 @@ mod tests {
     #[test]
     fn a_pod_that_tolerates_the_disrupted_taint_is_not_drained() {
         let with = |toleration: serde_json::Value| {
-            record(serde_json::json!({"metadata": {"name": "a"}, "spec": {"containers": [], "tolerations": [toleration]}}))
-                .drainable()
+            record(
+                serde_json::json!({"metadata": {"name": "a"}, "spec": {"containers": [], "tolerations": [toleration]}}),
+            )
+            .drainable()
         };
         assert!(!with(serde_json::json!({"operator": "Exists"})));
-        assert!(!with(serde_json::json!({"key": "karpenter.sh/disrupted", "operator": "Exists"})));
-        assert!(with(serde_json::json!({"key": "karpenter.sh/disrupted", "operator": "Exists", "effect": "NoExecute"})));
+        assert!(!with(
+            serde_json::json!({"key": "karpenter.sh/disrupted", "operator": "Exists"})
+        ));
+        assert!(with(
+            serde_json::json!({"key": "karpenter.sh/disrupted", "operator": "Exists", "effect": "NoExecute"})
+        ));
         assert!(with(serde_json::json!({"key": "other", "operator": "Exists"})));
     }
 }

@@ -115,7 +115,11 @@ impl State {
     /// Takes in a node as it is now, unless a newer one is known.
     pub fn apply_node(&mut self, node: Node) {
         let name = node.name_any();
-        if self.nodes.get(&name).is_some_and(|known| newer(&known.metadata, &node.metadata)) {
+        if self
+            .nodes
+            .get(&name)
+            .is_some_and(|known| newer(&known.metadata, &node.metadata))
+        {
             return;
         }
         if let Some(id) = node.spec.as_ref().and_then(|spec| spec.provider_id.clone()) {
@@ -138,7 +142,11 @@ impl State {
     /// Takes in a NodeClaim, from a watch or from the answer to a write, unless a newer one is known.
     pub fn apply_claim(&mut self, claim: NodeClaim) {
         let name = claim.name_any();
-        if self.claims.get(&name).is_some_and(|known| newer(&known.metadata, &claim.metadata)) {
+        if self
+            .claims
+            .get(&name)
+            .is_some_and(|known| newer(&known.metadata, &claim.metadata))
+        {
             return;
         }
         self.planned.insert(name.clone(), Planned::of(&claim));
@@ -179,7 +187,11 @@ impl State {
 
     /// Records of the pods bound to a node.
     pub fn pods_on<'a>(&'a self, node: &str) -> impl Iterator<Item = &'a PodRecord> {
-        self.pods_by_node.get(node).into_iter().flatten().filter_map(|key| self.pods.get(key))
+        self.pods_by_node
+            .get(node)
+            .into_iter()
+            .flatten()
+            .filter_map(|key| self.pods.get(key))
     }
 }
 
@@ -190,10 +202,11 @@ fn newer(
     other: &k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta,
 ) -> bool {
     let version = |meta: &k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta| {
-        meta.resource_version.as_deref().and_then(|text| text.parse::<u64>().ok())
+        meta.resource_version
+            .as_deref()
+            .and_then(|text| text.parse::<u64>().ok())
     };
-    known.uid == other.uid
-        && matches!((version(known), version(other)), (Some(known), Some(other)) if known > other)
+    known.uid == other.uid && matches!((version(known), version(other)), (Some(known), Some(other)) if known > other)
 }
 
 #[cfg(test)]

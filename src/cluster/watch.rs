@@ -17,8 +17,15 @@ use super::{Cluster, State, now_ms};
 use crate::api::{Ec2NodeClass, NodeClaim, NodePool};
 
 /// Kinds that must be listed before anything is decided.
-pub const KINDS: [&str; 7] =
-    ["pods", "nodes", "nodeclaims", "nodepools", "ec2nodeclasses", "daemonsets", "namespaces"];
+pub const KINDS: [&str; 7] = [
+    "pods",
+    "nodes",
+    "nodeclaims",
+    "nodepools",
+    "ec2nodeclasses",
+    "daemonsets",
+    "namespaces",
+];
 
 /// Starts every watch. They retry with backoff until the process ends.
 pub fn start(client: &Client, cluster: &Arc<Cluster>) {

@@ -20,16 +20,22 @@ const CONCURRENCY: usize = 10;
 /// Pods that a drain of the node still has to wait for.
 pub fn waiting<'a>(state: &'a State, node: &str, now_ms: i64) -> Vec<&'a PodRecord> {
     let stuck = |pod: &PodRecord| {
-        pod.deleting_since_ms.is_some_and(|since| now_ms > since + pod.grace_seconds.max(0) * 1_000 + STUCK_MS)
+        pod.deleting_since_ms
+            .is_some_and(|since| now_ms > since + pod.grace_seconds.max(0) * 1_000 + STUCK_MS)
     };
-    state.pods_on(node).filter(|pod| pod.drainable() && !stuck(pod)).collect()
+    state
+        .pods_on(node)
+        .filter(|pod| pod.drainable() && !stuck(pod))
+        .collect()
 }
 
 /// Which of the waiting pods are evicted now: the first group that isn't empty of: others, daemons', critical others,
 /// critical daemons'. A protected pod is waited for, not evicted.
 pub fn next_group<'a>(waiting: &[&'a PodRecord]) -> Vec<&'a PodRecord> {
     let group = |pod: &PodRecord| (pod.critical, pod.daemon);
-    let Some(first) = waiting.iter().map(|pod| group(pod)).min() else { return Vec::new() };
+    let Some(first) = waiting.iter().map(|pod| group(pod)).min() else {
+        return Vec::new();
+    };
     let mut out: Vec<&PodRecord> = waiting
         .iter()
         .filter(|pod| group(pod) == first && pod.deleting_since_ms.is_none() && !pod.do_not_disrupt)
@@ -55,19 +61,36 @@ pub async fn step(ctx: &Arc<Context>, claim: &NodeClaim, node: &Node) -> Result<
         let id = |pod: &PodRecord| (pod.namespace.clone(), pod.name.clone(), pod.uid.clone());
         let late = |pod: &PodRecord| deadline.is_some_and(|at| now > at - pod.grace_seconds * 1_000);
         (
-            next_group(&waiting).into_iter().filter(|pod| !late(pod)).map(id).collect(),
-            waiting.into_iter().filter(|pod| late(pod) && pod.deleting_since_ms.is_none()).map(id).collect(),
+            next_group(&waiting)
+                .into_iter()
+                .filter(|pod| !late(pod))
+                .map(id)
+                .collect(),
+            waiting
+                .into_iter()
+                .filter(|pod| late(pod) && pod.deleting_since_ms.is_none())
+                .map(id)
+                .collect(),
         )
     };
     let evictions = evict.into_iter().map(|(namespace, pod, uid)| {
         let api: Api<Pod> = Api::namespaced(ctx.client.clone(), &namespace);
         async move {
             let delete = DeleteParams {
-                preconditions: Some(Preconditions { uid: Some(uid.clone()), resource_version: None }),
+                preconditions: Some(Preconditions {
+                    uid: Some(uid.clone()),
+                    resource_version: None,
+                }),
                 ..DeleteParams::default()
             };
-            let params = EvictParams { delete_options: Some(delete), ..EvictParams::default() };
-            (api.evict(&pod, &params).await.map(|_| ()), pod_reference(&namespace, &pod, &uid))
+            let params = EvictParams {
+                delete_options: Some(delete),
+                ..EvictParams::default()
+            };
+            (
+                api.evict(&pod, &params).await.map(|_| ()),
+                pod_reference(&namespace, &pod, &uid),
+            )
         }
     });
     let mut results = stream::iter(evictions).buffer_unordered(CONCURRENCY);
@@ -76,7 +99,8 @@ pub async fn step(ctx: &Arc<Context>, claim: &NodeClaim, node: &Node) -> Result<
         match result {
             Ok(()) => {
                 ctx.metrics.evictions.with_label_values(&["ok"]).inc();
-                ctx.event(pod, false, "Evicted", &format!("node {name} is going away")).await;
+                ctx.event(pod, false, "Evicted", &format!("node {name} is going away"))
+                    .await;
             }
             Err(kube::Error::Api(status)) if status.code == 429 || status.code == 500 => {
                 ctx.metrics.evictions.with_label_values(&["refused"]).inc();
@@ -95,7 +119,10 @@ pub async fn step(ctx: &Arc<Context>, claim: &NodeClaim, node: &Node) -> Result<
         let api: Api<Pod> = Api::namespaced(ctx.client.clone(), &namespace);
         let params = DeleteParams {
             grace_period_seconds: u32::try_from(left).ok(),
-            preconditions: Some(Preconditions { uid: Some(uid), resource_version: None }),
+            preconditions: Some(Preconditions {
+                uid: Some(uid),
+                resource_version: None,
+            }),
             ..DeleteParams::default()
         };
         match api.delete(&pod, &params).await {
@@ -111,12 +138,23 @@ pub async fn step(ctx: &Arc<Context>, claim: &NodeClaim, node: &Node) -> Result<
 /// # Errors
 /// The API server's.
 pub async fn close(ctx: &Context, node: &Node) -> Result<(), kube::Error> {
-    let mut taints: Vec<Taint> = node.spec.as_ref().and_then(|spec| spec.taints.clone()).unwrap_or_default();
-    if taints.iter().any(|taint| taint.key == labels::DISRUPTED_TAINT && taint.effect == "NoSchedule") {
+    let mut taints: Vec<Taint> = node
+        .spec
+        .as_ref()
+        .and_then(|spec| spec.taints.clone())
+        .unwrap_or_default();
+    if taints
+        .iter()
+        .any(|taint| taint.key == labels::DISRUPTED_TAINT && taint.effect == "NoSchedule")
+    {
         return Ok(());
     }
     taints.retain(|taint| taint.key != labels::DISRUPTED_TAINT);
-    taints.push(Taint { key: labels::DISRUPTED_TAINT.into(), effect: "NoSchedule".into(), ..Taint::default() });
+    taints.push(Taint {
+        key: labels::DISRUPTED_TAINT.into(),
+        effect: "NoSchedule".into(),
+        ..Taint::default()
+    });
     let patch = json!({
         "metadata": {
             "resourceVersion": node.resource_version(),
@@ -139,7 +177,8 @@ mod tests {
     use super::*;
 
     fn pod(name: &str, json: serde_json::Value) -> PodRecord {
-        let mut all = json!({"metadata": {"name": name, "namespace": "n"}, "spec": {"containers": [], "nodeName": "x"}});
+        let mut all =
+            json!({"metadata": {"name": name, "namespace": "n"}, "spec": {"containers": [], "nodeName": "x"}});
         json_patch::merge(&mut all, &json);
         PodRecord::new(&serde_json::from_value(all).unwrap(), Err(String::new()))
     }
@@ -150,15 +189,25 @@ mod tests {
         let critical = json!({"spec": {"priorityClassName": "system-cluster-critical"}});
         let all = [
             pod("web", json!({})),
-            pod("guarded", json!({"metadata": {"annotations": {(labels::DO_NOT_DISRUPT): "true"}}})),
+            pod(
+                "guarded",
+                json!({"metadata": {"annotations": {(labels::DO_NOT_DISRUPT): "true"}}}),
+            ),
             pod("agent", daemon),
             pod("dns", critical),
         ];
         let names = |from: usize| {
-            next_group(&all[from..].iter().collect::<Vec<_>>()).iter().map(|pod| pod.name.clone()).collect::<Vec<_>>()
+            next_group(&all[from..].iter().collect::<Vec<_>>())
+                .iter()
+                .map(|pod| pod.name.clone())
+                .collect::<Vec<_>>()
         };
         assert_eq!(names(0), ["web"]);
-        assert_eq!(names(1), Vec::<String>::new(), "nothing else goes while a protected pod is waited for");
+        assert_eq!(
+            names(1),
+            Vec::<String>::new(),
+            "nothing else goes while a protected pod is waited for"
+        );
         assert_eq!(names(2), ["agent"]);
         assert_eq!(names(3), ["dns"]);
     }

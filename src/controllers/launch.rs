@@ -41,7 +41,10 @@ pub async fn launch(ctx: &Arc<Context>, claim: &NodeClaim) -> Result<(), Failure
     let class_name = &claim.spec.node_class_ref.name;
     let class = ctx.cluster.read().classes.get(class_name).cloned();
     let Some(class) = class else {
-        return Err(Failure::Hopeless("nodeclass_not_ready", format!("EC2NodeClass {class_name} does not exist")));
+        return Err(Failure::Hopeless(
+            "nodeclass_not_ready",
+            format!("EC2NodeClass {class_name} does not exist"),
+        ));
     };
     let catalogue = ctx.cloud.catalogue(&class);
     let overrides = acceptable(claim, &catalogue);
@@ -51,7 +54,11 @@ pub async fn launch(ctx: &Arc<Context>, claim: &NodeClaim) -> Result<(), Failure
     }
     let mut taints = claim.spec.taints.clone();
     taints.extend(claim.spec.startup_taints.clone());
-    taints.push(Taint { key: labels::UNREGISTERED_TAINT.into(), effect: "NoExecute".into(), ..Taint::default() });
+    taints.push(Taint {
+        key: labels::UNREGISTERED_TAINT.into(),
+        effect: "NoExecute".into(),
+        ..Taint::default()
+    });
     let request = LaunchRequest {
         client_token: claim.uid().unwrap_or_default(),
         node_claim: name.clone(),
@@ -76,13 +83,17 @@ pub async fn launch(ctx: &Arc<Context>, claim: &NodeClaim) -> Result<(), Failure
             for offering in &unavailable {
                 ctx.cloud.mark_unavailable(offering);
             }
-            let note = format!("{} offerings are out of capacity; its pods are planned anew", unavailable.len());
+            let note = format!(
+                "{} offerings are out of capacity; its pods are planned anew",
+                unavailable.len()
+            );
             claim_event(ctx, claim, true, "InsufficientCapacityError", &note).await;
             Err(Failure::Hopeless("insufficient_capacity", note))
         }
-        Err(LaunchError::NodeClassNotReady { name, reason }) => {
-            Err(Failure::Hopeless("nodeclass_not_ready", format!("EC2NodeClass {name} is not ready: {reason}")))
-        }
+        Err(LaunchError::NodeClassNotReady { name, reason }) => Err(Failure::Hopeless(
+            "nodeclass_not_ready",
+            format!("EC2NodeClass {name} is not ready: {reason}"),
+        )),
         Err(error @ (LaunchError::Throttled | LaunchError::Other(_))) => {
             claim_event(ctx, claim, true, "LaunchFailed", &error.to_string()).await;
             Err(Failure::Later(error.to_string()))
@@ -93,11 +104,18 @@ pub async fn launch(ctx: &Arc<Context>, claim: &NodeClaim) -> Result<(), Failure
 /// Offerings that a claim may be launched as, cheapest first.
 pub fn acceptable(claim: &NodeClaim, catalogue: &Catalogue) -> Vec<Override> {
     let allowed = |key: &str| {
-        let found = claim.spec.requirements.iter().find(|r| r.key == key && r.operator == "In");
+        let found = claim
+            .spec
+            .requirements
+            .iter()
+            .find(|r| r.key == key && r.operator == "In");
         move |value: &str| found.is_none_or(|r| r.values.iter().any(|other| other == value))
     };
-    let (type_ok, zone_ok, capacity_ok) =
-        (allowed(labels::INSTANCE_TYPE), allowed(labels::ZONE), allowed(labels::CAPACITY_TYPE));
+    let (type_ok, zone_ok, capacity_ok) = (
+        allowed(labels::INSTANCE_TYPE),
+        allowed(labels::ZONE),
+        allowed(labels::CAPACITY_TYPE),
+    );
     let requirements = Requirements::from_api(&claim.spec.requirements).unwrap_or_default();
     let mut found: Vec<(i64, Override)> = Vec::new();
     for instance_type in &catalogue.instance_types {
@@ -118,7 +136,9 @@ pub fn acceptable(claim: &NodeClaim, catalogue: &Catalogue) -> Vec<Override> {
         }
     }
     found.sort_by(|(price, a), (other, b)| {
-        price.cmp(other).then_with(|| (&a.instance_type, &a.zone).cmp(&(&b.instance_type, &b.zone)))
+        price
+            .cmp(other)
+            .then_with(|| (&a.instance_type, &a.zone).cmp(&(&b.instance_type, &b.zone)))
     });
     found.into_iter().map(|(_, offering)| offering).collect()
 }
@@ -142,8 +162,10 @@ async fn record(
 ) -> Result<(), Failure> {
     let name = claim.name_any();
     let instance = &launched.instance;
-    let found: Option<&Arc<InstanceType>> =
-        catalogue.instance_types.iter().find(|found| *found.name == instance.instance_type);
+    let found: Option<&Arc<InstanceType>> = catalogue
+        .instance_types
+        .iter()
+        .find(|found| *found.name == instance.instance_type);
     let mut own: BTreeMap<String, String> = found.map(|found| found.labels.clone()).unwrap_or_default();
     own.insert(labels::INSTANCE_TYPE.into(), instance.instance_type.clone());
     own.insert(labels::ZONE.into(), instance.zone.clone());
@@ -152,9 +174,20 @@ async fn record(
     own.extend(single_values(claim));
     ctx.patch_claim(&name, &json!({"metadata": {"labels": own}})).await?;
     let generation = claim.metadata.generation;
-    let mut list = claim.status.as_ref().map(|status| status.conditions.clone()).unwrap_or_default();
+    let mut list = claim
+        .status
+        .as_ref()
+        .map(|status| status.conditions.clone())
+        .unwrap_or_default();
     let created = claim.metadata.creation_timestamp.as_ref();
-    Conditions::open(&mut list, NODE_CLAIM_DEPENDENTS, generation, created, &Time(Timestamp::now())).set_true(LAUNCHED);
+    Conditions::open(
+        &mut list,
+        NODE_CLAIM_DEPENDENTS,
+        generation,
+        created,
+        &Time(Timestamp::now()),
+    )
+    .set_true(LAUNCHED);
     let mut status = json!({
         "providerID": instance.provider_id,
         "imageID": instance.image_id,
@@ -173,7 +206,10 @@ async fn record(
         capacity_type = %instance.capacity_type,
         "launched"
     );
-    let note = format!("{} in {} as {}", instance.instance_type, instance.zone, instance.capacity_type);
+    let note = format!(
+        "{} in {} as {}",
+        instance.instance_type, instance.zone, instance.capacity_type
+    );
     claim_event(ctx, claim, false, "Launched", &note).await;
     Ok(())
 }

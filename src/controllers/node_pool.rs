@@ -13,8 +13,8 @@ use serde_json::{Value, json};
 use super::context::{Context, gone_is_fine, reference};
 use crate::api::conditions::{self, Conditions, NODE_CLASS_READY, NODE_POOL_DEPENDENTS, VALIDATION_SUCCEEDED};
 use crate::api::{NodePool, hash, labels, validation};
-use crate::cluster::snapshot::{Types, capacity, is_leaving};
 use crate::cluster::State;
+use crate::cluster::snapshot::{Types, capacity, is_leaving};
 use crate::scheduling::resources::Resources;
 
 /// The state is looked at at least this often.
@@ -29,7 +29,8 @@ pub async fn run(ctx: Arc<Context>) {
         let due: Vec<(Arc<NodePool>, Value, Option<Value>)> = {
             let state = ctx.cluster.read();
             let all = state.pools.values();
-            all.map(|pool| (Arc::clone(pool), status(&state, &types, pool, &now), annotations(pool))).collect()
+            all.map(|pool| (Arc::clone(pool), status(&state, &types, pool, &now), annotations(pool)))
+                .collect()
         };
         for (pool, status, annotations) in due {
             let name = pool.name_any();
@@ -43,12 +44,7 @@ pub async fn run(ctx: Arc<Context>) {
     }
 }
 
-async fn write(
-    ctx: &Context,
-    pool: &NodePool,
-    status: &Value,
-    annotations: Option<&Value>,
-) -> Result<(), kube::Error> {
+async fn write(ctx: &Context, pool: &NodePool, status: &Value, annotations: Option<&Value>) -> Result<(), kube::Error> {
     let api: Api<NodePool> = Api::all(ctx.client.clone());
     let name = pool.name_any();
     let mut current = None;
@@ -59,7 +55,9 @@ async fn write(
     let before = pool.status.as_ref().map_or_else(|| json!({}), |status| json!(status));
     if before != *status {
         let patch = json!({ "status": status });
-        let written = api.patch_status(&name, &PatchParams::default(), &Patch::Merge(&patch)).await?;
+        let written = api
+            .patch_status(&name, &PatchParams::default(), &Patch::Merge(&patch))
+            .await?;
         for condition in written.status.iter().flat_map(|status| &status.conditions) {
             if condition.status == "False" && condition.type_ != "Ready" {
                 let note = format!("{}: {}", condition.type_, condition.message);
@@ -80,7 +78,9 @@ fn annotations(pool: &NodePool) -> Option<Value> {
         (labels::NODE_POOL_HASH, hash::node_pool(&pool.spec)),
         (labels::NODE_POOL_HASH_VERSION, hash::NODE_POOL_VERSION.to_owned()),
     ];
-    let right = wanted.iter().all(|(key, value)| pool.annotations().get(*key) == Some(value));
+    let right = wanted
+        .iter()
+        .all(|(key, value)| pool.annotations().get(*key) == Some(value));
     (!right).then(|| json!(BTreeMap::from(wanted)))
 }
 
@@ -88,7 +88,11 @@ fn annotations(pool: &NodePool) -> Option<Value> {
 fn status(state: &State, types: &Types, pool: &NodePool, now: &Time) -> Value {
     let name = pool.name_any();
     let generation = pool.metadata.generation;
-    let mut list = pool.status.as_ref().map(|status| status.conditions.clone()).unwrap_or_default();
+    let mut list = pool
+        .status
+        .as_ref()
+        .map(|status| status.conditions.clone())
+        .unwrap_or_default();
     let created = pool.metadata.creation_timestamp.as_ref();
     let mut judged = Conditions::open(&mut list, NODE_POOL_DEPENDENTS, generation, created, now);
     let errors = validation::node_pool(&pool.spec);
@@ -103,7 +107,9 @@ fn status(state: &State, types: &Types, pool: &NodePool, now: &Time) -> Value {
     let ready = class.and_then(|class| conditions::get(&class.status.as_ref()?.conditions, "Ready"));
     match (class, ready) {
         (None, _) => {
-            let text = format!("EC2NodeClass {class_name} does not exist: create it or name another in spec.template.spec.nodeClassRef");
+            let text = format!(
+                "EC2NodeClass {class_name} does not exist: create it or name another in spec.template.spec.nodeClassRef"
+            );
             judged.set_false(NODE_CLASS_READY, "NodeClassNotFound", &text);
         }
         (Some(class), _) if class.metadata.deletion_timestamp.is_some() => {
@@ -121,9 +127,13 @@ fn status(state: &State, types: &Types, pool: &NodePool, now: &Time) -> Value {
             judged.set_false(NODE_CLASS_READY, "NodeClassReadinessUnknown", &text);
         }
     }
-        let mut used = Resources::default();
+    let mut used = Resources::default();
     let mut nodes = 0_i64;
-    for claim in state.claims.values().filter(|claim| claim.labels().get(labels::NODE_POOL) == Some(&name)) {
+    for claim in state
+        .claims
+        .values()
+        .filter(|claim| claim.labels().get(labels::NODE_POOL) == Some(&name))
+    {
         if !is_leaving(claim) && state.node_of(claim).is_some() {
             used.add(&capacity(types, claim));
             nodes += 1;
@@ -150,16 +160,21 @@ mod tests {
     }
 
     fn pool(requirements: Value) -> NodePool {
-        serde_json::from_value(json!({"apiVersion": "karpenter.sh/v1", "kind": "NodePool", "metadata": {"name": "p", "generation": 1},
+        serde_json::from_value(
+            json!({"apiVersion": "karpenter.sh/v1", "kind": "NodePool", "metadata": {"name": "p", "generation": 1},
             "spec": {"template": {"spec": {"requirements": requirements,
-                "nodeClassRef": {"group": "karpenter.k8s.aws", "kind": "EC2NodeClass", "name": "default"}}}}}))
+                "nodeClassRef": {"group": "karpenter.k8s.aws", "kind": "EC2NodeClass", "name": "default"}}}}}),
+        )
         .unwrap()
     }
 
     fn condition(status: &Value, kind: &str) -> (String, String) {
         let list = status["conditions"].as_array().unwrap();
         let found = list.iter().find(|condition| condition["type"] == kind).unwrap();
-        (found["status"].as_str().unwrap().into(), found["message"].as_str().unwrap().into())
+        (
+            found["status"].as_str().unwrap().into(),
+            found["message"].as_str().unwrap().into(),
+        )
     }
 
     #[test]

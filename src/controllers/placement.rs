@@ -46,11 +46,17 @@ pub async fn open(ctx: &Context, claim: &NodeClaim, node: &Node) -> Result<Optio
         let now = now_ms();
         let patient = now - created_ms(&node.metadata) < OPEN_PATIENCE_MS;
         let startup = |taint: &Taint| {
-            claim.spec.startup_taints.iter().any(|other| other.key == taint.key && other.effect == taint.effect)
+            claim
+                .spec
+                .startup_taints
+                .iter()
+                .any(|other| other.key == taint.key && other.effect == taint.effect)
         };
-        let closed = node.spec.iter().flat_map(|spec| spec.taints.iter().flatten()).any(|taint| {
-            taint.key != labels::UNREGISTERED_TAINT && is_ephemeral(taint) && !startup(taint)
-        });
+        let closed = node
+            .spec
+            .iter()
+            .flat_map(|spec| spec.taints.iter().flatten())
+            .any(|taint| taint.key != labels::UNREGISTERED_TAINT && is_ephemeral(taint) && !startup(taint));
         if patient && (closed || !node_ready(node)) {
             return Ok(Some(OPEN_POLL_MS));
         }
@@ -96,7 +102,11 @@ fn nominees(state: &State, holds: &Holds, claim: &str, node: &str) -> Vec<Nomine
     let live = holds.by_claim.get(claim).into_iter().flatten();
     live.filter_map(|hold| state.pods.get(hold.pod.as_ref()?))
         .filter(|pod| pod.node.is_none() && pod.nominated.as_deref() != Some(node))
-        .map(|pod| Nominee { namespace: pod.namespace.clone(), name: pod.name.clone(), uid: pod.uid.clone() })
+        .map(|pod| Nominee {
+            namespace: pod.namespace.clone(),
+            name: pod.name.clone(),
+            uid: pod.uid.clone(),
+        })
         .collect()
 }
 
@@ -105,7 +115,9 @@ async fn nominate(ctx: &Context, node: &str, pods: Vec<Nominee>) {
         let api: Api<Pod> = Api::namespaced(ctx.client.clone(), &pod.namespace);
         async move {
             let patch = json!({"metadata": {"uid": pod.uid}, "status": {"nominatedNodeName": node}});
-            let result = api.patch_status(&pod.name, &PatchParams::default(), &Patch::Merge(&patch)).await;
+            let result = api
+                .patch_status(&pod.name, &PatchParams::default(), &Patch::Merge(&patch))
+                .await;
             match result {
                 Ok(changed) => ctx.cluster.update(|state| state.apply_pod(&changed, now_ms())),
                 Err(error) if is_not_found(&error) || is_conflict(&error) => {}
@@ -137,7 +149,11 @@ fn ended<'a>(before: &'a Holds, after: &Holds, state: &State) -> Vec<(&'a str, &
         if after.by_pod.contains_key(pod) {
             continue;
         }
-        let node = state.claims.get(claim).and_then(|claim| state.node_of(claim)).map(|node| node.name_any());
+        let node = state
+            .claims
+            .get(claim)
+            .and_then(|claim| state.node_of(claim))
+            .map(|node| node.name_any());
         let bound = state.pods.get(pod).and_then(|pod| pod.node.as_deref());
         let end = match (bound, node) {
             (Some(bound), Some(node)) if bound == node => End::Followed,
@@ -177,8 +193,13 @@ pub async fn keep(ctx: Arc<Context>) {
             }
             nominated.retain(|_, at| now - *at < RENOMINATE_MS);
             for claim in after.by_claim.keys() {
-                let Some(node) = state.claims.get(claim).and_then(|claim| state.node_of(claim)) else { continue };
-                let open = node.labels().get(labels::REGISTERED).is_some_and(|value| value == "true");
+                let Some(node) = state.claims.get(claim).and_then(|claim| state.node_of(claim)) else {
+                    continue;
+                };
+                let open = node
+                    .labels()
+                    .get(labels::REGISTERED)
+                    .is_some_and(|value| value == "true");
                 if open && node_ready(node) {
                     let name = node.name_any();
                     let mut pods = nominees(&state, &after, claim, &name);
@@ -229,7 +250,11 @@ pub async fn show(cluster: Arc<Cluster>, view: Arc<ArcSwap<View>>) {
 /// What the extender should know of the state.
 pub fn view_input(state: &State, now: i64) -> ViewInput {
     let holds = holds::resolve(state, now);
-    let mut input = ViewInput { built_at_ms: now, max_age_ms: extender::DEFAULT_MAX_AGE_MS, ..ViewInput::default() };
+    let mut input = ViewInput {
+        built_at_ms: now,
+        max_age_ms: extender::DEFAULT_MAX_AGE_MS,
+        ..ViewInput::default()
+    };
     let mut claims: HashMap<String, &Arc<NodeClaim>> = HashMap::new();
     for claim in state.claims.values() {
         if let Some(node) = state.node_of(claim) {
@@ -258,14 +283,20 @@ pub fn view_input(state: &State, now: i64) -> ViewInput {
                 free.sub(&entry.class.requests);
             }
         }
-        let daemon_reserve = live.map(|_| crate::cluster::snapshot::daemons_to_come(state, node)).unwrap_or_default();
+        let daemon_reserve = live
+            .map(|_| crate::cluster::snapshot::daemons_to_come(state, node))
+            .unwrap_or_default();
         input.nodes.push(NodeRoom {
             name: Arc::from(name.as_str()),
             allocatable,
             free,
             daemon_reserve,
             disrupting,
-            holds: live.into_iter().flatten().filter_map(|hold| held(state, hold)).collect(),
+            holds: live
+                .into_iter()
+                .flatten()
+                .filter_map(|hold| held(state, hold))
+                .collect(),
         });
     }
     for (pod, claim) in &holds.by_pod {
@@ -312,8 +343,10 @@ mod tests {
             .unwrap(),
         );
         state.apply_node(
-            serde_json::from_value(json!({"metadata": {"name": "node-c"}, "spec": {"providerID": "aws:///z/i-1"},
-                "status": {"allocatable": {"cpu": "2", "memory": "4Gi", "pods": "10"}}}))
+            serde_json::from_value(
+                json!({"metadata": {"name": "node-c"}, "spec": {"providerID": "aws:///z/i-1"},
+                "status": {"allocatable": {"cpu": "2", "memory": "4Gi", "pods": "10"}}}),
+            )
             .unwrap(),
         );
         let pod = json!({"metadata": {"name": "a", "namespace": "n", "uid": "a"}, "spec": {"nodeName": bound,
@@ -327,7 +360,10 @@ mod tests {
         let input = view_input(&state(None), 5);
         assert_eq!(input.planned["n/a"].node.as_deref(), Some("node-c"));
         let room = &input.nodes[0];
-        assert_eq!((room.holds.len(), room.holds[0].requests.cpu_milli, room.free.cpu_milli), (1, 500, 2_000));
+        assert_eq!(
+            (room.holds.len(), room.holds[0].requests.cpu_milli, room.free.cpu_milli),
+            (1, 500, 2_000)
+        );
         let input = view_input(&state(Some("node-c")), 5);
         assert!(input.planned.is_empty() && input.nodes[0].holds.is_empty());
         assert_eq!(input.nodes[0].free.cpu_milli, 1_500, "a bound pod takes its room");
@@ -342,7 +378,10 @@ mod tests {
         }
         let mut gone = state(None);
         gone.delete_pod("n/a", 6);
-        assert_eq!(ended(&before, &holds::resolve(&gone, 6), &gone), [("c", "n/a", End::Released)]);
+        assert_eq!(
+            ended(&before, &holds::resolve(&gone, 6), &gone),
+            [("c", "n/a", End::Released)]
+        );
     }
 
     #[test]

@@ -20,7 +20,7 @@ use crate::scheduling::plan::{Plan, PlannedNode};
 /// A hold outlives the boot of its node by what a slow boot takes, milliseconds.
 pub const HOLD_LAUNCH_MS: i64 = snapshot::BOOT_PATIENCE_MS;
 /// A hold on a node that is up ends after so long, milliseconds.
-pub const HOLD_READY_MS: i64 = 60_000;
+pub const HOLD_READY_MS: i64 = 120_000;
 /// A pod that a plan bought nothing for is looked at again after so long, milliseconds.
 const RETRY_MS: i64 = 10_000;
 /// The state is looked at no more often than this.
@@ -45,14 +45,20 @@ impl Queue {
         let holds = holds::resolve(state, now);
         let demand = snapshot::demand(state, &holds, &BTreeSet::new());
         let wanted: BTreeSet<&String> = demand.pending.iter().chain(&demand.displaced).collect();
-        self.tried.retain(|key, at| wanted.contains(key) && now - *at < RETRY_MS);
+        self.tried
+            .retain(|key, at| wanted.contains(key) && now - *at < RETRY_MS);
         self.seen.retain(|key, _| wanted.contains(key));
         for key in wanted {
             if !self.tried.contains_key(key) {
                 self.seen.entry(key.clone()).or_insert(now);
             }
         }
-        let fresh = || self.seen.iter().filter(|(key, _)| !self.tried.contains_key(*key)).map(|(_, at)| *at);
+        let fresh = || {
+            self.seen
+                .iter()
+                .filter(|(key, _)| !self.tried.contains_key(*key))
+                .map(|(_, at)| *at)
+        };
         let untried = state.unbound.iter().filter_map(|key| state.pods.get(key));
         Some(Window {
             opened_ms: fresh().min()?,
@@ -93,8 +99,13 @@ pub async fn run(ctx: Arc<Context>) {
 async fn pass(ctx: &Arc<Context>, queue: &mut Queue) {
     let pools = ctx.ready_pools();
     let started = now_ms();
-    let taken =
-        snapshot::take(&ctx.cluster.read(), &pools, &ctx.settings.plan, &BTreeSet::new(), started);
+    let taken = snapshot::take(
+        &ctx.cluster.read(),
+        &pools,
+        &ctx.settings.plan,
+        &BTreeSet::new(),
+        started,
+    );
     let planned = tokio::task::spawn_blocking(move || {
         let clock = std::time::Instant::now();
         let plan = crate::scheduling::plan(&taken.problem);
@@ -165,28 +176,39 @@ async fn write(
     plan: &Plan,
     queue: &Queue,
 ) -> BTreeSet<String> {
+    let mut served = BTreeSet::new();
+    if let Err(error) = forget(ctx, taken).await {
+        tracing::warn!(%error, "old plans could not be taken back, the pods are planned again");
+        return served;
+    }
     let api: Api<NodeClaim> = Api::all(ctx.client.clone());
     let until = now_ms() + HOLD_LAUNCH_MS;
     let mut creations = Vec::new();
     for (index, node) in plan.new_nodes.iter().enumerate() {
         let name = &taken.problem.pools[node.pool].name;
-        let Some(pool) = pools.iter().find(|ready| *ready.pool.name_any() == **name) else { continue };
+        let Some(pool) = pools.iter().find(|ready| *ready.pool.name_any() == **name) else {
+            continue;
+        };
         let claim = claim_for(&pool.pool, node, taken, until);
         let api = api.clone();
         creations.push(async move { (index, api.create(&PostParams::default(), &claim).await) });
     }
-    let mut served = BTreeSet::new();
     let mut results = stream::iter(creations).buffer_unordered(WRITES);
     while let Some((index, result)) = results.next().await {
         let node = &plan.new_nodes[index];
         match result {
             Ok(claim) => {
-                ctx.metrics.claims_created.with_label_values(&[&*taken.problem.pools[node.pool].name]).inc();
+                ctx.metrics
+                    .claims_created
+                    .with_label_values(&[&*taken.problem.pools[node.pool].name])
+                    .inc();
                 for pod in &node.pods {
                     let key = &taken.problem.pods[*pod].key;
                     if let Some(seen) = queue.seen.get(&**key) {
                         #[allow(clippy::cast_precision_loss)]
-                        ctx.metrics.detect_to_claim_seconds.observe((now_ms() - seen) as f64 / 1e3);
+                        ctx.metrics
+                            .detect_to_claim_seconds
+                            .observe((now_ms() - seen) as f64 / 1e3);
                     }
                     served.insert(key.to_string());
                 }
@@ -196,10 +218,22 @@ async fn write(
         }
     }
     for placement in &plan.placements {
-        let Subject { claim: Some(name), node } = &taken.subjects[placement.node] else { continue };
+        let Subject {
+            claim: Some(name),
+            node,
+        } = &taken.subjects[placement.node]
+        else {
+            continue;
+        };
         let pods = placement.pods.iter().map(|pod| &taken.problem.pods[*pod]);
-        let until = if node.is_some() { now_ms() + HOLD_READY_MS } else { until };
-        let Some(mut planned) = ctx.cluster.read().planned.get(name).cloned() else { continue };
+        let until = if node.is_some() {
+            now_ms() + HOLD_READY_MS
+        } else {
+            until
+        };
+        let Some(mut planned) = ctx.cluster.read().planned.get(name).cloned() else {
+            continue;
+        };
         let mut added = Vec::new();
         for pod in pods {
             if !planned.pods.iter().any(|key| **key == *pod.key) {
@@ -218,6 +252,48 @@ async fn write(
         }
     }
     served
+}
+
+/// Takes the pods that are planned anew off the claims they were planned on before, where their holds have run out: at any
+/// time a pod is on one claim's plan.
+async fn forget(ctx: &Context, taken: &Snapshot) -> Result<(), kube::Error> {
+    let anew: BTreeSet<&str> = taken.problem.pods.iter().map(|pod| &*pod.key).collect();
+    let stale: Vec<(String, Planned)> = {
+        let state = ctx.cluster.read();
+        let outdated = |planned: &Planned| planned.pods.iter().any(|pod| anew.contains(pod.as_str()));
+        let left = |name: &String, planned: &Planned| {
+            // A pod that moves off this claim's own node stays on its plan until it is gone.
+            let node = state
+                .claims
+                .get(name)
+                .and_then(|claim| state.node_of(claim))
+                .map(|node| node.name_any());
+            let moves = |pod: &String| {
+                state
+                    .pods
+                    .get(pod)
+                    .is_some_and(|pod| pod.node.is_some() && pod.node.as_deref() == node.as_deref())
+            };
+            let mut planned = planned.clone();
+            planned.pods.retain(|pod| !anew.contains(pod.as_str()) || moves(pod));
+            planned.owners.retain(|pod, _| planned.pods.contains(pod));
+            planned
+        };
+        let plans = state.planned.iter().filter(|(_, planned)| outdated(planned));
+        plans
+            .map(|(name, planned)| (name.clone(), left(name, planned), planned))
+            .filter(|(_, left, planned)| left != *planned)
+            .map(|(name, left, _)| (name, left))
+            .collect()
+    };
+    for (name, planned) in stale {
+        let patch = serde_json::json!({"metadata": {"annotations": planned.annotations()}});
+        match ctx.patch_claim(&name, &patch).await {
+            Err(error) if !super::context::is_not_found(&error) => return Err(error),
+            _ => {}
+        }
+    }
+    Ok(())
 }
 
 /// The NodeClaim of a planned node.
@@ -256,9 +332,15 @@ fn claim_for(pool: &NodePool, node: &PlannedNode, taken: &Snapshot, until_ms: i6
         values
     };
     let chosen = [
-        (labels::INSTANCE_TYPE, distinct(&|choice| choice.instance_type.name.to_string())),
+        (
+            labels::INSTANCE_TYPE,
+            distinct(&|choice| choice.instance_type.name.to_string()),
+        ),
         (labels::ZONE, distinct(&|choice| choice.zone.to_string())),
-        (labels::CAPACITY_TYPE, distinct(&|choice| choice.capacity_type.to_string())),
+        (
+            labels::CAPACITY_TYPE,
+            distinct(&|choice| choice.capacity_type.to_string()),
+        ),
     ];
     let mut requirements: Vec<Requirement> = template
         .spec
@@ -269,17 +351,32 @@ fn claim_for(pool: &NodePool, node: &PlannedNode, taken: &Snapshot, until_ms: i6
         .cloned()
         .collect();
     for (key, values) in chosen {
-        let min_values = template.spec.requirements.iter().find(|other| other.key == key).and_then(|r| r.min_values);
-        requirements.push(Requirement { key: key.into(), operator: "In".into(), values, min_values });
+        let min_values = template
+            .spec
+            .requirements
+            .iter()
+            .find(|other| other.key == key)
+            .and_then(|r| r.min_values);
+        requirements.push(Requirement {
+            key: key.into(),
+            operator: "In".into(),
+            values,
+            min_values,
+        });
     }
-    let owner = OwnerReference { block_owner_deletion: Some(true), ..pool.owner_ref(&()).unwrap_or_default() };
+    let owner = OwnerReference {
+        block_owner_deletion: Some(true),
+        ..pool.owner_ref(&()).unwrap_or_default()
+    };
     let mut claim = NodeClaim::new(
         "",
         NodeClaimSpec {
             taints: template.spec.taints.clone(),
             startup_taints: template.spec.startup_taints.clone(),
             requirements,
-            resources: crate::api::node_claim::ResourceRequirements { requests: node.requests.to_map() },
+            resources: crate::api::node_claim::ResourceRequirements {
+                requests: node.requests.to_map(),
+            },
             node_class_ref: template.spec.node_class_ref.clone(),
             termination_grace_period: template.spec.termination_grace_period.clone(),
             expire_after: template.spec.expire_after.clone(),
@@ -301,7 +398,11 @@ fn tell(ctx: &Arc<Context>, taken: &Snapshot, plan: &Plan, no_pools: bool) {
     let mut notes = Vec::new();
     for failed in &plan.unschedulable {
         let key = &taken.problem.pods[failed.pod].key;
-        let reason = if no_pools { "no NodePool is ready; see their conditions" } else { &failed.reason };
+        let reason = if no_pools {
+            "no NodePool is ready; see their conditions"
+        } else {
+            &failed.reason
+        };
         tracing::info!(pod = &**key, reason, "unschedulable");
         notes.push((key.to_string(), true, format!("no node can be bought for it: {reason}")));
     }

@@ -90,7 +90,13 @@ pub(super) fn prices(demands: &[(Bits, Vec<i64>)], supplies: &[Supply<'_>], dims
 
     // Scale each resource so that prices are near one.
     let scale: Vec<f64> = (0..dims)
-        .map(|d| supplies.iter().map(|s| real(s.room[d].max(0))).fold(0.0, f64::max).max(1.0))
+        .map(|d| {
+            supplies
+                .iter()
+                .map(|s| real(s.room[d].max(0)))
+                .fold(0.0, f64::max)
+                .max(1.0)
+        })
         .collect();
     let price_scale = supplies.iter().map(|s| real(s.price)).fold(0.0, f64::max).max(1.0);
     let mut lp = Lp::new(OptimizationDirection::Maximize);
@@ -164,12 +170,19 @@ pub(super) fn prices(demands: &[(Bits, Vec<i64>)], supplies: &[Supply<'_>], dims
         let value = |var: Option<Variable>, d: usize| {
             var.map_or(0.0, |var| solved.var_value(var).max(0.0) / scale[d] * price_scale)
         };
-        let by_kind: Vec<Vec<f64>> =
-            supply_vars.iter().map(|vars| (0..dims).map(|d| value(vars[d], d)).collect()).collect();
+        let by_kind: Vec<Vec<f64>> = supply_vars
+            .iter()
+            .map(|vars| (0..dims).map(|d| value(vars[d], d)).collect())
+            .collect();
         let mut worst: Vec<Option<(f64, usize)>> = vec![None; members.len()];
         for (at, supply) in supplies.iter().enumerate() {
             let Some(kind) = kind_of[at] else { continue };
-            let paid: f64 = supply.room.iter().zip(&by_kind[kind]).map(|(r, p)| real((*r).max(0)) * p).sum();
+            let paid: f64 = supply
+                .room
+                .iter()
+                .zip(&by_kind[kind])
+                .map(|(r, p)| real((*r).max(0)) * p)
+                .sum();
             let ratio = paid / real(supply.price.max(1));
             if !in_lp[at] && ratio > 1.0 + 1e-9 && worst[kind].is_none_or(|(have, _)| ratio > have) {
                 worst[kind] = Some((ratio, at));

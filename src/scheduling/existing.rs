@@ -57,12 +57,17 @@ pub(super) fn existing<'p>(
     keys: &[Arc<str>],
 ) -> Vec<Existing<'p>> {
     let problem = universe.problem;
-    let mut order: Vec<usize> = (0..problem.nodes.len()).filter(|n| problem.nodes[*n].schedulable).collect();
+    let mut order: Vec<usize> = (0..problem.nodes.len())
+        .filter(|n| problem.nodes[*n].schedulable)
+        .collect();
     order.sort_by(|a, b| {
         let key = |n: &usize| (!problem.nodes[*n].initialized, &problem.nodes[*n].name);
         key(a).cmp(&key(b))
     });
-    let by_name = problem.pods.iter().any(|pod| pod.class.node_terms.iter().any(|term| term.name.is_some()));
+    let by_name = problem
+        .pods
+        .iter()
+        .any(|pod| pod.class.node_terms.iter().any(|term| term.name.is_some()));
     let mut kinds: HashMap<Vec<String>, usize> = HashMap::new();
     order
         .into_iter()
@@ -81,15 +86,24 @@ pub(super) fn existing<'p>(
                 .iter()
                 .map(|key| label(state, key).map_or_else(|| "-".to_owned(), |value| format!("={value}")))
                 .collect();
-            kind.extend(state.taints.iter().map(|t| {
-                format!("{}|{}|{}", t.key, t.value.as_deref().unwrap_or_default(), t.effect)
-            }));
+            kind.extend(
+                state
+                    .taints
+                    .iter()
+                    .map(|t| format!("{}|{}|{}", t.key, t.value.as_deref().unwrap_or_default(), t.effect)),
+            );
             if by_name {
                 kind.push(state.name.to_string());
             }
             let next = kinds.len();
             let kind = *kinds.entry(kind).or_insert(next);
-            Existing { index, state, free: universe.dims.dense(&free), host, kind }
+            Existing {
+                index,
+                state,
+                free: universe.dims.dense(&free),
+                host,
+                kind,
+            }
         })
         .collect()
 }
@@ -98,7 +112,12 @@ pub(super) fn existing<'p>(
 pub(super) fn label<'n>(node: &'n NodeState, key: &str) -> Option<&'n str> {
     node.labels
         .get(key)
-        .or_else(|| node.labels.iter().find(|(have, _)| normalise_key(have) == key).map(|(_, value)| value))
+        .or_else(|| {
+            node.labels
+                .iter()
+                .find(|(have, _)| normalise_key(have) == key)
+                .map(|(_, value)| value)
+        })
         .map(String::as_str)
         .or_else(|| (key == labels::HOSTNAME).then_some(&*node.name))
 }

@@ -56,7 +56,8 @@ impl Packer<'_, '_, '_> {
         let pinned = &self.universe.variant(column).pinned;
         let ports = |c: usize| {
             let host = self.daemon_host(c);
-            host.counts.is_empty() && host.caps.is_empty() || self.universe.daemon_set(c) == self.universe.daemon_set(column)
+            host.counts.is_empty() && host.caps.is_empty()
+                || self.universe.daemon_set(c) == self.universe.daemon_set(column)
         };
         let mut out: Vec<usize> = self
             .common(column, content)
@@ -70,7 +71,13 @@ impl Packer<'_, '_, '_> {
             .collect();
         let key = |c: &usize| {
             let it = &self.universe.columns[*c];
-            (it.price, it.capacity_type, Arc::clone(&self.universe.instance_type(*c).name), Arc::clone(&it.zone), *c)
+            (
+                it.price,
+                it.capacity_type,
+                Arc::clone(&self.universe.instance_type(*c).name),
+                Arc::clone(&it.zone),
+                *c,
+            )
         };
         out.sort_by_cached_key(key);
         out
@@ -95,7 +102,8 @@ impl Packer<'_, '_, '_> {
                 .into_iter()
                 .take_while(|c| self.universe.columns[*c].price < now)
                 .find(|c| {
-                    self.budgets[pool].allows(&self.universe.instance_type(*c).capacity) && self.min_values_hold(*c, &node.content)
+                    self.budgets[pool].allows(&self.universe.instance_type(*c).capacity)
+                        && self.min_values_hold(*c, &node.content)
                 });
             if let Some(column) = better {
                 node.column = column;
@@ -117,8 +125,10 @@ impl Packer<'_, '_, '_> {
         let alternatives = self.alternatives(column, content);
         pool.requirements.iter().all(|r| {
             let least = usize::try_from(r.min_values.unwrap_or(0)).unwrap_or(0);
-            let values: BTreeSet<&str> =
-                alternatives.iter().filter_map(|c| self.universe.label(*c, &r.key)).collect();
+            let values: BTreeSet<&str> = alternatives
+                .iter()
+                .filter_map(|c| self.universe.label(*c, &r.key))
+                .collect();
             values.len() >= least
         })
     }
@@ -142,15 +152,24 @@ impl Packer<'_, '_, '_> {
                     choices
                 }
             };
-            let mut pods: Vec<usize> =
-                node.content.iter().flat_map(|(item, count)| pods_of(*item, *count)).collect();
+            let mut pods: Vec<usize> = node
+                .content
+                .iter()
+                .flat_map(|(item, count)| pods_of(*item, *count))
+                .collect();
             pods.sort_unstable();
             let mut requests = self.load(&node.content);
             for (sum, more) in requests.iter_mut().zip(self.universe.overhead(node.column)) {
                 *sum += more;
             }
             let requirements = pins(self.universe, node.column);
-            nodes.push(PlannedNode { pool, choices, pods, requests: self.universe.dims.sparse(&requests), requirements });
+            nodes.push(PlannedNode {
+                pool,
+                choices,
+                pods,
+                requests: self.universe.dims.sparse(&requests),
+                requirements,
+            });
         }
         nodes
     }
@@ -195,8 +214,10 @@ impl Packer<'_, '_, '_> {
             }
             keep.insert(Arc::clone(&self.universe.instance_type(*column).name));
         }
-        let chosen: Vec<usize> =
-            allowed.into_iter().filter(|c| keep.contains(&self.universe.instance_type(*c).name)).collect();
+        let chosen: Vec<usize> = allowed
+            .into_iter()
+            .filter(|c| keep.contains(&self.universe.instance_type(*c).name))
+            .collect();
         // Whatever of the choices is launched, limits hold: the largest of them is what is spent.
         if self.universe.problem.pools[pool].limits.is_some() {
             let mut most = planned.clone();

@@ -23,7 +23,11 @@ impl Packer<'_, '_, '_> {
                 continue;
             }
             let host = self.daemon_host(node.column).clone();
-            let bin = Bin { room: self.universe.room(node.column), host: &host, content: &node.content };
+            let bin = Bin {
+                room: self.universe.room(node.column),
+                host: &host,
+                content: &node.content,
+            };
             self.fills += 1;
             let more = self.stock.fill(&bin, &self.reference, &buckets, None, &[]);
             if more.is_empty() {

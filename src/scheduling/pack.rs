@@ -27,13 +27,22 @@ pub(super) struct Budget {
 impl Budget {
     pub fn of(pool: &super::problem::Pool) -> Self {
         let left = pool.limits.iter().flat_map(|limits| {
-            pool.limited.iter().map(|name| (std::sync::Arc::clone(name), limits.get(name) - pool.usage.get(name)))
+            pool.limited
+                .iter()
+                .map(|name| (std::sync::Arc::clone(name), limits.get(name) - pool.usage.get(name)))
         });
-        Self { left: left.collect(), nodes: pool.node_limit.map(|most| most - pool.node_count) }
+        Self {
+            left: left.collect(),
+            nodes: pool.node_limit.map(|most| most - pool.node_count),
+        }
     }
 
     pub fn allows(&self, capacity: &Resources) -> bool {
-        self.nodes.is_none_or(|n| n > 0) && self.left.iter().all(|(name, left)| capacity.get(name) <= (*left).max(0))
+        self.nodes.is_none_or(|n| n > 0)
+            && self
+                .left
+                .iter()
+                .all(|(name, left)| capacity.get(name) <= (*left).max(0))
     }
 
     /// How many more of this capacity, at most `most`.
@@ -76,7 +85,10 @@ impl Budget {
         if self.nodes.is_some_and(|n| n <= 0) {
             return Some("nodes");
         }
-        self.left.iter().find(|(name, left)| capacity.get(name) > (*left).max(0)).map(|(name, _)| name.as_ref())
+        self.left
+            .iter()
+            .find(|(name, left)| capacity.get(name) > (*left).max(0))
+            .map(|(name, _)| name.as_ref())
     }
 }
 
@@ -112,8 +124,12 @@ impl<'u, 'p, 'g> Packer<'u, 'p, 'g> {
         counters: &HostCounters,
     ) -> Self {
         let budgets = universe.problem.pools.iter().map(Budget::of).collect();
-        let rules: Vec<_> =
-            universe.problem.daemons.iter().map(|d| counters.daemon(&d.class, selectors)).collect();
+        let rules: Vec<_> = universe
+            .problem
+            .daemons
+            .iter()
+            .map(|d| counters.daemon(&d.class, selectors))
+            .collect();
         let mut daemon_hosts: Vec<HostState> = Vec::new();
         for column in 0..universe.columns.len() {
             let set = universe.daemon_set(column);
@@ -151,7 +167,11 @@ impl<'u, 'p, 'g> Packer<'u, 'p, 'g> {
     }
 
     /// Fills the nodes that exist, in their order. Returns what each got.
-    pub fn use_existing(&mut self, nodes: &mut [Existing<'p>], active: &dyn Fn(usize) -> bool) -> Vec<(usize, Content)> {
+    pub fn use_existing(
+        &mut self,
+        nodes: &mut [Existing<'p>],
+        active: &dyn Fn(usize) -> bool,
+    ) -> Vec<(usize, Content)> {
         let mut out = Vec::new();
         let mut admitted: std::collections::HashMap<(usize, usize), bool> = std::collections::HashMap::new();
         for (at, node) in nodes.iter_mut().enumerate() {
@@ -174,7 +194,11 @@ impl<'u, 'p, 'g> Packer<'u, 'p, 'g> {
             if buckets.is_empty() {
                 continue;
             }
-            let bin = Bin { room: &node.free, host: &node.host, content: &[] };
+            let bin = Bin {
+                room: &node.free,
+                host: &node.host,
+                content: &[],
+            };
             self.fills += 1;
             let content = self.stock.fill(&bin, &self.reference, &buckets, None, &[]);
             if content.is_empty() {
@@ -200,7 +224,11 @@ impl<'u, 'p, 'g> Packer<'u, 'p, 'g> {
         let mut shapes = Vec::with_capacity(self.stock.places.len());
         let mut cache: std::collections::HashMap<usize, Bits> = std::collections::HashMap::new();
         for place in 0..self.stock.places.len() {
-            let of_level = self.stock.places[place].levels.get(level).copied().filter(|_| active(place));
+            let of_level = self.stock.places[place]
+                .levels
+                .get(level)
+                .copied()
+                .filter(|_| active(place));
             let id = of_level.and_then(|id| {
                 let mut bits = self.universe.signatures[id].bits.clone();
                 bits.and(tier);
@@ -220,7 +248,11 @@ impl<'u, 'p, 'g> Packer<'u, 'p, 'g> {
                     .clone()
             }));
         }
-        Round { dead: vec![false; signature.len()], signature, shapes }
+        Round {
+            dead: vec![false; signature.len()],
+            signature,
+            shapes,
+        }
     }
 
     /// A round in which each place may use everything that its requirements allow.
@@ -260,7 +292,10 @@ impl<'u, 'p, 'g> Packer<'u, 'p, 'g> {
             .iter()
             .map(|shape| Supply {
                 room: self.universe.room(shape.first),
-                price: (shape.first..shape.end).map(|c| self.universe.columns[c].price).min().unwrap_or(0),
+                price: (shape.first..shape.end)
+                    .map(|c| self.universe.columns[c].price)
+                    .min()
+                    .unwrap_or(0),
             })
             .collect();
         let found = prices(&demands, &supplies, dims)?;
@@ -325,7 +360,10 @@ impl<'u, 'p, 'g> Packer<'u, 'p, 'g> {
         }
         (0..worths.len()).filter(|p| worths[*p] >= 0.0).min_by(|a, b| {
             let columns = |p: &usize| round.signature[*p].map_or(0, |id| self.universe.signatures[id].bits.len());
-            columns(a).cmp(&columns(b)).then(worths[*b].total_cmp(&worths[*a])).then(a.cmp(b))
+            columns(a)
+                .cmp(&columns(b))
+                .then(worths[*b].total_cmp(&worths[*a]))
+                .then(a.cmp(b))
         })
     }
 
@@ -335,26 +373,38 @@ impl<'u, 'p, 'g> Packer<'u, 'p, 'g> {
             .filter(|i| self.stock.items[*i].place == seed && self.open(round, *i))
             .max_by(|a, b| self.stock.worth(*a).total_cmp(&self.stock.worth(*b)).then(b.cmp(a)))?;
         let (nodes, critical) = self.stock.nodes_needed();
-        let cap = if nodes > 1 { remaining / float(nodes) * 1.15 } else { f64::INFINITY };
+        let cap = if nodes > 1 {
+            remaining / float(nodes) * 1.15
+        } else {
+            f64::INFINITY
+        };
         let candidates = self.candidates(signature, self.stock.need(largest), found, cap.min(remaining * 1.3));
         let mut best: Option<(f64, i64, Bought)> = None;
         for column in candidates {
-            let buckets =
-                self.stock.open_buckets(|place| {
-                    !round.dead[place]
-                        && round.signature[place].is_some_and(|id| self.universe.signatures[id].bits.contains(column))
-                });
+            let buckets = self.stock.open_buckets(|place| {
+                !round.dead[place]
+                    && round.signature[place].is_some_and(|id| self.universe.signatures[id].bits.contains(column))
+            });
             let host = self.daemon_hosts[self.universe.daemon_set(column)].clone();
             let shape = self.universe.columns[column].shape;
-            let bin = Bin { room: self.universe.room(column), host: &host, content: &[] };
+            let bin = Bin {
+                room: self.universe.room(column),
+                host: &host,
+                content: &[],
+            };
             self.fills += 1;
-            let content = self.stock.fill(&bin, &found.supply[shape], &buckets, Some(seed), &critical);
+            let content = self
+                .stock
+                .fill(&bin, &found.supply[shape], &buckets, Some(seed), &critical);
             if content.is_empty() {
                 continue;
             }
             let price = self.universe.columns[column].price;
             let value = self.stock.content_worth(&content) / real(price.max(1));
-            if best.as_ref().is_none_or(|(have, cost, _)| value > *have || (value >= *have && price < *cost)) {
+            if best
+                .as_ref()
+                .is_none_or(|(have, cost, _)| value > *have || (value >= *have && price < *cost))
+            {
                 best = Some((value, price, Bought { column, content }));
             }
         }
@@ -395,7 +445,12 @@ impl<'u, 'p, 'g> Packer<'u, 'p, 'g> {
         let cheapest = rated.iter().map(|(_, _, price, _)| *price).min();
         let within = |price: i64| real(price) <= cap || Some(price) == cheapest;
         rated.retain(|(_, _, price, _)| within(*price));
-        rated.sort_by(|a, b| a.0.cmp(&b.0).then(b.1.total_cmp(&a.1)).then(a.2.cmp(&b.2)).then(a.3.cmp(&b.3)));
+        rated.sort_by(|a, b| {
+            a.0.cmp(&b.0)
+                .then(b.1.total_cmp(&a.1))
+                .then(a.2.cmp(&b.2))
+                .then(a.3.cmp(&b.3))
+        });
         let mut out = Vec::new();
         let mut band = (0, 0);
         for (of, _, _, column) in rated {

@@ -46,7 +46,9 @@ fn scaled(text: &str, scale: i128) -> Result<i64, QuantityError> {
         Some(b'+') => (false, &body[1..]),
         _ => (false, body),
     };
-    let digits_end = body.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(body.len());
+    let digits_end = body
+        .find(|c: char| !c.is_ascii_digit() && c != '.')
+        .unwrap_or(body.len());
     let (number, suffix) = body.split_at(digits_end);
     let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
     if (whole.is_empty() && fraction.is_empty()) || fraction.contains('.') {
@@ -125,7 +127,11 @@ fn multiplier(suffix: &str) -> Option<(i128, i32)> {
 
 /// Millicores as Kubernetes writes them: `2`, `1500m`.
 pub fn format_cpu(milli: i64) -> String {
-    if milli % 1000 == 0 { (milli / 1000).to_string() } else { format!("{milli}m") }
+    if milli % 1000 == 0 {
+        (milli / 1000).to_string()
+    } else {
+        format!("{milli}m")
+    }
 }
 
 /// Bytes as Kubernetes writes them: the largest binary suffix that loses nothing.
@@ -153,7 +159,11 @@ impl fmt::Display for HumanBytes {
             b => return write!(f, "{b}"),
         };
         let tenths = (i128::from(self.0) * 10) >> shift;
-        if tenths % 10 == 0 { write!(f, "{}{unit}", tenths / 10) } else { write!(f, "{}.{}{unit}", tenths / 10, tenths % 10) }
+        if tenths % 10 == 0 {
+            write!(f, "{}{unit}", tenths / 10)
+        } else {
+            write!(f, "{}.{}{unit}", tenths / 10, tenths % 10)
+        }
     }
 }
 

@@ -119,10 +119,19 @@ impl<'g> Stock<'g> {
                 priority: by_priority.then_some(group.class.priority),
             };
             let place = *place_ids.entry((levels.clone(), constraint)).or_insert_with(|| {
-                places.push(Place { sample: part.group, pins: part.pins.clone(), levels });
+                places.push(Place {
+                    sample: part.group,
+                    pins: part.pins.clone(),
+                    levels,
+                });
                 places.len() - 1
             });
-            items.push(Item { group: part.group, place, left: part.count, first });
+            items.push(Item {
+                group: part.group,
+                place,
+                left: part.count,
+                first,
+            });
         }
         let mut capped = vec![Vec::new(); counters];
         let mut wanting = Vec::new();
@@ -171,9 +180,17 @@ impl<'g> Stock<'g> {
         let mut bucket_of = Vec::with_capacity(self.items.len());
         for (at, item) in self.items.iter().enumerate() {
             let need = &self.groups[item.group].need;
-            let size: Vec<i64> = if exact { need.clone() } else { need.iter().map(|n| rounded(*n)).collect() };
+            let size: Vec<i64> = if exact {
+                need.clone()
+            } else {
+                need.iter().map(|n| rounded(*n)).collect()
+            };
             let id = *ids.entry((item.place, size)).or_insert_with(|| {
-                buckets.push(Bucket { place: item.place, items: Vec::new(), least: need.clone() });
+                buckets.push(Bucket {
+                    place: item.place,
+                    items: Vec::new(),
+                    least: need.clone(),
+                });
                 buckets.len() - 1
             });
             let bucket = &mut buckets[id];
@@ -216,7 +233,10 @@ impl<'g> Stock<'g> {
     }
 
     pub fn content_worth(&self, content: &[(usize, usize)]) -> f64 {
-        content.iter().map(|(item, count)| self.worth(*item) * float(*count)).sum()
+        content
+            .iter()
+            .map(|(item, count)| self.worth(*item) * float(*count))
+            .sum()
     }
 
     /// Nodes that the caps per node make necessary for what is left, and the counters that need nearly as many.
@@ -228,7 +248,12 @@ impl<'g> Stock<'g> {
             let mut cap = 1;
             for item in items.iter().filter(|item| self.items[**item].left > 0) {
                 pods += self.items[*item].left;
-                let own = self.host(*item).caps.iter().find(|(c, _)| *c == id).map_or(1, |(_, cap)| (*cap).max(1));
+                let own = self
+                    .host(*item)
+                    .caps
+                    .iter()
+                    .find(|(c, _)| *c == id)
+                    .map_or(1, |(_, cap)| (*cap).max(1));
                 cap = cap.max(usize::try_from(own).unwrap_or(1));
             }
             if pods > 0 {
@@ -292,7 +317,11 @@ impl<'g> Stock<'g> {
             }
         }
         for counter in &rules.raises {
-            let own = rules.caps.iter().find(|(c, _)| c == counter).map_or(i32::MAX, |(_, cap)| *cap);
+            let own = rules
+                .caps
+                .iter()
+                .find(|(c, _)| c == counter)
+                .map_or(i32::MAX, |(_, cap)| *cap);
             let mut cap = own.min(s.caps[*counter as usize]);
             if soft && rules.soft.contains(counter) {
                 cap = cap.min(self.soft_cap[*counter as usize]);
@@ -350,20 +379,33 @@ impl<'g> Stock<'g> {
     /// Whether a bin with this content keeps every rule about pods on one host.
     pub fn host_allows(&mut self, bin: &Bin<'_>) -> bool {
         let room = self.begin(bin);
-        let allowed = room.iter().all(|r| *r >= 0) && self.scratch.touched.iter().all(|c| {
-            self.scratch.counts[*c as usize] <= self.scratch.caps[*c as usize]
-        });
+        let allowed = room.iter().all(|r| *r >= 0)
+            && self
+                .scratch
+                .touched
+                .iter()
+                .all(|c| self.scratch.counts[*c as usize] <= self.scratch.caps[*c as usize]);
         self.end(&[]);
         allowed
     }
 
     /// Fills a bin from `buckets`, first with items of `first` counters, then by direction and size. Returns what to add;
     /// nothing leaves the stock until [`Stock::take`].
-    pub fn fill(&mut self, bin: &Bin<'_>, prices: &[f64], buckets: &[usize], seed: Option<usize>, first: &[u32]) -> Content {
+    pub fn fill(
+        &mut self,
+        bin: &Bin<'_>,
+        prices: &[f64],
+        buckets: &[usize],
+        seed: Option<usize>,
+        first: &[u32],
+    ) -> Content {
         let mut room = self.begin(bin);
         let mut content: Content = Vec::new();
-        let allowed: std::collections::HashSet<usize> =
-            if first.is_empty() && self.wanting.is_empty() { Default::default() } else { buckets.iter().copied().collect() };
+        let allowed: std::collections::HashSet<usize> = if first.is_empty() && self.wanting.is_empty() {
+            Default::default()
+        } else {
+            buckets.iter().copied().collect()
+        };
         for counter in first {
             let best = self.best_of_counter(*counter, &room, prices, &allowed);
             if let Some(item) = best {
@@ -374,7 +416,11 @@ impl<'g> Stock<'g> {
         if let Some(place) = seed
             && !content.iter().any(|(item, _)| self.items[*item].place == place)
         {
-            let mut of_place: Vec<usize> = active.iter().copied().filter(|b| self.buckets[*b].place == place).collect();
+            let mut of_place: Vec<usize> = active
+                .iter()
+                .copied()
+                .filter(|b| self.buckets[*b].place == place)
+                .collect();
             if !self.pick(&mut of_place, &mut room, prices, true, &mut content, true)
                 && !self.pick(&mut active.clone(), &mut room, prices, false, &mut content, true)
             {
@@ -473,7 +519,11 @@ impl<'g> Stock<'g> {
         content: &mut Content,
         single: bool,
     ) -> bool {
-        let direction: Vec<f64> = room.iter().zip(prices).map(|(r, p)| real((*r).max(0)) * p * p).collect();
+        let direction: Vec<f64> = room
+            .iter()
+            .zip(prices)
+            .map(|(r, p)| real((*r).max(0)) * p * p)
+            .collect();
         let mut order: Option<(f64, usize)> = None;
         open.retain(|b| {
             let bucket = &self.buckets[*b];

@@ -19,7 +19,7 @@ taken from its Secrets; what is missing is made. Made once a rendering: every te
 {{- $_ := set $made "ca" (dict "crt" $ca.Cert "key" $ca.Key) -}}
 {{- range $kind, $secret := dict "server" (include "stowage.tlsSecret" .) "client" (include "stowage.schedulerTlsSecret" .) -}}
 {{- $data := (lookup "v1" "Secret" $.Release.Namespace $secret).data | default dict -}}
-{{- if and false (hasKey $data "tls.crt") (hasKey $data "tls.key") -}}
+{{- if and $kept (hasKey $data "tls.crt") (hasKey $data "tls.key") -}}
 {{- $_ := set $made $kind (dict "crt" (index $data "tls.crt" | b64dec) "key" (index $data "tls.key" | b64dec)) -}}
 {{- else -}}
 {{- $names := eq $kind "server" | ternary (list $server (trimSuffix ".svc" $server) (printf "%s.cluster.local" $server)) list -}}

@@ -77,7 +77,8 @@ capabilities:
 privileged: false
 readOnlyRootFilesystem: true
 runAsGroup: 65532
-runAsUser: 0
+runAsNonRoot: true
+runAsUser: 65532
 {{- end -}}
 
 {{/* Whether the scheduler's client certificate is wanted: "true" or nothing. */}}

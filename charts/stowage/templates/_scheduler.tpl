@@ -37,7 +37,7 @@ extenders:
       caFile: /etc/stowage/scheduler-tls/ca.crt
     httpTimeout: {{ .Values.scheduler.extender.httpTimeout }}
     # Names of nodes only, for Stowage watches them itself.
-    nodeCacheCapable: false
+    nodeCacheCapable: true
     # Scheduling goes on without Stowage.
     ignorable: true
 {{- end -}}
