@@ -254,37 +254,21 @@ async fn write(
     served
 }
 
-/// Takes the pods that are planned anew off the claims they were planned on before, where their holds have run out: at any
-/// time a pod is on one claim's plan.
+/// Takes the pods that are planned anew off the claims they were planned on before, whose holds have run out or
+/// whose node is going: at any time a pod is on one claim's plan.
 async fn forget(ctx: &Context, taken: &Snapshot) -> Result<(), kube::Error> {
     let anew: BTreeSet<&str> = taken.problem.pods.iter().map(|pod| &*pod.key).collect();
     let stale: Vec<(String, Planned)> = {
         let state = ctx.cluster.read();
         let outdated = |planned: &Planned| planned.pods.iter().any(|pod| anew.contains(pod.as_str()));
-        let left = |name: &String, planned: &Planned| {
-            // A pod that moves off this claim's own node stays on its plan until it is gone.
-            let node = state
-                .claims
-                .get(name)
-                .and_then(|claim| state.node_of(claim))
-                .map(|node| node.name_any());
-            let moves = |pod: &String| {
-                state
-                    .pods
-                    .get(pod)
-                    .is_some_and(|pod| pod.node.is_some() && pod.node.as_deref() == node.as_deref())
-            };
+        let left = |planned: &Planned| {
             let mut planned = planned.clone();
-            planned.pods.retain(|pod| !anew.contains(pod.as_str()) || moves(pod));
+            planned.pods.retain(|pod| !anew.contains(pod.as_str()));
             planned.owners.retain(|pod, _| planned.pods.contains(pod));
             planned
         };
         let plans = state.planned.iter().filter(|(_, planned)| outdated(planned));
-        plans
-            .map(|(name, planned)| (name.clone(), left(name, planned), planned))
-            .filter(|(_, left, planned)| left != *planned)
-            .map(|(name, left, _)| (name, left))
-            .collect()
+        plans.map(|(name, planned)| (name.clone(), left(planned))).collect()
     };
     for (name, planned) in stale {
         let patch = serde_json::json!({"metadata": {"annotations": planned.annotations()}});

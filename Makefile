@@ -1,0 +1,63 @@
+# Two commands do everything on a fresh machine with Rust, Go, Python 3, make and a C compiler:
+#   make demo    the main job, end to end: a real control plane and simulated EC2, no account needed (KEEP=1 leaves it running)
+#   make test    every test
+# What is built or installed on the way is pinned and cached outside the checkout, so that a second run is quick.
+
+SHELL := /bin/bash
+CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/stowage
+export CARGO_TARGET_DIR ?= $(CACHE)/target
+export STOWAGE_BIN ?= $(CARGO_TARGET_DIR)/debug/stowage
+PYTHON ?= python3
+# The control plane's binaries: built once by e2e/tools/build, or ready-made ones where STOWAGE_E2E_BIN points.
+CARGO_DENY_VERSION := 0.20.2
+CARGO_DENY := $(CACHE)/cargo-deny-$(CARGO_DENY_VERSION)/bin/cargo-deny
+
+.PHONY: help demo test build tools lint deny test-rust test-e2e test-chart test-control-plane test-scenarios crds clean-cache
+
+help: ## Say what can be made
+	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | column -t -s "$$(printf '\t')"
+
+demo: build tools ## The main job, end to end (KEEP=1 leaves it running)
+	$(PYTHON) e2e/demo.py
+
+test: lint test-rust deny tools test-scenarios test-control-plane test-chart test-e2e ## Every test
+	@echo "make test: all passed"
+
+build: ## The binary
+	cargo build --locked
+
+tools: ## The control plane's binaries, once
+	e2e/tools/build >/dev/null
+
+lint: ## Formatting and lints; a warning is an error
+	cargo fmt --all -- --check
+	cargo clippy --locked --all-targets -- -D warnings
+
+$(CARGO_DENY):
+	cargo install --locked --quiet --version $(CARGO_DENY_VERSION) --root $(CACHE)/cargo-deny-$(CARGO_DENY_VERSION) cargo-deny
+
+deny: $(CARGO_DENY) ## Licences, bans and sources of every dependency (advisories: see deny.toml)
+	$(CARGO_DENY) --log-level error check licenses bans sources
+
+test-rust: build ## Unit, property and wire tests
+	cargo test --locked --quiet
+
+test-scenarios: build ## Plans of every scenario kind, judged by the independent checker
+	$(PYTHON) e2e/scenarios_test.py
+
+test-control-plane: tools ## The control plane itself
+	$(PYTHON) e2e/control_plane_test.py
+
+test-chart: tools ## The chart and the plain manifests, on a real control plane
+	$(PYTHON) e2e/chart_test.py
+
+test-e2e: build tools ## The whole service, with the real kube-scheduler
+	$(PYTHON) e2e/e2e_test.py
+
+crds: ## Write crds/ anew from src/api, and what is made from it
+	STOWAGE_REGENERATE=1 cargo test --locked --quiet --lib api::crds
+	charts/sync-crds
+	webhook-config/generate
+
+clean-cache: ## Forget everything that was built or installed outside the checkout
+	rm -rf $(CACHE)
