@@ -6,6 +6,7 @@ Everything is told by watch events, so nothing here polls, and what was true onl
 
 import collections
 import contextlib
+import datetime
 import http.client
 import json
 import pathlib
@@ -23,12 +24,13 @@ CLASSES = "/apis/karpenter.k8s.aws/v1/ec2nodeclasses"
 EVENTS = "/apis/events.k8s.io/v1/events"
 
 PLANNED_PODS = "stowage.dev/planned-pods"
+HOLD_UNTIL = "stowage.dev/hold-until"
 PLANNED_OFFERING = "stowage.dev/planned-offering"
 DISRUPTED_TAINT = "karpenter.sh/disrupted"
 CAPACITY_TYPE = "karpenter.sh/capacity-type"
 INSTANCE_TYPE = "node.kubernetes.io/instance-type"
 ZONE = "topology.kubernetes.io/zone"
-GONE = (http.client.RemoteDisconnected, http.client.CannotSendRequest, BrokenPipeError, ConnectionResetError)
+GONE = (http.client.RemoteDisconnected, http.client.CannotSendRequest, ssl.SSLEOFError, ssl.SSLZeroReturnError, BrokenPipeError, ConnectionResetError)
 
 
 class ApiError(Exception):
@@ -230,6 +232,12 @@ def planned_pods(claim):
     return json.loads(claim["metadata"].get("annotations", {}).get(PLANNED_PODS) or "[]")
 
 
+def held_until(claim):
+    """When the NodeClaim's room for its planned pods ends, in seconds since the epoch."""
+    text = claim["metadata"].get("annotations", {}).get(HOLD_UNTIL, "1970-01-01T00:00:00Z")
+    return datetime.datetime.fromisoformat(text).timestamp()
+
+
 class Mirror:
     """Pods, Nodes and NodeClaims as they are now, and the record of what became of them."""
 
@@ -356,7 +364,7 @@ class Record:
         self.left = {}  # NodeClaim -> first seen on its way out
         self.provider = {}  # NodeClaim -> provider id
         self.node_name = {}  # provider id -> Node
-        self.alive = {}  # NodeClaim -> planned pods, while it is not on its way out
+        self.alive = {}  # NodeClaim -> (end of its holds, planned pods), while it is not on its way out
         self.twice = []  # (pod, NodeClaim, other NodeClaim): room bought for one pod on two nodes at a time
         self.claims_made = 0
 
@@ -399,9 +407,9 @@ class Record:
         for pod in planned:
             if name not in self.plans[pod]:
                 self.plans[pod].append(name)
-                others = (other for other, pods in self.alive.items() if other != name and pod in pods)
+                others = (other for other, (until, pods) in self.alive.items() if other != name and pod in pods and until > time.time())
                 self.twice.extend((pod, other, name) for other in others)
-        self.alive[name] = set(planned)
+        self.alive[name] = (held_until(claim), set(planned))
 
     def node_of(self, claim):
         return self.node_name.get(self.provider.get(claim))

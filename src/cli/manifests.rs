@@ -5,7 +5,6 @@ use std::fmt;
 use std::fs::File;
 use std::io::BufReader;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -401,6 +400,3 @@ impl<'de> Visitor<'de> for Section<'_> {
         Ok(())
     }
 }
-
-/// The name of a catalogue shared by the NodePools of one node class.
-pub type SharedCatalogue = Arc<crate::scheduling::offering::Catalogue>;

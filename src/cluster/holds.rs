@@ -2,12 +2,15 @@
 //! comes to the same answer.
 
 use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 
+use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
 
 use super::pods::PodRecord;
 use super::state::State;
 use crate::api::{NodeClaim, labels};
+use crate::scheduling::resources::Resources;
 
 /// Room on one node kept for one pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -121,6 +124,9 @@ pub fn resolve(state: &State, now_ms: i64) -> Holds {
                 live.push(hold(original, waiting.next().as_ref(), Some(&owner), planned.until_ms));
             }
         }
+        if let Some(node) = state.node_of(claim) {
+            drop_void(state, node, &mut live);
+        }
         for pod in live.iter().filter_map(|hold| hold.pod.clone()) {
             holds.by_pod.entry(pod).or_insert_with(|| name.clone());
         }
@@ -129,6 +135,40 @@ pub fn resolve(state: &State, now_ms: i64) -> Holds {
         }
     }
     holds
+}
+
+/// Drops the holds whose room is gone: what was bound while the plan was being made took it. Their pods are planned anew.
+fn drop_void(state: &State, node: &Node, live: &mut Vec<Hold>) {
+    let Some(allocatable) = node.status.as_ref().and_then(|status| status.allocatable.as_ref()) else {
+        return;
+    };
+    let Ok(mut room) = Resources::from_map(allocatable) else {
+        return;
+    };
+    if room.cpu_milli == 0 || room.memory == 0 || room.pods == 0 {
+        // Not reported yet.
+        return;
+    }
+    let requests = |pod: &PodRecord| pod.entry.as_ref().ok().map(|entry| Arc::clone(&entry.class));
+    for class in state
+        .pods_on(&node.name_any())
+        .filter(|pod| pod.active())
+        .filter_map(requests)
+    {
+        room.sub(&class.requests);
+    }
+    live.retain(|hold| {
+        let record = hold.pod.as_ref().and_then(|pod| state.pods.get(pod));
+        let Some(class) = record.and_then(requests) else {
+            return true;
+        };
+        room.sub(&class.requests);
+        let fits = room.cpu_milli >= 0 && room.memory >= 0 && room.pods >= 0;
+        if !fits {
+            room.add(&class.requests);
+        }
+        fits
+    });
 }
 
 fn hold(original: &str, pod: Option<&String>, owner: Option<&String>, expires_ms: i64) -> Hold {
@@ -202,6 +242,29 @@ mod tests {
         let mut state = state(&["n/a"], &[], "2001-01-01T00:00:00Z");
         put(&mut state, "a", "rs", None);
         assert_eq!(resolve(&state, 1_700_000_000_000), Holds::default());
+    }
+
+    #[test]
+    fn a_hold_whose_room_was_taken_is_void() {
+        let mut state = state(&["n/a"], &[], LATER);
+        let node = |cpu: &str| {
+            serde_json::from_value(
+                serde_json::json!({"metadata": {"name": "node-c"}, "spec": {"providerID": "aws:///z/i-1"},
+                "status": {"allocatable": {"cpu": cpu, "memory": "1Gi", "pods": "10"}}}),
+            )
+            .unwrap()
+        };
+        state.apply_node(node("1"));
+        for (name, bound) in [("a", None), ("thief", Some("node-c"))] {
+            let pod = serde_json::from_value(
+                serde_json::json!({"metadata": {"name": name, "namespace": "n", "uid": name},
+                "spec": {"nodeName": bound, "containers": [{"name": "c", "image": "i", "resources": {"requests": {"cpu": "600m"}}}]}}),
+            );
+            state.apply_pod(&pod.unwrap(), 1);
+        }
+        assert_eq!(resolve(&state, 0), Holds::default());
+        state.apply_node(node("2"));
+        assert_eq!(resolve(&state, 0).by_claim["c"].len(), 1, "both fit");
     }
 
     #[test]

@@ -20,7 +20,7 @@ use crate::scheduling::plan::{Plan, PlannedNode};
 /// A hold outlives the boot of its node by what a slow boot takes, milliseconds.
 pub const HOLD_LAUNCH_MS: i64 = snapshot::BOOT_PATIENCE_MS;
 /// A hold on a node that is up ends after so long, milliseconds.
-pub const HOLD_READY_MS: i64 = 120_000;
+pub const HOLD_READY_MS: i64 = 60_000;
 /// A pod that a plan bought nothing for is looked at again after so long, milliseconds.
 const RETRY_MS: i64 = 10_000;
 /// The state is looked at no more often than this.

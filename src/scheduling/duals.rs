@@ -4,7 +4,7 @@
 //! use. It relaxes the packing (pods may be cut, and each resource may be served by another node), so its value is a
 //! lower bound on any plan's cost. We solve the dual, whose rows (types) are added as they are violated.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeSet, HashMap};
 
 use microlp::{ComparisonOp, OptimizationDirection, Problem as Lp, Variable};
 
@@ -35,15 +35,21 @@ pub(super) struct Prices {
 
 /// Solves for prices. `demands` are sets of supplies with the amount wanted of each resource; a demand that no supply
 /// of its set can meet is left out by the caller.
-pub(super) fn prices(demands: &[(Bits, Vec<i64>)], supplies: &[Supply<'_>], dims: usize) -> Option<Prices> {
+///
+/// `warm` holds the rows that mattered last time; they are the start this time.
+pub(super) fn prices(
+    demands: &[(&Bits, Vec<i64>)],
+    supplies: &[Supply<'_>],
+    dims: usize,
+    warm: &mut BTreeSet<usize>,
+) -> Option<Prices> {
     // Merge demands of equal sets, and the smallest ones when there are too many sets.
-    let mut sets: BTreeMap<Vec<usize>, usize> = BTreeMap::new();
+    let mut sets: HashMap<&Bits, usize> = HashMap::new();
     let mut merged: Vec<(Bits, Vec<f64>)> = Vec::new();
     let mut of_demand: Vec<usize> = Vec::with_capacity(demands.len());
     for (bits, amount) in demands {
-        let members: Vec<usize> = bits.iter().collect();
-        let at = *sets.entry(members).or_insert_with(|| {
-            merged.push((bits.clone(), vec![0.0; dims]));
+        let at = *sets.entry(*bits).or_insert_with(|| {
+            merged.push(((*bits).clone(), vec![0.0; dims]));
             merged.len() - 1
         });
         for (sum, more) in merged[at].1.iter_mut().zip(amount) {
@@ -159,7 +165,8 @@ pub(super) fn prices(demands: &[(Bits, Vec<i64>)], supplies: &[Supply<'_>], dims
             }
         }
     }
-    for (_, at) in start.into_iter().flatten() {
+    let last = warm.iter().map(|at| (0.0, *at)).collect::<Vec<_>>();
+    for (_, at) in start.into_iter().flatten().chain(last) {
         if !std::mem::replace(&mut in_lp[at], true) {
             add_row(&mut lp, at);
         }
@@ -203,6 +210,19 @@ pub(super) fn prices(demands: &[(Bits, Vec<i64>)], supplies: &[Supply<'_>], dims
         };
         solution = Some(found);
         if worst.iter().all(Option::is_none) {
+            let paid = |at: usize, kind: usize| -> f64 {
+                supplies[at]
+                    .room
+                    .iter()
+                    .zip(&by_kind[kind])
+                    .map(|(r, p)| real((*r).max(0)) * p)
+                    .sum()
+            };
+            *warm = (0..supplies.len())
+                .filter(|at| {
+                    in_lp[*at] && kind_of[*at].is_some_and(|k| paid(*at, k) > real(supplies[*at].price) * 0.98)
+                })
+                .collect();
             break;
         }
         for (_, at) in worst.into_iter().flatten() {

@@ -52,66 +52,58 @@ impl Packer<'_, '_, '_> {
     /// Columns that hold a content in place of `column`: same pool and pinned labels, cheapest first.
     pub fn alternatives(&self, column: usize, content: &[(usize, usize)]) -> Vec<usize> {
         let load = self.load(content);
-        let pool = self.universe.pool(column);
-        let pinned = &self.universe.variant(column).pinned;
-        let ports = |c: usize| {
-            let host = self.daemon_host(c);
-            host.counts.is_empty() && host.caps.is_empty()
-                || self.universe.daemon_set(c) == self.universe.daemon_set(column)
-        };
-        let mut out: Vec<usize> = self
-            .common(column, content)
+        let common = self.common(column, content);
+        self.universe
+            .by_price
             .iter()
-            .filter(|c| {
-                self.universe.pool(*c) == pool
-                    && fits(&load, self.universe.room(*c))
-                    && ports(*c)
-                    && self.universe.variant(*c).pinned == *pinned
-            })
-            .collect();
-        let key = |c: &usize| {
-            let it = &self.universe.columns[*c];
-            (
-                it.price,
-                it.capacity_type,
-                Arc::clone(&self.universe.instance_type(*c).name),
-                Arc::clone(&it.zone),
-                *c,
-            )
-        };
-        out.sort_by_cached_key(key);
-        out
+            .copied()
+            .filter(|c| common.contains(*c) && fits(&load, self.universe.room(*c)) && self.stands_in(*c, column))
+            .collect()
     }
 
     /// Moves each bought bin to the cheapest column that holds it and stays within its pool's limits.
     pub fn right_size(&mut self) {
-        let mut bought = std::mem::take(&mut self.bought);
-        let mut cache: HashMap<(usize, Vec<(usize, usize)>), usize> = HashMap::new();
-        for node in &mut bought {
-            let pool = self.universe.pool(node.column);
-            let limited = self.universe.problem.pools[pool].limits.is_some();
-            let key = (node.column, node.content.clone());
-            if !limited && let Some(column) = cache.get(&key) {
-                node.column = *column;
-                continue;
-            }
-            let now = self.universe.columns[node.column].price;
-            self.budgets[pool].refund(&self.universe.instance_type(node.column).capacity);
-            let better = self
-                .alternatives(node.column, &node.content)
-                .into_iter()
-                .take_while(|c| self.universe.columns[*c].price < now)
-                .find(|c| {
-                    self.budgets[pool].allows(&self.universe.instance_type(*c).capacity)
-                        && self.min_values_hold(*c, &node.content)
-                });
-            if let Some(column) = better {
-                node.column = column;
-            }
-            self.budgets[pool].spend(&self.universe.instance_type(node.column).capacity, 1);
-            cache.insert(key, node.column);
+        self.right_size_from(0);
+    }
+
+    /// As [`Packer::right_size`], for the bins bought from `first` on.
+    pub fn right_size_from(&mut self, first: usize) {
+        for at in first..self.bought.len() {
+            let (column, content) = (self.bought[at].column, self.bought[at].content.clone());
+            let pool = self.universe.pool(column);
+            self.budgets[pool].refund(&self.universe.instance_type(column).capacity);
+            let cheaper = self.cheaper(column, &content).unwrap_or(column);
+            self.budgets[pool].spend(&self.universe.instance_type(cheaper).capacity, 1);
+            self.bought[at].column = cheaper;
         }
-        self.bought = bought;
+    }
+
+    /// The cheapest column that holds a content in place of `column` for less.
+    fn cheaper(&self, column: usize, content: &[(usize, usize)]) -> Option<usize> {
+        let load = self.load(content);
+        let now = self.universe.columns[column].price;
+        let mut common: Option<Bits> = None;
+        self.universe
+            .by_price
+            .iter()
+            .copied()
+            .take_while(|c| self.universe.columns[*c].price < now)
+            .filter(|c| fits(&load, self.universe.room(*c)))
+            .find(|c| {
+                common.get_or_insert_with(|| self.common(column, content)).contains(*c)
+                    && self.stands_in(*c, column)
+                    && self.budgets[self.universe.pool(*c)].allows(&self.universe.instance_type(*c).capacity)
+                    && self.min_values_hold(*c, content)
+            })
+    }
+
+    /// Whether a column could replace another as far as pool, pinned labels and daemons' ports go.
+    fn stands_in(&self, other: usize, column: usize) -> bool {
+        let host = self.daemon_host(other);
+        self.universe.pool(other) == self.universe.pool(column)
+            && self.universe.variant(other).pinned == self.universe.variant(column).pinned
+            && ((host.counts.is_empty() && host.caps.is_empty())
+                || self.universe.daemon_set(other) == self.universe.daemon_set(column))
     }
 
     /// Whether enough distinct values of each key with `minValues` remain among the types that hold a content.
@@ -142,15 +134,14 @@ impl Packer<'_, '_, '_> {
             let pool = self.universe.pool(node.column);
             let key = (node.column, node.content.clone());
             let limited = self.universe.problem.pools[pool].limits.is_some();
-            let choices = match cache.get(&key).filter(|_| !limited) {
-                Some(choices) => choices.clone(),
-                None => {
-                    let choices = self.choices(node);
-                    if !limited {
-                        cache.insert(key, choices.clone());
-                    }
-                    choices
+            let choices = if let Some(choices) = cache.get(&key).filter(|_| !limited) {
+                choices.clone()
+            } else {
+                let choices = self.choices(node);
+                if !limited {
+                    cache.insert(key, choices.clone());
                 }
+                choices
             };
             let mut pods: Vec<usize> = node
                 .content

@@ -181,15 +181,23 @@ pub(super) fn add_spread(selectors: &mut Selectors, class: &PodClass, spread: &s
 }
 
 /// Registers every selector that a rule of the problem uses, and the counters of nodes.
-pub(super) fn register<'p>(problem: &'p Problem) -> (Selectors<'p>, HostCounters) {
+pub(super) fn register(problem: &Problem) -> (Selectors<'_>, HostCounters) {
     let mut selectors = Selectors::new(&problem.namespaces);
     let mut counters = HostCounters::default();
     let respect = problem.settings.preference_policy == PreferencePolicy::Respect;
     let mut seen: std::collections::HashSet<*const PodClass> = std::collections::HashSet::new();
+    // In an order that the order of input doesn't change: by the first key of each class.
+    let mut first: HashMap<*const PodClass, &PodEntry> = HashMap::new();
     for pod in &problem.pods {
-        if !seen.insert(Arc::as_ptr(&pod.class)) {
-            continue;
+        let have = first.entry(Arc::as_ptr(&pod.class)).or_insert(pod);
+        if pod.key < have.key {
+            *have = pod;
         }
+    }
+    let mut first: Vec<&PodEntry> = first.into_values().collect();
+    first.sort_by(|a, b| a.key.cmp(&b.key));
+    for pod in first {
+        seen.insert(Arc::as_ptr(&pod.class));
         let class = &pod.class;
         for spread in class.spread.iter().filter(|s| s.hard || respect) {
             let id = add_spread(&mut selectors, class, spread);
@@ -217,7 +225,9 @@ pub(super) fn register<'p>(problem: &'p Problem) -> (Selectors<'p>, HostCounters
         }
     }
     // A running pod's required anti-affinity keeps newcomers away; nothing else of it asks anything of them.
-    for pod in problem.nodes.iter().flat_map(|node| &node.pods) {
+    let mut nodes: Vec<&super::problem::NodeState> = problem.nodes.iter().collect();
+    nodes.sort_by(|a, b| a.name.cmp(&b.name));
+    for pod in nodes.into_iter().flat_map(|node| &node.pods) {
         if !seen.insert(Arc::as_ptr(&pod.class)) {
             continue;
         }
@@ -232,14 +242,13 @@ pub(super) fn register<'p>(problem: &'p Problem) -> (Selectors<'p>, HostCounters
             pod.class.host_ports.iter().for_each(|port| counters.port(port));
         }
     }
+    // Without a pending pod that wants a port, no port can conflict.
     if !counters.of_port.is_empty() {
         problem
             .daemons
             .iter()
             .flat_map(|d| &d.class.host_ports)
             .for_each(|port| counters.port(port));
-    } else if problem.daemons.iter().any(|d| !d.class.host_ports.is_empty()) {
-        // Without a pending pod that wants a port, no port can conflict.
     }
     (selectors, counters)
 }

@@ -1,8 +1,12 @@
 //! Bettering what was bought.
 
-use super::bits::Bits;
 use super::pack::{Packer, Round};
-use super::stock::Bin;
+use super::stock::{Bin, float, real, worth};
+
+/// Percent of the nodes that one attempt gives back.
+const SHARES: [usize; 4] = [12, 25, 45, 6];
+/// Buckets that may be compared even for the smallest plan.
+const LEAST_WORK: usize = 2_000_000;
 
 impl Packer<'_, '_, '_> {
     /// Fills what is free on bought nodes.
@@ -28,32 +32,232 @@ impl Packer<'_, '_, '_> {
                 host: &host,
                 content: &node.content,
             };
-            self.fills += 1;
             let more = self.stock.fill(&bin, &self.reference, &buckets, None, &[]);
             if more.is_empty() {
                 continue;
             }
-            self.stock.take(&more, 1);
-            let content = &mut self.bought[at].content;
-            for (item, count) in more {
-                match content.iter_mut().find(|(have, _)| *have == item) {
+            let mut content = node.content.clone();
+            for (item, count) in &more {
+                match content.iter_mut().find(|(have, _)| have == item) {
                     Some((_, have)) => *have += count,
-                    None => content.push((item, count)),
+                    None => content.push((*item, *count)),
+                }
+            }
+            if self.min_values_hold(node.column, &content) {
+                self.stock.take(&more, 1);
+                self.bought[at].content = content;
+            }
+        }
+    }
+
+    /// Makes what was bought cheaper: the nodes that waste most are given back and their pods placed anew, first in what is
+    /// free on the others. Kept only where it costs less. Ends when it stops helping, or with its share of work.
+    pub fn improve(&mut self, round: &mut Round) {
+        if self.bought.is_empty() || self.first_prices.is_empty() {
+            return;
+        }
+        self.patience = 0.7;
+        let limit = self.stock.work.saturating_mul(2).max(LEAST_WORK);
+        self.right_size();
+        let mut failures = 0;
+        let mut share = 0;
+        while failures < SHARES.len() && self.stock.work < limit {
+            if self.repack(round, SHARES[share % SHARES.len()]) {
+                failures = 0;
+            } else {
+                failures += 1;
+                share += 1;
+            }
+        }
+        self.patience = 0.93;
+    }
+
+    fn cost(&self) -> i64 {
+        self.bought
+            .iter()
+            .map(|node| self.universe.columns[node.column].price)
+            .sum()
+    }
+
+    /// One attempt with the worst `share` percent of the nodes; false when it saved nothing.
+    fn repack(&mut self, round: &mut Round, share: usize) -> bool {
+        let before = self.bought.clone();
+        let budgets = self.budgets.clone();
+        let cost = self.cost();
+        let unplaced: usize = self.stock.items.iter().map(|item| item.left).sum();
+        let mut waste: Vec<(f64, usize)> = before
+            .iter()
+            .enumerate()
+            .filter(|(_, node)| node.content.iter().all(|(item, _)| self.may_move(round, *item)))
+            .map(|(at, node)| {
+                let worth: f64 = node
+                    .content
+                    .iter()
+                    .map(|(item, count)| {
+                        let place = self.stock.items[*item].place;
+                        worth(self.stock.need(*item), &self.first_prices[place]) * float(*count)
+                    })
+                    .sum();
+                let price = real(self.universe.columns[node.column].price);
+                ((price - worth) / price.max(1.0), at)
+            })
+            .collect();
+        waste.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+        waste.truncate((before.len() * share / 100).max(4));
+        let gone: std::collections::BTreeSet<usize> = waste.into_iter().map(|(_, at)| at).collect();
+        if gone.is_empty() {
+            return false;
+        }
+        let mut kept = Vec::with_capacity(before.len());
+        for (at, node) in before.iter().enumerate() {
+            if gone.contains(&at) {
+                self.stock.give_back(&node.content);
+                let pool = self.universe.pool(node.column);
+                self.budgets[pool].refund(&self.universe.instance_type(node.column).capacity);
+            } else {
+                kept.push(node.clone());
+            }
+        }
+        self.bought = kept;
+        round.dead.fill(false);
+        let served: Vec<bool> = (0..self.stock.places.len())
+            .map(|place| round.signature(place).is_some())
+            .collect();
+        self.top_up(&|place| served[place]);
+        let from = self.bought.len();
+        self.buy(round);
+        self.right_size_from(from);
+        let left: usize = self.stock.items.iter().map(|item| item.left).sum();
+        if left <= unplaced && self.cost() < cost {
+            return true;
+        }
+        for node in std::mem::replace(&mut self.bought, before) {
+            self.stock.give_back(&node.content);
+        }
+        for at in 0..self.bought.len() {
+            let content = self.bought[at].content.clone();
+            self.stock.take(&content, 1);
+        }
+        self.budgets = budgets;
+        false
+    }
+
+    /// Pods that lead or follow others on one host stay where they are, as do those the round doesn't serve.
+    fn may_move(&self, round: &Round, item: usize) -> bool {
+        let rules = self.stock.host(item);
+        round.has(self.stock.items[item].place)
+            && rules.wants.is_empty()
+            && self.stock.wanting().iter().all(|other| {
+                self.stock
+                    .host(*other)
+                    .wants
+                    .iter()
+                    .all(|(counter, _)| !rules.raises.contains(counter))
+            })
+    }
+
+    /// Buys for pods that must share a node with others: a node for each leader they can follow, or one node for all of a
+    /// group that only its own pods can lead.
+    pub fn company(&mut self, round: &mut Round) {
+        for item in self.stock.wanting() {
+            while self.stock.items[item].left > 0 {
+                let rules = self.stock.host(item);
+                let led_by_itself = rules.wants.iter().all(|(_, own)| *own);
+                let leader = (0..self.stock.items.len()).find(|other| {
+                    let other_rules = self.stock.host(*other);
+                    *other != item
+                        && self.stock.items[*other].left > 0
+                        && other_rules.wants.is_empty()
+                        && rules
+                            .wants
+                            .iter()
+                            .all(|(counter, _)| other_rules.raises.contains(counter))
+                });
+                let start = match leader {
+                    Some(leader) => vec![(leader, 1)],
+                    // A group of its own may start once, where nothing it could follow runs or is planned.
+                    None if led_by_itself && !self.has_company(item) => vec![(item, 1)],
+                    None => break,
+                };
+                if !self.buy_company(round, item, &start) {
+                    break;
                 }
             }
         }
     }
 
-    /// Makes bought nodes cheaper.
-    pub fn improve(&mut self, _round: &mut Round) {}
-
-    /// A bound on the cost of any plan for what is left, whatever the weights of the NodePools.
-    pub fn lower_bound(&mut self) -> Option<f64> {
-        let all = Bits::full(self.universe.columns.len());
-        let round = self.widest(&all);
-        self.price(&round).map(|found| found.bound)
+    /// Whether a pod that this item must follow runs or is planned already.
+    fn has_company(&self, item: usize) -> bool {
+        let wants = &self.stock.host(item).wants;
+        let raised = |counter: u32| {
+            self.running_counters.contains(&counter)
+                || self
+                    .bought
+                    .iter()
+                    .flat_map(|node| &node.content)
+                    .any(|(i, _)| self.stock.host(*i).raises.contains(&counter))
+        };
+        wants.iter().any(|(counter, _)| raised(*counter))
     }
 
-    /// Buys for pods that must share a node with others.
-    pub fn company(&mut self, _round: &mut Round) {}
+    /// Buys the cheapest node that holds `start` and all its followers, or else the one that holds most of them.
+    fn buy_company(&mut self, round: &Round, item: usize, start: &[(usize, usize)]) -> bool {
+        let place = |i: usize| self.stock.items[i].place;
+        let (Some(own), Some(first)) = (round.signature(place(item)), round.signature(place(start[0].0))) else {
+            return false;
+        };
+        let mut bits = self.universe.signatures[own].bits.clone();
+        bits.and(&self.universe.signatures[first].bits);
+        let mut best: Option<(usize, std::cmp::Reverse<i64>, usize, crate::scheduling::stock::Content)> = None;
+        let mut seen: Option<usize> = None;
+        for column in bits.iter() {
+            let shape = self.universe.columns[column].shape;
+            if seen == Some(shape)
+                || !self.budgets[self.universe.pool(column)].allows(&self.universe.instance_type(column).capacity)
+            {
+                continue;
+            }
+            seen = Some(shape);
+            let host = self.daemon_host(column).clone();
+            let bin = Bin {
+                room: self.universe.room(column),
+                host: &host,
+                content: start,
+            };
+            if !self.stock.host_starts(&bin) {
+                continue;
+            }
+            let buckets = self.stock.open_buckets(|p| {
+                round
+                    .signature(p)
+                    .is_some_and(|id| self.universe.signatures[id].bits.contains(column))
+            });
+            let more = self.stock.follow(&bin, &buckets);
+            let followers: usize = more.iter().map(|(_, count)| *count).sum();
+            let price = std::cmp::Reverse(self.universe.columns[column].price);
+            if best
+                .as_ref()
+                .is_none_or(|(have, cost, ..)| (followers, price) > (*have, *cost))
+            {
+                best = Some((followers, price, column, more));
+            }
+        }
+        let Some((followers, _, column, more)) = best else {
+            return false;
+        };
+        if followers == 0 && start[0].0 != item {
+            return false;
+        }
+        let mut content = start.to_vec();
+        for (item, count) in more {
+            match content.iter_mut().find(|(have, _)| *have == item) {
+                Some((_, have)) => *have += count,
+                None => content.push((item, count)),
+            }
+        }
+        self.budgets[self.universe.pool(column)].spend(&self.universe.instance_type(column).capacity.clone(), 1);
+        self.stock.take(&content, 1);
+        self.bought.push(super::pack::Bought { column, content });
+        true
+    }
 }

@@ -116,7 +116,7 @@ impl Interner {
             .and_then(|t| t.metadata.as_ref())
             .and_then(|m| m.labels.as_ref());
         let class = self.class(namespace, labels, spec, &DAEMON_TOLERATIONS).map_err(fail)?;
-        Ok(Daemon { class, key })
+        Ok(Daemon { key, class })
     }
 
     fn labels(&mut self, labels: Option<&Labels>) -> Arc<Labels> {

@@ -12,6 +12,7 @@ mod finish;
 mod groups;
 mod improve;
 pub mod intern;
+mod level;
 pub mod offering;
 mod pack;
 pub mod plan;
@@ -24,6 +25,8 @@ pub mod resources;
 mod selectors;
 mod solve;
 mod stock;
+#[cfg(test)]
+mod tests;
 mod topology;
 mod universe;
 

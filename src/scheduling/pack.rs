@@ -104,15 +104,48 @@ pub(super) struct Packer<'u, 'p, 'g> {
     /// Prices of the first demand, for right-sizing and existing nodes.
     pub reference: Vec<f64>,
     pub bound: Option<f64>,
-    /// Work done so far, in bins filled.
-    pub fills: usize,
+    /// Counters that a running pod raises.
+    pub running_counters: std::collections::BTreeSet<u32>,
+    /// Share of its worth at which what is left is priced anew.
+    pub patience: f64,
+    /// Rows of the linear program that mattered last.
+    warm: std::collections::BTreeSet<usize>,
+    /// Prices by place when the round began.
+    pub first_prices: Vec<Vec<f64>>,
+}
+
+/// Share of its usual price that a free resource counts for when a node is filled.
+const FLOOR: f64 = 0.3;
+
+/// Prices, and what is left at these prices.
+struct Priced {
+    found: Prices,
+    remaining: f64,
+    solved_at: f64,
+    worth_of: Vec<f64>,
+    seed: usize,
+    favourites: Vec<usize>,
+    best: f64,
 }
 
 /// What is bought in one round: the columns each place may use.
 pub(super) struct Round {
     signature: Vec<Option<usize>>,
-    shapes: Vec<Option<Bits>>,
-    dead: Vec<bool>,
+    /// Columns of each place.
+    width: Vec<usize>,
+    pub dead: Vec<bool>,
+}
+
+impl Round {
+    /// Whether the round serves a place at all.
+    pub fn has(&self, place: usize) -> bool {
+        self.signature[place].is_some()
+    }
+
+    /// The columns of a place; `None` where it has none, or nothing more can be bought for it.
+    pub fn signature(&self, place: usize) -> Option<usize> {
+        self.signature[place].filter(|_| !self.dead[place])
+    }
 }
 
 impl<'u, 'p, 'g> Packer<'u, 'p, 'g> {
@@ -154,7 +187,10 @@ impl<'u, 'p, 'g> Packer<'u, 'p, 'g> {
             daemon_hosts,
             reference,
             bound: None,
-            fills: 0,
+            running_counters: std::collections::BTreeSet::new(),
+            patience: 0.93,
+            warm: std::collections::BTreeSet::new(),
+            first_prices: Vec::new(),
         }
     }
 
@@ -199,7 +235,6 @@ impl<'u, 'p, 'g> Packer<'u, 'p, 'g> {
                 host: &node.host,
                 content: &[],
             };
-            self.fills += 1;
             let content = self.stock.fill(&bin, &self.reference, &buckets, None, &[]);
             if content.is_empty() {
                 continue;
@@ -221,8 +256,6 @@ impl<'u, 'p, 'g> Packer<'u, 'p, 'g> {
     /// The columns of each place at a preference level, within a tier; `None` where it has none.
     pub fn round(&mut self, level: usize, tier: &Bits, active: &dyn Fn(usize) -> bool) -> Round {
         let mut signature = Vec::with_capacity(self.stock.places.len());
-        let mut shapes = Vec::with_capacity(self.stock.places.len());
-        let mut cache: std::collections::HashMap<usize, Bits> = std::collections::HashMap::new();
         for place in 0..self.stock.places.len() {
             let of_level = self.stock.places[place]
                 .levels
@@ -235,23 +268,15 @@ impl<'u, 'p, 'g> Packer<'u, 'p, 'g> {
                 (!bits.is_empty()).then(|| self.universe.signature(bits))
             });
             signature.push(id);
-            shapes.push(id.map(|id| {
-                cache
-                    .entry(id)
-                    .or_insert_with(|| {
-                        let mut shapes = Bits::empty(self.universe.shapes.len());
-                        for column in self.universe.signatures[id].bits.iter() {
-                            shapes.insert(self.universe.columns[column].shape);
-                        }
-                        shapes
-                    })
-                    .clone()
-            }));
         }
+        let width = signature
+            .iter()
+            .map(|id| id.map_or(0, |id| self.universe.signatures[id].bits.len()))
+            .collect();
         Round {
             dead: vec![false; signature.len()],
             signature,
-            shapes,
+            width,
         }
     }
 
@@ -267,13 +292,13 @@ impl<'u, 'p, 'g> Packer<'u, 'p, 'g> {
         round
     }
 
-    /// Dual prices of what is left; they become the stock's prices.
-    pub fn price(&mut self, round: &Round) -> Option<Prices> {
+    /// What is left of each place that the round can serve, with the columns it may use.
+    fn demands(&self, round: &Round) -> Vec<(usize, Vec<i64>)> {
         let dims = self.universe.dims.len();
         let mut amounts: Vec<Option<Vec<i64>>> = vec![None; self.stock.places.len()];
         for at in 0..self.stock.items.len() {
             let (left, place) = (self.stock.items[at].left, self.stock.items[at].place);
-            if left == 0 || round.dead[place] || round.signature[place].is_none() {
+            if left == 0 || round.signature(place).is_none() {
                 continue;
             }
             let amount = amounts[place].get_or_insert_with(|| vec![0; dims]);
@@ -281,10 +306,57 @@ impl<'u, 'p, 'g> Packer<'u, 'p, 'g> {
                 *sum += need * i64::try_from(left).unwrap_or(i64::MAX);
             }
         }
-        let wanted: Vec<usize> = (0..amounts.len()).filter(|p| amounts[*p].is_some()).collect();
-        let demands: Vec<(Bits, Vec<i64>)> = wanted
+        amounts
+            .into_iter()
+            .enumerate()
+            .filter_map(|(place, amount)| Some((place, amount?)))
+            .collect()
+    }
+
+    /// Dual prices of what is left, zones told apart; they become the stock's prices.
+    fn price(&mut self, round: &Round) -> Option<Prices> {
+        let wanted = self.demands(round);
+        let demands: Vec<(&Bits, Vec<i64>)> = wanted
             .iter()
-            .filter_map(|p| Some((round.shapes[*p].clone()?, amounts[*p].clone()?)))
+            .filter_map(|(place, amount)| {
+                Some((&self.universe.signatures[round.signature(*place)?].bits, amount.clone()))
+            })
+            .collect();
+        let supplies: Vec<Supply<'_>> = (0..self.universe.columns.len())
+            .map(|column| Supply {
+                room: self.universe.room(column),
+                price: self.universe.columns[column].price,
+            })
+            .collect();
+        let found = prices(&demands, &supplies, self.universe.dims.len(), &mut self.warm)?;
+        for ((place, _), demand) in wanted.iter().zip(&found.demand) {
+            self.stock.set_prices(*place, demand.clone());
+        }
+        Some(found)
+    }
+
+    /// A bound on the cost of any plan of new nodes for what is left: whatever the weights of the NodePools, the zones
+    /// chosen and the rules between pods.
+    pub fn lower_bound(&mut self) -> Option<f64> {
+        let all = Bits::full(self.universe.columns.len());
+        let round = self.widest(&all);
+        let wanted = self.demands(&round);
+        let mut shapes: std::collections::HashMap<usize, Bits> = std::collections::HashMap::new();
+        for (place, _) in &wanted {
+            // A pin is a choice of ours: the bound lets the group go to every domain it may use.
+            let group = self.group(*place);
+            let required = group.levels.last()?;
+            shapes.entry(*place).or_insert_with(|| {
+                let mut shapes = Bits::empty(self.universe.shapes.len());
+                required
+                    .iter()
+                    .for_each(|column| shapes.insert(self.universe.columns[column].shape));
+                shapes
+            });
+        }
+        let demands: Vec<(&Bits, Vec<i64>)> = wanted
+            .iter()
+            .map(|(place, amount)| (&shapes[place], amount.clone()))
             .collect();
         let supplies: Vec<Supply<'_>> = self
             .universe
@@ -298,44 +370,74 @@ impl<'u, 'p, 'g> Packer<'u, 'p, 'g> {
                     .unwrap_or(0),
             })
             .collect();
-        let found = prices(&demands, &supplies, dims)?;
-        for (place, demand) in wanted.iter().zip(&found.demand) {
-            self.stock.set_prices(*place, demand.clone());
+        let same_room = self.universe.shapes.iter().all(|shape| {
+            (shape.first..shape.end).all(|column| self.universe.room(column) == self.universe.room(shape.first))
+        });
+        if !same_room {
+            return None;
         }
-        Some(found)
+        prices(
+            &demands,
+            &supplies,
+            self.universe.dims.len(),
+            &mut std::collections::BTreeSet::new(),
+        )
+        .map(|p| p.bound)
     }
 
     /// Buys until nothing that the round can place is left, or limits end it.
     pub fn buy(&mut self, round: &mut Round) {
-        let mut last: Option<(Prices, f64)> = None;
-        loop {
-            let remaining = self.remaining(round);
-            let Some(seed) = self.seed(round) else { return };
-            if last.as_ref().is_none_or(|(_, then)| remaining < then * 0.93) {
+        let mut priced: Option<Priced> = None;
+        while let Some(seed) = self.seed(round, priced.as_ref()) {
+            let stale = priced
+                .as_ref()
+                .is_none_or(|p| p.remaining < p.solved_at * self.patience);
+            if stale {
                 let Some(found) = self.price(round) else { return };
-                let now = self.remaining(round);
-                last = Some((found, now));
-            }
-            let Some((found, _)) = &last else { return };
-            let found = found.clone();
-            let remaining = self.remaining(round);
-            match self.best_purchase(round, seed, &found, remaining) {
-                Some(bought) => {
-                    let capacity = self.universe.instance_type(bought.column).capacity.clone();
-                    let most = bought
-                        .content
-                        .iter()
-                        .map(|(item, count)| self.stock.items[*item].left / count)
-                        .min()
-                        .unwrap_or(0);
-                    let pool = self.universe.pool(bought.column);
-                    let copies = self.budgets[pool].copies(&capacity, most);
-                    self.budgets[pool].spend(&capacity, copies);
-                    self.stock.take(&bought.content, copies);
-                    self.bought.extend(std::iter::repeat_n(bought, copies));
+                if self.first_prices.is_empty() {
+                    self.first_prices = self.stock.prices().to_vec();
                 }
-                None => round.dead[seed] = true,
+                let remaining = self.remaining(round);
+                let worth_of = self.worth_of(round);
+                priced = Some(Priced {
+                    found,
+                    remaining,
+                    solved_at: remaining,
+                    worth_of,
+                    seed,
+                    favourites: Vec::new(),
+                    best: 0.0,
+                });
+                continue;
             }
+            let Some(mut now) = priced.take() else { return };
+            if now.seed != seed {
+                now.seed = seed;
+                now.favourites.clear();
+            }
+            if let Some(bought) = self.best_purchase(round, &mut now) {
+                let capacity = self.universe.instance_type(bought.column).capacity.clone();
+                let most = bought
+                    .content
+                    .iter()
+                    .map(|(item, count)| self.stock.items[*item].left / count)
+                    .min()
+                    .unwrap_or(0);
+                let pool = self.universe.pool(bought.column);
+                let copies = self.budgets[pool].copies(&capacity, most);
+                self.budgets[pool].spend(&capacity, copies);
+                for (item, count) in &bought.content {
+                    let worth = self.stock.worth(*item) * float(count * copies);
+                    now.worth_of[self.stock.items[*item].place] -= worth;
+                    now.remaining -= worth;
+                }
+                self.stock.take(&bought.content, copies);
+                self.bought.extend(std::iter::repeat_n(bought, copies));
+            } else {
+                now.remaining -= now.worth_of[seed];
+                round.dead[seed] = true;
+            }
+            priced = Some(now);
         }
     }
 
@@ -344,71 +446,116 @@ impl<'u, 'p, 'g> Packer<'u, 'p, 'g> {
         item.left > 0 && !round.dead[item.place] && round.signature[item.place].is_some()
     }
 
+    fn worth_of(&self, round: &Round) -> Vec<f64> {
+        let mut out = vec![0.0; self.stock.places.len()];
+        for i in (0..self.stock.items.len()).filter(|i| self.open(round, *i)) {
+            out[self.stock.items[i].place] += self.stock.worth(i) * float(self.stock.items[i].left);
+        }
+        out
+    }
+
     fn remaining(&self, round: &Round) -> f64 {
-        (0..self.stock.items.len())
-            .filter(|i| self.open(round, *i))
-            .map(|i| self.stock.worth(i) * float(self.stock.items[i].left))
-            .sum()
+        self.worth_of(round).iter().sum()
     }
 
     /// The place that has the fewest columns, and of those the most left: what is flexible fills up what is not.
-    fn seed(&self, round: &Round) -> Option<usize> {
-        let mut worths: Vec<f64> = vec![-1.0; self.stock.places.len()];
-        for i in (0..self.stock.items.len()).filter(|i| self.open(round, *i)) {
-            let total = &mut worths[self.stock.items[i].place];
-            *total = total.max(0.0) + self.stock.worth(i) * float(self.stock.items[i].left);
-        }
-        (0..worths.len()).filter(|p| worths[*p] >= 0.0).min_by(|a, b| {
-            let columns = |p: &usize| round.signature[*p].map_or(0, |id| self.universe.signatures[id].bits.len());
-            columns(a)
-                .cmp(&columns(b))
-                .then(worths[*b].total_cmp(&worths[*a]))
+    fn seed(&self, round: &Round, priced: Option<&Priced>) -> Option<usize> {
+        let open = |p: &usize| self.stock.left_of(*p) > 0 && !round.dead[*p] && round.signature[*p].is_some();
+        (0..self.stock.places.len()).filter(open).min_by(|a, b| {
+            let worth = |p: &usize| priced.map_or(0.0, |priced| priced.worth_of[*p]);
+            round.width[*a]
+                .cmp(&round.width[*b])
+                .then(worth(b).total_cmp(&worth(a)))
                 .then(a.cmp(b))
         })
     }
 
-    fn best_purchase(&mut self, round: &Round, seed: usize, found: &Prices, remaining: f64) -> Option<Bought> {
-        let signature = round.signature[seed]?;
-        let largest = (0..self.stock.items.len())
-            .filter(|i| self.stock.items[*i].place == seed && self.open(round, *i))
-            .max_by(|a, b| self.stock.worth(*a).total_cmp(&self.stock.worth(*b)).then(b.cmp(a)))?;
+    /// The purchase that gives most for its price. The favourites of the last full comparison are tried alone while they
+    /// stay as good.
+    fn best_purchase(&mut self, round: &Round, priced: &mut Priced) -> Option<Bought> {
+        let signature = round.signature[priced.seed]?;
+        let largest = self.stock.largest(priced.seed)?;
+        let need = self.stock.need(largest);
         let (nodes, critical) = self.stock.nodes_needed();
         let cap = if nodes > 1 {
-            remaining / float(nodes) * 1.15
+            priced.remaining / float(nodes) * 1.15
         } else {
             f64::INFINITY
         };
-        let candidates = self.candidates(signature, self.stock.need(largest), found, cap.min(remaining * 1.3));
-        let mut best: Option<(f64, i64, Bought)> = None;
-        for column in candidates {
+        let cap = cap.min(priced.remaining * 1.3);
+        if !priced.favourites.is_empty() {
+            let allowed: Vec<usize> = priced
+                .favourites
+                .iter()
+                .copied()
+                .filter(|c| {
+                    fits(need, self.universe.room(*c))
+                        && real(self.universe.columns[*c].price) <= cap
+                        && self.budgets[self.universe.pool(*c)].allows(&self.universe.instance_type(*c).capacity)
+                })
+                .collect();
+            let tried = self.compare(round, priced, &allowed, &critical);
+            if let Some((value, _, bought)) = tried.into_iter().next()
+                && value >= priced.best * 0.985
+            {
+                return Some(bought);
+            }
+        }
+        let candidates = self.candidates(signature, need, &priced.found, cap);
+        let tried = self.compare(round, priced, &candidates, &critical);
+        priced.favourites = tried.iter().take(4).map(|(_, _, bought)| bought.column).collect();
+        let (value, _, bought) = tried.into_iter().next()?;
+        priced.best = value;
+        Some(bought)
+    }
+
+    /// Fills each candidate; best value for its price first.
+    fn compare(
+        &mut self,
+        round: &Round,
+        priced: &Priced,
+        candidates: &[usize],
+        critical: &[u32],
+    ) -> Vec<(f64, i64, Bought)> {
+        let mut out: Vec<(f64, i64, Bought)> = Vec::new();
+        for column in candidates.iter().copied() {
             let buckets = self.stock.open_buckets(|place| {
                 !round.dead[place]
                     && round.signature[place].is_some_and(|id| self.universe.signatures[id].bits.contains(column))
             });
             let host = self.daemon_hosts[self.universe.daemon_set(column)].clone();
-            let shape = self.universe.columns[column].shape;
             let bin = Bin {
                 room: self.universe.room(column),
                 host: &host,
                 content: &[],
             };
-            self.fills += 1;
-            let content = self
-                .stock
-                .fill(&bin, &found.supply[shape], &buckets, Some(seed), &critical);
+            let weights = self.weights(&priced.found.supply[column]);
+            let mut content = self.stock.fill(&bin, &weights, &buckets, Some(priced.seed), critical);
+            while !content.is_empty() && !self.min_values_hold(column, &content) {
+                content.pop();
+            }
             if content.is_empty() {
                 continue;
             }
             let price = self.universe.columns[column].price;
             let value = self.stock.content_worth(&content) / real(price.max(1));
-            if best
-                .as_ref()
-                .is_none_or(|(have, cost, _)| value > *have || (value >= *have && price < *cost))
-            {
-                best = Some((value, price, Bought { column, content }));
-            }
+            out.push((value, price, Bought { column, content }));
         }
-        best.map(|(_, _, bought)| bought)
+        out.sort_by(|a, b| {
+            b.0.total_cmp(&a.0)
+                .then(a.1.cmp(&b.1))
+                .then(a.2.column.cmp(&b.2.column))
+        });
+        out
+    }
+
+    /// Prices to fill by: a resource that is free now still counts a little, so that what uses it isn't left for last.
+    fn weights(&self, prices: &[f64]) -> Vec<f64> {
+        prices
+            .iter()
+            .zip(&self.reference)
+            .map(|(p, reference)| p.max(reference * FLOOR))
+            .collect()
     }
 
     /// Columns worth trying: those of each price band that give most for their price, within limits, that hold `need`.
@@ -427,7 +574,7 @@ impl<'u, 'p, 'g> Packer<'u, 'p, 'g> {
             if !self.budgets[self.universe.pool(column)].allows(capacity) {
                 continue;
             }
-            let value = worth(room, &found.supply[shape]) / real(price.max(1));
+            let value = worth(room, &found.supply[column]) / real(price.max(1));
             let band = 64 - price.leading_zeros();
             let entry = (band, value, price, column);
             if shape == last_shape {

@@ -32,14 +32,6 @@ impl<'p> Selectors<'p> {
         }
     }
 
-    pub fn is_empty(&self) -> bool {
-        self.entries.is_empty()
-    }
-
-    pub fn len(&self) -> usize {
-        self.entries.len()
-    }
-
     /// Adds a selector over namespaces; `None` selects no pod and needs no entry. Matches made before are forgotten.
     pub fn add(&mut self, selector: Option<&Selector>, namespaces: &Namespaces) -> Option<u32> {
         let entry = Entry {

@@ -67,6 +67,15 @@ fn attempt(problem: &Problem, by_priority: bool) -> Plan {
     let tiers = tiers(&universe);
     let mut packer = Packer::new(&mut universe, &topology, stock, &mut selectors, &counters);
 
+    for node in &nodes {
+        packer.running_counters.extend(
+            node.host
+                .counts
+                .iter()
+                .filter(|(_, n)| *n > 0)
+                .map(|(counter, _)| *counter),
+        );
+    }
     let mut priorities: Vec<Option<i32>> = vec![None];
     if by_priority {
         let distinct: BTreeSet<i32> = groups.iter().map(|g| g.class.priority).collect();
@@ -95,13 +104,18 @@ fn attempt(problem: &Problem, by_priority: bool) -> Plan {
                 if level == 0 && at == 0 && priority.is_none() {
                     packer.bound = packer.lower_bound();
                 }
+                packer.first_prices.clear();
                 packer.company(&mut round);
                 packer.buy(&mut round);
                 packer.improve(&mut round);
             }
         }
     }
+    packer.level_out(&mut placed);
     packer.right_size();
+    if packer.bound.is_none() && packer.bought.is_empty() && packer.stock.is_empty() {
+        packer.bound = Some(0.0);
+    }
 
     let mut next: Vec<usize> = packer.stock.items.iter().map(|item| item.first).collect();
     let owner: Vec<usize> = packer.stock.items.iter().map(|item| item.group).collect();

@@ -6,7 +6,6 @@
 //! capacity test is on integers.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 
 use super::existing::HostState;
 use super::groups::{Group, HostRules};
@@ -43,8 +42,8 @@ pub(super) struct Item {
 struct Bucket {
     place: usize,
     items: Vec<usize>,
-    /// Least request of any item, by dimension.
-    least: Vec<i64>,
+    /// Its items must follow others: they are placed by [`Stock::put_wanting`] alone.
+    follows: bool,
 }
 
 /// What a bin holds: items and how many pods of each.
@@ -63,13 +62,21 @@ pub(super) struct Stock<'g> {
     pub items: Vec<Item>,
     pub places: Vec<Place>,
     buckets: Vec<Bucket>,
+    /// Least request of any item of each bucket, and the request of its first item; `dims` numbers a bucket.
+    least: Vec<i64>,
+    sample: Vec<f64>,
+    dims: usize,
     bucket_of: Vec<usize>,
+    /// Pods left in each place.
+    left_of: Vec<usize>,
     /// Price of one unit of each resource, by item's place.
     place_prices: Vec<Vec<f64>>,
     /// Items that a counter caps, by counter.
     capped: Vec<Vec<usize>>,
     wanting: Vec<usize>,
     pub soft_cap: Vec<i32>,
+    /// Buckets compared so far: the work done, which ends improvement.
+    pub work: usize,
     scratch: Scratch,
 }
 
@@ -159,10 +166,15 @@ impl<'g> Stock<'g> {
             items,
             places,
             buckets: Vec::new(),
+            least: Vec::new(),
+            sample: Vec::new(),
+            dims,
             bucket_of: Vec::new(),
+            left_of: Vec::new(),
             capped,
             wanting,
             soft_cap: vec![i32::MAX; counters],
+            work: 0,
             scratch,
         };
         stock.build_buckets();
@@ -175,9 +187,11 @@ impl<'g> Stock<'g> {
             sizes.insert(&self.groups[item.group].need);
             sizes.len() <= EXACT_SIZES
         });
-        let mut ids: HashMap<(usize, Vec<i64>), usize> = HashMap::new();
+        let mut ids: HashMap<(usize, bool, Vec<i64>), usize> = HashMap::new();
         let mut buckets: Vec<Bucket> = Vec::new();
         let mut bucket_of = Vec::with_capacity(self.items.len());
+        let mut least: Vec<i64> = Vec::new();
+        let mut left_of = vec![0; self.places.len()];
         for (at, item) in self.items.iter().enumerate() {
             let need = &self.groups[item.group].need;
             let size: Vec<i64> = if exact {
@@ -185,20 +199,24 @@ impl<'g> Stock<'g> {
             } else {
                 need.iter().map(|n| rounded(*n)).collect()
             };
-            let id = *ids.entry((item.place, size)).or_insert_with(|| {
+            let follows = !self.groups[item.group].host.wants.is_empty();
+            let id = *ids.entry((item.place, follows, size)).or_insert_with(|| {
                 buckets.push(Bucket {
                     place: item.place,
                     items: Vec::new(),
-                    least: need.clone(),
+                    follows,
                 });
+                least.extend_from_slice(need);
                 buckets.len() - 1
             });
-            let bucket = &mut buckets[id];
-            bucket.items.push(at);
-            for (least, n) in bucket.least.iter_mut().zip(need) {
+            if !follows {
+                buckets[id].items.push(at);
+            }
+            for (least, n) in least[id * self.dims..].iter_mut().zip(need) {
                 *least = (*least).min(*n);
             }
             bucket_of.push(id);
+            left_of[item.place] += item.left;
         }
         // Largest first within a bucket, so that what fits is what fills.
         for bucket in &mut buckets {
@@ -207,8 +225,38 @@ impl<'g> Stock<'g> {
                 need(b).cmp(need(a)).then(a.cmp(b))
             });
         }
+        self.sample = vec![0.0; buckets.len() * self.dims];
         self.buckets = buckets;
         self.bucket_of = bucket_of;
+        self.least = least;
+        self.left_of = left_of;
+        for bucket in 0..self.buckets.len() {
+            self.resample(bucket);
+        }
+    }
+
+    /// Notes the requests of a bucket's first item.
+    fn resample(&mut self, bucket: usize) {
+        if let Some(first) = self.buckets[bucket].items.first() {
+            let need = &self.groups[self.items[*first].group].need;
+            let sample = &mut self.sample[bucket * self.dims..(bucket + 1) * self.dims];
+            sample.iter_mut().zip(need).for_each(|(s, n)| *s = real(*n));
+        }
+    }
+
+    /// Pods left in a place.
+    pub fn left_of(&self, place: usize) -> usize {
+        self.left_of[place]
+    }
+
+    /// The most valuable item left of a place, looking at the largest of each bucket.
+    pub fn largest(&self, place: usize) -> Option<usize> {
+        let firsts = self
+            .buckets
+            .iter()
+            .filter(|b| b.place == place)
+            .filter_map(|b| b.items.first().copied());
+        firsts.max_by(|a, b| self.worth(*a).total_cmp(&self.worth(*b)).then(b.cmp(a)))
     }
 
     pub fn need(&self, item: usize) -> &'g [i64] {
@@ -225,6 +273,11 @@ impl<'g> Stock<'g> {
 
     pub fn set_prices(&mut self, place: usize, prices: Vec<f64>) {
         self.place_prices[place] = prices;
+    }
+
+    /// Prices by place.
+    pub fn prices(&self) -> &[Vec<f64>] {
+        &self.place_prices
     }
 
     /// What one pod of an item is worth at the dual prices.
@@ -267,17 +320,19 @@ impl<'g> Stock<'g> {
     }
 
     /// Items that want company on their node.
-    pub fn wanting(&self) -> &[usize] {
-        &self.wanting
+    pub fn wanting(&self) -> Vec<usize> {
+        self.wanting.clone()
     }
 
     /// Takes content out of the stock, `copies` times.
     pub fn take(&mut self, content: &[(usize, usize)], copies: usize) {
         for (item, count) in content {
             self.items[*item].left -= count * copies;
+            self.left_of[self.items[*item].place] -= count * copies;
             if self.items[*item].left == 0 {
-                let bucket = &mut self.buckets[self.bucket_of[*item]];
-                bucket.items.retain(|have| have != item);
+                let bucket = self.bucket_of[*item];
+                self.buckets[bucket].items.retain(|have| have != item);
+                self.resample(bucket);
             }
         }
     }
@@ -285,22 +340,30 @@ impl<'g> Stock<'g> {
     /// Puts content back.
     pub fn give_back(&mut self, content: &[(usize, usize)]) {
         for (item, count) in content {
-            if self.items[*item].left == 0 {
-                let bucket = &mut self.buckets[self.bucket_of[*item]];
+            if self.items[*item].left == 0 && !self.buckets[self.bucket_of[*item]].follows {
+                let bucket = self.bucket_of[*item];
                 let groups = self.groups;
                 let items = &self.items;
                 let key = |at: usize| (std::cmp::Reverse(&groups[items[at].group].need), at);
-                let at = bucket.items.partition_point(|have| key(*have) < key(*item));
-                bucket.items.insert(at, *item);
+                let at = self.buckets[bucket]
+                    .items
+                    .partition_point(|have| key(*have) < key(*item));
+                self.buckets[bucket].items.insert(at, *item);
+                self.resample(bucket);
             }
             self.items[*item].left += count;
+            self.left_of[self.items[*item].place] += count;
         }
     }
 
     /// Buckets with something left whose place is accepted.
     pub fn open_buckets(&self, accepts: impl Fn(usize) -> bool) -> Vec<usize> {
         (0..self.buckets.len())
-            .filter(|b| !self.buckets[*b].items.is_empty() && accepts(self.buckets[*b].place))
+            .filter(|b| {
+                let bucket = &self.buckets[*b];
+                (!bucket.items.is_empty() || (bucket.follows && self.left_of[bucket.place] > 0))
+                    && accepts(bucket.place)
+            })
             .collect()
     }
 
@@ -376,17 +439,30 @@ impl<'g> Stock<'g> {
         }
     }
 
-    /// Whether a bin with this content keeps every rule about pods on one host.
-    pub fn host_allows(&mut self, bin: &Bin<'_>) -> bool {
+    /// Whether a bin can begin with its content: it fits and keeps every rule about pods on one host.
+    pub fn host_starts(&mut self, bin: &Bin<'_>) -> bool {
         let room = self.begin(bin);
-        let allowed = room.iter().all(|r| *r >= 0)
-            && self
-                .scratch
-                .touched
-                .iter()
-                .all(|c| self.scratch.counts[*c as usize] <= self.scratch.caps[*c as usize]);
+        let s = &self.scratch;
+        let fits = room.iter().all(|r| *r >= 0);
+        let allowed = s.touched.iter().all(|c| s.counts[*c as usize] <= s.caps[*c as usize]);
         self.end(&[]);
-        allowed
+        fits && allowed
+    }
+
+    /// The pods that must follow what a bin holds and fit with it.
+    pub fn follow(&mut self, bin: &Bin<'_>, buckets: &[usize]) -> Content {
+        let mut room = self.begin(bin);
+        let mut content: Content = Vec::new();
+        for (item, count) in bin.content {
+            self.scratch.taken[*item] += count;
+        }
+        let allowed = buckets.iter().copied().collect();
+        self.put_wanting(&mut room, &mut content, &allowed);
+        self.end(&content);
+        for (item, _) in bin.content {
+            self.scratch.taken[*item] = 0;
+        }
+        content
     }
 
     /// Fills a bin from `buckets`, first with items of `first` counters, then by direction and size. Returns what to add;
@@ -421,11 +497,14 @@ impl<'g> Stock<'g> {
                 .copied()
                 .filter(|b| self.buckets[*b].place == place)
                 .collect();
-            if !self.pick(&mut of_place, &mut room, prices, true, &mut content, true)
-                && !self.pick(&mut active.clone(), &mut room, prices, false, &mut content, true)
-            {
+            if !self.pick(&mut of_place, &mut room, prices, true, &mut content, true) {
                 self.end(&content);
-                return Vec::new();
+                // What had to come first left no room for the one pod that the node is for.
+                return if first.is_empty() {
+                    Vec::new()
+                } else {
+                    self.fill(bin, prices, buckets, seed, &[])
+                };
             }
         }
         for soft in [true, false] {
@@ -438,7 +517,7 @@ impl<'g> Stock<'g> {
                     break;
                 }
             }
-            active.retain(|b| fits(&self.buckets[*b].least, &room));
+            active.retain(|b| fits(self.least(*b), &room));
         }
         self.end(&content);
         content
@@ -464,7 +543,7 @@ impl<'g> Stock<'g> {
         prices: &[f64],
         allowed: &std::collections::HashSet<usize>,
     ) -> Option<usize> {
-        let direction: Vec<f64> = room.iter().zip(prices).map(|(r, p)| real(*r) * p * p).collect();
+        let direction = direction(room, prices);
         let mut best: Option<(f64, usize)> = None;
         for item in &self.capped[counter as usize] {
             if self.items[*item].left > self.scratch.taken[*item]
@@ -500,13 +579,24 @@ impl<'g> Stock<'g> {
 
     fn put(&mut self, item: usize, count: usize, room: &mut [i64], content: &mut Content) {
         subtract(room, self.need(item), count);
-        if self.scratch.taken[item] == 0 {
-            content.push((item, count));
-        } else if let Some((_, have)) = content.iter_mut().find(|(have, _)| *have == item) {
-            *have += count;
+        match content
+            .iter_mut()
+            .find(|(have, _)| self.scratch.taken[item] > 0 && *have == item)
+        {
+            Some((_, have)) => *have += count,
+            None => content.push((item, count)),
         }
         self.scratch.taken[item] += count;
         self.apply_host(item, i32::try_from(count).unwrap_or(i32::MAX));
+    }
+
+    fn least(&self, bucket: usize) -> &[i64] {
+        &self.least[bucket * self.dims..(bucket + 1) * self.dims]
+    }
+
+    fn score(&self, bucket: usize, direction: &[f64]) -> f64 {
+        let sample = &self.sample[bucket * self.dims..(bucket + 1) * self.dims];
+        sample.iter().zip(direction).map(|(n, d)| n * d).sum()
     }
 
     /// Puts the best item in; false when none fits. Buckets that can't contribute any more are dropped from `open`.
@@ -519,18 +609,14 @@ impl<'g> Stock<'g> {
         content: &mut Content,
         single: bool,
     ) -> bool {
-        let direction: Vec<f64> = room
-            .iter()
-            .zip(prices)
-            .map(|(r, p)| real((*r).max(0)) * p * p)
-            .collect();
+        let direction = direction(room, prices);
+        self.work += open.len();
         let mut order: Option<(f64, usize)> = None;
         open.retain(|b| {
-            let bucket = &self.buckets[*b];
-            if bucket.items.is_empty() || !fits(&bucket.least, room) {
+            if self.buckets[*b].items.is_empty() || !fits(self.least(*b), room) {
                 return false;
             }
-            let score = dot(self.need(bucket.items[0]), &direction);
+            let score = self.score(*b, &direction);
             if order.is_none_or(|(have, _)| score > have) {
                 order = Some((score, *b));
             }
@@ -552,7 +638,7 @@ impl<'g> Stock<'g> {
             open.retain(|b| *b != best);
             order = None;
             for b in open.iter() {
-                let score = dot(self.need(self.buckets[*b].items[0]), &direction);
+                let score = self.score(*b, &direction);
                 if order.is_none_or(|(have, _)| score > have) {
                     order = Some((score, *b));
                 }
@@ -598,15 +684,18 @@ pub(super) fn float(n: usize) -> f64 {
     n as f64
 }
 
+/// Where the remaining room points, valued.
+fn direction(room: &[i64], prices: &[f64]) -> Vec<f64> {
+    room.iter()
+        .zip(prices)
+        .map(|(r, p)| real((*r).max(0)) * p * p)
+        .collect()
+}
+
 fn dot(need: &[i64], direction: &[f64]) -> f64 {
     need.iter().zip(direction).map(|(n, d)| real(*n) * d).sum()
 }
 
 pub(super) fn worth(need: &[i64], prices: &[f64]) -> f64 {
     dot(need, prices)
-}
-
-/// Shared by all that fill bins with nothing on them.
-pub(super) fn empty_host() -> Arc<HostState> {
-    Arc::new(HostState::default())
 }

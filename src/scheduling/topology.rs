@@ -14,7 +14,7 @@ use super::existing::{self, Existing};
 use super::groups::{Group, add_spread};
 use super::problem::PreferencePolicy;
 use super::selectors::Selectors;
-use super::universe::{Universe, fits};
+use super::universe::Universe;
 use crate::api::labels;
 
 /// A group's pods that share their domains.
@@ -100,6 +100,8 @@ pub(super) struct Topology {
     /// Pods of selector `s` raise these counters.
     by_selector: HashMap<u32, Vec<usize>>,
     load: Vec<Vec<i64>>,
+    /// Rules of the groups that were divided, by key.
+    settled: Vec<(usize, usize, Rules)>,
 }
 
 fn rules_of(class: &PodClass, respect: bool) -> impl Iterator<Item = (&Arc<str>, Rule<'_>)> {
@@ -153,13 +155,12 @@ impl Topology {
                 let empty = || Bits::empty(universe.columns.len());
                 for column in 0..universe.columns.len() {
                     if let Some(value) = universe.label(column, &name) {
-                        match by_value.get_mut(value) {
-                            Some(bits) => bits.insert(column),
-                            None => {
-                                let mut bits = empty();
-                                bits.insert(column);
-                                by_value.insert(Arc::from(value), bits);
-                            }
+                        if let Some(bits) = by_value.get_mut(value) {
+                            bits.insert(column)
+                        } else {
+                            let mut bits = empty();
+                            bits.insert(column);
+                            by_value.insert(Arc::from(value), bits);
                         }
                     }
                 }
@@ -181,6 +182,7 @@ impl Topology {
             ids: HashMap::new(),
             by_selector: HashMap::new(),
             load,
+            settled: Vec::new(),
         };
         if topology.keys.is_empty() {
             return topology;
@@ -431,6 +433,7 @@ impl Topology {
             for w in waiting {
                 if w.concerned.iter().all(|(_, rules)| self.affinity_ready(rules)) {
                     self.place(universe, groups, nodes, &w, &[], &mut done);
+                    self.settle(w);
                     progress = true;
                 } else {
                     rest.push(w);
@@ -462,8 +465,79 @@ impl Topology {
             let mut parts = Vec::new();
             self.place(universe, groups, nodes, &w, &followers, &mut parts);
             done.append(&mut parts);
+            self.settle(w);
         }
         done
+    }
+
+    fn settle(&mut self, waiting: Waiting) {
+        let group = waiting.group;
+        self.settled
+            .extend(waiting.concerned.into_iter().map(|(key, rules)| (group, key, rules)));
+    }
+
+    /// Planned pods by counter and domain.
+    pub fn planned(&self) -> Vec<Vec<i64>> {
+        self.counters.iter().map(|counter| counter.planned.clone()).collect()
+    }
+
+    /// Takes pods of a group out of the counts of one key's domain.
+    pub fn unplan(&self, planned: &mut [Vec<i64>], group: usize, key: usize, domain: usize, count: usize) {
+        for (_, _, rules) in self.settled.iter().filter(|(g, k, _)| *g == group && *k == key) {
+            for counter in &rules.raises {
+                planned[*counter][domain] -= i64::try_from(count).unwrap_or(i64::MAX);
+            }
+        }
+    }
+
+    /// The first group that has more pods in a domain than its rules allow once others went unplaced: group, key, domain
+    /// and how many are too many. `placed` tells the group's pods in a domain.
+    pub fn overflow(
+        &self,
+        planned: &[Vec<i64>],
+        placed: &dyn Fn(usize, usize, usize) -> usize,
+    ) -> Option<(usize, usize, usize, usize)> {
+        for (group, key, rules) in &self.settled {
+            for domain in 0..self.keys[*key].values.len() {
+                let here = placed(*group, *key, domain);
+                if here == 0 {
+                    continue;
+                }
+                for s in rules.spread.iter().filter(|s| s.hard) {
+                    let count = |d: usize| s.base[d] + planned[s.counter][d];
+                    let eligible = s
+                        .eligible
+                        .iter()
+                        .enumerate()
+                        .filter(|(_, e)| **e)
+                        .map(|(d, _)| count(d));
+                    let domains = eligible.clone().count();
+                    let least = if domains < s.min_domains {
+                        0
+                    } else {
+                        eligible.min().unwrap_or(0)
+                    };
+                    let over = count(domain) - least - s.max_skew;
+                    if over > 0 {
+                        let drop = if s.own == 0 {
+                            here
+                        } else {
+                            here.min(usize::try_from(over).unwrap_or(here))
+                        };
+                        return Some((*group, *key, domain, drop));
+                    }
+                }
+                let alone = |c: usize| {
+                    self.counters
+                        .get(c)
+                        .is_none_or(|counter| counter.running[domain] + planned[c][domain] == 0)
+                };
+                if rules.affinity.iter().any(|(c, _, hard)| *hard && alone(*c)) {
+                    return Some((*group, *key, domain, here));
+                }
+            }
+        }
+        None
     }
 
     fn affinity_ready(&self, rules: &Rules) -> bool {
@@ -500,6 +574,7 @@ impl Topology {
                     columns.and(&self.keys[*pin_key].columns[*pin]);
                 }
                 let mut new = false;
+                let mut price = 0;
                 let mut level = group.levels.len();
                 for (at, bits) in group.levels.iter().enumerate() {
                     let mut both = bits.clone();
@@ -507,7 +582,7 @@ impl Topology {
                     if !both.is_empty() {
                         let id = universe.signature(both);
                         if universe.any_fits(id, &group.need) {
-                            (new, level) = (true, at);
+                            (new, level, price) = (true, at, coarse(universe.price_of(id, &group.need)));
                             break;
                         }
                     }
@@ -518,7 +593,12 @@ impl Topology {
                         && part.pins.iter().all(|(k, d)| self.in_domain(node, *k, *d))
                         && existing::admits(&group.class, node.state)
                 });
-                Possible { new, exists, level }
+                Possible {
+                    new,
+                    exists,
+                    level,
+                    price,
+                }
             })
             .collect()
     }
@@ -649,7 +729,7 @@ impl Topology {
         domain: usize,
         possible: &Possible,
         followers: &[&Waiting],
-    ) -> (usize, i64, i64, i64, usize, bool, i64, usize) {
+    ) -> (usize, i64, i64, i64, usize, bool, i64, i64, usize) {
         let blocked = followers
             .iter()
             .filter(|w| {
@@ -684,6 +764,7 @@ impl Topology {
             soft,
             possible.level,
             !possible.exists,
+            possible.price,
             self.load[key][domain],
             domain,
         )
@@ -747,6 +828,8 @@ struct Possible {
     exists: bool,
     /// First preference level with a column there.
     level: usize,
+    /// About what a pod costs there.
+    price: i64,
 }
 
 impl Possible {
@@ -777,13 +860,14 @@ fn shares_affinity(a: &Waiting, b: &Waiting) -> bool {
     terms(b).iter().any(|c| mine.contains(c))
 }
 
+/// A price to about three percent, so that small differences between zones don't draw everything into one.
+fn coarse(price: i64) -> i64 {
+    let shift = 58_u32.saturating_sub(price.leading_zeros());
+    (price >> shift) << shift
+}
+
 fn intersects(a: &Bits, b: &Bits) -> bool {
     let mut both = a.clone();
     both.and(b);
     !both.is_empty()
-}
-
-/// Whether a vector fits a column of a set; used where no signature exists yet.
-pub(super) fn column_holds(universe: &Universe<'_>, bits: &Bits, need: &[i64]) -> bool {
-    bits.iter().any(|column| fits(need, universe.room(column)))
 }

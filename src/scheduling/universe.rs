@@ -139,6 +139,8 @@ pub(super) struct Universe<'p> {
     pub variants: Vec<Variant>,
     pub shapes: Vec<Shape>,
     pub columns: Vec<Column>,
+    /// Columns, cheapest first; of one price by capacity type, instance type and zone.
+    pub by_price: Vec<usize>,
     /// Room of each column for pods, after daemons; `dims.len()` numbers a column.
     room: Vec<i64>,
     /// Daemons of each column, as an index into `daemon_sets`.
@@ -168,6 +170,7 @@ impl<'p> Universe<'p> {
             variants: Vec::new(),
             shapes: Vec::new(),
             columns: Vec::new(),
+            by_price: Vec::new(),
             room: Vec::new(),
             daemon_set: Vec::new(),
             daemon_sets: Vec::new(),
@@ -185,6 +188,21 @@ impl<'p> Universe<'p> {
             universe.add_pool(at, &mentioned);
         }
         universe.subtract_daemons();
+        let mut by_price: Vec<usize> = (0..universe.columns.len()).collect();
+        by_price.sort_by(|a, b| {
+            let key = |c: &usize| {
+                let column = &universe.columns[*c];
+                (
+                    column.price,
+                    column.capacity_type,
+                    &universe.instance_type(*c).name,
+                    &column.zone,
+                    *c,
+                )
+            };
+            key(a).cmp(&key(b))
+        });
+        universe.by_price = by_price;
         universe
     }
 
@@ -380,6 +398,22 @@ impl<'p> Universe<'p> {
             .any(|column| fits(need, self.room(*column)))
     }
 
+    /// About what one pod of this size costs on the cheapest column of a set: the price of its largest share of a node.
+    pub fn price_of(&self, signature: usize, need: &[i64]) -> i64 {
+        let share = |column: usize| {
+            let price = i128::from(self.columns[column].price);
+            let room = self.room(column);
+            let shares = need.iter().zip(room).filter(|(n, _)| **n > 0);
+            shares
+                .map(|(n, r)| price * i128::from(*n) / i128::from((*r).max(1)))
+                .max()
+                .unwrap_or(0)
+        };
+        let bits = &self.signatures[signature].bits;
+        let least = bits.iter().filter(|c| fits(need, self.room(*c))).map(share).min();
+        i64::try_from(least.unwrap_or(i128::from(i64::MAX))).unwrap_or(i64::MAX)
+    }
+
     /// Columns that a class's required node terms and tolerations allow.
     pub fn columns_for(&mut self, class: &PodClass) -> Bits {
         self.constrained(&class.node_terms, class)
@@ -546,14 +580,13 @@ fn mentioned_values(problem: &Problem) -> HashMap<Arc<str>, BTreeSet<Arc<str>>> 
 /// Each variant once per value of an open label that matters.
 fn expand(variants: Vec<Variant>, key: &str, set: &ValueSet, mentioned: Option<&BTreeSet<Arc<str>>>) -> Vec<Variant> {
     let mut options: Vec<Option<String>> = Vec::new();
-    match set.finite() {
-        Some(values) => options.extend(values.map(|value| Some(value.to_string()))),
-        None => {
-            let named = mentioned.into_iter().flatten().filter(|value| set.contains(value));
-            options.extend(named.map(|value| Some(value.to_string())));
-            if !set.accepts_absence() && options.is_empty() {
-                options.extend(set.some_value().map(Some));
-            }
+    if let Some(values) = set.finite() {
+        options.extend(values.map(|value| Some(value.to_string())))
+    } else {
+        let named = mentioned.into_iter().flatten().filter(|value| set.contains(value));
+        options.extend(named.map(|value| Some(value.to_string())));
+        if !set.accepts_absence() && options.is_empty() {
+            options.extend(set.some_value().map(Some));
         }
     }
     if set.accepts_absence() {

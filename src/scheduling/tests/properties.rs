@@ -1,0 +1,134 @@
+//! What holds for every plan.
+
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+use super::{HOST, World, ZONE, affinity, spread};
+use crate::scheduling::plan::Plan;
+
+#[derive(Clone, Debug)]
+struct Workload {
+    replicas: usize,
+    cpu: usize,
+    memory: usize,
+    rule: usize,
+    namespace: usize,
+}
+
+fn workload() -> impl Strategy<Value = Workload> {
+    (1_usize..9, 0_usize..5, 0_usize..5, 0_usize..12, 0_usize..2).prop_map(
+        |(replicas, cpu, memory, rule, namespace)| Workload {
+            replicas,
+            cpu,
+            memory,
+            rule,
+            namespace,
+        },
+    )
+}
+
+fn world(workloads: &[Workload], nodes: usize, limit: Option<i64>) -> World {
+    let pool = limit.map_or(json!({}), |cpus| json!({"limits": {"cpu": cpus.to_string()}}));
+    let mut world = World::with_pools(&[("default", pool)]);
+    for at in 0..nodes {
+        let labels = json!({"app": format!("app-{at}")});
+        let rule = affinity("podAntiAffinity", HOST, &labels);
+        let spec = if at % 2 == 0 { json!({}) } else { rule };
+        world.node(&format!("n{at}"), super::ZONES[at % 3], 4, &[(&labels, &spec)]);
+    }
+    for (at, w) in workloads.iter().enumerate() {
+        let labels = json!({"app": format!("app-{at}")});
+        let mut spec: Value = match w.rule {
+            0 => spread(ZONE, &labels, &json!({})),
+            1 => spread(HOST, &labels, &json!({})),
+            2 => affinity("podAntiAffinity", HOST, &labels),
+            3 => affinity("podAntiAffinity", ZONE, &labels),
+            4 => affinity("podAffinity", ZONE, &labels),
+            5 => affinity("podAffinity", HOST, &labels),
+            6 => json!({"nodeSelector": {"kubernetes.io/arch": "arm64"}}),
+            7 => json!({"nodeSelector": {ZONE: "z-b"}}),
+            8 => json!({"requests": {"nvidia.com/gpu": "1"}}),
+            9 => json!({"ports": [{"containerPort": 80, "hostPort": 80}]}),
+            10 => spread(ZONE, &labels, &json!({"whenUnsatisfiable": "ScheduleAnyway"})),
+            _ => json!({}),
+        };
+        spec["namespace"] = json!(["default", "other"][w.namespace]);
+        let cpu = ["100m", "250m", "1", "1900m", "5"][w.cpu];
+        let memory = ["64Mi", "1Gi", "3Gi", "7Gi", "30Gi"][w.memory];
+        world.pods(&format!("w{at}"), w.replicas, &labels, cpu, memory, &spec);
+    }
+    world
+}
+
+/// The plan in terms of names, so that indexes don't matter.
+fn named(world: &World, plan: &Plan) -> Vec<(String, Vec<String>)> {
+    let keys = |pods: &[usize]| {
+        let mut keys: Vec<String> = pods.iter().map(|p| world.problem.pods[*p].key.to_string()).collect();
+        keys.sort();
+        keys
+    };
+    let mut out: Vec<(String, Vec<String>)> = plan
+        .new_nodes
+        .iter()
+        .map(|n| {
+            (
+                format!("{} {}", n.choices[0].instance_type.name, n.choices[0].zone),
+                keys(&n.pods),
+            )
+        })
+        .chain(
+            plan.placements
+                .iter()
+                .map(|p| (world.problem.nodes[p.node].name.to_string(), keys(&p.pods))),
+        )
+        .chain(plan.unschedulable.iter().map(|u| (u.reason.clone(), keys(&[u.pod]))))
+        .collect();
+    out.sort();
+    out
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn no_plan_breaks_a_rule_and_the_same_input_gives_the_same_plan(
+        workloads in prop::collection::vec(workload(), 1..14), nodes in 0_usize..5, limit in prop::option::of(0_i64..40),
+        seed in any::<u64>(),
+    ) {
+        let mut world = world(&workloads, nodes, limit);
+        let plan = world.plan();
+        prop_assert_eq!(&plan, &super::super::plan(&world.problem));
+        if let (Some(bound), true) = (plan.lower_bound, plan.unschedulable.is_empty()) {
+            prop_assert!(bound <= plan.cost, "bound {:?} over cost {:?}", bound, plan.cost);
+        }
+        let before = named(&world, &plan);
+        // Another order of input: the same plan by name.
+        let len = world.problem.pods.len() as u64;
+        let mut at = seed;
+        for i in (1..world.problem.pods.len()).rev() {
+            at = at.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(len | 1);
+            world.problem.pods.swap(i, usize::try_from((at >> 33) % (i as u64 + 1)).unwrap());
+        }
+        world.problem.nodes.reverse();
+        let after = world.plan();
+        prop_assert_eq!(before, named(&world, &after));
+    }
+
+    #[test]
+    fn a_plan_without_limits_leaves_out_only_what_cannot_be(
+        workloads in prop::collection::vec(workload(), 1..10),
+    ) {
+        let world = world(&workloads, 0, None);
+        let plan = world.plan();
+        for left in &plan.unschedulable {
+            let class = &world.problem.pods[left.pod].class;
+            // Larger than any node, more than zones for zone anti-affinity, company too large for one node, no GPU zone,
+            // or an Arm or GPU node too small for the memory.
+            let excuse = class.requests.memory > 24 << 30
+                || class.anti_affinity.iter().any(|t| &*t.key == ZONE)
+                || class.affinity.iter().any(|t| &*t.key == HOST)
+                || class.requests.get("nvidia.com/gpu") > 0;
+            prop_assert!(excuse, "{}: {}", world.problem.pods[left.pod].key, left.reason);
+        }
+    }
+}
