@@ -55,6 +55,7 @@ class Demo:
         self.plane, self.stowage, self.mirror, self.story = plane, stowage, mirror, story
         self.objects = workloads.mixed(pods, SPACE)
         self.table = []
+        self.plans_told = 0
 
     def wait(self, predicate, what, timeout=PATIENCE, progress=None):
         def look():
@@ -100,17 +101,22 @@ class Demo:
             return self.mirror.all_bound(count, SPACE) and self.mirror.settled()
 
         self.wait(done, "all pods bound and all nodes initialized", progress=state)
+        self.plans()
         self.first = {pod["metadata"]["uid"] for pod in self.mirror.pods(SPACE)}
         self.story.tell("bound", f"all {count} pods, on {len(self.mirror.nodes())} nodes", "32")
         self.row("after arrival")
 
     def plans(self):
-        """What the log says of the plans made so far."""
+        """What the log says of the plans made since the last time, and what kinds of nodes are planned in all."""
         harness.wait_until(lambda: self.stowage.lines("planned"), 10, "a plan in the log")
-        for plan in self.stowage.lines("planned"):
+        made = self.stowage.lines("planned")
+        for plan in made[self.plans_told :]:
             gap = "" if plan["gap"] == "unknown" else f", {plan['gap']} above the lower bound"
             where = f"{plan['nodes']} new nodes" + (f" and {plan['on_existing']} pods on nodes there are" if plan["on_existing"] else "")
             self.story.tell("plan", f"{plan['pods']} pods on {where}: {float(plan['usd_per_hour']):.3f} USD/h{gap}, solved in {plan['solve_ms']} ms")
+        if len(made) == self.plans_told:
+            return
+        self.plans_told = len(made)
         kinds = collections.Counter((node["instance_type"], node["capacity_type"]) for node in self.stowage.lines("planned node"))
         for (instance_type, capacity_type), number in sorted(kinds.items(), key=lambda item: (-item[1], item[0]))[:12]:
             self.story.more(f"{number:>3} × {instance_type} {capacity_type}")

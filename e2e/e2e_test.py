@@ -76,7 +76,9 @@ class Service(unittest.TestCase):
         )
         for stray in strays[:5]:
             print("  elsewhere (pod, node, planned node): {}, {}, {}".format(*stray))
-        self.assertEqual(record.twice, [], "room was bought twice for a pod")
+        if self.placement != "off":
+            # Without placement, pods take room that is held for others, who are then planned anew.
+            self.assertEqual(record.twice, [], "room was bought twice for a pod")
         self.nothing_is_leaked()
         return share
 

@@ -78,7 +78,7 @@ def wait_until(predicate, timeout, what, last=lambda: "nothing", every=0.05):
 def free_port():
     """A port nobody listens on, outside the range that outgoing connections take: it stays ours while the service is down."""
     low = int(pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    ports = range(max(10_000, low - 20_000), low)
+    ports = range(10_000, low if low > 12_000 else 30_000)
     for port in random.sample(ports, min(100, len(ports))):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -16,11 +16,7 @@ use stowage::scheduling::offering::CapacityType;
 async fn main() -> anyhow::Result<()> {
     tracing_subscriber::fmt().with_env_filter("warn,stowage=info").init();
     let mut arguments = std::env::args().skip(1);
-    let count: usize = arguments
-        .next()
-        .context("say how many instances")?
-        .parse()
-        .context("COUNT is no number")?;
+    let count: usize = arguments.next().context("say how many instances")?.parse().context("COUNT is no number")?;
     let state_file = arguments.next().map(PathBuf::from);
     let script = match arguments.next() {
         Some(file) => Script::parse(&std::fs::read_to_string(&file).with_context(|| file.clone())?)?,
@@ -58,10 +54,7 @@ async fn main() -> anyhow::Result<()> {
             taints: Vec::new(),
         };
         match ec2.launch(request).await {
-            Ok(launched) => println!(
-                "launched {:?}, unavailable {:?}",
-                launched.instance, launched.unavailable
-            ),
+            Ok(launched) => println!("launched {:?}, unavailable {:?}", launched.instance, launched.unavailable),
             Err(error) => println!("example-{number}: {error}"),
         }
     }

@@ -35,26 +35,14 @@ async fn the_extender_needs_a_client_certificate_and_the_webhook_does_not() {
         assert_eq!(scheduler.post(verb, ask(&["a"])).await.status, 200, "{verb}");
     }
     assert_eq!(
-        setup
-            .metric("stowage_extender_requests_total{code=\"403\",verb=\"filter\"}")
-            .await
-            .as_deref(),
+        setup.metric("stowage_extender_requests_total{code=\"403\",verb=\"filter\"}").await.as_deref(),
         Some("1")
     );
     assert_eq!(
-        setup
-            .metric("stowage_extender_requests_total{code=\"200\",verb=\"filter\"}")
-            .await
-            .as_deref(),
+        setup.metric("stowage_extender_requests_total{code=\"200\",verb=\"filter\"}").await.as_deref(),
         Some("1")
     );
-    assert_eq!(
-        setup
-            .metric("stowage_webhook_requests_total{result=\"patched\"}")
-            .await
-            .as_deref(),
-        Some("1")
-    );
+    assert_eq!(setup.metric("stowage_webhook_requests_total{result=\"patched\"}").await.as_deref(), Some("1"));
 }
 
 #[tokio::test]
@@ -68,25 +56,13 @@ async fn a_client_certificate_of_another_authority_fails_the_handshake() {
         };
         assert!(failed, "neither the extender nor the webhook may be reached");
     }
-    assert_eq!(
-        setup.connect(None).await.post("/mutate", review()).await.status,
-        200,
-        "the service goes on"
-    );
+    assert_eq!(setup.connect(None).await.post("/mutate", review()).await.status, 200, "the service goes on");
 }
 
 #[tokio::test]
 async fn without_a_client_ca_the_extender_is_closed() {
     let setup = Setup::start(|config| std::fs::remove_file(config.cert_dir.join("ca.crt")).unwrap()).await;
-    assert_eq!(
-        setup
-            .connect(Some(&setup.client))
-            .await
-            .post("/v1/filter", ask(&["a"]))
-            .await
-            .status,
-        403
-    );
+    assert_eq!(setup.connect(Some(&setup.client)).await.post("/v1/filter", ask(&["a"])).await.status, 403);
     assert_eq!(setup.connect(None).await.post("/mutate", review()).await.status, 200);
 }
 
@@ -95,10 +71,7 @@ async fn verdicts_follow_the_view_that_is_stored() {
     let setup = Setup::start(|_| {}).await;
     let mut scheduler = setup.connect(Some(&setup.client)).await;
     let names = |answer: &wire::Answer| answer.json()["NodeNames"].clone();
-    assert_eq!(
-        names(&scheduler.post("/v1/filter", ask(&["held", "free"])).await),
-        json!(["held", "free"])
-    );
+    assert_eq!(names(&scheduler.post("/v1/filter", ask(&["held", "free"])).await), json!(["held", "free"]));
     setup.state.view.store(Arc::new(held_view(system_now_ms())));
     let judged = scheduler.post("/v1/filter", ask(&["held", "free"])).await;
     assert_eq!(
@@ -110,13 +83,7 @@ async fn verdicts_follow_the_view_that_is_stored() {
     );
     let scored = scheduler.post("/v1/prioritize", ask(&["held", "free"])).await;
     assert_eq!(scored.json()[1], json!({"Host": "free", "Score": 9}));
-    assert_eq!(
-        setup
-            .metric("stowage_filter_denied_total{reason=\"room_reserved\"}")
-            .await
-            .as_deref(),
-        Some("1")
-    );
+    assert_eq!(setup.metric("stowage_filter_denied_total{reason=\"room_reserved\"}").await.as_deref(), Some("1"));
     assert_eq!(setup.metric("stowage_extender_stale_total").await.as_deref(), Some("1"));
 }
 
@@ -124,9 +91,7 @@ async fn verdicts_follow_the_view_that_is_stored() {
 async fn answers_are_whole_and_the_connection_lives_on_over_http_1_and_2() {
     let setup = Setup::start(|_| {}).await;
     for alpn in [HTTP1, HTTP2] {
-        let mut connection = Connection::tls(setup.addrs().https, &setup.ca, Some(&setup.client), alpn)
-            .await
-            .unwrap();
+        let mut connection = Connection::tls(setup.addrs().https, &setup.ca, Some(&setup.client), alpn).await.unwrap();
         for _ in 0..3 {
             for (path, body, status) in [
                 ("/v1/filter", ask(&["a"]), 200),
@@ -155,25 +120,13 @@ async fn malformed_bodies_get_400_that_says_what_is_wrong_and_the_service_goes_o
         ("/v1/filter", "", "the body is no ExtenderArgs: EOF"),
         ("/v1/filter", "not json", "the body is no ExtenderArgs: expected ident"),
         ("/v1/filter", "{}", "the body is no ExtenderArgs: missing field `Pod`"),
-        (
-            "/v1/filter",
-            "{\"Pod\":{},\"NodeNames\":{}}",
-            "the body is no ExtenderArgs: invalid type: map",
-        ),
+        ("/v1/filter", "{\"Pod\":{},\"NodeNames\":{}}", "the body is no ExtenderArgs: invalid type: map"),
         ("/v1/prioritize", "[1]", "the body is no ExtenderArgs: invalid"),
-        (
-            "/v1/preempt",
-            "{}",
-            "the body is no ExtenderPreemptionArgs: missing field `Pod`",
-        ),
+        ("/v1/preempt", "{}", "the body is no ExtenderPreemptionArgs: missing field `Pod`"),
         ("/v1/filter", &deep, "the body is no ExtenderArgs"),
         ("/mutate", "", "the body is no AdmissionReview"),
         ("/mutate", "{}", "not admission.k8s.io/v1 AdmissionReview"),
-        (
-            "/mutate",
-            &deep,
-            "the body is no AdmissionReview: recursion limit exceeded",
-        ),
+        ("/mutate", &deep, "the body is no AdmissionReview: recursion limit exceeded"),
     ] {
         let answer = scheduler.post(path, body.to_owned()).await;
         assert_eq!(answer.status, 400, "{path}");
@@ -196,21 +149,13 @@ async fn bodies_over_the_limit_get_413_and_the_service_goes_on() {
         ("/mutate", 1001, 413),
         ("/mutate", 1000, 400),
     ] {
-        let answer = setup
-            .connect(Some(&setup.client))
-            .await
-            .post(path, vec![b' '; bytes])
-            .await;
+        let answer = setup.connect(Some(&setup.client)).await.post(path, vec![b' '; bytes]).await;
         assert_eq!(answer.status, status, "{path} {bytes}");
         assert!(!answer.error().is_empty());
     }
     let many: Vec<String> = (0..100_000).map(|n| format!("ip-10-0-0-{n}.ec2.internal")).collect();
     let names: Vec<&str> = many.iter().map(String::as_str).collect();
-    let large = setup
-        .connect(Some(&setup.client))
-        .await
-        .post("/v1/filter", ask(&names))
-        .await;
+    let large = setup.connect(Some(&setup.client)).await.post("/v1/filter", ask(&names)).await;
     assert_eq!(large.json()["NodeNames"].as_array().unwrap().len(), 100_000);
 }
 
@@ -224,11 +169,7 @@ async fn a_rotated_certificate_is_shown_to_new_connections_and_open_ones_go_on()
     // The pair is never written at once: with the new certificate and the old key the old pair stays in use.
     let new = setup.ca.server();
     replace(&setup.dir.path().join("tls.crt"), &new.certificate);
-    while setup
-        .metric("stowage_cert_reloads_total{result=\"error\"}")
-        .await
-        .is_none()
-    {
+    while setup.metric("stowage_cert_reloads_total{result=\"error\"}").await.is_none() {
         assert_eq!(shown(addr, &setup.ca).await.unwrap(), setup.serving.der());
     }
     replace(&setup.dir.path().join("tls.key"), &new.key);
@@ -237,25 +178,10 @@ async fn a_rotated_certificate_is_shown_to_new_connections_and_open_ones_go_on()
             assert_eq!(open.post("/v1/filter", ask(&["a"])).await.status, 200);
         }
     };
-    tokio::time::timeout(Duration::from_secs(30), turned)
-        .await
-        .expect("the new certificate is shown in the end");
+    tokio::time::timeout(Duration::from_secs(30), turned).await.expect("the new certificate is shown in the end");
     assert_eq!(open.post("/v1/filter", ask(&["a"])).await.status, 200);
-    assert_eq!(
-        setup
-            .metric("stowage_cert_reloads_total{result=\"ok\"}")
-            .await
-            .as_deref(),
-        Some("1")
-    );
-    assert_eq!(
-        setup
-            .metric("stowage_cert_reloads_total{result=\"error\"}")
-            .await
-            .as_deref(),
-        Some("1"),
-        "told once"
-    );
+    assert_eq!(setup.metric("stowage_cert_reloads_total{result=\"ok\"}").await.as_deref(), Some("1"));
+    assert_eq!(setup.metric("stowage_cert_reloads_total{result=\"error\"}").await.as_deref(), Some("1"), "told once");
 }
 
 #[tokio::test]
@@ -293,27 +219,11 @@ async fn a_new_client_ca_takes_the_place_of_the_old_one() {
         config.client_ca = Some(path);
     })
     .await;
-    assert_eq!(
-        setup
-            .connect(Some(&clients.client()))
-            .await
-            .post("/v1/filter", ask(&["a"]))
-            .await
-            .status,
-        200
-    );
+    assert_eq!(setup.connect(Some(&clients.client())).await.post("/v1/filter", ask(&["a"])).await.status, 200);
     let next = Authority::new();
     std::fs::write(setup.dir.path().join("clients.crt"), &next.pem).unwrap();
     assert!(setup.server.certificates().reload().await.unwrap());
-    assert_eq!(
-        setup
-            .connect(Some(&next.client()))
-            .await
-            .post("/v1/filter", ask(&["a"]))
-            .await
-            .status,
-        200
-    );
+    assert_eq!(setup.connect(Some(&next.client())).await.post("/v1/filter", ask(&["a"])).await.status, 200);
     let old = Connection::tls(setup.addrs().https, &setup.ca, Some(&clients.client()), HTTP1).await;
     let refused = match old {
         Ok(mut connection) => connection.send("POST", "/v1/filter", ask(&["a"])).await.is_err(),
@@ -322,21 +232,8 @@ async fn a_new_client_ca_takes_the_place_of_the_old_one() {
     assert!(refused);
     std::fs::write(setup.dir.path().join("clients.crt"), "no pem").unwrap();
     let error = setup.server.certificates().reload().await.unwrap_err();
-    assert!(
-        error
-            .to_string()
-            .ends_with("clients.crt holds no certificate in PEM form"),
-        "{error}"
-    );
-    assert_eq!(
-        setup
-            .connect(Some(&next.client()))
-            .await
-            .post("/v1/filter", ask(&["a"]))
-            .await
-            .status,
-        200
-    );
+    assert!(error.to_string().ends_with("clients.crt holds no certificate in PEM form"), "{error}");
+    assert_eq!(setup.connect(Some(&next.client())).await.post("/v1/filter", ask(&["a"])).await.status, 200);
 }
 
 static BROKEN_CLOCK: AtomicBool = AtomicBool::new(false);
@@ -344,25 +241,17 @@ static BROKEN_CLOCK: AtomicBool = AtomicBool::new(false);
 #[tokio::test]
 async fn a_panic_in_a_handler_is_one_500_and_the_service_goes_on() {
     let clock = || {
-        assert!(
-            !BROKEN_CLOCK.load(Ordering::SeqCst),
-            "the clock of this test panics on purpose"
-        );
+        assert!(!BROKEN_CLOCK.load(Ordering::SeqCst), "the clock of this test panics on purpose");
         system_now_ms()
     };
     let setup = Setup::start_with_clock(clock, |_| {}).await;
     let mut scheduler = setup.connect(Some(&setup.client)).await;
     BROKEN_CLOCK.store(true, Ordering::SeqCst);
     let failed = scheduler.post("/v1/filter", ask(&["a"])).await;
-    let large = scheduler
-        .post("/v1/filter", format!("{}{}", ask(&["a"]), " ".repeat(2 << 20)))
-        .await;
+    let large = scheduler.post("/v1/filter", format!("{}{}", ask(&["a"]), " ".repeat(2 << 20))).await;
     BROKEN_CLOCK.store(false, Ordering::SeqCst);
     for answer in [failed, large] {
-        assert_eq!(
-            (answer.status.as_u16(), answer.error().as_str()),
-            (500, "internal error")
-        );
+        assert_eq!((answer.status.as_u16(), answer.error().as_str()), (500, "internal error"));
     }
     assert_eq!(scheduler.post("/v1/filter", ask(&["a"])).await.status, 200);
     assert_eq!(setup.metric("stowage_handler_panics_total").await.as_deref(), Some("2"));
@@ -377,38 +266,24 @@ async fn probes_tell_alive_from_ready() {
         assert_eq!(connection.get("/livez").await.status, 200);
         assert_eq!(connection.get("/healthz").await.status, 200);
         let unready = connection.get("/readyz").await;
-        assert_eq!(
-            (unready.status.as_u16(), &unready.body[..]),
-            (503, &b"watch caches are not synced\n"[..])
-        );
+        assert_eq!((unready.status.as_u16(), &unready.body[..]), (503, &b"watch caches are not synced\n"[..]));
     }
     assert_eq!(setup.metric("stowage_ready").await.as_deref(), Some("0"));
     setup.state.readiness.set_caches_synced(true);
     assert_eq!(health.get("/readyz").await.status, 200);
     assert_eq!(https.get("/readyz").await.status, 200);
     assert_eq!(setup.metric("stowage_ready").await.as_deref(), Some("1"));
-    let seconds: f64 = setup
-        .metric("stowage_cert_expiry_seconds{certificate=\"serving\"}")
-        .await
-        .unwrap()
-        .parse()
-        .unwrap();
+    let seconds: f64 =
+        setup.metric("stowage_cert_expiry_seconds{certificate=\"serving\"}").await.unwrap().parse().unwrap();
     assert!(seconds > 86_400.0, "{seconds}");
-    assert_eq!(
-        health.get("/metrics").await.status,
-        404,
-        "each listener serves its own paths"
-    );
+    assert_eq!(health.get("/metrics").await.status, 404, "each listener serves its own paths");
     assert_eq!(health.post("/mutate", review()).await.status, 404);
 }
 
 /// Sends a request head that announces more body than follows.
 async fn half_a_request(setup: &Setup, body: &str) -> tokio_rustls::client::TlsStream<tokio::net::TcpStream> {
     let mut stream = handshake(setup.addrs().https, &setup.ca, None, HTTP1).await.unwrap();
-    let head = format!(
-        "POST /mutate HTTP/1.1\r\nhost: localhost\r\ncontent-length: {}\r\n\r\n",
-        body.len()
-    );
+    let head = format!("POST /mutate HTTP/1.1\r\nhost: localhost\r\ncontent-length: {}\r\n\r\n", body.len());
     stream.write_all(head.as_bytes()).await.unwrap();
     stream.write_all(&body.as_bytes()[..body.len() / 2]).await.unwrap();
     stream.flush().await.unwrap();
@@ -431,17 +306,8 @@ async fn connections_over_the_limit_are_closed_and_places_come_back() {
     assert_eq!(first.get("/livez").await.status, 200);
     assert!(handshake(setup.addrs().https, &setup.ca, None, HTTP1).await.is_err());
     assert_eq!(first.get("/livez").await.status, 200, "the open one is not disturbed");
-    assert_eq!(
-        setup.metric("stowage_connections{listener=\"https\"}").await.as_deref(),
-        Some("1")
-    );
-    assert_eq!(
-        setup
-            .metric("stowage_connections_refused_total{listener=\"https\"}")
-            .await
-            .as_deref(),
-        Some("1")
-    );
+    assert_eq!(setup.metric("stowage_connections{listener=\"https\"}").await.as_deref(), Some("1"));
+    assert_eq!(setup.metric("stowage_connections_refused_total{listener=\"https\"}").await.as_deref(), Some("1"));
     drop(first);
     let again = async {
         loop {
@@ -473,10 +339,7 @@ async fn open_requests_are_answered_before_it_stops() {
     let mut bytes = Vec::new();
     let _ = stream.read_to_end(&mut bytes).await;
     let answer = String::from_utf8_lossy(&bytes);
-    assert!(
-        answer.starts_with("HTTP/1.1 200") && answer.contains("\"allowed\":true"),
-        "{answer}"
-    );
+    assert!(answer.starts_with("HTTP/1.1 200") && answer.contains("\"allowed\":true"), "{answer}");
     running.await.unwrap().unwrap();
     assert!(handshake(addrs.https, &ca, None, HTTP1).await.is_err());
 }
@@ -524,13 +387,6 @@ async fn what_cannot_be_served_stops_it_at_start_with_the_reason() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let mut config = config(&dir);
     config.health_addr = Some(taken.local_addr().unwrap());
-    let error = Server::start(config, state())
-        .await
-        .map(|_| ())
-        .unwrap_err()
-        .to_string();
-    assert!(
-        error.starts_with("can't listen on 127.0.0.1:") && error.contains(" for health: "),
-        "{error}"
-    );
+    let error = Server::start(config, state()).await.map(|_| ()).unwrap_err().to_string();
+    assert!(error.starts_with("can't listen on 127.0.0.1:") && error.contains(" for health: "), "{error}");
 }

@@ -8,13 +8,8 @@ use super::pod::{CONTAINERS, list};
 
 /// Whether an extended resource is a device whose nodes are commonly tainted with its name.
 pub(super) fn is_accelerator(resource: &str) -> bool {
-    const EXACT: [&str; 5] = [
-        "nvidia.com/gpu",
-        "nvidia.com/gpu.shared",
-        "amd.com/gpu",
-        "habana.ai/gaudi",
-        "vpc.amazonaws.com/efa",
-    ];
+    const EXACT: [&str; 5] =
+        ["nvidia.com/gpu", "nvidia.com/gpu.shared", "amd.com/gpu", "habana.ai/gaudi", "vpc.amazonaws.com/efa"];
     EXACT.contains(&resource)
         || resource.starts_with("nvidia.com/mig-")
         || resource.starts_with("aws.amazon.com/neuron")
@@ -34,9 +29,7 @@ pub(super) fn is_zero(quantity: &Value) -> bool {
 
 /// Accelerators among the amounts of one container's `requests` or `limits`.
 pub(super) fn accelerators(amounts: &Map<String, Value>) -> impl Iterator<Item = (&String, &Value)> {
-    amounts
-        .iter()
-        .filter(|(resource, quantity)| is_accelerator(resource) && !is_zero(quantity))
+    amounts.iter().filter(|(resource, quantity)| is_accelerator(resource) && !is_zero(quantity))
 }
 
 /// Accelerators that any container of the pod requests or is limited to, sorted.
@@ -65,37 +58,21 @@ mod tests {
 
     #[test]
     fn devices_are_accelerators_and_other_resources_are_not() {
-        for resource in [
-            "nvidia.com/gpu",
-            "nvidia.com/mig-1g.5gb",
-            "aws.amazon.com/neuron",
-            "aws.amazon.com/neuroncore",
-        ] {
+        for resource in
+            ["nvidia.com/gpu", "nvidia.com/mig-1g.5gb", "aws.amazon.com/neuron", "aws.amazon.com/neuroncore"]
+        {
             assert!(is_accelerator(resource), "{resource}");
         }
-        for resource in [
-            "cpu",
-            "memory",
-            "hugepages-2Mi",
-            "example.com/gpu",
-            "smarter-devices/fuse",
-            "nvidia.com/driver",
-        ] {
+        for resource in
+            ["cpu", "memory", "hugepages-2Mi", "example.com/gpu", "smarter-devices/fuse", "nvidia.com/driver"]
+        {
             assert!(!is_accelerator(resource), "{resource}");
         }
     }
 
     #[test]
     fn zero_in_any_notation_asks_for_nothing() {
-        for quantity in [
-            json!("0"),
-            json!("0m"),
-            json!("0.0"),
-            json!("0e3"),
-            json!(0),
-            json!(""),
-            json!(null),
-        ] {
+        for quantity in [json!("0"), json!("0m"), json!("0.0"), json!("0e3"), json!(0), json!(""), json!(null)] {
             assert!(is_zero(&quantity), "{quantity}");
         }
         for quantity in [json!("1"), json!("0.5"), json!("10"), json!(2), json!("1k")] {

@@ -62,10 +62,7 @@ mod tests {
                 json!({"limits": {"amd.com/gpu": "1"}, "requests": {"amd.com/gpu": "1"}}),
                 json!({"limits": {"amd.com/gpu": "1"}, "requests": {"amd.com/gpu": "1"}}),
             ),
-            (
-                json!({"limits": {"nvidia.com/gpu": "0"}}),
-                json!({"limits": {"nvidia.com/gpu": "0"}}),
-            ),
+            (json!({"limits": {"nvidia.com/gpu": "0"}}), json!({"limits": {"nvidia.com/gpu": "0"}})),
             (json!({"limits": {"cpu": "1"}}), json!({"limits": {"cpu": "1"}})),
             (
                 json!({"limits": {"amd.com/gpu": "1"}, "requests": []}),

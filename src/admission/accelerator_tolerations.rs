@@ -11,11 +11,7 @@ pub(super) fn apply(pod: &mut Value) -> bool {
     let Some(spec) = pod.get_mut("spec") else { return false };
     let missing: Vec<Value> = wanted
         .into_iter()
-        .filter(|resource| {
-            !list(spec, "tolerations")
-                .iter()
-                .any(|toleration| tolerates(toleration, resource))
-        })
+        .filter(|resource| !list(spec, "tolerations").iter().any(|toleration| tolerates(toleration, resource)))
         .map(|resource| json!({"key": resource, "operator": "Exists", "effect": "NoSchedule"}))
         .collect();
     if missing.is_empty() {

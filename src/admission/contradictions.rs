@@ -9,11 +9,7 @@ use super::pod::{REQUIRED_NODE_TERMS, list, text};
 pub(super) fn warnings(pod: &Value) -> Vec<String> {
     let mut selector = BTreeMap::new();
     if let Some(entries) = pod.pointer("/spec/nodeSelector").and_then(Value::as_object) {
-        selector.extend(
-            entries
-                .iter()
-                .filter_map(|(key, value)| Some((key.as_str(), value.as_str()?))),
-        );
+        selector.extend(entries.iter().filter_map(|(key, value)| Some((key.as_str(), value.as_str()?))));
     }
     let Some(required) = pod.pointer(REQUIRED_NODE_TERMS) else {
         return Vec::new();
@@ -48,9 +44,7 @@ fn conflict(selector: &BTreeMap<&str, &str>, expressions: &[Value]) -> Option<St
                 _ => true,
             };
             if !possible {
-                return Some(format!(
-                    "nodeSelector {key}={value} contradicts node affinity {key} {operator}"
-                ));
+                return Some(format!("nodeSelector {key}={value} contradicts node affinity {key} {operator}"));
             }
         }
         if operator == "In" {
@@ -90,10 +84,7 @@ mod tests {
                 vec!["nodeSelector zone=a contradicts node affinity zone DoesNotExist"],
             ),
             (json!([{"matchExpressions": [zone("In", &["a", "b"])]}]), vec![]),
-            (
-                json!([{"matchExpressions": [zone("In", &["b"])]}, {"matchExpressions": [zone("In", &["a"])]}]),
-                vec![],
-            ),
+            (json!([{"matchExpressions": [zone("In", &["b"])]}, {"matchExpressions": [zone("In", &["a"])]}]), vec![]),
             (
                 json!([{"matchExpressions": [zone("In", &["b"])]}, {}]),
                 vec!["nodeSelector zone=a contradicts node affinity zone In"],

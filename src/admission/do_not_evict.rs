@@ -28,10 +28,7 @@ mod tests {
     #[test]
     fn only_a_true_mark_without_todays_annotation_is_carried_over() {
         for (annotations, expected) in [
-            (
-                json!({DO_NOT_EVICT: "true"}),
-                Some(json!({DO_NOT_EVICT: "true", DO_NOT_DISRUPT: "true"})),
-            ),
+            (json!({DO_NOT_EVICT: "true"}), Some(json!({DO_NOT_EVICT: "true", DO_NOT_DISRUPT: "true"}))),
             (json!({DO_NOT_EVICT: "false"}), None),
             (json!({DO_NOT_EVICT: true}), None),
             (json!({DO_NOT_EVICT: "true", DO_NOT_DISRUPT: "false"}), None),
@@ -42,10 +39,7 @@ mod tests {
             let original = json!({"metadata": {"annotations": annotations}});
             let mut pod = original.clone();
             assert_eq!(apply(&mut pod), expected.is_some(), "{original}");
-            let wanted = expected.map_or(
-                original,
-                |annotations| json!({"metadata": {"annotations": annotations}}),
-            );
+            let wanted = expected.map_or(original, |annotations| json!({"metadata": {"annotations": annotations}}));
             assert_eq!(pod, wanted);
         }
     }

@@ -13,17 +13,12 @@ const KEYS: [(&str, &str); 5] = [
     ("beta.kubernetes.io/os", "kubernetes.io/os"),
     ("beta.kubernetes.io/instance-type", "node.kubernetes.io/instance-type"),
     ("failure-domain.beta.kubernetes.io/zone", "topology.kubernetes.io/zone"),
-    (
-        "failure-domain.beta.kubernetes.io/region",
-        "topology.kubernetes.io/region",
-    ),
+    ("failure-domain.beta.kubernetes.io/region", "topology.kubernetes.io/region"),
 ];
 
 /// Today's key for a legacy one.
 fn current(key: &str) -> Option<&'static str> {
-    KEYS.into_iter()
-        .find(|(legacy, _)| *legacy == key)
-        .map(|(_, current)| current)
+    KEYS.into_iter().find(|(legacy, _)| *legacy == key).map(|(_, current)| current)
 }
 
 pub(super) fn apply(pod: &mut Value) -> bool {
@@ -103,10 +98,7 @@ fn spread_constraints(pod: &mut Value) -> bool {
     let taken: Vec<(String, String)> = list(spec, "topologySpreadConstraints")
         .iter()
         .map(|constraint| {
-            (
-                text(constraint, "topologyKey").to_owned(),
-                text(constraint, "whenUnsatisfiable").to_owned(),
-            )
+            (text(constraint, "topologyKey").to_owned(), text(constraint, "whenUnsatisfiable").to_owned())
         })
         .collect();
     let mut changed = false;
@@ -184,10 +176,7 @@ mod tests {
                 "topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": zone, "whenUnsatisfiable": "DoNotSchedule"}]
             }})
         };
-        let (changed, pod) = applied(build(
-            "failure-domain.beta.kubernetes.io/zone",
-            "beta.kubernetes.io/arch",
-        ));
+        let (changed, pod) = applied(build("failure-domain.beta.kubernetes.io/zone", "beta.kubernetes.io/arch"));
         assert!(changed);
         assert_eq!(pod, build("topology.kubernetes.io/zone", "kubernetes.io/arch"));
     }

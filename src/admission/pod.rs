@@ -4,20 +4,12 @@ use serde_json::{Map, Value};
 
 /// Elements of an array member; none when it is absent, null or something else.
 pub(super) fn list<'a>(object: &'a Value, member: &str) -> &'a [Value] {
-    object
-        .get(member)
-        .and_then(Value::as_array)
-        .map(Vec::as_slice)
-        .unwrap_or_default()
+    object.get(member).and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default()
 }
 
 /// As [`list`], to be changed.
 pub(super) fn list_mut<'a>(object: &'a mut Value, member: &str) -> &'a mut [Value] {
-    object
-        .get_mut(member)
-        .and_then(Value::as_array_mut)
-        .map(Vec::as_mut_slice)
-        .unwrap_or_default()
+    object.get_mut(member).and_then(Value::as_array_mut).map(Vec::as_mut_slice).unwrap_or_default()
 }
 
 /// A string member; empty when it is absent or something else.

@@ -80,24 +80,15 @@ pub fn review(body: &[u8], config: &AdmissionConfig) -> Result<Review, Admission
     let review: Value = serde_json::from_slice(body)?;
     let (api_version, kind) = (text(&review, "apiVersion"), text(&review, "kind"));
     if api_version != "admission.k8s.io/v1" || kind != "AdmissionReview" {
-        return Err(AdmissionError::Version {
-            api_version: shortened(api_version),
-            kind: shortened(kind),
-        });
+        return Err(AdmissionError::Version { api_version: shortened(api_version), kind: shortened(kind) });
     }
     let request = review
         .get("request")
         .filter(|request| request.is_object())
-        .ok_or(AdmissionError::Member {
-            member: "request",
-            expected: "an object",
-        })?;
+        .ok_or(AdmissionError::Member { member: "request", expected: "an object" })?;
     let uid = text(request, "uid");
     if uid.is_empty() {
-        return Err(AdmissionError::Member {
-            member: "request.uid",
-            expected: "a non-empty string",
-        });
+        return Err(AdmissionError::Member { member: "request.uid", expected: "a non-empty string" });
     }
     if !creates_a_pod(request) {
         return Ok(answer(uid, ReviewResult::Exempt, Outcome::default()));
@@ -105,10 +96,7 @@ pub fn review(body: &[u8], config: &AdmissionConfig) -> Result<Review, Admission
     let pod = request
         .get("object")
         .filter(|object| object.is_object())
-        .ok_or(AdmissionError::Member {
-            member: "request.object",
-            expected: "an object",
-        })?;
+        .ok_or(AdmissionError::Member { member: "request.object", expected: "an object" })?;
     if left_alone(request, pod, config) {
         return Ok(answer(uid, ReviewResult::Exempt, Outcome::default()));
     }
@@ -133,12 +121,9 @@ fn creates_a_pod(request: &Value) -> bool {
 /// to their node by affinity; static pods are the kubelet's).
 fn left_alone(request: &Value, pod: &Value, config: &AdmissionConfig) -> bool {
     let metadata = pod.get("metadata").unwrap_or(&Value::Null);
-    let opted_out = metadata
-        .get("labels")
-        .is_some_and(|labels| text(labels, OPT_OUT_LABEL) == "ignore");
-    let owned = list(metadata, "ownerReferences")
-        .iter()
-        .any(|owner| matches!(text(owner, "kind"), "DaemonSet" | "Node"));
+    let opted_out = metadata.get("labels").is_some_and(|labels| text(labels, OPT_OUT_LABEL) == "ignore");
+    let owned =
+        list(metadata, "ownerReferences").iter().any(|owner| matches!(text(owner, "kind"), "DaemonSet" | "Node"));
     let placed = pod.get("spec").is_some_and(|spec| !text(spec, "nodeName").is_empty());
     opted_out || owned || placed || config.excluded_namespaces.contains(text(request, "namespace"))
 }
@@ -175,12 +160,8 @@ fn normalize(pod: &Value, config: &AdmissionConfig) -> Outcome {
             outcome.warnings.extend(rule.warnings(&wanted));
         }
     }
-    let applied: Vec<Rule> = outcome
-        .rules
-        .iter()
-        .filter(|(_, mode)| *mode == Mode::Enforce)
-        .map(|(rule, _)| *rule)
-        .collect();
+    let applied: Vec<Rule> =
+        outcome.rules.iter().filter(|(_, mode)| *mode == Mode::Enforce).map(|(rule, _)| *rule).collect();
     if applied.is_empty() {
         return outcome;
     }
@@ -225,29 +206,17 @@ fn answer(uid: &str, result: ReviewResult, outcome: Outcome) -> Review {
     if let Some(patch) = outcome.patch {
         response.insert("patchType".to_owned(), Value::from("JSONPatch"));
         response.insert("patch".to_owned(), Value::from(patch));
-        let ids: Vec<&str> = outcome
-            .rules
-            .iter()
-            .filter(|(_, mode)| *mode == Mode::Enforce)
-            .map(|(rule, _)| rule.id())
-            .collect();
+        let ids: Vec<&str> =
+            outcome.rules.iter().filter(|(_, mode)| *mode == Mode::Enforce).map(|(rule, _)| rule.id()).collect();
         response.insert("auditAnnotations".to_owned(), json!({ "rules": ids.join(",") }));
     }
-    let warnings: Vec<String> = outcome
-        .warnings
-        .iter()
-        .take(WARNINGS)
-        .map(|warning| shortened(&format!("stowage: {warning}")))
-        .collect();
+    let warnings: Vec<String> =
+        outcome.warnings.iter().take(WARNINGS).map(|warning| shortened(&format!("stowage: {warning}"))).collect();
     if !warnings.is_empty() {
         response.insert("warnings".to_owned(), Value::from(warnings));
     }
     let response = json!({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response});
-    Review {
-        response,
-        rules: outcome.rules,
-        result,
-    }
+    Review { response, rules: outcome.rules, result }
 }
 
 /// At most [`WARNING_BYTES`] of a text, cut between characters, without line breaks.
@@ -256,10 +225,7 @@ fn shortened(text: &str) -> String {
     while !text.is_char_boundary(end) {
         end -= 1;
     }
-    text[..end]
-        .chars()
-        .map(|c| if c.is_control() { ' ' } else { c })
-        .collect()
+    text[..end].chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 
 #[cfg(test)]

@@ -150,22 +150,10 @@ fn malformed_reviews_are_refused_with_what_is_wrong() {
         review.to_string()
     };
     for (body, message) in [
-        (
-            String::new(),
-            "the body is no AdmissionReview: EOF while parsing a value at line 1 column 0",
-        ),
-        (
-            "[1, 2".to_owned(),
-            "the body is no AdmissionReview: EOF while parsing a list at line 1 column 5",
-        ),
-        (
-            "[]".to_owned(),
-            "the body is \"\" \"\", not admission.k8s.io/v1 AdmissionReview",
-        ),
-        (
-            "7".to_owned(),
-            "the body is \"\" \"\", not admission.k8s.io/v1 AdmissionReview",
-        ),
+        (String::new(), "the body is no AdmissionReview: EOF while parsing a value at line 1 column 0"),
+        ("[1, 2".to_owned(), "the body is no AdmissionReview: EOF while parsing a list at line 1 column 5"),
+        ("[]".to_owned(), "the body is \"\" \"\", not admission.k8s.io/v1 AdmissionReview"),
+        ("7".to_owned(), "the body is \"\" \"\", not admission.k8s.io/v1 AdmissionReview"),
         (
             with(&|review| review["apiVersion"] = json!("admission.k8s.io/v1beta1")),
             "the body is \"admission.k8s.io/v1beta1\" \"AdmissionReview\", not admission.k8s.io/v1 AdmissionReview",
@@ -187,10 +175,7 @@ fn malformed_reviews_are_refused_with_what_is_wrong() {
         assert_eq!(error.to_string(), message);
     }
     let deep = "[".repeat(100_000);
-    assert!(
-        super::review(deep.as_bytes(), &AdmissionConfig::default()).is_err(),
-        "nesting is bounded"
-    );
+    assert!(super::review(deep.as_bytes(), &AdmissionConfig::default()).is_err(), "nesting is bounded");
     assert!(super::review(&[0xff, 0xfe], &AdmissionConfig::default()).is_err());
 }
 
@@ -203,12 +188,7 @@ fn a_rule_that_only_warns_leaves_the_pod_and_tells_its_creator() {
     assert_eq!(patched(&pod, &review), pod);
     assert_eq!(review.rules, [(Rule::LegacyKeys, Mode::Warn)]);
     let warnings = review.response["response"]["warnings"].as_array().unwrap();
-    assert!(
-        warnings[0]
-            .as_str()
-            .unwrap()
-            .starts_with("stowage: legacy node label keys")
-    );
+    assert!(warnings[0].as_str().unwrap().starts_with("stowage: legacy node label keys"));
     config.modes.insert(Rule::LegacyKeys, Mode::Off);
     let review = super::review(pod_review(&pod).to_string().as_bytes(), &config).unwrap();
     assert_eq!((review.rules, review.result), (vec![], ReviewResult::Unchanged));
@@ -279,13 +259,7 @@ fn expressions() -> impl Strategy<Value = Value> {
 }
 
 fn container() -> impl Strategy<Value = Value> {
-    let resource = prop::sample::select(vec![
-        "cpu",
-        "nvidia.com/gpu",
-        "nvidia.com/mig-1g.5gb",
-        "amd.com/gpu",
-        "x.y/z",
-    ]);
+    let resource = prop::sample::select(vec!["cpu", "nvidia.com/gpu", "nvidia.com/mig-1g.5gb", "amd.com/gpu", "x.y/z"]);
     let amounts = move || {
         let quantity = prop::sample::select(vec![json!("1"), json!("0"), json!(2), json!("100m")]);
         mostly(
@@ -304,25 +278,21 @@ fn container() -> impl Strategy<Value = Value> {
 }
 
 fn pod() -> impl Strategy<Value = Value> {
-    let selector = mostly(prop::collection::btree_map(key(), value(), 0..5).prop_map(|entries| {
-        entries
-            .into_iter()
-            .map(|(k, v)| (k.to_owned(), Value::from(v)))
-            .collect()
-    }));
+    let selector = mostly(
+        prop::collection::btree_map(key(), value(), 0..5)
+            .prop_map(|entries| entries.into_iter().map(|(k, v)| (k.to_owned(), Value::from(v))).collect()),
+    );
     let terms = mostly(
         prop::collection::vec(expressions().prop_map(|e| json!({"matchExpressions": e})), 0..3).prop_map(Value::from),
     );
     let spread = mostly(
-        prop::collection::vec(
-            (key(), prop::sample::select(vec!["DoNotSchedule", "ScheduleAnyway"])),
-            0..4,
-        )
-        .prop_map(|all| {
-            all.into_iter()
-                .map(|(key, when)| json!({"topologyKey": key, "whenUnsatisfiable": when, "maxSkew": 1}))
-                .collect()
-        }),
+        prop::collection::vec((key(), prop::sample::select(vec!["DoNotSchedule", "ScheduleAnyway"])), 0..4).prop_map(
+            |all| {
+                all.into_iter()
+                    .map(|(key, when)| json!({"topologyKey": key, "whenUnsatisfiable": when, "maxSkew": 1}))
+                    .collect()
+            },
+        ),
     );
     let tolerations = mostly(
         prop::collection::vec(
@@ -333,9 +303,7 @@ fn pod() -> impl Strategy<Value = Value> {
             0..3,
         )
         .prop_map(|all| {
-            all.into_iter()
-                .map(|(key, effect)| json!({"key": key, "operator": "Exists", "effect": effect}))
-                .collect()
+            all.into_iter().map(|(key, effect)| json!({"key": key, "operator": "Exists", "effect": effect})).collect()
         }),
     );
     let annotations = mostly(prop_oneof![
@@ -371,23 +339,14 @@ fn untouchable(pod: &Value) -> Value {
     let mut pod = pod.clone();
     for pointer in ["/metadata", "/spec"] {
         if let Some(object) = pod.pointer_mut(pointer).and_then(Value::as_object_mut) {
-            for member in [
-                "annotations",
-                "nodeSelector",
-                "affinity",
-                "topologySpreadConstraints",
-                "tolerations",
-            ] {
+            for member in ["annotations", "nodeSelector", "affinity", "topologySpreadConstraints", "tolerations"] {
                 object.remove(member);
             }
         }
     }
     for member in ["containers", "initContainers"] {
-        for container in pod
-            .pointer_mut("/spec")
-            .and_then(|spec| spec.get_mut(member)?.as_array_mut())
-            .into_iter()
-            .flatten()
+        for container in
+            pod.pointer_mut("/spec").and_then(|spec| spec.get_mut(member)?.as_array_mut()).into_iter().flatten()
         {
             if let Some(resources) = container.pointer_mut("/resources").and_then(Value::as_object_mut) {
                 resources.remove("requests");

@@ -121,10 +121,7 @@ pub struct AdmissionConfig {
 impl Default for AdmissionConfig {
     fn default() -> Self {
         let excluded = ["kube-system", "kube-node-lease", "kube-public"];
-        Self {
-            modes: BTreeMap::new(),
-            excluded_namespaces: excluded.map(str::to_owned).into(),
-        }
+        Self { modes: BTreeMap::new(), excluded_namespaces: excluded.map(str::to_owned).into() }
     }
 }
 

@@ -106,12 +106,7 @@ impl<'a> Conditions<'a> {
     ) -> Self {
         let now = whole_seconds(now);
         let since = created.map_or_else(|| now.clone(), whole_seconds);
-        let mut conditions = Self {
-            list,
-            dependents,
-            generation,
-            now,
-        };
+        let mut conditions = Self { list, dependents, generation, now };
         for type_ in dependents {
             if get(conditions.list, type_).is_none() {
                 conditions.list.push(Condition {
@@ -125,12 +120,7 @@ impl<'a> Conditions<'a> {
             }
         }
         if get(conditions.list, READY).is_none() {
-            conditions.write(
-                READY,
-                Status::Unknown,
-                "AwaitingReconciliation",
-                "object is awaiting reconciliation",
-            );
+            conditions.write(READY, Status::Unknown, "AwaitingReconciliation", "object is awaiting reconciliation");
             if let Some(ready) = conditions.list.iter_mut().find(|condition| condition.type_ == READY) {
                 ready.last_transition_time = since;
             }
@@ -179,8 +169,7 @@ impl<'a> Conditions<'a> {
 
     /// True when the condition is True and was judged on this generation.
     pub fn is_true(&self, type_: &str) -> bool {
-        self.get(type_)
-            .is_some_and(|condition| self.is_current(condition, Status::True))
+        self.get(type_).is_some_and(|condition| self.is_current(condition, Status::True))
     }
 
     fn is_current(&self, condition: &Condition, status: Status) -> bool {
@@ -192,11 +181,7 @@ impl<'a> Conditions<'a> {
         let message: String = message.chars().take(MAX_MESSAGE).collect();
         let Some(condition) = self.list.iter_mut().find(|condition| condition.type_ == type_) else {
             // Ready stays last, where people look for it.
-            let at = self
-                .list
-                .iter()
-                .position(|condition| condition.type_ == READY)
-                .unwrap_or(self.list.len());
+            let at = self.list.iter().position(|condition| condition.type_ == READY).unwrap_or(self.list.len());
             self.list.insert(
                 at,
                 Condition {
@@ -278,10 +263,7 @@ mod tests {
         let types: Vec<_> = list.iter().map(|condition| condition.type_.as_str()).collect();
         assert_eq!(types, [VALIDATION_SUCCEEDED, NODE_CLASS_READY, READY]);
         for condition in &list {
-            assert_eq!(
-                (condition.status.as_str(), &condition.last_transition_time),
-                ("Unknown", &at(1))
-            );
+            assert_eq!((condition.status.as_str(), &condition.last_transition_time), ("Unknown", &at(1)));
         }
         assert_eq!(list[0].reason, "AwaitingReconciliation");
     }
@@ -293,10 +275,7 @@ mod tests {
         assert_eq!(list[0].last_transition_time, at(10));
         assert_eq!(list[0].reason, VALIDATION_SUCCEEDED);
         assert!(!open(&mut list, 2, 20).set_true(VALIDATION_SUCCEEDED));
-        assert_eq!(
-            (&list[0].last_transition_time, list[0].observed_generation),
-            (&at(10), Some(2))
-        );
+        assert_eq!((&list[0].last_transition_time, list[0].observed_generation), (&at(10), Some(2)));
         assert!(open(&mut list, 2, 30).set(VALIDATION_SUCCEEDED, Status::True, "Other", "message"));
         assert_eq!(list[0].last_transition_time, at(10));
         assert!(open(&mut list, 2, 40).set_false(VALIDATION_SUCCEEDED, "NodePoolValidationFailed", "no"));
@@ -308,26 +287,12 @@ mod tests {
         let mut list = vec![];
         let mut conditions = open(&mut list, 1, 10);
         conditions.set_true(VALIDATION_SUCCEEDED);
-        assert_eq!(
-            ready(&list),
-            (
-                "Unknown".into(),
-                "ReconcilingDependents".into(),
-                "NodeClassReady=Unknown".into()
-            )
-        );
+        assert_eq!(ready(&list), ("Unknown".into(), "ReconcilingDependents".into(), "NodeClassReady=Unknown".into()));
         open(&mut list, 1, 20).set_true(NODE_CLASS_READY);
         assert_eq!(ready(&list), ("True".into(), "Ready".into(), String::new()));
         assert_eq!(get(&list, READY).unwrap().last_transition_time, at(20));
         open(&mut list, 1, 30).set_false(NODE_CLASS_READY, "NodeClassNotFound", "it is missing");
-        assert_eq!(
-            ready(&list),
-            (
-                "False".into(),
-                "UnhealthyDependents".into(),
-                "NodeClassReady=False".into()
-            )
-        );
+        assert_eq!(ready(&list), ("False".into(), "UnhealthyDependents".into(), "NodeClassReady=False".into()));
     }
 
     #[test]
@@ -352,10 +317,7 @@ mod tests {
         conditions.set_true(NODE_CLASS_READY);
         conditions.set_false(NODE_REGISTRATION_HEALTHY, "RegistrationFailed", "");
         assert!(conditions.is_true(READY));
-        assert_eq!(
-            conditions.list.last().map(|condition| condition.type_.as_str()),
-            Some(READY)
-        );
+        assert_eq!(conditions.list.last().map(|condition| condition.type_.as_str()), Some(READY));
         assert!(conditions.clear(NODE_REGISTRATION_HEALTHY));
         assert!(!conditions.clear(NODE_REGISTRATION_HEALTHY));
         assert!(!conditions.clear(VALIDATION_SUCCEEDED));

@@ -54,11 +54,7 @@ pub fn parse(text: &str) -> Result<i64, ParseDurationError> {
             .ok_or_else(|| error(Hint::TooLong))?;
         rest = &tail[1..];
     }
-    if text.is_empty() {
-        Err(error(Hint::None))
-    } else {
-        Ok(total)
-    }
+    if text.is_empty() { Err(error(Hint::None)) } else { Ok(total) }
 }
 
 /// Milliseconds of a duration, nothing for `Never`.

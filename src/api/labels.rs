@@ -92,25 +92,10 @@ pub const EC2_LABELS: [&str; 29] = [
 
 /// Well-known keys outside `karpenter.k8s.aws`: a node that is yet to be made can have any value of them that an instance
 /// type offers.
-const WELL_KNOWN: [&str; 9] = [
-    NODE_POOL,
-    ZONE,
-    ZONE_ID,
-    REGION,
-    INSTANCE_TYPE,
-    ARCH,
-    OS,
-    CAPACITY_TYPE,
-    WINDOWS_BUILD,
-];
+const WELL_KNOWN: [&str; 9] = [NODE_POOL, ZONE, ZONE_ID, REGION, INSTANCE_TYPE, ARCH, OS, CAPACITY_TYPE, WINDOWS_BUILD];
 
 /// Tag keys that an EC2NodeClass may not set (besides those that start with `kubernetes.io/cluster`).
-pub const RESTRICTED_TAGS: [&str; 4] = [
-    "eks:eks-cluster-name",
-    NODE_POOL,
-    "karpenter.sh/nodeclaim",
-    EC2_NODE_CLASS,
-];
+pub const RESTRICTED_TAGS: [&str; 4] = ["eks:eks-cluster-name", NODE_POOL, "karpenter.sh/nodeclaim", EC2_NODE_CLASS];
 
 /// Taint put on a node about to be disrupted.
 pub const DISRUPTED_TAINT: &str = "karpenter.sh/disrupted";
@@ -142,6 +127,8 @@ pub const INSTANCE_PROFILE_NAME: &str = "karpenter.k8s.aws/instance-profile-name
 pub const PLANNED_PODS: &str = "stowage.dev/planned-pods";
 /// Owner UID by pod, for the planned pods that were displaced from another node: a JSON object.
 pub const PLANNED_OWNERS: &str = "stowage.dev/planned-owners";
+/// Which plan a NodeClaim is part of: its nodes are opened together.
+pub const PLAN: &str = "stowage.dev/plan";
 /// The offering the plan counted on: `type/zone/capacity-type`.
 pub const PLANNED_OFFERING: &str = "stowage.dev/planned-offering";
 /// Why a NodeClaim is being disrupted and until when there is time: `reason/RFC 3339`.
@@ -182,11 +169,9 @@ pub fn is_restricted(key: &str) -> bool {
     let Some((domain, _)) = key.split_once('/') else {
         return false;
     };
-    ["karpenter.sh", "karpenter.k8s.aws"].into_iter().any(|ours| {
-        domain
-            .strip_suffix(ours)
-            .is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
-    })
+    ["karpenter.sh", "karpenter.k8s.aws"]
+        .into_iter()
+        .any(|ours| domain.strip_suffix(ours).is_some_and(|rest| rest.is_empty() || rest.ends_with('.')))
 }
 
 #[cfg(test)]

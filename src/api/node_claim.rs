@@ -1,9 +1,6 @@
 //! NodeClaim, `karpenter.sh/v1`.
 
-#![allow(
-    clippy::duplicated_attributes,
-    reason = "columns of a CRD share members such as their type"
-)]
+#![allow(clippy::duplicated_attributes, reason = "columns of a CRD share members such as their type")]
 
 use std::collections::BTreeMap;
 
@@ -30,27 +27,11 @@ use super::{NodeClassRef, Requirement};
     status = "NodeClaimStatus",
     derive = "PartialEq",
     doc = "One node: asked for, launched, registered, initialized. Its spec can't be changed.",
-    printcolumn(
-        name = "Type",
-        type_ = "string",
-        json_path = r".metadata.labels.node\.kubernetes\.io/instance-type"
-    ),
-    printcolumn(
-        name = "Capacity",
-        type_ = "string",
-        json_path = r".metadata.labels.karpenter\.sh/capacity-type"
-    ),
-    printcolumn(
-        name = "Zone",
-        type_ = "string",
-        json_path = r".metadata.labels.topology\.kubernetes\.io/zone"
-    ),
+    printcolumn(name = "Type", type_ = "string", json_path = r".metadata.labels.node\.kubernetes\.io/instance-type"),
+    printcolumn(name = "Capacity", type_ = "string", json_path = r".metadata.labels.karpenter\.sh/capacity-type"),
+    printcolumn(name = "Zone", type_ = "string", json_path = r".metadata.labels.topology\.kubernetes\.io/zone"),
     printcolumn(name = "Node", type_ = "string", json_path = ".status.nodeName"),
-    printcolumn(
-        name = "Ready",
-        type_ = "string",
-        json_path = r#".status.conditions[?(@.type=="Ready")].status"#
-    ),
+    printcolumn(name = "Ready", type_ = "string", json_path = r#".status.conditions[?(@.type=="Ready")].status"#),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
     printcolumn(name = "ImageID", type_ = "string", json_path = ".status.imageID", priority = 1),
     printcolumn(name = "ID", type_ = "string", json_path = ".status.providerID", priority = 1),
@@ -60,12 +41,7 @@ use super::{NodeClassRef, Requirement};
         json_path = r".metadata.labels.karpenter\.sh/nodepool",
         priority = 1
     ),
-    printcolumn(
-        name = "NodeClass",
-        type_ = "string",
-        json_path = ".spec.nodeClassRef.name",
-        priority = 1
-    ),
+    printcolumn(name = "NodeClass", type_ = "string", json_path = ".spec.nodeClassRef.name", priority = 1),
     printcolumn(
         name = "Drifted",
         type_ = "string",

@@ -3,10 +3,7 @@
 //! Members with a closed set of values are strings here and enums in the schema: an object that a newer schema let in must
 //! not stop a watch of all of them.
 
-#![allow(
-    clippy::duplicated_attributes,
-    reason = "columns of a CRD share members such as their type"
-)]
+#![allow(clippy::duplicated_attributes, reason = "columns of a CRD share members such as their type")]
 
 use std::collections::BTreeMap;
 
@@ -32,11 +29,7 @@ use super::crds::schema;
     status = "Ec2NodeClassStatus",
     derive = "PartialEq",
     doc = "How instances are made: image, network, storage, identity.",
-    printcolumn(
-        name = "Ready",
-        type_ = "string",
-        json_path = r#".status.conditions[?(@.type=="Ready")].status"#
-    ),
+    printcolumn(name = "Ready", type_ = "string", json_path = r#".status.conditions[?(@.type=="Ready")].status"#),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
     printcolumn(name = "Role", type_ = "string", json_path = ".spec.role", priority = 1)
 )]
@@ -58,11 +51,7 @@ pub struct Ec2NodeClassSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub placement_group_selector: Option<PlacementGroupSelector>,
     /// Whether instances get a public IPv4 address; absent leaves it to the subnet.
-    #[serde(
-        default,
-        rename = "associatePublicIPAddress",
-        skip_serializing_if = "Option::is_none"
-    )]
+    #[serde(default, rename = "associatePublicIPAddress", skip_serializing_if = "Option::is_none")]
     pub associate_public_ip_address: Option<bool>,
     /// Number of IP prefixes given to each network interface at launch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -127,10 +116,7 @@ impl Ec2NodeClassSpec {
         if let Some(family) = &self.ami_family {
             return family;
         }
-        self.ami_selector_terms
-            .iter()
-            .find_map(AmiSelectorTerm::alias_family)
-            .unwrap_or("Custom")
+        self.ami_selector_terms.iter().find_map(AmiSelectorTerm::alias_family).unwrap_or("Custom")
     }
 }
 
@@ -229,10 +215,7 @@ impl AmiSelectorTerm {
     /// The AMI family of the term's alias, as `AL2023`; nothing without an alias or with one of no known family.
     pub fn alias_family(&self) -> Option<&'static str> {
         let (family, _) = self.alias.as_deref()?.split_once('@')?;
-        ALIAS_FAMILIES
-            .iter()
-            .find(|(alias, _)| *alias == family)
-            .map(|(_, family)| *family)
+        ALIAS_FAMILIES.iter().find(|(alias, _)| *alias == family).map(|(_, family)| *family)
     }
 }
 
@@ -321,11 +304,7 @@ pub struct MetadataOptions {
     #[schemars(schema_with = "schema::http_endpoint")]
     pub http_endpoint: Option<String>,
     /// Whether it answers on IPv6: enabled or disabled.
-    #[serde(
-        default = "disabled",
-        rename = "httpProtocolIPv6",
-        skip_serializing_if = "Option::is_none"
-    )]
+    #[serde(default = "disabled", rename = "httpProtocolIPv6", skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::http_protocol_ipv6")]
     pub http_protocol_ipv6: Option<String>,
     /// Hops its answer may travel; 1 keeps it from pods without host network.

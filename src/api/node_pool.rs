@@ -1,9 +1,6 @@
 //! NodePool, `karpenter.sh/v1`.
 
-#![allow(
-    clippy::duplicated_attributes,
-    reason = "columns of a CRD share members such as their type"
-)]
+#![allow(clippy::duplicated_attributes, reason = "columns of a CRD share members such as their type")]
 
 use std::collections::BTreeMap;
 
@@ -29,26 +26,13 @@ use super::crds::schema;
     derive = "PartialEq",
     doc = "Desired nodes of one kind: what they must be, how many there may be and when they may be replaced.",
     scale(spec_replicas_path = ".spec.replicas", status_replicas_path = ".status.nodes"),
-    printcolumn(
-        name = "NodeClass",
-        type_ = "string",
-        json_path = ".spec.template.spec.nodeClassRef.name"
-    ),
+    printcolumn(name = "NodeClass", type_ = "string", json_path = ".spec.template.spec.nodeClassRef.name"),
     printcolumn(name = "Nodes", type_ = "string", json_path = ".status.nodes"),
-    printcolumn(
-        name = "Ready",
-        type_ = "string",
-        json_path = r#".status.conditions[?(@.type=="Ready")].status"#
-    ),
+    printcolumn(name = "Ready", type_ = "string", json_path = r#".status.conditions[?(@.type=="Ready")].status"#),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
     printcolumn(name = "Weight", type_ = "integer", json_path = ".spec.weight", priority = 1),
     printcolumn(name = "CPU", type_ = "string", json_path = ".status.resources.cpu", priority = 1),
-    printcolumn(
-        name = "Memory",
-        type_ = "string",
-        json_path = ".status.resources.memory",
-        priority = 1
-    )
+    printcolumn(name = "Memory", type_ = "string", json_path = ".status.resources.memory", priority = 1)
 )]
 #[serde(rename_all = "camelCase")]
 pub struct NodePoolSpec {
@@ -196,10 +180,7 @@ fn when_empty_or_underutilized() -> String {
     "WhenEmptyOrUnderutilized".into()
 }
 fn ten_percent() -> Vec<Budget> {
-    vec![Budget {
-        nodes: ten_percent_of_nodes(),
-        ..Budget::default()
-    }]
+    vec![Budget { nodes: ten_percent_of_nodes(), ..Budget::default() }]
 }
 fn ten_percent_of_nodes() -> String {
     "10%".into()

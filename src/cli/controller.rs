@@ -164,9 +164,7 @@ fn parse_duration(text: &str) -> Result<Duration, String> {
         Some(parsed) => parsed.map_err(|_| wanted.to_owned())?,
         None => duration::parse(text).map_err(|error| format!("{error}; {wanted}"))?,
     };
-    u64::try_from(milliseconds)
-        .map(Duration::from_millis)
-        .map_err(|_| wanted.to_owned())
+    u64::try_from(milliseconds).map(Duration::from_millis).map_err(|_| wanted.to_owned())
 }
 
 fn parse_boot_delay(text: &str) -> Result<BootDelay, String> {
@@ -192,19 +190,14 @@ pub fn run(args: &ControllerArgs) -> anyhow::Result<()> {
         LogLevel::Info => "stowage=info,warn",
         LogLevel::Error => "error",
     };
-    let logs = tracing_subscriber::fmt()
-        .with_env_filter(EnvFilter::new(filter))
-        .with_writer(std::io::stderr);
+    let logs = tracing_subscriber::fmt().with_env_filter(EnvFilter::new(filter)).with_writer(std::io::stderr);
     match args.log_format {
         LogFormat::Json => logs.json().flatten_event(true).init(),
         LogFormat::Text => logs.with_ansi(false).init(),
     }
     // Whoever installed a provider before us chose it.
     let _ = rustls::crypto::ring::default_provider().install_default();
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .enable_all()
-        .build()
-        .context("starting the runtime")?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("starting the runtime")?;
     let result = runtime.block_on(serve(args));
     // Watches and reconcilers have no state worth waiting for: all of it is in the API server and the cloud.
     runtime.shutdown_timeout(Duration::from_secs(1));
@@ -243,15 +236,7 @@ async fn serve(args: &ControllerArgs) -> anyhow::Result<()> {
     });
     watch::start(&client, &cluster);
     tokio::spawn(placement::show(Arc::clone(&cluster), Arc::clone(&state.view)));
-    let lead = lead(
-        args,
-        client,
-        namespace,
-        cluster,
-        controller_metrics,
-        Arc::clone(&state),
-        stopped.clone(),
-    );
+    let lead = lead(args, client, namespace, cluster, controller_metrics, Arc::clone(&state), stopped.clone());
     let lead = tokio::spawn(lead);
     let mut end = stopped.clone();
     let mut lead = lead;
@@ -312,9 +297,7 @@ fn cloud(args: &ControllerArgs) -> anyhow::Result<Arc<SimulatedEc2>> {
     };
     let config = SimulatedConfig {
         seed: args.simulated_seed,
-        spot: SpotPricing::Synthetic {
-            seed: args.simulated_seed,
-        },
+        spot: SpotPricing::Synthetic { seed: args.simulated_seed },
         boot_delay: args.simulated_boot_delay,
         interruption_notice: args.simulated_interruption_notice,
         state_file: args.simulated_state.clone(),
@@ -426,27 +409,12 @@ mod tests {
     #[test]
     fn a_setting_that_does_not_parse_names_itself_its_value_and_what_would_be_right() {
         for (args, wanted) in [
-            (
-                ["--batch-idle-duration", "soon"],
-                ["--batch-idle-duration", "soon", "10s"],
-            ),
-            (
-                ["--placement", "magic"],
-                ["--placement", "magic", "extender, nominate, off"],
-            ),
+            (["--batch-idle-duration", "soon"], ["--batch-idle-duration", "soon", "10s"]),
+            (["--placement", "magic"], ["--placement", "magic", "extender, nominate, off"]),
             (["--metrics-port", "80800"], ["--metrics-port", "80800", "65535"]),
-            (
-                ["--preference-policy", "respect"],
-                ["--preference-policy", "respect", "Respect, Ignore"],
-            ),
-            (
-                ["--disable-leader-election", "yes"],
-                ["--disable-leader-election", "yes", "true, false"],
-            ),
-            (
-                ["--simulated-boot-delay", "9s-3s"],
-                ["--simulated-boot-delay", "9s-3s", "must not be longer"],
-            ),
+            (["--preference-policy", "respect"], ["--preference-policy", "respect", "Respect, Ignore"]),
+            (["--disable-leader-election", "yes"], ["--disable-leader-election", "yes", "true, false"]),
+            (["--simulated-boot-delay", "9s-3s"], ["--simulated-boot-delay", "9s-3s", "must not be longer"]),
         ] {
             let error = parse(&args).unwrap_err();
             for part in wanted {
@@ -468,9 +436,6 @@ mod tests {
         .unwrap();
         assert_eq!(args.batch_idle_duration, Duration::from_millis(250));
         assert_eq!(args.batch_max_duration, Duration::from_secs(90));
-        assert_eq!(
-            args.simulated_boot_delay,
-            BootDelay::Between(Duration::from_secs(2), Duration::from_secs(3))
-        );
+        assert_eq!(args.simulated_boot_delay, BootDelay::Between(Duration::from_secs(2), Duration::from_secs(3)));
     }
 }

@@ -83,25 +83,15 @@ impl Input {
     /// # Errors
     /// See [`InputError`].
     pub fn read_scenario(&mut self, file: &Path) -> Result<(), InputError> {
-        let open = File::open(file).map_err(|error| InputError::Read {
-            file: file.into(),
-            error,
-        })?;
+        let open = File::open(file).map_err(|error| InputError::Read { file: file.into(), error })?;
         let mut stopped = None;
         let mut reader = serde_json::Deserializer::from_reader(BufReader::with_capacity(1 << 18, open));
-        let sections = Sections {
-            input: self,
-            file,
-            stopped: &mut stopped,
-        };
+        let sections = Sections { input: self, file, stopped: &mut stopped };
         let read = sections.deserialize(&mut reader).and_then(|()| reader.end());
         match (stopped, read) {
             (Some(error), _) => Err(error),
             (None, Ok(())) => Ok(()),
-            (None, Err(error)) => Err(InputError::Syntax {
-                file: file.into(),
-                problem: error.to_string(),
-            }),
+            (None, Err(error)) => Err(InputError::Syntax { file: file.into(), problem: error.to_string() }),
         }
     }
 
@@ -110,20 +100,14 @@ impl Input {
     /// # Errors
     /// See [`InputError`].
     pub fn read_manifests(&mut self, path: &Path) -> Result<(), InputError> {
-        let fail = |error| InputError::Read {
-            file: path.into(),
-            error,
-        };
+        let fail = |error| InputError::Read { file: path.into(), error };
         if path.is_dir() {
             let mut inside: Vec<PathBuf> = std::fs::read_dir(path)
                 .and_then(|entries| entries.map(|entry| entry.map(|e| e.path())).collect())
                 .map_err(fail)?;
             inside.sort();
             for entry in inside {
-                let manifest = matches!(
-                    entry.extension().and_then(|e| e.to_str()),
-                    Some("yaml" | "yml" | "json")
-                );
+                let manifest = matches!(entry.extension().and_then(|e| e.to_str()), Some("yaml" | "yml" | "json"));
                 if manifest || entry.is_dir() {
                     self.read_manifests(&entry)?;
                 }
@@ -131,10 +115,8 @@ impl Input {
             return Ok(());
         }
         let text = std::fs::read_to_string(path).map_err(fail)?;
-        let documents: Vec<Value> = serde_saphyr::from_multiple(&text).map_err(|error| InputError::Syntax {
-            file: path.into(),
-            problem: error.to_string(),
-        })?;
+        let documents: Vec<Value> = serde_saphyr::from_multiple(&text)
+            .map_err(|error| InputError::Syntax { file: path.into(), problem: error.to_string() })?;
         for document in documents {
             if !document.is_null() {
                 self.object(path, document)?;
@@ -144,24 +126,16 @@ impl Input {
     }
 
     fn object(&mut self, file: &Path, object: Value) -> Result<(), InputError> {
-        let kind = object
-            .get("kind")
-            .and_then(Value::as_str)
-            .unwrap_or_default()
-            .to_owned();
+        let kind = object.get("kind").and_then(Value::as_str).unwrap_or_default().to_owned();
         match kind.as_str() {
             "" => {
                 let problem = "a document without kind".to_owned();
-                return Err(InputError::Syntax {
-                    file: file.into(),
-                    problem,
-                });
+                return Err(InputError::Syntax { file: file.into(), problem });
             }
             "NodePool" => self.pools.push((file.into(), typed(file, "NodePool", object)?)),
             "EC2NodeClass" => {
                 let class: Ec2NodeClass = typed(file, "EC2NodeClass", object)?;
-                self.node_classes
-                    .insert(class.metadata.name.clone().unwrap_or_default(), class);
+                self.node_classes.insert(class.metadata.name.clone().unwrap_or_default(), class);
             }
             "Pod" => self.pod(file, object)?,
             "Node" => self.nodes.push(typed(file, "Node", object)?),
@@ -190,10 +164,7 @@ impl Input {
 
     fn daemon_set(&mut self, file: &Path, object: Value) -> Result<(), InputError> {
         let set: DaemonSet = typed(file, "DaemonSet", object)?;
-        let daemon = self
-            .interner
-            .intern_daemon(&set)
-            .map_err(|error| bad_pod(file, "DaemonSet", &error))?;
+        let daemon = self.interner.intern_daemon(&set).map_err(|error| bad_pod(file, "DaemonSet", &error))?;
         self.daemons.push(daemon);
         Ok(())
     }
@@ -204,22 +175,10 @@ impl Input {
         if matches!(phase, Some("Succeeded" | "Failed")) {
             return Ok(());
         }
-        let entry = self
-            .interner
-            .intern(&pod)
-            .map_err(|error| bad_pod(file, "Pod", &error))?;
-        let daemon = pod
-            .metadata
-            .owner_references
-            .iter()
-            .flatten()
-            .any(|owner| owner.kind == "DaemonSet");
+        let entry = self.interner.intern(&pod).map_err(|error| bad_pod(file, "Pod", &error))?;
+        let daemon = pod.metadata.owner_references.iter().flatten().any(|owner| owner.kind == "DaemonSet");
         match pod.spec.as_ref().and_then(|spec| spec.node_name.as_ref()) {
-            Some(node) => self
-                .running
-                .entry(node.clone())
-                .or_default()
-                .push(Running { pod: entry, daemon }),
+            Some(node) => self.running.entry(node.clone()).or_default().push(Running { pod: entry, daemon }),
             None if daemon => {}
             None => self.pods.push(entry),
         }
@@ -230,23 +189,16 @@ impl Input {
     fn workload(&mut self, file: &Path, kind: &str, object: &Value) -> Result<(), InputError> {
         let name = named(object);
         let label = format!("{kind} {name}");
-        let spec = if kind == "CronJob" {
-            "/spec/jobTemplate/spec"
-        } else {
-            "/spec"
-        };
+        let spec = if kind == "CronJob" { "/spec/jobTemplate/spec" } else { "/spec" };
         let count = |field: &str, default: i64| -> Result<i64, InputError> {
             match object.pointer(&format!("{spec}/{field}")) {
                 None | Some(Value::Null) => Ok(default),
                 Some(value) => {
-                    value
-                        .as_i64()
-                        .filter(|n| (0..=1_000_000).contains(n))
-                        .ok_or_else(|| InputError::Object {
-                            file: file.into(),
-                            object: label.clone(),
-                            problem: format!("{}.{field}: {value} is not a count", &spec[1..].replace('/', ".")),
-                        })
+                    value.as_i64().filter(|n| (0..=1_000_000).contains(n)).ok_or_else(|| InputError::Object {
+                        file: file.into(),
+                        object: label.clone(),
+                        problem: format!("{}.{field}: {value} is not a count", &spec[1..].replace('/', ".")),
+                    })
                 }
             }
         };
@@ -257,33 +209,21 @@ impl Input {
             }
             _ => count("replicas", 1)?,
         };
-        let template = object
-            .pointer(&format!("{spec}/template"))
-            .cloned()
-            .unwrap_or_else(|| json!({}));
-        let mut labels = template
-            .pointer("/metadata/labels")
-            .cloned()
-            .unwrap_or_else(|| json!({}));
+        let template = object.pointer(&format!("{spec}/template")).cloned().unwrap_or_else(|| json!({}));
+        let mut labels = template.pointer("/metadata/labels").cloned().unwrap_or_else(|| json!({}));
         if kind == "Deployment"
             && let Some(labels) = labels.as_object_mut()
         {
             // The ReplicaSet's label, which matchLabelKeys commonly names.
             labels.entry("pod-template-hash").or_insert_with(|| json!("simulated"));
         }
-        let namespace = object
-            .pointer("/metadata/namespace")
-            .cloned()
-            .unwrap_or_else(|| json!("default"));
+        let namespace = object.pointer("/metadata/namespace").cloned().unwrap_or_else(|| json!("default"));
         let pod =
             json!({"metadata": {"name": name, "namespace": namespace, "labels": labels}, "spec": template.get("spec")});
         let mut pod: Pod = typed_as(file, &label, pod)?;
         for index in 0..replicas {
             pod.metadata.name = Some(format!("{name}-{index}"));
-            let entry = self
-                .interner
-                .intern(&pod)
-                .map_err(|error| bad_pod(file, kind, &error))?;
+            let entry = self.interner.intern(&pod).map_err(|error| bad_pod(file, kind, &error))?;
             self.pods.push(entry);
         }
         Ok(())
@@ -299,11 +239,7 @@ fn bad_pod(file: &Path, kind: &str, error: &crate::scheduling::PodError) -> Inpu
 }
 
 fn named(object: &Value) -> String {
-    object
-        .pointer("/metadata/name")
-        .and_then(Value::as_str)
-        .unwrap_or("without a name")
-        .to_owned()
+    object.pointer("/metadata/name").and_then(Value::as_str).unwrap_or("without a name").to_owned()
 }
 
 fn typed<T: DeserializeOwned>(file: &Path, kind: &str, object: Value) -> Result<T, InputError> {
@@ -353,12 +289,7 @@ impl<'de> Visitor<'de> for Sections<'_> {
                     continue;
                 }
             };
-            map.next_value_seed(Section {
-                input: self.input,
-                file: self.file,
-                stopped: self.stopped,
-                kind,
-            })?;
+            map.next_value_seed(Section { input: self.input, file: self.file, stopped: self.stopped, kind })?;
         }
         Ok(())
     }

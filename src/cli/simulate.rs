@@ -31,12 +31,7 @@ const SOME_DO_NOT_FIT: u8 = 3;
 #[derive(Args, Debug, Clone)]
 pub struct SimulateArgs {
     /// Scenario: {"nodePools": [...], "pods": [...], "nodes": [...], "daemonSets": [...]} in Kubernetes' JSON.
-    #[arg(
-        long,
-        value_name = "FILE",
-        required_unless_present = "manifests",
-        conflicts_with = "manifests"
-    )]
+    #[arg(long, value_name = "FILE", required_unless_present = "manifests", conflicts_with = "manifests")]
     pub scenario: Option<PathBuf>,
     /// Manifests: a YAML or JSON file, or a folder of them. May be repeated.
     #[arg(short = 'f', long = "filename", value_name = "FILE_OR_DIR")]
@@ -87,11 +82,7 @@ pub fn run(args: &SimulateArgs, out: &mut dyn Write) -> anyhow::Result<u8> {
         }
         Output::Table => table(&problem, &found, seconds, out).context("writing the plan")?,
     }
-    Ok(if found.unschedulable.is_empty() {
-        ALL_FIT
-    } else {
-        SOME_DO_NOT_FIT
-    })
+    Ok(if found.unschedulable.is_empty() { ALL_FIT } else { SOME_DO_NOT_FIT })
 }
 
 fn read(args: &SimulateArgs) -> anyhow::Result<(Problem, BTreeMap<String, usize>)> {
@@ -123,12 +114,8 @@ fn problem_of(
     spot: SpotPricing,
 ) -> anyhow::Result<(Problem, BTreeMap<String, usize>)> {
     let mut catalogues: BTreeMap<String, Arc<Catalogue>> = BTreeMap::new();
-    let mut problem = Problem {
-        daemons: input.daemons,
-        namespaces: input.namespaces,
-        pods: input.pods,
-        ..Problem::default()
-    };
+    let mut problem =
+        Problem { daemons: input.daemons, namespaces: input.namespaces, pods: input.pods, ..Problem::default() };
     let mut running = input.running;
     let mut usage: BTreeMap<String, (Resources, i64)> = BTreeMap::new();
     for node in input.nodes {
@@ -139,17 +126,8 @@ fn problem_of(
         let status = node.status.unwrap_or_default();
         let spec = node.spec.unwrap_or_default();
         let allocatable = status.allocatable.as_ref().or(status.capacity.as_ref());
-        let allocatable = allocatable
-            .map(Resources::from_map)
-            .transpose()
-            .map_err(fail)?
-            .unwrap_or_default();
-        let capacity = status
-            .capacity
-            .as_ref()
-            .map(Resources::from_map)
-            .transpose()
-            .map_err(fail)?;
+        let allocatable = allocatable.map(Resources::from_map).transpose().map_err(fail)?.unwrap_or_default();
+        let capacity = status.capacity.as_ref().map(Resources::from_map).transpose().map_err(fail)?;
         let mut node_labels: BTreeMap<String, String> = BTreeMap::new();
         for (key, value) in node.metadata.labels.unwrap_or_default() {
             node_labels.entry(normalise_key(&key).to_owned()).or_insert(value);
@@ -255,18 +233,12 @@ fn json_of<'p>(problem: &'p Problem, plan: &'p Plan, seconds: f64) -> JsonPlan<'
         existing: plan
             .placements
             .iter()
-            .map(|p| JsonExisting {
-                node: &problem.nodes[p.node].name,
-                pods: keys(&p.pods),
-            })
+            .map(|p| JsonExisting { node: &problem.nodes[p.node].name, pods: keys(&p.pods) })
             .collect(),
         unschedulable: plan
             .unschedulable
             .iter()
-            .map(|u| JsonUnschedulable {
-                pod: &problem.pods[u.pod].key,
-                reason: &u.reason,
-            })
+            .map(|u| JsonUnschedulable { pod: &problem.pods[u.pod].key, reason: &u.reason })
             .collect(),
         cost_usd_per_hour: plan.cost.usd(),
         lower_bound_usd_per_hour: plan.lower_bound.map(MicroUsd::usd),
@@ -297,19 +269,10 @@ fn table(problem: &Problem, plan: &Plan, seconds: f64, out: &mut dyn Write) -> s
     )?;
     for ((pool, instance_type, zone, capacity, price), (nodes, pods)) in rows {
         let price = MicroUsd(price).usd();
-        writeln!(
-            out,
-            "{nodes:>6}  {pool:<16} {instance_type:<20} {zone:<12} {capacity:<10} {price:>12.4} {pods:>7}"
-        )?;
+        writeln!(out, "{nodes:>6}  {pool:<16} {instance_type:<20} {zone:<12} {capacity:<10} {price:>12.4} {pods:>7}")?;
     }
     for placement in &plan.placements {
-        writeln!(
-            out,
-            "{:>6}  onto {}: {} pods",
-            "",
-            problem.nodes[placement.node].name,
-            placement.pods.len()
-        )?;
+        writeln!(out, "{:>6}  onto {}: {} pods", "", problem.nodes[placement.node].name, placement.pods.len())?;
     }
     let placed: usize = plan.new_nodes.iter().map(|n| n.pods.len()).sum::<usize>()
         + plan.placements.iter().map(|p| p.pods.len()).sum::<usize>();
@@ -331,11 +294,7 @@ fn table(problem: &Problem, plan: &Plan, seconds: f64, out: &mut dyn Write) -> s
     }
     for (reason, pods) in reasons {
         let (first, more) = (pods[0], pods.len() - 1);
-        let others = if more == 0 {
-            String::new()
-        } else {
-            format!(" and {more} more")
-        };
+        let others = if more == 0 { String::new() } else { format!(" and {more} more") };
         writeln!(out, "unschedulable: {first}{others}: {reason}")?;
     }
     Ok(())

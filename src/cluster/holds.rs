@@ -101,11 +101,7 @@ pub fn resolve(state: &State, now_ms: i64) -> Holds {
             }
         }
         for (owner, originals) in slots {
-            let pods = by_owner
-                .get_or_insert_with(|| owned(state))
-                .get(owner)
-                .map(Vec::as_slice)
-                .unwrap_or_default();
+            let pods = by_owner.get_or_insert_with(|| owned(state)).get(owner).map(Vec::as_slice).unwrap_or_default();
             let arrived = pods
                 .iter()
                 .filter(|pod| pod.node.is_some() && pod.node.as_deref() == node.as_deref())
@@ -150,11 +146,7 @@ fn drop_void(state: &State, node: &Node, live: &mut Vec<Hold>) {
         return;
     }
     let requests = |pod: &PodRecord| pod.entry.as_ref().ok().map(|entry| Arc::clone(&entry.class));
-    for class in state
-        .pods_on(&node.name_any())
-        .filter(|pod| pod.active())
-        .filter_map(requests)
-    {
+    for class in state.pods_on(&node.name_any()).filter(|pod| pod.active()).filter_map(requests) {
         room.sub(&class.requests);
     }
     live.retain(|hold| {
@@ -172,12 +164,7 @@ fn drop_void(state: &State, node: &Node, live: &mut Vec<Hold>) {
 }
 
 fn hold(original: &str, pod: Option<&String>, owner: Option<&String>, expires_ms: i64) -> Hold {
-    Hold {
-        original: original.to_owned(),
-        pod: pod.cloned(),
-        owner: owner.cloned(),
-        expires_ms,
-    }
+    Hold { original: original.to_owned(), pod: pod.cloned(), owner: owner.cloned(), expires_ms }
 }
 
 fn owned(state: &State) -> HashMap<&str, Vec<&PodRecord>> {

@@ -23,10 +23,7 @@ pub struct Cluster {
 
 impl Default for Cluster {
     fn default() -> Self {
-        Self {
-            state: RwLock::new(State::default()),
-            version: channel::Sender::new(0),
-        }
+        Self { state: RwLock::new(State::default()), version: channel::Sender::new(0) }
     }
 }
 
@@ -55,16 +52,12 @@ impl Cluster {
 
 /// A time as RFC 3339 in UTC, whole seconds; times that can't be written are the epoch.
 pub fn rfc3339(milliseconds: i64) -> String {
-    k8s_openapi::jiff::Timestamp::from_second(milliseconds.div_euclid(1_000))
-        .unwrap_or_default()
-        .to_string()
+    k8s_openapi::jiff::Timestamp::from_second(milliseconds.div_euclid(1_000)).unwrap_or_default().to_string()
 }
 
 /// When an object was created, milliseconds since the epoch; 0 when it doesn't say.
 pub fn created_ms(meta: &k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta) -> i64 {
-    meta.creation_timestamp
-        .as_ref()
-        .map_or(0, |time| time.0.as_millisecond())
+    meta.creation_timestamp.as_ref().map_or(0, |time| time.0.as_millisecond())
 }
 
 /// Milliseconds since the epoch.

@@ -72,22 +72,10 @@ impl PodRecord {
         let meta = &pod.metadata;
         let spec = pod.spec.as_ref();
         let status = pod.status.as_ref();
-        let owner = meta
-            .owner_references
-            .iter()
-            .flatten()
-            .find(|owner| owner.controller == Some(true));
-        let node = spec
-            .and_then(|spec| spec.node_name.as_deref())
-            .filter(|name| !name.is_empty());
+        let owner = meta.owner_references.iter().flatten().find(|owner| owner.controller == Some(true));
+        let node = spec.and_then(|spec| spec.node_name.as_deref()).filter(|name| !name.is_empty());
         let condition = |kind: &str| {
-            status.and_then(|status| {
-                status
-                    .conditions
-                    .iter()
-                    .flatten()
-                    .find(|condition| condition.type_ == kind)
-            })
+            status.and_then(|status| status.conditions.iter().flatten().find(|condition| condition.type_ == kind))
         };
         let scheduling = if node.is_some() {
             Scheduling::Bound
@@ -96,28 +84,17 @@ impl PodRecord {
         } else {
             match condition("PodScheduled").filter(|condition| condition.status == "False") {
                 Some(condition) if condition.reason.as_deref() == Some("Unschedulable") => Scheduling::Unschedulable {
-                    since_ms: condition
-                        .last_transition_time
-                        .as_ref()
-                        .map_or(0, |time| time.0.as_millisecond()),
+                    since_ms: condition.last_transition_time.as_ref().map_or(0, |time| time.0.as_millisecond()),
                     message: condition.message.clone().unwrap_or_default(),
                 },
                 Some(condition) if condition.reason.as_deref() == Some("SchedulerError") => Scheduling::Failed,
                 _ => Scheduling::Untried,
             }
         };
-        let annotation = |key: &str| {
-            meta.annotations
-                .as_ref()
-                .and_then(|map| map.get(key))
-                .map(String::as_str)
-        };
+        let annotation = |key: &str| meta.annotations.as_ref().and_then(|map| map.get(key)).map(String::as_str);
         let tolerates_disruption = spec.is_some_and(|spec| {
             spec.tolerations.iter().flatten().any(|toleration| {
-                toleration
-                    .effect
-                    .as_deref()
-                    .is_none_or(|effect| effect.is_empty() || effect == "NoSchedule")
+                toleration.effect.as_deref().is_none_or(|effect| effect.is_empty() || effect == "NoSchedule")
                     && match toleration.key.as_deref() {
                         None | Some("") => toleration.operator.as_deref() == Some("Exists"),
                         Some(key) => {
@@ -134,9 +111,7 @@ impl PodRecord {
             uid: meta.uid.clone().unwrap_or_default(),
             entry,
             node: node.map(Arc::from),
-            nominated: status
-                .and_then(|status| status.nominated_node_name.clone())
-                .filter(|name| !name.is_empty()),
+            nominated: status.and_then(|status| status.nominated_node_name.clone()).filter(|name| !name.is_empty()),
             scheduling,
             terminal: status
                 .and_then(|status| status.phase.as_deref())
@@ -150,9 +125,7 @@ impl PodRecord {
             critical: spec
                 .and_then(|spec| spec.priority_class_name.as_deref())
                 .is_some_and(|class| class == "system-cluster-critical" || class == "system-node-critical"),
-            grace_seconds: spec
-                .and_then(|spec| spec.termination_grace_period_seconds)
-                .unwrap_or(30),
+            grace_seconds: spec.and_then(|spec| spec.termination_grace_period_seconds).unwrap_or(30),
             ready: condition("Ready").is_some_and(|condition| condition.status == "True"),
             first_unschedulable_ms: None,
         }
@@ -224,9 +197,7 @@ mod tests {
             .drainable()
         };
         assert!(!with(serde_json::json!({"operator": "Exists"})));
-        assert!(!with(
-            serde_json::json!({"key": "karpenter.sh/disrupted", "operator": "Exists"})
-        ));
+        assert!(!with(serde_json::json!({"key": "karpenter.sh/disrupted", "operator": "Exists"})));
         assert!(with(
             serde_json::json!({"key": "karpenter.sh/disrupted", "operator": "Exists", "effect": "NoExecute"})
         ));

@@ -76,11 +76,7 @@ pub fn demand(state: &State, holds: &Holds, without: &BTreeSet<String>) -> Deman
     let claim_by_node = claims_by_node(state);
     let mut planned: HashMap<&str, BTreeSet<&String>> = HashMap::new();
     for key in &state.unbound {
-        let Some(pod) = state
-            .pods
-            .get(key)
-            .filter(|pod| pod.unschedulable() && pod.entry.is_ok())
-        else {
+        let Some(pod) = state.pods.get(key).filter(|pod| pod.unschedulable() && pod.entry.is_ok()) else {
             continue;
         };
         // A nomination that isn't ours is the scheduler's own: it is making room by preemption.
@@ -88,31 +84,18 @@ pub fn demand(state: &State, holds: &Holds, without: &BTreeSet<String>) -> Deman
             !claim_by_node
                 .get(node)
                 .and_then(|claim| state.planned.get(&claim.name_any()))
-                .is_some_and(|plan| {
-                    planned
-                        .entry(node)
-                        .or_insert_with(|| plan.pods.iter().collect())
-                        .contains(key)
-                })
+                .is_some_and(|plan| planned.entry(node).or_insert_with(|| plan.pods.iter().collect()).contains(key))
         });
         if !preempting && !holds.by_pod.contains_key(key) {
             out.pending.insert(key.clone());
         }
     }
     let leaving = |name: &String, claim: &NodeClaim| is_leaving(claim) || without.contains(name);
-    let resettled: BTreeSet<&String> = holds
-        .by_claim
-        .values()
-        .flatten()
-        .filter(|hold| hold.owner.is_some())
-        .map(|hold| &hold.original)
-        .collect();
+    let resettled: BTreeSet<&String> =
+        holds.by_claim.values().flatten().filter(|hold| hold.owner.is_some()).map(|hold| &hold.original).collect();
     for (_, claim) in state.claims.iter().filter(|(name, claim)| leaving(name, claim)) {
         let Some(node) = state.node_of(claim) else { continue };
-        for pod in state
-            .pods_on(&node.name_any())
-            .filter(|pod| pod.reschedulable() && pod.entry.is_ok())
-        {
+        for pod in state.pods_on(&node.name_any()).filter(|pod| pod.reschedulable() && pod.entry.is_ok()) {
             let key = pod.key();
             if !resettled.contains(&key) {
                 out.displaced.insert(key);
@@ -154,13 +137,8 @@ pub fn take(
             // Its pods are placed anew, as if it were gone already.
             continue;
         }
-        out.problem
-            .nodes
-            .push(existing(state, &types, &holds, node, claim, leaving));
-        out.subjects.push(Subject {
-            node: Some(name.clone()),
-            claim: claim.map(|claim| claim.name_any()),
-        });
+        out.problem.nodes.push(existing(state, &types, &holds, node, claim, leaving));
+        out.subjects.push(Subject { node: Some(name.clone()), claim: claim.map(|claim| claim.name_any()) });
     }
     for (name, claim) in &state.claims {
         if state.node_of(claim).is_none() && !is_leaving(claim) && !without.contains(name) {
@@ -168,10 +146,7 @@ pub fn take(
             // A node that should be up by now may never come: nothing more is planned on it.
             node.schedulable = now_ms - super::created_ms(&claim.metadata) < BOOT_PATIENCE_MS;
             out.problem.nodes.push(node);
-            out.subjects.push(Subject {
-                node: None,
-                claim: Some(name.clone()),
-            });
+            out.subjects.push(Subject { node: None, claim: Some(name.clone()) });
         }
     }
     for key in demand.pending.iter().chain(&demand.displaced) {
@@ -180,10 +155,7 @@ pub fn take(
         }
     }
     out.displaced = demand.displaced;
-    out.problem.pools = pools
-        .iter()
-        .filter_map(|ready| pool(state, &types, ready, without))
-        .collect();
+    out.problem.pools = pools.iter().filter_map(|ready| pool(state, &types, ready, without)).collect();
     out.problem.daemons = state.daemons.values().map(|record| record.daemon.clone()).collect();
     out.problem.namespaces = state.namespaces.clone();
     out.problem.settings = settings.clone();
@@ -208,10 +180,7 @@ fn pool(state: &State, types: &Types, ready: &ReadyPool, without: &BTreeSet<Stri
 /// Capacity of a claim's node: as reported, or as its type promises.
 pub fn capacity(types: &Types, claim: &NodeClaim) -> Resources {
     let status = claim.status.as_ref();
-    match status
-        .map(|status| &status.capacity)
-        .filter(|capacity| !capacity.is_empty())
-    {
+    match status.map(|status| &status.capacity).filter(|capacity| !capacity.is_empty()) {
         Some(capacity) => read(capacity),
         None => types.of(claim).map(|found| found.capacity.clone()).unwrap_or_default(),
     }
@@ -231,21 +200,10 @@ fn existing(
 ) -> NodeState {
     let name = node.name_any();
     let spec = node.spec.clone().unwrap_or_default();
-    let reported = node
-        .status
-        .as_ref()
-        .and_then(|status| status.allocatable.as_ref())
-        .map(read)
-        .unwrap_or_default();
-    let initialized = claim.is_none()
-        || node
-            .labels()
-            .get(labels::INITIALIZED)
-            .is_some_and(|value| value == "true");
+    let reported = node.status.as_ref().and_then(|status| status.allocatable.as_ref()).map(read).unwrap_or_default();
+    let initialized = claim.is_none() || node.labels().get(labels::INITIALIZED).is_some_and(|value| value == "true");
     let ready = node_ready(node);
-    let startup: &[Taint] = claim
-        .map(|claim| claim.spec.startup_taints.as_slice())
-        .unwrap_or_default();
+    let startup: &[Taint] = claim.map(|claim| claim.spec.startup_taints.as_slice()).unwrap_or_default();
     let taints: Vec<Taint> = spec
         .taints
         .into_iter()
@@ -253,9 +211,7 @@ fn existing(
         .filter(|taint| {
             initialized
                 || !(is_ephemeral(taint)
-                    || startup
-                        .iter()
-                        .any(|other| other.key == taint.key && other.effect == taint.effect))
+                    || startup.iter().any(|other| other.key == taint.key && other.effect == taint.effect))
         })
         .collect();
     let mut allocatable = reported;
@@ -271,11 +227,8 @@ fn existing(
             node_labels.entry(key.clone()).or_insert_with(|| value.clone());
         }
     }
-    let mut pods: Vec<PodEntry> = state
-        .pods_on(&name)
-        .filter(|pod| pod.active())
-        .filter_map(|pod| pod.entry.clone().ok())
-        .collect();
+    let mut pods: Vec<PodEntry> =
+        state.pods_on(&name).filter(|pod| pod.active()).filter_map(|pod| pod.entry.clone().ok()).collect();
     if let Some(claim) = claim {
         pods.extend(held(state, holds, &claim.name_any()));
     }
@@ -305,13 +258,9 @@ fn in_flight(state: &State, types: &Types, holds: &Holds, claim: &NodeClaim) -> 
     }
     if let Some((_, zone, capacity_type)) = offering_of(claim) {
         node_labels.entry(labels::ZONE.into()).or_insert(zone);
-        node_labels
-            .entry(labels::CAPACITY_TYPE.into())
-            .or_insert_with(|| capacity_type.as_str().into());
+        node_labels.entry(labels::CAPACITY_TYPE.into()).or_insert_with(|| capacity_type.as_str().into());
     }
-    node_labels
-        .entry(labels::HOSTNAME.into())
-        .or_insert_with(|| name.clone());
+    node_labels.entry(labels::HOSTNAME.into()).or_insert_with(|| name.clone());
     let mut out = NodeState {
         name: Arc::from(name.as_str()),
         labels: node_labels,
@@ -329,15 +278,9 @@ fn in_flight(state: &State, types: &Types, holds: &Holds, claim: &NodeClaim) -> 
 
 fn allocatable_of(types: &Types, claim: &NodeClaim) -> Resources {
     let status = claim.status.as_ref();
-    match status
-        .map(|status| &status.allocatable)
-        .filter(|allocatable| !allocatable.is_empty())
-    {
+    match status.map(|status| &status.allocatable).filter(|allocatable| !allocatable.is_empty()) {
         Some(allocatable) => read(allocatable),
-        None => types
-            .of(claim)
-            .map(|found| found.allocatable.clone())
-            .unwrap_or_default(),
+        None => types.of(claim).map(|found| found.allocatable.clone()).unwrap_or_default(),
     }
 }
 
@@ -367,10 +310,7 @@ fn held(state: &State, holds: &Holds, claim: &str) -> Vec<PodEntry> {
 
 /// Requests of the daemon pods that belong on a Node and aren't there yet.
 pub fn daemons_to_come(state: &State, node: &Node) -> Resources {
-    let pods = state
-        .pods_on(&node.name_any())
-        .filter_map(|pod| pod.entry.clone().ok())
-        .collect();
+    let pods = state.pods_on(&node.name_any()).filter_map(|pod| pod.entry.clone().ok()).collect();
     let taints = node.spec.iter().flat_map(|spec| spec.taints.iter().flatten());
     let lasting = taints.filter(|taint| !is_ephemeral(taint)).cloned().collect();
     daemon_reserve(
@@ -405,30 +345,22 @@ fn daemon_reserve(state: &State, node: &NodeState) -> Resources {
 /// Whether the node's Ready condition is true.
 pub fn node_ready(node: &Node) -> bool {
     let list = node.status.as_ref().and_then(|status| status.conditions.as_ref());
-    list.is_some_and(|list| {
-        list.iter()
-            .any(|condition| condition.type_ == "Ready" && condition.status == "True")
-    })
+    list.is_some_and(|list| list.iter().any(|condition| condition.type_ == "Ready" && condition.status == "True"))
 }
 
 /// Whether the pool's Ready condition is true.
 pub fn pool_ready(pool: &NodePool) -> bool {
     pool.metadata.deletion_timestamp.is_none()
         && pool.spec.replicas.is_none()
-        && pool
-            .status
-            .as_ref()
-            .is_some_and(|status| conditions::is_true(&status.conditions, "Ready"))
+        && pool.status.as_ref().is_some_and(|status| conditions::is_true(&status.conditions, "Ready"))
 }
 
 /// The offering a claim was launched as, or else the one it was planned as.
 pub fn offering_of(claim: &NodeClaim) -> Option<(String, String, CapacityType)> {
     let label = |key: &str| claim.labels().get(key).cloned();
-    if let (Some(name), Some(zone), Some(capacity_type)) = (
-        label(labels::INSTANCE_TYPE),
-        label(labels::ZONE),
-        label(labels::CAPACITY_TYPE),
-    ) {
+    if let (Some(name), Some(zone), Some(capacity_type)) =
+        (label(labels::INSTANCE_TYPE), label(labels::ZONE), label(labels::CAPACITY_TYPE))
+    {
         return Some((name, zone, CapacityType::parse(&capacity_type)?));
     }
     let mut parts = claim.annotations().get(labels::PLANNED_OFFERING)?.split('/');
@@ -449,12 +381,7 @@ impl Types {
             .iter()
             .map(|ready| {
                 let types = ready.catalogue.instance_types.iter();
-                (
-                    ready.pool.name_any(),
-                    types
-                        .map(|found| (Arc::clone(&found.name), Arc::clone(found)))
-                        .collect(),
-                )
+                (ready.pool.name_any(), types.map(|found| (Arc::clone(&found.name), Arc::clone(found))).collect())
             })
             .collect();
         Self { by_pool }
@@ -463,9 +390,7 @@ impl Types {
     /// The instance type of a claim.
     pub fn of(&self, claim: &NodeClaim) -> Option<&Arc<InstanceType>> {
         let (name, _, _) = offering_of(claim)?;
-        self.by_pool
-            .get(claim.labels().get(labels::NODE_POOL)?)?
-            .get(name.as_str())
+        self.by_pool.get(claim.labels().get(labels::NODE_POOL)?)?.get(name.as_str())
     }
 
     /// The price of a claim's offering; zero when it isn't known.
@@ -475,10 +400,7 @@ impl Types {
         };
         self.of(claim)
             .and_then(|found| {
-                found
-                    .offerings
-                    .iter()
-                    .find(|offer| *offer.zone == zone && offer.capacity_type == capacity_type)
+                found.offerings.iter().find(|offer| *offer.zone == zone && offer.capacity_type == capacity_type)
             })
             .map_or_else(MicroUsd::default, |offer| offer.price)
     }

@@ -1,10 +1,11 @@
 //! Tables of watched objects, and how an event changes them.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::ResourceExt;
 
 use super::holds::Planned;
@@ -54,12 +55,46 @@ pub struct State {
     /// Kinds whose first listing is complete.
     pub synced: BTreeSet<&'static str>,
     interner: Interner,
+    gone: Gone,
+}
+
+/// UIDs of objects that were deleted lately, so that the late answer to a write can't bring one back.
+#[derive(Debug, Default)]
+struct Gone {
+    uids: HashSet<String>,
+    order: VecDeque<String>,
+}
+
+impl Gone {
+    /// Far more than writes can be under way.
+    const CAPACITY: usize = 10_000;
+
+    fn note(&mut self, uid: Option<String>) {
+        let Some(uid) = uid else { return };
+        if self.uids.insert(uid.clone()) {
+            self.order.push_back(uid);
+        }
+        while self.order.len() > Self::CAPACITY {
+            if let Some(oldest) = self.order.pop_front() {
+                self.uids.remove(&oldest);
+            }
+        }
+    }
+
+    /// Whether an object was deleted, or is with this very write: it was being deleted and its last finalizer went.
+    fn has(&self, meta: &ObjectMeta) -> bool {
+        let last = meta.deletion_timestamp.is_some() && meta.finalizers.as_ref().is_none_or(Vec::is_empty);
+        last || meta.uid.as_ref().is_some_and(|uid| self.uids.contains(uid))
+    }
 }
 
 impl State {
     /// Takes in a pod as it is now.
     pub fn apply_pod(&mut self, pod: &Pod, now_ms: i64) {
         let key = format!("{}/{}", pod.namespace().unwrap_or_default(), pod.name_any());
+        if pod.metadata.uid.as_ref().is_some_and(|uid| self.gone.uids.contains(uid)) {
+            return;
+        }
         let entry = self.interner.intern(pod).map_err(|error| error.to_string());
         let mut record = PodRecord::new(pod, entry);
         let old = self.pods.get(&key).filter(|old| old.uid == record.uid);
@@ -92,7 +127,9 @@ impl State {
     /// Forgets a pod.
     pub fn delete_pod(&mut self, key: &str, now_ms: i64) {
         self.unlink(key);
-        if let Some(old) = self.pods.remove(key)
+        let old = self.pods.remove(key);
+        self.gone.note(old.as_ref().map(|old| old.uid.clone()));
+        if let Some(old) = old
             && let Some(node) = old.node
             && !old.daemon
         {
@@ -115,11 +152,11 @@ impl State {
     /// Takes in a node as it is now, unless a newer one is known.
     pub fn apply_node(&mut self, node: Node) {
         let name = node.name_any();
-        if self
-            .nodes
-            .get(&name)
-            .is_some_and(|known| newer(&known.metadata, &node.metadata))
-        {
+        if self.gone.has(&node.metadata) {
+            self.delete_node(&name);
+            return;
+        }
+        if self.nodes.get(&name).is_some_and(|known| newer(&known.metadata, &node.metadata)) {
             return;
         }
         if let Some(id) = node.spec.as_ref().and_then(|spec| spec.provider_id.clone()) {
@@ -130,7 +167,9 @@ impl State {
 
     /// Forgets a node.
     pub fn delete_node(&mut self, name: &str) {
-        if let Some(node) = self.nodes.remove(name)
+        let node = self.nodes.remove(name);
+        self.gone.note(node.as_ref().and_then(|node| node.uid()));
+        if let Some(node) = node
             && let Some(id) = node.spec.as_ref().and_then(|spec| spec.provider_id.as_deref())
             && self.node_by_provider_id.get(id).is_some_and(|known| known == name)
         {
@@ -142,11 +181,11 @@ impl State {
     /// Takes in a NodeClaim, from a watch or from the answer to a write, unless a newer one is known.
     pub fn apply_claim(&mut self, claim: NodeClaim) {
         let name = claim.name_any();
-        if self
-            .claims
-            .get(&name)
-            .is_some_and(|known| newer(&known.metadata, &claim.metadata))
-        {
+        if self.gone.has(&claim.metadata) {
+            self.delete_claim(&name);
+            return;
+        }
+        if self.claims.get(&name).is_some_and(|known| newer(&known.metadata, &claim.metadata)) {
             return;
         }
         self.planned.insert(name.clone(), Planned::of(&claim));
@@ -155,7 +194,8 @@ impl State {
 
     /// Forgets a NodeClaim.
     pub fn delete_claim(&mut self, name: &str) {
-        self.claims.remove(name);
+        let claim = self.claims.remove(name);
+        self.gone.note(claim.and_then(|claim| claim.uid()));
         self.planned.remove(name);
     }
 
@@ -187,25 +227,14 @@ impl State {
 
     /// Records of the pods bound to a node.
     pub fn pods_on<'a>(&'a self, node: &str) -> impl Iterator<Item = &'a PodRecord> {
-        self.pods_by_node
-            .get(node)
-            .into_iter()
-            .flatten()
-            .filter_map(|key| self.pods.get(key))
+        self.pods_by_node.get(node).into_iter().flatten().filter_map(|key| self.pods.get(key))
     }
 }
 
 /// Whether `known` is the same object as `other` at a later resource version. Versions are opaque by contract but are
 /// etcd revisions in every release, and comparable by contract from Kubernetes 1.35; where they don't parse, the event wins.
-fn newer(
-    known: &k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta,
-    other: &k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta,
-) -> bool {
-    let version = |meta: &k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta| {
-        meta.resource_version
-            .as_deref()
-            .and_then(|text| text.parse::<u64>().ok())
-    };
+fn newer(known: &ObjectMeta, other: &ObjectMeta) -> bool {
+    let version = |meta: &ObjectMeta| meta.resource_version.as_deref().and_then(|text| text.parse::<u64>().ok());
     known.uid == other.uid && matches!((version(known), version(other)), (Some(known), Some(other)) if known > other)
 }
 
@@ -234,6 +263,24 @@ mod tests {
         assert_eq!(state.pods_on("node-1").count(), 0);
         assert!(state.pods_by_node.is_empty());
         assert_eq!(state.last_pod_event_ms.get("node-1"), Some(&30));
+    }
+
+    #[test]
+    fn a_late_answer_brings_nothing_back() {
+        let mut state = State::default();
+        let claim = |version: &str, finalizers: &[&str]| -> NodeClaim {
+            serde_json::from_value(serde_json::json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim",
+                "metadata": {"name": "c", "uid": "1", "resourceVersion": version, "finalizers": finalizers,
+                    "deletionTimestamp": "2026-01-01T00:00:00Z"},
+                "spec": {"requirements": [], "nodeClassRef": {"group": "g", "kind": "k", "name": "n"}}}))
+            .unwrap()
+        };
+        state.apply_claim(claim("1", &["f"]));
+        assert_eq!(state.claims.len(), 1);
+        state.apply_claim(claim("2", &[]));
+        assert!(state.claims.is_empty(), "the write took its last finalizer off");
+        state.apply_claim(claim("1", &["f"]));
+        assert!(state.claims.is_empty(), "an answer older than its deletion");
     }
 
     #[test]

@@ -17,15 +17,7 @@ use super::{Cluster, State, now_ms};
 use crate::api::{Ec2NodeClass, NodeClaim, NodePool};
 
 /// Kinds that must be listed before anything is decided.
-pub const KINDS: [&str; 7] = [
-    "pods",
-    "nodes",
-    "nodeclaims",
-    "nodepools",
-    "ec2nodeclasses",
-    "daemonsets",
-    "namespaces",
-];
+pub const KINDS: [&str; 7] = ["pods", "nodes", "nodeclaims", "nodepools", "ec2nodeclasses", "daemonsets", "namespaces"];
 
 /// Starts every watch. They retry with backoff until the process ends.
 pub fn start(client: &Client, cluster: &Arc<Cluster>) {
@@ -37,14 +29,9 @@ pub fn start(client: &Client, cluster: &Arc<Cluster>) {
         |state, key| state.delete_pod(key, now_ms()),
         |state| state.pods.keys().cloned().collect(),
     );
-    feed(
-        cluster,
-        "nodes",
-        Api::<Node>::all(client.clone()),
-        State::apply_node,
-        State::delete_node,
-        |state| state.nodes.keys().cloned().collect(),
-    );
+    feed(cluster, "nodes", Api::<Node>::all(client.clone()), State::apply_node, State::delete_node, |state| {
+        state.nodes.keys().cloned().collect()
+    });
     feed(
         cluster,
         "nodeclaims",

@@ -72,20 +72,9 @@ impl Context {
         settings: Settings,
         metrics: ControllerMetrics,
     ) -> Self {
-        let reporter = Reporter {
-            controller: "stowage".into(),
-            instance: None,
-        };
+        let reporter = Reporter { controller: "stowage".into(), instance: None };
         let recorder = Recorder::new(client.clone(), reporter);
-        Self {
-            client,
-            cluster,
-            cloud,
-            settings,
-            metrics,
-            recorder,
-            said: Mutex::default(),
-        }
+        Self { client, cluster, cloud, settings, metrics, recorder, said: Mutex::default() }
     }
 
     /// Pools that may buy now, with what they may buy.
@@ -95,21 +84,14 @@ impl Context {
         ready
             .filter_map(|pool| {
                 let class = state.classes.get(&pool.spec.template.spec.node_class_ref.name)?;
-                Some(ReadyPool {
-                    pool: Arc::clone(pool),
-                    catalogue: self.cloud.catalogue(class),
-                })
+                Some(ReadyPool { pool: Arc::clone(pool), catalogue: self.cloud.catalogue(class) })
             })
             .collect()
     }
 
     /// Tells something about an object in an event, once in two minutes for equal texts. A failure is only logged.
     pub async fn event(&self, about: ObjectReference, warning: bool, reason: &str, note: &str) {
-        let key = (
-            about.uid.clone().unwrap_or_default(),
-            reason.to_owned(),
-            note.to_owned(),
-        );
+        let key = (about.uid.clone().unwrap_or_default(), reason.to_owned(), note.to_owned());
         {
             let mut said = self.said.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
             let now = now_ms();
@@ -151,9 +133,7 @@ impl Context {
     pub async fn patch_claim_status(&self, name: &str, status: &Value) -> Result<(), kube::Error> {
         let api: Api<NodeClaim> = Api::all(self.client.clone());
         let patch = serde_json::json!({ "status": status });
-        let claim = api
-            .patch_status(name, &PatchParams::default(), &Patch::Merge(&patch))
-            .await?;
+        let claim = api.patch_status(name, &PatchParams::default(), &Patch::Merge(&patch)).await?;
         self.cluster.update(|state| state.apply_claim(claim));
         Ok(())
     }
@@ -213,8 +193,7 @@ pub fn single_values(claim: &NodeClaim) -> BTreeMap<String, String> {
     let mut out = claim.labels().clone();
     for requirement in &claim.spec.requirements {
         if requirement.operator == "In" && requirement.values.len() == 1 {
-            out.entry(requirement.key.clone())
-                .or_insert_with(|| requirement.values[0].clone());
+            out.entry(requirement.key.clone()).or_insert_with(|| requirement.values[0].clone());
         }
     }
     out

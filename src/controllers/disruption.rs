@@ -54,9 +54,7 @@ pub async fn run(ctx: Arc<Context>) {
                 claim.metadata.deletion_timestamp.is_none()
                     && Disrupting::of(claim).is_some_and(|disrupting| disrupting.reason == EMPTY)
             });
-            let doomed: Vec<_> = marked
-                .map(|claim| (Arc::clone(claim), pods_of(&state, &holds, claim)))
-                .collect();
+            let doomed: Vec<_> = marked.map(|claim| (Arc::clone(claim), pods_of(&state, &holds, claim))).collect();
             (go, doomed)
         };
         closed.retain(|name, _| doomed.iter().any(|(claim, _)| claim.name_any() == *name));
@@ -92,17 +90,8 @@ async fn begin(ctx: &Context, name: &str, reason: &str) {
     let claim = ctx.cluster.read().claims.get(name).cloned();
     let Some(claim) = claim else { return };
     tracing::info!(claim = name, reason, "closed for disruption");
-    ctx.event(
-        reference(&*claim),
-        false,
-        "DisruptionTerminating",
-        &format!("disrupting node: {reason}"),
-    )
-    .await;
-    let disrupting = Disrupting {
-        reason: reason.into(),
-        deadline_ms: None,
-    };
+    ctx.event(reference(&*claim), false, "DisruptionTerminating", &format!("disrupting node: {reason}")).await;
+    let disrupting = Disrupting { reason: reason.into(), deadline_ms: None };
     if let Err(error) = mark(ctx, &claim, &disrupting).await {
         tracing::warn!(claim = name, %error, "node could not be closed, trying again");
     }
@@ -128,21 +117,14 @@ async fn reopen(ctx: &Context, claim: &NodeClaim) -> Result<(), kube::Error> {
         });
         ctx.patch_node(&node.name_any(), &patch).await?;
     }
-    ctx.patch_claim(
-        &claim.name_any(),
-        &json!({"metadata": {"annotations": {(labels::DISRUPTING): null}}}),
-    )
-    .await
+    ctx.patch_claim(&claim.name_any(), &json!({"metadata": {"annotations": {(labels::DISRUPTING): null}}})).await
 }
 
 /// Pods on a claim's node, or held for it, that need another place if it goes.
 fn pods_of(state: &State, holds: &Holds, claim: &NodeClaim) -> usize {
-    let bound = state.node_of(claim).map_or(0, |node| {
-        state
-            .pods_on(&node.name_any())
-            .filter(|pod| pod.reschedulable() || held_back(pod))
-            .count()
-    });
+    let bound = state
+        .node_of(claim)
+        .map_or(0, |node| state.pods_on(&node.name_any()).filter(|pod| pod.reschedulable() || held_back(pod)).count());
     bound + holds.by_claim.get(&claim.name_any()).map_or(0, Vec::len)
 }
 
@@ -153,9 +135,7 @@ fn held_back(pod: &crate::cluster::PodRecord) -> bool {
 
 fn initialized_ms(claim: &NodeClaim) -> Option<i64> {
     let list = &claim.status.as_ref()?.conditions;
-    let found = list
-        .iter()
-        .find(|condition| condition.type_ == "Initialized" && condition.status == "True")?;
+    let found = list.iter().find(|condition| condition.type_ == "Initialized" && condition.status == "True")?;
     Some(found.last_transition_time.0.as_millisecond())
 }
 
@@ -176,10 +156,7 @@ fn candidates(state: &State, holds: &Holds, types: &Types) -> Vec<Candidate> {
             pool: claim.labels().get(labels::NODE_POOL).cloned().unwrap_or_default(),
             pods: pods_of(state, holds, claim),
             quiet_since_ms: initialized.max(last_event),
-            protected: node
-                .annotations()
-                .get(labels::DO_NOT_DISRUPT)
-                .is_some_and(|value| value == "true")
+            protected: node.annotations().get(labels::DO_NOT_DISRUPT).is_some_and(|value| value == "true")
                 || state.pods_on(&node_name).any(guarded),
             price: types.price(claim).0,
         });
@@ -188,20 +165,12 @@ fn candidates(state: &State, holds: &Holds, types: &Types) -> Vec<Candidate> {
 }
 
 fn rules(state: &State, reason: &str, now: i64) -> BTreeMap<String, Rule> {
-    state
-        .pools
-        .iter()
-        .map(|(name, pool)| (name.clone(), rule(state, name, pool, reason, now)))
-        .collect()
+    state.pools.iter().map(|(name, pool)| (name.clone(), rule(state, name, pool, reason, now))).collect()
 }
 
 fn rule(state: &State, name: &String, pool: &NodePool, reason: &str, now: i64) -> Rule {
     let (mut nodes, mut consuming) = (0, 0);
-    for claim in state
-        .claims
-        .values()
-        .filter(|claim| claim.labels().get(labels::NODE_POOL) == Some(name))
-    {
+    for claim in state.claims.values().filter(|claim| claim.labels().get(labels::NODE_POOL) == Some(name)) {
         let initialized = initialized_ms(claim).is_some();
         if !initialized {
             continue;
@@ -226,13 +195,9 @@ fn budget_active(budget: &Budget, now: i64) -> Result<bool, String> {
         return Ok(true);
     };
     let length = duration::parse(length).map_err(|error| error.to_string())?;
-    let cron: Cron = schedule
-        .parse()
-        .map_err(|error: croner::errors::CronError| error.to_string())?;
+    let cron: Cron = schedule.parse().map_err(|error: croner::errors::CronError| error.to_string())?;
     let start = Timestamp::from_millisecond(now - length).map_err(|error| error.to_string())?;
-    let hit = cron
-        .find_next_occurrence(&start.to_zoned(TimeZone::UTC), false)
-        .map_err(|error| error.to_string())?;
+    let hit = cron.find_next_occurrence(&start.to_zoned(TimeZone::UTC), false).map_err(|error| error.to_string())?;
     Ok(hit.timestamp().as_millisecond() <= now)
 }
 
@@ -243,30 +208,19 @@ async fn consolidate(ctx: &Arc<Context>, types: &Types) -> Option<String> {
     let mut order = {
         let state = ctx.cluster.read();
         // One at a time, and not while pods wait for a place: the next look sees where everything landed.
-        let moving = state
-            .claims
-            .values()
-            .any(|claim| is_leaving(claim) || initialized_ms(claim).is_none());
-        let waiting = state
-            .unbound
-            .iter()
-            .filter_map(|key| state.pods.get(key))
-            .any(|pod| pod.unschedulable());
+        let moving = state.claims.values().any(|claim| is_leaving(claim) || initialized_ms(claim).is_none());
+        let waiting = state.unbound.iter().filter_map(|key| state.pods.get(key)).any(|pod| pod.unschedulable());
         if moving || waiting {
             return None;
         }
         let holds = holds::resolve(&state, now);
         let rules = rules(&state, UNDERUTILIZED, now);
         let eligible = |candidate: &Candidate| {
-            let policy = state
-                .pools
-                .get(&candidate.pool)
-                .map(|pool| pool.spec.disruption.consolidation_policy.as_str());
+            let policy =
+                state.pools.get(&candidate.pool).map(|pool| pool.spec.disruption.consolidation_policy.as_str());
             rules.get(&candidate.pool).is_some_and(|rule| {
                 rule.allowed > 0
-                    && rule
-                        .consolidate_after_ms
-                        .is_some_and(|after| candidate.quiet_since_ms + after <= now)
+                    && rule.consolidate_after_ms.is_some_and(|after| candidate.quiet_since_ms + after <= now)
             }) && policy.is_some_and(|policy| policy != "WhenEmpty")
                 && candidate.pods > 0
                 && !candidate.protected
@@ -278,9 +232,7 @@ async fn consolidate(ctx: &Arc<Context>, types: &Types) -> Option<String> {
     order.sort_by(|a, b| {
         let worth = |candidate: &Candidate| i128::from(candidate.price);
         let pods = |candidate: &Candidate| i128::try_from(candidate.pods).unwrap_or(i128::MAX);
-        (worth(b) * pods(a))
-            .cmp(&(worth(a) * pods(b)))
-            .then_with(|| a.claim.cmp(&b.claim))
+        (worth(b) * pods(a)).cmp(&(worth(a) * pods(b))).then_with(|| a.claim.cmp(&b.claim))
     });
     for candidate in order.into_iter().take(TRIES) {
         let without = BTreeSet::from([candidate.claim.clone()]);
@@ -320,20 +272,7 @@ mod tests {
         assert_eq!(budget_active(&budget, at("2026-11-20T09:00:00Z")), Ok(true));
         assert_eq!(budget_active(&budget, at("2026-11-20T16:59:59Z")), Ok(true));
         assert_eq!(budget_active(&budget, at("2026-11-20T17:00:01Z")), Ok(false));
-        assert_eq!(
-            budget_active(&budget, at("2026-11-21T10:00:00Z")),
-            Ok(false),
-            "a Saturday"
-        );
-        assert!(
-            budget_active(
-                &Budget {
-                    schedule: Some("whenever".into()),
-                    ..budget
-                },
-                0
-            )
-            .is_err()
-        );
+        assert_eq!(budget_active(&budget, at("2026-11-21T10:00:00Z")), Ok(false), "a Saturday");
+        assert!(budget_active(&Budget { schedule: Some("whenever".into()), ..budget }, 0).is_err());
     }
 }

@@ -20,13 +20,9 @@ const CONCURRENCY: usize = 10;
 /// Pods that a drain of the node still has to wait for.
 pub fn waiting<'a>(state: &'a State, node: &str, now_ms: i64) -> Vec<&'a PodRecord> {
     let stuck = |pod: &PodRecord| {
-        pod.deleting_since_ms
-            .is_some_and(|since| now_ms > since + pod.grace_seconds.max(0) * 1_000 + STUCK_MS)
+        pod.deleting_since_ms.is_some_and(|since| now_ms > since + pod.grace_seconds.max(0) * 1_000 + STUCK_MS)
     };
-    state
-        .pods_on(node)
-        .filter(|pod| pod.drainable() && !stuck(pod))
-        .collect()
+    state.pods_on(node).filter(|pod| pod.drainable() && !stuck(pod)).collect()
 }
 
 /// Which of the waiting pods are evicted now: the first group that isn't empty of: others, daemons', critical others,
@@ -61,36 +57,19 @@ pub async fn step(ctx: &Arc<Context>, claim: &NodeClaim, node: &Node) -> Result<
         let id = |pod: &PodRecord| (pod.namespace.clone(), pod.name.clone(), pod.uid.clone());
         let late = |pod: &PodRecord| deadline.is_some_and(|at| now > at - pod.grace_seconds * 1_000);
         (
-            next_group(&waiting)
-                .into_iter()
-                .filter(|pod| !late(pod))
-                .map(id)
-                .collect(),
-            waiting
-                .into_iter()
-                .filter(|pod| late(pod) && pod.deleting_since_ms.is_none())
-                .map(id)
-                .collect(),
+            next_group(&waiting).into_iter().filter(|pod| !late(pod)).map(id).collect(),
+            waiting.into_iter().filter(|pod| late(pod) && pod.deleting_since_ms.is_none()).map(id).collect(),
         )
     };
     let evictions = evict.into_iter().map(|(namespace, pod, uid)| {
         let api: Api<Pod> = Api::namespaced(ctx.client.clone(), &namespace);
         async move {
             let delete = DeleteParams {
-                preconditions: Some(Preconditions {
-                    uid: Some(uid.clone()),
-                    resource_version: None,
-                }),
+                preconditions: Some(Preconditions { uid: Some(uid.clone()), resource_version: None }),
                 ..DeleteParams::default()
             };
-            let params = EvictParams {
-                delete_options: Some(delete),
-                ..EvictParams::default()
-            };
-            (
-                api.evict(&pod, &params).await.map(|_| ()),
-                pod_reference(&namespace, &pod, &uid),
-            )
+            let params = EvictParams { delete_options: Some(delete), ..EvictParams::default() };
+            (api.evict(&pod, &params).await.map(|_| ()), pod_reference(&namespace, &pod, &uid))
         }
     });
     let mut results = stream::iter(evictions).buffer_unordered(CONCURRENCY);
@@ -99,8 +78,7 @@ pub async fn step(ctx: &Arc<Context>, claim: &NodeClaim, node: &Node) -> Result<
         match result {
             Ok(()) => {
                 ctx.metrics.evictions.with_label_values(&["ok"]).inc();
-                ctx.event(pod, false, "Evicted", &format!("node {name} is going away"))
-                    .await;
+                ctx.event(pod, false, "Evicted", &format!("node {name} is going away")).await;
             }
             Err(kube::Error::Api(status)) if status.code == 429 || status.code == 500 => {
                 ctx.metrics.evictions.with_label_values(&["refused"]).inc();
@@ -119,10 +97,7 @@ pub async fn step(ctx: &Arc<Context>, claim: &NodeClaim, node: &Node) -> Result<
         let api: Api<Pod> = Api::namespaced(ctx.client.clone(), &namespace);
         let params = DeleteParams {
             grace_period_seconds: u32::try_from(left).ok(),
-            preconditions: Some(Preconditions {
-                uid: Some(uid),
-                resource_version: None,
-            }),
+            preconditions: Some(Preconditions { uid: Some(uid), resource_version: None }),
             ..DeleteParams::default()
         };
         match api.delete(&pod, &params).await {
@@ -138,23 +113,12 @@ pub async fn step(ctx: &Arc<Context>, claim: &NodeClaim, node: &Node) -> Result<
 /// # Errors
 /// The API server's.
 pub async fn close(ctx: &Context, node: &Node) -> Result<(), kube::Error> {
-    let mut taints: Vec<Taint> = node
-        .spec
-        .as_ref()
-        .and_then(|spec| spec.taints.clone())
-        .unwrap_or_default();
-    if taints
-        .iter()
-        .any(|taint| taint.key == labels::DISRUPTED_TAINT && taint.effect == "NoSchedule")
-    {
+    let mut taints: Vec<Taint> = node.spec.as_ref().and_then(|spec| spec.taints.clone()).unwrap_or_default();
+    if taints.iter().any(|taint| taint.key == labels::DISRUPTED_TAINT && taint.effect == "NoSchedule") {
         return Ok(());
     }
     taints.retain(|taint| taint.key != labels::DISRUPTED_TAINT);
-    taints.push(Taint {
-        key: labels::DISRUPTED_TAINT.into(),
-        effect: "NoSchedule".into(),
-        ..Taint::default()
-    });
+    taints.push(Taint { key: labels::DISRUPTED_TAINT.into(), effect: "NoSchedule".into(), ..Taint::default() });
     let patch = json!({
         "metadata": {
             "resourceVersion": node.resource_version(),
@@ -189,25 +153,15 @@ mod tests {
         let critical = json!({"spec": {"priorityClassName": "system-cluster-critical"}});
         let all = [
             pod("web", json!({})),
-            pod(
-                "guarded",
-                json!({"metadata": {"annotations": {(labels::DO_NOT_DISRUPT): "true"}}}),
-            ),
+            pod("guarded", json!({"metadata": {"annotations": {(labels::DO_NOT_DISRUPT): "true"}}})),
             pod("agent", daemon),
             pod("dns", critical),
         ];
         let names = |from: usize| {
-            next_group(&all[from..].iter().collect::<Vec<_>>())
-                .iter()
-                .map(|pod| pod.name.clone())
-                .collect::<Vec<_>>()
+            next_group(&all[from..].iter().collect::<Vec<_>>()).iter().map(|pod| pod.name.clone()).collect::<Vec<_>>()
         };
         assert_eq!(names(0), ["web"]);
-        assert_eq!(
-            names(1),
-            Vec::<String>::new(),
-            "nothing else goes while a protected pod is waited for"
-        );
+        assert_eq!(names(1), Vec::<String>::new(), "nothing else goes while a protected pod is waited for");
         assert_eq!(names(2), ["agent"]);
         assert_eq!(names(3), ["dns"]);
     }

@@ -20,11 +20,7 @@ const YOUNG_MS: i64 = 60_000;
 
 /// Provider ids of instances that no claim knows.
 pub fn leaked(state: &State, instances: &[Instance], now: i64) -> Vec<String> {
-    let tokens: BTreeSet<&str> = state
-        .claims
-        .values()
-        .filter_map(|claim| claim.metadata.uid.as_deref())
-        .collect();
+    let tokens: BTreeSet<&str> = state.claims.values().filter_map(|claim| claim.metadata.uid.as_deref()).collect();
     instances
         .iter()
         .filter(|instance| now - instance.launched_at_ms >= YOUNG_MS && !tokens.contains(&*instance.client_token))
@@ -127,11 +123,7 @@ mod tests {
 
     #[test]
     fn only_an_old_instance_that_no_claim_knows_is_leaked() {
-        let all = [
-            instance("i-1", "token", 0),
-            instance("i-2", "other", 0),
-            instance("i-3", "young", 50_000),
-        ];
+        let all = [instance("i-1", "token", 0), instance("i-2", "other", 0), instance("i-3", "young", 50_000)];
         assert_eq!(leaked(&state(true), &all, 60_000), ["aws:///z/i-2"]);
     }
 

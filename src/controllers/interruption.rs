@@ -44,10 +44,7 @@ impl Disrupting {
         let text = claim.annotations().get(labels::DISRUPTING)?;
         let (reason, deadline) = text.split_once('/').unwrap_or((text, ""));
         let deadline_ms = deadline.parse::<Timestamp>().ok().map(Timestamp::as_millisecond);
-        Some(Self {
-            reason: reason.to_owned(),
-            deadline_ms,
-        })
+        Some(Self { reason: reason.to_owned(), deadline_ms })
     }
 
     /// The annotation's value.
@@ -70,10 +67,7 @@ pub enum Response {
 /// What a message asks for.
 pub fn response(message: &Message) -> Response {
     let replace = |reason: &str, notice: i64| {
-        Response::Replace(Disrupting {
-            reason: reason.into(),
-            deadline_ms: Some(message.at_ms + notice),
-        })
+        Response::Replace(Disrupting { reason: reason.into(), deadline_ms: Some(message.at_ms + notice) })
     };
     match message.kind {
         MessageKind::SpotInterruption => replace("SpotInterruption", SPOT_NOTICE_MS),
@@ -129,11 +123,7 @@ async fn respond(ctx: &Arc<Context>, message: &Message) -> Result<(), kube::Erro
         .claims
         .values()
         .find(|claim| {
-            claim
-                .status
-                .as_ref()
-                .and_then(|status| status.provider_id.as_ref())
-                .is_some_and(|id| id.ends_with(&suffix))
+            claim.status.as_ref().and_then(|status| status.provider_id.as_ref()).is_some_and(|id| id.ends_with(&suffix))
         })
         .cloned();
     // An instance that isn't ours, or that we let go of already.
@@ -142,12 +132,7 @@ async fn respond(ctx: &Arc<Context>, message: &Message) -> Result<(), kube::Erro
         return Ok(());
     }
     let kind = kind_label(message.kind);
-    tracing::info!(
-        claim = claim.name_any(),
-        instance = message.instance_id,
-        kind,
-        "interruption message"
-    );
+    tracing::info!(claim = claim.name_any(), instance = message.instance_id, kind, "interruption message");
     ctx.event(reference(&*claim), true, "Interruption", kind).await;
     match response(message) {
         Response::Tell => Ok(()),
@@ -162,13 +147,11 @@ async fn respond(ctx: &Arc<Context>, message: &Message) -> Result<(), kube::Erro
 /// The API server's.
 pub async fn mark(ctx: &Context, claim: &NodeClaim, disrupting: &Disrupting) -> Result<(), kube::Error> {
     let known = Disrupting::of(claim);
-    let sooner = known
-        .as_ref()
-        .is_none_or(|known| match (known.deadline_ms, disrupting.deadline_ms) {
-            (Some(known), Some(new)) => new < known,
-            (None, new) => new.is_some(),
-            (Some(_), None) => false,
-        });
+    let sooner = known.as_ref().is_none_or(|known| match (known.deadline_ms, disrupting.deadline_ms) {
+        (Some(known), Some(new)) => new < known,
+        (None, new) => new.is_some(),
+        (Some(_), None) => false,
+    });
     if sooner || known.is_none() {
         let patch = json!({"metadata": {"annotations": {(labels::DISRUPTING): disrupting.annotation()}}});
         ctx.patch_claim(&claim.name_any(), &patch).await?;
@@ -193,16 +176,8 @@ pub fn departs(state: &State, holds: &Holds, claim: &NodeClaim, now: i64) -> boo
         .filter(|pod| pod.reschedulable())
         .filter(|pod| pod.entry.as_ref().is_ok_and(|entry| entry.owner.is_some()))
         .collect();
-    let grace = moving
-        .iter()
-        .map(|pod| pod.grace_seconds * 1_000)
-        .max()
-        .unwrap_or(0)
-        .clamp(0, MAX_GRACE_MS);
-    if disrupting
-        .deadline_ms
-        .is_some_and(|deadline| now >= deadline - grace - DRAIN_MARGIN_MS)
-    {
+    let grace = moving.iter().map(|pod| pod.grace_seconds * 1_000).max().unwrap_or(0).clamp(0, MAX_GRACE_MS);
+    if disrupting.deadline_ms.is_some_and(|deadline| now >= deadline - grace - DRAIN_MARGIN_MS) {
         return true;
     }
     let ready: BTreeSet<&String> = holds
@@ -212,12 +187,7 @@ pub fn departs(state: &State, holds: &Holds, claim: &NodeClaim, now: i64) -> boo
             let status = state.claims.get(*name).and_then(|claim| claim.status.as_ref());
             status.is_some_and(|status| conditions::is_true(&status.conditions, "Initialized"))
         })
-        .flat_map(|(_, holds)| {
-            holds
-                .iter()
-                .filter(|hold| hold.owner.is_some())
-                .map(|hold| &hold.original)
-        })
+        .flat_map(|(_, holds)| holds.iter().filter(|hold| hold.owner.is_some()).map(|hold| &hold.original))
         .collect();
     moving.iter().all(|pod| ready.contains(&pod.key()))
 }
@@ -237,16 +207,11 @@ pub async fn depart(ctx: Arc<Context>) {
                 Vec::new()
             } else {
                 let holds = holds::resolve(&state, now);
-                leaving()
-                    .filter(|claim| departs(&state, &holds, claim, now))
-                    .cloned()
-                    .collect()
+                leaving().filter(|claim| departs(&state, &holds, claim, now)).cloned().collect()
             }
         };
         for claim in due {
-            let reason = Disrupting::of(&claim)
-                .map(|disrupting| disrupting.reason)
-                .unwrap_or_default();
+            let reason = Disrupting::of(&claim).map(|disrupting| disrupting.reason).unwrap_or_default();
             // Empty nodes are closed first and looked at again by the disruption loop, which lets them go itself.
             if reason == super::disruption::EMPTY {
                 continue;
@@ -310,36 +275,17 @@ mod tests {
         assert!(!leaves(false, 10_000), "the replacement isn't ready");
         assert!(leaves(true, 10_000), "it is");
         assert!(!leaves(false, 74_999));
-        assert!(
-            leaves(false, 75_000),
-            "30 s of grace and 15 s of margin before the deadline"
-        );
+        assert!(leaves(false, 75_000), "30 s of grace and 15 s of margin before the deadline");
     }
 
     #[test]
     fn every_kind_of_message_has_its_response() {
-        let message = |kind| Message {
-            receipt: "r".into(),
-            kind,
-            instance_id: "i-1".into(),
-            at_ms: 1_000,
-        };
+        let message = |kind| Message { receipt: "r".into(), kind, instance_id: "i-1".into(), at_ms: 1_000 };
         assert_eq!(response(&message(MessageKind::RebalanceRecommendation)), Response::Tell);
         assert_eq!(response(&message(MessageKind::StateChange)), Response::Delete);
-        let spot = Disrupting {
-            reason: "SpotInterruption".into(),
-            deadline_ms: Some(121_000),
-        };
-        assert_eq!(
-            response(&message(MessageKind::SpotInterruption)),
-            Response::Replace(spot.clone())
-        );
-        let marked = claim(
-            "x",
-            "aws:///z/i-3",
-            true,
-            &json!({(labels::DISRUPTING): spot.annotation()}),
-        );
+        let spot = Disrupting { reason: "SpotInterruption".into(), deadline_ms: Some(121_000) };
+        assert_eq!(response(&message(MessageKind::SpotInterruption)), Response::Replace(spot.clone()));
+        let marked = claim("x", "aws:///z/i-3", true, &json!({(labels::DISRUPTING): spot.annotation()}));
         assert_eq!(Disrupting::of(&marked), Some(spot));
     }
 }

@@ -13,9 +13,9 @@ use super::context::{Context, single_values};
 use super::provisioner::claim_event;
 use crate::api::conditions::{Conditions, LAUNCHED, NODE_CLAIM_DEPENDENTS};
 use crate::api::{NodeClaim, labels};
-use crate::cloud::{LaunchError, LaunchRequest, Launched, Override};
+use crate::cloud::{Instance, LaunchError, LaunchRequest, Launched, Override};
 use crate::cluster::now_ms;
-use crate::scheduling::offering::{Catalogue, InstanceType};
+use crate::scheduling::offering::{Catalogue, InstanceType, MicroUsd};
 use crate::scheduling::requirement::Requirements;
 
 /// Why a launch did not come about.
@@ -41,10 +41,7 @@ pub async fn launch(ctx: &Arc<Context>, claim: &NodeClaim) -> Result<(), Failure
     let class_name = &claim.spec.node_class_ref.name;
     let class = ctx.cluster.read().classes.get(class_name).cloned();
     let Some(class) = class else {
-        return Err(Failure::Hopeless(
-            "nodeclass_not_ready",
-            format!("EC2NodeClass {class_name} does not exist"),
-        ));
+        return Err(Failure::Hopeless("nodeclass_not_ready", format!("EC2NodeClass {class_name} does not exist")));
     };
     let catalogue = ctx.cloud.catalogue(&class);
     let overrides = acceptable(claim, &catalogue);
@@ -54,11 +51,7 @@ pub async fn launch(ctx: &Arc<Context>, claim: &NodeClaim) -> Result<(), Failure
     }
     let mut taints = claim.spec.taints.clone();
     taints.extend(claim.spec.startup_taints.clone());
-    taints.push(Taint {
-        key: labels::UNREGISTERED_TAINT.into(),
-        effect: "NoExecute".into(),
-        ..Taint::default()
-    });
+    taints.push(Taint { key: labels::UNREGISTERED_TAINT.into(), effect: "NoExecute".into(), ..Taint::default() });
     let request = LaunchRequest {
         client_token: claim.uid().unwrap_or_default(),
         node_claim: name.clone(),
@@ -83,17 +76,13 @@ pub async fn launch(ctx: &Arc<Context>, claim: &NodeClaim) -> Result<(), Failure
             for offering in &unavailable {
                 ctx.cloud.mark_unavailable(offering);
             }
-            let note = format!(
-                "{} offerings are out of capacity; its pods are planned anew",
-                unavailable.len()
-            );
+            let note = format!("{} offerings are out of capacity; its pods are planned anew", unavailable.len());
             claim_event(ctx, claim, true, "InsufficientCapacityError", &note).await;
             Err(Failure::Hopeless("insufficient_capacity", note))
         }
-        Err(LaunchError::NodeClassNotReady { name, reason }) => Err(Failure::Hopeless(
-            "nodeclass_not_ready",
-            format!("EC2NodeClass {name} is not ready: {reason}"),
-        )),
+        Err(LaunchError::NodeClassNotReady { name, reason }) => {
+            Err(Failure::Hopeless("nodeclass_not_ready", format!("EC2NodeClass {name} is not ready: {reason}")))
+        }
         Err(error @ (LaunchError::Throttled | LaunchError::Other(_))) => {
             claim_event(ctx, claim, true, "LaunchFailed", &error.to_string()).await;
             Err(Failure::Later(error.to_string()))
@@ -104,18 +93,11 @@ pub async fn launch(ctx: &Arc<Context>, claim: &NodeClaim) -> Result<(), Failure
 /// Offerings that a claim may be launched as, cheapest first.
 pub fn acceptable(claim: &NodeClaim, catalogue: &Catalogue) -> Vec<Override> {
     let allowed = |key: &str| {
-        let found = claim
-            .spec
-            .requirements
-            .iter()
-            .find(|r| r.key == key && r.operator == "In");
+        let found = claim.spec.requirements.iter().find(|r| r.key == key && r.operator == "In");
         move |value: &str| found.is_none_or(|r| r.values.iter().any(|other| other == value))
     };
-    let (type_ok, zone_ok, capacity_ok) = (
-        allowed(labels::INSTANCE_TYPE),
-        allowed(labels::ZONE),
-        allowed(labels::CAPACITY_TYPE),
-    );
+    let (type_ok, zone_ok, capacity_ok) =
+        (allowed(labels::INSTANCE_TYPE), allowed(labels::ZONE), allowed(labels::CAPACITY_TYPE));
     let requirements = Requirements::from_api(&claim.spec.requirements).unwrap_or_default();
     let mut found: Vec<(i64, Override)> = Vec::new();
     for instance_type in &catalogue.instance_types {
@@ -136,9 +118,7 @@ pub fn acceptable(claim: &NodeClaim, catalogue: &Catalogue) -> Vec<Override> {
         }
     }
     found.sort_by(|(price, a), (other, b)| {
-        price
-            .cmp(other)
-            .then_with(|| (&a.instance_type, &a.zone).cmp(&(&b.instance_type, &b.zone)))
+        price.cmp(other).then_with(|| (&a.instance_type, &a.zone).cmp(&(&b.instance_type, &b.zone)))
     });
     found.into_iter().map(|(_, offering)| offering).collect()
 }
@@ -154,6 +134,15 @@ fn admits(requirements: &Requirements, own: &BTreeMap<String, String>) -> bool {
 /// Well-known keys that an offering or the template decides, not the type.
 const DRAWN: [&str; 4] = [labels::ZONE, labels::ZONE_ID, labels::CAPACITY_TYPE, labels::NODE_POOL];
 
+/// What an instance costs.
+fn price(found: Option<&Arc<InstanceType>>, instance: &Instance) -> MicroUsd {
+    let offering = found.and_then(|found| {
+        let mut offerings = found.offerings.iter();
+        offerings.find(|other| *other.zone == instance.zone && other.capacity_type == instance.capacity_type)
+    });
+    offering.map_or_else(MicroUsd::default, |offering| offering.price)
+}
+
 async fn record(
     ctx: &Arc<Context>,
     claim: &NodeClaim,
@@ -162,10 +151,8 @@ async fn record(
 ) -> Result<(), Failure> {
     let name = claim.name_any();
     let instance = &launched.instance;
-    let found: Option<&Arc<InstanceType>> = catalogue
-        .instance_types
-        .iter()
-        .find(|found| *found.name == instance.instance_type);
+    let found: Option<&Arc<InstanceType>> =
+        catalogue.instance_types.iter().find(|found| *found.name == instance.instance_type);
     let mut own: BTreeMap<String, String> = found.map(|found| found.labels.clone()).unwrap_or_default();
     own.insert(labels::INSTANCE_TYPE.into(), instance.instance_type.clone());
     own.insert(labels::ZONE.into(), instance.zone.clone());
@@ -174,20 +161,9 @@ async fn record(
     own.extend(single_values(claim));
     ctx.patch_claim(&name, &json!({"metadata": {"labels": own}})).await?;
     let generation = claim.metadata.generation;
-    let mut list = claim
-        .status
-        .as_ref()
-        .map(|status| status.conditions.clone())
-        .unwrap_or_default();
+    let mut list = claim.status.as_ref().map(|status| status.conditions.clone()).unwrap_or_default();
     let created = claim.metadata.creation_timestamp.as_ref();
-    Conditions::open(
-        &mut list,
-        NODE_CLAIM_DEPENDENTS,
-        generation,
-        created,
-        &Time(Timestamp::now()),
-    )
-    .set_true(LAUNCHED);
+    Conditions::open(&mut list, NODE_CLAIM_DEPENDENTS, generation, created, &Time(Timestamp::now())).set_true(LAUNCHED);
     let mut status = json!({
         "providerID": instance.provider_id,
         "imageID": instance.image_id,
@@ -204,12 +180,10 @@ async fn record(
         instance_type = instance.instance_type,
         zone = instance.zone,
         capacity_type = %instance.capacity_type,
+        usd_per_hour = price(found, instance).usd(),
         "launched"
     );
-    let note = format!(
-        "{} in {} as {}",
-        instance.instance_type, instance.zone, instance.capacity_type
-    );
+    let note = format!("{} in {} as {}", instance.instance_type, instance.zone, instance.capacity_type);
     claim_event(ctx, claim, false, "Launched", &note).await;
     Ok(())
 }

@@ -27,12 +27,7 @@ pub struct Candidate {
 impl Candidate {
     /// A candidate of this identity for the Lease `namespace/name`.
     pub fn new(client: Client, namespace: &str, name: &str, identity: String) -> Self {
-        Self {
-            api: Api::namespaced(client, namespace),
-            name: name.to_owned(),
-            identity,
-            seen: None,
-        }
+        Self { api: Api::namespaced(client, namespace), name: name.to_owned(), identity, seen: None }
     }
 
     /// Waits until this candidate leads.
@@ -80,10 +75,7 @@ impl Candidate {
     async fn attempt(&mut self) -> Result<bool, kube::Error> {
         let Some(mut lease) = self.api.get_opt(&self.name).await? else {
             let lease = Lease {
-                metadata: ObjectMeta {
-                    name: Some(self.name.clone()),
-                    ..ObjectMeta::default()
-                },
+                metadata: ObjectMeta { name: Some(self.name.clone()), ..ObjectMeta::default() },
                 spec: Some(self.spec(0)),
             };
             return match self.api.create(&PostParams::default(), &lease).await {
@@ -93,23 +85,13 @@ impl Candidate {
             };
         };
         let spec = lease.spec.clone().unwrap_or_default();
-        let record = (
-            spec.holder_identity.clone(),
-            spec.renew_time.as_ref().map(|time| time.0),
-        );
-        if self
-            .seen
-            .as_ref()
-            .is_none_or(|(holder, renewed, _)| (holder, renewed) != (&record.0, &record.1))
-        {
+        let record = (spec.holder_identity.clone(), spec.renew_time.as_ref().map(|time| time.0));
+        if self.seen.as_ref().is_none_or(|(holder, renewed, _)| (holder, renewed) != (&record.0, &record.1)) {
             self.seen = Some((record.0.clone(), record.1, Instant::now()));
         }
         let ours = record.0.as_deref() == Some(&self.identity);
         let free = record.0.as_deref().is_none_or(str::is_empty);
-        let lapsed = self
-            .seen
-            .as_ref()
-            .is_some_and(|(_, _, since)| since.elapsed() >= DURATION);
+        let lapsed = self.seen.as_ref().is_some_and(|(_, _, since)| since.elapsed() >= DURATION);
         if !(ours || free || lapsed) {
             return Ok(false);
         }

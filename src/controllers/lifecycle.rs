@@ -70,10 +70,7 @@ pub enum Step {
 pub fn next_step(claim: &NodeClaim, node: Option<&Node>, drained: bool, now_ms: i64) -> Step {
     let status = claim.status.as_ref();
     let holds = |kind: &str| status.is_some_and(|status| conditions::is_true(&status.conditions, kind));
-    let ours = claim
-        .finalizers()
-        .iter()
-        .any(|finalizer| finalizer == labels::TERMINATION_FINALIZER);
+    let ours = claim.finalizers().iter().any(|finalizer| finalizer == labels::TERMINATION_FINALIZER);
     if claim.metadata.deletion_timestamp.is_some() {
         if !ours {
             return Step::Nothing;
@@ -89,33 +86,19 @@ pub fn next_step(claim: &NodeClaim, node: Option<&Node>, drained: bool, now_ms: 
     }
     let age = now_ms - created_ms(&claim.metadata);
     if !holds("Launched") {
-        return if age > LAUNCH_TIMEOUT_MS {
-            Step::GiveUp("launch_timeout")
-        } else {
-            Step::Launch
-        };
+        return if age > LAUNCH_TIMEOUT_MS { Step::GiveUp("launch_timeout") } else { Step::Launch };
     }
     let Some(node) = node else {
         let timed_out = !holds("Registered") && age > REGISTRATION_TIMEOUT_MS;
-        return if timed_out {
-            Step::GiveUp("registration_timeout")
-        } else {
-            Step::Nothing
-        };
+        return if timed_out { Step::GiveUp("registration_timeout") } else { Step::Nothing };
     };
     if node.metadata.deletion_timestamp.is_some() {
         return Step::FollowNode;
     }
     let taints = || node.spec.iter().flat_map(|spec| spec.taints.iter().flatten());
-    let registered_label = node
-        .labels()
-        .get(labels::REGISTERED)
-        .is_some_and(|value| value == "true");
+    let registered_label = node.labels().get(labels::REGISTERED).is_some_and(|value| value == "true");
     if !holds("Registered") {
-        let synced = node
-            .finalizers()
-            .iter()
-            .any(|finalizer| finalizer == labels::TERMINATION_FINALIZER);
+        let synced = node.finalizers().iter().any(|finalizer| finalizer == labels::TERMINATION_FINALIZER);
         return if !synced {
             Step::Sync
         } else if !registered_label || taints().any(|taint| taint.key == labels::UNREGISTERED_TAINT) {
@@ -140,11 +123,7 @@ fn missing(claim: &NodeClaim, node: &Node) -> Option<&'static str> {
         return Some("NodeNotReady");
     }
     let startup = |taint: &Taint| {
-        claim
-            .spec
-            .startup_taints
-            .iter()
-            .any(|other| other.key == taint.key && other.effect == taint.effect)
+        claim.spec.startup_taints.iter().any(|other| other.key == taint.key && other.effect == taint.effect)
     };
     if taints.iter().any(|taint| startup(taint)) {
         return Some("StartupTaintsExist");
@@ -154,18 +133,8 @@ fn missing(claim: &NodeClaim, node: &Node) -> Option<&'static str> {
     }
     let zero = |text: &str| text.chars().all(|c| !c.is_ascii_digit() || c == '0');
     let allocatable = node.status.as_ref().and_then(|status| status.allocatable.as_ref());
-    let reported = |name: &String| {
-        allocatable
-            .and_then(|map| map.get(name))
-            .is_some_and(|value| !zero(&value.0))
-    };
-    if claim
-        .spec
-        .resources
-        .requests
-        .iter()
-        .any(|(name, value)| !zero(&value.0) && !reported(name))
-    {
+    let reported = |name: &String| allocatable.and_then(|map| map.get(name)).is_some_and(|value| !zero(&value.0));
+    if claim.spec.resources.requests.iter().any(|(name, value)| !zero(&value.0) && !reported(name)) {
         return Some("ResourceNotRegistered");
     }
     None
@@ -283,11 +252,7 @@ async fn take(ctx: &Arc<Context>, name: &str, step: &Step) -> Result<Option<i64>
             ctx.metrics.nodes_registered.inc();
         }
         (Step::Initialize, Some(node)) => {
-            ctx.patch_node(
-                &node.name_any(),
-                &json!({"metadata": {"labels": {(labels::INITIALIZED): "true"}}}),
-            )
-            .await?;
+            ctx.patch_node(&node.name_any(), &json!({"metadata": {"labels": {(labels::INITIALIZED): "true"}}})).await?;
             set(ctx, &claim, "Initialized", None, None).await?;
             tracing::info!(claim = name, node = node.name_any(), "initialized");
         }
@@ -316,11 +281,7 @@ async fn set(
     unknown: Option<&str>,
     more: Option<Value>,
 ) -> Result<(), kube::Error> {
-    let before = claim
-        .status
-        .as_ref()
-        .map(|status| status.conditions.clone())
-        .unwrap_or_default();
+    let before = claim.status.as_ref().map(|status| status.conditions.clone()).unwrap_or_default();
     let mut list = before.clone();
     let generation = claim.metadata.generation;
     let created = claim.metadata.creation_timestamp.as_ref();
@@ -341,21 +302,10 @@ async fn set(
 fn sync_patch(claim: &NodeClaim, node: &Node) -> Value {
     let mut finalizers = node.finalizers().to_vec();
     finalizers.push(labels::TERMINATION_FINALIZER.into());
-    let mut taints: Vec<Taint> = node
-        .spec
-        .as_ref()
-        .and_then(|spec| spec.taints.clone())
-        .unwrap_or_default();
-    if node
-        .labels()
-        .get(labels::DO_NOT_SYNC_TAINTS)
-        .is_none_or(|value| value != "true")
-    {
+    let mut taints: Vec<Taint> = node.spec.as_ref().and_then(|spec| spec.taints.clone()).unwrap_or_default();
+    if node.labels().get(labels::DO_NOT_SYNC_TAINTS).is_none_or(|value| value != "true") {
         for taint in claim.spec.taints.iter().chain(&claim.spec.startup_taints) {
-            if !taints
-                .iter()
-                .any(|other| other.key == taint.key && other.effect == taint.effect)
-            {
+            if !taints.iter().any(|other| other.key == taint.key && other.effect == taint.effect) {
                 taints.push(taint.clone());
             }
         }
@@ -368,11 +318,8 @@ fn sync_patch(claim: &NodeClaim, node: &Node) -> Value {
         owners.push(owner);
     }
     // Our own bookkeeping on the claim is no business of the node's.
-    let annotations: std::collections::BTreeMap<_, _> = claim
-        .annotations()
-        .iter()
-        .filter(|(key, _)| !key.starts_with("stowage.dev/"))
-        .collect();
+    let annotations: std::collections::BTreeMap<_, _> =
+        claim.annotations().iter().filter(|(key, _)| !key.starts_with("stowage.dev/")).collect();
     json!({
         "metadata": {
             "resourceVersion": node.resource_version(),
@@ -421,13 +368,7 @@ async fn delete_node(ctx: &Context, node: &Node) -> Result<(), kube::Error> {
 }
 
 fn same_uid(uid: Option<String>) -> DeleteParams {
-    DeleteParams {
-        preconditions: Some(Preconditions {
-            uid,
-            resource_version: None,
-        }),
-        ..DeleteParams::default()
-    }
+    DeleteParams { preconditions: Some(Preconditions { uid, resource_version: None }), ..DeleteParams::default() }
 }
 
 /// Terminates a claim's instance; when it is gone, lets go of the Node and then of the claim.
@@ -440,9 +381,7 @@ async fn terminate(ctx: &Context, claim: &NodeClaim, node: Option<&Node>) -> Res
         None => {
             let uid = claim.uid().unwrap_or_default();
             let list = ctx.cloud.list().await.map_err(cloud)?;
-            list.into_iter()
-                .find(|instance| instance.client_token == uid)
-                .map(|instance| instance.provider_id)
+            list.into_iter().find(|instance| instance.client_token == uid).map(|instance| instance.provider_id)
         }
     };
     if let Some(id) = id
@@ -470,11 +409,8 @@ async fn release<F: Future<Output = Result<(), kube::Error>>>(
     finalizers: &[String],
     write: impl FnOnce(Vec<String>) -> F,
 ) -> Result<(), kube::Error> {
-    let left: Vec<String> = finalizers
-        .iter()
-        .filter(|finalizer| *finalizer != labels::TERMINATION_FINALIZER)
-        .cloned()
-        .collect();
+    let left: Vec<String> =
+        finalizers.iter().filter(|finalizer| *finalizer != labels::TERMINATION_FINALIZER).cloned().collect();
     if left.len() == finalizers.len() {
         return Ok(());
     }
@@ -508,40 +444,16 @@ mod tests {
 
     #[test]
     fn every_state_of_a_claim_has_one_next_step() {
-        let start = "2026-01-01T00:00:00Z"
-            .parse::<k8s_openapi::jiff::Timestamp>()
-            .unwrap()
-            .as_millisecond();
+        let start = "2026-01-01T00:00:00Z".parse::<k8s_openapi::jiff::Timestamp>().unwrap().as_millisecond();
         let none = json!({});
         let deleting = json!({"metadata": {"deletionTimestamp": "2026-01-01T00:01:00Z"}});
         let ready: &[&str] = &["Launched", "Registered", "Initialized"];
         let taint = |key: &str| json!({"spec": {"taints": [{"key": key, "effect": "NoSchedule"}]}});
         let cases: Vec<(&str, NodeClaim, Option<Node>, bool, i64, Step)> = vec![
-            (
-                "new",
-                claim(&[], json!({"metadata": {"finalizers": null}})),
-                None,
-                true,
-                0,
-                Step::AddFinalizer,
-            ),
+            ("new", claim(&[], json!({"metadata": {"finalizers": null}})), None, true, 0, Step::AddFinalizer),
             ("not launched", claim(&[], none.clone()), None, true, 1, Step::Launch),
-            (
-                "never launched",
-                claim(&[], none.clone()),
-                None,
-                true,
-                300_001,
-                Step::GiveUp("launch_timeout"),
-            ),
-            (
-                "booting",
-                claim(&["Launched"], none.clone()),
-                None,
-                true,
-                300_001,
-                Step::Nothing,
-            ),
+            ("never launched", claim(&[], none.clone()), None, true, 300_001, Step::GiveUp("launch_timeout")),
+            ("booting", claim(&["Launched"], none.clone()), None, true, 300_001, Step::Nothing),
             (
                 "never booted",
                 claim(&["Launched"], none.clone()),
@@ -566,14 +478,7 @@ mod tests {
                 1,
                 Step::Open,
             ),
-            (
-                "node is open",
-                claim(&["Launched"], none.clone()),
-                Some(node(none.clone())),
-                true,
-                1,
-                Step::Register,
-            ),
+            ("node is open", claim(&["Launched"], none.clone()), Some(node(none.clone())), true, 1, Step::Register),
             (
                 "node not ready",
                 claim(&["Launched", "Registered"], none.clone()),
@@ -614,14 +519,7 @@ mod tests {
                 1,
                 Step::Initialize,
             ),
-            (
-                "settled",
-                claim(ready, none.clone()),
-                Some(node(none.clone())),
-                true,
-                1,
-                Step::Nothing,
-            ),
+            ("settled", claim(ready, none.clone()), Some(node(none.clone())), true, 1, Step::Nothing),
             (
                 "node deleted by hand",
                 claim(ready, none.clone()),
@@ -630,44 +528,13 @@ mod tests {
                 1,
                 Step::FollowNode,
             ),
-            (
-                "claim deleted",
-                claim(ready, deleting.clone()),
-                Some(node(none.clone())),
-                false,
-                1,
-                Step::DeleteNode,
-            ),
-            (
-                "draining",
-                claim(ready, deleting.clone()),
-                Some(node(deleting.clone())),
-                false,
-                1,
-                Step::Drain,
-            ),
-            (
-                "drained",
-                claim(ready, deleting.clone()),
-                Some(node(deleting.clone())),
-                true,
-                1,
-                Step::Terminate,
-            ),
-            (
-                "deleted before it had a node",
-                claim(&[], deleting.clone()),
-                None,
-                true,
-                1,
-                Step::Terminate,
-            ),
+            ("claim deleted", claim(ready, deleting.clone()), Some(node(none.clone())), false, 1, Step::DeleteNode),
+            ("draining", claim(ready, deleting.clone()), Some(node(deleting.clone())), false, 1, Step::Drain),
+            ("drained", claim(ready, deleting.clone()), Some(node(deleting.clone())), true, 1, Step::Terminate),
+            ("deleted before it had a node", claim(&[], deleting.clone()), None, true, 1, Step::Terminate),
             (
                 "let go of",
-                claim(
-                    ready,
-                    json!({"metadata": {"deletionTimestamp": "2026-01-01T00:01:00Z", "finalizers": null}}),
-                ),
+                claim(ready, json!({"metadata": {"deletionTimestamp": "2026-01-01T00:01:00Z", "finalizers": null}})),
                 None,
                 true,
                 1,

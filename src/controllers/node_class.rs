@@ -33,11 +33,7 @@ pub async fn run(ctx: Arc<Context>) {
 }
 
 async fn reconcile(ctx: &Context, class: &Ec2NodeClass) -> Result<(), kube::Error> {
-    let before = class
-        .status
-        .as_ref()
-        .map(|status| status.conditions.clone())
-        .unwrap_or_default();
+    let before = class.status.as_ref().map(|status| status.conditions.clone()).unwrap_or_default();
     let mut list = before.clone();
     let generation = class.metadata.generation;
     let (created, now) = (class.metadata.creation_timestamp.as_ref(), Time(Timestamp::now()));
@@ -50,10 +46,7 @@ async fn reconcile(ctx: &Context, class: &Ec2NodeClass) -> Result<(), kube::Erro
     }
     let api: Api<Ec2NodeClass> = Api::all(ctx.client.clone());
     let patch = json!({"status": {"conditions": list}});
-    let class = api
-        .patch_status(&class.name_any(), &PatchParams::default(), &Patch::Merge(&patch))
-        .await?;
-    ctx.cluster
-        .update(|state| state.classes.insert(class.name_any(), Arc::new(class)));
+    let class = api.patch_status(&class.name_any(), &PatchParams::default(), &Patch::Merge(&patch)).await?;
+    ctx.cluster.update(|state| state.classes.insert(class.name_any(), Arc::new(class)));
     Ok(())
 }

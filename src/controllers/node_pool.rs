@@ -29,8 +29,7 @@ pub async fn run(ctx: Arc<Context>) {
         let due: Vec<(Arc<NodePool>, Value, Option<Value>)> = {
             let state = ctx.cluster.read();
             let all = state.pools.values();
-            all.map(|pool| (Arc::clone(pool), status(&state, &types, pool, &now), annotations(pool)))
-                .collect()
+            all.map(|pool| (Arc::clone(pool), status(&state, &types, pool, &now), annotations(pool))).collect()
         };
         for (pool, status, annotations) in due {
             let name = pool.name_any();
@@ -55,9 +54,7 @@ async fn write(ctx: &Context, pool: &NodePool, status: &Value, annotations: Opti
     let before = pool.status.as_ref().map_or_else(|| json!({}), |status| json!(status));
     if before != *status {
         let patch = json!({ "status": status });
-        let written = api
-            .patch_status(&name, &PatchParams::default(), &Patch::Merge(&patch))
-            .await?;
+        let written = api.patch_status(&name, &PatchParams::default(), &Patch::Merge(&patch)).await?;
         for condition in written.status.iter().flat_map(|status| &status.conditions) {
             if condition.status == "False" && condition.type_ != "Ready" {
                 let note = format!("{}: {}", condition.type_, condition.message);
@@ -78,9 +75,7 @@ fn annotations(pool: &NodePool) -> Option<Value> {
         (labels::NODE_POOL_HASH, hash::node_pool(&pool.spec)),
         (labels::NODE_POOL_HASH_VERSION, hash::NODE_POOL_VERSION.to_owned()),
     ];
-    let right = wanted
-        .iter()
-        .all(|(key, value)| pool.annotations().get(*key) == Some(value));
+    let right = wanted.iter().all(|(key, value)| pool.annotations().get(*key) == Some(value));
     (!right).then(|| json!(BTreeMap::from(wanted)))
 }
 
@@ -88,11 +83,7 @@ fn annotations(pool: &NodePool) -> Option<Value> {
 fn status(state: &State, types: &Types, pool: &NodePool, now: &Time) -> Value {
     let name = pool.name_any();
     let generation = pool.metadata.generation;
-    let mut list = pool
-        .status
-        .as_ref()
-        .map(|status| status.conditions.clone())
-        .unwrap_or_default();
+    let mut list = pool.status.as_ref().map(|status| status.conditions.clone()).unwrap_or_default();
     let created = pool.metadata.creation_timestamp.as_ref();
     let mut judged = Conditions::open(&mut list, NODE_POOL_DEPENDENTS, generation, created, now);
     let errors = validation::node_pool(&pool.spec);
@@ -129,11 +120,7 @@ fn status(state: &State, types: &Types, pool: &NodePool, now: &Time) -> Value {
     }
     let mut used = Resources::default();
     let mut nodes = 0_i64;
-    for claim in state
-        .claims
-        .values()
-        .filter(|claim| claim.labels().get(labels::NODE_POOL) == Some(&name))
-    {
+    for claim in state.claims.values().filter(|claim| claim.labels().get(labels::NODE_POOL) == Some(&name)) {
         if !is_leaving(claim) && state.node_of(claim).is_some() {
             used.add(&capacity(types, claim));
             nodes += 1;
@@ -171,10 +158,7 @@ mod tests {
     fn condition(status: &Value, kind: &str) -> (String, String) {
         let list = status["conditions"].as_array().unwrap();
         let found = list.iter().find(|condition| condition["type"] == kind).unwrap();
-        (
-            found["status"].as_str().unwrap().into(),
-            found["message"].as_str().unwrap().into(),
-        )
+        (found["status"].as_str().unwrap().into(), found["message"].as_str().unwrap().into())
     }
 
     #[test]

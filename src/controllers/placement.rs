@@ -17,58 +17,63 @@ use super::provisioner::HOLD_READY_MS;
 use crate::api::{NodeClaim, labels};
 use crate::cluster::holds::{self, Holds};
 use crate::cluster::snapshot::{is_ephemeral, is_leaving, node_ready};
-use crate::cluster::{Cluster, State, created_ms, now_ms, rfc3339};
+use crate::cluster::{Cluster, PodRecord, State, created_ms, now_ms, rfc3339};
 use crate::extender::{self, NodeRoom, PlannedPod, View, ViewInput};
+use crate::scheduling::class::PodClass;
 use crate::scheduling::resources::Resources;
 
 /// A node that isn't ready so long after it registered is opened all the same, milliseconds: something that has to run
 /// on it first may not tolerate our taint.
 const OPEN_PATIENCE_MS: i64 = 20_000;
+/// A node that could be opened waits so long for the others of its plan, milliseconds.
+const PLAN_PATIENCE_MS: i64 = 5_000;
+/// Where the scheduler does as it likes, a hold only keeps a pod from being planned twice: it ends so long after the node
+/// was opened, milliseconds.
+const HOLD_OFF_MS: i64 = 10_000;
 /// Wait between two looks at a node that isn't ready to be opened, milliseconds.
 const OPEN_POLL_MS: i64 = 50;
 /// Nominations under way at the same time.
 const CONCURRENCY: usize = 32;
 /// A pod is nominated again no sooner than this, milliseconds.
-const RENOMINATE_MS: i64 = 1_000;
+const RENOMINATE_MS: i64 = 200;
 /// The state is looked at no more often than this.
 const LOOK: Duration = Duration::from_millis(20);
 /// The state is looked at at least this often.
 const TICK: Duration = Duration::from_millis(500);
 
-/// Nominates a new node's pods while its taint still keeps everyone off, then takes the taint off.
-/// Returns how long to wait before the next look, where it isn't time yet.
+/// Nominates a new node's pods while its taint still keeps everyone off, then takes the taint off. Nodes of one plan are
+/// opened together where they can be: the first one to open makes the scheduler try every pod of the plan, and a try that
+/// fails costs a pod its nomination. Returns how long to wait before the next look, where it isn't time yet.
 ///
 /// # Errors
 /// The API server's, on writing the node or the claim.
 pub async fn open(ctx: &Context, claim: &NodeClaim, node: &Node) -> Result<Option<i64>, kube::Error> {
     let name = node.name_any();
-    if ctx.settings.placement != Placement::Off {
-        let now = now_ms();
+    let now = now_ms();
+    let off = ctx.settings.placement == Placement::Off;
+    if !off {
         let patient = now - created_ms(&node.metadata) < OPEN_PATIENCE_MS;
-        let startup = |taint: &Taint| {
-            claim
-                .spec
-                .startup_taints
-                .iter()
-                .any(|other| other.key == taint.key && other.effect == taint.effect)
-        };
-        let closed = node
-            .spec
-            .iter()
-            .flat_map(|spec| spec.taints.iter().flatten())
-            .any(|taint| taint.key != labels::UNREGISTERED_TAINT && is_ephemeral(taint) && !startup(taint));
-        if patient && (closed || !node_ready(node)) {
+        if patient && !can_open(claim, node) {
             return Ok(Some(OPEN_POLL_MS));
         }
-        let pods = to_nominate(&ctx.cluster.read(), &claim.name_any(), &name, now);
-        if patient && !pods.is_empty() {
+    }
+    // Written before the nominations, so that nothing comes between them and the opening.
+    let until = if off { now + HOLD_OFF_MS } else { now + HOLD_READY_MS };
+    let planned = ctx.cluster.read().planned.get(&claim.name_any()).map_or(0, |planned| planned.until_ms);
+    if planned > until || planned < now + HOLD_OFF_MS / 2 {
+        let patch = json!({"metadata": {"annotations": {(labels::HOLD_UNTIL): rfc3339(until)}}});
+        ctx.patch_claim(&claim.name_any(), &patch).await?;
+    }
+    if !off {
+        let pods = to_nominate(&ctx.cluster.read(), ctx.settings.placement, &claim.name_any(), &name, now);
+        if !pods.is_empty() && now - created_ms(&node.metadata) < OPEN_PATIENCE_MS {
             nominate(ctx, &name, pods).await;
             // Opened at the next look, when our own watch shows the nominations.
             return Ok(Some(0));
         }
-        let until = now + HOLD_READY_MS;
-        let patch = json!({"metadata": {"annotations": {(labels::HOLD_UNTIL): rfc3339(until)}}});
-        ctx.patch_claim(&claim.name_any(), &patch).await?;
+        if ctx.settings.placement == Placement::Nominate && waits_for_plan(&ctx.cluster.read(), claim, node, now) {
+            return Ok(Some(OPEN_POLL_MS));
+        }
     }
     let taints: Vec<&Taint> = node
         .spec
@@ -85,6 +90,52 @@ pub async fn open(ctx: &Context, claim: &NodeClaim, node: &Node) -> Result<Optio
     Ok(None)
 }
 
+/// Whether nothing but our own taint keeps planned pods off a node.
+fn can_open(claim: &NodeClaim, node: &Node) -> bool {
+    let startup = |taint: &Taint| {
+        claim.spec.startup_taints.iter().any(|other| other.key == taint.key && other.effect == taint.effect)
+    };
+    let closed = node
+        .spec
+        .iter()
+        .flat_map(|spec| spec.taints.iter().flatten())
+        .any(|taint| taint.key != labels::UNREGISTERED_TAINT && is_ephemeral(taint) && !startup(taint));
+    node_ready(node) && !closed
+}
+
+/// Whether a node that could be opened should wait for the others of its plan: until all of them can be and have their
+/// pods nominated, but not for long.
+fn waits_for_plan(state: &State, claim: &NodeClaim, node: &Node, now: i64) -> bool {
+    let Some(plan) = claim.annotations().get(labels::PLAN) else {
+        return false;
+    };
+    let ready_since = node
+        .status
+        .iter()
+        .flat_map(|status| status.conditions.iter().flatten())
+        .find(|condition| condition.type_ == "Ready")
+        .and_then(|condition| condition.last_transition_time.as_ref())
+        .map_or(0, |time| time.0.as_millisecond());
+    if now - ready_since.max(created_ms(&node.metadata)) >= PLAN_PATIENCE_MS {
+        return false;
+    }
+    let holds = holds::resolve(state, now);
+    let behind = |(name, other): (&String, &std::sync::Arc<NodeClaim>)| {
+        if other.annotations().get(labels::PLAN) != Some(plan) || is_leaving(other) {
+            return false;
+        }
+        match state.node_of(other) {
+            None => true,
+            Some(node) if node.labels().get(labels::REGISTERED).is_some_and(|value| value == "true") => false,
+            Some(node) => {
+                !can_open(other, node)
+                    || !nominees(state, &holds, Placement::Nominate, name, &node.name_any()).is_empty()
+            }
+        }
+    };
+    state.claims.iter().any(behind)
+}
+
 /// A pod to nominate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Nominee {
@@ -93,21 +144,44 @@ struct Nominee {
     uid: String,
 }
 
-/// Pods that room is held for on a claim's node and that aren't nominated to it.
-fn to_nominate(state: &State, claim: &str, node: &str, now: i64) -> Vec<Nominee> {
-    nominees(state, &holds::resolve(state, now), claim, node)
+/// Pods that room is held for on a claim's node and that should be nominated to it but aren't.
+fn to_nominate(state: &State, placement: Placement, claim: &str, node: &str, now: i64) -> Vec<Nominee> {
+    nominees(state, &holds::resolve(state, now), placement, claim, node)
 }
 
-fn nominees(state: &State, holds: &Holds, claim: &str, node: &str) -> Vec<Nominee> {
-    let live = holds.by_claim.get(claim).into_iter().flatten();
-    live.filter_map(|hold| state.pods.get(hold.pod.as_ref()?))
-        .filter(|pod| pod.node.is_none() && pod.nominated.as_deref() != Some(node))
-        .map(|pod| Nominee {
-            namespace: pod.namespace.clone(),
-            name: pod.name.clone(),
-            uid: pod.uid.clone(),
-        })
-        .collect()
+/// As [`to_nominate`]. When the scheduler judges a node it counts every pod nominated to it, but none nominated elsewhere:
+/// more pods of one spread constraint than its `maxSkew` nominated to one node would each look like too many. So at most
+/// that many are at a time; and none where the extender's filter steers them anyway.
+fn nominees(state: &State, holds: &Holds, placement: Placement, claim: &str, node: &str) -> Vec<Nominee> {
+    let mut left: HashMap<*const PodClass, i64> = HashMap::new();
+    let mut out = Vec::new();
+    let waiting = || {
+        let live = holds.by_claim.get(claim).into_iter().flatten();
+        live.filter_map(|hold| state.pods.get(hold.pod.as_ref()?)).filter(|pod| pod.node.is_none())
+    };
+    let limit = |pod: &PodRecord| {
+        let class = &pod.entry.as_ref().ok()?.class;
+        let hard = class.spread.iter().filter(|spread| spread.hard && *spread.key != *labels::HOSTNAME);
+        let skew = hard.map(|spread| spread.max_skew).min()?;
+        Some((Arc::as_ptr(class), if placement == Placement::Extender { 0 } else { skew }))
+    };
+    let nominated = |pod: &&PodRecord| pod.nominated.as_deref() == Some(node);
+    for pod in waiting().filter(|pod| nominated(pod)) {
+        if let Some((class, skew)) = limit(pod) {
+            *left.entry(class).or_insert(skew) -= 1;
+        }
+    }
+    for pod in waiting().filter(|pod| !nominated(pod)) {
+        if let Some((class, skew)) = limit(pod) {
+            let left = left.entry(class).or_insert(skew);
+            if *left <= 0 {
+                continue;
+            }
+            *left -= 1;
+        }
+        out.push(Nominee { namespace: pod.namespace.clone(), name: pod.name.clone(), uid: pod.uid.clone() });
+    }
+    out
 }
 
 async fn nominate(ctx: &Context, node: &str, pods: Vec<Nominee>) {
@@ -115,9 +189,7 @@ async fn nominate(ctx: &Context, node: &str, pods: Vec<Nominee>) {
         let api: Api<Pod> = Api::namespaced(ctx.client.clone(), &pod.namespace);
         async move {
             let patch = json!({"metadata": {"uid": pod.uid}, "status": {"nominatedNodeName": node}});
-            let result = api
-                .patch_status(&pod.name, &PatchParams::default(), &Patch::Merge(&patch))
-                .await;
+            let result = api.patch_status(&pod.name, &PatchParams::default(), &Patch::Merge(&patch)).await;
             match result {
                 Ok(changed) => ctx.cluster.update(|state| state.apply_pod(&changed, now_ms())),
                 Err(error) if is_not_found(&error) || is_conflict(&error) => {}
@@ -149,11 +221,7 @@ fn ended<'a>(before: &'a Holds, after: &Holds, state: &State) -> Vec<(&'a str, &
         if after.by_pod.contains_key(pod) {
             continue;
         }
-        let node = state
-            .claims
-            .get(claim)
-            .and_then(|claim| state.node_of(claim))
-            .map(|node| node.name_any());
+        let node = state.claims.get(claim).and_then(|claim| state.node_of(claim)).map(|node| node.name_any());
         let bound = state.pods.get(pod).and_then(|pod| pod.node.as_deref());
         let end = match (bound, node) {
             (Some(bound), Some(node)) if bound == node => End::Followed,
@@ -196,13 +264,10 @@ pub async fn keep(ctx: Arc<Context>) {
                 let Some(node) = state.claims.get(claim).and_then(|claim| state.node_of(claim)) else {
                     continue;
                 };
-                let open = node
-                    .labels()
-                    .get(labels::REGISTERED)
-                    .is_some_and(|value| value == "true");
+                let open = node.labels().get(labels::REGISTERED).is_some_and(|value| value == "true");
                 if open && node_ready(node) {
                     let name = node.name_any();
-                    let mut pods = nominees(&state, &after, claim, &name);
+                    let mut pods = nominees(&state, &after, ctx.settings.placement, claim, &name);
                     pods.retain(|pod| !nominated.contains_key(&pod.uid));
                     if !pods.is_empty() {
                         again.insert(name, pods);
@@ -250,11 +315,7 @@ pub async fn show(cluster: Arc<Cluster>, view: Arc<ArcSwap<View>>) {
 /// What the extender should know of the state.
 pub fn view_input(state: &State, now: i64) -> ViewInput {
     let holds = holds::resolve(state, now);
-    let mut input = ViewInput {
-        built_at_ms: now,
-        max_age_ms: extender::DEFAULT_MAX_AGE_MS,
-        ..ViewInput::default()
-    };
+    let mut input = ViewInput { built_at_ms: now, max_age_ms: extender::DEFAULT_MAX_AGE_MS, ..ViewInput::default() };
     let mut claims: HashMap<String, &Arc<NodeClaim>> = HashMap::new();
     for claim in state.claims.values() {
         if let Some(node) = state.node_of(claim) {
@@ -283,20 +344,23 @@ pub fn view_input(state: &State, now: i64) -> ViewInput {
                 free.sub(&entry.class.requests);
             }
         }
-        let daemon_reserve = live
-            .map(|_| crate::cluster::snapshot::daemons_to_come(state, node))
-            .unwrap_or_default();
+        if let Some(live) = live {
+            // What the scheduler has put there lately may not show yet: while room is held, only held room is given out.
+            // Who is to use the rest is for the planner to say, in a hold.
+            free = Resources::default();
+            for hold in live.iter().filter_map(|hold| held(state, hold)) {
+                free.add(&hold.requests);
+            }
+            free.add(&crate::cluster::snapshot::daemons_to_come(state, node));
+        }
+        let daemon_reserve = live.map(|_| crate::cluster::snapshot::daemons_to_come(state, node)).unwrap_or_default();
         input.nodes.push(NodeRoom {
             name: Arc::from(name.as_str()),
             allocatable,
             free,
             daemon_reserve,
             disrupting,
-            holds: live
-                .into_iter()
-                .flatten()
-                .filter_map(|hold| held(state, hold))
-                .collect(),
+            holds: live.into_iter().flatten().filter_map(|hold| held(state, hold)).collect(),
         });
     }
     for (pod, claim) in &holds.by_pod {
@@ -343,10 +407,8 @@ mod tests {
             .unwrap(),
         );
         state.apply_node(
-            serde_json::from_value(
-                json!({"metadata": {"name": "node-c"}, "spec": {"providerID": "aws:///z/i-1"},
-                "status": {"allocatable": {"cpu": "2", "memory": "4Gi", "pods": "10"}}}),
-            )
+            serde_json::from_value(json!({"metadata": {"name": "node-c"}, "spec": {"providerID": "aws:///z/i-1"},
+                "status": {"allocatable": {"cpu": "2", "memory": "4Gi", "pods": "10"}}}))
             .unwrap(),
         );
         let pod = json!({"metadata": {"name": "a", "namespace": "n", "uid": "a"}, "spec": {"nodeName": bound,
@@ -360,10 +422,7 @@ mod tests {
         let input = view_input(&state(None), 5);
         assert_eq!(input.planned["n/a"].node.as_deref(), Some("node-c"));
         let room = &input.nodes[0];
-        assert_eq!(
-            (room.holds.len(), room.holds[0].requests.cpu_milli, room.free.cpu_milli),
-            (1, 500, 2_000)
-        );
+        assert_eq!((room.holds.len(), room.holds[0].requests.cpu_milli, room.free.cpu_milli), (1, 500, 500));
         let input = view_input(&state(Some("node-c")), 5);
         assert!(input.planned.is_empty() && input.nodes[0].holds.is_empty());
         assert_eq!(input.nodes[0].free.cpu_milli, 1_500, "a bound pod takes its room");
@@ -378,19 +437,37 @@ mod tests {
         }
         let mut gone = state(None);
         gone.delete_pod("n/a", 6);
-        assert_eq!(
-            ended(&before, &holds::resolve(&gone, 6), &gone),
-            [("c", "n/a", End::Released)]
+        assert_eq!(ended(&before, &holds::resolve(&gone, 6), &gone), [("c", "n/a", End::Released)]);
+    }
+
+    #[test]
+    fn no_more_pods_of_a_spread_are_nominated_to_a_node_than_may_differ() {
+        let mut state = state(None);
+        state.apply_claim(
+            serde_json::from_value(json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim",
+                "metadata": {"name": "c", "uid": "1", "annotations": {
+                    (labels::PLANNED_PODS): "[\"n/s1\",\"n/s2\",\"n/s3\"]", (labels::HOLD_UNTIL): "2099-01-01T00:00:00Z"}},
+                "spec": {"requirements": [], "nodeClassRef": {"group": "g", "kind": "k", "name": "n"}},
+                "status": {"providerID": "aws:///z/i-1"}}))
+            .unwrap(),
         );
+        for name in ["s1", "s2", "s3"] {
+            let pod = json!({"metadata": {"name": name, "namespace": "n", "uid": name, "labels": {"app": "s"}},
+                "spec": {"containers": [{"name": "c", "image": "i"}], "topologySpreadConstraints": [{"maxSkew": 2,
+                    "topologyKey": labels::ZONE, "whenUnsatisfiable": "DoNotSchedule", "labelSelector": {"matchLabels": {"app": "s"}}}]}});
+            state.apply_pod(&serde_json::from_value(pod).unwrap(), 1);
+        }
+        assert_eq!(to_nominate(&state, Placement::Nominate, "c", "node-c", 5).len(), 2);
+        assert!(to_nominate(&state, Placement::Extender, "c", "node-c", 5).is_empty(), "the filter steers them");
     }
 
     #[test]
     fn only_pods_without_the_nomination_are_nominated() {
         let mut state = state(None);
-        assert_eq!(to_nominate(&state, "c", "node-c", 5).len(), 1);
+        assert_eq!(to_nominate(&state, Placement::Nominate, "c", "node-c", 5).len(), 1);
         let pod = json!({"metadata": {"name": "a", "namespace": "n", "uid": "a"}, "spec": {"containers": []},
             "status": {"nominatedNodeName": "node-c"}});
         state.apply_pod(&serde_json::from_value(pod).unwrap(), 2);
-        assert!(to_nominate(&state, "c", "node-c", 5).is_empty());
+        assert!(to_nominate(&state, Placement::Nominate, "c", "node-c", 5).is_empty());
     }
 }

@@ -45,20 +45,14 @@ impl Queue {
         let holds = holds::resolve(state, now);
         let demand = snapshot::demand(state, &holds, &BTreeSet::new());
         let wanted: BTreeSet<&String> = demand.pending.iter().chain(&demand.displaced).collect();
-        self.tried
-            .retain(|key, at| wanted.contains(key) && now - *at < RETRY_MS);
+        self.tried.retain(|key, at| wanted.contains(key) && now - *at < RETRY_MS);
         self.seen.retain(|key, _| wanted.contains(key));
         for key in wanted {
             if !self.tried.contains_key(key) {
                 self.seen.entry(key.clone()).or_insert(now);
             }
         }
-        let fresh = || {
-            self.seen
-                .iter()
-                .filter(|(key, _)| !self.tried.contains_key(*key))
-                .map(|(_, at)| *at)
-        };
+        let fresh = || self.seen.iter().filter(|(key, _)| !self.tried.contains_key(*key)).map(|(_, at)| *at);
         let untried = state.unbound.iter().filter_map(|key| state.pods.get(key));
         Some(Window {
             opened_ms: fresh().min()?,
@@ -99,13 +93,7 @@ pub async fn run(ctx: Arc<Context>) {
 async fn pass(ctx: &Arc<Context>, queue: &mut Queue) {
     let pools = ctx.ready_pools();
     let started = now_ms();
-    let taken = snapshot::take(
-        &ctx.cluster.read(),
-        &pools,
-        &ctx.settings.plan,
-        &BTreeSet::new(),
-        started,
-    );
+    let taken = snapshot::take(&ctx.cluster.read(), &pools, &ctx.settings.plan, &BTreeSet::new(), started);
     let planned = tokio::task::spawn_blocking(move || {
         let clock = std::time::Instant::now();
         let plan = crate::scheduling::plan(&taken.problem);
@@ -183,13 +171,14 @@ async fn write(
     }
     let api: Api<NodeClaim> = Api::all(ctx.client.clone());
     let until = now_ms() + HOLD_LAUNCH_MS;
+    let id = format!("{:x}", now_ms());
     let mut creations = Vec::new();
     for (index, node) in plan.new_nodes.iter().enumerate() {
         let name = &taken.problem.pools[node.pool].name;
         let Some(pool) = pools.iter().find(|ready| *ready.pool.name_any() == **name) else {
             continue;
         };
-        let claim = claim_for(&pool.pool, node, taken, until);
+        let claim = claim_for(&pool.pool, node, taken, until, &id);
         let api = api.clone();
         creations.push(async move { (index, api.create(&PostParams::default(), &claim).await) });
     }
@@ -198,17 +187,12 @@ async fn write(
         let node = &plan.new_nodes[index];
         match result {
             Ok(claim) => {
-                ctx.metrics
-                    .claims_created
-                    .with_label_values(&[&*taken.problem.pools[node.pool].name])
-                    .inc();
+                ctx.metrics.claims_created.with_label_values(&[&*taken.problem.pools[node.pool].name]).inc();
                 for pod in &node.pods {
                     let key = &taken.problem.pods[*pod].key;
                     if let Some(seen) = queue.seen.get(&**key) {
                         #[allow(clippy::cast_precision_loss)]
-                        ctx.metrics
-                            .detect_to_claim_seconds
-                            .observe((now_ms() - seen) as f64 / 1e3);
+                        ctx.metrics.detect_to_claim_seconds.observe((now_ms() - seen) as f64 / 1e3);
                     }
                     served.insert(key.to_string());
                 }
@@ -218,19 +202,11 @@ async fn write(
         }
     }
     for placement in &plan.placements {
-        let Subject {
-            claim: Some(name),
-            node,
-        } = &taken.subjects[placement.node]
-        else {
+        let Subject { claim: Some(name), node } = &taken.subjects[placement.node] else {
             continue;
         };
         let pods = placement.pods.iter().map(|pod| &taken.problem.pods[*pod]);
-        let until = if node.is_some() {
-            now_ms() + HOLD_READY_MS
-        } else {
-            until
-        };
+        let until = if node.is_some() { now_ms() + HOLD_READY_MS } else { until };
         let Some(mut planned) = ctx.cluster.read().planned.get(name).cloned() else {
             continue;
         };
@@ -281,7 +257,7 @@ async fn forget(ctx: &Context, taken: &Snapshot) -> Result<(), kube::Error> {
 }
 
 /// The NodeClaim of a planned node.
-fn claim_for(pool: &NodePool, node: &PlannedNode, taken: &Snapshot, until_ms: i64) -> NodeClaim {
+fn claim_for(pool: &NodePool, node: &PlannedNode, taken: &Snapshot, until_ms: i64, id: &str) -> NodeClaim {
     let template = &pool.spec.template;
     let name = pool.name_any();
     let pods: Vec<_> = node.pods.iter().map(|pod| &taken.problem.pods[*pod]).collect();
@@ -296,6 +272,7 @@ fn claim_for(pool: &NodePool, node: &PlannedNode, taken: &Snapshot, until_ms: i6
     };
     let mut annotations = template.metadata.annotations.clone();
     annotations.extend(planned.annotations());
+    annotations.insert(labels::PLAN.into(), id.to_owned());
     annotations.insert(labels::NODE_POOL_HASH.into(), hash::node_pool(&pool.spec));
     annotations.insert(labels::NODE_POOL_HASH_VERSION.into(), hash::NODE_POOL_VERSION.into());
     if let Some(choice) = node.choices.first() {
@@ -316,15 +293,9 @@ fn claim_for(pool: &NodePool, node: &PlannedNode, taken: &Snapshot, until_ms: i6
         values
     };
     let chosen = [
-        (
-            labels::INSTANCE_TYPE,
-            distinct(&|choice| choice.instance_type.name.to_string()),
-        ),
+        (labels::INSTANCE_TYPE, distinct(&|choice| choice.instance_type.name.to_string())),
         (labels::ZONE, distinct(&|choice| choice.zone.to_string())),
-        (
-            labels::CAPACITY_TYPE,
-            distinct(&|choice| choice.capacity_type.to_string()),
-        ),
+        (labels::CAPACITY_TYPE, distinct(&|choice| choice.capacity_type.to_string())),
     ];
     let mut requirements: Vec<Requirement> = template
         .spec
@@ -335,32 +306,17 @@ fn claim_for(pool: &NodePool, node: &PlannedNode, taken: &Snapshot, until_ms: i6
         .cloned()
         .collect();
     for (key, values) in chosen {
-        let min_values = template
-            .spec
-            .requirements
-            .iter()
-            .find(|other| other.key == key)
-            .and_then(|r| r.min_values);
-        requirements.push(Requirement {
-            key: key.into(),
-            operator: "In".into(),
-            values,
-            min_values,
-        });
+        let min_values = template.spec.requirements.iter().find(|other| other.key == key).and_then(|r| r.min_values);
+        requirements.push(Requirement { key: key.into(), operator: "In".into(), values, min_values });
     }
-    let owner = OwnerReference {
-        block_owner_deletion: Some(true),
-        ..pool.owner_ref(&()).unwrap_or_default()
-    };
+    let owner = OwnerReference { block_owner_deletion: Some(true), ..pool.owner_ref(&()).unwrap_or_default() };
     let mut claim = NodeClaim::new(
         "",
         NodeClaimSpec {
             taints: template.spec.taints.clone(),
             startup_taints: template.spec.startup_taints.clone(),
             requirements,
-            resources: crate::api::node_claim::ResourceRequirements {
-                requests: node.requests.to_map(),
-            },
+            resources: crate::api::node_claim::ResourceRequirements { requests: node.requests.to_map() },
             node_class_ref: template.spec.node_class_ref.clone(),
             termination_grace_period: template.spec.termination_grace_period.clone(),
             expire_after: template.spec.expire_after.clone(),
@@ -382,11 +338,7 @@ fn tell(ctx: &Arc<Context>, taken: &Snapshot, plan: &Plan, no_pools: bool) {
     let mut notes = Vec::new();
     for failed in &plan.unschedulable {
         let key = &taken.problem.pods[failed.pod].key;
-        let reason = if no_pools {
-            "no NodePool is ready; see their conditions"
-        } else {
-            &failed.reason
-        };
+        let reason = if no_pools { "no NodePool is ready; see their conditions" } else { &failed.reason };
         tracing::info!(pod = &**key, reason, "unschedulable");
         notes.push((key.to_string(), true, format!("no node can be bought for it: {reason}")));
     }

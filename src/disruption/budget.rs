@@ -16,19 +16,12 @@ pub fn allowed(
     let mut least = i64::MAX;
     for budget in budgets {
         let Ok(active) = active(budget) else { return 0 };
-        let applies = budget
-            .reasons
-            .as_ref()
-            .is_none_or(|reasons| reasons.iter().any(|other| other == reason));
+        let applies = budget.reasons.as_ref().is_none_or(|reasons| reasons.iter().any(|other| other == reason));
         if active && applies {
             least = least.min(bound(&budget.nodes, nodes));
         }
     }
-    if least == i64::MAX {
-        i64::MAX
-    } else {
-        (least - consuming).max(0)
-    }
+    if least == i64::MAX { i64::MAX } else { (least - consuming).max(0) }
 }
 
 /// What a budget's text allows of so many nodes; percentages round up.
@@ -56,33 +49,14 @@ mod tests {
             ("10 % of 5 rounds up", vec![budget("10%", None)], 5, 0, 1),
             ("10 % of 19 with one not ready", vec![budget("10%", None)], 19, 1, 1),
             ("zero blocks", vec![budget("0", None)], 10, 0, 0),
-            (
-                "the least counts",
-                vec![budget("50%", None), budget("2", None)],
-                10,
-                0,
-                2,
-            ),
-            (
-                "another reason's budget",
-                vec![budget("0", Some(&["Drifted"])), budget("3", None)],
-                10,
-                0,
-                3,
-            ),
+            ("the least counts", vec![budget("50%", None), budget("2", None)], 10, 0, 2),
+            ("another reason's budget", vec![budget("0", Some(&["Drifted"])), budget("3", None)], 10, 0, 3),
             ("unreadable", vec![budget("many", None)], 10, 0, 0),
             ("none", vec![], 10, 0, i64::MAX),
         ] {
             assert_eq!(allowed(&budgets, "Empty", nodes, consuming, always), expected, "{case}");
         }
-        assert_eq!(
-            allowed(&[budget("0", None)], "Empty", 10, 0, |_| Ok(false)),
-            i64::MAX,
-            "outside its schedule"
-        );
-        assert_eq!(
-            allowed(&[budget("5", None)], "Empty", 10, 0, |_| Err("bad cron".into())),
-            0
-        );
+        assert_eq!(allowed(&[budget("0", None)], "Empty", 10, 0, |_| Ok(false)), i64::MAX, "outside its schedule");
+        assert_eq!(allowed(&[budget("5", None)], "Empty", 10, 0, |_| Err("bad cron".into())), 0);
     }
 }

@@ -31,10 +31,8 @@ pub struct Rule {
 /// Claims to delete now, dearest first within each pool's allowance, and when to look again.
 pub fn decide(candidates: &[Candidate], rules: &BTreeMap<String, Rule>, now_ms: i64) -> (Vec<String>, Option<i64>) {
     let mut left: BTreeMap<&str, i64> = BTreeMap::new();
-    let mut order: Vec<&Candidate> = candidates
-        .iter()
-        .filter(|candidate| candidate.pods == 0 && !candidate.protected)
-        .collect();
+    let mut order: Vec<&Candidate> =
+        candidates.iter().filter(|candidate| candidate.pods == 0 && !candidate.protected).collect();
     order.sort_by(|a, b| b.price.cmp(&a.price).then_with(|| a.claim.cmp(&b.claim)));
     let (mut go, mut again) = (Vec::new(), None::<i64>);
     for candidate in order {
@@ -72,40 +70,18 @@ mod tests {
             protected: false,
             price,
         };
-        let rules = |after, allowed| {
-            BTreeMap::from([(
-                "p".to_owned(),
-                Rule {
-                    consolidate_after_ms: after,
-                    allowed,
-                },
-            )])
-        };
+        let rules = |after, allowed| BTreeMap::from([("p".to_owned(), Rule { consolidate_after_ms: after, allowed })]);
         let all = [
             candidate("cheap", 0, 0, 1),
             candidate("dear", 0, 0, 9),
             candidate("busy", 1, 0, 99),
             candidate("fresh", 0, 500, 5),
-            Candidate {
-                protected: true,
-                ..candidate("guarded", 0, 0, 50)
-            },
+            Candidate { protected: true, ..candidate("guarded", 0, 0, 50) },
         ];
-        assert_eq!(
-            decide(&all, &rules(Some(600), 10), 700),
-            (vec!["dear".into(), "cheap".into()], Some(1_100))
-        );
+        assert_eq!(decide(&all, &rules(Some(600), 10), 700), (vec!["dear".into(), "cheap".into()], Some(1_100)));
         assert_eq!(decide(&all, &rules(Some(600), 1), 700).0, ["dear"]);
         assert_eq!(decide(&all, &rules(Some(600), 0), 700).0, Vec::<String>::new());
-        assert_eq!(
-            decide(&all, &rules(Some(600), 10), 599).0,
-            Vec::<String>::new(),
-            "not before its time"
-        );
-        assert_eq!(
-            decide(&all, &rules(None, 10), i64::MAX / 2),
-            (vec![], None),
-            "never is never"
-        );
+        assert_eq!(decide(&all, &rules(Some(600), 10), 599).0, Vec::<String>::new(), "not before its time");
+        assert_eq!(decide(&all, &rules(None, 10), i64::MAX / 2), (vec![], None), "never is never");
     }
 }

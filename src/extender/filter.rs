@@ -27,21 +27,12 @@ pub fn filter<'a>(view: &View, now_ms: i64, args: FilterArgs<'a>) -> FilterResul
     };
     if answer != Answer::Judged {
         let names = node_names.unwrap_or_else(|| names_of(nodes.as_ref()));
-        return FilterResult {
-            nodes,
-            node_names: names,
-            answer,
-            ..FilterResult::default()
-        };
+        return FilterResult { nodes, node_names: names, answer, ..FilterResult::default() };
     }
 
     let names = node_names.unwrap_or_else(|| names_of(nodes.as_ref()));
     let mut judge = Judge::new(view, now_ms, &pod, &names);
-    let mut result = FilterResult {
-        answer,
-        node_names: Vec::with_capacity(names.len()),
-        ..FilterResult::default()
-    };
+    let mut result = FilterResult { answer, node_names: Vec::with_capacity(names.len()), ..FilterResult::default() };
     // With whole nodes, items and names run in parallel: an item without a name is judged by the empty name.
     let keep: Option<Vec<bool>> = nodes.as_ref().map(|_| Vec::with_capacity(names.len()));
     let mut keep = keep;
@@ -60,13 +51,9 @@ pub fn filter<'a>(view: &View, now_ms: i64, args: FilterArgs<'a>) -> FilterResul
     }
     result.nodes = nodes.zip(keep).map(|(nodes, keep)| NodeList {
         metadata: nodes.metadata,
-        items: nodes.items.map(|items| {
-            items
-                .into_iter()
-                .zip(keep)
-                .filter_map(|(item, keep)| keep.then_some(item))
-                .collect()
-        }),
+        items: nodes
+            .items
+            .map(|items| items.into_iter().zip(keep).filter_map(|(item, keep)| keep.then_some(item)).collect()),
     });
     result
 }
@@ -77,10 +64,7 @@ pub(super) fn names_of<'a>(nodes: Option<&NodeList>) -> Vec<Name<'a>> {
     items
         .iter()
         .map(|item| {
-            let name = item
-                .pointer("/metadata/name")
-                .and_then(Value::as_str)
-                .unwrap_or_default();
+            let name = item.pointer("/metadata/name").and_then(Value::as_str).unwrap_or_default();
             Name(Cow::Owned(name.to_owned()))
         })
         .collect()
@@ -113,11 +97,7 @@ impl<'v, 'p> Judge<'v, 'p> {
             Standing::Free => view.slots(now_ms, pod, &requests),
             Standing::Waiting(_) | Standing::Planned(_) => Vec::new(),
         };
-        if !slots.is_empty()
-            && !candidates
-                .iter()
-                .any(|name| slots.iter().any(|slot| *slot.name == *name.as_str()))
-        {
+        if !slots.is_empty() && !candidates.iter().any(|name| slots.iter().any(|slot| *slot.name == *name.as_str())) {
             slots.clear();
         }
         Self {
@@ -159,17 +139,11 @@ impl<'v, 'p> Judge<'v, 'p> {
             return Ok(());
         };
         if node.disrupting && !self.tolerates_disruption {
-            let reason = self
-                .disrupting
-                .get_or_insert_with(|| Arc::from("node is about to be disrupted"));
+            let reason = self.disrupting.get_or_insert_with(|| Arc::from("node is about to be disrupted"));
             return Err((Denial::Disrupting, Arc::clone(reason)));
         }
-        let (leftover, binding) = node.leftover(
-            self.now_ms,
-            self.holds_own.then_some(&*self.key),
-            self.pod.priority(),
-            None,
-        );
+        let (leftover, binding) =
+            node.leftover(self.now_ms, self.holds_own.then_some(&*self.key), self.pod.priority(), None);
         if binding == 0 || self.requests.fits(leftover.get()) {
             return Ok(());
         }
@@ -181,9 +155,7 @@ impl<'v, 'p> Judge<'v, 'p> {
     }
 
     fn elsewhere(&mut self, node: &str) -> (Denial, Arc<str>) {
-        let reason = self
-            .elsewhere
-            .get_or_insert_with(|| format!("planned on {node}").into());
+        let reason = self.elsewhere.get_or_insert_with(|| format!("planned on {node}").into());
         (Denial::PlannedElsewhere, Arc::clone(reason))
     }
 }

@@ -145,10 +145,7 @@ impl ExtenderPod<'_> {
 
     /// UID of the controlling owner.
     pub fn controller_uid(&self) -> Option<&str> {
-        self.owners()
-            .iter()
-            .find(|owner| owner.controller == Some(true))
-            .map(|owner| &*owner.uid)
+        self.owners().iter().find(|owner| owner.controller == Some(true)).map(|owner| &*owner.uid)
     }
 
     /// Whether a DaemonSet owns it.
@@ -158,17 +155,12 @@ impl ExtenderPod<'_> {
 
     /// Whether it tolerates `karpenter.sh/disrupted:NoSchedule`.
     pub fn tolerates_disruption(&self) -> bool {
-        self.spec
-            .tolerations
-            .as_deref()
-            .unwrap_or_default()
-            .iter()
-            .any(|toleration| {
-                let effect = toleration.effect.is_empty() || toleration.effect == "NoSchedule";
-                let exists = toleration.operator == "Exists";
-                let key = toleration.key == DISRUPTED_TAINT || (toleration.key.is_empty() && exists);
-                effect && key && (exists || toleration.value.is_empty())
-            })
+        self.spec.tolerations.as_deref().unwrap_or_default().iter().any(|toleration| {
+            let effect = toleration.effect.is_empty() || toleration.effect == "NoSchedule";
+            let exists = toleration.operator == "Exists";
+            let key = toleration.key == DISRUPTED_TAINT || (toleration.key.is_empty() && exists);
+            effect && key && (exists || toleration.value.is_empty())
+        })
     }
 
     /// What kube-scheduler counts for the pod: containers and sidecars together, or an init container's peak where that is more;
@@ -179,11 +171,7 @@ impl ExtenderPod<'_> {
         let mut peak = Resources::default();
         for container in self.spec.init_containers.as_deref().unwrap_or_default() {
             let mut running = container_requests(container);
-            if container
-                .restart_policy
-                .as_ref()
-                .is_some_and(|policy| policy.as_str() == "Always")
-            {
+            if container.restart_policy.as_ref().is_some_and(|policy| policy.as_str() == "Always") {
                 sidecars.add(&running);
                 peak.raise_to(&sidecars);
             } else {
@@ -193,12 +181,7 @@ impl ExtenderPod<'_> {
         }
         total.add(&sidecars);
         total.raise_to(&peak);
-        if let Some(requests) = self
-            .spec
-            .resources
-            .as_ref()
-            .and_then(|resources| resources.requests.as_ref())
-        {
+        if let Some(requests) = self.spec.resources.as_ref().and_then(|resources| resources.requests.as_ref()) {
             for (name, quantity) in requests {
                 total.set(name.as_str(), quantity.amount(name.as_str()));
             }

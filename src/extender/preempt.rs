@@ -13,30 +13,15 @@ use super::wire::{MetaPod, MetaVictims, Name, PreemptArgs, PreemptResult};
 /// are dropped too: kube-scheduler treats them as an error of the whole attempt.
 #[must_use]
 pub fn preempt<'a>(view: &View, now_ms: i64, args: PreemptArgs<'a>) -> PreemptResult<'a> {
-    let PreemptArgs {
-        pod,
-        victims,
-        meta_victims,
-    } = args;
+    let PreemptArgs { pod, victims, meta_victims } = args;
     let candidates: BTreeMap<Name<'a>, MetaVictims<'a>> = meta_victims.unwrap_or_else(|| {
         victims
             .unwrap_or_default()
             .into_iter()
             .map(|(name, victims)| {
                 let pods = victims.pods.unwrap_or_default();
-                let pods = pods
-                    .into_iter()
-                    .map(|pod| MetaPod {
-                        uid: Name(pod.metadata.uid),
-                    })
-                    .collect();
-                (
-                    name,
-                    MetaVictims {
-                        pods: Some(pods),
-                        num_pdb_violations: victims.num_pdb_violations,
-                    },
-                )
+                let pods = pods.into_iter().map(|pod| MetaPod { uid: Name(pod.metadata.uid) }).collect();
+                (name, MetaVictims { pods: Some(pods), num_pdb_violations: victims.num_pdb_violations })
             })
             .collect()
     });

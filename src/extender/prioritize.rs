@@ -21,11 +21,7 @@ pub fn prioritize<'a>(view: &View, now_ms: i64, args: FilterArgs<'a>) -> Vec<Hos
     let requests = pod.requests();
     let standing = view.standing(now_ms, &key);
     let own = view.own(&key);
-    let slots = if standing == Standing::Free {
-        view.slots(now_ms, &pod, &requests)
-    } else {
-        Vec::new()
-    };
+    let slots = if standing == Standing::Free { view.slots(now_ms, &pod, &requests) } else { Vec::new() };
     names
         .into_iter()
         .map(|host| {

@@ -147,18 +147,8 @@ impl NodeEntry {
             disrupting: node.disrupting,
             open,
             leftover,
-            first_expiry_ms: node
-                .holds
-                .iter()
-                .map(|hold| hold.expires_at_ms)
-                .min()
-                .unwrap_or(i64::MAX),
-            last_expiry_ms: node
-                .holds
-                .iter()
-                .map(|hold| hold.expires_at_ms)
-                .max()
-                .unwrap_or(i64::MIN),
+            first_expiry_ms: node.holds.iter().map(|hold| hold.expires_at_ms).min().unwrap_or(i64::MAX),
+            last_expiry_ms: node.holds.iter().map(|hold| hold.expires_at_ms).max().unwrap_or(i64::MIN),
             min_priority: node.holds.iter().map(|hold| hold.priority).min().unwrap_or(i32::MAX),
             holds: node.holds,
         }
@@ -232,12 +222,7 @@ impl View {
             if entry.disrupting || !entry.holds.is_empty() {
                 view.restrained.insert(entry.name.clone(), index);
             }
-            for owner in entry
-                .holds
-                .iter()
-                .filter(|hold| hold.displaced)
-                .filter_map(|hold| hold.owner.as_ref())
-            {
+            for owner in entry.holds.iter().filter(|hold| hold.displaced).filter_map(|hold| hold.owner.as_ref()) {
                 let nodes = view.displaced.entry(owner.clone()).or_default();
                 if nodes.last() != Some(&index) {
                     nodes.push(index);
@@ -301,9 +286,8 @@ impl View {
 
     /// Nodes that keep the place of a displaced pod for this one, in the input's order.
     pub(super) fn slots<'v>(&'v self, now_ms: i64, pod: &ExtenderPod<'_>, requests: &Resources) -> Vec<&'v NodeEntry> {
-        let Some((owner, nodes)) = pod
-            .controller_uid()
-            .and_then(|owner| self.displaced.get(owner).map(|nodes| (owner, nodes)))
+        let Some((owner, nodes)) =
+            pod.controller_uid().and_then(|owner| self.displaced.get(owner).map(|nodes| (owner, nodes)))
         else {
             return Vec::new();
         };

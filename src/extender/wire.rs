@@ -66,12 +66,7 @@ pub enum Denial {
 
 impl Denial {
     /// Every denial.
-    pub const ALL: [Self; 4] = [
-        Self::PlannedElsewhere,
-        Self::WaitingForNode,
-        Self::RoomReserved,
-        Self::Disrupting,
-    ];
+    pub const ALL: [Self; 4] = [Self::PlannedElsewhere, Self::WaitingForNode, Self::RoomReserved, Self::Disrupting];
 
     /// Name in metrics.
     pub fn as_str(self) -> &'static str {

@@ -9,16 +9,12 @@ pub(super) struct Bits {
 impl Bits {
     /// The empty set with room for `len` members.
     pub fn empty(len: usize) -> Self {
-        Self {
-            words: vec![0; len.div_ceil(64)],
-        }
+        Self { words: vec![0; len.div_ceil(64)] }
     }
 
     /// All of `0..len`.
     pub fn full(len: usize) -> Self {
-        let mut out = Self {
-            words: vec![u64::MAX; len.div_ceil(64)],
-        };
+        let mut out = Self { words: vec![u64::MAX; len.div_ceil(64)] };
         if !len.is_multiple_of(64)
             && let Some(last) = out.words.last_mut()
         {

@@ -104,11 +104,7 @@ impl Toleration {
     /// Whether this toleration tolerates `taint`, as the scheduler's `ToleratesTaint`.
     pub fn tolerates(&self, taint: &Taint) -> bool {
         (self.effect.is_empty() || *self.effect == *taint.effect)
-            && (if self.key.is_empty() {
-                self.exists
-            } else {
-                *self.key == *taint.key
-            })
+            && (if self.key.is_empty() { self.exists } else { *self.key == *taint.key })
             && (self.exists || *self.value == *taint.value.as_deref().unwrap_or_default())
     }
 }
@@ -123,9 +119,7 @@ pub struct Selector {
 impl Selector {
     /// Whether these labels are selected.
     pub fn selects(&self, labels: &BTreeMap<String, String>) -> bool {
-        self.terms
-            .iter()
-            .all(|(key, set)| set.accepts(labels.get(key.as_ref()).map(String::as_str)))
+        self.terms.iter().all(|(key, set)| set.accepts(labels.get(key.as_ref()).map(String::as_str)))
     }
 }
 
@@ -201,18 +195,10 @@ mod tests {
             ("", false, "gpu", "", false),
             ("other", true, "", "", false),
         ] {
-            let toleration = Toleration {
-                key: key.into(),
-                exists,
-                value: value.into(),
-                effect: effect.into(),
-            };
+            let toleration = Toleration { key: key.into(), exists, value: value.into(), effect: effect.into() };
             assert_eq!(toleration.tolerates(&taint), want, "{toleration:?}");
         }
-        let soft = Taint {
-            effect: "PreferNoSchedule".into(),
-            ..taint
-        };
+        let soft = Taint { effect: "PreferNoSchedule".into(), ..taint };
         assert!(PodClass::default().tolerates(&soft));
     }
 }

@@ -95,15 +95,8 @@ pub(super) fn prices(
         .collect();
 
     // Scale each resource so that prices are near one.
-    let scale: Vec<f64> = (0..dims)
-        .map(|d| {
-            supplies
-                .iter()
-                .map(|s| real(s.room[d].max(0)))
-                .fold(0.0, f64::max)
-                .max(1.0)
-        })
-        .collect();
+    let scale: Vec<f64> =
+        (0..dims).map(|d| supplies.iter().map(|s| real(s.room[d].max(0))).fold(0.0, f64::max).max(1.0)).collect();
     let price_scale = supplies.iter().map(|s| real(s.price)).fold(0.0, f64::max).max(1.0);
     let mut lp = Lp::new(OptimizationDirection::Maximize);
     let demand_vars: Vec<Vec<Option<Variable>>> = merged
@@ -121,10 +114,7 @@ pub(super) fn prices(
                 .map(|d| match of.as_slice() {
                     // One demand alone needs no price of its own on the supply.
                     [only] => demand_vars[*only][d],
-                    _ => of
-                        .iter()
-                        .any(|g| demand_vars[*g][d].is_some())
-                        .then(|| lp.add_var(0.0, (0.0, f64::INFINITY))),
+                    _ => of.iter().any(|g| demand_vars[*g][d].is_some()).then(|| lp.add_var(0.0, (0.0, f64::INFINITY))),
                 })
                 .collect()
         })
@@ -177,19 +167,12 @@ pub(super) fn prices(
         let value = |var: Option<Variable>, d: usize| {
             var.map_or(0.0, |var| solved.var_value(var).max(0.0) / scale[d] * price_scale)
         };
-        let by_kind: Vec<Vec<f64>> = supply_vars
-            .iter()
-            .map(|vars| (0..dims).map(|d| value(vars[d], d)).collect())
-            .collect();
+        let by_kind: Vec<Vec<f64>> =
+            supply_vars.iter().map(|vars| (0..dims).map(|d| value(vars[d], d)).collect()).collect();
         let mut worst: Vec<Option<(f64, usize)>> = vec![None; members.len()];
         for (at, supply) in supplies.iter().enumerate() {
             let Some(kind) = kind_of[at] else { continue };
-            let paid: f64 = supply
-                .room
-                .iter()
-                .zip(&by_kind[kind])
-                .map(|(r, p)| real((*r).max(0)) * p)
-                .sum();
+            let paid: f64 = supply.room.iter().zip(&by_kind[kind]).map(|(r, p)| real((*r).max(0)) * p).sum();
             let ratio = paid / real(supply.price.max(1));
             if !in_lp[at] && ratio > 1.0 + 1e-9 && worst[kind].is_none_or(|(have, _)| ratio > have) {
                 worst[kind] = Some((ratio, at));
@@ -197,10 +180,7 @@ pub(super) fn prices(
         }
         let excess = worst.iter().flatten().map(|(ratio, _)| *ratio).fold(1.0, f64::max);
         let found = Prices {
-            demand: of_demand
-                .iter()
-                .map(|at| (0..dims).map(|d| value(demand_vars[*at][d], d)).collect())
-                .collect(),
+            demand: of_demand.iter().map(|at| (0..dims).map(|d| value(demand_vars[*at][d], d)).collect()).collect(),
             supply: kind_of
                 .iter()
                 .map(|kind| kind.map_or_else(|| vec![0.0; dims], |kind| by_kind[kind].clone()))
@@ -211,12 +191,7 @@ pub(super) fn prices(
         solution = Some(found);
         if worst.iter().all(Option::is_none) {
             let paid = |at: usize, kind: usize| -> f64 {
-                supplies[at]
-                    .room
-                    .iter()
-                    .zip(&by_kind[kind])
-                    .map(|(r, p)| real((*r).max(0)) * p)
-                    .sum()
+                supplies[at].room.iter().zip(&by_kind[kind]).map(|(r, p)| real((*r).max(0)) * p).sum()
             };
             *warm = (0..supplies.len())
                 .filter(|at| {

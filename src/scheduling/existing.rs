@@ -57,17 +57,12 @@ pub(super) fn existing<'p>(
     keys: &[Arc<str>],
 ) -> Vec<Existing<'p>> {
     let problem = universe.problem;
-    let mut order: Vec<usize> = (0..problem.nodes.len())
-        .filter(|n| problem.nodes[*n].schedulable)
-        .collect();
+    let mut order: Vec<usize> = (0..problem.nodes.len()).filter(|n| problem.nodes[*n].schedulable).collect();
     order.sort_by(|a, b| {
         let key = |n: &usize| (!problem.nodes[*n].initialized, &problem.nodes[*n].name);
         key(a).cmp(&key(b))
     });
-    let by_name = problem
-        .pods
-        .iter()
-        .any(|pod| pod.class.node_terms.iter().any(|term| term.name.is_some()));
+    let by_name = problem.pods.iter().any(|pod| pod.class.node_terms.iter().any(|term| term.name.is_some()));
     let mut kinds: HashMap<Vec<String>, usize> = HashMap::new();
     order
         .into_iter()
@@ -97,13 +92,7 @@ pub(super) fn existing<'p>(
             }
             let next = kinds.len();
             let kind = *kinds.entry(kind).or_insert(next);
-            Existing {
-                index,
-                state,
-                free: universe.dims.dense(&free),
-                host,
-                kind,
-            }
+            Existing { index, state, free: universe.dims.dense(&free), host, kind }
         })
         .collect()
 }
@@ -112,12 +101,7 @@ pub(super) fn existing<'p>(
 pub(super) fn label<'n>(node: &'n NodeState, key: &str) -> Option<&'n str> {
     node.labels
         .get(key)
-        .or_else(|| {
-            node.labels
-                .iter()
-                .find(|(have, _)| normalise_key(have) == key)
-                .map(|(_, value)| value)
-        })
+        .or_else(|| node.labels.iter().find(|(have, _)| normalise_key(have) == key).map(|(_, value)| value))
         .map(String::as_str)
         .or_else(|| (key == labels::HOSTNAME).then_some(&*node.name))
 }

@@ -117,10 +117,7 @@ impl Packer<'_, '_, '_> {
         let alternatives = self.alternatives(column, content);
         pool.requirements.iter().all(|r| {
             let least = usize::try_from(r.min_values.unwrap_or(0)).unwrap_or(0);
-            let values: BTreeSet<&str> = alternatives
-                .iter()
-                .filter_map(|c| self.universe.label(*c, &r.key))
-                .collect();
+            let values: BTreeSet<&str> = alternatives.iter().filter_map(|c| self.universe.label(*c, &r.key)).collect();
             values.len() >= least
         })
     }
@@ -143,11 +140,7 @@ impl Packer<'_, '_, '_> {
                 }
                 choices
             };
-            let mut pods: Vec<usize> = node
-                .content
-                .iter()
-                .flat_map(|(item, count)| pods_of(*item, *count))
-                .collect();
+            let mut pods: Vec<usize> = node.content.iter().flat_map(|(item, count)| pods_of(*item, *count)).collect();
             pods.sort_unstable();
             let mut requests = self.load(&node.content);
             for (sum, more) in requests.iter_mut().zip(self.universe.overhead(node.column)) {
@@ -205,10 +198,8 @@ impl Packer<'_, '_, '_> {
             }
             keep.insert(Arc::clone(&self.universe.instance_type(*column).name));
         }
-        let chosen: Vec<usize> = allowed
-            .into_iter()
-            .filter(|c| keep.contains(&self.universe.instance_type(*c).name))
-            .collect();
+        let chosen: Vec<usize> =
+            allowed.into_iter().filter(|c| keep.contains(&self.universe.instance_type(*c).name)).collect();
         // Whatever of the choices is launched, limits hold: the largest of them is what is spent.
         if self.universe.problem.pools[pool].limits.is_some() {
             let mut most = planned.clone();

@@ -76,10 +76,7 @@ impl HostCounters {
     /// Rules of a pod: what it raises and caps, whether it runs already or not.
     fn rules(&self, class: &PodClass, matches: &[u32], selectors: &mut Selectors, pending: bool) -> HostRules {
         let mut rules = HostRules {
-            raises: matches
-                .iter()
-                .filter_map(|s| self.of_selector.get(s).copied())
-                .collect(),
+            raises: matches.iter().filter_map(|s| self.of_selector.get(s).copied()).collect(),
             ..HostRules::default()
         };
         let mut cap = |counter: u32, at_most: i64| {
@@ -124,9 +121,7 @@ impl HostCounters {
                 rules.soft.extend(self.spread_counter(class, spread, selectors));
             }
             for (_, term) in class.preferred_anti_affinity.iter().filter(|(_, t)| on_host(&t.key)) {
-                rules
-                    .soft
-                    .extend(selectors.add_term(term).and_then(|id| self.of_selector.get(&id)));
+                rules.soft.extend(selectors.add_term(term).and_then(|id| self.of_selector.get(&id)));
             }
             for term in class.affinity.iter().filter(|t| on_host(&t.key)) {
                 if let Some(id) = selectors.add_term(term)
@@ -163,20 +158,13 @@ impl HostCounters {
 
     /// Rules of a daemon: only its ports can matter.
     pub fn daemon(&self, class: &PodClass, selectors: &mut Selectors) -> HostRules {
-        if self.of_port.is_empty() {
-            HostRules::default()
-        } else {
-            self.rules(class, &[], selectors, false)
-        }
+        if self.of_port.is_empty() { HostRules::default() } else { self.rules(class, &[], selectors, false) }
     }
 }
 
 /// The selector of a spread constraint, which looks into the pod's own namespace.
 pub(super) fn add_spread(selectors: &mut Selectors, class: &PodClass, spread: &super::class::Spread) -> Option<u32> {
-    let namespaces = super::class::Namespaces {
-        names: [Arc::clone(&class.namespace)].into(),
-        selector: None,
-    };
+    let namespaces = super::class::Namespaces { names: [Arc::clone(&class.namespace)].into(), selector: None };
     selectors.add(spread.selector.as_ref(), &namespaces)
 }
 
@@ -207,11 +195,7 @@ pub(super) fn register(problem: &Problem) -> (Selectors<'_>, HostCounters) {
                 counters.selector(id);
             }
         }
-        let preferred = class
-            .preferred_affinity
-            .iter()
-            .chain(&class.preferred_anti_affinity)
-            .map(|(_, term)| term);
+        let preferred = class.preferred_affinity.iter().chain(&class.preferred_anti_affinity).map(|(_, term)| term);
         let required = class.affinity.iter().chain(&class.anti_affinity);
         for term in required.chain(preferred.filter(|_| respect)) {
             if let Some(id) = selectors.add_term(term)
@@ -244,11 +228,7 @@ pub(super) fn register(problem: &Problem) -> (Selectors<'_>, HostCounters) {
     }
     // Without a pending pod that wants a port, no port can conflict.
     if !counters.of_port.is_empty() {
-        problem
-            .daemons
-            .iter()
-            .flat_map(|d| &d.class.host_ports)
-            .for_each(|port| counters.port(port));
+        problem.daemons.iter().flat_map(|d| &d.class.host_ports).for_each(|port| counters.port(port));
     }
     (selectors, counters)
 }

@@ -27,11 +27,7 @@ impl Packer<'_, '_, '_> {
                 continue;
             }
             let host = self.daemon_host(node.column).clone();
-            let bin = Bin {
-                room: self.universe.room(node.column),
-                host: &host,
-                content: &node.content,
-            };
+            let bin = Bin { room: self.universe.room(node.column), host: &host, content: &node.content };
             let more = self.stock.fill(&bin, &self.reference, &buckets, None, &[]);
             if more.is_empty() {
                 continue;
@@ -73,10 +69,7 @@ impl Packer<'_, '_, '_> {
     }
 
     fn cost(&self) -> i64 {
-        self.bought
-            .iter()
-            .map(|node| self.universe.columns[node.column].price)
-            .sum()
+        self.bought.iter().map(|node| self.universe.columns[node.column].price).sum()
     }
 
     /// One attempt with the worst `share` percent of the nodes; false when it saved nothing.
@@ -120,9 +113,7 @@ impl Packer<'_, '_, '_> {
         }
         self.bought = kept;
         round.dead.fill(false);
-        let served: Vec<bool> = (0..self.stock.places.len())
-            .map(|place| round.signature(place).is_some())
-            .collect();
+        let served: Vec<bool> = (0..self.stock.places.len()).map(|place| round.signature(place).is_some()).collect();
         self.top_up(&|place| served[place]);
         let from = self.bought.len();
         self.buy(round);
@@ -147,13 +138,11 @@ impl Packer<'_, '_, '_> {
         let rules = self.stock.host(item);
         round.has(self.stock.items[item].place)
             && rules.wants.is_empty()
-            && self.stock.wanting().iter().all(|other| {
-                self.stock
-                    .host(*other)
-                    .wants
-                    .iter()
-                    .all(|(counter, _)| !rules.raises.contains(counter))
-            })
+            && self
+                .stock
+                .wanting()
+                .iter()
+                .all(|other| self.stock.host(*other).wants.iter().all(|(counter, _)| !rules.raises.contains(counter)))
     }
 
     /// Buys for pods that must share a node with others: a node for each leader they can follow, or one node for all of a
@@ -168,10 +157,7 @@ impl Packer<'_, '_, '_> {
                     *other != item
                         && self.stock.items[*other].left > 0
                         && other_rules.wants.is_empty()
-                        && rules
-                            .wants
-                            .iter()
-                            .all(|(counter, _)| other_rules.raises.contains(counter))
+                        && rules.wants.iter().all(|(counter, _)| other_rules.raises.contains(counter))
                 });
                 let start = match leader {
                     Some(leader) => vec![(leader, 1)],
@@ -219,26 +205,17 @@ impl Packer<'_, '_, '_> {
             }
             seen = Some(shape);
             let host = self.daemon_host(column).clone();
-            let bin = Bin {
-                room: self.universe.room(column),
-                host: &host,
-                content: start,
-            };
+            let bin = Bin { room: self.universe.room(column), host: &host, content: start };
             if !self.stock.host_starts(&bin) {
                 continue;
             }
             let buckets = self.stock.open_buckets(|p| {
-                round
-                    .signature(p)
-                    .is_some_and(|id| self.universe.signatures[id].bits.contains(column))
+                round.signature(p).is_some_and(|id| self.universe.signatures[id].bits.contains(column))
             });
             let more = self.stock.follow(&bin, &buckets);
             let followers: usize = more.iter().map(|(_, count)| *count).sum();
             let price = std::cmp::Reverse(self.universe.columns[column].price);
-            if best
-                .as_ref()
-                .is_none_or(|(have, cost, ..)| (followers, price) > (*have, *cost))
-            {
+            if best.as_ref().is_none_or(|(have, cost, ..)| (followers, price) > (*have, *cost)) {
                 best = Some((followers, price, column, more));
             }
         }

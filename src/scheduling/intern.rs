@@ -69,23 +69,13 @@ impl Interner {
         let namespace = pod.metadata.namespace.as_deref().unwrap_or("default");
         let name = pod.metadata.name.as_deref().unwrap_or_default();
         let key: Arc<str> = Arc::from(format!("{namespace}/{name}"));
-        let fail = |problem| PodError {
-            pod: key.to_string(),
-            problem,
-        };
+        let fail = |problem| PodError { pod: key.to_string(), problem };
         if name.is_empty() {
             return Err(fail(PodProblem::Missing("metadata.name")));
         }
         let spec = pod.spec.as_ref().ok_or_else(|| fail(PodProblem::Missing("spec")))?;
-        let class = self
-            .class(namespace, pod.metadata.labels.as_ref(), spec, &[])
-            .map_err(fail)?;
-        let owner = pod
-            .metadata
-            .owner_references
-            .iter()
-            .flatten()
-            .find(|o| o.controller == Some(true));
+        let class = self.class(namespace, pod.metadata.labels.as_ref(), spec, &[]).map_err(fail)?;
+        let owner = pod.metadata.owner_references.iter().flatten().find(|o| o.controller == Some(true));
         Ok(PodEntry {
             uid: Arc::from(pod.metadata.uid.as_deref().unwrap_or_default()),
             labels: self.labels(pod.metadata.labels.as_ref()),
@@ -104,17 +94,11 @@ impl Interner {
         let namespace = daemon_set.metadata.namespace.as_deref().unwrap_or("default");
         let name = daemon_set.metadata.name.as_deref().unwrap_or_default();
         let key: Arc<str> = Arc::from(format!("{namespace}/{name}"));
-        let fail = |problem| PodError {
-            pod: key.to_string(),
-            problem,
-        };
+        let fail = |problem| PodError { pod: key.to_string(), problem };
         let template = daemon_set.spec.as_ref().map(|spec| &spec.template);
-        let spec = template
-            .and_then(|t| t.spec.as_ref())
-            .ok_or_else(|| fail(PodProblem::Missing("spec.template.spec")))?;
-        let labels = template
-            .and_then(|t| t.metadata.as_ref())
-            .and_then(|m| m.labels.as_ref());
+        let spec =
+            template.and_then(|t| t.spec.as_ref()).ok_or_else(|| fail(PodProblem::Missing("spec.template.spec")))?;
+        let labels = template.and_then(|t| t.metadata.as_ref()).and_then(|m| m.labels.as_ref());
         let class = self.class(namespace, labels, spec, &DAEMON_TOLERATIONS).map_err(fail)?;
         Ok(Daemon { key, class })
     }
@@ -171,35 +155,19 @@ impl Interner {
         }
         let affinity = spec.affinity.as_ref();
         if let Some(pods) = affinity.and_then(|a| a.pod_affinity.as_ref()) {
-            for term in pods
-                .required_during_scheduling_ignored_during_execution
-                .iter()
-                .flatten()
-            {
+            for term in pods.required_during_scheduling_ignored_during_execution.iter().flatten() {
                 class.affinity.push(pod_term(term, namespace, labels)?);
             }
-            for weighted in pods
-                .preferred_during_scheduling_ignored_during_execution
-                .iter()
-                .flatten()
-            {
+            for weighted in pods.preferred_during_scheduling_ignored_during_execution.iter().flatten() {
                 let term = pod_term(&weighted.pod_affinity_term, namespace, labels)?;
                 class.preferred_affinity.push((weighted.weight, term));
             }
         }
         if let Some(pods) = affinity.and_then(|a| a.pod_anti_affinity.as_ref()) {
-            for term in pods
-                .required_during_scheduling_ignored_during_execution
-                .iter()
-                .flatten()
-            {
+            for term in pods.required_during_scheduling_ignored_during_execution.iter().flatten() {
                 class.anti_affinity.push(pod_term(term, namespace, labels)?);
             }
-            for weighted in pods
-                .preferred_during_scheduling_ignored_during_execution
-                .iter()
-                .flatten()
-            {
+            for weighted in pods.preferred_during_scheduling_ignored_during_execution.iter().flatten() {
                 let term = pod_term(&weighted.pod_affinity_term, namespace, labels)?;
                 class.preferred_anti_affinity.push((weighted.weight, term));
             }
@@ -227,10 +195,7 @@ const DAEMON_TOLERATIONS: [(&str, &str); 7] = [
 ];
 
 fn created_at_ms(metadata: &ObjectMeta) -> i64 {
-    metadata
-        .creation_timestamp
-        .as_ref()
-        .map_or(0, |time| time.0.as_millisecond())
+    metadata.creation_timestamp.as_ref().map_or(0, |time| time.0.as_millisecond())
 }
 
 fn toleration(api: &ApiToleration) -> Toleration {
@@ -244,32 +209,17 @@ fn toleration(api: &ApiToleration) -> Toleration {
 
 fn host_ports(spec: &PodSpec) -> Vec<HostPort> {
     let host_network = spec.host_network == Some(true);
-    let sidecars = spec
-        .init_containers
-        .iter()
-        .flatten()
-        .filter(|c| c.restart_policy.as_deref() == Some("Always"));
+    let sidecars = spec.init_containers.iter().flatten().filter(|c| c.restart_policy.as_deref() == Some("Always"));
     let mut ports: Vec<HostPort> = spec
         .containers
         .iter()
         .chain(sidecars)
         .flat_map(|container| container.ports.iter().flatten())
         .filter_map(|port| {
-            let number = port
-                .host_port
-                .filter(|n| *n > 0)
-                .or(host_network.then_some(port.container_port))?;
-            let ip = port
-                .host_ip
-                .as_deref()
-                .filter(|ip| !matches!(*ip, "0.0.0.0" | "::"))
-                .unwrap_or_default();
+            let number = port.host_port.filter(|n| *n > 0).or(host_network.then_some(port.container_port))?;
+            let ip = port.host_ip.as_deref().filter(|ip| !matches!(*ip, "0.0.0.0" | "::")).unwrap_or_default();
             let protocol = port.protocol.as_deref().unwrap_or("TCP");
-            Some(HostPort {
-                port: number,
-                protocol: Arc::from(protocol),
-                ip: Arc::from(ip),
-            })
+            Some(HostPort { port: number, protocol: Arc::from(protocol), ip: Arc::from(ip) })
         })
         .collect();
     ports.sort();
@@ -298,13 +248,10 @@ fn node_terms(spec: &PodSpec, class: &mut PodClass) -> Result<(), PodProblem> {
         None if base.labels.is_empty() => {}
         None => class.node_terms.push(base),
     }
-    for preferred in affinity
-        .iter()
-        .flat_map(|a| a.preferred_during_scheduling_ignored_during_execution.iter().flatten())
+    for preferred in
+        affinity.iter().flat_map(|a| a.preferred_during_scheduling_ignored_during_execution.iter().flatten())
     {
-        class
-            .preferred_nodes
-            .push((preferred.weight, node_term(&preferred.preference)?));
+        class.preferred_nodes.push((preferred.weight, node_term(&preferred.preference)?));
     }
     class.preferred_nodes.sort_by_key(|(weight, _)| -weight);
     Ok(())
@@ -330,11 +277,7 @@ fn node_term(api: &NodeSelectorTerm) -> Result<NodeTerm, PodProblem> {
             .map_err(|error| PodProblem::Requirement { field: FIELD, error })?;
         name = Some(name.map_or_else(|| set.clone(), |have| have.intersect(&set)));
     }
-    Ok(NodeTerm {
-        labels,
-        name,
-        never: expressions.is_empty() && fields.is_empty(),
-    })
+    Ok(NodeTerm { labels, name, never: expressions.is_empty() && fields.is_empty() })
 }
 
 fn selector(api: &LabelSelector, field: &'static str) -> Result<Selector, PodProblem> {
@@ -351,9 +294,7 @@ fn selector(api: &LabelSelector, field: &'static str) -> Result<Selector, PodPro
             .map_err(|error| PodProblem::Requirement { field, error })?;
         require(&e.key, set);
     }
-    Ok(Selector {
-        terms: terms.into_iter().collect(),
-    })
+    Ok(Selector { terms: terms.into_iter().collect() })
 }
 
 /// Narrows a selector by the pod's own values of `keys` (`matchLabelKeys`), or away from them (`mismatchLabelKeys`).
@@ -361,11 +302,7 @@ fn selector(api: &LabelSelector, field: &'static str) -> Result<Selector, PodPro
 fn narrow(selector: &mut Selector, keys: Option<&Vec<String>>, labels: &Labels, matching: bool) {
     for key in keys.into_iter().flatten() {
         let Some(value) = labels.get(key) else { continue };
-        let set = if matching {
-            ValueSet::one(value)
-        } else {
-            ValueSet::none_of([value.as_str()])
-        };
+        let set = if matching { ValueSet::one(value) } else { ValueSet::none_of([value.as_str()]) };
         match selector.terms.iter_mut().find(|(have, _)| **have == **key) {
             Some((_, have)) => *have = have.intersect(&set),
             None => selector.terms.push((Arc::from(key.as_str()), set)),
@@ -400,20 +337,12 @@ fn pod_term(api: &PodAffinityTerm, namespace: &str, labels: &Labels) -> Result<P
     }
     let mut namespaces = Namespaces {
         names: api.namespaces.iter().flatten().map(|n| Arc::from(n.as_str())).collect(),
-        selector: api
-            .namespace_selector
-            .as_ref()
-            .map(|s| selector(s, FIELD))
-            .transpose()?,
+        selector: api.namespace_selector.as_ref().map(|s| selector(s, FIELD)).transpose()?,
     };
     if namespaces.names.is_empty() && namespaces.selector.is_none() {
         namespaces.names.insert(Arc::from(namespace));
     }
-    Ok(PodTerm {
-        key: Arc::from(normalise_key(&api.topology_key)),
-        selector: about,
-        namespaces,
-    })
+    Ok(PodTerm { key: Arc::from(normalise_key(&api.topology_key)), selector: about, namespaces })
 }
 
 #[cfg(test)]
@@ -461,18 +390,10 @@ mod tests {
             let mut term = json!({"topologyKey": "kubernetes.io/hostname", "labelSelector": {}});
             term.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
             let spec = json!({"containers": [], "affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}});
-            Interner::new()
-                .intern(&pod("a", &json!({"t": "1"}), &spec))
-                .unwrap()
-                .class
-                .anti_affinity[0]
-                .clone()
+            Interner::new().intern(&pod("a", &json!({"t": "1"}), &spec)).unwrap().class.anti_affinity[0].clone()
         };
         assert_eq!(term(json!({})).namespaces.names, [Arc::from("ns")].into());
-        assert_eq!(
-            term(json!({"namespaces": ["b"]})).namespaces.names,
-            [Arc::from("b")].into()
-        );
+        assert_eq!(term(json!({"namespaces": ["b"]})).namespaces.names, [Arc::from("b")].into());
         let selected = term(json!({"namespaceSelector": {}})).namespaces;
         assert!(selected.names.is_empty() && selected.selector.is_some());
         let mismatch = term(json!({"mismatchLabelKeys": ["t"]})).selector.unwrap();
@@ -491,23 +412,14 @@ mod tests {
         assert!(class.accepts_node(&labels("arm64", "1"), "m"));
         assert!(!class.accepts_node(&labels("amd64", "1"), "m"));
         assert!(class.accepts_node(&labels("arm64", "2"), "n"));
-        assert!(
-            !class.accepts_node(&labels("arm64", "2"), "m"),
-            "an empty term matches nothing"
-        );
+        assert!(!class.accepts_node(&labels("arm64", "2"), "m"), "an empty term matches nothing");
     }
 
     #[test]
     fn a_bad_pod_is_refused_by_name_and_field() {
         let quantity = json!({"containers": [{"name": "c", "resources": {"requests": {"cpu": "lots"}}}]});
-        let text = Interner::new()
-            .intern(&pod("a", &json!({}), &quantity))
-            .unwrap_err()
-            .to_string();
-        assert!(
-            text.contains("ns/a") && text.contains("cpu") && text.contains("lots"),
-            "{text}"
-        );
+        let text = Interner::new().intern(&pod("a", &json!({}), &quantity)).unwrap_err().to_string();
+        assert!(text.contains("ns/a") && text.contains("cpu") && text.contains("lots"), "{text}");
         let nameless: Pod = serde_json::from_value(json!({"spec": {"containers": []}})).unwrap();
         assert!(Interner::new().intern(&nameless).is_err());
     }

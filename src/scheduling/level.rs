@@ -24,11 +24,7 @@ impl Packer<'_, '_, '_> {
             return;
         }
         let mut placed: Vec<usize> = vec![0; self.stock.items.len()];
-        let contents = self
-            .bought
-            .iter()
-            .map(|node| &node.content)
-            .chain(existing.iter().map(|(_, content)| content));
+        let contents = self.bought.iter().map(|node| &node.content).chain(existing.iter().map(|(_, content)| content));
         for (item, count) in contents.flatten() {
             placed[*item] += count;
         }

@@ -27,22 +27,13 @@ pub(super) struct Budget {
 impl Budget {
     pub fn of(pool: &super::problem::Pool) -> Self {
         let left = pool.limits.iter().flat_map(|limits| {
-            pool.limited
-                .iter()
-                .map(|name| (std::sync::Arc::clone(name), limits.get(name) - pool.usage.get(name)))
+            pool.limited.iter().map(|name| (std::sync::Arc::clone(name), limits.get(name) - pool.usage.get(name)))
         });
-        Self {
-            left: left.collect(),
-            nodes: pool.node_limit.map(|most| most - pool.node_count),
-        }
+        Self { left: left.collect(), nodes: pool.node_limit.map(|most| most - pool.node_count) }
     }
 
     pub fn allows(&self, capacity: &Resources) -> bool {
-        self.nodes.is_none_or(|n| n > 0)
-            && self
-                .left
-                .iter()
-                .all(|(name, left)| capacity.get(name) <= (*left).max(0))
+        self.nodes.is_none_or(|n| n > 0) && self.left.iter().all(|(name, left)| capacity.get(name) <= (*left).max(0))
     }
 
     /// How many more of this capacity, at most `most`.
@@ -85,10 +76,7 @@ impl Budget {
         if self.nodes.is_some_and(|n| n <= 0) {
             return Some("nodes");
         }
-        self.left
-            .iter()
-            .find(|(name, left)| capacity.get(name) > (*left).max(0))
-            .map(|(name, _)| name.as_ref())
+        self.left.iter().find(|(name, left)| capacity.get(name) > (*left).max(0)).map(|(name, _)| name.as_ref())
     }
 }
 
@@ -157,12 +145,7 @@ impl<'u, 'p, 'g> Packer<'u, 'p, 'g> {
         counters: &HostCounters,
     ) -> Self {
         let budgets = universe.problem.pools.iter().map(Budget::of).collect();
-        let rules: Vec<_> = universe
-            .problem
-            .daemons
-            .iter()
-            .map(|d| counters.daemon(&d.class, selectors))
-            .collect();
+        let rules: Vec<_> = universe.problem.daemons.iter().map(|d| counters.daemon(&d.class, selectors)).collect();
         let mut daemon_hosts: Vec<HostState> = Vec::new();
         for column in 0..universe.columns.len() {
             let set = universe.daemon_set(column);
@@ -230,11 +213,7 @@ impl<'u, 'p, 'g> Packer<'u, 'p, 'g> {
             if buckets.is_empty() {
                 continue;
             }
-            let bin = Bin {
-                room: &node.free,
-                host: &node.host,
-                content: &[],
-            };
+            let bin = Bin { room: &node.free, host: &node.host, content: &[] };
             let content = self.stock.fill(&bin, &self.reference, &buckets, None, &[]);
             if content.is_empty() {
                 continue;
@@ -257,11 +236,7 @@ impl<'u, 'p, 'g> Packer<'u, 'p, 'g> {
     pub fn round(&mut self, level: usize, tier: &Bits, active: &dyn Fn(usize) -> bool) -> Round {
         let mut signature = Vec::with_capacity(self.stock.places.len());
         for place in 0..self.stock.places.len() {
-            let of_level = self.stock.places[place]
-                .levels
-                .get(level)
-                .copied()
-                .filter(|_| active(place));
+            let of_level = self.stock.places[place].levels.get(level).copied().filter(|_| active(place));
             let id = of_level.and_then(|id| {
                 let mut bits = self.universe.signatures[id].bits.clone();
                 bits.and(tier);
@@ -269,15 +244,8 @@ impl<'u, 'p, 'g> Packer<'u, 'p, 'g> {
             });
             signature.push(id);
         }
-        let width = signature
-            .iter()
-            .map(|id| id.map_or(0, |id| self.universe.signatures[id].bits.len()))
-            .collect();
-        Round {
-            dead: vec![false; signature.len()],
-            signature,
-            width,
-        }
+        let width = signature.iter().map(|id| id.map_or(0, |id| self.universe.signatures[id].bits.len())).collect();
+        Round { dead: vec![false; signature.len()], signature, width }
     }
 
     /// A round in which each place may use everything that its requirements allow.
@@ -306,11 +274,7 @@ impl<'u, 'p, 'g> Packer<'u, 'p, 'g> {
                 *sum += need * i64::try_from(left).unwrap_or(i64::MAX);
             }
         }
-        amounts
-            .into_iter()
-            .enumerate()
-            .filter_map(|(place, amount)| Some((place, amount?)))
-            .collect()
+        amounts.into_iter().enumerate().filter_map(|(place, amount)| Some((place, amount?))).collect()
     }
 
     /// Dual prices of what is left, zones told apart; they become the stock's prices.
@@ -323,10 +287,7 @@ impl<'u, 'p, 'g> Packer<'u, 'p, 'g> {
             })
             .collect();
         let supplies: Vec<Supply<'_>> = (0..self.universe.columns.len())
-            .map(|column| Supply {
-                room: self.universe.room(column),
-                price: self.universe.columns[column].price,
-            })
+            .map(|column| Supply { room: self.universe.room(column), price: self.universe.columns[column].price })
             .collect();
         let found = prices(&demands, &supplies, self.universe.dims.len(), &mut self.warm)?;
         for ((place, _), demand) in wanted.iter().zip(&found.demand) {
@@ -348,26 +309,19 @@ impl<'u, 'p, 'g> Packer<'u, 'p, 'g> {
             let required = group.levels.last()?;
             shapes.entry(*place).or_insert_with(|| {
                 let mut shapes = Bits::empty(self.universe.shapes.len());
-                required
-                    .iter()
-                    .for_each(|column| shapes.insert(self.universe.columns[column].shape));
+                required.iter().for_each(|column| shapes.insert(self.universe.columns[column].shape));
                 shapes
             });
         }
-        let demands: Vec<(&Bits, Vec<i64>)> = wanted
-            .iter()
-            .map(|(place, amount)| (&shapes[place], amount.clone()))
-            .collect();
+        let demands: Vec<(&Bits, Vec<i64>)> =
+            wanted.iter().map(|(place, amount)| (&shapes[place], amount.clone())).collect();
         let supplies: Vec<Supply<'_>> = self
             .universe
             .shapes
             .iter()
             .map(|shape| Supply {
                 room: self.universe.room(shape.first),
-                price: (shape.first..shape.end)
-                    .map(|c| self.universe.columns[c].price)
-                    .min()
-                    .unwrap_or(0),
+                price: (shape.first..shape.end).map(|c| self.universe.columns[c].price).min().unwrap_or(0),
             })
             .collect();
         let same_room = self.universe.shapes.iter().all(|shape| {
@@ -376,22 +330,14 @@ impl<'u, 'p, 'g> Packer<'u, 'p, 'g> {
         if !same_room {
             return None;
         }
-        prices(
-            &demands,
-            &supplies,
-            self.universe.dims.len(),
-            &mut std::collections::BTreeSet::new(),
-        )
-        .map(|p| p.bound)
+        prices(&demands, &supplies, self.universe.dims.len(), &mut std::collections::BTreeSet::new()).map(|p| p.bound)
     }
 
     /// Buys until nothing that the round can place is left, or limits end it.
     pub fn buy(&mut self, round: &mut Round) {
         let mut priced: Option<Priced> = None;
         while let Some(seed) = self.seed(round, priced.as_ref()) {
-            let stale = priced
-                .as_ref()
-                .is_none_or(|p| p.remaining < p.solved_at * self.patience);
+            let stale = priced.as_ref().is_none_or(|p| p.remaining < p.solved_at * self.patience);
             if stale {
                 let Some(found) = self.price(round) else { return };
                 if self.first_prices.is_empty() {
@@ -417,12 +363,8 @@ impl<'u, 'p, 'g> Packer<'u, 'p, 'g> {
             }
             if let Some(bought) = self.best_purchase(round, &mut now) {
                 let capacity = self.universe.instance_type(bought.column).capacity.clone();
-                let most = bought
-                    .content
-                    .iter()
-                    .map(|(item, count)| self.stock.items[*item].left / count)
-                    .min()
-                    .unwrap_or(0);
+                let most =
+                    bought.content.iter().map(|(item, count)| self.stock.items[*item].left / count).min().unwrap_or(0);
                 let pool = self.universe.pool(bought.column);
                 let copies = self.budgets[pool].copies(&capacity, most);
                 self.budgets[pool].spend(&capacity, copies);
@@ -463,10 +405,7 @@ impl<'u, 'p, 'g> Packer<'u, 'p, 'g> {
         let open = |p: &usize| self.stock.left_of(*p) > 0 && !round.dead[*p] && round.signature[*p].is_some();
         (0..self.stock.places.len()).filter(open).min_by(|a, b| {
             let worth = |p: &usize| priced.map_or(0.0, |priced| priced.worth_of[*p]);
-            round.width[*a]
-                .cmp(&round.width[*b])
-                .then(worth(b).total_cmp(&worth(a)))
-                .then(a.cmp(b))
+            round.width[*a].cmp(&round.width[*b]).then(worth(b).total_cmp(&worth(a))).then(a.cmp(b))
         })
     }
 
@@ -477,11 +416,7 @@ impl<'u, 'p, 'g> Packer<'u, 'p, 'g> {
         let largest = self.stock.largest(priced.seed)?;
         let need = self.stock.need(largest);
         let (nodes, critical) = self.stock.nodes_needed();
-        let cap = if nodes > 1 {
-            priced.remaining / float(nodes) * 1.15
-        } else {
-            f64::INFINITY
-        };
+        let cap = if nodes > 1 { priced.remaining / float(nodes) * 1.15 } else { f64::INFINITY };
         let cap = cap.min(priced.remaining * 1.3);
         if !priced.favourites.is_empty() {
             let allowed: Vec<usize> = priced
@@ -524,11 +459,7 @@ impl<'u, 'p, 'g> Packer<'u, 'p, 'g> {
                     && round.signature[place].is_some_and(|id| self.universe.signatures[id].bits.contains(column))
             });
             let host = self.daemon_hosts[self.universe.daemon_set(column)].clone();
-            let bin = Bin {
-                room: self.universe.room(column),
-                host: &host,
-                content: &[],
-            };
+            let bin = Bin { room: self.universe.room(column), host: &host, content: &[] };
             let weights = self.weights(&priced.found.supply[column]);
             let mut content = self.stock.fill(&bin, &weights, &buckets, Some(priced.seed), critical);
             while !content.is_empty() && !self.min_values_hold(column, &content) {
@@ -541,21 +472,13 @@ impl<'u, 'p, 'g> Packer<'u, 'p, 'g> {
             let value = self.stock.content_worth(&content) / real(price.max(1));
             out.push((value, price, Bought { column, content }));
         }
-        out.sort_by(|a, b| {
-            b.0.total_cmp(&a.0)
-                .then(a.1.cmp(&b.1))
-                .then(a.2.column.cmp(&b.2.column))
-        });
+        out.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)).then(a.2.column.cmp(&b.2.column)));
         out
     }
 
     /// Prices to fill by: a resource that is free now still counts a little, so that what uses it isn't left for last.
     fn weights(&self, prices: &[f64]) -> Vec<f64> {
-        prices
-            .iter()
-            .zip(&self.reference)
-            .map(|(p, reference)| p.max(reference * FLOOR))
-            .collect()
+        prices.iter().zip(&self.reference).map(|(p, reference)| p.max(reference * FLOOR)).collect()
     }
 
     /// Columns worth trying: those of each price band that give most for their price, within limits, that hold `need`.
@@ -592,12 +515,7 @@ impl<'u, 'p, 'g> Packer<'u, 'p, 'g> {
         let cheapest = rated.iter().map(|(_, _, price, _)| *price).min();
         let within = |price: i64| real(price) <= cap || Some(price) == cheapest;
         rated.retain(|(_, _, price, _)| within(*price));
-        rated.sort_by(|a, b| {
-            a.0.cmp(&b.0)
-                .then(b.1.total_cmp(&a.1))
-                .then(a.2.cmp(&b.2))
-                .then(a.3.cmp(&b.3))
-        });
+        rated.sort_by(|a, b| a.0.cmp(&b.0).then(b.1.total_cmp(&a.1)).then(a.2.cmp(&b.2)).then(a.3.cmp(&b.3)));
         let mut out = Vec::new();
         let mut band = (0, 0);
         for (of, _, _, column) in rated {

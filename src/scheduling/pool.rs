@@ -76,10 +76,7 @@ impl Pool {
         let mut node_labels = Labels::new();
         for (key, value) in &template.metadata.labels {
             if restricted(key) {
-                return Err(PoolProblem::Restricted {
-                    field: "spec.template.metadata.labels",
-                    key: key.clone(),
-                });
+                return Err(PoolProblem::Restricted { field: "spec.template.metadata.labels", key: key.clone() });
             }
             node_labels.insert(normalise_key(key).to_owned(), value.clone());
         }
@@ -93,18 +90,12 @@ impl Pool {
             .spec
             .requirements
             .iter()
-            .map(|r| Requirement {
-                key: normalise_key(&r.key).to_owned(),
-                ..r.clone()
-            })
+            .map(|r| Requirement { key: normalise_key(&r.key).to_owned(), ..r.clone() })
             .collect();
         for r in &requirements {
             if restricted(&r.key) {
                 let field = "spec.template.spec.requirements";
-                return Err(PoolProblem::Restricted {
-                    field,
-                    key: r.key.clone(),
-                });
+                return Err(PoolProblem::Restricted { field, key: r.key.clone() });
             }
         }
         let merged = Requirements::from_api(&requirements).map_err(PoolProblem::Requirement)?;
@@ -117,18 +108,12 @@ impl Pool {
             }
         }
         let limits = node_pool.spec.limits.as_ref();
-        let mut bounds = limits
-            .map(Resources::from_map)
-            .transpose()
-            .map_err(PoolProblem::Limits)?;
-        let node_limit = bounds
-            .as_mut()
-            .filter(|_| limits.is_some_and(|l| l.contains_key("nodes")))
-            .map(|bounds| {
-                let nodes = bounds.get("nodes");
-                bounds.set("nodes", 0);
-                nodes
-            });
+        let mut bounds = limits.map(Resources::from_map).transpose().map_err(PoolProblem::Limits)?;
+        let node_limit = bounds.as_mut().filter(|_| limits.is_some_and(|l| l.contains_key("nodes"))).map(|bounds| {
+            let nodes = bounds.get("nodes");
+            bounds.set("nodes", 0);
+            nodes
+        });
         Ok(Self {
             name: Arc::from(name),
             weight: node_pool.spec.weight.unwrap_or(0),
@@ -168,12 +153,7 @@ mod tests {
             "template": {"spec": {"requirements": [], "nodeClassRef": {"group": "karpenter.k8s.aws", "kind": "EC2NodeClass", "name": "c"}}}}});
         let merge = object["spec"].as_object_mut().unwrap();
         merge.extend(spec.as_object().unwrap().clone());
-        Pool::new(
-            &serde_json::from_value(object).unwrap(),
-            Arc::default(),
-            Resources::default(),
-            0,
-        )
+        Pool::new(&serde_json::from_value(object).unwrap(), Arc::default(), Resources::default(), 0)
     }
 
     fn template(metadata: Value, requirements: Value) -> Value {
@@ -194,27 +174,12 @@ mod tests {
     #[test]
     fn b10_a_restricted_label_is_refused() {
         for (metadata, requirements, want) in [
-            (
-                json!({"labels": {"kubernetes.io/hostname": "h"}}),
-                json!([]),
-                "kubernetes.io/hostname",
-            ),
-            (
-                json!({"labels": {"karpenter.sh/nodepool": "x"}}),
-                json!([]),
-                "karpenter.sh/nodepool",
-            ),
-            (
-                json!({}),
-                json!([{"key": "karpenter.sh/x", "operator": "Exists"}]),
-                "karpenter.sh/x",
-            ),
+            (json!({"labels": {"kubernetes.io/hostname": "h"}}), json!([]), "kubernetes.io/hostname"),
+            (json!({"labels": {"karpenter.sh/nodepool": "x"}}), json!([]), "karpenter.sh/nodepool"),
+            (json!({}), json!([{"key": "karpenter.sh/x", "operator": "Exists"}]), "karpenter.sh/x"),
         ] {
             let error = read(template(metadata, requirements)).unwrap_err().to_string();
-            assert!(
-                error.contains(want) && error.contains("restricted") && error.contains("NodePool p"),
-                "{error}"
-            );
+            assert!(error.contains(want) && error.contains("restricted") && error.contains("NodePool p"), "{error}");
         }
         assert!(read(template(json!({"labels": {"mykarpenter.sh/x": "1"}}), json!([]))).is_ok());
     }
@@ -223,14 +188,10 @@ mod tests {
     fn b01_contradictory_requirements_are_refused_by_key() {
         let arch =
             |operator: &str| json!({"key": "beta.kubernetes.io/arch", "operator": operator, "values": ["arm64"]});
-        let error = read(template(json!({}), json!([arch("In"), arch("NotIn")])))
-            .unwrap_err()
-            .to_string();
+        let error = read(template(json!({}), json!([arch("In"), arch("NotIn")]))).unwrap_err().to_string();
         assert!(error.contains("kubernetes.io/arch"), "{error}");
-        let label = template(
-            json!({"labels": {"team": "a"}}),
-            json!([{"key": "team", "operator": "In", "values": ["b"]}]),
-        );
+        let label =
+            template(json!({"labels": {"team": "a"}}), json!([{"key": "team", "operator": "In", "values": ["b"]}]));
         assert!(read(label).unwrap_err().to_string().contains("team"));
     }
 }

@@ -46,9 +46,7 @@ fn scaled(text: &str, scale: i128) -> Result<i64, QuantityError> {
         Some(b'+') => (false, &body[1..]),
         _ => (false, body),
     };
-    let digits_end = body
-        .find(|c: char| !c.is_ascii_digit() && c != '.')
-        .unwrap_or(body.len());
+    let digits_end = body.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(body.len());
     let (number, suffix) = body.split_at(digits_end);
     let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
     if (whole.is_empty() && fraction.is_empty()) || fraction.contains('.') {
@@ -127,11 +125,7 @@ fn multiplier(suffix: &str) -> Option<(i128, i32)> {
 
 /// Millicores as Kubernetes writes them: `2`, `1500m`.
 pub fn format_cpu(milli: i64) -> String {
-    if milli % 1000 == 0 {
-        (milli / 1000).to_string()
-    } else {
-        format!("{milli}m")
-    }
+    if milli % 1000 == 0 { (milli / 1000).to_string() } else { format!("{milli}m") }
 }
 
 /// Bytes as Kubernetes writes them: the largest binary suffix that loses nothing.

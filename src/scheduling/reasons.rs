@@ -37,21 +37,12 @@ pub(super) fn explain(
         lines.push(format!("NodePool {}: {why}", pool.name));
     }
     let needs = extended_needs(universe, group);
-    if needs.is_empty() {
-        lines.join("; ")
-    } else {
-        format!("needs {needs}; {}", lines.join("; "))
-    }
+    if needs.is_empty() { lines.join("; ") } else { format!("needs {needs}; {}", lines.join("; ")) }
 }
 
 fn extended_needs(universe: &Universe<'_>, group: &Group) -> String {
     let requests = universe.dims.sparse(&group.need);
-    requests
-        .extended
-        .iter()
-        .map(|(name, n)| format!("{n} {name}"))
-        .collect::<Vec<_>>()
-        .join(", ")
+    requests.extended.iter().map(|(name, n)| format!("{n} {name}")).collect::<Vec<_>>().join(", ")
 }
 
 fn of_pool(
@@ -68,9 +59,7 @@ fn of_pool(
         let value = taint.value.as_deref().map_or(String::new(), |v| format!("={v}"));
         return Some(format!("taint {}{value}:{} is not tolerated", taint.key, taint.effect));
     }
-    let of_pool: Vec<usize> = (0..universe.columns.len())
-        .filter(|c| universe.pool(*c) == at)
-        .collect();
+    let of_pool: Vec<usize> = (0..universe.columns.len()).filter(|c| universe.pool(*c) == at).collect();
     if of_pool.is_empty() {
         return Some("its requirements leave no available instance type".to_owned());
     }
@@ -78,59 +67,28 @@ fn of_pool(
         return Some(conflict);
     }
     let required = group.levels.last()?;
-    let needs_extended = |column: usize| {
-        group
-            .need
-            .iter()
-            .zip(universe.room(column))
-            .skip(COMMON)
-            .all(|(need, room)| need <= room)
-    };
-    let constrained: Vec<usize> = of_pool
-        .iter()
-        .copied()
-        .filter(|c| accepts_without_extended(universe, class, *c))
-        .collect();
-    let in_domains = |c: &usize| {
-        pins.iter()
-            .all(|(key, domain)| topology.keys[*key].columns[*domain].contains(*c))
-    };
-    let domains = pins
-        .iter()
-        .map(|(key, domain)| topology.keys[*key].values[*domain].to_string())
-        .collect::<Vec<_>>()
-        .join(", ");
-    let place = if domains.is_empty() {
-        zones_asked(class)
-    } else {
-        format!(" in {domains}")
-    };
+    let needs_extended =
+        |column: usize| group.need.iter().zip(universe.room(column)).skip(COMMON).all(|(need, room)| need <= room);
+    let constrained: Vec<usize> =
+        of_pool.iter().copied().filter(|c| accepts_without_extended(universe, class, *c)).collect();
+    let in_domains = |c: &usize| pins.iter().all(|(key, domain)| topology.keys[*key].columns[*domain].contains(*c));
+    let domains =
+        pins.iter().map(|(key, domain)| topology.keys[*key].values[*domain].to_string()).collect::<Vec<_>>().join(", ");
+    let place = if domains.is_empty() { zones_asked(class) } else { format!(" in {domains}") };
     if constrained.is_empty() {
         let asked = asked(class);
         return Some(format!("no instance type has {asked}"));
     }
     if !constrained.iter().any(|c| needs_extended(*c) && in_domains(c)) {
         let requests = universe.dims.sparse(&group.need);
-        let missing = requests
-            .extended
-            .keys()
-            .map(AsRef::as_ref)
-            .collect::<Vec<&str>>()
-            .join(", ");
+        let missing = requests.extended.keys().map(AsRef::as_ref).collect::<Vec<&str>>().join(", ");
         if missing.is_empty() {
             return Some(format!("no instance type is offered{place}"));
         }
         return Some(format!("allows no type with {missing}{place}"));
     }
-    let usable: Vec<usize> = required
-        .iter()
-        .filter(|c| universe.pool(*c) == at && in_domains(c))
-        .collect();
-    let holding: Vec<usize> = usable
-        .iter()
-        .copied()
-        .filter(|c| fits(&group.need, universe.room(*c)))
-        .collect();
+    let usable: Vec<usize> = required.iter().filter(|c| universe.pool(*c) == at && in_domains(c)).collect();
+    let holding: Vec<usize> = usable.iter().copied().filter(|c| fits(&group.need, universe.room(*c))).collect();
     if holding.is_empty() {
         let largest = usable.iter().max_by_key(|c| {
             let room = universe.room(**c);
@@ -146,9 +104,7 @@ fn of_pool(
         ));
     }
     let smallest = holding.iter().min_by_key(|c| (universe.columns[**c].price, **c))?;
-    let allowed = holding
-        .iter()
-        .any(|c| budget.allows(&universe.instance_type(*c).capacity));
+    let allowed = holding.iter().any(|c| budget.allows(&universe.instance_type(*c).capacity));
     if !allowed {
         let capacity = &universe.instance_type(*smallest).capacity;
         let name = budget.stopper(capacity).unwrap_or("nodes");
@@ -232,13 +188,10 @@ fn asked(class: &PodClass) -> String {
 
 fn zones_asked(class: &PodClass) -> String {
     match class.node_terms.as_slice() {
-        [term] => term
-            .labels
-            .get(labels::ZONE)
-            .map_or(String::new(), |set| match set.finite() {
-                Some(zones) => format!(" in {}", zones.map(AsRef::as_ref).collect::<Vec<&str>>().join(", ")),
-                None => String::new(),
-            }),
+        [term] => term.labels.get(labels::ZONE).map_or(String::new(), |set| match set.finite() {
+            Some(zones) => format!(" in {}", zones.map(AsRef::as_ref).collect::<Vec<&str>>().join(", ")),
+            None => String::new(),
+        }),
         _ => String::new(),
     }
 }

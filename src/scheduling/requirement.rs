@@ -77,27 +77,17 @@ impl ValueSet {
 
     /// `NotIn`: also true where the label is absent.
     pub fn none_of<'a>(values: impl IntoIterator<Item = &'a str>) -> Self {
-        Self {
-            absent: true,
-            complement: true,
-            ..Self::any_of(values)
-        }
+        Self { absent: true, complement: true, ..Self::any_of(values) }
     }
 
     /// `Exists`.
     pub fn exists() -> Self {
-        Self {
-            complement: true,
-            ..Self::any_of([])
-        }
+        Self { complement: true, ..Self::any_of([]) }
     }
 
     /// `DoesNotExist`.
     pub fn does_not_exist() -> Self {
-        Self {
-            absent: true,
-            ..Self::any_of([])
-        }
+        Self { absent: true, ..Self::any_of([]) }
     }
 
     /// Everything.
@@ -107,11 +97,7 @@ impl ValueSet {
 
     /// Integers from `least` to `greatest`, each inclusive and optional.
     pub fn between(least: Option<i64>, greatest: Option<i64>) -> Self {
-        Self {
-            least,
-            greatest,
-            ..Self::exists()
-        }
+        Self { least, greatest, ..Self::exists() }
     }
 
     /// The set of an operator and its values.
@@ -137,19 +123,12 @@ impl ValueSet {
             "Exists" => Self::exists(),
             "DoesNotExist" => Self::does_not_exist(),
             // Past the last integer nothing is left, not even absence.
-            "Gt" => numeric()?
-                .checked_add(1)
-                .map_or_else(|| Self::any_of([]), |n| Self::between(Some(n), None)),
-            "Lt" => numeric()?
-                .checked_sub(1)
-                .map_or_else(|| Self::any_of([]), |n| Self::between(None, Some(n))),
+            "Gt" => numeric()?.checked_add(1).map_or_else(|| Self::any_of([]), |n| Self::between(Some(n), None)),
+            "Lt" => numeric()?.checked_sub(1).map_or_else(|| Self::any_of([]), |n| Self::between(None, Some(n))),
             "Gte" => Self::between(Some(numeric()?), None),
             "Lte" => Self::between(None, Some(numeric()?)),
             _ => {
-                return Err(RequirementError::Operator {
-                    key: key.into(),
-                    operator: operator.into(),
-                });
+                return Err(RequirementError::Operator { key: key.into(), operator: operator.into() });
             }
         })
     }
@@ -204,22 +183,10 @@ impl ValueSet {
         let absent = self.absent && other.absent;
         let (complement, values) = match (self.complement, other.complement) {
             (true, true) => (true, self.values.union(&other.values).cloned().collect()),
-            (false, _) => (
-                false,
-                self.values.iter().filter(|v| other.contains(v)).cloned().collect(),
-            ),
-            (true, false) => (
-                false,
-                other.values.iter().filter(|v| self.contains(v)).cloned().collect(),
-            ),
+            (false, _) => (false, self.values.iter().filter(|v| other.contains(v)).cloned().collect()),
+            (true, false) => (false, other.values.iter().filter(|v| self.contains(v)).cloned().collect()),
         };
-        let mut out = Self {
-            absent,
-            complement,
-            values,
-            least,
-            greatest,
-        };
+        let mut out = Self { absent, complement, values, least, greatest };
         if !out.complement {
             out.values = out.values.iter().filter(|v| out.in_bounds(v)).cloned().collect();
             (out.least, out.greatest) = (None, None);
@@ -252,13 +219,9 @@ impl ValueSet {
         }
         // At most one more candidate than there are exclusions has to be looked at.
         let steps = i64::try_from(self.values.len()).unwrap_or(i64::MAX);
-        let start = self
-            .least
-            .unwrap_or_else(|| self.greatest.unwrap_or(0).saturating_sub(steps));
+        let start = self.least.unwrap_or_else(|| self.greatest.unwrap_or(0).saturating_sub(steps));
         let end = self.greatest.unwrap_or(i64::MAX).min(start.saturating_add(steps));
-        (start..=end)
-            .map(|n| n.to_string())
-            .find(|candidate| !self.values.contains(candidate.as_str()))
+        (start..=end).map(|n| n.to_string()).find(|candidate| !self.values.contains(candidate.as_str()))
     }
 
     /// The requirements that say this set; bounds and exclusions are both kept.
@@ -271,11 +234,7 @@ impl ValueSet {
         };
         let values = || self.values.iter().map(ToString::to_string).collect::<Vec<_>>();
         if !self.complement {
-            return vec![if self.values.is_empty() {
-                entry("DoesNotExist", vec![])
-            } else {
-                entry("In", values())
-            }];
+            return vec![if self.values.is_empty() { entry("DoesNotExist", vec![]) } else { entry("In", values()) }];
         }
         let mut out = Vec::new();
         if let Some(n) = self.least {
@@ -315,11 +274,7 @@ impl fmt::Display for ValueSet {
             parts.push(format!("NotIn [{list}]"));
         }
         if parts.is_empty() {
-            parts.push(if self.absent {
-                "anything".into()
-            } else {
-                "Exists".into()
-            });
+            parts.push(if self.absent { "anything".into() } else { "Exists".into() });
         }
         f.write_str(&parts.join(" and "))
     }
@@ -372,17 +327,12 @@ impl Requirements {
 
     /// The first key whose set accepts nothing.
     pub fn contradiction(&self) -> Option<&str> {
-        self.sets
-            .iter()
-            .find(|(_, set)| set.is_empty())
-            .map(|(key, _)| key.as_ref())
+        self.sets.iter().find(|(_, set)| set.is_empty()).map(|(key, _)| key.as_ref())
     }
 
     /// Whether a node with these labels satisfies every requirement.
     pub fn accept(&self, labels: &BTreeMap<String, String>) -> bool {
-        self.sets
-            .iter()
-            .all(|(key, set)| set.accepts(labels.get(key.as_ref()).map(String::as_str)))
+        self.sets.iter().all(|(key, set)| set.accepts(labels.get(key.as_ref()).map(String::as_str)))
     }
 }
 
@@ -419,11 +369,7 @@ mod tests {
             ("Lte", &["4"], Some("5"), false),
             ("Gt", &["9223372036854775807"], Some("1"), false),
         ] {
-            assert_eq!(
-                set(operator, values).accepts(label),
-                want,
-                "{operator} {values:?} on {label:?}"
-            );
+            assert_eq!(set(operator, values).accepts(label), want, "{operator} {values:?} on {label:?}");
         }
     }
 
@@ -487,17 +433,8 @@ mod tests {
 
     #[test]
     fn a_bad_requirement_is_refused_by_name() {
-        assert!(matches!(
-            ValueSet::parse("k", "Near", &[]),
-            Err(RequirementError::Operator { .. })
-        ));
-        assert!(matches!(
-            ValueSet::parse("k", "Gt", &["x".into()]),
-            Err(RequirementError::Number { .. })
-        ));
-        assert!(matches!(
-            ValueSet::parse("k", "Gt", &[]),
-            Err(RequirementError::Number { .. })
-        ));
+        assert!(matches!(ValueSet::parse("k", "Near", &[]), Err(RequirementError::Operator { .. })));
+        assert!(matches!(ValueSet::parse("k", "Gt", &["x".into()]), Err(RequirementError::Number { .. })));
+        assert!(matches!(ValueSet::parse("k", "Gt", &[]), Err(RequirementError::Number { .. })));
     }
 }

@@ -50,10 +50,7 @@ impl Resources {
                 "memory" | "ephemeral-storage" => parse_bytes(&quantity.0),
                 _ => parse_quantity(&quantity.0),
             }
-            .map_err(|source| ResourceError {
-                resource: name.clone(),
-                source,
-            })?;
+            .map_err(|source| ResourceError { resource: name.clone(), source })?;
             out.set(name, value);
         }
         Ok(out)
@@ -132,12 +129,7 @@ impl Resources {
     #[must_use]
     pub fn times(&self, count: i64) -> Self {
         let mut out = self.clone();
-        for value in [
-            &mut out.cpu_milli,
-            &mut out.memory,
-            &mut out.ephemeral_storage,
-            &mut out.pods,
-        ] {
+        for value in [&mut out.cpu_milli, &mut out.memory, &mut out.ephemeral_storage, &mut out.pods] {
             *value = value.saturating_mul(count);
         }
         for value in out.extended.values_mut() {
@@ -215,10 +207,7 @@ impl Resources {
 }
 
 fn container_requests(container: &Container) -> Result<Resources, ResourceError> {
-    container
-        .resources
-        .as_ref()
-        .map_or_else(|| Ok(Resources::default()), requirements)
+    container.resources.as_ref().map_or_else(|| Ok(Resources::default()), requirements)
 }
 
 fn requirements(resources: &ResourceRequirements) -> Result<Resources, ResourceError> {
@@ -236,11 +225,7 @@ fn requirements(resources: &ResourceRequirements) -> Result<Resources, ResourceE
 }
 
 fn declared_names(resources: &ResourceRequirements) -> impl Iterator<Item = &str> {
-    resources
-        .limits
-        .iter()
-        .chain(&resources.requests)
-        .flat_map(|map| map.keys().map(String::as_str))
+    resources.limits.iter().chain(&resources.requests).flat_map(|map| map.keys().map(String::as_str))
 }
 
 impl fmt::Display for Resources {
@@ -325,20 +310,10 @@ mod tests {
                 1 << 30,
                 0,
             ),
-            (
-                "b16 a pod without requests still takes a slot",
-                json!({"containers": [{"name": "a"}]}),
-                0,
-                0,
-                0,
-            ),
+            ("b16 a pod without requests still takes a slot", json!({"containers": [{"name": "a"}]}), 0, 0, 0),
         ] {
             let got = requests_of(spec);
-            assert_eq!(
-                (got.cpu_milli, got.memory, got.get("nvidia.com/gpu")),
-                (cpu, memory, gpu),
-                "{name}"
-            );
+            assert_eq!((got.cpu_milli, got.memory, got.get("nvidia.com/gpu")), (cpu, memory, gpu), "{name}");
             assert_eq!(got.pods, 1, "{name}");
         }
     }
@@ -354,15 +329,11 @@ mod tests {
 
     #[test]
     fn maps_survive_a_round_trip() {
-        let map: BTreeMap<String, Quantity> = [
-            ("cpu", "1500m"),
-            ("memory", "3Gi"),
-            ("pods", "29"),
-            ("nvidia.com/gpu", "4"),
-        ]
-        .into_iter()
-        .map(|(k, v)| (k.to_owned(), Quantity(v.into())))
-        .collect();
+        let map: BTreeMap<String, Quantity> =
+            [("cpu", "1500m"), ("memory", "3Gi"), ("pods", "29"), ("nvidia.com/gpu", "4")]
+                .into_iter()
+                .map(|(k, v)| (k.to_owned(), Quantity(v.into())))
+                .collect();
         let resources = Resources::from_map(&map).unwrap();
         assert_eq!(resources.to_map(), map);
         assert_eq!(resources.to_string(), "cpu 1500m, memory 3Gi, nvidia.com/gpu 4");
@@ -370,10 +341,8 @@ mod tests {
 
     #[test]
     fn only_what_is_asked_for_can_stop_a_fit() {
-        let gpu = |n| Resources {
-            extended: BTreeMap::from([(Arc::from("nvidia.com/gpu"), n)]),
-            ..Resources::default()
-        };
+        let gpu =
+            |n| Resources { extended: BTreeMap::from([(Arc::from("nvidia.com/gpu"), n)]), ..Resources::default() };
         assert!(!gpu(1).fits(&Resources::default()));
         assert!(gpu(1).fits(&gpu(1)));
         let overfull = Resources { memory: -1, ..gpu(1) };

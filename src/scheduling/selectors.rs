@@ -26,34 +26,21 @@ pub(super) struct Selectors<'p> {
 
 impl<'p> Selectors<'p> {
     pub fn new(namespace_labels: &'p BTreeMap<String, Labels>) -> Self {
-        Self {
-            namespace_labels: Some(namespace_labels),
-            ..Self::default()
-        }
+        Self { namespace_labels: Some(namespace_labels), ..Self::default() }
     }
 
     /// Adds a selector over namespaces; `None` selects no pod and needs no entry. Matches made before are forgotten.
     pub fn add(&mut self, selector: Option<&Selector>, namespaces: &Namespaces) -> Option<u32> {
-        let entry = Entry {
-            selector: selector?.clone(),
-            namespaces: namespaces.clone(),
-        };
+        let entry = Entry { selector: selector?.clone(), namespaces: namespaces.clone() };
         if let Some(id) = self.ids.get(&entry) {
             return Some(*id);
         }
         let id = u32::try_from(self.entries.len()).ok()?;
-        let index = entry
-            .selector
-            .terms
-            .iter()
-            .find(|(_, set)| !set.accepts_absence() && set.finite().is_some());
+        let index = entry.selector.terms.iter().find(|(_, set)| !set.accepts_absence() && set.finite().is_some());
         match index {
             Some((key, set)) => {
                 for value in set.finite().into_iter().flatten() {
-                    self.by_label
-                        .entry((Arc::clone(key), Arc::clone(value)))
-                        .or_default()
-                        .push(id);
+                    self.by_label.entry((Arc::clone(key), Arc::clone(value))).or_default().push(id);
                 }
             }
             None => self.unindexed.push(id),
@@ -77,12 +64,7 @@ impl<'p> Selectors<'p> {
         if let Some(known) = self.cache.get(&key) {
             return Arc::clone(known);
         }
-        let mut found: Vec<u32> = self
-            .unindexed
-            .iter()
-            .copied()
-            .filter(|id| self.selects(*id, pod))
-            .collect();
+        let mut found: Vec<u32> = self.unindexed.iter().copied().filter(|id| self.selects(*id, pod)).collect();
         for (name, value) in pod.labels.iter() {
             let label = (Arc::from(name.as_str()), Arc::from(value.as_str()));
             if let Some(candidates) = self.by_label.get(&label) {

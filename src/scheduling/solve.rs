@@ -26,16 +26,8 @@ pub fn plan(problem: &Problem) -> Plan {
     }
     // Limits may have gone to pods of less priority than some that are left out: then in order of priority.
     let lowest_placed = lowest_priority_placed(problem, &first);
-    let left_out = first
-        .unschedulable
-        .iter()
-        .map(|u| problem.pods[u.pod].class.priority)
-        .max();
-    if left_out > lowest_placed {
-        attempt(problem, true)
-    } else {
-        first
-    }
+    let left_out = first.unschedulable.iter().map(|u| problem.pods[u.pod].class.priority).max();
+    if left_out > lowest_placed { attempt(problem, true) } else { first }
 }
 
 fn lowest_priority_placed(problem: &Problem, plan: &Plan) -> Option<i32> {
@@ -46,10 +38,7 @@ fn lowest_priority_placed(problem: &Problem, plan: &Plan) -> Option<i32> {
 
 fn attempt(problem: &Problem, by_priority: bool) -> Plan {
     if problem.pods.is_empty() {
-        return Plan {
-            lower_bound: Some(MicroUsd(0)),
-            ..Plan::default()
-        };
+        return Plan { lower_bound: Some(MicroUsd(0)), ..Plan::default() };
     }
     let mut universe = Universe::new(problem);
     let (mut selectors, counters) = register(problem);
@@ -68,13 +57,7 @@ fn attempt(problem: &Problem, by_priority: bool) -> Plan {
     let mut packer = Packer::new(&mut universe, &topology, stock, &mut selectors, &counters);
 
     for node in &nodes {
-        packer.running_counters.extend(
-            node.host
-                .counts
-                .iter()
-                .filter(|(_, n)| *n > 0)
-                .map(|(counter, _)| *counter),
-        );
+        packer.running_counters.extend(node.host.counts.iter().filter(|(_, n)| *n > 0).map(|(counter, _)| *counter));
     }
     let mut priorities: Vec<Option<i32>> = vec![None];
     if by_priority {
@@ -126,29 +109,15 @@ fn attempt(problem: &Problem, by_priority: bool) -> Plan {
     };
     let mut out = Plan::default();
     for (node, content) in placed {
-        let mut pods: Vec<usize> = content
-            .iter()
-            .flat_map(|(item, count)| pods_of(*item, *count))
-            .collect();
+        let mut pods: Vec<usize> = content.iter().flat_map(|(item, count)| pods_of(*item, *count)).collect();
         pods.sort_unstable();
-        out.placements.push(Placement {
-            node: nodes[node].index,
-            pods,
-        });
+        out.placements.push(Placement { node: nodes[node].index, pods });
     }
     merge_placements(&mut out.placements);
     out.new_nodes = packer.planned(&mut pods_of);
-    out.cost = MicroUsd(
-        out.new_nodes
-            .iter()
-            .filter_map(|n| n.choices.first())
-            .map(|c| c.price.0)
-            .sum(),
-    );
+    out.cost = MicroUsd(out.new_nodes.iter().filter_map(|n| n.choices.first()).map(|c| c.price.0).sum());
     #[allow(clippy::cast_possible_truncation)]
-    let bound = packer
-        .bound
-        .map(|bound| MicroUsd((bound * (1.0 - 1e-9)).floor() as i64));
+    let bound = packer.bound.map(|bound| MicroUsd((bound * (1.0 - 1e-9)).floor() as i64));
     out.lower_bound = bound;
 
     let mut refused_from = vec![0; groups.len()];
@@ -158,18 +127,9 @@ fn attempt(problem: &Problem, by_priority: bool) -> Plan {
         if let Some(reason) = &part.refused {
             let pods = &groups[part.group].pods[first..first + part.count];
             // Where no node could be had anywhere, that is the better reason.
-            let detail = explain(
-                packer.universe,
-                &topology,
-                &packer.budgets,
-                &groups[part.group],
-                &part.pins,
-            );
+            let detail = explain(packer.universe, &topology, &packer.budgets, &groups[part.group], &part.pins);
             let reason = format!("{reason}; {detail}");
-            out.unschedulable.extend(pods.iter().map(|pod| Unschedulable {
-                pod: *pod,
-                reason: reason.clone(),
-            }));
+            out.unschedulable.extend(pods.iter().map(|pod| Unschedulable { pod: *pod, reason: reason.clone() }));
         }
     }
     for item in 0..packer.stock.items.len() {
@@ -181,10 +141,7 @@ fn attempt(problem: &Problem, by_priority: bool) -> Plan {
         let group = &groups[packer.stock.items[item].group];
         let reason = explain(packer.universe, &topology, &packer.budgets, group, &pins);
         let pods = pods_of(item, left);
-        out.unschedulable.extend(pods.into_iter().map(|pod| Unschedulable {
-            pod,
-            reason: reason.clone(),
-        }));
+        out.unschedulable.extend(pods.into_iter().map(|pod| Unschedulable { pod, reason: reason.clone() }));
     }
     out.unschedulable.sort_by_key(|u| u.pod);
     out

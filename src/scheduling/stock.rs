@@ -126,19 +126,10 @@ impl<'g> Stock<'g> {
                 priority: by_priority.then_some(group.class.priority),
             };
             let place = *place_ids.entry((levels.clone(), constraint)).or_insert_with(|| {
-                places.push(Place {
-                    sample: part.group,
-                    pins: part.pins.clone(),
-                    levels,
-                });
+                places.push(Place { sample: part.group, pins: part.pins.clone(), levels });
                 places.len() - 1
             });
-            items.push(Item {
-                group: part.group,
-                place,
-                left: part.count,
-                first,
-            });
+            items.push(Item { group: part.group, place, left: part.count, first });
         }
         let mut capped = vec![Vec::new(); counters];
         let mut wanting = Vec::new();
@@ -194,18 +185,10 @@ impl<'g> Stock<'g> {
         let mut left_of = vec![0; self.places.len()];
         for (at, item) in self.items.iter().enumerate() {
             let need = &self.groups[item.group].need;
-            let size: Vec<i64> = if exact {
-                need.clone()
-            } else {
-                need.iter().map(|n| rounded(*n)).collect()
-            };
+            let size: Vec<i64> = if exact { need.clone() } else { need.iter().map(|n| rounded(*n)).collect() };
             let follows = !self.groups[item.group].host.wants.is_empty();
             let id = *ids.entry((item.place, follows, size)).or_insert_with(|| {
-                buckets.push(Bucket {
-                    place: item.place,
-                    items: Vec::new(),
-                    follows,
-                });
+                buckets.push(Bucket { place: item.place, items: Vec::new(), follows });
                 least.extend_from_slice(need);
                 buckets.len() - 1
             });
@@ -251,11 +234,7 @@ impl<'g> Stock<'g> {
 
     /// The most valuable item left of a place, looking at the largest of each bucket.
     pub fn largest(&self, place: usize) -> Option<usize> {
-        let firsts = self
-            .buckets
-            .iter()
-            .filter(|b| b.place == place)
-            .filter_map(|b| b.items.first().copied());
+        let firsts = self.buckets.iter().filter(|b| b.place == place).filter_map(|b| b.items.first().copied());
         firsts.max_by(|a, b| self.worth(*a).total_cmp(&self.worth(*b)).then(b.cmp(a)))
     }
 
@@ -286,10 +265,7 @@ impl<'g> Stock<'g> {
     }
 
     pub fn content_worth(&self, content: &[(usize, usize)]) -> f64 {
-        content
-            .iter()
-            .map(|(item, count)| self.worth(*item) * float(*count))
-            .sum()
+        content.iter().map(|(item, count)| self.worth(*item) * float(*count)).sum()
     }
 
     /// Nodes that the caps per node make necessary for what is left, and the counters that need nearly as many.
@@ -301,12 +277,7 @@ impl<'g> Stock<'g> {
             let mut cap = 1;
             for item in items.iter().filter(|item| self.items[**item].left > 0) {
                 pods += self.items[*item].left;
-                let own = self
-                    .host(*item)
-                    .caps
-                    .iter()
-                    .find(|(c, _)| *c == id)
-                    .map_or(1, |(_, cap)| (*cap).max(1));
+                let own = self.host(*item).caps.iter().find(|(c, _)| *c == id).map_or(1, |(_, cap)| (*cap).max(1));
                 cap = cap.max(usize::try_from(own).unwrap_or(1));
             }
             if pods > 0 {
@@ -345,9 +316,7 @@ impl<'g> Stock<'g> {
                 let groups = self.groups;
                 let items = &self.items;
                 let key = |at: usize| (std::cmp::Reverse(&groups[items[at].group].need), at);
-                let at = self.buckets[bucket]
-                    .items
-                    .partition_point(|have| key(*have) < key(*item));
+                let at = self.buckets[bucket].items.partition_point(|have| key(*have) < key(*item));
                 self.buckets[bucket].items.insert(at, *item);
                 self.resample(bucket);
             }
@@ -380,11 +349,7 @@ impl<'g> Stock<'g> {
             }
         }
         for counter in &rules.raises {
-            let own = rules
-                .caps
-                .iter()
-                .find(|(c, _)| c == counter)
-                .map_or(i32::MAX, |(_, cap)| *cap);
+            let own = rules.caps.iter().find(|(c, _)| c == counter).map_or(i32::MAX, |(_, cap)| *cap);
             let mut cap = own.min(s.caps[*counter as usize]);
             if soft && rules.soft.contains(counter) {
                 cap = cap.min(self.soft_cap[*counter as usize]);
@@ -492,19 +457,11 @@ impl<'g> Stock<'g> {
         if let Some(place) = seed
             && !content.iter().any(|(item, _)| self.items[*item].place == place)
         {
-            let mut of_place: Vec<usize> = active
-                .iter()
-                .copied()
-                .filter(|b| self.buckets[*b].place == place)
-                .collect();
+            let mut of_place: Vec<usize> = active.iter().copied().filter(|b| self.buckets[*b].place == place).collect();
             if !self.pick(&mut of_place, &mut room, prices, true, &mut content, true) {
                 self.end(&content);
                 // What had to come first left no room for the one pod that the node is for.
-                return if first.is_empty() {
-                    Vec::new()
-                } else {
-                    self.fill(bin, prices, buckets, seed, &[])
-                };
+                return if first.is_empty() { Vec::new() } else { self.fill(bin, prices, buckets, seed, &[]) };
             }
         }
         for soft in [true, false] {
@@ -579,10 +536,7 @@ impl<'g> Stock<'g> {
 
     fn put(&mut self, item: usize, count: usize, room: &mut [i64], content: &mut Content) {
         subtract(room, self.need(item), count);
-        match content
-            .iter_mut()
-            .find(|(have, _)| self.scratch.taken[item] > 0 && *have == item)
-        {
+        match content.iter_mut().find(|(have, _)| self.scratch.taken[item] > 0 && *have == item) {
             Some((_, have)) => *have += count,
             None => content.push((item, count)),
         }
@@ -686,10 +640,7 @@ pub(super) fn float(n: usize) -> f64 {
 
 /// Where the remaining room points, valued.
 fn direction(room: &[i64], prices: &[f64]) -> Vec<f64> {
-    room.iter()
-        .zip(prices)
-        .map(|(r, p)| real((*r).max(0)) * p * p)
-        .collect()
+    room.iter().zip(prices).map(|(r, p)| real((*r).max(0)) * p * p).collect()
 }
 
 fn dot(need: &[i64], direction: &[f64]) -> f64 {

@@ -105,11 +105,7 @@ pub(super) struct Topology {
 }
 
 fn rules_of(class: &PodClass, respect: bool) -> impl Iterator<Item = (&Arc<str>, Rule<'_>)> {
-    let spread = class
-        .spread
-        .iter()
-        .filter(move |s| s.hard || respect)
-        .map(|s| (&s.key, Rule::Spread(s)));
+    let spread = class.spread.iter().filter(move |s| s.hard || respect).map(|s| (&s.key, Rule::Spread(s)));
     let anti = class.anti_affinity.iter().map(|t| (&t.key, Rule::Anti(t, true)));
     let affinity = class.affinity.iter().map(|t| (&t.key, Rule::Affinity(t, true)));
     let soft_anti = class.preferred_anti_affinity.iter().filter(move |_| respect);
@@ -138,12 +134,7 @@ impl Topology {
             names.extend(rules_of(&group.class, respect).map(|(key, _)| Arc::clone(key)));
         }
         let running_terms = |class: &PodClass| -> Vec<PodTerm> {
-            class
-                .anti_affinity
-                .iter()
-                .filter(|t| *t.key != *labels::HOSTNAME)
-                .cloned()
-                .collect()
+            class.anti_affinity.iter().filter(|t| *t.key != *labels::HOSTNAME).cloned().collect()
         };
         for pod in problem.nodes.iter().flat_map(|n| &n.pods) {
             names.extend(running_terms(&pod.class).into_iter().map(|t| t.key));
@@ -215,9 +206,7 @@ impl Topology {
     }
 
     fn key(&self, name: &Arc<str>) -> usize {
-        self.keys
-            .binary_search_by(|key| key.name.cmp(name))
-            .expect("every rule's key was collected")
+        self.keys.binary_search_by(|key| key.name.cmp(name)).expect("every rule's key was collected")
     }
 
     fn counter(&mut self, key: usize, selector: u32) -> usize {
@@ -391,41 +380,20 @@ impl Topology {
                 }
             }
             if concerned.is_empty() {
-                done.push(Part {
-                    group: index,
-                    pins: Vec::new(),
-                    count: group.pods.len(),
-                    refused: None,
-                });
+                done.push(Part { group: index, pins: Vec::new(), count: group.pods.len(), refused: None });
                 continue;
             }
             let possible = concerned
                 .iter()
                 .map(|(key, _)| self.possible(universe, group, &Part::whole(index, group), *key, nodes))
                 .collect::<Vec<_>>();
-            waiting.push(Waiting {
-                group: index,
-                concerned,
-                possible,
-            });
+            waiting.push(Waiting { group: index, concerned, possible });
         }
         waiting.sort_by_key(|w| {
-            let affinity = w
-                .concerned
-                .iter()
-                .any(|(_, r)| r.affinity.iter().any(|(_, _, hard)| *hard));
-            let foreign = w
-                .concerned
-                .iter()
-                .any(|(_, r)| r.spread.iter().any(|s| s.hard && s.own == 0));
+            let affinity = w.concerned.iter().any(|(_, r)| r.affinity.iter().any(|(_, _, hard)| *hard));
+            let foreign = w.concerned.iter().any(|(_, r)| r.spread.iter().any(|s| s.hard && s.own == 0));
             let room: usize = w.possible.iter().map(|p| p.iter().filter(|d| d.open()).count()).sum();
-            (
-                affinity,
-                foreign,
-                room,
-                std::cmp::Reverse(groups[w.group].pods.len()),
-                w.group,
-            )
+            (affinity, foreign, room, std::cmp::Reverse(groups[w.group].pods.len()), w.group)
         });
         loop {
             let mut rest = Vec::new();
@@ -447,16 +415,11 @@ impl Topology {
                 continue;
             }
             // Nothing to follow: the first group that its own terms select starts a domain for all that will follow it.
-            let start = waiting
-                .iter()
-                .position(|w| w.concerned.iter().all(|(_, rules)| self.may_start(rules)));
+            let start = waiting.iter().position(|w| w.concerned.iter().all(|(_, rules)| self.may_start(rules)));
             let Some(at) = start else {
                 for w in waiting {
                     let refused = "its required pod affinity selects no pod that runs or is planned".to_owned();
-                    done.push(Part {
-                        refused: Some(refused),
-                        ..Part::whole(w.group, &groups[w.group])
-                    });
+                    done.push(Part { refused: Some(refused), ..Part::whole(w.group, &groups[w.group]) });
                 }
                 break;
             };
@@ -472,8 +435,7 @@ impl Topology {
 
     fn settle(&mut self, waiting: Waiting) {
         let group = waiting.group;
-        self.settled
-            .extend(waiting.concerned.into_iter().map(|(key, rules)| (group, key, rules)));
+        self.settled.extend(waiting.concerned.into_iter().map(|(key, rules)| (group, key, rules)));
     }
 
     /// Planned pods by counter and domain.
@@ -505,32 +467,17 @@ impl Topology {
                 }
                 for s in rules.spread.iter().filter(|s| s.hard) {
                     let count = |d: usize| s.base[d] + planned[s.counter][d];
-                    let eligible = s
-                        .eligible
-                        .iter()
-                        .enumerate()
-                        .filter(|(_, e)| **e)
-                        .map(|(d, _)| count(d));
+                    let eligible = s.eligible.iter().enumerate().filter(|(_, e)| **e).map(|(d, _)| count(d));
                     let domains = eligible.clone().count();
-                    let least = if domains < s.min_domains {
-                        0
-                    } else {
-                        eligible.min().unwrap_or(0)
-                    };
+                    let least = if domains < s.min_domains { 0 } else { eligible.min().unwrap_or(0) };
                     let over = count(domain) - least - s.max_skew;
                     if over > 0 {
-                        let drop = if s.own == 0 {
-                            here
-                        } else {
-                            here.min(usize::try_from(over).unwrap_or(here))
-                        };
+                        let drop = if s.own == 0 { here } else { here.min(usize::try_from(over).unwrap_or(here)) };
                         return Some((*group, *key, domain, drop));
                     }
                 }
                 let alone = |c: usize| {
-                    self.counters
-                        .get(c)
-                        .is_none_or(|counter| counter.running[domain] + planned[c][domain] == 0)
+                    self.counters.get(c).is_none_or(|counter| counter.running[domain] + planned[c][domain] == 0)
                 };
                 if rules.affinity.iter().any(|(c, _, hard)| *hard && alone(*c)) {
                     return Some((*group, *key, domain, here));
@@ -593,12 +540,7 @@ impl Topology {
                         && part.pins.iter().all(|(k, d)| self.in_domain(node, *k, *d))
                         && existing::admits(&group.class, node.state)
                 });
-                Possible {
-                    new,
-                    exists,
-                    level,
-                    price,
-                }
+                Possible { new, exists, level, price }
             })
             .collect()
     }
@@ -671,33 +613,17 @@ impl Topology {
         for (domain, count) in counts.into_iter().enumerate().filter(|(_, count)| *count > 0) {
             let mut pins = part.pins.clone();
             pins.push((key, domain));
-            out.push(Part {
-                group: part.group,
-                pins,
-                count,
-                refused: None,
-            });
+            out.push(Part { group: part.group, pins, count, refused: None });
         }
         if placed < part.count {
             let refused = Some(self.refusal(key, rules, possible));
-            out.push(Part {
-                count: part.count - placed,
-                refused,
-                ..part.clone()
-            });
+            out.push(Part { count: part.count - placed, refused, ..part.clone() });
         }
     }
 
     fn allowed(&self, rules: &Rules, domain: usize) -> bool {
-        let spread = rules
-            .spread
-            .iter()
-            .filter(|s| s.hard)
-            .all(|s| self.skew_after(s, domain) <= s.max_skew);
-        let anti = rules
-            .anti
-            .iter()
-            .all(|(c, _, hard)| !hard || self.counters[*c].total(domain) == 0);
+        let spread = rules.spread.iter().filter(|s| s.hard).all(|s| self.skew_after(s, domain) <= s.max_skew);
+        let anti = rules.anti.iter().all(|(c, _, hard)| !hard || self.counters[*c].total(domain) == 0);
         let refused = rules.raises.iter().any(|c| self.counters[*c].refusers[domain] > 0);
         let affinity = rules.affinity.iter().all(|(c, own, hard)| {
             let Some(counter) = self.counters.get(*c) else {
@@ -713,11 +639,7 @@ impl Topology {
         let count = |d: usize| rule.base[d] + planned[d];
         let eligible = rule.eligible.iter().enumerate().filter(|(_, e)| **e);
         let domains = eligible.clone().count();
-        let least = if domains < rule.min_domains {
-            0
-        } else {
-            eligible.map(|(d, _)| count(d)).min().unwrap_or(0)
-        };
+        let least = if domains < rule.min_domains { 0 } else { eligible.map(|(d, _)| count(d)).min().unwrap_or(0) };
         count(domain) + rule.own - least
     }
 
@@ -732,12 +654,7 @@ impl Topology {
     ) -> (usize, i64, i64, i64, usize, bool, i64, i64, usize) {
         let blocked = followers
             .iter()
-            .filter(|w| {
-                w.concerned
-                    .iter()
-                    .zip(&w.possible)
-                    .any(|((k, _), p)| *k == key && !p[domain].open())
-            })
+            .filter(|w| w.concerned.iter().zip(&w.possible).any(|((k, _), p)| *k == key && !p[domain].open()))
             .count();
         let mut level = 0;
         let mut soft = 0;
@@ -745,59 +662,31 @@ impl Topology {
             let count = s.base[domain] + self.counters[s.counter].planned[domain];
             if s.hard { level += count } else { soft += count }
         }
-        let others = rules
-            .raises
-            .iter()
-            .filter(|c| self.counters[**c].spread)
-            .map(|c| self.counters[*c].total(domain))
-            .sum();
+        let others =
+            rules.raises.iter().filter(|c| self.counters[**c].spread).map(|c| self.counters[*c].total(domain)).sum();
         for (c, _, _) in rules.anti.iter().filter(|(_, _, hard)| !hard) {
             soft += self.counters[*c].total(domain);
         }
         for (c, _, _) in rules.affinity.iter().filter(|(_, _, hard)| !hard) {
             soft += i64::from(self.counters[*c].total(domain) == 0);
         }
-        (
-            blocked,
-            level,
-            others,
-            soft,
-            possible.level,
-            !possible.exists,
-            possible.price,
-            self.load[key][domain],
-            domain,
-        )
+        (blocked, level, others, soft, possible.level, !possible.exists, possible.price, self.load[key][domain], domain)
     }
 
     fn refusal(&self, key: usize, rules: &Rules, possible: &[Possible]) -> String {
         let key = &self.keys[key];
         let open: Vec<usize> = (0..possible.len()).filter(|d| possible[*d].open()).collect();
-        let names = |domains: &[usize]| {
-            domains
-                .iter()
-                .map(|d| key.values[*d].as_ref())
-                .collect::<Vec<&str>>()
-                .join(", ")
-        };
+        let names =
+            |domains: &[usize]| domains.iter().map(|d| key.values[*d].as_ref()).collect::<Vec<&str>>().join(", ");
         if open.is_empty() {
             return format!("no {} it may use holds it", key.name);
         }
         let refused = |d: &usize| rules.raises.iter().any(|c| self.counters[*c].refusers[*d] > 0);
-        if open
-            .iter()
-            .all(|d| refused(d) || rules.anti.iter().any(|(c, _, h)| *h && self.counters[*c].total(*d) > 0))
-        {
-            return format!(
-                "pod anti-affinity on {} leaves no domain: {} all taken",
-                key.name,
-                names(&open)
-            );
+        if open.iter().all(|d| refused(d) || rules.anti.iter().any(|(c, _, h)| *h && self.counters[*c].total(*d) > 0)) {
+            return format!("pod anti-affinity on {} leaves no domain: {} all taken", key.name, names(&open));
         }
-        if let Some(s) = rules
-            .spread
-            .iter()
-            .find(|s| s.hard && open.iter().all(|d| self.skew_after(s, *d) > s.max_skew))
+        if let Some(s) =
+            rules.spread.iter().find(|s| s.hard && open.iter().all(|d| self.skew_after(s, *d) > s.max_skew))
         {
             return format!(
                 "topology spread on {} (maxSkew {}) allows no more pods in {}, and no node can be had in the other domains",
@@ -806,11 +695,7 @@ impl Topology {
                 names(&open)
             );
         }
-        format!(
-            "pod affinity and spread on {} agree on no domain of {}",
-            key.name,
-            names(&open)
-        )
+        format!("pod affinity and spread on {} agree on no domain of {}", key.name, names(&open))
     }
 }
 
@@ -840,21 +725,13 @@ impl Possible {
 
 impl Part {
     fn whole(index: usize, group: &Group) -> Self {
-        Self {
-            group: index,
-            pins: Vec::new(),
-            count: group.pods.len(),
-            refused: None,
-        }
+        Self { group: index, pins: Vec::new(), count: group.pods.len(), refused: None }
     }
 }
 
 fn shares_affinity(a: &Waiting, b: &Waiting) -> bool {
     let terms = |w: &Waiting| -> Vec<usize> {
-        w.concerned
-            .iter()
-            .flat_map(|(_, r)| r.affinity.iter().filter(|(_, _, h)| *h).map(|(c, _, _)| *c))
-            .collect()
+        w.concerned.iter().flat_map(|(_, r)| r.affinity.iter().filter(|(_, _, h)| *h).map(|(c, _, _)| *c)).collect()
     };
     let mine = terms(a);
     terms(b).iter().any(|c| mine.contains(c))

@@ -36,21 +36,14 @@ impl Dims {
     fn of(problem: &Problem) -> Self {
         let mut names: BTreeSet<&Arc<str>> = BTreeSet::new();
         let mut last: Option<*const PodClass> = None;
-        for class in problem
-            .pods
-            .iter()
-            .map(|p| &p.class)
-            .chain(problem.daemons.iter().map(|d| &d.class))
-        {
+        for class in problem.pods.iter().map(|p| &p.class).chain(problem.daemons.iter().map(|d| &d.class)) {
             // Pods of one class mostly come in runs.
             if last != Some(Arc::as_ptr(class)) {
                 last = Some(Arc::as_ptr(class));
                 names.extend(class.requests.extended.keys());
             }
         }
-        Self {
-            extended: names.into_iter().cloned().collect(),
-        }
+        Self { extended: names.into_iter().cloned().collect() }
     }
 
     pub fn len(&self) -> usize {
@@ -59,17 +52,8 @@ impl Dims {
 
     pub fn dense(&self, resources: &Resources) -> Vec<i64> {
         let mut out = Vec::with_capacity(self.len());
-        out.extend([
-            resources.cpu_milli,
-            resources.memory,
-            resources.pods,
-            resources.ephemeral_storage,
-        ]);
-        out.extend(
-            self.extended
-                .iter()
-                .map(|name| resources.extended.get(name).copied().unwrap_or(0)),
-        );
+        out.extend([resources.cpu_milli, resources.memory, resources.pods, resources.ephemeral_storage]);
+        out.extend(self.extended.iter().map(|name| resources.extended.get(name).copied().unwrap_or(0)));
         out
     }
 
@@ -192,13 +176,7 @@ impl<'p> Universe<'p> {
         by_price.sort_by(|a, b| {
             let key = |c: &usize| {
                 let column = &universe.columns[*c];
-                (
-                    column.price,
-                    column.capacity_type,
-                    &universe.instance_type(*c).name,
-                    &column.zone,
-                    *c,
-                )
+                (column.price, column.capacity_type, &universe.instance_type(*c).name, &column.zone, *c)
             };
             key(a).cmp(&key(b))
         });
@@ -213,22 +191,14 @@ impl<'p> Universe<'p> {
             return;
         };
         let mut known: Vec<(&Arc<str>, &ValueSet)> = Vec::new();
-        let mut variants = vec![Variant {
-            pool: at,
-            labels: pool.labels.clone(),
-            pinned: Vec::new(),
-        }];
+        let mut variants = vec![Variant { pool: at, labels: pool.labels.clone(), pinned: Vec::new() }];
         for (key, set) in requirements.iter() {
             if let Some(value) = pool.labels.get(key.as_ref()) {
                 if !set.contains(value) {
                     return;
                 }
             } else if well_known(key)
-                || pool
-                    .catalogue
-                    .instance_types
-                    .iter()
-                    .any(|t| t.labels.contains_key(key.as_ref()))
+                || pool.catalogue.instance_types.iter().any(|t| t.labels.contains_key(key.as_ref()))
             {
                 known.push((key, set));
             } else {
@@ -286,9 +256,8 @@ impl<'p> Universe<'p> {
         let mut sets: HashMap<Vec<usize>, usize> = HashMap::new();
         self.daemon_set = (0..self.columns.len())
             .map(|column| {
-                let members: Vec<usize> = (0..daemons.len())
-                    .filter(|daemon| daemons[*daemon].1.contains(column))
-                    .collect();
+                let members: Vec<usize> =
+                    (0..daemons.len()).filter(|daemon| daemons[*daemon].1.contains(column)).collect();
                 *sets.entry(members).or_insert_with_key(|members| {
                     let mut sum = vec![0; dims];
                     for daemon in members {
@@ -306,8 +275,7 @@ impl<'p> Universe<'p> {
             let allocatable = self.dims.dense(&shape.instance_type.allocatable);
             for column in shape.first..shape.end {
                 let overhead = &self.daemon_sets[self.daemon_set[column]].0;
-                self.room
-                    .extend(allocatable.iter().zip(overhead).map(|(have, less)| have - less));
+                self.room.extend(allocatable.iter().zip(overhead).map(|(have, less)| have - less));
             }
         }
     }
@@ -382,20 +350,14 @@ impl<'p> Universe<'p> {
             frontier.push(column);
         }
         let id = self.signatures.len();
-        self.signatures.push(Signature {
-            bits: bits.clone(),
-            frontier,
-        });
+        self.signatures.push(Signature { bits: bits.clone(), frontier });
         self.by_bits.insert(bits, id);
         id
     }
 
     /// Whether some column of the set holds this much.
     pub fn any_fits(&self, signature: usize, need: &[i64]) -> bool {
-        self.signatures[signature]
-            .frontier
-            .iter()
-            .any(|column| fits(need, self.room(*column)))
+        self.signatures[signature].frontier.iter().any(|column| fits(need, self.room(*column)))
     }
 
     /// About what one pod of this size costs on the cheapest column of a set: the price of its largest share of a node.
@@ -404,10 +366,7 @@ impl<'p> Universe<'p> {
             let price = i128::from(self.columns[column].price);
             let room = self.room(column);
             let shares = need.iter().zip(room).filter(|(n, _)| **n > 0);
-            shares
-                .map(|(n, r)| price * i128::from(*n) / i128::from((*r).max(1)))
-                .max()
-                .unwrap_or(0)
+            shares.map(|(n, r)| price * i128::from(*n) / i128::from((*r).max(1))).max().unwrap_or(0)
         };
         let bits = &self.signatures[signature].bits;
         let least = bits.iter().filter(|c| fits(need, self.room(*c))).map(share).min();
@@ -421,10 +380,7 @@ impl<'p> Universe<'p> {
 
     /// Columns that `terms` (ORed) and the class's tolerations allow.
     pub fn constrained(&mut self, terms: &[NodeTerm], class: &PodClass) -> Bits {
-        let constraint = NodeConstraint {
-            terms: terms.to_vec(),
-            tolerations: class.tolerations.clone(),
-        };
+        let constraint = NodeConstraint { terms: terms.to_vec(), tolerations: class.tolerations.clone() };
         if let Some(bits) = self.constraint_bits.get(&constraint) {
             return bits.clone();
         }
@@ -441,12 +397,8 @@ impl<'p> Universe<'p> {
     }
 
     fn tolerated(&self, class: &PodClass) -> Bits {
-        let pools: Vec<bool> = self
-            .problem
-            .pools
-            .iter()
-            .map(|pool| class.untolerated(&pool.taints).is_none())
-            .collect();
+        let pools: Vec<bool> =
+            self.problem.pools.iter().map(|pool| class.untolerated(&pool.taints).is_none()).collect();
         let mut bits = Bits::empty(self.columns.len());
         for shape in self.shapes.iter().filter(|s| pools[self.variants[s.variant].pool]) {
             (shape.first..shape.end).for_each(|column| bits.insert(column));
@@ -472,9 +424,7 @@ impl<'p> Universe<'p> {
     /// Columns that satisfy a predicate.
     pub fn where_column(&self, accept: impl Fn(usize) -> bool) -> Bits {
         let mut bits = Bits::empty(self.columns.len());
-        (0..self.columns.len())
-            .filter(|column| accept(*column))
-            .for_each(|column| bits.insert(column));
+        (0..self.columns.len()).filter(|column| accept(*column)).for_each(|column| bits.insert(column));
         bits
     }
 
@@ -536,40 +486,24 @@ fn well_known(key: &str) -> bool {
 /// Values that pods name for a label, so that open labels get a variant for each.
 fn mentioned_values(problem: &Problem) -> HashMap<Arc<str>, BTreeSet<Arc<str>>> {
     let mut out: HashMap<Arc<str>, BTreeSet<Arc<str>>> = HashMap::new();
-    if problem
-        .pools
-        .iter()
-        .all(|pool| pool.requirements.iter().all(|r| well_known(&r.key)))
-    {
+    if problem.pools.iter().all(|pool| pool.requirements.iter().all(|r| well_known(&r.key))) {
         return out;
     }
     let mut last: Option<*const PodClass> = None;
-    for class in problem
-        .pods
-        .iter()
-        .map(|p| &p.class)
-        .chain(problem.daemons.iter().map(|d| &d.class))
-    {
+    for class in problem.pods.iter().map(|p| &p.class).chain(problem.daemons.iter().map(|d| &d.class)) {
         if last == Some(Arc::as_ptr(class)) {
             continue;
         }
         last = Some(Arc::as_ptr(class));
-        for term in class
-            .node_terms
-            .iter()
-            .chain(class.preferred_nodes.iter().map(|(_, term)| term))
-        {
+        for term in class.node_terms.iter().chain(class.preferred_nodes.iter().map(|(_, term)| term)) {
             for (key, set) in term.labels.iter() {
                 let values = out.entry(Arc::clone(key)).or_default();
                 values.extend(set.named().cloned());
                 values.extend(set.some_value().map(Arc::from));
             }
         }
-        for key in class
-            .spread
-            .iter()
-            .map(|s| &s.key)
-            .chain(class.affinity.iter().chain(&class.anti_affinity).map(|t| &t.key))
+        for key in
+            class.spread.iter().map(|s| &s.key).chain(class.affinity.iter().chain(&class.anti_affinity).map(|t| &t.key))
         {
             out.entry(Arc::clone(key)).or_default();
         }
@@ -609,11 +543,7 @@ fn expand(variants: Vec<Variant>, key: &str, set: &ValueSet, mentioned: Option<&
                 labels.insert(key.to_owned(), value.clone());
                 pinned.push((key.to_owned(), value.clone()));
             }
-            out.push(Variant {
-                pool: variant.pool,
-                labels,
-                pinned,
-            });
+            out.push(Variant { pool: variant.pool, labels, pinned });
         }
     }
     out

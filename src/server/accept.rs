@@ -47,11 +47,7 @@ pub(super) struct Bounded {
 impl Bounded {
     pub(super) fn new(what: &'static str, connections: usize, metrics: &Metrics) -> Self {
         let connections = connections.min(Semaphore::MAX_PERMITS);
-        Self {
-            what,
-            places: Arc::new(Semaphore::new(connections)),
-            metrics: metrics.clone(),
-        }
+        Self { what, places: Arc::new(Semaphore::new(connections)), metrics: metrics.clone() }
     }
 
     fn place(&self) -> io::Result<Arc<Place>> {
@@ -72,10 +68,7 @@ impl Accept<TcpStream, Router> for Bounded {
 
     fn accept(&self, stream: TcpStream, router: Router) -> Self::Future {
         std::future::ready(self.place().map(|place| {
-            let peer = Peer {
-                certified: false,
-                _place: place,
-            };
+            let peer = Peer { certified: false, _place: place };
             (stream, router.layer(Extension(peer)))
         }))
     }
@@ -90,10 +83,7 @@ pub(super) struct TlsAccept {
 
 impl TlsAccept {
     pub(super) fn new(bounded: Bounded, config: RustlsConfig, handshake_timeout: Duration) -> Self {
-        Self {
-            bounded,
-            tls: RustlsAcceptor::new(config).handshake_timeout(handshake_timeout),
-        }
+        Self { bounded, tls: RustlsAcceptor::new(config).handshake_timeout(handshake_timeout) }
     }
 }
 
@@ -108,18 +98,10 @@ impl Accept<TcpStream, Router> for TlsAccept {
         let handshake = stream.set_nodelay(true).map(|()| self.tls.accept(stream, router));
         async move {
             let place = place?;
-            let (stream, router) = handshake?
-                .await
-                .inspect_err(|error| tracing::debug!(%error, "tls handshake failed"))?;
-            let certified = stream
-                .get_ref()
-                .1
-                .peer_certificates()
-                .is_some_and(|chain| !chain.is_empty());
-            let router = router.layer(Extension(Peer {
-                certified,
-                _place: place,
-            }));
+            let (stream, router) =
+                handshake?.await.inspect_err(|error| tracing::debug!(%error, "tls handshake failed"))?;
+            let certified = stream.get_ref().1.peer_certificates().is_some_and(|chain| !chain.is_empty());
+            let router = router.layer(Extension(Peer { certified, _place: place }));
             Ok((stream, router))
         }
         .boxed()

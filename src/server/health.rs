@@ -36,15 +36,9 @@ pub(super) async fn metrics(State(state): State<Arc<AppState>>) -> Response {
         let seconds = (expires_at_ms.saturating_sub(now_ms) / 1000) as f64;
         state.metrics.cert_expiry.with_label_values(&[certificate]).set(seconds);
     }
-    state
-        .metrics
-        .ready
-        .set(i64::from(state.readiness.missing(now_ms).is_empty()));
+    state.metrics.ready.set(i64::from(state.readiness.missing(now_ms).is_empty()));
     match state.metrics.text() {
         Ok(text) => ([(header::CONTENT_TYPE, Metrics::content_type())], text).into_response(),
-        Err(cause) => error(
-            StatusCode::INTERNAL_SERVER_ERROR,
-            &format!("can't encode the metrics: {cause}"),
-        ),
+        Err(cause) => error(StatusCode::INTERNAL_SERVER_ERROR, &format!("can't encode the metrics: {cause}")),
     }
 }

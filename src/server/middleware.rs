@@ -56,16 +56,10 @@ pub(super) async fn guard(State(guard): State<Guard>, request: Request, next: Ne
     match verb {
         Some("mutate") => {
             let status = response.status();
-            let result = response
-                .extensions()
-                .get::<WebhookResult>()
-                .map_or(status.as_str(), |result| result.0);
+            let result = response.extensions().get::<WebhookResult>().map_or(status.as_str(), |result| result.0);
             metrics.webhook_requests.with_label_values(&[result]).inc();
         }
-        Some(verb) => metrics
-            .extender_requests
-            .with_label_values(&[verb, response.status().as_str()])
-            .inc(),
+        Some(verb) => metrics.extender_requests.with_label_values(&[verb, response.status().as_str()]).inc(),
         None => {}
     }
     response

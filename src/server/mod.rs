@@ -177,30 +177,17 @@ impl Server {
             config.handshake_timeout,
         );
         let mut listeners = vec![spawn("https", https, acceptor, routes::https(&config, &state))];
-        let plain = [
-            ("metrics", metrics, routes::metrics(&state)),
-            ("health", health, routes::health(&state)),
-        ];
+        let plain = [("metrics", metrics, routes::metrics(&state)), ("health", health, routes::health(&state))];
         for (what, bound, router) in plain {
             if let Some((listener, _)) = bound {
                 let acceptor = Bounded::new(what, config.max_connections, &state.metrics);
                 listeners.push(spawn(what, listener, acceptor, router));
             }
         }
-        let poll = tokio::spawn(tls::poll(
-            Arc::clone(&certificates),
-            Arc::clone(&state),
-            config.cert_poll,
-        ));
-        tracing::info!(https = %addrs.https, metrics = ?addrs.metrics, health = ?addrs.health, "serving");
-        Ok(Self {
-            addrs,
-            certificates,
-            state,
-            listeners,
-            poll,
-            drain_timeout: config.drain_timeout,
-        })
+        let poll = tokio::spawn(tls::poll(Arc::clone(&certificates), Arc::clone(&state), config.cert_poll));
+        let shown = |addr: Option<SocketAddr>| addr.map(|addr| addr.to_string());
+        tracing::info!(https = %addrs.https, metrics = shown(addrs.metrics), health = shown(addrs.health), "serving");
+        Ok(Self { addrs, certificates, state, listeners, poll, drain_timeout: config.drain_timeout })
     }
 
     /// Addresses that are really listened on.
@@ -294,15 +281,10 @@ where
     A::Future: Send,
 {
     let handle = Handle::new();
-    let mut server = axum_server::Server::from_listener(listener)
-        .acceptor(acceptor)
-        .handle(handle.clone());
+    let mut server = axum_server::Server::from_listener(listener).acceptor(acceptor).handle(handle.clone());
     let builder = server.http_builder();
     // Longer than the 90 s after which Go's clients close an idle connection, so that they never write into one that we closed.
-    builder
-        .http1()
-        .timer(TokioTimer::new())
-        .header_read_timeout(Duration::from_mins(2));
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(Duration::from_mins(2));
     builder
         .http2()
         .timer(TokioTimer::new())

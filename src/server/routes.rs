@@ -21,13 +21,9 @@ pub(super) fn https(config: &ServerConfig, state: &Arc<AppState>) -> Router {
         .route("/v1/preempt", post(verbs::preempt))
         .layer(DefaultBodyLimit::max(config.extender_body_limit))
         .route_layer(from_fn(require_client_certificate));
-    let webhook = Router::new()
-        .route("/mutate", post(verbs::mutate))
-        .layer(DefaultBodyLimit::max(config.webhook_body_limit));
-    let guarded = Guard {
-        state: Arc::clone(state),
-        request_timeout: config.request_timeout,
-    };
+    let webhook =
+        Router::new().route("/mutate", post(verbs::mutate)).layer(DefaultBodyLimit::max(config.webhook_body_limit));
+    let guarded = Guard { state: Arc::clone(state), request_timeout: config.request_timeout };
     extender
         .merge(webhook)
         .merge(probes())
@@ -44,10 +40,7 @@ pub(super) fn health(state: &Arc<AppState>) -> Router {
 
 /// The metrics listener.
 pub(super) fn metrics(state: &Arc<AppState>) -> Router {
-    Router::new()
-        .route("/metrics", get(health::metrics))
-        .fallback(not_found)
-        .with_state(Arc::clone(state))
+    Router::new().route("/metrics", get(health::metrics)).fallback(not_found).with_state(Arc::clone(state))
 }
 
 fn probes() -> Router<Arc<AppState>> {

@@ -29,13 +29,7 @@ impl AppState {
     /// State with an empty view, which restrains nobody.
     #[must_use]
     pub fn new(admission: AdmissionConfig, metrics: Metrics, now: fn() -> i64) -> Self {
-        Self {
-            view: Arc::default(),
-            admission,
-            metrics,
-            readiness: Readiness::default(),
-            now,
-        }
+        Self { view: Arc::default(), admission, metrics, readiness: Readiness::default(), now }
     }
 }
 
@@ -74,8 +68,7 @@ impl Readiness {
     /// Notes when the certificates in use end; no client CA is `None`.
     pub(super) fn set_expiries(&self, serving_ms: i64, client_ca_ms: Option<i64>) {
         self.serving_expires_at_ms.store(serving_ms, Ordering::Release);
-        self.client_ca_expires_at_ms
-            .store(client_ca_ms.unwrap_or(i64::MIN), Ordering::Release);
+        self.client_ca_expires_at_ms.store(client_ca_ms.unwrap_or(i64::MIN), Ordering::Release);
     }
 
     /// When the certificates in use end, by name.
@@ -96,15 +89,9 @@ impl Readiness {
     pub fn missing(&self, now_ms: i64) -> Vec<&'static str> {
         let expires = self.serving_expires_at_ms.load(Ordering::Acquire);
         [
-            (
-                !self.caches_synced.load(Ordering::Acquire),
-                "watch caches are not synced",
-            ),
+            (!self.caches_synced.load(Ordering::Acquire), "watch caches are not synced"),
             (expires == i64::MIN, "no serving certificate is loaded"),
-            (
-                expires != i64::MIN && expires <= now_ms,
-                "the serving certificate has expired",
-            ),
+            (expires != i64::MIN && expires <= now_ms, "the serving certificate has expired"),
             (self.draining.load(Ordering::Acquire), "shutting down"),
         ]
         .into_iter()
@@ -120,10 +107,7 @@ mod tests {
     #[test]
     fn ready_needs_caches_and_a_live_certificate_and_ends_with_draining() {
         let readiness = Readiness::default();
-        assert_eq!(
-            readiness.missing(0),
-            ["watch caches are not synced", "no serving certificate is loaded"]
-        );
+        assert_eq!(readiness.missing(0), ["watch caches are not synced", "no serving certificate is loaded"]);
         readiness.set_caches_synced(true);
         readiness.set_expiries(1000, None);
         assert!(readiness.missing(999).is_empty());

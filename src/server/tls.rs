@@ -96,9 +96,7 @@ struct Loaded {
 impl std::fmt::Debug for Certificates {
     /// Paths only: nothing of a key.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Certificates")
-            .field("paths", &self.paths)
-            .finish_non_exhaustive()
+        f.debug_struct("Certificates").field("paths", &self.paths).finish_non_exhaustive()
     }
 }
 
@@ -108,10 +106,7 @@ impl Certificates {
         let paths = Paths {
             certificate: config.cert_dir.join("tls.crt"),
             key: config.cert_dir.join("tls.key"),
-            client_ca: config
-                .client_ca
-                .clone()
-                .unwrap_or_else(|| config.cert_dir.join("ca.crt")),
+            client_ca: config.client_ca.clone().unwrap_or_else(|| config.cert_dir.join("ca.crt")),
             client_ca_required: config.client_ca.is_some(),
         };
         let seen = paths.read().await?;
@@ -124,11 +119,7 @@ impl Certificates {
         if current.client_ca_expires_at_ms.is_none() {
             tracing::warn!(path = %paths.client_ca.display(), "no client CA: the extender's verbs will answer 403");
         }
-        Ok(Self {
-            paths,
-            rustls: RustlsConfig::from_config(Arc::new(loaded.config)),
-            current: Mutex::new(current),
-        })
+        Ok(Self { paths, rustls: RustlsConfig::from_config(Arc::new(loaded.config)), current: Mutex::new(current) })
     }
 
     /// Reads the files again and swaps what changed for new connections. `Ok(false)` when nothing changed since the last call.
@@ -152,10 +143,7 @@ impl Certificates {
 
     /// When the serving certificate ends, milliseconds since the epoch.
     pub fn expires_at_ms(&self) -> i64 {
-        self.current
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .expires_at_ms
+        self.current.lock().unwrap_or_else(PoisonError::into_inner).expires_at_ms
     }
 
     pub(super) fn rustls(&self) -> &RustlsConfig {
@@ -164,9 +152,7 @@ impl Certificates {
 
     pub(super) fn note_expiries(&self, state: &AppState) {
         let current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
-        state
-            .readiness
-            .set_expiries(current.expires_at_ms, current.client_ca_expires_at_ms);
+        state.readiness.set_expiries(current.expires_at_ms, current.client_ca_expires_at_ms);
     }
 }
 
@@ -204,11 +190,7 @@ impl Paths {
             }
             Err(error) => return Err(error),
         };
-        Ok(Files {
-            certificate: read(&self.certificate).await?,
-            key: read(&self.key).await?,
-            client_ca,
-        })
+        Ok(Files { certificate: read(&self.certificate).await?, key: read(&self.key).await?, client_ca })
     }
 
     fn load(&self, files: &Files) -> Result<Loaded, CertificateError> {
@@ -216,17 +198,15 @@ impl Paths {
         let chain = certificates(&self.certificate, &files.certificate)?;
         let expires_at_ms = expiry_ms(&self.certificate, &chain[..1])?;
         let key = PrivateKeyDer::from_pem_slice(&files.key).map_err(|cause| match cause {
-            rustls::pki_types::pem::Error::NoItemsFound => CertificateError::Empty {
-                path: self.key.clone(),
-                expected: "private key",
-            },
+            rustls::pki_types::pem::Error::NoItemsFound => {
+                CertificateError::Empty { path: self.key.clone(), expected: "private key" }
+            }
             cause => broken(&self.key, &cause),
         })?;
         let pair = CertifiedKey::from_der(chain, key, &provider).map_err(|cause| match cause {
-            rustls::Error::InconsistentKeys(InconsistentKeys::KeyMismatch) => CertificateError::Mismatch {
-                certificate: self.certificate.clone(),
-                key: self.key.clone(),
-            },
+            rustls::Error::InconsistentKeys(InconsistentKeys::KeyMismatch) => {
+                CertificateError::Mismatch { certificate: self.certificate.clone(), key: self.key.clone() }
+            }
             cause => broken(&self.key, &cause),
         })?;
 
@@ -252,38 +232,24 @@ impl Paths {
         };
         let mut config = builder.with_cert_resolver(Arc::new(SingleCertAndKey::from(pair)));
         config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
-        Ok(Loaded {
-            config,
-            expires_at_ms,
-            client_ca_expires_at_ms,
-        })
+        Ok(Loaded { config, expires_at_ms, client_ca_expires_at_ms })
     }
 }
 
 async fn read(path: &Path) -> Result<Vec<u8>, CertificateError> {
-    tokio::fs::read(path).await.map_err(|source| CertificateError::Read {
-        path: path.to_owned(),
-        source,
-    })
+    tokio::fs::read(path).await.map_err(|source| CertificateError::Read { path: path.to_owned(), source })
 }
 
 fn broken(path: &Path, cause: &dyn std::fmt::Display) -> CertificateError {
-    CertificateError::Broken {
-        path: path.to_owned(),
-        reason: cause.to_string(),
-    }
+    CertificateError::Broken { path: path.to_owned(), reason: cause.to_string() }
 }
 
 /// Certificates in a PEM file, at least one.
 fn certificates(path: &Path, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, CertificateError> {
-    let found: Vec<_> = CertificateDer::pem_slice_iter(pem)
-        .collect::<Result<_, _>>()
-        .map_err(|cause| broken(path, &cause))?;
+    let found: Vec<_> =
+        CertificateDer::pem_slice_iter(pem).collect::<Result<_, _>>().map_err(|cause| broken(path, &cause))?;
     if found.is_empty() {
-        return Err(CertificateError::Empty {
-            path: path.to_owned(),
-            expected: "certificate",
-        });
+        return Err(CertificateError::Empty { path: path.to_owned(), expected: "certificate" });
     }
     Ok(found)
 }

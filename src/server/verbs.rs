@@ -32,11 +32,7 @@ pub(super) async fn filter(State(state): State<Arc<AppState>>, body: Body) -> Re
         for denial in Denial::ALL {
             let count = result.denied.get(denial);
             if count > 0 {
-                state
-                    .metrics
-                    .filter_denied
-                    .with_label_values(&[denial.as_str()])
-                    .inc_by(count);
+                state.metrics.filter_denied.with_label_values(&[denial.as_str()]).inc_by(count);
             }
         }
         encode(&result)
@@ -69,11 +65,7 @@ pub(super) async fn preempt(State(state): State<Arc<AppState>>, body: Body) -> R
         for denial in Denial::ALL {
             let count = result.denied.get(denial);
             if count > 0 {
-                state
-                    .metrics
-                    .preempt_dropped
-                    .with_label_values(&[denial.as_str()])
-                    .inc_by(count);
+                state.metrics.preempt_dropped.with_label_values(&[denial.as_str()]).inc_by(count);
             }
         }
         encode(&result)
@@ -91,19 +83,11 @@ pub(super) async fn mutate(State(state): State<Arc<AppState>>, body: Body) -> Re
     let review = move || {
         let started = Instant::now();
         let review = admission::review(&body, &state.admission);
-        state
-            .metrics
-            .webhook_seconds
-            .with_label_values::<&str>(&[])
-            .observe(started.elapsed().as_secs_f64());
+        state.metrics.webhook_seconds.with_label_values::<&str>(&[]).observe(started.elapsed().as_secs_f64());
         match review {
             Ok(review) => {
                 for (rule, mode) in &review.rules {
-                    state
-                        .metrics
-                        .webhook_rules
-                        .with_label_values(&[rule.id(), mode.as_str()])
-                        .inc();
+                    state.metrics.webhook_rules.with_label_values(&[rule.id(), mode.as_str()]).inc();
                 }
                 let mut response = axum::Json(review.response).into_response();
                 response.extensions_mut().insert(WebhookResult(review.result.as_str()));
@@ -125,11 +109,7 @@ async fn verb(name: &'static str, state: Arc<AppState>, body: Body, run: fn(&App
     let answer = move || {
         let started = Instant::now();
         let outcome = run(&state, &body);
-        state
-            .metrics
-            .extender_seconds
-            .with_label_values(&[name])
-            .observe(started.elapsed().as_secs_f64());
+        state.metrics.extender_seconds.with_label_values(&[name]).observe(started.elapsed().as_secs_f64());
         match outcome {
             Ok(json) => ([(header::CONTENT_TYPE, "application/json")], json).into_response(),
             Err(malformed) => error(StatusCode::BAD_REQUEST, &malformed),

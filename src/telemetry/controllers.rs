@@ -40,9 +40,7 @@ impl ControllerMetrics {
         let histogram = |name: &str, help: &str, buckets: &[f64]| {
             Histogram::with_opts(HistogramOpts::new(name, help).buckets(buckets.to_vec()))
         };
-        let seconds = [
-            0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
-        ];
+        let seconds = [0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0];
         let by = |name: &str, help: &str, label: &str| IntCounterVec::new(Opts::new(name, help), &[label]);
         let out = Self {
             plan_seconds: histogram("stowage_plan_seconds", "Time to make a plan", &seconds)?,
@@ -64,11 +62,7 @@ impl ControllerMetrics {
                 "Messages of the interruption queue",
                 "kind",
             )?,
-            garbage_collected: by(
-                "stowage_garbage_collected_total",
-                "Things without their counterpart",
-                "kind",
-            )?,
+            garbage_collected: by("stowage_garbage_collected_total", "Things without their counterpart", "kind")?,
         };
         let all: Vec<Box<dyn prometheus::core::Collector>> = vec![
             Box::new(out.plan_seconds.clone()),

@@ -8,9 +8,8 @@ use prometheus::{
 };
 
 /// Buckets of a verdict's duration, in seconds: the aim is 1 ms at 5,000 names.
-const VERDICT_SECONDS: &[f64] = &[
-    0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0,
-];
+const VERDICT_SECONDS: &[f64] =
+    &[0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0];
 
 /// Serving metrics. Cheap to clone; clones share their values.
 #[derive(Clone, Debug)]
@@ -63,45 +62,23 @@ impl Metrics {
     pub fn new() -> Self {
         let registry = Registry::new();
         let counters = |name: &str, help: &str, labels: &[&str]| {
-            add(
-                &registry,
-                IntCounterVec::new(Opts::new(name, help), labels).expect("a well-formed constant name"),
-            )
+            add(&registry, IntCounterVec::new(Opts::new(name, help), labels).expect("a well-formed constant name"))
         };
-        let counter = |name: &str, help: &str| {
-            add(
-                &registry,
-                IntCounter::new(name, help).expect("a well-formed constant name"),
-            )
-        };
+        let counter =
+            |name: &str, help: &str| add(&registry, IntCounter::new(name, help).expect("a well-formed constant name"));
         let seconds = |name: &str, help: &str, labels: &[&str]| {
             let options = HistogramOpts::new(name, help).buckets(VERDICT_SECONDS.to_vec());
-            add(
-                &registry,
-                HistogramVec::new(options, labels).expect("a well-formed constant name"),
-            )
+            add(&registry, HistogramVec::new(options, labels).expect("a well-formed constant name"))
         };
         Self {
-            extender_requests: counters(
-                "stowage_extender_requests_total",
-                "Extender requests.",
-                &["verb", "code"],
-            ),
-            extender_seconds: seconds(
-                "stowage_extender_seconds",
-                "Time to answer an extender request.",
-                &["verb"],
-            ),
+            extender_requests: counters("stowage_extender_requests_total", "Extender requests.", &["verb", "code"]),
+            extender_seconds: seconds("stowage_extender_seconds", "Time to answer an extender request.", &["verb"]),
             filter_denied: counters("stowage_filter_denied_total", "Nodes denied by filter.", &["reason"]),
             extender_stale: counter(
                 "stowage_extender_stale_total",
                 "Extender requests answered without restraint because the view was too old.",
             ),
-            preempt_dropped: counters(
-                "stowage_preempt_dropped_total",
-                "Preemption candidates dropped.",
-                &["reason"],
-            ),
+            preempt_dropped: counters("stowage_preempt_dropped_total", "Preemption candidates dropped.", &["reason"]),
             webhook_requests: counters("stowage_webhook_requests_total", "Admission reviews.", &["result"]),
             webhook_seconds: seconds("stowage_webhook_seconds", "Time to answer an admission review.", &[]),
             webhook_rules: counters(
@@ -162,9 +139,7 @@ impl Metrics {
 }
 
 fn add<C: Collector + Clone + 'static>(registry: &Registry, metric: C) -> C {
-    registry
-        .register(Box::new(metric.clone()))
-        .expect("names in this file are distinct");
+    registry.register(Box::new(metric.clone())).expect("names in this file are distinct");
     metric
 }
 
@@ -189,11 +164,7 @@ mod tests {
         ] {
             assert!(text.lines().any(|have| have == line), "{line} in\n{text}");
         }
-        assert!(
-            text.lines()
-                .all(|line| line.starts_with("stowage_") || line.starts_with("# ")),
-            "{text}"
-        );
+        assert!(text.lines().all(|line| line.starts_with("stowage_") || line.starts_with("# ")), "{text}");
     }
 
     #[test]
@@ -202,12 +173,6 @@ mod tests {
         let theirs = IntCounter::new("stowage_nodes_launched_total", "Nodes.").unwrap();
         metrics.registry().register(Box::new(theirs.clone())).unwrap();
         theirs.inc();
-        assert!(
-            metrics
-                .clone()
-                .text()
-                .unwrap()
-                .contains("stowage_nodes_launched_total 1")
-        );
+        assert!(metrics.clone().text().unwrap().contains("stowage_nodes_launched_total 1"));
     }
 }

@@ -38,14 +38,7 @@ impl Setup {
         edit(&mut config);
         let state = Arc::new(AppState::new(AdmissionConfig::default(), Metrics::new(), now));
         let server = Server::start(config, Arc::clone(&state)).await.unwrap();
-        Self {
-            client: ca.client(),
-            ca,
-            serving,
-            dir,
-            state,
-            server,
-        }
+        Self { client: ca.client(), ca, serving, dir, state, server }
     }
 
     pub fn addrs(&self) -> BoundAddrs {
@@ -53,29 +46,18 @@ impl Setup {
     }
 
     pub async fn connect(&self, client: Option<&Pair>) -> Connection {
-        Connection::tls(self.addrs().https, &self.ca, client, HTTP1)
-            .await
-            .unwrap()
+        Connection::tls(self.addrs().https, &self.ca, client, HTTP1).await.unwrap()
     }
 
     pub async fn metrics(&self) -> String {
-        let answer = Connection::plain(self.addrs().metrics.unwrap())
-            .await
-            .get("/metrics")
-            .await;
-        assert!(
-            answer.headers["content-type"]
-                .to_str()
-                .unwrap()
-                .starts_with("text/plain; version=0.0.4")
-        );
+        let answer = Connection::plain(self.addrs().metrics.unwrap()).await.get("/metrics").await;
+        assert!(answer.headers["content-type"].to_str().unwrap().starts_with("text/plain; version=0.0.4"));
         String::from_utf8(answer.body.to_vec()).unwrap()
     }
 
     pub async fn metric(&self, line: &str) -> Option<String> {
         let text = self.metrics().await;
-        text.lines()
-            .find_map(|have| have.strip_prefix(line).map(|value| value.trim().to_owned()))
+        text.lines().find_map(|have| have.strip_prefix(line).map(|value| value.trim().to_owned()))
     }
 }
 
@@ -113,17 +95,9 @@ pub fn review() -> String {
 
 /// Node `held` is full of holds, node `free` is not.
 pub fn held_view(now_ms: i64) -> View {
-    let room = Resources {
-        cpu_milli: 1000,
-        pods: 10,
-        ..Resources::default()
-    };
-    let hold = Hold {
-        pod: "default/q".into(),
-        requests: room.clone(),
-        expires_at_ms: now_ms + 600_000,
-        ..Hold::default()
-    };
+    let room = Resources { cpu_milli: 1000, pods: 10, ..Resources::default() };
+    let hold =
+        Hold { pod: "default/q".into(), requests: room.clone(), expires_at_ms: now_ms + 600_000, ..Hold::default() };
     let node = |name: &str, holds: Vec<Hold>| NodeRoom {
         name: name.into(),
         allocatable: room.clone(),

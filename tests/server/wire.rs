@@ -41,10 +41,7 @@ impl Authority {
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
         let key = KeyPair::generate().unwrap();
         let pem = params.self_signed(&key).unwrap().pem();
-        Self {
-            pem,
-            issuer: Issuer::new(params, key),
-        }
+        Self { pem, issuer: Issuer::new(params, key) }
     }
 
     fn sign(&self, name: &str, usage: ExtendedKeyUsagePurpose) -> Pair {
@@ -52,10 +49,7 @@ impl Authority {
         params.extended_key_usages = vec![usage];
         let key = KeyPair::generate().unwrap();
         let certificate = params.signed_by(&key, &self.issuer).unwrap().pem();
-        Pair {
-            certificate,
-            key: key.serialize_pem(),
-        }
+        Pair { certificate, key: key.serialize_pem() }
     }
 
     pub fn server(&self) -> Pair {
@@ -112,9 +106,7 @@ pub async fn handshake(
     alpn: &[u8],
 ) -> std::io::Result<TlsStream<TcpStream>> {
     let mut roots = rustls::RootCertStore::empty();
-    roots
-        .add(CertificateDer::from_pem_slice(ca.pem.as_bytes()).unwrap())
-        .unwrap();
+    roots.add(CertificateDer::from_pem_slice(ca.pem.as_bytes()).unwrap()).unwrap();
     let builder = rustls::ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
         .with_safe_default_protocol_versions()
         .unwrap()
@@ -122,17 +114,12 @@ pub async fn handshake(
     let mut config = match client {
         None => builder.with_no_client_auth(),
         Some(pair) => builder
-            .with_client_auth_cert(
-                vec![pair.der()],
-                PrivateKeyDer::from_pem_slice(pair.key.as_bytes()).unwrap(),
-            )
+            .with_client_auth_cert(vec![pair.der()], PrivateKeyDer::from_pem_slice(pair.key.as_bytes()).unwrap())
             .unwrap(),
     };
     config.alpn_protocols = vec![alpn.to_vec()];
     let stream = TcpStream::connect(addr).await?;
-    TlsConnector::from(Arc::new(config))
-        .connect(ServerName::try_from("localhost").unwrap(), stream)
-        .await
+    TlsConnector::from(Arc::new(config)).connect(ServerName::try_from("localhost").unwrap(), stream).await
 }
 
 /// The certificate the server shows to new connections.
@@ -196,11 +183,7 @@ impl Connection {
             }
         };
         let (parts, body) = response.into_parts();
-        Ok(Answer {
-            status: parts.status,
-            headers: parts.headers,
-            body: body.collect().await?.to_bytes(),
-        })
+        Ok(Answer { status: parts.status, headers: parts.headers, body: body.collect().await?.to_bytes() })
     }
 
     pub async fn post(&mut self, path: &str, body: impl Into<Bytes>) -> Answer {

@@ -40,12 +40,7 @@ pub fn files() -> Result<Vec<(String, String)>, serde_saphyr::ser::Error> {
 fn documents() -> Vec<(String, Value)> {
     vec![
         document("karpenter.sh_nodepools.yaml", &NodePool::crd(), &[], rules::node_pool()),
-        document(
-            "karpenter.sh_nodeclaims.yaml",
-            &NodeClaim::crd(),
-            &[],
-            rules::node_claim(),
-        ),
+        document("karpenter.sh_nodeclaims.yaml", &NodeClaim::crd(), &[], rules::node_claim()),
         document(
             "karpenter.k8s.aws_ec2nodeclasses.yaml",
             &Ec2NodeClass::crd(),
@@ -75,13 +70,7 @@ fn document(name: &str, crd: &CustomResourceDefinition, required: &[&str], rules
     if !required.is_empty() {
         node(root, "spec")["required"] = json!(required);
     }
-    for Rule {
-        at,
-        cel,
-        message,
-        naming,
-    } in rules
-    {
+    for Rule { at, cel, message, naming } in rules {
         let node = node(root, at);
         if node["x-kubernetes-validations"].is_null() {
             node["x-kubernetes-validations"] = json!([]);
@@ -154,10 +143,7 @@ mod tests {
         }
         for (name, text) in &files {
             let checked_in = std::fs::read_to_string(folder.join(name)).unwrap_or_default();
-            assert!(
-                checked_in == *text,
-                "crds/{name} is stale: run STOWAGE_REGENERATE=1 cargo test --lib crds"
-            );
+            assert!(checked_in == *text, "crds/{name} is stale: run STOWAGE_REGENERATE=1 cargo test --lib crds");
         }
         let mut present: Vec<String> = std::fs::read_dir(&folder)
             .unwrap()
@@ -187,44 +173,19 @@ mod tests {
     #[test]
     fn typed_definitions_carry_the_rules() {
         let all = all();
-        let names: Vec<_> = all
-            .iter()
-            .map(|crd| crd.metadata.name.clone().unwrap_or_default())
-            .collect();
-        assert_eq!(
-            names,
-            [
-                "nodepools.karpenter.sh",
-                "nodeclaims.karpenter.sh",
-                "ec2nodeclasses.karpenter.k8s.aws"
-            ]
-        );
+        let names: Vec<_> = all.iter().map(|crd| crd.metadata.name.clone().unwrap_or_default()).collect();
+        assert_eq!(names, ["nodepools.karpenter.sh", "nodeclaims.karpenter.sh", "ec2nodeclasses.karpenter.k8s.aws"]);
         for crd in &all {
-            let schema = crd.spec.versions[0]
-                .schema
-                .as_ref()
-                .unwrap()
-                .open_api_v3_schema
-                .as_ref()
-                .unwrap();
+            let schema = crd.spec.versions[0].schema.as_ref().unwrap().open_api_v3_schema.as_ref().unwrap();
             let spec = &schema.properties.as_ref().unwrap()["spec"];
-            assert!(
-                !spec.x_kubernetes_validations.as_ref().unwrap().is_empty(),
-                "{}",
-                crd.spec.names.kind
-            );
+            assert!(!spec.x_kubernetes_validations.as_ref().unwrap().is_empty(), "{}", crd.spec.names.kind);
         }
     }
 
     /// The documents of each manifest in `tests/data/manifests/<folder>`, by file name.
     fn manifests(folder: &str) -> Vec<(String, Vec<Value>)> {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
-            .join("tests/data/manifests")
-            .join(folder);
-        let mut files: Vec<_> = std::fs::read_dir(folder)
-            .unwrap()
-            .map(|entry| entry.unwrap().path())
-            .collect();
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/manifests").join(folder);
+        let mut files: Vec<_> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
         files.sort();
         assert!(!files.is_empty());
         files
@@ -248,15 +209,12 @@ mod tests {
     /// Where `typed` lacks something that `manifest` says.
     fn lost(manifest: &Value, typed: &Value, at: &str) -> Vec<String> {
         match (manifest, typed) {
-            (Value::Object(manifest), Value::Object(_)) => manifest
-                .iter()
-                .flat_map(|(key, value)| lost(value, &typed[key], &format!("{at}.{key}")))
-                .collect(),
-            (Value::Array(manifest), Value::Array(typed)) if manifest.len() == typed.len() => manifest
-                .iter()
-                .zip(typed)
-                .flat_map(|(value, typed)| lost(value, typed, &format!("{at}[]")))
-                .collect(),
+            (Value::Object(manifest), Value::Object(_)) => {
+                manifest.iter().flat_map(|(key, value)| lost(value, &typed[key], &format!("{at}.{key}"))).collect()
+            }
+            (Value::Array(manifest), Value::Array(typed)) if manifest.len() == typed.len() => {
+                manifest.iter().zip(typed).flat_map(|(value, typed)| lost(value, typed, &format!("{at}[]"))).collect()
+            }
             // Amounts written as numbers are read as text.
             (Value::Number(number), Value::String(text)) if number.to_string() == *text => vec![],
             (manifest, typed) if manifest == typed => vec![],
@@ -268,11 +226,7 @@ mod tests {
     fn types_hold_all_that_a_good_manifest_says() {
         for (name, documents) in manifests("good") {
             for manifest in documents {
-                assert_eq!(
-                    lost(&manifest, &typed(&manifest).unwrap(), ""),
-                    Vec::<String>::new(),
-                    "{name}"
-                );
+                assert_eq!(lost(&manifest, &typed(&manifest).unwrap(), ""), Vec::<String>::new(), "{name}");
             }
         }
     }
@@ -325,10 +279,7 @@ mod tests {
     fn validation_finds_in_pools_what_the_api_server_refuses() {
         let valid = |spec: Value| match serde_json::from_value(spec) {
             Ok(spec) => crate::api::validation::node_pool(&spec),
-            Err(error) => vec![crate::api::validation::Invalid {
-                field: "spec".into(),
-                message: error.to_string(),
-            }],
+            Err(error) => vec![crate::api::validation::Invalid { field: "spec".into(), message: error.to_string() }],
         };
         for (name, documents) in manifests("good") {
             if name.starts_with("nodepool") {

@@ -21,12 +21,7 @@ pub(super) struct Rule {
 }
 
 fn rule(at: &'static str, cel: impl Into<String>, message: impl Into<String>) -> Rule {
-    Rule {
-        at,
-        cel: cel.into(),
-        message: message.into(),
-        naming: None,
-    }
+    Rule { at, cel: cel.into(), message: message.into(), naming: None }
 }
 
 /// `["a", "b"]` in CEL.
@@ -53,16 +48,10 @@ fn key_restrictions(key: &str, pool: bool) -> Vec<(String, &'static str)> {
             ),
             "is restricted: of the keys of karpenter.k8s.aws only those that describe instances may be named here",
         ),
-        (
-            format!("{key} != '{}'", labels::HOSTNAME),
-            "is restricted: a node's name is not known before it exists",
-        ),
+        (format!("{key} != '{}'", labels::HOSTNAME), "is restricted: a node's name is not known before it exists"),
     ];
     if pool {
-        all.push((
-            format!("{key} != '{}'", labels::NODE_POOL),
-            "is restricted: it is set to the name of the NodePool",
-        ));
+        all.push((format!("{key} != '{}'", labels::NODE_POOL), "is restricted: it is set to the name of the NodePool"));
     }
     all
 }
@@ -130,42 +119,22 @@ pub(super) fn node_pool() -> Vec<Rule> {
     ];
     for (cel, why) in key_restrictions("k", true) {
         // No naming: the length of a key of a map has no bound, so the API server thinks it too costly to write one out.
-        rules.push(rule(
-            "spec.template.metadata.labels",
-            format!("self.all(k, {cel})"),
-            format!("a label {why}"),
-        ));
+        rules.push(rule("spec.template.metadata.labels", format!("self.all(k, {cel})"), format!("a label {why}")));
     }
     rules.extend(node_class_ref_rules([
         "spec.template.spec.nodeClassRef.group",
         "spec.template.spec.nodeClassRef.kind",
         "spec.template.spec.nodeClassRef.name",
     ]));
-    rules.extend(requirement_rules(
-        "spec.template.spec.requirements[]",
-        "spec.template.spec.requirements[].key",
-        true,
-    ));
+    rules.extend(requirement_rules("spec.template.spec.requirements[]", "spec.template.spec.requirements[].key", true));
     rules
 }
 
 /// Rules of NodeClaim.
 pub(super) fn node_claim() -> Vec<Rule> {
-    let mut rules = vec![rule(
-        "spec",
-        "self == oldSelf",
-        "the spec of a NodeClaim can't be changed",
-    )];
-    rules.extend(node_class_ref_rules([
-        "spec.nodeClassRef.group",
-        "spec.nodeClassRef.kind",
-        "spec.nodeClassRef.name",
-    ]));
-    rules.extend(requirement_rules(
-        "spec.requirements[]",
-        "spec.requirements[].key",
-        false,
-    ));
+    let mut rules = vec![rule("spec", "self == oldSelf", "the spec of a NodeClaim can't be changed")];
+    rules.extend(node_class_ref_rules(["spec.nodeClassRef.group", "spec.nodeClassRef.kind", "spec.nodeClassRef.name"]));
+    rules.extend(requirement_rules("spec.requirements[]", "spec.requirements[].key", false));
     rules
 }
 
@@ -255,26 +224,14 @@ fn selector_rules() -> Vec<Rule> {
     let families = || ALIAS_FAMILIES.iter().map(|(alias, _)| *alias);
     let windows = || families().filter(|alias| alias.starts_with("windows"));
     vec![
-        rule(
-            "spec.subnetSelectorTerms",
-            "self.size() != 0",
-            "subnetSelectorTerms may not be empty",
-        ),
-        rule(
-            subnet,
-            "has(self.tags) || has(self.id)",
-            "a subnet selector term needs one of 'tags' and 'id'",
-        ),
+        rule("spec.subnetSelectorTerms", "self.size() != 0", "subnetSelectorTerms may not be empty"),
+        rule(subnet, "has(self.tags) || has(self.id)", "a subnet selector term needs one of 'tags' and 'id'"),
         rule(
             subnet,
             "!(has(self.id) && has(self.tags))",
             "'id' and 'tags' exclude each other in a subnet selector term",
         ),
-        rule(
-            "spec.securityGroupSelectorTerms",
-            "self.size() != 0",
-            "securityGroupSelectorTerms may not be empty",
-        ),
+        rule("spec.securityGroupSelectorTerms", "self.size() != 0", "securityGroupSelectorTerms may not be empty"),
         rule(
             group,
             "has(self.tags) || has(self.id) || has(self.name)",
@@ -333,10 +290,7 @@ fn selector_rules() -> Vec<Rule> {
         rule(
             "spec.amiSelectorTerms[].alias",
             format!("self.split('@')[0] in {}", list(families())),
-            format!(
-                "the family of an alias must be one of {}",
-                families().collect::<Vec<_>>().join(", ")
-            ),
+            format!("the family of an alias must be one of {}", families().collect::<Vec<_>>().join(", ")),
         ),
         rule(
             "spec.amiSelectorTerms[].alias",
@@ -366,11 +320,7 @@ fn tag_rules() -> Vec<Rule> {
             )
         })
         .collect();
-    rules.push(rule(
-        "spec.tags",
-        "self.all(k, k != '')",
-        "keys of tags may not be empty",
-    ));
+    rules.push(rule("spec.tags", "self.all(k, k != '')", "keys of tags may not be empty"));
     rules.push(rule(
         "spec.tags",
         "self.all(k, !k.startsWith('kubernetes.io/cluster'))",

@@ -105,10 +105,7 @@ pub fn conditions_with_optional_reason(_: &mut SchemaGenerator) -> Schema {
 fn conditions_with(required: &[&str], reason: &Schema) -> Schema {
     let mut reason = reason.clone();
     reason.insert("type".into(), "string".into());
-    reason.insert(
-        "description".into(),
-        "Why the condition is as it is, in one word.".into(),
-    );
+    reason.insert("description".into(), "Why the condition is as it is, in one word.".into());
     json_schema!({
         "type": "array",
         "x-kubernetes-list-type": "map",
@@ -167,15 +164,7 @@ fn one_of(values: &[&str]) -> Schema {
 
 /// AMI families.
 pub fn ami_family(_: &mut SchemaGenerator) -> Schema {
-    one_of(&[
-        "AL2",
-        "AL2023",
-        "Bottlerocket",
-        "Custom",
-        "Windows2019",
-        "Windows2022",
-        "Windows2025",
-    ])
+    one_of(&["AL2", "AL2023", "Bottlerocket", "Custom", "Windows2019", "Windows2022", "Windows2025"])
 }
 
 /// Instance store policies.

@@ -20,18 +20,14 @@ pub(super) fn int64(value: &Value) -> Option<u64> {
 }
 
 pub(super) fn int32(value: &Value) -> Option<u64> {
-    value
-        .as_i64()
-        .and_then(|value| i32::try_from(value).ok())
-        .map(|value| fnv1(&value.to_le_bytes()))
+    value.as_i64().and_then(|value| i32::try_from(value).ok()).map(|value| fnv1(&value.to_le_bytes()))
 }
 
 /// A map of strings: order has no part in it.
 pub(super) fn strings(value: &Value) -> Option<u64> {
     let members = value.as_object()?;
-    let hash = members.iter().fold(0, |hash, (key, value)| {
-        hash ^ ordered(text(key), text(value.as_str().unwrap_or("")))
-    });
+    let hash =
+        members.iter().fold(0, |hash, (key, value)| hash ^ ordered(text(key), text(value.as_str().unwrap_or(""))));
     Some(finish(hash))
 }
 
@@ -48,10 +44,7 @@ pub(super) struct Struct {
 
 impl Struct {
     pub(super) fn new(type_name: &str) -> Self {
-        Self {
-            hash: text(type_name),
-            fields: 0,
-        }
+        Self { hash: text(type_name), fields: 0 }
     }
 
     pub(super) fn field(mut self, name: &str, value: Option<u64>) -> Self {
@@ -89,7 +82,5 @@ pub(super) fn finish(hash: u64) -> u64 {
 
 /// 64-bit FNV-1 (not 1a).
 pub(super) fn fnv1(bytes: &[u8]) -> u64 {
-    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
-        hash.wrapping_mul(0x0100_0000_01b3) ^ u64::from(*byte)
-    })
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| hash.wrapping_mul(0x0100_0000_01b3) ^ u64::from(*byte))
 }

@@ -39,30 +39,18 @@ pub fn node_class_spec(spec: &Value, ami_family: &str, ca_bundle: &str) -> Strin
     let cpu = &spec["cpuOptions"];
     let cpu_options = Struct::new("CPUOptions").field("NestedVirtualization", string(&cpu["nestedVirtualization"]));
     let hash = Struct::new("EC2NodeClassSpec")
-        .field(
-            "PlacementGroupSelector",
-            selector.is_object().then(|| placement.finish()),
-        )
+        .field("PlacementGroupSelector", selector.is_object().then(|| placement.finish()))
         .field("AssociatePublicIPAddress", boolean(&spec["associatePublicIPAddress"]))
         .field("UserData", string(&spec["userData"]))
         .field("Role", non_empty(&spec["role"]))
         .field("InstanceProfile", string(&spec["instanceProfile"]))
         .field("Tags", strings(&spec["tags"]))
-        .field(
-            "BlockDeviceMappings",
-            set(&spec["blockDeviceMappings"], block_device_mapping),
-        )
+        .field("BlockDeviceMappings", set(&spec["blockDeviceMappings"], block_device_mapping))
         .field("InstanceStorePolicy", string(&spec["instanceStorePolicy"]))
         .field("NetworkInterfaces", set(&spec["networkInterfaces"], network_interface))
         .field("DetailedMonitoring", boolean(&spec["detailedMonitoring"]))
-        .field(
-            "MetadataOptions",
-            metadata.is_object().then(|| metadata_options.finish()),
-        )
-        .field(
-            "ConnectionTracking",
-            tracking.is_object().then(|| connection_tracking.finish()),
-        )
+        .field("MetadataOptions", metadata.is_object().then(|| metadata_options.finish()))
+        .field("ConnectionTracking", tracking.is_object().then(|| connection_tracking.finish()))
         .field("Context", string(&spec["context"]))
         .field("CPUOptions", cpu.is_object().then(|| cpu_options.finish()))
         .finish();
@@ -79,20 +67,12 @@ fn block_device_mapping(mapping: &Value) -> u64 {
         .field("SnapshotID", string(&ebs["snapshotID"]))
         .field("Throughput", int64(&ebs["throughput"]))
         .field("VolumeInitializationRate", int32(&ebs["volumeInitializationRate"]))
-        .field(
-            "VolumeSize",
-            ebs["volumeSize"]
-                .as_str()
-                .map(|size| text(&canonical_volume_size(size))),
-        )
+        .field("VolumeSize", ebs["volumeSize"].as_str().map(|size| text(&canonical_volume_size(size))))
         .field("VolumeType", string(&ebs["volumeType"]));
     Struct::new("BlockDeviceMapping")
         .field("DeviceName", string(&mapping["deviceName"]))
         .field("EBS", ebs.is_object().then(|| device.finish()))
-        .field(
-            "RootVolume",
-            boolean(&mapping["rootVolume"]).filter(|_| mapping["rootVolume"] == Value::Bool(true)),
-        )
+        .field("RootVolume", boolean(&mapping["rootVolume"]).filter(|_| mapping["rootVolume"] == Value::Bool(true)))
         .finish()
 }
 
@@ -115,11 +95,8 @@ fn canonical_volume_size(size: &str) -> String {
     if number == 0 {
         return "0".into();
     }
-    let (step, units): (u64, &[&str]) = if unit.ends_with('i') {
-        (1024, &["Gi", "Ti", "Pi", "Ei"])
-    } else {
-        (1000, &["G", "T", "P", "E"])
-    };
+    let (step, units): (u64, &[&str]) =
+        if unit.ends_with('i') { (1024, &["Gi", "Ti", "Pi", "Ei"]) } else { (1000, &["G", "T", "P", "E"]) };
     let Some(mut index) = units.iter().position(|known| *known == unit) else {
         return size.to_owned();
     };
@@ -138,13 +115,9 @@ fn kubelet_text(kubelet: &Value) -> String {
     let mut json = String::new();
     write_sorted(&mut json, members);
     // Go's encoder escapes what HTML might misread.
-    for (raw, escaped) in [
-        ("<", r"\u003c"),
-        (">", r"\u003e"),
-        ("&", r"\u0026"),
-        ("\u{2028}", r"\u2028"),
-        ("\u{2029}", r"\u2029"),
-    ] {
+    for (raw, escaped) in
+        [("<", r"\u003c"), (">", r"\u003e"), ("&", r"\u0026"), ("\u{2028}", r"\u2028"), ("\u{2029}", r"\u2029")]
+    {
         json = json.replace(raw, escaped);
     }
     json
@@ -223,31 +196,11 @@ mod tests {
         sized["blockDeviceMappings"][0]["ebs"]["volumeSize"] = json!("10G");
         for (name, spec, hash) in [
             ("base", class(&json!({})), "11148166120438674859"),
-            (
-                "user data",
-                class(&json!({ "userData": "userdata-test-2" })),
-                "11774429238106843388",
-            ),
-            (
-                "a tag",
-                class(&json!({ "tags": { "keyTag-test-3": "valueTag-test-3" } })),
-                "9327338697296909506",
-            ),
-            (
-                "context",
-                class(&json!({ "context": "context-2" })),
-                "2279761750428738028",
-            ),
-            (
-                "monitoring",
-                class(&json!({ "detailedMonitoring": true })),
-                "1936848126751988570",
-            ),
-            (
-                "local disks",
-                class(&json!({ "instanceStorePolicy": "RAID0" })),
-                "16697988646989909967",
-            ),
+            ("user data", class(&json!({ "userData": "userdata-test-2" })), "11774429238106843388"),
+            ("a tag", class(&json!({ "tags": { "keyTag-test-3": "valueTag-test-3" } })), "9327338697296909506"),
+            ("context", class(&json!({ "context": "context-2" })), "2279761750428738028"),
+            ("monitoring", class(&json!({ "detailedMonitoring": true })), "1936848126751988570"),
+            ("local disks", class(&json!({ "instanceStorePolicy": "RAID0" })), "16697988646989909967"),
             (
                 "TCP timeout",
                 class(&json!({ "connectionTracking": { "tcpEstablishedTimeout": 300 } })),
@@ -280,11 +233,7 @@ mod tests {
     #[test]
     fn members_that_karpenters_test_leaves_out_are_hashed_as_by_karpenter() {
         for (name, spec, hash) in [
-            (
-                "nothing",
-                json!({ "kubelet": { "maxPods": 20 } }),
-                "6725173731874275777",
-            ),
+            ("nothing", json!({ "kubelet": { "maxPods": 20 } }), "6725173731874275777"),
             (
                 "the rest",
                 json!({
@@ -329,10 +278,7 @@ mod tests {
         );
         assert_eq!(with(terms), base);
         let mut alias = null;
-        merge(
-            &mut alias,
-            &json!({ "amiSelectorTerms": [{ "alias": "al2023@latest" }] }),
-        );
+        merge(&mut alias, &json!({ "amiSelectorTerms": [{ "alias": "al2023@latest" }] }));
         assert_ne!(with(alias), base);
     }
 
@@ -356,10 +302,7 @@ mod tests {
         for (kubelet, text) in [
             (Value::Null, "null"),
             (json!({}), "null"),
-            (
-                json!({ "maxPods": 110, "clusterDNS": ["10.0.0.10"] }),
-                r#"{"clusterDNS":["10.0.0.10"],"maxPods":110}"#,
-            ),
+            (json!({ "maxPods": 110, "clusterDNS": ["10.0.0.10"] }), r#"{"clusterDNS":["10.0.0.10"],"maxPods":110}"#),
             (
                 json!({ "kubeReserved": { "cpu": "vcpus < 2 ? 60 : 70" }, "a": { "z": 1, "b": [true, null] } }),
                 r#"{"a":{"b":[true,null],"z":1},"kubeReserved":{"cpu":"vcpus \u003c 2 ? 60 : 70"}}"#,

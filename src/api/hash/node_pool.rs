@@ -57,21 +57,13 @@ fn taints(list: &Value) -> Option<u64> {
 /// A `metav1.Duration`, present even when it is zero.
 fn grace_period(value: &Value) -> Option<u64> {
     let nanos = nanoseconds(value)?;
-    Some(
-        Struct::new("Duration")
-            .field("Duration", (nanos != 0).then(|| fnv1(&nanos.to_le_bytes())))
-            .finish(),
-    )
+    Some(Struct::new("Duration").field("Duration", (nanos != 0).then(|| fnv1(&nanos.to_le_bytes()))).finish())
 }
 
 /// A `NillableDuration`: `Never` is the same as nothing.
 fn expiry(value: &Value) -> Option<u64> {
     let nanos = nanoseconds(value)?;
-    Some(
-        Struct::new("NillableDuration")
-            .field("Duration", Some(fnv1(&nanos.to_le_bytes())))
-            .finish(),
-    )
+    Some(Struct::new("NillableDuration").field("Duration", Some(fnv1(&nanos.to_le_bytes()))).finish())
 }
 
 fn nanoseconds(value: &Value) -> Option<i64> {
@@ -120,46 +112,14 @@ mod tests {
                 json!({ "spec": { "requirements": [{ "key": "a", "operator": "Exists" }] } }),
                 "6821555240594823858",
             ),
-            (
-                "same time in minutes",
-                json!({ "spec": { "expireAfter": "43200m" } }),
-                "6821555240594823858",
-            ),
-            (
-                "never",
-                json!({ "spec": { "expireAfter": "Never" } }),
-                "17369979337536258260",
-            ),
-            (
-                "30m",
-                json!({ "spec": { "expireAfter": "30m" } }),
-                "14741391904299649255",
-            ),
-            (
-                "a label",
-                json!({ "metadata": { "labels": { "a": "b" } } }),
-                "11962592403282335759",
-            ),
-            (
-                "two labels",
-                json!({ "metadata": { "labels": { "a": "b", "c": "d" } } }),
-                "2280442936857030030",
-            ),
-            (
-                "an empty label",
-                json!({ "metadata": { "labels": { "a": "" } } }),
-                "3858450450527687907",
-            ),
-            (
-                "an annotation",
-                json!({ "metadata": { "annotations": { "a": "b" } } }),
-                "4269314868079315848",
-            ),
-            (
-                "a taint",
-                json!({ "spec": { "taints": noschedule } }),
-                "17590007864747601603",
-            ),
+            ("same time in minutes", json!({ "spec": { "expireAfter": "43200m" } }), "6821555240594823858"),
+            ("never", json!({ "spec": { "expireAfter": "Never" } }), "17369979337536258260"),
+            ("30m", json!({ "spec": { "expireAfter": "30m" } }), "14741391904299649255"),
+            ("a label", json!({ "metadata": { "labels": { "a": "b" } } }), "11962592403282335759"),
+            ("two labels", json!({ "metadata": { "labels": { "a": "b", "c": "d" } } }), "2280442936857030030"),
+            ("an empty label", json!({ "metadata": { "labels": { "a": "" } } }), "3858450450527687907"),
+            ("an annotation", json!({ "metadata": { "annotations": { "a": "b" } } }), "4269314868079315848"),
+            ("a taint", json!({ "spec": { "taints": noschedule } }), "17590007864747601603"),
             (
                 "two taints",
                 json!({ "spec": { "taints": [
@@ -174,26 +134,10 @@ mod tests {
                 ] } }),
                 "8668838401552382031",
             ),
-            (
-                "a start-up taint",
-                json!({ "spec": { "startupTaints": noschedule } }),
-                "15284629203317741040",
-            ),
-            (
-                "1h to drain",
-                json!({ "spec": { "terminationGracePeriod": "1h" } }),
-                "14948894070871102041",
-            ),
-            (
-                "no time to drain",
-                json!({ "spec": { "terminationGracePeriod": "0s" } }),
-                "10356118934572431967",
-            ),
-            (
-                "another node class",
-                json!({ "spec": { "nodeClassRef": { "name": "other" } } }),
-                "1124401764309382548",
-            ),
+            ("a start-up taint", json!({ "spec": { "startupTaints": noschedule } }), "15284629203317741040"),
+            ("1h to drain", json!({ "spec": { "terminationGracePeriod": "1h" } }), "14948894070871102041"),
+            ("no time to drain", json!({ "spec": { "terminationGracePeriod": "0s" } }), "10356118934572431967"),
+            ("another node class", json!({ "spec": { "nodeClassRef": { "name": "other" } } }), "1124401764309382548"),
         ] {
             let template = pool(&patch);
             assert_eq!(node_pool_template(&template), hash, "{name}");
@@ -207,11 +151,7 @@ mod tests {
     #[test]
     fn what_is_present_counts_even_when_empty() {
         for (name, patch, hash) in [
-            (
-                "no labels",
-                json!({ "metadata": { "labels": {} } }),
-                "1287117484082965808",
-            ),
+            ("no labels", json!({ "metadata": { "labels": {} } }), "1287117484082965808"),
             ("no taints", json!({ "spec": { "taints": [] } }), "17700736223175069915"),
             (
                 "a taint with its time",
@@ -233,11 +173,7 @@ mod tests {
                 }),
                 "9622146656929632697",
             ),
-            (
-                "expired at birth",
-                json!({ "spec": { "expireAfter": "0s" } }),
-                "15640125381500602090",
-            ),
+            ("expired at birth", json!({ "spec": { "expireAfter": "0s" } }), "15640125381500602090"),
         ] {
             assert_eq!(node_pool_template(&pool(&patch)), hash, "{name}");
         }

@@ -30,10 +30,7 @@ pub struct Invalid {
 
 impl Invalid {
     fn new(field: impl fmt::Display, message: impl fmt::Display) -> Self {
-        Self {
-            field: field.to_string(),
-            message: message.to_string(),
-        }
+        Self { field: field.to_string(), message: message.to_string() }
     }
 }
 
@@ -54,18 +51,9 @@ pub fn node_pool(spec: &NodePoolSpec) -> Vec<Invalid> {
     let at = "spec.template.spec";
     check_taints(at, taints, startup_taints, &mut invalid);
     invalid.extend(requirements(&format!("{at}.requirements"), list, true));
-    invalid.extend(contradictions(
-        &format!("{at}.requirements"),
-        list,
-        &spec.template.metadata.labels,
-    ));
+    invalid.extend(contradictions(&format!("{at}.requirements"), list, &spec.template.metadata.labels));
     check_node_class_ref(at, node_class_ref, &mut invalid);
-    check_durations(
-        at,
-        termination_grace_period.as_deref(),
-        expire_after.as_deref(),
-        &mut invalid,
-    );
+    check_durations(at, termination_grace_period.as_deref(), expire_after.as_deref(), &mut invalid);
     check_disruption(spec, &mut invalid);
     for (resource, amount) in spec.limits.iter().flatten() {
         if !is_quantity(&amount.0) {
@@ -83,17 +71,9 @@ pub fn node_pool(spec: &NodePoolSpec) -> Vec<Invalid> {
             invalid.push(Invalid::new("spec.replicas", "must be zero or more"));
         }
         if spec.weight.is_some() {
-            invalid.push(Invalid::new(
-                "spec.weight",
-                "a static NodePool (one with 'replicas') has no weight",
-            ));
+            invalid.push(Invalid::new("spec.weight", "a static NodePool (one with 'replicas') has no weight"));
         }
-        for resource in spec
-            .limits
-            .iter()
-            .flat_map(|limits| limits.keys())
-            .filter(|resource| *resource != "nodes")
-        {
+        for resource in spec.limits.iter().flat_map(|limits| limits.keys()).filter(|resource| *resource != "nodes") {
             invalid.push(Invalid::new(
                 format_args!("spec.limits.{resource}"),
                 "a static NodePool (one with 'replicas') supports only 'limits.nodes'",
@@ -108,18 +88,9 @@ pub fn node_claim(spec: &NodeClaimSpec) -> Vec<Invalid> {
     let mut invalid = Vec::new();
     check_taints("spec", &spec.taints, &spec.startup_taints, &mut invalid);
     invalid.extend(requirements("spec.requirements", &spec.requirements, false));
-    invalid.extend(contradictions(
-        "spec.requirements",
-        &spec.requirements,
-        &std::collections::BTreeMap::new(),
-    ));
+    invalid.extend(contradictions("spec.requirements", &spec.requirements, &std::collections::BTreeMap::new()));
     check_node_class_ref("spec", &spec.node_class_ref, &mut invalid);
-    check_durations(
-        "spec",
-        spec.termination_grace_period.as_deref(),
-        spec.expire_after.as_deref(),
-        &mut invalid,
-    );
+    check_durations("spec", spec.termination_grace_period.as_deref(), spec.expire_after.as_deref(), &mut invalid);
     invalid
 }
 
@@ -128,10 +99,7 @@ fn template_label(key: &str, value: &str, invalid: &mut Vec<Invalid>) {
     if !is_qualified_name(key) {
         invalid.push(Invalid::new(&field, format_args!("'{key}' is not a label key")));
     } else if key == labels::NODE_POOL {
-        invalid.push(Invalid::new(
-            &field,
-            "is restricted: it is set to the name of the NodePool",
-        ));
+        invalid.push(Invalid::new(&field, "is restricted: it is set to the name of the NodePool"));
     } else if labels::is_restricted(key) {
         invalid.push(Invalid::new(&field, "is restricted: it can't be set by a NodePool"));
     }
@@ -157,15 +125,9 @@ fn check_taints(at: &str, taints: &[Taint], startup_taints: &[Taint], invalid: &
                     format_args!("'{}' is not a taint key", taint.key),
                 ));
             }
-            if let Some(value) = taint
-                .value
-                .as_deref()
-                .filter(|value| !value.is_empty() && !is_qualified_name(value))
-            {
-                invalid.push(Invalid::new(
-                    format_args!("{field}.value"),
-                    format_args!("'{value}' is not a taint value"),
-                ));
+            if let Some(value) = taint.value.as_deref().filter(|value| !value.is_empty() && !is_qualified_name(value)) {
+                invalid
+                    .push(Invalid::new(format_args!("{field}.value"), format_args!("'{value}' is not a taint value")));
             }
             if !["NoSchedule", "PreferNoSchedule", "NoExecute", ""].contains(&taint.effect.as_str()) {
                 invalid.push(Invalid::new(
@@ -176,10 +138,7 @@ fn check_taints(at: &str, taints: &[Taint], startup_taints: &[Taint], invalid: &
             if !seen.insert((taint.key.as_str(), taint.effect.as_str())) {
                 invalid.push(Invalid::new(
                     field,
-                    format_args!(
-                        "{}:{} is there more than once in taints and startupTaints",
-                        taint.key, taint.effect
-                    ),
+                    format_args!("{}:{} is there more than once in taints and startupTaints", taint.key, taint.effect),
                 ));
             }
         }
@@ -187,16 +146,9 @@ fn check_taints(at: &str, taints: &[Taint], startup_taints: &[Taint], invalid: &
 }
 
 fn check_node_class_ref(at: &str, reference: &NodeClassRef, invalid: &mut Vec<Invalid>) {
-    for (member, value) in [
-        ("group", &reference.group),
-        ("kind", &reference.kind),
-        ("name", &reference.name),
-    ] {
+    for (member, value) in [("group", &reference.group), ("kind", &reference.kind), ("name", &reference.name)] {
         if value.is_empty() {
-            invalid.push(Invalid::new(
-                format_args!("{at}.nodeClassRef.{member}"),
-                "may not be empty",
-            ));
+            invalid.push(Invalid::new(format_args!("{at}.nodeClassRef.{member}"), "may not be empty"));
         }
     }
     if reference.group.contains('/') {
@@ -230,11 +182,7 @@ fn check_disruption(spec: &NodePoolSpec, invalid: &mut Vec<Invalid>) {
     if !policies.contains(&disruption.consolidation_policy.as_str()) {
         invalid.push(Invalid::new(
             "spec.disruption.consolidationPolicy",
-            format_args!(
-                "'{}' is none of {}",
-                disruption.consolidation_policy,
-                policies.join(", ")
-            ),
+            format_args!("'{}' is none of {}", disruption.consolidation_policy, policies.join(", ")),
         ));
     }
     for (index, budget) in disruption.budgets.iter().enumerate() {
@@ -244,18 +192,11 @@ fn check_disruption(spec: &NodePoolSpec, invalid: &mut Vec<Invalid>) {
 
 fn check_budget(field: &str, budget: &Budget, invalid: &mut Vec<Invalid>) {
     let digits = budget.nodes.strip_suffix('%').unwrap_or(&budget.nodes);
-    let number = digits
-        .bytes()
-        .all(|byte| byte.is_ascii_digit())
-        .then(|| digits.parse::<u32>().ok())
-        .flatten();
+    let number = digits.bytes().all(|byte| byte.is_ascii_digit()).then(|| digits.parse::<u32>().ok()).flatten();
     if number.is_none_or(|number| budget.nodes.ends_with('%') && number > 100) {
         invalid.push(Invalid::new(
             format_args!("{field}.nodes"),
-            format_args!(
-                "'{}' is neither a count, as 5, nor a percentage up to 100%",
-                budget.nodes
-            ),
+            format_args!("'{}' is neither a count, as 5, nor a percentage up to 100%", budget.nodes),
         ));
     }
     let reasons = ["Underutilized", "Empty", "Drifted", "Unhealthy"];
@@ -278,25 +219,14 @@ fn check_budget(field: &str, budget: &Budget, invalid: &mut Vec<Invalid>) {
         )),
         _ => {}
     }
-    let macros = [
-        "@annually",
-        "@yearly",
-        "@monthly",
-        "@weekly",
-        "@daily",
-        "@midnight",
-        "@hourly",
-    ];
+    let macros = ["@annually", "@yearly", "@monthly", "@weekly", "@daily", "@midnight", "@hourly"];
     if let Some(schedule) = &budget.schedule
         && !macros.contains(&schedule.trim())
         && schedule.split_whitespace().count() != 5
     {
         invalid.push(Invalid::new(
             format_args!("{field}.schedule"),
-            format_args!(
-                "'{schedule}' is neither a cron line of five fields nor one of {}",
-                macros.join(", ")
-            ),
+            format_args!("'{schedule}' is neither a cron line of five fields nor one of {}", macros.join(", ")),
         ));
     }
 }
@@ -437,10 +367,8 @@ mod tests {
                 "spec.limits.cpu: 'lots' is not an amount: write a number, as 100, 1500m or 64Gi",
             ),
         ] {
-            let found: Vec<String> = node_pool(&pool(&json!({ pointer: value })))
-                .iter()
-                .map(ToString::to_string)
-                .collect();
+            let found: Vec<String> =
+                node_pool(&pool(&json!({ pointer: value }))).iter().map(ToString::to_string).collect();
             assert_eq!(found, [expected]);
         }
     }
@@ -461,11 +389,7 @@ mod tests {
                 values: vec!["a".into()],
                 min_values: None,
             }],
-            node_class_ref: NodeClassRef {
-                group: "g".into(),
-                kind: "K".into(),
-                name: "n".into(),
-            },
+            node_class_ref: NodeClassRef { group: "g".into(), kind: "K".into(), name: "n".into() },
             ..NodeClaimSpec::default()
         };
         assert_eq!(node_claim(&spec(labels::NODE_POOL)), []);

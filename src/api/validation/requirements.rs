@@ -23,18 +23,10 @@ pub fn requirements(field: &str, list: &[Requirement], pool: bool) -> Vec<Invali
 }
 
 fn check(field: &str, requirement: &Requirement, pool: bool, invalid: &mut Vec<Invalid>) {
-    let Requirement {
-        key,
-        operator,
-        values,
-        min_values,
-    } = requirement;
+    let Requirement { key, operator, values, min_values } = requirement;
     let normal = labels::normalize_key(key);
     if !is_qualified_name(key) {
-        invalid.push(Invalid::new(
-            format_args!("{field}.key"),
-            format_args!("'{key}' is not a label key"),
-        ));
+        invalid.push(Invalid::new(format_args!("{field}.key"), format_args!("'{key}' is not a label key")));
     } else if pool && normal == labels::NODE_POOL {
         invalid.push(Invalid::new(
             format_args!("{field}.key"),
@@ -77,10 +69,7 @@ fn check(field: &str, requirement: &Requirement, pool: bool, invalid: &mut Vec<I
         _ => {}
     }
     for (index, value) in values.iter().enumerate().filter(|(_, value)| !is_label_value(value)) {
-        invalid.push(Invalid::new(
-            format_args!("{field}.values[{index}]"),
-            not_a_label_value(value),
-        ));
+        invalid.push(Invalid::new(format_args!("{field}.values[{index}]"), not_a_label_value(value)));
     }
     if min_values.is_some_and(|min| !(1..=50).contains(&min)) {
         invalid.push(Invalid::new(format_args!("{field}.minValues"), "must be 1 to 50"));
@@ -89,12 +78,7 @@ fn check(field: &str, requirement: &Requirement, pool: bool, invalid: &mut Vec<I
 
 /// Values that can't be are an error only when too few others remain, as in Karpenter.
 fn check_known_values(field: &str, requirement: &Requirement, invalid: &mut Vec<Invalid>) {
-    let Requirement {
-        key,
-        values,
-        min_values,
-        ..
-    } = requirement;
+    let Requirement { key, values, min_values, .. } = requirement;
     let key = labels::normalize_key(key);
     let distinct: BTreeSet<&str> = values.iter().map(String::as_str).collect();
     let mut possible = distinct.len();
@@ -103,11 +87,7 @@ fn check_known_values(field: &str, requirement: &Requirement, invalid: &mut Vec<
         if possible == 0 && !values.is_empty() {
             invalid.push(Invalid::new(
                 format_args!("{field}.values"),
-                format_args!(
-                    "none of '{}' is a value of '{key}': it has {}",
-                    values.join("', '"),
-                    known.join(", ")
-                ),
+                format_args!("none of '{}' is a value of '{key}': it has {}", values.join("', '"), known.join(", ")),
             ));
             return;
         }
@@ -142,23 +122,14 @@ pub fn contradictions(field: &str, list: &[Requirement], template_labels: &BTree
         .into_iter()
         .filter_map(|(key, (allowed, said))| {
             let why = allowed.contradiction()?;
-            let subject = if said.len() > 1 {
-                "contradict each other"
-            } else {
-                "can't be met"
-            };
-            Some(Invalid::new(
-                field,
-                format_args!("{subject} on '{key}': {why} ({})", said.join("; ")),
-            ))
+            let subject = if said.len() > 1 { "contradict each other" } else { "can't be met" };
+            Some(Invalid::new(field, format_args!("{subject} on '{key}': {why} ({})", said.join("; "))))
         })
         .collect()
 }
 
 fn describe(requirement: &Requirement) -> String {
-    let Requirement {
-        key, operator, values, ..
-    } = requirement;
+    let Requirement { key, operator, values, .. } = requirement;
     let values = match operator.as_str() {
         "Exists" | "DoesNotExist" => String::new(),
         _ => format!(" [{}]", values.join(", ")),
@@ -167,10 +138,7 @@ fn describe(requirement: &Requirement) -> String {
 }
 
 fn integer(text: &str) -> Option<i64> {
-    text.bytes()
-        .all(|byte| byte.is_ascii_digit())
-        .then(|| text.parse().ok())
-        .flatten()
+    text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok()).flatten()
 }
 
 /// Values that every requirement on one key so far allows.
@@ -194,13 +162,7 @@ impl Allowed {
     /// Takes a requirement in; false when it says nothing that can be understood.
     fn narrow(&mut self, requirement: &Requirement) -> bool {
         let Requirement { operator, values, .. } = requirement;
-        let bound = || {
-            values
-                .first()
-                .filter(|_| values.len() == 1)
-                .and_then(|value| integer(value))
-                .map(i128::from)
-        };
+        let bound = || values.first().filter(|_| values.len() == 1).and_then(|value| integer(value)).map(i128::from);
         match operator.as_str() {
             "In" if !values.is_empty() => self.only(values.iter().cloned().collect()),
             "NotIn" => self.not.extend(values.iter().cloned()),
@@ -242,19 +204,13 @@ impl Allowed {
         let in_range =
             |value: &str| !bounded || integer(value).is_some_and(|value| (least..=most).contains(&i128::from(value)));
         let left = match &self.only {
-            Some(only) => Some(
-                only.iter()
-                    .filter(|value| !self.not.contains(*value) && in_range(value))
-                    .count() as i128,
-            ),
+            Some(only) => {
+                Some(only.iter().filter(|value| !self.not.contains(*value) && in_range(value)).count() as i128)
+            }
             // Two spellings of a number, as 4 and 04, are two values: only the plain one can be a label's.
             None if bounded => {
-                let excluded: BTreeSet<i64> = self
-                    .not
-                    .iter()
-                    .filter(|value| in_range(value))
-                    .filter_map(|value| integer(value))
-                    .collect();
+                let excluded: BTreeSet<i64> =
+                    self.not.iter().filter(|value| in_range(value)).filter_map(|value| integer(value)).collect();
                 Some((most - least + 1).max(0) - excluded.len() as i128)
             }
             None => None,
@@ -273,11 +229,7 @@ mod tests {
     fn requirement(text: &str) -> Requirement {
         let mut words = text.split(' ');
         let (key, operator) = (words.next().unwrap().to_owned(), words.next().unwrap().to_owned());
-        let mut requirement = Requirement {
-            key,
-            operator,
-            ..Requirement::default()
-        };
+        let mut requirement = Requirement { key, operator, ..Requirement::default() };
         for word in words {
             match word.strip_prefix("min=") {
                 Some(min) => requirement.min_values = min.parse().ok(),
@@ -295,31 +247,13 @@ mod tests {
     fn each_faulty_requirement_names_its_member() {
         for (text, expected) in [
             ("a In", "r[0].values: operator 'In' on 'a' needs at least one value"),
-            (
-                "a Within b",
-                "r[0].operator: 'Within' is none of In, NotIn, Exists, DoesNotExist, Gt, Lt, Gte, Lte",
-            ),
-            (
-                "a Gt b",
-                "r[0].values: operator 'Gt' on 'a' needs exactly one value, an integer of zero or more",
-            ),
-            (
-                "a Lte",
-                "r[0].values: operator 'Lte' on 'a' needs exactly one value, an integer of zero or more",
-            ),
-            (
-                "a Gte 1 2",
-                "r[0].values: operator 'Gte' on 'a' needs exactly one value, an integer of zero or more",
-            ),
-            (
-                "a Lt -1",
-                "r[0].values: operator 'Lt' on 'a' needs exactly one value, an integer of zero or more",
-            ),
+            ("a Within b", "r[0].operator: 'Within' is none of In, NotIn, Exists, DoesNotExist, Gt, Lt, Gte, Lte"),
+            ("a Gt b", "r[0].values: operator 'Gt' on 'a' needs exactly one value, an integer of zero or more"),
+            ("a Lte", "r[0].values: operator 'Lte' on 'a' needs exactly one value, an integer of zero or more"),
+            ("a Gte 1 2", "r[0].values: operator 'Gte' on 'a' needs exactly one value, an integer of zero or more"),
+            ("a Lt -1", "r[0].values: operator 'Lt' on 'a' needs exactly one value, an integer of zero or more"),
             ("a/ Exists", "r[0].key: 'a/' is not a label key"),
-            (
-                "karpenter.sh/x Exists",
-                "r[0].key: 'karpenter.sh/x' is restricted: no requirement may name it",
-            ),
+            ("karpenter.sh/x Exists", "r[0].key: 'karpenter.sh/x' is restricted: no requirement may name it"),
             (
                 "karpenter.sh/nodepool In a",
                 "r[0].key: 'karpenter.sh/nodepool' is restricted: it is set to the name of the NodePool",
@@ -328,10 +262,7 @@ mod tests {
                 "kubernetes.io/hostname In a",
                 "r[0].key: 'kubernetes.io/hostname' is restricted: no requirement may name it",
             ),
-            (
-                "a In b min=2",
-                "r[0].minValues: asks for 2 values of 'a', and only 1 are possible",
-            ),
+            ("a In b min=2", "r[0].minValues: asks for 2 values of 'a', and only 1 are possible"),
             ("a Exists min=51", "r[0].minValues: must be 1 to 50"),
             (
                 "karpenter.sh/capacity-type In cheap",
@@ -342,10 +273,7 @@ mod tests {
                 "r[0].minValues: asks for 2 values of 'karpenter.sh/capacity-type', and only 1 are possible",
             ),
         ] {
-            let found: Vec<String> = requirements("r", &list(&[text]), true)
-                .iter()
-                .map(ToString::to_string)
-                .collect();
+            let found: Vec<String> = requirements("r", &list(&[text]), true).iter().map(ToString::to_string).collect();
             assert_eq!(found, [expected], "{text}");
         }
         for text in [
@@ -402,10 +330,7 @@ mod tests {
 
     #[test]
     fn a_contradiction_names_the_key_and_what_was_said_about_it() {
-        let texts = [
-            "topology.kubernetes.io/zone In a b",
-            "failure-domain.beta.kubernetes.io/zone NotIn a b",
-        ];
+        let texts = ["topology.kubernetes.io/zone In a b", "failure-domain.beta.kubernetes.io/zone NotIn a b"];
         insta::assert_snapshot!(
             contradictions("spec.requirements", &list(&texts), &BTreeMap::new())[0],
             @"spec.requirements: contradict each other on 'topology.kubernetes.io/zone': no value is left (topology.kubernetes.io/zone In [a, b]; failure-domain.beta.kubernetes.io/zone NotIn [a, b])"

@@ -16,9 +16,7 @@ pub fn is_label_value(text: &str) -> bool {
     bytes.len() <= 63
         && alphanumeric(bytes.first())
         && alphanumeric(bytes.last())
-        && bytes
-            .iter()
-            .all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(byte))
+        && bytes.iter().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(byte))
 }
 
 fn is_subdomain(text: &str) -> bool {
@@ -28,9 +26,7 @@ fn is_subdomain(text: &str) -> bool {
             let edge = |byte: Option<&u8>| byte.is_some_and(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit());
             edge(bytes.first())
                 && edge(bytes.last())
-                && bytes
-                    .iter()
-                    .all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || *byte == b'-')
+                && bytes.iter().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || *byte == b'-')
         })
 }
 
@@ -58,10 +54,7 @@ pub fn is_quantity(text: &str) -> bool {
             !rest.is_empty() && unsigned(rest) == rest.len()
         })
     };
-    [
-        "", "n", "u", "m", "k", "M", "G", "T", "P", "E", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei",
-    ]
-    .contains(&suffix)
+    ["", "n", "u", "m", "k", "M", "G", "T", "P", "E", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"].contains(&suffix)
         || exponent()
 }
 
@@ -76,20 +69,7 @@ mod tests {
         for name in ["a", "A-b_c.d", "example.com/a", "a-1.b/x_y"] {
             assert!(is_qualified_name(name), "{name}");
         }
-        for name in [
-            "",
-            "/",
-            "a/",
-            "/a",
-            "a/b/c",
-            "Example.com/a",
-            "-a",
-            "a-",
-            "a b",
-            "a..b/c",
-            &long,
-            &long_prefix,
-        ] {
+        for name in ["", "/", "a/", "/a", "a/b/c", "Example.com/a", "-a", "a-", "a b", "a..b/c", &long, &long_prefix] {
             assert!(!is_qualified_name(name), "{name}");
         }
         for value in ["", "a", "1.2-3_4"] {
@@ -98,9 +78,7 @@ mod tests {
         for value in ["-1", "a b", "a/b", "é", &long] {
             assert!(!is_label_value(value), "{value}");
         }
-        for amount in [
-            "0", "100", "1500m", "1.5Gi", ".5", "5.", "-1", "+1k", "2e3", "2E-3", "1E",
-        ] {
+        for amount in ["0", "100", "1500m", "1.5Gi", ".5", "5.", "-1", "+1k", "2e3", "2E-3", "1E"] {
             assert!(is_quantity(amount), "{amount}");
         }
         for amount in ["", "lots", "1K", "1 Gi", ".", "--1", "1.2.3", "e3", "1ee3"] {

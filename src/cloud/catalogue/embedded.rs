@@ -43,14 +43,11 @@ pub(super) fn decode(json: &str) -> Result<RawCatalogue, CatalogueError> {
         for (column, cell) in table.columns.iter().zip(cells) {
             let value = match table.shared.get(column) {
                 None => cell,
-                Some(values) => cell
-                    .as_u64()
-                    .and_then(|index| values.get(usize::try_from(index).ok()?))
-                    .cloned()
-                    .ok_or_else(|| CatalogueError::Row {
-                        row,
-                        problem: format!("{cell} is no index into shared.{column}"),
-                    })?,
+                Some(values) => {
+                    cell.as_u64().and_then(|index| values.get(usize::try_from(index).ok()?)).cloned().ok_or_else(
+                        || CatalogueError::Row { row, problem: format!("{cell} is no index into shared.{column}") },
+                    )?
+                }
             };
             entry.insert(column.clone(), value);
         }
@@ -71,17 +68,8 @@ mod tests {
             )
         };
         let text = |rows: &str| decode(&table(rows)).unwrap_err().to_string();
-        assert_eq!(
-            text(r#"["m1.x", 1]"#),
-            "row 0 of the catalogue table: 1 is no index into shared.zones"
-        );
-        assert_eq!(
-            text(r#"["m1.x", 0, 3]"#),
-            "row 0 of the catalogue table: has 3 cells for 2 columns"
-        );
-        assert_eq!(
-            text(r#"["m1.x", 0]"#),
-            "instance type m1.x of the catalogue: missing field `arch`"
-        );
+        assert_eq!(text(r#"["m1.x", 1]"#), "row 0 of the catalogue table: 1 is no index into shared.zones");
+        assert_eq!(text(r#"["m1.x", 0, 3]"#), "row 0 of the catalogue table: has 3 cells for 2 columns");
+        assert_eq!(text(r#"["m1.x", 0]"#), "instance type m1.x of the catalogue: missing field `arch`");
     }
 }

@@ -32,14 +32,8 @@ pub(super) fn labels(entry: &RawInstanceType, region: &str) -> BTreeMap<String, 
     };
     let number = |value: i64| Some(value.to_string());
     aws("instance-cpu", number(entry.vcpu));
-    aws(
-        "instance-cpu-manufacturer",
-        entry.cpu_manufacturer.as_deref().map(kebab),
-    );
-    aws(
-        "instance-cpu-sustained-clock-speed-mhz",
-        entry.clock_mhz.and_then(number),
-    );
+    aws("instance-cpu-manufacturer", entry.cpu_manufacturer.as_deref().map(kebab));
+    aws("instance-cpu-sustained-clock-speed-mhz", entry.clock_mhz.and_then(number));
     aws("instance-memory", number(entry.memory_mib));
     aws("instance-ebs-bandwidth", entry.ebs_mbps.and_then(number));
     aws("instance-network-bandwidth", entry.network_mbps.and_then(number));
@@ -53,10 +47,7 @@ pub(super) fn labels(entry: &RawInstanceType, region: &str) -> BTreeMap<String, 
         aws("instance-capability-flex", Some(family.contains("-flex").to_string()));
     }
     let nvme = entry.instance_store_nvme == Some(true);
-    aws(
-        "instance-local-nvme",
-        entry.instance_store_gb.filter(|_| nvme).and_then(number),
-    );
+    aws("instance-local-nvme", entry.instance_store_gb.filter(|_| nvme).and_then(number));
     if let [gpu] = entry.gpus.as_slice() {
         aws("instance-gpu-name", Some(kebab(&gpu.name)));
         aws("instance-gpu-manufacturer", Some(kebab(&gpu.manufacturer)));
@@ -65,11 +56,7 @@ pub(super) fn labels(entry: &RawInstanceType, region: &str) -> BTreeMap<String, 
     }
     let accelerator = match (entry.neuron_devices.as_slice(), entry.inference_accelerators.as_slice()) {
         ([device], _) => Some((device.name.as_str(), "aws", device.count)),
-        ([], [accelerator]) => Some((
-            accelerator.name.as_str(),
-            accelerator.manufacturer.as_str(),
-            accelerator.count,
-        )),
+        ([], [accelerator]) => Some((accelerator.name.as_str(), accelerator.manufacturer.as_str(), accelerator.count)),
         _ => None,
     };
     if let Some((name, manufacturer, count)) = accelerator {
@@ -78,10 +65,7 @@ pub(super) fn labels(entry: &RawInstanceType, region: &str) -> BTreeMap<String, 
         aws("instance-accelerator-count", number(count));
     }
     aws("instance-hypervisor", Some(entry.hypervisor.clone()));
-    aws(
-        "instance-encryption-in-transit-supported",
-        entry.encryption_in_transit.map(|yes| yes.to_string()),
-    );
+    aws("instance-encryption-in-transit-supported", entry.encryption_in_transit.map(|yes| yes.to_string()));
     aws("nitro-sandbox", entry.nitro_enclaves.map(|yes| yes.to_string()));
     // Dedicated tenancy is an account-wide price of its own; what the catalogue prices is shared tenancy.
     aws("instance-tenancy", Some("default".to_owned()));

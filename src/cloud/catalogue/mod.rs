@@ -229,10 +229,7 @@ fn assemble(frame: Frame, entries: Vec<serde_json::Value>) -> Result<RawCatalogu
             source,
         })?;
         if let Some(problem) = problem_of(&parsed, &known) {
-            return Err(CatalogueError::Invalid {
-                entry: parsed.name,
-                problem,
-            });
+            return Err(CatalogueError::Invalid { entry: parsed.name, problem });
         }
         instance_types.push(parsed);
     }
@@ -275,12 +272,7 @@ fn problem_of(entry: &RawInstanceType, zones: &BTreeSet<&str>) -> Option<String>
         }
     }
     let counts = (entry.gpus.iter().map(|gpu| ("gpus", gpu.count)))
-        .chain(
-            entry
-                .inference_accelerators
-                .iter()
-                .map(|a| ("inferenceAccelerators", a.count)),
-        )
+        .chain(entry.inference_accelerators.iter().map(|a| ("inferenceAccelerators", a.count)))
         .chain(
             entry
                 .neuron_devices
@@ -310,9 +302,7 @@ fn problem_of(entry: &RawInstanceType, zones: &BTreeSet<&str>) -> Option<String>
 impl RawCatalogue {
     /// An instance type by name.
     pub fn instance_type(&self, name: &str) -> Option<&RawInstanceType> {
-        let found = self
-            .instance_types
-            .binary_search_by(|entry| entry.name.as_str().cmp(name));
+        let found = self.instance_types.binary_search_by(|entry| entry.name.as_str().cmp(name));
         found.ok().and_then(|index| self.instance_types.get(index))
     }
 
@@ -324,15 +314,9 @@ impl RawCatalogue {
 
     /// As [`RawCatalogue::for_node_class`], for settings already read from a class.
     pub fn with_settings(&self, settings: &NodeSettings, spot: SpotPricing) -> Catalogue {
-        let instance_types = self
-            .instance_types
-            .iter()
-            .map(|entry| Arc::new(entry.as_node(&self.region, settings, spot)))
-            .collect();
-        Catalogue {
-            region: self.region.clone(),
-            instance_types,
-        }
+        let instance_types =
+            self.instance_types.iter().map(|entry| Arc::new(entry.as_node(&self.region, settings, spot))).collect();
+        Catalogue { region: self.region.clone(), instance_types }
     }
 }
 
@@ -355,12 +339,7 @@ impl RawInstanceType {
         for zone in self.zones.iter().collect::<BTreeSet<_>>() {
             for capacity_type in [CapacityType::Spot, CapacityType::OnDemand] {
                 if let Some(price) = self.price(zone, capacity_type, spot) {
-                    offerings.push(Offering {
-                        zone: zone.as_str().into(),
-                        capacity_type,
-                        price,
-                        available: true,
-                    });
+                    offerings.push(Offering { zone: zone.as_str().into(), capacity_type, price, available: true });
                 }
             }
         }

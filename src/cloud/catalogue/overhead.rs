@@ -118,33 +118,17 @@ pub(super) fn allocatable(entry: &RawInstanceType, settings: &NodeSettings, capa
 /// 6 % of the first core, 1 % of the second, 0.5 % of the next two, 0.25 % of the rest, in millicores.
 fn kube_reserved_cpu(vcpu: i64) -> i64 {
     let milli = vcpu * 1000;
-    let bands = [
-        (0, 1000, 600),
-        (1000, 2000, 100),
-        (2000, 4000, 50),
-        (4000, i64::MAX, 25),
-    ];
-    bands
-        .iter()
-        .map(|(low, high, basis_points)| (milli.min(*high) - low).max(0) * basis_points / 10_000)
-        .sum()
+    let bands = [(0, 1000, 600), (1000, 2000, 100), (2000, 4000, 50), (4000, i64::MAX, 25)];
+    bands.iter().map(|(low, high, basis_points)| (milli.min(*high) - low).max(0) * basis_points / 10_000).sum()
 }
 
 /// Extended resources, by the names their device plugins use.
 fn extended(entry: &RawInstanceType) -> BTreeMap<Arc<str>, i64> {
     let gpus = |manufacturer: &str| {
-        entry
-            .gpus
-            .iter()
-            .filter(|gpu| gpu.manufacturer == manufacturer)
-            .map(|gpu| gpu.count)
-            .sum::<i64>()
+        entry.gpus.iter().filter(|gpu| gpu.manufacturer == manufacturer).map(|gpu| gpu.count).sum::<i64>()
     };
     let neuron = entry.neuron_devices.iter().map(|device| device.count).sum();
-    let cores = entry
-        .neuron_devices
-        .first()
-        .map_or(0, |device| device.count * device.cores_per_device);
+    let cores = entry.neuron_devices.first().map_or(0, |device| device.count * device.cores_per_device);
     let amounts = [
         ("nvidia.com/gpu", gpus("NVIDIA")),
         ("amd.com/gpu", gpus("AMD")),
@@ -154,11 +138,7 @@ fn extended(entry: &RawInstanceType) -> BTreeMap<Arc<str>, i64> {
         ("vpc.amazonaws.com/efa", entry.efa),
         ("vpc.amazonaws.com/pod-eni", entry.branch_enis),
     ];
-    amounts
-        .into_iter()
-        .filter(|(_, amount)| *amount > 0)
-        .map(|(name, amount)| (name.into(), amount))
-        .collect()
+    amounts.into_iter().filter(|(_, amount)| *amount > 0).map(|(name, amount)| (name.into(), amount)).collect()
 }
 
 /// Division rounded up, for a positive divisor.
@@ -172,29 +152,15 @@ mod tests {
 
     #[test]
     fn reserved_cpu_follows_the_bands() {
-        for (vcpu, expected) in [
-            (1, 60),
-            (2, 70),
-            (4, 80),
-            (8, 90),
-            (64, 230),
-            (96, 310),
-            (128, 390),
-            (192, 550),
-        ] {
+        for (vcpu, expected) in [(1, 60), (2, 70), (4, 80), (8, 90), (64, 230), (96, 310), (128, 390), (192, 550)] {
             assert_eq!(kube_reserved_cpu(vcpu), expected, "{vcpu}");
         }
     }
 
     #[test]
     fn division_rounds_up() {
-        for (dividend, divisor, expected) in [
-            (0, 10, 0),
-            (1, 10, 1),
-            (10, 10, 1),
-            (11, 10, 2),
-            (20 * GIB, 10, 2 * GIB),
-        ] {
+        for (dividend, divisor, expected) in [(0, 10, 0), (1, 10, 1), (10, 10, 1), (11, 10, 2), (20 * GIB, 10, 2 * GIB)]
+        {
             assert_eq!(ceil_div(dividend, divisor), expected);
         }
     }

@@ -41,9 +41,7 @@ impl SpotRatio {
     /// `parts` millionths, clamped to 0 to 100.
     #[must_use]
     pub fn from_parts_per_million(parts: i64) -> Self {
-        Self {
-            parts_per_billion: parts.clamp(0, 100_000_000) * 1000,
-        }
+        Self { parts_per_billion: parts.clamp(0, 100_000_000) * 1000 }
     }
 
     /// This share of a price, rounded to the nearest micro-dollar.
@@ -76,11 +74,7 @@ impl SpotPricing {
     /// `ratio` is not a number from 0 to 100.
     pub fn ratio(ratio: f64) -> Result<Self, PriceError> {
         let parsed = SpotRatio::new(ratio)?;
-        Ok(if parsed.parts_per_billion == 0 {
-            Self::Off
-        } else {
-            Self::Ratio(parsed)
-        })
+        Ok(if parsed.parts_per_billion == 0 { Self::Off } else { Self::Ratio(parsed) })
     }
 
     /// The spot price of an instance type in a zone; `None` where no spot is offered.
@@ -105,9 +99,7 @@ pub(super) fn deserialize_usd<'de, D: Deserializer<'de>>(deserializer: D) -> Res
         return Ok(None);
     };
     if !(0.0..=1e6).contains(&usd) {
-        return Err(serde::de::Error::custom(format!(
-            "onDemandUsdPerHour is {usd}, expected 0 to 1000000"
-        )));
+        return Err(serde::de::Error::custom(format!("onDemandUsdPerHour is {usd}, expected 0 to 1000000")));
     }
     // In range by the test above, so the cast only drops the fraction that rounding has made zero.
     #[allow(clippy::cast_possible_truncation)]
@@ -129,9 +121,7 @@ mod tests {
             (1, 0.5, 1),
             (1, 0.49, 0),
         ] {
-            let priced = SpotPricing::ratio(ratio)
-                .unwrap()
-                .price("m5.large", "a", MicroUsd(price));
+            let priced = SpotPricing::ratio(ratio).unwrap().price("m5.large", "a", MicroUsd(price));
             assert_eq!(priced, Some(MicroUsd(expected)), "{price} x {ratio}");
         }
     }
@@ -148,14 +138,9 @@ mod tests {
     #[test]
     fn synthetic_prices_differ_by_zone_and_seed_and_stay_between_25_and_60_percent() {
         let price = |seed, name: &str, zone: &str| {
-            SpotPricing::Synthetic { seed }
-                .price(name, zone, MicroUsd(1_000_000))
-                .unwrap()
-                .0
+            SpotPricing::Synthetic { seed }.price(name, zone, MicroUsd(1_000_000)).unwrap().0
         };
-        let all: Vec<i64> = (0..500)
-            .map(|n| price(3, &format!("m{n}.large"), "us-east-1a"))
-            .collect();
+        let all: Vec<i64> = (0..500).map(|n| price(3, &format!("m{n}.large"), "us-east-1a")).collect();
         assert!(all.iter().all(|price| (250_000..=600_000).contains(price)));
         assert!(all.iter().min() < Some(&300_000) && all.iter().max() > Some(&550_000));
         assert_eq!(price(3, "m5.large", "a"), price(3, "m5.large", "a"));

@@ -5,10 +5,11 @@ use std::collections::BTreeMap;
 use super::*;
 
 fn shape(name: &str, settings: &NodeSettings) -> InstanceType {
-    embedded()
-        .instance_type(name)
-        .unwrap_or_else(|| panic!("{name} is embedded"))
-        .as_node("us-east-1", settings, SpotPricing::Off)
+    embedded().instance_type(name).unwrap_or_else(|| panic!("{name} is embedded")).as_node(
+        "us-east-1",
+        settings,
+        SpotPricing::Off,
+    )
 }
 
 #[test]
@@ -16,19 +17,11 @@ fn the_embedded_catalogue_keeps_its_provenance_and_every_instance_type() {
     let catalogue = embedded();
     assert_eq!(catalogue.region, "us-east-1");
     assert_eq!(catalogue.prices_as_of, "2026-07-06");
-    assert_eq!(
-        catalogue.price_note,
-        "Linux shared-tenancy on-demand list price, USD per hour"
-    );
+    assert_eq!(catalogue.price_note, "Linux shared-tenancy on-demand list price, USD per hour");
     assert!(catalogue.source.contains("DescribeInstanceTypes"));
     assert_eq!(catalogue.instance_types.len(), 1235);
     // The sum of all prices, as the source file has it.
-    let total: i64 = catalogue
-        .instance_types
-        .iter()
-        .filter_map(|entry| entry.on_demand)
-        .map(|price| price.0)
-        .sum();
+    let total: i64 = catalogue.instance_types.iter().filter_map(|entry| entry.on_demand).map(|price| price.0).sum();
     assert_eq!(total, 6_363_688_982);
 }
 
@@ -38,20 +31,8 @@ fn capacity_and_overhead_are_karpenters() {
         ("m5.large", 29, 1930, 6903, vec![("vpc.amazonaws.com/pod-eni", 9)]),
         ("a1.medium", 8, 940, 1392, vec![("vpc.amazonaws.com/pod-eni", 10)]),
         ("t4g.small", 11, 1930, 1359, vec![]),
-        (
-            "m5.metal",
-            737,
-            95_690,
-            355_262,
-            vec![("vpc.amazonaws.com/pod-eni", 120)],
-        ),
-        (
-            "g4ad.16xlarge",
-            234,
-            63_770,
-            239_554,
-            vec![("amd.com/gpu", 4), ("vpc.amazonaws.com/pod-eni", 6)],
-        ),
+        ("m5.metal", 737, 95_690, 355_262, vec![("vpc.amazonaws.com/pod-eni", 120)]),
+        ("g4ad.16xlarge", 234, 63_770, 239_554, vec![("amd.com/gpu", 4), ("vpc.amazonaws.com/pod-eni", 6)]),
         (
             "inf1.24xlarge",
             321,
@@ -79,18 +60,13 @@ fn capacity_and_overhead_are_karpenters() {
 
 #[test]
 fn where_the_default_network_card_is_known_only_its_interfaces_carry_pods() {
-    for (name, card, pods, cpu, memory_mib) in [
-        ("p5.48xlarge", 2, 100, 191_450, 1_938_410),
-        ("trn1.32xlarge", 5, 247, 127_610, 481_894),
-    ] {
+    for (name, card, pods, cpu, memory_mib) in
+        [("p5.48xlarge", 2, 100, 191_450, 1_938_410), ("trn1.32xlarge", 5, 247, 127_610, 481_894)]
+    {
         let mut entry = embedded().instance_type(name).unwrap().clone();
         entry.default_card_enis = Some(card);
         let node = entry.as_node("us-east-1", &NodeSettings::default(), SpotPricing::Off);
-        assert_eq!(
-            (node.allocatable.pods, node.allocatable.cpu_milli),
-            (pods, cpu),
-            "{name}"
-        );
+        assert_eq!((node.allocatable.pods, node.allocatable.cpu_milli), (pods, cpu), "{name}");
         assert_eq!(node.allocatable.memory, memory_mib * MIB, "{name}");
     }
 }
@@ -112,42 +88,16 @@ fn checkers_limit(entry: &RawInstanceType) -> (i64, i64, i64, i64) {
 #[test]
 fn no_instance_type_is_taken_for_larger_than_the_plan_checker_takes_it_for() {
     for entry in &embedded().instance_types {
-        let ours = entry
-            .as_node("us-east-1", &NodeSettings::default(), SpotPricing::Off)
-            .allocatable;
+        let ours = entry.as_node("us-east-1", &NodeSettings::default(), SpotPricing::Off).allocatable;
         let (cpu, memory, pods, storage) = checkers_limit(entry);
-        assert!(
-            ours.cpu_milli <= cpu,
-            "{}: cpu {} over {cpu}",
-            entry.name,
-            ours.cpu_milli
-        );
+        assert!(ours.cpu_milli <= cpu, "{}: cpu {} over {cpu}", entry.name, ours.cpu_milli);
         // A machine smaller than its own overhead has nothing to give by either rule.
-        assert!(
-            ours.memory <= memory.max(0),
-            "{}: memory {} over {memory}",
-            entry.name,
-            ours.memory
-        );
-        assert!(
-            ours.memory + 200 * MIB >= memory,
-            "{}: memory far below the checker's",
-            entry.name
-        );
+        assert!(ours.memory <= memory.max(0), "{}: memory {} over {memory}", entry.name, ours.memory);
+        assert!(ours.memory + 200 * MIB >= memory, "{}: memory far below the checker's", entry.name);
         assert!(ours.pods <= pods && ours.ephemeral_storage <= storage, "{}", entry.name);
         for (name, resource) in [("NVIDIA", "nvidia.com/gpu"), ("AMD", "amd.com/gpu")] {
-            let have: i64 = entry
-                .gpus
-                .iter()
-                .filter(|gpu| gpu.manufacturer == name)
-                .map(|gpu| gpu.count)
-                .sum();
-            assert_eq!(
-                ours.extended.get(resource).copied().unwrap_or(0),
-                have,
-                "{}",
-                entry.name
-            );
+            let have: i64 = entry.gpus.iter().filter(|gpu| gpu.manufacturer == name).map(|gpu| gpu.count).sum();
+            assert_eq!(ours.extended.get(resource).copied().unwrap_or(0), have, "{}", entry.name);
         }
     }
 }
@@ -156,11 +106,7 @@ fn no_instance_type_is_taken_for_larger_than_the_plan_checker_takes_it_for() {
 fn labels_say_what_karpenter_says() {
     let text = |name: &str| {
         let lines = shape(name, &NodeSettings::default()).labels;
-        lines
-            .iter()
-            .map(|(key, value)| format!("{key}={value}"))
-            .collect::<Vec<_>>()
-            .join("\n")
+        lines.iter().map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>().join("\n")
     };
     insta::assert_snapshot!(text("g5.xlarge"), @r"
     karpenter.k8s.aws/instance-capability-flex=false
@@ -233,20 +179,9 @@ fn labels_say_what_karpenter_says() {
 fn no_label_value_breaks_kubernetes_rules() {
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
     for entry in &embedded().instance_types {
-        for (key, value) in entry
-            .as_node("us-east-1", &NodeSettings::default(), SpotPricing::Off)
-            .labels
-        {
-            assert!(
-                value.len() <= 63 && value.chars().all(plain),
-                "{}: {key}={value}",
-                entry.name
-            );
-            assert!(
-                !value.ends_with('-') && !value.starts_with('-'),
-                "{}: {key}={value}",
-                entry.name
-            );
+        for (key, value) in entry.as_node("us-east-1", &NodeSettings::default(), SpotPricing::Off).labels {
+            assert!(value.len() <= 63 && value.chars().all(plain), "{}: {key}={value}", entry.name);
+            assert!(!value.ends_with('-') && !value.starts_with('-'), "{}: {key}={value}", entry.name);
         }
     }
 }
@@ -255,11 +190,7 @@ fn no_label_value_breaks_kubernetes_rules() {
 fn an_instance_type_is_offered_where_and_how_ec2_offers_it() {
     let catalogue = embedded().for_node_class(None, SpotPricing::ratio(0.4).unwrap());
     let offerings = |name: &str| {
-        let found = catalogue
-            .instance_types
-            .iter()
-            .find(|entry| &*entry.name == name)
-            .unwrap();
+        let found = catalogue.instance_types.iter().find(|entry| &*entry.name == name).unwrap();
         let line = |o: &Offering| format!("{} {} {}", o.zone, o.capacity_type, o.price.0);
         found.offerings.iter().map(line).collect::<Vec<_>>()
     };
@@ -274,18 +205,9 @@ fn an_instance_type_is_offered_where_and_how_ec2_offers_it() {
             "us-east-1c on-demand 25500"
         ]
     );
-    assert!(
-        offerings("u-6tb1.112xlarge")
-            .iter()
-            .all(|line| line.contains(" on-demand "))
-    );
+    assert!(offerings("u-6tb1.112xlarge").iter().all(|line| line.contains(" on-demand ")));
     let none = embedded().for_node_class(None, SpotPricing::Off);
-    assert!(
-        none.instance_types
-            .iter()
-            .flat_map(|t| &t.offerings)
-            .all(|o| o.capacity_type == CapacityType::OnDemand)
-    );
+    assert!(none.instance_types.iter().flat_map(|t| &t.offerings).all(|o| o.capacity_type == CapacityType::OnDemand));
     assert!(none.instance_types.windows(2).all(|pair| pair[0].name < pair[1].name));
 }
 
@@ -295,16 +217,8 @@ fn kubelet_and_volume_settings_change_the_node() {
         volume_bytes: 100 << 30,
         max_pods: Some(110),
         pods_per_core: Some(20),
-        kube_reserved: Reserved {
-            cpu_milli: Some(200),
-            memory: Some(512 * MIB),
-            ephemeral_storage: None,
-        },
-        system_reserved: Reserved {
-            cpu_milli: Some(50),
-            memory: None,
-            ephemeral_storage: Some(1 << 30),
-        },
+        kube_reserved: Reserved { cpu_milli: Some(200), memory: Some(512 * MIB), ephemeral_storage: None },
+        system_reserved: Reserved { cpu_milli: Some(50), memory: None, ephemeral_storage: Some(1 << 30) },
         ..NodeSettings::default()
     };
     let node = shape("m5.large", &settings);
@@ -312,20 +226,10 @@ fn kubelet_and_volume_settings_change_the_node() {
     assert_eq!(node.allocatable.cpu_milli, 1750);
     assert_eq!(node.allocatable.memory, (7577 - 512 - 100) * MIB);
     assert_eq!(node.allocatable.ephemeral_storage, (100 - 10 - 1 - 1) << 30);
-    let plain = shape(
-        "m5.large",
-        &NodeSettings {
-            pods_per_core: Some(0),
-            max_pods: Some(50),
-            ..NodeSettings::default()
-        },
-    );
+    let plain =
+        shape("m5.large", &NodeSettings { pods_per_core: Some(0), max_pods: Some(50), ..NodeSettings::default() });
     assert_eq!(plain.allocatable.pods, 50);
-    assert_eq!(
-        plain.allocatable.memory,
-        6903 * MIB,
-        "maxPods does not change the memory kept for pods"
-    );
+    assert_eq!(plain.allocatable.memory, 6903 * MIB, "maxPods does not change the memory kept for pods");
 }
 
 const ONE: &str = r#"{"region": "r-1", "zones": ["r-1a"], "pricesAsOf": "2026-01-01", "priceNote": "n", "source": "s",
@@ -336,15 +240,9 @@ const ONE: &str = r#"{"region": "r-1", "zones": ["r-1a"], "pricesAsOf": "2026-01
 #[test]
 fn a_catalogue_file_is_read() {
     let catalogue = parse(ONE).unwrap();
-    assert_eq!(
-        (catalogue.region.as_str(), catalogue.prices_as_of.as_str()),
-        ("r-1", "2026-01-01")
-    );
+    assert_eq!((catalogue.region.as_str(), catalogue.prices_as_of.as_str()), ("r-1", "2026-01-01"));
     let entry = catalogue.instance_type("m9.large").unwrap();
-    assert_eq!(
-        (entry.on_demand, entry.ebs_mbps, entry.network_mbps),
-        (Some(MicroUsd(96_123)), None, None)
-    );
+    assert_eq!((entry.on_demand, entry.ebs_mbps, entry.network_mbps), (Some(MicroUsd(96_123)), None, None));
     assert!(catalogue.instance_type("m9.xlarge").is_none());
 }
 
@@ -357,10 +255,7 @@ fn what_is_wrong_with_a_catalogue_file_is_named() {
             "[]".to_owned(),
             "the catalogue is not JSON of the expected shape: invalid type: sequence, expected struct File at line 1 column 0",
         ),
-        (
-            ONE.replace("\"vcpu\":2,", ""),
-            "instance type m9.large of the catalogue: missing field `vcpu`",
-        ),
+        (ONE.replace("\"vcpu\":2,", ""), "instance type m9.large of the catalogue: missing field `vcpu`"),
         (
             ONE.replace("\"vcpu\":2,", "\"vcpu\":\"2\","),
             "instance type m9.large of the catalogue: invalid type: string \"2\", expected i64",
@@ -377,22 +272,13 @@ fn what_is_wrong_with_a_catalogue_file_is_named() {
             ONE.replace("\"zones\":[\"r-1a\"]", "\"zones\":[\"r-1b\"]"),
             "instance type m9.large of the catalogue: zone r-1b is not one of the catalogue's zones",
         ),
-        (
-            ONE.replace("m9.large", "m9"),
-            "instance type m9 of the catalogue: name is not FAMILY.SIZE, as m7g.large",
-        ),
+        (ONE.replace("m9.large", "m9"), "instance type m9 of the catalogue: name is not FAMILY.SIZE, as m7g.large"),
         (
             ONE.replace("0.0961234", "-1"),
             "instance type m9.large of the catalogue: onDemandUsdPerHour is -1, expected 0 to 1000000",
         ),
-        (
-            ONE.replace("\"name\":\"m9.large\",", ""),
-            "instance type number 0 of the catalogue: missing field `name`",
-        ),
-        (
-            twice,
-            "instance type m9.large of the catalogue: is listed twice; keep one of the two",
-        ),
+        (ONE.replace("\"name\":\"m9.large\",", ""), "instance type number 0 of the catalogue: missing field `name`"),
+        (twice, "instance type m9.large of the catalogue: is listed twice; keep one of the two"),
     ] {
         assert_eq!(parse(&text).unwrap_err().to_string(), expected);
     }

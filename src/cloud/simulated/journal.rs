@@ -54,16 +54,9 @@ impl Journal {
     /// # Errors
     /// Another process holds it, it can't be read or written, or a line in its midst is damaged.
     pub fn open(path: &Path) -> Result<(Self, Ledger), JournalError> {
-        let failed = |source| JournalError::Io {
-            path: path.to_owned(),
-            source,
-        };
-        let lock = OpenOptions::new()
-            .create(true)
-            .truncate(false)
-            .write(true)
-            .open(beside(path, "lock"))
-            .map_err(failed)?;
+        let failed = |source| JournalError::Io { path: path.to_owned(), source };
+        let lock =
+            OpenOptions::new().create(true).truncate(false).write(true).open(beside(path, "lock")).map_err(failed)?;
         match lock.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => return Err(JournalError::InUse(path.to_owned())),
@@ -74,36 +67,17 @@ impl Journal {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
             Err(error) => return Err(failed(error)),
         };
-        let ledger = replay(&text).map_err(|(line, source)| JournalError::Corrupt {
-            path: path.to_owned(),
-            line,
-            source,
-        })?;
+        let ledger =
+            replay(&text).map_err(|(line, source)| JournalError::Corrupt { path: path.to_owned(), line, source })?;
 
         // Written aside and renamed: a crash leaves the old journal or the new one, never half of one.
         let compact = lines(&ledger.entries());
         let aside = beside(path, "new");
-        let mut file = OpenOptions::new()
-            .create(true)
-            .truncate(true)
-            .write(true)
-            .open(&aside)
-            .map_err(failed)?;
-        file.write_all(&compact)
-            .and_then(|()| file.sync_all())
-            .map_err(failed)?;
+        let mut file = OpenOptions::new().create(true).truncate(true).write(true).open(&aside).map_err(failed)?;
+        file.write_all(&compact).and_then(|()| file.sync_all()).map_err(failed)?;
         fs::rename(&aside, path).map_err(failed)?;
         let whole = compact.len() as u64;
-        Ok((
-            Self {
-                path: path.to_owned(),
-                file,
-                whole,
-                backlog: Vec::new(),
-                _lock: lock,
-            },
-            ledger,
-        ))
+        Ok((Self { path: path.to_owned(), file, whole, backlog: Vec::new(), _lock: lock }, ledger))
     }
 
     /// Appends entries. After a failure they are kept and written with the next call.
@@ -115,10 +89,7 @@ impl Journal {
         if self.backlog.is_empty() {
             return Ok(());
         }
-        self.write_backlog().map_err(|source| JournalError::Io {
-            path: self.path.clone(),
-            source,
-        })
+        self.write_backlog().map_err(|source| JournalError::Io { path: self.path.clone(), source })
     }
 
     fn write_backlog(&mut self) -> io::Result<()> {
@@ -174,11 +145,7 @@ mod tests {
     use crate::cloud::simulated::record::{NodeStep, QueuedMessage};
 
     fn started() -> Entry {
-        Entry::Started {
-            at_ms: 5,
-            launches: 0,
-            messages: 0,
-        }
+        Entry::Started { at_ms: 5, launches: 0, messages: 0 }
     }
 
     fn sent(id: &str) -> Entry {
@@ -202,11 +169,7 @@ mod tests {
         let (mut journal, ledger) = Journal::open(&path).unwrap();
         assert_eq!((ledger.started_at_ms, ledger.messages), (Some(5), 2));
         assert_eq!(ledger.queue.keys().collect::<Vec<_>>(), ["b"]);
-        assert_eq!(
-            fs::read_to_string(&path).unwrap().lines().count(),
-            2,
-            "compacted on opening"
-        );
+        assert_eq!(fs::read_to_string(&path).unwrap().lines().count(), 2, "compacted on opening");
         journal.append(&[sent("c")]).unwrap();
         drop(journal);
         let (_, ledger) = Journal::open(&path).unwrap();
@@ -254,16 +217,9 @@ mod tests {
         ledger.apply(&started());
         let before = ledger.clone();
         for entry in [
-            Entry::Shutdown {
-                id: "i-x".into(),
-                at_ms: 1,
-                gone_at_ms: 2,
-            },
+            Entry::Shutdown { id: "i-x".into(), at_ms: 1, gone_at_ms: 2 },
             Entry::Panicked { id: "i-x".into() },
-            Entry::Node {
-                id: "i-x".into(),
-                step: NodeStep::Removed,
-            },
+            Entry::Node { id: "i-x".into(), step: NodeStep::Removed },
             Entry::Deleted { id: "m".into() },
             Entry::Forgotten { id: "i-x".into() },
         ] {

@@ -75,11 +75,7 @@ struct Cluster {
 
 /// The outcome of one request or chain of requests.
 enum Done {
-    Step {
-        id: String,
-        step: NodeStep,
-        result: Result<(), StepError>,
-    },
+    Step { id: String, step: NodeStep, result: Result<(), StepError> },
     Event,
 }
 
@@ -87,15 +83,9 @@ impl SimulatedEc2 {
     /// Plays the kubelets and the cloud controller until `shutdown` is ready. Failed requests are repeated with growing
     /// pauses, for as long as the instance they are about is described; launches never wait for any of it.
     pub async fn run(self: Arc<Self>, client: Client, shutdown: impl Future<Output = ()> + Send) {
-        let cluster = Cluster {
-            nodes: Api::all(client.clone()),
-            leases: Api::namespaced(client.clone(), LEASES),
-        };
+        let cluster = Cluster { nodes: Api::all(client.clone()), leases: Api::namespaced(client.clone(), LEASES) };
         let metadata: Api<PartialObjectMeta<Node>> = Api::all(client);
-        let mut watch = watcher(metadata, watcher::Config::default())
-            .default_backoff()
-            .touched_objects()
-            .boxed();
+        let mut watch = watcher(metadata, watcher::Config::default()).default_backoff().touched_objects().boxed();
         let mut tasks: FuturesUnordered<BoxFuture<'static, Done>> = FuturesUnordered::new();
         let mut busy: BTreeSet<String> = BTreeSet::new();
         let mut failures: BTreeMap<String, (u32, Instant)> = BTreeMap::new();
@@ -154,11 +144,7 @@ impl SimulatedEc2 {
             NodeStep::Silenced => silence(&cluster, &record).await,
             NodeStep::Removed => remove(&cluster.nodes, &record).await,
         };
-        Done::Step {
-            id: record.id,
-            step,
-            result,
-        }
+        Done::Step { id: record.id, step, result }
     }
 
     fn shape_of(&self, record: &Record) -> Result<InstanceType, StepError> {
@@ -189,17 +175,11 @@ impl SimulatedEc2 {
     async fn report_devices(&self, nodes: &Api<Node>, record: &Record) -> Result<(), StepError> {
         let shape = self.shape_of(record)?;
         let amounts = |resources: &Resources| -> BTreeMap<String, Quantity> {
-            resources
-                .extended
-                .iter()
-                .map(|(name, amount)| (name.to_string(), Quantity(amount.to_string())))
-                .collect()
+            resources.extended.iter().map(|(name, amount)| (name.to_string(), Quantity(amount.to_string()))).collect()
         };
         let status =
             json!({"status": {"capacity": amounts(&shape.capacity), "allocatable": amounts(&shape.allocatable)}});
-        let patched = nodes
-            .patch_status(&record.node_name(), &PatchParams::default(), &Patch::Merge(status))
-            .await;
+        let patched = nodes.patch_status(&record.node_name(), &PatchParams::default(), &Patch::Merge(status)).await;
         unless_gone(patched.map(drop))
     }
 
@@ -211,10 +191,7 @@ impl SimulatedEc2 {
             "resourceVersion": node.resource_version(),
             "annotations": {EVENT_ANNOTATION: null, EVENT_ERROR_ANNOTATION: null},
         }});
-        match nodes
-            .patch_metadata(&name, &PatchParams::default(), &Patch::Merge(patch))
-            .await
-        {
+        match nodes.patch_metadata(&name, &PatchParams::default(), &Patch::Merge(patch)).await {
             Ok(_) => {}
             // Changed meanwhile, so the watch shows it again; or gone, and then there is nobody to tell.
             Err(error) => {
@@ -229,10 +206,7 @@ impl SimulatedEc2 {
             Err(problem) => {
                 warn!(node = %name, %problem, "simulated event refused");
                 let patch = json!({"metadata": {"annotations": {EVENT_ERROR_ANNOTATION: problem}}});
-                if let Err(error) = nodes
-                    .patch_metadata(&name, &PatchParams::default(), &Patch::Merge(patch))
-                    .await
-                {
+                if let Err(error) = nodes.patch_metadata(&name, &PatchParams::default(), &Patch::Merge(patch)).await {
                     debug!(node = %name, %error, "the reason was not written");
                 }
             }
@@ -246,11 +220,7 @@ impl SimulatedEc2 {
 async fn silence(cluster: &Cluster, record: &Record) -> Result<(), StepError> {
     let name = record.node_name();
     let patch = json!({"spec": {"holderIdentity": SILENT, "leaseDurationSeconds": SILENT_SECONDS}});
-    match cluster
-        .leases
-        .patch(&name, &PatchParams::default(), &Patch::Merge(patch))
-        .await
-    {
+    match cluster.leases.patch(&name, &PatchParams::default(), &Patch::Merge(patch)).await {
         Ok(_) => return Ok(()),
         Err(kube::Error::Api(status)) if status.code == 404 => {}
         Err(error) => return Err(error.into()),
@@ -292,14 +262,8 @@ async fn remove(nodes: &Api<Node>, record: &Record) -> Result<(), StepError> {
     if provider_id != Some(&record.provider_id()) || node.metadata.deletion_timestamp.is_some() {
         return Ok(());
     }
-    let only_this = Preconditions {
-        uid: node.uid(),
-        resource_version: None,
-    };
-    let parameters = DeleteParams {
-        preconditions: Some(only_this),
-        ..DeleteParams::default()
-    };
+    let only_this = Preconditions { uid: node.uid(), resource_version: None };
+    let parameters = DeleteParams { preconditions: Some(only_this), ..DeleteParams::default() };
     unless_gone(nodes.delete(&name, &parameters).await.map(drop))
 }
 
@@ -313,9 +277,7 @@ fn unless_gone(result: Result<(), kube::Error>) -> Result<(), StepError> {
 
 /// A quarter of a second, doubled with every attempt up to [`LONGEST_PAUSE`].
 fn pause(attempt: u32) -> Duration {
-    Duration::from_millis(250)
-        .saturating_mul(1 << attempt.min(8))
-        .min(LONGEST_PAUSE)
+    Duration::from_millis(250).saturating_mul(1 << attempt.min(8)).min(LONGEST_PAUSE)
 }
 
 /// The Node that an instance's kubelet registers, with what the cloud controller adds.
@@ -340,23 +302,14 @@ fn node_object(record: &Record, shape: &InstanceType, now: Timestamp) -> Node {
     ] {
         labels.insert(key.to_owned(), value.clone());
     }
-    let not_ready = Taint {
-        key: "node.kubernetes.io/not-ready".to_owned(),
-        effect: "NoSchedule".to_owned(),
-        ..Taint::default()
-    };
+    let not_ready =
+        Taint { key: "node.kubernetes.io/not-ready".to_owned(), effect: "NoSchedule".to_owned(), ..Taint::default() };
     let mut taints = record.taints.clone();
-    if !taints
-        .iter()
-        .any(|taint| taint.key == not_ready.key && taint.effect == not_ready.effect)
-    {
+    if !taints.iter().any(|taint| taint.key == not_ready.key && taint.effect == not_ready.effect) {
         taints.push(not_ready);
     }
     let devices = record.devices_at_ms.is_none() || record.node.devices;
-    let address = |kind: &str, address: &str| NodeAddress {
-        type_: kind.to_owned(),
-        address: address.to_owned(),
-    };
+    let address = |kind: &str, address: &str| NodeAddress { type_: kind.to_owned(), address: address.to_owned() };
     let condition = |kind: &str, reason: &str, message: &str| NodeCondition {
         type_: kind.to_owned(),
         status: "False".to_owned(),
@@ -372,11 +325,7 @@ fn node_object(record: &Record, shape: &InstanceType, now: Timestamp) -> Node {
             annotations: Some(BTreeMap::from([(FAKE_NODE.to_owned(), "fake".to_owned())])),
             ..ObjectMeta::default()
         },
-        spec: Some(NodeSpec {
-            provider_id: Some(record.provider_id()),
-            taints: Some(taints),
-            ..NodeSpec::default()
-        }),
+        spec: Some(NodeSpec { provider_id: Some(record.provider_id()), taints: Some(taints), ..NodeSpec::default() }),
         status: Some(NodeStatus {
             addresses: Some(vec![
                 address("InternalIP", &record.private_ip),
@@ -387,25 +336,11 @@ fn node_object(record: &Record, shape: &InstanceType, now: Timestamp) -> Node {
             allocatable: Some(quantities(&shape.allocatable, devices)),
             conditions: Some(vec![
                 condition("Ready", "KubeletNotReady", "the simulated kubelet has just started"),
-                condition(
-                    "MemoryPressure",
-                    "KubeletHasSufficientMemory",
-                    "kubelet has sufficient memory available",
-                ),
-                condition(
-                    "DiskPressure",
-                    "KubeletHasNoDiskPressure",
-                    "kubelet has no disk pressure",
-                ),
-                condition(
-                    "PIDPressure",
-                    "KubeletHasSufficientPID",
-                    "kubelet has sufficient PID available",
-                ),
+                condition("MemoryPressure", "KubeletHasSufficientMemory", "kubelet has sufficient memory available"),
+                condition("DiskPressure", "KubeletHasNoDiskPressure", "kubelet has no disk pressure"),
+                condition("PIDPressure", "KubeletHasSufficientPID", "kubelet has sufficient PID available"),
             ]),
-            daemon_endpoints: Some(NodeDaemonEndpoints {
-                kubelet_endpoint: Some(DaemonEndpoint { port: 10250 }),
-            }),
+            daemon_endpoints: Some(NodeDaemonEndpoints { kubelet_endpoint: Some(DaemonEndpoint { port: 10250 }) }),
             node_info: Some(NodeSystemInfo {
                 architecture: arch,
                 operating_system: os,
@@ -436,19 +371,11 @@ fn quantities(resources: &Resources, devices: bool) -> BTreeMap<String, Quantity
     let mut out = BTreeMap::from([
         ("cpu".to_owned(), Quantity(cpu)),
         ("memory".to_owned(), Quantity(bytes(resources.memory))),
-        (
-            "ephemeral-storage".to_owned(),
-            Quantity(bytes(resources.ephemeral_storage)),
-        ),
+        ("ephemeral-storage".to_owned(), Quantity(bytes(resources.ephemeral_storage))),
         ("pods".to_owned(), Quantity(resources.pods.to_string())),
     ]);
     if devices {
-        out.extend(
-            resources
-                .extended
-                .iter()
-                .map(|(name, amount)| (name.to_string(), Quantity(amount.to_string()))),
-        );
+        out.extend(resources.extended.iter().map(|(name, amount)| (name.to_string(), Quantity(amount.to_string()))));
     }
     out
 }

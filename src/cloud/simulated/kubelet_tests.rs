@@ -39,11 +39,7 @@ fn record(instance_type: &str) -> Record {
 
 fn registered(record: &Record) -> Node {
     let entry = embedded().instance_type(&record.instance_type).unwrap();
-    node_object(
-        record,
-        &entry.as_node("us-east-1", &NodeSettings::default(), SpotPricing::Off),
-        Timestamp::UNIX_EPOCH,
-    )
+    node_object(record, &entry.as_node("us-east-1", &NodeSettings::default(), SpotPricing::Off), Timestamp::UNIX_EPOCH)
 }
 
 #[test]
@@ -151,32 +147,17 @@ fn extended_resources_wait_for_a_slow_device_plugin() {
 
 #[test]
 fn quantities_are_written_as_kubelets_write_them() {
-    let resources = Resources {
-        cpu_milli: 1930,
-        memory: 6903 << 20,
-        ephemeral_storage: 1025,
-        pods: 29,
-        extended: BTreeMap::new(),
-    };
-    let text: Vec<String> = quantities(&resources, true)
-        .into_iter()
-        .map(|(name, amount)| format!("{name}={}", amount.0))
-        .collect();
-    assert_eq!(
-        text,
-        ["cpu=1930m", "ephemeral-storage=1025", "memory=7068672Ki", "pods=29"]
-    );
-    let whole = Resources {
-        cpu_milli: 4000,
-        ..resources
-    };
+    let resources =
+        Resources { cpu_milli: 1930, memory: 6903 << 20, ephemeral_storage: 1025, pods: 29, extended: BTreeMap::new() };
+    let text: Vec<String> =
+        quantities(&resources, true).into_iter().map(|(name, amount)| format!("{name}={}", amount.0)).collect();
+    assert_eq!(text, ["cpu=1930m", "ephemeral-storage=1025", "memory=7068672Ki", "pods=29"]);
+    let whole = Resources { cpu_milli: 4000, ..resources };
     assert_eq!(quantities(&whole, true)["cpu"], Quantity("4".to_owned()));
 }
 
 #[test]
 fn pauses_grow_up_to_five_seconds() {
-    let milliseconds: Vec<u128> = [0, 1, 2, 3, 4, 5, 40]
-        .map(|attempt| pause(attempt).as_millis())
-        .to_vec();
+    let milliseconds: Vec<u128> = [0, 1, 2, 3, 4, 5, 40].map(|attempt| pause(attempt).as_millis()).to_vec();
     assert_eq!(milliseconds, [250, 500, 1000, 2000, 4000, 5000, 5000]);
 }

@@ -59,12 +59,7 @@ impl Market {
                 let from_ms = started_at_ms.saturating_add(at);
                 let until_ms = event.lasts_ms.map_or(i64::MAX, |lasts| from_ms.saturating_add(lasts));
                 let factor = SpotRatio::from_parts_per_million(factor_ppm);
-                Some(Move {
-                    from_ms,
-                    until_ms,
-                    selector: event.selector.clone(),
-                    factor,
-                })
+                Some(Move { from_ms, until_ms, selector: event.selector.clone(), factor })
             }
             _ => None,
         };
@@ -81,13 +76,7 @@ impl Market {
     pub fn price(&self, offering: &Override, now_ms: i64) -> Option<MicroUsd> {
         let entry = self.raw.instance_type(&offering.instance_type)?;
         let listed = entry.price(&offering.zone, offering.capacity_type, self.spot)?;
-        Some(self.moved(
-            &offering.instance_type,
-            &offering.zone,
-            offering.capacity_type,
-            listed,
-            now_ms,
-        ))
+        Some(self.moved(&offering.instance_type, &offering.zone, offering.capacity_type, listed, now_ms))
     }
 
     fn moved(&self, name: &str, zone: &str, capacity_type: CapacityType, listed: MicroUsd, now_ms: i64) -> MicroUsd {
@@ -99,11 +88,7 @@ impl Market {
 
     /// Notes that an offering had no capacity; a second note renews the first.
     pub fn mark_unavailable(&mut self, offering: &Override, now_ms: i64) {
-        let key = (
-            offering.instance_type.clone(),
-            offering.zone.clone(),
-            offering.capacity_type,
-        );
+        let key = (offering.instance_type.clone(), offering.zone.clone(), offering.capacity_type);
         self.unavailable.insert(key, now_ms.saturating_add(UNAVAILABLE_MS));
         self.built.clear();
     }
@@ -115,78 +100,38 @@ impl Market {
             return Arc::clone(&built.catalogue);
         }
         self.unavailable.retain(|_, until| *until > now_ms);
-        let base = self
-            .base
-            .entry(settings.clone())
-            .or_insert_with(|| Arc::new(self.raw.with_settings(settings, self.spot)));
+        let base =
+            self.base.entry(settings.clone()).or_insert_with(|| Arc::new(self.raw.with_settings(settings, self.spot)));
         let base = Arc::clone(base);
         let touched = |entry: &InstanceType| {
             let from = (entry.name.to_string(), String::new(), CapacityType::Reserved);
-            let short = self
-                .unavailable
-                .range(from..)
-                .next()
-                .is_some_and(|(key, _)| key.0 == *entry.name);
-            short
-                || self
-                    .moves
-                    .iter()
-                    .any(|step| (step.from_ms..step.until_ms).contains(&now_ms))
+            let short = self.unavailable.range(from..).next().is_some_and(|(key, _)| key.0 == *entry.name);
+            short || self.moves.iter().any(|step| (step.from_ms..step.until_ms).contains(&now_ms))
         };
         let catalogue = if base.instance_types.iter().any(|entry| touched(entry)) {
-            let instance_types = base.instance_types.iter().map(|entry| {
-                if touched(entry) {
-                    self.overlaid(entry, now_ms)
-                } else {
-                    Arc::clone(entry)
-                }
-            });
-            Arc::new(Catalogue {
-                region: base.region.clone(),
-                instance_types: instance_types.collect(),
-            })
+            let instance_types = base
+                .instance_types
+                .iter()
+                .map(|entry| if touched(entry) { self.overlaid(entry, now_ms) } else { Arc::clone(entry) });
+            Arc::new(Catalogue { region: base.region.clone(), instance_types: instance_types.collect() })
         } else {
             base
         };
         let edges = self.moves.iter().flat_map(|step| [step.from_ms, step.until_ms]);
         let expiries = self.unavailable.values().copied();
-        let until_ms = edges
-            .chain(expiries)
-            .filter(|edge| *edge > now_ms)
-            .min()
-            .unwrap_or(i64::MAX);
-        self.built.insert(
-            settings.clone(),
-            Built {
-                until_ms,
-                catalogue: Arc::clone(&catalogue),
-            },
-        );
+        let until_ms = edges.chain(expiries).filter(|edge| *edge > now_ms).min().unwrap_or(i64::MAX);
+        self.built.insert(settings.clone(), Built { until_ms, catalogue: Arc::clone(&catalogue) });
         catalogue
     }
 
     fn overlaid(&self, entry: &Arc<InstanceType>, now_ms: i64) -> Arc<InstanceType> {
         let mut copy = InstanceType::clone(entry);
         for offering in &mut copy.offerings {
-            let key = (
-                entry.name.to_string(),
-                offering.zone.to_string(),
-                offering.capacity_type,
-            );
+            let key = (entry.name.to_string(), offering.zone.to_string(), offering.capacity_type);
             offering.available = !self.unavailable.contains_key(&key);
-            offering.price = self.moved(
-                &entry.name,
-                &offering.zone,
-                offering.capacity_type,
-                offering.price,
-                now_ms,
-            );
+            offering.price = self.moved(&entry.name, &offering.zone, offering.capacity_type, offering.price, now_ms);
         }
-        if copy == **entry {
-            Arc::clone(entry)
-        } else {
-            Arc::new(copy)
-        }
+        if copy == **entry { Arc::clone(entry) } else { Arc::new(copy) }
     }
 }
 
@@ -201,23 +146,12 @@ mod tests {
     }
 
     fn offering(name: &str, zone: &str, capacity_type: CapacityType) -> Override {
-        Override {
-            instance_type: name.into(),
-            zone: zone.into(),
-            capacity_type,
-        }
+        Override { instance_type: name.into(), zone: zone.into(), capacity_type }
     }
 
     fn seen(catalogue: &Catalogue, of: &Override) -> (bool, i64) {
-        let entry = catalogue
-            .instance_types
-            .iter()
-            .find(|entry| *entry.name == *of.instance_type)
-            .unwrap();
-        let found = entry
-            .offerings
-            .iter()
-            .find(|o| *o.zone == *of.zone && o.capacity_type == of.capacity_type);
+        let entry = catalogue.instance_types.iter().find(|entry| *entry.name == *of.instance_type).unwrap();
+        let found = entry.offerings.iter().find(|o| *o.zone == *of.zone && o.capacity_type == of.capacity_type);
         found.map(|o| (o.available, o.price.0)).unwrap()
     }
 
@@ -234,18 +168,11 @@ mod tests {
         market.mark_unavailable(&short, 1_000);
         let during = market.catalogue(&settings, 1_001);
         assert_eq!((seen(&during, &short).0, seen(&during, &other).0), (false, true));
-        let copied = before
-            .instance_types
-            .iter()
-            .zip(&during.instance_types)
-            .filter(|(a, b)| !Arc::ptr_eq(a, b))
-            .count();
+        let copied =
+            before.instance_types.iter().zip(&during.instance_types).filter(|(a, b)| !Arc::ptr_eq(a, b)).count();
         assert_eq!(copied, 1);
         market.mark_unavailable(&short, 100_000);
-        assert!(
-            !seen(&market.catalogue(&settings, 181_000), &short).0,
-            "a second mark renews the first"
-        );
+        assert!(!seen(&market.catalogue(&settings, 181_000), &short).0, "a second mark renews the first");
         assert!(seen(&market.catalogue(&settings, 280_000), &short).0);
     }
 
@@ -260,12 +187,7 @@ mod tests {
         );
         let other = offering("c5.large", "us-east-1a", CapacityType::Spot);
         let settings = NodeSettings::default();
-        for (at, expected) in [
-            (109_999, 48_000),
-            (110_000, 144_000),
-            (129_999, 144_000),
-            (130_000, 48_000),
-        ] {
+        for (at, expected) in [(109_999, 48_000), (110_000, 144_000), (129_999, 144_000), (130_000, 48_000)] {
             assert_eq!(market.price(&spot, at), Some(MicroUsd(expected)), "{at}");
             let catalogue = market.catalogue(&settings, at);
             assert_eq!(seen(&catalogue, &spot), (true, expected), "{at}");

@@ -34,17 +34,8 @@ pub(super) fn next_step(record: &Record, now_ms: i64) -> Option<(i64, NodeStep)>
     {
         return Some((gone, NodeStep::Removed));
     }
-    let silent_from = if node.panicked {
-        Some(i64::MIN)
-    } else {
-        record.shutdown_at_ms
-    };
-    let silence = silent_from
-        .filter(|_| !node.silenced)
-        .map(|at| (at, NodeStep::Silenced));
-    let devices = record
-        .devices_at_ms
-        .filter(|_| !node.devices && !node.silenced)
-        .map(|at| (at, NodeStep::Devices));
+    let silent_from = if node.panicked { Some(i64::MIN) } else { record.shutdown_at_ms };
+    let silence = silent_from.filter(|_| !node.silenced).map(|at| (at, NodeStep::Silenced));
+    let devices = record.devices_at_ms.filter(|_| !node.devices && !node.silenced).map(|at| (at, NodeStep::Devices));
     [silence, devices].into_iter().flatten().min_by_key(|(at, _)| *at)
 }

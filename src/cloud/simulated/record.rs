@@ -226,11 +226,7 @@ impl Ledger {
     /// Takes a change in. An entry about something unknown changes nothing: a journal may tell of an instance that was forgotten.
     pub fn apply(&mut self, entry: &Entry) {
         match entry {
-            Entry::Started {
-                at_ms,
-                launches,
-                messages,
-            } => {
+            Entry::Started { at_ms, launches, messages } => {
                 self.started_at_ms = Some(*at_ms);
                 self.launches = self.launches.max(*launches);
                 self.messages = self.messages.max(*messages);
@@ -285,22 +281,11 @@ impl Ledger {
         if let Some(at_ms) = self.started_at_ms {
             // Replaying the messages below counts them again.
             let messages = self.messages.saturating_sub(self.queue.len() as u64);
-            out.push(Entry::Started {
-                at_ms,
-                launches: self.launches,
-                messages,
-            });
+            out.push(Entry::Started { at_ms, launches: self.launches, messages });
         }
-        out.extend(
-            self.instances
-                .values()
-                .map(|record| Entry::Launched(Box::new(record.clone()))),
-        );
+        out.extend(self.instances.values().map(|record| Entry::Launched(Box::new(record.clone()))));
         out.extend(self.queue.values().map(|message| Entry::Sent(message.clone())));
-        out.extend(self.fired.iter().map(|(event, times)| Entry::Fired {
-            event: event.clone(),
-            times: *times,
-        }));
+        out.extend(self.fired.iter().map(|(event, times)| Entry::Fired { event: event.clone(), times: *times }));
         out
     }
 }
@@ -335,10 +320,7 @@ mod message_kind {
 
     #[allow(clippy::trivially_copy_pass_by_ref)] // The signature is serde's.
     pub fn serialize<S: Serializer>(value: &MessageKind, serializer: S) -> Result<S::Ok, S::Error> {
-        let name = NAMES
-            .iter()
-            .find(|(kind, _)| kind == value)
-            .map_or("", |(_, name)| *name);
+        let name = NAMES.iter().find(|(kind, _)| kind == value).map_or("", |(_, name)| *name);
         serializer.serialize_str(name)
     }
 

@@ -131,14 +131,10 @@ impl InstanceEvent {
     /// # Errors
     /// The names there are.
     pub fn parse(text: &str) -> Result<Self, String> {
-        Self::ALL
-            .iter()
-            .find(|(name, _)| *name == text)
-            .map(|(_, event)| *event)
-            .ok_or_else(|| {
-                let names: Vec<&str> = Self::ALL.iter().map(|(name, _)| *name).collect();
-                format!("`{text}` is no event; expected one of {}", names.join(", "))
-            })
+        Self::ALL.iter().find(|(name, _)| *name == text).map(|(_, event)| *event).ok_or_else(|| {
+            let names: Vec<&str> = Self::ALL.iter().map(|(name, _)| *name).collect();
+            format!("`{text}` is no event; expected one of {}", names.join(", "))
+        })
     }
 }
 
@@ -199,9 +195,7 @@ impl Script {
     /// # Errors
     /// Names the entry, the field and what would be right.
     pub fn parse(text: &str) -> Result<Self, ScriptError> {
-        let without_comments = text
-            .lines()
-            .all(|line| line.trim().is_empty() || line.trim_start().starts_with('#'));
+        let without_comments = text.lines().all(|line| line.trim().is_empty() || line.trim_start().starts_with('#'));
         if without_comments {
             return Ok(Self::default());
         }
@@ -210,16 +204,10 @@ impl Script {
             return Err(ScriptError::NotAList);
         };
         let parse = |(index, entry): (usize, Value)| match entry {
-            Value::Object(fields) => Entry {
-                number: index + 1,
-                fields,
-            }
-            .parse(),
+            Value::Object(fields) => Entry { number: index + 1, fields }.parse(),
             _ => Err(ScriptError::NotAList),
         };
-        Ok(Self {
-            events: entries.into_iter().enumerate().map(parse).collect::<Result<_, _>>()?,
-        })
+        Ok(Self { events: entries.into_iter().enumerate().map(parse).collect::<Result<_, _>>()? })
     }
 }
 
@@ -234,11 +222,7 @@ const ACTIONS: &str = "spot-interruption, rebalance, scheduled-change, terminate
 
 impl Entry {
     fn wrong<T>(&self, field: &str, problem: impl Into<String>) -> Result<T, ScriptError> {
-        Err(ScriptError::Field {
-            entry: self.number,
-            field: field.to_owned(),
-            problem: problem.into(),
-        })
+        Err(ScriptError::Field { entry: self.number, field: field.to_owned(), problem: problem.into() })
     }
 
     fn parse(mut self) -> Result<Event, ScriptError> {
@@ -246,10 +230,8 @@ impl Entry {
         let trigger = self.trigger(action)?;
         let lasts_ms = self.duration("for")?;
         if lasts_ms.is_some() && (matches!(action, Action::Instance(_)) || matches!(trigger, Trigger::Launch { .. })) {
-            return self.wrong(
-                "for",
-                "only goes with `at` and something that lasts, such as out-of-capacity or throttle",
-            );
+            return self
+                .wrong("for", "only goes with `at` and something that lasts, such as out-of-capacity or throttle");
         }
         let count = match (self.count()?, trigger, action) {
             // What is tied to one launch is over after one try, unless told otherwise.
@@ -279,13 +261,7 @@ impl Entry {
             let known = "at, launch, after, do, for, delay, factor, count, instanceType, zone, capacityType, nodeClaim, nodePool";
             return self.wrong(unknown, format!("does not go with this entry; the fields are {known}"));
         }
-        Ok(Event {
-            trigger,
-            action,
-            selector,
-            lasts_ms,
-            count,
-        })
+        Ok(Event { trigger, action, selector, lasts_ms, count })
     }
 
     fn action(&mut self) -> Result<Action, ScriptError> {
@@ -300,15 +276,9 @@ impl Entry {
             "throttle" => Ok(Action::Throttle),
             "never-boot" => Ok(Action::NeverBoot),
             "launch-error-after-success" => Ok(Action::LaunchErrorAfterSuccess),
-            "slow-boot" => Ok(Action::SlowBoot {
-                delay_ms: self.required_duration("delay")?,
-            }),
-            "slow-device-plugin" => Ok(Action::SlowDevicePlugin {
-                delay_ms: self.required_duration("delay")?,
-            }),
-            "price" => Ok(Action::Price {
-                factor_ppm: self.factor()?,
-            }),
+            "slow-boot" => Ok(Action::SlowBoot { delay_ms: self.required_duration("delay")? }),
+            "slow-device-plugin" => Ok(Action::SlowDevicePlugin { delay_ms: self.required_duration("delay")? }),
+            "price" => Ok(Action::Price { factor_ppm: self.factor()? }),
             _ => self.wrong("do", format!("`{name}` is no action; expected one of {ACTIONS}")),
         }
     }
@@ -321,14 +291,10 @@ impl Entry {
             (Some(_), _) if after.is_some() => self.wrong("after", "only goes with `launch`"),
             (Some(at), None) => Ok(Trigger::At(at)),
             (None, Some(_)) if matches!(action, Action::Price { .. }) => self.wrong("launch", "price goes with `at`"),
-            (None, Some(_)) if after.is_some() && !matches!(action, Action::Instance(_)) => self.wrong(
-                "after",
-                "only goes with what happens to instances, such as spot-interruption",
-            ),
-            (None, Some(number)) => Ok(Trigger::Launch {
-                number,
-                after_ms: after.unwrap_or(0),
-            }),
+            (None, Some(_)) if after.is_some() && !matches!(action, Action::Instance(_)) => {
+                self.wrong("after", "only goes with what happens to instances, such as spot-interruption")
+            }
+            (None, Some(number)) => Ok(Trigger::Launch { number, after_ms: after.unwrap_or(0) }),
             (Some(_), Some(_)) => self.wrong("launch", "does not go with `at`; keep one of them"),
             (None, None) => self.wrong("at", "is missing; expected `at` (as 30s) or `launch` (as 3)"),
         }
@@ -343,10 +309,7 @@ impl Entry {
                 let ppm = (factor * 1e6).round() as i64;
                 Ok(ppm)
             }
-            _ => self.wrong(
-                "factor",
-                "expected a number from 0 to 1000 that prices are multiplied by, as 1.5",
-            ),
+            _ => self.wrong("factor", "expected a number from 0 to 1000 that prices are multiplied by, as 1.5"),
         }
     }
 
@@ -384,15 +347,9 @@ impl Entry {
             None => Ok(None),
             Some(Value::String(text)) => match milliseconds(&text) {
                 Some(duration) => Ok(Some(duration)),
-                None => self.wrong(
-                    field,
-                    format!("`{text}` is no duration; expected as 30s, 500ms or 1h30m"),
-                ),
+                None => self.wrong(field, format!("`{text}` is no duration; expected as 30s, 500ms or 1h30m")),
             },
-            Some(other) => self.wrong(
-                field,
-                format!("{other} is no duration; expected as 30s, 500ms or 1h30m"),
-            ),
+            Some(other) => self.wrong(field, format!("{other} is no duration; expected as 30s, 500ms or 1h30m")),
         }
     }
 }
@@ -418,9 +375,7 @@ fn milliseconds(text: &str) -> Option<i64> {
             _ => return None,
         };
         rest = &rest[letters..];
-        total = total
-            .checked_add(amount.checked_mul(unit)?)
-            .filter(|total| *total <= YEAR)?;
+        total = total.checked_add(amount.checked_mul(unit)?).filter(|total| *total <= YEAR)?;
     }
     Some(total)
 }
@@ -446,27 +401,15 @@ mod tests {
             Event {
                 trigger: Trigger::At(5_400_000),
                 action: Action::Instance(InstanceEvent::SpotInterruption),
-                selector: Selector {
-                    capacity_type: Some(CapacityType::Spot),
-                    ..Selector::default()
-                },
+                selector: Selector { capacity_type: Some(CapacityType::Spot), ..Selector::default() },
                 lasts_ms: None,
                 count: Some(2),
             }
         );
-        assert_eq!(
-            (parsed.events[1].lasts_ms, parsed.events[1].count),
-            (Some(300_000), None)
-        );
+        assert_eq!((parsed.events[1].lasts_ms, parsed.events[1].count), (Some(300_000), None));
         assert_eq!(parsed.events[2].action, Action::SlowBoot { delay_ms: 240_000 });
         assert_eq!(parsed.events[2].count, Some(1));
-        assert_eq!(
-            parsed.events[3].trigger,
-            Trigger::Launch {
-                number: 5,
-                after_ms: 20_000
-            }
-        );
+        assert_eq!(parsed.events[3].trigger, Trigger::Launch { number: 5, after_ms: 20_000 });
         assert_eq!(parsed.events[4].action, Action::Price { factor_ppm: 1_500_000 });
         assert_eq!(Script::parse("\n# nothing\n").unwrap(), Script::default());
     }
@@ -528,10 +471,7 @@ mod tests {
         for (text, expected) in cases {
             assert_eq!(Script::parse(text).unwrap_err().to_string(), expected, "{text}");
         }
-        assert!(matches!(
-            Script::parse("- {at: 3s, do: [}"),
-            Err(ScriptError::Syntax(_))
-        ));
+        assert!(matches!(Script::parse("- {at: 3s, do: [}"), Err(ScriptError::Syntax(_))));
     }
 
     #[test]

@@ -51,9 +51,7 @@ enum Engine {
 
 impl fmt::Debug for SimulatedEc2 {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SimulatedEc2")
-            .field("config", &self.config)
-            .finish_non_exhaustive()
+        f.debug_struct("SimulatedEc2").field("config", &self.config).finish_non_exhaustive()
     }
 }
 
@@ -119,10 +117,7 @@ impl SimulatedEc2 {
         if let Some(journal) = &mut journal {
             journal.append(&state.take_unwritten())?;
         }
-        *engine = Engine::Open {
-            state: Box::new(state),
-            journal,
-        };
+        *engine = Engine::Open { state: Box::new(state), journal };
         Ok(())
     }
 
@@ -164,11 +159,10 @@ impl SimulatedEc2 {
 
     /// At most so many things to be done to Node objects now, but nothing for the instances to skip.
     pub(super) fn node_actions(&self, most: usize, skip: impl Fn(&str) -> bool) -> Vec<NodeAction> {
-        self.step(|state, now| state.node_actions(now, most, skip))
-            .unwrap_or_else(|error| {
-                warn!(%error, "simulated EC2 does nothing");
-                Vec::new()
-            })
+        self.step(|state, now| state.node_actions(now, most, skip)).unwrap_or_else(|error| {
+            warn!(%error, "simulated EC2 does nothing");
+            Vec::new()
+        })
     }
 
     /// Notes that something was done to a Node.
@@ -184,8 +178,7 @@ impl SimulatedEc2 {
         let settings = lock(&self.settings).get(node_class).cloned().unwrap_or_default();
         let market = lock(&self.market);
         let raw = market.raw();
-        raw.instance_type(instance_type)
-            .map(|entry| entry.as_node(&raw.region, &settings, self.config.spot))
+        raw.instance_type(instance_type).map(|entry| entry.as_node(&raw.region, &settings, self.config.spot))
     }
 
     /// Waits until the state changes or the time of its next change comes.

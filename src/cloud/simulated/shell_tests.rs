@@ -15,11 +15,7 @@ fn opened(config: SimulatedConfig) -> (Arc<SimulatedEc2>, Arc<AtomicI64>) {
 }
 
 fn quick() -> SimulatedConfig {
-    SimulatedConfig {
-        api_delay: Duration::ZERO,
-        poll: Duration::ZERO,
-        ..SimulatedConfig::default()
-    }
+    SimulatedConfig { api_delay: Duration::ZERO, poll: Duration::ZERO, ..SimulatedConfig::default() }
 }
 
 fn request(claim: &str) -> LaunchRequest {
@@ -41,10 +37,7 @@ fn request(claim: &str) -> LaunchRequest {
 #[tokio::test]
 async fn instances_outlive_the_process_and_no_token_buys_twice() {
     let folder = tempfile::tempdir().unwrap();
-    let config = SimulatedConfig {
-        state_file: Some(folder.path().join("state")),
-        ..quick()
-    };
+    let config = SimulatedConfig { state_file: Some(folder.path().join("state")), ..quick() };
     let (ec2, _) = opened(config.clone());
     let first = ec2.launch(request("one")).await.unwrap().instance;
     let second = ec2.launch(request("two")).await.unwrap().instance;
@@ -54,29 +47,20 @@ async fn instances_outlive_the_process_and_no_token_buys_twice() {
     assert_eq!(ec2.launch(request("one")).await.unwrap().instance.id, first.id);
     time.fetch_add(60_000, Ordering::SeqCst);
     let listed = ec2.list().await.unwrap();
-    assert_eq!(
-        listed.iter().map(|instance| &instance.id).collect::<Vec<_>>(),
-        [&first.id]
-    );
+    assert_eq!(listed.iter().map(|instance| &instance.id).collect::<Vec<_>>(), [&first.id]);
     assert_ne!(ec2.launch(request("three")).await.unwrap().instance.id, second.id);
 }
 
 #[tokio::test]
 async fn a_standby_takes_the_state_file_over_when_the_leader_is_gone() {
     let folder = tempfile::tempdir().unwrap();
-    let config = SimulatedConfig {
-        state_file: Some(folder.path().join("state")),
-        ..quick()
-    };
+    let config = SimulatedConfig { state_file: Some(folder.path().join("state")), ..quick() };
     let (leader, _) = opened(config.clone());
     let (standby, _) = opened(config);
     let instance = leader.launch(request("one")).await.unwrap().instance;
     let refused = standby.list().await.unwrap_err().to_string();
     assert!(refused.contains("is in use by another process"), "{refused}");
-    assert!(matches!(
-        standby.launch(request("one")).await,
-        Err(LaunchError::Other(_))
-    ));
+    assert!(matches!(standby.launch(request("one")).await, Err(LaunchError::Other(_))));
     drop(leader);
     assert_eq!(standby.launch(request("one")).await.unwrap().instance.id, instance.id);
 }
@@ -87,29 +71,20 @@ async fn messages_are_received_and_deleted_through_the_trait() {
     let instance = ec2.launch(request("one")).await.unwrap().instance;
     ec2.trigger(&instance.id, InstanceEvent::SpotInterruption).unwrap();
     let messages = ec2.receive_messages().await.unwrap();
-    assert_eq!(
-        messages.iter().map(|message| message.kind).collect::<Vec<_>>(),
-        [MessageKind::SpotInterruption]
-    );
+    assert_eq!(messages.iter().map(|message| message.kind).collect::<Vec<_>>(), [MessageKind::SpotInterruption]);
     ec2.delete_message(&messages[0].receipt).await.unwrap();
     time.fetch_add(60_000, Ordering::SeqCst);
     assert!(ec2.receive_messages().await.unwrap().is_empty());
     time.fetch_add(60_000, Ordering::SeqCst);
     let messages = ec2.receive_messages().await.unwrap();
-    assert_eq!(
-        messages.iter().map(|message| message.kind).collect::<Vec<_>>(),
-        [MessageKind::StateChange]
-    );
+    assert_eq!(messages.iter().map(|message| message.kind).collect::<Vec<_>>(), [MessageKind::StateChange]);
     assert!(ec2.describe(&instance.provider_id).await.unwrap().is_some());
 }
 
 #[tokio::test]
 async fn a_waiting_receive_is_woken_by_an_event() {
-    let config = SimulatedConfig {
-        api_delay: Duration::ZERO,
-        poll: Duration::from_hours(1),
-        ..SimulatedConfig::default()
-    };
+    let config =
+        SimulatedConfig { api_delay: Duration::ZERO, poll: Duration::from_hours(1), ..SimulatedConfig::default() };
     let (ec2, _) = opened(config);
     let instance = ec2.launch(request("one")).await.unwrap().instance;
     let waiting = ec2.receive_messages();
@@ -127,11 +102,7 @@ async fn an_offering_marked_unavailable_shows_in_the_catalogue_and_a_launch_stil
     let class = Ec2NodeClass::new("class", crate::api::Ec2NodeClassSpec::default());
     let offering = request("one").overrides.remove(0);
     let available = |catalogue: &Catalogue| {
-        let found = catalogue
-            .instance_types
-            .iter()
-            .find(|entry| &*entry.name == "m5.large")
-            .unwrap();
+        let found = catalogue.instance_types.iter().find(|entry| &*entry.name == "m5.large").unwrap();
         found
             .offerings
             .iter()
@@ -141,10 +112,7 @@ async fn an_offering_marked_unavailable_shows_in_the_catalogue_and_a_launch_stil
     };
     let before = ec2.catalogue(&class);
     assert!(available(&before));
-    assert!(
-        Arc::ptr_eq(&before, &ec2.catalogue(&class)),
-        "nothing changed, nothing is made anew"
-    );
+    assert!(Arc::ptr_eq(&before, &ec2.catalogue(&class)), "nothing changed, nothing is made anew");
     ec2.mark_unavailable(&offering);
     assert!(!available(&ec2.catalogue(&class)));
     assert!(ec2.launch(request("one")).await.is_ok());
@@ -157,9 +125,6 @@ async fn scripted_failures_reach_the_caller() {
     let script = Script::parse("[{launch: 1, do: throttle}, {launch: 1, do: out-of-capacity}]").unwrap();
     let (ec2, _) = opened(SimulatedConfig { script, ..quick() });
     assert_eq!(ec2.launch(request("one")).await.unwrap_err(), LaunchError::Throttled);
-    assert!(matches!(
-        ec2.launch(request("one")).await,
-        Err(LaunchError::InsufficientCapacity { .. })
-    ));
+    assert!(matches!(ec2.launch(request("one")).await, Err(LaunchError::InsufficientCapacity { .. })));
     assert!(ec2.launch(request("one")).await.is_ok());
 }

@@ -51,20 +51,9 @@ pub struct Ec2State {
 impl Ec2State {
     /// A simulation that begins now, or goes on from a ledger replayed from a journal.
     pub fn new(seed: u64, pace: Pace, script: Script, ledger: Ledger, now_ms: i64) -> Self {
-        let mut state = Self {
-            seed,
-            pace,
-            script,
-            ledger,
-            unwritten: Vec::new(),
-            hidden: BTreeMap::new(),
-        };
+        let mut state = Self { seed, pace, script, ledger, unwritten: Vec::new(), hidden: BTreeMap::new() };
         if state.ledger.started_at_ms.is_none() {
-            state.record(Entry::Started {
-                at_ms: now_ms,
-                launches: 0,
-                messages: 0,
-            });
+            state.record(Entry::Started { at_ms: now_ms, launches: 0, messages: 0 });
         }
         state
     }
@@ -102,29 +91,14 @@ impl Ec2State {
                 self.fire_on_instances(&event_key(index, event), event, kind, now_ms);
             }
         }
-        let old = |record: &&Record| {
-            record
-                .gone_at_ms
-                .is_some_and(|gone| gone.saturating_add(DESCRIBED_MS) <= now_ms)
-        };
-        let forgotten: Vec<String> = self
-            .ledger
-            .instances
-            .values()
-            .filter(old)
-            .map(|record| record.id.clone())
-            .collect();
+        let old = |record: &&Record| record.gone_at_ms.is_some_and(|gone| gone.saturating_add(DESCRIBED_MS) <= now_ms);
+        let forgotten: Vec<String> =
+            self.ledger.instances.values().filter(old).map(|record| record.id.clone()).collect();
         for id in forgotten {
             self.record(Entry::Forgotten { id });
         }
         let stale = |message: &&QueuedMessage| message.at_ms.saturating_add(self.pace.retention_ms) <= now_ms;
-        let stale: Vec<String> = self
-            .ledger
-            .queue
-            .values()
-            .filter(stale)
-            .map(|message| message.id.clone())
-            .collect();
+        let stale: Vec<String> = self.ledger.queue.values().filter(stale).map(|message| message.id.clone()).collect();
         for id in stale {
             self.hidden.remove(&id);
             self.record(Entry::Deleted { id });
@@ -147,17 +121,12 @@ impl Ec2State {
             .values()
             .filter(|record| due(record) && record.lives(now_ms) && !interrupts_on_demand(kind, record))
             .filter(|record| {
-                event
-                    .selector
-                    .matches_offering(&record.instance_type, &record.zone, record.capacity_type)
+                event.selector.matches_offering(&record.instance_type, &record.zone, record.capacity_type)
                     && event.selector.matches_claim(&record.node_claim, &record.node_pool)
             })
             .collect();
         targets.sort_by_key(|record| record.number);
-        let most = event
-            .count
-            .and_then(|count| usize::try_from(count).ok())
-            .unwrap_or(usize::MAX);
+        let most = event.count.and_then(|count| usize::try_from(count).ok()).unwrap_or(usize::MAX);
         let ids: Vec<String> = targets.into_iter().take(most).map(|record| record.id.clone()).collect();
         let over = match event.trigger {
             Trigger::At(at) => self.started_at_ms().saturating_add(at) <= now_ms,
@@ -165,10 +134,7 @@ impl Ec2State {
             Trigger::Launch { .. } => !ids.is_empty(),
         };
         if over {
-            self.record(Entry::Fired {
-                event: key.to_owned(),
-                times: 1,
-            });
+            self.record(Entry::Fired { event: key.to_owned(), times: 1 });
             for id in ids {
                 self.happen(&id, kind, now_ms);
             }
@@ -182,12 +148,7 @@ impl Ec2State {
     pub fn trigger(&mut self, id_or_node: &str, kind: InstanceEvent, now_ms: i64) -> Result<(), CloudError> {
         self.advance(now_ms);
         let found = self.ledger.instances.get(id_or_node);
-        let found = found.or_else(|| {
-            self.ledger
-                .instances
-                .values()
-                .find(|record| record.node_name() == id_or_node)
-        });
+        let found = found.or_else(|| self.ledger.instances.values().find(|record| record.node_name() == id_or_node));
         let Some(record) = found.filter(|record| record.lives(now_ms)) else {
             return Err(CloudError::Other(format!(
                 "no living simulated instance has the id or node name {id_or_node}"
@@ -222,12 +183,7 @@ impl Ec2State {
             MessageKind::StateChange => format!("state-{instance_id}"),
             _ => format!("message-{}-{instance_id}", self.ledger.messages + 1),
         };
-        self.record(Entry::Sent(QueuedMessage {
-            id,
-            kind,
-            instance_id: instance_id.to_owned(),
-            at_ms,
-        }));
+        self.record(Entry::Sent(QueuedMessage { id, kind, instance_id: instance_id.to_owned(), at_ms }));
     }
 
     /// Sets the time an instance begins to shut down, unless it is to end earlier already.
@@ -235,11 +191,7 @@ impl Ec2State {
         let end = self.ledger.instances.get(id).and_then(|record| record.shutdown_at_ms);
         if end.is_none_or(|end| at_ms < end) {
             let gone_at_ms = at_ms.saturating_add(self.pace.shutdown_ms);
-            self.record(Entry::Shutdown {
-                id: id.to_owned(),
-                at_ms,
-                gone_at_ms,
-            });
+            self.record(Entry::Shutdown { id: id.to_owned(), at_ms, gone_at_ms });
             self.send(id, MessageKind::StateChange, at_ms);
         }
     }
@@ -254,16 +206,9 @@ impl Ec2State {
         if self.throttled(now_ms, true) {
             return Err(LaunchError::Throttled);
         }
-        let earlier = self
-            .ledger
-            .tokens
-            .get(&request.client_token)
-            .and_then(|id| self.ledger.instances.get(id));
+        let earlier = self.ledger.tokens.get(&request.client_token).and_then(|id| self.ledger.instances.get(id));
         if let Some(record) = earlier {
-            return Ok(Launched {
-                instance: record.describe(now_ms),
-                unavailable: Vec::new(),
-            });
+            return Ok(Launched { instance: record.describe(now_ms), unavailable: Vec::new() });
         }
         if request.overrides.is_empty() {
             return Err(LaunchError::Other("the launch request names no offering".to_owned()));
@@ -279,9 +224,7 @@ impl Ec2State {
         });
         self.record(Entry::Launched(Box::new(record)));
         if fails.is_some() {
-            return Err(LaunchError::Other(
-                "the connection was lost before the answer came (scripted)".to_owned(),
-            ));
+            return Err(LaunchError::Other("the connection was lost before the answer came (scripted)".to_owned()));
         }
         Ok(Launched { instance, unavailable })
     }
@@ -372,10 +315,7 @@ impl Ec2State {
     fn address(&self, number: u64, begin: &str) -> String {
         const SPACE: u64 = 1 << 22;
         // An odd factor permutes the space; the offset keeps simulations that follow one another apart.
-        let place = number
-            .wrapping_mul(2_654_435_761)
-            .wrapping_add(draw(self.seed, &["address", begin]))
-            % SPACE;
+        let place = number.wrapping_mul(2_654_435_761).wrapping_add(draw(self.seed, &["address", begin])) % SPACE;
         let place = u32::try_from(place).unwrap_or(0);
         Ipv4Addr::from((10 << 24) | place).to_string()
     }
@@ -412,12 +352,8 @@ impl Ec2State {
     /// Throttled as scripted.
     pub fn list(&mut self, now_ms: i64) -> Result<Vec<Instance>, CloudError> {
         self.call(now_ms)?;
-        let mut records: Vec<&Record> = self
-            .ledger
-            .instances
-            .values()
-            .filter(|record| record.state(now_ms) != InstanceState::Terminated)
-            .collect();
+        let mut records: Vec<&Record> =
+            self.ledger.instances.values().filter(|record| record.state(now_ms) != InstanceState::Terminated).collect();
         records.sort_by_key(|record| record.number);
         Ok(records.into_iter().map(|record| record.describe(now_ms)).collect())
     }
@@ -434,8 +370,7 @@ impl Ec2State {
         due.sort_by(|a, b| (a.at_ms, &a.id).cmp(&(b.at_ms, &b.id)));
         due.truncate(RECEIVE_MOST);
         let until = now_ms.saturating_add(self.pace.visibility_ms);
-        self.hidden
-            .extend(due.iter().map(|message| (message.id.clone(), until)));
+        self.hidden.extend(due.iter().map(|message| (message.id.clone(), until)));
         let as_message = |message: &QueuedMessage| Message {
             receipt: message.id.clone(),
             kind: message.kind,
@@ -462,71 +397,43 @@ impl Ec2State {
     /// the instances to skip. An action is returned until it is reported as done.
     pub fn node_actions(&mut self, now_ms: i64, most: usize, skip: impl Fn(&str) -> bool) -> Vec<NodeAction> {
         self.advance(now_ms);
-        let due = |record| {
-            next_step(record, now_ms)
-                .filter(|(at, _)| *at <= now_ms)
-                .map(|(_, step)| (record, step))
-        };
+        let due = |record| next_step(record, now_ms).filter(|(at, _)| *at <= now_ms).map(|(_, step)| (record, step));
         let mut due: Vec<(&Record, NodeStep)> = self.ledger.instances.values().filter_map(due).collect();
         due.retain(|(record, _)| !skip(&record.id));
         due.sort_by_key(|(record, _)| record.number);
         due.truncate(most);
-        due.into_iter()
-            .map(|(record, step)| NodeAction {
-                record: record.clone(),
-                step,
-            })
-            .collect()
+        due.into_iter().map(|(record, step)| NodeAction { record: record.clone(), step }).collect()
     }
 
     /// Reports that something was done to an instance's Node.
     pub fn node_step_done(&mut self, id: &str, step: NodeStep) {
-        self.record(Entry::Node {
-            id: id.to_owned(),
-            step,
-        });
+        self.record(Entry::Node { id: id.to_owned(), step });
     }
 
     /// The next time after `now_ms` at which something happens by itself.
     pub fn next_wake_ms(&self, now_ms: i64) -> Option<i64> {
-        let steps = self
-            .ledger
-            .instances
-            .values()
-            .filter_map(|record| next_step(record, now_ms).map(|(at, _)| at));
+        let steps = self.ledger.instances.values().filter_map(|record| next_step(record, now_ms).map(|(at, _)| at));
         let messages = self.ledger.queue.values().map(|message| message.at_ms);
-        let events = self
-            .script
-            .events
-            .iter()
-            .enumerate()
-            .filter_map(|(index, event)| match event.trigger {
-                _ if self.ledger.fired.contains_key(&event_key(index, event)) => None,
-                Trigger::At(at) => Some(self.started_at_ms().saturating_add(at)),
-                Trigger::Launch { number, after_ms } => {
-                    let launched = self.ledger.instances.values().find(|record| record.number == number);
-                    launched.map(|record| record.launched_at_ms.saturating_add(after_ms))
-                }
-            });
+        let events = self.script.events.iter().enumerate().filter_map(|(index, event)| match event.trigger {
+            _ if self.ledger.fired.contains_key(&event_key(index, event)) => None,
+            Trigger::At(at) => Some(self.started_at_ms().saturating_add(at)),
+            Trigger::Launch { number, after_ms } => {
+                let launched = self.ledger.instances.values().find(|record| record.number == number);
+                launched.map(|record| record.launched_at_ms.saturating_add(after_ms))
+            }
+        });
         steps.chain(messages).chain(events).filter(|at| *at > now_ms).min()
     }
 
     /// An instance by its provider id. The zone in it must be right too.
     fn by_provider_id(&self, provider_id: &str) -> Option<&Record> {
         let id = provider_id.rsplit('/').next()?;
-        self.ledger
-            .instances
-            .get(id)
-            .filter(|record| record.provider_id() == provider_id)
+        self.ledger.instances.get(id).filter(|record| record.provider_id() == provider_id)
     }
 
     fn call(&mut self, now_ms: i64) -> Result<(), CloudError> {
         self.advance(now_ms);
-        if self.throttled(now_ms, false) {
-            Err(CloudError::Throttled)
-        } else {
-            Ok(())
-        }
+        if self.throttled(now_ms, false) { Err(CloudError::Throttled) } else { Ok(()) }
     }
 
     /// Whether a call is throttled. What is tied to a launch only throttles launches.
@@ -570,9 +477,7 @@ fn interrupts_on_demand(kind: InstanceEvent, record: &Record) -> bool {
 }
 
 fn of_launch(event: &Event, offering: &Override, request: &LaunchRequest) -> bool {
-    event
-        .selector
-        .matches_offering(&offering.instance_type, &offering.zone, offering.capacity_type)
+    event.selector.matches_offering(&offering.instance_type, &offering.zone, offering.capacity_type)
         && event.selector.matches_claim(&request.node_claim, &request.node_pool)
 }
 

@@ -41,34 +41,20 @@ impl Simulation {
     }
 
     fn launched(&mut self, claim: &str, at: i64) -> Instance {
-        self.launch(&request(claim, &[("m5.large", "a", "spot")]), at)
-            .unwrap()
-            .instance
+        self.launch(&request(claim, &[("m5.large", "a", "spot")]), at).unwrap().instance
     }
 
     fn messages(&mut self, at: i64) -> Vec<(MessageKind, String)> {
         let received = self.state.receive(START + at).unwrap();
-        received
-            .into_iter()
-            .map(|message| (message.kind, message.instance_id))
-            .collect()
+        received.into_iter().map(|message| (message.kind, message.instance_id)).collect()
     }
 
     fn states(&mut self, at: i64) -> Vec<InstanceState> {
-        self.state
-            .ledger
-            .instances
-            .values()
-            .map(|record| record.state(START + at))
-            .collect()
+        self.state.ledger.instances.values().map(|record| record.state(START + at)).collect()
     }
 
     fn steps(&mut self, at: i64) -> Vec<NodeStep> {
-        self.state
-            .node_actions(START + at, usize::MAX, |_| false)
-            .into_iter()
-            .map(|action| action.step)
-            .collect()
+        self.state.node_actions(START + at, usize::MAX, |_| false).into_iter().map(|action| action.step).collect()
     }
 }
 
@@ -104,36 +90,20 @@ fn a_launch_takes_the_cheapest_offering_with_capacity_and_says_which_had_none() 
     for (script, chosen, expected) in [
         // Equal prices: the caller's order decides.
         ("", 2, vec![]),
-        (
-            "[{at: 0s, do: out-of-capacity, zone: us-east-1b}]",
-            3,
-            vec![offering(&wanted[2])],
-        ),
+        ("[{at: 0s, do: out-of-capacity, zone: us-east-1b}]", 3, vec![offering(&wanted[2])]),
         (
             "[{at: 0s, do: out-of-capacity, capacityType: spot, instanceType: m5.large}]",
             0,
             short(2).into_iter().rev().collect(),
         ),
-        (
-            "[{at: 0s, do: out-of-capacity, capacityType: spot, zone: us-east-1a}]",
-            2,
-            vec![],
-        ),
+        ("[{at: 0s, do: out-of-capacity, capacityType: spot, zone: us-east-1a}]", 2, vec![]),
         ("[{at: 0s, do: out-of-capacity, nodeClaim: \"other-*\"}]", 2, vec![]),
     ] {
         let mut simulation = Simulation::new(script);
         let launched = simulation.launch(&request("one", &wanted), 10).unwrap();
-        let got = (
-            launched.instance.instance_type.as_str(),
-            &launched.instance.zone,
-            launched.instance.capacity_type,
-        );
+        let got = (launched.instance.instance_type.as_str(), &launched.instance.zone, launched.instance.capacity_type);
         let want = offering(&wanted[chosen]);
-        assert_eq!(
-            got,
-            (want.instance_type.as_str(), &want.zone, want.capacity_type),
-            "{script}"
-        );
+        assert_eq!(got, (want.instance_type.as_str(), &want.zone, want.capacity_type), "{script}");
         assert_eq!(launched.unavailable, expected, "{script}");
     }
 }
@@ -142,11 +112,8 @@ fn a_launch_takes_the_cheapest_offering_with_capacity_and_says_which_had_none() 
 fn a_price_move_changes_the_choice() {
     let wanted = [("m5.large", "a", "on-demand"), ("m5.large", "a", "spot")];
     let mut simulation = Simulation::new("[{at: 10s, for: 10s, do: price, factor: 3, capacityType: spot}]");
-    for (at, expected) in [
-        (9_999, CapacityType::Spot),
-        (10_000, CapacityType::OnDemand),
-        (20_000, CapacityType::Spot),
-    ] {
+    for (at, expected) in [(9_999, CapacityType::Spot), (10_000, CapacityType::OnDemand), (20_000, CapacityType::Spot)]
+    {
         let launched = simulation.launch(&request(&at.to_string(), &wanted), at).unwrap();
         assert_eq!(launched.instance.capacity_type, expected, "{at}");
     }
@@ -155,23 +122,14 @@ fn a_price_move_changes_the_choice() {
 #[test]
 fn a_launch_without_any_capacity_names_every_offering() {
     let mut simulation = Simulation::new("[{at: 0s, for: 10s, do: out-of-capacity}]");
-    let wanted = [
-        ("m5.large", "a", "spot"),
-        ("m5.nonsense", "a", "spot"),
-        ("u-6tb1.112xlarge", "a", "spot"),
-    ];
+    let wanted = [("m5.large", "a", "spot"), ("m5.nonsense", "a", "spot"), ("u-6tb1.112xlarge", "a", "spot")];
     let error = simulation.launch(&request("one", &wanted), 9_999).unwrap_err();
-    let LaunchError::InsufficientCapacity { unavailable } = &error else {
-        panic!("{error}")
-    };
+    let LaunchError::InsufficientCapacity { unavailable } = &error else { panic!("{error}") };
     assert_eq!(unavailable.len(), 3);
     assert!(simulation.state.list(START + 9_999).unwrap().is_empty());
     let again = simulation.launch(&request("one", &wanted), 10_000).unwrap();
     assert_eq!(again.unavailable.len(), 2, "what is not offered stays unavailable");
-    assert!(matches!(
-        simulation.launch(&request("two", &[]), 0),
-        Err(LaunchError::Other(_))
-    ));
+    assert!(matches!(simulation.launch(&request("two", &[]), 0), Err(LaunchError::Other(_))));
 }
 
 #[test]
@@ -204,35 +162,16 @@ fn an_instance_goes_through_its_states_in_time() {
     assert_eq!(instance.state, InstanceState::Pending);
     assert_eq!(simulation.states(199), [InstanceState::Pending]);
     assert_eq!(simulation.states(200), [InstanceState::Running]);
-    assert!(
-        simulation
-            .state
-            .terminate(&instance.provider_id, START + 1_000)
-            .unwrap()
-    );
-    assert!(
-        simulation
-            .state
-            .terminate(&instance.provider_id, START + 2_000)
-            .unwrap(),
-        "repeating is no error"
-    );
+    assert!(simulation.state.terminate(&instance.provider_id, START + 1_000).unwrap());
+    assert!(simulation.state.terminate(&instance.provider_id, START + 2_000).unwrap(), "repeating is no error");
     assert_eq!(simulation.states(5_999), [InstanceState::ShuttingDown]);
     assert_eq!(simulation.state.list(START + 5_999).unwrap().len(), 1);
     assert_eq!(simulation.states(6_000), [InstanceState::Terminated]);
     assert!(simulation.state.list(START + 6_000).unwrap().is_empty());
-    assert!(
-        !simulation
-            .state
-            .terminate(&instance.provider_id, START + 6_000)
-            .unwrap()
-    );
+    assert!(!simulation.state.terminate(&instance.provider_id, START + 6_000).unwrap());
     let described =
         |simulation: &mut Simulation, at| simulation.state.describe(&instance.provider_id, START + at).unwrap();
-    assert_eq!(
-        described(&mut simulation, 3_605_999).map(|found| found.state),
-        Some(InstanceState::Terminated)
-    );
+    assert_eq!(described(&mut simulation, 3_605_999).map(|found| found.state), Some(InstanceState::Terminated));
     assert_eq!(described(&mut simulation, 3_606_000), None);
     assert!(!simulation.state.terminate("aws:///us-east-1a/i-0", START).unwrap());
     assert!(!simulation.state.terminate("nonsense", START).unwrap());
@@ -268,17 +207,10 @@ fn a_node_is_registered_at_boot_silenced_at_the_end_and_then_removed() {
     assert_eq!(simulation.state.next_wake_ms(START), Some(START + 30_000));
     assert!(simulation.steps(29_999).is_empty());
     assert_eq!(simulation.steps(30_000), [NodeStep::Registered]);
-    assert_eq!(
-        simulation.steps(31_000),
-        [NodeStep::Registered],
-        "until it is reported as done"
-    );
+    assert_eq!(simulation.steps(31_000), [NodeStep::Registered], "until it is reported as done");
     simulation.state.node_step_done(&instance.id, NodeStep::Registered);
     assert!(simulation.steps(31_000).is_empty());
-    simulation
-        .state
-        .terminate(&instance.provider_id, START + 40_000)
-        .unwrap();
+    simulation.state.terminate(&instance.provider_id, START + 40_000).unwrap();
     assert_eq!(simulation.steps(40_000), [NodeStep::Silenced]);
     simulation.state.node_step_done(&instance.id, NodeStep::Silenced);
     assert!(simulation.steps(44_999).is_empty());
@@ -312,10 +244,7 @@ fn boots_are_slow_or_never_come_as_scripted_and_drawn_within_bounds_otherwise() 
     }
     let mut records: Vec<&Record> = simulation.state.ledger().instances.values().collect();
     records.sort_by_key(|record| record.number);
-    let boots: Vec<Option<i64>> = records
-        .iter()
-        .map(|record| record.boot_at_ms.map(|boot| boot - START))
-        .collect();
+    let boots: Vec<Option<i64>> = records.iter().map(|record| record.boot_at_ms.map(|boot| boot - START)).collect();
     assert_eq!(boots, [Some(240_000), None, Some(61_000), Some(90_000)]);
     assert_eq!(records[3].devices_at_ms, Some(START + 110_000));
     assert_eq!(records[2].devices_at_ms, None);
@@ -324,53 +253,24 @@ fn boots_are_slow_or_never_come_as_scripted_and_drawn_within_bounds_otherwise() 
     let devices = |simulation: &mut Simulation, at| simulation.steps(at).contains(&NodeStep::Devices);
     assert!(!devices(&mut simulation, 109_999) && devices(&mut simulation, 110_000));
 
-    let mut drawn = Ec2State::new(
-        7,
-        Pace {
-            boot_ms: (20_000, 40_000),
-            ..pace()
-        },
-        Script::default(),
-        Ledger::default(),
-        START,
-    );
+    let mut drawn =
+        Ec2State::new(7, Pace { boot_ms: (20_000, 40_000), ..pace() }, Script::default(), Ledger::default(), START);
     for n in 0..300 {
-        drawn
-            .launch(
-                &request(&n.to_string(), &[("m5.large", "a", "spot")]),
-                &simulation.market,
-                START,
-            )
-            .unwrap();
+        drawn.launch(&request(&n.to_string(), &[("m5.large", "a", "spot")]), &simulation.market, START).unwrap();
     }
-    let boots: Vec<i64> = drawn
-        .ledger()
-        .instances
-        .values()
-        .filter_map(|record| record.boot_at_ms)
-        .collect();
-    assert!(
-        boots
-            .iter()
-            .all(|boot| (START + 20_000..=START + 40_000).contains(boot))
-    );
+    let boots: Vec<i64> = drawn.ledger().instances.values().filter_map(|record| record.boot_at_ms).collect();
+    assert!(boots.iter().all(|boot| (START + 20_000..=START + 40_000).contains(boot)));
     assert!(boots.iter().min() < Some(&(START + 21_000)) && boots.iter().max() > Some(&(START + 39_000)));
 }
 
 #[test]
 fn a_spot_interruption_gives_notice_and_then_ends_the_instance() {
     let mut simulation = Simulation::new("[{at: 60s, do: spot-interruption, count: 1}]");
-    let on_demand = simulation
-        .launch(&request("od", &[("m5.large", "a", "on-demand")]), 0)
-        .unwrap()
-        .instance;
+    let on_demand = simulation.launch(&request("od", &[("m5.large", "a", "on-demand")]), 0).unwrap().instance;
     let spot = simulation.launched("spot", 1);
     let other = simulation.launched("other", 2);
     assert!(simulation.messages(59_999).is_empty());
-    assert_eq!(
-        simulation.messages(60_000),
-        [(MessageKind::SpotInterruption, spot.id.clone())]
-    );
+    assert_eq!(simulation.messages(60_000), [(MessageKind::SpotInterruption, spot.id.clone())]);
     assert!(simulation.messages(60_001).is_empty(), "hidden while it is handled");
     assert_eq!(
         simulation.messages(90_000),
@@ -379,16 +279,9 @@ fn a_spot_interruption_gives_notice_and_then_ends_the_instance() {
     );
     let living = |simulation: &mut Simulation, at| {
         let listed = simulation.state.list(START + at).unwrap();
-        listed
-            .into_iter()
-            .filter(|i| i.state == InstanceState::Running)
-            .map(|i| i.id)
-            .collect::<Vec<_>>()
+        listed.into_iter().filter(|i| i.state == InstanceState::Running).map(|i| i.id).collect::<Vec<_>>()
     };
-    assert_eq!(
-        living(&mut simulation, 179_999),
-        [on_demand.id.clone(), spot.id.clone(), other.id.clone()]
-    );
+    assert_eq!(living(&mut simulation, 179_999), [on_demand.id.clone(), spot.id.clone(), other.id.clone()]);
     assert_eq!(living(&mut simulation, 180_000), [on_demand.id, other.id]);
     let messages = simulation.messages(180_000);
     assert!(messages.contains(&(MessageKind::StateChange, spot.id)), "{messages:?}");
@@ -403,27 +296,12 @@ fn a_deleted_message_never_returns_and_an_old_one_is_dropped() {
     // The rebalance at the start found no instance; the scheduled change did.
     let received = simulation.state.receive(START + 2_000).unwrap();
     assert_eq!(received.len(), 1);
-    assert_eq!(
-        (received[0].kind, received[0].at_ms),
-        (MessageKind::ScheduledChange, START + 1_000)
-    );
-    simulation
-        .state
-        .delete_message(&received[0].receipt, START + 3_000)
-        .unwrap();
-    simulation
-        .state
-        .delete_message(&received[0].receipt, START + 3_000)
-        .unwrap();
+    assert_eq!((received[0].kind, received[0].at_ms), (MessageKind::ScheduledChange, START + 1_000));
+    simulation.state.delete_message(&received[0].receipt, START + 3_000).unwrap();
+    simulation.state.delete_message(&received[0].receipt, START + 3_000).unwrap();
     assert!(simulation.messages(100_000).is_empty());
-    simulation
-        .state
-        .trigger(&instance.id, InstanceEvent::Rebalance, START + 200_000)
-        .unwrap();
-    assert!(
-        simulation.messages(500_000).is_empty(),
-        "the queue keeps a message for five minutes"
-    );
+    simulation.state.trigger(&instance.id, InstanceEvent::Rebalance, START + 200_000).unwrap();
+    assert!(simulation.messages(500_000).is_empty(), "the queue keeps a message for five minutes");
     assert!(simulation.state.ledger().queue.is_empty());
 }
 
@@ -431,14 +309,8 @@ fn a_deleted_message_never_returns_and_an_old_one_is_dropped() {
 fn an_earlier_end_replaces_a_later_one() {
     let mut simulation = Simulation::new("");
     let instance = simulation.launched("one", 0);
-    simulation
-        .state
-        .trigger(&instance.id, InstanceEvent::SpotInterruption, START + 1_000)
-        .unwrap();
-    simulation
-        .state
-        .terminate(&instance.provider_id, START + 10_000)
-        .unwrap();
+    simulation.state.trigger(&instance.id, InstanceEvent::SpotInterruption, START + 1_000).unwrap();
+    simulation.state.terminate(&instance.provider_id, START + 10_000).unwrap();
     assert_eq!(simulation.states(15_000), [InstanceState::Terminated]);
     let kinds: Vec<MessageKind> = simulation.messages(15_000).into_iter().map(|(kind, _)| kind).collect();
     assert_eq!(kinds, [MessageKind::SpotInterruption, MessageKind::StateChange]);
@@ -456,10 +328,7 @@ fn events_strike_the_numbered_instance_once_and_after_its_delay() {
     assert!(simulation.state.ledger().instances[&second.id].shutdown_at_ms.is_none());
     simulation.state.advance(START + 21_000);
     simulation.state.advance(START + 22_000);
-    assert_eq!(
-        simulation.state.ledger().instances[&second.id].shutdown_at_ms,
-        Some(START + 21_000)
-    );
+    assert_eq!(simulation.state.ledger().instances[&second.id].shutdown_at_ms, Some(START + 21_000));
     assert!(simulation.state.ledger().instances[&first.id].shutdown_at_ms.is_none());
 }
 
@@ -467,37 +336,18 @@ fn events_strike_the_numbered_instance_once_and_after_its_delay() {
 fn events_by_hand_find_the_instance_by_id_or_node_and_refuse_what_cannot_be() {
     let mut simulation = Simulation::new("");
     let spot = simulation.launched("one", 0);
-    let on_demand = simulation
-        .launch(&request("od", &[("m5.large", "a", "on-demand")]), 0)
-        .unwrap()
-        .instance;
+    let on_demand = simulation.launch(&request("od", &[("m5.large", "a", "on-demand")]), 0).unwrap().instance;
     let node = simulation.state.ledger().instances[&spot.id].node_name();
-    simulation
-        .state
-        .trigger(&node, InstanceEvent::KernelPanic, START + 40_000)
-        .unwrap();
+    simulation.state.trigger(&node, InstanceEvent::KernelPanic, START + 40_000).unwrap();
     assert!(
-        simulation
-            .steps(40_000)
-            .iter()
-            .all(|step| *step == NodeStep::Registered),
+        simulation.steps(40_000).iter().all(|step| *step == NodeStep::Registered),
         "a dead kernel registers nothing"
     );
     assert_eq!(simulation.states(41_000), [InstanceState::Running; 2]);
-    let error = simulation
-        .state
-        .trigger(&on_demand.id, InstanceEvent::SpotInterruption, START)
-        .unwrap_err()
-        .to_string();
-    assert!(
-        error.ends_with("is on-demand, only spot instances are interrupted; use terminate"),
-        "{error}"
-    );
-    let error = simulation
-        .state
-        .trigger("i-0", InstanceEvent::Terminate, START)
-        .unwrap_err()
-        .to_string();
+    let error =
+        simulation.state.trigger(&on_demand.id, InstanceEvent::SpotInterruption, START).unwrap_err().to_string();
+    assert!(error.ends_with("is on-demand, only spot instances are interrupted; use terminate"), "{error}");
+    let error = simulation.state.trigger("i-0", InstanceEvent::Terminate, START).unwrap_err().to_string();
     assert_eq!(error, "no living simulated instance has the id or node name i-0");
 }
 
@@ -509,10 +359,7 @@ fn a_kernel_panic_silences_a_registered_node_and_its_end_still_removes_it() {
     assert_eq!(simulation.steps(60_000), [NodeStep::Silenced]);
     simulation.state.node_step_done(&instance.id, NodeStep::Silenced);
     assert!(simulation.steps(600_000).is_empty());
-    simulation
-        .state
-        .terminate(&instance.provider_id, START + 700_000)
-        .unwrap();
+    simulation.state.terminate(&instance.provider_id, START + 700_000).unwrap();
     assert_eq!(simulation.steps(705_000), [NodeStep::Removed]);
 }
 
@@ -522,28 +369,16 @@ fn throttling_holds_for_its_time_or_its_count() {
     let wanted = request("one", &[("m5.large", "a", "spot")]);
     for _ in 0..2 {
         assert_eq!(simulation.launch(&wanted, 0).unwrap_err(), LaunchError::Throttled);
-        assert!(
-            simulation.state.list(START).is_ok(),
-            "what is tied to a launch throttles only launches"
-        );
+        assert!(simulation.state.list(START).is_ok(), "what is tied to a launch throttles only launches");
     }
     let instance = simulation.launch(&wanted, 0).unwrap().instance;
     for at in [10_000, 14_999] {
         assert_eq!(simulation.launch(&wanted, at).unwrap_err(), LaunchError::Throttled);
         assert_eq!(simulation.state.list(START + at), Err(CloudError::Throttled));
-        assert_eq!(
-            simulation.state.describe(&instance.provider_id, START + at),
-            Err(CloudError::Throttled)
-        );
-        assert_eq!(
-            simulation.state.terminate(&instance.provider_id, START + at),
-            Err(CloudError::Throttled)
-        );
+        assert_eq!(simulation.state.describe(&instance.provider_id, START + at), Err(CloudError::Throttled));
+        assert_eq!(simulation.state.terminate(&instance.provider_id, START + at), Err(CloudError::Throttled));
         assert_eq!(simulation.state.receive(START + at), Err(CloudError::Throttled));
-        assert_eq!(
-            simulation.state.delete_message("m", START + at),
-            Err(CloudError::Throttled)
-        );
+        assert_eq!(simulation.state.delete_message("m", START + at), Err(CloudError::Throttled));
     }
     assert_eq!(simulation.state.list(START + 15_000).unwrap().len(), 1);
 }
@@ -555,20 +390,13 @@ fn a_replayed_journal_gives_the_state_that_wrote_it() {
     let mut written = Vec::new();
     let first = simulation.launched("one", 0);
     written.extend(simulation.state.take_unwritten());
-    assert!(
-        simulation
-            .launch(&request("two", &[("m5.large", "a", "spot")]), 1_000)
-            .is_err()
-    );
+    assert!(simulation.launch(&request("two", &[("m5.large", "a", "spot")]), 1_000).is_err());
     let second = simulation.launched("two", 2_000);
     simulation.state.advance(START + 5_000);
     simulation.state.node_step_done(&first.id, NodeStep::Registered);
     simulation.state.terminate(&second.provider_id, START + 9_000).unwrap();
     let received = simulation.state.receive(START + 9_000).unwrap();
-    simulation
-        .state
-        .delete_message(&received[0].receipt, START + 9_000)
-        .unwrap();
+    simulation.state.delete_message(&received[0].receipt, START + 9_000).unwrap();
     written.extend(simulation.state.take_unwritten());
 
     let mut replayed = Ledger::default();
@@ -584,23 +412,12 @@ fn a_replayed_journal_gives_the_state_that_wrote_it() {
 
     let mut resumed = Simulation::resumed(script, compacted, START + 60_000);
     assert_eq!(resumed.state.started_at_ms(), START);
-    assert_eq!(
-        resumed.launched("one", 60_000).id,
-        first.id,
-        "no instance is bought twice"
-    );
+    assert_eq!(resumed.launched("one", 60_000).id, first.id, "no instance is bought twice");
     let third = resumed.launched("three", 60_000);
     assert_ne!(third.id, first.id);
     assert!(
         resumed.state.ledger().instances[&third.id].shutdown_at_ms.is_none(),
         "an event that was fired stays fired"
     );
-    assert_eq!(
-        resumed
-            .states(125_000)
-            .iter()
-            .filter(|state| **state == InstanceState::ShuttingDown)
-            .count(),
-        1
-    );
+    assert_eq!(resumed.states(125_000).iter().filter(|state| **state == InstanceState::ShuttingDown).count(), 1);
 }

@@ -15,58 +15,27 @@ const LATER: i64 = NOW + 60_000;
 const GI: i64 = 1 << 30;
 
 fn room(cpu_milli: i64, memory_gi: i64) -> Resources {
-    Resources {
-        cpu_milli,
-        memory: memory_gi * GI,
-        pods: 10,
-        ..Resources::default()
-    }
+    Resources { cpu_milli, memory: memory_gi * GI, pods: 10, ..Resources::default() }
 }
 
 fn requests(cpu_milli: i64, memory_gi: i64) -> Resources {
-    Resources {
-        pods: 1,
-        ..room(cpu_milli, memory_gi)
-    }
+    Resources { pods: 1, ..room(cpu_milli, memory_gi) }
 }
 
 fn node(name: &str, holds: Vec<Hold>) -> NodeRoom {
-    NodeRoom {
-        name: name.into(),
-        allocatable: room(4000, 16),
-        free: room(4000, 16),
-        holds,
-        ..NodeRoom::default()
-    }
+    NodeRoom { name: name.into(), allocatable: room(4000, 16), free: room(4000, 16), holds, ..NodeRoom::default() }
 }
 
 fn hold(pod: &str, cpu_milli: i64) -> Hold {
-    Hold {
-        pod: pod.into(),
-        requests: requests(cpu_milli, 1),
-        expires_at_ms: LATER,
-        ..Hold::default()
-    }
+    Hold { pod: pod.into(), requests: requests(cpu_milli, 1), expires_at_ms: LATER, ..Hold::default() }
 }
 
 fn plan(pod: &str, node: Option<&str>) -> (Arc<str>, PlannedPod) {
-    (
-        pod.into(),
-        PlannedPod {
-            node: node.map(Arc::from),
-            claim: "claim-1".into(),
-            expires_at_ms: LATER,
-        },
-    )
+    (pod.into(), PlannedPod { node: node.map(Arc::from), claim: "claim-1".into(), expires_at_ms: LATER })
 }
 
 fn view<const N: usize>(nodes: Vec<NodeRoom>, planned: [(Arc<str>, PlannedPod); N]) -> View {
-    View::build(ViewInput {
-        built_at_ms: NOW,
-        max_age_ms: 120_000,
-        nodes,
-        planned: planned.into(),
-    })
+    View::build(ViewInput { built_at_ms: NOW, max_age_ms: 120_000, nodes, planned: planned.into() })
 }
 
 fn pod(name: &str, cpu: &str) -> Value {
@@ -88,20 +57,9 @@ fn filtered(view: &View, now_ms: i64, pod: &Value, names: &[&str]) -> (Vec<Strin
     let result = serde_json::to_value(filter(view, now_ms, args)).unwrap();
     assert_eq!(result["Error"], "");
     assert_eq!(result["FailedNodes"], json!({}));
-    let passed = result["NodeNames"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|name| name.as_str().unwrap().to_owned())
-        .collect();
+    let passed = result["NodeNames"].as_array().unwrap().iter().map(|name| name.as_str().unwrap().to_owned()).collect();
     let failed = result["FailedAndUnresolvableNodes"].as_object().unwrap();
-    (
-        passed,
-        failed
-            .iter()
-            .map(|(name, reason)| format!("{name}: {}", reason.as_str().unwrap()))
-            .collect(),
-    )
+    (passed, failed.iter().map(|(name, reason)| format!("{name}: {}", reason.as_str().unwrap())).collect())
 }
 
 fn pass(names: &[&str]) -> (Vec<String>, Vec<String>) {
@@ -110,8 +68,5 @@ fn pass(names: &[&str]) -> (Vec<String>, Vec<String>) {
 
 fn scores(view: &View, pod: &Value, names: &[&str]) -> Vec<i64> {
     let body = asked(pod, names);
-    prioritize(view, NOW, serde_json::from_str(&body).unwrap())
-        .into_iter()
-        .map(|entry| entry.score)
-        .collect()
+    prioritize(view, NOW, serde_json::from_str(&body).unwrap()).into_iter().map(|entry| entry.score).collect()
 }

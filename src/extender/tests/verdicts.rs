@@ -10,86 +10,47 @@ fn without_holds_plans_or_disruption_names_are_echoed_in_order() {
     let body = asked(&pod("p", "64"), &["b", "ghost", "a"]);
     let result = filter(&view, NOW, serde_json::from_str(&body).unwrap());
     assert_eq!(result.answer, Answer::Unrestrained);
-    assert_eq!(
-        filtered(&view, NOW, &pod("p", "64"), &["b", "ghost", "a"]),
-        pass(&["b", "ghost", "a"])
-    );
+    assert_eq!(filtered(&view, NOW, &pod("p", "64"), &["b", "ghost", "a"]), pass(&["b", "ghost", "a"]));
 }
 
 #[test]
 fn a_planned_pod_passes_on_its_node_only_until_the_plan_ends() {
-    let view = view(
-        vec![node("a", vec![hold("default/p", 1000)]), node("b", vec![])],
-        [plan("default/p", Some("a"))],
-    );
+    let view = view(vec![node("a", vec![hold("default/p", 1000)]), node("b", vec![])], [plan("default/p", Some("a"))]);
     let planned = pod("p", "1");
-    let on_a = (
-        vec!["a".to_owned()],
-        vec!["b: planned on a".to_owned(), "c: planned on a".to_owned()],
-    );
+    let on_a = (vec!["a".to_owned()], vec!["b: planned on a".to_owned(), "c: planned on a".to_owned()]);
     assert_eq!(filtered(&view, NOW, &planned, &["a", "b", "c"]), on_a);
     assert_eq!(filtered(&view, LATER - 1, &planned, &["a", "b", "c"]), on_a);
-    assert_eq!(
-        filtered(&view, LATER, &planned, &["a", "b", "c"]),
-        pass(&["a", "b", "c"])
-    );
-    assert_eq!(
-        filtered(&view, NOW, &planned, &["b"]),
-        (vec![], vec!["b: planned on a".to_owned()])
-    );
-    assert_eq!(
-        filtered(&view, NOW, &planned, &["a"]),
-        pass(&["a"]),
-        "the single-name call of a nominated pod"
-    );
+    assert_eq!(filtered(&view, LATER, &planned, &["a", "b", "c"]), pass(&["a", "b", "c"]));
+    assert_eq!(filtered(&view, NOW, &planned, &["b"]), (vec![], vec!["b: planned on a".to_owned()]));
+    assert_eq!(filtered(&view, NOW, &planned, &["a"]), pass(&["a"]), "the single-name call of a nominated pod");
     assert_eq!(filtered(&view, NOW, &planned, &[]), pass(&[]));
 }
 
 #[test]
 fn a_pod_whose_node_is_still_being_made_waits_until_the_plan_ends() {
     let view = view(vec![node("a", vec![])], [plan("default/p", None)]);
-    let waiting = (
-        vec![],
-        vec!["a: waiting for planned node of nodeclaim claim-1".to_owned()],
-    );
+    let waiting = (vec![], vec!["a: waiting for planned node of nodeclaim claim-1".to_owned()]);
     assert_eq!(filtered(&view, NOW, &pod("p", "1"), &["a"]), waiting);
     assert_eq!(filtered(&view, LATER, &pod("p", "1"), &["a"]), pass(&["a"]));
-    assert_eq!(
-        filtered(&view, NOW, &pod("other", "1"), &["a"]),
-        pass(&["a"]),
-        "others don't wait"
-    );
+    assert_eq!(filtered(&view, NOW, &pod("other", "1"), &["a"]), pass(&["a"]), "others don't wait");
 }
 
 #[test]
 fn strangers_get_what_the_holds_and_daemons_leave() {
     let mut held = node("a", vec![hold("default/p", 1000), hold("default/q", 1000)]);
-    held.daemon_reserve = Resources {
-        cpu_milli: 500,
-        ..Resources::default()
-    };
+    held.daemon_reserve = Resources { cpu_milli: 500, ..Resources::default() };
     let view = view(vec![held, node("b", vec![])], []);
     // 4000 free, 2000 held, 500 for daemons: 1500 left.
     assert_eq!(filtered(&view, NOW, &pod("x", "1500m"), &["a", "b"]), pass(&["a", "b"]));
-    let denied = (
-        vec!["b".to_owned()],
-        vec!["a: room reserved for 2 planned pods".to_owned()],
-    );
+    let denied = (vec!["b".to_owned()], vec!["a: room reserved for 2 planned pods".to_owned()]);
     assert_eq!(filtered(&view, NOW, &pod("x", "1501m"), &["a", "b"]), denied);
-    assert_eq!(
-        filtered(&view, LATER, &pod("x", "1501m"), &["a", "b"]),
-        pass(&["a", "b"]),
-        "holds end"
-    );
+    assert_eq!(filtered(&view, LATER, &pod("x", "1501m"), &["a", "b"]), pass(&["a", "b"]), "holds end");
 }
 
 #[test]
 fn every_kind_of_resource_is_guarded() {
     let mut full = hold("default/p", 0);
-    full.requests = Resources {
-        pods: 9,
-        ..Resources::default()
-    };
+    full.requests = Resources { pods: 9, ..Resources::default() };
     let with_extended = |amount: i64| {
         let mut hold = hold("default/p", 0);
         hold.requests.extended.insert("nvidia.com/gpu".into(), amount);
@@ -113,11 +74,7 @@ fn every_kind_of_resource_is_guarded() {
         (node("a", vec![hold("default/p", 0)]), big, false),
         (node("a", vec![hold("default/p", 0)]), unreadable, false),
     ] {
-        assert_eq!(
-            filtered(&view(vec![node], []), NOW, &pod, &["a"]).0.len() == 1,
-            passes,
-            "{pod}"
-        );
+        assert_eq!(filtered(&view(vec![node], []), NOW, &pod, &["a"]).0.len() == 1, passes, "{pod}");
     }
 }
 
@@ -133,11 +90,7 @@ fn holds_bind_pods_of_equal_or_lower_priority_only() {
     };
     let denied = |count: &str| (vec![], vec![format!("a: room reserved for {count}")]);
     assert_eq!(with_priority(0, "500m"), denied("2 planned pods"));
-    assert_eq!(
-        with_priority(50, "1000m"),
-        pass(&["a"]),
-        "the hold of priority 0 does not bind"
-    );
+    assert_eq!(with_priority(50, "1000m"), pass(&["a"]), "the hold of priority 0 does not bind");
     assert_eq!(with_priority(100, "1001m"), denied("1 planned pod"));
     assert_eq!(with_priority(101, "4"), pass(&["a"]));
 }
@@ -146,10 +99,7 @@ fn holds_bind_pods_of_equal_or_lower_priority_only() {
 fn daemon_pods_pass_everywhere() {
     let mut disrupting = node("b", vec![]);
     disrupting.disrupting = true;
-    let view = view(
-        vec![node("a", vec![hold("default/p", 4000)]), disrupting],
-        [plan("default/d", None)],
-    );
+    let view = view(vec![node("a", vec![hold("default/p", 4000)]), disrupting], [plan("default/d", None)]);
     let mut daemon = pod("d", "1");
     daemon["metadata"]["ownerReferences"] = json!([{"kind": "DaemonSet", "uid": "ds", "controller": true}]);
     assert_eq!(filtered(&view, NOW, &daemon, &["a", "b"]), pass(&["a", "b"]));
@@ -160,42 +110,21 @@ fn nothing_new_comes_to_a_node_about_to_be_disrupted() {
     let mut disrupting = node("a", vec![hold("default/p", 100)]);
     disrupting.disrupting = true;
     let view = view(vec![disrupting, node("b", vec![])], [plan("default/p", Some("a"))]);
-    let denied = (
-        vec!["b".to_owned()],
-        vec!["a: node is about to be disrupted".to_owned()],
-    );
+    let denied = (vec!["b".to_owned()], vec!["a: node is about to be disrupted".to_owned()]);
     assert_eq!(filtered(&view, NOW, &pod("x", "1"), &["a", "b"]), denied);
-    assert_eq!(
-        filtered(&view, NOW, &pod("p", "1"), &["a", "b"]),
-        denied,
-        "a plan onto such a node is void"
-    );
-    assert_eq!(
-        filtered(&view, LATER, &pod("x", "1"), &["a", "b"]),
-        denied,
-        "this does not end with the holds"
-    );
+    assert_eq!(filtered(&view, NOW, &pod("p", "1"), &["a", "b"]), denied, "a plan onto such a node is void");
+    assert_eq!(filtered(&view, LATER, &pod("x", "1"), &["a", "b"]), denied, "this does not end with the holds");
     for (toleration, passes) in [
         (json!({"key": "karpenter.sh/disrupted", "operator": "Exists"}), true),
         (json!({"key": "karpenter.sh/disrupted", "effect": "NoSchedule"}), true),
         (json!({"operator": "Exists"}), true),
-        (
-            json!({"key": "karpenter.sh/disrupted", "operator": "Exists", "effect": "NoExecute"}),
-            false,
-        ),
-        (
-            json!({"key": "karpenter.sh/disrupted", "operator": "Equal", "value": "yes"}),
-            false,
-        ),
+        (json!({"key": "karpenter.sh/disrupted", "operator": "Exists", "effect": "NoExecute"}), false),
+        (json!({"key": "karpenter.sh/disrupted", "operator": "Equal", "value": "yes"}), false),
         (json!({"key": "other", "operator": "Exists"}), false),
     ] {
         let mut tolerant = pod("x", "1");
         tolerant["spec"]["tolerations"] = json!([toleration]);
-        assert_eq!(
-            filtered(&view, NOW, &tolerant, &["a"]).0.len() == 1,
-            passes,
-            "{toleration}"
-        );
+        assert_eq!(filtered(&view, NOW, &tolerant, &["a"]).0.len() == 1, passes, "{toleration}");
     }
 }
 
@@ -204,22 +133,14 @@ fn the_successor_of_a_displaced_pod_takes_its_place() {
     let mut displaced = hold("default/web-old", 3000);
     displaced.owner = Some("rs".into());
     displaced.displaced = true;
-    let input = |hold: Hold| {
-        view(
-            vec![node("a", vec![hold, self::hold("default/q", 1000)]), node("b", vec![])],
-            [],
-        )
-    };
+    let input = |hold: Hold| view(vec![node("a", vec![hold, self::hold("default/q", 1000)]), node("b", vec![])], []);
     let owned = |owner: &str, cpu: &str| {
         let mut pod = pod("web-new", cpu);
         pod["metadata"]["ownerReferences"] = json!([{"kind": "ReplicaSet", "uid": owner, "controller": true}]);
         pod
     };
     let on_a = (vec!["a".to_owned()], vec!["b: planned on a".to_owned()]);
-    let not_a = (
-        vec!["b".to_owned()],
-        vec!["a: room reserved for 2 planned pods".to_owned()],
-    );
+    let not_a = (vec!["b".to_owned()], vec!["a: room reserved for 2 planned pods".to_owned()]);
     let view = input(displaced.clone());
     assert_eq!(filtered(&view, NOW, &owned("rs", "3"), &["a", "b"]), on_a);
     assert_eq!(
@@ -227,16 +148,9 @@ fn the_successor_of_a_displaced_pod_takes_its_place() {
         pass(&["b"]),
         "it doesn't wait for a node it wasn't offered"
     );
-    assert_eq!(
-        filtered(&view, NOW, &owned("rs", "3500m"), &["a", "b"]),
-        not_a,
-        "it takes no more than its place"
-    );
+    assert_eq!(filtered(&view, NOW, &owned("rs", "3500m"), &["a", "b"]), not_a, "it takes no more than its place");
     assert_eq!(filtered(&view, NOW, &owned("other", "3"), &["a", "b"]), not_a);
-    assert_eq!(
-        filtered(&view, LATER, &owned("rs", "3"), &["a", "b"]),
-        pass(&["a", "b"])
-    );
+    assert_eq!(filtered(&view, LATER, &owned("rs", "3"), &["a", "b"]), pass(&["a", "b"]));
     displaced.displaced = false;
     assert_eq!(
         filtered(&input(displaced), NOW, &owned("rs", "3"), &["a", "b"]),
@@ -257,10 +171,7 @@ fn a_stale_view_restrains_nobody() {
     assert_eq!(filtered(&view, NOW + 1001, &pod("x", "1"), &["a"]), pass(&["a"]));
     assert_eq!(filtered(&view, NOW + 1001, &pod("p", "1"), &["a"]), pass(&["a"]));
     let body = asked(&pod("p", "1"), &["a"]);
-    assert_eq!(
-        filter(&view, NOW + 1001, serde_json::from_str(&body).unwrap()).answer,
-        Answer::Stale
-    );
+    assert_eq!(filter(&view, NOW + 1001, serde_json::from_str(&body).unwrap()).answer, Answer::Stale);
     assert!(View::default().is_stale(NOW), "a view built from nothing");
 }
 
@@ -269,11 +180,7 @@ fn denials_are_counted_by_reason() {
     let mut disrupting = node("c", vec![]);
     disrupting.disrupting = true;
     let view = view(
-        vec![
-            node("a", vec![hold("default/p", 4000)]),
-            node("b", vec![hold("default/q", 4000)]),
-            disrupting,
-        ],
+        vec![node("a", vec![hold("default/p", 4000)]), node("b", vec![hold("default/q", 4000)]), disrupting],
         [plan("default/p", Some("a")), plan("default/w", None)],
     );
     for (name, expected) in [("x", [0, 0, 2, 1]), ("p", [2, 0, 0, 0]), ("w", [0, 3, 0, 0])] {
@@ -307,26 +214,14 @@ fn the_planned_node_beats_the_tightest_fit() {
     assert_eq!(scores(&plain, &pod("x", "1"), &names), [1, 6, 9, 1, 2, 0]);
     let planned = view(nodes(), [plan("default/x", Some("empty"))]);
     assert_eq!(scores(&planned, &pod("x", "1"), &names)[0], MAX_SCORE);
-    assert_eq!(
-        scores(&View::default(), &pod("x", "1"), &names),
-        [0; 6],
-        "a stale view has no opinion"
-    );
+    assert_eq!(scores(&View::default(), &pod("x", "1"), &names), [0; 6], "a stale view has no opinion");
 }
 
 #[test]
 fn scores_stay_in_range_whatever_the_amounts() {
     let mut odd = node("a", vec![]);
-    odd.allocatable = Resources {
-        cpu_milli: i64::MAX,
-        memory: i64::MAX,
-        ..Resources::default()
-    };
-    odd.free = Resources {
-        cpu_milli: i64::MAX,
-        memory: i64::MIN,
-        ..Resources::default()
-    };
+    odd.allocatable = Resources { cpu_milli: i64::MAX, memory: i64::MAX, ..Resources::default() };
+    odd.free = Resources { cpu_milli: i64::MAX, memory: i64::MIN, ..Resources::default() };
     let mut none = node("b", vec![]);
     none.allocatable = Resources::default();
     let view = view(vec![odd, none], []);
@@ -338,11 +233,7 @@ fn scores_stay_in_range_whatever_the_amounts() {
 #[test]
 fn a_hold_never_binds_the_pod_it_is_for() {
     let view = view(vec![node("a", vec![hold("default/p", 4000)])], []);
-    assert_eq!(
-        filtered(&view, NOW, &pod("p", "4"), &["a"]),
-        pass(&["a"]),
-        "its plan is gone, its hold not yet"
-    );
+    assert_eq!(filtered(&view, NOW, &pod("p", "4"), &["a"]), pass(&["a"]), "its plan is gone, its hold not yet");
     assert!(filtered(&view, NOW, &pod("x", "4"), &["a"]).0.is_empty());
 }
 
@@ -362,30 +253,20 @@ fn any_view() -> impl Strategy<Value = View> {
             owner: Some("rs".into()),
             ..self::hold(pod, cpu)
         });
-    let node =
-        (name.clone(), prop::collection::vec(hold, 0..4), any::<bool>()).prop_map(|(name, holds, disrupting)| {
-            NodeRoom {
-                disrupting,
-                ..self::node(name, holds)
-            }
-        });
-    let plan = (prop::option::of(name), NOW - 1..NOW + 2).prop_map(|(node, expires_at_ms)| PlannedPod {
-        expires_at_ms,
-        ..self::plan("default/p", node).1
-    });
-    (
-        prop::collection::vec(node, 0..4),
-        prop::option::of(plan),
-        NOW - 3..NOW + 1,
-    )
-        .prop_map(|(nodes, plan, built_at_ms)| {
+    let node = (name.clone(), prop::collection::vec(hold, 0..4), any::<bool>())
+        .prop_map(|(name, holds, disrupting)| NodeRoom { disrupting, ..self::node(name, holds) });
+    let plan = (prop::option::of(name), NOW - 1..NOW + 2)
+        .prop_map(|(node, expires_at_ms)| PlannedPod { expires_at_ms, ..self::plan("default/p", node).1 });
+    (prop::collection::vec(node, 0..4), prop::option::of(plan), NOW - 3..NOW + 1).prop_map(
+        |(nodes, plan, built_at_ms)| {
             View::build(ViewInput {
                 built_at_ms,
                 max_age_ms: 2,
                 nodes,
                 planned: plan.map(|plan| (Arc::from("default/p"), plan)).into_iter().collect(),
             })
-        })
+        },
+    )
 }
 
 proptest! {

@@ -16,10 +16,7 @@ fn whole_nodes_are_given_back_as_they_came() {
     let judged = ask(NOW);
     assert_eq!(judged["Nodes"], json!({"metadata": {}, "items": [item("b")]}));
     assert_eq!(judged["NodeNames"], json!(["b"]));
-    assert_eq!(
-        judged["FailedAndUnresolvableNodes"],
-        json!({"a": "room reserved for 1 planned pod"})
-    );
+    assert_eq!(judged["FailedAndUnresolvableNodes"], json!({"a": "room reserved for 1 planned pod"}));
     let echoed = ask(LATER);
     assert_eq!(echoed["Nodes"], body["Nodes"]);
     assert_eq!(echoed["NodeNames"], json!(["b", "a"]));
@@ -38,23 +35,11 @@ fn requests_are_counted_as_the_scheduler_counts_them() {
         (json!({"containers": null}), 0),
         (json!({"containers": [cpu("1"), cpu("500m")]}), 1500),
         (json!({"containers": [cpu("1")], "initContainers": [cpu("3")]}), 3000),
-        (
-            json!({"containers": [cpu("1")], "initContainers": [sidecar("1"), cpu("3")]}),
-            4000,
-        ),
-        (
-            json!({"containers": [cpu("1")], "initContainers": [cpu("3"), sidecar("1")]}),
-            3000,
-        ),
-        (
-            json!({"containers": [cpu("4")], "initContainers": [sidecar("1"), sidecar("2")]}),
-            7000,
-        ),
+        (json!({"containers": [cpu("1")], "initContainers": [sidecar("1"), cpu("3")]}), 4000),
+        (json!({"containers": [cpu("1")], "initContainers": [cpu("3"), sidecar("1")]}), 3000),
+        (json!({"containers": [cpu("4")], "initContainers": [sidecar("1"), sidecar("2")]}), 7000),
         (json!({"containers": [cpu("1")], "overhead": {"cpu": "250m"}}), 1250),
-        (
-            json!({"containers": [cpu("1")], "resources": {"requests": {"cpu": "2"}}, "overhead": {"cpu": "1"}}),
-            3000,
-        ),
+        (json!({"containers": [cpu("1")], "resources": {"requests": {"cpu": "2"}}, "overhead": {"cpu": "1"}}), 3000),
     ] {
         assert_eq!(of(spec.clone()).cpu_milli, cpu_milli, "{spec}");
     }
@@ -75,16 +60,9 @@ fn the_wire_has_exactly_gos_names() {
     );
     let none = json!({"Pod": pod("x", "1"), "Nodes": null, "NodeNames": null}).to_string();
     let result = filter(&View::default(), NOW, serde_json::from_str(&none).unwrap());
-    assert_eq!(
-        serde_json::to_value(&result).unwrap()["NodeNames"],
-        json!([]),
-        "never null"
-    );
+    assert_eq!(serde_json::to_value(&result).unwrap()["NodeNames"], json!([]), "never null");
     let scores = prioritize(&View::default(), NOW, serde_json::from_str(&body).unwrap());
-    assert_eq!(
-        serde_json::to_value(&scores).unwrap(),
-        json!([{"Host": "a", "Score": 0}])
-    );
+    assert_eq!(serde_json::to_value(&scores).unwrap(), json!([{"Host": "a", "Score": 0}]));
     let args = json!({
         "Pod": pod("x", "1"), "NodeNameToVictims": null,
         "NodeNameToMetaVictims": {"a": {"Pods": [{"UID": "u1"}], "NumPDBViolations": 2}}
@@ -136,11 +114,7 @@ fn preemption_is_kept_off_nodes_that_filter_would_still_refuse() {
             json!({"Pod": pod, "NodeNameToMetaVictims": {"a": victims("1"), "b": victims("2"), "c": victims("3")}})
                 .to_string();
         let result = preempt(&view, NOW, serde_json::from_str(&body).unwrap());
-        result
-            .meta_victims
-            .keys()
-            .map(|name| name.as_str().to_owned())
-            .collect::<Vec<_>>()
+        result.meta_victims.keys().map(|name| name.as_str().to_owned()).collect::<Vec<_>>()
     };
     assert_eq!(ask("x", 0), ["b"]);
     assert_eq!(ask("x", 1), ["a", "b"], "the hold is of lower priority");

@@ -22,10 +22,7 @@ fn zones(plan: &Plan) -> BTreeMap<String, usize> {
 }
 
 fn types(plan: &Plan) -> Vec<String> {
-    plan.new_nodes
-        .iter()
-        .map(|n| n.choices[0].instance_type.name.to_string())
-        .collect()
+    plan.new_nodes.iter().map(|n| n.choices[0].instance_type.name.to_string()).collect()
 }
 
 fn reason(plan: &Plan) -> &str {
@@ -54,10 +51,7 @@ fn lone(spec: &Value) -> World {
 #[test]
 fn nothing_to_place_costs_nothing() {
     let plan = World::new().plan();
-    assert_eq!(
-        (plan.cost, plan.lower_bound, plan.new_nodes.len()),
-        (MicroUsd(0), Some(MicroUsd(0)), 0)
-    );
+    assert_eq!((plan.cost, plan.lower_bound, plan.new_nodes.len()), (MicroUsd(0), Some(MicroUsd(0)), 0));
 }
 
 #[test]
@@ -77,11 +71,7 @@ fn b01_in_and_not_in_that_leave_nothing_name_the_key() {
         expression("kubernetes.io/arch", "NotIn", &["arm64"])
     ]);
     let plan = lone(&node_affinity(&json!([{"matchExpressions": both}]))).plan();
-    assert!(
-        reason(&plan).contains("kubernetes.io/arch") && reason(&plan).contains("contradict"),
-        "{}",
-        reason(&plan)
-    );
+    assert!(reason(&plan).contains("kubernetes.io/arch") && reason(&plan).contains("contradict"), "{}", reason(&plan));
 }
 
 #[test]
@@ -90,12 +80,7 @@ fn b02_gt_and_lt_bound_both_sides() {
     let both = json!([expression(key, "Gt", &["2"]), expression(key, "Lt", &["8"])]);
     let plan = lone(&node_affinity(&json!([{"matchExpressions": both}]))).plan();
     assert_eq!(types(&plan), ["a1.x4"]);
-    assert!(
-        plan.new_nodes[0]
-            .choices
-            .iter()
-            .all(|c| c.instance_type.capacity.cpu_milli == 4000)
-    );
+    assert!(plan.new_nodes[0].choices.iter().all(|c| c.instance_type.capacity.cpu_milli == 4000));
 }
 
 #[test]
@@ -119,33 +104,17 @@ fn a_custom_label_left_open_is_pinned_to_what_the_pods_ask() {
     let open = json!({"requirements": [{"key": "team", "operator": "In", "values": ["a", "b"]}]});
     let mut world = World::with_pools(&[("teams", open)]);
     for team in ["a", "b"] {
-        world.pods(
-            &format!("p{team}"),
-            2,
-            &json!({}),
-            "100m",
-            "64Mi",
-            &json!({"nodeSelector": {"team": team}}),
-        );
+        world.pods(&format!("p{team}"), 2, &json!({}), "100m", "64Mi", &json!({"nodeSelector": {"team": team}}));
     }
     let plan = world.plan();
-    let pinned: BTreeSet<String> = plan
-        .new_nodes
-        .iter()
-        .map(|n| n.requirements[0].values[0].clone())
-        .collect();
+    let pinned: BTreeSet<String> = plan.new_nodes.iter().map(|n| n.requirements[0].values[0].clone()).collect();
     assert_eq!(pinned, ["a".to_owned(), "b".to_owned()].into());
 }
 
 #[test]
 fn b04_does_not_exist_on_a_well_known_label_excludes_offerings_that_have_it() {
     let plan = lone(&one("karpenter.k8s.aws/instance-gpu-count", "DoesNotExist", &[])).plan();
-    assert!(
-        plan.new_nodes[0]
-            .choices
-            .iter()
-            .all(|c| !c.instance_type.name.starts_with("g1"))
-    );
+    assert!(plan.new_nodes[0].choices.iter().all(|c| !c.instance_type.name.starts_with("g1")));
     let plan = lone(&one("karpenter.k8s.aws/instance-gpu-count", "Exists", &[])).plan();
     assert_eq!(types(&plan), ["g1.x4"]);
 }
@@ -222,11 +191,7 @@ fn b15_pod_slots_bind_before_cpu() {
     let mut world = World::new();
     world.pods("p", 32, &json!({}), "1m", "1Mi", &json!({}));
     let plan = world.plan();
-    let slots: i64 = plan
-        .new_nodes
-        .iter()
-        .map(|n| n.choices[0].instance_type.allocatable.pods)
-        .sum();
+    let slots: i64 = plan.new_nodes.iter().map(|n| n.choices[0].instance_type.allocatable.pods).sum();
     assert_eq!(slots, 32, "{:?}", types(&plan));
 }
 
@@ -237,10 +202,7 @@ fn b16_pods_without_requests_still_count() {
     let plan = world.plan();
     assert!(
         plan.unschedulable.is_empty()
-            && plan
-                .new_nodes
-                .iter()
-                .all(|n| n.pods.len() <= 16 || types(&plan)[0] != "a1.x2")
+            && plan.new_nodes.iter().all(|n| n.pods.len() <= 16 || types(&plan)[0] != "a1.x2")
     );
 }
 
@@ -265,17 +227,9 @@ fn b18_two_pods_on_one_host_port_never_share_a_node() {
     world.pods("any", 2, &json!({}), "100m", "64Mi", &port(""));
     world.pods("one", 1, &json!({}), "100m", "64Mi", &port("10.0.0.1"));
     world.pods("two", 1, &json!({}), "100m", "64Mi", &port("10.0.0.2"));
-    assert_eq!(
-        world.plan().new_nodes.len(),
-        3,
-        "two wildcards alone, the two addresses together"
-    );
+    assert_eq!(world.plan().new_nodes.len(), 3, "two wildcards alone, the two addresses together");
     world.daemon("0", &port(""));
-    assert_eq!(
-        world.plan().unschedulable.len(),
-        4,
-        "a daemon holds the port everywhere"
-    );
+    assert_eq!(world.plan().unschedulable.len(), 4, "a daemon holds the port everywhere");
 }
 
 #[test]
@@ -341,11 +295,7 @@ fn b27_schedule_anyway_levels_but_never_keeps_a_pod_out() {
     assert!(world.plan().unschedulable.is_empty());
     let mut world = World::new();
     world.pods("p", 12, &labels, "100m", "64Mi", &spread(HOST, &labels, &soft));
-    assert_eq!(
-        world.plan().new_nodes.len(),
-        1,
-        "a preference about hosts doesn't multiply nodes"
-    );
+    assert_eq!(world.plan().new_nodes.len(), 1, "a preference about hosts doesn't multiply nodes");
 }
 
 #[test]
@@ -355,14 +305,7 @@ fn b28_host_spread_of_skew_one_is_one_pod_a_node() {
     world.pods("p", 5, &labels, "100m", "64Mi", &spread(HOST, &labels, &json!({})));
     assert_eq!(world.plan().new_nodes.len(), 5);
     let mut world = World::new();
-    world.pods(
-        "p",
-        5,
-        &labels,
-        "100m",
-        "64Mi",
-        &spread(HOST, &labels, &json!({"maxSkew": 2})),
-    );
+    world.pods("p", 5, &labels, "100m", "64Mi", &spread(HOST, &labels, &json!({"maxSkew": 2})));
     assert_eq!(world.plan().new_nodes.len(), 3);
 }
 
@@ -370,24 +313,10 @@ fn b28_host_spread_of_skew_one_is_one_pod_a_node() {
 fn b29_zone_anti_affinity_takes_a_zone_each_and_no_more() {
     let labels = json!({"app": "p"});
     let mut world = World::new();
-    world.pods(
-        "p",
-        4,
-        &labels,
-        "100m",
-        "64Mi",
-        &affinity("podAntiAffinity", ZONE, &labels),
-    );
+    world.pods("p", 4, &labels, "100m", "64Mi", &affinity("podAntiAffinity", ZONE, &labels));
     let plan = world.plan();
-    assert_eq!(
-        (plan.new_nodes.len(), zones(&plan).len(), plan.unschedulable.len()),
-        (3, 3, 1)
-    );
-    assert!(
-        reason(&plan).contains("anti-affinity on topology.kubernetes.io/zone"),
-        "{}",
-        reason(&plan)
-    );
+    assert_eq!((plan.new_nodes.len(), zones(&plan).len(), plan.unschedulable.len()), (3, 3, 1));
+    assert!(reason(&plan).contains("anti-affinity on topology.kubernetes.io/zone"), "{}", reason(&plan));
 }
 
 #[test]
@@ -408,14 +337,7 @@ fn b31_affinity_to_a_running_pod_takes_its_zone() {
     let db = json!({"app": "db"});
     let mut world = World::new();
     world.node("n", "z-b", 1, &[(&db, &json!({}))]);
-    world.pods(
-        "p",
-        3,
-        &json!({"app": "p"}),
-        "1",
-        "1Gi",
-        &affinity("podAffinity", ZONE, &db),
-    );
+    world.pods("p", 3, &json!({"app": "p"}), "1", "1Gi", &affinity("podAffinity", ZONE, &db));
     assert_eq!(zones(&world.plan()).keys().collect::<Vec<_>>(), ["z-b"]);
 }
 
@@ -423,14 +345,7 @@ fn b31_affinity_to_a_running_pod_takes_its_zone() {
 fn affinity_to_pods_of_the_same_plan_follows_them() {
     let db = json!({"app": "db"});
     let mut world = World::new();
-    world.pods(
-        "p",
-        3,
-        &json!({"app": "p"}),
-        "1",
-        "1Gi",
-        &affinity("podAffinity", ZONE, &db),
-    );
+    world.pods("p", 3, &json!({"app": "p"}), "1", "1Gi", &affinity("podAffinity", ZONE, &db));
     assert!(reason(&world.plan()).contains("affinity"));
     world.pods("db", 1, &db, "1", "1Gi", &json!({"nodeSelector": {ZONE: "z-c"}}));
     assert_eq!(zones(&world.plan()).keys().collect::<Vec<_>>(), ["z-c"]);
@@ -450,11 +365,7 @@ fn b32_self_affinity_on_zone_keeps_all_in_one_zone_and_on_host_on_one_node() {
     let mut world = World::new();
     world.pods("p", 20, &labels, "1", "1Gi", &affinity("podAffinity", HOST, &labels));
     let plan = world.plan();
-    assert_eq!(
-        (plan.new_nodes.len(), plan.unschedulable.len()),
-        (1, 4),
-        "no node holds more than 16"
-    );
+    assert_eq!((plan.new_nodes.len(), plan.unschedulable.len()), (1, 4), "no node holds more than 16");
 }
 
 #[test]
@@ -462,14 +373,7 @@ fn host_affinity_to_planned_pods_shares_their_nodes() {
     let db = json!({"app": "db"});
     let mut world = World::new();
     world.pods("db", 2, &db, "1", "1Gi", &affinity("podAntiAffinity", HOST, &db));
-    world.pods(
-        "p",
-        20,
-        &json!({"app": "p"}),
-        "1",
-        "1Gi",
-        &affinity("podAffinity", HOST, &db),
-    );
+    world.pods("p", 20, &json!({"app": "p"}), "1", "1Gi", &affinity("podAffinity", HOST, &db));
     let plan = world.plan();
     assert_eq!((plan.new_nodes.len(), plan.unschedulable.len()), (2, 0));
 }
@@ -493,10 +397,7 @@ fn b33_namespaces_and_their_selector_are_respected() {
         (json!({"namespaceSelector": {}}), 2),
     ] {
         let mut world = World::new();
-        world
-            .problem
-            .namespaces
-            .insert("other".into(), [("tier".to_owned(), "x".to_owned())].into());
+        world.problem.namespaces.insert("other".into(), [("tier".to_owned(), "x".to_owned())].into());
         world.pods("p", 1, &json!({}), "100m", "64Mi", &away(&term));
         world.pods("web", 1, &web, "100m", "64Mi", &json!({"namespace": "other"}));
         assert_eq!(world.plan().new_nodes.len(), nodes, "{term}");
@@ -508,11 +409,7 @@ fn b34_match_label_keys_spread_each_revision_alone() {
     let mut world = World::new();
     for revision in ["v1", "v2"] {
         let labels = json!({"app": "p", "pod-template-hash": revision});
-        let spec = spread(
-            ZONE,
-            &json!({"app": "p"}),
-            &json!({"matchLabelKeys": ["pod-template-hash"]}),
-        );
+        let spec = spread(ZONE, &json!({"app": "p"}), &json!({"matchLabelKeys": ["pod-template-hash"]}));
         world.pods(revision, 3, &labels, "1", "1Gi", &spec);
     }
     let plan = world.plan();
@@ -543,21 +440,14 @@ fn b36_a_limit_that_is_reached_sends_pods_to_the_next_pool_and_is_named_when_the
     let mut world = World::with_pools(&[("first", heavy)]);
     world.pods("p", 8, &json!({}), "1", "1Gi", &json!({}));
     let plan = world.plan();
-    assert!(
-        reason(&plan).contains("NodePool first: limit on cpu reached (cpu 0 of 4"),
-        "{}",
-        reason(&plan)
-    );
+    assert!(reason(&plan).contains("NodePool first: limit on cpu reached (cpu 0 of 4"), "{}", reason(&plan));
     assert_eq!(plan.unschedulable.len(), 4);
 }
 
 #[test]
 fn b37_limits_count_what_is_in_flight_and_nodes_are_counted_one_by_one() {
     let mut world = World::with_pools(&[("default", json!({"limits": {"cpu": "6"}}))]);
-    world.problem.pools[0].usage = Resources {
-        cpu_milli: 4000,
-        ..Resources::default()
-    };
+    world.problem.pools[0].usage = Resources { cpu_milli: 4000, ..Resources::default() };
     world.pods("p", 4, &json!({}), "1", "1Gi", &json!({}));
     assert_eq!(world.plan().unschedulable.len(), 2);
     let labels = json!({"app": "p"});
@@ -572,26 +462,13 @@ fn b37_limits_count_what_is_in_flight_and_nodes_are_counted_one_by_one() {
 #[test]
 fn whatever_choice_is_launched_the_limits_hold() {
     let mut world = World::with_pools(&[("default", json!({"limits": {"cpu": "10"}}))]);
-    world.pods(
-        "p",
-        4,
-        &json!({"app": "p"}),
-        "1",
-        "1Gi",
-        &affinity("podAntiAffinity", HOST, &json!({"app": "p"})),
-    );
+    world.pods("p", 4, &json!({"app": "p"}), "1", "1Gi", &affinity("podAntiAffinity", HOST, &json!({"app": "p"})));
     let plan = world.plan();
     assert!(plan.unschedulable.is_empty());
     let most: i64 = plan
         .new_nodes
         .iter()
-        .map(|n| {
-            n.choices
-                .iter()
-                .map(|c| c.instance_type.capacity.cpu_milli)
-                .max()
-                .unwrap()
-        })
+        .map(|n| n.choices.iter().map(|c| c.instance_type.capacity.cpu_milli).max().unwrap())
         .sum();
     assert!(most <= 10_000, "{most}");
 }
@@ -602,11 +479,7 @@ fn higher_priority_comes_first_where_limits_do_not_allow_all() {
     world.pods("low", 4, &json!({}), "1", "1Gi", &json!({"priority": 1}));
     world.pods("top", 3, &json!({}), "1", "1Gi", &json!({"priority": 100}));
     let plan = world.plan();
-    let left: Vec<&str> = plan
-        .unschedulable
-        .iter()
-        .map(|u| &*world.problem.pods[u.pod].key)
-        .collect();
+    let left: Vec<&str> = plan.unschedulable.iter().map(|u| &*world.problem.pods[u.pod].key).collect();
     assert_eq!(left.len(), 3);
     assert!(left.iter().all(|key| key.contains("low")), "{left:?}");
 }
@@ -618,10 +491,7 @@ fn b38_taints_need_tolerations_and_startup_taints_do_not() {
         let mut world = World::with_pools(&[("default", json!({"taints": taint(effect)}))]);
         world.pods("p", 1, &json!({}), "1", "1Gi", &json!({}));
         let text = reason(&world.plan()).to_owned();
-        assert!(
-            text.contains(&format!("taint dedicated=x:{effect} is not tolerated")),
-            "{text}"
-        );
+        assert!(text.contains(&format!("taint dedicated=x:{effect} is not tolerated")), "{text}");
         world.pods(
             "t",
             1,
@@ -668,10 +538,7 @@ fn b40_room_on_a_node_in_flight_buys_nothing() {
     world.node("n", "z-a", 8, &[]).initialized = false;
     world.pods("p", 8, &json!({}), "1", "1Gi", &json!({}));
     let plan = world.plan();
-    assert_eq!(
-        (plan.new_nodes.len(), plan.placements[0].pods.len(), plan.cost),
-        (0, 8, MicroUsd(0))
-    );
+    assert_eq!((plan.new_nodes.len(), plan.placements[0].pods.len(), plan.cost), (0, 8, MicroUsd(0)));
     world.pods("q", 1, &json!({}), "1", "1Gi", &json!({}));
     assert_eq!(world.plan().new_nodes.len(), 1);
 }
@@ -689,18 +556,11 @@ fn initialized_nodes_come_before_others_and_then_names_decide() {
 #[test]
 fn an_existing_node_keeps_room_for_its_daemons_and_its_taints() {
     let mut world = World::new();
-    world.node("n", "z-a", 2, &[]).daemon_reserve = Resources {
-        cpu_milli: 1500,
-        ..Resources::default()
-    };
+    world.node("n", "z-a", 2, &[]).daemon_reserve = Resources { cpu_milli: 1500, ..Resources::default() };
     world.pods("p", 1, &json!({}), "1", "1Gi", &json!({}));
     assert!(world.plan().placements.is_empty());
     let mut world = World::new();
-    let taint = Taint {
-        key: "k".into(),
-        effect: "NoSchedule".into(),
-        ..Taint::default()
-    };
+    let taint = Taint { key: "k".into(), effect: "NoSchedule".into(), ..Taint::default() };
     world.node("n", "z-a", 2, &[]).taints = vec![taint];
     world.pods("p", 1, &json!({}), "1", "1Gi", &json!({}));
     assert!(world.plan().placements.is_empty());
@@ -749,24 +609,14 @@ fn a_pod_larger_than_any_type_is_told_the_largest() {
     let mut world = World::new();
     world.pods("p", 1, &json!({}), "500", "2Ti", &json!({}));
     let text = reason(&world.plan()).to_owned();
-    assert!(
-        text.contains("no instance type holds cpu 500, memory 2Ti (largest: "),
-        "{text}"
-    );
+    assert!(text.contains("no instance type holds cpu 500, memory 2Ti (largest: "), "{text}");
 }
 
 #[test]
 fn a_requirement_that_conflicts_with_the_pool_is_named_with_both_sides() {
     let amd = json!({"requirements": [{"key": "kubernetes.io/arch", "operator": "In", "values": ["amd64"]}]});
     let mut world = World::with_pools(&[("default", amd)]);
-    world.pods(
-        "p",
-        1,
-        &json!({}),
-        "1",
-        "1Gi",
-        &json!({"nodeSelector": {"kubernetes.io/arch": "arm64"}}),
-    );
+    world.pods("p", 1, &json!({}), "1", "1Gi", &json!({"nodeSelector": {"kubernetes.io/arch": "arm64"}}));
     let plan = world.plan();
     let want = "NodePool default: requirement kubernetes.io/arch In [arm64] conflicts with the pool's In [amd64]";
     assert!(reason(&plan).contains(want), "{}", reason(&plan));

@@ -30,11 +30,7 @@ pub(super) fn check(problem: &Problem, plan: &Plan) -> Result<(), String> {
         *seen.entry(*pod).or_default() += 1;
     }
     if seen.len() != problem.pods.len() || seen.values().any(|n| *n != 1) {
-        return Err(format!(
-            "{} of {} pods are in the plan exactly once",
-            seen.len(),
-            problem.pods.len()
-        ));
+        return Err(format!("{} of {} pods are in the plan exactly once", seen.len(), problem.pods.len()));
     }
     let mut places: Vec<Place<'_>> = Vec::new();
     for node in &problem.nodes {
@@ -53,9 +49,7 @@ pub(super) fn check(problem: &Problem, plan: &Plan) -> Result<(), String> {
         if !problem.nodes[placement.node].schedulable {
             return Err(format!("{} takes no pods", problem.nodes[placement.node].name));
         }
-        places[placement.node]
-            .new
-            .extend(placement.pods.iter().map(|pod| &problem.pods[*pod]));
+        places[placement.node].new.extend(placement.pods.iter().map(|pod| &problem.pods[*pod]));
     }
     let mut cost = 0;
     let mut used: BTreeMap<usize, (Resources, i64)> = BTreeMap::new();
@@ -81,10 +75,7 @@ pub(super) fn check(problem: &Problem, plan: &Plan) -> Result<(), String> {
                     && o.price == choice.price
             });
             if !offered {
-                return Err(format!(
-                    "{} is not offered in {}",
-                    choice.instance_type.name, choice.zone
-                ));
+                return Err(format!("{} is not offered in {}", choice.instance_type.name, choice.zone));
             }
             let mut labels = choice.instance_type.labels.clone();
             labels.extend(pool.labels.clone());
@@ -98,10 +89,7 @@ pub(super) fn check(problem: &Problem, plan: &Plan) -> Result<(), String> {
                 let set = crate::scheduling::requirement::ValueSet::parse(&r.key, &r.operator, &r.values)
                     .map_err(|e| e.to_string())?;
                 if !set.accepts(labels.get(&r.key).map(String::as_str)) {
-                    return Err(format!(
-                        "{} breaks its pool's requirement on {}",
-                        choice.instance_type.name, r.key
-                    ));
+                    return Err(format!("{} breaks its pool's requirement on {}", choice.instance_type.name, r.key));
                 }
             }
             let mut room = choice.instance_type.allocatable.clone();
@@ -189,12 +177,7 @@ fn between_pods(problem: &Problem, places: &[Place<'_>]) -> Result<(), String> {
         |place: &'_ Place<'_>| -> Vec<PodEntry> { place.pods.iter().chain(&place.new).map(|p| (*p).clone()).collect() };
     let domain = |place: &Place<'_>, key: &str| place.labels.get(key).cloned();
     for (at, place) in places.iter().enumerate() {
-        for (running, pod) in place
-            .pods
-            .iter()
-            .map(|p| (true, p))
-            .chain(place.new.iter().map(|p| (false, p)))
-        {
+        for (running, pod) in place.pods.iter().map(|p| (true, p)).chain(place.new.iter().map(|p| (false, p))) {
             for term in &pod.class.anti_affinity {
                 for (other_at, other) in places.iter().enumerate() {
                     if domain(place, &term.key).is_none() || domain(place, &term.key) != domain(other, &term.key) {
@@ -207,10 +190,7 @@ fn between_pods(problem: &Problem, places: &[Place<'_>]) -> Result<(), String> {
                     };
                     for near in others {
                         if near.key != pod.key && selects(problem, term.selector.as_ref(), &term.namespaces, near) {
-                            return Err(format!(
-                                "{} and {} are together on {at} and {other_at}",
-                                pod.key, near.key
-                            ));
+                            return Err(format!("{} and {} are together on {at} and {other_at}", pod.key, near.key));
                         }
                     }
                 }
@@ -233,10 +213,7 @@ fn between_pods(problem: &Problem, places: &[Place<'_>]) -> Result<(), String> {
                 }
             }
             for spread in pod.class.spread.iter().filter(|s| s.hard) {
-                let namespaces = Namespaces {
-                    names: [pod.class.namespace.clone()].into(),
-                    selector: None,
-                };
+                let namespaces = Namespaces { names: [pod.class.namespace.clone()].into(), selector: None };
                 let mut counts: BTreeMap<String, i64> = BTreeMap::new();
                 for other in places {
                     let counted = !spread.honor_affinity || pod.class.accepts_node(&other.labels, &other.name);
@@ -251,21 +228,10 @@ fn between_pods(problem: &Problem, places: &[Place<'_>]) -> Result<(), String> {
                     *counts.entry(domain).or_default() += i64::try_from(matching).unwrap();
                 }
                 let few = i64::try_from(counts.len()).unwrap() < spread.min_domains;
-                let least = if few {
-                    0
-                } else {
-                    counts.values().min().copied().unwrap_or(0)
-                };
-                let here = domain(place, &spread.key)
-                    .and_then(|d| counts.get(&d).copied())
-                    .unwrap_or(0);
+                let least = if few { 0 } else { counts.values().min().copied().unwrap_or(0) };
+                let here = domain(place, &spread.key).and_then(|d| counts.get(&d).copied()).unwrap_or(0);
                 if here - least > spread.max_skew {
-                    return Err(format!(
-                        "{}: skew {} on {}: {counts:?}",
-                        pod.key,
-                        here - least,
-                        spread.key
-                    ));
+                    return Err(format!("{}: skew {} on {}: {counts:?}", pod.key, here - least, spread.key));
                 }
             }
         }

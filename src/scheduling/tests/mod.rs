@@ -20,12 +20,9 @@ pub(super) const ZONES: [&str; 3] = ["z-a", "z-b", "z-c"];
 /// Sizes of two CPU families, an Arm one, and a GPU one; allocatable is capacity.
 pub(super) fn catalogue() -> Arc<Catalogue> {
     let mut types = Vec::new();
-    for (family, arch, gib_per_cpu, price) in [
-        ("c1", "amd64", 2, 40_000),
-        ("m1", "amd64", 4, 48_000),
-        ("r1", "amd64", 8, 64_000),
-        ("a1", "arm64", 4, 40_000),
-    ] {
+    for (family, arch, gib_per_cpu, price) in
+        [("c1", "amd64", 2, 40_000), ("m1", "amd64", 4, 48_000), ("r1", "amd64", 8, 64_000), ("a1", "arm64", 4, 40_000)]
+    {
         for cpus in [2, 4, 8, 16] {
             types.push(instance(family, cpus, cpus * gib_per_cpu, 0, arch, price * cpus));
         }
@@ -33,10 +30,7 @@ pub(super) fn catalogue() -> Arc<Catalogue> {
     types.push(instance("g1", 4, 16, 1, "amd64", 500_000));
     types.push(instance("g1", 16, 64, 4, "amd64", 1_900_000));
     types.sort_by(|a, b| a.name.cmp(&b.name));
-    Arc::new(Catalogue {
-        region: "here".into(),
-        instance_types: types.into_iter().map(Arc::new).collect(),
-    })
+    Arc::new(Catalogue { region: "here".into(), instance_types: types.into_iter().map(Arc::new).collect() })
 }
 
 fn instance(family: &str, cpus: i64, gib: i64, gpus: i64, arch: &str, price: i64) -> InstanceType {
@@ -74,13 +68,7 @@ fn instance(family: &str, cpus: i64, gib: i64, gpus: i64, arch: &str, price: i64
             offerings.push(offering);
         }
     }
-    InstanceType {
-        name: Arc::from(name),
-        labels,
-        allocatable: capacity.clone(),
-        capacity,
-        offerings,
-    }
+    InstanceType { name: Arc::from(name), labels, allocatable: capacity.clone(), capacity, offerings }
 }
 
 /// A problem under construction.
@@ -109,13 +97,7 @@ impl World {
     pub fn pool(&mut self, name: &str, extra: &Value) {
         let mut requirements =
             vec![json!({"key": "karpenter.sh/capacity-type", "operator": "In", "values": ["on-demand"]})];
-        requirements.extend(
-            extra
-                .get("requirements")
-                .and_then(Value::as_array)
-                .cloned()
-                .unwrap_or_default(),
-        );
+        requirements.extend(extra.get("requirements").and_then(Value::as_array).cloned().unwrap_or_default());
         let mut spec = json!({"template": {
             "metadata": {"labels": extra.get("labels").cloned().unwrap_or(json!({}))},
             "spec": {"requirements": requirements, "taints": extra.get("taints").cloned().unwrap_or(json!([])),
@@ -129,18 +111,13 @@ impl World {
         let object =
             json!({"apiVersion": "karpenter.sh/v1", "kind": "NodePool", "metadata": {"name": name}, "spec": spec});
         let node_pool = serde_json::from_value(object).unwrap();
-        self.problem
-            .pools
-            .push(Pool::new(&node_pool, catalogue(), Resources::default(), 0).unwrap());
+        self.problem.pools.push(Pool::new(&node_pool, catalogue(), Resources::default(), 0).unwrap());
     }
 
     /// Pods `name-0..count`.
     pub fn pods(&mut self, name: &str, count: usize, labels: &Value, cpu: &str, memory: &str, spec: &Value) {
         for index in 0..count {
-            let entry = self
-                .interner
-                .intern(&pod(&format!("{name}-{index}"), labels, cpu, memory, spec))
-                .unwrap();
+            let entry = self.interner.intern(&pod(&format!("{name}-{index}"), labels, cpu, memory, spec)).unwrap();
             self.problem.pods.push(entry);
         }
     }
@@ -157,9 +134,7 @@ impl World {
             .iter()
             .enumerate()
             .map(|(i, (labels, spec))| {
-                self.interner
-                    .intern(&pod(&format!("{name}-running-{i}"), labels, "1", "1Gi", spec))
-                    .unwrap()
+                self.interner.intern(&pod(&format!("{name}-running-{i}"), labels, "1", "1Gi", spec)).unwrap()
             })
             .collect();
         self.problem.nodes.push(NodeState {
@@ -186,10 +161,7 @@ impl World {
         let template = pod("d", &json!({}), cpu, "0", spec);
         let set = json!({"metadata": {"name": "d", "namespace": "kube-system"}, "spec": {"selector": {},
             "template": {"spec": serde_json::to_value(template.spec).unwrap()}}});
-        let daemon = self
-            .interner
-            .intern_daemon(&serde_json::from_value(set).unwrap())
-            .unwrap();
+        let daemon = self.interner.intern_daemon(&serde_json::from_value(set).unwrap()).unwrap();
         self.problem.daemons.push(daemon);
     }
 
@@ -211,10 +183,7 @@ pub(super) fn pod(
     let mut requests = json!({"cpu": cpu, "memory": memory});
     let mut full = spec.as_object().cloned().unwrap_or_default();
     if let Some(extra) = full.remove("requests") {
-        requests
-            .as_object_mut()
-            .unwrap()
-            .extend(extra.as_object().unwrap().clone());
+        requests.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
     }
     let mut container = json!({"name": "c", "resources": {"requests": requests}});
     if let Some(ports) = full.remove("ports") {
@@ -228,10 +197,7 @@ pub(super) fn pod(
 
 pub(super) fn spread(key: &str, labels: &Value, extra: &Value) -> Value {
     let mut constraint = json!({"maxSkew": 1, "topologyKey": key, "whenUnsatisfiable": "DoNotSchedule", "labelSelector": {"matchLabels": labels}});
-    constraint
-        .as_object_mut()
-        .unwrap()
-        .extend(extra.as_object().unwrap().clone());
+    constraint.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
     json!({"topologySpreadConstraints": [constraint]})
 }
 

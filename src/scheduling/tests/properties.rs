@@ -16,15 +16,8 @@ struct Workload {
 }
 
 fn workload() -> impl Strategy<Value = Workload> {
-    (1_usize..9, 0_usize..5, 0_usize..5, 0_usize..12, 0_usize..2).prop_map(
-        |(replicas, cpu, memory, rule, namespace)| Workload {
-            replicas,
-            cpu,
-            memory,
-            rule,
-            namespace,
-        },
-    )
+    (1_usize..9, 0_usize..5, 0_usize..5, 0_usize..12, 0_usize..2)
+        .prop_map(|(replicas, cpu, memory, rule, namespace)| Workload { replicas, cpu, memory, rule, namespace })
 }
 
 fn world(workloads: &[Workload], nodes: usize, limit: Option<i64>) -> World {
@@ -70,17 +63,8 @@ fn named(world: &World, plan: &Plan) -> Vec<(String, Vec<String>)> {
     let mut out: Vec<(String, Vec<String>)> = plan
         .new_nodes
         .iter()
-        .map(|n| {
-            (
-                format!("{} {}", n.choices[0].instance_type.name, n.choices[0].zone),
-                keys(&n.pods),
-            )
-        })
-        .chain(
-            plan.placements
-                .iter()
-                .map(|p| (world.problem.nodes[p.node].name.to_string(), keys(&p.pods))),
-        )
+        .map(|n| (format!("{} {}", n.choices[0].instance_type.name, n.choices[0].zone), keys(&n.pods)))
+        .chain(plan.placements.iter().map(|p| (world.problem.nodes[p.node].name.to_string(), keys(&p.pods))))
         .chain(plan.unschedulable.iter().map(|u| (u.reason.clone(), keys(&[u.pod]))))
         .collect();
     out.sort();
