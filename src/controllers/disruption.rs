@@ -21,6 +21,7 @@ use crate::cluster::snapshot::{self, Types, is_leaving, node_ready};
 use crate::cluster::{State, now_ms};
 use crate::disruption::budget;
 use crate::disruption::emptiness::{self, Candidate, Rule};
+use crate::scheduling::offering::{CapacityType, MicroUsd};
 
 /// Reason of an empty node.
 pub const EMPTY: &str = "Empty";
@@ -32,6 +33,8 @@ const LOOK: Duration = Duration::from_secs(1);
 const CONSOLIDATE_MS: i64 = 5_000;
 /// At most so many nodes are tried in one pass.
 const TRIES: usize = 20;
+/// A node is taken away only where that saves at least one part in so many of its price.
+const WORTH: i64 = 10;
 /// The second look at a closed node comes no sooner than this after the first, milliseconds: what the scheduler had under
 /// way when the taint was written has been bound by then.
 const SETTLE_MS: i64 = 2_000;
@@ -79,7 +82,7 @@ pub async fn run(ctx: Arc<Context>) {
         }
         if now - consolidated >= CONSOLIDATE_MS {
             consolidated = now;
-            if let Some(name) = consolidate(&ctx, &types).await {
+            for name in consolidate(&ctx, &types).await {
                 begin(&ctx, &name, UNDERUTILIZED).await;
             }
         }
@@ -201,17 +204,21 @@ fn budget_active(budget: &Budget, now: i64) -> Result<bool, String> {
     Ok(hit.timestamp().as_millisecond() <= now)
 }
 
-/// A node whose pods all fit on the others, if there is one: the one that costs most for each pod that has to move.
-async fn consolidate(ctx: &Arc<Context>, types: &Types) -> Option<String> {
+/// Nodes to take away together: each one's pods fit on the others, or on new nodes that cost less than what goes. They are
+/// tried one after the other, the one that costs most for each pod that has to move first, each beside those taken so far.
+async fn consolidate(ctx: &Arc<Context>, types: &Types) -> Vec<String> {
     let now = now_ms();
     let pools = ctx.ready_pools();
-    let mut order = {
+    let (order, mut rules) = {
         let state = ctx.cluster.read();
-        // One at a time, and not while pods wait for a place: the next look sees where everything landed.
-        let moving = state.claims.values().any(|claim| is_leaving(claim) || initialized_ms(claim).is_none());
-        let waiting = state.unbound.iter().filter_map(|key| state.pods.get(key)).any(|pod| pod.unschedulable());
+        // Not while pods move or wait for a place: the next look sees where everything landed.
+        let moving = state.claims.values().any(|claim| {
+            (initialized_ms(claim).is_none() && claim.metadata.deletion_timestamp.is_none())
+                || is_leaving(claim) && state.node_of(claim).is_some_and(|node| occupied(&state, &node.name_any()))
+        });
+        let waiting = state.unbound.iter().filter_map(|key| state.pods.get(key)).any(|pod| !pod.daemon);
         if moving || waiting {
-            return None;
+            return Vec::new();
         }
         let holds = holds::resolve(&state, now);
         let rules = rules(&state, UNDERUTILIZED, now);
@@ -219,44 +226,88 @@ async fn consolidate(ctx: &Arc<Context>, types: &Types) -> Option<String> {
             let policy =
                 state.pools.get(&candidate.pool).map(|pool| pool.spec.disruption.consolidation_policy.as_str());
             rules.get(&candidate.pool).is_some_and(|rule| {
-                rule.allowed > 0
-                    && rule.consolidate_after_ms.is_some_and(|after| candidate.quiet_since_ms + after <= now)
+                rule.consolidate_after_ms.is_some_and(|after| candidate.quiet_since_ms + after <= now)
             }) && policy.is_some_and(|policy| policy != "WhenEmpty")
                 && candidate.pods > 0
                 && !candidate.protected
         };
         let mut order = candidates(&state, &holds, types);
         order.retain(eligible);
-        order
+        (worth_order(order), rules)
     };
-    order.sort_by(|a, b| {
-        let worth = |candidate: &Candidate| i128::from(candidate.price);
-        let pods = |candidate: &Candidate| i128::try_from(candidate.pods).unwrap_or(i128::MAX);
-        (worth(b) * pods(a)).cmp(&(worth(a) * pods(b))).then_with(|| a.claim.cmp(&b.claim))
-    });
+    let mut taken_away = BTreeSet::new();
+    let (mut saved, mut spot) = (0, false);
     for candidate in order.into_iter().take(TRIES) {
-        let without = BTreeSet::from([candidate.claim.clone()]);
-        let taken = snapshot::take(&ctx.cluster.read(), &pools, &ctx.settings.plan, &without, now);
-        let fits = tokio::task::spawn_blocking(move || {
-            let plan = crate::scheduling::plan(&taken.problem);
+        let Some(rule) = rules.get_mut(&candidate.pool).filter(|rule| rule.allowed > 0) else { continue };
+        let mut without = taken_away.clone();
+        without.insert(candidate.claim.clone());
+        let (snapshot, any_spot, gone) = {
+            let state = ctx.cluster.read();
+            let claims = || without.iter().filter_map(|name| state.claims.get(name));
+            let any_spot = claims().any(|claim| {
+                snapshot::offering_of(claim).is_some_and(|(_, _, capacity_type)| capacity_type == CapacityType::Spot)
+            });
+            let gone: i64 = claims().map(|claim| types.price(claim).0).sum();
+            (snapshot::take(&state, &pools, &ctx.settings.plan, &without, now), any_spot, gone)
+        };
+        let worth = tokio::task::spawn_blocking(move || {
+            let plan = crate::scheduling::plan(&snapshot.problem);
             // Only places on nodes of ours that are up: the holds that keep them live on NodeClaims.
             let kept = plan.placements.iter().all(|placement| {
-                taken.problem.nodes[placement.node].initialized && taken.subjects[placement.node].claim.is_some()
+                snapshot.problem.nodes[placement.node].initialized && snapshot.subjects[placement.node].claim.is_some()
             });
-            plan.new_nodes.is_empty() && plan.unschedulable.is_empty() && kept
+            let whole = plan.unschedulable.is_empty() && kept;
+            // Spot for spot would trade a node that runs for one that may be taken back sooner.
+            (whole && (plan.new_nodes.is_empty() || !any_spot)).then_some(gone - plan.cost.0)
         })
         .await
-        .unwrap_or(false);
-        if fits {
-            return Some(candidate.claim);
+        .unwrap_or(None);
+        // Moving pods has its price, too: a node must save a fair part of what it costs.
+        if let Some(worth) = worth.filter(|worth| *worth - saved >= candidate.price / WORTH) {
+            (saved, spot) = (worth, any_spot);
+            rule.allowed -= 1;
+            taken_away.insert(candidate.claim);
         }
     }
-    None
+    if !taken_away.is_empty() {
+        let usd_per_hour = MicroUsd(saved).usd();
+        tracing::info!(nodes = taken_away.len(), usd_per_hour, spot, "consolidation saves");
+    }
+    taken_away.into_iter().collect()
+}
+
+/// Whether a node still has pods that need another place.
+fn occupied(state: &State, node: &str) -> bool {
+    state.pods_on(node).any(|pod| pod.reschedulable() || held_back(pod))
+}
+
+/// The one that costs most for each pod that has to move first.
+fn worth_order(mut candidates: Vec<Candidate>) -> Vec<Candidate> {
+    candidates.sort_by(|a, b| {
+        let price = |candidate: &Candidate| i128::from(candidate.price);
+        let pods = |candidate: &Candidate| i128::try_from(candidate.pods).unwrap_or(i128::MAX);
+        (price(b) * pods(a)).cmp(&(price(a) * pods(b))).then_with(|| a.claim.cmp(&b.claim))
+    });
+    candidates
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_dearest_for_each_pod_is_tried_first() {
+        let candidate = |claim: &str, price, pods| Candidate {
+            claim: claim.into(),
+            pool: "p".into(),
+            pods,
+            quiet_since_ms: 0,
+            protected: false,
+            price,
+        };
+        let order = worth_order(vec![candidate("full", 100, 10), candidate("light", 50, 1), candidate("same", 10, 1)]);
+        assert_eq!(order.iter().map(|candidate| &*candidate.claim).collect::<Vec<_>>(), ["light", "full", "same"]);
+    }
 
     #[test]
     fn a_scheduled_budget_is_active_in_its_window_only() {
