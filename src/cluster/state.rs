@@ -107,10 +107,11 @@ impl State {
         let gone = record.terminal || record.deleting_since_ms.is_some();
         let was_gone = old.is_some_and(|old| old.terminal || old.deleting_since_ms.is_some());
         let moved = old.and_then(|old| old.node.clone()) != record.node;
-        if !record.daemon && (moved || gone != was_gone) {
-            if let Some(node) = &record.node {
-                self.last_pod_event_ms.insert(node.clone(), now_ms);
-            }
+        if !record.daemon
+            && (moved || gone != was_gone)
+            && let Some(node) = &record.node
+        {
+            self.last_pod_event_ms.insert(node.clone(), now_ms);
         }
         self.unlink(&key);
         match &record.node {

@@ -236,7 +236,7 @@ async fn consolidate(ctx: &Arc<Context>, types: &Types) -> Vec<String> {
         (worth_order(order), rules)
     };
     let mut taken_away = BTreeSet::new();
-    let (mut saved, mut spot) = (0, false);
+    let mut saved = 0;
     for candidate in order.into_iter().take(TRIES) {
         let Some(rule) = rules.get_mut(&candidate.pool).filter(|rule| rule.allowed > 0) else { continue };
         let mut without = taken_away.clone();
@@ -264,14 +264,14 @@ async fn consolidate(ctx: &Arc<Context>, types: &Types) -> Vec<String> {
         .unwrap_or(None);
         // Moving pods has its price, too: a node must save a fair part of what it costs.
         if let Some(worth) = worth.filter(|worth| *worth - saved >= candidate.price / WORTH) {
-            (saved, spot) = (worth, any_spot);
+            saved = worth;
             rule.allowed -= 1;
             taken_away.insert(candidate.claim);
         }
     }
     if !taken_away.is_empty() {
         let usd_per_hour = MicroUsd(saved).usd();
-        tracing::info!(nodes = taken_away.len(), usd_per_hour, spot, "consolidation saves");
+        tracing::info!(nodes = taken_away.len(), usd_per_hour, "consolidation saves");
     }
     taken_away.into_iter().collect()
 }

@@ -94,7 +94,7 @@ pub async fn listen(ctx: Arc<Context>) {
             match respond(&ctx, &message).await {
                 // A message that could not be acted on comes back when its visibility time-out ends.
                 Err(error) => {
-                    tracing::warn!(kind, instance = message.instance_id, %error, "not handled, it comes back")
+                    tracing::warn!(kind, instance = message.instance_id, %error, "not handled, it comes back");
                 }
                 Ok(()) => {
                     if let Err(error) = ctx.cloud.delete_message(&message.receipt).await {

@@ -374,16 +374,13 @@ fn same_uid(uid: Option<String>) -> DeleteParams {
 /// Terminates a claim's instance; when it is gone, lets go of the Node and then of the claim.
 async fn terminate(ctx: &Context, claim: &NodeClaim, node: Option<&Node>) -> Result<Option<i64>, Failure> {
     let cloud = |error: crate::cloud::CloudError| Failure::Later(format!("terminating its instance: {error}"));
-    let known = claim.status.as_ref().and_then(|status| status.provider_id.clone());
-    let id = match known {
-        Some(id) => Some(id),
+    let mut id = claim.status.as_ref().and_then(|status| status.provider_id.clone());
+    if id.is_none() {
         // It may have been launched by a process that died before it could write so.
-        None => {
-            let uid = claim.uid().unwrap_or_default();
-            let list = ctx.cloud.list().await.map_err(cloud)?;
-            list.into_iter().find(|instance| instance.client_token == uid).map(|instance| instance.provider_id)
-        }
-    };
+        let uid = claim.uid().unwrap_or_default();
+        let list = ctx.cloud.list().await.map_err(cloud)?;
+        id = list.into_iter().find(|instance| instance.client_token == uid).map(|instance| instance.provider_id);
+    }
     if let Some(id) = id
         && ctx.cloud.terminate(&id).await.map_err(cloud)?
     {

@@ -81,7 +81,7 @@ pub async fn run(ctx: Arc<Context>) {
                 }
                 Duration::from_millis(u64::try_from(due - now).unwrap_or(0))
             }
-            None => Duration::from_millis(1_000),
+            None => Duration::from_secs(1),
         };
         // Whatever happens first: something changed, or the window is due.
         let _ = tokio::time::timeout(wait, changes.changed()).await;

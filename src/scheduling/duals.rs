@@ -70,12 +70,16 @@ pub(super) fn prices(
             } else {
                 place[at] = MAX_GROUPS;
                 all.0.or(&merged[at].0);
-                all.1.iter_mut().zip(&merged[at].1).for_each(|(sum, more)| *sum += more);
+                for (sum, more) in all.1.iter_mut().zip(&merged[at].1) {
+                    *sum += more;
+                }
             }
         }
         kept.push(all);
         merged = kept;
-        of_demand.iter_mut().for_each(|at| *at = place[*at]);
+        for at in &mut of_demand {
+            *at = place[*at];
+        }
     }
 
     // Supplies in the same demands' sets share their prices.

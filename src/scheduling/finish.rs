@@ -1,6 +1,6 @@
 //! From bought bins to planned nodes: the cheapest column that holds a bin's pods, and every other one that does too.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::bits::Bits;
@@ -180,13 +180,13 @@ impl Packer<'_, '_, '_> {
         let mut keep: BTreeSet<Arc<str>> = BTreeSet::new();
         for r in &self.universe.problem.pools[pool].requirements {
             let least = usize::try_from(r.min_values.unwrap_or(0)).unwrap_or(0);
-            let mut values: BTreeMap<&str, ()> = BTreeMap::new();
+            let mut values: BTreeSet<&str> = BTreeSet::new();
             for column in &types {
                 if values.len() >= least {
                     break;
                 }
                 if let Some(value) = self.universe.label(*column, &r.key)
-                    && values.insert(value, ()).is_none()
+                    && values.insert(value)
                 {
                     keep.insert(Arc::clone(&self.universe.instance_type(*column).name));
                 }

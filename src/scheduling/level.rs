@@ -38,16 +38,16 @@ impl Packer<'_, '_, '_> {
             let Some((group, key, domain, mut drop)) = topology.overflow(&planned, &of) else {
                 break;
             };
-            for item in 0..placed.len() {
+            for (item, placed) in placed.iter_mut().enumerate() {
                 if self.stock.items[item].group != group || !pins(self, item).contains(&(key, domain)) {
                     continue;
                 }
-                let count = drop.min(placed[item]);
+                let count = drop.min(*placed);
                 if count == 0 {
                     continue;
                 }
                 self.take_back(item, count, existing);
-                placed[item] -= count;
+                *placed -= count;
                 drop -= count;
                 for (key, domain) in pins(self, item) {
                     topology.unplan(&mut planned, group, key, domain, count);

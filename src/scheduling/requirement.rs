@@ -214,7 +214,7 @@ impl ValueSet {
         }
         if self.least.is_none() && self.greatest.is_none() {
             return std::iter::once("any".to_owned())
-                .chain((0..).map(|n: u32| format!("any-{n}")))
+                .chain((0..=self.values.len()).map(|n| format!("any-{n}")))
                 .find(|candidate| !self.values.contains(candidate.as_str()));
         }
         // At most one more candidate than there are exclusions has to be looked at.

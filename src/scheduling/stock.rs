@@ -443,7 +443,7 @@ impl<'g> Stock<'g> {
         let mut room = self.begin(bin);
         let mut content: Content = Vec::new();
         let allowed: std::collections::HashSet<usize> = if first.is_empty() && self.wanting.is_empty() {
-            Default::default()
+            std::collections::HashSet::default()
         } else {
             buckets.iter().copied().collect()
         };

@@ -147,7 +147,7 @@ impl Topology {
                 for column in 0..universe.columns.len() {
                     if let Some(value) = universe.label(column, &name) {
                         if let Some(bits) = by_value.get_mut(value) {
-                            bits.insert(column)
+                            bits.insert(column);
                         } else {
                             let mut bits = empty();
                             bits.insert(column);

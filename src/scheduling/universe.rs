@@ -515,7 +515,7 @@ fn mentioned_values(problem: &Problem) -> HashMap<Arc<str>, BTreeSet<Arc<str>>> 
 fn expand(variants: Vec<Variant>, key: &str, set: &ValueSet, mentioned: Option<&BTreeSet<Arc<str>>>) -> Vec<Variant> {
     let mut options: Vec<Option<String>> = Vec::new();
     if let Some(values) = set.finite() {
-        options.extend(values.map(|value| Some(value.to_string())))
+        options.extend(values.map(|value| Some(value.to_string())));
     } else {
         let named = mentioned.into_iter().flatten().filter(|value| set.contains(value));
         options.extend(named.map(|value| Some(value.to_string())));
