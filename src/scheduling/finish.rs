@@ -1,6 +1,6 @@
 //! From bought bins to planned nodes: the cheapest column that holds a bin's pods, and every other one that does too.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use super::bits::Bits;
