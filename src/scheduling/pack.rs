@@ -301,7 +301,10 @@ impl<'u, 'p, 'g> Packer<'u, 'p, 'g> {
     pub fn lower_bound(&mut self) -> Option<f64> {
         let all = Bits::full(self.universe.columns.len());
         let round = self.widest(&all);
+        let aside = self.hopeless(&round);
+        self.stock.take(&aside, 1);
         let wanted = self.demands(&round);
+        self.stock.give_back(&aside);
         let mut shapes: std::collections::HashMap<usize, Bits> = std::collections::HashMap::new();
         for (place, _) in &wanted {
             // A pin is a choice of ours: the bound lets the group go to every domain it may use.
@@ -333,8 +336,29 @@ impl<'u, 'p, 'g> Packer<'u, 'p, 'g> {
         prices(&demands, &supplies, self.universe.dims.len(), &mut std::collections::BTreeSet::new()).map(|p| p.bound)
     }
 
+    /// Items that no column of the round can hold: they must not stand in the way of others.
+    fn hopeless(&self, round: &Round) -> Content {
+        let items = self.stock.items.iter().enumerate().filter(|(_, item)| item.left > 0);
+        items
+            .filter(|(at, item)| {
+                let Some(signature) = round.signature(item.place) else { return false };
+                let mut columns = self.universe.signatures[signature].bits.iter();
+                !columns.any(|column| fits(self.stock.need(*at), self.universe.room(column)))
+            })
+            .map(|(at, item)| (at, item.left))
+            .collect()
+    }
+
     /// Buys until nothing that the round can place is left, or limits end it.
     pub fn buy(&mut self, round: &mut Round) {
+        let mut aside = self.hopeless(round);
+        self.stock.take(&aside, 1);
+        self.buy_hopeful(round, &mut aside);
+        self.stock.give_back(&aside);
+    }
+
+    /// Buys; what turns out to be out of reach is taken from the stock and put aside.
+    fn buy_hopeful(&mut self, round: &mut Round, aside: &mut Content) {
         let mut priced: Option<Priced> = None;
         while let Some(seed) = self.seed(round, priced.as_ref()) {
             let stale = priced.as_ref().is_none_or(|p| p.remaining < p.solved_at * self.patience);
@@ -375,6 +399,13 @@ impl<'u, 'p, 'g> Packer<'u, 'p, 'g> {
                 }
                 self.stock.take(&bought.content, copies);
                 self.bought.extend(std::iter::repeat_n(bought, copies));
+            } else if let Some(item) = self.stock.largest(seed) {
+                let left = self.stock.items[item].left;
+                let worth = self.stock.worth(item) * float(left);
+                now.worth_of[seed] -= worth;
+                now.remaining -= worth;
+                self.stock.take(&[(item, left)], 1);
+                aside.push((item, left));
             } else {
                 now.remaining -= now.worth_of[seed];
                 round.dead[seed] = true;

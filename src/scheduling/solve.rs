@@ -118,7 +118,8 @@ fn attempt(problem: &Problem, by_priority: bool) -> Plan {
     out.cost = MicroUsd(out.new_nodes.iter().filter_map(|n| n.choices.first()).map(|c| c.price.0).sum());
     #[allow(clippy::cast_possible_truncation)]
     let bound = packer.bound.map(|bound| MicroUsd((bound * (1.0 - 1e-9)).floor() as i64));
-    out.lower_bound = bound;
+    // A bound on the cost of all pods says nothing of a plan that leaves some out.
+    out.lower_bound = bound.filter(|bound| *bound <= out.cost);
 
     let mut refused_from = vec![0; groups.len()];
     for part in &parts {

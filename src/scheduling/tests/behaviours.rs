@@ -628,3 +628,32 @@ fn without_pools_the_reason_says_so() {
     world.pods("p", 1, &json!({}), "1", "1Gi", &json!({}));
     assert!(reason(&world.plan()).contains("no NodePool is ready"));
 }
+
+#[test]
+fn a_pod_that_cannot_be_held_stands_in_nobodys_way() {
+    for (what, cpu, extra) in [
+        ("too large", "500", json!({})),
+        ("a resource that nobody sells", "1", json!({"example.com/rare": "1"})),
+        ("a GPU in a pool without", "1", json!({"nvidia.com/gpu": "1"})),
+    ] {
+        let no_gpu = json!({"requirements": [
+            {"key": "karpenter.k8s.aws/instance-gpu-count", "operator": "DoesNotExist"}]});
+        let mut world = World::with_pools(&[("default", no_gpu)]);
+        world.pods("small", 5, &json!({}), "1", "1Gi", &json!({}));
+        world.pods("odd", 2, &json!({}), cpu, "1Gi", &json!({"requests": extra}));
+        world.pods("middle", 3, &json!({}), "2", "1Gi", &json!({}));
+        let plan = world.plan();
+        let left_out: Vec<usize> = plan.unschedulable.iter().map(|u| u.pod).collect();
+        assert_eq!(left_out, [5, 6], "{what}: {:?}", plan.unschedulable);
+        assert!(plan.lower_bound.is_none_or(|bound| bound <= plan.cost), "{what}");
+    }
+}
+
+#[test]
+fn what_limits_leave_room_for_is_still_bought() {
+    let mut world = World::with_pools(&[("default", json!({"limits": {"cpu": "4"}}))]);
+    world.pods("large", 1, &json!({}), "8", "1Gi", &json!({}));
+    world.pods("small", 3, &json!({}), "1", "1Gi", &json!({}));
+    let plan = world.plan();
+    assert_eq!(plan.unschedulable.iter().map(|u| u.pod).collect::<Vec<_>>(), [0], "{:?}", plan.unschedulable);
+}

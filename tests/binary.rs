@@ -1,0 +1,197 @@
+//! The built binary, as a script or a person sees it: output, exit codes, messages.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use serde_json::{Value, json};
+
+fn stowage(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_stowage")).args(args).env_remove("KUBECONFIG").output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn pod(name: &str, cpu: &str) -> Value {
+    json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": "shop"},
+        "spec": {"containers": [{"name": "c", "image": "i", "resources": {"requests": {"cpu": cpu, "memory": "1Gi"}}}]}})
+}
+
+fn pool() -> Value {
+    json!({"apiVersion": "karpenter.sh/v1", "kind": "NodePool", "metadata": {"name": "default"}, "spec": {"template": {"spec": {
+        "requirements": [{"key": "karpenter.sh/capacity-type", "operator": "In", "values": ["on-demand"]}],
+        "nodeClassRef": {"group": "karpenter.k8s.aws", "kind": "EC2NodeClass", "name": "default"}}}}})
+}
+
+fn scenario(folder: &Path, pods: &[Value]) -> String {
+    let file = folder.join("scenario.json");
+    std::fs::write(&file, json!({"nodePools": [pool()], "pods": pods}).to_string()).unwrap();
+    file.display().to_string()
+}
+
+#[test]
+fn a_scenario_that_fits_is_planned_with_every_promised_field() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = scenario(folder.path(), &[pod("a", "1"), pod("b", "500m")]);
+    let done = stowage(&["simulate", "--scenario", &file, "--output", "json"]);
+    assert_eq!(done.status.code(), Some(0), "{}", text(&done.stderr));
+    let plan: Value = serde_json::from_slice(&done.stdout).unwrap();
+    let mut placed = Vec::new();
+    let mut cost = 0.0;
+    for node in plan["nodes"].as_array().unwrap() {
+        for field in ["nodePool", "instanceType", "zone", "capacityType"] {
+            assert!(node[field].is_string(), "{field} of {node}");
+        }
+        assert_eq!(node["capacityType"], "on-demand", "no spot unless asked for");
+        cost += node["priceUsdPerHour"].as_f64().unwrap();
+        placed.extend(node["pods"].as_array().unwrap().iter().map(|pod| pod.as_str().unwrap().to_owned()));
+    }
+    placed.sort();
+    assert_eq!(placed, ["shop/a", "shop/b"]);
+    assert!((plan["costUsdPerHour"].as_f64().unwrap() - cost).abs() < 1e-6);
+    assert_eq!(plan["unschedulable"], json!([]));
+    assert!(plan["solveSeconds"].as_f64().unwrap() > 0.0);
+}
+
+#[test]
+fn what_does_not_fit_is_named_with_its_reason_and_exit_code_3() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = scenario(folder.path(), &[pod("huge", "5000"), pod("fine", "1")]);
+    let done = stowage(&["simulate", "--scenario", &file, "--output", "json"]);
+    assert_eq!(done.status.code(), Some(3));
+    let plan: Value = serde_json::from_slice(&done.stdout).unwrap();
+    assert_eq!(plan["unschedulable"][0]["pod"], "shop/huge");
+    assert!(plan["unschedulable"][0]["reason"].as_str().unwrap().contains("no instance type holds cpu 5000"));
+    assert_eq!(plan["nodes"][0]["pods"], json!(["shop/fine"]), "the other one is not held up");
+}
+
+#[test]
+fn bad_input_exits_2_and_names_the_file_the_object_and_the_field() {
+    let folder = tempfile::tempdir().unwrap();
+    let wrong_shape = json!({"metadata": {"name": "odd", "namespace": "shop"}, "spec": {"containers": "none"}});
+    for (bad, wanted) in [
+        (pod("odd", "lots"), ["scenario.json", "shop/odd", "lots"]),
+        (wrong_shape, ["scenario.json", "odd", "spec.containers"]),
+    ] {
+        let file = scenario(folder.path(), &[pod("fine", "1"), bad]);
+        let done = stowage(&["simulate", "--scenario", &file]);
+        assert_eq!(done.status.code(), Some(2));
+        for part in wanted {
+            assert!(text(&done.stderr).contains(part), "{part} is not in: {}", text(&done.stderr));
+        }
+    }
+    let done = stowage(&["simulate", "--scenario", "/no/such/file.json"]);
+    assert_eq!(done.status.code(), Some(2));
+    assert!(text(&done.stderr).contains("/no/such/file.json"));
+}
+
+#[test]
+fn manifests_are_expanded_to_their_pods_and_other_kinds_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let template = json!({"metadata": {"labels": {"app": "x"}}, "spec": {"restartPolicy": "Never", "containers": [
+        {"name": "c", "image": "i", "resources": {"requests": {"cpu": "1", "memory": "1Gi"}}}]}});
+    let workload = |api: &str, kind: &str, name: &str, spec: Value| {
+        let mut object =
+            json!({"apiVersion": api, "kind": kind, "metadata": {"name": name, "namespace": "shop"}, "spec": spec});
+        if kind != "CronJob" {
+            object["spec"]["template"] = template.clone();
+        }
+        object
+    };
+    let selector = json!({"matchLabels": {"app": "x"}});
+    let objects = json!({"apiVersion": "v1", "kind": "List", "items": [
+        pool(),
+        workload("apps/v1", "Deployment", "web", json!({"replicas": 3, "selector": selector})),
+        workload("apps/v1", "StatefulSet", "store", json!({"replicas": 2, "selector": selector, "serviceName": "s"})),
+        workload("apps/v1", "ReplicaSet", "set", json!({"selector": selector})),
+        workload("batch/v1", "Job", "job", json!({"parallelism": 2, "completions": 4})),
+        workload("batch/v1", "CronJob", "cron", json!({"schedule": "@daily", "jobTemplate": {"spec": {"template": template.clone()}}})),
+        workload("apps/v1", "DaemonSet", "agent", json!({"selector": selector})),
+        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c"}},
+    ]});
+    std::fs::write(folder.path().join("all.json"), objects.to_string()).unwrap();
+    let done = stowage(&["simulate", "-f", &folder.path().display().to_string(), "--output", "json"]);
+    assert_eq!(done.status.code(), Some(0), "{}", text(&done.stderr));
+    assert!(text(&done.stderr).contains("ConfigMap"), "{}", text(&done.stderr));
+    let plan: Value = serde_json::from_slice(&done.stdout).unwrap();
+    let nodes = plan["nodes"].as_array().unwrap();
+    let mut count = std::collections::BTreeMap::new();
+    for pod in nodes.iter().flat_map(|node| node["pods"].as_array().unwrap()) {
+        let name = pod.as_str().unwrap().strip_prefix("shop/").unwrap();
+        *count.entry(name.rsplit_once('-').unwrap().0.to_owned()).or_insert(0) += 1;
+    }
+    let wanted = [("cron", 1), ("job", 2), ("set", 1), ("store", 2), ("web", 3)];
+    assert_eq!(count.iter().map(|(name, n)| (name.as_str(), *n)).collect::<Vec<_>>(), wanted);
+}
+
+#[test]
+fn the_service_without_a_cluster_says_what_to_set() {
+    let done = Command::new(env!("CARGO_BIN_EXE_stowage"))
+        .args(["controller"])
+        .env("KUBECONFIG", "/no/such/kubeconfig")
+        .output()
+        .unwrap();
+    assert_eq!(done.status.code(), Some(2));
+    assert!(text(&done.stderr).contains("set KUBECONFIG"), "{}", text(&done.stderr));
+    let done =
+        Command::new(env!("CARGO_BIN_EXE_stowage")).args(["controller"]).env("METRICS_PORT", "many").output().unwrap();
+    assert_eq!(done.status.code(), Some(2));
+    for part in ["METRICS_PORT", "many"] {
+        assert!(
+            text(&done.stderr).contains(part) || text(&done.stderr).contains("--metrics-port"),
+            "{}",
+            text(&done.stderr)
+        );
+    }
+}
+
+/// Imports point downwards only (`src/lib.rs`): a room may use those of lower rank, and itself.
+#[test]
+fn imports_point_downwards_only() {
+    let ranks = [
+        ("cli", 4),
+        ("controllers", 3),
+        ("server", 3),
+        ("telemetry", 3),
+        ("cloud", 2),
+        ("cluster", 2),
+        ("scheduling", 1),
+        ("disruption", 1),
+        ("admission", 1),
+        ("extender", 1),
+        ("api", 0),
+    ];
+    let rank = |room: &str| ranks.iter().find(|(name, _)| *name == room).map(|(_, rank)| *rank);
+    let mut wrong = Vec::new();
+    let mut folders = vec![Path::new(env!("CARGO_MANIFEST_DIR")).join("src")];
+    let root = folders[0].clone();
+    let mut seen = 0;
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+                continue;
+            }
+            let relative = path.strip_prefix(&root).unwrap().to_path_buf();
+            let own = relative.components().next().unwrap().as_os_str().to_string_lossy().into_owned();
+            let Some(own_rank) = rank(&own) else { continue };
+            let code = std::fs::read_to_string(&path).unwrap();
+            for rest in code.split("crate::").skip(1) {
+                let other: String = rest.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
+                let Some(other_rank) = rank(&other) else { continue };
+                seen += 1;
+                // The rooms of one rank may meet, but for the pure ones: they know plain data of `scheduling` only.
+                let allowed = other == own
+                    || other_rank < own_rank
+                    || other_rank == own_rank && (own_rank >= 2 || other == "scheduling");
+                if !allowed {
+                    wrong.push(format!("{} uses {other}", relative.display()));
+                }
+            }
+        }
+    }
+    assert!(seen > 50, "the check looked at {seen} imports only");
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
