@@ -235,7 +235,9 @@ async fn serve(args: &ControllerArgs) -> anyhow::Result<()> {
         let _ = stop.send(true);
     });
     watch::start(&client, &cluster);
-    tokio::spawn(placement::show(Arc::clone(&cluster), Arc::clone(&state.view)));
+    if args.placement != Placement::Off {
+        tokio::spawn(placement::show(Arc::clone(&cluster), Arc::clone(&state.view)));
+    }
     let lead = lead(args, client, namespace, cluster, controller_metrics, Arc::clone(&state), stopped.clone());
     let lead = tokio::spawn(lead);
     let mut end = stopped.clone();
@@ -363,6 +365,7 @@ fn lead(
             tokio::spawn(node_class::run(Arc::clone(&ctx))),
             tokio::spawn(node_pool::run(Arc::clone(&ctx))),
             tokio::spawn(provisioner::run(Arc::clone(&ctx))),
+            tokio::spawn(provisioner::tell_unreadable(Arc::clone(&ctx))),
             tokio::spawn(lifecycle::run(Arc::clone(&ctx))),
             tokio::spawn(placement::keep(Arc::clone(&ctx))),
             tokio::spawn(interruption::listen(Arc::clone(&ctx))),

@@ -18,7 +18,7 @@ use crate::api::node_pool::Budget;
 use crate::api::{NodeClaim, NodePool, duration, labels};
 use crate::cluster::holds::{self, Holds};
 use crate::cluster::snapshot::{self, Types, is_leaving, node_ready};
-use crate::cluster::{State, now_ms};
+use crate::cluster::{PodRecord, Scheduling, State, now_ms};
 use crate::disruption::budget;
 use crate::disruption::emptiness::{self, Candidate, Rule};
 use crate::scheduling::offering::{CapacityType, MicroUsd};
@@ -35,6 +35,8 @@ const CONSOLIDATE_MS: i64 = 5_000;
 const TRIES: usize = 20;
 /// A node is taken away only where that saves at least one part in so many of its price.
 const WORTH: i64 = 10;
+/// Pods that came up no longer ago than this may still find a place, milliseconds.
+const FRESH_MS: i64 = 30_000;
 /// The second look at a closed node comes no sooner than this after the first, milliseconds: what the scheduler had under
 /// way when the taint was written has been bound by then.
 const SETTLE_MS: i64 = 2_000;
@@ -132,7 +134,7 @@ fn pods_of(state: &State, holds: &Holds, claim: &NodeClaim) -> usize {
 }
 
 /// A StatefulSet's pod that is going comes back under its name: its node isn't empty yet.
-fn held_back(pod: &crate::cluster::PodRecord) -> bool {
+fn held_back(pod: &PodRecord) -> bool {
     pod.deleting_since_ms.is_some() && !pod.terminal && !pod.daemon && !pod.mirror
 }
 
@@ -153,7 +155,7 @@ fn candidates(state: &State, holds: &Holds, types: &Types) -> Vec<Candidate> {
         }
         let node_name = node.name_any();
         let last_event = state.last_pod_event_ms.get(&*node_name).copied().unwrap_or(0);
-        let guarded = |pod: &crate::cluster::PodRecord| pod.do_not_disrupt && pod.active();
+        let guarded = |pod: &PodRecord| pod.do_not_disrupt && pod.active();
         out.push(Candidate {
             claim: name.clone(),
             pool: claim.labels().get(labels::NODE_POOL).cloned().unwrap_or_default(),
@@ -216,7 +218,13 @@ async fn consolidate(ctx: &Arc<Context>, types: &Types) -> Vec<String> {
             (initialized_ms(claim).is_none() && claim.metadata.deletion_timestamp.is_none())
                 || is_leaving(claim) && state.node_of(claim).is_some_and(|node| occupied(&state, &node.name_any()))
         });
-        let waiting = state.unbound.iter().filter_map(|key| state.pods.get(key)).any(|pod| !pod.daemon);
+        // A pod that nothing was bought for in all this time is not going to move.
+        let fresh = |pod: &PodRecord| match pod.scheduling {
+            Scheduling::Untried => now - state.last_pod_created_ms < FRESH_MS,
+            Scheduling::Unschedulable { .. } => pod.first_unschedulable_ms.is_some_and(|at| now - at < FRESH_MS),
+            _ => false,
+        };
+        let waiting = state.unbound.iter().filter_map(|key| state.pods.get(key)).any(|pod| !pod.daemon && fresh(pod));
         if moving || waiting {
             return Vec::new();
         }
@@ -256,7 +264,9 @@ async fn consolidate(ctx: &Arc<Context>, types: &Types) -> Vec<String> {
             let kept = plan.placements.iter().all(|placement| {
                 snapshot.problem.nodes[placement.node].initialized && snapshot.subjects[placement.node].claim.is_some()
             });
-            let whole = plan.unschedulable.is_empty() && kept;
+            // A pod that had no place before is no reason to keep a node.
+            let stays = |pod: usize| !snapshot.displaced.contains(&*snapshot.problem.pods[pod].key);
+            let whole = kept && plan.unschedulable.iter().all(|left_out| stays(left_out.pod));
             // Spot for spot would trade a node that runs for one that may be taken back sooner.
             (whole && (plan.new_nodes.is_empty() || !any_spot)).then_some(gone - plan.cost.0)
         })

@@ -28,8 +28,9 @@ pub fn leaked(state: &State, instances: &[Instance], now: i64) -> Vec<String> {
         .collect()
 }
 
-/// Claims whose instance is gone. A node that is still ready contradicts the list, so its claim stays.
-pub fn orphaned(state: &State, instances: &[Instance]) -> Vec<Arc<NodeClaim>> {
+/// Claims whose instance is gone. A node that is still ready contradicts the list, so its claim stays; so does a claim that
+/// was launched since the list was made.
+pub fn orphaned(state: &State, instances: &[Instance], now: i64) -> Vec<Arc<NodeClaim>> {
     let known: BTreeSet<&str> = instances.iter().map(|instance| instance.provider_id.as_str()).collect();
     state
         .claims
@@ -39,7 +40,9 @@ pub fn orphaned(state: &State, instances: &[Instance]) -> Vec<Arc<NodeClaim>> {
             let status = claim.status.as_ref();
             let launched = status.is_some_and(|status| conditions::is_true(&status.conditions, "Launched"));
             let id = status.and_then(|status| status.provider_id.as_deref());
-            launched && id.is_some_and(|id| !known.contains(id))
+            let since = status.and_then(|status| conditions::get(&status.conditions, conditions::LAUNCHED));
+            let old = since.is_some_and(|since| now - since.last_transition_time.0.as_millisecond() >= YOUNG_MS);
+            launched && old && id.is_some_and(|id| !known.contains(id))
         })
         .filter(|claim| state.node_of(claim).is_none_or(|node| !node_ready(node)))
         .cloned()
@@ -49,7 +52,7 @@ pub fn orphaned(state: &State, instances: &[Instance]) -> Vec<Arc<NodeClaim>> {
 /// Runs until the process ends.
 pub async fn run(ctx: Arc<Context>) {
     loop {
-        // Claims first, then instances: what is launched in between has its claim in neither, and is too young to matter.
+        // What is launched between the list and the look at the claims is too young to matter to either.
         let instances = match ctx.cloud.list().await {
             Ok(instances) => instances,
             Err(error) => {
@@ -60,7 +63,7 @@ pub async fn run(ctx: Arc<Context>) {
         };
         let (leaked, orphaned) = {
             let state = ctx.cluster.read();
-            (leaked(&state, &instances, now_ms()), orphaned(&state, &instances))
+            (leaked(&state, &instances, now_ms()), orphaned(&state, &instances, now_ms()))
         };
         for id in leaked {
             tracing::warn!(instance = id, "instance without a node claim is terminated");
@@ -129,8 +132,11 @@ mod tests {
 
     #[test]
     fn a_claim_without_its_instance_goes_unless_its_node_is_ready() {
-        assert!(orphaned(&state(false), &[instance("i-1", "token", 0)]).is_empty());
-        assert_eq!(orphaned(&state(false), &[]).len(), 1);
-        assert!(orphaned(&state(true), &[]).is_empty());
+        let launched = "2026-01-01T00:00:00Z".parse::<k8s_openapi::jiff::Timestamp>().unwrap().as_millisecond();
+        let now = launched + YOUNG_MS;
+        assert!(orphaned(&state(false), &[instance("i-1", "token", 0)], now).is_empty());
+        assert_eq!(orphaned(&state(false), &[], now).len(), 1);
+        assert!(orphaned(&state(true), &[], now).is_empty());
+        assert!(orphaned(&state(false), &[], now - 1).is_empty(), "launched since the list was made");
     }
 }

@@ -217,7 +217,7 @@ pub async fn depart(ctx: Arc<Context>) {
                 continue;
             }
             tracing::info!(claim = claim.name_any(), reason, "its pods have a new place, it goes");
-            ctx.metrics.claims_disrupted.with_label_values(&[&reason]).inc();
+            ctx.metrics.claims_disrupted.with_label_values(&[reason.to_lowercase()]).inc();
             if let Err(error) = lifecycle::delete_claim(&ctx, &claim).await {
                 tracing::warn!(claim = claim.name_any(), %error, "node claim could not be deleted, trying again");
             }

@@ -90,6 +90,25 @@ pub async fn run(ctx: Arc<Context>) {
     }
 }
 
+/// Tells pods that can't be understood, and that no plan will ever hold, why; until the process ends.
+pub async fn tell_unreadable(ctx: Arc<Context>) {
+    loop {
+        tokio::time::sleep(Duration::from_millis(u64::try_from(RETRY_MS).unwrap_or(10_000))).await;
+        let unreadable: Vec<_> = {
+            let state = ctx.cluster.read();
+            let waiting = state.unbound.iter().filter_map(|key| state.pods.get(key)).filter(|pod| pod.unschedulable());
+            let told = waiting.filter_map(|pod| {
+                let why = pod.entry.as_ref().err()?;
+                Some((pod_reference(&pod.namespace, &pod.name, &pod.uid), why.clone()))
+            });
+            told.take(EVENTS).collect()
+        };
+        for (pod, why) in unreadable {
+            ctx.event(pod, true, "FailedScheduling", &format!("no node can be planned for it: {why}")).await;
+        }
+    }
+}
+
 async fn pass(ctx: &Arc<Context>, queue: &mut Queue) {
     let pools = ctx.ready_pools();
     let started = now_ms();
