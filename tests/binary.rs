@@ -1,5 +1,8 @@
 //! The built binary, as a script or a person sees it: output, exit codes, messages.
 
+// A test ends where something is not as it should be.
+#![allow(clippy::unwrap_used)]
+
 use std::path::Path;
 use std::process::{Command, Output};
 
