@@ -361,18 +361,17 @@ fn lead(
             }
         };
         tokio::spawn(simulated.run(client, shutdown));
-        let loops = [
-            tokio::spawn(node_class::run(Arc::clone(&ctx))),
-            tokio::spawn(node_pool::run(Arc::clone(&ctx))),
-            tokio::spawn(provisioner::run(Arc::clone(&ctx))),
-            tokio::spawn(provisioner::tell_unreadable(Arc::clone(&ctx))),
-            tokio::spawn(lifecycle::run(Arc::clone(&ctx))),
-            tokio::spawn(placement::keep(Arc::clone(&ctx))),
-            tokio::spawn(interruption::listen(Arc::clone(&ctx))),
-            tokio::spawn(interruption::depart(Arc::clone(&ctx))),
-            tokio::spawn(disruption::run(Arc::clone(&ctx))),
-            tokio::spawn(garbage::run(Arc::clone(&ctx))),
-        ];
+        let mut loops = tokio::task::JoinSet::new();
+        loops.spawn(node_class::run(Arc::clone(&ctx)));
+        loops.spawn(node_pool::run(Arc::clone(&ctx)));
+        loops.spawn(provisioner::run(Arc::clone(&ctx)));
+        loops.spawn(provisioner::tell_unreadable(Arc::clone(&ctx)));
+        loops.spawn(lifecycle::run(Arc::clone(&ctx)));
+        loops.spawn(placement::keep(Arc::clone(&ctx)));
+        loops.spawn(interruption::listen(Arc::clone(&ctx)));
+        loops.spawn(interruption::depart(Arc::clone(&ctx)));
+        loops.spawn(disruption::run(Arc::clone(&ctx)));
+        loops.spawn(garbage::run(Arc::clone(&ctx)));
         let lost = async {
             match &mut election {
                 Some(candidate) => candidate.keep().await,
@@ -381,11 +380,11 @@ fn lead(
         };
         let result = tokio::select! {
             () = lost => Err(anyhow::anyhow!("the leader lease was lost: another replica leads now, this one starts over")),
-            (ended, _, _) = futures::future::select_all(loops) => {
-                Err(anyhow::anyhow!("a reconciler ended: {:?}", ended.err()))
-            }
+            ended = loops.join_next() => Err(anyhow::anyhow!("a reconciler ended: {:?}", ended.and_then(Result::err))),
             _ = stopped.wait_for(|stop| *stop) => Ok(()),
         };
+        // Nothing may be written any more once another replica can lead.
+        loops.shutdown().await;
         if result.is_ok()
             && let Some(candidate) = &mut election
         {

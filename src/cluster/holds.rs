@@ -1,7 +1,7 @@
 //! Which room is kept for which pod: read off the plans that NodeClaims carry, so that every replica and every restart
 //! comes to the same answer.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Node;
@@ -34,13 +34,22 @@ pub struct Holds {
     pub by_pod: HashMap<String, String>,
 }
 
+/// Who makes the next pod in a displaced pod's place.
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Deserialize, serde::Serialize)]
+pub struct Owner {
+    /// UID of the controlling owner.
+    pub uid: String,
+    /// When the displacement was planned, milliseconds since the epoch: pods created before it are no successors.
+    pub at_ms: i64,
+}
+
 /// The plan a NodeClaim carries: pods, owners of displaced pods, end of the holds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Planned {
     /// Pods, `namespace/name`, in order.
     pub pods: Vec<String>,
-    /// Owner UID by pod, for pods that were displaced from another node.
-    pub owners: BTreeMap<String, String>,
+    /// Owner by pod, for pods that were displaced from another node.
+    pub owners: BTreeMap<String, Owner>,
     /// Milliseconds since the epoch; 0 when absent or unreadable, so that a hold nobody bounds is no hold.
     pub until_ms: i64,
 }
@@ -70,58 +79,34 @@ impl Planned {
 }
 
 /// Works out the live holds at `now_ms`.
+///
+/// Holds of pods that are there come first, on every claim; then the successors of displaced pods are given what is left.
 pub fn resolve(state: &State, now_ms: i64) -> Holds {
     let mut holds = Holds::default();
-    let mut by_owner: Option<HashMap<&str, Vec<&PodRecord>>> = None;
+    let mut slots: BTreeMap<&String, Vec<(&String, &Owner)>> = BTreeMap::new();
     for (name, claim) in &state.claims {
-        if claim.metadata.deletion_timestamp.is_some() {
-            continue;
-        }
-        let Some(planned) = state.planned.get(name) else {
+        let leaving = claim.metadata.deletion_timestamp.is_some()
+            || claim.annotations().get(labels::DISRUPTING).is_some_and(|why| !why.starts_with("Empty/"));
+        let Some(planned) = state.planned.get(name).filter(|planned| planned.until_ms > now_ms && !leaving) else {
             continue;
         };
-        if planned.until_ms <= now_ms {
-            continue;
-        }
         let node = state.node_of(claim).map(|node| node.name_any());
         let mut live = Vec::new();
-        let mut slots: BTreeMap<&str, Vec<&String>> = BTreeMap::new();
         for key in &planned.pods {
             let record = state.pods.get(key).filter(|record| record.active());
-            let owner = planned.owners.get(key);
-            match record {
-                Some(record) if record.node.is_none() && record.deleting_since_ms.is_none() => {
+            match (record, planned.owners.get(key)) {
+                (Some(record), owner) if record.node.is_none() && record.deleting_since_ms.is_none() => {
                     live.push(hold(key, Some(key), owner, planned.until_ms));
                 }
                 // Bound where it was planned: the hold has done its work.
-                Some(record) if record.node.as_deref() == node.as_deref() => {}
-                Some(_) if owner.is_some() => live.push(hold(key, None, owner, planned.until_ms)),
-                None if owner.is_some() => slots.entry(owner.map_or("", String::as_str)).or_default().push(key),
+                (Some(record), _) if record.node.is_some() && record.node.as_deref() == node.as_deref() => {}
+                // Still running where it is to be displaced from.
+                (Some(record), Some(owner)) if record.deleting_since_ms.is_none() => {
+                    live.push(hold(key, None, Some(owner), planned.until_ms));
+                }
+                (_, Some(owner)) => slots.entry(name).or_default().push((key, owner)),
                 _ => {}
             }
-        }
-        for (owner, originals) in slots {
-            let pods = by_owner.get_or_insert_with(|| owned(state)).get(owner).map(Vec::as_slice).unwrap_or_default();
-            let arrived = pods
-                .iter()
-                .filter(|pod| pod.node.is_some() && pod.node.as_deref() == node.as_deref())
-                .filter(|pod| !planned.pods.contains(&pod.key()))
-                .count();
-            let mut waiting = pods
-                .iter()
-                .filter(|pod| pod.node.is_none() && pod.deleting_since_ms.is_none())
-                .map(|pod| pod.key())
-                .filter(|key| !holds.by_pod.contains_key(key) && !planned.pods.contains(key))
-                .collect::<Vec<_>>();
-            waiting.sort();
-            let mut waiting = waiting.into_iter();
-            for original in originals.into_iter().skip(arrived) {
-                let owner = owner.to_owned();
-                live.push(hold(original, waiting.next().as_ref(), Some(&owner), planned.until_ms));
-            }
-        }
-        if let Some(node) = state.node_of(claim) {
-            drop_void(state, node, &mut live);
         }
         for pod in live.iter().filter_map(|hold| hold.pod.clone()) {
             holds.by_pod.entry(pod).or_insert_with(|| name.clone());
@@ -130,7 +115,64 @@ pub fn resolve(state: &State, now_ms: i64) -> Holds {
             holds.by_claim.insert(name.clone(), live);
         }
     }
+    if !slots.is_empty() {
+        give_successors(state, &mut holds, slots);
+    }
+    for (name, live) in &mut holds.by_claim {
+        if let Some(node) = state.claims.get(name).and_then(|claim| state.node_of(claim)) {
+            drop_void(state, node, live);
+        }
+    }
+    holds.by_claim.retain(|_, live| !live.is_empty());
+    let kept: BTreeSet<(&String, &String)> = holds
+        .by_claim
+        .iter()
+        .flat_map(|(name, live)| live.iter().filter_map(move |hold| Some((hold.pod.as_ref()?, name))))
+        .collect();
+    holds.by_pod.retain(|pod, claim| kept.contains(&(&*pod, &*claim)));
     holds
+}
+
+/// Gives the room of displaced pods that are gone to the next pods of their controllers.
+fn give_successors(state: &State, holds: &mut Holds, slots: BTreeMap<&String, Vec<(&String, &Owner)>>) {
+    let by_owner = owned(state);
+    for (name, originals) in slots {
+        let Some(planned) = state.planned.get(name) else { continue };
+        let node = state.claims.get(name).and_then(|claim| state.node_of(claim)).map(|node| node.name_any());
+        let mut of_owner: BTreeMap<&str, Vec<(&String, &Owner)>> = BTreeMap::new();
+        for (original, owner) in originals {
+            of_owner.entry(&owner.uid).or_default().push((original, owner));
+        }
+        for (uid, originals) in of_owner {
+            let pods = by_owner.get(uid).map(Vec::as_slice).unwrap_or_default();
+            let since = originals.iter().map(|(_, owner)| owner.at_ms).min().unwrap_or(0);
+            // Times of creation are whole seconds.
+            let young = |pod: &PodRecord| {
+                pod.entry.as_ref().is_ok_and(|entry| entry.created_at_ms.div_euclid(1_000) >= since.div_euclid(1_000))
+            };
+            let arrived = pods
+                .iter()
+                .filter(|pod| pod.node.is_some() && pod.node.as_deref() == node.as_deref() && young(pod))
+                .filter(|pod| !planned.pods.contains(&pod.key()))
+                .count();
+            let mut waiting: Vec<String> = pods
+                .iter()
+                .filter(|pod| pod.node.is_none() && pod.deleting_since_ms.is_none())
+                .map(|pod| pod.key())
+                .filter(|key| !holds.by_pod.contains_key(key))
+                .collect();
+            waiting.sort();
+            let mut waiting = waiting.into_iter();
+            for (original, owner) in originals.into_iter().skip(arrived) {
+                let next = waiting.next();
+                if let Some(pod) = &next {
+                    holds.by_pod.insert(pod.clone(), name.clone());
+                }
+                let live = holds.by_claim.entry(name.clone()).or_default();
+                live.push(hold(original, next.as_ref(), Some(owner), planned.until_ms));
+            }
+        }
+    }
 }
 
 /// Drops the holds whose room is gone: what was bound while the plan was being made took it. Their pods are planned anew.
@@ -163,8 +205,9 @@ fn drop_void(state: &State, node: &Node, live: &mut Vec<Hold>) {
     });
 }
 
-fn hold(original: &str, pod: Option<&String>, owner: Option<&String>, expires_ms: i64) -> Hold {
-    Hold { original: original.to_owned(), pod: pod.cloned(), owner: owner.cloned(), expires_ms }
+fn hold(original: &str, pod: Option<&String>, owner: Option<&Owner>, expires_ms: i64) -> Hold {
+    let owner = owner.map(|owner| owner.uid.clone());
+    Hold { original: original.to_owned(), pod: pod.cloned(), owner, expires_ms }
 }
 
 fn owned(state: &State) -> HashMap<&str, Vec<&PodRecord>> {
@@ -185,7 +228,8 @@ mod tests {
 
     fn state(planned: &[&str], owners: &[(&str, &str)], until: &str) -> State {
         let mut state = State::default();
-        let owners: BTreeMap<_, _> = owners.iter().copied().collect();
+        let owners: BTreeMap<_, _> =
+            owners.iter().map(|(pod, uid)| (*pod, serde_json::json!({"uid": uid, "at_ms": 5_000}))).collect();
         state.apply_claim(
             serde_json::from_value(serde_json::json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim",
                 "metadata": {"name": "c", "uid": "1", "annotations": {
@@ -206,7 +250,9 @@ mod tests {
     }
 
     fn put(state: &mut State, name: &str, owner: &str, node: Option<&str>) {
+        let created = if name.starts_with("early") { "1970-01-01T00:00:01Z" } else { "1970-01-01T00:00:09Z" };
         let pod = serde_json::from_value(serde_json::json!({"metadata": {"name": name, "namespace": "n", "uid": name,
+            "creationTimestamp": created,
             "ownerReferences": [{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r", "uid": owner, "controller": true}]},
             "spec": {"containers": [{"name": "c", "image": "i"}], "nodeName": node}}))
         .unwrap();
@@ -260,8 +306,18 @@ mod tests {
         put(&mut state, "old", "rs", Some("node-old"));
         let holds = resolve(&state, 0);
         assert_eq!(holds.by_claim["c"][0].pod, None, "the original still runs elsewhere");
-        state.delete_pod("n/old", 2);
+        put(&mut state, "early", "rs", Some("node-c"));
+        let mut terminating: k8s_openapi::api::core::v1::Pod = serde_json::from_value(serde_json::json!({"metadata": {
+            "name": "old", "namespace": "n", "uid": "old", "deletionTimestamp": "1970-01-01T00:00:10Z", "ownerReferences": [
+            {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r", "uid": "rs", "controller": true}]},
+            "spec": {"nodeName": "node-old", "containers": [{"name": "c", "image": "i"}]}}))
+        .unwrap();
+        terminating.metadata.resource_version = Some("7".into());
+        state.apply_pod(&terminating, 2);
         put(&mut state, "new", "rs", None);
+        let holds = resolve(&state, 0);
+        assert_eq!(holds.by_pod.get("n/new").map(String::as_str), Some("c"), "also while the original terminates");
+        state.delete_pod("n/old", 2);
         let holds = resolve(&state, 0);
         assert_eq!(holds.by_pod.get("n/new").map(String::as_str), Some("c"));
         put(&mut state, "new", "rs", Some("node-c"));

@@ -58,13 +58,18 @@ pub struct PodRecord {
     pub tolerates_disruption: bool,
     /// `system-cluster-critical` or `system-node-critical`.
     pub critical: bool,
-    /// Termination grace period, seconds.
+    /// Termination grace period, seconds; a year at most.
     pub grace_seconds: i64,
+    /// Resource version, where it is a number.
+    pub version: Option<u64>,
     /// The Ready condition is true.
     pub ready: bool,
     /// When this process first saw it unschedulable, milliseconds since the epoch.
     pub first_unschedulable_ms: Option<i64>,
 }
+
+/// Longer grace periods than a year are as good as a year, and can be reckoned with.
+const MAX_GRACE_SECONDS: i64 = 366 * 86_400;
 
 impl PodRecord {
     /// Reduces a pod. `entry` is what the interner made of it.
@@ -125,7 +130,11 @@ impl PodRecord {
             critical: spec
                 .and_then(|spec| spec.priority_class_name.as_deref())
                 .is_some_and(|class| class == "system-cluster-critical" || class == "system-node-critical"),
-            grace_seconds: spec.and_then(|spec| spec.termination_grace_period_seconds).unwrap_or(30),
+            grace_seconds: spec
+                .and_then(|spec| spec.termination_grace_period_seconds)
+                .unwrap_or(30)
+                .clamp(0, MAX_GRACE_SECONDS),
+            version: meta.resource_version.as_deref().and_then(|version| version.parse().ok()),
             ready: condition("Ready").is_some_and(|condition| condition.status == "True"),
             first_unschedulable_ms: None,
         }

@@ -41,6 +41,8 @@ pub struct Snapshot {
     pub subjects: Vec<Subject>,
     /// Keys of the pods to place that are still bound to a node about to go.
     pub displaced: BTreeSet<String>,
+    /// When it was taken, milliseconds since the epoch.
+    pub at_ms: i64,
 }
 
 /// Taints that go by themselves while a node comes up (core reference section 2.3).
@@ -81,10 +83,12 @@ pub fn demand(state: &State, holds: &Holds, without: &BTreeSet<String>) -> Deman
         };
         // A nomination that isn't ours is the scheduler's own: it is making room by preemption.
         let preempting = pod.nominated.as_deref().is_some_and(|node| {
-            !claim_by_node
-                .get(node)
-                .and_then(|claim| state.planned.get(&claim.name_any()))
-                .is_some_and(|plan| planned.entry(node).or_insert_with(|| plan.pods.iter().collect()).contains(key))
+            let making_room = state.pods_on(node).any(|pod| pod.deleting_since_ms.is_some());
+            making_room
+                && !claim_by_node
+                    .get(node)
+                    .and_then(|claim| state.planned.get(&claim.name_any()))
+                    .is_some_and(|plan| planned.entry(node).or_insert_with(|| plan.pods.iter().collect()).contains(key))
         });
         if !preempting && !holds.by_pod.contains_key(key) {
             out.pending.insert(key.clone());
@@ -95,9 +99,14 @@ pub fn demand(state: &State, holds: &Holds, without: &BTreeSet<String>) -> Deman
         holds.by_claim.values().flatten().filter(|hold| hold.owner.is_some()).map(|hold| &hold.original).collect();
     for (_, claim) in state.claims.iter().filter(|(name, claim)| leaving(name, claim)) {
         let Some(node) = state.node_of(claim) else { continue };
-        for pod in state.pods_on(&node.name_any()).filter(|pod| pod.reschedulable() && pod.entry.is_ok()) {
+        // A protected pod stays until it ends, unless the node has a time by which it must be gone.
+        let hurry = claim.spec.termination_grace_period.is_some()
+            || claim.annotations().get(labels::DISRUPTING).is_some_and(|why| !why.ends_with('/'));
+        for pod in state.pods_on(&node.name_any()).filter(|pod| pod.reschedulable()) {
             let key = pod.key();
-            if !resettled.contains(&key) {
+            // Nobody makes a bare pod's successor.
+            let succeeded = pod.entry.as_ref().is_ok_and(|entry| entry.owner.is_some());
+            if succeeded && (hurry || !pod.do_not_disrupt) && !resettled.contains(&key) {
                 out.displaced.insert(key);
             }
         }
@@ -127,7 +136,7 @@ pub fn take(
     let holds = holds::resolve(state, now_ms);
     let demand = demand(state, &holds, without);
     let types = Types::new(pools);
-    let mut out = Snapshot::default();
+    let mut out = Snapshot { at_ms: now_ms, ..Snapshot::default() };
     let claim_by_node = claims_by_node(state);
     for (name, node) in &state.nodes {
         let claim = claim_by_node.get(name.as_str()).copied();
@@ -137,7 +146,7 @@ pub fn take(
             // Its pods are placed anew, as if it were gone already.
             continue;
         }
-        out.problem.nodes.push(existing(state, &types, &holds, node, claim, leaving));
+        out.problem.nodes.push(existing(state, &types, &holds, node, claim, leaving, now_ms));
         out.subjects.push(Subject { node: Some(name.clone()), claim: claim.map(|claim| claim.name_any()) });
     }
     for (name, claim) in &state.claims {
@@ -197,6 +206,7 @@ fn existing(
     node: &Node,
     claim: Option<&Arc<NodeClaim>>,
     leaving: bool,
+    now_ms: i64,
 ) -> NodeState {
     let name = node.name_any();
     let spec = node.spec.clone().unwrap_or_default();
@@ -245,6 +255,8 @@ fn existing(
         price,
     };
     out.daemon_reserve = daemon_reserve(state, &out);
+    // A node that came up but never becomes usable is not counted on either.
+    out.schedulable &= initialized || now_ms - super::created_ms(&node.metadata) < BOOT_PATIENCE_MS;
     out
 }
 

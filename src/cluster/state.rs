@@ -98,6 +98,9 @@ impl State {
         let entry = self.interner.intern(pod).map_err(|error| error.to_string());
         let mut record = PodRecord::new(pod, entry);
         let old = self.pods.get(&key).filter(|old| old.uid == record.uid);
+        if old.is_some_and(|old| matches!((old.version, record.version), (Some(old), Some(new)) if old > new)) {
+            return;
+        }
         if matches!(record.scheduling, Scheduling::Unschedulable { .. }) {
             record.first_unschedulable_ms = old.and_then(|old| old.first_unschedulable_ms).or(Some(now_ms));
         }
@@ -133,6 +136,7 @@ impl State {
         if let Some(old) = old
             && let Some(node) = old.node
             && !old.daemon
+            && self.nodes.contains_key(&*node)
         {
             self.last_pod_event_ms.insert(node, now_ms);
         }
@@ -260,6 +264,7 @@ mod tests {
         assert!(state.unbound.is_empty());
         assert_eq!(state.pods_on("node-1").count(), 1);
         assert_eq!(state.last_pod_event_ms.get("node-1"), Some(&20));
+        state.apply_node(serde_json::from_value(serde_json::json!({"metadata": {"name": "node-1"}})).unwrap());
         state.delete_pod("n/a", 30);
         assert_eq!(state.pods_on("node-1").count(), 0);
         assert!(state.pods_by_node.is_empty());

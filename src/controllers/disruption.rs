@@ -13,7 +13,7 @@ use serde_json::json;
 
 use super::context::{Context, reference};
 use super::interruption::{Disrupting, mark};
-use super::lifecycle;
+use super::{drain, lifecycle};
 use crate::api::node_pool::Budget;
 use crate::api::{NodeClaim, NodePool, duration, labels};
 use crate::cluster::holds::{self, Holds};
@@ -35,6 +35,8 @@ const CONSOLIDATE_MS: i64 = 5_000;
 const TRIES: usize = 20;
 /// A node is taken away only where that saves at least one part in so many of its price.
 const WORTH: i64 = 10;
+/// A node whose pods found no new place in so long stays, milliseconds.
+const UNDECIDED_MS: i64 = 300_000;
 /// Pods that came up no longer ago than this may still find a place, milliseconds.
 const FRESH_MS: i64 = 30_000;
 /// The second look at a closed node comes no sooner than this after the first, milliseconds: what the scheduler had under
@@ -44,6 +46,7 @@ const SETTLE_MS: i64 = 2_000;
 /// Runs until the process ends.
 pub async fn run(ctx: Arc<Context>) {
     let mut closed: BTreeMap<String, i64> = BTreeMap::new();
+    let mut undecided: BTreeMap<String, i64> = BTreeMap::new();
     let mut consolidated = now_ms();
     loop {
         tokio::time::sleep(LOOK).await;
@@ -66,8 +69,13 @@ pub async fn run(ctx: Arc<Context>) {
         for (claim, pods) in doomed {
             let name = claim.name_any();
             let since = *closed.entry(name.clone()).or_insert(now);
+            let node = ctx.cluster.read().node_of(&claim).cloned();
             let result = if pods > 0 {
                 reopen(&ctx, &claim).await
+            } else if let Some(node) = node.filter(|node| !drain::is_closed(node)) {
+                // The mark was written and the taint was not: close it now, and look again later.
+                closed.insert(name.clone(), now);
+                drain::close(&ctx, &node).await
             } else if now - since >= SETTLE_MS {
                 tracing::info!(claim = name, "empty, it goes");
                 ctx.metrics.claims_disrupted.with_label_values(&["empty"]).inc();
@@ -77,6 +85,11 @@ pub async fn run(ctx: Arc<Context>) {
             };
             if let Err(error) = result {
                 tracing::warn!(claim = name, %error, "empty node could not be taken, trying again");
+            }
+        }
+        for claim in given_up(&ctx, &mut undecided, now) {
+            if let Err(error) = reopen(&ctx, &claim).await {
+                tracing::warn!(claim = claim.name_any(), %error, "node could not be opened again, trying again");
             }
         }
         for name in go {
@@ -89,6 +102,19 @@ pub async fn run(ctx: Arc<Context>) {
             }
         }
     }
+}
+
+/// Claims that were marked since their pods fit elsewhere, and whose pods found no new place in all this time.
+fn given_up(ctx: &Context, since: &mut BTreeMap<String, i64>, now: i64) -> Vec<Arc<NodeClaim>> {
+    let state = ctx.cluster.read();
+    let marked = || {
+        state.claims.values().filter(|claim| {
+            claim.metadata.deletion_timestamp.is_none()
+                && Disrupting::of(claim).is_some_and(|disrupting| disrupting.reason == UNDERUTILIZED)
+        })
+    };
+    since.retain(|name, _| marked().any(|claim| claim.name_any() == *name));
+    marked().filter(|claim| now - *since.entry(claim.name_any()).or_insert(now) >= UNDECIDED_MS).cloned().collect()
 }
 
 async fn begin(ctx: &Context, name: &str, reason: &str) {
@@ -122,7 +148,10 @@ async fn reopen(ctx: &Context, claim: &NodeClaim) -> Result<(), kube::Error> {
         });
         ctx.patch_node(&node.name_any(), &patch).await?;
     }
-    ctx.patch_claim(&claim.name_any(), &json!({"metadata": {"annotations": {(labels::DISRUPTING): null}}})).await
+    // An interruption may have been written on it since the look: then this write fails.
+    let version = claim.resource_version();
+    let patch = json!({"metadata": {"resourceVersion": version, "annotations": {(labels::DISRUPTING): null}}});
+    ctx.patch_claim(&claim.name_any(), &patch).await
 }
 
 /// Pods on a claim's node, or held for it, that need another place if it goes.
@@ -215,8 +244,13 @@ async fn consolidate(ctx: &Arc<Context>, types: &Types) -> Vec<String> {
         let state = ctx.cluster.read();
         // Not while pods move or wait for a place: the next look sees where everything landed.
         let moving = state.claims.values().any(|claim| {
-            (initialized_ms(claim).is_none() && claim.metadata.deletion_timestamp.is_none())
-                || is_leaving(claim) && state.node_of(claim).is_some_and(|node| occupied(&state, &node.name_any()))
+            let going = claim.metadata.deletion_timestamp.is_some();
+            let coming = initialized_ms(claim).is_none()
+                && now - crate::cluster::created_ms(&claim.metadata) < snapshot::BOOT_PATIENCE_MS;
+            (coming && !going)
+                || is_leaving(claim)
+                    && !going
+                    && state.node_of(claim).is_some_and(|node| occupied(&state, &node.name_any()))
         });
         // A pod that nothing was bought for in all this time is not going to move.
         let fresh = |pod: &PodRecord| match pod.scheduling {

@@ -12,16 +12,15 @@ use super::context::{Context, is_not_found, pod_reference, reference};
 use crate::api::{NodeClaim, labels};
 use crate::cluster::{PodRecord, State, now_ms};
 
-/// A pod is stuck when it is still there so long after it should have gone, milliseconds (core reference 5.10).
+/// A pod is stuck when it is still there so long after its deletion timestamp, which has its grace period in it,
+/// milliseconds (core reference 5.10).
 const STUCK_MS: i64 = 60_000;
 /// Evictions under way at the same time for one node.
 const CONCURRENCY: usize = 10;
 
 /// Pods that a drain of the node still has to wait for.
 pub fn waiting<'a>(state: &'a State, node: &str, now_ms: i64) -> Vec<&'a PodRecord> {
-    let stuck = |pod: &PodRecord| {
-        pod.deleting_since_ms.is_some_and(|since| now_ms > since + pod.grace_seconds.max(0) * 1_000 + STUCK_MS)
-    };
+    let stuck = |pod: &PodRecord| pod.deleting_since_ms.is_some_and(|since| now_ms > since + STUCK_MS);
     state.pods_on(node).filter(|pod| pod.drainable() && !stuck(pod)).collect()
 }
 
@@ -42,11 +41,11 @@ pub fn next_group<'a>(waiting: &[&'a PodRecord]) -> Vec<&'a PodRecord> {
 }
 
 /// One look at a draining node: taints it if need be and asks for the next evictions. What can't be evicted now is asked
-/// for again at the next look.
+/// for again at the next look; true when that is all there is to do.
 ///
 /// # Errors
 /// The API server's, on writing the node.
-pub async fn step(ctx: &Arc<Context>, claim: &NodeClaim, node: &Node) -> Result<(), kube::Error> {
+pub async fn step(ctx: &Arc<Context>, claim: &NodeClaim, node: &Node) -> Result<bool, kube::Error> {
     let name = node.name_any();
     close(ctx, node).await?;
     let deadline = termination_deadline(claim);
@@ -105,7 +104,13 @@ pub async fn step(ctx: &Arc<Context>, claim: &NodeClaim, node: &Node) -> Result<
             _ => {}
         }
     }
-    Ok(())
+    Ok(blocked > 0)
+}
+
+/// Whether a node is closed.
+pub fn is_closed(node: &Node) -> bool {
+    let mut taints = node.spec.iter().flat_map(|spec| spec.taints.iter().flatten());
+    taints.any(|taint| taint.key == labels::DISRUPTED_TAINT && taint.effect == "NoSchedule")
 }
 
 /// Keeps pods and load balancers off a node. Does nothing where it is closed already.
@@ -114,7 +119,7 @@ pub async fn step(ctx: &Arc<Context>, claim: &NodeClaim, node: &Node) -> Result<
 /// The API server's.
 pub async fn close(ctx: &Context, node: &Node) -> Result<(), kube::Error> {
     let mut taints: Vec<Taint> = node.spec.as_ref().and_then(|spec| spec.taints.clone()).unwrap_or_default();
-    if taints.iter().any(|taint| taint.key == labels::DISRUPTED_TAINT && taint.effect == "NoSchedule") {
+    if is_closed(node) {
         return Ok(());
     }
     taints.retain(|taint| taint.key != labels::DISRUPTED_TAINT);

@@ -254,7 +254,7 @@ mod tests {
             &json!({(labels::DISRUPTING): "SpotInterruption/1970-01-01T00:02:00Z"}),
         ));
         state.apply_claim(claim("new", "aws:///z/i-2", replacement_ready, &json!({
-            (labels::PLANNED_PODS): "[\"n/a\"]", (labels::PLANNED_OWNERS): "{\"n/a\":\"rs\"}", (labels::HOLD_UNTIL): "2099-01-01T00:00:00Z"})));
+            (labels::PLANNED_PODS): "[\"n/a\"]", (labels::PLANNED_OWNERS): "{\"n/a\":{\"uid\":\"rs\",\"at_ms\":0}}", (labels::HOLD_UNTIL): "2099-01-01T00:00:00Z"})));
         state.apply_node(
             serde_json::from_value(json!({"metadata": {"name": "node-old"}, "spec": {"providerID": "aws:///z/i-1"}}))
                 .unwrap(),

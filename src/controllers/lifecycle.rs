@@ -29,7 +29,7 @@ const LOOK: Duration = Duration::from_millis(20);
 /// The state is looked at at least this often, since time passes without events.
 const TICK: Duration = Duration::from_millis(500);
 /// First and longest wait after a step failed, milliseconds.
-const BACKOFF_MS: (i64, i64) = (250, 30_000);
+const BACKOFF_MS: (i64, i64) = (250, 10_000);
 /// Wait between two looks at something under way (a drain, an instance going down), milliseconds.
 const POLL_MS: i64 = 500;
 /// Steps under way at the same time.
@@ -77,7 +77,7 @@ pub fn next_step(claim: &NodeClaim, node: Option<&Node>, drained: bool, now_ms: 
         }
         return match node {
             Some(node) if node.metadata.deletion_timestamp.is_none() => Step::DeleteNode,
-            Some(_) if !drained => Step::Drain,
+            Some(node) if !drained || !drain::is_closed(node) => Step::Drain,
             _ => Step::Terminate,
         };
     }
@@ -152,10 +152,13 @@ pub async fn run(ctx: Arc<Context>) {
     let mut changes = ctx.cluster.changes();
     let work = Arc::new(Mutex::new(Work::default()));
     let (done, mut finished) = tokio::sync::mpsc::unbounded_channel::<()>();
+    // Dropped, and its steps with it, when this loop is.
+    let mut steps = tokio::task::JoinSet::new();
     loop {
+        while steps.try_join_next().is_some() {}
         for (name, step) in due(&ctx.cluster.read(), &work, now_ms()) {
             let (ctx, work, done) = (Arc::clone(&ctx), Arc::clone(&work), done.clone());
-            tokio::spawn(async move {
+            steps.spawn(async move {
                 let wait = match take(&ctx, &name, &step).await {
                     Ok(wait) => wait,
                     Err(Failure::Hopeless(reason, why)) => {
@@ -210,7 +213,8 @@ fn due(state: &State, work: &Mutex<Work>, now: i64) -> Vec<(String, Step)> {
             continue;
         }
         let node = state.node_of(claim);
-        let drained = node.is_none_or(|node| drain::waiting(state, &node.name_any(), now).is_empty());
+        let deleting = claim.metadata.deletion_timestamp.is_some();
+        let drained = !deleting || node.is_none_or(|node| drain::waiting(state, &node.name_any(), now).is_empty());
         let step = next_step(claim, node.map(|node| &**node), drained, now);
         if step != Step::Nothing {
             work.busy.insert(name.clone());
@@ -263,8 +267,9 @@ async fn take(ctx: &Arc<Context>, name: &str, step: &Step) -> Result<Option<i64>
         (Step::DeleteNode, Some(node)) => delete_node(ctx, node).await?,
         (Step::FollowNode, _) => delete_claim(ctx, &claim).await?,
         (Step::Drain, Some(node)) => {
-            drain::step(ctx, &claim, node).await?;
-            return Ok(Some(POLL_MS));
+            // Where only budgets are in the way, asking again and again helps nobody.
+            let blocked = drain::step(ctx, &claim, node).await?;
+            return Ok(Some(if blocked { -1 } else { POLL_MS }));
         }
         (Step::Terminate, node) => return terminate(ctx, &claim, node.as_deref()).await,
         // The node went away between the look and the step: look again.
@@ -444,6 +449,7 @@ mod tests {
         let start = "2026-01-01T00:00:00Z".parse::<k8s_openapi::jiff::Timestamp>().unwrap().as_millisecond();
         let none = json!({});
         let deleting = json!({"metadata": {"deletionTimestamp": "2026-01-01T00:01:00Z"}});
+        let closed = json!({"metadata": {"deletionTimestamp": "2026-01-01T00:01:00Z"}, "spec": {"taints": [{"key": labels::DISRUPTED_TAINT, "effect": "NoSchedule"}]}});
         let ready: &[&str] = &["Launched", "Registered", "Initialized"];
         let taint = |key: &str| json!({"spec": {"taints": [{"key": key, "effect": "NoSchedule"}]}});
         let cases: Vec<(&str, NodeClaim, Option<Node>, bool, i64, Step)> = vec![
@@ -527,7 +533,8 @@ mod tests {
             ),
             ("claim deleted", claim(ready, deleting.clone()), Some(node(none.clone())), false, 1, Step::DeleteNode),
             ("draining", claim(ready, deleting.clone()), Some(node(deleting.clone())), false, 1, Step::Drain),
-            ("drained", claim(ready, deleting.clone()), Some(node(deleting.clone())), true, 1, Step::Terminate),
+            ("never closed", claim(ready, deleting.clone()), Some(node(deleting.clone())), true, 1, Step::Drain),
+            ("drained", claim(ready, deleting.clone()), Some(node(closed.clone())), true, 1, Step::Terminate),
             ("deleted before it had a node", claim(&[], deleting.clone()), None, true, 1, Step::Terminate),
             (
                 "let go of",

@@ -12,7 +12,7 @@ use kube::{Api, Resource, ResourceExt};
 use super::batcher::{Window, closes_at};
 use super::context::{Context, pod_reference, reference};
 use crate::api::{NodeClaim, NodeClaimSpec, NodePool, Requirement, hash, labels};
-use crate::cluster::holds::{self, Planned};
+use crate::cluster::holds::{self, Owner, Planned};
 use crate::cluster::snapshot::{self, ReadyPool, Snapshot, Subject};
 use crate::cluster::{Scheduling, State, now_ms};
 use crate::scheduling::plan::{Plan, PlannedNode};
@@ -229,13 +229,20 @@ async fn write(
         let Some(mut planned) = ctx.cluster.read().planned.get(name).cloned() else {
             continue;
         };
+        {
+            // What has come to its place, or went away for good, need not be listed for ever.
+            let state = ctx.cluster.read();
+            let here = |pod: &str| state.pods.get(pod).is_some_and(|pod| pod.active());
+            planned.pods.retain(|pod| here(pod) || planned.owners.contains_key(pod) && planned.until_ms > now_ms());
+            planned.owners.retain(|pod, _| planned.pods.contains(pod));
+        }
         let mut added = Vec::new();
         for pod in pods {
             if !planned.pods.iter().any(|key| **key == *pod.key) {
                 planned.pods.push(pod.key.to_string());
             }
             if let Some(owner) = pod.owner.as_ref().filter(|_| taken.displaced.contains(&*pod.key)) {
-                planned.owners.insert(pod.key.to_string(), owner.to_string());
+                planned.owners.insert(pod.key.to_string(), Owner { uid: owner.to_string(), at_ms: taken.at_ms });
             }
             added.push(pod.key.to_string());
         }
@@ -285,7 +292,10 @@ fn claim_for(pool: &NodePool, node: &PlannedNode, taken: &Snapshot, until_ms: i6
         owners: pods
             .iter()
             .filter(|pod| taken.displaced.contains(&*pod.key))
-            .filter_map(|pod| Some((pod.key.to_string(), pod.owner.as_ref()?.to_string())))
+            .filter_map(|pod| {
+                let owner = Owner { uid: pod.owner.as_ref()?.to_string(), at_ms: taken.at_ms };
+                Some((pod.key.to_string(), owner))
+            })
             .collect(),
         until_ms,
     };
