@@ -125,7 +125,7 @@ pub const TAGGED: &str = "karpenter.k8s.aws/tagged";
 pub const INSTANCE_PROFILE_NAME: &str = "karpenter.k8s.aws/instance-profile-name";
 /// Pods a NodeClaim was bought for: a JSON list of `namespace/name`.
 pub const PLANNED_PODS: &str = "stowage.dev/planned-pods";
-/// Owner UID by pod, for the planned pods that were displaced from another node: a JSON object.
+/// Owner by pod, for the planned pods that were displaced from another node: a JSON object of `{"uid", "at_ms"}`.
 pub const PLANNED_OWNERS: &str = "stowage.dev/planned-owners";
 /// Which plan a NodeClaim is part of: its nodes are opened together.
 pub const PLAN: &str = "stowage.dev/plan";

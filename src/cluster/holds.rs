@@ -129,7 +129,7 @@ pub fn resolve(state: &State, now_ms: i64) -> Holds {
         .iter()
         .flat_map(|(name, live)| live.iter().filter_map(move |hold| Some((hold.pod.as_ref()?, name))))
         .collect();
-    holds.by_pod.retain(|pod, claim| kept.contains(&(&*pod, &*claim)));
+    holds.by_pod.retain(|pod, claim| kept.contains(&(pod, &*claim)));
     holds
 }
 

@@ -14,7 +14,7 @@ use super::context::{Context, pod_reference, reference};
 use crate::api::{NodeClaim, NodeClaimSpec, NodePool, Requirement, hash, labels};
 use crate::cluster::holds::{self, Owner, Planned};
 use crate::cluster::snapshot::{self, ReadyPool, Snapshot, Subject};
-use crate::cluster::{Scheduling, State, now_ms};
+use crate::cluster::{PodRecord, Scheduling, State, now_ms};
 use crate::scheduling::plan::{Plan, PlannedNode};
 
 /// A hold outlives the boot of its node by what a slow boot takes, milliseconds.
@@ -232,7 +232,7 @@ async fn write(
         {
             // What has come to its place, or went away for good, need not be listed for ever.
             let state = ctx.cluster.read();
-            let here = |pod: &str| state.pods.get(pod).is_some_and(|pod| pod.active());
+            let here = |pod: &str| state.pods.get(pod).is_some_and(PodRecord::active);
             planned.pods.retain(|pod| here(pod) || planned.owners.contains_key(pod) && planned.until_ms > now_ms());
             planned.owners.retain(|pod, _| planned.pods.contains(pod));
         }
