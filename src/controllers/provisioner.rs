@@ -175,7 +175,7 @@ fn report(taken: &Snapshot, plan: &Plan, took: Duration) {
     }
 }
 
-/// Writes the plan down. Returns the pods that room is held for now.
+/// Writes the plan down. Returns the pods that room is held for.
 async fn write(
     ctx: &Arc<Context>,
     pools: &[ReadyPool],
