@@ -268,7 +268,7 @@ VERBS = ["get", "list", "watch", "create", "update", "patch", "delete", "deletec
 READ = {"get", "list", "watch"}
 # What the controller may do, in whole: everything else in VERBS on these and on the rest of RESOURCES must be refused.
 RIGHTS = {
-    ("", "pods"): READ | {"delete"},
+    ("", "pods"): READ | {"delete", "patch"},
     ("", "pods/status"): {"patch"},
     ("", "pods/eviction"): {"create"},
     ("", "nodes"): READ | {"patch", "delete"},
@@ -624,6 +624,44 @@ class Installed(unittest.TestCase):
             self.assertIn("Forbidden", done.stderr, refused)
         self.kubectl("get", "nodes", config=config)
         self.assertIn("forbidden", self.kubectl("get", "secrets", "-n", "token", config=config, check=False).stderr)
+
+    def test_a_pods_tolerations_are_all_that_may_be_changed_of_it(self):
+        self.namespace("confined")
+        self.install("confined", {**GENERATED, "replicas": 0, "crds.install": False})
+        config = self.dir / "confined.kubeconfig"
+        run(CONTROL_PLANE, "kubeconfig", self.dir, "--service-account", "confined/stowage", "--out", config)
+        eventually(lambda: self.get("serviceaccount", "default", "-n", "default"))
+        self.addCleanup(self.kubectl, "delete", "pod", "p", "-n", "default", "--now")
+        self.apply({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p", "namespace": "default", "labels": {"app": "p"}}, "spec": {"nodeSelector": {"no": "node"}, "containers": [{"name": "c", "image": "i"}]}})
+
+        def patched(*operations):
+            return self.kubectl("patch", "pod", "p", "-n", "default", "--type=json", "--dry-run=server", "-p", json.dumps(operations), config=config, check=False)
+
+        def toleration(key):
+            return {"op": "add", "path": "/spec/tolerations/-", "value": {"key": key, "operator": "Equal", "value": "x", "effect": "NoSchedule"}}
+
+        refused = lambda: patched({"op": "replace", "path": "/spec/containers/0/image", "value": "other"}).stderr
+        # The API server takes a moment to learn of a new policy.
+        eventually(lambda: "may not change images" in refused())
+        for operation, why in (
+            (toleration("dedicated"), "tolerations of stowage.dev/planned only"),
+            ({"op": "add", "path": "/spec/activeDeadlineSeconds", "value": 1}, "nothing of a pod but its tolerations"),
+            ({"op": "add", "path": "/metadata/labels/app", "value": "q"}, "metadata"),
+            ({"op": "add", "path": "/metadata/annotations", "value": {"a": "b"}}, "metadata"),
+            ({"op": "add", "path": "/metadata/finalizers", "value": ["a.example/b"]}, "metadata"),
+        ):
+            with self.subTest(operation["path"]):
+                self.assertIn(why, patched(operation).stderr)
+        done = patched({"op": "test", "path": "/metadata/labels/app", "value": "p"}, toleration("stowage.dev/planned"))
+        self.assertEqual(done.returncode, 0, done.stderr)
+        # Everybody else may do what RBAC lets them.
+        self.kubectl("label", "pod", "p", "-n", "default", "app=q", "--overwrite")
+
+    def test_the_right_to_patch_pods_is_given_only_where_it_is_used(self):
+        self.namespace("lean")
+        self.install("lean", {**GENERATED, "replicas": 0, "crds.install": False, "settings.placement": "extender"})
+        self.assertEqual(self.rights("lean/stowage", [("", "pods")], VERBS), {("", "pods"): READ | {"delete"}})
+        self.assertFalse(self.get("validatingadmissionpolicy", "stowage-tolerations-only"))
 
     def serve(self, name):
         """A stand-in for the service, with a certificate for the Service of a release in namespace `name`."""

@@ -99,6 +99,9 @@ pub const RESTRICTED_TAGS: [&str; 4] = ["eks:eks-cluster-name", NODE_POOL, "karp
 
 /// Taint put on a node about to be disrupted.
 pub const DISRUPTED_TAINT: &str = "karpenter.sh/disrupted";
+/// Taint that keeps all but the planned pods off a node that was just opened; its value is the UID of the node's NodeClaim, and
+/// the planned pods are given a toleration of it.
+pub const GUARD_TAINT: &str = "stowage.dev/planned";
 /// Taint a node boots with until it is registered.
 pub const UNREGISTERED_TAINT: &str = "karpenter.sh/unregistered";
 /// Finalizer on NodeClaims and Nodes.
@@ -127,8 +130,6 @@ pub const INSTANCE_PROFILE_NAME: &str = "karpenter.k8s.aws/instance-profile-name
 pub const PLANNED_PODS: &str = "stowage.dev/planned-pods";
 /// Owner by pod, for the planned pods that were displaced from another node: a JSON object of `{"uid", "at_ms"}`.
 pub const PLANNED_OWNERS: &str = "stowage.dev/planned-owners";
-/// Which plan a NodeClaim is part of: its nodes are opened together.
-pub const PLAN: &str = "stowage.dev/plan";
 /// The offering the plan counted on: `type/zone/capacity-type`.
 pub const PLANNED_OFFERING: &str = "stowage.dev/planned-offering";
 /// Why a NodeClaim is being disrupted and until when there is time: `reason/RFC 3339`.

@@ -18,7 +18,7 @@ use crate::cluster::{Cluster, watch};
 use crate::controllers::context::{Placement, Settings};
 use crate::controllers::leader::Candidate;
 use crate::controllers::{
-    Context, disruption, garbage, interruption, lifecycle, node_class, node_pool, placement, provisioner,
+    Context, disruption, garbage, interruption, lifecycle, node_class, node_pool, placement, provisioner, view,
 };
 use crate::scheduling::problem::{MinValuesPolicy, PreferencePolicy, Settings as PlanSettings};
 use crate::server::{AppState, Server, ServerConfig, system_now_ms};
@@ -236,7 +236,7 @@ async fn serve(args: &ControllerArgs) -> anyhow::Result<()> {
     });
     watch::start(&client, &cluster);
     if args.placement != Placement::Off {
-        tokio::spawn(placement::show(Arc::clone(&cluster), Arc::clone(&state.view)));
+        tokio::spawn(view::show(Arc::clone(&cluster), Arc::clone(&state.view)));
     }
     let lead = lead(args, client, namespace, cluster, controller_metrics, Arc::clone(&state), stopped.clone());
     let lead = tokio::spawn(lead);

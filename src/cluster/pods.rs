@@ -64,6 +64,10 @@ pub struct PodRecord {
     pub version: Option<u64>,
     /// The Ready condition is true.
     pub ready: bool,
+    /// Nodes whose guard it tolerates: the values of its tolerations of [`labels::GUARD_TAINT`].
+    pub admitted: Vec<Box<str>>,
+    /// Has tolerations of any kind.
+    pub tolerates: bool,
     /// When this process first saw it unschedulable, milliseconds since the epoch.
     pub first_unschedulable_ms: Option<i64>,
 }
@@ -110,6 +114,8 @@ impl PodRecord {
                     }
             })
         });
+        let tolerations = || spec.iter().flat_map(|spec| spec.tolerations.iter().flatten());
+        let admitted = tolerations().filter(|toleration| toleration.key.as_deref() == Some(labels::GUARD_TAINT));
         Self {
             namespace: meta.namespace.clone().unwrap_or_default(),
             name: meta.name.clone().unwrap_or_default(),
@@ -136,6 +142,8 @@ impl PodRecord {
                 .clamp(0, MAX_GRACE_SECONDS),
             version: meta.resource_version.as_deref().and_then(|version| version.parse().ok()),
             ready: condition("Ready").is_some_and(|condition| condition.status == "True"),
+            admitted: admitted.filter_map(|toleration| toleration.value.as_deref().map(Box::from)).collect(),
+            tolerates: tolerations().next().is_some(),
             first_unschedulable_ms: None,
         }
     }

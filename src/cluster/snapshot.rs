@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::{Node, Taint};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use kube::ResourceExt;
 
-use super::holds::{self, Holds};
+use super::holds::Holds;
 use super::state::State;
 use crate::api::{NodeClaim, NodePool, conditions, labels};
 use crate::scheduling::offering::{CapacityType, Catalogue, InstanceType, MicroUsd};
@@ -133,7 +133,7 @@ pub fn take(
     without: &BTreeSet<String>,
     now_ms: i64,
 ) -> Snapshot {
-    let holds = holds::resolve(state, now_ms);
+    let holds = state.holds(now_ms);
     let demand = demand(state, &holds, without);
     let types = Types::new(pools);
     let mut out = Snapshot { at_ms: now_ms, ..Snapshot::default() };
@@ -218,6 +218,7 @@ fn existing(
         .taints
         .into_iter()
         .flatten()
+        .filter(|taint| taint.key != labels::GUARD_TAINT)
         .filter(|taint| {
             initialized
                 || !(is_ephemeral(taint)
@@ -324,7 +325,7 @@ fn held(state: &State, holds: &Holds, claim: &str) -> Vec<PodEntry> {
 pub fn daemons_to_come(state: &State, node: &Node) -> Resources {
     let pods = state.pods_on(&node.name_any()).filter_map(|pod| pod.entry.clone().ok()).collect();
     let taints = node.spec.iter().flat_map(|spec| spec.taints.iter().flatten());
-    let lasting = taints.filter(|taint| !is_ephemeral(taint)).cloned().collect();
+    let lasting = taints.filter(|taint| !is_ephemeral(taint) && taint.key != labels::GUARD_TAINT).cloned().collect();
     daemon_reserve(
         state,
         &NodeState {

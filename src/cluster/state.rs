@@ -1,14 +1,14 @@
 //! Tables of watched objects, and how an event changes them.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::ResourceExt;
 
-use super::holds::Planned;
+use super::holds::{self, Holds, Planned};
 use super::pods::{PodRecord, Scheduling};
 use crate::api::{Ec2NodeClass, NodeClaim, NodePool};
 use crate::scheduling::intern::Interner;
@@ -56,6 +56,14 @@ pub struct State {
     pub synced: BTreeSet<&'static str>,
     interner: Interner,
     gone: Gone,
+    holds: Mutex<Option<Resolved>>,
+}
+
+/// The live holds, and until when they are what they are, milliseconds since the epoch.
+#[derive(Debug)]
+struct Resolved {
+    holds: Arc<Holds>,
+    until_ms: i64,
 }
 
 /// UIDs of objects that were deleted lately, so that the late answer to a write can't bring one back.
@@ -89,8 +97,26 @@ impl Gone {
 }
 
 impl State {
+    /// The live holds at `now_ms`. Worked out once for everyone who looks before something changes or a hold runs out.
+    pub fn holds(&self, now_ms: i64) -> Arc<Holds> {
+        let mut resolved = self.holds.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = resolved.as_ref().filter(|known| now_ms < known.until_ms) {
+            return Arc::clone(&known.holds);
+        }
+        let holds = Arc::new(holds::resolve(self, now_ms));
+        let ends = self.planned.values().map(|planned| planned.until_ms).filter(|until| *until > now_ms);
+        *resolved = Some(Resolved { holds: Arc::clone(&holds), until_ms: ends.min().unwrap_or(i64::MAX) });
+        holds
+    }
+
+    /// What was worked out from pods, nodes and claims no longer holds.
+    fn touch(&mut self) {
+        self.holds = Mutex::default();
+    }
+
     /// Takes in a pod as it is now.
     pub fn apply_pod(&mut self, pod: &Pod, now_ms: i64) {
+        self.touch();
         let key = format!("{}/{}", pod.namespace().unwrap_or_default(), pod.name_any());
         if pod.metadata.uid.as_ref().is_some_and(|uid| self.gone.uids.contains(uid)) {
             return;
@@ -130,6 +156,7 @@ impl State {
 
     /// Forgets a pod.
     pub fn delete_pod(&mut self, key: &str, now_ms: i64) {
+        self.touch();
         self.unlink(key);
         let old = self.pods.remove(key);
         self.gone.note(old.as_ref().map(|old| old.uid.clone()));
@@ -156,6 +183,7 @@ impl State {
 
     /// Takes in a node as it is now, unless a newer one is known.
     pub fn apply_node(&mut self, node: Node) {
+        self.touch();
         let name = node.name_any();
         if self.gone.has(&node.metadata) {
             self.delete_node(&name);
@@ -172,6 +200,7 @@ impl State {
 
     /// Forgets a node.
     pub fn delete_node(&mut self, name: &str) {
+        self.touch();
         let node = self.nodes.remove(name);
         self.gone.note(node.as_ref().and_then(|node| node.uid()));
         if let Some(node) = node
@@ -185,6 +214,7 @@ impl State {
 
     /// Takes in a NodeClaim, from a watch or from the answer to a write, unless a newer one is known.
     pub fn apply_claim(&mut self, claim: NodeClaim) {
+        self.touch();
         let name = claim.name_any();
         if self.gone.has(&claim.metadata) {
             self.delete_claim(&name);
@@ -199,6 +229,7 @@ impl State {
 
     /// Forgets a NodeClaim.
     pub fn delete_claim(&mut self, name: &str) {
+        self.touch();
         let claim = self.claims.remove(name);
         self.gone.note(claim.and_then(|claim| claim.uid()));
         self.planned.remove(name);

@@ -16,7 +16,7 @@ use super::interruption::{Disrupting, mark};
 use super::{drain, lifecycle};
 use crate::api::node_pool::Budget;
 use crate::api::{NodeClaim, NodePool, duration, labels};
-use crate::cluster::holds::{self, Holds};
+use crate::cluster::holds::Holds;
 use crate::cluster::snapshot::{self, Types, is_leaving, node_ready};
 use crate::cluster::{PodRecord, Scheduling, State, now_ms};
 use crate::disruption::budget;
@@ -55,7 +55,7 @@ pub async fn run(ctx: Arc<Context>) {
         let types = Types::new(&pools);
         let (go, doomed) = {
             let state = ctx.cluster.read();
-            let holds = holds::resolve(&state, now);
+            let holds = state.holds(now);
             let (candidates, rules) = (candidates(&state, &holds, &types), rules(&state, EMPTY, now));
             let (go, _) = emptiness::decide(&candidates, &rules, now);
             let marked = state.claims.values().filter(|claim| {
@@ -262,7 +262,7 @@ async fn consolidate(ctx: &Arc<Context>, types: &Types) -> Vec<String> {
         if moving || waiting {
             return Vec::new();
         }
-        let holds = holds::resolve(&state, now);
+        let holds = state.holds(now);
         let rules = rules(&state, UNDERUTILIZED, now);
         let eligible = |candidate: &Candidate| {
             let policy =

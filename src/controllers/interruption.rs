@@ -13,7 +13,7 @@ use super::context::{Context, reference};
 use super::{drain, lifecycle};
 use crate::api::{NodeClaim, conditions, labels};
 use crate::cloud::{Message, MessageKind};
-use crate::cluster::holds::{self, Holds};
+use crate::cluster::holds::Holds;
 use crate::cluster::{State, now_ms, rfc3339};
 
 /// Notice that EC2 gives of a spot interruption, milliseconds.
@@ -206,7 +206,7 @@ pub async fn depart(ctx: Arc<Context>) {
             if leaving().next().is_none() {
                 Vec::new()
             } else {
-                let holds = holds::resolve(&state, now);
+                let holds = state.holds(now);
                 leaving().filter(|claim| departs(&state, &holds, claim, now)).cloned().collect()
             }
         };
@@ -270,7 +270,7 @@ mod tests {
     fn an_interrupted_node_waits_for_its_replacement_but_not_beyond_its_notice() {
         let leaves = |ready: bool, now: i64| {
             let state = state(ready);
-            departs(&state, &holds::resolve(&state, now), &state.claims["old"], now)
+            departs(&state, &state.holds(now), &state.claims["old"], now)
         };
         assert!(!leaves(false, 10_000), "the replacement isn't ready");
         assert!(leaves(true, 10_000), "it is");

@@ -6,6 +6,7 @@ pub mod context;
 pub mod disruption;
 pub mod drain;
 pub mod garbage;
+pub mod guard;
 pub mod interruption;
 pub mod launch;
 pub mod leader;
@@ -14,5 +15,6 @@ pub mod node_class;
 pub mod node_pool;
 pub mod placement;
 pub mod provisioner;
+pub mod view;
 
 pub use context::Context;

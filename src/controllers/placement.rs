@@ -1,11 +1,10 @@
-//! The scheduler is made to follow the plan: nominations while a node is still closed, the extender's view of holds,
-//! and a nudge to the scheduler whenever a hold ends.
+//! The scheduler is made to follow the plan: nominations while a node is still closed, and a nudge to the scheduler whenever a
+//! hold ends.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
-use arc_swap::ArcSwap;
 use futures::{StreamExt, stream};
 use k8s_openapi::api::core::v1::{Node, Pod, Taint};
 use kube::api::{Patch, PatchParams};
@@ -13,20 +12,17 @@ use kube::{Api, ResourceExt};
 use serde_json::json;
 
 use super::context::{Context, Placement, gone_is_fine, is_conflict, is_not_found};
+use super::guard;
 use super::provisioner::HOLD_READY_MS;
 use crate::api::{NodeClaim, labels};
-use crate::cluster::holds::{self, Holds};
-use crate::cluster::snapshot::{is_ephemeral, is_leaving, node_ready};
-use crate::cluster::{Cluster, PodRecord, State, created_ms, now_ms, rfc3339};
-use crate::extender::{self, NodeRoom, PlannedPod, View, ViewInput};
+use crate::cluster::holds::Holds;
+use crate::cluster::snapshot::{is_ephemeral, node_ready};
+use crate::cluster::{PodRecord, State, created_ms, now_ms, rfc3339};
 use crate::scheduling::class::PodClass;
-use crate::scheduling::resources::Resources;
 
 /// A node that isn't ready so long after it registered is opened all the same, milliseconds: something that has to run
 /// on it first may not tolerate our taint.
 const OPEN_PATIENCE_MS: i64 = 20_000;
-/// A node that could be opened waits so long for the others of its plan, milliseconds.
-const PLAN_PATIENCE_MS: i64 = 5_000;
 /// Where the scheduler does as it likes, a hold only keeps a pod from being planned twice: it ends so long after the node
 /// was opened, milliseconds.
 const HOLD_OFF_MS: i64 = 10_000;
@@ -41,21 +37,19 @@ const LOOK: Duration = Duration::from_millis(20);
 /// The state is looked at at least this often.
 const TICK: Duration = Duration::from_millis(500);
 
-/// Nominates a new node's pods while its taint still keeps everyone off, then takes the taint off. Nodes of one plan are
-/// opened together where they can be: the first one to open makes the scheduler try every pod of the plan, and a try that
-/// fails costs a pod its nomination. Returns how long to wait before the next look, where it isn't time yet.
+/// Nominates a new node's pods while its taint still keeps everyone off, then takes the taint off; without an extender a
+/// [guard](guard) takes its place. Returns how long to wait before the next look, where it isn't time yet.
 ///
 /// # Errors
 /// The API server's, on writing the node or the claim.
 pub async fn open(ctx: &Context, claim: &NodeClaim, node: &Node) -> Result<Option<i64>, kube::Error> {
     let name = node.name_any();
     let now = now_ms();
-    let off = ctx.settings.placement == Placement::Off;
-    if !off {
-        let patient = now - created_ms(&node.metadata) < OPEN_PATIENCE_MS;
-        if patient && !can_open(claim, node) {
-            return Ok(Some(OPEN_POLL_MS));
-        }
+    let placement = ctx.settings.placement;
+    let off = placement == Placement::Off;
+    let patient = !off && now - created_ms(&node.metadata) < OPEN_PATIENCE_MS;
+    if patient && !can_open(claim, node) {
+        return Ok(Some(OPEN_POLL_MS));
     }
     // Written before the nominations, so that nothing comes between them and the opening.
     let until = if off { now + HOLD_OFF_MS } else { now + HOLD_READY_MS };
@@ -64,29 +58,36 @@ pub async fn open(ctx: &Context, claim: &NodeClaim, node: &Node) -> Result<Optio
         let patch = json!({"metadata": {"annotations": {(labels::HOLD_UNTIL): rfc3339(until)}}});
         ctx.patch_claim(&claim.name_any(), &patch).await?;
     }
+    let mut guard = None;
     if !off {
-        let pods = to_nominate(&ctx.cluster.read(), ctx.settings.placement, &claim.name_any(), &name, now);
-        if !pods.is_empty() && now - created_ms(&node.metadata) < OPEN_PATIENCE_MS {
+        let (pods, passed) = {
+            let state = ctx.cluster.read();
+            let holds = state.holds(now);
+            let passed = placement == Placement::Nominate && guard::passes_all(&state, &holds, claim);
+            if passed && holds.by_claim.contains_key(&claim.name_any()) {
+                guard = guard::taint(claim, now);
+            }
+            (nominees(&state, &holds, placement, guard.is_some(), &claim.name_any(), &name), passed)
+        };
+        if patient && placement == Placement::Nominate && !passed {
+            return Ok(Some(OPEN_POLL_MS));
+        }
+        if patient && !pods.is_empty() {
             nominate(ctx, &name, pods).await;
             // Opened at the next look, when our own watch shows the nominations.
             return Ok(Some(0));
         }
-        if ctx.settings.placement == Placement::Nominate && waits_for_plan(&ctx.cluster.read(), claim, node, now) {
-            return Ok(Some(OPEN_POLL_MS));
-        }
     }
-    let taints: Vec<&Taint> = node
-        .spec
-        .iter()
-        .flat_map(|spec| spec.taints.iter().flatten())
-        .filter(|taint| taint.key != labels::UNREGISTERED_TAINT)
-        .collect();
+    let taints = node.spec.iter().flat_map(|spec| spec.taints.iter().flatten());
+    let taints =
+        taints.filter(|taint| ![labels::UNREGISTERED_TAINT, labels::GUARD_TAINT].contains(&taint.key.as_str()));
+    let taints: Vec<&Taint> = taints.chain(&guard).collect();
     let patch = json!({
         "metadata": {"resourceVersion": node.resource_version(), "labels": {(labels::REGISTERED): "true"}},
         "spec": {"taints": taints},
     });
     ctx.patch_node(&name, &patch).await?;
-    tracing::info!(node = name, claim = claim.name_any(), "open");
+    tracing::info!(node = name, claim = claim.name_any(), guarded = guard.is_some(), "open");
     Ok(None)
 }
 
@@ -103,39 +104,6 @@ fn can_open(claim: &NodeClaim, node: &Node) -> bool {
     node_ready(node) && !closed
 }
 
-/// Whether a node that could be opened should wait for the others of its plan: until all of them can be and have their
-/// pods nominated, but not for long.
-fn waits_for_plan(state: &State, claim: &NodeClaim, node: &Node, now: i64) -> bool {
-    let Some(plan) = claim.annotations().get(labels::PLAN) else {
-        return false;
-    };
-    let ready_since = node
-        .status
-        .iter()
-        .flat_map(|status| status.conditions.iter().flatten())
-        .find(|condition| condition.type_ == "Ready")
-        .and_then(|condition| condition.last_transition_time.as_ref())
-        .map_or(0, |time| time.0.as_millisecond());
-    if now - ready_since.max(created_ms(&node.metadata)) >= PLAN_PATIENCE_MS {
-        return false;
-    }
-    let holds = holds::resolve(state, now);
-    let behind = |(name, other): (&String, &std::sync::Arc<NodeClaim>)| {
-        if other.annotations().get(labels::PLAN) != Some(plan) || is_leaving(other) {
-            return false;
-        }
-        match state.node_of(other) {
-            None => true,
-            Some(node) if node.labels().get(labels::REGISTERED).is_some_and(|value| value == "true") => false,
-            Some(node) => {
-                !can_open(other, node)
-                    || !nominees(state, &holds, Placement::Nominate, name, &node.name_any()).is_empty()
-            }
-        }
-    };
-    state.claims.iter().any(behind)
-}
-
 /// A pod to nominate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Nominee {
@@ -144,15 +112,18 @@ struct Nominee {
     uid: String,
 }
 
-/// Pods that room is held for on a claim's node and that should be nominated to it but aren't.
-fn to_nominate(state: &State, placement: Placement, claim: &str, node: &str, now: i64) -> Vec<Nominee> {
-    nominees(state, &holds::resolve(state, now), placement, claim, node)
-}
-
-/// As [`to_nominate`]. When the scheduler judges a node it counts every pod nominated to it, but none nominated elsewhere:
-/// more pods of one spread constraint than its `maxSkew` nominated to one node would each look like too many. So at most
-/// that many are at a time; and none where the extender's filter steers them anyway.
-fn nominees(state: &State, holds: &Holds, placement: Placement, claim: &str, node: &str) -> Vec<Nominee> {
+/// Pods that room is held for on a claim's node and that should be nominated to it but aren't. When the scheduler judges a
+/// node it counts every pod nominated to it, but none nominated elsewhere: more pods of one spread constraint than its
+/// `maxSkew` nominated to one node would each look like too many. So at most that many are at a time; and none where the
+/// extender's filter or the node's guard steers them anyway.
+fn nominees(
+    state: &State,
+    holds: &Holds,
+    placement: Placement,
+    guarded: bool,
+    claim: &str,
+    node: &str,
+) -> Vec<Nominee> {
     let mut left: HashMap<*const PodClass, i64> = HashMap::new();
     let mut out = Vec::new();
     let waiting = || {
@@ -163,7 +134,7 @@ fn nominees(state: &State, holds: &Holds, placement: Placement, claim: &str, nod
         let class = &pod.entry.as_ref().ok()?.class;
         let hard = class.spread.iter().filter(|spread| spread.hard && *spread.key != *labels::HOSTNAME);
         let skew = hard.map(|spread| spread.max_skew).min()?;
-        Some((Arc::as_ptr(class), if placement == Placement::Extender { 0 } else { skew }))
+        Some((Arc::as_ptr(class), if placement == Placement::Extender || guarded { 0 } else { skew }))
     };
     let nominated = |pod: &&PodRecord| pod.nominated.as_deref() == Some(node);
     for pod in waiting().filter(|pod| nominated(pod)) {
@@ -237,11 +208,13 @@ fn ended<'a>(before: &'a Holds, after: &Holds, state: &State) -> Vec<(&'a str, &
 /// The leader's part: keeps nominations in place on open nodes and tells the scheduler of holds that ended.
 pub async fn keep(ctx: Arc<Context>) {
     let mut changes = ctx.cluster.changes();
-    let mut before = Holds::default();
+    let mut before = Arc::new(Holds::default());
+    let mut asked = guard::Asked::default();
     let mut nominated: HashMap<String, i64> = HashMap::new();
     loop {
         let now = now_ms();
-        let after = holds::resolve(&ctx.cluster.read(), now);
+        let after = ctx.cluster.read().holds(now);
+        guard::keep(&ctx, &after, &mut asked).await;
         let mut freed: Vec<String> = Vec::new();
         let mut again: BTreeMap<String, Vec<Nominee>> = BTreeMap::new();
         {
@@ -267,7 +240,8 @@ pub async fn keep(ctx: Arc<Context>) {
                 let open = node.labels().get(labels::REGISTERED).is_some_and(|value| value == "true");
                 if open && node_ready(node) {
                     let name = node.name_any();
-                    let mut pods = nominees(&state, &after, ctx.settings.placement, claim, &name);
+                    let guarded = guard::of(node).is_some();
+                    let mut pods = nominees(&state, &after, ctx.settings.placement, guarded, claim, &name);
                     pods.retain(|pod| !nominated.contains_key(&pod.uid));
                     if !pods.is_empty() {
                         again.insert(name, pods);
@@ -299,98 +273,6 @@ pub async fn keep(ctx: Arc<Context>) {
     }
 }
 
-/// Every replica's part: keeps the extender's view current.
-pub async fn show(cluster: Arc<Cluster>, view: Arc<ArcSwap<View>>) {
-    let mut changes = cluster.changes();
-    loop {
-        let now = now_ms();
-        let input = view_input(&cluster.read(), now);
-        view.store(Arc::new(View::build(input)));
-        let _ = tokio::time::timeout(TICK, changes.changed()).await;
-        tokio::time::sleep(LOOK).await;
-        changes.mark_unchanged();
-    }
-}
-
-/// What the extender should know of the state.
-pub fn view_input(state: &State, now: i64) -> ViewInput {
-    let holds = holds::resolve(state, now);
-    let mut input = ViewInput { built_at_ms: now, max_age_ms: extender::DEFAULT_MAX_AGE_MS, ..ViewInput::default() };
-    let mut claims: HashMap<String, &Arc<NodeClaim>> = HashMap::new();
-    for claim in state.claims.values() {
-        if let Some(node) = state.node_of(claim) {
-            claims.insert(node.name_any(), claim);
-        }
-    }
-    for (name, node) in &state.nodes {
-        let claim = claims.get(name).copied();
-        let taints = || node.spec.iter().flat_map(|spec| spec.taints.iter().flatten());
-        let disrupting = node.metadata.deletion_timestamp.is_some()
-            || claim.is_some_and(|claim| is_leaving(claim))
-            || taints().any(|taint| taint.key == labels::DISRUPTED_TAINT);
-        let live = claim.and_then(|claim| holds.by_claim.get(&claim.name_any()));
-        if claim.is_none() && !disrupting {
-            continue;
-        }
-        let allocatable = node
-            .status
-            .as_ref()
-            .and_then(|status| status.allocatable.as_ref())
-            .and_then(|map| Resources::from_map(map).ok())
-            .unwrap_or_default();
-        let mut free = allocatable.clone();
-        for pod in state.pods_on(name).filter(|pod| pod.active()) {
-            if let Ok(entry) = &pod.entry {
-                free.sub(&entry.class.requests);
-            }
-        }
-        if let Some(live) = live {
-            // What the scheduler has put there lately may not show yet: while room is held, only held room is given out.
-            // Who is to use the rest is for the planner to say, in a hold.
-            free = Resources::default();
-            for hold in live.iter().filter_map(|hold| held(state, hold)) {
-                free.add(&hold.requests);
-            }
-            free.add(&crate::cluster::snapshot::daemons_to_come(state, node));
-        }
-        let daemon_reserve = live.map(|_| crate::cluster::snapshot::daemons_to_come(state, node)).unwrap_or_default();
-        input.nodes.push(NodeRoom {
-            name: Arc::from(name.as_str()),
-            allocatable,
-            free,
-            daemon_reserve,
-            disrupting,
-            holds: live.into_iter().flatten().filter_map(|hold| held(state, hold)).collect(),
-        });
-    }
-    for (pod, claim) in &holds.by_pod {
-        let Some(found) = state.claims.get(claim) else { continue };
-        let until = state.planned.get(claim).map_or(0, |planned| planned.until_ms);
-        input.planned.insert(
-            Arc::from(pod.as_str()),
-            PlannedPod {
-                node: state.node_of(found).map(|node| Arc::from(node.name_any())),
-                claim: Arc::from(claim.as_str()),
-                expires_at_ms: until,
-            },
-        );
-    }
-    input
-}
-
-fn held(state: &State, hold: &holds::Hold) -> Option<extender::Hold> {
-    let key = hold.pod.as_ref().unwrap_or(&hold.original);
-    let entry = state.pods.get(key).and_then(|pod| pod.entry.as_ref().ok())?;
-    Some(extender::Hold {
-        pod: Arc::from(key.as_str()),
-        owner: hold.owner.as_deref().map(Arc::from),
-        displaced: hold.owner.is_some() && hold.pod.is_none(),
-        requests: entry.class.requests.clone(),
-        priority: entry.class.priority,
-        expires_at_ms: hold.expires_ms,
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -417,27 +299,20 @@ mod tests {
         state
     }
 
-    #[test]
-    fn a_planned_pod_is_shown_with_its_node_and_its_room() {
-        let input = view_input(&state(None), 5);
-        assert_eq!(input.planned["n/a"].node.as_deref(), Some("node-c"));
-        let room = &input.nodes[0];
-        assert_eq!((room.holds.len(), room.holds[0].requests.cpu_milli, room.free.cpu_milli), (1, 500, 500));
-        let input = view_input(&state(Some("node-c")), 5);
-        assert!(input.planned.is_empty() && input.nodes[0].holds.is_empty());
-        assert_eq!(input.nodes[0].free.cpu_milli, 1_500, "a bound pod takes its room");
+    fn nominated(state: &State, placement: Placement, guarded: bool) -> Vec<Nominee> {
+        nominees(state, &state.holds(5), placement, guarded, "c", "node-c")
     }
 
     #[test]
     fn a_hold_that_ends_says_how() {
-        let before = holds::resolve(&state(None), 5);
+        let before = state(None).holds(5);
         for (bound, end) in [(Some("node-c"), End::Followed), (Some("other"), End::Elsewhere)] {
             let now = state(bound);
-            assert_eq!(ended(&before, &holds::resolve(&now, 5), &now), [("c", "n/a", end)]);
+            assert_eq!(ended(&before, &now.holds(5), &now), [("c", "n/a", end)]);
         }
         let mut gone = state(None);
         gone.delete_pod("n/a", 6);
-        assert_eq!(ended(&before, &holds::resolve(&gone, 6), &gone), [("c", "n/a", End::Released)]);
+        assert_eq!(ended(&before, &gone.holds(6), &gone), [("c", "n/a", End::Released)]);
     }
 
     #[test]
@@ -457,17 +332,18 @@ mod tests {
                     "topologyKey": labels::ZONE, "whenUnsatisfiable": "DoNotSchedule", "labelSelector": {"matchLabels": {"app": "s"}}}]}});
             state.apply_pod(&serde_json::from_value(pod).unwrap(), 1);
         }
-        assert_eq!(to_nominate(&state, Placement::Nominate, "c", "node-c", 5).len(), 2);
-        assert!(to_nominate(&state, Placement::Extender, "c", "node-c", 5).is_empty(), "the filter steers them");
+        assert_eq!(nominated(&state, Placement::Nominate, false).len(), 2);
+        assert!(nominated(&state, Placement::Extender, false).is_empty(), "the filter steers them");
+        assert!(nominated(&state, Placement::Nominate, true).is_empty(), "the guard steers them");
     }
 
     #[test]
     fn only_pods_without_the_nomination_are_nominated() {
         let mut state = state(None);
-        assert_eq!(to_nominate(&state, Placement::Nominate, "c", "node-c", 5).len(), 1);
+        assert_eq!(nominated(&state, Placement::Nominate, false).len(), 1);
         let pod = json!({"metadata": {"name": "a", "namespace": "n", "uid": "a"}, "spec": {"containers": []},
             "status": {"nominatedNodeName": "node-c"}});
         state.apply_pod(&serde_json::from_value(pod).unwrap(), 2);
-        assert!(to_nominate(&state, Placement::Nominate, "c", "node-c", 5).is_empty());
+        assert!(nominated(&state, Placement::Nominate, false).is_empty());
     }
 }

@@ -12,7 +12,7 @@ use kube::{Api, Resource, ResourceExt};
 use super::batcher::{Window, closes_at};
 use super::context::{Context, pod_reference, reference};
 use crate::api::{NodeClaim, NodeClaimSpec, NodePool, Requirement, hash, labels};
-use crate::cluster::holds::{self, Owner, Planned};
+use crate::cluster::holds::{Owner, Planned};
 use crate::cluster::snapshot::{self, ReadyPool, Snapshot, Subject};
 use crate::cluster::{PodRecord, Scheduling, State, now_ms};
 use crate::scheduling::plan::{Plan, PlannedNode};
@@ -42,7 +42,7 @@ struct Queue {
 impl Queue {
     /// Takes in the demand as it is now and says what window it makes.
     fn observe(&mut self, state: &State, now: i64) -> Option<Window> {
-        let holds = holds::resolve(state, now);
+        let holds = state.holds(now);
         let demand = snapshot::demand(state, &holds, &BTreeSet::new());
         let wanted: BTreeSet<&String> = demand.pending.iter().chain(&demand.displaced).collect();
         self.tried.retain(|key, at| wanted.contains(key) && now - *at < RETRY_MS);
@@ -190,14 +190,13 @@ async fn write(
     }
     let api: Api<NodeClaim> = Api::all(ctx.client.clone());
     let until = now_ms() + HOLD_LAUNCH_MS;
-    let id = format!("{:x}", now_ms());
     let mut creations = Vec::new();
     for (index, node) in plan.new_nodes.iter().enumerate() {
         let name = &taken.problem.pools[node.pool].name;
         let Some(pool) = pools.iter().find(|ready| *ready.pool.name_any() == **name) else {
             continue;
         };
-        let claim = claim_for(&pool.pool, node, taken, until, &id);
+        let claim = claim_for(&pool.pool, node, taken, until);
         let api = api.clone();
         creations.push(async move { (index, api.create(&PostParams::default(), &claim).await) });
     }
@@ -283,7 +282,7 @@ async fn forget(ctx: &Context, taken: &Snapshot) -> Result<(), kube::Error> {
 }
 
 /// The NodeClaim of a planned node.
-fn claim_for(pool: &NodePool, node: &PlannedNode, taken: &Snapshot, until_ms: i64, id: &str) -> NodeClaim {
+fn claim_for(pool: &NodePool, node: &PlannedNode, taken: &Snapshot, until_ms: i64) -> NodeClaim {
     let template = &pool.spec.template;
     let name = pool.name_any();
     let pods: Vec<_> = node.pods.iter().map(|pod| &taken.problem.pods[*pod]).collect();
@@ -301,7 +300,6 @@ fn claim_for(pool: &NodePool, node: &PlannedNode, taken: &Snapshot, until_ms: i6
     };
     let mut annotations = template.metadata.annotations.clone();
     annotations.extend(planned.annotations());
-    annotations.insert(labels::PLAN.into(), id.to_owned());
     annotations.insert(labels::NODE_POOL_HASH.into(), hash::node_pool(&pool.spec));
     annotations.insert(labels::NODE_POOL_HASH_VERSION.into(), hash::NODE_POOL_VERSION.into());
     if let Some(choice) = node.choices.first() {
