@@ -7,6 +7,8 @@ the nodes that the first one brought up. Figures are printed as they are measure
 
 import http.client
 import json
+import os
+import pathlib
 import re
 import ssl
 import sys
@@ -22,6 +24,9 @@ MANIFESTS = harness.ROOT / "tests" / "data" / "manifests"
 COLLECTIONS = {"NodePool": observe.POOLS, "NodeClaim": observe.CLAIMS, "EC2NodeClass": observe.CLASSES}
 POOL = "karpenter.sh/nodepool"
 GUARD = "stowage.dev/planned"
+# The generator of scenarios lies beside the checkout, or where STOWAGE_PEERS says.
+PEERS = pathlib.Path(os.environ.get("STOWAGE_PEERS") or harness.ROOT.parent / "shared" / "peers")
+KINDS = ["uniform", "fleet", "spread", "diverse", "mixed"]
 
 
 class Service(unittest.TestCase):
@@ -280,6 +285,49 @@ class Nominate(Service):
         print(f"\noutage: killed with {waiting} pods waiting; {self.mirror.record.claims_made - made} nodes bought for 60 pods", flush=True)
         self.assertEqual(self.mirror.record.twice, [], "room was bought twice for a pod")
         self.nothing_is_leaked()
+        self.no_errors()
+
+
+@unittest.skipUnless((PEERS / "scenario.py").exists(), f"the peers are not at {PEERS}")
+class Scenarios(Service):
+    """Every kind of scenario, its plan judged by the real kube-scheduler."""
+
+    placement = "nominate"
+
+    def judge(self, kind, pods=500, seed=11):
+        made = json.loads(harness.run(sys.executable, PEERS / "scenario.py", kind, "--pods", str(pods), "--seed", str(seed)).stdout)
+        for pod in made["pods"]:
+            pod["metadata"]["namespace"] = kind
+            pod["spec"]["terminationGracePeriodSeconds"] = 0
+            del pod["status"]
+        for pool in made["nodePools"]:
+            # Nobody makes these pods anew when they are evicted.
+            pool["spec"]["disruption"] = {"consolidationPolicy": "WhenEmpty", "consolidateAfter": "Never"}
+        account = lambda: self.plane.api.find(f"/api/v1/namespaces/{kind}/serviceaccounts/default")
+        self.plane.apply(workloads.namespace(kind))
+        harness.wait_until(account, 20, f"the service account of namespace {kind}")
+        self.plane.apply(*made["nodePools"])
+        self.pool_ready("default")
+        self.plane.apply(*made["pods"])
+        self.wait(lambda: self.mirror.all_bound(pods, kind) and self.mirror.settled(), 150, f"{pods} pods of {kind} bound")
+        record, uids = self.mirror.record, self.uids(kind)
+        unplanned, followed, strays = record.followed(uids)
+        share = 100 * followed / max(1, pods - unplanned)
+        cost = self.stowage.cost(self.mirror.claims())
+        print(f"\nscenario={kind} pods={pods} seed={seed} planned={pods - unplanned} planned_on_node={share:.1f}% nodes={len(self.mirror.nodes())} cost_usd_per_hour={cost:.3f}", flush=True)
+        for stray in strays[:5]:
+            print("  elsewhere (pod, node, planned node): {}, {}, {}".format(*stray))
+        self.assertLess(unplanned, pods // 5)
+        self.assertGreaterEqual(share, 99.0)
+        self.assertEqual(record.twice, [], "room was bought twice for a pod")
+        self.plane.kubectl("delete", "pods", "--all", "-n", kind, "--wait=false", "--now")
+        self.plane.kubectl("delete", "nodeclaims", "--all", "--wait=false")
+        self.wait(lambda: not self.mirror.nodes() and not self.mirror.claims(), 60, f"the nodes of {kind} gone")
+
+    def test_every_kind_is_bound_where_it_was_planned(self):
+        for kind in KINDS:
+            with self.subTest(kind):
+                self.judge(kind)
         self.no_errors()
 
 

@@ -58,6 +58,30 @@ fn a_scenario_that_fits_is_planned_with_every_promised_field() {
 }
 
 #[test]
+fn a_plan_says_why_each_node_and_can_be_looked_at() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = scenario(folder.path(), &[pod("<b>a</b>", "1"), pod("huge", "5000")]);
+    let plan: Value =
+        serde_json::from_slice(&stowage(&["simulate", "--scenario", &file, "--output", "json"]).stdout).unwrap();
+    let node = &plan["nodes"][0];
+    let (price, next) = (node["priceUsdPerHour"].as_f64().unwrap(), &node["nextBest"]);
+    assert!(next["priceUsdPerHour"].as_f64().unwrap() >= price, "{node}");
+    assert_ne!(next["instanceType"], node["instanceType"]);
+    assert!(node["alternatives"].as_u64().unwrap() > 1);
+    assert!((1.0..=100.0).contains(&node["cpuPercent"].as_f64().unwrap()));
+    let table = stowage(&["simulate", "--scenario", &file]);
+    assert!(text(&table.stdout).contains(next["instanceType"].as_str().unwrap()), "{}", text(&table.stdout));
+
+    let page = stowage(&["simulate", "--scenario", &file, "--output", "html"]);
+    assert_eq!(page.status.code(), Some(3));
+    let page = text(&page.stdout);
+    for part in ["1 of 2", node["instanceType"].as_str().unwrap(), "shop/huge", "no instance type holds", "<svg"] {
+        assert!(page.contains(part), "{part} is not in the page");
+    }
+    assert!(!page.contains("<b>a</b>") && !page.contains("<script") && !page.contains("src="), "{page}");
+}
+
+#[test]
 fn what_does_not_fit_is_named_with_its_reason_and_exit_code_3() {
     let folder = tempfile::tempdir().unwrap();
     let file = scenario(folder.path(), &[pod("huge", "5000"), pod("fine", "1")]);

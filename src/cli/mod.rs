@@ -2,6 +2,8 @@
 
 pub mod controller;
 pub mod manifests;
+mod output;
+mod page;
 pub mod simulate;
 
 use std::io::Write;

@@ -8,14 +8,13 @@ use std::time::Instant;
 
 use anyhow::Context;
 use clap::{Args, ValueEnum};
-use serde::Serialize;
 
 use super::manifests::{Input, InputError};
+use super::{output, page};
 use crate::api::labels;
 use crate::cloud::catalogue::{RawCatalogue, SpotPricing, embedded, parse};
 use crate::scheduling::offering::{Catalogue, MicroUsd};
 use crate::scheduling::plan;
-use crate::scheduling::plan::Plan;
 use crate::scheduling::problem::{NodeState, Pool, Problem};
 use crate::scheduling::requirement::normalise_key;
 use crate::scheduling::resources::Resources;
@@ -54,6 +53,8 @@ pub enum Output {
     Table,
     /// For programs.
     Json,
+    /// A page that needs nothing else, for a browser.
+    Html,
 }
 
 /// Runs the command: prints the plan on `out` and returns the exit code: 0 when all pods fit, 3 when some don't, 2 when
@@ -77,10 +78,11 @@ pub fn run(args: &SimulateArgs, out: &mut dyn Write) -> anyhow::Result<u8> {
     let seconds = start.elapsed().as_secs_f64();
     match args.output {
         Output::Json => {
-            serde_json::to_writer(&mut *out, &json_of(&problem, &found, seconds)).context("writing the plan")?;
+            serde_json::to_writer(&mut *out, &output::json(&problem, &found, seconds)).context("writing the plan")?;
             writeln!(out)?;
         }
-        Output::Table => table(&problem, &found, seconds, out).context("writing the plan")?,
+        Output::Table => output::table(&problem, &found, seconds, out).context("writing the plan")?,
+        Output::Html => page::write(&problem, &found, seconds, out).context("writing the plan")?,
     }
     Ok(if found.unschedulable.is_empty() { ALL_FIT } else { SOME_DO_NOT_FIT })
 }
@@ -179,123 +181,4 @@ fn problem_of(
         problem.pools.push(pool);
     }
     Ok((problem, input.skipped))
-}
-
-#[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
-struct JsonPlan<'p> {
-    nodes: Vec<JsonNode<'p>>,
-    existing: Vec<JsonExisting<'p>>,
-    unschedulable: Vec<JsonUnschedulable<'p>>,
-    cost_usd_per_hour: f64,
-    lower_bound_usd_per_hour: Option<f64>,
-    solve_seconds: f64,
-}
-
-#[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
-struct JsonNode<'p> {
-    node_pool: &'p str,
-    instance_type: &'p str,
-    zone: &'p str,
-    capacity_type: &'static str,
-    price_usd_per_hour: f64,
-    pods: Vec<&'p str>,
-}
-
-#[derive(Serialize)]
-struct JsonExisting<'p> {
-    node: &'p str,
-    pods: Vec<&'p str>,
-}
-
-#[derive(Serialize)]
-struct JsonUnschedulable<'p> {
-    pod: &'p str,
-    reason: &'p str,
-}
-
-fn json_of<'p>(problem: &'p Problem, plan: &'p Plan, seconds: f64) -> JsonPlan<'p> {
-    let keys = |pods: &[usize]| pods.iter().map(|pod| problem.pods[*pod].key.as_ref()).collect();
-    let node = |node: &'p crate::scheduling::plan::PlannedNode| {
-        let choice = node.choices.first()?;
-        Some(JsonNode {
-            node_pool: &problem.pools[node.pool].name,
-            instance_type: &choice.instance_type.name,
-            zone: &choice.zone,
-            capacity_type: choice.capacity_type.as_str(),
-            price_usd_per_hour: choice.price.usd(),
-            pods: keys(&node.pods),
-        })
-    };
-    JsonPlan {
-        nodes: plan.new_nodes.iter().filter_map(node).collect(),
-        existing: plan
-            .placements
-            .iter()
-            .map(|p| JsonExisting { node: &problem.nodes[p.node].name, pods: keys(&p.pods) })
-            .collect(),
-        unschedulable: plan
-            .unschedulable
-            .iter()
-            .map(|u| JsonUnschedulable { pod: &problem.pods[u.pod].key, reason: &u.reason })
-            .collect(),
-        cost_usd_per_hour: plan.cost.usd(),
-        lower_bound_usd_per_hour: plan.lower_bound.map(MicroUsd::usd),
-        solve_seconds: seconds,
-    }
-}
-
-fn table(problem: &Problem, plan: &Plan, seconds: f64, out: &mut dyn Write) -> std::io::Result<()> {
-    let mut rows: BTreeMap<(&str, &str, &str, &str, i64), (usize, usize)> = BTreeMap::new();
-    for node in &plan.new_nodes {
-        if let Some(choice) = node.choices.first() {
-            let key = (
-                &*problem.pools[node.pool].name,
-                &*choice.instance_type.name,
-                &*choice.zone,
-                choice.capacity_type.as_str(),
-                choice.price.0,
-            );
-            let row = rows.entry(key).or_default();
-            row.0 += 1;
-            row.1 += node.pods.len();
-        }
-    }
-    writeln!(
-        out,
-        "{:>6}  {:<16} {:<20} {:<12} {:<10} {:>12} {:>7}",
-        "NODES", "POOL", "TYPE", "ZONE", "CAPACITY", "USD/H EACH", "PODS"
-    )?;
-    for ((pool, instance_type, zone, capacity, price), (nodes, pods)) in rows {
-        let price = MicroUsd(price).usd();
-        writeln!(out, "{nodes:>6}  {pool:<16} {instance_type:<20} {zone:<12} {capacity:<10} {price:>12.4} {pods:>7}")?;
-    }
-    for placement in &plan.placements {
-        writeln!(out, "{:>6}  onto {}: {} pods", "", problem.nodes[placement.node].name, placement.pods.len())?;
-    }
-    let placed: usize = plan.new_nodes.iter().map(|n| n.pods.len()).sum::<usize>()
-        + plan.placements.iter().map(|p| p.pods.len()).sum::<usize>();
-    write!(
-        out,
-        "\n{placed} of {} pods placed, {} nodes to buy, {:.4} USD/h",
-        problem.pods.len(),
-        plan.new_nodes.len(),
-        plan.cost.usd()
-    )?;
-    if let Some(bound) = plan.lower_bound.filter(|bound| bound.0 > 0) {
-        let gap = (plan.cost.usd() / bound.usd() - 1.0) * 100.0;
-        write!(out, ", lower bound {:.4} (gap {gap:.1} %)", bound.usd())?;
-    }
-    writeln!(out, ", planned in {:.1} ms", seconds * 1e3)?;
-    let mut reasons: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
-    for u in &plan.unschedulable {
-        reasons.entry(&u.reason).or_default().push(&problem.pods[u.pod].key);
-    }
-    for (reason, pods) in reasons {
-        let (first, more) = (pods[0], pods.len() - 1);
-        let others = if more == 0 { String::new() } else { format!(" and {more} more") };
-        writeln!(out, "unschedulable: {first}{others}: {reason}")?;
-    }
-    Ok(())
 }

@@ -15,6 +15,16 @@ const RENEW_DEADLINE: Duration = Duration::from_secs(10);
 /// How often the lease is looked at.
 const PERIOD: Duration = Duration::from_secs(2);
 
+/// What came of a look at the Lease.
+enum Outcome {
+    /// It is this candidate's.
+    Leads,
+    /// It is another's.
+    Follows,
+    /// Somebody wrote between the look and the write: the next look tells who.
+    Overtaken,
+}
+
 /// A claim on the Lease.
 pub struct Candidate {
     api: Api<Lease>,
@@ -34,8 +44,8 @@ impl Candidate {
     pub async fn acquire(&mut self) {
         loop {
             match self.attempt().await {
-                Ok(true) => return,
-                Ok(false) => {}
+                Ok(Outcome::Leads) => return,
+                Ok(Outcome::Follows | Outcome::Overtaken) => {}
                 Err(error) => tracing::warn!(lease = self.name, %error, "lease could not be had, trying again"),
             }
             tokio::time::sleep(PERIOD).await;
@@ -47,9 +57,13 @@ impl Candidate {
         let mut renewed = Instant::now();
         while renewed.elapsed() < RENEW_DEADLINE {
             tokio::time::sleep(PERIOD).await;
-            match tokio::time::timeout(PERIOD, self.attempt()).await {
-                Ok(Ok(true)) => renewed = Instant::now(),
-                Ok(Ok(false)) => return,
+            // A renewal that is given up may still arrive, and must not be taken for another replica's: it has all the time there is.
+            let left = RENEW_DEADLINE.saturating_sub(renewed.elapsed());
+            let asked = Instant::now();
+            match tokio::time::timeout(left, self.attempt()).await {
+                Ok(Ok(Outcome::Leads)) => renewed = asked,
+                Ok(Ok(Outcome::Overtaken)) => {}
+                Ok(Ok(Outcome::Follows)) => return,
                 Ok(Err(error)) => tracing::warn!(lease = self.name, %error, "lease could not be renewed, trying again"),
                 Err(_) => tracing::warn!(lease = self.name, "renewing the lease took too long, trying again"),
             }
@@ -71,16 +85,16 @@ impl Candidate {
         }
     }
 
-    /// One look, and a write where the lease is ours or free. True when this candidate leads.
-    async fn attempt(&mut self) -> Result<bool, kube::Error> {
+    /// One look, and a write where the lease is ours or free.
+    async fn attempt(&mut self) -> Result<Outcome, kube::Error> {
         let Some(mut lease) = self.api.get_opt(&self.name).await? else {
             let lease = Lease {
                 metadata: ObjectMeta { name: Some(self.name.clone()), ..ObjectMeta::default() },
                 spec: Some(self.spec(0)),
             };
             return match self.api.create(&PostParams::default(), &lease).await {
-                Ok(_) => Ok(true),
-                Err(kube::Error::Api(status)) if status.code == 409 => Ok(false),
+                Ok(_) => Ok(Outcome::Leads),
+                Err(kube::Error::Api(status)) if status.code == 409 => Ok(Outcome::Overtaken),
                 Err(error) => Err(error),
             };
         };
@@ -93,7 +107,7 @@ impl Candidate {
         let free = record.0.as_deref().is_none_or(str::is_empty);
         let lapsed = self.seen.as_ref().is_some_and(|(_, _, since)| since.elapsed() >= DURATION);
         if !(ours || free || lapsed) {
-            return Ok(false);
+            return Ok(Outcome::Follows);
         }
         let transitions = spec.lease_transitions.unwrap_or(0) + i32::from(!ours);
         let mut next = self.spec(transitions);
@@ -103,8 +117,8 @@ impl Candidate {
         lease.spec = Some(next);
         // The resource version makes sure that nobody else took it since the look.
         match self.api.replace(&self.name, &PostParams::default(), &lease).await {
-            Ok(_) => Ok(true),
-            Err(kube::Error::Api(status)) if status.code == 409 => Ok(false),
+            Ok(_) => Ok(Outcome::Leads),
+            Err(kube::Error::Api(status)) if status.code == 409 => Ok(Outcome::Overtaken),
             Err(error) => Err(error),
         }
     }

@@ -60,18 +60,14 @@ pub async fn open(ctx: &Context, claim: &NodeClaim, node: &Node) -> Result<Optio
     }
     let mut guard = None;
     if !off {
-        let (pods, passed) = {
+        let pods = {
             let state = ctx.cluster.read();
             let holds = state.holds(now);
-            let passed = placement == Placement::Nominate && guard::passes_all(&state, &holds, claim);
-            if passed && holds.by_claim.contains_key(&claim.name_any()) {
+            if placement == Placement::Nominate && holds.by_claim.contains_key(&claim.name_any()) {
                 guard = guard::taint(claim, now);
             }
-            (nominees(&state, &holds, placement, guard.is_some(), &claim.name_any(), &name), passed)
+            nominees(&state, &holds, placement, guard.is_some(), &claim.name_any(), &name)
         };
-        if patient && placement == Placement::Nominate && !passed {
-            return Ok(Some(OPEN_POLL_MS));
-        }
         if patient && !pods.is_empty() {
             nominate(ctx, &name, pods).await;
             // Opened at the next look, when our own watch shows the nominations.

@@ -27,8 +27,10 @@ const RETRY_MS: i64 = 10_000;
 const LOOK: Duration = Duration::from_millis(20);
 /// NodeClaims written at the same time.
 const WRITES: usize = 16;
-/// At most so many pods are told in an event where they will go, for each plan.
+/// At most so many pods are told in an event why no plan holds them, for each plan.
 const EVENTS: usize = 200;
+/// At most so many pods are told in an event where they will go, for each plan: the NodeClaims name them all.
+const NOMINATED_EVENTS: usize = 10;
 
 /// Pods that need a node and weren't served by a plan yet, and the window they opened.
 #[derive(Debug, Default)]
@@ -369,18 +371,18 @@ fn tell(ctx: &Arc<Context>, taken: &Snapshot, plan: &Plan, no_pools: bool) {
         tracing::info!(pod = &**key, reason, "unschedulable");
         notes.push((key.to_string(), true, format!("no node can be bought for it: {reason}")));
     }
-    for node in &plan.new_nodes {
-        let Some(choice) = node.choices.first() else { continue };
-        for pod in &node.pods {
-            let note = format!("planned on a new {} in {}", choice.instance_type.name, choice.zone);
-            notes.push((taken.problem.pods[*pod].key.to_string(), false, note));
-        }
+    notes.truncate(EVENTS);
+    let planned =
+        plan.new_nodes.iter().flat_map(|node| node.pods.iter().filter_map(|pod| Some((*pod, node.choices.first()?))));
+    for (pod, choice) in planned.take(NOMINATED_EVENTS) {
+        let note = format!("planned on a new {} in {}", choice.instance_type.name, choice.zone);
+        notes.push((taken.problem.pods[pod].key.to_string(), false, note));
     }
     let ctx = Arc::clone(ctx);
     let references: Vec<_> = {
         let state = ctx.cluster.read();
-        let notes = notes.into_iter().take(EVENTS);
         notes
+            .into_iter()
             .filter_map(|(key, warning, note)| {
                 let pod = state.pods.get(&key)?;
                 Some((pod_reference(&pod.namespace, &pod.name, &pod.uid), warning, note))

@@ -1,0 +1,247 @@
+//! A plan as JSON and as a table.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+
+use serde::Serialize;
+
+use crate::scheduling::offering::MicroUsd;
+use crate::scheduling::plan::{Choice, Plan, PlannedNode};
+use crate::scheduling::problem::Problem;
+
+/// The plan for programs.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct JsonPlan<'p> {
+    nodes: Vec<JsonNode<'p>>,
+    existing: Vec<JsonExisting<'p>>,
+    unschedulable: Vec<JsonUnschedulable<'p>>,
+    cost_usd_per_hour: f64,
+    lower_bound_usd_per_hour: Option<f64>,
+    gap_percent: Option<f64>,
+    solve_seconds: f64,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct JsonOffering<'p> {
+    instance_type: &'p str,
+    zone: &'p str,
+    capacity_type: &'static str,
+    price_usd_per_hour: f64,
+}
+
+impl<'p> JsonOffering<'p> {
+    fn of(choice: &'p Choice) -> Self {
+        Self {
+            instance_type: &choice.instance_type.name,
+            zone: &choice.zone,
+            capacity_type: choice.capacity_type.as_str(),
+            price_usd_per_hour: choice.price.usd(),
+        }
+    }
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct JsonNode<'p> {
+    node_pool: &'p str,
+    #[serde(flatten)]
+    offering: JsonOffering<'p>,
+    /// Share of the allocatable resource that its pods and daemons ask for, percent.
+    cpu_percent: f64,
+    memory_percent: f64,
+    /// Other types that hold the same pods.
+    alternatives: usize,
+    /// The cheapest of them.
+    next_best: Option<JsonOffering<'p>>,
+    pods: Vec<&'p str>,
+}
+
+#[derive(Serialize)]
+struct JsonExisting<'p> {
+    node: &'p str,
+    pods: Vec<&'p str>,
+}
+
+#[derive(Serialize)]
+struct JsonUnschedulable<'p> {
+    pod: &'p str,
+    reason: &'p str,
+}
+
+/// The plan for programs: the contract of `stowage simulate --output json`.
+pub fn json<'p>(problem: &'p Problem, plan: &'p Plan, seconds: f64) -> JsonPlan<'p> {
+    let keys = |pods: &[usize]| pods.iter().map(|pod| problem.pods[*pod].key.as_ref()).collect();
+    let node = |node: &'p PlannedNode| {
+        let (cpu_percent, memory_percent) = filled(node)?;
+        Some(JsonNode {
+            node_pool: &problem.pools[node.pool].name,
+            offering: JsonOffering::of(node.choices.first()?),
+            cpu_percent,
+            memory_percent,
+            alternatives: alternatives(node),
+            next_best: next_best(node).map(JsonOffering::of),
+            pods: keys(&node.pods),
+        })
+    };
+    JsonPlan {
+        nodes: plan.new_nodes.iter().filter_map(node).collect(),
+        existing: plan
+            .placements
+            .iter()
+            .map(|p| JsonExisting { node: &problem.nodes[p.node].name, pods: keys(&p.pods) })
+            .collect(),
+        unschedulable: plan
+            .unschedulable
+            .iter()
+            .map(|u| JsonUnschedulable { pod: &problem.pods[u.pod].key, reason: &u.reason })
+            .collect(),
+        cost_usd_per_hour: plan.cost.usd(),
+        lower_bound_usd_per_hour: plan.lower_bound.map(MicroUsd::usd),
+        gap_percent: gap_percent(plan),
+        solve_seconds: seconds,
+    }
+}
+
+/// How far the plan's cost is above its bound, percent.
+pub fn gap_percent(plan: &Plan) -> Option<f64> {
+    let bound = plan.lower_bound.filter(|bound| bound.0 > 0)?;
+    Some((plan.cost.usd() / bound.usd() - 1.0) * 100.0)
+}
+
+/// Share of the planned type's allocatable CPU and memory that pods and daemons ask for, percent.
+pub fn filled(node: &PlannedNode) -> Option<(f64, f64)> {
+    let allocatable = &node.choices.first()?.instance_type.allocatable;
+    #[allow(clippy::cast_precision_loss)]
+    let percent = |part: i64, whole: i64| if whole > 0 { part as f64 * 100.0 / whole as f64 } else { 0.0 };
+    let requests = &node.requests;
+    Some((percent(requests.cpu_milli, allocatable.cpu_milli), percent(requests.memory, allocatable.memory)))
+}
+
+/// The cheapest offering of another type that holds the same pods.
+pub fn next_best(node: &PlannedNode) -> Option<&Choice> {
+    let planned = node.choices.first()?;
+    node.choices.iter().find(|choice| choice.instance_type.name != planned.instance_type.name)
+}
+
+fn alternatives(node: &PlannedNode) -> usize {
+    let mut names: Vec<&str> = node.choices.iter().map(|choice| &*choice.instance_type.name).collect();
+    names.sort_unstable();
+    names.dedup();
+    names.len().saturating_sub(1)
+}
+
+/// Nodes of one kind.
+#[derive(Clone, Debug, Default)]
+pub struct Row {
+    /// Nodes.
+    pub nodes: usize,
+    /// Pods on them.
+    pub pods: usize,
+    /// Sums of [`filled`], percent.
+    filled: (f64, f64),
+    /// The next best type and its price, and whether all nodes of the row have the same.
+    next: Option<(String, MicroUsd)>,
+}
+
+impl Row {
+    /// Mean share of CPU and memory that is asked for, percent.
+    pub fn mean_filled(&self) -> (f64, f64) {
+        #[allow(clippy::cast_precision_loss)]
+        let nodes = self.nodes.max(1) as f64;
+        (self.filled.0 / nodes, self.filled.1 / nodes)
+    }
+
+    /// The cheapest other type that holds the pods of at least one of the nodes, with its price.
+    pub fn next_best(&self) -> String {
+        self.next.as_ref().map_or_else(|| "none".into(), |(name, price)| format!("{name} at {:.4}", price.usd()))
+    }
+}
+
+/// NodePool, instance type, zone, capacity type, price.
+pub type Kind<'p> = (&'p str, &'p str, &'p str, &'static str, MicroUsd);
+
+/// New nodes by kind.
+pub fn rows<'p>(problem: &'p Problem, plan: &'p Plan) -> BTreeMap<Kind<'p>, Row> {
+    let mut rows: BTreeMap<Kind<'p>, Row> = BTreeMap::new();
+    for node in &plan.new_nodes {
+        let (Some(choice), Some(filled)) = (node.choices.first(), filled(node)) else { continue };
+        let kind = (
+            &*problem.pools[node.pool].name,
+            &*choice.instance_type.name,
+            &*choice.zone,
+            choice.capacity_type.as_str(),
+            choice.price,
+        );
+        let row = rows.entry(kind).or_default();
+        row.nodes += 1;
+        row.pods += node.pods.len();
+        row.filled = (row.filled.0 + filled.0, row.filled.1 + filled.1);
+        if let Some(next) = next_best(node)
+            && row.next.as_ref().is_none_or(|(_, price)| next.price < *price)
+        {
+            row.next = Some((next.instance_type.name.to_string(), next.price));
+        }
+    }
+    rows
+}
+
+/// Pods that fit nowhere, by reason.
+pub fn reasons<'p>(problem: &'p Problem, plan: &'p Plan) -> BTreeMap<&'p str, Vec<&'p str>> {
+    let mut reasons: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for u in &plan.unschedulable {
+        reasons.entry(&u.reason).or_default().push(&problem.pods[u.pod].key);
+    }
+    reasons
+}
+
+/// Pods that the plan places.
+pub fn placed(plan: &Plan) -> usize {
+    let new: usize = plan.new_nodes.iter().map(|node| node.pods.len()).sum();
+    new + plan.placements.iter().map(|placement| placement.pods.len()).sum::<usize>()
+}
+
+/// The plan for people.
+///
+/// # Errors
+/// `out` can't be written to.
+pub fn table(problem: &Problem, plan: &Plan, seconds: f64, out: &mut dyn Write) -> std::io::Result<()> {
+    writeln!(
+        out,
+        "{:>6}  {:<16} {:<20} {:<12} {:<10} {:>12} {:>7} {:>5} {:>5}  NEXT BEST",
+        "NODES", "POOL", "TYPE", "ZONE", "CAPACITY", "USD/H EACH", "PODS", "CPU%", "MEM%"
+    )?;
+    for ((pool, instance_type, zone, capacity, price), row) in rows(problem, plan) {
+        let (cpu, memory) = row.mean_filled();
+        writeln!(
+            out,
+            "{:>6}  {pool:<16} {instance_type:<20} {zone:<12} {capacity:<10} {:>12.4} {:>7} {cpu:>5.0} {memory:>5.0}  {}",
+            row.nodes,
+            price.usd(),
+            row.pods,
+            row.next_best()
+        )?;
+    }
+    for placement in &plan.placements {
+        writeln!(out, "{:>6}  onto {}: {} pods", "", problem.nodes[placement.node].name, placement.pods.len())?;
+    }
+    write!(
+        out,
+        "\n{} of {} pods placed, {} nodes to buy, {:.4} USD/h",
+        placed(plan),
+        problem.pods.len(),
+        plan.new_nodes.len(),
+        plan.cost.usd()
+    )?;
+    if let (Some(bound), Some(gap)) = (plan.lower_bound, gap_percent(plan)) {
+        write!(out, ", lower bound {:.4} (gap {gap:.1} %)", bound.usd())?;
+    }
+    writeln!(out, ", planned in {:.1} ms", seconds * 1e3)?;
+    for (reason, pods) in reasons(problem, plan) {
+        let (first, more) = (pods[0], pods.len() - 1);
+        let others = if more == 0 { String::new() } else { format!(" and {more} more") };
+        writeln!(out, "unschedulable: {first}{others}: {reason}")?;
+    }
+    Ok(())
+}
