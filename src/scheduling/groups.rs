@@ -43,6 +43,8 @@ pub(super) struct Group {
     pub host: HostRules,
     /// Columns it may use, most preferred first; the last holds all that its requirements allow.
     pub levels: Vec<Bits>,
+    /// Columns whose domains count for its spread: its volumes may keep it out of some.
+    pub domains: Bits,
 }
 
 /// The counters of nodes.
@@ -258,6 +260,7 @@ pub(super) fn group(universe: &mut Universe<'_>, selectors: &mut Selectors<'_>, 
                 matches,
                 host: HostRules::default(),
                 levels: Vec::new(),
+                domains: Bits::default(),
             });
             groups.len() - 1
         });
@@ -274,21 +277,32 @@ pub(super) fn group(universe: &mut Universe<'_>, selectors: &mut Selectors<'_>, 
         if problem.settings.preference_policy == PreferencePolicy::Ignore {
             group.host.soft.clear();
         }
-        group.levels = levels(universe, &class, &group.need);
+        group.domains = allowed(universe, &class, &group.need);
+        group.levels = levels(universe, &class, &group.need, &group.domains);
     }
     groups.sort_by(|a, b| key(&a.pods[0]).cmp(key(&b.pods[0])));
     groups
 }
 
-/// Columns by preference: each preferred node term that can be met (heaviest first), then none; and within each, first
-/// without `PreferNoSchedule` taints (Karpenter core reference 3.6).
-fn levels(universe: &mut Universe<'_>, class: &PodClass, need: &[i64]) -> Vec<Bits> {
+/// Columns that the node constraints of a class allow, volumes aside, and that have what it asks for beyond the common
+/// resources.
+fn allowed(universe: &mut Universe<'_>, class: &PodClass, need: &[i64]) -> Bits {
     let extended = super::universe::COMMON..need.len();
     let has_extended = extended.clone().any(|dim| need[dim] > 0);
-    let mut required = universe.columns_for(class);
+    let mut allowed = universe.columns_for(class);
     if has_extended {
         let offered = universe.where_column(|column| extended.clone().all(|d| need[d] <= universe.room(column)[d]));
-        required.and(&offered);
+        allowed.and(&offered);
+    }
+    allowed
+}
+
+/// Columns by preference: each preferred node term that can be met (heaviest first), then none; and within each, first
+/// without `PreferNoSchedule` taints (Karpenter core reference 3.6).
+fn levels(universe: &mut Universe<'_>, class: &PodClass, need: &[i64], allowed: &Bits) -> Vec<Bits> {
+    let mut required = allowed.clone();
+    if !class.volume_terms.is_empty() {
+        required.and(&universe.constrained(&class.volume_terms, class));
     }
     let mut sets: Vec<Bits> = Vec::new();
     if universe.problem.settings.preference_policy == PreferencePolicy::Respect {

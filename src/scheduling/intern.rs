@@ -1,6 +1,6 @@
 //! From Kubernetes pods to interned classes: strings are read here, once, and never again.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 
 use k8s_openapi::api::apps::v1::DaemonSet;
@@ -53,6 +53,7 @@ pub struct Interner {
     classes: HashSet<Arc<PodClass>>,
     labels: HashSet<Arc<Labels>>,
     strings: HashSet<Arc<str>>,
+    no_claims: Arc<[Arc<str>]>,
 }
 
 impl Interner {
@@ -80,6 +81,7 @@ impl Interner {
             uid: Arc::from(pod.metadata.uid.as_deref().unwrap_or_default()),
             labels: self.labels(pod.metadata.labels.as_ref()),
             class,
+            claims: self.claims(namespace, name, spec),
             owner: owner.map(|o| self.string(&o.uid)),
             created_at_ms: created_at_ms(&pod.metadata),
             key,
@@ -112,6 +114,19 @@ impl Interner {
         let shared = Arc::new(labels.clone());
         self.labels.insert(Arc::clone(&shared));
         shared
+    }
+
+    /// The claims of a pod; those of ephemeral volumes are named after the pod.
+    fn claims(&mut self, namespace: &str, pod: &str, spec: &PodSpec) -> Arc<[Arc<str>]> {
+        let names = spec.volumes.iter().flatten().filter_map(|volume| match &volume.persistent_volume_claim {
+            Some(claim) => Some(format!("{namespace}/{}", claim.claim_name)),
+            None => volume.ephemeral.as_ref().map(|_| format!("{namespace}/{pod}-{}", volume.name)),
+        });
+        let names: BTreeSet<String> = names.collect();
+        if names.is_empty() {
+            return Arc::clone(&self.no_claims);
+        }
+        names.iter().map(|name| self.string(name)).collect()
     }
 
     fn string(&mut self, text: &str) -> Arc<str> {
@@ -257,7 +272,8 @@ fn node_terms(spec: &PodSpec, class: &mut PodClass) -> Result<(), PodProblem> {
     Ok(())
 }
 
-fn node_term(api: &NodeSelectorTerm) -> Result<NodeTerm, PodProblem> {
+/// Reads one alternative of a node selector.
+pub(super) fn node_term(api: &NodeSelectorTerm) -> Result<NodeTerm, PodProblem> {
     const FIELD: &str = "spec.affinity.nodeAffinity";
     let expressions = api.match_expressions.as_deref().unwrap_or_default();
     let fields = api.match_fields.as_deref().unwrap_or_default();

@@ -29,6 +29,7 @@ mod stock;
 mod tests;
 mod topology;
 mod universe;
+pub mod volumes;
 
 pub use intern::{Interner, PodError};
 pub use pool::PoolError;

@@ -85,6 +85,8 @@ pub struct InstanceType {
     pub capacity: Resources,
     /// Capacity less kube-reserved, system-reserved and the eviction threshold.
     pub allocatable: Resources,
+    /// Volumes that a node can attach, by CSI driver; no entry is no limit.
+    pub volume_limits: BTreeMap<Arc<str>, i64>,
     /// Offerings, by zone then capacity type.
     pub offerings: Vec<Offering>,
 }

@@ -161,6 +161,7 @@ impl<'u, 'p, 'g> Packer<'u, 'p, 'g> {
         // About what compute costs on EC2, in micro-USD per hour: only directions matter until there are dual prices.
         let mut reference = vec![25.0, 3e3 / 1_073_741_824.0, 10.0, 0.0];
         reference.resize(universe.dims.len(), 1000.0);
+        (0..reference.len()).filter(|dim| universe.dims.is_attach(*dim)).for_each(|dim| reference[dim] = 0.0);
         Self {
             universe,
             topology,

@@ -8,6 +8,7 @@ use k8s_openapi::api::core::v1::Taint;
 use super::class::PodClass;
 use super::offering::{Catalogue, MicroUsd};
 use super::resources::Resources;
+use super::volumes::Volumes;
 use crate::api::Requirement;
 
 /// Labels of an object.
@@ -24,6 +25,8 @@ pub struct PodEntry {
     pub labels: Arc<Labels>,
     /// Everything else that scheduling looks at, shared between pods that ask for the same.
     pub class: Arc<PodClass>,
+    /// `namespace/name` of its PersistentVolumeClaims, sorted; they are not part of its class.
+    pub claims: Arc<[Arc<str>]>,
     /// UID of the controlling owner.
     pub owner: Option<Arc<str>>,
     /// Creation time, milliseconds since the epoch.
@@ -131,6 +134,8 @@ pub struct Problem {
     pub daemons: Vec<Daemon>,
     /// Labels of namespaces by name, for `namespaceSelector`.
     pub namespaces: BTreeMap<String, Labels>,
+    /// Claims, volumes, storage classes and attach limits.
+    pub volumes: Arc<Volumes>,
     /// Settings.
     pub settings: Settings,
 }

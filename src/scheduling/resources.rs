@@ -192,8 +192,11 @@ impl Resources {
         running.raise_to(&peak);
         if let Some(pod_level) = &spec.resources {
             let declared = requirements(pod_level)?;
+            let requested = |name: &str| pod_level.requests.as_ref().is_some_and(|map| map.contains_key(name));
             for name in declared_names(pod_level) {
-                if name == "cpu" || name == "memory" || name.starts_with("hugepages-") {
+                let supported = name == "cpu" || name == "memory" || name.starts_with("hugepages-");
+                // As the API server defaults it: a limit stands in only where no container requests anything.
+                if supported && (requested(name) || running.get(name) == 0) {
                     running.set(name, declared.get(name));
                 }
             }

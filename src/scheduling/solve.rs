@@ -13,12 +13,23 @@ use super::reasons::explain;
 use super::stock::{Content, Stock};
 use super::topology::Topology;
 use super::universe::Universe;
+use super::volumes::resolve;
 
 /// Plans where every pod goes: onto what exists, onto nodes to buy at least cost, or nowhere with the reason.
 ///
 /// Synchronous and deterministic: the same problem gives the same plan, and the order of its pods, nodes and pools
 /// doesn't matter but for the indexes. Every pod is in exactly one of the plan's three lists.
 pub fn plan(problem: &Problem) -> Plan {
+    match resolve(problem) {
+        Some(resolved) => {
+            let plan = in_order(&resolved.problem);
+            resolved.back(plan)
+        }
+        None => in_order(problem),
+    }
+}
+
+fn in_order(problem: &Problem) -> Plan {
     let first = attempt(problem, false);
     let priorities: BTreeSet<i32> = problem.pods.iter().map(|pod| pod.class.priority).collect();
     if priorities.len() < 2 || first.unschedulable.is_empty() {
@@ -45,7 +56,7 @@ fn attempt(problem: &Problem, by_priority: bool) -> Plan {
     let groups = group(&mut universe, &mut selectors, &counters);
     let keys: BTreeSet<_> = groups
         .iter()
-        .flat_map(|g| &g.class.node_terms)
+        .flat_map(|g| g.class.node_terms.iter().chain(&g.class.volume_terms))
         .flat_map(|term| term.labels.iter().map(|(key, _)| key.clone()))
         .collect();
     let keys: Vec<_> = keys.into_iter().collect();

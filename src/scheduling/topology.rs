@@ -320,13 +320,7 @@ impl Topology {
     ) -> (Vec<i64>, Vec<bool>) {
         let class = &group.class;
         let counts = |node: &super::problem::NodeState| {
-            (!spread.honor_affinity
-                || class.node_terms.is_empty()
-                || class.node_terms.iter().any(|term| {
-                    !term.never
-                        && term.labels.iter().all(|(k, set)| set.accepts(existing::label(node, k)))
-                        && term.name.as_ref().is_none_or(|set| set.contains(&node.name))
-                }))
+            (!spread.honor_affinity || existing::accepted(&class.node_terms, node))
                 && (!spread.honor_taints || class.untolerated(&node.taints).is_none())
         };
         let values = &self.keys[key].values;
@@ -344,12 +338,8 @@ impl Topology {
             }
             base
         };
-        let required = group.levels.last();
-        let mut eligible: Vec<bool> = self.keys[key]
-            .columns
-            .iter()
-            .map(|columns| required.is_some_and(|bits| intersects(bits, columns)))
-            .collect();
+        let mut eligible: Vec<bool> =
+            self.keys[key].columns.iter().map(|columns| intersects(&group.domains, columns)).collect();
         for node in &universe.problem.nodes {
             let value = existing::label(node, &self.keys[key].name);
             if let Some(domain) = value.and_then(|v| values.binary_search_by(|have| have.as_ref().cmp(v)).ok())

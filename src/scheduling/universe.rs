@@ -15,6 +15,7 @@ use super::offering::{CapacityType, InstanceType};
 use super::problem::{Labels, Problem};
 use super::requirement::{Requirements, ValueSet};
 use super::resources::Resources;
+use super::volumes::{UNLIMITED, attached_by};
 use crate::api::labels;
 
 /// Most values of one open label, and most variants of one NodePool.
@@ -55,6 +56,22 @@ impl Dims {
         out.extend([resources.cpu_milli, resources.memory, resources.pods, resources.ephemeral_storage]);
         out.extend(self.extended.iter().map(|name| resources.extended.get(name).copied().unwrap_or(0)));
         out
+    }
+
+    /// What an instance type can hold, its volumes included.
+    fn dense_of(&self, instance_type: &InstanceType) -> Vec<i64> {
+        let mut out = self.dense(&instance_type.allocatable);
+        for (name, have) in self.extended.iter().zip(&mut out[COMMON..]) {
+            if let Some(driver) = attached_by(name) {
+                *have = instance_type.volume_limits.get(driver).copied().unwrap_or(UNLIMITED);
+            }
+        }
+        out
+    }
+
+    /// Whether a dimension counts volumes: it is free, and scarce only when it runs out.
+    pub fn is_attach(&self, dim: usize) -> bool {
+        dim.checked_sub(COMMON).is_some_and(|at| attached_by(&self.extended[at]).is_some())
     }
 
     pub fn sparse(&self, dense: &[i64]) -> Resources {
@@ -272,7 +289,7 @@ impl<'p> Universe<'p> {
             .collect();
         self.room = Vec::with_capacity(self.columns.len() * dims);
         for shape in &self.shapes {
-            let allocatable = self.dims.dense(&shape.instance_type.allocatable);
+            let allocatable = self.dims.dense_of(&shape.instance_type);
             for column in shape.first..shape.end {
                 let overhead = &self.daemon_sets[self.daemon_set[column]].0;
                 self.room.extend(allocatable.iter().zip(overhead).map(|(have, less)| have - less));
