@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use super::manifests::{Input, InputError};
 use crate::api::labels;
-use crate::cloud::catalogue::{RawCatalogue, SpotPricing, embedded, parse};
+use crate::cloud::catalogue::{EBS_DRIVER, RawCatalogue, SpotPricing, embedded, parse};
 use crate::scheduling::offering::{Catalogue, MicroUsd};
 use crate::scheduling::plan;
 use crate::scheduling::plan::Plan;
@@ -105,6 +105,9 @@ fn read(args: &SimulateArgs) -> anyhow::Result<(Problem, BTreeMap<String, usize>
     for path in &args.manifests {
         input.read_manifests(path)?;
     }
+    for class in input.assume_classes(EBS_DRIVER) {
+        eprintln!("assumed StorageClass {class}: volumes of EBS, made where the pod goes, in any zone");
+    }
     problem_of(input, raw, spot)
 }
 
@@ -116,6 +119,7 @@ fn problem_of(
     let mut catalogues: BTreeMap<String, Arc<Catalogue>> = BTreeMap::new();
     let mut problem =
         Problem { daemons: input.daemons, namespaces: input.namespaces, pods: input.pods, ..Problem::default() };
+    problem.volumes = Arc::new(input.volumes);
     let mut running = input.running;
     let mut usage: BTreeMap<String, (Resources, i64)> = BTreeMap::new();
     for node in input.nodes {

@@ -2,11 +2,13 @@
 //!
 //! [`plan`] reads top to bottom: pods become groups ([`groups`]), groups are divided over topology domains
 //! ([`topology`]), fill what exists ([`existing`]), and the rest is bought at dual prices ([`pack`], [`stock`],
-//! [`duals`]) and bettered ([`improve`]). Work grows with groups times offerings, not with pods times nodes.
+//! [`duals`]) and bettered ([`improve`]).
+//! Last, what prefers to be apart is spread over what was bought anyway ([`evenly`]). Work grows with groups times offerings, not with pods times nodes.
 
 mod bits;
 pub mod class;
 mod duals;
+mod evenly;
 mod existing;
 mod finish;
 mod groups;

@@ -75,6 +75,8 @@ fn attempt(problem: &Problem, by_priority: bool) -> Plan {
         let distinct: BTreeSet<i32> = groups.iter().map(|g| g.class.priority).collect();
         priorities = distinct.into_iter().rev().map(Some).collect();
     }
+    let hosts: Vec<_> =
+        if packer.has_soft_hosts() { nodes.iter().map(|node| node.host.clone()).collect() } else { Vec::new() };
     let mut placed: Vec<(usize, Content)> = Vec::new();
     for priority in priorities {
         let ranks: Vec<bool> = packer
@@ -107,6 +109,9 @@ fn attempt(problem: &Problem, by_priority: bool) -> Plan {
     }
     packer.level_out(&mut placed);
     packer.right_size();
+    if packer.has_soft_hosts() {
+        packer.spread_out(&nodes, &hosts, &mut placed);
+    }
     if packer.bound.is_none() && packer.bought.is_empty() && packer.stock.is_empty() {
         packer.bound = Some(0.0);
     }

@@ -8,13 +8,14 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
-use k8s_openapi::api::storage::v1::StorageClass as ApiStorageClass;
+use k8s_openapi::api::storage::v1::{CSINode, CSINodeDriver, StorageClass as ApiStorageClass};
 
 use super::class::{NodeTerm, PodClass};
 use super::intern::{PodProblem, node_term};
 use super::plan::{Plan, Unschedulable};
-use super::problem::{PodEntry, Problem};
+use super::problem::{NodeState, PodEntry, Problem};
 use super::requirement::ValueSet;
+use crate::api::labels;
 
 /// Most alternatives that the volumes of one pod are combined to.
 const MAX_TERMS: usize = 64;
@@ -165,8 +166,18 @@ pub struct Volumes {
     pub volumes: HashMap<String, Volume>,
     /// Storage classes by name.
     pub classes: BTreeMap<String, StorageClass>,
-    /// Volumes that a node can attach, by node and driver (`CSINode`); no entry is no limit.
+    /// Volumes that a node can attach, by node and driver; see [`attach_limits`].
     pub limits: HashMap<String, BTreeMap<Arc<str>, i64>>,
+}
+
+/// What a `CSINode` says of each driver of its node. One without a count attaches any number; of a driver that isn't
+/// there yet, the node's instance type says what it will be.
+pub fn attach_limits(api: &CSINode) -> BTreeMap<Arc<str>, i64> {
+    let limit = |driver: &CSINodeDriver| {
+        let count = driver.allocatable.as_ref().and_then(|allocatable| allocatable.count);
+        (Arc::from(driver.name.as_str()), count.map_or(UNLIMITED, |count| i64::from(count.max(0))))
+    };
+    api.spec.drivers.iter().map(limit).collect()
 }
 
 /// Why a pod has to wait for its volumes: no node would help it.
@@ -356,14 +367,16 @@ pub(super) fn resolve(problem: &Problem) -> Option<Resolved> {
     }
     let drivers: Vec<Arc<str>> =
         resolver.limited.into_iter().filter(|(_, limited)| *limited).map(|(driver, _)| driver).collect();
-    out.problem.nodes = problem.nodes.clone();
+    out.problem.nodes.clone_from(&problem.nodes);
     for node in out.problem.nodes.iter_mut().filter(|node| node.schedulable) {
-        let limits = volumes.limits.get(node.name.as_ref());
+        let told = volumes.limits.get(node.name.as_ref());
+        let promised = promised_limits(problem, node);
         // Pods that share a claim share its attachment.
         let attached: BTreeSet<&Arc<str>> = node.pods.iter().flat_map(|pod| pod.claims.iter()).collect();
         let attached: Vec<Option<Arc<str>>> = attached.into_iter().map(|claim| volumes.driver_of(claim)).collect();
         for driver in &drivers {
-            let limit = limits.and_then(|limits| limits.get(driver)).copied().unwrap_or(UNLIMITED);
+            let limit = told.and_then(|limits| limits.get(driver)).or_else(|| promised?.get(driver));
+            let limit = limit.copied().unwrap_or(UNLIMITED);
             let used = attached.iter().flatten().filter(|have| *have == driver).count();
             let left = limit.saturating_sub(i64::try_from(used).unwrap_or(i64::MAX));
             node.allocatable.set(&format!("{ATTACH}{driver}"), left.max(0));
@@ -402,6 +415,15 @@ impl Resolver<'_> {
         });
         Arc::clone(made)
     }
+}
+
+/// Limits of a node's instance type, where it is one of a pool's.
+fn promised_limits<'p>(problem: &'p Problem, node: &NodeState) -> Option<&'p BTreeMap<Arc<str>, i64>> {
+    let (pool, name) = (node.labels.get(labels::NODE_POOL)?, node.labels.get(labels::INSTANCE_TYPE)?);
+    let pool = problem.pools.iter().find(|have| *have.name == **pool)?;
+    let types = &pool.catalogue.instance_types;
+    let at = types.binary_search_by(|have| have.name.as_ref().cmp(name)).ok()?;
+    Some(&types[at].volume_limits)
 }
 
 fn is_limited(problem: &Problem, driver: &str) -> bool {

@@ -54,7 +54,7 @@ pub enum CatalogueError {
 }
 
 /// CSI driver of EBS.
-const EBS_DRIVER: &str = "ebs.csi.aws.com";
+pub const EBS_DRIVER: &str = "ebs.csi.aws.com";
 /// Slots of a node that its root volume and its network interfaces at boot take.
 const ROOT_AND_INTERFACES: i64 = 3;
 /// The smallest instance store disk of types with several, in GB, and the most disks that any such type has.

@@ -168,21 +168,27 @@ fn ephemeral_storage_and_huge_pages_bind_like_any_resource() {
 
 #[test]
 fn an_accelerator_of_any_maker_is_found_by_its_resource() {
-    let catalogue = crate::cloud::catalogue::embedded();
-    let catalogue = Arc::new(catalogue.for_node_class(None, crate::cloud::catalogue::SpotPricing::Off));
-    for (resource, label) in [
-        ("nvidia.com/gpu", "karpenter.k8s.aws/instance-gpu-count"),
-        ("amd.com/gpu", "karpenter.k8s.aws/instance-gpu-count"),
-        ("habana.ai/gaudi", "karpenter.k8s.aws/instance-gpu-count"),
-        ("aws.amazon.com/neuron", "karpenter.k8s.aws/instance-accelerator-count"),
-        ("aws.amazon.com/neuroncore", "karpenter.k8s.aws/instance-accelerator-count"),
-        ("vpc.amazonaws.com/efa", "karpenter.k8s.aws/instance-network-bandwidth"),
+    for resource in [
+        "nvidia.com/gpu",
+        "amd.com/gpu",
+        "habana.ai/gaudi",
+        "aws.amazon.com/neuron",
+        "aws.amazon.com/neuroncore",
+        "vpc.amazonaws.com/efa",
+        "vpc.amazonaws.com/pod-eni",
     ] {
-        let mut world = lone(&json!({"requests": {resource: "1"}}));
-        world.problem.pools[0].catalogue = Arc::clone(&catalogue);
+        let mut world = World::new();
+        let mut catalogue = (*world.problem.pools[0].catalogue).clone();
+        let mut special = (**catalogue.instance_types.iter().find(|t| &*t.name == "m1.x8").unwrap()).clone();
+        special.name = "special.x8".into();
+        for amounts in [&mut special.capacity, &mut special.allocatable] {
+            amounts.set(resource, 2);
+        }
+        catalogue.instance_types.push(Arc::new(special));
+        world.problem.pools[0].catalogue = Arc::new(catalogue);
+        world.pods("p", 3, &json!({}), "1", "1Gi", &json!({"requests": {resource: "1"}}));
         let plan = world.plan();
         assert!(plan.unschedulable.is_empty(), "{resource}: {}", reason(&plan));
-        let bought = &plan.new_nodes[0].choices[0].instance_type;
-        assert!(bought.capacity.get(resource) > 0 && bought.labels.contains_key(label), "{resource}: {}", bought.name);
+        assert!(plan.new_nodes.iter().all(|n| n.choices.iter().all(|c| c.instance_type.capacity.get(resource) > 0)));
     }
 }

@@ -1,8 +1,11 @@
 //! Behaviours 23 to 28: topology spread.
 
-use serde_json::json;
+use k8s_openapi::api::core::v1::Taint;
+use serde_json::{Value, json};
 
-use super::{HOST, World, ZONE, one, reason, spread, zones};
+use super::{HOST, World, ZONE, affinity, one, reason, spread, zones};
+use crate::scheduling::plan::Plan;
+use crate::scheduling::problem::PreferencePolicy;
 
 #[test]
 fn b23_zone_spread_over_three_zones_is_level() {
@@ -79,4 +82,95 @@ fn b28_host_spread_of_skew_one_is_one_pod_a_node() {
     let mut world = World::new();
     world.pods("p", 5, &labels, "100m", "64Mi", &spread(HOST, &labels, &json!({"maxSkew": 2})));
     assert_eq!(world.plan().new_nodes.len(), 3);
+}
+
+/// How many of these pods each node of the plan has, existing ones first.
+fn per_node(plan: &Plan, from: usize, to: usize) -> Vec<usize> {
+    let old = plan.placements.iter().map(|p| &p.pods);
+    let counts = old.chain(plan.new_nodes.iter().map(|n| &n.pods));
+    counts.map(|pods| pods.iter().filter(|pod| (from..to).contains(*pod)).count()).collect()
+}
+
+#[test]
+fn soft_host_spread_evens_out_what_is_bought_anyway() {
+    let labels = json!({"app": "p"});
+    let soft = spread(HOST, &labels, &json!({"whenUnsatisfiable": "ScheduleAnyway"}));
+    let mut prefers = affinity("podAntiAffinity", HOST, &labels);
+    let term = prefers["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"].take();
+    prefers["affinity"]["podAntiAffinity"] = json!({"preferredDuringSchedulingIgnoredDuringExecution": [
+        {"weight": 1, "podAffinityTerm": term[0]}]});
+    for spec in [soft, prefers] {
+        // Small pods that like to be apart, beside three that must be.
+        let apart = affinity("podAntiAffinity", HOST, &json!({"app": "q"}));
+        let plan_of = |spec: &Value| {
+            let mut world = World::new();
+            world.pods("p", 6, &labels, "250m", "64Mi", spec);
+            world.pods("q", 3, &json!({"app": "q"}), "1", "1Gi", &apart);
+            world.plan()
+        };
+        let plan = plan_of(&spec);
+        assert_eq!(per_node(&plan, 0, 6), [2, 2, 2]);
+        assert_eq!(plan.cost, plan_of(&json!({})).cost, "it costs nothing");
+
+        // Three nodes with room: two each, where one would do.
+        let mut world = World::new();
+        for name in ["a", "b", "c"] {
+            world.node(name, "z-a", 8, &[]);
+        }
+        world.pods("p", 6, &labels, "1", "1Gi", &spec);
+        assert_eq!(per_node(&world.plan(), 0, 6), [2, 2, 2]);
+
+        // No pod waits for a node to come up for the sake of a preference.
+        world.problem.nodes[1].initialized = false;
+        assert_eq!(per_node(&world.plan(), 0, 6), [3, 3]);
+
+        // Full nodes change pods with each other.
+        let mut world = World::new();
+        for name in ["a", "b"] {
+            world.node(name, "z-a", 4, &[]);
+        }
+        world.pods("p", 4, &labels, "1", "1Gi", &spec);
+        world.pods("q", 4, &json!({}), "1", "1Gi", &json!({}));
+        assert_eq!(per_node(&world.plan(), 0, 4), [2, 2]);
+    }
+}
+
+#[test]
+fn ignored_preferences_spread_nothing() {
+    let labels = json!({"app": "p"});
+    let mut world = World::new();
+    for name in ["a", "b", "c"] {
+        world.node(name, "z-a", 8, &[]);
+    }
+    world.pods("p", 6, &labels, "1", "1Gi", &spread(HOST, &labels, &json!({"whenUnsatisfiable": "ScheduleAnyway"})));
+    world.problem.settings.preference_policy = PreferencePolicy::Ignore;
+    assert_eq!(per_node(&world.plan(), 0, 6), [6]);
+}
+
+#[test]
+fn node_policies_say_which_nodes_are_domains() {
+    let labels = json!({"app": "p"});
+    let taint = Taint { key: "k".into(), effect: "NoSchedule".into(), ..Taint::default() };
+    // Two zones may be used; in the third a node stands that the pods' affinity or tolerations exclude.
+    for (tainted, policy, level) in [
+        (false, json!({"nodeAffinityPolicy": "Honor"}), true),
+        (false, json!({"nodeAffinityPolicy": "Ignore"}), false),
+        (true, json!({"nodeTaintsPolicy": "Honor"}), true),
+        (true, json!({"nodeTaintsPolicy": "Ignore"}), false),
+    ] {
+        let two = json!([{"key": ZONE, "operator": "In", "values": ["z-a", "z-b"]}]);
+        let mut world = World::with_pools(&[("default", json!({"requirements": two}))]);
+        let node = world.node("n", "z-c", 1, &[]);
+        node.allocatable.cpu_milli = 0;
+        let mut spec = spread(ZONE, &labels, &policy);
+        if tainted {
+            node.taints = vec![taint.clone()];
+        } else {
+            spec["affinity"] = one(ZONE, "In", &["z-a", "z-b"])["affinity"].clone();
+        }
+        world.pods("p", 6, &labels, "1", "1Gi", &spec);
+        let plan = world.plan();
+        let want = if level { (vec![3, 3], 0) } else { (vec![1, 1], 4) };
+        assert_eq!((zones(&plan).into_values().collect::<Vec<_>>(), plan.unschedulable.len()), want, "{policy}");
+    }
 }

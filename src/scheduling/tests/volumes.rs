@@ -6,7 +6,7 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use super::{HOST, World, ZONE, reason, spread, types, zones};
-use crate::scheduling::volumes::{Claim, StorageClass, Volume, Volumes};
+use crate::scheduling::volumes::{Claim, StorageClass, Volume, Volumes, attach_limits};
 
 const EBS: &str = "ebs.csi.aws.com";
 
@@ -67,8 +67,10 @@ fn b19_a_csi_attach_limit_opens_a_second_node() {
         waiting_class(&mut world);
         for pod in 0..pods {
             let names: Vec<String> = (0..each).map(|n| format!("data-{pod}-{n}")).collect();
-            names.iter().for_each(|name| unbound(&mut world, name));
             let names: Vec<&str> = names.iter().map(String::as_str).collect();
+            for name in &names {
+                unbound(&mut world, name);
+            }
             world.pods(&format!("p{pod}"), 1, &json!({}), "100m", "64Mi", &claims(&names));
         }
         let plan = world.plan();
@@ -92,9 +94,19 @@ fn b19_the_limit_of_an_existing_node_counts_what_is_attached_there_once() {
     }
     let plan = world.plan();
     assert_eq!((plan.placements[0].pods.len(), plan.new_nodes.len()), (2, 1));
-    // A driver that nothing limits there fills the node.
+    // Without a CSINode its instance type says it, if anything does.
     volumes(&mut world).limits.clear();
     assert_eq!(world.plan().placements[0].pods.len(), 4);
+    world.problem.nodes[0].labels.insert("node.kubernetes.io/instance-type".into(), "m1.x2".into());
+    let extra: Vec<String> = (0..4).map(|n| format!("more-{n}")).collect();
+    for name in &extra {
+        unbound(&mut world, name);
+    }
+    let extra: Vec<&str> = extra.iter().map(String::as_str).collect();
+    world.pods("more", 1, &json!({}), "100m", "64Mi", &claims(&extra));
+    let plan = super::super::plan(&world.problem);
+    let on_node: usize = plan.placements[0].pods.iter().map(|pod| world.problem.pods[*pod].claims.len()).sum();
+    assert!(on_node <= 5 && plan.new_nodes.len() == 1, "6 of m1.x2, one of them taken: {on_node}");
 }
 
 #[test]
@@ -265,4 +277,13 @@ fn pods_whose_volumes_ask_for_the_same_share_nodes() {
         world.pods(&format!("db{pod}"), 1, &json!({}), "500m", "1Gi", &claims(&[&format!("data-{pod}")]));
     }
     assert_eq!(types(&world.plan()).len(), 1);
+}
+
+#[test]
+fn a_csi_node_tells_the_limit_of_each_driver() {
+    let csi_node = json!({"spec": {"drivers": [
+        {"name": EBS, "nodeID": "i", "allocatable": {"count": 26}}, {"name": "efs.csi.aws.com", "nodeID": "i"}]}});
+    let limits = attach_limits(&serde_json::from_value(csi_node).unwrap());
+    assert_eq!(limits[EBS], 26);
+    assert!(limits["efs.csi.aws.com"] > 1_000);
 }
