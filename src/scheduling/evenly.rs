@@ -11,8 +11,10 @@ use super::universe::fits;
 
 /// Fits that may be tried, which bounds the work of one plan.
 const TRIES: usize = 20_000;
-/// Nodes that one crowded node offers its pods to.
+/// Nodes that may refuse a crowded node's pods before it gives up.
 const RECEIVERS: usize = 32;
+/// Rounds of giving.
+const ROUNDS: usize = 6;
 
 /// A node with what the plan puts there.
 struct Seat {
@@ -128,8 +130,12 @@ impl<'p> Packer<'_, 'p, '_> {
         seats: &mut [Seat],
         tries: &mut usize,
     ) {
-        let mut donors: Vec<(i32, usize)> = counts.iter().filter(|(_, n)| **n > 1).map(|(at, n)| (*n, *at)).collect();
-        donors.sort_by_key(|(count, at)| (std::cmp::Reverse(*count), *at));
+        let alike = |counts: &HashMap<usize, i32>| -> Vec<(i32, usize)> {
+            let mut donors: Vec<_> = counts.iter().filter(|(_, n)| **n > 1).map(|(at, n)| (*n, *at)).collect();
+            donors.sort_by_key(|(count, at)| (std::cmp::Reverse(*count), *at));
+            donors
+        };
+        let mut donors = alike(&counts);
         if donors.is_empty() {
             return;
         }
@@ -143,30 +149,50 @@ impl<'p> Packer<'_, 'p, '_> {
         for at in empty {
             counts.insert(at, 0);
         }
-        for (_, from) in donors {
-            let mut receivers: Vec<(i32, usize)> = counts.iter().map(|(at, count)| (*count, *at)).collect();
-            receivers.sort_unstable();
-            let mut offered = 0;
-            for (_, to) in receivers {
-                let count = |at: usize, counts: &HashMap<usize, i32>| counts.get(&at).copied().unwrap_or(0);
-                if count(from, &counts) < count(to, &counts) + 2 || offered >= RECEIVERS {
-                    break;
-                }
-                if to == from || (seats[from].ready && !seats[to].ready) {
-                    continue;
-                }
-                let mut moved = false;
-                while count(from, &counts) >= count(to, &counts) + 2 && *tries > 0 {
-                    let most = usize::try_from((count(from, &counts) - count(to, &counts)) / 2).unwrap_or(0);
-                    let Some(shift) = self.shift(counter, nodes, seats, (from, to), most, tries) else { break };
-                    let change = i32::try_from(shift.count).unwrap_or(i32::MAX);
-                    apply(seats, (from, to), &shift);
-                    *counts.entry(from).or_default() -= change;
-                    *counts.entry(to).or_default() += change;
-                    moved = true;
-                }
-                offered += usize::from(!moved);
+        // Who has received may give in its turn.
+        for _ in 0..ROUNDS {
+            let before = counts.clone();
+            for (_, from) in donors {
+                self.offer(counter, from, &mut counts, nodes, seats, tries);
             }
+            if counts == before {
+                break;
+            }
+            donors = alike(&counts);
+        }
+    }
+
+    /// Gives pods of one node to those that have fewer.
+    fn offer(
+        &mut self,
+        counter: u32,
+        from: usize,
+        counts: &mut HashMap<usize, i32>,
+        nodes: &[Existing<'p>],
+        seats: &mut [Seat],
+        tries: &mut usize,
+    ) {
+        let mut receivers: Vec<(i32, usize)> = counts.iter().map(|(at, count)| (*count, *at)).collect();
+        receivers.sort_unstable();
+        let mut refused = 0;
+        for (_, to) in receivers {
+            if counts[&from] < counts[&to] + 2 || refused >= RECEIVERS {
+                break;
+            }
+            if to == from || (seats[from].ready && !seats[to].ready) {
+                continue;
+            }
+            let mut moved = false;
+            while counts[&from] >= counts[&to] + 2 && *tries > 0 {
+                let most = usize::try_from((counts[&from] - counts[&to]) / 2).unwrap_or(0);
+                let Some(shift) = self.shift(counter, nodes, seats, (from, to), most, tries) else { break };
+                let change = i32::try_from(shift.count).unwrap_or(i32::MAX);
+                apply(seats, (from, to), &shift);
+                *counts.entry(from).or_default() -= change;
+                *counts.entry(to).or_default() += change;
+                moved = true;
+            }
+            refused += usize::from(!moved);
         }
     }
 

@@ -16,7 +16,7 @@ struct Workload {
 }
 
 fn workload() -> impl Strategy<Value = Workload> {
-    (1_usize..9, 0_usize..5, 0_usize..5, 0_usize..12, 0_usize..2)
+    (1_usize..9, 0_usize..5, 0_usize..5, 0_usize..13, 0_usize..2)
         .prop_map(|(replicas, cpu, memory, rule, namespace)| Workload { replicas, cpu, memory, rule, namespace })
 }
 
@@ -43,6 +43,7 @@ fn world(workloads: &[Workload], nodes: usize, limit: Option<i64>) -> World {
             8 => json!({"requests": {"nvidia.com/gpu": "1"}}),
             9 => json!({"ports": [{"containerPort": 80, "hostPort": 80}]}),
             10 => spread(ZONE, &labels, &json!({"whenUnsatisfiable": "ScheduleAnyway"})),
+            11 => spread(HOST, &labels, &json!({"whenUnsatisfiable": "ScheduleAnyway"})),
             _ => json!({}),
         };
         spec["namespace"] = json!(["default", "other"][w.namespace]);
