@@ -15,6 +15,7 @@ use serde::de::{DeserializeOwned, DeserializeSeed, IgnoredAny, MapAccess, SeqAcc
 use serde_json::{Value, json};
 
 use crate::api::{Ec2NodeClass, NodePool};
+use crate::scheduling::defaults::DefaultSpread;
 use crate::scheduling::intern::Interner;
 use crate::scheduling::problem::{Daemon, Labels, PodEntry};
 use crate::scheduling::volumes::{Claim, StorageClass, Volume, Volumes, attach_limits};
@@ -84,6 +85,11 @@ pub struct Running {
 }
 
 impl Input {
+    /// Nothing read yet; pods without topology spread constraints of their own get these.
+    pub fn with_default_spread(default_spread: DefaultSpread) -> Self {
+        Self { interner: Interner::with_default_spread(default_spread), ..Self::default() }
+    }
+
     /// Reads a scenario file: `{"nodePools", "pods", "nodes", "daemonSets"}`; each pod is forgotten once interned.
     ///
     /// # Errors
@@ -296,8 +302,15 @@ impl Input {
             labels.entry("pod-template-hash").or_insert_with(|| json!("simulated"));
         }
         let namespace = object.pointer("/metadata/namespace").cloned().unwrap_or_else(|| json!("default"));
-        let pod =
-            json!({"metadata": {"name": name, "namespace": namespace, "labels": labels}, "spec": template.get("spec")});
+        let controller = match kind {
+            "Deployment" => "ReplicaSet",
+            "CronJob" => "Job",
+            other => other,
+        };
+        let uid = format!("{kind}/{}/{name}", namespace.as_str().unwrap_or_default());
+        let owner = json!({"apiVersion": "v1", "kind": controller, "name": name, "uid": uid, "controller": true});
+        let metadata = json!({"name": name, "namespace": namespace, "labels": labels, "ownerReferences": [owner]});
+        let pod = json!({"metadata": metadata, "spec": template.get("spec")});
         let mut pod: Pod = typed_as(file, &label, pod)?;
         let templates = object.pointer("/spec/volumeClaimTemplates").filter(|_| kind == "StatefulSet").cloned();
         let templates: Vec<PersistentVolumeClaim> =

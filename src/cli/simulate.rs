@@ -11,6 +11,7 @@ use clap::{Args, ValueEnum};
 use serde::Serialize;
 
 use super::manifests::{Input, InputError};
+use super::planning::PlanArgs;
 use crate::api::labels;
 use crate::cloud::catalogue::{EBS_DRIVER, RawCatalogue, SpotPricing, embedded, parse};
 use crate::scheduling::offering::{Catalogue, MicroUsd};
@@ -42,6 +43,9 @@ pub struct SimulateArgs {
     /// Spot price as a share of the on-demand price; 0 offers no spot.
     #[arg(long, value_name = "R", default_value_t = 0.0)]
     pub spot_ratio: f64,
+    /// How the plan is made.
+    #[command(flatten)]
+    pub plan: PlanArgs,
     /// Format.
     #[arg(long, value_enum, default_value_t = Output::Table)]
     pub output: Output,
@@ -98,7 +102,7 @@ fn read(args: &SimulateArgs) -> anyhow::Result<(Problem, BTreeMap<String, usize>
         None => embedded(),
     };
     let spot = SpotPricing::ratio(args.spot_ratio).context("--spot-ratio")?;
-    let mut input = Input::default();
+    let mut input = Input::with_default_spread(args.plan.scheduler_config.clone());
     if let Some(file) = &args.scenario {
         input.read_scenario(file)?;
     }
@@ -108,7 +112,9 @@ fn read(args: &SimulateArgs) -> anyhow::Result<(Problem, BTreeMap<String, usize>
     for class in input.assume_classes(EBS_DRIVER) {
         eprintln!("assumed StorageClass {class}: volumes of EBS, made where the pod goes, in any zone");
     }
-    problem_of(input, raw, spot)
+    let (mut problem, skipped) = problem_of(input, raw, spot)?;
+    problem.settings = args.plan.settings();
+    Ok((problem, skipped))
 }
 
 fn problem_of(

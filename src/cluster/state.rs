@@ -12,6 +12,7 @@ use kube::ResourceExt;
 use super::holds::Planned;
 use super::pods::{PodRecord, Scheduling};
 use crate::api::{Ec2NodeClass, NodeClaim, NodePool};
+use crate::scheduling::defaults::DefaultSpread;
 use crate::scheduling::intern::Interner;
 use crate::scheduling::problem::{Daemon, Labels};
 use crate::scheduling::volumes::{self, Claim, Volume, Volumes};
@@ -93,6 +94,11 @@ impl Gone {
 }
 
 impl State {
+    /// One that gives pods without topology spread constraints of their own these.
+    pub fn with_default_spread(default_spread: DefaultSpread) -> Self {
+        Self { interner: Interner::with_default_spread(default_spread), ..Self::default() }
+    }
+
     /// Takes in a pod as it is now.
     pub fn apply_pod(&mut self, pod: &Pod, now_ms: i64) {
         let key = format!("{}/{}", pod.namespace().unwrap_or_default(), pod.name_any());

@@ -5,11 +5,12 @@ use std::sync::Arc;
 
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::{
-    NodeSelectorTerm, Pod, PodAffinityTerm, PodSpec, Toleration as ApiToleration, TopologySpreadConstraint,
+    NodeSelectorTerm, Pod, PodAffinityTerm, PodSpec, PodStatus, Toleration as ApiToleration, TopologySpreadConstraint,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
 
 use super::class::{HostPort, Namespaces, NodeTerm, PodClass, PodTerm, Selector, Spread, Toleration};
+use super::defaults::{CONTROLLER, DefaultSpread, spreading_controller};
 use super::problem::{Daemon, Labels, PodEntry};
 use super::requirement::{RequirementError, Requirements, ValueSet, normalise_key};
 use super::resources::{ResourceError, Resources};
@@ -54,12 +55,18 @@ pub struct Interner {
     labels: HashSet<Arc<Labels>>,
     strings: HashSet<Arc<str>>,
     no_claims: Arc<[Arc<str>]>,
+    default_spread: DefaultSpread,
 }
 
 impl Interner {
     /// An interner that knows nothing yet.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// One that gives pods without constraints of their own these.
+    pub fn with_default_spread(default_spread: DefaultSpread) -> Self {
+        Self { default_spread, ..Self::default() }
     }
 
     /// Reads a pod.
@@ -75,11 +82,19 @@ impl Interner {
             return Err(fail(PodProblem::Missing("metadata.name")));
         }
         let spec = pod.spec.as_ref().ok_or_else(|| fail(PodProblem::Missing("spec")))?;
-        let class = self.class(namespace, pod.metadata.labels.as_ref(), spec, &[]).map_err(fail)?;
+        let controller = spreading_controller(pod).filter(|_| !self.default_spread.is_empty());
+        let class = self
+            .class(namespace, pod.metadata.labels.as_ref(), spec, &[], controller, pod.status.as_ref())
+            .map_err(fail)?;
+        let marked = controller.map(|uid| {
+            let mut labels = pod.metadata.labels.clone().unwrap_or_default();
+            labels.insert(CONTROLLER.to_owned(), uid.to_owned());
+            labels
+        });
         let owner = pod.metadata.owner_references.iter().flatten().find(|o| o.controller == Some(true));
         Ok(PodEntry {
             uid: Arc::from(pod.metadata.uid.as_deref().unwrap_or_default()),
-            labels: self.labels(pod.metadata.labels.as_ref()),
+            labels: self.labels(marked.as_ref().or(pod.metadata.labels.as_ref())),
             class,
             claims: self.claims(namespace, name, spec),
             owner: owner.map(|o| self.string(&o.uid)),
@@ -101,7 +116,7 @@ impl Interner {
         let spec =
             template.and_then(|t| t.spec.as_ref()).ok_or_else(|| fail(PodProblem::Missing("spec.template.spec")))?;
         let labels = template.and_then(|t| t.metadata.as_ref()).and_then(|m| m.labels.as_ref());
-        let class = self.class(namespace, labels, spec, &DAEMON_TOLERATIONS).map_err(fail)?;
+        let class = self.class(namespace, labels, spec, &DAEMON_TOLERATIONS, None, None).map_err(fail)?;
         Ok(Daemon { key, class })
     }
 
@@ -144,6 +159,8 @@ impl Interner {
         labels: Option<&Labels>,
         spec: &PodSpec,
         extra_tolerations: &[(&str, &str)],
+        controller: Option<&str>,
+        status: Option<&PodStatus>,
     ) -> Result<Arc<PodClass>, PodProblem> {
         static NONE: Labels = Labels::new();
         let labels = labels.unwrap_or(&NONE);
@@ -158,7 +175,7 @@ impl Interner {
         tolerations.dedup();
         let mut class = PodClass {
             namespace: self.string(namespace),
-            requests: Resources::of_pod(spec).map_err(PodProblem::Resources)?,
+            requests: Resources::of_running_pod(spec, status).map_err(PodProblem::Resources)?,
             priority: spec.priority.unwrap_or(0),
             tolerations,
             host_ports: host_ports(spec),
@@ -167,6 +184,9 @@ impl Interner {
         node_terms(spec, &mut class)?;
         for constraint in spec.topology_spread_constraints.iter().flatten() {
             class.spread.push(spread(constraint, labels)?);
+        }
+        if let Some(uid) = controller.filter(|_| class.spread.is_empty()) {
+            class.spread = self.default_spread.of_controller(uid);
         }
         let affinity = spec.affinity.as_ref();
         if let Some(pods) = affinity.and_then(|a| a.pod_affinity.as_ref()) {

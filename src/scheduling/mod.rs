@@ -7,6 +7,7 @@
 
 mod bits;
 pub mod class;
+pub mod defaults;
 mod duals;
 mod evenly;
 mod existing;

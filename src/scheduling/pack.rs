@@ -325,7 +325,7 @@ impl<'u, 'p, 'g> Packer<'u, 'p, 'g> {
             .iter()
             .map(|shape| Supply {
                 room: self.universe.room(shape.first),
-                price: (shape.first..shape.end).map(|c| self.universe.columns[c].price).min().unwrap_or(0),
+                price: (shape.first..shape.end).map(|c| self.universe.columns[c].paid).min().unwrap_or(0),
             })
             .collect();
         let same_room = self.universe.shapes.iter().all(|shape| {

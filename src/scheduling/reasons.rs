@@ -3,7 +3,7 @@
 use super::class::{NodeTerm, PodClass};
 use super::groups::Group;
 use super::pack::Budget;
-use super::problem::{Pool, Problem};
+use super::problem::{NodeSizes, Pool, Problem};
 use super::quantity::HumanBytes;
 use super::requirement::{Requirements, ValueSet};
 use super::topology::Topology;
@@ -63,7 +63,9 @@ fn of_pool(
     }
     let of_pool: Vec<usize> = (0..universe.columns.len()).filter(|c| universe.pool(*c) == at).collect();
     if of_pool.is_empty() {
-        return Some("its requirements leave no available instance type".to_owned());
+        let sizes = problem.settings.node_sizes != NodeSizes::default();
+        let of_size = if sizes { " of the node sizes that are set" } else { "" };
+        return Some(format!("its requirements leave no available instance type{of_size}"));
     }
     if let Some(conflict) = conflict(pool, class) {
         return Some(conflict);

@@ -121,8 +121,10 @@ pub(super) struct Column {
     pub shape: usize,
     pub zone: Arc<str>,
     pub capacity_type: CapacityType,
-    /// Micro-USD per hour.
+    /// Micro-USD per hour, as plans compare it.
     pub price: i64,
+    /// Micro-USD per hour, as it is paid.
+    pub paid: i64,
 }
 
 /// An interned set of columns.
@@ -202,7 +204,7 @@ impl<'p> Universe<'p> {
     }
 
     fn add_pool(&mut self, at: usize, mentioned: &HashMap<Arc<str>, BTreeSet<Arc<str>>>) {
-        let pool = &self.problem.pools[at];
+        let (pool, settings) = (&self.problem.pools[at], &self.problem.settings);
         // A pool that can't be understood offers nothing; `Pool::new` refuses it with a message.
         let Ok(requirements) = Requirements::from_api(&pool.requirements) else {
             return;
@@ -230,9 +232,10 @@ impl<'p> Universe<'p> {
                     matches!(key.as_ref(), labels::ZONE | labels::CAPACITY_TYPE)
                         || set.accepts(instance_type.labels.get(key.as_ref()).map(String::as_str))
                 };
-                if !known.iter().all(admits) {
+                if !known.iter().all(admits) || !settings.node_sizes.allow(instance_type.capacity.cpu_milli) {
                     continue;
                 }
+                let family = instance_type.labels.get(labels::INSTANCE_FAMILY).map(String::as_str);
                 let first = self.columns.len();
                 let wanted = |key: &str, value: &str| {
                     pool.labels.get(key).is_none_or(|fixed| fixed == value)
@@ -246,7 +249,8 @@ impl<'p> Universe<'p> {
                             shape: self.shapes.len(),
                             zone: Arc::clone(&offering.zone),
                             capacity_type: offering.capacity_type,
-                            price: offering.price.0.max(0),
+                            price: settings.compared_price(offering.price, family),
+                            paid: offering.price.0.max(0),
                         });
                     }
                 }

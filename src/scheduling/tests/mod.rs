@@ -10,6 +10,7 @@ mod pools;
 mod properties;
 mod requirements;
 mod resources;
+mod settings;
 mod spread;
 mod volumes;
 

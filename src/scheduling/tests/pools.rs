@@ -6,7 +6,7 @@ use std::sync::Arc;
 use serde_json::json;
 
 use super::{HOST, World, affinity, lone, reason, types};
-use crate::scheduling::offering::MicroUsd;
+use crate::scheduling::offering::{CapacityType, MicroUsd, Offering};
 use crate::scheduling::resources::Resources;
 
 #[test]
@@ -168,4 +168,36 @@ fn what_limits_leave_room_for_is_still_bought() {
     world.pods("small", 3, &json!({}), "1", "1Gi", &json!({}));
     let plan = world.plan();
     assert_eq!(plan.unschedulable.iter().map(|u| u.pod).collect::<Vec<_>>(), [0], "{:?}", plan.unschedulable);
+}
+
+#[test]
+fn capacity_is_bought_reserved_then_spot_then_on_demand() {
+    let mut gone: Vec<CapacityType> = Vec::new();
+    for want in [CapacityType::Reserved, CapacityType::Spot, CapacityType::OnDemand] {
+        let mut world = World::new();
+        let pool = &mut world.problem.pools[0];
+        pool.requirements.clear();
+        let mut catalogue = (*pool.catalogue).clone();
+        for instance_type in &mut catalogue.instance_types {
+            let mut changed = (**instance_type).clone();
+            // A reservation is paid for already: its price is next to nothing.
+            let reserved: Vec<Offering> = changed
+                .offerings
+                .iter()
+                .filter(|o| o.capacity_type == CapacityType::OnDemand)
+                .map(|o| Offering {
+                    capacity_type: CapacityType::Reserved,
+                    price: MicroUsd(o.price.0 / 10_000),
+                    ..o.clone()
+                })
+                .collect();
+            changed.offerings.extend(reserved);
+            changed.offerings.retain(|o| !gone.contains(&o.capacity_type));
+            *instance_type = Arc::new(changed);
+        }
+        pool.catalogue = Arc::new(catalogue);
+        world.pods("p", 2, &json!({}), "1", "1Gi", &json!({}));
+        assert_eq!(world.plan().new_nodes[0].choices[0].capacity_type, want);
+        gone.push(want);
+    }
 }

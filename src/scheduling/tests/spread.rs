@@ -4,6 +4,8 @@ use k8s_openapi::api::core::v1::Taint;
 use serde_json::{Value, json};
 
 use super::{HOST, World, ZONE, affinity, one, reason, spread, zones};
+use crate::scheduling::defaults::DefaultSpread;
+use crate::scheduling::intern::Interner;
 use crate::scheduling::plan::Plan;
 use crate::scheduling::problem::PreferencePolicy;
 
@@ -172,5 +174,38 @@ fn node_policies_say_which_nodes_are_domains() {
         let plan = world.plan();
         let want = if level { (vec![3, 3], 0) } else { (vec![1, 1], 4) };
         assert_eq!((zones(&plan).into_values().collect::<Vec<_>>(), plan.unschedulable.len()), want, "{policy}");
+    }
+}
+
+#[test]
+fn default_constraints_spread_the_pods_of_a_controller_that_declare_none() {
+    let default = |when: &str| {
+        let constraint = json!({"maxSkew": 1, "topologyKey": ZONE, "whenUnsatisfiable": when});
+        let config = json!({"podTopologySpread": {"defaultConstraints": [constraint]}});
+        DefaultSpread::parse(&config.to_string()).unwrap()
+    };
+    let own = spread(ZONE, &json!({"app": "p"}), &json!({"maxSkew": 5}));
+    for (kind, spec, when, level) in [
+        ("ReplicaSet", json!({}), "DoNotSchedule", true),
+        ("StatefulSet", json!({}), "ScheduleAnyway", true),
+        ("Job", json!({}), "DoNotSchedule", false),
+        ("ReplicaSet", own, "DoNotSchedule", false),
+    ] {
+        let mut world = World { interner: Interner::with_default_spread(default(when)), ..World::new() };
+        // Four already run in one zone, of another revision.
+        for (uid, node, count) in [("old", Some("z-a"), 4), ("new", None, 6)] {
+            for at in 0..count {
+                let mut made = super::pod(&format!("{uid}-{at}"), &json!({"app": "p"}), "1", "1Gi", &spec);
+                let owner = json!([{"apiVersion": "x", "kind": kind, "name": "n", "uid": uid, "controller": true}]);
+                made.metadata.owner_references = serde_json::from_value(owner).unwrap();
+                let entry = world.interner.intern(&made).unwrap();
+                match node {
+                    Some(zone) => world.node(&format!("n-{at}"), zone, 1, &[]).pods.push(entry),
+                    None => world.problem.pods.push(entry),
+                }
+            }
+        }
+        let counts: Vec<usize> = zones(&world.plan()).into_values().collect();
+        assert_eq!(counts == [2, 2, 2], level, "{kind} {when}: {counts:?}");
     }
 }
