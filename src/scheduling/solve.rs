@@ -11,7 +11,7 @@ use super::plan::{Placement, Plan, Unschedulable};
 use super::problem::Problem;
 use super::reasons::explain;
 use super::stock::{Content, Stock};
-use super::topology::Topology;
+use super::topology::{Domains, Topology};
 use super::universe::Universe;
 use super::volumes::resolve;
 
@@ -30,7 +30,7 @@ pub fn plan(problem: &Problem) -> Plan {
 }
 
 fn in_order(problem: &Problem) -> Plan {
-    let first = attempt(problem, false);
+    let first = settled(problem, false);
     let priorities: BTreeSet<i32> = problem.pods.iter().map(|pod| pod.class.priority).collect();
     if priorities.len() < 2 || first.unschedulable.is_empty() {
         return first;
@@ -38,7 +38,20 @@ fn in_order(problem: &Problem) -> Plan {
     // Limits may have gone to pods of less priority than some that are left out: then in order of priority.
     let lowest_placed = lowest_priority_placed(problem, &first);
     let left_out = first.unschedulable.iter().map(|u| problem.pods[u.pod].class.priority).max();
-    if left_out > lowest_placed { attempt(problem, true) } else { first }
+    if left_out > lowest_placed { settled(problem, true) } else { first }
+}
+
+/// Plans until no node that is bought makes a domain count that the plan didn't reckon with.
+fn settled(problem: &Problem, by_priority: bool) -> Plan {
+    let mut peopled = Domains::new();
+    loop {
+        let (plan, overlooked) = attempt(problem, by_priority, &peopled);
+        let known = peopled.len();
+        peopled.extend(overlooked);
+        if peopled.len() == known {
+            return plan;
+        }
+    }
 }
 
 fn lowest_priority_placed(problem: &Problem, plan: &Plan) -> Option<i32> {
@@ -47,9 +60,9 @@ fn lowest_priority_placed(problem: &Problem, plan: &Plan) -> Option<i32> {
     new.chain(old).map(|pod| problem.pods[*pod].class.priority).min()
 }
 
-fn attempt(problem: &Problem, by_priority: bool) -> Plan {
+fn attempt(problem: &Problem, by_priority: bool, peopled: &Domains) -> (Plan, Domains) {
     if problem.pods.is_empty() {
-        return Plan { lower_bound: Some(MicroUsd(0)), ..Plan::default() };
+        return (Plan { lower_bound: Some(MicroUsd(0)), ..Plan::default() }, Domains::new());
     }
     let mut universe = Universe::new(problem);
     let (mut selectors, counters) = register(problem);
@@ -61,7 +74,7 @@ fn attempt(problem: &Problem, by_priority: bool) -> Plan {
         .collect();
     let keys: Vec<_> = keys.into_iter().collect();
     let mut nodes = existing(&universe, &mut selectors, &counters, &keys);
-    let mut topology = Topology::new(&universe, &mut selectors, &groups);
+    let mut topology = Topology::new(&universe, &mut selectors, &groups, peopled.clone());
     let parts = topology.assign(&mut universe, &mut selectors, &groups, &nodes);
     let stock = Stock::new(&mut universe, &topology, &groups, &parts, counters.len(), by_priority);
     let tiers = tiers(&universe);
@@ -116,6 +129,10 @@ fn attempt(problem: &Problem, by_priority: bool) -> Plan {
         packer.bound = Some(0.0);
     }
 
+    let mut bought = Bits::empty(packer.universe.columns.len());
+    packer.bought.iter().for_each(|node| bought.insert(node.column));
+    let overlooked = topology.overlooked(&bought);
+
     let mut next: Vec<usize> = packer.stock.items.iter().map(|item| item.first).collect();
     let owner: Vec<usize> = packer.stock.items.iter().map(|item| item.group).collect();
     let mut pods_of = |item: usize, count: usize| -> Vec<usize> {
@@ -161,7 +178,7 @@ fn attempt(problem: &Problem, by_priority: bool) -> Plan {
         out.unschedulable.extend(pods.into_iter().map(|pod| Unschedulable { pod, reason: reason.clone() }));
     }
     out.unschedulable.sort_by_key(|u| u.pod);
-    out
+    (out, overlooked)
 }
 
 fn merge_placements(placements: &mut Vec<Placement>) {

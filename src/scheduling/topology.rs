@@ -71,6 +71,8 @@ struct SpreadRule {
     base: Vec<i64>,
     /// Domains that count for the minimum.
     eligible: Vec<bool>,
+    /// Columns whose nodes would make their domain count, whether the pod fits there or not.
+    counted: Bits,
 }
 
 /// A group's rules on one key.
@@ -102,7 +104,12 @@ pub(super) struct Topology {
     load: Vec<Vec<i64>>,
     /// Rules of the groups that were divided, by key.
     settled: Vec<(usize, usize, Rules)>,
+    /// Domains that will have a node, though no pod of some group that counts them can go there.
+    peopled: Domains,
 }
+
+/// Values of topology keys.
+pub(super) type Domains = BTreeSet<(Arc<str>, Arc<str>)>;
 
 fn rules_of(class: &PodClass, respect: bool) -> impl Iterator<Item = (&Arc<str>, Rule<'_>)> {
     let spread = class.spread.iter().filter(move |s| s.hard || respect).map(|s| (&s.key, Rule::Spread(s)));
@@ -125,8 +132,8 @@ enum Rule<'c> {
 }
 
 impl Topology {
-    /// Collects keys, domains and what runs already.
-    pub fn new(universe: &Universe<'_>, selectors: &mut Selectors<'_>, groups: &[Group]) -> Self {
+    /// Collects keys, domains and what runs already. `peopled` are domains that another plan found to get nodes.
+    pub fn new(universe: &Universe<'_>, selectors: &mut Selectors<'_>, groups: &[Group], peopled: Domains) -> Self {
         let problem = universe.problem;
         let respect = problem.settings.preference_policy == PreferencePolicy::Respect;
         let mut names: BTreeSet<Arc<str>> = BTreeSet::new();
@@ -174,6 +181,7 @@ impl Topology {
             by_selector: HashMap::new(),
             load,
             settled: Vec::new(),
+            peopled,
         };
         if topology.keys.is_empty() {
             return topology;
@@ -271,7 +279,7 @@ impl Topology {
         }
     }
 
-    fn rules(&self, universe: &Universe<'_>, selectors: &mut Selectors<'_>, group: &Group, key: usize) -> Rules {
+    fn rules(&self, universe: &mut Universe<'_>, selectors: &mut Selectors<'_>, group: &Group, key: usize) -> Rules {
         let respect = universe.problem.settings.preference_policy == PreferencePolicy::Respect;
         let mut rules = Rules::default();
         for (name, rule) in rules_of(&group.class, respect) {
@@ -286,7 +294,7 @@ impl Topology {
             let own = selector.is_some_and(|s| group.matches.contains(&s));
             match (rule, counter) {
                 (Rule::Spread(spread), Some(counter)) => {
-                    let (base, eligible) = self.spread_domains(universe, group, key, spread, counter);
+                    let (base, eligible, counted) = self.spread_domains(universe, group, key, spread, counter);
                     rules.spread.push(SpreadRule {
                         counter,
                         own: i64::from(own),
@@ -295,6 +303,7 @@ impl Topology {
                         hard: spread.hard,
                         base,
                         eligible,
+                        counted,
                     });
                 }
                 (Rule::Anti(_, hard), Some(counter)) => rules.anti.push((counter, own, hard)),
@@ -312,13 +321,17 @@ impl Topology {
     /// Which running pods a spread constraint counts, and which domains exist for it.
     fn spread_domains(
         &self,
-        universe: &Universe<'_>,
+        universe: &mut Universe<'_>,
         group: &Group,
         key: usize,
         spread: &super::class::Spread,
         counter: usize,
-    ) -> (Vec<i64>, Vec<bool>) {
+    ) -> (Vec<i64>, Vec<bool>, Bits) {
         let class = &group.class;
+        let mut counted = universe.by_terms(if spread.honor_affinity { &class.node_terms } else { &[] });
+        if spread.honor_taints {
+            counted.and(&universe.tolerated(class));
+        }
         let counts = |node: &super::problem::NodeState| {
             (!spread.honor_affinity || existing::accepted(&class.node_terms, node))
                 && (!spread.honor_taints || class.untolerated(&node.taints).is_none())
@@ -340,6 +353,10 @@ impl Topology {
         };
         let mut eligible: Vec<bool> =
             self.keys[key].columns.iter().map(|columns| intersects(&group.domains, columns)).collect();
+        for (domain, columns) in self.keys[key].columns.iter().enumerate() {
+            let here = (Arc::clone(&self.keys[key].name), Arc::clone(&values[domain]));
+            eligible[domain] |= self.peopled.contains(&here) && intersects(&counted, columns);
+        }
         for node in &universe.problem.nodes {
             let value = existing::label(node, &self.keys[key].name);
             if let Some(domain) = value.and_then(|v| values.binary_search_by(|have| have.as_ref().cmp(v)).ok())
@@ -348,7 +365,7 @@ impl Topology {
                 eligible[domain] = counts(node);
             }
         }
-        (base, eligible)
+        (base, eligible, counted)
     }
 
     /// Divides every group over the domains its rules concern.
@@ -426,6 +443,27 @@ impl Topology {
     fn settle(&mut self, waiting: Waiting) {
         let group = waiting.group;
         self.settled.extend(waiting.concerned.into_iter().map(|(key, rules)| (group, key, rules)));
+    }
+
+    /// Domains that bought nodes make count against a spread that was planned without them: a zone, say, that no GPU type
+    /// is offered in gets a node of another pod, and kube-scheduler's minimum over zones becomes zero.
+    pub fn overlooked(&self, bought: &Bits) -> Domains {
+        let mut out = Domains::new();
+        for (_, key, rules) in &self.settled {
+            let key = &self.keys[*key];
+            for s in rules.spread.iter().filter(|s| s.hard && s.eligible.contains(&false)) {
+                let count = |domain: usize| s.base[domain] + self.counters[s.counter].planned[domain];
+                let most = (0..key.values.len()).filter(|d| s.eligible[*d]).map(count).max().unwrap_or(0);
+                for domain in (0..key.values.len()).filter(|d| !s.eligible[*d] && most - count(*d) > s.max_skew) {
+                    let mut nodes = both(bought, &key.columns[domain]);
+                    nodes.and(&s.counted);
+                    if !nodes.is_empty() {
+                        out.insert((Arc::clone(&key.name), Arc::clone(&key.values[domain])));
+                    }
+                }
+            }
+        }
+        out
     }
 
     /// Planned pods by counter and domain.
@@ -734,7 +772,11 @@ fn coarse(price: i64) -> i64 {
 }
 
 fn intersects(a: &Bits, b: &Bits) -> bool {
-    let mut both = a.clone();
-    both.and(b);
-    !both.is_empty()
+    !both(a, b).is_empty()
+}
+
+fn both(a: &Bits, b: &Bits) -> Bits {
+    let mut out = a.clone();
+    out.and(b);
+    out
 }

@@ -406,18 +406,25 @@ impl<'p> Universe<'p> {
             return bits.clone();
         }
         let mut bits = self.tolerated(class);
-        if !terms.is_empty() {
-            let mut any = Bits::empty(self.columns.len());
-            for term in terms {
-                any.or(&self.term_bits(term));
-            }
-            bits.and(&any);
-        }
+        bits.and(&self.by_terms(terms));
         self.constraint_bits.insert(constraint, bits.clone());
         bits
     }
 
-    fn tolerated(&self, class: &PodClass) -> Bits {
+    /// Columns that `terms` (ORed) allow, taints aside; no terms allow all.
+    pub fn by_terms(&mut self, terms: &[NodeTerm]) -> Bits {
+        if terms.is_empty() {
+            return Bits::full(self.columns.len());
+        }
+        let mut any = Bits::empty(self.columns.len());
+        for term in terms {
+            any.or(&self.term_bits(term));
+        }
+        any
+    }
+
+    /// Columns of the NodePools whose taints a class tolerates.
+    pub fn tolerated(&self, class: &PodClass) -> Bits {
         let pools: Vec<bool> =
             self.problem.pools.iter().map(|pool| class.untolerated(&pool.taints).is_none()).collect();
         let mut bits = Bits::empty(self.columns.len());

@@ -209,3 +209,25 @@ fn default_constraints_spread_the_pods_of_a_controller_that_declare_none() {
         assert_eq!(counts == [2, 2, 2], level, "{kind} {when}: {counts:?}");
     }
 }
+
+#[test]
+fn a_zone_that_other_pods_open_counts_for_those_that_cannot_go_there() {
+    // The GPU is not sold in z-c: with a node there for somebody else, kube-scheduler's minimum is that of z-c.
+    let labels = json!({"app": "gpu"});
+    let mut spec = spread(ZONE, &labels, &json!({}));
+    spec["requests"] = json!({"nvidia.com/gpu": "1"});
+    let mut world = World::new();
+    world.pods("gpu", 4, &labels, "1", "1Gi", &spec);
+    assert_eq!(zones(&world.plan()).into_values().collect::<Vec<_>>(), [2, 2]);
+    world.pods("other", 1, &json!({}), "1", "1Gi", &json!({"nodeSelector": {ZONE: "z-c"}}));
+    let plan = world.plan();
+    assert_eq!(plan.unschedulable.len(), 2, "{:?}", zones(&plan));
+    assert!(reason(&plan).contains("topology spread on topology.kubernetes.io/zone"), "{}", reason(&plan));
+    // Whoever selects its zones is not concerned.
+    let mut chosen = spec.clone();
+    chosen["affinity"] = one(ZONE, "In", &["z-a", "z-b"])["affinity"].clone();
+    let mut world = World::new();
+    world.pods("gpu", 4, &labels, "1", "1Gi", &chosen);
+    world.pods("other", 1, &json!({}), "1", "1Gi", &json!({"nodeSelector": {ZONE: "z-c"}}));
+    assert!(world.plan().unschedulable.is_empty());
+}

@@ -11,7 +11,7 @@ use crate::scheduling::volumes::{Claim, StorageClass, Volume, Volumes, attach_li
 const EBS: &str = "ebs.csi.aws.com";
 
 /// A pod's volumes, by claim.
-fn claims(names: &[&str]) -> Value {
+pub(super) fn claims(names: &[&str]) -> Value {
     let volumes: Vec<Value> =
         names.iter().map(|name| json!({"name": name, "persistentVolumeClaim": {"claimName": name}})).collect();
     json!({"volumes": volumes})
@@ -26,7 +26,7 @@ fn class(world: &mut World, name: &str, object: &Value) {
     volumes(world).classes.insert(name.into(), class);
 }
 
-fn waiting_class(world: &mut World) {
+pub(super) fn waiting_class(world: &mut World) {
     class(world, "gp3", &json!({"provisioner": EBS, "volumeBindingMode": "WaitForFirstConsumer"}));
 }
 
@@ -35,12 +35,12 @@ fn claim(world: &mut World, name: &str, object: &Value) {
     volumes(world).claims.insert(format!("default/{name}"), claim);
 }
 
-fn unbound(world: &mut World, name: &str) {
+pub(super) fn unbound(world: &mut World, name: &str) {
     claim(world, name, &json!({"spec": {"storageClassName": "gp3"}}));
 }
 
 /// A claim bound to a volume of its own with this node affinity.
-fn bound(world: &mut World, name: &str, expressions: &Value) {
+pub(super) fn bound(world: &mut World, name: &str, expressions: &Value) {
     claim(
         world,
         name,
@@ -53,7 +53,7 @@ fn bound(world: &mut World, name: &str, expressions: &Value) {
     volumes(world).volumes.insert(format!("pv-{name}"), volume);
 }
 
-fn in_zone(zone: &str) -> Value {
+pub(super) fn in_zone(zone: &str) -> Value {
     json!([{"key": "topology.ebs.csi.aws.com/zone", "operator": "In", "values": [zone]}])
 }
 
