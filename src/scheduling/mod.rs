@@ -24,6 +24,7 @@ pub mod problem;
 pub mod quantity;
 mod reasons;
 pub mod requirement;
+mod reserved;
 pub mod resources;
 mod selectors;
 mod solve;

@@ -71,6 +71,8 @@ pub struct Offering {
     pub price: MicroUsd,
     /// False while it is known to be out of capacity.
     pub available: bool,
+    /// How many more can be had; `None` is any number. Only reservations are counted.
+    pub left: Option<i64>,
 }
 
 /// An instance type as a node of one node class.

@@ -37,7 +37,7 @@ impl Budget {
     }
 
     /// How many more of this capacity, at most `most`.
-    fn copies(&self, capacity: &Resources, most: usize) -> usize {
+    pub fn copies(&self, capacity: &Resources, most: usize) -> usize {
         let mut copies = i64::try_from(most).unwrap_or(i64::MAX);
         if let Some(nodes) = self.nodes {
             copies = copies.min(nodes);

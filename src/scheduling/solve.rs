@@ -10,6 +10,7 @@ use super::pack::Packer;
 use super::plan::{Placement, Plan, Unschedulable};
 use super::problem::Problem;
 use super::reasons::explain;
+use super::reserved::Reserved;
 use super::stock::{Content, Stock};
 use super::topology::{Domains, Topology};
 use super::universe::Universe;
@@ -90,6 +91,7 @@ fn attempt(problem: &Problem, by_priority: bool, peopled: &Domains) -> (Plan, Do
     }
     let hosts: Vec<_> =
         if packer.has_soft_hosts() { nodes.iter().map(|node| node.host.clone()).collect() } else { Vec::new() };
+    let mut reserved = Reserved::new(packer.universe);
     let mut placed: Vec<(usize, Content)> = Vec::new();
     for priority in priorities {
         let ranks: Vec<bool> = packer
@@ -108,6 +110,9 @@ fn attempt(problem: &Problem, by_priority: bool, peopled: &Domains) -> (Plan, Do
             for (at, tier) in tiers.iter().enumerate() {
                 if packer.stock.is_empty() {
                     break 'levels;
+                }
+                if level == 0 {
+                    packer.use_reserved(&mut reserved, tier, &active);
                 }
                 let mut round = packer.round(level, tier, &active);
                 if level == 0 && at == 0 && priority.is_none() {

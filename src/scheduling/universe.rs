@@ -125,6 +125,8 @@ pub(super) struct Column {
     pub price: i64,
     /// Micro-USD per hour, as it is paid.
     pub paid: i64,
+    /// How many can be had of a counted reservation; `None` is any number.
+    pub left: Option<i64>,
 }
 
 /// An interned set of columns.
@@ -251,6 +253,7 @@ impl<'p> Universe<'p> {
                             capacity_type: offering.capacity_type,
                             price: settings.compared_price(offering.price, family),
                             paid: offering.price.0.max(0),
+                            left: offering.left,
                         });
                     }
                 }
@@ -447,6 +450,11 @@ impl<'p> Universe<'p> {
             })
             .collect();
         (!disliked.is_empty()).then(|| self.where_column(|column| !disliked.contains(&self.pool(column))))
+    }
+
+    /// Whether there are columns of counted reservations.
+    pub fn has_counted(&self) -> bool {
+        self.columns.iter().any(|column| column.left.is_some())
     }
 
     /// Columns that satisfy a predicate.

@@ -366,7 +366,13 @@ impl RawInstanceType {
         for zone in self.zones.iter().collect::<BTreeSet<_>>() {
             for capacity_type in [CapacityType::Spot, CapacityType::OnDemand] {
                 if let Some(price) = self.price(zone, capacity_type, spot) {
-                    offerings.push(Offering { zone: zone.as_str().into(), capacity_type, price, available: true });
+                    offerings.push(Offering {
+                        zone: zone.as_str().into(),
+                        capacity_type,
+                        price,
+                        available: true,
+                        left: None,
+                    });
                 }
             }
         }

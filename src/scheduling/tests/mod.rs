@@ -74,6 +74,7 @@ fn instance(family: &str, cpus: i64, gib: i64, gpus: i64, arch: &str, price: i64
                 capacity_type,
                 price: MicroUsd(price * share / 100),
                 available: true,
+                left: None,
             };
             offerings.push(offering);
         }

@@ -3,10 +3,11 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use serde_json::json;
+use serde_json::{Value, json};
 
-use super::{HOST, World, affinity, lone, reason, types};
+use super::{HOST, World, ZONE, affinity, lone, reason, types};
 use crate::scheduling::offering::{CapacityType, MicroUsd, Offering};
+use crate::scheduling::plan::Plan;
 use crate::scheduling::resources::Resources;
 
 #[test]
@@ -200,4 +201,54 @@ fn capacity_is_bought_reserved_then_spot_then_on_demand() {
         assert_eq!(world.plan().new_nodes[0].choices[0].capacity_type, want);
         gone.push(want);
     }
+}
+
+/// A world whose `a1.x4` is reserved in z-b, `count` of them.
+fn reserved(pools: &[(&str, Value)], count: i64) -> World {
+    let mut world = World::with_pools(pools);
+    for pool in &mut world.problem.pools {
+        pool.requirements.retain(|r| r.key != "karpenter.sh/capacity-type");
+        let mut catalogue = (*pool.catalogue).clone();
+        for instance_type in catalogue.instance_types.iter_mut().filter(|t| &*t.name == "a1.x4") {
+            let mut changed = (**instance_type).clone();
+            let mut offering = changed.offerings.iter().find(|o| &*o.zone == "z-b").unwrap().clone();
+            offering.capacity_type = CapacityType::Reserved;
+            (offering.price, offering.left) = (MicroUsd(0), Some(count));
+            changed.offerings.push(offering);
+            *instance_type = Arc::new(changed);
+        }
+        pool.catalogue = Arc::new(catalogue);
+    }
+    world
+}
+
+#[test]
+fn a_reservation_is_filled_before_anything_is_bought_and_never_beyond_its_count() {
+    let count_of = |plan: &Plan| {
+        let of = |n: &&crate::scheduling::plan::PlannedNode| n.choices[0].capacity_type == CapacityType::Reserved;
+        plan.new_nodes.iter().filter(of).count()
+    };
+    for (pods, count, used, others) in
+        [(4, 3, 1, false), (5, 3, 2, false), (12, 3, 3, false), (40, 3, 3, true), (4, 0, 0, true)]
+    {
+        let mut world = reserved(&[("default", json!({}))], count);
+        world.pods("p", pods, &json!({}), "1", "1Gi", &json!({}));
+        let plan = world.plan();
+        assert_eq!((count_of(&plan), plan.new_nodes.len() > used), (used, others), "{pods} pods, {count} reserved");
+        assert!(plan.unschedulable.is_empty());
+    }
+    // Two pools share it; a pod that may not use it doesn't.
+    let mut world =
+        reserved(&[("one", json!({"labels": {"team": "1"}})), ("two", json!({"labels": {"team": "2"}}))], 1);
+    for team in ["1", "2"] {
+        world.pods(team, 4, &json!({}), "1", "1Gi", &json!({"nodeSelector": {"team": team}}));
+    }
+    world.pods("elsewhere", 4, &json!({}), "1", "1Gi", &json!({"nodeSelector": {ZONE: "z-a"}}));
+    let plan = world.plan();
+    assert_eq!((count_of(&plan), plan.unschedulable.len()), (1, 0));
+    // Limits hold for it, too.
+    let mut world = reserved(&[("default", json!({"limits": {"cpu": "4"}}))], 3);
+    world.pods("p", 12, &json!({}), "1", "1Gi", &json!({}));
+    let plan = world.plan();
+    assert_eq!((count_of(&plan), plan.unschedulable.len()), (1, 8));
 }
