@@ -1,11 +1,12 @@
-//! Preferences about pods on one host (soft spread, preferred anti-affinity), met as far as that is free: once all nodes
-//! are chosen, pods move from nodes where many alike are to nodes where few are, or change places with others. No node is
+//! Preferences about pods on one host (soft spread, preferred affinity and anti-affinity), met as far as that is free: once all nodes
+//! are chosen, pods move to nodes where what they like is, and from nodes where many
+//! alike are to nodes where few are, or change places with others. No node is
 //! bought or made larger for it, and no pod that can start at once is made to wait.
 
 use std::collections::{BTreeMap, HashMap};
 
 use super::existing::{Existing, HostState, admits};
-use super::pack::Packer;
+use super::pack::{Bought, Packer};
 use super::stock::{Bin, Content};
 use super::universe::fits;
 
@@ -37,16 +38,20 @@ struct Shift {
     back: Option<usize>,
 }
 
+/// Pods that raise a counter, by counter and seat.
+type Counts = BTreeMap<u32, HashMap<usize, i32>>;
+
 impl<'p> Packer<'_, 'p, '_> {
-    /// Whether anything prefers few of its like on its host.
+    /// Whether anything prefers some or few pods on its host.
     pub fn has_soft_hosts(&self) -> bool {
-        (0..self.stock.items.len()).any(|item| !self.stock.host(item).soft.is_empty())
+        let soft = |item| !self.stock.host(item).soft.is_empty() || !self.stock.host(item).likes.is_empty();
+        (0..self.stock.items.len()).any(soft)
     }
 
-    /// Evens out what prefers to be apart. `hosts` are the nodes' rules before the plan put anything there.
+    /// Brings together what prefers company, and evens out what prefers to be apart. `hosts` are the nodes' rules before the plan put anything there.
     pub fn spread_out(&mut self, nodes: &[Existing<'p>], hosts: &[HostState], placed: &mut Vec<(usize, Content)>) {
         let mut seats = self.seats(nodes, hosts, placed);
-        let mut crowded: BTreeMap<u32, HashMap<usize, i32>> = BTreeMap::new();
+        let (mut crowded, mut liked): (Counts, Counts) = (BTreeMap::new(), BTreeMap::new());
         let mut sample: HashMap<u32, usize> = HashMap::new();
         for item in 0..self.stock.items.len() {
             let rules = self.stock.host(item);
@@ -54,34 +59,85 @@ impl<'p> Packer<'_, 'p, '_> {
                 crowded.entry(*counter).or_default();
                 sample.entry(*counter).or_insert(item);
             }
-        }
-        for (at, seat) in seats.iter().enumerate() {
-            for (counter, count) in &seat.host.counts {
-                if let Some(counts) = crowded.get_mut(counter) {
-                    *counts.entry(at).or_default() += count;
-                }
-            }
-            for (item, count) in &seat.content {
-                for counter in &self.stock.host(*item).raises {
-                    if let Some(counts) = crowded.get_mut(counter) {
-                        *counts.entry(at).or_default() += i32::try_from(*count).unwrap_or(i32::MAX);
-                    }
-                }
+            for counter in &rules.likes {
+                liked.entry(*counter).or_default();
             }
         }
         let mut tries = TRIES;
+        // Company first: of the two, Karpenter gives it up first.
+        self.count(&seats, &mut liked);
+        for (counter, counts) in liked {
+            self.gather(counter, &counts, nodes, &mut seats, &mut tries);
+        }
+        self.count(&seats, &mut crowded);
         for (counter, counts) in crowded {
             self.even_out((counter, sample[&counter]), counts, nodes, &mut seats, &mut tries);
         }
         placed.clear();
-        let mut bought = 0;
+        let mut bought = std::mem::take(&mut self.bought).into_iter();
         for seat in seats {
-            match seat.old {
-                Some(_) if seat.content.is_empty() => {}
-                Some(node) => placed.push((node, seat.content)),
-                None => {
-                    self.bought[bought].content = seat.content;
-                    bought += 1;
+            let content = seat.content;
+            match (seat.old, content.is_empty()) {
+                (Some(_), true) => {}
+                (Some(node), false) => placed.push((node, content)),
+                (None, empty) => {
+                    let node = bought.next().expect("a new node has a seat each");
+                    if empty {
+                        let pool = self.universe.pool(node.column);
+                        self.budgets[pool].refund(&self.universe.instance_type(node.column).capacity);
+                    } else {
+                        self.bought.push(Bought { content, ..node });
+                    }
+                }
+            }
+        }
+    }
+
+    /// Counts what raises each counter, by seat.
+    fn count(&self, seats: &[Seat], counters: &mut Counts) {
+        for (at, seat) in seats.iter().enumerate() {
+            let planned = seat.content.iter().flat_map(|(item, count)| {
+                let count = i32::try_from(*count).unwrap_or(i32::MAX);
+                self.stock.host(*item).raises.iter().map(move |counter| (*counter, count))
+            });
+            for (counter, count) in seat.host.counts.iter().copied().chain(planned) {
+                if let Some(counts) = counters.get_mut(&counter) {
+                    *counts.entry(at).or_default() += count;
+                }
+            }
+        }
+    }
+
+    /// Moves pods that would like to be with what raises a counter to where it is, as far as there is room.
+    fn gather(
+        &mut self,
+        counter: u32,
+        counts: &HashMap<usize, i32>,
+        nodes: &[Existing<'p>],
+        seats: &mut [Seat],
+        tries: &mut usize,
+    ) {
+        let mut company: Vec<usize> = counts.iter().filter(|(_, count)| **count > 0).map(|(at, _)| *at).collect();
+        company.sort_unstable();
+        for from in 0..seats.len() {
+            for (item, have) in seats[from].content.clone() {
+                let rules = self.stock.host(item);
+                let lonely = rules.likes.contains(&counter) && !rules.raises.contains(&counter);
+                if !lonely || !rules.soft.is_empty() || company.contains(&from) || !self.is_free_to_move(item) {
+                    continue;
+                }
+                let mut left = have;
+                for to in company.iter().copied().take(RECEIVERS) {
+                    if (seats[from].ready && !seats[to].ready) || !self.may_sit(item, nodes, &seats[from], &seats[to]) {
+                        continue;
+                    }
+                    for count in [left, 1] {
+                        let shift = Shift { item, count, back: None };
+                        while left >= count && left > 0 && self.works(seats, (from, to), &shift, tries) {
+                            apply(seats, (from, to), &shift);
+                            left -= count;
+                        }
+                    }
                 }
             }
         }

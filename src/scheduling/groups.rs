@@ -21,13 +21,19 @@ pub(super) struct HostRules {
     pub caps: Vec<(u32, i32)>,
     /// Counters that are better kept low on its node.
     pub soft: Vec<u32>,
+    /// Counters that are better above zero on its node.
+    pub likes: Vec<u32>,
     /// Counters that must be above zero on its node, and whether the pod itself raises them.
     pub wants: Vec<(u32, bool)>,
 }
 
 impl HostRules {
     pub fn is_free(&self) -> bool {
-        self.raises.is_empty() && self.caps.is_empty() && self.soft.is_empty() && self.wants.is_empty()
+        self.raises.is_empty()
+            && self.caps.is_empty()
+            && self.soft.is_empty()
+            && self.likes.is_empty()
+            && self.wants.is_empty()
     }
 }
 
@@ -149,6 +155,9 @@ impl HostCounters {
             }
             for (_, term) in class.preferred_anti_affinity.iter().filter(|(_, t)| on_host(&t.key)) {
                 rules.soft.extend(selectors.add_term(term).and_then(|id| self.of_selector.get(&id)));
+            }
+            for (_, term) in class.preferred_affinity.iter().filter(|(_, t)| on_host(&t.key)) {
+                rules.likes.extend(selectors.add_term(term).and_then(|id| self.of_selector.get(&id)));
             }
             for term in class.affinity.iter().filter(|t| on_host(&t.key)) {
                 if let Some(id) = selectors.add_term(term)
@@ -314,6 +323,7 @@ pub(super) fn group(universe: &mut Universe<'_>, selectors: &mut Selectors<'_>, 
         group.host = counters.pending(group, selectors);
         if problem.settings.preference_policy == PreferencePolicy::Ignore {
             group.host.soft.clear();
+            group.host.likes.clear();
         }
         group.domains = allowed(universe, &class, &group.need);
         group.levels = levels(universe, &class, &group.need, &group.domains);

@@ -671,7 +671,9 @@ impl Topology {
         count(domain) + rule.own - least
     }
 
-    /// Order of the allowed domains: what must stay level, what is liked, what is free, what evens out.
+    /// Order of the allowed domains: what must stay level, then what is liked, in the order in which Karpenter gives
+    /// preferences up, last first (soft spread, node affinity, anti-affinity, affinity: core reference 3.6), then what is
+    /// free and what evens out.
     fn cost_of(
         &self,
         key: usize,
@@ -679,26 +681,41 @@ impl Topology {
         domain: usize,
         possible: &Possible,
         followers: &[&Waiting],
-    ) -> (usize, i64, i64, i64, usize, bool, i64, i64, usize) {
+    ) -> [i64; 12] {
+        let wide = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
         let blocked = followers
             .iter()
             .filter(|w| w.concerned.iter().zip(&w.possible).any(|((k, _), p)| *k == key && !p[domain].open()))
             .count();
-        let mut level = 0;
-        let mut soft = 0;
+        let (mut level, mut soft, mut skewed) = (0, 0, 0);
         for s in &rules.spread {
             let count = s.base[domain] + self.counters[s.counter].planned[domain];
-            if s.hard { level += count } else { soft += count }
+            if s.hard {
+                level += count;
+            } else {
+                soft += count;
+                skewed += i64::from(self.skew_after(s, domain) > s.max_skew);
+            }
         }
         let others =
             rules.raises.iter().filter(|c| self.counters[**c].spread).map(|c| self.counters[*c].total(domain)).sum();
-        for (c, _, _) in rules.anti.iter().filter(|(_, _, hard)| !hard) {
-            soft += self.counters[*c].total(domain);
-        }
-        for (c, _, _) in rules.affinity.iter().filter(|(_, _, hard)| !hard) {
-            soft += i64::from(self.counters[*c].total(domain) == 0);
-        }
-        (blocked, level, others, soft, possible.level, !possible.exists, possible.price, self.load[key][domain], domain)
+        let disliked: i64 =
+            rules.anti.iter().filter(|(_, _, hard)| !hard).map(|(c, _, _)| self.counters[*c].total(domain)).sum();
+        let missed = rules.affinity.iter().filter(|(c, _, hard)| !hard && self.counters[*c].total(domain) == 0).count();
+        [
+            wide(blocked),
+            level,
+            others,
+            skewed,
+            wide(possible.level),
+            disliked,
+            wide(missed),
+            soft,
+            i64::from(!possible.exists),
+            possible.price,
+            self.load[key][domain],
+            wide(domain),
+        ]
     }
 
     fn refusal(&self, key: usize, rules: &Rules, possible: &[Possible]) -> String {

@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use super::{HOST, World, ZONE, affinity, reason, spread, types, zones};
+use crate::scheduling::problem::PreferencePolicy;
 
 #[test]
 fn b29_zone_anti_affinity_takes_a_zone_each_and_no_more() {
@@ -109,4 +110,64 @@ fn b34_match_label_keys_spread_each_revision_alone() {
     }
     let plan = world.plan();
     assert_eq!(zones(&plan).into_values().collect::<Vec<_>>(), [2, 2, 2]);
+}
+
+#[test]
+fn preferences_give_way_to_each_other_in_karpenters_order() {
+    // Given up first: pod affinity, then pod anti-affinity, node affinity, soft spread; last, an untolerated
+    // PreferNoSchedule taint is put up with.
+    let (db, web) = (json!({"app": "db"}), json!({"app": "web"}));
+    let term = |labels: &Value| json!({"weight": 1, "podAffinityTerm": {"topologyKey": ZONE, "labelSelector": {"matchLabels": labels}}});
+    let near = |labels: &Value| ("podAffinity", json!([term(labels)]));
+    let away = |labels: &Value| ("podAntiAffinity", json!([term(labels)]));
+    let in_zone = |zone: &str| {
+        let wanted = json!([{"key": ZONE, "operator": "In", "values": [zone]}]);
+        ("nodeAffinity", json!([{"weight": 1, "preference": {"matchExpressions": wanted}}]))
+    };
+    let soft = spread(ZONE, &web, &json!({"whenUnsatisfiable": "ScheduleAnyway"}));
+    // A database runs in z-a.
+    for (preferences, spread, want) in [
+        (vec![near(&db)], false, vec!["z-a"]),
+        (vec![near(&db), away(&db)], false, vec!["z-b", "z-c"]),
+        (vec![near(&db), in_zone("z-c")], false, vec!["z-c"]),
+        (vec![away(&db), in_zone("z-a")], false, vec!["z-a"]),
+        (vec![in_zone("z-a")], true, vec!["z-a", "z-b", "z-c"]),
+    ] {
+        let mut world = World::new();
+        world.node("n", "z-a", 1, &[(&db, &json!({}))]);
+        let mut spec = if spread { soft.clone() } else { json!({}) };
+        for (kind, terms) in preferences {
+            spec["affinity"][kind]["preferredDuringSchedulingIgnoredDuringExecution"] = terms;
+        }
+        world.pods("p", 3, &web, "1", "1Gi", &spec);
+        assert_eq!(zones(&world.plan()).into_keys().collect::<Vec<_>>(), want, "{spec}");
+    }
+}
+
+#[test]
+fn preferred_host_affinity_is_met_where_there_is_room() {
+    let db = json!({"app": "db"});
+    let mut near = affinity("podAffinity", HOST, &db);
+    let terms = near["affinity"]["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"].take();
+    near["affinity"]["podAffinity"] = json!({"preferredDuringSchedulingIgnoredDuringExecution": [
+        {"weight": 1, "podAffinityTerm": terms[0]}]});
+    let mut world = World::new();
+    world.node("a", "z-a", 8, &[]);
+    world.node("b", "z-a", 4, &[(&db, &json!({}))]);
+    world.pods("p", 5, &json!({"app": "p"}), "1", "1Gi", &near);
+    let on = |world: &World| {
+        let plan = world.plan();
+        let mut counts: Vec<(usize, usize)> = plan.placements.iter().map(|p| (p.node, p.pods.len())).collect();
+        counts.sort_unstable();
+        counts
+    };
+    assert_eq!(on(&world), [(0, 2), (1, 3)], "three fit beside it");
+    world.problem.settings.preference_policy = PreferencePolicy::Ignore;
+    assert_eq!(on(&world), [(0, 5)]);
+    // A new node that is emptied so is not bought.
+    let mut world = World::new();
+    world.pods("db", 2, &db, "1", "1Gi", &affinity("podAntiAffinity", HOST, &db));
+    world.pods("p", 2, &json!({"app": "p"}), "1", "1Gi", &near);
+    let plan = world.plan();
+    assert!(plan.new_nodes.iter().all(|node| node.pods.iter().any(|pod| *pod < 2)), "{:?}", plan.new_nodes);
 }
