@@ -153,6 +153,64 @@ fn manifests_are_expanded_to_their_pods_and_other_kinds_are_named() {
 }
 
 #[test]
+fn manifests_of_volumes_bind_pods_to_their_zones() {
+    let claim = |class: &str| json!({"accessModes": ["ReadWriteOnce"], "storageClassName": class, "resources": {"requests": {"storage": "1Gi"}}});
+    let set = |class: &str| {
+        json!({"apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": {"name": "db", "namespace": "shop"}, "spec": {
+            "replicas": 2, "serviceName": "db", "selector": {"matchLabels": {"app": "db"}},
+            "volumeClaimTemplates": [{"metadata": {"name": "data"}, "spec": claim(class)}],
+            "template": {"metadata": {"labels": {"app": "db"}}, "spec": {
+                "containers": [{"name": "c", "image": "i", "resources": {"requests": {"cpu": "1", "memory": "1Gi"}}}],
+                "volumes": [{"name": "scratch", "ephemeral": {"volumeClaimTemplate": {"spec": claim(class)}}}]}}}})
+    };
+    let class = json!({"apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": {"name": "zonal"},
+        "provisioner": "ebs.csi.aws.com", "volumeBindingMode": "WaitForFirstConsumer", "allowedTopologies": [
+            {"matchLabelExpressions": [{"key": "topology.ebs.csi.aws.com/zone", "values": ["us-east-1c"]}]}]});
+    let volume = json!({"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": "pv"}, "spec": {
+        "csi": {"driver": "ebs.csi.aws.com", "volumeHandle": "v"}, "nodeAffinity": {"required": {"nodeSelectorTerms": [
+            {"matchExpressions": [{"key": "topology.ebs.csi.aws.com/zone", "operator": "In", "values": ["us-east-1d"]}]}]}}}});
+    let mut bound = claim("zonal");
+    bound["volumeName"] = json!("pv");
+    let first = json!({"apiVersion": "v1", "kind": "PersistentVolumeClaim",
+        "metadata": {"name": "data-db-0", "namespace": "shop"}, "spec": bound});
+    let mut lost = pod("lost", "1");
+    lost["spec"]["volumes"] = json!([{"name": "v", "persistentVolumeClaim": {"claimName": "gone"}}]);
+    for (class_name, objects, zones, code) in [
+        ("zonal", vec![class.clone()], vec!["us-east-1c"], 0),
+        ("unknown", vec![], vec!["us-east-1a"], 0),
+        ("zonal", vec![lost], vec!["us-east-1a"], 3),
+        ("zonal", vec![class, volume, first], vec![], 3),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let objects: Vec<Value> = [pool(), set(class_name)].into_iter().chain(objects).collect();
+        let list = json!({"apiVersion": "v1", "kind": "List", "items": objects});
+        std::fs::write(folder.path().join("all.json"), list.to_string()).unwrap();
+        let done = stowage(&["simulate", "-f", &folder.path().display().to_string(), "--output", "json"]);
+        assert_eq!(done.status.code(), Some(code), "{}", text(&done.stderr));
+        let plan: Value = serde_json::from_slice(&done.stdout).unwrap();
+        if !zones.is_empty() {
+            let mut found: Vec<&str> =
+                plan["nodes"].as_array().unwrap().iter().map(|node| node["zone"].as_str().unwrap()).collect();
+            found.dedup();
+            assert_eq!(found, zones, "{class_name}");
+        }
+        let reasons: Vec<&str> =
+            plan["unschedulable"].as_array().unwrap().iter().map(|u| u["reason"].as_str().unwrap()).collect();
+        match (code, zones.is_empty()) {
+            (0, _) => assert!(reasons.is_empty()),
+            // Its scratch volume is to be made in c, its data is in d.
+            (_, true) => {
+                assert!(reasons.len() == 1 && reasons[0].contains("no node can have all its volumes"), "{reasons:?}");
+            }
+            (_, false) => assert_eq!(reasons, ["PersistentVolumeClaim shop/gone does not exist"]),
+        }
+        if class_name == "unknown" {
+            assert!(text(&done.stderr).contains("assumed StorageClass unknown"), "{}", text(&done.stderr));
+        }
+    }
+}
+
+#[test]
 fn the_service_without_a_cluster_says_what_to_set() {
     let done = Command::new(env!("CARGO_BIN_EXE_stowage"))
         .args(["controller"])

@@ -9,18 +9,18 @@ use anyhow::{Context as _, bail};
 use clap::{ArgAction, Args, ValueEnum};
 use tracing_subscriber::EnvFilter;
 
+use super::planning::PlanArgs;
 use crate::admission::AdmissionConfig;
 use crate::api::duration;
 use crate::cloud::Cloud;
 use crate::cloud::catalogue::SpotPricing;
 use crate::cloud::simulated::{BootDelay, Script, SimulatedConfig, SimulatedEc2};
-use crate::cluster::{Cluster, watch};
+use crate::cluster::{Cluster, State, watch};
 use crate::controllers::context::{Placement, Settings};
 use crate::controllers::leader::Candidate;
 use crate::controllers::{
     Context, disruption, garbage, interruption, lifecycle, node_class, node_pool, placement, provisioner, view,
 };
-use crate::scheduling::problem::{MinValuesPolicy, PreferencePolicy, Settings as PlanSettings};
 use crate::server::{AppState, Server, ServerConfig, system_now_ms};
 use crate::telemetry::Metrics;
 use crate::telemetry::controllers::ControllerMetrics;
@@ -52,28 +52,6 @@ pub enum LogLevel {
     Info,
     /// What somebody should look at and what failed.
     Error,
-}
-
-/// `--preference-policy`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Preferences {
-    /// Met where possible.
-    #[value(name = "Respect")]
-    Respect,
-    /// Left to the scheduler.
-    #[value(name = "Ignore")]
-    Ignore,
-}
-
-/// `--min-values-policy`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum MinValues {
-    /// Must hold.
-    #[value(name = "Strict")]
-    Strict,
-    /// Lowered to what can be had.
-    #[value(name = "BestEffort")]
-    BestEffort,
 }
 
 /// Settings of the service.
@@ -117,12 +95,9 @@ pub struct ControllerArgs {
     /// A burst is never waited out longer than this.
     #[arg(long, env = "BATCH_MAX_DURATION", default_value = "10s", value_parser = parse_duration)]
     pub batch_max_duration: Duration,
-    /// What preferred affinity and ScheduleAnyway mean to the planner.
-    #[arg(long, env = "PREFERENCE_POLICY", value_enum, default_value = "Respect")]
-    pub preference_policy: Preferences,
-    /// What happens where a NodePool's minValues can't be met.
-    #[arg(long, env = "MIN_VALUES_POLICY", value_enum, default_value = "Strict")]
-    pub min_values_policy: MinValues,
+    /// How plans are made.
+    #[command(flatten)]
+    pub plan: PlanArgs,
 
     /// Lead without a Lease: only where there is one replica.
     #[arg(long, env = "DISABLE_LEADER_ELECTION", default_value_t = false, action = ArgAction::Set)]
@@ -213,7 +188,7 @@ async fn serve(args: &ControllerArgs) -> anyhow::Result<()> {
         namespace => namespace.to_owned(),
     };
     let client = kube::Client::try_from(config).context("making a client of the API server")?;
-    let cluster = Arc::new(Cluster::default());
+    let cluster = Arc::new(Cluster::new(State::with_default_spread(args.plan.scheduler_config.clone())));
 
     let metrics = Metrics::new();
     let controller_metrics = ControllerMetrics::new(metrics.registry()).context("registering metrics")?;
@@ -324,16 +299,7 @@ fn lead(
         placement: args.placement,
         batch_idle_ms: i64::try_from(args.batch_idle_duration.as_millis()).unwrap_or(i64::MAX),
         batch_max_ms: i64::try_from(args.batch_max_duration.as_millis()).unwrap_or(i64::MAX),
-        plan: PlanSettings {
-            preference_policy: match args.preference_policy {
-                Preferences::Respect => PreferencePolicy::Respect,
-                Preferences::Ignore => PreferencePolicy::Ignore,
-            },
-            min_values_policy: match args.min_values_policy {
-                MinValues::Strict => MinValuesPolicy::Strict,
-                MinValues::BestEffort => MinValuesPolicy::BestEffort,
-            },
-        },
+        plan: args.plan.settings(),
     };
     let election = (!args.disable_leader_election).then(|| {
         let host = std::env::var("HOSTNAME").unwrap_or_else(|_| "stowage".into());

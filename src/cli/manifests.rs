@@ -1,19 +1,24 @@
 //! What `stowage simulate` plans for, read from a scenario file or from ordinary manifests.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::fs::File;
 use std::io::BufReader;
 use std::path::{Path, PathBuf};
 
 use k8s_openapi::api::apps::v1::DaemonSet;
-use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::core::v1::{
+    Node, PersistentVolume, PersistentVolumeClaim, PersistentVolumeClaimVolumeSource, Pod, Volume as PodVolume,
+};
+use k8s_openapi::api::storage::v1::{CSINode, StorageClass as ApiStorageClass};
 use serde::de::{DeserializeOwned, DeserializeSeed, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::{Value, json};
 
 use crate::api::{Ec2NodeClass, NodePool};
+use crate::scheduling::defaults::DefaultSpread;
 use crate::scheduling::intern::Interner;
 use crate::scheduling::problem::{Daemon, Labels, PodEntry};
+use crate::scheduling::volumes::{Claim, StorageClass, Volume, Volumes, attach_limits};
 
 /// Input that can't be used: the file, the object and the field are named.
 #[derive(Debug, thiserror::Error)]
@@ -63,6 +68,8 @@ pub struct Input {
     pub daemons: Vec<Daemon>,
     /// Labels of namespaces.
     pub namespaces: BTreeMap<String, Labels>,
+    /// Claims, volumes, storage classes and attach limits.
+    pub volumes: Volumes,
     /// Kinds that mean nothing here, with how many there were.
     pub skipped: BTreeMap<String, usize>,
     interner: Interner,
@@ -78,6 +85,11 @@ pub struct Running {
 }
 
 impl Input {
+    /// Nothing read yet; pods without topology spread constraints of their own get these.
+    pub fn with_default_spread(default_spread: DefaultSpread) -> Self {
+        Self { interner: Interner::with_default_spread(default_spread), ..Self::default() }
+    }
+
     /// Reads a scenario file: `{"nodePools", "pods", "nodes", "daemonSets"}`; each pod is forgotten once interned.
     ///
     /// # Errors
@@ -145,6 +157,30 @@ impl Input {
                 let labels = object.pointer("/metadata/labels").cloned().unwrap_or_else(|| json!({}));
                 self.namespaces.insert(name, typed(file, "Namespace", labels)?);
             }
+            "PersistentVolumeClaim" => {
+                let claim: PersistentVolumeClaim = typed(file, "PersistentVolumeClaim", object)?;
+                self.claim(&claim);
+            }
+            "PersistentVolume" => {
+                let volume: PersistentVolume = typed(file, "PersistentVolume", object)?;
+                let name = volume.metadata.name.clone().unwrap_or_default();
+                let read = Volume::new(&volume).map_err(|error| InputError::Object {
+                    file: file.into(),
+                    object: format!("PersistentVolume {name}"),
+                    problem: error.to_string(),
+                })?;
+                self.volumes.volumes.insert(name, read);
+            }
+            "StorageClass" => {
+                let class: ApiStorageClass = typed(file, "StorageClass", object)?;
+                let name = class.metadata.name.clone().unwrap_or_default();
+                self.volumes.classes.insert(name, StorageClass::new(&class));
+            }
+            "CSINode" => {
+                let node: CSINode = typed(file, "CSINode", object)?;
+                let name = node.metadata.name.clone().unwrap_or_default();
+                self.volumes.limits.insert(name, attach_limits(&node));
+            }
             "Deployment" | "ReplicaSet" | "StatefulSet" | "Job" | "CronJob" => self.workload(file, &kind, &object)?,
             _ if kind.ends_with("List") && object.get("items").is_some_and(Value::is_array) => {
                 for item in object.get("items").and_then(Value::as_array).into_iter().flatten() {
@@ -162,6 +198,53 @@ impl Input {
         Ok(())
     }
 
+    /// Takes in a claim. Nobody binds it while we look: one that names its volume counts as bound.
+    fn claim(&mut self, object: &PersistentVolumeClaim) {
+        let namespace = object.metadata.namespace.as_deref().unwrap_or("default");
+        let key = format!("{namespace}/{}", object.metadata.name.as_deref().unwrap_or_default());
+        let mut claim = Claim::new(object);
+        claim.bound = claim.volume.is_some();
+        self.volumes.claims.insert(key, claim);
+    }
+
+    /// The claims that are made for a pod's ephemeral volumes.
+    fn ephemeral_claims(&mut self, pod: &Pod) {
+        let namespace = pod.metadata.namespace.as_deref().unwrap_or("default");
+        let name = pod.metadata.name.as_deref().unwrap_or_default();
+        for volume in pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten()) {
+            let template = volume.ephemeral.as_ref().and_then(|e| e.volume_claim_template.as_ref());
+            if let Some(template) = template {
+                let claim = PersistentVolumeClaim { spec: Some(template.spec.clone()), ..Default::default() };
+                let key = format!("{namespace}/{name}-{}", volume.name);
+                self.volumes.claims.entry(key).or_insert_with(|| Claim::new(&claim));
+            }
+        }
+    }
+
+    /// Storage classes that claims name and no file has: manifests seldom hold what belongs to the cluster. Each is taken
+    /// to wait for its pod and to make volumes of `driver` anywhere.
+    pub fn assume_classes(&mut self, driver: &str) -> Vec<String> {
+        let named = self.volumes.claims.values().filter_map(|claim| claim.storage_class.as_deref());
+        let mut missing: BTreeSet<String> = named
+            .filter(|name| !name.is_empty() && !self.volumes.classes.contains_key(*name))
+            .map(Into::into)
+            .collect();
+        let default = self.volumes.claims.values().any(|claim| claim.storage_class.is_none() && !claim.bound);
+        if default && !self.volumes.classes.values().any(|class| class.default) {
+            missing.insert("(default)".to_owned());
+        }
+        for name in &missing {
+            let class = StorageClass {
+                waits: true,
+                driver: Some(driver.into()),
+                terms: Vec::new(),
+                default: name == "(default)",
+            };
+            self.volumes.classes.insert(name.clone(), class);
+        }
+        missing.into_iter().collect()
+    }
+
     fn daemon_set(&mut self, file: &Path, object: Value) -> Result<(), InputError> {
         let set: DaemonSet = typed(file, "DaemonSet", object)?;
         let daemon = self.interner.intern_daemon(&set).map_err(|error| bad_pod(file, "DaemonSet", &error))?;
@@ -176,6 +259,7 @@ impl Input {
             return Ok(());
         }
         let entry = self.interner.intern(&pod).map_err(|error| bad_pod(file, "Pod", &error))?;
+        self.ephemeral_claims(&pod);
         let daemon = pod.metadata.owner_references.iter().flatten().any(|owner| owner.kind == "DaemonSet");
         match pod.spec.as_ref().and_then(|spec| spec.node_name.as_ref()) {
             Some(node) => self.running.entry(node.clone()).or_default().push(Running { pod: entry, daemon }),
@@ -218,12 +302,48 @@ impl Input {
             labels.entry("pod-template-hash").or_insert_with(|| json!("simulated"));
         }
         let namespace = object.pointer("/metadata/namespace").cloned().unwrap_or_else(|| json!("default"));
-        let pod =
-            json!({"metadata": {"name": name, "namespace": namespace, "labels": labels}, "spec": template.get("spec")});
+        let controller = match kind {
+            "Deployment" => "ReplicaSet",
+            "CronJob" => "Job",
+            other => other,
+        };
+        let uid = format!("{kind}/{}/{name}", namespace.as_str().unwrap_or_default());
+        let owner = json!({"apiVersion": "v1", "kind": controller, "name": name, "uid": uid, "controller": true});
+        let metadata = json!({"name": name, "namespace": namespace, "labels": labels, "ownerReferences": [owner]});
+        let pod = json!({"metadata": metadata, "spec": template.get("spec")});
         let mut pod: Pod = typed_as(file, &label, pod)?;
+        let templates = object.pointer("/spec/volumeClaimTemplates").filter(|_| kind == "StatefulSet").cloned();
+        let templates: Vec<PersistentVolumeClaim> =
+            templates.map(|list| typed_as(file, &label, list)).transpose()?.unwrap_or_default();
+        // Pods that mount a template's volume have it without saying so.
+        let template_names: Vec<String> = templates.iter().filter_map(|t| t.metadata.name.clone()).collect();
+        let own_volumes = pod.spec.as_ref().and_then(|spec| spec.volumes.clone()).unwrap_or_default();
         for index in 0..replicas {
             pod.metadata.name = Some(format!("{name}-{index}"));
+            if let Some(spec) = pod.spec.as_mut().filter(|_| !template_names.is_empty()) {
+                let claim_of = |template: &String| PodVolume {
+                    name: template.clone(),
+                    persistent_volume_claim: Some(PersistentVolumeClaimVolumeSource {
+                        claim_name: format!("{template}-{name}-{index}"),
+                        read_only: None,
+                    }),
+                    ..Default::default()
+                };
+                let own = own_volumes.iter().filter(|volume| !template_names.contains(&volume.name)).cloned();
+                spec.volumes = Some(own.chain(template_names.iter().map(claim_of)).collect());
+            }
+            for template in &templates {
+                let mut claim = template.clone();
+                let of = template.metadata.name.as_deref().unwrap_or_default();
+                claim.metadata.name = Some(format!("{of}-{name}-{index}"));
+                claim.metadata.namespace.clone_from(&pod.metadata.namespace);
+                let key = format!("{}/{of}-{name}-{index}", pod.metadata.namespace.as_deref().unwrap_or("default"));
+                if !self.volumes.claims.contains_key(&key) {
+                    self.claim(&claim);
+                }
+            }
             let entry = self.interner.intern(&pod).map_err(|error| bad_pod(file, kind, &error))?;
+            self.ephemeral_claims(&pod);
             self.pods.push(entry);
         }
         Ok(())
@@ -283,6 +403,10 @@ impl<'de> Visitor<'de> for Sections<'_> {
                 "daemonSets" => "DaemonSet",
                 "nodeClasses" => "EC2NodeClass",
                 "namespaces" => "Namespace",
+                "persistentVolumes" => "PersistentVolume",
+                "persistentVolumeClaims" => "PersistentVolumeClaim",
+                "storageClasses" => "StorageClass",
+                "csiNodes" => "CSINode",
                 _ => {
                     map.next_value::<IgnoredAny>()?;
                     *self.input.skipped.entry(section).or_default() += 1;

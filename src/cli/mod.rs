@@ -4,6 +4,7 @@ pub mod controller;
 pub mod manifests;
 mod output;
 mod page;
+pub mod planning;
 pub mod simulate;
 
 use std::io::Write;
@@ -25,7 +26,7 @@ pub enum Command {
     /// Run the service: webhook, extender, provisioner, reconcilers.
     Controller(Box<controller::ControllerArgs>),
     /// Plan offline: what would be bought for these pods, and why.
-    Simulate(simulate::SimulateArgs),
+    Simulate(Box<simulate::SimulateArgs>),
 }
 
 /// Runs one subcommand. Returns the exit code.

@@ -11,8 +11,9 @@ use clap::{Args, ValueEnum};
 
 use super::manifests::{Input, InputError};
 use super::{output, page};
+use super::planning::PlanArgs;
 use crate::api::labels;
-use crate::cloud::catalogue::{RawCatalogue, SpotPricing, embedded, parse};
+use crate::cloud::catalogue::{EBS_DRIVER, RawCatalogue, SpotPricing, embedded, parse};
 use crate::scheduling::offering::{Catalogue, MicroUsd};
 use crate::scheduling::plan;
 use crate::scheduling::problem::{NodeState, Pool, Problem};
@@ -41,6 +42,9 @@ pub struct SimulateArgs {
     /// Spot price as a share of the on-demand price; 0 offers no spot.
     #[arg(long, value_name = "R", default_value_t = 0.0)]
     pub spot_ratio: f64,
+    /// How the plan is made.
+    #[command(flatten)]
+    pub plan: PlanArgs,
     /// Format.
     #[arg(long, value_enum, default_value_t = Output::Table)]
     pub output: Output,
@@ -100,14 +104,19 @@ fn read(args: &SimulateArgs) -> anyhow::Result<(Problem, BTreeMap<String, usize>
         None => embedded(),
     };
     let spot = SpotPricing::ratio(args.spot_ratio).context("--spot-ratio")?;
-    let mut input = Input::default();
+    let mut input = Input::with_default_spread(args.plan.scheduler_config.clone());
     if let Some(file) = &args.scenario {
         input.read_scenario(file)?;
     }
     for path in &args.manifests {
         input.read_manifests(path)?;
     }
-    problem_of(input, raw, spot)
+    for class in input.assume_classes(EBS_DRIVER) {
+        eprintln!("assumed StorageClass {class}: volumes of EBS, made where the pod goes, in any zone");
+    }
+    let (mut problem, skipped) = problem_of(input, raw, spot)?;
+    problem.settings = args.plan.settings();
+    Ok((problem, skipped))
 }
 
 fn problem_of(
@@ -118,6 +127,7 @@ fn problem_of(
     let mut catalogues: BTreeMap<String, Arc<Catalogue>> = BTreeMap::new();
     let mut problem =
         Problem { daemons: input.daemons, namespaces: input.namespaces, pods: input.pods, ..Problem::default() };
+    problem.volumes = Arc::new(input.volumes);
     let mut running = input.running;
     let mut usage: BTreeMap<String, (Resources, i64)> = BTreeMap::new();
     for node in input.nodes {

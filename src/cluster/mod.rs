@@ -23,11 +23,16 @@ pub struct Cluster {
 
 impl Default for Cluster {
     fn default() -> Self {
-        Self { state: RwLock::new(State::default()), version: channel::Sender::new(0) }
+        Self::new(State::default())
     }
 }
 
 impl Cluster {
+    /// A cluster that begins with this state.
+    pub fn new(state: State) -> Self {
+        Self { state: RwLock::new(state), version: channel::Sender::new(0) }
+    }
+
     /// Reads the state. The guard must not be held across an await.
     pub fn read(&self) -> RwLockReadGuard<'_, State> {
         self.state.read().unwrap_or_else(std::sync::PoisonError::into_inner)

@@ -167,6 +167,7 @@ pub fn take(
     out.problem.pools = pools.iter().filter_map(|ready| pool(state, &types, ready, without)).collect();
     out.problem.daemons = state.daemons.values().map(|record| record.daemon.clone()).collect();
     out.problem.namespaces = state.namespaces.clone();
+    out.problem.volumes = Arc::clone(&state.volumes);
     out.problem.settings = settings.clone();
     out
 }

@@ -4,15 +4,18 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use k8s_openapi::api::apps::v1::DaemonSet;
-use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
+use k8s_openapi::api::core::v1::{Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod};
+use k8s_openapi::api::storage::v1::{CSINode, StorageClass};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::ResourceExt;
 
 use super::holds::{self, Holds, Planned};
 use super::pods::{PodRecord, Scheduling};
 use crate::api::{Ec2NodeClass, NodeClaim, NodePool};
+use crate::scheduling::defaults::DefaultSpread;
 use crate::scheduling::intern::Interner;
 use crate::scheduling::problem::{Daemon, Labels};
+use crate::scheduling::volumes::{self, Claim, Volume, Volumes};
 
 /// A DaemonSet as overhead.
 #[derive(Clone, Debug)]
@@ -52,6 +55,8 @@ pub struct State {
     pub daemons: BTreeMap<String, DaemonRecord>,
     /// Labels of namespaces.
     pub namespaces: BTreeMap<String, Labels>,
+    /// Claims, volumes, storage classes and what nodes can attach; shared with the problems made from it.
+    pub volumes: Arc<Volumes>,
     /// Kinds whose first listing is complete.
     pub synced: BTreeSet<&'static str>,
     interner: Interner,
@@ -112,6 +117,11 @@ impl State {
     /// What was worked out from pods, nodes and claims no longer holds.
     fn touch(&mut self) {
         self.holds = Mutex::default();
+    }
+
+    /// One that gives pods without topology spread constraints of their own these.
+    pub fn with_default_spread(default_spread: DefaultSpread) -> Self {
+        Self { interner: Interner::with_default_spread(default_spread), ..Self::default() }
     }
 
     /// Takes in a pod as it is now.
@@ -255,6 +265,37 @@ impl State {
         self.namespaces.insert(namespace.name_any(), namespace.labels().clone());
     }
 
+    /// Takes in a claim.
+    pub fn apply_volume_claim(&mut self, claim: &PersistentVolumeClaim) {
+        let key = format!("{}/{}", claim.namespace().unwrap_or_default(), claim.name_any());
+        Arc::make_mut(&mut self.volumes).claims.insert(key, Claim::new(claim));
+    }
+
+    /// Takes in a volume. One that can't be understood is left out, and so are pods that are bound to it.
+    pub fn apply_volume(&mut self, volume: &PersistentVolume) {
+        let name = volume.name_any();
+        let volumes = &mut Arc::make_mut(&mut self.volumes).volumes;
+        match Volume::new(volume) {
+            Ok(volume) => {
+                volumes.insert(name, volume);
+            }
+            Err(error) => {
+                tracing::warn!(volume = name, %error, "volume can't be understood");
+                volumes.remove(&name);
+            }
+        }
+    }
+
+    /// Takes in a storage class.
+    pub fn apply_storage_class(&mut self, class: &StorageClass) {
+        Arc::make_mut(&mut self.volumes).classes.insert(class.name_any(), volumes::StorageClass::new(class));
+    }
+
+    /// Takes in what a node's drivers can attach.
+    pub fn apply_csi_node(&mut self, node: &CSINode) {
+        Arc::make_mut(&mut self.volumes).limits.insert(node.name_any(), volumes::attach_limits(node));
+    }
+
     /// The Node of a NodeClaim, once one has registered with its provider id.
     pub fn node_of(&self, claim: &NodeClaim) -> Option<&Arc<Node>> {
         let id = claim.status.as_ref()?.provider_id.as_deref()?;
@@ -280,6 +321,21 @@ mod tests {
 
     fn pod(json: serde_json::Value) -> Pod {
         serde_json::from_value(json).unwrap()
+    }
+
+    #[test]
+    fn a_problem_keeps_the_volumes_that_it_was_made_with() {
+        let read = |object: serde_json::Value| serde_json::from_value::<PersistentVolumeClaim>(object).unwrap();
+        let mut state = State::default();
+        state.apply_volume_claim(&read(serde_json::json!({"metadata": {"name": "c", "namespace": "n"}, "spec": {}})));
+        let before = Arc::clone(&state.volumes);
+        let metadata = serde_json::json!({"name": "c", "namespace": "n", "annotations": {"pv.kubernetes.io/bind-completed": "yes"}});
+        state.apply_volume_claim(&read(serde_json::json!({"metadata": metadata, "spec": {"volumeName": "v"}})));
+        assert!(!before.claims["n/c"].bound && state.volumes.claims["n/c"].bound);
+        let volume = serde_json::json!({"metadata": {"name": "v"}, "spec": {"nodeAffinity": {"required": {"nodeSelectorTerms": [
+            {"matchExpressions": [{"key": "z", "operator": "Near"}]}]}}}});
+        state.apply_volume(&serde_json::from_value(volume).unwrap());
+        assert!(state.volumes.volumes.is_empty(), "not understood");
     }
 
     #[test]

@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 use futures::StreamExt;
 use k8s_openapi::api::apps::v1::DaemonSet;
-use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
+use k8s_openapi::api::core::v1::{Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod};
+use k8s_openapi::api::storage::v1::{CSINode, StorageClass};
 use kube::runtime::watcher::{self, Event};
 use kube::runtime::{WatchStreamExt, watcher as watch};
 use kube::{Api, Client, Resource, ResourceExt};
@@ -17,7 +18,19 @@ use super::{Cluster, State, now_ms};
 use crate::api::{Ec2NodeClass, NodeClaim, NodePool};
 
 /// Kinds that must be listed before anything is decided.
-pub const KINDS: [&str; 7] = ["pods", "nodes", "nodeclaims", "nodepools", "ec2nodeclasses", "daemonsets", "namespaces"];
+pub const KINDS: [&str; 11] = [
+    "pods",
+    "nodes",
+    "nodeclaims",
+    "nodepools",
+    "ec2nodeclasses",
+    "daemonsets",
+    "namespaces",
+    "persistentvolumeclaims",
+    "persistentvolumes",
+    "storageclasses",
+    "csinodes",
+];
 
 /// Starts every watch. They retry with backoff until the process ends.
 pub fn start(client: &Client, cluster: &Arc<Cluster>) {
@@ -83,6 +96,50 @@ pub fn start(client: &Client, cluster: &Arc<Cluster>) {
             state.namespaces.remove(key);
         },
         |state| state.namespaces.keys().cloned().collect(),
+    );
+    start_volumes(client, cluster);
+}
+
+fn start_volumes(client: &Client, cluster: &Arc<Cluster>) {
+    feed(
+        cluster,
+        "persistentvolumeclaims",
+        Api::<PersistentVolumeClaim>::all(client.clone()),
+        |state, object| state.apply_volume_claim(&object),
+        |state, key| {
+            Arc::make_mut(&mut state.volumes).claims.remove(key);
+        },
+        |state| state.volumes.claims.keys().cloned().collect(),
+    );
+    feed(
+        cluster,
+        "persistentvolumes",
+        Api::<PersistentVolume>::all(client.clone()),
+        |state, object| state.apply_volume(&object),
+        |state, key| {
+            Arc::make_mut(&mut state.volumes).volumes.remove(key);
+        },
+        |state| state.volumes.volumes.keys().cloned().collect(),
+    );
+    feed(
+        cluster,
+        "storageclasses",
+        Api::<StorageClass>::all(client.clone()),
+        |state, object| state.apply_storage_class(&object),
+        |state, key| {
+            Arc::make_mut(&mut state.volumes).classes.remove(key);
+        },
+        |state| state.volumes.classes.keys().cloned().collect(),
+    );
+    feed(
+        cluster,
+        "csinodes",
+        Api::<CSINode>::all(client.clone()),
+        |state, object| state.apply_csi_node(&object),
+        |state, key| {
+            Arc::make_mut(&mut state.volumes).limits.remove(key);
+        },
+        |state| state.volumes.limits.keys().cloned().collect(),
     );
 }
 

@@ -61,6 +61,22 @@ mod tests {
     use super::*;
 
     #[test]
+    fn b42_a_nominated_node_is_not_consolidated() {
+        // Pods that are held for a node count as pods on it.
+        let candidate = |pods| Candidate {
+            claim: "c".into(),
+            pool: "p".into(),
+            pods,
+            quiet_since_ms: 0,
+            protected: false,
+            price: 1,
+        };
+        let rules = BTreeMap::from([("p".to_owned(), Rule { consolidate_after_ms: Some(0), allowed: 10 })]);
+        assert_eq!(decide(&[candidate(1)], &rules, 1_000_000), (vec![], None));
+        assert_eq!(decide(&[candidate(0)], &rules, 1_000_000).0, ["c"]);
+    }
+
+    #[test]
     fn an_empty_node_goes_after_its_quiet_time_within_the_budget() {
         let candidate = |claim: &str, pods, quiet_since_ms, price| Candidate {
             claim: claim.into(),

@@ -19,6 +19,8 @@ pub struct PodClass {
     pub priority: i32,
     /// Required node terms, ORed, the node selector merged into each; empty accepts every node.
     pub node_terms: Vec<NodeTerm>,
+    /// Nodes that can have its volumes, ORed; empty is every node. Set by the planner alone.
+    pub volume_terms: Vec<NodeTerm>,
     /// Preferred node terms, heaviest first.
     pub preferred_nodes: Vec<(i32, NodeTerm)>,
     /// Tolerations.

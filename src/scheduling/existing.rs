@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::class::PodClass;
+use super::class::{NodeTerm, PodClass};
 use super::groups::{HostCounters, HostRules};
 use super::problem::NodeState;
 use super::requirement::normalise_key;
@@ -62,7 +62,8 @@ pub(super) fn existing<'p>(
         let key = |n: &usize| (!problem.nodes[*n].initialized, &problem.nodes[*n].name);
         key(a).cmp(&key(b))
     });
-    let by_name = problem.pods.iter().any(|pod| pod.class.node_terms.iter().any(|term| term.name.is_some()));
+    let mut classes = problem.pods.iter().map(|pod| &pod.class);
+    let by_name = classes.any(|class| class.node_terms.iter().chain(&class.volume_terms).any(|t| t.name.is_some()));
     let mut kinds: HashMap<Vec<String>, usize> = HashMap::new();
     order
         .into_iter()
@@ -106,15 +107,21 @@ pub(super) fn label<'n>(node: &'n NodeState, key: &str) -> Option<&'n str> {
         .or_else(|| (key == labels::HOSTNAME).then_some(&*node.name))
 }
 
-/// Whether a class's required node terms and tolerations admit a node.
+/// Whether a class's required node terms, volumes and tolerations admit a node.
 pub(super) fn admits(class: &PodClass, node: &NodeState) -> bool {
     class.untolerated(&node.taints).is_none()
-        && (class.node_terms.is_empty()
-            || class.node_terms.iter().any(|term| {
-                !term.never
-                    && term.labels.iter().all(|(key, set)| set.accepts(label(node, key)))
-                    && term.name.as_ref().is_none_or(|set| set.contains(&node.name))
-            }))
+        && accepted(&class.node_terms, node)
+        && accepted(&class.volume_terms, node)
+}
+
+/// Whether one of `terms` accepts a node, or there are none.
+pub(super) fn accepted(terms: &[NodeTerm], node: &NodeState) -> bool {
+    let accepts = |term: &NodeTerm| {
+        !term.never
+            && term.labels.iter().all(|(key, set)| set.accepts(label(node, key)))
+            && term.name.as_ref().is_none_or(|set| set.contains(&node.name))
+    };
+    terms.is_empty() || terms.iter().any(accepts)
 }
 
 impl Existing<'_> {

@@ -219,7 +219,7 @@ impl Packer<'_, '_, '_> {
                     instance_type: Arc::clone(self.universe.instance_type(c)),
                     zone: Arc::clone(&column.zone),
                     capacity_type: column.capacity_type,
-                    price: MicroUsd(column.price),
+                    price: MicroUsd(column.paid),
                 }
             })
             .collect()

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use super::bits::Bits;
 use super::class::{HostPort, NodeTerm, PodClass};
+use super::offering::CapacityType;
 use super::problem::{PodEntry, PreferencePolicy, Problem};
 use super::selectors::Selectors;
 use super::universe::Universe;
@@ -20,13 +21,19 @@ pub(super) struct HostRules {
     pub caps: Vec<(u32, i32)>,
     /// Counters that are better kept low on its node.
     pub soft: Vec<u32>,
+    /// Counters that are better above zero on its node.
+    pub likes: Vec<u32>,
     /// Counters that must be above zero on its node, and whether the pod itself raises them.
     pub wants: Vec<(u32, bool)>,
 }
 
 impl HostRules {
     pub fn is_free(&self) -> bool {
-        self.raises.is_empty() && self.caps.is_empty() && self.soft.is_empty() && self.wants.is_empty()
+        self.raises.is_empty()
+            && self.caps.is_empty()
+            && self.soft.is_empty()
+            && self.likes.is_empty()
+            && self.wants.is_empty()
     }
 }
 
@@ -34,6 +41,8 @@ impl HostRules {
 #[derive(Debug)]
 pub(super) struct Group {
     pub class: Arc<PodClass>,
+    /// Controller of its pods, where controllers are told apart.
+    owner: Option<Arc<str>>,
     /// Indexes of the pods, ordered by key.
     pub pods: Vec<usize>,
     /// Requests of one pod.
@@ -43,6 +52,8 @@ pub(super) struct Group {
     pub host: HostRules,
     /// Columns it may use, most preferred first; the last holds all that its requirements allow.
     pub levels: Vec<Bits>,
+    /// Columns whose domains count for its spread: its volumes may keep it out of some.
+    pub domains: Bits,
 }
 
 /// The counters of nodes.
@@ -50,6 +61,9 @@ pub(super) struct Group {
 pub(super) struct HostCounters {
     of_selector: HashMap<u32, u32>,
     of_port: HashMap<HostPort, u32>,
+    /// Counters of pods of one controller, and how many of them a node may have.
+    of_owner: HashMap<Arc<str>, u32>,
+    per_owner: Option<i32>,
     len: u32,
 }
 
@@ -71,6 +85,25 @@ impl HostCounters {
             self.of_port.insert(port.clone(), self.len);
             self.len += 1;
         }
+    }
+
+    fn owner(&mut self, owner: &Arc<str>) {
+        if !self.of_owner.contains_key(owner) {
+            self.of_owner.insert(Arc::clone(owner), self.len);
+            self.len += 1;
+        }
+    }
+
+    /// Rules of a pending pod.
+    fn pending(&self, group: &Group, selectors: &mut Selectors) -> HostRules {
+        let mut rules = self.rules(&group.class, &group.matches, selectors, true);
+        let counter = group.owner.as_ref().and_then(|owner| self.of_owner.get(owner));
+        if let (Some(counter), Some(most)) = (counter, self.per_owner) {
+            rules.raises.push(*counter);
+            rules.caps.push((*counter, most));
+            rules.caps.sort_unstable();
+        }
+        rules
     }
 
     /// Rules of a pod: what it raises and caps, whether it runs already or not.
@@ -123,6 +156,9 @@ impl HostCounters {
             for (_, term) in class.preferred_anti_affinity.iter().filter(|(_, t)| on_host(&t.key)) {
                 rules.soft.extend(selectors.add_term(term).and_then(|id| self.of_selector.get(&id)));
             }
+            for (_, term) in class.preferred_affinity.iter().filter(|(_, t)| on_host(&t.key)) {
+                rules.likes.extend(selectors.add_term(term).and_then(|id| self.of_selector.get(&id)));
+            }
             for term in class.affinity.iter().filter(|t| on_host(&t.key)) {
                 if let Some(id) = selectors.add_term(term)
                     && let Some(counter) = self.of_selector.get(&id)
@@ -153,7 +189,9 @@ impl HostCounters {
             return HostRules::default();
         }
         let matches = selectors.matching(pod);
-        self.rules(&pod.class, &matches, selectors, false)
+        let mut rules = self.rules(&pod.class, &matches, selectors, false);
+        rules.raises.extend(pod.owner.as_ref().and_then(|owner| self.of_owner.get(owner)));
+        rules
     }
 
     /// Rules of a daemon: only its ports can matter.
@@ -226,6 +264,13 @@ pub(super) fn register(problem: &Problem) -> (Selectors<'_>, HostCounters) {
             pod.class.host_ports.iter().for_each(|port| counters.port(port));
         }
     }
+    if problem.settings.workload_pods_per_node.is_some() {
+        counters.per_owner = problem.settings.workload_pods_per_node;
+        let owners: std::collections::BTreeSet<_> = problem.pods.iter().filter_map(|pod| pod.owner.as_ref()).collect();
+        for owner in owners {
+            counters.owner(owner);
+        }
+    }
     // Without a pending pod that wants a port, no port can conflict.
     if !counters.of_port.is_empty() {
         problem.daemons.iter().flat_map(|d| &d.class.host_ports).for_each(|port| counters.port(port));
@@ -236,7 +281,8 @@ pub(super) fn register(problem: &Problem) -> (Selectors<'_>, HostCounters) {
 /// Groups the pods: equal classes that equal selectors select, in an order that doesn't depend on the order of input.
 pub(super) fn group(universe: &mut Universe<'_>, selectors: &mut Selectors<'_>, counters: &HostCounters) -> Vec<Group> {
     let problem = universe.problem;
-    let mut ids: HashMap<(*const PodClass, Arc<[u32]>), usize> = HashMap::new();
+    let mut ids: HashMap<(*const PodClass, Arc<[u32]>, Option<Arc<str>>), usize> = HashMap::new();
+    let by_owner = problem.settings.workload_pods_per_node.is_some();
     let mut groups: Vec<Group> = Vec::new();
     // Pods of one workload mostly come in runs: remember the last.
     let mut last: Option<(*const PodClass, *const super::problem::Labels, usize)> = None;
@@ -245,19 +291,23 @@ pub(super) fn group(universe: &mut Universe<'_>, selectors: &mut Selectors<'_>, 
         if let Some((c, l, group)) = last
             && c == class
             && l == pod_labels
+            && (!by_owner || groups[group].owner == pod.owner)
         {
             groups[group].pods.push(at);
             continue;
         }
         let matches = selectors.matching(pod);
-        let group = *ids.entry((class, Arc::clone(&matches))).or_insert_with(|| {
+        let owner = pod.owner.clone().filter(|_| by_owner);
+        let group = *ids.entry((class, Arc::clone(&matches), owner.clone())).or_insert_with(|| {
             groups.push(Group {
                 class: Arc::clone(&pod.class),
+                owner,
                 pods: Vec::new(),
                 need: universe.dims.dense(&pod.class.requests),
                 matches,
                 host: HostRules::default(),
                 levels: Vec::new(),
+                domains: Bits::default(),
             });
             groups.len() - 1
         });
@@ -269,26 +319,41 @@ pub(super) fn group(universe: &mut Universe<'_>, selectors: &mut Selectors<'_>, 
         if !group.pods.is_sorted_by_key(key) {
             group.pods.sort_by(|a, b| key(a).cmp(key(b)));
         }
-        let (class, matches) = (Arc::clone(&group.class), Arc::clone(&group.matches));
-        group.host = counters.rules(&class, &matches, selectors, true);
+        let class = Arc::clone(&group.class);
+        group.host = counters.pending(group, selectors);
         if problem.settings.preference_policy == PreferencePolicy::Ignore {
             group.host.soft.clear();
+            group.host.likes.clear();
         }
-        group.levels = levels(universe, &class, &group.need);
+        group.domains = allowed(universe, &class, &group.need);
+        group.levels = levels(universe, &class, &group.need, &group.domains);
     }
     groups.sort_by(|a, b| key(&a.pods[0]).cmp(key(&b.pods[0])));
     groups
 }
 
-/// Columns by preference: each preferred node term that can be met (heaviest first), then none; and within each, first
-/// without `PreferNoSchedule` taints (Karpenter core reference 3.6).
-fn levels(universe: &mut Universe<'_>, class: &PodClass, need: &[i64]) -> Vec<Bits> {
+/// Columns that the node constraints of a class allow, volumes aside, and that have what it asks for beyond the common
+/// resources.
+fn allowed(universe: &mut Universe<'_>, class: &PodClass, need: &[i64]) -> Bits {
     let extended = super::universe::COMMON..need.len();
     let has_extended = extended.clone().any(|dim| need[dim] > 0);
-    let mut required = universe.columns_for(class);
+    let mut allowed = universe.columns_for(class);
     if has_extended {
         let offered = universe.where_column(|column| extended.clone().all(|d| need[d] <= universe.room(column)[d]));
-        required.and(&offered);
+        allowed.and(&offered);
+    }
+    allowed
+}
+
+/// Columns by preference: each preferred node term that can be met (heaviest first), then none; and within each, first
+/// without `PreferNoSchedule` taints (Karpenter core reference 3.6).
+fn levels(universe: &mut Universe<'_>, class: &PodClass, need: &[i64], allowed: &Bits) -> Vec<Bits> {
+    let mut required = allowed.clone();
+    if !class.volume_terms.is_empty() {
+        required.and(&universe.constrained(&class.volume_terms, class));
+    }
+    if universe.has_counted() {
+        required.and(&universe.where_column(|column| universe.columns[column].left.is_none()));
     }
     let mut sets: Vec<Bits> = Vec::new();
     if universe.problem.settings.preference_policy == PreferencePolicy::Respect {
@@ -299,6 +364,10 @@ fn levels(universe: &mut Universe<'_>, class: &PodClass, need: &[i64]) -> Vec<Bi
         }
     }
     sets.push(required.clone());
+    if universe.problem.settings.prefer_spot {
+        let spot = universe.where_column(|column| universe.columns[column].capacity_type != CapacityType::OnDemand);
+        sets = sets.into_iter().flat_map(|set| [both(&set, &spot), set]).collect();
+    }
     let mut out: Vec<Bits> = Vec::new();
     let push = |universe: &mut Universe<'_>, set: Bits, out: &mut Vec<Bits>| {
         if !set.is_empty() && !out.contains(&set) {
@@ -322,6 +391,12 @@ fn levels(universe: &mut Universe<'_>, class: &PodClass, need: &[i64]) -> Vec<Bi
         out.retain(|set| set != &required);
         out.push(required);
     }
+    out
+}
+
+fn both(a: &Bits, b: &Bits) -> Bits {
+    let mut out = a.clone();
+    out.and(b);
     out
 }
 

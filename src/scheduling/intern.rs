@@ -1,15 +1,16 @@
 //! From Kubernetes pods to interned classes: strings are read here, once, and never again.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::{
-    NodeSelectorTerm, Pod, PodAffinityTerm, PodSpec, Toleration as ApiToleration, TopologySpreadConstraint,
+    NodeSelectorTerm, Pod, PodAffinityTerm, PodSpec, PodStatus, Toleration as ApiToleration, TopologySpreadConstraint,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
 
 use super::class::{HostPort, Namespaces, NodeTerm, PodClass, PodTerm, Selector, Spread, Toleration};
+use super::defaults::{CONTROLLER, DefaultSpread, spreading_controller};
 use super::problem::{Daemon, Labels, PodEntry};
 use super::requirement::{RequirementError, Requirements, ValueSet, normalise_key};
 use super::resources::{ResourceError, Resources};
@@ -53,12 +54,19 @@ pub struct Interner {
     classes: HashSet<Arc<PodClass>>,
     labels: HashSet<Arc<Labels>>,
     strings: HashSet<Arc<str>>,
+    no_claims: Arc<[Arc<str>]>,
+    default_spread: DefaultSpread,
 }
 
 impl Interner {
     /// An interner that knows nothing yet.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// One that gives pods without constraints of their own these.
+    pub fn with_default_spread(default_spread: DefaultSpread) -> Self {
+        Self { default_spread, ..Self::default() }
     }
 
     /// Reads a pod.
@@ -74,12 +82,21 @@ impl Interner {
             return Err(fail(PodProblem::Missing("metadata.name")));
         }
         let spec = pod.spec.as_ref().ok_or_else(|| fail(PodProblem::Missing("spec")))?;
-        let class = self.class(namespace, pod.metadata.labels.as_ref(), spec, &[]).map_err(fail)?;
+        let controller = spreading_controller(pod).filter(|_| !self.default_spread.is_empty());
+        let class = self
+            .class(namespace, pod.metadata.labels.as_ref(), spec, &[], controller, pod.status.as_ref())
+            .map_err(fail)?;
+        let marked = controller.map(|uid| {
+            let mut labels = pod.metadata.labels.clone().unwrap_or_default();
+            labels.insert(CONTROLLER.to_owned(), uid.to_owned());
+            labels
+        });
         let owner = pod.metadata.owner_references.iter().flatten().find(|o| o.controller == Some(true));
         Ok(PodEntry {
             uid: Arc::from(pod.metadata.uid.as_deref().unwrap_or_default()),
-            labels: self.labels(pod.metadata.labels.as_ref()),
+            labels: self.labels(marked.as_ref().or(pod.metadata.labels.as_ref())),
             class,
+            claims: self.claims(namespace, name, spec),
             owner: owner.map(|o| self.string(&o.uid)),
             created_at_ms: created_at_ms(&pod.metadata),
             key,
@@ -99,7 +116,7 @@ impl Interner {
         let spec =
             template.and_then(|t| t.spec.as_ref()).ok_or_else(|| fail(PodProblem::Missing("spec.template.spec")))?;
         let labels = template.and_then(|t| t.metadata.as_ref()).and_then(|m| m.labels.as_ref());
-        let class = self.class(namespace, labels, spec, &DAEMON_TOLERATIONS).map_err(fail)?;
+        let class = self.class(namespace, labels, spec, &DAEMON_TOLERATIONS, None, None).map_err(fail)?;
         Ok(Daemon { key, class })
     }
 
@@ -112,6 +129,19 @@ impl Interner {
         let shared = Arc::new(labels.clone());
         self.labels.insert(Arc::clone(&shared));
         shared
+    }
+
+    /// The claims of a pod; those of ephemeral volumes are named after the pod.
+    fn claims(&mut self, namespace: &str, pod: &str, spec: &PodSpec) -> Arc<[Arc<str>]> {
+        let names = spec.volumes.iter().flatten().filter_map(|volume| match &volume.persistent_volume_claim {
+            Some(claim) => Some(format!("{namespace}/{}", claim.claim_name)),
+            None => volume.ephemeral.as_ref().map(|_| format!("{namespace}/{pod}-{}", volume.name)),
+        });
+        let names: BTreeSet<String> = names.collect();
+        if names.is_empty() {
+            return Arc::clone(&self.no_claims);
+        }
+        names.iter().map(|name| self.string(name)).collect()
     }
 
     fn string(&mut self, text: &str) -> Arc<str> {
@@ -129,6 +159,8 @@ impl Interner {
         labels: Option<&Labels>,
         spec: &PodSpec,
         extra_tolerations: &[(&str, &str)],
+        controller: Option<&str>,
+        status: Option<&PodStatus>,
     ) -> Result<Arc<PodClass>, PodProblem> {
         static NONE: Labels = Labels::new();
         let labels = labels.unwrap_or(&NONE);
@@ -143,7 +175,7 @@ impl Interner {
         tolerations.dedup();
         let mut class = PodClass {
             namespace: self.string(namespace),
-            requests: Resources::of_pod(spec).map_err(PodProblem::Resources)?,
+            requests: Resources::of_running_pod(spec, status).map_err(PodProblem::Resources)?,
             priority: spec.priority.unwrap_or(0),
             tolerations,
             host_ports: host_ports(spec),
@@ -152,6 +184,9 @@ impl Interner {
         node_terms(spec, &mut class)?;
         for constraint in spec.topology_spread_constraints.iter().flatten() {
             class.spread.push(spread(constraint, labels)?);
+        }
+        if let Some(uid) = controller.filter(|_| class.spread.is_empty()) {
+            class.spread = self.default_spread.of_controller(uid);
         }
         let affinity = spec.affinity.as_ref();
         if let Some(pods) = affinity.and_then(|a| a.pod_affinity.as_ref()) {
@@ -262,7 +297,8 @@ fn node_terms(spec: &PodSpec, class: &mut PodClass) -> Result<(), PodProblem> {
     Ok(())
 }
 
-fn node_term(api: &NodeSelectorTerm) -> Result<NodeTerm, PodProblem> {
+/// Reads one alternative of a node selector.
+pub(super) fn node_term(api: &NodeSelectorTerm) -> Result<NodeTerm, PodProblem> {
     const FIELD: &str = "spec.affinity.nodeAffinity";
     let expressions = api.match_expressions.as_deref().unwrap_or_default();
     let fields = api.match_fields.as_deref().unwrap_or_default();

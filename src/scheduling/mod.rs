@@ -2,11 +2,14 @@
 //!
 //! [`plan`] reads top to bottom: pods become groups ([`groups`]), groups are divided over topology domains
 //! ([`topology`]), fill what exists ([`existing`]), and the rest is bought at dual prices ([`pack`], [`stock`],
-//! [`duals`]) and bettered ([`improve`]). Work grows with groups times offerings, not with pods times nodes.
+//! [`duals`]) and bettered ([`improve`]).
+//! Last, what prefers to be apart is spread over what was bought anyway ([`evenly`]). Work grows with groups times offerings, not with pods times nodes.
 
 mod bits;
 pub mod class;
+pub mod defaults;
 mod duals;
+mod evenly;
 mod existing;
 mod finish;
 mod groups;
@@ -21,6 +24,7 @@ pub mod problem;
 pub mod quantity;
 mod reasons;
 pub mod requirement;
+mod reserved;
 pub mod resources;
 mod selectors;
 mod solve;
@@ -29,6 +33,7 @@ mod stock;
 mod tests;
 mod topology;
 mod universe;
+pub mod volumes;
 
 pub use intern::{Interner, PodError};
 pub use pool::PoolError;

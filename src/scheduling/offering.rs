@@ -71,6 +71,8 @@ pub struct Offering {
     pub price: MicroUsd,
     /// False while it is known to be out of capacity.
     pub available: bool,
+    /// How many more can be had; `None` is any number. Only reservations are counted.
+    pub left: Option<i64>,
 }
 
 /// An instance type as a node of one node class.
@@ -85,6 +87,8 @@ pub struct InstanceType {
     pub capacity: Resources,
     /// Capacity less kube-reserved, system-reserved and the eviction threshold.
     pub allocatable: Resources,
+    /// Volumes that a node can attach, by CSI driver; no entry is no limit.
+    pub volume_limits: BTreeMap<Arc<str>, i64>,
     /// Offerings, by zone then capacity type.
     pub offerings: Vec<Offering>,
 }

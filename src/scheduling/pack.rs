@@ -37,7 +37,7 @@ impl Budget {
     }
 
     /// How many more of this capacity, at most `most`.
-    fn copies(&self, capacity: &Resources, most: usize) -> usize {
+    pub fn copies(&self, capacity: &Resources, most: usize) -> usize {
         let mut copies = i64::try_from(most).unwrap_or(i64::MAX);
         if let Some(nodes) = self.nodes {
             copies = copies.min(nodes);
@@ -161,6 +161,7 @@ impl<'u, 'p, 'g> Packer<'u, 'p, 'g> {
         // About what compute costs on EC2, in micro-USD per hour: only directions matter until there are dual prices.
         let mut reference = vec![25.0, 3e3 / 1_073_741_824.0, 10.0, 0.0];
         reference.resize(universe.dims.len(), 1000.0);
+        (0..reference.len()).filter(|dim| universe.dims.is_attach(*dim)).for_each(|dim| reference[dim] = 0.0);
         Self {
             universe,
             topology,
@@ -324,7 +325,7 @@ impl<'u, 'p, 'g> Packer<'u, 'p, 'g> {
             .iter()
             .map(|shape| Supply {
                 room: self.universe.room(shape.first),
-                price: (shape.first..shape.end).map(|c| self.universe.columns[c].price).min().unwrap_or(0),
+                price: (shape.first..shape.end).map(|c| self.universe.columns[c].paid).min().unwrap_or(0),
             })
             .collect();
         let same_room = self.universe.shapes.iter().all(|shape| {

@@ -8,6 +8,7 @@ use k8s_openapi::api::core::v1::Taint;
 use super::class::PodClass;
 use super::offering::{Catalogue, MicroUsd};
 use super::resources::Resources;
+use super::volumes::Volumes;
 use crate::api::Requirement;
 
 /// Labels of an object.
@@ -24,6 +25,8 @@ pub struct PodEntry {
     pub labels: Arc<Labels>,
     /// Everything else that scheduling looks at, shared between pods that ask for the same.
     pub class: Arc<PodClass>,
+    /// `namespace/name` of its PersistentVolumeClaims, sorted; they are not part of its class.
+    pub claims: Arc<[Arc<str>]>,
     /// UID of the controlling owner.
     pub owner: Option<Arc<str>>,
     /// Creation time, milliseconds since the epoch.
@@ -109,6 +112,23 @@ pub enum MinValuesPolicy {
     BestEffort,
 }
 
+/// The node sizes that may be bought.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NodeSizes {
+    /// Fewest vCPUs.
+    pub least_vcpus: Option<i64>,
+    /// Most vCPUs.
+    pub most_vcpus: Option<i64>,
+}
+
+impl NodeSizes {
+    /// Whether a node of this many millicores may be bought.
+    pub fn allow(&self, cpu_milli: i64) -> bool {
+        self.least_vcpus.is_none_or(|least| cpu_milli >= least.saturating_mul(1000))
+            && self.most_vcpus.is_none_or(|most| cpu_milli <= most.saturating_mul(1000))
+    }
+}
+
 /// Settings of a plan.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Settings {
@@ -116,6 +136,25 @@ pub struct Settings {
     pub preference_policy: PreferencePolicy,
     /// `minValues`.
     pub min_values_policy: MinValuesPolicy,
+    /// Node sizes.
+    pub node_sizes: NodeSizes,
+    /// What a node costs beyond its price when plans are compared, per hour.
+    pub node_penalty: MicroUsd,
+    /// What an instance family is worth in percent when plans are compared; 100 where it isn't named.
+    pub family_weights: BTreeMap<String, i64>,
+    /// Spot and reserved capacity before on-demand, whatever it costs.
+    pub prefer_spot: bool,
+    /// Most pods of one controller on one node.
+    pub workload_pods_per_node: Option<i32>,
+}
+
+impl Settings {
+    /// A price as plans compare it: what is worth more than another for its price counts as cheaper.
+    pub fn compared_price(&self, price: MicroUsd, family: Option<&str>) -> i64 {
+        let weight = family.and_then(|family| self.family_weights.get(family)).copied().unwrap_or(100).max(1);
+        let weighed = i128::from(price.0.max(0)) * 100 / i128::from(weight);
+        i64::try_from(weighed).unwrap_or(i64::MAX).saturating_add(self.node_penalty.0.max(0))
+    }
 }
 
 /// Everything [`super::plan`] looks at.
@@ -131,6 +170,8 @@ pub struct Problem {
     pub daemons: Vec<Daemon>,
     /// Labels of namespaces by name, for `namespaceSelector`.
     pub namespaces: BTreeMap<String, Labels>,
+    /// Claims, volumes, storage classes and attach limits.
+    pub volumes: Arc<Volumes>,
     /// Settings.
     pub settings: Settings,
 }

@@ -1,13 +1,14 @@
 //! Why a pod can't be placed: one line, per NodePool.
 
-use super::class::PodClass;
+use super::class::{NodeTerm, PodClass};
 use super::groups::Group;
 use super::pack::Budget;
-use super::problem::{Pool, Problem};
+use super::problem::{NodeSizes, Pool, Problem};
 use super::quantity::HumanBytes;
 use super::requirement::{Requirements, ValueSet};
 use super::topology::Topology;
 use super::universe::{COMMON, Universe, fits};
+use super::volumes::attached_by;
 use crate::api::labels;
 
 /// Why no NodePool can make a node for a pod of `group` in the domains of `pins`.
@@ -42,7 +43,8 @@ pub(super) fn explain(
 
 fn extended_needs(universe: &Universe<'_>, group: &Group) -> String {
     let requests = universe.dims.sparse(&group.need);
-    requests.extended.iter().map(|(name, n)| format!("{n} {name}")).collect::<Vec<_>>().join(", ")
+    let extended = requests.extended.iter().filter(|(name, _)| attached_by(name).is_none());
+    extended.map(|(name, n)| format!("{n} {name}")).collect::<Vec<_>>().join(", ")
 }
 
 fn of_pool(
@@ -61,25 +63,35 @@ fn of_pool(
     }
     let of_pool: Vec<usize> = (0..universe.columns.len()).filter(|c| universe.pool(*c) == at).collect();
     if of_pool.is_empty() {
-        return Some("its requirements leave no available instance type".to_owned());
+        let sizes = problem.settings.node_sizes != NodeSizes::default();
+        let of_size = if sizes { " of the node sizes that are set" } else { "" };
+        return Some(format!("its requirements leave no available instance type{of_size}"));
     }
     if let Some(conflict) = conflict(pool, class) {
         return Some(conflict);
+    }
+    if !of_pool.iter().any(|c| accepts_without_extended(universe, &class.volume_terms, *c)) {
+        return Some(format!("its volumes ask for {}, where it has no instance type", asked(&class.volume_terms)));
     }
     let required = group.levels.last()?;
     let needs_extended =
         |column: usize| group.need.iter().zip(universe.room(column)).skip(COMMON).all(|(need, room)| need <= room);
     let constrained: Vec<usize> =
-        of_pool.iter().copied().filter(|c| accepts_without_extended(universe, class, *c)).collect();
+        of_pool.iter().copied().filter(|c| accepts_without_extended(universe, &class.node_terms, *c)).collect();
     let in_domains = |c: &usize| pins.iter().all(|(key, domain)| topology.keys[*key].columns[*domain].contains(*c));
     let domains =
         pins.iter().map(|(key, domain)| topology.keys[*key].values[*domain].to_string()).collect::<Vec<_>>().join(", ");
     let place = if domains.is_empty() { zones_asked(class) } else { format!(" in {domains}") };
     if constrained.is_empty() {
-        let asked = asked(class);
+        let asked = asked(&class.node_terms);
         return Some(format!("no instance type has {asked}"));
     }
-    if !constrained.iter().any(|c| needs_extended(*c) && in_domains(c)) {
+    let with_volumes = |c: &usize| accepts_without_extended(universe, &class.volume_terms, *c);
+    if !constrained.iter().any(with_volumes) {
+        let (own, volumes) = (asked(&class.node_terms), asked(&class.volume_terms));
+        return Some(format!("no instance type has {own} where its volumes are: {volumes}"));
+    }
+    if !constrained.iter().any(|c| needs_extended(*c) && in_domains(c) && with_volumes(c)) {
         let requests = universe.dims.sparse(&group.need);
         let missing = requests.extended.keys().map(AsRef::as_ref).collect::<Vec<&str>>().join(", ");
         if missing.is_empty() {
@@ -156,9 +168,9 @@ fn conflict(pool: &Pool, class: &PodClass) -> Option<String> {
     first
 }
 
-fn accepts_without_extended(universe: &Universe<'_>, class: &PodClass, column: usize) -> bool {
-    class.node_terms.is_empty()
-        || class.node_terms.iter().any(|term| {
+fn accepts_without_extended(universe: &Universe<'_>, terms: &[NodeTerm], column: usize) -> bool {
+    terms.is_empty()
+        || terms.iter().any(|term| {
             !term.never
                 && term.name.as_ref().is_none_or(|set| set.finite().is_none())
                 && term.labels.iter().all(|(key, set)| {
@@ -171,9 +183,8 @@ fn accepts_without_extended(universe: &Universe<'_>, class: &PodClass, column: u
         })
 }
 
-fn asked(class: &PodClass) -> String {
-    let terms: Vec<String> = class
-        .node_terms
+fn asked(terms: &[NodeTerm]) -> String {
+    let terms: Vec<String> = terms
         .iter()
         .map(|term| {
             let mut parts: Vec<String> = term.labels.iter().map(|(key, set)| format!("{key} {set}")).collect();

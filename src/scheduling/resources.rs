@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::{Container, PodSpec, ResourceRequirements};
+use k8s_openapi::api::core::v1::{Container, PodSpec, PodStatus, ResourceRequirements};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use super::quantity::{
@@ -164,6 +164,39 @@ impl Resources {
         self.iter().all(|(_, value)| value == 0)
     }
 
+    /// What a pod takes of its node: as [`Resources::of_pod`], but while containers are resized in place, the larger of
+    /// what is asked for and what they have.
+    ///
+    /// # Errors
+    /// As [`Resources::of_pod`].
+    pub fn of_running_pod(spec: &PodSpec, status: Option<&PodStatus>) -> Result<Self, ResourceError> {
+        let statuses =
+            status.iter().flat_map(|s| [&s.container_statuses, &s.init_container_statuses]).flatten().flatten();
+        let mut resized: Option<PodSpec> = None;
+        for status in statuses {
+            let actual = status.resources.as_ref().and_then(|resources| resources.requests.as_ref());
+            for have in [actual, status.allocated_resources.as_ref()].into_iter().flatten() {
+                let of = |spec: &PodSpec| {
+                    let mut containers = spec.containers.iter().chain(spec.init_containers.iter().flatten());
+                    containers.find(|container| container.name == status.name).and_then(|c| c.resources.clone())
+                };
+                let Some(asked) = of(resized.as_ref().unwrap_or(spec)) else { continue };
+                if asked.requests.as_ref() == Some(have) {
+                    continue;
+                }
+                let mut larger = requirements(&asked)?;
+                larger.raise_to(&Self::from_map(have)?);
+                let spec = resized.get_or_insert_with(|| spec.clone());
+                let mut containers = spec.containers.iter_mut().chain(spec.init_containers.iter_mut().flatten());
+                if let Some(container) = containers.find(|container| container.name == status.name) {
+                    let requests = Some(larger.to_map());
+                    container.resources = Some(ResourceRequirements { requests, ..asked });
+                }
+            }
+        }
+        Self::of_pod(resized.as_ref().unwrap_or(spec))
+    }
+
     /// What a pod asks of a node, one pod slot included: the larger of (containers + sidecars) and the peak of the init
     /// containers with the sidecars started before them; pod-level resources override; overhead is added.
     /// A container's limit stands in for a request that is absent, as the API server defaults it.
@@ -192,8 +225,11 @@ impl Resources {
         running.raise_to(&peak);
         if let Some(pod_level) = &spec.resources {
             let declared = requirements(pod_level)?;
+            let requested = |name: &str| pod_level.requests.as_ref().is_some_and(|map| map.contains_key(name));
             for name in declared_names(pod_level) {
-                if name == "cpu" || name == "memory" || name.starts_with("hugepages-") {
+                let supported = name == "cpu" || name == "memory" || name.starts_with("hugepages-");
+                // As the API server defaults it: a limit stands in only where no container requests anything.
+                if supported && (requested(name) || running.get(name) == 0) {
                     running.set(name, declared.get(name));
                 }
             }
@@ -315,6 +351,39 @@ mod tests {
             let got = requests_of(spec);
             assert_eq!((got.cpu_milli, got.memory, got.get("nvidia.com/gpu")), (cpu, memory, gpu), "{name}");
             assert_eq!(got.pods, 1, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_pod_that_is_resized_takes_the_larger_of_both() {
+        let spec = json!({"containers": [{"name": "a", "resources": {"requests": {"cpu": "1", "memory": "2Gi"}}},
+            {"name": "b", "resources": {"requests": {"cpu": "1"}}}]});
+        let spec: PodSpec = serde_json::from_value(spec).unwrap();
+        for (status, cpu, memory) in [
+            (json!({}), 2000, 2),
+            (
+                json!({"containerStatuses": [{"name": "a", "resources": {"requests": {"cpu": "3", "memory": "1Gi"}}}]}),
+                4000,
+                2,
+            ),
+            (
+                json!({"containerStatuses": [{"name": "b", "allocatedResources": {"cpu": "2", "memory": "1Gi"}}]}),
+                3000,
+                3,
+            ),
+            (json!({"containerStatuses": [{"name": "gone", "allocatedResources": {"cpu": "9"}}]}), 2000, 2),
+        ] {
+            let mut status = status;
+            for entry in status["containerStatuses"].as_array_mut().into_iter().flatten() {
+                for (key, value) in
+                    [("image", json!("i")), ("imageID", json!("i")), ("ready", json!(true)), ("restartCount", json!(0))]
+                {
+                    entry[key] = value;
+                }
+            }
+            let status: PodStatus = serde_json::from_value(status).unwrap();
+            let got = Resources::of_running_pod(&spec, Some(&status)).unwrap();
+            assert_eq!((got.cpu_milli, got.memory >> 30), (cpu, memory), "{status:?}");
         }
     }
 

@@ -10,16 +10,28 @@ use super::pack::Packer;
 use super::plan::{Placement, Plan, Unschedulable};
 use super::problem::Problem;
 use super::reasons::explain;
+use super::reserved::Reserved;
 use super::stock::{Content, Stock};
-use super::topology::Topology;
+use super::topology::{Domains, Topology};
 use super::universe::Universe;
+use super::volumes::resolve;
 
 /// Plans where every pod goes: onto what exists, onto nodes to buy at least cost, or nowhere with the reason.
 ///
 /// Synchronous and deterministic: the same problem gives the same plan, and the order of its pods, nodes and pools
 /// doesn't matter but for the indexes. Every pod is in exactly one of the plan's three lists.
 pub fn plan(problem: &Problem) -> Plan {
-    let first = attempt(problem, false);
+    match resolve(problem) {
+        Some(resolved) => {
+            let plan = in_order(&resolved.problem);
+            resolved.back(plan)
+        }
+        None => in_order(problem),
+    }
+}
+
+fn in_order(problem: &Problem) -> Plan {
+    let first = settled(problem, false);
     let priorities: BTreeSet<i32> = problem.pods.iter().map(|pod| pod.class.priority).collect();
     if priorities.len() < 2 || first.unschedulable.is_empty() {
         return first;
@@ -27,7 +39,20 @@ pub fn plan(problem: &Problem) -> Plan {
     // Limits may have gone to pods of less priority than some that are left out: then in order of priority.
     let lowest_placed = lowest_priority_placed(problem, &first);
     let left_out = first.unschedulable.iter().map(|u| problem.pods[u.pod].class.priority).max();
-    if left_out > lowest_placed { attempt(problem, true) } else { first }
+    if left_out > lowest_placed { settled(problem, true) } else { first }
+}
+
+/// Plans until no node that is bought makes a domain count that the plan didn't reckon with.
+fn settled(problem: &Problem, by_priority: bool) -> Plan {
+    let mut peopled = Domains::new();
+    loop {
+        let (plan, overlooked) = attempt(problem, by_priority, &peopled);
+        let known = peopled.len();
+        peopled.extend(overlooked);
+        if peopled.len() == known {
+            return plan;
+        }
+    }
 }
 
 fn lowest_priority_placed(problem: &Problem, plan: &Plan) -> Option<i32> {
@@ -36,21 +61,21 @@ fn lowest_priority_placed(problem: &Problem, plan: &Plan) -> Option<i32> {
     new.chain(old).map(|pod| problem.pods[*pod].class.priority).min()
 }
 
-fn attempt(problem: &Problem, by_priority: bool) -> Plan {
+fn attempt(problem: &Problem, by_priority: bool, peopled: &Domains) -> (Plan, Domains) {
     if problem.pods.is_empty() {
-        return Plan { lower_bound: Some(MicroUsd(0)), ..Plan::default() };
+        return (Plan { lower_bound: Some(MicroUsd(0)), ..Plan::default() }, Domains::new());
     }
     let mut universe = Universe::new(problem);
     let (mut selectors, counters) = register(problem);
     let groups = group(&mut universe, &mut selectors, &counters);
     let keys: BTreeSet<_> = groups
         .iter()
-        .flat_map(|g| &g.class.node_terms)
+        .flat_map(|g| g.class.node_terms.iter().chain(&g.class.volume_terms))
         .flat_map(|term| term.labels.iter().map(|(key, _)| key.clone()))
         .collect();
     let keys: Vec<_> = keys.into_iter().collect();
     let mut nodes = existing(&universe, &mut selectors, &counters, &keys);
-    let mut topology = Topology::new(&universe, &mut selectors, &groups);
+    let mut topology = Topology::new(&universe, &mut selectors, &groups, peopled.clone());
     let parts = topology.assign(&mut universe, &mut selectors, &groups, &nodes);
     let stock = Stock::new(&mut universe, &topology, &groups, &parts, counters.len(), by_priority);
     let tiers = tiers(&universe);
@@ -64,6 +89,9 @@ fn attempt(problem: &Problem, by_priority: bool) -> Plan {
         let distinct: BTreeSet<i32> = groups.iter().map(|g| g.class.priority).collect();
         priorities = distinct.into_iter().rev().map(Some).collect();
     }
+    let hosts: Vec<_> =
+        if packer.has_soft_hosts() { nodes.iter().map(|node| node.host.clone()).collect() } else { Vec::new() };
+    let mut reserved = Reserved::new(packer.universe);
     let mut placed: Vec<(usize, Content)> = Vec::new();
     for priority in priorities {
         let ranks: Vec<bool> = packer
@@ -83,6 +111,9 @@ fn attempt(problem: &Problem, by_priority: bool) -> Plan {
                 if packer.stock.is_empty() {
                     break 'levels;
                 }
+                if level == 0 {
+                    packer.use_reserved(&mut reserved, tier, &active);
+                }
                 let mut round = packer.round(level, tier, &active);
                 if level == 0 && at == 0 && priority.is_none() {
                     packer.bound = packer.lower_bound();
@@ -96,9 +127,16 @@ fn attempt(problem: &Problem, by_priority: bool) -> Plan {
     }
     packer.level_out(&mut placed);
     packer.right_size();
+    if packer.has_soft_hosts() {
+        packer.spread_out(&nodes, &hosts, &mut placed);
+    }
     if packer.bound.is_none() && packer.bought.is_empty() && packer.stock.is_empty() {
         packer.bound = Some(0.0);
     }
+
+    let mut bought = Bits::empty(packer.universe.columns.len());
+    packer.bought.iter().for_each(|node| bought.insert(node.column));
+    let overlooked = topology.overlooked(&bought);
 
     let mut next: Vec<usize> = packer.stock.items.iter().map(|item| item.first).collect();
     let owner: Vec<usize> = packer.stock.items.iter().map(|item| item.group).collect();
@@ -145,7 +183,7 @@ fn attempt(problem: &Problem, by_priority: bool) -> Plan {
         out.unschedulable.extend(pods.into_iter().map(|pod| Unschedulable { pod, reason: reason.clone() }));
     }
     out.unschedulable.sort_by_key(|u| u.pod);
-    out
+    (out, overlooked)
 }
 
 fn merge_placements(placements: &mut Vec<Placement>) {

@@ -121,6 +121,7 @@ impl<'g> Stock<'g> {
                 .collect();
             let constraint = ConstraintKey {
                 terms: &group.class.node_terms,
+                volumes: &group.class.volume_terms,
                 tolerations: &group.class.tolerations,
                 pins: part.pins.clone(),
                 priority: by_priority.then_some(group.class.priority),
@@ -606,6 +607,7 @@ impl<'g> Stock<'g> {
 #[derive(PartialEq, Eq, Hash)]
 struct ConstraintKey<'g> {
     terms: &'g [super::class::NodeTerm],
+    volumes: &'g [super::class::NodeTerm],
     tolerations: &'g [super::class::Toleration],
     pins: Vec<(usize, usize)>,
     /// Set when pods are placed in order of priority.

@@ -71,6 +71,8 @@ struct SpreadRule {
     base: Vec<i64>,
     /// Domains that count for the minimum.
     eligible: Vec<bool>,
+    /// Columns whose nodes would make their domain count, whether the pod fits there or not.
+    counted: Bits,
 }
 
 /// A group's rules on one key.
@@ -102,7 +104,12 @@ pub(super) struct Topology {
     load: Vec<Vec<i64>>,
     /// Rules of the groups that were divided, by key.
     settled: Vec<(usize, usize, Rules)>,
+    /// Domains that will have a node, though no pod of some group that counts them can go there.
+    peopled: Domains,
 }
+
+/// Values of topology keys.
+pub(super) type Domains = BTreeSet<(Arc<str>, Arc<str>)>;
 
 fn rules_of(class: &PodClass, respect: bool) -> impl Iterator<Item = (&Arc<str>, Rule<'_>)> {
     let spread = class.spread.iter().filter(move |s| s.hard || respect).map(|s| (&s.key, Rule::Spread(s)));
@@ -125,8 +132,8 @@ enum Rule<'c> {
 }
 
 impl Topology {
-    /// Collects keys, domains and what runs already.
-    pub fn new(universe: &Universe<'_>, selectors: &mut Selectors<'_>, groups: &[Group]) -> Self {
+    /// Collects keys, domains and what runs already. `peopled` are domains that another plan found to get nodes.
+    pub fn new(universe: &Universe<'_>, selectors: &mut Selectors<'_>, groups: &[Group], peopled: Domains) -> Self {
         let problem = universe.problem;
         let respect = problem.settings.preference_policy == PreferencePolicy::Respect;
         let mut names: BTreeSet<Arc<str>> = BTreeSet::new();
@@ -174,6 +181,7 @@ impl Topology {
             by_selector: HashMap::new(),
             load,
             settled: Vec::new(),
+            peopled,
         };
         if topology.keys.is_empty() {
             return topology;
@@ -271,7 +279,7 @@ impl Topology {
         }
     }
 
-    fn rules(&self, universe: &Universe<'_>, selectors: &mut Selectors<'_>, group: &Group, key: usize) -> Rules {
+    fn rules(&self, universe: &mut Universe<'_>, selectors: &mut Selectors<'_>, group: &Group, key: usize) -> Rules {
         let respect = universe.problem.settings.preference_policy == PreferencePolicy::Respect;
         let mut rules = Rules::default();
         for (name, rule) in rules_of(&group.class, respect) {
@@ -286,7 +294,7 @@ impl Topology {
             let own = selector.is_some_and(|s| group.matches.contains(&s));
             match (rule, counter) {
                 (Rule::Spread(spread), Some(counter)) => {
-                    let (base, eligible) = self.spread_domains(universe, group, key, spread, counter);
+                    let (base, eligible, counted) = self.spread_domains(universe, group, key, spread, counter);
                     rules.spread.push(SpreadRule {
                         counter,
                         own: i64::from(own),
@@ -295,6 +303,7 @@ impl Topology {
                         hard: spread.hard,
                         base,
                         eligible,
+                        counted,
                     });
                 }
                 (Rule::Anti(_, hard), Some(counter)) => rules.anti.push((counter, own, hard)),
@@ -312,21 +321,19 @@ impl Topology {
     /// Which running pods a spread constraint counts, and which domains exist for it.
     fn spread_domains(
         &self,
-        universe: &Universe<'_>,
+        universe: &mut Universe<'_>,
         group: &Group,
         key: usize,
         spread: &super::class::Spread,
         counter: usize,
-    ) -> (Vec<i64>, Vec<bool>) {
+    ) -> (Vec<i64>, Vec<bool>, Bits) {
         let class = &group.class;
+        let mut counted = universe.by_terms(if spread.honor_affinity { &class.node_terms } else { &[] });
+        if spread.honor_taints {
+            counted.and(&universe.tolerated(class));
+        }
         let counts = |node: &super::problem::NodeState| {
-            (!spread.honor_affinity
-                || class.node_terms.is_empty()
-                || class.node_terms.iter().any(|term| {
-                    !term.never
-                        && term.labels.iter().all(|(k, set)| set.accepts(existing::label(node, k)))
-                        && term.name.as_ref().is_none_or(|set| set.contains(&node.name))
-                }))
+            (!spread.honor_affinity || existing::accepted(&class.node_terms, node))
                 && (!spread.honor_taints || class.untolerated(&node.taints).is_none())
         };
         let values = &self.keys[key].values;
@@ -344,12 +351,12 @@ impl Topology {
             }
             base
         };
-        let required = group.levels.last();
-        let mut eligible: Vec<bool> = self.keys[key]
-            .columns
-            .iter()
-            .map(|columns| required.is_some_and(|bits| intersects(bits, columns)))
-            .collect();
+        let mut eligible: Vec<bool> =
+            self.keys[key].columns.iter().map(|columns| intersects(&group.domains, columns)).collect();
+        for (domain, columns) in self.keys[key].columns.iter().enumerate() {
+            let here = (Arc::clone(&self.keys[key].name), Arc::clone(&values[domain]));
+            eligible[domain] |= self.peopled.contains(&here) && intersects(&counted, columns);
+        }
         for node in &universe.problem.nodes {
             let value = existing::label(node, &self.keys[key].name);
             if let Some(domain) = value.and_then(|v| values.binary_search_by(|have| have.as_ref().cmp(v)).ok())
@@ -358,7 +365,7 @@ impl Topology {
                 eligible[domain] = counts(node);
             }
         }
-        (base, eligible)
+        (base, eligible, counted)
     }
 
     /// Divides every group over the domains its rules concern.
@@ -436,6 +443,27 @@ impl Topology {
     fn settle(&mut self, waiting: Waiting) {
         let group = waiting.group;
         self.settled.extend(waiting.concerned.into_iter().map(|(key, rules)| (group, key, rules)));
+    }
+
+    /// Domains that bought nodes make count against a spread that was planned without them: a zone, say, that no GPU type
+    /// is offered in gets a node of another pod, and kube-scheduler's minimum over zones becomes zero.
+    pub fn overlooked(&self, bought: &Bits) -> Domains {
+        let mut out = Domains::new();
+        for (_, key, rules) in &self.settled {
+            let key = &self.keys[*key];
+            for s in rules.spread.iter().filter(|s| s.hard && s.eligible.contains(&false)) {
+                let count = |domain: usize| s.base[domain] + self.counters[s.counter].planned[domain];
+                let most = (0..key.values.len()).filter(|d| s.eligible[*d]).map(count).max().unwrap_or(0);
+                for domain in (0..key.values.len()).filter(|d| !s.eligible[*d] && most - count(*d) > s.max_skew) {
+                    let mut nodes = both(bought, &key.columns[domain]);
+                    nodes.and(&s.counted);
+                    if !nodes.is_empty() {
+                        out.insert((Arc::clone(&key.name), Arc::clone(&key.values[domain])));
+                    }
+                }
+            }
+        }
+        out
     }
 
     /// Planned pods by counter and domain.
@@ -643,7 +671,9 @@ impl Topology {
         count(domain) + rule.own - least
     }
 
-    /// Order of the allowed domains: what must stay level, what is liked, what is free, what evens out.
+    /// Order of the allowed domains: what must stay level, then what is liked, in the order in which Karpenter gives
+    /// preferences up, last first (soft spread, node affinity, anti-affinity, affinity: core reference 3.6), then what is
+    /// free and what evens out.
     fn cost_of(
         &self,
         key: usize,
@@ -651,26 +681,41 @@ impl Topology {
         domain: usize,
         possible: &Possible,
         followers: &[&Waiting],
-    ) -> (usize, i64, i64, i64, usize, bool, i64, i64, usize) {
+    ) -> [i64; 12] {
+        let wide = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
         let blocked = followers
             .iter()
             .filter(|w| w.concerned.iter().zip(&w.possible).any(|((k, _), p)| *k == key && !p[domain].open()))
             .count();
-        let mut level = 0;
-        let mut soft = 0;
+        let (mut level, mut soft, mut skewed) = (0, 0, 0);
         for s in &rules.spread {
             let count = s.base[domain] + self.counters[s.counter].planned[domain];
-            if s.hard { level += count } else { soft += count }
+            if s.hard {
+                level += count;
+            } else {
+                soft += count;
+                skewed += i64::from(self.skew_after(s, domain) > s.max_skew);
+            }
         }
         let others =
             rules.raises.iter().filter(|c| self.counters[**c].spread).map(|c| self.counters[*c].total(domain)).sum();
-        for (c, _, _) in rules.anti.iter().filter(|(_, _, hard)| !hard) {
-            soft += self.counters[*c].total(domain);
-        }
-        for (c, _, _) in rules.affinity.iter().filter(|(_, _, hard)| !hard) {
-            soft += i64::from(self.counters[*c].total(domain) == 0);
-        }
-        (blocked, level, others, soft, possible.level, !possible.exists, possible.price, self.load[key][domain], domain)
+        let disliked: i64 =
+            rules.anti.iter().filter(|(_, _, hard)| !hard).map(|(c, _, _)| self.counters[*c].total(domain)).sum();
+        let missed = rules.affinity.iter().filter(|(c, _, hard)| !hard && self.counters[*c].total(domain) == 0).count();
+        [
+            wide(blocked),
+            level,
+            others,
+            skewed,
+            wide(possible.level),
+            disliked,
+            wide(missed),
+            soft,
+            i64::from(!possible.exists),
+            possible.price,
+            self.load[key][domain],
+            wide(domain),
+        ]
     }
 
     fn refusal(&self, key: usize, rules: &Rules, possible: &[Possible]) -> String {
@@ -744,7 +789,11 @@ fn coarse(price: i64) -> i64 {
 }
 
 fn intersects(a: &Bits, b: &Bits) -> bool {
-    let mut both = a.clone();
-    both.and(b);
-    !both.is_empty()
+    !both(a, b).is_empty()
+}
+
+fn both(a: &Bits, b: &Bits) -> Bits {
+    let mut out = a.clone();
+    out.and(b);
+    out
 }

@@ -15,6 +15,7 @@ use super::offering::{CapacityType, InstanceType};
 use super::problem::{Labels, Problem};
 use super::requirement::{Requirements, ValueSet};
 use super::resources::Resources;
+use super::volumes::{UNLIMITED, attached_by};
 use crate::api::labels;
 
 /// Most values of one open label, and most variants of one NodePool.
@@ -55,6 +56,22 @@ impl Dims {
         out.extend([resources.cpu_milli, resources.memory, resources.pods, resources.ephemeral_storage]);
         out.extend(self.extended.iter().map(|name| resources.extended.get(name).copied().unwrap_or(0)));
         out
+    }
+
+    /// What an instance type can hold, its volumes included.
+    fn dense_of(&self, instance_type: &InstanceType) -> Vec<i64> {
+        let mut out = self.dense(&instance_type.allocatable);
+        for (name, have) in self.extended.iter().zip(&mut out[COMMON..]) {
+            if let Some(driver) = attached_by(name) {
+                *have = instance_type.volume_limits.get(driver).copied().unwrap_or(UNLIMITED);
+            }
+        }
+        out
+    }
+
+    /// Whether a dimension counts volumes: it is free, and scarce only when it runs out.
+    pub fn is_attach(&self, dim: usize) -> bool {
+        dim.checked_sub(COMMON).is_some_and(|at| attached_by(&self.extended[at]).is_some())
     }
 
     pub fn sparse(&self, dense: &[i64]) -> Resources {
@@ -104,8 +121,12 @@ pub(super) struct Column {
     pub shape: usize,
     pub zone: Arc<str>,
     pub capacity_type: CapacityType,
-    /// Micro-USD per hour.
+    /// Micro-USD per hour, as plans compare it.
     pub price: i64,
+    /// Micro-USD per hour, as it is paid.
+    pub paid: i64,
+    /// How many can be had of a counted reservation; `None` is any number.
+    pub left: Option<i64>,
 }
 
 /// An interned set of columns.
@@ -185,7 +206,7 @@ impl<'p> Universe<'p> {
     }
 
     fn add_pool(&mut self, at: usize, mentioned: &HashMap<Arc<str>, BTreeSet<Arc<str>>>) {
-        let pool = &self.problem.pools[at];
+        let (pool, settings) = (&self.problem.pools[at], &self.problem.settings);
         // A pool that can't be understood offers nothing; `Pool::new` refuses it with a message.
         let Ok(requirements) = Requirements::from_api(&pool.requirements) else {
             return;
@@ -213,9 +234,10 @@ impl<'p> Universe<'p> {
                     matches!(key.as_ref(), labels::ZONE | labels::CAPACITY_TYPE)
                         || set.accepts(instance_type.labels.get(key.as_ref()).map(String::as_str))
                 };
-                if !known.iter().all(admits) {
+                if !known.iter().all(admits) || !settings.node_sizes.allow(instance_type.capacity.cpu_milli) {
                     continue;
                 }
+                let family = instance_type.labels.get(labels::INSTANCE_FAMILY).map(String::as_str);
                 let first = self.columns.len();
                 let wanted = |key: &str, value: &str| {
                     pool.labels.get(key).is_none_or(|fixed| fixed == value)
@@ -229,7 +251,9 @@ impl<'p> Universe<'p> {
                             shape: self.shapes.len(),
                             zone: Arc::clone(&offering.zone),
                             capacity_type: offering.capacity_type,
-                            price: offering.price.0.max(0),
+                            price: settings.compared_price(offering.price, family),
+                            paid: offering.price.0.max(0),
+                            left: offering.left,
                         });
                     }
                 }
@@ -272,7 +296,7 @@ impl<'p> Universe<'p> {
             .collect();
         self.room = Vec::with_capacity(self.columns.len() * dims);
         for shape in &self.shapes {
-            let allocatable = self.dims.dense(&shape.instance_type.allocatable);
+            let allocatable = self.dims.dense_of(&shape.instance_type);
             for column in shape.first..shape.end {
                 let overhead = &self.daemon_sets[self.daemon_set[column]].0;
                 self.room.extend(allocatable.iter().zip(overhead).map(|(have, less)| have - less));
@@ -385,18 +409,25 @@ impl<'p> Universe<'p> {
             return bits.clone();
         }
         let mut bits = self.tolerated(class);
-        if !terms.is_empty() {
-            let mut any = Bits::empty(self.columns.len());
-            for term in terms {
-                any.or(&self.term_bits(term));
-            }
-            bits.and(&any);
-        }
+        bits.and(&self.by_terms(terms));
         self.constraint_bits.insert(constraint, bits.clone());
         bits
     }
 
-    fn tolerated(&self, class: &PodClass) -> Bits {
+    /// Columns that `terms` (ORed) allow, taints aside; no terms allow all.
+    pub fn by_terms(&mut self, terms: &[NodeTerm]) -> Bits {
+        if terms.is_empty() {
+            return Bits::full(self.columns.len());
+        }
+        let mut any = Bits::empty(self.columns.len());
+        for term in terms {
+            any.or(&self.term_bits(term));
+        }
+        any
+    }
+
+    /// Columns of the NodePools whose taints a class tolerates.
+    pub fn tolerated(&self, class: &PodClass) -> Bits {
         let pools: Vec<bool> =
             self.problem.pools.iter().map(|pool| class.untolerated(&pool.taints).is_none()).collect();
         let mut bits = Bits::empty(self.columns.len());
@@ -419,6 +450,11 @@ impl<'p> Universe<'p> {
             })
             .collect();
         (!disliked.is_empty()).then(|| self.where_column(|column| !disliked.contains(&self.pool(column))))
+    }
+
+    /// Whether there are columns of counted reservations.
+    pub fn has_counted(&self) -> bool {
+        self.columns.iter().any(|column| column.left.is_some())
     }
 
     /// Columns that satisfy a predicate.

@@ -53,6 +53,14 @@ pub enum CatalogueError {
     },
 }
 
+/// CSI driver of EBS.
+pub const EBS_DRIVER: &str = "ebs.csi.aws.com";
+/// Slots of a node that its root volume and its network interfaces at boot take.
+const ROOT_AND_INTERFACES: i64 = 3;
+/// The smallest instance store disk of types with several, in GB, and the most disks that any such type has.
+const DISK_GB: i64 = 900;
+const MOST_DISKS: i64 = 8;
+
 /// A region's instance types as EC2 describes them, with where the figures come from.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RawCatalogue {
@@ -330,8 +338,27 @@ impl RawInstanceType {
             labels: labels::labels(self, region),
             capacity,
             allocatable,
+            volume_limits: [(Arc::from(EBS_DRIVER), self.ebs_volumes())].into(),
             offerings: self.offerings(spot),
         }
+    }
+
+    /// EBS volumes that the EBS CSI driver lets a node attach besides its root: of the type's attachments (28 slots on
+    /// Nitro, 39 volumes elsewhere, as the EC2 User Guide's "EBS volume limits" has them) those that network interfaces at
+    /// boot, instance store and accelerators use are gone. Some newer sizes have more: fewer than could be is safe.
+    fn ebs_volumes(&self) -> i64 {
+        if self.hypervisor == "xen" {
+            return 39;
+        }
+        if matches!(self.name.as_str(), "d3.8xlarge" | "d3en.12xlarge") {
+            return 3;
+        }
+        let disks = (self.instance_store_gb.unwrap_or(0) + DISK_GB - 1) / DISK_GB;
+        let local = if self.instance_store_nvme == Some(true) { disks.min(MOST_DISKS) } else { 0 };
+        let accelerators: i64 = self.gpus.iter().map(|gpu| gpu.count).sum::<i64>()
+            + self.inference_accelerators.iter().map(|have| have.count).sum::<i64>()
+            + self.neuron_devices.iter().map(|have| have.count).sum::<i64>();
+        (28 - ROOT_AND_INTERFACES - local - accelerators).max(1)
     }
 
     fn offerings(&self, spot: SpotPricing) -> Vec<Offering> {
@@ -339,7 +366,13 @@ impl RawInstanceType {
         for zone in self.zones.iter().collect::<BTreeSet<_>>() {
             for capacity_type in [CapacityType::Spot, CapacityType::OnDemand] {
                 if let Some(price) = self.price(zone, capacity_type, spot) {
-                    offerings.push(Offering { zone: zone.as_str().into(), capacity_type, price, available: true });
+                    offerings.push(Offering {
+                        zone: zone.as_str().into(),
+                        capacity_type,
+                        price,
+                        available: true,
+                        left: None,
+                    });
                 }
             }
         }

@@ -2,6 +2,7 @@
 //! with labels and asks, rule by rule, whether kube-scheduler would agree.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use crate::scheduling::class::{Namespaces, Selector};
 use crate::scheduling::plan::Plan;
@@ -15,6 +16,8 @@ struct Place<'p> {
     taints: &'p [k8s_openapi::api::core::v1::Taint],
     pods: Vec<&'p PodEntry>,
     new: Vec<&'p PodEntry>,
+    /// Volumes that can be attached, by driver.
+    volumes: BTreeMap<Arc<str>, i64>,
 }
 
 /// The first rule that a plan breaks.
@@ -43,6 +46,7 @@ pub(super) fn check(problem: &Problem, plan: &Plan) -> Result<(), String> {
             taints: &node.taints,
             pods: node.pods.iter().collect(),
             new: Vec::new(),
+            volumes: problem.volumes.limits.get(&*node.name).cloned().unwrap_or_default(),
         });
     }
     for placement in &plan.placements {
@@ -105,8 +109,10 @@ pub(super) fn check(problem: &Problem, plan: &Plan) -> Result<(), String> {
                 taints: &pool.taints,
                 pods: Vec::new(),
                 new: node.pods.iter().map(|pod| &problem.pods[*pod]).collect(),
+                volumes: choice.instance_type.volume_limits.clone(),
             };
             fits(&place)?;
+            volumes(problem, &place)?;
             if std::ptr::eq(choice, first) {
                 places.push(place);
             }
@@ -129,6 +135,7 @@ pub(super) fn check(problem: &Problem, plan: &Plan) -> Result<(), String> {
     }
     for place in &places {
         fits(place)?;
+        volumes(problem, place)?;
     }
     between_pods(problem, &places)
 }
@@ -159,6 +166,38 @@ fn fits(place: &Place<'_>) -> Result<(), String> {
         }
         if pod.class.untolerated(place.taints).is_some() {
             return Err(format!("{} does not tolerate {}", pod.key, place.name));
+        }
+    }
+    Ok(())
+}
+
+fn volumes(problem: &Problem, place: &Place<'_>) -> Result<(), String> {
+    let all = &problem.volumes;
+    for pod in &place.new {
+        for claim in pod.claims.iter() {
+            let found = all.claims.get(&**claim).ok_or_else(|| format!("{} has no claim {claim}", pod.key))?;
+            let class = found.storage_class.as_ref().and_then(|name| all.classes.get(&**name));
+            let volume = found.volume.as_ref().and_then(|name| all.volumes.get(&**name));
+            let terms = volume.map(|volume| &volume.terms).or(class.map(|class| &class.terms));
+            let terms = terms.map_or(&[][..], Vec::as_slice);
+            if !terms.is_empty() && !terms.iter().any(|term| term.accepts(&place.labels, &place.name)) {
+                return Err(format!("{}: the volume of {claim} is not at {}", pod.key, place.name));
+            }
+        }
+    }
+    if place.new.is_empty() {
+        return Ok(());
+    }
+    let attached: BTreeSet<&Arc<str>> = place.pods.iter().chain(&place.new).flat_map(|pod| pod.claims.iter()).collect();
+    for (driver, limit) in &place.volumes {
+        let of_driver = attached.iter().filter(|claim| {
+            let claim = all.claims.get(&****claim);
+            let volume = claim.and_then(|c| c.volume.as_ref()).and_then(|name| all.volumes.get(&**name));
+            let class = claim.and_then(|c| c.storage_class.as_ref()).and_then(|name| all.classes.get(&**name));
+            volume.map_or_else(|| class.and_then(|c| c.driver.as_ref()), |v| v.driver.as_ref()) == Some(driver)
+        });
+        if i64::try_from(of_driver.count()).unwrap() > *limit {
+            return Err(format!("{}: more than {limit} volumes of {driver}", place.name));
         }
     }
     Ok(())

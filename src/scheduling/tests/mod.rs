@@ -1,8 +1,18 @@
 //! Behaviours of the planner as tables, and properties that every plan has. A small catalogue stands in for EC2's.
+//!
+//! `b01` to `b42` are the numbered behaviours of the Karpenter core reference, section 14; the rest of them are about
+//! disruption and the life of nodes.
 
-mod behaviours;
+mod affinity;
 mod checker;
+mod nodes;
+mod pools;
 mod properties;
+mod requirements;
+mod resources;
+mod settings;
+mod spread;
+mod volumes;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -64,11 +74,19 @@ fn instance(family: &str, cpus: i64, gib: i64, gpus: i64, arch: &str, price: i64
                 capacity_type,
                 price: MicroUsd(price * share / 100),
                 available: true,
+                left: None,
             };
             offerings.push(offering);
         }
     }
-    InstanceType { name: Arc::from(name), labels, allocatable: capacity.clone(), capacity, offerings }
+    InstanceType {
+        name: Arc::from(name),
+        labels,
+        allocatable: capacity.clone(),
+        capacity,
+        volume_limits: [(Arc::from("ebs.csi.aws.com"), 3 * cpus)].into(),
+        offerings,
+    }
 }
 
 /// A problem under construction.
@@ -95,23 +113,7 @@ impl World {
     }
 
     pub fn pool(&mut self, name: &str, extra: &Value) {
-        let mut requirements =
-            vec![json!({"key": "karpenter.sh/capacity-type", "operator": "In", "values": ["on-demand"]})];
-        requirements.extend(extra.get("requirements").and_then(Value::as_array).cloned().unwrap_or_default());
-        let mut spec = json!({"template": {
-            "metadata": {"labels": extra.get("labels").cloned().unwrap_or(json!({}))},
-            "spec": {"requirements": requirements, "taints": extra.get("taints").cloned().unwrap_or(json!([])),
-                "startupTaints": extra.get("startupTaints").cloned().unwrap_or(json!([])),
-                "nodeClassRef": {"group": "karpenter.k8s.aws", "kind": "EC2NodeClass", "name": "default"}}}});
-        for key in ["weight", "limits"] {
-            if let Some(value) = extra.get(key) {
-                spec[key] = value.clone();
-            }
-        }
-        let object =
-            json!({"apiVersion": "karpenter.sh/v1", "kind": "NodePool", "metadata": {"name": name}, "spec": spec});
-        let node_pool = serde_json::from_value(object).unwrap();
-        self.problem.pools.push(Pool::new(&node_pool, catalogue(), Resources::default(), 0).unwrap());
+        self.problem.pools.push(read_pool(name, extra).unwrap());
     }
 
     /// Pods `name-0..count`.
@@ -208,3 +210,57 @@ pub(super) fn affinity(kind: &str, key: &str, labels: &Value) -> Value {
 
 pub(super) const ZONE: &str = "topology.kubernetes.io/zone";
 pub(super) const HOST: &str = "kubernetes.io/hostname";
+
+pub(super) fn zones(plan: &Plan) -> BTreeMap<String, usize> {
+    let mut out = BTreeMap::new();
+    for node in &plan.new_nodes {
+        *out.entry(node.choices[0].zone.to_string()).or_default() += node.pods.len();
+    }
+    out
+}
+
+pub(super) fn types(plan: &Plan) -> Vec<String> {
+    plan.new_nodes.iter().map(|n| n.choices[0].instance_type.name.to_string()).collect()
+}
+
+pub(super) fn reason(plan: &Plan) -> &str {
+    &plan.unschedulable.first().expect("something is unschedulable").reason
+}
+
+pub(super) fn node_affinity(terms: &Value) -> Value {
+    json!({"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}})
+}
+
+pub(super) fn expression(key: &str, operator: &str, values: &[&str]) -> Value {
+    json!({"key": key, "operator": operator, "values": values})
+}
+
+pub(super) fn one(key: &str, operator: &str, values: &[&str]) -> Value {
+    node_affinity(&json!([{"matchExpressions": [expression(key, operator, values)]}]))
+}
+
+/// A world with one default pool and one pod of 1 CPU with this spec.
+pub(super) fn lone(spec: &Value) -> World {
+    let mut world = World::new();
+    world.pods("p", 1, &json!({"app": "p"}), "1", "1Gi", spec);
+    world
+}
+
+/// A pool of on-demand capacity with what is given merged into it.
+pub(super) fn read_pool(name: &str, extra: &Value) -> Result<Pool, super::PoolError> {
+    let mut requirements =
+        vec![json!({"key": "karpenter.sh/capacity-type", "operator": "In", "values": ["on-demand"]})];
+    requirements.extend(extra.get("requirements").and_then(Value::as_array).cloned().unwrap_or_default());
+    let mut spec = json!({"template": {
+        "metadata": {"labels": extra.get("labels").cloned().unwrap_or(json!({}))},
+        "spec": {"requirements": requirements, "taints": extra.get("taints").cloned().unwrap_or(json!([])),
+            "startupTaints": extra.get("startupTaints").cloned().unwrap_or(json!([])),
+            "nodeClassRef": {"group": "karpenter.k8s.aws", "kind": "EC2NodeClass", "name": "default"}}}});
+    for key in ["weight", "limits"] {
+        if let Some(value) = extra.get(key) {
+            spec[key] = value.clone();
+        }
+    }
+    let object = json!({"apiVersion": "karpenter.sh/v1", "kind": "NodePool", "metadata": {"name": name}, "spec": spec});
+    Pool::new(&serde_json::from_value(object).unwrap(), catalogue(), Resources::default(), 0)
+}

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-use super::{HOST, World, ZONE, affinity, spread};
+use super::{HOST, World, ZONE, affinity, spread, volumes};
 use crate::scheduling::plan::Plan;
 
 #[derive(Clone, Debug)]
@@ -16,13 +16,14 @@ struct Workload {
 }
 
 fn workload() -> impl Strategy<Value = Workload> {
-    (1_usize..9, 0_usize..5, 0_usize..5, 0_usize..12, 0_usize..2)
+    (1_usize..9, 0_usize..5, 0_usize..5, 0_usize..16, 0_usize..2)
         .prop_map(|(replicas, cpu, memory, rule, namespace)| Workload { replicas, cpu, memory, rule, namespace })
 }
 
 fn world(workloads: &[Workload], nodes: usize, limit: Option<i64>) -> World {
     let pool = limit.map_or(json!({}), |cpus| json!({"limits": {"cpu": cpus.to_string()}}));
     let mut world = World::with_pools(&[("default", pool)]);
+    volumes::waiting_class(&mut world);
     for at in 0..nodes {
         let labels = json!({"app": format!("app-{at}")});
         let rule = affinity("podAntiAffinity", HOST, &labels);
@@ -43,12 +44,33 @@ fn world(workloads: &[Workload], nodes: usize, limit: Option<i64>) -> World {
             8 => json!({"requests": {"nvidia.com/gpu": "1"}}),
             9 => json!({"ports": [{"containerPort": 80, "hostPort": 80}]}),
             10 => spread(ZONE, &labels, &json!({"whenUnsatisfiable": "ScheduleAnyway"})),
+            11 => spread(HOST, &labels, &json!({"whenUnsatisfiable": "ScheduleAnyway"})),
+            12 => {
+                let mut spec = spread(ZONE, &labels, &json!({}));
+                spec["requests"] = json!({"nvidia.com/gpu": "1"});
+                spec
+            }
             _ => json!({}),
         };
         spec["namespace"] = json!(["default", "other"][w.namespace]);
         let cpu = ["100m", "250m", "1", "1900m", "5"][w.cpu];
         let memory = ["64Mi", "1Gi", "3Gi", "7Gi", "30Gi"][w.memory];
-        world.pods(&format!("w{at}"), w.replicas, &labels, cpu, memory, &spec);
+        if w.rule < 14 {
+            world.pods(&format!("w{at}"), w.replicas, &labels, cpu, memory, &spec);
+            continue;
+        }
+        // A volume for each: bound in one zone after the other, or made where its pod goes.
+        for replica in 0..w.replicas {
+            let name = format!("data-{at}-{replica}");
+            if w.rule == 14 {
+                volumes::bound(&mut world, &name, &volumes::in_zone(super::ZONES[replica % 3]));
+            } else {
+                volumes::unbound(&mut world, &name);
+            }
+            spec["volumes"] = volumes::claims(&[&name])["volumes"].clone();
+            spec["namespace"] = json!("default");
+            world.pods(&format!("w{at}-{replica}"), 1, &labels, cpu, memory, &spec);
+        }
     }
     world
 }

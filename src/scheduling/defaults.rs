@@ -1,0 +1,148 @@
+//! The cluster's default topology spread constraints, as kube-scheduler's `PodTopologySpread` plugin has them: what pods get
+//! that declare no constraint of their own.
+
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::Pod;
+use serde::Deserialize;
+
+use super::class::{Selector, Spread};
+use super::requirement::{ValueSet, normalise_key};
+
+/// The label under which the planner keeps a pod's controller, so that a selector can be about it.
+pub(super) const CONTROLLER: &str = "stowage.dev/controller-uid";
+
+/// Constraints for pods that declare none; empty by default.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DefaultSpread {
+    constraints: Vec<Constraint>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Constraint {
+    key: Arc<str>,
+    max_skew: i64,
+    hard: bool,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct Config {
+    #[serde(default)]
+    pod_topology_spread: PodTopologySpread,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct PodTopologySpread {
+    #[serde(default)]
+    default_constraints: Vec<Entry>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct Entry {
+    max_skew: i64,
+    topology_key: String,
+    when_unsatisfiable: String,
+}
+
+impl DefaultSpread {
+    /// Reads `podTopologySpread.defaultConstraints` from YAML or JSON; empty text is no constraint.
+    ///
+    /// # Errors
+    /// Says which field is wrong and what would be right. A selector is refused, as kube-scheduler refuses it: it is that of
+    /// the pod's controller.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        if text.trim().is_empty() {
+            return Ok(Self::default());
+        }
+        let config: Config = serde_saphyr::from_str(text).map_err(|error| {
+            format!("{error}; podTopologySpread.defaultConstraints with maxSkew, topologyKey and whenUnsatisfiable is wanted")
+        })?;
+        let mut constraints: Vec<Constraint> = Vec::new();
+        for (at, entry) in config.pod_topology_spread.default_constraints.into_iter().enumerate() {
+            let field = |name: &str| format!("podTopologySpread.defaultConstraints[{at}].{name}");
+            if entry.max_skew < 1 {
+                return Err(format!("{}: {} is not 1 or more", field("maxSkew"), entry.max_skew));
+            }
+            if entry.topology_key.is_empty() || entry.topology_key.contains(char::is_whitespace) {
+                return Err(format!("{}: {:?} is not a label key", field("topologyKey"), entry.topology_key));
+            }
+            let hard = match entry.when_unsatisfiable.as_str() {
+                "DoNotSchedule" => true,
+                "ScheduleAnyway" => false,
+                other => {
+                    let name = field("whenUnsatisfiable");
+                    return Err(format!("{name}: {other:?} is neither DoNotSchedule nor ScheduleAnyway"));
+                }
+            };
+            let key: Arc<str> = Arc::from(normalise_key(&entry.topology_key));
+            if constraints.iter().any(|have| have.key == key && have.hard == hard) {
+                return Err(format!("{}: {key} is there twice with the same whenUnsatisfiable", field("topologyKey")));
+            }
+            constraints.push(Constraint { key, max_skew: entry.max_skew, hard });
+        }
+        Ok(Self { constraints })
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.constraints.is_empty()
+    }
+
+    /// The constraints of a pod of this controller.
+    pub(super) fn of_controller(&self, uid: &str) -> Vec<Spread> {
+        let selector = Selector { terms: vec![(Arc::from(CONTROLLER), ValueSet::one(uid))] };
+        let spread = |constraint: &Constraint| Spread {
+            key: Arc::clone(&constraint.key),
+            max_skew: constraint.max_skew,
+            min_domains: 1,
+            selector: Some(selector.clone()),
+            hard: constraint.hard,
+            honor_affinity: true,
+            honor_taints: false,
+        };
+        self.constraints.iter().map(spread).collect()
+    }
+}
+
+/// UID of the controller whose selector kube-scheduler takes for a default constraint. A `ReplicaSet`'s selects the pods of
+/// one revision, which are those it owns. Selectors of Services are not looked at: they can only narrow a controller's
+/// pods, all of which have the same labels.
+pub(super) fn spreading_controller(pod: &Pod) -> Option<&str> {
+    let owner = pod.metadata.owner_references.iter().flatten().find(|owner| owner.controller == Some(true))?;
+    let spreads = matches!(owner.kind.as_str(), "ReplicaSet" | "StatefulSet" | "ReplicationController");
+    spreads.then_some(owner.uid.as_str())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn constraints_are_read_and_what_is_wrong_is_named() {
+        let read = DefaultSpread::parse(
+            "podTopologySpread:\n  defaultConstraints:\n  - {maxSkew: 5, topologyKey: failure-domain.beta.kubernetes.io/zone, whenUnsatisfiable: ScheduleAnyway}\n",
+        )
+        .unwrap();
+        assert_eq!(&*read.constraints[0].key, "topology.kubernetes.io/zone");
+        for text in ["", " \n", "{}", "podTopologySpread: {}"] {
+            assert!(DefaultSpread::parse(text).unwrap().is_empty(), "{text:?}");
+        }
+        let one = |fields: &str| format!("{{podTopologySpread: {{defaultConstraints: [{fields}]}}}}");
+        let good = "{maxSkew: 1, topologyKey: z, whenUnsatisfiable: DoNotSchedule}";
+        for (text, want) in [
+            (one("{maxSkew: 0, topologyKey: z, whenUnsatisfiable: DoNotSchedule}"), "[0].maxSkew: 0"),
+            (one("{maxSkew: 1, topologyKey: '', whenUnsatisfiable: DoNotSchedule}"), "[0].topologyKey"),
+            (one("{maxSkew: 1, topologyKey: z, whenUnsatisfiable: Never}"), "\"Never\" is neither"),
+            (one("{maxSkew: 1, topologyKey: z}"), "whenUnsatisfiable"),
+            (one("{maxSkew: 1, topologyKey: z, whenUnsatisfiable: DoNotSchedule, labelSelector: {}}"), "labelSelector"),
+            (one(&format!("{good}, {good}")), "[1].topologyKey: z is there twice"),
+            ("profiles: []".to_owned(), "podTopologySpread"),
+        ] {
+            let error = DefaultSpread::parse(&text).unwrap_err();
+            assert!(error.contains(want), "{text}: {error}");
+        }
+    }
+}

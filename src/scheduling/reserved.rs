@@ -1,0 +1,104 @@
+//! Reserved capacity that is counted: paid for already, so it is filled before anything is bought, as nodes that exist are.
+//!
+//! Columns of counted reservations are in no other set of columns: a price next to nothing without end would make the dual
+//! prices worthless.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::bits::Bits;
+use super::offering::InstanceType;
+use super::pack::{Bought, Packer};
+use super::stock::{Bin, float, worth};
+use super::universe::Universe;
+
+/// What is left of each reservation. NodePools that may use the same one share it.
+pub(super) struct Reserved {
+    left: BTreeMap<(Arc<str>, Arc<str>), i64>,
+    columns: Vec<usize>,
+}
+
+impl Reserved {
+    pub fn new(universe: &Universe<'_>) -> Self {
+        let mut out = Self { left: BTreeMap::new(), columns: Vec::new() };
+        for (at, column) in universe.columns.iter().enumerate() {
+            if let Some(count) = column.left {
+                out.left.insert(key(universe, at), count);
+                out.columns.push(at);
+            }
+        }
+        out
+    }
+}
+
+fn key(universe: &Universe<'_>, column: usize) -> (Arc<str>, Arc<str>) {
+    (Arc::clone(&universe.instance_type(column).name), Arc::clone(&universe.columns[column].zone))
+}
+
+impl Packer<'_, '_, '_> {
+    /// Fills reservations of a tier, those that what is left fills best first.
+    pub fn use_reserved(&mut self, reserved: &mut Reserved, tier: &Bits, active: &dyn Fn(usize) -> bool) {
+        let columns: Vec<usize> = reserved.columns.iter().copied().filter(|column| tier.contains(*column)).collect();
+        if columns.is_empty() {
+            return;
+        }
+        let allowed: Vec<Option<Bits>> =
+            (0..self.stock.places.len()).map(|place| active(place).then(|| self.reservable(place))).collect();
+        while !self.stock.is_empty() {
+            let mut best: Option<(f64, Bought)> = None;
+            for column in columns.iter().copied() {
+                let instance_type = Arc::clone(self.universe.instance_type(column));
+                let left = reserved.left.get(&key(self.universe, column)).copied().unwrap_or(0);
+                if left <= 0 || !self.budgets[self.universe.pool(column)].allows(&instance_type.capacity) {
+                    continue;
+                }
+                let buckets =
+                    self.stock.open_buckets(|place| allowed[place].as_ref().is_some_and(|bits| bits.contains(column)));
+                if buckets.is_empty() {
+                    continue;
+                }
+                let host = self.daemon_host(column).clone();
+                let bin = Bin { room: self.universe.room(column), host: &host, content: &[] };
+                let content = self.stock.fill(&bin, &self.reference, &buckets, None, &[]);
+                if content.is_empty() || !self.min_values_hold(column, &content) {
+                    continue;
+                }
+                let load: f64 =
+                    content.iter().map(|(item, n)| worth(self.stock.need(*item), &self.reference) * float(*n)).sum();
+                let share = load / worth(self.universe.room(column), &self.reference).max(1.0);
+                if best.as_ref().is_none_or(|(have, _)| share > *have) {
+                    best = Some((share, Bought { column, content }));
+                }
+            }
+            let Some((_, bought)) = best else { return };
+            self.buy_reserved(reserved, bought);
+        }
+    }
+
+    /// Buys a reserved node, and as many like it as the same pods fill.
+    fn buy_reserved(&mut self, reserved: &mut Reserved, bought: Bought) {
+        let instance_type: Arc<InstanceType> = Arc::clone(self.universe.instance_type(bought.column));
+        let pool = self.universe.pool(bought.column);
+        let Some(left) = reserved.left.get_mut(&key(self.universe, bought.column)) else { return };
+        let most = bought.content.iter().map(|(item, count)| self.stock.items[*item].left / count).min().unwrap_or(0);
+        let most = most.min(usize::try_from(*left).unwrap_or(0));
+        let copies = self.budgets[pool].copies(&instance_type.capacity, most).max(1);
+        *left -= i64::try_from(copies).unwrap_or(i64::MAX);
+        self.budgets[pool].spend(&instance_type.capacity, copies);
+        self.stock.take(&bought.content, copies);
+        self.bought.extend(std::iter::repeat_n(bought, copies));
+    }
+
+    /// Columns of reservations and others that a place's requirements allow.
+    fn reservable(&mut self, place: usize) -> Bits {
+        let group = &self.stock.groups[self.stock.places[place].sample];
+        let mut bits = group.domains.clone();
+        if !group.class.volume_terms.is_empty() {
+            bits.and(&self.universe.constrained(&group.class.volume_terms, &group.class));
+        }
+        for (key, domain) in &self.stock.places[place].pins {
+            bits.and(&self.topology.keys[*key].columns[*domain]);
+        }
+        bits
+    }
+}

@@ -1,0 +1,254 @@
+//! Behaviours 35 to 39: NodePools, their order, limits and taints; prices.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+
+use super::{HOST, World, ZONE, affinity, lone, reason, types};
+use crate::scheduling::offering::{CapacityType, MicroUsd, Offering};
+use crate::scheduling::plan::Plan;
+use crate::scheduling::resources::Resources;
+
+#[test]
+fn nothing_to_place_costs_nothing() {
+    let plan = World::new().plan();
+    assert_eq!((plan.cost, plan.lower_bound, plan.new_nodes.len()), (MicroUsd(0), Some(MicroUsd(0)), 0));
+}
+
+#[test]
+fn a_lone_pod_gets_the_cheapest_node_that_holds_it() {
+    let plan = lone(&json!({})).plan();
+    assert_eq!(types(&plan), ["a1.x2"]);
+    let choices = &plan.new_nodes[0].choices;
+    assert!(choices.windows(2).all(|w| w[0].price <= w[1].price), "cheapest first");
+    assert!(choices.iter().any(|c| &*c.zone == "z-c") && choices.iter().any(|c| &*c.instance_type.name == "r1.x16"));
+    assert!(plan.lower_bound.unwrap() <= plan.cost);
+}
+
+#[test]
+fn b35_the_heavier_pool_comes_first_even_when_dearer_and_equal_weights_compete_by_price() {
+    let dear = json!({"requirements": [{"key": "karpenter.k8s.aws/instance-family", "operator": "In", "values": ["r1"]}], "weight": 10});
+    let mut world = World::with_pools(&[("cheap", json!({})), ("dear", dear.clone())]);
+    world.pods("p", 3, &json!({}), "1", "1Gi", &json!({}));
+    assert!(world.plan().new_nodes.iter().all(|n| n.pool == 1));
+    let mut level = dear;
+    level.as_object_mut().unwrap().remove("weight");
+    let mut world = World::with_pools(&[("cheap", json!({})), ("dear", level)]);
+    world.pods("p", 3, &json!({}), "1", "1Gi", &json!({}));
+    assert!(world.plan().new_nodes.iter().all(|n| n.pool == 0));
+}
+
+#[test]
+fn b36_a_limit_that_is_reached_sends_pods_to_the_next_pool_and_is_named_when_there_is_none() {
+    let heavy = json!({"weight": 10, "limits": {"cpu": "4"}});
+    let mut world = World::with_pools(&[("first", heavy.clone()), ("second", json!({}))]);
+    world.pods("p", 8, &json!({}), "1", "1Gi", &json!({}));
+    let plan = world.plan();
+    let pools: BTreeSet<usize> = plan.new_nodes.iter().map(|n| n.pool).collect();
+    assert_eq!((pools, plan.unschedulable.len()), ([0, 1].into(), 0));
+    let mut world = World::with_pools(&[("first", heavy)]);
+    world.pods("p", 8, &json!({}), "1", "1Gi", &json!({}));
+    let plan = world.plan();
+    assert!(reason(&plan).contains("NodePool first: limit on cpu reached (cpu 0 of 4"), "{}", reason(&plan));
+    assert_eq!(plan.unschedulable.len(), 4);
+}
+
+#[test]
+fn b37_limits_count_what_is_in_flight_and_nodes_are_counted_one_by_one() {
+    let mut world = World::with_pools(&[("default", json!({"limits": {"cpu": "6"}}))]);
+    world.problem.pools[0].usage = Resources { cpu_milli: 4000, ..Resources::default() };
+    world.pods("p", 4, &json!({}), "1", "1Gi", &json!({}));
+    assert_eq!(world.plan().unschedulable.len(), 2);
+    let labels = json!({"app": "p"});
+    let mut world = World::with_pools(&[("default", json!({"limits": {"nodes": "3"}}))]);
+    world.problem.pools[0].node_count = 1;
+    world.pods("p", 4, &labels, "1", "1Gi", &affinity("podAntiAffinity", HOST, &labels));
+    let plan = world.plan();
+    assert_eq!((plan.new_nodes.len(), plan.unschedulable.len()), (2, 2));
+    assert!(reason(&plan).contains("limit on nodes"), "{}", reason(&plan));
+}
+
+#[test]
+fn whatever_choice_is_launched_the_limits_hold() {
+    let mut world = World::with_pools(&[("default", json!({"limits": {"cpu": "10"}}))]);
+    world.pods("p", 4, &json!({"app": "p"}), "1", "1Gi", &affinity("podAntiAffinity", HOST, &json!({"app": "p"})));
+    let plan = world.plan();
+    assert!(plan.unschedulable.is_empty());
+    let most: i64 = plan
+        .new_nodes
+        .iter()
+        .map(|n| n.choices.iter().map(|c| c.instance_type.capacity.cpu_milli).max().unwrap())
+        .sum();
+    assert!(most <= 10_000, "{most}");
+}
+
+#[test]
+fn higher_priority_comes_first_where_limits_do_not_allow_all() {
+    let mut world = World::with_pools(&[("default", json!({"limits": {"cpu": "4"}}))]);
+    world.pods("low", 4, &json!({}), "1", "1Gi", &json!({"priority": 1}));
+    world.pods("top", 3, &json!({}), "1", "1Gi", &json!({"priority": 100}));
+    let plan = world.plan();
+    let left: Vec<&str> = plan.unschedulable.iter().map(|u| &*world.problem.pods[u.pod].key).collect();
+    assert_eq!(left.len(), 3);
+    assert!(left.iter().all(|key| key.contains("low")), "{left:?}");
+}
+
+#[test]
+fn b38_taints_need_tolerations_and_startup_taints_do_not() {
+    let taint = |effect: &str| json!([{"key": "dedicated", "value": "x", "effect": effect}]);
+    for effect in ["NoSchedule", "NoExecute"] {
+        let mut world = World::with_pools(&[("default", json!({"taints": taint(effect)}))]);
+        world.pods("p", 1, &json!({}), "1", "1Gi", &json!({}));
+        let text = reason(&world.plan()).to_owned();
+        assert!(text.contains(&format!("taint dedicated=x:{effect} is not tolerated")), "{text}");
+        world.pods(
+            "t",
+            1,
+            &json!({}),
+            "1",
+            "1Gi",
+            &json!({"tolerations": [{"key": "dedicated", "operator": "Exists"}]}),
+        );
+        assert_eq!(world.plan().unschedulable.len(), 1);
+    }
+    let mut world = World::with_pools(&[("default", json!({"startupTaints": taint("NoSchedule")}))]);
+    world.pods("p", 1, &json!({}), "1", "1Gi", &json!({}));
+    assert!(world.plan().unschedulable.is_empty());
+}
+
+#[test]
+fn b39_prefer_no_schedule_is_avoided_and_tolerated_last() {
+    let soft = json!({"weight": 10, "taints": [{"key": "slow", "effect": "PreferNoSchedule"}]});
+    let mut world = World::with_pools(&[("soft", soft.clone()), ("plain", json!({}))]);
+    world.pods("p", 1, &json!({}), "1", "1Gi", &json!({}));
+    assert_eq!(world.plan().new_nodes[0].pool, 1);
+    let mut world = World::with_pools(&[("soft", soft)]);
+    world.pods("p", 1, &json!({}), "1", "1Gi", &json!({}));
+    assert!(world.plan().unschedulable.is_empty());
+}
+
+#[test]
+fn the_capacity_type_with_the_lowest_price_wins() {
+    let mut world = World::with_pools(&[]);
+    world.pool("default", &json!({}));
+    for r in &mut world.problem.pools[0].requirements {
+        r.values.push("spot".into());
+    }
+    world.pods("p", 1, &json!({}), "1", "1Gi", &json!({}));
+    assert_eq!(world.plan().new_nodes[0].choices[0].capacity_type.as_str(), "spot");
+}
+
+#[test]
+fn an_offering_without_capacity_is_not_bought() {
+    let mut world = World::new();
+    let mut catalogue = (*world.problem.pools[0].catalogue).clone();
+    for instance_type in &mut catalogue.instance_types {
+        if instance_type.name.starts_with("a1") {
+            let mut gone = (**instance_type).clone();
+            gone.offerings.iter_mut().for_each(|o| o.available = false);
+            *instance_type = Arc::new(gone);
+        }
+    }
+    world.problem.pools[0].catalogue = Arc::new(catalogue);
+    world.pods("p", 1, &json!({}), "1", "1Gi", &json!({}));
+    assert_eq!(types(&world.plan()), ["c1.x2"]);
+}
+
+#[test]
+fn without_pools_the_reason_says_so() {
+    let mut world = World::default();
+    world.pods("p", 1, &json!({}), "1", "1Gi", &json!({}));
+    assert!(reason(&world.plan()).contains("no NodePool is ready"));
+}
+
+#[test]
+fn what_limits_leave_room_for_is_still_bought() {
+    let mut world = World::with_pools(&[("default", json!({"limits": {"cpu": "4"}}))]);
+    world.pods("large", 1, &json!({}), "8", "1Gi", &json!({}));
+    world.pods("small", 3, &json!({}), "1", "1Gi", &json!({}));
+    let plan = world.plan();
+    assert_eq!(plan.unschedulable.iter().map(|u| u.pod).collect::<Vec<_>>(), [0], "{:?}", plan.unschedulable);
+}
+
+#[test]
+fn capacity_is_bought_reserved_then_spot_then_on_demand() {
+    let mut gone: Vec<CapacityType> = Vec::new();
+    for want in [CapacityType::Reserved, CapacityType::Spot, CapacityType::OnDemand] {
+        let mut world = World::new();
+        let pool = &mut world.problem.pools[0];
+        pool.requirements.clear();
+        let mut catalogue = (*pool.catalogue).clone();
+        for instance_type in &mut catalogue.instance_types {
+            let mut changed = (**instance_type).clone();
+            // A reservation is paid for already: its price is next to nothing.
+            let reserved: Vec<Offering> = changed
+                .offerings
+                .iter()
+                .filter(|o| o.capacity_type == CapacityType::OnDemand)
+                .map(|o| Offering {
+                    capacity_type: CapacityType::Reserved,
+                    price: MicroUsd(o.price.0 / 10_000),
+                    ..o.clone()
+                })
+                .collect();
+            changed.offerings.extend(reserved);
+            changed.offerings.retain(|o| !gone.contains(&o.capacity_type));
+            *instance_type = Arc::new(changed);
+        }
+        pool.catalogue = Arc::new(catalogue);
+        world.pods("p", 2, &json!({}), "1", "1Gi", &json!({}));
+        assert_eq!(world.plan().new_nodes[0].choices[0].capacity_type, want);
+        gone.push(want);
+    }
+}
+
+/// A world whose `a1.x4` is reserved in z-b, `count` of them.
+fn reserved(pools: &[(&str, Value)], count: i64) -> World {
+    let mut world = World::with_pools(pools);
+    for pool in &mut world.problem.pools {
+        pool.requirements.retain(|r| r.key != "karpenter.sh/capacity-type");
+        let mut catalogue = (*pool.catalogue).clone();
+        for instance_type in catalogue.instance_types.iter_mut().filter(|t| &*t.name == "a1.x4") {
+            let mut changed = (**instance_type).clone();
+            let mut offering = changed.offerings.iter().find(|o| &*o.zone == "z-b").unwrap().clone();
+            offering.capacity_type = CapacityType::Reserved;
+            (offering.price, offering.left) = (MicroUsd(0), Some(count));
+            changed.offerings.push(offering);
+            *instance_type = Arc::new(changed);
+        }
+        pool.catalogue = Arc::new(catalogue);
+    }
+    world
+}
+
+#[test]
+fn a_reservation_is_filled_before_anything_is_bought_and_never_beyond_its_count() {
+    let count_of = |plan: &Plan| {
+        let of = |n: &&crate::scheduling::plan::PlannedNode| n.choices[0].capacity_type == CapacityType::Reserved;
+        plan.new_nodes.iter().filter(of).count()
+    };
+    for (pods, count, used, others) in
+        [(4, 3, 1, false), (5, 3, 2, false), (12, 3, 3, false), (40, 3, 3, true), (4, 0, 0, true)]
+    {
+        let mut world = reserved(&[("default", json!({}))], count);
+        world.pods("p", pods, &json!({}), "1", "1Gi", &json!({}));
+        let plan = world.plan();
+        assert_eq!((count_of(&plan), plan.new_nodes.len() > used), (used, others), "{pods} pods, {count} reserved");
+        assert!(plan.unschedulable.is_empty());
+    }
+    // Two pools share it; a pod that may not use it doesn't.
+    let mut world =
+        reserved(&[("one", json!({"labels": {"team": "1"}})), ("two", json!({"labels": {"team": "2"}}))], 1);
+    for team in ["1", "2"] {
+        world.pods(team, 4, &json!({}), "1", "1Gi", &json!({"nodeSelector": {"team": team}}));
+    }
+    world.pods("elsewhere", 4, &json!({}), "1", "1Gi", &json!({"nodeSelector": {ZONE: "z-a"}}));
+    let plan = world.plan();
+    assert_eq!((count_of(&plan), plan.unschedulable.len()), (1, 0));
+    // Limits hold for it, too.
+    let mut world = reserved(&[("default", json!({"limits": {"cpu": "4"}}))], 3);
+    world.pods("p", 12, &json!({}), "1", "1Gi", &json!({}));
+    let plan = world.plan();
+    assert_eq!((count_of(&plan), plan.unschedulable.len()), (1, 8));
+}
