@@ -12,7 +12,7 @@ PYTHON ?= python3
 CARGO_DENY_VERSION := 0.20.2
 CARGO_DENY := $(CACHE)/cargo-deny-$(CARGO_DENY_VERSION)/bin/cargo-deny
 
-.PHONY: help demo test build tools lint deny test-rust test-e2e test-chart test-control-plane test-scenarios crds clean-cache
+.PHONY: help demo bench test build tools lint deny test-rust test-e2e test-chart test-control-plane test-scenarios crds clean-cache
 
 help: ## Say what can be made
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | column -t -s "$$(printf '\t')"
@@ -53,6 +53,10 @@ test-chart: tools ## The chart and the plain manifests, on a real control plane
 
 test-e2e: build tools ## The whole service, with the real kube-scheduler
 	$(PYTHON) e2e/e2e_test.py
+
+bench: ## Cost, time and memory beside Karpenter's, as a table and a plot (BENCH=--ours-only is quick)
+	cargo build --release --locked
+	$(PYTHON) benches/bench.py --binary $(CARGO_TARGET_DIR)/release/stowage --out $(CARGO_TARGET_DIR)/bench $(BENCH)
 
 crds: ## Write crds/ anew from src/api, and what is made from it
 	STOWAGE_REGENERATE=1 cargo test --locked --quiet --lib api::crds

@@ -10,8 +10,8 @@ use anyhow::Context;
 use clap::{Args, ValueEnum};
 
 use super::manifests::{Input, InputError};
-use super::{output, page};
 use super::planning::PlanArgs;
+use super::{output, page};
 use crate::api::labels;
 use crate::cloud::catalogue::{EBS_DRIVER, RawCatalogue, SpotPricing, embedded, parse};
 use crate::scheduling::offering::{Catalogue, MicroUsd};

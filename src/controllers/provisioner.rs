@@ -313,7 +313,7 @@ fn claim_for(pool: &NodePool, node: &PlannedNode, taken: &Snapshot, until_ms: i6
     own_labels.insert(labels::EC2_NODE_CLASS.into(), template.spec.node_class_ref.name.clone());
     let distinct = |value: &dyn Fn(&crate::scheduling::plan::Choice) -> String| {
         let mut values: Vec<String> = Vec::new();
-        for choice in &node.choices {
+        for choice in node.choices.iter() {
             let value = value(choice);
             if !values.contains(&value) {
                 values.push(value);

@@ -1,213 +1,267 @@
 //! Dual prices: what a unit of each resource is worth to each kind of demand, from a small linear program.
 //!
-//! Primal: buy instance types at least cost so that each group's demand of each resource is covered by the types it may
-//! use. It relaxes the packing (pods may be cut, and each resource may be served by another node), so its value is a
-//! lower bound on any plan's cost. We solve the dual, whose rows (types) are added as they are violated.
+//! Primal: buy columns at least cost so that each demand of each resource is covered by the columns it may use. It relaxes
+//! the packing (pods may be cut, and each resource may be served by another node), so its value is a lower bound on any
+//! plan's cost. We solve the dual, whose rows (columns to buy) are added as they are violated.
+//!
+//! Besides the resources there are *slots*: pods of which a node may hold only so many (anti-affinity on the host) use up
+//! one each. A slot is one more resource, of which every column has the same amount. With it the program knows that a
+//! thousand pods that keep off each other need a thousand nodes.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use microlp::{ComparisonOp, OptimizationDirection, Problem as Lp, Variable};
 
 use super::bits::Bits;
 use super::stock::real;
+use super::universe::Universe;
 
-/// Groups beyond this many are merged into one that may use everything.
-const MAX_GROUPS: usize = 24;
+/// Sets of columns beyond this many are merged into one that may use everything.
+const MAX_SETS: usize = 24;
 /// Rounds of adding violated rows.
 const MAX_ROUNDS: usize = 30;
 
-/// A type that can be bought: its room and price.
-pub(super) struct Supply<'u> {
-    pub room: &'u [i64],
-    pub price: i64,
-}
-
-/// Prices by group, and by type.
+/// Prices by demand, and by kind of column.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Prices {
-    /// Price of a unit of each resource, in micro-USD per hour, by demand given.
-    pub demand: Vec<Vec<f64>>,
-    /// Price of a unit of each resource on each supply.
-    pub supply: Vec<Vec<f64>>,
+    /// Price of a unit of each resource, then of each slot, in micro-USD per hour, by set of columns.
+    by_set: Vec<Vec<f64>>,
+    by_kind: Vec<Vec<f64>>,
     /// Least cost, in micro-USD per hour.
     pub bound: f64,
 }
 
-/// Solves for prices. `demands` are sets of supplies with the amount wanted of each resource; a demand that no supply
-/// of its set can meet is left out by the caller.
-///
-/// `warm` holds the rows that mattered last time; they are the start this time.
-pub(super) fn prices(
-    demands: &[(&Bits, Vec<i64>)],
-    supplies: &[Supply<'_>],
-    dims: usize,
-    warm: &mut BTreeSet<usize>,
-) -> Option<Prices> {
-    // Merge demands of equal sets, and the smallest ones when there are too many sets.
-    let mut sets: HashMap<&Bits, usize> = HashMap::new();
-    let mut merged: Vec<(Bits, Vec<f64>)> = Vec::new();
-    let mut of_demand: Vec<usize> = Vec::with_capacity(demands.len());
-    for (bits, amount) in demands {
-        let at = *sets.entry(*bits).or_insert_with(|| {
-            merged.push(((*bits).clone(), vec![0.0; dims]));
-            merged.len() - 1
-        });
-        for (sum, more) in merged[at].1.iter_mut().zip(amount) {
-            *sum += real(*more);
+/// What can be bought, as demands see it: made once, priced as often as what is left changes.
+pub(super) struct Market {
+    /// Set of columns of each demand.
+    set_of: Vec<usize>,
+    sets: usize,
+    /// Columns that the same sets hold are of one kind and share their prices; `usize::MAX` where none holds them.
+    kind_of: Vec<usize>,
+    /// Sets that hold the columns of each kind.
+    members: Vec<Vec<usize>>,
+    /// Columns that no other of their kind beats: kind, room (resources, then slots) and price, scaled near one.
+    rows: Vec<Row>,
+    scale: Vec<f64>,
+    price_scale: f64,
+    /// Rows that mattered last time; they are the start of the next.
+    warm: BTreeSet<usize>,
+}
+
+struct Row {
+    kind: usize,
+    room: Vec<f64>,
+    price: f64,
+}
+
+impl Market {
+    /// `demands` are sets of columns with the amount wanted of each resource (and slot), which here only decides what is
+    /// merged when there are many sets. `slots` is how many of each slot a column has. A demand that no column of its set
+    /// can meet is left out by the caller. `price` is what a column costs.
+    pub fn new(
+        universe: &Universe<'_>,
+        demands: &[(&Bits, &[i64])],
+        slots: &[i64],
+        price: impl Fn(usize) -> i64,
+    ) -> Self {
+        let columns = universe.columns.len();
+        let mut ids: HashMap<&Bits, usize> = HashMap::new();
+        let mut merged: Vec<(Bits, i64)> = Vec::new();
+        let mut set_of: Vec<usize> = Vec::with_capacity(demands.len());
+        for (bits, amount) in demands {
+            let at = *ids.entry(*bits).or_insert_with(|| {
+                merged.push(((*bits).clone(), 0));
+                merged.len() - 1
+            });
+            merged[at].1 += amount[0];
+            set_of.push(at);
         }
-        of_demand.push(at);
-    }
-    if merged.len() > MAX_GROUPS {
-        let mut order: Vec<usize> = (0..merged.len()).collect();
-        order.sort_by(|a, b| merged[*b].1[0].total_cmp(&merged[*a].1[0]).then(a.cmp(b)));
-        let mut all = (Bits::empty(supplies.len()), vec![0.0; dims]);
-        let mut place = vec![0; merged.len()];
-        let mut kept = Vec::new();
-        for (rank, at) in order.into_iter().enumerate() {
-            if rank < MAX_GROUPS {
-                place[at] = kept.len();
-                kept.push(merged[at].clone());
-            } else {
-                place[at] = MAX_GROUPS;
-                all.0.or(&merged[at].0);
-                for (sum, more) in all.1.iter_mut().zip(&merged[at].1) {
-                    *sum += more;
+        if merged.len() > MAX_SETS {
+            let mut order: Vec<usize> = (0..merged.len()).collect();
+            order.sort_by_key(|at| (std::cmp::Reverse(merged[*at].1), *at));
+            let mut all = (Bits::empty(columns), 0);
+            let mut place = vec![MAX_SETS; merged.len()];
+            for (rank, at) in order.iter().enumerate() {
+                if rank < MAX_SETS {
+                    place[*at] = rank;
+                } else {
+                    all.0.or(&merged[*at].0);
                 }
             }
+            merged = order.into_iter().take(MAX_SETS).map(|at| merged[at].clone()).collect();
+            merged.push(all);
+            set_of.iter_mut().for_each(|at| *at = place[*at]);
         }
-        kept.push(all);
-        merged = kept;
-        for at in &mut of_demand {
-            *at = place[*at];
-        }
-    }
 
-    // Supplies in the same demands' sets share their prices.
-    let mut kinds: HashMap<Vec<usize>, usize> = HashMap::new();
-    let mut members: Vec<Vec<usize>> = Vec::new();
-    let kind_of: Vec<Option<usize>> = (0..supplies.len())
-        .map(|supply| {
-            let of: Vec<usize> = (0..merged.len()).filter(|g| merged[*g].0.contains(supply)).collect();
-            if of.is_empty() {
-                return None;
-            }
-            Some(*kinds.entry(of).or_insert_with_key(|of| {
-                members.push(of.clone());
+        let mut held: Vec<u32> = vec![0; columns];
+        for (set, (bits, _)) in merged.iter().enumerate() {
+            bits.iter().for_each(|column| held[column] |= 1 << set);
+        }
+        let mut kinds: BTreeMap<u32, usize> = BTreeMap::new();
+        let mut members: Vec<Vec<usize>> = Vec::new();
+        let mut kind_of = vec![usize::MAX; columns];
+        for (column, mask) in held.iter().enumerate().filter(|(_, mask)| **mask != 0) {
+            kind_of[column] = *kinds.entry(*mask).or_insert_with(|| {
+                members.push((0..merged.len()).filter(|set| mask >> set & 1 == 1).collect());
                 members.len() - 1
-            }))
-        })
-        .collect();
-
-    // Scale each resource so that prices are near one.
-    let scale: Vec<f64> =
-        (0..dims).map(|d| supplies.iter().map(|s| real(s.room[d].max(0))).fold(0.0, f64::max).max(1.0)).collect();
-    let price_scale = supplies.iter().map(|s| real(s.price)).fold(0.0, f64::max).max(1.0);
-    let mut lp = Lp::new(OptimizationDirection::Maximize);
-    let demand_vars: Vec<Vec<Option<Variable>>> = merged
-        .iter()
-        .map(|(_, amount)| {
-            (0..dims)
-                .map(|d| (amount[d] > 0.0).then(|| lp.add_var(amount[d] / scale[d], (0.0, f64::INFINITY))))
-                .collect()
-        })
-        .collect();
-    let supply_vars: Vec<Vec<Option<Variable>>> = members
-        .iter()
-        .map(|of| {
-            (0..dims)
-                .map(|d| match of.as_slice() {
-                    // One demand alone needs no price of its own on the supply.
-                    [only] => demand_vars[*only][d],
-                    _ => of.iter().any(|g| demand_vars[*g][d].is_some()).then(|| lp.add_var(0.0, (0.0, f64::INFINITY))),
-                })
-                .collect()
-        })
-        .collect();
-    for (of, vars) in members.iter().zip(&supply_vars) {
-        for d in 0..dims {
-            for group in of.iter().filter(|_| of.len() > 1) {
-                if let (Some(asked), Some(paid)) = (demand_vars[*group][d], vars[d]) {
-                    lp.add_constraint([(asked, 1.0), (paid, -1.0)], ComparisonOp::Le, 0.0);
-                }
-            }
+            });
         }
-    }
-    let mut in_lp = vec![false; supplies.len()];
-    let add_row = |lp: &mut Lp, supply: usize| {
-        let Some(kind) = kind_of[supply] else { return };
-        let row: Vec<(Variable, f64)> = (0..dims)
-            .filter_map(|d| {
-                let amount = real(supplies[supply].room[d].max(0)) / scale[d];
-                supply_vars[kind][d].filter(|_| amount > 0.0).map(|var| (var, amount))
+        let dims = universe.dims.len();
+        let kept = undominated(universe, &kind_of, members.len(), &price);
+        let mut scale: Vec<f64> = (0..dims)
+            .map(|d| kept.iter().map(|c| real(universe.room(*c)[d].max(0))).fold(0.0, f64::max).max(1.0))
+            .collect();
+        scale.extend(slots.iter().map(|n| real(*n).max(1.0)));
+        let price_scale = kept.iter().map(|c| real(price(*c))).fold(0.0, f64::max).max(1.0);
+        let rows = kept
+            .into_iter()
+            .map(|column| Row {
+                kind: kind_of[column],
+                room: universe
+                    .room(column)
+                    .iter()
+                    .chain(slots)
+                    .zip(&scale)
+                    .map(|(room, scale)| real((*room).max(0)) / scale)
+                    .collect(),
+                price: real(price(column)) / price_scale,
             })
             .collect();
-        if !row.is_empty() {
-            lp.add_constraint(row, ComparisonOp::Le, real(supplies[supply].price) / price_scale);
+        Self { set_of, sets: merged.len(), kind_of, members, rows, scale, price_scale, warm: BTreeSet::new() }
+    }
+
+    /// Prices of a demand, by its place in the list that the market was made of.
+    pub fn of_demand<'x>(&self, prices: &'x Prices, demand: usize) -> &'x [f64] {
+        &prices.by_set[self.set_of[demand]]
+    }
+
+    /// Prices on a column; all zero where no demand may use it.
+    pub fn of_column<'x>(&self, prices: &'x Prices, column: usize) -> &'x [f64] {
+        prices.by_kind.get(self.kind_of[column]).or(prices.by_kind.last()).map_or(&[], Vec::as_slice)
+    }
+
+    /// Solves for prices of `amounts`, which belong to the demands that the market was made of.
+    pub fn prices<'x>(&mut self, amounts: impl Iterator<Item = (usize, &'x [i64])>) -> Option<Prices> {
+        let dims = self.scale.len();
+        let mut wanted = vec![vec![0.0; dims]; self.sets];
+        for (demand, amount) in amounts {
+            for (sum, more) in wanted[self.set_of[demand]].iter_mut().zip(amount) {
+                *sum += real(*more);
+            }
         }
-    };
-    // Start with the cheapest type per unit of each resource, which bounds every price.
-    let mut start: Vec<Option<(f64, usize)>> = vec![None; members.len() * dims];
-    for (at, supply) in supplies.iter().enumerate() {
-        let Some(kind) = kind_of[at] else { continue };
-        for d in 0..dims {
-            if supply.room[d] > 0 {
-                let per_unit = real(supply.price) / real(supply.room[d]);
-                let best = &mut start[kind * dims + d];
+        let mut lp = Lp::new(OptimizationDirection::Maximize);
+        let set_vars: Vec<Vec<Option<Variable>>> = wanted
+            .iter()
+            .map(|amount| {
+                (0..dims)
+                    .map(|d| (amount[d] > 0.0).then(|| lp.add_var(amount[d] / self.scale[d], (0.0, f64::INFINITY))))
+                    .collect()
+            })
+            .collect();
+        let mut kind_vars: Vec<Vec<Option<Variable>>> = Vec::with_capacity(self.members.len());
+        for of in &self.members {
+            let asking: Vec<usize> =
+                of.iter().copied().filter(|set| set_vars[*set].iter().any(Option::is_some)).collect();
+            let vars = (0..dims)
+                .map(|d| {
+                    let asked: Vec<Variable> = asking.iter().filter_map(|set| set_vars[*set][d]).collect();
+                    match asked.as_slice() {
+                        [] => None,
+                        // One demand alone needs no price of its own on the column.
+                        [only] => Some(*only),
+                        several => {
+                            let paid = lp.add_var(0.0, (0.0, f64::INFINITY));
+                            for asked in several {
+                                lp.add_constraint([(*asked, 1.0), (paid, -1.0)], ComparisonOp::Le, 0.0);
+                            }
+                            Some(paid)
+                        }
+                    }
+                })
+                .collect();
+            kind_vars.push(vars);
+        }
+        let mut in_lp = vec![false; self.rows.len()];
+        let add_row = |lp: &mut Lp, row: &Row| {
+            let terms: Vec<(Variable, f64)> = kind_vars[row.kind]
+                .iter()
+                .zip(&row.room)
+                .filter_map(|(var, room)| var.filter(|_| *room > 0.0).map(|var| (var, *room)))
+                .collect();
+            if !terms.is_empty() {
+                lp.add_constraint(terms, ComparisonOp::Le, row.price);
+            }
+        };
+        // Start with the cheapest per unit of each resource, which bounds every price.
+        let mut start: Vec<Option<(f64, usize)>> = vec![None; self.members.len() * dims];
+        for (at, row) in self.rows.iter().enumerate() {
+            for d in (0..dims).filter(|d| row.room[*d] > 0.0) {
+                let per_unit = row.price / row.room[d];
+                let best = &mut start[row.kind * dims + d];
                 if best.is_none_or(|(have, _)| per_unit < have) {
                     *best = Some((per_unit, at));
                 }
             }
         }
-    }
-    let last = warm.iter().map(|at| (0.0, *at)).collect::<Vec<_>>();
-    for (_, at) in start.into_iter().flatten().chain(last) {
-        if !std::mem::replace(&mut in_lp[at], true) {
-            add_row(&mut lp, at);
-        }
-    }
-    let mut solution = None;
-    for _ in 0..MAX_ROUNDS {
-        let solved = lp.solve().ok()?.into_solution().ok()?;
-        let value = |var: Option<Variable>, d: usize| {
-            var.map_or(0.0, |var| solved.var_value(var).max(0.0) / scale[d] * price_scale)
-        };
-        let by_kind: Vec<Vec<f64>> =
-            supply_vars.iter().map(|vars| (0..dims).map(|d| value(vars[d], d)).collect()).collect();
-        let mut worst: Vec<Option<(f64, usize)>> = vec![None; members.len()];
-        for (at, supply) in supplies.iter().enumerate() {
-            let Some(kind) = kind_of[at] else { continue };
-            let paid: f64 = supply.room.iter().zip(&by_kind[kind]).map(|(r, p)| real((*r).max(0)) * p).sum();
-            let ratio = paid / real(supply.price.max(1));
-            if !in_lp[at] && ratio > 1.0 + 1e-9 && worst[kind].is_none_or(|(have, _)| ratio > have) {
-                worst[kind] = Some((ratio, at));
+        for at in start.into_iter().flatten().map(|(_, at)| at).chain(self.warm.iter().copied()) {
+            if !std::mem::replace(&mut in_lp[at], true) {
+                add_row(&mut lp, &self.rows[at]);
             }
         }
-        let excess = worst.iter().flatten().map(|(ratio, _)| *ratio).fold(1.0, f64::max);
-        let found = Prices {
-            demand: of_demand.iter().map(|at| (0..dims).map(|d| value(demand_vars[*at][d], d)).collect()).collect(),
-            supply: kind_of
-                .iter()
-                .map(|kind| kind.map_or_else(|| vec![0.0; dims], |kind| by_kind[kind].clone()))
-                .collect(),
-            // Prices shrunk by the worst excess are feasible, so this much is a bound even before the last round.
-            bound: solved.objective() * price_scale / excess,
-        };
-        solution = Some(found);
-        if worst.iter().all(Option::is_none) {
-            let paid = |at: usize, kind: usize| -> f64 {
-                supplies[at].room.iter().zip(&by_kind[kind]).map(|(r, p)| real((*r).max(0)) * p).sum()
+        let mut solution = None;
+        for _ in 0..MAX_ROUNDS {
+            let solved = lp.solve().ok()?.into_solution().ok()?;
+            let value = |var: &Option<Variable>| var.map_or(0.0, |var| solved.var_value(var).max(0.0));
+            let by_kind: Vec<Vec<f64>> = kind_vars.iter().map(|vars| vars.iter().map(value).collect()).collect();
+            let paid = |row: &Row| -> f64 { row.room.iter().zip(&by_kind[row.kind]).map(|(r, p)| r * p).sum() };
+            let mut worst: Vec<Option<(f64, usize)>> = vec![None; self.members.len()];
+            for (at, row) in self.rows.iter().enumerate().filter(|(at, _)| !in_lp[*at]) {
+                let ratio = paid(row) / row.price.max(1e-12);
+                if ratio > 1.0 + 1e-9 && worst[row.kind].is_none_or(|(have, _)| ratio > have) {
+                    worst[row.kind] = Some((ratio, at));
+                }
+            }
+            let excess = worst.iter().flatten().map(|(ratio, _)| *ratio).fold(1.0, f64::max);
+            let unscale = |prices: &[f64]| -> Vec<f64> {
+                prices.iter().zip(&self.scale).map(|(price, scale)| price / scale * self.price_scale).collect()
             };
-            *warm = (0..supplies.len())
-                .filter(|at| {
-                    in_lp[*at] && kind_of[*at].is_some_and(|k| paid(*at, k) > real(supplies[*at].price) * 0.98)
-                })
-                .collect();
-            break;
+            let done = worst.iter().all(Option::is_none);
+            if done {
+                self.warm = (0..self.rows.len())
+                    .filter(|at| in_lp[*at] && paid(&self.rows[*at]) > self.rows[*at].price * 0.98)
+                    .collect();
+            }
+            solution = Some(Prices {
+                by_set: set_vars.iter().map(|vars| unscale(&vars.iter().map(value).collect::<Vec<_>>())).collect(),
+                by_kind: by_kind.iter().map(|prices| unscale(prices)).chain([vec![0.0; dims]]).collect(),
+                // Prices shrunk by the worst excess are feasible, so this much is a bound even before the last round.
+                bound: solved.objective() * self.price_scale / excess,
+            });
+            if done {
+                break;
+            }
+            for (_, at) in worst.into_iter().flatten() {
+                in_lp[at] = true;
+                add_row(&mut lp, &self.rows[at]);
+            }
         }
-        for (_, at) in worst.into_iter().flatten() {
-            in_lp[at] = true;
-            add_row(&mut lp, at);
+        solution
+    }
+}
+
+/// Columns, cheapest first, without those that a cheaper one of their kind equals or exceeds in everything.
+fn undominated(universe: &Universe<'_>, kind_of: &[usize], kinds: usize, price: &impl Fn(usize) -> i64) -> Vec<usize> {
+    let mut kept: Vec<Vec<usize>> = vec![Vec::new(); kinds];
+    let mut out = Vec::new();
+    let mut by_price: Vec<usize> = universe.by_price.iter().copied().filter(|c| kind_of[*c] != usize::MAX).collect();
+    by_price.sort_by_key(|column| price(*column));
+    for column in by_price {
+        let room = universe.room(column);
+        let of_kind = &mut kept[kind_of[column]];
+        if !of_kind.iter().rev().any(|have| room.iter().zip(universe.room(*have)).all(|(r, h)| r <= h)) {
+            of_kind.push(column);
+            out.push(column);
         }
     }
-    solution
+    out
 }

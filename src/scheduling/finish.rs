@@ -1,13 +1,14 @@
 //! From bought bins to planned nodes: the cheapest column that holds a bin's pods, and every other one that does too.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use super::bits::Bits;
-use super::offering::MicroUsd;
+use super::offering::{InstanceType, MicroUsd};
 use super::pack::{Bought, Packer};
 use super::plan::{Choice, PlannedNode};
 use super::problem::MinValuesPolicy;
+use super::resources::Resources;
 use super::universe::{Universe, fits};
 use crate::api::Requirement;
 
@@ -53,11 +54,23 @@ impl Packer<'_, '_, '_> {
     pub fn alternatives(&self, column: usize, content: &[(usize, usize)]) -> Vec<usize> {
         let load = self.load(content);
         let common = self.common(column, content);
+        let mut last: Option<(usize, bool)> = None;
         self.universe
             .by_price
             .iter()
             .copied()
-            .filter(|c| common.contains(*c) && fits(&load, self.universe.room(*c)) && self.stands_in(*c, column))
+            .filter(|c| {
+                // Offerings of a shape stand side by side where they cost the same, and have the same room but for daemons.
+                let shape = self.universe.columns[*c].shape;
+                if last.is_none_or(|(of, _)| of != shape) {
+                    let mut offerings = self.universe.shapes[shape].first..self.universe.shapes[shape].end;
+                    last = Some((shape, offerings.any(|c| fits(&load, self.universe.room(c)))));
+                }
+                last.is_some_and(|(_, holds)| holds)
+                    && common.contains(*c)
+                    && fits(&load, self.universe.room(*c))
+                    && self.stands_in(*c, column)
+            })
             .collect()
     }
 
@@ -125,60 +138,100 @@ impl Packer<'_, '_, '_> {
     /// The planned nodes, in a stable order.
     pub fn planned(&mut self, pods_of: &mut dyn FnMut(usize, usize) -> Vec<usize>) -> Vec<PlannedNode> {
         let bought = std::mem::take(&mut self.bought);
-        let mut cache: HashMap<(usize, Vec<(usize, usize)>), Vec<Choice>> = HashMap::new();
+        let mut shared: HashMap<Vec<usize>, (Arc<[Choice]>, Resources)> = HashMap::new();
+        let mut last: Option<(&Bought, Vec<usize>)> = None;
         let mut nodes: Vec<PlannedNode> = Vec::with_capacity(bought.len());
         for node in &bought {
             let pool = self.universe.pool(node.column);
-            let key = (node.column, node.content.clone());
             let limited = self.universe.problem.pools[pool].limits.is_some();
-            let choices = if let Some(choices) = cache.get(&key).filter(|_| !limited) {
-                choices.clone()
-            } else {
-                let choices = self.choices(node);
-                if !limited {
-                    cache.insert(key, choices.clone());
+            // Copies of a node stand side by side: the same choices, unless limits come into it.
+            let roomy = !limited || self.is_roomy(pool);
+            let columns = match last.take() {
+                Some((other, columns)) if roomy && other.column == node.column && other.content == node.content => {
+                    columns
                 }
-                choices
+                _ => self.choices(node, roomy),
             };
+            if !shared.contains_key(&columns) {
+                let mut most = self.universe.instance_type(node.column).capacity.clone();
+                for column in &columns {
+                    most.raise_to(&self.universe.instance_type(*column).capacity);
+                }
+                shared.insert(columns.clone(), (columns.iter().map(|c| self.choice(*c)).collect(), most));
+            }
+            let (choices, most) = &shared[&columns];
+            // Whatever of the choices is launched, limits hold: the largest of them is what is spent.
+            if limited {
+                let mut extra = most.clone();
+                extra.sub(&self.universe.instance_type(node.column).capacity);
+                self.budgets[pool].spend(&extra, 1);
+                self.budgets[pool].add_node();
+            }
             let mut pods: Vec<usize> = node.content.iter().flat_map(|(item, count)| pods_of(*item, *count)).collect();
             pods.sort_unstable();
             let mut requests = self.load(&node.content);
             for (sum, more) in requests.iter_mut().zip(self.universe.overhead(node.column)) {
                 *sum += more;
             }
-            let requirements = pins(self.universe, node.column);
             nodes.push(PlannedNode {
                 pool,
-                choices,
+                choices: Arc::clone(choices),
                 pods,
                 requests: self.universe.dims.sparse(&requests),
-                requirements,
+                requirements: pins(self.universe, node.column),
             });
+            last = Some((node, columns));
         }
         nodes
     }
 
-    /// Choices of a node: the bought column first, then the others by price, within limits and `minValues`.
-    fn choices(&mut self, node: &Bought) -> Vec<Choice> {
+    /// Whether a pool's limits leave room for the largest of anything it offers, on top of what is planned.
+    fn is_roomy(&self, pool: usize) -> bool {
+        self.budgets[pool].allows(&self.largest[pool])
+    }
+
+    fn choice(&self, column: usize) -> Choice {
+        let instance_type = Arc::clone(self.universe.instance_type(column));
+        let column = &self.universe.columns[column];
+        Choice {
+            instance_type,
+            zone: Arc::clone(&column.zone),
+            capacity_type: column.capacity_type,
+            price: MicroUsd(column.paid),
+        }
+    }
+
+    /// Columns that a node may be launched as: the bought one first, then the others by price, within limits and
+    /// `minValues`, of at most [`MAX_TYPES`] instance types.
+    fn choices(&self, node: &Bought, roomy: bool) -> Vec<usize> {
         let pool = self.universe.pool(node.column);
-        let all = self.alternatives(node.column, &node.content);
-        let planned = &self.universe.instance_type(node.column).capacity;
         let mut budget = self.budgets[pool].clone();
-        budget.refund(planned);
-        let allowed: Vec<usize> = std::iter::once(node.column)
-            .chain(all.into_iter().filter(|c| *c != node.column))
-            .filter(|c| *c == node.column || budget.allows(&self.universe.instance_type(*c).capacity))
-            .collect();
+        budget.refund(&self.universe.instance_type(node.column).capacity);
+        let mut allowed = self.alternatives(node.column, &node.content);
+        allowed.retain(|c| *c != node.column && (roomy || budget.allows(&self.universe.instance_type(*c).capacity)));
+        allowed.insert(0, node.column);
         // Types in order of their cheapest offering; those that minValues needs are kept before the cut.
+        let mut seen: HashSet<*const InstanceType> = HashSet::new();
+        let type_of = |column: usize| Arc::as_ptr(self.universe.instance_type(column));
+        let asking = |r: &&Requirement| r.min_values.is_some();
+        let asked = self.universe.problem.pools[pool].requirements.iter().filter(asking).count();
+        let mut last = std::ptr::null();
         let mut types: Vec<usize> = Vec::new();
-        let mut seen: BTreeSet<&str> = BTreeSet::new();
-        for column in &allowed {
-            if seen.insert(&self.universe.instance_type(*column).name) {
-                types.push(*column);
+        for column in allowed.iter().copied() {
+            let name = type_of(column);
+            if name != last && seen.insert(name) {
+                types.push(column);
+            }
+            last = name;
+            if types.len() > MAX_TYPES && asked == 0 {
+                break;
             }
         }
-        let mut keep: BTreeSet<Arc<str>> = BTreeSet::new();
-        for r in &self.universe.problem.pools[pool].requirements {
+        if types.len() <= MAX_TYPES {
+            return allowed;
+        }
+        let mut keep: HashSet<*const InstanceType> = HashSet::new();
+        for r in self.universe.problem.pools[pool].requirements.iter().filter(asking) {
             let least = usize::try_from(r.min_values.unwrap_or(0)).unwrap_or(0);
             let mut values: BTreeSet<&str> = BTreeSet::new();
             for column in &types {
@@ -188,7 +241,7 @@ impl Packer<'_, '_, '_> {
                 if let Some(value) = self.universe.label(*column, &r.key)
                     && values.insert(value)
                 {
-                    keep.insert(Arc::clone(&self.universe.instance_type(*column).name));
+                    keep.insert(type_of(*column));
                 }
             }
         }
@@ -196,33 +249,10 @@ impl Packer<'_, '_, '_> {
             if keep.len() >= MAX_TYPES {
                 break;
             }
-            keep.insert(Arc::clone(&self.universe.instance_type(*column).name));
+            keep.insert(type_of(*column));
         }
-        let chosen: Vec<usize> =
-            allowed.into_iter().filter(|c| keep.contains(&self.universe.instance_type(*c).name)).collect();
-        // Whatever of the choices is launched, limits hold: the largest of them is what is spent.
-        if self.universe.problem.pools[pool].limits.is_some() {
-            let mut most = planned.clone();
-            for column in &chosen {
-                most.raise_to(&self.universe.instance_type(*column).capacity);
-            }
-            let mut extra = most;
-            extra.sub(planned);
-            self.budgets[pool].spend(&extra, 1);
-            self.budgets[pool].add_node();
-        }
-        chosen
-            .into_iter()
-            .map(|c| {
-                let column = &self.universe.columns[c];
-                Choice {
-                    instance_type: Arc::clone(self.universe.instance_type(c)),
-                    zone: Arc::clone(&column.zone),
-                    capacity_type: column.capacity_type,
-                    price: MicroUsd(column.paid),
-                }
-            })
-            .collect()
+        allowed.retain(|column| keep.contains(&type_of(*column)));
+        allowed
     }
 }
 

@@ -1,12 +1,14 @@
 //! Bettering what was bought.
 
-use super::pack::{Packer, Round};
-use super::stock::{Bin, float, real, worth};
+use super::pack::{PATIENCE, POWERS, Packer, Round};
+use super::stock::{Bin, float, real};
 
 /// Percent of the nodes that one attempt gives back.
-const SHARES: [usize; 4] = [12, 25, 45, 6];
+const SHARES: [usize; 5] = [12, 25, 45, 6, 18];
 /// Buckets that may be compared even for the smallest plan.
-const LEAST_WORK: usize = 2_000_000;
+const LEAST_WORK: usize = 300_000;
+/// Share of its worth at which what is placed anew is priced again.
+const PATIENCE_AGAIN: f64 = 0.5;
 
 impl Packer<'_, '_, '_> {
     /// Fills what is free on bought nodes.
@@ -28,7 +30,7 @@ impl Packer<'_, '_, '_> {
             }
             let host = self.daemon_host(node.column).clone();
             let bin = Bin { room: self.universe.room(node.column), host: &host, content: &node.content };
-            let more = self.stock.fill(&bin, &self.reference, &buckets, None, &[]);
+            let more = self.stock.fill(&bin, &self.reference, &buckets, None, &[], 0);
             if more.is_empty() {
                 continue;
             }
@@ -52,20 +54,21 @@ impl Packer<'_, '_, '_> {
         if self.bought.is_empty() || self.first_prices.is_empty() {
             return;
         }
-        self.patience = 0.7;
-        let limit = self.stock.work.saturating_mul(2).max(LEAST_WORK);
+        self.patience = PATIENCE_AGAIN;
+        let limit = (self.stock.work + self.stock.work / 2).max(LEAST_WORK);
         self.right_size();
         let mut failures = 0;
         let mut share = 0;
-        while failures < SHARES.len() && self.stock.work < limit {
+        while failures < SHARES.len() + 1 && self.stock.work < limit {
             if self.repack(round, SHARES[share % SHARES.len()]) {
                 failures = 0;
             } else {
                 failures += 1;
                 share += 1;
+                self.power = POWERS[share % POWERS.len()];
             }
         }
-        self.patience = 0.93;
+        self.patience = PATIENCE;
     }
 
     fn cost(&self) -> i64 {
@@ -88,7 +91,7 @@ impl Packer<'_, '_, '_> {
                     .iter()
                     .map(|(item, count)| {
                         let place = self.stock.items[*item].place;
-                        worth(self.stock.need(*item), &self.first_prices[place]) * float(*count)
+                        self.stock.worth_at(*item, &self.first_prices[place]) * float(*count)
                     })
                     .sum();
                 let price = real(self.universe.columns[node.column].price);

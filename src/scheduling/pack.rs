@@ -1,7 +1,7 @@
 //! Buying: nodes are bought one kind at a time, each the best value at the dual prices of what is left.
 
 use super::bits::Bits;
-use super::duals::{Prices, Supply, prices};
+use super::duals::{Market, Prices};
 use super::existing::{Existing, HostState, admits};
 use super::groups::{Group, HostCounters};
 use super::resources::Resources;
@@ -20,20 +20,54 @@ pub(super) struct Bought {
 /// Room under a NodePool's limits.
 #[derive(Clone, Debug)]
 pub(super) struct Budget {
-    left: Vec<(std::sync::Arc<str>, i64)>,
+    left: Vec<(Limit, i64)>,
     nodes: Option<i64>,
+}
+
+/// A resource that a NodePool limits, its name resolved once: limits are asked for with every column tried.
+#[derive(Clone, Debug)]
+enum Limit {
+    Cpu,
+    Memory,
+    Other(std::sync::Arc<str>),
+}
+
+impl Limit {
+    fn of(name: &std::sync::Arc<str>) -> Self {
+        match name.as_ref() {
+            "cpu" => Self::Cpu,
+            "memory" => Self::Memory,
+            _ => Self::Other(std::sync::Arc::clone(name)),
+        }
+    }
+
+    fn get(&self, capacity: &Resources) -> i64 {
+        match self {
+            Self::Cpu => capacity.cpu_milli,
+            Self::Memory => capacity.memory,
+            Self::Other(name) => capacity.get(name),
+        }
+    }
+
+    fn name(&self) -> &str {
+        match self {
+            Self::Cpu => "cpu",
+            Self::Memory => "memory",
+            Self::Other(name) => name,
+        }
+    }
 }
 
 impl Budget {
     pub fn of(pool: &super::problem::Pool) -> Self {
         let left = pool.limits.iter().flat_map(|limits| {
-            pool.limited.iter().map(|name| (std::sync::Arc::clone(name), limits.get(name) - pool.usage.get(name)))
+            pool.limited.iter().map(|name| (Limit::of(name), limits.get(name) - pool.usage.get(name)))
         });
         Self { left: left.collect(), nodes: pool.node_limit.map(|most| most - pool.node_count) }
     }
 
     pub fn allows(&self, capacity: &Resources) -> bool {
-        self.nodes.is_none_or(|n| n > 0) && self.left.iter().all(|(name, left)| capacity.get(name) <= (*left).max(0))
+        self.nodes.is_none_or(|n| n > 0) && self.left.iter().all(|(limit, left)| limit.get(capacity) <= (*left).max(0))
     }
 
     /// How many more of this capacity, at most `most`.
@@ -42,8 +76,8 @@ impl Budget {
         if let Some(nodes) = self.nodes {
             copies = copies.min(nodes);
         }
-        for (name, left) in &self.left {
-            let each = capacity.get(name);
+        for (limit, left) in &self.left {
+            let each = limit.get(capacity);
             if each > 0 {
                 copies = copies.min(left / each);
             }
@@ -54,15 +88,15 @@ impl Budget {
     pub fn spend(&mut self, capacity: &Resources, copies: usize) {
         let copies = i64::try_from(copies).unwrap_or(i64::MAX);
         self.nodes = self.nodes.map(|n| n - copies);
-        for (name, left) in &mut self.left {
-            *left -= capacity.get(name) * copies;
+        for (limit, left) in &mut self.left {
+            *left -= limit.get(capacity) * copies;
         }
     }
 
     pub fn refund(&mut self, capacity: &Resources) {
         self.nodes = self.nodes.map(|n| n + 1);
-        for (name, left) in &mut self.left {
-            *left += capacity.get(name);
+        for (limit, left) in &mut self.left {
+            *left += limit.get(capacity);
         }
     }
 
@@ -76,7 +110,7 @@ impl Budget {
         if self.nodes.is_some_and(|n| n <= 0) {
             return Some("nodes");
         }
-        self.left.iter().find(|(name, left)| capacity.get(name) > (*left).max(0)).map(|(name, _)| name.as_ref())
+        self.left.iter().find(|(limit, left)| limit.get(capacity) > (*left).max(0)).map(|(limit, _)| limit.name())
     }
 }
 
@@ -87,6 +121,8 @@ pub(super) struct Packer<'u, 'p, 'g> {
     pub stock: Stock<'g>,
     pub bought: Vec<Bought>,
     pub budgets: Vec<Budget>,
+    /// The most of each resource that anything offered has, by pool.
+    pub largest: Vec<Resources>,
     /// Host state of a new node, by set of daemons.
     daemon_hosts: Vec<HostState>,
     /// Prices of the first demand, for right-sizing and existing nodes.
@@ -96,14 +132,25 @@ pub(super) struct Packer<'u, 'p, 'g> {
     pub running_counters: std::collections::BTreeSet<u32>,
     /// Share of its worth at which what is left is priced anew.
     pub patience: f64,
-    /// Rows of the linear program that mattered last.
-    warm: std::collections::BTreeSet<usize>,
+    /// How much the direction counts against the size when a node is filled.
+    pub power: i32,
     /// Prices by place when the round began.
     pub first_prices: Vec<Vec<f64>>,
 }
 
 /// Share of its usual price that a free resource counts for when a node is filled.
 const FLOOR: f64 = 0.3;
+
+/// Share of its worth at which what is left is priced anew.
+pub(super) const PATIENCE: f64 = 0.93;
+/// Share of the last best value that a favourite must still reach.
+const GOOD: f64 = 0.985;
+/// Most of what is left that copies of one node may take: more would leave a stock of another mix than was priced.
+const PURCHASE: f64 = 0.05;
+
+/// How much the direction counts when nodes are filled. Nothing told beforehand which serves a stock better: with few
+/// sizes the direction keeps the mix, with many sizes the largest first is best.
+pub(super) const POWERS: [i32; 2] = [2, 0];
 
 /// Prices, and what is left at these prices.
 struct Priced {
@@ -122,6 +169,8 @@ pub(super) struct Round {
     /// Columns of each place.
     width: Vec<usize>,
     pub dead: Vec<bool>,
+    /// Made when first priced: the places it was made for, and what they may buy.
+    market: Option<(Vec<usize>, Market)>,
 }
 
 impl Round {
@@ -130,10 +179,21 @@ impl Round {
         self.signature[place].is_some()
     }
 
+    /// Prices on a column.
+    fn prices_on<'x>(&self, found: &'x Prices, column: usize) -> &'x [f64] {
+        self.market.as_ref().map_or(&[], |(_, market)| market.of_column(found, column))
+    }
+
     /// The columns of a place; `None` where it has none, or nothing more can be bought for it.
     pub fn signature(&self, place: usize) -> Option<usize> {
         self.signature[place].filter(|_| !self.dead[place])
     }
+}
+
+/// How often `each` goes into `worth`.
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+fn copies_of(worth: f64, each: f64) -> usize {
+    (worth / each.max(1.0)) as usize
 }
 
 impl<'u, 'p, 'g> Packer<'u, 'p, 'g> {
@@ -145,6 +205,10 @@ impl<'u, 'p, 'g> Packer<'u, 'p, 'g> {
         counters: &HostCounters,
     ) -> Self {
         let budgets = universe.problem.pools.iter().map(Budget::of).collect();
+        let mut largest = vec![Resources::default(); universe.problem.pools.len()];
+        for shape in &universe.shapes {
+            largest[universe.pool(shape.first)].raise_to(&shape.instance_type.capacity);
+        }
         let rules: Vec<_> = universe.problem.daemons.iter().map(|d| counters.daemon(&d.class, selectors)).collect();
         let mut daemon_hosts: Vec<HostState> = Vec::new();
         for column in 0..universe.columns.len() {
@@ -168,12 +232,13 @@ impl<'u, 'p, 'g> Packer<'u, 'p, 'g> {
             stock,
             bought: Vec::new(),
             budgets,
+            largest,
             daemon_hosts,
             reference,
             bound: None,
             running_counters: std::collections::BTreeSet::new(),
-            patience: 0.93,
-            warm: std::collections::BTreeSet::new(),
+            power: POWERS[0],
+            patience: PATIENCE,
             first_prices: Vec::new(),
         }
     }
@@ -215,7 +280,7 @@ impl<'u, 'p, 'g> Packer<'u, 'p, 'g> {
                 continue;
             }
             let bin = Bin { room: &node.free, host: &node.host, content: &[] };
-            let content = self.stock.fill(&bin, &self.reference, &buckets, None, &[]);
+            let content = self.stock.fill(&bin, &self.reference, &buckets, None, &[], 0);
             if content.is_empty() {
                 continue;
             }
@@ -246,7 +311,7 @@ impl<'u, 'p, 'g> Packer<'u, 'p, 'g> {
             signature.push(id);
         }
         let width = signature.iter().map(|id| id.map_or(0, |id| self.universe.signatures[id].bits.len())).collect();
-        Round { dead: vec![false; signature.len()], signature, width }
+        Round { dead: vec![false; signature.len()], signature, width, market: None }
     }
 
     /// A round in which each place may use everything that its requirements allow.
@@ -261,80 +326,95 @@ impl<'u, 'p, 'g> Packer<'u, 'p, 'g> {
         round
     }
 
-    /// What is left of each place that the round can serve, with the columns it may use.
+    /// What is left of each place that the round can serve: resources, then slots.
     fn demands(&self, round: &Round) -> Vec<(usize, Vec<i64>)> {
-        let dims = self.universe.dims.len();
+        let dims = self.universe.dims.len() + self.stock.slots.len();
         let mut amounts: Vec<Option<Vec<i64>>> = vec![None; self.stock.places.len()];
         for at in 0..self.stock.items.len() {
             let (left, place) = (self.stock.items[at].left, self.stock.items[at].place);
             if left == 0 || round.signature(place).is_none() {
                 continue;
             }
-            let amount = amounts[place].get_or_insert_with(|| vec![0; dims]);
-            for (sum, need) in amount.iter_mut().zip(self.stock.need(at)) {
-                *sum += need * i64::try_from(left).unwrap_or(i64::MAX);
-            }
+            self.stock.add_demand(at, amounts[place].get_or_insert_with(|| vec![0; dims]));
         }
         amounts.into_iter().enumerate().filter_map(|(place, amount)| Some((place, amount?))).collect()
     }
 
     /// Dual prices of what is left, zones told apart; they become the stock's prices.
-    fn price(&mut self, round: &Round) -> Option<Prices> {
-        let wanted = self.demands(round);
-        let demands: Vec<(&Bits, Vec<i64>)> = wanted
-            .iter()
-            .filter_map(|(place, amount)| {
-                Some((&self.universe.signatures[round.signature(*place)?].bits, amount.clone()))
-            })
-            .collect();
-        let supplies: Vec<Supply<'_>> = (0..self.universe.columns.len())
-            .map(|column| Supply { room: self.universe.room(column), price: self.universe.columns[column].price })
-            .collect();
-        let found = prices(&demands, &supplies, self.universe.dims.len(), &mut self.warm)?;
-        for ((place, _), demand) in wanted.iter().zip(&found.demand) {
-            self.stock.set_prices(*place, demand.clone());
+    fn price(&mut self, round: &mut Round) -> Option<Prices> {
+        let mut wanted = self.demands(round);
+        if round.market.is_none() {
+            self.stock.choose_slots(false);
+            wanted = self.demands(round);
+            let sets: Vec<(&Bits, &[i64])> = wanted
+                .iter()
+                .filter_map(|(place, amount)| {
+                    Some((&self.universe.signatures[round.signature(*place)?].bits, amount.as_slice()))
+                })
+                .collect();
+            let market = Market::new(self.universe, &sets, &self.stock.slot_caps(), |column| {
+                self.universe.columns[column].price
+            });
+            round.market = Some((wanted.iter().map(|(place, _)| *place).collect(), market));
+        }
+        let (places, market) = round.market.as_mut()?;
+        let amounts =
+            wanted.iter().filter_map(|(place, amount)| Some((places.binary_search(place).ok()?, amount.as_slice())));
+        let found = market.prices(amounts)?;
+        for (place, _) in &wanted {
+            if let Ok(demand) = places.binary_search(place) {
+                self.stock.set_prices(*place, market.of_demand(&found, demand).to_vec());
+            }
         }
         Some(found)
     }
 
-    /// A bound on the cost of any plan of new nodes for what is left: whatever the weights of the NodePools, the zones
-    /// chosen and the rules between pods.
+    /// A bound on the cost of any plan of new nodes for what is left, whatever the weights of the NodePools and the zones
+    /// chosen.
+    ///
+    /// Every valid plan is a solution of the program of [`super::duals`]: its nodes are columns bought, a group's pods lie
+    /// on columns that its required node constraints allow (those that ask for an extended resource on columns that hold
+    /// one such pod whole), and for each resource the pods on a node ask for no more than its room. Pods of required
+    /// anti-affinity on the host that select each other lie on as many nodes as there are pods, so a node is one slot for
+    /// them. What the program lets happen besides (pods cut, zones ignored) only makes it cheaper.
     pub fn lower_bound(&mut self) -> Option<f64> {
         let all = Bits::full(self.universe.columns.len());
         let round = self.widest(&all);
         let aside = self.hopeless(&round);
         self.stock.take(&aside, 1);
-        let wanted = self.demands(&round);
+        self.stock.choose_slots(true);
+        // A pin is a choice of ours: the bound lets the group go to every domain it may use.
+        let mut sets: std::collections::BTreeMap<Vec<i64>, std::collections::HashMap<&Bits, Vec<i64>>> =
+            std::collections::BTreeMap::new();
+        let dims = self.universe.dims.len() + self.stock.slots.len();
+        for at in (0..self.stock.items.len()).filter(|at| self.stock.items[*at].left > 0) {
+            if round.signature(self.stock.items[at].place).is_none() {
+                continue;
+            }
+            let group = &self.stock.groups[self.stock.items[at].group];
+            let whole = if super::stock::is_extended(&group.need) { group.need.clone() } else { Vec::new() };
+            let Some(required) = group.levels.last() else { continue };
+            let amount = sets.entry(whole).or_default().entry(required).or_insert_with(|| vec![0; dims]);
+            self.stock.add_demand(at, amount);
+        }
+        let mut demands: Vec<(Bits, Vec<i64>)> = Vec::new();
+        for (whole, sets) in sets {
+            for (required, amount) in sets {
+                let mut bits = required.clone();
+                if !whole.is_empty() {
+                    bits.and(&self.universe.where_column(|column| fits(&whole, self.universe.room(column))));
+                }
+                demands.push((bits, amount));
+            }
+        }
+        demands.sort_by(|a, b| b.1.cmp(&a.1));
         self.stock.give_back(&aside);
-        let mut shapes: std::collections::HashMap<usize, Bits> = std::collections::HashMap::new();
-        for (place, _) in &wanted {
-            // A pin is a choice of ours: the bound lets the group go to every domain it may use.
-            let group = self.group(*place);
-            let required = group.levels.last()?;
-            shapes.entry(*place).or_insert_with(|| {
-                let mut shapes = Bits::empty(self.universe.shapes.len());
-                required.iter().for_each(|column| shapes.insert(self.universe.columns[column].shape));
-                shapes
-            });
-        }
-        let demands: Vec<(&Bits, Vec<i64>)> =
-            wanted.iter().map(|(place, amount)| (&shapes[place], amount.clone())).collect();
-        let supplies: Vec<Supply<'_>> = self
-            .universe
-            .shapes
-            .iter()
-            .map(|shape| Supply {
-                room: self.universe.room(shape.first),
-                price: (shape.first..shape.end).map(|c| self.universe.columns[c].paid).min().unwrap_or(0),
-            })
-            .collect();
-        let same_room = self.universe.shapes.iter().all(|shape| {
-            (shape.first..shape.end).all(|column| self.universe.room(column) == self.universe.room(shape.first))
-        });
-        if !same_room {
-            return None;
-        }
-        prices(&demands, &supplies, self.universe.dims.len(), &mut std::collections::BTreeSet::new()).map(|p| p.bound)
+        let sets: Vec<(&Bits, &[i64])> = demands.iter().map(|(bits, amount)| (bits, amount.as_slice())).collect();
+        // Of what is paid, not of what a person makes of it by settings.
+        let mut market =
+            Market::new(self.universe, &sets, &self.stock.slot_caps(), |column| self.universe.columns[column].paid);
+        let found = market.prices(demands.iter().enumerate().map(|(at, (_, amount))| (at, amount.as_slice())));
+        found.map(|prices| prices.bound)
     }
 
     /// Items that no column of the round can hold: they must not stand in the way of others.
@@ -343,11 +423,41 @@ impl<'u, 'p, 'g> Packer<'u, 'p, 'g> {
         items
             .filter(|(at, item)| {
                 let Some(signature) = round.signature(item.place) else { return false };
-                let mut columns = self.universe.signatures[signature].bits.iter();
-                !columns.any(|column| fits(self.stock.need(*at), self.universe.room(column)))
+                !self.universe.any_fits(signature, self.stock.need(*at))
             })
             .map(|(at, item)| (at, item.left))
             .collect()
+    }
+
+    /// Buys for what is left in each way there is, and keeps the cheapest.
+    pub fn buy_best(&mut self, round: &mut Round) {
+        let from = self.bought.len();
+        let (budgets, dead) = (self.budgets.clone(), round.dead.clone());
+        let mut best: Option<(usize, i64, Vec<Bought>, Vec<Budget>, Vec<bool>, i32)> = None;
+        for power in POWERS {
+            self.power = power;
+            self.buy(round);
+            let left = self.stock.items.iter().map(|item| item.left).sum();
+            let bought = self.bought.split_off(from);
+            let cost = bought.iter().map(|node| self.universe.columns[node.column].price).sum();
+            for node in &bought {
+                self.stock.give_back(&node.content);
+            }
+            let spent = std::mem::replace(&mut self.budgets, budgets.clone());
+            let ended = std::mem::replace(&mut round.dead, dead.clone());
+            if best.as_ref().is_none_or(|(l, c, ..)| (left, cost) < (*l, *c)) {
+                best = Some((left, cost, bought, spent, ended, power));
+            }
+        }
+        if let Some((_, _, bought, spent, ended, power)) = best {
+            for node in &bought {
+                self.stock.take(&node.content, 1);
+            }
+            self.bought.extend(bought);
+            self.budgets = spent;
+            round.dead = ended;
+            self.power = power;
+        }
     }
 
     /// Buys until nothing that the round can place is left, or limits end it.
@@ -391,6 +501,8 @@ impl<'u, 'p, 'g> Packer<'u, 'p, 'g> {
                 let most =
                     bought.content.iter().map(|(item, count)| self.stock.items[*item].left / count).min().unwrap_or(0);
                 let pool = self.universe.pool(bought.column);
+                let copies = copies_of(now.remaining * PURCHASE, self.stock.content_worth(&bought.content));
+                let most = most.min(copies.max(1));
                 let copies = self.budgets[pool].copies(&capacity, most);
                 self.budgets[pool].spend(&capacity, copies);
                 for (item, count) in &bought.content {
@@ -447,28 +559,26 @@ impl<'u, 'p, 'g> Packer<'u, 'p, 'g> {
         let signature = round.signature[priced.seed]?;
         let largest = self.stock.largest(priced.seed)?;
         let need = self.stock.need(largest);
-        let (nodes, critical) = self.stock.nodes_needed();
-        let cap = if nodes > 1 { priced.remaining / float(nodes) * 1.15 } else { f64::INFINITY };
-        let cap = cap.min(priced.remaining * 1.3);
+        let critical = self.stock.critical();
+        let cap = priced.remaining * 1.3;
         if !priced.favourites.is_empty() {
-            let allowed: Vec<usize> = priced
-                .favourites
-                .iter()
-                .copied()
-                .filter(|c| {
-                    fits(need, self.universe.room(*c))
-                        && real(self.universe.columns[*c].price) <= cap
-                        && self.budgets[self.universe.pool(*c)].allows(&self.universe.instance_type(*c).capacity)
-                })
-                .collect();
-            let tried = self.compare(round, priced, &allowed, &critical);
-            if let Some((value, _, bought)) = tried.into_iter().next()
-                && value >= priced.best * 0.985
-            {
-                return Some(bought);
+            for column in std::mem::take(&mut priced.favourites) {
+                let holds = fits(need, self.universe.room(column))
+                    && real(self.universe.columns[column].price) <= cap
+                    && self.budgets[self.universe.pool(column)].allows(&self.universe.instance_type(column).capacity);
+                if !holds {
+                    continue;
+                }
+                priced.favourites.push(column);
+                let tried = self.compare(round, priced, &[(column, f64::INFINITY)], &critical);
+                if let Some((value, _, bought)) = tried.into_iter().next()
+                    && value >= priced.best * GOOD
+                {
+                    return Some(bought);
+                }
             }
         }
-        let candidates = self.candidates(signature, need, &priced.found, cap);
+        let candidates = self.candidates(round, signature, need, &priced.found, cap);
         let tried = self.compare(round, priced, &candidates, &critical);
         priced.favourites = tried.iter().take(4).map(|(_, _, bought)| bought.column).collect();
         let (value, _, bought) = tried.into_iter().next()?;
@@ -476,24 +586,28 @@ impl<'u, 'p, 'g> Packer<'u, 'p, 'g> {
         Some(bought)
     }
 
-    /// Fills each candidate; best value for its price first.
+    /// Fills each candidate while it may still be better than the best so far; best value for its price first.
     fn compare(
         &mut self,
         round: &Round,
         priced: &Priced,
-        candidates: &[usize],
+        candidates: &[(usize, f64)],
         critical: &[u32],
     ) -> Vec<(f64, i64, Bought)> {
         let mut out: Vec<(f64, i64, Bought)> = Vec::new();
-        for column in candidates.iter().copied() {
+        let mut best = 0.0;
+        for (column, at_most) in candidates.iter().copied() {
+            if at_most <= best {
+                break;
+            }
             let buckets = self.stock.open_buckets(|place| {
                 !round.dead[place]
                     && round.signature[place].is_some_and(|id| self.universe.signatures[id].bits.contains(column))
             });
             let host = self.daemon_hosts[self.universe.daemon_set(column)].clone();
             let bin = Bin { room: self.universe.room(column), host: &host, content: &[] };
-            let weights = self.weights(&priced.found.supply[column]);
-            let mut content = self.stock.fill(&bin, &weights, &buckets, Some(priced.seed), critical);
+            let weights = self.weights(round.prices_on(&priced.found, column));
+            let mut content = self.stock.fill(&bin, &weights, &buckets, Some(priced.seed), critical, self.power);
             while !content.is_empty() && !self.min_values_hold(column, &content) {
                 content.pop();
             }
@@ -502,6 +616,7 @@ impl<'u, 'p, 'g> Packer<'u, 'p, 'g> {
             }
             let price = self.universe.columns[column].price;
             let value = self.stock.content_worth(&content) / real(price.max(1));
+            best = value.max(best);
             out.push((value, price, Bought { column, content }));
         }
         out.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)).then(a.2.column.cmp(&b.2.column)));
@@ -513,8 +628,9 @@ impl<'u, 'p, 'g> Packer<'u, 'p, 'g> {
         prices.iter().zip(&self.reference).map(|(p, reference)| p.max(reference * FLOOR)).collect()
     }
 
-    /// Columns worth trying: those of each price band that give most for their price, within limits, that hold `need`.
-    fn candidates(&self, signature: usize, need: &[i64], found: &Prices, cap: f64) -> Vec<usize> {
+    /// Columns worth trying, each with the most that its content can be worth for its price: those of each price band that
+    /// could give most, within limits, that hold `need`.
+    fn candidates(&self, round: &Round, signature: usize, need: &[i64], found: &Prices, cap: f64) -> Vec<(usize, f64)> {
         const PER_BAND: usize = 3;
         let mut rated: Vec<(u32, f64, i64, usize)> = Vec::new();
         let mut last_shape = usize::MAX;
@@ -529,7 +645,8 @@ impl<'u, 'p, 'g> Packer<'u, 'p, 'g> {
             if !self.budgets[self.universe.pool(column)].allows(capacity) {
                 continue;
             }
-            let value = worth(room, &found.supply[column]) / real(price.max(1));
+            let paid = round.prices_on(found, column);
+            let value = (worth(room, paid) + self.stock.slots_worth(paid)) / real(price.max(1));
             let band = 64 - price.leading_zeros();
             let entry = (band, value, price, column);
             if shape == last_shape {
@@ -550,12 +667,14 @@ impl<'u, 'p, 'g> Packer<'u, 'p, 'g> {
         rated.sort_by(|a, b| a.0.cmp(&b.0).then(b.1.total_cmp(&a.1)).then(a.2.cmp(&b.2)).then(a.3.cmp(&b.3)));
         let mut out = Vec::new();
         let mut band = (0, 0);
-        for (of, _, _, column) in rated {
+        for (of, value, _, column) in rated {
             band = if band.0 == of { (of, band.1 + 1) } else { (of, 1) };
             if band.1 <= PER_BAND {
-                out.push(column);
+                out.push((column, value));
             }
         }
+        // No content is worth more than the room it is in.
+        out.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
         out
     }
 }

@@ -25,7 +25,8 @@ pub struct PlannedNode {
     /// Index into [`super::problem::Problem::pools`].
     pub pool: usize,
     /// Offerings that fit, best first (the first is the planned one), never empty; at most 60 instance types.
-    pub choices: Vec<Choice>,
+    /// Shared between the nodes that have the same.
+    pub choices: Arc<[Choice]>,
     /// Pods, as indexes into [`super::problem::Problem::pods`].
     pub pods: Vec<usize>,
     /// Requests of its pods and of the daemons that will run there.

@@ -59,7 +59,7 @@ impl Packer<'_, '_, '_> {
                 }
                 let host = self.daemon_host(column).clone();
                 let bin = Bin { room: self.universe.room(column), host: &host, content: &[] };
-                let content = self.stock.fill(&bin, &self.reference, &buckets, None, &[]);
+                let content = self.stock.fill(&bin, &self.reference, &buckets, None, &[], 0);
                 if content.is_empty() || !self.min_values_hold(column, &content) {
                     continue;
                 }

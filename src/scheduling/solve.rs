@@ -120,7 +120,7 @@ fn attempt(problem: &Problem, by_priority: bool, peopled: &Domains) -> (Plan, Do
                 }
                 packer.first_prices.clear();
                 packer.company(&mut round);
-                packer.buy(&mut round);
+                packer.buy_best(&mut round);
                 packer.improve(&mut round);
             }
         }

@@ -7,6 +7,7 @@
 
 use std::collections::HashMap;
 
+use super::bits::Bits;
 use super::existing::HostState;
 use super::groups::{Group, HostRules};
 use super::topology::{Part, Topology};
@@ -16,6 +17,11 @@ use super::universe::{Universe, fits};
 const EXACT_SIZES: usize = 200;
 /// Items of a bucket that are tried before the bucket is passed over.
 const TRIES: usize = 48;
+/// Exchanges that better one content, and items of a bucket that are tried in each.
+const EXCHANGES: usize = 12;
+const EXCHANGE_TRIES: usize = 12;
+/// Most slots that prices know of.
+const MAX_SLOTS: usize = 3;
 
 /// Which nodes items may use.
 #[derive(Debug)]
@@ -56,6 +62,14 @@ pub(super) struct Bin<'b> {
     pub content: &'b [(usize, usize)],
 }
 
+/// Pods of which one node holds at most `cap`.
+pub(super) struct Slot {
+    counter: u32,
+    cap: i64,
+    /// Items that use it up.
+    members: Bits,
+}
+
 /// What is left to place.
 pub(super) struct Stock<'g> {
     pub groups: &'g [Group],
@@ -74,9 +88,12 @@ pub(super) struct Stock<'g> {
     /// Items that a counter caps, by counter.
     capped: Vec<Vec<usize>>,
     wanting: Vec<usize>,
-    pub soft_cap: Vec<i32>,
+    /// What prices know of the caps per node.
+    pub slots: Vec<Slot>,
     /// Buckets compared so far: the work done, which ends improvement.
     pub work: usize,
+    /// Where the room of the bin that is being filled points.
+    direction: Vec<f64>,
     scratch: Scratch,
 }
 
@@ -115,6 +132,14 @@ impl<'g> Stock<'g> {
                     let mut bits = bits.clone();
                     for (key, domain) in &part.pins {
                         bits.and(&topology.keys[*key].columns[*domain]);
+                    }
+                    // What asks for an extended resource competes for few types: prices shall know which ones hold it.
+                    if is_extended(&group.need) {
+                        let mut holding = bits.clone();
+                        holding.and(&universe.where_column(|column| fits(&group.need, universe.room(column))));
+                        if !holding.is_empty() {
+                            bits = holding;
+                        }
                     }
                     universe.signature(bits)
                 })
@@ -165,8 +190,9 @@ impl<'g> Stock<'g> {
             left_of: Vec::new(),
             capped,
             wanting,
-            soft_cap: vec![i32::MAX; counters],
+            slots: Vec::new(),
             work: 0,
+            direction: Vec::with_capacity(dims),
             scratch,
         };
         stock.build_buckets();
@@ -186,7 +212,7 @@ impl<'g> Stock<'g> {
         let mut left_of = vec![0; self.places.len()];
         for (at, item) in self.items.iter().enumerate() {
             let need = &self.groups[item.group].need;
-            let size: Vec<i64> = if exact { need.clone() } else { need.iter().map(|n| rounded(*n)).collect() };
+            let size: Vec<i64> = if exact { need.clone() } else { need.iter().map(|n| rounded(*n, 2)).collect() };
             let follows = !self.groups[item.group].host.wants.is_empty();
             let id = *ids.entry((item.place, follows, size)).or_insert_with(|| {
                 buckets.push(Bucket { place: item.place, items: Vec::new(), follows });
@@ -262,33 +288,97 @@ impl<'g> Stock<'g> {
 
     /// What one pod of an item is worth at the dual prices.
     pub fn worth(&self, item: usize) -> f64 {
-        worth(self.need(item), &self.place_prices[self.items[item].place])
+        self.worth_at(item, &self.place_prices[self.items[item].place])
+    }
+
+    /// What one pod of an item is worth at given prices of resources and slots.
+    pub fn worth_at(&self, item: usize, prices: &[f64]) -> f64 {
+        let slots: f64 = if self.slots.is_empty() {
+            0.0
+        } else {
+            let of_slots = prices.get(self.dims..).unwrap_or_default();
+            self.slots
+                .iter()
+                .zip(of_slots)
+                .filter(|(slot, _)| slot.members.contains(item))
+                .map(|(_, price)| price)
+                .sum()
+        };
+        worth(self.need(item), prices) + slots
     }
 
     pub fn content_worth(&self, content: &[(usize, usize)]) -> f64 {
         content.iter().map(|(item, count)| self.worth(*item) * float(*count)).sum()
     }
 
-    /// Nodes that the caps per node make necessary for what is left, and the counters that need nearly as many.
-    pub fn nodes_needed(&self) -> (usize, Vec<u32>) {
-        let mut needed: Vec<(usize, u32)> = Vec::new();
+    /// Chooses the slots that prices know of: counters whose caps make many nodes necessary, most first. With `certain`,
+    /// only those that no plan can do without: pods that keep each other off by required anti-affinity or host ports. (A
+    /// spread over hosts caps a node only as long as another has fewer, so it is a slot for our packing, not for a bound.)
+    pub fn choose_slots(&mut self, certain: bool) {
+        let mut needed: Vec<(usize, Slot)> = Vec::new();
         for (counter, items) in self.capped.iter().enumerate() {
             let id = u32::try_from(counter).unwrap_or(u32::MAX);
+            let mut slot = Slot { counter: id, cap: 1, members: Bits::empty(self.items.len()) };
             let mut pods = 0;
-            let mut cap = 1;
-            for item in items.iter().filter(|item| self.items[**item].left > 0) {
-                pods += self.items[*item].left;
-                let own = self.host(*item).caps.iter().find(|(c, _)| *c == id).map_or(1, |(_, cap)| (*cap).max(1));
-                cap = cap.max(usize::try_from(own).unwrap_or(1));
+            for item in items.iter().copied().filter(|item| self.items[*item].left > 0) {
+                let group = &self.groups[self.items[item].group];
+                let spread = group.class.spread.iter().any(|s| s.hard && *s.key == *crate::api::labels::HOSTNAME);
+                let cap = group.host.caps.iter().find(|(c, _)| *c == id).map_or(1, |(_, cap)| (*cap).max(1));
+                if certain && spread {
+                    continue;
+                }
+                pods += self.items[item].left;
+                slot.cap = slot.cap.max(i64::from(cap));
+                slot.members.insert(item);
             }
-            if pods > 0 {
-                needed.push((pods.div_ceil(cap), id));
+            let nodes = pods.div_ceil(usize::try_from(slot.cap).unwrap_or(1));
+            if nodes > 1 {
+                needed.push((nodes, slot));
             }
         }
-        let most = needed.iter().map(|(n, _)| *n).max().unwrap_or(0);
-        needed.retain(|(n, _)| *n * 4 >= most * 3);
-        needed.sort_by_key(|(n, id)| (std::cmp::Reverse(*n), *id));
-        (most, needed.into_iter().map(|(_, id)| id).collect())
+        needed.sort_by_key(|(nodes, slot)| (std::cmp::Reverse(*nodes), slot.counter));
+        needed.truncate(MAX_SLOTS);
+        self.slots = needed.into_iter().map(|(_, slot)| slot).collect();
+        let prices = self.dims + self.slots.len();
+        self.place_prices.iter_mut().for_each(|place| place.resize(prices, 0.0));
+    }
+
+    /// How many of each slot a node has.
+    pub fn slot_caps(&self) -> Vec<i64> {
+        self.slots.iter().map(|slot| slot.cap).collect()
+    }
+
+    /// What the slots of a node are worth at prices of resources and slots.
+    pub fn slots_worth(&self, prices: &[f64]) -> f64 {
+        let of_slots = prices.get(self.dims..).unwrap_or_default();
+        self.slots.iter().zip(of_slots).map(|(slot, price)| real(slot.cap) * price).sum()
+    }
+
+    /// Adds what is left of an item to an amount of resources and slots.
+    pub fn add_demand(&self, item: usize, amount: &mut [i64]) {
+        let left = i64::try_from(self.items[item].left).unwrap_or(i64::MAX);
+        for (sum, need) in amount.iter_mut().zip(self.need(item)) {
+            *sum += need * left;
+        }
+        for (sum, slot) in amount[self.dims..].iter_mut().zip(&self.slots) {
+            if slot.members.contains(item) {
+                *sum += left;
+            }
+        }
+    }
+
+    /// Counters that every new node should serve: slots that are worth something, dearest first.
+    pub fn critical(&self) -> Vec<u32> {
+        let mut worths: Vec<(f64, u32)> = Vec::new();
+        for (at, slot) in self.slots.iter().enumerate() {
+            let price = |place: &Vec<f64>| place.get(self.dims + at).copied().unwrap_or(0.0);
+            let worth = self.place_prices.iter().map(price).fold(0.0, f64::max);
+            if worth > 0.0 {
+                worths.push((worth, slot.counter));
+            }
+        }
+        worths.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+        worths.into_iter().map(|(_, counter)| counter).collect()
     }
 
     /// Items that want company on their node.
@@ -337,7 +427,7 @@ impl<'g> Stock<'g> {
             .collect()
     }
 
-    fn host_room(&self, item: usize, soft: bool) -> i32 {
+    fn host_room(&self, item: usize) -> i32 {
         let rules = self.host(item);
         if rules.is_free() {
             return i32::MAX;
@@ -351,10 +441,7 @@ impl<'g> Stock<'g> {
         }
         for counter in &rules.raises {
             let own = rules.caps.iter().find(|(c, _)| c == counter).map_or(i32::MAX, |(_, cap)| *cap);
-            let mut cap = own.min(s.caps[*counter as usize]);
-            if soft && rules.soft.contains(counter) {
-                cap = cap.min(self.soft_cap[*counter as usize]);
-            }
+            let cap = own.min(s.caps[*counter as usize]);
             room = room.min(cap.saturating_sub(s.counts[*counter as usize]));
         }
         if rules.wants.iter().any(|(counter, _)| s.counts[*counter as usize] == 0) {
@@ -432,7 +519,7 @@ impl<'g> Stock<'g> {
     }
 
     /// Fills a bin from `buckets`, first with items of `first` counters, then by direction and size. Returns what to add;
-    /// nothing leaves the stock until [`Stock::take`].
+    /// nothing leaves the stock until [`Stock::take`]. `power` is how much the direction counts against the size.
     pub fn fill(
         &mut self,
         bin: &Bin<'_>,
@@ -440,6 +527,7 @@ impl<'g> Stock<'g> {
         buckets: &[usize],
         seed: Option<usize>,
         first: &[u32],
+        power: i32,
     ) -> Content {
         let mut room = self.begin(bin);
         let mut content: Content = Vec::new();
@@ -454,31 +542,87 @@ impl<'g> Stock<'g> {
                 self.put(item, 1, &mut room, &mut content);
             }
         }
-        let mut active: Vec<usize> = buckets.to_vec();
+        let mut active: Vec<usize> = buckets.iter().copied().filter(|b| !self.buckets[*b].items.is_empty()).collect();
         if let Some(place) = seed
             && !content.iter().any(|(item, _)| self.items[*item].place == place)
         {
             let mut of_place: Vec<usize> = active.iter().copied().filter(|b| self.buckets[*b].place == place).collect();
-            if !self.pick(&mut of_place, &mut room, prices, true, &mut content, true) {
+            if !self.pick(&mut of_place, &mut room, prices, &mut content, None) {
                 self.end(&content);
                 // What had to come first left no room for the one pod that the node is for.
-                return if first.is_empty() { Vec::new() } else { self.fill(bin, prices, buckets, seed, &[]) };
+                return if first.is_empty() { Vec::new() } else { self.fill(bin, prices, buckets, seed, &[], power) };
             }
         }
-        for soft in [true, false] {
-            let mut open = active.clone();
-            loop {
-                if !self.wanting.is_empty() {
-                    self.put_wanting(&mut room, &mut content, &allowed);
-                }
-                if !self.pick(&mut open, &mut room, prices, soft, &mut content, false) {
-                    break;
-                }
+        loop {
+            if !self.wanting.is_empty() {
+                self.put_wanting(&mut room, &mut content, &allowed);
             }
-            active.retain(|b| fits(self.least(*b), &room));
+            if !self.pick(&mut active, &mut room, prices, &mut content, Some(power)) {
+                break;
+            }
         }
+        self.exchange(bin.content.len(), &mut room, buckets, seed, &mut content);
         self.end(&content);
         content
+    }
+
+    /// Betters a content pod by pod: one leaves for one that is worth more and fits in its place. Pods with rules about
+    /// their host stay, and so does the last of the place that the bin is bought for.
+    fn exchange(
+        &mut self,
+        held: usize,
+        room: &mut [i64],
+        buckets: &[usize],
+        seed: Option<usize>,
+        content: &mut Content,
+    ) {
+        if held > 0 || !self.wanting.is_empty() {
+            return;
+        }
+        let mut freed = vec![0; self.dims];
+        for _ in 0..EXCHANGES {
+            let of_seed = |item: usize| Some(self.items[item].place) == seed;
+            let kept: usize = content.iter().filter(|(item, _)| of_seed(*item)).map(|(_, count)| *count).sum();
+            let mut best: Option<(f64, usize, usize)> = None;
+            for (at, (item, _)) in content.iter().enumerate() {
+                if !self.host(*item).is_free() || (of_seed(*item) && kept == 1) {
+                    continue;
+                }
+                freed.iter_mut().zip(room.iter()).zip(self.need(*item)).for_each(|((f, r), n)| *f = r + n);
+                let (own, least) = (self.worth(*item), best.map_or(0.0, |(gain, ..)| gain));
+                self.work += buckets.len() / 2;
+                for bucket in buckets.iter().copied() {
+                    let prices = &self.place_prices[self.buckets[bucket].place];
+                    let sample = &self.sample[bucket * self.dims..(bucket + 1) * self.dims];
+                    let gain = sample.iter().zip(prices).map(|(n, p)| n * p).sum::<f64>() - own;
+                    if gain <= least.max(own * 1e-3) || !fits(self.least(bucket), &freed) {
+                        continue;
+                    }
+                    let other = self.buckets[bucket].items.iter().copied().take(EXCHANGE_TRIES).find(|other| {
+                        *other != *item
+                            && self.host(*other).is_free()
+                            && self.items[*other].left > self.scratch.taken[*other]
+                            && fits(self.need(*other), &freed)
+                    });
+                    if let Some(other) = other {
+                        let gain = self.worth(other) - own;
+                        if gain > own * 1e-3 && best.is_none_or(|(have, ..)| gain > have) {
+                            best = Some((gain, at, other));
+                        }
+                    }
+                }
+            }
+            let Some((_, at, other)) = best else { break };
+            let item = content[at].0;
+            content[at].1 -= 1;
+            self.scratch.taken[item] -= 1;
+            room.iter_mut().zip(self.need(item)).for_each(|(r, n)| *r += n);
+            if content[at].1 == 0 {
+                content.remove(at);
+            }
+            let count = self.count_that_fits(other, room);
+            self.put(other, count, room, content);
+        }
     }
 
     fn put_wanting(&mut self, room: &mut [i64], content: &mut Content, allowed: &std::collections::HashSet<usize>) {
@@ -487,7 +631,7 @@ impl<'g> Stock<'g> {
             if !allowed.contains(&self.bucket_of[item]) {
                 continue;
             }
-            let count = self.count_that_fits(item, room, false);
+            let count = self.count_that_fits(item, room);
             if count > 0 {
                 self.put(item, count, room, content);
             }
@@ -507,7 +651,7 @@ impl<'g> Stock<'g> {
             if self.items[*item].left > self.scratch.taken[*item]
                 && allowed.contains(&self.bucket_of[*item])
                 && fits(self.need(*item), room)
-                && self.host_room(*item, true) > 0
+                && self.host_room(*item) > 0
             {
                 let score = dot(self.need(*item), &direction);
                 if best.is_none_or(|(have, _)| score > have) {
@@ -518,7 +662,7 @@ impl<'g> Stock<'g> {
         best.map(|(_, item)| item)
     }
 
-    fn count_that_fits(&self, item: usize, room: &[i64], soft: bool) -> usize {
+    fn count_that_fits(&self, item: usize, room: &[i64]) -> usize {
         let left = self.items[item].left - self.scratch.taken[item];
         if left == 0 {
             return 0;
@@ -531,7 +675,7 @@ impl<'g> Stock<'g> {
             .map(|(n, r)| (r / n).max(0))
             .min()
             .unwrap_or(i64::MAX);
-        let host = usize::try_from(self.host_room(item, soft)).unwrap_or(0);
+        let host = usize::try_from(self.host_room(item)).unwrap_or(0);
         left.min(usize::try_from(by_room).unwrap_or(usize::MAX)).min(host)
     }
 
@@ -549,40 +693,54 @@ impl<'g> Stock<'g> {
         &self.least[bucket * self.dims..(bucket + 1) * self.dims]
     }
 
-    fn score(&self, bucket: usize, direction: &[f64]) -> f64 {
+    /// How well a bucket's pods go with the room that is left: their size along it, times a power of the cosine between
+    /// the two. Size alone would take what is large in one resource, and leave room in the others that nothing fills.
+    fn score(&self, bucket: usize, prices: &[f64], power: i32) -> f64 {
         let sample = &self.sample[bucket * self.dims..(bucket + 1) * self.dims];
-        sample.iter().zip(direction).map(|(n, d)| n * d).sum()
+        let (mut along, mut square) = (0.0, 0.0);
+        for ((n, direction), price) in sample.iter().zip(&self.direction).zip(prices) {
+            along += n * direction;
+            square += (n * price) * (n * price);
+        }
+        if square > 0.0 { along * (along * along / square).powi(power) } else { 0.0 }
     }
 
-    /// Puts the best item in; false when none fits. Buckets that can't contribute any more are dropped from `open`.
+    /// Puts the best item in, one pod of the largest without a power; false when none fits. Buckets that can't contribute any more are dropped from `open`.
     fn pick(
         &mut self,
         open: &mut Vec<usize>,
         room: &mut [i64],
         prices: &[f64],
-        soft: bool,
         content: &mut Content,
-        single: bool,
+        power: Option<i32>,
     ) -> bool {
-        let direction = direction(room, prices);
         self.work += open.len();
-        let mut order: Option<(f64, usize)> = None;
-        open.retain(|b| {
-            if self.buckets[*b].items.is_empty() || !fits(self.least(*b), room) {
-                return false;
+        self.direction.clear();
+        self.direction.extend(room.iter().zip(prices).map(|(r, p)| real((*r).max(0)) * p * p));
+        let single = power.is_none();
+        let power = power.unwrap_or(0);
+        let mut best: Option<(f64, usize)> = None;
+        let mut kept = 0;
+        for at in 0..open.len() {
+            let bucket = open[at];
+            let range = bucket * self.dims..(bucket + 1) * self.dims;
+            if !fits(&self.least[range.clone()], room) {
+                continue;
             }
-            let score = self.score(*b, &direction);
-            if order.is_none_or(|(have, _)| score > have) {
-                order = Some((score, *b));
+            open[kept] = bucket;
+            let score = self.score(bucket, prices, power);
+            if best.is_none_or(|(have, _)| score > have) {
+                best = Some((score, kept));
             }
-            true
-        });
-        while let Some((_, best)) = order {
-            let found = self.buckets[best]
+            kept += 1;
+        }
+        open.truncate(kept);
+        while let Some((_, at)) = best {
+            let found = self.buckets[open[at]]
                 .items
                 .iter()
                 .take(TRIES)
-                .map(|item| (*item, self.count_that_fits(*item, room, soft)))
+                .map(|item| (*item, self.count_that_fits(*item, room)))
                 .find(|(_, count)| *count > 0);
             if let Some((item, count)) = found {
                 // Half of what fits at a time keeps the mix while many are left.
@@ -590,12 +748,12 @@ impl<'g> Stock<'g> {
                 self.put(item, count, room, content);
                 return true;
             }
-            open.retain(|b| *b != best);
-            order = None;
-            for b in open.iter() {
-                let score = self.score(*b, &direction);
-                if order.is_none_or(|(have, _)| score > have) {
-                    order = Some((score, *b));
+            open.remove(at);
+            best = None;
+            for (at, bucket) in open.iter().enumerate() {
+                let score = self.score(*bucket, prices, power);
+                if best.is_none_or(|(have, _)| score > have) {
+                    best = Some((score, at));
                 }
             }
         }
@@ -614,12 +772,14 @@ struct ConstraintKey<'g> {
     priority: Option<i32>,
 }
 
-/// A size rounded to an eighth of an octave or so: the three highest bits.
-fn rounded(n: i64) -> i64 {
-    if n <= 8 {
-        return n;
-    }
-    let shift = 61_i64.saturating_sub(i64::from(n.leading_zeros()));
+/// Whether a pod of this size asks for more than what every machine has.
+pub(super) fn is_extended(need: &[i64]) -> bool {
+    need[super::universe::COMMON..].iter().any(|n| *n > 0)
+}
+
+/// A size rounded down to its highest bits.
+fn rounded(n: i64, bits: u32) -> i64 {
+    let shift = (64 - bits).saturating_sub(n.leading_zeros());
     (n >> shift) << shift
 }
 

@@ -135,6 +135,8 @@ pub(super) struct Signature {
     pub bits: Bits,
     /// Columns whose room no other column of the set exceeds in every dimension.
     pub frontier: Vec<usize>,
+    /// About what a pod of a size costs there, once it was asked for.
+    prices: HashMap<Vec<i64>, i64>,
 }
 
 /// All columns and the sets made of them.
@@ -374,7 +376,7 @@ impl<'p> Universe<'p> {
             frontier.push(column);
         }
         let id = self.signatures.len();
-        self.signatures.push(Signature { bits: bits.clone(), frontier });
+        self.signatures.push(Signature { bits: bits.clone(), frontier, prices: HashMap::new() });
         self.by_bits.insert(bits, id);
         id
     }
@@ -385,16 +387,23 @@ impl<'p> Universe<'p> {
     }
 
     /// About what one pod of this size costs on the cheapest column of a set: the price of its largest share of a node.
-    pub fn price_of(&self, signature: usize, need: &[i64]) -> i64 {
+    pub fn price_of(&mut self, signature: usize, need: &[i64]) -> i64 {
+        if let Some(known) = self.signatures[signature].prices.get(need) {
+            return *known;
+        }
         let share = |column: usize| {
-            let price = i128::from(self.columns[column].price);
+            let price = self.columns[column].price;
             let room = self.room(column);
             let shares = need.iter().zip(room).filter(|(n, _)| **n > 0);
-            shares.map(|(n, r)| price * i128::from(*n) / i128::from((*r).max(1))).max().unwrap_or(0)
+            // Prices in micro-USD and sizes in bytes overflow 64 bits only for what no machine has.
+            let of = |n: i64, r: i64| price.saturating_mul(n >> 10) / (r >> 10).max(1);
+            let exact = |n: i64, r: i64| price.saturating_mul(n) / r.max(1);
+            shares.map(|(n, r)| if *n > 1 << 30 { of(*n, *r) } else { exact(*n, *r) }).max().unwrap_or(0)
         };
         let bits = &self.signatures[signature].bits;
-        let least = bits.iter().filter(|c| fits(need, self.room(*c))).map(share).min();
-        i64::try_from(least.unwrap_or(i128::from(i64::MAX))).unwrap_or(i64::MAX)
+        let price = bits.iter().filter(|c| fits(need, self.room(*c))).map(share).min().unwrap_or(i64::MAX);
+        self.signatures[signature].prices.insert(need.to_vec(), price);
+        price
     }
 
     /// Columns that a class's required node terms and tolerations allow.

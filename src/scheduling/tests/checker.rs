@@ -71,7 +71,7 @@ pub(super) fn check(problem: &Problem, plan: &Plan) -> Result<(), String> {
         if types.len() > 60 {
             return Err(format!("{} types to choose from", types.len()));
         }
-        for choice in &node.choices {
+        for choice in node.choices.iter() {
             let offered = choice.instance_type.offerings.iter().any(|o| {
                 o.available
                     && o.zone == choice.zone

@@ -1,0 +1,226 @@
+#!/usr/bin/env python3
+"""Cost, time and memory of our plans beside Karpenter's, on the same scenario files in the same run.
+
+    benches/bench.py --binary target/release/stowage [--out target/bench] [--ours-only] [--only REGEX]
+
+Writes `bench.md` (the table of docs/performance.md) and `bench.svg` to --out. The peers (scenario generator, plan checker,
+Karpenter's own scheduler as a Go program) lie in `shared/peers` beside the checkout, or where STOWAGE_PEERS points.
+Every plan of ours is judged by check_plan.py; a plan that it refuses ends the run with exit code 1.
+"""
+
+import argparse
+import json
+import math
+import os
+import pathlib
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+PEERS = pathlib.Path(os.environ.get("STOWAGE_PEERS") or ROOT.parent / "shared" / "peers")
+KINDS = ["uniform", "fleet", "spread", "diverse", "mixed"]
+# Kind, pods, seed, whether Karpenter runs too. The first ten are the issue's; then another size and seed of each kind.
+SCENARIOS = (
+    [(kind, 1_000, 7, True) for kind in KINDS]
+    + [(kind, 10_000, 11, True) for kind in KINDS]
+    + [(kind, 2_500, 3, True) for kind in KINDS]
+    + [("fleet", 100_000, 13, False), ("mixed", 100_000, 13, False)]
+)
+EXISTING = 5_000
+
+
+def measured(command):
+    """Runs a command; returns its exit code, output and peak resident set in MB."""
+    with tempfile.TemporaryFile() as out:
+        child = subprocess.Popen([str(part) for part in command], stdout=out, stderr=subprocess.DEVNULL)
+        _, status, usage = os.wait4(child.pid, 0)
+        child.returncode = os.waitstatus_to_exitcode(status)
+        out.seek(0)
+        return child.returncode, out.read().decode(), usage.ru_maxrss / 1024
+
+
+def scenario(folder, kind, pods, seed):
+    path = folder / f"{kind}-{pods}-{seed}.json"
+    with path.open("w") as file:
+        subprocess.run(
+            [sys.executable, PEERS / "scenario.py", kind, "--pods", str(pods), "--seed", str(seed)], stdout=file, check=True
+        )
+    return path
+
+
+def with_nodes(path, count):
+    """The scenario with nodes that run two pods each and have room for a few more."""
+    content = json.loads(path.read_text())
+    size = {"cpu": "7910m", "memory": "29318Mi", "pods": "58", "ephemeral-storage": "17Gi"}
+    content["nodes"] = []
+    for at in range(count):
+        name, zone = f"node-{at}", f"us-east-1{'abc'[at % 3]}"
+        node_labels = {
+            "kubernetes.io/hostname": name, "topology.kubernetes.io/zone": zone, "kubernetes.io/arch": "arm64",
+            "kubernetes.io/os": "linux", "karpenter.sh/nodepool": "default", "karpenter.sh/capacity-type": "on-demand",
+            "node.kubernetes.io/instance-type": "m7g.2xlarge",
+        }
+        content["nodes"].append({
+            "metadata": {"name": name, "labels": node_labels}, "spec": {},
+            "status": {"allocatable": size, "capacity": size},
+        })
+        for index in range(2):
+            requests = {"cpu": f"{1000 + at % 7 * 250}m", "memory": f"{2048 + at % 5 * 1024}Mi"}
+            content["pods"].append({
+                "metadata": {"name": f"running-{at}-{index}", "namespace": "default", "labels": {"app": f"old-{at % 50}"}},
+                "spec": {"nodeName": name, "containers": [{"name": "main", "resources": {"requests": requests}}]},
+                "status": {"phase": "Running"},
+            })
+    out = path.with_name(f"existing-{path.name}")
+    out.write_text(json.dumps(content))
+    return out
+
+
+def ours(binary, path, runs):
+    command = [binary, "simulate", "--scenario", path, "--output", "json"]
+    seconds, memory, plan = [], 0.0, None
+    for _ in range(runs):
+        code, text, peak = measured(command)
+        if code != 0:
+            sys.exit(f"{path.name}: stowage simulate ended with {code}")
+        plan = json.loads(text)
+        seconds.append(plan["solveSeconds"])
+        memory = max(memory, peak)
+    return plan, statistics.median(seconds), memory
+
+
+def judge(path, plan, folder):
+    written = folder / "plan.json"
+    written.write_text(json.dumps(plan))
+    checked = subprocess.run(
+        [sys.executable, PEERS / "check_plan.py", "--scenario", path, "--plan", written], capture_output=True, text=True, check=False
+    )
+    if checked.returncode != 0:
+        sys.exit(f"{path.name}: {checked.stdout}")
+
+
+def build_peer(out):
+    binary = out / "karpenter-peer"
+    subprocess.run(["go", "build", "-o", binary, "."], cwd=PEERS / "karpenter", check=True)
+    return binary
+
+
+def peer(binary, path):
+    catalog = PEERS.parent / "data" / "ec2-us-east-1.json"
+    code, text, peak = measured([binary, "-scenario", path, "-catalog", catalog])
+    if code != 0:
+        sys.exit(f"{path.name}: the peer ended with {code}")
+    answer = json.loads(text.strip().splitlines()[-1])
+    return answer, peak
+
+
+def row_of(row):
+    def number(value, form):
+        return "–" if value is None else form.format(value)
+
+    cost, bound, theirs = row["cost"], row["bound"], row.get("peer")
+    return "| " + " | ".join([
+        row["name"],
+        number(cost, "{:,.2f}"),
+        number(bound, "{:,.2f}"),
+        number((cost / bound - 1) * 100 if bound else None, "{:.1f} %"),
+        number(theirs and theirs["costUsdPerHour"], "{:,.2f}"),
+        number(theirs and (cost / theirs["costUsdPerHour"] - 1) * 100, "{:+.0f} %"),
+        number(row["seconds"], "{:.3f}"),
+        number(theirs and theirs["seconds"], "{:.2f}"),
+        number(theirs and theirs["seconds"] / row["seconds"], "{:,.0f}×"),
+        number(row["memory"], "{:.0f}"),
+        number(row.get("peerMemory"), "{:.0f}"),
+        f"{row['unscheduled']} / {theirs['unscheduled'] if theirs else '–'}",
+    ]) + " |"
+
+
+HEAD = """| scenario, pods, seed | USD/h | bound | gap | Karpenter USD/h | ours is | s | Karpenter s | faster | MB | Karpenter MB | left out, ours / theirs |
+|---|---|---|---|---|---|---|---|---|---|---|---|"""
+
+
+def plot(rows):
+    """Two panels of bars: cost over the bound, and seconds on a logarithmic scale."""
+    wide, high, left, gap = 30, 180, 70, 16
+    names = [row["name"] for row in rows]
+    panel = len(rows) * (2 * wide // 2 + gap) + left
+    out = []
+
+    def bars(top, title, values, scale, ticks):
+        out.append(f'<text x="{left}" y="{top - 12}" font-weight="bold">{title}</text>')
+        for value, label in ticks:
+            y = top + high - scale(value)
+            out.append(f'<line x1="{left}" x2="{panel}" y1="{y:.1f}" y2="{y:.1f}" stroke="#ddd"/>')
+            out.append(f'<text x="{left - 6}" y="{y + 4:.1f}" text-anchor="end">{label}</text>')
+        for at, pair in enumerate(values):
+            for side, (value, colour) in enumerate(zip(pair, ["#1b7f5c", "#b9bec4"])):
+                if value is not None:
+                    x = left + at * (wide + gap) + side * wide / 2
+                    tall = max(1.0, scale(value))
+                    out.append(f'<rect x="{x:.1f}" y="{top + high - tall:.1f}" width="{wide / 2 - 1}" height="{tall:.1f}" fill="{colour}"/>')
+
+    over = [(row["cost"] / row["bound"] - 1, row["peer"]["costUsdPerHour"] / row["bound"] - 1) if row.get("peer") and row["bound"]
+            else (row["cost"] / row["bound"] - 1 if row["bound"] else None, None) for row in rows]
+    most = max([value for pair in over for value in pair if value is not None] + [0.1])
+    bars(40, "Cost over the lower bound (green: Stowage, grey: Karpenter)", over, lambda v: v / most * high,
+         [(share / 100, f"{share} %") for share in range(0, int(most * 100) + 1, 25)])
+    seconds = [(row["seconds"], row["peer"]["seconds"] if row.get("peer") else None) for row in rows]
+    low = -3
+    bars(40 + high + 60, "Seconds to plan, logarithmic", seconds, lambda v: (math.log10(max(v, 1e-3)) - low) / 5 * high,
+         [(10.0 ** e, f"{10.0 ** e:g} s") for e in range(low, 3)])
+    bottom = 40 + 2 * high + 60
+    for at, name in enumerate(names):
+        x = left + at * (wide + gap) + wide / 2
+        out.append(f'<text transform="translate({x:.0f},{bottom + 12}) rotate(-50)" text-anchor="end">{name}</text>')
+    body = "\n".join(out)
+    return (f'<svg xmlns="http://www.w3.org/2000/svg" width="{panel + 20}" height="{bottom + 130}" '
+            f'font-family="sans-serif" font-size="11"><rect width="100%" height="100%" fill="white"/>\n{body}\n</svg>\n')
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--binary", type=pathlib.Path, default=ROOT / "target" / "release" / "stowage")
+    parser.add_argument("--out", type=pathlib.Path, default=ROOT / "target" / "bench")
+    parser.add_argument("--ours-only", action="store_true", help="leave Karpenter out: seconds instead of minutes")
+    parser.add_argument("--only", type=re.compile, default=re.compile(""), help="scenarios whose name matches")
+    parser.add_argument("--runs", type=int, default=5, help="runs of ours, of which the median time counts (Karpenter runs once)")
+    args = parser.parse_args()
+    if not (PEERS / "scenario.py").exists():
+        sys.exit(f"the scenarios are not at {PEERS}: set STOWAGE_PEERS")
+    args.out.mkdir(parents=True, exist_ok=True)
+    theirs = None if args.ours_only or not (PEERS / "karpenter").exists() else build_peer(args.out)
+    rows = []
+    print(HEAD, flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        folder = pathlib.Path(folder)
+
+        def run(name, path, with_peer, checked):
+            plan, seconds, memory = ours(args.binary, path, args.runs)
+            if checked:
+                judge(path, plan, folder)
+            row = {"name": name, "cost": plan["costUsdPerHour"], "bound": plan["lowerBoundUsdPerHour"], "seconds": seconds,
+                   "memory": memory, "unscheduled": len(plan["unschedulable"])}
+            if theirs and with_peer:
+                row["peer"], row["peerMemory"] = peer(theirs, path)
+            rows.append(row)
+            print(row_of(row), flush=True)
+            path.unlink()
+
+        for kind, pods, seed, with_peer in SCENARIOS:
+            name = f"{kind} {pods:,} seed {seed}"
+            if args.only.search(name):
+                run(name, scenario(folder, kind, pods, seed), with_peer, checked=True)
+        name = f"fleet 10,000 seed 11 onto {EXISTING:,} nodes"
+        if args.only.search(name):
+            # The checker and the peer know no running nodes.
+            run(name, with_nodes(scenario(folder, "fleet", 10_000, 11), EXISTING), False, checked=False)
+    (args.out / "bench.md").write_text("\n".join([HEAD, *map(row_of, rows)]) + "\n")
+    (args.out / "bench.svg").write_text(plot(rows))
+    print(f"\nwritten: {args.out / 'bench.md'} and {args.out / 'bench.svg'}")
+
+
+if __name__ == "__main__":
+    main()
