@@ -94,6 +94,8 @@ fn attempt(problem: &Problem, by_priority: bool) -> Plan {
             }
         }
     }
+    let bought = packer.bought.iter_mut().map(|node| &mut node.content);
+    packer.stock.split(placed.iter_mut().map(|(_, content)| content).chain(bought));
     packer.level_out(&mut placed);
     packer.right_size();
     if packer.bound.is_none() && packer.bought.is_empty() && packer.stock.is_empty() {
