@@ -16,8 +16,6 @@ use super::bits::Bits;
 use super::stock::real;
 use super::universe::Universe;
 
-/// Sets of columns beyond this many are merged into one that may use everything.
-const MAX_SETS: usize = 24;
 /// Rounds of adding violated rows.
 const MAX_ROUNDS: usize = 30;
 
@@ -57,11 +55,13 @@ struct Row {
 impl Market {
     /// `demands` are sets of columns with the amount wanted of each resource (and slot), which here only decides what is
     /// merged when there are many sets. `slots` is how many of each slot a column has. A demand that no column of its set
-    /// can meet is left out by the caller. `price` is what a column costs.
+    /// can meet is left out by the caller. Sets of columns beyond the `max_sets` that want most (at most 31) are merged into
+    /// one that may use what any of them may. `price` is what a column costs.
     pub fn new(
         universe: &Universe<'_>,
         demands: &[(&Bits, &[i64])],
         slots: &[i64],
+        max_sets: usize,
         price: impl Fn(usize) -> i64,
     ) -> Self {
         let columns = universe.columns.len();
@@ -76,21 +76,23 @@ impl Market {
             merged[at].1 += amount[0];
             set_of.push(at);
         }
-        if merged.len() > MAX_SETS {
+        if merged.len() > max_sets {
             let mut order: Vec<usize> = (0..merged.len()).collect();
             order.sort_by_key(|at| (std::cmp::Reverse(merged[*at].1), *at));
             let mut all = (Bits::empty(columns), 0);
-            let mut place = vec![MAX_SETS; merged.len()];
+            let mut place = vec![max_sets; merged.len()];
             for (rank, at) in order.iter().enumerate() {
-                if rank < MAX_SETS {
+                if rank < max_sets {
                     place[*at] = rank;
                 } else {
                     all.0.or(&merged[*at].0);
                 }
             }
-            merged = order.into_iter().take(MAX_SETS).map(|at| merged[at].clone()).collect();
+            merged = order.into_iter().take(max_sets).map(|at| merged[at].clone()).collect();
             merged.push(all);
-            set_of.iter_mut().for_each(|at| *at = place[*at]);
+            for at in &mut set_of {
+                *at = place[*at];
+            }
         }
 
         let mut held: Vec<u32> = vec![0; columns];

@@ -139,18 +139,24 @@ impl Packer<'_, '_, '_> {
     pub fn planned(&mut self, pods_of: &mut dyn FnMut(usize, usize) -> Vec<usize>) -> Vec<PlannedNode> {
         let bought = std::mem::take(&mut self.bought);
         let mut shared: HashMap<Vec<usize>, (Arc<[Choice]>, Resources)> = HashMap::new();
-        let mut last: Option<(&Bought, Vec<usize>)> = None;
+        // Nodes of one column with one load, for pods of the same places, have the same choices.
+        let mut known: HashMap<(usize, Vec<i64>, Vec<usize>), Vec<usize>> = HashMap::new();
         let mut nodes: Vec<PlannedNode> = Vec::with_capacity(bought.len());
         for node in &bought {
             let pool = self.universe.pool(node.column);
             let limited = self.universe.problem.pools[pool].limits.is_some();
-            // Copies of a node stand side by side: the same choices, unless limits come into it.
+            // Where limits come into it, choices depend on what was planned before.
             let roomy = !limited || self.is_roomy(pool);
-            let columns = match last.take() {
-                Some((other, columns)) if roomy && other.column == node.column && other.content == node.content => {
-                    columns
-                }
-                _ => self.choices(node, roomy),
+            let mut requests = self.load(&node.content);
+            let columns = if roomy {
+                let mut places: Vec<usize> =
+                    node.content.iter().map(|(item, _)| self.stock.items[*item].place).collect();
+                places.sort_unstable();
+                places.dedup();
+                let key = (node.column, requests.clone(), places);
+                known.entry(key).or_insert_with(|| self.choices(node, roomy)).clone()
+            } else {
+                self.choices(node, roomy)
             };
             if !shared.contains_key(&columns) {
                 let mut most = self.universe.instance_type(node.column).capacity.clone();
@@ -169,7 +175,6 @@ impl Packer<'_, '_, '_> {
             }
             let mut pods: Vec<usize> = node.content.iter().flat_map(|(item, count)| pods_of(*item, *count)).collect();
             pods.sort_unstable();
-            let mut requests = self.load(&node.content);
             for (sum, more) in requests.iter_mut().zip(self.universe.overhead(node.column)) {
                 *sum += more;
             }
@@ -180,7 +185,6 @@ impl Packer<'_, '_, '_> {
                 requests: self.universe.dims.sparse(&requests),
                 requirements: pins(self.universe, node.column),
             });
-            last = Some((node, columns));
         }
         nodes
     }

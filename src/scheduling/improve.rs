@@ -1,12 +1,14 @@
 //! Bettering what was bought.
 
-use super::pack::{PATIENCE, POWERS, Packer, Round};
+use super::pack::{PATIENCE, Packer, Round, WAYS};
 use super::stock::{Bin, float, real};
 
 /// Percent of the nodes that one attempt gives back.
 const SHARES: [usize; 5] = [12, 25, 45, 6, 18];
 /// Buckets that may be compared even for the smallest plan.
 const LEAST_WORK: usize = 300_000;
+/// Buckets that are compared in bettering even the largest plan.
+const MOST_WORK: usize = 2_000_000;
 /// Share of its worth at which what is placed anew is priced again.
 const PATIENCE_AGAIN: f64 = 0.5;
 
@@ -55,7 +57,7 @@ impl Packer<'_, '_, '_> {
             return;
         }
         self.patience = PATIENCE_AGAIN;
-        let limit = (self.stock.work + self.stock.work / 2).max(LEAST_WORK);
+        let limit = (self.stock.work + (self.stock.work / 2).min(MOST_WORK)).max(LEAST_WORK);
         self.right_size();
         let mut failures = 0;
         let mut share = 0;
@@ -65,7 +67,7 @@ impl Packer<'_, '_, '_> {
             } else {
                 failures += 1;
                 share += 1;
-                self.power = POWERS[share % POWERS.len()];
+                self.way.power = WAYS[share % 2].power;
             }
         }
         self.patience = PATIENCE;

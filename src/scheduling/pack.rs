@@ -132,8 +132,7 @@ pub(super) struct Packer<'u, 'p, 'g> {
     pub running_counters: std::collections::BTreeSet<u32>,
     /// Share of its worth at which what is left is priced anew.
     pub patience: f64,
-    /// How much the direction counts against the size when a node is filled.
-    pub power: i32,
+    pub way: Way,
     /// Prices by place when the round began.
     pub first_prices: Vec<Vec<f64>>,
 }
@@ -142,15 +141,31 @@ pub(super) struct Packer<'u, 'p, 'g> {
 const FLOOR: f64 = 0.3;
 
 /// Share of its worth at which what is left is priced anew.
-pub(super) const PATIENCE: f64 = 0.93;
+pub(super) const PATIENCE: f64 = 0.88;
 /// Share of the last best value that a favourite must still reach.
 const GOOD: f64 = 0.985;
 /// Most of what is left that copies of one node may take: more would leave a stock of another mix than was priced.
 const PURCHASE: f64 = 0.05;
 
-/// How much the direction counts when nodes are filled. Nothing told beforehand which serves a stock better: with few
-/// sizes the direction keeps the mix, with many sizes the largest first is best.
-pub(super) const POWERS: [i32; 2] = [2, 0];
+/// Sets of columns that prices tell apart while buying, and for the bound, which is found once.
+const PRICED_SETS: usize = 12;
+const BOUND_SETS: usize = 24;
+/// Work up to which another way to buy is tried: large stocks are bought well in the first.
+const ANOTHER_WAY: usize = 1_500_000;
+
+/// A way to buy. Nothing tells beforehand which serves a stock best.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Way {
+    /// How much the direction counts against the size when a node is filled: with few sizes it keeps the mix, with many
+    /// sizes the largest first is best.
+    pub power: i32,
+    /// Nodes no dearer than what is left is worth for each node that slots make necessary.
+    pub even: bool,
+}
+
+/// The ways to buy.
+pub(super) const WAYS: [Way; 3] =
+    [Way { power: 2, even: false }, Way { power: 0, even: false }, Way { power: 0, even: true }];
 
 /// Prices, and what is left at these prices.
 struct Priced {
@@ -237,7 +252,7 @@ impl<'u, 'p, 'g> Packer<'u, 'p, 'g> {
             reference,
             bound: None,
             running_counters: std::collections::BTreeSet::new(),
-            power: POWERS[0],
+            way: WAYS[0],
             patience: PATIENCE,
             first_prices: Vec::new(),
         }
@@ -352,7 +367,7 @@ impl<'u, 'p, 'g> Packer<'u, 'p, 'g> {
                     Some((&self.universe.signatures[round.signature(*place)?].bits, amount.as_slice()))
                 })
                 .collect();
-            let market = Market::new(self.universe, &sets, &self.stock.slot_caps(), |column| {
+            let market = Market::new(self.universe, &sets, &self.stock.slot_caps(), PRICED_SETS, |column| {
                 self.universe.columns[column].price
             });
             round.market = Some((wanted.iter().map(|(place, _)| *place).collect(), market));
@@ -411,8 +426,9 @@ impl<'u, 'p, 'g> Packer<'u, 'p, 'g> {
         self.stock.give_back(&aside);
         let sets: Vec<(&Bits, &[i64])> = demands.iter().map(|(bits, amount)| (bits, amount.as_slice())).collect();
         // Of what is paid, not of what a person makes of it by settings.
-        let mut market =
-            Market::new(self.universe, &sets, &self.stock.slot_caps(), |column| self.universe.columns[column].paid);
+        let mut market = Market::new(self.universe, &sets, &self.stock.slot_caps(), BOUND_SETS, |column| {
+            self.universe.columns[column].paid
+        });
         let found = market.prices(demands.iter().enumerate().map(|(at, (_, amount))| (at, amount.as_slice())));
         found.map(|prices| prices.bound)
     }
@@ -429,13 +445,21 @@ impl<'u, 'p, 'g> Packer<'u, 'p, 'g> {
             .collect()
     }
 
-    /// Buys for what is left in each way there is, and keeps the cheapest.
+    /// Buys for what is left in several ways, and keeps the cheapest.
     pub fn buy_best(&mut self, round: &mut Round) {
         let from = self.bought.len();
         let (budgets, dead) = (self.budgets.clone(), round.dead.clone());
-        let mut best: Option<(usize, i64, Vec<Bought>, Vec<Budget>, Vec<bool>, i32)> = None;
-        for power in POWERS {
-            self.power = power;
+        let mut best: Option<(usize, i64, Vec<Bought>, Vec<Budget>, Vec<bool>, Way)> = None;
+        let mut ways = WAYS;
+        if self.stock.is_rounded() {
+            ways.swap(0, 1);
+        }
+        for way in ways {
+            let tried = best.is_some() && self.stock.work > ANOTHER_WAY;
+            if tried || (way.even && self.stock.slots.is_empty()) {
+                continue;
+            }
+            self.way = way;
             self.buy(round);
             let left = self.stock.items.iter().map(|item| item.left).sum();
             let bought = self.bought.split_off(from);
@@ -446,17 +470,17 @@ impl<'u, 'p, 'g> Packer<'u, 'p, 'g> {
             let spent = std::mem::replace(&mut self.budgets, budgets.clone());
             let ended = std::mem::replace(&mut round.dead, dead.clone());
             if best.as_ref().is_none_or(|(l, c, ..)| (left, cost) < (*l, *c)) {
-                best = Some((left, cost, bought, spent, ended, power));
+                best = Some((left, cost, bought, spent, ended, way));
             }
         }
-        if let Some((_, _, bought, spent, ended, power)) = best {
+        if let Some((_, _, bought, spent, ended, way)) = best {
             for node in &bought {
                 self.stock.take(&node.content, 1);
             }
             self.bought.extend(bought);
             self.budgets = spent;
             round.dead = ended;
-            self.power = power;
+            self.way = way;
         }
     }
 
@@ -560,7 +584,8 @@ impl<'u, 'p, 'g> Packer<'u, 'p, 'g> {
         let largest = self.stock.largest(priced.seed)?;
         let need = self.stock.need(largest);
         let critical = self.stock.critical();
-        let cap = priced.remaining * 1.3;
+        let nodes = if self.way.even { self.stock.slot_nodes() } else { 0 };
+        let cap = if nodes > 1 { priced.remaining / float(nodes) * 1.15 } else { priced.remaining * 1.3 };
         if !priced.favourites.is_empty() {
             for column in std::mem::take(&mut priced.favourites) {
                 let holds = fits(need, self.universe.room(column))
@@ -607,7 +632,7 @@ impl<'u, 'p, 'g> Packer<'u, 'p, 'g> {
             let host = self.daemon_hosts[self.universe.daemon_set(column)].clone();
             let bin = Bin { room: self.universe.room(column), host: &host, content: &[] };
             let weights = self.weights(round.prices_on(&priced.found, column));
-            let mut content = self.stock.fill(&bin, &weights, &buckets, Some(priced.seed), critical, self.power);
+            let mut content = self.stock.fill(&bin, &weights, &buckets, Some(priced.seed), critical, self.way.power);
             while !content.is_empty() && !self.min_values_hold(column, &content) {
                 content.pop();
             }

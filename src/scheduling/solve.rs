@@ -125,6 +125,8 @@ fn attempt(problem: &Problem, by_priority: bool, peopled: &Domains) -> (Plan, Do
             }
         }
     }
+    let bought = packer.bought.iter_mut().map(|node| &mut node.content);
+    packer.stock.split(placed.iter_mut().map(|(_, content)| content).chain(bought));
     packer.level_out(&mut placed);
     packer.right_size();
     if packer.has_soft_hosts() {

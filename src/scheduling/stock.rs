@@ -33,8 +33,8 @@ pub(super) struct Place {
     pub levels: Vec<usize>,
 }
 
-/// Pods of one part of a group.
-#[derive(Debug)]
+/// Pods of one part of a group, or of several that nothing tells apart while nodes are filled.
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Item {
     pub group: usize,
     pub place: usize,
@@ -74,6 +74,8 @@ pub(super) struct Slot {
 pub(super) struct Stock<'g> {
     pub groups: &'g [Group],
     pub items: Vec<Item>,
+    /// What each item was made of, until [`Stock::split`].
+    parts: Vec<Vec<Item>>,
     pub places: Vec<Place>,
     buckets: Vec<Bucket>,
     /// Least request of any item of each bucket, and the request of its first item; `dims` numbers a bucket.
@@ -81,6 +83,8 @@ pub(super) struct Stock<'g> {
     sample: Vec<f64>,
     dims: usize,
     bucket_of: Vec<usize>,
+    /// Buckets hold items of nearly one size rather than of one.
+    rounded: bool,
     /// Pods left in each place.
     left_of: Vec<usize>,
     /// Price of one unit of each resource, by item's place.
@@ -157,6 +161,7 @@ impl<'g> Stock<'g> {
             });
             items.push(Item { group: part.group, place, left: part.count, first });
         }
+        let (items, parts) = merged(items, groups);
         let mut capped = vec![Vec::new(); counters];
         let mut wanting = Vec::new();
         for (at, item) in items.iter().enumerate() {
@@ -181,12 +186,14 @@ impl<'g> Stock<'g> {
             groups,
             place_prices: vec![vec![1.0; dims]; places.len()],
             items,
+            parts,
             places,
             buckets: Vec::new(),
             least: Vec::new(),
             sample: Vec::new(),
             dims,
             bucket_of: Vec::new(),
+            rounded: false,
             left_of: Vec::new(),
             capped,
             wanting,
@@ -238,6 +245,7 @@ impl<'g> Stock<'g> {
         self.sample = vec![0.0; buckets.len() * self.dims];
         self.buckets = buckets;
         self.bucket_of = bucket_of;
+        self.rounded = !exact;
         self.least = least;
         self.left_of = left_of;
         for bucket in 0..self.buckets.len() {
@@ -340,7 +348,23 @@ impl<'g> Stock<'g> {
         needed.truncate(MAX_SLOTS);
         self.slots = needed.into_iter().map(|(_, slot)| slot).collect();
         let prices = self.dims + self.slots.len();
-        self.place_prices.iter_mut().for_each(|place| place.resize(prices, 0.0));
+        for place in &mut self.place_prices {
+            place.resize(prices, 0.0);
+        }
+    }
+
+    /// Nodes that the slots make necessary for what is left.
+    pub fn slot_nodes(&self) -> usize {
+        let nodes = |slot: &Slot| {
+            let pods: usize = slot.members.iter().map(|item| self.items[item].left).sum();
+            pods.div_ceil(usize::try_from(slot.cap).unwrap_or(1))
+        };
+        self.slots.iter().map(nodes).max().unwrap_or(0)
+    }
+
+    /// Whether there are too many sizes to keep each apart.
+    pub fn is_rounded(&self) -> bool {
+        self.rounded
     }
 
     /// How many of each slot a node has.
@@ -399,9 +423,49 @@ impl<'g> Stock<'g> {
         }
     }
 
+    /// Takes items apart into the groups they were made of, in `contents` too: from here on every item is of one group, and
+    /// nothing can be filled any more.
+    pub fn split<'c>(&mut self, contents: impl Iterator<Item = &'c mut Content>) {
+        let first: Vec<usize> = self
+            .parts
+            .iter()
+            .scan(0, |sum, parts| {
+                *sum += parts.len();
+                Some(*sum - parts.len())
+            })
+            .collect();
+        let mut parts = std::mem::take(&mut self.parts);
+        let mut at: Vec<usize> = vec![0; parts.len()];
+        for content in contents {
+            let mut apart: Content = Vec::with_capacity(content.len());
+            for (item, mut count) in content.drain(..) {
+                while count > 0 {
+                    let part = &mut parts[item][at[item]];
+                    let taken = count.min(part.left);
+                    if taken > 0 {
+                        apart.push((first[item] + at[item], taken));
+                    }
+                    part.left -= taken;
+                    count -= taken;
+                    if part.left == 0 && count > 0 {
+                        at[item] += 1;
+                    }
+                }
+            }
+            *content = apart;
+        }
+        self.items = parts.into_iter().flatten().collect();
+        self.buckets.clear();
+    }
+
     /// Puts content back.
     pub fn give_back(&mut self, content: &[(usize, usize)]) {
         for (item, count) in content {
+            if self.buckets.is_empty() {
+                self.items[*item].left += count;
+                self.left_of[self.items[*item].place] += count;
+                continue;
+            }
             if self.items[*item].left == 0 && !self.buckets[self.bucket_of[*item]].follows {
                 let bucket = self.bucket_of[*item];
                 let groups = self.groups;
@@ -547,7 +611,7 @@ impl<'g> Stock<'g> {
             && !content.iter().any(|(item, _)| self.items[*item].place == place)
         {
             let mut of_place: Vec<usize> = active.iter().copied().filter(|b| self.buckets[*b].place == place).collect();
-            if !self.pick(&mut of_place, &mut room, prices, &mut content, None) {
+            if !self.pick(&mut of_place, &mut room, prices, &mut content, (0, true)) {
                 self.end(&content);
                 // What had to come first left no room for the one pod that the node is for.
                 return if first.is_empty() { Vec::new() } else { self.fill(bin, prices, buckets, seed, &[], power) };
@@ -557,7 +621,7 @@ impl<'g> Stock<'g> {
             if !self.wanting.is_empty() {
                 self.put_wanting(&mut room, &mut content, &allowed);
             }
-            if !self.pick(&mut active, &mut room, prices, &mut content, Some(power)) {
+            if !self.pick(&mut active, &mut room, prices, &mut content, (power, false)) {
                 break;
             }
         }
@@ -588,7 +652,9 @@ impl<'g> Stock<'g> {
                 if !self.host(*item).is_free() || (of_seed(*item) && kept == 1) {
                     continue;
                 }
-                freed.iter_mut().zip(room.iter()).zip(self.need(*item)).for_each(|((f, r), n)| *f = r + n);
+                for ((f, r), n) in freed.iter_mut().zip(room.iter()).zip(self.need(*item)) {
+                    *f = r + n;
+                }
                 let (own, least) = (self.worth(*item), best.map_or(0.0, |(gain, ..)| gain));
                 self.work += buckets.len() / 2;
                 for bucket in buckets.iter().copied() {
@@ -616,7 +682,9 @@ impl<'g> Stock<'g> {
             let item = content[at].0;
             content[at].1 -= 1;
             self.scratch.taken[item] -= 1;
-            room.iter_mut().zip(self.need(item)).for_each(|(r, n)| *r += n);
+            for (r, n) in room.iter_mut().zip(self.need(item)) {
+                *r += n;
+            }
             if content[at].1 == 0 {
                 content.remove(at);
             }
@@ -705,20 +773,18 @@ impl<'g> Stock<'g> {
         if square > 0.0 { along * (along * along / square).powi(power) } else { 0.0 }
     }
 
-    /// Puts the best item in, one pod of the largest without a power; false when none fits. Buckets that can't contribute any more are dropped from `open`.
+    /// Puts the best item in, a single pod or what keeps the mix; false when none fits. Buckets that can't contribute any more are dropped from `open`.
     fn pick(
         &mut self,
         open: &mut Vec<usize>,
         room: &mut [i64],
         prices: &[f64],
         content: &mut Content,
-        power: Option<i32>,
+        (power, single): (i32, bool),
     ) -> bool {
         self.work += open.len();
         self.direction.clear();
         self.direction.extend(room.iter().zip(prices).map(|(r, p)| real((*r).max(0)) * p * p));
-        let single = power.is_none();
-        let power = power.unwrap_or(0);
         let mut best: Option<(f64, usize)> = None;
         let mut kept = 0;
         for at in 0..open.len() {
@@ -759,6 +825,27 @@ impl<'g> Stock<'g> {
         }
         false
     }
+}
+
+/// Items of one place and one size whose pods have no rules about their host are one: more copies of a node can be bought
+/// at once. Returns the items and what each is made of.
+fn merged(items: Vec<Item>, groups: &[Group]) -> (Vec<Item>, Vec<Vec<Item>>) {
+    let mut ids: HashMap<(usize, &[i64]), usize> = HashMap::new();
+    let mut out: Vec<Item> = Vec::new();
+    let mut parts: Vec<Vec<Item>> = Vec::new();
+    for item in items {
+        let group = &groups[item.group];
+        let next = out.len();
+        let at = if group.host.is_free() { *ids.entry((item.place, &group.need)).or_insert(next) } else { next };
+        if at == next {
+            out.push(item);
+            parts.push(vec![item]);
+        } else {
+            out[at].left += item.left;
+            parts[at].push(item);
+        }
+    }
+    (out, parts)
 }
 
 /// The node constraints of a class, for telling places apart.
