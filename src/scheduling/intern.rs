@@ -164,7 +164,8 @@ impl Interner {
     ) -> Result<Arc<PodClass>, PodProblem> {
         static NONE: Labels = Labels::new();
         let labels = labels.unwrap_or(&NONE);
-        let mut tolerations: Vec<Toleration> = spec.tolerations.iter().flatten().filter(own).map(toleration).collect();
+        let mut tolerations: Vec<Toleration> =
+            spec.tolerations.iter().flatten().filter(|api| own(api)).map(toleration).collect();
         tolerations.extend(extra_tolerations.iter().map(|(key, effect)| Toleration {
             key: Arc::from(*key),
             exists: true,
@@ -234,7 +235,7 @@ fn created_at_ms(metadata: &ObjectMeta) -> i64 {
 }
 
 /// Whether a toleration is the pod's own. Which node it was admitted to makes no pod ask for something else than its siblings.
-fn own(api: &&ApiToleration) -> bool {
+fn own(api: &ApiToleration) -> bool {
     api.key.as_deref() != Some(crate::api::labels::GUARD_TAINT)
 }
 

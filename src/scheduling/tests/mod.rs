@@ -6,6 +6,7 @@
 mod affinity;
 mod checker;
 mod nodes;
+mod optimum;
 mod pools;
 mod properties;
 mod requirements;

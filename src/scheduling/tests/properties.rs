@@ -4,6 +4,7 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::{HOST, World, ZONE, affinity, spread, volumes};
+use crate::scheduling::offering::MicroUsd;
 use crate::scheduling::plan::Plan;
 
 #[derive(Clone, Debug)]
@@ -94,7 +95,8 @@ fn named(world: &World, plan: &Plan) -> Vec<(String, Vec<String>)> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..ProptestConfig::default() })]
+    // 256 cases, or as many as PROPTEST_CASES says.
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn no_plan_breaks_a_rule_and_the_same_input_gives_the_same_plan(
@@ -137,4 +139,38 @@ proptest! {
             prop_assert!(excuse, "{}: {}", world.problem.pods[left.pod].key, left.reason);
         }
     }
+
+    #[test]
+    fn without_a_pod_a_plan_is_hardly_ever_dearer(
+        workloads in prop::collection::vec(workload(), 1..10), nodes in 0_usize..3, which in any::<prop::sample::Index>(),
+    ) {
+        let mut world = world(&workloads, nodes, None);
+        let before = world.plan();
+        world.problem.pods.remove(which.index(world.problem.pods.len()));
+        let after = world.plan();
+        // A pod that others may only follow takes them with it.
+        prop_assume!(after.unschedulable.len() <= before.unschedulable.len());
+        prop_assert!(within(before.cost, after.cost), "{:?} became {:?}", before.cost, after.cost);
+    }
+
+    #[test]
+    fn with_another_instance_type_a_plan_is_hardly_ever_dearer(
+        workloads in prop::collection::vec(workload(), 1..10), which in any::<prop::sample::Index>(),
+    ) {
+        let mut world = world(&workloads, 0, None);
+        let after = world.plan();
+        let mut fewer = (*world.problem.pools[0].catalogue).clone();
+        fewer.instance_types.remove(which.index(fewer.instance_types.len()));
+        world.problem.pools[0].catalogue = std::sync::Arc::new(fewer);
+        let before = world.plan();
+        prop_assume!(after.unschedulable.len() == before.unschedulable.len());
+        prop_assert!(within(before.cost, after.cost), "{:?} became {:?}", before.cost, after.cost);
+    }
+}
+
+/// The solver is no exact one: less to place, or more to choose from, may cost so much more, percent.
+const SLACK_PERCENT: i64 = 15;
+
+fn within(before: MicroUsd, after: MicroUsd) -> bool {
+    after.0 * 100 <= before.0 * (100 + SLACK_PERCENT)
 }
