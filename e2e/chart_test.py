@@ -660,6 +660,12 @@ class Installed(unittest.TestCase):
         ):
             with self.subTest(operation["path"]):
                 self.assertIn(why, patched(operation).stderr)
+        every = {"op": "add", "path": "/spec/tolerations/-", "value": {"key": "stowage.dev/planned", "operator": "Exists"}}
+        self.assertIn("tolerations of stowage.dev/planned only", patched(every).stderr)
+        status = self.kubectl("patch", "pod", "p", "-n", "default", "--subresource=status", "--type=merge", "-p", '{"metadata": {"labels": {"app": "q"}}}', config=config, check=False)
+        self.assertIn("metadata", status.stderr)
+        nominated = self.kubectl("patch", "pod", "p", "-n", "default", "--subresource=status", "--type=merge", "-p", '{"status": {"nominatedNodeName": "n"}}', config=config, check=False)
+        self.assertEqual(nominated.returncode, 0, nominated.stderr)
         done = patched({"op": "test", "path": "/metadata/labels/app", "value": "p"}, toleration("stowage.dev/planned"))
         self.assertEqual(done.returncode, 0, done.stderr)
         # Everybody else may do what RBAC lets them.

@@ -141,7 +141,7 @@ pub struct Row {
     pub pods: usize,
     /// Sums of [`filled`], percent.
     filled: (f64, f64),
-    /// The next best type and its price, and whether all nodes of the row have the same.
+    /// The next best type and its price.
     next: Option<(String, MicroUsd)>,
 }
 

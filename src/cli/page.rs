@@ -47,7 +47,8 @@ impl fmt::Display for Text<'_> {
 
 /// Name of the workload that a pod belongs to, as far as its own name tells: without a trailing ordinal or suffix.
 fn workload(key: &str) -> &str {
-    key.rsplit_once('-').map_or(key, |(head, _)| head)
+    let name = key.find('/').map_or(0, |slash| slash + 1);
+    key[name..].rfind('-').map_or(key, |dash| &key[..name + dash])
 }
 
 fn hue(name: &str) -> u64 {
@@ -202,6 +203,7 @@ mod tests {
     #[test]
     fn pods_of_one_workload_have_one_colour() {
         assert_eq!(workload("shop/web-7d9f-abcde"), "shop/web-7d9f");
+        assert_eq!(workload("team-a/web"), "team-a/web");
         assert_eq!(hue(workload("n/db-0")), hue(workload("n/db-1")));
         assert!(hue("anything") < 360);
     }

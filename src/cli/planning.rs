@@ -87,6 +87,9 @@ impl PlanArgs {
 
 fn parse_sizes(text: &str) -> Result<NodeSizes, String> {
     let wanted = "a range of vCPUs such as 4-64, 4- or -64 is wanted";
+    if text.trim().is_empty() {
+        return Ok(NodeSizes::default());
+    }
     let (least, most) = text.split_once('-').ok_or(wanted)?;
     let bound = |text: &str| match text.trim() {
         "" => Ok(None),
@@ -103,6 +106,9 @@ fn parse_sizes(text: &str) -> Result<NodeSizes, String> {
 
 fn parse_usd(text: &str) -> Result<MicroUsd, String> {
     let wanted = "USD per hour from 0 to 1000, with at most six decimals, are wanted";
+    if text.trim().is_empty() {
+        return Ok(MicroUsd(0));
+    }
     let (whole, decimals) = text.split_once('.').unwrap_or((text, ""));
     let digits = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
     if whole.is_empty() || whole.len() > 4 || decimals.len() > 6 || !digits(whole) || !digits(decimals) {

@@ -15,6 +15,7 @@ use kube::{Api, ResourceExt};
 use serde_json::json;
 
 use super::context::{Context, Placement, is_conflict, is_not_found};
+use super::provisioner::HOLD_READY_MS;
 use crate::api::{NodeClaim, labels};
 use crate::cluster::holds::Holds;
 use crate::cluster::snapshot::offering_of;
@@ -188,9 +189,10 @@ fn relieved(state: &State, holds: &Holds, placement: Placement, refused: &HashSe
         .filter_map(|name| state.node_of(state.claims.get(name)?).map(|node| node.name_any()))
         .collect();
     let needed = |name: &str, guard: &Taint| {
-        let settling = !holds.by_pod.is_empty() && now_ms - put_up_ms(guard) < SETTLE_MS;
+        let age = now_ms - put_up_ms(guard);
+        let settling = !holds.by_pod.is_empty() && age < SETTLE_MS;
         let in_the_way = guard.value.as_ref().is_some_and(|claim| refused.contains(claim));
-        placement == Placement::Nominate && !in_the_way && (awaited.contains(name) || settling)
+        placement == Placement::Nominate && !in_the_way && age < HOLD_READY_MS && (awaited.contains(name) || settling)
     };
     let guarded = state.nodes.iter().filter_map(|(name, node)| Some((name, of(node)?)));
     guarded.filter(|(name, guard)| !needed(name, guard)).map(|(name, _)| name.clone()).collect()
@@ -201,9 +203,15 @@ fn relieved(state: &State, holds: &Holds, placement: Placement, refused: &HashSe
 pub struct Asked {
     /// When each pod was last admitted, milliseconds since the epoch.
     at: HashMap<String, i64>,
+    /// How often in a row the API server would not have a pod admitted, by the pod's UID.
+    refusals: HashMap<String, u32>,
     /// UIDs of NodeClaims whose pods could not be admitted: their guard must not keep them off.
     refused: HashSet<String>,
 }
+
+/// A pod that the API server would not have admitted so often in a row may not be: once may be a race, such as a pod of the
+/// same name that came in its place.
+const REFUSALS: u32 = 3;
 
 /// One look of the leader: admits pods and takes down guards that have done their work.
 pub async fn keep(ctx: &Context, holds: &Holds, asked: &mut Asked) {
@@ -218,12 +226,24 @@ pub async fn keep(ctx: &Context, holds: &Holds, asked: &mut Asked) {
     admissions.retain(|pod| !asked.at.contains_key(&pod.uid));
     asked.at.extend(admissions.iter().map(|pod| (pod.uid.clone(), now)));
     let mut admitted = stream::iter(admissions.into_iter().map(|pod| admit(ctx, pod))).buffer_unordered(CONCURRENCY);
-    while let Some(refused) = admitted.next().await {
-        asked.refused.extend(refused);
+    while let Some((pod, admitted)) = admitted.next().await {
+        if admitted {
+            asked.refusals.remove(&pod.uid);
+            continue;
+        }
+        let refusals = asked.refusals.entry(pod.uid).or_default();
+        *refusals += 1;
+        if *refusals >= REFUSALS {
+            tracing::warn!(pod = pod.name, "pod may not be admitted, its node is opened to all");
+            asked.refused.insert(pod.claim);
+        }
     }
     drop(admitted);
-    if !asked.refused.is_empty() {
+    if !asked.refused.is_empty() || !asked.refusals.is_empty() {
         let state = ctx.cluster.read();
+        let waiting: HashSet<&String> =
+            state.unbound.iter().filter_map(|key| Some(&state.pods.get(key)?.uid)).collect();
+        asked.refusals.retain(|pod, _| waiting.contains(pod));
         let known: HashSet<&String> = state.claims.values().filter_map(|claim| claim.metadata.uid.as_ref()).collect();
         asked.refused.retain(|claim| known.contains(claim));
     }
@@ -240,28 +260,28 @@ pub async fn keep(ctx: &Context, holds: &Holds, asked: &mut Asked) {
     }
 }
 
-/// Admits a pod. Returns the UID of its NodeClaim where the API server will not have it.
-async fn admit(ctx: &Context, pod: Admission) -> Option<String> {
+/// Admits a pod. False where the API server will not have it.
+async fn admit(ctx: &Context, pod: Admission) -> (Admission, bool) {
     let toleration =
-        json!({"key": labels::GUARD_TAINT, "operator": "Equal", "value": pod.claim, "effect": "NoSchedule"});
+        json!({"key": labels::GUARD_TAINT, "operator": "Equal", "value": &pod.claim, "effect": "NoSchedule"});
     let (path, value) =
         if pod.first { ("/spec/tolerations", json!([toleration])) } else { ("/spec/tolerations/-", toleration) };
     let operations = json!([
-        {"op": "test", "path": "/metadata/uid", "value": pod.uid},
+        {"op": "test", "path": "/metadata/uid", "value": &pod.uid},
         {"op": "add", "path": path, "value": value},
     ]);
-    let patch = serde_json::from_value(operations).ok()?;
+    let Ok(patch) = serde_json::from_value(operations) else { return (pod, false) };
     let api: Api<Pod> = Api::namespaced(ctx.client.clone(), &pod.namespace);
     match api.patch(&pod.name, &PatchParams::default(), &Patch::<()>::Json(patch)).await {
         Ok(changed) => ctx.cluster.update(|state| state.apply_pod(&changed, now_ms())),
         Err(error) if is_not_found(&error) || is_conflict(&error) => {}
         Err(kube::Error::Api(status)) if (400..500).contains(&status.code) && status.code != 429 => {
-            tracing::warn!(pod = pod.name, error = %status, "pod may not be admitted, its node is opened to all");
-            return Some(pod.claim);
+            tracing::info!(pod = pod.name, error = %status, "pod was not admitted to its node");
+            return (pod, false);
         }
         Err(error) => tracing::warn!(pod = pod.name, %error, "pod could not be admitted to its node, trying again"),
     }
-    None
+    (pod, true)
 }
 
 #[cfg(test)]
@@ -349,11 +369,7 @@ mod tests {
         let opened = "1970-01-01T00:01:00Z";
         let soon = 61_000;
         zoned(&mut state, "x", opened);
-        assert_eq!(
-            admitted(&state, soon),
-            "x1 x2 x3 x4",
-            "the other claim's zone isn't known: no domain to keep step with"
-        );
+        assert_eq!(admitted(&state, soon), "x1 x2", "the other claim's zone isn't known: no domain to keep step with");
         let mut known = NodeClaim::clone(&state.claims["y"]);
         known.metadata.labels.get_or_insert_default().insert(labels::ZONE.into(), "zone-y".into());
         state.apply_claim(known);

@@ -57,8 +57,7 @@ impl Candidate {
         let mut renewed = Instant::now();
         while renewed.elapsed() < RENEW_DEADLINE {
             tokio::time::sleep(PERIOD).await;
-            // A renewal that is given up may still arrive, and must not be taken for another replica's: it has all the time there is.
-            let left = RENEW_DEADLINE.saturating_sub(renewed.elapsed());
+            let left = RENEW_DEADLINE.saturating_sub(renewed.elapsed()).min(RENEW_DEADLINE / 2);
             let asked = Instant::now();
             match tokio::time::timeout(left, self.attempt()).await {
                 Ok(Ok(Outcome::Leads)) => renewed = asked,

@@ -116,6 +116,23 @@ pub fn next_step(claim: &NodeClaim, node: Option<&Node>, drained: bool, now_ms: 
     }
 }
 
+/// Whether a node has neither start-up taints nor resources that are yet to be reported.
+pub fn is_complete(claim: &NodeClaim, node: &Node) -> bool {
+    let taints = node.spec.iter().flat_map(|spec| spec.taints.iter().flatten());
+    let startup = |taint: &Taint| {
+        claim.spec.startup_taints.iter().any(|other| other.key == taint.key && other.effect == taint.effect)
+    };
+    !taints.into_iter().any(startup) && reports_all(claim, node)
+}
+
+/// Whether a node reports every resource that its claim asks for.
+fn reports_all(claim: &NodeClaim, node: &Node) -> bool {
+    let zero = |text: &str| text.chars().all(|c| !c.is_ascii_digit() || c == '0');
+    let allocatable = node.status.as_ref().and_then(|status| status.allocatable.as_ref());
+    let reported = |name: &String| allocatable.and_then(|map| map.get(name)).is_some_and(|value| !zero(&value.0));
+    claim.spec.resources.requests.iter().all(|(name, value)| zero(&value.0) || reported(name))
+}
+
 /// Why a registered node isn't initialized (core reference 5.4).
 fn missing(claim: &NodeClaim, node: &Node) -> Option<&'static str> {
     let taints: Vec<&Taint> = node.spec.iter().flat_map(|spec| spec.taints.iter().flatten()).collect();
@@ -131,10 +148,7 @@ fn missing(claim: &NodeClaim, node: &Node) -> Option<&'static str> {
     if taints.iter().any(|taint| is_ephemeral(taint)) {
         return Some("KnownEphemeralTaintsExist");
     }
-    let zero = |text: &str| text.chars().all(|c| !c.is_ascii_digit() || c == '0');
-    let allocatable = node.status.as_ref().and_then(|status| status.allocatable.as_ref());
-    let reported = |name: &String| allocatable.and_then(|map| map.get(name)).is_some_and(|value| !zero(&value.0));
-    if claim.spec.resources.requests.iter().any(|(name, value)| !zero(&value.0) && !reported(name)) {
+    if !reports_all(claim, node) {
         return Some("ResourceNotRegistered");
     }
     None

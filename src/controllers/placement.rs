@@ -12,8 +12,8 @@ use kube::{Api, ResourceExt};
 use serde_json::json;
 
 use super::context::{Context, Placement, gone_is_fine, is_conflict, is_not_found};
-use super::guard;
 use super::provisioner::HOLD_READY_MS;
+use super::{guard, lifecycle};
 use crate::api::{NodeClaim, labels};
 use crate::cluster::holds::Holds;
 use crate::cluster::snapshot::{is_ephemeral, node_ready};
@@ -63,7 +63,10 @@ pub async fn open(ctx: &Context, claim: &NodeClaim, node: &Node) -> Result<Optio
         let pods = {
             let state = ctx.cluster.read();
             let holds = state.holds(now);
-            if placement == Placement::Nominate && holds.by_claim.contains_key(&claim.name_any()) {
+            let held = holds.by_claim.contains_key(&claim.name_any());
+            // What the node still lacks may come with a DaemonSet that would not tolerate the guard.
+            if placement == Placement::Nominate && held && can_open(claim, node) && lifecycle::is_complete(claim, node)
+            {
                 guard = guard::taint(claim, now);
             }
             nominees(&state, &holds, placement, guard.is_some(), &claim.name_any(), &name)

@@ -222,11 +222,16 @@ async fn write(
         }
     }
     for placement in &plan.placements {
-        let Subject { claim: Some(name), node } = &taken.subjects[placement.node] else {
+        let Subject { claim: Some(name), .. } = &taken.subjects[placement.node] else {
             continue;
         };
         let pods = placement.pods.iter().map(|pod| &taken.problem.pods[*pod]);
-        let until = if node.is_some() { now_ms() + HOLD_READY_MS } else { until };
+        // As it is now: the node may have come since the snapshot was taken.
+        let up = {
+            let state = ctx.cluster.read();
+            state.claims.get(name).and_then(|claim| state.node_of(claim)).is_some()
+        };
+        let until = if up { now_ms() + HOLD_READY_MS } else { until };
         let Some(mut planned) = ctx.cluster.read().planned.get(name).cloned() else {
             continue;
         };
