@@ -55,7 +55,7 @@ class Demo:
         self.plane, self.stowage, self.mirror, self.story = plane, stowage, mirror, story
         self.objects = workloads.mixed(pods, SPACE)
         self.table = []
-        self.plans_told = 0
+        self.plans_told = self.nodes_told = 0
 
     def wait(self, predicate, what, timeout=PATIENCE, progress=None):
         def look():
@@ -107,7 +107,7 @@ class Demo:
         self.row("after arrival")
 
     def plans(self):
-        """What the log says of the plans made since the last time, and what kinds of nodes are planned in all."""
+        """What the log says of the plans made since the last time, and what kinds of nodes they buy."""
         harness.wait_until(lambda: self.stowage.lines("planned"), 10, "a plan in the log")
         made = self.stowage.lines("planned")
         for plan in made[self.plans_told :]:
@@ -117,7 +117,9 @@ class Demo:
         if len(made) == self.plans_told:
             return
         self.plans_told = len(made)
-        kinds = collections.Counter((node["instance_type"], node["capacity_type"]) for node in self.stowage.lines("planned node"))
+        nodes = self.stowage.lines("planned node")
+        kinds = collections.Counter((node["instance_type"], node["capacity_type"]) for node in nodes[self.nodes_told :])
+        self.nodes_told = len(nodes)
         for (instance_type, capacity_type), number in sorted(kinds.items(), key=lambda item: (-item[1], item[0]))[:12]:
             self.story.more(f"{number:>3} × {instance_type} {capacity_type}")
         if len(kinds) > 12:

@@ -116,13 +116,15 @@ pub fn next_step(claim: &NodeClaim, node: Option<&Node>, drained: bool, now_ms: 
     }
 }
 
+/// Whether a taint is one that a claim's node starts with and something takes off.
+pub fn is_startup(claim: &NodeClaim, taint: &Taint) -> bool {
+    claim.spec.startup_taints.iter().any(|other| other.key == taint.key && other.effect == taint.effect)
+}
+
 /// Whether a node has neither start-up taints nor resources that are yet to be reported.
 pub fn is_complete(claim: &NodeClaim, node: &Node) -> bool {
-    let taints = node.spec.iter().flat_map(|spec| spec.taints.iter().flatten());
-    let startup = |taint: &Taint| {
-        claim.spec.startup_taints.iter().any(|other| other.key == taint.key && other.effect == taint.effect)
-    };
-    !taints.into_iter().any(startup) && reports_all(claim, node)
+    let mut taints = node.spec.iter().flat_map(|spec| spec.taints.iter().flatten());
+    !taints.any(|taint| is_startup(claim, taint)) && reports_all(claim, node)
 }
 
 /// Whether a node reports every resource that its claim asks for.
@@ -139,10 +141,7 @@ fn missing(claim: &NodeClaim, node: &Node) -> Option<&'static str> {
     if !node_ready(node) {
         return Some("NodeNotReady");
     }
-    let startup = |taint: &Taint| {
-        claim.spec.startup_taints.iter().any(|other| other.key == taint.key && other.effect == taint.effect)
-    };
-    if taints.iter().any(|taint| startup(taint)) {
+    if taints.iter().any(|taint| is_startup(claim, taint)) {
         return Some("StartupTaintsExist");
     }
     if taints.iter().any(|taint| is_ephemeral(taint)) {

@@ -92,14 +92,9 @@ pub async fn open(ctx: &Context, claim: &NodeClaim, node: &Node) -> Result<Optio
 
 /// Whether nothing but our own taint keeps planned pods off a node.
 fn can_open(claim: &NodeClaim, node: &Node) -> bool {
-    let startup = |taint: &Taint| {
-        claim.spec.startup_taints.iter().any(|other| other.key == taint.key && other.effect == taint.effect)
-    };
-    let closed = node
-        .spec
-        .iter()
-        .flat_map(|spec| spec.taints.iter().flatten())
-        .any(|taint| taint.key != labels::UNREGISTERED_TAINT && is_ephemeral(taint) && !startup(taint));
+    let closed = node.spec.iter().flat_map(|spec| spec.taints.iter().flatten()).any(|taint| {
+        taint.key != labels::UNREGISTERED_TAINT && is_ephemeral(taint) && !lifecycle::is_startup(claim, taint)
+    });
     node_ready(node) && !closed
 }
 
@@ -273,10 +268,11 @@ pub async fn keep(ctx: Arc<Context>) {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
-    fn state(bound: Option<&str>) -> State {
+    /// A claim with its node, and a pod planned there that waits or is bound.
+    pub fn state(bound: Option<&str>) -> State {
         let mut state = State::default();
         let later = "2099-01-01T00:00:00Z";
         let planned = |pods: &str| json!({(labels::PLANNED_PODS): pods, (labels::HOLD_UNTIL): later});

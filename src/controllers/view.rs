@@ -112,31 +112,8 @@ fn held(state: &State, hold: &holds::Hold) -> Option<extender::Hold> {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
+    use super::super::placement::tests::state;
     use super::*;
-
-    fn state(bound: Option<&str>) -> State {
-        let mut state = State::default();
-        let later = "2099-01-01T00:00:00Z";
-        let planned = |pods: &str| json!({(labels::PLANNED_PODS): pods, (labels::HOLD_UNTIL): later});
-        state.apply_claim(
-            serde_json::from_value(json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim",
-                "metadata": {"name": "c", "uid": "1", "annotations": planned("[\"n/a\"]")},
-                "spec": {"requirements": [], "nodeClassRef": {"group": "g", "kind": "k", "name": "n"}},
-                "status": {"providerID": "aws:///z/i-1"}}))
-            .unwrap(),
-        );
-        state.apply_node(
-            serde_json::from_value(json!({"metadata": {"name": "node-c"}, "spec": {"providerID": "aws:///z/i-1"},
-                "status": {"allocatable": {"cpu": "2", "memory": "4Gi", "pods": "10"}}}))
-            .unwrap(),
-        );
-        let pod = json!({"metadata": {"name": "a", "namespace": "n", "uid": "a"}, "spec": {"nodeName": bound,
-            "containers": [{"name": "c", "image": "i", "resources": {"requests": {"cpu": "500m"}}}]}});
-        state.apply_pod(&serde_json::from_value(pod).unwrap(), 1);
-        state
-    }
 
     #[test]
     fn a_planned_pod_is_shown_with_its_node_and_its_room() {
