@@ -20,7 +20,11 @@ help: ## Say what can be made
 demo: build tools ## The main job, end to end (KEEP=1 leaves it running)
 	$(PYTHON) e2e/demo.py
 
-test: lint test-rust deny tools test-scenarios test-control-plane test-chart test-e2e ## Every test
+# The Rust tests are built on one core while control planes are waited for on the other.
+test: ## Every test
+	$(MAKE) lint deny
+	$(MAKE) -j2 --output-sync=target test-rust test-control-plane test-chart
+	$(MAKE) test-scenarios test-e2e
 	@echo "make test: all passed"
 
 build: ## The binary
@@ -39,7 +43,7 @@ $(CARGO_DENY):
 deny: $(CARGO_DENY) ## Licences, bans and sources of every dependency (advisories: see deny.toml)
 	$(CARGO_DENY) --log-level error check licenses bans sources
 
-test-rust: build ## Unit, property and wire tests
+test-rust: ## Unit, property and wire tests
 	cargo test --locked --quiet
 
 test-scenarios: build ## Plans of every scenario kind, judged by the independent checker

@@ -24,6 +24,7 @@ MANIFESTS = harness.ROOT / "tests" / "data" / "manifests"
 COLLECTIONS = {"NodePool": observe.POOLS, "NodeClaim": observe.CLAIMS, "EC2NodeClass": observe.CLASSES}
 POOL = "karpenter.sh/nodepool"
 GUARD = "stowage.dev/planned"
+DISRUPTED = "karpenter.sh/disrupted"
 # The generator of scenarios lies beside the checkout, or where STOWAGE_PEERS says.
 PEERS = pathlib.Path(os.environ.get("STOWAGE_PEERS") or harness.ROOT.parent / "shared" / "peers")
 KINDS = ["uniform", "fleet", "spread", "diverse", "mixed"]
@@ -309,12 +310,15 @@ class Scenarios(Service):
         self.plane.apply(*made["nodePools"])
         self.pool_ready("default")
         self.plane.apply(*made["pods"])
-        self.wait(lambda: self.mirror.all_bound(pods, kind) and self.mirror.settled(), 150, f"{pods} pods of {kind} bound")
+        # The nodes of the kind before may still be on their way out.
+        bought = lambda: [claim for claim in self.mirror.claims() if not leaving(claim)]
+        ready = lambda: all(holds(claim, "Initialized") for claim in bought())
+        self.wait(lambda: self.mirror.all_bound(pods, kind) and ready(), 150, f"{pods} pods of {kind} bound")
         record, uids = self.mirror.record, self.uids(kind)
         unplanned, followed, strays = record.followed(uids)
         share = 100 * followed / max(1, pods - unplanned)
-        cost = self.stowage.cost(self.mirror.claims())
-        print(f"\nscenario={kind} pods={pods} seed={seed} planned={pods - unplanned} planned_on_node={share:.1f}% nodes={len(self.mirror.nodes())} cost_usd_per_hour={cost:.3f}", flush=True)
+        cost = self.stowage.cost(bought())
+        print(f"\nscenario={kind} pods={pods} seed={seed} planned={pods - unplanned} planned_on_node={share:.1f}% nodes={len(bought())} cost_usd_per_hour={cost:.3f}", flush=True)
         for stray in strays[:5]:
             print("  elsewhere (pod, node, planned node): {}, {}, {}".format(*stray))
         self.assertLess(unplanned, pods // 5)
@@ -323,12 +327,15 @@ class Scenarios(Service):
         self.assertEqual(record.twice, [], "room was bought twice for a pod")
         self.plane.kubectl("delete", "pods", "--all", "-n", kind, "--wait=false", "--now")
         self.plane.kubectl("delete", "nodeclaims", "--all", "--wait=false")
-        self.wait(lambda: not self.mirror.nodes() and not self.mirror.claims(), 60, f"the nodes of {kind} gone")
+        closed = lambda: all(observe.tainted(node, DISRUPTED) for node in self.mirror.nodes()) and not bought()
+        self.wait(closed, 60, f"the nodes of {kind} closed to pods")
 
     def test_every_kind_is_bound_where_it_was_planned(self):
         for kind in KINDS:
             with self.subTest(kind):
                 self.judge(kind)
+        self.wait(lambda: not self.mirror.nodes() and not self.mirror.claims(), 60, "every node gone")
+        self.nothing_is_leaked()
         self.no_errors()
 
 
