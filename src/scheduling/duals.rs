@@ -29,6 +29,14 @@ pub(super) struct Prices {
     pub bound: f64,
 }
 
+/// What columns cost and hold.
+pub(super) struct Offer<P, R> {
+    /// Price of a column.
+    pub price: P,
+    /// What counts of a column's room of a resource: of column, resource and room.
+    pub room: R,
+}
+
 /// What can be bought, as demands see it: made once, priced as often as what is left changes.
 pub(super) struct Market {
     /// Set of columns of each demand.
@@ -56,14 +64,19 @@ impl Market {
     /// `demands` are sets of columns with the amount wanted of each resource (and slot), which here only decides what is
     /// merged when there are many sets. `slots` is how many of each slot a column has. A demand that no column of its set
     /// can meet is left out by the caller. Sets of columns beyond the `max_sets` that want most (at most 31) are merged into
-    /// one that may use what any of them may. `price` is what a column costs.
+    /// one that may use what any of them may.
     pub fn new(
         universe: &Universe<'_>,
         demands: &[(&Bits, &[i64])],
         slots: &[i64],
         max_sets: usize,
-        price: impl Fn(usize) -> i64,
+        offer: Offer<impl Fn(usize) -> i64, impl Fn(usize, usize, i64) -> i64>,
     ) -> Self {
+        let price = &offer.price;
+        let room = |column: usize| -> Vec<i64> {
+            let room = universe.room(column).iter().enumerate();
+            room.map(|(dim, room)| (offer.room)(column, dim, *room).max(0)).collect()
+        };
         let columns = universe.columns.len();
         let mut ids: HashMap<&Bits, usize> = HashMap::new();
         let mut merged: Vec<(Bits, i64)> = Vec::new();
@@ -109,7 +122,7 @@ impl Market {
             });
         }
         let dims = universe.dims.len();
-        let kept = undominated(universe, &kind_of, members.len(), &price);
+        let kept = undominated(universe, &kind_of, members.len(), price);
         let mut scale: Vec<f64> = (0..dims)
             .map(|d| kept.iter().map(|c| real(universe.room(*c)[d].max(0))).fold(0.0, f64::max).max(1.0))
             .collect();
@@ -119,13 +132,7 @@ impl Market {
             .into_iter()
             .map(|column| Row {
                 kind: kind_of[column],
-                room: universe
-                    .room(column)
-                    .iter()
-                    .chain(slots)
-                    .zip(&scale)
-                    .map(|(room, scale)| real((*room).max(0)) / scale)
-                    .collect(),
+                room: room(column).iter().chain(slots).zip(&scale).map(|(room, scale)| real(*room) / scale).collect(),
                 price: real(price(column)) / price_scale,
             })
             .collect();
@@ -142,8 +149,10 @@ impl Market {
         prices.by_kind.get(self.kind_of[column]).or(prices.by_kind.last()).map_or(&[], Vec::as_slice)
     }
 
-    /// Solves for prices of `amounts`, which belong to the demands that the market was made of.
-    pub fn prices<'x>(&mut self, amounts: impl Iterator<Item = (usize, &'x [i64])>) -> Option<Prices> {
+    /// Solves for prices of `amounts`, which belong to the demands that the market was made of. What a column holds may be
+    /// worth more than its price by the share `slack`: a column more in the program costs a solution, and who buys by
+    /// these prices doesn't see the difference. The bound is one in any case.
+    pub fn prices<'x>(&mut self, amounts: impl Iterator<Item = (usize, &'x [i64])>, slack: f64) -> Option<Prices> {
         let dims = self.scale.len();
         let mut wanted = vec![vec![0.0; dims]; self.sets];
         for (demand, amount) in amounts {
@@ -219,7 +228,7 @@ impl Market {
             let mut worst: Vec<Option<(f64, usize)>> = vec![None; self.members.len()];
             for (at, row) in self.rows.iter().enumerate().filter(|(at, _)| !in_lp[*at]) {
                 let ratio = paid(row) / row.price.max(1e-12);
-                if ratio > 1.0 + 1e-9 && worst[row.kind].is_none_or(|(have, _)| ratio > have) {
+                if ratio > 1.0 + slack && worst[row.kind].is_none_or(|(have, _)| ratio > have) {
                     worst[row.kind] = Some((ratio, at));
                 }
             }

@@ -6,6 +6,8 @@
 //! Last, what prefers to be apart is spread over what was bought anyway ([`evenly`]). Work grows with groups times offerings, not with pods times nodes.
 
 mod bits;
+mod bound;
+mod budget;
 pub mod class;
 pub mod defaults;
 mod duals;

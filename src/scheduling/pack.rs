@@ -1,7 +1,8 @@
 //! Buying: nodes are bought one kind at a time, each the best value at the dual prices of what is left.
 
 use super::bits::Bits;
-use super::duals::{Market, Prices};
+use super::budget::Budget;
+use super::duals::{Market, Offer, Prices};
 use super::existing::{Existing, HostState, admits};
 use super::groups::{Group, HostCounters};
 use super::resources::Resources;
@@ -15,103 +16,6 @@ use super::universe::{Universe, fits};
 pub(super) struct Bought {
     pub column: usize,
     pub content: Content,
-}
-
-/// Room under a NodePool's limits.
-#[derive(Clone, Debug)]
-pub(super) struct Budget {
-    left: Vec<(Limit, i64)>,
-    nodes: Option<i64>,
-}
-
-/// A resource that a NodePool limits, its name resolved once: limits are asked for with every column tried.
-#[derive(Clone, Debug)]
-enum Limit {
-    Cpu,
-    Memory,
-    Other(std::sync::Arc<str>),
-}
-
-impl Limit {
-    fn of(name: &std::sync::Arc<str>) -> Self {
-        match name.as_ref() {
-            "cpu" => Self::Cpu,
-            "memory" => Self::Memory,
-            _ => Self::Other(std::sync::Arc::clone(name)),
-        }
-    }
-
-    fn get(&self, capacity: &Resources) -> i64 {
-        match self {
-            Self::Cpu => capacity.cpu_milli,
-            Self::Memory => capacity.memory,
-            Self::Other(name) => capacity.get(name),
-        }
-    }
-
-    fn name(&self) -> &str {
-        match self {
-            Self::Cpu => "cpu",
-            Self::Memory => "memory",
-            Self::Other(name) => name,
-        }
-    }
-}
-
-impl Budget {
-    pub fn of(pool: &super::problem::Pool) -> Self {
-        let left = pool.limits.iter().flat_map(|limits| {
-            pool.limited.iter().map(|name| (Limit::of(name), limits.get(name) - pool.usage.get(name)))
-        });
-        Self { left: left.collect(), nodes: pool.node_limit.map(|most| most - pool.node_count) }
-    }
-
-    pub fn allows(&self, capacity: &Resources) -> bool {
-        self.nodes.is_none_or(|n| n > 0) && self.left.iter().all(|(limit, left)| limit.get(capacity) <= (*left).max(0))
-    }
-
-    /// How many more of this capacity, at most `most`.
-    pub fn copies(&self, capacity: &Resources, most: usize) -> usize {
-        let mut copies = i64::try_from(most).unwrap_or(i64::MAX);
-        if let Some(nodes) = self.nodes {
-            copies = copies.min(nodes);
-        }
-        for (limit, left) in &self.left {
-            let each = limit.get(capacity);
-            if each > 0 {
-                copies = copies.min(left / each);
-            }
-        }
-        usize::try_from(copies.max(0)).unwrap_or(0)
-    }
-
-    pub fn spend(&mut self, capacity: &Resources, copies: usize) {
-        let copies = i64::try_from(copies).unwrap_or(i64::MAX);
-        self.nodes = self.nodes.map(|n| n - copies);
-        for (limit, left) in &mut self.left {
-            *left -= limit.get(capacity) * copies;
-        }
-    }
-
-    pub fn refund(&mut self, capacity: &Resources) {
-        self.nodes = self.nodes.map(|n| n + 1);
-        for (limit, left) in &mut self.left {
-            *left += limit.get(capacity);
-        }
-    }
-
-    /// Gives back the count of one node, when only its capacity was to be spent.
-    pub fn add_node(&mut self) {
-        self.nodes = self.nodes.map(|n| n + 1);
-    }
-
-    /// The limit that stops this capacity: its name, and what is left.
-    pub fn stopper(&self, capacity: &Resources) -> Option<&str> {
-        if self.nodes.is_some_and(|n| n <= 0) {
-            return Some("nodes");
-        }
-        self.left.iter().find(|(limit, left)| limit.get(capacity) > (*left).max(0)).map(|(limit, _)| limit.name())
-    }
 }
 
 /// Everything a plan is made with.
@@ -147,12 +51,13 @@ const GOOD: f64 = 0.985;
 /// Most of what is left that copies of one node may take: more would leave a stock of another mix than was priced.
 const PURCHASE: f64 = 0.05;
 
-/// Sets of columns that prices tell apart while buying, and for the bound, which is found once.
+/// Sets of columns that prices tell apart while buying.
 const PRICED_SETS: usize = 12;
-const BOUND_SETS: usize = 24;
 /// Work up to which another way to buy is tried: large stocks are bought well in the first.
 const ANOTHER_WAY: usize = 1_500_000;
 
+/// How far prices that are bought by may be from those of the linear program, as a share.
+const SLACK: f64 = 2e-3;
 /// A way to buy. Nothing tells beforehand which serves a stock best.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Way {
@@ -367,15 +272,22 @@ impl<'u, 'p, 'g> Packer<'u, 'p, 'g> {
                     Some((&self.universe.signatures[round.signature(*place)?].bits, amount.as_slice()))
                 })
                 .collect();
-            let market = Market::new(self.universe, &sets, &self.stock.slot_caps(), PRICED_SETS, |column| {
-                self.universe.columns[column].price
-            });
+            let market = Market::new(
+                self.universe,
+                &sets,
+                &self.stock.slot_caps(),
+                PRICED_SETS,
+                Offer {
+                    price: |column: usize| self.universe.columns[column].price,
+                    room: |_: usize, _: usize, room: i64| room,
+                },
+            );
             round.market = Some((wanted.iter().map(|(place, _)| *place).collect(), market));
         }
         let (places, market) = round.market.as_mut()?;
         let amounts =
             wanted.iter().filter_map(|(place, amount)| Some((places.binary_search(place).ok()?, amount.as_slice())));
-        let found = market.prices(amounts)?;
+        let found = market.prices(amounts, SLACK)?;
         for (place, _) in &wanted {
             if let Ok(demand) = places.binary_search(place) {
                 self.stock.set_prices(*place, market.of_demand(&found, demand).to_vec());
@@ -384,57 +296,8 @@ impl<'u, 'p, 'g> Packer<'u, 'p, 'g> {
         Some(found)
     }
 
-    /// A bound on the cost of any plan of new nodes for what is left, whatever the weights of the NodePools and the zones
-    /// chosen.
-    ///
-    /// Every valid plan is a solution of the program of [`super::duals`]: its nodes are columns bought, a group's pods lie
-    /// on columns that its required node constraints allow (those that ask for an extended resource on columns that hold
-    /// one such pod whole), and for each resource the pods on a node ask for no more than its room. Pods of required
-    /// anti-affinity on the host that select each other lie on as many nodes as there are pods, so a node is one slot for
-    /// them. What the program lets happen besides (pods cut, zones ignored) only makes it cheaper.
-    pub fn lower_bound(&mut self) -> Option<f64> {
-        let all = Bits::full(self.universe.columns.len());
-        let round = self.widest(&all);
-        let aside = self.hopeless(&round);
-        self.stock.take(&aside, 1);
-        self.stock.choose_slots(true);
-        // A pin is a choice of ours: the bound lets the group go to every domain it may use.
-        let mut sets: std::collections::BTreeMap<Vec<i64>, std::collections::HashMap<&Bits, Vec<i64>>> =
-            std::collections::BTreeMap::new();
-        let dims = self.universe.dims.len() + self.stock.slots.len();
-        for at in (0..self.stock.items.len()).filter(|at| self.stock.items[*at].left > 0) {
-            if round.signature(self.stock.items[at].place).is_none() {
-                continue;
-            }
-            let group = &self.stock.groups[self.stock.items[at].group];
-            let whole = if super::stock::is_extended(&group.need) { group.need.clone() } else { Vec::new() };
-            let Some(required) = group.levels.last() else { continue };
-            let amount = sets.entry(whole).or_default().entry(required).or_insert_with(|| vec![0; dims]);
-            self.stock.add_demand(at, amount);
-        }
-        let mut demands: Vec<(Bits, Vec<i64>)> = Vec::new();
-        for (whole, sets) in sets {
-            for (required, amount) in sets {
-                let mut bits = required.clone();
-                if !whole.is_empty() {
-                    bits.and(&self.universe.where_column(|column| fits(&whole, self.universe.room(column))));
-                }
-                demands.push((bits, amount));
-            }
-        }
-        demands.sort_by(|a, b| b.1.cmp(&a.1));
-        self.stock.give_back(&aside);
-        let sets: Vec<(&Bits, &[i64])> = demands.iter().map(|(bits, amount)| (bits, amount.as_slice())).collect();
-        // Of what is paid, not of what a person makes of it by settings.
-        let mut market = Market::new(self.universe, &sets, &self.stock.slot_caps(), BOUND_SETS, |column| {
-            self.universe.columns[column].paid
-        });
-        let found = market.prices(demands.iter().enumerate().map(|(at, (_, amount))| (at, amount.as_slice())));
-        found.map(|prices| prices.bound)
-    }
-
     /// Items that no column of the round can hold: they must not stand in the way of others.
-    fn hopeless(&self, round: &Round) -> Content {
+    pub fn hopeless(&self, round: &Round) -> Content {
         let items = self.stock.items.iter().enumerate().filter(|(_, item)| item.left > 0);
         items
             .filter(|(at, item)| {

@@ -1,8 +1,8 @@
 //! Why a pod can't be placed: one line, per NodePool.
 
+use super::budget::Budget;
 use super::class::{NodeTerm, PodClass};
 use super::groups::Group;
-use super::pack::Budget;
 use super::problem::{NodeSizes, Pool, Problem};
 use super::quantity::HumanBytes;
 use super::requirement::{Requirements, ValueSet};

@@ -1,9 +1,12 @@
-//! What is left to place, and the filling of one bin with it.
+//! What is left to place, and ([`fill`]) the filling of one bin with it.
 //!
 //! Items (a part of a group) lie in buckets of one place (what nodes they may use) and nearly one size. A bin is filled
 //! from the bucket whose requests, valued at the dual prices, point most nearly where the bin's remaining room points and
 //! are largest: the work is per bucket, not per pod. Floats appear only here and in [`super::duals`], as scores; every
 //! capacity test is on integers.
+
+mod fill;
+mod slots;
 
 use std::collections::HashMap;
 
@@ -15,13 +18,6 @@ use super::universe::{Universe, fits};
 
 /// Distinct sizes above which sizes are rounded into buckets.
 const EXACT_SIZES: usize = 200;
-/// Items of a bucket that are tried before the bucket is passed over.
-const TRIES: usize = 48;
-/// Exchanges that better one content, and items of a bucket that are tried in each.
-const EXCHANGES: usize = 12;
-const EXCHANGE_TRIES: usize = 12;
-/// Most slots that prices know of.
-const MAX_SLOTS: usize = 3;
 
 /// Which nodes items may use.
 #[derive(Debug)]
@@ -319,90 +315,9 @@ impl<'g> Stock<'g> {
         content.iter().map(|(item, count)| self.worth(*item) * float(*count)).sum()
     }
 
-    /// Chooses the slots that prices know of: counters whose caps make many nodes necessary, most first. With `certain`,
-    /// only those that no plan can do without: pods that keep each other off by required anti-affinity or host ports. (A
-    /// spread over hosts caps a node only as long as another has fewer, so it is a slot for our packing, not for a bound.)
-    pub fn choose_slots(&mut self, certain: bool) {
-        let mut needed: Vec<(usize, Slot)> = Vec::new();
-        for (counter, items) in self.capped.iter().enumerate() {
-            let id = u32::try_from(counter).unwrap_or(u32::MAX);
-            let mut slot = Slot { counter: id, cap: 1, members: Bits::empty(self.items.len()) };
-            let mut pods = 0;
-            for item in items.iter().copied().filter(|item| self.items[*item].left > 0) {
-                let group = &self.groups[self.items[item].group];
-                let spread = group.class.spread.iter().any(|s| s.hard && *s.key == *crate::api::labels::HOSTNAME);
-                let cap = group.host.caps.iter().find(|(c, _)| *c == id).map_or(1, |(_, cap)| (*cap).max(1));
-                if certain && spread {
-                    continue;
-                }
-                pods += self.items[item].left;
-                slot.cap = slot.cap.max(i64::from(cap));
-                slot.members.insert(item);
-            }
-            let nodes = pods.div_ceil(usize::try_from(slot.cap).unwrap_or(1));
-            if nodes > 1 {
-                needed.push((nodes, slot));
-            }
-        }
-        needed.sort_by_key(|(nodes, slot)| (std::cmp::Reverse(*nodes), slot.counter));
-        needed.truncate(MAX_SLOTS);
-        self.slots = needed.into_iter().map(|(_, slot)| slot).collect();
-        let prices = self.dims + self.slots.len();
-        for place in &mut self.place_prices {
-            place.resize(prices, 0.0);
-        }
-    }
-
-    /// Nodes that the slots make necessary for what is left.
-    pub fn slot_nodes(&self) -> usize {
-        let nodes = |slot: &Slot| {
-            let pods: usize = slot.members.iter().map(|item| self.items[item].left).sum();
-            pods.div_ceil(usize::try_from(slot.cap).unwrap_or(1))
-        };
-        self.slots.iter().map(nodes).max().unwrap_or(0)
-    }
-
     /// Whether there are too many sizes to keep each apart.
     pub fn is_rounded(&self) -> bool {
         self.rounded
-    }
-
-    /// How many of each slot a node has.
-    pub fn slot_caps(&self) -> Vec<i64> {
-        self.slots.iter().map(|slot| slot.cap).collect()
-    }
-
-    /// What the slots of a node are worth at prices of resources and slots.
-    pub fn slots_worth(&self, prices: &[f64]) -> f64 {
-        let of_slots = prices.get(self.dims..).unwrap_or_default();
-        self.slots.iter().zip(of_slots).map(|(slot, price)| real(slot.cap) * price).sum()
-    }
-
-    /// Adds what is left of an item to an amount of resources and slots.
-    pub fn add_demand(&self, item: usize, amount: &mut [i64]) {
-        let left = i64::try_from(self.items[item].left).unwrap_or(i64::MAX);
-        for (sum, need) in amount.iter_mut().zip(self.need(item)) {
-            *sum += need * left;
-        }
-        for (sum, slot) in amount[self.dims..].iter_mut().zip(&self.slots) {
-            if slot.members.contains(item) {
-                *sum += left;
-            }
-        }
-    }
-
-    /// Counters that every new node should serve: slots that are worth something, dearest first.
-    pub fn critical(&self) -> Vec<u32> {
-        let mut worths: Vec<(f64, u32)> = Vec::new();
-        for (at, slot) in self.slots.iter().enumerate() {
-            let price = |place: &Vec<f64>| place.get(self.dims + at).copied().unwrap_or(0.0);
-            let worth = self.place_prices.iter().map(price).fold(0.0, f64::max);
-            if worth > 0.0 {
-                worths.push((worth, slot.counter));
-            }
-        }
-        worths.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
-        worths.into_iter().map(|(_, counter)| counter).collect()
     }
 
     /// Items that want company on their node.
@@ -490,341 +405,6 @@ impl<'g> Stock<'g> {
             })
             .collect()
     }
-
-    fn host_room(&self, item: usize) -> i32 {
-        let rules = self.host(item);
-        if rules.is_free() {
-            return i32::MAX;
-        }
-        let s = &self.scratch;
-        let mut room = i32::MAX;
-        for (counter, cap) in &rules.caps {
-            if !rules.raises.contains(counter) && s.counts[*counter as usize] > *cap {
-                return 0;
-            }
-        }
-        for counter in &rules.raises {
-            let own = rules.caps.iter().find(|(c, _)| c == counter).map_or(i32::MAX, |(_, cap)| *cap);
-            let cap = own.min(s.caps[*counter as usize]);
-            room = room.min(cap.saturating_sub(s.counts[*counter as usize]));
-        }
-        if rules.wants.iter().any(|(counter, _)| s.counts[*counter as usize] == 0) {
-            return 0;
-        }
-        room.max(0)
-    }
-
-    fn apply_host(&mut self, item: usize, count: i32) {
-        let rules = &self.groups[self.items[item].group].host;
-        let s = &mut self.scratch;
-        for counter in &rules.raises {
-            s.counts[*counter as usize] += count;
-            s.touched.push(*counter);
-        }
-        for (counter, cap) in &rules.caps {
-            let have = &mut s.caps[*counter as usize];
-            *have = (*have).min(*cap);
-            s.touched.push(*counter);
-        }
-    }
-
-    fn begin(&mut self, bin: &Bin<'_>) -> Vec<i64> {
-        for (counter, count) in &bin.host.counts {
-            self.scratch.counts[*counter as usize] += count;
-            self.scratch.touched.push(*counter);
-        }
-        for (counter, cap) in &bin.host.caps {
-            let have = &mut self.scratch.caps[*counter as usize];
-            *have = (*have).min(*cap);
-            self.scratch.touched.push(*counter);
-        }
-        let mut room = bin.room.to_vec();
-        for (item, count) in bin.content {
-            subtract(&mut room, self.need(*item), *count);
-            self.apply_host(*item, i32::try_from(*count).unwrap_or(i32::MAX));
-        }
-        room
-    }
-
-    fn end(&mut self, content: &[(usize, usize)]) {
-        for counter in self.scratch.touched.drain(..) {
-            self.scratch.counts[counter as usize] = 0;
-            self.scratch.caps[counter as usize] = i32::MAX;
-        }
-        for (item, _) in content {
-            self.scratch.taken[*item] = 0;
-        }
-    }
-
-    /// Whether a bin can begin with its content: it fits and keeps every rule about pods on one host.
-    pub fn host_starts(&mut self, bin: &Bin<'_>) -> bool {
-        let room = self.begin(bin);
-        let s = &self.scratch;
-        let fits = room.iter().all(|r| *r >= 0);
-        let allowed = s.touched.iter().all(|c| s.counts[*c as usize] <= s.caps[*c as usize]);
-        self.end(&[]);
-        fits && allowed
-    }
-
-    /// The pods that must follow what a bin holds and fit with it.
-    pub fn follow(&mut self, bin: &Bin<'_>, buckets: &[usize]) -> Content {
-        let mut room = self.begin(bin);
-        let mut content: Content = Vec::new();
-        for (item, count) in bin.content {
-            self.scratch.taken[*item] += count;
-        }
-        let allowed = buckets.iter().copied().collect();
-        self.put_wanting(&mut room, &mut content, &allowed);
-        self.end(&content);
-        for (item, _) in bin.content {
-            self.scratch.taken[*item] = 0;
-        }
-        content
-    }
-
-    /// Fills a bin from `buckets`, first with items of `first` counters, then by direction and size. Returns what to add;
-    /// nothing leaves the stock until [`Stock::take`]. `power` is how much the direction counts against the size.
-    pub fn fill(
-        &mut self,
-        bin: &Bin<'_>,
-        prices: &[f64],
-        buckets: &[usize],
-        seed: Option<usize>,
-        first: &[u32],
-        power: i32,
-    ) -> Content {
-        let mut room = self.begin(bin);
-        let mut content: Content = Vec::new();
-        let allowed: std::collections::HashSet<usize> = if first.is_empty() && self.wanting.is_empty() {
-            std::collections::HashSet::default()
-        } else {
-            buckets.iter().copied().collect()
-        };
-        for counter in first {
-            let best = self.best_of_counter(*counter, &room, prices, &allowed);
-            if let Some(item) = best {
-                self.put(item, 1, &mut room, &mut content);
-            }
-        }
-        let mut active: Vec<usize> = buckets.iter().copied().filter(|b| !self.buckets[*b].items.is_empty()).collect();
-        if let Some(place) = seed
-            && !content.iter().any(|(item, _)| self.items[*item].place == place)
-        {
-            let mut of_place: Vec<usize> = active.iter().copied().filter(|b| self.buckets[*b].place == place).collect();
-            if !self.pick(&mut of_place, &mut room, prices, &mut content, (0, true)) {
-                self.end(&content);
-                // What had to come first left no room for the one pod that the node is for.
-                return if first.is_empty() { Vec::new() } else { self.fill(bin, prices, buckets, seed, &[], power) };
-            }
-        }
-        loop {
-            if !self.wanting.is_empty() {
-                self.put_wanting(&mut room, &mut content, &allowed);
-            }
-            if !self.pick(&mut active, &mut room, prices, &mut content, (power, false)) {
-                break;
-            }
-        }
-        self.exchange(bin.content.len(), &mut room, buckets, seed, &mut content);
-        self.end(&content);
-        content
-    }
-
-    /// Betters a content pod by pod: one leaves for one that is worth more and fits in its place. Pods with rules about
-    /// their host stay, and so does the last of the place that the bin is bought for.
-    fn exchange(
-        &mut self,
-        held: usize,
-        room: &mut [i64],
-        buckets: &[usize],
-        seed: Option<usize>,
-        content: &mut Content,
-    ) {
-        if held > 0 || !self.wanting.is_empty() {
-            return;
-        }
-        let mut freed = vec![0; self.dims];
-        for _ in 0..EXCHANGES {
-            let of_seed = |item: usize| Some(self.items[item].place) == seed;
-            let kept: usize = content.iter().filter(|(item, _)| of_seed(*item)).map(|(_, count)| *count).sum();
-            let mut best: Option<(f64, usize, usize)> = None;
-            for (at, (item, _)) in content.iter().enumerate() {
-                if !self.host(*item).is_free() || (of_seed(*item) && kept == 1) {
-                    continue;
-                }
-                for ((f, r), n) in freed.iter_mut().zip(room.iter()).zip(self.need(*item)) {
-                    *f = r + n;
-                }
-                let (own, least) = (self.worth(*item), best.map_or(0.0, |(gain, ..)| gain));
-                self.work += buckets.len() / 2;
-                for bucket in buckets.iter().copied() {
-                    let prices = &self.place_prices[self.buckets[bucket].place];
-                    let sample = &self.sample[bucket * self.dims..(bucket + 1) * self.dims];
-                    let gain = sample.iter().zip(prices).map(|(n, p)| n * p).sum::<f64>() - own;
-                    if gain <= least.max(own * 1e-3) || !fits(self.least(bucket), &freed) {
-                        continue;
-                    }
-                    let other = self.buckets[bucket].items.iter().copied().take(EXCHANGE_TRIES).find(|other| {
-                        *other != *item
-                            && self.host(*other).is_free()
-                            && self.items[*other].left > self.scratch.taken[*other]
-                            && fits(self.need(*other), &freed)
-                    });
-                    if let Some(other) = other {
-                        let gain = self.worth(other) - own;
-                        if gain > own * 1e-3 && best.is_none_or(|(have, ..)| gain > have) {
-                            best = Some((gain, at, other));
-                        }
-                    }
-                }
-            }
-            let Some((_, at, other)) = best else { break };
-            let item = content[at].0;
-            content[at].1 -= 1;
-            self.scratch.taken[item] -= 1;
-            for (r, n) in room.iter_mut().zip(self.need(item)) {
-                *r += n;
-            }
-            if content[at].1 == 0 {
-                content.remove(at);
-            }
-            let count = self.count_that_fits(other, room);
-            self.put(other, count, room, content);
-        }
-    }
-
-    fn put_wanting(&mut self, room: &mut [i64], content: &mut Content, allowed: &std::collections::HashSet<usize>) {
-        for at in 0..self.wanting.len() {
-            let item = self.wanting[at];
-            if !allowed.contains(&self.bucket_of[item]) {
-                continue;
-            }
-            let count = self.count_that_fits(item, room);
-            if count > 0 {
-                self.put(item, count, room, content);
-            }
-        }
-    }
-
-    fn best_of_counter(
-        &self,
-        counter: u32,
-        room: &[i64],
-        prices: &[f64],
-        allowed: &std::collections::HashSet<usize>,
-    ) -> Option<usize> {
-        let direction = direction(room, prices);
-        let mut best: Option<(f64, usize)> = None;
-        for item in &self.capped[counter as usize] {
-            if self.items[*item].left > self.scratch.taken[*item]
-                && allowed.contains(&self.bucket_of[*item])
-                && fits(self.need(*item), room)
-                && self.host_room(*item) > 0
-            {
-                let score = dot(self.need(*item), &direction);
-                if best.is_none_or(|(have, _)| score > have) {
-                    best = Some((score, *item));
-                }
-            }
-        }
-        best.map(|(_, item)| item)
-    }
-
-    fn count_that_fits(&self, item: usize, room: &[i64]) -> usize {
-        let left = self.items[item].left - self.scratch.taken[item];
-        if left == 0 {
-            return 0;
-        }
-        let by_room = self
-            .need(item)
-            .iter()
-            .zip(room)
-            .filter(|(n, _)| **n > 0)
-            .map(|(n, r)| (r / n).max(0))
-            .min()
-            .unwrap_or(i64::MAX);
-        let host = usize::try_from(self.host_room(item)).unwrap_or(0);
-        left.min(usize::try_from(by_room).unwrap_or(usize::MAX)).min(host)
-    }
-
-    fn put(&mut self, item: usize, count: usize, room: &mut [i64], content: &mut Content) {
-        subtract(room, self.need(item), count);
-        match content.iter_mut().find(|(have, _)| self.scratch.taken[item] > 0 && *have == item) {
-            Some((_, have)) => *have += count,
-            None => content.push((item, count)),
-        }
-        self.scratch.taken[item] += count;
-        self.apply_host(item, i32::try_from(count).unwrap_or(i32::MAX));
-    }
-
-    fn least(&self, bucket: usize) -> &[i64] {
-        &self.least[bucket * self.dims..(bucket + 1) * self.dims]
-    }
-
-    /// How well a bucket's pods go with the room that is left: their size along it, times a power of the cosine between
-    /// the two. Size alone would take what is large in one resource, and leave room in the others that nothing fills.
-    fn score(&self, bucket: usize, prices: &[f64], power: i32) -> f64 {
-        let sample = &self.sample[bucket * self.dims..(bucket + 1) * self.dims];
-        let (mut along, mut square) = (0.0, 0.0);
-        for ((n, direction), price) in sample.iter().zip(&self.direction).zip(prices) {
-            along += n * direction;
-            square += (n * price) * (n * price);
-        }
-        if square > 0.0 { along * (along * along / square).powi(power) } else { 0.0 }
-    }
-
-    /// Puts the best item in, a single pod or what keeps the mix; false when none fits. Buckets that can't contribute any more are dropped from `open`.
-    fn pick(
-        &mut self,
-        open: &mut Vec<usize>,
-        room: &mut [i64],
-        prices: &[f64],
-        content: &mut Content,
-        (power, single): (i32, bool),
-    ) -> bool {
-        self.work += open.len();
-        self.direction.clear();
-        self.direction.extend(room.iter().zip(prices).map(|(r, p)| real((*r).max(0)) * p * p));
-        let mut best: Option<(f64, usize)> = None;
-        let mut kept = 0;
-        for at in 0..open.len() {
-            let bucket = open[at];
-            let range = bucket * self.dims..(bucket + 1) * self.dims;
-            if !fits(&self.least[range.clone()], room) {
-                continue;
-            }
-            open[kept] = bucket;
-            let score = self.score(bucket, prices, power);
-            if best.is_none_or(|(have, _)| score > have) {
-                best = Some((score, kept));
-            }
-            kept += 1;
-        }
-        open.truncate(kept);
-        while let Some((_, at)) = best {
-            let found = self.buckets[open[at]]
-                .items
-                .iter()
-                .take(TRIES)
-                .map(|item| (*item, self.count_that_fits(*item, room)))
-                .find(|(_, count)| *count > 0);
-            if let Some((item, count)) = found {
-                // Half of what fits at a time keeps the mix while many are left.
-                let count = if single { 1 } else { count.div_ceil(2) };
-                self.put(item, count, room, content);
-                return true;
-            }
-            open.remove(at);
-            best = None;
-            for (at, bucket) in open.iter().enumerate() {
-                let score = self.score(*bucket, prices, power);
-                if best.is_none_or(|(have, _)| score > have) {
-                    best = Some((score, at));
-                }
-            }
-        }
-        false
-    }
 }
 
 /// Items of one place and one size whose pods have no rules about their host are one: more copies of a node can be bought
@@ -870,13 +450,6 @@ fn rounded(n: i64, bits: u32) -> i64 {
     (n >> shift) << shift
 }
 
-fn subtract(room: &mut [i64], need: &[i64], count: usize) {
-    let count = i64::try_from(count).unwrap_or(i64::MAX);
-    for (r, n) in room.iter_mut().zip(need) {
-        *r -= n * count;
-    }
-}
-
 #[allow(clippy::cast_precision_loss)]
 pub(super) fn real(n: i64) -> f64 {
     n as f64
@@ -885,11 +458,6 @@ pub(super) fn real(n: i64) -> f64 {
 #[allow(clippy::cast_precision_loss)]
 pub(super) fn float(n: usize) -> f64 {
     n as f64
-}
-
-/// Where the remaining room points, valued.
-fn direction(room: &[i64], prices: &[f64]) -> Vec<f64> {
-    room.iter().zip(prices).map(|(r, p)| real((*r).max(0)) * p * p).collect()
 }
 
 fn dot(need: &[i64], direction: &[f64]) -> f64 {

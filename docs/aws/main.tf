@@ -1,0 +1,345 @@
+# What Stowage needs of an AWS account: the controller's rights, the interruption queue and the rules that feed it.
+# Attach the policies of the output policy_arns to the role of Stowage's ServiceAccount (IRSA or EKS Pod Identity), and give the chart
+# settings.clusterName and settings.interruptionQueue. The same as cloudformation.yaml beside it.
+
+terraform {
+  required_providers {
+    aws = {
+      source  = "hashicorp/aws"
+      version = ">= 6.0"
+    }
+  }
+}
+
+variable "cluster_name" {
+  description = "Name of the cluster, as in settings.clusterName of the chart."
+  type        = string
+}
+
+variable "node_role_name" {
+  description = "Name of the role that nodes run as (spec.role of an EC2NodeClass, or the role of its instance profile)."
+  type        = string
+}
+
+data "aws_partition" "current" {}
+data "aws_region" "current" {}
+data "aws_caller_identity" "current" {}
+
+resource "aws_iam_policy" "launch" {
+  name        = "StowageLaunch-${var.cluster_name}"
+  description = "What the Stowage controller of cluster ${var.cluster_name} launches, tags and deletes"
+  policy = jsonencode({
+    Version = "2012-10-17"
+    Statement = [
+      {
+        Sid = "LaunchWithWhatIsThere"
+        Effect = "Allow"
+        Action = ["ec2:RunInstances", "ec2:CreateFleet"]
+        Resource = [
+          "arn:${data.aws_partition.current.partition}:ec2:${data.aws_region.current.region}::image/*",
+          "arn:${data.aws_partition.current.partition}:ec2:${data.aws_region.current.region}::snapshot/*",
+          "arn:${data.aws_partition.current.partition}:ec2:${data.aws_region.current.region}:*:security-group/*",
+          "arn:${data.aws_partition.current.partition}:ec2:${data.aws_region.current.region}:*:subnet/*",
+          "arn:${data.aws_partition.current.partition}:ec2:${data.aws_region.current.region}:*:capacity-reservation/*",
+          "arn:${data.aws_partition.current.partition}:ec2:${data.aws_region.current.region}:*:placement-group/*",
+        ]
+      },
+      {
+        Sid = "LaunchFromOwnTemplates"
+        Effect = "Allow"
+        Action = ["ec2:RunInstances", "ec2:CreateFleet"]
+        Resource = "arn:${data.aws_partition.current.partition}:ec2:${data.aws_region.current.region}:*:launch-template/*"
+        Condition = {
+          StringEquals = {
+            "aws:ResourceTag/kubernetes.io/cluster/${var.cluster_name}" = "owned"
+          }
+          StringLike = {
+            "aws:ResourceTag/karpenter.sh/nodepool" = "*"
+          }
+        }
+      },
+      {
+        Sid = "LaunchTagged"
+        Effect = "Allow"
+        Action = ["ec2:RunInstances", "ec2:CreateFleet", "ec2:CreateLaunchTemplate"]
+        Resource = [
+          "arn:${data.aws_partition.current.partition}:ec2:${data.aws_region.current.region}:*:fleet/*",
+          "arn:${data.aws_partition.current.partition}:ec2:${data.aws_region.current.region}:*:instance/*",
+          "arn:${data.aws_partition.current.partition}:ec2:${data.aws_region.current.region}:*:volume/*",
+          "arn:${data.aws_partition.current.partition}:ec2:${data.aws_region.current.region}:*:network-interface/*",
+          "arn:${data.aws_partition.current.partition}:ec2:${data.aws_region.current.region}:*:launch-template/*",
+          "arn:${data.aws_partition.current.partition}:ec2:${data.aws_region.current.region}:*:spot-instances-request/*",
+        ]
+        Condition = {
+          StringEquals = {
+            "aws:RequestTag/kubernetes.io/cluster/${var.cluster_name}" = "owned"
+            "aws:RequestTag/eks:eks-cluster-name" = "${var.cluster_name}"
+          }
+          StringLike = {
+            "aws:RequestTag/karpenter.sh/nodepool" = "*"
+          }
+        }
+      },
+      {
+        Sid = "TagWhatIsLaunched"
+        Effect = "Allow"
+        Action = "ec2:CreateTags"
+        Resource = [
+          "arn:${data.aws_partition.current.partition}:ec2:${data.aws_region.current.region}:*:fleet/*",
+          "arn:${data.aws_partition.current.partition}:ec2:${data.aws_region.current.region}:*:instance/*",
+          "arn:${data.aws_partition.current.partition}:ec2:${data.aws_region.current.region}:*:volume/*",
+          "arn:${data.aws_partition.current.partition}:ec2:${data.aws_region.current.region}:*:network-interface/*",
+          "arn:${data.aws_partition.current.partition}:ec2:${data.aws_region.current.region}:*:launch-template/*",
+          "arn:${data.aws_partition.current.partition}:ec2:${data.aws_region.current.region}:*:spot-instances-request/*",
+        ]
+        Condition = {
+          StringEquals = {
+            "aws:RequestTag/kubernetes.io/cluster/${var.cluster_name}" = "owned"
+            "aws:RequestTag/eks:eks-cluster-name" = "${var.cluster_name}"
+            "ec2:CreateAction" = ["RunInstances", "CreateFleet", "CreateLaunchTemplate"]
+          }
+          StringLike = {
+            "aws:RequestTag/karpenter.sh/nodepool" = "*"
+          }
+        }
+      },
+      {
+        Sid = "NameInstances"
+        Effect = "Allow"
+        Action = "ec2:CreateTags"
+        Resource = "arn:${data.aws_partition.current.partition}:ec2:${data.aws_region.current.region}:*:instance/*"
+        Condition = {
+          StringEquals = {
+            "aws:ResourceTag/kubernetes.io/cluster/${var.cluster_name}" = "owned"
+          }
+          StringLike = {
+            "aws:ResourceTag/karpenter.sh/nodepool" = "*"
+          }
+          StringEqualsIfExists = {
+            "aws:RequestTag/eks:eks-cluster-name" = "${var.cluster_name}"
+          }
+          "ForAllValues:StringEquals" = {
+            "aws:TagKeys" = ["eks:eks-cluster-name", "karpenter.sh/nodeclaim", "Name"]
+          }
+        }
+      },
+      {
+        Sid = "DeleteOwn"
+        Effect = "Allow"
+        Action = ["ec2:TerminateInstances", "ec2:DeleteLaunchTemplate"]
+        Resource = [
+          "arn:${data.aws_partition.current.partition}:ec2:${data.aws_region.current.region}:*:instance/*",
+          "arn:${data.aws_partition.current.partition}:ec2:${data.aws_region.current.region}:*:launch-template/*",
+        ]
+        Condition = {
+          StringEquals = {
+            "aws:ResourceTag/kubernetes.io/cluster/${var.cluster_name}" = "owned"
+          }
+          StringLike = {
+            "aws:ResourceTag/karpenter.sh/nodepool" = "*"
+          }
+        }
+      },
+    ]
+  })
+}
+
+# A policy of its own: one alone would be near the largest size of a managed policy.
+resource "aws_iam_policy" "integration" {
+  name        = "StowageIntegration-${var.cluster_name}"
+  description = "What the Stowage controller of cluster ${var.cluster_name} reads, its queue and instance profiles"
+  policy = jsonencode({
+    Version = "2012-10-17"
+    Statement = [
+      {
+        Sid = "ReadRegion"
+        Effect = "Allow"
+        Action = [
+          "ec2:DescribeCapacityReservations",
+          "ec2:DescribeImages",
+          "ec2:DescribeInstances",
+          "ec2:DescribeInstanceStatus",
+          "ec2:DescribeInstanceTypeOfferings",
+          "ec2:DescribeInstanceTypes",
+          "ec2:DescribeLaunchTemplates",
+          "ec2:DescribePlacementGroups",
+          "ec2:DescribeSecurityGroups",
+          "ec2:DescribeSpotPriceHistory",
+          "ec2:DescribeSubnets",
+          "ec2:GetSpotPlacementScores",
+        ]
+        Resource = "*"
+        Condition = {
+          StringEquals = {
+            "aws:RequestedRegion" = "${data.aws_region.current.region}"
+          }
+        }
+      },
+      {
+        Sid = "ReadImageParameters"
+        Effect = "Allow"
+        Action = "ssm:GetParameter"
+        Resource = "arn:${data.aws_partition.current.partition}:ssm:${data.aws_region.current.region}::parameter/aws/service/*"
+      },
+      {
+        Sid = "ReadPrices"
+        Effect = "Allow"
+        Action = "pricing:GetProducts"
+        Resource = "*"
+      },
+      {
+        Sid = "PassNodeRole"
+        Effect = "Allow"
+        Action = "iam:PassRole"
+        Resource = "arn:${data.aws_partition.current.partition}:iam::${data.aws_caller_identity.current.account_id}:role/${var.node_role_name}"
+        Condition = {
+          StringEquals = {
+            "iam:PassedToService" = ["ec2.amazonaws.com", "ec2.amazonaws.com.cn"]
+          }
+        }
+      },
+      {
+        Sid = "CreateProfiles"
+        Effect = "Allow"
+        Action = "iam:CreateInstanceProfile"
+        Resource = "arn:${data.aws_partition.current.partition}:iam::${data.aws_caller_identity.current.account_id}:instance-profile/*"
+        Condition = {
+          StringEquals = {
+            "aws:RequestTag/kubernetes.io/cluster/${var.cluster_name}" = "owned"
+            "aws:RequestTag/eks:eks-cluster-name" = "${var.cluster_name}"
+            "aws:RequestTag/topology.kubernetes.io/region" = "${data.aws_region.current.region}"
+          }
+          StringLike = {
+            "aws:RequestTag/karpenter.k8s.aws/ec2nodeclass" = "*"
+          }
+        }
+      },
+      {
+        Sid = "TagProfiles"
+        Effect = "Allow"
+        Action = "iam:TagInstanceProfile"
+        Resource = "arn:${data.aws_partition.current.partition}:iam::${data.aws_caller_identity.current.account_id}:instance-profile/*"
+        Condition = {
+          StringEquals = {
+            "aws:ResourceTag/kubernetes.io/cluster/${var.cluster_name}" = "owned"
+            "aws:ResourceTag/topology.kubernetes.io/region" = "${data.aws_region.current.region}"
+            "aws:RequestTag/kubernetes.io/cluster/${var.cluster_name}" = "owned"
+            "aws:RequestTag/eks:eks-cluster-name" = "${var.cluster_name}"
+            "aws:RequestTag/topology.kubernetes.io/region" = "${data.aws_region.current.region}"
+          }
+          StringLike = {
+            "aws:ResourceTag/karpenter.k8s.aws/ec2nodeclass" = "*"
+            "aws:RequestTag/karpenter.k8s.aws/ec2nodeclass" = "*"
+          }
+        }
+      },
+      {
+        Sid = "ChangeOwnProfiles"
+        Effect = "Allow"
+        Action = [
+          "iam:AddRoleToInstanceProfile",
+          "iam:RemoveRoleFromInstanceProfile",
+          "iam:DeleteInstanceProfile",
+        ]
+        Resource = "arn:${data.aws_partition.current.partition}:iam::${data.aws_caller_identity.current.account_id}:instance-profile/*"
+        Condition = {
+          StringEquals = {
+            "aws:ResourceTag/kubernetes.io/cluster/${var.cluster_name}" = "owned"
+            "aws:ResourceTag/topology.kubernetes.io/region" = "${data.aws_region.current.region}"
+          }
+          StringLike = {
+            "aws:ResourceTag/karpenter.k8s.aws/ec2nodeclass" = "*"
+          }
+        }
+      },
+      {
+        Sid = "ReadProfiles"
+        Effect = "Allow"
+        Action = "iam:GetInstanceProfile"
+        Resource = "arn:${data.aws_partition.current.partition}:iam::${data.aws_caller_identity.current.account_id}:instance-profile/*"
+      },
+      {
+        Sid = "ListProfiles"
+        Effect = "Allow"
+        Action = "iam:ListInstanceProfiles"
+        Resource = "*"
+      },
+      {
+        Sid = "ReadCluster"
+        Effect = "Allow"
+        Action = "eks:DescribeCluster"
+        Resource = "arn:${data.aws_partition.current.partition}:eks:${data.aws_region.current.region}:${data.aws_caller_identity.current.account_id}:cluster/${var.cluster_name}"
+      },
+      {
+        Sid = "ReceiveInterruptions"
+        Effect = "Allow"
+        Action = ["sqs:DeleteMessage", "sqs:GetQueueUrl", "sqs:ReceiveMessage"]
+        Resource = aws_sqs_queue.interruption.arn
+      },
+    ]
+  })
+}
+
+resource "aws_sqs_queue" "interruption" {
+  name = var.cluster_name
+  # A notice older than this is of no use any more.
+  message_retention_seconds = 300
+  sqs_managed_sse_enabled   = true
+}
+
+resource "aws_sqs_queue_policy" "interruption" {
+  queue_url = aws_sqs_queue.interruption.url
+  policy = jsonencode({
+    Version = "2012-10-17"
+    Statement = [
+      {
+        Sid       = "EventsMayBeSent"
+        Effect    = "Allow"
+        Principal = { Service = ["events.amazonaws.com", "sqs.amazonaws.com"] }
+        Action    = "sqs:SendMessage"
+        Resource  = aws_sqs_queue.interruption.arn
+      },
+      {
+        Sid       = "OnlyOverTls"
+        Effect    = "Deny"
+        Principal = "*"
+        Action    = "sqs:*"
+        Resource  = aws_sqs_queue.interruption.arn
+        Condition = { Bool = { "aws:SecureTransport" = "false" } }
+      },
+    ]
+  })
+}
+
+locals {
+  events = {
+    SpotInterruption = { source = "aws.ec2", detail_type = "EC2 Spot Instance Interruption Warning" }
+    Rebalance = { source = "aws.ec2", detail_type = "EC2 Instance Rebalance Recommendation" }
+    StateChange = { source = "aws.ec2", detail_type = "EC2 Instance State-change Notification" }
+    ScheduledChange = { source = "aws.health", detail_type = "AWS Health Event" }
+    ReservationInterruption = { source = "aws.ec2", detail_type = "EC2 Capacity Reservation Instance Interruption Warning" }
+  }
+}
+
+resource "aws_cloudwatch_event_rule" "interruption" {
+  for_each      = local.events
+  name_prefix   = "stowage-${each.key}-"
+  event_pattern = jsonencode({ source = [each.value.source], "detail-type" = [each.value.detail_type] })
+}
+
+resource "aws_cloudwatch_event_target" "interruption" {
+  for_each  = local.events
+  rule      = aws_cloudwatch_event_rule.interruption[each.key].name
+  target_id = "StowageQueue"
+  arn       = aws_sqs_queue.interruption.arn
+}
+
+output "policy_arns" {
+  description = "Attach them to the role of Stowage's ServiceAccount."
+  value       = [aws_iam_policy.launch.arn, aws_iam_policy.integration.arn]
+}
+
+output "interruption_queue_name" {
+  description = "For settings.interruptionQueue of the chart."
+  value       = aws_sqs_queue.interruption.name
+}
