@@ -1,4 +1,5 @@
-//! AMI families: how an image is booted, and what follows from that for its user data, its volumes and the shape of its nodes.
+//! AMI families: how an image is booted, and what follows from that for its user data, its volumes and the shape of its
+//! nodes.
 
 use std::fmt;
 
@@ -42,8 +43,8 @@ impl AmiFamily {
         Self::Custom,
     ];
 
-    /// The family of a class's images: `amiFamily`, else the alias's, else [`AmiFamily::Custom`]. A name that the schema does
-    /// not know counts as AL2, as it always has for `Ubuntu`.
+    /// The family of a class's images: `amiFamily`, else the alias's, else [`AmiFamily::Custom`]. A name that the
+    /// schema does not know counts as AL2, as it always has for `Ubuntu`.
     pub fn of(spec: &Ec2NodeClassSpec) -> Self {
         let name = spec.effective_ami_family();
         Self::ALL.into_iter().find(|family| family.as_str() == name).unwrap_or(Self::Al2)
@@ -92,13 +93,15 @@ impl AmiFamily {
         !self.is_windows()
     }
 
-    /// Whether every field of the class's kubelet configuration reaches the node, not only those that are mapped one by one.
+    /// Whether every field of the class's kubelet configuration reaches the node, not only those that are mapped one by
+    /// one.
     pub const fn takes_any_kubelet_field(self) -> bool {
         matches!(self, Self::Al2023)
     }
 
-    /// Whether instances of an instance family (as `m7g`) and Kubernetes architecture can run such an image at all: AL2023 is
-    /// not built for the processors of a1, Windows for none of Arm. Nothing is known of [`AmiFamily::Custom`].
+    /// Whether instances of an instance family (as `m7g`) and Kubernetes architecture can run such an image at all:
+    /// AL2023 is not built for the processors of a1, Windows for none of Arm. Nothing is known of
+    /// [`AmiFamily::Custom`].
     pub fn boots_on(self, instance_family: &str, architecture: &str) -> bool {
         match self {
             Self::Al2023 => instance_family != "a1",

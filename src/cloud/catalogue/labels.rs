@@ -15,8 +15,8 @@ pub(super) fn architecture(entry: &RawInstanceType) -> Option<&'static str> {
     })
 }
 
-/// Every label that holds for all offerings of the type on nodes of an AMI family. A key with nothing to say is left out: it does
-/// not exist on the node.
+/// Every label that holds for all offerings of the type on nodes of an AMI family. A key with nothing to say is left
+/// out: it does not exist on the node.
 pub(super) fn labels(entry: &RawInstanceType, region: &str, family: AmiFamily) -> BTreeMap<String, String> {
     let mut out = BTreeMap::new();
     let mut put = |key: &str, value: String| {

@@ -18,7 +18,7 @@ use serde::{Deserialize, Deserializer};
 pub use embedded::embedded;
 pub use overhead::MIB;
 pub use price::{PriceError, SYNTHETIC_SPOT_NOTE, SpotPricing, SpotRatio};
-pub use settings::{EfaOnly, EvictionHard, NodeSettings, Reserved, Threshold};
+pub use settings::{EfaOnly, EvictionHard, NodeSettings, Reserved, Threshold, volume_gib};
 
 use crate::api::Ec2NodeClass;
 use crate::scheduling::offering::{CapacityType, Catalogue, InstanceType, MicroUsd, Offering};
@@ -316,8 +316,9 @@ impl RawCatalogue {
         found.ok().and_then(|index| self.instance_types.get(index))
     }
 
-    /// What the planner may buy for nodes of `class` (none: a class with Karpenter's defaults), every offering available that the
-    /// class's images boot on. Instance types are sorted by name, offerings by zone, then capacity type.
+    /// What the planner may buy for nodes of `class` (none: a class with Karpenter's defaults), every offering
+    /// available that the class's images boot on. Instance types are sorted by name, offerings by zone, then capacity
+    /// type.
     pub fn for_node_class(&self, class: Option<&Ec2NodeClass>, spot: SpotPricing) -> Catalogue {
         self.with_settings(&NodeSettings::of(class), spot)
     }
@@ -346,8 +347,8 @@ impl RawInstanceType {
     }
 
     /// EBS volumes that the EBS CSI driver lets a node attach besides its root: of the type's attachments (28 slots on
-    /// Nitro, 39 volumes elsewhere, as the EC2 User Guide's "EBS volume limits" has them) those that network interfaces at
-    /// boot, instance store and accelerators use are gone. Some newer sizes have more: fewer than could be is safe.
+    /// Nitro, 39 volumes elsewhere, as the EC2 User Guide's "EBS volume limits" has them) those that network interfaces
+    /// at boot, instance store and accelerators use are gone. Some newer sizes have more: fewer than could be is safe.
     fn ebs_volumes(&self) -> i64 {
         if self.hypervisor == "xen" {
             return 39;
@@ -403,5 +404,7 @@ fn null_is_empty<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializer: D
     Ok(Option::<Vec<T>>::deserialize(deserializer)?.unwrap_or_default())
 }
 
+#[cfg(test)]
+mod conformance;
 #[cfg(test)]
 mod tests;

@@ -1,5 +1,5 @@
-//! Capacity and overhead of a node: what the kubelet will report before the node exists. The formulas are Karpenter's, per AMI
-//! family.
+//! Capacity and overhead of a node: what the kubelet will report before the node exists. The formulas are Karpenter's,
+//! per AMI family.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,7 +18,8 @@ const UNBOUNDED_PODS: i64 = 110;
 /// Memory below which pods are evicted, by default.
 const EVICTION_MEMORY: i64 = 100 * MIB;
 
-/// Pods that the addresses of the network interfaces allow, two host-network pods included; none where no interface is left.
+/// Pods that the addresses of the network interfaces allow, two host-network pods included; none where no interface is
+/// left.
 fn interface_pods(entry: &RawInstanceType, settings: &NodeSettings, reserved_enis: i64) -> i64 {
     let efa_only = settings.efa_only.unwrap_or_default().first_card;
     match entry.default_card_enis.unwrap_or(entry.enis) - reserved_enis - efa_only {
@@ -67,11 +68,12 @@ fn usable_memory_mib(entry: &RawInstanceType, settings: &NodeSettings) -> i64 {
     (memory - kept).max(0)
 }
 
-/// Capacity less kube-reserved, system-reserved and the hard eviction thresholds, never below zero. Soft thresholds warn, they
-/// reserve nothing.
+/// Capacity less kube-reserved, system-reserved and the hard eviction thresholds, never below zero. Soft thresholds
+/// warn, they reserve nothing.
 pub(super) fn allocatable(entry: &RawInstanceType, settings: &NodeSettings, capacity: &Resources) -> Resources {
     let (kube, system, eviction) = (&settings.kube_reserved, &settings.system_reserved, &settings.eviction_hard);
-    // Where the interfaces bound the pods, memory is kept for as many as they allow even if maxPods or reserved interfaces say fewer.
+    // Where the interfaces bound the pods, memory is kept for as many as they allow even if maxPods or reserved
+    // interfaces say fewer.
     let kept_for = if settings.family.reserves_memory_by_interfaces() {
         interface_pods(entry, settings, 0)
     } else {

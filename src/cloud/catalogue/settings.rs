@@ -33,7 +33,8 @@ pub enum Threshold {
 }
 
 impl Threshold {
-    /// Reads `500Mi` or `7.5%`; nothing for anything else. All of a resource is as nothing: the kubelet's way to turn a threshold off.
+    /// Reads `500Mi` or `7.5%`; nothing for anything else. All of a resource is as nothing: the kubelet's way to turn a
+    /// threshold off.
     pub fn parse(text: &str) -> Option<Self> {
         const ALL: i64 = 1_000_000_000;
         let Some(percent) = text.strip_suffix('%') else {
@@ -64,8 +65,8 @@ pub struct EfaOnly {
     pub first_card: i64,
 }
 
-/// What a node class decides about the shape of its nodes, and the two settings of the service that do so too. Nodes of classes
-/// with equal settings have equal catalogues.
+/// What a node class decides about the shape of its nodes, and the two settings of the service that do so too. Nodes of
+/// classes with equal settings have equal catalogues.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodeSettings {
     /// How the image is booted.
@@ -112,9 +113,9 @@ impl Default for NodeSettings {
 }
 
 impl NodeSettings {
-    /// The settings of a node class. The one place where the class's kubelet, volume and interface fields take effect; a class
-    /// without them, or no class, gives the defaults. A kubelet configuration that can't be read counts as none: validation
-    /// refuses it, and nothing is launched of such a class.
+    /// The settings of a node class. The one place where the class's kubelet, volume and interface fields take effect;
+    /// a class without them, or no class, gives the defaults. A kubelet configuration that can't be read counts as
+    /// none: validation refuses it, and nothing is launched of such a class.
     #[must_use]
     pub fn of(class: Option<&Ec2NodeClass>) -> Self {
         let Some(spec) = class.map(|class| &class.spec) else {
@@ -138,8 +139,8 @@ impl NodeSettings {
     }
 }
 
-/// Size of the volume for pods: the one marked as root, else the one on the family's device (the last, where the device is not
-/// known), else the family's default.
+/// Size of the volume for pods: the one marked as root, else the one on the family's device (the last, where the device
+/// is not known), else the family's default.
 fn volume_bytes(spec: &Ec2NodeClassSpec, family: AmiFamily) -> i64 {
     let size = |mapping: &BlockDeviceMapping| parse_bytes(mapping.ebs.as_ref()?.volume_size.as_deref()?).ok();
     let on_device = |mappings: &[BlockDeviceMapping]| match family.ephemeral_device() {
@@ -151,6 +152,11 @@ fn volume_bytes(spec: &Ec2NodeClassSpec, family: AmiFamily) -> i64 {
         .or_else(|| on_device(mappings))
         .or_else(|| on_device(&family.default_block_devices()))
         .unwrap_or(DEFAULT_VOLUME)
+}
+
+/// Size of a volume as EC2 counts it, in GiB, rounded up: `50G` is 47. Nothing for what is no size.
+pub fn volume_gib(size: &str) -> Option<i64> {
+    parse_bytes(size).ok().map(|bytes| bytes / GIB + i64::from(bytes % GIB > 0))
 }
 
 fn reserved(amounts: Option<BTreeMap<String, String>>) -> Reserved {

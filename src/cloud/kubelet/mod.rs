@@ -1,5 +1,6 @@
-//! The kubelet configuration of a node class: the members that decide how large a node is and how it boots. The map itself is
-//! open (any member of `kubelet.config.k8s.io/v1beta1`); whether it is right is `cloud::ec2::kubelet`'s to say.
+//! The kubelet configuration of a node class: the members that decide how large a node is and how it boots. The map
+//! itself is open (any member of `kubelet.config.k8s.io/v1beta1`); whether it is right is `cloud::ec2::kubelet`'s to
+//! say.
 
 mod duration;
 
@@ -60,7 +61,8 @@ pub struct Kubelet {
 pub enum MaxPods {
     /// A number.
     Count(i32),
-    /// An expression. Expressions are not evaluated (Karpenter's feature gate NodeClassCEL, off by default): as if unset.
+    /// An expression. Expressions are not evaluated (Karpenter's feature gate NodeClassCEL, off by default): as if
+    /// unset.
     Expression(String),
 }
 

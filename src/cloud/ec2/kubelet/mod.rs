@@ -1,5 +1,5 @@
-//! What is wrong with a node class's kubelet configuration. The API server checks nothing of it, so that whatever passes here
-//! reaches a kubelet, and a kubelet that can't read its configuration never becomes a node.
+//! What is wrong with a node class's kubelet configuration. The API server checks nothing of it, so that whatever
+//! passes here reaches a kubelet, and a kubelet that can't read its configuration never becomes a node.
 
 mod schema;
 
@@ -47,8 +47,8 @@ const EVICTION_SIGNALS: [&str; 6] =
 /// Resources that can be reserved; the kubelet ignores any other.
 const RESERVABLE: [&str; 4] = ["cpu", "memory", "ephemeral-storage", "pid"];
 
-/// Checks `spec.kubelet` in the order of Karpenter: what a kubelet would refuse, expressions, what the AMI family has no place
-/// for. Within a step everything that is wrong is said at once.
+/// Checks `spec.kubelet` in the order of Karpenter: what a kubelet would refuse, expressions, what the AMI family has
+/// no place for. Within a step everything that is wrong is said at once.
 ///
 /// # Errors
 /// The first step that finds something wrong, with all of it.
@@ -117,8 +117,8 @@ fn check_signal(field: &str, signal: &str, problems: &mut Vec<String>) {
     }
 }
 
-/// Grace periods are durations, and each soft threshold has one: the kubelet ignores a threshold without, and does not start
-/// with a period without.
+/// Grace periods are durations, and each soft threshold has one: the kubelet ignores a threshold without, and does not
+/// start with a period without.
 fn check_grace_periods(map: &KubeletMap, problems: &mut Vec<String>) {
     let field = "evictionSoftGracePeriod";
     let periods: BTreeMap<_, _> = texts(map, field).collect();

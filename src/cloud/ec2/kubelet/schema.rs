@@ -1,5 +1,6 @@
-//! The shape of `KubeletConfiguration`, `kubelet.config.k8s.io/v1beta1`, as Kubernetes 1.36 has it: names and types of its members.
-//! The API server does not know them (the class's map is open), and a kubelet that meets a stranger does not start.
+//! The shape of `KubeletConfiguration`, `kubelet.config.k8s.io/v1beta1`, as Kubernetes 1.36 has it: names and types of
+//! its members. The API server does not know them (the class's map is open), and a kubelet that meets a stranger does
+//! not start.
 
 use std::fmt;
 

@@ -1,4 +1,5 @@
-//! AL2: a shell script that calls the EKS bootstrap script, after the user's own parts. EKS images of Ubuntu take the same.
+//! AL2: a shell script that calls the EKS bootstrap script, after the user's own parts. EKS images of Ubuntu take the
+//! same.
 
 use std::net::IpAddr;
 

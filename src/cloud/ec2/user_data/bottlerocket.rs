@@ -28,8 +28,8 @@ enum Kind {
 
 type Members = &'static [(&'static str, Kind)];
 
-/// Settings below `settings.kubernetes` that a user's TOML may name, sorted. Others are dropped: Bottlerocket would refuse them, and the
-/// instance would not boot.
+/// Settings below `settings.kubernetes` that a user's TOML may name, sorted. Others are dropped: Bottlerocket would
+/// refuse them, and the instance would not boot.
 const KUBERNETES: Members = &[
     ("allowed-unsafe-sysctls", Kind::Texts),
     ("api-server", Kind::Ours),
@@ -120,8 +120,8 @@ pub(super) fn user_data(boot: &Boot<'_>) -> Result<String, UserDataError> {
     toml::to_string(&document).map_err(|error| UserDataError::Write(error.to_string()))
 }
 
-/// Settings in a class's user data that its nodes will not get, by path: `settings.kubernetes` takes those it knows alone. Empty
-/// for what is no TOML; [`super::user_data`] says so.
+/// Settings in a class's user data that its nodes will not get, by path: `settings.kubernetes` takes those it knows
+/// alone. Empty for what is no TOML; [`super::user_data`] says so.
 pub fn ignored_settings(custom: &str) -> Vec<String> {
     let mut ignored = Vec::new();
     let kubernetes = parse(custom).and_then(|mut document| {
@@ -133,8 +133,8 @@ pub fn ignored_settings(custom: &str) -> Vec<String> {
     ignored
 }
 
-/// The version of a Bottlerocket image, as `v1.46.0` or `latest`: the alias's; else the one in a term's name; else the one in the name of
-/// an image that a term names by id; else the one in the name of any Bottlerocket image in use.
+/// The version of a Bottlerocket image, as `v1.46.0` or `latest`: the alias's; else the one in a term's name; else the
+/// one in the name of an image that a term names by id; else the one in the name of any Bottlerocket image in use.
 pub fn image_version<'a>(terms: &'a [AmiSelectorTerm], images: &'a [AmiStatus]) -> Option<&'a str> {
     let image_name = |image: &'a AmiStatus| image.name.as_deref().filter(|name| name.contains("bottlerocket"));
     let of_id = |id: &str| images.iter().find(|image| image.id == id && image_name(image).is_some());

@@ -54,8 +54,8 @@ pub(super) fn is_mime(text: &str) -> bool {
     text.starts_with("MIME-Version:") || text.starts_with("Content-Type:")
 }
 
-/// The parts of a text. Carriage returns are dropped. Nothing is decoded: a part keeps its transfer encoding and the header
-/// that names it.
+/// The parts of a text. Carriage returns are dropped. Nothing is decoded: a part keeps its transfer encoding and the
+/// header that names it.
 pub(super) fn parts(text: &str) -> Result<Vec<Part>, MimeError> {
     let text = text.replace('\r', "");
     let Part { headers, body } = part(text.trim_start())?;

@@ -1,5 +1,5 @@
-//! User data: what an instance is told at boot, in the format of its AMI family, merged with what the class's owner wrote.
-//! Pure: text in, text out; the caller encodes it as base64 and counts its bytes.
+//! User data: what an instance is told at boot, in the format of its AMI family, merged with what the class's owner
+//! wrote. Pure: text in, text out; the caller encodes it as base64 and counts its bytes.
 
 mod al2;
 mod bottlerocket;
@@ -91,10 +91,12 @@ impl From<KubeletError> for UserDataError {
     }
 }
 
-/// The user data of an instance of the family, before base64. The same input gives the same text, whatever the order of its maps.
+/// The user data of an instance of the family, before base64. The same input gives the same text, whatever the order of
+/// its maps.
 ///
 /// # Errors
-/// The class's user data or kubelet configuration can't be used, or the cluster is not known well enough for the family.
+/// The class's user data or kubelet configuration can't be used, or the cluster is not known well enough for the
+/// family.
 pub fn user_data(family: AmiFamily, input: &UserDataInput<'_>) -> Result<String, UserDataError> {
     if family == AmiFamily::Custom {
         return Ok(input.custom.unwrap_or_default().to_owned());
@@ -147,8 +149,9 @@ impl<'a> Boot<'a> {
 /// Domains whose labels a kubelet may not give its own Node.
 const FORBIDDEN_DOMAINS: [&str; 3] = ["kubernetes.io", "k8s.io", "node-restriction.kubernetes.io"];
 
-/// The labels that a kubelet registers its Node with: the claim's, how the instance is bought, and, on images that bring their taints
-/// themselves, that the taints need no sync. Zone, instance type and the like come from the claim once the Node is there.
+/// The labels that a kubelet registers its Node with: the claim's, how the instance is bought, and, on images that
+/// bring their taints themselves, that the taints need no sync. Zone, instance type and the like come from the claim
+/// once the Node is there.
 pub fn node_labels(
     family: AmiFamily,
     claim: &BTreeMap<String, String>,

@@ -1,4 +1,5 @@
-//! AL2023: a NodeConfig for nodeadm, after the user's own parts. nodeadm merges NodeConfigs in their order, so the last one wins.
+//! AL2023: a NodeConfig for nodeadm, after the user's own parts. nodeadm merges NodeConfigs in their order, so the last
+//! one wins.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -29,8 +30,8 @@ pub(super) fn user_data(boot: &Boot<'_>) -> Result<String, UserDataError> {
     Ok(mime::write(&parts))
 }
 
-/// Whether a text is YAML of members, not a script. Many a line of a script is a mapping to YAML (`echo "a: b"`), so the
-/// first line decides where it names an interpreter.
+/// Whether a text is YAML of members, not a script. Many a line of a script is a mapping to YAML (`echo "a: b"`), so
+/// the first line decides where it names an interpreter.
 fn is_node_config(text: &str) -> bool {
     if text.trim_start().starts_with("#!") {
         return false;

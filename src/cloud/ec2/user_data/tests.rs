@@ -1,5 +1,5 @@
-//! The conformance cases of user data, read back by each format's own parser: a mail parser for MIME, YAML for NodeConfigs, TOML for
-//! Bottlerocket's settings.
+//! The conformance cases of user data, read back by each format's own parser: a mail parser for MIME, YAML for
+//! NodeConfigs, TOML for Bottlerocket's settings.
 
 use std::sync::LazyLock;
 

@@ -1,4 +1,5 @@
-//! Windows: a PowerShell block that calls the EKS bootstrap script, after the user's own lines. Local disks are left as they are.
+//! Windows: a PowerShell block that calls the EKS bootstrap script, after the user's own lines. Local disks are left as
+//! they are.
 
 use super::Boot;
 use super::flags::kubelet_flags;
