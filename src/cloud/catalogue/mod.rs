@@ -347,8 +347,8 @@ impl RawInstanceType {
     }
 
     /// EBS volumes that the EBS CSI driver lets a node attach besides its root: of the type's attachments (28 slots on
-    /// Nitro, 39 volumes elsewhere, as the EC2 User Guide's "EBS volume limits" has them) those that network interfaces
-    /// at boot, instance store and accelerators use are gone. Some newer sizes have more: fewer than could be is safe.
+    /// Nitro, 39 volumes elsewhere, as the EC2 User Guide's "EBS volume limits" has them) those that network interfaces at
+    /// boot, instance store and accelerators use are gone. Some newer sizes have more: fewer than could be is safe.
     fn ebs_volumes(&self) -> i64 {
         if self.hypervisor == "xen" {
             return 39;
