@@ -9,9 +9,11 @@ use futures::future::BoxFuture;
 use crate::api::{Ec2NodeClass, Ec2NodeClassStatus, NodeClaim};
 use crate::scheduling::offering::{CapacityType, Catalogue};
 
+pub mod ami_family;
 pub mod catalogue;
 pub mod draw;
 pub mod ec2;
+pub mod kubelet;
 pub mod simulated;
 
 /// An offering a launch may take: instance type, zone, capacity type.
