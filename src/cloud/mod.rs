@@ -9,6 +9,7 @@ use crate::scheduling::offering::{CapacityType, Catalogue};
 
 pub mod catalogue;
 pub mod draw;
+pub mod ec2;
 pub mod simulated;
 
 /// An offering a launch may take: instance type, zone, capacity type.
