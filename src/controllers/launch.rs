@@ -15,7 +15,7 @@ use crate::api::conditions::{Conditions, LAUNCHED, NODE_CLAIM_DEPENDENTS};
 use crate::api::{NodeClaim, labels};
 use crate::cloud::{Instance, LaunchError, LaunchRequest, Launched, Override};
 use crate::cluster::now_ms;
-use crate::scheduling::offering::{Catalogue, InstanceType, MicroUsd};
+use crate::scheduling::offering::{Catalogue, InstanceType, MicroUsd, OFFERING_LABELS, Offering};
 use crate::scheduling::requirement::Requirements;
 
 /// Why a launch did not come about.
@@ -105,7 +105,11 @@ pub fn acceptable(claim: &NodeClaim, catalogue: &Catalogue) -> Vec<Override> {
             continue;
         }
         for offering in &instance_type.offerings {
-            if offering.available && zone_ok(&offering.zone) && capacity_ok(offering.capacity_type.as_str()) {
+            if offering.available
+                && zone_ok(&offering.zone)
+                && capacity_ok(offering.capacity_type.as_str())
+                && offered(&requirements, offering)
+            {
                 found.push((
                     offering.price.0,
                     Override {
@@ -126,13 +130,20 @@ pub fn acceptable(claim: &NodeClaim, catalogue: &Catalogue) -> Vec<Override> {
 /// Whether a type may serve a claim: what both name must agree; keys that only the claim names are the template's labels.
 fn admits(requirements: &Requirements, own: &BTreeMap<String, String>) -> bool {
     requirements.iter().all(|(key, set)| match own.get(&**key) {
+        // Every type can be had in both; the launch asks for the one that the claim names.
+        _ if **key == *labels::INSTANCE_TENANCY => set.accepts(Some("default")) || set.accepts(Some("dedicated")),
         Some(value) => set.accepts(Some(value)),
-        None => !labels::is_well_known(key) || DRAWN.contains(&&**key) || set.accepts_absence(),
+        None => {
+            let elsewhere = OFFERING_LABELS.contains(&&**key) || **key == *labels::NODE_POOL;
+            elsewhere || !labels::is_well_known(key) || set.accepts_absence()
+        }
     })
 }
 
-/// Well-known keys that an offering or the template decides, not the type.
-const DRAWN: [&str; 4] = [labels::ZONE, labels::ZONE_ID, labels::CAPACITY_TYPE, labels::NODE_POOL];
+/// Whether an offering may serve a claim, by the labels that are its own.
+fn offered(requirements: &Requirements, offering: &Offering) -> bool {
+    OFFERING_LABELS.iter().all(|key| requirements.get(key).is_none_or(|set| set.accepts(offering.label(key))))
+}
 
 /// What an instance costs.
 fn price(found: Option<&Arc<InstanceType>>, instance: &Instance) -> MicroUsd {
@@ -157,6 +168,9 @@ async fn record(
     own.insert(labels::INSTANCE_TYPE.into(), instance.instance_type.clone());
     own.insert(labels::ZONE.into(), instance.zone.clone());
     own.insert(labels::CAPACITY_TYPE.into(), instance.capacity_type.as_str().into());
+    let offerings = found.iter().flat_map(|found| &found.offerings);
+    let zone_id = offerings.filter(|other| *other.zone == instance.zone).find_map(|other| other.label(labels::ZONE_ID));
+    own.extend(zone_id.map(|id| (labels::ZONE_ID.to_owned(), id.to_owned())));
     // What the user put on the claim wins (core reference 5.2).
     own.extend(single_values(claim));
     ctx.patch_claim(&name, &json!({"metadata": {"labels": own}})).await?;

@@ -7,7 +7,7 @@ use crate::api::labels as keys;
 use crate::cloud::ami_family::AmiFamily;
 
 /// The Kubernetes name of the architecture EC2 lists first; `None` for one Kubernetes has no name for.
-pub(super) fn architecture(entry: &RawInstanceType) -> Option<&'static str> {
+pub fn architecture(entry: &RawInstanceType) -> Option<&'static str> {
     entry.arch.iter().find_map(|arch| match arch.as_str() {
         "x86_64" => Some("amd64"),
         "arm64" => Some("arm64"),

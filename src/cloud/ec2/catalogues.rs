@@ -1,122 +1,131 @@
-//! Catalogues by node class, kept until something they are drawn from changes.
+//! What a node class may buy: the region's catalogue, less the types that boot none of its images and the zones without
+//! addresses. Kept until something it is drawn from changes.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use kube::ResourceExt;
 
+use super::class_view::{ClassView, PlacementGroup};
 use super::images::image_of;
+use super::offerings::Market;
+use super::region::Region;
+use super::spot_risk::SpotRisk;
 use super::unavailable::Unavailable;
 use crate::api::Ec2NodeClass;
-use crate::api::node_class::{AmiStatus, SubnetStatus};
-use crate::cloud::catalogue::{NodeSettings, RawCatalogue, SpotPricing, embedded};
-use crate::scheduling::offering::Catalogue;
-
-/// What a catalogue is drawn from besides the region.
-#[derive(Clone, Debug, PartialEq)]
-struct Source {
-    settings: NodeSettings,
-    subnets: Vec<SubnetStatus>,
-    images: Vec<AmiStatus>,
-    group: Option<String>,
-}
+use crate::api::node_class::AmiStatus;
+use crate::cloud::Override;
+use crate::scheduling::offering::{Catalogue, InstanceType};
 
 #[derive(Debug)]
 struct Kept {
-    source: Source,
-    /// Every offering available.
-    base: Arc<Catalogue>,
-    changes: u64,
-    masked: Arc<Catalogue>,
+    whole: Arc<Catalogue>,
+    images: Vec<AmiStatus>,
+    exhausted: BTreeSet<String>,
+    seen: Arc<Catalogue>,
 }
 
 /// Catalogues by name of node class.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Catalogues {
-    raw: Arc<RawCatalogue>,
-    spot: SpotPricing,
-    region: String,
     kept: HashMap<String, Kept>,
 }
 
 impl Catalogues {
-    /// The table in the binary, as the stand-in for a region. Until spot prices are known they count as the on-demand price.
-    pub fn stand_in(region: &str) -> Self {
-        Self {
-            raw: Arc::new(embedded().clone()),
-            spot: SpotPricing::ratio(1.0).unwrap_or(SpotPricing::Off),
-            region: region.to_owned(),
-            kept: HashMap::new(),
-        }
-    }
-
-    /// What may be bought for nodes of a class, in the zones of its subnets and of the types that boot one of its images.
-    pub fn of(&mut self, class: &Ec2NodeClass, group: Option<String>, marks: &mut Unavailable, now_ms: i64) -> Arc<Catalogue> {
-        let status = class.status.clone().unwrap_or_default();
-        let settings = NodeSettings::of(Some(class));
-        let source = Source { settings, subnets: status.subnets, images: status.amis, group };
+    /// What may be bought now for nodes of a class in a placement group, or in none.
+    pub fn of(
+        &mut self,
+        region: &Region,
+        risk: &SpotRisk,
+        marks: &mut Unavailable,
+        class: &Ec2NodeClass,
+        group: Option<PlacementGroup>,
+        now_ms: i64,
+    ) -> Arc<Catalogue> {
+        let group_id = group.as_ref().map(|group| group.id.clone());
         let changes = marks.prune(now_ms);
-        let name = class.name_any();
-        if let Some(kept) = self.kept.get_mut(&name)
-            && kept.source == source
-        {
-            if kept.changes != changes {
-                kept.masked = Arc::new(mask(marks, &kept.base, &source, now_ms));
-                kept.changes = changes;
-            }
-            return Arc::clone(&kept.masked);
-        }
-        let base = Arc::new(self.base(&source));
-        let masked = Arc::new(mask(marks, &base, &source, now_ms));
-        self.kept.insert(name, Kept { source, base, changes, masked: Arc::clone(&masked) });
-        masked
-    }
-
-    fn base(&self, source: &Source) -> Catalogue {
-        let zones: BTreeSet<&str> = source.subnets.iter().map(|subnet| subnet.zone.as_str()).collect();
-        let mut catalogue = if self.raw.region == self.region {
-            self.raw.with_settings(&source.settings, self.spot)
-        } else {
-            // Prices and types of one region stand in for another's, each type in every zone.
-            let mut raw = RawCatalogue::clone(&self.raw);
-            raw.region.clone_from(&self.region);
-            raw.zones = zones.iter().map(|zone| (*zone).to_owned()).collect();
-            for entry in &mut raw.instance_types {
-                entry.zones.clone_from(&raw.zones);
-            }
-            raw.with_settings(&source.settings, self.spot)
+        let risk = risk.at(now_ms);
+        let marks = &*marks;
+        let market = Market {
+            stamp: [changes, 0, risk.stamp],
+            unavailable: &|offering: &Override| marks.covers(offering, group_id.as_deref(), now_ms),
+            left: &|_| 0,
+            risk_permille: &|instance_type, zone| risk.permille(instance_type, zone),
         };
-        catalogue.instance_types.retain(|found| image_of(&source.images, &found.labels).is_some());
-        for found in &mut catalogue.instance_types {
-            Arc::make_mut(found).offerings.retain(|offering| zones.contains(&*offering.zone));
+        let whole = region.catalogue(&ClassView::of(class, group, false), &market);
+        let status = class.status.clone().unwrap_or_default();
+        let exhausted = marks.exhausted_zones(&status.subnets, now_ms);
+        let name = class.name_any();
+        if let Some(kept) = self.kept.get(&name)
+            && Arc::ptr_eq(&kept.whole, &whole)
+            && kept.images == status.amis
+            && kept.exhausted == exhausted
+        {
+            return Arc::clone(&kept.seen);
         }
-        catalogue
+        let seen = Arc::new(Catalogue {
+            region: whole.region.clone(),
+            instance_types: whole
+                .instance_types
+                .iter()
+                .filter(|found| image_of(&status.amis, &found.labels).is_some())
+                .map(|found| without(found, &exhausted))
+                .collect(),
+        });
+        self.kept.insert(name, Kept { whole, images: status.amis, exhausted, seen: Arc::clone(&seen) });
+        seen
     }
 }
 
-fn mask(marks: &Unavailable, base: &Catalogue, source: &Source, now_ms: i64) -> Catalogue {
-    marks.mask(base, &source.subnets, source.group.as_deref(), now_ms)
-}
-
-/// Zone ids by zone of a class's subnets.
-pub fn zone_ids(class: &Ec2NodeClass) -> BTreeMap<String, String> {
-    let subnets = class.status.iter().flat_map(|status| &status.subnets);
-    subnets.filter_map(|subnet| Some((subnet.zone.clone(), subnet.zone_id.clone()?))).collect()
+/// The type with nothing available in some zones; the same one where that changes nothing.
+fn without(found: &Arc<InstanceType>, zones: &BTreeSet<String>) -> Arc<InstanceType> {
+    if !found.offerings.iter().any(|offering| offering.available && zones.contains(&*offering.zone)) {
+        return Arc::clone(found);
+    }
+    let mut out = InstanceType::clone(found);
+    for offering in &mut out.offerings {
+        offering.available &= !zones.contains(&*offering.zone);
+    }
+    Arc::new(out)
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::aliases::one_of;
+    use super::super::placement_scores::ScoreSettings;
+    use super::super::region::RegionSnapshot;
     use super::super::unavailable::Subject;
     use super::*;
     use crate::api::labels;
-    use crate::cloud::Override;
+    use crate::cloud::catalogue::embedded;
     use crate::scheduling::offering::CapacityType;
+
+    struct World {
+        region: Region,
+        risk: SpotRisk,
+        marks: Unavailable,
+        catalogues: Catalogues,
+    }
+
+    impl World {
+        fn new(region: &str) -> Self {
+            Self {
+                region: Region::new(RegionSnapshot::stand_in(region, embedded(), 0)),
+                risk: SpotRisk::new(ScoreSettings::default()),
+                marks: Unavailable::default(),
+                catalogues: Catalogues::default(),
+            }
+        }
+
+        fn see(&mut self, class: &Ec2NodeClass, now_ms: i64) -> Arc<Catalogue> {
+            self.catalogues.of(&self.region, &self.risk, &mut self.marks, class, None, now_ms)
+        }
+    }
 
     fn class(zone: &str, arch: &str) -> Ec2NodeClass {
         let mut class: Ec2NodeClass = serde_json::from_value(serde_json::json!({
             "apiVersion": "karpenter.k8s.aws/v1", "kind": "EC2NodeClass", "metadata": {"name": "default"},
-            "spec": {"amiSelectorTerms": [], "subnetSelectorTerms": [], "securityGroupSelectorTerms": []},
+            "spec": {"amiFamily": "AL2023", "amiSelectorTerms": [], "subnetSelectorTerms": [], "securityGroupSelectorTerms": []},
             "status": {"subnets": [{"id": "subnet-1", "zone": zone, "zoneID": "az1"}]},
         }))
         .unwrap();
@@ -129,40 +138,35 @@ mod tests {
 
     #[test]
     fn a_class_sees_its_zones_and_what_boots_its_images() {
-        let (mut catalogues, mut marks) = (Catalogues::stand_in("us-east-1"), Unavailable::default());
-        let seen = catalogues.of(&class("us-east-1b", "arm64"), None, &mut marks, 0);
+        let seen = World::new("us-east-1").see(&class("us-east-1b", "arm64"), 0);
         assert!(seen.instance_types.len() > 100);
         for found in &seen.instance_types {
             assert_eq!(found.labels[labels::ARCH], "arm64");
-            assert!(found.offerings.iter().all(|offering| &*offering.zone == "us-east-1b"));
+            let available = found.offerings.iter().filter(|offering| offering.available);
+            assert!(available.into_iter().all(|offering| &*offering.zone == "us-east-1b"));
         }
     }
 
     #[test]
-    fn a_region_that_the_binary_has_no_table_of_gets_types_in_its_own_zones() {
-        let (mut catalogues, mut marks) = (Catalogues::stand_in("eu-west-9"), Unavailable::default());
-        let seen = catalogues.of(&class("eu-west-9a", "amd64"), None, &mut marks, 0);
-        let found = seen.instance_types.iter().find(|found| &*found.name == "m5.large").unwrap();
-        assert_eq!(found.labels[labels::REGION], "eu-west-9");
-        assert_eq!(found.offerings.len(), 2, "spot and on demand");
+    fn c11_a_catalogue_is_shared_until_a_mark_comes_or_ends_and_then_all_but_one_type_is() {
+        let (mut world, class) = (World::new("us-east-1"), class("us-east-1a", "amd64"));
+        let first = world.see(&class, 0);
+        assert!(Arc::ptr_eq(&first, &world.see(&class, 1)));
+        let (instance_type, zone) = ("m5.xlarge".to_owned(), "us-east-1a".to_owned());
+        let offering = Override { instance_type, zone, capacity_type: CapacityType::Spot };
+        world.marks.mark(Subject::Offering(offering, None), 1);
+        let second = world.see(&class, 2);
+        for (before, after) in first.instance_types.iter().zip(&second.instance_types) {
+            assert_eq!(Arc::ptr_eq(before, after), &*before.name != "m5.xlarge", "{}", before.name);
+        }
+        assert_eq!(*world.see(&class, 200_000), *first, "available again");
     }
 
     #[test]
-    fn c11_the_same_catalogue_is_shared_until_a_mark_comes_or_ends() {
-        let (mut catalogues, mut marks) = (Catalogues::stand_in("us-east-1"), Unavailable::default());
-        let class = class("us-east-1a", "amd64");
-        let mut at = |marks: &mut Unavailable, now| catalogues.of(&class, None, marks, now);
-        let first = at(&mut marks, 0);
-        assert!(Arc::ptr_eq(&first, &at(&mut marks, 1)));
-        let offering = Override {
-            instance_type: "m5.xlarge".into(),
-            zone: "us-east-1a".into(),
-            capacity_type: CapacityType::Spot,
-        };
-        marks.mark(Subject::Offering(offering, None), 1);
-        let second = at(&mut marks, 2);
-        assert!(!Arc::ptr_eq(&first, &second));
-        assert!(Arc::ptr_eq(&first.instance_types[0], &second.instance_types[0]));
-        assert_eq!(*at(&mut marks, 1_000_000), *first);
+    fn c15_an_exhausted_zone_has_nothing_available() {
+        let (mut world, class) = (World::new("us-east-1"), class("us-east-1a", "amd64"));
+        world.marks.mark(Subject::Subnet("subnet-1".into()), 0);
+        let seen = world.see(&class, 1);
+        assert!(seen.instance_types.iter().flat_map(|found| &found.offerings).all(|offering| !offering.available));
     }
 }

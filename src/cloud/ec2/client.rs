@@ -21,6 +21,7 @@ use aws_smithy_runtime_api::client::http::{
 use aws_smithy_runtime_api::client::orchestrator::HttpRequest;
 
 use super::now_ms;
+use super::prices;
 use super::rate::{self, Limits};
 
 /// Attempts of a call, the first included.
@@ -99,7 +100,7 @@ impl Clients {
         let patient = TokenBucket::builder().capacity(5_000).refill_rate(50.0).build();
         let partition = RetryPartition::custom("stowage-ec2").token_bucket(patient).build();
         let ec2 = aws_sdk_ec2::config::Builder::from(&config).retry_partition(partition).build();
-        let pricing = aws_sdk_pricing::config::Builder::from(&config).region(Region::new(pricing_region(&region)));
+        let pricing = aws_sdk_pricing::config::Builder::from(&config).region(Region::new(prices::endpoint_region(&region)));
         Ok(Self {
             ec2: aws_sdk_ec2::Client::from_conf(ec2),
             sqs: aws_sdk_sqs::Client::new(&config),
@@ -115,16 +116,6 @@ impl Clients {
     /// Attempts made so far by EC2 action.
     pub fn calls(&self) -> BTreeMap<String, u64> {
         self.calls.made.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-}
-
-/// The region that answers for the prices of another.
-fn pricing_region(region: &str) -> &'static str {
-    match region.split('-').next() {
-        Some("ap") => "ap-south-1",
-        Some("cn") => "cn-northwest-1",
-        Some("eu") => "eu-central-1",
-        _ => "us-east-1",
     }
 }
 
@@ -295,20 +286,6 @@ pub mod wire {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn prices_are_asked_where_they_are_served() {
-        for (region, expected) in [
-            ("us-west-2", "us-east-1"),
-            ("ap-southeast-2", "ap-south-1"),
-            ("cn-north-1", "cn-northwest-1"),
-            ("eu-north-1", "eu-central-1"),
-            ("sa-east-1", "us-east-1"),
-            ("me-central-1", "us-east-1"),
-        ] {
-            assert_eq!(pricing_region(region), expected, "{region}");
-        }
-    }
 
     #[tokio::test]
     async fn attempts_are_counted_by_action_and_a_throttled_call_is_tried_again() {

@@ -7,6 +7,7 @@ use kube::ResourceExt;
 
 use super::attempts::Begin;
 use super::choose::choose;
+use super::class_view::PlacementGroup;
 use super::errors::{ApiError, Class};
 use super::fleet::{Born, FleetAnswer, FleetRequest, Lessons, failure};
 use super::instances::{self, provider_id};
@@ -188,7 +189,7 @@ impl Ec2 {
     }
 
     /// The placement group that a class asks for, as it was last resolved.
-    async fn group_of(&self, class: &Ec2NodeClass) -> Result<Option<super::placement::Group>, LaunchError> {
+    async fn group_of(&self, class: &Ec2NodeClass) -> Result<Option<PlacementGroup>, LaunchError> {
         let Some(selector) = &class.spec.placement_group_selector else { return Ok(None) };
         if let Some(group) = self.known_group(class) {
             return Ok(Some(group));

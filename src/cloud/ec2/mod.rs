@@ -9,11 +9,16 @@
 //! - [`launch`]: one NodeClaim becomes an instance ([`choose`], [`prepare`], [`launch_template`], [`templates`], [`fleet`],
 //!   [`attempts`]), and what that teaches ([`unavailable`]).
 //! - [`instances`]: describing, listing, terminating.
+//! - [`region`]: what can be bought ([`types`], [`prices`], [`spot_prices`], [`placement_scores`], [`offerings`]), kept fresh by
+//!   [`refresh`].
+//! - [`queue`], [`messages`], [`status_checks`]: what EC2 tells of instances by itself.
+//! - [`user_data`], [`kubelet`]: what instances are told at boot.
 
 pub mod aliases;
 pub mod attempts;
 mod catalogues;
 pub mod choose;
+pub mod class_view;
 pub mod client;
 pub mod cluster;
 pub mod coalesce;
@@ -21,22 +26,38 @@ pub mod errors;
 pub mod fleet;
 pub mod images;
 pub mod instances;
+pub mod interruption_history;
 pub mod kubelet;
 mod launch;
 pub mod launch_template;
+pub mod messages;
+pub mod offerings;
 pub mod placement;
+pub mod placement_scores;
 pub mod prepare;
+pub mod prices;
 pub mod profile;
+pub mod queue;
 pub mod rate;
+pub mod receipts;
+pub mod refresh;
+pub mod region;
 pub mod resolve;
 pub mod security_groups;
 pub mod selectors;
 mod shell;
+pub mod spot_prices;
+pub mod spot_risk;
+pub mod status_checks;
 pub mod subnets;
 pub mod templates;
+pub mod types;
 pub mod unavailable;
 pub mod user_data;
 pub mod validate;
+
+#[cfg(test)]
+mod live_tests;
 
 use std::time::Duration;
 

@@ -2,27 +2,17 @@
 
 use aws_sdk_ec2::config::retry::RetryConfig;
 
+use super::class_view::PlacementGroup;
 use super::client::Clients;
 use super::errors::{ApiError, Class};
 use super::selectors::filter;
 use crate::api::node_class::PlacementGroupSelector;
 
-/// A placement group.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Group {
-    /// Id, as `pg-0123456789abcdef0`.
-    pub id: String,
-    /// cluster, partition or spread.
-    pub strategy: String,
-    /// Partitions, where it has any.
-    pub partitions: Option<i32>,
-}
-
 /// Asks EC2 for the group that a selector names; `None` where there is none.
 ///
 /// # Errors
 /// EC2's.
-pub async fn find(clients: &Clients, selector: &PlacementGroupSelector) -> Result<Option<Group>, ApiError> {
+pub async fn find(clients: &Clients, selector: &PlacementGroupSelector) -> Result<Option<PlacementGroup>, ApiError> {
     let call = clients
         .ec2
         .describe_placement_groups()
@@ -33,10 +23,10 @@ pub async fn find(clients: &Clients, selector: &PlacementGroupSelector) -> Resul
     let few = aws_sdk_ec2::config::Builder::new().retry_config(RetryConfig::standard().with_max_attempts(3));
     match call.customize().config_override(few).send().await.map_err(ApiError::of("ec2:DescribePlacementGroups")) {
         Ok(answer) => Ok(answer.placement_groups().first().and_then(|group| {
-            Some(Group {
+            Some(PlacementGroup {
                 id: group.group_id()?.to_owned(),
                 strategy: group.strategy().map(|strategy| strategy.as_str().to_owned()).unwrap_or_default(),
-                partitions: group.partition_count().filter(|count| *count > 0),
+                partitions: group.partition_count().unwrap_or(0),
             })
         })),
         Err(error) if error.class == Class::NotFound => Ok(None),
@@ -62,7 +52,7 @@ mod tests {
             name: name.map(str::to_owned),
             id: id.map(str::to_owned),
         };
-        let group = Group { id: "pg-1".into(), strategy: "partition".into(), partitions: Some(3) };
+        let group = PlacementGroup { id: "pg-1".into(), strategy: "partition".into(), partitions: 3 };
         assert_eq!(find(&clients, &by(Some("g"), None)).await.unwrap(), Some(group));
         assert_eq!(find(&clients, &by(None, Some("pg-2"))).await.unwrap(), None);
         assert_eq!(seen.lock().unwrap()[0].form["Filter.1.Value.1"], "available");

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
+use super::class_view::PlacementGroup;
 use super::errors::ApiError;
 use super::images::{self, ImageError};
 use super::launch_template::restricted_tag;
-use super::placement::Group;
 use super::subnets::Subnet;
 use super::{Ec2, kubelet, now_ms, placement, security_groups, subnets};
 use crate::api::conditions::{self, VALIDATION_SUCCEEDED};
@@ -40,7 +40,7 @@ pub struct Answers {
     /// Name of the instance profile.
     pub profile: Result<String, ApiError>,
     /// The placement group; `None` where the class asks for none.
-    pub placement: Option<Result<Option<Group>, ApiError>>,
+    pub placement: Option<Result<Option<PlacementGroup>, ApiError>>,
 }
 
 /// The status and the verdicts that follow from the answers; what failed leaves what was there.

@@ -12,19 +12,25 @@ use tokio::sync::Semaphore;
 
 use super::attempts::Attempts;
 use super::catalogues::Catalogues;
+use super::class_view::PlacementGroup;
 use super::client::{Clients, ConnectError};
 use super::cluster::{self, ClusterError, ClusterFacts};
 use super::errors::{ApiError, Class};
 use super::images::Parameters;
 use super::instances::{self, Describer, Terminator, describer, instance_id, terminator};
-use super::placement::Group;
+use super::placement_scores::{self, ScoreSettings};
 use super::profile::Profiles;
+use super::queue::Queue;
+use super::refresh::{self, Feeds};
+use super::region::{Region, RegionSnapshot};
+use super::spot_risk::SpotRisk;
 use super::subnets::Addresses;
 use super::templates::{self, Templates};
 use super::unavailable::Unavailable;
 use super::validate::Verdicts;
-use super::{Options, launch, now_ms};
+use super::{Options, launch, now_ms, prices};
 use crate::api::Ec2NodeClass;
+use crate::cloud::catalogue::embedded;
 use crate::cloud::{
     Cloud, CloudError, Instance, InstanceState, LaunchError, LaunchRequest, Launched, Message, Override, Resolution,
 };
@@ -74,10 +80,13 @@ pub struct Ec2 {
     pub(super) profiles: Profiles,
     pub(super) verdicts: Verdicts,
     pub(super) launches: Semaphore,
+    region: Arc<Region>,
+    risk: Arc<SpotRisk>,
+    queue: Option<Queue>,
     addresses: Mutex<Addresses>,
     attempts: Mutex<Attempts>,
     catalogues: Mutex<Catalogues>,
-    groups: Mutex<HashMap<String, Option<Group>>>,
+    groups: Mutex<HashMap<String, Option<PlacementGroup>>>,
     describer: Describer,
     terminator: Terminator,
     /// What was launched so lately that EC2 may not describe it yet, by id.
@@ -105,7 +114,14 @@ impl Ec2 {
             dns = facts.dns_ip,
             "EC2 answers"
         );
-        Ok(Self::new(clients, options, facts))
+        let ec2 = Self::new(clients, options, facts);
+        refresh::hydrate(&ec2.region, &ec2.feeds()).await;
+        Ok(ec2)
+    }
+
+    fn feeds(&self) -> Feeds {
+        let priced = prices::can_be_asked(&self.clients.region, self.options.isolated_vpc);
+        Feeds { ec2: self.clients.ec2.clone(), pricing: priced.then(|| self.clients.pricing.clone()) }
     }
 
     /// EC2 through these clients, for a cluster that is known.
@@ -113,7 +129,10 @@ impl Ec2 {
         Self {
             describer: describer(&clients),
             terminator: terminator(&clients),
-            catalogues: Mutex::new(Catalogues::stand_in(&clients.region)),
+            region: Arc::new(Region::new(RegionSnapshot::stand_in(&clients.region, embedded(), now_ms()))),
+            risk: Arc::new(SpotRisk::new(ScoreSettings::default())),
+            queue: options.interruption_queue.as_ref().map(|name| Queue::new(clients.sqs.clone(), name)),
+            catalogues: Mutex::default(),
             attempts: Mutex::new(Attempts::new(now_ms())),
             facts: ArcSwap::from_pointee(facts),
             unavailable: Mutex::default(),
@@ -131,8 +150,15 @@ impl Ec2 {
         }
     }
 
-    /// Keeps templates and what is known of the cluster in order until the process ends.
+    /// Keeps templates, and what is known of the region and the cluster, in order until the process ends.
     pub async fn run(self: Arc<Self>, client: Client) {
+        let fresh = refresh::keep_fresh(Arc::clone(&self.region), self.feeds());
+        let (region, risk) = (Arc::clone(&self.region), Arc::clone(&self.risk));
+        let scores = placement_scores::keep_scoring(region, risk, self.clients.ec2.clone());
+        futures::join!(fresh, scores, self.keep(client));
+    }
+
+    async fn keep(&self, client: Client) {
         match self.templates.hydrate(&self.clients, &self.options.cluster_name, now_ms()).await {
             Ok(0) => {}
             Ok(count) => tracing::info!(count, "launch templates of an earlier process, deleted when unused"),
@@ -172,11 +198,11 @@ impl Ec2 {
     }
 
     /// The group of a class as last resolved; `None` while it wasn't, or where there is none.
-    pub(super) fn known_group(&self, class: &Ec2NodeClass) -> Option<Group> {
+    pub(super) fn known_group(&self, class: &Ec2NodeClass) -> Option<PlacementGroup> {
         lock(&self.groups).get(&key(class)).cloned().flatten()
     }
 
-    pub(super) fn know_group(&self, class: &Ec2NodeClass, group: Option<Group>) {
+    pub(super) fn know_group(&self, class: &Ec2NodeClass, group: Option<PlacementGroup>) {
         lock(&self.groups).insert(key(class), group);
     }
 
@@ -261,8 +287,9 @@ fn known(provider_id: &str) -> Result<&str, CloudError> {
 
 impl Cloud for Ec2 {
     fn catalogue(&self, class: &Ec2NodeClass) -> Arc<Catalogue> {
-        let group = self.known_group(class).map(|group| group.id);
-        lock(&self.catalogues).of(class, group, &mut lock(&self.unavailable), now_ms())
+        let group = self.known_group(class);
+        let mut marks = lock(&self.unavailable);
+        lock(&self.catalogues).of(&self.region, &self.risk, &mut marks, class, group, now_ms())
     }
 
     fn mark_unavailable(&self, offering: &Override) {
@@ -301,14 +328,23 @@ impl Cloud for Ec2 {
 
     fn receive_messages(&self) -> BoxFuture<'_, Result<Vec<Message>, CloudError>> {
         async move {
-            tokio::time::sleep(NO_QUEUE).await;
-            Ok(vec![])
+            let Some(queue) = &self.queue else {
+                tokio::time::sleep(NO_QUEUE).await;
+                return Ok(vec![]);
+            };
+            Ok(queue.receive(now_ms).await?.into_iter().map(Message::from).collect())
         }
         .boxed()
     }
 
-    fn delete_message<'a>(&'a self, _receipt: &'a str) -> BoxFuture<'a, Result<(), CloudError>> {
-        async { Ok(()) }.boxed()
+    fn delete_message<'a>(&'a self, receipt: &'a str) -> BoxFuture<'a, Result<(), CloudError>> {
+        async move {
+            match &self.queue {
+                Some(queue) => Ok(queue.delete(receipt).await?),
+                None => Ok(()),
+            }
+        }
+        .boxed()
     }
 
     fn resolve<'a>(&'a self, class: &'a Ec2NodeClass) -> BoxFuture<'a, Resolution> {

@@ -3,12 +3,11 @@
 //! A mark is on one offering (type, zone and capacity type, in a placement group of its own where the launch was in one), on a
 //! whole capacity type, or on a subnet. Marking again starts the three minutes anew. Time is an argument.
 
-use std::collections::HashMap;
-use std::sync::Arc;
+use std::collections::{BTreeSet, HashMap};
 
 use crate::api::node_class::SubnetStatus;
 use crate::cloud::Override;
-use crate::scheduling::offering::{CapacityType, Catalogue, InstanceType};
+use crate::scheduling::offering::CapacityType;
 
 /// How long a mark lasts, milliseconds.
 pub const TTL_MS: i64 = 180_000;
@@ -45,14 +44,15 @@ impl Unavailable {
         self.until.get(subject).is_some_and(|until| *until > now_ms)
     }
 
-    /// Whether an offering is not to be tried at `now_ms`. `subnets` are those of its zone that a node class has: when all of
-    /// them are marked, the zone has no addresses. Zones without subnets are not judged here.
-    pub fn covers(&self, offering: &Override, group: Option<&str>, subnets: &[&str], now_ms: i64) -> bool {
+    /// Whether an offering is not to be tried at `now_ms`, in a placement group where `group` names one. Subnets are not looked at:
+    /// see [`Unavailable::exhausted_zones`].
+    pub fn covers(&self, offering: &Override, group: Option<&str>, now_ms: i64) -> bool {
+        if self.until.is_empty() {
+            return false;
+        }
         self.holds(&Subject::CapacityType(offering.capacity_type), now_ms)
             || self.holds(&Subject::Offering(offering.clone(), None), now_ms)
             || group.is_some_and(|group| self.holds(&Subject::Offering(offering.clone(), Some(group.into())), now_ms))
-            || (!subnets.is_empty()
-                && subnets.iter().all(|subnet| self.holds(&Subject::Subnet((*subnet).to_owned()), now_ms)))
     }
 
     /// Forgets what has ended. Returns a number that is another one whenever the marks are.
@@ -65,52 +65,20 @@ impl Unavailable {
         self.changes
     }
 
-    /// The catalogue with marked offerings unavailable. Instance types without a marked offering are shared with `catalogue`.
-    pub fn mask(
-        &self,
-        catalogue: &Catalogue,
-        subnets: &[SubnetStatus],
-        group: Option<&str>,
-        now_ms: i64,
-    ) -> Catalogue {
-        let mut by_zone: HashMap<&str, Vec<&str>> = HashMap::new();
-        for subnet in subnets {
-            by_zone.entry(&subnet.zone).or_default().push(&subnet.id);
+    /// Zones all of whose subnets, as a class has them, are marked: they have no addresses left.
+    pub fn exhausted_zones(&self, subnets: &[SubnetStatus], now_ms: i64) -> BTreeSet<String> {
+        let marked = |subnet: &SubnetStatus| self.holds(&Subject::Subnet(subnet.id.clone()), now_ms);
+        let mut zones: BTreeSet<String> = subnets.iter().map(|subnet| subnet.zone.clone()).collect();
+        for subnet in subnets.iter().filter(|subnet| !marked(subnet)) {
+            zones.remove(&subnet.zone);
         }
-        let covered = |found: &InstanceType, zone: &str, capacity_type: CapacityType| {
-            let offering = Override { instance_type: found.name.to_string(), zone: zone.to_owned(), capacity_type };
-            self.covers(&offering, group, by_zone.get(zone).map_or(&[], Vec::as_slice), now_ms)
-        };
-        let mask = |found: &Arc<InstanceType>| {
-            let marked: Vec<bool> = found
-                .offerings
-                .iter()
-                .map(|offering| offering.available && covered(found, &offering.zone, offering.capacity_type))
-                .collect();
-            if !marked.contains(&true) {
-                return Arc::clone(found);
-            }
-            let mut masked = InstanceType::clone(found);
-            for (offering, marked) in masked.offerings.iter_mut().zip(marked) {
-                offering.available &= !marked;
-            }
-            Arc::new(masked)
-        };
-        Catalogue {
-            region: catalogue.region.clone(),
-            instance_types: if self.until.values().all(|until| *until <= now_ms) {
-                catalogue.instance_types.clone()
-            } else {
-                catalogue.instance_types.iter().map(mask).collect()
-            },
-        }
+        zones
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cloud::catalogue::{SpotPricing, embedded};
 
     fn offering(instance_type: &str, zone: &str, capacity_type: CapacityType) -> Override {
         Override { instance_type: instance_type.into(), zone: zone.into(), capacity_type }
@@ -121,24 +89,20 @@ mod tests {
     }
 
     #[test]
-    fn c11_one_offering_is_masked_for_three_minutes_and_other_types_are_shared() {
-        let all = embedded().for_node_class(None, SpotPricing::ratio(0.4).unwrap());
+    fn c11_one_offering_is_marked_for_three_minutes_and_no_other() {
         let mut marks = Unavailable::default();
-        let out = offering("m5.xlarge", "us-east-1a", CapacityType::Spot);
+        let out = offering("m5.xlarge", "a", CapacityType::Spot);
         assert!(marks.mark(Subject::Offering(out.clone(), None), 1_000));
-        assert!(!marks.mark(Subject::Offering(out, None), 2_000), "marked again: only its end moves");
-        let masked = marks.mask(&all, &[], None, 2_000);
-        for (before, after) in all.instance_types.iter().zip(&masked.instance_types) {
-            if &*before.name == "m5.xlarge" {
-                for offering in &after.offerings {
-                    let marked = &*offering.zone == "us-east-1a" && offering.capacity_type == CapacityType::Spot;
-                    assert_eq!(offering.available, !marked, "{offering:?}");
-                }
-            } else {
-                assert!(Arc::ptr_eq(before, after), "{} was made anew", before.name);
-            }
+        assert!(!marks.mark(Subject::Offering(out.clone(), None), 2_000), "marked again: only its end moves");
+        assert!(marks.covers(&out, None, 2_000 + TTL_MS - 1));
+        assert!(!marks.covers(&out, None, 2_000 + TTL_MS), "available again");
+        for other in [
+            offering("m5.xlarge", "b", CapacityType::Spot),
+            offering("m5.xlarge", "a", CapacityType::OnDemand),
+            offering("m5.large", "a", CapacityType::Spot),
+        ] {
+            assert!(!marks.covers(&other, None, 2_000), "{other:?}");
         }
-        assert_eq!(marks.mask(&all, &[], None, 2_000 + TTL_MS), all, "available again");
         let before = marks.prune(2_000 + TTL_MS - 1);
         assert_eq!(marks.prune(2_000 + TTL_MS), before + 1, "an end is a change");
         assert_eq!(marks.prune(2_000 + TTL_MS), before + 1);
@@ -148,25 +112,21 @@ mod tests {
     fn c13_a_capacity_type_is_marked_as_a_whole() {
         let mut marks = Unavailable::default();
         marks.mark(Subject::CapacityType(CapacityType::Spot), 0);
-        assert!(marks.covers(&offering("m5.large", "a", CapacityType::Spot), None, &[], TTL_MS - 1));
-        assert!(!marks.covers(&offering("m5.large", "a", CapacityType::OnDemand), None, &[], 1));
-        assert!(!marks.covers(&offering("m5.large", "a", CapacityType::Spot), None, &[], TTL_MS));
+        assert!(marks.covers(&offering("m5.large", "a", CapacityType::Spot), None, TTL_MS - 1));
+        assert!(!marks.covers(&offering("m5.large", "a", CapacityType::OnDemand), None, 1));
+        assert!(!marks.covers(&offering("m5.large", "a", CapacityType::Spot), None, TTL_MS));
     }
 
     #[test]
     fn c15_a_zone_is_out_of_addresses_when_all_its_subnets_are() {
         let mut marks = Unavailable::default();
         marks.mark(Subject::Subnet("subnet-1".into()), 0);
-        let any = offering("m5.large", "a", CapacityType::OnDemand);
-        assert!(marks.covers(&any, None, &["subnet-1"], 1));
-        assert!(!marks.covers(&any, None, &["subnet-1", "subnet-2"], 1));
-        assert!(!marks.covers(&any, None, &[], 1));
-        let all = embedded().for_node_class(None, SpotPricing::Off);
-        let zones = [subnet("subnet-1", "us-east-1a"), subnet("subnet-2", "us-east-1b")];
-        let masked = marks.mask(&all, &zones, None, 1);
-        for offering in masked.instance_types.iter().flat_map(|found| &found.offerings) {
-            assert_eq!(offering.available, &*offering.zone != "us-east-1a");
-        }
+        let zones = |subnets: &[SubnetStatus], now| marks.exhausted_zones(subnets, now);
+        let one = [subnet("subnet-1", "a"), subnet("subnet-3", "b")];
+        assert_eq!(zones(&one, 1), BTreeSet::from(["a".to_owned()]));
+        assert!(zones(&[subnet("subnet-1", "a"), subnet("subnet-2", "a")], 1).is_empty());
+        assert!(zones(&[subnet("subnet-2", "a"), subnet("subnet-1", "a")], 1).is_empty());
+        assert!(zones(&one, TTL_MS).is_empty());
     }
 
     #[test]
@@ -174,8 +134,8 @@ mod tests {
         let mut marks = Unavailable::default();
         let any = offering("m5.large", "a", CapacityType::OnDemand);
         marks.mark(Subject::Offering(any.clone(), Some("pg-1".into())), 0);
-        assert!(marks.covers(&any, Some("pg-1"), &[], 1));
-        assert!(!marks.covers(&any, Some("pg-2"), &[], 1));
-        assert!(!marks.covers(&any, None, &[], 1));
+        assert!(marks.covers(&any, Some("pg-1"), 1));
+        assert!(!marks.covers(&any, Some("pg-2"), 1));
+        assert!(!marks.covers(&any, None, 1));
     }
 }
