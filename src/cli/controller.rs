@@ -5,15 +5,17 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context as _, bail};
+use anyhow::Context as _;
 use clap::{ArgAction, Args, ValueEnum};
 use tracing_subscriber::EnvFilter;
 
+use super::aws::AwsArgs;
 use super::planning::PlanArgs;
 use crate::admission::AdmissionConfig;
 use crate::api::duration;
 use crate::cloud::Cloud;
 use crate::cloud::catalogue::SpotPricing;
+use crate::cloud::ec2::{self, Ec2};
 use crate::cloud::simulated::{BootDelay, Script, SimulatedConfig, SimulatedEc2};
 use crate::cluster::{Cluster, State, watch};
 use crate::controllers::context::{Placement, Settings};
@@ -98,6 +100,9 @@ pub struct ControllerArgs {
     /// How plans are made.
     #[command(flatten)]
     pub plan: PlanArgs,
+    /// Amazon EC2.
+    #[command(flatten)]
+    pub aws: AwsArgs,
 
     /// Lead without a Lease: only where there is one replica.
     #[arg(long, env = "DISABLE_LEADER_ELECTION", default_value_t = false, action = ArgAction::Set)]
@@ -133,7 +138,8 @@ pub struct ControllerArgs {
     pub simulated_seed: u64,
 }
 
-fn parse_duration(text: &str) -> Result<Duration, String> {
+/// A duration such as 500ms, 10s or 1m30s.
+pub(super) fn parse_duration(text: &str) -> Result<Duration, String> {
     let wanted = "a duration such as 500ms, 10s or 1m30s is wanted";
     let milliseconds = match text.strip_suffix("ms").map(str::parse::<i64>) {
         Some(parsed) => parsed.map_err(|_| wanted.to_owned())?,
@@ -260,10 +266,20 @@ async fn told_to_stop() {
     }
 }
 
-fn cloud(args: &ControllerArgs) -> anyhow::Result<Arc<SimulatedEc2>> {
-    if args.cloud == CloudKind::Ec2 {
-        bail!("--cloud ec2 is not part of this version; --cloud simulated is");
+/// A cloud that is yet to be started.
+enum Prepared {
+    Simulated(Arc<SimulatedEc2>),
+    Ec2(Box<ec2::Options>),
+}
+
+fn cloud(args: &ControllerArgs) -> anyhow::Result<Prepared> {
+    match args.cloud {
+        CloudKind::Ec2 => Ok(Prepared::Ec2(Box::new(args.aws.options(&args.cluster_name)?))),
+        CloudKind::Simulated => Ok(Prepared::Simulated(simulated(args)?)),
     }
+}
+
+fn simulated(args: &ControllerArgs) -> anyhow::Result<Arc<SimulatedEc2>> {
     let script = match &args.simulated_script {
         None => Script::default(),
         Some(file) => {
@@ -307,7 +323,12 @@ fn lead(
         Candidate::new(client.clone(), &namespace, &args.leader_election_name, identity)
     });
     async move {
-        let simulated = made?;
+        let made = made?;
+        let mut connected = None;
+        if let Prepared::Ec2(_) = &made {
+            // A replica that can't reach EC2 says so now, not when it leads.
+            connected = Some(Ec2::connect().await?);
+        }
         watch::synced(&cluster).await;
         state.readiness.set_caches_synced(true);
         tracing::info!("caches synced");
@@ -318,16 +339,24 @@ fn lead(
                 _ = stopped.wait_for(|stop| *stop) => return Ok(()),
             }
         }
-        let cloud: Arc<dyn Cloud> = Arc::clone(&simulated) as Arc<dyn Cloud>;
-        let ctx = Arc::new(Context::new(client.clone(), cluster, cloud, settings, metrics));
-        let shutdown = {
-            let mut stopped = stopped.clone();
-            async move {
-                let _ = stopped.wait_for(|stop| *stop).await;
+        let mut loops = tokio::task::JoinSet::new();
+        let cloud: Arc<dyn Cloud> = match (made, connected) {
+            (Prepared::Ec2(options), Some(clients)) => {
+                let ec2 = Arc::new(Ec2::start(&client, clients, *options).await?);
+                loops.spawn(Arc::clone(&ec2).run(client.clone()));
+                ec2
+            }
+            (Prepared::Ec2(_), None) => anyhow::bail!("EC2 is not connected"),
+            (Prepared::Simulated(simulated), _) => {
+                let mut stopped = stopped.clone();
+                let shutdown = async move {
+                    let _ = stopped.wait_for(|stop| *stop).await;
+                };
+                tokio::spawn(Arc::clone(&simulated).run(client.clone(), shutdown));
+                simulated
             }
         };
-        tokio::spawn(simulated.run(client, shutdown));
-        let mut loops = tokio::task::JoinSet::new();
+        let ctx = Arc::new(Context::new(client, cluster, cloud, settings, metrics));
         loops.spawn(node_class::run(Arc::clone(&ctx)));
         loops.spawn(node_pool::run(Arc::clone(&ctx)));
         loops.spawn(provisioner::run(Arc::clone(&ctx)));

@@ -223,12 +223,12 @@ pub trait Cloud: Send + Sync {
     fn receive_messages(&self) -> BoxFuture<'_, Result<Vec<Message>, CloudError>>;
     /// Deletes a handled message.
     fn delete_message<'a>(&'a self, receipt: &'a str) -> BoxFuture<'a, Result<(), CloudError>>;
-    /// What a node class comes to: subnets, images and so on. Without an answer of its own a cloud has nothing to discover, and
-    /// every condition holds.
+    /// What a node class comes to: subnets, images and so on. Without an answer of its own a cloud has nothing to discover, every
+    /// condition holds, and looking again costs nothing.
     fn resolve<'a>(&'a self, _class: &'a Ec2NodeClass) -> BoxFuture<'a, Resolution> {
         let all = crate::api::conditions::EC2_NODE_CLASS_DEPENDENTS.iter();
         let verdicts = all.map(|kind| (*kind, Verdict::True)).collect();
-        let resolution = Resolution { status: None, verdicts, again: Duration::from_hours(1) };
+        let resolution = Resolution { status: None, verdicts, again: Duration::ZERO };
         async move { resolution }.boxed()
     }
     /// The CA that instances get, base64, if this cloud makes real ones: then node classes carry a drift hash, which the CA is part

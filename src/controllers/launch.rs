@@ -12,8 +12,8 @@ use serde_json::json;
 use super::context::{Context, single_values};
 use super::provisioner::claim_event;
 use crate::api::conditions::{Conditions, LAUNCHED, NODE_CLAIM_DEPENDENTS};
-use crate::api::{NodeClaim, labels};
-use crate::cloud::{Instance, LaunchError, LaunchRequest, Launched, Override};
+use crate::api::{Ec2NodeClass, NodeClaim, hash, labels};
+use crate::cloud::{Instance, LaunchDetails, LaunchError, LaunchRequest, Launched, Override};
 use crate::cluster::now_ms;
 use crate::scheduling::offering::{Catalogue, InstanceType, MicroUsd, OFFERING_LABELS, Offering};
 use crate::scheduling::requirement::Requirements;
@@ -60,6 +60,11 @@ pub async fn launch(ctx: &Arc<Context>, claim: &NodeClaim) -> Result<(), Failure
         overrides,
         labels: single_values(claim),
         taints,
+        details: Some(Arc::new(LaunchDetails {
+            claim: claim.clone(),
+            class: Arc::clone(&class),
+            catalogue: Arc::clone(&catalogue),
+        })),
     };
     let started = now_ms();
     let result = ctx.cloud.launch(request).await;
@@ -70,7 +75,16 @@ pub async fn launch(ctx: &Arc<Context>, claim: &NodeClaim) -> Result<(), Failure
             for offering in &launched.unavailable {
                 ctx.cloud.mark_unavailable(offering);
             }
-            record(ctx, claim, &launched, &catalogue).await
+            record(ctx, claim, &class, &launched, &catalogue).await
+        }
+        Err(error @ LaunchError::NoSpotRole) => {
+            claim_event(ctx, claim, true, "SpotSLRCreationFailed", &error.to_string()).await;
+            Err(Failure::Hopeless("insufficient_capacity", error.to_string()))
+        }
+        Err(LaunchError::Rejected { reason, message }) => {
+            claim_event(ctx, claim, true, reason, &message).await;
+            not_launched(ctx, claim, reason, &message).await?;
+            Err(Failure::Later(format!("{reason}: {message}")))
         }
         Err(LaunchError::InsufficientCapacity { unavailable }) => {
             for offering in &unavailable {
@@ -154,9 +168,33 @@ fn price(found: Option<&Arc<InstanceType>>, instance: &Instance) -> MicroUsd {
     offering.map_or_else(MicroUsd::default, |offering| offering.price)
 }
 
+/// Says on the claim why it isn't launched.
+async fn not_launched(ctx: &Context, claim: &NodeClaim, reason: &str, message: &str) -> Result<(), Failure> {
+    let before = claim.status.as_ref().map(|status| status.conditions.clone()).unwrap_or_default();
+    let mut list = before.clone();
+    let (generation, created) = (claim.metadata.generation, claim.metadata.creation_timestamp.as_ref());
+    let now = Time(Timestamp::now());
+    Conditions::open(&mut list, NODE_CLAIM_DEPENDENTS, generation, created, &now).set_unknown(LAUNCHED, reason, message);
+    if list != before {
+        ctx.patch_claim_status(&claim.name_any(), &json!({ "conditions": list })).await?;
+    }
+    Ok(())
+}
+
+/// What a launched claim says of the class it was launched from, where the cloud makes real instances of it.
+fn origin(class: &Ec2NodeClass, ca: &str) -> BTreeMap<&'static str, String> {
+    let profile = class.status.as_ref().and_then(|status| status.instance_profile.clone());
+    let hash = [
+        (labels::EC2_NODE_CLASS_HASH, hash::node_class(&class.spec, ca)),
+        (labels::EC2_NODE_CLASS_HASH_VERSION, hash::NODE_CLASS_VERSION.to_owned()),
+    ];
+    hash.into_iter().chain(profile.map(|profile| (labels::INSTANCE_PROFILE_NAME, profile))).collect()
+}
+
 async fn record(
     ctx: &Arc<Context>,
     claim: &NodeClaim,
+    class: &Ec2NodeClass,
     launched: &Launched,
     catalogue: &Catalogue,
 ) -> Result<(), Failure> {
@@ -173,7 +211,11 @@ async fn record(
     own.extend(zone_id.map(|id| (labels::ZONE_ID.to_owned(), id.to_owned())));
     // What the user put on the claim wins (core reference 5.2).
     own.extend(single_values(claim));
-    ctx.patch_claim(&name, &json!({"metadata": {"labels": own}})).await?;
+    let mut metadata = json!({ "labels": own });
+    if let Some(ca) = ctx.cloud.instance_ca() {
+        metadata["annotations"] = json!(origin(class, &ca));
+    }
+    ctx.patch_claim(&name, &json!({ "metadata": metadata })).await?;
     let generation = claim.metadata.generation;
     let mut list = claim.status.as_ref().map(|status| status.conditions.clone()).unwrap_or_default();
     let created = claim.metadata.creation_timestamp.as_ref();

@@ -12,6 +12,7 @@ use super::offerings::Market;
 use super::region::Region;
 use super::spot_risk::SpotRisk;
 use super::unavailable::Unavailable;
+use super::Options;
 use crate::api::Ec2NodeClass;
 use crate::api::node_class::AmiStatus;
 use crate::cloud::Override;
@@ -40,6 +41,7 @@ impl Catalogues {
         marks: &mut Unavailable,
         class: &Ec2NodeClass,
         group: Option<PlacementGroup>,
+        options: &Options,
         now_ms: i64,
     ) -> Arc<Catalogue> {
         let group_id = group.as_ref().map(|group| group.id.clone());
@@ -52,7 +54,10 @@ impl Catalogues {
             left: &|_| 0,
             risk_permille: &|instance_type, zone| risk.permille(instance_type, zone),
         };
-        let whole = region.catalogue(&ClassView::of(class, group, false), &market);
+        let mut view = ClassView::of(class, group, false);
+        view.settings.reserved_enis = options.reserved_enis;
+        view.settings.vm_memory_overhead_ppm = options.vm_memory_overhead_ppm;
+        let whole = region.catalogue(&view, &market);
         let status = class.status.clone().unwrap_or_default();
         let exhausted = marks.exhausted_zones(&status.subnets, now_ms);
         let name = class.name_any();
@@ -118,7 +123,7 @@ mod tests {
         }
 
         fn see(&mut self, class: &Ec2NodeClass, now_ms: i64) -> Arc<Catalogue> {
-            self.catalogues.of(&self.region, &self.risk, &mut self.marks, class, None, now_ms)
+            self.catalogues.of(&self.region, &self.risk, &mut self.marks, class, None, &Options::of("c1"), now_ms)
         }
     }
 

@@ -83,10 +83,12 @@ pub struct Options {
     pub interruption_queue: Option<String>,
     /// Whether launches are tried dry before a class is Ready.
     pub dry_run: bool,
-    /// How old the list of images may get.
-    pub ami_refresh: Duration,
-    /// How old the list of subnets may get.
-    pub subnet_refresh: Duration,
+    /// How old what a node class comes to may get.
+    pub refresh: Duration,
+    /// Network interfaces that pods' addresses can't be on.
+    pub reserved_enis: i64,
+    /// Share of memory that hypervisor and firmware keep, millionths.
+    pub vm_memory_overhead_ppm: i64,
 }
 
 impl Options {
@@ -101,8 +103,9 @@ impl Options {
             isolated_vpc: false,
             interruption_queue: None,
             dry_run: true,
-            ami_refresh: Duration::from_mins(1),
-            subnet_refresh: Duration::from_mins(1),
+            refresh: Duration::from_mins(1),
+            reserved_enis: 0,
+            vm_memory_overhead_ppm: 75_000,
         }
     }
 }

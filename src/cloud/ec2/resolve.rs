@@ -24,8 +24,6 @@ const SUBNETS: &str = "SubnetsReady";
 
 /// What validation waits for.
 const BEFORE_VALIDATION: [&str; 4] = [AMIS, PROFILE, SECURITY_GROUPS, SUBNETS];
-/// When to look again.
-const AGAIN: Duration = Duration::from_mins(1);
 /// When to look again after an API failed.
 const AGAIN_SOON: Duration = Duration::from_secs(10);
 
@@ -179,7 +177,7 @@ impl Ec2 {
         };
         verdicts.push((VALIDATION_SUCCEEDED, validation));
         let failed = verdicts.iter().any(|(_, verdict)| matches!(verdict, Verdict::Unjudged(_)));
-        Resolution { status: Some(status), verdicts, again: if failed { AGAIN_SOON } else { AGAIN } }
+        Resolution { status: Some(status), verdicts, again: if failed { AGAIN_SOON } else { self.options.refresh } }
     }
 }
 

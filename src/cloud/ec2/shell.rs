@@ -96,14 +96,22 @@ pub struct Ec2 {
 }
 
 impl Ec2 {
-    /// Connects as the environment says, asks EC2 whether it may be used at all, and finds out about the cluster. To be called
-    /// by the leader: what an earlier one launched is told from what this one launches by the time of this call.
+    /// Connects as the environment says, and asks EC2 whether it may be used at all.
     ///
     /// # Errors
     /// [`StartError`].
-    pub async fn start(client: &Client, options: Options) -> Result<Self, StartError> {
+    pub async fn connect() -> Result<Clients, StartError> {
         let clients = Clients::from_environment().await?;
         probe(&clients).await?;
+        Ok(clients)
+    }
+
+    /// Finds out about the cluster and the region. To be called by the leader: what an earlier one launched is told from what
+    /// this one launches by the time of this call.
+    ///
+    /// # Errors
+    /// [`StartError::Cluster`].
+    pub async fn start(client: &Client, clients: Clients, options: Options) -> Result<Self, StartError> {
         let facts = cluster::discover(client, &clients, &options).await?;
         tracing::info!(
             region = clients.region,
@@ -289,7 +297,7 @@ impl Cloud for Ec2 {
     fn catalogue(&self, class: &Ec2NodeClass) -> Arc<Catalogue> {
         let group = self.known_group(class);
         let mut marks = lock(&self.unavailable);
-        lock(&self.catalogues).of(&self.region, &self.risk, &mut marks, class, group, now_ms())
+        lock(&self.catalogues).of(&self.region, &self.risk, &mut marks, class, group, &self.options, now_ms())
     }
 
     fn mark_unavailable(&self, offering: &Override) {
