@@ -266,10 +266,25 @@ async fn told_to_stop() {
     }
 }
 
-/// A cloud that is yet to be started.
+/// A cloud of which the settings are known.
 enum Prepared {
     Simulated(Arc<SimulatedEc2>),
     Ec2(Box<ec2::Options>),
+}
+
+/// A cloud that answers, and is started when this process leads.
+enum Connected {
+    Simulated(Arc<SimulatedEc2>),
+    Ec2(Box<(ec2::Clients, ec2::Options)>),
+}
+
+impl Prepared {
+    async fn connect(self) -> anyhow::Result<Connected> {
+        Ok(match self {
+            Self::Simulated(simulated) => Connected::Simulated(simulated),
+            Self::Ec2(options) => Connected::Ec2(Box::new((Ec2::connect().await?, *options))),
+        })
+    }
 }
 
 fn cloud(args: &ControllerArgs) -> anyhow::Result<Prepared> {
@@ -323,12 +338,8 @@ fn lead(
         Candidate::new(client.clone(), &namespace, &args.leader_election_name, identity)
     });
     async move {
-        let made = made?;
-        let mut connected = None;
-        if let Prepared::Ec2(_) = &made {
-            // A replica that can't reach EC2 says so now, not when it leads.
-            connected = Some(Ec2::connect().await?);
-        }
+        // A replica that can't reach its cloud says so now, not when it leads.
+        let connected = made?.connect().await?;
         watch::synced(&cluster).await;
         state.readiness.set_caches_synced(true);
         tracing::info!("caches synced");
@@ -340,14 +351,14 @@ fn lead(
             }
         }
         let mut loops = tokio::task::JoinSet::new();
-        let cloud: Arc<dyn Cloud> = match (made, connected) {
-            (Prepared::Ec2(options), Some(clients)) => {
-                let ec2 = Arc::new(Ec2::start(&client, clients, *options).await?);
+        let cloud: Arc<dyn Cloud> = match connected {
+            Connected::Ec2(made) => {
+                let (clients, options) = *made;
+                let ec2 = Arc::new(Ec2::start(&client, clients, options).await?);
                 loops.spawn(Arc::clone(&ec2).run(client.clone()));
                 ec2
             }
-            (Prepared::Ec2(_), None) => anyhow::bail!("EC2 is not connected"),
-            (Prepared::Simulated(simulated), _) => {
+            Connected::Simulated(simulated) => {
                 let mut stopped = stopped.clone();
                 let shutdown = async move {
                     let _ = stopped.wait_for(|stop| *stop).await;
