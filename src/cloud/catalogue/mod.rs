@@ -8,6 +8,7 @@ mod embedded;
 mod labels;
 mod overhead;
 mod price;
+mod settings;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -16,8 +17,9 @@ use serde::{Deserialize, Deserializer};
 
 pub use embedded::embedded;
 pub use labels::architecture;
-pub use overhead::{MIB, NodeSettings, Reserved};
+pub use overhead::MIB;
 pub use price::{PriceError, SYNTHETIC_SPOT_NOTE, SpotPricing, SpotRatio, micro_usd};
+pub use settings::{EfaOnly, EvictionHard, NodeSettings, Reserved, Threshold, volume_gib};
 
 use crate::api::Ec2NodeClass;
 use crate::scheduling::offering::{CapacityType, Catalogue, InstanceType, MicroUsd, Offering};
@@ -328,8 +330,9 @@ impl RawCatalogue {
         found.ok().and_then(|index| self.instance_types.get(index))
     }
 
-    /// What the planner may buy for nodes of `class` (none: a class with Karpenter's defaults), every offering available.
-    /// Instance types are sorted by name, offerings by zone, then capacity type.
+    /// What the planner may buy for nodes of `class` (none: a class with Karpenter's defaults), every offering
+    /// available that the class's images boot on. Instance types are sorted by name, offerings by zone, then capacity
+    /// type.
     pub fn for_node_class(&self, class: Option<&Ec2NodeClass>, spot: SpotPricing) -> Catalogue {
         self.with_settings(&NodeSettings::of(class), spot)
     }
@@ -354,11 +357,11 @@ impl RawInstanceType {
         let allocatable = overhead::allocatable(self, settings, &capacity);
         InstanceType {
             name: self.name.as_str().into(),
-            labels: labels::labels(self, region),
+            labels: labels::labels(self, region, settings.family),
             capacity,
             allocatable,
             volume_limits: [(Arc::from(EBS_DRIVER), self.ebs_volumes())].into(),
-            offerings: self.offerings(spot),
+            offerings: self.offerings(settings, spot),
         }
     }
 
@@ -380,7 +383,10 @@ impl RawInstanceType {
         (28 - ROOT_AND_INTERFACES - local - accelerators).max(1)
     }
 
-    fn offerings(&self, spot: SpotPricing) -> Vec<Offering> {
+    /// Where and how the type can be bought. On a type that the class's images don't boot on nothing is available.
+    fn offerings(&self, settings: &NodeSettings, spot: SpotPricing) -> Vec<Offering> {
+        let instance_family = self.name.split('.').next().unwrap_or_default();
+        let available = settings.family.boots_on(instance_family, labels::architecture(self).unwrap_or_default());
         let mut offerings = Vec::new();
         let none = Arc::default();
         for zone in self.zones.iter().collect::<BTreeSet<_>>() {
@@ -390,7 +396,7 @@ impl RawInstanceType {
                         zone: zone.as_str().into(),
                         capacity_type,
                         price,
-                        available: true,
+                        available,
                         left: None,
                         labels: Arc::clone(&none),
                         risk_permille: 0,
@@ -425,5 +431,7 @@ fn null_is_empty<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializer: D
     Ok(Option::<Vec<T>>::deserialize(deserializer)?.unwrap_or_default())
 }
 
+#[cfg(test)]
+mod conformance;
 #[cfg(test)]
 mod tests;

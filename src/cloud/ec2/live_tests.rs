@@ -12,7 +12,7 @@ use super::refresh::{self, Feeds};
 use super::region::{Part, Region, RegionSnapshot};
 use super::{status_checks, types};
 use crate::cloud::catalogue::{NodeSettings, RawInstanceType, SpotPricing, embedded};
-use crate::cluster::now_ms;
+use super::now_ms;
 
 #[tokio::test]
 #[ignore = "needs an EC2-compatible endpoint in AWS_ENDPOINT_URL"]

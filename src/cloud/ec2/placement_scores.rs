@@ -17,7 +17,7 @@ use super::errors::{ApiError, Class};
 use super::region::{Region, RegionSnapshot};
 use super::spot_risk::SpotRisk;
 use crate::cloud::catalogue::{RawInstanceType, architecture};
-use crate::cluster::now_ms;
+use super::now_ms;
 
 const SCORES: &str = "ec2:GetSpotPlacementScores";
 /// Time that scores hold.

@@ -10,7 +10,7 @@ use tracing::{info, warn};
 use super::region::{Answers, Part, Region};
 use super::{prices, spot_prices, types};
 use crate::cloud::catalogue::embedded;
-use crate::cluster::now_ms;
+use super::now_ms;
 
 /// Age at which everything is asked again.
 const PERIOD: Duration = Duration::from_hours(12);
