@@ -1,6 +1,6 @@
 //! What a node class decides about the offerings its nodes may be: its part of the key that catalogues are kept under.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::api::{Ec2NodeClass, labels};
 use crate::cloud::catalogue::{NodeSettings, RawInstanceType, architecture};
@@ -54,6 +54,8 @@ pub struct ClassView {
     pub settings: NodeSettings,
     /// Zone ids, where known, by the zones of the class's subnets.
     pub zones: BTreeMap<String, Option<String>>,
+    /// Ids of its subnets by zone: what is out of addresses is so for classes with the same.
+    pub subnets: BTreeMap<String, BTreeSet<String>>,
     /// Its capacity reservations.
     pub reservations: Vec<Reservation>,
     /// Its placement group.
@@ -71,9 +73,14 @@ impl ClassView {
         let status = class.status.clone().unwrap_or_default();
         let spec = &class.spec;
         let reservations = status.capacity_reservations.into_iter().filter(|_| with_reservations);
+        let mut subnets: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+        for subnet in &status.subnets {
+            subnets.entry(subnet.zone.clone()).or_default().insert(subnet.id.clone());
+        }
         Self {
             settings: NodeSettings::of(Some(class)),
             zones: status.subnets.into_iter().map(|subnet| (subnet.zone, subnet.zone_id)).collect(),
+            subnets,
             reservations: reservations
                 .map(|found| Reservation {
                     id: found.id,

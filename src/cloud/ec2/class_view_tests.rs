@@ -8,7 +8,8 @@ fn view(spec: Value) -> ClassView {
     for (key, value) in spec.as_object().unwrap() {
         base[key] = value.clone();
     }
-    let class = json!({"apiVersion": "karpenter.k8s.aws/v1", "kind": "EC2NodeClass", "metadata": {"name": "c"}, "spec": base});
+    let class =
+        json!({"apiVersion": "karpenter.k8s.aws/v1", "kind": "EC2NodeClass", "metadata": {"name": "c"}, "spec": base});
     ClassView::of(&serde_json::from_value(class).unwrap(), None, true)
 }
 
@@ -45,7 +46,12 @@ fn a_class_admits_what_it_can_boot_on() {
         ("tracking on metal", tracking(), entry("m5.metal"), false),
         ("group, unknown", group("cluster"), entry("m5.large"), true),
         ("group", group("spread"), with("m5.large", |e| e.placement_strategies = Some(vec!["spread".into()])), true),
-        ("other group", group("cluster"), with("m5.large", |e| e.placement_strategies = Some(vec!["spread".into()])), false),
+        (
+            "other group",
+            group("cluster"),
+            with("m5.large", |e| e.placement_strategies = Some(vec!["spread".into()])),
+            false,
+        ),
     ] {
         assert_eq!(class.admits(&entry), expected, "{what}");
     }
@@ -82,7 +88,8 @@ fn labels_of_the_class_are_put_on_its_types() {
     let mut labels = BTreeMap::from([("kubernetes.io/os".to_owned(), "linux".to_owned())]);
     view(json!({})).put_labels(&mut labels);
     assert_eq!(labels.len(), 1);
-    for (alias, build) in [("windows2019", "10.0.17763"), ("windows2022", "10.0.20348"), ("windows2025", "10.0.26100")] {
+    for (alias, build) in [("windows2019", "10.0.17763"), ("windows2022", "10.0.20348"), ("windows2025", "10.0.26100")]
+    {
         let mut class = view(json!({"amiSelectorTerms": [{"alias": format!("{alias}@latest")}]}));
         class.placement_group = Some(PlacementGroup { id: "pg-1".into(), strategy: "partition".into(), partitions: 3 });
         class.put_labels(&mut labels);
@@ -107,6 +114,7 @@ fn subnets_and_reservations_of_the_status_are_read() {
     let class = serde_json::from_value(class).unwrap();
     let view = ClassView::of(&class, None, true);
     assert_eq!(view.zones, [("a".to_owned(), Some("use1-az1".to_owned())), ("b".to_owned(), None)].into());
+    assert_eq!(view.subnets["b"].iter().collect::<Vec<_>>(), ["subnet-2"]);
     let expected = Reservation {
         id: "cr-1".into(),
         instance_type: "m5.large".into(),

@@ -43,7 +43,10 @@ async fn what_the_region_offers_is_read() {
     }
     assert!(differing.is_empty(), "{} differ, first {}", differing.len(), differing[0]);
     let table = embedded().instance_type("m5.large").unwrap();
-    assert_eq!(snapshot.zones_of("m5.large").unwrap().iter().collect::<Vec<_>>(), table.zones.iter().collect::<Vec<_>>());
+    assert_eq!(
+        snapshot.zones_of("m5.large").unwrap().iter().collect::<Vec<_>>(),
+        table.zones.iter().collect::<Vec<_>>()
+    );
 }
 
 #[tokio::test]
@@ -76,11 +79,8 @@ async fn messages_go_through_the_queue() {
     }
     events.sort_by(|a, b| a.instance_id.cmp(&b.instance_id));
     let seen: Vec<_> = events.iter().map(|event| (event.kind, event.instance_id.as_str())).collect();
-    let expected = [
-        (EventKind::SpotInterrupted, "i-1"),
-        (EventKind::ScheduledChange, "i-2"),
-        (EventKind::ScheduledChange, "i-3"),
-    ];
+    let expected =
+        [(EventKind::SpotInterrupted, "i-1"), (EventKind::ScheduledChange, "i-2"), (EventKind::ScheduledChange, "i-3")];
     assert_eq!(seen, expected);
     for event in &events {
         queue.delete(&event.receipt).await.unwrap();

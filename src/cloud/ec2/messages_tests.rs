@@ -20,9 +20,7 @@ const HEALTH: &str = "AWS Health Event";
 
 #[test]
 fn c37_every_kind_of_event_is_read() {
-    let scheduled = |entities: serde_json::Value| {
-        json!({"service": "EC2", "eventTypeCategory": "scheduledChange", "eventTypeCode": "X", "affectedEntities": entities})
-    };
+    let scheduled = |entities: serde_json::Value| json!({"service": "EC2", "eventTypeCategory": "scheduledChange", "eventTypeCode": "X", "affectedEntities": entities});
     for (source, detail_type, detail, kind, instances) in [
         (
             "aws.ec2",
@@ -76,11 +74,8 @@ fn c37_every_kind_of_event_is_read() {
             vec!["i-3"],
         ),
     ] {
-        let expected = Event {
-            kind,
-            instances: instances.into_iter().map(str::to_owned).collect(),
-            at_ms: Some(AT_MS),
-        };
+        let expected =
+            Event { kind, instances: instances.into_iter().map(str::to_owned).collect(), at_ms: Some(AT_MS) };
         assert_eq!(parse(&body(source, detail_type, detail)), Ok(expected), "{detail_type}");
     }
 }

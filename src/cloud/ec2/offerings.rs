@@ -44,10 +44,8 @@ fn shape(region: &RegionSnapshot, class: &ClassView, places: &Places, entry: &Ra
         Some(zones) => zones.iter().collect(),
         None => class.zones.keys().collect(),
     };
-    let reserved = |zone: &str| {
-        let fitting = move |found: &&Reservation| found.instance_type == entry.name && found.zone == zone;
-        class.reservations.iter().filter(fitting)
-    };
+    let reservations: Vec<&Reservation> =
+        class.reservations.iter().filter(|found| found.instance_type == entry.name).collect();
     let mut offerings = Vec::new();
     for zone in zones {
         let inside = class.zones.contains_key(zone);
@@ -60,7 +58,7 @@ fn shape(region: &RegionSnapshot, class: &ClassView, places: &Places, entry: &Ra
             labels: Arc::clone(labels),
             risk_permille: 0,
         };
-        for reservation in reserved(zone) {
+        for reservation in reservations.iter().filter(|found| found.zone == *zone) {
             let on_demand = region.on_demand.get(&entry.name).copied().unwrap_or_default();
             let price = MicroUsd(on_demand.0 / RESERVED_SHARE);
             for own in places.of_zone(zone) {

@@ -117,7 +117,9 @@ fn c11_an_offering_without_capacity_is_unavailable_and_nothing_else_is_touched()
     let m5 = find(&types, "m5.xlarge");
     assert!(!offering(m5, "us-east-1a", Spot).available);
     assert!(offering(m5, "us-east-1a", OnDemand).available && offering(m5, "us-east-1b", Spot).available);
-    for (entry, other) in base.iter().zip(&types).filter(|(entry, _)| !["m5.xlarge", "m5.large"].contains(&&*entry.name)) {
+    for (entry, other) in
+        base.iter().zip(&types).filter(|(entry, _)| !["m5.xlarge", "m5.large"].contains(&&*entry.name))
+    {
         assert!(Arc::ptr_eq(entry, other), "{}", entry.name);
     }
     let again = overlaid(&base, &market());

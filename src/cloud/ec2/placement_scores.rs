@@ -102,7 +102,8 @@ impl ScoreTable {
         let zones = self.scores.entry(group.to_owned()).or_default();
         for score in scores {
             let named = zone_ids.iter().find(|(_, id)| Some(id.as_str()) == score.availability_zone_id());
-            let points = score.score().and_then(|score| u8::try_from(score).ok()).filter(|score| (1..=10).contains(score));
+            let points =
+                score.score().and_then(|score| u8::try_from(score).ok()).filter(|score| (1..=10).contains(score));
             if let (Some((zone, _)), Some(points)) = (named, points) {
                 zones.insert(zone.clone(), points);
             }

@@ -87,7 +87,9 @@ impl Part {
     fn stand_in(self) -> &'static str {
         match self {
             Self::Types => "the instance types in the binary stand in",
-            Self::Zones => "the zones in the binary stand in, or in another region every zone of the node class's subnets",
+            Self::Zones => {
+                "the zones in the binary stand in, or in another region every zone of the node class's subnets"
+            }
             Self::OnDemandPrices => "the price list of us-east-1 in the binary stands in",
             Self::SpotPrices => "on-demand prices stand in for spot prices",
         }
@@ -257,7 +259,8 @@ impl RegionSnapshot {
         let before = source.is_live();
         *source = source.after(why.as_deref(), now_ms);
         // Of the first answers only the missing ones are news.
-        if if first { why.is_some() } else { source.is_live() != before } {
+        let is_news = if first { why.is_some() } else { source.is_live() != before };
+        if is_news {
             turns.push(Turn { part, why });
         }
         value

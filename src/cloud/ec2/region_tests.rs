@@ -49,7 +49,10 @@ fn answers_are_taken_in_and_what_failed_is_told_once() {
         types: Some(Ok((*first.types).clone())),
         zones: Some(Ok((**first.zones.as_ref().unwrap()).clone())),
         on_demand: Some(Err(refused())),
-        spot: Some(Ok(SpotHistory { zone_ids: [("us-east-1a".into(), "use1-az6".into())].into(), ..SpotHistory::default() })),
+        spot: Some(Ok(SpotHistory {
+            zone_ids: [("us-east-1a".into(), "use1-az6".into())].into(),
+            ..SpotHistory::default()
+        })),
     };
     let (second, turns) = first.after(answers, 10);
     assert_eq!(second.version, 2, "types and zones are what they were, spot prices are known now");
@@ -99,7 +102,10 @@ fn a_catalogue_is_made_once_and_again_only_when_something_changes() {
     assert!(!Arc::ptr_eq(&first, &region.catalogue(&b, &market(0))));
     let same = |left: &Catalogue, right: &Catalogue| {
         let pairs = left.instance_types.iter().zip(&right.instance_types);
-        pairs.filter(|(left, right)| !Arc::ptr_eq(left, right)).map(|(left, _)| left.name.to_string()).collect::<Vec<_>>()
+        pairs
+            .filter(|(left, right)| !Arc::ptr_eq(left, right))
+            .map(|(left, _)| left.name.to_string())
+            .collect::<Vec<_>>()
     };
     let stamped = region.catalogue(&a, &market(1));
     assert!(same(&first, &stamped).is_empty(), "nothing changed but the stamp");

@@ -31,7 +31,11 @@ fn c38_a_check_that_failed_for_two_minutes_forces_and_a_scheduled_event_drains()
     let status = || InstanceStatus::builder().instance_id("i-1");
     let failed = |ago: i64| check(StatusType::Failed, Some(NOW - ago));
     for (what, status, expected) in [
-        ("failing long", status().instance_status(failed(120_000)), Some((Remedy::Force, vec![Category::InstanceStatus]))),
+        (
+            "failing long",
+            status().instance_status(failed(120_000)),
+            Some((Remedy::Force, vec![Category::InstanceStatus])),
+        ),
         ("failing just now", status().instance_status(failed(119_999)), None),
         ("since unknown", status().instance_status(check(StatusType::Failed, None)), None),
         ("passed", status().instance_status(check(StatusType::Passed, Some(0))), None),
@@ -62,15 +66,11 @@ fn c38_a_check_that_failed_for_two_minutes_forces_and_a_scheduled_event_drains()
 
 #[test]
 fn an_instance_of_several_scans_is_told_once() {
-    let status = |build: fn(aws_sdk_ec2::types::builders::InstanceStatusBuilder) -> _| {
-        let built: aws_sdk_ec2::types::builders::InstanceStatusBuilder =
-            build(InstanceStatus::builder().instance_id("i-1"));
-        built.build()
-    };
+    let status = || InstanceStatus::builder().instance_id("i-1");
     let found = unhealthy(
         &[
-            status(|b| b.instance_status(check(StatusType::Failed, Some(0)))),
-            status(|b| b.system_status(check(StatusType::Failed, Some(0)))),
+            status().instance_status(check(StatusType::Failed, Some(0))).build(),
+            status().system_status(check(StatusType::Failed, Some(0))).build(),
             InstanceStatus::builder().events(event("instance-stop", "nobody's")).build(),
         ],
         NOW,
@@ -94,7 +94,8 @@ fn c38_a_trouble_is_counted_once_until_it_is_over() {
 async fn three_scans_are_asked_for_and_paged() {
     let (clients, seen) = wire::clients(Box::new(|seen| {
         let by = seen.form["Filter.1.Name"].as_str();
-        let item = |id: &str| format!("<instanceStatusSet><item><instanceId>{id}</instanceId></item></instanceStatusSet>");
+        let item =
+            |id: &str| format!("<instanceStatusSet><item><instanceId>{id}</instanceId></item></instanceStatusSet>");
         let page = match (by, seen.form.get("NextToken").map(String::as_str)) {
             ("system-status.status", None) => item("i-2") + "<nextToken>t</nextToken>",
             ("system-status.status", Some("t")) => item("i-3"),

@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use aws_sdk_ec2::Client;
 use aws_sdk_ec2::types::{
-    ArchitectureType, EbsOptimizedSupport, EnaSupport, EphemeralNvmeSupport, Filter, GpuDeviceInfo, InferenceDeviceInfo,
-    InstanceTypeInfo, InstanceTypeOffering, LocationType, NetworkInfo, NeuronDeviceInfo, NitroEnclavesSupport,
-    SupportedAdditionalProcessorFeature,
+    ArchitectureType, EbsOptimizedSupport, EnaSupport, EphemeralNvmeSupport, Filter, GpuDeviceInfo,
+    InferenceDeviceInfo, InstanceTypeInfo, InstanceTypeOffering, LocationType, NetworkInfo, NeuronDeviceInfo,
+    NitroEnclavesSupport, SupportedAdditionalProcessorFeature,
 };
 
 use super::errors::{ApiError, Class};
@@ -49,9 +49,9 @@ pub fn raw_instance_type(info: &InstanceTypeInfo, tables: &RawCatalogue) -> Resu
     let entry = RawInstanceType {
         arch: architectures(processor.map(|processor| processor.supported_architectures()).unwrap_or_default()),
         cpu_manufacturer: processor.and_then(|processor| processor.manufacturer()).map(str::to_owned),
-        clock_mhz: processor.and_then(|processor| processor.sustained_clock_speed_in_ghz()).and_then(|ghz| {
-            thousandfold(ghz)
-        }),
+        clock_mhz: processor
+            .and_then(|processor| processor.sustained_clock_speed_in_ghz())
+            .and_then(thousandfold),
         vcpu: info.v_cpu_info().and_then(|cpu| cpu.default_v_cpus()).ok_or_else(|| missing("vCpuInfo"))?.into(),
         memory_mib: info.memory_info().and_then(|memory| memory.size_in_mib()).ok_or_else(|| missing("memoryInfo"))?,
         hypervisor: info.hypervisor().map(|hypervisor| hypervisor.as_str().to_owned()).unwrap_or_default(),
@@ -87,14 +87,13 @@ pub fn raw_instance_type(info: &InstanceTypeInfo, tables: &RawCatalogue) -> Resu
         nested_virtualization: Some(processor.is_some_and(|processor| {
             processor.supported_features().contains(&SupportedAdditionalProcessorFeature::NestedVirtualization)
         })),
-        placement_strategies: info.placement_group_info().map(|groups| {
-            groups.supported_strategies().iter().map(|strategy| strategy.as_str().to_owned()).collect()
-        }),
+        placement_strategies: info
+            .placement_group_info()
+            .map(|groups| groups.supported_strategies().iter().map(|strategy| strategy.as_str().to_owned()).collect()),
         on_demand: None,
         zones: Vec::new(),
         instance_store_gb: storage.and_then(|storage| storage.total_size_in_gb()),
-        instance_store_nvme: storage
-            .map(|storage| storage.nvme_support() != Some(&EphemeralNvmeSupport::Unsupported)),
+        instance_store_nvme: storage.map(|storage| storage.nvme_support() != Some(&EphemeralNvmeSupport::Unsupported)),
         gpus: info.gpu_info().map(|gpus| gpus.gpus().iter().map(gpu).collect()).unwrap_or_default(),
         inference_accelerators: info
             .inference_accelerator_info()

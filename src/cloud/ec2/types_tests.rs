@@ -196,12 +196,13 @@ fn an_instance_type_that_makes_no_sense_is_named_and_left_out() {
         wrong(m5_large().v_cpu_info(VCpuInfo::builder().default_v_cpus(-2).build()).build()),
         "m5.large: vcpu is -2, expected 1 to 1048576"
     );
-    assert_eq!(
-        wrong(m5_large().instance_type("mac".into()).build()),
-        "mac: name is not FAMILY.SIZE, as m7g.large"
-    );
+    assert_eq!(wrong(m5_large().instance_type("mac".into()).build()), "mac: name is not FAMILY.SIZE, as m7g.large");
     let far = network().network_cards(card(i32::MAX, 1, None)).network_cards(card(-1, 1, None)).build();
-    assert_eq!(read(&m5_large().network_info(far).build()).network_cards, [3], "cards of impossible places are skipped");
+    assert_eq!(
+        read(&m5_large().network_info(far).build()).network_cards,
+        [3],
+        "cards of impossible places are skipped"
+    );
     let (usable, unusable) =
         raw_instance_types(&[m5_large().build(), m5_large().set_memory_info(None).build()], embedded());
     assert_eq!((usable.len(), unusable.len()), (1, 1));
@@ -209,9 +210,8 @@ fn an_instance_type_that_makes_no_sense_is_named_and_left_out() {
 
 #[test]
 fn zones_are_gathered_by_type() {
-    let offering = |name: &str, zone: &str| {
-        InstanceTypeOffering::builder().instance_type(name.into()).location(zone).build()
-    };
+    let offering =
+        |name: &str, zone: &str| InstanceTypeOffering::builder().instance_type(name.into()).location(zone).build();
     let zones = zones_by_type(&[
         offering("m5.large", "b"),
         offering("m5.large", "a"),
