@@ -21,7 +21,7 @@ use crate::cluster::{Cluster, State, watch};
 use crate::controllers::context::{Placement, Settings};
 use crate::controllers::leader::Candidate;
 use crate::controllers::{
-    Context, disruption, garbage, interruption, lifecycle, node_class, node_pool, placement, provisioner, view,
+    Context, disruption, garbage, interruption, lifecycle, node_class, node_pool, placement, provisioner, tagging, view,
 };
 use crate::server::{AppState, Server, ServerConfig, system_now_ms};
 use crate::telemetry::Metrics;
@@ -368,6 +368,9 @@ fn lead(
             }
         };
         let ctx = Arc::new(Context::new(client, cluster, cloud, settings, metrics));
+        if ctx.cloud.instance_ca().is_some() {
+            loops.spawn(tagging::run(Arc::clone(&ctx)));
+        }
         loops.spawn(node_class::run(Arc::clone(&ctx)));
         loops.spawn(node_pool::run(Arc::clone(&ctx)));
         loops.spawn(provisioner::run(Arc::clone(&ctx)));

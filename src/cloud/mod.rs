@@ -236,6 +236,15 @@ pub trait Cloud: Send + Sync {
     fn instance_ca(&self) -> Option<String> {
         None
     }
+    /// Tags an instance with its node's and its claim's names. One that is gone is fine.
+    fn tag<'a>(
+        &'a self,
+        _provider_id: &'a str,
+        _node: &'a str,
+        _claim: &'a str,
+    ) -> BoxFuture<'a, Result<(), CloudError>> {
+        async { Ok(()) }.boxed()
+    }
     /// Deletes what was made for a node class that no NodeClaim uses any more.
     fn release_class<'a>(&'a self, _class: &'a Ec2NodeClass) -> BoxFuture<'a, Result<(), CloudError>> {
         async { Ok(()) }.boxed()

@@ -8,7 +8,7 @@
 //!   [`placement`]), and [`validate`], whether EC2 would launch it.
 //! - [`launch`]: one NodeClaim becomes an instance ([`choose`], [`prepare`], [`launch_template`], [`templates`], [`fleet`],
 //!   [`attempts`]), and what that teaches ([`unavailable`]).
-//! - [`instances`]: describing, listing, terminating.
+//! - [`instances`], [`tagging`]: describing, listing, terminating, tagging.
 //! - [`region`]: what can be bought ([`types`], [`prices`], [`spot_prices`], [`placement_scores`], [`offerings`]), kept fresh by
 //!   [`refresh`].
 //! - [`queue`], [`messages`], [`status_checks`]: what EC2 tells of instances by itself.
@@ -50,6 +50,7 @@ pub mod spot_prices;
 pub mod spot_risk;
 pub mod status_checks;
 pub mod subnets;
+pub mod tagging;
 pub mod templates;
 pub mod types;
 pub mod unavailable;

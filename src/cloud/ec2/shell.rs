@@ -28,7 +28,7 @@ use super::subnets::Addresses;
 use super::templates::{self, Templates};
 use super::unavailable::Unavailable;
 use super::validate::Verdicts;
-use super::{Options, launch, now_ms, prices};
+use super::{Options, launch, now_ms, prices, tagging};
 use crate::api::Ec2NodeClass;
 use crate::cloud::catalogue::embedded;
 use crate::cloud::{
@@ -361,6 +361,20 @@ impl Cloud for Ec2 {
 
     fn instance_ca(&self) -> Option<String> {
         Some(self.facts.load().ca_bundle.clone())
+    }
+
+    fn tag<'a>(
+        &'a self,
+        provider_id: &'a str,
+        node: &'a str,
+        claim: &'a str,
+    ) -> BoxFuture<'a, Result<(), CloudError>> {
+        async move {
+            let id = known(provider_id)?;
+            tagging::tag(&self.clients, id, node, claim, &self.options.cluster_name).await?;
+            Ok(())
+        }
+        .boxed()
     }
 
     fn release_class<'a>(&'a self, class: &'a Ec2NodeClass) -> BoxFuture<'a, Result<(), CloudError>> {
