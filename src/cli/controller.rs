@@ -370,6 +370,7 @@ fn lead(
         let ctx = Arc::new(Context::new(client, cluster, cloud, settings, metrics));
         if ctx.cloud.instance_ca().is_some() {
             loops.spawn(tagging::run(Arc::clone(&ctx)));
+            loops.spawn(garbage::profiles(Arc::clone(&ctx)));
         }
         loops.spawn(node_class::run(Arc::clone(&ctx)));
         loops.spawn(node_pool::run(Arc::clone(&ctx)));

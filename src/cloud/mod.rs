@@ -245,6 +245,13 @@ pub trait Cloud: Send + Sync {
     ) -> BoxFuture<'a, Result<(), CloudError>> {
         async { Ok(()) }.boxed()
     }
+    /// Deletes the instance profiles that were made for classes and that none of `used` is any more.
+    fn delete_unused_profiles<'a>(
+        &'a self,
+        _used: &'a std::collections::BTreeSet<String>,
+    ) -> BoxFuture<'a, Result<(), CloudError>> {
+        async { Ok(()) }.boxed()
+    }
     /// Deletes what was made for a node class that no NodeClaim uses any more.
     fn release_class<'a>(&'a self, _class: &'a Ec2NodeClass) -> BoxFuture<'a, Result<(), CloudError>> {
         async { Ok(()) }.boxed()

@@ -8,13 +8,15 @@ use kube::ResourceExt;
 
 use super::context::Context;
 use super::lifecycle;
-use crate::api::{NodeClaim, conditions};
+use crate::api::{NodeClaim, conditions, labels};
 use crate::cloud::Instance;
 use crate::cluster::snapshot::node_ready;
 use crate::cluster::{State, now_ms};
 
 /// How often both are compared.
 const PERIOD: Duration = Duration::from_secs(30);
+/// How often unused instance profiles are looked for.
+const PROFILES_PERIOD: Duration = Duration::from_mins(30);
 /// A younger instance may belong to a claim whose launch is not written down yet, milliseconds.
 const YOUNG_MS: i64 = 60_000;
 
@@ -52,6 +54,24 @@ pub fn orphaned(state: &State, instances: &[Instance], now: i64) -> Vec<Arc<Node
         .filter(|claim| state.node_of(claim).is_none_or(|node| !node_ready(node)))
         .cloned()
         .collect()
+}
+
+/// Instance profiles that classes name, or claims: their instances may still ask for credentials.
+pub fn profiles_in_use(state: &State) -> BTreeSet<String> {
+    let classes = state.classes.values().filter_map(|class| class.status.as_ref()?.instance_profile.clone());
+    let claims = state.claims.values().filter_map(|claim| claim.annotations().get(labels::INSTANCE_PROFILE_NAME).cloned());
+    classes.chain(claims).collect()
+}
+
+/// Deletes instance profiles that nothing uses any more, until the process ends.
+pub async fn profiles(ctx: Arc<Context>) {
+    loop {
+        tokio::time::sleep(PROFILES_PERIOD).await;
+        let used = profiles_in_use(&ctx.cluster.read());
+        if let Err(error) = ctx.cloud.delete_unused_profiles(&used).await {
+            tracing::warn!(%error, "unused instance profiles could not be deleted, trying again later");
+        }
+    }
 }
 
 /// Runs until the process ends.

@@ -2,7 +2,7 @@
 //!
 //! A profile is never changed: when the role changes a new one is made, and the old one is kept for the nodes that have it.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::{Mutex, PoisonError};
 
 use aws_sdk_iam::types::Tag;
@@ -19,6 +19,9 @@ use crate::cloud::draw::draw;
 const PROFILE_TTL_MS: i64 = 900_000;
 /// How long it is remembered that a role doesn't exist, milliseconds.
 const NO_ROLE_TTL_MS: i64 = 60_000;
+
+/// How long a profile that was made or replaced is kept though nothing names it, milliseconds.
+const PROTECTED_MS: i64 = 3_600_000;
 
 /// The name that IAM knows a role by: what is after the last slash.
 pub fn role_name(role: &str) -> &str {
@@ -70,6 +73,8 @@ struct Known {
     missing: HashMap<String, (ApiError, i64)>,
     /// The profile last made for a class UID and role: its status may be older.
     made: HashMap<(String, String), String>,
+    /// Profiles that are kept though nothing may name them, and until when.
+    protected: HashMap<String, i64>,
 }
 
 impl Profiles {
@@ -98,10 +103,12 @@ impl Profiles {
         let key = (uid.clone(), role.clone());
         let made = self.known().made.get(&key).cloned();
         let current = made.or_else(|| class.status.as_ref().and_then(|status| status.instance_profile.clone()));
-        if let Some(name) = current
-            && self.role_of(clients, &name, now_ms).await?.as_deref() == Some(&*role)
-        {
-            return Ok(name);
+        if let Some(name) = current {
+            if self.role_of(clients, &name, now_ms).await?.as_deref() == Some(&*role) {
+                return Ok(name);
+            }
+            // Launches that are under way still have it.
+            self.known().protected.insert(name, now_ms + PROTECTED_MS);
         }
         if let Some((error, until)) = self.known().missing.get(&role)
             && *until > now_ms
@@ -123,6 +130,7 @@ impl Profiles {
         tracing::info!(profile = name, role, class = class.name_any(), "instance profile made");
         let mut known = self.known();
         known.roles.insert(name.clone(), (Some(role), now_ms + PROFILE_TTL_MS));
+        known.protected.insert(name.clone(), now_ms + PROTECTED_MS);
         known.made.insert(key, name.clone());
         Ok(name)
     }
@@ -139,19 +147,39 @@ impl Profiles {
         Ok(role)
     }
 
+    /// Deletes the profiles made for the cluster that are older than an hour and that nothing uses.
+    ///
+    /// # Errors
+    /// IAM's.
+    pub async fn delete_unused(
+        &self,
+        clients: &Clients,
+        cluster: &str,
+        used: &BTreeSet<String>,
+        now_ms: i64,
+    ) -> Result<(), ApiError> {
+        let all = list(clients, &format!("/karpenter/{}/{cluster}/", clients.region)).await?;
+        let unused: Vec<String> = {
+            let mut known = self.known();
+            known.protected.retain(|_, until| *until > now_ms);
+            let old = all.into_iter().filter(|(_, created_ms)| now_ms - created_ms >= PROTECTED_MS);
+            let names = old.map(|(name, _)| name);
+            names.filter(|name| !used.contains(name) && !known.protected.contains_key(name)).collect()
+        };
+        for name in unused {
+            delete(clients, &name).await?;
+        }
+        Ok(())
+    }
+
     /// Deletes every profile that was made for a class.
     ///
     /// # Errors
     /// IAM's.
     pub async fn delete_of_class(&self, clients: &Clients, cluster: &str, class: &Ec2NodeClass) -> Result<(), ApiError> {
         let uid = class.meta().uid.clone().unwrap_or_default();
-        let call = clients.iam.list_instance_profiles().path_prefix(path(&clients.region, cluster, &uid));
-        let mut pages = call.into_paginator().send();
-        let mut names: Vec<String> = Vec::new();
-        while let Some(page) = pages.next().await {
-            let page = page.map_err(ApiError::of("iam:ListInstanceProfiles"))?;
-            names.extend(page.instance_profiles().iter().map(|profile| profile.instance_profile_name().to_owned()));
-        }
+        let found = list(clients, &path(&clients.region, cluster, &uid)).await?;
+        let mut names: Vec<String> = found.into_iter().map(|(name, _)| name).collect();
         names.extend(legacy_name(&clients.region, cluster, &class.name_any()));
         for name in names {
             delete(clients, &name).await?;
@@ -159,6 +187,19 @@ impl Profiles {
         self.known().made.retain(|(other, _), _| *other != uid);
         Ok(())
     }
+}
+
+/// Profiles under a path: names, and when they were made, milliseconds since the epoch.
+async fn list(clients: &Clients, path: &str) -> Result<Vec<(String, i64)>, ApiError> {
+    let mut pages = clients.iam.list_instance_profiles().path_prefix(path).into_paginator().send();
+    let mut found = Vec::new();
+    while let Some(page) = pages.next().await {
+        let page = page.map_err(ApiError::of("iam:ListInstanceProfiles"))?;
+        found.extend(page.instance_profiles().iter().map(|profile| {
+            (profile.instance_profile_name().to_owned(), profile.create_date().to_millis().unwrap_or(i64::MAX))
+        }));
+    }
+    Ok(found)
 }
 
 /// `None` without a profile; its role, if it has one.

@@ -80,7 +80,7 @@ fn fake(iam: Arc<Mutex<Iam>>) -> wire::Answer {
                 ok(String::new())
             }
             "ListInstanceProfiles" => {
-                assert_eq!(request.form["PathPrefix"], "/karpenter/us-east-1/c1/class-uid/");
+                assert!(request.form["PathPrefix"].starts_with("/karpenter/us-east-1/c1/"));
                 let all = iam.profiles.iter().filter(|(name, _)| !name.starts_with("other"));
                 let members = all.map(|(name, role)| format!("<member>{}</member>", profile_xml(name, role.as_ref())));
                 ok(format!("<IsTruncated>false</IsTruncated><InstanceProfiles>{}</InstanceProfiles>", members.collect::<String>()))
@@ -159,4 +159,30 @@ async fn c35_every_profile_of_a_class_goes_with_its_role_taken_off_before() {
     let (clients, _) = wire::clients(fake(Arc::clone(&iam)));
     Profiles::default().delete_of_class(&clients, "c1", &class(Some("role-a"), None, None)).await.unwrap();
     assert_eq!(iam.lock().unwrap().profiles.keys().collect::<Vec<_>>(), ["other"]);
+}
+
+#[tokio::test]
+async fn c36_a_replaced_profile_is_kept_for_an_hour_and_while_a_claim_names_it() {
+    let iam = Arc::new(Mutex::new(Iam::default()));
+    let (clients, _) = wire::clients(fake(Arc::clone(&iam)));
+    let profiles = Profiles::default();
+    // All profiles of the stand-in were made at the begin of 2026.
+    let now = 1_767_225_600_000 + 10 * PROTECTED_MS;
+    let first = profiles.resolve(&clients, "c1", &class(Some("role-a"), None, None), "1", now - PROTECTED_MS).await.unwrap();
+    let second = profiles.resolve(&clients, "c1", &class(Some("role-b"), None, Some(&first)), "2", now).await.unwrap();
+    let left = || {
+        let mut names: Vec<String> = iam.lock().unwrap().profiles.keys().cloned().collect();
+        names.sort();
+        names
+    };
+    let mut both = vec![first.clone(), second.clone()];
+    both.sort();
+    let used = BTreeSet::from([second.clone()]);
+    profiles.delete_unused(&clients, "c1", &used, now + PROTECTED_MS - 1).await.unwrap();
+    assert_eq!(left(), both, "replaced less than an hour ago");
+    let annotated = BTreeSet::from([first.clone(), second.clone()]);
+    profiles.delete_unused(&clients, "c1", &annotated, now + PROTECTED_MS).await.unwrap();
+    assert_eq!(left(), both, "a claim names it");
+    profiles.delete_unused(&clients, "c1", &used, now + PROTECTED_MS).await.unwrap();
+    assert_eq!(left(), [second]);
 }

@@ -1,6 +1,6 @@
 //! The shell: locks, clock, background work, and the [`Cloud`] trait.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -372,6 +372,17 @@ impl Cloud for Ec2 {
         async move {
             let id = known(provider_id)?;
             tagging::tag(&self.clients, id, node, claim, &self.options.cluster_name).await?;
+            Ok(())
+        }
+        .boxed()
+    }
+
+    fn delete_unused_profiles<'a>(&'a self, used: &'a BTreeSet<String>) -> BoxFuture<'a, Result<(), CloudError>> {
+        async move {
+            if !self.options.isolated_vpc {
+                let cluster = &self.options.cluster_name;
+                self.profiles.delete_unused(&self.clients, cluster, used, now_ms()).await?;
+            }
             Ok(())
         }
         .boxed()

@@ -1,5 +1,3 @@
-use std::collections::BTreeSet;
-
 use serde_json::json;
 
 use super::super::client::wire::{self, Seen};
