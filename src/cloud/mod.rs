@@ -1,5 +1,6 @@
 //! The cloud behind the plan: a small trait, Amazon EC2, and the simulated EC2 that is the embedded default.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -41,7 +42,7 @@ pub struct LaunchRequest {
     /// Acceptable offerings, cheapest first, never empty.
     pub overrides: Vec<Override>,
     /// Labels the kubelet registers the node with.
-    pub labels: std::collections::BTreeMap<String, String>,
+    pub labels: BTreeMap<String, String>,
     /// Taints the kubelet registers the node with (permanent, start-up and `karpenter.sh/unregistered`).
     pub taints: Vec<k8s_openapi::api::core::v1::Taint>,
     /// The objects behind the request, for a cloud that makes instances of them.
@@ -221,6 +222,10 @@ pub trait Cloud: Send + Sync {
     fn list(&self) -> BoxFuture<'_, Result<Vec<Instance>, CloudError>>;
     /// Waits (bounded, as a long poll) for messages of the interruption queue.
     fn receive_messages(&self) -> BoxFuture<'_, Result<Vec<Message>, CloudError>>;
+    /// Messages received since the start, by kind, also those that had no effect, where the cloud counts them itself.
+    fn messages_received(&self) -> Option<BTreeMap<&'static str, u64>> {
+        None
+    }
     /// Deletes a handled message.
     fn delete_message<'a>(&'a self, receipt: &'a str) -> BoxFuture<'a, Result<(), CloudError>>;
     /// What a node class comes to: subnets, images and so on. Without an answer of its own a cloud has nothing to discover, every
@@ -248,7 +253,7 @@ pub trait Cloud: Send + Sync {
     /// Deletes the instance profiles that were made for classes and that none of `used` is any more.
     fn delete_unused_profiles<'a>(
         &'a self,
-        _used: &'a std::collections::BTreeSet<String>,
+        _used: &'a BTreeSet<String>,
     ) -> BoxFuture<'a, Result<(), CloudError>> {
         async { Ok(()) }.boxed()
     }

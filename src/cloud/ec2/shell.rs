@@ -1,6 +1,6 @@
 //! The shell: locks, clock, background work, and the [`Cloud`] trait.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -193,7 +193,7 @@ impl Ec2 {
     }
 
     /// Attempts of calls so far, by EC2 action.
-    pub fn calls(&self) -> std::collections::BTreeMap<String, u64> {
+    pub fn calls(&self) -> BTreeMap<String, u64> {
         self.clients.calls()
     }
 
@@ -343,6 +343,10 @@ impl Cloud for Ec2 {
             Ok(queue.receive(now_ms).await?.into_iter().map(Message::from).collect())
         }
         .boxed()
+    }
+
+    fn messages_received(&self) -> Option<BTreeMap<&'static str, u64>> {
+        Some(self.queue.as_ref().map(|queue| queue.counts().received).unwrap_or_default())
     }
 
     fn delete_message<'a>(&'a self, receipt: &'a str) -> BoxFuture<'a, Result<(), CloudError>> {
