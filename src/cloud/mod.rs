@@ -251,10 +251,7 @@ pub trait Cloud: Send + Sync {
         async { Ok(()) }.boxed()
     }
     /// Deletes the instance profiles that were made for classes and that none of `used` is any more.
-    fn delete_unused_profiles<'a>(
-        &'a self,
-        _used: &'a BTreeSet<String>,
-    ) -> BoxFuture<'a, Result<(), CloudError>> {
+    fn delete_unused_profiles<'a>(&'a self, _used: &'a BTreeSet<String>) -> BoxFuture<'a, Result<(), CloudError>> {
         async { Ok(()) }.boxed()
     }
     /// Deletes what was made for a node class that no NodeClaim uses any more.

@@ -59,7 +59,8 @@ pub fn orphaned(state: &State, instances: &[Instance], now: i64) -> Vec<Arc<Node
 /// Instance profiles that classes name, or claims: their instances may still ask for credentials.
 pub fn profiles_in_use(state: &State) -> BTreeSet<String> {
     let classes = state.classes.values().filter_map(|class| class.status.as_ref()?.instance_profile.clone());
-    let claims = state.claims.values().filter_map(|claim| claim.annotations().get(labels::INSTANCE_PROFILE_NAME).cloned());
+    let claims =
+        state.claims.values().filter_map(|claim| claim.annotations().get(labels::INSTANCE_PROFILE_NAME).cloned());
     classes.chain(claims).collect()
 }
 

@@ -114,10 +114,7 @@ pub async fn listen(ctx: Arc<Context>) {
 }
 
 /// What was counted since the last look, which `counted` remembers.
-fn since(
-    counted: &mut BTreeMap<&'static str, u64>,
-    now: BTreeMap<&'static str, u64>,
-) -> Vec<(&'static str, u64)> {
+fn since(counted: &mut BTreeMap<&'static str, u64>, now: BTreeMap<&'static str, u64>) -> Vec<(&'static str, u64)> {
     let before = std::mem::replace(counted, now.clone());
     let new = now.into_iter().map(|(kind, count)| (kind, count - before.get(kind).copied().unwrap_or(0).min(count)));
     new.filter(|(_, new)| *new > 0).collect()

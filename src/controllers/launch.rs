@@ -174,7 +174,8 @@ async fn not_launched(ctx: &Context, claim: &NodeClaim, reason: &str, message: &
     let mut list = before.clone();
     let (generation, created) = (claim.metadata.generation, claim.metadata.creation_timestamp.as_ref());
     let now = Time(Timestamp::now());
-    Conditions::open(&mut list, NODE_CLAIM_DEPENDENTS, generation, created, &now).set_unknown(LAUNCHED, reason, message);
+    Conditions::open(&mut list, NODE_CLAIM_DEPENDENTS, generation, created, &now)
+        .set_unknown(LAUNCHED, reason, message);
     if list != before {
         ctx.patch_claim_status(&claim.name_any(), &json!({ "conditions": list })).await?;
     }

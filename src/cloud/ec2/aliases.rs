@@ -81,8 +81,7 @@ pub fn parameters(alias: &str, version: &str) -> Result<Vec<Parameter>, AliasErr
     };
     let moves = wanted == "latest";
     let minor = version.split_once('.').and_then(|(_, minor)| minor.parse::<u32>().ok()).unwrap_or(0);
-    let unsupported =
-        |hint| AliasError::Unsupported { alias: alias.to_owned(), version: version.to_owned(), hint };
+    let unsupported = |hint| AliasError::Unsupported { alias: alias.to_owned(), version: version.to_owned(), hint };
     let parameter = |name: String, arch: &str, variants: &[Variant]| Parameter {
         name,
         requirements: variants.iter().map(|variant| variant.requirements(arch)).collect(),
@@ -138,8 +137,9 @@ pub fn parameters(alias: &str, version: &str) -> Result<Vec<Parameter>, AliasErr
                 "windows2022" => ("2022", "10.0.20348"),
                 _ => ("2025", "10.0.26100"),
             };
-            let name =
-                format!("/aws/service/ami-windows-latest/Windows_Server-{year}-English-Core-EKS_Optimized-{version}/image_id");
+            let name = format!(
+                "/aws/service/ami-windows-latest/Windows_Server-{year}-English-Core-EKS_Optimized-{version}/image_id"
+            );
             let requirements = sorted(vec![
                 one_of(labels::OS, "windows"),
                 one_of(labels::ARCH, "amd64"),
@@ -220,11 +220,8 @@ mod tests {
     #[test]
     fn an_image_for_two_kinds_of_accelerators_has_two_entries_and_keys_are_sorted_by_length() {
         let gpu = &parameters("al2@latest", "1.30").unwrap()[2];
-        let keys: Vec<Vec<&str>> = gpu
-            .requirements
-            .iter()
-            .map(|list| list.iter().map(|requirement| &*requirement.key).collect())
-            .collect();
+        let keys: Vec<Vec<&str>> =
+            gpu.requirements.iter().map(|list| list.iter().map(|requirement| &*requirement.key).collect()).collect();
         assert_eq!(
             keys,
             [

@@ -6,13 +6,13 @@ use std::sync::Arc;
 
 use kube::ResourceExt;
 
+use super::Options;
 use super::class_view::{ClassView, PlacementGroup};
 use super::images::image_of;
 use super::offerings::Market;
 use super::region::Region;
 use super::spot_risk::SpotRisk;
 use super::unavailable::Unavailable;
-use super::Options;
 use crate::api::Ec2NodeClass;
 use crate::api::node_class::AmiStatus;
 use crate::cloud::Override;

@@ -12,13 +12,8 @@ use crate::scheduling::offering::{CapacityType, Catalogue, InstanceType, MicroUs
 pub const MOST_TYPES: usize = 60;
 
 /// Resources that generic claims are not given: nodes that have them are dear and scarce.
-const EXOTIC: [&str; 5] = [
-    "aws.amazon.com/neuron",
-    "aws.amazon.com/neuroncore",
-    "amd.com/gpu",
-    "nvidia.com/gpu",
-    "habana.ai/gaudi",
-];
+const EXOTIC: [&str; 5] =
+    ["aws.amazon.com/neuron", "aws.amazon.com/neuroncore", "amd.com/gpu", "nvidia.com/gpu", "habana.ai/gaudi"];
 
 /// An instance type and where it may be bought, by zone.
 #[derive(Clone, Debug, PartialEq)]
@@ -51,9 +46,7 @@ impl Choice {
             let instance_type = candidate.instance_type.name.to_string();
             let capacity_type = self.capacity_type;
             let zones = candidate.zones.keys().cloned();
-            zones
-                .map(|zone| Override { instance_type: instance_type.clone(), zone, capacity_type })
-                .collect::<Vec<_>>()
+            zones.map(|zone| Override { instance_type: instance_type.clone(), zone, capacity_type }).collect::<Vec<_>>()
         };
         self.candidates.iter().flat_map(of).collect()
     }
@@ -109,10 +102,9 @@ pub fn choose(overrides: &[Override], catalogue: &Catalogue, free_choice: bool) 
     let capacity_type = if spot { CapacityType::Spot } else { CapacityType::OnDemand };
     let mut by_name: BTreeMap<&str, Candidate> = BTreeMap::new();
     for offer in offers.iter().filter(|offer| offer.capacity_type == capacity_type) {
-        let candidate = by_name.entry(&offer.instance_type.name).or_insert_with(|| Candidate {
-            instance_type: Arc::clone(offer.instance_type),
-            zones: BTreeMap::new(),
-        });
+        let candidate = by_name
+            .entry(&offer.instance_type.name)
+            .or_insert_with(|| Candidate { instance_type: Arc::clone(offer.instance_type), zones: BTreeMap::new() });
         candidate.zones.insert(offer.zone.to_owned(), offer.price);
     }
     let mut candidates: Vec<Candidate> = by_name.into_values().collect();

@@ -93,14 +93,14 @@ impl Clients {
             .with_max_attempts(ATTEMPTS)
             .with_initial_backoff(FIRST_BACKOFF)
             .with_max_backoff(LONGEST_BACKOFF);
-        let timeouts =
-            TimeoutConfig::builder().connect_timeout(CONNECT_TIMEOUT).read_timeout(READ_TIMEOUT).build();
+        let timeouts = TimeoutConfig::builder().connect_timeout(CONNECT_TIMEOUT).read_timeout(READ_TIMEOUT).build();
         let config = config.clone().into_builder().retry_config(retries).timeout_config(timeouts).build();
         // The SDK stops retrying when most calls fail. Under a throttling that lasts we'd rather wait: the limit above is ours.
         let patient = TokenBucket::builder().capacity(5_000).refill_rate(50.0).build();
         let partition = RetryPartition::custom("stowage-ec2").token_bucket(patient).build();
         let ec2 = aws_sdk_ec2::config::Builder::from(&config).retry_partition(partition).build();
-        let pricing = aws_sdk_pricing::config::Builder::from(&config).region(Region::new(prices::endpoint_region(&region)));
+        let pricing =
+            aws_sdk_pricing::config::Builder::from(&config).region(Region::new(prices::endpoint_region(&region)));
         Ok(Self {
             ec2: aws_sdk_ec2::Client::from_conf(ec2),
             sqs: aws_sdk_sqs::Client::new(&config),
@@ -290,12 +290,11 @@ mod tests {
     #[tokio::test]
     async fn attempts_are_counted_by_action_and_a_throttled_call_is_tried_again() {
         let tries = std::sync::atomic::AtomicUsize::new(0);
-        let (clients, seen) = wire::clients(Box::new(move |_| {
-            match tries.fetch_add(1, std::sync::atomic::Ordering::SeqCst) {
+        let (clients, seen) =
+            wire::clients(Box::new(move |_| match tries.fetch_add(1, std::sync::atomic::Ordering::SeqCst) {
                 0 => wire::refusal("RequestLimitExceeded", "slow down"),
                 _ => wire::ok("DescribeSubnets", "<subnetSet/>"),
-            }
-        }));
+            }));
         clients.ec2.describe_subnets().send().await.unwrap();
         assert_eq!(seen.lock().unwrap().len(), 2);
         assert_eq!(clients.calls(), BTreeMap::from([("DescribeSubnets".to_owned(), 2)]));

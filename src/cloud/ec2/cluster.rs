@@ -18,7 +18,9 @@ const POD_CA: &str = "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt";
 #[derive(Debug, thiserror::Error)]
 pub enum ClusterError {
     /// EKS doesn't say where the cluster is.
-    #[error("the endpoint of cluster {cluster} is not known, set CLUSTER_ENDPOINT or let the controller call eks:DescribeCluster: {source}")]
+    #[error(
+        "the endpoint of cluster {cluster} is not known, set CLUSTER_ENDPOINT or let the controller call eks:DescribeCluster: {source}"
+    )]
     Endpoint {
         /// Name of the cluster.
         cluster: String,

@@ -63,8 +63,14 @@ pub fn class_of(code: &str) -> Class {
         "DryRunOperation" => Class::DryRunOk,
         "UnauthorizedOperation" | "AccessDenied" | "AccessDeniedException" => Class::Unauthorized,
         "IdempotentParameterMismatch" => Class::TokenReused,
-        "RequestLimitExceeded" | "Throttling" | "ThrottlingException" | "EC2ThrottledException" | "RequestThrottled"
-        | "TooManyRequestsException" | "BandwidthLimitExceeded" | "ResourceCountLimitExceeded" => Class::Throttled,
+        "RequestLimitExceeded"
+        | "Throttling"
+        | "ThrottlingException"
+        | "EC2ThrottledException"
+        | "RequestThrottled"
+        | "TooManyRequestsException"
+        | "BandwidthLimitExceeded"
+        | "ResourceCountLimitExceeded" => Class::Throttled,
         "InternalError" | "InternalFailure" | "ServerInternal" | "ServiceUnavailable" | "Unavailable" => Class::Server,
         _ => Class::Refused,
     }

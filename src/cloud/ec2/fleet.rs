@@ -59,9 +59,10 @@ impl FleetRequest {
     /// The request as EC2 takes it.
     pub fn input(&self) -> CreateFleetInputBuilder {
         let spot = self.capacity_type == CapacityType::Spot;
-        let target = TargetCapacitySpecificationRequest::builder().total_target_capacity(1).default_target_capacity_type(
-            if spot { DefaultTargetCapacityType::Spot } else { DefaultTargetCapacityType::OnDemand },
-        );
+        let target =
+            TargetCapacitySpecificationRequest::builder().total_target_capacity(1).default_target_capacity_type(
+                if spot { DefaultTargetCapacityType::Spot } else { DefaultTargetCapacityType::OnDemand },
+            );
         let mut instance = self.tags.clone();
         instance.extend(self.instance_tags.clone());
         let input = CreateFleetInputBuilder::default()
@@ -101,10 +102,8 @@ fn config(template: &str, slots: &[Slot]) -> FleetLaunchTemplateConfigRequest {
             .priority(slot.price.usd())
             .build()
     };
-    let specification = FleetLaunchTemplateSpecificationRequest::builder()
-        .launch_template_name(template)
-        .version("$Latest")
-        .build();
+    let specification =
+        FleetLaunchTemplateSpecificationRequest::builder().launch_template_name(template).version("$Latest").build();
     FleetLaunchTemplateConfigRequest::builder()
         .launch_template_specification(specification)
         .set_overrides(Some(slots.iter().map(one).collect()))
@@ -163,9 +162,8 @@ impl FleetAnswer {
                 .or(overrides.and_then(|used| used.instance_type()))
                 .map(|kind| kind.as_str().to_owned())
                 .unwrap_or_default();
-            let slot = slots().find(|slot| {
-                slot.instance_type == instance_type && subnet.is_none_or(|subnet| subnet == slot.subnet)
-            });
+            let slot = slots()
+                .find(|slot| slot.instance_type == instance_type && subnet.is_none_or(|subnet| subnet == slot.subnet));
             let zone = overrides.and_then(|used| used.availability_zone()).or(launched.availability_zone());
             let zone = zone.map(str::to_owned).or_else(|| slot.map(|slot| slot.zone.clone())).unwrap_or_default();
             let image = overrides.and_then(|used| used.image_id()).map(str::to_owned);
@@ -183,9 +181,10 @@ impl FleetAnswer {
         let errors = answer.errors().iter().map(|error| {
             let overrides = error.launch_template_and_overrides().and_then(|used| used.overrides());
             let subnet = overrides.and_then(|used| used.subnet_id()).map(str::to_owned);
-            let zone = overrides.and_then(|used| used.availability_zone()).map(str::to_owned).or_else(|| {
-                slots().find(|slot| Some(&slot.subnet) == subnet.as_ref()).map(|slot| slot.zone.clone())
-            });
+            let zone = overrides
+                .and_then(|used| used.availability_zone())
+                .map(str::to_owned)
+                .or_else(|| slots().find(|slot| Some(&slot.subnet) == subnet.as_ref()).map(|slot| slot.zone.clone()));
             FleetError {
                 code: error.error_code().unwrap_or_default().to_owned(),
                 message: error.error_message().unwrap_or_default().to_owned(),

@@ -36,7 +36,8 @@ impl Image {
             "arm64" => "arm64",
             _ => return None,
         };
-        let time = |text: Option<&str>| text.and_then(|text| text.parse::<Timestamp>().ok()).map(Timestamp::as_millisecond);
+        let time =
+            |text: Option<&str>| text.and_then(|text| text.parse::<Timestamp>().ok()).map(Timestamp::as_millisecond);
         Some(Self {
             id: image.image_id()?.to_owned(),
             name: image.name().unwrap_or_default().to_owned(),

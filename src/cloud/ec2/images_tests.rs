@@ -67,7 +67,9 @@ fn c30_owners_follow_from_what_a_term_names() {
 fn an_instance_type_boots_the_first_image_it_fits() {
     let list = |alias: &str| {
         let parameters = aliases::parameters(alias, "1.34").unwrap();
-        let all = parameters.into_iter().flat_map(|parameter| parameter.requirements.into_iter().map(move |list| (parameter.name.clone(), list)));
+        let all = parameters
+            .into_iter()
+            .flat_map(|parameter| parameter.requirements.into_iter().map(move |list| (parameter.name.clone(), list)));
         all.map(|(name, requirements)| AmiStatus { id: name, requirements, ..AmiStatus::default() }).collect::<Vec<_>>()
     };
     let al2023 = list("al2023@latest");
@@ -119,9 +121,8 @@ async fn c29_a_missing_parameter_of_an_alias_leaves_the_others_and_values_are_re
 
 #[tokio::test]
 async fn c29_an_alias_of_which_nothing_is_there_is_an_error() {
-    let (clients, _) = wire::clients(Box::new(|_| {
-        Some((400, r#"{"__type": "ParameterNotFound", "message": "no"}"#.into()))
-    }));
+    let (clients, _) =
+        wire::clients(Box::new(|_| Some((400, r#"{"__type": "ParameterNotFound", "message": "no"}"#.into()))));
     let terms = [AmiSelectorTerm { alias: Some("al2023@v20990101".into()), ..AmiSelectorTerm::default() }];
     let error = find(&clients, &Parameters::default(), &terms, "1.34", 0).await.unwrap_err();
     assert!(matches!(error, ImageError::Api(ApiError { class: Class::NotFound, .. })), "{error}");
@@ -135,7 +136,8 @@ async fn c30_ids_and_parameters_go_into_one_call() {
     }));
     let id = |id: &str| AmiSelectorTerm { id: Some(id.into()), ..AmiSelectorTerm::default() };
     let parameter = AmiSelectorTerm { ssm_parameter: Some("/mine".into()), ..AmiSelectorTerm::default() };
-    let found = find(&clients, &Parameters::default(), &[id("ami-1"), parameter, id("ami-2")], "1.34", 0).await.unwrap();
+    let found =
+        find(&clients, &Parameters::default(), &[id("ami-1"), parameter, id("ami-2")], "1.34", 0).await.unwrap();
     assert_eq!(found.len(), 3);
     let seen = seen.lock().unwrap();
     let call = seen.iter().find(|request| request.action == "DescribeImages").unwrap();

@@ -283,7 +283,10 @@ mod tests {
         );
         assert_eq!(found[1].capacity_type, CapacityType::OnDemand);
         let form = &seen.lock().unwrap()[0].form;
-        assert_eq!((&*form["Filter.1.Value.1"], &*form["Filter.2.Value.1"]), (labels::NODE_POOL, labels::EC2_NODE_CLASS));
+        assert_eq!(
+            (&*form["Filter.1.Value.1"], &*form["Filter.2.Value.1"]),
+            (labels::NODE_POOL, labels::EC2_NODE_CLASS)
+        );
         assert_eq!((&*form["Filter.3.Name"], &*form["Filter.3.Value.1"]), ("tag:eks:eks-cluster-name", "c1"));
     }
 
@@ -320,7 +323,9 @@ mod tests {
                 return wire::refusal("InvalidInstanceID.NotFound", "i-gone");
             }
             let going = ids.iter().filter(|id| *id != "i-gone").map(|id| {
-                format!("<item><instanceId>{id}</instanceId><currentState><name>shutting-down</name></currentState></item>")
+                format!(
+                    "<item><instanceId>{id}</instanceId><currentState><name>shutting-down</name></currentState></item>"
+                )
             });
             wire::ok("TerminateInstances", &format!("<instancesSet>{}</instancesSet>", going.collect::<String>()))
         }));

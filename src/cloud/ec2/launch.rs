@@ -100,9 +100,8 @@ impl Ec2 {
         let groups = ground.groups(&choice, &tags)?;
         let subnets = details.class.status.as_ref().map(|status| status.subnets.as_slice()).unwrap_or_default();
         let (chosen, taken) = self.addresses().take(subnets, &choice.fewest_pods());
-        let held = try_join_all(
-            groups.iter().map(|group| self.templates.ensure(&self.clients, &group.template, now_ms())),
-        );
+        let held =
+            try_join_all(groups.iter().map(|group| self.templates.ensure(&self.clients, &group.template, now_ms())));
         let templates = held.await.map_err(|error| {
             self.addresses().give_back(&taken, None);
             refused(&error)
@@ -110,7 +109,8 @@ impl Ec2 {
         let named: Vec<_> = templates.iter().map(|held| held.name().to_owned()).zip(&groups).collect();
         let Some(fleet) = ground.fleet(token, choice.capacity_type, &named, &chosen, tags) else {
             self.addresses().give_back(&taken, None);
-            let message = format!("EC2NodeClass {} has no subnet in any zone of the offerings", details.class.name_any());
+            let message =
+                format!("EC2NodeClass {} has no subnet in any zone of the offerings", details.class.name_any());
             return Err(LaunchError::Rejected { reason: "SubnetResolutionFailed", message });
         };
         Ok(Ready { fleet, templates, taken, group: group.map(|group| group.id) })
@@ -181,7 +181,8 @@ impl Ec2 {
                     return Ok(Came::Launched(Launched { instance, unavailable: vec![] }));
                 }
                 let next = self.attempts().token_reused(uid, now_ms());
-                let what = if next { "no instance of it came up, starting over" } else { "waiting for its instance to show" };
+                let what =
+                    if next { "no instance of it came up, starting over" } else { "waiting for its instance to show" };
                 Err(LaunchError::Other(format!("an earlier call had the same token; {what}")))
             }
             _ => Err(refused(error)),

@@ -180,9 +180,8 @@ impl Template {
                 .set_udp_timeout(tracking.udp_timeout)
                 .build()
         });
-        let out = interface
-            .set_associate_public_ip_address(self.public_ip)
-            .set_connection_tracking_specification(tracking);
+        let out =
+            interface.set_associate_public_ip_address(self.public_ip).set_connection_tracking_specification(tracking);
         if self.ipv6 {
             out.primary_ipv6(true).ipv6_address_count(1).set_ipv6_prefix_count(self.ip_prefixes)
         } else {
@@ -191,8 +190,7 @@ impl Template {
     }
 }
 
-type Interface =
-    aws_sdk_ec2::types::builders::LaunchTemplateInstanceNetworkInterfaceSpecificationRequestBuilder;
+type Interface = aws_sdk_ec2::types::builders::LaunchTemplateInstanceNetworkInterfaceSpecificationRequestBuilder;
 
 fn block_device(mapping: &BlockDeviceMapping) -> LaunchTemplateBlockDeviceMappingRequest {
     let some = |value: Option<i64>| value.filter(|value| *value != 0).and_then(|value| i32::try_from(value).ok());
@@ -209,10 +207,7 @@ fn block_device(mapping: &BlockDeviceMapping) -> LaunchTemplateBlockDeviceMappin
             .set_volume_size(ebs.volume_size.as_deref().and_then(gibibytes))
             .build()
     });
-    LaunchTemplateBlockDeviceMappingRequest::builder()
-        .set_device_name(mapping.device_name.clone())
-        .set_ebs(ebs)
-        .build()
+    LaunchTemplateBlockDeviceMappingRequest::builder().set_device_name(mapping.device_name.clone()).set_ebs(ebs).build()
 }
 
 /// A size in whole GiB, rounded up; `None` for what the schema should have kept out.

@@ -50,7 +50,10 @@ fn the_worked_example_of_the_reference_comes_out() {
     let volume = &data.block_device_mappings()[0];
     assert_eq!(volume.device_name(), Some("/dev/xvda"));
     let ebs = volume.ebs().unwrap();
-    assert_eq!((ebs.encrypted(), ebs.volume_size(), ebs.iops(), ebs.delete_on_termination()), (Some(true), Some(20), None, None));
+    assert_eq!(
+        (ebs.encrypted(), ebs.volume_size(), ebs.iops(), ebs.delete_on_termination()),
+        (Some(true), Some(20), None, None)
+    );
     assert_eq!(ebs.volume_type().unwrap().as_str(), "gp3");
     let metadata = data.metadata_options().unwrap();
     assert_eq!(metadata.http_endpoint().unwrap().as_str(), "enabled");
@@ -69,7 +72,9 @@ fn the_worked_example_of_the_reference_comes_out() {
 
 #[test]
 fn c07_sizes_are_rounded_up_to_whole_gibibytes() {
-    for (size, expected) in [("50G", Some(47)), ("20Gi", Some(20)), ("1Ti", Some(1024)), ("1T", Some(932)), ("Ti", None)] {
+    for (size, expected) in
+        [("50G", Some(47)), ("20Gi", Some(20)), ("1Ti", Some(1024)), ("1T", Some(932)), ("Ti", None)]
+    {
         assert_eq!(gibibytes(size), expected, "{size}");
     }
 }

@@ -119,7 +119,8 @@ impl Ground<'_> {
             let text = match texts.get(&key) {
                 Some(text) => text.clone(),
                 None => {
-                    let text = self.user_data(found, image, choice.capacity_type).map_err(|error| self.refused(&error))?;
+                    let text =
+                        self.user_data(found, image, choice.capacity_type).map_err(|error| self.refused(&error))?;
                     texts.entry(key).or_insert(STANDARD.encode(text)).clone()
                 }
             };
@@ -137,7 +138,8 @@ impl Ground<'_> {
             }
         }
         if groups.is_empty() {
-            let message = format!("EC2NodeClass {} has no image for any of the instance types", self.class().name_any());
+            let message =
+                format!("EC2NodeClass {} has no image for any of the instance types", self.class().name_any());
             return Err(LaunchError::Rejected { reason: "LaunchFailed", message });
         }
         Ok(groups)

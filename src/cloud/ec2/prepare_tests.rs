@@ -86,7 +86,11 @@ pub fn facts() -> ClusterFacts {
 
 const LONG_AGO: &str = "2026-01-01T00:00:00Z";
 
-fn with_groups<T>(request: &LaunchRequest, group: Option<&str>, then: impl FnOnce(&[Group<'_>], &Ground<'_>) -> T) -> T {
+fn with_groups<T>(
+    request: &LaunchRequest,
+    group: Option<&str>,
+    then: impl FnOnce(&[Group<'_>], &Ground<'_>) -> T,
+) -> T {
     let (facts, details) = (facts(), request.details.clone().unwrap());
     let ground = Ground { request, details: &details, cluster: &facts, region: "us-east-1", placement_group: group };
     let choice = choose(&request.overrides, &details.catalogue, true).unwrap();
@@ -100,18 +104,15 @@ fn names<'a>(group: &'a Group<'_>) -> Vec<&'a str> {
 
 #[test]
 fn types_share_a_template_when_image_and_pods_are_the_same() {
-    let request = request(class(json!({})), claim(LONG_AGO, json!({})), &["m5.large", "c5.large", "m5.xlarge", "m6g.large"]);
+    let request =
+        request(class(json!({})), claim(LONG_AGO, json!({})), &["m5.large", "c5.large", "m5.xlarge", "m6g.large"]);
     with_groups(&request, None, |groups, _| {
         let mut all: Vec<(Vec<&str>, &str)> =
             groups.iter().map(|group| (names(group), group.template.image_id.as_str())).collect();
         all.sort();
         assert_eq!(
             all,
-            [
-                (vec!["c5.large", "m5.large"], "ami-x86"),
-                (vec!["m5.xlarge"], "ami-x86"),
-                (vec!["m6g.large"], "ami-arm"),
-            ]
+            [(vec!["c5.large", "m5.large"], "ami-x86"), (vec!["m5.xlarge"], "ami-x86"), (vec!["m6g.large"], "ami-arm"),]
         );
         let text = STANDARD.decode(&groups[0].template.user_data).unwrap();
         let text = String::from_utf8(text).unwrap();
@@ -212,8 +213,14 @@ fn only_a_class_that_is_ready_as_it_stands_launches() {
         move |class: &mut Ec2NodeClass| class.status.as_mut().unwrap().conditions[0].status = status.into()
     };
     assert!(matches!(changed(&status("False")), Err(LaunchError::NodeClassNotReady { .. })));
-    assert!(matches!(changed(&status("Unknown")), Err(LaunchError::Rejected { reason: "NodeClassReadinessUnknown", .. })));
-    assert!(matches!(changed(&|class| class.metadata.generation = Some(4)), Err(LaunchError::NodeClassNotReady { .. })));
+    assert!(matches!(
+        changed(&status("Unknown")),
+        Err(LaunchError::Rejected { reason: "NodeClassReadinessUnknown", .. })
+    ));
+    assert!(matches!(
+        changed(&|class| class.metadata.generation = Some(4)),
+        Err(LaunchError::NodeClassNotReady { .. })
+    ));
     assert!(matches!(changed(&|class| class.status = None), Err(LaunchError::Rejected { .. })));
 }
 

@@ -41,9 +41,10 @@ fn new_name(region: &str, cluster: &str, class: &str, nonce: &str) -> String {
 /// The name that versions of Karpenter before 1.7 gave to the one profile of a class: FNV-1 of region and class. `None` where
 /// IAM allows no such name.
 fn legacy_name(region: &str, cluster: &str, class: &str) -> Option<String> {
-    let hash = region.bytes().chain(class.bytes()).fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-        hash.wrapping_mul(0x0000_0100_0000_01b3) ^ u64::from(byte)
-    });
+    let hash = region
+        .bytes()
+        .chain(class.bytes())
+        .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| hash.wrapping_mul(0x0000_0100_0000_01b3) ^ u64::from(byte));
     let name = format!("{cluster}_{hash}");
     let allowed = |c: char| c.is_ascii_alphanumeric() || "_+=,.@-".contains(c);
     (name.len() <= 128 && name.chars().all(allowed)).then_some(name)
@@ -176,7 +177,12 @@ impl Profiles {
     ///
     /// # Errors
     /// IAM's.
-    pub async fn delete_of_class(&self, clients: &Clients, cluster: &str, class: &Ec2NodeClass) -> Result<(), ApiError> {
+    pub async fn delete_of_class(
+        &self,
+        clients: &Clients,
+        cluster: &str,
+        class: &Ec2NodeClass,
+    ) -> Result<(), ApiError> {
         let uid = class.meta().uid.clone().unwrap_or_default();
         let found = list(clients, &path(&clients.region, cluster, &uid)).await?;
         let mut names: Vec<String> = found.into_iter().map(|(name, _)| name).collect();

@@ -83,7 +83,10 @@ fn fake(iam: Arc<Mutex<Iam>>) -> wire::Answer {
                 assert!(request.form["PathPrefix"].starts_with("/karpenter/us-east-1/c1/"));
                 let all = iam.profiles.iter().filter(|(name, _)| !name.starts_with("other"));
                 let members = all.map(|(name, role)| format!("<member>{}</member>", profile_xml(name, role.as_ref())));
-                ok(format!("<IsTruncated>false</IsTruncated><InstanceProfiles>{}</InstanceProfiles>", members.collect::<String>()))
+                ok(format!(
+                    "<IsTruncated>false</IsTruncated><InstanceProfiles>{}</InstanceProfiles>",
+                    members.collect::<String>()
+                ))
             }
             other => panic!("{other} was not expected"),
         }
@@ -122,7 +125,13 @@ async fn c36_a_profile_is_made_once_and_another_one_when_the_role_changes() {
         let keys: Vec<&String> = (1..=5).map(|n| &made.form[&format!("Tags.member.{n}.Key")]).collect();
         assert_eq!(
             keys,
-            ["eks:eks-cluster-name", "karpenter.k8s.aws/ec2nodeclass", "kubernetes.io/cluster/c1", "team", "topology.kubernetes.io/region"]
+            [
+                "eks:eks-cluster-name",
+                "karpenter.k8s.aws/ec2nodeclass",
+                "kubernetes.io/cluster/c1",
+                "team",
+                "topology.kubernetes.io/region"
+            ]
         );
     }
     let before = seen.lock().unwrap().len();
@@ -154,7 +163,8 @@ async fn c36_a_missing_role_is_remembered_for_a_minute_and_leaves_no_stub() {
 async fn c35_every_profile_of_a_class_goes_with_its_role_taken_off_before() {
     let legacy = legacy_name("us-east-1", "c1", "default").unwrap();
     let role = || Some("role-a".to_owned());
-    let profiles = [("c1_1".to_owned(), role()), ("c1_2".to_owned(), None), (legacy, role()), ("other".to_owned(), role())];
+    let profiles =
+        [("c1_1".to_owned(), role()), ("c1_2".to_owned(), None), (legacy, role()), ("other".to_owned(), role())];
     let iam = Arc::new(Mutex::new(Iam { profiles: profiles.into() }));
     let (clients, _) = wire::clients(fake(Arc::clone(&iam)));
     Profiles::default().delete_of_class(&clients, "c1", &class(Some("role-a"), None, None)).await.unwrap();
@@ -168,7 +178,8 @@ async fn c36_a_replaced_profile_is_kept_for_an_hour_and_while_a_claim_names_it()
     let profiles = Profiles::default();
     // All profiles of the stand-in were made at the begin of 2026.
     let now = 1_767_225_600_000 + 10 * PROTECTED_MS;
-    let first = profiles.resolve(&clients, "c1", &class(Some("role-a"), None, None), "1", now - PROTECTED_MS).await.unwrap();
+    let first =
+        profiles.resolve(&clients, "c1", &class(Some("role-a"), None, None), "1", now - PROTECTED_MS).await.unwrap();
     let second = profiles.resolve(&clients, "c1", &class(Some("role-b"), None, Some(&first)), "2", now).await.unwrap();
     let left = || {
         let mut names: Vec<String> = iam.lock().unwrap().profiles.keys().cloned().collect();

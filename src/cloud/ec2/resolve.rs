@@ -42,7 +42,11 @@ pub struct Answers {
 }
 
 /// The status and the verdicts that follow from the answers; what failed leaves what was there.
-pub fn judge(before: &Ec2NodeClassStatus, answers: Answers, now_ms: i64) -> (Ec2NodeClassStatus, Vec<(&'static str, Verdict)>) {
+pub fn judge(
+    before: &Ec2NodeClassStatus,
+    answers: Answers,
+    now_ms: i64,
+) -> (Ec2NodeClassStatus, Vec<(&'static str, Verdict)>) {
     let mut status = before.clone();
     let unjudged = |error: &dyn std::fmt::Display| Verdict::Unjudged(error.to_string());
     let subnets = match answers.subnets {
@@ -223,7 +227,8 @@ mod tests {
     #[test]
     fn what_is_not_found_is_false_and_its_list_is_empty() {
         let before = Ec2NodeClassStatus { subnets: subnets::status(vec![subnet()]), ..Ec2NodeClassStatus::default() };
-        let nothing = Answers { subnets: Ok(vec![]), security_groups: Ok(vec![]), placement: Some(Ok(None)), ..answers() };
+        let nothing =
+            Answers { subnets: Ok(vec![]), security_groups: Ok(vec![]), placement: Some(Ok(None)), ..answers() };
         let (status, verdicts) = judge(&before, nothing, 0);
         assert!(status.subnets.is_empty());
         for (kind, reason) in [

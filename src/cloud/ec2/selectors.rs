@@ -24,8 +24,7 @@ pub mod tests {
 
     /// Filters as text, for tables.
     pub fn text(filters: &[Filter]) -> Vec<String> {
-        let one =
-            |filter: &Filter| format!("{}={}", filter.name().unwrap_or_default(), filter.values().join(","));
+        let one = |filter: &Filter| format!("{}={}", filter.name().unwrap_or_default(), filter.values().join(","));
         filters.iter().map(one).collect()
     }
 

@@ -18,9 +18,10 @@ use super::cluster::{self, ClusterError, ClusterFacts};
 use super::errors::{ApiError, Class};
 use super::images::Parameters;
 use super::instances::{self, Describer, Terminator, describer, instance_id, terminator};
+use super::interruption_history::Setback;
 use super::placement_scores::{self, ScoreSettings};
 use super::profile::Profiles;
-use super::queue::Queue;
+use super::queue::{Queue, Received};
 use super::refresh::{self, Feeds};
 use super::region::{Region, RegionSnapshot};
 use super::spot_risk::SpotRisk;
@@ -32,9 +33,10 @@ use super::{Options, launch, now_ms, prices, tagging};
 use crate::api::Ec2NodeClass;
 use crate::cloud::catalogue::embedded;
 use crate::cloud::{
-    Cloud, CloudError, Instance, InstanceState, LaunchError, LaunchRequest, Launched, Message, Override, Resolution,
+    Cloud, CloudError, Instance, InstanceState, LaunchError, LaunchRequest, Launched, Message, MessageKind, Override,
+    Resolution,
 };
-use crate::scheduling::offering::Catalogue;
+use crate::scheduling::offering::{CapacityType, Catalogue};
 
 /// Launches under way at the same time.
 const LAUNCHES: usize = 100;
@@ -56,7 +58,9 @@ pub enum StartError {
     #[error(transparent)]
     Connect(#[from] ConnectError),
     /// EC2 refuses even to describe instance types.
-    #[error("EC2 in {region} refuses DescribeInstanceTypes, check the endpoint, the credentials and the controller's policy: {source}")]
+    #[error(
+        "EC2 in {region} refuses DescribeInstanceTypes, check the endpoint, the credentials and the controller's policy: {source}"
+    )]
     Probe {
         /// Region.
         region: String,
@@ -91,6 +95,8 @@ pub struct Ec2 {
     terminator: Terminator,
     /// What was launched so lately that EC2 may not describe it yet, by id.
     recent: Mutex<HashMap<String, Instance>>,
+    /// What the cluster's instances were bought as, by id: messages name only the instance.
+    bought: Mutex<HashMap<String, Override>>,
     /// When an instance that is going down was last looked at, by id, milliseconds since the epoch.
     going: Mutex<HashMap<String, i64>>,
 }
@@ -152,6 +158,7 @@ impl Ec2 {
             addresses: Mutex::default(),
             groups: Mutex::default(),
             recent: Mutex::default(),
+            bought: Mutex::default(),
             going: Mutex::default(),
             options,
             clients,
@@ -217,6 +224,22 @@ impl Ec2 {
     /// Notes an instance that EC2 may not describe yet.
     pub(super) fn remember(&self, instance: &Instance) {
         lock(&self.recent).insert(instance.id.clone(), instance.clone());
+        lock(&self.bought).insert(instance.id.clone(), bought_as(instance));
+    }
+
+    /// What an event about a spot instance says of its offering.
+    fn heed(&self, event: &Received) {
+        let setback = match event.kind.message_kind() {
+            MessageKind::SpotInterruption => Setback::Interrupted,
+            MessageKind::RebalanceRecommendation => Setback::RebalanceRecommended,
+            MessageKind::ScheduledChange | MessageKind::StateChange => return,
+        };
+        let offering = lock(&self.bought).get(&event.instance_id).cloned();
+        let Some(offering) = offering.filter(|offering| offering.capacity_type == CapacityType::Spot) else { return };
+        self.risk.note(&offering.instance_type, &offering.zone, setback, now_ms());
+        if setback == Setback::Interrupted {
+            launch::mark(self, &offering);
+        }
     }
 
     fn forget_old(&self, now_ms: i64) {
@@ -230,7 +253,8 @@ impl Ec2 {
     }
 
     async fn describe_id(&self, id: &str) -> Result<Option<Instance>, CloudError> {
-        let found = self.describer.ask(id.to_owned()).await.unwrap_or_else(|| Err(unanswered("ec2:DescribeInstances")))?;
+        let found =
+            self.describer.ask(id.to_owned()).await.unwrap_or_else(|| Err(unanswered("ec2:DescribeInstances")))?;
         Ok(found.filter(|instance| instance.state != InstanceState::Terminated))
     }
 
@@ -252,7 +276,9 @@ impl Ec2 {
                 if !going.unwrap_or_else(|| Err(unanswered("ec2:TerminateInstances")))? {
                     return match recent {
                         // To let go of it now would leak it.
-                        Some(_) => Err(CloudError::Other(format!("EC2 does not know {id} yet, which it just launched"))),
+                        Some(_) => {
+                            Err(CloudError::Other(format!("EC2 does not know {id} yet, which it just launched")))
+                        }
                         None => Ok(false),
                     };
                 }
@@ -287,6 +313,14 @@ fn key(class: &Ec2NodeClass) -> String {
 /// A lock whatever became of earlier holders: none leaves anything half done.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn bought_as(instance: &Instance) -> Override {
+    Override {
+        instance_type: instance.instance_type.clone(),
+        zone: instance.zone.clone(),
+        capacity_type: instance.capacity_type,
+    }
 }
 
 fn known(provider_id: &str) -> Result<&str, CloudError> {
@@ -329,6 +363,7 @@ impl Cloud for Ec2 {
             let unseen: Vec<Instance> =
                 unseen.filter(|instance| found.iter().all(|other| other.id != instance.id)).collect();
             found.extend(unseen);
+            *lock(&self.bought) = found.iter().map(|one| (one.id.clone(), bought_as(one))).collect();
             Ok(found)
         }
         .boxed()
@@ -340,7 +375,11 @@ impl Cloud for Ec2 {
                 tokio::time::sleep(NO_QUEUE).await;
                 return Ok(vec![]);
             };
-            Ok(queue.receive(now_ms).await?.into_iter().map(Message::from).collect())
+            let received = queue.receive(now_ms).await?;
+            for event in &received {
+                self.heed(event);
+            }
+            Ok(received.into_iter().map(Message::from).collect())
         }
         .boxed()
     }
@@ -367,12 +406,7 @@ impl Cloud for Ec2 {
         Some(self.facts.load().ca_bundle.clone())
     }
 
-    fn tag<'a>(
-        &'a self,
-        provider_id: &'a str,
-        node: &'a str,
-        claim: &'a str,
-    ) -> BoxFuture<'a, Result<(), CloudError>> {
+    fn tag<'a>(&'a self, provider_id: &'a str, node: &'a str, claim: &'a str) -> BoxFuture<'a, Result<(), CloudError>> {
         async move {
             let id = known(provider_id)?;
             tagging::tag(&self.clients, id, node, claim, &self.options.cluster_name).await?;

@@ -1,10 +1,10 @@
 use serde_json::json;
 
 use super::super::client::wire::{self, Seen};
+use super::super::messages::EventKind;
 use super::super::prepare::tests::{claim, class, facts, request};
 use super::super::subnets::Subnet;
 use super::*;
-use crate::scheduling::offering::CapacityType;
 
 /// EC2 in a few lines: templates by name, instances by id, and what goes wrong.
 #[derive(Default)]
@@ -27,14 +27,19 @@ impl Fake {
             "DescribeLaunchTemplates" => match self.templates.get(&form["LaunchTemplateName.1"]) {
                 Some(name) => wire::ok(
                     "DescribeLaunchTemplates",
-                    &format!("<launchTemplates><item><launchTemplateId>id-{name}</launchTemplateId></item></launchTemplates>"),
+                    &format!(
+                        "<launchTemplates><item><launchTemplateId>id-{name}</launchTemplateId></item></launchTemplates>"
+                    ),
                 ),
                 None => wire::refusal("InvalidLaunchTemplateName.NotFoundException", "gone"),
             },
             "CreateLaunchTemplate" => {
                 let name = form["LaunchTemplateName"].clone();
                 self.templates.insert(name.clone());
-                wire::ok("CreateLaunchTemplate", &format!("<launchTemplate><launchTemplateId>id-{name}</launchTemplateId></launchTemplate>"))
+                wire::ok(
+                    "CreateLaunchTemplate",
+                    &format!("<launchTemplate><launchTemplateId>id-{name}</launchTemplateId></launchTemplate>"),
+                )
             }
             "CreateFleet" => self.create_fleet(form),
             "DescribeInstances" => {
@@ -48,7 +53,9 @@ impl Fake {
                     };
                 }
                 let items = self.instances.iter().filter(|(known, of, state)| {
-                    uid.as_ref().is_none_or(|uid| uid == of) && id.is_none_or(|id| id == known) && *state != "terminated"
+                    uid.as_ref().is_none_or(|uid| uid == of)
+                        && id.is_none_or(|id| id == known)
+                        && *state != "terminated"
                 });
                 let items = items.map(|(id, uid, state)| {
                     format!(
@@ -57,7 +64,10 @@ impl Fake {
                          <tagSet><item><key>stowage.dev/nodeclaim-uid</key><value>{uid}</value></item></tagSet></item></instancesSet></item>"
                     )
                 });
-                wire::ok("DescribeInstances", &format!("<reservationSet>{}</reservationSet>", items.collect::<String>()))
+                wire::ok(
+                    "DescribeInstances",
+                    &format!("<reservationSet>{}</reservationSet>", items.collect::<String>()),
+                )
             }
             "TerminateInstances" => {
                 let id = &form["InstanceId.1"];
@@ -69,7 +79,9 @@ impl Fake {
                         *state = "shutting-down";
                     }
                 }
-                let item = format!("<item><instanceId>{id}</instanceId><currentState><name>shutting-down</name></currentState></item>");
+                let item = format!(
+                    "<item><instanceId>{id}</instanceId><currentState><name>shutting-down</name></currentState></item>"
+                );
                 wire::ok("TerminateInstances", &format!("<instancesSet>{item}</instancesSet>"))
             }
             other => panic!("{other} was not expected"),
@@ -261,4 +273,19 @@ async fn a_terminated_instance_is_gone() {
     assert!(!world.ec2.terminate("aws:///us-east-1a/i-0000000000000000d").await.unwrap(), "nor is one that never was");
     assert!(world.ec2.describe("aws:///us-east-1a/i-0000000000000000c").await.unwrap().is_none());
     world.ec2.describe("kwok-aws:///a/i-1").await.unwrap_err();
+}
+
+#[tokio::test]
+async fn an_interrupted_spot_offering_is_left_alone_for_a_while() {
+    let world = world();
+    let spot =
+        Override { instance_type: "m5.large".into(), zone: "us-east-1a".into(), capacity_type: CapacityType::Spot };
+    lock(&world.ec2.bought).insert("i-1".into(), spot.clone());
+    let event = |kind, id: &str| Received { receipt: "r".into(), kind, instance_id: id.into(), at_ms: 0 };
+    world.ec2.heed(&event(EventKind::RebalanceRecommendation, "i-1"));
+    world.ec2.heed(&event(EventKind::SpotInterrupted, "i-unknown"));
+    let covered = |world: &World| lock(&world.ec2.unavailable).covers(&spot, None, now_ms());
+    assert!(!covered(&world));
+    world.ec2.heed(&event(EventKind::SpotInterrupted, "i-1"));
+    assert!(covered(&world));
 }

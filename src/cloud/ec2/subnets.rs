@@ -184,8 +184,7 @@ mod tests {
 
     #[test]
     fn the_status_lists_each_subnet_once_with_most_free_addresses_first() {
-        let found =
-            vec![subnet("s-3", "a", 5), subnet("s-2", "b", 9), subnet("s-1", "c", 5), subnet("s-3", "a", 5)];
+        let found = vec![subnet("s-3", "a", 5), subnet("s-2", "b", 9), subnet("s-1", "c", 5), subnet("s-3", "a", 5)];
         let ids: Vec<String> = status(found).into_iter().map(|subnet| subnet.id).collect();
         assert_eq!(ids, ["s-2", "s-1", "s-3"]);
     }
@@ -247,7 +246,10 @@ mod tests {
         }));
         let found = find(&clients, &[term(None, &[("k", "v")])]).await.unwrap();
         assert_eq!(found.len(), 2);
-        assert_eq!(found[1], Subnet { id: "subnet-2".into(), zone: "us-east-1a".into(), zone_id: Some("use1-az1".into()), free: 7 });
+        assert_eq!(
+            found[1],
+            Subnet { id: "subnet-2".into(), zone: "us-east-1a".into(), zone_id: Some("use1-az1".into()), free: 7 }
+        );
         let seen = seen.lock().unwrap();
         assert_eq!(seen[0].form["Filter.1.Name"], "tag:k");
         assert_eq!((&*seen[0].form["MaxResults"], seen.len()), ("500", 2));

@@ -8,12 +8,7 @@ use super::fleet::CLAIM_TAG;
 use super::launch_template::{CLUSTER_TAG, tags};
 
 /// What is missing of an instance's tags: its node's name as `Name`, unless the user has one, its claim and its cluster.
-pub fn missing(
-    present: &BTreeMap<String, String>,
-    node: &str,
-    claim: &str,
-    cluster: &str,
-) -> BTreeMap<String, String> {
+pub fn missing(present: &BTreeMap<String, String>, node: &str, claim: &str, cluster: &str) -> BTreeMap<String, String> {
     let wanted = [("Name", node), (CLAIM_TAG, claim), (CLUSTER_TAG, cluster)];
     let absent = wanted.into_iter().filter(|(key, _)| !present.contains_key(*key));
     absent.map(|(key, value)| (key.to_owned(), value.to_owned())).collect()

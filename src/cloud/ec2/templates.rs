@@ -89,11 +89,8 @@ impl Templates {
         let mut slots = self.slots();
         let count = found.len();
         for (name, id) in found {
-            let slot = Slot {
-                name: name.clone(),
-                id: tokio::sync::Mutex::new(Some(id)),
-                used_ms: AtomicI64::new(now_ms),
-            };
+            let slot =
+                Slot { name: name.clone(), id: tokio::sync::Mutex::new(Some(id)), used_ms: AtomicI64::new(now_ms) };
             slots.entry(name).or_insert_with(|| Arc::new(slot));
         }
         Ok(count)
@@ -121,7 +118,9 @@ impl Templates {
 async fn find(clients: &Clients, name: &str) -> Result<Option<String>, ApiError> {
     let call = clients.ec2.describe_launch_templates().launch_template_names(name);
     match call.send().await.map_err(ApiError::of("ec2:DescribeLaunchTemplates")) {
-        Ok(answer) => Ok(answer.launch_templates().first().and_then(|found| found.launch_template_id()).map(str::to_owned)),
+        Ok(answer) => {
+            Ok(answer.launch_templates().first().and_then(|found| found.launch_template_id()).map(str::to_owned))
+        }
         Err(error) if error.class == Class::LaunchTemplateGone => Ok(None),
         Err(error) => Err(error),
     }
@@ -141,7 +140,13 @@ async fn create(clients: &Clients, name: &str, template: &Template) -> Result<St
     match call.send().await.map_err(ApiError::of("ec2:CreateLaunchTemplate")) {
         Ok(answer) => {
             let id = answer.launch_template().and_then(|made| made.launch_template_id()).unwrap_or_default();
-            tracing::info!(template = name, id, image = template.image_id, class = template.class, "launch template made");
+            tracing::info!(
+                template = name,
+                id,
+                image = template.image_id,
+                class = template.class,
+                "launch template made"
+            );
             Ok(id.to_owned())
         }
         // An attempt whose answer was lost, or another process of ours: the same name is the same content.
@@ -206,7 +211,10 @@ mod tests {
             "DescribeLaunchTemplates" => wire::ok("DescribeLaunchTemplates", described),
             "CreateLaunchTemplate" => {
                 exists.store(true, Ordering::SeqCst);
-                wire::ok("CreateLaunchTemplate", "<launchTemplate><launchTemplateId>lt-1</launchTemplateId></launchTemplate>")
+                wire::ok(
+                    "CreateLaunchTemplate",
+                    "<launchTemplate><launchTemplateId>lt-1</launchTemplateId></launchTemplate>",
+                )
             }
             "DeleteLaunchTemplate" => {
                 exists.store(false, Ordering::SeqCst);
@@ -272,12 +280,17 @@ mod tests {
                 "<launchTemplates><item><launchTemplateId>lt-1</launchTemplateId><launchTemplateName>a</launchTemplateName></item>\
                  <item><launchTemplateId>lt-2</launchTemplateId><launchTemplateName>b</launchTemplateName></item></launchTemplates>",
             ),
-            _ if request.form["LaunchTemplateId"] == "lt-1" => wire::refusal("InvalidLaunchTemplateId.NotFound", "gone"),
+            _ if request.form["LaunchTemplateId"] == "lt-1" => {
+                wire::refusal("InvalidLaunchTemplateId.NotFound", "gone")
+            }
             _ => wire::ok("DeleteLaunchTemplate", ""),
         }));
         delete_of_class(&clients, "c1", "default").await.unwrap();
         assert_eq!(actions(&seen), ["DescribeLaunchTemplates", "DeleteLaunchTemplate", "DeleteLaunchTemplate"]);
         let asked = &seen.lock().unwrap()[0].form;
-        assert_eq!((&*asked["Filter.1.Name"], &*asked["Filter.2.Name"]), ("tag:eks:eks-cluster-name", "tag:karpenter.k8s.aws/ec2nodeclass"));
+        assert_eq!(
+            (&*asked["Filter.1.Name"], &*asked["Filter.2.Name"]),
+            ("tag:eks:eks-cluster-name", "tag:karpenter.k8s.aws/ec2nodeclass")
+        );
     }
 }

@@ -99,9 +99,8 @@ fn fleet_outcome(answer: Result<(), ApiError>) -> Outcome {
 
 /// What the answers to dry RunInstances mean, one for each subnet tried: one that passes is enough, else the first decides.
 fn run_outcome(answers: &[Result<(), ApiError>], own_profile: bool) -> Outcome {
-    let passes = |answer: &Result<(), ApiError>| {
-        answer.as_ref().map_or_else(|error| error.class == Class::DryRunOk, |()| true)
-    };
+    let passes =
+        |answer: &Result<(), ApiError>| answer.as_ref().map_or_else(|error| error.class == Class::DryRunOk, |()| true);
     if answers.iter().any(passes) {
         return Outcome::Passed;
     }
@@ -127,7 +126,9 @@ fn run_outcome(answers: &[Result<(), ApiError>], own_profile: bool) -> Outcome {
 fn tried(catalogue: &Catalogue) -> Option<Candidate> {
     let on_demand = |found: &crate::scheduling::offering::InstanceType| {
         let offerings = found.offerings.iter().filter(|offering| offering.capacity_type == CapacityType::OnDemand);
-        offerings.map(|offering| (offering.zone.to_string(), offering.price)).collect::<std::collections::BTreeMap<_, _>>()
+        offerings
+            .map(|offering| (offering.zone.to_string(), offering.price))
+            .collect::<std::collections::BTreeMap<_, _>>()
     };
     let offered = || {
         let types = catalogue.instance_types.iter();
