@@ -37,16 +37,13 @@ pub async fn run(ctx: Arc<Context>) {
     loop {
         let due = untagged(&ctx.cluster.read());
         for (claim, provider_id, node) in due {
-            match ctx.cloud.tag(&provider_id, &node, &claim).await {
-                Err(error) => tracing::warn!(claim, %error, "its instance could not be tagged, trying again"),
-                Ok(()) => {
-                    let annotations = json!(
-                        ANNOTATIONS.map(|key| (key, "true")).into_iter().collect::<std::collections::BTreeMap<_, _>>()
-                    );
-                    let patch = json!({"metadata": {"annotations": annotations}});
-                    if let Err(error) = gone_is_fine(ctx.patch_claim(&claim, &patch).await) {
-                        tracing::warn!(claim, %error, "that its instance is tagged could not be written down");
-                    }
+            if let Err(error) = ctx.cloud.tag(&provider_id, &node, &claim).await { tracing::warn!(claim, %error, "its instance could not be tagged, trying again") } else {
+                let annotations = json!(
+                    ANNOTATIONS.map(|key| (key, "true")).into_iter().collect::<std::collections::BTreeMap<_, _>>()
+                );
+                let patch = json!({"metadata": {"annotations": annotations}});
+                if let Err(error) = gone_is_fine(ctx.patch_claim(&claim, &patch).await) {
+                    tracing::warn!(claim, %error, "that its instance is tagged could not be written down");
                 }
             }
             tokio::time::sleep(PAUSE).await;

@@ -26,6 +26,18 @@ struct Kept {
     seen: Arc<Catalogue>,
 }
 
+/// What catalogues are drawn from besides the class.
+pub struct Sources<'a> {
+    /// What the region offers.
+    pub region: &'a Region,
+    /// How risky spot is.
+    pub risk: &'a SpotRisk,
+    /// What had no capacity.
+    pub marks: &'a mut Unavailable,
+    /// Settings.
+    pub options: &'a Options,
+}
+
 /// Catalogues by name of node class.
 #[derive(Debug, Default)]
 pub struct Catalogues {
@@ -36,18 +48,15 @@ impl Catalogues {
     /// What may be bought now for nodes of a class in a placement group, or in none.
     pub fn of(
         &mut self,
-        region: &Region,
-        risk: &SpotRisk,
-        marks: &mut Unavailable,
+        sources: &mut Sources<'_>,
         class: &Ec2NodeClass,
         group: Option<PlacementGroup>,
-        options: &Options,
         now_ms: i64,
     ) -> Arc<Catalogue> {
         let group_id = group.as_ref().map(|group| group.id.clone());
-        let changes = marks.prune(now_ms);
-        let risk = risk.at(now_ms);
-        let marks = &*marks;
+        let changes = sources.marks.prune(now_ms);
+        let risk = sources.risk.at(now_ms);
+        let (marks, options) = (&*sources.marks, sources.options);
         let market = Market {
             stamp: [changes, 0, risk.stamp],
             unavailable: &|offering: &Override| marks.covers(offering, group_id.as_deref(), now_ms),
@@ -57,7 +66,7 @@ impl Catalogues {
         let mut view = ClassView::of(class, group, false);
         view.settings.reserved_enis = options.reserved_enis;
         view.settings.vm_memory_overhead_ppm = options.vm_memory_overhead_ppm;
-        let whole = region.catalogue(&view, &market);
+        let whole = sources.region.catalogue(&view, &market);
         let status = class.status.clone().unwrap_or_default();
         let exhausted = marks.exhausted_zones(&status.subnets, now_ms);
         let name = class.name_any();
@@ -123,7 +132,10 @@ mod tests {
         }
 
         fn see(&mut self, class: &Ec2NodeClass, now_ms: i64) -> Arc<Catalogue> {
-            self.catalogues.of(&self.region, &self.risk, &mut self.marks, class, None, &Options::of("c1"), now_ms)
+            let options = Options::of("c1");
+            let mut sources =
+                Sources { region: &self.region, risk: &self.risk, marks: &mut self.marks, options: &options };
+            self.catalogues.of(&mut sources, class, None, now_ms)
         }
     }
 

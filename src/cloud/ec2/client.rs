@@ -174,7 +174,7 @@ impl HttpConnector for Paced {
 }
 
 #[cfg(test)]
-pub mod wire {
+pub(super) mod wire {
     //! A stand-in for the network: answers come from a function of the request.
 
     use aws_sdk_ec2::config::{Credentials, SharedCredentialsProvider};

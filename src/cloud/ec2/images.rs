@@ -195,7 +195,7 @@ pub async fn find(
     now_ms: i64,
 ) -> Result<Vec<(Image, Vec<AmiRequirement>)>, ImageError> {
     if let Some(alias) = terms.iter().find_map(|term| term.alias.as_deref()) {
-        return Ok(by_alias(clients, parameters, alias, version, now_ms).await?);
+        return by_alias(clients, parameters, alias, version, now_ms).await;
     }
     let mut ids: BTreeSet<String> = terms.iter().filter_map(|term| term.id.clone()).collect();
     for name in terms.iter().filter(|term| term.id.is_none()).filter_map(|term| term.ssm_parameter.as_deref()) {

@@ -89,7 +89,7 @@ async fn pages(
     let mut found = Vec::new();
     while let Some(page) = pages.next().await {
         let page = page.map_err(ApiError::of("ec2:DescribeInstances"))?;
-        found.extend(page.reservations().iter().flat_map(|one| one.instances()).filter_map(read));
+        found.extend(page.reservations().iter().flat_map(aws_sdk_ec2::types::Reservation::instances).filter_map(read));
     }
     Ok(found)
 }

@@ -29,7 +29,7 @@ struct Ready {
 
 /// What came of a fleet request.
 enum Came {
-    Launched(Launched),
+    Launched(Box<Launched>),
     /// A template isn't there any more: make it and ask again.
     TemplateGone,
 }
@@ -51,7 +51,7 @@ impl Ec2 {
         for last in [false, true] {
             let ready = self.prepare(request, details, token).await?;
             match self.ask(request, &ready).await? {
-                Came::Launched(launched) => return Ok(launched),
+                Came::Launched(launched) => return Ok(*launched),
                 Came::TemplateGone if last => break,
                 Came::TemplateGone => {
                     let names: Vec<&str> = ready.templates.iter().map(Held::name).collect();
@@ -88,7 +88,7 @@ impl Ec2 {
             return Err(LaunchError::InsufficientCapacity { unavailable: vec![] });
         };
         let group = self.group_of(&details.class).await?;
-        let facts = self.facts.load();
+        let facts = self.facts.load_full();
         let ground = Ground {
             request,
             details,
@@ -137,7 +137,7 @@ impl Ec2 {
             let instance = instance(request, born, &ready.fleet);
             self.remember(&instance);
             self.attempts().launched(uid);
-            return Ok(Came::Launched(Launched { instance, unavailable: lessons.offerings() }));
+            return Ok(Came::Launched(Box::new(Launched { instance, unavailable: lessons.offerings() })));
         }
         self.attempts().nothing_launched(uid);
         if answer.lacks_template() {
@@ -178,7 +178,7 @@ impl Ec2 {
             Class::TokenReused => {
                 // An earlier call with this token and other offerings was heard: its instance must show itself.
                 if let Some(instance) = self.left_by_earlier_attempt(uid).await? {
-                    return Ok(Came::Launched(Launched { instance, unavailable: vec![] }));
+                    return Ok(Came::Launched(Box::new(Launched { instance, unavailable: vec![] })));
                 }
                 let next = self.attempts().token_reused(uid, now_ms());
                 let what =

@@ -266,4 +266,4 @@ pub fn restricted_tag(own: &BTreeMap<String, String>) -> Option<&str> {
 
 #[cfg(test)]
 #[path = "launch_template_tests.rs"]
-pub mod tests;
+pub(super) mod tests;

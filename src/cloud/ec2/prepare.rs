@@ -116,13 +116,11 @@ impl Ground<'_> {
             let found = &candidate.instance_type;
             let Some(image) = image_of(images, &found.labels) else { continue };
             let key = (image.id.as_str(), found.capacity.pods);
-            let text = match texts.get(&key) {
-                Some(text) => text.clone(),
-                None => {
-                    let text =
-                        self.user_data(found, image, choice.capacity_type).map_err(|error| self.refused(&error))?;
-                    texts.entry(key).or_insert(STANDARD.encode(text)).clone()
-                }
+            let text = if let Some(text) = texts.get(&key) {
+                text.clone()
+            } else {
+                let text = self.user_data(found, image, choice.capacity_type).map_err(|error| self.refused(&error))?;
+                texts.entry(key).or_insert(STANDARD.encode(text)).clone()
             };
             let efa = if self.requests(EFA) { i32::try_from(found.capacity.get(EFA)).unwrap_or(0) } else { 0 };
             let shares = |group: &&mut Group| {
@@ -285,4 +283,4 @@ impl Ground<'_> {
 
 #[cfg(test)]
 #[path = "prepare_tests.rs"]
-pub mod tests;
+pub(super) mod tests;

@@ -35,11 +35,11 @@ fn profile_xml(name: &str, role: Option<&String>) -> String {
     )
 }
 
-fn refused(code: &str, message: &str) -> Option<(u16, String)> {
+fn refused(code: &str, message: &str) -> (u16, String) {
     let body = format!(
         r#"<ErrorResponse xmlns="https://iam.amazonaws.com/doc/2010-05-08/"><Error><Type>Sender</Type><Code>{code}</Code><Message>{message}</Message></Error></ErrorResponse>"#
     );
-    Some((404, body))
+    (404, body)
 }
 
 fn fake(iam: Arc<Mutex<Iam>>) -> wire::Answer {
@@ -53,7 +53,7 @@ fn fake(iam: Arc<Mutex<Iam>>) -> wire::Answer {
             );
             Some((200, body))
         };
-        let missing = || refused("NoSuchEntity", "Instance Profile cannot be found.");
+        let missing = || Some(refused("NoSuchEntity", "Instance Profile cannot be found."));
         match action {
             "GetInstanceProfile" => match iam.profiles.get(&name) {
                 None => missing(),
@@ -66,7 +66,7 @@ fn fake(iam: Arc<Mutex<Iam>>) -> wire::Answer {
             "AddRoleToInstanceProfile" => {
                 let role = request.form["RoleName"].clone();
                 if role.starts_with("no-") {
-                    return refused("NoSuchEntity", "The role with name no- cannot be found.");
+                    return Some(refused("NoSuchEntity", "The role with name no- cannot be found."));
                 }
                 iam.profiles.insert(name, Some(role));
                 ok(String::new())

@@ -19,7 +19,7 @@ pub fn tag_filters(tags: &BTreeMap<String, String>) -> Vec<Filter> {
 }
 
 #[cfg(test)]
-pub mod tests {
+pub(super) mod tests {
     use super::*;
 
     /// Filters as text, for tables.

@@ -11,7 +11,7 @@ use kube::{Client, ResourceExt};
 use tokio::sync::Semaphore;
 
 use super::attempts::Attempts;
-use super::catalogues::Catalogues;
+use super::catalogues::{Catalogues, Sources};
 use super::class_view::PlacementGroup;
 use super::client::{Clients, ConnectError};
 use super::cluster::{self, ClusterError, ClusterFacts};
@@ -331,7 +331,8 @@ impl Cloud for Ec2 {
     fn catalogue(&self, class: &Ec2NodeClass) -> Arc<Catalogue> {
         let group = self.known_group(class);
         let mut marks = lock(&self.unavailable);
-        lock(&self.catalogues).of(&self.region, &self.risk, &mut marks, class, group, &self.options, now_ms())
+        let mut sources = Sources { region: &self.region, risk: &self.risk, marks: &mut marks, options: &self.options };
+        lock(&self.catalogues).of(&mut sources, class, group, now_ms())
     }
 
     fn mark_unavailable(&self, offering: &Override) {

@@ -215,9 +215,7 @@ async fn c11_want_of_capacity_comes_back_at_once_and_is_remembered() {
     let error = world.ec2.launch(request.clone()).await.unwrap_err();
     let LaunchError::InsufficientCapacity { unavailable } = error else { panic!("{error}") };
     assert_eq!(unavailable, [request.overrides[0].clone()]);
-    let marks = world.ec2.unavailable.lock().unwrap();
-    assert!(marks.covers(&unavailable[0], None, now_ms()));
-    drop(marks);
+    assert!(world.ec2.unavailable.lock().unwrap().covers(&unavailable[0], None, now_ms()));
     world.ec2.launch(request).await.unwrap();
     assert_eq!(world.fake().tokens, ["uid-1", "uid-1-1"], "answered tokens are not used again");
 }
