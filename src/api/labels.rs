@@ -124,6 +124,8 @@ pub const TERMINATION_TIMESTAMP: &str = "karpenter.sh/nodeclaim-termination-time
 pub const MIN_VALUES_RELAXED: &str = "karpenter.sh/nodeclaim-min-values-relaxed";
 /// `"true"` on a NodeClaim whose instance has got its tags.
 pub const TAGGED: &str = "karpenter.k8s.aws/tagged";
+/// `"true"` on a NodeClaim whose instance has got its cluster's tag, which old versions did not give it.
+pub const CLUSTER_NAME_TAGGED: &str = "compatibility.karpenter.k8s.aws/cluster-name-tagged";
 /// Instance profile of a NodeClaim's instance.
 pub const INSTANCE_PROFILE_NAME: &str = "karpenter.k8s.aws/instance-profile-name";
 /// Pods a NodeClaim was bought for: a JSON list of `namespace/name`.

@@ -5,21 +5,23 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context as _, bail};
+use anyhow::Context as _;
 use clap::{ArgAction, Args, ValueEnum};
 use tracing_subscriber::EnvFilter;
 
+use super::aws::AwsArgs;
 use super::planning::PlanArgs;
 use crate::admission::AdmissionConfig;
 use crate::api::duration;
 use crate::cloud::Cloud;
 use crate::cloud::catalogue::SpotPricing;
+use crate::cloud::ec2::{self, Ec2};
 use crate::cloud::simulated::{BootDelay, Script, SimulatedConfig, SimulatedEc2};
 use crate::cluster::{Cluster, State, watch};
 use crate::controllers::context::{Placement, Settings};
 use crate::controllers::leader::Candidate;
 use crate::controllers::{
-    Context, disruption, garbage, interruption, lifecycle, node_class, node_pool, placement, provisioner, view,
+    Context, disruption, garbage, interruption, lifecycle, node_class, node_pool, placement, provisioner, tagging, view,
 };
 use crate::server::{AppState, Server, ServerConfig, system_now_ms};
 use crate::telemetry::Metrics;
@@ -98,6 +100,9 @@ pub struct ControllerArgs {
     /// How plans are made.
     #[command(flatten)]
     pub plan: PlanArgs,
+    /// Amazon EC2.
+    #[command(flatten)]
+    pub aws: AwsArgs,
 
     /// Lead without a Lease: only where there is one replica.
     #[arg(long, env = "DISABLE_LEADER_ELECTION", default_value_t = false, action = ArgAction::Set)]
@@ -133,7 +138,8 @@ pub struct ControllerArgs {
     pub simulated_seed: u64,
 }
 
-fn parse_duration(text: &str) -> Result<Duration, String> {
+/// A duration such as 500ms, 10s or 1m30s.
+pub(super) fn parse_duration(text: &str) -> Result<Duration, String> {
     let wanted = "a duration such as 500ms, 10s or 1m30s is wanted";
     let milliseconds = match text.strip_suffix("ms").map(str::parse::<i64>) {
         Some(parsed) => parsed.map_err(|_| wanted.to_owned())?,
@@ -260,10 +266,35 @@ async fn told_to_stop() {
     }
 }
 
-fn cloud(args: &ControllerArgs) -> anyhow::Result<Arc<SimulatedEc2>> {
-    if args.cloud == CloudKind::Ec2 {
-        bail!("--cloud ec2 is not part of this version; --cloud simulated is");
+/// A cloud of which the settings are known.
+enum Prepared {
+    Simulated(Arc<SimulatedEc2>),
+    Ec2(Box<ec2::Options>),
+}
+
+/// A cloud that answers, and is started when this process leads.
+enum Connected {
+    Simulated(Arc<SimulatedEc2>),
+    Ec2(Box<(ec2::Clients, ec2::Options)>),
+}
+
+impl Prepared {
+    async fn connect(self) -> anyhow::Result<Connected> {
+        Ok(match self {
+            Self::Simulated(simulated) => Connected::Simulated(simulated),
+            Self::Ec2(options) => Connected::Ec2(Box::new((Ec2::connect().await?, *options))),
+        })
     }
+}
+
+fn cloud(args: &ControllerArgs) -> anyhow::Result<Prepared> {
+    match args.cloud {
+        CloudKind::Ec2 => Ok(Prepared::Ec2(Box::new(args.aws.options(&args.cluster_name)?))),
+        CloudKind::Simulated => Ok(Prepared::Simulated(simulated(args)?)),
+    }
+}
+
+fn simulated(args: &ControllerArgs) -> anyhow::Result<Arc<SimulatedEc2>> {
     let script = match &args.simulated_script {
         None => Script::default(),
         Some(file) => {
@@ -307,7 +338,8 @@ fn lead(
         Candidate::new(client.clone(), &namespace, &args.leader_election_name, identity)
     });
     async move {
-        let simulated = made?;
+        // A replica that can't reach its cloud says so now, not when it leads.
+        let connected = made?.connect().await?;
         watch::synced(&cluster).await;
         state.readiness.set_caches_synced(true);
         tracing::info!("caches synced");
@@ -318,16 +350,28 @@ fn lead(
                 _ = stopped.wait_for(|stop| *stop) => return Ok(()),
             }
         }
-        let cloud: Arc<dyn Cloud> = Arc::clone(&simulated) as Arc<dyn Cloud>;
-        let ctx = Arc::new(Context::new(client.clone(), cluster, cloud, settings, metrics));
-        let shutdown = {
-            let mut stopped = stopped.clone();
-            async move {
-                let _ = stopped.wait_for(|stop| *stop).await;
+        let mut loops = tokio::task::JoinSet::new();
+        let cloud: Arc<dyn Cloud> = match connected {
+            Connected::Ec2(made) => {
+                let (clients, options) = *made;
+                let ec2 = Arc::new(Ec2::start(&client, clients, options).await?);
+                loops.spawn(Arc::clone(&ec2).run(client.clone()));
+                ec2
+            }
+            Connected::Simulated(simulated) => {
+                let mut stopped = stopped.clone();
+                let shutdown = async move {
+                    let _ = stopped.wait_for(|stop| *stop).await;
+                };
+                tokio::spawn(Arc::clone(&simulated).run(client.clone(), shutdown));
+                simulated
             }
         };
-        tokio::spawn(simulated.run(client, shutdown));
-        let mut loops = tokio::task::JoinSet::new();
+        let ctx = Arc::new(Context::new(client, cluster, cloud, settings, metrics));
+        if ctx.cloud.instance_ca().is_some() {
+            loops.spawn(tagging::run(Arc::clone(&ctx)));
+            loops.spawn(garbage::profiles(Arc::clone(&ctx)));
+        }
         loops.spawn(node_class::run(Arc::clone(&ctx)));
         loops.spawn(node_pool::run(Arc::clone(&ctx)));
         loops.spawn(provisioner::run(Arc::clone(&ctx)));

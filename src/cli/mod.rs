@@ -1,5 +1,6 @@
 //! The command line: one file for each subcommand.
 
+pub mod aws;
 pub mod controller;
 pub mod manifests;
 mod output;

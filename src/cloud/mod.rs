@@ -1,14 +1,20 @@
-//! The cloud behind the plan: a small trait, and the simulated EC2 that is the embedded default.
+//! The cloud behind the plan: a small trait, Amazon EC2, and the simulated EC2 that is the embedded default.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 
+use futures::FutureExt;
 use futures::future::BoxFuture;
 
-use crate::api::Ec2NodeClass;
+use crate::api::{Ec2NodeClass, Ec2NodeClassStatus, NodeClaim};
 use crate::scheduling::offering::{CapacityType, Catalogue};
 
+pub mod ami_family;
 pub mod catalogue;
 pub mod draw;
+pub mod ec2;
+pub mod kubelet;
 pub mod simulated;
 
 /// An offering a launch may take: instance type, zone, capacity type.
@@ -36,9 +42,22 @@ pub struct LaunchRequest {
     /// Acceptable offerings, cheapest first, never empty.
     pub overrides: Vec<Override>,
     /// Labels the kubelet registers the node with.
-    pub labels: std::collections::BTreeMap<String, String>,
+    pub labels: BTreeMap<String, String>,
     /// Taints the kubelet registers the node with (permanent, start-up and `karpenter.sh/unregistered`).
     pub taints: Vec<k8s_openapi::api::core::v1::Taint>,
+    /// The objects behind the request, for a cloud that makes instances of them.
+    pub details: Option<Arc<LaunchDetails>>,
+}
+
+/// The objects behind a launch.
+#[derive(Debug)]
+pub struct LaunchDetails {
+    /// The NodeClaim.
+    pub claim: NodeClaim,
+    /// Its node class.
+    pub class: Arc<Ec2NodeClass>,
+    /// The catalogue that the request's offerings were taken from.
+    pub catalogue: Arc<Catalogue>,
 }
 
 /// An instance as the cloud knows it.
@@ -91,6 +110,19 @@ pub enum LaunchError {
     /// The API throttled the call: try again later.
     #[error("request rate exceeded, retry with backoff")]
     Throttled,
+    /// The account has no role for spot instances, and the controller may not make it.
+    #[error(
+        "the account lacks the service-linked role of EC2 spot: run aws iam create-service-linked-role --aws-service-name spot.amazonaws.com"
+    )]
+    NoSpotRole,
+    /// EC2 refused for a reason that somebody has to look at; nothing was launched.
+    #[error("launch refused, {reason}: {message}")]
+    Rejected {
+        /// In a word, as the NodeClaim's Launched condition says it.
+        reason: &'static str,
+        /// What EC2 says.
+        message: String,
+    },
     /// The node class can't launch.
     #[error("node class {name} is not ready: {reason}")]
     NodeClassNotReady {
@@ -150,6 +182,30 @@ pub struct Message {
     pub at_ms: i64,
 }
 
+/// What is known of a node class's condition.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// It holds.
+    True,
+    /// It doesn't: reason and message.
+    False(&'static str, String),
+    /// It can't be told yet: reason and message.
+    Unknown(&'static str, String),
+    /// An API failed: what was known before stands. The message says what failed.
+    Unjudged(String),
+}
+
+/// What a node class comes to in the cloud.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Resolution {
+    /// The status without its conditions; `None` leaves it as it is.
+    pub status: Option<Ec2NodeClassStatus>,
+    /// Verdicts by condition.
+    pub verdicts: Vec<(&'static str, Verdict)>,
+    /// When to look again, unless the class changes before.
+    pub again: Duration,
+}
+
 /// What Stowage needs of a cloud. Every method is safe to repeat.
 pub trait Cloud: Send + Sync {
     /// Instance types, offerings, prices and availability for nodes of `class`. Cached; does no I/O.
@@ -166,6 +222,40 @@ pub trait Cloud: Send + Sync {
     fn list(&self) -> BoxFuture<'_, Result<Vec<Instance>, CloudError>>;
     /// Waits (bounded, as a long poll) for messages of the interruption queue.
     fn receive_messages(&self) -> BoxFuture<'_, Result<Vec<Message>, CloudError>>;
+    /// Messages received since the start, by kind, also those that had no effect, where the cloud counts them itself.
+    fn messages_received(&self) -> Option<BTreeMap<&'static str, u64>> {
+        None
+    }
     /// Deletes a handled message.
     fn delete_message<'a>(&'a self, receipt: &'a str) -> BoxFuture<'a, Result<(), CloudError>>;
+    /// What a node class comes to: subnets, images and so on. Without an answer of its own a cloud has nothing to discover, every
+    /// condition holds, and looking again costs nothing.
+    fn resolve<'a>(&'a self, _class: &'a Ec2NodeClass) -> BoxFuture<'a, Resolution> {
+        let all = crate::api::conditions::EC2_NODE_CLASS_DEPENDENTS.iter();
+        let verdicts = all.map(|kind| (*kind, Verdict::True)).collect();
+        let resolution = Resolution { status: None, verdicts, again: Duration::ZERO };
+        async move { resolution }.boxed()
+    }
+    /// The CA that instances get, base64, if this cloud makes real ones: then node classes carry a drift hash, which the CA is part
+    /// of, and a finalizer.
+    fn instance_ca(&self) -> Option<String> {
+        None
+    }
+    /// Tags an instance with its node's and its claim's names. One that is gone is fine.
+    fn tag<'a>(
+        &'a self,
+        _provider_id: &'a str,
+        _node: &'a str,
+        _claim: &'a str,
+    ) -> BoxFuture<'a, Result<(), CloudError>> {
+        async { Ok(()) }.boxed()
+    }
+    /// Deletes the instance profiles that were made for classes and that none of `used` is any more.
+    fn delete_unused_profiles<'a>(&'a self, _used: &'a BTreeSet<String>) -> BoxFuture<'a, Result<(), CloudError>> {
+        async { Ok(()) }.boxed()
+    }
+    /// Deletes what was made for a node class that no NodeClaim uses any more.
+    fn release_class<'a>(&'a self, _class: &'a Ec2NodeClass) -> BoxFuture<'a, Result<(), CloudError>> {
+        async { Ok(()) }.boxed()
+    }
 }

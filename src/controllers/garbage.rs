@@ -8,24 +8,31 @@ use kube::ResourceExt;
 
 use super::context::Context;
 use super::lifecycle;
-use crate::api::{NodeClaim, conditions};
+use crate::api::{NodeClaim, conditions, labels};
 use crate::cloud::Instance;
 use crate::cluster::snapshot::node_ready;
 use crate::cluster::{State, now_ms};
 
 /// How often both are compared.
 const PERIOD: Duration = Duration::from_secs(30);
+/// How often unused instance profiles are looked for.
+const PROFILES_PERIOD: Duration = Duration::from_mins(30);
 /// A younger instance may belong to a claim whose launch is not written down yet, milliseconds.
 const YOUNG_MS: i64 = 60_000;
 
-/// Provider ids of instances that no claim knows.
+/// Provider ids of instances that no claim knows: none names it, and the claim it was launched for, if there is one, names
+/// another.
 pub fn leaked(state: &State, instances: &[Instance], now: i64) -> Vec<String> {
-    let tokens: BTreeSet<&str> = state.claims.values().filter_map(|claim| claim.metadata.uid.as_deref()).collect();
-    instances
-        .iter()
-        .filter(|instance| now - instance.launched_at_ms >= YOUNG_MS && !tokens.contains(&*instance.client_token))
-        .map(|instance| instance.provider_id.clone())
-        .collect()
+    let id = |claim: &NodeClaim| claim.status.as_ref().and_then(|status| status.provider_id.clone());
+    let named: BTreeSet<String> = state.claims.values().filter_map(|claim| id(claim)).collect();
+    let waiting: BTreeSet<&str> = (state.claims.values().filter(|claim| id(claim).is_none()))
+        .filter_map(|claim| claim.metadata.uid.as_deref())
+        .collect();
+    let known = |instance: &&Instance| {
+        named.contains(&instance.provider_id) || waiting.contains(instance.client_token.as_str())
+    };
+    let old = instances.iter().filter(|instance| now - instance.launched_at_ms >= YOUNG_MS);
+    old.filter(|instance| !known(instance)).map(|instance| instance.provider_id.clone()).collect()
 }
 
 /// Claims whose instance is gone. A node that is still ready contradicts the list, so its claim stays; so does a claim that
@@ -47,6 +54,25 @@ pub fn orphaned(state: &State, instances: &[Instance], now: i64) -> Vec<Arc<Node
         .filter(|claim| state.node_of(claim).is_none_or(|node| !node_ready(node)))
         .cloned()
         .collect()
+}
+
+/// Instance profiles that classes name, or claims: their instances may still ask for credentials.
+pub fn profiles_in_use(state: &State) -> BTreeSet<String> {
+    let classes = state.classes.values().filter_map(|class| class.status.as_ref()?.instance_profile.clone());
+    let claims =
+        state.claims.values().filter_map(|claim| claim.annotations().get(labels::INSTANCE_PROFILE_NAME).cloned());
+    classes.chain(claims).collect()
+}
+
+/// Deletes instance profiles that nothing uses any more, until the process ends.
+pub async fn profiles(ctx: Arc<Context>) {
+    loop {
+        tokio::time::sleep(PROFILES_PERIOD).await;
+        let used = profiles_in_use(&ctx.cluster.read());
+        if let Err(error) = ctx.cloud.delete_unused_profiles(&used).await {
+            tracing::warn!(%error, "unused instance profiles could not be deleted, trying again later");
+        }
+    }
 }
 
 /// Runs until the process ends.
@@ -128,6 +154,19 @@ mod tests {
     fn only_an_old_instance_that_no_claim_knows_is_leaked() {
         let all = [instance("i-1", "token", 0), instance("i-2", "other", 0), instance("i-3", "young", 50_000)];
         assert_eq!(leaked(&state(true), &all, 60_000), ["aws:///z/i-2"]);
+    }
+
+    #[test]
+    fn an_instance_is_known_by_its_claims_provider_id_whoever_launched_it() {
+        let adopted = instance("i-1", "", 0);
+        assert!(leaked(&state(true), &[adopted], 60_000).is_empty());
+        let twin = instance("i-2", "token", 0);
+        assert_eq!(leaked(&state(true), std::slice::from_ref(&twin), 60_000), ["aws:///z/i-2"], "launched twice");
+        let mut unwritten = state(true);
+        let mut claim = unwritten.claims["c"].as_ref().clone();
+        claim.status = None;
+        unwritten.apply_claim(claim);
+        assert!(leaked(&unwritten, &[twin], 60_000).is_empty(), "its launch is not written down yet");
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Messages of the interruption queue: the node is closed at once, its replacement is bought first where time allows,
 //! then it is drained and terminated.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -79,6 +79,7 @@ pub fn response(message: &Message) -> Response {
 
 /// Reads the queue until the process ends.
 pub async fn listen(ctx: Arc<Context>) {
+    let mut counted = BTreeMap::new();
     loop {
         let messages = match ctx.cloud.receive_messages().await {
             Ok(messages) => messages,
@@ -88,9 +89,15 @@ pub async fn listen(ctx: Arc<Context>) {
                 continue;
             }
         };
+        let received = ctx.cloud.messages_received();
+        for (kind, new) in since(&mut counted, received.clone().unwrap_or_default()) {
+            ctx.metrics.interruption_messages.with_label_values(&[kind]).inc_by(new);
+        }
         for message in messages {
             let kind = kind_label(message.kind);
-            ctx.metrics.interruption_messages.with_label_values(&[kind]).inc();
+            if received.is_none() {
+                ctx.metrics.interruption_messages.with_label_values(&[kind]).inc();
+            }
             match respond(&ctx, &message).await {
                 // A message that could not be acted on comes back when its visibility time-out ends.
                 Err(error) => {
@@ -104,6 +111,13 @@ pub async fn listen(ctx: Arc<Context>) {
             }
         }
     }
+}
+
+/// What was counted since the last look, which `counted` remembers.
+fn since(counted: &mut BTreeMap<&'static str, u64>, now: BTreeMap<&'static str, u64>) -> Vec<(&'static str, u64)> {
+    let before = std::mem::replace(counted, now.clone());
+    let new = now.into_iter().map(|(kind, count)| (kind, count - before.get(kind).copied().unwrap_or(0).min(count)));
+    new.filter(|(_, new)| *new > 0).collect()
 }
 
 fn kind_label(kind: MessageKind) -> &'static str {
@@ -276,6 +290,14 @@ mod tests {
         assert!(leaves(true, 10_000), "it is");
         assert!(!leaves(false, 74_999));
         assert!(leaves(false, 75_000), "30 s of grace and 15 s of margin before the deadline");
+    }
+
+    #[test]
+    fn counts_of_the_cloud_are_told_once() {
+        let mut counted = BTreeMap::new();
+        assert_eq!(since(&mut counted, [("a", 2), ("b", 0)].into()), [("a", 2)]);
+        assert_eq!(since(&mut counted, [("a", 3), ("b", 1)].into()), [("a", 1), ("b", 1)]);
+        assert!(since(&mut counted, [("a", 3), ("b", 1)].into()).is_empty());
     }
 
     #[test]

@@ -12,10 +12,10 @@ use serde_json::json;
 use super::context::{Context, single_values};
 use super::provisioner::claim_event;
 use crate::api::conditions::{Conditions, LAUNCHED, NODE_CLAIM_DEPENDENTS};
-use crate::api::{NodeClaim, labels};
-use crate::cloud::{Instance, LaunchError, LaunchRequest, Launched, Override};
+use crate::api::{Ec2NodeClass, NodeClaim, hash, labels};
+use crate::cloud::{Instance, LaunchDetails, LaunchError, LaunchRequest, Launched, Override};
 use crate::cluster::now_ms;
-use crate::scheduling::offering::{Catalogue, InstanceType, MicroUsd};
+use crate::scheduling::offering::{Catalogue, InstanceType, MicroUsd, OFFERING_LABELS, Offering};
 use crate::scheduling::requirement::Requirements;
 
 /// Why a launch did not come about.
@@ -60,6 +60,11 @@ pub async fn launch(ctx: &Arc<Context>, claim: &NodeClaim) -> Result<(), Failure
         overrides,
         labels: single_values(claim),
         taints,
+        details: Some(Arc::new(LaunchDetails {
+            claim: claim.clone(),
+            class: Arc::clone(&class),
+            catalogue: Arc::clone(&catalogue),
+        })),
     };
     let started = now_ms();
     let result = ctx.cloud.launch(request).await;
@@ -70,7 +75,16 @@ pub async fn launch(ctx: &Arc<Context>, claim: &NodeClaim) -> Result<(), Failure
             for offering in &launched.unavailable {
                 ctx.cloud.mark_unavailable(offering);
             }
-            record(ctx, claim, &launched, &catalogue).await
+            record(ctx, claim, &class, &launched, &catalogue).await
+        }
+        Err(error @ LaunchError::NoSpotRole) => {
+            claim_event(ctx, claim, true, "SpotSLRCreationFailed", &error.to_string()).await;
+            Err(Failure::Hopeless("insufficient_capacity", error.to_string()))
+        }
+        Err(LaunchError::Rejected { reason, message }) => {
+            claim_event(ctx, claim, true, reason, &message).await;
+            not_launched(ctx, claim, reason, &message).await?;
+            Err(Failure::Later(format!("{reason}: {message}")))
         }
         Err(LaunchError::InsufficientCapacity { unavailable }) => {
             for offering in &unavailable {
@@ -105,7 +119,11 @@ pub fn acceptable(claim: &NodeClaim, catalogue: &Catalogue) -> Vec<Override> {
             continue;
         }
         for offering in &instance_type.offerings {
-            if offering.available && zone_ok(&offering.zone) && capacity_ok(offering.capacity_type.as_str()) {
+            if offering.available
+                && zone_ok(&offering.zone)
+                && capacity_ok(offering.capacity_type.as_str())
+                && offered(&requirements, offering)
+            {
                 found.push((
                     offering.price.0,
                     Override {
@@ -126,13 +144,20 @@ pub fn acceptable(claim: &NodeClaim, catalogue: &Catalogue) -> Vec<Override> {
 /// Whether a type may serve a claim: what both name must agree; keys that only the claim names are the template's labels.
 fn admits(requirements: &Requirements, own: &BTreeMap<String, String>) -> bool {
     requirements.iter().all(|(key, set)| match own.get(&**key) {
+        // Every type can be had in both; the launch asks for the one that the claim names.
+        _ if **key == *labels::INSTANCE_TENANCY => set.accepts(Some("default")) || set.accepts(Some("dedicated")),
         Some(value) => set.accepts(Some(value)),
-        None => !labels::is_well_known(key) || DRAWN.contains(&&**key) || set.accepts_absence(),
+        None => {
+            let elsewhere = OFFERING_LABELS.contains(&&**key) || **key == *labels::NODE_POOL;
+            elsewhere || !labels::is_well_known(key) || set.accepts_absence()
+        }
     })
 }
 
-/// Well-known keys that an offering or the template decides, not the type.
-const DRAWN: [&str; 4] = [labels::ZONE, labels::ZONE_ID, labels::CAPACITY_TYPE, labels::NODE_POOL];
+/// Whether an offering may serve a claim, by the labels that are its own.
+fn offered(requirements: &Requirements, offering: &Offering) -> bool {
+    OFFERING_LABELS.iter().all(|key| requirements.get(key).is_none_or(|set| set.accepts(offering.label(key))))
+}
 
 /// What an instance costs.
 fn price(found: Option<&Arc<InstanceType>>, instance: &Instance) -> MicroUsd {
@@ -143,9 +168,34 @@ fn price(found: Option<&Arc<InstanceType>>, instance: &Instance) -> MicroUsd {
     offering.map_or_else(MicroUsd::default, |offering| offering.price)
 }
 
+/// Says on the claim why it isn't launched.
+async fn not_launched(ctx: &Context, claim: &NodeClaim, reason: &str, message: &str) -> Result<(), Failure> {
+    let before = claim.status.as_ref().map(|status| status.conditions.clone()).unwrap_or_default();
+    let mut list = before.clone();
+    let (generation, created) = (claim.metadata.generation, claim.metadata.creation_timestamp.as_ref());
+    let now = Time(Timestamp::now());
+    Conditions::open(&mut list, NODE_CLAIM_DEPENDENTS, generation, created, &now)
+        .set_unknown(LAUNCHED, reason, message);
+    if list != before {
+        ctx.patch_claim_status(&claim.name_any(), &json!({ "conditions": list })).await?;
+    }
+    Ok(())
+}
+
+/// What a launched claim says of the class it was launched from, where the cloud makes real instances of it.
+fn origin(class: &Ec2NodeClass, ca: &str) -> BTreeMap<&'static str, String> {
+    let profile = class.status.as_ref().and_then(|status| status.instance_profile.clone());
+    let hash = [
+        (labels::EC2_NODE_CLASS_HASH, hash::node_class(&class.spec, ca)),
+        (labels::EC2_NODE_CLASS_HASH_VERSION, hash::NODE_CLASS_VERSION.to_owned()),
+    ];
+    hash.into_iter().chain(profile.map(|profile| (labels::INSTANCE_PROFILE_NAME, profile))).collect()
+}
+
 async fn record(
     ctx: &Arc<Context>,
     claim: &NodeClaim,
+    class: &Ec2NodeClass,
     launched: &Launched,
     catalogue: &Catalogue,
 ) -> Result<(), Failure> {
@@ -157,9 +207,16 @@ async fn record(
     own.insert(labels::INSTANCE_TYPE.into(), instance.instance_type.clone());
     own.insert(labels::ZONE.into(), instance.zone.clone());
     own.insert(labels::CAPACITY_TYPE.into(), instance.capacity_type.as_str().into());
+    let offerings = found.iter().flat_map(|found| &found.offerings);
+    let zone_id = offerings.filter(|other| *other.zone == instance.zone).find_map(|other| other.label(labels::ZONE_ID));
+    own.extend(zone_id.map(|id| (labels::ZONE_ID.to_owned(), id.to_owned())));
     // What the user put on the claim wins (core reference 5.2).
     own.extend(single_values(claim));
-    ctx.patch_claim(&name, &json!({"metadata": {"labels": own}})).await?;
+    let mut metadata = json!({ "labels": own });
+    if let Some(ca) = ctx.cloud.instance_ca() {
+        metadata["annotations"] = json!(origin(class, &ca));
+    }
+    ctx.patch_claim(&name, &json!({ "metadata": metadata })).await?;
     let generation = claim.metadata.generation;
     let mut list = claim.status.as_ref().map(|status| status.conditions.clone()).unwrap_or_default();
     let created = claim.metadata.creation_timestamp.as_ref();

@@ -5,6 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::resources::Resources;
+use crate::api::labels;
 
 /// A price: millionths of a US dollar per hour.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -73,7 +74,40 @@ pub struct Offering {
     pub available: bool,
     /// How many more can be had; `None` is any number. Only reservations are counted.
     pub left: Option<i64>,
+    /// Labels of this offering alone, beside zone and capacity type: zone id, reservation, partition. Mostly shared
+    /// between the offerings of a zone.
+    pub labels: Arc<BTreeMap<String, String>>,
+    /// What the risk of losing it is worth, in thousandths of its price: added where plans are compared, never paid.
+    pub risk_permille: i64,
 }
+
+impl Offering {
+    /// Labels that an offering has a value of, or none, whatever the instance type: all of [`OFFERING_LABELS`].
+    pub fn label(&self, key: &str) -> Option<&str> {
+        match key {
+            labels::ZONE => Some(&self.zone),
+            labels::CAPACITY_TYPE => Some(self.capacity_type.as_str()),
+            key => self.labels.get(key).map(String::as_str),
+        }
+    }
+
+    /// The price with what the risk of losing it is worth, for comparisons.
+    pub fn price_at_risk(&self) -> MicroUsd {
+        let thousandths = i128::from(self.price.0) * i128::from(1_000 + self.risk_permille.max(0));
+        MicroUsd(i64::try_from(thousandths / 1_000).unwrap_or(i64::MAX))
+    }
+}
+
+/// Labels that the offering decides, not the instance type.
+pub const OFFERING_LABELS: [&str; 7] = [
+    labels::ZONE,
+    labels::CAPACITY_TYPE,
+    labels::ZONE_ID,
+    labels::CAPACITY_RESERVATION_ID,
+    labels::CAPACITY_RESERVATION_TYPE,
+    labels::CAPACITY_RESERVATION_INTERRUPTIBLE,
+    labels::PLACEMENT_GROUP_PARTITION,
+];
 
 /// An instance type as a node of one node class.
 #[derive(Clone, Debug, PartialEq, Eq)]

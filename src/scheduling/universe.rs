@@ -4,15 +4,15 @@
 //! A NodePool whose template leaves the value of a custom label open is expanded into variants, one per value that some
 //! pod could care about, so that every column's labels are definite.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Taint;
 
 use super::bits::Bits;
 use super::class::{NodeTerm, PodClass};
-use super::offering::{CapacityType, InstanceType};
-use super::problem::{Labels, Problem};
+use super::offering::{CapacityType, InstanceType, OFFERING_LABELS, Offering};
+use super::problem::{Labels, Pool, Problem};
 use super::requirement::{Requirements, ValueSet};
 use super::resources::Resources;
 use super::volumes::{UNLIMITED, attached_by};
@@ -20,6 +20,10 @@ use crate::api::labels;
 
 /// Most values of one open label, and most variants of one NodePool.
 const MAX_VARIANTS: usize = 64;
+
+/// Values of `karpenter.k8s.aws/instance-tenancy`.
+const SHARED: &str = "default";
+const DEDICATED: &str = "dedicated";
 
 /// The resources that are counted, as positions in dense vectors.
 #[derive(Clone, Debug, Default)]
@@ -127,6 +131,8 @@ pub(super) struct Column {
     pub paid: i64,
     /// How many can be had of a counted reservation; `None` is any number.
     pub left: Option<i64>,
+    /// Labels of the offering alone.
+    pub labels: Arc<BTreeMap<String, String>>,
 }
 
 /// An interned set of columns.
@@ -188,11 +194,12 @@ impl<'p> Universe<'p> {
             soft_tainted: Vec::new(),
         };
         let mentioned = mentioned_values(problem);
+        let dedicated = dedicated_is_asked_for(problem);
         for (at, pool) in problem.pools.iter().enumerate() {
             if pool.taints.iter().any(|t| t.effect == "PreferNoSchedule") {
                 universe.soft_tainted.push(at);
             }
-            universe.add_pool(at, &mentioned);
+            universe.add_pool(at, &mentioned, dedicated);
         }
         universe.subtract_daemons();
         let mut by_price: Vec<usize> = (0..universe.columns.len()).collect();
@@ -207,7 +214,7 @@ impl<'p> Universe<'p> {
         universe
     }
 
-    fn add_pool(&mut self, at: usize, mentioned: &HashMap<Arc<str>, BTreeSet<Arc<str>>>) {
+    fn add_pool(&mut self, at: usize, mentioned: &HashMap<Arc<str>, BTreeSet<Arc<str>>>, dedicated: bool) {
         let (pool, settings) = (&self.problem.pools[at], &self.problem.settings);
         // A pool that can't be understood offers nothing; `Pool::new` refuses it with a message.
         let Ok(requirements) = Requirements::from_api(&pool.requirements) else {
@@ -220,6 +227,8 @@ impl<'p> Universe<'p> {
                 if !set.contains(value) {
                     return;
                 }
+            } else if key.as_ref() == labels::INSTANCE_TENANCY {
+                variants = tenancies(variants, Some(set), dedicated);
             } else if well_known(key)
                 || pool.catalogue.instance_types.iter().any(|t| t.labels.contains_key(key.as_ref()))
             {
@@ -228,12 +237,19 @@ impl<'p> Universe<'p> {
                 variants = expand(variants, key, set, mentioned.get(key));
             }
         }
+        if dedicated && !has_key(pool, &requirements, labels::INSTANCE_TENANCY) {
+            variants = tenancies(variants, None, true);
+        }
+        let asked = |key: &'static str| (key, pool.labels.get(key), requirements.get(key));
+        let drawn: Vec<_> = (OFFERING_LABELS.into_iter().map(asked))
+            .filter(|(_, fixed, set)| fixed.is_some() || set.is_some())
+            .collect();
         for variant in variants {
             let index = self.variants.len();
             self.variants.push(variant);
             for instance_type in &pool.catalogue.instance_types {
                 let admits = |(key, set): &(&Arc<str>, &ValueSet)| {
-                    matches!(key.as_ref(), labels::ZONE | labels::CAPACITY_TYPE)
+                    OFFERING_LABELS.contains(&key.as_ref())
                         || set.accepts(instance_type.labels.get(key.as_ref()).map(String::as_str))
                 };
                 if !known.iter().all(admits) || !settings.node_sizes.allow(instance_type.capacity.cpu_milli) {
@@ -241,21 +257,23 @@ impl<'p> Universe<'p> {
                 }
                 let family = instance_type.labels.get(labels::INSTANCE_FAMILY).map(String::as_str);
                 let first = self.columns.len();
-                let wanted = |key: &str, value: &str| {
-                    pool.labels.get(key).is_none_or(|fixed| fixed == value)
-                        && requirements.get(key).is_none_or(|set| set.contains(value))
+                let wanted = |offering: &Offering| {
+                    drawn.iter().all(|(key, fixed, set)| {
+                        let value = offering.label(key);
+                        fixed.is_none_or(|fixed| Some(fixed.as_str()) == value)
+                            && set.is_none_or(|set| set.accepts(value))
+                    })
                 };
                 for offering in instance_type.offerings.iter().filter(|o| o.available) {
-                    if wanted(labels::ZONE, &offering.zone)
-                        && wanted(labels::CAPACITY_TYPE, offering.capacity_type.as_str())
-                    {
+                    if wanted(offering) {
                         self.columns.push(Column {
                             shape: self.shapes.len(),
                             zone: Arc::clone(&offering.zone),
                             capacity_type: offering.capacity_type,
-                            price: settings.compared_price(offering.price, family),
+                            price: settings.compared_price(offering.price_at_risk(), family),
                             paid: offering.price.0.max(0),
                             left: offering.left,
+                            labels: Arc::clone(&offering.labels),
                         });
                     }
                 }
@@ -344,6 +362,7 @@ impl<'p> Universe<'p> {
         match key {
             labels::ZONE => Some(&self.columns[column].zone),
             labels::CAPACITY_TYPE => Some(self.columns[column].capacity_type.as_str()),
+            key if OFFERING_LABELS.contains(&key) => self.columns[column].labels.get(key).map(String::as_str),
             _ => self.shape_label(self.columns[column].shape, key),
         }
     }
@@ -497,7 +516,9 @@ impl<'p> Universe<'p> {
                         bits = Bits::full(self.columns.len());
                     }
                 }
-                labels::ZONE | labels::CAPACITY_TYPE => bits = self.where_column(|c| set.accepts(self.label(c, key))),
+                key if OFFERING_LABELS.contains(&key) => {
+                    bits = self.where_column(|column| set.accepts(self.label(column, key)));
+                }
                 _ => {
                     for (at, shape) in self.shapes.iter().enumerate() {
                         if set.accepts(self.shape_label(at, key)) {
@@ -552,6 +573,47 @@ fn mentioned_values(problem: &Problem) -> HashMap<Arc<str>, BTreeSet<Arc<str>>> 
         {
             out.entry(Arc::clone(key)).or_default();
         }
+    }
+    out
+}
+
+fn has_key(pool: &Pool, requirements: &Requirements, key: &str) -> bool {
+    pool.labels.contains_key(key) || requirements.get(key).is_some()
+}
+
+/// Whether some pod can only run on dedicated instances, or would rather.
+fn dedicated_is_asked_for(problem: &Problem) -> bool {
+    let mut last: Option<*const PodClass> = None;
+    problem.pods.iter().any(|pod| {
+        if last.replace(Arc::as_ptr(&pod.class)) == Some(Arc::as_ptr(&pod.class)) {
+            return false;
+        }
+        let preferred = pod.class.preferred_nodes.iter().map(|(_, term)| term);
+        pod.class.node_terms.iter().chain(preferred).any(|term| {
+            let set = term.labels.get(labels::INSTANCE_TENANCY);
+            set.is_some_and(|set| set.accepts(Some(DEDICATED)) && !set.accepts(Some(SHARED)))
+        })
+    })
+}
+
+/// Every instance type can be had in shared and in dedicated tenancy, and is taken in shared. So each variant is there with
+/// dedicated instances only where `set` leaves nothing else or, by `asked`, a pod wants them; then that is pinned.
+fn tenancies(variants: Vec<Variant>, set: Option<&ValueSet>, asked: bool) -> Vec<Variant> {
+    let may = |value: &str| set.is_none_or(|set| set.accepts(Some(value)));
+    let shared = may(SHARED);
+    let dedicated = may(DEDICATED) && (asked || !shared);
+    let mut out = Vec::new();
+    for variant in variants {
+        let alone = dedicated.then(|| {
+            let (key, value) = (labels::INSTANCE_TENANCY.to_owned(), DEDICATED.to_owned());
+            let (mut labels, mut pinned) = (variant.labels.clone(), variant.pinned.clone());
+            labels.insert(key.clone(), value.clone());
+            pinned.push((key, value));
+            Variant { pool: variant.pool, labels, pinned }
+        });
+        // Shared first: of equal prices the first is taken.
+        out.extend(shared.then_some(variant));
+        out.extend(alone);
     }
     out
 }

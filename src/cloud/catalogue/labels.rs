@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 
 use super::RawInstanceType;
 use crate::api::labels as keys;
+use crate::cloud::ami_family::AmiFamily;
 
 /// The Kubernetes name of the architecture EC2 lists first; `None` for one Kubernetes has no name for.
-pub(super) fn architecture(entry: &RawInstanceType) -> Option<&'static str> {
+pub fn architecture(entry: &RawInstanceType) -> Option<&'static str> {
     entry.arch.iter().find_map(|arch| match arch.as_str() {
         "x86_64" => Some("amd64"),
         "arm64" => Some("arm64"),
@@ -14,15 +15,22 @@ pub(super) fn architecture(entry: &RawInstanceType) -> Option<&'static str> {
     })
 }
 
-/// Every label that holds for all offerings of the type. A key with nothing to say is left out: it does not exist on the node.
-pub(super) fn labels(entry: &RawInstanceType, region: &str) -> BTreeMap<String, String> {
+/// Every label that holds for all offerings of the type on nodes of an AMI family. A key with nothing to say is left
+/// out: it does not exist on the node.
+pub(super) fn labels(entry: &RawInstanceType, region: &str, family: AmiFamily) -> BTreeMap<String, String> {
     let mut out = BTreeMap::new();
     let mut put = |key: &str, value: String| {
         out.insert(key.to_owned(), value);
     };
     put(keys::INSTANCE_TYPE, entry.name.clone());
     put(keys::ARCH, architecture(entry).unwrap_or_default().to_owned());
-    put(keys::OS, "linux".to_owned());
+    match family.windows_build() {
+        None => put(keys::OS, "linux".to_owned()),
+        Some(build) => {
+            put(keys::OS, "windows".to_owned());
+            put(keys::WINDOWS_BUILD, build.to_owned());
+        }
+    }
     put(keys::REGION, region.to_owned());
 
     let mut aws = |key: &str, value: Option<String>| {

@@ -8,6 +8,7 @@ mod embedded;
 mod labels;
 mod overhead;
 mod price;
+mod settings;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -15,8 +16,10 @@ use std::sync::Arc;
 use serde::{Deserialize, Deserializer};
 
 pub use embedded::embedded;
-pub use overhead::{MIB, NodeSettings, Reserved};
-pub use price::{PriceError, SYNTHETIC_SPOT_NOTE, SpotPricing, SpotRatio};
+pub use labels::architecture;
+pub use overhead::MIB;
+pub use price::{PriceError, SYNTHETIC_SPOT_NOTE, SpotPricing, SpotRatio, micro_usd};
+pub use settings::{EfaOnly, EvictionHard, NodeSettings, Reserved, Threshold, volume_gib};
 
 use crate::api::Ec2NodeClass;
 use crate::scheduling::offering::{CapacityType, Catalogue, InstanceType, MicroUsd, Offering};
@@ -121,6 +124,12 @@ pub struct RawInstanceType {
     /// Branch interfaces (security groups for pods); 0 where the type can't trunk.
     #[serde(default)]
     pub branch_enis: i64,
+    /// Network interfaces of each network card, by the card's index; empty where only the sum is known.
+    #[serde(default)]
+    pub network_cards: Vec<i64>,
+    /// Whether there is an Elastic Network Adapter, where that is known.
+    #[serde(default, rename = "ena", deserialize_with = "supported")]
+    pub ena_supported: Option<bool>,
     /// EFA interfaces.
     #[serde(default)]
     pub efa: i64,
@@ -136,6 +145,12 @@ pub struct RawInstanceType {
     /// Whether Nitro Enclaves are supported, where that is known.
     #[serde(default)]
     pub nitro_enclaves: Option<bool>,
+    /// Whether virtual machines may run inside, where that is known.
+    #[serde(default)]
+    pub nested_virtualization: Option<bool>,
+    /// Placement group strategies (`cluster`, `partition`, `spread`) it can be launched with, where they are known.
+    #[serde(default)]
+    pub placement_strategies: Option<Vec<String>>,
     /// On-demand list price; without one the type is not offered.
     #[serde(default, rename = "onDemandUsdPerHour", deserialize_with = "price::deserialize_usd")]
     pub on_demand: Option<MicroUsd>,
@@ -274,7 +289,8 @@ fn problem_of(entry: &RawInstanceType, zones: &BTreeSet<&str>) -> Option<String>
         ("networkMbps", entry.network_mbps.unwrap_or(0), 0, MOST),
         ("instanceStoreGb", entry.instance_store_gb.unwrap_or(0), 0, 1 << 30),
     ];
-    for (field, value, low, high) in bounded {
+    let cards = entry.network_cards.iter().map(|enis| ("networkCards", *enis, 0, 1 << 10));
+    for (field, value, low, high) in bounded.into_iter().chain(cards) {
         if !(low..=high).contains(&value) {
             return Some(format!("{field} is {value}, expected {low} to {high}"));
         }
@@ -314,8 +330,9 @@ impl RawCatalogue {
         found.ok().and_then(|index| self.instance_types.get(index))
     }
 
-    /// What the planner may buy for nodes of `class` (none: a class with Karpenter's defaults), every offering available.
-    /// Instance types are sorted by name, offerings by zone, then capacity type.
+    /// What the planner may buy for nodes of `class` (none: a class with Karpenter's defaults), every offering
+    /// available that the class's images boot on. Instance types are sorted by name, offerings by zone, then capacity
+    /// type.
     pub fn for_node_class(&self, class: Option<&Ec2NodeClass>, spot: SpotPricing) -> Catalogue {
         self.with_settings(&NodeSettings::of(class), spot)
     }
@@ -329,17 +346,22 @@ impl RawCatalogue {
 }
 
 impl RawInstanceType {
+    /// What makes it impossible, if anything; `zones` are those of the region.
+    pub fn problem(&self, zones: &BTreeSet<&str>) -> Option<String> {
+        problem_of(self, zones)
+    }
+
     /// This type as a node of a class with `settings`.
     pub fn as_node(&self, region: &str, settings: &NodeSettings, spot: SpotPricing) -> InstanceType {
         let capacity = overhead::capacity(self, settings);
         let allocatable = overhead::allocatable(self, settings, &capacity);
         InstanceType {
             name: self.name.as_str().into(),
-            labels: labels::labels(self, region),
+            labels: labels::labels(self, region, settings.family),
             capacity,
             allocatable,
             volume_limits: [(Arc::from(EBS_DRIVER), self.ebs_volumes())].into(),
-            offerings: self.offerings(spot),
+            offerings: self.offerings(settings, spot),
         }
     }
 
@@ -361,8 +383,12 @@ impl RawInstanceType {
         (28 - ROOT_AND_INTERFACES - local - accelerators).max(1)
     }
 
-    fn offerings(&self, spot: SpotPricing) -> Vec<Offering> {
+    /// Where and how the type can be bought. On a type that the class's images don't boot on nothing is available.
+    fn offerings(&self, settings: &NodeSettings, spot: SpotPricing) -> Vec<Offering> {
+        let instance_family = self.name.split('.').next().unwrap_or_default();
+        let available = settings.family.boots_on(instance_family, labels::architecture(self).unwrap_or_default());
         let mut offerings = Vec::new();
+        let none = Arc::default();
         for zone in self.zones.iter().collect::<BTreeSet<_>>() {
             for capacity_type in [CapacityType::Spot, CapacityType::OnDemand] {
                 if let Some(price) = self.price(zone, capacity_type, spot) {
@@ -370,8 +396,10 @@ impl RawInstanceType {
                         zone: zone.as_str().into(),
                         capacity_type,
                         price,
-                        available: true,
+                        available,
                         left: None,
+                        labels: Arc::clone(&none),
+                        risk_permille: 0,
                     });
                 }
             }
@@ -394,9 +422,16 @@ impl RawInstanceType {
     }
 }
 
+/// Whether EC2's word for how a feature is supported means that it is there.
+fn supported<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<bool>, D::Error> {
+    Ok(Option::<String>::deserialize(deserializer)?.map(|word| word != "unsupported"))
+}
+
 fn null_is_empty<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializer: D) -> Result<Vec<T>, D::Error> {
     Ok(Option::<Vec<T>>::deserialize(deserializer)?.unwrap_or_default())
 }
 
+#[cfg(test)]
+mod conformance;
 #[cfg(test)]
 mod tests;

@@ -1,88 +1,62 @@
-//! Capacity and overhead of a node: what the kubelet will report before the node exists.
-//! The model is Karpenter's for the AL2, AL2023 and custom image families.
+//! Capacity and overhead of a node: what the kubelet will report before the node exists. The formulas are Karpenter's,
+//! per AMI family.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::RawInstanceType;
-use crate::api::Ec2NodeClass;
+use super::settings::{NodeSettings, Threshold};
 use crate::scheduling::resources::Resources;
 
 /// Bytes of a MiB.
 pub const MIB: i64 = 1 << 20;
 const GIB: i64 = 1 << 30;
+/// Bytes of a GB, the unit of local disks.
+const GB: i64 = 1_000_000_000;
+/// Pods of a node whose number is bounded by nothing else.
+const UNBOUNDED_PODS: i64 = 110;
+/// Memory below which pods are evicted, by default.
+const EVICTION_MEMORY: i64 = 100 * MIB;
 
-/// Amounts that replace, key by key, what would be reserved otherwise.
-#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Reserved {
-    /// Millicores.
-    pub cpu_milli: Option<i64>,
-    /// Bytes.
-    pub memory: Option<i64>,
-    /// Bytes.
-    pub ephemeral_storage: Option<i64>,
-}
-
-/// What a node class decides about the shape of its nodes. Nodes of classes with equal settings have equal catalogues.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct NodeSettings {
-    /// Bytes of the volume that pods' ephemeral storage lives on.
-    pub volume_bytes: i64,
-    /// `maxPods` of the kubelet; replaces the limit by network interfaces.
-    pub max_pods: Option<i64>,
-    /// `podsPerCore` of the kubelet; 0 is as none.
-    pub pods_per_core: Option<i64>,
-    /// `kubeReserved` of the kubelet.
-    pub kube_reserved: Reserved,
-    /// `systemReserved` of the kubelet.
-    pub system_reserved: Reserved,
-    /// Share of memory the hypervisor and firmware keep, in millionths (Karpenter's `VM_MEMORY_OVERHEAD_PERCENT`).
-    pub vm_memory_overhead_ppm: i64,
-}
-
-impl Default for NodeSettings {
-    /// A 20 GiB volume, pods by network interfaces, 7.5 % memory overhead.
-    fn default() -> Self {
-        Self {
-            volume_bytes: 20 * GIB,
-            max_pods: None,
-            pods_per_core: None,
-            kube_reserved: Reserved::default(),
-            system_reserved: Reserved::default(),
-            vm_memory_overhead_ppm: 75_000,
-        }
-    }
-}
-
-impl NodeSettings {
-    /// The settings of a node class. The one place where the class's kubelet and volume fields take effect; a class
-    /// without them, or no class, gives the defaults.
-    #[must_use]
-    pub fn of(_class: Option<&Ec2NodeClass>) -> Self {
-        Self::default()
-    }
-}
-
-/// Pods that the addresses of the network interfaces allow, two host-network pods included.
-fn interface_pods(entry: &RawInstanceType) -> i64 {
-    match entry.default_card_enis.unwrap_or(entry.enis) {
-        0 => 0,
+/// Pods that the addresses of the network interfaces allow, two host-network pods included; none where no interface is
+/// left.
+fn interface_pods(entry: &RawInstanceType, settings: &NodeSettings, reserved_enis: i64) -> i64 {
+    let efa_only = settings.efa_only.unwrap_or_default().first_card;
+    match entry.default_card_enis.unwrap_or(entry.enis) - reserved_enis - efa_only {
+        ..=0 => 0,
         enis => enis * (entry.ipv4_per_eni - 1) + 2,
+    }
+}
+
+/// Most pods of a node.
+fn pods(entry: &RawInstanceType, settings: &NodeSettings) -> i64 {
+    let pods = match settings.max_pods {
+        Some(pods) => pods,
+        None if settings.family.limits_pods_by_interfaces() => interface_pods(entry, settings, settings.reserved_enis),
+        None => UNBOUNDED_PODS,
+    };
+    match settings.pods_per_core {
+        Some(per_core) if per_core > 0 => pods.min(per_core.saturating_mul(entry.vcpu)),
+        _ => pods,
     }
 }
 
 /// What the node reports as capacity.
 pub(super) fn capacity(entry: &RawInstanceType, settings: &NodeSettings) -> Resources {
-    let mut pods = settings.max_pods.unwrap_or_else(|| interface_pods(entry));
-    if let Some(per_core) = settings.pods_per_core.filter(|per_core| *per_core > 0) {
-        pods = pods.min(per_core.saturating_mul(entry.vcpu));
-    }
     Resources {
         cpu_milli: entry.vcpu * 1000,
         memory: usable_memory_mib(entry, settings) * MIB,
-        ephemeral_storage: settings.volume_bytes,
-        pods,
-        extended: extended(entry),
+        ephemeral_storage: ephemeral_storage(entry, settings),
+        pods: pods(entry, settings),
+        extended: extended(entry, settings),
+    }
+}
+
+/// The local disks where the class wants them for pods and there are any, else the volume.
+fn ephemeral_storage(entry: &RawInstanceType, settings: &NodeSettings) -> i64 {
+    match entry.instance_store_gb {
+        Some(size) if settings.local_disks => size * GB,
+        _ => settings.volume_bytes,
     }
 }
 
@@ -94,24 +68,51 @@ fn usable_memory_mib(entry: &RawInstanceType, settings: &NodeSettings) -> i64 {
     (memory - kept).max(0)
 }
 
-/// Capacity less kube-reserved, system-reserved and the hard eviction thresholds, never below zero.
+/// Capacity less kube-reserved, system-reserved and the hard eviction thresholds, never below zero. Soft thresholds
+/// warn, they reserve nothing.
 pub(super) fn allocatable(entry: &RawInstanceType, settings: &NodeSettings, capacity: &Resources) -> Resources {
-    let kube = &settings.kube_reserved;
-    let system = &settings.system_reserved;
-    let cpu = kube.cpu_milli.unwrap_or_else(|| kube_reserved_cpu(entry.vcpu)) + system.cpu_milli.unwrap_or(0);
-    // The limit by interfaces counts even where maxPods says otherwise.
-    let memory = kube.memory.unwrap_or_else(|| (11 * interface_pods(entry) + 255) * MIB)
-        + system.memory.unwrap_or(0)
-        + 100 * MIB;
-    let storage = kube.ephemeral_storage.unwrap_or(GIB)
-        + system.ephemeral_storage.unwrap_or(0)
-        + ceil_div(capacity.ephemeral_storage, 10);
+    let (kube, system, eviction) = (&settings.kube_reserved, &settings.system_reserved, &settings.eviction_hard);
+    // Where the interfaces bound the pods, memory is kept for as many as they allow even if maxPods or reserved
+    // interfaces say fewer.
+    let kept_for = if settings.family.reserves_memory_by_interfaces() {
+        interface_pods(entry, settings, 0)
+    } else {
+        capacity.pods
+    };
+    let cpu = kube.cpu_milli.unwrap_or_else(|| kube_reserved_cpu(entry.vcpu));
+    let memory = kube.memory.unwrap_or_else(|| (11 * kept_for + 255) * MIB);
+    let storage = kube.ephemeral_storage.unwrap_or(GIB);
+    let evict_memory = eviction.memory.map_or(EVICTION_MEMORY, |threshold| threshold.of(capacity.memory));
+    let evict_storage = eviction
+        .ephemeral_storage
+        .map_or_else(|| ceil_div(capacity.ephemeral_storage, 10), |threshold| threshold.of(capacity.ephemeral_storage));
+    // Every amount is the user's to write: sums stop at the largest number.
+    let rest = |capacity: i64, taken: [Option<i64>; 3]| {
+        let taken = taken.into_iter().flatten().fold(0_i64, i64::saturating_add);
+        capacity.saturating_sub(taken).max(0)
+    };
     Resources {
-        cpu_milli: (capacity.cpu_milli - cpu).max(0),
-        memory: (capacity.memory - memory).max(0),
-        ephemeral_storage: (capacity.ephemeral_storage - storage).max(0),
+        cpu_milli: rest(capacity.cpu_milli, [Some(cpu), system.cpu_milli, None]),
+        memory: rest(capacity.memory, [Some(memory), system.memory, Some(evict_memory)]),
+        ephemeral_storage: rest(
+            capacity.ephemeral_storage,
+            [Some(storage), system.ephemeral_storage, Some(evict_storage)],
+        ),
         pods: capacity.pods,
         extended: capacity.extended.clone(),
+    }
+}
+
+impl Threshold {
+    /// The threshold in bytes, of so much capacity; a share is rounded up.
+    fn of(self, capacity: i64) -> i64 {
+        match self {
+            Self::Bytes(bytes) => bytes,
+            Self::Share(billionths) => {
+                let share = (i128::from(capacity) * i128::from(billionths) + 999_999_999) / 1_000_000_000;
+                i64::try_from(share).unwrap_or(i64::MAX)
+            }
+        }
     }
 }
 
@@ -123,20 +124,22 @@ fn kube_reserved_cpu(vcpu: i64) -> i64 {
 }
 
 /// Extended resources, by the names their device plugins use.
-fn extended(entry: &RawInstanceType) -> BTreeMap<Arc<str>, i64> {
+fn extended(entry: &RawInstanceType, settings: &NodeSettings) -> BTreeMap<Arc<str>, i64> {
     let gpus = |manufacturer: &str| {
         entry.gpus.iter().filter(|gpu| gpu.manufacturer == manufacturer).map(|gpu| gpu.count).sum::<i64>()
     };
     let neuron = entry.neuron_devices.iter().map(|device| device.count).sum();
     let cores = entry.neuron_devices.first().map_or(0, |device| device.count * device.cores_per_device);
+    let addresses = if settings.family.is_windows() { entry.ipv4_per_eni - 1 } else { 0 };
     let amounts = [
         ("nvidia.com/gpu", gpus("NVIDIA")),
         ("amd.com/gpu", gpus("AMD")),
         ("habana.ai/gaudi", gpus("Habana")),
         ("aws.amazon.com/neuron", neuron),
         ("aws.amazon.com/neuroncore", cores),
-        ("vpc.amazonaws.com/efa", entry.efa),
+        ("vpc.amazonaws.com/efa", settings.efa_only.map_or(entry.efa, |list| list.total)),
         ("vpc.amazonaws.com/pod-eni", entry.branch_enis),
+        ("vpc.amazonaws.com/PrivateIPv4Address", addresses),
     ];
     amounts.into_iter().filter(|(_, amount)| *amount > 0).map(|(name, amount)| (name.into(), amount)).collect()
 }

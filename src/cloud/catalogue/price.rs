@@ -98,13 +98,20 @@ pub(super) fn deserialize_usd<'de, D: Deserializer<'de>>(deserializer: D) -> Res
     let Some(usd) = Option::<f64>::deserialize(deserializer)? else {
         return Ok(None);
     };
+    let price = micro_usd(usd)
+        .ok_or_else(|| serde::de::Error::custom(format!("onDemandUsdPerHour is {usd}, expected 0 to 1000000")))?;
+    Ok(Some(price))
+}
+
+/// A price in dollars to the nearest micro-dollar; `None` for what no price is: negative, over a million, not a number.
+pub fn micro_usd(usd: f64) -> Option<MicroUsd> {
     if !(0.0..=1e6).contains(&usd) {
-        return Err(serde::de::Error::custom(format!("onDemandUsdPerHour is {usd}, expected 0 to 1000000")));
+        return None;
     }
     // In range by the test above, so the cast only drops the fraction that rounding has made zero.
     #[allow(clippy::cast_possible_truncation)]
     let micro = (usd * 1e6).round() as i64;
-    Ok(Some(MicroUsd(micro)))
+    Some(MicroUsd(micro))
 }
 
 #[cfg(test)]

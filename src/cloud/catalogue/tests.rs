@@ -59,20 +59,25 @@ fn capacity_and_overhead_are_karpenters() {
 }
 
 #[test]
-fn where_the_default_network_card_is_known_only_its_interfaces_carry_pods() {
-    for (name, card, pods, cpu, memory_mib) in
-        [("p5.48xlarge", 2, 100, 191_450, 1_938_410), ("trn1.32xlarge", 5, 247, 127_610, 481_894)]
-    {
-        let mut entry = embedded().instance_type(name).unwrap().clone();
-        entry.default_card_enis = Some(card);
-        let node = entry.as_node("us-east-1", &NodeSettings::default(), SpotPricing::Off);
+fn only_the_interfaces_of_the_default_network_card_carry_pods() {
+    for (name, pods, cpu, memory_mib) in [
+        ("p5.48xlarge", 100, 191_450, 1_938_410),
+        ("trn1.32xlarge", 247, 127_610, 481_894),
+        ("m6in.32xlarge", 394, 127_610, 480_277),
+    ] {
+        let node = shape(name, &NodeSettings::default());
         assert_eq!((node.allocatable.pods, node.allocatable.cpu_milli), (pods, cpu), "{name}");
         assert_eq!(node.allocatable.memory, memory_mib * MIB, "{name}");
+        let mut entry = embedded().instance_type(name).unwrap().clone();
+        entry.default_card_enis = None;
+        let node = entry.as_node("us-east-1", &NodeSettings::default(), SpotPricing::Off);
+        assert!(node.allocatable.pods > pods, "{name}: all of them where the card is not known");
     }
 }
 
 /// The allocatable resources that plans are checked against, by the checker's formula: memory rounded up, nothing taken
-/// off for Arm. Ours may be smaller, never larger, else a plan of ours would be refused.
+/// off for Arm. Ours may be smaller, never larger, else a plan of ours would be refused. But it counts the interfaces
+/// of all network cards, and on types with several cards it keeps memory for pods that have no address.
 fn checkers_limit(entry: &RawInstanceType) -> (i64, i64, i64, i64) {
     let pods = entry.enis * (entry.ipv4_per_eni - 1) + 2;
     let milli = entry.vcpu * 1000;
@@ -86,8 +91,11 @@ fn checkers_limit(entry: &RawInstanceType) -> (i64, i64, i64, i64) {
 }
 
 #[test]
-fn no_instance_type_is_taken_for_larger_than_the_plan_checker_takes_it_for() {
-    for entry in &embedded().instance_types {
+fn no_instance_type_with_one_network_card_is_taken_for_larger_than_the_plan_checker_takes_it_for() {
+    let (several, one): (Vec<_>, Vec<_>) =
+        embedded().instance_types.iter().partition(|entry| entry.default_card_enis.is_some());
+    assert_eq!(several.len(), 38);
+    for entry in one {
         let ours = entry.as_node("us-east-1", &NodeSettings::default(), SpotPricing::Off).allocatable;
         let (cpu, memory, pods, storage) = checkers_limit(entry);
         assert!(ours.cpu_milli <= cpu, "{}: cpu {} over {cpu}", entry.name, ours.cpu_milli);
@@ -115,6 +123,7 @@ fn labels_say_what_karpenter_says() {
     karpenter.k8s.aws/instance-cpu-manufacturer=amd
     karpenter.k8s.aws/instance-cpu-sustained-clock-speed-mhz=3300
     karpenter.k8s.aws/instance-ebs-bandwidth=3500
+    karpenter.k8s.aws/instance-encryption-in-transit-supported=true
     karpenter.k8s.aws/instance-family=g5
     karpenter.k8s.aws/instance-generation=5
     karpenter.k8s.aws/instance-gpu-count=1
@@ -127,6 +136,7 @@ fn labels_say_what_karpenter_says() {
     karpenter.k8s.aws/instance-network-bandwidth=2500
     karpenter.k8s.aws/instance-size=xlarge
     karpenter.k8s.aws/instance-tenancy=default
+    karpenter.k8s.aws/nitro-sandbox=true
     kubernetes.io/arch=amd64
     kubernetes.io/os=linux
     node.kubernetes.io/instance-type=g5.xlarge
@@ -139,6 +149,7 @@ fn labels_say_what_karpenter_says() {
     karpenter.k8s.aws/instance-cpu-manufacturer=intel
     karpenter.k8s.aws/instance-cpu-sustained-clock-speed-mhz=3100
     karpenter.k8s.aws/instance-ebs-bandwidth=19000
+    karpenter.k8s.aws/instance-encryption-in-transit-supported=false
     karpenter.k8s.aws/instance-family=m5
     karpenter.k8s.aws/instance-generation=5
     karpenter.k8s.aws/instance-hypervisor=
@@ -146,6 +157,7 @@ fn labels_say_what_karpenter_says() {
     karpenter.k8s.aws/instance-network-bandwidth=25000
     karpenter.k8s.aws/instance-size=metal
     karpenter.k8s.aws/instance-tenancy=default
+    karpenter.k8s.aws/nitro-sandbox=false
     kubernetes.io/arch=amd64
     kubernetes.io/os=linux
     node.kubernetes.io/instance-type=m5.metal
@@ -161,6 +173,7 @@ fn labels_say_what_karpenter_says() {
     karpenter.k8s.aws/instance-cpu-manufacturer=intel
     karpenter.k8s.aws/instance-cpu-sustained-clock-speed-mhz=2500
     karpenter.k8s.aws/instance-ebs-bandwidth=19000
+    karpenter.k8s.aws/instance-encryption-in-transit-supported=true
     karpenter.k8s.aws/instance-family=inf1
     karpenter.k8s.aws/instance-generation=1
     karpenter.k8s.aws/instance-hypervisor=nitro
@@ -168,6 +181,7 @@ fn labels_say_what_karpenter_says() {
     karpenter.k8s.aws/instance-network-bandwidth=100000
     karpenter.k8s.aws/instance-size=24xlarge
     karpenter.k8s.aws/instance-tenancy=default
+    karpenter.k8s.aws/nitro-sandbox=true
     kubernetes.io/arch=amd64
     kubernetes.io/os=linux
     node.kubernetes.io/instance-type=inf1.24xlarge

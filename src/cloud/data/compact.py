@@ -1,25 +1,51 @@
 #!/usr/bin/env python3
 """Make the embedded catalogue from the full one.
 
-    compact.py FULL.json > ec2-us-east-1.json
+    compact.py FULL.json [DESCRIBED.json.gz] > ec2-us-east-1.json
 
 FULL.json is what `--catalog` takes: provenance fields beside `instanceTypes`, a list of objects. The output holds the same
 facts: `columns` names the fields once, each of `rows` is one instance type, and lists that many types share (zones, usage classes,
 architectures) stand once in `shared`, rows holding their index. `src/cloud/catalogue/embedded.rs` reads it.
+
+DESCRIBED.json.gz is EC2's DescribeInstanceTypes by name, as the PyPI package moto records it
+(`moto/ec2/resources/instance_types.json.gz`). Three facts that FULL.json lacks come from it: encryption in transit, Nitro
+Enclaves, and the interfaces of the default network card of types that have several cards.
 """
+import gzip
 import json
 import sys
 
 SHARED = ["arch", "usageClasses", "zones"]
 
 
+def add(entry, described):
+    """The entry with what EC2 describes beyond it; the card last, since few types need that column."""
+    network = described["NetworkInfo"]
+    facts = {
+        "encryptionInTransit": network.get("EncryptionInTransitSupported", False),
+        "nitroEnclaves": described.get("NitroEnclavesSupport") == "supported",
+    }
+    more = {}
+    for key, value in entry.items():
+        more[key] = value
+        if key == "efa":
+            more |= facts
+    card = network["NetworkCards"][network.get("DefaultNetworkCardIndex", 0)]["MaximumNetworkInterfaces"]
+    return more | ({"defaultCardEnis": card} if card != entry["enis"] else {})
+
+
 def main():
     with open(sys.argv[1]) as file:
         full = json.load(file)
     types = sorted(full["instanceTypes"], key=lambda entry: entry["name"])
+    if len(sys.argv) > 2:
+        with gzip.open(sys.argv[2]) as file:
+            described = json.load(file)
+        types = [add(entry, described[entry["name"]]) for entry in types]
     columns = []
     for entry in types:
-        columns += [key for key in entry if key not in columns]
+        columns += [key for key in entry if key not in columns and key != "defaultCardEnis"]
+    columns += ["defaultCardEnis"] if any("defaultCardEnis" in entry for entry in types) else []
     shared = {key: sorted({json.dumps(entry[key]) for entry in types}) for key in SHARED}
 
     def cell(entry, key):

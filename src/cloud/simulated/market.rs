@@ -128,7 +128,7 @@ impl Market {
         let mut copy = InstanceType::clone(entry);
         for offering in &mut copy.offerings {
             let key = (entry.name.to_string(), offering.zone.to_string(), offering.capacity_type);
-            offering.available = !self.unavailable.contains_key(&key);
+            offering.available &= !self.unavailable.contains_key(&key);
             offering.price = self.moved(&entry.name, &offering.zone, offering.capacity_type, offering.price, now_ms);
         }
         if copy == **entry { Arc::clone(entry) } else { Arc::new(copy) }

@@ -31,6 +31,7 @@ fn request(claim: &str) -> LaunchRequest {
         }],
         labels: BTreeMap::new(),
         taints: Vec::new(),
+        details: None,
     }
 }
 

@@ -75,6 +75,7 @@ fn request(claim: &str, overrides: &[(&str, &str, &str)]) -> LaunchRequest {
         overrides: overrides.iter().map(offering).collect(),
         labels: BTreeMap::from([("team".to_owned(), "a".to_owned())]),
         taints: Vec::new(),
+        details: None,
     }
 }
 

@@ -76,6 +76,8 @@ fn instance(family: &str, cpus: i64, gib: i64, gpus: i64, arch: &str, price: i64
                 price: MicroUsd(price * share / 100),
                 available: true,
                 left: None,
+                labels: Arc::default(),
+                risk_permille: 0,
             };
             offerings.push(offering);
         }

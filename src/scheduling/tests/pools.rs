@@ -252,3 +252,101 @@ fn a_reservation_is_filled_before_anything_is_bought_and_never_beyond_its_count(
     let plan = world.plan();
     assert_eq!((count_of(&plan), plan.unschedulable.len()), (1, 8));
 }
+
+/// Each offering of the first pool as `change` makes it.
+fn changed(pools: &[(&str, Value)], change: impl Fn(&mut Offering)) -> World {
+    let mut world = World::with_pools(pools);
+    let mut catalogue = (*world.problem.pools[0].catalogue).clone();
+    for instance_type in &mut catalogue.instance_types {
+        let mut copy = (**instance_type).clone();
+        copy.offerings.iter_mut().for_each(&change);
+        *instance_type = Arc::new(copy);
+    }
+    world.problem.pools[0].catalogue = Arc::new(catalogue);
+    world
+}
+
+#[test]
+fn pools_and_pods_may_ask_for_labels_that_only_an_offering_has() {
+    const ID: &str = "topology.k8s.aws/zone-id";
+    let with_ids = |offering: &mut Offering| {
+        let id = format!("id-{}", offering.zone);
+        offering.labels = Arc::new([(ID.to_owned(), id)].into());
+    };
+    let in_b = json!([{"key": ID, "operator": "In", "values": ["id-z-b"]}]);
+    for (pool, pod) in [
+        (json!({"requirements": in_b}), json!({})),
+        (json!({}), json!({"nodeSelector": {ID: "id-z-b"}})),
+        (json!({}), json!({"nodeSelector": {ID: "id-z-b", ZONE: "z-b"}})),
+    ] {
+        let mut world = changed(&[("default", pool.clone())], with_ids);
+        world.pods("p", 1, &json!({}), "1", "1Gi", &pod);
+        let plan = world.plan();
+        assert!(plan.new_nodes[0].choices.iter().all(|choice| &*choice.zone == "z-b"), "{pool} {pod}");
+    }
+    let mut world = changed(&[("default", json!({"requirements": in_b}))], with_ids);
+    world.pods("p", 1, &json!({}), "1", "1Gi", &json!({"nodeSelector": {ZONE: "z-a"}}));
+    assert_eq!(world.plan().unschedulable.len(), 1, "the pool's zone is another");
+    let mut world = changed(&[("default", json!({"requirements": in_b}))], |_| {});
+    world.pods("p", 1, &json!({}), "1", "1Gi", &json!({}));
+    assert_eq!(world.plan().unschedulable.len(), 1, "no offering has an id");
+}
+
+#[test]
+fn risk_turns_a_plan_to_other_offerings_and_costs_nothing() {
+    let mut plain = World::new();
+    plain.pods("p", 1, &json!({}), "1", "1Gi", &json!({}));
+    let plain = plain.plan();
+    let first = plain.new_nodes[0].choices[0].zone.clone();
+    let risky = |all: bool| {
+        let zone = first.clone();
+        let mut world = changed(&[("default", json!({}))], move |offering| {
+            if all || offering.zone == zone {
+                offering.risk_permille = 300;
+            }
+        });
+        world.pods("p", 1, &json!({}), "1", "1Gi", &json!({}));
+        world.plan()
+    };
+    let elsewhere = risky(false);
+    assert_ne!(elsewhere.new_nodes[0].choices[0].zone, first);
+    assert_eq!(elsewhere.cost, plain.cost);
+    let everywhere = risky(true);
+    assert_eq!(everywhere.new_nodes[0].choices[0].price, plain.new_nodes[0].choices[0].price);
+    assert_eq!(everywhere.cost, plain.cost);
+}
+
+#[test]
+fn instances_are_shared_unless_the_pool_or_a_pod_wants_dedicated_ones() {
+    const TENANCY: &str = "karpenter.k8s.aws/instance-tenancy";
+    let only = |value: &str| json!({"requirements": [{"key": TENANCY, "operator": "In", "values": [value]}]});
+    let wants = |value: &str| json!({"nodeSelector": {TENANCY: value}});
+    for (pool, pod, expected) in [
+        (json!({}), json!({}), Some(None)),
+        (json!({}), wants("default"), Some(None)),
+        (json!({}), wants("dedicated"), Some(Some("dedicated"))),
+        (only("dedicated"), json!({}), Some(Some("dedicated"))),
+        (only("dedicated"), wants("dedicated"), Some(Some("dedicated"))),
+        (only("dedicated"), wants("default"), None),
+        (only("default"), json!({}), Some(None)),
+        (only("default"), wants("dedicated"), None),
+        (json!({"labels": {TENANCY: "dedicated"}}), wants("dedicated"), Some(None)),
+        (json!({"labels": {TENANCY: "dedicated"}}), wants("default"), None),
+    ] {
+        let mut world = World::with_pools(&[("default", pool.clone())]);
+        let mut catalogue = (*world.problem.pools[0].catalogue).clone();
+        for instance_type in &mut catalogue.instance_types {
+            let mut copy = (**instance_type).clone();
+            copy.labels.insert(TENANCY.to_owned(), "default".to_owned());
+            *instance_type = Arc::new(copy);
+        }
+        world.problem.pools[0].catalogue = Arc::new(catalogue);
+        world.pods("p", 1, &json!({}), "1", "1Gi", &pod);
+        let plan = world.plan();
+        let found = plan.new_nodes.first().map(|node| {
+            let pinned = node.requirements.iter().find(|requirement| requirement.key == TENANCY);
+            pinned.map(|requirement| requirement.values[0].as_str())
+        });
+        assert_eq!(found, expected, "{pool} {pod}");
+    }
+}

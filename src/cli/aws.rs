@@ -1,0 +1,165 @@
+//! Settings of `--cloud ec2`, with the flags, variables and defaults of Karpenter's AWS provider.
+
+use std::time::Duration;
+
+use anyhow::bail;
+use clap::{ArgAction, Args};
+
+use super::controller::parse_duration;
+use crate::cloud::ec2::Options;
+
+/// Settings of Amazon EC2.
+#[derive(Args, Clone, Debug)]
+pub struct AwsArgs {
+    /// EC2: URL of the API server that instances join; asked of EKS when empty.
+    #[arg(long, env = "CLUSTER_ENDPOINT", default_value = "", hide_default_value = true, value_parser = parse_endpoint)]
+    pub cluster_endpoint: String,
+    /// EC2: CA of the API server, base64; this process's own when empty.
+    #[arg(long, env = "CLUSTER_CA_BUNDLE", default_value = "", hide_default_value = true)]
+    pub cluster_ca_bundle: String,
+    /// EC2: addresses of services, as 10.100.0.0/16; asked of EKS or the API server when empty.
+    #[arg(long, env = "STOWAGE_SERVICE_CIDR", default_value = "", hide_default_value = true)]
+    pub service_cidr: String,
+    /// EC2: IAM and the price list can't be reached.
+    #[arg(long, env = "ISOLATED_VPC", default_value_t = false, action = ArgAction::Set)]
+    pub isolated_vpc: bool,
+    /// EC2: EKS tells the version of the cluster.
+    #[arg(long, env = "EKS_CONTROL_PLANE", default_value_t = false, action = ArgAction::Set)]
+    pub eks_control_plane: bool,
+    /// EC2: share of an instance's memory that the hypervisor keeps, 0 to 1.
+    #[arg(long, env = "VM_MEMORY_OVERHEAD_PERCENT", default_value = "0.075", value_parser = parse_share)]
+    pub vm_memory_overhead_percent: Share,
+    /// EC2: name of the interruption queue; empty is none.
+    #[arg(long, env = "INTERRUPTION_QUEUE", default_value = "", hide_default_value = true)]
+    pub interruption_queue: String,
+    /// EC2: network interfaces that pods' addresses can't be on.
+    #[arg(long, env = "RESERVED_ENIS", default_value_t = 0, value_parser = clap::value_parser!(i64).range(0..))]
+    pub reserved_enis: i64,
+    /// EC2: don't try launches dry before a node class is Ready.
+    #[arg(long, env = "DISABLE_DRY_RUN", default_value_t = false, action = ArgAction::Set)]
+    pub disable_dry_run: bool,
+    /// EC2: keep out of zones that ARC shifts away from. Not part of this version.
+    #[arg(long, env = "ENABLE_ZONAL_SHIFT", default_value_t = false, action = ArgAction::Set)]
+    pub enable_zonal_shift: bool,
+    /// EC2: how old the list of images may get, 1m or more.
+    #[arg(long, env = "AMI_REFRESH_INTERVAL", default_value = "1m", value_parser = parse_interval)]
+    pub ami_refresh_interval: Duration,
+    /// EC2: how old the list of subnets may get, 1m or more.
+    #[arg(long, env = "SUBNET_REFRESH_INTERVAL", default_value = "1m", value_parser = parse_interval)]
+    pub subnet_refresh_interval: Duration,
+    /// EC2: feature gates, as NodeClassCEL=false; unknown ones are ignored.
+    #[arg(long, env = "AWS_FEATURE_GATES", default_value = "NodeClassCEL=false")]
+    pub aws_feature_gates: String,
+}
+
+/// A share of a whole, millionths.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Share(pub i64);
+
+impl AwsArgs {
+    /// The settings for a cluster.
+    ///
+    /// # Errors
+    /// No name of a cluster, or something that this version can't do.
+    pub fn options(&self, cluster_name: &str) -> anyhow::Result<Options> {
+        if cluster_name.is_empty() {
+            bail!("--cloud ec2 needs the name of the cluster: set --cluster-name or CLUSTER_NAME");
+        }
+        if self.enable_zonal_shift {
+            bail!("ENABLE_ZONAL_SHIFT is not part of this version: leave it false");
+        }
+        if self.aws_feature_gates.split(',').any(|gate| gate.trim() == "NodeClassCEL=true") {
+            bail!("the feature gate NodeClassCEL is not part of this version: leave it false");
+        }
+        let some = |text: &str| (!text.is_empty()).then(|| text.to_owned());
+        Ok(Options {
+            cluster_endpoint: some(&self.cluster_endpoint),
+            cluster_ca_bundle: some(&self.cluster_ca_bundle),
+            service_cidr: some(&self.service_cidr),
+            eks_control_plane: self.eks_control_plane,
+            isolated_vpc: self.isolated_vpc,
+            interruption_queue: some(&self.interruption_queue),
+            dry_run: !self.disable_dry_run,
+            refresh: self.ami_refresh_interval.min(self.subnet_refresh_interval),
+            reserved_enis: self.reserved_enis,
+            vm_memory_overhead_ppm: self.vm_memory_overhead_percent.0,
+            ..Options::of(cluster_name)
+        })
+    }
+}
+
+/// An absolute URL with a host, or nothing.
+fn parse_endpoint(text: &str) -> Result<String, String> {
+    let host = text.split_once("://").map(|(scheme, rest)| {
+        let host = rest.split(['/', '?', '#']).next().unwrap_or_default();
+        !scheme.is_empty() && !host.is_empty() && !host.starts_with(':')
+    });
+    if text.is_empty() || host == Some(true) {
+        return Ok(text.to_owned());
+    }
+    Err("an absolute URL with a host is wanted, as https://api.example.com".into())
+}
+
+fn parse_interval(text: &str) -> Result<Duration, String> {
+    let interval = parse_duration(text)?;
+    if interval < Duration::from_mins(1) {
+        return Err("1m or more is wanted".into());
+    }
+    Ok(interval)
+}
+
+fn parse_share(text: &str) -> Result<Share, String> {
+    let share: f64 = text.parse().map_err(|_| "a number from 0 to 1 is wanted, as 0.075".to_owned())?;
+    if !(0.0..=1.0).contains(&share) {
+        return Err("a number from 0 to 1 is wanted, as 0.075".into());
+    }
+    // In range by the test above, so the cast only drops the fraction that rounding has made zero.
+    #[allow(clippy::cast_possible_truncation)]
+    let millionths = (share * 1e6).round() as i64;
+    Ok(Share(millionths))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        aws: AwsArgs,
+    }
+
+    fn parse(args: &[&str]) -> Result<AwsArgs, String> {
+        let all = ["stowage"].iter().chain(args);
+        Line::try_parse_from(all).map(|line| line.aws).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn defaults_are_karpenters() {
+        let options = parse(&[]).unwrap().options("c1").unwrap();
+        assert_eq!((options.vm_memory_overhead_ppm, options.reserved_enis, options.dry_run), (75_000, 0, true));
+        assert_eq!((options.cluster_endpoint, options.interruption_queue), (None, None));
+        assert_eq!(options.refresh, Duration::from_mins(1));
+    }
+
+    #[test]
+    fn what_is_missing_or_wrong_is_named() {
+        let error = parse(&[]).unwrap().options("").unwrap_err().to_string();
+        assert!(error.contains("CLUSTER_NAME"), "{error}");
+        for (args, wanted) in [
+            (["--cluster-endpoint", "api.example.com"], "absolute URL"),
+            (["--cluster-endpoint", "https://"], "absolute URL"),
+            (["--ami-refresh-interval", "30s"], "1m or more"),
+            (["--vm-memory-overhead-percent", "7.5"], "from 0 to 1"),
+            (["--reserved-enis", "-1"], "reserved-enis"),
+        ] {
+            let error = parse(&args).unwrap_err();
+            assert!(error.contains(wanted), "{wanted} is not in: {error}");
+        }
+        for args in [["--enable-zonal-shift", "true"], ["--aws-feature-gates", "Other=true,NodeClassCEL=true"]] {
+            assert!(parse(&args).unwrap().options("c1").is_err());
+        }
+        assert!(parse(&["--aws-feature-gates", "Unheard=true"]).unwrap().options("c1").is_ok());
+    }
+}

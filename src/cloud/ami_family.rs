@@ -1,0 +1,240 @@
+//! AMI families: how an image is booted, and what follows from that for its user data, its volumes and the shape of its
+//! nodes.
+
+use std::fmt;
+
+use crate::api::node_class::{BlockDevice, BlockDeviceMapping};
+use crate::api::Ec2NodeClassSpec;
+
+/// How an image is booted. Follows from `spec.amiFamily` or an alias ([`AmiFamily::of`]).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum AmiFamily {
+    /// Amazon Linux 2; its user data also suits EKS images of Ubuntu.
+    Al2,
+    /// Amazon Linux 2023, configured by nodeadm.
+    Al2023,
+    /// Bottlerocket, configured by TOML settings.
+    Bottlerocket,
+    /// Windows Server 2019.
+    Windows2019,
+    /// Windows Server 2022.
+    Windows2022,
+    /// Windows Server 2025.
+    Windows2025,
+    /// An image that nothing is known of: its user data is the user's alone.
+    #[default]
+    Custom,
+}
+
+/// Device names of the volumes that families start with.
+const XVDA: &str = "/dev/xvda";
+const XVDB: &str = "/dev/xvdb";
+const SDA1: &str = "/dev/sda1";
+
+impl AmiFamily {
+    /// Every family.
+    pub const ALL: [Self; 7] = [
+        Self::Al2,
+        Self::Al2023,
+        Self::Bottlerocket,
+        Self::Windows2019,
+        Self::Windows2022,
+        Self::Windows2025,
+        Self::Custom,
+    ];
+
+    /// The family of a class's images: `amiFamily`, else the alias's, else [`AmiFamily::Custom`]. A name that the
+    /// schema does not know counts as AL2, as it always has for `Ubuntu`.
+    pub fn of(spec: &Ec2NodeClassSpec) -> Self {
+        let name = spec.effective_ami_family();
+        Self::ALL.into_iter().find(|family| family.as_str() == name).unwrap_or(Self::Al2)
+    }
+
+    /// The name in `spec.amiFamily`.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Al2 => "AL2",
+            Self::Al2023 => "AL2023",
+            Self::Bottlerocket => "Bottlerocket",
+            Self::Windows2019 => "Windows2019",
+            Self::Windows2022 => "Windows2022",
+            Self::Windows2025 => "Windows2025",
+            Self::Custom => "Custom",
+        }
+    }
+
+    /// Whether the nodes run Windows.
+    pub const fn is_windows(self) -> bool {
+        self.windows_build().is_some()
+    }
+
+    /// The value of the label `node.kubernetes.io/windows-build` on its nodes.
+    pub const fn windows_build(self) -> Option<&'static str> {
+        match self {
+            Self::Windows2019 => Some("10.0.17763"),
+            Self::Windows2022 => Some("10.0.20348"),
+            Self::Windows2025 => Some("10.0.26100"),
+            Self::Al2 | Self::Al2023 | Self::Bottlerocket | Self::Custom => None,
+        }
+    }
+
+    /// Whether memory is kept for as many pods as the network interfaces allow, whatever `maxPods` says.
+    pub const fn reserves_memory_by_interfaces(self) -> bool {
+        matches!(self, Self::Al2 | Self::Al2023 | Self::Custom)
+    }
+
+    /// Whether the image's kubelet can be given `podsPerCore`.
+    pub const fn honours_pods_per_core(self) -> bool {
+        !matches!(self, Self::Bottlerocket)
+    }
+
+    /// Whether pods get the addresses of network interfaces, so that these bound their number.
+    pub const fn limits_pods_by_interfaces(self) -> bool {
+        !self.is_windows()
+    }
+
+    /// Whether every field of the class's kubelet configuration reaches the node, not only those that are mapped one by
+    /// one.
+    pub const fn takes_any_kubelet_field(self) -> bool {
+        matches!(self, Self::Al2023)
+    }
+
+    /// Whether instances of an instance family (as `m7g`) and Kubernetes architecture can run such an image at all:
+    /// AL2023 is not built for the processors of a1, Windows for none of Arm. Nothing is known of
+    /// [`AmiFamily::Custom`].
+    pub fn boots_on(self, instance_family: &str, architecture: &str) -> bool {
+        match self {
+            Self::Al2023 => instance_family != "a1",
+            Self::Windows2019 | Self::Windows2022 | Self::Windows2025 => architecture == "amd64",
+            Self::Al2 | Self::Bottlerocket | Self::Custom => true,
+        }
+    }
+
+    /// Device of the volume that holds pods' ephemeral storage; not known of [`AmiFamily::Custom`].
+    pub const fn ephemeral_device(self) -> Option<&'static str> {
+        match self {
+            Self::Al2 | Self::Al2023 => Some(XVDA),
+            Self::Bottlerocket => Some(XVDB),
+            Self::Windows2019 | Self::Windows2022 | Self::Windows2025 => Some(SDA1),
+            Self::Custom => None,
+        }
+    }
+
+    /// Volumes of a class that names none. Empty for [`AmiFamily::Custom`]: the image brings its own.
+    pub fn default_block_devices(self) -> Vec<BlockDeviceMapping> {
+        let volumes: &[(&str, &str)] = match self {
+            Self::Al2 | Self::Al2023 => &[(XVDA, "20Gi")],
+            Self::Bottlerocket => &[(XVDA, "4Gi"), (XVDB, "20Gi")],
+            Self::Windows2019 | Self::Windows2022 | Self::Windows2025 => &[(SDA1, "50Gi")],
+            Self::Custom => &[],
+        };
+        let mapping = |(device, size): &(&str, &str)| BlockDeviceMapping {
+            device_name: Some((*device).to_owned()),
+            ebs: Some(BlockDevice {
+                encrypted: Some(true),
+                volume_size: Some((*size).to_owned()),
+                volume_type: Some("gp3".to_owned()),
+                ..BlockDevice::default()
+            }),
+            root_volume: false,
+        };
+        volumes.iter().map(mapping).collect()
+    }
+}
+
+impl fmt::Display for AmiFamily {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::node_class::AmiSelectorTerm;
+
+    #[test]
+    fn the_family_is_the_named_one_else_the_aliass_else_custom() {
+        for (named, alias, expected) in [
+            (None, Some("al2@v20240807"), AmiFamily::Al2),
+            (None, Some("al2023@latest"), AmiFamily::Al2023),
+            (None, Some("bottlerocket@v1.20.4"), AmiFamily::Bottlerocket),
+            (None, Some("windows2019@latest"), AmiFamily::Windows2019),
+            (None, Some("windows2022@latest"), AmiFamily::Windows2022),
+            (None, Some("windows2025@latest"), AmiFamily::Windows2025),
+            (Some("Custom"), Some("al2023@latest"), AmiFamily::Custom),
+            (Some("Bottlerocket"), None, AmiFamily::Bottlerocket),
+            (Some("Windows2025"), None, AmiFamily::Windows2025),
+            (Some("Ubuntu"), None, AmiFamily::Al2),
+            (None, Some("arch@latest"), AmiFamily::Custom),
+            (None, None, AmiFamily::Custom),
+        ] {
+            let spec = Ec2NodeClassSpec {
+                ami_family: named.map(str::to_owned),
+                ami_selector_terms: vec![AmiSelectorTerm {
+                    alias: alias.map(str::to_owned),
+                    ..AmiSelectorTerm::default()
+                }],
+                ..Ec2NodeClassSpec::default()
+            };
+            assert_eq!(AmiFamily::of(&spec), expected, "{named:?} {alias:?}");
+        }
+    }
+
+    #[test]
+    fn features_are_those_of_the_reference() {
+        // Memory by interfaces, podsPerCore, pods by interfaces, any kubelet field.
+        for (family, features) in [
+            (AmiFamily::Al2, [true, true, true, false]),
+            (AmiFamily::Al2023, [true, true, true, true]),
+            (AmiFamily::Bottlerocket, [false, false, true, false]),
+            (AmiFamily::Windows2019, [false, true, false, false]),
+            (AmiFamily::Windows2022, [false, true, false, false]),
+            (AmiFamily::Windows2025, [false, true, false, false]),
+            (AmiFamily::Custom, [true, true, true, false]),
+        ] {
+            let have = [
+                family.reserves_memory_by_interfaces(),
+                family.honours_pods_per_core(),
+                family.limits_pods_by_interfaces(),
+                family.takes_any_kubelet_field(),
+            ];
+            assert_eq!(have, features, "{family}");
+        }
+    }
+
+    #[test]
+    fn the_ephemeral_device_is_one_of_the_default_volumes() {
+        for (family, expected) in [
+            (AmiFamily::Al2, "/dev/xvda 20Gi"),
+            (AmiFamily::Al2023, "/dev/xvda 20Gi"),
+            (AmiFamily::Bottlerocket, "/dev/xvda 4Gi, /dev/xvdb 20Gi"),
+            (AmiFamily::Windows2022, "/dev/sda1 50Gi"),
+            (AmiFamily::Custom, ""),
+        ] {
+            let volumes = family.default_block_devices();
+            let text = |mapping: &BlockDeviceMapping| {
+                let ebs = mapping.ebs.as_ref().unwrap();
+                assert_eq!((ebs.encrypted, ebs.volume_type.as_deref()), (Some(true), Some("gp3")));
+                format!("{} {}", mapping.device_name.as_ref().unwrap(), ebs.volume_size.as_ref().unwrap())
+            };
+            assert_eq!(volumes.iter().map(text).collect::<Vec<_>>().join(", "), expected, "{family}");
+            let last = volumes.last().and_then(|mapping| mapping.device_name.as_deref());
+            assert_eq!(family.ephemeral_device(), last, "{family}");
+        }
+    }
+
+    #[test]
+    fn a1_cannot_run_al2023_and_arm_cannot_run_windows() {
+        for (family, instance_family, architecture, expected) in [
+            (AmiFamily::Al2023, "a1", "arm64", false),
+            (AmiFamily::Al2023, "m7g", "arm64", true),
+            (AmiFamily::Al2, "a1", "arm64", true),
+            (AmiFamily::Custom, "a1", "arm64", true),
+            (AmiFamily::Windows2022, "m7g", "arm64", false),
+            (AmiFamily::Windows2022, "m7i", "amd64", true),
+        ] {
+            assert_eq!(family.boots_on(instance_family, architecture), expected, "{family} {instance_family}");
+        }
+    }
+}

@@ -1,0 +1,189 @@
+//! What a node class may buy: the region's catalogue, less the types that boot none of its images and the zones without
+//! addresses. Kept until something it is drawn from changes.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+
+use kube::ResourceExt;
+
+use super::Options;
+use super::class_view::{ClassView, PlacementGroup};
+use super::images::image_of;
+use super::offerings::Market;
+use super::region::Region;
+use super::spot_risk::SpotRisk;
+use super::unavailable::Unavailable;
+use crate::api::Ec2NodeClass;
+use crate::api::node_class::AmiStatus;
+use crate::cloud::Override;
+use crate::scheduling::offering::{Catalogue, InstanceType};
+
+#[derive(Debug)]
+struct Kept {
+    whole: Arc<Catalogue>,
+    images: Vec<AmiStatus>,
+    exhausted: BTreeSet<String>,
+    seen: Arc<Catalogue>,
+}
+
+/// What catalogues are drawn from besides the class.
+pub struct Sources<'a> {
+    /// What the region offers.
+    pub region: &'a Region,
+    /// How risky spot is.
+    pub risk: &'a SpotRisk,
+    /// What had no capacity.
+    pub marks: &'a mut Unavailable,
+    /// Settings.
+    pub options: &'a Options,
+}
+
+/// Catalogues by name of node class.
+#[derive(Debug, Default)]
+pub struct Catalogues {
+    kept: HashMap<String, Kept>,
+}
+
+impl Catalogues {
+    /// What may be bought now for nodes of a class in a placement group, or in none.
+    pub fn of(
+        &mut self,
+        sources: &mut Sources<'_>,
+        class: &Ec2NodeClass,
+        group: Option<PlacementGroup>,
+        now_ms: i64,
+    ) -> Arc<Catalogue> {
+        let group_id = group.as_ref().map(|group| group.id.clone());
+        let changes = sources.marks.prune(now_ms);
+        let risk = sources.risk.at(now_ms);
+        let (marks, options) = (&*sources.marks, sources.options);
+        let market = Market {
+            stamp: [changes, 0, risk.stamp],
+            unavailable: &|offering: &Override| marks.covers(offering, group_id.as_deref(), now_ms),
+            left: &|_| 0,
+            risk_permille: &|instance_type, zone| risk.permille(instance_type, zone),
+        };
+        let mut view = ClassView::of(class, group, false);
+        view.settings.reserved_enis = options.reserved_enis;
+        view.settings.vm_memory_overhead_ppm = options.vm_memory_overhead_ppm;
+        let whole = sources.region.catalogue(&view, &market);
+        let status = class.status.clone().unwrap_or_default();
+        let exhausted = marks.exhausted_zones(&status.subnets, now_ms);
+        let name = class.name_any();
+        if let Some(kept) = self.kept.get(&name)
+            && Arc::ptr_eq(&kept.whole, &whole)
+            && kept.images == status.amis
+            && kept.exhausted == exhausted
+        {
+            return Arc::clone(&kept.seen);
+        }
+        let seen = Arc::new(Catalogue {
+            region: whole.region.clone(),
+            instance_types: whole
+                .instance_types
+                .iter()
+                .filter(|found| image_of(&status.amis, &found.labels).is_some())
+                .map(|found| without(found, &exhausted))
+                .collect(),
+        });
+        self.kept.insert(name, Kept { whole, images: status.amis, exhausted, seen: Arc::clone(&seen) });
+        seen
+    }
+}
+
+/// The type with nothing available in some zones; the same one where that changes nothing.
+fn without(found: &Arc<InstanceType>, zones: &BTreeSet<String>) -> Arc<InstanceType> {
+    if !found.offerings.iter().any(|offering| offering.available && zones.contains(&*offering.zone)) {
+        return Arc::clone(found);
+    }
+    let mut out = InstanceType::clone(found);
+    for offering in &mut out.offerings {
+        offering.available &= !zones.contains(&*offering.zone);
+    }
+    Arc::new(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::aliases::one_of;
+    use super::super::placement_scores::ScoreSettings;
+    use super::super::region::RegionSnapshot;
+    use super::super::unavailable::Subject;
+    use super::*;
+    use crate::api::labels;
+    use crate::cloud::catalogue::embedded;
+    use crate::scheduling::offering::CapacityType;
+
+    struct World {
+        region: Region,
+        risk: SpotRisk,
+        marks: Unavailable,
+        catalogues: Catalogues,
+    }
+
+    impl World {
+        fn new(region: &str) -> Self {
+            Self {
+                region: Region::new(RegionSnapshot::stand_in(region, embedded(), 0)),
+                risk: SpotRisk::new(ScoreSettings::default()),
+                marks: Unavailable::default(),
+                catalogues: Catalogues::default(),
+            }
+        }
+
+        fn see(&mut self, class: &Ec2NodeClass, now_ms: i64) -> Arc<Catalogue> {
+            let options = Options::of("c1");
+            let mut sources =
+                Sources { region: &self.region, risk: &self.risk, marks: &mut self.marks, options: &options };
+            self.catalogues.of(&mut sources, class, None, now_ms)
+        }
+    }
+
+    fn class(zone: &str, arch: &str) -> Ec2NodeClass {
+        let mut class: Ec2NodeClass = serde_json::from_value(serde_json::json!({
+            "apiVersion": "karpenter.k8s.aws/v1", "kind": "EC2NodeClass", "metadata": {"name": "default"},
+            "spec": {"amiFamily": "AL2023", "amiSelectorTerms": [], "subnetSelectorTerms": [], "securityGroupSelectorTerms": []},
+            "status": {"subnets": [{"id": "subnet-1", "zone": zone, "zoneID": "az1"}]},
+        }))
+        .unwrap();
+        let requirements = vec![one_of(labels::ARCH, arch)];
+        if let Some(status) = &mut class.status {
+            status.amis = vec![AmiStatus { id: "ami-1".into(), requirements, ..AmiStatus::default() }];
+        }
+        class
+    }
+
+    #[test]
+    fn a_class_sees_its_zones_and_what_boots_its_images() {
+        let seen = World::new("us-east-1").see(&class("us-east-1b", "arm64"), 0);
+        assert!(seen.instance_types.len() > 100);
+        for found in &seen.instance_types {
+            assert_eq!(found.labels[labels::ARCH], "arm64");
+            let available = found.offerings.iter().filter(|offering| offering.available);
+            assert!(available.into_iter().all(|offering| &*offering.zone == "us-east-1b"));
+        }
+    }
+
+    #[test]
+    fn c11_a_catalogue_is_shared_until_a_mark_comes_or_ends_and_then_all_but_one_type_is() {
+        let (mut world, class) = (World::new("us-east-1"), class("us-east-1a", "amd64"));
+        let first = world.see(&class, 0);
+        assert!(Arc::ptr_eq(&first, &world.see(&class, 1)));
+        let (instance_type, zone) = ("m5.xlarge".to_owned(), "us-east-1a".to_owned());
+        let offering = Override { instance_type, zone, capacity_type: CapacityType::Spot };
+        world.marks.mark(Subject::Offering(offering, None), 1);
+        let second = world.see(&class, 2);
+        for (before, after) in first.instance_types.iter().zip(&second.instance_types) {
+            assert_eq!(Arc::ptr_eq(before, after), &*before.name != "m5.xlarge", "{}", before.name);
+        }
+        assert_eq!(*world.see(&class, 200_000), *first, "available again");
+    }
+
+    #[test]
+    fn c15_an_exhausted_zone_has_nothing_available() {
+        let (mut world, class) = (World::new("us-east-1"), class("us-east-1a", "amd64"));
+        world.marks.mark(Subject::Subnet("subnet-1".into()), 0);
+        let seen = world.see(&class, 1);
+        assert!(seen.instance_types.iter().flat_map(|found| &found.offerings).all(|offering| !offering.available));
+    }
+}

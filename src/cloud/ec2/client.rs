@@ -1,0 +1,302 @@
+//! Clients of the AWS services, made from the SDK's own environment: `AWS_REGION`, `AWS_ENDPOINT_URL` (also one for each
+//! service), profiles, and the credential chain with IRSA's web identity and Pod Identity's container credentials.
+//!
+//! TLS is rustls with ring. Every attempt of every call passes the rate limit of [`rate`](super::rate); a call is tried at most ten times,
+//! with jittered backoff up to 30 s.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use aws_config::retry::RetryConfig;
+use aws_config::timeout::TimeoutConfig;
+use aws_config::{AppName, BehaviorVersion, Region, SdkConfig};
+use aws_sdk_ec2::config::SharedHttpClient;
+use aws_sdk_ec2::config::retry::{RetryPartition, TokenBucket};
+use aws_smithy_http_client::tls;
+use aws_smithy_runtime_api::client::http::{
+    HttpClient, HttpConnector, HttpConnectorFuture, SharedHttpConnector, http_client_fn,
+};
+use aws_smithy_runtime_api::client::orchestrator::HttpRequest;
+
+use super::now_ms;
+use super::prices;
+use super::rate::{self, Limits};
+
+/// Attempts of a call, the first included.
+const ATTEMPTS: u32 = 10;
+/// Mean of the first wait between two attempts; it doubles up to [`LONGEST_BACKOFF`].
+const FIRST_BACKOFF: Duration = Duration::from_millis(500);
+/// Longest wait between two attempts.
+const LONGEST_BACKOFF: Duration = Duration::from_secs(30);
+/// Longest wait for a connection.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Longest wait for the first byte of an answer.
+const READ_TIMEOUT: Duration = Duration::from_mins(1);
+
+/// Why there are no clients.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectError {
+    /// Neither the environment nor the instance metadata service names a region.
+    #[error("no AWS region is known: set AWS_REGION, or run where the instance metadata service answers")]
+    NoRegion,
+    /// The version of this program is no user agent.
+    #[error("{0} can't be sent as the name of an application")]
+    UserAgent(String),
+}
+
+/// A client of every service that is talked to.
+#[derive(Clone, Debug)]
+pub struct Clients {
+    /// EC2.
+    pub ec2: aws_sdk_ec2::Client,
+    /// The interruption queue.
+    pub sqs: aws_sdk_sqs::Client,
+    /// Parameters that name images.
+    pub ssm: aws_sdk_ssm::Client,
+    /// On-demand prices, in the region that serves them.
+    pub pricing: aws_sdk_pricing::Client,
+    /// Instance profiles.
+    pub iam: aws_sdk_iam::Client,
+    /// The cluster, where EKS runs it.
+    pub eks: aws_sdk_eks::Client,
+    /// Region of all of them but pricing.
+    pub region: String,
+    calls: Arc<Calls>,
+}
+
+impl Clients {
+    /// Clients of what the environment says.
+    ///
+    /// # Errors
+    /// [`ConnectError`].
+    pub async fn from_environment() -> Result<Self, ConnectError> {
+        let name = format!("stowage-{}", env!("CARGO_PKG_VERSION"));
+        let app = AppName::new(name.clone()).map_err(|_| ConnectError::UserAgent(name))?;
+        let https = aws_smithy_http_client::Builder::new()
+            .tls_provider(tls::Provider::Rustls(tls::rustls_provider::CryptoMode::Ring))
+            .build_https();
+        let calls = Arc::new(Calls::default());
+        let config = aws_config::defaults(BehaviorVersion::latest())
+            .http_client(paced(https, Arc::clone(&calls)))
+            .app_name(app)
+            .load()
+            .await;
+        Self::new(&config, calls)
+    }
+
+    /// Clients of a configuration that already has its HTTP client; retries and time-outs are set here.
+    fn new(config: &SdkConfig, calls: Arc<Calls>) -> Result<Self, ConnectError> {
+        let region = config.region().ok_or(ConnectError::NoRegion)?.to_string();
+        let retries = RetryConfig::standard()
+            .with_max_attempts(ATTEMPTS)
+            .with_initial_backoff(FIRST_BACKOFF)
+            .with_max_backoff(LONGEST_BACKOFF);
+        let timeouts = TimeoutConfig::builder().connect_timeout(CONNECT_TIMEOUT).read_timeout(READ_TIMEOUT).build();
+        let config = config.clone().into_builder().retry_config(retries).timeout_config(timeouts).build();
+        // The SDK stops retrying when most calls fail. Under a throttling that lasts we'd rather wait: the limit above is ours.
+        let patient = TokenBucket::builder().capacity(5_000).refill_rate(50.0).build();
+        let partition = RetryPartition::custom("stowage-ec2").token_bucket(patient).build();
+        let ec2 = aws_sdk_ec2::config::Builder::from(&config).retry_partition(partition).build();
+        let pricing =
+            aws_sdk_pricing::config::Builder::from(&config).region(Region::new(prices::endpoint_region(&region)));
+        Ok(Self {
+            ec2: aws_sdk_ec2::Client::from_conf(ec2),
+            sqs: aws_sdk_sqs::Client::new(&config),
+            ssm: aws_sdk_ssm::Client::new(&config),
+            pricing: aws_sdk_pricing::Client::from_conf(pricing.build()),
+            iam: aws_sdk_iam::Client::new(&config),
+            eks: aws_sdk_eks::Client::new(&config),
+            region,
+            calls,
+        })
+    }
+
+    /// Attempts made so far by EC2 action.
+    pub fn calls(&self) -> BTreeMap<String, u64> {
+        self.calls.made.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+/// The rate limit and the count of what passed it.
+#[derive(Debug, Default)]
+struct Calls {
+    limits: Mutex<Limits>,
+    made: Mutex<BTreeMap<String, u64>>,
+}
+
+impl Calls {
+    /// Notes an attempt, and says how long it has to wait.
+    fn admit(&self, request: &HttpRequest) -> Duration {
+        let Some(action) = request.body().bytes().and_then(rate::action) else {
+            return Duration::ZERO;
+        };
+        *self.made.lock().unwrap_or_else(PoisonError::into_inner).entry(action.to_owned()).or_default() += 1;
+        match rate::kind(action) {
+            None => Duration::ZERO,
+            Some(kind) => self.limits.lock().unwrap_or_else(PoisonError::into_inner).take(kind, now_ms()),
+        }
+    }
+}
+
+/// An HTTP client whose every request passes the rate limit first.
+fn paced(inner: SharedHttpClient, calls: Arc<Calls>) -> SharedHttpClient {
+    http_client_fn(move |settings, components| {
+        let connector = inner.http_connector(settings, components);
+        SharedHttpConnector::new(Paced { connector, calls: Arc::clone(&calls) })
+    })
+}
+
+struct Paced {
+    connector: SharedHttpConnector,
+    calls: Arc<Calls>,
+}
+
+impl fmt::Debug for Paced {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Paced").finish_non_exhaustive()
+    }
+}
+
+impl HttpConnector for Paced {
+    fn call(&self, request: HttpRequest) -> HttpConnectorFuture {
+        let wait = self.calls.admit(&request);
+        if wait.is_zero() {
+            return self.connector.call(request);
+        }
+        let connector = self.connector.clone();
+        HttpConnectorFuture::new(async move {
+            tokio::time::sleep(wait).await;
+            connector.call(request).await
+        })
+    }
+}
+
+#[cfg(test)]
+pub(super) mod wire {
+    //! A stand-in for the network: answers come from a function of the request.
+
+    use aws_sdk_ec2::config::{Credentials, SharedCredentialsProvider};
+    use aws_smithy_runtime_api::client::orchestrator::HttpResponse;
+    use aws_smithy_runtime_api::client::result::ConnectorError;
+    use aws_smithy_runtime_api::http::StatusCode;
+
+    use super::*;
+
+    /// A request as it would have gone out.
+    #[derive(Clone, Debug)]
+    pub struct Seen {
+        /// EC2's action or the operation of another service.
+        pub action: String,
+        /// Form members of EC2 and IAM; empty for JSON.
+        pub form: BTreeMap<String, String>,
+        /// The body as it was sent.
+        pub body: String,
+    }
+
+    /// What answers: a status, and a body; no answer at all is `None`.
+    pub type Answer = Box<dyn Fn(&Seen) -> Option<(u16, String)> + Send + Sync>;
+
+    struct Network {
+        answer: Answer,
+        seen: Arc<Mutex<Vec<Seen>>>,
+    }
+
+    impl fmt::Debug for Network {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("Network")
+        }
+    }
+
+    impl HttpConnector for Network {
+        fn call(&self, request: HttpRequest) -> HttpConnectorFuture {
+            let body = String::from_utf8_lossy(request.body().bytes().unwrap_or_default()).into_owned();
+            let form = decode(&body);
+            let target = request.headers().get("x-amz-target").and_then(|target| target.rsplit('.').next());
+            let action = form.get("Action").map(String::as_str).or(target).unwrap_or_default().to_owned();
+            let seen = Seen { action, form, body };
+            let answer = (self.answer)(&seen);
+            self.seen.lock().unwrap().push(seen);
+            HttpConnectorFuture::ready(match answer {
+                Some((status, body)) => {
+                    let status = StatusCode::try_from(status).unwrap();
+                    Ok(HttpResponse::new(status, body.into()))
+                }
+                None => Err(ConnectorError::timeout("no answer".into())),
+            })
+        }
+    }
+
+    /// Clients in us-east-1 whose requests go to `answer`, and the list of them. Nothing is waited for between attempts.
+    pub fn clients(answer: Answer) -> (Clients, Arc<Mutex<Vec<Seen>>>) {
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let connector = SharedHttpConnector::new(Network { answer, seen: Arc::clone(&seen) });
+        let network = http_client_fn(move |_, _| connector.clone());
+        let calls = Arc::new(Calls::default());
+        let config = SdkConfig::builder()
+            .behavior_version(BehaviorVersion::latest())
+            .region(Region::new("us-east-1"))
+            .credentials_provider(SharedCredentialsProvider::new(Credentials::new("id", "secret", None, None, "test")))
+            .http_client(paced(network, Arc::clone(&calls)))
+            .build();
+        let mut clients = Clients::new(&config, calls).unwrap();
+        let quick = RetryConfig::standard().with_max_attempts(2).with_initial_backoff(Duration::from_millis(1));
+        let conf = clients.ec2.config().to_builder().retry_config(quick).build();
+        clients.ec2 = aws_sdk_ec2::Client::from_conf(conf);
+        (clients, seen)
+    }
+
+    /// An answer of EC2 for an action: `inner` in its envelope.
+    pub fn ok(action: &str, inner: &str) -> Option<(u16, String)> {
+        let body = format!(
+            r#"<{action}Response xmlns="http://ec2.amazonaws.com/doc/2016-11-15/"><requestId>r</requestId>{inner}</{action}Response>"#
+        );
+        Some((200, body))
+    }
+
+    /// A refusal of EC2.
+    pub fn refusal(code: &str, message: &str) -> Option<(u16, String)> {
+        let body = format!(
+            "<Response><Errors><Error><Code>{code}</Code><Message>{message}</Message></Error></Errors><RequestID>r</RequestID></Response>"
+        );
+        Some((400, body))
+    }
+
+    fn decode(body: &str) -> BTreeMap<String, String> {
+        let pairs = body.split('&').filter_map(|pair| pair.split_once('='));
+        pairs.map(|(key, value)| (unescape(key), unescape(value))).collect()
+    }
+
+    fn unescape(text: &str) -> String {
+        let mut out = Vec::new();
+        let mut bytes = text.bytes();
+        while let Some(byte) = bytes.next() {
+            if byte == b'%' {
+                let hex: Vec<u8> = bytes.by_ref().take(2).collect();
+                out.push(u8::from_str_radix(std::str::from_utf8(&hex).unwrap(), 16).unwrap());
+            } else {
+                out.push(if byte == b'+' { b' ' } else { byte });
+            }
+        }
+        String::from_utf8(out).unwrap()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn attempts_are_counted_by_action_and_a_throttled_call_is_tried_again() {
+        let tries = std::sync::atomic::AtomicUsize::new(0);
+        let (clients, seen) =
+            wire::clients(Box::new(move |_| match tries.fetch_add(1, std::sync::atomic::Ordering::SeqCst) {
+                0 => wire::refusal("RequestLimitExceeded", "slow down"),
+                _ => wire::ok("DescribeSubnets", "<subnetSet/>"),
+            }));
+        clients.ec2.describe_subnets().send().await.unwrap();
+        assert_eq!(seen.lock().unwrap().len(), 2);
+        assert_eq!(clients.calls(), BTreeMap::from([("DescribeSubnets".to_owned(), 2)]));
+    }
+}

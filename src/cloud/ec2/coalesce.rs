@@ -1,0 +1,131 @@
+//! Many callers, one call: what is asked for within a short window is asked for together.
+
+use std::collections::HashMap;
+use std::future::Future;
+use std::hash::Hash;
+use std::time::Duration;
+
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::Instant;
+
+/// When a window closes.
+#[derive(Clone, Copy, Debug)]
+pub struct Window {
+    /// Nothing new came for so long.
+    pub idle: Duration,
+    /// It has been open for so long.
+    pub longest: Duration,
+    /// So much is in it.
+    pub most: usize,
+}
+
+/// Windows of DescribeInstances and TerminateInstances by id.
+pub const BY_ID: Window = Window { idle: Duration::from_millis(100), longest: Duration::from_secs(1), most: 500 };
+
+/// Collects keys into windows. Dropping it ends its task.
+#[derive(Debug)]
+pub struct Coalescer<K, V> {
+    sender: mpsc::UnboundedSender<(K, oneshot::Sender<V>)>,
+}
+
+impl<K, V> Coalescer<K, V>
+where
+    K: Clone + Eq + Hash + Send + 'static,
+    V: Clone + Send + 'static,
+{
+    /// Starts collecting. `run` is given the distinct keys of a window, and answers each; windows may run at the same time.
+    pub fn start<F, R>(window: Window, run: F) -> Self
+    where
+        F: Fn(Vec<K>) -> R + Send + 'static,
+        R: Future<Output = HashMap<K, V>> + Send + 'static,
+    {
+        let (sender, mut receiver) = mpsc::unbounded_channel::<(K, oneshot::Sender<V>)>();
+        tokio::spawn(async move {
+            while let Some(first) = receiver.recv().await {
+                let batch = collect(&mut receiver, first, window).await;
+                let call = run(batch.keys().cloned().collect());
+                tokio::spawn(async move {
+                    let answers = call.await;
+                    for (key, callers) in batch {
+                        if let Some(answer) = answers.get(&key) {
+                            for caller in callers {
+                                // A caller that went away needs no answer.
+                                let _ = caller.send(answer.clone());
+                            }
+                        }
+                    }
+                });
+            }
+        });
+        Self { sender }
+    }
+
+    /// The answer for a key; `None` where the call gave none.
+    pub async fn ask(&self, key: K) -> Option<V> {
+        let (sender, receiver) = oneshot::channel();
+        self.sender.send((key, sender)).ok()?;
+        receiver.await.ok()
+    }
+}
+
+type Batch<K, V> = HashMap<K, Vec<oneshot::Sender<V>>>;
+
+async fn collect<K: Eq + Hash, V>(
+    receiver: &mut mpsc::UnboundedReceiver<(K, oneshot::Sender<V>)>,
+    first: (K, oneshot::Sender<V>),
+    window: Window,
+) -> Batch<K, V> {
+    let mut batch: Batch<K, V> = HashMap::from([(first.0, vec![first.1])]);
+    let end = Instant::now() + window.longest;
+    while batch.len() < window.most {
+        let until = end.min(Instant::now() + window.idle);
+        match tokio::time::timeout_at(until, receiver.recv()).await {
+            Ok(Some((key, caller))) => batch.entry(key).or_default().push(caller),
+            Ok(None) | Err(_) => break,
+        }
+    }
+    batch
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use super::*;
+
+    const SHORT: Window = Window { idle: Duration::from_millis(30), longest: Duration::from_millis(500), most: 3 };
+
+    fn recording() -> (Coalescer<u32, u32>, Arc<Mutex<Vec<usize>>>) {
+        let sizes = Arc::new(Mutex::new(Vec::new()));
+        let seen = Arc::clone(&sizes);
+        let coalescer = Coalescer::start(SHORT, move |keys: Vec<u32>| {
+            seen.lock().unwrap().push(keys.len());
+            async move { keys.into_iter().filter(|key| *key != 13).map(|key| (key, key * 10)).collect() }
+        });
+        (coalescer, sizes)
+    }
+
+    #[tokio::test]
+    async fn what_comes_together_is_asked_for_together_and_each_key_once() {
+        let (coalescer, sizes) = recording();
+        let answers = futures::future::join_all([1, 2, 1].map(|key| coalescer.ask(key))).await;
+        assert_eq!(answers, [Some(10), Some(20), Some(10)]);
+        assert_eq!(*sizes.lock().unwrap(), [2]);
+    }
+
+    #[tokio::test]
+    async fn a_full_window_closes_at_once_and_the_rest_goes_into_the_next() {
+        let (coalescer, sizes) = recording();
+        let answers = futures::future::join_all((1..=5).map(|key| coalescer.ask(key))).await;
+        assert_eq!(answers, [10, 20, 30, 40, 50].map(Some));
+        let mut sizes = sizes.lock().unwrap().clone();
+        sizes.sort_unstable();
+        assert_eq!(sizes, [2, 3]);
+    }
+
+    #[tokio::test]
+    async fn a_key_without_an_answer_says_so() {
+        let (coalescer, _) = recording();
+        assert_eq!(coalescer.ask(13).await, None);
+    }
+}

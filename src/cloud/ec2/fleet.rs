@@ -1,0 +1,286 @@
+//! CreateFleet: the request for one instance, and what its answer means.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use aws_sdk_ec2::operation::create_fleet::CreateFleetOutput;
+use aws_sdk_ec2::operation::create_fleet::builders::CreateFleetInputBuilder;
+use aws_sdk_ec2::types::{
+    DefaultTargetCapacityType, FleetLaunchTemplateConfigRequest, FleetLaunchTemplateOverridesRequest,
+    FleetLaunchTemplateSpecificationRequest, FleetOnDemandAllocationStrategy, FleetType, OnDemandOptionsRequest,
+    ResourceType, SpotAllocationStrategy, SpotOptionsRequest, TargetCapacitySpecificationRequest,
+};
+
+use super::errors::{self, Class, class_of};
+use super::launch_template::tag_specification;
+use super::unavailable::Subject;
+use crate::cloud::{LaunchError, Override};
+use crate::scheduling::offering::{CapacityType, MicroUsd};
+
+/// Tag of an instance with the name of its NodeClaim.
+pub const CLAIM_TAG: &str = "karpenter.sh/nodeclaim";
+/// Tag of an instance with the UID of its NodeClaim, by which a launch whose answer got lost is found.
+pub const CLAIM_UID_TAG: &str = "stowage.dev/nodeclaim-uid";
+
+/// An offering in the request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Slot {
+    /// Instance type.
+    pub instance_type: String,
+    /// Zone name.
+    pub zone: String,
+    /// Subnet.
+    pub subnet: String,
+    /// Image.
+    pub image: String,
+    /// Price, which is the priority where prices were overlaid.
+    pub price: MicroUsd,
+}
+
+/// A request for one instance.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FleetRequest {
+    /// Idempotency token.
+    pub token: String,
+    /// EC2's opaque context, where the class has one.
+    pub context: Option<String>,
+    /// Capacity type of all slots.
+    pub capacity_type: CapacityType,
+    /// Whether EC2 should follow our prices instead of its own.
+    pub prioritized: bool,
+    /// Slots by launch template.
+    pub templates: Vec<(String, Vec<Slot>)>,
+    /// Tags of fleet, volumes and instance.
+    pub tags: BTreeMap<String, String>,
+    /// Tags of the instance besides.
+    pub instance_tags: BTreeMap<String, String>,
+}
+
+impl FleetRequest {
+    /// The request as EC2 takes it.
+    pub fn input(&self) -> CreateFleetInputBuilder {
+        let spot = self.capacity_type == CapacityType::Spot;
+        let target =
+            TargetCapacitySpecificationRequest::builder().total_target_capacity(1).default_target_capacity_type(
+                if spot { DefaultTargetCapacityType::Spot } else { DefaultTargetCapacityType::OnDemand },
+            );
+        let mut instance = self.tags.clone();
+        instance.extend(self.instance_tags.clone());
+        let input = CreateFleetInputBuilder::default()
+            .r#type(FleetType::Instant)
+            .client_token(&self.token)
+            .set_context(self.context.clone())
+            .set_launch_template_configs(Some(self.templates.iter().map(|(name, slots)| config(name, slots)).collect()))
+            .target_capacity_specification(target.build())
+            .tag_specifications(tag_specification(ResourceType::Instance, &instance))
+            .tag_specifications(tag_specification(ResourceType::Volume, &self.tags))
+            .tag_specifications(tag_specification(ResourceType::Fleet, &self.tags));
+        if spot {
+            let strategy = if self.prioritized {
+                SpotAllocationStrategy::CapacityOptimizedPrioritized
+            } else {
+                SpotAllocationStrategy::PriceCapacityOptimized
+            };
+            input.spot_options(SpotOptionsRequest::builder().allocation_strategy(strategy).build())
+        } else {
+            let strategy = if self.prioritized {
+                FleetOnDemandAllocationStrategy::Prioritized
+            } else {
+                FleetOnDemandAllocationStrategy::LowestPrice
+            };
+            input.on_demand_options(OnDemandOptionsRequest::builder().allocation_strategy(strategy).build())
+        }
+    }
+}
+
+fn config(template: &str, slots: &[Slot]) -> FleetLaunchTemplateConfigRequest {
+    let one = |slot: &Slot| {
+        FleetLaunchTemplateOverridesRequest::builder()
+            .instance_type(slot.instance_type.as_str().into())
+            .subnet_id(&slot.subnet)
+            .image_id(&slot.image)
+            .availability_zone(&slot.zone)
+            .priority(slot.price.usd())
+            .build()
+    };
+    let specification =
+        FleetLaunchTemplateSpecificationRequest::builder().launch_template_name(template).version("$Latest").build();
+    FleetLaunchTemplateConfigRequest::builder()
+        .launch_template_specification(specification)
+        .set_overrides(Some(slots.iter().map(one).collect()))
+        .build()
+}
+
+/// An instance that a fleet launched.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Born {
+    /// Instance id.
+    pub id: String,
+    /// Instance type.
+    pub instance_type: String,
+    /// Zone name.
+    pub zone: String,
+    /// Subnet.
+    pub subnet: Option<String>,
+    /// Image.
+    pub image: String,
+}
+
+/// Why a fleet could not use a slot.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FleetError {
+    /// Error code.
+    pub code: String,
+    /// What EC2 says.
+    pub message: String,
+    /// Instance type, where the error is about one.
+    pub instance_type: Option<String>,
+    /// Zone, where the error is about one.
+    pub zone: Option<String>,
+    /// Subnet, where the error is about one.
+    pub subnet: Option<String>,
+}
+
+/// What EC2 answered.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FleetAnswer {
+    /// Instances; one, unless EC2 does what it was not asked for.
+    pub born: Vec<Born>,
+    /// Slots that did not work, also when another one did.
+    pub errors: Vec<FleetError>,
+}
+
+impl FleetAnswer {
+    /// Reads EC2's answer. Where it leaves the zone or the image out they are those of the request.
+    pub fn read(answer: &CreateFleetOutput, request: &FleetRequest) -> Self {
+        let slots = || request.templates.iter().flat_map(|(_, slots)| slots);
+        let mut born = Vec::new();
+        for launched in answer.instances() {
+            let overrides = launched.launch_template_and_overrides().and_then(|used| used.overrides());
+            let subnet = overrides.and_then(|used| used.subnet_id()).or(launched.subnet_id());
+            let instance_type = launched
+                .instance_type()
+                .or(overrides.and_then(|used| used.instance_type()))
+                .map(|kind| kind.as_str().to_owned())
+                .unwrap_or_default();
+            let slot = slots()
+                .find(|slot| slot.instance_type == instance_type && subnet.is_none_or(|subnet| subnet == slot.subnet));
+            let zone = overrides.and_then(|used| used.availability_zone()).or(launched.availability_zone());
+            let zone = zone.map(str::to_owned).or_else(|| slot.map(|slot| slot.zone.clone())).unwrap_or_default();
+            let image = overrides.and_then(|used| used.image_id()).map(str::to_owned);
+            let image = image.or_else(|| slot.map(|slot| slot.image.clone())).unwrap_or_default();
+            for id in launched.instance_ids() {
+                born.push(Born {
+                    id: id.clone(),
+                    instance_type: instance_type.clone(),
+                    zone: zone.clone(),
+                    subnet: subnet.map(str::to_owned),
+                    image: image.clone(),
+                });
+            }
+        }
+        let errors = answer.errors().iter().map(|error| {
+            let overrides = error.launch_template_and_overrides().and_then(|used| used.overrides());
+            let subnet = overrides.and_then(|used| used.subnet_id()).map(str::to_owned);
+            let zone = overrides
+                .and_then(|used| used.availability_zone())
+                .map(str::to_owned)
+                .or_else(|| slots().find(|slot| Some(&slot.subnet) == subnet.as_ref()).map(|slot| slot.zone.clone()));
+            FleetError {
+                code: error.error_code().unwrap_or_default().to_owned(),
+                message: error.error_message().unwrap_or_default().to_owned(),
+                instance_type: overrides.and_then(|used| used.instance_type()).map(|kind| kind.as_str().to_owned()),
+                zone,
+                subnet,
+            }
+        });
+        Self { born, errors: errors.collect() }
+    }
+
+    /// Whether nothing was launched because a launch template isn't there any more.
+    pub fn lacks_template(&self) -> bool {
+        self.born.is_empty() && self.errors.iter().any(|error| class_of(&error.code) == Class::LaunchTemplateGone)
+    }
+}
+
+/// What a fleet's errors teach.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Lessons {
+    /// What not to try for a while.
+    pub marks: Vec<Subject>,
+    /// Subnets without free addresses.
+    pub exhausted: BTreeSet<String>,
+    /// The account may not make the role that spot needs.
+    pub no_spot_role: bool,
+}
+
+impl Lessons {
+    /// Learns from errors of a request in a placement group, or in none.
+    pub fn of(errors: &[FleetError], request: &FleetRequest, group: Option<&str>) -> Self {
+        let mut out = Self::default();
+        let mut mark = |subject: Subject| {
+            if !out.marks.contains(&subject) {
+                out.marks.push(subject);
+            }
+        };
+        let offering = |instance_type: &str, zone: &str| {
+            let (instance_type, zone) = (instance_type.to_owned(), zone.to_owned());
+            let offering = Override { instance_type, zone, capacity_type: request.capacity_type };
+            Subject::Offering(offering, group.map(str::to_owned))
+        };
+        for error in errors {
+            if error.code == "InsufficientFreeAddressesInSubnet"
+                && let Some(subnet) = &error.subnet
+            {
+                mark(Subject::Subnet(subnet.clone()));
+                out.exhausted.insert(subnet.clone());
+            }
+            let spread = group.is_some() && error.message.contains("limit of instances in this spread placement group");
+            match (class_of(&error.code), &error.instance_type, &error.zone) {
+                (_, _, Some(zone)) if spread => {
+                    let slots = request.templates.iter().flat_map(|(_, slots)| slots);
+                    for slot in slots.filter(|slot| slot.zone == *zone) {
+                        mark(offering(&slot.instance_type, zone));
+                    }
+                }
+                (Class::Unfulfillable, Some(instance_type), Some(zone)) => mark(offering(instance_type, zone)),
+                (Class::NoSpotRole, _, _) => {
+                    mark(Subject::CapacityType(CapacityType::Spot));
+                    out.no_spot_role = true;
+                }
+                _ => {}
+            }
+        }
+        out
+    }
+
+    /// The single offerings among what is marked.
+    pub fn offerings(&self) -> Vec<Override> {
+        let one = |subject: &Subject| match subject {
+            Subject::Offering(offering, _) => Some(offering.clone()),
+            Subject::CapacityType(_) | Subject::Subnet(_) => None,
+        };
+        self.marks.iter().filter_map(one).collect()
+    }
+}
+
+/// Why nothing was launched.
+pub fn failure(errors: &[FleetError], lessons: &Lessons) -> LaunchError {
+    let passing = |error: &FleetError| matches!(class_of(&error.code), Class::Unfulfillable | Class::NoSpotRole);
+    if !errors.is_empty() && errors.iter().all(passing) {
+        if lessons.no_spot_role {
+            return LaunchError::NoSpotRole;
+        }
+        return LaunchError::InsufficientCapacity { unavailable: lessons.offerings() };
+    }
+    let texts: BTreeSet<String> = errors.iter().map(|error| format!("{}: {}", error.code, error.message)).collect();
+    let message = texts.into_iter().collect::<Vec<_>>().join("; ");
+    if message.is_empty() {
+        let message = "EC2 launched fewer instances than it was asked for and did not say why".to_owned();
+        return LaunchError::Rejected { reason: "LaunchFailed", message };
+    }
+    LaunchError::Rejected { reason: errors::reason(&message), message }
+}
+
+#[cfg(test)]
+#[path = "fleet_tests.rs"]
+mod tests;

@@ -1,0 +1,350 @@
+//! Instances in EC2: describing, listing and terminating them.
+
+use std::collections::HashMap;
+
+use aws_sdk_ec2::types::{Filter, InstanceStateName};
+use futures::future::join_all;
+
+use super::client::Clients;
+use super::coalesce::{BY_ID, Coalescer};
+use super::errors::{ApiError, Class};
+use super::fleet::{CLAIM_TAG, CLAIM_UID_TAG};
+use super::launch_template::CLUSTER_TAG;
+use super::selectors::filter;
+use crate::api::labels;
+use crate::cloud::{Instance, InstanceState};
+use crate::scheduling::offering::CapacityType;
+
+/// States of instances that are there: a terminated one reads as gone.
+const THERE: [&str; 5] = ["pending", "running", "stopping", "stopped", "shutting-down"];
+
+/// Where the id of an instance is written on Nodes.
+pub fn provider_id(zone: &str, id: &str) -> String {
+    format!("aws:///{zone}/{id}")
+}
+
+/// The instance id in a provider id; `None` for another cloud's.
+pub fn instance_id(provider_id: &str) -> Option<&str> {
+    let (scheme, rest) = provider_id.split_once("://")?;
+    let id = rest.rsplit('/').next()?;
+    (scheme == "aws" && id.starts_with("i-")).then_some(id)
+}
+
+/// Reads EC2's description; `None` where it lacks an id.
+pub fn read(instance: &aws_sdk_ec2::types::Instance) -> Option<Instance> {
+    let id = instance.instance_id()?.to_owned();
+    let zone = instance.placement().and_then(|placement| placement.availability_zone()).unwrap_or_default().to_owned();
+    let tag = |key: &str| {
+        let found = instance.tags().iter().find(|tag| tag.key() == Some(key));
+        found.and_then(|tag| tag.value()).unwrap_or_default().to_owned()
+    };
+    let state = match instance.state().and_then(|state| state.name()) {
+        Some(InstanceStateName::Pending) => InstanceState::Pending,
+        Some(InstanceStateName::ShuttingDown) => InstanceState::ShuttingDown,
+        Some(InstanceStateName::Terminated) => InstanceState::Terminated,
+        _ => InstanceState::Running,
+    };
+    let reserved = instance.capacity_reservation_id().is_some()
+        && instance
+            .capacity_reservation_specification()
+            .and_then(|specification| specification.capacity_reservation_preference())
+            .is_some_and(|preference| preference.as_str() == "capacity-reservations-only");
+    let spot = instance.spot_instance_request_id().is_some_and(|id| !id.is_empty())
+        || instance.instance_lifecycle().is_some_and(|lifecycle| lifecycle.as_str() == "spot");
+    let capacity_type = if spot {
+        CapacityType::Spot
+    } else if reserved {
+        CapacityType::Reserved
+    } else {
+        CapacityType::OnDemand
+    };
+    Some(Instance {
+        provider_id: provider_id(&zone, &id),
+        id,
+        client_token: tag(CLAIM_UID_TAG),
+        node_claim: tag(CLAIM_TAG),
+        instance_type: instance.instance_type().map(|kind| kind.as_str().to_owned()).unwrap_or_default(),
+        zone,
+        capacity_type,
+        image_id: instance.image_id().unwrap_or_default().to_owned(),
+        launched_at_ms: instance.launch_time().and_then(|time| time.to_millis().ok()).unwrap_or(0),
+        state,
+    })
+}
+
+fn there() -> Filter {
+    filter("instance-state-name", THERE)
+}
+
+/// Every instance that matches.
+async fn matching(clients: &Clients, filters: Vec<Filter>) -> Result<Vec<Instance>, ApiError> {
+    let call = clients.ec2.describe_instances().set_filters(Some(filters)).max_results(1000);
+    pages(call).await
+}
+
+async fn pages(
+    call: aws_sdk_ec2::operation::describe_instances::builders::DescribeInstancesFluentBuilder,
+) -> Result<Vec<Instance>, ApiError> {
+    let mut pages = call.into_paginator().send();
+    let mut found = Vec::new();
+    while let Some(page) = pages.next().await {
+        let page = page.map_err(ApiError::of("ec2:DescribeInstances"))?;
+        found.extend(page.reservations().iter().flat_map(aws_sdk_ec2::types::Reservation::instances).filter_map(read));
+    }
+    Ok(found)
+}
+
+/// Every instance of a cluster that a pool launched and that isn't terminated.
+///
+/// # Errors
+/// EC2's.
+pub async fn of_cluster(clients: &Clients, cluster: &str) -> Result<Vec<Instance>, ApiError> {
+    let filters = vec![
+        filter("tag-key", [labels::NODE_POOL]),
+        filter("tag-key", [labels::EC2_NODE_CLASS]),
+        filter(format!("tag:{CLUSTER_TAG}"), [cluster]),
+        there(),
+    ];
+    matching(clients, filters).await
+}
+
+/// The living instance that was launched for the claim of a UID, the oldest of several.
+///
+/// # Errors
+/// EC2's.
+pub async fn of_claim(clients: &Clients, cluster: &str, uid: &str) -> Result<Option<Instance>, ApiError> {
+    let filters = vec![
+        filter(format!("tag:{CLAIM_UID_TAG}"), [uid]),
+        filter(format!("tag:{CLUSTER_TAG}"), [cluster]),
+        filter("instance-state-name", ["pending", "running"]),
+    ];
+    let mut found = matching(clients, filters).await?;
+    found.sort_by(|a, b| a.launched_at_ms.cmp(&b.launched_at_ms).then_with(|| a.id.cmp(&b.id)));
+    Ok(found.into_iter().next())
+}
+
+/// Answers of DescribeInstances by id; `None` for an instance that isn't there.
+pub type Describer = Coalescer<String, Result<Option<Instance>, ApiError>>;
+/// Answers of TerminateInstances by id; false for an instance that isn't there.
+pub type Terminator = Coalescer<String, Result<bool, ApiError>>;
+
+/// Describes instances, those of a short window in one call.
+pub fn describer(clients: &Clients) -> Describer {
+    let clients = clients.clone();
+    Coalescer::start(BY_ID, move |ids| describe_all(clients.clone(), ids))
+}
+
+/// Terminates instances, those of a short window in one call.
+pub fn terminator(clients: &Clients) -> Terminator {
+    let clients = clients.clone();
+    Coalescer::start(BY_ID, move |ids| terminate_all(clients.clone(), ids))
+}
+
+/// Describes by id. One id that EC2 doesn't know fails the whole call: then, and where the answer leaves some out, each of
+/// those is asked for by itself.
+async fn describe_all(clients: Clients, ids: Vec<String>) -> HashMap<String, Result<Option<Instance>, ApiError>> {
+    let mut out = HashMap::new();
+    match describe(&clients, ids.clone()).await {
+        Ok(found) => out.extend(found.into_iter().map(|instance| (instance.id.clone(), Ok(Some(instance))))),
+        // Asking one by one helps against nothing but an unknown id.
+        Err(error) if error.class != Class::NotFound => {
+            return ids.into_iter().map(|id| (id, Err(error.clone()))).collect();
+        }
+        Err(_) if ids.len() == 1 => return ids.into_iter().map(|id| (id, Ok(None))).collect(),
+        Err(_) => {}
+    }
+    let left: Vec<&String> = ids.iter().filter(|id| !out.contains_key(*id)).collect();
+    let alone = left.into_iter().map(|id| {
+        let clients = &clients;
+        async move {
+            let answer = match describe(clients, vec![id.clone()]).await {
+                Ok(found) => Ok(found.into_iter().next()),
+                Err(error) if error.class == Class::NotFound => Ok(None),
+                Err(error) => Err(error),
+            };
+            (id.clone(), answer)
+        }
+    });
+    let alone = join_all(alone).await;
+    out.extend(alone);
+    out
+}
+
+async fn describe(clients: &Clients, ids: Vec<String>) -> Result<Vec<Instance>, ApiError> {
+    pages(clients.ec2.describe_instances().set_instance_ids(Some(ids)).filters(there())).await
+}
+
+/// Terminates by id. Where EC2 refuses the whole call, or leaves some out, each of those is tried by itself.
+async fn terminate_all(clients: Clients, ids: Vec<String>) -> HashMap<String, Result<bool, ApiError>> {
+    let mut out: HashMap<String, Result<bool, ApiError>> = HashMap::new();
+    match terminate(&clients, ids.clone()).await {
+        Ok(going) => out.extend(going.into_iter().map(|id| (id, Ok(true)))),
+        Err(error) if error.is_passing() || ids.len() == 1 => {
+            let answer = if error.class == Class::NotFound { Ok(false) } else { Err(error) };
+            return ids.into_iter().map(|id| (id, answer.clone())).collect();
+        }
+        Err(_) => {}
+    }
+    let left: Vec<&String> = ids.iter().filter(|id| !out.contains_key(*id)).collect();
+    let alone = left.into_iter().map(|id| {
+        let clients = &clients;
+        async move {
+            let answer = match terminate(clients, vec![id.clone()]).await {
+                Ok(_) => Ok(true),
+                Err(error) if error.class == Class::NotFound => Ok(false),
+                Err(error) => Err(error),
+            };
+            (id.clone(), answer)
+        }
+    });
+    let alone = join_all(alone).await;
+    out.extend(alone);
+    out
+}
+
+/// Ids that are going away now.
+async fn terminate(clients: &Clients, ids: Vec<String>) -> Result<Vec<String>, ApiError> {
+    let call = clients.ec2.terminate_instances().set_instance_ids(Some(ids));
+    let answer = call.send().await.map_err(ApiError::of("ec2:TerminateInstances"))?;
+    let going = answer.terminating_instances().iter().filter(|change| {
+        let state = change.current_state().and_then(|state| state.name());
+        matches!(state, Some(InstanceStateName::ShuttingDown | InstanceStateName::Terminated))
+    });
+    Ok(going.filter_map(|change| change.instance_id()).map(str::to_owned).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::super::client::wire;
+    use super::*;
+
+    fn item(id: &str, more: &str) -> String {
+        format!(
+            "<item><instancesSet><item><instanceId>{id}</instanceId><instanceType>m5.large</instanceType><imageId>ami-1</imageId>\
+             <instanceState><name>running</name></instanceState><placement><availabilityZone>us-east-1a</availabilityZone></placement>\
+             <launchTime>2026-01-02T03:04:05.000Z</launchTime>{more}</item></instancesSet></item>"
+        )
+    }
+
+    fn reservations(items: &str) -> Option<(u16, String)> {
+        wire::ok("DescribeInstances", &format!("<reservationSet>{items}</reservationSet>"))
+    }
+
+    fn ids(request: &wire::Seen) -> Vec<String> {
+        (1..).map_while(|n| request.form.get(&format!("InstanceId.{n}")).cloned()).collect()
+    }
+
+    fn counted(seen: &Mutex<Vec<wire::Seen>>) -> Vec<usize> {
+        seen.lock().unwrap().iter().map(|request| ids(request).len()).collect()
+    }
+
+    #[test]
+    fn ids_are_read_off_provider_ids() {
+        for (provider_id, expected) in [
+            ("aws:///us-east-1a/i-0123", Some("i-0123")),
+            ("aws:///i-0123", Some("i-0123")),
+            ("kwok-aws:///a/i-0123", None),
+            ("aws:///us-east-1a/", None),
+            ("i-0123", None),
+        ] {
+            assert_eq!(instance_id(provider_id), expected, "{provider_id}");
+        }
+        assert_eq!(provider_id("a", "i-1"), "aws:///a/i-1");
+    }
+
+    #[tokio::test]
+    async fn an_instance_is_read_with_its_tags_and_capacity_type() {
+        let (clients, seen) = wire::clients(Box::new(|_| {
+            let tags = format!(
+                "<tagSet><item><key>{CLAIM_UID_TAG}</key><value>uid</value></item><item><key>{CLAIM_TAG}</key><value>claim</value></item></tagSet>"
+            );
+            let spot = item("i-1", &format!("{tags}<spotInstanceRequestId>sir-1</spotInstanceRequestId>"));
+            // One that merely fell into an open reservation was bought on demand.
+            let open = item("i-2", "<capacityReservationId>cr-1</capacityReservationId>");
+            reservations(&(spot + &open))
+        }));
+        let found = of_cluster(&clients, "c1").await.unwrap();
+        assert_eq!(
+            found[0],
+            Instance {
+                id: "i-1".into(),
+                provider_id: "aws:///us-east-1a/i-1".into(),
+                client_token: "uid".into(),
+                node_claim: "claim".into(),
+                instance_type: "m5.large".into(),
+                zone: "us-east-1a".into(),
+                capacity_type: CapacityType::Spot,
+                image_id: "ami-1".into(),
+                launched_at_ms: 1_767_323_045_000,
+                state: InstanceState::Running,
+            }
+        );
+        assert_eq!(found[1].capacity_type, CapacityType::OnDemand);
+        let form = &seen.lock().unwrap()[0].form;
+        assert_eq!(
+            (&*form["Filter.1.Value.1"], &*form["Filter.2.Value.1"]),
+            (labels::NODE_POOL, labels::EC2_NODE_CLASS)
+        );
+        assert_eq!((&*form["Filter.3.Name"], &*form["Filter.3.Value.1"]), ("tag:eks:eks-cluster-name", "c1"));
+    }
+
+    #[tokio::test]
+    async fn one_unknown_id_does_not_hide_the_others() {
+        let (clients, seen) = wire::clients(Box::new(|request| {
+            let ids = ids(request);
+            match ids.iter().find(|id| *id == "i-gone") {
+                Some(_) => wire::refusal("InvalidInstanceID.NotFound", "i-gone"),
+                None => reservations(&ids.iter().map(|id| item(id, "")).collect::<String>()),
+            }
+        }));
+        let describer = describer(&clients);
+        let ask = |id: &str| describer.ask(id.to_owned());
+        let answers = futures::future::join3(ask("i-1"), ask("i-gone"), ask("i-2")).await;
+        assert!(matches!(answers.0, Some(Ok(Some(_)))) && matches!(answers.2, Some(Ok(Some(_)))));
+        assert_eq!(answers.1, Some(Ok(None)));
+        assert_eq!(counted(&seen), [3, 1, 1, 1]);
+    }
+
+    #[tokio::test]
+    async fn a_refused_describe_is_not_repeated_for_each() {
+        let (clients, seen) = wire::clients(Box::new(|_| wire::refusal("UnauthorizedOperation", "no")));
+        let answers = describe_all(clients, vec!["i-1".into(), "i-2".into()]).await;
+        assert!(answers.values().all(|answer| answer.as_ref().is_err_and(|error| error.class == Class::Unauthorized)));
+        assert_eq!(seen.lock().unwrap().len(), 1);
+    }
+
+    #[tokio::test]
+    async fn terminations_share_a_call_and_those_left_out_are_tried_alone() {
+        let (clients, seen) = wire::clients(Box::new(|request| {
+            let ids = ids(request);
+            if ids == ["i-gone"] {
+                return wire::refusal("InvalidInstanceID.NotFound", "i-gone");
+            }
+            let going = ids.iter().filter(|id| *id != "i-gone").map(|id| {
+                format!(
+                    "<item><instanceId>{id}</instanceId><currentState><name>shutting-down</name></currentState></item>"
+                )
+            });
+            wire::ok("TerminateInstances", &format!("<instancesSet>{}</instancesSet>", going.collect::<String>()))
+        }));
+        let terminator = terminator(&clients);
+        let ask = |id: &str| terminator.ask(id.to_owned());
+        let answers = futures::future::join3(ask("i-1"), ask("i-gone"), ask("i-2")).await;
+        assert_eq!(answers, (Some(Ok(true)), Some(Ok(false)), Some(Ok(true))));
+        assert_eq!(counted(&seen), [3, 1]);
+    }
+
+    #[tokio::test]
+    async fn the_oldest_instance_of_a_claim_is_its_instance() {
+        let (clients, seen) = wire::clients(Box::new(|_| {
+            let young = item("i-1", "").replace("2026-01-02", "2026-01-03");
+            reservations(&(young + &item("i-2", "")))
+        }));
+        assert_eq!(of_claim(&clients, "c1", "uid").await.unwrap().unwrap().id, "i-2");
+        let form = &seen.lock().unwrap()[0].form;
+        assert_eq!((&*form["Filter.1.Name"], &*form["Filter.1.Value.1"]), ("tag:stowage.dev/nodeclaim-uid", "uid"));
+        assert_eq!(form["Filter.3.Value.2"], "running");
+    }
+}

@@ -1,0 +1,100 @@
+//! The shells against an EC2-compatible endpoint that somebody else wrote. `AWS_ENDPOINT_URL` names it, as for the SDK; region
+//! us-east-1.
+
+use std::collections::BTreeSet;
+
+use serde_json::json;
+
+use super::client::Clients;
+use super::messages::EventKind;
+use super::queue::Queue;
+use super::refresh::{self, Feeds};
+use super::region::{Part, Region, RegionSnapshot};
+use super::{status_checks, types};
+use crate::cloud::catalogue::{NodeSettings, RawInstanceType, SpotPricing, embedded};
+use super::now_ms;
+
+#[tokio::test]
+#[ignore = "needs an EC2-compatible endpoint in AWS_ENDPOINT_URL"]
+async fn what_the_region_offers_is_read() {
+    let clients = Clients::from_environment().await.unwrap();
+    let region = Region::new(RegionSnapshot::stand_in("us-east-1", embedded(), now_ms()));
+    let feeds = Feeds { ec2: clients.ec2.clone(), pricing: None };
+    refresh::hydrate(&region, &feeds).await;
+    let snapshot = region.snapshot();
+    for part in [Part::Types, Part::Zones, Part::SpotPrices] {
+        assert!(snapshot.source(part).is_live(), "{part}: {:?}", snapshot.source(part));
+    }
+    assert!(snapshot.types.len() > 500, "{} instance types", snapshot.types.len());
+
+    // What both know of a type they know alike, and so its node is the same.
+    let shape = |entry: &RawInstanceType| {
+        let node = entry.as_node("us-east-1", &NodeSettings::default(), SpotPricing::Off);
+        (node.capacity, node.allocatable)
+    };
+    let known: BTreeSet<&String> = snapshot.types.keys().collect();
+    let mut differing = Vec::new();
+    for table in embedded().instance_types.iter().filter(|entry| known.contains(&entry.name)) {
+        let live = &snapshot.types[&table.name];
+        let several_cards = live.network_cards.len() > 1;
+        if shape(live) != shape(table) && !several_cards {
+            differing.push(format!("{}: {:?} and {:?}", table.name, shape(live), shape(table)));
+        }
+    }
+    assert!(differing.is_empty(), "{} differ, first {}", differing.len(), differing[0]);
+    let table = embedded().instance_type("m5.large").unwrap();
+    assert_eq!(
+        snapshot.zones_of("m5.large").unwrap().iter().collect::<Vec<_>>(),
+        table.zones.iter().collect::<Vec<_>>()
+    );
+}
+
+#[tokio::test]
+#[ignore = "needs an EC2-compatible endpoint in AWS_ENDPOINT_URL"]
+async fn messages_go_through_the_queue() {
+    let clients = Clients::from_environment().await.unwrap();
+    let name = format!("stowage-test-{}", now_ms());
+    let queue = Queue::new(clients.sqs.clone(), &name);
+    assert!(queue.receive(now_ms).await.is_err(), "there is no such queue yet");
+    let url = clients.sqs.create_queue().queue_name(&name).send().await.unwrap().queue_url.unwrap();
+    let event = |kind: &str, detail: serde_json::Value| {
+        let source = if kind.starts_with("AWS") { "aws.health" } else { "aws.ec2" };
+        json!({"version": "0", "source": source, "detail-type": kind, "time": "2026-01-01T00:00:00Z", "detail": detail})
+            .to_string()
+    };
+    let entities = json!([{"entityValue": "i-2"}, {"entityValue": "i-3"}]);
+    let health = json!({"service": "EC2", "eventTypeCategory": "scheduledChange", "affectedEntities": entities});
+    for body in [
+        event("EC2 Spot Instance Interruption Warning", json!({"instance-id": "i-1"})),
+        event("AWS Health Event", health),
+        "nonsense".to_owned(),
+    ] {
+        clients.sqs.send_message().queue_url(&url).message_body(body).send().await.unwrap();
+    }
+    let mut events = Vec::new();
+    for _ in 0..5 {
+        if events.len() < 3 || queue.counts().deleted < 1 {
+            events.extend(queue.receive(now_ms).await.unwrap());
+        }
+    }
+    events.sort_by(|a, b| a.instance_id.cmp(&b.instance_id));
+    let seen: Vec<_> = events.iter().map(|event| (event.kind, event.instance_id.as_str())).collect();
+    let expected =
+        [(EventKind::SpotInterrupted, "i-1"), (EventKind::ScheduledChange, "i-2"), (EventKind::ScheduledChange, "i-3")];
+    assert_eq!(seen, expected);
+    for event in &events {
+        queue.delete(&event.receipt).await.unwrap();
+    }
+    assert_eq!(queue.counts().deleted, 3);
+    clients.sqs.delete_queue().queue_url(&url).send().await.unwrap();
+}
+
+#[tokio::test]
+#[ignore = "needs an EC2-compatible endpoint in AWS_ENDPOINT_URL"]
+async fn statuses_and_offerings_are_read() {
+    let clients = Clients::from_environment().await.unwrap();
+    let statuses = status_checks::describe_statuses(&clients.ec2).await.unwrap();
+    assert_eq!(status_checks::unhealthy(&statuses, now_ms()), []);
+    let zones = types::zones_by_type(&types::describe_offerings(&clients.ec2).await.unwrap());
+    assert!(zones["m5.large"].contains("us-east-1a"));
+}

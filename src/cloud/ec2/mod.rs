@@ -1,0 +1,117 @@
+//! Amazon EC2, through the AWS SDK.
+//!
+//! What a request says and what an answer means are pure functions, tested with tables; the shells around them only call, page
+//! and hand over. Nothing that the planner asks for does I/O.
+//!
+//! - [`client`], [`rate`], [`errors`], [`coalesce`]: the calls themselves.
+//! - [`resolve`]: what a node class comes to ([`subnets`], [`security_groups`], [`images`] and [`aliases`], [`profile`],
+//!   [`placement`]), and [`validate`], whether EC2 would launch it.
+//! - [`launch`]: one NodeClaim becomes an instance ([`choose`], [`prepare`], [`launch_template`], [`templates`], [`fleet`],
+//!   [`attempts`]), and what that teaches ([`unavailable`]).
+//! - [`instances`], [`tagging`]: describing, listing, terminating, tagging.
+//! - [`region`]: what can be bought ([`types`], [`prices`], [`spot_prices`], [`placement_scores`], [`offerings`]), kept fresh by
+//!   [`refresh`].
+//! - [`queue`], [`messages`], [`status_checks`]: what EC2 tells of instances by itself.
+//! - [`user_data`], [`kubelet`]: what instances are told at boot.
+
+pub mod aliases;
+pub mod attempts;
+mod catalogues;
+pub mod choose;
+pub mod class_view;
+pub mod client;
+pub mod cluster;
+pub mod coalesce;
+pub mod errors;
+pub mod fleet;
+pub mod images;
+pub mod instances;
+pub mod interruption_history;
+pub mod kubelet;
+mod launch;
+pub mod launch_template;
+pub mod messages;
+pub mod offerings;
+pub mod placement;
+pub mod placement_scores;
+pub mod prepare;
+pub mod prices;
+pub mod profile;
+pub mod queue;
+pub mod rate;
+pub mod receipts;
+pub mod refresh;
+pub mod region;
+pub mod resolve;
+pub mod security_groups;
+pub mod selectors;
+mod shell;
+pub mod spot_prices;
+pub mod spot_risk;
+pub mod status_checks;
+pub mod subnets;
+pub mod tagging;
+pub mod templates;
+pub mod types;
+pub mod unavailable;
+pub mod user_data;
+pub mod validate;
+
+#[cfg(test)]
+mod live_tests;
+
+use std::time::Duration;
+
+pub use client::Clients;
+pub use shell::{Ec2, StartError};
+
+/// Settings of EC2, with the names and defaults of Karpenter's.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Name of the cluster: instances, templates and profiles are found by it.
+    pub cluster_name: String,
+    /// URL of the API server that instances are told; from EKS when absent.
+    pub cluster_endpoint: Option<String>,
+    /// CA of the API server that instances are told, base64; this process's own when absent.
+    pub cluster_ca_bundle: Option<String>,
+    /// Addresses of services; from EKS or the API server when absent.
+    pub service_cidr: Option<String>,
+    /// Whether EKS tells the version of the cluster.
+    pub eks_control_plane: bool,
+    /// Whether IAM and the price list can't be reached.
+    pub isolated_vpc: bool,
+    /// Name of the interruption queue.
+    pub interruption_queue: Option<String>,
+    /// Whether launches are tried dry before a class is Ready.
+    pub dry_run: bool,
+    /// How old what a node class comes to may get.
+    pub refresh: Duration,
+    /// Network interfaces that pods' addresses can't be on.
+    pub reserved_enis: i64,
+    /// Share of memory that hypervisor and firmware keep, millionths.
+    pub vm_memory_overhead_ppm: i64,
+}
+
+impl Options {
+    /// The defaults, for a cluster.
+    pub fn of(cluster_name: impl Into<String>) -> Self {
+        Self {
+            cluster_name: cluster_name.into(),
+            cluster_endpoint: None,
+            cluster_ca_bundle: None,
+            service_cidr: None,
+            eks_control_plane: false,
+            isolated_vpc: false,
+            interruption_queue: None,
+            dry_run: true,
+            refresh: Duration::from_mins(1),
+            reserved_enis: 0,
+            vm_memory_overhead_ppm: 75_000,
+        }
+    }
+}
+
+/// Milliseconds since the epoch.
+fn now_ms() -> i64 {
+    k8s_openapi::jiff::Timestamp::now().as_millisecond()
+}

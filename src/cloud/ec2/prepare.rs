@@ -1,0 +1,286 @@
+//! From a claim to the launch templates of its fleet request: which image each instance type boots and what it is told at
+//! boot. Types that come to the same share a template. Pure.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use kube::ResourceExt;
+
+use super::choose::{Candidate, Choice};
+use super::cluster::ClusterFacts;
+use super::fleet::{CLAIM_TAG, CLAIM_UID_TAG, FleetRequest, Slot};
+use super::images::image_of;
+use super::launch_template::{Template, launch_tags};
+use super::user_data::{UserDataError, UserDataInput, image_version, user_data};
+use crate::api::node_class::AmiStatus;
+use crate::api::{Ec2NodeClass, NodeClaim, conditions, labels};
+use crate::cloud::ami_family::AmiFamily;
+use crate::cloud::{LaunchDetails, LaunchError, LaunchRequest};
+use crate::scheduling::offering::{CapacityType, InstanceType};
+use crate::scheduling::requirement::Requirements;
+
+/// Resource that asks for EFA interfaces.
+const EFA: &str = "vpc.amazonaws.com/efa";
+/// Resource that asks for Nitro Enclaves.
+const NITRO_SANDBOX: &str = "eks.amazonaws.com/nitro-sandbox";
+/// Annotation of claims whose prices are not EC2's, so that EC2 must follow ours.
+const PRICES_OVERLAID: &str = "karpenter.sh/price-overlay-applied";
+
+/// Whether a class may launch: it is Ready, and that was judged on what it says now.
+///
+/// # Errors
+/// [`LaunchError::NodeClassNotReady`]; [`LaunchError::Rejected`] while it isn't known.
+pub fn launchable(class: &Ec2NodeClass) -> Result<(), LaunchError> {
+    let not_ready = |reason: String| LaunchError::NodeClassNotReady { name: class.name_any(), reason };
+    if class.metadata.deletion_timestamp.is_some() {
+        return Err(not_ready("it is being deleted".into()));
+    }
+    let list = class.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
+    match conditions::get(list, conditions::READY) {
+        Some(ready) if ready.observed_generation != class.metadata.generation => {
+            Err(not_ready("it has changed since it was looked at".into()))
+        }
+        Some(ready) if ready.status == "True" => Ok(()),
+        Some(ready) if ready.status == "False" => Err(not_ready(ready.message.clone())),
+        _ => Err(LaunchError::Rejected {
+            reason: "NodeClassReadinessUnknown",
+            message: format!("EC2NodeClass {} was not looked at yet", class.name_any()),
+        }),
+    }
+}
+
+/// What a launch is made of besides the choice of offerings.
+#[derive(Clone, Copy, Debug)]
+pub struct Ground<'a> {
+    /// The request.
+    pub request: &'a LaunchRequest,
+    /// The objects behind it.
+    pub details: &'a LaunchDetails,
+    /// The cluster.
+    pub cluster: &'a ClusterFacts,
+    /// Region.
+    pub region: &'a str,
+    /// Id of the class's placement group.
+    pub placement_group: Option<&'a str>,
+}
+
+/// A template and the candidates that are launched from it, cheapest first.
+#[derive(Clone, Debug)]
+pub struct Group<'a> {
+    /// The template.
+    pub template: Template,
+    /// The candidates.
+    pub candidates: Vec<&'a Candidate>,
+}
+
+impl Ground<'_> {
+    fn claim(&self) -> &NodeClaim {
+        &self.details.claim
+    }
+
+    fn class(&self) -> &Ec2NodeClass {
+        &self.details.class
+    }
+
+    fn requests(&self, resource: &str) -> bool {
+        let amount = self.claim().spec.resources.requests.get(resource);
+        amount.is_some_and(|amount| amount.0.chars().any(|c| ('1'..='9').contains(&c)))
+    }
+
+    /// Tags of everything that is launched.
+    ///
+    /// # Errors
+    /// [`LaunchError::NodeClassNotReady`] where the class sets one that it may not.
+    pub fn tags(&self) -> Result<BTreeMap<String, String>, LaunchError> {
+        let name = self.class().name_any();
+        launch_tags(&self.class().spec.tags, &self.cluster.name, &name, &self.request.node_pool)
+            .map_err(|reason| LaunchError::NodeClassNotReady { name, reason })
+    }
+
+    /// The templates of a choice. Types for which the class has no image are left out.
+    ///
+    /// # Errors
+    /// No type is left, or the user data can't be made.
+    pub fn groups<'a>(
+        &self,
+        choice: &'a Choice,
+        tags: &BTreeMap<String, String>,
+    ) -> Result<Vec<Group<'a>>, LaunchError> {
+        let none = vec![];
+        let images = self.class().status.as_ref().map_or(&none, |status| &status.amis);
+        let mut texts: BTreeMap<(&str, i64), String> = BTreeMap::new();
+        let mut groups: Vec<Group<'a>> = Vec::new();
+        for candidate in &choice.candidates {
+            let found = &candidate.instance_type;
+            let Some(image) = image_of(images, &found.labels) else { continue };
+            let key = (image.id.as_str(), found.capacity.pods);
+            let text = if let Some(text) = texts.get(&key) {
+                text.clone()
+            } else {
+                let text = self.user_data(found, image, choice.capacity_type).map_err(|error| self.refused(&error))?;
+                texts.entry(key).or_insert(STANDARD.encode(text)).clone()
+            };
+            let efa = if self.requests(EFA) { i32::try_from(found.capacity.get(EFA)).unwrap_or(0) } else { 0 };
+            let shares = |group: &&mut Group| {
+                let template = &group.template;
+                template.image_id == image.id && template.efa == efa && template.user_data == text
+            };
+            match groups.iter_mut().find(shares) {
+                Some(group) => group.candidates.push(candidate),
+                None => groups.push(Group {
+                    template: self.template(image, text, efa, choice.capacity_type, tags),
+                    candidates: vec![candidate],
+                }),
+            }
+        }
+        if groups.is_empty() {
+            let message =
+                format!("EC2NodeClass {} has no image for any of the instance types", self.class().name_any());
+            return Err(LaunchError::Rejected { reason: "LaunchFailed", message });
+        }
+        Ok(groups)
+    }
+
+    fn refused(&self, error: &UserDataError) -> LaunchError {
+        LaunchError::NodeClassNotReady { name: self.class().name_any(), reason: error.to_string() }
+    }
+
+    fn user_data(
+        &self,
+        found: &InstanceType,
+        image: &AmiStatus,
+        capacity_type: CapacityType,
+    ) -> Result<String, UserDataError> {
+        let spec = &self.class().spec;
+        let family = AmiFamily::of(spec);
+        let mut own = self.claim().labels().clone();
+        // Labels that the claim's requirements fix; what the instance type fixes comes from the claim at registration.
+        let fixed = self.request.labels.iter().filter(|(key, _)| !labels::is_well_known(key));
+        own.extend(fixed.map(|(key, value)| (key.clone(), value.clone())));
+        let version = image_version(&spec.ami_selector_terms, std::slice::from_ref(image));
+        user_data(
+            family,
+            &UserDataInput {
+                cluster_name: &self.cluster.name,
+                endpoint: &self.cluster.endpoint,
+                ca_bundle: Some(&self.cluster.ca_bundle).filter(|ca| !ca.is_empty()).map(String::as_str),
+                service_cidr: self.cluster.service_cidr.as_deref(),
+                cluster_dns: self.cluster.dns_ip.as_deref().and_then(|ip| ip.parse::<IpAddr>().ok()),
+                kubelet: spec.kubelet.as_ref(),
+                max_pods: found.capacity.pods,
+                labels: &own,
+                taints: &self.request.taints,
+                capacity_type,
+                local_disks: spec.instance_store_policy.as_deref() == Some("RAID0"),
+                custom: spec.user_data.as_deref(),
+                image_version: version,
+            },
+        )
+    }
+
+    fn template(
+        &self,
+        image: &AmiStatus,
+        user_data: String,
+        efa: i32,
+        capacity_type: CapacityType,
+        tags: &BTreeMap<String, String>,
+    ) -> Template {
+        let spec = &self.class().spec;
+        let status = self.class().status.clone().unwrap_or_default();
+        let requirements = Requirements::from_api(&self.claim().spec.requirements).unwrap_or_default();
+        let shared = requirements.get(labels::INSTANCE_TENANCY).is_none_or(|tenancy| tenancy.contains("default"));
+        let partition = requirements.get(labels::PLACEMENT_GROUP_PARTITION).and_then(|partitions| {
+            let mut wanted: Vec<String> = partitions.finite()?.map(ToString::to_string).collect();
+            // The lowest as text, as Karpenter takes it.
+            wanted.sort();
+            wanted.first()?.parse().ok()
+        });
+        let block_devices = if spec.block_device_mappings.is_empty() {
+            AmiFamily::of(spec).default_block_devices()
+        } else {
+            spec.block_device_mappings.clone()
+        };
+        Template {
+            cluster: self.cluster.name.clone(),
+            region: self.region.to_owned(),
+            class: self.class().name_any(),
+            image_id: image.id.clone(),
+            user_data,
+            instance_profile: status.instance_profile.unwrap_or_default(),
+            security_groups: status.security_groups.into_iter().map(|group| group.id).collect(),
+            block_devices,
+            metadata: spec.metadata_options.clone(),
+            detailed_monitoring: spec.detailed_monitoring.unwrap_or(false),
+            nested_virtualization: spec.cpu_options.as_ref().and_then(|options| options.nested_virtualization.clone()),
+            enclave: self.requests(NITRO_SANDBOX),
+            tenancy: if shared { "default" } else { "dedicated" }.to_owned(),
+            placement_group: self.placement_group.map(str::to_owned),
+            partition: partition.filter(|_| self.placement_group.is_some()),
+            network_interfaces: spec.network_interfaces.clone(),
+            efa,
+            public_ip: spec.associate_public_ip_address,
+            ip_prefixes: spec.ip_prefix_count,
+            connection_tracking: spec.connection_tracking.clone(),
+            ipv6: self.cluster.is_ipv6(),
+            tags: tags.clone(),
+            capacity_type,
+        }
+    }
+
+    /// The fleet request for templates by name, in the subnets chosen by zone; `None` where no zone has one.
+    pub fn fleet(
+        &self,
+        token: String,
+        capacity_type: CapacityType,
+        templates: &[(String, &Group<'_>)],
+        subnets: &BTreeMap<String, String>,
+        tags: BTreeMap<String, String>,
+    ) -> Option<FleetRequest> {
+        let slots = |group: &Group<'_>| {
+            let of = |candidate: &&Candidate| {
+                let instance_type = candidate.instance_type.name.to_string();
+                let slot = |(zone, price): (&String, _)| Slot {
+                    instance_type: instance_type.clone(),
+                    subnet: subnets[zone].clone(),
+                    zone: zone.clone(),
+                    image: group.template.image_id.clone(),
+                    price,
+                };
+                let zones = candidate.zones.iter().filter(|(zone, _)| subnets.contains_key(*zone));
+                zones.map(|(zone, price)| slot((zone, *price))).collect::<Vec<_>>()
+            };
+            let mut slots: Vec<Slot> = group.candidates.iter().flat_map(of).collect();
+            slots.sort_by_key(|slot| slot.price);
+            slots
+        };
+        let templates: Vec<(String, Vec<Slot>)> = templates
+            .iter()
+            .map(|(name, group)| (name.clone(), slots(group)))
+            .filter(|(_, slots)| !slots.is_empty())
+            .collect();
+        if templates.is_empty() {
+            return None;
+        }
+        let annotation = |key: &str| self.claim().annotations().get(key);
+        let relaxed = annotation(labels::MIN_VALUES_RELAXED).is_some_and(|value| value == "true");
+        Some(FleetRequest {
+            token,
+            context: self.class().spec.context.clone().filter(|_| !relaxed),
+            capacity_type,
+            prioritized: annotation(PRICES_OVERLAID).is_some(),
+            templates,
+            tags,
+            instance_tags: BTreeMap::from([
+                (CLAIM_TAG.to_owned(), self.request.node_claim.clone()),
+                (CLAIM_UID_TAG.to_owned(), self.request.client_token.clone()),
+            ]),
+        })
+    }
+}
+
+#[cfg(test)]
+#[path = "prepare_tests.rs"]
+pub(super) mod tests;

@@ -1,0 +1,247 @@
+use std::sync::Arc;
+
+use serde_json::json;
+
+use super::super::aliases::one_of;
+use super::super::choose::choose;
+use super::*;
+use crate::cloud::Override;
+use crate::cloud::catalogue::{SpotPricing, embedded};
+
+/// A class that is ready, with two subnets and an image for each architecture.
+pub fn class(spec: serde_json::Value) -> Ec2NodeClass {
+    let mut whole = json!({
+        "role": "r", "amiFamily": "AL2023", "amiSelectorTerms": [], "subnetSelectorTerms": [], "securityGroupSelectorTerms": [],
+    });
+    for (key, value) in spec.as_object().into_iter().flatten() {
+        whole[key] = value.clone();
+    }
+    let image = |id: &str, arch: &str| json!({"id": id, "name": "n", "requirements": [one_of(labels::ARCH, arch)]});
+    serde_json::from_value(json!({
+        "apiVersion": "karpenter.k8s.aws/v1", "kind": "EC2NodeClass",
+        "metadata": {"name": "default", "uid": "class-uid", "generation": 3},
+        "spec": whole,
+        "status": {
+            "subnets": [
+                {"id": "subnet-a", "zone": "us-east-1a", "zoneID": "use1-az1"},
+                {"id": "subnet-b", "zone": "us-east-1b", "zoneID": "use1-az2"},
+            ],
+            "securityGroups": [{"id": "sg-1"}],
+            "amis": [image("ami-x86", "amd64"), image("ami-arm", "arm64")],
+            "instanceProfile": "c1_42",
+            "conditions": [{"type": "Ready", "status": "True", "reason": "Ready", "message": "",
+                "observedGeneration": 3, "lastTransitionTime": "2026-01-01T00:00:00Z"}],
+        },
+    }))
+    .unwrap()
+}
+
+/// A claim made at `created`.
+pub fn claim(created: &str, spec: serde_json::Value) -> NodeClaim {
+    let mut whole = json!({"requirements": [], "nodeClassRef": {"group": "g", "kind": "k", "name": "default"}});
+    for (key, value) in spec.as_object().into_iter().flatten() {
+        whole[key] = value.clone();
+    }
+    serde_json::from_value(json!({
+        "apiVersion": "karpenter.sh/v1", "kind": "NodeClaim",
+        "metadata": {"name": "claim-1", "uid": "uid-1", "creationTimestamp": created, "labels": {"team": "a"}},
+        "spec": whole,
+    }))
+    .unwrap()
+}
+
+/// A request for on-demand instances of these types, in the zones of [`class`].
+pub fn request(class: Ec2NodeClass, claim: NodeClaim, types: &[&str]) -> LaunchRequest {
+    let catalogue = embedded().for_node_class(Some(&class), SpotPricing::Off);
+    let overrides = types.iter().flat_map(|name| {
+        ["us-east-1a", "us-east-1b"].map(|zone| Override {
+            instance_type: (*name).to_owned(),
+            zone: zone.to_owned(),
+            capacity_type: CapacityType::OnDemand,
+        })
+    });
+    LaunchRequest {
+        client_token: "uid-1".into(),
+        node_claim: "claim-1".into(),
+        node_pool: "default".into(),
+        node_class: "default".into(),
+        overrides: overrides.collect(),
+        labels: BTreeMap::from([("tier".to_owned(), "web".to_owned())]),
+        taints: vec![],
+        details: Some(Arc::new(LaunchDetails { claim, class: Arc::new(class), catalogue: Arc::new(catalogue) })),
+    }
+}
+
+/// A cluster.
+pub fn facts() -> ClusterFacts {
+    ClusterFacts {
+        name: "c1".into(),
+        endpoint: "https://c1".into(),
+        ca_bundle: "Y2EK".into(),
+        version: "1.34".into(),
+        service_cidr: Some("10.100.0.0/16".into()),
+        dns_ip: Some("10.100.0.10".into()),
+    }
+}
+
+const LONG_AGO: &str = "2026-01-01T00:00:00Z";
+
+fn with_groups<T>(
+    request: &LaunchRequest,
+    group: Option<&str>,
+    then: impl FnOnce(&[Group<'_>], &Ground<'_>) -> T,
+) -> T {
+    let (facts, details) = (facts(), request.details.clone().unwrap());
+    let ground = Ground { request, details: &details, cluster: &facts, region: "us-east-1", placement_group: group };
+    let choice = choose(&request.overrides, &details.catalogue, true).unwrap();
+    let groups = ground.groups(&choice, &ground.tags().unwrap()).unwrap();
+    then(&groups, &ground)
+}
+
+fn names<'a>(group: &'a Group<'_>) -> Vec<&'a str> {
+    group.candidates.iter().map(|candidate| &*candidate.instance_type.name).collect()
+}
+
+#[test]
+fn types_share_a_template_when_image_and_pods_are_the_same() {
+    let request =
+        request(class(json!({})), claim(LONG_AGO, json!({})), &["m5.large", "c5.large", "m5.xlarge", "m6g.large"]);
+    with_groups(&request, None, |groups, _| {
+        let mut all: Vec<(Vec<&str>, &str)> =
+            groups.iter().map(|group| (names(group), group.template.image_id.as_str())).collect();
+        all.sort();
+        assert_eq!(
+            all,
+            [(vec!["c5.large", "m5.large"], "ami-x86"), (vec!["m5.xlarge"], "ami-x86"), (vec!["m6g.large"], "ami-arm"),]
+        );
+        let text = STANDARD.decode(&groups[0].template.user_data).unwrap();
+        let text = String::from_utf8(text).unwrap();
+        for part in ["name: c1", "https://c1", "team=a", "tier=web", "karpenter.sh/unregistered"] {
+            assert!(text.contains(part), "{part} is not in {text}");
+        }
+    });
+}
+
+#[test]
+fn c18_the_list_of_types_does_not_change_a_template_but_labels_and_taints_do() {
+    let name = |claim: NodeClaim, types: &[&str]| {
+        with_groups(&request(class(json!({})), claim, types), None, |groups, _| {
+            let group = groups.iter().find(|group| names(group).contains(&"m5.large")).unwrap();
+            group.template.name()
+        })
+    };
+    let plain = || claim(LONG_AGO, json!({}));
+    let base = name(plain(), &["m5.large"]);
+    assert_eq!(name(plain(), &["m5.large", "c5.large", "m5.xlarge"]), base);
+    let mut labelled = plain();
+    labelled.metadata.labels = Some([("team".to_owned(), "b".to_owned())].into());
+    assert_ne!(name(labelled, &["m5.large"]), base);
+}
+
+#[test]
+fn families_bring_their_volumes_and_the_users_own_replace_them() {
+    let devices = |spec| {
+        with_groups(&request(class(spec), claim(LONG_AGO, json!({})), &["m5.large"]), None, |groups, _| {
+            let devices = groups[0].template.block_devices.iter();
+            devices.filter_map(|mapping| mapping.device_name.clone()).collect::<Vec<_>>()
+        })
+    };
+    assert_eq!(devices(json!({})), ["/dev/xvda"]);
+    assert_eq!(devices(json!({"amiFamily": "Bottlerocket"})), ["/dev/xvda", "/dev/xvdb"]);
+    assert!(devices(json!({"amiFamily": "Custom"})).is_empty());
+    let own = json!({"blockDeviceMappings": [{"deviceName": "/dev/sdz", "ebs": {"volumeSize": "30Gi"}}]});
+    assert_eq!(devices(own), ["/dev/sdz"]);
+}
+
+#[test]
+fn tenancy_partition_and_enclaves_come_from_the_claim() {
+    let spec = json!({
+        "requirements": [
+            {"key": labels::INSTANCE_TENANCY, "operator": "In", "values": ["dedicated"]},
+            {"key": labels::PLACEMENT_GROUP_PARTITION, "operator": "In", "values": ["2", "10"]},
+        ],
+        "resources": {"requests": {"eks.amazonaws.com/nitro-sandbox": "1"}},
+    });
+    let request = request(class(json!({})), claim(LONG_AGO, spec), &["m5.large"]);
+    with_groups(&request, Some("pg-1"), |groups, _| {
+        let template = &groups[0].template;
+        assert_eq!((template.tenancy.as_str(), template.partition, template.enclave), ("dedicated", Some(10), true));
+        assert_eq!(template.placement_group.as_deref(), Some("pg-1"));
+    });
+    with_groups(&request, None, |groups, _| assert_eq!(groups[0].template.partition, None, "only in a group"));
+}
+
+#[test]
+fn a_request_holds_each_type_in_each_zone_that_has_a_subnet_cheapest_first() {
+    let request = request(class(json!({"context": "ctx"})), claim(LONG_AGO, json!({})), &["m5.large", "m5.xlarge"]);
+    with_groups(&request, None, |groups, ground| {
+        let named: Vec<_> = groups.iter().enumerate().map(|(n, group)| (format!("lt-{n}"), group)).collect();
+        let subnets = BTreeMap::from([("us-east-1a".to_owned(), "subnet-a".to_owned())]);
+        let fleet = ground.fleet("t".into(), CapacityType::OnDemand, &named, &subnets, BTreeMap::new()).unwrap();
+        assert_eq!(fleet.templates.len(), 2);
+        assert_eq!(fleet.templates[0].1[0].instance_type, "m5.large");
+        assert!(fleet.templates.iter().flat_map(|(_, slots)| slots).all(|slot| slot.subnet == "subnet-a"));
+        assert_eq!(fleet.instance_tags[CLAIM_UID_TAG], "uid-1");
+        assert_eq!((fleet.context.as_deref(), fleet.prioritized), (Some("ctx"), false));
+        assert!(ground.fleet("t".into(), CapacityType::OnDemand, &named, &BTreeMap::new(), BTreeMap::new()).is_none());
+    });
+}
+
+#[test]
+fn annotations_of_the_claim_choose_context_and_priority() {
+    let mut annotated = claim(LONG_AGO, json!({}));
+    let keys = [(labels::MIN_VALUES_RELAXED, "true"), (PRICES_OVERLAID, "")];
+    annotated.metadata.annotations = Some(keys.map(|(key, value)| (key.to_owned(), value.to_owned())).into());
+    let request = request(class(json!({"context": "ctx"})), annotated, &["m5.large"]);
+    with_groups(&request, None, |groups, ground| {
+        let named = [("lt".to_owned(), &groups[0])];
+        let subnets = BTreeMap::from([("us-east-1a".to_owned(), "subnet-a".to_owned())]);
+        let fleet = ground.fleet("t".into(), CapacityType::OnDemand, &named, &subnets, BTreeMap::new()).unwrap();
+        assert_eq!((fleet.context, fleet.prioritized), (None, true));
+    });
+}
+
+#[test]
+fn only_a_class_that_is_ready_as_it_stands_launches() {
+    assert_eq!(launchable(&class(json!({}))), Ok(()));
+    let changed = |change: &dyn Fn(&mut Ec2NodeClass)| {
+        let mut class = class(json!({}));
+        change(&mut class);
+        launchable(&class)
+    };
+    let status = |status: &'static str| {
+        move |class: &mut Ec2NodeClass| class.status.as_mut().unwrap().conditions[0].status = status.into()
+    };
+    assert!(matches!(changed(&status("False")), Err(LaunchError::NodeClassNotReady { .. })));
+    assert!(matches!(
+        changed(&status("Unknown")),
+        Err(LaunchError::Rejected { reason: "NodeClassReadinessUnknown", .. })
+    ));
+    assert!(matches!(
+        changed(&|class| class.metadata.generation = Some(4)),
+        Err(LaunchError::NodeClassNotReady { .. })
+    ));
+    assert!(matches!(changed(&|class| class.status = None), Err(LaunchError::Rejected { .. })));
+}
+
+#[test]
+fn c19_a_restricted_tag_is_refused_at_launch() {
+    let tagged = class(json!({"tags": {"karpenter.sh/nodeclaim": "x"}}));
+    let request = request(tagged, claim(LONG_AGO, json!({})), &["m5.large"]);
+    let (facts, details) = (facts(), request.details.clone().unwrap());
+    let ground =
+        Ground { request: &request, details: &details, cluster: &facts, region: "us-east-1", placement_group: None };
+    assert!(matches!(ground.tags(), Err(LaunchError::NodeClassNotReady { .. })));
+}
+
+#[test]
+fn types_without_an_image_are_left_out_and_none_left_is_an_error() {
+    let mut class = class(json!({}));
+    class.status.as_mut().unwrap().amis.remove(0);
+    let request = request(class, claim(LONG_AGO, json!({})), &["m5.large"]);
+    let (facts, details) = (facts(), request.details.clone().unwrap());
+    let ground =
+        Ground { request: &request, details: &details, cluster: &facts, region: "us-east-1", placement_group: None };
+    let choice = choose(&request.overrides, &details.catalogue, true).unwrap();
+    assert!(matches!(ground.groups(&choice, &BTreeMap::new()), Err(LaunchError::Rejected { .. })));
+}

@@ -1,0 +1,446 @@
+//! The shell: locks, clock, background work, and the [`Cloud`] trait.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use kube::{Client, ResourceExt};
+use tokio::sync::Semaphore;
+
+use super::attempts::Attempts;
+use super::catalogues::{Catalogues, Sources};
+use super::class_view::PlacementGroup;
+use super::client::{Clients, ConnectError};
+use super::cluster::{self, ClusterError, ClusterFacts};
+use super::errors::{ApiError, Class};
+use super::images::Parameters;
+use super::instances::{self, Describer, Terminator, describer, instance_id, terminator};
+use super::interruption_history::Setback;
+use super::placement_scores::{self, ScoreSettings};
+use super::profile::Profiles;
+use super::queue::{Queue, Received};
+use super::refresh::{self, Feeds};
+use super::region::{Region, RegionSnapshot};
+use super::spot_risk::SpotRisk;
+use super::subnets::Addresses;
+use super::templates::{self, Templates};
+use super::unavailable::Unavailable;
+use super::validate::Verdicts;
+use super::{Options, launch, now_ms, prices, tagging};
+use crate::api::Ec2NodeClass;
+use crate::cloud::catalogue::embedded;
+use crate::cloud::{
+    Cloud, CloudError, Instance, InstanceState, LaunchError, LaunchRequest, Launched, Message, MessageKind, Override,
+    Resolution,
+};
+use crate::scheduling::offering::{CapacityType, Catalogue};
+
+/// Launches under way at the same time.
+const LAUNCHES: usize = 100;
+/// How long EC2 may take to describe what it launched, milliseconds.
+const CONSISTENCY_MS: i64 = 60_000;
+/// An instance that is going down is looked at no more often, milliseconds.
+const GOING_MS: i64 = 2_000;
+/// How often unused templates are looked for.
+const SWEEP: Duration = Duration::from_secs(10);
+/// How often the cluster's version and addresses are looked up again.
+const FACTS_PERIOD: Duration = Duration::from_mins(5);
+/// How long a receive waits where there is no queue.
+const NO_QUEUE: Duration = Duration::from_secs(20);
+
+/// Why EC2 can't be used.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// No clients.
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    /// EC2 refuses even to describe instance types.
+    #[error(
+        "EC2 in {region} refuses DescribeInstanceTypes, check the endpoint, the credentials and the controller's policy: {source}"
+    )]
+    Probe {
+        /// Region.
+        region: String,
+        /// What EC2 said.
+        source: ApiError,
+    },
+    /// The cluster isn't known well enough to launch nodes for it.
+    #[error(transparent)]
+    Cluster(#[from] ClusterError),
+}
+
+/// Amazon EC2. Cheap to share behind an `Arc`.
+#[derive(Debug)]
+pub struct Ec2 {
+    pub(super) options: Options,
+    pub(super) clients: Clients,
+    pub(super) facts: ArcSwap<ClusterFacts>,
+    pub(super) unavailable: Mutex<Unavailable>,
+    pub(super) templates: Templates,
+    pub(super) parameters: Parameters,
+    pub(super) profiles: Profiles,
+    pub(super) verdicts: Verdicts,
+    pub(super) launches: Semaphore,
+    region: Arc<Region>,
+    risk: Arc<SpotRisk>,
+    queue: Option<Queue>,
+    addresses: Mutex<Addresses>,
+    attempts: Mutex<Attempts>,
+    catalogues: Mutex<Catalogues>,
+    groups: Mutex<HashMap<String, Option<PlacementGroup>>>,
+    describer: Describer,
+    terminator: Terminator,
+    /// What was launched so lately that EC2 may not describe it yet, by id.
+    recent: Mutex<HashMap<String, Instance>>,
+    /// What the cluster's instances were bought as, by id: messages name only the instance.
+    bought: Mutex<HashMap<String, Override>>,
+    /// When an instance that is going down was last looked at, by id, milliseconds since the epoch.
+    going: Mutex<HashMap<String, i64>>,
+}
+
+impl Ec2 {
+    /// Connects as the environment says, and asks EC2 whether it may be used at all.
+    ///
+    /// # Errors
+    /// [`StartError`].
+    pub async fn connect() -> Result<Clients, StartError> {
+        let clients = Clients::from_environment().await?;
+        probe(&clients).await?;
+        Ok(clients)
+    }
+
+    /// Finds out about the cluster and the region. To be called by the leader: what an earlier one launched is told from what
+    /// this one launches by the time of this call.
+    ///
+    /// # Errors
+    /// [`StartError::Cluster`].
+    pub async fn start(client: &Client, clients: Clients, options: Options) -> Result<Self, StartError> {
+        let facts = cluster::discover(client, &clients, &options).await?;
+        tracing::info!(
+            region = clients.region,
+            cluster = facts.name,
+            endpoint = facts.endpoint,
+            version = facts.version,
+            service_cidr = facts.service_cidr,
+            dns = facts.dns_ip,
+            "EC2 answers"
+        );
+        let ec2 = Self::new(clients, options, facts);
+        refresh::hydrate(&ec2.region, &ec2.feeds()).await;
+        Ok(ec2)
+    }
+
+    fn feeds(&self) -> Feeds {
+        let priced = prices::can_be_asked(&self.clients.region, self.options.isolated_vpc);
+        Feeds { ec2: self.clients.ec2.clone(), pricing: priced.then(|| self.clients.pricing.clone()) }
+    }
+
+    /// EC2 through these clients, for a cluster that is known.
+    pub fn new(clients: Clients, options: Options, facts: ClusterFacts) -> Self {
+        Self {
+            describer: describer(&clients),
+            terminator: terminator(&clients),
+            region: Arc::new(Region::new(RegionSnapshot::stand_in(&clients.region, embedded(), now_ms()))),
+            risk: Arc::new(SpotRisk::new(ScoreSettings::default())),
+            queue: options.interruption_queue.as_ref().map(|name| Queue::new(clients.sqs.clone(), name)),
+            catalogues: Mutex::default(),
+            attempts: Mutex::new(Attempts::new(now_ms())),
+            facts: ArcSwap::from_pointee(facts),
+            unavailable: Mutex::default(),
+            templates: Templates::default(),
+            parameters: Parameters::default(),
+            profiles: Profiles::default(),
+            verdicts: Verdicts::default(),
+            launches: Semaphore::new(LAUNCHES),
+            addresses: Mutex::default(),
+            groups: Mutex::default(),
+            recent: Mutex::default(),
+            bought: Mutex::default(),
+            going: Mutex::default(),
+            options,
+            clients,
+        }
+    }
+
+    /// Keeps templates, and what is known of the region and the cluster, in order until the process ends.
+    pub async fn run(self: Arc<Self>, client: Client) {
+        let fresh = refresh::keep_fresh(Arc::clone(&self.region), self.feeds());
+        let (region, risk) = (Arc::clone(&self.region), Arc::clone(&self.risk));
+        let scores = placement_scores::keep_scoring(region, risk, self.clients.ec2.clone());
+        futures::join!(fresh, scores, self.keep(client));
+    }
+
+    async fn keep(&self, client: Client) {
+        match self.templates.hydrate(&self.clients, &self.options.cluster_name, now_ms()).await {
+            Ok(0) => {}
+            Ok(count) => tracing::info!(count, "launch templates of an earlier process, deleted when unused"),
+            Err(error) => tracing::warn!(%error, "launch templates of an earlier process could not be listed"),
+        }
+        let mut looked = tokio::time::Instant::now();
+        loop {
+            tokio::time::sleep(SWEEP).await;
+            for id in self.templates.take_unused(now_ms()) {
+                match templates::delete(&self.clients, &id).await {
+                    Ok(()) => tracing::info!(id, "unused launch template deleted"),
+                    Err(error) => tracing::warn!(id, %error, "unused launch template could not be deleted"),
+                }
+            }
+            self.forget_old(now_ms());
+            if looked.elapsed() >= FACTS_PERIOD {
+                looked = tokio::time::Instant::now();
+                match cluster::discover(&client, &self.clients, &self.options).await {
+                    Ok(facts) => self.facts.store(Arc::new(facts)),
+                    Err(error) => tracing::warn!(%error, "what is known of the cluster stays as it was"),
+                }
+            }
+        }
+    }
+
+    /// Attempts of calls so far, by EC2 action.
+    pub fn calls(&self) -> BTreeMap<String, u64> {
+        self.clients.calls()
+    }
+
+    pub(super) fn addresses(&self) -> MutexGuard<'_, Addresses> {
+        lock(&self.addresses)
+    }
+
+    pub(super) fn attempts(&self) -> MutexGuard<'_, Attempts> {
+        lock(&self.attempts)
+    }
+
+    /// The group of a class as last resolved; `None` while it wasn't, or where there is none.
+    pub(super) fn known_group(&self, class: &Ec2NodeClass) -> Option<PlacementGroup> {
+        lock(&self.groups).get(&key(class)).cloned().flatten()
+    }
+
+    pub(super) fn know_group(&self, class: &Ec2NodeClass, group: Option<PlacementGroup>) {
+        lock(&self.groups).insert(key(class), group);
+    }
+
+    /// Notes an instance that EC2 may not describe yet.
+    pub(super) fn remember(&self, instance: &Instance) {
+        lock(&self.recent).insert(instance.id.clone(), instance.clone());
+        lock(&self.bought).insert(instance.id.clone(), bought_as(instance));
+    }
+
+    /// What an event about a spot instance says of its offering.
+    fn heed(&self, event: &Received) {
+        let setback = match event.kind.message_kind() {
+            MessageKind::SpotInterruption => Setback::Interrupted,
+            MessageKind::RebalanceRecommendation => Setback::RebalanceRecommended,
+            MessageKind::ScheduledChange | MessageKind::StateChange => return,
+        };
+        let offering = lock(&self.bought).get(&event.instance_id).cloned();
+        let Some(offering) = offering.filter(|offering| offering.capacity_type == CapacityType::Spot) else { return };
+        self.risk.note(&offering.instance_type, &offering.zone, setback, now_ms());
+        if setback == Setback::Interrupted {
+            launch::mark(self, &offering);
+        }
+    }
+
+    fn forget_old(&self, now_ms: i64) {
+        lock(&self.recent).retain(|_, instance| now_ms - instance.launched_at_ms < CONSISTENCY_MS);
+        lock(&self.going).retain(|_, looked| now_ms - *looked < 600_000);
+    }
+
+    /// What was launched so lately that its absence in EC2's answers means nothing.
+    fn recent(&self, id: &str, now_ms: i64) -> Option<Instance> {
+        lock(&self.recent).get(id).filter(|instance| now_ms - instance.launched_at_ms < CONSISTENCY_MS).cloned()
+    }
+
+    async fn describe_id(&self, id: &str) -> Result<Option<Instance>, CloudError> {
+        let found =
+            self.describer.ask(id.to_owned()).await.unwrap_or_else(|| Err(unanswered("ec2:DescribeInstances")))?;
+        Ok(found.filter(|instance| instance.state != InstanceState::Terminated))
+    }
+
+    async fn terminate_id(&self, id: &str) -> Result<bool, CloudError> {
+        let now = now_ms();
+        if lock(&self.going).get(id).is_some_and(|looked| now - *looked < GOING_MS) {
+            return Ok(true);
+        }
+        let found = self.describe_id(id).await?;
+        let recent = self.recent(id, now);
+        match (&found, &recent) {
+            (None, None) => {
+                lock(&self.going).remove(id);
+                return Ok(false);
+            }
+            (Some(instance), _) if instance.state == InstanceState::ShuttingDown => {}
+            _ => {
+                let going = self.terminator.ask(id.to_owned()).await;
+                if !going.unwrap_or_else(|| Err(unanswered("ec2:TerminateInstances")))? {
+                    return match recent {
+                        // To let go of it now would leak it.
+                        Some(_) => {
+                            Err(CloudError::Other(format!("EC2 does not know {id} yet, which it just launched")))
+                        }
+                        None => Ok(false),
+                    };
+                }
+                lock(&self.recent).remove(id);
+            }
+        }
+        lock(&self.going).insert(id.to_owned(), now);
+        Ok(true)
+    }
+}
+
+/// Whether EC2 answers and the credentials are good for anything.
+async fn probe(clients: &Clients) -> Result<(), StartError> {
+    let call = clients.ec2.describe_instance_types().dry_run(true);
+    match call.send().await.map_err(ApiError::of("ec2:DescribeInstanceTypes")) {
+        Err(source) if source.class != Class::DryRunOk => {
+            Err(StartError::Probe { region: clients.region.clone(), source })
+        }
+        // Some endpoints know no dry run and answer.
+        _ => Ok(()),
+    }
+}
+
+fn unanswered(action: &'static str) -> ApiError {
+    ApiError::unasked(action)
+}
+
+fn key(class: &Ec2NodeClass) -> String {
+    class.uid().unwrap_or_else(|| class.name_any())
+}
+
+/// A lock whatever became of earlier holders: none leaves anything half done.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn bought_as(instance: &Instance) -> Override {
+    Override {
+        instance_type: instance.instance_type.clone(),
+        zone: instance.zone.clone(),
+        capacity_type: instance.capacity_type,
+    }
+}
+
+fn known(provider_id: &str) -> Result<&str, CloudError> {
+    instance_id(provider_id).ok_or_else(|| CloudError::Other(format!("{provider_id} names no EC2 instance")))
+}
+
+impl Cloud for Ec2 {
+    fn catalogue(&self, class: &Ec2NodeClass) -> Arc<Catalogue> {
+        let group = self.known_group(class);
+        let mut marks = lock(&self.unavailable);
+        let mut sources = Sources { region: &self.region, risk: &self.risk, marks: &mut marks, options: &self.options };
+        lock(&self.catalogues).of(&mut sources, class, group, now_ms())
+    }
+
+    fn mark_unavailable(&self, offering: &Override) {
+        launch::mark(self, offering);
+    }
+
+    fn launch(&self, request: LaunchRequest) -> BoxFuture<'_, Result<Launched, LaunchError>> {
+        async move { self.launch_claim(&request).await }.boxed()
+    }
+
+    fn describe<'a>(&'a self, provider_id: &'a str) -> BoxFuture<'a, Result<Option<Instance>, CloudError>> {
+        async move {
+            let id = known(provider_id)?;
+            Ok(self.describe_id(id).await?.or_else(|| self.recent(id, now_ms())))
+        }
+        .boxed()
+    }
+
+    fn terminate<'a>(&'a self, provider_id: &'a str) -> BoxFuture<'a, Result<bool, CloudError>> {
+        async move { self.terminate_id(known(provider_id)?).await }.boxed()
+    }
+
+    fn list(&self) -> BoxFuture<'_, Result<Vec<Instance>, CloudError>> {
+        async move {
+            let mut found = instances::of_cluster(&self.clients, &self.options.cluster_name).await?;
+            let now = now_ms();
+            let recent: Vec<Instance> = lock(&self.recent).values().cloned().collect();
+            let unseen = recent.into_iter().filter(|instance| now - instance.launched_at_ms < CONSISTENCY_MS);
+            let unseen: Vec<Instance> =
+                unseen.filter(|instance| found.iter().all(|other| other.id != instance.id)).collect();
+            found.extend(unseen);
+            *lock(&self.bought) = found.iter().map(|one| (one.id.clone(), bought_as(one))).collect();
+            Ok(found)
+        }
+        .boxed()
+    }
+
+    fn receive_messages(&self) -> BoxFuture<'_, Result<Vec<Message>, CloudError>> {
+        async move {
+            let Some(queue) = &self.queue else {
+                tokio::time::sleep(NO_QUEUE).await;
+                return Ok(vec![]);
+            };
+            let received = queue.receive(now_ms).await?;
+            for event in &received {
+                self.heed(event);
+            }
+            Ok(received.into_iter().map(Message::from).collect())
+        }
+        .boxed()
+    }
+
+    fn messages_received(&self) -> Option<BTreeMap<&'static str, u64>> {
+        Some(self.queue.as_ref().map(|queue| queue.counts().received).unwrap_or_default())
+    }
+
+    fn delete_message<'a>(&'a self, receipt: &'a str) -> BoxFuture<'a, Result<(), CloudError>> {
+        async move {
+            match &self.queue {
+                Some(queue) => Ok(queue.delete(receipt).await?),
+                None => Ok(()),
+            }
+        }
+        .boxed()
+    }
+
+    fn resolve<'a>(&'a self, class: &'a Ec2NodeClass) -> BoxFuture<'a, Resolution> {
+        async move { self.resolve_class(class).await }.boxed()
+    }
+
+    fn instance_ca(&self) -> Option<String> {
+        Some(self.facts.load().ca_bundle.clone())
+    }
+
+    fn tag<'a>(&'a self, provider_id: &'a str, node: &'a str, claim: &'a str) -> BoxFuture<'a, Result<(), CloudError>> {
+        async move {
+            let id = known(provider_id)?;
+            tagging::tag(&self.clients, id, node, claim, &self.options.cluster_name).await?;
+            Ok(())
+        }
+        .boxed()
+    }
+
+    fn delete_unused_profiles<'a>(&'a self, used: &'a BTreeSet<String>) -> BoxFuture<'a, Result<(), CloudError>> {
+        async move {
+            if !self.options.isolated_vpc {
+                let cluster = &self.options.cluster_name;
+                self.profiles.delete_unused(&self.clients, cluster, used, now_ms()).await?;
+            }
+            Ok(())
+        }
+        .boxed()
+    }
+
+    fn release_class<'a>(&'a self, class: &'a Ec2NodeClass) -> BoxFuture<'a, Result<(), CloudError>> {
+        async move {
+            let cluster = &self.options.cluster_name;
+            if !self.options.isolated_vpc {
+                self.profiles.delete_of_class(&self.clients, cluster, class).await?;
+            }
+            templates::delete_of_class(&self.clients, cluster, &class.name_any()).await?;
+            lock(&self.groups).remove(&key(class));
+            Ok(())
+        }
+        .boxed()
+    }
+}
+
+#[cfg(test)]
+#[path = "shell_tests.rs"]
+mod tests;

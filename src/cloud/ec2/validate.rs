@@ -1,0 +1,372 @@
+//! Whether EC2 would launch a class: a launch template is really made, and CreateFleet and RunInstances are tried dry. The verdict
+//! is kept for half an hour, as long as the class and what it comes to stay the same.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use aws_sdk_ec2::config::retry::RetryConfig;
+use aws_sdk_ec2::types::{InstanceNetworkInterfaceSpecification, LaunchTemplateSpecification, ResourceType};
+use kube::ResourceExt;
+
+use super::choose::{Candidate, Choice};
+use super::errors::{ApiError, Class};
+use super::fleet::{FleetRequest, Slot};
+use super::launch_template::tag_specification;
+use super::prepare::Ground;
+use super::{Ec2, now_ms};
+use crate::api::{Ec2NodeClass, NodeClaim};
+use crate::cloud::draw::draw;
+use crate::cloud::{Cloud, LaunchDetails, LaunchError, LaunchRequest, Verdict};
+use crate::scheduling::offering::{CapacityType, Catalogue};
+
+/// How long a verdict holds, milliseconds.
+const TTL_MS: i64 = 1_800_000;
+/// Types that are tried where they are offered: every account may launch them.
+const USUAL: [&str; 2] = ["m5.large", "m6g.large"];
+
+/// Verdicts by UID of the class: the state they were made on, and when they end.
+#[derive(Debug, Default)]
+pub struct Verdicts {
+    kept: Mutex<HashMap<String, (u64, Verdict, i64)>>,
+}
+
+impl Verdicts {
+    fn get(&self, uid: &str, state: u64, now_ms: i64) -> Option<Verdict> {
+        let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let (known, verdict, until) = kept.get(uid)?;
+        (*known == state && *until > now_ms).then(|| verdict.clone())
+    }
+
+    fn keep(&self, uid: String, state: u64, verdict: Verdict, now_ms: i64) {
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.retain(|_, (_, _, until)| *until > now_ms);
+        kept.insert(uid, (state, verdict, now_ms + TTL_MS));
+    }
+}
+
+/// What a verdict depends on: the spec, the annotations, and the lists of the status.
+fn state_of(class: &Ec2NodeClass) -> u64 {
+    let status = class.status.clone().unwrap_or_default();
+    let lists = (&status.subnets, &status.security_groups, &status.amis, &status.instance_profile);
+    let text = format!("{:?} {:?} {lists:?}", class.spec, class.annotations());
+    draw(0, &[&class.name_any(), &text])
+}
+
+/// What a dry run's answer means: `Ok(())` passes.
+enum Outcome {
+    Passed,
+    /// Certain until something changes.
+    Certain(Verdict),
+    /// To be asked again.
+    Passing(Verdict),
+}
+
+impl Outcome {
+    fn refused(reason: &'static str, text: &str, error: &ApiError) -> Self {
+        Self::Certain(Verdict::False(reason, format!("{text}: {}: {error}", error.reason())))
+    }
+}
+
+/// What the answer to the making of the template means.
+fn template_outcome(error: &ApiError) -> Outcome {
+    if error.message.contains("User data is limited to") {
+        let text = "the user data is too long for EC2";
+        return Outcome::refused("UserDataSizeLimitExceeded", text, error);
+    }
+    match error.class {
+        Class::Unauthorized => {
+            let text = "the controller may not call ec2:CreateLaunchTemplate as this class needs it";
+            Outcome::refused("CreateLaunchTemplateAuthCheckFailed", text, error)
+        }
+        _ => Outcome::Passing(Verdict::Unjudged(error.to_string())),
+    }
+}
+
+/// What the answer to a dry CreateFleet means.
+fn fleet_outcome(answer: Result<(), ApiError>) -> Outcome {
+    match answer {
+        Ok(()) => Outcome::Passed,
+        Err(error) => match error.class {
+            Class::DryRunOk => Outcome::Passed,
+            Class::Unauthorized => {
+                let text = "the controller may not call ec2:CreateFleet as this class needs it";
+                Outcome::refused("CreateFleetAuthCheckFailed", text, &error)
+            }
+            _ => Outcome::Passing(Verdict::Unjudged(error.to_string())),
+        },
+    }
+}
+
+/// What the answers to dry RunInstances mean, one for each subnet tried: one that passes is enough, else the first decides.
+fn run_outcome(answers: &[Result<(), ApiError>], own_profile: bool) -> Outcome {
+    let passes =
+        |answer: &Result<(), ApiError>| answer.as_ref().map_or_else(|error| error.class == Class::DryRunOk, |()| true);
+    if answers.iter().any(passes) {
+        return Outcome::Passed;
+    }
+    let Some(Err(error)) = answers.first() else {
+        return Outcome::Passing(Verdict::Unjudged("the class has no subnet to try".into()));
+    };
+    if error.code == "InvalidParameterValue" && error.message.contains("Invalid IAM Instance Profile name") {
+        return Outcome::Passing(if own_profile {
+            // IAM takes a while to show a new profile to EC2.
+            Verdict::Unjudged(error.to_string())
+        } else {
+            Verdict::False("InstanceProfileNotFound", format!("EC2 does not know spec.instanceProfile: {error}"))
+        });
+    }
+    if error.class == Class::Unauthorized {
+        let text = "the controller may not call ec2:RunInstances as this class needs it";
+        return Outcome::refused("RunInstancesAuthCheckFailed", text, error);
+    }
+    Outcome::Passing(Verdict::Unjudged(error.to_string()))
+}
+
+/// The type that is tried: a usual one, else the cheapest on demand.
+fn tried(catalogue: &Catalogue) -> Option<Candidate> {
+    let on_demand = |found: &crate::scheduling::offering::InstanceType| {
+        let offerings = found.offerings.iter().filter(|offering| offering.capacity_type == CapacityType::OnDemand);
+        offerings
+            .map(|offering| (offering.zone.to_string(), offering.price))
+            .collect::<std::collections::BTreeMap<_, _>>()
+    };
+    let offered = || {
+        let types = catalogue.instance_types.iter();
+        types
+            .map(|found| Candidate { instance_type: Arc::clone(found), zones: on_demand(found) })
+            .filter(|candidate| !candidate.zones.is_empty())
+    };
+    let usual = USUAL.iter().find_map(|name| offered().find(|candidate| *candidate.instance_type.name == **name));
+    usual.or_else(|| offered().min_by_key(|candidate| candidate.zones.values().copied().min()))
+}
+
+impl Ec2 {
+    /// Tries a class, whose status is what it comes to now; or says what is still known from half an hour ago at most.
+    pub(super) async fn try_dry(&self, class: &Ec2NodeClass, now_ms: i64) -> Verdict {
+        if !self.options.dry_run {
+            return Verdict::True;
+        }
+        let uid = class.uid().unwrap_or_default();
+        let state = state_of(class);
+        if let Some(verdict) = self.verdicts.get(&uid, state, now_ms) {
+            return verdict;
+        }
+        match self.dry_launch(class).await {
+            Outcome::Passed => {
+                self.verdicts.keep(uid, state, Verdict::True, now_ms);
+                Verdict::True
+            }
+            Outcome::Certain(verdict) => {
+                self.verdicts.keep(uid, state, verdict.clone(), now_ms);
+                verdict
+            }
+            Outcome::Passing(verdict) => verdict,
+        }
+    }
+
+    async fn dry_launch(&self, class: &Ec2NodeClass) -> Outcome {
+        let catalogue = self.catalogue(class);
+        let Some(candidate) = tried(&catalogue) else {
+            let message = "no instance type is offered in the zones of the class's subnets and boots its images";
+            return Outcome::Passing(Verdict::Unjudged(message.into()));
+        };
+        let choice = Choice { capacity_type: CapacityType::OnDemand, candidates: vec![candidate] };
+        let details = LaunchDetails {
+            claim: NodeClaim::new("", crate::api::NodeClaimSpec::default()),
+            class: Arc::new(class.clone()),
+            catalogue: Arc::clone(&catalogue),
+        };
+        let request = LaunchRequest {
+            client_token: String::new(),
+            node_claim: String::new(),
+            node_pool: String::new(),
+            node_class: class.name_any(),
+            overrides: vec![],
+            labels: std::collections::BTreeMap::new(),
+            taints: vec![],
+            details: None,
+        };
+        let facts = self.facts.load_full();
+        let group = self.known_group(class);
+        let ground = Ground {
+            request: &request,
+            details: &details,
+            cluster: &facts,
+            region: &self.clients.region,
+            placement_group: group.as_ref().map(|group| group.id.as_str()),
+        };
+        let made = ground.tags().and_then(|tags| ground.groups(&choice, &tags).map(|groups| (tags, groups)));
+        let (tags, groups) = match made {
+            Ok(made) => made,
+            Err(LaunchError::NodeClassNotReady { reason, .. }) => {
+                return Outcome::Certain(Verdict::False("UserDataInvalid", reason));
+            }
+            Err(error) => return Outcome::Passing(Verdict::Unjudged(error.to_string())),
+        };
+        let Some(template) = groups.first().map(|group| &group.template) else {
+            return Outcome::Passing(Verdict::Unjudged("nothing to try".into()));
+        };
+        let held = match self.templates.ensure(&self.clients, template, now_ms()).await {
+            Ok(held) => held,
+            Err(error) => return template_outcome(&error),
+        };
+        let subnets: Vec<&str> =
+            class.status.iter().flat_map(|status| &status.subnets).map(|subnet| subnet.id.as_str()).collect();
+        let instance_type = choice.candidates[0].instance_type.name.to_string();
+        let slot = |subnet: &&str| Slot {
+            instance_type: instance_type.clone(),
+            zone: zone_of(class, subnet),
+            subnet: (*subnet).to_owned(),
+            image: template.image_id.clone(),
+            price: crate::scheduling::offering::MicroUsd(0),
+        };
+        let fleet = FleetRequest {
+            token: String::new(),
+            context: class.spec.context.clone(),
+            capacity_type: CapacityType::OnDemand,
+            prioritized: false,
+            templates: vec![(held.name().to_owned(), subnets.iter().map(slot).collect())],
+            tags: tags.clone(),
+            instance_tags: std::collections::BTreeMap::new(),
+        };
+        match fleet_outcome(self.dry_fleet(&fleet).await) {
+            Outcome::Passed => {}
+            other => return other,
+        }
+        let mut answers = Vec::new();
+        for subnet in subnets {
+            let answer = self.dry_run(class, held.name(), &instance_type, subnet, &tags).await;
+            let passed = answer.as_ref().map_or_else(|error| error.class == Class::DryRunOk, |()| true);
+            answers.push(answer);
+            if passed {
+                break;
+            }
+        }
+        run_outcome(&answers, class.spec.instance_profile.is_none())
+    }
+
+    async fn dry_fleet(&self, fleet: &FleetRequest) -> Result<(), ApiError> {
+        let input = fleet.input().set_client_token(None).dry_run(true);
+        let call = self.clients.ec2.create_fleet();
+        let call = call
+            .dry_run(true)
+            .set_type(input.get_type().clone())
+            .set_context(input.get_context().clone())
+            .set_launch_template_configs(input.get_launch_template_configs().clone())
+            .set_target_capacity_specification(input.get_target_capacity_specification().clone())
+            .set_on_demand_options(input.get_on_demand_options().clone())
+            .set_tag_specifications(input.get_tag_specifications().clone());
+        let answer = call.customize().config_override(once()).send().await;
+        answer.map(|_| ()).map_err(ApiError::of("ec2:CreateFleet"))
+    }
+
+    async fn dry_run(
+        &self,
+        class: &Ec2NodeClass,
+        template: &str,
+        instance_type: &str,
+        subnet: &str,
+        tags: &std::collections::BTreeMap<String, String>,
+    ) -> Result<(), ApiError> {
+        let interface = || InstanceNetworkInterfaceSpecification::builder().subnet_id(subnet);
+        let interfaces = if class.spec.network_interfaces.is_empty() {
+            vec![interface().device_index(0).build()]
+        } else {
+            let listed = class.spec.network_interfaces.iter().map(|listed| {
+                interface()
+                    .device_index(listed.device_index)
+                    .network_card_index(listed.network_card_index)
+                    .interface_type(&listed.interface_type)
+                    .build()
+            });
+            listed.collect()
+        };
+        let template = LaunchTemplateSpecification::builder().launch_template_name(template).version("$Latest").build();
+        let kinds = [ResourceType::Instance, ResourceType::Volume, ResourceType::NetworkInterface];
+        let call = self
+            .clients
+            .ec2
+            .run_instances()
+            .dry_run(true)
+            .min_count(1)
+            .max_count(1)
+            .launch_template(template)
+            .instance_type(instance_type.into())
+            .set_network_interfaces(Some(interfaces))
+            .set_tag_specifications(Some(kinds.into_iter().map(|kind| tag_specification(kind, tags)).collect()));
+        let answer = call.customize().config_override(once()).send().await;
+        answer.map(|_| ()).map_err(ApiError::of("ec2:RunInstances"))
+    }
+}
+
+fn once() -> aws_sdk_ec2::config::Builder {
+    aws_sdk_ec2::config::Builder::new().retry_config(RetryConfig::disabled())
+}
+
+fn zone_of(class: &Ec2NodeClass, subnet: &str) -> String {
+    let subnets = class.status.iter().flat_map(|status| &status.subnets);
+    subnets.filter(|other| other.id == subnet).map(|other| other.zone.clone()).next().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn error(code: &str, message: &str) -> ApiError {
+        let class = super::super::errors::class_of(code);
+        ApiError { action: "ec2:X", code: code.into(), message: message.into(), class }
+    }
+
+    fn reason(outcome: Outcome) -> (&'static str, bool) {
+        match outcome {
+            Outcome::Passed => ("passed", true),
+            Outcome::Certain(Verdict::False(reason, _)) => (reason, true),
+            Outcome::Passing(Verdict::False(reason, _)) => (reason, false),
+            Outcome::Passing(Verdict::Unjudged(_)) => ("unjudged", false),
+            Outcome::Certain(other) | Outcome::Passing(other) => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn c33_each_denied_action_has_its_reason() {
+        let denied = error("UnauthorizedOperation", "no");
+        assert_eq!(reason(template_outcome(&denied)), ("CreateLaunchTemplateAuthCheckFailed", true));
+        let long = error("InvalidUserData.Malformed", "User data is limited to 16384 bytes");
+        assert_eq!(reason(template_outcome(&long)), ("UserDataSizeLimitExceeded", true));
+        assert_eq!(reason(template_outcome(&error("InternalError", ""))), ("unjudged", false));
+        assert_eq!(reason(fleet_outcome(Err(denied.clone()))), ("CreateFleetAuthCheckFailed", true));
+        assert_eq!(reason(fleet_outcome(Err(error("DryRunOperation", "")))), ("passed", true));
+        assert_eq!(reason(run_outcome(&[Err(denied)], true)), ("RunInstancesAuthCheckFailed", true));
+    }
+
+    #[test]
+    fn c33_a_later_subnet_that_passes_is_enough_and_else_the_first_decides() {
+        let (denied, dry) = (error("UnauthorizedOperation", "no"), error("DryRunOperation", ""));
+        assert_eq!(reason(run_outcome(&[Err(denied.clone()), Err(dry)], true)), ("passed", true));
+        let answers = [Err(error("InvalidSubnetID.NotFound", "")), Err(denied)];
+        assert_eq!(reason(run_outcome(&answers, true)), ("unjudged", false));
+        assert_eq!(reason(run_outcome(&[], true)), ("unjudged", false));
+    }
+
+    #[test]
+    fn c33_a_profile_that_ec2_does_not_know_is_the_users_fault_only_when_it_is_the_users() {
+        let unknown = || [Err(error("InvalidParameterValue", "Value (x) ... Invalid IAM Instance Profile name"))];
+        assert_eq!(reason(run_outcome(&unknown(), true)), ("unjudged", false));
+        assert_eq!(reason(run_outcome(&unknown(), false)), ("InstanceProfileNotFound", false));
+    }
+
+    #[test]
+    fn c33_a_verdict_holds_for_half_an_hour_unless_an_annotation_changes() {
+        let mut class: Ec2NodeClass = serde_json::from_value(serde_json::json!({
+            "apiVersion": "karpenter.k8s.aws/v1", "kind": "EC2NodeClass", "metadata": {"name": "default", "uid": "u"},
+            "spec": {"amiSelectorTerms": [], "subnetSelectorTerms": [], "securityGroupSelectorTerms": []},
+        }))
+        .unwrap();
+        let verdicts = Verdicts::default();
+        verdicts.keep("u".into(), state_of(&class), Verdict::True, 0);
+        assert_eq!(verdicts.get("u", state_of(&class), TTL_MS - 1), Some(Verdict::True));
+        assert_eq!(verdicts.get("u", state_of(&class), TTL_MS), None);
+        class.metadata.annotations = Some([("touched".to_owned(), "1".to_owned())].into());
+        assert_eq!(verdicts.get("u", state_of(&class), 1), None);
+    }
+}
