@@ -2,7 +2,6 @@
 //! checked in.
 
 use std::collections::BTreeSet;
-use std::fmt::Write as _;
 use std::path::Path;
 
 use serde_json::{Value, json};
@@ -53,29 +52,33 @@ fn table() -> String {
     let resources: BTreeSet<&str> =
         nodes.iter().flat_map(|node| node.capacity.extended.keys()).map(|name| &**name).collect();
     let labels: BTreeSet<&str> = nodes.iter().flat_map(|node| node.labels.keys()).map(String::as_str).collect();
-    let mut text = "instance-type cpu memory ephemeral-storage pods".to_owned();
-    text += " allocatable.cpu allocatable.memory allocatable.ephemeral-storage";
-    for column in resources.iter().chain(&labels) {
-        let _ = write!(text, " {column}");
-    }
+    let mut columns = vec!["instance-type", "cpu", "memory", "ephemeral-storage", "pods"];
+    columns.extend(["allocatable.cpu", "allocatable.memory", "allocatable.ephemeral-storage"]);
+    columns.extend(resources.iter().chain(&labels));
+    let mut text = columns.join(" ");
+    let mib = |bytes: i64| format!("{}Mi", bytes / MIB);
     for node in &nodes {
         let (capacity, allocatable) = (&node.capacity, &node.allocatable);
-        let _ = write!(text, "\n{}", node.name);
-        for resources in [capacity, allocatable] {
-            let (cpu, memory) = (format_cpu(resources.cpu_milli), resources.memory / MIB);
-            let _ = write!(text, " {cpu} {memory}Mi {}", format_bytes(resources.ephemeral_storage));
-            if std::ptr::eq(resources, capacity) {
-                let _ = write!(text, " {}", resources.pods);
-            }
-        }
-        for name in &resources {
-            let amount = allocatable.extended.get(*name).map_or_else(|| "-".to_owned(), i64::to_string);
-            let _ = write!(text, " {amount}");
-        }
-        for key in &labels {
-            let value = node.labels.get(*key).map_or("-", String::as_str);
-            let _ = write!(text, " {}", if value.is_empty() { "\"\"" } else { value });
-        }
+        let mut cells = vec![
+            node.name.to_string(),
+            format_cpu(capacity.cpu_milli),
+            mib(capacity.memory),
+            format_bytes(capacity.ephemeral_storage),
+            capacity.pods.to_string(),
+            format_cpu(allocatable.cpu_milli),
+            mib(allocatable.memory),
+            format_bytes(allocatable.ephemeral_storage),
+        ];
+        let amount = |name: &&str| allocatable.extended.get(*name).map_or_else(|| "-".to_owned(), i64::to_string);
+        cells.extend(resources.iter().map(amount));
+        let value = |key: &&str| match node.labels.get(*key).map(String::as_str) {
+            None => "-".to_owned(),
+            Some("") => "\"\"".to_owned(),
+            Some(value) => value.to_owned(),
+        };
+        cells.extend(labels.iter().map(value));
+        text.push('\n');
+        text.push_str(&cells.join(" "));
     }
     text.push('\n');
     text
