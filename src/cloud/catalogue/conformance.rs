@@ -44,11 +44,8 @@ fn c01_m5_large_of_al2023_is_as_published() {
 /// first line naming the columns; `-` where a node lacks the label or resource.
 fn table() -> String {
     let settings = NodeSettings { family: AmiFamily::Al2023, ..NodeSettings::default() };
-    let nodes: Vec<InstanceType> = embedded()
-        .instance_types
-        .iter()
-        .map(|entry| entry.as_node("us-east-1", &settings, SpotPricing::Off))
-        .collect();
+    let nodes: Vec<InstanceType> =
+        embedded().instance_types.iter().map(|entry| entry.as_node("us-east-1", &settings, SpotPricing::Off)).collect();
     let resources: BTreeSet<&str> =
         nodes.iter().flat_map(|node| node.capacity.extended.keys()).map(|name| &**name).collect();
     let labels: BTreeSet<&str> = nodes.iter().flat_map(|node| node.labels.keys()).map(String::as_str).collect();
@@ -232,8 +229,7 @@ fn c07_storage_is_the_first_of_local_disks_root_device_and_default() {
 
 #[test]
 fn c24_windows_nodes_are_amd64_with_110_pods_and_an_address_less_than_an_interface_has() {
-    for (family, build) in
-        [("Windows2019", "10.0.17763"), ("Windows2022", "10.0.20348"), ("Windows2025", "10.0.26100")]
+    for (family, build) in [("Windows2019", "10.0.17763"), ("Windows2022", "10.0.20348"), ("Windows2025", "10.0.26100")]
     {
         let spec = json!({"amiFamily": family, "instanceStorePolicy": "RAID0"});
         let windows = node("m5.large", spec.clone());
