@@ -159,9 +159,10 @@ class ControlPlane:
 
 
 class Stowage:
-    """The service: its installation in a control plane, and its process."""
+    """The service: its installation in a control plane, and its process. `env` are more variables of its environment, `settings` more
+    of the chart's settings, such as `cloud`."""
 
-    def __init__(self, plane, placement, boot_delay="1s-2s", notice="2m", seed=1, **settings):
+    def __init__(self, plane, placement, boot_delay="1s-2s", notice="2m", seed=1, env=None, **settings):
         self.plane = plane
         self.placement = placement
         self.dir = plane.dir / "stowage"
@@ -171,6 +172,7 @@ class Stowage:
         self.url = f"https://127.0.0.1:{self.port}"
         simulated = {"bootDelay": boot_delay, "interruptionNotice": notice, "seed": seed, "stateFile": str(self.state)}
         self.given = {"cloud": "simulated", "placement": placement, "simulated": simulated, **settings}
+        self.env = env or {}
         self.process = None
 
     def __enter__(self):
@@ -197,6 +199,7 @@ class Stowage:
         values = {
             "replicas": 0,
             "settings": self.given,
+            "controller": {"env": [{"name": name, "value": value} for name, value in self.env.items()]},
             "tls": {"mode": "secret"},
             "webhook": {"url": f"{self.url}/mutate", "caBundle": bundle},
         }
