@@ -6,6 +6,7 @@ list is on the wire as an empty element, so ask for one with `answer.get(name) o
 `Moto` runs moto's server on this machine: EC2, SQS, SSM, IAM, STS and EKS without an account.
 """
 
+import base64
 import dataclasses
 import datetime
 import hashlib
@@ -377,3 +378,24 @@ class Moto:
         service = {"serviceIpv4Cidr": "10.96.0.0/16"}
         aws.eks("POST", "/clusters", name=cluster, version=VERSION, roleArn=arn, resourcesVpcConfig=network, kubernetesNetworkConfig=service)
         return Account(cluster, vpc, subnets, groups, role, queue)
+
+    def launch(self, account, count=1, kind="m5.large", zone=ZONES[1], data="", **named):
+        """Launches instances of an own image by hand; returns their descriptions. `named` are their tags; without any, they are those that
+        make it a node of the cluster."""
+        named = named or {f"kubernetes.io/cluster/{account.cluster}": "owned"}
+        arch = "arm64" if re.match(r"[a-z]+\d+g[a-z]*\.", kind) else "x86_64"
+        answer = self.aws.ec2(
+            "RunInstances",
+            ImageId=self.image_ids[f"own-node-{arch}"],
+            InstanceType=kind,
+            MinCount=count,
+            MaxCount=count,
+            SubnetId=account.subnets[zone],
+            UserData=base64.b64encode(data.encode()).decode(),
+            TagSpecification=[{"ResourceType": "instance", "Tag": tags(named)}],
+        )
+        return answer["instancesSet"]
+
+    def terminate(self, *ids):
+        """Terminates instances, at once."""
+        self.aws.ec2("TerminateInstances", InstanceId=list(ids))

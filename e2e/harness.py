@@ -158,6 +158,36 @@ class ControlPlane:
         return sorted(found, key=lambda event: event["metadata"]["creationTimestamp"])
 
 
+class Kubelets:
+    """The kubelets of an EC2 endpoint's instances in a control plane (e2e/kubelets), as a context manager. With `cluster`, of that one's
+    instances alone."""
+
+    def __init__(self, plane, endpoint, boot_delay="500ms-1s", cluster=None):
+        self.plane, self.endpoint, self.boot_delay, self.cluster = plane, endpoint, boot_delay, cluster
+        self.log = plane.dir / "logs" / "kubelets.log"
+        self.record = plane.dir / "pids" / "kubelets.pid"
+
+    def __enter__(self):
+        self.up()
+        return self
+
+    def __exit__(self, *_):
+        self.down()
+
+    def up(self, endpoint=None, check=True):
+        arguments = ["--endpoint", endpoint or self.endpoint, "--boot-delay", self.boot_delay]
+        if self.cluster:
+            arguments += ["--cluster", self.cluster]
+        return run(HERE / "kubelets", "up", self.plane.dir, *arguments, check=check)
+
+    def down(self):
+        return run(HERE / "kubelets", "down", self.plane.dir)
+
+    @property
+    def pid(self):
+        return int(self.record.read_text().split()[0])
+
+
 class Stowage:
     """The service: its installation in a control plane, and its process. `env` are more variables of its environment, `settings` more
     of the chart's settings, such as `cloud`."""

@@ -64,10 +64,6 @@ def encoded(text):
 AL2023 = mime(("text/x-shellscript; charset=us-ascii", "echo hello"), (kubelet.NODE_CONFIG, NODE_CONFIG))
 
 
-def tools():
-    return pathlib.Path(harness.run(HERE / "tools" / "build", timeout=1800).stdout.splitlines()[-1])
-
-
 def eventually(check, what, seconds=20.0):
     return harness.wait_until(check, seconds, what)
 
@@ -78,7 +74,8 @@ class UserData(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         home = cls.enterClassContext(tempfile.TemporaryDirectory())
-        cls.parse_yaml = staticmethod(kubelet.yaml_by(tools() / "kubectl", home))
+        built = harness.run(HERE / "tools" / "build", timeout=1800).stdout.splitlines()[-1]
+        cls.parse_yaml = staticmethod(kubelet.yaml_by(pathlib.Path(built) / "kubectl", home))
 
     def settings(self, text):
         return kubelet.settings_of(encoded(text), self.parse_yaml)
@@ -256,54 +253,6 @@ class Moto(unittest.TestCase):
         self.assertAlmostEqual(int(allocatable["memory"].removesuffix("Ki")), total - 1524 * 1024 - total / 10, delta=1)
 
 
-class Kubelets:
-    """Kubelets of a moto in a control plane, as a context manager."""
-
-    def __init__(self, plane, endpoint, boot_delay="100ms-300ms"):
-        self.plane, self.endpoint, self.boot_delay = plane, endpoint, boot_delay
-        self.log = plane.dir / "logs" / "kubelets.log"
-        self.record = plane.dir / "pids" / "kubelets.pid"
-
-    def __enter__(self):
-        self.up()
-        return self
-
-    def __exit__(self, *_):
-        self.down()
-
-    def up(self, endpoint=None, check=True):
-        arguments = ["--endpoint", endpoint or self.endpoint, "--boot-delay", self.boot_delay]
-        return harness.run(HERE / "kubelets", "up", self.plane.dir, *arguments, check=check)
-
-    def down(self):
-        return harness.run(HERE / "kubelets", "down", self.plane.dir)
-
-    @property
-    def pid(self):
-        return int(self.record.read_text().split()[0])
-
-
-def launch(moto, account, count=1, kind="m5.large", zone="us-east-1b", data=AL2023, **tags):
-    """Launches instances by hand; returns their descriptions. Tags are by name; without any, those of the cluster's nodes."""
-    named = tags or {f"kubernetes.io/cluster/{account.cluster}": "owned", "karpenter.sh/nodepool": "default"}
-    arch = "arm64" if re.match(r"[a-z]+\d+g[a-z]*\.", kind) else "x86_64"
-    answer = moto.aws.ec2(
-        "RunInstances",
-        ImageId=moto.image_ids[f"own-node-{arch}"],
-        InstanceType=kind,
-        MinCount=count,
-        MaxCount=count,
-        SubnetId=account.subnets[zone],
-        UserData=encoded(data),
-        TagSpecification=[{"ResourceType": "instance", "Tag": aws.tags(named)}],
-    )
-    return answer["instancesSet"]
-
-
-def terminate(moto, *ids):
-    moto.aws.ec2("TerminateInstances", InstanceId=list(ids))
-
-
 class Nodes(unittest.TestCase):
     """Instances become Nodes of a real control plane, and go."""
 
@@ -312,16 +261,16 @@ class Nodes(unittest.TestCase):
         cls.plane = cls.enterClassContext(harness.ControlPlane())
         cls.moto = cls.enterClassContext(aws.Moto())
         cls.account = cls.moto.account("demo")
-        cls.kubelets = cls.enterClassContext(Kubelets(cls.plane, cls.moto.endpoint))
+        cls.kubelets = cls.enterClassContext(harness.Kubelets(cls.plane, cls.moto.endpoint, "100ms-300ms"))
         cls.mirror = cls.enterClassContext(NodesAndPods(cls.plane.api))
 
     def launch(self, *arguments, **more):
-        made = launch(self.moto, self.account, *arguments, **more)
+        made = self.moto.launch(self.account, *arguments, **{"data": AL2023, **more})
         self.addCleanup(self.gone, [instance["instanceId"] for instance in made])
         return made
 
     def gone(self, ids):
-        terminate(self.moto, *ids)
+        self.moto.terminate(*ids)
         self.mirror.wait(lambda: not any(self.mirror.node_by(id) for id in ids), 20, "the Nodes gone")
 
     def node(self, instance):
@@ -372,7 +321,7 @@ class Nodes(unittest.TestCase):
         self.assertEqual({observe.bound_to(pod) for pod in pods()}, {name})
 
         begin = time.monotonic()
-        terminate(self.moto, id)
+        self.moto.terminate(id)
         self.mirror.wait(lambda: not self.mirror.node_by(id), 20, "the Node gone")
         print(f"\nNode gone {time.monotonic() - begin:.1f} s after the instance", flush=True)
         self.plane.kubectl("delete", "namespace", "apps", "--wait=false")
@@ -403,7 +352,7 @@ class Nodes(unittest.TestCase):
             self.node(instance)
         before = self.mirror.node_by(stays["instanceId"])["metadata"]["uid"]
         os.kill(self.kubelets.pid, signal.SIGKILL)
-        terminate(self.moto, goes["instanceId"])
+        self.moto.terminate(goes["instanceId"])
         comes = self.launch()[0]
         time.sleep(STEADY)
         self.assertIsNotNone(self.mirror.node_by(goes["instanceId"]), "somebody else took the Node away")
@@ -446,7 +395,7 @@ class LifeCycle(unittest.TestCase):
     def setUp(self):
         self.plane = self.enterContext(harness.ControlPlane())
         self.moto = self.enterContext(aws.Moto())
-        self.kubelets = Kubelets(self.plane, self.moto.endpoint)
+        self.kubelets = harness.Kubelets(self.plane, self.moto.endpoint, cluster="demo")
         self.addCleanup(self.kubelets.down)
 
     def ours(self):
@@ -479,12 +428,15 @@ class LifeCycle(unittest.TestCase):
         self.assertIn("no endpoint", self.kubelets.up("127.0.0.1", check=False).stderr)
 
         self.kubelets.up()
-        launch(self.moto, self.moto.account("demo"))
-        eventually(lambda: self.plane.api.items(observe.NODES), "the Node")
+        account = self.moto.account("demo")
+        self.moto.launch(account, **{"kubernetes.io/cluster/other": "owned"})
+        wanted = self.moto.launch(account)[0]["privateDnsName"]
+        nodes = lambda: [node["metadata"]["name"] for node in self.plane.api.items(observe.NODES)]
+        eventually(nodes, "the Node")
         self.moto.stop()
         eventually(lambda: "trying again" in self.kubelets.log.read_text(), "the outage noticed")
         time.sleep(STEADY)
-        self.assertEqual(len(self.plane.api.items(observe.NODES)), 1)
+        self.assertEqual(nodes(), [wanted])
         self.assertEqual(self.kubelets.log.read_text().count("trying again"), 1)
         self.assertEqual(len(self.ours()), 1)
 
