@@ -41,7 +41,7 @@ lint: ## Formatting and lints; a warning is an error
 	cargo clippy --locked --all-targets -- -D warnings
 
 $(CARGO_DENY):
-	cargo install --locked --quiet --version $(CARGO_DENY_VERSION) --root $(CACHE)/cargo-deny-$(CARGO_DENY_VERSION) cargo-deny
+	cargo install --locked --quiet --debug --version $(CARGO_DENY_VERSION) --root $(CACHE)/cargo-deny-$(CARGO_DENY_VERSION) cargo-deny
 
 deny: $(CARGO_DENY) ## Licences, bans and sources of every dependency (advisories: see deny.toml)
 	$(CARGO_DENY) --log-level error check licenses bans sources
