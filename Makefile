@@ -12,7 +12,7 @@ PYTHON ?= python3
 CARGO_DENY_VERSION := 0.20.2
 CARGO_DENY := $(CACHE)/cargo-deny-$(CARGO_DENY_VERSION)/bin/cargo-deny
 
-.PHONY: help demo bench test build tools lint deny test-rust test-e2e test-chart test-control-plane test-scenarios crds clean-cache
+.PHONY: help demo bench test build tools moto lint deny test-rust test-e2e test-chart test-control-plane test-kubelets test-ec2 test-scenarios crds clean-cache
 
 help: ## Say what can be made
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | column -t -s "$$(printf '\t')"
@@ -23,8 +23,8 @@ demo: build tools ## The main job, end to end (KEEP=1 leaves it running)
 # The Rust tests are built on one core while control planes are waited for on the other.
 test: ## Every test
 	$(MAKE) lint deny
-	$(MAKE) -j2 --output-sync=target test-rust test-control-plane test-chart
-	$(MAKE) test-scenarios test-e2e
+	$(MAKE) -j2 --output-sync=target test-rust test-control-plane test-chart test-kubelets
+	$(MAKE) test-scenarios test-e2e test-ec2
 	@echo "make test: all passed"
 
 build: ## The binary
@@ -32,6 +32,9 @@ build: ## The binary
 
 tools: ## The control plane's binaries, once
 	e2e/tools/build >/dev/null
+
+moto: ## moto's server of AWS protocols, once
+	e2e/tools/moto >/dev/null
 
 lint: ## Formatting and lints; a warning is an error
 	cargo fmt --all -- --check
@@ -54,6 +57,12 @@ test-control-plane: tools ## The control plane itself
 
 test-chart: tools ## The chart and the plain manifests, on a real control plane
 	$(PYTHON) e2e/chart_test.py
+
+test-kubelets: tools moto ## moto, and kubelets for its instances
+	$(PYTHON) e2e/kubelets_test.py
+
+test-ec2: build tools moto ## The whole service on EC2's wire protocol
+	$(PYTHON) e2e/ec2_test.py
 
 test-e2e: build tools ## The whole service, with the real kube-scheduler
 	$(PYTHON) e2e/e2e_test.py

@@ -158,10 +158,41 @@ class ControlPlane:
         return sorted(found, key=lambda event: event["metadata"]["creationTimestamp"])
 
 
-class Stowage:
-    """The service: its installation in a control plane, and its process."""
+class Kubelets:
+    """The kubelets of an EC2 endpoint's instances in a control plane (e2e/kubelets), as a context manager. With `cluster`, of that one's
+    instances alone."""
 
-    def __init__(self, plane, placement, boot_delay="1s-2s", notice="2m", seed=1, **settings):
+    def __init__(self, plane, endpoint, boot_delay="500ms-1s", cluster=None):
+        self.plane, self.endpoint, self.boot_delay, self.cluster = plane, endpoint, boot_delay, cluster
+        self.log = plane.dir / "logs" / "kubelets.log"
+        self.record = plane.dir / "pids" / "kubelets.pid"
+
+    def __enter__(self):
+        self.up()
+        return self
+
+    def __exit__(self, *_):
+        self.down()
+
+    def up(self, endpoint=None, check=True):
+        arguments = ["--endpoint", endpoint or self.endpoint, "--boot-delay", self.boot_delay]
+        if self.cluster:
+            arguments += ["--cluster", self.cluster]
+        return run(HERE / "kubelets", "up", self.plane.dir, *arguments, check=check)
+
+    def down(self):
+        return run(HERE / "kubelets", "down", self.plane.dir)
+
+    @property
+    def pid(self):
+        return int(self.record.read_text().split()[0])
+
+
+class Stowage:
+    """The service: its installation in a control plane, and its process. `env` are more variables of its environment, `settings` more
+    of the chart's settings, such as `cloud`."""
+
+    def __init__(self, plane, placement, boot_delay="1s-2s", notice="2m", seed=1, env=None, **settings):
         self.plane = plane
         self.placement = placement
         self.dir = plane.dir / "stowage"
@@ -171,6 +202,7 @@ class Stowage:
         self.url = f"https://127.0.0.1:{self.port}"
         simulated = {"bootDelay": boot_delay, "interruptionNotice": notice, "seed": seed, "stateFile": str(self.state)}
         self.given = {"cloud": "simulated", "placement": placement, "simulated": simulated, **settings}
+        self.env = env or {}
         self.process = None
 
     def __enter__(self):
@@ -197,6 +229,7 @@ class Stowage:
         values = {
             "replicas": 0,
             "settings": self.given,
+            "controller": {"env": [{"name": name, "value": value} for name, value in self.env.items()]},
             "tls": {"mode": "secret"},
             "webhook": {"url": f"{self.url}/mutate", "caBundle": bundle},
         }

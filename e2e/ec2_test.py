@@ -1,0 +1,401 @@
+#!/usr/bin/env python3
+"""Stowage on EC2's wire protocol: the service with `--cloud ec2` against moto, on a real control plane whose kubelets boot moto's
+instances. Each class starts one of everything and runs its tests in the order of their names.
+
+They are skipped only while the binary itself says that `--cloud ec2` is not part of it.
+"""
+
+import base64
+import datetime
+import email
+import json
+import sys
+import time
+import unittest
+
+import aws
+import harness
+import kubelet
+import observe
+import workloads
+from observe import bound_to, holds, key, leaving, tainted
+
+CLUSTER = "demo"
+POOL, NODE_CLASS, CLAIM = "karpenter.sh/nodepool", "karpenter.k8s.aws/ec2nodeclass", "karpenter.sh/nodeclaim"
+UNREGISTERED = {"key": "karpenter.sh/unregistered", "effect": "NoExecute"}
+ABSENT = "--cloud ec2 is not part of this version"  # what a binary without it says
+MANY = 200
+TYPE = "m5.large"  # moto's spot prices are all alike, so what is to be small is said
+TAINT_SECONDS = 1.0  # from a message in the queue to a closed node
+# A young instance may belong to a claim that is not written yet; garbage is looked for now and then.
+GARBAGE_SECONDS = 150
+
+
+class Service(unittest.TestCase):
+    """A control plane, moto, kubelets, and Stowage in between."""
+
+    absent = False
+
+    @classmethod
+    def setUpClass(cls):
+        if Service.absent:
+            raise unittest.SkipTest(f"the binary says: {ABSENT}")
+        cls.plane = cls.enterClassContext(harness.ControlPlane())
+        cls.moto = cls.enterClassContext(aws.Moto())
+        cls.account = cls.moto.account(CLUSTER)
+        cls.kubelets = cls.enterClassContext(harness.Kubelets(cls.plane, cls.moto.endpoint, cluster=CLUSTER))
+        environment = {**cls.moto.env(), "CLUSTER_ENDPOINT": cls.plane.state["api"], "INTERRUPTION_QUEUE": CLUSTER}
+        stowage = harness.Stowage(cls.plane, "nominate", env=environment, cloud="ec2", clusterName=CLUSTER)
+        try:
+            cls.stowage = cls.enterClassContext(stowage)
+        except (harness.Failure, observe.Timeout) as failure:
+            if ABSENT not in str(failure):
+                raise
+            Service.absent = True
+            raise unittest.SkipTest(f"the binary says: {ABSENT}") from None
+        cls.mirror = cls.enterClassContext(observe.Mirror(cls.plane.api))
+        cls.plane.apply(node_class(), *cls.pools())
+        for pool in cls.pools():
+            name = pool["metadata"]["name"]
+            seen = lambda name=name: cls.plane.api.find(f"{observe.POOLS}/{name}") or {}
+            harness.wait_until(lambda seen=seen: holds(seen(), "Ready"), 60, f"NodePool {name} ready", lambda seen=seen: cls.why(seen()))
+
+    @classmethod
+    def pools(cls):
+        """The NodePools of the class's tests."""
+        raise NotImplementedError
+
+    @classmethod
+    def why(cls, pool):
+        """What keeps a pool from being ready."""
+        found = {"pool": pool, "class": cls.plane.api.find(f"{observe.CLASSES}/default") or {}}
+        return json.dumps({name: item.get("status", {}).get("conditions") for name, item in found.items()})
+
+    def run(self, result=None):
+        before = len(result.failures) + len(result.errors)
+        super().run(result)
+        if len(result.failures) + len(result.errors) > before and hasattr(self, "stowage"):
+            print(f"\nthe end of stowage's log in {self.id()}:\n{self.stowage.tail(30)}", file=sys.stderr)
+            print(f"\nthe end of the kubelets' log:\n{self.kubelets.log.read_text()[-1500:]}", file=sys.stderr)
+        return result
+
+    def wait(self, predicate, timeout, what, last=None):
+        return self.mirror.wait(lambda: self.stowage.alive() and predicate(), timeout, what, last)
+
+    def instances(self, cluster=CLUSTER):
+        """The cluster's instances that run, by id."""
+        filters = [{"Name": "instance-state-name", "Value": ["pending", "running"]}, {"Name": "tag:eks:eks-cluster-name", "Value": [cluster]}]
+        pages = self.moto.aws.ec2_pages("DescribeInstances", "reservationSet", Filter=filters, MaxResults=1000)
+        return {instance["instanceId"]: instance for reservation in pages for instance in reservation["instancesSet"]}
+
+    def claims(self, pool=None):
+        return [claim for claim in self.mirror.claims() if pool in (None, claim["metadata"]["labels"].get(POOL))]
+
+    @staticmethod
+    def instance_of(item):
+        """The instance id of a NodeClaim or Node."""
+        return (item.get("status", {}).get("providerID") or item["spec"].get("providerID", "")).rpartition("/")[2]
+
+    def nothing_is_leaked(self):
+        """Instances, NodeClaims and Nodes are as many, and belong together."""
+
+        def same():
+            claims, nodes = ({self.instance_of(item) for item in items} for items in (self.claims(), self.mirror.nodes()))
+            return self.mirror.settled() and set(self.instances()) == claims == nodes
+
+        counts = lambda: f"{len(self.instances())} instances; {self.mirror.summary()}"
+        harness.wait_until(lambda: self.stowage.alive() and same(), 45, "as many instances as NodeClaims and Nodes", counts, every=0.5)
+
+    def bound(self, space, replicas, timeout):
+        """Waits until a workload's pods are bound and all nodes are initialized."""
+        done = lambda: self.mirror.all_bound(replicas, space) and self.mirror.settled()
+        self.wait(done, timeout, f"{replicas} pods of {space} bound, all nodes initialized", lambda: self.mirror.summary(space))
+
+    def no_errors(self):
+        self.assertEqual([line for line in self.stowage.lines() if line.get("level") == "ERROR"], [])
+
+
+def node_class():
+    """As a user writes it: the newest image by alias, a role, discovery by tags."""
+    made = workloads.node_class()
+    made["spec"] |= {"role": f"KarpenterNodeRole-{CLUSTER}", "tags": {"team": "stowage"}}
+    return made
+
+
+def small(name, capacity_type):
+    """A NodePool of one small type, for pods that ask for it."""
+    kind = workloads.requirement("node.kubernetes.io/instance-type", TYPE)
+    return workloads.node_pool(name, labels={"team": name}, capacity_types=[capacity_type], extra=[kind])
+
+
+def one_a_node(space, replicas, pool):
+    """A namespace and a workload of which one pod fits on a node of a small pool."""
+    return workloads.namespace(space), workloads.workload(space, "server", replicas, 1200, 512, nodeSelector={"team": pool})
+
+
+class Launches(Service):
+    """Nodes come, are what they should be, and go."""
+
+    @classmethod
+    def pools(cls):
+        return [workloads.node_pool(capacity_types=["on-demand"]), small("spot", "spot"), small("many", "on-demand")]
+
+    def test_1_pods_get_nodes_that_are_instances(self):
+        web = workloads.workload("shop", "web", 30, 500, 1024, **workloads.zone_spread("web"))
+        begin = time.monotonic()
+        self.plane.apply(workloads.namespace("shop"), web)
+        self.bound("shop", 30, 90)
+        instances = self.instances()
+        print(f"\n30 pods on {len(instances)} instances after {time.monotonic() - begin:.1f} s: ", end="")
+        print(", ".join(sorted(f"{item['instanceType']}/{item['placement']['availabilityZone']}" for item in instances.values())), flush=True)
+        self.nothing_is_leaked()
+        zones = {node["metadata"]["labels"][workloads.ZONE] for node in self.mirror.nodes()}
+        self.assertEqual(zones, set(aws.ZONES))
+        for claim in self.claims():
+            labels, instance = claim["metadata"]["labels"], instances[self.instance_of(claim)]
+            self.assertEqual(labels[observe.INSTANCE_TYPE], instance["instanceType"])
+            self.assertEqual(labels[observe.ZONE], instance["placement"]["availabilityZone"])
+            self.assertEqual(claim["status"]["imageID"], instance["imageId"])
+            self.assertIn(instance["subnetId"], self.account.subnets.values())
+        self.no_errors()
+
+    def test_2_tags_are_those_that_the_iam_policy_demands(self):
+        wanted = {"kubernetes.io/cluster/demo": "owned", POOL: "default", "eks:eks-cluster-name": CLUSTER, NODE_CLASS: "default", "team": "stowage"}
+        for id, instance in self.instances().items():
+            found = aws.tags_of(instance)
+            self.assertEqual({name: found.get(name) for name in wanted}, wanted, id)
+        for template in self.templates():
+            found = aws.tags_of(template)
+            self.assertEqual({name: found.get(name) for name in wanted}, wanted, template["launchTemplateName"])
+        # Told once the node is registered.
+        names = {self.instance_of(claim): (claim["status"]["nodeName"], key(claim)) for claim in self.claims()}
+        told = lambda: {id: (tags.get("Name"), tags.get(CLAIM)) for id, item in self.instances().items() for tags in [aws.tags_of(item)]}
+        harness.wait_until(lambda: told() == names, 60, "instances named after their nodes", told, every=0.5)
+
+    def templates(self):
+        filters = [{"Name": "tag:eks:eks-cluster-name", "Value": [CLUSTER]}]
+        found = self.moto.aws.ec2("DescribeLaunchTemplates", Filter=filters, MaxResults=200)["launchTemplates"] or []
+        self.assertTrue(found, "there is no launch template")
+        return found
+
+    def test_3_templates_and_user_data_are_read_back(self):
+        profile = self.plane.api.get(f"{observe.CLASSES}/default")["status"]["instanceProfile"]
+        roles = self.moto.aws.iam("GetInstanceProfile", InstanceProfileName=profile)["InstanceProfile"]["Roles"]
+        self.assertEqual([role["RoleName"] for role in roles], [self.account.role])
+        images = {id: name for name, id in self.moto.image_ids.items()}
+        written = set()
+        for template in self.templates():
+            which = {"LaunchTemplateId": template["launchTemplateId"], "LaunchTemplateVersion": ["$Latest"]}
+            versions = self.moto.aws.ec2("DescribeLaunchTemplateVersions", **which)["launchTemplateVersionSet"]
+            data = versions[0]["launchTemplateData"]
+            with self.subTest(template["launchTemplateName"]):
+                self.assertRegex(images[data["imageId"]], r"^amazon-eks-node-al2023-(x86_64|arm64)-standard-")
+                self.assertEqual(data["iamInstanceProfile"]["name"], profile)
+                self.assertEqual(data["metadataOptions"]["httpTokens"], "required")
+                groups = data["networkInterfaceSet"][0]["groupSet"]["groupId"]
+                self.assertEqual(sorted(groups), sorted(self.account.security_groups))
+                disk = data["blockDeviceMappingSet"][0]
+                self.assertEqual((disk["deviceName"], disk["ebs"]["volumeSize"], disk["ebs"]["encrypted"]), ("/dev/xvda", "20", "true"))
+                self.assertNotIn("instanceType", data, "the type is the fleet's to choose")
+                written.add(data["userData"])
+        parse = kubelet.yaml_by(self.plane.bin / "kubectl", self.plane.dir)
+        for node in self.mirror.nodes():
+            data = self.moto.aws.ec2("DescribeInstanceAttribute", InstanceId=self.instance_of(node), Attribute="userData")["userData"]["value"]
+            self.assertIn(data, written)
+            settings = kubelet.settings_of(data, parse)
+            self.assertEqual((settings.labels[POOL], settings.labels[observe.CAPACITY_TYPE]), ("default", "on-demand"))
+            self.assertIn(UNREGISTERED, [{name: taint[name] for name in ("key", "effect")} for taint in settings.taints])
+            self.assertEqual(settings.max_pods, self.planned(node)["pods"])
+            cluster = self.cluster_of(data, parse)
+            self.assertEqual((cluster["name"], cluster["apiServerEndpoint"], cluster["cidr"]), (CLUSTER, self.plane.state["api"], "10.96.0.0/16"))
+            authority = (self.plane.dir / "pki" / "ca.crt").read_bytes()
+            self.assertEqual(base64.b64decode(cluster["certificateAuthority"]).strip(), authority.strip())
+
+    def test_4_nodes_are_as_large_as_they_were_planned(self):
+        for node in self.mirror.nodes():
+            registered = {name: kubelet.quantity(text) for name, text in node["status"]["allocatable"].items()}
+            for name, amount in self.planned(node).items():
+                self.assertAlmostEqual(registered[name], amount, places=3, msg=f"{name} of {node['metadata']['labels'][observe.INSTANCE_TYPE]}")
+
+    def planned(self, node):
+        """What the NodeClaim of a node says it can give to pods."""
+        claim = next(claim for claim in self.claims() if self.instance_of(claim) == self.instance_of(node))
+        return {name: kubelet.quantity(claim["status"]["allocatable"][name]) for name in ("cpu", "memory", "pods", "ephemeral-storage")}
+
+    @staticmethod
+    def cluster_of(data, parse):
+        """What the user data of Amazon Linux 2023 say of the cluster."""
+        message = email.message_from_string(base64.b64decode(data).decode())
+        parts = [part for part in message.walk() if part.get_content_type() == kubelet.NODE_CONFIG]
+        return parse(parts[-1].get_payload())["spec"]["cluster"]
+
+    def test_5_spot_pools_get_spot_instances(self):
+        self.plane.apply(*one_a_node("spots", 3, "spot"))
+        self.bound("spots", 3, 60)
+        claims, instances = self.claims("spot"), self.instances()
+        self.assertEqual(len(claims), 3)
+        for claim in claims:
+            self.assertEqual(claim["metadata"]["labels"][observe.CAPACITY_TYPE], "spot")
+            self.assertEqual(instances[self.instance_of(claim)].get("instanceLifecycle"), "spot")
+        for claim in self.claims("default"):
+            self.assertIsNone(instances[self.instance_of(claim)].get("instanceLifecycle"))
+        self.nothing_is_leaked()
+        self.no_errors()
+
+    def test_6_two_hundred_instances_come_at_once(self):
+        begin = time.monotonic()
+        self.plane.apply(*one_a_node("crowd", MANY, "many"))
+        launched = lambda: sum(holds(claim, "Launched") for claim in self.claims("many"))
+        self.wait(lambda: launched() == MANY, 120, f"{MANY} instances launched", self.mirror.summary)
+        took = time.monotonic() - begin
+        self.bound("crowd", MANY, 180)
+        print(f"\n{MANY} instances launched after {took:.1f} s, their pods bound after {time.monotonic() - begin:.1f} s", flush=True)
+        self.assertEqual(len(self.claims("many")), MANY)
+        self.assertEqual(self.mirror.record.twice, [], "room was bought twice for a pod")
+        self.nothing_is_leaked()
+        self.no_errors()
+
+    def test_7_all_go_when_no_pod_is_left(self):
+        begin = time.monotonic()
+        for space in ("shop", "spots", "crowd"):
+            self.plane.kubectl("scale", "deployments", "--all", "--replicas=0", "-n", space)
+        self.wait(lambda: not self.mirror.claims() and not self.mirror.nodes(), 180, "every node gone")
+        harness.wait_until(lambda: not self.instances(), 20, "every instance terminated", lambda: sorted(self.instances()), every=0.5)
+        print(f"\n{MANY} nodes and the others gone after {time.monotonic() - begin:.1f} s", flush=True)
+        self.no_errors()
+
+
+class Interruptions(Service):
+    """Messages of the queue, to their effect; and what nobody knows."""
+
+    @classmethod
+    def pools(cls):
+        return [small("guard", "spot")]
+
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.plane.apply(*one_a_node("guard", 4, "guard"))
+        cls.mirror.wait(lambda: cls.mirror.all_bound(4, "guard") and cls.mirror.settled(), 90, "guarded pods bound")
+
+    def send(self, source, kind, **detail):
+        """Puts an event into the queue as EventBridge would."""
+        now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        event = {"version": "0", "id": f"{time.time_ns():x}", "detail-type": kind, "source": source, "account": aws.ACCOUNT, "time": now}
+        self.send_text(json.dumps({**event, "region": aws.REGION, "resources": [], "detail": detail}))
+
+    def send_text(self, text):
+        self.moto.aws.sqs("SendMessage", QueueUrl=self.account.queue_url, MessageBody=text)
+
+    def queue_empty(self):
+        names = ["ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible"]
+        found = self.moto.aws.sqs("GetQueueAttributes", QueueUrl=self.account.queue_url, AttributeNames=names)["Attributes"]
+        return all(int(found[name]) == 0 for name in names)
+
+    def handled(self):
+        """Waits until every message was taken out of the queue."""
+        harness.wait_until(lambda: self.stowage.alive() and self.queue_empty(), 15, "the queue empty", every=0.1)
+
+    def victim(self):
+        """A NodeClaim that stays as far as anyone knows."""
+        self.bound("guard", 4, 60)
+        return sorted(self.claims(), key=key)[0]
+
+    def closed(self, claim):
+        node = self.mirror.node_of(claim)
+        return node is None or leaving(node) or tainted(node, observe.DISRUPTED_TAINT)
+
+    def replaced(self, claim):
+        """Waits until the NodeClaim and its instance are gone, and its pods run elsewhere."""
+        name = key(claim)
+        self.wait(lambda: name not in {key(other) for other in self.mirror.claims()}, 90, f"{name} gone")
+        self.bound("guard", 4, 60)
+        self.assertNotIn(self.instance_of(claim), self.instances())
+        self.nothing_is_leaked()
+
+    def test_1_a_spot_interruption_closes_the_node_within_a_second_and_replaces_it(self):
+        claim = self.victim()
+        begin = time.monotonic()
+        detail = {"instance-id": self.instance_of(claim), "instance-action": "terminate"}
+        self.send("aws.ec2", "EC2 Spot Instance Interruption Warning", **detail)
+        self.wait(lambda: self.closed(claim), 20, "the node closed")
+        took = time.monotonic() - begin
+        print(f"\nspot interruption: node closed {took:.2f} s after the message", flush=True)
+        self.assertLess(took, TAINT_SECONDS)
+        self.replaced(claim)
+        self.handled()
+
+    def test_2_a_scheduled_change_replaces_every_node_that_it_names(self):
+        claim = self.victim()
+        entities = [{"entityValue": self.instance_of(claim)}, {"entityValue": "i-0123456789abcdef0"}]
+        change = {"service": "EC2", "eventTypeCategory": "scheduledChange", "eventTypeCode": "AWS_EC2_INSTANCE_STOP_SCHEDULED"}
+        self.send("aws.health", "AWS Health Event", **change, affectedEntities=entities)
+        self.wait(lambda: self.closed(claim), 20, "the node closed")
+        self.replaced(claim)
+        self.handled()
+
+    def test_3_an_instance_that_somebody_ended_is_replaced(self):
+        for state in ("stopping", "terminated"):
+            with self.subTest(state):
+                claim = self.victim()
+                id = self.instance_of(claim)
+                if state == "terminated":
+                    self.moto.terminate(id)
+                self.send("aws.ec2", "EC2 Instance State-change Notification", **{"instance-id": id, "state": state})
+                self.replaced(claim)
+        self.handled()
+
+    def test_4_a_rebalance_recommendation_is_told_and_no_more(self):
+        claim = self.victim()
+        self.send("aws.ec2", "EC2 Instance Rebalance Recommendation", **{"instance-id": self.instance_of(claim)})
+        self.handled()
+        told = lambda: [event for event in self.plane.events(key(claim)) if "rebalance" in json.dumps(event).lower()]
+        harness.wait_until(told, 15, "an event of the recommendation", lambda: self.plane.events(key(claim)))
+        self.unharmed(claim)
+
+    def test_5_messages_that_say_nothing_are_counted_and_dropped(self):
+        claim = self.victim()
+        id, before = self.instance_of(claim), self.counted()
+        self.send_text("not json")
+        self.send_text("[]")
+        self.send_text(json.dumps({"version": "0"}))
+        self.send("aws.ec2", "EC2 Instance State-change Notification", **{"instance-id": id, "state": "running"})
+        self.send("aws.ec2", "EC2 Instance State-change Notification", **{"instance-id": 7})
+        self.send("aws.s3", "Object Created", **{"instance-id": id})
+        self.send("aws.health", "AWS Health Event", service="RDS", eventTypeCategory="scheduledChange", affectedEntities=[{"entityValue": id}])
+        self.send("aws.ec2", "EC2 Spot Instance Interruption Warning", **{"instance-id": "i-0123456789abcdef0", "instance-action": "terminate"})
+        self.handled()
+        self.assertGreaterEqual(self.counted() - before, 8)
+        self.unharmed(claim)
+        self.no_errors()
+
+    def counted(self):
+        """Messages received, by the service's own count."""
+        metrics = self.stowage.metrics()
+        return sum(value for name, value in metrics.items() if name.startswith("stowage_interruption_messages_total"))
+
+    def unharmed(self, claim):
+        now = next((other for other in self.claims() if key(other) == key(claim)), None)
+        self.assertIsNotNone(now, "the NodeClaim went")
+        self.assertFalse(leaving(now) or self.closed(now))
+        self.assertTrue(self.stowage.ready())
+
+    def test_6_an_instance_of_no_node_claim_goes_and_those_of_others_stay(self):
+        owned = {"kubernetes.io/cluster/demo": "owned", "eks:eks-cluster-name": CLUSTER, POOL: "guard", NODE_CLASS: "default"}
+        orphan = self.moto.launch(self.account, **owned)[0]["instanceId"]
+        others = {"kubernetes.io/cluster/other": "owned", "eks:eks-cluster-name": "other", POOL: "guard", NODE_CLASS: "default"}
+        neighbour = self.moto.launch(self.account, **others)[0]["instanceId"]
+        bystander = self.moto.launch(self.account, **{"eks:eks-cluster-name": CLUSTER, "Name": "bastion"})[0]["instanceId"]
+        begin = time.monotonic()
+        gone = lambda: orphan not in self.instances()
+        harness.wait_until(lambda: self.stowage.alive() and gone(), GARBAGE_SECONDS, "the orphan terminated", every=0.5)
+        print(f"\norphan terminated after {time.monotonic() - begin:.0f} s", flush=True)
+        node = lambda id: next((node for node in self.mirror.nodes() if self.instance_of(node) == id), None)
+        self.wait(lambda: not node(orphan), 20, "the orphan's Node gone")
+        self.assertIn(neighbour, self.instances("other"))
+        self.assertIn(bystander, self.instances())
+        self.assertTrue(all(bound_to(pod) for pod in self.mirror.pods("guard")))
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
