@@ -247,7 +247,8 @@ pub(super) mod wire {
         (clients, seen)
     }
 
-    /// An answer of EC2 for an action: `inner` in its envelope.
+    /// An answer of EC2 for an action: `inner` in its envelope; an `Option` since it stands beside no answer at all.
+    #[allow(clippy::unnecessary_wraps)]
     pub fn ok(action: &str, inner: &str) -> Option<(u16, String)> {
         let body = format!(
             r#"<{action}Response xmlns="http://ec2.amazonaws.com/doc/2016-11-15/"><requestId>r</requestId>{inner}</{action}Response>"#
@@ -256,6 +257,7 @@ pub(super) mod wire {
     }
 
     /// A refusal of EC2.
+    #[allow(clippy::unnecessary_wraps)]
     pub fn refusal(code: &str, message: &str) -> Option<(u16, String)> {
         let body = format!(
             "<Response><Errors><Error><Code>{code}</Code><Message>{message}</Message></Error></Errors><RequestID>r</RequestID></Response>"
