@@ -7,12 +7,12 @@ use serde_json::json;
 
 use super::client::Clients;
 use super::messages::EventKind;
+use super::now_ms;
 use super::queue::Queue;
 use super::refresh::{self, Feeds};
 use super::region::{Part, Region, RegionSnapshot};
 use super::{status_checks, types};
 use crate::cloud::catalogue::{NodeSettings, RawInstanceType, SpotPricing, embedded};
-use super::now_ms;
 
 #[tokio::test]
 #[ignore = "needs an EC2-compatible endpoint in AWS_ENDPOINT_URL"]

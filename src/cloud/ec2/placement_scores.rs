@@ -14,10 +14,10 @@ use aws_sdk_ec2::types::{SpotPlacementScore, TargetCapacityUnitType};
 use tracing::{info, warn};
 
 use super::errors::{ApiError, Class};
+use super::now_ms;
 use super::region::{Region, RegionSnapshot};
 use super::spot_risk::SpotRisk;
 use crate::cloud::catalogue::{RawInstanceType, architecture};
-use super::now_ms;
 
 const SCORES: &str = "ec2:GetSpotPlacementScores";
 /// Time that scores hold.

@@ -24,7 +24,8 @@ pub async fn tag(clients: &Clients, id: &str, node: &str, claim: &str, cluster: 
         Err(error) if error.class == super::errors::Class::NotFound => return Ok(false),
         answer => answer?,
     };
-    let Some(instance) = answer.reservations().iter().flat_map(aws_sdk_ec2::types::Reservation::instances).next() else {
+    let Some(instance) = answer.reservations().iter().flat_map(aws_sdk_ec2::types::Reservation::instances).next()
+    else {
         return Ok(false);
     };
     let present = instance.tags().iter().filter_map(|tag| Some((tag.key()?.to_owned(), tag.value()?.to_owned())));
