@@ -55,12 +55,12 @@ fn prices_are_asked_where_they_can_be() {
     }
 }
 
-fn page(products: &[String], next: Option<&str>) -> Option<(u16, String)> {
+fn page(products: &[String], next: Option<&str>) -> (u16, String) {
     let mut body = json!({"FormatVersion": "aws_v1", "PriceList": products});
     if let Some(next) = next {
         body["NextToken"] = json!(next);
     }
-    Some((200, body.to_string()))
+    (200, body.to_string())
 }
 
 #[tokio::test]
@@ -68,11 +68,11 @@ async fn shared_and_bare_metal_prices_are_asked_for_side_by_side_and_paged() {
     let (clients, seen) = wire::clients(Box::new(|seen| {
         let asked: serde_json::Value = serde_json::from_str(&seen.body).unwrap();
         let metal = seen.body.contains("Dedicated");
-        match (metal, asked.get("NextToken").and_then(|token| token.as_str())) {
+        Some(match (metal, asked.get("NextToken").and_then(|token| token.as_str())) {
             (true, _) => page(&[product("m5.metal", &[("USD", "4.608")])], None),
             (false, None) => page(&[product("m5.large", &[("USD", "0.096")]), "junk".into()], Some("t")),
             (false, Some(_)) => page(&[product("m5.xlarge", &[("USD", "0.192")])], Some("")),
-        }
+        })
     }));
     let prices = get_products(&clients.pricing, "us-west-2").await.unwrap();
     let expected = [("m5.large", 96_000), ("m5.metal", 4_608_000), ("m5.xlarge", 192_000)];
@@ -106,9 +106,9 @@ async fn shared_and_bare_metal_prices_are_asked_for_side_by_side_and_paged() {
 
 #[tokio::test]
 async fn either_scan_empty_or_refused_fails_the_whole() {
-    let (clients, _) = wire::clients(Box::new(|seen| match seen.body.contains("Dedicated") {
-        true => page(&[], None),
-        false => page(&[product("m5.large", &[("USD", "0.096")])], None),
+    let (clients, _) = wire::clients(Box::new(|seen| {
+        let metal = seen.body.contains("Dedicated");
+        Some(if metal { page(&[], None) } else { page(&[product("m5.large", &[("USD", "0.096")])], None) })
     }));
     let error = get_products(&clients.pricing, "us-west-2").await.unwrap_err();
     assert_eq!(error.to_string(), "pricing:GetProducts: no prices of tenancy Dedicated");

@@ -1,16 +1,16 @@
 //! Keeps what is known of the region fresh: at start, then every twelve hours, what failed sooner.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::OptionFuture;
 use tracing::{info, warn};
 
+use super::now_ms;
 use super::region::{Answers, Part, Region};
 use super::{prices, spot_prices, types};
 use crate::cloud::catalogue::embedded;
-use super::now_ms;
 
 /// Age at which everything is asked again.
 const PERIOD: Duration = Duration::from_hours(12);
@@ -79,7 +79,7 @@ pub async fn hydrate(region: &Region, feeds: &Feeds) {
         region = snapshot.region,
         instance_types = snapshot.types.len(),
         on_demand_prices = snapshot.on_demand.len(),
-        spot_prices = snapshot.spot.as_ref().map_or(0, |spot| spot.values().map(|zones| zones.len()).sum()),
+        spot_prices = snapshot.spot.as_ref().map_or(0, |spot| spot.values().map(BTreeMap::len).sum()),
         "what the region offers is known"
     );
 }
@@ -132,7 +132,7 @@ mod tests {
             (minutes(3), 2, true, minutes(4)),
             (hours(2), 6, true, hours(1)),
             (hours(2), 4_000, true, hours(1)),
-            (hours(12) - minutes(5), 9, true, minutes(5)),
+            (minutes(12 * 60 - 5), 9, true, minutes(5)),
         ] {
             assert_eq!(next_wait(age, failures, failed), expected, "{age:?} {failures} {failed}");
         }

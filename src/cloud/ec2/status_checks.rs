@@ -94,7 +94,7 @@ pub fn unhealthy(statuses: &[InstanceStatus], now_ms: i64) -> Vec<Unhealthy> {
 }
 
 fn failed(summary: Option<&InstanceStatusSummary>, now_ms: i64) -> bool {
-    let details = summary.map(|summary| summary.details()).unwrap_or_default();
+    let details = summary.map(InstanceStatusSummary::details).unwrap_or_default();
     details.iter().any(|detail| {
         let since = detail.impaired_since().and_then(|since| since.to_millis().ok());
         detail.status() == Some(&StatusType::Failed)

@@ -4,9 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use aws_sdk_ec2::Client;
 use aws_sdk_ec2::types::{
-    ArchitectureType, EbsOptimizedSupport, EnaSupport, EphemeralNvmeSupport, Filter, GpuDeviceInfo,
-    InferenceDeviceInfo, InstanceTypeInfo, InstanceTypeOffering, LocationType, NetworkInfo, NeuronDeviceInfo,
-    NitroEnclavesSupport, SupportedAdditionalProcessorFeature,
+    ArchitectureType, EbsOptimizedInfo, EbsOptimizedSupport, EfaInfo, EnaSupport, EphemeralNvmeSupport, Filter,
+    GpuDeviceInfo, GpuDeviceMemoryInfo, InferenceDeviceInfo, InstanceStorageInfo, InstanceTypeInfo,
+    InstanceTypeOffering, LocationType, MemoryInfo, NetworkInfo, NeuronDeviceCoreInfo, NeuronDeviceInfo,
+    NitroEnclavesSupport, ProcessorInfo, SupportedAdditionalProcessorFeature, VCpuInfo,
 };
 
 use super::errors::{ApiError, Class};
@@ -47,13 +48,11 @@ pub fn raw_instance_type(info: &InstanceTypeInfo, tables: &RawCatalogue) -> Resu
     let default_card = usize::try_from(network.default_network_card_index().unwrap_or(0)).ok();
     let storage = info.instance_storage_info();
     let entry = RawInstanceType {
-        arch: architectures(processor.map(|processor| processor.supported_architectures()).unwrap_or_default()),
+        arch: architectures(processor.map(ProcessorInfo::supported_architectures).unwrap_or_default()),
         cpu_manufacturer: processor.and_then(|processor| processor.manufacturer()).map(str::to_owned),
-        clock_mhz: processor
-            .and_then(|processor| processor.sustained_clock_speed_in_ghz())
-            .and_then(thousandfold),
-        vcpu: info.v_cpu_info().and_then(|cpu| cpu.default_v_cpus()).ok_or_else(|| missing("vCpuInfo"))?.into(),
-        memory_mib: info.memory_info().and_then(|memory| memory.size_in_mib()).ok_or_else(|| missing("memoryInfo"))?,
+        clock_mhz: processor.and_then(ProcessorInfo::sustained_clock_speed_in_ghz).and_then(thousandfold),
+        vcpu: info.v_cpu_info().and_then(VCpuInfo::default_v_cpus).ok_or_else(|| missing("vCpuInfo"))?.into(),
+        memory_mib: info.memory_info().and_then(MemoryInfo::size_in_mib).ok_or_else(|| missing("memoryInfo"))?,
         hypervisor: info.hypervisor().map(|hypervisor| hypervisor.as_str().to_owned()).unwrap_or_default(),
         bare_metal: info.bare_metal().unwrap_or(false),
         burstable: info.burstable_performance_supported().unwrap_or(false),
@@ -71,12 +70,12 @@ pub fn raw_instance_type(info: &InstanceTypeInfo, tables: &RawCatalogue) -> Resu
             .into(),
         branch_enis: table.map_or(0, |table| table.branch_enis),
         ena_supported: network.ena_support().map(|ena| *ena != EnaSupport::Unsupported),
-        efa: network.efa_info().and_then(|efa| efa.maximum_efa_interfaces()).unwrap_or(0).into(),
+        efa: network.efa_info().and_then(EfaInfo::maximum_efa_interfaces).unwrap_or(0).into(),
         ebs_mbps: info
             .ebs_info()
             .filter(|ebs| ebs.ebs_optimized_support() == Some(&EbsOptimizedSupport::Default))
             .and_then(|ebs| ebs.ebs_optimized_info())
-            .and_then(|ebs| ebs.maximum_bandwidth_in_mbps())
+            .and_then(EbsOptimizedInfo::maximum_bandwidth_in_mbps)
             .map(i64::from),
         network_mbps: match table {
             Some(table) => table.network_mbps,
@@ -92,7 +91,7 @@ pub fn raw_instance_type(info: &InstanceTypeInfo, tables: &RawCatalogue) -> Resu
             .map(|groups| groups.supported_strategies().iter().map(|strategy| strategy.as_str().to_owned()).collect()),
         on_demand: None,
         zones: Vec::new(),
-        instance_store_gb: storage.and_then(|storage| storage.total_size_in_gb()),
+        instance_store_gb: storage.and_then(InstanceStorageInfo::total_size_in_gb),
         instance_store_nvme: storage.map(|storage| storage.nvme_support() != Some(&EphemeralNvmeSupport::Unsupported)),
         gpus: info.gpu_info().map(|gpus| gpus.gpus().iter().map(gpu).collect()).unwrap_or_default(),
         inference_accelerators: info
@@ -155,7 +154,7 @@ fn gpu(device: &GpuDeviceInfo) -> RawGpu {
         name: device.name().unwrap_or_default().to_owned(),
         manufacturer: device.manufacturer().unwrap_or_default().to_owned(),
         count: device.count().unwrap_or(0).into(),
-        memory_mib: device.memory_info().and_then(|memory| memory.size_in_mib()).unwrap_or(0).into(),
+        memory_mib: device.memory_info().and_then(GpuDeviceMemoryInfo::size_in_mib).unwrap_or(0).into(),
     }
 }
 
@@ -171,7 +170,7 @@ fn neuron_device(device: &NeuronDeviceInfo) -> RawNeuronDevice {
     RawNeuronDevice {
         name: device.name().unwrap_or_default().to_owned(),
         count: device.count().unwrap_or(0).into(),
-        cores_per_device: device.core_info().and_then(|cores| cores.count()).unwrap_or(0).into(),
+        cores_per_device: device.core_info().and_then(NeuronDeviceCoreInfo::count).unwrap_or(0).into(),
     }
 }
 

@@ -1,7 +1,6 @@
 use aws_sdk_ec2::types::{
-    EbsInfo, EbsOptimizedInfo, EfaInfo, GpuDeviceMemoryInfo, GpuInfo, InferenceAcceleratorInfo, InstanceStorageInfo,
-    InstanceTypeHypervisor, MemoryInfo, NetworkCardInfo, NeuronDeviceCoreInfo, NeuronInfo, PlacementGroupInfo,
-    PlacementGroupStrategy, ProcessorInfo, UsageClassType, VCpuInfo,
+    EbsInfo, GpuInfo, InferenceAcceleratorInfo, InstanceTypeHypervisor, NetworkCardInfo, NeuronInfo,
+    PlacementGroupInfo, PlacementGroupStrategy, UsageClassType,
 };
 
 use super::super::client::wire;
