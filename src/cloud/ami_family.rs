@@ -3,8 +3,8 @@
 
 use std::fmt;
 
-use crate::api::node_class::{BlockDevice, BlockDeviceMapping};
 use crate::api::Ec2NodeClassSpec;
+use crate::api::node_class::{BlockDevice, BlockDeviceMapping};
 
 /// How an image is booted. Follows from `spec.amiFamily` or an alias ([`AmiFamily::of`]).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]

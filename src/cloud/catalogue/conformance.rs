@@ -2,7 +2,6 @@
 //! checked in.
 
 use std::collections::BTreeSet;
-use std::fmt::Write as _;
 use std::path::Path;
 
 use serde_json::{Value, json};
@@ -45,37 +44,38 @@ fn c01_m5_large_of_al2023_is_as_published() {
 /// first line naming the columns; `-` where a node lacks the label or resource.
 fn table() -> String {
     let settings = NodeSettings { family: AmiFamily::Al2023, ..NodeSettings::default() };
-    let nodes: Vec<InstanceType> = embedded()
-        .instance_types
-        .iter()
-        .map(|entry| entry.as_node("us-east-1", &settings, SpotPricing::Off))
-        .collect();
+    let nodes: Vec<InstanceType> =
+        embedded().instance_types.iter().map(|entry| entry.as_node("us-east-1", &settings, SpotPricing::Off)).collect();
     let resources: BTreeSet<&str> =
         nodes.iter().flat_map(|node| node.capacity.extended.keys()).map(|name| &**name).collect();
     let labels: BTreeSet<&str> = nodes.iter().flat_map(|node| node.labels.keys()).map(String::as_str).collect();
-    let mut text = "instance-type cpu memory ephemeral-storage pods".to_owned();
-    text += " allocatable.cpu allocatable.memory allocatable.ephemeral-storage";
-    for column in resources.iter().chain(&labels) {
-        let _ = write!(text, " {column}");
-    }
+    let mut columns = vec!["instance-type", "cpu", "memory", "ephemeral-storage", "pods"];
+    columns.extend(["allocatable.cpu", "allocatable.memory", "allocatable.ephemeral-storage"]);
+    columns.extend(resources.iter().chain(&labels));
+    let mut text = columns.join(" ");
+    let mib = |bytes: i64| format!("{}Mi", bytes / MIB);
     for node in &nodes {
         let (capacity, allocatable) = (&node.capacity, &node.allocatable);
-        let _ = write!(text, "\n{}", node.name);
-        for resources in [capacity, allocatable] {
-            let (cpu, memory) = (format_cpu(resources.cpu_milli), resources.memory / MIB);
-            let _ = write!(text, " {cpu} {memory}Mi {}", format_bytes(resources.ephemeral_storage));
-            if std::ptr::eq(resources, capacity) {
-                let _ = write!(text, " {}", resources.pods);
-            }
-        }
-        for name in &resources {
-            let amount = allocatable.extended.get(*name).map_or_else(|| "-".to_owned(), i64::to_string);
-            let _ = write!(text, " {amount}");
-        }
-        for key in &labels {
-            let value = node.labels.get(*key).map_or("-", String::as_str);
-            let _ = write!(text, " {}", if value.is_empty() { "\"\"" } else { value });
-        }
+        let mut cells = vec![
+            node.name.to_string(),
+            format_cpu(capacity.cpu_milli),
+            mib(capacity.memory),
+            format_bytes(capacity.ephemeral_storage),
+            capacity.pods.to_string(),
+            format_cpu(allocatable.cpu_milli),
+            mib(allocatable.memory),
+            format_bytes(allocatable.ephemeral_storage),
+        ];
+        let amount = |name: &&str| allocatable.extended.get(*name).map_or_else(|| "-".to_owned(), i64::to_string);
+        cells.extend(resources.iter().map(amount));
+        let value = |key: &&str| match node.labels.get(*key).map(String::as_str) {
+            None => "-".to_owned(),
+            Some("") => "\"\"".to_owned(),
+            Some(value) => value.to_owned(),
+        };
+        cells.extend(labels.iter().map(value));
+        text.push('\n');
+        text.push_str(&cells.join(" "));
     }
     text.push('\n');
     text
@@ -229,8 +229,7 @@ fn c07_storage_is_the_first_of_local_disks_root_device_and_default() {
 
 #[test]
 fn c24_windows_nodes_are_amd64_with_110_pods_and_an_address_less_than_an_interface_has() {
-    for (family, build) in
-        [("Windows2019", "10.0.17763"), ("Windows2022", "10.0.20348"), ("Windows2025", "10.0.26100")]
+    for (family, build) in [("Windows2019", "10.0.17763"), ("Windows2022", "10.0.20348"), ("Windows2025", "10.0.26100")]
     {
         let spec = json!({"amiFamily": family, "instanceStorePolicy": "RAID0"});
         let windows = node("m5.large", spec.clone());

@@ -40,7 +40,7 @@ impl Threshold {
         let Some(percent) = text.strip_suffix('%') else {
             return parse_bytes(text).ok().map(Self::Bytes);
         };
-        let percent: f64 = percent.parse().ok().filter(|percent| (0.0..=100.0).contains(percent))?;
+        let percent = percent.parse::<f64>().ok().filter(|percent| (0.0..=100.0).contains(percent))?;
         // Seven decimals of a percentage are billionths of the whole.
         let billionths: i64 = format!("{percent:.7}").replace('.', "").parse().ok()?;
         Some(Self::Share(if billionths == ALL { 0 } else { billionths }))

@@ -8,8 +8,9 @@ facts: `columns` names the fields once, each of `rows` is one instance type, and
 architectures) stand once in `shared`, rows holding their index. `src/cloud/catalogue/embedded.rs` reads it.
 
 DESCRIBED.json.gz is EC2's DescribeInstanceTypes by name, as the PyPI package moto records it
-(`moto/ec2/resources/instance_types.json.gz`). Three facts that FULL.json lacks come from it: encryption in transit, Nitro
-Enclaves, and the interfaces of the default network card of types that have several cards.
+(`moto/ec2/resources/instance_types.json.gz`). What FULL.json lacks comes from it: encryption in transit, Nitro Enclaves, the
+interfaces of the default network card of types that have several cards, and which types are EBS-optimized only when asked (for
+them no bandwidth to EBS is promised).
 """
 import gzip
 import json
@@ -28,6 +29,8 @@ def add(entry, described):
     more = {}
     for key, value in entry.items():
         more[key] = value
+        if key == "ebsMbps" and described["EbsInfo"]["EbsOptimizedSupport"] != "default":
+            more[key] = None
         if key == "efa":
             more |= facts
     card = network["NetworkCards"][network.get("DefaultNetworkCardIndex", 0)]["MaximumNetworkInterfaces"]

@@ -42,8 +42,14 @@ impl InvalidKubelet {
 }
 
 /// Signals of eviction that the kubelet knows; it ignores any other.
-const EVICTION_SIGNALS: [&str; 6] =
-    ["memory.available", "nodefs.available", "nodefs.inodesFree", "imagefs.available", "imagefs.inodesFree", "pid.available"];
+const EVICTION_SIGNALS: [&str; 6] = [
+    "memory.available",
+    "nodefs.available",
+    "nodefs.inodesFree",
+    "imagefs.available",
+    "imagefs.inodesFree",
+    "pid.available",
+];
 /// Resources that can be reserved; the kubelet ignores any other.
 const RESERVABLE: [&str; 4] = ["cpu", "memory", "ephemeral-storage", "pid"];
 
@@ -169,7 +175,8 @@ fn threshold_problem(threshold: &str) -> Option<&'static str> {
     if !is_quantity(threshold) {
         return Some("is neither a percentage nor a quantity");
     }
-    let nothing = !threshold.bytes().take_while(|byte| !byte.is_ascii_alphabetic()).any(|byte| (b'1'..=b'9').contains(&byte));
+    let nothing =
+        !threshold.bytes().take_while(|byte| !byte.is_ascii_alphabetic()).any(|byte| (b'1'..=b'9').contains(&byte));
     (threshold.starts_with('-') && !nothing).then_some("is negative")
 }
 

@@ -41,10 +41,7 @@ const AUTHENTICATION: Members = &[
 
 const AUTHORIZATION: Members = &[
     ("mode", Shape::Text),
-    (
-        "webhook",
-        Shape::Object(&[("cacheAuthorizedTTL", Shape::Duration), ("cacheUnauthorizedTTL", Shape::Duration)]),
-    ),
+    ("webhook", Shape::Object(&[("cacheAuthorizedTTL", Shape::Duration), ("cacheUnauthorizedTTL", Shape::Duration)])),
 ];
 
 const LOG_OUTPUT: Members = &[("infoBufferSize", Shape::Quantity), ("splitStream", Shape::Bool)];
@@ -312,7 +309,11 @@ mod tests {
             ("podPidsLimit", json!(3_000_000_000_u32), ""),
             ("podPidsLimit", json!([]), "spec.kubelet.podPidsLimit: expected a whole number of 64 bits, found a list"),
             ("memoryThrottlingFactor", json!(0.9), ""),
-            ("memoryThrottlingFactor", json!({}), "spec.kubelet.memoryThrottlingFactor: expected a number, found an object"),
+            (
+                "memoryThrottlingFactor",
+                json!({}),
+                "spec.kubelet.memoryThrottlingFactor: expected a number, found an object",
+            ),
             ("syncFrequency", json!("1m0s"), ""),
             ("syncFrequency", json!(60), "spec.kubelet.syncFrequency: expected a duration such as 1m30s, found 60"),
             ("syncFrequency", json!(null), "spec.kubelet.syncFrequency: expected a duration such as 1m30s, found null"),
@@ -322,7 +323,11 @@ mod tests {
             ("featureGates", json!({"A": true}), ""),
             ("featureGates", json!({"A": 1}), "spec.kubelet.featureGates[A]: expected true or false, found 1"),
             ("staticPodURLHeader", json!({"X": ["a"]}), ""),
-            ("staticPodURLHeader", json!({"X": "a"}), "spec.kubelet.staticPodURLHeader[X]: expected a list, found \"a\""),
+            (
+                "staticPodURLHeader",
+                json!({"X": "a"}),
+                "spec.kubelet.staticPodURLHeader[X]: expected a list, found \"a\"",
+            ),
             ("reservedMemory", json!([{"numaNode": 0, "limits": {"memory": "1Gi"}}]), ""),
             (
                 "reservedMemory",
@@ -336,7 +341,11 @@ mod tests {
                 "spec.kubelet.logging.verbosity: expected a whole number of 32 bits, not negative, found -1",
             ),
             ("evictionHard", json!(["memory"]), "spec.kubelet.evictionHard: expected an object, found a list"),
-            ("maxpods", json!(5), "spec.kubelet.maxpods: not a member of the kubelet's configuration; check its spelling"),
+            (
+                "maxpods",
+                json!(5),
+                "spec.kubelet.maxpods: not a member of the kubelet's configuration; check its spelling",
+            ),
         ] {
             let mut problems = Vec::new();
             check_member(name, &value, &mut problems);

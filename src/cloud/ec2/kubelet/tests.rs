@@ -61,10 +61,7 @@ fn c34_what_a_kubelet_would_refuse_or_ignore_is_named() {
             json!({"logging": {"options": {"json": {"nope": "x"}}}}),
             "spec.kubelet.logging.options.json.nope: not a member of the kubelet's configuration; check its spelling",
         ),
-        (
-            json!({"podsPerCore": "ten"}),
-            "spec.kubelet.podsPerCore: expected a whole number of 32 bits, found \"ten\"",
-        ),
+        (json!({"podsPerCore": "ten"}), "spec.kubelet.podsPerCore: expected a whole number of 32 bits, found \"ten\""),
         (json!({"logging": {"format": 12345}}), "spec.kubelet.logging.format: expected a string, found 12345"),
         (
             json!({"a": {"b": [1, "two", true]}}),
@@ -183,7 +180,8 @@ fn c34_what_a_kubelet_would_refuse_or_ignore_is_named() {
 
 #[test]
 fn c34_soft_thresholds_and_periods_of_strange_signals_are_each_named() {
-    let found = problems(json!({"evictionSoft": {"notASignal": "5%"}, "evictionSoftGracePeriod": {"notASignal": "1m"}}));
+    let found =
+        problems(json!({"evictionSoft": {"notASignal": "5%"}, "evictionSoftGracePeriod": {"notASignal": "1m"}}));
     assert_eq!(found.len(), 2);
     assert!(found[0].starts_with("spec.kubelet.evictionSoft: \"notASignal\""), "{found:?}");
     assert!(found[1].starts_with("spec.kubelet.evictionSoftGracePeriod: \"notASignal\""), "{found:?}");

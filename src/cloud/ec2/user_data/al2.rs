@@ -19,14 +19,15 @@ pub(super) fn user_data(boot: &Boot<'_>) -> Result<String, UserDataError> {
 
 fn script(boot: &Boot<'_>) -> String {
     let input = boot.input;
-    let mut call = format!(
-        "/etc/eks/bootstrap.sh {} --apiserver-endpoint {}",
-        quoted(input.cluster_name),
-        quoted(input.endpoint)
-    );
     // The script tells a value from a flag by the space between them.
+    let mut call = vec![
+        "/etc/eks/bootstrap.sh".to_owned(),
+        quoted(input.cluster_name),
+        "--apiserver-endpoint".to_owned(),
+        quoted(input.endpoint),
+    ];
     if let Some(bundle) = input.ca_bundle {
-        call.push_str(&format!(" --b64-cluster-ca {}", quoted(bundle)));
+        call.extend(["--b64-cluster-ca".to_owned(), quoted(bundle)]);
     }
     let dns = boot.cluster_dns.first();
     let flags = [
@@ -37,11 +38,8 @@ fn script(boot: &Boot<'_>) -> String {
         Some(format!("--kubelet-extra-args {}", quoted(&kubelet_flags(boot)))),
         input.local_disks.then(|| "--local-disks raid0".to_owned()),
     ];
-    for flag in flags.into_iter().flatten() {
-        call.push_str(" \\\n");
-        call.push_str(&flag);
-    }
-    format!("#!/bin/bash -xe\nexec > >(tee /var/log/user-data.log >/dev/console) 2>&1\n{call}\n")
+    let lines: Vec<String> = [call.join(" ")].into_iter().chain(flags.into_iter().flatten()).collect();
+    format!("#!/bin/bash -xe\nexec > >(tee /var/log/user-data.log >/dev/console) 2>&1\n{}\n", lines.join(" \\\n"))
 }
 
 fn is_ipv6(address: &str) -> bool {

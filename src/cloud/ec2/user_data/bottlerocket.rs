@@ -245,7 +245,10 @@ fn lay_over(kubernetes: &mut Table, boot: &Boot<'_>) -> Result<(), UserDataError
     set("cluster-name", Some(input.cluster_name.into()));
     set("cluster-dns-ip", boot.cluster_dns.first().map(|address| address.as_str().into()));
     set("max-pods", Some(boot.max_pods.into()));
-    set("eviction-max-pod-grace-period", kubelet.eviction_max_pod_grace_period.map(|seconds| i64::from(seconds).into()));
+    set(
+        "eviction-max-pod-grace-period",
+        kubelet.eviction_max_pod_grace_period.map(|seconds| i64::from(seconds).into()),
+    );
     set("image-gc-high-threshold-percent", kubelet.image_gc_high_threshold_percent.map(|p| p.to_string().into()));
     set("image-gc-low-threshold-percent", kubelet.image_gc_low_threshold_percent.map(|p| p.to_string().into()));
     set("cpu-cfs-quota-enforced", kubelet.cpu_cfs_quota.map(Value::from));
@@ -315,11 +318,8 @@ mod tests {
         let alias = |alias: &str| AmiSelectorTerm { alias: Some(alias.to_owned()), ..AmiSelectorTerm::default() };
         let name = |name: &str| AmiSelectorTerm { name: Some(name.to_owned()), ..AmiSelectorTerm::default() };
         let id = |id: &str| AmiSelectorTerm { id: Some(id.to_owned()), ..AmiSelectorTerm::default() };
-        let image = |id: &str, name: &str| AmiStatus {
-            id: id.to_owned(),
-            name: Some(name.to_owned()),
-            ..AmiStatus::default()
-        };
+        let image =
+            |id: &str, name: &str| AmiStatus { id: id.to_owned(), name: Some(name.to_owned()), ..AmiStatus::default() };
         let images = [
             image("ami-0", "my-own-v9.9.9"),
             image("ami-1", "bottlerocket-aws-k8s-1.33-x86_64-v1.45.0-431fe75a"),

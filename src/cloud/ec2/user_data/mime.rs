@@ -6,7 +6,9 @@ use std::fmt::Write as _;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MimeError {
     /// A header line without a name.
-    #[error("the line {0:?} is no header, and the headers have not ended: write NAME: VALUE, and an empty line after the last")]
+    #[error(
+        "the line {0:?} is no header, and the headers have not ended: write NAME: VALUE, and an empty line after the last"
+    )]
     Header(String),
     /// No `Content-Type: multipart/…`.
     #[error("its Content-Type is {0:?}, not multipart/mixed")]
@@ -63,8 +65,7 @@ pub(super) fn parts(text: &str) -> Result<Vec<Part>, MimeError> {
     if !content_type.to_ascii_lowercase().starts_with("multipart/") {
         return Err(MimeError::NotMultipart(content_type.to_owned()));
     }
-    let boundary =
-        parameter(content_type, "boundary").filter(|name| !name.is_empty()).ok_or(MimeError::NoBoundary)?;
+    let boundary = parameter(content_type, "boundary").filter(|name| !name.is_empty()).ok_or(MimeError::NoBoundary)?;
     let (next, last) = (format!("--{boundary}"), format!("--{boundary}--"));
     let mut parts = Vec::new();
     // What stands before the first boundary belongs to no part.
@@ -203,7 +204,10 @@ mod tests {
         assert_eq!(
             read(text),
             [
-                (vec!["Content-Type: text/plain;\n\tcharset=utf-8".to_owned(), "X-Mine: 1".to_owned()], "one\n".to_owned()),
+                (
+                    vec!["Content-Type: text/plain;\n\tcharset=utf-8".to_owned(), "X-Mine: 1".to_owned()],
+                    "one\n".to_owned()
+                ),
                 (vec![], "--x\ntwo".to_owned()),
             ]
         );

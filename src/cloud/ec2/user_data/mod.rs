@@ -168,18 +168,16 @@ pub fn node_labels(
 
 fn is_forbidden(key: &str) -> bool {
     key.split_once('/').is_some_and(|(domain, _)| {
-        let below = |parent: &str| domain.strip_suffix(parent).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'));
+        let below =
+            |parent: &str| domain.strip_suffix(parent).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'));
         FORBIDDEN_DOMAINS.into_iter().any(below)
     })
 }
 
 /// The taints that a kubelet registers its Node with: the claim's, and the one that holds until the Node is registered.
 fn node_taints(claim: &[Taint]) -> Vec<Taint> {
-    let unregistered = Taint {
-        key: keys::UNREGISTERED_TAINT.to_owned(),
-        effect: "NoExecute".to_owned(),
-        ..Taint::default()
-    };
+    let unregistered =
+        Taint { key: keys::UNREGISTERED_TAINT.to_owned(), effect: "NoExecute".to_owned(), ..Taint::default() };
     let mut taints = claim.to_vec();
     if !taints.iter().any(|taint| taint.key == unregistered.key && taint.effect == unregistered.effect) {
         taints.push(unregistered);

@@ -20,7 +20,9 @@ pub(super) fn user_data(boot: &Boot<'_>) -> Result<String, UserDataError> {
         None => Vec::new(),
         Some(text) if mime::is_mime(text) => {
             let mut parts = mime::parts(text)?;
-            parts.iter_mut().for_each(|part| part.keep_headers(&KEPT_HEADERS));
+            for part in &mut parts {
+                part.keep_headers(&KEPT_HEADERS);
+            }
             parts
         }
         Some(text) if is_node_config(text) => vec![Part::new(NODE_CONFIG, text)],

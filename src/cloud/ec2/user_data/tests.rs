@@ -135,7 +135,11 @@ fn c21_al2_user_data_merges_mime_script_and_empty() {
         let text = made(AmiFamily::Al2, &UserDataInput { custom, ..input() });
         let expected: Vec<_> = expected.into_iter().chain([own.clone()]).collect();
         assert_eq!(mime_parts(&text), expected, "{custom:?}");
-        assert_eq!(text.contains("X-Mine: 1\n"), custom.is_some_and(|custom| custom.contains("X-Mine")), "headers are kept");
+        assert_eq!(
+            text.contains("X-Mine: 1\n"),
+            custom.is_some_and(|custom| custom.contains("X-Mine")),
+            "headers are kept"
+        );
     }
     let broken = UserDataInput { custom: Some("MIME-Version: 1.0\n\nhello"), ..input() };
     assert_eq!(user_data(AmiFamily::Al2, &broken), Err(UserDataError::Mime(MimeError::NotMultipart(String::new()))));
@@ -174,7 +178,8 @@ fn c21_a_quote_in_a_word_stays_in_the_word() {
 
 #[test]
 fn c22_al2023_user_data_merges_shell_yaml_mime_and_empty() {
-    let yaml = "apiVersion: node.eks.aws/v1alpha1\nkind: NodeConfig\nspec:\n  kubelet:\n    config:\n      maxPods: 42\n";
+    let yaml =
+        "apiVersion: node.eks.aws/v1alpha1\nkind: NodeConfig\nspec:\n  kubelet:\n    config:\n      maxPods: 42\n";
     // As in the reference's golden, the last boundary need not say that it is the last.
     let mime = format!(
         "MIME-Version: 1.0\nContent-Type: multipart/mixed; boundary=\"//\"\n\n--//\nContent-Type: {NODE_CONFIG}\nX-Mine: 1\n\n{yaml}--//\n\
@@ -205,7 +210,10 @@ fn c22_al2023_user_data_merges_shell_yaml_mime_and_empty() {
 #[test]
 fn c22_al2023_node_config_says_all_that_the_node_needs() {
     let raw = mime_parts(&made(AmiFamily::Al2023, &input())).pop().unwrap().1;
-    assert!(raw.starts_with("# NodeConfig made by Stowage\n") && raw.ends_with('\n') && !raw.ends_with("\n\n"), "{raw}");
+    assert!(
+        raw.starts_with("# NodeConfig made by Stowage\n") && raw.ends_with('\n') && !raw.ends_with("\n\n"),
+        "{raw}"
+    );
     assert_eq!(
         our_node_config(&input()),
         json!({
@@ -242,10 +250,7 @@ fn c22_al2023_passes_every_kubelet_field_and_local_disks() {
     assert_eq!(config["spec"]["instance"], json!({"localStorage": {"strategy": "RAID0"}}));
     let mut expected = kubelet;
     expected.insert("kubeReserved".to_owned(), json!({"memory": "0755"}));
-    expected.insert(
-        "registerWithTaints".to_owned(),
-        config["spec"]["kubelet"]["config"]["registerWithTaints"].clone(),
-    );
+    expected.insert("registerWithTaints".to_owned(), config["spec"]["kubelet"]["config"]["registerWithTaints"].clone());
     assert_eq!(config["spec"]["kubelet"]["config"], json!(expected), "expressions are left out, all else is as it was");
 }
 
@@ -258,7 +263,10 @@ fn c22_al2023_without_a_service_cidr_the_class_is_not_ready() {
     }
     let bundle = UserDataInput { ca_bundle: Some("not base64!"), ..input() };
     assert!(matches!(user_data(AmiFamily::Al2023, &bundle), Err(UserDataError::CaBundle(_))));
-    assert_eq!(our_node_config(&UserDataInput { ca_bundle: None, ..input() })["spec"]["cluster"].get("certificateAuthority"), None);
+    assert_eq!(
+        our_node_config(&UserDataInput { ca_bundle: None, ..input() })["spec"]["cluster"].get("certificateAuthority"),
+        None
+    );
 }
 
 #[test]
@@ -308,7 +316,11 @@ fn c23_bottlerocket_settings_are_laid_over_the_users() {
     assert_eq!(settings(&UserDataInput { custom: Some(custom), ..input() }), expected);
     assert_eq!(
         ignored_settings(custom),
-        ["settings.kubernetes.labels", "settings.kubernetes.static-pods.web.colour", "settings.kubernetes.unknown-setting"]
+        [
+            "settings.kubernetes.labels",
+            "settings.kubernetes.static-pods.web.colour",
+            "settings.kubernetes.unknown-setting"
+        ]
     );
     let bare = settings(&input());
     assert_eq!(bare["kubernetes"]["max-pods"], 110);
@@ -347,13 +359,18 @@ fn c23_bottlerocket_each_kubelet_map_replaces_the_users_of_that_name() {
 #[test]
 fn c23_bottlerocket_makes_a_volume_of_local_disks_before_the_users_commands() {
     let custom = "[settings.bootstrap-commands.100-mine]\ncommands = [['true']]\nmode = 'once'\nessential = false\n";
-    let long = ["apiclient", "ephemeral-storage", "bind", "--dirs", "/var/lib/containerd", "/var/lib/kubelet", "/var/log/pods"];
-    for (version, bind) in [
-        (None, &long[..]),
-        (Some("v1.45.0"), &long[..]),
-        (Some("v1.46.0"), &long[..3]),
-        (Some("latest"), &long[..3]),
-    ] {
+    let long = [
+        "apiclient",
+        "ephemeral-storage",
+        "bind",
+        "--dirs",
+        "/var/lib/containerd",
+        "/var/lib/kubelet",
+        "/var/log/pods",
+    ];
+    for (version, bind) in
+        [(None, &long[..]), (Some("v1.45.0"), &long[..]), (Some("v1.46.0"), &long[..3]), (Some("latest"), &long[..3])]
+    {
         let with = UserDataInput { local_disks: true, image_version: version, custom: Some(custom), ..input() };
         assert_eq!(
             settings(&with)["bootstrap-commands"],
@@ -372,10 +389,7 @@ fn c23_bottlerocket_makes_a_volume_of_local_disks_before_the_users_commands() {
 #[test]
 fn c23_bottlerocket_user_data_that_is_wrong_is_named() {
     for (custom, expected) in [
-        (
-            "[settings]\nkubernetes = 5",
-            "spec.userData: settings.kubernetes: expected a table, found integer",
-        ),
+        ("[settings]\nkubernetes = 5", "spec.userData: settings.kubernetes: expected a table, found integer"),
         ("settings = 'x'", "spec.userData: settings: expected a table, found string"),
         (
             "[settings.kubernetes]\nregistry-qps = 'ten'",
@@ -424,7 +438,10 @@ fn c24_windows_arguments_stand_in_order_after_the_users_lines() {
         }
     }
     let bare = made(AmiFamily::Windows2022, &UserDataInput { ca_bundle: None, cluster_dns: None, ..input() });
-    assert!(!bare.contains("-Base64ClusterCA") && !bare.contains("-DNSClusterIP") && !bare.contains("-ServiceCIDR"), "{bare}");
+    assert!(
+        !bare.contains("-Base64ClusterCA") && !bare.contains("-DNSClusterIP") && !bare.contains("-ServiceCIDR"),
+        "{bare}"
+    );
     assert_eq!(bare.lines().count(), 4);
 }
 
@@ -492,7 +509,11 @@ fn c27_an_ipv6_dns_makes_al2_an_ipv6_node() {
 
 #[test]
 fn the_claims_own_unregistered_taint_is_not_doubled() {
-    let own = [taint("karpenter.sh/unregistered", "", "NoExecute"), taint("a", "1", "NoSchedule"), taint("a", "2", "NoExecute")];
+    let own = [
+        taint("karpenter.sh/unregistered", "", "NoExecute"),
+        taint("a", "1", "NoSchedule"),
+        taint("a", "2", "NoExecute"),
+    ];
     let with = UserDataInput { taints: &own, ..input() };
     let flag = "--register-with-taints=\"karpenter.sh/unregistered:NoExecute,a=1:NoSchedule,a=2:NoExecute\"";
     assert!(our_script(&with).contains(flag));
