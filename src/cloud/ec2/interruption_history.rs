@@ -102,9 +102,9 @@ mod tests {
             history.note("c5.large", "a", Setback::Interrupted, 0);
         }
         assert_eq!(history.milli("c5.large", "a", 0), MOST);
-        history.forget(7 * HALF_LIFE_MS);
-        assert_eq!(history.milli("m5.large", "a", 7 * HALF_LIFE_MS), 0);
-        assert_eq!(history.milli("c5.large", "a", 7 * HALF_LIFE_MS), 125);
+        history.forget(8 * HALF_LIFE_MS);
+        assert_eq!(history.milli("m5.large", "a", 0), 0, "forgotten for good");
+        assert_eq!(history.milli("c5.large", "a", 8 * HALF_LIFE_MS), 62);
         history.forget(i64::MAX);
         assert_eq!(history, InterruptionHistory::default());
     }

@@ -139,6 +139,10 @@ pub fn parse(body: &str) -> Result<Event, Dropped> {
     if body.len() > LARGEST_BODY {
         return Err(Dropped::TooLarge);
     }
+    // Serde would take the members from a list, too.
+    if !body.trim_start().starts_with('{') {
+        return Err(Dropped::Malformed);
+    }
     let envelope: Envelope = serde_json::from_str(body).map_err(|_| Dropped::Malformed)?;
     if envelope.version != "0" {
         return Err(Dropped::Unknown);

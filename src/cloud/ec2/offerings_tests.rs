@@ -49,10 +49,22 @@ fn a_type_is_offered_in_all_its_zones_and_available_in_those_of_the_class() {
                 .iter()
                 .map(|(key, value)| format!("{}={value}", key.rsplit('/').next().unwrap_or_default()))
                 .collect();
-            format!("{} {} {} {} {}", o.zone, o.capacity_type, o.price.0, o.available, labels.join(","))
+            format!("{} {} {} {} [{}]", o.zone, o.capacity_type, o.price.0, o.available, labels.join(", "))
         })
         .collect();
-    insta::assert_snapshot!(lines.join("\n"));
+    insta::assert_snapshot!(lines.join("\n"), @r"
+    us-east-1a reserved 0 true [capacity-reservation-id=cr-1, capacity-reservation-interruptible=true, capacity-reservation-type=default, zone-id=use1-az6]
+    us-east-1a spot 96000 true [zone-id=use1-az6]
+    us-east-1a on-demand 96000 true [zone-id=use1-az6]
+    us-east-1b spot 96000 true []
+    us-east-1b on-demand 96000 true []
+    us-east-1c spot 96000 false []
+    us-east-1c on-demand 96000 false []
+    us-east-1d spot 96000 false []
+    us-east-1d on-demand 96000 false []
+    us-east-1f spot 96000 false []
+    us-east-1f on-demand 96000 false []
+    ");
 }
 
 #[test]

@@ -28,7 +28,7 @@ fn network() -> aws_sdk_ec2::types::builders::NetworkInfoBuilder {
 fn m5_large() -> aws_sdk_ec2::types::builders::InstanceTypeInfoBuilder {
     InstanceTypeInfo::builder()
         .instance_type("m5.large".into())
-        .current_generation(true)
+        .current_generation(false)
         .supported_usage_classes(UsageClassType::OnDemand)
         .supported_usage_classes(UsageClassType::Spot)
         .bare_metal(false)
@@ -116,6 +116,7 @@ fn every_member_is_read() {
     let info = m5_large()
         .instance_type("x99.48xlarge".into())
         .set_hypervisor(None)
+        .current_generation(true)
         .bare_metal(true)
         .nitro_enclaves_support(NitroEnclavesSupport::Supported)
         .processor_info(
@@ -155,7 +156,7 @@ fn every_member_is_read() {
     let entry = read(&info);
     assert_eq!(entry.arch, ["i386", "arm64"]);
     assert_eq!((entry.cpu_manufacturer.as_deref(), entry.clock_mhz), (None, None));
-    assert_eq!((entry.hypervisor.as_str(), entry.bare_metal), ("", true));
+    assert_eq!((entry.hypervisor.as_str(), entry.bare_metal, entry.current_generation), ("", true, true));
     assert_eq!((entry.network_cards.as_slice(), entry.enis, entry.default_card_enis), (&[2, 7][..], 9, Some(7)));
     assert_eq!((entry.ena_supported, entry.efa, entry.branch_enis), (Some(false), 32, 0));
     assert_eq!((entry.ebs_mbps, entry.network_mbps), (None, Some(112_500)), "the table doesn't know it");

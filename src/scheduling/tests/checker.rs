@@ -72,16 +72,17 @@ pub(super) fn check(problem: &Problem, plan: &Plan) -> Result<(), String> {
             return Err(format!("{} types to choose from", types.len()));
         }
         for choice in node.choices.iter() {
-            let offered = choice.instance_type.offerings.iter().any(|o| {
+            let offered = choice.instance_type.offerings.iter().find(|o| {
                 o.available
                     && o.zone == choice.zone
                     && o.capacity_type == choice.capacity_type
                     && o.price == choice.price
             });
-            if !offered {
+            let Some(offered) = offered else {
                 return Err(format!("{} is not offered in {}", choice.instance_type.name, choice.zone));
-            }
+            };
             let mut labels = choice.instance_type.labels.clone();
+            labels.extend((*offered.labels).clone());
             labels.extend(pool.labels.clone());
             labels.insert("topology.kubernetes.io/zone".into(), choice.zone.to_string());
             labels.insert("karpenter.sh/capacity-type".into(), choice.capacity_type.to_string());
