@@ -152,7 +152,7 @@ mod tests {
             (["--cluster-endpoint", "https://"], "absolute URL"),
             (["--ami-refresh-interval", "30s"], "1m or more"),
             (["--vm-memory-overhead-percent", "7.5"], "from 0 to 1"),
-            (["--reserved-enis", "-1"], "reserved-enis"),
+            (["--reserved-enis", "many"], "reserved-enis"),
         ] {
             let error = parse(&args).unwrap_err();
             assert!(error.contains(wanted), "{wanted} is not in: {error}");
