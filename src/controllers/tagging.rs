@@ -38,7 +38,7 @@ pub async fn run(ctx: Arc<Context>) {
         let due = untagged(&ctx.cluster.read());
         for (claim, provider_id, node) in due {
             if let Err(error) = ctx.cloud.tag(&provider_id, &node, &claim).await {
-                tracing::warn!(claim, %error, "its instance could not be tagged, trying again")
+                tracing::warn!(claim, %error, "its instance could not be tagged, trying again");
             } else {
                 let annotations = json!(
                     ANNOTATIONS.map(|key| (key, "true")).into_iter().collect::<std::collections::BTreeMap<_, _>>()
