@@ -293,6 +293,7 @@ RIGHTS = {
     ("karpenter.k8s.aws", "ec2nodeclasses"): READ,
     ("karpenter.k8s.aws", "ec2nodeclasses/status"): {"patch"},
 }
+EC2 = {("karpenter.k8s.aws", "ec2nodeclasses"): {"patch"}, ("networking.k8s.io", "servicecidrs"): {"get"}}
 SIMULATED = {("", "nodes"): {"create"}, ("", "nodes/status"): {"patch"}}
 RESOURCES = [
     *RIGHTS,
@@ -301,6 +302,7 @@ RESOURCES = [
     ("karpenter.k8s.aws", "ec2nodeclasses/finalizers"),
     ("coordination.k8s.io", "leases"),
     ("storage.k8s.io", "volumeattachments"),
+    ("networking.k8s.io", "servicecidrs"),
     ("rbac.authorization.k8s.io", "clusterroles"),
     ("rbac.authorization.k8s.io", "clusterrolebindings"),
     ("admissionregistration.k8s.io", "mutatingwebhookconfigurations"),
@@ -615,7 +617,10 @@ class Installed(unittest.TestCase):
         self.assertEqual(self.rights("rights/stowage", lease, VERBS, namespace="kube-node-lease"), {lease[0]: {"create", "patch"}})
 
         self.install("rights", {**GENERATED, "replicas": 0, "crds.install": False, "settings.cloud": "ec2", "settings.clusterName": "prod"}, command="upgrade")
-        self.assertEqual(eventually(lambda: self.rights("rights/stowage", resources, VERBS) == RIGHTS and RIGHTS), RIGHTS)
+        ec2 = {key: RIGHTS.get(key, set()) | EC2.get(key, set()) for key in RIGHTS | EC2}
+        eventually(lambda: self.rights("rights/stowage", resources, VERBS) == ec2)
+        self.assertEqual(self.rights("rights/stowage", [("", "services")], VERBS, namespace="kube-system", name="kube-dns"), {("", "services"): {"get"}})
+        self.assertEqual(self.rights("rights/stowage", [("", "services")], VERBS, namespace="kube-system", name="other"), {})
 
     def test_a_token_of_the_service_account_takes_the_lease_and_is_refused_another(self):
         self.namespace("token")
