@@ -12,7 +12,7 @@ PYTHON ?= python3
 CARGO_DENY_VERSION := 0.20.2
 CARGO_DENY := $(CACHE)/cargo-deny-$(CARGO_DENY_VERSION)/bin/cargo-deny
 
-.PHONY: help demo bench test build tools moto lint deny test-rust test-e2e test-chart test-control-plane test-kubelets test-ec2 test-scenarios crds clean-cache
+.PHONY: help demo bench test build tools moto lint deny test-rust test-e2e test-chart test-control-plane test-policies test-kubelets test-ec2 test-scenarios crds clean-cache
 
 help: ## Say what can be made
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | column -t -s "$$(printf '\t')"
@@ -22,7 +22,7 @@ demo: build tools ## The main job, end to end (KEEP=1 leaves it running)
 
 # The Rust tests are built on one core while control planes are waited for on the other.
 test: ## Every test
-	$(MAKE) lint deny
+	$(MAKE) lint deny test-policies
 	$(MAKE) -j2 --output-sync=target test-rust test-control-plane test-chart test-kubelets
 	$(MAKE) test-scenarios test-e2e test-ec2
 	@echo "make test: all passed"
@@ -45,6 +45,9 @@ $(CARGO_DENY):
 
 deny: $(CARGO_DENY) ## Licences, bans and sources of every dependency (advisories: see deny.toml)
 	$(CARGO_DENY) --log-level error check licenses bans sources
+
+test-policies: ## The AWS policies of docs/aws against the calls of the code
+	$(PYTHON) e2e/policies_test.py
 
 test-rust: ## Unit, property and wire tests
 	cargo test --locked --quiet
