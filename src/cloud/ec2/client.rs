@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use aws_config::retry::RetryConfig;
+use aws_config::stalled_stream_protection::StalledStreamProtectionConfig;
 use aws_config::timeout::TimeoutConfig;
 use aws_config::{AppName, BehaviorVersion, Region, SdkConfig};
 use aws_sdk_ec2::config::SharedHttpClient;
@@ -94,7 +95,15 @@ impl Clients {
             .with_initial_backoff(FIRST_BACKOFF)
             .with_max_backoff(LONGEST_BACKOFF);
         let timeouts = TimeoutConfig::builder().connect_timeout(CONNECT_TIMEOUT).read_timeout(READ_TIMEOUT).build();
-        let config = config.clone().into_builder().retry_config(retries).timeout_config(timeouts).build();
+        // The time-outs above end a call that hangs. The SDK's watch over stalled streams would also end one that waits for our
+        // own rate limit, or for a slow answer.
+        let config = config
+            .clone()
+            .into_builder()
+            .retry_config(retries)
+            .timeout_config(timeouts)
+            .stalled_stream_protection(StalledStreamProtectionConfig::disabled())
+            .build();
         // The SDK stops retrying when most calls fail. Under a throttling that lasts we'd rather wait: the limit above is ours.
         let patient = TokenBucket::builder().capacity(5_000).refill_rate(50.0).build();
         let partition = RetryPartition::custom("stowage-ec2").token_bucket(patient).build();
