@@ -74,6 +74,7 @@ test-e2e: build tools ## The whole service, with the real kube-scheduler
 bench: ## Cost, time and memory beside Karpenter's, as a table and a plot (BENCH=--ours-only is quick)
 	cargo build --release --locked
 	$(PYTHON) benches/bench.py --binary $(CARGO_TARGET_DIR)/release/stowage --out $(CARGO_TARGET_DIR)/bench $(BENCH)
+	cargo bench --locked --quiet --bench incremental | tee $(CARGO_TARGET_DIR)/bench/incremental.md
 
 crds: ## Write crds/ anew from src/api, and what is made from it
 	STOWAGE_REGENERATE=1 cargo test --locked --quiet --lib api::crds

@@ -215,7 +215,7 @@ async fn serve(args: &ControllerArgs) -> anyhow::Result<()> {
         told_to_stop().await;
         let _ = stop.send(true);
     });
-    watch::start(&client, &cluster);
+    watch::start(&client, &cluster, !args.plan.scheduler_config.is_empty());
     if args.placement != Placement::Off {
         tokio::spawn(view::show(Arc::clone(&cluster), Arc::clone(&state.view)));
     }
@@ -326,6 +326,7 @@ fn lead(
     mut stopped: tokio::sync::watch::Receiver<bool>,
 ) -> impl Future<Output = anyhow::Result<()>> + Send + 'static {
     let made = cloud(args);
+    let services = !args.plan.scheduler_config.is_empty();
     let settings = Settings {
         placement: args.placement,
         batch_idle_ms: i64::try_from(args.batch_idle_duration.as_millis()).unwrap_or(i64::MAX),
@@ -340,7 +341,7 @@ fn lead(
     async move {
         // A replica that can't reach its cloud says so now, not when it leads.
         let connected = made?.connect().await?;
-        watch::synced(&cluster).await;
+        watch::synced(&cluster, services).await;
         state.readiness.set_caches_synced(true);
         tracing::info!("caches synced");
         let mut election = election;
