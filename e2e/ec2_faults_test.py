@@ -13,7 +13,7 @@ import faults
 import harness
 import observe
 import workloads
-from ec2_test import CLUSTER, Service, node_class, one_a_node
+from ec2_test import CLAIM, CLUSTER, Service, node_class, one_a_node
 from observe import condition, holds, key
 
 TEAMS = {
@@ -158,6 +158,10 @@ class Faults(Service):
             self.assertNotIn(self.instance_of(victim), self.instances())
             self.bound("lagging", 5, 60)
             self.nothing_is_leaked()
+            mine = [claim for claim in self.claims("plain") if self.instance_of(claim) not in already]
+            wanted = {self.instance_of(claim): key(claim) for claim in mine}
+            told = lambda: {id: aws.tags_of(item).get(CLAIM) for id, item in self.instances().items() if id in wanted}
+            harness.wait_until(lambda: told() == wanted, 90, "instances tagged with their claims", told, every=0.5)
 
     def tearDown(self):
         self.assertEqual([json.dumps(line) for line in self.stowage.lines() if line.get("level") == "ERROR"], [])

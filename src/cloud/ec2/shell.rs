@@ -407,7 +407,10 @@ impl Cloud for Ec2 {
     fn tag<'a>(&'a self, provider_id: &'a str, node: &'a str, claim: &'a str) -> BoxFuture<'a, Result<(), CloudError>> {
         async move {
             let id = known(provider_id)?;
-            tagging::tag(&self.clients, id, node, claim, &self.options.cluster_name).await?;
+            let known = tagging::tag(&self.clients, id, node, claim, &self.options.cluster_name).await?;
+            if !known && self.recent(id, now_ms()).is_some() {
+                return Err(CloudError::Other(format!("EC2 does not know {id} yet, which it just launched")));
+            }
             Ok(())
         }
         .boxed()

@@ -389,6 +389,7 @@ async fn what_ec2_does_not_describe_yet_is_neither_gone_nor_let_go() {
     assert!(world.ec2.describe(&id).await.unwrap().is_some());
     assert_eq!(world.ec2.list().await.unwrap().len(), 1);
     world.ec2.terminate(&id).await.unwrap_err();
+    world.ec2.tag(&id, "node-1", "claim-1").await.unwrap_err();
     world.fake().hide_instances = false;
     assert!(world.ec2.terminate(&id).await.unwrap(), "it is going");
     assert!(world.ec2.terminate(&id).await.unwrap());
