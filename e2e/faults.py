@@ -190,7 +190,7 @@ class Proxy:
             reply = self.ask(call)
             if reply.status == 200:
                 self.tokens[token] = (asked, reply)
-                ids = [item.text for item in xml.etree.ElementTree.fromstring(reply.body).iterfind(f".//{{{NAMESPACE}}}instanceIds/{{{NAMESPACE}}}item")]
+                ids = [item.text for item in xml.etree.ElementTree.fromstring(reply.body).iterfind(".//{*}instanceIds/{*}item")]
                 with self.lock:
                     self.launched |= dict.fromkeys(ids, time.time())
             return reply
@@ -239,6 +239,19 @@ def fleet(call, reply, failed):
         return Reply(200, body.encode())
     end = b"</CreateFleetResponse>"
     return Reply(reply.status, reply.body.replace(end, errors.encode() + end), reply.headers)
+
+
+def without_items(reply, path, hidden):
+    """An answer without the items of the lists at `path` of which `hidden(item)` is true."""
+    root = xml.etree.ElementTree.fromstring(reply.body)
+    for items in root.iterfind(path):
+        for item in list(items):
+            if hidden(item):
+                items.remove(item)
+    # moto's actions don't agree on a namespace; who reads it goes by the names.
+    for element in root.iter():
+        element.tag = element.tag.rpartition("}")[2]
+    return Reply(reply.status, xml.etree.ElementTree.tostring(root), reply.headers)
 
 
 # Faults
@@ -363,14 +376,7 @@ def eventual(proxy, seconds):
         reply = forward(call)
         if call.action != "DescribeInstances" or reply.status != 200:
             return reply
-        xml.etree.ElementTree.register_namespace("", NAMESPACE)
-        root = xml.etree.ElementTree.fromstring(reply.body)
-        of = lambda name: f"{{{NAMESPACE}}}{name}"
-        for group in root.iterfind(f"{of('reservationSet')}/{of('item')}/{of('instancesSet')}"):
-            for item in list(group):
-                if young(item.findtext(of("instanceId")), now):
-                    group.remove(item)
-        return Reply(200, xml.etree.ElementTree.tostring(root), reply.headers)
+        return without_items(reply, "{*}reservationSet/{*}item/{*}instancesSet", lambda item: young(item.findtext("{*}instanceId"), now))
 
     return fault
 
@@ -382,15 +388,7 @@ def without_images(hidden):
     def fault(call, forward):
         if call.action != "DescribeImages":
             return refuse(call, forward)
-        reply = forward(call)
-        xml.etree.ElementTree.register_namespace("", NAMESPACE)
-        root = xml.etree.ElementTree.fromstring(reply.body)
-        of = lambda name: f"{{{NAMESPACE}}}{name}"
-        for images in root.iterfind(of("imagesSet")):
-            for item in list(images):
-                if item.findtext(of("imageId")) in hidden:
-                    images.remove(item)
-        return Reply(reply.status, xml.etree.ElementTree.tostring(root), reply.headers)
+        return without_items(forward(call), "{*}imagesSet", lambda item: item.findtext("{*}imageId") in hidden)
 
     return fault
 
