@@ -355,7 +355,17 @@ fn lead(
         let cloud: Arc<dyn Cloud> = match connected {
             Connected::Ec2(made) => {
                 let (clients, options) = *made;
-                let ec2 = Arc::new(Ec2::start(&client, clients, options).await?);
+                // The region's catalogue takes its time, and the lease must not run out meanwhile.
+                let started = tokio::select! {
+                    started = Ec2::start(&client, clients, options) => Some(started?),
+                    () = lost(&mut election) => anyhow::bail!(LOST),
+                    _ = stopped.wait_for(|stop| *stop) => None,
+                };
+                let Some(started) = started else {
+                    release(&mut election).await;
+                    return Ok(());
+                };
+                let ec2 = Arc::new(started);
                 loops.spawn(Arc::clone(&ec2).run(client.clone()));
                 ec2
             }
@@ -383,25 +393,33 @@ fn lead(
         loops.spawn(interruption::depart(Arc::clone(&ctx)));
         loops.spawn(disruption::run(Arc::clone(&ctx)));
         loops.spawn(garbage::run(Arc::clone(&ctx)));
-        let lost = async {
-            match &mut election {
-                Some(candidate) => candidate.keep().await,
-                None => std::future::pending().await,
-            }
-        };
         let result = tokio::select! {
-            () = lost => Err(anyhow::anyhow!("the leader lease was lost: another replica leads now, this one starts over")),
+            () = lost(&mut election) => Err(anyhow::anyhow!(LOST)),
             ended = loops.join_next() => Err(anyhow::anyhow!("a reconciler ended: {:?}", ended.and_then(Result::err))),
             _ = stopped.wait_for(|stop| *stop) => Ok(()),
         };
         // Nothing may be written any more once another replica can lead.
         loops.shutdown().await;
-        if result.is_ok()
-            && let Some(candidate) = &mut election
-        {
-            candidate.release().await;
+        if result.is_ok() {
+            release(&mut election).await;
         }
         result
+    }
+}
+
+const LOST: &str = "the leader lease was lost: another replica leads now, this one starts over";
+
+/// Keeps the lease; returns when it is lost.
+async fn lost(election: &mut Option<Candidate>) {
+    match election {
+        Some(candidate) => candidate.keep().await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn release(election: &mut Option<Candidate>) {
+    if let Some(candidate) = election {
+        candidate.release().await;
     }
 }
 

@@ -15,6 +15,7 @@ pub mod catalogue;
 pub mod draw;
 pub mod ec2;
 pub mod kubelet;
+pub mod launch_group;
 pub mod simulated;
 
 /// An offering a launch may take: instance type, zone, capacity type.
@@ -58,6 +59,8 @@ pub struct LaunchDetails {
     pub class: Arc<Ec2NodeClass>,
     /// The catalogue that the request's offerings were taken from.
     pub catalogue: Arc<Catalogue>,
+    /// Provider ids that claims of its launch group name already.
+    pub named: BTreeSet<String>,
 }
 
 /// An instance as the cloud knows it.
@@ -67,7 +70,7 @@ pub struct Instance {
     pub id: String,
     /// As `aws:///us-east-1a/i-0123456789abcdef0`.
     pub provider_id: String,
-    /// Token it was launched with.
+    /// Token it was launched with, or the launch group whose call launched it.
     pub client_token: String,
     /// NodeClaim it was launched for (a tag).
     pub node_claim: String,

@@ -10,6 +10,7 @@ use super::context::Context;
 use super::lifecycle;
 use crate::api::{NodeClaim, conditions, labels};
 use crate::cloud::Instance;
+use crate::cloud::launch_group::LaunchGroup;
 use crate::cluster::snapshot::node_ready;
 use crate::cluster::{State, now_ms};
 
@@ -25,12 +26,12 @@ const YOUNG_MS: i64 = 60_000;
 pub fn leaked(state: &State, instances: &[Instance], now: i64) -> Vec<String> {
     let id = |claim: &NodeClaim| claim.status.as_ref().and_then(|status| status.provider_id.clone());
     let named: BTreeSet<String> = state.claims.values().filter_map(|claim| id(claim)).collect();
-    let waiting: BTreeSet<&str> = (state.claims.values().filter(|claim| id(claim).is_none()))
-        .filter_map(|claim| claim.metadata.uid.as_deref())
-        .collect();
-    let known = |instance: &&Instance| {
-        named.contains(&instance.provider_id) || waiting.contains(instance.client_token.as_str())
-    };
+    // The group that a claim was to be launched in; the simulated cloud launches each by itself.
+    let tokens = |claim: &Arc<NodeClaim>| [Some(LaunchGroup::of(claim).id), claim.metadata.uid.clone()];
+    let waiting: BTreeSet<String> =
+        state.claims.values().filter(|claim| id(claim).is_none()).flat_map(tokens).flatten().collect();
+    let known =
+        |instance: &&Instance| named.contains(&instance.provider_id) || waiting.contains(&instance.client_token);
     let old = instances.iter().filter(|instance| now - instance.launched_at_ms >= YOUNG_MS);
     old.filter(|instance| !known(instance)).map(|instance| instance.provider_id.clone()).collect()
 }
@@ -167,6 +168,22 @@ mod tests {
         claim.status = None;
         unwritten.apply_claim(claim);
         assert!(leaked(&unwritten, &[twin], 60_000).is_empty(), "its launch is not written down yet");
+    }
+
+    #[test]
+    fn an_instance_of_a_group_waits_for_the_last_claim_of_the_group() {
+        let mut state = state(true);
+        let mut claim = state.claims["c"].as_ref().clone();
+        claim.metadata.uid = Some("another".into());
+        claim.metadata.name = Some("d".into());
+        claim.metadata.annotations = Some([(labels::LAUNCH_GROUP.to_owned(), "group/2".to_owned())].into());
+        claim.status = None;
+        state.apply_claim(claim.clone());
+        let all = [instance("i-1", "group", 0), instance("i-2", "group", 0)];
+        assert!(leaked(&state, &all, 60_000).is_empty(), "it may be that claim's");
+        claim.status = serde_json::from_value(serde_json::json!({"providerID": "aws:///z/i-3"})).unwrap();
+        state.apply_claim(claim);
+        assert_eq!(leaked(&state, &all, 60_000), ["aws:///z/i-2"]);
     }
 
     #[test]

@@ -17,6 +17,7 @@ use super::launch::{self, Failure};
 use super::{drain, placement};
 use crate::api::conditions::{self, Conditions, NODE_CLAIM_DEPENDENTS};
 use crate::api::{NodeClaim, labels};
+use crate::cloud::launch_group;
 use crate::cluster::snapshot::{is_ephemeral, node_ready};
 use crate::cluster::{State, created_ms, now_ms};
 
@@ -32,8 +33,10 @@ const TICK: Duration = Duration::from_millis(500);
 const BACKOFF_MS: (i64, i64) = (250, 10_000);
 /// Wait between two looks at something under way (a drain, an instance going down), milliseconds.
 const POLL_MS: i64 = 500;
-/// Steps under way at the same time.
+/// Steps under way at the same time, launches aside: however long EC2 keeps those waiting, nodes go on coming up and going.
 const CONCURRENCY: usize = 100;
+/// Launches under way at the same time: those of a group share a call.
+const LAUNCHES: usize = launch_group::MOST;
 
 /// What is due for a claim.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -156,6 +159,8 @@ fn missing(claim: &NodeClaim, node: &Node) -> Option<&'static str> {
 #[derive(Default)]
 struct Work {
     busy: HashSet<String>,
+    /// Launches among them.
+    launching: usize,
     /// Not before, and the wait that was: by claim.
     later: HashMap<String, (i64, i64)>,
 }
@@ -187,6 +192,7 @@ pub async fn run(ctx: Arc<Context>) {
                 {
                     let mut work = work.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
                     work.busy.remove(&name);
+                    work.launching -= usize::from(step == Step::Launch);
                     match wait {
                         None => {
                             work.later.remove(&name);
@@ -219,9 +225,6 @@ fn due(state: &State, work: &Mutex<Work>, now: i64) -> Vec<(String, Step)> {
     work.later.retain(|name, _| state.claims.contains_key(name));
     let mut out = Vec::new();
     for (name, claim) in &state.claims {
-        if work.busy.len() >= CONCURRENCY {
-            break;
-        }
         if work.busy.contains(name) || work.later.get(name).is_some_and(|(at, _)| *at > now) {
             continue;
         }
@@ -229,8 +232,11 @@ fn due(state: &State, work: &Mutex<Work>, now: i64) -> Vec<(String, Step)> {
         let deleting = claim.metadata.deletion_timestamp.is_some();
         let drained = !deleting || node.is_none_or(|node| drain::waiting(state, &node.name_any(), now).is_empty());
         let step = next_step(claim, node.map(|node| &**node), drained, now);
-        if step != Step::Nothing {
+        let launch = step == Step::Launch;
+        let room = if launch { work.launching < LAUNCHES } else { work.busy.len() - work.launching < CONCURRENCY };
+        if room && step != Step::Nothing {
             work.busy.insert(name.clone());
+            work.launching += usize::from(launch);
             out.push((name.clone(), step));
         }
     }

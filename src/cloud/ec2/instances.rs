@@ -8,7 +8,7 @@ use futures::future::join_all;
 use super::client::Clients;
 use super::coalesce::{BY_ID, Coalescer};
 use super::errors::{ApiError, Class};
-use super::fleet::{CLAIM_TAG, CLAIM_UID_TAG};
+use super::fleet::{CLAIM_TAG, LAUNCH_TAG};
 use super::launch_template::CLUSTER_TAG;
 use super::selectors::filter;
 use crate::api::labels;
@@ -61,7 +61,7 @@ pub fn read(instance: &aws_sdk_ec2::types::Instance) -> Option<Instance> {
     Some(Instance {
         provider_id: provider_id(&zone, &id),
         id,
-        client_token: tag(CLAIM_UID_TAG),
+        client_token: tag(LAUNCH_TAG),
         node_claim: tag(CLAIM_TAG),
         instance_type: instance.instance_type().map(|kind| kind.as_str().to_owned()).unwrap_or_default(),
         zone,
@@ -108,19 +108,19 @@ pub async fn of_cluster(clients: &Clients, cluster: &str) -> Result<Vec<Instance
     matching(clients, filters).await
 }
 
-/// The living instance that was launched for the claim of a UID, the oldest of several.
+/// The living instances that were launched for a group, the oldest first.
 ///
 /// # Errors
 /// EC2's.
-pub async fn of_claim(clients: &Clients, cluster: &str, uid: &str) -> Result<Option<Instance>, ApiError> {
+pub async fn of_group(clients: &Clients, cluster: &str, group: &str) -> Result<Vec<Instance>, ApiError> {
     let filters = vec![
-        filter(format!("tag:{CLAIM_UID_TAG}"), [uid]),
+        filter(format!("tag:{LAUNCH_TAG}"), [group]),
         filter(format!("tag:{CLUSTER_TAG}"), [cluster]),
         filter("instance-state-name", ["pending", "running"]),
     ];
     let mut found = matching(clients, filters).await?;
     found.sort_by(|a, b| a.launched_at_ms.cmp(&b.launched_at_ms).then_with(|| a.id.cmp(&b.id)));
-    Ok(found.into_iter().next())
+    Ok(found)
 }
 
 /// Answers of DescribeInstances by id; `None` for an instance that isn't there.
@@ -258,7 +258,7 @@ mod tests {
     async fn an_instance_is_read_with_its_tags_and_capacity_type() {
         let (clients, seen) = wire::clients(Box::new(|_| {
             let tags = format!(
-                "<tagSet><item><key>{CLAIM_UID_TAG}</key><value>uid</value></item><item><key>{CLAIM_TAG}</key><value>claim</value></item></tagSet>"
+                "<tagSet><item><key>{LAUNCH_TAG}</key><value>uid</value></item><item><key>{CLAIM_TAG}</key><value>claim</value></item></tagSet>"
             );
             let spot = item("i-1", &format!("{tags}<spotInstanceRequestId>sir-1</spotInstanceRequestId>"));
             // One that merely fell into an open reservation was bought on demand.
@@ -337,14 +337,15 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_oldest_instance_of_a_claim_is_its_instance() {
+    async fn the_instances_of_a_group_are_found_by_their_tag_the_oldest_first() {
         let (clients, seen) = wire::clients(Box::new(|_| {
             let young = item("i-1", "").replace("2026-01-02", "2026-01-03");
             reservations(&(young + &item("i-2", "")))
         }));
-        assert_eq!(of_claim(&clients, "c1", "uid").await.unwrap().unwrap().id, "i-2");
+        let found = of_group(&clients, "c1", "group").await.unwrap();
+        assert_eq!(found.iter().map(|instance| &*instance.id).collect::<Vec<_>>(), ["i-2", "i-1"]);
         let form = &seen.lock().unwrap()[0].form;
-        assert_eq!((&*form["Filter.1.Name"], &*form["Filter.1.Value.1"]), ("tag:stowage.dev/nodeclaim-uid", "uid"));
+        assert_eq!((&*form["Filter.1.Name"], &*form["Filter.1.Value.1"]), ("tag:stowage.dev/launch", "group"));
         assert_eq!(form["Filter.3.Value.2"], "running");
     }
 }

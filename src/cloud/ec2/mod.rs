@@ -6,8 +6,8 @@
 //! - [`client`], [`rate`], [`errors`], [`coalesce`]: the calls themselves.
 //! - [`resolve`]: what a node class comes to ([`subnets`], [`security_groups`], [`images`] and [`aliases`], [`profile`],
 //!   [`placement`]), and [`validate`], whether EC2 would launch it.
-//! - [`launch`]: one NodeClaim becomes an instance ([`choose`], [`prepare`], [`launch_template`], [`templates`], [`fleet`],
-//!   [`attempts`]), and what that teaches ([`unavailable`]).
+//! - [`launch`]: the NodeClaims of a group become instances ([`batches`], [`attempts`], [`choose`], [`prepare`],
+//!   [`launch_template`], [`templates`], [`fleet`]), and what that teaches ([`unavailable`]).
 //! - [`instances`], [`tagging`]: describing, listing, terminating, tagging.
 //! - [`region`]: what can be bought ([`types`], [`prices`], [`spot_prices`], [`placement_scores`], [`offerings`]), kept fresh by
 //!   [`refresh`].
@@ -16,6 +16,7 @@
 
 pub mod aliases;
 pub mod attempts;
+pub mod batches;
 mod catalogues;
 pub mod choose;
 pub mod class_view;

@@ -8,9 +8,8 @@ use arc_swap::ArcSwap;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use kube::{Client, ResourceExt};
-use tokio::sync::Semaphore;
 
-use super::attempts::Attempts;
+use super::batches::Batches;
 use super::catalogues::{Catalogues, Sources};
 use super::class_view::PlacementGroup;
 use super::client::{Clients, ConnectError};
@@ -38,8 +37,6 @@ use crate::cloud::{
 };
 use crate::scheduling::offering::{CapacityType, Catalogue};
 
-/// Launches under way at the same time.
-const LAUNCHES: usize = 100;
 /// How long EC2 may take to describe what it launched, milliseconds.
 const CONSISTENCY_MS: i64 = 60_000;
 /// An instance that is going down is looked at no more often, milliseconds.
@@ -83,12 +80,13 @@ pub struct Ec2 {
     pub(super) parameters: Parameters,
     pub(super) profiles: Profiles,
     pub(super) verdicts: Verdicts,
-    pub(super) launches: Semaphore,
+    pub(super) batches: Batches<launch::Ready>,
+    /// Since when this process leads, milliseconds since the epoch.
+    pub(super) leading_since_ms: i64,
     region: Arc<Region>,
     risk: Arc<SpotRisk>,
     queue: Option<Queue>,
     addresses: Mutex<Addresses>,
-    attempts: Mutex<Attempts>,
     catalogues: Mutex<Catalogues>,
     groups: Mutex<HashMap<String, Option<PlacementGroup>>>,
     describer: Describer,
@@ -129,7 +127,7 @@ impl Ec2 {
             "EC2 answers"
         );
         let ec2 = Self::new(clients, options, facts);
-        refresh::hydrate(&ec2.region, &ec2.feeds()).await;
+        refresh::hydrate(&ec2.region, &ec2.feeds(), refresh::patience).await;
         Ok(ec2)
     }
 
@@ -147,14 +145,14 @@ impl Ec2 {
             risk: Arc::new(SpotRisk::new(ScoreSettings::default())),
             queue: options.interruption_queue.as_ref().map(|name| Queue::new(clients.sqs.clone(), name)),
             catalogues: Mutex::default(),
-            attempts: Mutex::new(Attempts::new(now_ms())),
             facts: ArcSwap::from_pointee(facts),
             unavailable: Mutex::default(),
             templates: Templates::default(),
             parameters: Parameters::default(),
             profiles: Profiles::default(),
             verdicts: Verdicts::default(),
-            launches: Semaphore::new(LAUNCHES),
+            batches: Batches::default(),
+            leading_since_ms: now_ms(),
             addresses: Mutex::default(),
             groups: Mutex::default(),
             recent: Mutex::default(),
@@ -208,10 +206,6 @@ impl Ec2 {
         lock(&self.addresses)
     }
 
-    pub(super) fn attempts(&self) -> MutexGuard<'_, Attempts> {
-        lock(&self.attempts)
-    }
-
     /// The group of a class as last resolved; `None` while it wasn't, or where there is none.
     pub(super) fn known_group(&self, class: &Ec2NodeClass) -> Option<PlacementGroup> {
         lock(&self.groups).get(&key(class)).cloned().flatten()
@@ -221,10 +215,13 @@ impl Ec2 {
         lock(&self.groups).insert(key(class), group);
     }
 
-    /// Notes an instance that EC2 may not describe yet.
-    pub(super) fn remember(&self, instance: &Instance) {
-        lock(&self.recent).insert(instance.id.clone(), instance.clone());
-        lock(&self.bought).insert(instance.id.clone(), bought_as(instance));
+    /// Notes instances that EC2 may not describe yet.
+    pub(super) fn remember(&self, instances: &[Instance]) {
+        let (mut recent, mut bought) = (lock(&self.recent), lock(&self.bought));
+        for instance in instances {
+            recent.insert(instance.id.clone(), instance.clone());
+            bought.insert(instance.id.clone(), bought_as(instance));
+        }
     }
 
     /// What an event about a spot instance says of its offering.
@@ -410,7 +407,10 @@ impl Cloud for Ec2 {
     fn tag<'a>(&'a self, provider_id: &'a str, node: &'a str, claim: &'a str) -> BoxFuture<'a, Result<(), CloudError>> {
         async move {
             let id = known(provider_id)?;
-            tagging::tag(&self.clients, id, node, claim, &self.options.cluster_name).await?;
+            let known = tagging::tag(&self.clients, id, node, claim, &self.options.cluster_name).await?;
+            if !known && self.recent(id, now_ms()).is_some() {
+                return Err(CloudError::Other(format!("EC2 does not know {id} yet, which it just launched")));
+            }
             Ok(())
         }
         .boxed()
