@@ -227,7 +227,8 @@ fn due(state: &State, work: &Mutex<Work>, now: i64) -> Vec<(String, Step)> {
         }
         let node = state.node_of(claim);
         let deleting = claim.metadata.deletion_timestamp.is_some();
-        let drained = !deleting || node.is_none_or(|node| drain::waiting(state, &node.name_any(), now).is_empty());
+        let drained =
+            !deleting || node.is_none_or(|node| drain::waiting(state, claim, &node.name_any(), now).is_empty());
         let step = next_step(claim, node.map(|node| &**node), drained, now);
         if step != Step::Nothing {
             work.busy.insert(name.clone());
@@ -375,7 +376,11 @@ pub async fn delete_claim(ctx: &Context, claim: &NodeClaim) -> Result<(), kube::
     }))
 }
 
-async fn delete_node(ctx: &Context, node: &Node) -> Result<(), kube::Error> {
+/// Deletes a Node; its finalizer, where it has one, does the rest.
+///
+/// # Errors
+/// The API server's, unless the Node is gone already.
+pub async fn delete_node(ctx: &Context, node: &Node) -> Result<(), kube::Error> {
     let api: Api<Node> = Api::all(ctx.client.clone());
     let deleted = api.delete(&node.name_any(), &same_uid(node.uid())).await;
     gone_is_fine(deleted.map(|answer| {
@@ -405,11 +410,7 @@ async fn terminate(ctx: &Context, claim: &NodeClaim, node: Option<&Node>) -> Res
         return Ok(Some(POLL_MS));
     }
     if let Some(node) = node {
-        release(node.finalizers(), |left| {
-            let patch = json!({"metadata": {"finalizers": left, "resourceVersion": node.resource_version()}});
-            async move { gone_is_fine(ctx.patch_node(&node.name_any(), &patch).await) }
-        })
-        .await?;
+        release_node(ctx, node).await?;
     }
     release(claim.finalizers(), |left| {
         let patch = json!({"metadata": {"finalizers": left, "resourceVersion": claim.resource_version()}});
@@ -418,6 +419,18 @@ async fn terminate(ctx: &Context, claim: &NodeClaim, node: Option<&Node>) -> Res
     .await?;
     tracing::info!(claim = claim.name_any(), "terminated");
     Ok(Some(POLL_MS))
+}
+
+/// Takes our finalizer off a Node.
+///
+/// # Errors
+/// The API server's, unless the Node is gone already.
+pub async fn release_node(ctx: &Context, node: &Node) -> Result<(), kube::Error> {
+    release(node.finalizers(), |left| {
+        let patch = json!({"metadata": {"finalizers": left, "resourceVersion": node.resource_version()}});
+        async move { gone_is_fine(ctx.patch_node(&node.name_any(), &patch).await) }
+    })
+    .await
 }
 
 async fn release<F: Future<Output = Result<(), kube::Error>>>(

@@ -52,6 +52,18 @@ pub enum DriftError {
     InstanceUnknown,
 }
 
+/// The placement group that a class's selector comes to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum GroupId<'a> {
+    /// It was not looked up yet.
+    #[default]
+    Unknown,
+    /// There is none.
+    Absent,
+    /// As `pg-0123456789abcdef0`.
+    Is(&'a str),
+}
+
 /// What is compared besides the claim and the class.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Found<'a> {
@@ -59,8 +71,8 @@ pub struct Found<'a> {
     pub type_labels: Option<&'a BTreeMap<String, String>>,
     /// The instance as EC2 listed it, if it did.
     pub instance: Option<&'a InstanceFacts>,
-    /// Whether the class's placement group was looked up, and if so, the id of the one there is.
-    pub placement_group: Option<Option<&'a str>>,
+    /// The class's placement group.
+    pub placement_group: GroupId<'a>,
 }
 
 /// Why a claim's instance is not what its class comes to; `None` where it is. No part of it does I/O: what can't be known is an
@@ -115,10 +127,8 @@ fn image_drift(
         return Err(DriftError::NoImageId);
     }
     let wanted = image_of(images, own).ok_or_else(|| DriftError::NoImageFor(name.clone()))?;
-    Ok((wanted.id != image).then(|| Drift {
-        reason: AMI,
-        message: format!("it runs image {image}, and {name} boots {} now", wanted.id),
-    }))
+    Ok((wanted.id != image)
+        .then(|| Drift { reason: AMI, message: format!("it runs image {image}, and {name} boots {} now", wanted.id) }))
 }
 
 /// The sets differ, in either direction.
@@ -156,15 +166,16 @@ fn reservation_drift(instance: &InstanceFacts, class: &Ec2NodeClass) -> Option<D
 fn placement_group_drift(
     claim: &NodeClaim,
     class: &Ec2NodeClass,
-    resolved: Option<Option<&str>>,
+    resolved: GroupId<'_>,
 ) -> Result<Option<Drift>, DriftError> {
     let wanted = match (&class.spec.placement_group_selector, resolved) {
-        (None, _) => None,
-        (Some(_), Some(group)) => group,
-        (Some(_), None) => return Err(DriftError::PlacementGroupUnknown),
+        (None, _) | (Some(_), GroupId::Absent) => None,
+        (Some(_), GroupId::Is(id)) => Some(id),
+        (Some(_), GroupId::Unknown) => return Err(DriftError::PlacementGroupUnknown),
     };
     let has = claim.labels().get(labels::PLACEMENT_GROUP_ID).map(String::as_str).filter(|id| !id.is_empty());
-    let name = |id: Option<&str>| id.map_or_else(|| "no placement group".to_owned(), |id| format!("placement group {id}"));
+    let name =
+        |id: Option<&str>| id.map_or_else(|| "no placement group".to_owned(), |id| format!("placement group {id}"));
     Ok((has != wanted).then(|| Drift {
         reason: PLACEMENT_GROUP,
         message: format!("it is in {}, and {} is selected", name(has), name(wanted)),
@@ -183,13 +194,14 @@ impl Ec2 {
         let catalogue = self.catalogue(class);
         let name = claim.labels().get(labels::INSTANCE_TYPE).map(String::as_str).unwrap_or_default();
         let entry = catalogue.instance_types.iter().find(|entry| *entry.name == *name);
-        let group = self.looked_up_group(class);
+        let group = self.known_group(class);
+        let placement_group = match &group {
+            Some(group) => GroupId::Is(&group.id),
+            None if self.looked_for_group(class) => GroupId::Absent,
+            None => GroupId::Unknown,
+        };
         let judge = |instance: Option<&InstanceFacts>| {
-            let found = Found {
-                type_labels: entry.map(|entry| &entry.labels),
-                instance,
-                placement_group: group.as_ref().map(|group| group.as_ref().map(|group| &*group.id)),
-            };
+            let found = Found { type_labels: entry.map(|entry| &entry.labels), instance, placement_group };
             drift_reason(claim, class, &found).map_err(|error| CloudError::Other(error.to_string()))
         };
         let drift = judge(id.and_then(|id| self.listed(id)).as_ref())?;

@@ -8,6 +8,9 @@ use super::super::prepare::tests::{claim, class, facts};
 use super::*;
 use crate::api::hash;
 
+/// Something done to a claim.
+type Change<'a> = &'a dyn Fn(&mut NodeClaim);
+
 const CA: &str = "Y2EK";
 const VERSION: &str = labels::EC2_NODE_CLASS_HASH_VERSION;
 const HASH: &str = labels::EC2_NODE_CLASS_HASH;
@@ -27,9 +30,8 @@ fn launched(class: &Ec2NodeClass) -> NodeClaim {
     claim.metadata.annotations = class.metadata.annotations.clone();
     let own = claim.metadata.labels.get_or_insert_default();
     own.insert(labels::INSTANCE_TYPE.into(), "m5.large".into());
-    claim.status = Some(
-        serde_json::from_value(json!({"imageID": "ami-x86", "providerID": "aws:///us-east-1a/i-1"})).unwrap(),
-    );
+    claim.status =
+        Some(serde_json::from_value(json!({"imageID": "ami-x86", "providerID": "aws:///us-east-1a/i-1"})).unwrap());
     claim
 }
 
@@ -47,7 +49,7 @@ fn reason_of(
     instance: &InstanceFacts,
 ) -> Result<Option<&'static str>, DriftError> {
     let own = type_labels();
-    let found = Found { type_labels: Some(&own), instance: Some(instance), placement_group: Some(None) };
+    let found = Found { type_labels: Some(&own), instance: Some(instance), placement_group: GroupId::Absent };
     Ok(drift_reason(claim, class, &found)?.map(|drift| drift.reason))
 }
 
@@ -141,7 +143,6 @@ fn c32_what_the_class_resolves_to_is_compared_with_the_instance_in_order() {
         reservation: Some("cr-x".into()),
     };
     let untouched = |_: &mut NodeClaim| {};
-    type Change<'a> = &'a dyn Fn(&mut NodeClaim);
     let cases: Vec<(&str, Change<'_>, InstanceFacts, Option<&str>)> = vec![
         ("as it should be", &untouched, instance(), None),
         ("image before all else", &other_image, wrong.clone(), Some(AMI)),
@@ -188,11 +189,11 @@ fn c32_a_placement_group_is_compared_by_id_once_it_is_looked_up() {
         let found = Found { type_labels: Some(&own), instance: Some(&instance()), placement_group };
         drift_reason(claim, &class, &found).map(|drift| drift.map(|drift| drift.reason))
     };
-    assert_eq!(judge(&claim, Some(Some("pg-1"))), Ok(Some(PLACEMENT_GROUP)));
-    assert_eq!(judge(&claim, None), Err(DriftError::PlacementGroupUnknown));
+    assert_eq!(judge(&claim, GroupId::Is("pg-1")), Ok(Some(PLACEMENT_GROUP)));
+    assert_eq!(judge(&claim, GroupId::Unknown), Err(DriftError::PlacementGroupUnknown));
     claim.labels_mut().insert(labels::PLACEMENT_GROUP_ID.into(), "pg-1".into());
-    assert_eq!(judge(&claim, Some(Some("pg-1"))), Ok(None));
-    assert_eq!(judge(&claim, Some(None)), Ok(Some(PLACEMENT_GROUP)));
+    assert_eq!(judge(&claim, GroupId::Is("pg-1")), Ok(None));
+    assert_eq!(judge(&claim, GroupId::Absent), Ok(Some(PLACEMENT_GROUP)));
 }
 
 #[test]
@@ -201,7 +202,7 @@ fn c32_what_is_missing_is_an_error_and_no_drift() {
     let own = type_labels();
     let judge = |claim: &NodeClaim, class: &Ec2NodeClass, found: Found<'_>| drift_reason(claim, class, &found);
     let facts = instance();
-    let whole = Found { type_labels: Some(&own), instance: Some(&facts), placement_group: Some(None) };
+    let whole = Found { type_labels: Some(&own), instance: Some(&facts), placement_group: GroupId::Absent };
     let mut imageless = launched(&class);
     imageless.status = None;
     assert_eq!(judge(&imageless, &class, whole), Err(DriftError::NoImageId));

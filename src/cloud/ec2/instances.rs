@@ -299,13 +299,17 @@ mod tests {
 
     #[tokio::test]
     async fn an_instance_is_read_with_its_tags_and_capacity_type() {
-        let (clients, seen) = wire::clients(Box::new(|_| {
+        let (clients, _) = wire::clients(Box::new(|_| {
             let tags = format!(
                 "<tagSet><item><key>{CLAIM_UID_TAG}</key><value>uid</value></item><item><key>{CLAIM_TAG}</key><value>claim</value></item></tagSet>"
             );
             let spot = item("i-1", &format!("{tags}<spotInstanceRequestId>sir-1</spotInstanceRequestId>"));
             // One that merely fell into an open reservation was bought on demand.
-            let open = item("i-2", "<capacityReservationId>cr-1</capacityReservationId>");
+            let open = item(
+                "i-2",
+                "<capacityReservationId>cr-1</capacityReservationId><subnetId>subnet-1</subnetId>\
+                 <groupSet><item><groupId>sg-1</groupId></item></groupSet>",
+            );
             reservations(&(spot + &open))
         }));
         let found = of_cluster(&clients, "c1").await.unwrap();
@@ -324,13 +328,26 @@ mod tests {
                 state: InstanceState::Running,
             }
         );
-        assert_eq!((found[1].0.capacity_type, &found[1].1.reservation), (CapacityType::OnDemand, &None));
+        assert_eq!(found[1].0.capacity_type, CapacityType::OnDemand);
+        let facts = InstanceFacts {
+            security_groups: ["sg-1".to_owned()].into(),
+            subnet: Some("subnet-1".into()),
+            reservation: None,
+        };
+        assert_eq!(found[1].1, facts);
+    }
+
+    #[tokio::test]
+    async fn c39_instances_with_another_clusters_tags_or_without_a_pools_are_not_listed() {
+        let (clients, seen) = wire::clients(Box::new(|_| reservations("")));
+        assert!(of_cluster(&clients, "c1").await.unwrap().is_empty());
         let form = &seen.lock().unwrap()[0].form;
-        assert_eq!(
-            (&*form["Filter.1.Value.1"], &*form["Filter.2.Value.1"]),
-            (labels::NODE_POOL, labels::EC2_NODE_CLASS)
-        );
-        assert_eq!((&*form["Filter.3.Name"], &*form["Filter.3.Value.1"]), ("tag:eks:eks-cluster-name", "c1"));
+        let filter = |n: usize| {
+            (form[&format!("Filter.{n}.Name")].as_str(), form[&format!("Filter.{n}.Value.1")].as_str())
+        };
+        assert_eq!(filter(1), ("tag-key", labels::NODE_POOL));
+        assert_eq!(filter(2), ("tag-key", labels::EC2_NODE_CLASS));
+        assert_eq!(filter(3), ("tag:eks:eks-cluster-name", "c1"));
     }
 
     #[tokio::test]

@@ -34,8 +34,8 @@ use crate::api::{Ec2NodeClass, NodeClaim};
 use crate::cloud::catalogue::embedded;
 use crate::cloud::health::Unhealthy;
 use crate::cloud::{
-    Cloud, CloudError, Drift, Instance, InstanceState, LaunchError, LaunchRequest, Launched, Message, MessageKind, Override,
-    Resolution,
+    Cloud, CloudError, Drift, Instance, InstanceState, LaunchError, LaunchRequest, Launched, Message, MessageKind,
+    Override, Resolution,
 };
 use crate::scheduling::offering::{CapacityType, Catalogue};
 
@@ -221,9 +221,9 @@ impl Ec2 {
         lock(&self.groups).get(&key(class)).cloned().flatten()
     }
 
-    /// Whether the group of a class was looked for, and if so, which there is.
-    pub(super) fn looked_up_group(&self, class: &Ec2NodeClass) -> Option<Option<PlacementGroup>> {
-        lock(&self.groups).get(&key(class)).cloned()
+    /// Whether the group of a class was resolved, also to none.
+    pub(super) fn looked_for_group(&self, class: &Ec2NodeClass) -> bool {
+        lock(&self.groups).contains_key(&key(class))
     }
 
     /// What an instance was at the last listing.
