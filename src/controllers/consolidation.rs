@@ -9,7 +9,7 @@ use super::context::Context;
 use super::disruption::{UNDERUTILIZED, candidates, initialized_ms, occupied, rules};
 use super::simulation::{Outcome, imagine};
 use crate::cluster::snapshot::{self, ReadyPool, Types, is_leaving};
-use crate::cluster::{PodRecord, Scheduling, State, now_ms};
+use crate::cluster::{PodRecord, Scheduling, now_ms};
 use crate::disruption::emptiness::Candidate;
 use crate::scheduling::offering::MicroUsd;
 

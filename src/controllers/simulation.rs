@@ -34,8 +34,10 @@ pub async fn imagine(
     let (snapshot, moving, any_spot, gone) = {
         let state = ctx.cluster.read();
         let claims = || without.iter().filter_map(|name| state.claims.get(name));
-        let pods = claims().filter_map(|claim| state.node_of(claim)).flat_map(|node| state.pods_on(&node.name_any()));
-        let moving: BTreeSet<String> = pods.map(PodRecord::key).collect();
+        let mut moving = BTreeSet::new();
+        for node in claims().filter_map(|claim| state.node_of(claim)) {
+            moving.extend(state.pods_on(&node.name_any()).map(PodRecord::key));
+        }
         let any_spot = claims().any(|claim| {
             snapshot::offering_of(claim).is_some_and(|(_, _, capacity_type)| capacity_type == CapacityType::Spot)
         });

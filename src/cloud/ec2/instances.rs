@@ -342,9 +342,8 @@ mod tests {
         let (clients, seen) = wire::clients(Box::new(|_| reservations("")));
         assert!(of_cluster(&clients, "c1").await.unwrap().is_empty());
         let form = &seen.lock().unwrap()[0].form;
-        let filter = |n: usize| {
-            (form[&format!("Filter.{n}.Name")].as_str(), form[&format!("Filter.{n}.Value.1")].as_str())
-        };
+        let filter =
+            |n: usize| (form[&format!("Filter.{n}.Name")].as_str(), form[&format!("Filter.{n}.Value.1")].as_str());
         assert_eq!(filter(1), ("tag-key", labels::NODE_POOL));
         assert_eq!(filter(2), ("tag-key", labels::EC2_NODE_CLASS));
         assert_eq!(filter(3), ("tag:eks:eks-cluster-name", "c1"));
