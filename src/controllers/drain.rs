@@ -157,9 +157,19 @@ fn termination_deadline(claim: &NodeClaim) -> Option<i64> {
     {
         return Some(at.as_millisecond());
     }
+    reckoned_deadline(claim)
+}
+
+fn reckoned_deadline(claim: &NodeClaim) -> Option<i64> {
     let deleted = claim.metadata.deletion_timestamp.as_ref()?.0.as_millisecond();
     let grace = crate::api::duration::parse(claim.spec.termination_grace_period.as_deref()?).ok()?;
-    Some(deleted + grace)
+    deleted.checked_add(grace)
+}
+
+/// When the drain of a deleted claim must be over, where that follows from its grace period and is not written on it yet:
+/// milliseconds since the epoch.
+pub fn unwritten_deadline(claim: &NodeClaim) -> Option<i64> {
+    if claim.annotations().contains_key(labels::TERMINATION_TIMESTAMP) { None } else { reckoned_deadline(claim) }
 }
 
 #[cfg(test)]
@@ -186,6 +196,8 @@ mod tests {
         let written = |text: &str| termination_deadline(&claim(&json!({(labels::TERMINATION_TIMESTAMP): text})));
         assert_eq!(written("1970-01-01T00:00:50Z"), Some(50_000));
         assert_eq!(written("soon"), Some(3_700_000), "what can't be read is absent");
+        assert_eq!(unwritten_deadline(&claim(&json!({}))), Some(3_700_000));
+        assert_eq!(unwritten_deadline(&claim(&json!({(labels::TERMINATION_TIMESTAMP): "soon"}))), None);
     }
 
     #[test]

@@ -18,7 +18,7 @@ use super::{drain, placement};
 use crate::api::conditions::{self, Conditions, NODE_CLAIM_DEPENDENTS};
 use crate::api::{NodeClaim, labels};
 use crate::cluster::snapshot::{is_ephemeral, node_ready};
-use crate::cluster::{State, created_ms, now_ms};
+use crate::cluster::{State, created_ms, now_ms, rfc3339};
 
 /// A claim that isn't launched after so long is given up (core reference 5.5), milliseconds.
 const LAUNCH_TIMEOUT_MS: i64 = 300_000;
@@ -56,6 +56,8 @@ pub enum Step {
     Initialize,
     /// Say why it isn't initialized.
     Explain(&'static str),
+    /// Write on it when its drain must be over, milliseconds since the epoch.
+    WriteDeadline(i64),
     /// Delete its Node.
     DeleteNode,
     /// Keep pods off its Node and evict those there.
@@ -74,6 +76,9 @@ pub fn next_step(claim: &NodeClaim, node: Option<&Node>, drained: bool, now_ms: 
     if claim.metadata.deletion_timestamp.is_some() {
         if !ours {
             return Step::Nothing;
+        }
+        if let Some(deadline) = drain::unwritten_deadline(claim) {
+            return Step::WriteDeadline(deadline);
         }
         return match node {
             Some(node) if node.metadata.deletion_timestamp.is_none() => Step::DeleteNode,
@@ -277,6 +282,13 @@ async fn take(ctx: &Arc<Context>, name: &str, step: &Step) -> Result<Option<i64>
         (Step::Explain(reason), _) => {
             set(ctx, &claim, "Initialized", Some(reason), None).await?;
             return Ok(Some(POLL_MS));
+        }
+        (Step::WriteDeadline(at), _) => {
+            let at = rfc3339(*at);
+            let patch = json!({"metadata": {"annotations": {(labels::TERMINATION_TIMESTAMP): at}}});
+            ctx.patch_claim(name, &patch).await?;
+            let note = format!("all its pods will be deleted by {at}");
+            super::provisioner::claim_event(ctx, &claim, true, "TerminationGracePeriodExpiring", &note).await;
         }
         (Step::DeleteNode, Some(node)) => delete_node(ctx, node).await?,
         (Step::FollowNode, _) => delete_claim(ctx, &claim).await?,
@@ -556,6 +568,17 @@ mod tests {
                 true,
                 1,
                 Step::FollowNode,
+            ),
+            (
+                "claim deleted, with a time to drain",
+                claim(
+                    ready,
+                    json!({"metadata": {"deletionTimestamp": "2026-01-01T00:01:00Z"}, "spec": {"terminationGracePeriod": "30s"}}),
+                ),
+                Some(node(none.clone())),
+                false,
+                1,
+                Step::WriteDeadline(start + 90_000),
             ),
             ("claim deleted", claim(ready, deleting.clone()), Some(node(none.clone())), false, 1, Step::DeleteNode),
             ("draining", claim(ready, deleting.clone()), Some(node(deleting.clone())), false, 1, Step::Drain),
