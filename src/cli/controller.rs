@@ -21,7 +21,8 @@ use crate::cluster::{Cluster, State, watch};
 use crate::controllers::context::{Placement, Settings};
 use crate::controllers::leader::Candidate;
 use crate::controllers::{
-    Context, disruption, garbage, interruption, lifecycle, node_class, node_pool, placement, provisioner, tagging, view,
+    Context, disruption, drift, expiration, garbage, interruption, lifecycle, node_class, node_pool, placement,
+    provisioner, status_checks, tagging, view,
 };
 use crate::server::{AppState, Server, ServerConfig, system_now_ms};
 use crate::telemetry::Metrics;
@@ -391,6 +392,9 @@ fn lead(
         loops.spawn(placement::keep(Arc::clone(&ctx)));
         loops.spawn(interruption::listen(Arc::clone(&ctx)));
         loops.spawn(interruption::depart(Arc::clone(&ctx)));
+        loops.spawn(status_checks::run(Arc::clone(&ctx)));
+        loops.spawn(drift::run(Arc::clone(&ctx)));
+        loops.spawn(expiration::run(Arc::clone(&ctx)));
         loops.spawn(disruption::run(Arc::clone(&ctx)));
         loops.spawn(garbage::run(Arc::clone(&ctx)));
         let result = tokio::select! {

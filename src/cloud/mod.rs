@@ -14,6 +14,7 @@ pub mod ami_family;
 pub mod catalogue;
 pub mod draw;
 pub mod ec2;
+pub mod health;
 pub mod kubelet;
 pub mod launch_group;
 pub mod simulated;
@@ -145,6 +146,9 @@ pub enum CloudError {
     /// The API throttled the call.
     #[error("request rate exceeded, retry with backoff")]
     Throttled,
+    /// The controller may not make the call: asking again helps only once its policy is another.
+    #[error("{0}")]
+    Refused(String),
     /// Anything else.
     #[error("{0}")]
     Other(String),
@@ -209,6 +213,15 @@ pub struct Resolution {
     pub again: Duration,
 }
 
+/// Why a node is not what is asked for any more.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Drift {
+    /// In a word, as the NodeClaim's Drifted condition says it.
+    pub reason: &'static str,
+    /// For people: what is and what should be.
+    pub message: String,
+}
+
 /// What Stowage needs of a cloud. Every method is safe to repeat.
 pub trait Cloud: Send + Sync {
     /// Instance types, offerings, prices and availability for nodes of `class`. Cached; does no I/O.
@@ -231,6 +244,19 @@ pub trait Cloud: Send + Sync {
     }
     /// Deletes a handled message.
     fn delete_message<'a>(&'a self, receipt: &'a str) -> BoxFuture<'a, Result<(), CloudError>>;
+    /// Instances that are there and not well, also such as are not of this cluster. A cloud that can't tell says none.
+    fn unhealthy(&self) -> BoxFuture<'_, Result<Vec<health::Unhealthy>, CloudError>> {
+        async { Ok(vec![]) }.boxed()
+    }
+    /// Why a claim's instance is not what its node class comes to now; `None` where it is. An error says that this can't be told
+    /// now. Mostly answered from what is known already.
+    fn drift<'a>(
+        &'a self,
+        _claim: &'a NodeClaim,
+        _class: &'a Ec2NodeClass,
+    ) -> BoxFuture<'a, Result<Option<Drift>, CloudError>> {
+        async { Ok(None) }.boxed()
+    }
     /// What a node class comes to: subnets, images and so on. Without an answer of its own a cloud has nothing to discover, every
     /// condition holds, and looking again costs nothing.
     fn resolve<'a>(&'a self, _class: &'a Ec2NodeClass) -> BoxFuture<'a, Resolution> {

@@ -102,6 +102,7 @@ pub fn demand(state: &State, holds: &Holds, without: &BTreeSet<String>) -> Deman
         let Some(node) = state.node_of(claim) else { continue };
         // A protected pod stays until it ends, unless the node has a time by which it must be gone.
         let hurry = claim.spec.termination_grace_period.is_some()
+            || claim.annotations().contains_key(labels::TERMINATION_TIMESTAMP)
             || claim.annotations().get(labels::DISRUPTING).is_some_and(|why| !why.ends_with('/'));
         for pod in state.pods_on(&node.name_any()).filter(|pod| pod.reschedulable()) {
             let key = pod.key();

@@ -19,7 +19,7 @@ use crate::api::conditions::{self, Conditions, NODE_CLAIM_DEPENDENTS};
 use crate::api::{NodeClaim, labels};
 use crate::cloud::launch_group;
 use crate::cluster::snapshot::{is_ephemeral, node_ready};
-use crate::cluster::{State, created_ms, now_ms};
+use crate::cluster::{State, created_ms, now_ms, rfc3339};
 
 /// A claim that isn't launched after so long is given up (core reference 5.5), milliseconds.
 const LAUNCH_TIMEOUT_MS: i64 = 300_000;
@@ -59,6 +59,8 @@ pub enum Step {
     Initialize,
     /// Say why it isn't initialized.
     Explain(&'static str),
+    /// Write on it when its drain must be over, milliseconds since the epoch.
+    WriteDeadline(i64),
     /// Delete its Node.
     DeleteNode,
     /// Keep pods off its Node and evict those there.
@@ -77,6 +79,9 @@ pub fn next_step(claim: &NodeClaim, node: Option<&Node>, drained: bool, now_ms: 
     if claim.metadata.deletion_timestamp.is_some() {
         if !ours {
             return Step::Nothing;
+        }
+        if let Some(deadline) = drain::unwritten_deadline(claim) {
+            return Step::WriteDeadline(deadline);
         }
         return match node {
             Some(node) if node.metadata.deletion_timestamp.is_none() => Step::DeleteNode,
@@ -230,7 +235,8 @@ fn due(state: &State, work: &Mutex<Work>, now: i64) -> Vec<(String, Step)> {
         }
         let node = state.node_of(claim);
         let deleting = claim.metadata.deletion_timestamp.is_some();
-        let drained = !deleting || node.is_none_or(|node| drain::waiting(state, &node.name_any(), now).is_empty());
+        let drained =
+            !deleting || node.is_none_or(|node| drain::waiting(state, claim, &node.name_any(), now).is_empty());
         let step = next_step(claim, node.map(|node| &**node), drained, now);
         let launch = step == Step::Launch;
         let room = if launch { work.launching < LAUNCHES } else { work.busy.len() - work.launching < CONCURRENCY };
@@ -282,6 +288,13 @@ async fn take(ctx: &Arc<Context>, name: &str, step: &Step) -> Result<Option<i64>
         (Step::Explain(reason), _) => {
             set(ctx, &claim, "Initialized", Some(reason), None).await?;
             return Ok(Some(POLL_MS));
+        }
+        (Step::WriteDeadline(at), _) => {
+            let at = rfc3339(*at);
+            let patch = json!({"metadata": {"annotations": {(labels::TERMINATION_TIMESTAMP): at}}});
+            ctx.patch_claim(name, &patch).await?;
+            let note = format!("all its pods will be deleted by {at}");
+            super::provisioner::claim_event(ctx, &claim, true, "TerminationGracePeriodExpiring", &note).await;
         }
         (Step::DeleteNode, Some(node)) => delete_node(ctx, node).await?,
         (Step::FollowNode, _) => delete_claim(ctx, &claim).await?,
@@ -381,7 +394,11 @@ pub async fn delete_claim(ctx: &Context, claim: &NodeClaim) -> Result<(), kube::
     }))
 }
 
-async fn delete_node(ctx: &Context, node: &Node) -> Result<(), kube::Error> {
+/// Deletes a Node; its finalizer, where it has one, does the rest.
+///
+/// # Errors
+/// The API server's, unless the Node is gone already.
+pub async fn delete_node(ctx: &Context, node: &Node) -> Result<(), kube::Error> {
     let api: Api<Node> = Api::all(ctx.client.clone());
     let deleted = api.delete(&node.name_any(), &same_uid(node.uid())).await;
     gone_is_fine(deleted.map(|answer| {
@@ -411,11 +428,7 @@ async fn terminate(ctx: &Context, claim: &NodeClaim, node: Option<&Node>) -> Res
         return Ok(Some(POLL_MS));
     }
     if let Some(node) = node {
-        release(node.finalizers(), |left| {
-            let patch = json!({"metadata": {"finalizers": left, "resourceVersion": node.resource_version()}});
-            async move { gone_is_fine(ctx.patch_node(&node.name_any(), &patch).await) }
-        })
-        .await?;
+        release_node(ctx, node).await?;
     }
     release(claim.finalizers(), |left| {
         let patch = json!({"metadata": {"finalizers": left, "resourceVersion": claim.resource_version()}});
@@ -424,6 +437,18 @@ async fn terminate(ctx: &Context, claim: &NodeClaim, node: Option<&Node>) -> Res
     .await?;
     tracing::info!(claim = claim.name_any(), "terminated");
     Ok(Some(POLL_MS))
+}
+
+/// Takes our finalizer off a Node.
+///
+/// # Errors
+/// The API server's, unless the Node is gone already.
+pub async fn release_node(ctx: &Context, node: &Node) -> Result<(), kube::Error> {
+    release(node.finalizers(), |left| {
+        let patch = json!({"metadata": {"finalizers": left, "resourceVersion": node.resource_version()}});
+        async move { gone_is_fine(ctx.patch_node(&node.name_any(), &patch).await) }
+    })
+    .await
 }
 
 async fn release<F: Future<Output = Result<(), kube::Error>>>(
@@ -549,6 +574,17 @@ mod tests {
                 true,
                 1,
                 Step::FollowNode,
+            ),
+            (
+                "claim deleted, with a time to drain",
+                claim(
+                    ready,
+                    json!({"metadata": {"deletionTimestamp": "2026-01-01T00:01:00Z"}, "spec": {"terminationGracePeriod": "30s"}}),
+                ),
+                Some(node(none.clone())),
+                false,
+                1,
+                Step::WriteDeadline(start + 90_000),
             ),
             ("claim deleted", claim(ready, deleting.clone()), Some(node(none.clone())), false, 1, Step::DeleteNode),
             ("draining", claim(ready, deleting.clone()), Some(node(deleting.clone())), false, 1, Step::Drain),

@@ -11,7 +11,8 @@
 //! - [`instances`], [`tagging`]: describing, listing, terminating, tagging.
 //! - [`region`]: what can be bought ([`types`], [`prices`], [`spot_prices`], [`placement_scores`], [`offerings`]), kept fresh by
 //!   [`refresh`].
-//! - [`queue`], [`messages`], [`status_checks`]: what EC2 tells of instances by itself.
+//! - [`queue`], [`messages`], [`status_checks`]: what EC2 tells of instances by itself; [`drift`]: whether they still are what
+//!   their class comes to.
 //! - [`user_data`], [`kubelet`]: what instances are told at boot.
 
 pub mod aliases;
@@ -23,6 +24,7 @@ pub mod class_view;
 pub mod client;
 pub mod cluster;
 pub mod coalesce;
+pub mod drift;
 pub mod errors;
 pub mod fleet;
 pub mod images;

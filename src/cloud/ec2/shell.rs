@@ -16,7 +16,7 @@ use super::client::{Clients, ConnectError};
 use super::cluster::{self, ClusterError, ClusterFacts};
 use super::errors::{ApiError, Class};
 use super::images::Parameters;
-use super::instances::{self, Describer, Terminator, describer, instance_id, terminator};
+use super::instances::{self, Describer, InstanceFacts, Terminator, describer, instance_id, terminator};
 use super::interruption_history::Setback;
 use super::placement_scores::{self, ScoreSettings};
 use super::profile::Profiles;
@@ -28,12 +28,13 @@ use super::subnets::Addresses;
 use super::templates::{self, Templates};
 use super::unavailable::Unavailable;
 use super::validate::Verdicts;
-use super::{Options, launch, now_ms, prices, tagging};
-use crate::api::Ec2NodeClass;
+use super::{Options, launch, now_ms, prices, status_checks, tagging};
+use crate::api::{Ec2NodeClass, NodeClaim};
 use crate::cloud::catalogue::embedded;
+use crate::cloud::health::Unhealthy;
 use crate::cloud::{
-    Cloud, CloudError, Instance, InstanceState, LaunchError, LaunchRequest, Launched, Message, MessageKind, Override,
-    Resolution,
+    Cloud, CloudError, Drift, Instance, InstanceState, LaunchError, LaunchRequest, Launched, Message, MessageKind,
+    Override, Resolution,
 };
 use crate::scheduling::offering::{CapacityType, Catalogue};
 
@@ -95,6 +96,8 @@ pub struct Ec2 {
     recent: Mutex<HashMap<String, Instance>>,
     /// What the cluster's instances were bought as, by id: messages name only the instance.
     bought: Mutex<HashMap<String, Override>>,
+    /// What the cluster's instances were at the last listing, by id.
+    facts_of: Mutex<HashMap<String, InstanceFacts>>,
     /// When an instance that is going down was last looked at, by id, milliseconds since the epoch.
     going: Mutex<HashMap<String, i64>>,
 }
@@ -157,6 +160,7 @@ impl Ec2 {
             groups: Mutex::default(),
             recent: Mutex::default(),
             bought: Mutex::default(),
+            facts_of: Mutex::default(),
             going: Mutex::default(),
             options,
             clients,
@@ -209,6 +213,16 @@ impl Ec2 {
     /// The group of a class as last resolved; `None` while it wasn't, or where there is none.
     pub(super) fn known_group(&self, class: &Ec2NodeClass) -> Option<PlacementGroup> {
         lock(&self.groups).get(&key(class)).cloned().flatten()
+    }
+
+    /// Whether the group of a class was resolved, also to none.
+    pub(super) fn looked_for_group(&self, class: &Ec2NodeClass) -> bool {
+        lock(&self.groups).contains_key(&key(class))
+    }
+
+    /// What an instance was at the last listing.
+    pub(super) fn listed(&self, id: &str) -> Option<InstanceFacts> {
+        lock(&self.facts_of).get(id).cloned()
     }
 
     pub(super) fn know_group(&self, class: &Ec2NodeClass, group: Option<PlacementGroup>) {
@@ -354,7 +368,9 @@ impl Cloud for Ec2 {
 
     fn list(&self) -> BoxFuture<'_, Result<Vec<Instance>, CloudError>> {
         async move {
-            let mut found = instances::of_cluster(&self.clients, &self.options.cluster_name).await?;
+            let found = instances::of_cluster(&self.clients, &self.options.cluster_name).await?;
+            let (mut found, facts): (Vec<Instance>, Vec<InstanceFacts>) = found.into_iter().unzip();
+            *lock(&self.facts_of) = found.iter().map(|instance| instance.id.clone()).zip(facts).collect();
             let now = now_ms();
             let recent: Vec<Instance> = lock(&self.recent).values().cloned().collect();
             let unseen = recent.into_iter().filter(|instance| now - instance.launched_at_ms < CONSISTENCY_MS);
@@ -394,6 +410,22 @@ impl Cloud for Ec2 {
             }
         }
         .boxed()
+    }
+
+    fn unhealthy(&self) -> BoxFuture<'_, Result<Vec<Unhealthy>, CloudError>> {
+        async move {
+            let statuses = status_checks::describe_statuses(&self.clients.ec2).await?;
+            Ok(status_checks::unhealthy(&statuses, now_ms()))
+        }
+        .boxed()
+    }
+
+    fn drift<'a>(
+        &'a self,
+        claim: &'a NodeClaim,
+        class: &'a Ec2NodeClass,
+    ) -> BoxFuture<'a, Result<Option<Drift>, CloudError>> {
+        async move { self.drift_of(claim, class).await }.boxed()
     }
 
     fn resolve<'a>(&'a self, class: &'a Ec2NodeClass) -> BoxFuture<'a, Resolution> {
