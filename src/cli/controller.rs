@@ -414,7 +414,7 @@ mod tests {
         let all = ["stowage", "controller"].iter().chain(args);
         match Cli::try_parse_from(all).map_err(|error| error.to_string())?.command {
             crate::cli::Command::Controller(args) => Ok(*args),
-            crate::cli::Command::Simulate(_) => Err("another subcommand".into()),
+            crate::cli::Command::Simulate(_) | crate::cli::Command::Preflight(_) => Err("another subcommand".into()),
         }
     }
 

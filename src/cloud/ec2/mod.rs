@@ -13,6 +13,7 @@
 //!   [`refresh`].
 //! - [`queue`], [`messages`], [`status_checks`]: what EC2 tells of instances by itself.
 //! - [`user_data`], [`kubelet`]: what instances are told at boot.
+//! - [`preflight`]: whether an account is fit for all this, without changing anything in it.
 
 pub mod aliases;
 pub mod attempts;
@@ -34,6 +35,7 @@ pub mod messages;
 pub mod offerings;
 pub mod placement;
 pub mod placement_scores;
+pub mod preflight;
 pub mod prepare;
 pub mod prices;
 pub mod profile;

@@ -23,7 +23,7 @@ use super::placement_scores::{self, ScoreSettings};
 use super::profile::Profiles;
 use super::queue::{Queue, Received};
 use super::refresh::{self, Feeds};
-use super::region::{Region, RegionSnapshot};
+use super::region::{self, Region, RegionSnapshot};
 use super::spot_risk::SpotRisk;
 use super::subnets::Addresses;
 use super::templates::{self, Templates};
@@ -197,6 +197,11 @@ impl Ec2 {
                 }
             }
         }
+    }
+
+    /// Takes in what the region's APIs answered.
+    pub(super) fn learn_region(&self, answers: region::Answers) {
+        self.region.learn(answers, now_ms());
     }
 
     /// Attempts of calls so far, by EC2 action.

@@ -122,8 +122,28 @@ fn run_outcome(answers: &[Result<(), ApiError>], own_profile: bool) -> Outcome {
     Outcome::Passing(Verdict::Unjudged(error.to_string()))
 }
 
+/// A launch for a class that is never made: for no claim, of no pool.
+pub(super) fn unmade(class: &Ec2NodeClass, catalogue: &Arc<Catalogue>) -> (LaunchDetails, LaunchRequest) {
+    let details = LaunchDetails {
+        claim: NodeClaim::new("", crate::api::NodeClaimSpec::default()),
+        class: Arc::new(class.clone()),
+        catalogue: Arc::clone(catalogue),
+    };
+    let request = LaunchRequest {
+        client_token: String::new(),
+        node_claim: String::new(),
+        node_pool: String::new(),
+        node_class: class.name_any(),
+        overrides: vec![],
+        labels: std::collections::BTreeMap::new(),
+        taints: vec![],
+        details: None,
+    };
+    (details, request)
+}
+
 /// The type that is tried: a usual one, else the cheapest on demand.
-fn tried(catalogue: &Catalogue) -> Option<Candidate> {
+pub(super) fn tried(catalogue: &Catalogue) -> Option<Candidate> {
     let on_demand = |found: &crate::scheduling::offering::InstanceType| {
         let offerings = found.offerings.iter().filter(|offering| offering.capacity_type == CapacityType::OnDemand);
         offerings
@@ -171,21 +191,7 @@ impl Ec2 {
             return Outcome::Passing(Verdict::Unjudged(message.into()));
         };
         let choice = Choice { capacity_type: CapacityType::OnDemand, candidates: vec![candidate] };
-        let details = LaunchDetails {
-            claim: NodeClaim::new("", crate::api::NodeClaimSpec::default()),
-            class: Arc::new(class.clone()),
-            catalogue: Arc::clone(&catalogue),
-        };
-        let request = LaunchRequest {
-            client_token: String::new(),
-            node_claim: String::new(),
-            node_pool: String::new(),
-            node_class: class.name_any(),
-            overrides: vec![],
-            labels: std::collections::BTreeMap::new(),
-            taints: vec![],
-            details: None,
-        };
+        let (details, request) = unmade(class, &catalogue);
         let facts = self.facts.load_full();
         let group = self.known_group(class);
         let ground = Ground {
@@ -245,7 +251,11 @@ impl Ec2 {
         run_outcome(&answers, class.spec.instance_profile.is_none())
     }
 
-    async fn dry_fleet(&self, fleet: &FleetRequest) -> Result<(), ApiError> {
+    /// Asks for a fleet that is not made.
+    ///
+    /// # Errors
+    /// EC2's; [`Class::DryRunOk`] says that it would be.
+    pub(super) async fn dry_fleet(&self, fleet: &FleetRequest) -> Result<(), ApiError> {
         let input = fleet.input().set_client_token(None).dry_run(true);
         let call = self.clients.ec2.create_fleet();
         let call = call
@@ -299,7 +309,8 @@ impl Ec2 {
     }
 }
 
-fn once() -> aws_sdk_ec2::config::Builder {
+/// A call that is not tried again.
+pub(super) fn once() -> aws_sdk_ec2::config::Builder {
     aws_sdk_ec2::config::Builder::new().retry_config(RetryConfig::disabled())
 }
 
