@@ -356,6 +356,7 @@ fn lead(
                 let (clients, options) = *made;
                 let ec2 = Arc::new(Ec2::start(&client, clients, options).await?);
                 loops.spawn(Arc::clone(&ec2).run(client.clone()));
+                ec2::publish(&ec2, state.metrics.registry()).context("registering metrics of EC2")?;
                 ec2
             }
             Connected::Simulated(simulated) => {

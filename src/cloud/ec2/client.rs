@@ -25,6 +25,7 @@ use aws_smithy_runtime_api::client::orchestrator::HttpRequest;
 use super::now_ms;
 use super::prices;
 use super::rate::{self, Limits};
+use crate::telemetry::cloud::CloudMetrics;
 
 /// Attempts of a call, the first included.
 const ATTEMPTS: u32 = 10;
@@ -80,6 +81,8 @@ pub struct Clients {
     pub sts: aws_sdk_sts::Client,
     /// Region of all of them but pricing.
     pub region: String,
+    /// What is counted and timed.
+    pub metrics: CloudMetrics,
     calls: Arc<Calls>,
 }
 
@@ -148,6 +151,7 @@ impl Clients {
             eks: aws_sdk_eks::Client::new(&config),
             sts: aws_sdk_sts::Client::new(&config),
             region,
+            metrics: CloudMetrics::new(),
             calls,
         })
     }

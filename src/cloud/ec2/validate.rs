@@ -6,12 +6,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use aws_sdk_ec2::config::retry::RetryConfig;
 use aws_sdk_ec2::types::{InstanceNetworkInterfaceSpecification, LaunchTemplateSpecification, ResourceType};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use kube::ResourceExt;
 
 use super::choose::{Candidate, Choice};
 use super::errors::{ApiError, Class};
 use super::fleet::{FleetRequest, Slot};
-use super::launch_template::tag_specification;
+use super::launch_template::{Template, tag_specification};
 use super::prepare::Ground;
 use super::{Ec2, now_ms};
 use crate::api::{Ec2NodeClass, NodeClaim};
@@ -53,7 +55,8 @@ fn state_of(class: &Ec2NodeClass) -> u64 {
 }
 
 /// What a dry run's answer means: `Ok(())` passes.
-enum Outcome {
+pub(super) enum Outcome {
+    /// EC2 would launch it.
     Passed,
     /// Certain until something changes.
     Certain(Verdict),
@@ -62,6 +65,14 @@ enum Outcome {
 }
 
 impl Outcome {
+    /// What it says of the class.
+    pub(super) fn verdict(self) -> Verdict {
+        match self {
+            Self::Passed => Verdict::True,
+            Self::Certain(verdict) | Self::Passing(verdict) => verdict,
+        }
+    }
+
     fn refused(reason: &'static str, text: &str, error: &ApiError) -> Self {
         Self::Certain(Verdict::False(reason, format!("{text}: {}: {error}", error.reason())))
     }
@@ -122,28 +133,8 @@ fn run_outcome(answers: &[Result<(), ApiError>], own_profile: bool) -> Outcome {
     Outcome::Passing(Verdict::Unjudged(error.to_string()))
 }
 
-/// A launch for a class that is never made: for no claim, of no pool.
-pub(super) fn unmade(class: &Ec2NodeClass, catalogue: &Arc<Catalogue>) -> (LaunchDetails, LaunchRequest) {
-    let details = LaunchDetails {
-        claim: NodeClaim::new("", crate::api::NodeClaimSpec::default()),
-        class: Arc::new(class.clone()),
-        catalogue: Arc::clone(catalogue),
-    };
-    let request = LaunchRequest {
-        client_token: String::new(),
-        node_claim: String::new(),
-        node_pool: String::new(),
-        node_class: class.name_any(),
-        overrides: vec![],
-        labels: std::collections::BTreeMap::new(),
-        taints: vec![],
-        details: None,
-    };
-    (details, request)
-}
-
 /// The type that is tried: a usual one, else the cheapest on demand.
-pub(super) fn tried(catalogue: &Catalogue) -> Option<Candidate> {
+fn tried(catalogue: &Catalogue) -> Option<Candidate> {
     let on_demand = |found: &crate::scheduling::offering::InstanceType| {
         let offerings = found.offerings.iter().filter(|offering| offering.capacity_type == CapacityType::OnDemand);
         offerings
@@ -158,6 +149,40 @@ pub(super) fn tried(catalogue: &Catalogue) -> Option<Candidate> {
     };
     let usual = USUAL.iter().find_map(|name| offered().find(|candidate| *candidate.instance_type.name == **name));
     usual.or_else(|| offered().min_by_key(|candidate| candidate.zones.values().copied().min()))
+}
+
+/// What is tried dry.
+pub(super) struct Tried {
+    /// The launch template.
+    pub(super) template: Template,
+    /// The instance type.
+    pub(super) instance_type: String,
+    /// Subnets.
+    pub(super) subnets: Vec<String>,
+    /// Tags of everything.
+    pub(super) tags: std::collections::BTreeMap<String, String>,
+}
+
+impl Tried {
+    /// The request for a fleet by a template of this name.
+    pub(super) fn fleet(&self, class: &Ec2NodeClass, template: &str) -> FleetRequest {
+        let slot = |subnet: &String| Slot {
+            instance_type: self.instance_type.clone(),
+            zone: zone_of(class, subnet),
+            subnet: subnet.clone(),
+            image: self.template.image_id.clone(),
+            price: crate::scheduling::offering::MicroUsd(0),
+        };
+        FleetRequest {
+            token: String::new(),
+            context: class.spec.context.clone(),
+            capacity_type: CapacityType::OnDemand,
+            prioritized: false,
+            templates: vec![(template.to_owned(), self.subnets.iter().map(slot).collect())],
+            tags: self.tags.clone(),
+            instance_tags: std::collections::BTreeMap::new(),
+        }
+    }
 }
 
 impl Ec2 {
@@ -184,14 +209,32 @@ impl Ec2 {
         }
     }
 
-    async fn dry_launch(&self, class: &Ec2NodeClass) -> Outcome {
+    /// What is tried for a class, whose status is what it comes to.
+    ///
+    /// # Errors
+    /// There is nothing to try: what that means.
+    pub(super) fn to_try(&self, class: &Ec2NodeClass) -> Result<Tried, Outcome> {
         let catalogue = self.catalogue(class);
         let Some(candidate) = tried(&catalogue) else {
             let message = "no instance type is offered in the zones of the class's subnets and boots its images";
-            return Outcome::Passing(Verdict::Unjudged(message.into()));
+            return Err(Outcome::Passing(Verdict::Unjudged(message.into())));
         };
         let choice = Choice { capacity_type: CapacityType::OnDemand, candidates: vec![candidate] };
-        let (details, request) = unmade(class, &catalogue);
+        let details = LaunchDetails {
+            claim: NodeClaim::new("", crate::api::NodeClaimSpec::default()),
+            class: Arc::new(class.clone()),
+            catalogue: Arc::clone(&catalogue),
+        };
+        let request = LaunchRequest {
+            client_token: String::new(),
+            node_claim: String::new(),
+            node_pool: String::new(),
+            node_class: class.name_any(),
+            overrides: vec![],
+            labels: std::collections::BTreeMap::new(),
+            taints: vec![],
+            details: None,
+        };
         let facts = self.facts.load_full();
         let group = self.known_group(class);
         let ground = Ground {
@@ -205,43 +248,37 @@ impl Ec2 {
         let (tags, groups) = match made {
             Ok(made) => made,
             Err(LaunchError::NodeClassNotReady { reason, .. }) => {
-                return Outcome::Certain(Verdict::False("UserDataInvalid", reason));
+                return Err(Outcome::Certain(Verdict::False("UserDataInvalid", reason)));
             }
-            Err(error) => return Outcome::Passing(Verdict::Unjudged(error.to_string())),
+            Err(error) => return Err(Outcome::Passing(Verdict::Unjudged(error.to_string()))),
         };
-        let Some(template) = groups.first().map(|group| &group.template) else {
-            return Outcome::Passing(Verdict::Unjudged("nothing to try".into()));
+        let Some(template) = groups.into_iter().next().map(|group| group.template) else {
+            return Err(Outcome::Passing(Verdict::Unjudged("nothing to try".into())));
         };
-        let held = match self.templates.ensure(&self.clients, template, now_ms()).await {
+        let bytes = STANDARD.decode(&template.user_data).map_or(0, |text| text.len());
+        let told = self.clients.metrics.user_data_bytes.with_label_values(&[class.name_any()]);
+        told.set(i64::try_from(bytes).unwrap_or(i64::MAX));
+        let subnets = class.status.iter().flat_map(|status| &status.subnets).map(|subnet| subnet.id.clone()).collect();
+        let instance_type = choice.candidates[0].instance_type.name.to_string();
+        Ok(Tried { template, instance_type, subnets, tags })
+    }
+
+    async fn dry_launch(&self, class: &Ec2NodeClass) -> Outcome {
+        let tried = match self.to_try(class) {
+            Ok(tried) => tried,
+            Err(outcome) => return outcome,
+        };
+        let held = match self.templates.ensure(&self.clients, &tried.template, now_ms()).await {
             Ok(held) => held,
             Err(error) => return template_outcome(&error),
         };
-        let subnets: Vec<&str> =
-            class.status.iter().flat_map(|status| &status.subnets).map(|subnet| subnet.id.as_str()).collect();
-        let instance_type = choice.candidates[0].instance_type.name.to_string();
-        let slot = |subnet: &&str| Slot {
-            instance_type: instance_type.clone(),
-            zone: zone_of(class, subnet),
-            subnet: (*subnet).to_owned(),
-            image: template.image_id.clone(),
-            price: crate::scheduling::offering::MicroUsd(0),
-        };
-        let fleet = FleetRequest {
-            token: String::new(),
-            context: class.spec.context.clone(),
-            capacity_type: CapacityType::OnDemand,
-            prioritized: false,
-            templates: vec![(held.name().to_owned(), subnets.iter().map(slot).collect())],
-            tags: tags.clone(),
-            instance_tags: std::collections::BTreeMap::new(),
-        };
-        match fleet_outcome(self.dry_fleet(&fleet).await) {
+        match fleet_outcome(self.dry_fleet(&tried.fleet(class, held.name())).await) {
             Outcome::Passed => {}
             other => return other,
         }
         let mut answers = Vec::new();
-        for subnet in subnets {
-            let answer = self.dry_run(class, held.name(), &instance_type, subnet, &tags).await;
+        for subnet in &tried.subnets {
+            let answer = self.dry_run(class, held.name(), &tried.instance_type, subnet, &tried.tags).await;
             let passed = answer.as_ref().map_or_else(|error| error.class == Class::DryRunOk, |()| true);
             answers.push(answer);
             if passed {

@@ -279,7 +279,7 @@ pub fn settings(class: &Ec2NodeClass, service_cidr: Option<&str>, known: bool) -
     let fine = JUDGED.map(|kind| (kind, Verdict::True));
     match validate(class, &fine, cidr) {
         Some(Verdict::False(reason, message) | Verdict::Unknown(reason, message)) => {
-            vec![Finding::failed(check, format!("{reason}: {message}"), "correct the class as it says".to_owned())]
+            vec![Finding::failed(check, format!("{reason}: {message}"), "do as it says".to_owned())]
         }
         _ => vec![Finding::ok(check, "kubelet settings and tags can be used".to_owned())],
     }

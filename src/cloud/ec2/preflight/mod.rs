@@ -99,6 +99,9 @@ async fn of_class(clients: &Clients, parameters: &Parameters, ec2: Option<&Ec2>,
     let mut findings = class::judge(class, &answers, now);
     let cidr = facts.as_ref().and_then(|facts| facts.service_cidr.as_deref());
     findings.extend(class::settings(class, cidr, facts.is_some()));
+    if let (Some(ec2), Some(Ok(group))) = (ec2, &answers.placement) {
+        ec2.know_group(class, group.clone());
+    }
     let (resolved, profile) = class::resolved(class, answers, now);
     let tried = match ec2 {
         Some(ec2) => launch::rights(ec2, &resolved, profile).await,
