@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""docs/aws names exactly the actions that src/cloud/ec2 calls, in CloudFormation and in Terraform alike."""
+"""docs/aws names exactly the actions that src/cloud/ec2 calls, in CloudFormation and in Terraform alike. What only `stowage preflight`
+asks for is named in docs/operations.md."""
 
 import json
 import pathlib
@@ -12,18 +13,20 @@ LONGEST_POLICY = 6144
 # Rights that no call of ours names: EC2 asks for them when an instance with a role is launched, and IAM when a profile is made with tags.
 IMPLIED = {"iam:PassRole", "iam:TagInstanceProfile"}
 # Operations as the SDK spells them, called on a client of a service: `ec2.describe_subnets()`. Kube's client and options have methods of their own.
-CALL = re.compile(r"\b(?:client|ec2|eks|iam|pricing|sqs|ssm)\s*\.((?!as_|is_|apiserver_)[a-z]+_\w+)\(\)")
+CALL = re.compile(r"\b(?:client|ec2|eks|iam|pricing|sqs|ssm|sts)\s*\.((?!as_|is_|apiserver_)[a-z]+_\w+)\(\)")
 
 
 def snake(action):
     return re.sub(r"(?<!^)(?=[A-Z])", "_", action.partition(":")[2]).lower()
 
 
-def called():
-    """Operations that the code sends, tests left out."""
+def called(preflight=False):
+    """Operations that the controller sends, or those of `stowage preflight`; tests left out."""
     found = set()
-    for path in (ROOT / "src" / "cloud" / "ec2").rglob("*.rs"):
-        if path.stem.endswith("tests") or "tests" in path.parts:
+    ec2 = ROOT / "src" / "cloud" / "ec2"
+    for path in ec2.rglob("*.rs"):
+        parts = path.relative_to(ec2).parts
+        if path.stem.endswith("tests") or "tests" in parts or (parts[0] == "preflight") != preflight:
             continue
         found |= set(CALL.findall(path.read_text().partition("#[cfg(test)]")[0]))
     return found
@@ -42,6 +45,11 @@ class Policies(unittest.TestCase):
     def test_every_call_is_allowed_and_no_other(self):
         allowed = actions(cloudformation())
         self.assertEqual(sorted(called()), sorted(snake(action) for action in allowed - IMPLIED))
+
+    def test_what_only_preflight_asks_for_is_said(self):
+        said = (ROOT / "docs" / "operations.md").read_text().partition("## Preflight")[2].partition("\n## ")[0].rpartition("that the controller does without")[2]
+        named = {snake(action) for action in re.findall(r"`([a-z0-9]+:[A-Z]\w+)`", said)}
+        self.assertEqual(sorted(named), sorted(called(preflight=True) - called()))
 
     def test_terraform_allows_the_same(self):
         text = (ROOT / "docs" / "aws" / "main.tf").read_text().partition('resource "aws_sqs_queue" ')[0]

@@ -368,6 +368,7 @@ fn lead(
                 };
                 let ec2 = Arc::new(started);
                 loops.spawn(Arc::clone(&ec2).run(client.clone()));
+                ec2::publish(&ec2, state.metrics.registry()).context("registering metrics of EC2")?;
                 ec2
             }
             Connected::Simulated(simulated) => {
@@ -437,7 +438,7 @@ mod tests {
         let all = ["stowage", "controller"].iter().chain(args);
         match Cli::try_parse_from(all).map_err(|error| error.to_string())?.command {
             crate::cli::Command::Controller(args) => Ok(*args),
-            crate::cli::Command::Simulate(_) => Err("another subcommand".into()),
+            crate::cli::Command::Simulate(_) | crate::cli::Command::Preflight(_) => Err("another subcommand".into()),
         }
     }
 

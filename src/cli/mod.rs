@@ -6,6 +6,7 @@ pub mod manifests;
 mod output;
 mod page;
 pub mod planning;
+pub mod preflight;
 pub mod simulate;
 
 use std::io::Write;
@@ -28,6 +29,8 @@ pub enum Command {
     Controller(Box<controller::ControllerArgs>),
     /// Plan offline: what would be bought for these pods, and why.
     Simulate(Box<simulate::SimulateArgs>),
+    /// Check that a region, a role and a cluster are fit for EC2: what is right, what is wrong, the fix.
+    Preflight(Box<preflight::PreflightArgs>),
 }
 
 /// Runs one subcommand. Returns the exit code.
@@ -38,5 +41,6 @@ pub fn run(cli: &Cli, out: &mut dyn Write) -> anyhow::Result<u8> {
     match &cli.command {
         Command::Controller(args) => controller::run(args).map(|()| 0),
         Command::Simulate(args) => simulate::run(args, out),
+        Command::Preflight(args) => preflight::run(args, out),
     }
 }

@@ -170,9 +170,13 @@ pub enum MessageKind {
     SpotInterruption,
     /// Raised risk of interruption.
     RebalanceRecommendation,
+    /// Two minutes' notice by the owner of the capacity reservation.
+    CapacityReservationInterruption,
     /// Scheduled maintenance.
     ScheduledChange,
-    /// The instance stopped or terminated.
+    /// The instance stops or has stopped.
+    Stopped,
+    /// The instance shuts down or has terminated.
     StateChange,
 }
 

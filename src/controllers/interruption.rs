@@ -71,8 +71,9 @@ pub fn response(message: &Message) -> Response {
     };
     match message.kind {
         MessageKind::SpotInterruption => replace("SpotInterruption", SPOT_NOTICE_MS),
+        MessageKind::CapacityReservationInterruption => replace("CapacityReservationInterruption", SPOT_NOTICE_MS),
         MessageKind::ScheduledChange => replace("ScheduledChange", SCHEDULED_NOTICE_MS),
-        MessageKind::StateChange => Response::Delete,
+        MessageKind::Stopped | MessageKind::StateChange => Response::Delete,
         MessageKind::RebalanceRecommendation => Response::Tell,
     }
 }
@@ -124,10 +125,42 @@ fn kind_label(kind: MessageKind) -> &'static str {
     match kind {
         MessageKind::SpotInterruption => "spot_interrupted",
         MessageKind::RebalanceRecommendation => "rebalance_recommendation",
+        MessageKind::CapacityReservationInterruption => "capacity_reservation_interrupted",
         MessageKind::ScheduledChange => "scheduled_change",
-        MessageKind::StateChange => "instance_state_change",
+        MessageKind::Stopped => "instance_stopped",
+        MessageKind::StateChange => "instance_terminated",
     }
 }
+
+/// What a message is told as in events on the claim and its node: whether it is a warning, Karpenter's reason, and the note.
+fn told(kind: MessageKind) -> (bool, &'static str, &'static str) {
+    match kind {
+        MessageKind::SpotInterruption => (true, "SpotInterrupted", "EC2 takes the spot instance back in two minutes"),
+        MessageKind::RebalanceRecommendation => {
+            (false, "SpotRebalanceRecommendation", "EC2 thinks that it may soon take the spot instance back")
+        }
+        MessageKind::CapacityReservationInterruption => (
+            true,
+            "CapacityReservationInstanceInterrupted",
+            "the owner of the capacity reservation takes the instance back in two minutes",
+        ),
+        MessageKind::ScheduledChange => (true, "InstanceUnhealthy", "AWS Health has scheduled a change of the instance"),
+        MessageKind::Stopped => (true, "InstanceStopping", "the instance stops"),
+        MessageKind::StateChange => (true, "InstanceTerminating", "the instance shuts down"),
+    }
+}
+
+/// Tells something of a claim, and of its node, if it has one.
+async fn tell(ctx: &Context, claim: &NodeClaim, (warning, reason, note): (bool, &str, &str)) {
+    ctx.event(reference(claim), warning, reason, note).await;
+    let node = ctx.cluster.read().node_of(claim).cloned();
+    if let Some(node) = node {
+        ctx.event(reference(&*node), warning, reason, note).await;
+    }
+}
+
+/// Reason of the event that a claim goes because of what was told of its instance.
+const TERMINATING: &str = "TerminatingOnInterruption";
 
 async fn respond(ctx: &Arc<Context>, message: &Message) -> Result<(), kube::Error> {
     let suffix = format!("/{}", message.instance_id);
@@ -147,10 +180,15 @@ async fn respond(ctx: &Arc<Context>, message: &Message) -> Result<(), kube::Erro
     }
     let kind = kind_label(message.kind);
     tracing::info!(claim = claim.name_any(), instance = message.instance_id, kind, "interruption message");
-    ctx.event(reference(&*claim), true, "Interruption", kind).await;
+    tell(ctx, &claim, told(message.kind)).await;
     match response(message) {
         Response::Tell => Ok(()),
-        Response::Delete => lifecycle::delete_claim(ctx, &claim).await,
+        Response::Delete => {
+            lifecycle::delete_claim(ctx, &claim).await?;
+            ctx.metrics.claims_disrupted.with_label_values(&[kind]).inc();
+            tell(ctx, &claim, (true, TERMINATING, "its instance goes or is gone")).await;
+            Ok(())
+        }
         Response::Replace(disrupting) => mark(ctx, &claim, &disrupting).await,
     }
 }
@@ -225,7 +263,7 @@ pub async fn depart(ctx: Arc<Context>) {
             }
         };
         for claim in due {
-            let reason = Disrupting::of(&claim).map(|disrupting| disrupting.reason).unwrap_or_default();
+            let Some(Disrupting { reason, deadline_ms }) = Disrupting::of(&claim) else { continue };
             // Empty nodes are closed first and looked at again by the disruption loop, which lets them go itself.
             if reason == super::disruption::EMPTY {
                 continue;
@@ -234,6 +272,9 @@ pub async fn depart(ctx: Arc<Context>) {
             ctx.metrics.claims_disrupted.with_label_values(&[reason.to_lowercase()]).inc();
             if let Err(error) = lifecycle::delete_claim(&ctx, &claim).await {
                 tracing::warn!(claim = claim.name_any(), %error, "node claim could not be deleted, trying again");
+            } else if deadline_ms.is_some() {
+                // What we do of our own will has no deadline, and an event of its own.
+                tell(&ctx, &claim, (true, TERMINATING, "its pods have a new place, or its time is over")).await;
             }
         }
         let _ = tokio::time::timeout(TICK, changes.changed()).await;
@@ -301,10 +342,34 @@ mod tests {
     }
 
     #[test]
+    fn every_kind_of_message_is_told_by_karpenters_reason() {
+        for (kind, warning, reason) in [
+            (MessageKind::SpotInterruption, true, "SpotInterrupted"),
+            (MessageKind::RebalanceRecommendation, false, "SpotRebalanceRecommendation"),
+            (MessageKind::CapacityReservationInterruption, true, "CapacityReservationInstanceInterrupted"),
+            (MessageKind::ScheduledChange, true, "InstanceUnhealthy"),
+            (MessageKind::Stopped, true, "InstanceStopping"),
+            (MessageKind::StateChange, true, "InstanceTerminating"),
+        ] {
+            let (warns, said, _) = told(kind);
+            assert_eq!((warns, said), (warning, reason));
+        }
+    }
+
+    #[test]
     fn every_kind_of_message_has_its_response() {
         let message = |kind| Message { receipt: "r".into(), kind, instance_id: "i-1".into(), at_ms: 1_000 };
         assert_eq!(response(&message(MessageKind::RebalanceRecommendation)), Response::Tell);
-        assert_eq!(response(&message(MessageKind::StateChange)), Response::Delete);
+        for gone in [MessageKind::Stopped, MessageKind::StateChange] {
+            assert_eq!(response(&message(gone)), Response::Delete);
+        }
+        for (kind, reason, deadline_ms) in [
+            (MessageKind::CapacityReservationInterruption, "CapacityReservationInterruption", 121_000),
+            (MessageKind::ScheduledChange, "ScheduledChange", 601_000),
+        ] {
+            let disrupting = Disrupting { reason: reason.into(), deadline_ms: Some(deadline_ms) };
+            assert_eq!(response(&message(kind)), Response::Replace(disrupting));
+        }
         let spot = Disrupting { reason: "SpotInterruption".into(), deadline_ms: Some(121_000) };
         assert_eq!(response(&message(MessageKind::SpotInterruption)), Response::Replace(spot.clone()));
         let marked = claim("x", "aws:///z/i-3", true, &json!({(labels::DISRUPTING): spot.annotation()}));

@@ -1,5 +1,6 @@
 //! What Stowage tells about itself: metrics, events, logs.
 
+pub mod cloud;
 pub mod controllers;
 pub mod metrics;
 

@@ -11,10 +11,11 @@ use std::time::Duration;
 
 use aws_config::retry::RetryConfig;
 use aws_config::stalled_stream_protection::StalledStreamProtectionConfig;
+use aws_config::sts::AssumeRoleProvider;
 use aws_config::timeout::TimeoutConfig;
 use aws_config::{AppName, BehaviorVersion, Region, SdkConfig};
-use aws_sdk_ec2::config::SharedHttpClient;
 use aws_sdk_ec2::config::retry::{RetryPartition, TokenBucket};
+use aws_sdk_ec2::config::{SharedCredentialsProvider, SharedHttpClient};
 use aws_smithy_http_client::tls;
 use aws_smithy_runtime_api::client::http::{
     HttpClient, HttpConnector, HttpConnectorFuture, SharedHttpConnector, http_client_fn,
@@ -24,9 +25,12 @@ use aws_smithy_runtime_api::client::orchestrator::HttpRequest;
 use super::now_ms;
 use super::prices;
 use super::rate::{self, Limits};
+use crate::telemetry::cloud::CloudMetrics;
 
 /// Attempts of a call, the first included.
 const ATTEMPTS: u32 = 10;
+/// Name of the session in which a role is assumed.
+const SESSION: &str = "stowage";
 /// Mean of the first wait between two attempts; it doubles up to [`LONGEST_BACKOFF`].
 const FIRST_BACKOFF: Duration = Duration::from_millis(500);
 /// Longest wait between two attempts.
@@ -48,6 +52,17 @@ pub enum ConnectError {
     UserAgent(String),
 }
 
+/// What is not as the environment says.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Instead {
+    /// Another region.
+    pub region: Option<String>,
+    /// ARN of a role that is assumed first.
+    pub role: Option<String>,
+    /// Fewer attempts of each call, for one who waits for the answer.
+    pub attempts: Option<u32>,
+}
+
 /// A client of every service that is talked to.
 #[derive(Clone, Debug)]
 pub struct Clients {
@@ -63,8 +78,12 @@ pub struct Clients {
     pub iam: aws_sdk_iam::Client,
     /// The cluster, where EKS runs it.
     pub eks: aws_sdk_eks::Client,
+    /// Who we are.
+    pub sts: aws_sdk_sts::Client,
     /// Region of all of them but pricing.
     pub region: String,
+    /// What is counted and timed.
+    pub metrics: CloudMetrics,
     calls: Arc<Calls>,
 }
 
@@ -74,25 +93,38 @@ impl Clients {
     /// # Errors
     /// [`ConnectError`].
     pub async fn from_environment() -> Result<Self, ConnectError> {
+        Self::connect(Instead::default()).await
+    }
+
+    /// Clients of what the environment says, but for some things. That a role can't be assumed shows with the first call.
+    ///
+    /// # Errors
+    /// [`ConnectError`].
+    pub async fn connect(instead: Instead) -> Result<Self, ConnectError> {
         let name = format!("stowage-{}", env!("CARGO_PKG_VERSION"));
         let app = AppName::new(name.clone()).map_err(|_| ConnectError::UserAgent(name))?;
         let https = aws_smithy_http_client::Builder::new()
             .tls_provider(tls::Provider::Rustls(tls::rustls_provider::CryptoMode::Ring))
             .build_https();
         let calls = Arc::new(Calls::default());
-        let config = aws_config::defaults(BehaviorVersion::latest())
-            .http_client(paced(https, Arc::clone(&calls)))
-            .app_name(app)
-            .load()
-            .await;
-        Self::new(&config, calls)
+        let mut loader =
+            aws_config::defaults(BehaviorVersion::latest()).http_client(paced(https, Arc::clone(&calls))).app_name(app);
+        if let Some(region) = instead.region {
+            loader = loader.region(Region::new(region));
+        }
+        let mut config = loader.load().await;
+        if let Some(role) = instead.role {
+            let assumed = AssumeRoleProvider::builder(role).session_name(SESSION).configure(&config).build().await;
+            config = config.into_builder().credentials_provider(SharedCredentialsProvider::new(assumed)).build();
+        }
+        Self::new(&config, calls, instead.attempts.unwrap_or(ATTEMPTS))
     }
 
     /// Clients of a configuration that already has its HTTP client; retries and time-outs are set here.
-    fn new(config: &SdkConfig, calls: Arc<Calls>) -> Result<Self, ConnectError> {
+    fn new(config: &SdkConfig, calls: Arc<Calls>, attempts: u32) -> Result<Self, ConnectError> {
         let region = config.region().ok_or(ConnectError::NoRegion)?.to_string();
         let retries = RetryConfig::standard()
-            .with_max_attempts(ATTEMPTS)
+            .with_max_attempts(attempts)
             .with_initial_backoff(FIRST_BACKOFF)
             .with_max_backoff(LONGEST_BACKOFF);
         let timeouts = TimeoutConfig::builder().connect_timeout(CONNECT_TIMEOUT).read_timeout(READ_TIMEOUT).build();
@@ -118,7 +150,9 @@ impl Clients {
             pricing: aws_sdk_pricing::Client::from_conf(pricing.build()),
             iam: aws_sdk_iam::Client::new(&config),
             eks: aws_sdk_eks::Client::new(&config),
+            sts: aws_sdk_sts::Client::new(&config),
             region,
+            metrics: CloudMetrics::new(),
             calls,
         })
     }
@@ -250,7 +284,7 @@ pub(super) mod wire {
             .credentials_provider(SharedCredentialsProvider::new(Credentials::new("id", "secret", None, None, "test")))
             .http_client(paced(network, Arc::clone(&calls)))
             .build();
-        let mut clients = Clients::new(&config, calls).unwrap();
+        let mut clients = Clients::new(&config, calls, ATTEMPTS).unwrap();
         let quick = RetryConfig::standard().with_max_attempts(2).with_initial_backoff(Duration::from_millis(1));
         let conf = clients.ec2.config().to_builder().retry_config(quick).build();
         clients.ec2 = aws_sdk_ec2::Client::from_conf(conf);

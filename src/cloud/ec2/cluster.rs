@@ -2,6 +2,7 @@
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use futures::future::OptionFuture;
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::networking::v1::ServiceCIDR;
 use kube::config::Kubeconfig;
@@ -67,8 +68,20 @@ impl ClusterFacts {
 /// # Errors
 /// [`ClusterError`]; what AL2023 alone needs (the service CIDR) and the address of DNS may be missing.
 pub async fn discover(client: &Client, clients: &Clients, options: &Options) -> Result<ClusterFacts, ClusterError> {
+    discover_by(Some(client), clients, options).await
+}
+
+/// Finds them, without a client of the API server by what the settings and EKS tell.
+///
+/// # Errors
+/// As [`discover`].
+pub async fn discover_by(
+    client: Option<&Client>,
+    clients: &Clients,
+    options: &Options,
+) -> Result<ClusterFacts, ClusterError> {
     let name = &options.cluster_name;
-    let needs_eks = options.cluster_endpoint.is_none() || options.eks_control_plane;
+    let needs_eks = options.cluster_endpoint.is_none() || options.eks_control_plane || client.is_none();
     let eks = if needs_eks || options.service_cidr.is_none() {
         let call = clients.eks.describe_cluster().name(name);
         call.send().await.map_err(ApiError::of("eks:DescribeCluster"))
@@ -84,29 +97,34 @@ pub async fn discover(client: &Client, clients: &Clients, options: &Options) -> 
             found.ok_or_else(|| ClusterError::NoEndpoint(name.clone()))?.to_owned()
         }
     };
-    let version = if options.eks_control_plane {
+    let version = if let (Some(client), false) = (client, options.eks_control_plane) {
+        let version = client.apiserver_version().await?;
+        minor_version(&version.major, &version.minor)
+    } else {
         let found = described.and_then(|cluster| cluster.version()).map(str::to_owned);
         match (found, &eks) {
             (Some(version), _) => version,
             (None, Err(error)) => return Err(ClusterError::EksVersion(error.clone())),
             (None, Ok(_)) => return Err(ClusterError::NoEndpoint(name.clone())),
         }
-    } else {
-        let version = client.apiserver_version().await?;
-        minor_version(&version.major, &version.minor)
     };
     let network = described.and_then(|cluster| cluster.kubernetes_network_config());
     let of_eks = network.and_then(|network| network.service_ipv4_cidr().or(network.service_ipv6_cidr()));
     let service_cidr = match (&options.service_cidr, of_eks) {
         (Some(given), _) => Some(given.clone()),
         (None, Some(found)) => Some(found.to_owned()),
-        (None, None) => own_service_cidr(client).await,
+        (None, None) => OptionFuture::from(client.map(own_service_cidr)).await.flatten(),
     };
-    let ca_bundle = match &options.cluster_ca_bundle {
-        Some(given) => given.clone(),
-        None => own_ca().await,
+    let ca_bundle = match (&options.cluster_ca_bundle, client) {
+        (Some(given), _) => given.clone(),
+        (None, Some(_)) => own_ca().await,
+        (None, None) => {
+            let authority = described.and_then(|cluster| cluster.certificate_authority());
+            authority.and_then(|authority| authority.data()).unwrap_or_default().to_owned()
+        }
     };
-    Ok(ClusterFacts { name: name.clone(), endpoint, ca_bundle, version, service_cidr, dns_ip: dns_ip(client).await })
+    let dns_ip = OptionFuture::from(client.map(dns_ip)).await.flatten();
+    Ok(ClusterFacts { name: name.clone(), endpoint, ca_bundle, version, service_cidr, dns_ip })
 }
 
 /// `1` and `34+` as `1.34`.

@@ -5,8 +5,11 @@ use std::future::Future;
 use std::hash::Hash;
 use std::time::Duration;
 
+use prometheus::Histogram;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
+
+use crate::telemetry::cloud::CloudMetrics;
 
 /// When a window closes.
 #[derive(Clone, Copy, Debug)]
@@ -22,6 +25,31 @@ pub struct Window {
 /// Windows of DescribeInstances and TerminateInstances by id.
 pub const BY_ID: Window = Window { idle: Duration::from_millis(100), longest: Duration::from_secs(1), most: 500 };
 
+/// What is told of windows: how long they were open, and how many keys were in them.
+#[derive(Clone, Debug)]
+pub struct Told {
+    seconds: Histogram,
+    sizes: Histogram,
+}
+
+impl Told {
+    /// Under the name of a batcher.
+    pub fn new(metrics: &CloudMetrics, batcher: &str) -> Self {
+        let labels = [batcher];
+        Self {
+            seconds: metrics.batch_seconds.with_label_values(&labels),
+            sizes: metrics.batch_size.with_label_values(&labels),
+        }
+    }
+
+    fn closed(&self, open: Duration, keys: usize) {
+        self.seconds.observe(open.as_secs_f64());
+        // Windows hold hundreds of keys, which a float counts exactly.
+        #[allow(clippy::cast_precision_loss)]
+        self.sizes.observe(keys as f64);
+    }
+}
+
 /// Collects keys into windows. Dropping it ends its task.
 #[derive(Debug)]
 pub struct Coalescer<K, V> {
@@ -34,7 +62,7 @@ where
     V: Clone + Send + 'static,
 {
     /// Starts collecting. `run` is given the distinct keys of a window, and answers each; windows may run at the same time.
-    pub fn start<F, R>(window: Window, run: F) -> Self
+    pub fn start<F, R>(window: Window, told: Told, run: F) -> Self
     where
         F: Fn(Vec<K>) -> R + Send + 'static,
         R: Future<Output = HashMap<K, V>> + Send + 'static,
@@ -42,7 +70,9 @@ where
         let (sender, mut receiver) = mpsc::unbounded_channel::<(K, oneshot::Sender<V>)>();
         tokio::spawn(async move {
             while let Some(first) = receiver.recv().await {
+                let begin = Instant::now();
                 let batch = collect(&mut receiver, first, window).await;
+                told.closed(begin.elapsed(), batch.len());
                 let call = run(batch.keys().cloned().collect());
                 tokio::spawn(async move {
                     let answers = call.await;
@@ -96,9 +126,13 @@ mod tests {
     const SHORT: Window = Window { idle: Duration::from_millis(30), longest: Duration::from_millis(500), most: 3 };
 
     fn recording() -> (Coalescer<u32, u32>, Arc<Mutex<Vec<usize>>>) {
+        recording_told(Told::new(&CloudMetrics::new(), "test"))
+    }
+
+    fn recording_told(told: Told) -> (Coalescer<u32, u32>, Arc<Mutex<Vec<usize>>>) {
         let sizes = Arc::new(Mutex::new(Vec::new()));
         let seen = Arc::clone(&sizes);
-        let coalescer = Coalescer::start(SHORT, move |keys: Vec<u32>| {
+        let coalescer = Coalescer::start(SHORT, told, move |keys: Vec<u32>| {
             seen.lock().unwrap().push(keys.len());
             async move { keys.into_iter().filter(|key| *key != 13).map(|key| (key, key * 10)).collect() }
         });
@@ -111,6 +145,18 @@ mod tests {
         let answers = futures::future::join_all([1, 2, 1].map(|key| coalescer.ask(key))).await;
         assert_eq!(answers, [Some(10), Some(20), Some(10)]);
         assert_eq!(*sizes.lock().unwrap(), [2]);
+    }
+
+    #[tokio::test]
+    async fn each_window_is_told() {
+        let told = Told::new(&CloudMetrics::new(), "test");
+        let (coalescer, _) = recording_told(told.clone());
+        futures::future::join_all([1, 2].map(|key| coalescer.ask(key))).await;
+        coalescer.ask(3).await;
+        assert_eq!((told.sizes.get_sample_count(), told.seconds.get_sample_count()), (2, 2));
+        // Two keys and one.
+        assert!((told.sizes.get_sample_sum() - 3.0).abs() < f64::EPSILON);
+        assert!(told.seconds.get_sample_sum() >= 0.06, "each was open for as long as nothing new came");
     }
 
     #[tokio::test]

@@ -6,7 +6,7 @@ use aws_sdk_ec2::types::{Filter, InstanceStateName};
 use futures::future::join_all;
 
 use super::client::Clients;
-use super::coalesce::{BY_ID, Coalescer};
+use super::coalesce::{BY_ID, Coalescer, Told};
 use super::errors::{ApiError, Class};
 use super::fleet::{CLAIM_TAG, LAUNCH_TAG};
 use super::launch_template::CLUSTER_TAG;
@@ -174,13 +174,15 @@ pub type Terminator = Coalescer<String, Result<bool, ApiError>>;
 /// Describes instances, those of a short window in one call.
 pub fn describer(clients: &Clients) -> Describer {
     let clients = clients.clone();
-    Coalescer::start(BY_ID, move |ids| describe_all(clients.clone(), ids))
+    let told = Told::new(&clients.metrics, "describe_instances");
+    Coalescer::start(BY_ID, told, move |ids| describe_all(clients.clone(), ids))
 }
 
 /// Terminates instances, those of a short window in one call.
 pub fn terminator(clients: &Clients) -> Terminator {
     let clients = clients.clone();
-    Coalescer::start(BY_ID, move |ids| terminate_all(clients.clone(), ids))
+    let told = Told::new(&clients.metrics, "terminate_instances");
+    Coalescer::start(BY_ID, told, move |ids| terminate_all(clients.clone(), ids))
 }
 
 /// Describes by id. One id that EC2 doesn't know fails the whole call: then, and where the answer leaves some out, each of

@@ -9,7 +9,7 @@ use kube::ResourceExt;
 use super::batches::{Answer, Turn};
 use super::choose::choose;
 use super::class_view::PlacementGroup;
-use super::errors::{ApiError, Class};
+use super::errors::{self, ApiError, Class};
 use super::fleet::{Born, FleetAnswer, FleetRequest, Lessons, failure};
 use super::instances::{self, provider_id};
 use super::prepare::{Ground, launchable};
@@ -256,6 +256,10 @@ impl Ec2 {
                 "EC2 could not launch: {}",
                 error.message
             );
+            let zone = error.zone.as_deref().unwrap_or_default();
+            let reason = errors::reason(&format!("{}: {}", error.code, error.message));
+            let labels = [zone, &self.zone_id(zone), ready.fleet.capacity_type.as_str(), reason];
+            self.clients.metrics.launch_failures.with_label_values(&labels).inc();
         }
         let now = now_ms();
         let mut marks = self.unavailable.lock().unwrap_or_else(PoisonError::into_inner);

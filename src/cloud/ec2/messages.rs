@@ -45,13 +45,14 @@ impl EventKind {
         }
     }
 
-    /// The kind that the interruption controller knows: an interrupted capacity reservation gives the same two minutes as
-    /// spot, and asks for the same.
+    /// The kind that the interruption controller knows.
     pub fn message_kind(self) -> MessageKind {
         match self {
-            Self::SpotInterrupted | Self::CapacityReservationInterrupted => MessageKind::SpotInterruption,
+            Self::SpotInterrupted => MessageKind::SpotInterruption,
+            Self::CapacityReservationInterrupted => MessageKind::CapacityReservationInterruption,
             Self::RebalanceRecommendation => MessageKind::RebalanceRecommendation,
-            Self::InstanceStopped | Self::InstanceTerminated => MessageKind::StateChange,
+            Self::InstanceStopped => MessageKind::Stopped,
+            Self::InstanceTerminated => MessageKind::StateChange,
             Self::ScheduledChange => MessageKind::ScheduledChange,
         }
     }

@@ -14,6 +14,8 @@
 //! - [`queue`], [`messages`], [`status_checks`]: what EC2 tells of instances by itself; [`drift`]: whether they still are what
 //!   their class comes to.
 //! - [`user_data`], [`kubelet`]: what instances are told at boot.
+//! - [`metrics`]: what is published of all this.
+//! - [`preflight`]: whether an account is fit for all this, without changing anything in it.
 
 pub mod aliases;
 pub mod attempts;
@@ -34,9 +36,11 @@ pub mod kubelet;
 mod launch;
 pub mod launch_template;
 pub mod messages;
+mod metrics;
 pub mod offerings;
 pub mod placement;
 pub mod placement_scores;
+pub mod preflight;
 pub mod prepare;
 pub mod prices;
 pub mod profile;
@@ -66,6 +70,7 @@ mod live_tests;
 use std::time::Duration;
 
 pub use client::Clients;
+pub use metrics::publish;
 pub use shell::{Ec2, StartError};
 
 /// Settings of EC2, with the names and defaults of Karpenter's.

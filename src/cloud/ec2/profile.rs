@@ -209,7 +209,10 @@ async fn list(clients: &Clients, path: &str) -> Result<Vec<(String, i64)>, ApiEr
 }
 
 /// `None` without a profile; its role, if it has one.
-async fn get(clients: &Clients, name: &str) -> Result<Option<Option<String>>, ApiError> {
+///
+/// # Errors
+/// IAM's.
+pub(super) async fn get(clients: &Clients, name: &str) -> Result<Option<Option<String>>, ApiError> {
     let call = clients.iam.get_instance_profile().instance_profile_name(name);
     match call.send().await.map_err(ApiError::of("iam:GetInstanceProfile")) {
         Ok(answer) => {

@@ -176,9 +176,9 @@ fn times_of_events_are_told_by_this_machines_clock() {
 fn the_controller_gets_messages_in_its_own_shape() {
     for (kind, expected) in [
         (EventKind::SpotInterrupted, MessageKind::SpotInterruption),
-        (EventKind::CapacityReservationInterrupted, MessageKind::SpotInterruption),
+        (EventKind::CapacityReservationInterrupted, MessageKind::CapacityReservationInterruption),
         (EventKind::RebalanceRecommendation, MessageKind::RebalanceRecommendation),
-        (EventKind::InstanceStopped, MessageKind::StateChange),
+        (EventKind::InstanceStopped, MessageKind::Stopped),
         (EventKind::InstanceTerminated, MessageKind::StateChange),
         (EventKind::ScheduledChange, MessageKind::ScheduledChange),
     ] {

@@ -20,15 +20,15 @@ use super::instances::{self, Describer, InstanceFacts, Terminator, describer, in
 use super::interruption_history::Setback;
 use super::placement_scores::{self, ScoreSettings};
 use super::profile::Profiles;
-use super::queue::{Queue, Received};
+use super::queue::{Queue, QueueCounts, Received};
 use super::refresh::{self, Feeds};
-use super::region::{Region, RegionSnapshot};
+use super::region::{self, Region, RegionSnapshot};
 use super::spot_risk::SpotRisk;
 use super::subnets::Addresses;
 use super::templates::{self, Templates};
 use super::unavailable::Unavailable;
 use super::validate::Verdicts;
-use super::{Options, launch, now_ms, prices, status_checks, tagging};
+use super::{Options, launch, metrics, now_ms, prices, status_checks, tagging};
 use crate::api::{Ec2NodeClass, NodeClaim};
 use crate::cloud::catalogue::embedded;
 use crate::cloud::health::Unhealthy;
@@ -201,6 +201,33 @@ impl Ec2 {
         }
     }
 
+    /// Id of a zone; empty where it is not known.
+    pub(super) fn zone_id(&self, zone: &str) -> String {
+        self.region.snapshot().zone_ids.get(zone).cloned().unwrap_or_default()
+    }
+
+    /// What is known of the region.
+    pub(super) fn snapshot(&self) -> Arc<RegionSnapshot> {
+        self.region.snapshot()
+    }
+
+    /// What went by in the interruption queue so far; `None` without one.
+    pub(super) fn heard(&self) -> Option<QueueCounts> {
+        self.queue.as_ref().map(Queue::counts)
+    }
+
+    /// Notes that an instance could not be terminated.
+    fn not_terminated(&self, provider_id: &str) {
+        let id = instance_id(provider_id).unwrap_or_default();
+        let zone = lock(&self.bought).get(id).map(|bought| bought.zone.clone()).unwrap_or_default();
+        self.clients.metrics.termination_failures.with_label_values(&[&zone, &self.zone_id(&zone)]).inc();
+    }
+
+    /// Takes in what the region's APIs answered.
+    pub(super) fn learn_region(&self, answers: region::Answers) {
+        self.region.learn(answers, now_ms());
+    }
+
     /// Attempts of calls so far, by EC2 action.
     pub fn calls(&self) -> BTreeMap<String, u64> {
         self.clients.calls()
@@ -243,7 +270,10 @@ impl Ec2 {
         let setback = match event.kind.message_kind() {
             MessageKind::SpotInterruption => Setback::Interrupted,
             MessageKind::RebalanceRecommendation => Setback::RebalanceRecommended,
-            MessageKind::ScheduledChange | MessageKind::StateChange => return,
+            MessageKind::CapacityReservationInterruption
+            | MessageKind::ScheduledChange
+            | MessageKind::Stopped
+            | MessageKind::StateChange => return,
         };
         let offering = lock(&self.bought).get(&event.instance_id).cloned();
         let Some(offering) = offering.filter(|offering| offering.capacity_type == CapacityType::Spot) else { return };
@@ -351,23 +381,31 @@ impl Cloud for Ec2 {
     }
 
     fn launch(&self, request: LaunchRequest) -> BoxFuture<'_, Result<Launched, LaunchError>> {
-        async move { self.launch_claim(&request).await }.boxed()
+        let metrics = &self.clients.metrics;
+        metrics.timed("Create", metrics::launch_error, async move { self.launch_claim(&request).await }).boxed()
     }
 
     fn describe<'a>(&'a self, provider_id: &'a str) -> BoxFuture<'a, Result<Option<Instance>, CloudError>> {
-        async move {
+        let call = async move {
             let id = known(provider_id)?;
             Ok(self.describe_id(id).await?.or_else(|| self.recent(id, now_ms())))
-        }
-        .boxed()
+        };
+        self.clients.metrics.timed("Get", metrics::cloud_error, call).boxed()
     }
 
     fn terminate<'a>(&'a self, provider_id: &'a str) -> BoxFuture<'a, Result<bool, CloudError>> {
-        async move { self.terminate_id(known(provider_id)?).await }.boxed()
+        let call = async move {
+            let result = self.terminate_id(known(provider_id)?).await;
+            if result.is_err() {
+                self.not_terminated(provider_id);
+            }
+            result
+        };
+        self.clients.metrics.timed("Delete", metrics::cloud_error, call).boxed()
     }
 
     fn list(&self) -> BoxFuture<'_, Result<Vec<Instance>, CloudError>> {
-        async move {
+        let call = async move {
             let found = instances::of_cluster(&self.clients, &self.options.cluster_name).await?;
             let (mut found, facts): (Vec<Instance>, Vec<InstanceFacts>) = found.into_iter().unzip();
             *lock(&self.facts_of) = found.iter().map(|instance| instance.id.clone()).zip(facts).collect();
@@ -379,8 +417,8 @@ impl Cloud for Ec2 {
             found.extend(unseen);
             *lock(&self.bought) = found.iter().map(|one| (one.id.clone(), bought_as(one))).collect();
             Ok(found)
-        }
-        .boxed()
+        };
+        self.clients.metrics.timed("List", metrics::cloud_error, call).boxed()
     }
 
     fn receive_messages(&self) -> BoxFuture<'_, Result<Vec<Message>, CloudError>> {
@@ -393,6 +431,7 @@ impl Cloud for Ec2 {
             for event in &received {
                 self.heed(event);
             }
+            metrics::received(&self.clients.metrics, &received, now_ms());
             Ok(received.into_iter().map(Message::from).collect())
         }
         .boxed()
@@ -467,6 +506,8 @@ impl Cloud for Ec2 {
             }
             templates::delete_of_class(&self.clients, cluster, &class.name_any()).await?;
             lock(&self.groups).remove(&key(class));
+            // There is none where the class was never tried.
+            let _ = self.clients.metrics.user_data_bytes.remove_label_values(&[class.name_any()]);
             Ok(())
         }
         .boxed()

@@ -156,7 +156,10 @@ async fn create(clients: &Clients, name: &str, template: &Template) -> Result<St
 }
 
 /// Names and ids of the templates with these tags.
-async fn list(clients: &Clients, tags: &[(&str, &str)]) -> Result<Vec<(String, String)>, ApiError> {
+///
+/// # Errors
+/// EC2's.
+pub(super) async fn list(clients: &Clients, tags: &[(&str, &str)]) -> Result<Vec<(String, String)>, ApiError> {
     let filters = tags.iter().map(|(key, value)| filter(format!("tag:{key}"), [*value])).collect();
     let call = clients.ec2.describe_launch_templates().set_filters(Some(filters)).max_results(200);
     let mut pages = call.into_paginator().send();

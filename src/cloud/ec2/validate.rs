@@ -6,12 +6,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use aws_sdk_ec2::config::retry::RetryConfig;
 use aws_sdk_ec2::types::{InstanceNetworkInterfaceSpecification, LaunchTemplateSpecification, ResourceType};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use kube::ResourceExt;
 
 use super::choose::{Candidate, Choice};
 use super::errors::{ApiError, Class};
 use super::fleet::{FleetRequest, Slot};
-use super::launch_template::tag_specification;
+use super::launch_template::{Template, tag_specification};
 use super::prepare::Ground;
 use super::{Ec2, now_ms};
 use crate::api::{Ec2NodeClass, NodeClaim};
@@ -53,7 +55,8 @@ fn state_of(class: &Ec2NodeClass) -> u64 {
 }
 
 /// What a dry run's answer means: `Ok(())` passes.
-enum Outcome {
+pub(super) enum Outcome {
+    /// EC2 would launch it.
     Passed,
     /// Certain until something changes.
     Certain(Verdict),
@@ -62,6 +65,14 @@ enum Outcome {
 }
 
 impl Outcome {
+    /// What it says of the class.
+    pub(super) fn verdict(self) -> Verdict {
+        match self {
+            Self::Passed => Verdict::True,
+            Self::Certain(verdict) | Self::Passing(verdict) => verdict,
+        }
+    }
+
     fn refused(reason: &'static str, text: &str, error: &ApiError) -> Self {
         Self::Certain(Verdict::False(reason, format!("{text}: {}: {error}", error.reason())))
     }
@@ -140,6 +151,41 @@ fn tried(catalogue: &Catalogue) -> Option<Candidate> {
     usual.or_else(|| offered().min_by_key(|candidate| candidate.zones.values().copied().min()))
 }
 
+/// What is tried dry.
+pub(super) struct Tried {
+    /// The launch template.
+    pub(super) template: Template,
+    /// The instance type.
+    pub(super) instance_type: String,
+    /// Subnets.
+    pub(super) subnets: Vec<String>,
+    /// Tags of everything.
+    pub(super) tags: std::collections::BTreeMap<String, String>,
+}
+
+impl Tried {
+    /// The request for a fleet by a template of this name.
+    pub(super) fn fleet(&self, class: &Ec2NodeClass, template: &str) -> FleetRequest {
+        let slot = |subnet: &String| Slot {
+            instance_type: self.instance_type.clone(),
+            zone: zone_of(class, subnet),
+            subnet: subnet.clone(),
+            image: self.template.image_id.clone(),
+            price: crate::scheduling::offering::MicroUsd(0),
+        };
+        FleetRequest {
+            token: String::new(),
+            count: 1,
+            context: class.spec.context.clone(),
+            capacity_type: CapacityType::OnDemand,
+            prioritized: false,
+            templates: vec![(template.to_owned(), self.subnets.iter().map(slot).collect())],
+            tags: self.tags.clone(),
+            instance_tags: std::collections::BTreeMap::new(),
+        }
+    }
+}
+
 impl Ec2 {
     /// Tries a class, whose status is what it comes to now; or says what is still known from half an hour ago at most.
     pub(super) async fn try_dry(&self, class: &Ec2NodeClass, now_ms: i64) -> Verdict {
@@ -164,11 +210,15 @@ impl Ec2 {
         }
     }
 
-    async fn dry_launch(&self, class: &Ec2NodeClass) -> Outcome {
+    /// What is tried for a class, whose status is what it comes to.
+    ///
+    /// # Errors
+    /// There is nothing to try: what that means.
+    pub(super) fn to_try(&self, class: &Ec2NodeClass) -> Result<Tried, Outcome> {
         let catalogue = self.catalogue(class);
         let Some(candidate) = tried(&catalogue) else {
             let message = "no instance type is offered in the zones of the class's subnets and boots its images";
-            return Outcome::Passing(Verdict::Unjudged(message.into()));
+            return Err(Outcome::Passing(Verdict::Unjudged(message.into())));
         };
         let choice = Choice { capacity_type: CapacityType::OnDemand, candidates: vec![candidate] };
         let details = LaunchDetails {
@@ -200,44 +250,37 @@ impl Ec2 {
         let (tags, groups) = match made {
             Ok(made) => made,
             Err(LaunchError::NodeClassNotReady { reason, .. }) => {
-                return Outcome::Certain(Verdict::False("UserDataInvalid", reason));
+                return Err(Outcome::Certain(Verdict::False("UserDataInvalid", reason)));
             }
-            Err(error) => return Outcome::Passing(Verdict::Unjudged(error.to_string())),
+            Err(error) => return Err(Outcome::Passing(Verdict::Unjudged(error.to_string()))),
         };
-        let Some(template) = groups.first().map(|group| &group.template) else {
-            return Outcome::Passing(Verdict::Unjudged("nothing to try".into()));
+        let Some(template) = groups.into_iter().next().map(|group| group.template) else {
+            return Err(Outcome::Passing(Verdict::Unjudged("nothing to try".into())));
         };
-        let held = match self.templates.ensure(&self.clients, template, now_ms()).await {
+        let bytes = STANDARD.decode(&template.user_data).map_or(0, |text| text.len());
+        let told = self.clients.metrics.user_data_bytes.with_label_values(&[class.name_any()]);
+        told.set(i64::try_from(bytes).unwrap_or(i64::MAX));
+        let subnets = class.status.iter().flat_map(|status| &status.subnets).map(|subnet| subnet.id.clone()).collect();
+        let instance_type = choice.candidates[0].instance_type.name.to_string();
+        Ok(Tried { template, instance_type, subnets, tags })
+    }
+
+    async fn dry_launch(&self, class: &Ec2NodeClass) -> Outcome {
+        let tried = match self.to_try(class) {
+            Ok(tried) => tried,
+            Err(outcome) => return outcome,
+        };
+        let held = match self.templates.ensure(&self.clients, &tried.template, now_ms()).await {
             Ok(held) => held,
             Err(error) => return template_outcome(&error),
         };
-        let subnets: Vec<&str> =
-            class.status.iter().flat_map(|status| &status.subnets).map(|subnet| subnet.id.as_str()).collect();
-        let instance_type = choice.candidates[0].instance_type.name.to_string();
-        let slot = |subnet: &&str| Slot {
-            instance_type: instance_type.clone(),
-            zone: zone_of(class, subnet),
-            subnet: (*subnet).to_owned(),
-            image: template.image_id.clone(),
-            price: crate::scheduling::offering::MicroUsd(0),
-        };
-        let fleet = FleetRequest {
-            token: String::new(),
-            count: 1,
-            context: class.spec.context.clone(),
-            capacity_type: CapacityType::OnDemand,
-            prioritized: false,
-            templates: vec![(held.name().to_owned(), subnets.iter().map(slot).collect())],
-            tags: tags.clone(),
-            instance_tags: std::collections::BTreeMap::new(),
-        };
-        match fleet_outcome(self.dry_fleet(&fleet).await) {
+        match fleet_outcome(self.dry_fleet(&tried.fleet(class, held.name())).await) {
             Outcome::Passed => {}
             other => return other,
         }
         let mut answers = Vec::new();
-        for subnet in subnets {
-            let answer = self.dry_run(class, held.name(), &instance_type, subnet, &tags).await;
+        for subnet in &tried.subnets {
+            let answer = self.dry_run(class, held.name(), &tried.instance_type, subnet, &tried.tags).await;
             let passed = answer.as_ref().map_or_else(|error| error.class == Class::DryRunOk, |()| true);
             answers.push(answer);
             if passed {
@@ -247,7 +290,11 @@ impl Ec2 {
         run_outcome(&answers, class.spec.instance_profile.is_none())
     }
 
-    async fn dry_fleet(&self, fleet: &FleetRequest) -> Result<(), ApiError> {
+    /// Asks for a fleet that is not made.
+    ///
+    /// # Errors
+    /// EC2's; [`Class::DryRunOk`] says that it would be.
+    pub(super) async fn dry_fleet(&self, fleet: &FleetRequest) -> Result<(), ApiError> {
         let input = fleet.input().set_client_token(None).dry_run(true);
         let call = self.clients.ec2.create_fleet();
         let call = call
@@ -301,7 +348,8 @@ impl Ec2 {
     }
 }
 
-fn once() -> aws_sdk_ec2::config::Builder {
+/// A call that is not tried again.
+pub(super) fn once() -> aws_sdk_ec2::config::Builder {
     aws_sdk_ec2::config::Builder::new().retry_config(RetryConfig::disabled())
 }
 

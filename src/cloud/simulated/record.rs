@@ -311,10 +311,12 @@ mod message_kind {
 
     use crate::cloud::MessageKind;
 
-    const NAMES: [(MessageKind, &str); 4] = [
+    const NAMES: [(MessageKind, &str); 6] = [
         (MessageKind::SpotInterruption, "spot-interruption"),
         (MessageKind::RebalanceRecommendation, "rebalance-recommendation"),
+        (MessageKind::CapacityReservationInterruption, "capacity-reservation-interruption"),
         (MessageKind::ScheduledChange, "scheduled-change"),
+        (MessageKind::Stopped, "stopped"),
         (MessageKind::StateChange, "state-change"),
     ];
 

@@ -1,0 +1,226 @@
+#!/usr/bin/env python3
+"""`stowage preflight` on EC2's wire protocol: the binary against moto, in an account that is fit and in one where things are missing.
+
+What moto lacks is a warning in every run: the price list and spot placement scores. Run: python3 e2e/preflight_test.py
+"""
+
+import copy
+import json
+import pathlib
+import tempfile
+import unittest
+
+import aws
+import harness
+import workloads
+
+CLUSTER = "demo"
+SECRET = "tell-nobody-this-5d8c1e"
+# moto answers neither of these.
+LOST = {"on-demand prices", "spot placement scores"}
+REGION = {"credentials", "instance types", "zones of instance types", "spot prices", "instances", "launch templates", "instance status", "cluster"}
+QUEUE = {"interruption queue", "queue policy", "queue encryption"}
+CLASS = {"subnets", "security groups", "images", "role", "settings", "ec2:CreateLaunchTemplate", "ec2:CreateFleet", "ec2:RunInstances"}
+
+
+def policy(*actions, service="events.amazonaws.com"):
+    statement = {"Effect": "Allow", "Principal": {"Service": service}, "Action": list(actions), "Resource": "*"}
+    return json.dumps({"Version": "2012-10-17", "Statement": [statement]})
+
+
+def node_class(name="default", **spec):
+    made = workloads.node_class(name)
+    made["spec"] |= spec
+    return made
+
+
+class Account(unittest.TestCase):
+    """moto with what a cluster needs, and the binary."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.moto = cls.enterClassContext(aws.Moto())
+        cls.account = cls.moto.account(CLUSTER)
+        cls.dir = pathlib.Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
+        cls.set_queue(Policy=policy("sqs:SendMessage"), SqsManagedSseEnabled="true")
+
+    @classmethod
+    def set_queue(cls, **attributes):
+        cls.moto.aws.sqs("SetQueueAttributes", QueueUrl=cls.account.queue_url, Attributes=attributes)
+
+    def run_it(self, *arguments, classes=None, **environment):
+        """Runs the command, with manifests of `classes`; nothing of this machine's own settings reaches it."""
+        arguments = list(arguments)
+        if classes is not None:
+            manifests = pathlib.Path(tempfile.mkdtemp(dir=self.dir)) / "classes.json"
+            manifests.write_text(json.dumps({"kind": "List", "apiVersion": "v1", "items": classes}))
+            arguments += ["--file", manifests]
+        given = {"HOME": str(self.dir), "CLUSTER_NAME": CLUSTER, "INTERRUPTION_QUEUE": CLUSTER, **self.moto.env(), "AWS_SECRET_ACCESS_KEY": SECRET}
+        done = harness.run(harness.binary(), "preflight", *arguments, env={**given, **environment}, check=False, timeout=300)
+        self.assertNotIn(SECRET, done.stdout + done.stderr)
+        return done
+
+    def rows(self, *arguments, code, **more):
+        """The findings by check: result, detail, fix."""
+        done = self.run_it("--output", "json", *arguments, **more)
+        self.assertEqual(done.returncode, code, done.stdout + done.stderr)
+        report = json.loads(done.stdout)
+        self.assertEqual((report["region"], report["cluster"]), (aws.REGION, CLUSTER))
+        found = {row["check"]: (row["result"], row["detail"], row["fix"]) for row in report["checks"]}
+        self.assertEqual(len(found), len(report["checks"]), "each check once")
+        results = [result for result, _, _ in found.values()]
+        counts = {name: results.count(result) for name, result in (("ok", "ok"), ("warnings", "warning"), ("failed", "failed"))}
+        self.assertEqual({name: report[name] for name in counts}, counts)
+        for check, (result, detail, fix) in found.items():
+            self.assertTrue(detail, check)
+            self.assertEqual(result == "ok", not fix, f"{check}: {fix}")
+        return found
+
+    @staticmethod
+    def by(found, result):
+        return {check for check, row in found.items() if row[0] == result}
+
+
+class Fit(Account):
+    """Nothing is missing."""
+
+    def test_every_row_is_ok_but_what_moto_lacks(self):
+        found = self.rows(classes=[node_class()], code=0)
+        self.assertEqual(self.by(found, "warning"), LOST)
+        self.assertEqual(self.by(found, "ok"), REGION | QUEUE | {f"default: {check}" for check in CLASS})
+        detail = {check: row[1] for check, row in found.items()}
+        self.assertIn(f"{aws.ACCOUNT}", detail["credentials"])
+        self.assertRegex(detail["default: subnets"], r"us-east-1a: 1 subnet with 81\d\d free addresses; us-east-1b: ")
+        self.assertIn(f"{CLUSTER}-nodes", detail["default: security groups"])
+        self.assertRegex(detail["default: images"], r"amd64: ami-\S+ \(amazon-eks-node-al2023-x86_64-standard.*arm64: ami-")
+        self.assertIn("price list of us-east-1", detail["on-demand prices"])
+        self.assertIn(f"{CLUSTER}, Kubernetes {aws.VERSION}", detail["cluster"])
+
+    def test_the_table_has_the_same_rows(self):
+        done = self.run_it(classes=[node_class()])
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        heading, *lines = done.stdout.splitlines()
+        self.assertEqual(heading.split(), ["CHECK", "RESULT", "DETAIL", "FIX"])
+        column = heading.index("RESULT")
+        rows = {line[:column].strip(): line[column:].split()[0] for line in lines if line[:column].strip() and line[column:]}
+        expected = {check: "ok" for check in REGION | QUEUE | {f"default: {check}" for check in CLASS}}
+        self.assertEqual(rows, expected | dict.fromkeys(LOST, "warning"))
+        self.assertEqual(lines[-1], f"{len(expected)} ok, 2 warnings, 0 failed")
+
+    def test_nothing_is_changed(self):
+        self.moto.aws.sqs("SendMessage", QueueUrl=self.account.queue_url, MessageBody="for the controller")
+        before = self.state()
+        self.assertEqual(self.run_it(classes=[node_class()]).returncode, 0)
+        self.assertEqual(self.state(), before)
+        message = self.moto.aws.sqs("ReceiveMessage", QueueUrl=self.account.queue_url)["Messages"][0]
+        self.assertEqual(message["Body"], "for the controller")
+        self.moto.aws.sqs("DeleteMessage", QueueUrl=self.account.queue_url, ReceiptHandle=message["ReceiptHandle"])
+
+    def state(self):
+        client = self.moto.aws
+        lists = {action: client.ec2(action).get(result) for action, result in (("DescribeLaunchTemplates", "launchTemplates"), ("DescribeInstances", "reservationSet"), ("DescribeFleets", "fleetSet"))}
+        return {**lists, "profiles": client.iam("ListInstanceProfiles"), "roles": client.iam("ListRoles")}
+
+    def test_another_role_is_assumed_first(self):
+        arn = f"arn:aws:iam::{aws.ACCOUNT}:role/{self.account.role}"
+        found = self.rows("--role", arn, classes=[node_class()], code=0)
+        self.assertIn(f"assumed-role/{self.account.role}/stowage", found["credentials"][1])
+
+    def test_an_own_image_and_a_profile_do_as_well(self):
+        client = self.moto.aws
+        client.iam("CreateInstanceProfile", InstanceProfileName="own")
+        client.iam("AddRoleToInstanceProfile", InstanceProfileName="own", RoleName=self.account.role)
+        own = node_class(amiFamily="AL2023", amiSelectorTerms=[{"tags": {"karpenter.sh/discovery": CLUSTER}}], instanceProfile="own")
+        del own["spec"]["role"]
+        empty = copy.deepcopy(own)
+        empty["metadata"]["name"], empty["spec"]["instanceProfile"] = "empty", "none"
+        found = self.rows(classes=[own, empty], code=1)
+        self.assertEqual(found["default: instance profile"], ("ok", f"own with role {self.account.role}", ""))
+        self.assertIn("with instance profile own", found["default: ec2:RunInstances"][1])
+        self.assertEqual(self.by(found, "failed"), {"empty: instance profile"})
+
+    def test_without_a_queue_a_warning_says_what_is_lost(self):
+        found = self.rows(classes=[node_class()], code=0, INTERRUPTION_QUEUE="")
+        self.assertEqual(self.by(found, "warning"), LOST | {"interruption queue"})
+        self.assertIn("spot interruptions", found["interruption queue"][1])
+
+
+class Missing(Account):
+    """Each thing that is missing has a row that says so, and the exit code tells."""
+
+    def test_what_a_class_selects_in_vain_fails(self):
+        elsewhere = [{"tags": {"karpenter.sh/discovery": "elsewhere"}}]
+        classes = [
+            node_class("no-subnets", subnetSelectorTerms=elsewhere),
+            node_class("no-groups", securityGroupSelectorTerms=elsewhere),
+            node_class("no-image", amiFamily="AL2023", amiSelectorTerms=elsewhere),
+            node_class("no-alias", amiSelectorTerms=[{"alias": "al2023@v20000101"}]),
+            node_class("no-role", role="nobody"),
+            node_class("kubelet", kubelet={"nonsense": 1}),
+            node_class("fit"),
+        ]
+        found = self.rows(classes=classes, code=1)
+        failed = {"no-subnets: subnets", "no-groups: security groups", "no-image: images", "no-alias: images", "no-role: role", "kubelet: settings"}
+        self.assertEqual(self.by(found, "failed"), failed)
+        untried = {f"{name}: launch rights" for name in ("no-subnets", "no-groups", "no-image", "no-alias")}
+        self.assertEqual(self.by(found, "warning"), LOST | untried)
+        self.assertEqual({check for check in self.by(found, "ok") if check.startswith("fit: ")}, {f"fit: {check}" for check in CLASS})
+        self.assertIn("tag the subnets", found["no-subnets: subnets"][2])
+        self.assertIn("nobody", found["no-role: role"][1])
+
+    def test_a_queue_that_is_not_there_or_that_events_do_not_reach_fails(self):
+        found = self.rows(classes=[node_class()], code=1, INTERRUPTION_QUEUE="another")
+        self.assertEqual(self.by(found, "failed"), {"interruption queue"})
+        self.assertIn("docs/aws", found["interruption queue"][2])
+        self.moto.aws.sqs("CreateQueue", QueueName="closed", Attributes={"KmsMasterKeyId": "alias/aws/sqs"})
+        found = self.rows(classes=[node_class()], code=1, INTERRUPTION_QUEUE="closed")
+        self.assertEqual(self.by(found, "failed"), {"queue policy", "queue encryption"})
+
+    def test_an_unknown_cluster_fails_and_the_rest_is_checked(self):
+        # Without it neither the images of an alias nor the user data are known.
+        done = self.run_it("--output", "json", "--cluster-name", "unknown", classes=[node_class()])
+        self.assertEqual(done.returncode, 1, done.stderr)
+        found = {row["check"]: row["result"] for row in json.loads(done.stdout)["checks"]}
+        self.assertEqual({check for check, result in found.items() if result == "failed"}, {"cluster"})
+        self.assertEqual({check for check, result in found.items() if result == "warning"}, LOST | {"default: images", "default: launch rights"})
+
+    def test_without_a_way_to_aws_nothing_else_is_asked(self):
+        found = self.rows(classes=[node_class()], code=1, AWS_ENDPOINT_URL="http://127.0.0.1:1")
+        self.assertEqual(self.by(found, "failed"), {"credentials", "instance types", "zones of instance types"})
+        self.assertEqual(set(found), {"credentials", "instance types", "zones of instance types", "on-demand prices", "spot prices"})
+        self.assertNotIn("{", "".join(row[1] for row in found.values()), "no innards of the SDK")
+
+    def test_what_can_not_be_used_is_usage(self):
+        nothing = self.dir / "nothing.yaml"
+        nothing.write_text("apiVersion: v1\nkind: Namespace\nmetadata: {name: x}\n")
+        for arguments, environment, wanted in (
+            ([], {"CLUSTER_NAME": ""}, "CLUSTER_NAME"),
+            (["--file", nothing], {}, "no EC2NodeClass"),
+            (["--file", self.dir / "absent.yaml"], {}, "absent.yaml"),
+            (["--output", "html"], {}, "table, json"),
+            ([], {}, "--file"),
+        ):
+            with self.subTest(arguments):
+                done = self.run_it(*arguments, **environment)
+                self.assertEqual((done.returncode, done.stdout), (2, ""), done.stderr)
+                self.assertIn(wanted, done.stderr)
+
+
+class InACluster(Account):
+    """Without manifests the node classes are the cluster's."""
+
+    def test_the_classes_of_the_cluster_are_checked(self):
+        with harness.ControlPlane() as plane:
+            plane.kubectl("apply", "-f", harness.ROOT / "crds")
+            kubeconfig = {"KUBECONFIG": str(plane.dir / "kubeconfig")}
+            found = self.rows(code=0, **kubeconfig)
+            self.assertEqual(self.by(found, "warning"), LOST | {"nodeclass"})
+            harness.wait_until(lambda: not plane.kubectl("wait", "--for=condition=Established", "crd", "--all", check=False).returncode, 20, "CRDs")
+            plane.apply(node_class("main"), node_class("other", role="nobody"))
+            found = self.rows(code=1, **kubeconfig)
+        self.assertEqual(self.by(found, "failed"), {"other: role"})
+        self.assertTrue({f"main: {check}" for check in CLASS} <= self.by(found, "ok"))
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)

@@ -1,0 +1,145 @@
+//! Findings as a table and as JSON.
+
+use std::io::Write;
+
+use serde::Serialize;
+
+use crate::cloud::ec2::preflight::{Finding, Grade};
+
+/// Widest cells of details and of fixes, in characters: longer text goes on in the next line.
+const WIDEST: usize = 56;
+
+#[derive(Serialize)]
+struct Report<'f> {
+    region: &'f str,
+    cluster: &'f str,
+    ok: usize,
+    warnings: usize,
+    failed: usize,
+    checks: &'f [Finding],
+}
+
+fn count(findings: &[Finding], grade: Grade) -> usize {
+    findings.iter().filter(|finding| finding.result == grade).count()
+}
+
+/// The findings for programs: the contract of `stowage preflight --output json`.
+///
+/// # Errors
+/// `out` can't be written to.
+pub fn json(findings: &[Finding], region: &str, cluster: &str, out: &mut dyn Write) -> std::io::Result<()> {
+    let report = Report {
+        region,
+        cluster,
+        ok: count(findings, Grade::Ok),
+        warnings: count(findings, Grade::Warning),
+        failed: count(findings, Grade::Failed),
+        checks: findings,
+    };
+    serde_json::to_writer_pretty(&mut *out, &report)?;
+    writeln!(out)
+}
+
+/// The findings for people.
+///
+/// # Errors
+/// `out` can't be written to.
+pub fn table(findings: &[Finding], out: &mut dyn Write) -> std::io::Result<()> {
+    let rows: Vec<[Vec<String>; 4]> = findings
+        .iter()
+        .map(|finding| {
+            let checked = vec![finding.check.clone()];
+            [checked, vec![finding.result.as_str().to_owned()], lines(&finding.detail), lines(&finding.fix)]
+        })
+        .collect();
+    let headings = ["CHECK", "RESULT", "DETAIL", "FIX"];
+    let width = |column: usize| {
+        let cells = rows.iter().flat_map(|row| &row[column]).map(|line| line.chars().count());
+        cells.max().unwrap_or(0).max(headings[column].len())
+    };
+    let widths = [width(0), width(1), width(2)];
+    let mut line = |cells: [&str; 4]| {
+        let text = format!(
+            "{:<check$}  {:<result$}  {:<detail$}  {}",
+            cells[0],
+            cells[1],
+            cells[2],
+            cells[3],
+            check = widths[0],
+            result = widths[1],
+            detail = widths[2]
+        );
+        writeln!(out, "{}", text.trim_end())
+    };
+    line(headings)?;
+    for row in &rows {
+        let height = row.iter().map(Vec::len).max().unwrap_or(0);
+        for at in 0..height {
+            let cell = |column: usize| row[column].get(at).map_or("", String::as_str);
+            line([cell(0), cell(1), cell(2), cell(3)])?;
+        }
+    }
+    let [ok, warnings, failed] = [Grade::Ok, Grade::Warning, Grade::Failed].map(|grade| count(findings, grade));
+    let plural = if warnings == 1 { "" } else { "s" };
+    writeln!(out, "\n{ok} ok, {warnings} warning{plural}, {failed} failed")
+}
+
+/// A text in lines of at most [`WIDEST`] characters, broken between words where one is no longer than that.
+fn lines(text: &str) -> Vec<String> {
+    let mut out: Vec<String> = Vec::new();
+    for word in text.split_whitespace() {
+        match out.last_mut() {
+            Some(line) if line.chars().count() + 1 + word.chars().count() <= WIDEST => {
+                line.push(' ');
+                line.push_str(word);
+            }
+            _ => out.push(word.to_owned()),
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn findings() -> Vec<Finding> {
+        vec![
+            Finding::ok("credentials", "arn:aws:sts::111122223333:assumed-role/stowage/s in us-east-1".to_owned()),
+            Finding::warning(
+                "on-demand prices",
+                "pricing:GetProducts: AccessDeniedException: no; the price list of us-east-1 in the binary stands in: plans may not be the cheapest".to_owned(),
+                "allow pricing:GetProducts; docs/aws has the policy".to_owned(),
+            ),
+            Finding::failed(
+                "default: subnets",
+                "subnetSelectorTerms select no subnets".to_owned(),
+                "tag the subnets as the terms say, or correct the terms".to_owned(),
+            ),
+        ]
+    }
+
+    #[test]
+    fn the_table_says_what_is_right_what_is_wrong_and_the_fix() {
+        let mut out = Vec::new();
+        table(&findings(), &mut out).unwrap();
+        insta::assert_snapshot!(String::from_utf8(out).unwrap());
+    }
+
+    #[test]
+    fn the_json_says_the_same() {
+        let mut out = Vec::new();
+        json(&findings(), "us-east-1", "demo", &mut out).unwrap();
+        insta::assert_snapshot!(String::from_utf8(out).unwrap());
+    }
+
+    #[test]
+    fn no_word_is_lost_by_the_breaking_of_lines() {
+        let long = "x".repeat(WIDEST + 10);
+        for text in ["", "one", "one two three", &format!("a {long} b"), &"word ".repeat(40)] {
+            let broken = lines(text);
+            assert_eq!(broken.join(" "), text.trim());
+            assert!(broken.iter().all(|line| line.chars().count() <= WIDEST || !line.contains(' ')));
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! Whether an account is fit for the controller: what it will ask for is asked for once, and each answer is judged.
+//!
+//! Nothing is changed: calls that would make something are dry. A message of the queue may be received, but not hidden or deleted.
+//! What an answer means is decided by pure functions from the answer to a [`Finding`]; one file for each part asks and judges.
+
+mod account;
+mod class;
+mod finding;
+mod launch;
+mod queue;
+
+use std::collections::BTreeSet;
+
+use kube::{Client, ResourceExt};
+
+pub use finding::{Finding, Grade};
+
+use super::client::Clients;
+use super::cluster::{ClusterFacts, discover_by};
+use super::images::Parameters;
+use super::refresh::Feeds;
+use super::region::Part;
+use super::{Ec2, Options, now_ms, prices};
+use crate::api::Ec2NodeClass;
+
+/// Where the node classes come from, and so whom to ask about the cluster first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// The cluster.
+    Cluster,
+    /// Files: it may be that there is no way to the cluster.
+    Files,
+}
+
+/// Asks and judges. Never fails: what could not be asked is a finding.
+pub async fn check(
+    clients: &Clients,
+    options: &Options,
+    kube: Option<&Client>,
+    origin: Origin,
+    classes: &[Ec2NodeClass],
+) -> Vec<Finding> {
+    let priced = prices::can_be_asked(&clients.region, options.isolated_vpc);
+    let feeds = Feeds { ec2: clients.ec2.clone(), pricing: priced.then(|| clients.pricing.clone()) };
+    let parts = BTreeSet::from(Part::ALL);
+    let (identity, answers) = futures::join!(account::ask(clients), feeds.ask(&clients.region, &parts, now_ms()));
+    let reached = !matches!(&answers.types, Some(Err(_)));
+    let mut findings = vec![account::identity(&clients.region, &identity, reached)];
+    findings.extend(account::region(&answers));
+    if identity.is_err() && !reached {
+        // Every other call would fail the same way.
+        return findings;
+    }
+    let (reads, scores, cluster, queue) = futures::join!(
+        account::reads(clients),
+        account::ask_scores(clients),
+        cluster(clients, options, kube, origin),
+        queue::ask(clients, options.interruption_queue.as_deref()),
+    );
+    findings.push(account::scores(&scores));
+    findings.extend(reads);
+    findings.push(account::cluster(&cluster));
+    findings.extend(queue::judge(options.interruption_queue.as_deref(), queue.as_ref()));
+    let ec2 = cluster.ok().map(|facts| Ec2::new(clients.clone(), options.clone(), facts));
+    if let Some(ec2) = &ec2 {
+        ec2.learn_region(answers);
+    }
+    if classes.is_empty() {
+        let detail = "there is no EC2NodeClass, so nothing can be launched".to_owned();
+        findings.push(Finding::warning("nodeclass", detail, "make one, or name a manifest by --file".to_owned()));
+    }
+    let parameters = Parameters::default();
+    for class in classes {
+        findings.extend(of_class(clients, &parameters, ec2.as_ref(), class).await);
+    }
+    findings
+}
+
+async fn cluster(
+    clients: &Clients,
+    options: &Options,
+    kube: Option<&Client>,
+    origin: Origin,
+) -> Result<ClusterFacts, super::cluster::ClusterError> {
+    if origin == Origin::Cluster {
+        return discover_by(kube, clients, options).await;
+    }
+    match (discover_by(None, clients, options).await, kube) {
+        (Err(_), Some(kube)) => discover_by(Some(kube), clients, options).await,
+        (answer, _) => answer,
+    }
+}
+
+async fn of_class(clients: &Clients, parameters: &Parameters, ec2: Option<&Ec2>, class: &Ec2NodeClass) -> Vec<Finding> {
+    let facts = ec2.map(|ec2| ec2.facts.load_full());
+    let now = now_ms();
+    let version = facts.as_ref().map(|facts| facts.version.as_str());
+    let answers = class::ask(clients, parameters, class, version, now).await;
+    let mut findings = class::judge(class, &answers, now);
+    let cidr = facts.as_ref().and_then(|facts| facts.service_cidr.as_deref());
+    findings.extend(class::settings(class, cidr, facts.is_some()));
+    if let (Some(ec2), Some(Ok(group))) = (ec2, &answers.placement) {
+        ec2.know_group(class, group.clone());
+    }
+    let (resolved, profile) = class::resolved(class, answers, now);
+    let tried = match ec2 {
+        Some(ec2) => launch::rights(ec2, &resolved, profile).await,
+        None => vec![Finding::warning(
+            "launch rights",
+            "not tried, since the cluster is not known".to_owned(),
+            "see the row about the cluster".to_owned(),
+        )],
+    };
+    findings.extend(tried);
+    let name = class.name_any();
+    findings.into_iter().map(|finding| finding.of(&name)).collect()
+}
+
+#[cfg(test)]
+mod tests;
