@@ -208,7 +208,7 @@ impl Ec2State {
         match self.refusal(now_ms, true) {
             None => {}
             Some(CloudError::Throttled) => return Err(LaunchError::Throttled),
-            Some(CloudError::Other(why)) => return Err(LaunchError::Other(why)),
+            Some(CloudError::Other(why) | CloudError::Refused(why)) => return Err(LaunchError::Other(why)),
         }
         let earlier = self.ledger.tokens.get(&request.client_token).and_then(|id| self.ledger.instances.get(id));
         if let Some(record) = earlier {
