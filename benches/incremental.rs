@@ -8,8 +8,7 @@ use std::time::Instant;
 
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
-use stowage::cloud::catalogue::embedded::embedded;
-use stowage::cloud::catalogue::price::SpotPricing;
+use stowage::cloud::catalogue::{SpotPricing, embedded};
 use stowage::cluster::State;
 use stowage::cluster::snapshot::{ReadyPool, take};
 use stowage::scheduling::plan;

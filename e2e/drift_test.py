@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Drift and expiration on a real control plane with simulated EC2: nodes that are not what their NodePool says any more are replaced,
-within its budgets and only once their pods have another place; nodes that are too old go.
+"""Drift and expiration on a real control plane: nodes that are not what their NodePool says any more (with simulated EC2), or what their
+EC2NodeClass comes to (with moto), are replaced, within the budgets and only once their pods have another place; nodes that are too old go.
 """
 
 import unittest
 
 import e2e_test
+import ec2_test
 import observe
 import workloads
 from observe import bound_to, condition, holds, key, leaving
@@ -105,6 +106,66 @@ class Drift(e2e_test.Service):
         self.assertGreaterEqual(self.stowage.metrics().get('stowage_nodeclaims_disrupted_total{reason="expired"}'), 1)
         self.plane.kubectl("delete", "nodepool", "old", "--wait=false")
         self.no_errors()
+
+
+class OnEc2(ec2_test.Service):
+    """What a node class comes to, in moto: two nodes with a pod each."""
+
+    NODES = 2
+
+    @classmethod
+    def pools(cls):
+        pool = ec2_test.small("drift", "on-demand")
+        pool["spec"]["disruption"] |= {"consolidateAfter": "Never", "budgets": [{"nodes": "1"}]}
+        return [pool]
+
+    def change(self, spec):
+        self.plane.api.patch(f"{observe.CLASSES}/default", {"spec": spec})
+
+    def drifted(self):
+        return [condition(claim, "Drifted").get("reason") for claim in self.claims() if holds(claim, "Drifted")]
+
+    def replaced(self, reason, before):
+        """Waits until all of the nodes drifted for this reason and others, which did not, are there."""
+        seen = set()
+        tell = lambda: f"drifted {self.drifted()}; {self.mirror.summary(SPACE)}"
+        names = lambda: {key(claim) for claim in self.claims()}
+
+        def done():
+            seen.update(self.drifted())
+            new = not (set(before) & names()) and not self.drifted()
+            return new and self.mirror.all_bound(self.NODES, SPACE) and self.mirror.settled()
+
+        self.wait(done, 240, f"every node replaced for {reason}", tell)
+        self.assertEqual(seen, {reason})
+        self.nothing_is_leaked()
+        self.no_errors()
+
+    def test_1_a_field_of_the_class(self):
+        self.plane.apply(*ec2_test.one_a_node(SPACE, self.NODES, "drift"))
+        self.bound(SPACE, self.NODES, 90)
+        self.assertEqual(self.drifted(), [])
+        before = [key(claim) for claim in self.claims()]
+        self.change({"detailedMonitoring": True})
+        self.replaced("NodeClassDrift", before)
+
+    def test_2_an_image(self):
+        used = {claim["status"]["imageID"] for claim in self.claims()}
+        filters = [{"Name": "architecture", "Value": ["x86_64"]}, {"Name": "root-device-type", "Value": ["ebs"]}]
+        images = self.moto.aws.ec2_pages("DescribeImages", "imagesSet", Filter=filters)
+        other = next(image["imageId"] for image in images if image["imageId"] not in used)
+        before = [key(claim) for claim in self.claims()]
+        self.change({"amiFamily": "AL2023", "amiSelectorTerms": [{"id": other}]})
+        self.replaced("AMIDrift", before)
+        self.assertEqual({claim["status"]["imageID"] for claim in self.claims()}, {other})
+
+    def test_3_a_subnet(self):
+        zones = {claim["metadata"]["labels"][workloads.ZONE] for claim in self.claims()}
+        zone = next(zone for zone in sorted(self.account.subnets) if zone not in zones)
+        before = [key(claim) for claim in self.claims()]
+        self.change({"subnetSelectorTerms": [{"id": self.account.subnets[zone]}]})
+        self.replaced("SubnetDrift", before)
+        self.assertEqual({claim["metadata"]["labels"][workloads.ZONE] for claim in self.claims()}, {zone})
 
 
 if __name__ == "__main__":

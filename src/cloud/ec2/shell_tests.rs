@@ -120,7 +120,7 @@ impl Fake {
         for _ in 0..count.min(self.room.unwrap_or(count)) {
             let id = format!("i-{:017x}", self.instances.len() + 1);
             self.instances.push((id.clone(), tag.clone(), "running"));
-            ids.push_str(&format!("<item>{id}</item>"));
+            ids += &["<item>", &id, "</item>"].concat();
         }
         let error = "<errorSet><item><errorCode>InsufficientInstanceCapacity</errorCode></item></errorSet>";
         format!(

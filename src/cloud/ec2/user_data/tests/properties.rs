@@ -130,18 +130,17 @@ proptest! {
         prop_assert_eq!(&merged[&section], &json!(other));
         let alone = settings(&input())["kubernetes"].take();
         for (name, ours) in alone.as_object().unwrap() {
-            match (name.as_str(), ours) {
-                // Tables are merged name by name.
-                ("node-labels", Value::Object(ours)) => {
-                    for (key, value) in &labels {
-                        let expected = ours.get(key).cloned().unwrap_or_else(|| json!(value));
-                        prop_assert_eq!(&merged["kubernetes"][name][key], &expected, "{}", key);
-                    }
-                    for (key, value) in ours {
-                        prop_assert_eq!(&merged["kubernetes"][name][key], value, "{}", key);
-                    }
+            // Tables are merged name by name.
+            if let ("node-labels", Value::Object(ours)) = (name.as_str(), ours) {
+                for (key, value) in &labels {
+                    let expected = ours.get(key).cloned().unwrap_or_else(|| json!(value));
+                    prop_assert_eq!(&merged["kubernetes"][name][key], &expected, "{}", key);
                 }
-                _ => prop_assert_eq!(&merged["kubernetes"][name], ours, "{}", name),
+                for (key, value) in ours {
+                    prop_assert_eq!(&merged["kubernetes"][name][key], value, "{}", key);
+                }
+            } else {
+                prop_assert_eq!(&merged["kubernetes"][name], ours, "{}", name);
             }
         }
         prop_assert_eq!(&merged["kubernetes"]["kube-reserved"], &json!(reserved));
