@@ -144,7 +144,9 @@ fn told(kind: MessageKind) -> (bool, &'static str, &'static str) {
             "CapacityReservationInstanceInterrupted",
             "the owner of the capacity reservation takes the instance back in two minutes",
         ),
-        MessageKind::ScheduledChange => (true, "InstanceUnhealthy", "AWS Health has scheduled a change of the instance"),
+        MessageKind::ScheduledChange => {
+            (true, "InstanceUnhealthy", "AWS Health has scheduled a change of the instance")
+        }
         MessageKind::Stopped => (true, "InstanceStopping", "the instance stops"),
         MessageKind::StateChange => (true, "InstanceTerminating", "the instance shuts down"),
     }
