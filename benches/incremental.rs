@@ -110,9 +110,9 @@ fn main() {
             solved.push(clock.elapsed().as_secs_f64() * 1e3);
             assert!(made.unschedulable.is_empty() && snapshot.problem.pods.len() == count, "a pod without a place");
             if run == 0 {
-                first = taken
+                first = taken;
             } else {
-                took.push(taken)
+                took.push(taken);
             }
             for at in 0..count {
                 state.delete_pod(&format!("n/pending-{run}-{at}"), 1);
