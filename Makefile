@@ -12,7 +12,7 @@ PYTHON ?= python3
 CARGO_DENY_VERSION := 0.20.2
 CARGO_DENY := $(CACHE)/cargo-deny-$(CARGO_DENY_VERSION)/bin/cargo-deny
 
-.PHONY: help demo bench test build tools moto lint deny test-rust test-e2e test-chart test-control-plane test-policies test-kubelets test-ec2 test-scenarios crds clean-cache
+.PHONY: help demo bench test build tools moto lint deny test-rust test-e2e test-chart test-control-plane test-policies test-kubelets test-ec2 test-ec2-faults test-scenarios crds clean-cache
 
 help: ## Say what can be made
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | column -t -s "$$(printf '\t')"
@@ -24,7 +24,7 @@ demo: build tools ## The main job, end to end (KEEP=1 leaves it running)
 test: ## Every test
 	$(MAKE) lint deny test-policies
 	$(MAKE) -j2 --output-sync=target test-rust test-control-plane test-chart test-kubelets
-	$(MAKE) test-scenarios test-e2e
+	$(MAKE) test-scenarios test-e2e test-ec2 test-ec2-faults
 	@echo "make test: all passed"
 
 build: ## The binary
@@ -64,9 +64,11 @@ test-chart: tools ## The chart and the plain manifests, on a real control plane
 test-kubelets: tools moto ## moto, and kubelets for its instances
 	$(PYTHON) e2e/kubelets_test.py
 
-# Not yet part of `test`: some of its tests fail (see README).
 test-ec2: build tools moto ## The whole service on EC2's wire protocol
 	$(PYTHON) e2e/ec2_test.py
+
+test-ec2-faults: build tools moto ## What becomes of pods when EC2 throttles, fails, loses answers and runs out
+	$(PYTHON) e2e/ec2_faults_test.py
 
 test-e2e: build tools ## The whole service, with the real kube-scheduler
 	$(PYTHON) e2e/e2e_test.py
