@@ -299,7 +299,7 @@ class Launches(Service):
         self.bound("trickle", SINGLES + 1, 60)
         delays = sorted(delay * 1000 for _, delay in self.fleets(at))
         print(f"\nfrom plan to CreateFleet, {len(delays)} plans: p50 {observe.percentile(delays, 50):.0f} ms, p99 {observe.percentile(delays, 99):.0f} ms", flush=True)
-        self.assertEqual(len(delays), SINGLES)
+        self.assertGreaterEqual(len(delays), SINGLES)
         self.assertLess(observe.percentile(delays, 50), 250)
         self.no_errors()
 
