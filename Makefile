@@ -12,7 +12,7 @@ PYTHON ?= python3
 CARGO_DENY_VERSION := 0.20.2
 CARGO_DENY := $(CACHE)/cargo-deny-$(CARGO_DENY_VERSION)/bin/cargo-deny
 
-.PHONY: help demo bench test build tools moto lint deny test-rust test-e2e test-chart test-control-plane test-policies test-kubelets test-preflight test-ec2 test-drift test-scenarios crds clean-cache
+.PHONY: help demo bench test build tools moto lint deny test-rust test-e2e test-chart test-control-plane test-policies test-kubelets test-preflight test-ec2 test-ec2-faults test-drift test-scenarios crds clean-cache
 
 help: ## Say what can be made
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | column -t -s "$$(printf '\t')"
@@ -24,7 +24,7 @@ demo: build tools ## The main job, end to end (KEEP=1 leaves it running)
 test: ## Every test
 	$(MAKE) lint deny test-policies
 	$(MAKE) -j2 --output-sync=target test-rust test-control-plane test-chart test-kubelets test-preflight
-	$(MAKE) test-scenarios test-e2e
+	$(MAKE) test-scenarios test-e2e test-ec2 test-ec2-faults test-drift
 	@echo "make test: all passed"
 
 build: ## The binary
@@ -67,9 +67,11 @@ test-kubelets: tools moto ## moto, and kubelets for its instances
 test-preflight: build tools moto ## stowage preflight against moto
 	$(PYTHON) e2e/preflight_test.py
 
-# Not yet part of `test`: some of its tests fail (see README).
 test-ec2: build tools moto ## The whole service on EC2's wire protocol
 	$(PYTHON) e2e/ec2_test.py
+
+test-ec2-faults: build tools moto ## What becomes of pods when EC2 throttles, fails, loses answers and runs out
+	$(PYTHON) e2e/ec2_faults_test.py
 
 test-drift: build tools moto ## Drift and expiration, with simulated EC2 and with moto
 	$(PYTHON) e2e/drift_test.py

@@ -76,7 +76,7 @@ class Faults(Service):
         self.assertEqual(self.mirror.record.twice, [], "room was bought twice for a pod")
 
     def test_throttling_of_four_calls_in_five(self):
-        with self.recovery("throttled", "plain", 8, faults.throttle(0.8), timeout=240):
+        with self.recovery("throttled", "plain", 8, faults.throttle(0.8), timeout=300):
             pass
 
     def test_errors_of_the_service(self):

@@ -27,6 +27,7 @@ POOL, NODE_CLASS, CLAIM = "karpenter.sh/nodepool", "karpenter.k8s.aws/ec2nodecla
 UNREGISTERED = {"key": "karpenter.sh/unregistered", "effect": "NoExecute"}
 ABSENT = "--cloud ec2 is not part of this version"  # what a binary without it says
 MANY = 200
+SINGLES = 20  # plans of one node
 TYPE = "m5.large"  # moto's spot prices are all alike, so what is to be small is said
 TAINT_SECONDS = 1.0  # from a message in the queue to a closed node
 READY_SECONDS = 30  # from the first object to NodePools that are ready, though moto answers some of the optional APIs with errors
@@ -288,11 +289,25 @@ class Launches(Service):
         self.nothing_is_leaked()
         self.no_errors()
 
+    def test_6b_a_plan_is_soon_a_call(self):
+        self.plane.apply(*one_a_node("trickle", 1, "many"))
+        self.bound("trickle", 1, 60)
+        at = time.time()
+        for replicas in range(2, SINGLES + 2):
+            self.plane.kubectl("scale", "deployment", "server", f"--replicas={replicas}", "-n", "trickle")
+            self.wait(lambda: len(self.claims("many")) == MANY + replicas, 20, "a NodeClaim for it")
+        self.bound("trickle", SINGLES + 1, 60)
+        delays = sorted(delay * 1000 for _, delay in self.fleets(at))
+        print(f"\nfrom plan to CreateFleet, {len(delays)} plans: p50 {observe.percentile(delays, 50):.0f} ms, p99 {observe.percentile(delays, 99):.0f} ms", flush=True)
+        self.assertGreaterEqual(len(delays), SINGLES)
+        self.assertLess(observe.percentile(delays, 50), 250)
+        self.no_errors()
+
     def test_7_all_go_when_no_pod_is_left(self):
         begin = time.monotonic()
         for name in ("default", "spot", "many"):
             self.plane.api.patch(f"{observe.POOLS}/{name}", {"spec": {"disruption": {"budgets": [{"nodes": "100%"}]}}})
-        for space in ("shop", "spots", "crowd"):
+        for space in ("shop", "spots", "crowd", "trickle"):
             self.plane.kubectl("scale", "deployments", "--all", "--replicas=0", "-n", space)
         self.wait(lambda: not self.mirror.claims() and not self.mirror.nodes(), 180, "every node gone")
         harness.wait_until(lambda: not self.instances(), 20, "every instance terminated", lambda: sorted(self.instances()), every=0.5)

@@ -10,7 +10,7 @@ use super::disruption::{UNDERUTILIZED, candidates, initialized_ms, occupied, rul
 use super::simulation::{Outcome, imagine};
 use crate::cluster::snapshot::{self, ReadyPool, Types, is_leaving};
 use crate::cluster::{PodRecord, Scheduling, now_ms};
-use crate::disruption::emptiness::Candidate;
+use crate::disruption::emptiness::{Candidate, Rule};
 use crate::scheduling::offering::MicroUsd;
 
 /// At most so many nodes are tried in one pass.
@@ -48,17 +48,15 @@ pub async fn consolidate(ctx: &Arc<Context>, pools: &[ReadyPool], types: &Types)
         }
         let holds = state.holds(now);
         let rules = rules(&state, UNDERUTILIZED, now);
-        let eligible = |candidate: &Candidate| {
-            let policy =
-                state.pools.get(&candidate.pool).map(|pool| pool.spec.disruption.consolidation_policy.as_str());
-            rules.get(&candidate.pool).is_some_and(|rule| {
-                rule.consolidate_after_ms.is_some_and(|after| candidate.quiet_since_ms + after <= now)
-            }) && policy.is_some_and(|policy| policy != "WhenEmpty")
-                && candidate.pods > 0
-                && !candidate.protected
+        let pool_of = |candidate: &Candidate| state.pools.get(&candidate.pool);
+        let may_go = |candidate: &Candidate| {
+            rules.get(&candidate.pool).zip(pool_of(candidate)).is_some_and(|(rule, pool)| {
+                let expected = holds.by_claim.contains_key(&candidate.claim);
+                eligible(candidate, rule, &pool.spec.disruption.consolidation_policy, expected, now)
+            })
         };
         let mut order = candidates(&state, &holds, types);
-        order.retain(eligible);
+        order.retain(may_go);
         (worth_order(order), rules)
     };
     let mut taken_away = BTreeSet::new();
@@ -80,6 +78,13 @@ pub async fn consolidate(ctx: &Arc<Context>, pools: &[ReadyPool], types: &Types)
         tracing::info!(nodes = taken_away.len(), usd_per_hour, "consolidation saves");
     }
     taken_away.into_iter().collect()
+}
+
+/// Whether a node may be tried: its pool lets nodes with pods go, nothing moved on it for long enough, nothing protects it, and
+/// no pod is `expected` on it.
+fn eligible(candidate: &Candidate, rule: &Rule, policy: &str, expected: bool, now_ms: i64) -> bool {
+    let quiet = rule.consolidate_after_ms.is_some_and(|after| candidate.quiet_since_ms + after <= now_ms);
+    quiet && policy != "WhenEmpty" && candidate.pods > 0 && !candidate.protected && !expected
 }
 
 /// What taking nodes away would save, where it may be done.
@@ -109,6 +114,31 @@ mod tests {
         assert_eq!(worth(&outcome(true, 0, true)), Some(5));
         assert_eq!(worth(&outcome(true, 1, true)), None);
         assert_eq!(worth(&outcome(false, 0, false)), None, "a pod would be left over");
+    }
+
+    #[test]
+    fn b42_a_nominated_node_is_not_consolidated() {
+        let candidate = |pods, quiet_since_ms, protected| Candidate {
+            claim: "c".into(),
+            pool: "p".into(),
+            pods,
+            quiet_since_ms,
+            protected,
+            price: 1,
+        };
+        let rule = |after| Rule { consolidate_after_ms: after, allowed: 1 };
+        let policy = "WhenEmptyOrUnderutilized";
+        for (case, candidate, rule, policy, expected, want) in [
+            ("its pods may move", candidate(2, 0, false), rule(Some(10)), policy, false, true),
+            ("a pod is on its way to it", candidate(2, 0, false), rule(Some(10)), policy, true, false),
+            ("it is empty", candidate(0, 0, false), rule(Some(10)), policy, false, false),
+            ("a pod came lately", candidate(2, 91, false), rule(Some(10)), policy, false, false),
+            ("it is protected", candidate(2, 0, true), rule(Some(10)), policy, false, false),
+            ("never", candidate(2, 0, false), rule(None), policy, false, false),
+            ("only when empty", candidate(2, 0, false), rule(Some(10)), "WhenEmpty", false, false),
+        ] {
+            assert_eq!(eligible(&candidate, &rule, policy, expected, 100), want, "{case}");
+        }
     }
 
     #[test]

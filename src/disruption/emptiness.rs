@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn b42_a_nominated_node_is_not_consolidated() {
+    fn b42_a_nominated_node_is_not_empty() {
         // Pods that are held for a node count as pods on it.
         let candidate = |pods| Candidate {
             claim: "c".into(),

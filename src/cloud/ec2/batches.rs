@@ -15,8 +15,9 @@ use super::attempts::Attempts;
 use crate::cloud::launch_group::MOST;
 use crate::cloud::{LaunchError, Launched};
 
-/// The window closes when nothing new came for so long.
-const IDLE: Duration = Duration::from_millis(35);
+/// The window closes when all have come, or nobody did for so long. Longer than the 35 ms of Karpenter, which can't know whether
+/// anybody else will come: who is alone waits for nobody here.
+const IDLE: Duration = Duration::from_millis(200);
 /// The window is open for so long at most.
 const LONGEST: Duration = Duration::from_secs(1);
 /// Claims are given up long before, so older groups matter to nobody, milliseconds.

@@ -434,6 +434,9 @@ mod tests {
         assert_eq!(parsed.events[3].trigger, Trigger::Launch { number: 5, after_ms: 20_000 });
         assert_eq!(parsed.events[4].action, Action::Price { factor_ppm: 1_500_000 });
         assert_eq!(Script::parse("\n# nothing\n").unwrap(), Script::default());
+        let share = |text| Script::parse(text).unwrap().events[0].action;
+        assert_eq!(share("[{at: 0s, do: throttle, share: 0.8}]"), Action::Throttle { share_ppm: 800_000 });
+        assert_eq!(share("[{at: 0s, do: server-error}]"), Action::ServerError { share_ppm: 1_000_000 });
     }
 
     #[test]
@@ -470,6 +473,10 @@ mod tests {
                 "entry 1 of the script, field `factor`: expected a number from 0 to 1000 that prices are multiplied by, as 1.5".to_owned(),
             ),
             (
+                "- {at: 1s, do: throttle, share: 2}",
+                "entry 1 of the script, field `share`: expected the share of the calls, a number from 0 to 1, as 0.8".to_owned(),
+            ),
+            (
                 "- {at: 1s, do: throttle, capacityType: cheap}",
                 "entry 1 of the script, field `capacityType`: `cheap` is no capacity type; expected spot or on-demand".to_owned(),
             ),
@@ -480,13 +487,13 @@ mod tests {
             (
                 "- {at: 1s, do: throttle, instance-type: m5.large}",
                 "entry 1 of the script, field `instance-type`: does not go with this entry; the fields are at, launch, after, do, for, delay, \
-                 factor, count, instanceType, zone, capacityType, nodeClaim, nodePool"
+                 factor, share, count, instanceType, zone, capacityType, nodeClaim, nodePool"
                     .to_owned(),
             ),
             (
                 "- {at: 1s, do: throttle, delay: 3s}",
                 "entry 1 of the script, field `delay`: does not go with this entry; the fields are at, launch, after, do, for, delay, \
-                 factor, count, instanceType, zone, capacityType, nodeClaim, nodePool"
+                 factor, share, count, instanceType, zone, capacityType, nodeClaim, nodePool"
                     .to_owned(),
             ),
         ];
