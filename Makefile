@@ -12,7 +12,7 @@ PYTHON ?= python3
 CARGO_DENY_VERSION := 0.20.2
 CARGO_DENY := $(CACHE)/cargo-deny-$(CARGO_DENY_VERSION)/bin/cargo-deny
 
-.PHONY: help demo bench test build tools moto lint deny test-rust test-e2e test-chart test-control-plane test-policies test-kubelets test-preflight test-ec2 test-scenarios crds clean-cache
+.PHONY: help demo bench test build tools moto lint deny test-rust test-e2e test-chart test-control-plane test-policies test-kubelets test-preflight test-ec2 test-drift test-scenarios crds clean-cache
 
 help: ## Say what can be made
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | column -t -s "$$(printf '\t')"
@@ -71,12 +71,16 @@ test-preflight: build tools moto ## stowage preflight against moto
 test-ec2: build tools moto ## The whole service on EC2's wire protocol
 	$(PYTHON) e2e/ec2_test.py
 
+test-drift: build tools moto ## Drift and expiration, with simulated EC2 and with moto
+	$(PYTHON) e2e/drift_test.py
+
 test-e2e: build tools ## The whole service, with the real kube-scheduler
 	$(PYTHON) e2e/e2e_test.py
 
 bench: ## Cost, time and memory beside Karpenter's, as a table and a plot (BENCH=--ours-only is quick)
 	cargo build --release --locked
 	$(PYTHON) benches/bench.py --binary $(CARGO_TARGET_DIR)/release/stowage --out $(CARGO_TARGET_DIR)/bench $(BENCH)
+	cargo bench --locked --quiet --bench incremental | tee $(CARGO_TARGET_DIR)/bench/incremental.md
 
 crds: ## Write crds/ anew from src/api, and what is made from it
 	STOWAGE_REGENERATE=1 cargo test --locked --quiet --lib api::crds

@@ -134,6 +134,8 @@ pub const PLANNED_PODS: &str = "stowage.dev/planned-pods";
 pub const PLANNED_OWNERS: &str = "stowage.dev/planned-owners";
 /// The offering the plan counted on: `type/zone/capacity-type`.
 pub const PLANNED_OFFERING: &str = "stowage.dev/planned-offering";
+/// Claims that one plan wants alike, and one call launches: `group/size`. Absent on a claim that is alone.
+pub const LAUNCH_GROUP: &str = "stowage.dev/launch-group";
 /// Why a NodeClaim is being disrupted and until when there is time: `reason/RFC 3339`.
 pub const DISRUPTING: &str = "stowage.dev/disrupting";
 /// On a Node: when a hold on it last ended, so that the scheduler tries again the pods that only holds kept away.

@@ -21,7 +21,8 @@ use crate::cluster::{Cluster, State, watch};
 use crate::controllers::context::{Placement, Settings};
 use crate::controllers::leader::Candidate;
 use crate::controllers::{
-    Context, disruption, garbage, interruption, lifecycle, node_class, node_pool, placement, provisioner, tagging, view,
+    Context, disruption, drift, expiration, garbage, interruption, lifecycle, node_class, node_pool, placement,
+    provisioner, status_checks, tagging, view,
 };
 use crate::server::{AppState, Server, ServerConfig, system_now_ms};
 use crate::telemetry::Metrics;
@@ -215,7 +216,7 @@ async fn serve(args: &ControllerArgs) -> anyhow::Result<()> {
         told_to_stop().await;
         let _ = stop.send(true);
     });
-    watch::start(&client, &cluster);
+    watch::start(&client, &cluster, !args.plan.scheduler_config.is_empty());
     if args.placement != Placement::Off {
         tokio::spawn(view::show(Arc::clone(&cluster), Arc::clone(&state.view)));
     }
@@ -326,6 +327,7 @@ fn lead(
     mut stopped: tokio::sync::watch::Receiver<bool>,
 ) -> impl Future<Output = anyhow::Result<()>> + Send + 'static {
     let made = cloud(args);
+    let services = !args.plan.scheduler_config.is_empty();
     let settings = Settings {
         placement: args.placement,
         batch_idle_ms: i64::try_from(args.batch_idle_duration.as_millis()).unwrap_or(i64::MAX),
@@ -340,7 +342,7 @@ fn lead(
     async move {
         // A replica that can't reach its cloud says so now, not when it leads.
         let connected = made?.connect().await?;
-        watch::synced(&cluster).await;
+        watch::synced(&cluster, services).await;
         state.readiness.set_caches_synced(true);
         tracing::info!("caches synced");
         let mut election = election;
@@ -354,7 +356,17 @@ fn lead(
         let cloud: Arc<dyn Cloud> = match connected {
             Connected::Ec2(made) => {
                 let (clients, options) = *made;
-                let ec2 = Arc::new(Ec2::start(&client, clients, options).await?);
+                // The region's catalogue takes its time, and the lease must not run out meanwhile.
+                let started = tokio::select! {
+                    started = Ec2::start(&client, clients, options) => Some(started?),
+                    () = lost(&mut election) => anyhow::bail!(LOST),
+                    _ = stopped.wait_for(|stop| *stop) => None,
+                };
+                let Some(started) = started else {
+                    release(&mut election).await;
+                    return Ok(());
+                };
+                let ec2 = Arc::new(started);
                 loops.spawn(Arc::clone(&ec2).run(client.clone()));
                 ec2::publish(&ec2, state.metrics.registry()).context("registering metrics of EC2")?;
                 ec2
@@ -381,27 +393,38 @@ fn lead(
         loops.spawn(placement::keep(Arc::clone(&ctx)));
         loops.spawn(interruption::listen(Arc::clone(&ctx)));
         loops.spawn(interruption::depart(Arc::clone(&ctx)));
+        loops.spawn(status_checks::run(Arc::clone(&ctx)));
+        loops.spawn(drift::run(Arc::clone(&ctx)));
+        loops.spawn(expiration::run(Arc::clone(&ctx)));
         loops.spawn(disruption::run(Arc::clone(&ctx)));
         loops.spawn(garbage::run(Arc::clone(&ctx)));
-        let lost = async {
-            match &mut election {
-                Some(candidate) => candidate.keep().await,
-                None => std::future::pending().await,
-            }
-        };
         let result = tokio::select! {
-            () = lost => Err(anyhow::anyhow!("the leader lease was lost: another replica leads now, this one starts over")),
+            () = lost(&mut election) => Err(anyhow::anyhow!(LOST)),
             ended = loops.join_next() => Err(anyhow::anyhow!("a reconciler ended: {:?}", ended.and_then(Result::err))),
             _ = stopped.wait_for(|stop| *stop) => Ok(()),
         };
         // Nothing may be written any more once another replica can lead.
         loops.shutdown().await;
-        if result.is_ok()
-            && let Some(candidate) = &mut election
-        {
-            candidate.release().await;
+        if result.is_ok() {
+            release(&mut election).await;
         }
         result
+    }
+}
+
+const LOST: &str = "the leader lease was lost: another replica leads now, this one starts over";
+
+/// Keeps the lease; returns when it is lost.
+async fn lost(election: &mut Option<Candidate>) {
+    match election {
+        Some(candidate) => candidate.keep().await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn release(election: &mut Option<Candidate>) {
+    if let Some(candidate) = election {
+        candidate.release().await;
     }
 }
 

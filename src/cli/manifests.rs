@@ -8,14 +8,14 @@ use std::path::{Path, PathBuf};
 
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::{
-    Node, PersistentVolume, PersistentVolumeClaim, PersistentVolumeClaimVolumeSource, Pod, Volume as PodVolume,
+    Node, PersistentVolume, PersistentVolumeClaim, PersistentVolumeClaimVolumeSource, Pod, Service, Volume as PodVolume,
 };
 use k8s_openapi::api::storage::v1::{CSINode, StorageClass as ApiStorageClass};
 use serde::de::{DeserializeOwned, DeserializeSeed, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::{Value, json};
 
 use crate::api::{Ec2NodeClass, NodePool};
-use crate::scheduling::defaults::DefaultSpread;
+use crate::scheduling::defaults::{DefaultSpread, Services};
 use crate::scheduling::intern::Interner;
 use crate::scheduling::problem::{Daemon, Labels, PodEntry};
 use crate::scheduling::volumes::{Claim, StorageClass, Volume, Volumes, attach_limits};
@@ -70,6 +70,8 @@ pub struct Input {
     pub namespaces: BTreeMap<String, Labels>,
     /// Claims, volumes, storage classes and attach limits.
     pub volumes: Volumes,
+    /// What Services select.
+    pub services: Services,
     /// Kinds that mean nothing here, with how many there were.
     pub skipped: BTreeMap<String, usize>,
     interner: Interner,
@@ -87,7 +89,8 @@ pub struct Running {
 impl Input {
     /// Nothing read yet; pods without topology spread constraints of their own get these.
     pub fn with_default_spread(default_spread: DefaultSpread) -> Self {
-        Self { interner: Interner::with_default_spread(default_spread), ..Self::default() }
+        let services = Services::new(default_spread.clone());
+        Self { interner: Interner::with_default_spread(default_spread), services, ..Self::default() }
     }
 
     /// Reads a scenario file: `{"nodePools", "pods", "nodes", "daemonSets"}`; each pod is forgotten once interned.
@@ -181,6 +184,7 @@ impl Input {
                 let name = node.metadata.name.clone().unwrap_or_default();
                 self.volumes.limits.insert(name, attach_limits(&node));
             }
+            "Service" => self.services.apply(&typed::<Service>(file, "Service", object)?),
             "Deployment" | "ReplicaSet" | "StatefulSet" | "Job" | "CronJob" => self.workload(file, &kind, &object)?,
             _ if kind.ends_with("List") && object.get("items").is_some_and(Value::is_array) => {
                 for item in object.get("items").and_then(Value::as_array).into_iter().flatten() {

@@ -16,7 +16,7 @@ use crate::api::labels;
 use crate::cloud::catalogue::{EBS_DRIVER, RawCatalogue, SpotPricing, embedded, parse};
 use crate::scheduling::offering::{Catalogue, MicroUsd};
 use crate::scheduling::plan;
-use crate::scheduling::problem::{NodeState, Pool, Problem};
+use crate::scheduling::problem::{NodePods, NodeState, Pool, Problem};
 use crate::scheduling::requirement::normalise_key;
 use crate::scheduling::resources::Resources;
 
@@ -128,6 +128,7 @@ fn problem_of(
     let mut problem =
         Problem { daemons: input.daemons, namespaces: input.namespaces, pods: input.pods, ..Problem::default() };
     problem.volumes = Arc::new(input.volumes);
+    problem.services = Arc::new(input.services);
     let mut running = input.running;
     let mut usage: BTreeMap<String, (Resources, i64)> = BTreeMap::new();
     for node in input.nodes {
@@ -153,7 +154,7 @@ fn problem_of(
             name: Arc::from(name.as_str()),
             taints: spec.taints.unwrap_or_default(),
             allocatable,
-            pods: Vec::new(),
+            pods: NodePods::default(),
             daemon_reserve: Resources::default(),
             schedulable: spec.unschedulable != Some(true),
             initialized: true,
@@ -174,7 +175,7 @@ fn problem_of(
         }
         state.daemon_reserve.sub(&present);
         state.daemon_reserve.raise_to(&Resources::default());
-        problem.nodes.push(state);
+        problem.nodes.push(Arc::new(state));
     }
     for (file, node_pool) in &input.pools {
         let class_name = &node_pool.spec.template.spec.node_class_ref.name;

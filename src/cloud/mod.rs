@@ -14,7 +14,9 @@ pub mod ami_family;
 pub mod catalogue;
 pub mod draw;
 pub mod ec2;
+pub mod health;
 pub mod kubelet;
+pub mod launch_group;
 pub mod simulated;
 
 /// An offering a launch may take: instance type, zone, capacity type.
@@ -58,6 +60,8 @@ pub struct LaunchDetails {
     pub class: Arc<Ec2NodeClass>,
     /// The catalogue that the request's offerings were taken from.
     pub catalogue: Arc<Catalogue>,
+    /// Provider ids that claims of its launch group name already.
+    pub named: BTreeSet<String>,
 }
 
 /// An instance as the cloud knows it.
@@ -67,7 +71,7 @@ pub struct Instance {
     pub id: String,
     /// As `aws:///us-east-1a/i-0123456789abcdef0`.
     pub provider_id: String,
-    /// Token it was launched with.
+    /// Token it was launched with, or the launch group whose call launched it.
     pub client_token: String,
     /// NodeClaim it was launched for (a tag).
     pub node_claim: String,
@@ -142,6 +146,9 @@ pub enum CloudError {
     /// The API throttled the call.
     #[error("request rate exceeded, retry with backoff")]
     Throttled,
+    /// The controller may not make the call: asking again helps only once its policy is another.
+    #[error("{0}")]
+    Refused(String),
     /// Anything else.
     #[error("{0}")]
     Other(String),
@@ -210,6 +217,15 @@ pub struct Resolution {
     pub again: Duration,
 }
 
+/// Why a node is not what is asked for any more.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Drift {
+    /// In a word, as the NodeClaim's Drifted condition says it.
+    pub reason: &'static str,
+    /// For people: what is and what should be.
+    pub message: String,
+}
+
 /// What Stowage needs of a cloud. Every method is safe to repeat.
 pub trait Cloud: Send + Sync {
     /// Instance types, offerings, prices and availability for nodes of `class`. Cached; does no I/O.
@@ -232,6 +248,19 @@ pub trait Cloud: Send + Sync {
     }
     /// Deletes a handled message.
     fn delete_message<'a>(&'a self, receipt: &'a str) -> BoxFuture<'a, Result<(), CloudError>>;
+    /// Instances that are there and not well, also such as are not of this cluster. A cloud that can't tell says none.
+    fn unhealthy(&self) -> BoxFuture<'_, Result<Vec<health::Unhealthy>, CloudError>> {
+        async { Ok(vec![]) }.boxed()
+    }
+    /// Why a claim's instance is not what its node class comes to now; `None` where it is. An error says that this can't be told
+    /// now. Mostly answered from what is known already.
+    fn drift<'a>(
+        &'a self,
+        _claim: &'a NodeClaim,
+        _class: &'a Ec2NodeClass,
+    ) -> BoxFuture<'a, Result<Option<Drift>, CloudError>> {
+        async { Ok(None) }.boxed()
+    }
     /// What a node class comes to: subnets, images and so on. Without an answer of its own a cloud has nothing to discover, every
     /// condition holds, and looking again costs nothing.
     fn resolve<'a>(&'a self, _class: &'a Ec2NodeClass) -> BoxFuture<'a, Resolution> {

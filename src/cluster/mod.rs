@@ -3,6 +3,7 @@
 
 pub mod holds;
 pub mod pods;
+mod seen;
 pub mod snapshot;
 pub mod state;
 pub mod watch;

@@ -1,17 +1,18 @@
 //! The planner's problem, made from the state: what must be placed, what there is, what can be bought.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 
 use k8s_openapi::api::core::v1::{Node, Taint};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use kube::ResourceExt;
 
 use super::holds::Holds;
+use super::seen::Stamp;
 use super::state::State;
 use crate::api::{NodeClaim, NodePool, conditions, labels};
 use crate::scheduling::offering::{CapacityType, Catalogue, InstanceType, MicroUsd};
-use crate::scheduling::problem::{Labels, NodeState, PodEntry, Pool, Problem, Settings};
+use crate::scheduling::problem::{Labels, NodePods, NodeState, PodEntry, Pool, Problem, Settings};
 use crate::scheduling::resources::Resources;
 
 /// A NodePool that may buy, and what it may buy.
@@ -101,6 +102,7 @@ pub fn demand(state: &State, holds: &Holds, without: &BTreeSet<String>) -> Deman
         let Some(node) = state.node_of(claim) else { continue };
         // A protected pod stays until it ends, unless the node has a time by which it must be gone.
         let hurry = claim.spec.termination_grace_period.is_some()
+            || claim.annotations().contains_key(labels::TERMINATION_TIMESTAMP)
             || claim.annotations().get(labels::DISRUPTING).is_some_and(|why| !why.ends_with('/'));
         for pod in state.pods_on(&node.name_any()).filter(|pod| pod.reschedulable()) {
             let key = pod.key();
@@ -138,6 +140,9 @@ pub fn take(
     let types = Types::new(pools);
     let mut out = Snapshot { at_ms: now_ms, ..Snapshot::default() };
     let claim_by_node = claims_by_node(state);
+    let mut seen = state.seen.lock().unwrap_or_else(PoisonError::into_inner);
+    let bought = pools.iter().map(|ready| (ready.pool.name_any(), Arc::clone(&ready.catalogue)));
+    seen.begin(Stamp { daemons: state.daemon_changes, catalogues: bought.collect() });
     for (name, node) in &state.nodes {
         let claim = claim_by_node.get(name.as_str()).copied();
         let leaving = node.metadata.deletion_timestamp.is_some()
@@ -146,15 +151,30 @@ pub fn take(
             // Its pods are placed anew, as if it were gone already.
             continue;
         }
-        out.problem.nodes.push(existing(state, &types, &holds, node, claim, leaving, now_ms));
+        let changes = state.pod_changes(name);
+        // Room that is held, and what is not up yet, changes with time.
+        let settled = claim.is_none_or(|claim| {
+            node.labels().get(labels::INITIALIZED).is_some_and(|value| value == "true")
+                && !holds.by_claim.contains_key(&claim.name_any())
+        });
+        let known = settled.then(|| seen.get(name, node, claim, changes)).flatten();
+        let known = known.unwrap_or_else(|| {
+            let made = Arc::new(existing(state, &types, &holds, node, claim, leaving, now_ms));
+            if settled {
+                seen.keep(name, node, claim, changes, &made);
+            }
+            made
+        });
+        out.problem.nodes.push(known);
         out.subjects.push(Subject { node: Some(name.clone()), claim: claim.map(|claim| claim.name_any()) });
     }
+    drop(seen);
     for (name, claim) in &state.claims {
         if state.node_of(claim).is_none() && !is_leaving(claim) && !without.contains(name) {
             let mut node = in_flight(state, &types, &holds, claim);
             // A node that should be up by now may never come: nothing more is planned on it.
             node.schedulable = now_ms - super::created_ms(&claim.metadata) < BOOT_PATIENCE_MS;
-            out.problem.nodes.push(node);
+            out.problem.nodes.push(Arc::new(node));
             out.subjects.push(Subject { node: None, claim: Some(name.clone()) });
         }
     }
@@ -168,6 +188,7 @@ pub fn take(
     out.problem.daemons = state.daemons.values().map(|record| record.daemon.clone()).collect();
     out.problem.namespaces = state.namespaces.clone();
     out.problem.volumes = Arc::clone(&state.volumes);
+    out.problem.services = Arc::clone(&state.services);
     out.problem.settings = settings.clone();
     out
 }
@@ -178,7 +199,10 @@ fn pool(state: &State, types: &Types, ready: &ReadyPool, without: &BTreeSet<Stri
     let mut count = 0;
     for (claim_name, claim) in &state.claims {
         if claim.labels().get(labels::NODE_POOL) == Some(&name) && !is_leaving(claim) && !without.contains(claim_name) {
-            usage.add(&capacity(types, claim));
+            match state.capacities.get(claim_name) {
+                Some(capacity) => usage.add(capacity),
+                None => usage.add(&capacity(types, claim)),
+            }
             count += 1;
         }
     }
@@ -239,7 +263,7 @@ fn existing(
             node_labels.entry(key.clone()).or_insert_with(|| value.clone());
         }
     }
-    let mut pods: Vec<PodEntry> =
+    let mut pods: NodePods =
         state.pods_on(&name).filter(|pod| pod.active()).filter_map(|pod| pod.entry.clone().ok()).collect();
     if let Some(claim) = claim {
         pods.extend(held(state, holds, &claim.name_any()));
@@ -280,7 +304,7 @@ fn in_flight(state: &State, types: &Types, holds: &Holds, claim: &NodeClaim) -> 
         labels: node_labels,
         taints: claim.spec.taints.clone(),
         allocatable: allocatable_of(types, claim),
-        pods: held(state, holds, &name),
+        pods: held(state, holds, &name).into_iter().collect(),
         daemon_reserve: Resources::default(),
         schedulable: true,
         initialized: false,

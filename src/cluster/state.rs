@@ -4,17 +4,19 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use k8s_openapi::api::apps::v1::DaemonSet;
-use k8s_openapi::api::core::v1::{Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod};
+use k8s_openapi::api::core::v1::{Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod, Service};
 use k8s_openapi::api::storage::v1::{CSINode, StorageClass};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::ResourceExt;
 
 use super::holds::{self, Holds, Planned};
 use super::pods::{PodRecord, Scheduling};
+use super::seen::Seen;
 use crate::api::{Ec2NodeClass, NodeClaim, NodePool};
-use crate::scheduling::defaults::DefaultSpread;
+use crate::scheduling::defaults::{DefaultSpread, Services};
 use crate::scheduling::intern::Interner;
 use crate::scheduling::problem::{Daemon, Labels};
+use crate::scheduling::resources::Resources;
 use crate::scheduling::volumes::{self, Claim, Volume, Volumes};
 
 /// A DaemonSet as overhead.
@@ -47,6 +49,8 @@ pub struct State {
     pub claims: BTreeMap<String, Arc<NodeClaim>>,
     /// The plans that the NodeClaims carry, by NodeClaim.
     pub planned: BTreeMap<String, Planned>,
+    /// Capacity that NodeClaims report, by NodeClaim; those that report none yet are left out.
+    pub capacities: HashMap<String, Resources>,
     /// NodePools by name.
     pub pools: BTreeMap<String, Arc<NodePool>>,
     /// EC2NodeClasses by name.
@@ -57,11 +61,20 @@ pub struct State {
     pub namespaces: BTreeMap<String, Labels>,
     /// Claims, volumes, storage classes and what nodes can attach; shared with the problems made from it.
     pub volumes: Arc<Volumes>,
+    /// What Services select, where there is a default spread; shared with the problems made from it.
+    pub services: Arc<Services>,
     /// Kinds whose first listing is complete.
     pub synced: BTreeSet<&'static str>,
     interner: Interner,
     gone: Gone,
     holds: Mutex<Option<Resolved>>,
+    /// Nodes of the last snapshot.
+    pub(super) seen: Mutex<Seen>,
+    /// Number of the last change of each node's pods.
+    pod_changes: HashMap<Arc<str>, u64>,
+    /// Changes of DaemonSets so far.
+    pub(super) daemon_changes: u64,
+    changes: u64,
 }
 
 /// The live holds, and until when they are what they are, milliseconds since the epoch.
@@ -121,7 +134,8 @@ impl State {
 
     /// One that gives pods without topology spread constraints of their own these.
     pub fn with_default_spread(default_spread: DefaultSpread) -> Self {
-        Self { interner: Interner::with_default_spread(default_spread), ..Self::default() }
+        let services = Arc::new(Services::new(default_spread.clone()));
+        Self { interner: Interner::with_default_spread(default_spread), services, ..Self::default() }
     }
 
     /// Takes in a pod as it is now.
@@ -155,7 +169,9 @@ impl State {
         self.unlink(&key);
         match &record.node {
             Some(node) => {
-                self.pods_by_node.entry(node.clone()).or_default().insert(key.clone());
+                let node = Arc::clone(node);
+                self.note_change(&node);
+                self.pods_by_node.entry(node).or_default().insert(key.clone());
             }
             None => {
                 self.unbound.insert(key.clone());
@@ -179,8 +195,21 @@ impl State {
         }
     }
 
+    /// Number of the last change of a node's pods.
+    pub(super) fn pod_changes(&self, node: &str) -> u64 {
+        self.pod_changes.get(node).copied().unwrap_or(0)
+    }
+
+    fn note_change(&mut self, node: &Arc<str>) {
+        self.changes += 1;
+        self.pod_changes.insert(Arc::clone(node), self.changes);
+    }
+
     fn unlink(&mut self, key: &str) {
         self.unbound.remove(key);
+        if let Some(node) = self.pods.get(key).and_then(|old| old.node.clone()) {
+            self.note_change(&node);
+        }
         if let Some(node) = self.pods.get(key).and_then(|old| old.node.clone())
             && let Some(keys) = self.pods_by_node.get_mut(&node)
         {
@@ -220,6 +249,9 @@ impl State {
             self.node_by_provider_id.remove(id);
         }
         self.last_pod_event_ms.remove(name);
+        // Numbers are never given twice, so one that comes again under this name is not taken for this one.
+        self.pod_changes.remove(name);
+        self.seen.get_mut().unwrap_or_else(PoisonError::into_inner).forget(name);
     }
 
     /// Takes in a NodeClaim, from a watch or from the answer to a write, unless a newer one is known.
@@ -234,6 +266,13 @@ impl State {
             return;
         }
         self.planned.insert(name.clone(), Planned::of(&claim));
+        let reported = claim.status.as_ref().map(|status| &status.capacity).filter(|capacity| !capacity.is_empty());
+        match reported {
+            Some(capacity) => {
+                self.capacities.insert(name.clone(), Resources::from_map(capacity).unwrap_or_default());
+            }
+            None => drop(self.capacities.remove(&name)),
+        }
         self.claims.insert(name, Arc::new(claim));
     }
 
@@ -243,10 +282,12 @@ impl State {
         let claim = self.claims.remove(name);
         self.gone.note(claim.and_then(|claim| claim.uid()));
         self.planned.remove(name);
+        self.capacities.remove(name);
     }
 
     /// Takes in a DaemonSet.
     pub fn apply_daemon_set(&mut self, set: &DaemonSet) {
+        self.daemon_changes += 1;
         let key = format!("{}/{}", set.namespace().unwrap_or_default(), set.name_any());
         match self.interner.intern_daemon(set) {
             Ok(daemon) => {
@@ -258,6 +299,12 @@ impl State {
                 self.daemons.remove(&key);
             }
         }
+    }
+
+    /// Forgets the DaemonSet of this `namespace/name`.
+    pub fn delete_daemon_set(&mut self, key: &str) {
+        self.daemon_changes += 1;
+        self.daemons.remove(key);
     }
 
     /// Takes in a namespace.
@@ -294,6 +341,11 @@ impl State {
     /// Takes in what a node's drivers can attach.
     pub fn apply_csi_node(&mut self, node: &CSINode) {
         Arc::make_mut(&mut self.volumes).limits.insert(node.name_any(), volumes::attach_limits(node));
+    }
+
+    /// Takes in a Service.
+    pub fn apply_service(&mut self, service: &Service) {
+        Arc::make_mut(&mut self.services).apply(service);
     }
 
     /// The Node of a NodeClaim, once one has registered with its provider id.

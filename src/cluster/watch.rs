@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use futures::StreamExt;
 use k8s_openapi::api::apps::v1::DaemonSet;
-use k8s_openapi::api::core::v1::{Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod};
+use k8s_openapi::api::core::v1::{Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod, Service};
 use k8s_openapi::api::storage::v1::{CSINode, StorageClass};
 use kube::runtime::watcher::{self, Event};
 use kube::runtime::{WatchStreamExt, watcher as watch};
@@ -32,8 +32,21 @@ pub const KINDS: [&str; 11] = [
     "csinodes",
 ];
 
-/// Starts every watch. They retry with backoff until the process ends.
-pub fn start(client: &Client, cluster: &Arc<Cluster>) {
+/// Listed besides [`KINDS`] where pods get a default spread.
+const SERVICES: &str = "services";
+
+/// Starts every watch; that of Services only where they are asked for. They retry with backoff until the process ends.
+pub fn start(client: &Client, cluster: &Arc<Cluster>, services: bool) {
+    if services {
+        feed(
+            cluster,
+            SERVICES,
+            Api::<Service>::all(client.clone()),
+            |state, service| state.apply_service(&service),
+            |state, key| Arc::make_mut(&mut state.services).delete(key),
+            |state| state.services.keys(),
+        );
+    }
     feed(
         cluster,
         "pods",
@@ -82,9 +95,7 @@ pub fn start(client: &Client, cluster: &Arc<Cluster>) {
         "daemonsets",
         Api::<DaemonSet>::all(client.clone()),
         |state, set| state.apply_daemon_set(&set),
-        |state, key| {
-            state.daemons.remove(key);
-        },
+        State::delete_daemon_set,
         |state| state.daemons.keys().cloned().collect(),
     );
     feed(
@@ -188,10 +199,10 @@ fn key<K: Resource<DynamicType = ()>>(object: &K) -> String {
     }
 }
 
-/// Waits until every kind in [`KINDS`] has been listed once.
-pub async fn synced(cluster: &Cluster) {
+/// Waits until every kind that is watched has been listed once.
+pub async fn synced(cluster: &Cluster, services: bool) {
     let mut changes = cluster.changes();
-    while cluster.read().synced.len() < KINDS.len() {
+    while cluster.read().synced.len() < KINDS.len() + usize::from(services) {
         if changes.changed().await.is_err() {
             return;
         }

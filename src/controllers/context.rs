@@ -138,6 +138,18 @@ impl Context {
         Ok(())
     }
 
+    /// [`Self::patch_claim_status`], and fails with a conflict where the claim was written since it was read.
+    ///
+    /// # Errors
+    /// The API server's.
+    pub async fn patch_claim_status_at(&self, claim: &NodeClaim, status: &Value) -> Result<(), kube::Error> {
+        let api: Api<NodeClaim> = Api::all(self.client.clone());
+        let patch = serde_json::json!({ "metadata": {"resourceVersion": claim.resource_version()}, "status": status });
+        let written = api.patch_status(&claim.name_any(), &PatchParams::default(), &Patch::Merge(&patch)).await?;
+        self.cluster.update(|state| state.apply_claim(written));
+        Ok(())
+    }
+
     /// Merge-patches a Node and takes the answer into the state.
     ///
     /// # Errors

@@ -1,8 +1,10 @@
-//! Takes away what nobody needs: empty nodes, and nodes whose pods fit elsewhere.
+//! Takes away what nobody needs or wants: empty nodes, drifted ones ([`super::replacement`]), and nodes whose pods fit elsewhere
+//! ([`super::consolidation`]).
 //!
-//! A node is closed before it is taken, and looked at once more: a pod that came in between takes the mark off again.
+//! A node is closed before it is taken. An empty one is looked at once more: a pod that came in between takes the mark off again.
+//! The others go when their pods' new places are ready ([`super::interruption::depart`]).
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,17 +13,18 @@ use k8s_openapi::jiff::{Timestamp, tz::TimeZone};
 use kube::ResourceExt;
 use serde_json::json;
 
+use super::consolidation::consolidate;
 use super::context::{Context, reference};
 use super::interruption::{Disrupting, mark};
+use super::replacement::{DRIFTED, Replacement};
 use super::{drain, lifecycle};
 use crate::api::node_pool::Budget;
 use crate::api::{NodeClaim, NodePool, duration, labels};
 use crate::cluster::holds::Holds;
-use crate::cluster::snapshot::{self, Types, is_leaving, node_ready};
-use crate::cluster::{PodRecord, Scheduling, State, now_ms};
+use crate::cluster::snapshot::{Types, is_leaving, node_ready};
+use crate::cluster::{PodRecord, State, now_ms};
 use crate::disruption::budget;
 use crate::disruption::emptiness::{self, Candidate, Rule};
-use crate::scheduling::offering::{CapacityType, MicroUsd};
 
 /// Reason of an empty node.
 pub const EMPTY: &str = "Empty";
@@ -29,16 +32,10 @@ pub const EMPTY: &str = "Empty";
 pub const UNDERUTILIZED: &str = "Underutilized";
 /// How often empty nodes are looked for.
 const LOOK: Duration = Duration::from_secs(1);
-/// How often nodes whose pods fit elsewhere are looked for, milliseconds.
-const CONSOLIDATE_MS: i64 = 5_000;
-/// At most so many nodes are tried in one pass.
-const TRIES: usize = 20;
-/// A node is taken away only where that saves at least one part in so many of its price.
-const WORTH: i64 = 10;
-/// A node whose pods found no new place in so long stays, milliseconds.
-const UNDECIDED_MS: i64 = 300_000;
-/// Pods that came up no longer ago than this may still find a place, milliseconds.
-const FRESH_MS: i64 = 30_000;
+/// How often drifted nodes, and nodes whose pods fit elsewhere, are looked for, milliseconds.
+const MOVE_MS: i64 = 5_000;
+/// A node whose pods found no new place in so long stays, milliseconds, by the reason for which it was to go.
+const UNDECIDED_MS: [(&str, i64); 2] = [(UNDERUTILIZED, 300_000), (DRIFTED, 600_000)];
 /// The second look at a closed node comes no sooner than this after the first, milliseconds: what the scheduler had under
 /// way when the taint was written has been bound by then.
 const SETTLE_MS: i64 = 2_000;
@@ -47,7 +44,8 @@ const SETTLE_MS: i64 = 2_000;
 pub async fn run(ctx: Arc<Context>) {
     let mut closed: BTreeMap<String, i64> = BTreeMap::new();
     let mut undecided: BTreeMap<String, i64> = BTreeMap::new();
-    let mut consolidated = now_ms();
+    let mut replacement = Replacement::default();
+    let mut moved = now_ms();
     loop {
         tokio::time::sleep(LOOK).await;
         let now = now_ms();
@@ -71,7 +69,7 @@ pub async fn run(ctx: Arc<Context>) {
             let since = *closed.entry(name.clone()).or_insert(now);
             let node = ctx.cluster.read().node_of(&claim).cloned();
             let result = if pods > 0 {
-                reopen(&ctx, &claim).await
+                reopen(&ctx, &claim, "a pod came in between").await
             } else if let Some(node) = node.filter(|node| !drain::is_closed(node)) {
                 // The mark was written and the taint was not: close it now, and look again later.
                 closed.insert(name.clone(), now);
@@ -88,33 +86,42 @@ pub async fn run(ctx: Arc<Context>) {
             }
         }
         for claim in given_up(&ctx, &mut undecided, now) {
-            if let Err(error) = reopen(&ctx, &claim).await {
+            replacement.given_up(&claim.name_any(), now);
+            if let Err(error) = reopen(&ctx, &claim, "its pods found no other place in time").await {
                 tracing::warn!(claim = claim.name_any(), %error, "node could not be opened again, trying again");
             }
         }
         for name in go {
             begin(&ctx, &name, EMPTY).await;
         }
-        if now - consolidated >= CONSOLIDATE_MS {
-            consolidated = now;
-            for name in consolidate(&ctx, &types).await {
-                begin(&ctx, &name, UNDERUTILIZED).await;
+        if now - moved >= MOVE_MS {
+            moved = now;
+            let drifted = replacement.choose(&ctx, &pools, &types).await;
+            for name in &drifted {
+                begin(&ctx, name, DRIFTED).await;
+            }
+            if drifted.is_empty() {
+                for name in consolidate(&ctx, &pools, &types).await {
+                    begin(&ctx, &name, UNDERUTILIZED).await;
+                }
             }
         }
     }
 }
 
-/// Claims that were marked since their pods fit elsewhere, and whose pods found no new place in all this time.
+/// Claims that were marked since their pods could go elsewhere, and whose pods found no new place in all this time.
 fn given_up(ctx: &Context, since: &mut BTreeMap<String, i64>, now: i64) -> Vec<Arc<NodeClaim>> {
     let state = ctx.cluster.read();
-    let marked = || {
-        state.claims.values().filter(|claim| {
-            claim.metadata.deletion_timestamp.is_none()
-                && Disrupting::of(claim).is_some_and(|disrupting| disrupting.reason == UNDERUTILIZED)
-        })
+    let patience = |claim: &NodeClaim| {
+        let disrupting = Disrupting::of(claim).filter(|_| claim.metadata.deletion_timestamp.is_none())?;
+        UNDECIDED_MS.iter().find(|(reason, _)| *reason == disrupting.reason).map(|(_, patience)| *patience)
     };
-    since.retain(|name, _| marked().any(|claim| claim.name_any() == *name));
-    marked().filter(|claim| now - *since.entry(claim.name_any()).or_insert(now) >= UNDECIDED_MS).cloned().collect()
+    since.retain(|name, _| state.claims.get(name).is_some_and(|claim| patience(claim).is_some()));
+    let marked = state.claims.values().filter_map(|claim| Some((claim, patience(claim)?)));
+    marked
+        .filter(|(claim, patience)| now - *since.entry(claim.name_any()).or_insert(now) >= *patience)
+        .map(|(claim, _)| Arc::clone(claim))
+        .collect()
 }
 
 async fn begin(ctx: &Context, name: &str, reason: &str) {
@@ -129,8 +136,8 @@ async fn begin(ctx: &Context, name: &str, reason: &str) {
 }
 
 /// Takes the mark and the taint off again.
-async fn reopen(ctx: &Context, claim: &NodeClaim) -> Result<(), kube::Error> {
-    tracing::info!(claim = claim.name_any(), "a pod came in between, it stays");
+async fn reopen(ctx: &Context, claim: &NodeClaim, why: &str) -> Result<(), kube::Error> {
+    tracing::info!(claim = claim.name_any(), why, "it stays");
     let node = ctx.cluster.read().node_of(claim).cloned();
     if let Some(node) = node {
         let taints: Vec<_> = node
@@ -155,11 +162,16 @@ async fn reopen(ctx: &Context, claim: &NodeClaim) -> Result<(), kube::Error> {
 }
 
 /// Pods on a claim's node, or held for it, that need another place if it goes.
-fn pods_of(state: &State, holds: &Holds, claim: &NodeClaim) -> usize {
+pub(super) fn pods_of(state: &State, holds: &Holds, claim: &NodeClaim) -> usize {
     let bound = state
         .node_of(claim)
         .map_or(0, |node| state.pods_on(&node.name_any()).filter(|pod| pod.reschedulable() || held_back(pod)).count());
     bound + holds.by_claim.get(&claim.name_any()).map_or(0, Vec::len)
+}
+
+/// Whether a node still has pods that need another place.
+pub(super) fn occupied(state: &State, node: &str) -> bool {
+    state.pods_on(node).any(|pod| pod.reschedulable() || held_back(pod))
 }
 
 /// A StatefulSet's pod that is going comes back under its name: its node isn't empty yet.
@@ -167,13 +179,15 @@ fn held_back(pod: &PodRecord) -> bool {
     pod.deleting_since_ms.is_some() && !pod.terminal && !pod.daemon && !pod.mirror
 }
 
-fn initialized_ms(claim: &NodeClaim) -> Option<i64> {
+/// When a claim's node was initialized, milliseconds since the epoch; `None` where it isn't.
+pub(super) fn initialized_ms(claim: &NodeClaim) -> Option<i64> {
     let list = &claim.status.as_ref()?.conditions;
     let found = list.iter().find(|condition| condition.type_ == "Initialized" && condition.status == "True")?;
     Some(found.last_transition_time.0.as_millisecond())
 }
 
-fn candidates(state: &State, holds: &Holds, types: &Types) -> Vec<Candidate> {
+/// Nodes that are up and not about to go.
+pub(super) fn candidates(state: &State, holds: &Holds, types: &Types) -> Vec<Candidate> {
     let mut out = Vec::new();
     for (name, claim) in &state.claims {
         let (Some(node), Some(initialized)) = (state.node_of(claim), initialized_ms(claim)) else {
@@ -198,7 +212,8 @@ fn candidates(state: &State, holds: &Holds, types: &Types) -> Vec<Candidate> {
     out
 }
 
-fn rules(state: &State, reason: &str, now: i64) -> BTreeMap<String, Rule> {
+/// What pools allow now for a reason, by name.
+pub(super) fn rules(state: &State, reason: &str, now: i64) -> BTreeMap<String, Rule> {
     state.pools.iter().map(|(name, pool)| (name.clone(), rule(state, name, pool, reason, now))).collect()
 }
 
@@ -235,123 +250,9 @@ fn budget_active(budget: &Budget, now: i64) -> Result<bool, String> {
     Ok(hit.timestamp().as_millisecond() <= now)
 }
 
-/// Nodes to take away together: each one's pods fit on the others, or on new nodes that cost less than what goes. They are
-/// tried one after the other, the one that costs most for each pod that has to move first, each beside those taken so far.
-async fn consolidate(ctx: &Arc<Context>, types: &Types) -> Vec<String> {
-    let now = now_ms();
-    let pools = ctx.ready_pools();
-    let (order, mut rules) = {
-        let state = ctx.cluster.read();
-        // Not while pods move or wait for a place: the next look sees where everything landed.
-        let moving = state.claims.values().any(|claim| {
-            let going = claim.metadata.deletion_timestamp.is_some();
-            let coming = initialized_ms(claim).is_none()
-                && now - crate::cluster::created_ms(&claim.metadata) < snapshot::BOOT_PATIENCE_MS;
-            (coming && !going)
-                || is_leaving(claim)
-                    && !going
-                    && state.node_of(claim).is_some_and(|node| occupied(&state, &node.name_any()))
-        });
-        // A pod that nothing was bought for in all this time is not going to move.
-        let fresh = |pod: &PodRecord| match pod.scheduling {
-            Scheduling::Untried => now - state.last_pod_created_ms < FRESH_MS,
-            Scheduling::Unschedulable { .. } => pod.first_unschedulable_ms.is_some_and(|at| now - at < FRESH_MS),
-            _ => false,
-        };
-        let waiting = state.unbound.iter().filter_map(|key| state.pods.get(key)).any(|pod| !pod.daemon && fresh(pod));
-        if moving || waiting {
-            return Vec::new();
-        }
-        let holds = state.holds(now);
-        let rules = rules(&state, UNDERUTILIZED, now);
-        let eligible = |candidate: &Candidate| {
-            let policy =
-                state.pools.get(&candidate.pool).map(|pool| pool.spec.disruption.consolidation_policy.as_str());
-            rules.get(&candidate.pool).is_some_and(|rule| {
-                rule.consolidate_after_ms.is_some_and(|after| candidate.quiet_since_ms + after <= now)
-            }) && policy.is_some_and(|policy| policy != "WhenEmpty")
-                && candidate.pods > 0
-                && !candidate.protected
-        };
-        let mut order = candidates(&state, &holds, types);
-        order.retain(eligible);
-        (worth_order(order), rules)
-    };
-    let mut taken_away = BTreeSet::new();
-    let mut saved = 0;
-    for candidate in order.into_iter().take(TRIES) {
-        let Some(rule) = rules.get_mut(&candidate.pool).filter(|rule| rule.allowed > 0) else { continue };
-        let mut without = taken_away.clone();
-        without.insert(candidate.claim.clone());
-        let (snapshot, any_spot, gone) = {
-            let state = ctx.cluster.read();
-            let claims = || without.iter().filter_map(|name| state.claims.get(name));
-            let any_spot = claims().any(|claim| {
-                snapshot::offering_of(claim).is_some_and(|(_, _, capacity_type)| capacity_type == CapacityType::Spot)
-            });
-            let gone: i64 = claims().map(|claim| types.price(claim).0).sum();
-            (snapshot::take(&state, &pools, &ctx.settings.plan, &without, now), any_spot, gone)
-        };
-        let worth = tokio::task::spawn_blocking(move || {
-            let plan = crate::scheduling::plan(&snapshot.problem);
-            // Only places on nodes of ours that are up: the holds that keep them live on NodeClaims.
-            let kept = plan.placements.iter().all(|placement| {
-                snapshot.problem.nodes[placement.node].initialized && snapshot.subjects[placement.node].claim.is_some()
-            });
-            // A pod that had no place before is no reason to keep a node.
-            let stays = |pod: usize| !snapshot.displaced.contains(&*snapshot.problem.pods[pod].key);
-            let whole = kept && plan.unschedulable.iter().all(|left_out| stays(left_out.pod));
-            // Spot for spot would trade a node that runs for one that may be taken back sooner.
-            (whole && (plan.new_nodes.is_empty() || !any_spot)).then_some(gone - plan.cost.0)
-        })
-        .await
-        .unwrap_or(None);
-        // Moving pods has its price, too: a node must save a fair part of what it costs.
-        if let Some(worth) = worth.filter(|worth| *worth - saved >= candidate.price / WORTH) {
-            saved = worth;
-            rule.allowed -= 1;
-            taken_away.insert(candidate.claim);
-        }
-    }
-    if !taken_away.is_empty() {
-        let usd_per_hour = MicroUsd(saved).usd();
-        tracing::info!(nodes = taken_away.len(), usd_per_hour, "consolidation saves");
-    }
-    taken_away.into_iter().collect()
-}
-
-/// Whether a node still has pods that need another place.
-fn occupied(state: &State, node: &str) -> bool {
-    state.pods_on(node).any(|pod| pod.reschedulable() || held_back(pod))
-}
-
-/// The one that costs most for each pod that has to move first.
-fn worth_order(mut candidates: Vec<Candidate>) -> Vec<Candidate> {
-    candidates.sort_by(|a, b| {
-        let price = |candidate: &Candidate| i128::from(candidate.price);
-        let pods = |candidate: &Candidate| i128::try_from(candidate.pods).unwrap_or(i128::MAX);
-        (price(b) * pods(a)).cmp(&(price(a) * pods(b))).then_with(|| a.claim.cmp(&b.claim))
-    });
-    candidates
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_dearest_for_each_pod_is_tried_first() {
-        let candidate = |claim: &str, price, pods| Candidate {
-            claim: claim.into(),
-            pool: "p".into(),
-            pods,
-            quiet_since_ms: 0,
-            protected: false,
-            price,
-        };
-        let order = worth_order(vec![candidate("full", 100, 10), candidate("light", 50, 1), candidate("same", 10, 1)]);
-        assert_eq!(order.iter().map(|candidate| &*candidate.claim).collect::<Vec<_>>(), ["light", "full", "same"]);
-    }
 
     #[test]
     fn a_scheduled_budget_is_active_in_its_window_only() {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use futures::{StreamExt, stream};
 use k8s_openapi::api::core::v1::{Node, Pod, Taint};
+use k8s_openapi::jiff::Timestamp;
 use kube::api::{DeleteParams, EvictParams, Preconditions};
 use kube::{Api, ResourceExt};
 use serde_json::json;
@@ -15,12 +16,16 @@ use crate::cluster::{PodRecord, State, now_ms};
 /// A pod is stuck when it is still there so long after its deletion timestamp, which has its grace period in it,
 /// milliseconds (core reference 5.10).
 const STUCK_MS: i64 = 60_000;
+/// The same once the drain's own time is up, milliseconds: the instance takes the pod with it.
+const OVERDUE_MS: i64 = 5_000;
 /// Evictions under way at the same time for one node.
 const CONCURRENCY: usize = 10;
 
-/// Pods that a drain of the node still has to wait for.
-pub fn waiting<'a>(state: &'a State, node: &str, now_ms: i64) -> Vec<&'a PodRecord> {
-    let stuck = |pod: &PodRecord| pod.deleting_since_ms.is_some_and(|since| now_ms > since + STUCK_MS);
+/// Pods that a drain of the claim's node still has to wait for.
+pub fn waiting<'a>(state: &'a State, claim: &NodeClaim, node: &str, now_ms: i64) -> Vec<&'a PodRecord> {
+    let over = termination_deadline(claim).is_some_and(|deadline| now_ms > deadline);
+    let patience = if over { OVERDUE_MS } else { STUCK_MS };
+    let stuck = |pod: &PodRecord| pod.deleting_since_ms.is_some_and(|since| now_ms > since + patience);
     state.pods_on(node).filter(|pod| pod.drainable() && !stuck(pod)).collect()
 }
 
@@ -52,12 +57,12 @@ pub async fn step(ctx: &Arc<Context>, claim: &NodeClaim, node: &Node) -> Result<
     let now = now_ms();
     let (evict, force): (Vec<(String, String, String)>, Vec<_>) = {
         let state = ctx.cluster.read();
-        let waiting = waiting(&state, &name, now);
+        let waiting = waiting(&state, claim, &name, now);
         let id = |pod: &PodRecord| (pod.namespace.clone(), pod.name.clone(), pod.uid.clone());
-        let late = |pod: &PodRecord| deadline.is_some_and(|at| now > at - pod.grace_seconds * 1_000);
+        let late = |pod: &PodRecord| deadline.is_some_and(|at| forced(pod, at, now));
         (
             next_group(&waiting).into_iter().filter(|pod| !late(pod)).map(id).collect(),
-            waiting.into_iter().filter(|pod| late(pod) && pod.deleting_since_ms.is_none()).map(id).collect(),
+            waiting.into_iter().filter(|pod| late(pod)).map(id).collect(),
         )
     };
     let evictions = evict.into_iter().map(|(namespace, pod, uid)| {
@@ -134,11 +139,37 @@ pub async fn close(ctx: &Context, node: &Node) -> Result<(), kube::Error> {
     ctx.patch_node(&node.name_any(), &patch).await
 }
 
-/// When a drain must be over: deletion time and termination grace period, milliseconds since the epoch.
+/// Whether a pod must be deleted for the node to be drained by the deadline: it runs, and needs the time that is left, or it was
+/// given more time than there is.
+fn forced(pod: &PodRecord, deadline_ms: i64, now_ms: i64) -> bool {
+    match pod.deleting_since_ms {
+        None => now_ms > deadline_ms - pod.grace_seconds * 1_000,
+        // Deleting it again sets the end of its grace to no less than a second from now.
+        Some(end) => end > deadline_ms.max(now_ms + 2_000),
+    }
+}
+
+/// When a drain must be over, milliseconds since the epoch: as it was written on the claim, else its deletion and termination
+/// grace period.
 fn termination_deadline(claim: &NodeClaim) -> Option<i64> {
+    if let Some(text) = claim.annotations().get(labels::TERMINATION_TIMESTAMP)
+        && let Ok(at) = text.parse::<Timestamp>()
+    {
+        return Some(at.as_millisecond());
+    }
+    reckoned_deadline(claim)
+}
+
+fn reckoned_deadline(claim: &NodeClaim) -> Option<i64> {
     let deleted = claim.metadata.deletion_timestamp.as_ref()?.0.as_millisecond();
     let grace = crate::api::duration::parse(claim.spec.termination_grace_period.as_deref()?).ok()?;
-    Some(deleted + grace)
+    deleted.checked_add(grace)
+}
+
+/// When the drain of a deleted claim must be over, where that follows from its grace period and is not written on it yet:
+/// milliseconds since the epoch.
+pub fn unwritten_deadline(claim: &NodeClaim) -> Option<i64> {
+    if claim.annotations().contains_key(labels::TERMINATION_TIMESTAMP) { None } else { reckoned_deadline(claim) }
 }
 
 #[cfg(test)]
@@ -150,6 +181,49 @@ mod tests {
             json!({"metadata": {"name": name, "namespace": "n"}, "spec": {"containers": [], "nodeName": "x"}});
         json_patch::merge(&mut all, &json);
         PodRecord::new(&serde_json::from_value(all).unwrap(), Err(String::new()))
+    }
+
+    fn claim(annotations: &serde_json::Value) -> NodeClaim {
+        serde_json::from_value(json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim",
+            "metadata": {"name": "c", "annotations": annotations, "deletionTimestamp": "1970-01-01T00:01:40Z", "finalizers": ["f"]},
+            "spec": {"requirements": [], "terminationGracePeriod": "1h", "nodeClassRef": {"group": "g", "kind": "k", "name": "n"}}}))
+        .unwrap()
+    }
+
+    #[test]
+    fn the_written_deadline_counts_before_the_grace_period() {
+        assert_eq!(termination_deadline(&claim(&json!({}))), Some(3_700_000));
+        let written = |text: &str| termination_deadline(&claim(&json!({(labels::TERMINATION_TIMESTAMP): text})));
+        assert_eq!(written("1970-01-01T00:00:50Z"), Some(50_000));
+        assert_eq!(written("soon"), Some(3_700_000), "what can't be read is absent");
+        assert_eq!(unwritten_deadline(&claim(&json!({}))), Some(3_700_000));
+        assert_eq!(unwritten_deadline(&claim(&json!({(labels::TERMINATION_TIMESTAMP): "soon"}))), None);
+    }
+
+    #[test]
+    fn c38_past_its_deadline_a_drain_deletes_every_pod_and_waits_for_none_that_hangs() {
+        let mut state = State::default();
+        let mut put = |name: &str, deletion: Option<&str>| {
+            let pod = json!({"metadata": {"name": name, "namespace": "n", "uid": name, "deletionTimestamp": deletion,
+                    "annotations": {(labels::DO_NOT_DISRUPT): "true"}},
+                "spec": {"containers": [], "nodeName": "x", "terminationGracePeriodSeconds": 600}});
+            state.apply_pod(&serde_json::from_value(pod).unwrap(), 1);
+        };
+        put("runs", None);
+        put("hangs", Some("1970-01-01T00:01:35Z"));
+        put("slow", Some("1970-01-01T00:10:00Z"));
+        let names = |annotations: serde_json::Value, now| {
+            let waiting = waiting(&state, &claim(&annotations), "x", now);
+            let mut names: Vec<_> = waiting.iter().map(|pod| pod.name.clone()).collect();
+            names.sort();
+            names
+        };
+        let over = json!({(labels::TERMINATION_TIMESTAMP): "1970-01-01T00:01:30Z"});
+        assert_eq!(names(over, 101_000), ["runs", "slow"]);
+        assert_eq!(names(json!({}), 101_000), ["hangs", "runs", "slow"], "there is an hour for it");
+        let late = |name: &str| forced(&state.pods[&format!("n/{name}")], 90_000, 101_000);
+        assert!(late("runs") && late("slow"), "protected or given ten minutes, it goes now");
+        assert!(!late("hangs"), "its time is over, and it is not deleted again and again");
     }
 
     #[test]

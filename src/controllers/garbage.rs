@@ -1,44 +1,87 @@
-//! Instances without a NodeClaim, and NodeClaims without an instance.
+//! Instances without a NodeClaim, NodeClaims without an instance, and Nodes that are left of either.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
 
 use super::context::Context;
 use super::lifecycle;
 use crate::api::{NodeClaim, conditions, labels};
-use crate::cloud::Instance;
+use crate::cloud::launch_group::LaunchGroup;
+use crate::cloud::{Cloud, CloudError, Instance, InstanceState};
 use crate::cluster::snapshot::node_ready;
-use crate::cluster::{State, now_ms};
+use crate::cluster::{Cluster, State, now_ms};
 
-/// How often both are compared.
+/// How often the two are compared.
 const PERIOD: Duration = Duration::from_secs(30);
+/// How often at first: an earlier process may have left something.
+const FIRST_PERIOD: Duration = Duration::from_secs(10);
+/// So many times at first.
+const FIRST_LOOKS: usize = 20;
 /// How often unused instance profiles are looked for.
 const PROFILES_PERIOD: Duration = Duration::from_mins(30);
-/// A younger instance may belong to a claim whose launch is not written down yet, milliseconds.
-const YOUNG_MS: i64 = 60_000;
+/// An instance that isn't older may belong to a claim whose launch is not written down yet, milliseconds.
+const YOUNG_INSTANCE_MS: i64 = 30_000;
+/// The cloud may not list an instance that a claim was launched with no longer ago than this, milliseconds.
+const YOUNG_CLAIM_MS: i64 = 60_000;
+
+/// What has no counterpart.
+#[derive(Debug, Default)]
+pub struct Garbage {
+    /// Provider ids of instances to terminate.
+    pub leaked: Vec<String>,
+    /// Claims to delete.
+    pub orphaned: Vec<Arc<NodeClaim>>,
+    /// Nodes to let go of.
+    pub stranded: Vec<Arc<Node>>,
+}
+
+impl Garbage {
+    /// Compares the cloud's instances with the cluster. The cloud is asked first: a claim that is made meanwhile is then known
+    /// when its instance is looked for, and an instance that is launched meanwhile is not on the list.
+    ///
+    /// # Errors
+    /// The cloud's.
+    pub async fn find(cloud: &dyn Cloud, cluster: &Cluster) -> Result<Self, CloudError> {
+        let instances = cloud.list().await?;
+        let (state, now) = (cluster.read(), now_ms());
+        Ok(Self {
+            leaked: leaked(&state, &instances, now),
+            orphaned: orphaned(&state, &instances, now),
+            stranded: stranded(&state, &instances),
+        })
+    }
+}
+
+fn is_going(instance: &Instance) -> bool {
+    matches!(instance.state, InstanceState::ShuttingDown | InstanceState::Terminated)
+}
 
 /// Provider ids of instances that no claim knows: none names it, and the claim it was launched for, if there is one, names
-/// another.
+/// another. Those that are going already are left alone.
 pub fn leaked(state: &State, instances: &[Instance], now: i64) -> Vec<String> {
     let id = |claim: &NodeClaim| claim.status.as_ref().and_then(|status| status.provider_id.clone());
     let named: BTreeSet<String> = state.claims.values().filter_map(|claim| id(claim)).collect();
-    let waiting: BTreeSet<&str> = (state.claims.values().filter(|claim| id(claim).is_none()))
-        .filter_map(|claim| claim.metadata.uid.as_deref())
-        .collect();
+    // The group that a claim was to be launched in; the simulated cloud launches each by itself.
+    let tokens = |claim: &Arc<NodeClaim>| [Some(LaunchGroup::of(claim).id), claim.metadata.uid.clone()];
+    let waiting: BTreeSet<String> =
+        state.claims.values().filter(|claim| id(claim).is_none()).flat_map(tokens).flatten().collect();
     let known = |instance: &&Instance| {
-        named.contains(&instance.provider_id) || waiting.contains(instance.client_token.as_str())
+        named.contains(&instance.provider_id) || waiting.contains(&instance.client_token)
     };
-    let old = instances.iter().filter(|instance| now - instance.launched_at_ms >= YOUNG_MS);
-    old.filter(|instance| !known(instance)).map(|instance| instance.provider_id.clone()).collect()
+    let old = |instance: &&Instance| now - instance.launched_at_ms > YOUNG_INSTANCE_MS;
+    let left = instances.iter().filter(|instance| old(instance) && !is_going(instance) && !known(instance));
+    left.map(|instance| instance.provider_id.clone()).collect()
 }
 
-/// Claims whose instance is gone. A node that is still ready contradicts the list, so its claim stays; so does a claim that
-/// was launched since the list was made.
+/// Claims whose instance is gone, or going. A node that is still ready contradicts the list, so its claim stays; so does a claim
+/// that was launched since the list was made.
 pub fn orphaned(state: &State, instances: &[Instance], now: i64) -> Vec<Arc<NodeClaim>> {
-    let known: BTreeSet<&str> = instances.iter().map(|instance| instance.provider_id.as_str()).collect();
+    let there = instances.iter().filter(|instance| !is_going(instance));
+    let known: BTreeSet<&str> = there.map(|instance| instance.provider_id.as_str()).collect();
     state
         .claims
         .values()
@@ -48,12 +91,28 @@ pub fn orphaned(state: &State, instances: &[Instance], now: i64) -> Vec<Arc<Node
             let launched = status.is_some_and(|status| conditions::is_true(&status.conditions, "Launched"));
             let id = status.and_then(|status| status.provider_id.as_deref());
             let since = status.and_then(|status| conditions::get(&status.conditions, conditions::LAUNCHED));
-            let old = since.is_some_and(|since| now - since.last_transition_time.0.as_millisecond() >= YOUNG_MS);
+            let old = since.is_some_and(|since| now - since.last_transition_time.0.as_millisecond() >= YOUNG_CLAIM_MS);
             launched && old && id.is_some_and(|id| !known.contains(id))
         })
         .filter(|claim| state.node_of(claim).is_none_or(|node| !node_ready(node)))
         .cloned()
         .collect()
+}
+
+/// Nodes of ours that are being deleted and have neither claim nor instance any more: nobody else takes our finalizer off.
+pub fn stranded(state: &State, instances: &[Instance]) -> Vec<Arc<Node>> {
+    let id = |claim: &Arc<NodeClaim>| claim.status.as_ref().and_then(|status| status.provider_id.clone());
+    let mut known: BTreeSet<String> = state.claims.values().filter_map(id).collect();
+    known.extend(instances.iter().map(|instance| instance.provider_id.clone()));
+    let ours = |node: &&Arc<Node>| {
+        node.labels().contains_key(labels::NODE_POOL)
+            && node.finalizers().iter().any(|finalizer| finalizer == labels::TERMINATION_FINALIZER)
+    };
+    let going = state.nodes.values().filter(|node| node.metadata.deletion_timestamp.is_some());
+    let without = |node: &&Arc<Node>| {
+        node.spec.as_ref().and_then(|spec| spec.provider_id.as_ref()).is_some_and(|id| !known.contains(id))
+    };
+    going.filter(ours).filter(without).cloned().collect()
 }
 
 /// Instance profiles that classes name, or claims: their instances may still ask for credentials.
@@ -77,105 +136,54 @@ pub async fn profiles(ctx: Arc<Context>) {
 
 /// Runs until the process ends.
 pub async fn run(ctx: Arc<Context>) {
+    let mut looks = 0;
     loop {
-        // What is launched between the list and the look at the claims is too young to matter to either.
-        let instances = match ctx.cloud.list().await {
-            Ok(instances) => instances,
-            Err(error) => {
-                tracing::warn!(%error, "instances could not be listed, trying again");
-                tokio::time::sleep(PERIOD).await;
-                continue;
+        match Garbage::find(&*ctx.cloud, &ctx.cluster).await {
+            Ok(garbage) => {
+                looks += 1;
+                clear(&ctx, garbage).await;
             }
-        };
-        let (leaked, orphaned) = {
+            Err(error) => tracing::warn!(%error, "instances could not be listed, trying again"),
+        }
+        tokio::time::sleep(if looks < FIRST_LOOKS { FIRST_PERIOD } else { PERIOD }).await;
+    }
+}
+
+async fn clear(ctx: &Context, garbage: Garbage) {
+    for id in garbage.leaked {
+        tracing::warn!(instance = id, "instance without a node claim is terminated");
+        ctx.metrics.garbage_collected.with_label_values(&["instance"]).inc();
+        let node = {
             let state = ctx.cluster.read();
-            (leaked(&state, &instances, now_ms()), orphaned(&state, &instances, now_ms()))
+            state.node_by_provider_id.get(&id).and_then(|name| state.nodes.get(name)).cloned()
         };
-        for id in leaked {
-            tracing::warn!(instance = id, "instance without a node claim is terminated");
-            ctx.metrics.garbage_collected.with_label_values(&["instance"]).inc();
-            if let Err(error) = ctx.cloud.terminate(&id).await {
-                tracing::warn!(instance = id, %error, "instance could not be terminated, trying again");
-            }
+        // The Node first: an instance that is going is not looked at again.
+        if let Some(node) = node.filter(|node| node.metadata.deletion_timestamp.is_none())
+            && let Err(error) = lifecycle::delete_node(ctx, &node).await
+        {
+            tracing::warn!(node = node.name_any(), %error, "its node could not be deleted, trying again");
+            continue;
         }
-        for claim in orphaned {
-            tracing::warn!(claim = claim.name_any(), "its instance is gone, it goes");
-            ctx.metrics.garbage_collected.with_label_values(&["nodeclaim"]).inc();
-            if let Err(error) = lifecycle::delete_claim(&ctx, &claim).await {
-                tracing::warn!(claim = claim.name_any(), %error, "node claim could not be deleted, trying again");
-            }
+        if let Err(error) = ctx.cloud.terminate(&id).await {
+            tracing::warn!(instance = id, %error, "instance could not be terminated, trying again");
         }
-        tokio::time::sleep(PERIOD).await;
+    }
+    for claim in garbage.orphaned {
+        tracing::warn!(claim = claim.name_any(), "its instance is gone, it goes");
+        ctx.metrics.garbage_collected.with_label_values(&["nodeclaim"]).inc();
+        if let Err(error) = lifecycle::delete_claim(ctx, &claim).await {
+            tracing::warn!(claim = claim.name_any(), %error, "node claim could not be deleted, trying again");
+        }
+    }
+    for node in garbage.stranded {
+        tracing::warn!(node = node.name_any(), "its node claim and its instance are gone, it goes");
+        ctx.metrics.garbage_collected.with_label_values(&["node"]).inc();
+        if let Err(error) = lifecycle::release_node(ctx, &node).await {
+            tracing::warn!(node = node.name_any(), %error, "node could not be let go of, trying again");
+        }
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::cloud::InstanceState;
-    use crate::scheduling::offering::CapacityType;
-
-    fn instance(id: &str, token: &str, launched_at_ms: i64) -> Instance {
-        Instance {
-            id: id.into(),
-            provider_id: format!("aws:///z/{id}"),
-            client_token: token.into(),
-            node_claim: "c".into(),
-            instance_type: "m5.large".into(),
-            zone: "z".into(),
-            capacity_type: CapacityType::OnDemand,
-            image_id: "ami-1".into(),
-            launched_at_ms,
-            state: InstanceState::Running,
-        }
-    }
-
-    fn state(ready: bool) -> State {
-        let mut state = State::default();
-        state.apply_claim(
-            serde_json::from_value(serde_json::json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim",
-                "metadata": {"name": "c", "uid": "token"},
-                "spec": {"requirements": [], "nodeClassRef": {"group": "g", "kind": "k", "name": "n"}},
-                "status": {"providerID": "aws:///z/i-1", "conditions": [{"type": "Launched", "status": "True",
-                    "reason": "Launched", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"}]}}))
-            .unwrap(),
-        );
-        state.apply_node(
-            serde_json::from_value(
-                serde_json::json!({"metadata": {"name": "n"}, "spec": {"providerID": "aws:///z/i-1"},
-                "status": {"conditions": [{"type": "Ready", "status": if ready { "True" } else { "False" }}]}}),
-            )
-            .unwrap(),
-        );
-        state
-    }
-
-    #[test]
-    fn only_an_old_instance_that_no_claim_knows_is_leaked() {
-        let all = [instance("i-1", "token", 0), instance("i-2", "other", 0), instance("i-3", "young", 50_000)];
-        assert_eq!(leaked(&state(true), &all, 60_000), ["aws:///z/i-2"]);
-    }
-
-    #[test]
-    fn an_instance_is_known_by_its_claims_provider_id_whoever_launched_it() {
-        let adopted = instance("i-1", "", 0);
-        assert!(leaked(&state(true), &[adopted], 60_000).is_empty());
-        let twin = instance("i-2", "token", 0);
-        assert_eq!(leaked(&state(true), std::slice::from_ref(&twin), 60_000), ["aws:///z/i-2"], "launched twice");
-        let mut unwritten = state(true);
-        let mut claim = unwritten.claims["c"].as_ref().clone();
-        claim.status = None;
-        unwritten.apply_claim(claim);
-        assert!(leaked(&unwritten, &[twin], 60_000).is_empty(), "its launch is not written down yet");
-    }
-
-    #[test]
-    fn a_claim_without_its_instance_goes_unless_its_node_is_ready() {
-        let launched = "2026-01-01T00:00:00Z".parse::<k8s_openapi::jiff::Timestamp>().unwrap().as_millisecond();
-        let now = launched + YOUNG_MS;
-        assert!(orphaned(&state(false), &[instance("i-1", "token", 0)], now).is_empty());
-        assert_eq!(orphaned(&state(false), &[], now).len(), 1);
-        assert!(orphaned(&state(true), &[], now).is_empty());
-        assert!(orphaned(&state(false), &[], now - 1).is_empty(), "launched since the list was made");
-    }
-}
+#[path = "garbage_tests.rs"]
+mod tests;

@@ -19,7 +19,7 @@ use crate::cluster::{State, now_ms, rfc3339};
 /// Notice that EC2 gives of a spot interruption, milliseconds.
 const SPOT_NOTICE_MS: i64 = 120_000;
 /// Time that a scheduled change leaves us, milliseconds; the event itself is usually days ahead.
-const SCHEDULED_NOTICE_MS: i64 = 600_000;
+pub const SCHEDULED_NOTICE_MS: i64 = 600_000;
 /// Longest grace period that a drain reckons with, milliseconds.
 const MAX_GRACE_MS: i64 = 60_000;
 /// What a drain needs beside the pods' grace period, milliseconds.

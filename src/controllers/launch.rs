@@ -1,6 +1,6 @@
 //! A NodeClaim becomes an instance.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Taint;
@@ -13,6 +13,7 @@ use super::context::{Context, single_values};
 use super::provisioner::claim_event;
 use crate::api::conditions::{Conditions, LAUNCHED, NODE_CLAIM_DEPENDENTS};
 use crate::api::{Ec2NodeClass, NodeClaim, hash, labels};
+use crate::cloud::launch_group::{self, LaunchGroup};
 use crate::cloud::{Instance, LaunchDetails, LaunchError, LaunchRequest, Launched, Override};
 use crate::cluster::now_ms;
 use crate::scheduling::offering::{Catalogue, InstanceType, MicroUsd, OFFERING_LABELS, Offering};
@@ -52,6 +53,10 @@ pub async fn launch(ctx: &Arc<Context>, claim: &NodeClaim) -> Result<(), Failure
     let mut taints = claim.spec.taints.clone();
     taints.extend(claim.spec.startup_taints.clone());
     taints.push(Taint { key: labels::UNREGISTERED_TAINT.into(), effect: "NoExecute".into(), ..Taint::default() });
+    let named = match LaunchGroup::of(claim) {
+        LaunchGroup { size: 1, .. } => BTreeSet::new(),
+        group => launch_group::named(&group.id, ctx.cluster.read().claims.values().map(|claim| &**claim)),
+    };
     let request = LaunchRequest {
         client_token: claim.uid().unwrap_or_default(),
         node_claim: name.clone(),
@@ -64,6 +69,7 @@ pub async fn launch(ctx: &Arc<Context>, claim: &NodeClaim) -> Result<(), Failure
             claim: claim.clone(),
             class: Arc::clone(&class),
             catalogue: Arc::clone(&catalogue),
+            named,
         })),
     };
     let started = now_ms();

@@ -17,8 +17,9 @@ use super::launch::{self, Failure};
 use super::{drain, placement};
 use crate::api::conditions::{self, Conditions, NODE_CLAIM_DEPENDENTS};
 use crate::api::{NodeClaim, labels};
+use crate::cloud::launch_group;
 use crate::cluster::snapshot::{is_ephemeral, node_ready};
-use crate::cluster::{State, created_ms, now_ms};
+use crate::cluster::{State, created_ms, now_ms, rfc3339};
 
 /// A claim that isn't launched after so long is given up (core reference 5.5), milliseconds.
 const LAUNCH_TIMEOUT_MS: i64 = 300_000;
@@ -32,8 +33,10 @@ const TICK: Duration = Duration::from_millis(500);
 const BACKOFF_MS: (i64, i64) = (250, 10_000);
 /// Wait between two looks at something under way (a drain, an instance going down), milliseconds.
 const POLL_MS: i64 = 500;
-/// Steps under way at the same time.
+/// Steps under way at the same time, launches aside: however long EC2 keeps those waiting, nodes go on coming up and going.
 const CONCURRENCY: usize = 100;
+/// Launches under way at the same time: those of a group share a call.
+const LAUNCHES: usize = launch_group::MOST;
 
 /// What is due for a claim.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -56,6 +59,8 @@ pub enum Step {
     Initialize,
     /// Say why it isn't initialized.
     Explain(&'static str),
+    /// Write on it when its drain must be over, milliseconds since the epoch.
+    WriteDeadline(i64),
     /// Delete its Node.
     DeleteNode,
     /// Keep pods off its Node and evict those there.
@@ -74,6 +79,9 @@ pub fn next_step(claim: &NodeClaim, node: Option<&Node>, drained: bool, now_ms: 
     if claim.metadata.deletion_timestamp.is_some() {
         if !ours {
             return Step::Nothing;
+        }
+        if let Some(deadline) = drain::unwritten_deadline(claim) {
+            return Step::WriteDeadline(deadline);
         }
         return match node {
             Some(node) if node.metadata.deletion_timestamp.is_none() => Step::DeleteNode,
@@ -156,6 +164,8 @@ fn missing(claim: &NodeClaim, node: &Node) -> Option<&'static str> {
 #[derive(Default)]
 struct Work {
     busy: HashSet<String>,
+    /// Launches among them.
+    launching: usize,
     /// Not before, and the wait that was: by claim.
     later: HashMap<String, (i64, i64)>,
 }
@@ -187,6 +197,7 @@ pub async fn run(ctx: Arc<Context>) {
                 {
                     let mut work = work.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
                     work.busy.remove(&name);
+                    work.launching -= usize::from(step == Step::Launch);
                     match wait {
                         None => {
                             work.later.remove(&name);
@@ -219,18 +230,19 @@ fn due(state: &State, work: &Mutex<Work>, now: i64) -> Vec<(String, Step)> {
     work.later.retain(|name, _| state.claims.contains_key(name));
     let mut out = Vec::new();
     for (name, claim) in &state.claims {
-        if work.busy.len() >= CONCURRENCY {
-            break;
-        }
         if work.busy.contains(name) || work.later.get(name).is_some_and(|(at, _)| *at > now) {
             continue;
         }
         let node = state.node_of(claim);
         let deleting = claim.metadata.deletion_timestamp.is_some();
-        let drained = !deleting || node.is_none_or(|node| drain::waiting(state, &node.name_any(), now).is_empty());
+        let drained =
+            !deleting || node.is_none_or(|node| drain::waiting(state, claim, &node.name_any(), now).is_empty());
         let step = next_step(claim, node.map(|node| &**node), drained, now);
-        if step != Step::Nothing {
+        let launch = step == Step::Launch;
+        let room = if launch { work.launching < LAUNCHES } else { work.busy.len() - work.launching < CONCURRENCY };
+        if room && step != Step::Nothing {
             work.busy.insert(name.clone());
+            work.launching += usize::from(launch);
             out.push((name.clone(), step));
         }
     }
@@ -276,6 +288,13 @@ async fn take(ctx: &Arc<Context>, name: &str, step: &Step) -> Result<Option<i64>
         (Step::Explain(reason), _) => {
             set(ctx, &claim, "Initialized", Some(reason), None).await?;
             return Ok(Some(POLL_MS));
+        }
+        (Step::WriteDeadline(at), _) => {
+            let at = rfc3339(*at);
+            let patch = json!({"metadata": {"annotations": {(labels::TERMINATION_TIMESTAMP): at}}});
+            ctx.patch_claim(name, &patch).await?;
+            let note = format!("all its pods will be deleted by {at}");
+            super::provisioner::claim_event(ctx, &claim, true, "TerminationGracePeriodExpiring", &note).await;
         }
         (Step::DeleteNode, Some(node)) => delete_node(ctx, node).await?,
         (Step::FollowNode, _) => delete_claim(ctx, &claim).await?,
@@ -375,7 +394,11 @@ pub async fn delete_claim(ctx: &Context, claim: &NodeClaim) -> Result<(), kube::
     }))
 }
 
-async fn delete_node(ctx: &Context, node: &Node) -> Result<(), kube::Error> {
+/// Deletes a Node; its finalizer, where it has one, does the rest.
+///
+/// # Errors
+/// The API server's, unless the Node is gone already.
+pub async fn delete_node(ctx: &Context, node: &Node) -> Result<(), kube::Error> {
     let api: Api<Node> = Api::all(ctx.client.clone());
     let deleted = api.delete(&node.name_any(), &same_uid(node.uid())).await;
     gone_is_fine(deleted.map(|answer| {
@@ -405,11 +428,7 @@ async fn terminate(ctx: &Context, claim: &NodeClaim, node: Option<&Node>) -> Res
         return Ok(Some(POLL_MS));
     }
     if let Some(node) = node {
-        release(node.finalizers(), |left| {
-            let patch = json!({"metadata": {"finalizers": left, "resourceVersion": node.resource_version()}});
-            async move { gone_is_fine(ctx.patch_node(&node.name_any(), &patch).await) }
-        })
-        .await?;
+        release_node(ctx, node).await?;
     }
     release(claim.finalizers(), |left| {
         let patch = json!({"metadata": {"finalizers": left, "resourceVersion": claim.resource_version()}});
@@ -418,6 +437,18 @@ async fn terminate(ctx: &Context, claim: &NodeClaim, node: Option<&Node>) -> Res
     .await?;
     tracing::info!(claim = claim.name_any(), "terminated");
     Ok(Some(POLL_MS))
+}
+
+/// Takes our finalizer off a Node.
+///
+/// # Errors
+/// The API server's, unless the Node is gone already.
+pub async fn release_node(ctx: &Context, node: &Node) -> Result<(), kube::Error> {
+    release(node.finalizers(), |left| {
+        let patch = json!({"metadata": {"finalizers": left, "resourceVersion": node.resource_version()}});
+        async move { gone_is_fine(ctx.patch_node(&node.name_any(), &patch).await) }
+    })
+    .await
 }
 
 async fn release<F: Future<Output = Result<(), kube::Error>>>(
@@ -543,6 +574,17 @@ mod tests {
                 true,
                 1,
                 Step::FollowNode,
+            ),
+            (
+                "claim deleted, with a time to drain",
+                claim(
+                    ready,
+                    json!({"metadata": {"deletionTimestamp": "2026-01-01T00:01:00Z"}, "spec": {"terminationGracePeriod": "30s"}}),
+                ),
+                Some(node(none.clone())),
+                false,
+                1,
+                Step::WriteDeadline(start + 90_000),
             ),
             ("claim deleted", claim(ready, deleting.clone()), Some(node(none.clone())), false, 1, Step::DeleteNode),
             ("draining", claim(ready, deleting.clone()), Some(node(deleting.clone())), false, 1, Step::Drain),

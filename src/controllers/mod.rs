@@ -2,9 +2,12 @@
 //! Decisions belong in the pure rooms; what is here may fail half-way at any line and must go on from there.
 
 pub mod batcher;
+pub mod consolidation;
 pub mod context;
 pub mod disruption;
 pub mod drain;
+pub mod drift;
+pub mod expiration;
 pub mod garbage;
 pub mod guard;
 pub mod interruption;
@@ -15,6 +18,9 @@ pub mod node_class;
 pub mod node_pool;
 pub mod placement;
 pub mod provisioner;
+pub mod replacement;
+pub mod simulation;
+pub mod status_checks;
 pub mod tagging;
 pub mod view;
 

@@ -198,6 +198,13 @@ fn marks(class: &Ec2NodeClass, ca: &str) -> Option<Value> {
     Some(json!({ "metadata": metadata }))
 }
 
+/// Whether the hash on a class is that of what it says now, for a cloud whose instances get `ca`.
+pub fn is_stamped(class: &Ec2NodeClass, ca: &str) -> bool {
+    let annotation = |key: &str| class.annotations().get(key).map(String::as_str);
+    annotation(labels::EC2_NODE_CLASS_HASH_VERSION) == Some(hash::NODE_CLASS_VERSION)
+        && annotation(labels::EC2_NODE_CLASS_HASH) == Some(hash::node_class(&class.spec, ca).as_str())
+}
+
 /// What has to be written on claims when the class's hash has another version than ours: the hash counts anew, so that a new
 /// way of counting drifts no node. One that has drifted already keeps its hash.
 fn restamped(class: &Ec2NodeClass, claims: &[Arc<NodeClaim>], ca: &str) -> Vec<(String, Value)> {

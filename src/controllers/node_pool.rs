@@ -11,7 +11,7 @@ use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
 
 use super::context::{Context, gone_is_fine, reference};
-use crate::api::conditions::{self, Conditions, NODE_CLASS_READY, NODE_POOL_DEPENDENTS, VALIDATION_SUCCEEDED};
+use crate::api::conditions::{self, Conditions, DRIFTED, NODE_CLASS_READY, NODE_POOL_DEPENDENTS, VALIDATION_SUCCEEDED};
 use crate::api::{NodePool, hash, labels, validation};
 use crate::cluster::State;
 use crate::cluster::snapshot::{Types, capacity, is_leaving};
@@ -33,7 +33,12 @@ pub async fn run(ctx: Arc<Context>) {
         };
         for (pool, status, annotations) in due {
             let name = pool.name_any();
-            if let Err(error) = gone_is_fine(write(&ctx, &pool, &status, annotations.as_ref()).await) {
+            let written = match restamp(&ctx, &pool).await {
+                Ok(()) => write(&ctx, &pool, &status, annotations.as_ref()).await,
+                // The pool keeps its version, so that the next look repeats it.
+                Err(error) => Err(error),
+            };
+            if let Err(error) = gone_is_fine(written) {
                 tracing::warn!(node_pool = name, %error, "status could not be written, trying again");
             }
         }
@@ -67,6 +72,44 @@ async fn write(ctx: &Context, pool: &NodePool, status: &Value, annotations: Opti
         ctx.cluster.update(|state| state.pools.insert(name, Arc::new(current)));
     }
     Ok(())
+}
+
+/// Whether the hash on a pool is that of what it says now.
+pub fn is_stamped(pool: &NodePool) -> bool {
+    annotations(pool).is_none()
+}
+
+/// Writes what [`restamped`] says.
+async fn restamp(ctx: &Context, pool: &NodePool) -> Result<(), kube::Error> {
+    let patches = restamped(pool, &ctx.cluster.read());
+    for (claim, patch) in patches {
+        gone_is_fine(ctx.patch_claim(&claim, &patch).await)?;
+    }
+    Ok(())
+}
+
+/// What has to be written on claims when the pool's hash has another version than ours: the hash counts anew, so that a new way
+/// of counting drifts no node. One that has drifted already keeps its hash.
+fn restamped(pool: &NodePool, state: &State) -> Vec<(String, Value)> {
+    let version = |annotations: &BTreeMap<String, String>| {
+        annotations.get(labels::NODE_POOL_HASH_VERSION).map(String::as_str) == Some(hash::NODE_POOL_VERSION)
+    };
+    if version(pool.annotations()) {
+        return vec![];
+    }
+    let name = pool.name_any();
+    let new = hash::node_pool(&pool.spec);
+    let own = state.claims.values().filter(|claim| claim.labels().get(labels::NODE_POOL) == Some(&name));
+    own.filter(|claim| !version(claim.annotations()))
+        .map(|claim| {
+            let drifted = claim.status.iter().any(|status| conditions::get(&status.conditions, DRIFTED).is_some());
+            let mut annotations = json!({(labels::NODE_POOL_HASH_VERSION): hash::NODE_POOL_VERSION});
+            if !drifted {
+                annotations[labels::NODE_POOL_HASH] = json!(new);
+            }
+            (claim.name_any(), json!({"metadata": {"annotations": annotations}}))
+        })
+        .collect()
 }
 
 /// Hash annotations, where they aren't right yet.
@@ -179,6 +222,34 @@ mod tests {
         let (valid, message) = condition(&status, "ValidationSucceeded");
         assert_eq!(valid, "False");
         assert!(message.contains("kubernetes.io/arch"), "{message}");
+    }
+
+    #[test]
+    fn c31_a_new_version_of_the_hash_drifts_no_node() {
+        let mut state = State::default();
+        let mut claim = |name: &str, version: &str, conditions: Value| {
+            let annotations = json!({(labels::NODE_POOL_HASH): "1", (labels::NODE_POOL_HASH_VERSION): version});
+            let object = json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim",
+                "metadata": {"name": name, "labels": {(labels::NODE_POOL): "p"}, "annotations": annotations},
+                "spec": {"requirements": [], "nodeClassRef": {"group": "g", "kind": "k", "name": "n"}},
+                "status": {"conditions": conditions}});
+            state.apply_claim(serde_json::from_value(object).unwrap());
+        };
+        let drifted = json!([{"type": "Drifted", "status": "True", "reason": "r", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"}]);
+        claim("old", "v2", json!([]));
+        claim("drifted", "v2", drifted);
+        claim("current", "v3", json!([]));
+        let mut pool = pool(json!([]));
+        assert!(!is_stamped(&pool));
+        pool.annotations_mut().insert(labels::NODE_POOL_HASH_VERSION.into(), "v2".into());
+        let patches = restamped(&pool, &state);
+        let names: Vec<&str> = patches.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(names, ["drifted", "old"]);
+        let hashes: Vec<&Value> =
+            patches.iter().map(|(_, patch)| &patch["metadata"]["annotations"][labels::NODE_POOL_HASH]).collect();
+        assert_eq!(hashes, [&Value::Null, &json!(hash::node_pool(&pool.spec))], "a drifted node keeps its hash");
+        pool.annotations_mut().insert(labels::NODE_POOL_HASH_VERSION.into(), "v3".into());
+        assert!(restamped(&pool, &state).is_empty());
     }
 
     #[test]

@@ -12,6 +12,7 @@ use kube::{Api, Resource, ResourceExt};
 use super::batcher::{Window, closes_at};
 use super::context::{Context, pod_reference, reference};
 use crate::api::{NodeClaim, NodeClaimSpec, NodePool, Requirement, hash, labels};
+use crate::cloud::launch_group;
 use crate::cluster::holds::{Owner, Planned};
 use crate::cluster::snapshot::{self, ReadyPool, Snapshot, Subject};
 use crate::cluster::{PodRecord, Scheduling, State, now_ms};
@@ -192,16 +193,24 @@ async fn write(
     }
     let api: Api<NodeClaim> = Api::all(ctx.client.clone());
     let until = now_ms() + HOLD_LAUNCH_MS;
-    let mut creations = Vec::new();
+    let (mut nodes, mut claims) = (Vec::new(), Vec::new());
     for (index, node) in plan.new_nodes.iter().enumerate() {
         let name = &taken.problem.pools[node.pool].name;
         let Some(pool) = pools.iter().find(|ready| *ready.pool.name_any() == **name) else {
             continue;
         };
-        let claim = claim_for(&pool.pool, node, taken, until);
-        let api = api.clone();
-        creations.push(async move { (index, api.create(&PostParams::default(), &claim).await) });
+        nodes.push(index);
+        claims.push(claim_for(&pool.pool, node, taken, until));
     }
+    launch_group::mark(&mut claims, until);
+    let creations: Vec<_> = nodes
+        .into_iter()
+        .zip(claims)
+        .map(|(index, claim)| {
+            let api = api.clone();
+            async move { (index, api.create(&PostParams::default(), &claim).await) }
+        })
+        .collect();
     let mut results = stream::iter(creations).buffer_unordered(WRITES);
     while let Some((index, result)) = results.next().await {
         let node = &plan.new_nodes[index];

@@ -1,12 +1,15 @@
 //! The cluster's default topology spread constraints, as kube-scheduler's `PodTopologySpread` plugin has them: what pods get
 //! that declare no constraint of their own.
 
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Pod, Service};
+use kube::ResourceExt;
 use serde::Deserialize;
 
-use super::class::{Selector, Spread};
+use super::class::{PodClass, Selector, Spread};
+use super::problem::{Labels, PodEntry, Problem};
 use super::requirement::{ValueSet, normalise_key};
 
 /// The label under which the planner keeps a pod's controller, so that a selector can be about it.
@@ -93,7 +96,10 @@ impl DefaultSpread {
 
     /// The constraints of a pod of this controller.
     pub(super) fn of_controller(&self, uid: &str) -> Vec<Spread> {
-        let selector = Selector { terms: vec![(Arc::from(CONTROLLER), ValueSet::one(uid))] };
+        self.over(&Selector { terms: vec![(Arc::from(CONTROLLER), ValueSet::one(uid))] })
+    }
+
+    fn over(&self, selector: &Selector) -> Vec<Spread> {
         let spread = |constraint: &Constraint| Spread {
             key: Arc::clone(&constraint.key),
             max_skew: constraint.max_skew,
@@ -109,11 +115,96 @@ impl DefaultSpread {
 
 /// UID of the controller whose selector kube-scheduler takes for a default constraint. A `ReplicaSet`'s selects the pods of
 /// one revision, which are those it owns. Selectors of Services are not looked at: they can only narrow a controller's
-/// pods, all of which have the same labels.
+/// pods, all of which have the same labels; pods without such a controller have theirs ([`with_services`]).
 pub(super) fn spreading_controller(pod: &Pod) -> Option<&str> {
     let owner = pod.metadata.owner_references.iter().flatten().find(|owner| owner.controller == Some(true))?;
     let spreads = matches!(owner.kind.as_str(), "ReplicaSet" | "StatefulSet" | "ReplicationController");
     spreads.then_some(owner.uid.as_str())
+}
+
+/// What Services select, and the constraints that pods without a spreading controller get by it.
+#[derive(Clone, Debug, Default)]
+pub struct Services {
+    spread: DefaultSpread,
+    /// Selector by name, by namespace; those that select by nothing are left out.
+    selectors: BTreeMap<String, BTreeMap<String, Labels>>,
+}
+
+impl Services {
+    /// None yet.
+    pub fn new(spread: DefaultSpread) -> Self {
+        Self { spread, selectors: BTreeMap::new() }
+    }
+
+    /// Takes in a Service.
+    pub fn apply(&mut self, service: &Service) {
+        let namespace = service.namespace().unwrap_or_else(|| "default".to_owned());
+        let selector = service.spec.as_ref().and_then(|spec| spec.selector.clone()).unwrap_or_default();
+        let name = service.name_any();
+        if selector.is_empty() {
+            self.delete(&format!("{namespace}/{name}"));
+        } else {
+            self.selectors.entry(namespace).or_default().insert(name, selector);
+        }
+    }
+
+    /// Forgets the Service of this `namespace/name`.
+    pub fn delete(&mut self, key: &str) {
+        let Some((namespace, name)) = key.split_once('/') else { return };
+        if let Some(inside) = self.selectors.get_mut(namespace) {
+            inside.remove(name);
+            if inside.is_empty() {
+                self.selectors.remove(namespace);
+            }
+        }
+    }
+
+    /// `namespace/name` of all that select something.
+    pub fn keys(&self) -> BTreeSet<String> {
+        let inside = |(namespace, names): (&String, &BTreeMap<String, Labels>)| {
+            names.keys().map(|name| format!("{namespace}/{name}")).collect::<Vec<_>>()
+        };
+        self.selectors.iter().flat_map(inside).collect()
+    }
+
+    /// The selectors of all Services that select a pod, as one; `None` where none does.
+    fn selecting(&self, pod: &PodEntry) -> Option<Labels> {
+        let inside = self.selectors.get(&*pod.class.namespace)?.values();
+        let selects = |selector: &&Labels| selector.iter().all(|(key, value)| pod.labels.get(key) == Some(value));
+        let merged: Labels =
+            inside.filter(selects).flatten().map(|(key, value)| (key.clone(), value.clone())).collect();
+        (!merged.is_empty()).then_some(merged)
+    }
+}
+
+/// The problem with default constraints on the pods that declare none, have no controller of a kind that spreads, and are
+/// selected by a Service; `None` where there is no such pod. The constraint counts whatever the Services select.
+pub(super) fn with_services(problem: &Problem) -> Option<Problem> {
+    let services = &problem.services;
+    if services.spread.is_empty() || services.selectors.is_empty() {
+        return None;
+    }
+    let mut classes: HashMap<(*const PodClass, Labels), Arc<PodClass>> = HashMap::new();
+    let mut changed: Vec<(usize, Arc<PodClass>)> = Vec::new();
+    for (at, pod) in problem.pods.iter().enumerate() {
+        if !pod.class.spread.is_empty() || pod.labels.contains_key(CONTROLLER) {
+            continue;
+        }
+        let Some(merged) = services.selecting(pod) else { continue };
+        let class = classes.entry((Arc::as_ptr(&pod.class), merged)).or_insert_with_key(|(_, merged)| {
+            let terms = merged.iter().map(|(key, value)| (Arc::from(key.as_str()), ValueSet::one(value))).collect();
+            Arc::new(PodClass { spread: services.spread.over(&Selector { terms }), ..PodClass::clone(&pod.class) })
+        });
+        changed.push((at, Arc::clone(class)));
+    }
+    if changed.is_empty() {
+        return None;
+    }
+    let mut out = problem.clone();
+    for (at, class) in changed {
+        out.pods[at].class = class;
+    }
+    Some(out)
 }
 
 #[cfg(test)]

@@ -71,11 +71,9 @@ pub(super) fn existing<'p>(
             let state = &problem.nodes[index];
             let mut free = state.allocatable.clone();
             let mut host = HostState::default();
-            for pod in &state.pods {
-                free.sub(&pod.class.requests);
-                if counters.len() > 0 {
-                    host.add(&counters.running(pod, selectors));
-                }
+            free.sub(state.pods.requests());
+            if counters.len() > 0 {
+                state.pods.iter().for_each(|pod| host.add(&counters.running(pod, selectors)));
             }
             free.sub(&state.daemon_reserve);
             let mut kind: Vec<String> = keys

@@ -247,13 +247,13 @@ pub(super) fn register(problem: &Problem) -> (Selectors<'_>, HostCounters) {
         }
     }
     // A running pod's required anti-affinity keeps newcomers away; nothing else of it asks anything of them.
-    let mut nodes: Vec<&super::problem::NodeState> = problem.nodes.iter().collect();
+    let mut nodes: Vec<_> = problem.nodes.iter().filter(|node| !node.pods.ruling().is_empty()).collect();
     nodes.sort_by(|a, b| a.name.cmp(&b.name));
-    for pod in nodes.into_iter().flat_map(|node| &node.pods) {
-        if !seen.insert(Arc::as_ptr(&pod.class)) {
+    for class in nodes.into_iter().flat_map(|node| node.pods.ruling()) {
+        if !seen.insert(Arc::as_ptr(class)) {
             continue;
         }
-        for term in &pod.class.anti_affinity {
+        for term in &class.anti_affinity {
             if let Some(id) = selectors.add_term(term)
                 && *term.key == *labels::HOSTNAME
             {
@@ -261,7 +261,7 @@ pub(super) fn register(problem: &Problem) -> (Selectors<'_>, HostCounters) {
             }
         }
         if !counters.of_port.is_empty() {
-            pod.class.host_ports.iter().for_each(|port| counters.port(port));
+            class.host_ports.iter().for_each(|port| counters.port(port));
         }
     }
     if problem.settings.workload_pods_per_node.is_some() {

@@ -1,11 +1,13 @@
 //! What a plan is made from: plain data, parsed once at the edge.
 
 use std::collections::BTreeMap;
+use std::ops::Deref;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Taint;
 
 use super::class::PodClass;
+use super::defaults::Services;
 use super::offering::{Catalogue, MicroUsd};
 use super::resources::Resources;
 use super::volumes::Volumes;
@@ -33,6 +35,67 @@ pub struct PodEntry {
     pub created_at_ms: i64,
 }
 
+/// The pods of a node, and what of them is the same in every plan.
+#[derive(Clone, Debug, Default)]
+pub struct NodePods {
+    entries: Vec<PodEntry>,
+    requests: Resources,
+    ruling: Vec<Arc<PodClass>>,
+}
+
+impl NodePods {
+    /// Adds a pod.
+    pub fn push(&mut self, pod: PodEntry) {
+        self.requests.add(&pod.class.requests);
+        let rules = !pod.class.anti_affinity.is_empty() || !pod.class.host_ports.is_empty();
+        if rules && !self.ruling.iter().any(|class| Arc::ptr_eq(class, &pod.class)) {
+            self.ruling.push(Arc::clone(&pod.class));
+        }
+        self.entries.push(pod);
+    }
+
+    /// What they ask for in sum.
+    pub fn requests(&self) -> &Resources {
+        &self.requests
+    }
+
+    /// The classes among them that keep other pods away: by required anti-affinity, or by host ports.
+    pub fn ruling(&self) -> &[Arc<PodClass>] {
+        &self.ruling
+    }
+}
+
+impl Deref for NodePods {
+    type Target = [PodEntry];
+
+    fn deref(&self) -> &[PodEntry] {
+        &self.entries
+    }
+}
+
+impl<'a> IntoIterator for &'a NodePods {
+    type Item = &'a PodEntry;
+    type IntoIter = std::slice::Iter<'a, PodEntry>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.entries.iter()
+    }
+}
+
+impl Extend<PodEntry> for NodePods {
+    fn extend<I: IntoIterator<Item = PodEntry>>(&mut self, pods: I) {
+        pods.into_iter().for_each(|pod| self.push(pod));
+    }
+}
+
+impl FromIterator<PodEntry> for NodePods {
+    fn from_iter<I: IntoIterator<Item = PodEntry>>(pods: I) -> Self {
+        let mut out = Self::default();
+        out.extend(pods);
+        out
+    }
+}
+
 /// A node that exists or is being made.
 #[derive(Clone, Debug)]
 pub struct NodeState {
@@ -45,7 +108,7 @@ pub struct NodeState {
     /// Allocatable resources.
     pub allocatable: Resources,
     /// Pods bound to it or held for it, daemons included.
-    pub pods: Vec<PodEntry>,
+    pub pods: NodePods,
     /// Requests of daemon pods that will come but are not in `pods` yet.
     pub daemon_reserve: Resources,
     /// False when nothing more may be put there (cordoned, being disrupted, not ready): its pods still count for topology.
@@ -162,8 +225,8 @@ impl Settings {
 pub struct Problem {
     /// Pods to place.
     pub pods: Vec<PodEntry>,
-    /// Nodes, ours and others', in flight or running.
-    pub nodes: Vec<NodeState>,
+    /// Nodes, ours and others', in flight or running; shared between problems while they stay as they are.
+    pub nodes: Vec<Arc<NodeState>>,
     /// NodePools that are ready.
     pub pools: Vec<Pool>,
     /// DaemonSets.
@@ -172,6 +235,8 @@ pub struct Problem {
     pub namespaces: BTreeMap<String, Labels>,
     /// Claims, volumes, storage classes and attach limits.
     pub volumes: Arc<Volumes>,
+    /// Services, for default spread.
+    pub services: Arc<Services>,
     /// Settings.
     pub settings: Settings,
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::bits::Bits;
+use super::defaults::with_services;
 use super::existing::existing;
 use super::groups::{group, register};
 use super::offering::MicroUsd;
@@ -21,6 +22,8 @@ use super::volumes::resolve;
 /// Synchronous and deterministic: the same problem gives the same plan, and the order of its pods, nodes and pools
 /// doesn't matter but for the indexes. Every pod is in exactly one of the plan's three lists.
 pub fn plan(problem: &Problem) -> Plan {
+    let spread = with_services(problem);
+    let problem = spread.as_ref().unwrap_or(problem);
     match resolve(problem) {
         Some(resolved) => {
             let plan = in_order(&resolved.problem);

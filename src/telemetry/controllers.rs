@@ -27,7 +27,9 @@ pub struct ControllerMetrics {
     pub evictions: IntCounterVec,
     /// Messages of the interruption queue, by kind.
     pub interruption_messages: IntCounterVec,
-    /// Things found without their counterpart, by kind: instance, nodeclaim.
+    /// Troubles of instances that the cloud tells of, by category, each once until it is over.
+    pub instances_unhealthy: IntCounterVec,
+    /// Things found without their counterpart, by kind: instance, nodeclaim, node.
     pub garbage_collected: IntCounterVec,
 }
 
@@ -62,6 +64,11 @@ impl ControllerMetrics {
                 "Messages of the interruption queue",
                 "kind",
             )?,
+            instances_unhealthy: by(
+                "stowage_interruption_instance_status_unhealthy_total",
+                "Troubles of instances that the cloud tells of",
+                "category",
+            )?,
             garbage_collected: by("stowage_garbage_collected_total", "Things without their counterpart", "kind")?,
         };
         let all: Vec<Box<dyn prometheus::core::Collector>> = vec![
@@ -76,6 +83,7 @@ impl ControllerMetrics {
             Box::new(out.holds_ended.clone()),
             Box::new(out.evictions.clone()),
             Box::new(out.interruption_messages.clone()),
+            Box::new(out.instances_unhealthy.clone()),
             Box::new(out.garbage_collected.clone()),
         ];
         for collector in all {

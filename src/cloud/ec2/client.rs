@@ -37,8 +37,9 @@ const FIRST_BACKOFF: Duration = Duration::from_millis(500);
 const LONGEST_BACKOFF: Duration = Duration::from_secs(30);
 /// Longest wait for a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Longest wait for the first byte of an answer.
-const READ_TIMEOUT: Duration = Duration::from_mins(1);
+/// Longest wait for the first byte of an answer. A long poll of the queue takes 20 s; a launch that is asked for again is not
+/// launched again.
+const READ_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Why there are no clients.
 #[derive(Debug, thiserror::Error)]

@@ -147,6 +147,7 @@ impl From<ApiError> for crate::cloud::CloudError {
     fn from(error: ApiError) -> Self {
         match error.class {
             Class::Throttled => Self::Throttled,
+            Class::Unauthorized => Self::Refused(error.to_string()),
             _ => Self::Other(error.to_string()),
         }
     }

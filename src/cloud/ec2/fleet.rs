@@ -1,4 +1,4 @@
-//! CreateFleet: the request for one instance, and what its answer means.
+//! CreateFleet: the request for the instances of a launch group, and what its answer means.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,13 +13,14 @@ use aws_sdk_ec2::types::{
 use super::errors::{self, Class, class_of};
 use super::launch_template::tag_specification;
 use super::unavailable::Subject;
+use crate::cloud::launch_group::LaunchGroup;
 use crate::cloud::{LaunchError, Override};
 use crate::scheduling::offering::{CapacityType, MicroUsd};
 
 /// Tag of an instance with the name of its NodeClaim.
 pub const CLAIM_TAG: &str = "karpenter.sh/nodeclaim";
-/// Tag of an instance with the UID of its NodeClaim, by which a launch whose answer got lost is found.
-pub const CLAIM_UID_TAG: &str = "stowage.dev/nodeclaim-uid";
+/// Tag of an instance with its launch group, by which a launch whose answer got lost is found.
+pub const LAUNCH_TAG: &str = "stowage.dev/launch";
 
 /// An offering in the request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,11 +37,13 @@ pub struct Slot {
     pub price: MicroUsd,
 }
 
-/// A request for one instance.
+/// A request for instances that are alike.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FleetRequest {
     /// Idempotency token.
     pub token: String,
+    /// How many instances.
+    pub count: i32,
     /// EC2's opaque context, where the class has one.
     pub context: Option<String>,
     /// Capacity type of all slots.
@@ -49,20 +52,33 @@ pub struct FleetRequest {
     pub prioritized: bool,
     /// Slots by launch template.
     pub templates: Vec<(String, Vec<Slot>)>,
-    /// Tags of fleet, volumes and instance.
+    /// Tags of fleet, volumes and instances.
     pub tags: BTreeMap<String, String>,
-    /// Tags of the instance besides.
+    /// Tags of the instances besides.
     pub instance_tags: BTreeMap<String, String>,
 }
 
 impl FleetRequest {
+    /// Makes it a request for `count` claims of a launch group. Whose each instance is can't be told beforehand, so that those of
+    /// several claims are tagged with their group alone until they are nodes.
+    pub fn for_group(&mut self, group: &LaunchGroup, count: i32) {
+        self.count = count;
+        self.instance_tags.insert(LAUNCH_TAG.to_owned(), group.id.clone());
+        if group.size > 1 {
+            self.instance_tags.remove(CLAIM_TAG);
+        }
+    }
+
     /// The request as EC2 takes it.
     pub fn input(&self) -> CreateFleetInputBuilder {
         let spot = self.capacity_type == CapacityType::Spot;
-        let target =
-            TargetCapacitySpecificationRequest::builder().total_target_capacity(1).default_target_capacity_type(
-                if spot { DefaultTargetCapacityType::Spot } else { DefaultTargetCapacityType::OnDemand },
-            );
+        let target = TargetCapacitySpecificationRequest::builder()
+            .total_target_capacity(self.count)
+            .default_target_capacity_type(if spot {
+                DefaultTargetCapacityType::Spot
+            } else {
+                DefaultTargetCapacityType::OnDemand
+            });
         let mut instance = self.tags.clone();
         instance.extend(self.instance_tags.clone());
         let input = CreateFleetInputBuilder::default()
@@ -143,7 +159,7 @@ pub struct FleetError {
 /// What EC2 answered.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FleetAnswer {
-    /// Instances; one, unless EC2 does what it was not asked for.
+    /// Instances; as many as were asked for or fewer, unless EC2 does what it was not asked for.
     pub born: Vec<Born>,
     /// Slots that did not work, also when another one did.
     pub errors: Vec<FleetError>,

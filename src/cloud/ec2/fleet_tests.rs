@@ -14,6 +14,7 @@ fn slot(instance_type: &str, zone: &str, price: i64) -> Slot {
 fn request(capacity_type: CapacityType) -> FleetRequest {
     FleetRequest {
         token: "uid".into(),
+        count: 1,
         context: None,
         capacity_type,
         prioritized: false,
@@ -22,7 +23,7 @@ fn request(capacity_type: CapacityType) -> FleetRequest {
             ("lt-b".into(), vec![slot("m5.xlarge", "1a", 192_000)]),
         ],
         tags: BTreeMap::from([("karpenter.sh/nodepool".to_owned(), "default".to_owned())]),
-        instance_tags: BTreeMap::from([(CLAIM_UID_TAG.to_owned(), "uid".to_owned())]),
+        instance_tags: BTreeMap::from([(LAUNCH_TAG.to_owned(), "uid".to_owned())]),
     }
 }
 
@@ -67,9 +68,26 @@ async fn c19_instance_volume_and_fleet_are_tagged_and_only_the_instance_with_its
         (kind, keys.map(|(_, value)| value.clone()).collect::<Vec<_>>())
     };
     let pool = "karpenter.sh/nodepool".to_owned();
-    assert_eq!(tags(1), ("instance".into(), vec![pool.clone(), CLAIM_UID_TAG.into()]));
+    assert_eq!(tags(1), ("instance".into(), vec![pool.clone(), LAUNCH_TAG.into()]));
     assert_eq!(tags(2), ("volume".into(), vec![pool.clone()]));
     assert_eq!(tags(3), ("fleet".into(), vec![pool]));
+}
+
+#[tokio::test]
+async fn several_claims_share_a_call_and_the_tag_of_their_group() {
+    let mut fleet = request(CapacityType::OnDemand);
+    fleet.instance_tags = BTreeMap::from([(CLAIM_TAG.to_owned(), "claim-1".to_owned())]);
+    let mut alone = fleet.clone();
+    alone.for_group(&LaunchGroup { id: "uid-1".into(), size: 1 }, 1);
+    assert_eq!((alone.instance_tags.len(), &*alone.instance_tags[LAUNCH_TAG]), (2, "uid-1"), "it is known whose it is");
+    fleet.for_group(&LaunchGroup { id: "group".into(), size: 200 }, 150);
+    let form = sent(&fleet).await;
+    assert_eq!(form["TargetCapacitySpecification.TotalTargetCapacity"], "150");
+    assert_eq!(
+        (&*form["TagSpecification.1.Tag.2.Key"], &*form["TagSpecification.1.Tag.2.Value"]),
+        (LAUNCH_TAG, "group")
+    );
+    assert!(!form.contains_key("TagSpecification.1.Tag.3.Key"), "not with one of the claims' names");
 }
 
 #[tokio::test]

@@ -1,6 +1,6 @@
 //! Instances in EC2: describing, listing and terminating them.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use aws_sdk_ec2::types::{Filter, InstanceStateName};
 use futures::future::join_all;
@@ -8,7 +8,7 @@ use futures::future::join_all;
 use super::client::Clients;
 use super::coalesce::{BY_ID, Coalescer, Told};
 use super::errors::{ApiError, Class};
-use super::fleet::{CLAIM_TAG, CLAIM_UID_TAG};
+use super::fleet::{CLAIM_TAG, LAUNCH_TAG};
 use super::launch_template::CLUSTER_TAG;
 use super::selectors::filter;
 use crate::api::labels;
@@ -61,7 +61,7 @@ pub fn read(instance: &aws_sdk_ec2::types::Instance) -> Option<Instance> {
     Some(Instance {
         provider_id: provider_id(&zone, &id),
         id,
-        client_token: tag(CLAIM_UID_TAG),
+        client_token: tag(LAUNCH_TAG),
         node_claim: tag(CLAIM_TAG),
         instance_type: instance.instance_type().map(|kind| kind.as_str().to_owned()).unwrap_or_default(),
         zone,
@@ -72,19 +72,49 @@ pub fn read(instance: &aws_sdk_ec2::types::Instance) -> Option<Instance> {
     })
 }
 
+/// What a node class decided of an instance that the instance itself tells, for drift.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct InstanceFacts {
+    /// Ids of its security groups.
+    pub security_groups: BTreeSet<String>,
+    /// Id of its subnet.
+    pub subnet: Option<String>,
+    /// Id of the capacity reservation that it was bought in.
+    pub reservation: Option<String>,
+}
+
+/// Reads what decides of drift.
+pub fn read_facts(instance: &aws_sdk_ec2::types::Instance) -> InstanceFacts {
+    let groups = instance.security_groups().iter().filter_map(|group| group.group_id());
+    let reserved = read(instance).is_some_and(|found| found.capacity_type == CapacityType::Reserved);
+    InstanceFacts {
+        security_groups: groups.map(str::to_owned).collect(),
+        subnet: instance.subnet_id().map(str::to_owned),
+        reservation: instance.capacity_reservation_id().filter(|_| reserved).map(str::to_owned),
+    }
+}
+
+fn read_both(instance: &aws_sdk_ec2::types::Instance) -> Option<(Instance, InstanceFacts)> {
+    Some((read(instance)?, read_facts(instance)))
+}
+
 fn there() -> Filter {
     filter("instance-state-name", THERE)
 }
 
 /// Every instance that matches.
-async fn matching(clients: &Clients, filters: Vec<Filter>) -> Result<Vec<Instance>, ApiError> {
+async fn matching<T>(clients: &Clients, filters: Vec<Filter>, read: Read<T>) -> Result<Vec<T>, ApiError> {
     let call = clients.ec2.describe_instances().set_filters(Some(filters)).max_results(1000);
-    pages(call).await
+    pages(call, read).await
 }
 
-async fn pages(
+/// What is read off one of EC2's descriptions; `None` leaves it out.
+type Read<T> = fn(&aws_sdk_ec2::types::Instance) -> Option<T>;
+
+async fn pages<T>(
     call: aws_sdk_ec2::operation::describe_instances::builders::DescribeInstancesFluentBuilder,
-) -> Result<Vec<Instance>, ApiError> {
+    read: Read<T>,
+) -> Result<Vec<T>, ApiError> {
     let mut pages = call.into_paginator().send();
     let mut found = Vec::new();
     while let Some(page) = pages.next().await {
@@ -98,29 +128,42 @@ async fn pages(
 ///
 /// # Errors
 /// EC2's.
-pub async fn of_cluster(clients: &Clients, cluster: &str) -> Result<Vec<Instance>, ApiError> {
+pub async fn of_cluster(clients: &Clients, cluster: &str) -> Result<Vec<(Instance, InstanceFacts)>, ApiError> {
     let filters = vec![
         filter("tag-key", [labels::NODE_POOL]),
         filter("tag-key", [labels::EC2_NODE_CLASS]),
         filter(format!("tag:{CLUSTER_TAG}"), [cluster]),
         there(),
     ];
-    matching(clients, filters).await
+    matching(clients, filters, read_both).await
 }
 
-/// The living instance that was launched for the claim of a UID, the oldest of several.
+/// What decides of an instance's drift, as EC2 has it now; `None` for one that isn't there.
 ///
 /// # Errors
 /// EC2's.
-pub async fn of_claim(clients: &Clients, cluster: &str, uid: &str) -> Result<Option<Instance>, ApiError> {
+pub async fn facts_of(clients: &Clients, id: &str) -> Result<Option<InstanceFacts>, ApiError> {
+    let call = clients.ec2.describe_instances().instance_ids(id).filters(there());
+    match pages(call, |instance| Some(read_facts(instance))).await {
+        Ok(found) => Ok(found.into_iter().next()),
+        Err(error) if error.class == Class::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// The living instances that were launched for a group, the oldest first.
+///
+/// # Errors
+/// EC2's.
+pub async fn of_group(clients: &Clients, cluster: &str, group: &str) -> Result<Vec<Instance>, ApiError> {
     let filters = vec![
-        filter(format!("tag:{CLAIM_UID_TAG}"), [uid]),
+        filter(format!("tag:{LAUNCH_TAG}"), [group]),
         filter(format!("tag:{CLUSTER_TAG}"), [cluster]),
         filter("instance-state-name", ["pending", "running"]),
     ];
-    let mut found = matching(clients, filters).await?;
+    let mut found = matching(clients, filters, read).await?;
     found.sort_by(|a, b| a.launched_at_ms.cmp(&b.launched_at_ms).then_with(|| a.id.cmp(&b.id)));
-    Ok(found.into_iter().next())
+    Ok(found)
 }
 
 /// Answers of DescribeInstances by id; `None` for an instance that isn't there.
@@ -173,7 +216,7 @@ async fn describe_all(clients: Clients, ids: Vec<String>) -> HashMap<String, Res
 }
 
 async fn describe(clients: &Clients, ids: Vec<String>) -> Result<Vec<Instance>, ApiError> {
-    pages(clients.ec2.describe_instances().set_instance_ids(Some(ids)).filters(there())).await
+    pages(clients.ec2.describe_instances().set_instance_ids(Some(ids)).filters(there()), read).await
 }
 
 /// Terminates by id. Where EC2 refuses the whole call, or leaves some out, each of those is tried by itself.
@@ -258,18 +301,22 @@ mod tests {
 
     #[tokio::test]
     async fn an_instance_is_read_with_its_tags_and_capacity_type() {
-        let (clients, seen) = wire::clients(Box::new(|_| {
+        let (clients, _) = wire::clients(Box::new(|_| {
             let tags = format!(
-                "<tagSet><item><key>{CLAIM_UID_TAG}</key><value>uid</value></item><item><key>{CLAIM_TAG}</key><value>claim</value></item></tagSet>"
+                "<tagSet><item><key>{LAUNCH_TAG}</key><value>uid</value></item><item><key>{CLAIM_TAG}</key><value>claim</value></item></tagSet>"
             );
             let spot = item("i-1", &format!("{tags}<spotInstanceRequestId>sir-1</spotInstanceRequestId>"));
             // One that merely fell into an open reservation was bought on demand.
-            let open = item("i-2", "<capacityReservationId>cr-1</capacityReservationId>");
+            let open = item(
+                "i-2",
+                "<capacityReservationId>cr-1</capacityReservationId><subnetId>subnet-1</subnetId>\
+                 <groupSet><item><groupId>sg-1</groupId></item></groupSet>",
+            );
             reservations(&(spot + &open))
         }));
         let found = of_cluster(&clients, "c1").await.unwrap();
         assert_eq!(
-            found[0],
+            found[0].0,
             Instance {
                 id: "i-1".into(),
                 provider_id: "aws:///us-east-1a/i-1".into(),
@@ -283,13 +330,25 @@ mod tests {
                 state: InstanceState::Running,
             }
         );
-        assert_eq!(found[1].capacity_type, CapacityType::OnDemand);
+        assert_eq!(found[1].0.capacity_type, CapacityType::OnDemand);
+        let facts = InstanceFacts {
+            security_groups: ["sg-1".to_owned()].into(),
+            subnet: Some("subnet-1".into()),
+            reservation: None,
+        };
+        assert_eq!(found[1].1, facts);
+    }
+
+    #[tokio::test]
+    async fn c39_instances_with_another_clusters_tags_or_without_a_pools_are_not_listed() {
+        let (clients, seen) = wire::clients(Box::new(|_| reservations("")));
+        assert!(of_cluster(&clients, "c1").await.unwrap().is_empty());
         let form = &seen.lock().unwrap()[0].form;
-        assert_eq!(
-            (&*form["Filter.1.Value.1"], &*form["Filter.2.Value.1"]),
-            (labels::NODE_POOL, labels::EC2_NODE_CLASS)
-        );
-        assert_eq!((&*form["Filter.3.Name"], &*form["Filter.3.Value.1"]), ("tag:eks:eks-cluster-name", "c1"));
+        let filter =
+            |n: usize| (form[&format!("Filter.{n}.Name")].as_str(), form[&format!("Filter.{n}.Value.1")].as_str());
+        assert_eq!(filter(1), ("tag-key", labels::NODE_POOL));
+        assert_eq!(filter(2), ("tag-key", labels::EC2_NODE_CLASS));
+        assert_eq!(filter(3), ("tag:eks:eks-cluster-name", "c1"));
     }
 
     #[tokio::test]
@@ -339,14 +398,15 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_oldest_instance_of_a_claim_is_its_instance() {
+    async fn the_instances_of_a_group_are_found_by_their_tag_the_oldest_first() {
         let (clients, seen) = wire::clients(Box::new(|_| {
             let young = item("i-1", "").replace("2026-01-02", "2026-01-03");
             reservations(&(young + &item("i-2", "")))
         }));
-        assert_eq!(of_claim(&clients, "c1", "uid").await.unwrap().unwrap().id, "i-2");
+        let found = of_group(&clients, "c1", "group").await.unwrap();
+        assert_eq!(found.iter().map(|instance| &*instance.id).collect::<Vec<_>>(), ["i-2", "i-1"]);
         let form = &seen.lock().unwrap()[0].form;
-        assert_eq!((&*form["Filter.1.Name"], &*form["Filter.1.Value.1"]), ("tag:stowage.dev/nodeclaim-uid", "uid"));
+        assert_eq!((&*form["Filter.1.Name"], &*form["Filter.1.Value.1"]), ("tag:stowage.dev/launch", "group"));
         assert_eq!(form["Filter.3.Value.2"], "running");
     }
 }

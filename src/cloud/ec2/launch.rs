@@ -1,11 +1,12 @@
-//! The launch of one NodeClaim: look for what an earlier attempt left, choose, make templates, ask EC2, learn from its answer.
+//! The launch of the claims of a group: look for what an earlier attempt left, choose, make templates, ask EC2, learn from its
+//! answer, give each claim its instance.
 
 use std::sync::PoisonError;
 
 use futures::future::try_join_all;
 use kube::ResourceExt;
 
-use super::attempts::Begin;
+use super::batches::{Answer, Turn};
 use super::choose::choose;
 use super::class_view::PlacementGroup;
 use super::errors::{self, ApiError, Class};
@@ -16,10 +17,12 @@ use super::subnets::Taken;
 use super::templates::Held;
 use super::{Ec2, now_ms};
 use crate::api::Ec2NodeClass;
+use crate::cloud::launch_group::LaunchGroup;
 use crate::cloud::{Instance, InstanceState, LaunchDetails, LaunchError, LaunchRequest, Launched, Override};
 
 /// A fleet request that is ready to go.
-struct Ready {
+#[derive(Debug)]
+pub(super) struct Ready {
     fleet: FleetRequest,
     /// Held so that the templates stay until EC2 has answered.
     templates: Vec<Held>,
@@ -29,60 +32,147 @@ struct Ready {
 
 /// What came of a fleet request.
 enum Came {
-    Launched(Box<Launched>),
+    /// EC2 answered: what it launched, and what it could not.
+    Answered(FleetAnswer, Lessons),
     /// A template isn't there any more: make it and ask again.
     TemplateGone,
+    /// An earlier call had the same token and asked for something else.
+    TokenReused,
+    /// EC2 refused, so that nothing was launched.
+    Refused(LaunchError),
+    /// Whether EC2 heard it is not known.
+    Unanswered(LaunchError),
 }
 
 impl Ec2 {
-    /// Launches one instance for a claim, or returns the one it has already.
+    /// Launches one instance for a claim, with others of its group, or returns the one it has already.
     pub(super) async fn launch_claim(&self, request: &LaunchRequest) -> Result<Launched, LaunchError> {
         let Some(details) = &request.details else {
             return Err(LaunchError::Other("the request lacks its node claim and class".into()));
         };
         launchable(&details.class)?;
-        let _permit = self.launches.acquire().await;
         let uid = &request.client_token;
-        let created_ms = details.claim.creation_timestamp().map_or(0, |time| time.0.as_millisecond());
-        let Begin { mut token, look_first } = self.attempts().begin(uid, created_ms, now_ms());
-        if look_first && let Some(instance) = self.left_by_earlier_attempt(uid).await? {
-            return Ok(Launched { instance, unavailable: vec![] });
+        let group = LaunchGroup::of(&details.claim);
+        let batch = self.batches.of(&group.id, now_ms());
+        let _place = batch.join(uid);
+        let mut turn = batch.turn().await;
+        if let Some(answer) = turn.take(uid) {
+            return own(request, answer);
         }
-        for last in [false, true] {
-            let ready = self.prepare(request, details, token).await?;
-            match self.ask(request, &ready).await? {
-                Came::Launched(launched) => return Ok(*launched),
-                Came::TemplateGone if last => break,
-                Came::TemplateGone => {
-                    let names: Vec<&str> = ready.templates.iter().map(Held::name).collect();
-                    tracing::warn!(claim = request.node_claim, ?names, "a launch template was deleted behind our back");
-                    self.templates.forget(names);
-                }
+        let expected = group.size.saturating_sub(turn.attempts.seen()).max(1);
+        let members = batch.gather(&turn, expected).await;
+        if let Err(error) = self.launch_members(request, details, &group, members.clone(), &mut turn).await {
+            for member in members {
+                turn.answer_unless(member, &error);
             }
-            token = self.attempts().begin(uid, created_ms, now_ms()).token;
         }
-        let message = "launch templates vanish as soon as they are made".to_owned();
-        Err(LaunchError::Rejected { reason: "LaunchTemplateNotFound", message })
+        let answer = turn.take(uid);
+        own(request, answer.unwrap_or_else(|| Err(LaunchError::Other("its group was launched without it".into()))))
     }
 
-    /// The instance that an earlier attempt launched, whose answer was lost or not written down.
-    async fn left_by_earlier_attempt(&self, uid: &str) -> Result<Option<Instance>, LaunchError> {
-        let cluster = &self.options.cluster_name;
-        let found = instances::of_claim(&self.clients, cluster, uid).await.map_err(|error| later(&error))?;
-        if let Some(instance) = &found {
-            tracing::info!(instance = instance.id, uid, "taking over the instance of an earlier attempt");
-            self.remember(instance);
-            self.attempts().launched(uid);
+    /// Launches an instance for each of `left`, claims of a group whose requests come to the same as `request`.
+    ///
+    /// # Errors
+    /// Why those that are not answered have none.
+    async fn launch_members(
+        &self,
+        request: &LaunchRequest,
+        details: &LaunchDetails,
+        group: &LaunchGroup,
+        mut left: Vec<String>,
+        turn: &mut Turn<Ready>,
+    ) -> Result<(), LaunchError> {
+        let created_ms = details.claim.creation_timestamp().map_or(0, |time| time.0.as_millisecond());
+        if turn.attempts.must_look(turn.unanswered.is_some(), created_ms, self.leading_since_ms) {
+            self.look(group, details, turn).await?;
         }
-        Ok(found)
+        let mut template_gone = false;
+        let mut failed = None;
+        while !give(turn, &mut left) {
+            if let Some(error) = failed {
+                return Err(error);
+            }
+            let (ready, again) = match turn.unanswered.take() {
+                Some(ready) => (ready, true),
+                None => {
+                    (self.prepare(request, details, group, left.len(), turn.attempts.token(&group.id)).await?, false)
+                }
+            };
+            match self.ask(request, &ready).await {
+                Came::Answered(answer, lessons) => {
+                    turn.attempts.answered();
+                    self.settle(&ready, &answer.born);
+                    let born: Vec<Instance> =
+                        answer.born.iter().map(|born| instance(&group.id, born, &ready.fleet)).collect();
+                    self.remember(&born);
+                    turn.attempts.found(born, &details.named);
+                    if answer.lacks_template() && !template_gone {
+                        template_gone = true;
+                        self.forget_templates(&ready);
+                    } else if !again {
+                        failed = Some(failure(&answer.errors, &lessons));
+                    }
+                }
+                Came::TemplateGone => {
+                    self.settle(&ready, &[]);
+                    self.forget_templates(&ready);
+                    if template_gone {
+                        let message = "launch templates vanish as soon as they are made".to_owned();
+                        return Err(LaunchError::Rejected { reason: "LaunchTemplateNotFound", message });
+                    }
+                    template_gone = true;
+                }
+                Came::TokenReused => {
+                    // An earlier process's call was heard: its instances must show themselves.
+                    self.settle(&ready, &[]);
+                    self.look(group, details, turn).await?;
+                    let over = turn.attempts.token_reused(now_ms());
+                    let what = if over {
+                        "no instance of it came up, starting over"
+                    } else {
+                        "waiting for its instances to show"
+                    };
+                    failed = Some(LaunchError::Other(format!("an earlier call had the same token; {what}")));
+                }
+                Came::Refused(error) => {
+                    self.settle(&ready, &[]);
+                    return Err(error);
+                }
+                Came::Unanswered(error) => {
+                    turn.unanswered = Some(ready);
+                    return Err(error);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Looks for instances that earlier calls launched, whose answers were lost or not written down.
+    async fn look(
+        &self,
+        group: &LaunchGroup,
+        details: &LaunchDetails,
+        turn: &mut Turn<Ready>,
+    ) -> Result<(), LaunchError> {
+        let cluster = &self.options.cluster_name;
+        let found = instances::of_group(&self.clients, cluster, &group.id).await.map_err(|error| later(&error))?;
+        self.remember(&found);
+        let new = turn.attempts.found(found, &details.named);
+        if new > 0 {
+            tracing::info!(group = group.id, instances = new, "taking over what an earlier attempt launched");
+        }
+        Ok(())
     }
 
     async fn prepare(
         &self,
         request: &LaunchRequest,
         details: &LaunchDetails,
+        launch_group: &LaunchGroup,
+        count: usize,
         token: String,
     ) -> Result<Ready, LaunchError> {
+        let count = i32::try_from(count).unwrap_or(i32::MAX);
         let free_choice = details.claim.spec.requirements.iter().all(|requirement| requirement.min_values.is_none());
         let Some(choice) = choose(&request.overrides, &details.catalogue, free_choice) else {
             return Err(LaunchError::InsufficientCapacity { unavailable: vec![] });
@@ -99,51 +189,60 @@ impl Ec2 {
         let tags = ground.tags()?;
         let groups = ground.groups(&choice, &tags)?;
         let subnets = details.class.status.as_ref().map(|status| status.subnets.as_slice()).unwrap_or_default();
-        let (chosen, taken) = self.addresses().take(subnets, &choice.fewest_pods());
+        let (chosen, taken) = self.addresses().take(subnets, &choice.fewest_pods(), count.into());
         let held =
             try_join_all(groups.iter().map(|group| self.templates.ensure(&self.clients, &group.template, now_ms())));
         let templates = held.await.map_err(|error| {
-            self.addresses().give_back(&taken, None);
+            self.addresses().give_back(&taken, &[]);
             refused(&error)
         })?;
         let named: Vec<_> = templates.iter().map(|held| held.name().to_owned()).zip(&groups).collect();
-        let Some(fleet) = ground.fleet(token, choice.capacity_type, &named, &chosen, tags) else {
-            self.addresses().give_back(&taken, None);
+        let Some(mut fleet) = ground.fleet(token, choice.capacity_type, &named, &chosen, tags) else {
+            self.addresses().give_back(&taken, &[]);
             let message =
                 format!("EC2NodeClass {} has no subnet in any zone of the offerings", details.class.name_any());
             return Err(LaunchError::Rejected { reason: "SubnetResolutionFailed", message });
         };
+        fleet.for_group(launch_group, count);
         Ok(Ready { fleet, templates, taken, group: group.map(|group| group.id) })
     }
 
     /// Asks EC2, and learns from what it answers.
-    async fn ask(&self, request: &LaunchRequest, ready: &Ready) -> Result<Came, LaunchError> {
+    async fn ask(&self, request: &LaunchRequest, ready: &Ready) -> Came {
+        tracing::info!(
+            claim = request.node_claim,
+            token = ready.fleet.token,
+            instances = ready.fleet.count,
+            capacity_type = %ready.fleet.capacity_type,
+            offerings = ready.fleet.templates.iter().map(|(_, slots)| slots.len()).sum::<usize>(),
+            "asking EC2 for a fleet"
+        );
         let answer = ready.fleet.input().send_with(&self.clients.ec2).await;
-        let answer = match answer.map_err(ApiError::of("ec2:CreateFleet")) {
-            Ok(answer) => FleetAnswer::read(&answer, &ready.fleet),
-            Err(error) => {
-                self.addresses().give_back(&ready.taken, None);
-                return self.refusal(request, &error).await;
+        match answer.map_err(ApiError::of("ec2:CreateFleet")) {
+            Ok(answer) => {
+                let answer = FleetAnswer::read(&answer, &ready.fleet);
+                let lessons = self.learn(request, &answer, ready);
+                Came::Answered(answer, lessons)
             }
-        };
-        let uid = &request.client_token;
-        let used = answer.born.first().and_then(|born| born.subnet.as_deref());
-        self.addresses().give_back(&ready.taken, used);
-        let lessons = self.learn(request, &answer, ready);
-        if let Some(born) = answer.born.first() {
-            for extra in &answer.born[1..] {
-                tracing::warn!(instance = extra.id, uid, "EC2 launched more than was asked for, it is collected later");
-            }
-            let instance = instance(request, born, &ready.fleet);
-            self.remember(&instance);
-            self.attempts().launched(uid);
-            return Ok(Came::Launched(Box::new(Launched { instance, unavailable: lessons.offerings() })));
+            Err(error) => match error.class {
+                Class::LaunchTemplateGone => Came::TemplateGone,
+                Class::TokenReused => Came::TokenReused,
+                _ if error.is_passing() => Came::Unanswered(later(&error)),
+                _ => Came::Refused(refused(&error)),
+            },
         }
-        self.attempts().nothing_launched(uid);
-        if answer.lacks_template() {
-            return Ok(Came::TemplateGone);
-        }
-        Err(failure(&answer.errors, &lessons))
+    }
+
+    /// Gives back the addresses that a call did not take.
+    fn settle(&self, ready: &Ready, born: &[Born]) {
+        let used: Vec<&str> = born.iter().filter_map(|born| born.subnet.as_deref()).collect();
+        self.addresses().give_back(&ready.taken, &used);
+    }
+
+    fn forget_templates(&self, ready: &Ready) {
+        let names: Vec<&str> = ready.templates.iter().map(Held::name).collect();
+        tracing::warn!(?names, "a launch template was deleted behind our back");
+        self.templates.forget(names);
     }
 
     fn learn(&self, request: &LaunchRequest, answer: &FleetAnswer, ready: &Ready) -> Lessons {
@@ -174,25 +273,6 @@ impl Ec2 {
         lessons
     }
 
-    /// What a refused call means.
-    async fn refusal(&self, request: &LaunchRequest, error: &ApiError) -> Result<Came, LaunchError> {
-        let uid = &request.client_token;
-        match error.class {
-            Class::LaunchTemplateGone => Ok(Came::TemplateGone),
-            Class::TokenReused => {
-                // An earlier call with this token and other offerings was heard: its instance must show itself.
-                if let Some(instance) = self.left_by_earlier_attempt(uid).await? {
-                    return Ok(Came::Launched(Box::new(Launched { instance, unavailable: vec![] })));
-                }
-                let next = self.attempts().token_reused(uid, now_ms());
-                let what =
-                    if next { "no instance of it came up, starting over" } else { "waiting for its instance to show" };
-                Err(LaunchError::Other(format!("an earlier call had the same token; {what}")))
-            }
-            _ => Err(refused(error)),
-        }
-    }
-
     /// The placement group that a class asks for, as it was last resolved.
     async fn group_of(&self, class: &Ec2NodeClass) -> Result<Option<PlacementGroup>, LaunchError> {
         let Some(selector) = &class.spec.placement_group_selector else { return Ok(None) };
@@ -213,12 +293,29 @@ impl Ec2 {
     }
 }
 
-fn instance(request: &LaunchRequest, born: &Born, fleet: &FleetRequest) -> Instance {
+/// Gives instances to the claims that are `left`, and answers them. Returns whether none is left.
+fn give(turn: &mut Turn<Ready>, left: &mut Vec<String>) -> bool {
+    while !left.is_empty() {
+        let Some(instance) = turn.attempts.give() else { return false };
+        turn.answer(left.remove(0), Ok(Launched { instance, unavailable: vec![] }));
+    }
+    true
+}
+
+/// A claim's answer, on its instance its own name.
+fn own(request: &LaunchRequest, answer: Answer) -> Answer {
+    answer.map(|mut launched| {
+        launched.instance.node_claim.clone_from(&request.node_claim);
+        launched
+    })
+}
+
+fn instance(group: &str, born: &Born, fleet: &FleetRequest) -> Instance {
     Instance {
         id: born.id.clone(),
         provider_id: provider_id(&born.zone, &born.id),
-        client_token: request.client_token.clone(),
-        node_claim: request.node_claim.clone(),
+        client_token: group.to_owned(),
+        node_claim: String::new(),
         instance_type: born.instance_type.clone(),
         zone: born.zone.clone(),
         capacity_type: fleet.capacity_type,

@@ -20,7 +20,7 @@ async fn what_the_region_offers_is_read() {
     let clients = Clients::from_environment().await.unwrap();
     let region = Region::new(RegionSnapshot::stand_in("us-east-1", embedded(), now_ms()));
     let feeds = Feeds { ec2: clients.ec2.clone(), pricing: None };
-    refresh::hydrate(&region, &feeds).await;
+    refresh::hydrate(&region, &feeds, refresh::patience).await;
     let snapshot = region.snapshot();
     for part in [Part::Types, Part::Zones, Part::SpotPrices] {
         assert!(snapshot.source(part).is_live(), "{part}: {:?}", snapshot.source(part));

@@ -6,24 +6,27 @@
 //! - [`client`], [`rate`], [`errors`], [`coalesce`]: the calls themselves.
 //! - [`resolve`]: what a node class comes to ([`subnets`], [`security_groups`], [`images`] and [`aliases`], [`profile`],
 //!   [`placement`]), and [`validate`], whether EC2 would launch it.
-//! - [`launch`]: one NodeClaim becomes an instance ([`choose`], [`prepare`], [`launch_template`], [`templates`], [`fleet`],
-//!   [`attempts`]), and what that teaches ([`unavailable`]).
+//! - [`launch`]: the NodeClaims of a group become instances ([`batches`], [`attempts`], [`choose`], [`prepare`],
+//!   [`launch_template`], [`templates`], [`fleet`]), and what that teaches ([`unavailable`]).
 //! - [`instances`], [`tagging`]: describing, listing, terminating, tagging.
 //! - [`region`]: what can be bought ([`types`], [`prices`], [`spot_prices`], [`placement_scores`], [`offerings`]), kept fresh by
 //!   [`refresh`].
-//! - [`queue`], [`messages`], [`status_checks`]: what EC2 tells of instances by itself.
+//! - [`queue`], [`messages`], [`status_checks`]: what EC2 tells of instances by itself; [`drift`]: whether they still are what
+//!   their class comes to.
 //! - [`user_data`], [`kubelet`]: what instances are told at boot.
 //! - [`metrics`]: what is published of all this.
 //! - [`preflight`]: whether an account is fit for all this, without changing anything in it.
 
 pub mod aliases;
 pub mod attempts;
+pub mod batches;
 mod catalogues;
 pub mod choose;
 pub mod class_view;
 pub mod client;
 pub mod cluster;
 pub mod coalesce;
+pub mod drift;
 pub mod errors;
 pub mod fleet;
 pub mod images;

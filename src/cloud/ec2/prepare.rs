@@ -10,7 +10,7 @@ use kube::ResourceExt;
 
 use super::choose::{Candidate, Choice};
 use super::cluster::ClusterFacts;
-use super::fleet::{CLAIM_TAG, CLAIM_UID_TAG, FleetRequest, Slot};
+use super::fleet::{CLAIM_TAG, FleetRequest, Slot};
 use super::images::image_of;
 use super::launch_template::{Template, launch_tags};
 use super::user_data::{UserDataError, UserDataInput, image_version, user_data};
@@ -268,15 +268,13 @@ impl Ground<'_> {
         let relaxed = annotation(labels::MIN_VALUES_RELAXED).is_some_and(|value| value == "true");
         Some(FleetRequest {
             token,
+            count: 1,
             context: self.class().spec.context.clone().filter(|_| !relaxed),
             capacity_type,
             prioritized: annotation(PRICES_OVERLAID).is_some(),
             templates,
             tags,
-            instance_tags: BTreeMap::from([
-                (CLAIM_TAG.to_owned(), self.request.node_claim.clone()),
-                (CLAIM_UID_TAG.to_owned(), self.request.client_token.clone()),
-            ]),
+            instance_tags: BTreeMap::from([(CLAIM_TAG.to_owned(), self.request.node_claim.clone())]),
         })
     }
 }

@@ -1,3 +1,4 @@
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use serde_json::json;
@@ -68,7 +69,12 @@ pub fn request(class: Ec2NodeClass, claim: NodeClaim, types: &[&str]) -> LaunchR
         overrides: overrides.collect(),
         labels: BTreeMap::from([("tier".to_owned(), "web".to_owned())]),
         taints: vec![],
-        details: Some(Arc::new(LaunchDetails { claim, class: Arc::new(class), catalogue: Arc::new(catalogue) })),
+        details: Some(Arc::new(LaunchDetails {
+            claim,
+            class: Arc::new(class),
+            catalogue: Arc::new(catalogue),
+            named: BTreeSet::new(),
+        })),
     }
 }
 
@@ -181,7 +187,7 @@ fn a_request_holds_each_type_in_each_zone_that_has_a_subnet_cheapest_first() {
         assert_eq!(fleet.templates.len(), 2);
         assert_eq!(fleet.templates[0].1[0].instance_type, "m5.large");
         assert!(fleet.templates.iter().flat_map(|(_, slots)| slots).all(|slot| slot.subnet == "subnet-a"));
-        assert_eq!(fleet.instance_tags[CLAIM_UID_TAG], "uid-1");
+        assert_eq!(fleet.instance_tags[CLAIM_TAG], "claim-1");
         assert_eq!((fleet.context.as_deref(), fleet.prioritized), (Some("ctx"), false));
         assert!(ground.fleet("t".into(), CapacityType::OnDemand, &named, &BTreeMap::new(), BTreeMap::new()).is_none());
     });

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::future::OptionFuture;
+use futures::future::{OptionFuture, join_all};
 use tracing::{info, warn};
 
 use super::now_ms;
@@ -58,10 +58,14 @@ impl Feeds {
     }
 }
 
-/// Asks for some parts and takes them in. Says of each part that is answered no more, or again, one line.
+/// Asks for some parts and takes each in as it comes. Says of each part that is answered no more, or again, one line.
 pub async fn refresh(region: &Region, feeds: &Feeds, parts: &BTreeSet<Part>) {
+    join_all(parts.iter().map(|part| refresh_part(region, feeds, *part))).await;
+}
+
+async fn refresh_part(region: &Region, feeds: &Feeds, part: Part) {
     let name = region.snapshot().region.clone();
-    let answers = feeds.ask(&name, parts, now_ms()).await;
+    let answers = feeds.ask(&name, &BTreeSet::from([part]), now_ms()).await;
     for turn in region.learn(answers, now_ms()) {
         if turn.why.is_some() {
             warn!(region = name, "{turn}");
@@ -71,9 +75,19 @@ pub async fn refresh(region: &Region, feeds: &Feeds, parts: &BTreeSet<Part>) {
     }
 }
 
-/// Asks for everything once. Never fails: what is not answered has a stand-in.
-pub async fn hydrate(region: &Region, feeds: &Feeds) {
-    refresh(region, feeds, &feeds.parts()).await;
+/// Asks for everything once, before anything is launched. Never fails: what is not answered has a stand-in. Nor does it wait for
+/// long: a price list that does not answer is asked again when nodes come up already.
+pub async fn hydrate(region: &Region, feeds: &Feeds, patience: impl Fn(Part) -> Duration) {
+    let parts = feeds.parts();
+    let asked = parts.iter().map(|part| {
+        let patience = patience(*part);
+        async move {
+            if tokio::time::timeout(patience, refresh_part(region, feeds, *part)).await.is_err() {
+                warn!("{part} were not answered in {} s: {}; asked again soon", patience.as_secs(), part.stand_in());
+            }
+        }
+    });
+    join_all(asked).await;
     let snapshot = region.snapshot();
     info!(
         region = snapshot.region,
@@ -82,6 +96,15 @@ pub async fn hydrate(region: &Region, feeds: &Feeds) {
         spot_prices = snapshot.spot.as_ref().map_or(0, |spot| spot.values().map(BTreeMap::len).sum()),
         "what the region offers is known"
     );
+}
+
+/// How long the start waits for a part. To launch what a zone does not offer is worse than to wait; to know prices that are a
+/// little off is not.
+pub fn patience(part: Part) -> Duration {
+    match part {
+        Part::Types | Part::Zones => Duration::from_mins(1),
+        Part::OnDemandPrices | Part::SpotPrices => Duration::from_secs(10),
+    }
 }
 
 /// Keeps a hydrated region fresh until the process ends.
@@ -118,7 +141,30 @@ fn next_wait(age: Duration, failures: u32, failed: bool) -> Duration {
 
 #[cfg(test)]
 mod tests {
+    use super::super::client::wire;
+    use super::super::region::{RegionSnapshot, Source};
     use super::*;
+
+    #[tokio::test]
+    async fn a_price_list_that_does_not_answer_holds_nothing_up() {
+        let (clients, _) = wire::clients(Box::new(|request| match request.action.as_str() {
+            "DescribeInstanceTypeOfferings" => wire::ok(
+                "DescribeInstanceTypeOfferings",
+                "<instanceTypeOfferingSet><item><instanceType>m5.large</instanceType><location>us-east-1a</location></item></instanceTypeOfferingSet>",
+            ),
+            // What an endpoint says that knows no such action: the SDK tries that again and again.
+            _ => Some((500, "<html>".into())),
+        }));
+        let region = Region::new(RegionSnapshot::stand_in("us-east-1", embedded(), 0));
+        let feeds = Feeds { ec2: clients.ec2.clone(), pricing: Some(clients.pricing.clone()) };
+        let begin = std::time::Instant::now();
+        hydrate(&region, &feeds, |_| Duration::from_millis(300)).await;
+        assert!(begin.elapsed() < Duration::from_secs(3), "{:?}", begin.elapsed());
+        let snapshot = region.snapshot();
+        assert!(snapshot.source(Part::Zones).is_live(), "what is answered is taken in");
+        assert!(matches!(snapshot.source(Part::OnDemandPrices), Source::StandIn { .. }));
+        assert!(missing(&region, &feeds.parts()).contains(&Part::OnDemandPrices), "and the rest is asked again");
+    }
 
     #[test]
     fn what_failed_is_asked_again_ever_later_and_everything_every_twelve_hours() {

@@ -84,7 +84,7 @@ impl Part {
     pub const ALL: [Self; 4] = [Self::Types, Self::Zones, Self::OnDemandPrices, Self::SpotPrices];
 
     /// What stands in while there is no answer.
-    fn stand_in(self) -> &'static str {
+    pub(super) fn stand_in(self) -> &'static str {
         match self {
             Self::Types => "the instance types in the binary stand in",
             Self::Zones => {

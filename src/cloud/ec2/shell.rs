@@ -8,16 +8,15 @@ use arc_swap::ArcSwap;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use kube::{Client, ResourceExt};
-use tokio::sync::Semaphore;
 
-use super::attempts::Attempts;
+use super::batches::Batches;
 use super::catalogues::{Catalogues, Sources};
 use super::class_view::PlacementGroup;
 use super::client::{Clients, ConnectError};
 use super::cluster::{self, ClusterError, ClusterFacts};
 use super::errors::{ApiError, Class};
 use super::images::Parameters;
-use super::instances::{self, Describer, Terminator, describer, instance_id, terminator};
+use super::instances::{self, Describer, InstanceFacts, Terminator, describer, instance_id, terminator};
 use super::interruption_history::Setback;
 use super::placement_scores::{self, ScoreSettings};
 use super::profile::Profiles;
@@ -29,17 +28,16 @@ use super::subnets::Addresses;
 use super::templates::{self, Templates};
 use super::unavailable::Unavailable;
 use super::validate::Verdicts;
-use super::{Options, launch, metrics, now_ms, prices, tagging};
-use crate::api::Ec2NodeClass;
+use super::{Options, launch, metrics, now_ms, prices, status_checks, tagging};
+use crate::api::{Ec2NodeClass, NodeClaim};
 use crate::cloud::catalogue::embedded;
+use crate::cloud::health::Unhealthy;
 use crate::cloud::{
-    Cloud, CloudError, Instance, InstanceState, LaunchError, LaunchRequest, Launched, Message, MessageKind, Override,
-    Resolution,
+    Cloud, CloudError, Drift, Instance, InstanceState, LaunchError, LaunchRequest, Launched, Message, MessageKind,
+    Override, Resolution,
 };
 use crate::scheduling::offering::{CapacityType, Catalogue};
 
-/// Launches under way at the same time.
-const LAUNCHES: usize = 100;
 /// How long EC2 may take to describe what it launched, milliseconds.
 const CONSISTENCY_MS: i64 = 60_000;
 /// An instance that is going down is looked at no more often, milliseconds.
@@ -83,12 +81,13 @@ pub struct Ec2 {
     pub(super) parameters: Parameters,
     pub(super) profiles: Profiles,
     pub(super) verdicts: Verdicts,
-    pub(super) launches: Semaphore,
+    pub(super) batches: Batches<launch::Ready>,
+    /// Since when this process leads, milliseconds since the epoch.
+    pub(super) leading_since_ms: i64,
     region: Arc<Region>,
     risk: Arc<SpotRisk>,
     queue: Option<Queue>,
     addresses: Mutex<Addresses>,
-    attempts: Mutex<Attempts>,
     catalogues: Mutex<Catalogues>,
     groups: Mutex<HashMap<String, Option<PlacementGroup>>>,
     describer: Describer,
@@ -97,6 +96,8 @@ pub struct Ec2 {
     recent: Mutex<HashMap<String, Instance>>,
     /// What the cluster's instances were bought as, by id: messages name only the instance.
     bought: Mutex<HashMap<String, Override>>,
+    /// What the cluster's instances were at the last listing, by id.
+    facts_of: Mutex<HashMap<String, InstanceFacts>>,
     /// When an instance that is going down was last looked at, by id, milliseconds since the epoch.
     going: Mutex<HashMap<String, i64>>,
 }
@@ -129,7 +130,7 @@ impl Ec2 {
             "EC2 answers"
         );
         let ec2 = Self::new(clients, options, facts);
-        refresh::hydrate(&ec2.region, &ec2.feeds()).await;
+        refresh::hydrate(&ec2.region, &ec2.feeds(), refresh::patience).await;
         Ok(ec2)
     }
 
@@ -147,18 +148,19 @@ impl Ec2 {
             risk: Arc::new(SpotRisk::new(ScoreSettings::default())),
             queue: options.interruption_queue.as_ref().map(|name| Queue::new(clients.sqs.clone(), name)),
             catalogues: Mutex::default(),
-            attempts: Mutex::new(Attempts::new(now_ms())),
             facts: ArcSwap::from_pointee(facts),
             unavailable: Mutex::default(),
             templates: Templates::default(),
             parameters: Parameters::default(),
             profiles: Profiles::default(),
             verdicts: Verdicts::default(),
-            launches: Semaphore::new(LAUNCHES),
+            batches: Batches::default(),
+            leading_since_ms: now_ms(),
             addresses: Mutex::default(),
             groups: Mutex::default(),
             recent: Mutex::default(),
             bought: Mutex::default(),
+            facts_of: Mutex::default(),
             going: Mutex::default(),
             options,
             clients,
@@ -235,23 +237,32 @@ impl Ec2 {
         lock(&self.addresses)
     }
 
-    pub(super) fn attempts(&self) -> MutexGuard<'_, Attempts> {
-        lock(&self.attempts)
-    }
-
     /// The group of a class as last resolved; `None` while it wasn't, or where there is none.
     pub(super) fn known_group(&self, class: &Ec2NodeClass) -> Option<PlacementGroup> {
         lock(&self.groups).get(&key(class)).cloned().flatten()
+    }
+
+    /// Whether the group of a class was resolved, also to none.
+    pub(super) fn looked_for_group(&self, class: &Ec2NodeClass) -> bool {
+        lock(&self.groups).contains_key(&key(class))
+    }
+
+    /// What an instance was at the last listing.
+    pub(super) fn listed(&self, id: &str) -> Option<InstanceFacts> {
+        lock(&self.facts_of).get(id).cloned()
     }
 
     pub(super) fn know_group(&self, class: &Ec2NodeClass, group: Option<PlacementGroup>) {
         lock(&self.groups).insert(key(class), group);
     }
 
-    /// Notes an instance that EC2 may not describe yet.
-    pub(super) fn remember(&self, instance: &Instance) {
-        lock(&self.recent).insert(instance.id.clone(), instance.clone());
-        lock(&self.bought).insert(instance.id.clone(), bought_as(instance));
+    /// Notes instances that EC2 may not describe yet.
+    pub(super) fn remember(&self, instances: &[Instance]) {
+        let (mut recent, mut bought) = (lock(&self.recent), lock(&self.bought));
+        for instance in instances {
+            recent.insert(instance.id.clone(), instance.clone());
+            bought.insert(instance.id.clone(), bought_as(instance));
+        }
     }
 
     /// What an event about a spot instance says of its offering.
@@ -395,7 +406,9 @@ impl Cloud for Ec2 {
 
     fn list(&self) -> BoxFuture<'_, Result<Vec<Instance>, CloudError>> {
         let call = async move {
-            let mut found = instances::of_cluster(&self.clients, &self.options.cluster_name).await?;
+            let found = instances::of_cluster(&self.clients, &self.options.cluster_name).await?;
+            let (mut found, facts): (Vec<Instance>, Vec<InstanceFacts>) = found.into_iter().unzip();
+            *lock(&self.facts_of) = found.iter().map(|instance| instance.id.clone()).zip(facts).collect();
             let now = now_ms();
             let recent: Vec<Instance> = lock(&self.recent).values().cloned().collect();
             let unseen = recent.into_iter().filter(|instance| now - instance.launched_at_ms < CONSISTENCY_MS);
@@ -438,6 +451,22 @@ impl Cloud for Ec2 {
         .boxed()
     }
 
+    fn unhealthy(&self) -> BoxFuture<'_, Result<Vec<Unhealthy>, CloudError>> {
+        async move {
+            let statuses = status_checks::describe_statuses(&self.clients.ec2).await?;
+            Ok(status_checks::unhealthy(&statuses, now_ms()))
+        }
+        .boxed()
+    }
+
+    fn drift<'a>(
+        &'a self,
+        claim: &'a NodeClaim,
+        class: &'a Ec2NodeClass,
+    ) -> BoxFuture<'a, Result<Option<Drift>, CloudError>> {
+        async move { self.drift_of(claim, class).await }.boxed()
+    }
+
     fn resolve<'a>(&'a self, class: &'a Ec2NodeClass) -> BoxFuture<'a, Resolution> {
         async move { self.resolve_class(class).await }.boxed()
     }
@@ -449,7 +478,10 @@ impl Cloud for Ec2 {
     fn tag<'a>(&'a self, provider_id: &'a str, node: &'a str, claim: &'a str) -> BoxFuture<'a, Result<(), CloudError>> {
         async move {
             let id = known(provider_id)?;
-            tagging::tag(&self.clients, id, node, claim, &self.options.cluster_name).await?;
+            let known = tagging::tag(&self.clients, id, node, claim, &self.options.cluster_name).await?;
+            if !known && self.recent(id, now_ms()).is_some() {
+                return Err(CloudError::Other(format!("EC2 does not know {id} yet, which it just launched")));
+            }
             Ok(())
         }
         .boxed()

@@ -5,17 +5,22 @@ use super::super::messages::EventKind;
 use super::super::prepare::tests::{claim, class, facts, request};
 use super::super::subnets::Subnet;
 use super::*;
+use crate::cloud::LaunchDetails;
 
 /// EC2 in a few lines: templates by name, instances by id, and what goes wrong.
 #[derive(Default)]
 struct Fake {
     templates: BTreeSet<String>,
-    /// Id, UID tag, state.
+    /// Id, launch tag, state.
     instances: Vec<(String, String, &'static str)>,
-    /// Tokens heard, and whether a call's answer gets lost, or its instances don't show.
+    /// Tokens heard, in order; what was asked and answered by token; and whether a call's answer gets lost, or its instances
+    /// don't show.
     tokens: Vec<String>,
+    heard: BTreeMap<String, (String, String)>,
     lose_answers: bool,
     hide_instances: bool,
+    /// How many instances a call gets at most.
+    room: Option<usize>,
     /// Answers of CreateFleet before any other, last first.
     fleet: Vec<Option<(u16, String)>>,
 }
@@ -43,7 +48,7 @@ impl Fake {
             }
             "CreateFleet" => self.create_fleet(form),
             "DescribeInstances" => {
-                let uid = form.iter().find(|(_, value)| *value == "tag:stowage.dev/nodeclaim-uid");
+                let uid = form.iter().find(|(_, value)| *value == "tag:stowage.dev/launch");
                 let uid = uid.map(|(key, _)| form[&key.replace("Name", "Value.1")].clone());
                 let id = form.get("InstanceId.1");
                 if self.hide_instances || id.is_some_and(|id| self.instances.iter().all(|(known, ..)| known != id)) {
@@ -61,7 +66,7 @@ impl Fake {
                     format!(
                         "<item><instancesSet><item><instanceId>{id}</instanceId><instanceType>m5.large</instanceType>\
                          <instanceState><name>{state}</name></instanceState><placement><availabilityZone>us-east-1a</availabilityZone></placement>\
-                         <tagSet><item><key>stowage.dev/nodeclaim-uid</key><value>{uid}</value></item></tagSet></item></instancesSet></item>"
+                         <tagSet><item><key>stowage.dev/launch</key><value>{uid}</value></item></tagSet></item></instancesSet></item>"
                     )
                 });
                 wire::ok(
@@ -88,7 +93,7 @@ impl Fake {
         }
     }
 
-    fn create_fleet(&mut self, form: &std::collections::BTreeMap<String, String>) -> Option<(u16, String)> {
+    fn create_fleet(&mut self, form: &BTreeMap<String, String>) -> Option<(u16, String)> {
         self.tokens.push(form["ClientToken"].clone());
         if let Some(answer) = self.fleet.pop() {
             return answer;
@@ -96,17 +101,34 @@ impl Fake {
         if !self.templates.contains(&form["LaunchTemplateConfigs.1.LaunchTemplateSpecification.LaunchTemplateName"]) {
             return wire::refusal("InvalidLaunchTemplateName.NotFoundException", "gone");
         }
-        let id = format!("i-{:017x}", self.instances.len() + 1);
-        self.instances.push((id.clone(), "uid-1".into(), "running"));
-        let answer = wire::ok(
-            "CreateFleet",
-            &format!(
-                "<fleetInstanceSet><item><instanceIds><item>{id}</item></instanceIds><instanceType>m5.large</instanceType>\
-                 <launchTemplateAndOverrides><overrides><subnetId>subnet-a</subnetId><availabilityZone>us-east-1a</availabilityZone>\
-                 <imageId>ami-x86</imageId></overrides></launchTemplateAndOverrides></item></fleetInstanceSet>"
-            ),
-        );
-        if self.lose_answers { None } else { answer }
+        let asked = form["TargetCapacitySpecification.TotalTargetCapacity"].clone();
+        let answer = match self.heard.get(&form["ClientToken"]) {
+            Some((before, _)) if *before != asked => {
+                return wire::refusal("IdempotentParameterMismatch", "other parameters");
+            }
+            Some((_, answer)) => answer.clone(),
+            None => self.launch(asked.parse().unwrap(), form),
+        };
+        self.heard.insert(form["ClientToken"].clone(), (asked, answer.clone()));
+        if self.lose_answers { None } else { wire::ok("CreateFleet", &answer) }
+    }
+
+    fn launch(&mut self, count: usize, form: &BTreeMap<String, String>) -> String {
+        let key = form.iter().find(|(_, value)| *value == "stowage.dev/launch").unwrap().0;
+        let tag = &form[&key.replace(".Key", ".Value")];
+        let mut ids = String::new();
+        for _ in 0..count.min(self.room.unwrap_or(count)) {
+            let id = format!("i-{:017x}", self.instances.len() + 1);
+            self.instances.push((id.clone(), tag.clone(), "running"));
+            ids += &["<item>", &id, "</item>"].concat();
+        }
+        let error = "<errorSet><item><errorCode>InsufficientInstanceCapacity</errorCode></item></errorSet>";
+        format!(
+            "<fleetInstanceSet><item><instanceIds>{ids}</instanceIds><instanceType>m5.large</instanceType>\
+             <launchTemplateAndOverrides><overrides><subnetId>subnet-a</subnetId><availabilityZone>us-east-1a</availabilityZone>\
+             <imageId>ami-x86</imageId></overrides></launchTemplateAndOverrides></item></fleetInstanceSet>{}",
+            if self.room.is_some() { error } else { "" }
+        )
     }
 }
 
@@ -145,6 +167,43 @@ fn old() -> LaunchRequest {
     request(class(json!({})), claim("2026-01-01T00:00:00Z", json!({})), &["m5.large"])
 }
 
+/// A claim of a launch group: fresh.
+fn member(uid: &str, group: &str, size: usize) -> LaunchRequest {
+    let mut request = fresh();
+    let details = request.details.take().unwrap();
+    let mut claim = details.claim.clone();
+    claim.metadata.uid = Some(uid.into());
+    claim.metadata.annotations =
+        Some([(crate::api::labels::LAUNCH_GROUP.to_owned(), format!("{group}/{size}"))].into());
+    let (class, catalogue) = (Arc::clone(&details.class), Arc::clone(&details.catalogue));
+    let details = LaunchDetails { claim, class, catalogue, named: BTreeSet::new() };
+    LaunchRequest {
+        client_token: uid.into(),
+        node_claim: format!("claim-{uid}"),
+        details: Some(details.into()),
+        ..request
+    }
+}
+
+/// The same claim, made by an earlier process that launched some of its group.
+fn inherited(uid: &str, group: &str, size: usize, named: &[&str]) -> LaunchRequest {
+    let mut request = member(uid, group, size);
+    let details = request.details.take().unwrap();
+    let mut claim = details.claim.clone();
+    claim.metadata.creation_timestamp = serde_json::from_value(json!("2026-01-01T00:00:00Z")).unwrap();
+    let (class, catalogue) = (Arc::clone(&details.class), Arc::clone(&details.catalogue));
+    let named = named.iter().map(|id| format!("aws:///us-east-1a/{id}")).collect();
+    LaunchRequest { details: Some(LaunchDetails { claim, class, catalogue, named }.into()), ..request }
+}
+
+async fn launch_all(world: &World, requests: Vec<LaunchRequest>) -> Vec<Result<Launched, LaunchError>> {
+    futures::future::join_all(requests.into_iter().map(|request| world.ec2.launch(request))).await
+}
+
+fn ids(answers: &[Result<Launched, LaunchError>]) -> BTreeSet<String> {
+    answers.iter().flatten().map(|launched| launched.instance.id.clone()).collect()
+}
+
 impl World {
     fn fake(&self) -> MutexGuard<'_, Fake> {
         self.fake.lock().unwrap()
@@ -179,6 +238,79 @@ async fn a_lost_answer_launches_nothing_twice() {
 }
 
 #[tokio::test]
+async fn the_claims_of_a_group_share_a_call_and_each_gets_an_instance_of_its_own() {
+    let world = world();
+    let uids: Vec<String> = (0..50).map(|number| format!("u{number}")).collect();
+    let requests = || uids.iter().map(|uid| member(uid, "group", 50)).collect::<Vec<_>>();
+    let answers = launch_all(&world, requests()).await;
+    assert_eq!((ids(&answers).len(), world.ec2.calls()["CreateFleet"]), (50, 1));
+    assert_eq!(answers[7].as_ref().unwrap().instance.node_claim, "claim-u7");
+    let again = launch_all(&world, requests()).await;
+    let id = |answer: &Result<Launched, LaunchError>| answer.as_ref().unwrap().instance.id.clone();
+    assert!(answers.iter().zip(&again).all(|(first, second)| id(first) == id(second)), "what is not written yet stays");
+    assert_eq!(world.ec2.calls()["CreateFleet"], 1);
+}
+
+#[tokio::test]
+async fn a_group_that_is_launched_in_part_says_so_to_those_that_got_nothing() {
+    let world = world();
+    world.fake().room = Some(2);
+    let requests = ["a", "b", "c"].map(|uid| member(uid, "group", 3)).to_vec();
+    let answers = launch_all(&world, requests).await;
+    assert_eq!(ids(&answers).len(), 2);
+    assert!(matches!(answers[2], Err(LaunchError::InsufficientCapacity { .. })), "{:?}", answers[2]);
+    world.fake().room = None;
+    world.ec2.launch(member("c", "group", 3)).await.unwrap();
+    assert_eq!(world.fake().tokens, ["group", "group-1"]);
+    assert_eq!(world.fake().instances.len(), 3);
+}
+
+#[tokio::test]
+async fn a_group_whose_answer_was_lost_takes_over_what_was_launched() {
+    for hidden in [false, true] {
+        let world = world();
+        world.fake().lose_answers = true;
+        let requests = || ["a", "b", "c"].map(|uid| member(uid, "group", 3)).to_vec();
+        assert!(ids(&launch_all(&world, requests()).await).is_empty());
+        world.fake().lose_answers = false;
+        world.fake().hide_instances = hidden;
+        // One comes back before the others: the call is made again as it was, or its instances are found.
+        let first = world.ec2.launch(member("b", "group", 3)).await.unwrap();
+        let mut all = ids(&launch_all(&world, vec![member("a", "group", 3), member("c", "group", 3)]).await);
+        all.insert(first.instance.id);
+        assert_eq!((all.len(), world.fake().instances.len()), (3, 3), "hidden: {hidden}");
+        assert!(world.fake().tokens.iter().all(|token| token == "group"));
+    }
+}
+
+#[tokio::test]
+async fn after_a_crash_a_groups_instances_go_to_those_of_its_claims_that_have_none() {
+    let world = world();
+    for id in ["i-a", "i-b"] {
+        world.fake().instances.push((id.into(), "group".into(), "running"));
+    }
+    // i-a was written down before the crash; the third claim was never launched.
+    let requests = ["b", "c"].map(|uid| inherited(uid, "group", 3, &["i-a"])).to_vec();
+    let answers = launch_all(&world, requests).await;
+    assert_eq!(ids(&answers), BTreeSet::from(["i-b".to_owned(), "i-00000000000000003".to_owned()]));
+    assert_eq!(world.fake().tokens, ["group"]);
+}
+
+#[tokio::test]
+async fn after_a_crash_instances_that_do_not_show_yet_are_waited_for() {
+    let world = world();
+    world.fake().heard.insert("group".into(), ("3".into(), String::new()));
+    let requests = || ["b", "c"].map(|uid| inherited(uid, "group", 3, &[])).to_vec();
+    let answers = launch_all(&world, requests()).await;
+    assert!(answers.iter().all(|answer| answer.as_ref().is_err_and(|error| error.to_string().contains("waiting"))));
+    for id in ["i-a", "i-b"] {
+        world.fake().instances.push((id.into(), "group".into(), "pending"));
+    }
+    assert_eq!(ids(&launch_all(&world, requests()).await).len(), 2);
+    assert_eq!(world.fake().instances.len(), 2, "nothing was launched anew");
+}
+
+#[tokio::test]
 async fn a_crash_after_the_call_launches_nothing_twice() {
     let world = world();
     world.fake().instances.push(("i-0000000000000000a".into(), "uid-1".into(), "running"));
@@ -202,7 +334,7 @@ async fn c17_a_template_deleted_behind_our_back_is_made_again() {
     let world = world();
     world.ec2.launch(fresh()).await.unwrap();
     world.fake().templates.clear();
-    world.ec2.launch(fresh()).await.unwrap();
+    world.ec2.launch(member("uid-2", "uid-2", 1)).await.unwrap();
     assert_eq!(world.ec2.calls()["CreateLaunchTemplate"], 2);
     assert_eq!(world.fake().instances.len(), 2);
 }
@@ -243,7 +375,7 @@ async fn c15_after_an_exhausted_subnet_the_next_launch_takes_another_one() {
     let request = request(class.clone(), claim("2026-01-01T00:00:00Z", json!({})), &["m5.large"]);
     world.ec2.launch(request).await.unwrap_err();
     let pods = [("us-east-1a".to_owned(), 10)].into();
-    let (chosen, _) = world.ec2.addresses().take(&class.status.as_ref().unwrap().subnets, &pods);
+    let (chosen, _) = world.ec2.addresses().take(&class.status.as_ref().unwrap().subnets, &pods, 1);
     assert_eq!(chosen["us-east-1a"], "subnet-c");
     let marks = world.ec2.unavailable.lock().unwrap();
     assert!(marks.exhausted_zones(&class.status.unwrap().subnets, now_ms()).is_empty(), "the zone has another subnet");
@@ -257,6 +389,7 @@ async fn what_ec2_does_not_describe_yet_is_neither_gone_nor_let_go() {
     assert!(world.ec2.describe(&id).await.unwrap().is_some());
     assert_eq!(world.ec2.list().await.unwrap().len(), 1);
     world.ec2.terminate(&id).await.unwrap_err();
+    world.ec2.tag(&id, "node-1", "claim-1").await.unwrap_err();
     world.fake().hide_instances = false;
     assert!(world.ec2.terminate(&id).await.unwrap(), "it is going");
     assert!(world.ec2.terminate(&id).await.unwrap());

@@ -7,6 +7,7 @@ use aws_sdk_ec2::types::{Filter, InstanceStatus, InstanceStatusSummary, StatusTy
 
 use super::errors::ApiError;
 use super::types::filter;
+use crate::cloud::health::{Category, Unhealthy};
 
 const STATUS: &str = "ec2:DescribeInstanceStatus";
 /// How long a check must have failed to count, milliseconds.
@@ -16,57 +17,6 @@ const EVENT_CODES: [&str; 5] =
     ["instance-reboot", "system-reboot", "system-maintenance", "instance-retirement", "instance-stop"];
 /// How EC2 begins the description of an event that is over, which it goes on to tell for days.
 const OVER: [&str; 2] = ["[Completed]", "[Canceled]"];
-
-/// What is wrong with an instance.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Category {
-    /// The instance itself does not answer.
-    InstanceStatus,
-    /// The machine below it fails.
-    SystemStatus,
-    /// An event is scheduled that it does not outlive.
-    EventStatus,
-}
-
-impl Category {
-    /// The `category` of metrics and the reason of disruptions, Karpenter's word.
-    pub fn label(self) -> &'static str {
-        match self {
-            Self::InstanceStatus => "instance_status",
-            Self::SystemStatus => "system_status",
-            Self::EventStatus => "event_status",
-        }
-    }
-}
-
-/// What to do about an instance, the mildest first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Remedy {
-    /// Cordon it and drain it.
-    Drain,
-    /// Let it go without waiting for its pods: they are as good as gone. The claim's termination timestamp is now.
-    Force,
-}
-
-/// An instance that something is wrong with.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Unhealthy {
-    /// As `i-0123456789abcdef0`.
-    pub instance_id: String,
-    /// What; never empty.
-    pub categories: BTreeSet<Category>,
-}
-
-impl Unhealthy {
-    /// What to do: a failed check outweighs a scheduled event.
-    pub fn remedy(&self) -> Remedy {
-        if self.categories.iter().any(|category| *category != Category::EventStatus) {
-            Remedy::Force
-        } else {
-            Remedy::Drain
-        }
-    }
-}
 
 /// The unhealthy instances among answers, by id, each once. A failed check counts after two minutes, and not when EC2 does
 /// not say since when it fails: what follows spares no pod. A scheduled event counts at once, until it is over. Checks of
@@ -100,25 +50,6 @@ fn failed(summary: Option<&InstanceStatusSummary>, now_ms: i64) -> bool {
         detail.status() == Some(&StatusType::Failed)
             && since.is_some_and(|since| now_ms.saturating_sub(since) >= TOLERATED_MS)
     })
-}
-
-/// What was unhealthy at the last look, so that each trouble is counted once until it is over.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Known {
-    seen: BTreeSet<(String, Category)>,
-}
-
-impl Known {
-    /// Takes the answers of a look, and gives the troubles that are new since the last.
-    pub fn look(&mut self, found: &[Unhealthy]) -> Vec<(String, Category)> {
-        let now: BTreeSet<(String, Category)> = found
-            .iter()
-            .flat_map(|one| one.categories.iter().map(|category| (one.instance_id.clone(), *category)))
-            .collect();
-        let new = now.difference(&self.seen).cloned().collect();
-        self.seen = now;
-        new
-    }
 }
 
 /// Asks for all instances of the account that a check fails of or an event is scheduled for. Three scans, since EC2's

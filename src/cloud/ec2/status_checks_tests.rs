@@ -4,6 +4,7 @@ use aws_sdk_ec2::types::{InstanceStatusDetails, InstanceStatusEvent, StatusName}
 use super::super::client::wire;
 use super::super::errors::Class;
 use super::*;
+use crate::cloud::health::Remedy;
 
 const NOW: i64 = 1_800_000_000_000;
 
@@ -77,17 +78,6 @@ fn an_instance_of_several_scans_is_told_once() {
     );
     let expected = [Category::InstanceStatus, Category::SystemStatus].into();
     assert_eq!(found, [Unhealthy { instance_id: "i-1".into(), categories: expected }]);
-}
-
-#[test]
-fn c38_a_trouble_is_counted_once_until_it_is_over() {
-    let trouble = |id: &str, category| Unhealthy { instance_id: id.into(), categories: [category].into() };
-    let (a, b) = (trouble("i-1", Category::InstanceStatus), trouble("i-2", Category::EventStatus));
-    let mut known = Known::default();
-    assert_eq!(known.look(&[a.clone(), b.clone()]).len(), 2);
-    assert_eq!(known.look(&[a.clone(), b.clone()]), []);
-    assert_eq!(known.look(std::slice::from_ref(&b)), []);
-    assert_eq!(known.look(&[a, b]), [("i-1".to_owned(), Category::InstanceStatus)]);
 }
 
 #[tokio::test]

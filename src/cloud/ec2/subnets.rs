@@ -85,11 +85,12 @@ struct Free {
     seen: u64,
 }
 
-/// Addresses that a launch counts on: subnet, number, and the description they were taken from.
+/// Addresses that a launch counts on: subnet, number for each of its instances, and the description they were taken from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Taken {
     subnet: String,
     pods: i64,
+    count: i64,
     seen: u64,
 }
 
@@ -112,12 +113,14 @@ impl Addresses {
         self.by_subnet.get(subnet).map_or(0, |free| free.in_flight.unwrap_or(free.described))
     }
 
-    /// For each zone of a launch the subnet with most free addresses; the earlier of two that have as many. `pods` says how
-    /// many addresses the smallest node of a zone may take: so many are counted as gone until [`Addresses::give_back`].
+    /// For each zone of a launch of `count` instances the subnet with most free addresses; the earlier of two that have as many.
+    /// `pods` says how many addresses the smallest node of a zone may take: so many for each instance are counted as gone until
+    /// [`Addresses::give_back`].
     pub fn take(
         &mut self,
         subnets: &[SubnetStatus],
         pods: &BTreeMap<String, i64>,
+        count: i64,
     ) -> (BTreeMap<String, String>, Vec<Taken>) {
         let mut chosen: BTreeMap<String, String> = BTreeMap::new();
         let mut best: BTreeMap<&str, i64> = BTreeMap::new();
@@ -134,21 +137,22 @@ impl Addresses {
                 let pods = pods.get(zone).copied().unwrap_or(0);
                 let left = self.left(subnet);
                 let free = self.by_subnet.entry(subnet.clone()).or_default();
-                free.in_flight = Some(left - pods);
-                Taken { subnet: subnet.clone(), pods, seen: free.seen }
+                free.in_flight = Some(left - pods * count);
+                Taken { subnet: subnet.clone(), pods, count, seen: free.seen }
             })
             .collect();
         (chosen, taken)
     }
 
-    /// Gives back what a launch did not use: all of it but what is in `used`.
-    pub fn give_back(&mut self, taken: &[Taken], used: Option<&str>) {
-        for taken in taken.iter().filter(|taken| Some(&*taken.subnet) != used) {
+    /// Gives back what a launch did not use: all of it but what its instances took, whose subnets are `used`.
+    pub fn give_back(&mut self, taken: &[Taken], used: &[&str]) {
+        for taken in taken {
+            let here: i64 = used.iter().map(|subnet| i64::from(*subnet == taken.subnet)).sum();
             if let Some(free) = self.by_subnet.get_mut(&taken.subnet)
                 && free.seen == taken.seen
                 && let Some(left) = &mut free.in_flight
             {
-                *left += taken.pods;
+                *left += taken.pods * (taken.count - here).max(0);
             }
         }
     }
@@ -203,30 +207,39 @@ mod tests {
     fn c16_launches_in_flight_count_and_what_was_not_used_comes_back() {
         let subnets = [subnet("s-1", "a", 100), subnet("s-2", "a", 90), subnet("s-3", "b", 50)];
         let (mut addresses, list) = addresses(&subnets);
-        let (chosen, first) = addresses.take(&list, &zones(&["a", "b"], 20));
+        let (chosen, first) = addresses.take(&list, &zones(&["a", "b"], 20), 1);
         assert_eq!((&*chosen["a"], &*chosen["b"]), ("s-1", "s-3"));
-        let (chosen, second) = addresses.take(&list, &zones(&["a"], 20));
+        let (chosen, second) = addresses.take(&list, &zones(&["a"], 20), 1);
         assert_eq!(chosen["a"], "s-2", "the first launch may take 20 of the other");
-        addresses.give_back(&first, Some("s-3"));
-        addresses.give_back(&second, None);
+        addresses.give_back(&first, &["s-3"]);
+        addresses.give_back(&second, &[]);
         assert_eq!((addresses.left("s-1"), addresses.left("s-2"), addresses.left("s-3")), (100, 90, 30));
-        let (_, third) = addresses.take(&list, &zones(&["b"], 5));
+        let (_, third) = addresses.take(&list, &zones(&["b"], 5), 1);
         addresses.describe(&subnets);
-        addresses.give_back(&third, None);
+        addresses.give_back(&third, &[]);
         assert_eq!(addresses.left("s-3"), 50, "a description since counts, not what it counted on before");
+    }
+
+    #[test]
+    fn each_instance_of_a_launch_takes_its_own_addresses() {
+        let (mut addresses, list) = addresses(&[subnet("s-1", "a", 100), subnet("s-2", "b", 100)]);
+        let (_, taken) = addresses.take(&list, &zones(&["a", "b"], 10), 5);
+        assert_eq!((addresses.left("s-1"), addresses.left("s-2")), (50, 50));
+        addresses.give_back(&taken, &["s-1", "s-1", "s-1", "s-2"]);
+        assert_eq!((addresses.left("s-1"), addresses.left("s-2")), (70, 90));
     }
 
     #[test]
     fn c15_after_exhaustion_the_next_launch_takes_another_subnet() {
         let (mut addresses, list) = addresses(&[subnet("s-1", "a", 100), subnet("s-2", "a", 90)]);
         addresses.exhausted("s-1");
-        assert_eq!(addresses.take(&list, &zones(&["a"], 10)).0["a"], "s-2");
+        assert_eq!(addresses.take(&list, &zones(&["a"], 10), 1).0["a"], "s-2");
     }
 
     #[test]
     fn zones_without_offerings_get_no_subnet_and_ties_keep_the_order_of_the_status() {
         let (mut addresses, list) = addresses(&[subnet("s-1", "a", 10), subnet("s-2", "a", 10), subnet("s-3", "b", 1)]);
-        let (chosen, _) = addresses.take(&list, &zones(&["a"], 1));
+        let (chosen, _) = addresses.take(&list, &zones(&["a"], 1), 1);
         assert_eq!(chosen, BTreeMap::from([("a".to_owned(), "s-1".to_owned())]));
     }
 

@@ -175,6 +175,7 @@ impl Tried {
         };
         FleetRequest {
             token: String::new(),
+            count: 1,
             context: class.spec.context.clone(),
             capacity_type: CapacityType::OnDemand,
             prioritized: false,
@@ -224,6 +225,7 @@ impl Ec2 {
             claim: NodeClaim::new("", crate::api::NodeClaimSpec::default()),
             class: Arc::new(class.clone()),
             catalogue: Arc::clone(&catalogue),
+            named: std::collections::BTreeSet::new(),
         };
         let request = LaunchRequest {
             client_token: String::new(),

@@ -79,8 +79,16 @@ pub enum Action {
     Instance(InstanceEvent),
     /// Matching offerings have no capacity.
     OutOfCapacity,
-    /// Calls are throttled.
-    Throttle,
+    /// This share of the calls is throttled.
+    Throttle {
+        /// Millionths.
+        share_ppm: i64,
+    },
+    /// This share of the calls fails in EC2 itself, without effect.
+    ServerError {
+        /// Millionths.
+        share_ppm: i64,
+    },
     /// Prices of matching offerings are multiplied by this many millionths.
     Price {
         /// Millionths.
@@ -217,8 +225,8 @@ struct Entry {
     fields: Map<String, Value>,
 }
 
-const ACTIONS: &str = "spot-interruption, rebalance, scheduled-change, terminate, kernel-panic, out-of-capacity, throttle, price, \
-                       slow-boot, never-boot, slow-device-plugin, launch-error-after-success";
+const ACTIONS: &str = "spot-interruption, rebalance, scheduled-change, terminate, kernel-panic, out-of-capacity, throttle, \
+                       server-error, price, slow-boot, never-boot, slow-device-plugin, launch-error-after-success";
 
 impl Entry {
     fn wrong<T>(&self, field: &str, problem: impl Into<String>) -> Result<T, ScriptError> {
@@ -258,7 +266,7 @@ impl Entry {
             node_pool: self.text("nodePool")?,
         };
         if let Some(unknown) = self.fields.keys().next() {
-            let known = "at, launch, after, do, for, delay, factor, count, instanceType, zone, capacityType, nodeClaim, nodePool";
+            let known = "at, launch, after, do, for, delay, factor, share, count, instanceType, zone, capacityType, nodeClaim, nodePool";
             return self.wrong(unknown, format!("does not go with this entry; the fields are {known}"));
         }
         Ok(Event { trigger, action, selector, lasts_ms, count })
@@ -273,7 +281,8 @@ impl Entry {
         }
         match name.as_str() {
             "out-of-capacity" => Ok(Action::OutOfCapacity),
-            "throttle" => Ok(Action::Throttle),
+            "throttle" => Ok(Action::Throttle { share_ppm: self.share()? }),
+            "server-error" => Ok(Action::ServerError { share_ppm: self.share()? }),
             "never-boot" => Ok(Action::NeverBoot),
             "launch-error-after-success" => Ok(Action::LaunchErrorAfterSuccess),
             "slow-boot" => Ok(Action::SlowBoot { delay_ms: self.required_duration("delay")? }),
@@ -310,6 +319,19 @@ impl Entry {
                 Ok(ppm)
             }
             _ => self.wrong("factor", "expected a number from 0 to 1000 that prices are multiplied by, as 1.5"),
+        }
+    }
+
+    fn share(&mut self) -> Result<i64, ScriptError> {
+        let value = self.fields.remove("share").map_or(Some(1.0), |value| value.as_f64());
+        match value {
+            Some(share) if (0.0..=1.0).contains(&share) => {
+                // In range by the guard, so the cast only drops the fraction that rounding has made zero.
+                #[allow(clippy::cast_possible_truncation)]
+                let ppm = (share * 1e6).round() as i64;
+                Ok(ppm)
+            }
+            _ => self.wrong("share", "expected the share of the calls, a number from 0 to 1, as 0.8"),
         }
     }
 

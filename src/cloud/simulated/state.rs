@@ -44,6 +44,8 @@ pub struct Ec2State {
     ledger: Ledger,
     /// Changes not yet written to the journal.
     unwritten: Vec<Entry>,
+    /// Calls so far; those that a share of is to fail are drawn by it.
+    calls: u64,
     /// Until when a received message is hidden.
     hidden: BTreeMap<String, i64>,
 }
@@ -51,7 +53,7 @@ pub struct Ec2State {
 impl Ec2State {
     /// A simulation that begins now, or goes on from a ledger replayed from a journal.
     pub fn new(seed: u64, pace: Pace, script: Script, ledger: Ledger, now_ms: i64) -> Self {
-        let mut state = Self { seed, pace, script, ledger, unwritten: Vec::new(), hidden: BTreeMap::new() };
+        let mut state = Self { seed, pace, script, ledger, unwritten: Vec::new(), calls: 0, hidden: BTreeMap::new() };
         if state.ledger.started_at_ms.is_none() {
             state.record(Entry::Started { at_ms: now_ms, launches: 0, messages: 0 });
         }
@@ -203,8 +205,10 @@ impl Ec2State {
     /// Throttled or failed as scripted; [`LaunchError::InsufficientCapacity`] where no offering has capacity or is sold at all.
     pub fn launch(&mut self, request: &LaunchRequest, market: &Market, now_ms: i64) -> Result<Launched, LaunchError> {
         self.advance(now_ms);
-        if self.throttled(now_ms, true) {
-            return Err(LaunchError::Throttled);
+        match self.refusal(now_ms, true) {
+            None => {}
+            Some(CloudError::Throttled) => return Err(LaunchError::Throttled),
+            Some(CloudError::Other(why) | CloudError::Refused(why)) => return Err(LaunchError::Other(why)),
         }
         let earlier = self.ledger.tokens.get(&request.client_token).and_then(|id| self.ledger.instances.get(id));
         if let Some(record) = earlier {
@@ -323,7 +327,7 @@ impl Ec2State {
     /// An instance; `None` when EC2 no longer describes it.
     ///
     /// # Errors
-    /// Throttled as scripted.
+    /// Throttled or failed as scripted.
     pub fn describe(&mut self, provider_id: &str, now_ms: i64) -> Result<Option<Instance>, CloudError> {
         self.call(now_ms)?;
         Ok(self.by_provider_id(provider_id).map(|record| record.describe(now_ms)))
@@ -332,7 +336,7 @@ impl Ec2State {
     /// Starts termination; false when the instance is gone already. Repeating it changes nothing.
     ///
     /// # Errors
-    /// Throttled as scripted.
+    /// Throttled or failed as scripted.
     pub fn terminate(&mut self, provider_id: &str, now_ms: i64) -> Result<bool, CloudError> {
         self.call(now_ms)?;
         let Some(record) = self.by_provider_id(provider_id) else {
@@ -349,7 +353,7 @@ impl Ec2State {
     /// Every instance that is not terminated, in the order of launch.
     ///
     /// # Errors
-    /// Throttled as scripted.
+    /// Throttled or failed as scripted.
     pub fn list(&mut self, now_ms: i64) -> Result<Vec<Instance>, CloudError> {
         self.call(now_ms)?;
         let mut records: Vec<&Record> =
@@ -361,7 +365,7 @@ impl Ec2State {
     /// The messages that are visible, oldest first, at most ten; they are hidden from other receivers for a while.
     ///
     /// # Errors
-    /// Throttled as scripted.
+    /// Throttled or failed as scripted.
     pub fn receive(&mut self, now_ms: i64) -> Result<Vec<Message>, CloudError> {
         self.call(now_ms)?;
         self.hidden.retain(|_, until| *until > now_ms);
@@ -383,7 +387,7 @@ impl Ec2State {
     /// Deletes a message; one that is gone already is no error.
     ///
     /// # Errors
-    /// Throttled as scripted.
+    /// Throttled or failed as scripted.
     pub fn delete_message(&mut self, receipt: &str, now_ms: i64) -> Result<(), CloudError> {
         self.call(now_ms)?;
         self.hidden.remove(receipt);
@@ -433,14 +437,25 @@ impl Ec2State {
 
     fn call(&mut self, now_ms: i64) -> Result<(), CloudError> {
         self.advance(now_ms);
-        if self.throttled(now_ms, false) { Err(CloudError::Throttled) } else { Ok(()) }
+        self.refusal(now_ms, false).map_or(Ok(()), Err)
     }
 
-    /// Whether a call is throttled. What is tied to a launch only throttles launches.
-    fn throttled(&mut self, now_ms: i64, launch: bool) -> bool {
-        let applies =
-            |event: &Event| event.action == Action::Throttle && (launch || matches!(event.trigger, Trigger::At(_)));
-        self.condition(now_ms, applies).is_some()
+    /// How a call is refused, if it is. What is tied to a launch only touches launches.
+    fn refusal(&mut self, now_ms: i64, launch: bool) -> Option<CloudError> {
+        self.calls += 1;
+        let (begin, call) = (self.started_at_ms().to_string(), self.calls.to_string());
+        let drawn = draw_between(self.seed, &["call", &begin, &call], 0, 999_999);
+        let applies = |event: &Event| {
+            let share = match event.action {
+                Action::Throttle { share_ppm } | Action::ServerError { share_ppm } => share_ppm,
+                _ => 0,
+            };
+            drawn < share && (launch || matches!(event.trigger, Trigger::At(_)))
+        };
+        match self.condition(now_ms, applies)? {
+            Action::Throttle { .. } => Some(CloudError::Throttled),
+            _ => Some(CloudError::Other("an internal error has occurred (scripted)".to_owned())),
+        }
     }
 
     /// The action of the first event of the script that holds now and applies; it counts as used once more.
@@ -489,3 +504,7 @@ fn event_key(index: usize, event: &Event) -> String {
 #[cfg(test)]
 #[path = "state_tests.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "fault_tests.rs"]
+mod fault_tests;

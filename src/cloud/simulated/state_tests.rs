@@ -5,9 +5,9 @@ use std::sync::Arc;
 use super::*;
 use crate::cloud::catalogue::{SpotPricing, embedded};
 
-const START: i64 = 1_000_000;
+pub const START: i64 = 1_000_000;
 
-fn pace() -> Pace {
+pub fn pace() -> Pace {
     Pace {
         boot_ms: (30_000, 30_000),
         pending_ms: 200,
@@ -18,13 +18,13 @@ fn pace() -> Pace {
     }
 }
 
-struct Simulation {
-    state: Ec2State,
-    market: Market,
+pub struct Simulation {
+    pub state: Ec2State,
+    pub market: Market,
 }
 
 impl Simulation {
-    fn new(script: &str) -> Self {
+    pub fn new(script: &str) -> Self {
         Self::resumed(script, Ledger::default(), START)
     }
 
@@ -36,7 +36,7 @@ impl Simulation {
         Self { state, market }
     }
 
-    fn launch(&mut self, request: &LaunchRequest, at: i64) -> Result<Launched, LaunchError> {
+    pub fn launch(&mut self, request: &LaunchRequest, at: i64) -> Result<Launched, LaunchError> {
         self.state.launch(request, &self.market, START + at)
     }
 
@@ -58,7 +58,7 @@ impl Simulation {
     }
 }
 
-fn offering((instance_type, zone, capacity): &(&str, &str, &str)) -> Override {
+pub fn offering((instance_type, zone, capacity): &(&str, &str, &str)) -> Override {
     Override {
         instance_type: (*instance_type).to_owned(),
         zone: format!("us-east-1{zone}"),
@@ -66,7 +66,7 @@ fn offering((instance_type, zone, capacity): &(&str, &str, &str)) -> Override {
     }
 }
 
-fn request(claim: &str, overrides: &[(&str, &str, &str)]) -> LaunchRequest {
+pub fn request(claim: &str, overrides: &[(&str, &str, &str)]) -> LaunchRequest {
     LaunchRequest {
         client_token: format!("uid-{claim}"),
         node_claim: claim.to_owned(),

@@ -142,7 +142,7 @@ impl World {
                 self.interner.intern(&pod(&format!("{name}-running-{i}"), labels, "1", "1Gi", spec)).unwrap()
             })
             .collect();
-        self.problem.nodes.push(NodeState {
+        self.problem.nodes.push(Arc::new(NodeState {
             name: Arc::from(name),
             labels: labels.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect(),
             taints: Vec::new(),
@@ -158,8 +158,13 @@ impl World {
             schedulable: true,
             initialized: true,
             price: MicroUsd(0),
-        });
-        self.problem.nodes.last_mut().unwrap()
+        }));
+        self.at(self.problem.nodes.len() - 1)
+    }
+
+    /// A node, to change it.
+    pub fn at(&mut self, node: usize) -> &mut NodeState {
+        Arc::make_mut(&mut self.problem.nodes[node])
     }
 
     pub fn daemon(&mut self, cpu: &str, spec: &Value) {

@@ -1,10 +1,12 @@
 //! Behaviours 23 to 28: topology spread.
 
-use k8s_openapi::api::core::v1::Taint;
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::{Service, Taint};
 use serde_json::{Value, json};
 
 use super::{HOST, World, ZONE, affinity, one, reason, spread, zones};
-use crate::scheduling::defaults::DefaultSpread;
+use crate::scheduling::defaults::{DefaultSpread, Services};
 use crate::scheduling::intern::Interner;
 use crate::scheduling::plan::Plan;
 use crate::scheduling::problem::PreferencePolicy;
@@ -123,7 +125,7 @@ fn soft_host_spread_evens_out_what_is_bought_anyway() {
         assert_eq!(per_node(&world.plan(), 0, 6), [2, 2, 2]);
 
         // No pod waits for a node to come up for the sake of a preference.
-        world.problem.nodes[1].initialized = false;
+        world.at(1).initialized = false;
         assert_eq!(per_node(&world.plan(), 0, 6), [3, 3]);
 
         // Full nodes change pods with each other.
@@ -207,6 +209,39 @@ fn default_constraints_spread_the_pods_of_a_controller_that_declare_none() {
         }
         let counts: Vec<usize> = zones(&world.plan()).into_values().collect();
         assert_eq!(counts == [2, 2, 2], level, "{kind} {when}: {counts:?}");
+    }
+}
+
+#[test]
+fn default_constraints_spread_what_services_select_where_no_controller_spreads() {
+    let constraint = json!({"maxSkew": 1, "topologyKey": ZONE, "whenUnsatisfiable": "DoNotSchedule"});
+    let config = json!({"podTopologySpread": {"defaultConstraints": [constraint]}}).to_string();
+    let service = |namespace: &str, selector: Value| -> Service {
+        serde_json::from_value(
+            json!({"metadata": {"name": "s", "namespace": namespace}, "spec": {"selector": selector}}),
+        )
+        .unwrap()
+    };
+    for (namespace, selector, level) in [
+        ("default", json!({"app": "p"}), true),
+        ("default", json!({"app": "q"}), false),
+        ("default", json!({}), false),
+        ("other", json!({"app": "p"}), false),
+    ] {
+        let spread = DefaultSpread::parse(&config).unwrap();
+        let mut services = Services::new(spread.clone());
+        services.apply(&service(namespace, selector.clone()));
+        let mut world = World { interner: Interner::with_default_spread(spread), ..World::new() };
+        world.problem.services = Arc::new(services);
+        for (at, kind) in ["Job", "Job", "Other", "", "", ""].into_iter().enumerate() {
+            let mut made = super::pod(&format!("p-{at}"), &json!({"app": "p"}), "1", "1Gi", &json!({}));
+            let owner = json!([{"apiVersion": "x", "kind": kind, "name": "n", "uid": "u", "controller": true}]);
+            made.metadata.owner_references = serde_json::from_value(owner).ok().filter(|_| !kind.is_empty());
+            let entry = world.interner.intern(&made).unwrap();
+            world.problem.pods.push(entry);
+        }
+        let counts: Vec<usize> = zones(&world.plan()).into_values().collect();
+        assert_eq!(counts == [2, 2, 2], level, "{namespace} {selector}: {counts:?}");
     }
 }
 

@@ -97,7 +97,7 @@ fn b19_the_limit_of_an_existing_node_counts_what_is_attached_there_once() {
     // Without a CSINode its instance type says it, if anything does.
     volumes(&mut world).limits.clear();
     assert_eq!(world.plan().placements[0].pods.len(), 4);
-    world.problem.nodes[0].labels.insert("node.kubernetes.io/instance-type".into(), "m1.x2".into());
+    world.at(0).labels.insert("node.kubernetes.io/instance-type".into(), "m1.x2".into());
     let extra: Vec<String> = (0..4).map(|n| format!("more-{n}")).collect();
     for name in &extra {
         unbound(&mut world, name);
@@ -231,7 +231,7 @@ fn a_local_volume_keeps_its_pod_on_its_node() {
     bound(&mut world, "data", &on("n"));
     world.pods("p", 1, &json!({}), "1", "1Gi", &claims(&["data"]));
     assert_eq!(world.plan().placements[0].node, 1);
-    world.problem.nodes[1].schedulable = false;
+    world.at(1).schedulable = false;
     assert!(world.plan().new_nodes.is_empty(), "a new node can't have it");
     assert!(reason(&world.plan()).contains("kubernetes.io/hostname In [n]"), "{}", reason(&world.plan()));
 }

@@ -146,8 +146,8 @@ impl Topology {
         let running_terms = |class: &PodClass| -> Vec<PodTerm> {
             class.anti_affinity.iter().filter(|t| *t.key != *labels::HOSTNAME).cloned().collect()
         };
-        for pod in problem.nodes.iter().flat_map(|n| &n.pods) {
-            names.extend(running_terms(&pod.class).into_iter().map(|t| t.key));
+        for class in problem.nodes.iter().flat_map(|n| n.pods.ruling()) {
+            names.extend(running_terms(class).into_iter().map(|t| t.key));
         }
         let keys: Vec<Key> = names
             .into_iter()
@@ -203,8 +203,8 @@ impl Topology {
                 }
             }
         }
-        for pod in problem.nodes.iter().flat_map(|n| &n.pods) {
-            for term in running_terms(&pod.class) {
+        for class in problem.nodes.iter().flat_map(|n| n.pods.ruling()) {
+            for term in running_terms(class) {
                 let key = topology.key(&term.key);
                 if let Some(selector) = selectors.add_term(&term) {
                     let id = topology.counter(key, selector);

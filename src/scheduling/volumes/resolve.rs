@@ -32,6 +32,7 @@ pub(in crate::scheduling) fn resolve(problem: &Problem) -> Option<Resolved> {
             daemons: problem.daemons.clone(),
             namespaces: problem.namespaces.clone(),
             volumes: Arc::default(),
+            services: Arc::default(),
             settings: problem.settings.clone(),
         },
         pods: Vec::with_capacity(problem.pods.len()),
@@ -56,6 +57,10 @@ pub(in crate::scheduling) fn resolve(problem: &Problem) -> Option<Resolved> {
         resolver.limited.into_iter().filter(|(_, limited)| *limited).map(|(driver, _)| driver).collect();
     out.problem.nodes.clone_from(&problem.nodes);
     for node in out.problem.nodes.iter_mut().filter(|node| node.schedulable) {
+        if drivers.is_empty() {
+            break;
+        }
+        let node = Arc::make_mut(node);
         let told = volumes.limits.get(node.name.as_ref());
         let promised = promised_limits(problem, node);
         // Pods that share a claim share its attachment.

@@ -130,18 +130,17 @@ proptest! {
         prop_assert_eq!(&merged[&section], &json!(other));
         let alone = settings(&input())["kubernetes"].take();
         for (name, ours) in alone.as_object().unwrap() {
-            let merged = &merged["kubernetes"][name];
-            // Labels are merged one by one.
-            let Some(ours) = ours.as_object().filter(|_| name == "node-labels") else {
-                prop_assert_eq!(merged, ours, "{}", name);
-                continue;
-            };
-            for (key, value) in &labels {
-                let expected = ours.get(key).cloned().unwrap_or_else(|| json!(value));
-                prop_assert_eq!(&merged[key], &expected, "{}", key);
-            }
-            for (key, value) in ours {
-                prop_assert_eq!(&merged[key], value, "{}", key);
+            // Tables are merged name by name.
+            if let ("node-labels", Value::Object(ours)) = (name.as_str(), ours) {
+                for (key, value) in &labels {
+                    let expected = ours.get(key).cloned().unwrap_or_else(|| json!(value));
+                    prop_assert_eq!(&merged["kubernetes"][name][key], &expected, "{}", key);
+                }
+                for (key, value) in ours {
+                    prop_assert_eq!(&merged["kubernetes"][name][key], value, "{}", key);
+                }
+            } else {
+                prop_assert_eq!(&merged["kubernetes"][name], ours, "{}", name);
             }
         }
         prop_assert_eq!(&merged["kubernetes"]["kube-reserved"], &json!(reserved));

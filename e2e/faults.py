@@ -1,0 +1,400 @@
+"""A proxy before an EC2 endpoint that counts calls and breaks some of them, as a test says.
+
+`Proxy(upstream)` listens on this machine, on a port that the system picks, and hands every request on. A fault is a function of a call
+and of `forward`, which asks upstream: it returns a `Reply`, `DROP` (the connection ends without an answer) or None (it is none of its
+business). Faults are tried in the order in which they were put in; `with proxy.fault(…)` takes one out again at the end.
+
+moto takes no notice of ClientToken. The proxy honours it for CreateFleet as EC2 does: a token that is known gets the answer that it got
+before, and with other parameters it is refused.
+"""
+
+import collections
+import contextlib
+import dataclasses
+import http.client
+import http.server
+import random
+import threading
+import time
+import urllib.parse
+import xml.etree.ElementTree
+import xml.sax.saxutils
+
+NAMESPACE = "http://ec2.amazonaws.com/doc/2016-11-15/"
+EC2_VERSION = "2016-11-15"
+HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "content-length", "date", "server"}
+UNHEARD = (ConnectionError, http.client.HTTPException, OSError)
+PATIENCE = 70.0  # seconds until a call that is not answered ends at this side, should the client never give up
+
+
+@dataclasses.dataclass
+class Reply:
+    """An answer."""
+
+    status: int
+    body: bytes
+    headers: list = dataclasses.field(default_factory=lambda: [("Content-Type", "text/xml;charset=UTF-8")])
+
+
+DROP = Reply(0, b"")
+
+
+@dataclasses.dataclass
+class Call:
+    """A request. `form` is empty for services that speak JSON."""
+
+    method: str
+    path: str
+    headers: list
+    body: bytes
+    at: float
+    action: str = ""
+    form: dict = dataclasses.field(default_factory=dict)
+    status: int = 0
+
+    @property
+    def is_ec2(self):
+        return self.form.get("Version") == EC2_VERSION
+
+    def members(self, prefix):
+        """The values of `prefix.1`, `prefix.2`, …"""
+        found, number = [], 1
+        while (value := self.form.get(f"{prefix}.{number}")) is not None:
+            found.append(value)
+            number += 1
+        return found
+
+    def overrides(self):
+        """A fleet's overrides: (prefix of its members, instance type, zone, subnet, image)."""
+        for key, kind in self.form.items():
+            if key.startswith("LaunchTemplateConfigs.") and key.endswith(".InstanceType"):
+                prefix = key.removesuffix(".InstanceType")
+                yield prefix, kind, *(self.form.get(f"{prefix}.{name}", "") for name in ("AvailabilityZone", "SubnetId", "ImageId"))
+
+    @property
+    def count(self):
+        return int(self.form["TargetCapacitySpecification.TotalTargetCapacity"])
+
+    def with_form(self, form):
+        body = urllib.parse.urlencode(form).encode()
+        return dataclasses.replace(self, form=form, body=body)
+
+
+class Proxy:
+    """The proxy, as a context manager."""
+
+    def __init__(self, upstream):
+        self.upstream = urllib.parse.urlsplit(upstream)
+        self.local = threading.local()
+        self.lock = threading.Lock()
+        self.calls = []
+        self.faults = []
+        self.tokens = {}
+        self.token_locks = collections.defaultdict(threading.Lock)
+        self.launched = {}  # when each instance was launched by id, by a fleet's answer
+
+    def __enter__(self):
+        proxy = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True
+
+            def serve(self):
+                proxy.serve(self)
+
+            do_GET = do_POST = do_PUT = do_DELETE = serve
+
+            def log_message(self, *_):
+                pass
+
+        class Server(http.server.ThreadingHTTPServer):
+            daemon_threads = True
+            request_queue_size = 256
+
+            def handle_error(self, *_):
+                """A client that goes away in the middle of an answer is its own business."""
+
+        self.server = Server(("127.0.0.1", 0), Handler)
+        self.endpoint = f"http://127.0.0.1:{self.server.server_address[1]}"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        return self
+
+    def __exit__(self, *_):
+        self.server.shutdown()
+        self.server.server_close()
+
+    # What a test sees
+
+    @contextlib.contextmanager
+    def fault(self, *faults):
+        """Has these faults in place meanwhile."""
+        with self.lock:
+            self.faults = [*faults, *self.faults]
+        try:
+            yield
+        finally:
+            with self.lock:
+                self.faults = [fault for fault in self.faults if fault not in faults]
+
+    def seen(self, action=None, since=0.0):
+        """The calls of an action since a time of `time.time()`."""
+        with self.lock:
+            return [call for call in self.calls if action in (None, call.action) and call.at >= since]
+
+    def counts(self, since=0.0):
+        """How many calls of each action were made."""
+        return collections.Counter(call.action for call in self.seen(since=since))
+
+    # What it does
+
+    def serve(self, handler):
+        length = int(handler.headers.get("Content-Length") or 0)
+        call = Call(handler.command, handler.path, handler.headers.items(), handler.rfile.read(length), time.time())
+        target = handler.headers.get("X-Amz-Target", "")
+        if call.body.startswith(b"Action="):
+            call.form = dict(urllib.parse.parse_qsl(call.body.decode(), keep_blank_values=True))
+            call.action = call.form["Action"]
+        else:
+            call.action = target.rpartition(".")[2] or f"{call.method} {call.path}"
+        with self.lock:
+            self.calls.append(call)
+            faults = list(self.faults)
+        try:
+            reply = next((reply for fault in faults if (reply := fault(call, self.forward)) is not None), None) or self.forward(call)
+        except UNHEARD:
+            reply = DROP
+        call.status = reply.status
+        if reply is DROP:
+            handler.close_connection = True
+            return
+        handler.send_response_only(reply.status)
+        for name, value in reply.headers:
+            handler.send_header(name, value)
+        handler.send_header("Content-Length", str(len(reply.body)))
+        handler.end_headers()
+        handler.wfile.write(reply.body)
+
+    def forward(self, call):
+        """What upstream answers; for a fleet's token that is known, what it answered before."""
+        token = call.form.get("ClientToken")
+        if call.action != "CreateFleet" or not token or call.form.get("DryRun") == "true":
+            return self.ask(call)
+        with self.lock:
+            turn = self.token_locks[token]
+        with turn:
+            asked = tuple(sorted(call.form.items()))
+            if token in self.tokens:
+                before, reply = self.tokens[token]
+                return reply if before == asked else error(400, "IdempotentParameterMismatch", "the token was used with other parameters")
+            reply = self.ask(call)
+            if reply.status == 200:
+                self.tokens[token] = (asked, reply)
+                ids = [item.text for item in xml.etree.ElementTree.fromstring(reply.body).iterfind(".//{*}instanceIds/{*}item")]
+                with self.lock:
+                    self.launched |= dict.fromkeys(ids, time.time())
+            return reply
+
+    def ask(self, call):
+        headers = {name: value for name, value in call.headers if name.lower() != "content-length"}
+        while True:
+            known = getattr(self.local, "connection", None)
+            connection = known or http.client.HTTPConnection(self.upstream.hostname, self.upstream.port, timeout=120)
+            try:
+                connection.request(call.method, call.path, call.body, headers)
+                response = connection.getresponse()
+                body = response.read()
+            except UNHEARD:
+                # One that upstream closed meanwhile is opened anew, once.
+                connection.close()
+                self.local.connection = None
+                if known is None:
+                    raise
+                continue
+            self.local.connection = connection
+            kept = [(name, value) for name, value in response.getheaders() if name.lower() not in HOP_BY_HOP]
+            return Reply(response.status, body, kept)
+
+
+# Answers
+
+def error(status, code, message):
+    """EC2's refusal."""
+    text = xml.sax.saxutils.escape(message)
+    body = f"<Response><Errors><Error><Code>{code}</Code><Message>{text}</Message></Error></Errors><RequestID>fault</RequestID></Response>"
+    return Reply(status, body.encode())
+
+
+def fleet(call, reply, failed):
+    """A fleet's answer with an error for each of `failed`: (code, message, instance type, zone, subnet). Without a reply nothing was launched."""
+    items = "".join(
+        f"<item><errorCode>{code}</errorCode><errorMessage>{message}</errorMessage><lifecycle>on-demand</lifecycle><launchTemplateAndOverrides><overrides>"
+        f"<instanceType>{kind}</instanceType><availabilityZone>{zone}</availabilityZone><subnetId>{subnet}</subnetId></overrides>"
+        "</launchTemplateAndOverrides></item>"
+        for code, message, kind, zone, subnet in failed
+    )
+    errors = f"<errorSet>{items}</errorSet>"
+    if reply is None:
+        body = f'<CreateFleetResponse xmlns="{NAMESPACE}"><requestId>fault</requestId><fleetId>fleet-fault</fleetId>{errors}</CreateFleetResponse>'
+        return Reply(200, body.encode())
+    end = b"</CreateFleetResponse>"
+    return Reply(reply.status, reply.body.replace(end, errors.encode() + end), reply.headers)
+
+
+def without_items(reply, path, hidden):
+    """An answer without the items of the lists at `path` of which `hidden(item)` is true."""
+    root = xml.etree.ElementTree.fromstring(reply.body)
+    for items in root.iterfind(path):
+        for item in list(items):
+            if hidden(item):
+                items.remove(item)
+    # moto's actions don't agree on a namespace; who reads it goes by the names.
+    for element in root.iter():
+        element.tag = element.tag.rpartition("}")[2]
+    return Reply(reply.status, xml.etree.ElementTree.tostring(root), reply.headers)
+
+
+# Faults
+
+def throttle(share, seed=1):
+    """This share of EC2's calls is refused for its rate."""
+    draw, lock = random.Random(seed), threading.Lock()
+
+    def fault(call, _):
+        with lock:
+            hit = call.is_ec2 and draw.random() < share
+        return error(503, "RequestLimitExceeded", "Request limit exceeded.") if hit else None
+
+    return fault
+
+
+def broken(actions, share=1.0, seed=1):
+    """This share of the calls of some actions fails in EC2 itself, before they have an effect."""
+    draw, lock = random.Random(seed), threading.Lock()
+
+    def fault(call, _):
+        with lock:
+            hit = call.action in actions and draw.random() < share
+        return error(500, "InternalError", "An internal error has occurred.") if hit else None
+
+    return fault
+
+
+def times(count, action, inner):
+    """The first `count` calls of an action, and no others, go to `inner`."""
+    left, lock = [count], threading.Lock()
+
+    def fault(call, forward):
+        with lock:
+            hit = call.action == action and call.form.get("DryRun") != "true" and left[0] > 0
+            left[0] -= hit
+        return inner(call, forward) if hit else None
+
+    return fault
+
+
+def silent(_, __):
+    """No answer until the client gives up; upstream never hears of it."""
+    time.sleep(PATIENCE)
+    return DROP
+
+
+def lost(call, forward):
+    """Upstream does as it was told, and its answer gets lost."""
+    forward(call)
+    return DROP
+
+
+def short_of(code, message, hit):
+    """A fleet can't use the overrides of which `hit(type, zone, subnet, image)` is true."""
+
+    def fault(call, forward):
+        if call.action != "CreateFleet" or call.form.get("DryRun") == "true":
+            return None
+        all_of_them = list(call.overrides())
+        failed = [(prefix, kind, zone, subnet) for prefix, kind, zone, subnet, image in all_of_them if hit(kind, zone, subnet, image)]
+        if not failed:
+            return None
+        errors = [(code, message, kind, zone, subnet) for _, kind, zone, subnet in failed]
+        if len(failed) == len(all_of_them):
+            return fleet(call, None, errors)
+        gone = tuple(f"{prefix}." for prefix, *_ in failed)
+        return fleet(call, forward(renumbered(call, gone)), errors)
+
+    return fault
+
+
+def renumbered(call, gone):
+    """A fleet's request without some overrides; the rest are counted anew, as are the configurations that have some left."""
+    form = {key: value for key, value in call.form.items() if not key.startswith(gone)}
+    configs, overrides = {}, {}
+    for prefix, *_ in call.with_form(form).overrides():
+        config, _, number = prefix.removeprefix("LaunchTemplateConfigs.").partition(".Overrides.")
+        configs.setdefault(config, len(configs) + 1)
+        mine = overrides.setdefault(config, {})
+        mine.setdefault(number, len(mine) + 1)
+    out = {}
+    for key, value in form.items():
+        if key.startswith("LaunchTemplateConfigs."):
+            _, config, name = key.split(".", 2)
+            if config not in configs:
+                continue
+            if name.startswith("Overrides."):
+                _, number, member = name.split(".", 2)
+                name = f"Overrides.{overrides[config][number]}.{member}"
+            key = f"LaunchTemplateConfigs.{configs[config]}.{name}"
+        out[key] = value
+    return call.with_form(out)
+
+
+def at_most(limit):
+    """A fleet gets this many instances at most, for want of capacity."""
+
+    def fault(call, forward):
+        if call.action != "CreateFleet" or call.form.get("DryRun") == "true" or call.count <= limit:
+            return None
+        smaller = call.with_form({**call.form, "TargetCapacitySpecification.TotalTargetCapacity": str(limit)})
+        _, kind, zone, subnet, _ = next(call.overrides())
+        return fleet(call, forward(smaller), [("InsufficientInstanceCapacity", "There is no more of it.", kind, zone, subnet)])
+
+    return fault
+
+
+def eventual(proxy, seconds):
+    """Instances don't show in descriptions until they are this old, and their ids are unknown."""
+
+    def young(id, now):
+        return now - proxy.launched.get(id, 0.0) < seconds
+
+    def fault(call, forward):
+        if call.action not in ("DescribeInstances", "TerminateInstances", "CreateTags", "DescribeInstanceStatus"):
+            return None
+        now = time.time()
+        named = call.members("InstanceId") + call.members("ResourceId")
+        if unknown := [id for id in named if young(id, now)]:
+            return error(400, "InvalidInstanceID.NotFound", f"The instance ID '{unknown[-1]}' does not exist")
+        reply = forward(call)
+        if call.action != "DescribeInstances" or reply.status != 200:
+            return reply
+        return without_items(reply, "{*}reservationSet/{*}item/{*}instancesSet", lambda item: young(item.findtext("{*}instanceId"), now))
+
+    return fault
+
+
+def without_images(hidden):
+    """The images of these ids are gone: nothing describes them, and no fleet can use them."""
+    refuse = short_of("InvalidAMIID.NotFound", "The image id does not exist", lambda _kind, _zone, _subnet, image: image in hidden)
+
+    def fault(call, forward):
+        if call.action != "DescribeImages":
+            return refuse(call, forward)
+        return without_items(forward(call), "{*}imagesSet", lambda item: item.findtext("{*}imageId") in hidden)
+
+    return fault
+
+
+def summary(counts, launches):
+    """Calls by action and in all, for a thousand launches."""
+    ours = {action: count for action, count in counts.items() if count and not action.startswith(("GET ", "POST "))}
+    parts = ", ".join(f"{action} {count}" for action, count in sorted(ours.items(), key=lambda item: -item[1]))
+    return f"calls per 1,000 launches: {sum(ours.values()) * 1000 / launches:.0f} ({parts} for {launches} launches)"

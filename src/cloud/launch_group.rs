@@ -1,0 +1,140 @@
+//! Claims that one plan wants alike are launched together.
+//!
+//! Which ones is written on the claims when they are made, since what a later process would guess from what is left of them is
+//! another set. It is what makes a call for many instances safe to lose: each instance carries its group as a tag, and any of a
+//! group's instances serves any of its claims. Pure.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use kube::ResourceExt;
+
+use super::draw::draw;
+use crate::api::{NodeClaim, labels};
+
+/// Most claims of a group: so many instances one call asks for.
+pub const MOST: usize = 1_000;
+/// Resources of which every type in a claim's requirements has enough, or it would not be there.
+const FITTED: [&str; 4] = ["cpu", "memory", "pods", "ephemeral-storage"];
+
+/// The group of a claim.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LaunchGroup {
+    /// Names it: of the tag of its instances, and of its calls' tokens. The UID of a claim that is alone.
+    pub id: String,
+    /// Claims that were made in it.
+    pub size: usize,
+}
+
+impl LaunchGroup {
+    /// The group that is written on a claim; one of its own where none is, or none that can be read.
+    pub fn of(claim: &NodeClaim) -> Self {
+        let written = claim.annotations().get(labels::LAUNCH_GROUP).and_then(|text| {
+            let (id, size) = text.split_once('/')?;
+            let size = size.parse().ok().filter(|size| (1..=MOST).contains(size))?;
+            (!id.is_empty()).then(|| Self { id: id.to_owned(), size })
+        });
+        written.unwrap_or_else(|| Self { id: claim.uid().unwrap_or_default(), size: 1 })
+    }
+}
+
+/// Writes their groups on the claims of a plan made at `at_ms`, before they are created. Alike are those with the same labels,
+/// annotations of the user, requirements, taints and class; what else they ask for may differ, since each type that they admit
+/// has enough of it.
+pub fn mark(claims: &mut [NodeClaim], at_ms: i64) {
+    let mut alike: BTreeMap<String, Vec<usize>> = BTreeMap::new();
+    for (index, claim) in claims.iter().enumerate() {
+        alike.entry(shape(claim)).or_default().push(index);
+    }
+    for (shape, members) in alike {
+        for (number, part) in members.chunks(MOST).enumerate().filter(|(_, part)| part.len() > 1) {
+            let first = claims[part[0]].annotations().get(labels::PLANNED_PODS).cloned().unwrap_or_default();
+            let id = draw(at_ms.unsigned_abs(), &[&shape, &first, &number.to_string()]);
+            for index in part {
+                claims[*index]
+                    .annotations_mut()
+                    .insert(labels::LAUNCH_GROUP.into(), format!("{id:016x}/{}", part.len()));
+            }
+        }
+    }
+}
+
+/// What two claims of a group have in common.
+fn shape(claim: &NodeClaim) -> String {
+    let mut spec = claim.spec.clone();
+    spec.resources.requests.retain(|name, _| !FITTED.contains(&name.as_str()));
+    let users: BTreeMap<_, _> =
+        claim.annotations().iter().filter(|(key, _)| !key.starts_with("stowage.dev/")).collect();
+    serde_json::json!([spec, claim.labels(), users]).to_string()
+}
+
+/// Provider ids that the claims of a group name: instances that are somebody's.
+pub fn named<'a>(group: &str, claims: impl IntoIterator<Item = &'a NodeClaim>) -> BTreeSet<String> {
+    let members = claims.into_iter().filter(|claim| LaunchGroup::of(claim).id == group);
+    members.filter_map(|claim| claim.status.as_ref()?.provider_id.clone()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn claim(pods: &str, zone: &str, requests: &serde_json::Value) -> NodeClaim {
+        serde_json::from_value(json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim",
+            "metadata": {"name": pods, "uid": format!("uid-{pods}"), "labels": {"team": "a"}, "annotations": {(labels::PLANNED_PODS): pods}},
+            "spec": {"requirements": [{"key": labels::ZONE, "operator": "In", "values": [zone]}],
+                "resources": {"requests": requests}, "nodeClassRef": {"group": "g", "kind": "k", "name": "n"}}}))
+        .unwrap()
+    }
+
+    #[test]
+    fn claims_that_admit_the_same_share_a_group_whatever_room_they_need() {
+        let mut claims = [
+            claim("a", "z1", &json!({"cpu": "1"})),
+            claim("b", "z2", &json!({"cpu": "1"})),
+            claim("c", "z1", &json!({"cpu": "2", "memory": "1Gi"})),
+            claim("d", "z1", &json!({"cpu": "1", "vpc.amazonaws.com/efa": "1"})),
+        ];
+        mark(&mut claims, 1);
+        let groups = claims.each_ref().map(LaunchGroup::of);
+        assert_eq!((groups[0].size, &groups[0]), (2, &groups[2]));
+        assert_eq!(groups[1], LaunchGroup { id: "uid-b".into(), size: 1 }, "alone in its zone");
+        assert_eq!(groups[3].id, "uid-d", "only its instances get the interface");
+    }
+
+    #[test]
+    fn no_two_plans_share_a_group_and_none_is_larger_than_a_call() {
+        let id = |pods: &str, at_ms: i64| {
+            let mut claims = [claim(pods, "z", &json!({})), claim("other", "z", &json!({}))];
+            mark(&mut claims, at_ms);
+            LaunchGroup::of(&claims[0]).id
+        };
+        assert_eq!(id("a", 1), id("a", 1));
+        assert_ne!(id("a", 1), id("a", 2));
+        assert_ne!(id("a", 1), id("b", 1));
+        let mut many = vec![claim("a", "z", &json!({})); MOST + 2];
+        mark(&mut many, 1);
+        assert_eq!((LaunchGroup::of(&many[0]).size, LaunchGroup::of(&many[MOST]).size), (MOST, 2));
+    }
+
+    #[test]
+    fn what_can_not_be_read_is_a_group_of_its_own() {
+        for text in ["", "x", "x/0", "/3", "x/many", "x/1001"] {
+            let mut odd = claim("a", "z", &json!({}));
+            odd.annotations_mut().insert(labels::LAUNCH_GROUP.into(), text.into());
+            assert_eq!(LaunchGroup::of(&odd), LaunchGroup { id: "uid-a".into(), size: 1 }, "{text}");
+        }
+    }
+
+    #[test]
+    fn instances_that_claims_of_the_group_name_are_theirs() {
+        let with = |pods: &str, group: &str, id: Option<&str>| {
+            let mut claim = claim(pods, "z", &json!({}));
+            claim.annotations_mut().insert(labels::LAUNCH_GROUP.into(), format!("{group}/3"));
+            claim.status = serde_json::from_value(json!({"providerID": id})).unwrap();
+            claim
+        };
+        let claims = [with("a", "g", Some("i-1")), with("b", "g", None), with("c", "h", Some("i-2"))];
+        assert_eq!(named("g", &claims), BTreeSet::from(["i-1".to_owned()]));
+    }
+}
