@@ -69,9 +69,8 @@ pub fn leaked(state: &State, instances: &[Instance], now: i64) -> Vec<String> {
     let tokens = |claim: &Arc<NodeClaim>| [Some(LaunchGroup::of(claim).id), claim.metadata.uid.clone()];
     let waiting: BTreeSet<String> =
         state.claims.values().filter(|claim| id(claim).is_none()).flat_map(tokens).flatten().collect();
-    let known = |instance: &&Instance| {
-        named.contains(&instance.provider_id) || waiting.contains(&instance.client_token)
-    };
+    let known =
+        |instance: &&Instance| named.contains(&instance.provider_id) || waiting.contains(&instance.client_token);
     let old = |instance: &&Instance| now - instance.launched_at_ms > YOUNG_INSTANCE_MS;
     let left = instances.iter().filter(|instance| old(instance) && !is_going(instance) && !known(instance));
     left.map(|instance| instance.provider_id.clone()).collect()
