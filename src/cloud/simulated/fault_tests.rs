@@ -23,13 +23,11 @@ fn insist<T, E>(mut at: i64, mut call: impl FnMut(i64) -> Result<T, E>) -> (T, i
     let mut wait = BACKOFF_MS.0;
     loop {
         assert!(at - begin < 600_000, "it does not recover");
-        match call(at) {
-            Ok(answer) => return (answer, at),
-            Err(_) => {
-                at += wait;
-                wait = (wait * 2).min(BACKOFF_MS.1);
-            }
+        if let Ok(answer) = call(at) {
+            return (answer, at);
         }
+        at += wait;
+        wait = (wait * 2).min(BACKOFF_MS.1);
     }
 }
 
