@@ -116,12 +116,13 @@ impl Fake {
     fn launch(&mut self, count: usize, form: &BTreeMap<String, String>) -> String {
         let key = form.iter().find(|(_, value)| *value == "stowage.dev/launch").unwrap().0;
         let tag = &form[&key.replace(".Key", ".Value")];
-        let mut ids = String::new();
+        let mut items = Vec::new();
         for _ in 0..count.min(self.room.unwrap_or(count)) {
             let id = format!("i-{:017x}", self.instances.len() + 1);
-            self.instances.push((id.clone(), tag.clone(), "running"));
-            ids += &["<item>", &id, "</item>"].concat();
+            items.push(format!("<item>{id}</item>"));
+            self.instances.push((id, tag.clone(), "running"));
         }
+        let ids = items.concat();
         let error = "<errorSet><item><errorCode>InsufficientInstanceCapacity</errorCode></item></errorSet>";
         format!(
             "<fleetInstanceSet><item><instanceIds>{ids}</instanceIds><instanceType>m5.large</instanceType>\
