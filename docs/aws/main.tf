@@ -155,6 +155,7 @@ resource "aws_iam_policy" "integration" {
         Sid = "ReadRegion"
         Effect = "Allow"
         Action = [
+          "ec2:DescribeCapacityReservations",
           "ec2:DescribeImages",
           "ec2:DescribeInstances",
           "ec2:DescribeInstanceStatus",

@@ -50,6 +50,9 @@ pub struct AwsArgs {
     /// EC2: feature gates, as NodeClassCEL=false; unknown ones are ignored.
     #[arg(long, env = "AWS_FEATURE_GATES", default_value = "NodeClassCEL=false")]
     pub aws_feature_gates: String,
+    /// EC2: Karpenter's feature gates, as ReservedCapacity=false; others are ignored.
+    #[arg(long, env = "FEATURE_GATES", default_value = "ReservedCapacity=true")]
+    pub feature_gates: String,
 }
 
 /// A share of a whole, millionths.
@@ -83,6 +86,7 @@ impl AwsArgs {
             refresh: self.ami_refresh_interval.min(self.subnet_refresh_interval),
             reserved_enis: self.reserved_enis,
             vm_memory_overhead_ppm: self.vm_memory_overhead_percent.0,
+            reserved_capacity: !self.feature_gates.split(',').any(|gate| gate.trim() == "ReservedCapacity=false"),
             ..Options::of(cluster_name)
         })
     }
@@ -141,6 +145,9 @@ mod tests {
         assert_eq!((options.vm_memory_overhead_ppm, options.reserved_enis, options.dry_run), (75_000, 0, true));
         assert_eq!((options.cluster_endpoint, options.interruption_queue), (None, None));
         assert_eq!(options.refresh, Duration::from_mins(1));
+        assert!(options.reserved_capacity);
+        let shut = parse(&["--feature-gates", "NodeRepair=true,ReservedCapacity=false"]).unwrap().options("c1").unwrap();
+        assert!(!shut.reserved_capacity);
     }
 
     #[test]

@@ -21,7 +21,8 @@ use crate::cluster::{Cluster, State, watch};
 use crate::controllers::context::{Placement, Settings};
 use crate::controllers::leader::Candidate;
 use crate::controllers::{
-    Context, disruption, garbage, interruption, lifecycle, node_class, node_pool, placement, provisioner, tagging, view,
+    Context, disruption, garbage, interruption, lifecycle, node_class, node_pool, placement, provisioner, reservations,
+    tagging, view,
 };
 use crate::server::{AppState, Server, ServerConfig, system_now_ms};
 use crate::telemetry::Metrics;
@@ -371,6 +372,7 @@ fn lead(
         if ctx.cloud.instance_ca().is_some() {
             loops.spawn(tagging::run(Arc::clone(&ctx)));
             loops.spawn(garbage::profiles(Arc::clone(&ctx)));
+            loops.spawn(reservations::run(Arc::clone(&ctx)));
         }
         loops.spawn(node_class::run(Arc::clone(&ctx)));
         loops.spawn(node_pool::run(Arc::clone(&ctx)));

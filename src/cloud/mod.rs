@@ -9,12 +9,14 @@ use futures::future::BoxFuture;
 
 use crate::api::{Ec2NodeClass, Ec2NodeClassStatus, NodeClaim};
 use crate::scheduling::offering::{CapacityType, Catalogue};
+pub use reservation::ReservedIn;
 
 pub mod ami_family;
 pub mod catalogue;
 pub mod draw;
 pub mod ec2;
 pub mod kubelet;
+pub mod reservation;
 pub mod simulated;
 
 /// An offering a launch may take: instance type, zone, capacity type.
@@ -77,6 +79,10 @@ pub struct Instance {
     pub zone: String,
     /// Capacity type.
     pub capacity_type: CapacityType,
+    /// Capacity reservation that it was launched into.
+    pub reservation: Option<ReservedIn>,
+    /// Partition of its placement group; `None` where it has none or that is not known yet.
+    pub partition: Option<i32>,
     /// Image id.
     pub image_id: String,
     /// Milliseconds since the epoch.
@@ -189,6 +195,8 @@ pub enum Verdict {
     True,
     /// It doesn't: reason and message.
     False(&'static str, String),
+    /// It holds, but without something that the class asks for: reason and message, told in an event.
+    Degraded(&'static str, String),
     /// It can't be told yet: reason and message.
     Unknown(&'static str, String),
     /// An API failed: what was known before stands. The message says what failed.

@@ -159,6 +159,33 @@ fn offered(requirements: &Requirements, offering: &Offering) -> bool {
     OFFERING_LABELS.iter().all(|key| requirements.get(key).is_none_or(|set| set.accepts(offering.label(key))))
 }
 
+/// The label of an instance's partition, where its placement group has some; empty while EC2 hasn't told which.
+fn partition(found: Option<&Arc<InstanceType>>, instance: &Instance) -> Option<(String, String)> {
+    let key = labels::PLACEMENT_GROUP_PARTITION;
+    let has_some = found?.offerings.iter().any(|offering| offering.label(key).is_some());
+    let value = instance.partition.map(|partition| partition.to_string()).unwrap_or_default();
+    has_some.then(|| (key.to_owned(), value))
+}
+
+/// Whether a claim's instance is in a partition that nobody knows yet.
+pub fn lacks_partition(claim: &NodeClaim) -> bool {
+    claim.labels().get(labels::PLACEMENT_GROUP_PARTITION).is_some_and(String::is_empty)
+}
+
+/// Asks in which partition a claim's instance is and writes it down. Returns false where EC2 doesn't know yet.
+///
+/// # Errors
+/// [`Failure`].
+pub async fn learn_partition(ctx: &Context, claim: &NodeClaim) -> Result<bool, Failure> {
+    let Some(id) = claim.status.as_ref().and_then(|status| status.provider_id.as_deref()) else { return Ok(false) };
+    let told = ctx.cloud.describe(id).await;
+    let told = told.map_err(|error| Failure::Later(format!("looking for its partition: {error}")))?;
+    let Some(partition) = told.and_then(|instance| instance.partition) else { return Ok(false) };
+    let labels = json!({(labels::PLACEMENT_GROUP_PARTITION): partition.to_string()});
+    ctx.patch_claim(&claim.name_any(), &json!({"metadata": {"labels": labels}})).await?;
+    Ok(true)
+}
+
 /// What an instance costs.
 fn price(found: Option<&Arc<InstanceType>>, instance: &Instance) -> MicroUsd {
     let offering = found.and_then(|found| {
@@ -210,6 +237,8 @@ async fn record(
     let offerings = found.iter().flat_map(|found| &found.offerings);
     let zone_id = offerings.filter(|other| *other.zone == instance.zone).find_map(|other| other.label(labels::ZONE_ID));
     own.extend(zone_id.map(|id| (labels::ZONE_ID.to_owned(), id.to_owned())));
+    own.extend(instance.reservation.iter().flat_map(crate::cloud::ReservedIn::labels));
+    own.extend(partition(found, instance));
     // What the user put on the claim wins (core reference 5.2).
     own.extend(single_values(claim));
     let mut metadata = json!({ "labels": own });

@@ -15,6 +15,7 @@ pub mod node_class;
 pub mod node_pool;
 pub mod placement;
 pub mod provisioner;
+pub mod reservations;
 pub mod tagging;
 pub mod view;
 

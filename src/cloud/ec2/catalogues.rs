@@ -11,6 +11,7 @@ use super::class_view::{ClassView, PlacementGroup};
 use super::images::image_of;
 use super::offerings::Market;
 use super::region::Region;
+use super::reservation_counts::ReservationCounts;
 use super::spot_risk::SpotRisk;
 use super::unavailable::Unavailable;
 use crate::api::Ec2NodeClass;
@@ -34,6 +35,8 @@ pub struct Sources<'a> {
     pub risk: &'a SpotRisk,
     /// What had no capacity.
     pub marks: &'a mut Unavailable,
+    /// What is left of capacity reservations.
+    pub reservations: &'a ReservationCounts,
     /// Settings.
     pub options: &'a Options,
 }
@@ -56,14 +59,16 @@ impl Catalogues {
         let group_id = group.as_ref().map(|group| group.id.clone());
         let changes = sources.marks.prune(now_ms);
         let risk = sources.risk.at(now_ms);
-        let (marks, options) = (&*sources.marks, sources.options);
+        let (marks, reservations, options) = (&*sources.marks, sources.reservations, sources.options);
         let market = Market {
-            stamp: [changes, 0, risk.stamp],
-            unavailable: &|offering: &Override| marks.covers(offering, group_id.as_deref(), now_ms),
-            left: &|_| 0,
+            stamp: [changes, reservations.changes(), risk.stamp],
+            unavailable: &|offering: &Override, partition| {
+                marks.covers_in(offering, group_id.as_deref(), partition, now_ms)
+            },
+            left: &|id| reservations.left(id),
             risk_permille: &|instance_type, zone| risk.permille(instance_type, zone),
         };
-        let mut view = ClassView::of(class, group, false);
+        let mut view = ClassView::of(class, group, options.reserved_capacity);
         view.settings.reserved_enis = options.reserved_enis;
         view.settings.vm_memory_overhead_ppm = options.vm_memory_overhead_ppm;
         let whole = sources.region.catalogue(&view, &market);
@@ -108,16 +113,18 @@ mod tests {
     use super::super::aliases::one_of;
     use super::super::placement_scores::ScoreSettings;
     use super::super::region::RegionSnapshot;
+    use super::super::reservations::tests::reservation;
     use super::super::unavailable::Subject;
     use super::*;
     use crate::api::labels;
     use crate::cloud::catalogue::embedded;
-    use crate::scheduling::offering::CapacityType;
+    use crate::scheduling::offering::{CapacityType, Offering};
 
     struct World {
         region: Region,
         risk: SpotRisk,
         marks: Unavailable,
+        reservations: ReservationCounts,
         catalogues: Catalogues,
     }
 
@@ -127,14 +134,15 @@ mod tests {
                 region: Region::new(RegionSnapshot::stand_in(region, embedded(), 0)),
                 risk: SpotRisk::new(ScoreSettings::default()),
                 marks: Unavailable::default(),
+                reservations: ReservationCounts::default(),
                 catalogues: Catalogues::default(),
             }
         }
 
         fn see(&mut self, class: &Ec2NodeClass, now_ms: i64) -> Arc<Catalogue> {
             let options = Options::of("c1");
-            let mut sources =
-                Sources { region: &self.region, risk: &self.risk, marks: &mut self.marks, options: &options };
+            let (region, risk, marks, reservations) = (&self.region, &self.risk, &mut self.marks, &self.reservations);
+            let mut sources = Sources { region, risk, marks, reservations, options: &options };
             self.catalogues.of(&mut sources, class, None, now_ms)
         }
     }
@@ -177,6 +185,31 @@ mod tests {
             assert_eq!(Arc::ptr_eq(before, after), &*before.name != "m5.xlarge", "{}", before.name);
         }
         assert_eq!(*world.see(&class, 200_000), *first, "available again");
+    }
+
+    #[test]
+    fn reservations_of_one_type_and_zone_are_counted_apart_and_their_counts_are_those_of_now() {
+        let (mut world, mut class) = (World::new("us-east-1"), class("us-east-1a", "amd64"));
+        let list = ["cr-1", "cr-2", "cr-3"].map(|id| reservation(id, "default", None));
+        class.status.as_mut().unwrap().capacity_reservations = list.into();
+        let left = |world: &mut World| {
+            let seen = world.see(&class, 0);
+            let m5 = seen.instance_types.iter().find(|found| &*found.name == "m5.large").unwrap();
+            let reserved = m5.offerings.iter().filter(|offering| offering.capacity_type == CapacityType::Reserved);
+            let of = |offering: &Offering| {
+                let id = offering.label(labels::CAPACITY_RESERVATION_ID).unwrap_or_default().to_owned();
+                (id, offering.available, offering.left)
+            };
+            reserved.map(of).collect::<Vec<_>>()
+        };
+        let line = |id: &str, left: i64| (id.to_owned(), left > 0, Some(left));
+        assert_eq!(left(&mut world), [line("cr-1", 0), line("cr-2", 0), line("cr-3", 0)], "nothing is known of them");
+        world.reservations.describe([("cr-1", 1), ("cr-2", 5)], 0);
+        assert_eq!(left(&mut world), [line("cr-1", 1), line("cr-2", 5), line("cr-3", 0)]);
+        world.reservations.take("cr-1", "uid", 1);
+        assert_eq!(left(&mut world), [line("cr-1", 0), line("cr-2", 5), line("cr-3", 0)], "a launch is under way");
+        world.reservations.give_back("uid");
+        assert_eq!(left(&mut world), [line("cr-1", 1), line("cr-2", 5), line("cr-3", 0)], "it failed");
     }
 
     #[test]

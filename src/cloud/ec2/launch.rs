@@ -6,7 +6,8 @@ use futures::future::try_join_all;
 use kube::ResourceExt;
 
 use super::attempts::Begin;
-use super::choose::choose;
+use super::choose::{Choice, choose};
+use super::choose_reserved::{Wanted, choose_reserved};
 use super::class_view::PlacementGroup;
 use super::errors::{ApiError, Class};
 use super::fleet::{Born, FleetAnswer, FleetRequest, Lessons, failure};
@@ -14,9 +15,14 @@ use super::instances::{self, provider_id};
 use super::prepare::{Ground, launchable};
 use super::subnets::Taken;
 use super::templates::Held;
+use super::unavailable::scope;
 use super::{Ec2, now_ms};
 use crate::api::Ec2NodeClass;
 use crate::cloud::{Instance, InstanceState, LaunchDetails, LaunchError, LaunchRequest, Launched, Override};
+use crate::scheduling::requirement::Requirements;
+
+/// Reservations that may turn out full in one launch before it is given up.
+const MOST_FULL: u32 = 16;
 
 /// A fleet request that is ready to go.
 struct Ready {
@@ -24,7 +30,10 @@ struct Ready {
     /// Held so that the templates stay until EC2 has answered.
     templates: Vec<Held>,
     taken: Vec<Taken>,
-    group: Option<String>,
+    /// Placement group, or the partition of it.
+    scope: Option<String>,
+    /// Partition that was asked for.
+    partition: Option<i32>,
 }
 
 /// What came of a fleet request.
@@ -32,6 +41,8 @@ enum Came {
     Launched(Box<Launched>),
     /// A template isn't there any more: make it and ask again.
     TemplateGone,
+    /// The capacity reservation is full: choose again.
+    ReservationFull,
 }
 
 impl Ec2 {
@@ -48,21 +59,28 @@ impl Ec2 {
         if look_first && let Some(instance) = self.left_by_earlier_attempt(uid).await? {
             return Ok(Launched { instance, unavailable: vec![] });
         }
-        for last in [false, true] {
+        let (mut gone, mut full) = (false, 0);
+        loop {
             let ready = self.prepare(request, details, token).await?;
             match self.ask(request, &ready).await? {
                 Came::Launched(launched) => return Ok(*launched),
-                Came::TemplateGone if last => break,
+                Came::TemplateGone if gone => {
+                    let message = "launch templates vanish as soon as they are made".to_owned();
+                    return Err(LaunchError::Rejected { reason: "LaunchTemplateNotFound", message });
+                }
                 Came::TemplateGone => {
+                    gone = true;
                     let names: Vec<&str> = ready.templates.iter().map(Held::name).collect();
                     tracing::warn!(claim = request.node_claim, ?names, "a launch template was deleted behind our back");
                     self.templates.forget(names);
                 }
+                Came::ReservationFull if full == MOST_FULL => {
+                    return Err(LaunchError::InsufficientCapacity { unavailable: vec![] });
+                }
+                Came::ReservationFull => full += 1,
             }
             token = self.attempts().begin(uid, created_ms, now_ms()).token;
         }
-        let message = "launch templates vanish as soon as they are made".to_owned();
-        Err(LaunchError::Rejected { reason: "LaunchTemplateNotFound", message })
     }
 
     /// The instance that an earlier attempt launched, whose answer was lost or not written down.
@@ -73,8 +91,30 @@ impl Ec2 {
             tracing::info!(instance = instance.id, uid, "taking over the instance of an earlier attempt");
             self.remember(instance);
             self.attempts().launched(uid);
+            match &instance.reservation {
+                Some(_) => self.reservations().launched(uid, &instance.id, now_ms()),
+                None => self.reservations().give_back(uid),
+            }
         }
         Ok(found)
+    }
+
+    /// What a claim is launched as now. A place in a reservation is counted as taken from here on.
+    fn choose(&self, request: &LaunchRequest, details: &LaunchDetails) -> Option<Choice> {
+        let asked = &details.claim.spec.requirements;
+        let free_choice = asked.iter().all(|requirement| requirement.min_values.is_none());
+        let requirements = Requirements::from_api(asked).unwrap_or_default();
+        let uid = &request.client_token;
+        let mut counts = self.reservations();
+        let left = |id: &str| counts.left_for(id, uid);
+        let wanted = Wanted { requirements: &requirements, free_choice, left: &left };
+        let choice = choose_reserved(&request.overrides, &details.catalogue, &wanted);
+        match choice.as_ref().and_then(|choice| choice.reservation.as_ref()) {
+            Some(reservation) => counts.take(&reservation.id, uid, now_ms()),
+            None => counts.give_back(uid),
+        }
+        drop(counts);
+        choice.or_else(|| choose(&request.overrides, &details.catalogue, free_choice))
     }
 
     async fn prepare(
@@ -83,10 +123,23 @@ impl Ec2 {
         details: &LaunchDetails,
         token: String,
     ) -> Result<Ready, LaunchError> {
-        let free_choice = details.claim.spec.requirements.iter().all(|requirement| requirement.min_values.is_none());
-        let Some(choice) = choose(&request.overrides, &details.catalogue, free_choice) else {
+        let Some(choice) = self.choose(request, details) else {
             return Err(LaunchError::InsufficientCapacity { unavailable: vec![] });
         };
+        let ready = self.ready(request, details, token, &choice).await;
+        if ready.is_err() {
+            self.reservations().give_back(&request.client_token);
+        }
+        ready
+    }
+
+    async fn ready(
+        &self,
+        request: &LaunchRequest,
+        details: &LaunchDetails,
+        token: String,
+        choice: &Choice,
+    ) -> Result<Ready, LaunchError> {
         let group = self.group_of(&details.class).await?;
         let facts = self.facts.load_full();
         let ground = Ground {
@@ -95,9 +148,10 @@ impl Ec2 {
             cluster: &facts,
             region: &self.clients.region,
             placement_group: group.as_ref().map(|group| group.id.as_str()),
+            manages_reservations: self.options.reserved_capacity,
         };
         let tags = ground.tags()?;
-        let groups = ground.groups(&choice, &tags)?;
+        let groups = ground.groups(choice, &tags)?;
         let subnets = details.class.status.as_ref().map(|status| status.subnets.as_slice()).unwrap_or_default();
         let (chosen, taken) = self.addresses().take(subnets, &choice.fewest_pods());
         let held =
@@ -107,13 +161,15 @@ impl Ec2 {
             refused(&error)
         })?;
         let named: Vec<_> = templates.iter().map(|held| held.name().to_owned()).zip(&groups).collect();
-        let Some(fleet) = ground.fleet(token, choice.capacity_type, &named, &chosen, tags) else {
+        let Some(fleet) = ground.fleet(token, choice, &named, &chosen, tags) else {
             self.addresses().give_back(&taken, None);
             let message =
                 format!("EC2NodeClass {} has no subnet in any zone of the offerings", details.class.name_any());
             return Err(LaunchError::Rejected { reason: "SubnetResolutionFailed", message });
         };
-        Ok(Ready { fleet, templates, taken, group: group.map(|group| group.id) })
+        let partition = groups.first().and_then(|group| group.template.partition);
+        let scope = group.map(|group| scope(&group.id, partition.map(|partition| partition.to_string()).as_deref()));
+        Ok(Ready { fleet, templates, taken, scope, partition })
     }
 
     /// Asks EC2, and learns from what it answers.
@@ -123,6 +179,10 @@ impl Ec2 {
             Ok(answer) => FleetAnswer::read(&answer, &ready.fleet),
             Err(error) => {
                 self.addresses().give_back(&ready.taken, None);
+                // Where it is not known what came of the call, the next attempt goes for the same place.
+                if !error.is_passing() && error.class != Class::TokenReused {
+                    self.reservations().give_back(&request.client_token);
+                }
                 return self.refusal(request, &error).await;
             }
         };
@@ -134,20 +194,25 @@ impl Ec2 {
             for extra in &answer.born[1..] {
                 tracing::warn!(instance = extra.id, uid, "EC2 launched more than was asked for, it is collected later");
             }
-            let instance = instance(request, born, &ready.fleet);
+            let instance = instance(request, born, ready);
+            self.reservations().launched(uid, &instance.id, now_ms());
             self.remember(&instance);
             self.attempts().launched(uid);
             return Ok(Came::Launched(Box::new(Launched { instance, unavailable: lessons.offerings() })));
         }
         self.attempts().nothing_launched(uid);
+        self.reservations().give_back(uid);
         if answer.lacks_template() {
             return Ok(Came::TemplateGone);
         }
-        Err(failure(&answer.errors, &lessons))
+        match failure(&answer.errors, &lessons) {
+            LaunchError::InsufficientCapacity { .. } if lessons.reservation_full => Ok(Came::ReservationFull),
+            error => Err(error),
+        }
     }
 
     fn learn(&self, request: &LaunchRequest, answer: &FleetAnswer, ready: &Ready) -> Lessons {
-        let lessons = Lessons::of(&answer.errors, &ready.fleet, ready.group.as_deref());
+        let lessons = Lessons::of(&answer.errors, &ready.fleet, ready.scope.as_deref());
         for error in &answer.errors {
             tracing::info!(
                 claim = request.node_claim,
@@ -164,6 +229,10 @@ impl Ec2 {
             marks.mark(subject.clone(), now);
         }
         drop(marks);
+        if let Some(reservation) = ready.fleet.reservation.as_ref().filter(|_| lessons.reservation_full) {
+            tracing::info!(reservation = reservation.id, "the capacity reservation is full");
+            self.reservations().found_full(&reservation.id, now);
+        }
         for subnet in &lessons.exhausted {
             self.addresses().exhausted(subnet);
         }
@@ -209,7 +278,7 @@ impl Ec2 {
     }
 }
 
-fn instance(request: &LaunchRequest, born: &Born, fleet: &FleetRequest) -> Instance {
+fn instance(request: &LaunchRequest, born: &Born, ready: &Ready) -> Instance {
     Instance {
         id: born.id.clone(),
         provider_id: provider_id(&born.zone, &born.id),
@@ -217,7 +286,9 @@ fn instance(request: &LaunchRequest, born: &Born, fleet: &FleetRequest) -> Insta
         node_claim: request.node_claim.clone(),
         instance_type: born.instance_type.clone(),
         zone: born.zone.clone(),
-        capacity_type: fleet.capacity_type,
+        capacity_type: ready.fleet.capacity_type,
+        reservation: ready.fleet.reservation.clone(),
+        partition: ready.partition,
         image_id: born.image.clone(),
         launched_at_ms: now_ms(),
         state: InstanceState::Pending,
@@ -245,3 +316,7 @@ pub(super) fn mark(ec2: &Ec2, offering: &Override) {
     let mut marks = ec2.unavailable.lock().unwrap_or_else(PoisonError::into_inner);
     marks.mark(super::unavailable::Subject::Offering(offering.clone(), None), now_ms());
 }
+
+#[cfg(test)]
+#[path = "reserved_launch_tests.rs"]
+mod reserved_tests;

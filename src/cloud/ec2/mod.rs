@@ -5,9 +5,9 @@
 //!
 //! - [`client`], [`rate`], [`errors`], [`coalesce`]: the calls themselves.
 //! - [`resolve`]: what a node class comes to ([`subnets`], [`security_groups`], [`images`] and [`aliases`], [`profile`],
-//!   [`placement`]), and [`validate`], whether EC2 would launch it.
-//! - [`launch`]: one NodeClaim becomes an instance ([`choose`], [`prepare`], [`launch_template`], [`templates`], [`fleet`],
-//!   [`attempts`]), and what that teaches ([`unavailable`]).
+//!   [`placement`], [`reservations`]), and [`validate`], whether EC2 would launch it.
+//! - [`launch`]: one NodeClaim becomes an instance ([`choose`], [`choose_reserved`], [`prepare`], [`launch_template`],
+//!   [`templates`], [`fleet`], [`attempts`]), and what that teaches ([`unavailable`], [`reservation_counts`]).
 //! - [`instances`], [`tagging`]: describing, listing, terminating, tagging.
 //! - [`region`]: what can be bought ([`types`], [`prices`], [`spot_prices`], [`placement_scores`], [`offerings`]), kept fresh by
 //!   [`refresh`].
@@ -18,6 +18,7 @@ pub mod aliases;
 pub mod attempts;
 mod catalogues;
 pub mod choose;
+pub mod choose_reserved;
 pub mod class_view;
 pub mod client;
 pub mod cluster;
@@ -42,6 +43,8 @@ pub mod rate;
 pub mod receipts;
 pub mod refresh;
 pub mod region;
+pub mod reservation_counts;
+pub mod reservations;
 pub mod resolve;
 pub mod security_groups;
 pub mod selectors;
@@ -90,6 +93,8 @@ pub struct Options {
     pub reserved_enis: i64,
     /// Share of memory that hypervisor and firmware keep, millionths.
     pub vm_memory_overhead_ppm: i64,
+    /// Whether capacity reservations are used (the feature gate ReservedCapacity).
+    pub reserved_capacity: bool,
 }
 
 impl Options {
@@ -107,6 +112,7 @@ impl Options {
             refresh: Duration::from_mins(1),
             reserved_enis: 0,
             vm_memory_overhead_ppm: 75_000,
+            reserved_capacity: true,
         }
     }
 }

@@ -19,11 +19,13 @@ use super::errors::{ApiError, Class};
 use super::images::Parameters;
 use super::instances::{self, Describer, Terminator, describer, instance_id, terminator};
 use super::interruption_history::Setback;
+use super::messages::EventKind;
 use super::placement_scores::{self, ScoreSettings};
 use super::profile::Profiles;
 use super::queue::{Queue, Received};
 use super::refresh::{self, Feeds};
 use super::region::{Region, RegionSnapshot};
+use super::reservation_counts::ReservationCounts;
 use super::spot_risk::SpotRisk;
 use super::subnets::Addresses;
 use super::templates::{self, Templates};
@@ -88,6 +90,7 @@ pub struct Ec2 {
     risk: Arc<SpotRisk>,
     queue: Option<Queue>,
     addresses: Mutex<Addresses>,
+    reservations: Mutex<ReservationCounts>,
     attempts: Mutex<Attempts>,
     catalogues: Mutex<Catalogues>,
     groups: Mutex<HashMap<String, Option<PlacementGroup>>>,
@@ -156,6 +159,7 @@ impl Ec2 {
             verdicts: Verdicts::default(),
             launches: Semaphore::new(LAUNCHES),
             addresses: Mutex::default(),
+            reservations: Mutex::default(),
             groups: Mutex::default(),
             recent: Mutex::default(),
             bought: Mutex::default(),
@@ -208,6 +212,10 @@ impl Ec2 {
         lock(&self.addresses)
     }
 
+    pub(super) fn reservations(&self) -> MutexGuard<'_, ReservationCounts> {
+        lock(&self.reservations)
+    }
+
     pub(super) fn attempts(&self) -> MutexGuard<'_, Attempts> {
         lock(&self.attempts)
     }
@@ -229,6 +237,9 @@ impl Ec2 {
 
     /// What an event about a spot instance says of its offering.
     fn heed(&self, event: &Received) {
+        if event.kind == EventKind::CapacityReservationInterrupted {
+            self.reservations().interrupted(&event.instance_id, now_ms());
+        }
         let setback = match event.kind.message_kind() {
             MessageKind::SpotInterruption => Setback::Interrupted,
             MessageKind::RebalanceRecommendation => Setback::RebalanceRecommended,
@@ -268,6 +279,7 @@ impl Ec2 {
         match (&found, &recent) {
             (None, None) => {
                 lock(&self.going).remove(id);
+                self.reservations().gone(id);
                 return Ok(false);
             }
             (Some(instance), _) if instance.state == InstanceState::ShuttingDown => {}
@@ -331,7 +343,8 @@ impl Cloud for Ec2 {
     fn catalogue(&self, class: &Ec2NodeClass) -> Arc<Catalogue> {
         let group = self.known_group(class);
         let mut marks = lock(&self.unavailable);
-        let mut sources = Sources { region: &self.region, risk: &self.risk, marks: &mut marks, options: &self.options };
+        let (region, risk, reservations) = (&self.region, &self.risk, &self.reservations());
+        let mut sources = Sources { region, risk, marks: &mut marks, reservations, options: &self.options };
         lock(&self.catalogues).of(&mut sources, class, group, now_ms())
     }
 
@@ -364,6 +377,9 @@ impl Cloud for Ec2 {
             let unseen: Vec<Instance> =
                 unseen.filter(|instance| found.iter().all(|other| other.id != instance.id)).collect();
             found.extend(unseen);
+            let reserved =
+                found.iter().filter_map(|one| Some((one.id.as_str(), one.reservation.as_ref()?.id.as_str())));
+            self.reservations().running(reserved);
             *lock(&self.bought) = found.iter().map(|one| (one.id.clone(), bought_as(one))).collect();
             Ok(found)
         }
