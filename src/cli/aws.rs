@@ -146,7 +146,8 @@ mod tests {
         assert_eq!((options.cluster_endpoint, options.interruption_queue), (None, None));
         assert_eq!(options.refresh, Duration::from_mins(1));
         assert!(options.reserved_capacity);
-        let shut = parse(&["--feature-gates", "NodeRepair=true,ReservedCapacity=false"]).unwrap().options("c1").unwrap();
+        let shut =
+            parse(&["--feature-gates", "NodeRepair=true,ReservedCapacity=false"]).unwrap().options("c1").unwrap();
         assert!(!shut.reserved_capacity);
     }
 

@@ -273,3 +273,67 @@ async fn record(
     claim_event(ctx, claim, false, "Launched", &note).await;
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cloud::InstanceState;
+    use crate::scheduling::offering::CapacityType;
+    use crate::scheduling::resources::Resources;
+
+    fn found(partitions: &[&str]) -> Arc<InstanceType> {
+        let offering = |partition: &&str| Offering {
+            zone: "z".into(),
+            capacity_type: CapacityType::OnDemand,
+            price: MicroUsd(1),
+            available: true,
+            left: None,
+            labels: Arc::new([(labels::PLACEMENT_GROUP_PARTITION.to_owned(), (*partition).to_owned())].into()),
+            risk_permille: 0,
+        };
+        Arc::new(InstanceType {
+            name: "m5.large".into(),
+            labels: BTreeMap::new(),
+            capacity: Resources::default(),
+            allocatable: Resources::default(),
+            volume_limits: BTreeMap::new(),
+            offerings: partitions.iter().map(offering).collect(),
+        })
+    }
+
+    fn instance(partition: Option<i32>) -> Instance {
+        Instance {
+            id: "i-1".into(),
+            provider_id: "aws:///z/i-1".into(),
+            client_token: String::new(),
+            node_claim: String::new(),
+            instance_type: "m5.large".into(),
+            zone: "z".into(),
+            capacity_type: CapacityType::OnDemand,
+            reservation: None,
+            partition,
+            image_id: "ami-1".into(),
+            launched_at_ms: 0,
+            state: InstanceState::Pending,
+        }
+    }
+
+    #[test]
+    fn a_partition_that_is_yet_to_be_told_is_an_empty_label_and_none_is_none() {
+        let label =
+            |partitions: &[&str], told| partition(Some(&found(partitions)), &instance(told)).map(|(_, value)| value);
+        assert_eq!(label(&["1", "2"], Some(2)).as_deref(), Some("2"));
+        assert_eq!(label(&["1", "2"], None).as_deref(), Some(""));
+        assert_eq!(label(&[], None), None, "no partitions");
+        let claim = |value: Option<&str>| -> NodeClaim {
+            let own: BTreeMap<&str, &str> =
+                value.iter().map(|value| (labels::PLACEMENT_GROUP_PARTITION, *value)).collect();
+            serde_json::from_value(json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim",
+                "metadata": {"name": "c", "labels": own},
+                "spec": {"requirements": [], "nodeClassRef": {"group": "g", "kind": "k", "name": "n"}}}))
+            .unwrap()
+        };
+        assert!(lacks_partition(&claim(Some(""))));
+        assert!(!lacks_partition(&claim(Some("2"))) && !lacks_partition(&claim(None)));
+    }
+}

@@ -28,10 +28,11 @@ impl Reserved {
         for (at, column) in universe.columns.iter().enumerate() {
             let Some(count) = column.left else { continue };
             let id = column.labels.get(labels::CAPACITY_RESERVATION_ID).map(String::as_str);
-            let reservation = *known.entry((&universe.instance_type(at).name, &column.zone, id)).or_insert_with(|| {
-                out.left.push(count);
-                out.left.len() - 1
-            });
+            let reservation =
+                *known.entry((&*universe.instance_type(at).name, &*column.zone, id)).or_insert_with(|| {
+                    out.left.push(count);
+                    out.left.len() - 1
+                });
             out.left[reservation] = out.left[reservation].min(count);
             out.columns.push((at, reservation));
         }

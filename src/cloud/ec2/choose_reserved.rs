@@ -20,7 +20,7 @@ pub struct Wanted<'a> {
     pub requirements: &'a Requirements,
     /// False for a claim that asks for a least number of distinct values (`minValues`): no kind of type is held against it.
     pub free_choice: bool,
-    /// Instances that still fit a reservation, by its id, the place that the claim has already included.
+    /// Instances that still fit a reservation, by its id.
     pub left: &'a dyn Fn(&str) -> i64,
 }
 
@@ -31,7 +31,7 @@ pub fn choose_reserved(overrides: &[Override], catalogue: &Catalogue, wanted: &W
         catalogue.instance_types.iter().map(|found| (&*found.name, found)).collect();
     let offers = overrides.iter().filter(|offer| offer.capacity_type == CapacityType::Reserved).filter_map(|offer| {
         let found = *types.get(&*offer.instance_type)?;
-        let in_zone = found.offerings.iter().filter(|offering| *offering.zone == offer.zone);
+        let in_zone = found.offerings.iter().filter(move |offering| *offering.zone == offer.zone);
         Some(in_zone.filter(|offering| offering.capacity_type == CapacityType::Reserved).map(move |one| (found, one)))
     });
     let usable = offers.flatten().filter_map(|(found, offering)| {

@@ -91,9 +91,10 @@ impl Ec2 {
             tracing::info!(instance = instance.id, uid, "taking over the instance of an earlier attempt");
             self.remember(instance);
             self.attempts().launched(uid);
-            match &instance.reservation {
-                Some(_) => self.reservations().launched(uid, &instance.id, now_ms()),
-                None => self.reservations().give_back(uid),
+            if let Some(reservation) = &instance.reservation {
+                let mut counts = self.reservations();
+                counts.take(&reservation.id, uid, now_ms());
+                counts.launched(uid, &instance.id, now_ms());
             }
         }
         Ok(found)
@@ -106,12 +107,11 @@ impl Ec2 {
         let requirements = Requirements::from_api(asked).unwrap_or_default();
         let uid = &request.client_token;
         let mut counts = self.reservations();
-        let left = |id: &str| counts.left_for(id, uid);
+        let left = |id: &str| counts.left(id);
         let wanted = Wanted { requirements: &requirements, free_choice, left: &left };
         let choice = choose_reserved(&request.overrides, &details.catalogue, &wanted);
-        match choice.as_ref().and_then(|choice| choice.reservation.as_ref()) {
-            Some(reservation) => counts.take(&reservation.id, uid, now_ms()),
-            None => counts.give_back(uid),
+        if let Some(reservation) = choice.as_ref().and_then(|choice| choice.reservation.as_ref()) {
+            counts.take(&reservation.id, uid, now_ms());
         }
         drop(counts);
         choice.or_else(|| choose(&request.overrides, &details.catalogue, free_choice))
@@ -179,9 +179,13 @@ impl Ec2 {
             Ok(answer) => FleetAnswer::read(&answer, &ready.fleet),
             Err(error) => {
                 self.addresses().give_back(&ready.taken, None);
-                // Where it is not known what came of the call, the next attempt goes for the same place.
-                if !error.is_passing() && error.class != Class::TokenReused {
-                    self.reservations().give_back(&request.client_token);
+                self.reservations().give_back(&request.client_token);
+                if let Some(reservation) =
+                    ready.fleet.reservation.as_ref().filter(|_| error.class == Class::Unfulfillable)
+                {
+                    self.is_full(&reservation.id, now_ms());
+                    self.attempts().nothing_launched(&request.client_token);
+                    return Ok(Came::ReservationFull);
                 }
                 return self.refusal(request, &error).await;
             }
@@ -230,13 +234,17 @@ impl Ec2 {
         }
         drop(marks);
         if let Some(reservation) = ready.fleet.reservation.as_ref().filter(|_| lessons.reservation_full) {
-            tracing::info!(reservation = reservation.id, "the capacity reservation is full");
-            self.reservations().found_full(&reservation.id, now);
+            self.is_full(&reservation.id, now);
         }
         for subnet in &lessons.exhausted {
             self.addresses().exhausted(subnet);
         }
         lessons
+    }
+
+    fn is_full(&self, reservation: &str, now_ms: i64) {
+        tracing::info!(reservation, "the capacity reservation is full");
+        self.reservations().found_full(reservation, now_ms);
     }
 
     /// What a refused call means.

@@ -69,12 +69,6 @@ impl ReservationCounts {
         self.by_id.get(id).map_or(0, Count::left)
     }
 
-    /// As [`ReservationCounts::left`], the place that a claim may have of an earlier attempt included.
-    pub fn left_for(&self, id: &str, claim: &str) -> i64 {
-        let own = self.by_id.get(id).is_some_and(|count| count.places.contains_key(claim));
-        self.left(id) + i64::from(own)
-    }
-
     /// A number that is another one whenever a count is.
     pub fn changes(&self) -> u64 {
         self.changes
@@ -177,7 +171,7 @@ mod tests {
         let before = counts.changes();
         counts.take("cr-1", "a", 1_100);
         counts.take("cr-1", "b", 1_100);
-        assert_eq!((counts.left("cr-1"), counts.left_for("cr-1", "a")), (0, 1));
+        assert_eq!(counts.left("cr-1"), 0);
         assert!(counts.changes() > before);
         counts.take("cr-1", "a", 1_200);
         assert_eq!(counts.left("cr-1"), 0, "a claim has one place");

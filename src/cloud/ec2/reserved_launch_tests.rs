@@ -138,7 +138,8 @@ async fn a_claim_is_launched_into_a_reservation_and_takes_a_place_in_it() {
     assert_eq!(world.sent("CreateLaunchTemplate", PREFERENCE), [Some("capacity-reservations-only".to_owned())]);
     assert_eq!(world.left("cr-1"), 1);
     let user_data = world.sent("CreateLaunchTemplate", "LaunchTemplateData.UserData").remove(0).unwrap();
-    let text = String::from_utf8(base64::Engine::decode(&base64::prelude::BASE64_STANDARD, user_data).unwrap()).unwrap();
+    let text =
+        String::from_utf8(base64::Engine::decode(&base64::prelude::BASE64_STANDARD, user_data).unwrap()).unwrap();
     assert!(text.contains("karpenter.sh/capacity-type=reserved"), "{text}");
 }
 
@@ -173,21 +174,32 @@ async fn c14_a_full_reservation_hands_on_to_the_next_and_then_to_on_demand_at_on
 }
 
 #[tokio::test]
-async fn c14_throttling_leaves_the_count_and_the_next_attempt_goes_for_the_same_place() {
+async fn c14_a_call_that_is_refused_for_a_full_reservation_says_the_same() {
+    let world = world(&[("cr-1", 5)]);
+    world.next(wire::refusal("ReservationCapacityExceeded", "full"));
+    let launched = world.launch("uid-1", &BOTH).await.unwrap();
+    assert_eq!((launched.instance.capacity_type, world.left("cr-1")), (CapacityType::OnDemand, 0));
+}
+
+#[tokio::test]
+async fn c14_throttling_leaves_the_count_as_it_was() {
     let world = world(&[("cr-1", 1)]);
     for _ in 0..2 {
         world.next(wire::refusal("RequestLimitExceeded", "slow down"));
     }
     let error = world.launch("uid-1", &BOTH).await.unwrap_err();
     assert_eq!(error, LaunchError::Throttled);
-    assert_eq!(world.ec2.reservations().left_for("cr-1", "uid-1"), 1);
-    assert_eq!(world.left("cr-1"), 0, "what came of the call is not known for certain");
+    assert_eq!(world.left("cr-1"), 1);
     assert_eq!(world.launch("uid-1", &BOTH).await.unwrap().instance.capacity_type, CapacityType::Reserved);
     world.next(refused("RequestLimitExceeded"));
     world.ec2.reservations().describe([("cr-1", 1)], now_ms() + 1);
     let error = world.launch("uid-2", &BOTH).await.unwrap_err();
     assert!(matches!(error, LaunchError::Rejected { reason: "RequestLimitExceeded", .. }), "{error}");
-    assert_eq!(world.left("cr-1"), 1, "told for one slot: nothing was launched, and it says nothing of the reservation");
+    assert_eq!(
+        world.left("cr-1"),
+        1,
+        "told for one slot: nothing was launched, and it says nothing of the reservation"
+    );
 }
 
 #[tokio::test]
