@@ -13,7 +13,7 @@ use super::context::{Context, single_values};
 use super::provisioner::claim_event;
 use crate::api::conditions::{Conditions, LAUNCHED, NODE_CLAIM_DEPENDENTS};
 use crate::api::{Ec2NodeClass, NodeClaim, hash, labels};
-use crate::cloud::{Instance, LaunchDetails, LaunchError, LaunchRequest, Launched, Override};
+use crate::cloud::{Instance, LaunchDetails, LaunchError, LaunchRequest, Launched, Override, ReservedIn};
 use crate::cluster::now_ms;
 use crate::scheduling::offering::{Catalogue, InstanceType, MicroUsd, OFFERING_LABELS, Offering};
 use crate::scheduling::requirement::Requirements;
@@ -159,6 +159,20 @@ fn offered(requirements: &Requirements, offering: &Offering) -> bool {
     OFFERING_LABELS.iter().all(|key| requirements.get(key).is_none_or(|set| set.accepts(offering.label(key))))
 }
 
+/// Labels that an instance gives its claim: its type's, and those of the offering that it was launched as.
+fn instance_labels(found: Option<&Arc<InstanceType>>, instance: &Instance) -> BTreeMap<String, String> {
+    let mut own: BTreeMap<String, String> = found.map(|found| found.labels.clone()).unwrap_or_default();
+    own.insert(labels::INSTANCE_TYPE.into(), instance.instance_type.clone());
+    own.insert(labels::ZONE.into(), instance.zone.clone());
+    own.insert(labels::CAPACITY_TYPE.into(), instance.capacity_type.as_str().into());
+    let offerings = found.iter().flat_map(|found| &found.offerings);
+    let zone_id = offerings.filter(|other| *other.zone == instance.zone).find_map(|other| other.label(labels::ZONE_ID));
+    own.extend(zone_id.map(|id| (labels::ZONE_ID.to_owned(), id.to_owned())));
+    own.extend(instance.reservation.iter().flat_map(ReservedIn::labels));
+    own.extend(partition(found, instance));
+    own
+}
+
 /// The label of an instance's partition, where its placement group has some; empty while EC2 hasn't told which.
 fn partition(found: Option<&Arc<InstanceType>>, instance: &Instance) -> Option<(String, String)> {
     let key = labels::PLACEMENT_GROUP_PARTITION;
@@ -230,15 +244,7 @@ async fn record(
     let instance = &launched.instance;
     let found: Option<&Arc<InstanceType>> =
         catalogue.instance_types.iter().find(|found| *found.name == instance.instance_type);
-    let mut own: BTreeMap<String, String> = found.map(|found| found.labels.clone()).unwrap_or_default();
-    own.insert(labels::INSTANCE_TYPE.into(), instance.instance_type.clone());
-    own.insert(labels::ZONE.into(), instance.zone.clone());
-    own.insert(labels::CAPACITY_TYPE.into(), instance.capacity_type.as_str().into());
-    let offerings = found.iter().flat_map(|found| &found.offerings);
-    let zone_id = offerings.filter(|other| *other.zone == instance.zone).find_map(|other| other.label(labels::ZONE_ID));
-    own.extend(zone_id.map(|id| (labels::ZONE_ID.to_owned(), id.to_owned())));
-    own.extend(instance.reservation.iter().flat_map(crate::cloud::ReservedIn::labels));
-    own.extend(partition(found, instance));
+    let mut own = instance_labels(found, instance);
     // What the user put on the claim wins (core reference 5.2).
     own.extend(single_values(claim));
     let mut metadata = json!({ "labels": own });
@@ -278,6 +284,7 @@ async fn record(
 mod tests {
     use super::*;
     use crate::cloud::InstanceState;
+    use crate::cloud::reservation::ReservationKind;
     use crate::scheduling::offering::CapacityType;
     use crate::scheduling::resources::Resources;
 
@@ -316,6 +323,30 @@ mod tests {
             launched_at_ms: 0,
             state: InstanceState::Pending,
         }
+    }
+
+    #[test]
+    fn only_what_was_launched_into_a_reservation_has_its_labels() {
+        let reservation = ReservedIn { id: "cr-1".into(), kind: ReservationKind::CapacityBlock };
+        let reserved =
+            Instance { capacity_type: CapacityType::Reserved, reservation: Some(reservation), ..instance(None) };
+        let lines = |instance: &Instance| {
+            let found = instance_labels(Some(&found(&[])), instance);
+            found.into_iter().map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>().join("\n")
+        };
+        insta::assert_snapshot!(lines(&reserved), @r"
+        karpenter.k8s.aws/capacity-reservation-id=cr-1
+        karpenter.k8s.aws/capacity-reservation-interruptible=false
+        karpenter.k8s.aws/capacity-reservation-type=capacity-block
+        karpenter.sh/capacity-type=reserved
+        node.kubernetes.io/instance-type=m5.large
+        topology.kubernetes.io/zone=z
+        ");
+        insta::assert_snapshot!(lines(&instance(None)), @r"
+        karpenter.sh/capacity-type=on-demand
+        node.kubernetes.io/instance-type=m5.large
+        topology.kubernetes.io/zone=z
+        ");
     }
 
     #[test]
