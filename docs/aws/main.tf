@@ -271,6 +271,17 @@ resource "aws_iam_policy" "integration" {
         Resource = "arn:${data.aws_partition.current.partition}:eks:${data.aws_region.current.region}:${data.aws_caller_identity.current.account_id}:cluster/${var.cluster_name}"
       },
       {
+        Sid = "ReadZonalShifts"
+        Effect = "Allow"
+        Action = "arc-zonal-shift:GetManagedResource"
+        Resource = "*"
+        Condition = {
+          StringEquals = {
+            "arc-zonal-shift:ResourceIdentifier" = "arn:${data.aws_partition.current.partition}:eks:${data.aws_region.current.region}:${data.aws_caller_identity.current.account_id}:cluster/${var.cluster_name}"
+          }
+        }
+      },
+      {
         Sid = "ReceiveInterruptions"
         Effect = "Allow"
         Action = ["sqs:DeleteMessage", "sqs:GetQueueUrl", "sqs:ReceiveMessage"]

@@ -22,7 +22,7 @@ use crate::controllers::context::{Placement, Settings};
 use crate::controllers::leader::Candidate;
 use crate::controllers::{
     Context, disruption, garbage, interruption, lifecycle, node_class, node_pool, placement, provisioner, reservations,
-    tagging, view,
+    tagging, view, zonal_shift,
 };
 use crate::server::{AppState, Server, ServerConfig, system_now_ms};
 use crate::telemetry::Metrics;
@@ -373,6 +373,7 @@ fn lead(
             loops.spawn(tagging::run(Arc::clone(&ctx)));
             loops.spawn(garbage::profiles(Arc::clone(&ctx)));
             loops.spawn(reservations::run(Arc::clone(&ctx)));
+            loops.spawn(zonal_shift::run(Arc::clone(&ctx)));
         }
         loops.spawn(node_class::run(Arc::clone(&ctx)));
         loops.spawn(node_pool::run(Arc::clone(&ctx)));

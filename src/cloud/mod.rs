@@ -262,6 +262,10 @@ pub trait Cloud: Send + Sync {
     fn delete_unused_profiles<'a>(&'a self, _used: &'a BTreeSet<String>) -> BoxFuture<'a, Result<(), CloudError>> {
         async { Ok(()) }.boxed()
     }
+    /// Names of zones that are shifted away from: nothing is launched there, and what runs there is left alone.
+    fn shifted_zones(&self) -> BTreeSet<String> {
+        BTreeSet::new()
+    }
     /// Deletes what was made for a node class that no NodeClaim uses any more.
     fn release_class<'a>(&'a self, _class: &'a Ec2NodeClass) -> BoxFuture<'a, Result<(), CloudError>> {
         async { Ok(()) }.boxed()

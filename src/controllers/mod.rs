@@ -18,5 +18,6 @@ pub mod provisioner;
 pub mod reservations;
 pub mod tagging;
 pub mod view;
+pub mod zonal_shift;
 
 pub use context::Context;

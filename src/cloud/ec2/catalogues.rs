@@ -1,5 +1,5 @@
-//! What a node class may buy: the region's catalogue, less the types that boot none of its images and the zones without
-//! addresses. Kept until something it is drawn from changes.
+//! What a node class may buy: the region's catalogue, less the types that boot none of its images the zones without
+//! addresses, and those that are shifted away from. Kept until something it is drawn from changes.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use super::reservation_counts::ReservationCounts;
 use super::spot_risk::SpotRisk;
 use super::unavailable::Unavailable;
 use crate::api::Ec2NodeClass;
-use crate::api::node_class::AmiStatus;
+use crate::api::node_class::{AmiStatus, SubnetStatus};
 use crate::cloud::Override;
 use crate::scheduling::offering::{Catalogue, InstanceType};
 
@@ -23,7 +23,7 @@ use crate::scheduling::offering::{Catalogue, InstanceType};
 struct Kept {
     whole: Arc<Catalogue>,
     images: Vec<AmiStatus>,
-    exhausted: BTreeSet<String>,
+    closed: BTreeSet<String>,
     seen: Arc<Catalogue>,
 }
 
@@ -37,6 +37,8 @@ pub struct Sources<'a> {
     pub marks: &'a mut Unavailable,
     /// What is left of capacity reservations.
     pub reservations: &'a ReservationCounts,
+    /// Ids of zones that are shifted away from.
+    pub shifted: &'a BTreeSet<String>,
     /// Settings.
     pub options: &'a Options,
 }
@@ -73,12 +75,14 @@ impl Catalogues {
         view.settings.vm_memory_overhead_ppm = options.vm_memory_overhead_ppm;
         let whole = sources.region.catalogue(&view, &market);
         let status = class.status.clone().unwrap_or_default();
-        let exhausted = marks.exhausted_zones(&status.subnets, now_ms);
+        let mut closed = marks.exhausted_zones(&status.subnets, now_ms);
+        let away = |subnet: &&SubnetStatus| subnet.zone_id.as_ref().is_some_and(|id| sources.shifted.contains(id));
+        closed.extend(status.subnets.iter().filter(away).map(|subnet| subnet.zone.clone()));
         let name = class.name_any();
         if let Some(kept) = self.kept.get(&name)
             && Arc::ptr_eq(&kept.whole, &whole)
             && kept.images == status.amis
-            && kept.exhausted == exhausted
+            && kept.closed == closed
         {
             return Arc::clone(&kept.seen);
         }
@@ -88,10 +92,10 @@ impl Catalogues {
                 .instance_types
                 .iter()
                 .filter(|found| image_of(&status.amis, &found.labels).is_some())
-                .map(|found| without(found, &exhausted))
+                .map(|found| without(found, &closed))
                 .collect(),
         });
-        self.kept.insert(name, Kept { whole, images: status.amis, exhausted, seen: Arc::clone(&seen) });
+        self.kept.insert(name, Kept { whole, images: status.amis, closed, seen: Arc::clone(&seen) });
         seen
     }
 }
@@ -125,6 +129,7 @@ mod tests {
         risk: SpotRisk,
         marks: Unavailable,
         reservations: ReservationCounts,
+        shifted: BTreeSet<String>,
         catalogues: Catalogues,
     }
 
@@ -135,6 +140,7 @@ mod tests {
                 risk: SpotRisk::new(ScoreSettings::default()),
                 marks: Unavailable::default(),
                 reservations: ReservationCounts::default(),
+                shifted: BTreeSet::new(),
                 catalogues: Catalogues::default(),
             }
         }
@@ -142,7 +148,7 @@ mod tests {
         fn see(&mut self, class: &Ec2NodeClass, now_ms: i64) -> Arc<Catalogue> {
             let options = Options::of("c1");
             let (region, risk, marks, reservations) = (&self.region, &self.risk, &mut self.marks, &self.reservations);
-            let mut sources = Sources { region, risk, marks, reservations, options: &options };
+            let mut sources = Sources { region, risk, marks, reservations, shifted: &self.shifted, options: &options };
             self.catalogues.of(&mut sources, class, None, now_ms)
         }
     }
@@ -210,6 +216,22 @@ mod tests {
         assert_eq!(left(&mut world), [line("cr-1", 0), line("cr-2", 5), line("cr-3", 0)], "a launch is under way");
         world.reservations.give_back("uid");
         assert_eq!(left(&mut world), [line("cr-1", 1), line("cr-2", 5), line("cr-3", 0)], "it failed");
+    }
+
+    #[test]
+    fn c40_a_zone_that_is_shifted_away_from_has_nothing_available() {
+        let (mut world, class) = (World::new("us-east-1"), class("us-east-1a", "amd64"));
+        let available = |world: &mut World| {
+            let seen = world.see(&class, 0);
+            seen.instance_types.iter().flat_map(|found| &found.offerings).any(|offering| offering.available)
+        };
+        assert!(available(&mut world));
+        world.shifted.insert("az2".into());
+        assert!(available(&mut world), "another zone");
+        world.shifted.insert("az1".into());
+        assert!(!available(&mut world));
+        world.shifted.clear();
+        assert!(available(&mut world));
     }
 
     #[test]

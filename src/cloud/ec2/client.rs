@@ -62,6 +62,8 @@ pub struct Clients {
     pub iam: aws_sdk_iam::Client,
     /// The cluster, where EKS runs it.
     pub eks: aws_sdk_eks::Client,
+    /// Zones that the cluster is shifted away from.
+    pub arc: aws_sdk_arczonalshift::Client,
     /// Region of all of them but pricing.
     pub region: String,
     calls: Arc<Calls>,
@@ -117,6 +119,7 @@ impl Clients {
             pricing: aws_sdk_pricing::Client::from_conf(pricing.build()),
             iam: aws_sdk_iam::Client::new(&config),
             eks: aws_sdk_eks::Client::new(&config),
+            arc: aws_sdk_arczonalshift::Client::new(&config),
             region,
             calls,
         })

@@ -11,7 +11,7 @@
 //! - [`instances`], [`tagging`]: describing, listing, terminating, tagging.
 //! - [`region`]: what can be bought ([`types`], [`prices`], [`spot_prices`], [`placement_scores`], [`offerings`]), kept fresh by
 //!   [`refresh`].
-//! - [`queue`], [`messages`], [`status_checks`]: what EC2 tells of instances by itself.
+//! - [`queue`], [`messages`], [`status_checks`]: what EC2 tells of instances by itself. [`zonal_shift`]: zones to keep out of.
 //! - [`user_data`], [`kubelet`]: what instances are told at boot.
 
 pub mod aliases;
@@ -59,6 +59,7 @@ pub mod types;
 pub mod unavailable;
 pub mod user_data;
 pub mod validate;
+pub mod zonal_shift;
 
 #[cfg(test)]
 mod live_tests;
@@ -95,6 +96,8 @@ pub struct Options {
     pub vm_memory_overhead_ppm: i64,
     /// Whether capacity reservations are used (the feature gate ReservedCapacity).
     pub reserved_capacity: bool,
+    /// Whether zones that ARC shifts the cluster away from are left alone.
+    pub zonal_shift: bool,
 }
 
 impl Options {
@@ -113,6 +116,7 @@ impl Options {
             reserved_enis: 0,
             vm_memory_overhead_ppm: 75_000,
             reserved_capacity: true,
+            zonal_shift: false,
         }
     }
 }

@@ -184,6 +184,8 @@ impl Ec2 {
         );
         if let Ok(subnets) = &subnets {
             self.addresses().describe(subnets);
+            let zones = subnets.iter().filter_map(|subnet| Some((subnet.zone.as_str(), subnet.zone_id.as_deref()?)));
+            self.shifts().know_zones(zones);
         }
         match &placement {
             None => self.know_group(class, None),

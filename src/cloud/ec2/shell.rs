@@ -31,6 +31,7 @@ use super::subnets::Addresses;
 use super::templates::{self, Templates};
 use super::unavailable::Unavailable;
 use super::validate::Verdicts;
+use super::zonal_shift::{self, Shifts, zone_of};
 use super::{Options, launch, now_ms, prices, tagging};
 use crate::api::Ec2NodeClass;
 use crate::cloud::catalogue::embedded;
@@ -91,6 +92,9 @@ pub struct Ec2 {
     queue: Option<Queue>,
     addresses: Mutex<Addresses>,
     reservations: Mutex<ReservationCounts>,
+    shifts: Shifts,
+    /// What was last listed, for zones that EC2 is not to be asked about.
+    listed: Mutex<Vec<Instance>>,
     attempts: Mutex<Attempts>,
     catalogues: Mutex<Catalogues>,
     groups: Mutex<HashMap<String, Option<PlacementGroup>>>,
@@ -160,6 +164,8 @@ impl Ec2 {
             launches: Semaphore::new(LAUNCHES),
             addresses: Mutex::default(),
             reservations: Mutex::default(),
+            shifts: Shifts::default(),
+            listed: Mutex::default(),
             groups: Mutex::default(),
             recent: Mutex::default(),
             bought: Mutex::default(),
@@ -174,7 +180,12 @@ impl Ec2 {
         let fresh = refresh::keep_fresh(Arc::clone(&self.region), self.feeds());
         let (region, risk) = (Arc::clone(&self.region), Arc::clone(&self.risk));
         let scores = placement_scores::keep_scoring(region, risk, self.clients.ec2.clone());
-        futures::join!(fresh, scores, self.keep(client));
+        let shifts = async {
+            if self.options.zonal_shift {
+                zonal_shift::watch(&self.clients, &self.options.cluster_name, &self.shifts).await;
+            }
+        };
+        futures::join!(fresh, scores, shifts, self.keep(client));
     }
 
     async fn keep(&self, client: Client) {
@@ -214,6 +225,21 @@ impl Ec2 {
 
     pub(super) fn reservations(&self) -> MutexGuard<'_, ReservationCounts> {
         lock(&self.reservations)
+    }
+
+    pub(super) fn shifts(&self) -> &Shifts {
+        &self.shifts
+    }
+
+    /// Says no to what is in a zone that is shifted away from: EC2 is not called there.
+    fn not_shifted(&self, provider_id: &str) -> Result<(), CloudError> {
+        let away = |zone: &&str| self.shifts.is_away_from(zone, now_ms());
+        match zone_of(provider_id).filter(away) {
+            Some(zone) => {
+                Err(CloudError::Other(format!("zone {zone} is shifted away from, instances there are left alone")))
+            }
+            None => Ok(()),
+        }
     }
 
     pub(super) fn attempts(&self) -> MutexGuard<'_, Attempts> {
@@ -344,7 +370,8 @@ impl Cloud for Ec2 {
         let group = self.known_group(class);
         let mut marks = lock(&self.unavailable);
         let (region, risk, reservations) = (&self.region, &self.risk, &self.reservations());
-        let mut sources = Sources { region, risk, marks: &mut marks, reservations, options: &self.options };
+        let (marks, shifted) = (&mut *marks, &self.shifts.zone_ids(now_ms()));
+        let mut sources = Sources { region, risk, marks, reservations, shifted, options: &self.options };
         lock(&self.catalogues).of(&mut sources, class, group, now_ms())
     }
 
@@ -359,13 +386,22 @@ impl Cloud for Ec2 {
     fn describe<'a>(&'a self, provider_id: &'a str) -> BoxFuture<'a, Result<Option<Instance>, CloudError>> {
         async move {
             let id = known(provider_id)?;
+            if let Err(error) = self.not_shifted(provider_id) {
+                let cached = lock(&self.listed).iter().find(|instance| instance.id == id).cloned();
+                return cached.map(Some).ok_or(error);
+            }
             Ok(self.describe_id(id).await?.or_else(|| self.recent(id, now_ms())))
         }
         .boxed()
     }
 
     fn terminate<'a>(&'a self, provider_id: &'a str) -> BoxFuture<'a, Result<bool, CloudError>> {
-        async move { self.terminate_id(known(provider_id)?).await }.boxed()
+        async move {
+            let id = known(provider_id)?;
+            self.not_shifted(provider_id)?;
+            self.terminate_id(id).await
+        }
+        .boxed()
     }
 
     fn list(&self) -> BoxFuture<'_, Result<Vec<Instance>, CloudError>> {
@@ -377,6 +413,13 @@ impl Cloud for Ec2 {
             let unseen: Vec<Instance> =
                 unseen.filter(|instance| found.iter().all(|other| other.id != instance.id)).collect();
             found.extend(unseen);
+            let mut listed = lock(&self.listed);
+            let away = listed.iter().filter(|instance| self.shifts.is_away_from(&instance.zone, now));
+            let hidden: Vec<Instance> =
+                away.filter(|instance| found.iter().all(|other| other.id != instance.id)).cloned().collect();
+            found.extend(hidden);
+            listed.clone_from(&found);
+            drop(listed);
             let reserved =
                 found.iter().filter_map(|one| Some((one.id.as_str(), one.reservation.as_ref()?.id.as_str())));
             self.reservations().running(reserved);
@@ -426,6 +469,7 @@ impl Cloud for Ec2 {
     fn tag<'a>(&'a self, provider_id: &'a str, node: &'a str, claim: &'a str) -> BoxFuture<'a, Result<(), CloudError>> {
         async move {
             let id = known(provider_id)?;
+            self.not_shifted(provider_id)?;
             tagging::tag(&self.clients, id, node, claim, &self.options.cluster_name).await?;
             Ok(())
         }
@@ -441,6 +485,10 @@ impl Cloud for Ec2 {
             Ok(())
         }
         .boxed()
+    }
+
+    fn shifted_zones(&self) -> BTreeSet<String> {
+        self.shifts.zones(now_ms())
     }
 
     fn release_class<'a>(&'a self, class: &'a Ec2NodeClass) -> BoxFuture<'a, Result<(), CloudError>> {
