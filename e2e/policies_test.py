@@ -13,7 +13,7 @@ LONGEST_POLICY = 6144
 # Rights that no call of ours names: EC2 asks for them when an instance with a role is launched, and IAM when a profile is made with tags.
 IMPLIED = {"iam:PassRole", "iam:TagInstanceProfile"}
 # Operations as the SDK spells them, called on a client of a service: `ec2.describe_subnets()`. Kube's client and options have methods of their own.
-CALL = re.compile(r"\b(?:client|ec2|eks|iam|pricing|sqs|ssm|sts)\s*\.((?!as_|is_|apiserver_)[a-z]+_\w+)\(\)")
+CALL = re.compile(r"\b(?:client|arc|ec2|eks|iam|pricing|sqs|ssm|sts)\s*\.((?!as_|is_|apiserver_)[a-z]+_\w+)\(\)")
 
 
 def snake(action):
@@ -53,7 +53,7 @@ class Policies(unittest.TestCase):
 
     def test_terraform_allows_the_same(self):
         text = (ROOT / "docs" / "aws" / "main.tf").read_text().partition('resource "aws_sqs_queue" ')[0]
-        found = {action for given in re.findall(r"^ +Action += (\[.*?\]|\".*?\")$", text, re.M | re.S) for action in re.findall(r'"(\w+:\w+)"', given)}
+        found = {action for given in re.findall(r"^ +Action += (\[.*?\]|\".*?\")$", text, re.M | re.S) for action in re.findall(r'"([\w-]+:\w+)"', given)}
         self.assertEqual(sorted(found), sorted(actions(cloudformation())))
 
     def test_a_policy_is_no_longer_than_may_be(self):

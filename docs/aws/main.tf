@@ -155,6 +155,7 @@ resource "aws_iam_policy" "integration" {
         Sid = "ReadRegion"
         Effect = "Allow"
         Action = [
+          "ec2:DescribeCapacityReservations",
           "ec2:DescribeImages",
           "ec2:DescribeInstances",
           "ec2:DescribeInstanceStatus",
@@ -268,6 +269,17 @@ resource "aws_iam_policy" "integration" {
         Effect = "Allow"
         Action = "eks:DescribeCluster"
         Resource = "arn:${data.aws_partition.current.partition}:eks:${data.aws_region.current.region}:${data.aws_caller_identity.current.account_id}:cluster/${var.cluster_name}"
+      },
+      {
+        Sid = "ReadZonalShifts"
+        Effect = "Allow"
+        Action = "arc-zonal-shift:GetManagedResource"
+        Resource = "*"
+        Condition = {
+          StringEquals = {
+            "arc-zonal-shift:ResourceIdentifier" = "arn:${data.aws_partition.current.partition}:eks:${data.aws_region.current.region}:${data.aws_caller_identity.current.account_id}:cluster/${var.cluster_name}"
+          }
+        }
       },
       {
         Sid = "ReceiveInterruptions"

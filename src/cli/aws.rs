@@ -38,7 +38,7 @@ pub struct AwsArgs {
     /// EC2: don't try launches dry before a node class is Ready.
     #[arg(long, env = "DISABLE_DRY_RUN", default_value_t = false, action = ArgAction::Set)]
     pub disable_dry_run: bool,
-    /// EC2: keep out of zones that ARC shifts away from. Not part of this version.
+    /// EC2: keep out of zones that ARC shifts the EKS cluster away from.
     #[arg(long, env = "ENABLE_ZONAL_SHIFT", default_value_t = false, action = ArgAction::Set)]
     pub enable_zonal_shift: bool,
     /// EC2: how old the list of images may get, 1m or more.
@@ -50,6 +50,9 @@ pub struct AwsArgs {
     /// EC2: feature gates, as NodeClassCEL=false; unknown ones are ignored.
     #[arg(long, env = "AWS_FEATURE_GATES", default_value = "NodeClassCEL=false")]
     pub aws_feature_gates: String,
+    /// EC2: Karpenter's feature gates, as ReservedCapacity=false; others are ignored.
+    #[arg(long, env = "FEATURE_GATES", default_value = "ReservedCapacity=true")]
+    pub feature_gates: String,
 }
 
 /// A share of a whole, millionths.
@@ -64,9 +67,6 @@ impl AwsArgs {
     pub fn options(&self, cluster_name: &str) -> anyhow::Result<Options> {
         if cluster_name.is_empty() {
             bail!("--cloud ec2 needs the name of the cluster: set --cluster-name or CLUSTER_NAME");
-        }
-        if self.enable_zonal_shift {
-            bail!("ENABLE_ZONAL_SHIFT is not part of this version: leave it false");
         }
         if self.aws_feature_gates.split(',').any(|gate| gate.trim() == "NodeClassCEL=true") {
             bail!("the feature gate NodeClassCEL is not part of this version: leave it false");
@@ -83,6 +83,8 @@ impl AwsArgs {
             refresh: self.ami_refresh_interval.min(self.subnet_refresh_interval),
             reserved_enis: self.reserved_enis,
             vm_memory_overhead_ppm: self.vm_memory_overhead_percent.0,
+            reserved_capacity: !self.feature_gates.split(',').any(|gate| gate.trim() == "ReservedCapacity=false"),
+            zonal_shift: self.enable_zonal_shift,
             ..Options::of(cluster_name)
         })
     }
@@ -141,6 +143,11 @@ mod tests {
         assert_eq!((options.vm_memory_overhead_ppm, options.reserved_enis, options.dry_run), (75_000, 0, true));
         assert_eq!((options.cluster_endpoint, options.interruption_queue), (None, None));
         assert_eq!(options.refresh, Duration::from_mins(1));
+        assert!(options.reserved_capacity && !options.zonal_shift);
+        assert!(parse(&["--enable-zonal-shift", "true"]).unwrap().options("c1").unwrap().zonal_shift);
+        let shut =
+            parse(&["--feature-gates", "NodeRepair=true,ReservedCapacity=false"]).unwrap().options("c1").unwrap();
+        assert!(!shut.reserved_capacity);
     }
 
     #[test]
@@ -157,9 +164,7 @@ mod tests {
             let error = parse(&args).unwrap_err();
             assert!(error.contains(wanted), "{wanted} is not in: {error}");
         }
-        for args in [["--enable-zonal-shift", "true"], ["--aws-feature-gates", "Other=true,NodeClassCEL=true"]] {
-            assert!(parse(&args).unwrap().options("c1").is_err());
-        }
+        assert!(parse(&["--aws-feature-gates", "Other=true,NodeClassCEL=true"]).unwrap().options("c1").is_err());
         assert!(parse(&["--aws-feature-gates", "Unheard=true"]).unwrap().options("c1").is_ok());
     }
 }

@@ -22,7 +22,7 @@ use crate::controllers::context::{Placement, Settings};
 use crate::controllers::leader::Candidate;
 use crate::controllers::{
     Context, disruption, drift, expiration, garbage, interruption, lifecycle, node_class, node_pool, placement,
-    provisioner, status_checks, tagging, view,
+    provisioner, reservations, status_checks, tagging, view, zonal_shift,
 };
 use crate::server::{AppState, Server, ServerConfig, system_now_ms};
 use crate::telemetry::Metrics;
@@ -384,6 +384,8 @@ fn lead(
         if ctx.cloud.instance_ca().is_some() {
             loops.spawn(tagging::run(Arc::clone(&ctx)));
             loops.spawn(garbage::profiles(Arc::clone(&ctx)));
+            loops.spawn(reservations::run(Arc::clone(&ctx)));
+            loops.spawn(zonal_shift::run(Arc::clone(&ctx)));
         }
         loops.spawn(node_class::run(Arc::clone(&ctx)));
         loops.spawn(node_pool::run(Arc::clone(&ctx)));

@@ -9,6 +9,7 @@ use futures::future::BoxFuture;
 
 use crate::api::{Ec2NodeClass, Ec2NodeClassStatus, NodeClaim};
 use crate::scheduling::offering::{CapacityType, Catalogue};
+pub use reservation::ReservedIn;
 
 pub mod ami_family;
 pub mod catalogue;
@@ -17,6 +18,7 @@ pub mod ec2;
 pub mod health;
 pub mod kubelet;
 pub mod launch_group;
+pub mod reservation;
 pub mod simulated;
 
 /// An offering a launch may take: instance type, zone, capacity type.
@@ -81,6 +83,10 @@ pub struct Instance {
     pub zone: String,
     /// Capacity type.
     pub capacity_type: CapacityType,
+    /// Capacity reservation that it was launched into.
+    pub reservation: Option<ReservedIn>,
+    /// Partition of its placement group; `None` where it has none or that is not known yet.
+    pub partition: Option<i32>,
     /// Image id.
     pub image_id: String,
     /// Milliseconds since the epoch.
@@ -200,6 +206,8 @@ pub enum Verdict {
     True,
     /// It doesn't: reason and message.
     False(&'static str, String),
+    /// It holds, but without something that the class asks for: reason and message, told in an event.
+    Degraded(&'static str, String),
     /// It can't be told yet: reason and message.
     Unknown(&'static str, String),
     /// An API failed: what was known before stands. The message says what failed.
@@ -286,6 +294,10 @@ pub trait Cloud: Send + Sync {
     /// Deletes the instance profiles that were made for classes and that none of `used` is any more.
     fn delete_unused_profiles<'a>(&'a self, _used: &'a BTreeSet<String>) -> BoxFuture<'a, Result<(), CloudError>> {
         async { Ok(()) }.boxed()
+    }
+    /// Names of zones that are shifted away from: nothing is launched there, and what runs there is left alone.
+    fn shifted_zones(&self) -> BTreeSet<String> {
+        BTreeSet::new()
     }
     /// Deletes what was made for a node class that no NodeClaim uses any more.
     fn release_class<'a>(&'a self, _class: &'a Ec2NodeClass) -> BoxFuture<'a, Result<(), CloudError>> {

@@ -298,6 +298,8 @@ fn in_flight(state: &State, types: &Types, holds: &Holds, claim: &NodeClaim) -> 
         node_labels.entry(labels::ZONE.into()).or_insert(zone);
         node_labels.entry(labels::CAPACITY_TYPE.into()).or_insert_with(|| capacity_type.as_str().into());
     }
+    // A partition that EC2 is yet to tell is none.
+    node_labels.retain(|key, value| *key != *labels::PLACEMENT_GROUP_PARTITION || !value.is_empty());
     node_labels.entry(labels::HOSTNAME.into()).or_insert_with(|| name.clone());
     let mut out = NodeState {
         name: Arc::from(name.as_str()),

@@ -16,6 +16,8 @@ fn instance(id: &str, token: &str, launched_at_ms: i64) -> Instance {
         instance_type: "m5.large".into(),
         zone: "z".into(),
         capacity_type: CapacityType::OnDemand,
+        reservation: None,
+        partition: None,
         image_id: "ami-1".into(),
         launched_at_ms,
         state: InstanceState::Running,

@@ -14,7 +14,7 @@ use super::provisioner::claim_event;
 use crate::api::conditions::{Conditions, LAUNCHED, NODE_CLAIM_DEPENDENTS};
 use crate::api::{Ec2NodeClass, NodeClaim, hash, labels};
 use crate::cloud::launch_group::{self, LaunchGroup};
-use crate::cloud::{Instance, LaunchDetails, LaunchError, LaunchRequest, Launched, Override};
+use crate::cloud::{Instance, LaunchDetails, LaunchError, LaunchRequest, Launched, Override, ReservedIn};
 use crate::cluster::now_ms;
 use crate::scheduling::offering::{Catalogue, InstanceType, MicroUsd, OFFERING_LABELS, Offering};
 use crate::scheduling::requirement::Requirements;
@@ -165,6 +165,47 @@ fn offered(requirements: &Requirements, offering: &Offering) -> bool {
     OFFERING_LABELS.iter().all(|key| requirements.get(key).is_none_or(|set| set.accepts(offering.label(key))))
 }
 
+/// Labels that an instance gives its claim: its type's, and those of the offering that it was launched as.
+fn instance_labels(found: Option<&Arc<InstanceType>>, instance: &Instance) -> BTreeMap<String, String> {
+    let mut own: BTreeMap<String, String> = found.map(|found| found.labels.clone()).unwrap_or_default();
+    own.insert(labels::INSTANCE_TYPE.into(), instance.instance_type.clone());
+    own.insert(labels::ZONE.into(), instance.zone.clone());
+    own.insert(labels::CAPACITY_TYPE.into(), instance.capacity_type.as_str().into());
+    let offerings = found.iter().flat_map(|found| &found.offerings);
+    let zone_id = offerings.filter(|other| *other.zone == instance.zone).find_map(|other| other.label(labels::ZONE_ID));
+    own.extend(zone_id.map(|id| (labels::ZONE_ID.to_owned(), id.to_owned())));
+    own.extend(instance.reservation.iter().flat_map(ReservedIn::labels));
+    own.extend(partition(found, instance));
+    own
+}
+
+/// The label of an instance's partition, where its placement group has some; empty while EC2 hasn't told which.
+fn partition(found: Option<&Arc<InstanceType>>, instance: &Instance) -> Option<(String, String)> {
+    let key = labels::PLACEMENT_GROUP_PARTITION;
+    let has_some = found?.offerings.iter().any(|offering| offering.label(key).is_some());
+    let value = instance.partition.map(|partition| partition.to_string()).unwrap_or_default();
+    has_some.then(|| (key.to_owned(), value))
+}
+
+/// Whether a claim's instance is in a partition that nobody knows yet.
+pub fn lacks_partition(claim: &NodeClaim) -> bool {
+    claim.labels().get(labels::PLACEMENT_GROUP_PARTITION).is_some_and(String::is_empty)
+}
+
+/// Asks in which partition a claim's instance is and writes it down. Returns false where EC2 doesn't know yet.
+///
+/// # Errors
+/// [`Failure`].
+pub async fn learn_partition(ctx: &Context, claim: &NodeClaim) -> Result<bool, Failure> {
+    let Some(id) = claim.status.as_ref().and_then(|status| status.provider_id.as_deref()) else { return Ok(false) };
+    let told = ctx.cloud.describe(id).await;
+    let told = told.map_err(|error| Failure::Later(format!("looking for its partition: {error}")))?;
+    let Some(partition) = told.and_then(|instance| instance.partition) else { return Ok(false) };
+    let labels = json!({(labels::PLACEMENT_GROUP_PARTITION): partition.to_string()});
+    ctx.patch_claim(&claim.name_any(), &json!({"metadata": {"labels": labels}})).await?;
+    Ok(true)
+}
+
 /// What an instance costs.
 fn price(found: Option<&Arc<InstanceType>>, instance: &Instance) -> MicroUsd {
     let offering = found.and_then(|found| {
@@ -209,13 +250,7 @@ async fn record(
     let instance = &launched.instance;
     let found: Option<&Arc<InstanceType>> =
         catalogue.instance_types.iter().find(|found| *found.name == instance.instance_type);
-    let mut own: BTreeMap<String, String> = found.map(|found| found.labels.clone()).unwrap_or_default();
-    own.insert(labels::INSTANCE_TYPE.into(), instance.instance_type.clone());
-    own.insert(labels::ZONE.into(), instance.zone.clone());
-    own.insert(labels::CAPACITY_TYPE.into(), instance.capacity_type.as_str().into());
-    let offerings = found.iter().flat_map(|found| &found.offerings);
-    let zone_id = offerings.filter(|other| *other.zone == instance.zone).find_map(|other| other.label(labels::ZONE_ID));
-    own.extend(zone_id.map(|id| (labels::ZONE_ID.to_owned(), id.to_owned())));
+    let mut own = instance_labels(found, instance);
     // What the user put on the claim wins (core reference 5.2).
     own.extend(single_values(claim));
     let mut metadata = json!({ "labels": own });
@@ -249,4 +284,93 @@ async fn record(
     let note = format!("{} in {} as {}", instance.instance_type, instance.zone, instance.capacity_type);
     claim_event(ctx, claim, false, "Launched", &note).await;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cloud::InstanceState;
+    use crate::cloud::reservation::ReservationKind;
+    use crate::scheduling::offering::CapacityType;
+    use crate::scheduling::resources::Resources;
+
+    fn found(partitions: &[&str]) -> Arc<InstanceType> {
+        let offering = |partition: &&str| Offering {
+            zone: "z".into(),
+            capacity_type: CapacityType::OnDemand,
+            price: MicroUsd(1),
+            available: true,
+            left: None,
+            labels: Arc::new([(labels::PLACEMENT_GROUP_PARTITION.to_owned(), (*partition).to_owned())].into()),
+            risk_permille: 0,
+        };
+        Arc::new(InstanceType {
+            name: "m5.large".into(),
+            labels: BTreeMap::new(),
+            capacity: Resources::default(),
+            allocatable: Resources::default(),
+            volume_limits: BTreeMap::new(),
+            offerings: partitions.iter().map(offering).collect(),
+        })
+    }
+
+    fn instance(partition: Option<i32>) -> Instance {
+        Instance {
+            id: "i-1".into(),
+            provider_id: "aws:///z/i-1".into(),
+            client_token: String::new(),
+            node_claim: String::new(),
+            instance_type: "m5.large".into(),
+            zone: "z".into(),
+            capacity_type: CapacityType::OnDemand,
+            reservation: None,
+            partition,
+            image_id: "ami-1".into(),
+            launched_at_ms: 0,
+            state: InstanceState::Pending,
+        }
+    }
+
+    #[test]
+    fn only_what_was_launched_into_a_reservation_has_its_labels() {
+        let reservation = ReservedIn { id: "cr-1".into(), kind: ReservationKind::CapacityBlock };
+        let reserved =
+            Instance { capacity_type: CapacityType::Reserved, reservation: Some(reservation), ..instance(None) };
+        let lines = |instance: &Instance| {
+            let found = instance_labels(Some(&found(&[])), instance);
+            found.into_iter().map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>().join("\n")
+        };
+        insta::assert_snapshot!(lines(&reserved), @r"
+        karpenter.k8s.aws/capacity-reservation-id=cr-1
+        karpenter.k8s.aws/capacity-reservation-interruptible=false
+        karpenter.k8s.aws/capacity-reservation-type=capacity-block
+        karpenter.sh/capacity-type=reserved
+        node.kubernetes.io/instance-type=m5.large
+        topology.kubernetes.io/zone=z
+        ");
+        insta::assert_snapshot!(lines(&instance(None)), @r"
+        karpenter.sh/capacity-type=on-demand
+        node.kubernetes.io/instance-type=m5.large
+        topology.kubernetes.io/zone=z
+        ");
+    }
+
+    #[test]
+    fn a_partition_that_is_yet_to_be_told_is_an_empty_label_and_none_is_none() {
+        let label =
+            |partitions: &[&str], told| partition(Some(&found(partitions)), &instance(told)).map(|(_, value)| value);
+        assert_eq!(label(&["1", "2"], Some(2)).as_deref(), Some("2"));
+        assert_eq!(label(&["1", "2"], None).as_deref(), Some(""));
+        assert_eq!(label(&[], None), None, "no partitions");
+        let claim = |value: Option<&str>| -> NodeClaim {
+            let own: BTreeMap<&str, &str> =
+                value.iter().map(|value| (labels::PLACEMENT_GROUP_PARTITION, *value)).collect();
+            serde_json::from_value(json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim",
+                "metadata": {"name": "c", "labels": own},
+                "spec": {"requirements": [], "nodeClassRef": {"group": "g", "kind": "k", "name": "n"}}}))
+            .unwrap()
+        };
+        assert!(lacks_partition(&claim(Some(""))));
+        assert!(!lacks_partition(&claim(Some("2"))) && !lacks_partition(&claim(None)));
+    }
 }

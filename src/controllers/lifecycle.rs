@@ -33,6 +33,8 @@ const TICK: Duration = Duration::from_millis(500);
 const BACKOFF_MS: (i64, i64) = (250, 10_000);
 /// Wait between two looks at something under way (a drain, an instance going down), milliseconds.
 const POLL_MS: i64 = 500;
+/// Wait between two questions after the partition of an instance, milliseconds.
+const PARTITION_POLL_MS: i64 = 1_000;
 /// Steps under way at the same time, launches aside: however long EC2 keeps those waiting, nodes go on coming up and going.
 const CONCURRENCY: usize = 100;
 /// Launches under way at the same time: those of a group share a call.
@@ -270,6 +272,15 @@ async fn take(ctx: &Arc<Context>, name: &str, step: &Step) -> Result<Option<i64>
         (Step::GiveUp(reason), _) => {
             give_up(ctx, name, reason, "it did not come up in time").await;
             return Ok(Some(POLL_MS));
+        }
+        // Spread over partitions must not be judged by a label that is yet to come.
+        (Step::Sync, Some(_)) if launch::lacks_partition(&claim) => {
+            if now_ms() - created_ms(&claim.metadata) > REGISTRATION_TIMEOUT_MS {
+                let why = "EC2 does not say in which partition its instance is".to_owned();
+                return Err(Failure::Hopeless("registration_timeout", why));
+            }
+            let learnt = launch::learn_partition(ctx, &claim).await?;
+            return Ok((!learnt).then_some(PARTITION_POLL_MS));
         }
         (Step::Sync, Some(node)) => {
             ctx.patch_node(&node.name_any(), &sync_patch(&claim, node)).await?;

@@ -19,9 +19,11 @@ pub mod node_pool;
 pub mod placement;
 pub mod provisioner;
 pub mod replacement;
+pub mod reservations;
 pub mod simulation;
 pub mod status_checks;
 pub mod tagging;
 pub mod view;
+pub mod zonal_shift;
 
 pub use context::Context;

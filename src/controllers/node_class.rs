@@ -104,6 +104,10 @@ async fn reconcile(ctx: &Context, class: &Arc<Ec2NodeClass>) -> Result<Duration,
             let note = format!("{kind} could not be judged, what was known stands: {error}");
             ctx.event(reference(&**class), true, "NotJudged", &note).await;
         }
+        if let Verdict::Degraded(reason, message) = verdict {
+            tracing::warn!(class = class.name_any(), condition = kind, reason, message, "degraded");
+            ctx.event(reference(&**class), true, reason, message).await;
+        }
     }
     let before = class.status.clone().unwrap_or_default();
     let after = status(class, &resolution, &Time(Timestamp::now()));
@@ -142,7 +146,7 @@ fn status(class: &Ec2NodeClass, resolution: &Resolution, now: &Time) -> Ec2NodeC
     let mut judged = Conditions::open(&mut list, EC2_NODE_CLASS_DEPENDENTS, generation, created, now);
     for (kind, verdict) in &resolution.verdicts {
         match verdict {
-            Verdict::True => judged.set_true(kind),
+            Verdict::True | Verdict::Degraded(..) => judged.set_true(kind),
             Verdict::False(reason, message) => judged.set_false(kind, reason, message),
             Verdict::Unknown(reason, message) => judged.set_unknown(kind, reason, message),
             Verdict::Unjudged(_) => false,
@@ -310,6 +314,8 @@ mod tests {
         assert_eq!(ready(&bad), "False");
         assert_eq!(newly_false(&good, &bad), [("AMINotFound".to_owned(), "AMIsReady: none".to_owned())]);
         assert!(newly_false(&bad, &bad).is_empty());
+        let degraded = resolution(Verdict::Degraded("Unreadable", "refused".into()), None);
+        assert_eq!(status(&fresh, &degraded, &at(1)), good);
         let unjudged = resolution(Verdict::Unjudged("throttled".into()), None);
         assert_eq!(status(&known, &unjudged, &at(3)), good);
         assert_eq!(ready(&status(&fresh, &unjudged, &at(3))), "Unknown");

@@ -10,7 +10,7 @@ use super::plan::{Choice, PlannedNode};
 use super::problem::MinValuesPolicy;
 use super::resources::Resources;
 use super::universe::{Universe, fits};
-use crate::api::Requirement;
+use crate::api::{Requirement, labels};
 
 /// Most instance types among a node's choices (Karpenter AWS reference 5.2).
 pub(super) const MAX_TYPES: usize = 60;
@@ -138,7 +138,7 @@ impl Packer<'_, '_, '_> {
     /// The planned nodes, in a stable order.
     pub fn planned(&mut self, pods_of: &mut dyn FnMut(usize, usize) -> Vec<usize>) -> Vec<PlannedNode> {
         let bought = std::mem::take(&mut self.bought);
-        let mut shared: HashMap<Vec<usize>, (Arc<[Choice]>, Resources)> = HashMap::new();
+        let mut shared: HashMap<Vec<usize>, (Arc<[Choice]>, Resources, Vec<Requirement>)> = HashMap::new();
         // Nodes of one column with one load, for pods of the same places, have the same choices.
         let mut known: HashMap<(usize, Vec<i64>, Vec<usize>), Vec<usize>> = HashMap::new();
         let mut nodes: Vec<PlannedNode> = Vec::with_capacity(bought.len());
@@ -163,9 +163,10 @@ impl Packer<'_, '_, '_> {
                 for column in &columns {
                     most.raise_to(&self.universe.instance_type(*column).capacity);
                 }
-                shared.insert(columns.clone(), (columns.iter().map(|c| self.choice(*c)).collect(), most));
+                let choices = columns.iter().map(|c| self.choice(*c)).collect();
+                shared.insert(columns.clone(), (choices, most, narrowed(self.universe, &columns)));
             }
-            let (choices, most) = &shared[&columns];
+            let (choices, most, narrowed) = &shared[&columns];
             // Whatever of the choices is launched, limits hold: the largest of them is what is spent.
             if limited {
                 let mut extra = most.clone();
@@ -183,7 +184,7 @@ impl Packer<'_, '_, '_> {
                 choices: Arc::clone(choices),
                 pods,
                 requests: self.universe.dims.sparse(&requests),
-                requirements: pins(self.universe, node.column),
+                requirements: pins(self.universe, node.column).into_iter().chain(narrowed.iter().cloned()).collect(),
             });
         }
         nodes
@@ -258,6 +259,29 @@ impl Packer<'_, '_, '_> {
         allowed.retain(|column| keep.contains(&type_of(*column)));
         allowed
     }
+}
+
+/// Labels of offerings, beside zone and capacity type, that a launch chooses by.
+const CHOSEN_AT_LAUNCH: [&str; 2] = [labels::PLACEMENT_GROUP_PARTITION, labels::CAPACITY_RESERVATION_ID];
+
+/// What the choices of a node demand of an offering's own labels: the values that they all have one of, where the same types
+/// also come with others.
+fn narrowed(universe: &Universe<'_>, columns: &[usize]) -> Vec<Requirement> {
+    let demand = |key: &&'static str| {
+        let value = |column: usize| universe.columns[column].labels.get(*key).map(String::as_str);
+        let chosen: Option<BTreeSet<&str>> = columns.iter().map(|column| value(*column)).collect();
+        let chosen = chosen?;
+        let shapes: BTreeSet<usize> = columns.iter().map(|column| universe.columns[*column].shape).collect();
+        let mut offered = shapes.iter().flat_map(|shape| universe.shapes[*shape].first..universe.shapes[*shape].end);
+        let narrower = offered.any(|column| value(column).is_none_or(|value| !chosen.contains(value)));
+        narrower.then(|| Requirement {
+            key: (*key).to_owned(),
+            operator: "In".to_owned(),
+            values: chosen.into_iter().map(str::to_owned).collect(),
+            min_values: None,
+        })
+    };
+    CHOSEN_AT_LAUNCH.iter().filter_map(demand).collect()
 }
 
 /// The labels that the pods of a node pinned.

@@ -11,45 +11,52 @@ use super::offering::InstanceType;
 use super::pack::{Bought, Packer};
 use super::stock::{Bin, float, worth};
 use super::universe::Universe;
+use crate::api::labels;
 
-/// What is left of each reservation. NodePools that may use the same one share it.
+/// What is left of each reservation. NodePools that may use the same one share it, and so do partitions.
 pub(super) struct Reserved {
-    left: BTreeMap<(Arc<str>, Arc<str>), i64>,
-    columns: Vec<usize>,
+    /// Where counts of one reservation differ, the lowest.
+    left: Vec<i64>,
+    /// Columns, and which reservation of `left` each is of.
+    columns: Vec<(usize, usize)>,
 }
 
 impl Reserved {
     pub fn new(universe: &Universe<'_>) -> Self {
-        let mut out = Self { left: BTreeMap::new(), columns: Vec::new() };
+        let mut out = Self { left: Vec::new(), columns: Vec::new() };
+        let mut known: BTreeMap<(&str, &str, Option<&str>), usize> = BTreeMap::new();
         for (at, column) in universe.columns.iter().enumerate() {
-            if let Some(count) = column.left {
-                out.left.insert(key(universe, at), count);
-                out.columns.push(at);
-            }
+            let Some(count) = column.left else { continue };
+            let id = column.labels.get(labels::CAPACITY_RESERVATION_ID).map(String::as_str);
+            let reservation =
+                *known.entry((&*universe.instance_type(at).name, &*column.zone, id)).or_insert_with(|| {
+                    out.left.push(count);
+                    out.left.len() - 1
+                });
+            out.left[reservation] = out.left[reservation].min(count);
+            out.columns.push((at, reservation));
         }
         out
     }
 }
 
-fn key(universe: &Universe<'_>, column: usize) -> (Arc<str>, Arc<str>) {
-    (Arc::clone(&universe.instance_type(column).name), Arc::clone(&universe.columns[column].zone))
-}
-
 impl Packer<'_, '_, '_> {
     /// Fills reservations of a tier, those that what is left fills best first.
     pub fn use_reserved(&mut self, reserved: &mut Reserved, tier: &Bits, active: &dyn Fn(usize) -> bool) {
-        let columns: Vec<usize> = reserved.columns.iter().copied().filter(|column| tier.contains(*column)).collect();
+        let columns: Vec<(usize, usize)> =
+            reserved.columns.iter().copied().filter(|(column, _)| tier.contains(*column)).collect();
         if columns.is_empty() {
             return;
         }
         let allowed: Vec<Option<Bits>> =
             (0..self.stock.places.len()).map(|place| active(place).then(|| self.reservable(place))).collect();
         while !self.stock.is_empty() {
-            let mut best: Option<(f64, Bought)> = None;
-            for column in columns.iter().copied() {
+            let mut best: Option<(f64, usize, Bought)> = None;
+            for (column, reservation) in columns.iter().copied() {
                 let instance_type = Arc::clone(self.universe.instance_type(column));
-                let left = reserved.left.get(&key(self.universe, column)).copied().unwrap_or(0);
-                if left <= 0 || !self.budgets[self.universe.pool(column)].allows(&instance_type.capacity) {
+                if reserved.left[reservation] <= 0
+                    || !self.budgets[self.universe.pool(column)].allows(&instance_type.capacity)
+                {
                     continue;
                 }
                 let buckets =
@@ -66,20 +73,19 @@ impl Packer<'_, '_, '_> {
                 let load: f64 =
                     content.iter().map(|(item, n)| worth(self.stock.need(*item), &self.reference) * float(*n)).sum();
                 let share = load / worth(self.universe.room(column), &self.reference).max(1.0);
-                if best.as_ref().is_none_or(|(have, _)| share > *have) {
-                    best = Some((share, Bought { column, content }));
+                if best.as_ref().is_none_or(|(have, ..)| share > *have) {
+                    best = Some((share, reservation, Bought { column, content }));
                 }
             }
-            let Some((_, bought)) = best else { return };
-            self.buy_reserved(reserved, bought);
+            let Some((_, reservation, bought)) = best else { return };
+            self.buy_reserved(&mut reserved.left[reservation], bought);
         }
     }
 
     /// Buys a reserved node, and as many like it as the same pods fill.
-    fn buy_reserved(&mut self, reserved: &mut Reserved, bought: Bought) {
+    fn buy_reserved(&mut self, left: &mut i64, bought: Bought) {
         let instance_type: Arc<InstanceType> = Arc::clone(self.universe.instance_type(bought.column));
         let pool = self.universe.pool(bought.column);
-        let Some(left) = reserved.left.get_mut(&key(self.universe, bought.column)) else { return };
         let most = bought.content.iter().map(|(item, count)| self.stock.items[*item].left / count).min().unwrap_or(0);
         let most = most.min(usize::try_from(*left).unwrap_or(0));
         let copies = self.budgets[pool].copies(&instance_type.capacity, most).max(1);

@@ -99,6 +99,8 @@ mod tests {
             instance_type: "m5.large".into(),
             zone: "z".into(),
             capacity_type: CapacityType::OnDemand,
+            reservation: None,
+            partition: None,
             image_id: "ami-1".into(),
             launched_at_ms: 0,
             state: InstanceState::Pending,

@@ -1,5 +1,5 @@
-//! What a node class may buy: the region's catalogue, less the types that boot none of its images and the zones without
-//! addresses. Kept until something it is drawn from changes.
+//! What a node class may buy: the region's catalogue, less the types that boot none of its images the zones without
+//! addresses, and those that are shifted away from. Kept until something it is drawn from changes.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -11,10 +11,11 @@ use super::class_view::{ClassView, PlacementGroup};
 use super::images::image_of;
 use super::offerings::Market;
 use super::region::Region;
+use super::reservation_counts::ReservationCounts;
 use super::spot_risk::SpotRisk;
 use super::unavailable::Unavailable;
 use crate::api::Ec2NodeClass;
-use crate::api::node_class::AmiStatus;
+use crate::api::node_class::{AmiStatus, SubnetStatus};
 use crate::cloud::Override;
 use crate::scheduling::offering::{Catalogue, InstanceType};
 
@@ -22,7 +23,7 @@ use crate::scheduling::offering::{Catalogue, InstanceType};
 struct Kept {
     whole: Arc<Catalogue>,
     images: Vec<AmiStatus>,
-    exhausted: BTreeSet<String>,
+    closed: BTreeSet<String>,
     seen: Arc<Catalogue>,
 }
 
@@ -34,6 +35,10 @@ pub struct Sources<'a> {
     pub risk: &'a SpotRisk,
     /// What had no capacity.
     pub marks: &'a mut Unavailable,
+    /// What is left of capacity reservations.
+    pub reservations: &'a ReservationCounts,
+    /// Ids of zones that are shifted away from.
+    pub shifted: &'a BTreeSet<String>,
     /// Settings.
     pub options: &'a Options,
 }
@@ -56,24 +61,28 @@ impl Catalogues {
         let group_id = group.as_ref().map(|group| group.id.clone());
         let changes = sources.marks.prune(now_ms);
         let risk = sources.risk.at(now_ms);
-        let (marks, options) = (&*sources.marks, sources.options);
+        let (marks, reservations, options) = (&*sources.marks, sources.reservations, sources.options);
         let market = Market {
-            stamp: [changes, 0, risk.stamp],
-            unavailable: &|offering: &Override| marks.covers(offering, group_id.as_deref(), now_ms),
-            left: &|_| 0,
+            stamp: [changes, reservations.changes(), risk.stamp],
+            unavailable: &|offering: &Override, partition| {
+                marks.covers_in(offering, group_id.as_deref(), partition, now_ms)
+            },
+            left: &|id| reservations.left(id),
             risk_permille: &|instance_type, zone| risk.permille(instance_type, zone),
         };
-        let mut view = ClassView::of(class, group, false);
+        let mut view = ClassView::of(class, group, options.reserved_capacity);
         view.settings.reserved_enis = options.reserved_enis;
         view.settings.vm_memory_overhead_ppm = options.vm_memory_overhead_ppm;
         let whole = sources.region.catalogue(&view, &market);
         let status = class.status.clone().unwrap_or_default();
-        let exhausted = marks.exhausted_zones(&status.subnets, now_ms);
+        let mut closed = marks.exhausted_zones(&status.subnets, now_ms);
+        let away = |subnet: &&SubnetStatus| subnet.zone_id.as_ref().is_some_and(|id| sources.shifted.contains(id));
+        closed.extend(status.subnets.iter().filter(away).map(|subnet| subnet.zone.clone()));
         let name = class.name_any();
         if let Some(kept) = self.kept.get(&name)
             && Arc::ptr_eq(&kept.whole, &whole)
             && kept.images == status.amis
-            && kept.exhausted == exhausted
+            && kept.closed == closed
         {
             return Arc::clone(&kept.seen);
         }
@@ -83,10 +92,10 @@ impl Catalogues {
                 .instance_types
                 .iter()
                 .filter(|found| image_of(&status.amis, &found.labels).is_some())
-                .map(|found| without(found, &exhausted))
+                .map(|found| without(found, &closed))
                 .collect(),
         });
-        self.kept.insert(name, Kept { whole, images: status.amis, exhausted, seen: Arc::clone(&seen) });
+        self.kept.insert(name, Kept { whole, images: status.amis, closed, seen: Arc::clone(&seen) });
         seen
     }
 }
@@ -108,16 +117,19 @@ mod tests {
     use super::super::aliases::one_of;
     use super::super::placement_scores::ScoreSettings;
     use super::super::region::RegionSnapshot;
+    use super::super::reservations::tests::reservation;
     use super::super::unavailable::Subject;
     use super::*;
     use crate::api::labels;
     use crate::cloud::catalogue::embedded;
-    use crate::scheduling::offering::CapacityType;
+    use crate::scheduling::offering::{CapacityType, Offering};
 
     struct World {
         region: Region,
         risk: SpotRisk,
         marks: Unavailable,
+        reservations: ReservationCounts,
+        shifted: BTreeSet<String>,
         catalogues: Catalogues,
     }
 
@@ -127,14 +139,16 @@ mod tests {
                 region: Region::new(RegionSnapshot::stand_in(region, embedded(), 0)),
                 risk: SpotRisk::new(ScoreSettings::default()),
                 marks: Unavailable::default(),
+                reservations: ReservationCounts::default(),
+                shifted: BTreeSet::new(),
                 catalogues: Catalogues::default(),
             }
         }
 
         fn see(&mut self, class: &Ec2NodeClass, now_ms: i64) -> Arc<Catalogue> {
             let options = Options::of("c1");
-            let mut sources =
-                Sources { region: &self.region, risk: &self.risk, marks: &mut self.marks, options: &options };
+            let (region, risk, marks, reservations) = (&self.region, &self.risk, &mut self.marks, &self.reservations);
+            let mut sources = Sources { region, risk, marks, reservations, shifted: &self.shifted, options: &options };
             self.catalogues.of(&mut sources, class, None, now_ms)
         }
     }
@@ -177,6 +191,47 @@ mod tests {
             assert_eq!(Arc::ptr_eq(before, after), &*before.name != "m5.xlarge", "{}", before.name);
         }
         assert_eq!(*world.see(&class, 200_000), *first, "available again");
+    }
+
+    #[test]
+    fn reservations_of_one_type_and_zone_are_counted_apart_and_their_counts_are_those_of_now() {
+        let (mut world, mut class) = (World::new("us-east-1"), class("us-east-1a", "amd64"));
+        let list = ["cr-1", "cr-2", "cr-3"].map(|id| reservation(id, "default", None));
+        class.status.as_mut().unwrap().capacity_reservations = list.into();
+        let left = |world: &mut World| {
+            let seen = world.see(&class, 0);
+            let m5 = seen.instance_types.iter().find(|found| &*found.name == "m5.large").unwrap();
+            let reserved = m5.offerings.iter().filter(|offering| offering.capacity_type == CapacityType::Reserved);
+            let of = |offering: &Offering| {
+                let id = offering.label(labels::CAPACITY_RESERVATION_ID).unwrap_or_default().to_owned();
+                (id, offering.available, offering.left)
+            };
+            reserved.map(of).collect::<Vec<_>>()
+        };
+        let line = |id: &str, left: i64| (id.to_owned(), left > 0, Some(left));
+        assert_eq!(left(&mut world), [line("cr-1", 0), line("cr-2", 0), line("cr-3", 0)], "nothing is known of them");
+        world.reservations.describe([("cr-1", 1), ("cr-2", 5)], 0);
+        assert_eq!(left(&mut world), [line("cr-1", 1), line("cr-2", 5), line("cr-3", 0)]);
+        world.reservations.take("cr-1", "uid", 1);
+        assert_eq!(left(&mut world), [line("cr-1", 0), line("cr-2", 5), line("cr-3", 0)], "a launch is under way");
+        world.reservations.give_back("uid");
+        assert_eq!(left(&mut world), [line("cr-1", 1), line("cr-2", 5), line("cr-3", 0)], "it failed");
+    }
+
+    #[test]
+    fn c40_a_zone_that_is_shifted_away_from_has_nothing_available() {
+        let (mut world, class) = (World::new("us-east-1"), class("us-east-1a", "amd64"));
+        let available = |world: &mut World| {
+            let seen = world.see(&class, 0);
+            seen.instance_types.iter().flat_map(|found| &found.offerings).any(|offering| offering.available)
+        };
+        assert!(available(&mut world));
+        world.shifted.insert("az2".into());
+        assert!(available(&mut world), "another zone");
+        world.shifted.insert("az1".into());
+        assert!(!available(&mut world));
+        world.shifted.clear();
+        assert!(available(&mut world));
     }
 
     #[test]

@@ -1,11 +1,12 @@
 //! From the offerings that a claim admits to those of one fleet request: what is exotic or too dear goes, one capacity type
-//! stays, sixty instance types at most.
+//! stays, sixty instance types at most. Reserved capacity, which comes before both, is chosen in
+//! [`choose_reserved`](super::choose_reserved).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::api::labels;
-use crate::cloud::Override;
+use crate::cloud::{Override, ReservedIn};
 use crate::scheduling::offering::{CapacityType, Catalogue, InstanceType, MicroUsd};
 
 /// Most instance types in one request.
@@ -35,6 +36,8 @@ impl Candidate {
 pub struct Choice {
     /// The capacity type of all of it.
     pub capacity_type: CapacityType,
+    /// The capacity reservation it is for.
+    pub reservation: Option<ReservedIn>,
     /// Cheapest first, never empty.
     pub candidates: Vec<Candidate>,
 }
@@ -110,11 +113,11 @@ pub fn choose(overrides: &[Override], catalogue: &Catalogue, free_choice: bool) 
     let mut candidates: Vec<Candidate> = by_name.into_values().collect();
     candidates.sort_by_key(Candidate::cheapest);
     candidates.truncate(MOST_TYPES);
-    (!candidates.is_empty()).then_some(Choice { capacity_type, candidates })
+    (!candidates.is_empty()).then_some(Choice { capacity_type, reservation: None, candidates })
 }
 
 /// Whether a generic claim should not get this type: bare metal, or with accelerators.
-fn is_exotic(found: &InstanceType) -> bool {
+pub(super) fn is_exotic(found: &InstanceType) -> bool {
     found.labels.get(labels::INSTANCE_SIZE).is_some_and(|size| size.contains("metal"))
         || EXOTIC.iter().any(|resource| found.capacity.get(resource) > 0)
 }

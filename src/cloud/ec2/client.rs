@@ -80,6 +80,8 @@ pub struct Clients {
     pub eks: aws_sdk_eks::Client,
     /// Who we are.
     pub sts: aws_sdk_sts::Client,
+    /// Zones that the cluster is shifted away from.
+    pub arc: aws_sdk_arczonalshift::Client,
     /// Region of all of them but pricing.
     pub region: String,
     /// What is counted and timed.
@@ -151,6 +153,7 @@ impl Clients {
             iam: aws_sdk_iam::Client::new(&config),
             eks: aws_sdk_eks::Client::new(&config),
             sts: aws_sdk_sts::Client::new(&config),
+            arc: aws_sdk_arczonalshift::Client::new(&config),
             region,
             metrics: CloudMetrics::new(),
             calls,

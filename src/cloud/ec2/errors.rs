@@ -48,6 +48,7 @@ pub fn class_of(code: &str) -> Class {
         "AuthFailure.ServiceLinkedRoleCreationNotPermitted" => Class::NoSpotRole,
         "InvalidLaunchTemplateName.NotFoundException" | "InvalidLaunchTemplateId.NotFound" => Class::LaunchTemplateGone,
         "InvalidCapacityReservationId.NotFound"
+        | "InvalidCapacityReservationId.Malformed"
         | "InvalidInstanceID.NotFound"
         | "InvalidInstanceID.Malformed"
         | "QueueDoesNotExist"

@@ -6,15 +6,17 @@ use aws_sdk_ec2::operation::create_fleet::CreateFleetOutput;
 use aws_sdk_ec2::operation::create_fleet::builders::CreateFleetInputBuilder;
 use aws_sdk_ec2::types::{
     DefaultTargetCapacityType, FleetLaunchTemplateConfigRequest, FleetLaunchTemplateOverridesRequest,
-    FleetLaunchTemplateSpecificationRequest, FleetOnDemandAllocationStrategy, FleetType, OnDemandOptionsRequest,
-    ResourceType, SpotAllocationStrategy, SpotOptionsRequest, TargetCapacitySpecificationRequest,
+    FleetLaunchTemplateSpecificationRequest, FleetOnDemandAllocationStrategy, FleetReservationType, FleetType,
+    OnDemandOptionsRequest, ReservedCapacityOptionsRequest, ResourceType, SpotAllocationStrategy, SpotOptionsRequest,
+    TargetCapacitySpecificationRequest,
 };
 
 use super::errors::{self, Class, class_of};
 use super::launch_template::tag_specification;
 use super::unavailable::Subject;
 use crate::cloud::launch_group::LaunchGroup;
-use crate::cloud::{LaunchError, Override};
+use crate::cloud::reservation::ReservationKind;
+use crate::cloud::{LaunchError, Override, ReservedIn};
 use crate::scheduling::offering::{CapacityType, MicroUsd};
 
 /// Tag of an instance with the name of its NodeClaim.
@@ -48,6 +50,8 @@ pub struct FleetRequest {
     pub context: Option<String>,
     /// Capacity type of all slots.
     pub capacity_type: CapacityType,
+    /// The capacity reservation that all slots are in.
+    pub reservation: Option<ReservedIn>,
     /// Whether EC2 should follow our prices instead of its own.
     pub prioritized: bool,
     /// Slots by launch template.
@@ -71,14 +75,9 @@ impl FleetRequest {
 
     /// The request as EC2 takes it.
     pub fn input(&self) -> CreateFleetInputBuilder {
-        let spot = self.capacity_type == CapacityType::Spot;
         let target = TargetCapacitySpecificationRequest::builder()
             .total_target_capacity(self.count)
-            .default_target_capacity_type(if spot {
-                DefaultTargetCapacityType::Spot
-            } else {
-                DefaultTargetCapacityType::OnDemand
-            });
+            .default_target_capacity_type(self.target());
         let mut instance = self.tags.clone();
         instance.extend(self.instance_tags.clone());
         let input = CreateFleetInputBuilder::default()
@@ -90,20 +89,40 @@ impl FleetRequest {
             .tag_specifications(tag_specification(ResourceType::Instance, &instance))
             .tag_specifications(tag_specification(ResourceType::Volume, &self.tags))
             .tag_specifications(tag_specification(ResourceType::Fleet, &self.tags));
-        if spot {
-            let strategy = if self.prioritized {
-                SpotAllocationStrategy::CapacityOptimizedPrioritized
-            } else {
-                SpotAllocationStrategy::PriceCapacityOptimized
-            };
-            input.spot_options(SpotOptionsRequest::builder().allocation_strategy(strategy).build())
-        } else {
-            let strategy = if self.prioritized {
-                FleetOnDemandAllocationStrategy::Prioritized
-            } else {
-                FleetOnDemandAllocationStrategy::LowestPrice
-            };
-            input.on_demand_options(OnDemandOptionsRequest::builder().allocation_strategy(strategy).build())
+        match self.target() {
+            DefaultTargetCapacityType::Spot => {
+                let strategy = if self.prioritized {
+                    SpotAllocationStrategy::CapacityOptimizedPrioritized
+                } else {
+                    SpotAllocationStrategy::PriceCapacityOptimized
+                };
+                input.spot_options(SpotOptionsRequest::builder().allocation_strategy(strategy).build())
+            }
+            DefaultTargetCapacityType::CapacityBlock => input,
+            DefaultTargetCapacityType::ReservedCapacity => {
+                let kind = FleetReservationType::InterruptibleCapacityReservation;
+                input.reserved_capacity_options(
+                    ReservedCapacityOptionsRequest::builder().reservation_types(kind).build(),
+                )
+            }
+            _ => {
+                let strategy = if self.prioritized {
+                    FleetOnDemandAllocationStrategy::Prioritized
+                } else {
+                    FleetOnDemandAllocationStrategy::LowestPrice
+                };
+                input.on_demand_options(OnDemandOptionsRequest::builder().allocation_strategy(strategy).build())
+            }
+        }
+    }
+
+    /// What EC2 calls the capacity: instances in an On-Demand Capacity Reservation are on-demand to it.
+    fn target(&self) -> DefaultTargetCapacityType {
+        match (self.capacity_type, self.reservation.as_ref().map(|reservation| reservation.kind)) {
+            (CapacityType::Spot, _) => DefaultTargetCapacityType::Spot,
+            (_, Some(ReservationKind::CapacityBlock)) => DefaultTargetCapacityType::CapacityBlock,
+            (_, Some(ReservationKind::Interruptible)) => DefaultTargetCapacityType::ReservedCapacity,
+            (_, Some(ReservationKind::OnDemand) | None) => DefaultTargetCapacityType::OnDemand,
         }
     }
 }
@@ -227,10 +246,14 @@ pub struct Lessons {
     pub exhausted: BTreeSet<String>,
     /// The account may not make the role that spot needs.
     pub no_spot_role: bool,
+    /// The capacity reservation of the request has no room. Its count says so, not a mark on the offering: other reservations
+    /// of that type and zone may have.
+    pub reservation_full: bool,
 }
 
 impl Lessons {
-    /// Learns from errors of a request in a placement group, or in none.
+    /// Learns from errors of a request in a placement group or a partition of one ([`scope`](super::unavailable::scope)), or in
+    /// none.
     pub fn of(errors: &[FleetError], request: &FleetRequest, group: Option<&str>) -> Self {
         let mut out = Self::default();
         let mut mark = |subject: Subject| {
@@ -251,6 +274,11 @@ impl Lessons {
                 out.exhausted.insert(subnet.clone());
             }
             let spread = group.is_some() && error.message.contains("limit of instances in this spread placement group");
+            if request.reservation.is_some() {
+                // A full spread group too (Karpenter leaves the count alone): or the next plan would come to the same.
+                out.reservation_full |= spread || class_of(&error.code) == Class::Unfulfillable;
+                continue;
+            }
             match (class_of(&error.code), &error.instance_type, &error.zone) {
                 (_, _, Some(zone)) if spread => {
                     let slots = request.templates.iter().flat_map(|(_, slots)| slots);

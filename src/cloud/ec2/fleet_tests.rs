@@ -17,6 +17,7 @@ fn request(capacity_type: CapacityType) -> FleetRequest {
         count: 1,
         context: None,
         capacity_type,
+        reservation: None,
         prioritized: false,
         templates: vec![
             ("lt-a".into(), vec![slot("m5.large", "1a", 96_000), slot("m5.large", "1b", 96_000)]),
@@ -100,6 +101,27 @@ async fn spot_and_overlaid_prices_choose_the_strategy() {
     assert_eq!((&*form["SpotOptions.AllocationStrategy"], &*form["Context"]), ("capacity-optimized-prioritized", "c"));
     let overlaid = FleetRequest { prioritized: true, ..request(CapacityType::OnDemand) };
     assert_eq!(sent(&overlaid).await["OnDemandOptions.AllocationStrategy"], "prioritized");
+}
+
+/// A request for an instance in a reservation.
+fn reserved(kind: ReservationKind) -> FleetRequest {
+    FleetRequest { reservation: Some(ReservedIn { id: "cr-1".into(), kind }), ..request(CapacityType::Reserved) }
+}
+
+#[tokio::test]
+async fn c40_each_kind_of_reservation_is_asked_for_in_its_own_way() {
+    let target = "TargetCapacitySpecification.DefaultTargetCapacityType";
+    let form = sent(&reserved(ReservationKind::OnDemand)).await;
+    assert_eq!((&*form[target], &*form["OnDemandOptions.AllocationStrategy"]), ("on-demand", "lowest-price"));
+    let form = sent(&reserved(ReservationKind::CapacityBlock)).await;
+    assert_eq!(form[target], "capacity-block");
+    assert!(!form.keys().any(|key| key.starts_with("OnDemandOptions") || key.starts_with("SpotOptions")));
+    let form = sent(&reserved(ReservationKind::Interruptible)).await;
+    assert_eq!(form[target], "reserved-capacity");
+    let options: Vec<&str> =
+        form.iter().filter(|(key, _)| key.starts_with("ReservedCapacityOptions")).map(|(_, value)| &**value).collect();
+    assert_eq!(options, ["interruptible-capacity-reservation"]);
+    assert!(!form.keys().any(|key| key.starts_with("OnDemandOptions")));
 }
 
 async fn answer(inner: &'static str) -> FleetAnswer {
@@ -207,6 +229,28 @@ fn c15_an_exhausted_subnet_is_marked_and_so_is_the_offering_of_the_error() {
         ]
     );
     assert_eq!(lessons.exhausted, BTreeSet::from(["subnet-1a".to_owned()]));
+}
+
+#[test]
+fn c14_a_full_reservation_marks_no_offering_and_a_throttled_call_does_not_make_it_full() {
+    let request = reserved(ReservationKind::OnDemand);
+    let learn = |code: &str| Lessons::of(&[error(code, "m5.large", "1a")], &request, None);
+    for (code, full) in [
+        ("ReservationCapacityExceeded", true),
+        ("InsufficientInstanceCapacity", true),
+        ("RequestLimitExceeded", false),
+        ("UnauthorizedOperation", false),
+        ("InternalError", false),
+    ] {
+        let lessons = learn(code);
+        assert_eq!(lessons.reservation_full, full, "{code}");
+        assert!(lessons.marks.is_empty(), "{code}");
+    }
+    let subnet = learn("InsufficientFreeAddressesInSubnet");
+    assert_eq!(subnet.marks, [Subject::Subnet("subnet-1a".into())], "addresses are another matter");
+    let mut spread = error("InvalidParameter", "m5.large", "1a");
+    spread.message = "You have reached the limit of instances in this spread placement group".into();
+    assert!(Lessons::of(&[spread], &request, Some("pg-1")).reservation_full);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use aws_sdk_ec2::types::{Filter, InstanceStateName};
+use aws_sdk_ec2::types::{Filter, InstanceLifecycleType, InstanceStateName, Placement};
 use futures::future::join_all;
 
 use super::client::Clients;
@@ -12,6 +12,7 @@ use super::fleet::{CLAIM_TAG, LAUNCH_TAG};
 use super::launch_template::CLUSTER_TAG;
 use super::selectors::filter;
 use crate::api::labels;
+use crate::cloud::reservation::{ReservationKind, ReservedIn};
 use crate::cloud::{Instance, InstanceState};
 use crate::scheduling::offering::CapacityType;
 
@@ -44,20 +45,15 @@ pub fn read(instance: &aws_sdk_ec2::types::Instance) -> Option<Instance> {
         Some(InstanceStateName::Terminated) => InstanceState::Terminated,
         _ => InstanceState::Running,
     };
-    let reserved = instance.capacity_reservation_id().is_some()
-        && instance
-            .capacity_reservation_specification()
-            .and_then(|specification| specification.capacity_reservation_preference())
-            .is_some_and(|preference| preference.as_str() == "capacity-reservations-only");
-    let spot = instance.spot_instance_request_id().is_some_and(|id| !id.is_empty())
-        || instance.instance_lifecycle().is_some_and(|lifecycle| lifecycle.as_str() == "spot");
-    let capacity_type = if spot {
-        CapacityType::Spot
-    } else if reserved {
-        CapacityType::Reserved
-    } else {
-        CapacityType::OnDemand
+    let lifecycle = instance.instance_lifecycle().map(InstanceLifecycleType::as_str).unwrap_or_default();
+    let spot = instance.spot_instance_request_id().is_some_and(|id| !id.is_empty()) || lifecycle == "spot";
+    let reservation = reservation(instance, lifecycle).filter(|_| !spot);
+    let capacity_type = match reservation {
+        Some(_) => CapacityType::Reserved,
+        None if spot => CapacityType::Spot,
+        None => CapacityType::OnDemand,
     };
+    let partition = instance.placement().and_then(Placement::partition_number);
     Some(Instance {
         provider_id: provider_id(&zone, &id),
         id,
@@ -66,6 +62,9 @@ pub fn read(instance: &aws_sdk_ec2::types::Instance) -> Option<Instance> {
         instance_type: instance.instance_type().map(|kind| kind.as_str().to_owned()).unwrap_or_default(),
         zone,
         capacity_type,
+        reservation,
+        // EC2 says 0 while it doesn't know.
+        partition: partition.filter(|partition| *partition > 0),
         image_id: instance.image_id().unwrap_or_default().to_owned(),
         launched_at_ms: instance.launch_time().and_then(|time| time.to_millis().ok()).unwrap_or(0),
         state,
@@ -86,16 +85,30 @@ pub struct InstanceFacts {
 /// Reads what decides of drift.
 pub fn read_facts(instance: &aws_sdk_ec2::types::Instance) -> InstanceFacts {
     let groups = instance.security_groups().iter().filter_map(|group| group.group_id());
-    let reserved = read(instance).is_some_and(|found| found.capacity_type == CapacityType::Reserved);
     InstanceFacts {
         security_groups: groups.map(str::to_owned).collect(),
         subnet: instance.subnet_id().map(str::to_owned),
-        reservation: instance.capacity_reservation_id().filter(|_| reserved).map(str::to_owned),
+        reservation: read(instance).and_then(|found| found.reservation).map(|reservation| reservation.id),
     }
 }
 
 fn read_both(instance: &aws_sdk_ec2::types::Instance) -> Option<(Instance, InstanceFacts)> {
     Some((read(instance)?, read_facts(instance)))
+}
+
+/// The reservation that an instance was launched into. One that merely fell into an open reservation was bought on demand.
+fn reservation(instance: &aws_sdk_ec2::types::Instance, lifecycle: &str) -> Option<ReservedIn> {
+    let only = instance
+        .capacity_reservation_specification()
+        .and_then(|specification| specification.capacity_reservation_preference())
+        .is_some_and(|preference| preference.as_str() == "capacity-reservations-only");
+    let id = instance.capacity_reservation_id().filter(|id| only && !id.is_empty())?.to_owned();
+    let kind = match lifecycle {
+        "capacity-block" => ReservationKind::CapacityBlock,
+        "interruptible-capacity-reservation" => ReservationKind::Interruptible,
+        _ => ReservationKind::OnDemand,
+    };
+    Some(ReservedIn { id, kind })
 }
 
 fn there() -> Filter {
@@ -325,6 +338,8 @@ mod tests {
                 instance_type: "m5.large".into(),
                 zone: "us-east-1a".into(),
                 capacity_type: CapacityType::Spot,
+                reservation: None,
+                partition: None,
                 image_id: "ami-1".into(),
                 launched_at_ms: 1_767_323_045_000,
                 state: InstanceState::Running,
@@ -349,6 +364,54 @@ mod tests {
         assert_eq!(filter(1), ("tag-key", labels::NODE_POOL));
         assert_eq!(filter(2), ("tag-key", labels::EC2_NODE_CLASS));
         assert_eq!(filter(3), ("tag:eks:eks-cluster-name", "c1"));
+    }
+
+    #[tokio::test]
+    async fn only_what_may_run_nowhere_else_is_in_a_reservation() {
+        let (clients, _) = wire::clients(Box::new(|_| {
+            let only = "<capacityReservationSpecification><capacityReservationPreference>capacity-reservations-only</capacityReservationPreference></capacityReservationSpecification>";
+            let id = "<capacityReservationId>cr-1</capacityReservationId>";
+            let lifecycle = |kind: &str| format!("{id}{only}<instanceLifecycle>{kind}</instanceLifecycle>");
+            reservations(
+                &[
+                    item("i-1", &format!("{id}{only}")),
+                    item("i-2", &lifecycle("capacity-block")),
+                    item("i-3", &lifecycle("interruptible-capacity-reservation")),
+                    item("i-4", only),
+                    item("i-5", id),
+                ]
+                .concat(),
+            )
+        }));
+        let found = of_cluster(&clients, "c1").await.unwrap();
+        let kinds: Vec<_> = found.iter().map(|(one, _)| one.reservation.as_ref().map(|one| (&*one.id, one.kind))).collect();
+        let of = |kind| Some(("cr-1", kind));
+        assert_eq!(
+            kinds,
+            [
+                of(ReservationKind::OnDemand),
+                of(ReservationKind::CapacityBlock),
+                of(ReservationKind::Interruptible),
+                None,
+                None
+            ]
+        );
+        let types: Vec<_> = found.iter().map(|(one, _)| one.capacity_type).collect();
+        let (reserved, on_demand) = (CapacityType::Reserved, CapacityType::OnDemand);
+        assert_eq!(types, [reserved, reserved, reserved, on_demand, on_demand]);
+    }
+
+    #[tokio::test]
+    async fn a_partition_is_known_when_ec2_says_which() {
+        let (clients, _) = wire::clients(Box::new(|_| {
+            let placed = |id: &str, number: i32| {
+                let zone = "<availabilityZone>us-east-1a</availabilityZone>";
+                item(id, "").replace(zone, &format!("{zone}<partitionNumber>{number}</partitionNumber>"))
+            };
+            reservations(&(placed("i-1", 3) + &placed("i-2", 0) + &item("i-3", "")))
+        }));
+        let found = of_cluster(&clients, "c1").await.unwrap();
+        assert_eq!(found.iter().map(|(one, _)| one.partition).collect::<Vec<_>>(), [Some(3), None, None]);
     }
 
     #[tokio::test]

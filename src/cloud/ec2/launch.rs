@@ -7,7 +7,8 @@ use futures::future::try_join_all;
 use kube::ResourceExt;
 
 use super::batches::{Answer, Turn};
-use super::choose::choose;
+use super::choose::{Choice, choose};
+use super::choose_reserved::{Wanted, choose_reserved};
 use super::class_view::PlacementGroup;
 use super::errors::{self, ApiError, Class};
 use super::fleet::{Born, FleetAnswer, FleetRequest, Lessons, failure};
@@ -15,10 +16,15 @@ use super::instances::{self, provider_id};
 use super::prepare::{Ground, launchable};
 use super::subnets::Taken;
 use super::templates::Held;
+use super::unavailable::scope;
 use super::{Ec2, now_ms};
 use crate::api::Ec2NodeClass;
 use crate::cloud::launch_group::LaunchGroup;
 use crate::cloud::{Instance, InstanceState, LaunchDetails, LaunchError, LaunchRequest, Launched, Override};
+use crate::scheduling::requirement::Requirements;
+
+/// Reservations that may turn out full in one launch before it is given up.
+const MOST_FULL: u32 = 16;
 
 /// A fleet request that is ready to go.
 #[derive(Debug)]
@@ -27,13 +33,18 @@ pub(super) struct Ready {
     /// Held so that the templates stay until EC2 has answered.
     templates: Vec<Held>,
     taken: Vec<Taken>,
-    group: Option<String>,
+    /// Placement group, or the partition of it.
+    scope: Option<String>,
+    /// Partition that was asked for.
+    partition: Option<i32>,
 }
 
 /// What came of a fleet request.
 enum Came {
     /// EC2 answered: what it launched, and what it could not.
     Answered(FleetAnswer, Lessons),
+    /// The capacity reservation is full: choose again.
+    ReservationFull,
     /// A template isn't there any more: make it and ask again.
     TemplateGone,
     /// An earlier call had the same token and asked for something else.
@@ -86,7 +97,7 @@ impl Ec2 {
         if turn.attempts.must_look(turn.unanswered.is_some(), created_ms, self.leading_since_ms) {
             self.look(group, details, turn).await?;
         }
-        let mut template_gone = false;
+        let (mut template_gone, mut full) = (false, 0);
         let mut failed = None;
         while !give(turn, &mut left) {
             if let Some(error) = failed {
@@ -103,14 +114,25 @@ impl Ec2 {
                     turn.attempts.answered();
                     self.settle(&ready, &answer.born);
                     let born: Vec<Instance> =
-                        answer.born.iter().map(|born| instance(&group.id, born, &ready.fleet)).collect();
+                        answer.born.iter().map(|born| instance(&group.id, born, &ready)).collect();
                     self.remember(&born);
+                    let reserved = ready.fleet.reservation.is_some() && !born.is_empty();
                     turn.attempts.found(born, &details.named);
                     if answer.lacks_template() && !template_gone {
                         template_gone = true;
                         self.forget_templates(&ready);
-                    } else if !again {
+                    } else if lessons.reservation_full && full < MOST_FULL {
+                        full += 1;
+                    } else if !again && !reserved {
                         failed = Some(failure(&answer.errors, &lessons));
+                    }
+                }
+                Came::ReservationFull => {
+                    self.settle(&ready, &[]);
+                    turn.attempts.answered();
+                    full += 1;
+                    if full > MOST_FULL {
+                        return Err(LaunchError::InsufficientCapacity { unavailable: vec![] });
                     }
                 }
                 Came::TemplateGone => {
@@ -157,11 +179,36 @@ impl Ec2 {
         let cluster = &self.options.cluster_name;
         let found = instances::of_group(&self.clients, cluster, &group.id).await.map_err(|error| later(&error))?;
         self.remember(&found);
+        {
+            let (mut counts, now) = (self.reservations(), now_ms());
+            for instance in &found {
+                if let Some(reservation) = &instance.reservation {
+                    counts.take(&reservation.id, &instance.id, now);
+                    counts.launched(&instance.id, &instance.id, now);
+                }
+            }
+        }
         let new = turn.attempts.found(found, &details.named);
         if new > 0 {
             tracing::info!(group = group.id, instances = new, "taking over what an earlier attempt launched");
         }
         Ok(())
+    }
+
+    /// What claims are launched as now. A place in a reservation is counted as taken by the call of this token from here on.
+    fn choose(&self, request: &LaunchRequest, details: &LaunchDetails, token: &str) -> Option<Choice> {
+        let asked = &details.claim.spec.requirements;
+        let free_choice = asked.iter().all(|requirement| requirement.min_values.is_none());
+        let requirements = Requirements::from_api(asked).unwrap_or_default();
+        let mut counts = self.reservations();
+        let left = |id: &str| counts.left(id);
+        let wanted = Wanted { requirements: &requirements, free_choice, left: &left };
+        let choice = choose_reserved(&request.overrides, &details.catalogue, &wanted);
+        if let Some(reservation) = choice.as_ref().and_then(|choice| choice.reservation.as_ref()) {
+            counts.take(&reservation.id, token, now_ms());
+        }
+        drop(counts);
+        choice.or_else(|| choose(&request.overrides, &details.catalogue, free_choice))
     }
 
     async fn prepare(
@@ -172,11 +219,32 @@ impl Ec2 {
         count: usize,
         token: String,
     ) -> Result<Ready, LaunchError> {
-        let count = i32::try_from(count).unwrap_or(i32::MAX);
-        let free_choice = details.claim.spec.requirements.iter().all(|requirement| requirement.min_values.is_none());
-        let Some(choice) = choose(&request.overrides, &details.catalogue, free_choice) else {
+        let Some(choice) = self.choose(request, details, &token) else {
             return Err(LaunchError::InsufficientCapacity { unavailable: vec![] });
         };
+        // Places in a reservation are counted one by one.
+        let count = if choice.reservation.is_some() { 1 } else { i32::try_from(count).unwrap_or(i32::MAX) };
+        let ready = self.ready(request, details, &choice, count, token.clone()).await;
+        match ready {
+            Ok(mut ready) => {
+                ready.fleet.for_group(launch_group, count);
+                Ok(ready)
+            }
+            Err(error) => {
+                self.reservations().give_back(&token);
+                Err(error)
+            }
+        }
+    }
+
+    async fn ready(
+        &self,
+        request: &LaunchRequest,
+        details: &LaunchDetails,
+        choice: &Choice,
+        count: i32,
+        token: String,
+    ) -> Result<Ready, LaunchError> {
         let group = self.group_of(&details.class).await?;
         let facts = self.facts.load_full();
         let ground = Ground {
@@ -185,9 +253,10 @@ impl Ec2 {
             cluster: &facts,
             region: &self.clients.region,
             placement_group: group.as_ref().map(|group| group.id.as_str()),
+            manages_reservations: self.options.reserved_capacity,
         };
         let tags = ground.tags()?;
-        let groups = ground.groups(&choice, &tags)?;
+        let groups = ground.groups(choice, &tags)?;
         let subnets = details.class.status.as_ref().map(|status| status.subnets.as_slice()).unwrap_or_default();
         let (chosen, taken) = self.addresses().take(subnets, &choice.fewest_pods(), count.into());
         let held =
@@ -197,14 +266,15 @@ impl Ec2 {
             refused(&error)
         })?;
         let named: Vec<_> = templates.iter().map(|held| held.name().to_owned()).zip(&groups).collect();
-        let Some(mut fleet) = ground.fleet(token, choice.capacity_type, &named, &chosen, tags) else {
+        let Some(fleet) = ground.fleet(token, choice, &named, &chosen, tags) else {
             self.addresses().give_back(&taken, &[]);
             let message =
                 format!("EC2NodeClass {} has no subnet in any zone of the offerings", details.class.name_any());
             return Err(LaunchError::Rejected { reason: "SubnetResolutionFailed", message });
         };
-        fleet.for_group(launch_group, count);
-        Ok(Ready { fleet, templates, taken, group: group.map(|group| group.id) })
+        let partition = groups.first().and_then(|group| group.template.partition);
+        let scope = group.map(|group| scope(&group.id, partition.map(|partition| partition.to_string()).as_deref()));
+        Ok(Ready { fleet, templates, taken, scope, partition })
     }
 
     /// Asks EC2, and learns from what it answers.
@@ -224,17 +294,27 @@ impl Ec2 {
                 let lessons = self.learn(request, &answer, ready);
                 Came::Answered(answer, lessons)
             }
-            Err(error) => match error.class {
-                Class::LaunchTemplateGone => Came::TemplateGone,
-                Class::TokenReused => Came::TokenReused,
+            Err(error) => match (error.class, &ready.fleet.reservation) {
+                (Class::Unfulfillable, Some(reservation)) => {
+                    self.is_full(&reservation.id, now_ms());
+                    Came::ReservationFull
+                }
+                (Class::LaunchTemplateGone, _) => Came::TemplateGone,
+                (Class::TokenReused, _) => Came::TokenReused,
                 _ if error.is_passing() => Came::Unanswered(later(&error)),
                 _ => Came::Refused(refused(&error)),
             },
         }
     }
 
-    /// Gives back the addresses that a call did not take.
+    /// Gives back the addresses and the place in a reservation that a call did not take.
     fn settle(&self, ready: &Ready, born: &[Born]) {
+        let mut counts = self.reservations();
+        match born.first() {
+            Some(born) => counts.launched(&ready.fleet.token, &born.id, now_ms()),
+            None => counts.give_back(&ready.fleet.token),
+        }
+        drop(counts);
         let used: Vec<&str> = born.iter().filter_map(|born| born.subnet.as_deref()).collect();
         self.addresses().give_back(&ready.taken, &used);
     }
@@ -246,7 +326,7 @@ impl Ec2 {
     }
 
     fn learn(&self, request: &LaunchRequest, answer: &FleetAnswer, ready: &Ready) -> Lessons {
-        let lessons = Lessons::of(&answer.errors, &ready.fleet, ready.group.as_deref());
+        let lessons = Lessons::of(&answer.errors, &ready.fleet, ready.scope.as_deref());
         for error in &answer.errors {
             tracing::info!(
                 claim = request.node_claim,
@@ -267,10 +347,18 @@ impl Ec2 {
             marks.mark(subject.clone(), now);
         }
         drop(marks);
+        if let Some(reservation) = ready.fleet.reservation.as_ref().filter(|_| lessons.reservation_full) {
+            self.is_full(&reservation.id, now);
+        }
         for subnet in &lessons.exhausted {
             self.addresses().exhausted(subnet);
         }
         lessons
+    }
+
+    fn is_full(&self, reservation: &str, now_ms: i64) {
+        tracing::info!(reservation, "the capacity reservation is full");
+        self.reservations().found_full(reservation, now_ms);
     }
 
     /// The placement group that a class asks for, as it was last resolved.
@@ -310,7 +398,7 @@ fn own(request: &LaunchRequest, answer: Answer) -> Answer {
     })
 }
 
-fn instance(group: &str, born: &Born, fleet: &FleetRequest) -> Instance {
+fn instance(group: &str, born: &Born, ready: &Ready) -> Instance {
     Instance {
         id: born.id.clone(),
         provider_id: provider_id(&born.zone, &born.id),
@@ -318,7 +406,9 @@ fn instance(group: &str, born: &Born, fleet: &FleetRequest) -> Instance {
         node_claim: String::new(),
         instance_type: born.instance_type.clone(),
         zone: born.zone.clone(),
-        capacity_type: fleet.capacity_type,
+        capacity_type: ready.fleet.capacity_type,
+        reservation: ready.fleet.reservation.clone(),
+        partition: ready.partition,
         image_id: born.image.clone(),
         launched_at_ms: now_ms(),
         state: InstanceState::Pending,

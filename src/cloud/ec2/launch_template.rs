@@ -3,18 +3,21 @@
 use std::collections::BTreeMap;
 
 use aws_sdk_ec2::types::{
-    CapacityReservationPreference, ConnectionTrackingSpecificationRequest, LaunchTemplateBlockDeviceMappingRequest,
-    LaunchTemplateCapacityReservationSpecificationRequest, LaunchTemplateCpuOptionsRequest,
-    LaunchTemplateEbsBlockDeviceRequest, LaunchTemplateEnclaveOptionsRequest,
-    LaunchTemplateIamInstanceProfileSpecificationRequest, LaunchTemplateInstanceMetadataOptionsRequest,
-    LaunchTemplateInstanceMetadataTagsState, LaunchTemplateInstanceNetworkInterfaceSpecificationRequest,
-    LaunchTemplatePlacementRequest, LaunchTemplateTagSpecificationRequest, LaunchTemplatesMonitoringRequest,
-    RequestLaunchTemplateData, ResourceType, Tag, TagSpecification,
+    CapacityReservationPreference, CapacityReservationTarget, ConnectionTrackingSpecificationRequest,
+    LaunchTemplateBlockDeviceMappingRequest, LaunchTemplateCapacityReservationSpecificationRequest,
+    LaunchTemplateCpuOptionsRequest, LaunchTemplateEbsBlockDeviceRequest, LaunchTemplateEnclaveOptionsRequest,
+    LaunchTemplateIamInstanceProfileSpecificationRequest, LaunchTemplateInstanceMarketOptionsRequest,
+    LaunchTemplateInstanceMetadataOptionsRequest, LaunchTemplateInstanceMetadataTagsState,
+    LaunchTemplateInstanceNetworkInterfaceSpecificationRequest, LaunchTemplatePlacementRequest,
+    LaunchTemplateTagSpecificationRequest, LaunchTemplatesMonitoringRequest, MarketType, RequestLaunchTemplateData,
+    ResourceType, Tag, TagSpecification,
 };
 
 use crate::api::labels;
 use crate::api::node_class::{BlockDeviceMapping, ConnectionTracking, MetadataOptions, NetworkInterface};
+use crate::cloud::ReservedIn;
 use crate::cloud::draw::draw;
+use crate::cloud::reservation::ReservationKind;
 use crate::scheduling::offering::CapacityType;
 use crate::scheduling::quantity::parse_bytes;
 
@@ -67,6 +70,10 @@ pub struct Template {
     pub tags: BTreeMap<String, String>,
     /// Capacity type.
     pub capacity_type: CapacityType,
+    /// Capacity reservation that instances are launched into.
+    pub reservation: Option<ReservedIn>,
+    /// Whether reservations are ours to use; where they aren't, EC2 fills open ones as it likes.
+    pub manages_reservations: bool,
 }
 
 /// Regions that refuse HttpProtocolIpv6.
@@ -89,11 +96,8 @@ impl Template {
             .monitoring(LaunchTemplatesMonitoringRequest::builder().enabled(self.detailed_monitoring).build())
             .enclave_options(LaunchTemplateEnclaveOptionsRequest::builder().enabled(self.enclave).build())
             .placement(self.placement())
-            .capacity_reservation_specification(
-                LaunchTemplateCapacityReservationSpecificationRequest::builder()
-                    .capacity_reservation_preference(CapacityReservationPreference::None)
-                    .build(),
-            )
+            .set_capacity_reservation_specification(self.reservations())
+            .set_instance_market_options(self.market())
             .tag_specifications(self.tag_specification(ResourceType::NetworkInterface))
             .set_network_interfaces(Some(self.interfaces()))
             .set_metadata_options(self.metadata.as_ref().map(|metadata| self.metadata(metadata)));
@@ -128,6 +132,30 @@ impl Template {
             .set_group_id(self.placement_group.clone())
             .set_partition_number(self.partition)
             .build()
+    }
+
+    /// Which reservations instances may run in: the one that is asked for, or none, so that what was not chosen is not used up.
+    fn reservations(&self) -> Option<LaunchTemplateCapacityReservationSpecificationRequest> {
+        let request = LaunchTemplateCapacityReservationSpecificationRequest::builder();
+        let request = match &self.reservation {
+            Some(reservation) => request
+                .capacity_reservation_preference(CapacityReservationPreference::CapacityReservationsOnly)
+                .capacity_reservation_target(
+                    CapacityReservationTarget::builder().capacity_reservation_id(&reservation.id).build(),
+                ),
+            None => request.capacity_reservation_preference(CapacityReservationPreference::None),
+        };
+        self.manages_reservations.then(|| request.build())
+    }
+
+    /// The market of kinds of reservations that have one of their own.
+    fn market(&self) -> Option<LaunchTemplateInstanceMarketOptionsRequest> {
+        let market = match self.reservation.as_ref()?.kind {
+            ReservationKind::OnDemand => return None,
+            ReservationKind::CapacityBlock => MarketType::CapacityBlock,
+            ReservationKind::Interruptible => MarketType::InterruptibleCapacityReservation,
+        };
+        Some(LaunchTemplateInstanceMarketOptionsRequest::builder().market_type(market).build())
     }
 
     fn metadata(&self, options: &MetadataOptions) -> LaunchTemplateInstanceMetadataOptionsRequest {

@@ -36,6 +36,8 @@ pub fn template() -> Template {
         ipv6: false,
         tags: launch_tags(&BTreeMap::new(), "c1", "default", "default").unwrap(),
         capacity_type: CapacityType::OnDemand,
+        reservation: None,
+        manages_reservations: true,
     }
 }
 
@@ -71,6 +73,33 @@ fn the_worked_example_of_the_reference_comes_out() {
 }
 
 #[test]
+fn instances_run_in_the_reservation_that_was_chosen_and_otherwise_in_none() {
+    for (kind, market) in [
+        (ReservationKind::OnDemand, None),
+        (ReservationKind::CapacityBlock, Some("capacity-block")),
+        (ReservationKind::Interruptible, Some("interruptible-capacity-reservation")),
+    ] {
+        let data = Template {
+            capacity_type: CapacityType::Reserved,
+            reservation: Some(ReservedIn { id: "cr-1".into(), kind }),
+            ..template()
+        }
+        .data();
+        let reservation = data.capacity_reservation_specification().unwrap();
+        assert_eq!(reservation.capacity_reservation_preference().unwrap().as_str(), "capacity-reservations-only");
+        assert_eq!(reservation.capacity_reservation_target().unwrap().capacity_reservation_id(), Some("cr-1"));
+        let options = data.instance_market_options();
+        let asked = options.and_then(|options| options.market_type()).map(|market| market.as_str().to_owned());
+        assert_eq!(asked.as_deref(), market);
+    }
+    let data = template().data();
+    assert!(data.instance_market_options().is_none());
+    assert!(data.capacity_reservation_specification().unwrap().capacity_reservation_target().is_none());
+    let data = Template { manages_reservations: false, ..template() }.data();
+    assert!(data.capacity_reservation_specification().is_none(), "EC2's own rule");
+}
+
+#[test]
 fn c07_sizes_are_rounded_up_to_whole_gibibytes() {
     for (size, expected) in
         [("50G", Some(47)), ("20Gi", Some(20)), ("1Ti", Some(1024)), ("1T", Some(932)), ("Ti", None)]
@@ -86,7 +115,7 @@ fn c18_what_makes_a_difference_makes_another_template() {
     assert!(name.starts_with("karpenter.k8s.aws/"));
     assert_eq!(template().name(), name, "same content, same template");
     let mut names = std::collections::BTreeSet::from([name]);
-    let changes: [fn(&mut Template); 9] = [
+    let changes: [fn(&mut Template); 10] = [
         |t| t.user_data = "b3RoZXI=".into(),
         |t| t.class = "twin".into(),
         |t| t.instance_profile = "other".into(),
@@ -96,6 +125,7 @@ fn c18_what_makes_a_difference_makes_another_template() {
         |t| t.image_id = "ami-2".into(),
         |t| t.tenancy = "dedicated".into(),
         |t| t.efa = 1,
+        |t| t.reservation = Some(ReservedIn { id: "cr-1".into(), kind: ReservationKind::OnDemand }),
     ];
     for change in changes {
         let mut changed = base.clone();

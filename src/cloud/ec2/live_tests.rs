@@ -2,6 +2,7 @@
 //! us-east-1.
 
 use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
 
 use serde_json::json;
 
@@ -11,7 +12,7 @@ use super::now_ms;
 use super::queue::Queue;
 use super::refresh::{self, Feeds};
 use super::region::{Part, Region, RegionSnapshot};
-use super::{status_checks, types};
+use super::{reservations, status_checks, types};
 use crate::cloud::catalogue::{NodeSettings, RawInstanceType, SpotPricing, embedded};
 
 #[tokio::test]
@@ -97,4 +98,17 @@ async fn statuses_and_offerings_are_read() {
     assert_eq!(status_checks::unhealthy(&statuses, now_ms()), []);
     let zones = types::zones_by_type(&types::describe_offerings(&clients.ec2).await.unwrap());
     assert!(zones["m5.large"].contains("us-east-1a"));
+}
+
+#[tokio::test]
+#[ignore = "needs an EC2-compatible endpoint in AWS_ENDPOINT_URL"]
+async fn an_endpoint_without_capacity_reservations_says_so_soon() {
+    let clients = Clients::from_environment().await.unwrap();
+    let terms = [serde_json::from_value(json!({"tags": {"stowage": "*"}})).unwrap()];
+    let began = Instant::now();
+    match reservations::find(&clients, &terms).await {
+        Ok(found) => assert_eq!(found, [], "none has this tag"),
+        Err(error) => assert!(error.to_string().starts_with("ec2:DescribeCapacityReservations"), "{error}"),
+    }
+    assert!(began.elapsed() < Duration::from_secs(10), "a node class waits for it: {:?}", began.elapsed());
 }

@@ -5,14 +5,15 @@
 //!
 //! - [`client`], [`rate`], [`errors`], [`coalesce`]: the calls themselves.
 //! - [`resolve`]: what a node class comes to ([`subnets`], [`security_groups`], [`images`] and [`aliases`], [`profile`],
-//!   [`placement`]), and [`validate`], whether EC2 would launch it.
-//! - [`launch`]: the NodeClaims of a group become instances ([`batches`], [`attempts`], [`choose`], [`prepare`],
-//!   [`launch_template`], [`templates`], [`fleet`]), and what that teaches ([`unavailable`]).
+//!   [`placement`], [`reservations`]), and [`validate`], whether EC2 would launch it.
+//! - [`launch`]: the NodeClaims of a group become instances ([`batches`], [`attempts`], [`choose`], [`choose_reserved`], [`prepare`],
+//!   [`launch_template`], [`templates`], [`fleet`]), and what that teaches ([`unavailable`],
+//!   [`reservation_counts`]).
 //! - [`instances`], [`tagging`]: describing, listing, terminating, tagging.
 //! - [`region`]: what can be bought ([`types`], [`prices`], [`spot_prices`], [`placement_scores`], [`offerings`]), kept fresh by
 //!   [`refresh`].
 //! - [`queue`], [`messages`], [`status_checks`]: what EC2 tells of instances by itself; [`drift`]: whether they still are what
-//!   their class comes to.
+//!   their class comes to. [`zonal_shift`]: zones to keep out of.
 //! - [`user_data`], [`kubelet`]: what instances are told at boot.
 //! - [`metrics`]: what is published of all this.
 //! - [`preflight`]: whether an account is fit for all this, without changing anything in it.
@@ -22,6 +23,7 @@ pub mod attempts;
 pub mod batches;
 mod catalogues;
 pub mod choose;
+pub mod choose_reserved;
 pub mod class_view;
 pub mod client;
 pub mod cluster;
@@ -49,6 +51,8 @@ pub mod rate;
 pub mod receipts;
 pub mod refresh;
 pub mod region;
+pub mod reservation_counts;
+pub mod reservations;
 pub mod resolve;
 pub mod security_groups;
 pub mod selectors;
@@ -63,6 +67,7 @@ pub mod types;
 pub mod unavailable;
 pub mod user_data;
 pub mod validate;
+pub mod zonal_shift;
 
 #[cfg(test)]
 mod live_tests;
@@ -98,6 +103,10 @@ pub struct Options {
     pub reserved_enis: i64,
     /// Share of memory that hypervisor and firmware keep, millionths.
     pub vm_memory_overhead_ppm: i64,
+    /// Whether capacity reservations are used (the feature gate ReservedCapacity).
+    pub reserved_capacity: bool,
+    /// Whether zones that ARC shifts the cluster away from are left alone.
+    pub zonal_shift: bool,
 }
 
 impl Options {
@@ -115,6 +124,8 @@ impl Options {
             refresh: Duration::from_mins(1),
             reserved_enis: 0,
             vm_memory_overhead_ppm: 75_000,
+            reserved_capacity: true,
+            zonal_shift: false,
         }
     }
 }

@@ -21,8 +21,9 @@ const RESERVED_SHARE: i64 = 10_000_000;
 pub struct Market<'a> {
     /// Versions of what the three functions answer from, in their order: one that grew says that answers may differ.
     pub stamp: [u64; 3],
-    /// Whether a spot or on-demand offering is known to have no capacity, or must not be used for another reason.
-    pub unavailable: &'a dyn Fn(&Override) -> bool,
+    /// Whether a spot or on-demand offering is known to have no capacity, or must not be used for another reason; in this
+    /// partition of the class's placement group, where it has partitions.
+    pub unavailable: &'a dyn Fn(&Override, Option<&str>) -> bool,
     /// Instances that still fit a capacity reservation, by its id; 0 where that is not known.
     pub left: &'a dyn Fn(&str) -> i64,
     /// Risk of a spot offering by instance type and zone, thousandths of its price.
@@ -155,7 +156,7 @@ fn seen(
         CapacityType::Spot => (market.risk_permille)(&entry.name, &offering.zone).max(0),
         _ => 0,
     };
-    (!(market.unavailable)(probe), None, risk)
+    (!(market.unavailable)(probe, offering.label(labels::PLACEMENT_GROUP_PARTITION)), None, risk)
 }
 
 #[cfg(test)]

@@ -24,7 +24,7 @@ fn class() -> ClassView {
 }
 
 fn market() -> Market<'static> {
-    Market { stamp: [0; 3], unavailable: &|_| false, left: &|_| 2, risk_permille: &|_, _| 0 }
+    Market { stamp: [0; 3], unavailable: &|_, _| false, left: &|_| 2, risk_permille: &|_, _| 0 }
 }
 
 fn find<'a>(types: &'a [Arc<InstanceType>], name: &str) -> &'a Arc<InstanceType> {
@@ -112,18 +112,18 @@ fn c10_reserved_is_cheaper_than_spot_and_spot_than_on_demand_and_each_stands_in_
     assert_eq!(cheapest(&market()), zone("us-east-1a", Reserved));
     let used_up = Market { left: &|_| 0, ..market() };
     assert_eq!(cheapest(&used_up), zone("us-east-1a", Spot));
-    let no_spot = Market { unavailable: &|o| o.capacity_type == Spot, ..used_up };
+    let no_spot = Market { unavailable: &|o, _| o.capacity_type == Spot, ..used_up };
     assert_eq!(cheapest(&no_spot), zone("us-east-1a", OnDemand));
-    let only_b = Market { unavailable: &|o| o.capacity_type == Spot || o.zone == "us-east-1a", ..no_spot };
+    let only_b = Market { unavailable: &|o, _| o.capacity_type == Spot || o.zone == "us-east-1a", ..no_spot };
     assert_eq!(cheapest(&only_b), zone("us-east-1b", OnDemand));
-    assert_eq!(cheapest(&Market { unavailable: &|_| true, ..only_b }), None);
+    assert_eq!(cheapest(&Market { unavailable: &|_, _| true, ..only_b }), None);
 }
 
 #[test]
 fn c11_an_offering_without_capacity_is_unavailable_and_nothing_else_is_touched() {
     let base = base(&region(), &class());
     let gone = Override { instance_type: "m5.xlarge".into(), zone: "us-east-1a".into(), capacity_type: Spot };
-    let short = |o: &Override| *o == gone;
+    let short = |o: &Override, _: Option<&str>| *o == gone;
     let before = overlaid(&base, &market());
     let types = overlaid(&base, &Market { unavailable: &short, ..market() });
     let m5 = find(&types, "m5.xlarge");
@@ -147,7 +147,7 @@ fn c14_a_reservation_is_counted_and_only_its_count_closes_it() {
         (found.available, found.left)
     };
     assert_eq!(reserved(&market()), (true, Some(2)));
-    assert_eq!(reserved(&Market { unavailable: &|_| true, ..market() }), (true, Some(2)), "not by missing capacity");
+    assert_eq!(reserved(&Market { unavailable: &|_, _| true, ..market() }), (true, Some(2)), "not by missing capacity");
     assert_eq!(reserved(&Market { left: &|_| 0, ..market() }), (false, Some(0)));
     assert_eq!(reserved(&Market { left: &|_| -1, ..market() }), (false, Some(0)));
     let labels = offering(find(&base, "m5.large"), "us-east-1a", Reserved).labels.clone();

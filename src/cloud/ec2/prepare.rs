@@ -64,6 +64,8 @@ pub struct Ground<'a> {
     pub region: &'a str,
     /// Id of the class's placement group.
     pub placement_group: Option<&'a str>,
+    /// Whether capacity reservations are ours to use.
+    pub manages_reservations: bool,
 }
 
 /// A template and the candidates that are launched from it, cheapest first.
@@ -130,7 +132,7 @@ impl Ground<'_> {
             match groups.iter_mut().find(shares) {
                 Some(group) => group.candidates.push(candidate),
                 None => groups.push(Group {
-                    template: self.template(image, text, efa, choice.capacity_type, tags),
+                    template: self.template(image, text, efa, choice, tags),
                     candidates: vec![candidate],
                 }),
             }
@@ -185,7 +187,7 @@ impl Ground<'_> {
         image: &AmiStatus,
         user_data: String,
         efa: i32,
-        capacity_type: CapacityType,
+        choice: &Choice,
         tags: &BTreeMap<String, String>,
     ) -> Template {
         let spec = &self.class().spec;
@@ -226,15 +228,17 @@ impl Ground<'_> {
             connection_tracking: spec.connection_tracking.clone(),
             ipv6: self.cluster.is_ipv6(),
             tags: tags.clone(),
-            capacity_type,
+            capacity_type: choice.capacity_type,
+            reservation: choice.reservation.clone(),
+            manages_reservations: self.manages_reservations,
         }
     }
 
-    /// The fleet request for templates by name, in the subnets chosen by zone; `None` where no zone has one.
+    /// The fleet request of a choice: templates by name, in the subnets chosen by zone; `None` where no zone has one.
     pub fn fleet(
         &self,
         token: String,
-        capacity_type: CapacityType,
+        choice: &Choice,
         templates: &[(String, &Group<'_>)],
         subnets: &BTreeMap<String, String>,
         tags: BTreeMap<String, String>,
@@ -270,7 +274,8 @@ impl Ground<'_> {
             token,
             count: 1,
             context: self.class().spec.context.clone().filter(|_| !relaxed),
-            capacity_type,
+            capacity_type: choice.capacity_type,
+            reservation: choice.reservation.clone(),
             prioritized: annotation(PRICES_OVERLAID).is_some(),
             templates,
             tags,

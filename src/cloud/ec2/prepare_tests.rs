@@ -98,10 +98,22 @@ fn with_groups<T>(
     then: impl FnOnce(&[Group<'_>], &Ground<'_>) -> T,
 ) -> T {
     let (facts, details) = (facts(), request.details.clone().unwrap());
-    let ground = Ground { request, details: &details, cluster: &facts, region: "us-east-1", placement_group: group };
+    let ground = Ground {
+        request,
+        details: &details,
+        cluster: &facts,
+        region: "us-east-1",
+        placement_group: group,
+        manages_reservations: true,
+    };
     let choice = choose(&request.overrides, &details.catalogue, true).unwrap();
     let groups = ground.groups(&choice, &ground.tags().unwrap()).unwrap();
     then(&groups, &ground)
+}
+
+/// A choice of on-demand offerings, of which the fleet request takes only the kind.
+fn on_demand() -> Choice {
+    Choice { capacity_type: CapacityType::OnDemand, reservation: None, candidates: vec![] }
 }
 
 fn names<'a>(group: &'a Group<'_>) -> Vec<&'a str> {
@@ -183,13 +195,13 @@ fn a_request_holds_each_type_in_each_zone_that_has_a_subnet_cheapest_first() {
     with_groups(&request, None, |groups, ground| {
         let named: Vec<_> = groups.iter().enumerate().map(|(n, group)| (format!("lt-{n}"), group)).collect();
         let subnets = BTreeMap::from([("us-east-1a".to_owned(), "subnet-a".to_owned())]);
-        let fleet = ground.fleet("t".into(), CapacityType::OnDemand, &named, &subnets, BTreeMap::new()).unwrap();
+        let fleet = ground.fleet("t".into(), &on_demand(), &named, &subnets, BTreeMap::new()).unwrap();
         assert_eq!(fleet.templates.len(), 2);
         assert_eq!(fleet.templates[0].1[0].instance_type, "m5.large");
         assert!(fleet.templates.iter().flat_map(|(_, slots)| slots).all(|slot| slot.subnet == "subnet-a"));
         assert_eq!(fleet.instance_tags[CLAIM_TAG], "claim-1");
         assert_eq!((fleet.context.as_deref(), fleet.prioritized), (Some("ctx"), false));
-        assert!(ground.fleet("t".into(), CapacityType::OnDemand, &named, &BTreeMap::new(), BTreeMap::new()).is_none());
+        assert!(ground.fleet("t".into(), &on_demand(), &named, &BTreeMap::new(), BTreeMap::new()).is_none());
     });
 }
 
@@ -202,7 +214,7 @@ fn annotations_of_the_claim_choose_context_and_priority() {
     with_groups(&request, None, |groups, ground| {
         let named = [("lt".to_owned(), &groups[0])];
         let subnets = BTreeMap::from([("us-east-1a".to_owned(), "subnet-a".to_owned())]);
-        let fleet = ground.fleet("t".into(), CapacityType::OnDemand, &named, &subnets, BTreeMap::new()).unwrap();
+        let fleet = ground.fleet("t".into(), &on_demand(), &named, &subnets, BTreeMap::new()).unwrap();
         assert_eq!((fleet.context, fleet.prioritized), (None, true));
     });
 }
@@ -235,8 +247,14 @@ fn c19_a_restricted_tag_is_refused_at_launch() {
     let tagged = class(json!({"tags": {"karpenter.sh/nodeclaim": "x"}}));
     let request = request(tagged, claim(LONG_AGO, json!({})), &["m5.large"]);
     let (facts, details) = (facts(), request.details.clone().unwrap());
-    let ground =
-        Ground { request: &request, details: &details, cluster: &facts, region: "us-east-1", placement_group: None };
+    let ground = Ground {
+        request: &request,
+        details: &details,
+        cluster: &facts,
+        region: "us-east-1",
+        placement_group: None,
+        manages_reservations: true,
+    };
     assert!(matches!(ground.tags(), Err(LaunchError::NodeClassNotReady { .. })));
 }
 
@@ -246,8 +264,14 @@ fn types_without_an_image_are_left_out_and_none_left_is_an_error() {
     class.status.as_mut().unwrap().amis.remove(0);
     let request = request(class, claim(LONG_AGO, json!({})), &["m5.large"]);
     let (facts, details) = (facts(), request.details.clone().unwrap());
-    let ground =
-        Ground { request: &request, details: &details, cluster: &facts, region: "us-east-1", placement_group: None };
+    let ground = Ground {
+        request: &request,
+        details: &details,
+        cluster: &facts,
+        region: "us-east-1",
+        placement_group: None,
+        manages_reservations: true,
+    };
     let choice = choose(&request.overrides, &details.catalogue, true).unwrap();
     assert!(matches!(ground.groups(&choice, &BTreeMap::new()), Err(LaunchError::Rejected { .. })));
 }

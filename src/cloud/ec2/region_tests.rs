@@ -21,7 +21,7 @@ fn refused() -> ApiError {
 }
 
 fn market(stamp: u64) -> Market<'static> {
-    Market { stamp: [stamp, 0, 0], unavailable: &|_| false, left: &|_| 0, risk_permille: &|_, _| 0 }
+    Market { stamp: [stamp, 0, 0], unavailable: &|_, _| false, left: &|_| 0, risk_permille: &|_, _| 0 }
 }
 
 fn prices(all: &[(&str, i64)]) -> OnDemandPrices {
@@ -116,7 +116,7 @@ fn a_catalogue_is_made_once_and_again_only_when_something_changes() {
     assert_eq!(same(&stamped, &repriced), ["m5.large"]);
     assert_eq!(repriced.instance_types.len(), 1235);
 
-    let gone: Market<'_> = Market { unavailable: &|o| o.instance_type == "c5.large", ..market(2) };
+    let gone: Market<'_> = Market { unavailable: &|o, _| o.instance_type == "c5.large", ..market(2) };
     let short = region.catalogue(&a, &gone);
     assert_eq!(same(&repriced, &short), ["c5.large"]);
     let back = region.catalogue(&a, &market(3));

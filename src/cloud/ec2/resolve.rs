@@ -1,4 +1,5 @@
-//! What a node class comes to: its subnets, security groups, images, instance profile and placement group, and a verdict on each.
+//! What a node class comes to: its subnets, security groups, images, instance profile, placement group and capacity
+//! reservations, and a verdict on each.
 
 use std::time::Duration;
 
@@ -7,7 +8,7 @@ use super::errors::ApiError;
 use super::images::{self, ImageError};
 use super::launch_template::restricted_tag;
 use super::subnets::Subnet;
-use super::{Ec2, kubelet, now_ms, placement, security_groups, subnets};
+use super::{Ec2, kubelet, now_ms, placement, reservations, security_groups, subnets};
 use crate::api::conditions::{self, VALIDATION_SUCCEEDED};
 use crate::api::node_class::AmiRequirement;
 use crate::api::{Ec2NodeClass, Ec2NodeClassStatus};
@@ -39,6 +40,8 @@ pub struct Answers {
     pub profile: Result<String, ApiError>,
     /// The placement group; `None` where the class asks for none.
     pub placement: Option<Result<Option<PlacementGroup>, ApiError>>,
+    /// Capacity reservations; `None` where the class asks for none, or they are not used at all.
+    pub reservations: Option<Result<Vec<reservations::Found>, ApiError>>,
 }
 
 /// The status and the verdicts that follow from the answers; what failed leaves what was there.
@@ -87,9 +90,21 @@ pub fn judge(
         Some(Ok(None)) => Verdict::False("PlacementGroupNotFound", "placementGroupSelector selects no group".into()),
         Some(Err(error)) => Verdict::False("PlacementGroupResolutionFailed", error.to_string()),
     };
+    let (found, reservations) = match answers.reservations {
+        None => (vec![], Verdict::True),
+        Some(Ok(found)) => (found.into_iter().map(|one| one.status).collect(), Verdict::True),
+        // What is known of them stays, and the class launches all the same: reservations save money, no node depends on them.
+        Some(Err(error)) => {
+            let known = std::mem::take(&mut status.capacity_reservations);
+            let left = if known.is_empty() { "none is used" } else { "those known so far are used" };
+            let message = format!("capacity reservations could not be read, {left}: {error}");
+            (known, Verdict::Degraded("CapacityReservationsUnreadable", message))
+        }
+    };
+    status.capacity_reservations = reservations::status(found, now_ms);
     let verdicts = vec![
         (AMIS, amis),
-        (RESERVATIONS, Verdict::True),
+        (RESERVATIONS, reservations),
         (PROFILE, profile),
         (PLACEMENT, placement),
         (SECURITY_GROUPS, security_groups),
@@ -121,7 +136,7 @@ pub fn validate(
     for kind in BEFORE_VALIDATION {
         let verdict = verdicts.iter().find(|(other, _)| *other == kind).map(|(_, verdict)| verdict);
         match verdict {
-            Some(Verdict::True) => {}
+            Some(Verdict::True | Verdict::Degraded(..)) => {}
             Some(Verdict::False(..)) => unready.push(kind),
             // What was known before stands.
             _ => match conditions::get(before, kind).map(|condition| condition.status.as_str()) {
@@ -152,17 +167,25 @@ impl Ec2 {
                 Some(selector) => Some(placement::find(clients, selector).await),
             }
         };
+        let reservations = async {
+            let terms = &spec.capacity_reservation_selector_terms;
+            let asked = self.options.reserved_capacity && !terms.is_empty();
+            if asked { Some(reservations::find(clients, terms).await) } else { None }
+        };
         // Names of new profiles must not repeat, also where two processes begin in the same millisecond.
         let nonce = format!("{now}/{}", std::process::id());
-        let (subnets, security_groups, images, profile, placement) = futures::join!(
+        let (subnets, security_groups, images, profile, placement, reservations) = futures::join!(
             subnets::find(clients, &spec.subnet_selector_terms),
             security_groups::find(clients, &spec.security_group_selector_terms),
             images::find(clients, &self.parameters, &spec.ami_selector_terms, &facts.version, now),
             self.profiles.resolve(clients, &self.options.cluster_name, class, &nonce, now),
             placement,
+            reservations,
         );
         if let Ok(subnets) = &subnets {
             self.addresses().describe(subnets);
+            let zones = subnets.iter().filter_map(|subnet| Some((subnet.zone.as_str(), subnet.zone_id.as_deref()?)));
+            self.shifts().know_zones(zones);
         }
         match &placement {
             None => self.know_group(class, None),
@@ -170,8 +193,12 @@ impl Ec2 {
             // The last good answer stays: launches keep working.
             Some(Err(_)) => {}
         }
+        if let Some(Ok(found)) = &reservations {
+            let counts = found.iter().map(|one| (one.status.id.as_str(), one.available));
+            self.reservations().describe(counts, now);
+        }
         let before = class.status.clone().unwrap_or_default();
-        let answers = Answers { subnets, security_groups, images, profile, placement };
+        let answers = Answers { subnets, security_groups, images, profile, placement, reservations };
         let (status, mut verdicts) = judge(&before, answers, now);
         let mut resolved = class.clone();
         resolved.status = Some(status.clone());
@@ -181,13 +208,16 @@ impl Ec2 {
         };
         verdicts.push((VALIDATION_SUCCEEDED, validation));
         let failed = verdicts.iter().any(|(_, verdict)| matches!(verdict, Verdict::Unjudged(_)));
-        Resolution { status: Some(status), verdicts, again: if failed { AGAIN_SOON } else { self.options.refresh } }
+        let again = if failed { AGAIN_SOON } else { self.options.refresh };
+        let again = reservations::changes_in(&status.capacity_reservations, now).map_or(again, |wait| again.min(wait));
+        Resolution { status: Some(status), verdicts, again }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::errors::Class;
+    use super::super::reservations::tests::reservation;
     use super::*;
     use serde_json::json;
 
@@ -217,6 +247,7 @@ mod tests {
             images: Ok(vec![]),
             profile: Ok("profile".into()),
             placement: None,
+            reservations: None,
         }
     }
 
@@ -266,6 +297,37 @@ mod tests {
     }
 
     #[test]
+    fn reservations_that_can_not_be_read_are_told_and_hold_up_nothing() {
+        let known = reservation("cr-1", "capacity-block", Some(41 * 60_000));
+        let before = Ec2NodeClassStatus { capacity_reservations: vec![known.clone()], ..Ec2NodeClassStatus::default() };
+        let (status, verdicts) = judge(&before, answers(), 0);
+        assert_eq!(verdict(&verdicts, RESERVATIONS), &Verdict::True, "without terms");
+        assert!(status.capacity_reservations.is_empty());
+        let none = Answers { reservations: Some(Ok(vec![])), ..answers() };
+        let (status, verdicts) = judge(&before, none, 0);
+        assert_eq!((verdict(&verdicts, RESERVATIONS), status.capacity_reservations.len()), (&Verdict::True, 0));
+        let found = reservations::Found { status: known, available: 1 };
+        let (status, verdicts) =
+            judge(&Ec2NodeClassStatus::default(), Answers { reservations: Some(Ok(vec![found])), ..answers() }, 0);
+        assert_eq!((verdict(&verdicts, RESERVATIONS), &status), (&Verdict::True, &with(&status, &before)));
+        let failed = || Answers { reservations: Some(Err(throttled())), ..answers() };
+        let (status, verdicts) = judge(&before, failed(), 0);
+        assert_eq!(status.capacity_reservations, before.capacity_reservations);
+        assert!(matches!(verdict(&verdicts, RESERVATIONS), Verdict::Degraded("CapacityReservationsUnreadable", _)));
+        let (status, _) = judge(&before, failed(), 60_000);
+        assert_eq!(status.capacity_reservations[0].state, "expiring", "time goes on without the API");
+        let (status, verdicts) = judge(&Ec2NodeClassStatus::default(), failed(), 0);
+        assert!(status.capacity_reservations.is_empty());
+        let Verdict::Degraded(_, message) = verdict(&verdicts, RESERVATIONS) else { panic!("told") };
+        assert!(message.contains("none is used") && message.contains("RequestLimitExceeded"), "{message}");
+    }
+
+    /// A status with the reservations of another.
+    fn with(status: &Ec2NodeClassStatus, other: &Ec2NodeClassStatus) -> Ec2NodeClassStatus {
+        Ec2NodeClassStatus { capacity_reservations: other.capacity_reservations.clone(), ..status.clone() }
+    }
+
+    #[test]
     fn c29_an_alias_without_images_for_the_version_is_told() {
         let error = super::super::aliases::parameters("al2@latest", "1.34").unwrap_err();
         let (_, verdicts) =
@@ -280,7 +342,7 @@ mod tests {
     fn reason(class: &Ec2NodeClass, verdicts: &[(&'static str, Verdict)], cidr: Option<&str>) -> Option<&'static str> {
         validate(class, verdicts, cidr).map(|verdict| match verdict {
             Verdict::False(reason, _) | Verdict::Unknown(reason, _) => reason,
-            Verdict::True | Verdict::Unjudged(_) => "",
+            Verdict::True | Verdict::Degraded(..) | Verdict::Unjudged(_) => "",
         })
     }
 

@@ -18,16 +18,19 @@ use super::errors::{ApiError, Class};
 use super::images::Parameters;
 use super::instances::{self, Describer, InstanceFacts, Terminator, describer, instance_id, terminator};
 use super::interruption_history::Setback;
+use super::messages::EventKind;
 use super::placement_scores::{self, ScoreSettings};
 use super::profile::Profiles;
 use super::queue::{Queue, QueueCounts, Received};
 use super::refresh::{self, Feeds};
 use super::region::{self, Region, RegionSnapshot};
+use super::reservation_counts::ReservationCounts;
 use super::spot_risk::SpotRisk;
 use super::subnets::Addresses;
 use super::templates::{self, Templates};
 use super::unavailable::Unavailable;
 use super::validate::Verdicts;
+use super::zonal_shift::{self, Shifts, zone_of};
 use super::{Options, launch, metrics, now_ms, prices, status_checks, tagging};
 use crate::api::{Ec2NodeClass, NodeClaim};
 use crate::cloud::catalogue::embedded;
@@ -88,6 +91,10 @@ pub struct Ec2 {
     risk: Arc<SpotRisk>,
     queue: Option<Queue>,
     addresses: Mutex<Addresses>,
+    reservations: Mutex<ReservationCounts>,
+    shifts: Shifts,
+    /// What was last listed, for zones that EC2 is not to be asked about.
+    listed: Mutex<Vec<Instance>>,
     catalogues: Mutex<Catalogues>,
     groups: Mutex<HashMap<String, Option<PlacementGroup>>>,
     describer: Describer,
@@ -157,6 +164,9 @@ impl Ec2 {
             batches: Batches::default(),
             leading_since_ms: now_ms(),
             addresses: Mutex::default(),
+            reservations: Mutex::default(),
+            shifts: Shifts::default(),
+            listed: Mutex::default(),
             groups: Mutex::default(),
             recent: Mutex::default(),
             bought: Mutex::default(),
@@ -172,7 +182,12 @@ impl Ec2 {
         let fresh = refresh::keep_fresh(Arc::clone(&self.region), self.feeds());
         let (region, risk) = (Arc::clone(&self.region), Arc::clone(&self.risk));
         let scores = placement_scores::keep_scoring(region, risk, self.clients.ec2.clone());
-        futures::join!(fresh, scores, self.keep(client));
+        let shifts = async {
+            if self.options.zonal_shift {
+                zonal_shift::watch(&self.clients, &self.options.cluster_name, &self.shifts).await;
+            }
+        };
+        futures::join!(fresh, scores, shifts, self.keep(client));
     }
 
     async fn keep(&self, client: Client) {
@@ -237,6 +252,25 @@ impl Ec2 {
         lock(&self.addresses)
     }
 
+    pub(super) fn reservations(&self) -> MutexGuard<'_, ReservationCounts> {
+        lock(&self.reservations)
+    }
+
+    pub(super) fn shifts(&self) -> &Shifts {
+        &self.shifts
+    }
+
+    /// Says no to what is in a zone that is shifted away from: EC2 is not called there.
+    fn not_shifted(&self, provider_id: &str) -> Result<(), CloudError> {
+        let away = |zone: &&str| self.shifts.is_away_from(zone, now_ms());
+        match zone_of(provider_id).filter(away) {
+            Some(zone) => {
+                Err(CloudError::Other(format!("zone {zone} is shifted away from, instances there are left alone")))
+            }
+            None => Ok(()),
+        }
+    }
+
     /// The group of a class as last resolved; `None` while it wasn't, or where there is none.
     pub(super) fn known_group(&self, class: &Ec2NodeClass) -> Option<PlacementGroup> {
         lock(&self.groups).get(&key(class)).cloned().flatten()
@@ -267,6 +301,9 @@ impl Ec2 {
 
     /// What an event about a spot instance says of its offering.
     fn heed(&self, event: &Received) {
+        if event.kind == EventKind::CapacityReservationInterrupted {
+            self.reservations().interrupted(&event.instance_id, now_ms());
+        }
         let setback = match event.kind.message_kind() {
             MessageKind::SpotInterruption => Setback::Interrupted,
             MessageKind::RebalanceRecommendation => Setback::RebalanceRecommended,
@@ -309,6 +346,7 @@ impl Ec2 {
         match (&found, &recent) {
             (None, None) => {
                 lock(&self.going).remove(id);
+                self.reservations().gone(id);
                 return Ok(false);
             }
             (Some(instance), _) if instance.state == InstanceState::ShuttingDown => {}
@@ -372,7 +410,9 @@ impl Cloud for Ec2 {
     fn catalogue(&self, class: &Ec2NodeClass) -> Arc<Catalogue> {
         let group = self.known_group(class);
         let mut marks = lock(&self.unavailable);
-        let mut sources = Sources { region: &self.region, risk: &self.risk, marks: &mut marks, options: &self.options };
+        let (region, risk, reservations) = (&self.region, &self.risk, &self.reservations());
+        let (marks, shifted) = (&mut *marks, &self.shifts.zone_ids(now_ms()));
+        let mut sources = Sources { region, risk, marks, reservations, shifted, options: &self.options };
         lock(&self.catalogues).of(&mut sources, class, group, now_ms())
     }
 
@@ -388,6 +428,10 @@ impl Cloud for Ec2 {
     fn describe<'a>(&'a self, provider_id: &'a str) -> BoxFuture<'a, Result<Option<Instance>, CloudError>> {
         let call = async move {
             let id = known(provider_id)?;
+            if let Err(error) = self.not_shifted(provider_id) {
+                let cached = lock(&self.listed).iter().find(|instance| instance.id == id).cloned();
+                return cached.map(Some).ok_or(error);
+            }
             Ok(self.describe_id(id).await?.or_else(|| self.recent(id, now_ms())))
         };
         self.clients.metrics.timed("Get", metrics::cloud_error, call).boxed()
@@ -395,7 +439,9 @@ impl Cloud for Ec2 {
 
     fn terminate<'a>(&'a self, provider_id: &'a str) -> BoxFuture<'a, Result<bool, CloudError>> {
         let call = async move {
-            let result = self.terminate_id(known(provider_id)?).await;
+            let id = known(provider_id)?;
+            self.not_shifted(provider_id)?;
+            let result = self.terminate_id(id).await;
             if result.is_err() {
                 self.not_terminated(provider_id);
             }
@@ -415,6 +461,16 @@ impl Cloud for Ec2 {
             let unseen: Vec<Instance> =
                 unseen.filter(|instance| found.iter().all(|other| other.id != instance.id)).collect();
             found.extend(unseen);
+            let mut listed = lock(&self.listed);
+            let away = listed.iter().filter(|instance| self.shifts.is_away_from(&instance.zone, now));
+            let hidden: Vec<Instance> =
+                away.filter(|instance| found.iter().all(|other| other.id != instance.id)).cloned().collect();
+            found.extend(hidden);
+            listed.clone_from(&found);
+            drop(listed);
+            let reserved =
+                found.iter().filter_map(|one| Some((one.id.as_str(), one.reservation.as_ref()?.id.as_str())));
+            self.reservations().running(reserved);
             *lock(&self.bought) = found.iter().map(|one| (one.id.clone(), bought_as(one))).collect();
             Ok(found)
         };
@@ -478,6 +534,7 @@ impl Cloud for Ec2 {
     fn tag<'a>(&'a self, provider_id: &'a str, node: &'a str, claim: &'a str) -> BoxFuture<'a, Result<(), CloudError>> {
         async move {
             let id = known(provider_id)?;
+            self.not_shifted(provider_id)?;
             let known = tagging::tag(&self.clients, id, node, claim, &self.options.cluster_name).await?;
             if !known && self.recent(id, now_ms()).is_some() {
                 return Err(CloudError::Other(format!("EC2 does not know {id} yet, which it just launched")));
@@ -496,6 +553,10 @@ impl Cloud for Ec2 {
             Ok(())
         }
         .boxed()
+    }
+
+    fn shifted_zones(&self) -> BTreeSet<String> {
+        self.shifts.zones(now_ms())
     }
 
     fn release_class<'a>(&'a self, class: &'a Ec2NodeClass) -> BoxFuture<'a, Result<(), CloudError>> {

@@ -15,12 +15,20 @@ pub const TTL_MS: i64 = 180_000;
 /// A mark's subject.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Subject {
-    /// An offering; in a placement group where the second says so.
+    /// An offering; in a placement group or a partition of it where the second, a [`scope`], says so.
     Offering(Override, Option<String>),
     /// Every offering of a capacity type.
     CapacityType(CapacityType),
     /// A subnet without free addresses.
     Subnet(String),
+}
+
+/// Where in a placement group a launch was: the group, or one of its partitions.
+pub fn scope(group: &str, partition: Option<&str>) -> String {
+    match partition {
+        Some(partition) => format!("{group}/{partition}"),
+        None => group.to_owned(),
+    }
 }
 
 /// The marks and when they end, milliseconds since the epoch.
@@ -53,6 +61,15 @@ impl Unavailable {
         self.holds(&Subject::CapacityType(offering.capacity_type), now_ms)
             || self.holds(&Subject::Offering(offering.clone(), None), now_ms)
             || group.is_some_and(|group| self.holds(&Subject::Offering(offering.clone(), Some(group.into())), now_ms))
+    }
+
+    /// As [`Unavailable::covers`], in a partition of the group where one is named: what was tried there alone counts too.
+    pub fn covers_in(&self, offering: &Override, group: Option<&str>, partition: Option<&str>, now_ms: i64) -> bool {
+        let alone = || {
+            let scope = scope(group?, Some(partition?));
+            Some(self.holds(&Subject::Offering(offering.clone(), Some(scope)), now_ms))
+        };
+        self.covers(offering, group, now_ms) || (!self.until.is_empty() && alone().unwrap_or(false))
     }
 
     /// Forgets what has ended. Returns a number that is another one whenever the marks are.
@@ -137,5 +154,16 @@ mod tests {
         assert!(marks.covers(&any, Some("pg-1"), 1));
         assert!(!marks.covers(&any, Some("pg-2"), 1));
         assert!(!marks.covers(&any, None, 1));
+        assert!(marks.covers_in(&any, Some("pg-1"), Some("2"), 1), "in every partition");
+    }
+
+    #[test]
+    fn a_mark_made_in_a_partition_counts_in_that_partition_only() {
+        let mut marks = Unavailable::default();
+        let any = offering("m5.large", "a", CapacityType::OnDemand);
+        marks.mark(Subject::Offering(any.clone(), Some(scope("pg-1", Some("2")))), 0);
+        let covers = |group, partition| marks.covers_in(&any, group, partition, 1);
+        assert!(covers(Some("pg-1"), Some("2")));
+        assert!(!covers(Some("pg-1"), Some("1")) && !covers(Some("pg-1"), None) && !covers(Some("pg-2"), Some("2")));
     }
 }

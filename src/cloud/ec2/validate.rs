@@ -178,6 +178,7 @@ impl Tried {
             count: 1,
             context: class.spec.context.clone(),
             capacity_type: CapacityType::OnDemand,
+            reservation: None,
             prioritized: false,
             templates: vec![(template.to_owned(), self.subnets.iter().map(slot).collect())],
             tags: self.tags.clone(),
@@ -220,7 +221,7 @@ impl Ec2 {
             let message = "no instance type is offered in the zones of the class's subnets and boots its images";
             return Err(Outcome::Passing(Verdict::Unjudged(message.into())));
         };
-        let choice = Choice { capacity_type: CapacityType::OnDemand, candidates: vec![candidate] };
+        let choice = Choice { capacity_type: CapacityType::OnDemand, reservation: None, candidates: vec![candidate] };
         let details = LaunchDetails {
             claim: NodeClaim::new("", crate::api::NodeClaimSpec::default()),
             class: Arc::new(class.clone()),
@@ -245,6 +246,7 @@ impl Ec2 {
             cluster: &facts,
             region: &self.clients.region,
             placement_group: group.as_ref().map(|group| group.id.as_str()),
+            manages_reservations: self.options.reserved_capacity,
         };
         let made = ground.tags().and_then(|tags| ground.groups(&choice, &tags).map(|groups| (tags, groups)));
         let (tags, groups) = match made {

@@ -111,6 +111,8 @@ impl Record {
             instance_type: self.instance_type.clone(),
             zone: self.zone.clone(),
             capacity_type: self.capacity_type,
+            reservation: None,
+            partition: None,
             image_id: self.image_id.clone(),
             launched_at_ms: self.launched_at_ms,
             state: self.state(now_ms),

@@ -253,6 +253,88 @@ fn a_reservation_is_filled_before_anything_is_bought_and_never_beyond_its_count(
     assert_eq!((count_of(&plan), plan.unschedulable.len()), (1, 8));
 }
 
+/// A world with two reservations of `a1.x4` in z-b, of so many instances, that only pods of arm64 fit.
+fn two_reserved(counts: [i64; 2], pool: Value) -> World {
+    let mut world = reserved(&[("default", pool)], 0);
+    let pool = &mut world.problem.pools[0];
+    let mut catalogue = (*pool.catalogue).clone();
+    let found = catalogue.instance_types.iter_mut().find(|t| &*t.name == "a1.x4").unwrap();
+    let mut changed = (**found).clone();
+    let template = changed.offerings.pop().unwrap();
+    for (id, count) in ["cr-1", "cr-2"].into_iter().zip(counts) {
+        let labels = Arc::new([("karpenter.k8s.aws/capacity-reservation-id".to_owned(), id.to_owned())].into());
+        changed.offerings.push(Offering { left: Some(count), labels, ..template.clone() });
+    }
+    *found = Arc::new(changed);
+    pool.catalogue = Arc::new(catalogue);
+    world
+}
+
+#[test]
+fn reservations_of_one_type_and_zone_are_counted_apart() {
+    let used =
+        |plan: &Plan| plan.new_nodes.iter().filter(|n| n.choices[0].capacity_type == CapacityType::Reserved).count();
+    for (counts, want) in [([1, 2], 3), ([2, 1], 3), ([0, 2], 2), ([1, 0], 1)] {
+        let mut world = two_reserved(counts, json!({}));
+        world.pods("p", 40, &json!({}), "1", "1Gi", &json!({}));
+        assert_eq!(used(&world.plan()), want, "{counts:?}");
+    }
+    let mut world = two_reserved([1, 2], json!({}));
+    let only = json!({"nodeSelector": {"karpenter.k8s.aws/capacity-reservation-id": "cr-1"}});
+    world.pods("p", 8, &json!({}), "1", "1Gi", &only);
+    let plan = world.plan();
+    assert_eq!((used(&plan), plan.unschedulable.len()), (1, 4), "the other one is not theirs");
+    let requirement = &plan.new_nodes[0].requirements[0];
+    assert_eq!(
+        (&*requirement.key, &requirement.values[..]),
+        ("karpenter.k8s.aws/capacity-reservation-id", &["cr-1".to_owned()][..])
+    );
+}
+
+#[test]
+fn a_node_that_may_run_outside_its_reservation_names_none() {
+    let mut world = two_reserved([1, 1], json!({}));
+    world.pods("p", 4, &json!({}), "1", "1Gi", &json!({}));
+    let plan = world.plan();
+    assert_eq!(plan.new_nodes[0].choices[0].capacity_type, CapacityType::Reserved);
+    assert!(plan.new_nodes[0].choices.len() > 1 && plan.new_nodes[0].requirements.is_empty());
+}
+
+#[test]
+fn pods_spread_over_partitions_and_each_node_demands_its_own() {
+    const PARTITION: &str = "karpenter.k8s.aws/placement-group-partition";
+    let world = || {
+        let mut world = World::with_pools(&[("default", json!({}))]);
+        let mut catalogue = (*world.problem.pools[0].catalogue).clone();
+        for instance_type in &mut catalogue.instance_types {
+            let mut copy = (**instance_type).clone();
+            let labelled = |offering: &Offering, partition: &str| Offering {
+                labels: Arc::new([(PARTITION.to_owned(), partition.to_owned())].into()),
+                ..offering.clone()
+            };
+            copy.offerings =
+                copy.offerings.iter().flat_map(|o| ["1", "2", "3"].map(|partition| labelled(o, partition))).collect();
+            *instance_type = Arc::new(copy);
+        }
+        world.problem.pools[0].catalogue = Arc::new(catalogue);
+        world
+    };
+    let mut spread_out = world();
+    let labels = json!({"app": "p"});
+    spread_out.pods("p", 6, &labels, "1", "1Gi", &super::spread(PARTITION, &labels, &json!({})));
+    let plan = spread_out.plan();
+    let mut pods: std::collections::BTreeMap<&str, usize> = std::collections::BTreeMap::new();
+    for node in &plan.new_nodes {
+        let [demand] = &node.requirements[..] else { panic!("{:?}", node.requirements) };
+        assert_eq!((&*demand.key, &*demand.operator, demand.values.len()), (PARTITION, "In", 1));
+        *pods.entry(&demand.values[0]).or_default() += node.pods.len();
+    }
+    assert_eq!(pods, [("1", 2), ("2", 2), ("3", 2)].into());
+    let mut careless = world();
+    careless.pods("p", 6, &labels, "1", "1Gi", &json!({}));
+    assert!(careless.plan().new_nodes.iter().all(|node| node.requirements.is_empty()), "EC2 picks");
+}
+
 /// Each offering of the first pool as `change` makes it.
 fn changed(pools: &[(&str, Value)], change: impl Fn(&mut Offering)) -> World {
     let mut world = World::with_pools(pools);

@@ -299,6 +299,7 @@ pub fn resolved(class: &Ec2NodeClass, answers: Answers, now_ms: i64) -> (Ec2Node
         // A template wants a name, whether there is a profile of it yet or not.
         profile: Ok(profile.clone().unwrap_or_else(|| format!("{}-preflight", class.name_any()))),
         placement: answers.placement,
+        reservations: None,
     };
     let (status, _) = judge_status(&class.status.clone().unwrap_or_default(), answers, now_ms);
     (Ec2NodeClass { status: Some(status), ..class.clone() }, profile)
