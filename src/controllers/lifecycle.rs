@@ -190,7 +190,11 @@ pub async fn run(ctx: Arc<Context>) {
                         give_up(&ctx, &name, reason, &why).await;
                         None
                     }
-                    Err(Failure::Api(error)) if is_not_found(&error) || is_conflict(&error) => Some(POLL_MS),
+                    Err(Failure::Api(error)) if is_not_found(&error) => Some(POLL_MS),
+                    Err(Failure::Api(error)) if is_conflict(&error) => {
+                        look_again(&ctx, &name).await;
+                        Some(-1)
+                    }
                     Err(error) => {
                         tracing::warn!(claim = name, ?step, %error, "step failed, trying again");
                         Some(-1)
@@ -319,6 +323,23 @@ async fn take(ctx: &Arc<Context>, name: &str, step: &Step) -> Result<Option<i64>
         (_, _) => {}
     }
     Ok(None)
+}
+
+/// Reads a claim and its Node anew, after a conflict. Under a burst the watch lags behind, and to write again on what it shows
+/// would fail again and keep the API server from catching up.
+async fn look_again(ctx: &Context, name: &str) {
+    let node = {
+        let state = ctx.cluster.read();
+        state.claims.get(name).and_then(|claim| state.node_of(claim)).map(|node| node.name_any())
+    };
+    if let Some(node) = node
+        && let Ok(Some(node)) = Api::<Node>::all(ctx.client.clone()).get_opt(&node).await
+    {
+        ctx.cluster.update(|state| state.apply_node(node));
+    }
+    if let Ok(Some(claim)) = Api::<NodeClaim>::all(ctx.client.clone()).get_opt(name).await {
+        ctx.cluster.update(|state| state.apply_claim(claim));
+    }
 }
 
 /// Sets a condition: true, or unknown with a reason. Writes only what changes.
