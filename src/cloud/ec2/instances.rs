@@ -384,7 +384,8 @@ mod tests {
             )
         }));
         let found = of_cluster(&clients, "c1").await.unwrap();
-        let kinds: Vec<_> = found.iter().map(|(one, _)| one.reservation.as_ref().map(|one| (&*one.id, one.kind))).collect();
+        let kinds: Vec<_> =
+            found.iter().map(|(one, _)| one.reservation.as_ref().map(|one| (&*one.id, one.kind))).collect();
         let of = |kind| Some(("cr-1", kind));
         assert_eq!(
             kinds,
