@@ -9,6 +9,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use croner::Cron;
+use futures::{StreamExt, stream};
+use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::jiff::{Timestamp, tz::TimeZone};
 use kube::ResourceExt;
 use serde_json::json;
@@ -40,6 +42,9 @@ const UNDECIDED_MS: [(&str, i64); 2] = [(UNDERUTILIZED, 300_000), (DRIFTED, 600_
 /// way when the taint was written has been bound by then.
 const SETTLE_MS: i64 = 2_000;
 
+/// Nodes that are written on at the same time.
+const WRITES: usize = 16;
+
 /// Runs until the process ends.
 pub async fn run(ctx: Arc<Context>) {
     let mut closed: BTreeMap<String, i64> = BTreeMap::new();
@@ -64,48 +69,68 @@ pub async fn run(ctx: Arc<Context>) {
             (go, doomed)
         };
         closed.retain(|name, _| doomed.iter().any(|(claim, _)| claim.name_any() == *name));
+        let mut steps = Vec::new();
         for (claim, pods) in doomed {
             let name = claim.name_any();
             let since = *closed.entry(name.clone()).or_insert(now);
             let node = ctx.cluster.read().node_of(&claim).cloned();
-            let result = if pods > 0 {
-                reopen(&ctx, &claim, "a pod came in between").await
+            let step = if pods > 0 {
+                Step::Reopen
             } else if let Some(node) = node.filter(|node| !drain::is_closed(node)) {
                 // The mark was written and the taint was not: close it now, and look again later.
-                closed.insert(name.clone(), now);
-                drain::close(&ctx, &node).await
+                closed.insert(name, now);
+                Step::Close(node)
             } else if now - since >= SETTLE_MS {
-                tracing::info!(claim = name, "empty, it goes");
-                ctx.metrics.claims_disrupted.with_label_values(&["empty"]).inc();
-                lifecycle::delete_claim(&ctx, &claim).await
+                Step::Delete
             } else {
-                Ok(())
+                continue;
             };
-            if let Err(error) = result {
-                tracing::warn!(claim = name, %error, "empty node could not be taken, trying again");
-            }
+            steps.push((claim, step));
         }
+        stream::iter(steps).for_each_concurrent(WRITES, |(claim, step)| take_step(&ctx, claim, step)).await;
         for claim in given_up(&ctx, &mut undecided, now) {
             replacement.given_up(&claim.name_any(), now);
             if let Err(error) = reopen(&ctx, &claim, "its pods found no other place in time").await {
                 tracing::warn!(claim = claim.name_any(), %error, "node could not be opened again, trying again");
             }
         }
-        for name in go {
-            begin(&ctx, &name, EMPTY).await;
-        }
+        stream::iter(go).for_each_concurrent(WRITES, |name| begin(&ctx, name, EMPTY)).await;
         if now - moved >= MOVE_MS {
             moved = now;
             let drifted = replacement.choose(&ctx, &pools, &types).await;
-            for name in &drifted {
-                begin(&ctx, name, DRIFTED).await;
-            }
-            if drifted.is_empty() {
-                for name in consolidate(&ctx, &pools, &types).await {
-                    begin(&ctx, &name, UNDERUTILIZED).await;
-                }
-            }
+            let (go, reason) = if drifted.is_empty() {
+                (consolidate(&ctx, &pools, &types).await, UNDERUTILIZED)
+            } else {
+                (drifted, DRIFTED)
+            };
+            stream::iter(go).for_each_concurrent(WRITES, |name| begin(&ctx, name, reason)).await;
         }
+    }
+}
+
+/// What is next for a node that was empty when it was marked.
+enum Step {
+    /// A pod came: it stays.
+    Reopen,
+    /// It lacks the taint.
+    Close(Arc<Node>),
+    /// It goes.
+    Delete,
+}
+
+async fn take_step(ctx: &Context, claim: Arc<NodeClaim>, step: Step) {
+    let name = claim.name_any();
+    let result = match step {
+        Step::Reopen => reopen(ctx, &claim, "a pod came in between").await,
+        Step::Close(node) => drain::close(ctx, &node).await,
+        Step::Delete => {
+            tracing::info!(claim = name, "empty, it goes");
+            ctx.metrics.claims_disrupted.with_label_values(&["empty"]).inc();
+            lifecycle::delete_claim(ctx, &claim).await
+        }
+    };
+    if let Err(error) = result {
+        tracing::warn!(claim = name, %error, "empty node could not be taken, trying again");
     }
 }
 
@@ -124,8 +149,8 @@ fn given_up(ctx: &Context, since: &mut BTreeMap<String, i64>, now: i64) -> Vec<A
         .collect()
 }
 
-async fn begin(ctx: &Context, name: &str, reason: &str) {
-    let claim = ctx.cluster.read().claims.get(name).cloned();
+async fn begin(ctx: &Context, name: String, reason: &str) {
+    let claim = ctx.cluster.read().claims.get(&name).cloned();
     let Some(claim) = claim else { return };
     tracing::info!(claim = name, reason, "closed for disruption");
     ctx.event(reference(&*claim), false, "DisruptionTerminating", &format!("disrupting node: {reason}")).await;
