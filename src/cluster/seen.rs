@@ -109,10 +109,10 @@ mod tests {
     }
 
     /// Every third node is nobody's; the others are claims of one pool.
-    fn node(state: &mut State, at: u64, ready: bool) {
+    fn node(state: &mut State, at: u64, ready: bool, life: u64) {
         let condition = json!({"type": "Ready", "status": if ready { "True" } else { "False" }});
         state.apply_node(read(json!({
-            "metadata": {"name": format!("node-{at}"), "uid": format!("n-{at}"), "labels": {(labels::INITIALIZED): "true"}},
+            "metadata": {"name": format!("node-{at}"), "uid": format!("n-{at}-{life}"), "labels": {(labels::INITIALIZED): "true"}},
             "spec": {"providerID": format!("aws:///z/i-{at}")},
             "status": {"allocatable": {"cpu": "4", "memory": "8Gi", "pods": "20"}, "conditions": [condition]},
         })));
@@ -128,11 +128,11 @@ mod tests {
         })));
     }
 
-    fn pod(state: &mut State, name: u64, on: Option<u64>) {
+    fn pod(state: &mut State, name: u64, on: Option<u64>, life: u64) {
         let condition = json!({"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "m"});
         state.apply_pod(
             &read(json!({
-                "metadata": {"name": format!("pod-{name}"), "namespace": "n", "uid": format!("p-{name}")},
+                "metadata": {"name": format!("pod-{name}"), "namespace": "n", "uid": format!("p-{name}-{life}")},
                 "spec": {"nodeName": on.map(|at| format!("node-{at}")),
                     "containers": [{"name": "c", "image": "i", "resources": {"requests": {"cpu": format!("{}m", name + 1)}}}]},
                 "status": {"conditions": if on.is_some() { json!([]) } else { json!([condition]) }},
@@ -166,24 +166,28 @@ mod tests {
         let mut catalogue = empty();
         let mut state = State::default();
         for at in 0..NODES {
-            node(&mut state, at, true);
+            node(&mut state, at, true, 0);
             if at % 3 > 0 {
                 claim(&mut state, at, &[]);
             }
         }
+        // An object that was deleted comes back with another UID only.
+        let (mut node_lives, mut pod_lives) = ([0; 9], [0; 20]);
         let mut rng = fastrand::Rng::with_seed(7);
         let (mut before, mut shared): (Option<Snapshot>, usize) = (None, 0);
         let mut held_before = 0;
         for step in 0..600 {
             let (at, name) = (rng.u64(0..NODES), rng.u64(0..20));
+            let (here, this) = (usize::try_from(at).unwrap(), usize::try_from(name).unwrap());
             let whole = match rng.u8(0..9) {
                 0 => {
-                    node(&mut state, at, rng.bool());
+                    node(&mut state, at, rng.bool(), node_lives[here]);
                     false
                 }
                 1 => {
                     state.delete_node(&format!("node-{at}"));
-                    node(&mut state, at, true);
+                    node_lives[here] += 1;
+                    node(&mut state, at, true, node_lives[here]);
                     false
                 }
                 2 if at % 3 > 0 => {
@@ -192,6 +196,7 @@ mod tests {
                 }
                 3 => {
                     state.delete_pod(&format!("n/pod-{name}"), 1);
+                    pod_lives[this] += 1;
                     false
                 }
                 4 => {
@@ -203,11 +208,11 @@ mod tests {
                     true
                 }
                 6 => {
-                    pod(&mut state, name, None);
+                    pod(&mut state, name, None, pod_lives[this]);
                     false
                 }
                 _ => {
-                    pod(&mut state, name, Some(at));
+                    pod(&mut state, name, Some(at), pod_lives[this]);
                     false
                 }
             };
