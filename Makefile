@@ -24,7 +24,7 @@ demo: build tools ## The main job, end to end (KEEP=1 leaves it running)
 test: ## Every test
 	$(MAKE) lint deny test-policies
 	$(MAKE) -j2 --output-sync=target test-rust test-control-plane test-chart test-kubelets test-preflight
-	$(MAKE) test-scenarios test-e2e
+	$(MAKE) test-scenarios test-e2e test-ec2
 	@echo "make test: all passed"
 
 build: ## The binary
@@ -67,10 +67,10 @@ test-kubelets: tools moto ## moto, and kubelets for its instances
 test-preflight: build tools moto ## stowage preflight against moto
 	$(PYTHON) e2e/preflight_test.py
 
-# These three are to be part of `test` once they were green three times in a row.
 test-ec2: build tools moto ## The whole service on EC2's wire protocol
 	$(PYTHON) e2e/ec2_test.py
 
+# These two are not part of `test` for their length: five minutes each, most of it waiting for time-outs and expirations.
 test-ec2-faults: build tools moto ## What becomes of pods when EC2 throttles, fails, loses answers and runs out
 	$(PYTHON) e2e/ec2_faults_test.py
 
