@@ -49,7 +49,10 @@ deny: $(CARGO_DENY) ## Licences, bans and sources of every dependency (advisorie
 test-policies: ## The AWS policies of docs/aws against the calls of the code
 	$(PYTHON) e2e/policies_test.py
 
+# Tests know the folder that they were built in. Cargo doesn't see that another checkout built them in the same cache.
 test-rust: ## Unit, property and wire tests
+	@mkdir -p $(CARGO_TARGET_DIR) && echo $(CURDIR) | cmp -s - $(CARGO_TARGET_DIR)/checkout || touch src/lib.rs tests/*.rs
+	@echo $(CURDIR) > $(CARGO_TARGET_DIR)/checkout
 	cargo test --locked --quiet
 
 test-scenarios: build ## Plans of every scenario kind, judged by the independent checker
