@@ -125,8 +125,12 @@ fn problem_of(
     spot: SpotPricing,
 ) -> anyhow::Result<(Problem, BTreeMap<String, usize>)> {
     let mut catalogues: BTreeMap<String, Arc<Catalogue>> = BTreeMap::new();
-    let mut problem =
-        Problem { daemons: input.daemons, namespaces: input.namespaces, pods: input.pods, ..Problem::default() };
+    let mut problem = Problem {
+        daemons: input.daemons,
+        namespaces: Arc::new(input.namespaces),
+        pods: input.pods,
+        ..Problem::default()
+    };
     problem.volumes = Arc::new(input.volumes);
     problem.services = Arc::new(input.services);
     let mut running = input.running;

@@ -1,6 +1,7 @@
 //! The cluster as the watches tell it: tables of what scheduling looks at, and the problem and the extender's view made from them.
 //! Only [`watch`] talks to the API server; nothing here decides anything.
 
+mod claims;
 pub mod holds;
 pub mod pods;
 mod seen;

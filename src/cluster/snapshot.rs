@@ -7,8 +7,9 @@ use k8s_openapi::api::core::v1::{Node, Taint};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use kube::ResourceExt;
 
+use super::claims::{Usage, reported};
 use super::holds::Holds;
-use super::seen::Stamp;
+use super::seen::{Known, Stamp};
 use super::state::State;
 use crate::api::{NodeClaim, NodePool, conditions, labels};
 use crate::scheduling::offering::{CapacityType, Catalogue, InstanceType, MicroUsd};
@@ -39,7 +40,7 @@ pub struct Snapshot {
     /// The problem.
     pub problem: Problem,
     /// One for each of the problem's nodes.
-    pub subjects: Vec<Subject>,
+    pub subjects: Vec<Arc<Subject>>,
     /// Keys of the pods to place that are still bound to a node about to go.
     pub displaced: BTreeSet<String>,
     /// When it was taken, milliseconds since the epoch.
@@ -76,7 +77,6 @@ pub struct Demand {
 /// Pods that need a place, imagining the claims in `without` to be on their way out.
 pub fn demand(state: &State, holds: &Holds, without: &BTreeSet<String>) -> Demand {
     let mut out = Demand::default();
-    let claim_by_node = claims_by_node(state);
     let mut planned: HashMap<&str, BTreeSet<&String>> = HashMap::new();
     for key in &state.unbound {
         let Some(pod) = state.pods.get(key).filter(|pod| pod.unschedulable() && pod.entry.is_ok()) else {
@@ -86,8 +86,10 @@ pub fn demand(state: &State, holds: &Holds, without: &BTreeSet<String>) -> Deman
         let preempting = pod.nominated.as_deref().is_some_and(|node| {
             let making_room = state.pods_on(node).any(|pod| pod.deleting_since_ms.is_some());
             making_room
-                && !claim_by_node
+                && !state
+                    .nodes
                     .get(node)
+                    .and_then(|node| state.claim_of(node))
                     .and_then(|claim| state.planned.get(&claim.name_any()))
                     .is_some_and(|plan| planned.entry(node).or_insert_with(|| plan.pods.iter().collect()).contains(key))
         });
@@ -95,10 +97,10 @@ pub fn demand(state: &State, holds: &Holds, without: &BTreeSet<String>) -> Deman
             out.pending.insert(key.clone());
         }
     }
-    let leaving = |name: &String, claim: &NodeClaim| is_leaving(claim) || without.contains(name);
     let resettled: BTreeSet<&String> =
         holds.by_claim.values().flatten().filter(|hold| hold.owner.is_some()).map(|hold| &hold.original).collect();
-    for (_, claim) in state.claims.iter().filter(|(name, claim)| leaving(name, claim)) {
+    let leaving: BTreeSet<&String> = state.claim_index.leaving.iter().chain(without).collect();
+    for claim in leaving.into_iter().filter_map(|name| state.claims.get(name)) {
         let Some(node) = state.node_of(claim) else { continue };
         // A protected pod stays until it ends, unless the node has a time by which it must be gone.
         let hurry = claim.spec.termination_grace_period.is_some()
@@ -116,14 +118,6 @@ pub fn demand(state: &State, holds: &Holds, without: &BTreeSet<String>) -> Deman
     out
 }
 
-fn claims_by_node(state: &State) -> HashMap<&str, &Arc<NodeClaim>> {
-    let nodes = state.claims.values().filter_map(|claim| {
-        let id = claim.status.as_ref()?.provider_id.as_deref()?;
-        Some((state.node_by_provider_id.get(id)?.as_str(), claim))
-    });
-    nodes.collect()
-}
-
 /// How long a launched node may take to register before the planner stops counting on it, milliseconds.
 pub const BOOT_PATIENCE_MS: i64 = 300_000;
 
@@ -137,45 +131,30 @@ pub fn take(
 ) -> Snapshot {
     let holds = state.holds(now_ms);
     let demand = demand(state, &holds, without);
-    let types = Types::new(pools);
     let mut out = Snapshot { at_ms: now_ms, ..Snapshot::default() };
-    let claim_by_node = claims_by_node(state);
     let mut seen = state.seen.lock().unwrap_or_else(PoisonError::into_inner);
     let bought = pools.iter().map(|ready| (ready.pool.name_any(), Arc::clone(&ready.catalogue)));
-    seen.begin(Stamp { daemons: state.daemon_changes, catalogues: bought.collect() });
-    for (name, node) in &state.nodes {
-        let claim = claim_by_node.get(name.as_str()).copied();
-        let leaving = node.metadata.deletion_timestamp.is_some()
-            || claim.is_some_and(|claim| is_leaving(claim) || without.contains(&claim.name_any()));
-        if leaving && claim.is_some() {
-            // Its pods are placed anew, as if it were gone already.
-            continue;
+    let types = seen.begin(Stamp { daemons: state.daemon_changes, catalogues: bought.collect() }, pools, &state.nodes);
+    // Room that is held changes with time.
+    let held = holds.by_claim.keys().filter_map(|claim| state.node_of(state.claims.get(claim)?));
+    for name in seen.changed(held.map(|node| node.name_any())) {
+        let known = state.nodes.get(&name).and_then(|node| look(state, &types, &holds, node, now_ms));
+        seen.keep(name, known);
+    }
+    for known in seen.nodes() {
+        if known.subject.claim.as_ref().is_none_or(|claim| !without.contains(claim)) {
+            out.problem.nodes.push(Arc::clone(&known.state));
+            out.subjects.push(Arc::clone(&known.subject));
         }
-        let changes = state.pod_changes(name);
-        // Room that is held, and what is not up yet, changes with time.
-        let settled = claim.is_none_or(|claim| {
-            node.labels().get(labels::INITIALIZED).is_some_and(|value| value == "true")
-                && !holds.by_claim.contains_key(&claim.name_any())
-        });
-        let known = settled.then(|| seen.get(name, node, claim, changes)).flatten();
-        let known = known.unwrap_or_else(|| {
-            let made = Arc::new(existing(state, &types, &holds, node, claim, leaving, now_ms));
-            if settled {
-                seen.keep(name, node, claim, changes, &made);
-            }
-            made
-        });
-        out.problem.nodes.push(known);
-        out.subjects.push(Subject { node: Some(name.clone()), claim: claim.map(|claim| claim.name_any()) });
     }
     drop(seen);
-    for (name, claim) in &state.claims {
-        if state.node_of(claim).is_none() && !is_leaving(claim) && !without.contains(name) {
+    for (name, claim) in state.in_flight.iter().filter_map(|name| state.claims.get_key_value(name)) {
+        if !is_leaving(claim) && !without.contains(name) {
             let mut node = in_flight(state, &types, &holds, claim);
             // A node that should be up by now may never come: nothing more is planned on it.
             node.schedulable = now_ms - super::created_ms(&claim.metadata) < BOOT_PATIENCE_MS;
             out.problem.nodes.push(Arc::new(node));
-            out.subjects.push(Subject { node: None, claim: Some(name.clone()) });
+            out.subjects.push(Arc::new(Subject { node: None, claim: Some(name.clone()) }));
         }
     }
     for key in demand.pending.iter().chain(&demand.displaced) {
@@ -186,7 +165,7 @@ pub fn take(
     out.displaced = demand.displaced;
     out.problem.pools = pools.iter().filter_map(|ready| pool(state, &types, ready, without)).collect();
     out.problem.daemons = state.daemons.values().map(|record| record.daemon.clone()).collect();
-    out.problem.namespaces = state.namespaces.clone();
+    out.problem.namespaces = Arc::clone(&state.namespaces);
     out.problem.volumes = Arc::clone(&state.volumes);
     out.problem.services = Arc::clone(&state.services);
     out.problem.settings = settings.clone();
@@ -195,33 +174,44 @@ pub fn take(
 
 fn pool(state: &State, types: &Types, ready: &ReadyPool, without: &BTreeSet<String>) -> Option<Pool> {
     let name = ready.pool.name_any();
-    let mut usage = Resources::default();
-    let mut count = 0;
-    for (claim_name, claim) in &state.claims {
-        if claim.labels().get(labels::NODE_POOL) == Some(&name) && !is_leaving(claim) && !without.contains(claim_name) {
-            match state.capacities.get(claim_name) {
-                Some(capacity) => usage.add(capacity),
-                None => usage.add(&capacity(types, claim)),
-            }
-            count += 1;
+    let Usage { mut capacity, mut count, unsized_claims } = state.claim_index.usage(&name);
+    for claim in unsized_claims.iter().filter_map(|claim| state.claims.get(claim)) {
+        capacity.add(&capacity_of(types, claim));
+    }
+    for claim in without.iter().filter_map(|claim| state.claims.get(claim)) {
+        if claim.labels().get(labels::NODE_POOL) == Some(&name) && !is_leaving(claim) {
+            capacity.sub(&capacity_of(types, claim));
+            count -= 1;
         }
     }
-    Pool::new(&ready.pool, Arc::clone(&ready.catalogue), usage, count)
+    Pool::new(&ready.pool, Arc::clone(&ready.catalogue), capacity, count)
         .inspect_err(|error| tracing::warn!(node_pool = name, %error, "node pool is left out of the plan"))
         .ok()
 }
 
 /// Capacity of a claim's node: as reported, or as its type promises.
-pub fn capacity(types: &Types, claim: &NodeClaim) -> Resources {
-    let status = claim.status.as_ref();
-    match status.map(|status| &status.capacity).filter(|capacity| !capacity.is_empty()) {
-        Some(capacity) => read(capacity),
-        None => types.of(claim).map(|found| found.capacity.clone()).unwrap_or_default(),
-    }
+pub fn capacity_of(types: &Types, claim: &NodeClaim) -> Resources {
+    reported(claim).unwrap_or_else(|| types.of(claim).map(|found| found.capacity.clone()).unwrap_or_default())
 }
 
 fn read(quantities: &BTreeMap<String, Quantity>) -> Resources {
     Resources::from_map(quantities).unwrap_or_default()
+}
+
+/// A node as the planner sees it; `None` where its pods are placed anew, as if it were gone already.
+fn look(state: &State, types: &Types, holds: &Holds, node: &Node, now_ms: i64) -> Option<Known> {
+    let claim = state.claim_of(node);
+    let leaving = node.metadata.deletion_timestamp.is_some() || claim.is_some_and(|claim| is_leaving(claim));
+    if leaving && claim.is_some() {
+        return None;
+    }
+    let settled = claim.is_none_or(|claim| {
+        node.labels().get(labels::INITIALIZED).is_some_and(|value| value == "true")
+            && !holds.by_claim.contains_key(&claim.name_any())
+    });
+    let subject = Subject { node: Some(node.name_any()), claim: claim.map(|claim| claim.name_any()) };
+    let state = Arc::new(existing(state, types, holds, node, claim, leaving, now_ms));
+    Some(Known { state, subject: Arc::new(subject), settled })
 }
 
 fn existing(

@@ -9,6 +9,7 @@ use k8s_openapi::api::storage::v1::{CSINode, StorageClass};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::ResourceExt;
 
+use super::claims::ClaimIndex;
 use super::holds::{self, Holds, Planned};
 use super::pods::{PodRecord, Scheduling};
 use super::seen::Seen;
@@ -16,7 +17,6 @@ use crate::api::{Ec2NodeClass, NodeClaim, NodePool};
 use crate::scheduling::defaults::{DefaultSpread, Services};
 use crate::scheduling::intern::Interner;
 use crate::scheduling::problem::{Daemon, Labels};
-use crate::scheduling::resources::Resources;
 use crate::scheduling::volumes::{self, Claim, Volume, Volumes};
 
 /// A DaemonSet as overhead.
@@ -49,16 +49,14 @@ pub struct State {
     pub claims: BTreeMap<String, Arc<NodeClaim>>,
     /// The plans that the NodeClaims carry, by NodeClaim.
     pub planned: BTreeMap<String, Planned>,
-    /// Capacity that NodeClaims report, by NodeClaim; those that report none yet are left out.
-    pub capacities: HashMap<String, Resources>,
     /// NodePools by name.
     pub pools: BTreeMap<String, Arc<NodePool>>,
     /// EC2NodeClasses by name.
     pub classes: BTreeMap<String, Arc<Ec2NodeClass>>,
     /// DaemonSets by `namespace/name`; those that can't be understood are left out.
     pub daemons: BTreeMap<String, DaemonRecord>,
-    /// Labels of namespaces.
-    pub namespaces: BTreeMap<String, Labels>,
+    /// Labels of namespaces; shared with the problems made from it.
+    pub namespaces: Arc<BTreeMap<String, Labels>>,
     /// Claims, volumes, storage classes and what nodes can attach; shared with the problems made from it.
     pub volumes: Arc<Volumes>,
     /// What Services select, where there is a default spread; shared with the problems made from it.
@@ -68,13 +66,13 @@ pub struct State {
     interner: Interner,
     gone: Gone,
     holds: Mutex<Option<Resolved>>,
-    /// Nodes of the last snapshot.
+    /// Nodes of the last snapshot, and which have changed since.
     pub(super) seen: Mutex<Seen>,
-    /// Number of the last change of each node's pods.
-    pod_changes: HashMap<Arc<str>, u64>,
+    pub(super) claim_index: ClaimIndex,
+    /// NodeClaims without a Node.
+    pub(super) in_flight: BTreeSet<String>,
     /// Changes of DaemonSets so far.
     pub(super) daemon_changes: u64,
-    changes: u64,
 }
 
 /// The live holds, and until when they are what they are, milliseconds since the epoch.
@@ -195,24 +193,37 @@ impl State {
         }
     }
 
-    /// Number of the last change of a node's pods.
-    pub(super) fn pod_changes(&self, node: &str) -> u64 {
-        self.pod_changes.get(node).copied().unwrap_or(0)
+    /// The next snapshot works this node out anew.
+    fn note_change(&mut self, node: &str) {
+        self.seen.get_mut().unwrap_or_else(PoisonError::into_inner).note(node);
     }
 
-    fn note_change(&mut self, node: &Arc<str>) {
-        self.changes += 1;
-        self.pod_changes.insert(Arc::clone(node), self.changes);
+    /// What a NodeClaim says of its node, or whether it has one, may have changed.
+    fn relink(&mut self, claim: &str) {
+        let Some(known) = self.claims.get(claim) else {
+            self.in_flight.remove(claim);
+            return;
+        };
+        if let Some(node) = self.node_of(known).map(|node| node.name_any()) {
+            self.note_change(&node);
+            self.in_flight.remove(claim);
+        } else {
+            self.in_flight.insert(claim.to_owned());
+        }
+    }
+
+    /// Relinks the NodeClaim of this provider id.
+    fn relink_by_id(&mut self, id: Option<&str>) {
+        if let Some(claim) = id.and_then(|id| self.claim_index.of_provider_id(id)).map(str::to_owned) {
+            self.relink(&claim);
+        }
     }
 
     fn unlink(&mut self, key: &str) {
         self.unbound.remove(key);
-        if let Some(node) = self.pods.get(key).and_then(|old| old.node.clone()) {
-            self.note_change(&node);
-        }
-        if let Some(node) = self.pods.get(key).and_then(|old| old.node.clone())
-            && let Some(keys) = self.pods_by_node.get_mut(&node)
-        {
+        let Some(node) = self.pods.get(key).and_then(|old| old.node.clone()) else { return };
+        self.note_change(&node);
+        if let Some(keys) = self.pods_by_node.get_mut(&node) {
             keys.remove(key);
             if keys.is_empty() {
                 self.pods_by_node.remove(&node);
@@ -231,27 +242,38 @@ impl State {
         if self.nodes.get(&name).is_some_and(|known| newer(&known.metadata, &node.metadata)) {
             return;
         }
-        if let Some(id) = node.spec.as_ref().and_then(|spec| spec.provider_id.clone()) {
-            self.node_by_provider_id.insert(id, name.clone());
+        let id_of = |node: &Node| node.spec.as_ref().and_then(|spec| spec.provider_id.clone());
+        let id = id_of(&node);
+        if self.nodes.get(&name).is_some_and(|known| id_of(known) != id) {
+            self.drop_node(&name);
         }
+        if let Some(id) = &id {
+            self.node_by_provider_id.insert(id.clone(), name.clone());
+        }
+        self.note_change(&name);
         self.nodes.insert(name, Arc::new(node));
+        self.relink_by_id(id.as_deref());
     }
 
     /// Forgets a node.
     pub fn delete_node(&mut self, name: &str) {
         self.touch();
-        let node = self.nodes.remove(name);
-        self.gone.note(node.as_ref().and_then(|node| node.uid()));
-        if let Some(node) = node
-            && let Some(id) = node.spec.as_ref().and_then(|spec| spec.provider_id.as_deref())
+        let node = self.drop_node(name);
+        self.gone.note(node.and_then(|node| node.uid()));
+        self.last_pod_event_ms.remove(name);
+    }
+
+    /// Takes a node out of what is known of it by any key.
+    fn drop_node(&mut self, name: &str) -> Option<Arc<Node>> {
+        self.note_change(name);
+        let node = self.nodes.remove(name)?;
+        if let Some(id) = node.spec.as_ref().and_then(|spec| spec.provider_id.as_deref())
             && self.node_by_provider_id.get(id).is_some_and(|known| known == name)
         {
             self.node_by_provider_id.remove(id);
+            self.relink_by_id(Some(id));
         }
-        self.last_pod_event_ms.remove(name);
-        // Numbers are never given twice, so one that comes again under this name is not taken for this one.
-        self.pod_changes.remove(name);
-        self.seen.get_mut().unwrap_or_else(PoisonError::into_inner).forget(name);
+        Some(node)
     }
 
     /// Takes in a NodeClaim, from a watch or from the answer to a write, unless a newer one is known.
@@ -266,23 +288,29 @@ impl State {
             return;
         }
         self.planned.insert(name.clone(), Planned::of(&claim));
-        let reported = claim.status.as_ref().map(|status| &status.capacity).filter(|capacity| !capacity.is_empty());
-        match reported {
-            Some(capacity) => {
-                self.capacities.insert(name.clone(), Resources::from_map(capacity).unwrap_or_default());
-            }
-            None => drop(self.capacities.remove(&name)),
+        self.forget_claim(&name);
+        self.claim_index.add(&name, &claim);
+        self.claims.insert(name.clone(), Arc::new(claim));
+        self.relink(&name);
+    }
+
+    /// Takes a NodeClaim out of what is known of it by other keys.
+    fn forget_claim(&mut self, name: &str) -> Option<Arc<NodeClaim>> {
+        let claim = self.claims.remove(name)?;
+        if let Some(node) = self.node_of(&claim).map(|node| node.name_any()) {
+            self.note_change(&node);
         }
-        self.claims.insert(name, Arc::new(claim));
+        self.claim_index.remove(name, &claim);
+        Some(claim)
     }
 
     /// Forgets a NodeClaim.
     pub fn delete_claim(&mut self, name: &str) {
         self.touch();
-        let claim = self.claims.remove(name);
+        let claim = self.forget_claim(name);
         self.gone.note(claim.and_then(|claim| claim.uid()));
         self.planned.remove(name);
-        self.capacities.remove(name);
+        self.relink(name);
     }
 
     /// Takes in a DaemonSet.
@@ -309,7 +337,9 @@ impl State {
 
     /// Takes in a namespace.
     pub fn apply_namespace(&mut self, namespace: &Namespace) {
-        self.namespaces.insert(namespace.name_any(), namespace.labels().clone());
+        if self.namespaces.get(&namespace.name_any()) != Some(namespace.labels()) {
+            Arc::make_mut(&mut self.namespaces).insert(namespace.name_any(), namespace.labels().clone());
+        }
     }
 
     /// Takes in a claim.
@@ -346,6 +376,14 @@ impl State {
     /// Takes in a Service.
     pub fn apply_service(&mut self, service: &Service) {
         Arc::make_mut(&mut self.services).apply(service);
+    }
+
+    /// The NodeClaim of a Node.
+    pub fn claim_of(&self, node: &Node) -> Option<&Arc<NodeClaim>> {
+        let id = node.spec.as_ref()?.provider_id.as_deref()?;
+        // Of two Nodes of one provider id, the claim belongs to the one that came last.
+        self.node_by_provider_id.get(id).filter(|name| Some(name.as_str()) == node.metadata.name.as_deref())?;
+        self.claims.get(self.claim_index.of_provider_id(id)?)
     }
 
     /// The Node of a NodeClaim, once one has registered with its provider id.

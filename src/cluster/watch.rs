@@ -104,7 +104,7 @@ pub fn start(client: &Client, cluster: &Arc<Cluster>, services: bool) {
         Api::<Namespace>::all(client.clone()),
         |state, namespace| state.apply_namespace(&namespace),
         |state, key| {
-            state.namespaces.remove(key);
+            Arc::make_mut(&mut state.namespaces).remove(key);
         },
         |state| state.namespaces.keys().cloned().collect(),
     );

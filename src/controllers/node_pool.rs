@@ -14,7 +14,7 @@ use super::context::{Context, gone_is_fine, reference};
 use crate::api::conditions::{self, Conditions, DRIFTED, NODE_CLASS_READY, NODE_POOL_DEPENDENTS, VALIDATION_SUCCEEDED};
 use crate::api::{NodePool, hash, labels, validation};
 use crate::cluster::State;
-use crate::cluster::snapshot::{Types, capacity, is_leaving};
+use crate::cluster::snapshot::{Types, capacity_of, is_leaving};
 use crate::scheduling::resources::Resources;
 
 /// The state is looked at at least this often.
@@ -165,7 +165,7 @@ fn status(state: &State, types: &Types, pool: &NodePool, now: &Time) -> Value {
     let mut nodes = 0_i64;
     for claim in state.claims.values().filter(|claim| claim.labels().get(labels::NODE_POOL) == Some(&name)) {
         if !is_leaving(claim) && state.node_of(claim).is_some() {
-            used.add(&capacity(types, claim));
+            used.add(&capacity_of(types, claim));
             nodes += 1;
         }
     }

@@ -30,6 +30,9 @@ const HOLD_OFF_MS: i64 = 10_000;
 const OPEN_POLL_MS: i64 = 50;
 /// Nominations under way at the same time.
 const CONCURRENCY: usize = 32;
+/// While pods wait for nodes that are open to them, the scheduler is nudged so often, milliseconds: it may have tried them
+/// before the extender knew of what it knew itself, and nothing else need happen for it to try them again.
+const NUDGE_MS: i64 = 2_000;
 /// A pod is nominated again no sooner than this, milliseconds.
 const RENOMINATE_MS: i64 = 200;
 /// The state is looked at no more often than this.
@@ -205,12 +208,14 @@ pub async fn keep(ctx: Arc<Context>) {
     let mut before = Arc::new(Holds::default());
     let mut asked = guard::Asked::default();
     let mut nominated: HashMap<String, i64> = HashMap::new();
+    let mut nudged = now_ms();
     loop {
         let now = now_ms();
         let after = ctx.cluster.read().holds(now);
         guard::keep(&ctx, &after, &mut asked).await;
         let mut freed: Vec<String> = Vec::new();
         let mut again: BTreeMap<String, Vec<Nominee>> = BTreeMap::new();
+        let mut awaited = None;
         {
             let state = ctx.cluster.read();
             for (claim, pod, end) in ended(&before, &after, &state) {
@@ -234,6 +239,9 @@ pub async fn keep(ctx: Arc<Context>) {
                 let open = node.labels().get(labels::REGISTERED).is_some_and(|value| value == "true");
                 if open && node_ready(node) {
                     let name = node.name_any();
+                    if after.by_claim[claim].iter().any(|hold| hold.pod.is_some()) {
+                        awaited.get_or_insert_with(|| name.clone());
+                    }
                     let guarded = guard::of(node).is_some();
                     let mut pods = nominees(&state, &after, ctx.settings.placement, guarded, claim, &name);
                     pods.retain(|pod| !nominated.contains_key(&pod.uid));
@@ -251,6 +259,15 @@ pub async fn keep(ctx: Arc<Context>) {
             }
         }
         if ctx.settings.placement == Placement::Extender {
+            if awaited.is_none() {
+                nudged = now;
+            } else if now - nudged >= NUDGE_MS && freed.is_empty() {
+                // One event wakes every pod that the extender kept away.
+                freed.extend(awaited);
+            }
+            if !freed.is_empty() {
+                nudged = now;
+            }
             freed.sort();
             freed.dedup();
             for node in freed {

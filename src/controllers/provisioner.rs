@@ -231,7 +231,7 @@ async fn write(
         }
     }
     for placement in &plan.placements {
-        let Subject { claim: Some(name), .. } = &taken.subjects[placement.node] else {
+        let Subject { claim: Some(name), .. } = &*taken.subjects[placement.node] else {
             continue;
         };
         let pods = placement.pods.iter().map(|pod| &taken.problem.pods[*pod]);

@@ -1,10 +1,10 @@
 //! Nodes that exist or are in flight, as bins.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use super::class::{NodeTerm, PodClass};
-use super::groups::{HostCounters, HostRules};
+use super::groups::{Group, HostCounters, HostRules};
 use super::problem::NodeState;
 use super::requirement::normalise_key;
 use super::selectors::Selectors;
@@ -49,51 +49,72 @@ pub(super) struct Existing<'p> {
     pub kind: usize,
 }
 
-/// The schedulable nodes, initialized first, then by name.
+/// The schedulable nodes that have room for a pod of some group, initialized first, then by name; and the counters that are
+/// above zero on some schedulable node.
 pub(super) fn existing<'p>(
     universe: &Universe<'p>,
     selectors: &mut Selectors<'p>,
     counters: &HostCounters,
-    keys: &[Arc<str>],
-) -> Vec<Existing<'p>> {
+    groups: &[Group],
+) -> (Vec<Existing<'p>>, BTreeSet<u32>) {
     let problem = universe.problem;
     let mut order: Vec<usize> = (0..problem.nodes.len()).filter(|n| problem.nodes[*n].schedulable).collect();
     order.sort_by(|a, b| {
         let key = |n: &usize| (!problem.nodes[*n].initialized, &problem.nodes[*n].name);
         key(a).cmp(&key(b))
     });
-    let mut classes = problem.pods.iter().map(|pod| &pod.class);
-    let by_name = classes.any(|class| class.node_terms.iter().chain(&class.volume_terms).any(|t| t.name.is_some()));
-    let mut kinds: HashMap<Vec<String>, usize> = HashMap::new();
-    order
-        .into_iter()
-        .map(|index| {
-            let state = &problem.nodes[index];
-            let mut free = state.allocatable.clone();
-            let mut host = HostState::default();
-            free.sub(state.pods.requests());
-            if counters.len() > 0 {
-                state.pods.iter().for_each(|pod| host.add(&counters.running(pod, selectors)));
-            }
-            free.sub(&state.daemon_reserve);
-            let mut kind: Vec<String> = keys
-                .iter()
-                .map(|key| label(state, key).map_or_else(|| "-".to_owned(), |value| format!("={value}")))
-                .collect();
-            kind.extend(
-                state
-                    .taints
-                    .iter()
-                    .map(|t| format!("{}|{}|{}", t.key, t.value.as_deref().unwrap_or_default(), t.effect)),
-            );
-            if by_name {
-                kind.push(state.name.to_string());
-            }
-            let next = kinds.len();
-            let kind = *kinds.entry(kind).or_insert(next);
-            Existing { index, state, free: universe.dims.dense(&free), host, kind }
-        })
-        .collect()
+    let terms = || groups.iter().flat_map(|group| group.class.node_terms.iter().chain(&group.class.volume_terms));
+    let by_name = terms().any(|term| term.name.is_some());
+    let keys: BTreeSet<&Arc<str>> = terms().flat_map(|term| term.labels.iter().map(|(key, _)| key)).collect();
+    let least = least_needs(groups);
+    let mut running = BTreeSet::new();
+    let mut kinds: HashMap<Kind<'p>, usize> = HashMap::new();
+    let mut out = Vec::new();
+    for index in order {
+        let state: &'p NodeState = &problem.nodes[index];
+        let mut host = HostState::default();
+        if counters.len() > 0 {
+            state.pods.iter().for_each(|pod| host.add(&counters.running(pod, selectors)));
+            running.extend(host.counts.iter().filter(|(_, count)| *count > 0).map(|(counter, _)| *counter));
+        }
+        let mut free = universe.dims.dense(&state.allocatable);
+        for taken in [state.pods.requests(), &state.daemon_reserve] {
+            universe.dims.subtract(&mut free, taken);
+        }
+        if !least.iter().any(|need| fits(need, &free)) {
+            continue;
+        }
+        let kind = Kind {
+            labels: keys.iter().map(|key| label(state, key)).collect(),
+            taints: state.taints.iter().map(|t| (t.key.as_str(), t.value.as_deref(), t.effect.as_str())).collect(),
+            name: by_name.then_some(&*state.name),
+        };
+        let next = kinds.len();
+        let kind = *kinds.entry(kind).or_insert(next);
+        out.push(Existing { index, state, free, host, kind });
+    }
+    (out, running)
+}
+
+/// What pending pods' node constraints can tell apart.
+#[derive(PartialEq, Eq, Hash)]
+struct Kind<'n> {
+    labels: Vec<Option<&'n str>>,
+    taints: Vec<(&'n str, Option<&'n str>, &'n str)>,
+    name: Option<&'n str>,
+}
+
+/// Needs that no other group's need stays below in everything: what holds none of them holds no pod.
+fn least_needs(groups: &[Group]) -> Vec<&[i64]> {
+    let below = |a: &[i64], b: &[i64]| a.iter().zip(b).all(|(a, b)| a <= b);
+    let mut out: Vec<&[i64]> = Vec::new();
+    for need in groups.iter().map(|group| group.need.as_slice()) {
+        if !out.iter().any(|least| below(least, need)) {
+            out.retain(|least| !below(need, least));
+            out.push(need);
+        }
+    }
+    out
 }
 
 /// A node's value of a label; the host name is the node's name where the label is missing.

@@ -232,7 +232,7 @@ pub struct Problem {
     /// DaemonSets.
     pub daemons: Vec<Daemon>,
     /// Labels of namespaces by name, for `namespaceSelector`.
-    pub namespaces: BTreeMap<String, Labels>,
+    pub namespaces: Arc<BTreeMap<String, Labels>>,
     /// Claims, volumes, storage classes and attach limits.
     pub volumes: Arc<Volumes>,
     /// Services, for default spread.

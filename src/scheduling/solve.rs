@@ -71,22 +71,14 @@ fn attempt(problem: &Problem, by_priority: bool, peopled: &Domains) -> (Plan, Do
     let mut universe = Universe::new(problem);
     let (mut selectors, counters) = register(problem);
     let groups = group(&mut universe, &mut selectors, &counters);
-    let keys: BTreeSet<_> = groups
-        .iter()
-        .flat_map(|g| g.class.node_terms.iter().chain(&g.class.volume_terms))
-        .flat_map(|term| term.labels.iter().map(|(key, _)| key.clone()))
-        .collect();
-    let keys: Vec<_> = keys.into_iter().collect();
-    let mut nodes = existing(&universe, &mut selectors, &counters, &keys);
+    let (mut nodes, running_counters) = existing(&universe, &mut selectors, &counters, &groups);
     let mut topology = Topology::new(&universe, &mut selectors, &groups, peopled.clone());
     let parts = topology.assign(&mut universe, &mut selectors, &groups, &nodes);
     let stock = Stock::new(&mut universe, &topology, &groups, &parts, counters.len(), by_priority);
     let tiers = tiers(&universe);
     let mut packer = Packer::new(&mut universe, &topology, stock, &mut selectors, &counters);
 
-    for node in &nodes {
-        packer.running_counters.extend(node.host.counts.iter().filter(|(_, n)| *n > 0).map(|(counter, _)| *counter));
-    }
+    packer.running_counters = running_counters;
     let mut priorities: Vec<Option<i32>> = vec![None];
     if by_priority {
         let distinct: BTreeSet<i32> = groups.iter().map(|g| g.class.priority).collect();

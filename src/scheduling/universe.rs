@@ -62,6 +62,19 @@ impl Dims {
         out
     }
 
+    /// Takes resources off a dense vector.
+    pub fn subtract(&self, dense: &mut [i64], resources: &Resources) {
+        let common = [resources.cpu_milli, resources.memory, resources.pods, resources.ephemeral_storage];
+        for (have, less) in dense.iter_mut().zip(common) {
+            *have = have.saturating_sub(less);
+        }
+        if !resources.extended.is_empty() {
+            for (name, have) in self.extended.iter().zip(&mut dense[COMMON..]) {
+                *have = have.saturating_sub(resources.extended.get(name).copied().unwrap_or(0));
+            }
+        }
+    }
+
     /// What an instance type can hold, its volumes included.
     fn dense_of(&self, instance_type: &InstanceType) -> Vec<i64> {
         let mut out = self.dense(&instance_type.allocatable);

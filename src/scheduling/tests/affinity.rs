@@ -93,7 +93,8 @@ fn b33_namespaces_and_their_selector_are_respected() {
         (json!({"namespaceSelector": {}}), 2),
     ] {
         let mut world = World::new();
-        world.problem.namespaces.insert("other".into(), [("tier".to_owned(), "x".to_owned())].into());
+        std::sync::Arc::make_mut(&mut world.problem.namespaces)
+            .insert("other".into(), [("tier".to_owned(), "x".to_owned())].into());
         world.pods("p", 1, &json!({}), "100m", "64Mi", &away(&term));
         world.pods("web", 1, &web, "100m", "64Mi", &json!({"namespace": "other"}));
         assert_eq!(world.plan().new_nodes.len(), nodes, "{term}");
