@@ -84,12 +84,15 @@ impl Planned {
 pub fn resolve(state: &State, now_ms: i64) -> Holds {
     let mut holds = Holds::default();
     let mut slots: BTreeMap<&String, Vec<(&String, &Owner)>> = BTreeMap::new();
-    for (name, claim) in &state.claims {
-        let leaving = claim.metadata.deletion_timestamp.is_some()
-            || claim.annotations().get(labels::DISRUPTING).is_some_and(|why| !why.starts_with("Empty/"));
-        let Some(planned) = state.planned.get(name).filter(|planned| planned.until_ms > now_ms && !leaving) else {
+    let mut names: Vec<&String> = state.held_after(now_ms).map(|(_, name)| name).collect();
+    names.sort_unstable();
+    for name in names {
+        let (Some(claim), Some(planned)) = (state.claims.get(name), state.planned.get(name)) else { continue };
+        if claim.metadata.deletion_timestamp.is_some()
+            || claim.annotations().get(labels::DISRUPTING).is_some_and(|why| !why.starts_with("Empty/"))
+        {
             continue;
-        };
+        }
         let node = state.node_of(claim).map(|node| node.name_any());
         let mut live = Vec::new();
         for key in &planned.pods {

@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::Node;
 
 use super::snapshot::{ReadyPool, Subject, Types};
 use crate::scheduling::offering::Catalogue;
-use crate::scheduling::problem::NodeState;
+use crate::scheduling::problem::{Memory, NodeState};
 
 /// A node as it was worked out.
 #[derive(Debug)]
@@ -46,6 +46,8 @@ impl Stamp {
 pub struct Seen {
     stamp: Option<Stamp>,
     types: Arc<Types>,
+    /// What can be bought, as the planner sees it.
+    pub memory: Memory,
     nodes: BTreeMap<String, Known>,
     changed: BTreeSet<String>,
     unsettled: BTreeSet<String>,

@@ -147,6 +147,7 @@ pub fn take(
             out.subjects.push(Arc::clone(&known.subject));
         }
     }
+    out.problem.memory = seen.memory.clone();
     drop(seen);
     for (name, claim) in state.in_flight.iter().filter_map(|name| state.claims.get_key_value(name)) {
         if !is_leaving(claim) && !without.contains(name) {

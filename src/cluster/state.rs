@@ -69,6 +69,8 @@ pub struct State {
     /// Nodes of the last snapshot, and which have changed since.
     pub(super) seen: Mutex<Seen>,
     pub(super) claim_index: ClaimIndex,
+    /// NodeClaims by when the holds of their plans end, milliseconds since the epoch; those whose plan is empty are left out.
+    pub(super) held_until: BTreeSet<(i64, String)>,
     /// NodeClaims without a Node.
     pub(super) in_flight: BTreeSet<String>,
     /// Changes of DaemonSets so far.
@@ -120,9 +122,14 @@ impl State {
             return Arc::clone(&known.holds);
         }
         let holds = Arc::new(holds::resolve(self, now_ms));
-        let ends = self.planned.values().map(|planned| planned.until_ms).filter(|until| *until > now_ms);
-        *resolved = Some(Resolved { holds: Arc::clone(&holds), until_ms: ends.min().unwrap_or(i64::MAX) });
+        let until_ms = self.held_after(now_ms).next().map_or(i64::MAX, |(until, _)| *until);
+        *resolved = Some(Resolved { holds: Arc::clone(&holds), until_ms });
         holds
+    }
+
+    /// NodeClaims with plans whose holds end after `now_ms`, and when.
+    pub(super) fn held_after(&self, now_ms: i64) -> impl Iterator<Item = &(i64, String)> {
+        self.held_until.range((now_ms.saturating_add(1), String::new())..)
     }
 
     /// What was worked out from pods, nodes and claims no longer holds.
@@ -287,8 +294,12 @@ impl State {
         if self.claims.get(&name).is_some_and(|known| newer(&known.metadata, &claim.metadata)) {
             return;
         }
-        self.planned.insert(name.clone(), Planned::of(&claim));
         self.forget_claim(&name);
+        let planned = Planned::of(&claim);
+        if !planned.pods.is_empty() {
+            self.held_until.insert((planned.until_ms, name.clone()));
+        }
+        self.planned.insert(name.clone(), planned);
         self.claim_index.add(&name, &claim);
         self.claims.insert(name.clone(), Arc::new(claim));
         self.relink(&name);
@@ -297,6 +308,9 @@ impl State {
     /// Takes a NodeClaim out of what is known of it by other keys.
     fn forget_claim(&mut self, name: &str) -> Option<Arc<NodeClaim>> {
         let claim = self.claims.remove(name)?;
+        if let Some(planned) = self.planned.remove(name) {
+            self.held_until.remove(&(planned.until_ms, name.to_owned()));
+        }
         if let Some(node) = self.node_of(&claim).map(|node| node.name_any()) {
             self.note_change(&node);
         }
@@ -309,7 +323,6 @@ impl State {
         self.touch();
         let claim = self.forget_claim(name);
         self.gone.note(claim.and_then(|claim| claim.uid()));
-        self.planned.remove(name);
         self.relink(name);
     }
 

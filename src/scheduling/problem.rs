@@ -10,6 +10,7 @@ use super::class::PodClass;
 use super::defaults::Services;
 use super::offering::{Catalogue, MicroUsd};
 use super::resources::Resources;
+pub use super::universe::Memory;
 use super::volumes::Volumes;
 use crate::api::Requirement;
 
@@ -239,4 +240,6 @@ pub struct Problem {
     pub services: Arc<Services>,
     /// Settings.
     pub settings: Settings,
+    /// What plans of problems that share it need to work out but once.
+    pub memory: Memory,
 }

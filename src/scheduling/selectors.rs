@@ -21,7 +21,8 @@ pub(super) struct Selectors<'p> {
     by_label: HashMap<(Arc<str>, Arc<str>), Vec<u32>>,
     unindexed: Vec<u32>,
     namespace_labels: Option<&'p BTreeMap<String, Labels>>,
-    cache: HashMap<(*const Labels, Arc<str>), Arc<[u32]>>,
+    /// By where the labels and the namespace are: equal ones mostly share their place.
+    cache: HashMap<(*const Labels, *const u8), Arc<[u32]>>,
 }
 
 impl<'p> Selectors<'p> {
@@ -60,7 +61,7 @@ impl<'p> Selectors<'p> {
         if self.entries.is_empty() {
             return Arc::default();
         }
-        let key = (Arc::as_ptr(&pod.labels), Arc::clone(&pod.class.namespace));
+        let key = (Arc::as_ptr(&pod.labels), pod.class.namespace.as_ptr());
         if let Some(known) = self.cache.get(&key) {
             return Arc::clone(known);
         }

@@ -5,14 +5,15 @@
 //! pod could care about, so that every column's labels are definite.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::sync::Arc;
+use std::ops::Deref;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use k8s_openapi::api::core::v1::Taint;
 
 use super::bits::Bits;
 use super::class::{NodeTerm, PodClass};
 use super::offering::{CapacityType, InstanceType, OFFERING_LABELS, Offering};
-use super::problem::{Labels, Pool, Problem};
+use super::problem::{Labels, Pool, Problem, Settings};
 use super::requirement::{Requirements, ValueSet};
 use super::resources::Resources;
 use super::volumes::{UNLIMITED, attached_by};
@@ -158,9 +159,9 @@ pub(super) struct Signature {
     prices: HashMap<Vec<i64>, i64>,
 }
 
-/// All columns and the sets made of them.
-pub(super) struct Universe<'p> {
-    pub problem: &'p Problem,
+/// All columns.
+#[derive(Debug, Default)]
+pub(super) struct Market {
     pub dims: Dims,
     pub variants: Vec<Variant>,
     pub shapes: Vec<Shape>,
@@ -173,12 +174,71 @@ pub(super) struct Universe<'p> {
     daemon_set: Vec<usize>,
     /// Distinct sets of daemons: their requests and members.
     daemon_sets: Vec<(Vec<i64>, Vec<usize>)>,
+    /// Columns of NodePools with a `PreferNoSchedule` taint, by pool; empty when there is none.
+    soft_tainted: Vec<usize>,
+}
+
+/// All columns and the sets made of them.
+pub(super) struct Universe<'p> {
+    pub problem: &'p Problem,
+    market: Arc<Market>,
     pub signatures: Vec<Signature>,
     by_bits: HashMap<Bits, usize>,
     requirement_bits: HashMap<(Arc<str>, ValueSet), Bits>,
     constraint_bits: HashMap<NodeConstraint, Bits>,
-    /// Columns of NodePools with a `PreferNoSchedule` taint, by pool; empty when there is none.
-    soft_tainted: Vec<usize>,
+}
+
+impl Deref for Universe<'_> {
+    type Target = Market;
+
+    fn deref(&self) -> &Market {
+        &self.market
+    }
+}
+
+/// What plans have in common while what can be bought stays as it is. Clones share it.
+#[derive(Clone, Debug, Default)]
+pub struct Memory(Arc<Mutex<Option<(Asked, Arc<Market>)>>>);
+
+/// All that a [`Market`] is made from.
+#[derive(Debug)]
+struct Asked {
+    pools: Vec<Pool>,
+    daemons: Vec<Arc<PodClass>>,
+    settings: Settings,
+    dims: Vec<Arc<str>>,
+    mentioned: HashMap<Arc<str>, BTreeSet<Arc<str>>>,
+    dedicated: bool,
+}
+
+impl Asked {
+    fn of(problem: &Problem) -> Self {
+        Self {
+            pools: problem.pools.clone(),
+            daemons: problem.daemons.iter().map(|daemon| Arc::clone(&daemon.class)).collect(),
+            settings: problem.settings.clone(),
+            dims: Dims::of(problem).extended,
+            mentioned: mentioned_values(problem),
+            dedicated: dedicated_is_asked_for(problem),
+        }
+    }
+
+    fn is(&self, other: &Self) -> bool {
+        let same_pool = |(a, b): (&Pool, &Pool)| {
+            Arc::ptr_eq(&a.catalogue, &b.catalogue)
+                && a.labels == b.labels
+                && a.requirements == b.requirements
+                && a.taints == b.taints
+        };
+        self.pools.len() == other.pools.len()
+            && self.pools.iter().zip(&other.pools).all(same_pool)
+            && self.daemons.len() == other.daemons.len()
+            && self.daemons.iter().zip(&other.daemons).all(|(a, b)| Arc::ptr_eq(a, b))
+            && self.settings == other.settings
+            && self.dims == other.dims
+            && self.mentioned == other.mentioned
+            && self.dedicated == other.dedicated
+    }
 }
 
 /// What of a class decides which nodes it may use.
@@ -190,45 +250,64 @@ struct NodeConstraint {
 
 impl<'p> Universe<'p> {
     pub fn new(problem: &'p Problem) -> Self {
-        let mut universe = Universe {
+        let asked = Asked::of(problem);
+        let mut known = problem.memory.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, market)) = known.as_ref().filter(|(before, _)| before.is(&asked)) {
+            return Self::over(problem, Arc::clone(market));
+        }
+        let mut market = Market { dims: Dims { extended: asked.dims.clone() }, ..Market::default() };
+        for (at, pool) in problem.pools.iter().enumerate() {
+            if pool.taints.iter().any(|t| t.effect == "PreferNoSchedule") {
+                market.soft_tainted.push(at);
+            }
+            market.add_pool(problem, at, &asked.mentioned, asked.dedicated);
+        }
+        // Which columns a daemon runs on is asked of a universe without daemons.
+        let mut bare = Self::over(problem, Arc::new(market));
+        let daemons = bare.daemons_of_problem();
+        let mut market = Arc::into_inner(bare.market).expect("nobody else has it yet");
+        market.subtract_daemons(&daemons);
+        let mut by_price: Vec<usize> = (0..market.columns.len()).collect();
+        by_price.sort_by(|a, b| {
+            let key = |c: &usize| {
+                let column = &market.columns[*c];
+                (column.price, column.capacity_type, &market.instance_type(*c).name, &column.zone, *c)
+            };
+            key(a).cmp(&key(b))
+        });
+        market.by_price = by_price;
+        let market = Arc::new(market);
+        *known = Some((asked, Arc::clone(&market)));
+        Self::over(problem, market)
+    }
+
+    fn over(problem: &'p Problem, market: Arc<Market>) -> Self {
+        Self {
             problem,
-            dims: Dims::of(problem),
-            variants: Vec::new(),
-            shapes: Vec::new(),
-            columns: Vec::new(),
-            by_price: Vec::new(),
-            room: Vec::new(),
-            daemon_set: Vec::new(),
-            daemon_sets: Vec::new(),
+            market,
             signatures: Vec::new(),
             by_bits: HashMap::new(),
             requirement_bits: HashMap::new(),
             constraint_bits: HashMap::new(),
-            soft_tainted: Vec::new(),
-        };
-        let mentioned = mentioned_values(problem);
-        let dedicated = dedicated_is_asked_for(problem);
-        for (at, pool) in problem.pools.iter().enumerate() {
-            if pool.taints.iter().any(|t| t.effect == "PreferNoSchedule") {
-                universe.soft_tainted.push(at);
-            }
-            universe.add_pool(at, &mentioned, dedicated);
         }
-        universe.subtract_daemons();
-        let mut by_price: Vec<usize> = (0..universe.columns.len()).collect();
-        by_price.sort_by(|a, b| {
-            let key = |c: &usize| {
-                let column = &universe.columns[*c];
-                (column.price, column.capacity_type, &universe.instance_type(*c).name, &column.zone, *c)
-            };
-            key(a).cmp(&key(b))
-        });
-        universe.by_price = by_price;
-        universe
     }
 
-    fn add_pool(&mut self, at: usize, mentioned: &HashMap<Arc<str>, BTreeSet<Arc<str>>>, dedicated: bool) {
-        let (pool, settings) = (&self.problem.pools[at], &self.problem.settings);
+    /// Requests of each DaemonSet's pods, and the columns they run on.
+    fn daemons_of_problem(&mut self) -> Vec<(Vec<i64>, Bits)> {
+        let daemons = self.problem.daemons.iter();
+        daemons.map(|daemon| (self.dims.dense(&daemon.class.requests), self.columns_for(&daemon.class))).collect()
+    }
+}
+
+impl Market {
+    fn add_pool(
+        &mut self,
+        problem: &Problem,
+        at: usize,
+        mentioned: &HashMap<Arc<str>, BTreeSet<Arc<str>>>,
+        dedicated: bool,
+    ) {
+        let (pool, settings) = (&problem.pools[at], &problem.settings);
         // A pool that can't be understood offers nothing; `Pool::new` refuses it with a message.
         let Ok(requirements) = Requirements::from_api(&pool.requirements) else {
             return;
@@ -302,14 +381,8 @@ impl<'p> Universe<'p> {
         }
     }
 
-    fn subtract_daemons(&mut self) {
+    fn subtract_daemons(&mut self, daemons: &[(Vec<i64>, Bits)]) {
         let dims = self.dims.len();
-        let daemons: Vec<(Vec<i64>, Bits)> = self
-            .problem
-            .daemons
-            .iter()
-            .map(|daemon| (self.dims.dense(&daemon.class.requests), self.columns_for(&daemon.class)))
-            .collect();
         let mut sets: HashMap<Vec<usize>, usize> = HashMap::new();
         self.daemon_set = (0..self.columns.len())
             .map(|column| {
@@ -392,6 +465,20 @@ impl<'p> Universe<'p> {
         }
     }
 
+    /// Columns that satisfy a predicate.
+    pub fn where_column(&self, accept: impl Fn(usize) -> bool) -> Bits {
+        let mut bits = Bits::empty(self.columns.len());
+        (0..self.columns.len()).filter(|column| accept(*column)).for_each(|column| bits.insert(column));
+        bits
+    }
+
+    /// Whether there are columns of counted reservations.
+    pub fn has_counted(&self) -> bool {
+        self.columns.iter().any(|column| column.left.is_some())
+    }
+}
+
+impl Universe<'_> {
     /// Interns a set of columns.
     pub fn signature(&mut self, bits: Bits) -> usize {
         if let Some(id) = self.by_bits.get(&bits) {
@@ -491,18 +578,6 @@ impl<'p> Universe<'p> {
             })
             .collect();
         (!disliked.is_empty()).then(|| self.where_column(|column| !disliked.contains(&self.pool(column))))
-    }
-
-    /// Whether there are columns of counted reservations.
-    pub fn has_counted(&self) -> bool {
-        self.columns.iter().any(|column| column.left.is_some())
-    }
-
-    /// Columns that satisfy a predicate.
-    pub fn where_column(&self, accept: impl Fn(usize) -> bool) -> Bits {
-        let mut bits = Bits::empty(self.columns.len());
-        (0..self.columns.len()).filter(|column| accept(*column)).for_each(|column| bits.insert(column));
-        bits
     }
 
     fn term_bits(&mut self, term: &NodeTerm) -> Bits {

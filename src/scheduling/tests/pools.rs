@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use super::{HOST, World, ZONE, affinity, lone, reason, types};
 use crate::scheduling::offering::{CapacityType, MicroUsd, Offering};
 use crate::scheduling::plan::Plan;
+use crate::scheduling::problem::Memory;
 use crate::scheduling::resources::Resources;
 
 #[test]
@@ -430,5 +431,57 @@ fn instances_are_shared_unless_the_pool_or_a_pod_wants_dedicated_ones() {
             pinned.map(|requirement| requirement.values[0].as_str())
         });
         assert_eq!(found, expected, "{pool} {pod}");
+    }
+}
+
+#[test]
+fn plans_that_share_what_they_know_of_the_market_are_what_they_would_be_alone() {
+    let team = json!({"requirements": [{"key": "team", "operator": "Exists"}]});
+    let catalogue = super::catalogue();
+    let with = |pools: &[(&str, Value)], change: &dyn Fn(&mut World)| {
+        let mut world = World::with_pools(pools);
+        for pool in &mut world.problem.pools {
+            pool.catalogue = Arc::clone(&catalogue);
+        }
+        world.pods("p", 5, &json!({"app": "p"}), "1", "3Gi", &json!({}));
+        change(&mut world);
+        world
+    };
+    let plain = [("default", json!({}))];
+    let pods = |spec: Value| move |world: &mut World| world.pods("q", 2, &json!({"app": "q"}), "1", "1Gi", &spec);
+    let worlds = [
+        with(&plain, &|_| {}),
+        with(&plain, &pods(json!({"requests": {"nvidia.com/gpu": "1"}}))),
+        with(&plain, &|world| world.daemon("1500m", &json!({}))),
+        with(&plain, &|world| world.daemon("500m", &json!({"nodeSelector": {"kubernetes.io/arch": "arm64"}}))),
+        with(&plain, &|world| world.problem.settings.node_penalty = MicroUsd(500_000)),
+        with(&plain, &|world| world.problem.pools[0].catalogue = super::catalogue()),
+        with(&plain, &|world| world.pods("q", 40, &json!({}), "2", "1Gi", &json!({}))),
+        with(&[("default", json!({"taints": [{"key": "t", "effect": "NoSchedule"}]}))], &|_| {}),
+        with(
+            &[("default", json!({"taints": [{"key": "t", "effect": "PreferNoSchedule"}]})), ("other", json!({}))],
+            &|_| {},
+        ),
+        with(&[("default", json!({"labels": {"team": "a"}}))], &pods(json!({"nodeSelector": {"team": "a"}}))),
+        with(&[("default", team.clone())], &pods(json!({"nodeSelector": {"team": "a"}}))),
+        with(&[("default", team)], &pods(json!({"nodeSelector": {"team": "b"}}))),
+        with(
+            &[(
+                "default",
+                json!({"requirements": [{"key": "kubernetes.io/arch", "operator": "In", "values": ["arm64"]}]}),
+            )],
+            &|_| {},
+        ),
+        with(&[("default", json!({})), ("second", json!({}))], &|_| {}),
+    ];
+    let alone: Vec<String> = worlds.iter().map(|world| format!("{:?}", world.plan())).collect();
+    let distinct: BTreeSet<&String> = alone.iter().collect();
+    assert!(distinct.len() > 9, "worlds that are told apart: {}", distinct.len());
+    let memory = Memory::default();
+    let order = (0..worlds.len()).chain((0..worlds.len()).rev()).chain((0..40).map(|at| at * 5 % worlds.len()));
+    for at in order {
+        let mut problem = worlds[at].problem.clone();
+        problem.memory = memory.clone();
+        assert_eq!(format!("{:?}", crate::scheduling::plan(&problem)), alone[at], "world {at}");
     }
 }

@@ -38,6 +38,8 @@ pub(super) struct Key {
     pub values: Vec<Arc<str>>,
     /// Columns of each value.
     pub columns: Vec<Bits>,
+    /// Index of each node's value.
+    pub of_node: Vec<Option<usize>>,
 }
 
 /// Counts of the pods that a selector selects, by domain of a key.
@@ -165,15 +167,17 @@ impl Topology {
                         }
                     }
                 }
-                for node in &problem.nodes {
-                    if let Some(value) = existing::label(node, &name)
-                        && !by_value.contains_key(value)
-                    {
-                        by_value.insert(Arc::from(value), empty());
+                let of_nodes: Vec<Option<&str>> =
+                    problem.nodes.iter().map(|node| existing::label(node, &name)).collect();
+                for value in of_nodes.iter().flatten() {
+                    if !by_value.contains_key(*value) {
+                        by_value.insert(Arc::from(*value), empty());
                     }
                 }
-                let (values, columns) = by_value.into_iter().unzip();
-                Key { name, values, columns }
+                let (values, columns): (Vec<Arc<str>>, Vec<Bits>) = by_value.into_iter().unzip();
+                let index = |value: &str| values.binary_search_by(|have| have.as_ref().cmp(value)).ok();
+                let of_node = of_nodes.into_iter().map(|value| index(value?)).collect();
+                Key { name, values, columns, of_node }
             })
             .collect();
         let load = keys.iter().map(|key| vec![0; key.values.len()]).collect();
@@ -250,14 +254,7 @@ impl Topology {
     fn count_running(&mut self, universe: &Universe<'_>, selectors: &mut Selectors<'_>) {
         let key_of = self.key_of();
         for (index, node) in universe.problem.nodes.iter().enumerate() {
-            let domains: Vec<Option<usize>> = self
-                .keys
-                .iter()
-                .map(|key| {
-                    let value = existing::label(node, &key.name)?;
-                    key.values.binary_search_by(|have| have.as_ref().cmp(value)).ok()
-                })
-                .collect();
+            let domains: Vec<Option<usize>> = self.keys.iter().map(|key| key.of_node[index]).collect();
             for pod in &node.pods {
                 for selector in selectors.matching(pod).iter() {
                     for id in self.by_selector.get(selector).into_iter().flatten() {
@@ -339,16 +336,14 @@ impl Topology {
             (!spread.honor_affinity || existing::accepted(&class.node_terms, node))
                 && (!spread.honor_taints || class.untolerated(&node.taints).is_none())
         };
-        let values = &self.keys[key].values;
+        let Key { values, of_node, .. } = &self.keys[key];
         let everything = !spread.honor_taints && (!spread.honor_affinity || class.node_terms.is_empty());
         let base = if everything {
             self.counters[counter].running.clone()
         } else {
             let mut base = vec![0; values.len()];
             for (node, count) in &self.counters[counter].at {
-                let node = &universe.problem.nodes[*node];
-                let value = existing::label(node, &self.keys[key].name).filter(|_| counts(node));
-                if let Some(domain) = value.and_then(|v| values.binary_search_by(|have| have.as_ref().cmp(v)).ok()) {
+                if let Some(domain) = of_node[*node].filter(|_| counts(&universe.problem.nodes[*node])) {
                     base[domain] += count;
                 }
             }
@@ -360,12 +355,13 @@ impl Topology {
             let here = (Arc::clone(&self.keys[key].name), Arc::clone(&values[domain]));
             eligible[domain] |= self.peopled.contains(&here) && intersects(&counted, columns);
         }
-        for node in &universe.problem.nodes {
-            let value = existing::label(node, &self.keys[key].name);
-            if let Some(domain) = value.and_then(|v| values.binary_search_by(|have| have.as_ref().cmp(v)).ok())
-                && !eligible[domain]
-            {
-                eligible[domain] = counts(node);
+        if !eligible.iter().all(|eligible| *eligible) {
+            for (node, domain) in universe.problem.nodes.iter().zip(of_node) {
+                if let Some(domain) = *domain
+                    && !eligible[domain]
+                {
+                    eligible[domain] = counts(node);
+                }
             }
         }
         (base, eligible, counted)
@@ -373,8 +369,7 @@ impl Topology {
 
     /// Whether a node is in a domain.
     pub fn in_domain(&self, node: &Existing<'_>, key: usize, domain: usize) -> bool {
-        let key = &self.keys[key];
-        existing::label(node.state, &key.name) == Some(&key.values[domain])
+        self.keys[key].of_node[node.index] == Some(domain)
     }
 }
 

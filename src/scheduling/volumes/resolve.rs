@@ -34,6 +34,7 @@ pub(in crate::scheduling) fn resolve(problem: &Problem) -> Option<Resolved> {
             volumes: Arc::default(),
             services: Arc::default(),
             settings: problem.settings.clone(),
+            memory: problem.memory.clone(),
         },
         pods: Vec::with_capacity(problem.pods.len()),
         refused: Vec::new(),
