@@ -262,6 +262,7 @@ class Stowage:
                 "clientConnection": {"kubeconfig": "@KUBECONFIG@", "qps": 500, "burst": 1000},
                 "leaderElection": {"leaderElect": False},
                 "percentageOfNodesToScore": 100,
+                "podMaxBackoffSeconds": 2,
                 "extenders": [
                     {
                         "urlPrefix": f"{self.url}/v1",

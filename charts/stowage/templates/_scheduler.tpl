@@ -10,6 +10,8 @@ leaderElection:
   resourceLock: leases
   resourceName: {{ include "stowage.schedulerFullname" . }}
   resourceNamespace: {{ .Release.Namespace }}
+# Pods that must be bound in turn, those of a hard topology spread, are tried again soon (kube-scheduler's own default is 10).
+podMaxBackoffSeconds: 2
 profiles:
   - schedulerName: {{ .Values.scheduler.name }}
     percentageOfNodesToScore: {{ .Values.scheduler.percentageOfNodesToScore }}
