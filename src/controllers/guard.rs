@@ -22,9 +22,6 @@ use crate::cluster::snapshot::offering_of;
 use crate::cluster::{PodRecord, State, now_ms};
 use crate::scheduling::class::PodClass;
 
-/// A node whose own pods are all there is guarded for so long after it was opened, milliseconds, while pods wait for other
-/// nodes: they would take what room is left, and theirs would be bought for nothing.
-const SETTLE_MS: i64 = 30_000;
 /// Pods of a hard spread are admitted so many steps of its `maxSkew` ahead of those that are bound.
 const STEPS: i64 = 2;
 /// A pod whose node has been open for so long is admitted out of step, milliseconds: where its siblings' nodes don't come, it
@@ -181,21 +178,16 @@ fn to_admit(state: &State, holds: &Holds, now_ms: i64) -> Vec<Admission> {
     out
 }
 
-/// Nodes that need their guard no longer.
+/// Nodes that need their guard no longer. A node whose own pods are all there is guarded while pods wait for other nodes: they
+/// would take what room is left, and theirs would be bought for nothing. No guard outlives the hold of a fresh node.
 fn relieved(state: &State, holds: &Holds, placement: Placement, refused: &HashSet<String>, now_ms: i64) -> Vec<String> {
-    let awaited: HashSet<String> = holds
-        .by_claim
-        .keys()
-        .filter_map(|name| state.node_of(state.claims.get(name)?).map(|node| node.name_any()))
-        .collect();
-    let needed = |name: &str, guard: &Taint| {
-        let age = now_ms - put_up_ms(guard);
-        let settling = !holds.by_pod.is_empty() && age < SETTLE_MS;
+    let needed = |guard: &Taint| {
         let in_the_way = guard.value.as_ref().is_some_and(|claim| refused.contains(claim));
-        placement == Placement::Nominate && !in_the_way && age < HOLD_READY_MS && (awaited.contains(name) || settling)
+        let young = now_ms - put_up_ms(guard) < HOLD_READY_MS;
+        placement == Placement::Nominate && !in_the_way && young && !holds.by_claim.is_empty()
     };
     let guarded = state.nodes.iter().filter_map(|(name, node)| Some((name, of(node)?)));
-    guarded.filter(|(name, guard)| !needed(name, guard)).map(|(name, _)| name.clone()).collect()
+    guarded.filter(|(_, guard)| !needed(guard)).map(|(name, _)| name.clone()).collect()
 }
 
 /// What the leader remembers between two looks.
@@ -405,7 +397,7 @@ mod tests {
         let gone = vec!["node-c".to_owned()];
         assert_eq!(relieved(None, Some("node-d"), Placement::Nominate, &[], second), Vec::<String>::new());
         assert_eq!(relieved(Some("node-c"), None, Placement::Nominate, &[], second), Vec::<String>::new());
-        assert_eq!(relieved(Some("node-c"), None, Placement::Nominate, &[], SETTLE_MS), gone);
+        assert_eq!(relieved(None, None, Placement::Nominate, &[], HOLD_READY_MS), gone);
         assert_eq!(relieved(Some("node-c"), Some("node-d"), Placement::Nominate, &[], second), gone);
         assert_eq!(relieved(None, None, Placement::Extender, &[], second), gone, "left over from another mode");
         assert_eq!(relieved(None, None, Placement::Nominate, &["uid-c"], second), gone, "a pod may not be admitted");
