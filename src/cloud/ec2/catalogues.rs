@@ -71,8 +71,7 @@ impl Catalogues {
             risk_permille: &|instance_type, zone| risk.permille(instance_type, zone),
         };
         let mut view = ClassView::of(class, group, options.reserved_capacity);
-        view.settings.reserved_enis = options.reserved_enis;
-        view.settings.vm_memory_overhead_ppm = options.vm_memory_overhead_ppm;
+        view.settings = options.settings(class);
         let whole = sources.region.catalogue(&view, &market);
         let status = class.status.clone().unwrap_or_default();
         let mut closed = marks.exhausted_zones(&status.subnets, now_ms);

@@ -13,7 +13,7 @@ use super::class_view::PlacementGroup;
 use super::errors::{self, ApiError, Class};
 use super::fleet::{Born, FleetAnswer, FleetRequest, Lessons, failure};
 use super::instances::{self, provider_id};
-use super::prepare::{Ground, launchable};
+use super::prepare::{Ground, Shapes, launchable};
 use super::subnets::Taken;
 use super::templates::Held;
 use super::unavailable::scope;
@@ -247,6 +247,7 @@ impl Ec2 {
     ) -> Result<Ready, LaunchError> {
         let group = self.group_of(&details.class).await?;
         let facts = self.facts.load_full();
+        let (settings, region) = (self.options.settings(&details.class), self.snapshot());
         let ground = Ground {
             request,
             details,
@@ -254,6 +255,7 @@ impl Ec2 {
             region: &self.clients.region,
             placement_group: group.as_ref().map(|group| group.id.as_str()),
             manages_reservations: self.options.reserved_capacity,
+            shapes: Shapes::of(&settings, &region.types),
         };
         let tags = ground.tags()?;
         let groups = ground.groups(choice, &tags)?;

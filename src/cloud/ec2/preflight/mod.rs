@@ -10,6 +10,7 @@ mod launch;
 mod queue;
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use kube::{Client, ResourceExt};
 
@@ -18,9 +19,10 @@ pub use finding::{Finding, Grade};
 use super::client::Clients;
 use super::cluster::{ClusterFacts, discover_by};
 use super::images::Parameters;
+use super::kubelet::Gate;
 use super::refresh::Feeds;
 use super::region::Part;
-use super::{Ec2, Options, now_ms, prices};
+use super::{Ec2, Options, kubelet, now_ms, prices};
 use crate::api::Ec2NodeClass;
 
 /// Where the node classes come from, and so whom to ask about the cluster first.
@@ -71,7 +73,7 @@ pub async fn check(
     }
     let parameters = Parameters::default();
     for class in classes {
-        findings.extend(of_class(clients, &parameters, ec2.as_ref(), class).await);
+        findings.extend(of_class(clients, options, &parameters, ec2.as_ref(), class).await);
     }
     findings
 }
@@ -91,14 +93,23 @@ async fn cluster(
     }
 }
 
-async fn of_class(clients: &Clients, parameters: &Parameters, ec2: Option<&Ec2>, class: &Ec2NodeClass) -> Vec<Finding> {
+async fn of_class(
+    clients: &Clients,
+    options: &Options,
+    parameters: &Parameters,
+    ec2: Option<&Ec2>,
+    class: &Ec2NodeClass,
+) -> Vec<Finding> {
     let facts = ec2.map(|ec2| ec2.facts.load_full());
     let now = now_ms();
     let version = facts.as_ref().map(|facts| facts.version.as_str());
     let answers = class::ask(clients, parameters, class, version, now).await;
     let mut findings = class::judge(class, &answers, now);
     let cidr = facts.as_ref().and_then(|facts| facts.service_cidr.as_deref());
-    findings.extend(class::settings(class, cidr, facts.is_some()));
+    let (settings, region) = (options.settings(class), ec2.map(Ec2::snapshot));
+    let types = region.map(|region| Arc::clone(&region.types)).unwrap_or_default();
+    let kubelet = kubelet::validate(&class.spec, Gate::of(options, &settings, &types));
+    findings.extend(class::settings(class, cidr, facts.is_some(), &kubelet));
     if let (Some(ec2), Some(Ok(group))) = (ec2, &answers.placement) {
         ec2.know_group(class, group.clone());
     }
