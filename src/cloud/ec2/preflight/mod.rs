@@ -8,6 +8,7 @@ mod class;
 mod finding;
 mod launch;
 mod queue;
+mod quotas;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -23,7 +24,7 @@ use super::kubelet::Gate;
 use super::refresh::Feeds;
 use super::region::Part;
 use super::{Ec2, Options, kubelet, now_ms, prices};
-use crate::api::Ec2NodeClass;
+use crate::api::{Ec2NodeClass, NodePool};
 
 /// Where the node classes come from, and so whom to ask about the cluster first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,6 +42,7 @@ pub async fn check(
     kube: Option<&Client>,
     origin: Origin,
     classes: &[Ec2NodeClass],
+    pools: &[NodePool],
 ) -> Vec<Finding> {
     let priced = prices::can_be_asked(&clients.region, options.isolated_vpc);
     let feeds = Feeds { ec2: clients.ec2.clone(), pricing: priced.then(|| clients.pricing.clone()) };
@@ -53,14 +55,17 @@ pub async fn check(
         // Every other call would fail the same way.
         return findings;
     }
-    let (reads, scores, cluster, queue) = futures::join!(
+    let types = answers.types.as_ref().and_then(|types| types.as_ref().ok());
+    let (reads, scores, cluster, queue, quotas) = futures::join!(
         account::reads(clients),
         account::ask_scores(clients),
         cluster(clients, options, kube, origin),
         queue::ask(clients, options.interruption_queue.as_deref()),
+        quotas::ask(clients, quotas::wanted(pools), types),
     );
     findings.push(account::scores(&scores));
     findings.extend(reads);
+    findings.extend(quotas::judge(&quotas));
     findings.push(account::cluster(&cluster));
     findings.extend(queue::judge(options.interruption_queue.as_deref(), queue.as_ref()));
     let ec2 = cluster.ok().map(|facts| Ec2::new(clients.clone(), options.clone(), facts));
