@@ -49,6 +49,8 @@ const GOING_MS: i64 = 2_000;
 const SWEEP: Duration = Duration::from_secs(10);
 /// How often the cluster's version and addresses are looked up again.
 const FACTS_PERIOD: Duration = Duration::from_mins(5);
+/// How often images that `@latest` stands for are looked at, whether they are deprecated.
+const DEPRECATION_PERIOD: Duration = Duration::from_mins(30);
 /// How long a receive waits where there is no queue.
 const NO_QUEUE: Duration = Duration::from_secs(20);
 
@@ -196,7 +198,7 @@ impl Ec2 {
             Ok(count) => tracing::info!(count, "launch templates of an earlier process, deleted when unused"),
             Err(error) => tracing::warn!(%error, "launch templates of an earlier process could not be listed"),
         }
-        let mut looked = tokio::time::Instant::now();
+        let (mut looked, mut judged) = (tokio::time::Instant::now(), tokio::time::Instant::now());
         loop {
             tokio::time::sleep(SWEEP).await;
             for id in self.templates.take_unused(now_ms()) {
@@ -211,6 +213,17 @@ impl Ec2 {
                 match cluster::discover(&client, &self.clients, &self.options).await {
                     Ok(facts) => self.facts.store(Arc::new(facts)),
                     Err(error) => tracing::warn!(%error, "what is known of the cluster stays as it was"),
+                }
+            }
+            if judged.elapsed() >= DEPRECATION_PERIOD {
+                judged = tokio::time::Instant::now();
+                match self.parameters.forget_deprecated(&self.clients, now_ms()).await {
+                    Ok(names) if names.is_empty() => {}
+                    Ok(names) => tracing::info!(
+                        ?names,
+                        "images of these SSM parameters are deprecated, newer ones are asked for"
+                    ),
+                    Err(error) => tracing::warn!(%error, "images could not be looked at, deprecated ones stay for now"),
                 }
             }
         }
