@@ -10,7 +10,7 @@ use futures::future::BoxFuture;
 use kube::{Client, ResourceExt};
 
 use super::batches::Batches;
-use super::catalogues::{Catalogues, Sources};
+use super::catalogues::{Catalogues, ReservedOfferings, Sources};
 use super::class_view::PlacementGroup;
 use super::client::{Clients, ConnectError};
 use super::cluster::{self, ClusterError, ClusterFacts};
@@ -232,6 +232,11 @@ impl Ec2 {
     /// Id of a zone; empty where it is not known.
     pub(super) fn zone_id(&self, zone: &str) -> String {
         self.region.snapshot().zone_ids.get(zone).cloned().unwrap_or_default()
+    }
+
+    /// The reserved offerings that plans were made of; `None` where reserved capacity is not used.
+    pub(super) fn reserved(&self) -> Option<ReservedOfferings> {
+        self.options.reserved_capacity.then(|| lock(&self.catalogues).reserved())
     }
 
     /// What is known of the region.
