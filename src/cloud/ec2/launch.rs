@@ -2,6 +2,7 @@
 //! answer, give each claim its instance.
 
 use std::sync::PoisonError;
+use std::time::{Duration, Instant};
 
 use futures::future::try_join_all;
 use kube::ResourceExt;
@@ -37,6 +38,8 @@ pub(super) struct Ready {
     scope: Option<String>,
     /// Partition that was asked for.
     partition: Option<i32>,
+    /// How long it took to make, calls for templates included.
+    took: Duration,
 }
 
 /// What came of a fleet request.
@@ -245,6 +248,7 @@ impl Ec2 {
         count: i32,
         token: String,
     ) -> Result<Ready, LaunchError> {
+        let begun = Instant::now();
         let group = self.group_of(&details.class).await?;
         let facts = self.facts.load_full();
         let (settings, region) = (self.options.settings(&details.class), self.snapshot());
@@ -276,7 +280,7 @@ impl Ec2 {
         };
         let partition = groups.first().and_then(|group| group.template.partition);
         let scope = group.map(|group| scope(&group.id, partition.map(|partition| partition.to_string()).as_deref()));
-        Ok(Ready { fleet, templates, taken, scope, partition })
+        Ok(Ready { fleet, templates, taken, scope, partition, took: begun.elapsed() })
     }
 
     /// Asks EC2, and learns from what it answers.
@@ -287,6 +291,7 @@ impl Ec2 {
             instances = ready.fleet.count,
             capacity_type = %ready.fleet.capacity_type,
             offerings = ready.fleet.templates.iter().map(|(_, slots)| slots.len()).sum::<usize>(),
+            prepared_us = u64::try_from(ready.took.as_micros()).unwrap_or(u64::MAX),
             "asking EC2 for a fleet"
         );
         let answer = ready.fleet.input().send_with(&self.clients.ec2).await;
