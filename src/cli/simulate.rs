@@ -13,7 +13,7 @@ use super::aws::gate;
 use super::manifests::{Input, InputError};
 use super::planning::PlanArgs;
 use super::{output, page};
-use crate::api::{Ec2NodeClass, labels};
+use crate::api::labels;
 use crate::cloud::catalogue::{EBS_DRIVER, NodeSettings, RawCatalogue, SpotPricing, embedded, parse};
 use crate::scheduling::offering::{Catalogue, MicroUsd};
 use crate::scheduling::plan;
@@ -131,9 +131,17 @@ fn problem_of(
     with_expressions: bool,
 ) -> anyhow::Result<(Problem, BTreeMap<String, usize>)> {
     let mut catalogues: BTreeMap<String, Arc<Catalogue>> = BTreeMap::new();
-    let settings = |class: Option<&Ec2NodeClass>| match class {
-        Some(class) if with_expressions => NodeSettings::of(Some(class)).with_expressions(class),
-        _ => NodeSettings::of(class),
+    let settings = |name: &str| {
+        let class = input.node_classes.get(name);
+        let Some(class) = class.filter(|_| with_expressions) else { return NodeSettings::of(class) };
+        let settings = NodeSettings::of(Some(class)).with_expressions(class);
+        let trial = settings.try_on(&raw.instance_types);
+        if let Some(unusable) = &trial.failed {
+            eprintln!("EC2NodeClass {name}: {unusable}; nothing can be bought for its nodes");
+        } else if let Some(unusable) = &trial.dropped {
+            eprintln!("EC2NodeClass {name}: {unusable}; what it would reserve counts as not set");
+        }
+        settings
     };
     let mut problem =
         Problem { daemons: input.daemons, namespaces: input.namespaces, pods: input.pods, ..Problem::default() };
@@ -191,7 +199,7 @@ fn problem_of(
         let class_name = &node_pool.spec.template.spec.node_class_ref.name;
         let catalogue = catalogues
             .entry(class_name.clone())
-            .or_insert_with(|| Arc::new(raw.with_settings(&settings(input.node_classes.get(class_name)), spot)));
+            .or_insert_with(|| Arc::new(raw.with_settings(&settings(class_name), spot)));
         let name = node_pool.metadata.name.clone().unwrap_or_default();
         let (used, nodes) = usage.get(&name).cloned().unwrap_or_default();
         let pool = Pool::new(node_pool, Arc::clone(catalogue), used, nodes).map_err(|error| InputError::Object {
