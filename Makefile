@@ -12,7 +12,7 @@ PYTHON ?= python3
 CARGO_DENY_VERSION := 0.20.2
 CARGO_DENY := $(CACHE)/cargo-deny-$(CARGO_DENY_VERSION)/bin/cargo-deny
 
-.PHONY: help demo bench test build tools moto lint deny test-rust test-e2e test-chart test-control-plane test-policies test-kubelets test-preflight test-ec2 test-ec2-faults test-drift test-scenarios crds clean-cache
+.PHONY: help demo bench bench-launches test build tools moto lint deny test-rust test-e2e test-chart test-control-plane test-policies test-kubelets test-preflight test-ec2 test-ec2-faults test-drift test-scenarios crds clean-cache
 
 help: ## Say what can be made
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | column -t -s "$$(printf '\t')"
@@ -87,6 +87,13 @@ bench: ## Cost, time and memory beside Karpenter's, as a table and a plot (BENCH
 	cargo build --release --locked
 	$(PYTHON) benches/bench.py --binary $(CARGO_TARGET_DIR)/release/stowage --out $(CARGO_TARGET_DIR)/bench $(BENCH)
 	cargo bench --locked --quiet --bench incremental | tee $(CARGO_TARGET_DIR)/bench/incremental.md
+	$(MAKE) bench-launches
+
+bench-launches: tools moto ## Calls per 1,000 launches and time from plan to CreateFleet, of the release build against moto
+	cargo build --release --locked
+	@mkdir -p $(CARGO_TARGET_DIR)/bench && rm -f $(CARGO_TARGET_DIR)/bench/launches.json
+	STOWAGE_BIN=$(CARGO_TARGET_DIR)/release/stowage STOWAGE_EC2_FIGURES=$(CARGO_TARGET_DIR)/bench/launches.json $(PYTHON) e2e/ec2_test.py Launches
+	$(PYTHON) benches/launches.py $(CARGO_TARGET_DIR)/bench/launches.json | tee $(CARGO_TARGET_DIR)/bench/launches.md
 
 crds: ## Write crds/ anew from src/api, and what is made from it
 	STOWAGE_REGENERATE=1 cargo test --locked --quiet --lib api::crds

@@ -30,6 +30,8 @@ EC2_VERSION, IAM_VERSION = "2016-11-15", "2010-05-08"
 FORM = "application/x-www-form-urlencoded; charset=utf-8"
 # How SQS and SSM spell their version of the JSON protocol and the prefix of an action.
 JSON_SERVICES = {"sqs": ("application/x-amz-json-1.0", "AmazonSQS"), "ssm": ("application/x-amz-json-1.1", "AmazonSSM")}
+# vCPUs of standard instances, on-demand and spot, by the quotas' codes.
+QUOTAS = {"L-1216C47A": 256, "L-34B43A08": 256}
 BROKEN = (http.client.RemoteDisconnected, http.client.CannotSendRequest, BrokenPipeError, ConnectionResetError)
 
 
@@ -306,12 +308,14 @@ class Moto:
         parameters = {path: self.image_ids[name] for name, _, _, paths in images() for path in paths}
         (self.dir / "images.json").write_text(json.dumps(table))
         (self.dir / "parameters.json").write_text(json.dumps(parameters))
+        self.set_quotas(QUOTAS)
         environment = {
             "PATH": os.environ.get("PATH", os.defpath),
             "HOME": str(self.dir),
             "PYTHONUNBUFFERED": "1",
             "MOTO_AMIS_PATH": str(self.dir / "images.json"),
             "STOWAGE_MOTO_PARAMETERS": str(self.dir / "parameters.json"),
+            "STOWAGE_MOTO_QUOTAS": str(self.dir / "quotas.json"),
         }
         python = pathlib.Path(done.stdout.splitlines()[-1]).with_name("python")
         with open(self.log, "wb") as log:
@@ -322,6 +326,12 @@ class Moto:
             )
         self.endpoint = self.listening()
         self.aws = Aws(self.endpoint)
+
+    def set_quotas(self, values):
+        """vCPUs of EC2's quotas by code; the others are not there."""
+        whole = self.dir / "quotas.new"
+        whole.write_text(json.dumps(values))
+        whole.replace(self.dir / "quotas.json")
 
     def listening(self):
         deadline = time.monotonic() + START_TIMEOUT

@@ -141,6 +141,7 @@ KARPENTERS = {
         "minValuesPolicy": "BestEffort",
         "clusterName": "prod",
         "featureGates": {"nodeRepair": False, "nodeOverlay": False, "reservedCapacity": True, "spotToSpotConsolidation": False, "staticCapacity": False, "capacityBuffer": False},
+        "awsFeatureGates": {"nodeClassCEL": True},
     },
 }
 
@@ -163,7 +164,7 @@ class Offline(unittest.TestCase):
         file = self.tmp / "values.json"
         file.write_text(json.dumps(KARPENTERS))
         text = helm("template", "stowage", CHART, "--values", file).stdout
-        for name, value in (("BATCH_IDLE_DURATION", "500ms"), ("MIN_VALUES_POLICY", "BestEffort"), ("LOG_LEVEL", "debug"), ("CLUSTER_NAME", "prod")):
+        for name, value in (("BATCH_IDLE_DURATION", "500ms"), ("MIN_VALUES_POLICY", "BestEffort"), ("LOG_LEVEL", "debug"), ("CLUSTER_NAME", "prod"), ("AWS_FEATURE_GATES", "NodeClassCEL=true")):
             self.assertRegex(text, rf'name: {name}\n +value: "{value}"')
 
     def test_wrong_values_are_refused_with_their_path_and_what_would_be_right(self):

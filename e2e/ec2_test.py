@@ -10,6 +10,8 @@ import base64
 import datetime
 import email
 import json
+import os
+import pathlib
 import sys
 import time
 import unittest
@@ -29,7 +31,7 @@ ABSENT = "--cloud ec2 is not part of this version"  # what a binary without it s
 MANY = 200
 # moto gives spot instances the VPC's default security group, so that they do drift from their class.
 UNDRIFTED = {"nodes": "0", "reasons": ["Drifted"]}
-SINGLES = 20  # plans of one node
+SINGLES = 30  # plans of one node
 TYPE = "m5.large"  # moto's spot prices are all alike, so what is to be small is said
 TAINT_SECONDS = 1.0  # from a message in the queue to a closed node
 READY_SECONDS = 30  # from the first object to NodePools that are ready, though moto answers some of the optional APIs with errors
@@ -41,6 +43,7 @@ class Service(unittest.TestCase):
     """A control plane, moto, kubelets, and Stowage in between."""
 
     absent = False
+    settings = {}  # of Stowage, besides those that every test needs
 
     @classmethod
     def setUpClass(cls):
@@ -51,7 +54,7 @@ class Service(unittest.TestCase):
         cls.account = cls.moto.account(CLUSTER)
         cls.proxy = cls.enterClassContext(faults.Proxy(cls.moto.endpoint))
         cls.kubelets = cls.enterClassContext(harness.Kubelets(cls.plane, cls.moto.endpoint, cluster=CLUSTER))
-        environment = {**cls.moto.env(), "AWS_ENDPOINT_URL": cls.proxy.endpoint, "CLUSTER_ENDPOINT": cls.plane.state["api"], "INTERRUPTION_QUEUE": CLUSTER}
+        environment = {**cls.moto.env(), "AWS_ENDPOINT_URL": cls.proxy.endpoint, "CLUSTER_ENDPOINT": cls.plane.state["api"], "INTERRUPTION_QUEUE": CLUSTER, **cls.settings}
         stowage = harness.Stowage(cls.plane, "nominate", env=environment, cloud="ec2", clusterName=CLUSTER)
         try:
             cls.stowage = cls.enterClassContext(stowage)
@@ -118,6 +121,28 @@ class Service(unittest.TestCase):
         calls = [call for call in self.proxy.seen("CreateFleet", since) if call.form.get("DryRun") != "true"]
         return [(call, call.at - max(plan for plan in plans if plan <= call.at)) for call in calls]
 
+    def steps(self, since):
+        """Where the time of each plan of one node went since a time, in milliseconds: a dictionary for each. `own` is all but the API server's
+        answer to the NodeClaim, up to the moment before the SDK is called; `sent` from there to the proxy."""
+        stamp = lambda line: datetime.datetime.fromisoformat(line["timestamp"]).timestamp() * 1000
+        lines = [line for line in self.stowage.lines() if stamp(line) >= since * 1000]
+        fleets = {call.form["ClientToken"]: call.at * 1000 for call, _ in self.fleets(since)}
+        found, plan, written = [], None, None
+        for line in lines:
+            match line.get("message"):
+                case "planned" if line["nodes"]:
+                    plan, written = (line if line["nodes"] == 1 else None), None
+                case "node claims written" if plan:
+                    written = line
+                case "asking EC2 for a fleet" if plan and written:
+                    api, begun, wrote, asked = written["api_us"] / 1000, stamp(plan), stamp(written), stamp(line)
+                    step = {"plan to API server": wrote - begun - api, "API server": api, "written to request": asked - wrote}
+                    own = asked - begun - api
+                    sent = fleets[line["token"]] - asked
+                    found.append({**step, "of that prepared": line["prepared_us"] / 1000, "sent": sent, "own": own, "whole": asked + sent - begun})
+                    plan = None
+        return found
+
     def nothing_is_leaked(self):
         """Instances, NodeClaims and Nodes are as many, and belong together."""
 
@@ -133,8 +158,27 @@ class Service(unittest.TestCase):
         done = lambda: self.mirror.all_bound(replicas, space) and self.mirror.settled()
         self.wait(done, timeout, f"{replicas} pods of {space} bound, all nodes initialized", lambda: self.mirror.summary(space))
 
+    def planned(self, node):
+        """What the NodeClaim of a node says it can give to pods."""
+        claim = next(claim for claim in self.claims() if self.instance_of(claim) == self.instance_of(node))
+        return {name: kubelet.quantity(claim["status"]["allocatable"][name]) for name in ("cpu", "memory", "pods", "ephemeral-storage")}
+
+    def as_planned(self, node):
+        """A node reports what its NodeClaim says."""
+        registered = {name: kubelet.quantity(text) for name, text in node["status"]["allocatable"].items()}
+        for name, amount in self.planned(node).items():
+            self.assertAlmostEqual(registered[name], amount, places=3, msg=f"{name} of {node['metadata']['labels'][observe.INSTANCE_TYPE]}")
+
     def no_errors(self):
         self.assertEqual([line for line in self.stowage.lines() if line.get("level") == "ERROR"], [])
+
+
+def note(**figures):
+    """Adds figures to the JSON file that STOWAGE_EC2_FIGURES names, for the benchmark's table."""
+    if file := os.environ.get("STOWAGE_EC2_FIGURES"):
+        file = pathlib.Path(file)
+        known = json.loads(file.read_text()) if file.exists() else {}
+        file.write_text(json.dumps(known | figures, indent=2) + "\n")
 
 
 def node_class(name="default"):
@@ -245,14 +289,7 @@ class Launches(Service):
 
     def test_4_nodes_are_as_large_as_they_were_planned(self):
         for node in self.mirror.nodes():
-            registered = {name: kubelet.quantity(text) for name, text in node["status"]["allocatable"].items()}
-            for name, amount in self.planned(node).items():
-                self.assertAlmostEqual(registered[name], amount, places=3, msg=f"{name} of {node['metadata']['labels'][observe.INSTANCE_TYPE]}")
-
-    def planned(self, node):
-        """What the NodeClaim of a node says it can give to pods."""
-        claim = next(claim for claim in self.claims() if self.instance_of(claim) == self.instance_of(node))
-        return {name: kubelet.quantity(claim["status"]["allocatable"][name]) for name in ("cpu", "memory", "pods", "ephemeral-storage")}
+            self.as_planned(node)
 
     @staticmethod
     def cluster_of(data, parse):
@@ -282,7 +319,8 @@ class Launches(Service):
         took = time.monotonic() - begin
         self.bound("crowd", MANY, 180)
         print(f"\n{MANY} instances launched after {took:.1f} s, their pods bound after {time.monotonic() - begin:.1f} s", flush=True)
-        fleets = self.fleets(at)
+        fleets, calls = self.fleets(at), faults.by_action(self.proxy.counts(at))
+        note(launched={"instances": MANY, "seconds": round(took, 1), "fleets": len(fleets), "calls": calls})
         print(f"{len(fleets)} fleets for {[call.count for call, _ in fleets]}, the last {max(delay for _, delay in fleets) * 1000:.0f} ms after its plan")
         print(faults.summary(self.proxy.counts(at), MANY), flush=True)
         self.assertLessEqual(len(fleets), MANY // 20, "equal launches share calls")
@@ -301,6 +339,12 @@ class Launches(Service):
         self.bound("trickle", SINGLES + 1, 60)
         delays = sorted(delay * 1000 for _, delay in self.fleets(at))
         print(f"\nfrom plan to CreateFleet, {len(delays)} plans: p50 {observe.percentile(delays, 50):.0f} ms, p99 {observe.percentile(delays, 99):.0f} ms", flush=True)
+        steps = self.steps(at)
+        self.assertGreaterEqual(len(steps), SINGLES)
+        parts = {part: sorted(step[part] for step in steps) for part in steps[0]}
+        shares = {part: {share: round(observe.percentile(values, share), 1) for share in (50, 99)} for part, values in parts.items()}
+        print("; ".join(f"{part} {p[50]:.1f}, {p[99]:.1f}" for part, p in shares.items()), "(p50, p99 in ms)", flush=True)
+        note(plans=len(steps), milliseconds={part: {f"p{share}": value for share, value in p.items()} for part, p in shares.items()})
         self.assertGreaterEqual(len(delays), SINGLES)
         self.assertLess(observe.percentile(delays, 50), 250)
         self.no_errors()
@@ -315,6 +359,50 @@ class Launches(Service):
         harness.wait_until(lambda: not self.instances(), 20, "every instance terminated", lambda: sorted(self.instances()), every=0.5)
         print(f"\n{MANY} nodes and the others gone after {time.monotonic() - begin:.1f} s", flush=True)
         self.no_errors()
+
+
+class Expressions(Service):
+    """Expressions in a kubelet configuration come to the same in the plan, in the user data and on the node."""
+
+    settings = {"AWS_FEATURE_GATES": "NodeClassCEL=true"}
+
+    @classmethod
+    def classes(cls):
+        made = node_class()
+        reserved = {"cpu": "60 + vcpus * 5", "memory": "11 * max_pods + 255", "ephemeral-storage": "vcpus / 0"}
+        made["spec"]["kubelet"] = {"maxPods": "vcpus * 10", "kubeReserved": reserved, "systemReserved": {"memory": "memory_mib / 64"}}
+        return [made]
+
+    @classmethod
+    def pools(cls):
+        return [small("sized", "on-demand")]
+
+    def test_1_nodes_are_as_their_expressions_say(self):
+        self.plane.apply(*one_a_node("sized", 2, "sized"))
+        self.bound("sized", 2, 90)
+        parse = kubelet.yaml_by(self.plane.bin / "kubectl", self.plane.dir)
+        for id in self.instances():
+            data = self.moto.aws.ec2("DescribeInstanceAttribute", InstanceId=id, Attribute="userData")["userData"]["value"]
+            told = kubelet.settings_of(data, parse)
+            # Of 2 vCPUs and 8 GiB; 475 MiB are rounded up to 480. What fails is left out, and told.
+            self.assertEqual((told.max_pods, told.kube_reserved, told.system_reserved), (20, {"cpu": "70m", "memory": "480Mi"}, {"memory": "128Mi"}))
+        for node in self.mirror.nodes():
+            self.assertEqual(node["status"]["allocatable"]["pods"], "20")
+            self.as_planned(node)
+        self.assertIn("KubeletExpressionDropped", [event["reason"] for event in self.plane.events("default")])
+        self.no_errors()
+
+    def test_2_a_class_whose_max_pods_fails_is_not_ready(self):
+        broken = node_class()
+        broken["spec"]["kubelet"] = {"maxPods": "vcpus *"}
+        self.plane.apply(broken)
+
+        def condition():
+            status = (self.plane.api.find(f"{observe.CLASSES}/default") or {}).get("status", {})
+            return next((item for item in status.get("conditions", []) if item["type"] == "ValidationSucceeded"), {})
+
+        harness.wait_until(lambda: self.stowage.alive() and condition().get("reason") == "InvalidKubeletConfiguration", 60, "the class refused", condition)
+        self.assertIn("spec.kubelet.maxPods", condition()["message"])
 
 
 class Interruptions(Service):

@@ -393,8 +393,13 @@ def without_images(hidden):
     return fault
 
 
+def by_action(counts):
+    """Calls by action, without those that are not named by one."""
+    return {action: count for action, count in counts.items() if count and not action.startswith(("GET ", "POST "))}
+
+
 def summary(counts, launches):
     """Calls by action and in all, for a thousand launches."""
-    ours = {action: count for action, count in counts.items() if count and not action.startswith(("GET ", "POST "))}
+    ours = by_action(counts)
     parts = ", ".join(f"{action} {count}" for action, count in sorted(ours.items(), key=lambda item: -item[1]))
     return f"calls per 1,000 launches: {sum(ours.values()) * 1000 / launches:.0f} ({parts} for {launches} launches)"

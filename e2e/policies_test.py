@@ -13,7 +13,7 @@ LONGEST_POLICY = 6144
 # Rights that no call of ours names: EC2 asks for them when an instance with a role is launched, and IAM when a profile is made with tags.
 IMPLIED = {"iam:PassRole", "iam:TagInstanceProfile"}
 # Operations as the SDK spells them, called on a client of a service: `ec2.describe_subnets()`. Kube's client and options have methods of their own.
-CALL = re.compile(r"\b(?:client|arc|ec2|eks|iam|pricing|sqs|ssm|sts)\s*\.((?!as_|is_|apiserver_)[a-z]+_\w+)\(\)")
+CALL = re.compile(r"\b(?:client|arc|ec2|eks|iam|pricing|quotas|sqs|ssm|sts)\s*\.((?!as_|is_|apiserver_)[a-z]+_\w+)\(\)")
 
 
 def snake(action):

@@ -19,6 +19,8 @@ SECRET = "tell-nobody-this-5d8c1e"
 # moto answers neither of these.
 LOST = {"on-demand prices", "spot placement scores"}
 REGION = {"credentials", "instance types", "zones of instance types", "spot prices", "instances", "launch templates", "instance status", "cluster"}
+QUOTAS = {"vCPU quota of Standard on-demand", "vCPU quota of Standard spot"}
+REGION |= QUOTAS
 QUEUE = {"interruption queue", "queue policy", "queue encryption"}
 CLASS = {"subnets", "security groups", "images", "role", "settings", "ec2:CreateLaunchTemplate", "ec2:CreateFleet", "ec2:RunInstances"}
 
@@ -95,6 +97,7 @@ class Fit(Account):
         self.assertRegex(detail["default: images"], r"amd64: ami-\S+ \(amazon-eks-node-al2023-x86_64-standard.*arm64: ami-")
         self.assertIn("price list of us-east-1", detail["on-demand prices"])
         self.assertIn(f"{CLUSTER}, Kubernetes {aws.VERSION}", detail["cluster"])
+        self.assertEqual({detail[check] for check in QUOTAS}, {"0 of 256 vCPUs are in use, 256 left"})
 
     def test_the_table_has_the_same_rows(self):
         done = self.run_it(classes=[node_class()])
@@ -204,6 +207,38 @@ class Missing(Account):
                 done = self.run_it(*arguments, **environment)
                 self.assertEqual((done.returncode, done.stdout), (2, ""), done.stderr)
                 self.assertIn(wanted, done.stderr)
+
+
+class Quotas(Account):
+    """Quotas are held against what the account's instances use."""
+
+    def test_a_quota_counts_every_instance_and_names_the_way_to_more(self):
+        on_demand, spot = "vCPU quota of Standard on-demand", "vCPU quota of Standard spot"
+        ids = [made["instanceId"] for made in self.moto.launch(self.account, 3, "m5.xlarge", role="another's")]
+        found = self.rows(classes=[node_class()], code=0)
+        self.assertEqual(found[on_demand], ("ok", "12 of 256 vCPUs are in use, 244 left", ""))
+        self.moto.set_quotas({"L-1216C47A": 12, "L-34B43A08": 8})
+        found = self.rows(classes=[node_class()], code=0)
+        self.assertEqual(found[on_demand][:2], ("warning", "12 of 12 vCPUs are in use, 0 left"))
+        self.assertIn("--quota-code L-1216C47A", found[on_demand][2])
+        self.assertEqual(found[spot][0], "ok")
+        self.moto.set_quotas({"L-1216C47A": 12, "L-34B43A08": 0})
+        found = self.rows(classes=[node_class()], code=1)
+        self.assertEqual(self.by(found, "failed"), {on_demand, spot})
+        self.moto.terminate(*ids)
+        self.moto.set_quotas(aws.QUOTAS)
+
+    def test_pools_name_other_quotas_and_an_unknown_one_is_a_warning(self):
+        pool = workloads.node_pool("gpu")
+        pool["spec"]["template"]["spec"]["requirements"] = [
+            {"key": "karpenter.k8s.aws/instance-family", "operator": "In", "values": ["g5"]},
+            {"key": "karpenter.sh/capacity-type", "operator": "In", "values": ["on-demand"]},
+        ]
+        found = self.rows(classes=[node_class(), pool], code=0)
+        named = "vCPU quota of G and VT on-demand"
+        self.assertEqual({check for check in found if "quota" in check}, {"vCPU quota of Standard on-demand", named})
+        self.assertEqual(found[named][0], "warning")
+        self.assertIn("L-DB2E81BA is not known", found[named][1])
 
 
 class InACluster(Account):

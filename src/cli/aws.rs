@@ -47,7 +47,7 @@ pub struct AwsArgs {
     /// EC2: how old the list of subnets may get, 1m or more.
     #[arg(long, env = "SUBNET_REFRESH_INTERVAL", default_value = "1m", value_parser = parse_interval)]
     pub subnet_refresh_interval: Duration,
-    /// EC2: feature gates, as NodeClassCEL=false; unknown ones are ignored.
+    /// EC2: feature gates, as NodeClassCEL=true (kubelet configurations may hold expressions); unknown ones are ignored.
     #[arg(long, env = "AWS_FEATURE_GATES", default_value = "NodeClassCEL=false")]
     pub aws_feature_gates: String,
     /// EC2: Karpenter's feature gates, as ReservedCapacity=false; others are ignored.
@@ -63,13 +63,10 @@ impl AwsArgs {
     /// The settings for a cluster.
     ///
     /// # Errors
-    /// No name of a cluster, or something that this version can't do.
+    /// No name of a cluster.
     pub fn options(&self, cluster_name: &str) -> anyhow::Result<Options> {
         if cluster_name.is_empty() {
             bail!("--cloud ec2 needs the name of the cluster: set --cluster-name or CLUSTER_NAME");
-        }
-        if self.aws_feature_gates.split(',').any(|gate| gate.trim() == "NodeClassCEL=true") {
-            bail!("the feature gate NodeClassCEL is not part of this version: leave it false");
         }
         let some = |text: &str| (!text.is_empty()).then(|| text.to_owned());
         Ok(Options {
@@ -83,11 +80,26 @@ impl AwsArgs {
             refresh: self.ami_refresh_interval.min(self.subnet_refresh_interval),
             reserved_enis: self.reserved_enis,
             vm_memory_overhead_ppm: self.vm_memory_overhead_percent.0,
-            reserved_capacity: !self.feature_gates.split(',').any(|gate| gate.trim() == "ReservedCapacity=false"),
+            reserved_capacity: gate(&self.feature_gates, "ReservedCapacity").unwrap_or(true),
             zonal_shift: self.enable_zonal_shift,
+            node_class_cel: self.node_class_cel(),
             ..Options::of(cluster_name)
         })
     }
+
+    /// Whether kubelet configurations may hold expressions: the gate NodeClassCEL, off by default.
+    pub fn node_class_cel(&self) -> bool {
+        gate(&self.aws_feature_gates, "NodeClassCEL").unwrap_or(false)
+    }
+}
+
+/// Whether a gate is on in a list as `One=true,Other=false`; the last word counts. `None` where the list says nothing of it.
+pub fn gate(list: &str, name: &str) -> Option<bool> {
+    let word = |entry: &str| {
+        let (_, word) = entry.split_once('=').filter(|(key, _)| key.trim() == name)?;
+        word.trim().to_ascii_lowercase().parse().ok()
+    };
+    list.rsplit(',').find_map(word)
 }
 
 /// An absolute URL with a host, or nothing.
@@ -151,6 +163,26 @@ mod tests {
     }
 
     #[test]
+    fn c34_expressions_are_off_unless_the_gate_says_otherwise() {
+        for (list, expected) in [
+            ("", false),
+            ("NodeClassCEL=false", false),
+            ("NodeClassCEL=true", true),
+            ("Other=true, NodeClassCEL = True", true),
+            ("NodeClassCEL=true,NodeClassCEL=false", false),
+            ("NodeClassCEL=false,NodeClassCEL=true,Other=false", true),
+            ("NodeClassCEL", false),
+            ("NodeClassCEL=maybe", false),
+            ("nodeclasscel=true", false),
+            ("Unheard=true", false),
+        ] {
+            let options = parse(&["--aws-feature-gates", list]).unwrap().options("c1").unwrap();
+            assert_eq!(options.node_class_cel, expected, "{list}");
+        }
+        assert!(!parse(&[]).unwrap().options("c1").unwrap().node_class_cel);
+    }
+
+    #[test]
     fn what_is_missing_or_wrong_is_named() {
         let error = parse(&[]).unwrap().options("").unwrap_err().to_string();
         assert!(error.contains("CLUSTER_NAME"), "{error}");
@@ -164,7 +196,5 @@ mod tests {
             let error = parse(&args).unwrap_err();
             assert!(error.contains(wanted), "{wanted} is not in: {error}");
         }
-        assert!(parse(&["--aws-feature-gates", "Other=true,NodeClassCEL=true"]).unwrap().options("c1").is_err());
-        assert!(parse(&["--aws-feature-gates", "Unheard=true"]).unwrap().options("c1").is_ok());
     }
 }

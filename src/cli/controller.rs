@@ -311,6 +311,7 @@ fn simulated(args: &ControllerArgs) -> anyhow::Result<Arc<SimulatedEc2>> {
         interruption_notice: args.simulated_interruption_notice,
         state_file: args.simulated_state.clone(),
         script,
+        node_class_cel: args.aws.node_class_cel(),
         ..SimulatedConfig::default()
     };
     Ok(Arc::new(SimulatedEc2::open(config).context("--simulated-state")?))

@@ -9,11 +9,12 @@ use std::time::Instant;
 use anyhow::Context;
 use clap::{Args, ValueEnum};
 
+use super::aws::gate;
 use super::manifests::{Input, InputError};
 use super::planning::PlanArgs;
 use super::{output, page};
 use crate::api::labels;
-use crate::cloud::catalogue::{EBS_DRIVER, RawCatalogue, SpotPricing, embedded, parse};
+use crate::cloud::catalogue::{EBS_DRIVER, NodeSettings, RawCatalogue, SpotPricing, embedded, parse};
 use crate::scheduling::offering::{Catalogue, MicroUsd};
 use crate::scheduling::plan;
 use crate::scheduling::problem::{NodePods, NodeState, Pool, Problem};
@@ -42,6 +43,9 @@ pub struct SimulateArgs {
     /// Spot price as a share of the on-demand price; 0 offers no spot.
     #[arg(long, value_name = "R", default_value_t = 0.0)]
     pub spot_ratio: f64,
+    /// Feature gates, as NodeClassCEL=true (kubelet configurations may hold expressions); unknown ones are ignored.
+    #[arg(long, env = "AWS_FEATURE_GATES", default_value = "NodeClassCEL=false")]
+    pub aws_feature_gates: String,
     /// How the plan is made.
     #[command(flatten)]
     pub plan: PlanArgs,
@@ -114,7 +118,8 @@ fn read(args: &SimulateArgs) -> anyhow::Result<(Problem, BTreeMap<String, usize>
     for class in input.assume_classes(EBS_DRIVER) {
         eprintln!("assumed StorageClass {class}: volumes of EBS, made where the pod goes, in any zone");
     }
-    let (mut problem, skipped) = problem_of(input, raw, spot)?;
+    let with_expressions = gate(&args.aws_feature_gates, "NodeClassCEL").unwrap_or(false);
+    let (mut problem, skipped) = problem_of(input, raw, spot, with_expressions)?;
     problem.settings = args.plan.settings();
     Ok((problem, skipped))
 }
@@ -123,8 +128,21 @@ fn problem_of(
     input: Input,
     raw: &RawCatalogue,
     spot: SpotPricing,
+    with_expressions: bool,
 ) -> anyhow::Result<(Problem, BTreeMap<String, usize>)> {
     let mut catalogues: BTreeMap<String, Arc<Catalogue>> = BTreeMap::new();
+    let settings = |name: &str| {
+        let class = input.node_classes.get(name);
+        let Some(class) = class.filter(|_| with_expressions) else { return NodeSettings::of(class) };
+        let settings = NodeSettings::of(Some(class)).with_expressions(class);
+        let trial = settings.try_on(&raw.instance_types);
+        if let Some(unusable) = &trial.failed {
+            eprintln!("EC2NodeClass {name}: {unusable}; nothing can be bought for its nodes");
+        } else if let Some(unusable) = &trial.dropped {
+            eprintln!("EC2NodeClass {name}: {unusable}; what it would reserve counts as not set");
+        }
+        settings
+    };
     let mut problem = Problem {
         daemons: input.daemons,
         namespaces: Arc::new(input.namespaces),
@@ -185,7 +203,7 @@ fn problem_of(
         let class_name = &node_pool.spec.template.spec.node_class_ref.name;
         let catalogue = catalogues
             .entry(class_name.clone())
-            .or_insert_with(|| Arc::new(raw.for_node_class(input.node_classes.get(class_name), spot)));
+            .or_insert_with(|| Arc::new(raw.with_settings(&settings(class_name), spot)));
         let name = node_pool.metadata.name.clone().unwrap_or_default();
         let (used, nodes) = usage.get(&name).cloned().unwrap_or_default();
         let pool = Pool::new(node_pool, Arc::clone(catalogue), used, nodes).map_err(|error| InputError::Object {

@@ -8,6 +8,7 @@ use kube::api::{Patch, PatchParams};
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use kube::{Api, Client, Resource, ResourceExt};
 use serde_json::Value;
+use tokio::sync::Notify;
 
 use crate::api::NodeClaim;
 use crate::cloud::Cloud;
@@ -52,6 +53,8 @@ pub struct Context {
     pub settings: Settings,
     /// Metrics.
     pub metrics: ControllerMetrics,
+    /// Told when the NodeClaims of a plan are written: they are launched at once.
+    pub claimed: Notify,
     recorder: Recorder,
     said: Mutex<HashMap<(String, String, String), i64>>,
 }
@@ -74,7 +77,7 @@ impl Context {
     ) -> Self {
         let reporter = Reporter { controller: "stowage".into(), instance: None };
         let recorder = Recorder::new(client.clone(), reporter);
-        Self { client, cluster, cloud, settings, metrics, recorder, said: Mutex::default() }
+        Self { client, cluster, cloud, settings, metrics, claimed: Notify::new(), recorder, said: Mutex::default() }
     }
 
     /// Pools that may buy now, with what they may buy.

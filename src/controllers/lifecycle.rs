@@ -220,12 +220,19 @@ pub async fn run(ctx: Arc<Context>) {
                 let _ = done.send(());
             });
         }
-        tokio::select! {
-            _ = changes.changed() => {}
-            _ = finished.recv() => {}
-            () = tokio::time::sleep(TICK) => {}
+        let planned = tokio::select! {
+            _ = changes.changed() => false,
+            _ = finished.recv() => false,
+            () = ctx.claimed.notified() => true,
+            () = tokio::time::sleep(TICK) => false,
+        };
+        // What else happens may wait for more of its kind; the claims of a plan are all there.
+        if !planned {
+            tokio::select! {
+                () = tokio::time::sleep(LOOK) => {}
+                () = ctx.claimed.notified() => {}
+            }
         }
-        tokio::time::sleep(LOOK).await;
         changes.mark_unchanged();
         while finished.try_recv().is_ok() {}
     }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures::{StreamExt, stream};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
@@ -117,7 +117,7 @@ async fn pass(ctx: &Arc<Context>, queue: &mut Queue) {
     let started = now_ms();
     let taken = snapshot::take(&ctx.cluster.read(), &pools, &ctx.settings.plan, &BTreeSet::new(), started);
     let planned = tokio::task::spawn_blocking(move || {
-        let clock = std::time::Instant::now();
+        let clock = Instant::now();
         let plan = crate::scheduling::plan(&taken.problem);
         (taken, plan, clock.elapsed())
     })
@@ -211,6 +211,7 @@ async fn write(
             async move { (index, api.create(&PostParams::default(), &claim).await) }
         })
         .collect();
+    let (asked, total) = (Instant::now(), creations.len());
     let mut results = stream::iter(creations).buffer_unordered(WRITES);
     while let Some((index, result)) = results.next().await {
         let node = &plan.new_nodes[index];
@@ -229,6 +230,14 @@ async fn write(
             }
             Err(error) => tracing::warn!(%error, "node claim could not be written, its pods are planned again"),
         }
+    }
+    if total > 0 {
+        ctx.claimed.notify_one();
+        tracing::info!(
+            claims = total,
+            api_us = u64::try_from(asked.elapsed().as_micros()).unwrap_or(u64::MAX),
+            "node claims written"
+        );
     }
     for placement in &plan.placements {
         let Subject { claim: Some(name), .. } = &*taken.subjects[placement.node] else {

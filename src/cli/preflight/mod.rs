@@ -12,7 +12,7 @@ use kube::{Api, ResourceExt};
 
 use super::aws::AwsArgs;
 use super::manifests::Input;
-use crate::api::Ec2NodeClass;
+use crate::api::{Ec2NodeClass, NodePool};
 use crate::cloud::ec2::Clients;
 use crate::cloud::ec2::client::Instead;
 use crate::cloud::ec2::preflight::{self, Grade, Origin};
@@ -70,8 +70,8 @@ pub fn run(args: &PreflightArgs, out: &mut dyn Write) -> anyhow::Result<u8> {
 
 async fn check(args: &PreflightArgs, out: &mut dyn Write) -> anyhow::Result<u8> {
     let options = args.aws.options(&args.cluster_name)?;
-    let manifests = manifests(&args.files)?;
-    let (kube, classes, origin) = if args.files.is_empty() {
+    let (classes, pools) = manifests(&args.files)?;
+    let (kube, classes, pools, origin) = if args.files.is_empty() {
         let config = kube::Config::infer()
             .await
             .context("no manifests and no access to a cluster: name manifests by --file, or set KUBECONFIG")?;
@@ -80,15 +80,17 @@ async fn check(args: &PreflightArgs, out: &mut dyn Write) -> anyhow::Result<u8> 
         let listed = api.list(&kube::api::ListParams::default()).await;
         let listed =
             listed.context("the EC2NodeClasses of the cluster could not be listed: name manifests by --file")?;
-        (Some(client), listed.items, Origin::Cluster)
+        // Without them only the quotas of standard instances are looked at.
+        let pools = Api::<NodePool>::all(client.clone()).list(&kube::api::ListParams::default()).await;
+        (Some(client), listed.items, pools.map(|pools| pools.items).unwrap_or_default(), Origin::Cluster)
     } else {
         // Only asked for what neither the settings nor EKS tell.
         let config = kube::Config::infer().await.ok();
-        (config.and_then(|config| kube::Client::try_from(config).ok()), manifests, Origin::Files)
+        (config.and_then(|config| kube::Client::try_from(config).ok()), classes, pools, Origin::Files)
     };
     let instead = Instead { region: args.region.clone(), role: args.role.clone(), attempts: Some(ATTEMPTS) };
     let clients = Clients::connect(instead).await?;
-    let findings = Box::pin(preflight::check(&clients, &options, kube.as_ref(), origin, &classes)).await;
+    let findings = Box::pin(preflight::check(&clients, &options, kube.as_ref(), origin, &classes, &pools)).await;
     match args.output {
         Output::Table => report::table(&findings, out),
         Output::Json => report::json(&findings, &clients.region, &args.cluster_name, out),
@@ -97,8 +99,8 @@ async fn check(args: &PreflightArgs, out: &mut dyn Write) -> anyhow::Result<u8> 
     Ok(if findings.iter().any(|finding| finding.result == Grade::Failed) { UNFIT } else { FIT })
 }
 
-/// The node classes of manifests, by name.
-fn manifests(files: &[PathBuf]) -> anyhow::Result<Vec<Ec2NodeClass>> {
+/// The node classes of manifests, by name, and the NodePools.
+fn manifests(files: &[PathBuf]) -> anyhow::Result<(Vec<Ec2NodeClass>, Vec<NodePool>)> {
     let mut input = Input::with_default_spread(DefaultSpread::default());
     for file in files {
         input.read_manifests(file)?;
@@ -110,5 +112,5 @@ fn manifests(files: &[PathBuf]) -> anyhow::Result<Vec<Ec2NodeClass>> {
     if classes.values().any(|class| class.name_any().is_empty()) {
         bail!("an EC2NodeClass in the manifests has no name: set metadata.name");
     }
-    Ok(classes.into_values().collect())
+    Ok((classes.into_values().collect(), input.pools.into_iter().map(|(_, pool)| pool).collect()))
 }

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::cloud::ami_family::AmiFamily;
+use crate::cloud::ec2::kubelet::{self, Gate};
 use crate::scheduling::quantity::{format_bytes, format_cpu};
 
 const GIB: i64 = 1 << 30;
@@ -160,7 +161,7 @@ fn c05_pods_per_core_bounds_the_pods_where_the_family_honours_it() {
         assert_eq!(node.capacity.pods, pods, "{family} {kubelet}");
     }
     let class = json!({"amiFamily": "Bottlerocket", "kubelet": {"podsPerCore": 2}});
-    let refused = crate::cloud::ec2::kubelet::validate(&serde_json::from_value(class).unwrap()).unwrap_err();
+    let refused = kubelet::validate(&serde_json::from_value(class).unwrap(), Gate::Off).unwrap_err();
     assert_eq!(refused.reason(), "UnsupportedKubeletConfiguration");
 }
 

@@ -5,6 +5,7 @@
 //! `--catalog` ([`parse`]), or a caller that fills [`RawInstanceType`] from EC2's own answers. No I/O here.
 
 mod embedded;
+mod evaluated;
 mod labels;
 mod overhead;
 mod price;
@@ -337,10 +338,12 @@ impl RawCatalogue {
         self.with_settings(&NodeSettings::of(class), spot)
     }
 
-    /// As [`RawCatalogue::for_node_class`], for settings already read from a class.
+    /// As [`RawCatalogue::for_node_class`], for settings already read from a class. Nothing may be bought where an
+    /// expression for `maxPods` fails on any instance type.
     pub fn with_settings(&self, settings: &NodeSettings, spot: SpotPricing) -> Catalogue {
-        let instance_types =
-            self.instance_types.iter().map(|entry| Arc::new(entry.as_node(&self.region, settings, spot))).collect();
+        let each = settings.on_each(&self.instance_types);
+        let both = self.instance_types.iter().zip(&each);
+        let instance_types = both.map(|(entry, own)| Arc::new(entry.as_node(&self.region, own, spot))).collect();
         Catalogue { region: self.region.clone(), instance_types }
     }
 }
@@ -351,7 +354,8 @@ impl RawInstanceType {
         problem_of(self, zones)
     }
 
-    /// This type as a node of a class with `settings`.
+    /// This type as a node of a class with `settings`; expressions among them count as not set
+    /// ([`NodeSettings::on`] puts numbers in their place).
     pub fn as_node(&self, region: &str, settings: &NodeSettings, spot: SpotPricing) -> InstanceType {
         let capacity = overhead::capacity(self, settings);
         let allocatable = overhead::allocatable(self, settings, &capacity);

@@ -28,13 +28,18 @@ fn interface_pods(entry: &RawInstanceType, settings: &NodeSettings, reserved_eni
     }
 }
 
+/// Most pods of a node where its class says nothing.
+pub(super) fn default_pods(entry: &RawInstanceType, settings: &NodeSettings) -> i64 {
+    if settings.family.limits_pods_by_interfaces() {
+        interface_pods(entry, settings, settings.reserved_enis)
+    } else {
+        UNBOUNDED_PODS
+    }
+}
+
 /// Most pods of a node.
 fn pods(entry: &RawInstanceType, settings: &NodeSettings) -> i64 {
-    let pods = match settings.max_pods {
-        Some(pods) => pods,
-        None if settings.family.limits_pods_by_interfaces() => interface_pods(entry, settings, settings.reserved_enis),
-        None => UNBOUNDED_PODS,
-    };
+    let pods = settings.max_pods.unwrap_or_else(|| default_pods(entry, settings));
     match settings.pods_per_core {
         Some(per_core) if per_core > 0 => pods.min(per_core.saturating_mul(entry.vcpu)),
         _ => pods,

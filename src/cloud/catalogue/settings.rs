@@ -6,6 +6,7 @@ use crate::api::node_class::BlockDeviceMapping;
 use crate::api::{Ec2NodeClass, Ec2NodeClassSpec};
 use crate::cloud::ami_family::AmiFamily;
 use crate::cloud::kubelet::Kubelet;
+use crate::cloud::kubelet::expressions::Expressions;
 use crate::scheduling::quantity::{parse_bytes, parse_cpu_milli};
 
 const GIB: i64 = 1 << 30;
@@ -83,6 +84,9 @@ pub struct NodeSettings {
     pub kube_reserved: Reserved,
     /// `systemReserved` of the kubelet.
     pub system_reserved: Reserved,
+    /// Expressions of the kubelet configuration, where the gate NodeClassCEL is on: what they come to on an instance type
+    /// replaces the three members above, key by key.
+    pub expressions: Option<Expressions>,
     /// `evictionHard` of the kubelet.
     pub eviction_hard: EvictionHard,
     /// What the class's own list of network interfaces says of EFA; nothing without such a list.
@@ -104,6 +108,7 @@ impl Default for NodeSettings {
             pods_per_core: None,
             kube_reserved: Reserved::default(),
             system_reserved: Reserved::default(),
+            expressions: None,
             eviction_hard: EvictionHard::default(),
             efa_only: None,
             reserved_enis: 0,
@@ -137,6 +142,14 @@ impl NodeSettings {
             ..Self::default()
         }
     }
+
+    /// The same with the class's expressions, as they are where the gate NodeClassCEL is on.
+    #[must_use]
+    pub fn with_expressions(mut self, class: &Ec2NodeClass) -> Self {
+        let kubelet = Kubelet::parse(class.spec.kubelet.as_ref()).unwrap_or_default();
+        self.expressions = Expressions::of(&kubelet);
+        self
+    }
 }
 
 /// Size of the volume for pods: the one marked as root, else the one on the family's device (the last, where the device
@@ -159,7 +172,8 @@ pub fn volume_gib(size: &str) -> Option<i64> {
     parse_bytes(size).ok().map(|bytes| bytes / GIB + i64::from(bytes % GIB > 0))
 }
 
-fn reserved(amounts: Option<BTreeMap<String, String>>) -> Reserved {
+/// Amounts by resource, those that can be read.
+pub(super) fn reserved(amounts: Option<BTreeMap<String, String>>) -> Reserved {
     let amounts = amounts.unwrap_or_default();
     let bytes = |resource: &str| amounts.get(resource).and_then(|amount| parse_bytes(amount).ok());
     Reserved {

@@ -1,7 +1,7 @@
 //! What a node class may buy: the region's catalogue, less the types that boot none of its images the zones without
 //! addresses, and those that are shifted away from. Kept until something it is drawn from changes.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use kube::ResourceExt;
@@ -17,7 +17,7 @@ use super::unavailable::Unavailable;
 use crate::api::Ec2NodeClass;
 use crate::api::node_class::{AmiStatus, SubnetStatus};
 use crate::cloud::Override;
-use crate::scheduling::offering::{Catalogue, InstanceType};
+use crate::scheduling::offering::{CapacityType, Catalogue, InstanceType, MicroUsd};
 
 #[derive(Debug)]
 struct Kept {
@@ -49,7 +49,25 @@ pub struct Catalogues {
     kept: HashMap<String, Kept>,
 }
 
+/// Reserved offerings by instance type and zone: whether one of them may be had, and the price.
+pub type ReservedOfferings = BTreeMap<(String, String), (bool, MicroUsd)>;
+
 impl Catalogues {
+    /// The reserved offerings of the classes that were looked at, as they were then.
+    pub fn reserved(&self) -> ReservedOfferings {
+        let mut out = ReservedOfferings::new();
+        for found in self.kept.values().flat_map(|kept| &kept.seen.instance_types) {
+            let reserved = found.offerings.iter().filter(|offering| offering.capacity_type == CapacityType::Reserved);
+            for offering in reserved {
+                let key = (found.name.to_string(), offering.zone.to_string());
+                let (available, price) = out.entry(key).or_default();
+                *available |= offering.available;
+                *price = offering.price;
+            }
+        }
+        out
+    }
+
     /// What may be bought now for nodes of a class in a placement group, or in none.
     pub fn of(
         &mut self,
@@ -71,8 +89,7 @@ impl Catalogues {
             risk_permille: &|instance_type, zone| risk.permille(instance_type, zone),
         };
         let mut view = ClassView::of(class, group, options.reserved_capacity);
-        view.settings.reserved_enis = options.reserved_enis;
-        view.settings.vm_memory_overhead_ppm = options.vm_memory_overhead_ppm;
+        view.settings = options.settings(class);
         let whole = sources.region.catalogue(&view, &market);
         let status = class.status.clone().unwrap_or_default();
         let mut closed = marks.exhausted_zones(&status.subnets, now_ms);
@@ -122,7 +139,7 @@ mod tests {
     use super::*;
     use crate::api::labels;
     use crate::cloud::catalogue::embedded;
-    use crate::scheduling::offering::{CapacityType, Offering};
+    use crate::scheduling::offering::Offering;
 
     struct World {
         region: Region,
@@ -216,6 +233,11 @@ mod tests {
         assert_eq!(left(&mut world), [line("cr-1", 0), line("cr-2", 5), line("cr-3", 0)], "a launch is under way");
         world.reservations.give_back("uid");
         assert_eq!(left(&mut world), [line("cr-1", 1), line("cr-2", 5), line("cr-3", 0)], "it failed");
+        let key = ("m5.large".to_owned(), "us-east-1a".to_owned());
+        assert_eq!(world.catalogues.reserved(), [(key.clone(), (true, MicroUsd(0)))].into(), "one of three may be had");
+        world.reservations.describe([("cr-1", 0), ("cr-2", 0)], 1);
+        left(&mut world);
+        assert_eq!(world.catalogues.reserved(), [(key, (false, MicroUsd(0)))].into());
     }
 
     #[test]

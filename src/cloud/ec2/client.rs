@@ -82,6 +82,8 @@ pub struct Clients {
     pub sts: aws_sdk_sts::Client,
     /// Zones that the cluster is shifted away from.
     pub arc: aws_sdk_arczonalshift::Client,
+    /// Quotas, which only `stowage preflight` asks for.
+    pub quotas: aws_sdk_servicequotas::Client,
     /// Region of all of them but pricing.
     pub region: String,
     /// What is counted and timed.
@@ -154,6 +156,7 @@ impl Clients {
             eks: aws_sdk_eks::Client::new(&config),
             sts: aws_sdk_sts::Client::new(&config),
             arc: aws_sdk_arczonalshift::Client::new(&config),
+            quotas: aws_sdk_servicequotas::Client::new(&config),
             region,
             metrics: CloudMetrics::new(),
             calls,

@@ -55,6 +55,7 @@ pub fn class_of(code: &str) -> Class {
         | "AWS.SimpleQueueService.NonExistentQueue"
         | "NoSuchEntity"
         | "NoSuchEntityException"
+        | "NoSuchResourceException"
         | "ParameterNotFound"
         | "InvalidPlacementGroup.Unknown"
         | "ResourceNotFoundException" => Class::NotFound,

@@ -1,7 +1,7 @@
 //! Images: which ones a node class selects, and which of them an instance type boots.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use aws_sdk_ec2::types::Filter;
 use k8s_openapi::jiff::Timestamp;
@@ -154,32 +154,66 @@ const ALIAS_TTL_MS: i64 = 86_400_000;
 /// How long the value of a user's own parameter is remembered, milliseconds.
 const CUSTOM_TTL_MS: i64 = 300_000;
 
-/// Values of SSM parameters and when they end.
+/// Values of SSM parameters, by name.
 #[derive(Debug, Default)]
 pub struct Parameters {
-    known: Mutex<HashMap<String, (String, i64)>>,
+    known: Mutex<HashMap<String, Known>>,
+}
+
+#[derive(Debug)]
+struct Known {
+    value: String,
+    /// When it is asked for again, milliseconds since the epoch.
+    until_ms: i64,
+    /// Whether AWS sets it anew with each image (`@latest`).
+    moves: bool,
 }
 
 impl Parameters {
-    async fn value(&self, clients: &Clients, name: &str, ttl_ms: i64, now_ms: i64) -> Result<String, ApiError> {
-        {
-            let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-            if let Some((value, until)) = known.get(name)
-                && *until > now_ms
-            {
-                return Ok(value.clone());
-            }
+    fn known(&self) -> MutexGuard<'_, HashMap<String, Known>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn value(
+        &self,
+        clients: &Clients,
+        name: &str,
+        moves: bool,
+        ttl_ms: i64,
+        now_ms: i64,
+    ) -> Result<String, ApiError> {
+        if let Some(known) = self.known().get(name).filter(|known| known.until_ms > now_ms) {
+            return Ok(known.value.clone());
         }
         let answer = clients.ssm.get_parameter().name(name).send().await.map_err(ApiError::of("ssm:GetParameter"))?;
         let value = answer.parameter().and_then(|parameter| parameter.value()).unwrap_or_default().to_owned();
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        known.insert(name.to_owned(), (value.clone(), now_ms + ttl_ms));
+        self.known().insert(name.to_owned(), Known { value: value.clone(), until_ms: now_ms + ttl_ms, moves });
         Ok(value)
     }
 
-    /// Forgets the parameters whose value is one of `images`: they were deprecated.
-    pub fn forget(&self, images: &BTreeSet<String>) {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner).retain(|_, (value, _)| !images.contains(value));
+    /// Forgets the moving parameters whose image is deprecated by now, or gone: the next look asks for the newer one. Returns their
+    /// names.
+    ///
+    /// # Errors
+    /// EC2's, of DescribeImages.
+    pub async fn forget_deprecated(&self, clients: &Clients, now_ms: i64) -> Result<Vec<String>, ApiError> {
+        let moving = |known: &&Known| known.moves && known.until_ms > now_ms && known.value.starts_with("ami-");
+        let asked: BTreeSet<String> = self.known().values().filter(moving).map(|known| known.value.clone()).collect();
+        if asked.is_empty() {
+            return Ok(vec![]);
+        }
+        let found = describe(clients, by_id(asked.clone())).await?;
+        let good: BTreeSet<&str> =
+            found.iter().filter(|image| !image.is_deprecated(now_ms)).map(|image| image.id.as_str()).collect();
+        let mut names = Vec::new();
+        self.known().retain(|name, known| {
+            // One that was asked for meanwhile has another value, or is as good as the others will be.
+            let old = known.moves && asked.contains(&known.value) && !good.contains(known.value.as_str());
+            names.extend(old.then(|| name.clone()));
+            !old
+        });
+        names.sort_unstable();
+        Ok(names)
     }
 }
 
@@ -199,7 +233,7 @@ pub async fn find(
     }
     let mut ids: BTreeSet<String> = terms.iter().filter_map(|term| term.id.clone()).collect();
     for name in terms.iter().filter(|term| term.id.is_none()).filter_map(|term| term.ssm_parameter.as_deref()) {
-        match parameters.value(clients, name, CUSTOM_TTL_MS, now_ms).await {
+        match parameters.value(clients, name, false, CUSTOM_TTL_MS, now_ms).await {
             Ok(value) if value.starts_with("ami-") => {
                 ids.insert(value);
             }
@@ -229,7 +263,7 @@ async fn by_alias(
     now_ms: i64,
 ) -> Result<Vec<(Image, Vec<AmiRequirement>)>, ImageError> {
     let wanted = aliases::parameters(alias, version)?;
-    let values = wanted.iter().map(|parameter| parameters.value(clients, &parameter.name, ALIAS_TTL_MS, now_ms));
+    let values = wanted.iter().map(|one| parameters.value(clients, &one.name, one.moves, ALIAS_TTL_MS, now_ms));
     let values = futures::future::join_all(values).await;
     let mut requirements: Vec<(String, &Vec<AmiRequirement>)> = Vec::new();
     let mut failure = None;

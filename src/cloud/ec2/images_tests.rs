@@ -120,6 +120,47 @@ async fn c29_a_missing_parameter_of_an_alias_leaves_the_others_and_values_are_re
 }
 
 #[tokio::test]
+async fn a_moving_parameter_is_forgotten_when_its_image_is_deprecated_or_gone() {
+    let deprecated = "<deprecationTime>2026-01-03T00:00:00.000Z</deprecationTime>";
+    let item = |id: &str, more: &str| {
+        format!("<item><imageId>{id}</imageId><name>n</name><architecture>x86_64</architecture>{more}</item>")
+    };
+    let images = format!("<imagesSet>{}{}</imagesSet>", item("ami-standard", deprecated), item("ami-nvidia", ""));
+    let (clients, seen) = wire::clients(Box::new(move |request| {
+        let value = |id: &str| Some((200, format!("{{\"Parameter\": {{\"Value\": \"{id}\"}}}}")));
+        match request.action.as_str() {
+            "GetParameter" if request.body.contains("/mine") => value("ami-mine"),
+            "GetParameter" if request.body.contains("20260101") => value("ami-pinned"),
+            "GetParameter" if request.body.contains("x86_64/standard") => value("ami-standard"),
+            "GetParameter" if request.body.contains("x86_64/nvidia") => value("ami-nvidia"),
+            "GetParameter" => value("ami-gone"),
+            _ => wire::ok("DescribeImages", &images),
+        }
+    }));
+    let alias = |alias: &str| [AmiSelectorTerm { alias: Some(alias.into()), ..AmiSelectorTerm::default() }];
+    let mine = [AmiSelectorTerm { ssm_parameter: Some("/mine".into()), ..AmiSelectorTerm::default() }];
+    let (parameters, at) = (Parameters::default(), 1_767_400_000_000);
+    assert!(parameters.forget_deprecated(&clients, at).await.unwrap().is_empty());
+    assert!(seen.lock().unwrap().is_empty(), "nothing is known, so nothing is asked for");
+    for terms in [alias("al2023@latest"), alias("al2023@v20260101"), mine] {
+        find(&clients, &parameters, &terms, "1.34", at).await.unwrap();
+    }
+    // Deprecated from the third of January on; those that are gone go at once.
+    let early = parameters.forget_deprecated(&clients, at - 100_000_000).await.unwrap();
+    let stays = |name: &String| ["x86_64/standard", "x86_64/nvidia"].iter().any(|part| name.contains(part));
+    assert!(!early.is_empty() && !early.iter().any(stays), "{early:?}");
+    let names = parameters.forget_deprecated(&clients, at).await.unwrap();
+    assert_eq!(names.len(), 1);
+    assert!(names[0].contains("x86_64/standard"), "{names:?}");
+    let count = || seen.lock().unwrap().iter().filter(|request| request.action == "GetParameter").count();
+    let before = count();
+    find(&clients, &parameters, &alias("al2023@v20260101"), "1.34", at).await.unwrap();
+    assert_eq!(count(), before, "what is pinned does not move");
+    find(&clients, &parameters, &alias("al2023@latest"), "1.34", at).await.unwrap();
+    assert!(count() > before, "the newer image is asked for");
+}
+
+#[tokio::test]
 async fn c29_an_alias_of_which_nothing_is_there_is_an_error() {
     let (clients, _) =
         wire::clients(Box::new(|_| Some((400, r#"{"__type": "ParameterNotFound", "message": "no"}"#.into()))));

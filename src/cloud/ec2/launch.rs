@@ -2,6 +2,7 @@
 //! answer, give each claim its instance.
 
 use std::sync::PoisonError;
+use std::time::{Duration, Instant};
 
 use futures::future::try_join_all;
 use kube::ResourceExt;
@@ -13,7 +14,7 @@ use super::class_view::PlacementGroup;
 use super::errors::{self, ApiError, Class};
 use super::fleet::{Born, FleetAnswer, FleetRequest, Lessons, failure};
 use super::instances::{self, provider_id};
-use super::prepare::{Ground, launchable};
+use super::prepare::{Ground, Shapes, launchable};
 use super::subnets::Taken;
 use super::templates::Held;
 use super::unavailable::scope;
@@ -37,6 +38,8 @@ pub(super) struct Ready {
     scope: Option<String>,
     /// Partition that was asked for.
     partition: Option<i32>,
+    /// How long it took to make, calls for templates included.
+    took: Duration,
 }
 
 /// What came of a fleet request.
@@ -245,8 +248,10 @@ impl Ec2 {
         count: i32,
         token: String,
     ) -> Result<Ready, LaunchError> {
+        let begun = Instant::now();
         let group = self.group_of(&details.class).await?;
         let facts = self.facts.load_full();
+        let (settings, region) = (self.options.settings(&details.class), self.snapshot());
         let ground = Ground {
             request,
             details,
@@ -254,6 +259,7 @@ impl Ec2 {
             region: &self.clients.region,
             placement_group: group.as_ref().map(|group| group.id.as_str()),
             manages_reservations: self.options.reserved_capacity,
+            shapes: Shapes::of(&settings, &region.types),
         };
         let tags = ground.tags()?;
         let groups = ground.groups(choice, &tags)?;
@@ -274,7 +280,7 @@ impl Ec2 {
         };
         let partition = groups.first().and_then(|group| group.template.partition);
         let scope = group.map(|group| scope(&group.id, partition.map(|partition| partition.to_string()).as_deref()));
-        Ok(Ready { fleet, templates, taken, scope, partition })
+        Ok(Ready { fleet, templates, taken, scope, partition, took: begun.elapsed() })
     }
 
     /// Asks EC2, and learns from what it answers.
@@ -285,6 +291,7 @@ impl Ec2 {
             instances = ready.fleet.count,
             capacity_type = %ready.fleet.capacity_type,
             offerings = ready.fleet.templates.iter().map(|(_, slots)| slots.len()).sum::<usize>(),
+            prepared_us = u64::try_from(ready.took.as_micros()).unwrap_or(u64::MAX),
             "asking EC2 for a fleet"
         );
         let answer = ready.fleet.input().send_with(&self.clients.ec2).await;

@@ -5,6 +5,7 @@ use std::sync::{Arc, PoisonError};
 
 use prometheus::Registry;
 
+use super::catalogues::ReservedOfferings;
 use super::queue::Received;
 use super::region::RegionSnapshot;
 use super::{Ec2, now_ms};
@@ -52,7 +53,11 @@ pub fn publish(ec2: &Arc<Ec2>, registry: &Registry) -> Result<(), prometheus::Er
 fn refresh(metrics: &CloudMetrics, ec2: &Ec2) {
     let now = now_ms();
     let marks = ec2.unavailable.lock().unwrap_or_else(PoisonError::into_inner).clone();
-    offered(metrics, &ec2.snapshot(), &|offering| marks.covers(offering, None, now));
+    let region = ec2.snapshot();
+    offered(metrics, &region, &|offering| marks.covers(offering, None, now));
+    if let Some(found) = ec2.reserved() {
+        reserved(metrics, &region, &found);
+    }
     for (action, total) in ec2.calls() {
         raise_to(&metrics.requests.with_label_values(&[action]), total);
     }
@@ -82,11 +87,27 @@ fn offered(metrics: &CloudMetrics, region: &RegionSnapshot, unavailable: &dyn Fn
     }
 }
 
+/// Tells which reserved offerings may be had: 0 for each type and zone without a reservation, which has no price either.
+fn reserved(metrics: &CloudMetrics, region: &RegionSnapshot, found: &ReservedOfferings) {
+    for entry in region.types.values() {
+        for zone in region.zones_of(&entry.name).into_iter().flatten() {
+            let labels = [entry.name.as_str(), CapacityType::Reserved.as_str(), zone];
+            let known = found.get(&(entry.name.clone(), zone.clone()));
+            let available = known.is_some_and(|(available, _)| *available);
+            metrics.offering_available.with_label_values(&labels).set(i64::from(available));
+            if let Some((_, price)) = known {
+                metrics.offering_price.with_label_values(&labels).set(price.usd());
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::messages::EventKind;
     use super::*;
     use crate::cloud::catalogue::embedded;
+    use crate::scheduling::offering::MicroUsd;
 
     #[test]
     fn every_offering_of_the_region_has_a_price_and_says_whether_it_may_be_had() {
@@ -108,6 +129,20 @@ mod tests {
         assert_eq!(metrics.type_memory.with_label_values(&["m5.large"]).get(), 8 << 30);
         offered(&metrics, &region, &|_| false);
         assert_eq!(available(&["m5.large", "spot", "us-east-1a"]), 1, "it can be had again");
+    }
+
+    #[test]
+    fn every_type_and_zone_says_whether_a_reservation_has_room() {
+        let region = RegionSnapshot::stand_in("us-east-1", embedded(), 0);
+        let metrics = CloudMetrics::new();
+        let key = |zone: &str| ("m5.large".to_owned(), zone.to_owned());
+        let found = [(key("us-east-1a"), (true, MicroUsd(7))), (key("us-east-1b"), (false, MicroUsd(7)))].into();
+        reserved(&metrics, &region, &found);
+        let available =
+            |zone: &str| metrics.offering_available.with_label_values(&["m5.large", "reserved", zone]).get();
+        assert_eq!(["us-east-1a", "us-east-1b", "us-east-1c"].map(available), [1, 0, 0]);
+        let price = metrics.offering_price.with_label_values(&["m5.large", "reserved", "us-east-1a"]).get();
+        assert!((price - 7e-6).abs() < 1e-12, "{price}");
     }
 
     #[test]

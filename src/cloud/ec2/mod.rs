@@ -78,6 +78,9 @@ pub use client::Clients;
 pub use metrics::publish;
 pub use shell::{Ec2, StartError};
 
+use crate::api::Ec2NodeClass;
+use crate::cloud::catalogue::NodeSettings;
+
 /// Settings of EC2, with the names and defaults of Karpenter's.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -107,6 +110,8 @@ pub struct Options {
     pub reserved_capacity: bool,
     /// Whether zones that ARC shifts the cluster away from are left alone.
     pub zonal_shift: bool,
+    /// Whether kubelet configurations may hold expressions (the feature gate NodeClassCEL).
+    pub node_class_cel: bool,
 }
 
 impl Options {
@@ -126,7 +131,16 @@ impl Options {
             vm_memory_overhead_ppm: 75_000,
             reserved_capacity: true,
             zonal_shift: false,
+            node_class_cel: false,
         }
+    }
+
+    /// What a class decides about the shape of its nodes, with what these settings add.
+    pub fn settings(&self, class: &Ec2NodeClass) -> NodeSettings {
+        let settings = NodeSettings::of(Some(class));
+        let settings = if self.node_class_cel { settings.with_expressions(class) } else { settings };
+        let (reserved_enis, vm_memory_overhead_ppm) = (self.reserved_enis, self.vm_memory_overhead_ppm);
+        NodeSettings { reserved_enis, vm_memory_overhead_ppm, ..settings }
     }
 }
 

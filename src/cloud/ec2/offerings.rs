@@ -11,7 +11,7 @@ use super::class_view::{ClassView, Reservation};
 use super::region::RegionSnapshot;
 use crate::api::labels;
 use crate::cloud::Override;
-use crate::cloud::catalogue::{RawInstanceType, SpotPricing};
+use crate::cloud::catalogue::{NodeSettings, RawInstanceType, SpotPricing};
 use crate::scheduling::offering::{CapacityType, InstanceType, MicroUsd, Offering};
 
 /// A reservation is paid for already: what is left of the price only orders reservations among each other.
@@ -31,14 +31,22 @@ pub struct Market<'a> {
 }
 
 /// Instance types as nodes of the class, by name, with every offering of the region. One that can't be a node of the class,
-/// or lies outside its zones, is there and unavailable.
+/// or lies outside its zones, is there and unavailable. None at all where the class's expression for `maxPods` fails.
 pub fn base(region: &RegionSnapshot, class: &ClassView) -> Vec<Arc<InstanceType>> {
     let places = Places::of(class);
-    region.types.values().map(|entry| Arc::new(shape(region, class, &places, entry))).collect()
+    let each = class.settings.on_each(region.types.values());
+    let both = region.types.values().zip(&each);
+    both.map(|(entry, settings)| Arc::new(shape(region, class, settings, &places, entry))).collect()
 }
 
-fn shape(region: &RegionSnapshot, class: &ClassView, places: &Places, entry: &RawInstanceType) -> InstanceType {
-    let mut node = entry.as_node(&region.region, &class.settings, SpotPricing::Off);
+fn shape(
+    region: &RegionSnapshot,
+    class: &ClassView,
+    settings: &NodeSettings,
+    places: &Places,
+    entry: &RawInstanceType,
+) -> InstanceType {
+    let mut node = entry.as_node(&region.region, settings, SpotPricing::Off);
     class.put_labels(&mut node.labels);
     let admitted = class.admits(entry);
     let zones: Vec<&String> = match region.zones_of(&entry.name) {

@@ -17,6 +17,8 @@ use super::user_data::{UserDataError, UserDataInput, image_version, user_data};
 use crate::api::node_class::AmiStatus;
 use crate::api::{Ec2NodeClass, NodeClaim, conditions, labels};
 use crate::cloud::ami_family::AmiFamily;
+use crate::cloud::catalogue::{NodeSettings, RawInstanceType};
+use crate::cloud::kubelet::expressions::Evaluated;
 use crate::cloud::{LaunchDetails, LaunchError, LaunchRequest};
 use crate::scheduling::offering::{CapacityType, InstanceType};
 use crate::scheduling::requirement::Requirements;
@@ -66,6 +68,24 @@ pub struct Ground<'a> {
     pub placement_group: Option<&'a str>,
     /// Whether capacity reservations are ours to use.
     pub manages_reservations: bool,
+    /// What the class's expressions are evaluated on; `None` where it has none, or they are off.
+    pub shapes: Option<Shapes<'a>>,
+}
+
+/// What the class decides about its nodes, and the instance types that they may be.
+#[derive(Clone, Copy, Debug)]
+pub struct Shapes<'a> {
+    /// What the class decides.
+    pub settings: &'a NodeSettings,
+    /// Instance types by name.
+    pub types: &'a BTreeMap<String, RawInstanceType>,
+}
+
+impl<'a> Shapes<'a> {
+    /// The shapes that matter at a launch: those of a class with expressions.
+    pub fn of(settings: &'a NodeSettings, types: &'a BTreeMap<String, RawInstanceType>) -> Option<Self> {
+        settings.expressions.is_some().then_some(Self { settings, types })
+    }
 }
 
 /// A template and the candidates that are launched from it, cheapest first.
@@ -112,16 +132,25 @@ impl Ground<'_> {
     ) -> Result<Vec<Group<'a>>, LaunchError> {
         let none = vec![];
         let images = self.class().status.as_ref().map_or(&none, |status| &status.amis);
-        let mut texts: BTreeMap<(&str, i64), String> = BTreeMap::new();
+        let mut texts: BTreeMap<(&str, i64, Option<Evaluated>), String> = BTreeMap::new();
         let mut groups: Vec<Group<'a>> = Vec::new();
         for candidate in &choice.candidates {
             let found = &candidate.instance_type;
             let Some(image) = image_of(images, &found.labels) else { continue };
-            let key = (image.id.as_str(), found.capacity.pods);
+            let evaluated = match self.shapes {
+                None => None,
+                Some(shapes) => {
+                    // A type that EC2 does not describe any more can't be sized, and not launched either.
+                    let Some(entry) = shapes.types.get(&*found.name) else { continue };
+                    shapes.settings.evaluated_on(entry).map_err(|unusable| self.refused(&unusable))?
+                }
+            };
+            let key = (image.id.as_str(), found.capacity.pods, evaluated.clone());
             let text = if let Some(text) = texts.get(&key) {
                 text.clone()
             } else {
-                let text = self.user_data(found, image, choice.capacity_type).map_err(|error| self.refused(&error))?;
+                let text = self.user_data(found, image, evaluated.as_ref(), choice.capacity_type);
+                let text = text.map_err(|error| self.refused(&error))?;
                 texts.entry(key).or_insert(STANDARD.encode(text)).clone()
             };
             let efa = if self.requests(EFA) { i32::try_from(found.capacity.get(EFA)).unwrap_or(0) } else { 0 };
@@ -145,7 +174,7 @@ impl Ground<'_> {
         Ok(groups)
     }
 
-    fn refused(&self, error: &UserDataError) -> LaunchError {
+    fn refused(&self, error: &dyn std::fmt::Display) -> LaunchError {
         LaunchError::NodeClassNotReady { name: self.class().name_any(), reason: error.to_string() }
     }
 
@@ -153,10 +182,12 @@ impl Ground<'_> {
         &self,
         found: &InstanceType,
         image: &AmiStatus,
+        evaluated: Option<&Evaluated>,
         capacity_type: CapacityType,
     ) -> Result<String, UserDataError> {
         let spec = &self.class().spec;
         let family = AmiFamily::of(spec);
+        let kubelet = evaluated.zip(spec.kubelet.as_ref()).map(|(evaluated, map)| evaluated.put_into(map));
         let mut own = self.claim().labels().clone();
         // Labels that the claim's requirements fix; what the instance type fixes comes from the claim at registration.
         let fixed = self.request.labels.iter().filter(|(key, _)| !labels::is_well_known(key));
@@ -170,7 +201,7 @@ impl Ground<'_> {
                 ca_bundle: Some(&self.cluster.ca_bundle).filter(|ca| !ca.is_empty()).map(String::as_str),
                 service_cidr: self.cluster.service_cidr.as_deref(),
                 cluster_dns: self.cluster.dns_ip.as_deref().and_then(|ip| ip.parse::<IpAddr>().ok()),
-                kubelet: spec.kubelet.as_ref(),
+                kubelet: kubelet.as_ref().or(spec.kubelet.as_ref()),
                 max_pods: found.capacity.pods,
                 labels: &own,
                 taints: &self.request.taints,

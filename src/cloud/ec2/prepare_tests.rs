@@ -105,6 +105,7 @@ fn with_groups<T>(
         region: "us-east-1",
         placement_group: group,
         manages_reservations: true,
+        shapes: None,
     };
     let choice = choose(&request.overrides, &details.catalogue, true).unwrap();
     let groups = ground.groups(&choice, &ground.tags().unwrap()).unwrap();
@@ -254,8 +255,65 @@ fn c19_a_restricted_tag_is_refused_at_launch() {
         region: "us-east-1",
         placement_group: None,
         manages_reservations: true,
+        shapes: None,
     };
     assert!(matches!(ground.tags(), Err(LaunchError::NodeClassNotReady { .. })));
+}
+
+#[test]
+fn c34_each_type_is_told_what_the_expressions_come_to_on_it() {
+    let kubelet = json!({
+        "maxPods": "vcpus * 10", "kubeReserved": {"cpu": "vcpus * 31", "memory": "1Gi", "pid": "vcpus / 0"},
+        "systemReserved": {"memory": "11 * max_pods"},
+    });
+    let types: BTreeMap<String, RawInstanceType> =
+        embedded().instance_types.iter().map(|entry| (entry.name.clone(), entry.clone())).collect();
+    for (family, of_two, of_four) in [
+        ("AL2023", ["maxPods: 20", "cpu: 70m", "memory: 224Mi"], ["maxPods: 40", "cpu: 130m", "memory: 448Mi"]),
+        (
+            "AL2",
+            ["--max-pods=20", "--kube-reserved=\"cpu=70m,memory=1Gi\"", "--system-reserved=\"memory=224Mi\""],
+            ["--max-pods=40", "--kube-reserved=\"cpu=130m,memory=1Gi\"", "--system-reserved=\"memory=448Mi\""],
+        ),
+        (
+            "Bottlerocket",
+            ["max-pods = 20", "cpu = \"70m\"", "memory = \"224Mi\""],
+            ["max-pods = 40", "cpu = \"130m\"", "memory = \"448Mi\""],
+        ),
+    ] {
+        let class = class(json!({"amiFamily": family, "kubelet": kubelet}));
+        let settings = NodeSettings::of(Some(&class)).with_expressions(&class);
+        let request = request(class, claim(LONG_AGO, json!({})), &["m5.large", "c5.large", "m5.xlarge"]);
+        let (facts, details) = (facts(), request.details.clone().unwrap());
+        let ground = Ground {
+            request: &request,
+            details: &details,
+            cluster: &facts,
+            region: "us-east-1",
+            placement_group: None,
+            manages_reservations: true,
+            shapes: Shapes::of(&settings, &types),
+        };
+        let choice = choose(&request.overrides, &details.catalogue, true).unwrap();
+        let groups = ground.groups(&choice, &BTreeMap::new()).unwrap();
+        let texts: BTreeMap<Vec<&str>, String> = groups
+            .iter()
+            .map(|group| {
+                let mut types = names(group);
+                types.sort_unstable();
+                (types, String::from_utf8(STANDARD.decode(&group.template.user_data).unwrap()).unwrap())
+            })
+            .collect();
+        for (types, parts) in [(vec!["c5.large", "m5.large"], of_two), (vec!["m5.xlarge"], of_four)] {
+            let text = &texts[&types];
+            for part in parts {
+                assert!(text.contains(part), "{family}: {part} is not in {text}");
+            }
+            assert!(!text.contains("vcpus") && !text.contains("pid"), "{family}: {text}");
+        }
+        let gone = Ground { shapes: Some(Shapes { settings: &settings, types: &BTreeMap::new() }), ..ground };
+        assert!(gone.groups(&choice, &BTreeMap::new()).is_err(), "what EC2 does not describe is not launched");
+    }
 }
 
 #[test]
@@ -271,6 +329,7 @@ fn types_without_an_image_are_left_out_and_none_left_is_an_error() {
         region: "us-east-1",
         placement_group: None,
         manages_reservations: true,
+        shapes: None,
     };
     let choice = choose(&request.overrides, &details.catalogue, true).unwrap();
     assert!(matches!(ground.groups(&choice, &BTreeMap::new()), Err(LaunchError::Rejected { .. })));

@@ -6,6 +6,7 @@ use std::time::Duration;
 use super::class_view::PlacementGroup;
 use super::errors::ApiError;
 use super::images::{self, ImageError};
+use super::kubelet::{Gate, InvalidKubelet};
 use super::launch_template::restricted_tag;
 use super::subnets::Subnet;
 use super::{Ec2, kubelet, now_ms, placement, reservations, security_groups, subnets};
@@ -13,6 +14,7 @@ use crate::api::conditions::{self, VALIDATION_SUCCEEDED};
 use crate::api::node_class::AmiRequirement;
 use crate::api::{Ec2NodeClass, Ec2NodeClassStatus};
 use crate::cloud::ami_family::AmiFamily;
+use crate::cloud::kubelet::expressions::Unusable;
 use crate::cloud::{Resolution, Verdict};
 
 /// Conditions, by the names that [`conditions::EC2_NODE_CLASS_DEPENDENTS`] lists.
@@ -117,17 +119,19 @@ fn found_or(none: bool, reason: &'static str, message: &str) -> Verdict {
     if none { Verdict::False(reason, message.to_owned()) } else { Verdict::True }
 }
 
-/// What can be said about a class without asking EC2 whether it would launch it; `None` asks EC2.
+/// What can be said about a class without asking EC2 whether it would launch it; `None` asks EC2. `kubelet` is what is wrong
+/// with its kubelet configuration.
 pub fn validate(
     class: &Ec2NodeClass,
     verdicts: &[(&'static str, Verdict)],
     service_cidr: Option<&str>,
+    kubelet: Option<&InvalidKubelet>,
 ) -> Option<Verdict> {
     if AmiFamily::of(&class.spec) == AmiFamily::Al2023 && service_cidr.is_none() {
         let message = "the addresses of services are not known, which AL2023 needs: allow eks:DescribeCluster or set STOWAGE_SERVICE_CIDR";
         return Some(Verdict::False("ClusterCIDRResolutionFailed", message.into()));
     }
-    if let Err(error) = kubelet::validate(&class.spec) {
+    if let Some(error) = kubelet {
         return Some(Verdict::False(error.reason(), error.to_string()));
     }
     let before = class.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
@@ -157,6 +161,12 @@ pub fn validate(
 }
 
 impl Ec2 {
+    /// What is wrong with a class's kubelet configuration, on the instance types of the region.
+    pub(super) fn judge_kubelet(&self, class: &Ec2NodeClass) -> Result<Option<Unusable>, InvalidKubelet> {
+        let settings = self.options.settings(class);
+        kubelet::validate(&class.spec, Gate::of(&self.options, &settings, &self.snapshot().types))
+    }
+
     /// Asks for what a class comes to.
     pub(super) async fn resolve_class(&self, class: &Ec2NodeClass) -> Resolution {
         let (clients, spec, now) = (&self.clients, &class.spec, now_ms());
@@ -202,9 +212,17 @@ impl Ec2 {
         let (status, mut verdicts) = judge(&before, answers, now);
         let mut resolved = class.clone();
         resolved.status = Some(status.clone());
-        let validation = match validate(&resolved, &verdicts, facts.service_cidr.as_deref()) {
+        let kubelet = self.judge_kubelet(class);
+        let validation = match validate(&resolved, &verdicts, facts.service_cidr.as_deref(), kubelet.as_ref().err()) {
             Some(verdict) => verdict,
             None => self.try_dry(&resolved, now).await,
+        };
+        let validation = match (validation, kubelet) {
+            (Verdict::True, Ok(Some(unusable))) => Verdict::Degraded(
+                "KubeletExpressionDropped",
+                format!("{unusable}; what it would reserve counts as not set"),
+            ),
+            (verdict, _) => verdict,
         };
         verdicts.push((VALIDATION_SUCCEEDED, validation));
         let failed = verdicts.iter().any(|(_, verdict)| matches!(verdict, Verdict::Unjudged(_)));
@@ -340,7 +358,8 @@ mod tests {
     }
 
     fn reason(class: &Ec2NodeClass, verdicts: &[(&'static str, Verdict)], cidr: Option<&str>) -> Option<&'static str> {
-        validate(class, verdicts, cidr).map(|verdict| match verdict {
+        let kubelet = kubelet::validate(&class.spec, Gate::Off);
+        validate(class, verdicts, cidr, kubelet.as_ref().err()).map(|verdict| match verdict {
             Verdict::False(reason, _) | Verdict::Unknown(reason, _) => reason,
             Verdict::True | Verdict::Degraded(..) | Verdict::Unjudged(_) => "",
         })
@@ -356,7 +375,7 @@ mod tests {
         verdicts[0].1 = Verdict::False("AMINotFound", String::new());
         assert_eq!(reason(&tagged, &verdicts, None), Some("DependenciesNotReady"));
         verdicts[0].1 = Verdict::Unjudged(String::new());
-        assert!(matches!(validate(&tagged, &verdicts, None), Some(Verdict::Unknown("DependenciesNotReady", _))));
+        assert!(matches!(validate(&tagged, &verdicts, None, None), Some(Verdict::Unknown("DependenciesNotReady", _))));
         assert_eq!(reason(&tagged, &all_true(), None), Some("TagValidationFailed"));
         assert_eq!(reason(&class(json!({"amiFamily": "Custom"})), &all_true(), None), None, "EC2 is asked");
     }

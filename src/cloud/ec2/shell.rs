@@ -10,7 +10,7 @@ use futures::future::BoxFuture;
 use kube::{Client, ResourceExt};
 
 use super::batches::Batches;
-use super::catalogues::{Catalogues, Sources};
+use super::catalogues::{Catalogues, ReservedOfferings, Sources};
 use super::class_view::PlacementGroup;
 use super::client::{Clients, ConnectError};
 use super::cluster::{self, ClusterError, ClusterFacts};
@@ -49,6 +49,8 @@ const GOING_MS: i64 = 2_000;
 const SWEEP: Duration = Duration::from_secs(10);
 /// How often the cluster's version and addresses are looked up again.
 const FACTS_PERIOD: Duration = Duration::from_mins(5);
+/// How often images that `@latest` stands for are looked at, whether they are deprecated.
+const DEPRECATION_PERIOD: Duration = Duration::from_mins(30);
 /// How long a receive waits where there is no queue.
 const NO_QUEUE: Duration = Duration::from_secs(20);
 
@@ -196,7 +198,7 @@ impl Ec2 {
             Ok(count) => tracing::info!(count, "launch templates of an earlier process, deleted when unused"),
             Err(error) => tracing::warn!(%error, "launch templates of an earlier process could not be listed"),
         }
-        let mut looked = tokio::time::Instant::now();
+        let (mut looked, mut judged) = (tokio::time::Instant::now(), tokio::time::Instant::now());
         loop {
             tokio::time::sleep(SWEEP).await;
             for id in self.templates.take_unused(now_ms()) {
@@ -213,12 +215,28 @@ impl Ec2 {
                     Err(error) => tracing::warn!(%error, "what is known of the cluster stays as it was"),
                 }
             }
+            if judged.elapsed() >= DEPRECATION_PERIOD {
+                judged = tokio::time::Instant::now();
+                match self.parameters.forget_deprecated(&self.clients, now_ms()).await {
+                    Ok(names) if names.is_empty() => {}
+                    Ok(names) => tracing::info!(
+                        ?names,
+                        "images of these SSM parameters are deprecated, newer ones are asked for"
+                    ),
+                    Err(error) => tracing::warn!(%error, "images could not be looked at, deprecated ones stay for now"),
+                }
+            }
         }
     }
 
     /// Id of a zone; empty where it is not known.
     pub(super) fn zone_id(&self, zone: &str) -> String {
         self.region.snapshot().zone_ids.get(zone).cloned().unwrap_or_default()
+    }
+
+    /// The reserved offerings that plans were made of; `None` where reserved capacity is not used.
+    pub(super) fn reserved(&self) -> Option<ReservedOfferings> {
+        self.options.reserved_capacity.then(|| lock(&self.catalogues).reserved())
     }
 
     /// What is known of the region.

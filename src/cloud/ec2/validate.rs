@@ -14,7 +14,7 @@ use super::choose::{Candidate, Choice};
 use super::errors::{ApiError, Class};
 use super::fleet::{FleetRequest, Slot};
 use super::launch_template::{Template, tag_specification};
-use super::prepare::Ground;
+use super::prepare::{Ground, Shapes};
 use super::{Ec2, now_ms};
 use crate::api::{Ec2NodeClass, NodeClaim};
 use crate::cloud::draw::draw;
@@ -240,6 +240,7 @@ impl Ec2 {
         };
         let facts = self.facts.load_full();
         let group = self.known_group(class);
+        let (settings, region) = (self.options.settings(class), self.snapshot());
         let ground = Ground {
             request: &request,
             details: &details,
@@ -247,6 +248,7 @@ impl Ec2 {
             region: &self.clients.region,
             placement_group: group.as_ref().map(|group| group.id.as_str()),
             manages_reservations: self.options.reserved_capacity,
+            shapes: Shapes::of(&settings, &region.types),
         };
         let made = ground.tags().and_then(|tags| ground.groups(&choice, &tags).map(|groups| (tags, groups)));
         let (tags, groups) = match made {

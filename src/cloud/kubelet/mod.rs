@@ -1,8 +1,11 @@
 //! The kubelet configuration of a node class: the members that decide how large a node is and how it boots. The map
 //! itself is open (any member of `kubelet.config.k8s.io/v1beta1`); whether it is right is `cloud::ec2::kubelet`'s to
-//! say.
+//! say. Where Karpenter's feature gate NodeClassCEL is on, `maxPods` and reserved amounts may be [`expressions`].
 
 mod duration;
+pub mod expression;
+pub mod expressions;
+mod programs;
 
 use std::collections::BTreeMap;
 
@@ -61,8 +64,7 @@ pub struct Kubelet {
 pub enum MaxPods {
     /// A number.
     Count(i32),
-    /// An expression. Expressions are not evaluated (Karpenter's feature gate NodeClassCEL, off by default): as if
-    /// unset.
+    /// An expression: as if unset where expressions are off ([`expressions`]).
     Expression(String),
 }
 
@@ -111,7 +113,7 @@ impl Kubelet {
             || reserved.into_iter().flatten().flat_map(BTreeMap::values).any(|amount| !is_quantity(amount))
     }
 
-    /// [`Kubelet::kube_reserved`] without its expressions.
+    /// [`Kubelet::kube_reserved`] without its expressions: all there is of it where expressions are off.
     pub fn fixed_kube_reserved(&self) -> Option<BTreeMap<String, String>> {
         self.kube_reserved.as_ref().map(quantities)
     }
@@ -122,7 +124,7 @@ impl Kubelet {
     }
 }
 
-/// The entries that are quantities; the others are expressions, which are not evaluated.
+/// The entries that are quantities; the others are expressions.
 fn quantities(amounts: &BTreeMap<String, String>) -> BTreeMap<String, String> {
     let fixed = amounts.iter().filter(|(_, amount)| is_quantity(amount));
     fixed.map(|(resource, amount)| (resource.clone(), amount.clone())).collect()

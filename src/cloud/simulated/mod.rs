@@ -61,6 +61,8 @@ pub struct SimulatedConfig {
     pub state_file: Option<PathBuf>,
     /// What goes wrong.
     pub script: Script,
+    /// Whether kubelet configurations may hold expressions (the feature gate NodeClassCEL).
+    pub node_class_cel: bool,
 }
 
 impl Default for SimulatedConfig {
@@ -78,6 +80,7 @@ impl Default for SimulatedConfig {
             visibility_timeout: Duration::from_secs(30),
             state_file: None,
             script: Script::default(),
+            node_class_cel: false,
         }
     }
 }

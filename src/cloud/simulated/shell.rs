@@ -1,5 +1,6 @@
 //! The shell around the state machine: clock, locks, state file, and the [`Cloud`] trait.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -178,7 +179,10 @@ impl SimulatedEc2 {
         let settings = lock(&self.settings).get(node_class).cloned().unwrap_or_default();
         let market = lock(&self.market);
         let raw = market.raw();
-        raw.instance_type(instance_type).map(|entry| entry.as_node(&raw.region, &settings, self.config.spot))
+        let entry = raw.instance_type(instance_type)?;
+        // An instance that runs has a size: expressions that fail by now count as not set.
+        let own = settings.on(entry).unwrap_or(Cow::Borrowed(&settings));
+        Some(entry.as_node(&raw.region, &own, self.config.spot))
     }
 
     /// Waits until the state changes or the time of its next change comes.
@@ -210,6 +214,7 @@ impl SimulatedEc2 {
 impl Cloud for SimulatedEc2 {
     fn catalogue(&self, class: &Ec2NodeClass) -> Arc<Catalogue> {
         let settings = NodeSettings::of(Some(class));
+        let settings = if self.config.node_class_cel { settings.with_expressions(class) } else { settings };
         if let Some(name) = &class.metadata.name {
             let mut known = lock(&self.settings);
             if known.get(name) != Some(&settings) {

@@ -7,9 +7,12 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
+use super::Options;
 use crate::api::Ec2NodeClassSpec;
 use crate::api::validation::is_quantity;
 use crate::cloud::ami_family::AmiFamily;
+use crate::cloud::catalogue::{NodeSettings, RawInstanceType};
+use crate::cloud::kubelet::expressions::Unusable;
 use crate::cloud::kubelet::{GoDuration, INTERPRETED, Kubelet, KubeletMap};
 
 /// Why a class's kubelet configuration can't be used. [`InvalidKubelet::reason`] is the reason of the condition
@@ -19,9 +22,10 @@ pub enum InvalidKubelet {
     /// Something the kubelet would refuse or ignore; everything that is wrong.
     #[error("{}", .0.join("; "))]
     Invalid(Vec<String>),
-    /// An expression where expressions are off, as they are by default in Karpenter and always here.
+    /// An expression where expressions are off, as they are by default.
     #[error(
-        "spec.kubelet holds an expression in {}, and expressions (Karpenter's feature gate NodeClassCEL) are off: write a number",
+        "spec.kubelet holds an expression in {}, and expressions are off: write a number, or set AWS_FEATURE_GATES to \
+         NodeClassCEL=true",
         .0.join(", ")
     )]
     ExpressionsDisabled(Vec<String>),
@@ -41,6 +45,27 @@ impl InvalidKubelet {
     }
 }
 
+/// What is done with expressions.
+#[derive(Clone, Copy, Debug)]
+pub enum Gate<'a> {
+    /// They are refused.
+    Off,
+    /// They are evaluated on the instance types of the region (the feature gate NodeClassCEL).
+    On {
+        /// What the class decides about its nodes.
+        settings: &'a NodeSettings,
+        /// Instance types by name.
+        types: &'a BTreeMap<String, RawInstanceType>,
+    },
+}
+
+impl<'a> Gate<'a> {
+    /// The gate as it is set.
+    pub fn of(options: &Options, settings: &'a NodeSettings, types: &'a BTreeMap<String, RawInstanceType>) -> Self {
+        if options.node_class_cel { Self::On { settings, types } } else { Self::Off }
+    }
+}
+
 /// Signals of eviction that the kubelet knows; it ignores any other.
 const EVICTION_SIGNALS: [&str; 6] = [
     "memory.available",
@@ -54,24 +79,33 @@ const EVICTION_SIGNALS: [&str; 6] = [
 const RESERVABLE: [&str; 4] = ["cpu", "memory", "ephemeral-storage", "pid"];
 
 /// Checks `spec.kubelet` in the order of Karpenter: what a kubelet would refuse, expressions, what the AMI family has
-/// no place for. Within a step everything that is wrong is said at once.
+/// no place for. Within a step everything that is wrong is said at once. What may be used all the same is returned: an
+/// expression of a reserved amount that fails on an instance type, where the amount counts as not set.
 ///
 /// # Errors
 /// The first step that finds something wrong, with all of it.
-pub fn validate(spec: &Ec2NodeClassSpec) -> Result<(), InvalidKubelet> {
+pub fn validate(spec: &Ec2NodeClassSpec, gate: Gate<'_>) -> Result<Option<Unusable>, InvalidKubelet> {
     let Some(map) = spec.kubelet.as_ref().filter(|map| !map.is_empty()) else {
-        return Ok(());
+        return Ok(None);
     };
     let problems = problems_of(map);
     if !problems.is_empty() {
         return Err(InvalidKubelet::Invalid(problems));
     }
     let kubelet = Kubelet::parse(Some(map)).map_err(|error| InvalidKubelet::Invalid(vec![error.to_string()]))?;
-    if kubelet.has_expressions() {
-        return Err(InvalidKubelet::ExpressionsDisabled(expressions(map)));
-    }
+    let dropped = match gate {
+        Gate::Off if kubelet.has_expressions() => return Err(InvalidKubelet::ExpressionsDisabled(expressions(map))),
+        Gate::Off => None,
+        Gate::On { settings, types } => {
+            let trial = settings.try_on(types.values());
+            if let Some(unusable) = trial.failed {
+                return Err(InvalidKubelet::Invalid(vec![unusable.to_string()]));
+            }
+            trial.dropped
+        }
+    };
     let unsupported = unsupported(AmiFamily::of(spec), map, &kubelet);
-    if unsupported.is_empty() { Ok(()) } else { Err(InvalidKubelet::Unsupported(unsupported)) }
+    if unsupported.is_empty() { Ok(dropped) } else { Err(InvalidKubelet::Unsupported(unsupported)) }
 }
 
 /// Everything that a kubelet would refuse or ignore. An expression is not wrong here.

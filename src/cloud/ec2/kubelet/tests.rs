@@ -3,10 +3,25 @@
 use serde_json::json;
 
 use super::*;
+use crate::api::Ec2NodeClass;
+use crate::cloud::catalogue::embedded;
+
+fn spec(family: &str, kubelet: Value) -> Ec2NodeClassSpec {
+    let kubelet = serde_json::from_value(kubelet).unwrap();
+    Ec2NodeClassSpec { ami_family: Some(family.to_owned()), kubelet, ..Ec2NodeClassSpec::default() }
+}
 
 fn outcome(family: &str, kubelet: Value) -> Result<(), InvalidKubelet> {
-    let kubelet = serde_json::from_value(kubelet).unwrap();
-    validate(&Ec2NodeClassSpec { ami_family: Some(family.to_owned()), kubelet, ..Ec2NodeClassSpec::default() })
+    validate(&spec(family, kubelet), Gate::Off).map(|dropped| assert_eq!(dropped, None))
+}
+
+/// With the gate on, on the instance types in the binary: what may be used and the place that counts as not set.
+fn outcome_with_gate(family: &str, kubelet: Value) -> Result<Option<String>, InvalidKubelet> {
+    let class = Ec2NodeClass::new("default", spec(family, kubelet));
+    let settings = NodeSettings::of(Some(&class)).with_expressions(&class);
+    let types = embedded().instance_types.iter().map(|entry| (entry.name.clone(), entry.clone())).collect();
+    let dropped = validate(&class.spec, Gate::On { settings: &settings, types: &types })?;
+    Ok(dropped.map(|unusable| unusable.place))
 }
 
 fn problems(kubelet: Value) -> Vec<String> {
@@ -221,9 +236,44 @@ fn c34_expressions_are_refused_while_they_are_off_and_shape_comes_first() {
     let message = outcome("AL2", json!({"maxPods": "vcpus * 10"})).unwrap_err().to_string();
     assert_eq!(
         message,
-        "spec.kubelet holds an expression in maxPods, and expressions (Karpenter's feature gate NodeClassCEL) are off: write a \
-         number"
+        "spec.kubelet holds an expression in maxPods, and expressions are off: write a number, or set AWS_FEATURE_GATES to \
+         NodeClassCEL=true"
     );
+}
+
+#[test]
+fn c34_expressions_are_accepted_while_they_are_on_and_give_numbers_on_every_type() {
+    for (kubelet, dropped) in [
+        (json!({"maxPods": "min(110, vcpus * 10)", "podsPerCore": 10}), None),
+        (json!({"maxPods": 110, "kubeReserved": {"memory": "11 * max_pods + 255"}}), None),
+        (json!({"systemReserved": {"cpu": "vcpus * 10", "memory": "1Gi", "pid": "max_pods * 20"}}), None),
+        (json!({"kubeReserved": {"cpu": "vcpus * 10m"}}), Some("kubeReserved[cpu]")),
+        (json!({"systemReserved": {"memory": "8192 - memory_mib"}}), Some("systemReserved[memory]")),
+    ] {
+        for family in ["AL2023", "AL2", "Windows2022", "Custom"] {
+            let found = outcome_with_gate(family, kubelet.clone());
+            assert_eq!(found, Ok(dropped.map(str::to_owned)), "{family} {kubelet}");
+        }
+    }
+    for (max_pods, expected) in [
+        ("vcpus *", "it is no CEL expression"),
+        ("pods * 2", "Undeclared reference to 'pods'"),
+        ("8 - vcpus", "which is negative"),
+        ("vcpus / (vcpus - 2)", "Division by zero"),
+        ("vcpus * 2147483647", "at most 2147483647 can be written"),
+        ("instance_type", "it gives a string, a number (int or double) is wanted"),
+    ] {
+        let error = outcome_with_gate("AL2023", json!({"maxPods": max_pods})).unwrap_err();
+        assert_eq!(error.reason(), "InvalidKubeletConfiguration");
+        let told = error.to_string();
+        assert!(told.starts_with("spec.kubelet.maxPods: the expression ") && told.contains(expected), "{told}");
+    }
+    let shape = outcome_with_gate("AL2", json!({"maxPods": "vcpus * 10", "podsPerCore": -1})).unwrap_err();
+    assert_eq!(shape.reason(), "InvalidKubeletConfiguration");
+    let negative = outcome_with_gate("AL2", json!({"kubeReserved": {"cpu": "-1 * vcpus"}})).unwrap_err();
+    assert_eq!(negative.to_string(), "spec.kubelet.kubeReserved[cpu]: \"-1 * vcpus\" is negative");
+    let lost = outcome_with_gate("Bottlerocket", json!({"maxPods": "vcpus * 10", "podsPerCore": 2})).unwrap_err();
+    assert_eq!(lost.reason(), "UnsupportedKubeletConfiguration");
 }
 
 #[test]

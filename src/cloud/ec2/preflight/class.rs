@@ -13,10 +13,12 @@ use crate::cloud::ec2::class_view::PlacementGroup;
 use crate::cloud::ec2::client::Clients;
 use crate::cloud::ec2::errors::{ApiError, Class};
 use crate::cloud::ec2::images::{self, Image, ImageError, Parameters};
+use crate::cloud::ec2::kubelet::InvalidKubelet;
 use crate::cloud::ec2::profile::{self, role_name};
 use crate::cloud::ec2::resolve::{self, judge as judge_status, validate};
 use crate::cloud::ec2::subnets::{self, Subnet};
 use crate::cloud::ec2::{placement, security_groups};
+use crate::cloud::kubelet::expressions::Unusable;
 
 /// Addresses of a zone below which it is told that they are few.
 const FEW_ADDRESSES: i64 = 32;
@@ -272,14 +274,24 @@ fn of_placement(answer: &Result<Option<PlacementGroup>, ApiError>) -> Finding {
 }
 
 /// What is wrong with the class by itself: the first thing, or nothing. `known` says whether the cluster is.
-pub fn settings(class: &Ec2NodeClass, service_cidr: Option<&str>, known: bool) -> Vec<Finding> {
+/// `kubelet` is what was found about its kubelet configuration.
+pub fn settings(
+    class: &Ec2NodeClass,
+    service_cidr: Option<&str>,
+    known: bool,
+    kubelet: &Result<Option<Unusable>, InvalidKubelet>,
+) -> Vec<Finding> {
     let check = "settings";
     // The cluster has its own finding: here it counts as having what it must.
     let cidr = service_cidr.or((!known).then_some("0.0.0.0/0"));
     let fine = JUDGED.map(|kind| (kind, Verdict::True));
-    match validate(class, &fine, cidr) {
+    match validate(class, &fine, cidr, kubelet.as_ref().err()) {
         Some(Verdict::False(reason, message) | Verdict::Unknown(reason, message)) => {
             vec![Finding::failed(check, format!("{reason}: {message}"), "do as it says".to_owned())]
+        }
+        None if let Ok(Some(unusable)) = kubelet => {
+            let detail = format!("{unusable}; what it would reserve counts as not set");
+            vec![Finding::warning(check, detail, "correct the expression".to_owned())]
         }
         _ => vec![Finding::ok(check, "kubelet settings and tags can be used".to_owned())],
     }

@@ -8,8 +8,10 @@ mod class;
 mod finding;
 mod launch;
 mod queue;
+mod quotas;
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use kube::{Client, ResourceExt};
 
@@ -18,10 +20,11 @@ pub use finding::{Finding, Grade};
 use super::client::Clients;
 use super::cluster::{ClusterFacts, discover_by};
 use super::images::Parameters;
+use super::kubelet::Gate;
 use super::refresh::Feeds;
 use super::region::Part;
-use super::{Ec2, Options, now_ms, prices};
-use crate::api::Ec2NodeClass;
+use super::{Ec2, Options, kubelet, now_ms, prices};
+use crate::api::{Ec2NodeClass, NodePool};
 
 /// Where the node classes come from, and so whom to ask about the cluster first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,6 +42,7 @@ pub async fn check(
     kube: Option<&Client>,
     origin: Origin,
     classes: &[Ec2NodeClass],
+    pools: &[NodePool],
 ) -> Vec<Finding> {
     let priced = prices::can_be_asked(&clients.region, options.isolated_vpc);
     let feeds = Feeds { ec2: clients.ec2.clone(), pricing: priced.then(|| clients.pricing.clone()) };
@@ -51,14 +55,17 @@ pub async fn check(
         // Every other call would fail the same way.
         return findings;
     }
-    let (reads, scores, cluster, queue) = futures::join!(
+    let types = answers.types.as_ref().and_then(|types| types.as_ref().ok());
+    let (reads, scores, cluster, queue, quotas) = futures::join!(
         account::reads(clients),
         account::ask_scores(clients),
         cluster(clients, options, kube, origin),
         queue::ask(clients, options.interruption_queue.as_deref()),
+        quotas::ask(clients, quotas::wanted(pools), types),
     );
     findings.push(account::scores(&scores));
     findings.extend(reads);
+    findings.extend(quotas::judge(&quotas));
     findings.push(account::cluster(&cluster));
     findings.extend(queue::judge(options.interruption_queue.as_deref(), queue.as_ref()));
     let ec2 = cluster.ok().map(|facts| Ec2::new(clients.clone(), options.clone(), facts));
@@ -71,7 +78,7 @@ pub async fn check(
     }
     let parameters = Parameters::default();
     for class in classes {
-        findings.extend(of_class(clients, &parameters, ec2.as_ref(), class).await);
+        findings.extend(of_class(clients, options, &parameters, ec2.as_ref(), class).await);
     }
     findings
 }
@@ -91,14 +98,23 @@ async fn cluster(
     }
 }
 
-async fn of_class(clients: &Clients, parameters: &Parameters, ec2: Option<&Ec2>, class: &Ec2NodeClass) -> Vec<Finding> {
+async fn of_class(
+    clients: &Clients,
+    options: &Options,
+    parameters: &Parameters,
+    ec2: Option<&Ec2>,
+    class: &Ec2NodeClass,
+) -> Vec<Finding> {
     let facts = ec2.map(|ec2| ec2.facts.load_full());
     let now = now_ms();
     let version = facts.as_ref().map(|facts| facts.version.as_str());
     let answers = class::ask(clients, parameters, class, version, now).await;
     let mut findings = class::judge(class, &answers, now);
     let cidr = facts.as_ref().and_then(|facts| facts.service_cidr.as_deref());
-    findings.extend(class::settings(class, cidr, facts.is_some()));
+    let (settings, region) = (options.settings(class), ec2.map(Ec2::snapshot));
+    let types = region.map(|region| Arc::clone(&region.types)).unwrap_or_default();
+    let kubelet = kubelet::validate(&class.spec, Gate::of(options, &settings, &types));
+    findings.extend(class::settings(class, cidr, facts.is_some(), &kubelet));
     if let (Some(ec2), Some(Ok(group))) = (ec2, &answers.placement) {
         ec2.know_group(class, group.clone());
     }

@@ -106,10 +106,10 @@ fn a_class_is_wrong_by_itself_only_for_what_the_cluster_does_not_decide() {
     let al2023 = class(json!({"amiFamily": "AL2023", "role": "r"}));
     let tagged = class(json!({"amiFamily": "Custom", "role": "r", "tags": {"karpenter.sh/nodepool": "x"}}));
     let all = [
-        class::settings(&al2023, Some("10.0.0.0/16"), true),
-        class::settings(&al2023, None, true),
-        class::settings(&al2023, None, false),
-        class::settings(&tagged, None, true),
+        class::settings(&al2023, Some("10.0.0.0/16"), true, &Ok(None)),
+        class::settings(&al2023, None, true, &Ok(None)),
+        class::settings(&al2023, None, false, &Ok(None)),
+        class::settings(&tagged, None, true, &Ok(None)),
     ];
     insta::assert_snapshot!(all.iter().map(|findings| text(findings)).collect::<String>());
 }

@@ -1,0 +1,203 @@
+use proptest::prelude::*;
+
+use super::*;
+
+/// An m5.large.
+const M5_LARGE: Variables<'_> =
+    Variables { vcpus: 2, memory_mib: 8192, default_enis: 3, ips_per_eni: 10, max_pods: 29, instance_type: "m5.large" };
+
+fn number(text: &str) -> Result<i64, ExpressionError> {
+    Expression::parse(text)?.number(&M5_LARGE)
+}
+
+#[test]
+fn c34_an_expression_gives_a_whole_number() {
+    for (text, expected) in [
+        ("110", 110),
+        ("vcpus * 10", 20),
+        ("11 * max_pods + 255", 574),
+        ("default_enis * (ips_per_eni - 1) + 2", 29),
+        ("min(110, vcpus * 10)", 20),
+        ("max(vcpus, 8)", 8),
+        ("max(1.5, 2.5) * 10.0", 25),
+        ("max(vcpus, 2.5)", 2),
+        ("min(vcpus, 1.5) * 2.0", 3),
+        ("double(memory_mib) * 0.1", 819),
+        ("-double(vcpus) * 0.7", -1),
+        ("2.999999", 2),
+        ("-2.999999", -2),
+        ("vcpus > 1 ? 70 : 60", 70),
+        ("vcpus <= 1 ? 60 : vcpus <= 2 ? 70 : 80", 70),
+        ("60 + (vcpus > 1 ? 10 : 0) + (vcpus > 2 ? min(vcpus - 2, 2) * 5 : 0)", 70),
+        ("instance_type == 'm5.large' ? 1 : 2", 1),
+        ("instance_type.startsWith(\"m5.\") ? 1 : 2", 1),
+        ("instance_type in ['c5.large', 'm5.large'] ? 1 : 2", 1),
+        ("int(double(memory_mib) / 1024.0)", 8),
+        ("memory_mib / 3 % 1000", 730),
+        ("9223372036854775807", i64::MAX),
+    ] {
+        assert_eq!(number(text), Ok(expected), "{text}");
+    }
+}
+
+#[test]
+fn c34_what_gives_no_number_is_told() {
+    for (text, expected) in [
+        ("", "it is no CEL expression"),
+        ("vcpus *", "it is no CEL expression"),
+        ("vcpus * 10m", "it is no CEL expression"),
+        ("100x", "it is no CEL expression"),
+        ("pods * 2", "Undeclared reference to 'pods'"),
+        ("sum(vcpus, 2)", "Undeclared reference to 'sum'"),
+        ("max(vcpus)", "no matching overload"),
+        ("max(1, 2, 3)", "no matching overload"),
+        ("max('a', 2)", "no matching overload"),
+        ("vcpus / 0", "Division by zero"),
+        ("vcpus % 0", "Remainder by zero"),
+        ("9223372036854775807 + vcpus", "Overflow"),
+        ("memory_mib * 0.1", "Unsupported binary operator"),
+        ("instance_type", "it gives a string"),
+        ("vcpus > 1", "it gives a bool"),
+        ("2u", "it gives a uint"),
+        ("[1]", "it gives a list"),
+        ("null", "it gives a null"),
+        ("0.0 / 0.0", "it gives NaN"),
+        ("1.0 / 0.0", "it gives inf"),
+        ("max(0.0 / 0.0, 1.0)", "it gives NaN"),
+        ("9.3e18", "which is no number to count with"),
+        ("-9.3e18", "which is no number to count with"),
+    ] {
+        let error = number(text).unwrap_err().to_string();
+        assert!(error.contains(expected), "{text}: {error}");
+    }
+}
+
+#[test]
+fn c34_no_expression_has_loops_or_patterns() {
+    for text in [
+        "[1, 2].map(x, x * 2)[0]",
+        "[1].exists(x, x == 1) ? 1 : 2",
+        "[1].all(x, x == 1) ? 1 : 2",
+        "[1].filter(x, x == 1)[0]",
+        "has(instance_type.a) ? 1 : 2",
+        "instance_type.matches('(a+)+$') ? 1 : 2",
+    ] {
+        assert!(number(text).is_err(), "{text}");
+    }
+}
+
+#[test]
+fn c34_a_hostile_expression_is_refused_or_ends() {
+    let repeated = |part: &str, count: usize, last: &str| format!("{}{last}", part.repeat(count));
+    let nested = |open: &str, close: &str, count: usize| format!("{}1{}", open.repeat(count), close.repeat(count));
+    assert_eq!(number(&"1".repeat(LONGEST + 1)), Err(ExpressionError::TooLong(LONGEST + 1)));
+    assert_eq!(number(&repeated("1+", 129, "1")), Err(ExpressionError::TooComplex(129)));
+    assert_eq!(number(&repeated("1+", 128, "1")), Ok(129), "as deep as a chain may be");
+    let depth = usize::from(DEEPEST);
+    assert_eq!(number(&nested("(", ")", depth)), Ok(1), "as deep as brackets may be");
+    // In a quarter of the stack that a thread of the service has.
+    let quarter = std::thread::Builder::new().stack_size(512 << 10);
+    let deepest = [nested("(", ")", depth), nested("max(1,", ")", depth), repeated("instance_type+", 70, "'a'")];
+    let chain = repeated("1+", 112, &nested("(", ")", 8));
+    let run = move || deepest.iter().chain([&chain]).for_each(|text| drop(number(text)));
+    quarter.spawn(run).unwrap().join().unwrap();
+    for text in [
+        nested("(", ")", 64),
+        nested("[", "]", 64),
+        nested("max(1,", ")", 60),
+        nested("-(", ")", 40),
+        nested("{1:", "}", 40),
+        repeated("(", 128, ""),
+        repeated("!", 128, "1"),
+        repeated("-", 127, "1"),
+        repeated("vcpus.a", 128, ""),
+        repeated("1?", 60, "1"),
+        repeated("instance_type+", 60, "instance_type"),
+        repeated("true?1:", 60, "1"),
+        repeated("'a'.b().", 30, "c()"),
+        "\"".repeat(LONGEST),
+        "\\".repeat(LONGEST),
+        "'\\u00".to_owned(),
+        "b'\\xff'".to_owned(),
+        "\0".repeat(LONGEST),
+        "é".repeat(LONGEST / 2),
+        "r'''".to_owned(),
+        "0x".to_owned(),
+        "u".to_owned(),
+        "`".to_owned(),
+        "1".repeat(LONGEST),
+    ] {
+        // An error or a number, soon.
+        let _ = number(&text);
+    }
+}
+
+/// Texts made of what expressions are made of, so that many of them are nearly right.
+fn nearly() -> impl Strategy<Value = String> {
+    const PARTS: &[&str] = &[
+        "vcpus",
+        "memory_mib",
+        "max_pods",
+        "instance_type",
+        "max(",
+        "min(",
+        "(",
+        ")",
+        "[",
+        "]",
+        "{",
+        "}",
+        ",",
+        ":",
+        "?",
+        "+",
+        "-",
+        "*",
+        "/",
+        "%",
+        "==",
+        "<",
+        ">=",
+        "&&",
+        "||",
+        "!",
+        ".",
+        "1",
+        "0",
+        "0.0",
+        "1e308",
+        "9223372036854775807",
+        "2u",
+        "'a'",
+        "\"",
+        "b'",
+        "r\"",
+        "\\",
+        "true",
+        "null",
+        "size(",
+        "int(",
+        "double(",
+        "string(",
+        "in",
+        ".startsWith(",
+        " ",
+        "\n",
+        "x",
+    ];
+    prop::collection::vec(prop::sample::select(PARTS), 0..40).prop_map(|parts| parts.concat())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn c34_no_text_panics(text in "\\PC{0,80}|[ -~]{0,200}") {
+        prop_assert_ne!(number(&text), Err(ExpressionError::Panicked));
+    }
+
+    #[test]
+    fn c34_no_nearly_right_text_panics(text in nearly()) {
+        prop_assert_ne!(number(&text), Err(ExpressionError::Panicked), "{}", text);
+    }
+}
