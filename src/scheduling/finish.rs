@@ -51,27 +51,24 @@ impl Packer<'_, '_, '_> {
     }
 
     /// Columns that hold a content in place of `column`: same pool and pinned labels, cheapest first.
-    pub fn alternatives(&self, column: usize, content: &[(usize, usize)]) -> Vec<usize> {
+    pub fn alternatives(&self, column: usize, content: &[(usize, usize)]) -> impl Iterator<Item = usize> {
         let load = self.load(content);
         let common = self.common(column, content);
         let mut last: Option<(usize, bool)> = None;
-        self.universe
-            .by_price
-            .iter()
-            .copied()
-            .filter(|c| {
-                // Offerings of a shape stand side by side where they cost the same, and have the same room but for daemons.
-                let shape = self.universe.columns[*c].shape;
-                if last.is_none_or(|(of, _)| of != shape) {
-                    let mut offerings = self.universe.shapes[shape].first..self.universe.shapes[shape].end;
-                    last = Some((shape, offerings.any(|c| fits(&load, self.universe.room(c)))));
-                }
-                last.is_some_and(|(_, holds)| holds)
-                    && common.contains(*c)
-                    && fits(&load, self.universe.room(*c))
-                    && self.stands_in(*c, column)
-            })
-            .collect()
+        self.universe.by_price.iter().copied().filter(move |c| {
+            // Offerings of a shape stand side by side where they cost the same, and have the same room but for daemons.
+            let shape = self.universe.columns[*c].shape;
+            if last.is_none_or(|(of, _)| of != shape) {
+                let mut offerings = self.universe.shapes[shape].first..self.universe.shapes[shape].end;
+                last = Some((shape, offerings.any(|c| fits(&load, self.universe.room(c)))));
+            }
+            last.is_some_and(|(_, holds)| holds) && self.holds(*c, &load, &common, column)
+        })
+    }
+
+    /// Whether a column holds a load of pods that may use the columns `common`, in place of another.
+    fn holds(&self, other: usize, load: &[i64], common: &Bits, column: usize) -> bool {
+        common.contains(other) && fits(load, self.universe.room(other)) && self.stands_in(other, column)
     }
 
     /// Moves each bought bin to the cheapest column that holds it and stays within its pool's limits.
@@ -127,7 +124,7 @@ impl Packer<'_, '_, '_> {
         {
             return true;
         }
-        let alternatives = self.alternatives(column, content);
+        let alternatives: Vec<usize> = self.alternatives(column, content).collect();
         pool.requirements.iter().all(|r| {
             let least = usize::try_from(r.min_values.unwrap_or(0)).unwrap_or(0);
             let values: BTreeSet<&str> = alternatives.iter().filter_map(|c| self.universe.label(*c, &r.key)).collect();
@@ -212,25 +209,41 @@ impl Packer<'_, '_, '_> {
         let pool = self.universe.pool(node.column);
         let mut budget = self.budgets[pool].clone();
         budget.refund(&self.universe.instance_type(node.column).capacity);
-        let mut allowed = self.alternatives(node.column, &node.content);
-        allowed.retain(|c| *c != node.column && (roomy || budget.allows(&self.universe.instance_type(*c).capacity)));
-        allowed.insert(0, node.column);
+        let pays = |c: usize| roomy || budget.allows(&self.universe.instance_type(c).capacity);
+        let others = self.alternatives(node.column, &node.content).filter(|c| *c != node.column && pays(*c));
         // Types in order of their cheapest offering; those that minValues needs are kept before the cut.
-        let mut seen: HashSet<*const InstanceType> = HashSet::new();
         let type_of = |column: usize| Arc::as_ptr(self.universe.instance_type(column));
         let asking = |r: &&Requirement| r.min_values.is_some();
         let asked = self.universe.problem.pools[pool].requirements.iter().filter(asking).count();
-        let mut last = std::ptr::null();
-        let mut types: Vec<usize> = Vec::new();
-        for column in allowed.iter().copied() {
-            let name = type_of(column);
-            if name != last && seen.insert(name) {
+        let mut seen = HashSet::from([type_of(node.column)]);
+        let (mut allowed, mut types) = (vec![node.column], vec![node.column]);
+        let mut last = type_of(node.column);
+        let mut others = others.peekable();
+        while let Some(column) = others.next_if(|c| asked > 0 || types.len() < MAX_TYPES || seen.contains(&type_of(*c)))
+        {
+            if type_of(column) != last && seen.insert(type_of(column)) {
                 types.push(column);
             }
-            last = name;
-            if types.len() > MAX_TYPES && asked == 0 {
-                break;
+            last = type_of(column);
+            allowed.push(column);
+        }
+        if asked == 0 {
+            // The types are known: what is left are offerings of theirs that are dearer than the first of another type.
+            if let Some(next) = others.peek().map(|column| self.universe.rank[*column]) {
+                let shapes: BTreeSet<usize> = allowed.iter().map(|c| self.universe.columns[*c].shape).collect();
+                let offerings =
+                    shapes.into_iter().flat_map(|at| self.universe.shapes[at].first..self.universe.shapes[at].end);
+                let (load, common) = (self.load(&node.content), self.common(node.column, &node.content));
+                let known = allowed.len();
+                allowed.extend(offerings.filter(|c| {
+                    self.universe.rank[*c] > next
+                        && *c != node.column
+                        && self.holds(*c, &load, &common, node.column)
+                        && pays(*c)
+                }));
+                allowed[known..].sort_unstable_by_key(|column| self.universe.rank[*column]);
             }
+            return allowed;
         }
         if types.len() <= MAX_TYPES {
             return allowed;

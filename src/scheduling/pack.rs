@@ -488,10 +488,13 @@ impl<'u, 'p, 'g> Packer<'u, 'p, 'g> {
             if at_most <= best {
                 break;
             }
-            let buckets = self.stock.open_buckets(|place| {
-                !round.dead[place]
-                    && round.signature[place].is_some_and(|id| self.universe.signatures[id].bits.contains(column))
-            });
+            // Asked once for a place, not for each of its buckets.
+            let accepted: Vec<bool> = (round.signature.iter().zip(&round.dead))
+                .map(|(signature, dead)| {
+                    !dead && signature.is_some_and(|id| self.universe.signatures[id].bits.contains(column))
+                })
+                .collect();
+            let buckets = self.stock.open_buckets(|place| accepted[place]);
             let host = self.daemon_hosts[self.universe.daemon_set(column)].clone();
             let bin = Bin { room: self.universe.room(column), host: &host, content: &[] };
             let weights = self.weights(round.prices_on(&priced.found, column));

@@ -168,6 +168,8 @@ pub(super) struct Market {
     pub columns: Vec<Column>,
     /// Columns, cheapest first; of one price by capacity type, instance type and zone.
     pub by_price: Vec<usize>,
+    /// Position of each column in `by_price`.
+    pub rank: Vec<usize>,
     /// Room of each column for pods, after daemons; `dims.len()` numbers a column.
     room: Vec<i64>,
     /// Daemons of each column, as an index into `daemon_sets`.
@@ -275,6 +277,10 @@ impl<'p> Universe<'p> {
             };
             key(a).cmp(&key(b))
         });
+        market.rank = vec![0; by_price.len()];
+        for (rank, column) in by_price.iter().enumerate() {
+            market.rank[*column] = rank;
+        }
         market.by_price = by_price;
         let market = Arc::new(market);
         *known = Some((asked, Arc::clone(&market)));

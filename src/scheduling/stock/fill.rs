@@ -163,6 +163,7 @@ impl Stock<'_> {
             return;
         }
         let mut freed = vec![0; self.dims];
+        let values: Vec<f64> = buckets.iter().map(|bucket| self.sample_value(*bucket)).collect();
         for _ in 0..EXCHANGES {
             let of_seed = |item: usize| Some(self.items[item].place) == seed;
             let kept: usize = content.iter().filter(|(item, _)| of_seed(*item)).map(|(_, count)| *count).sum();
@@ -176,11 +177,9 @@ impl Stock<'_> {
                 }
                 let (own, least) = (self.worth(*item), best.map_or(0.0, |(gain, ..)| gain));
                 self.work += buckets.len() / 2;
-                for bucket in buckets.iter().copied() {
-                    let prices = &self.place_prices[self.buckets[bucket].place];
-                    let sample = &self.sample[bucket * self.dims..(bucket + 1) * self.dims];
-                    let gain = sample.iter().zip(prices).map(|(n, p)| n * p).sum::<f64>() - own;
-                    if gain <= least.max(own * 1e-3) || !fits(self.least(bucket), &freed) {
+                let worthwhile = least.max(own * 1e-3);
+                for (bucket, value) in buckets.iter().copied().zip(&values) {
+                    if value - own <= worthwhile || !fits(self.least(bucket), &freed) {
                         continue;
                     }
                     let other = self.buckets[bucket].items.iter().copied().take(EXCHANGE_TRIES).find(|other| {
@@ -274,6 +273,13 @@ impl Stock<'_> {
         }
         self.scratch.taken[item] += count;
         self.apply_host(item, i32::try_from(count).unwrap_or(i32::MAX));
+    }
+
+    /// What a pod of a bucket is worth, about.
+    fn sample_value(&self, bucket: usize) -> f64 {
+        let prices = &self.place_prices[self.buckets[bucket].place];
+        let sample = &self.sample[bucket * self.dims..(bucket + 1) * self.dims];
+        sample.iter().zip(prices).map(|(n, p)| n * p).sum()
     }
 
     fn least(&self, bucket: usize) -> &[i64] {
