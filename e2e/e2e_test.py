@@ -71,8 +71,12 @@ class Service(unittest.TestCase):
         unplanned, followed, strays = record.followed(uids)
         total = unplanned + followed + len(strays)
         self.assertEqual(total, PODS)
-        # Most of the burst must have been planned, or the share below would say little.
-        self.assertLess(unplanned, PODS // 5)
+        if self.placement == "off":
+            # Nothing keeps pods of the burst's end off nodes that were bought for its beginning: they are never rejected, so never planned.
+            self.assertGreater(followed + len(strays), 0)
+        else:
+            # Most of the burst must have been planned, or the share below would say little.
+            self.assertLess(unplanned, PODS // 5)
         share = 100 * followed / (total - unplanned)
         delays = record.detect_to_launch(uids)
         cost = self.stowage.cost(self.mirror.claims())
@@ -322,7 +326,7 @@ class Scenarios(Service):
         for stray in strays[:5]:
             print("  elsewhere (pod, node, planned node): {}, {}, {}".format(*stray))
         self.assertLess(unplanned, pods // 5)
-        # 98.8 to 100 % on an idle machine. On a busy one guards end before the last pods of a large spread are bound.
+        # 99.2 to 100 % on a quiet machine, 98.6 % seen beside a release build: pods that wait their turn in a spread find room elsewhere.
         self.assertGreaterEqual(share, 97.0)
         self.assertEqual(record.twice, [], "room was bought twice for a pod")
         self.plane.kubectl("delete", "pods", "--all", "-n", kind, "--wait=false", "--now")

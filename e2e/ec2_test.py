@@ -12,6 +12,7 @@ import email
 import json
 import os
 import pathlib
+import subprocess
 import sys
 import time
 import unittest
@@ -538,6 +539,17 @@ class Interruptions(Service):
         self.assertIn(neighbour, self.instances("other"))
         self.assertIn(bystander, self.instances())
         self.assertTrue(all(bound_to(pod) for pod in self.mirror.pods("guard")))
+
+
+class Shells(unittest.TestCase):
+    """Rust's tests of the calls alone, which want an endpoint that somebody else wrote."""
+
+    def test_the_calls_are_understood(self):
+        with aws.Moto() as moto:
+            command = ["cargo", "test", "--locked", "--quiet", "--lib", "ec2::live_tests", "--", "--ignored"]
+            done = subprocess.run(command, cwd=harness.ROOT, env={**os.environ, **moto.env()}, capture_output=True, text=True, check=False)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertRegex(done.stdout, r"test result: ok\. [1-9]\d* passed")
 
 
 if __name__ == "__main__":

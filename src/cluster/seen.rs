@@ -276,4 +276,25 @@ mod tests {
         }
         assert!(shared > 3_000 && flying > 500 && leaving > 500, "{shared} {flying} {leaving}");
     }
+
+    #[test]
+    fn a_snapshot_that_ended_halfway_loses_no_change() {
+        let catalogue = Arc::new(Catalogue { region: "r".into(), instance_types: Vec::new() });
+        let look = |state: &State| take(state, &pools(&catalogue), &Settings::default(), &BTreeSet::new(), 1_000);
+        let mut world = World::default();
+        world.node(0, true, true);
+        look(&world.state);
+        world.pod(1, Some(0));
+        let halfway = std::thread::scope(|scope| {
+            let snapshot = scope.spawn(|| {
+                let mut seen = world.state.seen.lock().unwrap();
+                assert_eq!(seen.changed(std::iter::empty()).len(), 1);
+                panic!("on purpose, with the changes taken out");
+            });
+            snapshot.join()
+        });
+        assert!(halfway.is_err() && world.state.seen.is_poisoned());
+        assert_eq!(shown(&look(&world.state)), shown(&look(&world.anew())));
+        assert!(!world.state.seen.is_poisoned());
+    }
 }

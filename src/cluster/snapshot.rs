@@ -1,7 +1,7 @@
 //! The planner's problem, made from the state: what must be placed, what there is, what can be bought.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Node, Taint};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
@@ -9,7 +9,7 @@ use kube::ResourceExt;
 
 use super::claims::{Usage, reported};
 use super::holds::Holds;
-use super::seen::{Known, Stamp};
+use super::seen::{Known, Seen, Stamp};
 use super::state::State;
 use crate::api::{NodeClaim, NodePool, conditions, labels};
 use crate::scheduling::offering::{CapacityType, Catalogue, InstanceType, MicroUsd};
@@ -132,7 +132,13 @@ pub fn take(
     let holds = state.holds(now_ms);
     let demand = demand(state, &holds, without);
     let mut out = Snapshot { at_ms: now_ms, ..Snapshot::default() };
-    let mut seen = state.seen.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut seen = state.seen.lock().unwrap_or_else(|poisoned| {
+        // A snapshot that ended halfway may have lost what changed: every node is worked out anew.
+        let mut seen = poisoned.into_inner();
+        *seen = Seen::default();
+        state.seen.clear_poison();
+        seen
+    });
     let bought = pools.iter().map(|ready| (ready.pool.name_any(), Arc::clone(&ready.catalogue)));
     let types = seen.begin(Stamp { daemons: state.daemon_changes, catalogues: bought.collect() }, pools, &state.nodes);
     // Room that is held changes with time.

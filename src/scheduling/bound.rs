@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 
 use super::bits::Bits;
 use super::duals::{Market, Offer};
+use super::market::fits;
 use super::pack::Packer;
-use super::universe::fits;
 
 /// Sets of columns that the bound tells apart.
 const BOUND_SETS: usize = 24;

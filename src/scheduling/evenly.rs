@@ -6,9 +6,9 @@
 use std::collections::{BTreeMap, HashMap};
 
 use super::existing::{Existing, HostState, admits};
+use super::market::fits;
 use super::pack::{Bought, Packer};
 use super::stock::{Bin, Content};
-use super::universe::fits;
 
 /// Fits that may be tried, which bounds the work of one plan.
 const TRIES: usize = 20_000;

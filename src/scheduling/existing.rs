@@ -5,10 +5,11 @@ use std::sync::Arc;
 
 use super::class::{NodeTerm, PodClass};
 use super::groups::{Group, HostCounters, HostRules};
+use super::market::fits;
 use super::problem::NodeState;
 use super::requirement::normalise_key;
 use super::selectors::Selectors;
-use super::universe::{Universe, fits};
+use super::universe::Universe;
 use crate::api::labels;
 
 /// Counters and caps of a node before anything is put there.

@@ -4,12 +4,13 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use super::bits::Bits;
+use super::market::fits;
 use super::offering::{InstanceType, MicroUsd};
 use super::pack::{Bought, Packer};
 use super::plan::{Choice, PlannedNode};
 use super::problem::MinValuesPolicy;
 use super::resources::Resources;
-use super::universe::{Universe, fits};
+use super::universe::Universe;
 use crate::api::{Requirement, labels};
 
 /// Most instance types among a node's choices (Karpenter AWS reference 5.2).

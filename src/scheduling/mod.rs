@@ -18,6 +18,7 @@ mod groups;
 mod improve;
 pub mod intern;
 mod level;
+mod market;
 pub mod offering;
 mod pack;
 pub mod plan;

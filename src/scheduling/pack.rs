@@ -5,11 +5,12 @@ use super::budget::Budget;
 use super::duals::{Market, Offer, Prices};
 use super::existing::{Existing, HostState, admits};
 use super::groups::{Group, HostCounters};
+use super::market::fits;
 use super::resources::Resources;
 use super::selectors::Selectors;
 use super::stock::{Bin, Content, Stock, float, real, worth};
 use super::topology::Topology;
-use super::universe::{Universe, fits};
+use super::universe::Universe;
 
 /// A node that is bought.
 #[derive(Clone, Debug)]
@@ -180,7 +181,7 @@ impl<'u, 'p, 'g> Packer<'u, 'p, 'g> {
         let mut out = Vec::new();
         let mut admitted: std::collections::HashMap<(usize, usize), bool> = std::collections::HashMap::new();
         for (at, node) in nodes.iter_mut().enumerate() {
-            if node.free[super::universe::PODS] <= 0 || self.stock.is_empty() {
+            if node.free[super::market::PODS] <= 0 || self.stock.is_empty() {
                 continue;
             }
             let accepts: Vec<bool> = (0..self.stock.places.len())

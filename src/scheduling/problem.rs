@@ -8,9 +8,9 @@ use k8s_openapi::api::core::v1::Taint;
 
 use super::class::PodClass;
 use super::defaults::Services;
+pub use super::market::Memory;
 use super::offering::{Catalogue, MicroUsd};
 use super::resources::Resources;
-pub use super::universe::Memory;
 use super::volumes::Volumes;
 use crate::api::Requirement;
 

@@ -3,11 +3,12 @@
 use super::budget::Budget;
 use super::class::{NodeTerm, PodClass};
 use super::groups::Group;
+use super::market::{COMMON, fits};
 use super::problem::{NodeSizes, Pool, Problem};
 use super::quantity::HumanBytes;
 use super::requirement::{Requirements, ValueSet};
 use super::topology::Topology;
-use super::universe::{COMMON, Universe, fits};
+use super::universe::Universe;
 use super::volumes::attached_by;
 use crate::api::labels;
 

@@ -92,21 +92,25 @@ pub fn facts() -> ClusterFacts {
 
 const LONG_AGO: &str = "2026-01-01T00:00:00Z";
 
+fn ground<'a>(request: &'a LaunchRequest, details: &'a LaunchDetails, facts: &'a ClusterFacts) -> Ground<'a> {
+    Ground {
+        request,
+        details,
+        cluster: facts,
+        region: "us-east-1",
+        placement_group: None,
+        manages_reservations: true,
+        shapes: None,
+    }
+}
+
 fn with_groups<T>(
     request: &LaunchRequest,
     group: Option<&str>,
     then: impl FnOnce(&[Group<'_>], &Ground<'_>) -> T,
 ) -> T {
     let (facts, details) = (facts(), request.details.clone().unwrap());
-    let ground = Ground {
-        request,
-        details: &details,
-        cluster: &facts,
-        region: "us-east-1",
-        placement_group: group,
-        manages_reservations: true,
-        shapes: None,
-    };
+    let ground = Ground { placement_group: group, ..ground(request, &details, &facts) };
     let choice = choose(&request.overrides, &details.catalogue, true).unwrap();
     let groups = ground.groups(&choice, &ground.tags().unwrap()).unwrap();
     then(&groups, &ground)
@@ -248,15 +252,7 @@ fn c19_a_restricted_tag_is_refused_at_launch() {
     let tagged = class(json!({"tags": {"karpenter.sh/nodeclaim": "x"}}));
     let request = request(tagged, claim(LONG_AGO, json!({})), &["m5.large"]);
     let (facts, details) = (facts(), request.details.clone().unwrap());
-    let ground = Ground {
-        request: &request,
-        details: &details,
-        cluster: &facts,
-        region: "us-east-1",
-        placement_group: None,
-        manages_reservations: true,
-        shapes: None,
-    };
+    let ground = ground(&request, &details, &facts);
     assert!(matches!(ground.tags(), Err(LaunchError::NodeClassNotReady { .. })));
 }
 
@@ -285,15 +281,7 @@ fn c34_each_type_is_told_what_the_expressions_come_to_on_it() {
         let settings = NodeSettings::of(Some(&class)).with_expressions(&class);
         let request = request(class, claim(LONG_AGO, json!({})), &["m5.large", "c5.large", "m5.xlarge"]);
         let (facts, details) = (facts(), request.details.clone().unwrap());
-        let ground = Ground {
-            request: &request,
-            details: &details,
-            cluster: &facts,
-            region: "us-east-1",
-            placement_group: None,
-            manages_reservations: true,
-            shapes: Shapes::of(&settings, &types),
-        };
+        let ground = Ground { shapes: Shapes::of(&settings, &types), ..ground(&request, &details, &facts) };
         let choice = choose(&request.overrides, &details.catalogue, true).unwrap();
         let groups = ground.groups(&choice, &BTreeMap::new()).unwrap();
         let texts: BTreeMap<Vec<&str>, String> = groups
@@ -322,15 +310,7 @@ fn types_without_an_image_are_left_out_and_none_left_is_an_error() {
     class.status.as_mut().unwrap().amis.remove(0);
     let request = request(class, claim(LONG_AGO, json!({})), &["m5.large"]);
     let (facts, details) = (facts(), request.details.clone().unwrap());
-    let ground = Ground {
-        request: &request,
-        details: &details,
-        cluster: &facts,
-        region: "us-east-1",
-        placement_group: None,
-        manages_reservations: true,
-        shapes: None,
-    };
+    let ground = ground(&request, &details, &facts);
     let choice = choose(&request.overrides, &details.catalogue, true).unwrap();
     assert!(matches!(ground.groups(&choice, &BTreeMap::new()), Err(LaunchError::Rejected { .. })));
 }

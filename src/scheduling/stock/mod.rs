@@ -13,8 +13,9 @@ use std::collections::HashMap;
 use super::bits::Bits;
 use super::existing::HostState;
 use super::groups::{Group, HostRules};
+use super::market::fits;
 use super::topology::{Part, Topology};
-use super::universe::{Universe, fits};
+use super::universe::Universe;
 
 /// Distinct sizes above which sizes are rounded into buckets.
 const EXACT_SIZES: usize = 200;
@@ -441,7 +442,7 @@ struct ConstraintKey<'g> {
 
 /// Whether a pod of this size asks for more than what every machine has.
 pub(super) fn is_extended(need: &[i64]) -> bool {
-    need[super::universe::COMMON..].iter().any(|n| *n > 0)
+    need[super::market::COMMON..].iter().any(|n| *n > 0)
 }
 
 /// A size rounded down to its highest bits.

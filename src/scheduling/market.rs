@@ -1,0 +1,558 @@
+//! Everything that could be bought, as columns: one per NodePool variant, instance type, zone and capacity type, each
+//! with a complete label set and the room left after its daemons.
+//!
+//! A NodePool whose template leaves the value of a custom label open is expanded into variants, one per value that some
+//! pod could care about, so that every column's labels are definite.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::bits::Bits;
+use super::class::PodClass;
+use super::offering::{CapacityType, InstanceType, OFFERING_LABELS, Offering};
+use super::problem::{Labels, Pool, Problem, Settings};
+use super::requirement::{Requirements, ValueSet};
+use super::resources::Resources;
+use super::volumes::{UNLIMITED, attached_by};
+use crate::api::labels;
+
+/// Most values of one open label, and most variants of one NodePool.
+const MAX_VARIANTS: usize = 64;
+
+/// Values of `karpenter.k8s.aws/instance-tenancy`.
+const SHARED: &str = "default";
+const DEDICATED: &str = "dedicated";
+
+/// The resources that are counted, as positions in dense vectors.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Dims {
+    extended: Vec<Arc<str>>,
+}
+
+/// CPU, memory, pod slots and ephemeral storage come first in every dense vector.
+pub(super) const COMMON: usize = 4;
+/// Position of the pod slots.
+pub(super) const PODS: usize = 2;
+
+impl Dims {
+    /// The dimensions of everything that pods and daemons ask for.
+    fn of(problem: &Problem) -> Self {
+        let mut names: BTreeSet<&Arc<str>> = BTreeSet::new();
+        let mut last: Option<*const PodClass> = None;
+        for class in problem.pods.iter().map(|p| &p.class).chain(problem.daemons.iter().map(|d| &d.class)) {
+            // Pods of one class mostly come in runs.
+            if last != Some(Arc::as_ptr(class)) {
+                last = Some(Arc::as_ptr(class));
+                names.extend(class.requests.extended.keys());
+            }
+        }
+        Self { extended: names.into_iter().cloned().collect() }
+    }
+
+    pub fn len(&self) -> usize {
+        COMMON + self.extended.len()
+    }
+
+    pub fn dense(&self, resources: &Resources) -> Vec<i64> {
+        let mut out = Vec::with_capacity(self.len());
+        out.extend([resources.cpu_milli, resources.memory, resources.pods, resources.ephemeral_storage]);
+        out.extend(self.extended.iter().map(|name| resources.extended.get(name).copied().unwrap_or(0)));
+        out
+    }
+
+    /// Takes resources off a dense vector.
+    pub fn subtract(&self, dense: &mut [i64], resources: &Resources) {
+        let common = [resources.cpu_milli, resources.memory, resources.pods, resources.ephemeral_storage];
+        for (have, less) in dense.iter_mut().zip(common) {
+            *have = have.saturating_sub(less);
+        }
+        if !resources.extended.is_empty() {
+            for (name, have) in self.extended.iter().zip(&mut dense[COMMON..]) {
+                *have = have.saturating_sub(resources.extended.get(name).copied().unwrap_or(0));
+            }
+        }
+    }
+
+    /// What an instance type can hold, its volumes included.
+    fn dense_of(&self, instance_type: &InstanceType) -> Vec<i64> {
+        let mut out = self.dense(&instance_type.allocatable);
+        for (name, have) in self.extended.iter().zip(&mut out[COMMON..]) {
+            if let Some(driver) = attached_by(name) {
+                *have = instance_type.volume_limits.get(driver).copied().unwrap_or(UNLIMITED);
+            }
+        }
+        out
+    }
+
+    /// Whether a dimension counts volumes: it is free, and scarce only when it runs out.
+    pub fn is_attach(&self, dim: usize) -> bool {
+        dim.checked_sub(COMMON).is_some_and(|at| attached_by(&self.extended[at]).is_some())
+    }
+
+    pub fn sparse(&self, dense: &[i64]) -> Resources {
+        let mut out = Resources {
+            cpu_milli: dense[0],
+            memory: dense[1],
+            pods: dense[PODS],
+            ephemeral_storage: dense[3],
+            ..Resources::default()
+        };
+        for (name, value) in self.extended.iter().zip(&dense[COMMON..]) {
+            out.set(name, *value);
+        }
+        out
+    }
+}
+
+/// True when `need` fits `room`; what is not asked for never stops a fit.
+pub(super) fn fits(need: &[i64], room: &[i64]) -> bool {
+    need.iter().zip(room).all(|(n, r)| *n <= 0 || n <= r)
+}
+
+/// A NodePool with definite custom labels.
+#[derive(Debug)]
+pub(super) struct Variant {
+    /// Index into the problem's pools.
+    pub pool: usize,
+    /// Template labels and chosen custom labels.
+    pub labels: Labels,
+    /// Labels that were chosen, to be pinned on the NodeClaim.
+    pub pinned: Vec<(String, String)>,
+}
+
+/// An instance type of a variant.
+#[derive(Debug)]
+pub(super) struct Shape {
+    pub variant: usize,
+    pub instance_type: Arc<InstanceType>,
+    /// Columns `first..end` are its offerings.
+    pub first: usize,
+    pub end: usize,
+}
+
+/// Something that can be bought.
+#[derive(Debug)]
+pub(super) struct Column {
+    pub shape: usize,
+    pub zone: Arc<str>,
+    pub capacity_type: CapacityType,
+    /// Micro-USD per hour, as plans compare it.
+    pub price: i64,
+    /// Micro-USD per hour, as it is paid.
+    pub paid: i64,
+    /// How many can be had of a counted reservation; `None` is any number.
+    pub left: Option<i64>,
+    /// Labels of the offering alone.
+    pub labels: Arc<BTreeMap<String, String>>,
+}
+
+/// All columns.
+#[derive(Debug, Default)]
+pub(super) struct Market {
+    pub dims: Dims,
+    pub variants: Vec<Variant>,
+    pub shapes: Vec<Shape>,
+    pub columns: Vec<Column>,
+    /// Columns, cheapest first; of one price by capacity type, instance type and zone.
+    pub by_price: Vec<usize>,
+    /// Position of each column in `by_price`.
+    pub rank: Vec<usize>,
+    /// Room of each column for pods, after daemons; `dims.len()` numbers a column.
+    room: Vec<i64>,
+    /// Daemons of each column, as an index into `daemon_sets`.
+    daemon_set: Vec<usize>,
+    /// Distinct sets of daemons: their requests and members.
+    daemon_sets: Vec<(Vec<i64>, Vec<usize>)>,
+    /// Columns of NodePools with a `PreferNoSchedule` taint, by pool; empty when there is none.
+    pub soft_tainted: Vec<usize>,
+}
+
+/// What plans have in common while what can be bought stays as it is. Clones share it.
+#[derive(Clone, Debug, Default)]
+pub struct Memory(Arc<Mutex<Option<(Asked, Arc<Market>)>>>);
+
+impl Memory {
+    /// The market of what is asked for: the one before, or else a new one.
+    pub(super) fn market(&self, asked: Asked, make: impl FnOnce(&Asked) -> Market) -> Arc<Market> {
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, market)) = known.as_ref().filter(|(before, _)| before.is(&asked)) {
+            return Arc::clone(market);
+        }
+        let market = Arc::new(make(&asked));
+        *known = Some((asked, Arc::clone(&market)));
+        market
+    }
+}
+
+/// All that a [`Market`] is made from.
+#[derive(Debug)]
+pub(super) struct Asked {
+    pools: Vec<Pool>,
+    daemons: Vec<Arc<PodClass>>,
+    settings: Settings,
+    dims: Vec<Arc<str>>,
+    mentioned: HashMap<Arc<str>, BTreeSet<Arc<str>>>,
+    dedicated: bool,
+}
+
+impl Asked {
+    pub fn of(problem: &Problem) -> Self {
+        Self {
+            pools: problem.pools.clone(),
+            daemons: problem.daemons.iter().map(|daemon| Arc::clone(&daemon.class)).collect(),
+            settings: problem.settings.clone(),
+            dims: Dims::of(problem).extended,
+            mentioned: mentioned_values(problem),
+            dedicated: dedicated_is_asked_for(problem),
+        }
+    }
+
+    fn is(&self, other: &Self) -> bool {
+        let same_pool = |(a, b): (&Pool, &Pool)| {
+            Arc::ptr_eq(&a.catalogue, &b.catalogue)
+                && a.labels == b.labels
+                && a.requirements == b.requirements
+                && a.taints == b.taints
+        };
+        self.pools.len() == other.pools.len()
+            && self.pools.iter().zip(&other.pools).all(same_pool)
+            && self.daemons.len() == other.daemons.len()
+            && self.daemons.iter().zip(&other.daemons).all(|(a, b)| Arc::ptr_eq(a, b))
+            && self.settings == other.settings
+            && self.dims == other.dims
+            && self.mentioned == other.mentioned
+            && self.dedicated == other.dedicated
+    }
+}
+
+impl Market {
+    /// The market as it is without daemons.
+    pub fn bare(problem: &Problem, asked: &Asked) -> Self {
+        let mut market = Self { dims: Dims { extended: asked.dims.clone() }, ..Self::default() };
+        for (at, pool) in problem.pools.iter().enumerate() {
+            if pool.taints.iter().any(|t| t.effect == "PreferNoSchedule") {
+                market.soft_tainted.push(at);
+            }
+            market.add_pool(problem, at, &asked.mentioned, asked.dedicated);
+        }
+        market
+    }
+
+    /// Takes the daemons into account, given by their requests and the columns they run on, and sorts by price.
+    pub fn complete(&mut self, daemons: &[(Vec<i64>, Bits)]) {
+        self.subtract_daemons(daemons);
+        let mut by_price: Vec<usize> = (0..self.columns.len()).collect();
+        by_price.sort_by(|a, b| {
+            let key = |c: &usize| {
+                let column = &self.columns[*c];
+                (column.price, column.capacity_type, &self.instance_type(*c).name, &column.zone, *c)
+            };
+            key(a).cmp(&key(b))
+        });
+        self.rank = vec![0; by_price.len()];
+        for (rank, column) in by_price.iter().enumerate() {
+            self.rank[*column] = rank;
+        }
+        self.by_price = by_price;
+    }
+
+    fn add_pool(
+        &mut self,
+        problem: &Problem,
+        at: usize,
+        mentioned: &HashMap<Arc<str>, BTreeSet<Arc<str>>>,
+        dedicated: bool,
+    ) {
+        let (pool, settings) = (&problem.pools[at], &problem.settings);
+        // A pool that can't be understood offers nothing; `Pool::new` refuses it with a message.
+        let Ok(requirements) = Requirements::from_api(&pool.requirements) else {
+            return;
+        };
+        let mut known: Vec<(&Arc<str>, &ValueSet)> = Vec::new();
+        let mut variants = vec![Variant { pool: at, labels: pool.labels.clone(), pinned: Vec::new() }];
+        for (key, set) in requirements.iter() {
+            if let Some(value) = pool.labels.get(key.as_ref()) {
+                if !set.contains(value) {
+                    return;
+                }
+            } else if key.as_ref() == labels::INSTANCE_TENANCY {
+                variants = tenancies(variants, Some(set), dedicated);
+            } else if well_known(key)
+                || pool.catalogue.instance_types.iter().any(|t| t.labels.contains_key(key.as_ref()))
+            {
+                known.push((key, set));
+            } else {
+                variants = expand(variants, key, set, mentioned.get(key));
+            }
+        }
+        if dedicated && !has_key(pool, &requirements, labels::INSTANCE_TENANCY) {
+            variants = tenancies(variants, None, true);
+        }
+        let asked = |key: &'static str| (key, pool.labels.get(key), requirements.get(key));
+        let drawn: Vec<_> = (OFFERING_LABELS.into_iter().map(asked))
+            .filter(|(_, fixed, set)| fixed.is_some() || set.is_some())
+            .collect();
+        for variant in variants {
+            let index = self.variants.len();
+            self.variants.push(variant);
+            for instance_type in &pool.catalogue.instance_types {
+                let admits = |(key, set): &(&Arc<str>, &ValueSet)| {
+                    OFFERING_LABELS.contains(&key.as_ref())
+                        || set.accepts(instance_type.labels.get(key.as_ref()).map(String::as_str))
+                };
+                if !known.iter().all(admits) || !settings.node_sizes.allow(instance_type.capacity.cpu_milli) {
+                    continue;
+                }
+                let family = instance_type.labels.get(labels::INSTANCE_FAMILY).map(String::as_str);
+                let first = self.columns.len();
+                let wanted = |offering: &Offering| {
+                    drawn.iter().all(|(key, fixed, set)| {
+                        let value = offering.label(key);
+                        fixed.is_none_or(|fixed| Some(fixed.as_str()) == value)
+                            && set.is_none_or(|set| set.accepts(value))
+                    })
+                };
+                for offering in instance_type.offerings.iter().filter(|o| o.available) {
+                    if wanted(offering) {
+                        self.columns.push(Column {
+                            shape: self.shapes.len(),
+                            zone: Arc::clone(&offering.zone),
+                            capacity_type: offering.capacity_type,
+                            price: settings.compared_price(offering.price_at_risk(), family),
+                            paid: offering.price.0.max(0),
+                            left: offering.left,
+                            labels: Arc::clone(&offering.labels),
+                        });
+                    }
+                }
+                if self.columns.len() > first {
+                    self.shapes.push(Shape {
+                        variant: index,
+                        instance_type: Arc::clone(instance_type),
+                        first,
+                        end: self.columns.len(),
+                    });
+                }
+            }
+        }
+    }
+
+    fn subtract_daemons(&mut self, daemons: &[(Vec<i64>, Bits)]) {
+        let dims = self.dims.len();
+        let mut sets: HashMap<Vec<usize>, usize> = HashMap::new();
+        self.daemon_set = (0..self.columns.len())
+            .map(|column| {
+                let members: Vec<usize> =
+                    (0..daemons.len()).filter(|daemon| daemons[*daemon].1.contains(column)).collect();
+                *sets.entry(members).or_insert_with_key(|members| {
+                    let mut sum = vec![0; dims];
+                    for daemon in members {
+                        for (total, more) in sum.iter_mut().zip(&daemons[*daemon].0) {
+                            *total += more;
+                        }
+                    }
+                    self.daemon_sets.push((sum, members.clone()));
+                    self.daemon_sets.len() - 1
+                })
+            })
+            .collect();
+        self.room = Vec::with_capacity(self.columns.len() * dims);
+        for shape in &self.shapes {
+            let allocatable = self.dims.dense_of(&shape.instance_type);
+            for column in shape.first..shape.end {
+                let overhead = &self.daemon_sets[self.daemon_set[column]].0;
+                self.room.extend(allocatable.iter().zip(overhead).map(|(have, less)| have - less));
+            }
+        }
+    }
+
+    /// Room of a column for pods.
+    pub fn room(&self, column: usize) -> &[i64] {
+        let dims = self.dims.len();
+        &self.room[column * dims..(column + 1) * dims]
+    }
+
+    /// Requests of the daemons that will run on a column.
+    pub fn overhead(&self, column: usize) -> &[i64] {
+        &self.daemon_sets[self.daemon_set[column]].0
+    }
+
+    /// Daemons that will run on a column.
+    pub fn daemons(&self, column: usize) -> &[usize] {
+        &self.daemon_sets[self.daemon_set[column]].1
+    }
+
+    /// Identity of a column's set of daemons.
+    pub fn daemon_set(&self, column: usize) -> usize {
+        self.daemon_set[column]
+    }
+
+    pub fn instance_type(&self, column: usize) -> &Arc<InstanceType> {
+        &self.shapes[self.columns[column].shape].instance_type
+    }
+
+    pub fn variant(&self, column: usize) -> &Variant {
+        &self.variants[self.shapes[self.columns[column].shape].variant]
+    }
+
+    pub fn pool(&self, column: usize) -> usize {
+        self.variant(column).pool
+    }
+
+    /// A column's value of a label; `None` where it has none. The host name is not known before launch.
+    pub fn label(&self, column: usize, key: &str) -> Option<&str> {
+        match key {
+            labels::ZONE => Some(&self.columns[column].zone),
+            labels::CAPACITY_TYPE => Some(self.columns[column].capacity_type.as_str()),
+            key if OFFERING_LABELS.contains(&key) => self.columns[column].labels.get(key).map(String::as_str),
+            _ => self.shape_label(self.columns[column].shape, key),
+        }
+    }
+
+    pub fn shape_label(&self, shape: usize, key: &str) -> Option<&str> {
+        let shape = &self.shapes[shape];
+        match key {
+            labels::REGISTERED | labels::INITIALIZED => Some("true"),
+            _ => self.variants[shape.variant]
+                .labels
+                .get(key)
+                .or_else(|| shape.instance_type.labels.get(key))
+                .map(String::as_str),
+        }
+    }
+
+    /// Columns that satisfy a predicate.
+    pub fn where_column(&self, accept: impl Fn(usize) -> bool) -> Bits {
+        let mut bits = Bits::empty(self.columns.len());
+        (0..self.columns.len()).filter(|column| accept(*column)).for_each(|column| bits.insert(column));
+        bits
+    }
+
+    /// Whether there are columns of counted reservations.
+    pub fn has_counted(&self) -> bool {
+        self.columns.iter().any(|column| column.left.is_some())
+    }
+}
+
+/// Keys whose value the instance type or offering decides, never the NodePool alone.
+fn well_known(key: &str) -> bool {
+    matches!(
+        key,
+        labels::ZONE
+            | labels::REGION
+            | labels::ZONE_ID
+            | labels::CAPACITY_TYPE
+            | labels::INSTANCE_TYPE
+            | labels::ARCH
+            | labels::OS
+            | labels::HOSTNAME
+            | "node.kubernetes.io/windows-build"
+    ) || (key.starts_with("karpenter.k8s.aws/") && key != labels::EC2_NODE_CLASS)
+}
+
+/// Values that pods name for a label, so that open labels get a variant for each.
+fn mentioned_values(problem: &Problem) -> HashMap<Arc<str>, BTreeSet<Arc<str>>> {
+    let mut out: HashMap<Arc<str>, BTreeSet<Arc<str>>> = HashMap::new();
+    if problem.pools.iter().all(|pool| pool.requirements.iter().all(|r| well_known(&r.key))) {
+        return out;
+    }
+    let mut last: Option<*const PodClass> = None;
+    for class in problem.pods.iter().map(|p| &p.class).chain(problem.daemons.iter().map(|d| &d.class)) {
+        if last == Some(Arc::as_ptr(class)) {
+            continue;
+        }
+        last = Some(Arc::as_ptr(class));
+        for term in class.node_terms.iter().chain(class.preferred_nodes.iter().map(|(_, term)| term)) {
+            for (key, set) in term.labels.iter() {
+                let values = out.entry(Arc::clone(key)).or_default();
+                values.extend(set.named().cloned());
+                values.extend(set.some_value().map(Arc::from));
+            }
+        }
+        for key in
+            class.spread.iter().map(|s| &s.key).chain(class.affinity.iter().chain(&class.anti_affinity).map(|t| &t.key))
+        {
+            out.entry(Arc::clone(key)).or_default();
+        }
+    }
+    out
+}
+
+fn has_key(pool: &Pool, requirements: &Requirements, key: &str) -> bool {
+    pool.labels.contains_key(key) || requirements.get(key).is_some()
+}
+
+/// Whether some pod can only run on dedicated instances, or would rather.
+fn dedicated_is_asked_for(problem: &Problem) -> bool {
+    let mut last: Option<*const PodClass> = None;
+    problem.pods.iter().any(|pod| {
+        if last.replace(Arc::as_ptr(&pod.class)) == Some(Arc::as_ptr(&pod.class)) {
+            return false;
+        }
+        let preferred = pod.class.preferred_nodes.iter().map(|(_, term)| term);
+        pod.class.node_terms.iter().chain(preferred).any(|term| {
+            let set = term.labels.get(labels::INSTANCE_TENANCY);
+            set.is_some_and(|set| set.accepts(Some(DEDICATED)) && !set.accepts(Some(SHARED)))
+        })
+    })
+}
+
+/// Every instance type can be had in shared and in dedicated tenancy, and is taken in shared. So each variant is there with
+/// dedicated instances only where `set` leaves nothing else or, by `asked`, a pod wants them; then that is pinned.
+fn tenancies(variants: Vec<Variant>, set: Option<&ValueSet>, asked: bool) -> Vec<Variant> {
+    let may = |value: &str| set.is_none_or(|set| set.accepts(Some(value)));
+    let shared = may(SHARED);
+    let dedicated = may(DEDICATED) && (asked || !shared);
+    let mut out = Vec::new();
+    for variant in variants {
+        let alone = dedicated.then(|| {
+            let (key, value) = (labels::INSTANCE_TENANCY.to_owned(), DEDICATED.to_owned());
+            let (mut labels, mut pinned) = (variant.labels.clone(), variant.pinned.clone());
+            labels.insert(key.clone(), value.clone());
+            pinned.push((key, value));
+            Variant { pool: variant.pool, labels, pinned }
+        });
+        // Shared first: of equal prices the first is taken.
+        out.extend(shared.then_some(variant));
+        out.extend(alone);
+    }
+    out
+}
+
+/// Each variant once per value of an open label that matters.
+fn expand(variants: Vec<Variant>, key: &str, set: &ValueSet, mentioned: Option<&BTreeSet<Arc<str>>>) -> Vec<Variant> {
+    let mut options: Vec<Option<String>> = Vec::new();
+    if let Some(values) = set.finite() {
+        options.extend(values.map(|value| Some(value.to_string())));
+    } else {
+        let named = mentioned.into_iter().flatten().filter(|value| set.contains(value));
+        options.extend(named.map(|value| Some(value.to_string())));
+        if !set.accepts_absence() && options.is_empty() {
+            options.extend(set.some_value().map(Some));
+        }
+    }
+    if set.accepts_absence() {
+        options.insert(0, None);
+    }
+    // Nobody asks for the label: its value may be any, one is as good as another.
+    if mentioned.is_none() {
+        options.truncate(1);
+    }
+    options.truncate(MAX_VARIANTS);
+    let mut out = Vec::new();
+    for variant in &variants {
+        for option in &options {
+            if out.len() == MAX_VARIANTS {
+                return out;
+            }
+            let mut labels = variant.labels.clone();
+            let mut pinned = variant.pinned.clone();
+            if let Some(value) = option {
+                labels.insert(key.to_owned(), value.clone());
+                pinned.push((key.to_owned(), value.clone()));
+            }
+            out.push(Variant { pool: variant.pool, labels, pinned });
+        }
+    }
+    out
+}
