@@ -51,6 +51,11 @@ impl Budget {
         Self { left: left.collect(), nodes: pool.node_limit.map(|most| most - pool.node_count) }
     }
 
+    /// Whether anything is limited at all.
+    pub fn is_limited(&self) -> bool {
+        self.nodes.is_some() || !self.left.is_empty()
+    }
+
     pub fn allows(&self, capacity: &Resources) -> bool {
         self.nodes.is_none_or(|n| n > 0) && self.left.iter().all(|(limit, left)| limit.get(capacity) <= (*left).max(0))
     }

@@ -56,7 +56,7 @@ impl Packer<'_, '_, '_> {
         let load = self.load(content);
         let common = self.common(column, content);
         let mut last: Option<(usize, bool)> = None;
-        self.universe.by_price.iter().copied().filter(move |c| {
+        self.universe.by_price_for(&load).iter().copied().filter(move |c| {
             // Offerings of a shape stand side by side where they cost the same, and have the same room but for daemons.
             let shape = self.universe.columns[*c].shape;
             if last.is_none_or(|(of, _)| of != shape) {
@@ -79,13 +79,24 @@ impl Packer<'_, '_, '_> {
 
     /// As [`Packer::right_size`], for the bins bought from `first` on.
     pub fn right_size_from(&mut self, first: usize) {
+        // Copies come one after another, and are the same to a pool without limits.
+        let mut last: Option<(Bought, usize)> = None;
         for at in first..self.bought.len() {
-            let (column, content) = (self.bought[at].column, self.bought[at].content.clone());
+            if let Some((before, column)) = last.as_ref().filter(|(before, _)| *before == self.bought[at]) {
+                let pool = self.universe.pool(before.column);
+                if !self.budgets[pool].is_limited() {
+                    self.bought[at].column = *column;
+                    continue;
+                }
+            }
+            let before = self.bought[at].clone();
+            let (column, content) = (before.column, &before.content);
             let pool = self.universe.pool(column);
             self.budgets[pool].refund(&self.universe.instance_type(column).capacity);
-            let cheaper = self.cheaper(column, &content).unwrap_or(column);
+            let cheaper = self.cheaper(column, content).unwrap_or(column);
             self.budgets[pool].spend(&self.universe.instance_type(cheaper).capacity, 1);
             self.bought[at].column = cheaper;
+            last = Some((before, cheaper));
         }
     }
 
@@ -95,7 +106,7 @@ impl Packer<'_, '_, '_> {
         let now = self.universe.columns[column].price;
         let mut common: Option<Bits> = None;
         self.universe
-            .by_price
+            .by_price_for(&load)
             .iter()
             .copied()
             .take_while(|c| self.universe.columns[*c].price < now)
@@ -216,13 +227,14 @@ impl Packer<'_, '_, '_> {
         let type_of = |column: usize| Arc::as_ptr(self.universe.instance_type(column));
         let asking = |r: &&Requirement| r.min_values.is_some();
         let asked = self.universe.problem.pools[pool].requirements.iter().filter(asking).count();
-        let mut seen = HashSet::from([type_of(node.column)]);
+        let mut seen = vec![type_of(node.column)];
         let (mut allowed, mut types) = (vec![node.column], vec![node.column]);
         let mut last = type_of(node.column);
         let mut others = others.peekable();
         while let Some(column) = others.next_if(|c| asked > 0 || types.len() < MAX_TYPES || seen.contains(&type_of(*c)))
         {
-            if type_of(column) != last && seen.insert(type_of(column)) {
+            if type_of(column) != last && !seen.contains(&type_of(column)) {
+                seen.push(type_of(column));
                 types.push(column);
             }
             last = type_of(column);

@@ -352,7 +352,7 @@ fn levels(universe: &mut Universe<'_>, class: &PodClass, need: &[i64], allowed: 
     if !class.volume_terms.is_empty() {
         required.and(&universe.constrained(&class.volume_terms, class));
     }
-    if universe.has_counted() {
+    if universe.has_counted {
         required.and(&universe.where_column(|column| universe.columns[column].left.is_none()));
     }
     let mut sets: Vec<Bits> = Vec::new();

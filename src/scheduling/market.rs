@@ -105,8 +105,16 @@ impl Dims {
 }
 
 /// True when `need` fits `room`; what is not asked for never stops a fit.
+#[inline]
 pub(super) fn fits(need: &[i64], room: &[i64]) -> bool {
-    need.iter().zip(room).all(|(n, r)| *n <= 0 || n <= r)
+    // What everything has is compared without a branch for each: this is asked more often than anything else.
+    match (need.split_first_chunk::<COMMON>(), room.split_first_chunk::<COMMON>()) {
+        (Some((need, more)), Some((room, rest))) => {
+            let common = need.iter().zip(room).fold(true, |fits, (n, r)| fits & (*n <= (*r).max(0)));
+            common && more.iter().zip(rest).all(|(n, r)| *n <= (*r).max(0))
+        }
+        _ => need.iter().zip(room).all(|(n, r)| *n <= (*r).max(0)),
+    }
 }
 
 /// A NodePool with definite custom labels.
@@ -157,6 +165,8 @@ pub(super) struct Market {
     pub by_price: Vec<usize>,
     /// Position of each column in `by_price`.
     pub rank: Vec<usize>,
+    /// The most of each resource that any column up to each position of `by_price` has; `dims.len()` numbers a position.
+    most: Vec<i64>,
     /// Room of each column for pods, after daemons; `dims.len()` numbers a column.
     room: Vec<i64>,
     /// Daemons of each column, as an index into `daemon_sets`.
@@ -165,6 +175,8 @@ pub(super) struct Market {
     daemon_sets: Vec<(Vec<i64>, Vec<usize>)>,
     /// Columns of NodePools with a `PreferNoSchedule` taint, by pool; empty when there is none.
     pub soft_tainted: Vec<usize>,
+    /// Whether there are columns of counted reservations.
+    pub has_counted: bool,
 }
 
 /// What plans have in common while what can be bought stays as it is. Clones share it.
@@ -253,7 +265,13 @@ impl Market {
         for (rank, column) in by_price.iter().enumerate() {
             self.rank[*column] = rank;
         }
+        let mut most = vec![i64::MIN; self.dims.len()];
+        for column in &by_price {
+            most.iter_mut().zip(self.room(*column)).for_each(|(most, room)| *most = (*most).max(*room));
+            self.most.extend_from_slice(&most);
+        }
         self.by_price = by_price;
+        self.has_counted = self.columns.iter().any(|column| column.left.is_some());
     }
 
     fn add_pool(
@@ -366,6 +384,21 @@ impl Market {
         }
     }
 
+    /// Columns, cheapest first, without the first ones that are too small for `load` in some resource.
+    pub fn by_price_for(&self, load: &[i64]) -> &[usize] {
+        let dims = self.dims.len();
+        let (mut first, mut end) = (0, self.by_price.len());
+        while first < end {
+            let middle = usize::midpoint(first, end);
+            if fits(load, &self.most[middle * dims..(middle + 1) * dims]) {
+                end = middle;
+            } else {
+                first = middle + 1;
+            }
+        }
+        &self.by_price[first..]
+    }
+
     /// Room of a column for pods.
     pub fn room(&self, column: usize) -> &[i64] {
         let dims = self.dims.len();
@@ -426,11 +459,6 @@ impl Market {
         let mut bits = Bits::empty(self.columns.len());
         (0..self.columns.len()).filter(|column| accept(*column)).for_each(|column| bits.insert(column));
         bits
-    }
-
-    /// Whether there are columns of counted reservations.
-    pub fn has_counted(&self) -> bool {
-        self.columns.iter().any(|column| column.left.is_some())
     }
 }
 

@@ -13,7 +13,7 @@ use super::topology::Topology;
 use super::universe::Universe;
 
 /// A node that is bought.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Bought {
     pub column: usize,
     pub content: Content,
@@ -524,11 +524,16 @@ impl<'u, 'p, 'g> Packer<'u, 'p, 'g> {
     /// could give most, within limits, that hold `need`.
     fn candidates(&self, round: &Round, signature: usize, need: &[i64], found: &Prices, cap: f64) -> Vec<(usize, f64)> {
         const PER_BAND: usize = 3;
-        let mut rated: Vec<(u32, f64, i64, usize)> = Vec::new();
+        let mut rated: Vec<(f64, i64, usize)> = Vec::new();
         let mut last_shape = usize::MAX;
         for column in self.universe.signatures[signature].bits.iter() {
             let price = self.universe.columns[column].price;
             let shape = self.universe.columns[column].shape;
+            // Columns of a shape differ in zone and capacity type: keep the cheapest, the first of equals.
+            let of_shape = rated.last().filter(|_| shape == last_shape).map(|(_, price, _)| *price);
+            if of_shape.is_some_and(|cheapest| price >= cheapest) {
+                continue;
+            }
             let room = self.universe.room(column);
             if !fits(need, room) {
                 continue;
@@ -539,32 +544,26 @@ impl<'u, 'p, 'g> Packer<'u, 'p, 'g> {
             }
             let paid = round.prices_on(found, column);
             let value = (worth(room, paid) + self.stock.slots_worth(paid)) / real(price.max(1));
-            let band = 64 - price.leading_zeros();
-            let entry = (band, value, price, column);
-            if shape == last_shape {
-                // Columns of a shape differ in zone and capacity type: keep the cheapest, the first of equals.
-                if let Some(have) = rated.last_mut()
-                    && price < have.2
-                {
-                    *have = entry;
-                }
-            } else {
-                rated.push(entry);
-                last_shape = shape;
+            if of_shape.is_some() {
+                rated.pop();
+            }
+            rated.push((value, price, column));
+            last_shape = shape;
+        }
+        let cheapest = rated.iter().map(|(_, price, _)| *price).min();
+        let mut bands: Vec<Vec<(f64, i64, usize)>> = vec![Vec::new(); 65];
+        for entry in rated.into_iter().filter(|(_, price, _)| real(*price) <= cap || Some(*price) == cheapest) {
+            let band = &mut bands[(64 - entry.1.leading_zeros()) as usize];
+            let better = |a: &(f64, i64, usize), b: &(f64, i64, usize)| {
+                b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)).then(a.2.cmp(&b.2)).is_lt()
+            };
+            let at = band.iter().position(|have| better(&entry, have)).unwrap_or(band.len());
+            if at < PER_BAND {
+                band.insert(at, entry);
+                band.truncate(PER_BAND);
             }
         }
-        let cheapest = rated.iter().map(|(_, _, price, _)| *price).min();
-        let within = |price: i64| real(price) <= cap || Some(price) == cheapest;
-        rated.retain(|(_, _, price, _)| within(*price));
-        rated.sort_by(|a, b| a.0.cmp(&b.0).then(b.1.total_cmp(&a.1)).then(a.2.cmp(&b.2)).then(a.3.cmp(&b.3)));
-        let mut out = Vec::new();
-        let mut band = (0, 0);
-        for (of, value, _, column) in rated {
-            band = if band.0 == of { (of, band.1 + 1) } else { (of, 1) };
-            if band.1 <= PER_BAND {
-                out.push((column, value));
-            }
-        }
+        let mut out: Vec<(usize, f64)> = bands.into_iter().flatten().map(|(value, _, column)| (column, value)).collect();
         // No content is worth more than the room it is in.
         out.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
         out

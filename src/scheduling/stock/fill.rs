@@ -9,6 +9,14 @@ const TRIES: usize = 48;
 const EXCHANGES: usize = 12;
 const EXCHANGE_TRIES: usize = 12;
 
+/// A bucket that may still contribute to a bin.
+#[derive(Clone, Copy)]
+struct Open {
+    bucket: usize,
+    /// Square of the value of one of its pods, and the power of the cosine that its score has; `None` without one.
+    square: Option<(f64, i32)>,
+}
+
 impl Stock<'_> {
     fn host_room(&self, item: usize) -> i32 {
         let rules = self.host(item);
@@ -125,12 +133,14 @@ impl Stock<'_> {
                 self.put(item, 1, &mut room, &mut content);
             }
         }
-        let mut active: Vec<usize> = buckets.iter().copied().filter(|b| !self.buckets[*b].items.is_empty()).collect();
+        let some = buckets.iter().copied().filter(|bucket| !self.buckets[*bucket].items.is_empty());
+        let mut active: Vec<Open> = some.map(|bucket| self.open(bucket, prices, power)).collect();
         if let Some(place) = seed
             && !content.iter().any(|(item, _)| self.items[*item].place == place)
         {
-            let mut of_place: Vec<usize> = active.iter().copied().filter(|b| self.buckets[*b].place == place).collect();
-            if !self.pick(&mut of_place, &mut room, prices, &mut content, (0, true)) {
+            let of_place = active.iter().filter(|open| self.buckets[open.bucket].place == place);
+            let mut of_place: Vec<Open> = of_place.map(|open| Open { square: None, ..*open }).collect();
+            if !self.pick(&mut of_place, &mut room, prices, &mut content, true) {
                 self.end(&content);
                 // What had to come first left no room for the one pod that the node is for.
                 return if first.is_empty() { Vec::new() } else { self.fill(bin, prices, buckets, seed, &[], power) };
@@ -140,7 +150,7 @@ impl Stock<'_> {
             if !self.wanting.is_empty() {
                 self.put_wanting(&mut room, &mut content, &allowed);
             }
-            if !self.pick(&mut active, &mut room, prices, &mut content, (power, false)) {
+            if !self.pick(&mut active, &mut room, prices, &mut content, false) {
                 break;
             }
         }
@@ -163,7 +173,11 @@ impl Stock<'_> {
             return;
         }
         let mut freed = vec![0; self.dims];
-        let values: Vec<f64> = buckets.iter().map(|bucket| self.sample_value(*bucket)).collect();
+        // Nothing leaves for what is worth less than the least of what is there.
+        let least_own = content.iter().map(|(item, _)| self.worth(*item)).fold(f64::INFINITY, f64::min);
+        let valued = buckets.iter().map(|bucket| (self.sample_value(*bucket), *bucket));
+        let mut valued: Vec<(f64, usize)> = valued.filter(|(value, _)| *value > least_own).collect();
+        valued.sort_unstable_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
         for _ in 0..EXCHANGES {
             let of_seed = |item: usize| Some(self.items[item].place) == seed;
             let kept: usize = content.iter().filter(|(item, _)| of_seed(*item)).map(|(_, count)| *count).sum();
@@ -178,8 +192,9 @@ impl Stock<'_> {
                 let (own, least) = (self.worth(*item), best.map_or(0.0, |(gain, ..)| gain));
                 self.work += buckets.len() / 2;
                 let worthwhile = least.max(own * 1e-3);
-                for (bucket, value) in buckets.iter().copied().zip(&values) {
-                    if value - own <= worthwhile || !fits(self.least(bucket), &freed) {
+                for (_, bucket) in valued.iter().take_while(|(value, _)| value - own > worthwhile) {
+                    let bucket = *bucket;
+                    if !fits(self.least(bucket), &freed) {
                         continue;
                     }
                     let other = self.buckets[bucket].items.iter().copied().take(EXCHANGE_TRIES).find(|other| {
@@ -286,26 +301,33 @@ impl Stock<'_> {
         &self.least[bucket * self.dims..(bucket + 1) * self.dims]
     }
 
+    /// A bucket to pick from, by a power of the cosine.
+    fn open(&self, bucket: usize, prices: &[f64], power: i32) -> Open {
+        let sample = &self.sample[bucket * self.dims..(bucket + 1) * self.dims];
+        let square = || sample.iter().zip(prices).map(|(n, price)| (n * price) * (n * price)).sum();
+        Open { bucket, square: (power > 0).then(|| (square(), power)) }
+    }
+
     /// How well a bucket's pods go with the room that is left: their size along it, times a power of the cosine between
     /// the two. Size alone would take what is large in one resource, and leave room in the others that nothing fills.
-    fn score(&self, bucket: usize, prices: &[f64], power: i32) -> f64 {
-        let sample = &self.sample[bucket * self.dims..(bucket + 1) * self.dims];
-        let (mut along, mut square) = (0.0, 0.0);
-        for ((n, direction), price) in sample.iter().zip(&self.direction).zip(prices) {
-            along += n * direction;
-            square += (n * price) * (n * price);
+    fn score(&self, open: Open) -> f64 {
+        let sample = &self.sample[open.bucket * self.dims..(open.bucket + 1) * self.dims];
+        let along: f64 = sample.iter().zip(&self.direction).map(|(n, direction)| n * direction).sum();
+        match open.square {
+            None => along,
+            Some((square, power)) if square > 0.0 => along * (along * along / square).powi(power),
+            Some(_) => 0.0,
         }
-        if square > 0.0 { along * (along * along / square).powi(power) } else { 0.0 }
     }
 
     /// Puts the best item in, a single pod or what keeps the mix; false when none fits. Buckets that can't contribute any more are dropped from `open`.
     fn pick(
         &mut self,
-        open: &mut Vec<usize>,
+        open: &mut Vec<Open>,
         room: &mut [i64],
         prices: &[f64],
         content: &mut Content,
-        (power, single): (i32, bool),
+        single: bool,
     ) -> bool {
         self.work += open.len();
         self.direction.clear();
@@ -314,12 +336,11 @@ impl Stock<'_> {
         let mut kept = 0;
         for at in 0..open.len() {
             let bucket = open[at];
-            let range = bucket * self.dims..(bucket + 1) * self.dims;
-            if !fits(&self.least[range.clone()], room) {
+            if !fits(self.least(bucket.bucket), room) {
                 continue;
             }
             open[kept] = bucket;
-            let score = self.score(bucket, prices, power);
+            let score = self.score(bucket);
             if best.is_none_or(|(have, _)| score > have) {
                 best = Some((score, kept));
             }
@@ -327,7 +348,7 @@ impl Stock<'_> {
         }
         open.truncate(kept);
         while let Some((_, at)) = best {
-            let found = self.buckets[open[at]]
+            let found = self.buckets[open[at].bucket]
                 .items
                 .iter()
                 .take(TRIES)
@@ -342,7 +363,7 @@ impl Stock<'_> {
             open.remove(at);
             best = None;
             for (at, bucket) in open.iter().enumerate() {
-                let score = self.score(*bucket, prices, power);
+                let score = self.score(*bucket);
                 if best.is_none_or(|(have, _)| score > have) {
                     best = Some((score, at));
                 }

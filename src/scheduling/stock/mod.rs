@@ -80,6 +80,8 @@ pub(super) struct Stock<'g> {
     sample: Vec<f64>,
     dims: usize,
     bucket_of: Vec<usize>,
+    /// Where each item stands among those of its bucket, largest first.
+    order: Vec<usize>,
     /// Buckets hold items of nearly one size rather than of one.
     rounded: bool,
     /// Pods left in each place.
@@ -190,6 +192,7 @@ impl<'g> Stock<'g> {
             sample: Vec::new(),
             dims,
             bucket_of: Vec::new(),
+            order: Vec::new(),
             rounded: false,
             left_of: Vec::new(),
             capped,
@@ -233,12 +236,15 @@ impl<'g> Stock<'g> {
             left_of[item.place] += item.left;
         }
         // Largest first within a bucket, so that what fits is what fills.
+        let mut order = vec![0; self.items.len()];
         for bucket in &mut buckets {
             bucket.items.sort_by(|a, b| {
                 let need = |at: &usize| &self.groups[self.items[*at].group].need;
                 need(b).cmp(need(a)).then(a.cmp(b))
             });
+            bucket.items.iter().enumerate().for_each(|(place, item)| order[*item] = place);
         }
+        self.order = order;
         self.sample = vec![0.0; buckets.len() * self.dims];
         self.buckets = buckets;
         self.bucket_of = bucket_of;
@@ -259,6 +265,11 @@ impl<'g> Stock<'g> {
         }
     }
 
+    /// Where an item is in its bucket, or where it belongs.
+    fn position(&self, item: usize) -> Result<usize, usize> {
+        self.buckets[self.bucket_of[item]].items.binary_search_by_key(&self.order[item], |have| self.order[*have])
+    }
+
     /// Pods left in a place.
     pub fn left_of(&self, place: usize) -> usize {
         self.left_of[place]
@@ -267,7 +278,8 @@ impl<'g> Stock<'g> {
     /// The most valuable item left of a place, looking at the largest of each bucket.
     pub fn largest(&self, place: usize) -> Option<usize> {
         let firsts = self.buckets.iter().filter(|b| b.place == place).filter_map(|b| b.items.first().copied());
-        firsts.max_by(|a, b| self.worth(*a).total_cmp(&self.worth(*b)).then(b.cmp(a)))
+        let valued = firsts.map(|item| (self.worth(item), item));
+        valued.max_by(|a, b| a.0.total_cmp(&b.0).then(b.1.cmp(&a.1))).map(|(_, item)| item)
     }
 
     pub fn need(&self, item: usize) -> &'g [i64] {
@@ -333,8 +345,12 @@ impl<'g> Stock<'g> {
             self.left_of[self.items[*item].place] -= count * copies;
             if self.items[*item].left == 0 {
                 let bucket = self.bucket_of[*item];
-                self.buckets[bucket].items.retain(|have| have != item);
-                self.resample(bucket);
+                if let Ok(at) = self.position(*item) {
+                    self.buckets[bucket].items.remove(at);
+                    if at == 0 {
+                        self.resample(bucket);
+                    }
+                }
             }
         }
     }
@@ -384,12 +400,12 @@ impl<'g> Stock<'g> {
             }
             if self.items[*item].left == 0 && !self.buckets[self.bucket_of[*item]].follows {
                 let bucket = self.bucket_of[*item];
-                let groups = self.groups;
-                let items = &self.items;
-                let key = |at: usize| (std::cmp::Reverse(&groups[items[at].group].need), at);
-                let at = self.buckets[bucket].items.partition_point(|have| key(*have) < key(*item));
-                self.buckets[bucket].items.insert(at, *item);
-                self.resample(bucket);
+                if let Err(at) = self.position(*item) {
+                    self.buckets[bucket].items.insert(at, *item);
+                    if at == 0 {
+                        self.resample(bucket);
+                    }
+                }
             }
             self.items[*item].left += count;
             self.left_of[self.items[*item].place] += count;
