@@ -563,7 +563,8 @@ impl<'u, 'p, 'g> Packer<'u, 'p, 'g> {
                 band.truncate(PER_BAND);
             }
         }
-        let mut out: Vec<(usize, f64)> = bands.into_iter().flatten().map(|(value, _, column)| (column, value)).collect();
+        let mut out: Vec<(usize, f64)> =
+            bands.into_iter().flatten().map(|(value, _, column)| (column, value)).collect();
         // No content is worth more than the room it is in.
         out.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
         out
