@@ -584,3 +584,44 @@ fn expand(variants: Vec<Variant>, key: &str, set: &ValueSet, mentioned: Option<&
     }
     out
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::scheduling::tests::World;
+    use crate::scheduling::universe::Universe;
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn the_search_by_load_passes_over_what_is_too_small_and_nothing_else() {
+        let mut world = World::new();
+        world.pods("p", 1, &json!({}), "1", "1Gi", &json!({"requests": {"nvidia.com/gpu": "1"}}));
+        let universe = Universe::new(&world.problem);
+        let mut passed_over = 0;
+        for (cpus, gib, gpus) in (0..18).flat_map(|c| (0..18).flat_map(move |m| (0..5).map(move |g| (c, m * 8, g)))) {
+            let load = [cpus * 1000, gib << 30, 1, 0, gpus];
+            let holds = |column: &&usize| fits(&load, universe.room(**column));
+            let all: Vec<&usize> = universe.by_price.iter().filter(holds).collect();
+            let searched = universe.by_price_for(&load);
+            assert_eq!(searched.iter().filter(holds).collect::<Vec<_>>(), all, "{load:?}");
+            passed_over += universe.by_price.len() - searched.len();
+        }
+        assert!(passed_over > 0);
+    }
+
+    #[test]
+    fn nothing_asked_for_fits_even_where_nothing_is_left() {
+        let table = [
+            (vec![0, 0, 1, 0], vec![-5, -1, 1, 0], true),
+            (vec![1, 0, 1, 0], vec![0, 5, 5, 5], false),
+            (vec![1, 1, 1, 1], vec![1, 1, 1, 1], true),
+            (vec![0, 0, 0, 0, 2], vec![9, 9, 9, 9, 1], false),
+            (vec![0, 0, 0, 0, 0], vec![-9, 9, 9, 9, -1], true),
+            (vec![3, 0], vec![2, 0], false),
+        ];
+        for (need, room, want) in table {
+            assert_eq!(fits(&need, &room), want, "{need:?} in {room:?}");
+        }
+    }
+}

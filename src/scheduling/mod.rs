@@ -2,7 +2,7 @@
 //!
 //! [`plan`] reads top to bottom: pods become groups ([`groups`]), groups are divided over topology domains
 //! ([`topology`]), fill what exists ([`existing`]), and the rest is bought at dual prices ([`pack`], [`stock`],
-//! [`duals`]) and bettered ([`improve`]).
+//! [`duals`]) and bettered ([`improve`]); a few pods are divided in the best way there is ([`exact`]).
 //! Last, what prefers to be apart is spread over what was bought anyway ([`evenly`]). Work grows with groups times offerings, not with pods times nodes.
 
 mod bits;
@@ -12,6 +12,7 @@ pub mod class;
 pub mod defaults;
 mod duals;
 mod evenly;
+mod exact;
 mod existing;
 mod finish;
 mod groups;

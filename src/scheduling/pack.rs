@@ -309,8 +309,14 @@ impl<'u, 'p, 'g> Packer<'u, 'p, 'g> {
             .collect()
     }
 
-    /// Buys for what is left in several ways, and keeps the cheapest.
+    /// Buys for what is left: exactly where that is little, else in several ways of which the cheapest is kept.
     pub fn buy_best(&mut self, round: &mut Round) {
+        if let Some((bought, budgets)) = self.buy_exactly(round) {
+            bought.iter().for_each(|node| self.stock.take(&node.content, 1));
+            self.bought.extend(bought);
+            self.budgets = budgets;
+            return;
+        }
         let from = self.bought.len();
         let (budgets, dead) = (self.budgets.clone(), round.dead.clone());
         let mut best: Option<(usize, i64, Vec<Bought>, Vec<Budget>, Vec<bool>, Way)> = None;

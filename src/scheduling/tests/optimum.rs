@@ -10,18 +10,19 @@ use crate::scheduling::resources::Resources;
 /// Cases tried.
 const CASES: u64 = 400;
 
-/// A small stock of pods without rules about zones: one workload after the other, drawn from `seed`.
-fn world(seed: u64) -> World {
+/// A small stock of `least` to `least` + 2 pods without rules about zones: one workload of up to `replicas`
+/// pods after the other, drawn from `seed`.
+fn world(seed: u64, least: usize, replicas: usize) -> World {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut draw = |below: usize| {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         usize::try_from((state >> 33) % below as u64).unwrap()
     };
     let mut world = World::new();
-    let mut left = 3 + draw(6);
+    let mut left = least + draw(3);
     let mut number = 0;
     while left > 0 {
-        let replicas = left.min(1 + draw(4));
+        let replicas = left.min(1 + draw(replicas));
         let labels = json!({"app": format!("app-{number}")});
         let spec: Value = match draw(6) {
             0 => affinity("podAntiAffinity", HOST, &labels),
@@ -92,18 +93,33 @@ fn optimum(pods: &[PodEntry]) -> Option<i64> {
 }
 
 #[test]
-fn small_plans_are_near_the_best_there_is() {
-    let mut over: Vec<i64> = Vec::new();
+fn small_plans_are_the_best_there_are() {
+    let mut compared = 0;
     for seed in 0..CASES {
-        let world = world(seed);
+        let world = world(seed, 3 + usize::try_from(seed).unwrap() % 4, 4);
         let plan = world.plan();
         let best = optimum(&world.problem.pods);
         assert_eq!(plan.unschedulable.is_empty(), best.is_some(), "seed {seed}");
         let Some(best) = best else { continue };
-        assert!(plan.cost.0 >= best, "seed {seed}: {} is less than the least there can be, {best}", plan.cost.0);
+        assert_eq!(plan.cost.0, best, "seed {seed}: {plan:?}");
         if let Some(bound) = plan.lower_bound {
             assert!(bound.0 <= best, "seed {seed}: the bound {} is over the best plan, {best}", bound.0);
         }
+        compared += 1;
+    }
+    assert!(compared > 300, "{compared} cases can be planned");
+}
+
+#[test]
+fn somewhat_larger_plans_are_near_the_best_there_is() {
+    let mut over: Vec<i64> = Vec::new();
+    for seed in 0..CASES / 8 {
+        // Every pod of a size of its own: too much for the exact search.
+        let world = world(seed, 11, 1);
+        let plan = world.plan();
+        let Some(best) = optimum(&world.problem.pods) else { continue };
+        assert!(plan.cost.0 >= best, "seed {seed}: {} is less than the least there can be, {best}", plan.cost.0);
+        assert!(plan.lower_bound.is_none_or(|bound| bound.0 <= best), "seed {seed}: the bound is over the best plan");
         over.push((plan.cost.0 - best) * 10_000 / best);
     }
     over.sort_unstable();
@@ -117,15 +133,12 @@ fn small_plans_are_near_the_best_there_is() {
         at(99),
         at(100)
     );
-    assert!(len > 300);
-    assert!(optimal * 100 >= over.len() * OPTIMAL_PERCENT, "{optimal} of {len} optimal");
+    assert!(len > 25, "{len} cases can be planned");
     assert!(mean <= MEAN, "mean {mean}");
     assert!(at(100) <= WORST, "worst {}", at(100));
 }
 
-/// At least so many cases in a hundred are solved to the optimum.
-const OPTIMAL_PERCENT: usize = 80;
 /// Mean distance from the optimum, hundredths of a percent.
-const MEAN: i64 = 200;
+const MEAN: i64 = 500;
 /// Largest distance from the optimum, hundredths of a percent.
 const WORST: i64 = 4_500;
