@@ -312,7 +312,9 @@ impl<'u, 'p, 'g> Packer<'u, 'p, 'g> {
     /// Buys for what is left: exactly where that is little, else in several ways of which the cheapest is kept.
     pub fn buy_best(&mut self, round: &mut Round) {
         if let Some((bought, budgets)) = self.buy_exactly(round) {
-            bought.iter().for_each(|node| self.stock.take(&node.content, 1));
+            for node in &bought {
+                self.stock.take(&node.content, 1);
+            }
             self.bought.extend(bought);
             self.budgets = budgets;
             return;
