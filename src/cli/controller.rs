@@ -194,7 +194,14 @@ async fn serve(args: &ControllerArgs) -> anyhow::Result<()> {
         "" => config.default_namespace.clone(),
         namespace => namespace.to_owned(),
     };
-    let client = kube::Client::try_from(config).context("making a client of the API server")?;
+    let client = kube::Client::try_from(config.clone()).context("making a client of the API server")?;
+    // On a connection of its own: the lease must not wait behind hundreds of claims that are written at once.
+    let own = kube::Client::try_from(config).context("making a client of the API server for the lease")?;
+    let election = (!args.disable_leader_election).then(|| {
+        let host = std::env::var("HOSTNAME").unwrap_or_else(|_| "stowage".into());
+        let identity = format!("{host}_{}_{}", std::process::id(), system_now_ms());
+        Candidate::new(own, &namespace, &args.leader_election_name, identity)
+    });
     let cluster = Arc::new(Cluster::new(State::with_default_spread(args.plan.scheduler_config.clone())));
 
     let metrics = Metrics::new();
@@ -220,7 +227,7 @@ async fn serve(args: &ControllerArgs) -> anyhow::Result<()> {
     if args.placement != Placement::Off {
         tokio::spawn(view::show(Arc::clone(&cluster), Arc::clone(&state.view)));
     }
-    let lead = lead(args, client, namespace, cluster, controller_metrics, Arc::clone(&state), stopped.clone());
+    let lead = lead(args, client, election, cluster, controller_metrics, Arc::clone(&state), stopped.clone());
     let lead = tokio::spawn(lead);
     let mut end = stopped.clone();
     let mut lead = lead;
@@ -321,7 +328,7 @@ fn simulated(args: &ControllerArgs) -> anyhow::Result<Arc<SimulatedEc2>> {
 fn lead(
     args: &ControllerArgs,
     client: kube::Client,
-    namespace: String,
+    mut election: Option<Candidate>,
     cluster: Arc<Cluster>,
     metrics: ControllerMetrics,
     state: Arc<AppState>,
@@ -335,18 +342,12 @@ fn lead(
         batch_max_ms: i64::try_from(args.batch_max_duration.as_millis()).unwrap_or(i64::MAX),
         plan: args.plan.settings(),
     };
-    let election = (!args.disable_leader_election).then(|| {
-        let host = std::env::var("HOSTNAME").unwrap_or_else(|_| "stowage".into());
-        let identity = format!("{host}_{}_{}", std::process::id(), system_now_ms());
-        Candidate::new(client.clone(), &namespace, &args.leader_election_name, identity)
-    });
     async move {
         // A replica that can't reach its cloud says so now, not when it leads.
         let connected = made?.connect().await?;
         watch::synced(&cluster, services).await;
         state.readiness.set_caches_synced(true);
         tracing::info!("caches synced");
-        let mut election = election;
         if let Some(candidate) = &mut election {
             tokio::select! {
                 () = candidate.acquire() => tracing::info!("leading"),
@@ -360,7 +361,7 @@ fn lead(
                 // The region's catalogue takes its time, and the lease must not run out meanwhile.
                 let started = tokio::select! {
                     started = Ec2::start(&client, clients, options) => Some(started?),
-                    () = lost(&mut election) => anyhow::bail!(LOST),
+                    lost = lost(&mut election) => return Err(lost),
                     _ = stopped.wait_for(|stop| *stop) => None,
                 };
                 let Some(started) = started else {
@@ -402,7 +403,7 @@ fn lead(
         loops.spawn(disruption::run(Arc::clone(&ctx)));
         loops.spawn(garbage::run(Arc::clone(&ctx)));
         let result = tokio::select! {
-            () = lost(&mut election) => Err(anyhow::anyhow!(LOST)),
+            lost = lost(&mut election) => Err(lost),
             ended = loops.join_next() => Err(anyhow::anyhow!("a reconciler ended: {:?}", ended.and_then(Result::err))),
             _ = stopped.wait_for(|stop| *stop) => Ok(()),
         };
@@ -415,12 +416,13 @@ fn lead(
     }
 }
 
-const LOST: &str = "the leader lease was lost: another replica leads now, this one starts over";
-
-/// Keeps the lease; returns when it is lost.
-async fn lost(election: &mut Option<Candidate>) {
+/// Keeps the lease; returns why it is lost.
+async fn lost(election: &mut Option<Candidate>) -> anyhow::Error {
     match election {
-        Some(candidate) => candidate.keep().await,
+        Some(candidate) => {
+            let why = candidate.keep().await;
+            anyhow::anyhow!("the leader lease was lost: {why}; this replica starts over")
+        }
         None => std::future::pending().await,
     }
 }

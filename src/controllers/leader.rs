@@ -52,8 +52,8 @@ impl Candidate {
         }
     }
 
-    /// Keeps the lease; returns when it is lost.
-    pub async fn keep(&mut self) {
+    /// Keeps the lease; returns why it is lost.
+    pub async fn keep(&mut self) -> &'static str {
         let mut renewed = Instant::now();
         while renewed.elapsed() < RENEW_DEADLINE {
             tokio::time::sleep(PERIOD).await;
@@ -62,11 +62,12 @@ impl Candidate {
             match tokio::time::timeout(left, self.attempt()).await {
                 Ok(Ok(Outcome::Leads)) => renewed = asked,
                 Ok(Ok(Outcome::Overtaken)) => {}
-                Ok(Ok(Outcome::Follows)) => return,
+                Ok(Ok(Outcome::Follows)) => return "another replica leads now",
                 Ok(Err(error)) => tracing::warn!(lease = self.name, %error, "lease could not be renewed, trying again"),
                 Err(_) => tracing::warn!(lease = self.name, "renewing the lease took too long, trying again"),
             }
         }
+        "the API server took no renewal for ten seconds"
     }
 
     /// Gives the lease back, so that the next leader need not wait for it to run out.

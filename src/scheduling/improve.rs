@@ -8,7 +8,7 @@ const SHARES: [usize; 5] = [12, 25, 45, 6, 18];
 /// Buckets that may be compared even for the smallest plan.
 const LEAST_WORK: usize = 300_000;
 /// Buckets that are compared in bettering even the largest plan.
-const MOST_WORK: usize = 2_000_000;
+const MOST_WORK: usize = 1_000_000;
 /// Share of its worth at which what is placed anew is priced again.
 const PATIENCE_AGAIN: f64 = 0.5;
 
