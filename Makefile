@@ -25,7 +25,6 @@ test: ## Every test
 	$(MAKE) lint deny test-policies
 	$(MAKE) -j2 --output-sync=target test-rust test-control-plane test-chart test-kubelets test-preflight
 	$(MAKE) test-scenarios test-e2e test-ec2
-	$(MAKE) -j2 --output-sync=target test-ec2-faults test-drift
 	@echo "make test: all passed"
 
 build: ## The binary
@@ -74,7 +73,7 @@ test-preflight: build tools moto ## stowage preflight against moto
 test-ec2: build tools moto ## The whole service on EC2's wire protocol
 	$(PYTHON) e2e/ec2_test.py
 
-# Most of these two is waiting for time-outs and expirations: they run side by side.
+# These two are not part of `test` for their length: five minutes each, most of it waiting for time-outs and expirations.
 test-ec2-faults: build tools moto ## What becomes of pods when EC2 throttles, fails, loses answers and runs out
 	$(PYTHON) e2e/ec2_faults_test.py
 
