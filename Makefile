@@ -8,11 +8,15 @@ CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/stowage
 export CARGO_TARGET_DIR ?= $(CACHE)/target
 export STOWAGE_BIN ?= $(CARGO_TARGET_DIR)/debug/stowage
 PYTHON ?= python3
+# Test suites that run side by side.
+SUITES ?= 2
+# Classes of e2e/e2e_test.py.
+E2E := Extender Nominate Filtered Nominated Off
 # The control plane's binaries: built once by e2e/tools/build, or ready-made ones where STOWAGE_E2E_BIN points.
 CARGO_DENY_VERSION := 0.20.2
 CARGO_DENY := $(CACHE)/cargo-deny-$(CARGO_DENY_VERSION)/bin/cargo-deny
 
-.PHONY: help demo bench bench-launches test build tools moto lint deny test-rust test-e2e test-chart test-control-plane test-policies test-kubelets test-preflight test-ec2 test-ec2-faults test-drift test-scenarios crds clean-cache
+.PHONY: help demo checkout bench bench-launches test build tools moto lint deny test-rust test-chart test-control-plane test-policies test-kubelets test-preflight test-ec2 test-ec2-faults test-drift test-scenarios test-e2e $(E2E:%=test-e2e-%) crds clean-cache
 
 help: ## Say what can be made
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | column -t -s "$$(printf '\t')"
@@ -20,14 +24,20 @@ help: ## Say what can be made
 demo: build tools ## The main job, end to end (KEEP=1 leaves it running)
 	$(PYTHON) e2e/demo.py
 
-# The Rust tests are built on one core while control planes are waited for on the other.
+# Most of what takes time is waiting: for boots, drains and back-offs. So suites wait side by side, the longest first.
 test: ## Every test
 	$(MAKE) lint deny test-policies
-	$(MAKE) -j2 --output-sync=target test-rust test-control-plane test-chart test-kubelets test-preflight
-	$(MAKE) test-scenarios test-e2e test-ec2
+	$(MAKE) -j2 build tools moto
+	$(MAKE) -j$(SUITES) --output-sync=target test-rust test-control-plane test-scenarios test-chart test-e2e-Nominated test-e2e-Filtered test-e2e-Extender \
+		test-ec2 test-ec2-faults test-drift test-e2e-Nominate test-e2e-Off test-kubelets test-preflight
 	@echo "make test: all passed"
 
-build: ## The binary
+# Tests know the folder that they were built in. Cargo doesn't see that another checkout built them in the same cache.
+checkout:
+	@mkdir -p $(CARGO_TARGET_DIR) && echo $(CURDIR) | cmp -s - $(CARGO_TARGET_DIR)/checkout || touch src/lib.rs tests/*.rs
+	@echo $(CURDIR) > $(CARGO_TARGET_DIR)/checkout
+
+build: checkout ## The binary
 	cargo build --locked
 
 tools: ## The control plane's binaries, once
@@ -49,10 +59,7 @@ deny: $(CARGO_DENY) ## Licences, bans and sources of every dependency (advisorie
 test-policies: ## The AWS policies of docs/aws against the calls of the code
 	$(PYTHON) e2e/policies_test.py
 
-# Tests know the folder that they were built in. Cargo doesn't see that another checkout built them in the same cache.
-test-rust: ## Unit, property and wire tests
-	@mkdir -p $(CARGO_TARGET_DIR) && echo $(CURDIR) | cmp -s - $(CARGO_TARGET_DIR)/checkout || touch src/lib.rs tests/*.rs
-	@echo $(CURDIR) > $(CARGO_TARGET_DIR)/checkout
+test-rust: checkout ## Unit, property and wire tests
 	cargo test --locked --quiet
 
 test-scenarios: build ## Plans of every scenario kind, judged by the independent checker
@@ -73,15 +80,16 @@ test-preflight: build tools moto ## stowage preflight against moto
 test-ec2: build tools moto ## The whole service on EC2's wire protocol
 	$(PYTHON) e2e/ec2_test.py
 
-# These two are not part of `test` for their length: five minutes each, most of it waiting for time-outs and expirations.
 test-ec2-faults: build tools moto ## What becomes of pods when EC2 throttles, fails, loses answers and runs out
 	$(PYTHON) e2e/ec2_faults_test.py
 
 test-drift: build tools moto ## Drift and expiration, with simulated EC2 and with moto
 	$(PYTHON) e2e/drift_test.py
 
-test-e2e: build tools ## The whole service, with the real kube-scheduler
-	$(PYTHON) e2e/e2e_test.py
+test-e2e: $(E2E:%=test-e2e-%) ## The whole service, with the real kube-scheduler
+
+$(E2E:%=test-e2e-%): test-e2e-%: build tools
+	$(PYTHON) e2e/e2e_test.py $*
 
 bench: ## Cost, time and memory beside Karpenter's, as a table and a plot (BENCH=--ours-only is quick)
 	cargo build --release --locked

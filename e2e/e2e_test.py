@@ -293,11 +293,11 @@ class Nominate(Service):
         self.no_errors()
 
 
-@unittest.skipUnless((PEERS / "scenario.py").exists(), f"the peers are not at {PEERS}")
 class Scenarios(Service):
     """Every kind of scenario, its plan judged by the real kube-scheduler."""
 
-    placement = "nominate"
+    # Of the planned pods, percent on their planned node.
+    followed = None
 
     def judge(self, kind, pods=500, seed=11):
         made = json.loads(harness.run(sys.executable, PEERS / "scenario.py", kind, "--pods", str(pods), "--seed", str(seed)).stdout)
@@ -326,21 +326,43 @@ class Scenarios(Service):
         for stray in strays[:5]:
             print("  elsewhere (pod, node, planned node): {}, {}, {}".format(*stray))
         self.assertLess(unplanned, pods // 5)
-        # 99.2 to 100 % on a quiet machine, 98.6 % seen beside a release build: pods that wait their turn in a spread find room elsewhere.
-        self.assertGreaterEqual(share, 97.0)
+        self.assertGreaterEqual(share, self.followed)
         self.assertEqual(record.twice, [], "room was bought twice for a pod")
         self.plane.kubectl("delete", "pods", "--all", "-n", kind, "--wait=false", "--now")
         self.plane.kubectl("delete", "nodeclaims", "--all", "--wait=false")
         closed = lambda: all(observe.tainted(node, DISRUPTED) for node in self.mirror.nodes()) and not bought()
         self.wait(closed, 60, f"the nodes of {kind} closed to pods")
 
-    def test_every_kind_is_bound_where_it_was_planned(self):
+    def every_kind(self):
         for kind in KINDS:
             with self.subTest(kind):
                 self.judge(kind)
         self.wait(lambda: not self.mirror.nodes() and not self.mirror.claims(), 60, "every node gone")
         self.nothing_is_leaked()
         self.no_errors()
+
+
+@unittest.skipUnless((PEERS / "scenario.py").exists(), f"the peers are not at {PEERS}")
+class Filtered(Scenarios):
+    """With the extender."""
+
+    placement = "extender"
+    followed = 99.0
+
+    def test_every_kind_is_bound_where_it_was_planned(self):
+        self.every_kind()
+
+
+@unittest.skipUnless((PEERS / "scenario.py").exists(), f"the peers are not at {PEERS}")
+class Nominated(Scenarios):
+    """With nominations alone."""
+
+    placement = "nominate"
+    # 99.2 to 100 % on a quiet machine, 98.6 % seen beside a release build: pods that wait their turn in a spread find room elsewhere.
+    followed = 97.0
+
+    def test_every_kind_is_bound_where_it_was_planned(self):
+        self.every_kind()
 
 
 class Off(Service):

@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 use super::bits::Bits;
+use super::dims::fits;
 use super::duals::{Market, Offer};
-use super::market::fits;
 use super::pack::Packer;
 
 /// Sets of columns that the bound tells apart.

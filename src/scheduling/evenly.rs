@@ -5,8 +5,8 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use super::dims::fits;
 use super::existing::{Existing, HostState, admits};
-use super::market::fits;
 use super::pack::{Bought, Packer};
 use super::stock::{Bin, Content};
 

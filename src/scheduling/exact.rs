@@ -5,7 +5,7 @@
 //! one node for a part of it and the best division of the rest.
 
 use super::budget::Budget;
-use super::market::fits;
+use super::dims::fits;
 use super::pack::{Bought, Packer, Round};
 use super::stock::{Bin, Content};
 
@@ -89,8 +89,11 @@ impl Packer<'_, '_, '_> {
             let mut found: Option<Division> = None;
             for part in loads.parts(load) {
                 let (Some(column), Some(rest)) = (single[part], best[load - part]) else { continue };
-                let division =
-                    Division { cost: self.universe.columns[column].price + rest.cost, nodes: rest.nodes + 1, part };
+                let division = Division {
+                    cost: self.universe.columns[column].price.saturating_add(rest.cost),
+                    nodes: rest.nodes + 1,
+                    part,
+                };
                 if found.is_none_or(|have| (division.cost, division.nodes) < (have.cost, have.nodes)) {
                     found = Some(division);
                 }

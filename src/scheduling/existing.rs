@@ -4,8 +4,8 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use super::class::{NodeTerm, PodClass};
+use super::dims::fits;
 use super::groups::{Group, HostCounters, HostRules};
-use super::market::fits;
 use super::problem::NodeState;
 use super::requirement::normalise_key;
 use super::selectors::Selectors;

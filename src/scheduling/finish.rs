@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use super::bits::Bits;
-use super::market::fits;
+use super::dims::fits;
 use super::offering::{InstanceType, MicroUsd};
 use super::pack::{Bought, Packer};
 use super::plan::{Choice, PlannedNode};

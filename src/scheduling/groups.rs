@@ -335,7 +335,7 @@ pub(super) fn group(universe: &mut Universe<'_>, selectors: &mut Selectors<'_>, 
 /// Columns that the node constraints of a class allow, volumes aside, and that have what it asks for beyond the common
 /// resources.
 fn allowed(universe: &mut Universe<'_>, class: &PodClass, need: &[i64]) -> Bits {
-    let extended = super::market::COMMON..need.len();
+    let extended = super::dims::COMMON..need.len();
     let has_extended = extended.clone().any(|dim| need[dim] > 0);
     let mut allowed = universe.columns_for(class);
     if has_extended {

@@ -1,132 +1,17 @@
 //! Everything that could be bought, as columns: one per NodePool variant, instance type, zone and capacity type, each
 //! with a complete label set and the room left after its daemons.
-//!
-//! A NodePool whose template leaves the value of a custom label open is expanded into variants, one per value that some
-//! pod could care about, so that every column's labels are definite.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::bits::Bits;
 use super::class::PodClass;
+use super::dims::{Dims, fits};
 use super::offering::{CapacityType, InstanceType, OFFERING_LABELS, Offering};
-use super::problem::{Labels, Pool, Problem, Settings};
+use super::problem::{Pool, Problem, Settings};
 use super::requirement::{Requirements, ValueSet};
-use super::resources::Resources;
-use super::volumes::{UNLIMITED, attached_by};
+use super::variant::{Variant, dedicated_is_asked_for, expand, has_key, mentioned_values, tenancies, well_known};
 use crate::api::labels;
-
-/// Most values of one open label, and most variants of one NodePool.
-const MAX_VARIANTS: usize = 64;
-
-/// Values of `karpenter.k8s.aws/instance-tenancy`.
-const SHARED: &str = "default";
-const DEDICATED: &str = "dedicated";
-
-/// The resources that are counted, as positions in dense vectors.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Dims {
-    extended: Vec<Arc<str>>,
-}
-
-/// CPU, memory, pod slots and ephemeral storage come first in every dense vector.
-pub(super) const COMMON: usize = 4;
-/// Position of the pod slots.
-pub(super) const PODS: usize = 2;
-
-impl Dims {
-    /// The dimensions of everything that pods and daemons ask for.
-    fn of(problem: &Problem) -> Self {
-        let mut names: BTreeSet<&Arc<str>> = BTreeSet::new();
-        let mut last: Option<*const PodClass> = None;
-        for class in problem.pods.iter().map(|p| &p.class).chain(problem.daemons.iter().map(|d| &d.class)) {
-            // Pods of one class mostly come in runs.
-            if last != Some(Arc::as_ptr(class)) {
-                last = Some(Arc::as_ptr(class));
-                names.extend(class.requests.extended.keys());
-            }
-        }
-        Self { extended: names.into_iter().cloned().collect() }
-    }
-
-    pub fn len(&self) -> usize {
-        COMMON + self.extended.len()
-    }
-
-    pub fn dense(&self, resources: &Resources) -> Vec<i64> {
-        let mut out = Vec::with_capacity(self.len());
-        out.extend([resources.cpu_milli, resources.memory, resources.pods, resources.ephemeral_storage]);
-        out.extend(self.extended.iter().map(|name| resources.extended.get(name).copied().unwrap_or(0)));
-        out
-    }
-
-    /// Takes resources off a dense vector.
-    pub fn subtract(&self, dense: &mut [i64], resources: &Resources) {
-        let common = [resources.cpu_milli, resources.memory, resources.pods, resources.ephemeral_storage];
-        for (have, less) in dense.iter_mut().zip(common) {
-            *have = have.saturating_sub(less);
-        }
-        if !resources.extended.is_empty() {
-            for (name, have) in self.extended.iter().zip(&mut dense[COMMON..]) {
-                *have = have.saturating_sub(resources.extended.get(name).copied().unwrap_or(0));
-            }
-        }
-    }
-
-    /// What an instance type can hold, its volumes included.
-    fn dense_of(&self, instance_type: &InstanceType) -> Vec<i64> {
-        let mut out = self.dense(&instance_type.allocatable);
-        for (name, have) in self.extended.iter().zip(&mut out[COMMON..]) {
-            if let Some(driver) = attached_by(name) {
-                *have = instance_type.volume_limits.get(driver).copied().unwrap_or(UNLIMITED);
-            }
-        }
-        out
-    }
-
-    /// Whether a dimension counts volumes: it is free, and scarce only when it runs out.
-    pub fn is_attach(&self, dim: usize) -> bool {
-        dim.checked_sub(COMMON).is_some_and(|at| attached_by(&self.extended[at]).is_some())
-    }
-
-    pub fn sparse(&self, dense: &[i64]) -> Resources {
-        let mut out = Resources {
-            cpu_milli: dense[0],
-            memory: dense[1],
-            pods: dense[PODS],
-            ephemeral_storage: dense[3],
-            ..Resources::default()
-        };
-        for (name, value) in self.extended.iter().zip(&dense[COMMON..]) {
-            out.set(name, *value);
-        }
-        out
-    }
-}
-
-/// True when `need` fits `room`; what is not asked for never stops a fit.
-#[inline]
-pub(super) fn fits(need: &[i64], room: &[i64]) -> bool {
-    // What everything has is compared without a branch for each: this is asked more often than anything else.
-    match (need.split_first_chunk::<COMMON>(), room.split_first_chunk::<COMMON>()) {
-        (Some((need, more)), Some((room, rest))) => {
-            let common = need.iter().zip(room).fold(true, |fits, (n, r)| fits & (*n <= (*r).max(0)));
-            common && more.iter().zip(rest).all(|(n, r)| *n <= (*r).max(0))
-        }
-        _ => need.iter().zip(room).all(|(n, r)| *n <= (*r).max(0)),
-    }
-}
-
-/// A NodePool with definite custom labels.
-#[derive(Debug)]
-pub(super) struct Variant {
-    /// Index into the problem's pools.
-    pub pool: usize,
-    /// Template labels and chosen custom labels.
-    pub labels: Labels,
-    /// Labels that were chosen, to be pinned on the NodeClaim.
-    pub pinned: Vec<(String, String)>,
-}
 
 /// An instance type of a variant.
 #[derive(Debug)]
@@ -202,7 +87,7 @@ pub(super) struct Asked {
     pools: Vec<Pool>,
     daemons: Vec<Arc<PodClass>>,
     settings: Settings,
-    dims: Vec<Arc<str>>,
+    dims: Dims,
     mentioned: HashMap<Arc<str>, BTreeSet<Arc<str>>>,
     dedicated: bool,
 }
@@ -213,7 +98,7 @@ impl Asked {
             pools: problem.pools.clone(),
             daemons: problem.daemons.iter().map(|daemon| Arc::clone(&daemon.class)).collect(),
             settings: problem.settings.clone(),
-            dims: Dims::of(problem).extended,
+            dims: Dims::of(problem),
             mentioned: mentioned_values(problem),
             dedicated: dedicated_is_asked_for(problem),
         }
@@ -240,7 +125,7 @@ impl Asked {
 impl Market {
     /// The market as it is without daemons.
     pub fn bare(problem: &Problem, asked: &Asked) -> Self {
-        let mut market = Self { dims: Dims { extended: asked.dims.clone() }, ..Self::default() };
+        let mut market = Self { dims: asked.dims.clone(), ..Self::default() };
         for (at, pool) in problem.pools.iter().enumerate() {
             if pool.taints.iter().any(|t| t.effect == "PreferNoSchedule") {
                 market.soft_tainted.push(at);
@@ -462,129 +347,6 @@ impl Market {
     }
 }
 
-/// Keys whose value the instance type or offering decides, never the NodePool alone.
-fn well_known(key: &str) -> bool {
-    matches!(
-        key,
-        labels::ZONE
-            | labels::REGION
-            | labels::ZONE_ID
-            | labels::CAPACITY_TYPE
-            | labels::INSTANCE_TYPE
-            | labels::ARCH
-            | labels::OS
-            | labels::HOSTNAME
-            | "node.kubernetes.io/windows-build"
-    ) || (key.starts_with("karpenter.k8s.aws/") && key != labels::EC2_NODE_CLASS)
-}
-
-/// Values that pods name for a label, so that open labels get a variant for each.
-fn mentioned_values(problem: &Problem) -> HashMap<Arc<str>, BTreeSet<Arc<str>>> {
-    let mut out: HashMap<Arc<str>, BTreeSet<Arc<str>>> = HashMap::new();
-    if problem.pools.iter().all(|pool| pool.requirements.iter().all(|r| well_known(&r.key))) {
-        return out;
-    }
-    let mut last: Option<*const PodClass> = None;
-    for class in problem.pods.iter().map(|p| &p.class).chain(problem.daemons.iter().map(|d| &d.class)) {
-        if last == Some(Arc::as_ptr(class)) {
-            continue;
-        }
-        last = Some(Arc::as_ptr(class));
-        for term in class.node_terms.iter().chain(class.preferred_nodes.iter().map(|(_, term)| term)) {
-            for (key, set) in term.labels.iter() {
-                let values = out.entry(Arc::clone(key)).or_default();
-                values.extend(set.named().cloned());
-                values.extend(set.some_value().map(Arc::from));
-            }
-        }
-        for key in
-            class.spread.iter().map(|s| &s.key).chain(class.affinity.iter().chain(&class.anti_affinity).map(|t| &t.key))
-        {
-            out.entry(Arc::clone(key)).or_default();
-        }
-    }
-    out
-}
-
-fn has_key(pool: &Pool, requirements: &Requirements, key: &str) -> bool {
-    pool.labels.contains_key(key) || requirements.get(key).is_some()
-}
-
-/// Whether some pod can only run on dedicated instances, or would rather.
-fn dedicated_is_asked_for(problem: &Problem) -> bool {
-    let mut last: Option<*const PodClass> = None;
-    problem.pods.iter().any(|pod| {
-        if last.replace(Arc::as_ptr(&pod.class)) == Some(Arc::as_ptr(&pod.class)) {
-            return false;
-        }
-        let preferred = pod.class.preferred_nodes.iter().map(|(_, term)| term);
-        pod.class.node_terms.iter().chain(preferred).any(|term| {
-            let set = term.labels.get(labels::INSTANCE_TENANCY);
-            set.is_some_and(|set| set.accepts(Some(DEDICATED)) && !set.accepts(Some(SHARED)))
-        })
-    })
-}
-
-/// Every instance type can be had in shared and in dedicated tenancy, and is taken in shared. So each variant is there with
-/// dedicated instances only where `set` leaves nothing else or, by `asked`, a pod wants them; then that is pinned.
-fn tenancies(variants: Vec<Variant>, set: Option<&ValueSet>, asked: bool) -> Vec<Variant> {
-    let may = |value: &str| set.is_none_or(|set| set.accepts(Some(value)));
-    let shared = may(SHARED);
-    let dedicated = may(DEDICATED) && (asked || !shared);
-    let mut out = Vec::new();
-    for variant in variants {
-        let alone = dedicated.then(|| {
-            let (key, value) = (labels::INSTANCE_TENANCY.to_owned(), DEDICATED.to_owned());
-            let (mut labels, mut pinned) = (variant.labels.clone(), variant.pinned.clone());
-            labels.insert(key.clone(), value.clone());
-            pinned.push((key, value));
-            Variant { pool: variant.pool, labels, pinned }
-        });
-        // Shared first: of equal prices the first is taken.
-        out.extend(shared.then_some(variant));
-        out.extend(alone);
-    }
-    out
-}
-
-/// Each variant once per value of an open label that matters.
-fn expand(variants: Vec<Variant>, key: &str, set: &ValueSet, mentioned: Option<&BTreeSet<Arc<str>>>) -> Vec<Variant> {
-    let mut options: Vec<Option<String>> = Vec::new();
-    if let Some(values) = set.finite() {
-        options.extend(values.map(|value| Some(value.to_string())));
-    } else {
-        let named = mentioned.into_iter().flatten().filter(|value| set.contains(value));
-        options.extend(named.map(|value| Some(value.to_string())));
-        if !set.accepts_absence() && options.is_empty() {
-            options.extend(set.some_value().map(Some));
-        }
-    }
-    if set.accepts_absence() {
-        options.insert(0, None);
-    }
-    // Nobody asks for the label: its value may be any, one is as good as another.
-    if mentioned.is_none() {
-        options.truncate(1);
-    }
-    options.truncate(MAX_VARIANTS);
-    let mut out = Vec::new();
-    for variant in &variants {
-        for option in &options {
-            if out.len() == MAX_VARIANTS {
-                return out;
-            }
-            let mut labels = variant.labels.clone();
-            let mut pinned = variant.pinned.clone();
-            if let Some(value) = option {
-                labels.insert(key.to_owned(), value.clone());
-                pinned.push((key.to_owned(), value.clone()));
-            }
-            out.push(Variant { pool: variant.pool, labels, pinned });
-        }
-    }
-    out
-}
-
 #[cfg(test)]
 mod tests {
     use crate::scheduling::tests::World;
@@ -608,20 +370,5 @@ mod tests {
             passed_over += universe.by_price.len() - searched.len();
         }
         assert!(passed_over > 0);
-    }
-
-    #[test]
-    fn nothing_asked_for_fits_even_where_nothing_is_left() {
-        let table = [
-            (vec![0, 0, 1, 0], vec![-5, -1, 1, 0], true),
-            (vec![1, 0, 1, 0], vec![0, 5, 5, 5], false),
-            (vec![1, 1, 1, 1], vec![1, 1, 1, 1], true),
-            (vec![0, 0, 0, 0, 2], vec![9, 9, 9, 9, 1], false),
-            (vec![0, 0, 0, 0, 0], vec![-9, 9, 9, 9, -1], true),
-            (vec![3, 0], vec![2, 0], false),
-        ];
-        for (need, room, want) in table {
-            assert_eq!(fits(&need, &room), want, "{need:?} in {room:?}");
-        }
     }
 }

@@ -10,6 +10,7 @@ mod bound;
 mod budget;
 pub mod class;
 pub mod defaults;
+mod dims;
 mod duals;
 mod evenly;
 mod exact;
@@ -37,6 +38,7 @@ mod stock;
 mod tests;
 mod topology;
 mod universe;
+mod variant;
 pub mod volumes;
 
 pub use intern::{Interner, PodError};

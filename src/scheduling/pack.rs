@@ -2,10 +2,10 @@
 
 use super::bits::Bits;
 use super::budget::Budget;
+use super::dims::{PODS, fits};
 use super::duals::{Market, Offer, Prices};
 use super::existing::{Existing, HostState, admits};
 use super::groups::{Group, HostCounters};
-use super::market::fits;
 use super::resources::Resources;
 use super::selectors::Selectors;
 use super::stock::{Bin, Content, Stock, float, real, worth};
@@ -181,7 +181,7 @@ impl<'u, 'p, 'g> Packer<'u, 'p, 'g> {
         let mut out = Vec::new();
         let mut admitted: std::collections::HashMap<(usize, usize), bool> = std::collections::HashMap::new();
         for (at, node) in nodes.iter_mut().enumerate() {
-            if node.free[super::market::PODS] <= 0 || self.stock.is_empty() {
+            if node.free[PODS] <= 0 || self.stock.is_empty() {
                 continue;
             }
             let accepts: Vec<bool> = (0..self.stock.places.len())

@@ -2,8 +2,8 @@
 
 use super::budget::Budget;
 use super::class::{NodeTerm, PodClass};
+use super::dims::{COMMON, fits};
 use super::groups::Group;
-use super::market::{COMMON, fits};
 use super::problem::{NodeSizes, Pool, Problem};
 use super::quantity::HumanBytes;
 use super::requirement::{Requirements, ValueSet};

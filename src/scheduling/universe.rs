@@ -8,7 +8,8 @@ use k8s_openapi::api::core::v1::Taint;
 
 use super::bits::Bits;
 use super::class::{NodeTerm, PodClass};
-use super::market::{Asked, Market, fits};
+use super::dims::fits;
+use super::market::{Asked, Market};
 use super::offering::OFFERING_LABELS;
 use super::problem::Problem;
 use super::requirement::ValueSet;

@@ -1,7 +1,7 @@
 //! The filling of one bin.
 
 use super::{Bin, Content, Stock, dot, real};
-use crate::scheduling::market::fits;
+use crate::scheduling::dims::fits;
 
 /// Items of a bucket that are tried before the bucket is passed over.
 const TRIES: usize = 48;

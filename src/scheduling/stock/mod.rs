@@ -11,9 +11,9 @@ mod slots;
 use std::collections::HashMap;
 
 use super::bits::Bits;
+use super::dims::{COMMON, fits};
 use super::existing::HostState;
 use super::groups::{Group, HostRules};
-use super::market::fits;
 use super::topology::{Part, Topology};
 use super::universe::Universe;
 
@@ -458,7 +458,7 @@ struct ConstraintKey<'g> {
 
 /// Whether a pod of this size asks for more than what every machine has.
 pub(super) fn is_extended(need: &[i64]) -> bool {
-    need[super::market::COMMON..].iter().any(|n| *n > 0)
+    need[COMMON..].iter().any(|n| *n > 0)
 }
 
 /// A size rounded down to its highest bits.
