@@ -137,12 +137,10 @@ impl HostCounters {
         }
         for port in &class.host_ports {
             for (other, counter) in &self.of_port {
-                if other.port == port.port && other.protocol == port.protocol {
-                    if other == port {
-                        cap(*counter, 1);
-                    } else if other.ip.is_empty() || port.ip.is_empty() {
-                        cap(*counter, 0);
-                    }
+                let same_port = other.port == port.port && other.protocol == port.protocol;
+                if same_port && (other == port || other.ip.is_empty() || port.ip.is_empty()) {
+                    // A pod doesn't stand in its own way.
+                    cap(*counter, i64::from(class.host_ports.contains(other)));
                 }
             }
         }
@@ -159,12 +157,11 @@ impl HostCounters {
             for (_, term) in class.preferred_affinity.iter().filter(|(_, t)| on_host(&t.key)) {
                 rules.likes.extend(selectors.add_term(term).and_then(|id| self.of_selector.get(&id)));
             }
-            for term in class.affinity.iter().filter(|t| on_host(&t.key)) {
-                if let Some(id) = selectors.add_term(term)
-                    && let Some(counter) = self.of_selector.get(&id)
-                {
-                    rules.wants.push((*counter, matches.contains(&id)));
-                }
+            if class.affinity.iter().any(|t| on_host(&t.key))
+                && let Some(id) = selectors.add_required(&class.affinity)
+                && let Some(counter) = self.of_selector.get(&id)
+            {
+                rules.wants.push((*counter, matches.contains(&id)));
             }
         }
         rules.caps.sort_unstable();
@@ -233,9 +230,13 @@ pub(super) fn register(problem: &Problem) -> (Selectors<'_>, HostCounters) {
                 counters.selector(id);
             }
         }
+        if let Some(id) = selectors.add_required(&class.affinity)
+            && class.affinity.iter().any(|term| *term.key == *labels::HOSTNAME)
+        {
+            counters.selector(id);
+        }
         let preferred = class.preferred_affinity.iter().chain(&class.preferred_anti_affinity).map(|(_, term)| term);
-        let required = class.affinity.iter().chain(&class.anti_affinity);
-        for term in required.chain(preferred.filter(|_| respect)) {
+        for term in class.anti_affinity.iter().chain(preferred.filter(|_| respect)) {
             if let Some(id) = selectors.add_term(term)
                 && *term.key == *labels::HOSTNAME
             {

@@ -83,9 +83,13 @@ impl Interner {
         }
         let spec = pod.spec.as_ref().ok_or_else(|| fail(PodProblem::Missing("spec")))?;
         let controller = spreading_controller(pod).filter(|_| !self.default_spread.is_empty());
-        let class = self
-            .class(namespace, pod.metadata.labels.as_ref(), spec, &[], controller, pod.status.as_ref())
-            .map_err(fail)?;
+        let mut read = self.class(namespace, pod.metadata.labels.as_ref(), spec, &[], controller, pod.status.as_ref());
+        if read.is_err() && spec.node_name.is_some() {
+            // It runs, whatever its rules: what it takes must not count as free.
+            let bare = PodSpec { affinity: None, topology_spread_constraints: None, ..spec.clone() };
+            read = self.class(namespace, pod.metadata.labels.as_ref(), &bare, &[], controller, pod.status.as_ref());
+        }
+        let class = read.map_err(fail)?;
         let marked = controller.map(|uid| {
             let mut labels = pod.metadata.labels.clone().unwrap_or_default();
             labels.insert(CONTROLLER.to_owned(), uid.to_owned());
@@ -277,11 +281,19 @@ fn node_terms(spec: &PodSpec, class: &mut PodClass) -> Result<(), PodProblem> {
     let required = affinity.and_then(|a| a.required_during_scheduling_ignored_during_execution.as_ref());
     match required {
         Some(selector) => {
+            // A term that can't be understood admits no node; the others may.
+            let mut wrong = None;
             for term in &selector.node_selector_terms {
-                class.node_terms.push(node_term(term)?.and(&base));
+                match node_term(term) {
+                    Ok(term) => class.node_terms.push(term.and(&base)),
+                    Err(problem) => wrong = Some(problem),
+                }
             }
             class.node_terms.sort();
             class.node_terms.dedup();
+            if let Some(problem) = wrong.filter(|_| class.node_terms.is_empty()) {
+                return Err(problem);
+            }
             if class.node_terms.is_empty() {
                 class.node_terms.push(NodeTerm { never: true, ..base });
             }

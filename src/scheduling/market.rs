@@ -1,7 +1,7 @@
 //! Everything that could be bought, as columns: one per NodePool variant, instance type, zone and capacity type, each
 //! with a complete label set and the room left after its daemons.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::bits::Bits;
@@ -10,7 +10,9 @@ use super::dims::{Dims, fits};
 use super::offering::{CapacityType, InstanceType, OFFERING_LABELS, Offering};
 use super::problem::{Pool, Problem, Settings};
 use super::requirement::{Requirements, ValueSet};
-use super::variant::{Variant, dedicated_is_asked_for, expand, has_key, mentioned_values, tenancies, well_known};
+use super::variant::{
+    Mentioned, Variant, dedicated_is_asked_for, expand, has_key, mentioned_values, tenancies, well_known,
+};
 use crate::api::labels;
 
 /// An instance type of a variant.
@@ -88,7 +90,7 @@ pub(super) struct Asked {
     daemons: Vec<Arc<PodClass>>,
     settings: Settings,
     dims: Dims,
-    mentioned: HashMap<Arc<str>, BTreeSet<Arc<str>>>,
+    mentioned: HashMap<Arc<str>, Mentioned>,
     dedicated: bool,
 }
 
@@ -126,7 +128,7 @@ impl Market {
     /// The market as it is without daemons.
     pub fn bare(problem: &Problem, asked: &Asked) -> Self {
         let mut market = Self { dims: asked.dims.clone(), ..Self::default() };
-        for (at, pool) in problem.pools.iter().enumerate() {
+        for (at, pool) in problem.pools_by_name() {
             if pool.taints.iter().any(|t| t.effect == "PreferNoSchedule") {
                 market.soft_tainted.push(at);
             }
@@ -159,13 +161,7 @@ impl Market {
         self.has_counted = self.columns.iter().any(|column| column.left.is_some());
     }
 
-    fn add_pool(
-        &mut self,
-        problem: &Problem,
-        at: usize,
-        mentioned: &HashMap<Arc<str>, BTreeSet<Arc<str>>>,
-        dedicated: bool,
-    ) {
+    fn add_pool(&mut self, problem: &Problem, at: usize, mentioned: &HashMap<Arc<str>, Mentioned>, dedicated: bool) {
         let (pool, settings) = (&problem.pools[at], &problem.settings);
         // A pool that can't be understood offers nothing; `Pool::new` refuses it with a message.
         let Ok(requirements) = Requirements::from_api(&pool.requirements) else {

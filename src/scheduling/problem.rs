@@ -243,3 +243,12 @@ pub struct Problem {
     /// What plans of problems that share it need to work out but once.
     pub memory: Memory,
 }
+
+impl Problem {
+    /// NodePools with their indexes, by name: their order in the input decides nothing.
+    pub(super) fn pools_by_name(&self) -> impl Iterator<Item = (usize, &Pool)> {
+        let mut pools: Vec<_> = self.pools.iter().enumerate().collect();
+        pools.sort_by(|(_, a), (_, b)| a.name.cmp(&b.name));
+        pools.into_iter()
+    }
+}

@@ -33,7 +33,7 @@ pub(super) fn explain(
         return "no NodePool is ready, and no node has room".to_owned();
     }
     let mut lines: Vec<String> = Vec::new();
-    for (at, pool) in problem.pools.iter().enumerate() {
+    for (at, pool) in problem.pools_by_name() {
         let why = of_pool(universe, topology, &budgets[at], group, pins, at)
             .unwrap_or_else(|| "the rules about pods on one node leave no room".to_owned());
         lines.push(format!("NodePool {}: {why}", pool.name));

@@ -11,6 +11,8 @@ use super::problem::{Labels, PodEntry};
 struct Entry {
     selector: Selector,
     namespaces: Namespaces,
+    /// What must select a pod as well.
+    others: Vec<(Selector, Namespaces)>,
 }
 
 /// A table of selectors; ids count from zero.
@@ -32,7 +34,10 @@ impl<'p> Selectors<'p> {
 
     /// Adds a selector over namespaces; `None` selects no pod and needs no entry. Matches made before are forgotten.
     pub fn add(&mut self, selector: Option<&Selector>, namespaces: &Namespaces) -> Option<u32> {
-        let entry = Entry { selector: selector?.clone(), namespaces: namespaces.clone() };
+        self.enter(Entry { selector: selector?.clone(), namespaces: namespaces.clone(), others: Vec::new() })
+    }
+
+    fn enter(&mut self, entry: Entry) -> Option<u32> {
         if let Some(id) = self.ids.get(&entry) {
             return Some(*id);
         }
@@ -54,6 +59,18 @@ impl<'p> Selectors<'p> {
 
     pub fn add_term(&mut self, term: &PodTerm) -> Option<u32> {
         self.add(term.selector.as_ref(), &term.namespaces)
+    }
+
+    /// Adds what all of a pod's required affinity terms select: a pod that only some of them select counts for none of them,
+    /// as kube-scheduler has it.
+    pub fn add_required(&mut self, terms: &[PodTerm]) -> Option<u32> {
+        let all: Option<Vec<_>> =
+            terms.iter().map(|term| Some((term.selector.as_ref()?.clone(), term.namespaces.clone()))).collect();
+        let mut others = all?;
+        others.dedup();
+        let (selector, namespaces) = (!others.is_empty()).then(|| others.remove(0))?;
+        others.retain(|other| *other != (selector.clone(), namespaces.clone()));
+        self.enter(Entry { selector, namespaces, others })
     }
 
     /// Ids of the selectors that select a pod, ascending.
@@ -82,12 +99,15 @@ impl<'p> Selectors<'p> {
     fn selects(&self, id: u32, pod: &PodEntry) -> bool {
         let entry = &self.entries[id as usize];
         let namespace = &pod.class.namespace;
-        let inside = entry.namespaces.names.contains(namespace)
-            || entry.namespaces.selector.as_ref().is_some_and(|selector| {
-                static NONE: Labels = Labels::new();
-                let labels = self.namespace_labels.and_then(|all| all.get(namespace.as_ref()));
-                selector.selects(labels.unwrap_or(&NONE))
-            });
-        inside && entry.selector.selects(&pod.labels)
+        let selects = |selector: &Selector, namespaces: &Namespaces| {
+            let inside = namespaces.names.contains(namespace)
+                || namespaces.selector.as_ref().is_some_and(|selector| {
+                    static NONE: Labels = Labels::new();
+                    let labels = self.namespace_labels.and_then(|all| all.get(namespace.as_ref()));
+                    selector.selects(labels.unwrap_or(&NONE))
+                });
+            inside && selector.selects(&pod.labels)
+        };
+        selects(&entry.selector, &entry.namespaces) && entry.others.iter().all(|(s, n)| selects(s, n))
     }
 }

@@ -3,8 +3,10 @@
 use std::collections::BTreeSet;
 
 use super::bits::Bits;
+use super::budget::Budget;
 use super::defaults::with_services;
-use super::existing::existing;
+use super::dims::fits;
+use super::existing::{Existing, admits, existing};
 use super::groups::{group, register};
 use super::offering::MicroUsd;
 use super::pack::Packer;
@@ -13,9 +15,12 @@ use super::problem::Problem;
 use super::reasons::explain;
 use super::reserved::Reserved;
 use super::stock::{Content, Stock};
-use super::topology::{Domains, Topology};
+use super::topology::{Domains, Room, Topology};
 use super::universe::Universe;
 use super::volumes::resolve;
+
+/// Most plans that are made for pods that their domain had no room for.
+const MOST_TRIES: usize = 6;
 
 /// Plans where every pod goes: onto what exists, onto nodes to buy at least cost, or nowhere with the reason.
 ///
@@ -34,28 +39,45 @@ pub fn plan(problem: &Problem) -> Plan {
 }
 
 fn in_order(problem: &Problem) -> Plan {
-    let first = settled(problem, false);
-    let priorities: BTreeSet<i32> = problem.pods.iter().map(|pod| pod.class.priority).collect();
-    if priorities.len() < 2 || first.unschedulable.is_empty() {
-        return first;
-    }
-    // Limits may have gone to pods of less priority than some that are left out: then in order of priority.
-    let lowest_placed = lowest_priority_placed(problem, &first);
-    let left_out = first.unschedulable.iter().map(|u| problem.pods[u.pod].class.priority).max();
-    if left_out > lowest_placed { settled(problem, true) } else { first }
+    let (first, ousted) = settled(problem, false);
+    // Room may have gone to pods of less priority than some that are left out: then in order of priority.
+    if ousted.is_some() && ousted > lowest_priority_placed(problem, &first) { settled(problem, true).0 } else { first }
 }
 
-/// Plans until no node that is bought makes a domain count that the plan didn't reckon with.
-fn settled(problem: &Problem, by_priority: bool) -> Plan {
-    let mut peopled = Domains::new();
+/// Plans until no node that is bought makes a domain count that the plan didn't reckon with, and pods that their domain had
+/// no room for have been tried in others.
+/// Also returns the highest priority of the pods left out that something had room for at first.
+fn settled(problem: &Problem, by_priority: bool) -> (Plan, Option<i32>) {
+    let mut known = Lessons::default();
+    let mut best: Option<(Plan, Option<i32>)> = None;
+    let mut tries = 0;
     loop {
-        let (plan, overlooked) = attempt(problem, by_priority, &peopled);
-        let known = peopled.len();
-        peopled.extend(overlooked);
-        if peopled.len() == known {
-            return plan;
+        let (plan, learnt) = attempt(problem, by_priority, &known);
+        let peopled = known.peopled.len();
+        known.peopled.extend(learnt.peopled);
+        if known.peopled.len() > peopled {
+            continue;
+        }
+        let full = !learnt.room.is_empty();
+        known.room.extend(learnt.room);
+        let rank = |plan: &Plan| (plan.unschedulable.len(), plan.cost);
+        if best.as_ref().is_none_or(|(best, _)| rank(&plan) < rank(best)) {
+            best = Some((plan, learnt.ousted));
+        }
+        tries += 1;
+        if let Some(best) = best.take_if(|_| !full || tries > MOST_TRIES) {
+            return best;
         }
     }
+}
+
+/// What an attempt found out about domains, for the next.
+#[derive(Default)]
+struct Lessons {
+    peopled: Domains,
+    room: Room,
+    /// Highest priority of the pods left out that something had room for at first.
+    ousted: Option<i32>,
 }
 
 fn lowest_priority_placed(problem: &Problem, plan: &Plan) -> Option<i32> {
@@ -64,15 +86,15 @@ fn lowest_priority_placed(problem: &Problem, plan: &Plan) -> Option<i32> {
     new.chain(old).map(|pod| problem.pods[*pod].class.priority).min()
 }
 
-fn attempt(problem: &Problem, by_priority: bool, peopled: &Domains) -> (Plan, Domains) {
+fn attempt(problem: &Problem, by_priority: bool, known: &Lessons) -> (Plan, Lessons) {
     if problem.pods.is_empty() {
-        return (Plan { lower_bound: Some(MicroUsd(0)), ..Plan::default() }, Domains::new());
+        return (Plan { lower_bound: Some(MicroUsd(0)), ..Plan::default() }, Lessons::default());
     }
     let mut universe = Universe::new(problem);
     let (mut selectors, counters) = register(problem);
     let groups = group(&mut universe, &mut selectors, &counters);
     let (mut nodes, running_counters) = existing(&universe, &mut selectors, &counters, &groups);
-    let mut topology = Topology::new(&universe, &mut selectors, &groups, peopled.clone());
+    let mut topology = Topology::new(&universe, &mut selectors, &groups, known.peopled.clone(), known.room.clone());
     let parts = topology.assign(&mut universe, &mut selectors, &groups, &nodes);
     let stock = Stock::new(&mut universe, &topology, &groups, &parts, counters.len(), by_priority);
     let tiers = tiers(&universe);
@@ -122,6 +144,7 @@ fn attempt(problem: &Problem, by_priority: bool, peopled: &Domains) -> (Plan, Do
     }
     let bought = packer.bought.iter_mut().map(|node| &mut node.content);
     packer.stock.split(placed.iter_mut().map(|(_, content)| content).chain(bought));
+    let room = found_room(&packer, &placed);
     packer.level_out(&mut placed);
     packer.right_size();
     if packer.has_soft_hosts() {
@@ -133,7 +156,12 @@ fn attempt(problem: &Problem, by_priority: bool, peopled: &Domains) -> (Plan, Do
 
     let mut bought = Bits::empty(packer.universe.columns.len());
     packer.bought.iter().for_each(|node| bought.insert(node.column));
-    let overlooked = topology.overlooked(&bought);
+    let priority = |item: &usize| groups[packer.stock.items[*item].group].class.priority;
+    let lowest = groups.iter().map(|group| group.class.priority).min();
+    let left_out = (0..packer.stock.items.len()).filter(|item| packer.stock.items[*item].left > 0);
+    let above = left_out.filter(|item| !by_priority && Some(priority(item)) > lowest);
+    let ousted = above.filter(|item| had_room(&packer, &nodes, *item)).map(|item| priority(&item)).max();
+    let learnt = Lessons { peopled: topology.overlooked(&bought), room, ousted };
 
     let mut next: Vec<usize> = packer.stock.items.iter().map(|item| item.first).collect();
     let owner: Vec<usize> = packer.stock.items.iter().map(|item| item.group).collect();
@@ -180,7 +208,52 @@ fn attempt(problem: &Problem, by_priority: bool, peopled: &Domains) -> (Plan, Do
         out.unschedulable.extend(pods.into_iter().map(|pod| Unschedulable { pod, reason: reason.clone() }));
     }
     out.unschedulable.sort_by_key(|u| u.pod);
-    (out, overlooked)
+    (out, learnt)
+}
+
+/// Whether a pod could have been placed had it been the first.
+fn had_room(packer: &Packer<'_, '_, '_>, nodes: &[Existing<'_>], item: usize) -> bool {
+    let universe = &*packer.universe;
+    let (need, group) = (packer.stock.need(item), &packer.stock.groups[packer.stock.items[item].group]);
+    let place = &packer.stock.places[packer.stock.items[item].place];
+    let budgets: Vec<Budget> = universe.problem.pools.iter().map(Budget::of).collect();
+    let buyable = |column: usize| {
+        fits(need, universe.room(column))
+            && budgets[universe.pool(column)].allows(&universe.instance_type(column).capacity)
+    };
+    let widest = place.levels.last().map(|id| &universe.signatures[*id].bits);
+    let free = |node: &Existing<'_>| {
+        let mut free = universe.dims.dense(&node.state.allocatable);
+        for taken in [node.state.pods.requests(), &node.state.daemon_reserve] {
+            universe.dims.subtract(&mut free, taken);
+        }
+        free
+    };
+    widest.is_some_and(|bits| bits.iter().any(buyable))
+        || nodes.iter().any(|node| {
+            place.pins.iter().all(|(key, domain)| packer.topology.in_domain(node, *key, *domain))
+                && admits(&group.class, node.state)
+                && fits(need, &free(node))
+        })
+}
+
+/// How many pods each domain had room for, of groups that were given more.
+fn found_room(packer: &Packer<'_, '_, '_>, existing: &[(usize, Content)]) -> Room {
+    let pin = |item: usize| {
+        let item = &packer.stock.items[item];
+        packer.stock.places[item.place].pins.last().map(|(key, domain)| (item.group, *key, *domain))
+    };
+    let left = (0..packer.stock.items.len()).filter(|item| packer.stock.items[*item].left > 0);
+    let mut out: Room = left.filter_map(|item| Some((pin(item)?, 0))).collect();
+    if !out.is_empty() {
+        let bought = packer.bought.iter().map(|node| &node.content);
+        for (item, count) in bought.chain(existing.iter().map(|(_, content)| content)).flatten() {
+            if let Some(room) = pin(*item).and_then(|at| out.get_mut(&at)) {
+                *room += count;
+            }
+        }
+    }
+    out
 }
 
 fn merge_placements(placements: &mut Vec<Placement>) {

@@ -10,7 +10,7 @@ use super::requirement::{Requirements, ValueSet};
 use crate::api::labels;
 
 /// Most values of one open label, and most variants of one NodePool.
-const MAX_VARIANTS: usize = 64;
+const MAX_VARIANTS: usize = 256;
 
 /// Values of `karpenter.k8s.aws/instance-tenancy`.
 const SHARED: &str = "default";
@@ -43,9 +43,17 @@ pub(super) fn well_known(key: &str) -> bool {
     ) || (key.starts_with("karpenter.k8s.aws/") && key != labels::EC2_NODE_CLASS)
 }
 
-/// Values that pods name for a label, so that open labels get a variant for each.
-pub(super) fn mentioned_values(problem: &Problem) -> HashMap<Arc<str>, BTreeSet<Arc<str>>> {
-    let mut out: HashMap<Arc<str>, BTreeSet<Arc<str>>> = HashMap::new();
+/// What pods ask of a label.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Mentioned {
+    values: BTreeSet<Arc<str>>,
+    /// Pods are kept apart or together by it: then every value is a domain.
+    divides: bool,
+}
+
+/// What pods ask of labels, so that open labels get a variant for each value that matters.
+pub(super) fn mentioned_values(problem: &Problem) -> HashMap<Arc<str>, Mentioned> {
+    let mut out: HashMap<Arc<str>, Mentioned> = HashMap::new();
     if problem.pools.iter().all(|pool| pool.requirements.iter().all(|r| well_known(&r.key))) {
         return out;
     }
@@ -57,7 +65,7 @@ pub(super) fn mentioned_values(problem: &Problem) -> HashMap<Arc<str>, BTreeSet<
         last = Some(Arc::as_ptr(class));
         for term in class.node_terms.iter().chain(class.preferred_nodes.iter().map(|(_, term)| term)) {
             for (key, set) in term.labels.iter() {
-                let values = out.entry(Arc::clone(key)).or_default();
+                let values = &mut out.entry(Arc::clone(key)).or_default().values;
                 values.extend(set.named().cloned());
                 values.extend(set.some_value().map(Arc::from));
             }
@@ -65,7 +73,7 @@ pub(super) fn mentioned_values(problem: &Problem) -> HashMap<Arc<str>, BTreeSet<
         for key in
             class.spread.iter().map(|s| &s.key).chain(class.affinity.iter().chain(&class.anti_affinity).map(|t| &t.key))
         {
-            out.entry(Arc::clone(key)).or_default();
+            out.entry(Arc::clone(key)).or_default().divides = true;
         }
     }
     out
@@ -113,17 +121,17 @@ pub(super) fn tenancies(variants: Vec<Variant>, set: Option<&ValueSet>, asked: b
 }
 
 /// Each variant once per value of an open label that matters.
-pub(super) fn expand(
-    variants: Vec<Variant>,
-    key: &str,
-    set: &ValueSet,
-    mentioned: Option<&BTreeSet<Arc<str>>>,
-) -> Vec<Variant> {
+pub(super) fn expand(variants: Vec<Variant>, key: &str, set: &ValueSet, mentioned: Option<&Mentioned>) -> Vec<Variant> {
     let mut options: Vec<Option<String>> = Vec::new();
-    if let Some(values) = set.finite() {
-        options.extend(values.map(|value| Some(value.to_string())));
+    // What pods name comes first: it must not be cut off.
+    let named = |value: &&Arc<str>| mentioned.is_some_and(|mentioned| mentioned.values.contains(*value));
+    if set.finite().is_some() {
+        let values = || set.finite().into_iter().flatten();
+        let most = if mentioned.is_some_and(|mentioned| mentioned.divides) { usize::MAX } else { 1 };
+        let others = values().filter(|value| !named(value)).take(most);
+        options.extend(values().filter(named).chain(others).map(|value| Some(value.to_string())));
     } else {
-        let named = mentioned.into_iter().flatten().filter(|value| set.contains(value));
+        let named = mentioned.iter().flat_map(|mentioned| &mentioned.values).filter(|value| set.contains(value));
         options.extend(named.map(|value| Some(value.to_string())));
         if !set.accepts_absence() && options.is_empty() {
             options.extend(set.some_value().map(Some));

@@ -151,8 +151,9 @@ fn fits(place: &Place<'_>) -> Result<(), String> {
     }
     let mut ports = Vec::new();
     for pod in place.pods.iter().chain(&place.new) {
+        let others = ports.len();
         for port in &pod.class.host_ports {
-            let clash = ports.iter().any(|(have, ip): &(_, std::sync::Arc<str>)| {
+            let clash = ports[..others].iter().any(|(have, ip): &(_, std::sync::Arc<str>)| {
                 *have == (port.port, port.protocol.clone()) && (ip.is_empty() || port.ip.is_empty() || *ip == port.ip)
             });
             if clash {
@@ -238,21 +239,27 @@ fn between_pods(problem: &Problem, places: &[Place<'_>]) -> Result<(), String> {
             if running {
                 continue;
             }
+            // A pod that only some of the required terms select counts for none of them.
+            let wanted = |p: &PodEntry| {
+                pod.class.affinity.iter().all(|t| selects(problem, t.selector.as_ref(), &t.namespaces, p))
+            };
             for term in &pod.class.affinity {
+                if domain(place, &term.key).is_none() {
+                    return Err(format!("{} has no {} for the affinity of {}", place.name, term.key, pod.key));
+                }
                 let same = |other: &&Place<'_>| domain(other, &term.key) == domain(place, &term.key);
                 let near = places.iter().filter(same).flat_map(&all);
-                let mut matching =
-                    near.filter(|p| p.key != pod.key && selects(problem, term.selector.as_ref(), &term.namespaces, p));
-                let own = selects(problem, term.selector.as_ref(), &term.namespaces, pod);
-                let anywhere = places
-                    .iter()
-                    .flat_map(&all)
-                    .filter(|p| p.key != pod.key && selects(problem, term.selector.as_ref(), &term.namespaces, p));
+                let mut matching = near.filter(|p| p.key != pod.key && wanted(p));
+                let own = wanted(pod);
+                let anywhere = places.iter().flat_map(&all).filter(|p| p.key != pod.key && wanted(p));
                 if matching.next().is_none() && (!own || anywhere.count() > 0) {
                     return Err(format!("{} misses its company on {}", pod.key, term.key));
                 }
             }
             for spread in pod.class.spread.iter().filter(|s| s.hard) {
+                if domain(place, &spread.key).is_none() {
+                    return Err(format!("{} has no {} for the spread of {}", place.name, spread.key, pod.key));
+                }
                 let namespaces = Namespaces { names: [pod.class.namespace.clone()].into(), selector: None };
                 let mut counts: BTreeMap<String, i64> = BTreeMap::new();
                 for other in places {

@@ -5,6 +5,7 @@
 
 mod affinity;
 mod checker;
+mod domains;
 mod nodes;
 mod optimum;
 mod pools;

@@ -17,15 +17,52 @@ struct Workload {
     namespace: usize,
 }
 
-fn workload() -> impl Strategy<Value = Workload> {
-    (1_usize..9, 0_usize..5, 0_usize..5, 0_usize..16, 0_usize..2)
+/// Kinds of rules that are about a workload alone.
+const OWN: usize = 16;
+/// Those and rules about other workloads, or about labels that few nodes have.
+const ALL: usize = 22;
+
+fn workload(rules: usize) -> impl Strategy<Value = Workload> {
+    (1_usize..9, 0_usize..5, 0_usize..5, 0..rules, 0_usize..2)
         .prop_map(|(replicas, cpu, memory, rule, namespace)| Workload { replicas, cpu, memory, rule, namespace })
 }
 
-fn world(workloads: &[Workload], nodes: usize, limit: Option<i64>) -> World {
+/// What a cluster has beyond a NodePool and nodes.
+#[derive(Clone, Copy, Debug, Default)]
+struct Features {
+    /// A NodePool for each zone, of which one is limited.
+    pools: bool,
+    daemon: bool,
+    /// A node without zone, and a cordoned one.
+    nodes: bool,
+    priorities: bool,
+}
+
+fn features() -> impl Strategy<Value = Features> {
+    any::<[bool; 4]>().prop_map(|[pools, daemon, nodes, priorities]| Features { pools, daemon, nodes, priorities })
+}
+
+fn world(workloads: &[Workload], nodes: usize, limit: Option<i64>, features: Features) -> World {
     let pool = limit.map_or(json!({}), |cpus| json!({"limits": {"cpu": cpus.to_string()}}));
-    let mut world = World::with_pools(&[("default", pool)]);
+    let mut world = World::default();
+    if features.pools {
+        for (at, zone) in super::ZONES.iter().enumerate() {
+            let mut pool = if at == 0 { pool.clone() } else { json!({}) };
+            pool["requirements"] = json!([{"key": ZONE, "operator": "In", "values": [zone]}]);
+            world.pool(&format!("pool-{zone}"), &pool);
+        }
+    } else {
+        world.pool("default", &pool);
+    }
     volumes::waiting_class(&mut world);
+    if features.daemon {
+        world.daemon("100m", &json!({"nodeSelector": {"kubernetes.io/arch": "amd64"}}));
+    }
+    if features.nodes {
+        let labels = json!({"app": "app-0"});
+        world.node("bare", "z-a", 3, &[(&labels, &json!({}))]).labels.remove(ZONE);
+        world.node("cordoned", "z-b", 8, &[(&labels, &json!({}))]).schedulable = false;
+    }
     for at in 0..nodes {
         let labels = json!({"app": format!("app-{at}")});
         let rule = affinity("podAntiAffinity", HOST, &labels);
@@ -34,6 +71,7 @@ fn world(workloads: &[Workload], nodes: usize, limit: Option<i64>) -> World {
     }
     for (at, w) in workloads.iter().enumerate() {
         let labels = json!({"app": format!("app-{at}")});
+        let other = json!({"app": format!("app-{}", (at + 1) % workloads.len())});
         let mut spec: Value = match w.rule {
             0 => spread(ZONE, &labels, &json!({})),
             1 => spread(HOST, &labels, &json!({})),
@@ -52,12 +90,22 @@ fn world(workloads: &[Workload], nodes: usize, limit: Option<i64>) -> World {
                 spec["requests"] = json!({"nvidia.com/gpu": "1"});
                 spec
             }
+            16 => affinity("podAffinity", ZONE, &other),
+            17 => affinity("podAntiAffinity", ZONE, &other),
+            18 => affinity("podAntiAffinity", "rack", &labels),
+            19 => spread("rack", &labels, &json!({"whenUnsatisfiable": "ScheduleAnyway"})),
+            20 => spread(ZONE, &labels, &json!({"minDomains": 3, "maxSkew": 2})),
+            21 => json!({"affinity": {"podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution":
+                [{"weight": 1, "podAffinityTerm": {"topologyKey": ZONE, "labelSelector": {"matchLabels": other}}}]}}}),
             _ => json!({}),
         };
+        if features.priorities {
+            spec["priority"] = json!(at % 3);
+        }
         spec["namespace"] = json!(["default", "other"][w.namespace]);
         let cpu = ["100m", "250m", "1", "1900m", "5"][w.cpu];
         let memory = ["64Mi", "1Gi", "3Gi", "7Gi", "30Gi"][w.memory];
-        if w.rule < 14 {
+        if ![14, 15].contains(&w.rule) {
             world.pods(&format!("w{at}"), w.replicas, &labels, cpu, memory, &spec);
             continue;
         }
@@ -110,10 +158,10 @@ proptest! {
 
     #[test]
     fn no_plan_breaks_a_rule_and_the_same_input_gives_the_same_plan(
-        workloads in prop::collection::vec(workload(), 1..14), nodes in 0_usize..5, limit in prop::option::of(0_i64..40),
-        seed in any::<u64>(),
+        workloads in prop::collection::vec(workload(ALL), 1..14), nodes in 0_usize..5,
+        limit in prop::option::of(0_i64..40), features in features(), seed in any::<u64>(),
     ) {
-        let mut world = world(&workloads, nodes, limit);
+        let mut world = world(&workloads, nodes, limit, features);
         let plan = world.plan();
         prop_assert_eq!(&plan, &super::super::plan(&world.problem));
         if let (Some(bound), true) = (plan.lower_bound, plan.unschedulable.is_empty()) {
@@ -128,15 +176,16 @@ proptest! {
             world.problem.pods.swap(i, usize::try_from((at >> 33) % (i as u64 + 1)).unwrap());
         }
         world.problem.nodes.reverse();
+        world.problem.pools.reverse();
         let after = world.plan();
         prop_assert_eq!(before, named(&world, &after));
     }
 
     #[test]
     fn a_plan_without_limits_leaves_out_only_what_cannot_be(
-        workloads in prop::collection::vec(workload(), 1..10),
+        workloads in prop::collection::vec(workload(OWN), 1..10),
     ) {
-        let world = world(&workloads, 0, None);
+        let world = world(&workloads, 0, None, Features::default());
         let plan = world.plan();
         for left in &plan.unschedulable {
             let class = &world.problem.pods[left.pod].class;
@@ -152,9 +201,9 @@ proptest! {
 
     #[test]
     fn without_a_pod_a_plan_is_dearer_at_most_by_the_stated_bound(
-        workloads in prop::collection::vec(workload(), 1..10), nodes in 0_usize..3, which in any::<prop::sample::Index>(),
+        workloads in prop::collection::vec(workload(OWN), 1..10), nodes in 0_usize..3, which in any::<prop::sample::Index>(),
     ) {
-        let mut world = world(&workloads, nodes, None);
+        let mut world = world(&workloads, nodes, None, Features::default());
         let before = world.plan();
         world.problem.pods.remove(which.index(world.problem.pods.len()));
         let after = world.plan();
@@ -165,9 +214,9 @@ proptest! {
 
     #[test]
     fn with_another_instance_type_a_plan_is_dearer_at_most_by_the_stated_bound(
-        workloads in prop::collection::vec(workload(), 1..10), which in any::<prop::sample::Index>(),
+        workloads in prop::collection::vec(workload(OWN), 1..10), which in any::<prop::sample::Index>(),
     ) {
-        let mut world = world(&workloads, 0, None);
+        let mut world = world(&workloads, 0, None, Features::default());
         let after = world.plan();
         let mut fewer = (*world.problem.pools[0].catalogue).clone();
         fewer.instance_types.remove(which.index(fewer.instance_types.len()));

@@ -15,7 +15,8 @@ impl Topology {
             for s in rules.spread.iter().filter(|s| s.hard && s.eligible.contains(&false)) {
                 let count = |domain: usize| s.base[domain] + self.counters[s.counter].planned[domain];
                 let most = (0..key.values.len()).filter(|d| s.eligible[*d]).map(count).max().unwrap_or(0);
-                for domain in (0..key.values.len()).filter(|d| !s.eligible[*d] && most - count(*d) > s.max_skew) {
+                let others = (0..key.values.len()).filter(|d| !s.eligible[*d] && key.absent != Some(*d));
+                for domain in others.filter(|d| most - count(*d) > s.max_skew) {
                     let mut nodes = both(bought, &key.columns[domain]);
                     nodes.and(&s.counted);
                     if !nodes.is_empty() {

@@ -19,9 +19,15 @@ impl Topology {
         let mut done: Vec<Part> = Vec::new();
         let mut waiting: Vec<Waiting> = Vec::new();
         for (index, group) in groups.iter().enumerate() {
+            if group.class.affinity.iter().any(|term| term.selector.is_none()) {
+                let refused =
+                    "its required pod affinity has a term without a labelSelector, which selects no pod".to_owned();
+                done.push(Part { refused: Some(refused), ..Part::whole(index, group) });
+                continue;
+            }
             let mut concerned: Vec<(usize, Rules)> = Vec::new();
             for key in 0..self.keys.len() {
-                let rules = self.rules(universe, selectors, group, key);
+                let rules = self.rules(universe, selectors, (index, group), key);
                 if rules.concern(&self.counters) {
                     concerned.push((key, rules));
                 }
@@ -111,6 +117,7 @@ impl Topology {
         nodes: &[Existing<'_>],
     ) -> Vec<Possible> {
         let key_columns: Vec<Bits> = self.keys[key].columns.clone();
+        let reserved = universe.has_counted.then(|| reservable(universe, group));
         key_columns
             .into_iter()
             .enumerate()
@@ -121,6 +128,9 @@ impl Topology {
                 let mut new = false;
                 let mut price = 0;
                 let mut level = group.levels.len();
+                if self.room_in(part.group, key, domain) == 0 {
+                    return Possible { new, exists: false, level, price };
+                }
                 for (at, bits) in group.levels.iter().enumerate() {
                     let mut both = bits.clone();
                     both.and(&columns);
@@ -132,12 +142,23 @@ impl Topology {
                         }
                     }
                 }
+                if let Some(reserved) = reserved.as_ref().filter(|_| !new) {
+                    columns.and(reserved);
+                    let id = universe.signature(columns);
+                    if universe.any_fits(id, &group.need) {
+                        (new, price) = (true, coarse(universe.price_of(id, &group.need)));
+                    }
+                }
                 let exists = nodes.iter().any(|node| {
                     node.holds(&group.need)
                         && self.in_domain(node, key, domain)
                         && part.pins.iter().all(|(k, d)| self.in_domain(node, *k, *d))
                         && existing::admits(&group.class, node.state)
                 });
+                if exists && group.levels.len() == 1 {
+                    // No preference between nodes: one that is there is as good as one to buy.
+                    level = 0;
+                }
                 Possible { new, exists, level, price }
             })
             .collect()
@@ -184,22 +205,35 @@ impl Topology {
         followers: &[&Waiting],
         out: &mut Vec<Part>,
     ) {
-        let weight = (group.need[0] + (group.need[1] >> 22)).max(1);
+        let weight = group.need[0].saturating_add(group.need[1] >> 22).max(1);
         let mut counts = vec![0_usize; possible.len()];
         let mut placed = 0;
         while placed < part.count {
             let best = (0..possible.len())
-                .filter(|d| possible[*d].open() && self.allowed(rules, *d))
-                .min_by_key(|d| self.cost_of(key, rules, *d, &possible[*d], followers));
+                .filter(|d| {
+                    possible[*d].open() && self.room_in(part.group, key, *d) > 0 && self.allowed(key, rules, *d)
+                })
+                .min_by_key(|d| {
+                    // Pods that must stay together go where there is room for all of them.
+                    let together = rules.affinity.iter().any(|(_, _, hard)| *hard);
+                    let left_over = (part.count - placed).saturating_sub(self.room_in(part.group, key, *d));
+                    (if together { left_over } else { 0 }, self.cost_of(key, rules, *d, &possible[*d], followers))
+                });
             let Some(domain) = best else { break };
             counts[domain] += 1;
             placed += 1;
-            self.load[key][domain] += weight;
-            for counter in &rules.raises {
-                self.counters[*counter].planned[domain] += 1;
+            self.load[key][domain] = self.load[key][domain].saturating_add(weight);
+            if let Some(room) = self.room.get_mut(&(part.group, key, domain)) {
+                *room -= 1;
             }
-            for (counter, _, hard) in &rules.anti {
-                self.counters[*counter].refusers[domain] += i64::from(*hard);
+            // Nodes without the label are in no domain: nothing is counted there.
+            if self.keys[key].absent != Some(domain) {
+                for counter in &rules.raises {
+                    self.counters[*counter].planned[domain] += 1;
+                }
+                for (counter, _, hard) in &rules.anti {
+                    self.counters[*counter].refusers[domain] += i64::from(*hard);
+                }
             }
         }
         for (domain, count) in counts.into_iter().enumerate().filter(|(_, count)| *count > 0) {
@@ -207,13 +241,19 @@ impl Topology {
             pins.push((key, domain));
             out.push(Part { group: part.group, pins, count, refused: None });
         }
-        if placed < part.count {
+        if placed < part.count && !rules.must_hold(&self.counters) {
+            // What is only liked keeps no pod out.
+            out.push(Part { count: part.count - placed, ..part.clone() });
+        } else if placed < part.count {
             let refused = Some(self.refusal(key, rules, possible));
             out.push(Part { count: part.count - placed, refused, ..part.clone() });
         }
     }
 
-    fn allowed(&self, rules: &Rules, domain: usize) -> bool {
+    fn allowed(&self, key: usize, rules: &Rules, domain: usize) -> bool {
+        if self.keys[key].absent == Some(domain) {
+            return !rules.spread.iter().any(|s| s.hard) && !rules.affinity.iter().any(|(_, _, hard)| *hard);
+        }
         let spread = rules.spread.iter().filter(|s| s.hard).all(|s| self.skew_after(s, domain) <= s.max_skew);
         let anti = rules.anti.iter().all(|(c, _, hard)| !hard || self.counters[*c].total(domain) == 0);
         let refused = rules.raises.iter().any(|c| self.counters[*c].refusers[domain] > 0);
@@ -258,7 +298,8 @@ impl Topology {
                 level += count;
             } else {
                 soft += count;
-                skewed += i64::from(self.skew_after(s, domain) > s.max_skew);
+                let nowhere = self.keys[key].absent == Some(domain);
+                skewed += i64::from(nowhere || self.skew_after(s, domain) > s.max_skew);
             }
         }
         let others =
@@ -284,7 +325,7 @@ impl Topology {
 
     fn refusal(&self, key: usize, rules: &Rules, possible: &[Possible]) -> String {
         let key = &self.keys[key];
-        let open: Vec<usize> = (0..possible.len()).filter(|d| possible[*d].open()).collect();
+        let open: Vec<usize> = (0..possible.len()).filter(|d| possible[*d].open() && key.absent != Some(*d)).collect();
         let names =
             |domains: &[usize]| domains.iter().map(|d| key.values[*d].as_ref()).collect::<Vec<&str>>().join(", ");
         if open.is_empty() {
@@ -344,6 +385,16 @@ fn shares_affinity(a: &Waiting, b: &Waiting) -> bool {
     };
     let mine = terms(a);
     terms(b).iter().any(|c| mine.contains(c))
+}
+
+/// Columns of counted reservations that a group may use: its levels are without them.
+fn reservable(universe: &mut Universe<'_>, group: &Group) -> Bits {
+    let mut bits = group.domains.clone();
+    if !group.class.volume_terms.is_empty() {
+        bits.and(&universe.constrained(&group.class.volume_terms, &group.class));
+    }
+    bits.and(&universe.where_column(|column| universe.columns[column].left.is_some_and(|left| left > 0)));
+    bits
 }
 
 /// A price to about three percent, so that small differences between zones don't draw everything into one.

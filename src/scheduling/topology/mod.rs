@@ -40,6 +40,9 @@ pub(super) struct Key {
     pub columns: Vec<Bits>,
     /// Index of each node's value.
     pub of_node: Vec<Option<usize>>,
+    /// What stands for all columns and nodes that have no such label, where there are any: the last of `values`. It is no
+    /// domain: nothing is counted there, no spread and no affinity that must hold admits it, anti-affinity does.
+    pub absent: Option<usize>,
 }
 
 /// Counts of the pods that a selector selects, by domain of a key.
@@ -97,6 +100,13 @@ impl Rules {
             || !self.affinity.is_empty()
             || self.raises.iter().any(|c| counters[*c].hard)
     }
+
+    /// Whether some of it must hold, for the group itself or for those that count it.
+    fn must_hold(&self, counters: &[Counter]) -> bool {
+        self.spread.iter().any(|s| s.hard)
+            || self.anti.iter().chain(&self.affinity).any(|(_, _, hard)| *hard)
+            || self.raises.iter().any(|c| counters[*c].hard)
+    }
 }
 
 /// The topology of a problem.
@@ -111,7 +121,11 @@ pub(super) struct Topology {
     settled: Vec<(usize, usize, Rules)>,
     /// Domains that will have a node, though no pod of some group that counts them can go there.
     peopled: Domains,
+    room: Room,
 }
+
+/// How many pods of a group a domain has room for, where that is known: group, key and domain.
+pub(super) type Room = BTreeMap<(usize, usize, usize), usize>;
 
 /// Values of topology keys.
 pub(super) type Domains = BTreeSet<(Arc<str>, Arc<str>)>;
@@ -137,8 +151,15 @@ enum Rule<'c> {
 }
 
 impl Topology {
-    /// Collects keys, domains and what runs already. `peopled` are domains that another plan found to get nodes.
-    pub fn new(universe: &Universe<'_>, selectors: &mut Selectors<'_>, groups: &[Group], peopled: Domains) -> Self {
+    /// Collects keys, domains and what runs already. `peopled` are domains that another plan found to get nodes, `room` is
+    /// what it found them to have room for.
+    pub fn new(
+        universe: &Universe<'_>,
+        selectors: &mut Selectors<'_>,
+        groups: &[Group],
+        peopled: Domains,
+        room: Room,
+    ) -> Self {
         let problem = universe.problem;
         let respect = problem.settings.preference_policy == PreferencePolicy::Respect;
         let mut names: BTreeSet<Arc<str>> = BTreeSet::new();
@@ -156,15 +177,18 @@ impl Topology {
             .map(|name| {
                 let mut by_value: BTreeMap<Arc<str>, Bits> = BTreeMap::new();
                 let empty = || Bits::empty(universe.columns.len());
+                let mut without = empty();
                 for column in 0..universe.columns.len() {
-                    if let Some(value) = universe.label(column, &name) {
-                        if let Some(bits) = by_value.get_mut(value) {
-                            bits.insert(column);
-                        } else {
-                            let mut bits = empty();
-                            bits.insert(column);
-                            by_value.insert(Arc::from(value), bits);
-                        }
+                    let Some(value) = universe.label(column, &name) else {
+                        without.insert(column);
+                        continue;
+                    };
+                    if let Some(bits) = by_value.get_mut(value) {
+                        bits.insert(column);
+                    } else {
+                        let mut bits = empty();
+                        bits.insert(column);
+                        by_value.insert(Arc::from(value), bits);
                     }
                 }
                 let of_nodes: Vec<Option<&str>> =
@@ -174,10 +198,15 @@ impl Topology {
                         by_value.insert(Arc::from(*value), empty());
                     }
                 }
-                let (values, columns): (Vec<Arc<str>>, Vec<Bits>) = by_value.into_iter().unzip();
+                let (mut values, mut columns): (Vec<Arc<str>>, Vec<Bits>) = by_value.into_iter().unzip();
                 let index = |value: &str| values.binary_search_by(|have| have.as_ref().cmp(value)).ok();
-                let of_node = of_nodes.into_iter().map(|value| index(value?)).collect();
-                Key { name, values, columns, of_node }
+                let of_node: Vec<Option<usize>> = of_nodes.into_iter().map(|value| index(value?)).collect();
+                let absent = (!without.is_empty() || of_node.contains(&None)).then_some(values.len());
+                if absent.is_some() {
+                    values.push(Arc::from(""));
+                    columns.push(without);
+                }
+                Key { name, values, columns, of_node, absent }
             })
             .collect();
         let load = keys.iter().map(|key| vec![0; key.values.len()]).collect();
@@ -189,6 +218,7 @@ impl Topology {
             load,
             settled: Vec::new(),
             peopled,
+            room,
         };
         if topology.keys.is_empty() {
             return topology;
@@ -198,6 +228,7 @@ impl Topology {
                 let key = topology.key(key);
                 let (selector, hard, spread) = match rule {
                     Rule::Spread(s) => (add_spread(selectors, &group.class, s), s.hard, s.hard),
+                    Rule::Affinity(_, true) => (selectors.add_required(&group.class.affinity), true, false),
                     Rule::Anti(t, hard) | Rule::Affinity(t, hard) => (selectors.add_term(t), hard, false),
                 };
                 if let Some(selector) = selector {
@@ -279,7 +310,13 @@ impl Topology {
         }
     }
 
-    fn rules(&self, universe: &mut Universe<'_>, selectors: &mut Selectors<'_>, group: &Group, key: usize) -> Rules {
+    fn rules(
+        &self,
+        universe: &mut Universe<'_>,
+        selectors: &mut Selectors<'_>,
+        (group_index, group): (usize, &Group),
+        key: usize,
+    ) -> Rules {
         let respect = universe.problem.settings.preference_policy == PreferencePolicy::Respect;
         let mut rules = Rules::default();
         for (name, rule) in rules_of(&group.class, respect) {
@@ -288,13 +325,15 @@ impl Topology {
             }
             let selector = match rule {
                 Rule::Spread(s) => add_spread(selectors, &group.class, s),
+                Rule::Affinity(_, true) => selectors.add_required(&group.class.affinity),
                 Rule::Anti(t, _) | Rule::Affinity(t, _) => selectors.add_term(t),
             };
             let counter = selector.and_then(|s| self.ids.get(&(key, s)).copied());
             let own = selector.is_some_and(|s| group.matches.contains(&s));
             match (rule, counter) {
                 (Rule::Spread(spread), Some(counter)) => {
-                    let (base, eligible, counted) = self.spread_domains(universe, group, key, spread, counter);
+                    let (base, eligible, counted) =
+                        self.spread_domains(universe, (group_index, group), key, spread, counter);
                     rules.spread.push(SpreadRule {
                         counter,
                         own: i64::from(own),
@@ -322,7 +361,7 @@ impl Topology {
     fn spread_domains(
         &self,
         universe: &mut Universe<'_>,
-        group: &Group,
+        (group_index, group): (usize, &Group),
         key: usize,
         spread: &super::class::Spread,
         counter: usize,
@@ -349,8 +388,12 @@ impl Topology {
             }
             base
         };
-        let mut eligible: Vec<bool> =
-            self.keys[key].columns.iter().map(|columns| intersects(&group.domains, columns)).collect();
+        // A domain where no node could be had for a pod of the group counts only once there is a node.
+        let mut eligible: Vec<bool> = Vec::with_capacity(values.len());
+        for (domain, columns) in self.keys[key].columns.iter().enumerate() {
+            let here = universe.signature(both(&group.domains, columns));
+            eligible.push(self.room_in(group_index, key, domain) > 0 && universe.any_fits(here, &group.need));
+        }
         for (domain, columns) in self.keys[key].columns.iter().enumerate() {
             let here = (Arc::clone(&self.keys[key].name), Arc::clone(&values[domain]));
             eligible[domain] |= self.peopled.contains(&here) && intersects(&counted, columns);
@@ -364,12 +407,21 @@ impl Topology {
                 }
             }
         }
+        if let Some(absent) = self.keys[key].absent {
+            eligible[absent] = false;
+        }
         (base, eligible, counted)
+    }
+
+    /// How many more pods of a group a domain has room for; no end where nothing else is known.
+    fn room_in(&self, group: usize, key: usize, domain: usize) -> usize {
+        self.room.get(&(group, key, domain)).copied().unwrap_or(usize::MAX)
     }
 
     /// Whether a node is in a domain.
     pub fn in_domain(&self, node: &Existing<'_>, key: usize, domain: usize) -> bool {
-        self.keys[key].of_node[node.index] == Some(domain)
+        let key = &self.keys[key];
+        key.of_node[node.index].or(key.absent) == Some(domain)
     }
 }
 
