@@ -5,6 +5,7 @@
 
 mod affinity;
 mod checker;
+mod choices;
 mod nodes;
 mod optimum;
 mod pools;
@@ -155,6 +156,7 @@ impl World {
             },
             pods,
             daemon_reserve: Resources::default(),
+            daemons: Vec::new(),
             schedulable: true,
             initialized: true,
             price: MicroUsd(0),
