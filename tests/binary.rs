@@ -153,6 +153,32 @@ fn manifests_are_expanded_to_their_pods_and_other_kinds_are_named() {
 }
 
 #[test]
+fn pods_that_the_scheduler_does_not_try_are_left_out_and_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let pod = |name: &str, metadata: Value, spec: Value| {
+        let mut pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": {"containers": [
+            {"name": "c", "image": "i", "resources": {"requests": {"cpu": "1", "memory": "1Gi"}}}]}});
+        for (field, extra) in [("metadata", metadata), ("spec", spec)] {
+            pod[field].as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+        }
+        pod
+    };
+    let objects = json!({"apiVersion": "v1", "kind": "List", "items": [
+        pool(),
+        pod("waits", json!({}), json!({})),
+        pod("gated", json!({}), json!({"schedulingGates": [{"name": "g"}]})),
+        pod("ending", json!({"deletionTimestamp": "2026-01-01T00:00:00Z"}), json!({})),
+    ]});
+    std::fs::write(folder.path().join("all.json"), objects.to_string()).unwrap();
+    let done = stowage(&["simulate", "-f", &folder.path().display().to_string(), "--output", "json"]);
+    assert_eq!(done.status.code(), Some(0), "{}", text(&done.stderr));
+    assert!(text(&done.stderr).contains("skipped 2 Pod, gated or being deleted"), "{}", text(&done.stderr));
+    let plan: Value = serde_json::from_slice(&done.stdout).unwrap();
+    assert_eq!(plan["nodes"].as_array().unwrap().len(), 1);
+    assert_eq!(plan["nodes"][0]["pods"], json!(["default/waits"]));
+}
+
+#[test]
 fn manifests_of_volumes_bind_pods_to_their_zones() {
     let claim = |class: &str| json!({"accessModes": ["ReadWriteOnce"], "storageClassName": class, "resources": {"requests": {"storage": "1Gi"}}});
     let set = |class: &str| {

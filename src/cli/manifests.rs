@@ -72,7 +72,7 @@ pub struct Input {
     pub volumes: Volumes,
     /// What Services select.
     pub services: Services,
-    /// Kinds that mean nothing here, with how many there were.
+    /// What means nothing here, with how many there were.
     pub skipped: BTreeMap<String, usize>,
     interner: Interner,
 }
@@ -197,9 +197,13 @@ impl Input {
                     self.object(file, item)?;
                 }
             }
-            _ => *self.skipped.entry(kind).or_default() += 1,
+            _ => self.skip(&kind),
         }
         Ok(())
+    }
+
+    fn skip(&mut self, kind: &str) {
+        *self.skipped.entry(kind.to_owned()).or_default() += 1;
     }
 
     /// Takes in a claim. Nobody binds it while we look: one that names its volume counts as bound.
@@ -262,6 +266,10 @@ impl Input {
         if matches!(phase, Some("Succeeded" | "Failed")) {
             return Ok(());
         }
+        if is_held_back(&pod) {
+            self.skip(HELD_BACK);
+            return Ok(());
+        }
         let entry = self.interner.intern(&pod).map_err(|error| bad_pod(file, "Pod", &error))?;
         self.ephemeral_claims(&pod);
         let daemon = pod.metadata.owner_references.iter().flatten().any(|owner| owner.kind == "DaemonSet");
@@ -316,6 +324,10 @@ impl Input {
         let metadata = json!({"name": name, "namespace": namespace, "labels": labels, "ownerReferences": [owner]});
         let pod = json!({"metadata": metadata, "spec": template.get("spec")});
         let mut pod: Pod = typed_as(file, &label, pod)?;
+        if is_held_back(&pod) {
+            (0..replicas).for_each(|_| self.skip(HELD_BACK));
+            return Ok(());
+        }
         let templates = object.pointer("/spec/volumeClaimTemplates").filter(|_| kind == "StatefulSet").cloned();
         let templates: Vec<PersistentVolumeClaim> =
             templates.map(|list| typed_as(file, &label, list)).transpose()?.unwrap_or_default();
@@ -360,6 +372,17 @@ fn bad_pod(file: &Path, kind: &str, error: &crate::scheduling::PodError) -> Inpu
         object: format!("{kind} {}", error.pod),
         problem: error.problem.to_string(),
     }
+}
+
+/// Pods that are left out, as they are told.
+const HELD_BACK: &str = "Pod, gated or being deleted";
+
+/// Whether the scheduler isn't asked for a place for a pod: gated, or being deleted before it got one.
+fn is_held_back(pod: &Pod) -> bool {
+    let spec = pod.spec.as_ref();
+    let unbound = spec.is_none_or(|spec| spec.node_name.as_ref().is_none_or(String::is_empty));
+    let gated = spec.and_then(|spec| spec.scheduling_gates.as_ref()).is_some_and(|gates| !gates.is_empty());
+    unbound && (gated || pod.metadata.deletion_timestamp.is_some())
 }
 
 fn named(object: &Value) -> String {
@@ -413,7 +436,7 @@ impl<'de> Visitor<'de> for Sections<'_> {
                 "csiNodes" => "CSINode",
                 _ => {
                     map.next_value::<IgnoredAny>()?;
-                    *self.input.skipped.entry(section).or_default() += 1;
+                    self.input.skip(&section);
                     continue;
                 }
             };

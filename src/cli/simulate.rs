@@ -178,6 +178,7 @@ fn problem_of(
             allocatable,
             pods: NodePods::default(),
             daemon_reserve: Resources::default(),
+            daemons: Vec::new(),
             schedulable: spec.unschedulable != Some(true),
             initialized: true,
             price: MicroUsd(0),
@@ -186,6 +187,8 @@ fn problem_of(
         for daemon in &problem.daemons {
             if daemon.class.accepts_node(&state.labels, &name) && daemon.class.untolerated(&state.taints).is_none() {
                 state.daemon_reserve.add(&daemon.class.requests);
+                // Where its pod is there already, the ports are taken either way.
+                state.daemons.extend(Some(&daemon.class).filter(|class| !class.host_ports.is_empty()).cloned());
             }
         }
         let mut present = Resources::default();

@@ -156,15 +156,18 @@ mod tests {
             self.claims.insert(at, claim);
         }
 
-        fn pod(&mut self, name: u64, on: Option<u64>) {
+        fn pod(&mut self, name: u64, on: Option<u64>, ending: bool) {
             let condition =
                 json!({"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "m"});
-            let pod = json!({
+            let mut pod = json!({
                 "metadata": {"name": format!("pod-{name}"), "namespace": "n", "uid": format!("p-{name}-{}", self.lives)},
                 "spec": {"nodeName": on.map(|at| format!("node-{at}")),
                     "containers": [{"name": "c", "image": "i", "resources": {"requests": {"cpu": format!("{}m", name + 1)}}}]},
                 "status": {"conditions": if on.is_some() { json!([]) } else { json!([condition]) }},
             });
+            if ending {
+                pod["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+            }
             self.state.apply_pod(&read(&pod), 1);
             self.pods.insert(name, pod);
         }
@@ -249,9 +252,9 @@ mod tests {
                     catalogue = empty();
                     whole = true;
                 }
-                8 => world.pod(name, None),
+                8 => world.pod(name, None, false),
                 9 | 10 => world.node(at, true, true),
-                _ => world.pod(name, Some(at)),
+                _ => world.pod(name, Some(at), rng.u8(0..4) == 0),
             }
             let without: BTreeSet<String> =
                 if rng.u8(0..3) == 0 { [format!("claim-{at}")].into() } else { BTreeSet::new() };
@@ -284,7 +287,7 @@ mod tests {
         let mut world = World::default();
         world.node(0, true, true);
         look(&world.state);
-        world.pod(1, Some(0));
+        world.pod(1, Some(0), false);
         let halfway = std::thread::scope(|scope| {
             let snapshot = scope.spawn(|| {
                 let mut seen = world.state.seen.lock().unwrap();

@@ -196,9 +196,14 @@ fn pool(state: &State, types: &Types, ready: &ReadyPool, without: &BTreeSet<Stri
         .ok()
 }
 
-/// Capacity of a claim's node: as reported, or as its type promises.
+/// Capacity of a claim's node as limits count it: as reported, or as its type promises. Until it is launched that is, of
+/// each resource, the most that any type it may be launched as has.
 pub fn capacity_of(types: &Types, claim: &NodeClaim) -> Resources {
-    reported(claim).unwrap_or_else(|| types.of(claim).map(|found| found.capacity.clone()).unwrap_or_default())
+    reported(claim).unwrap_or_else(|| {
+        let mut most = types.of(claim).map(|found| found.capacity.clone()).unwrap_or_default();
+        types.alternatives(claim).for_each(|found| most.raise_to(&found.capacity));
+        most
+    })
 }
 
 fn read(quantities: &BTreeMap<String, Quantity>) -> Resources {
@@ -273,11 +278,12 @@ fn existing(
         allocatable,
         pods,
         daemon_reserve: Resources::default(),
+        daemons: Vec::new(),
         schedulable: !leaving && !spec.unschedulable.unwrap_or(false) && (ready || !initialized),
         initialized,
         price,
     };
-    out.daemon_reserve = daemon_reserve(state, &out);
+    reserve_for_daemons(state, &mut out);
     // A node that came up but never becomes usable is not counted on either.
     out.schedulable &= initialized || now_ms - super::created_ms(&node.metadata) < BOOT_PATIENCE_MS;
     out
@@ -305,11 +311,12 @@ fn in_flight(state: &State, types: &Types, holds: &Holds, claim: &NodeClaim) -> 
         allocatable: allocatable_of(types, claim),
         pods: held(state, holds, &name).into_iter().collect(),
         daemon_reserve: Resources::default(),
+        daemons: Vec::new(),
         schedulable: true,
         initialized: false,
         price: types.price(claim),
     };
-    out.daemon_reserve = daemon_reserve(state, &out);
+    reserve_for_daemons(state, &mut out);
     out
 }
 
@@ -350,33 +357,32 @@ pub fn daemons_to_come(state: &State, node: &Node) -> Resources {
     let pods = state.pods_on(&node.name_any()).filter_map(|pod| pod.entry.clone().ok()).collect();
     let taints = node.spec.iter().flat_map(|spec| spec.taints.iter().flatten());
     let lasting = taints.filter(|taint| !is_ephemeral(taint) && taint.key != labels::GUARD_TAINT).cloned().collect();
-    daemon_reserve(
-        state,
-        &NodeState {
-            name: Arc::from(node.name_any()),
-            labels: node.labels().clone(),
-            taints: lasting,
-            allocatable: Resources::default(),
-            pods,
-            daemon_reserve: Resources::default(),
-            schedulable: true,
-            initialized: true,
-            price: MicroUsd::default(),
-        },
-    )
+    let mut out = NodeState {
+        name: Arc::from(node.name_any()),
+        labels: node.labels().clone(),
+        taints: lasting,
+        allocatable: Resources::default(),
+        pods,
+        daemon_reserve: Resources::default(),
+        daemons: Vec::new(),
+        schedulable: true,
+        initialized: true,
+        price: MicroUsd::default(),
+    };
+    reserve_for_daemons(state, &mut out);
+    out.daemon_reserve
 }
 
-/// Requests of the daemon pods that belong on a node and aren't there yet.
-fn daemon_reserve(state: &State, node: &NodeState) -> Resources {
-    let mut reserve = Resources::default();
+/// Keeps room and host ports for the daemon pods that belong on a node and aren't there yet.
+fn reserve_for_daemons(state: &State, node: &mut NodeState) {
     for daemon in state.daemons.values() {
         let present = node.pods.iter().any(|pod| pod.owner.as_ref() == Some(&daemon.uid));
         let class = &daemon.daemon.class;
         if !present && class.accepts_node(&node.labels, &node.name) && class.untolerated(&node.taints).is_none() {
-            reserve.add(&class.requests);
+            node.daemon_reserve.add(&class.requests);
+            node.daemons.extend(Some(class).filter(|class| !class.host_ports.is_empty()).cloned());
         }
     }
-    reserve
 }
 
 /// Whether the node's Ready condition is true.
@@ -430,6 +436,15 @@ impl Types {
         self.by_pool.get(claim.labels().get(labels::NODE_POOL)?)?.get(name.as_str())
     }
 
+    /// The instance types that a claim may still be launched as; none once it is launched.
+    fn alternatives(&self, claim: &NodeClaim) -> impl Iterator<Item = &Arc<InstanceType>> {
+        let launched = claim.labels().contains_key(labels::INSTANCE_TYPE);
+        let known = claim.labels().get(labels::NODE_POOL).and_then(|pool| self.by_pool.get(pool));
+        let asked = claim.spec.requirements.iter().filter(move |r| r.key == labels::INSTANCE_TYPE && !launched);
+        let names = asked.filter(|r| r.operator == "In").flat_map(|r| &r.values);
+        names.filter_map(move |name| known?.get(name.as_str()))
+    }
+
     /// The price of a claim's offering; zero when it isn't known.
     pub fn price(&self, claim: &NodeClaim) -> MicroUsd {
         let Some((_, zone, capacity_type)) = offering_of(claim) else {
@@ -442,3 +457,7 @@ impl Types {
             .map_or_else(MicroUsd::default, |offer| offer.price)
     }
 }
+
+#[cfg(test)]
+#[path = "snapshot_tests.rs"]
+mod tests;

@@ -2,6 +2,7 @@
 //! Decisions belong in the pure rooms; what is here may fail half-way at any line and must go on from there.
 
 pub mod batcher;
+mod claim;
 pub mod consolidation;
 pub mod context;
 pub mod disruption;

@@ -5,18 +5,18 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::{StreamExt, stream};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
-use kube::api::{ObjectMeta, PostParams};
-use kube::{Api, Resource, ResourceExt};
+use kube::api::PostParams;
+use kube::{Api, ResourceExt};
 
 use super::batcher::{Window, closes_at};
+use super::claim;
 use super::context::{Context, pod_reference, reference};
-use crate::api::{NodeClaim, NodeClaimSpec, NodePool, Requirement, hash, labels};
+use crate::api::NodeClaim;
 use crate::cloud::launch_group;
 use crate::cluster::holds::{Owner, Planned};
 use crate::cluster::snapshot::{self, ReadyPool, Snapshot, Subject};
 use crate::cluster::{PodRecord, Scheduling, State, now_ms};
-use crate::scheduling::plan::{Plan, PlannedNode};
+use crate::scheduling::plan::Plan;
 
 /// A hold outlives the boot of its node by what a slow boot takes, milliseconds.
 pub const HOLD_LAUNCH_MS: i64 = snapshot::BOOT_PATIENCE_MS;
@@ -200,7 +200,7 @@ async fn write(
             continue;
         };
         nodes.push(index);
-        claims.push(claim_for(&pool.pool, node, taken, until));
+        claims.push(claim::of(&pool.pool, node, taken, until));
     }
     launch_group::mark(&mut claims, until);
     let creations: Vec<_> = nodes
@@ -304,85 +304,6 @@ async fn forget(ctx: &Context, taken: &Snapshot) -> Result<(), kube::Error> {
         }
     }
     Ok(())
-}
-
-/// The NodeClaim of a planned node.
-fn claim_for(pool: &NodePool, node: &PlannedNode, taken: &Snapshot, until_ms: i64) -> NodeClaim {
-    let template = &pool.spec.template;
-    let name = pool.name_any();
-    let pods: Vec<_> = node.pods.iter().map(|pod| &taken.problem.pods[*pod]).collect();
-    let planned = Planned {
-        pods: pods.iter().map(|pod| pod.key.to_string()).collect(),
-        owners: pods
-            .iter()
-            .filter(|pod| taken.displaced.contains(&*pod.key))
-            .filter_map(|pod| {
-                let owner = Owner { uid: pod.owner.as_ref()?.to_string(), at_ms: taken.at_ms };
-                Some((pod.key.to_string(), owner))
-            })
-            .collect(),
-        until_ms,
-    };
-    let mut annotations = template.metadata.annotations.clone();
-    annotations.extend(planned.annotations());
-    annotations.insert(labels::NODE_POOL_HASH.into(), hash::node_pool(&pool.spec));
-    annotations.insert(labels::NODE_POOL_HASH_VERSION.into(), hash::NODE_POOL_VERSION.into());
-    if let Some(choice) = node.choices.first() {
-        let offering = format!("{}/{}/{}", choice.instance_type.name, choice.zone, choice.capacity_type);
-        annotations.insert(labels::PLANNED_OFFERING.into(), offering);
-    }
-    let mut own_labels = template.metadata.labels.clone();
-    own_labels.insert(labels::NODE_POOL.into(), name.clone());
-    own_labels.insert(labels::EC2_NODE_CLASS.into(), template.spec.node_class_ref.name.clone());
-    let distinct = |value: &dyn Fn(&crate::scheduling::plan::Choice) -> String| {
-        let mut values: Vec<String> = Vec::new();
-        for choice in node.choices.iter() {
-            let value = value(choice);
-            if !values.contains(&value) {
-                values.push(value);
-            }
-        }
-        values
-    };
-    let chosen = [
-        (labels::INSTANCE_TYPE, distinct(&|choice| choice.instance_type.name.to_string())),
-        (labels::ZONE, distinct(&|choice| choice.zone.to_string())),
-        (labels::CAPACITY_TYPE, distinct(&|choice| choice.capacity_type.to_string())),
-    ];
-    let mut requirements: Vec<Requirement> = template
-        .spec
-        .requirements
-        .iter()
-        .filter(|requirement| !chosen.iter().any(|(key, _)| requirement.key == *key))
-        .chain(&node.requirements)
-        .cloned()
-        .collect();
-    for (key, values) in chosen {
-        let min_values = template.spec.requirements.iter().find(|other| other.key == key).and_then(|r| r.min_values);
-        requirements.push(Requirement { key: key.into(), operator: "In".into(), values, min_values });
-    }
-    let owner = OwnerReference { block_owner_deletion: Some(true), ..pool.owner_ref(&()).unwrap_or_default() };
-    let mut claim = NodeClaim::new(
-        "",
-        NodeClaimSpec {
-            taints: template.spec.taints.clone(),
-            startup_taints: template.spec.startup_taints.clone(),
-            requirements,
-            resources: crate::api::node_claim::ResourceRequirements { requests: node.requests.to_map() },
-            node_class_ref: template.spec.node_class_ref.clone(),
-            termination_grace_period: template.spec.termination_grace_period.clone(),
-            expire_after: template.spec.expire_after.clone(),
-        },
-    );
-    claim.metadata = ObjectMeta {
-        generate_name: Some(format!("{name}-")),
-        labels: Some(own_labels),
-        annotations: Some(annotations),
-        owner_references: Some(vec![owner]),
-        finalizers: Some(vec![labels::TERMINATION_FINALIZER.into()]),
-        ..ObjectMeta::default()
-    };
-    claim
 }
 
 /// Events on pods: where they will go, or why they can't.

@@ -51,7 +51,7 @@ pub(super) struct Existing<'p> {
 }
 
 /// The schedulable nodes that have room for a pod of some group, initialized first, then by name; and the counters that are
-/// above zero on some schedulable node.
+/// above zero on some node, one that takes no pods included: kube-scheduler counts its pods too.
 pub(super) fn existing<'p>(
     universe: &Universe<'p>,
     selectors: &mut Selectors<'p>,
@@ -59,7 +59,10 @@ pub(super) fn existing<'p>(
     groups: &[Group],
 ) -> (Vec<Existing<'p>>, BTreeSet<u32>) {
     let problem = universe.problem;
-    let mut order: Vec<usize> = (0..problem.nodes.len()).filter(|n| problem.nodes[*n].schedulable).collect();
+    let mut order: Vec<usize> = (0..problem.nodes.len()).collect();
+    if counters.len() == 0 {
+        order.retain(|n| problem.nodes[*n].schedulable);
+    }
     order.sort_by(|a, b| {
         let key = |n: &usize| (!problem.nodes[*n].initialized, &problem.nodes[*n].name);
         key(a).cmp(&key(b))
@@ -77,6 +80,11 @@ pub(super) fn existing<'p>(
         if counters.len() > 0 {
             state.pods.iter().for_each(|pod| host.add(&counters.running(pod, selectors)));
             running.extend(host.counts.iter().filter(|(_, count)| *count > 0).map(|(counter, _)| *counter));
+            // The ports of daemons to come are theirs already.
+            state.daemons.iter().for_each(|daemon| host.add(&counters.daemon(daemon, selectors)));
+        }
+        if !state.schedulable {
+            continue;
         }
         let mut free = universe.dims.dense(&state.allocatable);
         for taken in [state.pods.requests(), &state.daemon_reserve] {

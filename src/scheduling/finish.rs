@@ -9,9 +9,10 @@ use super::offering::{InstanceType, MicroUsd};
 use super::pack::{Bought, Packer};
 use super::plan::{Choice, PlannedNode};
 use super::problem::MinValuesPolicy;
+use super::product::{CHOSEN_AT_LAUNCH, Order, nameable};
 use super::resources::Resources;
 use super::universe::Universe;
-use crate::api::{Requirement, labels};
+use crate::api::Requirement;
 
 /// Most instance types among a node's choices (Karpenter AWS reference 5.2).
 pub(super) const MAX_TYPES: usize = 60;
@@ -128,20 +129,43 @@ impl Packer<'_, '_, '_> {
                 || self.universe.daemon_set(other) == self.universe.daemon_set(column))
     }
 
-    /// Whether enough distinct values of each key with `minValues` remain among the types that hold a content.
+    /// Whether enough distinct values of each key with `minValues` remain among the types that hold a content, within what
+    /// the limits leave.
     pub fn min_values_hold(&self, column: usize, content: &[(usize, usize)]) -> bool {
-        let pool = &self.universe.problem.pools[self.universe.pool(column)];
-        if self.universe.problem.settings.min_values_policy == MinValuesPolicy::BestEffort
-            || pool.requirements.iter().all(|r| r.min_values.is_none())
-        {
+        let pool = self.universe.pool(column);
+        if !self.minds_min_values(pool) {
             return true;
         }
-        let alternatives: Vec<usize> = self.alternatives(column, content).collect();
-        pool.requirements.iter().all(|r| {
+        let budget = &self.budgets[pool];
+        let pays = |c: &usize| !budget.is_limited() || budget.allows(&self.universe.instance_type(*c).capacity);
+        let others = self.alternatives(column, content).filter(|c| *c != column && pays(c));
+        let columns: Vec<usize> = std::iter::once(column).chain(others).collect();
+        self.keeps_min_values(pool, &self.nameable(pool, &columns))
+    }
+
+    /// Whether a pool has `minValues` that must hold.
+    fn minds_min_values(&self, pool: usize) -> bool {
+        self.universe.problem.settings.min_values_policy == MinValuesPolicy::Strict
+            && self.universe.problem.pools[pool].requirements.iter().any(|r| r.min_values.is_some())
+    }
+
+    /// Whether columns have enough distinct values of each key with `minValues`.
+    fn keeps_min_values(&self, pool: usize, columns: &[usize]) -> bool {
+        self.universe.problem.pools[pool].requirements.iter().filter(|r| r.min_values.is_some()).all(|r| {
             let least = usize::try_from(r.min_values.unwrap_or(0)).unwrap_or(0);
-            let values: BTreeSet<&str> = alternatives.iter().filter_map(|c| self.universe.label(*c, &r.key)).collect();
+            let values: BTreeSet<&str> = columns.iter().filter_map(|c| self.universe.label(*c, &r.key)).collect();
             values.len() >= least
         })
+    }
+
+    /// Those of a node's columns that its claim can name; where the pool has `minValues`, so that they hold if they can.
+    fn nameable(&self, pool: usize, columns: &[usize]) -> Vec<usize> {
+        let cheapest = nameable(self.universe, columns, Order::Price);
+        if cheapest.len() == columns.len() || !self.minds_min_values(pool) || self.keeps_min_values(pool, &cheapest) {
+            return cheapest;
+        }
+        let others = [Order::Types, Order::Zones].into_iter().map(|order| nameable(self.universe, columns, order));
+        others.into_iter().find(|columns| self.keeps_min_values(pool, columns)).unwrap_or(cheapest)
     }
 
     /// The planned nodes, in a stable order.
@@ -157,16 +181,23 @@ impl Packer<'_, '_, '_> {
             // Where limits come into it, choices depend on what was planned before.
             let roomy = !limited || self.is_roomy(pool);
             let mut requests = self.load(&node.content);
+            let named = |packer: &Self| packer.nameable(pool, &packer.choices(node, roomy));
             let columns = if roomy {
                 let mut places: Vec<usize> =
                     node.content.iter().map(|(item, _)| self.stock.items[*item].place).collect();
                 places.sort_unstable();
                 places.dedup();
                 let key = (node.column, requests.clone(), places);
-                known.entry(key).or_insert_with(|| self.choices(node, roomy)).clone()
+                known.entry(key).or_insert_with(|| named(self)).clone()
             } else {
-                self.choices(node, roomy)
+                named(self)
             };
+            if self.minds_min_values(pool) && !self.keeps_min_values(pool, &columns) {
+                // The nodes before it took what the limits left of its alternatives.
+                self.budgets[pool].refund(&self.universe.instance_type(node.column).capacity);
+                self.stock.give_back(&node.content);
+                continue;
+            }
             if !shared.contains_key(&columns) {
                 let mut most = self.universe.instance_type(node.column).capacity.clone();
                 for column in &columns {
@@ -258,7 +289,7 @@ impl Packer<'_, '_, '_> {
             }
             return allowed;
         }
-        if types.len() <= MAX_TYPES {
+        if roomy && types.len() <= MAX_TYPES {
             return allowed;
         }
         let mut keep: HashSet<*const InstanceType> = HashSet::new();
@@ -276,6 +307,13 @@ impl Packer<'_, '_, '_> {
                 }
             }
         }
+        if !roomy {
+            // What minValues doesn't need leaves the other nodes their share of the limits.
+            let mut most = self.universe.instance_type(node.column).capacity.clone();
+            let needed = types.iter().filter(|column| keep.contains(&type_of(**column)));
+            needed.for_each(|column| most.raise_to(&self.universe.instance_type(*column).capacity));
+            types.retain(|column| self.universe.instance_type(*column).capacity.fits(&most));
+        }
         for column in &types {
             if keep.len() >= MAX_TYPES {
                 break;
@@ -286,9 +324,6 @@ impl Packer<'_, '_, '_> {
         allowed
     }
 }
-
-/// Labels of offerings, beside zone and capacity type, that a launch chooses by.
-const CHOSEN_AT_LAUNCH: [&str; 2] = [labels::PLACEMENT_GROUP_PARTITION, labels::CAPACITY_RESERVATION_ID];
 
 /// What the choices of a node demand of an offering's own labels: the values that they all have one of, where the same types
 /// also come with others.

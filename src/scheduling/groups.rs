@@ -60,6 +60,8 @@ pub(super) struct Group {
 #[derive(Debug, Default)]
 pub(super) struct HostCounters {
     of_selector: HashMap<u32, u32>,
+    /// As `of_selector`, for spread constraints: pods being deleted don't raise these.
+    of_spread: HashMap<u32, u32>,
     of_port: HashMap<HostPort, u32>,
     /// Counters of pods of one controller, and how many of them a node may have.
     of_owner: HashMap<Arc<str>, u32>,
@@ -72,12 +74,12 @@ impl HostCounters {
         self.len as usize
     }
 
-    fn selector(&mut self, selector: u32) -> u32 {
-        let next = &mut self.len;
-        *self.of_selector.entry(selector).or_insert_with(|| {
-            *next += 1;
-            *next - 1
-        })
+    fn selector(&mut self, selector: u32) {
+        number(&mut self.of_selector, selector, &mut self.len);
+    }
+
+    fn spread(&mut self, selector: u32) {
+        number(&mut self.of_spread, selector, &mut self.len);
     }
 
     fn port(&mut self, port: &HostPort) {
@@ -97,6 +99,7 @@ impl HostCounters {
     /// Rules of a pending pod.
     fn pending(&self, group: &Group, selectors: &mut Selectors) -> HostRules {
         let mut rules = self.rules(&group.class, &group.matches, selectors, true);
+        rules.raises.extend(group.matches.iter().filter_map(|s| self.of_spread.get(s)));
         let counter = group.owner.as_ref().and_then(|owner| self.of_owner.get(owner));
         if let (Some(counter), Some(most)) = (counter, self.per_owner) {
             rules.raises.push(*counter);
@@ -177,7 +180,7 @@ impl HostCounters {
         selectors: &mut Selectors,
     ) -> Option<u32> {
         let id = add_spread(selectors, class, spread)?;
-        self.of_selector.get(&id).copied()
+        self.of_spread.get(&id).copied()
     }
 
     /// Rules of a pod that runs already.
@@ -187,6 +190,9 @@ impl HostCounters {
         }
         let matches = selectors.matching(pod);
         let mut rules = self.rules(&pod.class, &matches, selectors, false);
+        if !pod.deleting {
+            rules.raises.extend(matches.iter().filter_map(|s| self.of_spread.get(s)));
+        }
         rules.raises.extend(pod.owner.as_ref().and_then(|owner| self.of_owner.get(owner)));
         rules
     }
@@ -195,6 +201,14 @@ impl HostCounters {
     pub fn daemon(&self, class: &PodClass, selectors: &mut Selectors) -> HostRules {
         if self.of_port.is_empty() { HostRules::default() } else { self.rules(class, &[], selectors, false) }
     }
+}
+
+/// Gives a selector the next number, unless it has one.
+fn number(of: &mut HashMap<u32, u32>, selector: u32, next: &mut u32) {
+    of.entry(selector).or_insert_with(|| {
+        *next += 1;
+        *next - 1
+    });
 }
 
 /// The selector of a spread constraint, which looks into the pod's own namespace.
@@ -227,7 +241,7 @@ pub(super) fn register(problem: &Problem) -> (Selectors<'_>, HostCounters) {
             if *spread.key == *labels::HOSTNAME
                 && let Some(id) = id
             {
-                counters.selector(id);
+                counters.spread(id);
             }
         }
         if let Some(id) = selectors.add_required(&class.affinity)

@@ -103,6 +103,7 @@ impl Interner {
             claims: self.claims(namespace, name, spec),
             owner: owner.map(|o| self.string(&o.uid)),
             created_at_ms: created_at_ms(&pod.metadata),
+            deleting: pod.metadata.deletion_timestamp.is_some(),
             key,
         })
     }
@@ -334,7 +335,7 @@ pub(super) fn node_term(api: &NodeSelectorTerm) -> Result<NodeTerm, PodProblem> 
     Ok(NodeTerm { labels, name, never: expressions.is_empty() && fields.is_empty() })
 }
 
-fn selector(api: &LabelSelector, field: &'static str) -> Result<Selector, PodProblem> {
+pub(super) fn selector(api: &LabelSelector, field: &'static str) -> Result<Selector, PodProblem> {
     let mut terms: BTreeMap<Arc<str>, ValueSet> = BTreeMap::new();
     let mut require = |key: &str, set: ValueSet| {
         let joined = terms.get(key).map_or_else(|| set.clone(), |have| have.intersect(&set));

@@ -26,6 +26,7 @@ mod pack;
 pub mod plan;
 pub mod pool;
 pub mod problem;
+mod product;
 pub mod quantity;
 mod reasons;
 pub mod requirement;

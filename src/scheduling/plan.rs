@@ -24,7 +24,8 @@ pub struct Choice {
 pub struct PlannedNode {
     /// Index into [`super::problem::Problem::pools`].
     pub pool: usize,
-    /// Offerings that fit, best first (the first is the planned one), never empty; at most 60 instance types.
+    /// Offerings that fit, best first (the first is the planned one), never empty; at most 60 instance types. Every
+    /// combination of their types, zones and capacity types that is offered is among them.
     /// Shared between the nodes that have the same.
     pub choices: Arc<[Choice]>,
     /// Pods, as indexes into [`super::problem::Problem::pods`].

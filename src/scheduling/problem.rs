@@ -34,6 +34,8 @@ pub struct PodEntry {
     pub owner: Option<Arc<str>>,
     /// Creation time, milliseconds since the epoch.
     pub created_at_ms: i64,
+    /// Being deleted: it keeps its room until it is gone, but no topology spread counts it.
+    pub deleting: bool,
 }
 
 /// The pods of a node, and what of them is the same in every plan.
@@ -112,6 +114,8 @@ pub struct NodeState {
     pub pods: NodePods,
     /// Requests of daemon pods that will come but are not in `pods` yet.
     pub daemon_reserve: Resources,
+    /// Those of them that want ports on the host, which no other pod may take.
+    pub daemons: Vec<Arc<PodClass>>,
     /// False when nothing more may be put there (cordoned, being disrupted, not ready): its pods still count for topology.
     pub schedulable: bool,
     /// Registered and initialized; nodes that are come first.

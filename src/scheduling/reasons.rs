@@ -124,7 +124,8 @@ fn of_pool(
         return Some(format!("limit on {name} reached ({})", limit_text(pool, name)));
     }
     if pool.requirements.iter().any(|r| r.min_values.is_some()) {
-        return Some("too few instance types hold it for the pool's minValues".to_owned());
+        let within = if budget.is_limited() { ", within its limits," } else { "" };
+        return Some(format!("too few instance types hold it{within} for the pool's minValues"));
     }
     None
 }

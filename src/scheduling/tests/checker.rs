@@ -4,9 +4,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use crate::api::Requirement;
 use crate::scheduling::class::{Namespaces, Selector};
-use crate::scheduling::plan::Plan;
-use crate::scheduling::problem::{Labels, PodEntry, Problem};
+use crate::scheduling::offering::{OFFERING_LABELS, Offering};
+use crate::scheduling::plan::{Choice, Plan, PlannedNode};
+use crate::scheduling::problem::{Labels, PodEntry, Pool, Problem};
+use crate::scheduling::requirement::ValueSet;
 use crate::scheduling::resources::Resources;
 
 struct Place<'p> {
@@ -71,6 +74,7 @@ pub(super) fn check(problem: &Problem, plan: &Plan) -> Result<(), String> {
         if types.len() > 60 {
             return Err(format!("{} types to choose from", types.len()));
         }
+        named(pool, node)?;
         for choice in node.choices.iter() {
             let offered = choice.instance_type.offerings.iter().find(|o| {
                 o.available
@@ -91,8 +95,7 @@ pub(super) fn check(problem: &Problem, plan: &Plan) -> Result<(), String> {
                 labels.insert(pin.key.clone(), pin.values[0].clone());
             }
             for r in &pool.requirements {
-                let set = crate::scheduling::requirement::ValueSet::parse(&r.key, &r.operator, &r.values)
-                    .map_err(|e| e.to_string())?;
+                let set = ValueSet::parse(&r.key, &r.operator, &r.values).map_err(|e| e.to_string())?;
                 if !set.accepts(labels.get(&r.key).map(String::as_str)) {
                     return Err(format!("{} breaks its pool's requirement on {}", choice.instance_type.name, r.key));
                 }
@@ -139,6 +142,33 @@ pub(super) fn check(problem: &Problem, plan: &Plan) -> Result<(), String> {
         volumes(problem, place)?;
     }
     between_pods(problem, &places)
+}
+
+/// A claim names types, zones and capacity types: whatever of their combinations is offered must be among the choices.
+fn named(pool: &Pool, node: &PlannedNode) -> Result<(), String> {
+    let accepts = |offering: &Offering, r: &Requirement| {
+        let set = ValueSet::parse(&r.key, &r.operator, &r.values).unwrap();
+        !OFFERING_LABELS.contains(&r.key.as_str()) || set.accepts(offering.label(&r.key))
+    };
+    let is = |choice: &Choice, name: &str, offering: &Offering| {
+        (&*choice.instance_type.name, &choice.zone, choice.capacity_type)
+            == (name, &offering.zone, offering.capacity_type)
+    };
+    let types: BTreeMap<_, _> = node.choices.iter().map(|c| (&c.instance_type.name, &c.instance_type)).collect();
+    for (name, found) in types {
+        for offering in found.offerings.iter().filter(|offering| offering.available && offering.left.is_none()) {
+            let asked = pool.requirements.iter().chain(&node.requirements).all(|r| accepts(offering, r));
+            let zone = node.choices.iter().any(|choice| choice.zone == offering.zone);
+            let capacity_type = node.choices.iter().any(|choice| choice.capacity_type == offering.capacity_type);
+            if asked && zone && capacity_type && !node.choices.iter().any(|choice| is(choice, name, offering)) {
+                return Err(format!(
+                    "{name} in {} as {} may be launched but is no choice",
+                    offering.zone, offering.capacity_type
+                ));
+            }
+        }
+    }
+    Ok(())
 }
 
 fn fits(place: &Place<'_>) -> Result<(), String> {
@@ -270,6 +300,7 @@ fn between_pods(problem: &Problem, places: &[Place<'_>]) -> Result<(), String> {
                     };
                     let matching = all(other)
                         .iter()
+                        .filter(|p| !p.deleting)
                         .filter(|p| selects(problem, spread.selector.as_ref(), &namespaces, p))
                         .count();
                     *counts.entry(domain).or_default() += i64::try_from(matching).unwrap();

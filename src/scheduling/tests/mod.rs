@@ -5,6 +5,7 @@
 
 mod affinity;
 mod checker;
+mod choices;
 mod domains;
 mod nodes;
 mod optimum;
@@ -156,6 +157,7 @@ impl World {
             },
             pods,
             daemon_reserve: Resources::default(),
+            daemons: Vec::new(),
             schedulable: true,
             initialized: true,
             price: MicroUsd(0),

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use serde_json::json;
 
 use super::{World, ZONE, expression, lone, node_affinity, one, read_pool, reason, types, zones};
-use crate::scheduling::plan::Plan;
+use crate::scheduling::plan::PlannedNode;
 use crate::scheduling::problem::{MinValuesPolicy, PreferencePolicy};
 
 #[test]
@@ -83,17 +83,14 @@ fn b07_min_values_keeps_that_many_families_among_the_choices() {
         json!({"requirements": [{"key": "karpenter.k8s.aws/instance-family", "operator": "In",
         "values": ["c1", "m1", "r1"], "minValues": least}]})
     };
-    let families = |plan: &Plan| {
-        let names = plan.new_nodes[0]
-            .choices
-            .iter()
-            .map(|c| c.instance_type.labels["karpenter.k8s.aws/instance-family"].clone());
+    let families = |node: &PlannedNode| {
+        let names = node.choices.iter().map(|c| c.instance_type.labels["karpenter.k8s.aws/instance-family"].clone());
         names.collect::<BTreeSet<_>>().len()
     };
     let mut world = World::with_pools(&[("default", pool(3))]);
     world.pods("p", 6, &json!({}), "1", "1Gi", &json!({}));
     let plan = world.plan();
-    assert!(plan.unschedulable.is_empty() && plan.new_nodes.iter().all(|_| families(&plan) == 3));
+    assert!(plan.unschedulable.is_empty() && plan.new_nodes.iter().all(|node| families(node) == 3));
     // 100Gi fits r1.x16 alone: strict refuses, best effort doesn't.
     let mut world = World::with_pools(&[("default", pool(3))]);
     world.pods("big", 1, &json!({}), "1", "100Gi", &json!({}));

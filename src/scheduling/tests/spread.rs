@@ -9,7 +9,7 @@ use super::{HOST, World, ZONE, affinity, one, reason, spread, zones};
 use crate::scheduling::defaults::{DefaultSpread, Services};
 use crate::scheduling::intern::Interner;
 use crate::scheduling::plan::Plan;
-use crate::scheduling::problem::PreferencePolicy;
+use crate::scheduling::problem::{PodEntry, PreferencePolicy};
 
 #[test]
 fn b23_zone_spread_over_three_zones_is_level() {
@@ -32,6 +32,36 @@ fn b24_skew_counts_running_pods() {
     }
     world.pods("p", 1, &labels, "1", "1Gi", &spread(ZONE, &labels, &json!({})));
     assert_eq!(zones(&world.plan()).keys().collect::<Vec<_>>(), ["z-c"]);
+}
+
+#[test]
+fn a_pod_being_deleted_keeps_its_room_but_counts_for_no_spread() {
+    let labels = json!({"app": "p"});
+    let mut world = World::new();
+    let plain = json!({});
+    let running = [(&labels, &plain), (&labels, &plain)];
+    world.node("a", "z-a", 2, &running);
+    world.node("b", "z-b", 1, &running[..1]);
+    world.node("c", "z-c", 1, &running[..1]);
+    let leaving = world.problem.nodes[0].pods.iter().map(|pod| PodEntry { deleting: true, ..pod.clone() }).collect();
+    world.at(0).pods = leaving;
+    world.pods("p", 1, &labels, "1", "1Gi", &spread(ZONE, &labels, &json!({})));
+    assert_eq!(zones(&world.plan()).keys().collect::<Vec<_>>(), ["z-a"], "the fullest, had it been counted");
+    // On a host: the node has room for one more beside what leaves.
+    for (deleting, placed) in [(false, 0), (true, 1)] {
+        let mut world = World::new();
+        world.node("a", "z-a", 4, &running[..1]);
+        let pods = world.problem.nodes[0].pods.iter().map(|pod| PodEntry { deleting, ..pod.clone() }).collect();
+        world.at(0).pods = pods;
+        world.pods("p", 1, &labels, "1", "1Gi", &spread(HOST, &labels, &json!({})));
+        assert_eq!(world.plan().placements.len(), placed, "deleting: {deleting}");
+        // Anti-affinity minds it until it is gone.
+        let mut spec = spread(HOST, &labels, &json!({}));
+        spec["affinity"] = affinity("podAntiAffinity", HOST, &labels)["affinity"].clone();
+        world.problem.pods.clear();
+        world.pods("p", 1, &labels, "1", "1Gi", &spec);
+        assert_eq!(world.plan().placements.len(), 0, "deleting: {deleting}");
+    }
 }
 
 #[test]

@@ -287,3 +287,139 @@ fn a_csi_node_tells_the_limit_of_each_driver() {
     assert_eq!(limits[EBS], 26);
     assert!(limits["efs.csi.aws.com"] > 1_000);
 }
+
+/// A claim that one pod at a time may use.
+fn single(world: &mut World, name: &str) {
+    claim(world, name, &json!({"spec": {"storageClassName": "gp3", "accessModes": ["ReadWriteOncePod"]}}));
+}
+
+#[test]
+fn a_read_write_once_pod_claim_in_use_buys_nothing_until_it_is_let_go() {
+    let mut world = World::new();
+    waiting_class(&mut world);
+    single(&mut world, "data");
+    let running = json!({"app": "running"});
+    world.node("n", "z-a", 2, &[(&running, &claims(&["data"]))]);
+    world.pods("p", 1, &json!({}), "1", "1Gi", &claims(&["data"]));
+    let plan = world.plan();
+    assert_eq!((plan.new_nodes.len(), plan.placements.len()), (0, 0));
+    let want = "its PersistentVolumeClaim default/data is ReadWriteOncePod and in use by pod default/n-running-0";
+    assert_eq!(reason(&plan), want);
+    world.at(0).pods = std::iter::empty().collect();
+    assert!(world.plan().unschedulable.is_empty(), "its pod is gone");
+    claim(&mut world, "data", &json!({"spec": {"storageClassName": "gp3", "accessModes": ["ReadWriteOnce"]}}));
+    world.node("m", "z-a", 2, &[(&running, &claims(&["data"]))]);
+    assert!(world.plan().unschedulable.is_empty(), "any number of pods of one node");
+}
+
+#[test]
+fn of_pods_that_share_a_read_write_once_pod_claim_one_is_planned() {
+    let mut world = World::new();
+    waiting_class(&mut world);
+    for name in ["data", "other"] {
+        single(&mut world, name);
+    }
+    // First by priority; a pod that waits for another claim of its own stands in nobody's way.
+    world.pods("missing", 1, &json!({}), "1", "1Gi", &claims(&["data", "gone"]));
+    world.pods("late", 1, &json!({}), "1", "1Gi", &claims(&["data"]));
+    let mut first = claims(&["data", "other"]);
+    first["priority"] = json!(5);
+    world.pods("z-first", 1, &json!({}), "1", "1Gi", &first);
+    let plan = world.plan();
+    assert_eq!(plan.new_nodes.iter().flat_map(|node| node.pods.clone()).collect::<Vec<_>>(), [2]);
+    let late = plan.unschedulable.iter().find(|left_out| left_out.pod == 1).unwrap();
+    assert_eq!(
+        late.reason,
+        "its PersistentVolumeClaim default/data is ReadWriteOncePod, and pod default/z-first-0 comes first"
+    );
+}
+
+/// A free volume of class `local` on a node, with what is given merged into its spec.
+fn local_volume(world: &mut World, name: &str, host: &str, extra: &Value) {
+    let mut object = json!({"metadata": {"labels": {"disk": "fast"}}, "spec": {"storageClassName": "local",
+        "capacity": {"storage": "10Gi"}, "accessModes": ["ReadWriteOnce"], "nodeAffinity": {"required": {
+            "nodeSelectorTerms": [{"matchExpressions": [{"key": HOST, "operator": "In", "values": [host]}]}]}}}});
+    object["spec"].as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+    let volume = Volume::new(&serde_json::from_value(object).unwrap()).unwrap();
+    volumes(world).volumes.insert(name.into(), volume);
+}
+
+fn local_class(world: &mut World) {
+    let local = json!({"provisioner": "kubernetes.io/no-provisioner", "volumeBindingMode": "WaitForFirstConsumer"});
+    class(world, "local", &local);
+}
+
+fn local_claim(world: &mut World, name: &str, extra: &Value) {
+    let mut object = json!({"spec": {"storageClassName": "local", "accessModes": ["ReadWriteOnce"],
+        "resources": {"requests": {"storage": "10Gi"}}}});
+    object["spec"].as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+    claim(world, name, &object);
+}
+
+#[test]
+fn a_free_volume_serves_a_claim_that_it_is_large_enough_and_made_for() {
+    let none = json!({});
+    for (of_claim, of_volume, serves) in [
+        (none.clone(), none.clone(), true),
+        (json!({"resources": {"requests": {"storage": "10000Mi"}}}), none.clone(), true),
+        (json!({"resources": {"requests": {"storage": "11Gi"}}}), none.clone(), false),
+        (json!({"accessModes": ["ReadWriteMany"]}), none.clone(), false),
+        (json!({"accessModes": ["ReadWriteMany"]}), json!({"accessModes": ["ReadWriteOnce", "ReadWriteMany"]}), true),
+        (json!({"volumeMode": "Block"}), none.clone(), false),
+        (json!({"volumeMode": "Block"}), json!({"volumeMode": "Block"}), true),
+        (none.clone(), json!({"storageClassName": "other"}), false),
+        (none.clone(), json!({"claimRef": {"name": "else"}}), false),
+        (json!({"selector": {"matchLabels": {"disk": "fast"}}}), none.clone(), true),
+        (json!({"selector": {"matchLabels": {"disk": "slow"}}}), none.clone(), false),
+    ] {
+        let mut world = World::new();
+        local_class(&mut world);
+        world.node("n", "z-a", 8, &[]);
+        local_volume(&mut world, "pv", "n", &of_volume);
+        local_claim(&mut world, "data", &of_claim);
+        world.pods("p", 1, &json!({}), "1", "1Gi", &claims(&["data"]));
+        let plan = super::super::plan(&world.problem);
+        assert_eq!(plan.unschedulable.is_empty(), serves, "{of_claim} of {of_volume}");
+        assert!(serves || reason(&plan).contains("is free for PersistentVolumeClaim default/data"));
+    }
+}
+
+#[test]
+fn a_free_volume_serves_one_claim_and_those_of_one_pod_are_in_one_place() {
+    let mut world = World::new();
+    local_class(&mut world);
+    // Node `full` has no room, `m` has two volumes, `n` one; four pods of a volume each, of which one is left out.
+    world.node("full", "z-a", 1, &[(&json!({}), &json!({}))]);
+    for (host, disks) in [("full", 1), ("m", 2), ("n", 1)] {
+        if host != "full" {
+            world.node(host, "z-a", 8, &[]);
+        }
+        (0..disks).for_each(|disk| local_volume(&mut world, &format!("{host}-{disk}"), host, &json!({})));
+    }
+    for pod in 0..4 {
+        local_claim(&mut world, &format!("data-{pod}"), &json!({}));
+        world.pods(&format!("p{pod}"), 1, &json!({}), "1", "1Gi", &claims(&[&format!("data-{pod}")]));
+    }
+    let plan = super::super::plan(&world.problem);
+    let placed: Vec<(usize, usize)> = plan.placements.iter().map(|p| (p.node, p.pods.len())).collect();
+    assert_eq!((placed, plan.new_nodes.len(), plan.unschedulable.len()), (vec![(1, 2), (2, 1)], 0, 1));
+
+    // Two pods of two volumes each: each pod's are on one node.
+    let mut world = World::new();
+    local_class(&mut world);
+    for host in ["m", "n"] {
+        world.node(host, "z-a", 8, &[]);
+    }
+    for (name, host) in [("a", "m"), ("b", "n"), ("c", "m"), ("d", "n")] {
+        local_volume(&mut world, name, host, &json!({}));
+    }
+    for pod in 0..2 {
+        let names = [format!("data-{pod}"), format!("log-{pod}")];
+        for name in &names {
+            local_claim(&mut world, name, &json!({}));
+        }
+        world.pods(&format!("p{pod}"), 1, &json!({}), "1", "1Gi", &claims(&[&names[0], &names[1]]));
+    }
+    let plan = super::super::plan(&world.problem);
+    assert_eq!(plan.placements.iter().map(|p| (p.node, p.pods.len())).collect::<Vec<_>>(), [(0, 1), (1, 1)]);
+}

@@ -303,7 +303,7 @@ impl Topology {
             }
         }
         let others =
-            rules.raises.iter().filter(|c| self.counters[**c].spread).map(|c| self.counters[*c].total(domain)).sum();
+            rules.raises.iter().map(|c| &self.counters[*c]).filter(|c| c.spread).map(|c| c.spread_total(domain)).sum();
         let disliked: i64 =
             rules.anti.iter().filter(|(_, _, hard)| !hard).map(|(c, _, _)| self.counters[*c].total(domain)).sum();
         let missed = rules.affinity.iter().filter(|(c, _, hard)| !hard && self.counters[*c].total(domain) == 0).count();

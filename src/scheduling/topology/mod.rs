@@ -48,10 +48,12 @@ pub(super) struct Key {
 /// Counts of the pods that a selector selects, by domain of a key.
 struct Counter {
     running: Vec<i64>,
+    /// Those of the running ones that a spread constraint counts: kube-scheduler passes over what is being deleted.
+    staying: Vec<i64>,
     planned: Vec<i64>,
     /// Pods that run or are planned in the domain and refuse, by required anti-affinity, what the selector selects.
     refusers: Vec<i64>,
-    /// Running pods selected, by node.
+    /// Pods of `staying`, by node.
     at: Vec<(usize, i64)>,
     /// Some rule that must hold uses it.
     hard: bool,
@@ -62,6 +64,11 @@ struct Counter {
 impl Counter {
     fn total(&self, domain: usize) -> i64 {
         self.running[domain] + self.planned[domain]
+    }
+
+    /// As a spread constraint counts.
+    fn spread_total(&self, domain: usize) -> i64 {
+        self.staying[domain] + self.planned[domain]
     }
 
     fn anywhere(&self) -> bool {
@@ -262,6 +269,7 @@ impl Topology {
         let zeros = vec![0; self.keys[key].values.len()];
         self.counters.push(Counter {
             running: zeros.clone(),
+            staying: zeros.clone(),
             planned: zeros.clone(),
             refusers: zeros,
             at: Vec::new(),
@@ -292,6 +300,10 @@ impl Topology {
                         if let Some(domain) = domains[key_of[*id]] {
                             let counter = &mut self.counters[*id];
                             counter.running[domain] += 1;
+                            if pod.deleting {
+                                continue;
+                            }
+                            counter.staying[domain] += 1;
                             match counter.at.last_mut() {
                                 Some((at, count)) if *at == index => *count += 1,
                                 _ => counter.at.push((index, 1)),
@@ -378,7 +390,7 @@ impl Topology {
         let Key { values, of_node, .. } = &self.keys[key];
         let everything = !spread.honor_taints && (!spread.honor_affinity || class.node_terms.is_empty());
         let base = if everything {
-            self.counters[counter].running.clone()
+            self.counters[counter].staying.clone()
         } else {
             let mut base = vec![0; values.len()];
             for (node, count) in &self.counters[counter].at {

@@ -4,6 +4,8 @@
 //! resource per driver. Terms of volumes stay apart from the pod's own, since kube-scheduler does not look at them when
 //! it counts the domains of a spread constraint.
 
+mod exclusive;
+mod free;
 mod resolve;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -15,6 +17,8 @@ use k8s_openapi::api::storage::v1::{CSINode, CSINodeDriver, StorageClass as ApiS
 use super::class::NodeTerm;
 use super::intern::{PodProblem, node_term};
 use super::requirement::ValueSet;
+use free::Assigned;
+pub use free::{Capacity, Wanted};
 pub(super) use resolve::resolve;
 
 /// Most alternatives that the volumes of one pod are combined to.
@@ -44,6 +48,10 @@ pub struct Claim {
     pub deleting: bool,
     /// Storage class; `None` is the cluster's default one, an empty name none at all.
     pub storage_class: Option<Arc<str>>,
+    /// `ReadWriteOncePod`: one pod uses it at a time, wherever it runs.
+    pub single_pod: bool,
+    /// What a volume must have to serve it.
+    pub wanted: Wanted,
 }
 
 impl Claim {
@@ -58,6 +66,11 @@ impl Claim {
             lost: api.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Lost"),
             deleting: api.metadata.deletion_timestamp.is_some(),
             storage_class: spec.and_then(|spec| spec.storage_class_name.as_deref()).map(Arc::from),
+            single_pod: spec
+                .iter()
+                .flat_map(|spec| spec.access_modes.iter().flatten())
+                .any(|m| m == "ReadWriteOncePod"),
+            wanted: spec.map(Wanted::new).unwrap_or_default(),
         }
     }
 }
@@ -71,8 +84,8 @@ pub struct Volume {
     pub driver: Option<Arc<str>>,
     /// Storage class.
     pub storage_class: Arc<str>,
-    /// No claim has it.
-    pub free: bool,
+    /// What it has for a claim, where no claim has it yet.
+    pub free: Option<Arc<Capacity>>,
 }
 
 impl Volume {
@@ -104,9 +117,10 @@ impl Volume {
             terms,
             driver: csi.or(in_tree).map(Arc::from),
             storage_class: Arc::from(spec.and_then(|spec| spec.storage_class_name.as_deref()).unwrap_or_default()),
-            free: spec.is_some_and(|spec| spec.claim_ref.is_none())
-                && phase.is_none_or(|phase| phase == "Available")
-                && api.metadata.deletion_timestamp.is_none(),
+            free: spec
+                .filter(|spec| spec.claim_ref.is_none() && phase.is_none_or(|phase| phase == "Available"))
+                .filter(|_| api.metadata.deletion_timestamp.is_none())
+                .map(|spec| Arc::new(Capacity::new(spec, api.metadata.labels.as_ref()))),
         })
     }
 }
@@ -224,6 +238,22 @@ pub enum VolumeProblem {
         /// Storage class.
         class: Arc<str>,
     },
+    /// Another pod uses a claim that one pod may use.
+    #[error("its PersistentVolumeClaim {claim} is ReadWriteOncePod and in use by pod {pod}")]
+    InUse {
+        /// Claim.
+        claim: Arc<str>,
+        /// `namespace/name` of the pod that has it.
+        pod: Arc<str>,
+    },
+    /// Another pod is planned to use a claim that one pod may use.
+    #[error("its PersistentVolumeClaim {claim} is ReadWriteOncePod, and pod {pod} comes first")]
+    Taken {
+        /// Claim.
+        claim: Arc<str>,
+        /// `namespace/name` of the pod that comes first.
+        pod: Arc<str>,
+    },
     /// Volumes that can't be on one node.
     #[error("no node can have all its volumes: {0} and the others are in different places")]
     Apart(Arc<str>),
@@ -255,7 +285,7 @@ impl Volumes {
     }
 
     /// Where one claim lets its pod run, and what attaches it.
-    fn place(&self, key: &Arc<str>) -> Result<(Vec<NodeTerm>, Option<Arc<str>>), VolumeProblem> {
+    fn place(&self, key: &Arc<str>, assigned: &Assigned) -> Result<(Vec<NodeTerm>, Option<Arc<str>>), VolumeProblem> {
         let claim = self.claims.get(key.as_ref()).ok_or_else(|| VolumeProblem::NoClaim(Arc::clone(key)))?;
         if claim.deleting {
             return Err(VolumeProblem::Deleting(Arc::clone(key)));
@@ -280,7 +310,11 @@ impl Volumes {
         let mut terms: BTreeSet<NodeTerm> = BTreeSet::new();
         let mut everywhere = false;
         let mut driver = None;
-        for volume in self.volumes.values().filter(|volume| volume.free && volume.storage_class == name) {
+        let serving: Vec<&Volume> = match assigned.get(key) {
+            Some(volume) => volume.iter().filter_map(|volume| self.volumes.get(volume.as_ref())).collect(),
+            None => self.serving(claim, &name).map(|(_, volume)| volume).collect(),
+        };
+        for volume in serving {
             everywhere |= volume.terms.is_empty();
             terms.extend(volume.terms.iter().cloned());
             driver = driver.max(volume.driver.clone());
@@ -291,10 +325,10 @@ impl Volumes {
         Ok((if everywhere { Vec::new() } else { terms.into_iter().collect() }, driver))
     }
 
-    fn needs(&self, claims: &[Arc<str>]) -> Result<Needs, VolumeProblem> {
+    fn needs(&self, claims: &[Arc<str>], assigned: &Assigned) -> Result<Needs, VolumeProblem> {
         let mut needs = Needs::default();
         for key in claims {
-            let (terms, driver) = self.place(key)?;
+            let (terms, driver) = self.place(key, assigned)?;
             if !terms.is_empty() {
                 needs.terms = both(&needs.terms, &terms);
                 if needs.terms.is_empty() {

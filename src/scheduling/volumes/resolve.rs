@@ -3,6 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
+use super::exclusive::shut_out;
+use super::free::assign;
 use super::{ATTACH, Needs, UNLIMITED, attached_by};
 use crate::api::labels;
 use crate::scheduling::class::PodClass;
@@ -23,6 +25,8 @@ pub(in crate::scheduling) fn resolve(problem: &Problem) -> Option<Resolved> {
         return None;
     }
     let volumes = &problem.volumes;
+    let assigned = assign(problem);
+    let mut shut_out = shut_out(problem, &assigned);
     let mut resolver = Resolver { problem, limited: HashMap::new(), classes: HashMap::new() };
     let mut out = Resolved {
         problem: Problem {
@@ -43,7 +47,7 @@ pub(in crate::scheduling) fn resolve(problem: &Problem) -> Option<Resolved> {
         let class = if pod.claims.is_empty() {
             Arc::clone(&pod.class)
         } else {
-            match volumes.needs(&pod.claims) {
+            match shut_out.remove(&at).map_or_else(|| volumes.needs(&pod.claims, &assigned), Err) {
                 Ok(needs) => resolver.with_needs(&pod.class, needs),
                 Err(why) => {
                     out.refused.push(Unschedulable { pod: at, reason: why.to_string() });

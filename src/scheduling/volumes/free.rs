@@ -1,0 +1,175 @@
+//! Volumes that nothing makes: which of the free ones serve a claim, as the volume controller and kube-scheduler match them,
+//! and one volume for each claim where several pods wait for some.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::{PersistentVolumeClaimSpec, PersistentVolumeSpec};
+
+use super::{Claim, Volume, Volumes, both};
+use crate::api::labels;
+use crate::scheduling::class::{NodeTerm, Selector};
+use crate::scheduling::existing::{accepted, admits, label};
+use crate::scheduling::intern::selector;
+use crate::scheduling::problem::{Labels, NodeState, PodEntry, Problem};
+use crate::scheduling::quantity::parse_bytes;
+use crate::scheduling::requirement::ValueSet;
+
+/// The volume that each claim is to have; `None` where none is left for it. Claims that no other pod competes with are not
+/// in it: they may have any that serves them.
+pub(super) type Assigned = HashMap<Arc<str>, Option<Arc<str>>>;
+
+/// What a claim asks of the volume that serves it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Wanted {
+    bytes: i64,
+    modes: BTreeSet<Arc<str>>,
+    block: bool,
+    /// `None` can't be understood, and selects nothing.
+    selector: Option<Selector>,
+}
+
+/// What a free volume has for a claim.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Capacity {
+    bytes: i64,
+    modes: BTreeSet<Arc<str>>,
+    block: bool,
+    labels: Labels,
+}
+
+impl Wanted {
+    /// Reads a claim.
+    pub fn new(spec: &PersistentVolumeClaimSpec) -> Self {
+        let requests = spec.resources.as_ref().and_then(|resources| resources.requests.as_ref());
+        Self {
+            bytes: requests.and_then(|map| map.get("storage")).map_or(0, |q| parse_bytes(&q.0).unwrap_or(i64::MAX)),
+            modes: spec.access_modes.iter().flatten().map(|mode| Arc::from(mode.as_str())).collect(),
+            block: spec.volume_mode.as_deref() == Some("Block"),
+            selector: match &spec.selector {
+                Some(api) => selector(api, "spec.selector").ok(),
+                None => Some(Selector::default()),
+            },
+        }
+    }
+
+    fn served_by(&self, volume: &Capacity) -> bool {
+        volume.bytes >= self.bytes
+            && volume.block == self.block
+            && self.modes.is_subset(&volume.modes)
+            && self.selector.as_ref().is_some_and(|selector| selector.selects(&volume.labels))
+    }
+}
+
+impl Capacity {
+    /// Reads a volume with these labels.
+    pub fn new(spec: &PersistentVolumeSpec, labels: Option<&Labels>) -> Self {
+        let storage = spec.capacity.as_ref().and_then(|map| map.get("storage"));
+        Self {
+            bytes: storage.and_then(|q| parse_bytes(&q.0).ok()).unwrap_or(0),
+            modes: spec.access_modes.iter().flatten().map(|mode| Arc::from(mode.as_str())).collect(),
+            block: spec.volume_mode.as_deref() == Some("Block"),
+            labels: labels.cloned().unwrap_or_default(),
+        }
+    }
+}
+
+impl Volumes {
+    /// The free volumes of a class that serve a claim.
+    pub(super) fn serving(&self, claim: &Claim, class: &str) -> impl Iterator<Item = (&String, &Volume)> {
+        self.volumes.iter().filter(move |(_, volume)| {
+            *volume.storage_class == *class && volume.free.as_ref().is_some_and(|free| claim.wanted.served_by(free))
+        })
+    }
+
+    /// The class of a claim that waits for its pod and that only a free volume can serve.
+    fn served_class(&self, claim: &Claim) -> Option<Arc<str>> {
+        let name = self.class_of(claim).filter(|_| claim.volume.is_none())?;
+        self.classes.get(name.as_ref()).is_some_and(|class| class.waits && class.driver.is_none()).then_some(name)
+    }
+}
+
+/// Gives each claim that waits for a free volume one of its own, where several pods have such claims. Pods in the order of
+/// their keys take, for each claim, the smallest volume that serves it where the pod may run, those of one pod in one place.
+pub(super) fn assign(problem: &Problem) -> Assigned {
+    let volumes = &problem.volumes;
+    let waiting = |pod: &PodEntry| -> Vec<(Arc<str>, Arc<str>)> {
+        let class = |key: &Arc<str>| volumes.served_class(volumes.claims.get(key.as_ref())?);
+        pod.claims.iter().filter_map(|key| Some((Arc::clone(key), class(key)?))).collect()
+    };
+    let mut pods: Vec<_> = problem.pods.iter().filter(|pod| !pod.claims.is_empty()).collect();
+    pods.retain(|pod| !waiting(pod).is_empty());
+    let mut out = Assigned::new();
+    if pods.len() < 2 {
+        return out;
+    }
+    pods.sort_by(|a, b| a.key.cmp(&b.key));
+    let hosts = hosts(problem);
+    let mut taken: HashSet<&str> = HashSet::new();
+    for pod in pods {
+        let open: Vec<_> = waiting(pod).into_iter().filter(|(claim, _)| !out.contains_key(claim)).collect();
+        let mut choices: Vec<Vec<(&str, &Volume)>> = Vec::new();
+        for (claim, class) in &open {
+            let serving = volumes.serving(&volumes.claims[claim.as_ref()], class);
+            let mut left: Vec<(&str, &Volume)> = serving.map(|(name, volume)| (name.as_str(), volume)).collect();
+            left.retain(|(name, _)| !taken.contains(name));
+            left.sort_by_cached_key(|(name, volume)| {
+                (!within_reach(&hosts, pod, volume), volume.free.as_ref().map(|free| free.bytes), *name)
+            });
+            choices.push(left);
+        }
+        // The first claim's volume says where the others are to be.
+        let together = choices.first().into_iter().flatten().find_map(|first| beside(*first, &choices));
+        for (at, (claim, _)) in open.into_iter().enumerate() {
+            let volume = together.as_ref().map(|names| names[at]);
+            taken.extend(volume);
+            out.insert(claim, volume.map(Arc::from));
+        }
+    }
+    out
+}
+
+/// A volume of each list, no two of them the same, that can be where `first` is.
+fn beside<'v>(first: (&'v str, &Volume), choices: &[Vec<(&'v str, &Volume)>]) -> Option<Vec<&'v str>> {
+    let (mut names, mut terms) = (vec![first.0], first.1.terms.clone());
+    for list in &choices[1..] {
+        let (name, joined) = list.iter().filter(|(name, _)| !names.contains(name)).find_map(|(name, volume)| {
+            let joined = both(&terms, &volume.terms);
+            (!joined.is_empty() || volume.terms.is_empty() && terms.is_empty()).then_some((*name, joined))
+        })?;
+        names.push(name);
+        terms = joined;
+    }
+    Some(names)
+}
+
+/// Nodes by host name and by name.
+type Hosts<'p> = HashMap<&'p str, Vec<&'p NodeState>>;
+
+fn hosts(problem: &Problem) -> Hosts<'_> {
+    let mut out = Hosts::new();
+    for node in problem.nodes.iter().filter(|node| node.schedulable) {
+        let host = label(node, labels::HOSTNAME).filter(|host| **host != *node.name);
+        for name in host.into_iter().chain([&*node.name]) {
+            out.entry(name).or_default().push(node);
+        }
+    }
+    out
+}
+
+/// Whether a pod may run where a volume is: on some node with room for it, or on one that is yet to come.
+fn within_reach(hosts: &Hosts<'_>, pod: &PodEntry, volume: &Volume) -> bool {
+    let takes = |node: &NodeState| {
+        let mut room = node.allocatable.clone();
+        room.sub(node.pods.requests());
+        room.sub(&node.daemon_reserve);
+        pod.class.requests.fits(&room) && admits(&pod.class, node) && accepted(&volume.terms, node)
+    };
+    let reaches = |term: &NodeTerm| {
+        let host = term.labels.get(labels::HOSTNAME).or(term.name.as_ref()).and_then(ValueSet::finite);
+        host.is_none_or(|mut names| {
+            names.any(|name| hosts.get(name.as_ref()).is_some_and(|nodes| nodes.iter().any(|node| takes(node))))
+        })
+    };
+    volume.terms.is_empty() || volume.terms.iter().any(reaches)
+}
