@@ -4,6 +4,7 @@
 pub mod batcher;
 pub mod consolidation;
 pub mod context;
+pub mod degraded;
 pub mod disruption;
 pub mod drain;
 pub mod drift;
