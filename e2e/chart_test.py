@@ -178,6 +178,7 @@ class Offline(unittest.TestCase):
             ({"settings.nodeVcpus": "8"}, ["/settings/nodeVcpus", "8"]),
             ({"settings.nodePenalty": "much"}, ["/settings/nodePenalty", "much"]),
             ({"settings.familyWeights.m7g": 0}, ["/settings/familyWeights/m7g", "1"]),
+            ({"settings.spotPlacementScoreThreshold": 11}, ["/settings/spotPlacementScoreThreshold", "10"]),
             ({"settings.featureGates.nodeRepair": True}, ["/settings/featureGates/nodeRepair", "false"]),
             ({"settings.interruptionQueue": "queue"}, ["/settings", "interruptionQueue", "not allowed"]),
             ({"replica": 3}, ["replica", "not allowed"]),

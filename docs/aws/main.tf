@@ -1,6 +1,6 @@
 # What Stowage needs of an AWS account: the controller's rights, the interruption queue and the rules that feed it.
 # Attach the policies of the output policy_arns to the role of Stowage's ServiceAccount (IRSA or EKS Pod Identity), and give the chart
-# settings.clusterName and settings.interruptionQueue. The same as cloudformation.yaml beside it.
+# settings.clusterName and, in controller.env, INTERRUPTION_QUEUE with the name of the queue. The role that nodes run as is not made here. The same as cloudformation.yaml beside it.
 
 terraform {
   required_providers {
@@ -351,6 +351,6 @@ output "policy_arns" {
 }
 
 output "interruption_queue_name" {
-  description = "For settings.interruptionQueue of the chart."
+  description = "For INTERRUPTION_QUEUE in controller.env of the chart."
   value       = aws_sqs_queue.interruption.name
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::bail;
 use clap::{ArgAction, Args};
 
-use super::controller::parse_duration;
+use super::controller::{parse_bool, parse_duration};
 use crate::cloud::ec2::Options;
 
 /// Settings of Amazon EC2.
@@ -21,10 +21,10 @@ pub struct AwsArgs {
     #[arg(long, env = "STOWAGE_SERVICE_CIDR", default_value = "", hide_default_value = true)]
     pub service_cidr: String,
     /// EC2: IAM and the price list can't be reached.
-    #[arg(long, env = "ISOLATED_VPC", default_value_t = false, action = ArgAction::Set)]
+    #[arg(long, env = "ISOLATED_VPC", default_value_t = false, num_args = 0..=1, default_missing_value = "true", value_parser = parse_bool, action = ArgAction::Set)]
     pub isolated_vpc: bool,
     /// EC2: EKS tells the version of the cluster.
-    #[arg(long, env = "EKS_CONTROL_PLANE", default_value_t = false, action = ArgAction::Set)]
+    #[arg(long, env = "EKS_CONTROL_PLANE", default_value_t = false, num_args = 0..=1, default_missing_value = "true", value_parser = parse_bool, action = ArgAction::Set)]
     pub eks_control_plane: bool,
     /// EC2: share of an instance's memory that the hypervisor keeps, 0 to 1.
     #[arg(long, env = "VM_MEMORY_OVERHEAD_PERCENT", default_value = "0.075", value_parser = parse_share)]
@@ -36,11 +36,14 @@ pub struct AwsArgs {
     #[arg(long, env = "RESERVED_ENIS", default_value_t = 0, value_parser = clap::value_parser!(i64).range(0..))]
     pub reserved_enis: i64,
     /// EC2: don't try launches dry before a node class is Ready.
-    #[arg(long, env = "DISABLE_DRY_RUN", default_value_t = false, action = ArgAction::Set)]
+    #[arg(long, env = "DISABLE_DRY_RUN", default_value_t = false, num_args = 0..=1, default_missing_value = "true", value_parser = parse_bool, action = ArgAction::Set)]
     pub disable_dry_run: bool,
     /// EC2: keep out of zones that ARC shifts the EKS cluster away from.
-    #[arg(long, env = "ENABLE_ZONAL_SHIFT", default_value_t = false, action = ArgAction::Set)]
+    #[arg(long, env = "ENABLE_ZONAL_SHIFT", default_value_t = false, num_args = 0..=1, default_missing_value = "true", value_parser = parse_bool, action = ArgAction::Set)]
     pub enable_zonal_shift: bool,
+    /// EC2: a spot placement score below this one counts against an offering, from 1 (none does) to 10.
+    #[arg(long, env = "STOWAGE_SPOT_PLACEMENT_SCORE_THRESHOLD", default_value_t = 7, value_parser = clap::value_parser!(u8).range(1..=10))]
+    pub spot_placement_score_threshold: u8,
     /// EC2: how old the list of images may get, 1m or more.
     #[arg(long, env = "AMI_REFRESH_INTERVAL", default_value = "1m", value_parser = parse_interval)]
     pub ami_refresh_interval: Duration,
@@ -81,6 +84,7 @@ impl AwsArgs {
             reserved_enis: self.reserved_enis,
             vm_memory_overhead_ppm: self.vm_memory_overhead_percent.0,
             reserved_capacity: gate(&self.feature_gates, "ReservedCapacity").unwrap_or(true),
+            spot_score_threshold: self.spot_placement_score_threshold,
             zonal_shift: self.enable_zonal_shift,
             node_class_cel: self.node_class_cel(),
             ..Options::of(cluster_name)
@@ -97,7 +101,7 @@ impl AwsArgs {
 pub fn gate(list: &str, name: &str) -> Option<bool> {
     let word = |entry: &str| {
         let (_, word) = entry.split_once('=').filter(|(key, _)| key.trim() == name)?;
-        word.trim().to_ascii_lowercase().parse().ok()
+        parse_bool(word.trim()).ok()
     };
     list.rsplit(',').find_map(word)
 }
@@ -156,10 +160,32 @@ mod tests {
         assert_eq!((options.cluster_endpoint, options.interruption_queue), (None, None));
         assert_eq!(options.refresh, Duration::from_mins(1));
         assert!(options.reserved_capacity && !options.zonal_shift);
+        assert_eq!(options.spot_score_threshold, 7);
+        let eager = parse(&["--spot-placement-score-threshold", "9"]).unwrap().options("c1").unwrap();
+        assert_eq!(eager.spot_score_threshold, 9);
         assert!(parse(&["--enable-zonal-shift", "true"]).unwrap().options("c1").unwrap().zonal_shift);
         let shut =
             parse(&["--feature-gates", "NodeRepair=true,ReservedCapacity=false"]).unwrap().options("c1").unwrap();
         assert!(!shut.reserved_capacity);
+    }
+
+    #[test]
+    fn truth_is_told_as_karpenter_reads_it() {
+        for (args, expected) in [
+            (&[][..], false),
+            (&["--isolated-vpc"], true),
+            (&["--isolated-vpc", "--eks-control-plane"], true),
+            (&["--isolated-vpc", "1"], true),
+            (&["--isolated-vpc", "t"], true),
+            (&["--isolated-vpc", "TRUE"], true),
+            (&["--isolated-vpc=True"], true),
+            (&["--isolated-vpc", "0"], false),
+            (&["--isolated-vpc", "F"], false),
+            (&["--isolated-vpc=false"], false),
+        ] {
+            assert_eq!(parse(args).unwrap().isolated_vpc, expected, "{args:?}");
+        }
+        parse(&["--isolated-vpc", "tRuE"]).unwrap_err();
     }
 
     #[test]
@@ -192,6 +218,8 @@ mod tests {
             (["--ami-refresh-interval", "30s"], "1m or more"),
             (["--vm-memory-overhead-percent", "7.5"], "from 0 to 1"),
             (["--reserved-enis", "many"], "reserved-enis"),
+            (["--spot-placement-score-threshold", "11"], "10"),
+            (["--isolated-vpc", "yes"], "true, false, 1, 0"),
         ] {
             let error = parse(&args).unwrap_err();
             assert!(error.contains(wanted), "{wanted} is not in: {error}");

@@ -10,7 +10,7 @@ use clap::{ArgAction, Args, ValueEnum};
 use tracing_subscriber::EnvFilter;
 
 use super::aws::AwsArgs;
-use super::planning::PlanArgs;
+use super::planning::{MinValues, PlanArgs};
 use crate::admission::AdmissionConfig;
 use crate::api::duration;
 use crate::cloud::Cloud;
@@ -21,8 +21,8 @@ use crate::cluster::{Cluster, State, watch};
 use crate::controllers::context::{Placement, Settings};
 use crate::controllers::leader::Candidate;
 use crate::controllers::{
-    Context, disruption, drift, expiration, garbage, interruption, lifecycle, node_class, node_pool, placement,
-    provisioner, reservations, status_checks, tagging, view, zonal_shift,
+    Context, degraded, disruption, drift, expiration, garbage, interruption, lifecycle, node_class, node_pool,
+    placement, provisioner, reservations, status_checks, tagging, view, zonal_shift,
 };
 use crate::server::{AppState, Server, ServerConfig, system_now_ms};
 use crate::telemetry::Metrics;
@@ -106,7 +106,7 @@ pub struct ControllerArgs {
     pub aws: AwsArgs,
 
     /// Lead without a Lease: only where there is one replica.
-    #[arg(long, env = "DISABLE_LEADER_ELECTION", default_value_t = false, action = ArgAction::Set)]
+    #[arg(long, env = "DISABLE_LEADER_ELECTION", default_value_t = false, num_args = 0..=1, default_missing_value = "true", value_parser = parse_bool, action = ArgAction::Set)]
     pub disable_leader_election: bool,
     /// Name of the Lease. Karpenter's own, so that the two never provision at the same time.
     #[arg(long, env = "LEADER_ELECTION_NAME", default_value = "karpenter-leader-election")]
@@ -137,6 +137,15 @@ pub struct ControllerArgs {
     /// Simulated EC2: seed of everything that is drawn.
     #[arg(long, env = "STOWAGE_SIMULATED_SEED", default_value_t = 1)]
     pub simulated_seed: u64,
+}
+
+/// A truth value as Go's `strconv.ParseBool` reads it, since Karpenter does.
+pub(super) fn parse_bool(text: &str) -> Result<bool, String> {
+    match text {
+        "1" | "t" | "T" | "true" | "TRUE" | "True" => Ok(true),
+        "0" | "f" | "F" | "false" | "FALSE" | "False" => Ok(false),
+        _ => Err("one of true, false, 1, 0, t or f is wanted".into()),
+    }
 }
 
 /// A duration such as 500ms, 10s or 1m30s.
@@ -297,7 +306,11 @@ impl Prepared {
 
 fn cloud(args: &ControllerArgs) -> anyhow::Result<Prepared> {
     match args.cloud {
-        CloudKind::Ec2 => Ok(Prepared::Ec2(Box::new(args.aws.options(&args.cluster_name)?))),
+        CloudKind::Ec2 => {
+            let strict_min_values = args.plan.min_values_policy == MinValues::Strict;
+            let options = ec2::Options { strict_min_values, ..args.aws.options(&args.cluster_name)? };
+            Ok(Prepared::Ec2(Box::new(options)))
+        }
         CloudKind::Simulated => Ok(Prepared::Simulated(simulated(args)?)),
     }
 }
@@ -388,6 +401,7 @@ fn lead(
             loops.spawn(garbage::profiles(Arc::clone(&ctx)));
             loops.spawn(reservations::run(Arc::clone(&ctx)));
             loops.spawn(zonal_shift::run(Arc::clone(&ctx)));
+            loops.spawn(degraded::run(Arc::clone(&ctx)));
         }
         loops.spawn(node_class::run(Arc::clone(&ctx)));
         loops.spawn(node_pool::run(Arc::clone(&ctx)));

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use clap::{ArgAction, Args, ValueEnum};
 
+use super::controller::parse_bool;
 use crate::scheduling::defaults::DefaultSpread;
 use crate::scheduling::offering::MicroUsd;
 use crate::scheduling::problem::{MinValuesPolicy, NodeSizes, PreferencePolicy, Settings};
@@ -53,7 +54,7 @@ pub struct PlanArgs {
     #[arg(long, env = "STOWAGE_FAMILY_WEIGHTS", value_name = "FAMILY=PERCENT,…", default_value = "", hide_default_value = true, value_parser = parse_weights)]
     pub family_weights: FamilyWeights,
     /// Buy spot or reserved capacity wherever a NodePool allows it and it can be had, even where on-demand is cheaper.
-    #[arg(long, env = "STOWAGE_PREFER_SPOT", default_value_t = false, action = ArgAction::Set)]
+    #[arg(long, env = "STOWAGE_PREFER_SPOT", default_value_t = false, num_args = 0..=1, default_missing_value = "true", value_parser = parse_bool, action = ArgAction::Set)]
     pub prefer_spot: bool,
     /// Most pods of one controller (a Deployment's revision, a StatefulSet, a Job) on one node; 0 is any number.
     #[arg(long, env = "STOWAGE_MAX_WORKLOAD_PODS_PER_NODE", value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(i32).range(0..))]

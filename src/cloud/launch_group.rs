@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use kube::ResourceExt;
 
+use super::Instance;
 use super::draw::draw;
 use crate::api::{NodeClaim, labels};
 
@@ -73,6 +74,29 @@ pub fn named<'a>(group: &str, claims: impl IntoIterator<Item = &'a NodeClaim>) -
     members.filter_map(|claim| claim.status.as_ref()?.provider_id.clone()).collect()
 }
 
+/// Of the instances `found` for a claim that names none, the provider ids of those that go with it: its own, and what is left of
+/// its group when no other of its `claims` waits for an instance.
+pub fn left_behind<'a>(
+    claim: &NodeClaim,
+    claims: impl IntoIterator<Item = &'a NodeClaim>,
+    found: &[Instance],
+) -> Vec<String> {
+    let group = LaunchGroup::of(claim).id;
+    let other = |other: &&NodeClaim| other.metadata.uid != claim.metadata.uid && LaunchGroup::of(other).id == group;
+    let others: Vec<&NodeClaim> = claims.into_iter().filter(other).collect();
+    let waits = others.iter().any(|other| {
+        let has_instance = other.status.as_ref().is_some_and(|status| status.provider_id.is_some());
+        other.metadata.deletion_timestamp.is_none() && !has_instance
+    });
+    let named = named(&group, others);
+    let goes = |instance: &&Instance| {
+        let own =
+            claim.uid().is_some_and(|uid| uid == instance.client_token) || instance.node_claim == claim.name_any();
+        !named.contains(&instance.provider_id) && (own || !waits)
+    };
+    found.iter().filter(goes).map(|instance| instance.provider_id.clone()).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -136,5 +160,47 @@ mod tests {
         };
         let claims = [with("a", "g", Some("i-1")), with("b", "g", None), with("c", "h", Some("i-2"))];
         assert_eq!(named("g", &claims), BTreeSet::from(["i-1".to_owned()]));
+    }
+
+    #[test]
+    fn c39_a_claim_that_names_no_instance_goes_with_those_that_it_may_have() {
+        let member = |name: &str, id: Option<&str>, deleting: bool| {
+            let mut claim = claim(name, "z", &json!({}));
+            claim.annotations_mut().insert(labels::LAUNCH_GROUP.into(), "group/3".into());
+            claim.status = serde_json::from_value(json!({"providerID": id})).unwrap();
+            let deletion = deleting.then_some("2026-01-01T00:01:00Z");
+            claim.metadata.deletion_timestamp = serde_json::from_value(json!(deletion)).unwrap();
+            claim
+        };
+        let instance = |id: &str, token: &str, node_claim: &str| Instance {
+            id: id.into(),
+            provider_id: format!("aws:///z/{id}"),
+            client_token: token.into(),
+            node_claim: node_claim.into(),
+            instance_type: "m5.large".into(),
+            zone: "z".into(),
+            capacity_type: crate::scheduling::offering::CapacityType::OnDemand,
+            reservation: None,
+            partition: None,
+            image_id: "ami-1".into(),
+            launched_at_ms: 0,
+            state: crate::cloud::InstanceState::Running,
+        };
+        let found = [instance("i-1", "group", ""), instance("i-2", "group", ""), instance("i-3", "group", "a")];
+        let going = member("a", None, true);
+        for (what, others, expected) in [
+            ("alone", vec![], &["i-1", "i-2", "i-3"][..]),
+            ("another names one", vec![member("b", Some("aws:///z/i-2"), false)], &["i-1", "i-3"]),
+            ("another names one and goes", vec![member("b", Some("aws:///z/i-2"), true)], &["i-1", "i-3"]),
+            ("another waits for one", vec![member("b", None, false)], &["i-3"]),
+            ("another goes, too", vec![member("b", None, true)], &["i-1", "i-2", "i-3"]),
+        ] {
+            let ids = left_behind(&going, others.iter().chain([&going]), &found);
+            let expected: Vec<String> = expected.iter().map(|id| format!("aws:///z/{id}")).collect();
+            assert_eq!(ids, expected, "{what}");
+        }
+        let alone = claim("c", "z", &json!({}));
+        let ids = left_behind(&alone, [&alone], &[instance("i-1", "uid-c", "")]);
+        assert_eq!(ids, ["aws:///z/i-1"]);
     }
 }

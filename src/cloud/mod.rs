@@ -7,8 +7,9 @@ use std::time::Duration;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 
-use crate::api::{Ec2NodeClass, Ec2NodeClassStatus, NodeClaim};
+use crate::api::{Ec2NodeClass, Ec2NodeClassStatus, NodeClaim, NodePool};
 use crate::scheduling::offering::{CapacityType, Catalogue};
+use launch_group::LaunchGroup;
 pub use reservation::ReservedIn;
 
 pub mod ami_family;
@@ -248,6 +249,16 @@ pub trait Cloud: Send + Sync {
     fn terminate<'a>(&'a self, provider_id: &'a str) -> BoxFuture<'a, Result<bool, CloudError>>;
     /// Every instance of this cluster that is not terminated.
     fn list(&self) -> BoxFuture<'_, Result<Vec<Instance>, CloudError>>;
+    /// Instances that were launched for a claim, or for its launch group, and are not terminated.
+    fn launched_for<'a>(&'a self, claim: &'a NodeClaim) -> BoxFuture<'a, Result<Vec<Instance>, CloudError>> {
+        async move {
+            let tokens = [Some(LaunchGroup::of(claim).id), claim.metadata.uid.clone()];
+            let mut found = self.list().await?;
+            found.retain(|instance| tokens.iter().flatten().any(|token| *token == instance.client_token));
+            Ok(found)
+        }
+        .boxed()
+    }
     /// Waits (bounded, as a long poll) for messages of the interruption queue.
     fn receive_messages(&self) -> BoxFuture<'_, Result<Vec<Message>, CloudError>>;
     /// Messages received since the start, by kind, also those that had no effect, where the cloud counts them itself.
@@ -269,9 +280,9 @@ pub trait Cloud: Send + Sync {
     ) -> BoxFuture<'a, Result<Option<Drift>, CloudError>> {
         async { Ok(None) }.boxed()
     }
-    /// What a node class comes to: subnets, images and so on. Without an answer of its own a cloud has nothing to discover, every
+    /// What a node class comes to: subnets, images and so on; `pools` are the NodePools that name it. Without an answer of its own a cloud has nothing to discover, every
     /// condition holds, and looking again costs nothing.
-    fn resolve<'a>(&'a self, _class: &'a Ec2NodeClass) -> BoxFuture<'a, Resolution> {
+    fn resolve<'a>(&'a self, _class: &'a Ec2NodeClass, _pools: &'a [Arc<NodePool>]) -> BoxFuture<'a, Resolution> {
         let all = crate::api::conditions::EC2_NODE_CLASS_DEPENDENTS.iter();
         let verdicts = all.map(|kind| (*kind, Verdict::True)).collect();
         let resolution = Resolution { status: None, verdicts, again: Duration::ZERO };
@@ -298,6 +309,10 @@ pub trait Cloud: Send + Sync {
     /// Names of zones that are shifted away from: nothing is launched there, and what runs there is left alone.
     fn shifted_zones(&self) -> BTreeSet<String> {
         BTreeSet::new()
+    }
+    /// Optional things that can't be read now, by a word for each: what that means and why.
+    fn unreadable(&self) -> BTreeMap<&'static str, String> {
+        BTreeMap::new()
     }
     /// Deletes what was made for a node class that no NodeClaim uses any more.
     fn release_class<'a>(&'a self, _class: &'a Ec2NodeClass) -> BoxFuture<'a, Result<(), CloudError>> {

@@ -118,6 +118,14 @@ impl Context {
         }
     }
 
+    /// Tells something about the cloud in an event on every node class.
+    pub async fn tell_classes(&self, warning: bool, reason: &str, note: &str) {
+        let classes: Vec<_> = self.cluster.read().classes.values().cloned().collect();
+        for class in classes {
+            self.event(reference(&*class), warning, reason, note).await;
+        }
+    }
+
     /// Merge-patches a NodeClaim and takes the answer into the state.
     ///
     /// # Errors

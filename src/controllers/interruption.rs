@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::stream::{self, StreamExt};
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 use serde_json::json;
@@ -12,7 +13,7 @@ use serde_json::json;
 use super::context::{Context, reference};
 use super::{drain, lifecycle};
 use crate::api::{NodeClaim, conditions, labels};
-use crate::cloud::{Message, MessageKind};
+use crate::cloud::{CloudError, Message, MessageKind};
 use crate::cluster::holds::Holds;
 use crate::cluster::{State, now_ms, rfc3339};
 
@@ -24,8 +25,10 @@ pub const SCHEDULED_NOTICE_MS: i64 = 600_000;
 const MAX_GRACE_MS: i64 = 60_000;
 /// What a drain needs beside the pods' grace period, milliseconds.
 const DRAIN_MARGIN_MS: i64 = 15_000;
-/// Wait after the queue could not be read.
-const RETRY: Duration = Duration::from_secs(2);
+/// First and longest wait after the queue could not be read; the wait doubles.
+const RETRY: (Duration, Duration) = (Duration::from_secs(2), Duration::from_mins(1));
+/// Instances whose messages are handled at the same time.
+const CONCURRENCY: usize = 10;
 /// The state is looked at at least this often.
 const TICK: Duration = Duration::from_millis(500);
 
@@ -80,38 +83,79 @@ pub fn response(message: &Message) -> Response {
 
 /// Reads the queue until the process ends.
 pub async fn listen(ctx: Arc<Context>) {
-    let mut counted = BTreeMap::new();
+    let (mut counted, mut failures) = (BTreeMap::new(), 0);
     loop {
         let messages = match ctx.cloud.receive_messages().await {
             Ok(messages) => messages,
             Err(error) => {
-                tracing::warn!(%error, "the interruption queue could not be read, trying again");
-                tokio::time::sleep(RETRY).await;
+                if failures == 0 {
+                    tracing::warn!(%error, "the interruption queue could not be read, trying again");
+                    let note =
+                        format!("interruptions of instances are not heard of, the queue could not be read: {error}");
+                    ctx.tell_classes(true, "InterruptionQueueUnreadable", &note).await;
+                }
+                tokio::time::sleep(retry_after(failures)).await;
+                failures += 1;
                 continue;
             }
         };
+        if failures > 0 {
+            failures = 0;
+            tracing::info!("the interruption queue can be read again");
+            ctx.tell_classes(false, "InterruptionQueueReadable", "interruptions of instances are heard of again").await;
+        }
         let received = ctx.cloud.messages_received();
         for (kind, new) in since(&mut counted, received.clone().unwrap_or_default()) {
             ctx.metrics.interruption_messages.with_label_values(&[kind]).inc_by(new);
         }
-        for message in messages {
-            let kind = kind_label(message.kind);
-            if received.is_none() {
-                ctx.metrics.interruption_messages.with_label_values(&[kind]).inc();
-            }
-            match respond(&ctx, &message).await {
-                // A message that could not be acted on comes back when its visibility time-out ends.
-                Err(error) => {
-                    tracing::warn!(kind, instance = message.instance_id, %error, "not handled, it comes back");
-                }
-                Ok(()) => {
-                    if let Err(error) = ctx.cloud.delete_message(&message.receipt).await {
-                        tracing::warn!(%error, "message could not be deleted, it comes back");
-                    }
-                }
+        if received.is_none() {
+            for message in &messages {
+                ctx.metrics.interruption_messages.with_label_values(&[kind_label(message.kind)]).inc();
             }
         }
+        let respond = |message| {
+            let ctx = Arc::clone(&ctx);
+            async move { respond(&ctx, &message).await }
+        };
+        let delete = |receipt: String| {
+            let ctx = Arc::clone(&ctx);
+            async move { ctx.cloud.delete_message(&receipt).await }
+        };
+        handle(messages, respond, delete).await;
     }
+}
+
+/// How long to wait after the queue could not be read, and not before either for so often in a row.
+fn retry_after(failures: u32) -> Duration {
+    RETRY.0.saturating_mul(1 << failures.min(10)).min(RETRY.1)
+}
+
+/// Handles messages, those of different instances side by side, and deletes each that was handled. One that could not be acted on
+/// comes back when its visibility time-out ends.
+async fn handle<R, D>(messages: Vec<Message>, respond: impl Fn(Message) -> R, delete: impl Fn(String) -> D)
+where
+    R: Future<Output = Result<(), kube::Error>>,
+    D: Future<Output = Result<(), CloudError>>,
+{
+    let mut by_instance: BTreeMap<String, Vec<Message>> = BTreeMap::new();
+    for message in messages {
+        by_instance.entry(message.instance_id.clone()).or_default().push(message);
+    }
+    let (respond, delete) = (&respond, &delete);
+    let one = |message: Message| async move {
+        let (kind, instance, receipt) = (message.kind, message.instance_id.clone(), message.receipt.clone());
+        if let Err(error) = respond(message).await {
+            tracing::warn!(kind = kind_label(kind), instance, %error, "not handled, it comes back");
+        } else if let Err(error) = delete(receipt).await {
+            tracing::warn!(%error, "message could not be deleted, it comes back");
+        }
+    };
+    let all_of = |messages: Vec<Message>| async move {
+        for message in messages {
+            one(message).await;
+        }
+    };
+    stream::iter(by_instance.into_values()).for_each_concurrent(CONCURRENCY, all_of).await;
 }
 
 /// What was counted since the last look, which `counted` remembers.
@@ -164,35 +208,37 @@ async fn tell(ctx: &Context, claim: &NodeClaim, (warning, reason, note): (bool, 
 /// Reason of the event that a claim goes because of what was told of its instance.
 const TERMINATING: &str = "TerminatingOnInterruption";
 
-async fn respond(ctx: &Arc<Context>, message: &Message) -> Result<(), kube::Error> {
+/// The claim that has to do something about a message: `None` where the instance isn't ours, or was let go of already.
+fn concerned(state: &State, message: &Message) -> Option<Arc<NodeClaim>> {
     let suffix = format!("/{}", message.instance_id);
-    let claim = ctx
-        .cluster
-        .read()
-        .claims
-        .values()
-        .find(|claim| {
-            claim.status.as_ref().and_then(|status| status.provider_id.as_ref()).is_some_and(|id| id.ends_with(&suffix))
-        })
-        .cloned();
-    // An instance that isn't ours, or that we let go of already.
+    let is_its = |claim: &&Arc<NodeClaim>| {
+        let id = claim.status.as_ref().and_then(|status| status.provider_id.as_ref());
+        id.is_some_and(|id| id.ends_with(&suffix))
+    };
+    let claim = state.claims.values().find(is_its)?;
+    claim.metadata.deletion_timestamp.is_none().then(|| Arc::clone(claim))
+}
+
+/// Acts on a message first, and tells of it then: there is little time.
+async fn respond(ctx: &Arc<Context>, message: &Message) -> Result<(), kube::Error> {
+    let claim = concerned(&ctx.cluster.read(), message);
     let Some(claim) = claim else { return Ok(()) };
-    if claim.metadata.deletion_timestamp.is_some() {
-        return Ok(());
-    }
     let kind = kind_label(message.kind);
     tracing::info!(claim = claim.name_any(), instance = message.instance_id, kind, "interruption message");
-    tell(ctx, &claim, told(message.kind)).await;
-    match response(message) {
-        Response::Tell => Ok(()),
+    let response = response(message);
+    match &response {
+        Response::Tell => {}
         Response::Delete => {
             lifecycle::delete_claim(ctx, &claim).await?;
             ctx.metrics.claims_disrupted.with_label_values(&[kind]).inc();
-            tell(ctx, &claim, (true, TERMINATING, "its instance goes or is gone")).await;
-            Ok(())
         }
-        Response::Replace(disrupting) => mark(ctx, &claim, &disrupting).await,
+        Response::Replace(disrupting) => mark(ctx, &claim, disrupting).await?,
     }
+    tell(ctx, &claim, told(message.kind)).await;
+    if response == Response::Delete {
+        tell(ctx, &claim, (true, TERMINATING, "its instance goes or is gone")).await;
+    }
+    Ok(())
 }
 
 /// Writes a disruption on a claim and closes its node. An earlier deadline stays.
@@ -333,6 +379,68 @@ mod tests {
         assert!(leaves(true, 10_000), "it is");
         assert!(!leaves(false, 74_999));
         assert!(leaves(false, 75_000), "30 s of grace and 15 s of margin before the deadline");
+    }
+
+    fn message(instance: &str, receipt: &str) -> Message {
+        let (receipt, instance_id) = (receipt.to_owned(), instance.to_owned());
+        Message { receipt, kind: MessageKind::StateChange, instance_id, at_ms: 0 }
+    }
+
+    #[tokio::test]
+    async fn c37_what_is_handled_is_deleted_and_what_is_not_comes_back() {
+        let deleted = std::sync::Mutex::new(BTreeSet::new());
+        let respond = |message: Message| async move {
+            if message.receipt == "r2" { Err(kube::Error::LinesCodecMaxLineLengthExceeded) } else { Ok(()) }
+        };
+        let delete = |receipt: String| {
+            deleted.lock().unwrap().insert(receipt.clone());
+            // One that can't be deleted holds up no other.
+            async move { if receipt == "r1" { Err(CloudError::Throttled) } else { Ok(()) } }
+        };
+        let messages = [("i-1", "r1"), ("i-2", "r2"), ("i-2", "r3"), ("i-3", "r4")];
+        handle(messages.map(|(instance, receipt)| message(instance, receipt)).into(), respond, delete).await;
+        assert_eq!(*deleted.lock().unwrap(), ["r1", "r3", "r4"].map(str::to_owned).into());
+    }
+
+    #[tokio::test]
+    async fn c37_ten_instances_are_handled_side_by_side_and_each_ones_messages_in_turn() {
+        // Passed only when as many are there at the same time.
+        let barrier = tokio::sync::Barrier::new(CONCURRENCY);
+        let order = std::sync::Mutex::new(Vec::new());
+        let respond = |message: Message| {
+            let (barrier, order) = (&barrier, &order);
+            async move {
+                order.lock().unwrap().push(message.receipt.clone());
+                barrier.wait().await;
+                Ok(())
+            }
+        };
+        let all = |turn: &str| (0..CONCURRENCY).map(|n| message(&format!("i-{n}"), turn)).collect::<Vec<_>>();
+        let both = [all("first"), all("second")].concat();
+        let handled = handle(both, respond, async |_| Ok(()));
+        tokio::time::timeout(Duration::from_secs(20), handled).await.expect("they don't wait for each other");
+        let order = order.lock().unwrap();
+        assert!(order[..CONCURRENCY].iter().all(|turn| turn == "first"), "{order:?}");
+    }
+
+    #[test]
+    fn c37_a_claim_that_is_on_its_way_out_is_left_alone() {
+        let mut state = State::default();
+        state.apply_claim(claim("there", "aws:///z/i-1", true, &json!({})));
+        let mut going = claim("going", "aws:///z/i-2", true, &json!({}));
+        going.metadata.deletion_timestamp = serde_json::from_value(json!("2026-01-01T00:00:00Z")).unwrap();
+        going.metadata.finalizers = Some(vec!["f".into()]);
+        state.apply_claim(going);
+        for (instance, expected) in [("i-1", Some("there")), ("i-2", None), ("i-11", None), ("1", None)] {
+            let found = concerned(&state, &message(instance, "r")).map(|claim| claim.name_any());
+            assert_eq!(found.as_deref(), expected, "{instance}");
+        }
+    }
+
+    #[test]
+    fn a_queue_that_can_not_be_read_is_asked_ever_less_often() {
+        let waits: Vec<u64> = [0, 1, 2, 5, 4_000].map(|failures| retry_after(failures).as_secs()).into();
+        assert_eq!(waits, [2, 4, 8, 60, 60]);
     }
 
     #[test]

@@ -18,6 +18,10 @@ use crate::cloud::{Instance, LaunchDetails, LaunchError, LaunchRequest, Launched
 use crate::cluster::now_ms;
 use crate::scheduling::offering::{Catalogue, InstanceType, MicroUsd, OFFERING_LABELS, Offering};
 use crate::scheduling::requirement::Requirements;
+use crate::scheduling::resources::Resources;
+
+/// Resource of the interfaces that an instance has only where it is launched with them.
+const EFA: &str = "vpc.amazonaws.com/efa";
 
 /// Why a launch did not come about.
 #[derive(Debug, thiserror::Error)]
@@ -121,7 +125,7 @@ pub fn acceptable(claim: &NodeClaim, catalogue: &Catalogue) -> Vec<Override> {
     let requirements = Requirements::from_api(&claim.spec.requirements).unwrap_or_default();
     let mut found: Vec<(i64, Override)> = Vec::new();
     for instance_type in &catalogue.instance_types {
-        if !type_ok(&instance_type.name) || !admits(&requirements, &instance_type.labels) {
+        if !type_ok(&instance_type.name) || !instance_type.serves(&requirements) {
             continue;
         }
         for offering in &instance_type.offerings {
@@ -145,19 +149,6 @@ pub fn acceptable(claim: &NodeClaim, catalogue: &Catalogue) -> Vec<Override> {
         price.cmp(other).then_with(|| (&a.instance_type, &a.zone).cmp(&(&b.instance_type, &b.zone)))
     });
     found.into_iter().map(|(_, offering)| offering).collect()
-}
-
-/// Whether a type may serve a claim: what both name must agree; keys that only the claim names are the template's labels.
-fn admits(requirements: &Requirements, own: &BTreeMap<String, String>) -> bool {
-    requirements.iter().all(|(key, set)| match own.get(&**key) {
-        // Every type can be had in both; the launch asks for the one that the claim names.
-        _ if **key == *labels::INSTANCE_TENANCY => set.accepts(Some("default")) || set.accepts(Some("dedicated")),
-        Some(value) => set.accepts(Some(value)),
-        None => {
-            let elsewhere = OFFERING_LABELS.contains(&&**key) || **key == *labels::NODE_POOL;
-            elsewhere || !labels::is_well_known(key) || set.accepts_absence()
-        }
-    })
 }
 
 /// Whether an offering may serve a claim, by the labels that are its own.
@@ -204,6 +195,20 @@ pub async fn learn_partition(ctx: &Context, claim: &NodeClaim) -> Result<bool, F
     let labels = json!({(labels::PLACEMENT_GROUP_PARTITION): partition.to_string()});
     ctx.patch_claim(&claim.name_any(), &json!({"metadata": {"labels": labels}})).await?;
     Ok(true)
+}
+
+/// Capacity and allocatable of a claim's instance. It has EFA interfaces only where the claim asks for them or the class lists
+/// them: what the type could have is no promise.
+fn room(found: &InstanceType, claim: &NodeClaim, class: &Ec2NodeClass) -> (Resources, Resources) {
+    let asked = claim.spec.resources.requests.get(EFA);
+    let asked = asked.is_some_and(|amount| amount.0.chars().any(|c| ('1'..='9').contains(&c)));
+    let listed = class.spec.network_interfaces.iter().any(|interface| interface.interface_type == "efa-only");
+    let (mut capacity, mut allocatable) = (found.capacity.clone(), found.allocatable.clone());
+    if !asked && !listed {
+        capacity.set(EFA, 0);
+        allocatable.set(EFA, 0);
+    }
+    (capacity, allocatable)
 }
 
 /// What an instance costs.
@@ -268,8 +273,9 @@ async fn record(
         "conditions": list,
     });
     if let Some(found) = found {
-        status["capacity"] = json!(found.capacity.to_map());
-        status["allocatable"] = json!(found.allocatable.to_map());
+        let (capacity, allocatable) = room(found, claim, class);
+        status["capacity"] = json!(capacity.to_map());
+        status["allocatable"] = json!(allocatable.to_map());
     }
     ctx.patch_claim_status(&name, &status).await?;
     tracing::info!(
@@ -292,7 +298,6 @@ mod tests {
     use crate::cloud::InstanceState;
     use crate::cloud::reservation::ReservationKind;
     use crate::scheduling::offering::CapacityType;
-    use crate::scheduling::resources::Resources;
 
     fn found(partitions: &[&str]) -> Arc<InstanceType> {
         let offering = |partition: &&str| Offering {
@@ -353,6 +358,41 @@ mod tests {
         node.kubernetes.io/instance-type=m5.large
         topology.kubernetes.io/zone=z
         ");
+    }
+
+    #[test]
+    fn c28_efa_is_promised_only_where_the_instance_was_launched_with_it() {
+        let mut found = InstanceType::clone(&found(&[]));
+        for room in [&mut found.capacity, &mut found.allocatable] {
+            room.set(EFA, 4);
+            room.set("cpu", 8_000);
+        }
+        let claim = |requests: serde_json::Value| -> NodeClaim {
+            serde_json::from_value(json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim", "metadata": {"name": "c"},
+                "spec": {"requirements": [], "resources": {"requests": requests}, "nodeClassRef": {"group": "g", "kind": "k", "name": "n"}}}))
+            .unwrap()
+        };
+        let class = |kinds: &[&str]| -> Ec2NodeClass {
+            let interface = |(device, kind): (usize, &&str)| json!({"networkCardIndex": 0, "deviceIndex": device, "interfaceType": kind});
+            let interfaces: Vec<_> = kinds.iter().enumerate().map(interface).collect();
+            serde_json::from_value(
+                json!({"apiVersion": "karpenter.k8s.aws/v1", "kind": "EC2NodeClass", "metadata": {"name": "n"},
+                "spec": {"amiSelectorTerms": [], "networkInterfaces": interfaces}}),
+            )
+            .unwrap()
+        };
+        for (what, requests, kinds, efa) in [
+            ("plain", json!({"cpu": "1"}), &[][..], false),
+            ("asked for", json!({(EFA): "1"}), &[], true),
+            ("none asked for", json!({(EFA): "0"}), &[], false),
+            ("listed", json!({}), &["interface", "efa-only"], true),
+            ("others listed", json!({}), &["interface"], false),
+        ] {
+            let (capacity, allocatable) = room(&found, &claim(requests), &class(kinds));
+            let promised = [&capacity, &allocatable].map(|room| room.to_map().contains_key(EFA));
+            assert_eq!(promised, [efa, efa], "{what}");
+            assert!(capacity.to_map().contains_key("cpu"), "{what}");
+        }
     }
 
     #[test]

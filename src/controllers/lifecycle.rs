@@ -5,6 +5,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use futures::future::try_join_all;
 use k8s_openapi::api::core::v1::{Node, Taint};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
@@ -454,16 +455,16 @@ fn same_uid(uid: Option<String>) -> DeleteParams {
 /// Terminates a claim's instance; when it is gone, lets go of the Node and then of the claim.
 async fn terminate(ctx: &Context, claim: &NodeClaim, node: Option<&Node>) -> Result<Option<i64>, Failure> {
     let cloud = |error: crate::cloud::CloudError| Failure::Later(format!("terminating its instance: {error}"));
-    let mut id = claim.status.as_ref().and_then(|status| status.provider_id.clone());
-    if id.is_none() {
-        // It may have been launched by a process that died before it could write so.
-        let uid = claim.uid().unwrap_or_default();
-        let list = ctx.cloud.list().await.map_err(cloud)?;
-        id = list.into_iter().find(|instance| instance.client_token == uid).map(|instance| instance.provider_id);
-    }
-    if let Some(id) = id
-        && ctx.cloud.terminate(&id).await.map_err(cloud)?
-    {
+    let ids = if let Some(id) = claim.status.as_ref().and_then(|status| status.provider_id.clone()) {
+        vec![id]
+    } else {
+        // It may have been launched by a process that died before it could write so, or by a call whose answer was lost.
+        let found = ctx.cloud.launched_for(claim).await.map_err(cloud)?;
+        let state = ctx.cluster.read();
+        launch_group::left_behind(claim, state.claims.values().map(|claim| &**claim), &found)
+    };
+    let going = try_join_all(ids.iter().map(|id| ctx.cloud.terminate(id))).await.map_err(cloud)?;
+    if going.contains(&true) {
         return Ok(Some(POLL_MS));
     }
     if let Some(node) = node {

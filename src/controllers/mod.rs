@@ -5,6 +5,7 @@ pub mod batcher;
 mod claim;
 pub mod consolidation;
 pub mod context;
+pub mod degraded;
 pub mod disruption;
 pub mod drain;
 pub mod drift;

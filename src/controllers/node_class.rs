@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 use super::context::{Context, gone_is_fine, is_conflict, is_not_found, reference};
 use crate::api::conditions::{self, Conditions, DRIFTED, EC2_NODE_CLASS_DEPENDENTS};
-use crate::api::{Ec2NodeClass, Ec2NodeClassStatus, NodeClaim, hash, labels};
+use crate::api::{Ec2NodeClass, Ec2NodeClassStatus, NodeClaim, NodePool, hash, labels};
 use crate::cloud::{CloudError, Resolution, Verdict};
 use crate::cluster::{State, now_ms};
 
@@ -23,6 +23,8 @@ use crate::cluster::{State, now_ms};
 const TICK: Duration = Duration::from_secs(5);
 /// Classes that are looked up at the same time.
 const CONCURRENCY: usize = 10;
+/// Longest wait after something could not be judged; the wait doubles up to it.
+const LONGEST_RETRY: Duration = Duration::from_mins(5);
 /// Most claims that an event names.
 const NAMED: usize = 5;
 
@@ -35,9 +37,11 @@ enum Failure {
     Cloud(#[from] CloudError),
 }
 
-/// What a class was when it was last looked up, and when it is looked up again, milliseconds since the epoch.
+/// What a class was when it was last looked up, how often in a row something could not be judged, and when it is looked up again,
+/// milliseconds since the epoch.
 struct Looked {
     what: String,
+    failures: u32,
     again_ms: i64,
 }
 
@@ -57,21 +61,32 @@ pub async fn run(ctx: Arc<Context>) {
         for some in due.chunks(CONCURRENCY) {
             let results = join_all(some.iter().map(|class| reconcile(&ctx, class))).await;
             for (class, result) in some.iter().zip(results) {
-                let again = result.unwrap_or_else(|error| {
+                let (again, judged) = result.unwrap_or_else(|error| {
                     let quiet = matches!(&error, Failure::Api(error) if is_not_found(error) || is_conflict(error));
                     if !quiet {
                         tracing::warn!(class = class.name_any(), %error, "trying again");
                     }
-                    TICK
+                    (TICK, true)
                 });
-                let again_ms = now_ms().saturating_add(i64::try_from(again.as_millis()).unwrap_or(i64::MAX));
-                looked.insert(class.name_any(), Looked { what: what(class), again_ms });
+                let before = looked.get(&class.name_any()).filter(|before| before.what == what(class));
+                let failures = if judged { 0 } else { before.map_or(0, |before| before.failures) + 1 };
+                let wait = i64::try_from(backed_off(again, failures).as_millis()).unwrap_or(i64::MAX);
+                let again_ms = now_ms().saturating_add(wait);
+                looked.insert(class.name_any(), Looked { what: what(class), failures, again_ms });
             }
         }
         let _ = tokio::time::timeout(TICK, changes.changed()).await;
         tokio::time::sleep(Duration::from_millis(200)).await;
         changes.mark_unchanged();
     }
+}
+
+/// When to look again after something could not be judged so often in a row: what is refused for good is asked ever less often.
+fn backed_off(again: Duration, failures: u32) -> Duration {
+    if failures == 0 {
+        return again;
+    }
+    again.max(again.saturating_mul(1 << (failures - 1).min(10)).min(LONGEST_RETRY))
 }
 
 /// What makes a class another one to look up: what people write, not what we do.
@@ -82,59 +97,63 @@ fn what(class: &Ec2NodeClass) -> String {
     format!("{:?} {:?} {:?} {annotations:?}", meta.uid, meta.generation, meta.deletion_timestamp.is_some())
 }
 
-/// Brings a class up to date. Returns when to look again.
-async fn reconcile(ctx: &Context, class: &Arc<Ec2NodeClass>) -> Result<Duration, Failure> {
+/// Brings a class up to date. Returns when to look again, and whether everything could be judged.
+async fn reconcile(ctx: &Context, class: &Arc<Ec2NodeClass>) -> Result<(Duration, bool), Failure> {
     let ca = ctx.cloud.instance_ca();
     if class.metadata.deletion_timestamp.is_some() {
-        return end(ctx, class).await;
+        return Ok((end(ctx, class).await?, true));
     }
+    let mut class = Arc::clone(class);
     if let Some(ca) = ca {
         let claims: Vec<Arc<NodeClaim>> = claims_of(&ctx.cluster.read(), &class.name_any());
-        for (name, patch) in restamped(class, &claims, &ca) {
+        for (name, patch) in restamped(&class, &claims, &ca) {
             gone_is_fine(ctx.patch_claim(&name, &patch).await)?;
         }
-        if let Some(patch) = marks(class, &ca) {
-            write(ctx, class, &patch).await?;
+        if let Some(patch) = marks(&class, &ca) {
+            class = Arc::new(write(ctx, &class, &patch).await?);
         }
     }
-    let resolution = ctx.cloud.resolve(class).await;
+    let pools = pools_of(&ctx.cluster.read(), &class.name_any());
+    let resolution = ctx.cloud.resolve(&class, &pools).await;
     for (kind, verdict) in &resolution.verdicts {
         if let Verdict::Unjudged(error) = verdict {
             tracing::warn!(class = class.name_any(), condition = kind, error, "not judged, what was known stands");
             let note = format!("{kind} could not be judged, what was known stands: {error}");
-            ctx.event(reference(&**class), true, "NotJudged", &note).await;
+            ctx.event(reference(&*class), true, "NotJudged", &note).await;
         }
         if let Verdict::Degraded(reason, message) = verdict {
             tracing::warn!(class = class.name_any(), condition = kind, reason, message, "degraded");
-            ctx.event(reference(&**class), true, reason, message).await;
+            ctx.event(reference(&*class), true, reason, message).await;
         }
     }
     let before = class.status.clone().unwrap_or_default();
-    let after = status(class, &resolution, &Time(Timestamp::now()));
+    let after = status(&class, &resolution, &Time(Timestamp::now()));
     if after != before {
         let api: Api<Ec2NodeClass> = Api::all(ctx.client.clone());
-        let patch = json!({"status": whole(&after)});
+        // Fails where the class was written since it was read: it is looked up anew then.
+        let patch = json!({"metadata": {"resourceVersion": class.resource_version()}, "status": whole(&after)});
         let written = api.patch_status(&class.name_any(), &PatchParams::default(), &Patch::Merge(&patch)).await?;
         for condition in newly_false(&before, &after) {
             ctx.event(reference(&written), true, &condition.0, &condition.1).await;
         }
         ctx.cluster.update(|state| state.classes.insert(class.name_any(), Arc::new(written)));
     }
-    Ok(resolution.again)
+    let judged = !resolution.verdicts.iter().any(|(_, verdict)| matches!(verdict, Verdict::Unjudged(_)));
+    Ok((resolution.again, judged))
 }
 
 /// Merge-patches a class and takes the answer into the state.
-async fn write(ctx: &Context, class: &Ec2NodeClass, patch: &Value) -> Result<(), kube::Error> {
+async fn write(ctx: &Context, class: &Ec2NodeClass, patch: &Value) -> Result<Ec2NodeClass, kube::Error> {
     let api: Api<Ec2NodeClass> = Api::all(ctx.client.clone());
     let written = api.patch(&class.name_any(), &PatchParams::default(), &Patch::Merge(patch)).await?;
     ctx.cluster.update(|state| {
         if written.finalizers().is_empty() && written.metadata.deletion_timestamp.is_some() {
             state.classes.remove(&written.name_any());
         } else {
-            state.classes.insert(written.name_any(), Arc::new(written));
+            state.classes.insert(written.name_any(), Arc::new(written.clone()));
         }
     });
-    Ok(())
+    Ok(written)
 }
 
 /// The status of a class by what it comes to. What could not be judged keeps its condition.
@@ -235,6 +254,11 @@ fn claims_of(state: &State, class: &str) -> Vec<Arc<NodeClaim>> {
     state.claims.values().filter(|claim| claim.spec.node_class_ref.name == class).cloned().collect()
 }
 
+fn pools_of(state: &State, class: &str) -> Vec<Arc<NodePool>> {
+    let names = |pool: &&Arc<NodePool>| pool.spec.template.spec.node_class_ref.name == class;
+    state.pools.values().filter(names).cloned().collect()
+}
+
 /// The end of a class: it waits for its claims, then what was made for it goes, then its finalizer.
 async fn end(ctx: &Context, class: &Arc<Ec2NodeClass>) -> Result<Duration, Failure> {
     let name = class.name_any();
@@ -250,7 +274,7 @@ async fn end(ctx: &Context, class: &Arc<Ec2NodeClass>) -> Result<Duration, Failu
     let left: Vec<&String> =
         class.finalizers().iter().filter(|finalizer| *finalizer != labels::EC2_TERMINATION_FINALIZER).collect();
     let patch = json!({"metadata": {"finalizers": left, "resourceVersion": class.resource_version()}});
-    gone_is_fine(write(ctx, class, &patch).await)?;
+    gone_is_fine(write(ctx, class, &patch).await.map(|_| ()))?;
     tracing::info!(class = name, "node class released");
     Ok(TICK)
 }
@@ -301,6 +325,22 @@ mod tests {
 
     fn ready(status: &Ec2NodeClassStatus) -> &str {
         &conditions::get(&status.conditions, "Ready").unwrap().status
+    }
+
+    #[test]
+    fn what_can_not_be_judged_is_asked_ever_less_often() {
+        let seconds = Duration::from_secs;
+        for (again, failures, expected) in [
+            (seconds(60), 0, seconds(60)),
+            (seconds(10), 1, seconds(10)),
+            (seconds(10), 2, seconds(20)),
+            (seconds(10), 5, seconds(160)),
+            (seconds(10), 6, seconds(300)),
+            (seconds(10), 4_000_000, seconds(300)),
+            (seconds(3_600), 3, seconds(3_600)),
+        ] {
+            assert_eq!(backed_off(again, failures), expected, "{again:?} {failures}");
+        }
     }
 
     #[test]

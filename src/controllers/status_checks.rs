@@ -130,10 +130,7 @@ async fn refused(ctx: &Context, error: &CloudError) {
         "instances whose status checks fail are not replaced: allow ec2:DescribeInstanceStatus in the controller's policy and \
          restart it ({error})"
     );
-    let classes: Vec<_> = ctx.cluster.read().classes.values().cloned().collect();
-    for class in classes {
-        ctx.event(reference(&*class), true, "StatusChecksRefused", &note).await;
-    }
+    ctx.tell_classes(true, "StatusChecksRefused", &note).await;
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
+use super::requirement::Requirements;
 use super::resources::Resources;
 use crate::api::labels;
 
@@ -125,6 +126,22 @@ pub struct InstanceType {
     pub volume_limits: BTreeMap<Arc<str>, i64>,
     /// Offerings, by zone then capacity type.
     pub offerings: Vec<Offering>,
+}
+
+impl InstanceType {
+    /// Whether nodes of the type may serve requirements: what both name must agree. Keys of offerings are not looked at, and keys
+    /// that only the requirements name are labels of the template.
+    pub fn serves(&self, requirements: &Requirements) -> bool {
+        requirements.iter().all(|(key, set)| match self.labels.get(&**key) {
+            // Every type can be had in both; the launch asks for the one that is named.
+            _ if **key == *labels::INSTANCE_TENANCY => set.accepts(Some("default")) || set.accepts(Some("dedicated")),
+            Some(value) => set.accepts(Some(value)),
+            None => {
+                let elsewhere = OFFERING_LABELS.contains(&&**key) || **key == *labels::NODE_POOL;
+                elsewhere || !labels::is_well_known(key) || set.accepts_absence()
+            }
+        })
+    }
 }
 
 /// Everything that can be bought for one node class. Immutable and shared.

@@ -17,6 +17,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Deserializer};
 
 pub use embedded::embedded;
+pub use evaluated::Trial;
 pub use labels::architecture;
 pub use overhead::MIB;
 pub use price::{PriceError, SYNTHETIC_SPOT_NOTE, SpotPricing, SpotRatio, micro_usd};

@@ -2,12 +2,13 @@
 //! stays, sixty instance types at most. Reserved capacity, which comes before both, is chosen in
 //! [`choose_reserved`](super::choose_reserved).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use crate::api::labels;
+use crate::api::{Requirement, labels};
 use crate::cloud::{Override, ReservedIn};
 use crate::scheduling::offering::{CapacityType, Catalogue, InstanceType, MicroUsd};
+use crate::scheduling::requirement::normalise_key;
 
 /// Most instance types in one request.
 pub const MOST_TYPES: usize = 60;
@@ -78,20 +79,7 @@ struct Priced<'a> {
 /// Chooses from `overrides` by the prices of `catalogue`; `None` where nothing is left. `free_choice` is false for a claim that
 /// asks for a least number of distinct values (`minValues`): nothing is taken away from it by price or kind.
 pub fn choose(overrides: &[Override], catalogue: &Catalogue, free_choice: bool) -> Option<Choice> {
-    let types: BTreeMap<&str, &Arc<InstanceType>> =
-        catalogue.instance_types.iter().map(|found| (&*found.name, found)).collect();
-    let mut offers: Vec<Priced> = overrides
-        .iter()
-        .filter(|offering| offering.capacity_type != CapacityType::Reserved)
-        .filter_map(|offering| {
-            let instance_type = *types.get(&*offering.instance_type)?;
-            let known = instance_type.offerings.iter().find(|known| {
-                *known.zone == offering.zone && known.capacity_type == offering.capacity_type && known.available
-            })?;
-            let (zone, capacity_type) = (offering.zone.as_str(), offering.capacity_type);
-            Some(Priced { instance_type, zone, capacity_type, price: known.price })
-        })
-        .collect();
+    let mut offers = offers(overrides, catalogue);
     if free_choice {
         if offers.iter().any(|offer| !is_exotic(offer.instance_type)) {
             offers.retain(|offer| !is_exotic(offer.instance_type));
@@ -114,6 +102,48 @@ pub fn choose(overrides: &[Override], catalogue: &Catalogue, free_choice: bool) 
     candidates.sort_by_key(Candidate::cheapest);
     candidates.truncate(MOST_TYPES);
     (!candidates.is_empty()).then_some(Choice { capacity_type, reservation: None, candidates })
+}
+
+/// The overrides that are still there, with their types and prices; without reservations.
+fn offers<'a>(overrides: &'a [Override], catalogue: &'a Catalogue) -> Vec<Priced<'a>> {
+    let types: BTreeMap<&str, &Arc<InstanceType>> =
+        catalogue.instance_types.iter().map(|found| (&*found.name, found)).collect();
+    let unreserved = overrides.iter().filter(|offering| offering.capacity_type != CapacityType::Reserved);
+    let priced = unreserved.filter_map(|offering| {
+        let instance_type = *types.get(&*offering.instance_type)?;
+        let known = instance_type.offerings.iter().find(|known| {
+            *known.zone == offering.zone && known.capacity_type == offering.capacity_type && known.available
+        })?;
+        let (zone, capacity_type) = (offering.zone.as_str(), offering.capacity_type);
+        Some(Priced { instance_type, zone, capacity_type, price: known.price })
+    });
+    priced.collect()
+}
+
+/// Whether the sixty cheapest types of `overrides` have as many distinct values of each key as is `asked` of them (`minValues`).
+pub fn min_values_hold(overrides: &[Override], catalogue: &Catalogue, asked: &[Requirement]) -> bool {
+    if asked.iter().all(|requirement| requirement.min_values.is_none()) {
+        return true;
+    }
+    let mut offers = offers(overrides, catalogue);
+    offers.sort_by_key(|offer| offer.price);
+    let mut named: Vec<&str> = Vec::new();
+    for offer in &offers {
+        let name = &*offer.instance_type.name;
+        if named.len() < MOST_TYPES && !named.contains(&name) {
+            named.push(name);
+        }
+    }
+    offers.retain(|offer| named.contains(&&*offer.instance_type.name));
+    asked.iter().all(|requirement| {
+        let value = |offer: &Priced<'_>| match normalise_key(&requirement.key) {
+            labels::ZONE => Some(offer.zone.to_owned()),
+            labels::CAPACITY_TYPE => Some(offer.capacity_type.to_string()),
+            key => offer.instance_type.labels.get(key).cloned(),
+        };
+        let values: BTreeSet<String> = offers.iter().filter_map(value).collect();
+        usize::try_from(requirement.min_values.unwrap_or(0)).is_ok_and(|least| values.len() >= least)
+    })
 }
 
 /// Whether a generic claim should not get this type: bare metal, or with accelerators.
@@ -192,6 +222,30 @@ mod tests {
         let cheapest = catalogue.instance_types.iter().filter(|found| !is_exotic(found));
         let cheapest = cheapest.flat_map(|found| &found.offerings).map(|offering| offering.price).min().unwrap();
         assert_eq!(prices[0], cheapest);
+    }
+
+    #[test]
+    fn min_values_must_hold_among_the_types_that_a_request_may_name() {
+        let catalogue = catalogue(0.4);
+        let asked = |key: &str, least: Option<i64>| {
+            vec![Requirement { key: key.into(), operator: "Exists".into(), values: vec![], min_values: least }]
+        };
+        let two = all(&catalogue, &["m5.large", "c5.large"]);
+        let many = all(&catalogue, &[]);
+        for (overrides, key, least, expected) in [
+            (&two, labels::INSTANCE_TYPE, None, true),
+            (&two, labels::INSTANCE_TYPE, Some(2), true),
+            (&two, labels::INSTANCE_TYPE, Some(3), false),
+            (&many, labels::INSTANCE_TYPE, Some(60), true),
+            (&many, labels::INSTANCE_TYPE, Some(61), false),
+            (&two, labels::INSTANCE_FAMILY, Some(2), true),
+            (&two, labels::INSTANCE_SIZE, Some(2), false),
+            (&two, labels::CAPACITY_TYPE, Some(2), true),
+            (&two, labels::ZONE, Some(100), false),
+        ] {
+            assert_eq!(min_values_hold(overrides, &catalogue, &asked(key, least)), expected, "{key} {least:?}");
+        }
+        assert!(!min_values_hold(&[], &catalogue, &asked(labels::ZONE, Some(1))));
     }
 
     #[test]

@@ -37,9 +37,9 @@ const FIRST_BACKOFF: Duration = Duration::from_millis(500);
 const LONGEST_BACKOFF: Duration = Duration::from_secs(30);
 /// Longest wait for a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Longest wait for the first byte of an answer. A long poll of the queue takes 20 s; a launch that is asked for again is not
-/// launched again.
-const READ_TIMEOUT: Duration = Duration::from_secs(30);
+/// Longest wait for the first byte of an answer, and between two parts of it. A long poll of the queue takes 20 s; a launch that
+/// is asked for again is not launched again.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Why there are no clients.
 #[derive(Debug, thiserror::Error)]
@@ -121,30 +121,35 @@ impl Clients {
             let assumed = AssumeRoleProvider::builder(role).session_name(SESSION).configure(&config).build().await;
             config = config.into_builder().credentials_provider(SharedCredentialsProvider::new(assumed)).build();
         }
-        Self::new(&config, calls, instead.attempts.unwrap_or(ATTEMPTS))
+        Self::new(&config, calls, instead.attempts.unwrap_or(ATTEMPTS), PATIENCE)
     }
 
-    /// Clients of a configuration that already has its HTTP client; retries and time-outs are set here.
-    fn new(config: &SdkConfig, calls: Arc<Calls>, attempts: u32) -> Result<Self, ConnectError> {
+    /// Clients of a configuration that already has its HTTP client; retries and time-outs are set here. An attempt ends when
+    /// nothing came for `patience`.
+    fn new(config: &SdkConfig, calls: Arc<Calls>, attempts: u32, patience: Duration) -> Result<Self, ConnectError> {
         let region = config.region().ok_or(ConnectError::NoRegion)?.to_string();
         let retries = RetryConfig::standard()
             .with_max_attempts(attempts)
             .with_initial_backoff(FIRST_BACKOFF)
             .with_max_backoff(LONGEST_BACKOFF);
-        let timeouts = TimeoutConfig::builder().connect_timeout(CONNECT_TIMEOUT).read_timeout(READ_TIMEOUT).build();
-        // The time-outs above end a call that hangs. The SDK's watch over stalled streams would also end one that waits for our
-        // own rate limit, or for a slow answer.
+        let waits = TimeoutConfig::builder().connect_timeout(CONNECT_TIMEOUT).read_timeout(patience);
+        let timeouts = waits.clone().operation_attempt_timeout(patience * 2).build();
+        // The read time-out ends with the head of an answer; a connection may die after it.
+        let stalled = StalledStreamProtectionConfig::enabled().upload_enabled(false).grace_period(patience).build();
         let config = config
             .clone()
             .into_builder()
             .retry_config(retries)
             .timeout_config(timeouts)
-            .stalled_stream_protection(StalledStreamProtectionConfig::disabled())
+            .stalled_stream_protection(stalled)
             .build();
         // The SDK stops retrying when most calls fail. Under a throttling that lasts we'd rather wait: the limit above is ours.
         let patient = TokenBucket::builder().capacity(5_000).refill_rate(50.0).build();
         let partition = RetryPartition::custom("stowage-ec2").token_bucket(patient).build();
-        let ec2 = aws_sdk_ec2::config::Builder::from(&config).retry_partition(partition).build();
+        // An attempt of EC2's may wait for our own rate limit, for as long as it takes: only what comes after is bounded.
+        let unbounded = waits.disable_operation_attempt_timeout().build();
+        let ec2 =
+            aws_sdk_ec2::config::Builder::from(&config).retry_partition(partition).timeout_config(unbounded).build();
         let pricing =
             aws_sdk_pricing::config::Builder::from(&config).region(Region::new(prices::endpoint_region(&region)));
         Ok(Self {
@@ -290,7 +295,7 @@ pub(super) mod wire {
             .credentials_provider(SharedCredentialsProvider::new(Credentials::new("id", "secret", None, None, "test")))
             .http_client(paced(network, Arc::clone(&calls)))
             .build();
-        let mut clients = Clients::new(&config, calls, ATTEMPTS).unwrap();
+        let mut clients = Clients::new(&config, calls, ATTEMPTS, PATIENCE).unwrap();
         let quick = RetryConfig::standard().with_max_attempts(2).with_initial_backoff(Duration::from_millis(1));
         let conf = clients.ec2.config().to_builder().retry_config(quick).build();
         clients.ec2 = aws_sdk_ec2::Client::from_conf(conf);
@@ -337,7 +342,53 @@ pub(super) mod wire {
 
 #[cfg(test)]
 mod tests {
+    use aws_sdk_ec2::config::Credentials;
+    use futures::TryFutureExt;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpListener;
+
+    use super::super::errors::{ApiError, Class};
     use super::*;
+
+    /// A server that answers each request with the head of an answer and its first byte, and then with nothing.
+    async fn dying_server() -> String {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        tokio::spawn(async move {
+            let mut open = Vec::new();
+            loop {
+                let (mut stream, _) = listener.accept().await.unwrap();
+                let mut request = [0; 1024];
+                let _ = stream.read(&mut request).await.unwrap();
+                stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\n<").await.unwrap();
+                open.push(stream);
+            }
+        });
+        format!("http://{address}")
+    }
+
+    #[tokio::test]
+    async fn a_connection_that_dies_within_an_answer_ends_the_call() {
+        let https = aws_smithy_http_client::Builder::new()
+            .tls_provider(tls::Provider::Rustls(tls::rustls_provider::CryptoMode::Ring))
+            .build_https();
+        let calls = Arc::new(Calls::default());
+        let config = SdkConfig::builder()
+            .behavior_version(BehaviorVersion::latest())
+            .region(Region::new("us-east-1"))
+            .endpoint_url(dying_server().await)
+            .credentials_provider(SharedCredentialsProvider::new(Credentials::new("id", "secret", None, None, "test")))
+            .http_client(paced(https, Arc::clone(&calls)))
+            .build();
+        let clients = Clients::new(&config, calls, 1, Duration::from_millis(200)).unwrap();
+        let of_ec2 = clients.ec2.describe_subnets().send().map_err(ApiError::of("ec2:DescribeSubnets"));
+        let of_ssm = clients.ssm.get_parameter().name("x").send().map_err(ApiError::of("ssm:GetParameter"));
+        let both = futures::future::join(of_ec2.map_ok(|_| ()), of_ssm.map_ok(|_| ()));
+        let (of_ec2, of_ssm) = tokio::time::timeout(Duration::from_secs(20), both).await.expect("the calls end");
+        for error in [of_ec2.unwrap_err(), of_ssm.unwrap_err()] {
+            assert_eq!(error.class, Class::Unanswered, "whether it had an effect is not known: {error}");
+        }
+    }
 
     #[tokio::test]
     async fn attempts_are_counted_by_action_and_a_throttled_call_is_tried_again() {

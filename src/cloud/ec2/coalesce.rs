@@ -25,6 +25,9 @@ pub struct Window {
 /// Windows of DescribeInstances and TerminateInstances by id.
 pub const BY_ID: Window = Window { idle: Duration::from_millis(100), longest: Duration::from_secs(1), most: 500 };
 
+/// Windows of DescribeInstances by launch group: EC2 takes 200 values of a filter.
+pub const BY_GROUP: Window = Window { most: 200, ..BY_ID };
+
 /// What is told of windows: how long they were open, and how many keys were in them.
 #[derive(Clone, Debug)]
 pub struct Told {

@@ -122,8 +122,9 @@ impl ApiError {
                 Some(status) if status >= 500 => Class::Server,
                 Some(429) => Class::Throttled,
                 Some(403) => Class::Unauthorized,
-                Some(_) => Class::Refused,
-                None => Class::Unanswered,
+                Some(status) if status >= 300 => Class::Refused,
+                // An answer that broke off or can't be read: the call may have had its effect.
+                Some(_) | None => Class::Unanswered,
             };
             Self { action, code: String::new(), message: DisplayErrorContext(&error).to_string(), class }
         }

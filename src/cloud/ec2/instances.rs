@@ -6,7 +6,7 @@ use aws_sdk_ec2::types::{Filter, InstanceLifecycleType, InstanceStateName, Place
 use futures::future::join_all;
 
 use super::client::Clients;
-use super::coalesce::{BY_ID, Coalescer, Told};
+use super::coalesce::{BY_GROUP, BY_ID, Coalescer, Told};
 use super::errors::{ApiError, Class};
 use super::fleet::{CLAIM_TAG, LAUNCH_TAG};
 use super::launch_template::CLUSTER_TAG;
@@ -179,10 +179,34 @@ pub async fn of_group(clients: &Clients, cluster: &str, group: &str) -> Result<V
     Ok(found)
 }
 
+/// Answers of DescribeInstances by launch group: its instances that are there.
+pub type Finder = Coalescer<String, Result<Vec<Instance>, ApiError>>;
 /// Answers of DescribeInstances by id; `None` for an instance that isn't there.
 pub type Describer = Coalescer<String, Result<Option<Instance>, ApiError>>;
 /// Answers of TerminateInstances by id; false for an instance that isn't there.
 pub type Terminator = Coalescer<String, Result<bool, ApiError>>;
+
+/// Finds what was launched for groups, those of a short window in one call.
+pub fn finder(clients: &Clients, cluster: &str) -> Finder {
+    let (clients, cluster) = (clients.clone(), cluster.to_owned());
+    let told = Told::new(&clients.metrics, "find_instances");
+    Coalescer::start(BY_GROUP, told, move |groups| of_groups(clients.clone(), cluster.clone(), groups))
+}
+
+async fn of_groups(
+    clients: Clients,
+    cluster: String,
+    groups: Vec<String>,
+) -> HashMap<String, Result<Vec<Instance>, ApiError>> {
+    let filters =
+        vec![filter(format!("tag:{LAUNCH_TAG}"), &groups), filter(format!("tag:{CLUSTER_TAG}"), [cluster]), there()];
+    let found = matching(&clients, filters, read).await;
+    let of_group = |group: &String| {
+        let of = |all: &Vec<Instance>| all.iter().filter(|one| one.client_token == *group).cloned().collect();
+        found.as_ref().map(of).map_err(Clone::clone)
+    };
+    groups.iter().map(|group| (group.clone(), of_group(group))).collect()
+}
 
 /// Describes instances, those of a short window in one call.
 pub fn describer(clients: &Clients) -> Describer {
@@ -272,205 +296,5 @@ async fn terminate(clients: &Clients, ids: Vec<String>) -> Result<Vec<String>, A
 }
 
 #[cfg(test)]
-mod tests {
-    use std::sync::Mutex;
-
-    use super::super::client::wire;
-    use super::*;
-
-    fn item(id: &str, more: &str) -> String {
-        format!(
-            "<item><instancesSet><item><instanceId>{id}</instanceId><instanceType>m5.large</instanceType><imageId>ami-1</imageId>\
-             <instanceState><name>running</name></instanceState><placement><availabilityZone>us-east-1a</availabilityZone></placement>\
-             <launchTime>2026-01-02T03:04:05.000Z</launchTime>{more}</item></instancesSet></item>"
-        )
-    }
-
-    fn reservations(items: &str) -> Option<(u16, String)> {
-        wire::ok("DescribeInstances", &format!("<reservationSet>{items}</reservationSet>"))
-    }
-
-    fn ids(request: &wire::Seen) -> Vec<String> {
-        (1..).map_while(|n| request.form.get(&format!("InstanceId.{n}")).cloned()).collect()
-    }
-
-    fn counted(seen: &Mutex<Vec<wire::Seen>>) -> Vec<usize> {
-        seen.lock().unwrap().iter().map(|request| ids(request).len()).collect()
-    }
-
-    #[test]
-    fn ids_are_read_off_provider_ids() {
-        for (provider_id, expected) in [
-            ("aws:///us-east-1a/i-0123", Some("i-0123")),
-            ("aws:///i-0123", Some("i-0123")),
-            ("kwok-aws:///a/i-0123", None),
-            ("aws:///us-east-1a/", None),
-            ("i-0123", None),
-        ] {
-            assert_eq!(instance_id(provider_id), expected, "{provider_id}");
-        }
-        assert_eq!(provider_id("a", "i-1"), "aws:///a/i-1");
-    }
-
-    #[tokio::test]
-    async fn an_instance_is_read_with_its_tags_and_capacity_type() {
-        let (clients, _) = wire::clients(Box::new(|_| {
-            let tags = format!(
-                "<tagSet><item><key>{LAUNCH_TAG}</key><value>uid</value></item><item><key>{CLAIM_TAG}</key><value>claim</value></item></tagSet>"
-            );
-            let spot = item("i-1", &format!("{tags}<spotInstanceRequestId>sir-1</spotInstanceRequestId>"));
-            // One that merely fell into an open reservation was bought on demand.
-            let open = item(
-                "i-2",
-                "<capacityReservationId>cr-1</capacityReservationId><subnetId>subnet-1</subnetId>\
-                 <groupSet><item><groupId>sg-1</groupId></item></groupSet>",
-            );
-            reservations(&(spot + &open))
-        }));
-        let found = of_cluster(&clients, "c1").await.unwrap();
-        assert_eq!(
-            found[0].0,
-            Instance {
-                id: "i-1".into(),
-                provider_id: "aws:///us-east-1a/i-1".into(),
-                client_token: "uid".into(),
-                node_claim: "claim".into(),
-                instance_type: "m5.large".into(),
-                zone: "us-east-1a".into(),
-                capacity_type: CapacityType::Spot,
-                reservation: None,
-                partition: None,
-                image_id: "ami-1".into(),
-                launched_at_ms: 1_767_323_045_000,
-                state: InstanceState::Running,
-            }
-        );
-        assert_eq!(found[1].0.capacity_type, CapacityType::OnDemand);
-        let facts = InstanceFacts {
-            security_groups: ["sg-1".to_owned()].into(),
-            subnet: Some("subnet-1".into()),
-            reservation: None,
-        };
-        assert_eq!(found[1].1, facts);
-    }
-
-    #[tokio::test]
-    async fn c39_instances_with_another_clusters_tags_or_without_a_pools_are_not_listed() {
-        let (clients, seen) = wire::clients(Box::new(|_| reservations("")));
-        assert!(of_cluster(&clients, "c1").await.unwrap().is_empty());
-        let form = &seen.lock().unwrap()[0].form;
-        let filter =
-            |n: usize| (form[&format!("Filter.{n}.Name")].as_str(), form[&format!("Filter.{n}.Value.1")].as_str());
-        assert_eq!(filter(1), ("tag-key", labels::NODE_POOL));
-        assert_eq!(filter(2), ("tag-key", labels::EC2_NODE_CLASS));
-        assert_eq!(filter(3), ("tag:eks:eks-cluster-name", "c1"));
-    }
-
-    #[tokio::test]
-    async fn only_what_may_run_nowhere_else_is_in_a_reservation() {
-        let (clients, _) = wire::clients(Box::new(|_| {
-            let only = "<capacityReservationSpecification><capacityReservationPreference>capacity-reservations-only</capacityReservationPreference></capacityReservationSpecification>";
-            let id = "<capacityReservationId>cr-1</capacityReservationId>";
-            let lifecycle = |kind: &str| format!("{id}{only}<instanceLifecycle>{kind}</instanceLifecycle>");
-            reservations(
-                &[
-                    item("i-1", &format!("{id}{only}")),
-                    item("i-2", &lifecycle("capacity-block")),
-                    item("i-3", &lifecycle("interruptible-capacity-reservation")),
-                    item("i-4", only),
-                    item("i-5", id),
-                ]
-                .concat(),
-            )
-        }));
-        let found = of_cluster(&clients, "c1").await.unwrap();
-        let kinds: Vec<_> =
-            found.iter().map(|(one, _)| one.reservation.as_ref().map(|one| (&*one.id, one.kind))).collect();
-        let of = |kind| Some(("cr-1", kind));
-        assert_eq!(
-            kinds,
-            [
-                of(ReservationKind::OnDemand),
-                of(ReservationKind::CapacityBlock),
-                of(ReservationKind::Interruptible),
-                None,
-                None
-            ]
-        );
-        let types: Vec<_> = found.iter().map(|(one, _)| one.capacity_type).collect();
-        let (reserved, on_demand) = (CapacityType::Reserved, CapacityType::OnDemand);
-        assert_eq!(types, [reserved, reserved, reserved, on_demand, on_demand]);
-    }
-
-    #[tokio::test]
-    async fn a_partition_is_known_when_ec2_says_which() {
-        let (clients, _) = wire::clients(Box::new(|_| {
-            let placed = |id: &str, number: i32| {
-                let zone = "<availabilityZone>us-east-1a</availabilityZone>";
-                item(id, "").replace(zone, &format!("{zone}<partitionNumber>{number}</partitionNumber>"))
-            };
-            reservations(&(placed("i-1", 3) + &placed("i-2", 0) + &item("i-3", "")))
-        }));
-        let found = of_cluster(&clients, "c1").await.unwrap();
-        assert_eq!(found.iter().map(|(one, _)| one.partition).collect::<Vec<_>>(), [Some(3), None, None]);
-    }
-
-    #[tokio::test]
-    async fn one_unknown_id_does_not_hide_the_others() {
-        let (clients, seen) = wire::clients(Box::new(|request| {
-            let ids = ids(request);
-            match ids.iter().find(|id| *id == "i-gone") {
-                Some(_) => wire::refusal("InvalidInstanceID.NotFound", "i-gone"),
-                None => reservations(&ids.iter().map(|id| item(id, "")).collect::<String>()),
-            }
-        }));
-        let describer = describer(&clients);
-        let ask = |id: &str| describer.ask(id.to_owned());
-        let answers = futures::future::join3(ask("i-1"), ask("i-gone"), ask("i-2")).await;
-        assert!(matches!(answers.0, Some(Ok(Some(_)))) && matches!(answers.2, Some(Ok(Some(_)))));
-        assert_eq!(answers.1, Some(Ok(None)));
-        assert_eq!(counted(&seen), [3, 1, 1, 1]);
-    }
-
-    #[tokio::test]
-    async fn a_refused_describe_is_not_repeated_for_each() {
-        let (clients, seen) = wire::clients(Box::new(|_| wire::refusal("UnauthorizedOperation", "no")));
-        let answers = describe_all(clients, vec!["i-1".into(), "i-2".into()]).await;
-        assert!(answers.values().all(|answer| answer.as_ref().is_err_and(|error| error.class == Class::Unauthorized)));
-        assert_eq!(seen.lock().unwrap().len(), 1);
-    }
-
-    #[tokio::test]
-    async fn terminations_share_a_call_and_those_left_out_are_tried_alone() {
-        let (clients, seen) = wire::clients(Box::new(|request| {
-            let ids = ids(request);
-            if ids == ["i-gone"] {
-                return wire::refusal("InvalidInstanceID.NotFound", "i-gone");
-            }
-            let going = ids.iter().filter(|id| *id != "i-gone").map(|id| {
-                format!(
-                    "<item><instanceId>{id}</instanceId><currentState><name>shutting-down</name></currentState></item>"
-                )
-            });
-            wire::ok("TerminateInstances", &format!("<instancesSet>{}</instancesSet>", going.collect::<String>()))
-        }));
-        let terminator = terminator(&clients);
-        let ask = |id: &str| terminator.ask(id.to_owned());
-        let answers = futures::future::join3(ask("i-1"), ask("i-gone"), ask("i-2")).await;
-        assert_eq!(answers, (Some(Ok(true)), Some(Ok(false)), Some(Ok(true))));
-        assert_eq!(counted(&seen), [3, 1]);
-    }
-
-    #[tokio::test]
-    async fn the_instances_of_a_group_are_found_by_their_tag_the_oldest_first() {
-        let (clients, seen) = wire::clients(Box::new(|_| {
-            let young = item("i-1", "").replace("2026-01-02", "2026-01-03");
-            reservations(&(young + &item("i-2", "")))
-        }));
-        let found = of_group(&clients, "c1", "group").await.unwrap();
-        assert_eq!(found.iter().map(|instance| &*instance.id).collect::<Vec<_>>(), ["i-2", "i-1"]);
-        let form = &seen.lock().unwrap()[0].form;
-        assert_eq!((&*form["Filter.1.Name"], &*form["Filter.1.Value.1"]), ("tag:stowage.dev/launch", "group"));
-        assert_eq!(form["Filter.3.Value.2"], "running");
-    }
-}
+#[path = "instances_tests.rs"]
+mod tests;

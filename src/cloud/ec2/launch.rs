@@ -8,7 +8,7 @@ use futures::future::try_join_all;
 use kube::ResourceExt;
 
 use super::batches::{Answer, Turn};
-use super::choose::{Choice, choose};
+use super::choose::{Choice, choose, min_values_hold};
 use super::choose_reserved::{Wanted, choose_reserved};
 use super::class_view::PlacementGroup;
 use super::errors::{self, ApiError, Class};
@@ -211,6 +211,12 @@ impl Ec2 {
             counts.take(&reservation.id, token, now_ms());
         }
         drop(counts);
+        if choice.is_none()
+            && self.options.strict_min_values
+            && !min_values_hold(&request.overrides, &details.catalogue, asked)
+        {
+            return None;
+        }
         choice.or_else(|| choose(&request.overrides, &details.catalogue, free_choice))
     }
 

@@ -13,6 +13,9 @@ use aws_sdk_ec2::types::{
     ResourceType, Tag, TagSpecification,
 };
 
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+
 use crate::api::labels;
 use crate::api::node_class::{BlockDeviceMapping, ConnectionTracking, MetadataOptions, NetworkInterface};
 use crate::cloud::ReservedIn;
@@ -81,6 +84,11 @@ const NO_METADATA_IPV6: [&str; 6] =
     ["us-iso-east-1", "us-iso-west-1", "us-isob-east-1", "us-isob-west-1", "us-isof-south-1", "us-isof-east-1"];
 
 impl Template {
+    /// How long its user data is, which EC2 counts before base64.
+    pub fn user_data_bytes(&self) -> usize {
+        STANDARD.decode(&self.user_data).map_or(0, |text| text.len())
+    }
+
     /// Name of the template: the same for the same content.
     pub fn name(&self) -> String {
         format!("karpenter.k8s.aws/{}", draw(0, &[&format!("{self:?}")]))

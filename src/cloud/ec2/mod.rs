@@ -5,7 +5,7 @@
 //!
 //! - [`client`], [`rate`], [`errors`], [`coalesce`]: the calls themselves.
 //! - [`resolve`]: what a node class comes to ([`subnets`], [`security_groups`], [`images`] and [`aliases`], [`profile`],
-//!   [`placement`], [`reservations`]), and [`validate`], whether EC2 would launch it.
+//!   [`placement`], [`reservations`]), and [`validate`], whether EC2 would launch it (by a [`dry_type`]).
 //! - [`launch`]: the NodeClaims of a group become instances ([`batches`], [`attempts`], [`choose`], [`choose_reserved`], [`prepare`],
 //!   [`launch_template`], [`templates`], [`fleet`]), and what that teaches ([`unavailable`],
 //!   [`reservation_counts`]).
@@ -15,7 +15,7 @@
 //! - [`queue`], [`messages`], [`status_checks`]: what EC2 tells of instances by itself; [`drift`]: whether they still are what
 //!   their class comes to. [`zonal_shift`]: zones to keep out of.
 //! - [`user_data`], [`kubelet`]: what instances are told at boot.
-//! - [`metrics`]: what is published of all this.
+//! - [`metrics`], [`troubles`]: what is published of all this, and what people are told of.
 //! - [`preflight`]: whether an account is fit for all this, without changing anything in it.
 
 pub mod aliases;
@@ -29,6 +29,7 @@ pub mod client;
 pub mod cluster;
 pub mod coalesce;
 pub mod drift;
+mod dry_type;
 pub mod errors;
 pub mod fleet;
 pub mod images;
@@ -63,6 +64,7 @@ pub mod status_checks;
 pub mod subnets;
 pub mod tagging;
 pub mod templates;
+mod troubles;
 pub mod types;
 pub mod unavailable;
 pub mod user_data;
@@ -108,6 +110,10 @@ pub struct Options {
     pub vm_memory_overhead_ppm: i64,
     /// Whether capacity reservations are used (the feature gate ReservedCapacity).
     pub reserved_capacity: bool,
+    /// Whether a launch that has fewer distinct values left than a claim's `minValues` is no launch (`--min-values-policy Strict`).
+    pub strict_min_values: bool,
+    /// A placement score below this one counts against a spot offering; from 1 (none does) to 10.
+    pub spot_score_threshold: u8,
     /// Whether zones that ARC shifts the cluster away from are left alone.
     pub zonal_shift: bool,
     /// Whether kubelet configurations may hold expressions (the feature gate NodeClassCEL).
@@ -130,6 +136,8 @@ impl Options {
             reserved_enis: 0,
             vm_memory_overhead_ppm: 75_000,
             reserved_capacity: true,
+            strict_min_values: true,
+            spot_score_threshold: 7,
             zonal_shift: false,
             node_class_cel: false,
         }

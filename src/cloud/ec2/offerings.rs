@@ -14,8 +14,9 @@ use crate::cloud::Override;
 use crate::cloud::catalogue::{NodeSettings, RawInstanceType, SpotPricing};
 use crate::scheduling::offering::{CapacityType, InstanceType, MicroUsd, Offering};
 
-/// A reservation is paid for already: what is left of the price only orders reservations among each other.
-const RESERVED_SHARE: i64 = 10_000_000;
+/// A reservation is paid for already: what is left of the price only orders reservations among each other. A share that keeps the
+/// dearest of them below the cheapest spot offering, and, rounded up, most of the order.
+const RESERVED_SHARE: i64 = 100_000;
 
 /// What changes between two refreshes of the region.
 pub struct Market<'a> {
@@ -69,7 +70,7 @@ fn shape(
         };
         for reservation in reservations.iter().filter(|found| found.zone == *zone) {
             let on_demand = region.on_demand.get(&entry.name).copied().unwrap_or_default();
-            let price = MicroUsd(on_demand.0 / RESERVED_SHARE);
+            let price = reserved_price(on_demand);
             for own in places.of_zone(zone) {
                 let own = Arc::new(with_reservation(own, reservation));
                 offerings.push(offer(CapacityType::Reserved, price, !reservation.expiring, Some(0), &own));
@@ -83,6 +84,10 @@ fn shape(
     }
     node.offerings = offerings;
     node
+}
+
+fn reserved_price(on_demand: MicroUsd) -> MicroUsd {
+    MicroUsd((on_demand.0.max(0) + RESERVED_SHARE - 1) / RESERVED_SHARE)
 }
 
 fn with_reservation(own: &BTreeMap<String, String>, reservation: &Reservation) -> BTreeMap<String, String> {

@@ -53,7 +53,7 @@ fn a_type_is_offered_in_all_its_zones_and_available_in_those_of_the_class() {
         })
         .collect();
     insta::assert_snapshot!(lines.join("\n"), @r"
-    us-east-1a reserved 0 true [capacity-reservation-id=cr-1, capacity-reservation-interruptible=true, capacity-reservation-type=default, zone-id=use1-az6]
+    us-east-1a reserved 1 true [capacity-reservation-id=cr-1, capacity-reservation-interruptible=true, capacity-reservation-type=default, zone-id=use1-az6]
     us-east-1a spot 96000 true [zone-id=use1-az6]
     us-east-1a on-demand 96000 true [zone-id=use1-az6]
     us-east-1b spot 96000 true []
@@ -194,4 +194,10 @@ fn risk_is_put_on_spot_alone_and_leaves_the_price() {
     assert_eq!(seen("us-east-1a", Spot), (250, 96_000));
     assert_eq!(seen("us-east-1a", OnDemand), (0, 96_000));
     assert_eq!(seen("us-east-1b", Spot), (0, 96_000));
+}
+
+#[test]
+fn reservations_are_as_good_as_free_and_ordered_as_on_demand_is() {
+    let prices = [0, 4_200, 96_000, 192_000, 3_060_000, 98_320_000].map(|price| reserved_price(MicroUsd(price)).0);
+    assert_eq!(prices, [0, 1, 1, 2, 31, 984]);
 }

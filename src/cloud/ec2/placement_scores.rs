@@ -17,6 +17,7 @@ use super::errors::{ApiError, Class};
 use super::now_ms;
 use super::region::{Region, RegionSnapshot};
 use super::spot_risk::SpotRisk;
+use super::troubles::{self, Troubles};
 use crate::cloud::catalogue::{RawInstanceType, architecture};
 
 const SCORES: &str = "ec2:GetSpotPlacementScores";
@@ -177,7 +178,7 @@ fn after(error: &ApiError) -> Next {
 
 /// Keeps the scores of a region fresh, every 15 minutes, until the process ends or the API is refused: then spot goes on
 /// without scores.
-pub async fn keep_scoring(region: Arc<Region>, risk: Arc<SpotRisk>, ec2: Client) {
+pub async fn keep_scoring(region: Arc<Region>, risk: Arc<SpotRisk>, ec2: Client, troubles: &Troubles) {
     let mut told = false;
     loop {
         let wait = match get_scores(&ec2, &region.snapshot(), &risk.settings(), now_ms()).await {
@@ -186,17 +187,24 @@ pub async fn keep_scoring(region: Arc<Region>, risk: Arc<SpotRisk>, ec2: Client)
                     info!(scores = table.len(), "spot placement scores are read every 15 minutes");
                 }
                 told = true;
+                troubles.end(troubles::SCORES);
                 risk.set_scores(table);
                 PERIOD
             }
             Err(error) => match after(&error) {
                 Next::Stop => {
                     warn!(%error, "spot placement scores are off until the next start");
+                    let note = format!("spot is chosen without placement scores until the next start: {error}");
+                    troubles.begin(troubles::SCORES, note);
                     return;
                 }
                 Next::Wait(wait) => {
                     warn!(%error, next_try_in = ?wait, "spot placement scores could not be read");
                     told = false;
+                    troubles.begin(
+                        troubles::SCORES,
+                        format!("the last scores hold for an hour, then spot is chosen without: {error}"),
+                    );
                     wait
                 }
             },

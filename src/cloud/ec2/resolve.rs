@@ -1,9 +1,13 @@
 //! What a node class comes to: its subnets, security groups, images, instance profile, placement group and capacity
 //! reservations, and a verdict on each.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use kube::ResourceExt;
+
 use super::class_view::PlacementGroup;
+use super::dry_type::demands;
 use super::errors::ApiError;
 use super::images::{self, ImageError};
 use super::kubelet::{Gate, InvalidKubelet};
@@ -12,7 +16,7 @@ use super::subnets::Subnet;
 use super::{Ec2, kubelet, now_ms, placement, reservations, security_groups, subnets};
 use crate::api::conditions::{self, VALIDATION_SUCCEEDED};
 use crate::api::node_class::AmiRequirement;
-use crate::api::{Ec2NodeClass, Ec2NodeClassStatus};
+use crate::api::{Ec2NodeClass, Ec2NodeClassStatus, NodePool};
 use crate::cloud::ami_family::AmiFamily;
 use crate::cloud::kubelet::expressions::Unusable;
 use crate::cloud::{Resolution, Verdict};
@@ -168,7 +172,7 @@ impl Ec2 {
     }
 
     /// Asks for what a class comes to.
-    pub(super) async fn resolve_class(&self, class: &Ec2NodeClass) -> Resolution {
+    pub(super) async fn resolve_class(&self, class: &Ec2NodeClass, pools: &[Arc<NodePool>]) -> Resolution {
         let (clients, spec, now) = (&self.clients, &class.spec, now_ms());
         let facts = self.facts.load_full();
         let placement = async {
@@ -213,9 +217,12 @@ impl Ec2 {
         let mut resolved = class.clone();
         resolved.status = Some(status.clone());
         let kubelet = self.judge_kubelet(class);
-        let validation = match validate(&resolved, &verdicts, facts.service_cidr.as_deref(), kubelet.as_ref().err()) {
-            Some(verdict) => verdict,
-            None => self.try_dry(&resolved, now).await,
+        let known = validate(&resolved, &verdicts, facts.service_cidr.as_deref(), kubelet.as_ref().err());
+        let validation = if let Some(verdict) = known {
+            verdict
+        } else {
+            let demands = demands(pools.iter().map(|pool| &**pool), &class.name_any());
+            self.try_dry(&resolved, &demands, now).await
         };
         let validation = match (validation, kubelet) {
             (Verdict::True, Ok(Some(unusable))) => Verdict::Degraded(

@@ -1,22 +1,21 @@
-//! The shell: locks, clock, background work, and the [`Cloud`] trait.
+//! The shell: locks, clock and background work. The trait that the controllers see is in `shell_cloud`.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use futures::FutureExt;
-use futures::future::BoxFuture;
 use kube::{Client, ResourceExt};
 
 use super::batches::Batches;
-use super::catalogues::{Catalogues, ReservedOfferings, Sources};
+use super::catalogues::{Catalogues, ReservedOfferings};
 use super::class_view::PlacementGroup;
 use super::client::{Clients, ConnectError};
 use super::cluster::{self, ClusterError, ClusterFacts};
 use super::errors::{ApiError, Class};
 use super::images::Parameters;
-use super::instances::{self, Describer, InstanceFacts, Terminator, describer, instance_id, terminator};
+use super::instances::{Describer, Finder, InstanceFacts, Terminator};
+use super::instances::{describer, finder, instance_id, terminator};
 use super::interruption_history::Setback;
 use super::messages::EventKind;
 use super::placement_scores::{self, ScoreSettings};
@@ -27,19 +26,16 @@ use super::region::{self, Region, RegionSnapshot};
 use super::reservation_counts::ReservationCounts;
 use super::spot_risk::SpotRisk;
 use super::subnets::Addresses;
-use super::templates::{self, Templates};
+use super::templates::Templates;
+use super::troubles::{self, Troubles};
 use super::unavailable::Unavailable;
 use super::validate::Verdicts;
 use super::zonal_shift::{self, Shifts, zone_of};
-use super::{Options, launch, metrics, now_ms, prices, status_checks, tagging};
-use crate::api::{Ec2NodeClass, NodeClaim};
+use super::{Options, launch, now_ms, prices};
+use crate::api::Ec2NodeClass;
 use crate::cloud::catalogue::embedded;
-use crate::cloud::health::Unhealthy;
-use crate::cloud::{
-    Cloud, CloudError, Drift, Instance, InstanceState, LaunchError, LaunchRequest, Launched, Message, MessageKind,
-    Override, Resolution,
-};
-use crate::scheduling::offering::{CapacityType, Catalogue};
+use crate::cloud::{CloudError, Instance, InstanceState, MessageKind, Override};
+use crate::scheduling::offering::CapacityType;
 
 /// How long EC2 may take to describe what it launched, milliseconds.
 const CONSISTENCY_MS: i64 = 60_000;
@@ -95,12 +91,14 @@ pub struct Ec2 {
     addresses: Mutex<Addresses>,
     reservations: Mutex<ReservationCounts>,
     shifts: Shifts,
+    troubles: Troubles,
     /// What was last listed, for zones that EC2 is not to be asked about.
     listed: Mutex<Vec<Instance>>,
     catalogues: Mutex<Catalogues>,
     groups: Mutex<HashMap<String, Option<PlacementGroup>>>,
     describer: Describer,
     terminator: Terminator,
+    finder: Finder,
     /// What was launched so lately that EC2 may not describe it yet, by id.
     recent: Mutex<HashMap<String, Instance>>,
     /// What the cluster's instances were bought as, by id: messages name only the instance.
@@ -128,7 +126,7 @@ impl Ec2 {
     /// # Errors
     /// [`StartError::Cluster`].
     pub async fn start(client: &Client, clients: Clients, options: Options) -> Result<Self, StartError> {
-        let facts = cluster::discover(client, &clients, &options).await?;
+        let facts = cluster::discover(Some(client), &clients, &options, None).await?;
         tracing::info!(
             region = clients.region,
             cluster = facts.name,
@@ -150,11 +148,14 @@ impl Ec2 {
 
     /// EC2 through these clients, for a cluster that is known.
     pub fn new(clients: Clients, options: Options, facts: ClusterFacts) -> Self {
+        let scores = ScoreSettings { threshold: options.spot_score_threshold, ..ScoreSettings::default() };
         Self {
             describer: describer(&clients),
             terminator: terminator(&clients),
+            finder: finder(&clients, &options.cluster_name),
             region: Arc::new(Region::new(RegionSnapshot::stand_in(&clients.region, embedded(), now_ms()))),
-            risk: Arc::new(SpotRisk::new(ScoreSettings::default())),
+            risk: Arc::new(SpotRisk::new(scores)),
+            troubles: Troubles::default(),
             queue: options.interruption_queue.as_ref().map(|name| Queue::new(clients.sqs.clone(), name)),
             catalogues: Mutex::default(),
             facts: ArcSwap::from_pointee(facts),
@@ -183,10 +184,10 @@ impl Ec2 {
     pub async fn run(self: Arc<Self>, client: Client) {
         let fresh = refresh::keep_fresh(Arc::clone(&self.region), self.feeds());
         let (region, risk) = (Arc::clone(&self.region), Arc::clone(&self.risk));
-        let scores = placement_scores::keep_scoring(region, risk, self.clients.ec2.clone());
+        let scores = placement_scores::keep_scoring(region, risk, self.clients.ec2.clone(), &self.troubles);
         let shifts = async {
             if self.options.zonal_shift {
-                zonal_shift::watch(&self.clients, &self.options.cluster_name, &self.shifts).await;
+                zonal_shift::watch(&self.clients, &self.options.cluster_name, &self.shifts, &self.troubles).await;
             }
         };
         futures::join!(fresh, scores, shifts, self.keep(client));
@@ -201,18 +202,21 @@ impl Ec2 {
         let (mut looked, mut judged) = (tokio::time::Instant::now(), tokio::time::Instant::now());
         loop {
             tokio::time::sleep(SWEEP).await;
-            for id in self.templates.take_unused(now_ms()) {
-                match templates::delete(&self.clients, &id).await {
-                    Ok(()) => tracing::info!(id, "unused launch template deleted"),
-                    Err(error) => tracing::warn!(id, %error, "unused launch template could not be deleted"),
-                }
-            }
+            self.templates.delete_unused(&self.clients, now_ms()).await;
             self.forget_old(now_ms());
             if looked.elapsed() >= FACTS_PERIOD {
                 looked = tokio::time::Instant::now();
-                match cluster::discover(&client, &self.clients, &self.options).await {
-                    Ok(facts) => self.facts.store(Arc::new(facts)),
-                    Err(error) => tracing::warn!(%error, "what is known of the cluster stays as it was"),
+                let known = self.facts.load_full();
+                match cluster::discover(Some(&client), &self.clients, &self.options, Some(&known)).await {
+                    Ok(facts) => {
+                        self.facts.store(Arc::new(facts));
+                        self.troubles.end(troubles::CLUSTER);
+                    }
+                    Err(error) => {
+                        tracing::warn!(%error, "what is known of the cluster stays as it was");
+                        let note = format!("what is known of the cluster stays as it was: {error}");
+                        self.troubles.begin(troubles::CLUSTER, note);
+                    }
                 }
             }
             if judged.elapsed() >= DEPRECATION_PERIOD {
@@ -348,6 +352,22 @@ impl Ec2 {
         lock(&self.recent).get(id).filter(|instance| now_ms - instance.launched_at_ms < CONSISTENCY_MS).cloned()
     }
 
+    /// What EC2 describes, and what it does not: instances that were just launched, or run in zones that EC2 is not to be asked
+    /// about; of these, those that are `wanted`.
+    fn with_unseen(&self, mut found: Vec<Instance>, wanted: impl Fn(&Instance) -> bool) -> Vec<Instance> {
+        let now = now_ms();
+        let recent: Vec<Instance> = lock(&self.recent).values().cloned().collect();
+        let recent = recent.into_iter().filter(|instance| now - instance.launched_at_ms < CONSISTENCY_MS);
+        let listed: Vec<Instance> = lock(&self.listed).clone();
+        let hidden = listed.into_iter().filter(|instance| self.shifts.is_away_from(&instance.zone, now));
+        for instance in recent.chain(hidden).filter(wanted) {
+            if found.iter().all(|other| other.id != instance.id) {
+                found.push(instance);
+            }
+        }
+        found
+    }
+
     async fn describe_id(&self, id: &str) -> Result<Option<Instance>, CloudError> {
         let found =
             self.describer.ask(id.to_owned()).await.unwrap_or_else(|| Err(unanswered("ec2:DescribeInstances")))?;
@@ -424,174 +444,8 @@ fn known(provider_id: &str) -> Result<&str, CloudError> {
     instance_id(provider_id).ok_or_else(|| CloudError::Other(format!("{provider_id} names no EC2 instance")))
 }
 
-impl Cloud for Ec2 {
-    fn catalogue(&self, class: &Ec2NodeClass) -> Arc<Catalogue> {
-        let group = self.known_group(class);
-        let mut marks = lock(&self.unavailable);
-        let (region, risk, reservations) = (&self.region, &self.risk, &self.reservations());
-        let (marks, shifted) = (&mut *marks, &self.shifts.zone_ids(now_ms()));
-        let mut sources = Sources { region, risk, marks, reservations, shifted, options: &self.options };
-        lock(&self.catalogues).of(&mut sources, class, group, now_ms())
-    }
-
-    fn mark_unavailable(&self, offering: &Override) {
-        launch::mark(self, offering);
-    }
-
-    fn launch(&self, request: LaunchRequest) -> BoxFuture<'_, Result<Launched, LaunchError>> {
-        let metrics = &self.clients.metrics;
-        metrics.timed("Create", metrics::launch_error, async move { self.launch_claim(&request).await }).boxed()
-    }
-
-    fn describe<'a>(&'a self, provider_id: &'a str) -> BoxFuture<'a, Result<Option<Instance>, CloudError>> {
-        let call = async move {
-            let id = known(provider_id)?;
-            if let Err(error) = self.not_shifted(provider_id) {
-                let cached = lock(&self.listed).iter().find(|instance| instance.id == id).cloned();
-                return cached.map(Some).ok_or(error);
-            }
-            Ok(self.describe_id(id).await?.or_else(|| self.recent(id, now_ms())))
-        };
-        self.clients.metrics.timed("Get", metrics::cloud_error, call).boxed()
-    }
-
-    fn terminate<'a>(&'a self, provider_id: &'a str) -> BoxFuture<'a, Result<bool, CloudError>> {
-        let call = async move {
-            let id = known(provider_id)?;
-            self.not_shifted(provider_id)?;
-            let result = self.terminate_id(id).await;
-            if result.is_err() {
-                self.not_terminated(provider_id);
-            }
-            result
-        };
-        self.clients.metrics.timed("Delete", metrics::cloud_error, call).boxed()
-    }
-
-    fn list(&self) -> BoxFuture<'_, Result<Vec<Instance>, CloudError>> {
-        let call = async move {
-            let found = instances::of_cluster(&self.clients, &self.options.cluster_name).await?;
-            let (mut found, facts): (Vec<Instance>, Vec<InstanceFacts>) = found.into_iter().unzip();
-            *lock(&self.facts_of) = found.iter().map(|instance| instance.id.clone()).zip(facts).collect();
-            let now = now_ms();
-            let recent: Vec<Instance> = lock(&self.recent).values().cloned().collect();
-            let unseen = recent.into_iter().filter(|instance| now - instance.launched_at_ms < CONSISTENCY_MS);
-            let unseen: Vec<Instance> =
-                unseen.filter(|instance| found.iter().all(|other| other.id != instance.id)).collect();
-            found.extend(unseen);
-            let mut listed = lock(&self.listed);
-            let away = listed.iter().filter(|instance| self.shifts.is_away_from(&instance.zone, now));
-            let hidden: Vec<Instance> =
-                away.filter(|instance| found.iter().all(|other| other.id != instance.id)).cloned().collect();
-            found.extend(hidden);
-            listed.clone_from(&found);
-            drop(listed);
-            let reserved =
-                found.iter().filter_map(|one| Some((one.id.as_str(), one.reservation.as_ref()?.id.as_str())));
-            self.reservations().running(reserved);
-            *lock(&self.bought) = found.iter().map(|one| (one.id.clone(), bought_as(one))).collect();
-            Ok(found)
-        };
-        self.clients.metrics.timed("List", metrics::cloud_error, call).boxed()
-    }
-
-    fn receive_messages(&self) -> BoxFuture<'_, Result<Vec<Message>, CloudError>> {
-        async move {
-            let Some(queue) = &self.queue else {
-                tokio::time::sleep(NO_QUEUE).await;
-                return Ok(vec![]);
-            };
-            let received = queue.receive(now_ms).await?;
-            for event in &received {
-                self.heed(event);
-            }
-            metrics::received(&self.clients.metrics, &received, now_ms());
-            Ok(received.into_iter().map(Message::from).collect())
-        }
-        .boxed()
-    }
-
-    fn messages_received(&self) -> Option<BTreeMap<&'static str, u64>> {
-        Some(self.queue.as_ref().map(|queue| queue.counts().received).unwrap_or_default())
-    }
-
-    fn delete_message<'a>(&'a self, receipt: &'a str) -> BoxFuture<'a, Result<(), CloudError>> {
-        async move {
-            match &self.queue {
-                Some(queue) => Ok(queue.delete(receipt).await?),
-                None => Ok(()),
-            }
-        }
-        .boxed()
-    }
-
-    fn unhealthy(&self) -> BoxFuture<'_, Result<Vec<Unhealthy>, CloudError>> {
-        async move {
-            let statuses = status_checks::describe_statuses(&self.clients.ec2).await?;
-            Ok(status_checks::unhealthy(&statuses, now_ms()))
-        }
-        .boxed()
-    }
-
-    fn drift<'a>(
-        &'a self,
-        claim: &'a NodeClaim,
-        class: &'a Ec2NodeClass,
-    ) -> BoxFuture<'a, Result<Option<Drift>, CloudError>> {
-        async move { self.drift_of(claim, class).await }.boxed()
-    }
-
-    fn resolve<'a>(&'a self, class: &'a Ec2NodeClass) -> BoxFuture<'a, Resolution> {
-        async move { self.resolve_class(class).await }.boxed()
-    }
-
-    fn instance_ca(&self) -> Option<String> {
-        Some(self.facts.load().ca_bundle.clone())
-    }
-
-    fn tag<'a>(&'a self, provider_id: &'a str, node: &'a str, claim: &'a str) -> BoxFuture<'a, Result<(), CloudError>> {
-        async move {
-            let id = known(provider_id)?;
-            self.not_shifted(provider_id)?;
-            let known = tagging::tag(&self.clients, id, node, claim, &self.options.cluster_name).await?;
-            if !known && self.recent(id, now_ms()).is_some() {
-                return Err(CloudError::Other(format!("EC2 does not know {id} yet, which it just launched")));
-            }
-            Ok(())
-        }
-        .boxed()
-    }
-
-    fn delete_unused_profiles<'a>(&'a self, used: &'a BTreeSet<String>) -> BoxFuture<'a, Result<(), CloudError>> {
-        async move {
-            if !self.options.isolated_vpc {
-                let cluster = &self.options.cluster_name;
-                self.profiles.delete_unused(&self.clients, cluster, used, now_ms()).await?;
-            }
-            Ok(())
-        }
-        .boxed()
-    }
-
-    fn shifted_zones(&self) -> BTreeSet<String> {
-        self.shifts.zones(now_ms())
-    }
-
-    fn release_class<'a>(&'a self, class: &'a Ec2NodeClass) -> BoxFuture<'a, Result<(), CloudError>> {
-        async move {
-            let cluster = &self.options.cluster_name;
-            if !self.options.isolated_vpc {
-                self.profiles.delete_of_class(&self.clients, cluster, class).await?;
-            }
-            templates::delete_of_class(&self.clients, cluster, &class.name_any()).await?;
-            lock(&self.groups).remove(&key(class));
-            // There is none where the class was never tried.
-            let _ = self.clients.metrics.user_data_bytes.remove_label_values(&[class.name_any()]);
-            Ok(())
-        }
-        .boxed()
-    }
-}
+#[path = "shell_cloud.rs"]
+mod shell_cloud;
 
 #[cfg(test)]
 #[path = "shell_tests.rs"]

@@ -1,3 +1,5 @@
+use std::collections::BTreeSet;
+
 use serde_json::json;
 
 use super::super::client::wire::{self, Seen};
@@ -5,7 +7,7 @@ use super::super::messages::EventKind;
 use super::super::prepare::tests::{claim, class, facts, request};
 use super::super::subnets::Subnet;
 use super::*;
-use crate::cloud::LaunchDetails;
+use crate::cloud::{Cloud, LaunchDetails, LaunchError, LaunchRequest, Launched};
 
 /// EC2 in a few lines: templates by name, instances by id, and what goes wrong.
 #[derive(Default)]
@@ -318,6 +320,22 @@ async fn a_crash_after_the_call_launches_nothing_twice() {
     let launched = world.ec2.launch(old()).await.unwrap();
     assert_eq!(launched.instance.id, "i-0000000000000000a");
     assert!(world.fake().tokens.is_empty());
+}
+
+#[tokio::test]
+async fn what_was_launched_for_a_claim_is_found_by_its_group_also_while_ec2_does_not_show_it() {
+    let world = world();
+    let requests = ["a", "b"].map(|uid| member(uid, "group", 2)).to_vec();
+    let launched = ids(&launch_all(&world, requests).await);
+    world.ec2.launch(fresh()).await.unwrap();
+    let member = member("a", "group", 2);
+    let found = async || -> BTreeSet<String> {
+        let found = world.ec2.launched_for(&member.details.as_ref().unwrap().claim).await.unwrap();
+        found.into_iter().map(|instance| instance.id).collect()
+    };
+    assert_eq!(found().await, launched);
+    world.fake().hide_instances = true;
+    assert_eq!(found().await, launched);
 }
 
 #[tokio::test]

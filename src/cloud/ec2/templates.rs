@@ -13,6 +13,9 @@ use crate::api::labels;
 /// A template that nobody used for so long is deleted, milliseconds.
 const TTL_MS: i64 = 60_000;
 
+/// Bytes of user data that are warned of: nine tenths of what EC2 takes.
+const NEARLY_TOO_LONG: usize = 14_745;
+
 /// A template that is known to be in EC2. While one of these is held the template is not deleted for being unused.
 #[derive(Clone, Debug)]
 pub struct Held {
@@ -86,31 +89,47 @@ impl Templates {
     /// EC2's.
     pub async fn hydrate(&self, clients: &Clients, cluster: &str, now_ms: i64) -> Result<usize, ApiError> {
         let found = list(clients, &[(CLUSTER_TAG, cluster)]).await?;
-        let mut slots = self.slots();
         let count = found.len();
         for (name, id) in found {
-            let slot =
-                Slot { name: name.clone(), id: tokio::sync::Mutex::new(Some(id)), used_ms: AtomicI64::new(now_ms) };
-            slots.entry(name).or_insert_with(|| Arc::new(slot));
+            self.put_back(name, id, now_ms);
         }
         Ok(count)
     }
 
-    /// Takes out the templates that nobody used for a minute and nobody holds: ids to delete.
-    pub fn take_unused(&self, now_ms: i64) -> Vec<String> {
+    /// Deletes the templates that nobody used for a minute and nobody holds. One that can't be deleted is tried again in a minute.
+    pub async fn delete_unused(&self, clients: &Clients, now_ms: i64) {
+        for (name, id) in self.take_unused(now_ms) {
+            match delete(clients, &id).await {
+                Ok(()) => tracing::info!(id, "unused launch template deleted"),
+                Err(error) => {
+                    tracing::warn!(id, %error, "unused launch template could not be deleted, trying again in a minute");
+                    self.put_back(name, id, now_ms);
+                }
+            }
+        }
+    }
+
+    /// Takes out the templates that nobody used for a minute and nobody holds: names and ids.
+    fn take_unused(&self, now_ms: i64) -> Vec<(String, String)> {
         let mut out = Vec::new();
-        self.slots().retain(|_, slot| {
+        self.slots().retain(|name, slot| {
             let old = now_ms - slot.used_ms.load(Ordering::Relaxed) >= TTL_MS;
             // One is this table's own. A holder could only come by it through the table, which is locked.
             if !old || Arc::strong_count(slot) > 1 {
                 return true;
             }
             if let Ok(mut id) = slot.id.try_lock() {
-                out.extend(id.take());
+                out.extend(id.take().map(|id| (name.clone(), id)));
             }
             false
         });
         out
+    }
+
+    /// Takes in a template that is in EC2, as used now, unless it is known already.
+    fn put_back(&self, name: String, id: String, now_ms: i64) {
+        let slot = Slot { name: name.clone(), id: tokio::sync::Mutex::new(Some(id)), used_ms: AtomicI64::new(now_ms) };
+        self.slots().entry(name).or_insert_with(|| Arc::new(slot));
     }
 }
 
@@ -137,6 +156,10 @@ async fn create(clients: &Clients, name: &str, template: &Template) -> Result<St
         .launch_template_name(name)
         .launch_template_data(template.data())
         .tag_specifications(template.tags());
+    let bytes = template.user_data_bytes();
+    if bytes >= NEARLY_TOO_LONG {
+        tracing::warn!(class = template.class, bytes, "user data is nearly as long as EC2 allows, 16384 bytes");
+    }
     match call.send().await.map_err(ApiError::of("ec2:CreateLaunchTemplate")) {
         Ok(answer) => {
             let id = answer.launch_template().and_then(|made| made.launch_template_id()).unwrap_or_default();
@@ -177,7 +200,7 @@ pub(super) async fn list(clients: &Clients, tags: &[(&str, &str)]) -> Result<Vec
 ///
 /// # Errors
 /// EC2's.
-pub async fn delete(clients: &Clients, id: &str) -> Result<(), ApiError> {
+async fn delete(clients: &Clients, id: &str) -> Result<(), ApiError> {
     let call = clients.ec2.delete_launch_template().launch_template_id(id);
     match call.send().await.map_err(ApiError::of("ec2:DeleteLaunchTemplate")) {
         Err(error) if !matches!(error.class, Class::LaunchTemplateGone | Class::NotFound) => Err(error),
@@ -253,14 +276,40 @@ mod tests {
         let (clients, _) = wire::clients(answers(Arc::clone(&exists)));
         let (templates, content) = (Templates::default(), template());
         let held = templates.ensure(&clients, &content, 0).await.unwrap();
-        assert!(templates.take_unused(TTL_MS).is_empty(), "held");
+        let there = async |now_ms: i64| {
+            templates.delete_unused(&clients, now_ms).await;
+            exists.load(Ordering::SeqCst)
+        };
+        assert!(there(TTL_MS).await, "held");
         drop(held);
         drop(templates.ensure(&clients, &content, 30_000).await.unwrap());
-        assert!(templates.take_unused(89_999).is_empty(), "used again");
-        assert_eq!(templates.take_unused(90_000), ["lt-1"]);
-        delete(&clients, "lt-1").await.unwrap();
+        assert!(there(89_999).await, "used again");
+        assert!(!there(90_000).await);
         drop(templates.ensure(&clients, &content, 90_001).await.unwrap());
         assert!(exists.load(Ordering::SeqCst), "made again");
+    }
+
+    #[tokio::test]
+    async fn a_template_that_could_not_be_deleted_is_tried_again() {
+        let refusals = AtomicI64::new(1);
+        let (clients, seen) = wire::clients(Box::new(move |request| match request.action.as_str() {
+            "DescribeLaunchTemplates" => wire::ok(
+                "DescribeLaunchTemplates",
+                "<launchTemplates><item><launchTemplateId>lt-1</launchTemplateId><launchTemplateName>a</launchTemplateName></item></launchTemplates>",
+            ),
+            _ if refusals.fetch_sub(1, Ordering::SeqCst) > 0 => wire::refusal("UnauthorizedOperation", "no"),
+            _ => wire::ok("DeleteLaunchTemplate", ""),
+        }));
+        let templates = Templates::default();
+        assert_eq!(templates.hydrate(&clients, "c1", 0).await.unwrap(), 1);
+        let deletes = async |now_ms: i64| {
+            templates.delete_unused(&clients, now_ms).await;
+            actions(&seen).iter().filter(|action| *action == "DeleteLaunchTemplate").count()
+        };
+        assert_eq!(deletes(TTL_MS).await, 1, "refused");
+        assert_eq!(deletes(2 * TTL_MS - 1).await, 1, "not at once");
+        assert_eq!(deletes(2 * TTL_MS).await, 2);
+        assert_eq!(deletes(9 * TTL_MS).await, 2, "it is gone");
     }
 
     #[tokio::test]

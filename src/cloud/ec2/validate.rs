@@ -6,25 +6,25 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use aws_sdk_ec2::config::retry::RetryConfig;
 use aws_sdk_ec2::types::{InstanceNetworkInterfaceSpecification, LaunchTemplateSpecification, ResourceType};
-use base64::Engine;
-use base64::engine::general_purpose::STANDARD;
 use kube::ResourceExt;
 
-use super::choose::{Candidate, Choice};
+use super::choose::Choice;
+use super::dry_type::dry_type;
 use super::errors::{ApiError, Class};
 use super::fleet::{FleetRequest, Slot};
 use super::launch_template::{Template, tag_specification};
 use super::prepare::{Ground, Shapes};
+use super::user_data::ignored_settings;
 use super::{Ec2, now_ms};
 use crate::api::{Ec2NodeClass, NodeClaim};
+use crate::cloud::ami_family::AmiFamily;
 use crate::cloud::draw::draw;
 use crate::cloud::{Cloud, LaunchDetails, LaunchError, LaunchRequest, Verdict};
-use crate::scheduling::offering::{CapacityType, Catalogue};
+use crate::scheduling::offering::CapacityType;
+use crate::scheduling::requirement::Requirements;
 
 /// How long a verdict holds, milliseconds.
 const TTL_MS: i64 = 1_800_000;
-/// Types that are tried where they are offered: every account may launch them.
-const USUAL: [&str; 2] = ["m5.large", "m6g.large"];
 
 /// Verdicts by UID of the class: the state they were made on, and when they end.
 #[derive(Debug, Default)]
@@ -46,11 +46,11 @@ impl Verdicts {
     }
 }
 
-/// What a verdict depends on: the spec, the annotations, and the lists of the status.
-fn state_of(class: &Ec2NodeClass) -> u64 {
+/// What a verdict depends on: the spec, the annotations, the lists of the status, and what NodePools ask for.
+fn state_of(class: &Ec2NodeClass, demands: &[Requirements]) -> u64 {
     let status = class.status.clone().unwrap_or_default();
     let lists = (&status.subnets, &status.security_groups, &status.amis, &status.instance_profile);
-    let text = format!("{:?} {:?} {lists:?}", class.spec, class.annotations());
+    let text = format!("{:?} {:?} {lists:?} {demands:?}", class.spec, class.annotations());
     draw(0, &[&class.name_any(), &text])
 }
 
@@ -133,24 +133,6 @@ fn run_outcome(answers: &[Result<(), ApiError>], own_profile: bool) -> Outcome {
     Outcome::Passing(Verdict::Unjudged(error.to_string()))
 }
 
-/// The type that is tried: a usual one, else the cheapest on demand.
-fn tried(catalogue: &Catalogue) -> Option<Candidate> {
-    let on_demand = |found: &crate::scheduling::offering::InstanceType| {
-        let offerings = found.offerings.iter().filter(|offering| offering.capacity_type == CapacityType::OnDemand);
-        offerings
-            .map(|offering| (offering.zone.to_string(), offering.price))
-            .collect::<std::collections::BTreeMap<_, _>>()
-    };
-    let offered = || {
-        let types = catalogue.instance_types.iter();
-        types
-            .map(|found| Candidate { instance_type: Arc::clone(found), zones: on_demand(found) })
-            .filter(|candidate| !candidate.zones.is_empty())
-    };
-    let usual = USUAL.iter().find_map(|name| offered().find(|candidate| *candidate.instance_type.name == **name));
-    usual.or_else(|| offered().min_by_key(|candidate| candidate.zones.values().copied().min()))
-}
-
 /// What is tried dry.
 pub(super) struct Tried {
     /// The launch template.
@@ -188,17 +170,21 @@ impl Tried {
 }
 
 impl Ec2 {
-    /// Tries a class, whose status is what it comes to now; or says what is still known from half an hour ago at most.
-    pub(super) async fn try_dry(&self, class: &Ec2NodeClass, now_ms: i64) -> Verdict {
+    /// Tries a class, whose status is what it comes to now; or says what is still known from half an hour ago at most. Where
+    /// launches are not tried dry, what can be told without EC2 is.
+    pub(super) async fn try_dry(&self, class: &Ec2NodeClass, demands: &[Requirements], now_ms: i64) -> Verdict {
         if !self.options.dry_run {
-            return Verdict::True;
+            return match self.to_try(class, demands) {
+                Err(Outcome::Certain(verdict)) => verdict,
+                Err(Outcome::Passed | Outcome::Passing(_)) | Ok(_) => Verdict::True,
+            };
         }
         let uid = class.uid().unwrap_or_default();
-        let state = state_of(class);
+        let state = state_of(class, demands);
         if let Some(verdict) = self.verdicts.get(&uid, state, now_ms) {
             return verdict;
         }
-        match self.dry_launch(class).await {
+        match self.dry_launch(class, demands).await {
             Outcome::Passed => {
                 self.verdicts.keep(uid, state, Verdict::True, now_ms);
                 Verdict::True
@@ -211,13 +197,14 @@ impl Ec2 {
         }
     }
 
-    /// What is tried for a class, whose status is what it comes to.
+    /// What is tried for a class, whose status is what it comes to and whose NodePools ask for `demands`.
     ///
     /// # Errors
     /// There is nothing to try: what that means.
-    pub(super) fn to_try(&self, class: &Ec2NodeClass) -> Result<Tried, Outcome> {
+    pub(super) fn to_try(&self, class: &Ec2NodeClass, demands: &[Requirements]) -> Result<Tried, Outcome> {
         let catalogue = self.catalogue(class);
-        let Some(candidate) = tried(&catalogue) else {
+        let images = class.status.as_ref().map(|status| status.amis.as_slice()).unwrap_or_default();
+        let Some(candidate) = dry_type(&catalogue, images, demands) else {
             let message = "no instance type is offered in the zones of the class's subnets and boots its images";
             return Err(Outcome::Passing(Verdict::Unjudged(message.into())));
         };
@@ -261,19 +248,24 @@ impl Ec2 {
         let Some(template) = groups.into_iter().next().map(|group| group.template) else {
             return Err(Outcome::Passing(Verdict::Unjudged("nothing to try".into())));
         };
-        let bytes = STANDARD.decode(&template.user_data).map_or(0, |text| text.len());
         let told = self.clients.metrics.user_data_bytes.with_label_values(&[class.name_any()]);
-        told.set(i64::try_from(bytes).unwrap_or(i64::MAX));
+        told.set(i64::try_from(template.user_data_bytes()).unwrap_or(i64::MAX));
         let subnets = class.status.iter().flat_map(|status| &status.subnets).map(|subnet| subnet.id.clone()).collect();
         let instance_type = choice.candidates[0].instance_type.name.to_string();
         Ok(Tried { template, instance_type, subnets, tags })
     }
 
-    async fn dry_launch(&self, class: &Ec2NodeClass) -> Outcome {
-        let tried = match self.to_try(class) {
+    async fn dry_launch(&self, class: &Ec2NodeClass, demands: &[Requirements]) -> Outcome {
+        let tried = match self.to_try(class, demands) {
             Ok(tried) => tried,
             Err(outcome) => return outcome,
         };
+        if AmiFamily::of(&class.spec) == AmiFamily::Bottlerocket {
+            let ignored = ignored_settings(class.spec.user_data.as_deref().unwrap_or_default());
+            if !ignored.is_empty() {
+                tracing::warn!(class = class.name_any(), ?ignored, "settings in spec.userData that nodes do not get");
+            }
+        }
         let held = match self.templates.ensure(&self.clients, &tried.template, now_ms()).await {
             Ok(held) => held,
             Err(error) => return template_outcome(&error),
@@ -364,6 +356,7 @@ fn zone_of(class: &Ec2NodeClass, subnet: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::prepare::tests as tests_of_prepare;
     use super::*;
 
     fn error(code: &str, message: &str) -> ApiError {
@@ -409,6 +402,23 @@ mod tests {
         assert_eq!(reason(run_outcome(&unknown(), false)), ("InstanceProfileNotFound", false));
     }
 
+    #[tokio::test]
+    async fn user_data_that_can_not_be_used_is_told_without_a_dry_run() {
+        let class = |user_data: &str| {
+            let mut class =
+                tests_of_prepare::class(serde_json::json!({"amiFamily": "Bottlerocket", "userData": user_data}));
+            class.metadata.uid = Some(user_data.to_owned());
+            class
+        };
+        let (clients, seen) = super::super::client::wire::clients(Box::new(|_| None));
+        let options = super::super::Options { dry_run: false, ..super::super::Options::of("c1") };
+        let ec2 = Ec2::new(clients, options, tests_of_prepare::facts());
+        let verdict = ec2.try_dry(&class("settings = 3"), &[], 0).await;
+        assert!(matches!(verdict, Verdict::False("UserDataInvalid", _)), "{verdict:?}");
+        assert_eq!(ec2.try_dry(&class("[settings.motd]"), &[], 0).await, Verdict::True);
+        assert!(seen.lock().unwrap().is_empty(), "EC2 was not asked");
+    }
+
     #[test]
     fn c33_a_verdict_holds_for_half_an_hour_unless_an_annotation_changes() {
         let mut class: Ec2NodeClass = serde_json::from_value(serde_json::json!({
@@ -417,10 +427,10 @@ mod tests {
         }))
         .unwrap();
         let verdicts = Verdicts::default();
-        verdicts.keep("u".into(), state_of(&class), Verdict::True, 0);
-        assert_eq!(verdicts.get("u", state_of(&class), TTL_MS - 1), Some(Verdict::True));
-        assert_eq!(verdicts.get("u", state_of(&class), TTL_MS), None);
+        verdicts.keep("u".into(), state_of(&class, &[]), Verdict::True, 0);
+        assert_eq!(verdicts.get("u", state_of(&class, &[]), TTL_MS - 1), Some(Verdict::True));
+        assert_eq!(verdicts.get("u", state_of(&class, &[]), TTL_MS), None);
         class.metadata.annotations = Some([("touched".to_owned(), "1".to_owned())].into());
-        assert_eq!(verdicts.get("u", state_of(&class), 1), None);
+        assert_eq!(verdicts.get("u", state_of(&class, &[]), 1), None);
     }
 }

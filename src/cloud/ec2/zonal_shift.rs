@@ -10,6 +10,7 @@ use aws_sdk_arczonalshift::types::{AppliedStatus, ZonalShiftInResource};
 use super::client::Clients;
 use super::errors::{ApiError, Class};
 use super::now_ms;
+use super::troubles::{self, Troubles};
 
 /// How often ARC is asked.
 const PERIOD: Duration = Duration::from_secs(30);
@@ -87,7 +88,7 @@ fn applied(shifts: &[ZonalShiftInResource]) -> BTreeMap<String, i64> {
 }
 
 /// Asks ARC for the shifts of the cluster until the process ends. A failure is told once, and what was known stays to its end.
-pub async fn watch(clients: &Clients, cluster: &str, shifts: &Shifts) {
+pub async fn watch(clients: &Clients, cluster: &str, shifts: &Shifts, troubles: &Troubles) {
     let mut arn = None;
     let mut failing = false;
     loop {
@@ -97,6 +98,7 @@ pub async fn watch(clients: &Clients, cluster: &str, shifts: &Shifts) {
                     tracing::info!("zonal shifts are known again");
                 }
                 failing = false;
+                troubles.end(troubles::SHIFTS);
                 let before = shifts.zone_ids(now_ms());
                 shifts.replace(until);
                 let after = shifts.zone_ids(now_ms());
@@ -111,6 +113,12 @@ pub async fn watch(clients: &Clients, cluster: &str, shifts: &Shifts) {
                     tracing::error!(%error, "zonal shifts are not known, those known so far hold until they end");
                 }
                 failing = true;
+                let what = if error.class == Class::NotFound {
+                    "the cluster is not registered for zonal shift, or not in EKS"
+                } else {
+                    "zonal shifts known so far hold until they end, others are not seen"
+                };
+                troubles.begin(troubles::SHIFTS, format!("{what}: {error}"));
             }
         }
         tokio::time::sleep(PERIOD).await;

@@ -58,6 +58,13 @@ pub enum ExpressionError {
     Panicked,
 }
 
+impl ExpressionError {
+    /// Whether the expression can't even be read, whatever the values.
+    pub const fn is_unreadable(&self) -> bool {
+        matches!(self, Self::TooLong(_) | Self::TooComplex(_) | Self::Syntax(_))
+    }
+}
+
 /// The values of an expression's variables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Variables<'a> {

@@ -11,7 +11,7 @@ use super::Options;
 use crate::api::Ec2NodeClassSpec;
 use crate::api::validation::is_quantity;
 use crate::cloud::ami_family::AmiFamily;
-use crate::cloud::catalogue::{NodeSettings, RawInstanceType};
+use crate::cloud::catalogue::{NodeSettings, RawInstanceType, Trial};
 use crate::cloud::kubelet::expressions::Unusable;
 use crate::cloud::kubelet::{GoDuration, INTERPRETED, Kubelet, KubeletMap};
 
@@ -29,6 +29,12 @@ pub enum InvalidKubelet {
         .0.join(", ")
     )]
     ExpressionsDisabled(Vec<String>),
+    /// An expression that is none.
+    #[error("{0}")]
+    ExpressionInvalid(Unusable),
+    /// An expression for the number of pods that fails on an instance type.
+    #[error("{0}")]
+    EvaluationFailed(Unusable),
     /// A setting that the class's AMI family has no place for.
     #[error("{}", .0.join("; "))]
     Unsupported(Vec<String>),
@@ -40,6 +46,8 @@ impl InvalidKubelet {
         match self {
             Self::Invalid(_) => "InvalidKubeletConfiguration",
             Self::ExpressionsDisabled(_) => "KubeletExpressionsDisabled",
+            Self::ExpressionInvalid(_) => "KubeletExpressionInvalid",
+            Self::EvaluationFailed(_) => "KubeletExpressionEvaluationFailed",
             Self::Unsupported(_) => "UnsupportedKubeletConfiguration",
         }
     }
@@ -93,19 +101,22 @@ pub fn validate(spec: &Ec2NodeClassSpec, gate: Gate<'_>) -> Result<Option<Unusab
         return Err(InvalidKubelet::Invalid(problems));
     }
     let kubelet = Kubelet::parse(Some(map)).map_err(|error| InvalidKubelet::Invalid(vec![error.to_string()]))?;
-    let dropped = match gate {
+    let trial = match gate {
         Gate::Off if kubelet.has_expressions() => return Err(InvalidKubelet::ExpressionsDisabled(expressions(map))),
-        Gate::Off => None,
-        Gate::On { settings, types } => {
-            let trial = settings.try_on(types.values());
-            if let Some(unusable) = trial.failed {
-                return Err(InvalidKubelet::Invalid(vec![unusable.to_string()]));
-            }
-            trial.dropped
-        }
+        Gate::Off => Trial::default(),
+        Gate::On { settings, types } => settings.try_on(types.values()),
     };
+    if let Some(unusable) = trial.failed.clone().filter(|unusable| unusable.source.is_unreadable()) {
+        return Err(InvalidKubelet::ExpressionInvalid(unusable));
+    }
     let unsupported = unsupported(AmiFamily::of(spec), map, &kubelet);
-    if unsupported.is_empty() { Ok(dropped) } else { Err(InvalidKubelet::Unsupported(unsupported)) }
+    if !unsupported.is_empty() {
+        return Err(InvalidKubelet::Unsupported(unsupported));
+    }
+    match trial.failed {
+        Some(unusable) => Err(InvalidKubelet::EvaluationFailed(unusable)),
+        None => Ok(trial.dropped),
+    }
 }
 
 /// Everything that a kubelet would refuse or ignore. An expression is not wrong here.

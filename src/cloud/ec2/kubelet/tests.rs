@@ -255,16 +255,17 @@ fn c34_expressions_are_accepted_while_they_are_on_and_give_numbers_on_every_type
             assert_eq!(found, Ok(dropped.map(str::to_owned)), "{family} {kubelet}");
         }
     }
-    for (max_pods, expected) in [
-        ("vcpus *", "it is no CEL expression"),
-        ("pods * 2", "Undeclared reference to 'pods'"),
-        ("8 - vcpus", "which is negative"),
-        ("vcpus / (vcpus - 2)", "Division by zero"),
-        ("vcpus * 2147483647", "at most 2147483647 can be written"),
-        ("instance_type", "it gives a string, a number (int or double) is wanted"),
+    let (invalid, failed) = ("KubeletExpressionInvalid", "KubeletExpressionEvaluationFailed");
+    for (max_pods, reason, expected) in [
+        ("vcpus *", invalid, "it is no CEL expression"),
+        ("pods * 2", failed, "Undeclared reference to 'pods'"),
+        ("8 - vcpus", failed, "which is negative"),
+        ("vcpus / (vcpus - 2)", failed, "Division by zero"),
+        ("vcpus * 2147483647", failed, "at most 2147483647 can be written"),
+        ("instance_type", failed, "it gives a string, a number (int or double) is wanted"),
     ] {
         let error = outcome_with_gate("AL2023", json!({"maxPods": max_pods})).unwrap_err();
-        assert_eq!(error.reason(), "InvalidKubeletConfiguration");
+        assert_eq!(error.reason(), reason);
         let told = error.to_string();
         assert!(told.starts_with("spec.kubelet.maxPods: the expression ") && told.contains(expected), "{told}");
     }
@@ -274,6 +275,10 @@ fn c34_expressions_are_accepted_while_they_are_on_and_give_numbers_on_every_type
     assert_eq!(negative.to_string(), "spec.kubelet.kubeReserved[cpu]: \"-1 * vcpus\" is negative");
     let lost = outcome_with_gate("Bottlerocket", json!({"maxPods": "vcpus * 10", "podsPerCore": 2})).unwrap_err();
     assert_eq!(lost.reason(), "UnsupportedKubeletConfiguration");
+    for (max_pods, reason) in [("vcpus *", invalid), ("8 - vcpus", "UnsupportedKubeletConfiguration")] {
+        let both = outcome_with_gate("Bottlerocket", json!({"maxPods": max_pods, "podsPerCore": 2})).unwrap_err();
+        assert_eq!(both.reason(), reason, "the first step that finds something decides");
+    }
 }
 
 #[test]

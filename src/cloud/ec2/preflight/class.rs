@@ -249,7 +249,8 @@ fn of_identity(class: &Ec2NodeClass, identity: &Identity) -> Finding {
             match known {
                 Ok(true) => Finding::ok(check, format!("{role}; {profile}")),
                 Ok(false) => {
-                    let help = "make the role (docs/aws does), or correct spec.role";
+                    let help = "make the role for ec2.amazonaws.com (on EKS with AmazonEKSWorkerNodePolicy, AmazonEKS_CNI_Policy and \
+                                AmazonEC2ContainerRegistryPullOnly), or correct spec.role";
                     Finding::failed(check, format!("there is no role {role}"), help.to_owned())
                 }
                 Err(error) => {

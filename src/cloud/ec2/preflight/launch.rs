@@ -12,6 +12,7 @@ use crate::cloud::ec2::errors::{ApiError, Class};
 use crate::cloud::ec2::launch_template::{CLUSTER_TAG, Template, tag_specification};
 use crate::cloud::ec2::validate::{Outcome, Tried, once};
 use crate::cloud::ec2::{Ec2, templates};
+use crate::scheduling::requirement::Requirements;
 
 const TEMPLATE: &str = "ec2:CreateLaunchTemplate";
 const FLEET: &str = "ec2:CreateFleet";
@@ -19,15 +20,20 @@ const RUN: &str = "ec2:RunInstances";
 /// A template that is not there.
 const NO_TEMPLATE: &str = "karpenter.k8s.aws/preflight";
 
-/// Tries to launch for a class, whose status is what it comes to. `profile` is its instance profile, if there is one yet.
-pub async fn rights(ec2: &Ec2, class: &Ec2NodeClass, profile: Option<String>) -> Vec<Finding> {
+/// Tries to launch for a class, whose status is what it comes to and whose NodePools ask for `demands`. `profile` is its instance profile, if there is one yet.
+pub async fn rights(
+    ec2: &Ec2,
+    class: &Ec2NodeClass,
+    demands: &[Requirements],
+    profile: Option<String>,
+) -> Vec<Finding> {
     let check = "launch rights";
     let status = class.status.clone().unwrap_or_default();
     if status.subnets.is_empty() || status.amis.is_empty() || status.security_groups.is_empty() {
         let detail = "not tried, since subnets, security groups or images are missing".to_owned();
         return vec![Finding::warning(check, detail, "see the rows above".to_owned())];
     }
-    let tried = match ec2.to_try(class).map_err(Outcome::verdict) {
+    let tried = match ec2.to_try(class, demands).map_err(Outcome::verdict) {
         Ok(tried) => tried,
         Err(Verdict::False(_, why) | Verdict::Unknown(_, why) | Verdict::Unjudged(why)) => {
             return vec![Finding::failed(check, why, "do as it says".to_owned())];

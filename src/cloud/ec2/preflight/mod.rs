@@ -18,13 +18,15 @@ use kube::{Client, ResourceExt};
 pub use finding::{Finding, Grade};
 
 use super::client::Clients;
-use super::cluster::{ClusterFacts, discover_by};
+use super::cluster::{ClusterFacts, discover};
+use super::dry_type::demands;
 use super::images::Parameters;
 use super::kubelet::Gate;
 use super::refresh::Feeds;
 use super::region::Part;
 use super::{Ec2, Options, kubelet, now_ms, prices};
 use crate::api::{Ec2NodeClass, NodePool};
+use crate::scheduling::requirement::Requirements;
 
 /// Where the node classes come from, and so whom to ask about the cluster first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,7 +80,8 @@ pub async fn check(
     }
     let parameters = Parameters::default();
     for class in classes {
-        findings.extend(of_class(clients, options, &parameters, ec2.as_ref(), class).await);
+        let demands = demands(pools, &class.name_any());
+        findings.extend(of_class(clients, options, &parameters, ec2.as_ref(), class, &demands).await);
     }
     findings
 }
@@ -90,10 +93,10 @@ async fn cluster(
     origin: Origin,
 ) -> Result<ClusterFacts, super::cluster::ClusterError> {
     if origin == Origin::Cluster {
-        return discover_by(kube, clients, options).await;
+        return discover(kube, clients, options, None).await;
     }
-    match (discover_by(None, clients, options).await, kube) {
-        (Err(_), Some(kube)) => discover_by(Some(kube), clients, options).await,
+    match (discover(None, clients, options, None).await, kube) {
+        (Err(_), Some(kube)) => discover(Some(kube), clients, options, None).await,
         (answer, _) => answer,
     }
 }
@@ -104,6 +107,7 @@ async fn of_class(
     parameters: &Parameters,
     ec2: Option<&Ec2>,
     class: &Ec2NodeClass,
+    demands: &[Requirements],
 ) -> Vec<Finding> {
     let facts = ec2.map(|ec2| ec2.facts.load_full());
     let now = now_ms();
@@ -120,7 +124,7 @@ async fn of_class(
     }
     let (resolved, profile) = class::resolved(class, answers, now);
     let tried = match ec2 {
-        Some(ec2) => launch::rights(ec2, &resolved, profile).await,
+        Some(ec2) => launch::rights(ec2, &resolved, demands, profile).await,
         None => vec![Finding::warning(
             "launch rights",
             "not tried, since the cluster is not known".to_owned(),

@@ -1,0 +1,192 @@
+//! The trait [`Cloud`], as EC2 keeps it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use kube::ResourceExt;
+
+use super::super::catalogues::Sources;
+use super::super::instances::{self, InstanceFacts};
+use super::super::{launch, metrics, now_ms, status_checks, tagging, templates};
+use super::{Ec2, NO_QUEUE, bought_as, key, known, lock, unanswered};
+use crate::api::{Ec2NodeClass, NodeClaim, NodePool};
+use crate::cloud::health::Unhealthy;
+use crate::cloud::launch_group::LaunchGroup;
+use crate::cloud::{
+    Cloud, CloudError, Drift, Instance, LaunchError, LaunchRequest, Launched, Message, Override, Resolution,
+};
+use crate::scheduling::offering::Catalogue;
+
+impl Cloud for Ec2 {
+    fn catalogue(&self, class: &Ec2NodeClass) -> Arc<Catalogue> {
+        let group = self.known_group(class);
+        let mut marks = lock(&self.unavailable);
+        let (region, risk, reservations) = (&self.region, &self.risk, &self.reservations());
+        let (marks, shifted) = (&mut *marks, &self.shifts.zone_ids(now_ms()));
+        let mut sources = Sources { region, risk, marks, reservations, shifted, options: &self.options };
+        lock(&self.catalogues).of(&mut sources, class, group, now_ms())
+    }
+
+    fn mark_unavailable(&self, offering: &Override) {
+        launch::mark(self, offering);
+    }
+
+    fn launch(&self, request: LaunchRequest) -> BoxFuture<'_, Result<Launched, LaunchError>> {
+        let metrics = &self.clients.metrics;
+        metrics.timed("Create", metrics::launch_error, async move { self.launch_claim(&request).await }).boxed()
+    }
+
+    fn describe<'a>(&'a self, provider_id: &'a str) -> BoxFuture<'a, Result<Option<Instance>, CloudError>> {
+        let call = async move {
+            let id = known(provider_id)?;
+            if let Err(error) = self.not_shifted(provider_id) {
+                let cached = lock(&self.listed).iter().find(|instance| instance.id == id).cloned();
+                return cached.map(Some).ok_or(error);
+            }
+            Ok(self.describe_id(id).await?.or_else(|| self.recent(id, now_ms())))
+        };
+        self.clients.metrics.timed("Get", metrics::cloud_error, call).boxed()
+    }
+
+    fn terminate<'a>(&'a self, provider_id: &'a str) -> BoxFuture<'a, Result<bool, CloudError>> {
+        let call = async move {
+            let id = known(provider_id)?;
+            self.not_shifted(provider_id)?;
+            let result = self.terminate_id(id).await;
+            if result.is_err() {
+                self.not_terminated(provider_id);
+            }
+            result
+        };
+        self.clients.metrics.timed("Delete", metrics::cloud_error, call).boxed()
+    }
+
+    fn list(&self) -> BoxFuture<'_, Result<Vec<Instance>, CloudError>> {
+        let call = async move {
+            let found = instances::of_cluster(&self.clients, &self.options.cluster_name).await?;
+            let (mut found, facts): (Vec<Instance>, Vec<InstanceFacts>) = found.into_iter().unzip();
+            *lock(&self.facts_of) = found.iter().map(|instance| instance.id.clone()).zip(facts).collect();
+            found = self.with_unseen(found, |_| true);
+            lock(&self.listed).clone_from(&found);
+            let reserved =
+                found.iter().filter_map(|one| Some((one.id.as_str(), one.reservation.as_ref()?.id.as_str())));
+            self.reservations().running(reserved);
+            *lock(&self.bought) = found.iter().map(|one| (one.id.clone(), bought_as(one))).collect();
+            Ok(found)
+        };
+        self.clients.metrics.timed("List", metrics::cloud_error, call).boxed()
+    }
+
+    fn launched_for<'a>(&'a self, claim: &'a NodeClaim) -> BoxFuture<'a, Result<Vec<Instance>, CloudError>> {
+        let call = async move {
+            let group = LaunchGroup::of(claim).id;
+            let found = self.finder.ask(group.clone()).await;
+            let found = found.unwrap_or_else(|| Err(unanswered("ec2:DescribeInstances")))?;
+            Ok(self.with_unseen(found, |instance| instance.client_token == group))
+        };
+        self.clients.metrics.timed("List", metrics::cloud_error, call).boxed()
+    }
+
+    fn receive_messages(&self) -> BoxFuture<'_, Result<Vec<Message>, CloudError>> {
+        async move {
+            let Some(queue) = &self.queue else {
+                tokio::time::sleep(NO_QUEUE).await;
+                return Ok(vec![]);
+            };
+            let received = queue.receive(now_ms).await?;
+            for event in &received {
+                self.heed(event);
+            }
+            metrics::received(&self.clients.metrics, &received, now_ms());
+            Ok(received.into_iter().map(Message::from).collect())
+        }
+        .boxed()
+    }
+
+    fn messages_received(&self) -> Option<BTreeMap<&'static str, u64>> {
+        Some(self.queue.as_ref().map(|queue| queue.counts().received).unwrap_or_default())
+    }
+
+    fn delete_message<'a>(&'a self, receipt: &'a str) -> BoxFuture<'a, Result<(), CloudError>> {
+        async move {
+            match &self.queue {
+                Some(queue) => Ok(queue.delete(receipt).await?),
+                None => Ok(()),
+            }
+        }
+        .boxed()
+    }
+
+    fn unhealthy(&self) -> BoxFuture<'_, Result<Vec<Unhealthy>, CloudError>> {
+        async move {
+            let statuses = status_checks::describe_statuses(&self.clients.ec2).await?;
+            Ok(status_checks::unhealthy(&statuses, now_ms()))
+        }
+        .boxed()
+    }
+
+    fn drift<'a>(
+        &'a self,
+        claim: &'a NodeClaim,
+        class: &'a Ec2NodeClass,
+    ) -> BoxFuture<'a, Result<Option<Drift>, CloudError>> {
+        async move { self.drift_of(claim, class).await }.boxed()
+    }
+
+    fn resolve<'a>(&'a self, class: &'a Ec2NodeClass, pools: &'a [Arc<NodePool>]) -> BoxFuture<'a, Resolution> {
+        async move { self.resolve_class(class, pools).await }.boxed()
+    }
+
+    fn instance_ca(&self) -> Option<String> {
+        Some(self.facts.load().ca_bundle.clone())
+    }
+
+    fn tag<'a>(&'a self, provider_id: &'a str, node: &'a str, claim: &'a str) -> BoxFuture<'a, Result<(), CloudError>> {
+        async move {
+            let id = known(provider_id)?;
+            self.not_shifted(provider_id)?;
+            let known = tagging::tag(&self.clients, id, node, claim, &self.options.cluster_name).await?;
+            if !known && self.recent(id, now_ms()).is_some() {
+                return Err(CloudError::Other(format!("EC2 does not know {id} yet, which it just launched")));
+            }
+            Ok(())
+        }
+        .boxed()
+    }
+
+    fn delete_unused_profiles<'a>(&'a self, used: &'a BTreeSet<String>) -> BoxFuture<'a, Result<(), CloudError>> {
+        async move {
+            if !self.options.isolated_vpc {
+                let cluster = &self.options.cluster_name;
+                self.profiles.delete_unused(&self.clients, cluster, used, now_ms()).await?;
+            }
+            Ok(())
+        }
+        .boxed()
+    }
+
+    fn shifted_zones(&self) -> BTreeSet<String> {
+        self.shifts.zones(now_ms())
+    }
+
+    fn unreadable(&self) -> BTreeMap<&'static str, String> {
+        self.troubles.all(&self.snapshot())
+    }
+
+    fn release_class<'a>(&'a self, class: &'a Ec2NodeClass) -> BoxFuture<'a, Result<(), CloudError>> {
+        async move {
+            let cluster = &self.options.cluster_name;
+            if !self.options.isolated_vpc {
+                self.profiles.delete_of_class(&self.clients, cluster, class).await?;
+            }
+            templates::delete_of_class(&self.clients, cluster, &class.name_any()).await?;
+            lock(&self.groups).remove(&key(class));
+            // There is none where the class was never tried.
+            let _ = self.clients.metrics.user_data_bytes.remove_label_values(&[class.name_any()]);
+            Ok(())
+        }
+        .boxed()
+    }
+}
