@@ -8,8 +8,6 @@ CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/stowage
 export CARGO_TARGET_DIR ?= $(CACHE)/target
 export STOWAGE_BIN ?= $(CARGO_TARGET_DIR)/debug/stowage
 PYTHON ?= python3
-# Test suites that run side by side.
-SUITES ?= 2
 # Classes of e2e/e2e_test.py.
 E2E := Extender Nominate Filtered Nominated Off
 # The control plane's binaries: built once by e2e/tools/build, or ready-made ones where STOWAGE_E2E_BIN points.
@@ -24,12 +22,13 @@ help: ## Say what can be made
 demo: build tools ## The main job, end to end (KEEP=1 leaves it running)
 	$(PYTHON) e2e/demo.py
 
-# Most of what takes time is waiting: for boots, drains and back-offs. So suites wait side by side, the longest first.
+# Suites wait side by side, but those that say how far kube-scheduler follows a plan have the machine for themselves.
 test: ## Every test
 	$(MAKE) lint deny test-policies
 	$(MAKE) -j2 build tools moto
-	$(MAKE) -j$(SUITES) --output-sync=target test-rust test-control-plane test-scenarios test-chart test-e2e-Nominated test-e2e-Filtered test-e2e-Extender \
-		test-ec2 test-ec2-faults test-drift test-e2e-Nominate test-e2e-Off test-kubelets test-preflight
+	$(MAKE) -j2 --output-sync=target test-rust test-control-plane test-chart test-kubelets test-preflight test-scenarios
+	$(MAKE) test-e2e
+	$(MAKE) -j2 --output-sync=target test-ec2-faults test-drift test-ec2
 	@echo "make test: all passed"
 
 # Tests know the folder that they were built in. Cargo doesn't see that another checkout built them in the same cache.

@@ -325,16 +325,17 @@ class Scenarios(Service):
         print(f"\nscenario={kind} pods={pods} seed={seed} planned={pods - unplanned} planned_on_node={share:.1f}% nodes={len(bought())} cost_usd_per_hour={cost:.3f}", flush=True)
         for stray in strays[:5]:
             print("  elsewhere (pod, node, planned node): {}, {}, {}".format(*stray))
-        self.assertLess(unplanned, pods // 5)
-        self.assertGreaterEqual(share, self.followed)
-        self.assertEqual(record.twice, [], "room was bought twice for a pod")
         self.plane.kubectl("delete", "pods", "--all", "-n", kind, "--wait=false", "--now")
         self.plane.kubectl("delete", "nodeclaims", "--all", "--wait=false")
         closed = lambda: all(observe.tainted(node, DISRUPTED) for node in self.mirror.nodes()) and not bought()
         self.wait(closed, 60, f"the nodes of {kind} closed to pods")
+        # After the cleaning up: what one kind shows says nothing of the next.
+        self.assertLess(unplanned, pods // 5)
+        self.assertGreaterEqual(share, self.followed)
+        self.assertEqual(record.twice, [], "room was bought twice for a pod")
 
-    def every_kind(self):
-        for kind in KINDS:
+    def every_kind(self, kinds):
+        for kind in kinds:
             with self.subTest(kind):
                 self.judge(kind)
         self.wait(lambda: not self.mirror.nodes() and not self.mirror.claims(), 60, "every node gone")
@@ -350,7 +351,7 @@ class Filtered(Scenarios):
     followed = 99.0
 
     def test_every_kind_is_bound_where_it_was_planned(self):
-        self.every_kind()
+        self.every_kind(KINDS)
 
 
 @unittest.skipUnless((PEERS / "scenario.py").exists(), f"the peers are not at {PEERS}")
@@ -358,11 +359,11 @@ class Nominated(Scenarios):
     """With nominations alone."""
 
     placement = "nominate"
-    # 99.2 to 100 % on a quiet machine, 98.6 % seen beside a release build: pods that wait their turn in a spread find room elsewhere.
+    # 99.2 to 100 % on a quiet machine, 96.8 % seen beside another suite: pods that wait their turn in a spread find room elsewhere.
     followed = 97.0
 
-    def test_every_kind_is_bound_where_it_was_planned(self):
-        self.every_kind()
+    def test_pods_with_rules_are_bound_where_they_were_planned(self):
+        self.every_kind(["spread", "diverse"])
 
 
 class Off(Service):

@@ -349,6 +349,8 @@ fn held(state: &State, holds: &Holds, claim: &str) -> Vec<PodEntry> {
                     .cloned()
             })
         })
+        // Who comes is not being deleted, though the pod that it is known by may be.
+        .map(|entry| PodEntry { deleting: false, ..entry })
         .collect()
 }
 

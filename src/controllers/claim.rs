@@ -9,6 +9,7 @@ use crate::cluster::holds::{Owner, Planned};
 use crate::cluster::snapshot::Snapshot;
 use crate::scheduling::offering::Offering;
 use crate::scheduling::plan::{Choice, PlannedNode};
+use crate::scheduling::requirement::normalise_key;
 
 /// The NodeClaim of a planned node, with the plan on it: its pods are held until `until_ms`, milliseconds since the epoch.
 pub fn of(pool: &NodePool, node: &PlannedNode, taken: &Snapshot, until_ms: i64) -> NodeClaim {
@@ -90,7 +91,7 @@ fn values_of(node: &PlannedNode, key: &str) -> Vec<String> {
 }
 
 fn value_of<'c>(choice: &'c Choice, key: &str) -> Option<&'c str> {
-    match key {
+    match normalise_key(key) {
         labels::INSTANCE_TYPE => Some(&choice.instance_type.name),
         labels::ZONE => Some(&choice.zone),
         labels::CAPACITY_TYPE => Some(choice.capacity_type.as_str()),

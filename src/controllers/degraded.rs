@@ -25,7 +25,9 @@ fn news(before: &BTreeMap<&'static str, String>, now: &BTreeMap<&'static str, St
 pub async fn run(ctx: Arc<Context>) {
     let mut before = BTreeMap::new();
     loop {
-        let now = ctx.cloud.unreadable();
+        // Where there is no class yet, there is nobody to tell.
+        let heard = !ctx.cluster.read().classes.is_empty();
+        let now = if heard { ctx.cloud.unreadable() } else { BTreeMap::new() };
         for (warning, reason, note) in news(&before, &now) {
             ctx.tell_classes(warning, &reason, &note).await;
         }

@@ -26,7 +26,7 @@ const MAX_GRACE_MS: i64 = 60_000;
 /// What a drain needs beside the pods' grace period, milliseconds.
 const DRAIN_MARGIN_MS: i64 = 15_000;
 /// First and longest wait after the queue could not be read; the wait doubles.
-const RETRY: (Duration, Duration) = (Duration::from_secs(2), Duration::from_mins(1));
+const RETRY: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(10));
 /// Instances whose messages are handled at the same time.
 const CONCURRENCY: usize = 10;
 /// The state is looked at at least this often.
@@ -92,18 +92,13 @@ pub async fn listen(ctx: Arc<Context>) {
                     tracing::warn!(%error, "the interruption queue could not be read, trying again");
                     let note =
                         format!("interruptions of instances are not heard of, the queue could not be read: {error}");
-                    ctx.tell_classes(true, "InterruptionQueueUnreadable", &note).await;
+                    tell_of_queue(&ctx, true, "InterruptionQueueUnreadable", &note).await;
                 }
                 tokio::time::sleep(retry_after(failures)).await;
                 failures += 1;
                 continue;
             }
         };
-        if failures > 0 {
-            failures = 0;
-            tracing::info!("the interruption queue can be read again");
-            ctx.tell_classes(false, "InterruptionQueueReadable", "interruptions of instances are heard of again").await;
-        }
         let received = ctx.cloud.messages_received();
         for (kind, new) in since(&mut counted, received.clone().unwrap_or_default()) {
             ctx.metrics.interruption_messages.with_label_values(&[kind]).inc_by(new);
@@ -122,6 +117,20 @@ pub async fn listen(ctx: Arc<Context>) {
             async move { ctx.cloud.delete_message(&receipt).await }
         };
         handle(messages, respond, delete).await;
+        if failures > 0 {
+            failures = 0;
+            tracing::info!("the interruption queue can be read again");
+            let note = "interruptions of instances are heard of again";
+            tell_of_queue(&ctx, false, "InterruptionQueueReadable", note).await;
+        }
+    }
+}
+
+/// Tells people, but doesn't keep the queue waiting for an API server that takes no event.
+async fn tell_of_queue(ctx: &Context, warning: bool, reason: &str, note: &str) {
+    let told = tokio::time::timeout(RETRY.1, ctx.tell_classes(warning, reason, note)).await;
+    if told.is_err() {
+        tracing::warn!(reason, "an event on the node classes could not be written in time");
     }
 }
 
@@ -440,7 +449,7 @@ mod tests {
     #[test]
     fn a_queue_that_can_not_be_read_is_asked_ever_less_often() {
         let waits: Vec<u64> = [0, 1, 2, 5, 4_000].map(|failures| retry_after(failures).as_secs()).into();
-        assert_eq!(waits, [2, 4, 8, 60, 60]);
+        assert_eq!(waits, [2, 4, 8, 10, 10]);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use futures::future::try_join_all;
+use futures::future::join_all;
 use k8s_openapi::api::core::v1::{Node, Taint};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
@@ -463,10 +463,12 @@ async fn terminate(ctx: &Context, claim: &NodeClaim, node: Option<&Node>) -> Res
         let state = ctx.cluster.read();
         launch_group::left_behind(claim, state.claims.values().map(|claim| &**claim), &found)
     };
-    let going = try_join_all(ids.iter().map(|id| ctx.cloud.terminate(id))).await.map_err(cloud)?;
-    if going.contains(&true) {
+    // Each is asked for, whatever becomes of the others.
+    let going = join_all(ids.iter().map(|id| ctx.cloud.terminate(id))).await;
+    if going.iter().any(|going| matches!(going, Ok(true))) {
         return Ok(Some(POLL_MS));
     }
+    going.into_iter().collect::<Result<Vec<bool>, _>>().map_err(cloud)?;
     if let Some(node) = node {
         release_node(ctx, node).await?;
     }

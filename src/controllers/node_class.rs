@@ -24,7 +24,7 @@ const TICK: Duration = Duration::from_secs(5);
 /// Classes that are looked up at the same time.
 const CONCURRENCY: usize = 10;
 /// Longest wait after something could not be judged; the wait doubles up to it.
-const LONGEST_RETRY: Duration = Duration::from_mins(5);
+const LONGEST_RETRY: Duration = Duration::from_mins(1);
 /// Most claims that an event names.
 const NAMED: usize = 5;
 
@@ -334,9 +334,9 @@ mod tests {
             (seconds(60), 0, seconds(60)),
             (seconds(10), 1, seconds(10)),
             (seconds(10), 2, seconds(20)),
-            (seconds(10), 5, seconds(160)),
-            (seconds(10), 6, seconds(300)),
-            (seconds(10), 4_000_000, seconds(300)),
+            (seconds(10), 3, seconds(40)),
+            (seconds(10), 4, seconds(60)),
+            (seconds(10), 4_000_000, seconds(60)),
             (seconds(3_600), 3, seconds(3_600)),
         ] {
             assert_eq!(backed_off(again, failures), expected, "{again:?} {failures}");

@@ -330,7 +330,7 @@ impl<'p> Packer<'_, 'p, '_> {
         exchange(&mut left, &mut right, shift);
         [(&seats[from], left), (&seats[to], right)].into_iter().all(|(seat, content)| {
             let bin = Bin { room: &seat.room, host: &seat.host, content: &content };
-            self.stock.host_starts(&bin) && (seat.old.is_some() || self.min_values_hold(seat.column, &content))
+            self.stock.host_starts(&bin) && (seat.old.is_some() || self.min_values_still_hold(seat.column, &content))
         })
     }
 }

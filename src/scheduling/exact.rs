@@ -130,7 +130,11 @@ impl Packer<'_, '_, '_> {
         let first = self.universe.by_price.len() - self.universe.by_price_for(&load).len();
         for at in first..self.universe.by_price.len() {
             let column = self.universe.by_price[at];
-            if !bits.contains(column) || !fits(&load, self.universe.room(column)) {
+            let budget = &self.budgets[self.universe.pool(column)];
+            if !bits.contains(column)
+                || !fits(&load, self.universe.room(column))
+                || (budget.is_limited() && !budget.allows(&self.universe.instance_type(column).capacity))
+            {
                 continue;
             }
             let daemons = self.universe.daemon_set(column);

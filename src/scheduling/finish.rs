@@ -4,6 +4,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use super::bits::Bits;
+use super::budget::Budget;
 use super::dims::fits;
 use super::offering::{InstanceType, MicroUsd};
 use super::pack::{Bought, Packer};
@@ -136,7 +137,22 @@ impl Packer<'_, '_, '_> {
         if !self.minds_min_values(pool) {
             return true;
         }
-        let budget = &self.budgets[pool];
+        self.min_values_hold_within(&self.budgets[pool], column, content)
+    }
+
+    /// As [`Self::min_values_hold`], for a node that is bought already.
+    pub fn min_values_still_hold(&self, column: usize, content: &[(usize, usize)]) -> bool {
+        let pool = self.universe.pool(column);
+        if !self.minds_min_values(pool) {
+            return true;
+        }
+        let mut budget = self.budgets[pool].clone();
+        budget.refund(&self.universe.instance_type(column).capacity);
+        self.min_values_hold_within(&budget, column, content)
+    }
+
+    fn min_values_hold_within(&self, budget: &Budget, column: usize, content: &[(usize, usize)]) -> bool {
+        let pool = self.universe.pool(column);
         let pays = |c: &usize| !budget.is_limited() || budget.allows(&self.universe.instance_type(*c).capacity);
         let others = self.alternatives(column, content).filter(|c| *c != column && pays(c));
         let columns: Vec<usize> = std::iter::once(column).chain(others).collect();

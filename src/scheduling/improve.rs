@@ -43,7 +43,7 @@ impl Packer<'_, '_, '_> {
                     None => content.push((*item, *count)),
                 }
             }
-            if self.min_values_hold(node.column, &content) {
+            if self.min_values_still_hold(node.column, &content) {
                 self.stock.take(&more, 1);
                 self.bought[at].content = content;
             }

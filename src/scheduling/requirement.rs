@@ -95,6 +95,11 @@ impl ValueSet {
         Self::none_of([])
     }
 
+    /// Whether it bounds numbers.
+    pub(super) fn has_bounds(&self) -> bool {
+        self.least.is_some() || self.greatest.is_some()
+    }
+
     /// Integers from `least` to `greatest`, each inclusive and optional.
     pub fn between(least: Option<i64>, greatest: Option<i64>) -> Self {
         Self { least, greatest, ..Self::exists() }

@@ -96,7 +96,7 @@ impl Packer<'_, '_, '_> {
     }
 
     /// Columns of reservations and others that a place's requirements allow.
-    fn reservable(&mut self, place: usize) -> Bits {
+    pub fn reservable(&mut self, place: usize) -> Bits {
         let group = &self.stock.groups[self.stock.places[place].sample];
         let mut bits = group.domains.clone();
         if !group.class.volume_terms.is_empty() {

@@ -49,7 +49,7 @@ fn in_order(problem: &Problem) -> Plan {
 /// Also returns the highest priority of the pods left out that something had room for at first.
 fn settled(problem: &Problem, by_priority: bool) -> (Plan, Option<i32>) {
     let mut known = Lessons::default();
-    let mut best: Option<(Plan, Option<i32>)> = None;
+    let mut best: Option<Plan> = None;
     let mut tries = 0;
     loop {
         let (plan, learnt) = attempt(problem, by_priority, &known);
@@ -60,13 +60,14 @@ fn settled(problem: &Problem, by_priority: bool) -> (Plan, Option<i32>) {
         }
         let full = !learnt.room.is_empty();
         known.room.extend(learnt.room);
+        known.ousted = known.ousted.max(learnt.ousted);
         let rank = |plan: &Plan| (plan.unschedulable.len(), plan.cost);
-        if best.as_ref().is_none_or(|(best, _)| rank(&plan) < rank(best)) {
-            best = Some((plan, learnt.ousted));
+        if best.as_ref().is_none_or(|best| rank(&plan) < rank(best)) {
+            best = Some(plan);
         }
         tries += 1;
         if let Some(best) = best.take_if(|_| !full || tries > MOST_TRIES) {
-            return best;
+            return (best, known.ousted);
         }
     }
 }
@@ -159,8 +160,12 @@ fn attempt(problem: &Problem, by_priority: bool, known: &Lessons) -> (Plan, Less
     let priority = |item: &usize| groups[packer.stock.items[*item].group].class.priority;
     let lowest = groups.iter().map(|group| group.class.priority).min();
     let left_out = (0..packer.stock.items.len()).filter(|item| packer.stock.items[*item].left > 0);
-    let above = left_out.filter(|item| !by_priority && Some(priority(item)) > lowest);
-    let ousted = above.filter(|item| had_room(&packer, &nodes, *item)).map(|item| priority(&item)).max();
+    let mut above: Vec<usize> = left_out.filter(|item| !by_priority && Some(priority(item)) > lowest).collect();
+    above.sort_by_key(|item| std::cmp::Reverse(priority(item)));
+    // Pods of one place mostly ask for much the same: of those that nothing had room for, one is enough.
+    above.dedup_by_key(|item| (packer.stock.items[*item].place, packer.stock.items[*item].group));
+    let above: Vec<(usize, i32)> = above.into_iter().map(|item| (item, priority(&item))).collect();
+    let ousted = above.into_iter().find(|(item, _)| had_room(&mut packer, &nodes, *item)).map(|(_, priority)| priority);
     let learnt = Lessons { peopled: topology.overlooked(&bought), room, ousted };
 
     let mut next: Vec<usize> = packer.stock.items.iter().map(|item| item.first).collect();
@@ -212,7 +217,9 @@ fn attempt(problem: &Problem, by_priority: bool, known: &Lessons) -> (Plan, Less
 }
 
 /// Whether a pod could have been placed had it been the first.
-fn had_room(packer: &Packer<'_, '_, '_>, nodes: &[Existing<'_>], item: usize) -> bool {
+fn had_room(packer: &mut Packer<'_, '_, '_>, nodes: &[Existing<'_>], item: usize) -> bool {
+    let reservable = packer.reservable(packer.stock.items[item].place);
+    let packer = &*packer;
     let universe = &*packer.universe;
     let (need, group) = (packer.stock.need(item), &packer.stock.groups[packer.stock.items[item].group]);
     let place = &packer.stock.places[packer.stock.items[item].place];
@@ -229,7 +236,9 @@ fn had_room(packer: &Packer<'_, '_, '_>, nodes: &[Existing<'_>], item: usize) ->
         }
         free
     };
+    let left = |column: usize| universe.columns[column].left.is_some_and(|left| left > 0);
     widest.is_some_and(|bits| bits.iter().any(buyable))
+        || (universe.has_counted && reservable.iter().any(|column| left(column) && buyable(column)))
         || nodes.iter().any(|node| {
             place.pins.iter().all(|(key, domain)| packer.topology.in_domain(node, *key, *domain))
                 && admits(&group.class, node.state)
@@ -239,17 +248,20 @@ fn had_room(packer: &Packer<'_, '_, '_>, nodes: &[Existing<'_>], item: usize) ->
 
 /// How many pods each domain had room for, of groups that were given more.
 fn found_room(packer: &Packer<'_, '_, '_>, existing: &[(usize, Content)]) -> Room {
-    let pin = |item: usize| {
+    let pins = |item: usize| {
         let item = &packer.stock.items[item];
-        packer.stock.places[item.place].pins.last().map(|(key, domain)| (item.group, *key, *domain))
+        let pins = &packer.stock.places[item.place].pins;
+        (1..=pins.len()).map(|len| (item.group, pins[..len].to_vec()))
     };
     let left = (0..packer.stock.items.len()).filter(|item| packer.stock.items[*item].left > 0);
-    let mut out: Room = left.filter_map(|item| Some((pin(item)?, 0))).collect();
+    let mut out: Room = left.flat_map(pins).map(|at| (at, 0)).collect();
     if !out.is_empty() {
         let bought = packer.bought.iter().map(|node| &node.content);
         for (item, count) in bought.chain(existing.iter().map(|(_, content)| content)).flatten() {
-            if let Some(room) = pin(*item).and_then(|at| out.get_mut(&at)) {
-                *room += count;
+            for at in pins(*item) {
+                if let Some(room) = out.get_mut(&at) {
+                    *room += count;
+                }
             }
         }
     }

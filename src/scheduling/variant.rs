@@ -10,7 +10,7 @@ use super::requirement::{Requirements, ValueSet};
 use crate::api::labels;
 
 /// Most values of one open label, and most variants of one NodePool.
-const MAX_VARIANTS: usize = 256;
+const MAX_VARIANTS: usize = 128;
 
 /// Values of `karpenter.k8s.aws/instance-tenancy`.
 const SHARED: &str = "default";
@@ -47,8 +47,8 @@ pub(super) fn well_known(key: &str) -> bool {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Mentioned {
     values: BTreeSet<Arc<str>>,
-    /// Pods are kept apart or together by it: then every value is a domain.
-    divides: bool,
+    /// Every value matters: pods are kept apart or together by it, or compare numbers.
+    all: bool,
 }
 
 /// What pods ask of labels, so that open labels get a variant for each value that matters.
@@ -63,9 +63,12 @@ pub(super) fn mentioned_values(problem: &Problem) -> HashMap<Arc<str>, Mentioned
             continue;
         }
         last = Some(Arc::as_ptr(class));
-        for term in class.node_terms.iter().chain(class.preferred_nodes.iter().map(|(_, term)| term)) {
+        let preferred = class.preferred_nodes.iter().map(|(_, term)| term);
+        for term in class.node_terms.iter().chain(&class.volume_terms).chain(preferred) {
             for (key, set) in term.labels.iter() {
-                let values = &mut out.entry(Arc::clone(key)).or_default().values;
+                let mentioned = out.entry(Arc::clone(key)).or_default();
+                mentioned.all |= set.has_bounds();
+                let values = &mut mentioned.values;
                 values.extend(set.named().cloned());
                 values.extend(set.some_value().map(Arc::from));
             }
@@ -73,7 +76,7 @@ pub(super) fn mentioned_values(problem: &Problem) -> HashMap<Arc<str>, Mentioned
         for key in
             class.spread.iter().map(|s| &s.key).chain(class.affinity.iter().chain(&class.anti_affinity).map(|t| &t.key))
         {
-            out.entry(Arc::clone(key)).or_default().divides = true;
+            out.entry(Arc::clone(key)).or_default().all = true;
         }
     }
     out
@@ -127,7 +130,7 @@ pub(super) fn expand(variants: Vec<Variant>, key: &str, set: &ValueSet, mentione
     let named = |value: &&Arc<str>| mentioned.is_some_and(|mentioned| mentioned.values.contains(*value));
     if set.finite().is_some() {
         let values = || set.finite().into_iter().flatten();
-        let most = if mentioned.is_some_and(|mentioned| mentioned.divides) { usize::MAX } else { 1 };
+        let most = if mentioned.is_some_and(|mentioned| mentioned.all) { usize::MAX } else { 1 };
         let others = values().filter(|value| !named(value)).take(most);
         options.extend(values().filter(named).chain(others).map(|value| Some(value.to_string())));
     } else {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use crate::api::{Requirement, labels};
 use crate::cloud::{Override, ReservedIn};
-use crate::scheduling::offering::{CapacityType, Catalogue, InstanceType, MicroUsd};
+use crate::scheduling::offering::{CapacityType, Catalogue, InstanceType, MicroUsd, Offering};
 use crate::scheduling::requirement::normalise_key;
 
 /// Most instance types in one request.
@@ -71,6 +71,7 @@ impl Choice {
 /// An offering with its type and price.
 struct Priced<'a> {
     instance_type: &'a Arc<InstanceType>,
+    offering: &'a Offering,
     zone: &'a str,
     capacity_type: CapacityType,
     price: MicroUsd,
@@ -115,7 +116,7 @@ fn offers<'a>(overrides: &'a [Override], catalogue: &'a Catalogue) -> Vec<Priced
             *known.zone == offering.zone && known.capacity_type == offering.capacity_type && known.available
         })?;
         let (zone, capacity_type) = (offering.zone.as_str(), offering.capacity_type);
-        Some(Priced { instance_type, zone, capacity_type, price: known.price })
+        Some(Priced { instance_type, offering: known, zone, capacity_type, price: known.price })
     });
     priced.collect()
 }
@@ -136,13 +137,15 @@ pub fn min_values_hold(overrides: &[Override], catalogue: &Catalogue, asked: &[R
     }
     offers.retain(|offer| named.contains(&&*offer.instance_type.name));
     asked.iter().all(|requirement| {
-        let value = |offer: &Priced<'_>| match normalise_key(&requirement.key) {
-            labels::ZONE => Some(offer.zone.to_owned()),
-            labels::CAPACITY_TYPE => Some(offer.capacity_type.to_string()),
-            key => offer.instance_type.labels.get(key).cloned(),
+        let key = normalise_key(&requirement.key);
+        let value = |offer: &Priced<'_>| {
+            let of_type = || offer.instance_type.labels.get(key).map(String::as_str);
+            offer.offering.label(key).or_else(of_type).map(str::to_owned)
         };
         let values: BTreeSet<String> = offers.iter().filter_map(value).collect();
-        usize::try_from(requirement.min_values.unwrap_or(0)).is_ok_and(|least| values.len() >= least)
+        // What no offering has a value of is a label of the template: it has the same value whatever is launched.
+        (values.is_empty() && !offers.is_empty())
+            || usize::try_from(requirement.min_values.unwrap_or(0)).is_ok_and(|least| values.len() >= least)
     })
 }
 
@@ -242,6 +245,7 @@ mod tests {
             (&two, labels::INSTANCE_SIZE, Some(2), false),
             (&two, labels::CAPACITY_TYPE, Some(2), true),
             (&two, labels::ZONE, Some(100), false),
+            (&two, "example.com/team", Some(1), true),
         ] {
             assert_eq!(min_values_hold(overrides, &catalogue, &asked(key, least)), expected, "{key} {least:?}");
         }

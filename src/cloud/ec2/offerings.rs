@@ -14,9 +14,11 @@ use crate::cloud::Override;
 use crate::cloud::catalogue::{NodeSettings, RawInstanceType, SpotPricing};
 use crate::scheduling::offering::{CapacityType, InstanceType, MicroUsd, Offering};
 
-/// A reservation is paid for already: what is left of the price only orders reservations among each other. A share that keeps the
-/// dearest of them below the cheapest spot offering, and, rounded up, most of the order.
+/// A reservation is paid for already: what is left of the price only orders reservations among each other. A share that,
+/// rounded up, keeps most of the order.
 const RESERVED_SHARE: i64 = 100_000;
+/// No reservation is dearer, micro-USD per hour: the cheapest spot instances cost little more.
+const MOST_RESERVED: i64 = 1_000;
 
 /// What changes between two refreshes of the region.
 pub struct Market<'a> {
@@ -87,7 +89,7 @@ fn shape(
 }
 
 fn reserved_price(on_demand: MicroUsd) -> MicroUsd {
-    MicroUsd((on_demand.0.max(0) + RESERVED_SHARE - 1) / RESERVED_SHARE)
+    MicroUsd(((on_demand.0.max(0) + RESERVED_SHARE - 1) / RESERVED_SHARE).min(MOST_RESERVED))
 }
 
 fn with_reservation(own: &BTreeMap<String, String>, reservation: &Reservation) -> BTreeMap<String, String> {

@@ -198,6 +198,7 @@ fn risk_is_put_on_spot_alone_and_leaves_the_price() {
 
 #[test]
 fn reservations_are_as_good_as_free_and_ordered_as_on_demand_is() {
-    let prices = [0, 4_200, 96_000, 192_000, 3_060_000, 98_320_000].map(|price| reserved_price(MicroUsd(price)).0);
-    assert_eq!(prices, [0, 1, 1, 2, 31, 984]);
+    let prices =
+        [0, 4_200, 96_000, 192_000, 3_060_000, 98_320_000, 218_400_000].map(|price| reserved_price(MicroUsd(price)).0);
+    assert_eq!(prices, [0, 1, 1, 2, 31, 984, 1_000]);
 }

@@ -218,3 +218,37 @@ fn a_label_with_many_values_has_one_for_every_pod_that_names_it() {
     assert!(plan.unschedulable.is_empty(), "{}", reason(&plan));
     assert_eq!(plan.new_nodes.len(), 3);
 }
+
+#[test]
+fn a_preference_between_capacity_types_keeps_no_pod_out_of_a_zone_that_must_be() {
+    let labels = json!({"app": "p"});
+    let of_type = |kind: &str, more: Value| {
+        let mut pool = more;
+        pool["requirements"] = json!([{"key": "karpenter.sh/capacity-type", "operator": "In", "values": [kind]}]);
+        pool
+    };
+    let mut world = World::default();
+    for (name, mut pool) in
+        [("od", of_type("on-demand", json!({}))), ("spot", of_type("spot", json!({"limits": {"cpu": "0"}})))]
+    {
+        pool["capacity-types"] = json!(["on-demand", "spot"]);
+        world.problem.pools.push(super::read_pool(name, &pool).unwrap());
+    }
+    let mut spec = spread(ZONE, &labels, &json!({}));
+    let soft = spread("karpenter.sh/capacity-type", &labels, &json!({"whenUnsatisfiable": "ScheduleAnyway"}));
+    let second = soft["topologySpreadConstraints"][0].clone();
+    spec["topologySpreadConstraints"].as_array_mut().unwrap().push(second);
+    world.pods("p", 6, &labels, "1", "1Gi", &spec);
+    let plan = world.plan();
+    assert!(plan.unschedulable.is_empty(), "{}", reason(&plan));
+}
+
+#[test]
+fn numbers_that_a_pod_compares_are_all_there() {
+    let tiers = json!({"requirements": [{"key": "tier", "operator": "In", "values": ["4", "8", "16"]}]});
+    for (operator, bound, placed) in [("Lt", "10", true), ("Gt", "5", true), ("Gt", "16", false)] {
+        let mut world = World::with_pools(&[("default", tiers.clone())]);
+        world.pods("p", 1, &json!({}), "1", "1Gi", &one("tier", operator, &[bound]));
+        assert_eq!(world.plan().unschedulable.is_empty(), placed, "{operator} {bound}");
+    }
+}

@@ -257,10 +257,12 @@ pub(super) fn lone(spec: &Value) -> World {
     world
 }
 
-/// A pool of on-demand capacity with what is given merged into it.
+/// A pool of on-demand capacity, or of the `capacity-types` given, with what else is given merged into it.
 pub(super) fn read_pool(name: &str, extra: &Value) -> Result<Pool, super::PoolError> {
+    let on_demand = json!(["on-demand"]);
+    let capacity_types = extra.get("capacity-types").unwrap_or(&on_demand);
     let mut requirements =
-        vec![json!({"key": "karpenter.sh/capacity-type", "operator": "In", "values": ["on-demand"]})];
+        vec![json!({"key": "karpenter.sh/capacity-type", "operator": "In", "values": capacity_types})];
     requirements.extend(extra.get("requirements").and_then(Value::as_array).cloned().unwrap_or_default());
     let mut spec = json!({"template": {
         "metadata": {"labels": extra.get("labels").cloned().unwrap_or(json!({}))},

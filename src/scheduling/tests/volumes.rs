@@ -423,3 +423,23 @@ fn a_free_volume_serves_one_claim_and_those_of_one_pod_are_in_one_place() {
     let plan = super::super::plan(&world.problem);
     assert_eq!(plan.placements.iter().map(|p| (p.node, p.pods.len())).collect::<Vec<_>>(), [(0, 1), (1, 1)]);
 }
+
+#[test]
+fn free_volumes_of_a_zone_are_for_whoever_may_run_there() {
+    let mut world = World::new();
+    local_class(&mut world);
+    // In the order of their names the volumes don't suit the pods.
+    for (name, zone) in [("a", "z-b"), ("b", "z-a")] {
+        let terms = json!([{"matchExpressions": [{"key": super::ZONE, "operator": "In", "values": [zone]}]}]);
+        local_volume(&mut world, name, "none", &json!({"nodeAffinity": {"required": {"nodeSelectorTerms": terms}}}));
+    }
+    for (pod, zone) in [("p", "z-a"), ("q", "z-b")] {
+        local_claim(&mut world, &format!("data-{pod}"), &json!({}));
+        let mut spec = claims(&[&format!("data-{pod}")]);
+        spec["nodeSelector"] = json!({super::ZONE: zone});
+        world.pods(pod, 1, &json!({}), "1", "1Gi", &spec);
+    }
+    let plan = super::super::plan(&world.problem);
+    assert!(plan.unschedulable.is_empty(), "{}", reason(&plan));
+    assert_eq!(plan.new_nodes.len(), 2);
+}

@@ -1,6 +1,6 @@
 //! Dividing groups over the domains of a key, those first that have least choice.
 
-use super::{Counter, Part, Rules, SpreadRule, Topology};
+use super::{Counter, Part, Rules, SpreadRule, Topology, with};
 use crate::scheduling::bits::Bits;
 use crate::scheduling::existing::{self, Existing};
 use crate::scheduling::groups::Group;
@@ -128,7 +128,7 @@ impl Topology {
                 let mut new = false;
                 let mut price = 0;
                 let mut level = group.levels.len();
-                if self.room_in(part.group, key, domain) == 0 {
+                if self.room_in(part.group, &part.pins, key, domain) == 0 {
                     return Possible { new, exists: false, level, price };
                 }
                 for (at, bits) in group.levels.iter().enumerate() {
@@ -211,19 +211,23 @@ impl Topology {
         while placed < part.count {
             let best = (0..possible.len())
                 .filter(|d| {
-                    possible[*d].open() && self.room_in(part.group, key, *d) > 0 && self.allowed(key, rules, *d)
+                    possible[*d].open()
+                        && self.room_in(part.group, &part.pins, key, *d) > 0
+                        && self.allowed(key, rules, *d)
                 })
                 .min_by_key(|d| {
                     // Pods that must stay together go where there is room for all of them.
                     let together = rules.affinity.iter().any(|(_, _, hard)| *hard);
-                    let left_over = (part.count - placed).saturating_sub(self.room_in(part.group, key, *d));
+                    let left_over = (part.count - placed).saturating_sub(self.room_in(part.group, &part.pins, key, *d));
                     (if together { left_over } else { 0 }, self.cost_of(key, rules, *d, &possible[*d], followers))
                 });
             let Some(domain) = best else { break };
             counts[domain] += 1;
             placed += 1;
             self.load[key][domain] = self.load[key][domain].saturating_add(weight);
-            if let Some(room) = self.room.get_mut(&(part.group, key, domain)) {
+            if !self.room.is_empty()
+                && let Some(room) = self.room.get_mut(&(part.group, with(&part.pins, key, domain)))
+            {
                 *room -= 1;
             }
             // Nodes without the label are in no domain: nothing is counted there.

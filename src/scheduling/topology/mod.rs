@@ -131,8 +131,9 @@ pub(super) struct Topology {
     room: Room,
 }
 
-/// How many pods of a group a domain has room for, where that is known: group, key and domain.
-pub(super) type Room = BTreeMap<(usize, usize, usize), usize>;
+/// How many pods of a group a domain has room for, where that is known: by the group, and the key and the domain with those
+/// of the keys before it.
+pub(super) type Room = BTreeMap<(usize, Vec<(usize, usize)>), usize>;
 
 /// Values of topology keys.
 pub(super) type Domains = BTreeSet<(Arc<str>, Arc<str>)>;
@@ -404,7 +405,7 @@ impl Topology {
         let mut eligible: Vec<bool> = Vec::with_capacity(values.len());
         for (domain, columns) in self.keys[key].columns.iter().enumerate() {
             let here = universe.signature(both(&group.domains, columns));
-            eligible.push(self.room_in(group_index, key, domain) > 0 && universe.any_fits(here, &group.need));
+            eligible.push(self.room_in(group_index, &[], key, domain) > 0 && universe.any_fits(here, &group.need));
         }
         for (domain, columns) in self.keys[key].columns.iter().enumerate() {
             let here = (Arc::clone(&self.keys[key].name), Arc::clone(&values[domain]));
@@ -425,9 +426,12 @@ impl Topology {
         (base, eligible, counted)
     }
 
-    /// How many more pods of a group a domain has room for; no end where nothing else is known.
-    fn room_in(&self, group: usize, key: usize, domain: usize) -> usize {
-        self.room.get(&(group, key, domain)).copied().unwrap_or(usize::MAX)
+    /// How many more pods of a group, pinned so far, a domain has room for; no end where nothing else is known.
+    fn room_in(&self, group: usize, pins: &[(usize, usize)], key: usize, domain: usize) -> usize {
+        if self.room.is_empty() {
+            return usize::MAX;
+        }
+        self.room.get(&(group, with(pins, key, domain))).copied().unwrap_or(usize::MAX)
     }
 
     /// Whether a node is in a domain.
@@ -435,6 +439,10 @@ impl Topology {
         let key = &self.keys[key];
         key.of_node[node.index].or(key.absent) == Some(domain)
     }
+}
+
+fn with(pins: &[(usize, usize)], key: usize, domain: usize) -> Vec<(usize, usize)> {
+    pins.iter().copied().chain([(key, domain)]).collect()
 }
 
 fn intersects(a: &Bits, b: &Bits) -> bool {

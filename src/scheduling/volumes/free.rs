@@ -89,12 +89,18 @@ impl Volumes {
     }
 }
 
-/// Gives each claim that waits for a free volume one of its own, where several pods have such claims. Pods in the order of
-/// their keys take, for each claim, the smallest volume that serves it where the pod may run, those of one pod in one place.
+/// Gives each claim that waits for a free volume of a node one of its own, where several pods have such claims. Pods in the order
+/// of their keys take, for each claim, the smallest volume that serves it on a node that takes the pod, those of one pod in one
+/// place. Volumes that are for more than a node stay open to all: which of them serve whom is settled with the zones.
 pub(super) fn assign(problem: &Problem) -> Assigned {
     let volumes = &problem.volumes;
     let waiting = |pod: &PodEntry| -> Vec<(Arc<str>, Arc<str>)> {
-        let class = |key: &Arc<str>| volumes.served_class(volumes.claims.get(key.as_ref())?);
+        let class = |key: &Arc<str>| {
+            let claim = volumes.claims.get(key.as_ref())?;
+            let class = volumes.served_class(claim)?;
+            let of_nodes = volumes.serving(claim, &class).all(|(_, volume)| is_of_nodes(volume));
+            of_nodes.then_some(class)
+        };
         pod.claims.iter().filter_map(|key| Some((Arc::clone(key), class(key)?))).collect()
     };
     let mut pods: Vec<_> = problem.pods.iter().filter(|pod| !pod.claims.is_empty()).collect();
@@ -112,18 +118,21 @@ pub(super) fn assign(problem: &Problem) -> Assigned {
         for (claim, class) in &open {
             let serving = volumes.serving(&volumes.claims[claim.as_ref()], class);
             let mut left: Vec<(&str, &Volume)> = serving.map(|(name, volume)| (name.as_str(), volume)).collect();
+            left.retain(|(_, volume)| within_reach(&hosts, pod, volume));
+            // A pod that no node takes has no say in it.
+            let reached = !left.is_empty();
             left.retain(|(name, _)| !taken.contains(name));
-            left.sort_by_cached_key(|(name, volume)| {
-                (!within_reach(&hosts, pod, volume), volume.free.as_ref().map(|free| free.bytes), *name)
-            });
+            if reached && left.is_empty() {
+                out.insert(Arc::clone(claim), None);
+            }
+            left.sort_by_key(|(name, volume)| (volume.free.as_ref().map(|free| free.bytes), *name));
             choices.push(left);
         }
         // The first claim's volume says where the others are to be.
         let together = choices.first().into_iter().flatten().find_map(|first| beside(*first, &choices));
-        for (at, (claim, _)) in open.into_iter().enumerate() {
-            let volume = together.as_ref().map(|names| names[at]);
-            taken.extend(volume);
-            out.insert(claim, volume.map(Arc::from));
+        for ((claim, _), volume) in open.into_iter().zip(together.into_iter().flatten()) {
+            taken.insert(volume);
+            out.insert(claim, Some(Arc::from(volume)));
         }
     }
     out
@@ -157,7 +166,17 @@ fn hosts(problem: &Problem) -> Hosts<'_> {
     out
 }
 
-/// Whether a pod may run where a volume is: on some node with room for it, or on one that is yet to come.
+/// The hosts that a term names.
+fn hosts_of(term: &NodeTerm) -> Option<impl Iterator<Item = &Arc<str>>> {
+    term.labels.get(labels::HOSTNAME).or(term.name.as_ref()).and_then(ValueSet::finite)
+}
+
+/// Whether a volume is only for nodes that its terms name.
+fn is_of_nodes(volume: &Volume) -> bool {
+    !volume.terms.is_empty() && volume.terms.iter().all(|term| hosts_of(term).is_some())
+}
+
+/// Whether a node that a volume is of has room for a pod.
 fn within_reach(hosts: &Hosts<'_>, pod: &PodEntry, volume: &Volume) -> bool {
     let takes = |node: &NodeState| {
         let mut room = node.allocatable.clone();
@@ -166,10 +185,9 @@ fn within_reach(hosts: &Hosts<'_>, pod: &PodEntry, volume: &Volume) -> bool {
         pod.class.requests.fits(&room) && admits(&pod.class, node) && accepted(&volume.terms, node)
     };
     let reaches = |term: &NodeTerm| {
-        let host = term.labels.get(labels::HOSTNAME).or(term.name.as_ref()).and_then(ValueSet::finite);
-        host.is_none_or(|mut names| {
+        hosts_of(term).is_some_and(|mut names| {
             names.any(|name| hosts.get(name.as_ref()).is_some_and(|nodes| nodes.iter().any(|node| takes(node))))
         })
     };
-    volume.terms.is_empty() || volume.terms.iter().any(reaches)
+    volume.terms.iter().any(reaches)
 }
