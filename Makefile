@@ -26,7 +26,7 @@ demo: build tools ## The main job, end to end (KEEP=1 leaves it running)
 test: ## Every test
 	$(MAKE) lint deny test-policies
 	$(MAKE) -j2 build tools moto
-	$(MAKE) -j2 --output-sync=target test-rust test-control-plane test-chart test-kubelets test-preflight test-scenarios
+	$(MAKE) -j2 --output-sync=target test-rust test-preflight test-control-plane test-chart test-kubelets test-scenarios
 	$(MAKE) test-e2e
 	$(MAKE) -j2 --output-sync=target test-ec2-faults test-drift test-ec2
 	@echo "make test: all passed"

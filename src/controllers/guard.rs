@@ -179,12 +179,15 @@ fn to_admit(state: &State, holds: &Holds, now_ms: i64) -> Vec<Admission> {
 }
 
 /// Nodes that need their guard no longer. A node whose own pods are all there is guarded while pods wait for other nodes: they
-/// would take what room is left, and theirs would be bought for nothing. No guard outlives the hold of a fresh node.
+/// would take what room is left, and theirs would be bought for nothing; but no longer than the hold of a fresh node.
 fn relieved(state: &State, holds: &Holds, placement: Placement, refused: &HashSet<String>, now_ms: i64) -> Vec<String> {
+    let held: HashSet<&str> =
+        holds.by_claim.keys().filter_map(|claim| state.claims.get(claim)?.metadata.uid.as_deref()).collect();
     let needed = |guard: &Taint| {
         let in_the_way = guard.value.as_ref().is_some_and(|claim| refused.contains(claim));
         let young = now_ms - put_up_ms(guard) < HOLD_READY_MS;
-        placement == Placement::Nominate && !in_the_way && young && !holds.by_claim.is_empty()
+        let own = guard.value.as_deref().is_some_and(|claim| held.contains(claim));
+        placement == Placement::Nominate && !in_the_way && (own || young) && !holds.by_claim.is_empty()
     };
     let guarded = state.nodes.iter().filter_map(|(name, node)| Some((name, of(node)?)));
     guarded.filter(|(_, guard)| !needed(guard)).map(|(name, _)| name.clone()).collect()
@@ -397,7 +400,8 @@ mod tests {
         let gone = vec!["node-c".to_owned()];
         assert_eq!(relieved(None, Some("node-d"), Placement::Nominate, &[], second), Vec::<String>::new());
         assert_eq!(relieved(Some("node-c"), None, Placement::Nominate, &[], second), Vec::<String>::new());
-        assert_eq!(relieved(None, None, Placement::Nominate, &[], HOLD_READY_MS), gone);
+        assert_eq!(relieved(None, None, Placement::Nominate, &[], HOLD_READY_MS), Vec::<String>::new(), "held");
+        assert_eq!(relieved(Some("node-c"), None, Placement::Nominate, &[], HOLD_READY_MS), gone);
         assert_eq!(relieved(Some("node-c"), Some("node-d"), Placement::Nominate, &[], second), gone);
         assert_eq!(relieved(None, None, Placement::Extender, &[], second), gone, "left over from another mode");
         assert_eq!(relieved(None, None, Placement::Nominate, &["uid-c"], second), gone, "a pod may not be admitted");

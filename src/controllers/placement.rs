@@ -35,6 +35,13 @@ const CONCURRENCY: usize = 32;
 const NUDGE_MS: i64 = 2_000;
 /// A pod is nominated again no sooner than this, milliseconds.
 const RENOMINATE_MS: i64 = 200;
+/// Where pods of a class are being bound as planned, holds of the others are kept up: a spread of hundreds of pods goes step by
+/// step. So long after the last of them the class counts as stuck, milliseconds.
+const PROGRESS_MS: i64 = 15_000;
+/// A hold that ends within this is kept up, milliseconds.
+const RENEW_MS: i64 = 20_000;
+/// No hold is kept up on a node older than this, milliseconds.
+const LONGEST_HOLD_MS: i64 = 600_000;
 /// The state is looked at no more often than this.
 const LOOK: Duration = Duration::from_millis(20);
 /// The state is looked at at least this often.
@@ -202,6 +209,26 @@ fn ended<'a>(before: &'a Holds, after: &Holds, state: &State) -> Vec<(&'a str, &
     out
 }
 
+/// Classes of which a pod was bound as planned lately, and when.
+type Progress = HashMap<Arc<PodClass>, i64>;
+
+fn class_of<'s>(state: &'s State, pod: &str) -> Option<&'s Arc<PodClass>> {
+    Some(&state.pods.get(pod)?.entry.as_ref().ok()?.class)
+}
+
+/// Claims whose holds are about to end while pods of the same class are still being bound one after the other.
+fn to_renew(state: &State, holds: &Holds, progress: &Progress, now_ms: i64) -> Vec<String> {
+    let waits = |claim: &&String| {
+        let node = state.claims.get(*claim).and_then(|claim| state.node_of(claim));
+        let young = node.is_some_and(|node| now_ms - created_ms(&node.metadata) < LONGEST_HOLD_MS);
+        let ends = state.planned.get(*claim).is_some_and(|planned| planned.until_ms - now_ms < RENEW_MS);
+        let moves = |class: &Arc<PodClass>| progress.contains_key(class);
+        let pods = || holds.by_claim[*claim].iter().filter_map(|hold| class_of(state, hold.pod.as_ref()?));
+        young && ends && pods().any(moves)
+    };
+    holds.by_claim.keys().filter(waits).cloned().collect()
+}
+
 /// The leader's part: keeps nominations in place on open nodes and tells the scheduler of holds that ended.
 pub async fn keep(ctx: Arc<Context>) {
     let mut changes = ctx.cluster.changes();
@@ -209,6 +236,7 @@ pub async fn keep(ctx: Arc<Context>) {
     let mut asked = guard::Asked::default();
     let mut nominated: HashMap<String, i64> = HashMap::new();
     let mut nudged = now_ms();
+    let mut progress: Progress = HashMap::new();
     loop {
         let now = now_ms();
         let after = ctx.cluster.read().holds(now);
@@ -216,6 +244,7 @@ pub async fn keep(ctx: Arc<Context>) {
         let mut freed: Vec<String> = Vec::new();
         let mut again: BTreeMap<String, Vec<Nominee>> = BTreeMap::new();
         let mut awaited = None;
+        let mut renewed: Vec<String> = Vec::new();
         {
             let state = ctx.cluster.read();
             for (claim, pod, end) in ended(&before, &after, &state) {
@@ -225,13 +254,21 @@ pub async fn keep(ctx: Arc<Context>) {
                     End::Released => "released",
                 };
                 ctx.metrics.holds_ended.with_label_values(&[result]).inc();
-                if end != End::Followed {
+                if end == End::Followed {
+                    if let Some(class) = class_of(&state, pod) {
+                        progress.insert(Arc::clone(class), now);
+                    }
+                } else {
                     tracing::info!(claim, pod, result, "hold ended");
                     let node = state.claims.get(claim).and_then(|claim| state.node_of(claim));
                     freed.extend(node.map(|node| node.name_any()));
                 }
             }
             nominated.retain(|_, at| now - *at < RENOMINATE_MS);
+            progress.retain(|_, at| now - *at < PROGRESS_MS);
+            if ctx.settings.placement != Placement::Off {
+                renewed = to_renew(&state, &after, &progress, now);
+            }
             for claim in after.by_claim.keys() {
                 let Some(node) = state.claims.get(claim).and_then(|claim| state.node_of(claim)) else {
                     continue;
@@ -252,6 +289,12 @@ pub async fn keep(ctx: Arc<Context>) {
             }
         }
         before = after;
+        for claim in renewed {
+            let until = json!({"metadata": {"annotations": {(labels::HOLD_UNTIL): rfc3339(now + HOLD_READY_MS)}}});
+            if let Err(error) = gone_is_fine(ctx.patch_claim(&claim, &until).await) {
+                tracing::warn!(claim, %error, "a hold could not be kept up, trying again");
+            }
+        }
         if ctx.settings.placement != Placement::Off {
             for (node, pods) in again {
                 nominated.extend(pods.iter().map(|pod| (pod.uid.clone(), now)));
@@ -325,6 +368,25 @@ pub(super) mod tests {
         let mut gone = state(None);
         gone.delete_pod("n/a", 6);
         assert_eq!(ended(&before, &gone.holds(6), &gone), [("c", "n/a", End::Released)]);
+    }
+
+    #[test]
+    fn a_hold_is_kept_up_while_others_of_its_class_are_bound() {
+        let mut state = state(None);
+        let mut node = Node::clone(&state.nodes["node-c"]);
+        node.metadata.creation_timestamp = serde_json::from_value(json!("1970-01-01T00:00:00Z")).ok();
+        state.apply_node(node);
+        let class = Arc::clone(class_of(&state, "n/a").unwrap());
+        let moving: Progress = [(class, 1)].into();
+        let until = state.planned["c"].until_ms;
+        let at = |now: i64, progress: &Progress, state: &State| to_renew(state, &state.holds(5), progress, now);
+        assert!(at(until - RENEW_MS, &moving, &state).is_empty(), "it lasts, and the node is old");
+        state.planned.get_mut("c").unwrap().until_ms = 60_000;
+        assert!(at(60_000 - RENEW_MS, &moving, &state).is_empty(), "it lasts");
+        assert_eq!(at(60_000 - RENEW_MS + 1, &moving, &state), ["c"]);
+        assert!(at(60_000 - RENEW_MS + 1, &Progress::new(), &state).is_empty(), "nothing moves");
+        state.planned.get_mut("c").unwrap().until_ms = LONGEST_HOLD_MS;
+        assert!(at(LONGEST_HOLD_MS, &moving, &state).is_empty(), "long enough");
     }
 
     #[test]
