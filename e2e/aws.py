@@ -106,7 +106,12 @@ class Aws:
     def query(self, service, version, action, parameters):
         """An action of the Query protocol."""
         form = [("Action", action), ("Version", version), *flat(parameters)]
-        status, data = self.send(service, "POST", "/", urllib.parse.urlencode(form).encode(), {"Content-Type": FORM})
+        content = urllib.parse.urlencode(form).encode()
+        # moto answers 500 to a description of what another request is changing; every client of AWS asks again then.
+        for _ in range(READ_ATTEMPTS if action.startswith(("Describe", "Get", "List")) else 1):
+            status, data = self.send(service, "POST", "/", content, {"Content-Type": FORM})
+            if status != 500:
+                break
         try:
             answer = value_of(xml.etree.ElementTree.fromstring(data))
         except xml.etree.ElementTree.ParseError:
