@@ -26,6 +26,7 @@ import xml.etree.ElementTree
 
 TOOLS = pathlib.Path(__file__).resolve().parent / "tools"
 REGION = "us-east-1"
+READ_ATTEMPTS = 4
 EC2_VERSION, IAM_VERSION = "2016-11-15", "2010-05-08"
 FORM = "application/x-www-form-urlencoded; charset=utf-8"
 # How SQS and SSM spell their version of the JSON protocol and the prefix of an action.
