@@ -86,10 +86,7 @@ pub(super) fn existing<'p>(
         if !state.schedulable {
             continue;
         }
-        let mut free = universe.dims.dense(&state.allocatable);
-        for taken in [state.pods.requests(), &state.daemon_reserve] {
-            universe.dims.subtract(&mut free, taken);
-        }
+        let free = free_on(universe, state);
         if !least.iter().any(|need| fits(need, &free)) {
             continue;
         }
@@ -103,6 +100,15 @@ pub(super) fn existing<'p>(
         out.push(Existing { index, state, free, host, kind });
     }
     (out, running)
+}
+
+/// What is free on a node before anything is put there.
+pub(super) fn free_on(universe: &Universe<'_>, node: &NodeState) -> Vec<i64> {
+    let mut free = universe.dims.dense(&node.allocatable);
+    for taken in [node.pods.requests(), &node.daemon_reserve] {
+        universe.dims.subtract(&mut free, taken);
+    }
+    free
 }
 
 /// What pending pods' node constraints can tell apart.

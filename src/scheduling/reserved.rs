@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::bits::Bits;
+use super::groups::Group;
 use super::offering::InstanceType;
 use super::pack::{Bought, Packer};
 use super::stock::{Bin, float, worth};
@@ -38,6 +39,15 @@ impl Reserved {
         }
         out
     }
+}
+
+/// Columns that a group's requirements and volumes allow, those of counted reservations among them: its levels are without.
+pub(super) fn usable(universe: &mut Universe<'_>, group: &Group) -> Bits {
+    let mut bits = group.domains.clone();
+    if !group.class.volume_terms.is_empty() {
+        bits.and(&universe.constrained(&group.class.volume_terms, &group.class));
+    }
+    bits
 }
 
 impl Packer<'_, '_, '_> {
@@ -97,11 +107,7 @@ impl Packer<'_, '_, '_> {
 
     /// Columns of reservations and others that a place's requirements allow.
     pub fn reservable(&mut self, place: usize) -> Bits {
-        let group = &self.stock.groups[self.stock.places[place].sample];
-        let mut bits = group.domains.clone();
-        if !group.class.volume_terms.is_empty() {
-            bits.and(&self.universe.constrained(&group.class.volume_terms, &group.class));
-        }
+        let mut bits = usable(self.universe, &self.stock.groups[self.stock.places[place].sample]);
         for (key, domain) in &self.stock.places[place].pins {
             bits.and(&self.topology.keys[*key].columns[*domain]);
         }

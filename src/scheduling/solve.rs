@@ -6,7 +6,7 @@ use super::bits::Bits;
 use super::budget::Budget;
 use super::defaults::with_services;
 use super::dims::fits;
-use super::existing::{Existing, admits, existing};
+use super::existing::{Existing, admits, existing, free_on};
 use super::groups::{group, register};
 use super::offering::MicroUsd;
 use super::pack::Packer;
@@ -229,20 +229,13 @@ fn had_room(packer: &mut Packer<'_, '_, '_>, nodes: &[Existing<'_>], item: usize
             && budgets[universe.pool(column)].allows(&universe.instance_type(column).capacity)
     };
     let widest = place.levels.last().map(|id| &universe.signatures[*id].bits);
-    let free = |node: &Existing<'_>| {
-        let mut free = universe.dims.dense(&node.state.allocatable);
-        for taken in [node.state.pods.requests(), &node.state.daemon_reserve] {
-            universe.dims.subtract(&mut free, taken);
-        }
-        free
-    };
     let left = |column: usize| universe.columns[column].left.is_some_and(|left| left > 0);
     widest.is_some_and(|bits| bits.iter().any(buyable))
         || (universe.has_counted && reservable.iter().any(|column| left(column) && buyable(column)))
         || nodes.iter().any(|node| {
             place.pins.iter().all(|(key, domain)| packer.topology.in_domain(node, *key, *domain))
                 && admits(&group.class, node.state)
-                && fits(need, &free(node))
+                && fits(need, &free_on(universe, node.state))
         })
 }
 

@@ -4,6 +4,7 @@ use super::{Counter, Part, Rules, SpreadRule, Topology, with};
 use crate::scheduling::bits::Bits;
 use crate::scheduling::existing::{self, Existing};
 use crate::scheduling::groups::Group;
+use crate::scheduling::reserved::usable;
 use crate::scheduling::selectors::Selectors;
 use crate::scheduling::universe::Universe;
 
@@ -391,12 +392,9 @@ fn shares_affinity(a: &Waiting, b: &Waiting) -> bool {
     terms(b).iter().any(|c| mine.contains(c))
 }
 
-/// Columns of counted reservations that a group may use: its levels are without them.
+/// Columns of counted reservations that a group may use.
 fn reservable(universe: &mut Universe<'_>, group: &Group) -> Bits {
-    let mut bits = group.domains.clone();
-    if !group.class.volume_terms.is_empty() {
-        bits.and(&universe.constrained(&group.class.volume_terms, &group.class));
-    }
+    let mut bits = usable(universe, group);
     bits.and(&universe.where_column(|column| universe.columns[column].left.is_some_and(|left| left > 0)));
     bits
 }
