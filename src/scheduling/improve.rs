@@ -1,14 +1,22 @@
 //! Bettering what was bought.
 
-use super::pack::{PATIENCE, Packer, Round, WAYS};
+use std::collections::BTreeSet;
+
+use super::pack::{Bought, PATIENCE, Packer, Round, WAYS};
 use super::stock::{Bin, float, real};
 
 /// Percent of the nodes that one attempt gives back.
 const SHARES: [usize; 5] = [12, 25, 45, 6, 18];
+/// Attempts in a row that may save nothing.
+const MOST_FAILURES: usize = 16;
 /// Buckets that may be compared even for the smallest plan.
-const LEAST_WORK: usize = 300_000;
+const LEAST_WORK: usize = 2_000_000;
 /// Buckets that are compared in bettering even the largest plan.
 const MOST_WORK: usize = 1_000_000;
+/// A plan that costs less than so many times what its pods are worth at the first prices is looked at no further than by its waste.
+const NEAR: f64 = 1.02;
+/// What a node that wastes nothing weighs when nodes are drawn, as a share of its price.
+const LEAST_WEIGHT: f64 = 0.02;
 /// Share of its worth at which what is placed anew is priced again.
 const PATIENCE_AGAIN: f64 = 0.5;
 
@@ -51,7 +59,7 @@ impl Packer<'_, '_, '_> {
     }
 
     /// Makes what was bought cheaper: the nodes that waste most are given back and their pods placed anew, first in what is
-    /// free on the others. Kept only where it costs less. Ends when it stops helping, or with its share of work.
+    /// free on the others. Kept only where it costs less. Ends near the bound, or with its share of work.
     pub fn improve(&mut self, round: &mut Round) {
         if self.bought.is_empty() || self.first_prices.is_empty() {
             return;
@@ -61,8 +69,15 @@ impl Packer<'_, '_, '_> {
         self.right_size();
         let mut failures = 0;
         let mut share = 0;
-        while failures < SHARES.len() + 1 && self.stock.work < limit {
-            if self.repack(round, SHARES[share % SHARES.len()]) {
+        let mut random = fastrand::Rng::with_seed(1);
+        while failures < MOST_FAILURES && self.stock.work < limit {
+            // Where giving back those that waste most has not helped, chance may.
+            let by_chance = failures > SHARES.len();
+            if by_chance && self.is_near() {
+                break;
+            }
+            let gone = self.wasteful(round, SHARES[share % SHARES.len()], by_chance.then_some(&mut random));
+            if self.repack(round, &gone) {
                 failures = 0;
             } else {
                 failures += 1;
@@ -77,35 +92,46 @@ impl Packer<'_, '_, '_> {
         self.bought.iter().map(|node| self.universe.columns[node.column].price).sum()
     }
 
-    /// One attempt with the worst `share` percent of the nodes; false when it saved nothing.
-    fn repack(&mut self, round: &mut Round, share: usize) -> bool {
+    /// What the pods of a node are worth at the first prices.
+    fn worth_on(&self, node: &Bought) -> f64 {
+        let worth = |(item, count): &(usize, usize)| {
+            self.stock.worth_at(*item, &self.first_prices[self.stock.items[*item].place]) * float(*count)
+        };
+        node.content.iter().map(worth).sum()
+    }
+
+    /// Whether the plan can't become much cheaper.
+    fn is_near(&self) -> bool {
+        let worth: f64 = self.bought.iter().map(|node| self.worth_on(node)).sum();
+        real(self.cost()) < worth * NEAR
+    }
+
+    /// The `share` percent of the nodes that waste most of their price; by `chance`, any node may be among them, those that waste
+    /// more sooner.
+    fn wasteful(&self, round: &Round, share: usize, mut chance: Option<&mut fastrand::Rng>) -> BTreeSet<usize> {
+        let mut waste = Vec::new();
+        for (at, node) in self.bought.iter().enumerate() {
+            if node.content.iter().all(|(item, _)| self.may_move(round, *item)) {
+                let price = real(self.universe.columns[node.column].price);
+                let wasted = (price - self.worth_on(node)) / price.max(1.0);
+                let weight = chance.as_mut().map_or(wasted, |random| (wasted + LEAST_WEIGHT) * random.f64());
+                waste.push((weight, at));
+            }
+        }
+        waste.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+        waste.truncate((self.bought.len() * share / 100).max(4));
+        waste.into_iter().map(|(_, at)| at).collect()
+    }
+
+    /// One attempt without the nodes that are to be `gone`; false when it saved nothing.
+    fn repack(&mut self, round: &mut Round, gone: &BTreeSet<usize>) -> bool {
+        if gone.is_empty() {
+            return false;
+        }
         let before = self.bought.clone();
         let budgets = self.budgets.clone();
         let cost = self.cost();
         let unplaced: usize = self.stock.items.iter().map(|item| item.left).sum();
-        let mut waste: Vec<(f64, usize)> = before
-            .iter()
-            .enumerate()
-            .filter(|(_, node)| node.content.iter().all(|(item, _)| self.may_move(round, *item)))
-            .map(|(at, node)| {
-                let worth: f64 = node
-                    .content
-                    .iter()
-                    .map(|(item, count)| {
-                        let place = self.stock.items[*item].place;
-                        self.stock.worth_at(*item, &self.first_prices[place]) * float(*count)
-                    })
-                    .sum();
-                let price = real(self.universe.columns[node.column].price);
-                ((price - worth) / price.max(1.0), at)
-            })
-            .collect();
-        waste.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
-        waste.truncate((before.len() * share / 100).max(4));
-        let gone: std::collections::BTreeSet<usize> = waste.into_iter().map(|(_, at)| at).collect();
-        if gone.is_empty() {
-            return false;
-        }
         let mut kept = Vec::with_capacity(before.len());
         for (at, node) in before.iter().enumerate() {
             if gone.contains(&at) {
@@ -239,7 +265,7 @@ impl Packer<'_, '_, '_> {
         }
         self.budgets[self.universe.pool(column)].spend(&self.universe.instance_type(column).capacity.clone(), 1);
         self.stock.take(&content, 1);
-        self.bought.push(super::pack::Bought { column, content });
+        self.bought.push(Bought { column, content });
         true
     }
 }
