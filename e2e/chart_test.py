@@ -164,8 +164,14 @@ class Offline(unittest.TestCase):
         file = self.tmp / "values.json"
         file.write_text(json.dumps(KARPENTERS))
         text = helm("template", "stowage", CHART, "--values", file).stdout
+        self.assertIn(f"eks.amazonaws.com/role-arn: {KARPENTERS['serviceAccount']['annotations']['eks.amazonaws.com/role-arn']}\n", text)
         for name, value in (("BATCH_IDLE_DURATION", "500ms"), ("MIN_VALUES_POLICY", "BestEffort"), ("LOG_LEVEL", "debug"), ("CLUSTER_NAME", "prod"), ("AWS_FEATURE_GATES", "NodeClassCEL=true")):
             self.assertRegex(text, rf'name: {name}\n +value: "{value}"')
+
+    def test_a_network_policy_without_egress_rules_leaves_the_way_to_aws_and_to_pod_identitys_agent(self):
+        # Both are outside of the cluster's pods, the agent on the node itself: only an open egress lets them through.
+        text = helm("template", "stowage", CHART, "--set", "networkPolicy.enabled=true", "--show-only", "templates/networkpolicy.yaml").stdout
+        self.assertRegex(text, r"(?m)^  egress:\n    - \{\}$")
 
     def test_wrong_values_are_refused_with_their_path_and_what_would_be_right(self):
         for values, wanted in (

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""docs/aws names exactly the actions that src/cloud/ec2 calls, in CloudFormation and in Terraform alike. What only `stowage preflight`
-asks for is named in docs/operations.md."""
+"""docs/aws names exactly the actions that src/cloud/ec2 calls, in CloudFormation and in Terraform alike, and whom the controller's role
+trusts. What only `stowage preflight` asks for is named in docs/operations.md."""
 
 import json
 import pathlib
@@ -12,6 +12,18 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 LONGEST_POLICY = 6144
 # Rights that no call of ours names: EC2 asks for them when an instance with a role is launched, and IAM when a profile is made with tags.
 IMPLIED = {"iam:PassRole", "iam:TagInstanceProfile"}
+# What Terraform and CloudFormation call the same.
+REFERENCES = {
+    "data.aws_partition.current.partition": "AWS::Partition",
+    "data.aws_region.current.region": "AWS::Region",
+    "data.aws_caller_identity.current.account_id": "AWS::AccountId",
+    "var.cluster_name": "ClusterName",
+    "var.oidc_provider": "OidcProvider",
+    "var.namespace": "Namespace",
+    "var.service_account": "ServiceAccount",
+}
+# Operations that a right of another name allows.
+ALLOWED_BY = {"delete_message_batch": "delete_message"}
 # Operations as the SDK spells them, called on a client of a service: `ec2.describe_subnets()`. Kube's client and options have methods of their own.
 CALL = re.compile(r"\b(?:client|arc|ec2|eks|iam|pricing|quotas|sqs|ssm|sts)\s*\.((?!as_|is_|apiserver_)[a-z]+_\w+)\(\)")
 
@@ -21,7 +33,7 @@ def snake(action):
 
 
 def called(preflight=False):
-    """Operations that the controller sends, or those of `stowage preflight`; tests left out."""
+    """Rights that the controller's calls need, or those of `stowage preflight`; tests left out."""
     found = set()
     ec2 = ROOT / "src" / "cloud" / "ec2"
     for path in ec2.rglob("*.rs"):
@@ -29,12 +41,33 @@ def called(preflight=False):
         if path.stem.endswith("tests") or "tests" in parts or (parts[0] == "preflight") != preflight:
             continue
         found |= set(CALL.findall(path.read_text().partition("#[cfg(test)]")[0]))
-    return found
+    return {ALLOWED_BY.get(name, name) for name in found}
+
+
+def documents():
+    """The policies of CloudFormation, those that say whom a role trusts first."""
+    text = (ROOT / "docs" / "aws" / "cloudformation.yaml").read_text()
+    return [json.loads(block) for block in re.findall(r"Fn::Sub: \|\n(.*?)\n\n", text, re.S)]
+
+
+def trusts(policy):
+    return any("Principal" in entry for entry in policy["Statement"])
 
 
 def cloudformation():
-    text = (ROOT / "docs" / "aws" / "cloudformation.yaml").read_text()
-    return [json.loads(block) for block in re.findall(r"Fn::Sub: \|\n(.*?)\n\n", text, re.S)]
+    """What the controller may do."""
+    return [policy for policy in documents() if not trusts(policy)]
+
+
+def terraform_object(name):
+    """An object that Terraform's file encodes as JSON under this name, with CloudFormation's names of what it refers to."""
+    text = (ROOT / "docs" / "aws" / "main.tf").read_text()
+    text = re.search(rf"^  {name} = jsonencode\((.*?)^  }}\)$", text, re.M | re.S)[1] + "}"
+    for own, theirs in REFERENCES.items():
+        text = text.replace(f"${{{own}}}", f"${{{theirs}}}").replace(f"= {own}\n", f'= "${{{theirs}}}"\n')
+    text = re.sub(r'"?([^\s"]+)"? += ', r'"\1": ', text)
+    text = re.sub(r'(["}\]])\n(?=\s*")', r"\1,\n", text)
+    return json.loads(re.sub(r",(?=\s*[\]}])", "", text))
 
 
 def actions(policies):
@@ -55,6 +88,20 @@ class Policies(unittest.TestCase):
         text = (ROOT / "docs" / "aws" / "main.tf").read_text().partition('resource "aws_sqs_queue" ')[0]
         found = {action for given in re.findall(r"^ +Action += (\[.*?\]|\".*?\")$", text, re.M | re.S) for action in re.findall(r'"([\w-]+:\w+)"', given)}
         self.assertEqual(sorted(found), sorted(actions(cloudformation())))
+
+    def test_the_role_trusts_one_service_account_by_pod_identity_or_by_irsa(self):
+        pod_identity, irsa = [policy for policy in documents() if trusts(policy)]
+        [statement] = pod_identity["Statement"]
+        self.assertEqual((statement["Principal"], statement["Action"]), ({"Service": "pods.eks.amazonaws.com"}, ["sts:AssumeRole", "sts:TagSession"]))
+        tags = {key.partition("/")[2]: value for key, value in statement["Condition"]["StringEquals"].items()}
+        self.assertEqual((tags["kubernetes-namespace"], tags["kubernetes-service-account"]), ("${Namespace}", "${ServiceAccount}"))
+        self.assertRegex(tags["eks-cluster-arn"], r":eks:.*:cluster/\$\{ClusterName\}$")
+        [statement] = irsa["Statement"]
+        self.assertEqual(statement["Action"], "sts:AssumeRoleWithWebIdentity")
+        self.assertRegex(statement["Principal"]["Federated"], r":oidc-provider/\$\{OidcProvider\}$")
+        who = {"${OidcProvider}:aud": "sts.amazonaws.com", "${OidcProvider}:sub": "system:serviceaccount:${Namespace}:${ServiceAccount}"}
+        self.assertEqual(statement["Condition"], {"StringEquals": who})
+        self.assertEqual([terraform_object("pod_identity"), terraform_object("irsa")], [pod_identity, irsa])
 
     def test_a_policy_is_no_longer_than_may_be(self):
         for policy in cloudformation():

@@ -5,12 +5,17 @@ What moto lacks is a warning in every run: the price list and spot placement sco
 """
 
 import copy
+import datetime
+import http.server
 import json
 import pathlib
+import re
 import tempfile
+import threading
 import unittest
 
 import aws
+import faults
 import harness
 import workloads
 
@@ -39,6 +44,8 @@ def node_class(name="default", **spec):
 class Account(unittest.TestCase):
     """moto with what a cluster needs, and the binary."""
 
+    secrets = [SECRET]  # what no output may hold
+
     @classmethod
     def setUpClass(cls):
         cls.moto = cls.enterClassContext(aws.Moto())
@@ -51,15 +58,17 @@ class Account(unittest.TestCase):
         cls.moto.aws.sqs("SetQueueAttributes", QueueUrl=cls.account.queue_url, Attributes=attributes)
 
     def run_it(self, *arguments, classes=None, **environment):
-        """Runs the command, with manifests of `classes`; nothing of this machine's own settings reaches it."""
+        """Runs the command, with manifests of `classes`; nothing of this machine's own settings reaches it. A variable of None is not set."""
         arguments = list(arguments)
         if classes is not None:
             manifests = pathlib.Path(tempfile.mkdtemp(dir=self.dir)) / "classes.json"
             manifests.write_text(json.dumps({"kind": "List", "apiVersion": "v1", "items": classes}))
             arguments += ["--file", manifests]
         given = {"HOME": str(self.dir), "CLUSTER_NAME": CLUSTER, "INTERRUPTION_QUEUE": CLUSTER, **self.moto.env(), "AWS_SECRET_ACCESS_KEY": SECRET}
-        done = harness.run(harness.binary(), "preflight", *arguments, env={**given, **environment}, check=False, timeout=300)
-        self.assertNotIn(SECRET, done.stdout + done.stderr)
+        given = {name: value for name, value in {**given, **environment}.items() if value is not None}
+        done = harness.run(harness.binary(), "preflight", *arguments, env=given, check=False, timeout=300)
+        for secret in self.secrets:
+            self.assertNotIn(secret, done.stdout + done.stderr)
         return done
 
     def rows(self, *arguments, code, **more):
@@ -239,6 +248,167 @@ class Quotas(Account):
         self.assertEqual({check for check in found if "quota" in check}, {"vCPU quota of Standard on-demand", named})
         self.assertEqual(found[named][0], "warning")
         self.assertIn("L-DB2E81BA is not known", found[named][1])
+
+
+class Agent(http.server.ThreadingHTTPServer):
+    """EKS's Pod Identity agent, as a context manager: gives credentials to whoever shows the token, the last ones again and again."""
+
+    def __init__(self, token, *credentials):
+        super().__init__(("127.0.0.1", 0), self.Handler)
+        self.token, self.credentials, self.asked = token, list(credentials), []
+        self.url = f"http://127.0.0.1:{self.server_address[1]}/v1/credentials"
+
+    def __enter__(self):
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+        return self
+
+    def __exit__(self, *_):
+        self.shutdown()
+        self.server_close()
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            agent = self.server
+            agent.asked.append((self.path, self.headers.get("Authorization")))
+            given = agent.credentials.pop(0) if len(agent.credentials) > 1 else agent.credentials[0]
+            status, answer = (200, json.dumps(given)) if agent.asked[-1][1] == agent.token else (400, "the token is not valid")
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer.encode())
+
+        def log_message(self, *_):
+            pass
+
+
+class Credentials(Account):
+    """Credentials as EKS gives them to a pod: there are no keys in the environment."""
+
+    ROLE = "controller"
+    ARN = f"arn:aws:iam::{aws.ACCOUNT}:role/{ROLE}"
+    TOKENS = ["eyJhbGciOiJSUzI1NiJ9.first", "eyJhbGciOiJSUzI1NiJ9.second"]
+    UNREACHED = {"credentials", "instance types", "zones of instance types"}
+
+    def setUp(self):
+        self.secrets = [*self.TOKENS]
+        self.proxy = self.enterContext(faults.Proxy(self.moto.endpoint))
+        self.token = pathlib.Path(tempfile.mkdtemp(dir=self.dir)) / "token"
+        self.token.write_text(self.TOKENS[0])
+
+    def from_eks(self, **given):
+        """The environment of a pod."""
+        keys = dict.fromkeys(("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"))
+        return {**keys, "AWS_ENDPOINT_URL": self.proxy.endpoint, "AWS_DEFAULT_REGION": aws.REGION, "AWS_STS_REGIONAL_ENDPOINTS": "regional", **given}
+
+    def irsa(self):
+        return self.from_eks(AWS_ROLE_ARN=self.ARN, AWS_WEB_IDENTITY_TOKEN_FILE=str(self.token))
+
+    def pod_identity(self, url):
+        return self.from_eks(AWS_CONTAINER_CREDENTIALS_FULL_URI=url, AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE=str(self.token))
+
+    def role_keys(self, lasts=3600):
+        """Keys of the role, as the agent gives them."""
+        answer = self.moto.aws.query("sts", "2011-06-15", "AssumeRole", {"RoleArn": self.ARN, "RoleSessionName": f"eks-{CLUSTER}-stowage"})
+        keys = aws.find(answer, "Credentials")
+        ends = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(seconds=lasts)
+        self.secrets += [keys["SecretAccessKey"], keys["SessionToken"]]
+        return {
+            "AccessKeyId": keys["AccessKeyId"],
+            "SecretAccessKey": keys["SecretAccessKey"],
+            "Token": keys["SessionToken"],
+            "Expiration": ends.strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "AccountId": aws.ACCOUNT,
+        }
+
+    def signers(self):
+        """Key and session token of each call, in order."""
+        calls = [dict(call.headers) for call in self.proxy.seen() if call.action != "AssumeRoleWithWebIdentity"]
+        calls = [{name.lower(): value for name, value in call.items()} for call in calls]
+        return [(re.search("Credential=([^/]+)/", call["authorization"])[1], call["x-amz-security-token"]) for call in calls]
+
+    def assert_ready(self, found):
+        self.assertEqual(self.by(found, "warning"), LOST)
+        self.assertIn(f"assumed-role/{self.ROLE}/", found["credentials"][1])
+
+    def assert_refused(self, environment, detail, *fix):
+        found = self.rows(classes=[node_class()], code=1, **environment)
+        self.assertEqual(self.by(found, "failed"), self.UNREACHED)
+        self.assertIn(detail, found["credentials"][1])
+        for part in fix:
+            self.assertIn(part, found["credentials"][2])
+
+    def given(self, reply):
+        """Key and session token in STS's answer."""
+        key, secret, token = (re.search(f"<{name}>(.+)</{name}>", reply.body.decode())[1] for name in ("AccessKeyId", "SecretAccessKey", "SessionToken"))
+        self.secrets += [secret, token]
+        return key, token
+
+    def test_irsa_assumes_the_role_and_signs_with_its_keys(self):
+        given = []
+
+        def watched(call, forward):
+            if call.action == "AssumeRoleWithWebIdentity":
+                reply = forward(call)
+                given.append(self.given(reply))
+                return reply
+
+        with self.proxy.fault(watched):
+            self.assert_ready(self.rows(classes=[node_class()], code=0, **self.irsa()))
+        [assumed] = self.proxy.seen("AssumeRoleWithWebIdentity")
+        self.assertEqual((assumed.form["RoleArn"], assumed.form["WebIdentityToken"]), (self.ARN, self.TOKENS[0]))
+        self.assertEqual(set(self.signers()), set(given), "every call is signed with the role's keys")
+
+    def test_irsa_reads_its_token_anew_when_the_keys_run_out(self):
+        given = []
+
+        def expired(call, forward):
+            if call.action == "AssumeRoleWithWebIdentity":
+                reply = forward(call)
+                given.append(self.given(reply))
+                if len(given) == 1:
+                    self.token.write_text(self.TOKENS[1])
+                    reply.body = re.sub(b"<Expiration>.+</Expiration>", b"<Expiration>2026-01-01T00:00:00Z</Expiration>", reply.body)
+                return reply
+
+        with self.proxy.fault(expired):
+            self.assert_ready(self.rows(classes=[node_class()], code=0, **self.irsa()))
+        tokens = [call.form["WebIdentityToken"] for call in self.proxy.seen("AssumeRoleWithWebIdentity")]
+        self.assertEqual((tokens[0], set(tokens[1:])), (self.TOKENS[0], {self.TOKENS[1]}))
+        self.assertLessEqual(set(self.signers()), set(given))
+        self.assertNotEqual(self.signers()[-1], given[0], "the first keys are not used any more")
+
+    def test_irsa_without_a_token_or_with_a_role_that_refuses_says_what_to_do(self):
+        body = b"<ErrorResponse><Error><Type>Sender</Type><Code>AccessDenied</Code><Message>Not authorized to perform it</Message></Error></ErrorResponse>"
+        refused = lambda call, _: faults.Reply(403, body) if call.action == "AssumeRoleWithWebIdentity" else None
+        with self.proxy.fault(refused):
+            self.assert_refused(self.irsa(), "Not authorized to perform it", f"trust policy of {self.ARN}", "docs/aws")
+        self.assertEqual(set(self.proxy.counts()), {"AssumeRoleWithWebIdentity"}, "nothing is asked without credentials")
+        self.token.unlink()
+        self.assert_refused(self.irsa(), "No such file", str(self.token))
+
+    def test_pod_identity_shows_the_token_and_signs_with_the_agents_keys(self):
+        keys = self.role_keys()
+        with Agent(self.TOKENS[0], keys) as agent:
+            self.assert_ready(self.rows(classes=[node_class()], code=0, **self.pod_identity(agent.url)))
+        self.assertEqual(agent.asked, [("/v1/credentials", self.TOKENS[0])])
+        self.assertEqual(set(self.signers()), {(keys["AccessKeyId"], keys["Token"])})
+
+    def test_pod_identity_asks_again_when_the_keys_run_out(self):
+        old, new = self.role_keys(lasts=-60), self.role_keys()
+        with Agent(self.TOKENS[0], old, new) as agent:
+            self.assert_ready(self.rows(classes=[node_class()], code=0, **self.pod_identity(agent.url)))
+        self.assertGreater(len(agent.asked), 1)
+        signers = [key for key, _ in self.signers()]
+        self.assertLessEqual(set(signers), {old["AccessKeyId"], new["AccessKeyId"]})
+        self.assertEqual(signers[-1], new["AccessKeyId"])
+
+    def test_pod_identity_that_is_refused_or_has_no_agent_says_what_to_do(self):
+        with Agent(self.TOKENS[1], self.role_keys()) as agent:
+            self.assert_refused(self.pod_identity(agent.url), "StatusCode(400)", str(self.token), agent.url, "association")
+        self.assert_refused(self.pod_identity(agent.url), "Connection refused", "eks-pod-identity-agent")
+        self.token.unlink()
+        self.assert_refused(self.pod_identity(agent.url), "No such file", str(self.token))
+        self.assertEqual(self.proxy.seen(), [], "nothing is asked without credentials")
 
 
 class InACluster(Account):

@@ -1,6 +1,7 @@
-# What Stowage needs of an AWS account: the controller's rights, the interruption queue and the rules that feed it.
-# Attach the policies of the output policy_arns to the role of Stowage's ServiceAccount (IRSA or EKS Pod Identity), and give the chart
-# settings.clusterName and, in controller.env, INTERRUPTION_QUEUE with the name of the queue. The role that nodes run as is not made here. The same as cloudformation.yaml beside it.
+# What Stowage needs of an AWS account: the controller's role and rights, the interruption queue and the rules that feed it.
+# Give Stowage's ServiceAccount the role controller_role_arn, by EKS Pod Identity or by IRSA (see docs/operations.md), or another role the
+# policies policy_arns. Give the chart settings.clusterName and, in controller.env, INTERRUPTION_QUEUE with the name of the queue. The role
+# that nodes run as is not made here. The same as cloudformation.yaml beside it.
 
 terraform {
   required_providers {
@@ -19,6 +20,24 @@ variable "cluster_name" {
 variable "node_role_name" {
   description = "Name of the role that nodes run as (spec.role of an EC2NodeClass, or the role of its instance profile)."
   type        = string
+}
+
+variable "oidc_provider" {
+  description = "For IRSA, the issuer of the cluster's tokens without https://; the account must have an identity provider for it. Empty is EKS Pod Identity."
+  type        = string
+  default     = ""
+}
+
+variable "namespace" {
+  description = "Namespace of Stowage."
+  type        = string
+  default     = "stowage"
+}
+
+variable "service_account" {
+  description = "Stowage's ServiceAccount."
+  type        = string
+  default     = "stowage"
 }
 
 data "aws_partition" "current" {}
@@ -345,8 +364,63 @@ resource "aws_cloudwatch_event_target" "interruption" {
   arn       = aws_sqs_queue.interruption.arn
 }
 
+resource "aws_iam_role" "controller" {
+  name_prefix        = "stowage-controller-"
+  description        = "The Stowage controller of cluster ${var.cluster_name}"
+  assume_role_policy = var.oidc_provider == "" ? local.pod_identity : local.irsa
+}
+
+resource "aws_iam_role_policy_attachment" "controller" {
+  for_each   = { launch = aws_iam_policy.launch.arn, integration = aws_iam_policy.integration.arn }
+  role       = aws_iam_role.controller.name
+  policy_arn = each.value
+}
+
+locals {
+  pod_identity = jsonencode({
+    Version = "2012-10-17"
+    Statement = [
+      {
+        Sid       = "PodIdentity"
+        Effect    = "Allow"
+        Principal = { Service = "pods.eks.amazonaws.com" }
+        Action    = ["sts:AssumeRole", "sts:TagSession"]
+        Condition = {
+          StringEquals = {
+            "aws:RequestTag/eks-cluster-arn"            = "arn:${data.aws_partition.current.partition}:eks:${data.aws_region.current.region}:${data.aws_caller_identity.current.account_id}:cluster/${var.cluster_name}"
+            "aws:RequestTag/kubernetes-namespace"       = var.namespace
+            "aws:RequestTag/kubernetes-service-account" = var.service_account
+          }
+        }
+      },
+    ]
+  })
+  irsa = jsonencode({
+    Version = "2012-10-17"
+    Statement = [
+      {
+        Sid       = "Irsa"
+        Effect    = "Allow"
+        Principal = { Federated = "arn:${data.aws_partition.current.partition}:iam::${data.aws_caller_identity.current.account_id}:oidc-provider/${var.oidc_provider}" }
+        Action    = "sts:AssumeRoleWithWebIdentity"
+        Condition = {
+          StringEquals = {
+            "${var.oidc_provider}:aud" = "sts.amazonaws.com"
+            "${var.oidc_provider}:sub" = "system:serviceaccount:${var.namespace}:${var.service_account}"
+          }
+        }
+      },
+    ]
+  })
+}
+
+output "controller_role_arn" {
+  description = "The role for Stowage's ServiceAccount."
+  value       = aws_iam_role.controller.arn
+}
+
 output "policy_arns" {
-  description = "Attach them to the role of Stowage's ServiceAccount."
+  description = "The role has them. Attach them to another one where that is used."
   value       = [aws_iam_policy.launch.arn, aws_iam_policy.integration.arn]
 }
 

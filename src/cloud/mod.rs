@@ -265,8 +265,8 @@ pub trait Cloud: Send + Sync {
     fn messages_received(&self) -> Option<BTreeMap<&'static str, u64>> {
         None
     }
-    /// Deletes a handled message.
-    fn delete_message<'a>(&'a self, receipt: &'a str) -> BoxFuture<'a, Result<(), CloudError>>;
+    /// Deletes handled messages. One that could not be deleted comes back.
+    fn delete_messages<'a>(&'a self, receipts: &'a [String]) -> BoxFuture<'a, Result<(), CloudError>>;
     /// Instances that are there and not well, also such as are not of this cluster. A cloud that can't tell says none.
     fn unhealthy(&self) -> BoxFuture<'_, Result<Vec<health::Unhealthy>, CloudError>> {
         async { Ok(vec![]) }.boxed()

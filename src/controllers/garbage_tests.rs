@@ -136,7 +136,7 @@ impl Cloud for Meanwhile {
         async { Ok(vec![]) }.boxed()
     }
 
-    fn delete_message<'a>(&'a self, _: &'a str) -> BoxFuture<'a, Result<(), CloudError>> {
+    fn delete_messages<'a>(&'a self, _: &'a [String]) -> BoxFuture<'a, Result<(), CloudError>> {
         async { Ok(()) }.boxed()
     }
 }

@@ -13,7 +13,7 @@ use serde_json::json;
 use super::context::{Context, reference};
 use super::{drain, lifecycle};
 use crate::api::{NodeClaim, conditions, labels};
-use crate::cloud::{CloudError, Message, MessageKind};
+use crate::cloud::{Message, MessageKind};
 use crate::cluster::holds::Holds;
 use crate::cluster::{State, now_ms, rfc3339};
 
@@ -112,11 +112,12 @@ pub async fn listen(ctx: Arc<Context>) {
             let ctx = Arc::clone(&ctx);
             async move { respond(&ctx, &message).await }
         };
-        let delete = |receipt: String| {
-            let ctx = Arc::clone(&ctx);
-            async move { ctx.cloud.delete_message(&receipt).await }
-        };
-        handle(messages, respond, delete).await;
+        let handled = handle(messages, respond).await;
+        if !handled.is_empty()
+            && let Err(error) = ctx.cloud.delete_messages(&handled).await
+        {
+            tracing::warn!(%error, "messages could not be deleted, they come back");
+        }
         if failures > 0 {
             failures = 0;
             tracing::info!("the interruption queue can be read again");
@@ -139,32 +140,33 @@ fn retry_after(failures: u32) -> Duration {
     RETRY.0.saturating_mul(1 << failures.min(10)).min(RETRY.1)
 }
 
-/// Handles messages, those of different instances side by side, and deletes each that was handled. One that could not be acted on
-/// comes back when its visibility time-out ends.
-async fn handle<R, D>(messages: Vec<Message>, respond: impl Fn(Message) -> R, delete: impl Fn(String) -> D)
+/// Handles messages, those of different instances side by side. Returns the receipts of those that were handled; one that could
+/// not be acted on comes back when its visibility time-out ends.
+///
+/// What is handled soon is deleted with what takes longer: meanwhile nobody else asks for messages, so none comes back before.
+async fn handle<R>(messages: Vec<Message>, respond: impl Fn(Message) -> R) -> Vec<String>
 where
     R: Future<Output = Result<(), kube::Error>>,
-    D: Future<Output = Result<(), CloudError>>,
 {
     let mut by_instance: BTreeMap<String, Vec<Message>> = BTreeMap::new();
     for message in messages {
         by_instance.entry(message.instance_id.clone()).or_default().push(message);
     }
-    let (respond, delete) = (&respond, &delete);
-    let one = |message: Message| async move {
-        let (kind, instance, receipt) = (message.kind, message.instance_id.clone(), message.receipt.clone());
-        if let Err(error) = respond(message).await {
-            tracing::warn!(kind = kind_label(kind), instance, %error, "not handled, it comes back");
-        } else if let Err(error) = delete(receipt).await {
-            tracing::warn!(%error, "message could not be deleted, it comes back");
-        }
-    };
+    let respond = &respond;
     let all_of = |messages: Vec<Message>| async move {
+        let mut handled = Vec::new();
         for message in messages {
-            one(message).await;
+            let (kind, instance, receipt) = (message.kind, message.instance_id.clone(), message.receipt.clone());
+            match respond(message).await {
+                Ok(()) => handled.push(receipt),
+                Err(error) => {
+                    tracing::warn!(kind = kind_label(kind), instance, %error, "not handled, it comes back");
+                }
+            }
         }
+        handled
     };
-    stream::iter(by_instance.into_values()).for_each_concurrent(CONCURRENCY, all_of).await;
+    stream::iter(by_instance.into_values()).map(all_of).buffer_unordered(CONCURRENCY).concat().await
 }
 
 /// What was counted since the last look, which `counted` remembers.
@@ -396,19 +398,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn c37_what_is_handled_is_deleted_and_what_is_not_comes_back() {
-        let deleted = std::sync::Mutex::new(BTreeSet::new());
+    async fn c37_what_is_handled_is_to_be_deleted_and_what_is_not_comes_back() {
         let respond = |message: Message| async move {
             if message.receipt == "r2" { Err(kube::Error::LinesCodecMaxLineLengthExceeded) } else { Ok(()) }
         };
-        let delete = |receipt: String| {
-            deleted.lock().unwrap().insert(receipt.clone());
-            // One that can't be deleted holds up no other.
-            async move { if receipt == "r1" { Err(CloudError::Throttled) } else { Ok(()) } }
-        };
         let messages = [("i-1", "r1"), ("i-2", "r2"), ("i-2", "r3"), ("i-3", "r4")];
-        handle(messages.map(|(instance, receipt)| message(instance, receipt)).into(), respond, delete).await;
-        assert_eq!(*deleted.lock().unwrap(), ["r1", "r3", "r4"].map(str::to_owned).into());
+        let mut handled = handle(messages.map(|(instance, receipt)| message(instance, receipt)).into(), respond).await;
+        handled.sort();
+        assert_eq!(handled, ["r1", "r3", "r4"]);
     }
 
     #[tokio::test]
@@ -426,7 +423,7 @@ mod tests {
         };
         let all = |turn: &str| (0..CONCURRENCY).map(|n| message(&format!("i-{n}"), turn)).collect::<Vec<_>>();
         let both = [all("first"), all("second")].concat();
-        let handled = handle(both, respond, async |_| Ok(()));
+        let handled = handle(both, respond);
         tokio::time::timeout(Duration::from_secs(20), handled).await.expect("they don't wait for each other");
         let order = order.lock().unwrap();
         assert!(order[..CONCURRENCY].iter().all(|turn| turn == "first"), "{order:?}");

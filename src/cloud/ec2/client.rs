@@ -12,7 +12,7 @@ use std::time::Duration;
 use aws_config::retry::RetryConfig;
 use aws_config::stalled_stream_protection::StalledStreamProtectionConfig;
 use aws_config::sts::AssumeRoleProvider;
-use aws_config::timeout::TimeoutConfig;
+use aws_config::timeout::{TimeoutConfig, TimeoutConfigBuilder};
 use aws_config::{AppName, BehaviorVersion, Region, SdkConfig};
 use aws_sdk_ec2::config::retry::{RetryPartition, TokenBucket};
 use aws_sdk_ec2::config::{SharedCredentialsProvider, SharedHttpClient};
@@ -111,8 +111,11 @@ impl Clients {
             .tls_provider(tls::Provider::Rustls(tls::rustls_provider::CryptoMode::Ring))
             .build_https();
         let calls = Arc::new(Calls::default());
-        let mut loader =
-            aws_config::defaults(BehaviorVersion::latest()).http_client(paced(https, Arc::clone(&calls))).app_name(app);
+        // These time-outs are those of the calls for credentials.
+        let mut loader = aws_config::defaults(BehaviorVersion::latest())
+            .http_client(paced(https, Arc::clone(&calls)))
+            .timeout_config(waits(PATIENCE).build())
+            .app_name(app);
         if let Some(region) = instead.region {
             loader = loader.region(Region::new(region));
         }
@@ -132,7 +135,7 @@ impl Clients {
             .with_max_attempts(attempts)
             .with_initial_backoff(FIRST_BACKOFF)
             .with_max_backoff(LONGEST_BACKOFF);
-        let waits = TimeoutConfig::builder().connect_timeout(CONNECT_TIMEOUT).read_timeout(patience);
+        let waits = waits(patience);
         let timeouts = waits.clone().operation_attempt_timeout(patience * 2).build();
         // The read time-out ends with the head of an answer; a connection may die after it.
         let stalled = StalledStreamProtectionConfig::enabled().upload_enabled(false).grace_period(patience).build();
@@ -172,6 +175,11 @@ impl Clients {
     pub fn calls(&self) -> BTreeMap<String, u64> {
         self.calls.made.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
+}
+
+/// Longest waits for a connection, and for an answer.
+fn waits(patience: Duration) -> TimeoutConfigBuilder {
+    TimeoutConfig::builder().connect_timeout(CONNECT_TIMEOUT).read_timeout(patience)
 }
 
 /// The rate limit and the count of what passed it.

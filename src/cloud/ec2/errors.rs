@@ -1,9 +1,10 @@
 //! What an AWS error means, from its code.
 
+use std::error::Error;
 use std::fmt;
 
 use aws_sdk_ec2::config::http::HttpResponse;
-use aws_sdk_ec2::error::{DisplayErrorContext, ProvideErrorMetadata, SdkError};
+use aws_sdk_ec2::error::{ProvideErrorMetadata, SdkError};
 
 /// What can be done about an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,13 +99,13 @@ impl fmt::Display for ApiError {
     }
 }
 
-impl std::error::Error for ApiError {}
+impl Error for ApiError {}
 
 impl ApiError {
     /// Reads an error of the SDK. Made for `map_err`.
     pub fn of<E>(action: &'static str) -> impl Fn(SdkError<E, HttpResponse>) -> Self
     where
-        E: ProvideErrorMetadata + std::error::Error + 'static,
+        E: ProvideErrorMetadata + Error + 'static,
     {
         move |error| {
             let status = error.raw_response().map(|raw| raw.status().as_u16());
@@ -126,7 +127,7 @@ impl ApiError {
                 // An answer that broke off or can't be read: the call may have had its effect.
                 Some(_) | None => Class::Unanswered,
             };
-            Self { action, code: String::new(), message: DisplayErrorContext(&error).to_string(), class }
+            Self { action, code: String::new(), message: with_causes(&error), class }
         }
     }
 
@@ -144,6 +145,12 @@ impl ApiError {
     pub fn reason(&self) -> &'static str {
         reason(&self.to_string())
     }
+}
+
+/// An error and its causes. The SDK's own display adds the error as it is in memory, answers included.
+fn with_causes(error: &dyn Error) -> String {
+    let causes = std::iter::successors(error.source(), |&cause| cause.source());
+    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }
 
 impl From<ApiError> for crate::cloud::CloudError {
@@ -245,5 +252,6 @@ mod tests {
         assert_eq!(ask(Some((503, "<html>".into()))).await.class, Class::Server);
         let error = ask(None).await;
         assert_eq!((error.class, error.is_passing()), (Class::Unanswered, true));
+        assert_eq!(error.message, "dispatch failure: timeout: no answer", "the causes, and no innards of the SDK");
     }
 }

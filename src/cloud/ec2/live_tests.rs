@@ -83,9 +83,8 @@ async fn messages_go_through_the_queue() {
     let expected =
         [(EventKind::SpotInterrupted, "i-1"), (EventKind::ScheduledChange, "i-2"), (EventKind::ScheduledChange, "i-3")];
     assert_eq!(seen, expected);
-    for event in &events {
-        queue.delete(&event.receipt).await.unwrap();
-    }
+    let receipts: Vec<String> = events.into_iter().map(|event| event.receipt).collect();
+    queue.delete(&receipts).await.unwrap();
     assert_eq!(queue.counts().deleted, 3);
     clients.sqs.delete_queue().queue_url(&url).send().await.unwrap();
 }

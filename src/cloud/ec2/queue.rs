@@ -7,19 +7,21 @@ use std::time::Duration;
 use aws_sdk_sqs::Client;
 use aws_sdk_sqs::config::Builder;
 use aws_sdk_sqs::config::timeout::TimeoutConfig;
-use aws_sdk_sqs::types::{Message as SqsMessage, MessageSystemAttributeName as Attribute};
+use aws_sdk_sqs::types::{
+    DeleteMessageBatchRequestEntry as Entry, Message as SqsMessage, MessageSystemAttributeName as Attribute,
+};
 use tracing::{debug, warn};
 
 use super::errors::{ApiError, Class};
 use super::messages::{self, Dropped, Event, EventKind};
-use super::receipts::{HandedIn, Receipts};
+use super::receipts::Receipts;
 use crate::cloud::Message;
 
 const GET_QUEUE_URL: &str = "sqs:GetQueueUrl";
 const RECEIVE: &str = "sqs:ReceiveMessage";
-const DELETE: &str = "sqs:DeleteMessage";
-/// Messages of one poll, SQS's most.
-const BATCH: i32 = 10;
+const DELETE: &str = "sqs:DeleteMessageBatch";
+/// Messages of one poll or delete, SQS's most.
+const BATCH: u8 = 10;
 /// How long a poll waits for a message, SQS's most.
 const WAIT_SECONDS: i32 = 20;
 /// How long a received message is hidden: what was not deleted by then comes back.
@@ -91,7 +93,7 @@ impl Queue {
             .client
             .receive_message()
             .queue_url(&url)
-            .max_number_of_messages(BATCH)
+            .max_number_of_messages(BATCH.into())
             .wait_time_seconds(WAIT_SECONDS)
             .visibility_timeout(VISIBILITY_SECONDS)
             .message_system_attribute_names(Attribute::SentTimestamp)
@@ -114,24 +116,24 @@ impl Queue {
             }
         };
         let (events, dropped) = self.state().take_in(messages, clock());
-        // At most ten, side by side: one round trip, which the events can wait for.
-        futures::future::join_all(dropped.iter().map(|handle| self.drop_message(&url, handle))).await;
+        // One round trip, which the events can wait for.
+        if let Err(error) = self.delete_messages(&dropped).await {
+            warn!(%error, "messages without effect could not be deleted, they come back");
+        }
         Ok(events)
     }
 
-    /// Notes that an event is handled, and deletes its message if it was the last of it.
+    /// Notes that events are handled, and deletes the messages that have no other event left. One that SQS keeps is warned of and
+    /// comes back.
     ///
     /// # Errors
-    /// The message could not be deleted: it comes back.
-    pub async fn delete(&self, receipt: &str) -> Result<(), ApiError> {
-        let handed_in = self.state().receipts.hand_in(receipt);
-        match handed_in {
-            HandedIn::Others => Ok(()),
-            HandedIn::Delete(handle) => {
-                let url = self.url().await?;
-                self.delete_message(&url, &handle).await
-            }
-        }
+    /// SQS could not be asked: the messages come back.
+    pub async fn delete(&self, receipts: &[String]) -> Result<(), ApiError> {
+        let handles: Vec<String> = {
+            let mut state = self.state();
+            receipts.iter().filter_map(|receipt| state.receipts.hand_in(receipt)).collect()
+        };
+        self.delete_messages(&handles).await
     }
 
     /// What went by so far.
@@ -139,18 +141,25 @@ impl Queue {
         self.state().counts.clone()
     }
 
-    async fn drop_message(&self, url: &str, handle: &str) {
-        if let Err(error) = self.delete_message(url, handle).await {
-            warn!(%error, "a message without effect could not be deleted, it comes back");
+    async fn delete_messages(&self, handles: &[String]) -> Result<(), ApiError> {
+        for batch in handles.chunks(BATCH.into()) {
+            let url = self.url().await?;
+            let entry = |(id, handle): (usize, &String)| {
+                Entry::builder().id(id.to_string()).receipt_handle(handle).build().expect("id and handle are set")
+            };
+            let entries = batch.iter().enumerate().map(entry).collect();
+            let call = self.client.delete_message_batch().queue_url(url).set_entries(Some(entries));
+            let answer = call.send().await.map_err(ApiError::of(DELETE))?;
+            for kept in answer.failed() {
+                warn!(code = kept.code(), message = kept.message(), "a message could not be deleted, it comes back");
+            }
+            let mut state = self.state();
+            let ids = answer.successful().iter().filter_map(|deleted| deleted.id().parse::<usize>().ok());
+            for handle in ids.filter_map(|id| batch.get(id)) {
+                state.receipts.deleted(handle);
+                state.counts.deleted += 1;
+            }
         }
-    }
-
-    async fn delete_message(&self, url: &str, handle: &str) -> Result<(), ApiError> {
-        let answer = self.client.delete_message().queue_url(url).receipt_handle(handle).send().await;
-        answer.map_err(ApiError::of(DELETE))?;
-        let mut state = self.state();
-        state.receipts.deleted(handle);
-        state.counts.deleted += 1;
         Ok(())
     }
 

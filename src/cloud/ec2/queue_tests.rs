@@ -37,17 +37,44 @@ fn message(handle: &str, body: &str) -> Value {
 
 type Seen = Arc<Mutex<Vec<wire::Seen>>>;
 
-/// A queue that gives one batch, and what it was asked.
-fn queue(batch: Value) -> (Queue, Seen) {
+/// A queue that gives one batch at every poll, and what it was asked. It keeps the messages of which `keeps(handle)` is true.
+fn queue(batch: Value, keeps: impl Fn(&str) -> bool + Send + Sync + 'static) -> (Queue, Seen) {
     let (clients, seen) = wire::clients(Box::new(move |seen| {
         let answer = match seen.action.as_str() {
             "GetQueueUrl" => json!({"QueueUrl": URL}),
             "ReceiveMessage" => json!({"Messages": batch}),
-            _ => json!({}),
+            _ => deletion(&seen.body, &keeps),
         };
         Some((200, answer.to_string()))
     }));
     (Queue::new(clients.sqs, "q"), seen)
+}
+
+/// SQS's answer to a DeleteMessageBatch.
+fn deletion(body: &str, keeps: &impl Fn(&str) -> bool) -> Value {
+    let body: Value = serde_json::from_str(body).unwrap();
+    let entries = body["Entries"].as_array().unwrap().iter().cloned();
+    let (kept, deleted): (Vec<_>, Vec<_>) = entries.partition(|entry| keeps(entry["ReceiptHandle"].as_str().unwrap()));
+    let failed = |entry: &Value| json!({"Id": entry["Id"], "Code": "InternalError", "SenderFault": false});
+    json!({
+        "Successful": deleted.iter().map(|entry| json!({"Id": entry["Id"]})).collect::<Vec<_>>(),
+        "Failed": kept.iter().map(failed).collect::<Vec<_>>(),
+    })
+}
+
+/// The handles of each DeleteMessageBatch.
+fn deletes(seen: &Seen) -> Vec<Vec<String>> {
+    let handles = |body: &Value| {
+        let entries = body["Entries"].as_array().unwrap();
+        let ids: std::collections::BTreeSet<_> = entries.iter().map(|entry| entry["Id"].as_str().unwrap()).collect();
+        assert_eq!(ids.len(), entries.len(), "SQS wants distinct ids");
+        entries.iter().map(|entry| entry["ReceiptHandle"].as_str().unwrap().to_owned()).collect()
+    };
+    asked(seen, "DeleteMessageBatch").iter().map(handles).collect()
+}
+
+fn receipts(all: &[&str]) -> Vec<String> {
+    all.iter().map(|receipt| (*receipt).to_owned()).collect()
 }
 
 fn asked(seen: &Seen, action: &str) -> Vec<Value> {
@@ -66,7 +93,7 @@ async fn c37_a_poll_gives_events_and_deletes_what_has_no_effect() {
         message("h5", ""),
         message("h6", &event("EC2 Fleet State Change", json!({}))),
     ]);
-    let (queue, seen) = queue(batch);
+    let (queue, seen) = queue(batch, |_| false);
     let events = queue.receive(|| EVENT_MS + 2_000).await.unwrap();
     let lines: Vec<_> = events.iter().map(|e| (e.receipt.as_str(), e.kind, e.instance_id.as_str(), e.at_ms)).collect();
     assert_eq!(
@@ -77,17 +104,12 @@ async fn c37_a_poll_gives_events_and_deletes_what_has_no_effect() {
             ("h3#1", EventKind::ScheduledChange, "i-3", EVENT_MS),
         ]
     );
-    let deleted = |seen: &Seen| {
-        let deletes = asked(seen, "DeleteMessage");
-        deletes.iter().map(|body| body["ReceiptHandle"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
-    };
-    assert_eq!(deleted(&seen), ["h2", "h4", "h5", "h6"]);
+    assert_eq!(deletes(&seen), [["h2", "h4", "h5", "h6"]], "by one call");
 
-    queue.delete("h3#1").await.unwrap();
-    assert_eq!(deleted(&seen).len(), 4, "i-2 is still to be handled");
-    queue.delete("h3#0").await.unwrap();
-    queue.delete("h1").await.unwrap();
-    assert_eq!(deleted(&seen)[4..], ["h3", "h1"]);
+    queue.delete(&receipts(&["h3#1"])).await.unwrap();
+    assert_eq!(deletes(&seen).len(), 1, "i-2 is still to be handled");
+    queue.delete(&receipts(&["h3#0", "h1"])).await.unwrap();
+    assert_eq!(deletes(&seen)[1..], [["h3", "h1"]]);
 
     let counts = queue.counts();
     let expected = [("malformed", 1), ("no_op", 3), ("scheduled_change", 1), ("spot_interrupted", 1)];
@@ -108,6 +130,48 @@ async fn c37_a_poll_gives_events_and_deletes_what_has_no_effect() {
 }
 
 #[tokio::test]
+async fn c37_messages_of_a_batch_are_deleted_by_one_call_and_those_that_sqs_keeps_hold_up_no_other() {
+    let batch: Vec<Value> = (0..10).map(|n| message(&format!("h{n}"), &spot(&format!("i-{n}")))).collect();
+    let kept = Arc::new(Mutex::new(vec!["h3"]));
+    let keeps = Arc::clone(&kept);
+    let (queue, seen) = queue(json!(batch), move |handle| keeps.lock().unwrap().contains(&handle));
+    let all: Vec<String> = queue.receive(|| EVENT_MS).await.unwrap().into_iter().map(|event| event.receipt).collect();
+    assert_eq!(asked(&seen, "DeleteMessageBatch").len(), 0, "nothing is deleted before it is handled");
+    queue.delete(&all).await.unwrap();
+    assert_eq!(deletes(&seen), [(0..10).map(|n| format!("h{n}")).collect::<Vec<_>>()]);
+    assert_eq!(queue.counts().deleted, 9);
+    // It comes again, and goes.
+    kept.lock().unwrap().clear();
+    queue.delete(&receipts(&["h3"])).await.unwrap();
+    assert_eq!(queue.counts().deleted, 10);
+}
+
+#[tokio::test]
+async fn no_call_deletes_more_messages_than_sqs_takes() {
+    let (queue, seen) = queue(json!([]), |_| false);
+    queue.delete(&[]).await.unwrap();
+    assert_eq!(deletes(&seen).len(), 0);
+    let many: Vec<String> = (0..23).map(|n| format!("h{n}")).collect();
+    queue.delete(&many).await.unwrap();
+    assert_eq!(deletes(&seen).iter().map(Vec::len).collect::<Vec<_>>(), [10, 10, 3]);
+    assert_eq!((deletes(&seen).concat(), queue.counts().deleted), (many, 23));
+}
+
+#[tokio::test]
+async fn messages_without_effect_that_can_not_be_deleted_hold_up_no_event() {
+    let batch = json!([message("h1", "not json"), message("h2", &spot("i-2"))]);
+    let (clients, _) = wire::clients(Box::new(move |seen| match seen.action.as_str() {
+        "GetQueueUrl" => Some((200, json!({"QueueUrl": URL}).to_string())),
+        "ReceiveMessage" => Some((200, json!({"Messages": batch}).to_string())),
+        _ => Some((403, json!({"__type": "com.amazonaws.sqs#AccessDenied", "message": "no"}).to_string())),
+    }));
+    let queue = Queue::new(clients.sqs, "q");
+    let events = queue.receive(|| EVENT_MS).await.unwrap();
+    assert_eq!(events.iter().map(|event| event.instance_id.as_str()).collect::<Vec<_>>(), ["i-2"]);
+    assert_eq!(queue.counts().deleted, 0);
+}
+
+#[tokio::test]
 async fn a_message_that_is_not_deleted_leaves_its_others_alone_and_a_failed_delete_may_be_repeated() {
     let failures = AtomicUsize::new(0);
     let batch = json!([message("h", &health(&["i-1", "i-2"]))]);
@@ -115,16 +179,17 @@ async fn a_message_that_is_not_deleted_leaves_its_others_alone_and_a_failed_dele
         "GetQueueUrl" => Some((200, json!({"QueueUrl": URL}).to_string())),
         "ReceiveMessage" => Some((200, json!({"Messages": batch}).to_string())),
         _ if failures.fetch_add(1, Ordering::SeqCst) == 0 => {
-            Some((400, json!({"__type": "com.amazonaws.sqs#ReceiptHandleIsInvalid", "message": "no"}).to_string()))
+            Some((400, json!({"__type": "com.amazonaws.sqs#QueueDoesNotExist", "message": "no"}).to_string()))
         }
-        _ => Some((200, "{}".into())),
+        _ => Some((200, deletion(&seen.body, &|_| false).to_string())),
     }));
     let queue = Queue::new(clients.sqs, "q");
     let events = queue.receive(|| EVENT_MS).await.unwrap();
-    queue.delete(&events[0].receipt).await.unwrap();
-    assert!(queue.delete(&events[1].receipt).await.is_err());
+    let [first, second] = [0, 1].map(|n| vec![events[n].receipt.clone()]);
+    queue.delete(&first).await.unwrap();
+    assert!(queue.delete(&second).await.is_err());
     assert_eq!(queue.counts().deleted, 0);
-    queue.delete(&events[1].receipt).await.unwrap();
+    queue.delete(&second).await.unwrap();
     assert_eq!(queue.counts().deleted, 1);
 }
 

@@ -7,15 +7,6 @@ const SEPARATOR: char = '#';
 /// Age at which a message's receipts are worthless, milliseconds: its handle has long been replaced by then.
 const WORTHLESS_MS: i64 = 600_000;
 
-/// What became of a receipt that was handed in.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum HandedIn {
-    /// Every instance of the message is handled: delete it under this handle.
-    Delete(String),
-    /// Others of its instances are still to be handled.
-    Others,
-}
-
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Open {
     unhandled: BTreeSet<usize>,
@@ -39,22 +30,17 @@ impl Receipts {
         (0..instances).map(|index| format!("{handle}{SEPARATOR}{index}")).collect()
     }
 
-    /// Takes the receipt of a handled instance back. One that is handed in twice, or that is too old, asks for nothing: the
-    /// message comes back by itself if it is still there.
-    pub fn hand_in(&mut self, receipt: &str) -> HandedIn {
+    /// Takes the receipt of a handled instance back: the handle of the message to delete, if every instance of it is handled. One
+    /// that is handed in twice, or that is too old, asks for nothing: the message comes back by itself if it is still there.
+    pub fn hand_in(&mut self, receipt: &str) -> Option<String> {
         let Some((handle, index)) = receipt.rsplit_once(SEPARATOR) else {
-            return HandedIn::Delete(receipt.to_owned());
+            return Some(receipt.to_owned());
         };
-        let Some(open) = self.open.get_mut(handle) else {
-            return HandedIn::Others;
-        };
+        let open = self.open.get_mut(handle)?;
         if let Ok(index) = index.parse() {
             open.unhandled.remove(&index);
         }
-        if !open.unhandled.is_empty() {
-            return HandedIn::Others;
-        }
-        HandedIn::Delete(handle.to_owned())
+        open.unhandled.is_empty().then(|| handle.to_owned())
     }
 
     /// Notes that a message is deleted.
@@ -71,7 +57,7 @@ mod tests {
     fn a_message_of_one_instance_is_deleted_by_its_handle() {
         let mut receipts = Receipts::default();
         assert_eq!(receipts.issue("h", 1, 0), ["h"]);
-        assert_eq!(receipts.hand_in("h"), HandedIn::Delete("h".into()));
+        assert_eq!(receipts.hand_in("h"), Some("h".into()));
         assert_eq!(receipts, Receipts::default());
     }
 
@@ -79,14 +65,14 @@ mod tests {
     fn a_message_of_several_is_deleted_once_the_last_is_handled() {
         let mut receipts = Receipts::default();
         assert_eq!(receipts.issue("h", 3, 0), ["h#0", "h#1", "h#2"]);
-        assert_eq!(receipts.hand_in("h#1"), HandedIn::Others);
-        assert_eq!(receipts.hand_in("h#1"), HandedIn::Others);
-        assert_eq!(receipts.hand_in("h#nonsense"), HandedIn::Others);
-        assert_eq!(receipts.hand_in("h#0"), HandedIn::Others);
-        assert_eq!(receipts.hand_in("h#2"), HandedIn::Delete("h".into()));
-        assert_eq!(receipts.hand_in("h#2"), HandedIn::Delete("h".into()), "a failed delete may be tried again");
+        assert_eq!(receipts.hand_in("h#1"), None);
+        assert_eq!(receipts.hand_in("h#1"), None);
+        assert_eq!(receipts.hand_in("h#nonsense"), None);
+        assert_eq!(receipts.hand_in("h#0"), None);
+        assert_eq!(receipts.hand_in("h#2"), Some("h".into()));
+        assert_eq!(receipts.hand_in("h#2"), Some("h".into()), "a failed delete may be tried again");
         receipts.deleted("h");
-        assert_eq!(receipts.hand_in("h#2"), HandedIn::Others);
+        assert_eq!(receipts.hand_in("h#2"), None);
     }
 
     #[test]
@@ -94,7 +80,7 @@ mod tests {
         let mut receipts = Receipts::default();
         receipts.issue("old", 2, 0);
         receipts.issue("new", 2, WORTHLESS_MS);
-        assert_eq!(receipts.hand_in("old#0"), HandedIn::Others);
+        assert_eq!(receipts.hand_in("old#0"), None);
         assert_eq!(receipts.open.keys().collect::<Vec<_>>(), ["new"]);
     }
 }

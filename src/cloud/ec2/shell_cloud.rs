@@ -109,10 +109,10 @@ impl Cloud for Ec2 {
         Some(self.queue.as_ref().map(|queue| queue.counts().received).unwrap_or_default())
     }
 
-    fn delete_message<'a>(&'a self, receipt: &'a str) -> BoxFuture<'a, Result<(), CloudError>> {
+    fn delete_messages<'a>(&'a self, receipts: &'a [String]) -> BoxFuture<'a, Result<(), CloudError>> {
         async move {
             match &self.queue {
-                Some(queue) => Ok(queue.delete(receipt).await?),
+                Some(queue) => Ok(queue.delete(receipts).await?),
                 None => Ok(()),
             }
         }

@@ -139,7 +139,7 @@ pub(super) struct Tried {
     pub(super) template: Template,
     /// The instance type.
     pub(super) instance_type: String,
-    /// Subnets.
+    /// Subnets, those in zones where the instance type is offered first: the first one's error decides.
     pub(super) subnets: Vec<String>,
     /// Tags of everything.
     pub(super) tags: std::collections::BTreeMap<String, String>,
@@ -250,9 +250,11 @@ impl Ec2 {
         };
         let told = self.clients.metrics.user_data_bytes.with_label_values(&[class.name_any()]);
         told.set(i64::try_from(template.user_data_bytes()).unwrap_or(i64::MAX));
-        let subnets = class.status.iter().flat_map(|status| &status.subnets).map(|subnet| subnet.id.clone()).collect();
-        let instance_type = choice.candidates[0].instance_type.name.to_string();
-        Ok(Tried { template, instance_type, subnets, tags })
+        let candidate = &choice.candidates[0];
+        let mut subnets: Vec<_> = class.status.iter().flat_map(|status| &status.subnets).collect();
+        subnets.sort_by_key(|subnet| !candidate.zones.contains_key(&subnet.zone));
+        let subnets = subnets.into_iter().map(|subnet| subnet.id.clone()).collect();
+        Ok(Tried { template, instance_type: candidate.instance_type.name.to_string(), subnets, tags })
     }
 
     async fn dry_launch(&self, class: &Ec2NodeClass, demands: &[Requirements]) -> Outcome {
@@ -393,6 +395,29 @@ mod tests {
         let answers = [Err(error("InvalidSubnetID.NotFound", "")), Err(denied)];
         assert_eq!(reason(run_outcome(&answers, true)), ("unjudged", false));
         assert_eq!(reason(run_outcome(&[], true)), ("unjudged", false));
+    }
+
+    #[tokio::test]
+    async fn c33_subnets_in_zones_without_the_type_are_tried_last() {
+        let (clients, _) = super::super::client::wire::clients(Box::new(|_| None));
+        let ec2 = Ec2::new(clients, super::super::Options::of("c1"), tests_of_prepare::facts());
+        let mut class = tests_of_prepare::class(serde_json::json!({}));
+        let subnets = &mut class.status.as_mut().unwrap().subnets;
+        let second = serde_json::json!({"id": "subnet-b2", "zone": "us-east-1b", "zoneID": "use1-az2"});
+        subnets.push(serde_json::from_value(second).unwrap());
+        for (zones, expected) in [
+            (&["us-east-1a", "us-east-1b"][..], ["subnet-a", "subnet-b", "subnet-b2"]),
+            (&["us-east-1b"], ["subnet-b", "subnet-b2", "subnet-a"]),
+        ] {
+            let zones = zones.iter().map(|zone| (*zone).to_owned()).collect();
+            let zones = Some(Ok([("m5.large".to_owned(), zones)].into()));
+            ec2.learn_region(super::super::region::Answers { zones, ..Default::default() });
+            let Ok(tried) = ec2.to_try(&class, &[]) else { panic!("there is something to try") };
+            assert_eq!(
+                (tried.instance_type.as_str(), &tried.subnets[..]),
+                ("m5.large", &expected.map(str::to_owned)[..])
+            );
+        }
     }
 
     #[test]

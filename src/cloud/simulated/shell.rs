@@ -279,9 +279,9 @@ impl Cloud for SimulatedEc2 {
         .boxed()
     }
 
-    fn delete_message<'a>(&'a self, receipt: &'a str) -> BoxFuture<'a, Result<(), CloudError>> {
+    fn delete_messages<'a>(&'a self, receipts: &'a [String]) -> BoxFuture<'a, Result<(), CloudError>> {
         async move {
-            let deleted = self.call(|state, now| state.delete_message(receipt, now));
+            let deleted = self.call(|state, now| state.delete_messages(receipts, now));
             self.latency().await;
             deleted
         }

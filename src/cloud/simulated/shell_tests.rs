@@ -73,7 +73,7 @@ async fn messages_are_received_and_deleted_through_the_trait() {
     ec2.trigger(&instance.id, InstanceEvent::SpotInterruption).unwrap();
     let messages = ec2.receive_messages().await.unwrap();
     assert_eq!(messages.iter().map(|message| message.kind).collect::<Vec<_>>(), [MessageKind::SpotInterruption]);
-    ec2.delete_message(&messages[0].receipt).await.unwrap();
+    ec2.delete_messages(&[messages[0].receipt.clone()]).await.unwrap();
     time.fetch_add(60_000, Ordering::SeqCst);
     assert!(ec2.receive_messages().await.unwrap().is_empty());
     time.fetch_add(60_000, Ordering::SeqCst);

@@ -384,15 +384,17 @@ impl Ec2State {
         Ok(due.into_iter().map(as_message).collect())
     }
 
-    /// Deletes a message; one that is gone already is no error.
+    /// Deletes messages by one call; one that is gone already is no error.
     ///
     /// # Errors
     /// Throttled or failed as scripted.
-    pub fn delete_message(&mut self, receipt: &str, now_ms: i64) -> Result<(), CloudError> {
+    pub fn delete_messages(&mut self, receipts: &[String], now_ms: i64) -> Result<(), CloudError> {
         self.call(now_ms)?;
-        self.hidden.remove(receipt);
-        if self.ledger.queue.contains_key(receipt) {
-            self.record(Entry::Deleted { id: receipt.to_owned() });
+        for receipt in receipts {
+            self.hidden.remove(receipt);
+            if self.ledger.queue.contains_key(receipt) {
+                self.record(Entry::Deleted { id: receipt.to_owned() });
+            }
         }
         Ok(())
     }

@@ -298,8 +298,8 @@ fn a_deleted_message_never_returns_and_an_old_one_is_dropped() {
     let received = simulation.state.receive(START + 2_000).unwrap();
     assert_eq!(received.len(), 1);
     assert_eq!((received[0].kind, received[0].at_ms), (MessageKind::ScheduledChange, START + 1_000));
-    simulation.state.delete_message(&received[0].receipt, START + 3_000).unwrap();
-    simulation.state.delete_message(&received[0].receipt, START + 3_000).unwrap();
+    simulation.state.delete_messages(&[received[0].receipt.clone()], START + 3_000).unwrap();
+    simulation.state.delete_messages(&[received[0].receipt.clone()], START + 3_000).unwrap();
     assert!(simulation.messages(100_000).is_empty());
     simulation.state.trigger(&instance.id, InstanceEvent::Rebalance, START + 200_000).unwrap();
     assert!(simulation.messages(500_000).is_empty(), "the queue keeps a message for five minutes");
@@ -379,7 +379,7 @@ fn throttling_holds_for_its_time_or_its_count() {
         assert_eq!(simulation.state.describe(&instance.provider_id, START + at), Err(CloudError::Throttled));
         assert_eq!(simulation.state.terminate(&instance.provider_id, START + at), Err(CloudError::Throttled));
         assert_eq!(simulation.state.receive(START + at), Err(CloudError::Throttled));
-        assert_eq!(simulation.state.delete_message("m", START + at), Err(CloudError::Throttled));
+        assert_eq!(simulation.state.delete_messages(&["m".to_owned()], START + at), Err(CloudError::Throttled));
     }
     assert_eq!(simulation.state.list(START + 15_000).unwrap().len(), 1);
 }
@@ -397,7 +397,7 @@ fn a_replayed_journal_gives_the_state_that_wrote_it() {
     simulation.state.node_step_done(&first.id, NodeStep::Registered);
     simulation.state.terminate(&second.provider_id, START + 9_000).unwrap();
     let received = simulation.state.receive(START + 9_000).unwrap();
-    simulation.state.delete_message(&received[0].receipt, START + 9_000).unwrap();
+    simulation.state.delete_messages(&[received[0].receipt.clone()], START + 9_000).unwrap();
     written.extend(simulation.state.take_unwritten());
 
     let mut replayed = Ledger::default();

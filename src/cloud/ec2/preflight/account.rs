@@ -25,8 +25,13 @@ pub async fn ask(clients: &Clients) -> Result<String, ApiError> {
     Ok(answer.arn().unwrap_or("an identity without a name").to_owned())
 }
 
-/// What the answer of STS means, where EC2 answers or not.
-pub fn identity(region: &str, answer: &Result<String, ApiError>, ec2_answers: bool) -> Finding {
+/// What the answer of STS means, where EC2 answers or not. `variable` is the environment.
+pub fn identity(
+    region: &str,
+    answer: &Result<String, ApiError>,
+    ec2_answers: bool,
+    variable: impl Fn(&str) -> Option<String>,
+) -> Finding {
     let check = "credentials";
     match answer {
         Ok(arn) => Finding::ok(check, format!("{arn} in {region}")),
@@ -34,10 +39,28 @@ pub fn identity(region: &str, answer: &Result<String, ApiError>, ec2_answers: bo
             let detail = format!("EC2 in {region} answers, but who we are is not known: {}", brief(error));
             Finding::warning(check, detail, "nothing, unless rights are missing below".to_owned())
         }
-        Err(error) => {
-            let help = "set AWS_REGION and credentials: IRSA, Pod Identity, a profile, or a role by --role that may be assumed";
-            Finding::failed(check, brief(error), help.to_owned())
+        Err(error) => Finding::failed(check, brief(error), without_credentials(variable)),
+    }
+}
+
+/// What to do where there are no credentials: EKS tells a pod by its environment where to get them.
+fn without_credentials(variable: impl Fn(&str) -> Option<String>) -> String {
+    let irsa = variable("AWS_WEB_IDENTITY_TOKEN_FILE").zip(variable("AWS_ROLE_ARN"));
+    // In the order in which the SDK looks.
+    match (variable("AWS_ACCESS_KEY_ID"), irsa, variable("AWS_CONTAINER_CREDENTIALS_FULL_URI")) {
+        (None, Some((file, role)), _) => format!(
+            "IRSA: the token must be in {file}, the trust policy of {role} must admit the ServiceAccount (docs/aws has one), and STS must \
+             be in reach"
+        ),
+        (None, None, Some(agent)) => {
+            let file = variable("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE").unwrap_or_default();
+            format!(
+                "Pod Identity: the token must be in {file}, the add-on eks-pod-identity-agent must answer at {agent}, and the ServiceAccount \
+                 must have an association with a role that trusts pods.eks.amazonaws.com (docs/aws has one)"
+            )
         }
+        _ => "set AWS_REGION and credentials: IRSA, Pod Identity, a profile, or a role by --role that may be assumed"
+            .to_owned(),
     }
 }
 

@@ -67,15 +67,10 @@ impl Finding {
     }
 }
 
-/// An error in one line: without the innards that the SDK adds where there was no answer.
+/// An error in one line.
 pub fn brief(error: &ApiError) -> String {
     let text = error.to_string();
-    // After the chain of causes the SDK writes the error anew, as it is in memory.
-    let innards = ["DispatchFailure", "ResponseError", "TimeoutError", "ServiceError", "ConstructionFailure"];
-    let ends = innards.iter().filter_map(|name| text.find(&format!(" ({name}(")));
-    let text = &text[..ends.min().unwrap_or(text.len())];
-    let one_line: Vec<&str> = text.split_whitespace().collect();
-    let one_line = one_line.join(" ");
+    let one_line = text.split_whitespace().collect::<Vec<_>>().join(" ");
     match one_line.char_indices().nth(MESSAGE_CHARS) {
         Some((end, _)) => format!("{}…", &one_line[..end]),
         None => one_line,

@@ -51,7 +51,8 @@ pub async fn check(
     let parts = BTreeSet::from(Part::ALL);
     let (identity, answers) = futures::join!(account::ask(clients), feeds.ask(&clients.region, &parts, now_ms()));
     let reached = !matches!(&answers.types, Some(Err(_)));
-    let mut findings = vec![account::identity(&clients.region, &identity, reached)];
+    let variable = |name: &str| std::env::var(name).ok();
+    let mut findings = vec![account::identity(&clients.region, &identity, reached, variable)];
     findings.extend(account::region(&answers));
     if identity.is_err() && !reached {
         // Every other call would fail the same way.

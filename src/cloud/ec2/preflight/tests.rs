@@ -189,9 +189,24 @@ fn a_refused_api_says_what_is_lost() {
     findings.push(account::scores(&Err(error("ec2:GetSpotPlacementScores", "DryRunOperation", "would have"))));
     let arn = || Ok("arn:aws:iam::111122223333:user/me".to_owned());
     let nobody = || Err(error("sts:GetCallerIdentity", "InvalidClientTokenId", "The token is invalid"));
-    findings.push(account::identity("us-east-1", &arn(), true));
-    findings.push(account::identity("us-east-1", &nobody(), true));
-    findings.push(account::identity("us-east-1", &nobody(), false));
+    let key = ("AWS_ACCESS_KEY_ID", "AKIA");
+    let irsa = [("AWS_ROLE_ARN", "arn:aws:iam::1:role/r"), ("AWS_WEB_IDENTITY_TOKEN_FILE", "/irsa/token")];
+    let agent = [
+        ("AWS_CONTAINER_CREDENTIALS_FULL_URI", "http://169.254.170.23/v1/credentials"),
+        ("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", "/pods/token"),
+    ];
+    for (answer, ec2_answers, environment) in [
+        (arn(), true, vec![]),
+        (nobody(), true, vec![]),
+        (nobody(), false, vec![]),
+        (nobody(), false, vec![irsa[0], irsa[1], agent[0], agent[1]]),
+        (nobody(), false, agent.into()),
+        (nobody(), false, vec![key, irsa[0], irsa[1]]),
+    ] {
+        let variable =
+            |name: &str| environment.iter().find(|(known, _)| *known == name).map(|(_, is)| (*is).to_owned());
+        findings.push(account::identity("us-east-1", &answer, ec2_answers, variable));
+    }
     insta::assert_snapshot!(text(&findings));
 }
 
