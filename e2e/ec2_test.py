@@ -398,7 +398,9 @@ class Expressions(Service):
 
 
 class Interruptions(Service):
-    """Messages of the queue, to their effect; and what nobody knows."""
+    """Messages of the queue, to their effect; and what nobody knows. Stowage takes nodes to have more memory than the kubelets report."""
+
+    settings = {"VM_MEMORY_OVERHEAD_PERCENT": "0.05"}
 
     @classmethod
     def pools(cls):
@@ -411,6 +413,7 @@ class Interruptions(Service):
         super().setUpClass()
         cls.plane.apply(*one_a_node("guard", 4, "guard"))
         cls.mirror.wait(lambda: cls.mirror.all_bound(4, "guard") and cls.mirror.settled(), 90, "guarded pods bound")
+        cls.estimated = max(kubelet.quantity(claim["status"]["capacity"]["memory"]) for claim in cls.mirror.claims())
 
     def send(self, source, kind, **detail):
         """Puts an event into the queue as EventBridge would."""
@@ -478,6 +481,12 @@ class Interruptions(Service):
                 self.send("aws.ec2", "EC2 Instance State-change Notification", **{"instance-id": id, "state": state})
                 self.replaced(claim)
         self.handled()
+
+    def test_3b_later_nodes_are_as_large_as_the_first_ones_showed(self):
+        latest = max(self.claims(), key=lambda claim: claim["metadata"]["creationTimestamp"])
+        node = self.mirror.node_of(latest)
+        self.assertGreater(self.estimated, kubelet.quantity(node["status"]["capacity"]["memory"]))
+        self.as_planned(node)
 
     def test_4_a_rebalance_recommendation_is_told_and_no_more(self):
         claim = self.victim()

@@ -21,8 +21,8 @@ use crate::cluster::{Cluster, State, watch};
 use crate::controllers::context::{Placement, Settings};
 use crate::controllers::leader::Candidate;
 use crate::controllers::{
-    Context, degraded, disruption, drift, expiration, garbage, interruption, lifecycle, node_class, node_pool,
-    placement, provisioner, reservations, status_checks, tagging, view, zonal_shift,
+    Context, degraded, discovery, disruption, drift, expiration, garbage, interruption, lifecycle, node_class,
+    node_pool, placement, provisioner, reservations, status_checks, tagging, view, zonal_shift,
 };
 use crate::server::{AppState, Server, ServerConfig, system_now_ms};
 use crate::telemetry::Metrics;
@@ -398,6 +398,7 @@ fn lead(
         let ctx = Arc::new(Context::new(client, cluster, cloud, settings, metrics));
         if ctx.cloud.instance_ca().is_some() {
             loops.spawn(tagging::run(Arc::clone(&ctx)));
+            loops.spawn(discovery::run(Arc::clone(&ctx)));
             loops.spawn(garbage::profiles(Arc::clone(&ctx)));
             loops.spawn(reservations::run(Arc::clone(&ctx)));
             loops.spawn(zonal_shift::run(Arc::clone(&ctx)));

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
+use k8s_openapi::api::core::v1::{Node, Taint};
 
 use crate::api::{Ec2NodeClass, Ec2NodeClassStatus, NodeClaim, NodePool};
 use crate::scheduling::offering::{CapacityType, Catalogue};
@@ -49,7 +50,7 @@ pub struct LaunchRequest {
     /// Labels the kubelet registers the node with.
     pub labels: BTreeMap<String, String>,
     /// Taints the kubelet registers the node with (permanent, start-up and `karpenter.sh/unregistered`).
-    pub taints: Vec<k8s_openapi::api::core::v1::Taint>,
+    pub taints: Vec<Taint>,
     /// The objects behind the request, for a cloud that makes instances of them.
     pub details: Option<Arc<LaunchDetails>>,
 }
@@ -302,6 +303,9 @@ pub trait Cloud: Send + Sync {
     ) -> BoxFuture<'a, Result<(), CloudError>> {
         async { Ok(()) }.boxed()
     }
+    /// Takes in what a claim's Node, now that it is registered, shows of its instance type. A cloud that knows all of its types
+    /// learns nothing.
+    fn registered(&self, _claim: &NodeClaim, _node: &Node) {}
     /// Deletes the instance profiles that were made for classes and that none of `used` is any more.
     fn delete_unused_profiles<'a>(&'a self, _used: &'a BTreeSet<String>) -> BoxFuture<'a, Result<(), CloudError>> {
         async { Ok(()) }.boxed()

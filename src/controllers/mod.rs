@@ -6,6 +6,7 @@ mod claim;
 pub mod consolidation;
 pub mod context;
 pub mod degraded;
+pub mod discovery;
 pub mod disruption;
 pub mod drain;
 pub mod drift;

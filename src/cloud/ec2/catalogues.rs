@@ -1,5 +1,5 @@
-//! What a node class may buy: the region's catalogue, less the types that boot none of its images the zones without
-//! addresses, and those that are shifted away from. Kept until something it is drawn from changes.
+//! What a node class may buy: the region's catalogue, less the types that boot none of its images, the zones without
+//! addresses, and those that are shifted away from, with as much memory as nodes showed. Kept until something in it changes.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -8,9 +8,10 @@ use kube::ResourceExt;
 
 use super::Options;
 use super::class_view::{ClassView, PlacementGroup};
+use super::discovered_memory::DiscoveredMemory;
 use super::images::image_of;
 use super::offerings::Market;
-use super::region::Region;
+use super::region::{Region, shared};
 use super::reservation_counts::ReservationCounts;
 use super::spot_risk::SpotRisk;
 use super::unavailable::Unavailable;
@@ -24,6 +25,8 @@ struct Kept {
     whole: Arc<Catalogue>,
     images: Vec<AmiStatus>,
     closed: BTreeSet<String>,
+    /// Changes of discovered memory so far.
+    discoveries: u64,
     seen: Arc<Catalogue>,
 }
 
@@ -35,6 +38,8 @@ pub struct Sources<'a> {
     pub risk: &'a SpotRisk,
     /// What had no capacity.
     pub marks: &'a mut Unavailable,
+    /// What memory nodes showed.
+    pub memory: &'a mut DiscoveredMemory,
     /// What is left of capacity reservations.
     pub reservations: &'a ReservationCounts,
     /// Ids of zones that are shifted away from.
@@ -77,7 +82,7 @@ impl Catalogues {
         now_ms: i64,
     ) -> Arc<Catalogue> {
         let group_id = group.as_ref().map(|group| group.id.clone());
-        let changes = sources.marks.prune(now_ms);
+        let (changes, discoveries) = (sources.marks.prune(now_ms), sources.memory.prune(now_ms));
         let risk = sources.risk.at(now_ms);
         let (marks, reservations, options) = (&*sources.marks, sources.reservations, sources.options);
         let market = Market {
@@ -96,23 +101,24 @@ impl Catalogues {
         let away = |subnet: &&SubnetStatus| subnet.zone_id.as_ref().is_some_and(|id| sources.shifted.contains(id));
         closed.extend(status.subnets.iter().filter(away).map(|subnet| subnet.zone.clone()));
         let name = class.name_any();
-        if let Some(kept) = self.kept.get(&name)
+        let kept = self.kept.get(&name);
+        if let Some(kept) = kept
             && Arc::ptr_eq(&kept.whole, &whole)
             && kept.images == status.amis
             && kept.closed == closed
+            && kept.discoveries == discoveries
         {
             return Arc::clone(&kept.seen);
         }
-        let seen = Arc::new(Catalogue {
-            region: whole.region.clone(),
-            instance_types: whole
-                .instance_types
-                .iter()
-                .filter(|found| image_of(&status.amis, &found.labels).is_some())
-                .map(|found| without(found, &closed))
-                .collect(),
-        });
-        self.kept.insert(name, Kept { whole, images: status.amis, closed, seen: Arc::clone(&seen) });
+        let of_class = |found: &Arc<InstanceType>| {
+            let image = image_of(&status.amis, &found.labels)?;
+            let memory = sources.memory.of(&image.id, &found.name);
+            Some(with_memory(without(found, &closed), memory))
+        };
+        let new = whole.instance_types.iter().filter_map(of_class).collect();
+        let seen =
+            renewed(kept.map(|kept| &kept.seen), Catalogue { region: whole.region.clone(), instance_types: new });
+        self.kept.insert(name, Kept { whole, images: status.amis, closed, discoveries, seen: Arc::clone(&seen) });
         seen
     }
 }
@@ -129,22 +135,44 @@ fn without(found: &Arc<InstanceType>, zones: &BTreeSet<String>) -> Arc<InstanceT
     Arc::new(out)
 }
 
+/// The type with as much memory as its nodes showed. What is kept from pods stays as it was reckoned from the estimate.
+fn with_memory(found: Arc<InstanceType>, shown: Option<i64>) -> Arc<InstanceType> {
+    let Some(shown) = shown.filter(|shown| *shown != found.capacity.memory) else { return found };
+    let mut out = Arc::unwrap_or_clone(found);
+    let more = shown - out.capacity.memory;
+    out.capacity.memory = shown;
+    // Where all was kept, how much it should have been is not known.
+    if out.allocatable.memory > 0 {
+        out.allocatable.memory = (out.allocatable.memory + more).max(0);
+    }
+    Arc::new(out)
+}
+
+/// A catalogue made anew, with the types of the one before that did not change; that one itself where none did.
+fn renewed(before: Option<&Arc<Catalogue>>, new: Catalogue) -> Arc<Catalogue> {
+    let Some(before) = before else { return Arc::new(new) };
+    let new = Catalogue { instance_types: shared(new.instance_types, &before.instance_types), ..new };
+    if new == **before { Arc::clone(before) } else { Arc::new(new) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::aliases::one_of;
+    use super::super::discovered_memory::tests::note;
     use super::super::placement_scores::ScoreSettings;
     use super::super::region::RegionSnapshot;
     use super::super::reservations::tests::reservation;
     use super::super::unavailable::Subject;
     use super::*;
     use crate::api::labels;
-    use crate::cloud::catalogue::embedded;
+    use crate::cloud::catalogue::{MIB, embedded};
     use crate::scheduling::offering::Offering;
 
     struct World {
         region: Region,
         risk: SpotRisk,
         marks: Unavailable,
+        memory: DiscoveredMemory,
         reservations: ReservationCounts,
         shifted: BTreeSet<String>,
         catalogues: Catalogues,
@@ -156,6 +184,7 @@ mod tests {
                 region: Region::new(RegionSnapshot::stand_in(region, embedded(), 0)),
                 risk: SpotRisk::new(ScoreSettings::default()),
                 marks: Unavailable::default(),
+                memory: DiscoveredMemory::default(),
                 reservations: ReservationCounts::default(),
                 shifted: BTreeSet::new(),
                 catalogues: Catalogues::default(),
@@ -164,8 +193,15 @@ mod tests {
 
         fn see(&mut self, class: &Ec2NodeClass, now_ms: i64) -> Arc<Catalogue> {
             let options = Options::of("c1");
-            let (region, risk, marks, reservations) = (&self.region, &self.risk, &mut self.marks, &self.reservations);
-            let mut sources = Sources { region, risk, marks, reservations, shifted: &self.shifted, options: &options };
+            let mut sources = Sources {
+                region: &self.region,
+                risk: &self.risk,
+                marks: &mut self.marks,
+                memory: &mut self.memory,
+                reservations: &self.reservations,
+                shifted: &self.shifted,
+                options: &options,
+            };
             self.catalogues.of(&mut sources, class, None, now_ms)
         }
     }
@@ -208,6 +244,36 @@ mod tests {
             assert_eq!(Arc::ptr_eq(before, after), &*before.name != "m5.xlarge", "{}", before.name);
         }
         assert_eq!(*world.see(&class, 200_000), *first, "available again");
+    }
+
+    #[test]
+    fn c11_discovered_memory_is_that_of_one_type_in_the_classes_that_boot_its_image() {
+        let (mut world, class) = (World::new("us-east-1"), class("us-east-1a", "amd64"));
+        let mut other = class.clone();
+        other.metadata.name = Some("other".into());
+        other.status.as_mut().unwrap().amis[0].id = "ami-2".into();
+        let (first, others) = (world.see(&class, 0), world.see(&other, 0));
+        let room = |catalogue: &Catalogue| {
+            let found = catalogue.instance_types.iter().find(|found| &*found.name == "m5.large").unwrap();
+            (found.capacity.memory / MIB, found.allocatable.memory / MIB)
+        };
+        assert_eq!(room(&first), (7577, 6903), "7.5 % less than 8 GiB");
+        note(&mut world.memory, "ami-1", "m5.large", "7700Mi", 1);
+        let higher = world.see(&class, 1);
+        assert_eq!(room(&higher), (7700, 7026), "what is kept from pods stays");
+        for (before, after) in first.instance_types.iter().zip(&higher.instance_types) {
+            assert_eq!(Arc::ptr_eq(before, after), &*before.name != "m5.large", "{}", before.name);
+        }
+        note(&mut world.memory, "ami-1", "m5.large", "7700Mi", 2);
+        assert!(Arc::ptr_eq(&higher, &world.see(&class, 2)), "nothing new");
+        world.marks.mark(Subject::Subnet("subnet-9".into()), 2);
+        assert!(Arc::ptr_eq(&higher, &world.see(&class, 3)), "nothing new for the class");
+        note(&mut world.memory, "ami-1", "m5.large", "7477Mi", 4);
+        assert_eq!(room(&world.see(&class, 4)), (7477, 6803));
+        note(&mut world.memory, "ami-1", "m5.large", "100Mi", 5);
+        assert_eq!(room(&world.see(&class, 5)), (100, 0));
+        assert!(Arc::ptr_eq(&others, &world.see(&other, 5)), "another image");
+        assert_eq!(*world.see(&class, 6_000_000_000), *first, "lapsed");
     }
 
     #[test]

@@ -11,7 +11,7 @@
 //!   [`reservation_counts`]).
 //! - [`instances`], [`tagging`]: describing, listing, terminating, tagging.
 //! - [`region`]: what can be bought ([`types`], [`prices`], [`spot_prices`], [`placement_scores`], [`offerings`]), kept fresh by
-//!   [`refresh`].
+//!   [`refresh`]; [`discovered_memory`]: what nodes showed of it.
 //! - [`queue`], [`messages`], [`status_checks`]: what EC2 tells of instances by itself; [`drift`]: whether they still are what
 //!   their class comes to. [`zonal_shift`]: zones to keep out of.
 //! - [`user_data`], [`kubelet`]: what instances are told at boot.
@@ -28,6 +28,7 @@ pub mod class_view;
 pub mod client;
 pub mod cluster;
 pub mod coalesce;
+mod discovered_memory;
 pub mod drift;
 mod dry_type;
 pub mod errors;

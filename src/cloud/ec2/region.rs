@@ -331,7 +331,7 @@ impl Region {
 }
 
 /// The same instance types, those that equal an old one being that one. Both lists are sorted by name.
-fn shared(new: Vec<Arc<InstanceType>>, old: &[Arc<InstanceType>]) -> Vec<Arc<InstanceType>> {
+pub(super) fn shared(new: Vec<Arc<InstanceType>>, old: &[Arc<InstanceType>]) -> Vec<Arc<InstanceType>> {
     let same = |entry: Arc<InstanceType>| {
         let found = old.binary_search_by(|other| other.name.cmp(&entry.name)).ok().map(|at| &old[at]);
         found.filter(|found| **found == entry).map_or(entry, Arc::clone)

@@ -12,6 +12,7 @@ use super::catalogues::{Catalogues, ReservedOfferings};
 use super::class_view::PlacementGroup;
 use super::client::{Clients, ConnectError};
 use super::cluster::{self, ClusterError, ClusterFacts};
+use super::discovered_memory::DiscoveredMemory;
 use super::errors::{ApiError, Class};
 use super::images::Parameters;
 use super::instances::{Describer, Finder, InstanceFacts, Terminator};
@@ -95,6 +96,7 @@ pub struct Ec2 {
     /// What was last listed, for zones that EC2 is not to be asked about.
     listed: Mutex<Vec<Instance>>,
     catalogues: Mutex<Catalogues>,
+    memory: Mutex<DiscoveredMemory>,
     groups: Mutex<HashMap<String, Option<PlacementGroup>>>,
     describer: Describer,
     terminator: Terminator,
@@ -158,6 +160,7 @@ impl Ec2 {
             troubles: Troubles::default(),
             queue: options.interruption_queue.as_ref().map(|name| Queue::new(clients.sqs.clone(), name)),
             catalogues: Mutex::default(),
+            memory: Mutex::default(),
             facts: ArcSwap::from_pointee(facts),
             unavailable: Mutex::default(),
             templates: Templates::default(),

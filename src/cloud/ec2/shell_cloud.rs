@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
+use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
 
 use super::super::catalogues::Sources;
@@ -22,10 +23,10 @@ use crate::scheduling::offering::Catalogue;
 impl Cloud for Ec2 {
     fn catalogue(&self, class: &Ec2NodeClass) -> Arc<Catalogue> {
         let group = self.known_group(class);
-        let mut marks = lock(&self.unavailable);
+        let (mut marks, mut memory) = (lock(&self.unavailable), lock(&self.memory));
         let (region, risk, reservations) = (&self.region, &self.risk, &self.reservations());
-        let (marks, shifted) = (&mut *marks, &self.shifts.zone_ids(now_ms()));
-        let mut sources = Sources { region, risk, marks, reservations, shifted, options: &self.options };
+        let (marks, memory, shifted) = (&mut *marks, &mut *memory, &self.shifts.zone_ids(now_ms()));
+        let mut sources = Sources { region, risk, marks, memory, reservations, shifted, options: &self.options };
         lock(&self.catalogues).of(&mut sources, class, group, now_ms())
     }
 
@@ -154,6 +155,10 @@ impl Cloud for Ec2 {
             Ok(())
         }
         .boxed()
+    }
+
+    fn registered(&self, claim: &NodeClaim, node: &Node) {
+        lock(&self.memory).note(claim, node, now_ms());
     }
 
     fn delete_unused_profiles<'a>(&'a self, used: &'a BTreeSet<String>) -> BoxFuture<'a, Result<(), CloudError>> {

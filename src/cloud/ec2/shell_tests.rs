@@ -3,6 +3,7 @@ use std::collections::BTreeSet;
 use serde_json::json;
 
 use super::super::client::wire::{self, Seen};
+use super::super::discovered_memory::tests::node;
 use super::super::messages::EventKind;
 use super::super::prepare::tests::{claim, class, facts, request};
 use super::super::subnets::Subnet;
@@ -438,4 +439,19 @@ async fn an_interrupted_spot_offering_is_left_alone_for_a_while() {
     assert!(!covered(&world));
     world.ec2.heed(&event(EventKind::SpotInterrupted, "i-1"));
     assert!(covered(&world));
+}
+
+#[tokio::test]
+async fn a_registered_node_changes_what_its_class_offers_and_not_what_classes_of_other_images_do() {
+    let ec2 = world().ec2;
+    let of = |class: &Ec2NodeClass| {
+        let seen = ec2.catalogue(class);
+        seen.instance_types.iter().find(|found| &*found.name == "m5.large").map(|found| found.capacity.memory >> 20)
+    };
+    let (own, mut other) = (class(json!({})), class(json!({})));
+    other.metadata.name = Some("other".into());
+    other.status.as_mut().unwrap().amis[0].id = "ami-new".into();
+    let (claim, node) = node(json!("ami-x86"), "m5.large", json!({"memory": "7500Mi"}));
+    ec2.registered(&claim, &node);
+    assert_eq!((of(&own), of(&other)), (Some(7500), Some(7577)));
 }
