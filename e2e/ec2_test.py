@@ -352,6 +352,20 @@ class Launches(Service):
         print(f"\n{MANY} nodes and the others gone after {time.monotonic() - begin:.1f} s", flush=True)
         self.no_errors()
 
+    def test_8_templates_follow_their_class_ahead_of_launches(self):
+        at = time.time()
+        # Those of dry launches belong to no pool.
+        new = lambda: [call for call in self.proxy.seen("CreateLaunchTemplate", at) if {"team-2", "many"} <= set(call.form.values())]
+        self.plane.api.patch(f"{observe.CLASSES}/default", {"spec": {"tags": {"team": "team-2"}}})
+        self.wait(new, 60, "a launch template by what the class says now")
+        print(f"\nlaunch template made {time.time() - at:.1f} s after its class was changed", flush=True)
+        self.assertEqual(self.fleets(at), [], "nothing was launched")
+        at = time.time()
+        self.plane.kubectl("scale", "deployment", "server", "--replicas=1", "-n", "crowd")
+        self.bound("crowd", 1, 60)
+        self.assertEqual(new(), [], "the launch found its template")
+        self.no_errors()
+
 
 class Expressions(Service):
     """Expressions in a kubelet configuration come to the same in the plan, in the user data and on the node."""

@@ -1,7 +1,7 @@
 //! The launch of the claims of a group: look for what an earlier attempt left, choose, make templates, ask EC2, learn from its
 //! answer, give each claim its instance.
 
-use std::sync::PoisonError;
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use futures::future::try_join_all;
@@ -14,12 +14,13 @@ use super::class_view::PlacementGroup;
 use super::errors::{self, ApiError, Class};
 use super::fleet::{Born, FleetAnswer, FleetRequest, Lessons, failure};
 use super::instances::{self, provider_id};
-use super::prepare::{Ground, Shapes, launchable};
+use super::launch_shapes::{Kept, LaunchShape};
+use super::prepare::{Basis, Ground, Shapes, launchable};
 use super::subnets::Taken;
 use super::templates::Held;
 use super::unavailable::scope;
 use super::{Ec2, now_ms};
-use crate::api::Ec2NodeClass;
+use crate::api::{Ec2NodeClass, NodeClaim};
 use crate::cloud::launch_group::LaunchGroup;
 use crate::cloud::{Instance, InstanceState, LaunchDetails, LaunchError, LaunchRequest, Launched, Override};
 use crate::scheduling::requirement::Requirements;
@@ -246,6 +247,23 @@ impl Ec2 {
         }
     }
 
+    /// What templates of a class are made of now.
+    pub(super) fn basis(&self, class: Arc<Ec2NodeClass>, group: Option<PlacementGroup>) -> Basis {
+        Basis { class, cluster: self.facts.load_full(), group }
+    }
+
+    /// What a launch of a claim is made of.
+    pub(super) fn ground<'a>(
+        &'a self,
+        request: &'a LaunchRequest,
+        claim: &'a NodeClaim,
+        basis: &'a Basis,
+        shapes: Option<Shapes<'a>>,
+    ) -> Ground<'a> {
+        let (region, manages_reservations) = (self.clients.region.as_str(), self.options.reserved_capacity);
+        Ground { request, claim, basis, region, manages_reservations, shapes }
+    }
+
     async fn ready(
         &self,
         request: &LaunchRequest,
@@ -255,18 +273,9 @@ impl Ec2 {
         token: String,
     ) -> Result<Ready, LaunchError> {
         let begun = Instant::now();
-        let group = self.group_of(&details.class).await?;
-        let facts = self.facts.load_full();
+        let basis = self.basis(Arc::clone(&details.class), self.group_of(&details.class).await?);
         let (settings, region) = (self.options.settings(&details.class), self.snapshot());
-        let ground = Ground {
-            request,
-            details,
-            cluster: &facts,
-            region: &self.clients.region,
-            placement_group: group.as_ref().map(|group| group.id.as_str()),
-            manages_reservations: self.options.reserved_capacity,
-            shapes: Shapes::of(&settings, &region.types),
-        };
+        let ground = self.ground(request, &details.claim, &basis, Shapes::of(&settings, &region.types));
         let tags = ground.tags()?;
         let groups = ground.groups(choice, &tags)?;
         let subnets = details.class.status.as_ref().map(|status| status.subnets.as_slice()).unwrap_or_default();
@@ -285,7 +294,12 @@ impl Ec2 {
             return Err(LaunchError::Rejected { reason: "SubnetResolutionFailed", message });
         };
         let partition = groups.first().and_then(|group| group.template.partition);
-        let scope = group.map(|group| scope(&group.id, partition.map(|partition| partition.to_string()).as_deref()));
+        let number = partition.map(|partition| partition.to_string());
+        let scope = basis.group.as_ref().map(|group| scope(&group.id, number.as_deref()));
+        if let Some(shape) = LaunchShape::of(request, &details.claim, choice) {
+            let names = templates.iter().map(|held| held.name().to_owned()).collect();
+            self.shapes.keep(Kept { shape, class: Arc::clone(&basis.class), basis, names, used_ms: now_ms() });
+        }
         Ok(Ready { fleet, templates, taken, scope, partition, took: begun.elapsed() })
     }
 

@@ -8,7 +8,7 @@
 //!   [`placement`], [`reservations`]), and [`validate`], whether EC2 would launch it (by a [`dry_type`]).
 //! - [`launch`]: the NodeClaims of a group become instances ([`batches`], [`attempts`], [`choose`], [`choose_reserved`], [`prepare`],
 //!   [`launch_template`], [`templates`], [`fleet`]), and what that teaches ([`unavailable`],
-//!   [`reservation_counts`]).
+//!   [`reservation_counts`]). [`launch_shapes`], [`ahead`]: templates are there before the next launch asks.
 //! - [`instances`], [`tagging`]: describing, listing, terminating, tagging.
 //! - [`region`]: what can be bought ([`types`], [`prices`], [`spot_prices`], [`placement_scores`], [`offerings`]), kept fresh by
 //!   [`refresh`]; [`discovered_memory`]: what nodes showed of it.
@@ -18,6 +18,7 @@
 //! - [`metrics`], [`troubles`]: what is published of all this, and what people are told of.
 //! - [`preflight`]: whether an account is fit for all this, without changing anything in it.
 
+mod ahead;
 pub mod aliases;
 pub mod attempts;
 pub mod batches;
@@ -38,6 +39,7 @@ pub mod instances;
 pub mod interruption_history;
 pub mod kubelet;
 mod launch;
+mod launch_shapes;
 pub mod launch_template;
 pub mod messages;
 mod metrics;

@@ -3,12 +3,14 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use kube::ResourceExt;
 
 use super::choose::{Candidate, Choice};
+use super::class_view::PlacementGroup;
 use super::cluster::ClusterFacts;
 use super::fleet::{CLAIM_TAG, FleetRequest, Slot};
 use super::images::image_of;
@@ -19,7 +21,7 @@ use crate::api::{Ec2NodeClass, NodeClaim, conditions, labels};
 use crate::cloud::ami_family::AmiFamily;
 use crate::cloud::catalogue::{NodeSettings, RawInstanceType};
 use crate::cloud::kubelet::expressions::Evaluated;
-use crate::cloud::{LaunchDetails, LaunchError, LaunchRequest};
+use crate::cloud::{LaunchError, LaunchRequest};
 use crate::scheduling::offering::{CapacityType, InstanceType};
 use crate::scheduling::requirement::Requirements;
 
@@ -53,19 +55,35 @@ pub fn launchable(class: &Ec2NodeClass) -> Result<(), LaunchError> {
     }
 }
 
+/// What templates are made of besides the launch, and what may change between two launches.
+#[derive(Clone, Debug)]
+pub struct Basis {
+    /// The node class.
+    pub class: Arc<Ec2NodeClass>,
+    /// The cluster.
+    pub cluster: Arc<ClusterFacts>,
+    /// The class's placement group.
+    pub group: Option<PlacementGroup>,
+}
+
+impl Basis {
+    /// Whether the same templates come of it. A class that was read anew counts as another one.
+    pub fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.class, &other.class) && self.cluster == other.cluster && self.group == other.group
+    }
+}
+
 /// What a launch is made of besides the choice of offerings.
 #[derive(Clone, Copy, Debug)]
 pub struct Ground<'a> {
     /// The request.
     pub request: &'a LaunchRequest,
-    /// The objects behind it.
-    pub details: &'a LaunchDetails,
-    /// The cluster.
-    pub cluster: &'a ClusterFacts,
+    /// The claim behind it.
+    pub claim: &'a NodeClaim,
+    /// Its class, and the cluster.
+    pub basis: &'a Basis,
     /// Region.
     pub region: &'a str,
-    /// Id of the class's placement group.
-    pub placement_group: Option<&'a str>,
     /// Whether capacity reservations are ours to use.
     pub manages_reservations: bool,
     /// What the class's expressions are evaluated on; `None` where it has none, or they are off.
@@ -98,16 +116,12 @@ pub struct Group<'a> {
 }
 
 impl Ground<'_> {
-    fn claim(&self) -> &NodeClaim {
-        &self.details.claim
-    }
-
     fn class(&self) -> &Ec2NodeClass {
-        &self.details.class
+        &self.basis.class
     }
 
     fn requests(&self, resource: &str) -> bool {
-        let amount = self.claim().spec.resources.requests.get(resource);
+        let amount = self.claim.spec.resources.requests.get(resource);
         amount.is_some_and(|amount| amount.0.chars().any(|c| ('1'..='9').contains(&c)))
     }
 
@@ -117,7 +131,7 @@ impl Ground<'_> {
     /// [`LaunchError::NodeClassNotReady`] where the class sets one that it may not.
     pub fn tags(&self) -> Result<BTreeMap<String, String>, LaunchError> {
         let name = self.class().name_any();
-        launch_tags(&self.class().spec.tags, &self.cluster.name, &name, &self.request.node_pool)
+        launch_tags(&self.class().spec.tags, &self.basis.cluster.name, &name, &self.request.node_pool)
             .map_err(|reason| LaunchError::NodeClassNotReady { name, reason })
     }
 
@@ -188,7 +202,7 @@ impl Ground<'_> {
         let spec = &self.class().spec;
         let family = AmiFamily::of(spec);
         let kubelet = evaluated.zip(spec.kubelet.as_ref()).map(|(evaluated, map)| evaluated.put_into(map));
-        let mut own = self.claim().labels().clone();
+        let mut own = self.claim.labels().clone();
         // Labels that the claim's requirements fix; what the instance type fixes comes from the claim at registration.
         let fixed = self.request.labels.iter().filter(|(key, _)| !labels::is_well_known(key));
         own.extend(fixed.map(|(key, value)| (key.clone(), value.clone())));
@@ -196,11 +210,11 @@ impl Ground<'_> {
         user_data(
             family,
             &UserDataInput {
-                cluster_name: &self.cluster.name,
-                endpoint: &self.cluster.endpoint,
-                ca_bundle: Some(&self.cluster.ca_bundle).filter(|ca| !ca.is_empty()).map(String::as_str),
-                service_cidr: self.cluster.service_cidr.as_deref(),
-                cluster_dns: self.cluster.dns_ip.as_deref().and_then(|ip| ip.parse::<IpAddr>().ok()),
+                cluster_name: &self.basis.cluster.name,
+                endpoint: &self.basis.cluster.endpoint,
+                ca_bundle: Some(&self.basis.cluster.ca_bundle).filter(|ca| !ca.is_empty()).map(String::as_str),
+                service_cidr: self.basis.cluster.service_cidr.as_deref(),
+                cluster_dns: self.basis.cluster.dns_ip.as_deref().and_then(|ip| ip.parse::<IpAddr>().ok()),
                 kubelet: kubelet.as_ref().or(spec.kubelet.as_ref()),
                 max_pods: found.capacity.pods,
                 labels: &own,
@@ -223,7 +237,7 @@ impl Ground<'_> {
     ) -> Template {
         let spec = &self.class().spec;
         let status = self.class().status.clone().unwrap_or_default();
-        let requirements = Requirements::from_api(&self.claim().spec.requirements).unwrap_or_default();
+        let requirements = Requirements::from_api(&self.claim.spec.requirements).unwrap_or_default();
         let shared = requirements.get(labels::INSTANCE_TENANCY).is_none_or(|tenancy| tenancy.contains("default"));
         let partition = requirements.get(labels::PLACEMENT_GROUP_PARTITION).and_then(|partitions| {
             let mut wanted: Vec<String> = partitions.finite()?.map(ToString::to_string).collect();
@@ -237,7 +251,7 @@ impl Ground<'_> {
             spec.block_device_mappings.clone()
         };
         Template {
-            cluster: self.cluster.name.clone(),
+            cluster: self.basis.cluster.name.clone(),
             region: self.region.to_owned(),
             class: self.class().name_any(),
             image_id: image.id.clone(),
@@ -250,14 +264,14 @@ impl Ground<'_> {
             nested_virtualization: spec.cpu_options.as_ref().and_then(|options| options.nested_virtualization.clone()),
             enclave: self.requests(NITRO_SANDBOX),
             tenancy: if shared { "default" } else { "dedicated" }.to_owned(),
-            placement_group: self.placement_group.map(str::to_owned),
-            partition: partition.filter(|_| self.placement_group.is_some()),
+            placement_group: self.basis.group.as_ref().map(|group| group.id.clone()),
+            partition: partition.filter(|_| self.basis.group.is_some()),
             network_interfaces: spec.network_interfaces.clone(),
             efa,
             public_ip: spec.associate_public_ip_address,
             ip_prefixes: spec.ip_prefix_count,
             connection_tracking: spec.connection_tracking.clone(),
-            ipv6: self.cluster.is_ipv6(),
+            ipv6: self.basis.cluster.is_ipv6(),
             tags: tags.clone(),
             capacity_type: choice.capacity_type,
             reservation: choice.reservation.clone(),
@@ -299,7 +313,7 @@ impl Ground<'_> {
         if templates.is_empty() {
             return None;
         }
-        let annotation = |key: &str| self.claim().annotations().get(key);
+        let annotation = |key: &str| self.claim.annotations().get(key);
         let relaxed = annotation(labels::MIN_VALUES_RELAXED).is_some_and(|value| value == "true");
         Some(FleetRequest {
             token,

@@ -6,8 +6,8 @@ use serde_json::json;
 use super::super::aliases::one_of;
 use super::super::choose::choose;
 use super::*;
-use crate::cloud::Override;
 use crate::cloud::catalogue::{SpotPricing, embedded};
+use crate::cloud::{LaunchDetails, Override};
 
 /// A class that is ready, with two subnets and an image for each architecture.
 pub fn class(spec: serde_json::Value) -> Ec2NodeClass {
@@ -92,16 +92,13 @@ pub fn facts() -> ClusterFacts {
 
 const LONG_AGO: &str = "2026-01-01T00:00:00Z";
 
-fn ground<'a>(request: &'a LaunchRequest, details: &'a LaunchDetails, facts: &'a ClusterFacts) -> Ground<'a> {
-    Ground {
-        request,
-        details,
-        cluster: facts,
-        region: "us-east-1",
-        placement_group: None,
-        manages_reservations: true,
-        shapes: None,
-    }
+fn basis(details: &LaunchDetails) -> Basis {
+    Basis { class: Arc::clone(&details.class), cluster: Arc::new(facts()), group: None }
+}
+
+fn ground<'a>(request: &'a LaunchRequest, details: &'a LaunchDetails, basis: &'a Basis) -> Ground<'a> {
+    let claim = &details.claim;
+    Ground { request, claim, basis, region: "us-east-1", manages_reservations: true, shapes: None }
 }
 
 fn with_groups<T>(
@@ -109,8 +106,10 @@ fn with_groups<T>(
     group: Option<&str>,
     then: impl FnOnce(&[Group<'_>], &Ground<'_>) -> T,
 ) -> T {
-    let (facts, details) = (facts(), request.details.clone().unwrap());
-    let ground = Ground { placement_group: group, ..ground(request, &details, &facts) };
+    let details = request.details.clone().unwrap();
+    let group = group.map(|id| PlacementGroup { id: id.to_owned(), strategy: "partition".to_owned(), partitions: 10 });
+    let basis = Basis { group, ..basis(&details) };
+    let ground = ground(request, &details, &basis);
     let choice = choose(&request.overrides, &details.catalogue, true).unwrap();
     let groups = ground.groups(&choice, &ground.tags().unwrap()).unwrap();
     then(&groups, &ground)
@@ -251,8 +250,9 @@ fn only_a_class_that_is_ready_as_it_stands_launches() {
 fn c19_a_restricted_tag_is_refused_at_launch() {
     let tagged = class(json!({"tags": {"karpenter.sh/nodeclaim": "x"}}));
     let request = request(tagged, claim(LONG_AGO, json!({})), &["m5.large"]);
-    let (facts, details) = (facts(), request.details.clone().unwrap());
-    let ground = ground(&request, &details, &facts);
+    let details = request.details.clone().unwrap();
+    let basis = basis(&details);
+    let ground = ground(&request, &details, &basis);
     assert!(matches!(ground.tags(), Err(LaunchError::NodeClassNotReady { .. })));
 }
 
@@ -280,8 +280,9 @@ fn c34_each_type_is_told_what_the_expressions_come_to_on_it() {
         let class = class(json!({"amiFamily": family, "kubelet": kubelet}));
         let settings = NodeSettings::of(Some(&class)).with_expressions(&class);
         let request = request(class, claim(LONG_AGO, json!({})), &["m5.large", "c5.large", "m5.xlarge"]);
-        let (facts, details) = (facts(), request.details.clone().unwrap());
-        let ground = Ground { shapes: Shapes::of(&settings, &types), ..ground(&request, &details, &facts) };
+        let details = request.details.clone().unwrap();
+        let basis = basis(&details);
+        let ground = Ground { shapes: Shapes::of(&settings, &types), ..ground(&request, &details, &basis) };
         let choice = choose(&request.overrides, &details.catalogue, true).unwrap();
         let groups = ground.groups(&choice, &BTreeMap::new()).unwrap();
         let texts: BTreeMap<Vec<&str>, String> = groups
@@ -309,8 +310,9 @@ fn types_without_an_image_are_left_out_and_none_left_is_an_error() {
     let mut class = class(json!({}));
     class.status.as_mut().unwrap().amis.remove(0);
     let request = request(class, claim(LONG_AGO, json!({})), &["m5.large"]);
-    let (facts, details) = (facts(), request.details.clone().unwrap());
-    let ground = ground(&request, &details, &facts);
+    let details = request.details.clone().unwrap();
+    let basis = basis(&details);
+    let ground = ground(&request, &details, &basis);
     let choice = choose(&request.overrides, &details.catalogue, true).unwrap();
     assert!(matches!(ground.groups(&choice, &BTreeMap::new()), Err(LaunchError::Rejected { .. })));
 }

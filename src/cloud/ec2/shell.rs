@@ -1,6 +1,7 @@
 //! The shell: locks, clock and background work. The trait that the controllers see is in `shell_cloud`.
 
 use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -18,6 +19,7 @@ use super::images::Parameters;
 use super::instances::{Describer, Finder, InstanceFacts, Terminator};
 use super::instances::{describer, finder, instance_id, terminator};
 use super::interruption_history::Setback;
+use super::launch_shapes::LaunchShapes;
 use super::messages::EventKind;
 use super::placement_scores::{self, ScoreSettings};
 use super::profile::Profiles;
@@ -42,7 +44,7 @@ use crate::scheduling::offering::CapacityType;
 const CONSISTENCY_MS: i64 = 60_000;
 /// An instance that is going down is looked at no more often, milliseconds.
 const GOING_MS: i64 = 2_000;
-/// How often unused templates are looked for.
+/// How often templates are looked after.
 const SWEEP: Duration = Duration::from_secs(10);
 /// How often the cluster's version and addresses are looked up again.
 const FACTS_PERIOD: Duration = Duration::from_mins(5);
@@ -80,6 +82,9 @@ pub struct Ec2 {
     pub(super) facts: ArcSwap<ClusterFacts>,
     pub(super) unavailable: Mutex<Unavailable>,
     pub(super) templates: Templates,
+    pub(super) shapes: LaunchShapes,
+    /// How often in a row a template could not be made ahead.
+    pub(super) failures_ahead: AtomicUsize,
     pub(super) parameters: Parameters,
     pub(super) profiles: Profiles,
     pub(super) verdicts: Verdicts,
@@ -164,6 +169,8 @@ impl Ec2 {
             facts: ArcSwap::from_pointee(facts),
             unavailable: Mutex::default(),
             templates: Templates::default(),
+            shapes: LaunchShapes::default(),
+            failures_ahead: AtomicUsize::default(),
             parameters: Parameters::default(),
             profiles: Profiles::default(),
             verdicts: Verdicts::default(),
@@ -205,7 +212,7 @@ impl Ec2 {
         let (mut looked, mut judged) = (tokio::time::Instant::now(), tokio::time::Instant::now());
         loop {
             tokio::time::sleep(SWEEP).await;
-            self.templates.delete_unused(&self.clients, now_ms()).await;
+            self.sweep_templates(now_ms()).await;
             self.forget_old(now_ms());
             if looked.elapsed() >= FACTS_PERIOD {
                 looked = tokio::time::Instant::now();

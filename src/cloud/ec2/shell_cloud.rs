@@ -140,6 +140,10 @@ impl Cloud for Ec2 {
         async move { self.resolve_class(class, pools).await }.boxed()
     }
 
+    fn observe(&self, classes: &[Arc<Ec2NodeClass>], pools: &[Arc<NodePool>]) {
+        self.shapes.observe(classes, pools);
+    }
+
     fn instance_ca(&self) -> Option<String> {
         Some(self.facts.load().ca_bundle.clone())
     }

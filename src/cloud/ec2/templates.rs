@@ -1,4 +1,5 @@
-//! Launch templates in EC2: made when first needed, kept while they are used, deleted a minute after.
+//! Launch templates in EC2: made when first needed, or [ahead](super::ahead) of that; kept while they are wanted, deleted a minute
+//! after.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -10,7 +11,7 @@ use super::launch_template::{CLUSTER_TAG, Template};
 use super::selectors::filter;
 use crate::api::labels;
 
-/// A template that nobody used for so long is deleted, milliseconds.
+/// A template that nobody used or wanted for so long is deleted, milliseconds.
 const TTL_MS: i64 = 60_000;
 
 /// Bytes of user data that are warned of: nine tenths of what EC2 takes.
@@ -75,6 +76,14 @@ impl Templates {
         Ok(Held { slot })
     }
 
+    /// Notes that a template is wanted. Returns whether it is known to be in EC2.
+    pub fn touch(&self, name: &str, now_ms: i64) -> bool {
+        self.slots().get(name).is_some_and(|slot| {
+            slot.used_ms.fetch_max(now_ms, Ordering::Relaxed);
+            slot.id.try_lock().is_ok_and(|id| id.is_some())
+        })
+    }
+
     /// Forgets templates that EC2 says aren't there, so that they are made anew.
     pub fn forget<'a>(&self, names: impl IntoIterator<Item = &'a str>) {
         let mut slots = self.slots();
@@ -96,7 +105,8 @@ impl Templates {
         Ok(count)
     }
 
-    /// Deletes the templates that nobody used for a minute and nobody holds. One that can't be deleted is tried again in a minute.
+    /// Deletes the templates that nobody used or wanted for a minute and nobody holds. One that can't be deleted is tried again in
+    /// a minute.
     pub async fn delete_unused(&self, clients: &Clients, now_ms: i64) {
         for (name, id) in self.take_unused(now_ms) {
             match delete(clients, &id).await {
@@ -109,7 +119,7 @@ impl Templates {
         }
     }
 
-    /// Takes out the templates that nobody used for a minute and nobody holds: names and ids.
+    /// Takes out the templates that nobody used or wanted for a minute and nobody holds: names and ids.
     fn take_unused(&self, now_ms: i64) -> Vec<(String, String)> {
         let mut out = Vec::new();
         self.slots().retain(|name, slot| {

@@ -13,13 +13,13 @@ use super::dry_type::dry_type;
 use super::errors::{ApiError, Class};
 use super::fleet::{FleetRequest, Slot};
 use super::launch_template::{Template, tag_specification};
-use super::prepare::{Ground, Shapes};
+use super::prepare::Shapes;
 use super::user_data::ignored_settings;
 use super::{Ec2, now_ms};
 use crate::api::{Ec2NodeClass, NodeClaim};
 use crate::cloud::ami_family::AmiFamily;
 use crate::cloud::draw::draw;
-use crate::cloud::{Cloud, LaunchDetails, LaunchError, LaunchRequest, Verdict};
+use crate::cloud::{Cloud, LaunchError, LaunchRequest, Verdict};
 use crate::scheduling::offering::CapacityType;
 use crate::scheduling::requirement::Requirements;
 
@@ -209,12 +209,7 @@ impl Ec2 {
             return Err(Outcome::Passing(Verdict::Unjudged(message.into())));
         };
         let choice = Choice { capacity_type: CapacityType::OnDemand, reservation: None, candidates: vec![candidate] };
-        let details = LaunchDetails {
-            claim: NodeClaim::new("", crate::api::NodeClaimSpec::default()),
-            class: Arc::new(class.clone()),
-            catalogue: Arc::clone(&catalogue),
-            named: std::collections::BTreeSet::new(),
-        };
+        let claim = NodeClaim::new("", crate::api::NodeClaimSpec::default());
         let request = LaunchRequest {
             client_token: String::new(),
             node_claim: String::new(),
@@ -225,18 +220,9 @@ impl Ec2 {
             taints: vec![],
             details: None,
         };
-        let facts = self.facts.load_full();
-        let group = self.known_group(class);
+        let basis = self.basis(Arc::new(class.clone()), self.known_group(class));
         let (settings, region) = (self.options.settings(class), self.snapshot());
-        let ground = Ground {
-            request: &request,
-            details: &details,
-            cluster: &facts,
-            region: &self.clients.region,
-            placement_group: group.as_ref().map(|group| group.id.as_str()),
-            manages_reservations: self.options.reserved_capacity,
-            shapes: Shapes::of(&settings, &region.types),
-        };
+        let ground = self.ground(&request, &claim, &basis, Shapes::of(&settings, &region.types));
         let made = ground.tags().and_then(|tags| ground.groups(&choice, &tags).map(|groups| (tags, groups)));
         let (tags, groups) = match made {
             Ok(made) => made,
