@@ -463,3 +463,7 @@ pub(super) fn mark(ec2: &Ec2, offering: &Override) {
     let mut marks = ec2.unavailable.lock().unwrap_or_else(PoisonError::into_inner);
     marks.mark(super::unavailable::Subject::Offering(offering.clone(), None), now_ms());
 }
+
+#[cfg(test)]
+#[path = "reserved_launch_tests.rs"]
+mod reserved_launch_tests;

@@ -1,6 +1,6 @@
 //! Launches into capacity reservations, from the claim to what EC2 is asked and what is learnt from its answer.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex};
 
 use serde_json::json;
@@ -89,6 +89,7 @@ impl World {
                 claim: claim(&created, json!({})),
                 class: Arc::new(self.class.clone()),
                 catalogue,
+                named: BTreeSet::new(),
             })),
         }
     }
@@ -182,14 +183,14 @@ async fn c14_a_call_that_is_refused_for_a_full_reservation_says_the_same() {
 }
 
 #[tokio::test]
-async fn c14_throttling_leaves_the_count_as_it_was() {
+async fn c14_a_throttled_call_keeps_its_place_for_the_next_attempt() {
     let world = world(&[("cr-1", 1)]);
     for _ in 0..2 {
         world.next(wire::refusal("RequestLimitExceeded", "slow down"));
     }
     let error = world.launch("uid-1", &BOTH).await.unwrap_err();
     assert_eq!(error, LaunchError::Throttled);
-    assert_eq!(world.left("cr-1"), 1);
+    assert_eq!(world.left("cr-1"), 0, "the call is repeated");
     assert_eq!(world.launch("uid-1", &BOTH).await.unwrap().instance.capacity_type, CapacityType::Reserved);
     world.next(refused("RequestLimitExceeded"));
     world.ec2.reservations().describe([("cr-1", 1)], now_ms() + 1);
@@ -214,7 +215,8 @@ async fn a_refused_launch_gives_its_place_back() {
     class.status.as_mut().unwrap().subnets.clear();
     let details = request.details.take().unwrap();
     let (claim, catalogue) = (details.claim.clone(), Arc::clone(&details.catalogue));
-    request.details = Some(Arc::new(LaunchDetails { claim, class: Arc::new(class), catalogue }));
+    request.details =
+        Some(Arc::new(LaunchDetails { claim, class: Arc::new(class), catalogue, named: BTreeSet::new() }));
     let error = world.ec2.launch(request).await.unwrap_err();
     assert!(matches!(error, LaunchError::Rejected { reason: "SubnetResolutionFailed", .. }), "{error}");
     assert_eq!(world.left("cr-1"), 1);
@@ -255,7 +257,7 @@ async fn a_partition_that_was_asked_for_is_the_instances_and_its_failure_is_its_
         let details = request.details.take().unwrap();
         let (class, catalogue) = (Arc::clone(&details.class), Arc::clone(&details.catalogue));
         let claim = claim("2099-01-01T00:00:00Z", spec);
-        request.details = Some(Arc::new(LaunchDetails { claim, class, catalogue }));
+        request.details = Some(Arc::new(LaunchDetails { claim, class, catalogue, named: BTreeSet::new() }));
         request
     };
     world.next(refused("InsufficientInstanceCapacity"));
