@@ -114,8 +114,7 @@ pub async fn launch(ctx: &Arc<Context>, claim: &NodeClaim) -> Result<(), Failure
     }
 }
 
-/// Offerings that a claim may be launched as, cheapest first. What its types had room for when it was planned may have turned out
-/// to be less.
+/// Offerings that a claim may be launched as, cheapest first.
 pub fn acceptable(claim: &NodeClaim, catalogue: &Catalogue) -> Vec<Override> {
     let allowed = |key: &str| {
         let found = claim.spec.requirements.iter().find(|r| r.key == key && r.operator == "In");
@@ -124,11 +123,9 @@ pub fn acceptable(claim: &NodeClaim, catalogue: &Catalogue) -> Vec<Override> {
     let (type_ok, zone_ok, capacity_ok) =
         (allowed(labels::INSTANCE_TYPE), allowed(labels::ZONE), allowed(labels::CAPACITY_TYPE));
     let requirements = Requirements::from_api(&claim.spec.requirements).unwrap_or_default();
-    let requests = Resources::from_map(&claim.spec.resources.requests).unwrap_or_default();
     let mut found: Vec<(i64, Override)> = Vec::new();
     for instance_type in &catalogue.instance_types {
-        let fits = || requests.fits(&instance_type.allocatable);
-        if !type_ok(&instance_type.name) || !instance_type.serves(&requirements) || !fits() {
+        if !type_ok(&instance_type.name) || !instance_type.serves(&requirements) {
             continue;
         }
         for offering in &instance_type.offerings {
@@ -361,23 +358,6 @@ mod tests {
         node.kubernetes.io/instance-type=m5.large
         topology.kubernetes.io/zone=z
         ");
-    }
-
-    #[test]
-    fn a_type_that_turned_out_to_have_less_room_than_its_claim_asks_for_is_not_launched() {
-        let of_size = |name: &str, memory: &str| {
-            let mut found = InstanceType::clone(&found(&["1"]));
-            found.name = name.into();
-            found.allocatable.set("memory", crate::scheduling::quantity::parse_bytes(memory).unwrap());
-            Arc::new(found)
-        };
-        let claim: NodeClaim = serde_json::from_value(json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim",
-            "metadata": {"name": "c"}, "spec": {"requirements": [], "resources": {"requests": {"memory": "6800Mi"}},
-            "nodeClassRef": {"group": "g", "kind": "k", "name": "n"}}}))
-        .unwrap();
-        let instance_types = vec![of_size("m5.large", "6799Mi"), of_size("m6a.large", "6800Mi")];
-        let found = acceptable(&claim, &Catalogue { region: "r".into(), instance_types });
-        assert_eq!(found.into_iter().map(|offering| offering.instance_type).collect::<Vec<_>>(), ["m6a.large"]);
     }
 
     #[test]
