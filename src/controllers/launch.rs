@@ -136,8 +136,7 @@ fn outcome(error: &LaunchError) -> (Fate, Option<&'static str>, String) {
     }
 }
 
-/// Offerings that a claim may be launched as, cheapest first. What its types had room for when it was planned may have turned out
-/// to be less.
+/// Offerings that a claim may be launched as, cheapest first.
 pub fn acceptable(claim: &NodeClaim, catalogue: &Catalogue) -> Vec<Override> {
     let allowed = |key: &str| {
         let found = claim.spec.requirements.iter().find(|r| r.key == key && r.operator == "In");
@@ -146,11 +145,9 @@ pub fn acceptable(claim: &NodeClaim, catalogue: &Catalogue) -> Vec<Override> {
     let (type_ok, zone_ok, capacity_ok) =
         (allowed(labels::INSTANCE_TYPE), allowed(labels::ZONE), allowed(labels::CAPACITY_TYPE));
     let requirements = Requirements::from_api(&claim.spec.requirements).unwrap_or_default();
-    let requests = Resources::from_map(&claim.spec.resources.requests).unwrap_or_default();
     let mut found: Vec<(i64, Override)> = Vec::new();
     for instance_type in &catalogue.instance_types {
-        let fits = || requests.fits(&instance_type.allocatable);
-        if !type_ok(&instance_type.name) || !instance_type.serves(&requirements) || !fits() {
+        if !type_ok(&instance_type.name) || !instance_type.serves(&requirements) {
             continue;
         }
         for offering in &instance_type.offerings {

@@ -66,23 +66,6 @@ fn only_what_was_launched_into_a_reservation_has_its_labels() {
 }
 
 #[test]
-fn a_type_that_turned_out_to_have_less_room_than_its_claim_asks_for_is_not_launched() {
-    let of_size = |name: &str, memory: &str| {
-        let mut found = InstanceType::clone(&found(&["1"]));
-        found.name = name.into();
-        found.allocatable.set("memory", crate::scheduling::quantity::parse_bytes(memory).unwrap());
-        Arc::new(found)
-    };
-    let claim: NodeClaim = serde_json::from_value(json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim",
-        "metadata": {"name": "c"}, "spec": {"requirements": [], "resources": {"requests": {"memory": "6800Mi"}},
-        "nodeClassRef": {"group": "g", "kind": "k", "name": "n"}}}))
-    .unwrap();
-    let instance_types = vec![of_size("m5.large", "6799Mi"), of_size("m6a.large", "6800Mi")];
-    let found = acceptable(&claim, &Catalogue { region: "r".into(), instance_types });
-    assert_eq!(found.into_iter().map(|offering| offering.instance_type).collect::<Vec<_>>(), ["m6a.large"]);
-}
-
-#[test]
 fn c28_efa_is_promised_only_where_the_instance_was_launched_with_it() {
     let mut found = InstanceType::clone(&found(&[]));
     for room in [&mut found.capacity, &mut found.allocatable] {
