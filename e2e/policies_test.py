@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""docs/aws names exactly the actions that src/cloud/ec2 calls, in CloudFormation and in Terraform alike, and whom the controller's role
-trusts. What only `stowage preflight` asks for is named in docs/operations.md."""
+"""docs/aws names exactly the actions that src/cloud/ec2 calls, whom the controller's role trusts and the events that
+src/cloud/ec2/messages.rs knows, in CloudFormation and in Terraform alike. What only `stowage preflight` asks for is named in
+docs/operations.md."""
 
 import json
 import pathlib
@@ -17,7 +18,9 @@ REFERENCES = {
     "data.aws_partition.current.partition": "AWS::Partition",
     "data.aws_region.current.region": "AWS::Region",
     "data.aws_caller_identity.current.account_id": "AWS::AccountId",
+    "aws_sqs_queue.interruption.arn": "InterruptionQueue.Arn",
     "var.cluster_name": "ClusterName",
+    "var.node_role_name": "NodeRoleName",
     "var.oidc_provider": "OidcProvider",
     "var.namespace": "Namespace",
     "var.service_account": "ServiceAccount",
@@ -44,9 +47,13 @@ def called(preflight=False):
     return {ALLOWED_BY.get(name, name) for name in found}
 
 
+def text_of(name):
+    return (ROOT / "docs" / "aws" / name).read_text()
+
+
 def documents():
     """The policies of CloudFormation, those that say whom a role trusts first."""
-    text = (ROOT / "docs" / "aws" / "cloudformation.yaml").read_text()
+    text = text_of("cloudformation.yaml")
     return [json.loads(block) for block in re.findall(r"Fn::Sub: \|\n(.*?)\n\n", text, re.S)]
 
 
@@ -59,9 +66,10 @@ def cloudformation():
     return [policy for policy in documents() if not trusts(policy)]
 
 
-def terraform_object(name):
-    """An object that Terraform's file encodes as JSON under this name, with CloudFormation's names of what it refers to."""
-    text = (ROOT / "docs" / "aws" / "main.tf").read_text()
+def terraform_object(name, resource=""):
+    """An object that Terraform's file encodes as JSON under this name, the first in or after a resource, with CloudFormation's names of
+    what it refers to."""
+    text = text_of("main.tf").partition(resource)[2] if resource else text_of("main.tf")
     text = re.search(rf"^  {name} = jsonencode\((.*?)^  }}\)$", text, re.M | re.S)[1] + "}"
     for own, theirs in REFERENCES.items():
         text = text.replace(f"${{{own}}}", f"${{{theirs}}}").replace(f"= {own}\n", f'= "${{{theirs}}}"\n')
@@ -84,10 +92,20 @@ class Policies(unittest.TestCase):
         named = {snake(action) for action in re.findall(r"`([a-z0-9]+:[A-Z]\w+)`", said)}
         self.assertEqual(sorted(named), sorted(called(preflight=True) - called()))
 
-    def test_terraform_allows_the_same(self):
-        text = (ROOT / "docs" / "aws" / "main.tf").read_text().partition('resource "aws_sqs_queue" ')[0]
-        found = {action for given in re.findall(r"^ +Action += (\[.*?\]|\".*?\")$", text, re.M | re.S) for action in re.findall(r'"([\w-]+:\w+)"', given)}
-        self.assertEqual(sorted(found), sorted(actions(cloudformation())))
+    def test_terraform_allows_the_same_on_the_same_resources_under_the_same_conditions(self):
+        found = [terraform_object("policy", f'resource "aws_iam_policy" "{name}" ') for name in ("launch", "integration")]
+        self.assertEqual(found, cloudformation())
+
+    def test_the_events_that_are_sent_are_those_that_are_known(self):
+        known = set(re.findall(r'\("(aws\.\w+)", "([^"]+)"\) =>', (ROOT / "src" / "cloud" / "ec2" / "messages.rs").read_text()))
+        stack, terraform = text_of("cloudformation.yaml"), text_of("main.tf")
+        rules = re.findall(r'^      EventPattern: {source: \[([\w.]+)\], detail-type: \["([^"]+)"\]}\n      Targets: \[{Id: \w+, Arn: !GetAtt InterruptionQueue\.Arn}\]$', stack, re.M)
+        self.assertEqual((set(rules), len(rules)), (known, stack.count("AWS::Events::Rule")))
+        self.assertEqual(len(known), len(rules), "one rule for each")
+        events = re.search(r"^  events = {$(.*?)^  }$", terraform, re.M | re.S)[1]
+        found = re.findall(r'^    \w+ += { source = "([^"]+)", detail_type = "([^"]+)" }$', events, re.M)
+        self.assertEqual((sorted(found), len(found)), (sorted(known), len(events.strip().splitlines())))
+        self.assertIn('event_pattern = jsonencode({ source = [each.value.source], "detail-type" = [each.value.detail_type] })', terraform)
 
     def test_the_role_trusts_one_service_account_by_pod_identity_or_by_irsa(self):
         pod_identity, irsa = [policy for policy in documents() if trusts(policy)]

@@ -289,7 +289,7 @@ pub trait Cloud: Send + Sync {
         let resolution = Resolution { status: None, verdicts, again: Duration::ZERO };
         async move { resolution }.boxed()
     }
-    /// Takes in how node classes and NodePools are now, for what is made ahead of launches. Called at each change; does no I/O.
+    /// Takes in how node classes and NodePools are now, for what is made ahead of launches. Called within a second of each change; does no I/O.
     fn observe(&self, _classes: &[Arc<Ec2NodeClass>], _pools: &[Arc<NodePool>]) {}
     /// The CA that instances get, base64, if this cloud makes real ones: then node classes carry a drift hash, which the CA is part
     /// of, and a finalizer.

@@ -1,4 +1,5 @@
-//! What a Node shows of its instance type is told to the cloud: once it is registered, and again after a restart.
+//! What the cloud learns from the cluster: how node classes and NodePools are now, and what a Node shows of its instance type, once
+//! it is registered and again after a restart.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -8,7 +9,7 @@ use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
 
 use super::context::Context;
-use crate::api::{NodeClaim, labels};
+use crate::api::{Ec2NodeClass, NodeClaim, NodePool, labels};
 use crate::cluster::State;
 
 /// The state is looked at no more often than this.
@@ -36,7 +37,13 @@ pub async fn run(ctx: Arc<Context>) {
     let mut changes = ctx.cluster.changes();
     let mut told = HashSet::new();
     loop {
-        let due = untold(&ctx.cluster.read(), &mut told);
+        let (due, classes, pools) = {
+            let state = ctx.cluster.read();
+            let classes: Vec<Arc<Ec2NodeClass>> = state.classes.values().cloned().collect();
+            let pools: Vec<Arc<NodePool>> = state.pools.values().cloned().collect();
+            (untold(&state, &mut told), classes, pools)
+        };
+        ctx.cloud.observe(&classes, &pools);
         for (claim, node) in due {
             ctx.cloud.registered(&claim, &node);
         }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Taint;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 use serde_json::json;
@@ -87,35 +87,56 @@ pub async fn launch(ctx: &Arc<Context>, claim: &NodeClaim) -> Result<(), Failure
             }
             record(ctx, claim, &class, &launched, &catalogue).await
         }
-        Err(error @ LaunchError::NoSpotRole) => {
-            claim_event(ctx, claim, true, "SpotSLRCreationFailed", &error.to_string()).await;
-            Err(Failure::Hopeless("insufficient_capacity", error.to_string()))
-        }
-        Err(LaunchError::Rejected { reason, message }) => {
-            claim_event(ctx, claim, true, reason, &message).await;
-            not_launched(ctx, claim, reason, &message).await?;
-            Err(Failure::Later(format!("{reason}: {message}")))
-        }
-        Err(LaunchError::InsufficientCapacity { unavailable }) => {
-            for offering in &unavailable {
-                ctx.cloud.mark_unavailable(offering);
+        Err(error) => {
+            if let LaunchError::InsufficientCapacity { unavailable } = &error {
+                for offering in unavailable {
+                    ctx.cloud.mark_unavailable(offering);
+                }
             }
-            let note = format!("{} offerings are out of capacity; its pods are planned anew", unavailable.len());
-            claim_event(ctx, claim, true, "InsufficientCapacityError", &note).await;
-            Err(Failure::Hopeless("insufficient_capacity", note))
-        }
-        Err(LaunchError::NodeClassNotReady { name, reason }) => {
-            Err(Failure::Hopeless("nodeclass_not_ready", format!("EC2NodeClass {name} is not ready: {reason}")))
-        }
-        Err(error @ (LaunchError::Throttled | LaunchError::Other(_))) => {
-            claim_event(ctx, claim, true, "LaunchFailed", &error.to_string()).await;
-            Err(Failure::Later(error.to_string()))
+            let (fate, event, why) = outcome(&error);
+            if let Some(event) = event {
+                claim_event(ctx, claim, true, event, &why).await;
+            }
+            Err(match fate {
+                Fate::Deleted(reason) => Failure::Hopeless(reason, why),
+                Fate::Kept(None) => Failure::Later(why),
+                Fate::Kept(Some(reason)) => {
+                    not_launched(ctx, claim, reason, &why).await?;
+                    Failure::Later(format!("{reason}: {why}"))
+                }
+            })
         }
     }
 }
 
-/// Offerings that a claim may be launched as, cheapest first. What its types had room for when it was planned may have turned out
-/// to be less.
+/// What becomes of a claim that was not launched.
+#[derive(Debug, PartialEq, Eq)]
+enum Fate {
+    /// It is deleted, for this reason in the metrics, and its pods are planned anew.
+    Deleted(&'static str),
+    /// It is launched again later; until then Launched is Unknown for this reason, or stays as it is.
+    Kept(Option<&'static str>),
+}
+
+/// What a failed launch means: the claim's fate, the reason of the event that tells it, where one does, and why (AWS reference
+/// 5.1 and 5.9).
+fn outcome(error: &LaunchError) -> (Fate, Option<&'static str>, String) {
+    let no_capacity = Fate::Deleted("insufficient_capacity");
+    match error {
+        LaunchError::NoSpotRole => (no_capacity, Some("SpotSLRCreationFailed"), error.to_string()),
+        LaunchError::InsufficientCapacity { unavailable } => {
+            let why = format!("{} offerings are out of capacity; its pods are planned anew", unavailable.len());
+            (no_capacity, Some("InsufficientCapacityError"), why)
+        }
+        LaunchError::NodeClassNotReady { name, reason } => {
+            (Fate::Deleted("nodeclass_not_ready"), None, format!("EC2NodeClass {name} is not ready: {reason}"))
+        }
+        LaunchError::Rejected { reason, message } => (Fate::Kept(Some(*reason)), Some(*reason), message.clone()),
+        LaunchError::Throttled | LaunchError::Other(_) => (Fate::Kept(None), Some("LaunchFailed"), error.to_string()),
+    }
+}
+
+/// Offerings that a claim may be launched as, cheapest first.
 pub fn acceptable(claim: &NodeClaim, catalogue: &Catalogue) -> Vec<Override> {
     let allowed = |key: &str| {
         let found = claim.spec.requirements.iter().find(|r| r.key == key && r.operator == "In");
@@ -124,11 +145,9 @@ pub fn acceptable(claim: &NodeClaim, catalogue: &Catalogue) -> Vec<Override> {
     let (type_ok, zone_ok, capacity_ok) =
         (allowed(labels::INSTANCE_TYPE), allowed(labels::ZONE), allowed(labels::CAPACITY_TYPE));
     let requirements = Requirements::from_api(&claim.spec.requirements).unwrap_or_default();
-    let requests = Resources::from_map(&claim.spec.resources.requests).unwrap_or_default();
     let mut found: Vec<(i64, Override)> = Vec::new();
     for instance_type in &catalogue.instance_types {
-        let fits = || requests.fits(&instance_type.allocatable);
-        if !type_ok(&instance_type.name) || !instance_type.serves(&requirements) || !fits() {
+        if !type_ok(&instance_type.name) || !instance_type.serves(&requirements) {
             continue;
         }
         for offering in &instance_type.offerings {
@@ -225,16 +244,19 @@ fn price(found: Option<&Arc<InstanceType>>, instance: &Instance) -> MicroUsd {
 
 /// Says on the claim why it isn't launched.
 async fn not_launched(ctx: &Context, claim: &NodeClaim, reason: &str, message: &str) -> Result<(), Failure> {
-    let before = claim.status.as_ref().map(|status| status.conditions.clone()).unwrap_or_default();
-    let mut list = before.clone();
-    let (generation, created) = (claim.metadata.generation, claim.metadata.creation_timestamp.as_ref());
-    let now = Time(Timestamp::now());
-    Conditions::open(&mut list, NODE_CLAIM_DEPENDENTS, generation, created, &now)
-        .set_unknown(LAUNCHED, reason, message);
-    if list != before {
+    let list = unlaunched(claim, reason, message, &Time(Timestamp::now()));
+    if claim.status.as_ref().is_none_or(|status| status.conditions != list) {
         ctx.patch_claim_status(&claim.name_any(), &json!({ "conditions": list })).await?;
     }
     Ok(())
+}
+
+/// Conditions of a claim that isn't launched yet.
+fn unlaunched(claim: &NodeClaim, reason: &str, message: &str, now: &Time) -> Vec<Condition> {
+    let mut list = claim.status.as_ref().map(|status| status.conditions.clone()).unwrap_or_default();
+    let (generation, created) = (claim.metadata.generation, claim.metadata.creation_timestamp.as_ref());
+    Conditions::open(&mut list, NODE_CLAIM_DEPENDENTS, generation, created, now).set_unknown(LAUNCHED, reason, message);
+    list
 }
 
 /// What a launched claim says of the class it was launched from, where the cloud makes real instances of it.
@@ -296,141 +318,5 @@ async fn record(
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::cloud::InstanceState;
-    use crate::cloud::reservation::ReservationKind;
-    use crate::scheduling::offering::CapacityType;
-
-    fn found(partitions: &[&str]) -> Arc<InstanceType> {
-        let offering = |partition: &&str| Offering {
-            zone: "z".into(),
-            capacity_type: CapacityType::OnDemand,
-            price: MicroUsd(1),
-            available: true,
-            left: None,
-            labels: Arc::new([(labels::PLACEMENT_GROUP_PARTITION.to_owned(), (*partition).to_owned())].into()),
-            risk_permille: 0,
-        };
-        Arc::new(InstanceType {
-            name: "m5.large".into(),
-            labels: BTreeMap::new(),
-            capacity: Resources::default(),
-            allocatable: Resources::default(),
-            volume_limits: BTreeMap::new(),
-            offerings: partitions.iter().map(offering).collect(),
-        })
-    }
-
-    fn instance(partition: Option<i32>) -> Instance {
-        Instance {
-            id: "i-1".into(),
-            provider_id: "aws:///z/i-1".into(),
-            client_token: String::new(),
-            node_claim: String::new(),
-            instance_type: "m5.large".into(),
-            zone: "z".into(),
-            capacity_type: CapacityType::OnDemand,
-            reservation: None,
-            partition,
-            image_id: "ami-1".into(),
-            launched_at_ms: 0,
-            state: InstanceState::Pending,
-        }
-    }
-
-    #[test]
-    fn only_what_was_launched_into_a_reservation_has_its_labels() {
-        let reservation = ReservedIn { id: "cr-1".into(), kind: ReservationKind::CapacityBlock };
-        let reserved =
-            Instance { capacity_type: CapacityType::Reserved, reservation: Some(reservation), ..instance(None) };
-        let lines = |instance: &Instance| {
-            let found = instance_labels(Some(&found(&[])), instance);
-            found.into_iter().map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>().join("\n")
-        };
-        insta::assert_snapshot!(lines(&reserved), @r"
-        karpenter.k8s.aws/capacity-reservation-id=cr-1
-        karpenter.k8s.aws/capacity-reservation-interruptible=false
-        karpenter.k8s.aws/capacity-reservation-type=capacity-block
-        karpenter.sh/capacity-type=reserved
-        node.kubernetes.io/instance-type=m5.large
-        topology.kubernetes.io/zone=z
-        ");
-        insta::assert_snapshot!(lines(&instance(None)), @r"
-        karpenter.sh/capacity-type=on-demand
-        node.kubernetes.io/instance-type=m5.large
-        topology.kubernetes.io/zone=z
-        ");
-    }
-
-    #[test]
-    fn a_type_that_turned_out_to_have_less_room_than_its_claim_asks_for_is_not_launched() {
-        let of_size = |name: &str, memory: &str| {
-            let mut found = InstanceType::clone(&found(&["1"]));
-            found.name = name.into();
-            found.allocatable.set("memory", crate::scheduling::quantity::parse_bytes(memory).unwrap());
-            Arc::new(found)
-        };
-        let claim: NodeClaim = serde_json::from_value(json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim",
-            "metadata": {"name": "c"}, "spec": {"requirements": [], "resources": {"requests": {"memory": "6800Mi"}},
-            "nodeClassRef": {"group": "g", "kind": "k", "name": "n"}}}))
-        .unwrap();
-        let instance_types = vec![of_size("m5.large", "6799Mi"), of_size("m6a.large", "6800Mi")];
-        let found = acceptable(&claim, &Catalogue { region: "r".into(), instance_types });
-        assert_eq!(found.into_iter().map(|offering| offering.instance_type).collect::<Vec<_>>(), ["m6a.large"]);
-    }
-
-    #[test]
-    fn c28_efa_is_promised_only_where_the_instance_was_launched_with_it() {
-        let mut found = InstanceType::clone(&found(&[]));
-        for room in [&mut found.capacity, &mut found.allocatable] {
-            room.set(EFA, 4);
-            room.set("cpu", 8_000);
-        }
-        let claim = |requests: serde_json::Value| -> NodeClaim {
-            serde_json::from_value(json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim", "metadata": {"name": "c"},
-                "spec": {"requirements": [], "resources": {"requests": requests}, "nodeClassRef": {"group": "g", "kind": "k", "name": "n"}}}))
-            .unwrap()
-        };
-        let class = |kinds: &[&str]| -> Ec2NodeClass {
-            let interface = |(device, kind): (usize, &&str)| json!({"networkCardIndex": 0, "deviceIndex": device, "interfaceType": kind});
-            let interfaces: Vec<_> = kinds.iter().enumerate().map(interface).collect();
-            serde_json::from_value(
-                json!({"apiVersion": "karpenter.k8s.aws/v1", "kind": "EC2NodeClass", "metadata": {"name": "n"},
-                "spec": {"amiSelectorTerms": [], "networkInterfaces": interfaces}}),
-            )
-            .unwrap()
-        };
-        for (what, requests, kinds, efa) in [
-            ("plain", json!({"cpu": "1"}), &[][..], false),
-            ("asked for", json!({(EFA): "1"}), &[], true),
-            ("none asked for", json!({(EFA): "0"}), &[], false),
-            ("listed", json!({}), &["interface", "efa-only"], true),
-            ("others listed", json!({}), &["interface"], false),
-        ] {
-            let (capacity, allocatable) = room(&found, &claim(requests), &class(kinds));
-            let promised = [&capacity, &allocatable].map(|room| room.to_map().contains_key(EFA));
-            assert_eq!(promised, [efa, efa], "{what}");
-            assert!(capacity.to_map().contains_key("cpu"), "{what}");
-        }
-    }
-
-    #[test]
-    fn a_partition_that_is_yet_to_be_told_is_an_empty_label_and_none_is_none() {
-        let label =
-            |partitions: &[&str], told| partition(Some(&found(partitions)), &instance(told)).map(|(_, value)| value);
-        assert_eq!(label(&["1", "2"], Some(2)).as_deref(), Some("2"));
-        assert_eq!(label(&["1", "2"], None).as_deref(), Some(""));
-        assert_eq!(label(&[], None), None, "no partitions");
-        let claim = |value: Option<&str>| -> NodeClaim {
-            let own: BTreeMap<&str, &str> =
-                value.iter().map(|value| (labels::PLACEMENT_GROUP_PARTITION, *value)).collect();
-            serde_json::from_value(json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim",
-                "metadata": {"name": "c", "labels": own},
-                "spec": {"requirements": [], "nodeClassRef": {"group": "g", "kind": "k", "name": "n"}}}))
-            .unwrap()
-        };
-        assert!(lacks_partition(&claim(Some(""))));
-        assert!(!lacks_partition(&claim(Some("2"))) && !lacks_partition(&claim(None)));
-    }
-}
+#[path = "launch_tests.rs"]
+mod tests;

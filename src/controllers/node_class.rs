@@ -50,11 +50,7 @@ pub async fn run(ctx: Arc<Context>) {
     let mut changes = ctx.cluster.changes();
     let mut looked: HashMap<String, Looked> = HashMap::new();
     loop {
-        let (classes, pools): (Vec<Arc<Ec2NodeClass>>, Vec<Arc<NodePool>>) = {
-            let state = ctx.cluster.read();
-            (state.classes.values().cloned().collect(), state.pools.values().cloned().collect())
-        };
-        ctx.cloud.observe(&classes, &pools);
+        let classes: Vec<Arc<Ec2NodeClass>> = ctx.cluster.read().classes.values().cloned().collect();
         looked.retain(|name, _| classes.iter().any(|class| class.name_any() == *name));
         let now = now_ms();
         let is_due = |class: &&Arc<Ec2NodeClass>| {

@@ -9,9 +9,9 @@ use super::stock::{Bin, float, real};
 const SHARES: [usize; 5] = [12, 25, 45, 6, 18];
 /// Attempts in a row that may save nothing.
 const MOST_FAILURES: usize = 16;
-/// Buckets that may be compared even for the smallest plan.
+/// Buckets that may be compared for a plan in all, bettering included, however small it is.
 const LEAST_WORK: usize = 2_000_000;
-/// Buckets that are compared in bettering even the largest plan.
+/// Buckets that may be compared beyond that in bettering a plan: half as many as were for making it, and no more than these.
 const MOST_WORK: usize = 1_000_000;
 /// A plan that costs less than so many times what its pods are worth at the first prices is looked at no further than by its waste.
 const NEAR: f64 = 1.02;

@@ -21,7 +21,7 @@ pub use evaluated::Trial;
 pub use labels::architecture;
 pub use overhead::MIB;
 pub use price::{PriceError, SYNTHETIC_SPOT_NOTE, SpotPricing, SpotRatio, micro_usd};
-pub use settings::{EfaOnly, EvictionHard, NodeSettings, Reserved, Threshold, volume_gib};
+pub use settings::{EfaOnly, EvictionHard, NodeSettings, Reserved, Threshold};
 
 use crate::api::Ec2NodeClass;
 use crate::scheduling::offering::{CapacityType, Catalogue, InstanceType, MicroUsd, Offering};

@@ -167,11 +167,6 @@ fn volume_bytes(spec: &Ec2NodeClassSpec, family: AmiFamily) -> i64 {
         .unwrap_or(DEFAULT_VOLUME)
 }
 
-/// Size of a volume as EC2 counts it, in GiB, rounded up: `50G` is 47. Nothing for what is no size.
-pub fn volume_gib(size: &str) -> Option<i64> {
-    parse_bytes(size).ok().map(|bytes| bytes / GIB + i64::from(bytes % GIB > 0))
-}
-
 /// Amounts by resource, those that can be read.
 pub(super) fn reserved(amounts: Option<BTreeMap<String, String>>) -> Reserved {
     let amounts = amounts.unwrap_or_default();

@@ -19,8 +19,8 @@ impl Ec2 {
     pub(super) async fn sweep_templates(&self, now_ms: i64) {
         // What is wanted is noted before anything is deleted, and before a call that may take long.
         let missing = self.missing_templates(now_ms);
-        self.templates.delete_unused(&self.clients, now_ms).await;
         self.make_ahead(missing, now_ms).await;
+        self.templates.delete_unused(&self.clients, now_ms).await;
     }
 
     /// Makes templates, one after the other; the first failure ends it until the next sweep.
@@ -62,13 +62,17 @@ impl Ec2 {
 
     /// The missing templates of a shape, which are made anew where something that they are made of is another one.
     fn missing_of(&self, kept: &mut Kept, now_ms: i64) -> Result<Vec<Template>, LaunchError> {
+        let is_missing = |name: &String| !self.templates.touch(name, now_ms);
         let group = self.known_group(&kept.class);
         let lacks_group = kept.class.spec.placement_group_selector.is_some() && group.is_none();
         if lacks_group || launchable(&kept.class).is_err() {
+            // What is there stays, for it may be as it should be.
+            for name in &kept.names {
+                self.templates.touch(name, now_ms);
+            }
             return Ok(vec![]);
         }
         let basis = self.basis(Arc::clone(&kept.class), group);
-        let is_missing = |name: &String| !self.templates.touch(name, now_ms);
         if basis.is(&kept.basis) && kept.names.iter().filter(|name| is_missing(name)).count() == 0 {
             return Ok(vec![]);
         }

@@ -58,6 +58,11 @@ pub struct Catalogues {
 pub type ReservedOfferings = BTreeMap<(String, String), (bool, MicroUsd)>;
 
 impl Catalogues {
+    /// Forgets classes that are not there any more.
+    pub fn keep(&mut self, classes: &[Arc<Ec2NodeClass>]) {
+        self.kept.retain(|name, _| classes.iter().any(|class| class.name_any() == *name));
+    }
+
     /// The reserved offerings of the classes that were looked at, as they were then.
     pub fn reserved(&self) -> ReservedOfferings {
         let mut out = ReservedOfferings::new();
@@ -135,9 +140,11 @@ fn without(found: &Arc<InstanceType>, zones: &BTreeSet<String>) -> Arc<InstanceT
     Arc::new(out)
 }
 
-/// The type with as much memory as its nodes showed. What is kept from pods stays as it was reckoned from the estimate.
+/// The type with as much memory as its nodes showed, unless that can't be true. What is kept from pods stays as it was reckoned
+/// from the estimate.
 fn with_memory(found: Arc<InstanceType>, shown: Option<i64>) -> Arc<InstanceType> {
-    let Some(shown) = shown.filter(|shown| *shown != found.capacity.memory) else { return found };
+    let believed = |shown: &i64| *shown > found.capacity.memory / 2 && *shown < found.capacity.memory * 2;
+    let Some(shown) = shown.filter(believed).filter(|shown| *shown != found.capacity.memory) else { return found };
     let mut out = Arc::unwrap_or_clone(found);
     let more = shown - out.capacity.memory;
     out.capacity.memory = shown;
@@ -247,6 +254,18 @@ mod tests {
     }
 
     #[test]
+    fn a_class_that_is_gone_offers_nothing_reserved_any_more() {
+        let (mut world, mut class) = (World::new("us-east-1"), class("us-east-1a", "amd64"));
+        class.status.as_mut().unwrap().capacity_reservations = vec![reservation("cr-1", "default", None)];
+        world.see(&class, 0);
+        assert_eq!(world.catalogues.reserved().len(), 1);
+        world.catalogues.keep(&[Arc::new(class)]);
+        assert_eq!(world.catalogues.reserved().len(), 1);
+        world.catalogues.keep(&[]);
+        assert!(world.catalogues.reserved().is_empty());
+    }
+
+    #[test]
     fn c11_discovered_memory_is_that_of_one_type_in_the_classes_that_boot_its_image() {
         let (mut world, class) = (World::new("us-east-1"), class("us-east-1a", "amd64"));
         let mut other = class.clone();
@@ -271,7 +290,7 @@ mod tests {
         note(&mut world.memory, "ami-1", "m5.large", "7477Mi", 4);
         assert_eq!(room(&world.see(&class, 4)), (7477, 6803));
         note(&mut world.memory, "ami-1", "m5.large", "100Mi", 5);
-        assert_eq!(room(&world.see(&class, 5)), (100, 0));
+        assert_eq!(room(&world.see(&class, 5)), (7577, 6903), "not believed");
         assert!(Arc::ptr_eq(&others, &world.see(&other, 5)), "another image");
         assert_eq!(*world.see(&class, 6_000_000_000), *first, "lapsed");
     }

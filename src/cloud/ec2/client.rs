@@ -399,6 +399,33 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn every_client_makes_ten_attempts_half_a_minute_apart_at_most_unless_told_otherwise() {
+        let region = Some("us-east-1".to_owned());
+        for (attempts, expected) in [(None, 10), (Some(2), 2)] {
+            let instead = Instead { region: region.clone(), attempts, ..Instead::default() };
+            let clients = Clients::connect(instead).await.unwrap();
+            for (service, retries) in [
+                ("ec2", clients.ec2.config().retry_config()),
+                ("sqs", clients.sqs.config().retry_config()),
+                ("ssm", clients.ssm.config().retry_config()),
+                ("pricing", clients.pricing.config().retry_config()),
+                ("iam", clients.iam.config().retry_config()),
+                ("eks", clients.eks.config().retry_config()),
+                ("sts", clients.sts.config().retry_config()),
+                ("arc", clients.arc.config().retry_config()),
+                ("quotas", clients.quotas.config().retry_config()),
+            ] {
+                let retries = retries.unwrap();
+                assert_eq!(
+                    (retries.max_attempts(), retries.max_backoff()),
+                    (expected, Duration::from_secs(30)),
+                    "{service}"
+                );
+            }
+        }
+    }
+
+    #[tokio::test]
     async fn attempts_are_counted_by_action_and_a_throttled_call_is_tried_again() {
         let tries = std::sync::atomic::AtomicUsize::new(0);
         let (clients, seen) =

@@ -63,10 +63,10 @@ impl DiscoveredMemory {
     }
 }
 
-/// Image, instance type and bytes of memory of a claim's node.
+/// Image, instance type and bytes of memory of a claim's node. The type is what was launched: a node may say what it likes of itself.
 fn shown<'a>(claim: &'a NodeClaim, node: &'a Node) -> Option<(&'a str, &'a str, i64)> {
     let image = claim.status.as_ref()?.image_id.as_deref().filter(|image| !image.is_empty())?;
-    let instance_type = node.labels().get(labels::INSTANCE_TYPE)?;
+    let instance_type = claim.labels().get(labels::INSTANCE_TYPE)?;
     let memory = node.status.as_ref()?.capacity.as_ref()?.get("memory")?;
     let bytes = parse_bytes(&memory.0).ok().filter(|bytes| *bytes > 0)?;
     Some((image, instance_type, bytes))
@@ -86,9 +86,9 @@ pub mod tests {
 
     /// A node and its claim.
     pub fn node(image: Value, instance_type: &str, capacity: Value) -> (NodeClaim, Node) {
-        let claim = json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim", "metadata": {"name": "c"},
+        let claim = json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim", "metadata": {"name": "c", "labels": {(labels::INSTANCE_TYPE): instance_type}},
             "spec": {"requirements": [], "nodeClassRef": {"group": "g", "kind": "k", "name": "n"}}, "status": {"imageID": image}});
-        let node = json!({"metadata": {"name": "n", "labels": {(labels::INSTANCE_TYPE): instance_type}}, "status": {"capacity": capacity}});
+        let node = json!({"metadata": {"name": "n"}, "status": {"capacity": capacity}});
         (serde_json::from_value(claim).unwrap(), serde_json::from_value(node).unwrap())
     }
 

@@ -1,6 +1,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use k8s_openapi::api::core::v1::Taint;
 use serde_json::json;
 
 use super::super::aliases::one_of;
@@ -145,19 +146,43 @@ fn types_share_a_template_when_image_and_pods_are_the_same() {
 }
 
 #[test]
-fn c18_the_list_of_types_does_not_change_a_template_but_labels_and_taints_do() {
-    let name = |claim: NodeClaim, types: &[&str]| {
-        with_groups(&request(class(json!({})), claim, types), None, |groups, _| {
+fn c18_the_list_of_types_does_not_change_a_template_but_labels_taints_and_the_kubelet_do() {
+    let name = |request: &LaunchRequest| {
+        with_groups(request, None, |groups, _| {
             let group = groups.iter().find(|group| names(group).contains(&"m5.large")).unwrap();
             group.template.name()
         })
     };
     let plain = || claim(LONG_AGO, json!({}));
-    let base = name(plain(), &["m5.large"]);
-    assert_eq!(name(plain(), &["m5.large", "c5.large", "m5.xlarge"]), base);
+    let of = |spec, claim, types: &[&str]| request(class(spec), claim, types);
+    let base = name(&of(json!({}), plain(), &["m5.large"]));
+    assert_eq!(name(&of(json!({}), plain(), &["m5.large", "c5.large", "m5.xlarge"])), base);
     let mut labelled = plain();
     labelled.metadata.labels = Some([("team".to_owned(), "b".to_owned())].into());
-    assert_ne!(name(labelled, &["m5.large"]), base);
+    let mut tainted = of(json!({}), plain(), &["m5.large"]);
+    tainted.taints = vec![Taint { key: "team".into(), effect: "NoSchedule".into(), ..Taint::default() }];
+    for (what, request) in [
+        ("labels", of(json!({}), labelled, &["m5.large"])),
+        ("taints", tainted),
+        ("maxPods", of(json!({"kubelet": {"maxPods": 20}}), plain(), &["m5.large"])),
+        ("another kubelet setting", of(json!({"kubelet": {"cpuCFSQuota": false}}), plain(), &["m5.large"])),
+    ] {
+        assert_ne!(name(&request), base, "{what}");
+    }
+}
+
+#[test]
+fn c22_an_al2023_class_is_not_ready_where_the_service_cidr_is_not_known() {
+    let request = request(class(json!({})), claim(LONG_AGO, json!({})), &["m5.large"]);
+    let details = request.details.clone().unwrap();
+    let cluster = Arc::new(ClusterFacts { service_cidr: None, ..facts() });
+    let basis = Basis { cluster, ..basis(&details) };
+    let ground = ground(&request, &details, &basis);
+    let choice = choose(&request.overrides, &details.catalogue, true).unwrap();
+    let error = ground.groups(&choice, &BTreeMap::new()).unwrap_err();
+    let LaunchError::NodeClassNotReady { name, reason } = error else { panic!("{error}") };
+    assert_eq!(name, "default");
+    assert!(reason.contains("service CIDR"), "{reason}");
 }
 
 #[test]

@@ -78,13 +78,20 @@ struct Known {
     protected: HashMap<String, i64>,
 }
 
+impl Known {
+    /// Keeps a profile for an hour: launches that are under way may have it.
+    fn protect(&mut self, name: String, now_ms: i64) {
+        self.protected.insert(name, now_ms + PROTECTED_MS);
+    }
+}
+
 impl Profiles {
     fn known(&self) -> std::sync::MutexGuard<'_, Known> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The profile that instances of a class get: `spec.instanceProfile`, or one with `spec.role`, which is made where the
-    /// status names none that has this role. `nonce` goes into the name of a new one.
+    /// status names none that has this role. `nonce` goes into the name of a new one. One that is replaced is kept for an hour.
     ///
     /// # Errors
     /// IAM's.
@@ -96,20 +103,22 @@ impl Profiles {
         nonce: &str,
         now_ms: i64,
     ) -> Result<String, ApiError> {
+        let before = class.status.as_ref().and_then(|status| status.instance_profile.clone());
         if let Some(given) = &class.spec.instance_profile {
+            if let Some(replaced) = before.filter(|before| before != given) {
+                self.known().protect(replaced, now_ms);
+            }
             return Ok(given.clone());
         }
         let role = role_name(class.spec.role.as_deref().unwrap_or_default()).to_owned();
         let uid = class.meta().uid.clone().unwrap_or_default();
         let key = (uid.clone(), role.clone());
         let made = self.known().made.get(&key).cloned();
-        let current = made.or_else(|| class.status.as_ref().and_then(|status| status.instance_profile.clone()));
-        if let Some(name) = current {
+        if let Some(name) = made.or(before) {
             if self.role_of(clients, &name, now_ms).await?.as_deref() == Some(&*role) {
                 return Ok(name);
             }
-            // Launches that are under way still have it.
-            self.known().protected.insert(name, now_ms + PROTECTED_MS);
+            self.known().protect(name, now_ms);
         }
         if let Some((error, until)) = self.known().missing.get(&role)
             && *until > now_ms
@@ -131,7 +140,7 @@ impl Profiles {
         tracing::info!(profile = name, role, class = class.name_any(), "instance profile made");
         let mut known = self.known();
         known.roles.insert(name.clone(), (Some(role), now_ms + PROFILE_TTL_MS));
-        known.protected.insert(name.clone(), now_ms + PROTECTED_MS);
+        known.protect(name.clone(), now_ms);
         known.made.insert(key, name.clone());
         Ok(name)
     }

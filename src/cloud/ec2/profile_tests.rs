@@ -197,3 +197,21 @@ async fn c36_a_replaced_profile_is_kept_for_an_hour_and_while_a_claim_names_it()
     profiles.delete_unused(&clients, "c1", &used, now + PROTECTED_MS).await.unwrap();
     assert_eq!(left(), [second]);
 }
+
+#[tokio::test]
+async fn c36_a_profile_that_a_given_one_replaces_is_kept_for_an_hour() {
+    let iam = Arc::new(Mutex::new(Iam::default()));
+    let (clients, _) = wire::clients(fake(Arc::clone(&iam)));
+    let profiles = Profiles::default();
+    let now = 1_767_225_600_000 + 10 * PROTECTED_MS;
+    let made =
+        profiles.resolve(&clients, "c1", &class(Some("role-a"), None, None), "1", now - PROTECTED_MS).await.unwrap();
+    let given = profiles.resolve(&clients, "c1", &class(None, Some("mine"), Some(&made)), "2", now).await.unwrap();
+    let used = BTreeSet::from([given]);
+    profiles.delete_unused(&clients, "c1", &used, now + PROTECTED_MS - 1).await.unwrap();
+    assert!(iam.lock().unwrap().profiles.contains_key(&made), "replaced less than an hour ago");
+    // The status names the given one by now.
+    profiles.resolve(&clients, "c1", &class(None, Some("mine"), Some("mine")), "3", now + 1).await.unwrap();
+    profiles.delete_unused(&clients, "c1", &used, now + PROTECTED_MS).await.unwrap();
+    assert!(iam.lock().unwrap().profiles.is_empty());
+}

@@ -28,6 +28,8 @@ const WAIT_SECONDS: i32 = 20;
 const VISIBILITY_SECONDS: i32 = 20;
 /// How long a poll may take, its tries together: the wait, and what the network needs.
 const POLL_TIMEOUT: Duration = Duration::from_secs(40);
+/// How long a delete may take, its tries together: other messages wait meanwhile, and what stays comes back.
+const DELETE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// An event about one instance.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -116,7 +118,7 @@ impl Queue {
             }
         };
         let (events, dropped) = self.state().take_in(messages, clock());
-        // One round trip, which the events can wait for.
+        // The events wait for it: it is one round trip, or is given up soon.
         if let Err(error) = self.delete_messages(&dropped).await {
             warn!(%error, "messages without effect could not be deleted, they come back");
         }
@@ -148,7 +150,9 @@ impl Queue {
                 Entry::builder().id(id.to_string()).receipt_handle(handle).build().expect("id and handle are set")
             };
             let entries = batch.iter().enumerate().map(entry).collect();
-            let call = self.client.delete_message_batch().queue_url(url).set_entries(Some(entries));
+            let timeouts = TimeoutConfig::builder().operation_timeout(DELETE_TIMEOUT).build();
+            let call = self.client.delete_message_batch().queue_url(url).set_entries(Some(entries)).customize();
+            let call = call.config_override(Builder::default().timeout_config(timeouts));
             let answer = call.send().await.map_err(ApiError::of(DELETE))?;
             for kept in answer.failed() {
                 warn!(code = kept.code(), message = kept.message(), "a message could not be deleted, it comes back");

@@ -142,6 +142,7 @@ impl Cloud for Ec2 {
 
     fn observe(&self, classes: &[Arc<Ec2NodeClass>], pools: &[Arc<NodePool>]) {
         self.shapes.observe(classes, pools);
+        lock(&self.catalogues).keep(classes);
     }
 
     fn instance_ca(&self) -> Option<String> {

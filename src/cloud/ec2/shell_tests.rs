@@ -455,3 +455,17 @@ async fn a_registered_node_changes_what_its_class_offers_and_not_what_classes_of
     ec2.registered(&claim, &node);
     assert_eq!((of(&own), of(&other)), (Some(7500), Some(7577)));
 }
+
+#[tokio::test]
+async fn c35_in_an_isolated_vpc_a_class_is_released_without_iam() {
+    let templates = "<launchTemplates><item><launchTemplateId>lt-1</launchTemplateId><launchTemplateName>t</launchTemplateName></item></launchTemplates>";
+    let (clients, seen) = wire::clients(Box::new(move |request| match request.action.as_str() {
+        "DescribeLaunchTemplates" => wire::ok("DescribeLaunchTemplates", templates),
+        "DeleteLaunchTemplate" => wire::ok("DeleteLaunchTemplate", ""),
+        other => panic!("{other} was not expected"),
+    }));
+    let options = Options { isolated_vpc: true, ..Options::of("c1") };
+    Ec2::new(clients, options, facts()).release_class(&class(json!({}))).await.unwrap();
+    let actions: Vec<String> = seen.lock().unwrap().iter().map(|request| request.action.clone()).collect();
+    assert_eq!(actions, ["DescribeLaunchTemplates", "DeleteLaunchTemplate"]);
+}

@@ -14,6 +14,8 @@ use crate::api::labels;
 /// A template that nobody used or wanted for so long is deleted, milliseconds.
 const TTL_MS: i64 = 60_000;
 
+/// Templates that are deleted in one go: launches share their rate limit.
+const MOST_DELETED: usize = 20;
 /// Bytes of user data that are warned of: nine tenths of what EC2 takes.
 const NEARLY_TOO_LONG: usize = 14_745;
 
@@ -36,6 +38,12 @@ struct Slot {
     /// Id in EC2, once it is known to be there. Held while it is looked up or made, so that a burst does so once.
     id: tokio::sync::Mutex<Option<String>>,
     used_ms: AtomicI64,
+}
+
+impl Slot {
+    fn is_unused(&self, now_ms: i64) -> bool {
+        now_ms - self.used_ms.load(Ordering::Relaxed) >= TTL_MS
+    }
 }
 
 /// The templates this process knows.
@@ -99,47 +107,55 @@ impl Templates {
     pub async fn hydrate(&self, clients: &Clients, cluster: &str, now_ms: i64) -> Result<usize, ApiError> {
         let found = list(clients, &[(CLUSTER_TAG, cluster)]).await?;
         let count = found.len();
+        let mut slots = self.slots();
         for (name, id) in found {
-            self.put_back(name, id, now_ms);
+            let new = || {
+                let (id, used_ms) = (tokio::sync::Mutex::new(Some(id)), AtomicI64::new(now_ms));
+                Arc::new(Slot { name: name.clone(), id, used_ms })
+            };
+            slots.entry(name.clone()).or_insert_with(new);
         }
         Ok(count)
     }
 
-    /// Deletes the templates that nobody used or wanted for a minute and nobody holds. One that can't be deleted is tried again in
-    /// a minute.
+    /// Deletes templates that nobody used or wanted for a minute and nobody holds, a few at a time. One that can't be deleted is
+    /// tried again in a minute.
     pub async fn delete_unused(&self, clients: &Clients, now_ms: i64) {
-        for (name, id) in self.take_unused(now_ms) {
-            match delete(clients, &id).await {
-                Ok(()) => tracing::info!(id, "unused launch template deleted"),
-                Err(error) => {
-                    tracing::warn!(id, %error, "unused launch template could not be deleted, trying again in a minute");
-                    self.put_back(name, id, now_ms);
-                }
+        for slot in self.unused(now_ms) {
+            // A launch that wants it after all waits here, and makes it anew.
+            let mut id = slot.id.lock().await;
+            if !slot.is_unused(now_ms) {
+                continue;
             }
+            if let Some(known) = id.as_deref() {
+                if let Err(error) = delete(clients, known).await {
+                    tracing::warn!(id = known, %error, "unused launch template could not be deleted, trying again in a minute");
+                    slot.used_ms.fetch_max(now_ms, Ordering::Relaxed);
+                    continue;
+                }
+                tracing::info!(id = known, "unused launch template deleted");
+                *id = None;
+            }
+            drop(id);
+            self.remove(&slot);
         }
     }
 
-    /// Takes out the templates that nobody used or wanted for a minute and nobody holds: names and ids.
-    fn take_unused(&self, now_ms: i64) -> Vec<(String, String)> {
-        let mut out = Vec::new();
-        self.slots().retain(|name, slot| {
-            let old = now_ms - slot.used_ms.load(Ordering::Relaxed) >= TTL_MS;
-            // One is this table's own. A holder could only come by it through the table, which is locked.
-            if !old || Arc::strong_count(slot) > 1 {
-                return true;
-            }
-            if let Ok(mut id) = slot.id.try_lock() {
-                out.extend(id.take().map(|id| (name.clone(), id)));
-            }
-            false
-        });
-        out
+    /// The first few templates that nobody used or wanted for a minute and nobody holds.
+    fn unused(&self, now_ms: i64) -> Vec<Arc<Slot>> {
+        // One is this table's own.
+        let unused = |slot: &&Arc<Slot>| slot.is_unused(now_ms) && Arc::strong_count(slot) == 1;
+        self.slots().values().filter(unused).take(MOST_DELETED).cloned().collect()
     }
 
-    /// Takes in a template that is in EC2, as used now, unless it is known already.
-    fn put_back(&self, name: String, id: String, now_ms: i64) {
-        let slot = Slot { name: name.clone(), id: tokio::sync::Mutex::new(Some(id)), used_ms: AtomicI64::new(now_ms) };
-        self.slots().entry(name).or_insert_with(|| Arc::new(slot));
+    /// Forgets a template that is gone, unless somebody waits to make it anew.
+    fn remove(&self, slot: &Arc<Slot>) {
+        let mut slots = self.slots();
+        let is_same = slots.get(&slot.name).is_some_and(|known| Arc::ptr_eq(known, slot));
+        // The table's and the caller's. Another could only be had from the table, which is locked.
+        if is_same && Arc::strong_count(slot) == 2 {
+            slots.remove(&slot.name);
+        }
     }
 }
 
@@ -297,6 +313,50 @@ mod tests {
         assert!(!there(90_000).await);
         drop(templates.ensure(&clients, &content, 90_001).await.unwrap());
         assert!(exists.load(Ordering::SeqCst), "made again");
+    }
+
+    #[tokio::test]
+    async fn a_launch_and_the_deletion_of_its_template_wait_for_each_other() {
+        let exists = Arc::new(AtomicBool::new(false));
+        let (clients, seen) = wire::clients(answers(Arc::clone(&exists)));
+        let (templates, content) = (Templates::default(), template());
+        drop(templates.ensure(&clients, &content, 0).await.unwrap());
+        let launch = templates.ensure(&clients, &content, TTL_MS);
+        let (held, ()) = tokio::join!(biased; launch, templates.delete_unused(&clients, TTL_MS));
+        drop(held.unwrap());
+        assert_eq!(actions(&seen).len(), 2, "the launch came first");
+        let launch = templates.ensure(&clients, &content, 3 * TTL_MS);
+        let ((), held) = tokio::join!(biased; templates.delete_unused(&clients, 3 * TTL_MS), launch);
+        assert_eq!(
+            actions(&seen)[2..],
+            ["DeleteLaunchTemplate", "DescribeLaunchTemplates", "CreateLaunchTemplate"],
+            "the deletion came first, and the launch waited for it"
+        );
+        assert!(templates.touch(held.unwrap().name(), 3 * TTL_MS), "and it is known");
+    }
+
+    #[tokio::test]
+    async fn many_unused_templates_are_deleted_a_few_at_a_time() {
+        let item = |number: usize| {
+            format!(
+                "<item><launchTemplateId>lt-{number}</launchTemplateId><launchTemplateName>{number}</launchTemplateName></item>"
+            )
+        };
+        let items: String = (0..50).map(item).collect();
+        let (clients, seen) = wire::clients(Box::new(move |request| match request.action.as_str() {
+            "DescribeLaunchTemplates" => {
+                wire::ok("DescribeLaunchTemplates", &format!("<launchTemplates>{items}</launchTemplates>"))
+            }
+            _ => wire::ok("DeleteLaunchTemplate", ""),
+        }));
+        let templates = Templates::default();
+        assert_eq!(templates.hydrate(&clients, "c1", 0).await.unwrap(), 50);
+        let mut deleted = Vec::new();
+        for _ in 0..4 {
+            templates.delete_unused(&clients, TTL_MS).await;
+            deleted.push(actions(&seen).len() - 1);
+        }
+        assert_eq!(deleted, [20, 40, 50, 50]);
     }
 
     #[tokio::test]

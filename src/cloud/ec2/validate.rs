@@ -16,7 +16,7 @@ use super::launch_template::{Template, tag_specification};
 use super::prepare::Shapes;
 use super::user_data::ignored_settings;
 use super::{Ec2, now_ms};
-use crate::api::{Ec2NodeClass, NodeClaim};
+use crate::api::{Ec2NodeClass, NodeClaim, NodeClaimSpec, Requirement, labels};
 use crate::cloud::ami_family::AmiFamily;
 use crate::cloud::draw::draw;
 use crate::cloud::{Cloud, LaunchError, LaunchRequest, Verdict};
@@ -209,7 +209,7 @@ impl Ec2 {
             return Err(Outcome::Passing(Verdict::Unjudged(message.into())));
         };
         let choice = Choice { capacity_type: CapacityType::OnDemand, reservation: None, candidates: vec![candidate] };
-        let claim = NodeClaim::new("", crate::api::NodeClaimSpec::default());
+        let claim = NodeClaim::new("", NodeClaimSpec { requirements: tenancy(demands), ..NodeClaimSpec::default() });
         let request = LaunchRequest {
             client_token: String::new(),
             node_claim: String::new(),
@@ -332,6 +332,15 @@ impl Ec2 {
     }
 }
 
+/// The tenancy to try, as a claim asks for it: dedicated where a NodePool asks for a tenancy that may be, also among others.
+fn tenancy(demands: &[Requirements]) -> Vec<Requirement> {
+    let key = labels::INSTANCE_TENANCY;
+    let dedicated = demands.iter().filter_map(|demand| demand.get(key)).any(|tenancy| tenancy.contains("dedicated"));
+    let asked =
+        || Requirement { key: key.into(), operator: "In".into(), values: vec!["dedicated".into()], min_values: None };
+    dedicated.then(asked).into_iter().collect()
+}
+
 /// A call that is not tried again.
 pub(super) fn once() -> aws_sdk_ec2::config::Builder {
     aws_sdk_ec2::config::Builder::new().retry_config(RetryConfig::disabled())
@@ -403,6 +412,32 @@ mod tests {
                 (tried.instance_type.as_str(), &tried.subnets[..]),
                 ("m5.large", &expected.map(str::to_owned)[..])
             );
+        }
+    }
+
+    #[tokio::test]
+    async fn c33_a_class_is_tried_as_dedicated_where_a_pool_may_have_dedicated_nodes() {
+        let (clients, _) = super::super::client::wire::clients(Box::new(|_| None));
+        let ec2 = Ec2::new(clients, super::super::Options::of("c1"), tests_of_prepare::facts());
+        let class = tests_of_prepare::class(serde_json::json!({}));
+        let asks = |operator: &str, values: &[&str]| {
+            let values = values.iter().map(|value| (*value).to_owned()).collect();
+            let key = labels::INSTANCE_TENANCY.to_owned();
+            Requirements::from_api(&[Requirement { key, operator: operator.into(), values, min_values: None }]).unwrap()
+        };
+        let silent = Requirements::default;
+        for (what, demands, expected) in [
+            ("no pool", vec![], "default"),
+            ("a pool that says nothing", vec![silent()], "default"),
+            ("shared hardware", vec![asks("In", &["default"])], "default"),
+            ("not dedicated", vec![asks("NotIn", &["dedicated"])], "default"),
+            ("dedicated", vec![asks("In", &["dedicated"])], "dedicated"),
+            ("either", vec![asks("In", &["default", "dedicated"])], "dedicated"),
+            ("any", vec![asks("Exists", &[])], "dedicated"),
+            ("one of two pools", vec![silent(), asks("In", &["dedicated"])], "dedicated"),
+        ] {
+            let Ok(tried) = ec2.to_try(&class, &demands) else { panic!("there is something to try") };
+            assert_eq!(tried.template.tenancy, expected, "{what}");
         }
     }
 
