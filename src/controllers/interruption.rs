@@ -10,7 +10,7 @@ use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 use serde_json::json;
 
-use super::context::{Context, reference};
+use super::context::{Context, is_conflict, reference};
 use super::{drain, lifecycle};
 use crate::api::{NodeClaim, conditions, labels};
 use crate::cloud::{Message, MessageKind};
@@ -27,6 +27,9 @@ const MAX_GRACE_MS: i64 = 60_000;
 const DRAIN_MARGIN_MS: i64 = 15_000;
 /// First and longest wait after the queue could not be read; the wait doubles.
 const RETRY: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(10));
+/// How often a node is tried to be closed that others write at the same time, and how long is waited for what they wrote.
+const TRIES: u32 = 8;
+const NEXT_TRY: Duration = Duration::from_millis(200);
 /// Instances whose messages are handled at the same time.
 const CONCURRENCY: usize = 10;
 /// The state is looked at at least this often.
@@ -267,6 +270,18 @@ pub async fn mark(ctx: &Context, claim: &NodeClaim, disrupting: &Disrupting) -> 
         let patch = json!({"metadata": {"annotations": {(labels::DISRUPTING): disrupting.annotation()}}});
         ctx.patch_claim(&claim.name_any(), &patch).await?;
     }
+    let mut changes = ctx.cluster.changes();
+    for _ in 1..TRIES {
+        match close_node(ctx, claim).await {
+            // Somebody else wrote the Node: as it is now comes by the watch.
+            Err(error) if is_conflict(&error) => drop(tokio::time::timeout(NEXT_TRY, changes.changed()).await),
+            done => return done,
+        }
+    }
+    close_node(ctx, claim).await
+}
+
+async fn close_node(ctx: &Context, claim: &NodeClaim) -> Result<(), kube::Error> {
     let node = ctx.cluster.read().node_of(claim).cloned();
     match node {
         Some(node) => drain::close(ctx, &node).await,

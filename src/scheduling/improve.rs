@@ -71,9 +71,9 @@ impl Packer<'_, '_, '_> {
         let mut share = 0;
         let mut random = fastrand::Rng::with_seed(1);
         while failures < MOST_FAILURES && self.stock.work < limit {
-            // Where giving back those that waste most has not helped, chance may.
+            // Where giving back those that waste most has not helped, chance may; of large plans it needs more tries than there is time for.
             let by_chance = failures > SHARES.len();
-            if by_chance && self.is_near() {
+            if by_chance && (self.stock.work > LEAST_WORK || self.is_near()) {
                 break;
             }
             let gone = self.wasteful(round, SHARES[share % SHARES.len()], by_chance.then_some(&mut random));
