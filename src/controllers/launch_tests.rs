@@ -66,6 +66,24 @@ fn only_what_was_launched_into_a_reservation_has_its_labels() {
 }
 
 #[test]
+fn c10_a_claim_that_says_no_capacity_type_admits_all() {
+    let kinds = [CapacityType::OnDemand, CapacityType::Spot, CapacityType::Reserved];
+    let mut m5 = InstanceType::clone(&found(&["1"]));
+    let one = m5.offerings[0].clone();
+    m5.offerings = kinds.iter().map(|kind| Offering { capacity_type: *kind, ..one.clone() }).collect();
+    let catalogue = Catalogue { region: "r".into(), instance_types: vec![Arc::new(m5)] };
+    let admitted = |requirements: serde_json::Value| {
+        let claim = json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim", "metadata": {"name": "c"},
+            "spec": {"requirements": requirements, "nodeClassRef": {"group": "g", "kind": "k", "name": "n"}}});
+        let found = acceptable(&serde_json::from_value(claim).unwrap(), &catalogue);
+        found.into_iter().map(|offering| offering.capacity_type).collect::<std::collections::BTreeSet<_>>()
+    };
+    assert_eq!(admitted(json!([])), kinds.into());
+    let spot = json!([{"key": labels::CAPACITY_TYPE, "operator": "In", "values": ["spot"]}]);
+    assert_eq!(admitted(spot), [CapacityType::Spot].into());
+}
+
+#[test]
 fn c28_efa_is_promised_only_where_the_instance_was_launched_with_it() {
     let mut found = InstanceType::clone(&found(&[]));
     for room in [&mut found.capacity, &mut found.allocatable] {

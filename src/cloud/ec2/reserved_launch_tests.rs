@@ -10,12 +10,10 @@ use super::super::client::wire::{self, Seen};
 use super::super::prepare::tests::{claim, class, facts};
 use super::super::reservations::tests::reservation;
 use super::super::subnets::Subnet;
-use super::super::unavailable::Subject;
 use super::*;
 use crate::api::labels;
 use crate::cloud::reservation::ReservationKind;
 use crate::cloud::{Cloud, ReservedIn};
-use crate::controllers::launch::acceptable;
 use crate::scheduling::offering::CapacityType;
 
 /// What EC2 answers to CreateFleet, first to last; an instance when there is nothing left.
@@ -147,21 +145,14 @@ async fn a_claim_is_launched_into_a_reservation_and_takes_a_place_in_it() {
 }
 
 #[tokio::test]
-async fn c10_a_claim_that_says_no_capacity_type_is_launched_reserved_then_as_spot_then_on_demand() {
+async fn c10_a_claim_is_launched_reserved_then_as_spot_then_on_demand() {
     let world = world(&[("cr-1", 1)]);
-    let m5 = json!({"key": labels::INSTANCE_TYPE, "operator": "In", "values": ["m5.large"]});
-    let silent = claim("2099-01-01T00:00:00Z", json!({"requirements": [m5]}));
-    let admitted = || acceptable(&silent, &world.ec2.catalogue(&world.class));
-    let kinds: BTreeSet<CapacityType> = admitted().iter().map(|offering| offering.capacity_type).collect();
-    assert_eq!(kinds, [CapacityType::Reserved, CapacityType::Spot, CapacityType::OnDemand].into());
-    let launch = async |uid: &str| {
-        let request = LaunchRequest { overrides: admitted(), ..world.request(uid, &[]) };
-        world.ec2.launch(request).await.unwrap().instance.capacity_type
-    };
-    assert_eq!(launch("uid-1").await, CapacityType::Reserved);
-    assert_eq!(launch("uid-2").await, CapacityType::Spot, "the reservation is full");
-    world.ec2.unavailable.lock().unwrap().mark(Subject::CapacityType(CapacityType::Spot), now_ms());
-    assert_eq!(launch("uid-3").await, CapacityType::OnDemand);
+    let all = [CapacityType::OnDemand, CapacityType::Spot, CapacityType::Reserved];
+    let launch =
+        async |uid: &str, kinds: &[CapacityType]| world.launch(uid, kinds).await.unwrap().instance.capacity_type;
+    assert_eq!(launch("uid-1", &all).await, CapacityType::Reserved);
+    assert_eq!(launch("uid-2", &all).await, CapacityType::Spot, "the reservation is full");
+    assert_eq!(launch("uid-3", &BOTH).await, CapacityType::OnDemand, "no spot");
 }
 
 #[tokio::test]
