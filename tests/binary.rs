@@ -3,7 +3,7 @@
 // A test ends where something is not as it should be.
 #![allow(clippy::unwrap_used)]
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use serde_json::{Value, json};
@@ -257,6 +257,54 @@ fn the_service_without_a_cluster_says_what_to_set() {
     }
 }
 
+/// The files of `src`: paths in it, and what they hold.
+fn sources() -> Vec<(PathBuf, String)> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let (mut folders, mut found) = (vec![root.clone()], Vec::new());
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                let code = std::fs::read_to_string(&path).unwrap();
+                found.push((path.strip_prefix(&root).unwrap().to_path_buf(), code));
+            }
+        }
+    }
+    found
+}
+
+/// A file that no module names is never compiled, and its tests never run.
+#[test]
+fn every_source_file_is_a_module() {
+    let sources = sources();
+    let is_named = |file: &Path| {
+        let (folder, name) = if file.ends_with("mod.rs") {
+            (file.parent().unwrap(), file.parent().unwrap().file_name().unwrap())
+        } else {
+            (file, file.file_stem().unwrap())
+        };
+        let name = name.to_string_lossy();
+        let (declared, placed) = (format!("mod {name};"), format!("\"{name}.rs\"]"));
+        // A module is declared beside its file, or one folder above.
+        let near = |other: &Path| {
+            let above = folder.parent().unwrap();
+            other.parent() == Some(above) || Some(other.parent().unwrap()) == above.parent()
+        };
+        sources
+            .iter()
+            .any(|(other, code)| other != file && near(other) && (code.contains(&declared) || code.contains(&placed)))
+    };
+    let roots = [Path::new("lib.rs"), Path::new("main.rs")];
+    let orphans: Vec<&PathBuf> = sources
+        .iter()
+        .map(|(file, _)| file)
+        .filter(|file| !roots.contains(&file.as_path()) && !is_named(file))
+        .collect();
+    assert!(orphans.is_empty(), "no module names {orphans:#?}");
+}
+
 /// Imports point downwards only (`src/lib.rs`): a room may use those of lower rank, and itself.
 #[test]
 fn imports_point_downwards_only() {
@@ -275,32 +323,21 @@ fn imports_point_downwards_only() {
     ];
     let rank = |room: &str| ranks.iter().find(|(name, _)| *name == room).map(|(_, rank)| *rank);
     let mut wrong = Vec::new();
-    let mut folders = vec![Path::new(env!("CARGO_MANIFEST_DIR")).join("src")];
-    let root = folders[0].clone();
     let mut seen = 0;
-    while let Some(folder) = folders.pop() {
-        for entry in std::fs::read_dir(folder).unwrap() {
-            let path = entry.unwrap().path();
-            if path.is_dir() {
-                folders.push(path);
-                continue;
-            }
-            let relative = path.strip_prefix(&root).unwrap().to_path_buf();
-            let own = relative.components().next().unwrap().as_os_str().to_string_lossy().into_owned();
-            let Some(own_rank) = rank(&own) else { continue };
-            let code = std::fs::read_to_string(&path).unwrap();
-            for rest in code.split("crate::").skip(1) {
-                let other: String = rest.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
-                let Some(other_rank) = rank(&other) else { continue };
-                seen += 1;
-                // The rooms of one rank may meet, but for the pure ones: they know plain data of `scheduling` only.
-                // Telemetry knows nothing of the others, and the pure ones have nothing to tell it.
-                let allowed = other == own
-                    || other_rank < own_rank && (own_rank >= 2 || other != "telemetry")
-                    || other_rank == own_rank && (own_rank >= 2 || other == "scheduling");
-                if !allowed {
-                    wrong.push(format!("{} uses {other}", relative.display()));
-                }
+    for (relative, code) in sources() {
+        let own = relative.components().next().unwrap().as_os_str().to_string_lossy().into_owned();
+        let Some(own_rank) = rank(&own) else { continue };
+        for rest in code.split("crate::").skip(1) {
+            let other: String = rest.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
+            let Some(other_rank) = rank(&other) else { continue };
+            seen += 1;
+            // The rooms of one rank may meet, but for the pure ones: they know plain data of `scheduling` only.
+            // Telemetry knows nothing of the others, and the pure ones have nothing to tell it.
+            let allowed = other == own
+                || other_rank < own_rank && (own_rank >= 2 || other != "telemetry")
+                || other_rank == own_rank && (own_rank >= 2 || other == "scheduling");
+            if !allowed {
+                wrong.push(format!("{} uses {other}", relative.display()));
             }
         }
     }
