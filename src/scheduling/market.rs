@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::bits::Bits;
 use super::class::PodClass;
-use super::dims::{Dims, fits};
+use super::dims::{COMMON, Dims, fits};
 use super::offering::{CapacityType, InstanceType, OFFERING_LABELS, Offering};
 use super::problem::{Pool, Problem, Settings};
 use super::requirement::{Requirements, ValueSet};
@@ -236,13 +236,21 @@ impl Market {
         }
     }
 
+    /// A daemon that asks for an extended resource which a column lacks stays pending there, and takes nothing. A column that could not
+    /// hold its daemons together has no room for anything else either: nobody wants a node without them.
     fn subtract_daemons(&mut self, daemons: &[(Vec<i64>, Bits)]) {
         let dims = self.dims.len();
+        let allocatable: Vec<Vec<i64>> =
+            self.shapes.iter().map(|shape| self.dims.dense_of(&shape.instance_type)).collect();
+        let runs = |daemon: usize, column: usize| {
+            let (need, columns) = &daemons[daemon];
+            let extended = need.iter().zip(&allocatable[self.columns[column].shape]).skip(COMMON);
+            columns.contains(column) && extended.into_iter().all(|(need, have)| need <= have)
+        };
         let mut sets: HashMap<Vec<usize>, usize> = HashMap::new();
         self.daemon_set = (0..self.columns.len())
             .map(|column| {
-                let members: Vec<usize> =
-                    (0..daemons.len()).filter(|daemon| daemons[*daemon].1.contains(column)).collect();
+                let members: Vec<usize> = (0..daemons.len()).filter(|daemon| runs(*daemon, column)).collect();
                 *sets.entry(members).or_insert_with_key(|members| {
                     let mut sum = vec![0; dims];
                     for daemon in members {
@@ -256,11 +264,12 @@ impl Market {
             })
             .collect();
         self.room = Vec::with_capacity(self.columns.len() * dims);
-        for shape in &self.shapes {
-            let allocatable = self.dims.dense_of(&shape.instance_type);
+        for (shape, allocatable) in self.shapes.iter().zip(&allocatable) {
             for column in shape.first..shape.end {
                 let overhead = &self.daemon_sets[self.daemon_set[column]].0;
-                self.room.extend(allocatable.iter().zip(overhead).map(|(have, less)| have - less));
+                let holds = fits(overhead, allocatable);
+                let left = allocatable.iter().zip(overhead).map(|(have, less)| if holds { have - less } else { 0 });
+                self.room.extend(left);
             }
         }
     }

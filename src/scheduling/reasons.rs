@@ -2,7 +2,7 @@
 
 use super::budget::Budget;
 use super::class::{NodeTerm, PodClass};
-use super::dims::{COMMON, fits};
+use super::dims::{COMMON, PODS, fits};
 use super::groups::Group;
 use super::problem::{NodeSizes, Pool, Problem};
 use super::quantity::HumanBytes;
@@ -103,6 +103,9 @@ fn of_pool(
     let usable: Vec<usize> = required.iter().filter(|c| universe.pool(*c) == at && in_domains(c)).collect();
     let holding: Vec<usize> = usable.iter().copied().filter(|c| fits(&group.need, universe.room(*c))).collect();
     if holding.is_empty() {
+        if !usable.is_empty() && usable.iter().all(|c| universe.room(*c)[PODS] == 0) {
+            return Some("no instance type holds its DaemonSets together".to_owned());
+        }
         let largest = usable.iter().max_by_key(|c| {
             let room = universe.room(**c);
             (room[0], room[1], std::cmp::Reverse(**c))

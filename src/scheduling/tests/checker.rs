@@ -102,7 +102,10 @@ pub(super) fn check(problem: &Problem, plan: &Plan) -> Result<(), String> {
             }
             let mut room = choice.instance_type.allocatable.clone();
             for daemon in &problem.daemons {
-                if daemon.class.accepts_node(&labels, "new") && daemon.class.untolerated(&pool.taints).is_none() {
+                let extended = &daemon.class.requests.extended;
+                let runs = extended.iter().all(|(name, need)| *need <= choice.instance_type.allocatable.get(name));
+                if runs && daemon.class.accepts_node(&labels, "new") && daemon.class.untolerated(&pool.taints).is_none()
+                {
                     room.sub(&daemon.class.requests);
                 }
             }

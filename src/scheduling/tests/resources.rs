@@ -53,6 +53,32 @@ fn b17_daemon_overhead_shrinks_room_only_where_the_daemon_runs() {
 }
 
 #[test]
+fn a_daemon_that_asks_for_what_a_type_lacks_is_not_expected_there() {
+    let mut world = World::new();
+    world.pods("p", 1, &json!({}), "2", "1Gi", &json!({}));
+    for lacking in ["nvidia.com/gpu", "smarter-devices/fuse"] {
+        world.daemon("500m", &json!({"requests": {lacking: "1"}}));
+    }
+    let plan = world.plan();
+    assert_eq!(types(&plan), ["a1.x2"]);
+    assert_eq!(plan.new_nodes[0].requests.cpu_milli, 2000);
+    assert!(plan.new_nodes[0].requests.extended.is_empty());
+}
+
+#[test]
+fn no_node_is_bought_that_is_too_small_for_its_daemons() {
+    let mut world = World::new();
+    world.pods("best-effort", 1, &json!({}), "0", "0", &json!({}));
+    world.daemon("3", &json!({}));
+    let plan = world.plan();
+    assert!(plan.unschedulable.is_empty());
+    assert!(plan.new_nodes[0].choices[0].instance_type.allocatable.cpu_milli >= 3000, "{:?}", types(&plan));
+    world.daemon("5000", &json!({}));
+    let plan = world.plan();
+    assert!(reason(&plan).contains("no instance type holds its DaemonSets together"), "{}", reason(&plan));
+}
+
+#[test]
 fn b18_two_pods_on_one_host_port_never_share_a_node() {
     let mut world = World::new();
     let port = |ip: &str| json!({"ports": [{"containerPort": 80, "hostPort": 80, "hostIP": ip}]});
