@@ -1,5 +1,6 @@
 //! Behaviours 23 to 28: topology spread.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Service, Taint};
@@ -32,6 +33,24 @@ fn b24_skew_counts_running_pods() {
     }
     world.pods("p", 1, &labels, "1", "1Gi", &spread(ZONE, &labels, &json!({})));
     assert_eq!(zones(&world.plan()).keys().collect::<Vec<_>>(), ["z-c"]);
+}
+
+#[test]
+fn pods_that_keep_to_the_counts_of_others_stay_level_among_their_own_kind() {
+    let (a, b) = (json!({"app": "a"}), json!({"app": "b"}));
+    let mut world = World::new();
+    // 4 pods of `a`: one zone has one more than the others.
+    world.pods("a", 4, &a, "1", "1Gi", &spread(ZONE, &a, &json!({})));
+    world.pods("b", 3, &b, "1", "1Gi", &spread(ZONE, &b, &json!({})));
+    world.pods("b-by-a", 6, &b, "1", "1Gi", &spread(ZONE, &a, &json!({})));
+    let plan = world.plan();
+    let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+    for node in &plan.new_nodes {
+        let of_b = node.pods.iter().filter(|pod| world.problem.pods[**pod].key.contains("/b-")).count();
+        *counts.entry(node.choices[0].zone.as_ref()).or_default() += of_b;
+    }
+    // kube-scheduler may come to the last pod of `b` when all the others are bound.
+    assert_eq!(counts.into_values().collect::<Vec<_>>(), [3, 3, 3]);
 }
 
 #[test]
