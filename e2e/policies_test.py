@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""docs/aws names exactly the actions that src/cloud/ec2 calls, whom the controller's role trusts and the events that
+"""docs/aws names exactly the actions that src/cloud/ec2 calls, whom the controller's role trusts, the queue and the events that
 src/cloud/ec2/messages.rs knows, in CloudFormation and in Terraform alike. What only `stowage preflight` asks for is named in
 docs/operations.md."""
 
@@ -78,6 +78,27 @@ def terraform_object(name, resource=""):
     return json.loads(re.sub(r",(?=\s*[\]}])", "", text))
 
 
+def resource(name, pattern):
+    """A resource of a file, from the line after its name to its end."""
+    return re.search(pattern, text_of(name), re.M | re.S)[1]
+
+
+def flow(text):
+    """A value of CloudFormation's YAML in one line."""
+    text = re.sub(r"!GetAtt ([\w.]+)", r'"${\1}"', text)
+    quoted = lambda found: found[0] if found[0].startswith('"') else json.dumps(found[0])
+    return json.loads(re.sub(r'"[^"]*"|[^\s{}\[\],":][^\s{}\[\],"]*?(?=:\s|[\s,}\]]|$)', quoted, text))
+
+
+def queue_policy():
+    """The queue's own policy in CloudFormation."""
+    text = resource("cloudformation.yaml", r"^  InterruptionQueuePolicy:$(.*?)^$")
+    version, _, statements = text.partition("        Version: ")[2].partition("\n        Statement:\n")
+    entries = re.split(r"^          - ", statements, flags=re.M)[1:]
+    pairs = [[line.strip().partition(": ") for line in entry.strip().splitlines()] for entry in entries]
+    return {"Version": flow(version), "Statement": [{key: flow(value) for key, _, value in entry} for entry in pairs]}
+
+
 def actions(policies):
     return {action for policy in policies for entry in policy["Statement"] for action in (lambda a: [a] if isinstance(a, str) else a)(entry["Action"])}
 
@@ -106,6 +127,30 @@ class Policies(unittest.TestCase):
         found = re.findall(r'^    \w+ += { source = "([^"]+)", detail_type = "([^"]+)" }$', events, re.M)
         self.assertEqual((sorted(found), len(found)), (sorted(known), len(events.strip().splitlines())))
         self.assertIn('event_pattern = jsonencode({ source = [each.value.source], "detail-type" = [each.value.detail_type] })', terraform)
+
+    def test_only_aws_may_send_to_the_queue_and_nobody_without_tls(self):
+        policy = queue_policy()
+        sending, tls = policy["Statement"]
+        queue = "${InterruptionQueue.Arn}"
+        senders = {"Service": ["events.amazonaws.com", "sqs.amazonaws.com"]}
+        allowed = {"Sid": "EventsMayBeSent", "Effect": "Allow", "Principal": senders, "Action": "sqs:SendMessage", "Resource": queue}
+        self.assertEqual(sending, allowed)
+        insecure = {"Bool": {"aws:SecureTransport": "false"}}
+        denied = {"Sid": "OnlyOverTls", "Effect": "Deny", "Principal": "*", "Action": "sqs:*", "Resource": queue, "Condition": insecure}
+        self.assertEqual(tls, denied)
+        self.assertEqual(terraform_object("policy", 'resource "aws_sqs_queue_policy" "interruption" '), policy)
+        stack = resource("cloudformation.yaml", r"^  InterruptionQueuePolicy:$(.*?)^$")
+        self.assertIn("\n      Queues: [!Ref InterruptionQueue]\n", stack)
+        terraform = resource("main.tf", r'^resource "aws_sqs_queue_policy" "interruption" {$(.*?)^}$')
+        self.assertIn("\n  queue_url = aws_sqs_queue.interruption.url\n", terraform)
+
+    def test_the_queue_is_encrypted_and_keeps_messages_as_long_as_they_are_of_use(self):
+        stack = resource("cloudformation.yaml", r"^  InterruptionQueue:$(.*?)^$")
+        settings = dict(re.findall(r"^      (\w+): (.+)$", stack, re.M))
+        self.assertEqual(settings, {"QueueName": "!Ref ClusterName", "MessageRetentionPeriod": "300", "SqsManagedSseEnabled": "true"})
+        terraform = resource("main.tf", r'^resource "aws_sqs_queue" "interruption" {$(.*?)^}$')
+        settings = dict(re.findall(r"^  (\w+) += (.+)$", terraform, re.M))
+        self.assertEqual(settings, {"name": "var.cluster_name", "message_retention_seconds": "300", "sqs_managed_sse_enabled": "true"})
 
     def test_the_role_trusts_one_service_account_by_pod_identity_or_by_irsa(self):
         pod_identity, irsa = [policy for policy in documents() if trusts(policy)]

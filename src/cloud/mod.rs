@@ -4,8 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::FutureExt;
 use futures::future::BoxFuture;
+use futures::stream::{self, BoxStream};
+use futures::{FutureExt, StreamExt};
 use k8s_openapi::api::core::v1::{Node, Taint};
 
 use crate::api::{Ec2NodeClass, Ec2NodeClassStatus, NodeClaim, NodePool};
@@ -148,6 +149,17 @@ pub enum LaunchError {
     Other(String),
 }
 
+impl LaunchError {
+    /// Why, in a word, as the NodeClaim's Launched condition says it.
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::Rejected { reason, .. } => reason,
+            Self::Throttled => "RequestLimitExceeded",
+            other => ec2::errors::reason(&other.to_string()),
+        }
+    }
+}
+
 /// A failure of any other call.
 #[derive(Debug, thiserror::Error, Clone, PartialEq)]
 pub enum CloudError {
@@ -236,6 +248,17 @@ pub struct Drift {
     pub message: String,
 }
 
+/// An instance that became a Node, and has no tags that say so yet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Untagged {
+    /// Its provider id.
+    pub provider_id: String,
+    /// Name of its Node.
+    pub node: String,
+    /// Name of its NodeClaim.
+    pub claim: String,
+}
+
 /// What Stowage needs of a cloud. Every method is safe to repeat.
 pub trait Cloud: Send + Sync {
     /// Instance types, offerings, prices and availability for nodes of `class`. Cached; does no I/O.
@@ -296,14 +319,10 @@ pub trait Cloud: Send + Sync {
     fn instance_ca(&self) -> Option<String> {
         None
     }
-    /// Tags an instance with its node's and its claim's names. One that is gone is fine.
-    fn tag<'a>(
-        &'a self,
-        _provider_id: &'a str,
-        _node: &'a str,
-        _claim: &'a str,
-    ) -> BoxFuture<'a, Result<(), CloudError>> {
-        async { Ok(()) }.boxed()
+    /// Tags instances with their nodes' and their claims' names, as fast as the cloud's API likes. Gives the outcome of each as soon
+    /// as it is known, by its place in `due`. One that is gone is fine.
+    fn tag<'a>(&'a self, due: &'a [Untagged]) -> BoxStream<'a, (usize, Result<(), CloudError>)> {
+        stream::iter(0..due.len()).map(|at| (at, Ok(()))).boxed()
     }
     /// Takes in what a claim's Node, now that it is registered, shows of its instance type. A cloud that knows all of its types
     /// learns nothing.
@@ -318,6 +337,10 @@ pub trait Cloud: Send + Sync {
     }
     /// Optional things that can't be read now, by a word for each: what that means and why.
     fn unreadable(&self) -> BTreeMap<&'static str, String> {
+        BTreeMap::new()
+    }
+    /// Optional things that can't be written now, by a word for each: what that means and why.
+    fn unwritable(&self) -> BTreeMap<&'static str, String> {
         BTreeMap::new()
     }
     /// Deletes what was made for a node class that no NodeClaim uses any more.

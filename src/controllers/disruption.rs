@@ -19,7 +19,7 @@ use super::consolidation::consolidate;
 use super::context::{Context, reference};
 use super::interruption::{Disrupting, mark};
 use super::replacement::{DRIFTED, Replacement};
-use super::{drain, lifecycle};
+use super::{disrupted, drain, lifecycle};
 use crate::api::node_pool::Budget;
 use crate::api::{NodeClaim, NodePool, duration, labels};
 use crate::cluster::holds::Holds;
@@ -125,8 +125,7 @@ async fn take_step(ctx: &Context, claim: Arc<NodeClaim>, step: Step) {
         Step::Close(node) => drain::close(ctx, &node).await,
         Step::Delete => {
             tracing::info!(claim = name, "empty, it goes");
-            ctx.metrics.claims_disrupted.with_label_values(&["empty"]).inc();
-            lifecycle::delete_claim(ctx, &claim).await
+            lifecycle::delete_claim(ctx, &claim).await.inspect(|()| disrupted::count(ctx, &claim, EMPTY))
         }
     };
     if let Err(error) = result {

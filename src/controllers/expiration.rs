@@ -7,7 +7,7 @@ use std::time::Duration;
 use kube::ResourceExt;
 
 use super::context::{Context, reference};
-use super::lifecycle;
+use super::{disrupted, lifecycle};
 use crate::api::{NodeClaim, duration};
 use crate::cluster::{State, now_ms};
 
@@ -45,7 +45,7 @@ pub async fn run(ctx: Arc<Context>) {
             tracing::info!(claim = claim.name_any(), expire_after = after, "expired, it goes");
             ctx.event(reference(&*claim), false, "Expired", &format!("older than its expireAfter of {after}")).await;
             match lifecycle::delete_claim(&ctx, &claim).await {
-                Ok(()) => ctx.metrics.claims_disrupted.with_label_values(&["expired"]).inc(),
+                Ok(()) => disrupted::count(&ctx, &claim, "expired"),
                 Err(error) => {
                     tracing::warn!(claim = claim.name_any(), %error, "node claim could not be deleted, trying again");
                 }

@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
 
 use super::context::Context;
-use super::lifecycle;
+use super::{disrupted, lifecycle};
 use crate::api::{NodeClaim, conditions, labels};
 use crate::cloud::launch_group::LaunchGroup;
 use crate::cloud::{Cloud, CloudError, Instance, InstanceState};
@@ -170,8 +170,11 @@ async fn clear(ctx: &Context, garbage: Garbage) {
     for claim in garbage.orphaned {
         tracing::warn!(claim = claim.name_any(), "its instance is gone, it goes");
         ctx.metrics.garbage_collected.with_label_values(&["nodeclaim"]).inc();
-        if let Err(error) = lifecycle::delete_claim(ctx, &claim).await {
-            tracing::warn!(claim = claim.name_any(), %error, "node claim could not be deleted, trying again");
+        match lifecycle::delete_claim(ctx, &claim).await {
+            Ok(()) => disrupted::count(ctx, &claim, "garbage_collected"),
+            Err(error) => {
+                tracing::warn!(claim = claim.name_any(), %error, "node claim could not be deleted, trying again");
+            }
         }
     }
     for node in garbage.stranded {

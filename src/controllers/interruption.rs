@@ -11,7 +11,7 @@ use kube::ResourceExt;
 use serde_json::json;
 
 use super::context::{Context, is_conflict, reference};
-use super::{drain, lifecycle};
+use super::{disrupted, drain, lifecycle};
 use crate::api::{NodeClaim, conditions, labels};
 use crate::cloud::{Message, MessageKind};
 use crate::cluster::holds::Holds;
@@ -244,7 +244,7 @@ async fn respond(ctx: &Arc<Context>, message: &Message) -> Result<(), kube::Erro
         Response::Tell => {}
         Response::Delete => {
             lifecycle::delete_claim(ctx, &claim).await?;
-            ctx.metrics.claims_disrupted.with_label_values(&[kind]).inc();
+            disrupted::count(ctx, &claim, kind);
         }
         Response::Replace(disrupting) => mark(ctx, &claim, disrupting).await?,
     }
@@ -343,10 +343,12 @@ pub async fn depart(ctx: Arc<Context>) {
                 continue;
             }
             tracing::info!(claim = claim.name_any(), reason, "its pods have a new place, it goes");
-            ctx.metrics.claims_disrupted.with_label_values(&[reason.to_lowercase()]).inc();
             if let Err(error) = lifecycle::delete_claim(&ctx, &claim).await {
                 tracing::warn!(claim = claim.name_any(), %error, "node claim could not be deleted, trying again");
-            } else if deadline_ms.is_some() {
+                continue;
+            }
+            disrupted::count(&ctx, &claim, &reason);
+            if deadline_ms.is_some() {
                 // What we do of our own will has no deadline, and an event of its own.
                 tell(&ctx, &claim, (true, TERMINATING, "its pods have a new place, or its time is over")).await;
             }
@@ -405,6 +407,17 @@ mod tests {
         assert!(leaves(true, 10_000), "it is");
         assert!(!leaves(false, 74_999));
         assert!(leaves(false, 75_000), "30 s of grace and 15 s of margin before the deadline");
+    }
+
+    #[test]
+    fn what_a_message_begins_is_counted_by_the_messages_own_word() {
+        use MessageKind::{CapacityReservationInterruption, ScheduledChange, SpotInterruption};
+        for kind in [SpotInterruption, CapacityReservationInterruption, ScheduledChange] {
+            let Response::Replace(disrupting) = response(&Message { kind, ..message("i-1", "r") }) else {
+                panic!("{kind:?} replaces")
+            };
+            assert_eq!(disrupted::word(&disrupting.reason), kind_label(kind));
+        }
     }
 
     fn message(instance: &str, receipt: &str) -> Message {

@@ -23,6 +23,11 @@ use crate::scheduling::resources::Resources;
 /// Resource of the interfaces that an instance has only where it is launched with them.
 const EFA: &str = "vpc.amazonaws.com/efa";
 
+/// Longest message of a condition that says why a claim isn't launched (core reference 5.2).
+const CONDITION_BYTES: usize = 300;
+/// What EC2 writes before the details of a refusal, which it encrypts anew each time.
+const ENCODED: &str = "Encoded authorization failure message";
+
 /// Why a launch did not come about.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
@@ -99,8 +104,7 @@ pub async fn launch(ctx: &Arc<Context>, claim: &NodeClaim) -> Result<(), Failure
             }
             Err(match fate {
                 Fate::Deleted(reason) => Failure::Hopeless(reason, why),
-                Fate::Kept(None) => Failure::Later(why),
-                Fate::Kept(Some(reason)) => {
+                Fate::Kept(reason) => {
                     not_launched(ctx, claim, reason, &why).await?;
                     Failure::Later(format!("{reason}: {why}"))
                 }
@@ -114,8 +118,8 @@ pub async fn launch(ctx: &Arc<Context>, claim: &NodeClaim) -> Result<(), Failure
 enum Fate {
     /// It is deleted, for this reason in the metrics, and its pods are planned anew.
     Deleted(&'static str),
-    /// It is launched again later; until then Launched is Unknown for this reason, or stays as it is.
-    Kept(Option<&'static str>),
+    /// It is launched again later; until then Launched is Unknown for this reason.
+    Kept(&'static str),
 }
 
 /// What a failed launch means: the claim's fate, the reason of the event that tells it, where one does, and why (AWS reference
@@ -131,8 +135,10 @@ fn outcome(error: &LaunchError) -> (Fate, Option<&'static str>, String) {
         LaunchError::NodeClassNotReady { name, reason } => {
             (Fate::Deleted("nodeclass_not_ready"), None, format!("EC2NodeClass {name} is not ready: {reason}"))
         }
-        LaunchError::Rejected { reason, message } => (Fate::Kept(Some(*reason)), Some(*reason), message.clone()),
-        LaunchError::Throttled | LaunchError::Other(_) => (Fate::Kept(None), Some("LaunchFailed"), error.to_string()),
+        LaunchError::Rejected { reason, message } => (Fate::Kept(reason), Some(*reason), message.clone()),
+        LaunchError::Throttled | LaunchError::Other(_) => {
+            (Fate::Kept(error.reason()), Some("LaunchFailed"), error.to_string())
+        }
     }
 }
 
@@ -242,7 +248,14 @@ fn price(found: Option<&Arc<InstanceType>>, instance: &Instance) -> MicroUsd {
     offering.map_or_else(MicroUsd::default, |offering| offering.price)
 }
 
-/// Says on the claim why it isn't launched.
+/// What a condition says of a failure: its beginning, without what is another at each try, since that would be written at each.
+fn brief(why: &str) -> &str {
+    let lasting = why.split_once(ENCODED).map_or(why, |(lasting, _)| lasting).trim_end();
+    let fits = lasting.char_indices().map(|(at, c)| at + c.len_utf8()).take_while(|end| *end <= CONDITION_BYTES).last();
+    &lasting[..fits.unwrap_or(0)]
+}
+
+/// Says on the claim why it isn't launched. Writes only what is new: launches are tried again and again.
 async fn not_launched(ctx: &Context, claim: &NodeClaim, reason: &str, message: &str) -> Result<(), Failure> {
     let list = unlaunched(claim, reason, message, &Time(Timestamp::now()));
     if claim.status.as_ref().is_none_or(|status| status.conditions != list) {
@@ -255,7 +268,8 @@ async fn not_launched(ctx: &Context, claim: &NodeClaim, reason: &str, message: &
 fn unlaunched(claim: &NodeClaim, reason: &str, message: &str, now: &Time) -> Vec<Condition> {
     let mut list = claim.status.as_ref().map(|status| status.conditions.clone()).unwrap_or_default();
     let (generation, created) = (claim.metadata.generation, claim.metadata.creation_timestamp.as_ref());
-    Conditions::open(&mut list, NODE_CLAIM_DEPENDENTS, generation, created, now).set_unknown(LAUNCHED, reason, message);
+    let mut judged = Conditions::open(&mut list, NODE_CLAIM_DEPENDENTS, generation, created, now);
+    judged.set_unknown(LAUNCHED, reason, brief(message));
     list
 }
 

@@ -157,15 +157,26 @@ fn c12_c13_what_becomes_of_a_claim_depends_on_why_it_was_not_launched() {
             "the account lacks the service-linked role of EC2 spot",
         ),
         (not_ready, Fate::Deleted("nodeclass_not_ready"), None, "EC2NodeClass n is not ready: no subnets"),
-        (rejected("Unauthorized"), Fate::Kept(Some("Unauthorized")), Some("Unauthorized"), "m"),
+        (rejected("Unauthorized"), Fate::Kept("Unauthorized"), Some("Unauthorized"), "m"),
         (
             rejected("NodeClassReadinessUnknown"),
-            Fate::Kept(Some("NodeClassReadinessUnknown")),
+            Fate::Kept("NodeClassReadinessUnknown"),
             Some("NodeClassReadinessUnknown"),
             "m",
         ),
-        (LaunchError::Throttled, Fate::Kept(None), Some("LaunchFailed"), "request rate exceeded"),
-        (LaunchError::Other("no answer".into()), Fate::Kept(None), Some("LaunchFailed"), "launch failed: no answer"),
+        (LaunchError::Throttled, Fate::Kept("RequestLimitExceeded"), Some("LaunchFailed"), "request rate exceeded"),
+        (
+            LaunchError::Other("no answer".into()),
+            Fate::Kept("LaunchFailed"),
+            Some("LaunchFailed"),
+            "launch failed: no answer",
+        ),
+        (
+            LaunchError::Other("ec2:CreateFleet: InternalError: oh".into()),
+            Fate::Kept("InternalError"),
+            Some("LaunchFailed"),
+            "launch failed: ec2:CreateFleet: InternalError",
+        ),
     ] {
         let (fate, told, text) = outcome(&error);
         assert_eq!((fate, told), (expected, event), "{error}");
@@ -189,5 +200,24 @@ fn c12_a_claim_that_is_kept_says_that_it_is_not_known_to_be_launched() {
         ..claim
     };
     let later = Time("2026-01-01T00:01:00Z".parse().unwrap());
-    assert_eq!(unlaunched(&again, "Unauthorized", "not permitted", &later), list, "nothing to write the second time");
+    for message in ["not permitted", "not permitted Encoded authorization failure message: a"] {
+        assert_eq!(unlaunched(&again, "Unauthorized", message, &later), list, "nothing to write the second time");
+    }
+    assert_ne!(unlaunched(&again, "RequestLimitExceeded", "not permitted", &later), list);
+}
+
+#[test]
+fn c12_what_a_condition_says_of_a_failure_is_short_and_the_same_at_each_try() {
+    let refusal = |blob: &str| format!("not permitted. Encoded authorization failure message: {blob}");
+    for (what, why, expected) in [
+        ("short", "m".to_owned(), "m".to_owned()),
+        ("encrypted details", refusal("abc"), "not permitted.".to_owned()),
+        ("long", "x".repeat(400), "x".repeat(300)),
+        ("just fits", "x".repeat(300), "x".repeat(300)),
+        ("no half characters", format!("x{}", "ü".repeat(200)), format!("x{}", "ü".repeat(149))),
+        ("empty", String::new(), String::new()),
+    ] {
+        assert_eq!(brief(&why), expected, "{what}");
+    }
+    assert_eq!(brief(&refusal("abc")), brief(&refusal("xyz")));
 }

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 use super::context::{Context, gone_is_fine, is_conflict, is_not_found, single_values};
 use super::launch::{self, Failure};
-use super::{drain, placement};
+use super::{disrupted, drain, placement};
 use crate::api::conditions::{self, Conditions, NODE_CLAIM_DEPENDENTS};
 use crate::api::{NodeClaim, labels};
 use crate::cloud::launch_group;
@@ -413,10 +413,10 @@ async fn give_up(ctx: &Context, name: &str, reason: &str, why: &str) {
     let claim = ctx.cluster.read().claims.get(name).cloned();
     let Some(claim) = claim else { return };
     tracing::warn!(claim = name, reason, why, "node claim is given up");
-    ctx.metrics.claims_disrupted.with_label_values(&[reason]).inc();
     super::provisioner::claim_event(ctx, &claim, true, "Disrupted", &format!("{reason}: {why}")).await;
-    if let Err(error) = delete_claim(ctx, &claim).await {
-        tracing::warn!(claim = name, %error, "node claim could not be deleted, trying again");
+    match delete_claim(ctx, &claim).await {
+        Ok(()) => disrupted::count(ctx, &claim, reason),
+        Err(error) => tracing::warn!(claim = name, %error, "node claim could not be deleted, trying again"),
     }
 }
 

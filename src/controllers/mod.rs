@@ -7,6 +7,7 @@ pub mod consolidation;
 pub mod context;
 pub mod degraded;
 pub mod discovery;
+mod disrupted;
 pub mod disruption;
 pub mod drain;
 pub mod drift;

@@ -9,8 +9,8 @@ use kube::api::PostParams;
 use kube::{Api, ResourceExt};
 
 use super::batcher::{Window, closes_at};
-use super::claim;
 use super::context::{Context, pod_reference, reference};
+use super::{claim, disrupted};
 use crate::api::NodeClaim;
 use crate::cloud::launch_group;
 use crate::cluster::holds::{Owner, Planned};
@@ -217,7 +217,7 @@ async fn write(
         let node = &plan.new_nodes[index];
         match result {
             Ok(claim) => {
-                ctx.metrics.claims_created.with_label_values(&[&*taken.problem.pools[node.pool].name]).inc();
+                disrupted::count_created(ctx, &claim);
                 for pod in &node.pods {
                     let key = &taken.problem.pods[*pod].key;
                     if let Some(seen) = queue.seen.get(&**key) {

@@ -9,8 +9,8 @@ use kube::ResourceExt;
 use serde_json::{Value, json};
 
 use super::context::{Context, gone_is_fine};
-use super::lifecycle;
 use super::provisioner::claim_event;
+use super::{disrupted, lifecycle};
 use crate::api::{NodeClaim, labels};
 use crate::cloud::Instance;
 use crate::cloud::reservation::RESERVATION_LABELS;
@@ -109,7 +109,7 @@ async fn let_go(ctx: &Context, claim: &NodeClaim) {
     claim_event(ctx, claim, true, "CapacityBlockExpiring", "the capacity block is about to end; its pods are moved")
         .await;
     match lifecycle::delete_claim(ctx, claim).await {
-        Ok(()) => ctx.metrics.claims_disrupted.with_label_values(&[EXPIRING]).inc(),
+        Ok(()) => disrupted::count(ctx, claim, EXPIRING),
         Err(error) => tracing::warn!(claim = name, %error, "node claim could not be deleted, trying again"),
     }
 }

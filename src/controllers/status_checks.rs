@@ -9,7 +9,7 @@ use serde_json::json;
 
 use super::context::{Context, gone_is_fine, reference};
 use super::interruption::{self, Disrupting, SCHEDULED_NOTICE_MS};
-use super::lifecycle;
+use super::{disrupted, lifecycle};
 use crate::api::{NodeClaim, labels};
 use crate::cloud::CloudError;
 use crate::cloud::health::{Known, Remedy, Unhealthy};
@@ -112,7 +112,7 @@ async fn respond(ctx: &Context, claim: &NodeClaim, trouble: &Unhealthy, response
             }
             if delete {
                 lifecycle::delete_claim(ctx, claim).await?;
-                ctx.metrics.claims_disrupted.with_label_values(&[reason]).inc();
+                disrupted::count(ctx, claim, reason);
                 ctx.event(reference(claim), true, "TerminatingOnInterruption", &note).await;
             }
             Ok(())

@@ -1,29 +1,33 @@
-//! Instances are tagged with their node's name once they have one, no faster than the cloud's API likes.
+//! Instances are tagged with their node's name once they have one. How fast is the cloud's business.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::StreamExt;
 use kube::ResourceExt;
 use serde_json::json;
 
 use super::context::{Context, gone_is_fine};
 use crate::api::{NodeClaim, labels};
+use crate::cloud::Untagged;
 use crate::cluster::State;
 
-/// Wait between two instances.
+/// Least wait between two looks.
 const PAUSE: Duration = Duration::from_secs(1);
 /// The state is looked at at least this often.
 const TICK: Duration = Duration::from_secs(10);
 
-/// Claims whose instance has a node and not yet its tags: name, provider id, node.
-pub fn untagged(state: &State) -> Vec<(String, String, String)> {
+/// Instances that have a node and not yet its tags.
+pub fn untagged(state: &State) -> Vec<Untagged> {
     let due = |claim: &&Arc<NodeClaim>| {
         claim.metadata.deletion_timestamp.is_none()
             && ANNOTATIONS.iter().any(|key| claim.annotations().get(*key).is_none_or(|value| value != "true"))
     };
     let told = |claim: &Arc<NodeClaim>| {
         let status = claim.status.as_ref()?;
-        Some((claim.name_any(), status.provider_id.clone()?, status.node_name.clone()?))
+        let (provider_id, node) = (status.provider_id.clone()?, status.node_name.clone()?);
+        Some(Untagged { provider_id, node, claim: claim.name_any() })
     };
     state.claims.values().filter(due).filter_map(told).collect()
 }
@@ -36,23 +40,32 @@ pub async fn run(ctx: Arc<Context>) {
     let mut changes = ctx.cluster.changes();
     loop {
         let due = untagged(&ctx.cluster.read());
-        for (claim, provider_id, node) in due {
-            if let Err(error) = ctx.cloud.tag(&provider_id, &node, &claim).await {
-                tracing::warn!(claim, %error, "its instance could not be tagged, trying again");
-            } else {
-                let annotations = json!(
-                    ANNOTATIONS.map(|key| (key, "true")).into_iter().collect::<std::collections::BTreeMap<_, _>>()
-                );
-                let patch = json!({"metadata": {"annotations": annotations}});
-                if let Err(error) = gone_is_fine(ctx.patch_claim(&claim, &patch).await) {
-                    tracing::warn!(claim, %error, "that its instance is tagged could not be written down");
-                }
-            }
-            tokio::time::sleep(PAUSE).await;
-        }
+        tag(&ctx, &due).await;
         let _ = tokio::time::timeout(TICK, changes.changed()).await;
         tokio::time::sleep(PAUSE).await;
         changes.mark_unchanged();
+    }
+}
+
+/// Tags instances, and writes on each claim when its instance has its tags.
+async fn tag(ctx: &Context, due: &[Untagged]) {
+    // One line for each kind of failure: a right that is missing fails every instance in the same way.
+    let mut failures: BTreeMap<String, (&str, usize)> = BTreeMap::new();
+    let mut outcomes = ctx.cloud.tag(due);
+    while let Some((at, outcome)) = outcomes.next().await {
+        let claim = &*due[at].claim;
+        if let Err(error) = outcome {
+            failures.entry(error.to_string()).or_insert((claim, 0)).1 += 1;
+            continue;
+        }
+        let annotations: BTreeMap<&str, &str> = ANNOTATIONS.map(|key| (key, "true")).into();
+        let patch = json!({"metadata": {"annotations": annotations}});
+        if let Err(error) = gone_is_fine(ctx.patch_claim(claim, &patch).await) {
+            tracing::warn!(claim, %error, "that its instance is tagged could not be written down");
+        }
+    }
+    for (error, (claim, count)) in failures {
+        tracing::warn!(claim, count, error, "instances could not be tagged, trying again");
     }
 }
 
@@ -78,7 +91,7 @@ mod tests {
         state.apply_claim(claim("done", done, Some("n3"), false));
         state.apply_claim(claim("booting", json!({}), None, false));
         state.apply_claim(claim("going", json!({}), Some("n4"), true));
-        let names: Vec<String> = untagged(&state).into_iter().map(|(name, ..)| name).collect();
+        let names: Vec<String> = untagged(&state).into_iter().map(|one| one.claim).collect();
         assert_eq!(names, ["due", "half"]);
     }
 }

@@ -11,9 +11,9 @@ pub struct ControllerMetrics {
     pub plans_failed: IntCounter,
     /// From the first sight of a rejected pod to its NodeClaim, seconds.
     pub detect_to_claim_seconds: Histogram,
-    /// NodeClaims written, by NodePool.
+    /// NodeClaims written, by reason, NodePool and whether `minValues` were lowered.
     pub claims_created: IntCounterVec,
-    /// NodeClaims taken away, by reason.
+    /// NodeClaims taken away, by reason, NodePool, capacity type, consolidation policy and termination mode.
     pub claims_disrupted: IntCounterVec,
     /// Time of a launch call, seconds.
     pub launch_seconds: Histogram,
@@ -43,7 +43,8 @@ impl ControllerMetrics {
             Histogram::with_opts(HistogramOpts::new(name, help).buckets(buckets.to_vec()))
         };
         let seconds = [0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0];
-        let by = |name: &str, help: &str, label: &str| IntCounterVec::new(Opts::new(name, help), &[label]);
+        let by_all = |name: &str, help: &str, labels: &[&str]| IntCounterVec::new(Opts::new(name, help), labels);
+        let by = |name: &str, help: &str, label: &str| by_all(name, help, &[label]);
         let out = Self {
             plan_seconds: histogram("stowage_plan_seconds", "Time to make a plan", &seconds)?,
             plans_failed: IntCounter::new("stowage_plans_failed_total", "Plans that failed by a defect")?,
@@ -52,8 +53,16 @@ impl ControllerMetrics {
                 "From the first sight of a rejected pod to its NodeClaim",
                 &seconds,
             )?,
-            claims_created: by("stowage_nodeclaims_created_total", "NodeClaims written", "nodepool")?,
-            claims_disrupted: by("stowage_nodeclaims_disrupted_total", "NodeClaims taken away", "reason")?,
+            claims_created: by_all(
+                "stowage_nodeclaims_created_total",
+                "NodeClaims written",
+                &["reason", "nodepool", "min_values_relaxed"],
+            )?,
+            claims_disrupted: by_all(
+                "stowage_nodeclaims_disrupted_total",
+                "NodeClaims taken away",
+                &["reason", "nodepool", "capacity_type", "consolidation_policy", "termination_mode"],
+            )?,
             launch_seconds: histogram("stowage_launch_seconds", "Time of a launch call", &seconds)?,
             nodes_registered: IntCounter::new("stowage_nodes_registered_total", "Nodes that registered")?,
             nominations: IntCounter::new("stowage_nominations_total", "Nominations written")?,

@@ -122,7 +122,7 @@ async fn matching<T>(clients: &Clients, filters: Vec<Filter>, read: Read<T>) -> 
 }
 
 /// What is read off one of EC2's descriptions; `None` leaves it out.
-type Read<T> = fn(&aws_sdk_ec2::types::Instance) -> Option<T>;
+pub type Read<T> = fn(&aws_sdk_ec2::types::Instance) -> Option<T>;
 
 async fn pages<T>(
     call: aws_sdk_ec2::operation::describe_instances::builders::DescribeInstancesFluentBuilder,
@@ -222,37 +222,42 @@ pub fn terminator(clients: &Clients) -> Terminator {
     Coalescer::start(BY_ID, told, move |ids| terminate_all(clients.clone(), ids))
 }
 
-/// Describes by id. One id that EC2 doesn't know fails the whole call: then, and where the answer leaves some out, each of
-/// those is asked for by itself.
 async fn describe_all(clients: Clients, ids: Vec<String>) -> HashMap<String, Result<Option<Instance>, ApiError>> {
+    each(&clients, &ids, |instance| read(instance).map(|found| (found.id.clone(), found))).await
+}
+
+/// Describes by id, in one call, and reads something off each. One id that EC2 doesn't know fails the whole call: then, and where
+/// the answer leaves some out, each of those is asked for by itself. Every id is answered; `None` for an instance that isn't there.
+pub async fn each<T: Clone>(
+    clients: &Clients,
+    ids: &[String],
+    read: Read<(String, T)>,
+) -> HashMap<String, Result<Option<T>, ApiError>> {
     let mut out = HashMap::new();
-    match describe(&clients, ids.clone()).await {
-        Ok(found) => out.extend(found.into_iter().map(|instance| (instance.id.clone(), Ok(Some(instance))))),
+    match describe(clients, ids.to_vec(), read).await {
+        Ok(found) => out.extend(found.into_iter().map(|(id, found)| (id, Ok(Some(found))))),
         // Asking one by one helps against nothing but an unknown id.
         Err(error) if error.class != Class::NotFound => {
-            return ids.into_iter().map(|id| (id, Err(error.clone()))).collect();
+            return ids.iter().map(|id| (id.clone(), Err(error.clone()))).collect();
         }
-        Err(_) if ids.len() == 1 => return ids.into_iter().map(|id| (id, Ok(None))).collect(),
+        Err(_) if ids.len() == 1 => return ids.iter().map(|id| (id.clone(), Ok(None))).collect(),
         Err(_) => {}
     }
     let left: Vec<&String> = ids.iter().filter(|id| !out.contains_key(*id)).collect();
-    let alone = left.into_iter().map(|id| {
-        let clients = &clients;
-        async move {
-            let answer = match describe(clients, vec![id.clone()]).await {
-                Ok(found) => Ok(found.into_iter().next()),
-                Err(error) if error.class == Class::NotFound => Ok(None),
-                Err(error) => Err(error),
-            };
-            (id.clone(), answer)
-        }
+    let alone = left.into_iter().map(|id| async move {
+        let answer = match describe(clients, vec![id.clone()], read).await {
+            Ok(found) => Ok(found.into_iter().next().map(|(_, found)| found)),
+            Err(error) if error.class == Class::NotFound => Ok(None),
+            Err(error) => Err(error),
+        };
+        (id.clone(), answer)
     });
     let alone = join_all(alone).await;
     out.extend(alone);
     out
 }
 
-async fn describe(clients: &Clients, ids: Vec<String>) -> Result<Vec<Instance>, ApiError> {
+async fn describe<T>(clients: &Clients, ids: Vec<String>, read: Read<T>) -> Result<Vec<T>, ApiError> {
     pages(clients.ec2.describe_instances().set_instance_ids(Some(ids)).filters(there()), read).await
 }
 

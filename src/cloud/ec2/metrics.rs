@@ -21,9 +21,8 @@ pub(super) fn launch_error(error: &LaunchError) -> &'static str {
     match error {
         LaunchError::InsufficientCapacity { .. } => "InsufficientCapacityError",
         LaunchError::NodeClassNotReady { .. } => "NodeClassNotReadyError",
-        LaunchError::Rejected { .. } | LaunchError::NoSpotRole => "CreateError",
         // Karpenter names no other.
-        LaunchError::Throttled | LaunchError::Other(_) => "",
+        LaunchError::Rejected { .. } | LaunchError::NoSpotRole | LaunchError::Throttled | LaunchError::Other(_) => "",
     }
 }
 
@@ -163,6 +162,8 @@ mod tests {
     fn failed_launches_have_karpenters_words() {
         let out = LaunchError::InsufficientCapacity { unavailable: vec![] };
         let refused = LaunchError::Rejected { reason: "LaunchFailed", message: String::new() };
-        assert_eq!([out, refused].map(|error| launch_error(&error)), ["InsufficientCapacityError", "CreateError"]);
+        let not_ready = LaunchError::NodeClassNotReady { name: "n".into(), reason: String::new() };
+        let words = [out, not_ready, refused].map(|error| launch_error(&error));
+        assert_eq!(words, ["InsufficientCapacityError", "NodeClassNotReadyError", ""]);
     }
 }

@@ -33,9 +33,27 @@ pub fn can_be_asked(region: &str, isolated_vpc: bool) -> bool {
     !isolated_vpc && !region.starts_with("us-gov")
 }
 
+/// Why there is no Pricing API to ask in a region; `None` where there is one.
+pub fn unlisted(region: &str) -> Option<String> {
+    (!can_be_asked(region, false)).then(|| format!("AWS has no Pricing API for {region}"))
+}
+
+fn is_in_yuan(region: &str) -> bool {
+    region.starts_with("cn-")
+}
+
 /// The currency of a region's prices.
 fn currency(region: &str) -> &'static str {
-    if region.starts_with("cn-") { "CNY" } else { "USD" }
+    if is_in_yuan(region) { "CNY" } else { "USD" }
+}
+
+/// Yuan that are taken for a dollar of us-east-1's list. Not the rate of exchange: in Beijing most types cost 8 to 12 times the
+/// number. Without it spot prices, which EC2 tells in yuan there, would seem dearer than on-demand ones.
+const YUAN: i64 = 10;
+
+/// What stands in for a region's price while its list can't be read: us-east-1's, in the region's currency.
+pub fn stand_in(region: &str, of_us_east_1: MicroUsd) -> MicroUsd {
+    MicroUsd(of_us_east_1.0.saturating_mul(if is_in_yuan(region) { YUAN } else { 1 }))
 }
 
 #[derive(Deserialize)]

@@ -9,7 +9,7 @@ use arc_swap::ArcSwap;
 use super::class_view::ClassView;
 use super::errors::ApiError;
 use super::offerings::{self, Market};
-use super::prices::OnDemandPrices;
+use super::prices::{self, OnDemandPrices};
 use super::spot_prices::{self, SpotHistory, SpotPrices};
 use super::types::ZonesByType;
 use crate::cloud::catalogue::{RawCatalogue, RawInstanceType};
@@ -167,15 +167,24 @@ impl RegionSnapshot {
             Arc::new(by_type.collect())
         });
         let waiting = || Source::StandIn { since_ms: now_ms, why: None };
+        let priced = |entry: &RawInstanceType| {
+            entry.on_demand.map(|price| (entry.name.clone(), prices::stand_in(region, price)))
+        };
         Self {
             version: 1,
             region: region.to_owned(),
             types: Arc::new(entries().map(|entry| (entry.name.clone(), entry.clone())).collect()),
             zones,
-            on_demand: Arc::new(entries().filter_map(|entry| Some((entry.name.clone(), entry.on_demand?))).collect()),
+            on_demand: Arc::new(entries().filter_map(priced).collect()),
             spot: None,
             zone_ids: Arc::default(),
-            sources: [waiting(), waiting(), waiting(), waiting()],
+            sources: [
+                waiting(),
+                waiting(),
+                // Nobody will ask, so nothing else would ever tell of it.
+                Source::StandIn { since_ms: now_ms, why: prices::unlisted(region) },
+                waiting(),
+            ],
         }
     }
 

@@ -1,6 +1,7 @@
 use serde_json::json;
 
 use super::super::errors::Class;
+use super::super::troubles::Troubles;
 use super::super::types::unusable_answer;
 use super::*;
 use crate::cloud::catalogue::embedded;
@@ -40,6 +41,43 @@ fn the_table_in_the_binary_stands_in_until_something_is_answered() {
     }
     let elsewhere = RegionSnapshot::stand_in("ap-south-2", embedded(), 7);
     assert_eq!(elsewhere.zones_of("m5.large"), None, "the table knows no other region's zones");
+}
+
+#[test]
+fn where_there_is_no_pricing_api_that_is_told_and_us_east_1s_prices_are_planned_with() {
+    let region = Region::new(RegionSnapshot::stand_in("us-gov-west-1", embedded(), 7));
+    let told = || Troubles::default().unreadable(&region.snapshot());
+    let expected = "on-demand prices could not be read, the price list of us-east-1 in the binary stands in: \
+        AWS has no Pricing API for us-gov-west-1";
+    assert_eq!(told(), [("OnDemandPrices", expected.to_owned())].into());
+    let catalogue = region.catalogue(&class("us-gov-west-1a"), &market(0));
+    let m5 = catalogue.instance_types.iter().find(|found| &*found.name == "m5.large").unwrap();
+    let offers: BTreeSet<_> = m5.offerings.iter().map(|o| (&*o.zone, o.capacity_type, o.price, o.available)).collect();
+    let zone = "us-gov-west-1a";
+    let price = MicroUsd(96_000);
+    assert_eq!(offers, [(zone, CapacityType::OnDemand, price, true), (zone, CapacityType::Spot, price, true)].into());
+    let others = Answers { spot: Some(Ok(SpotHistory::default())), zones: Some(Ok([].into())), ..Answers::default() };
+    assert!(region.learn(others, 8).is_empty());
+    assert_eq!(told().len(), 1, "it stays so");
+    let asked = RegionSnapshot::stand_in("cn-north-1", embedded(), 7);
+    assert!(Troubles::default().unreadable(&asked).is_empty(), "China has one");
+}
+
+#[test]
+fn in_china_prices_that_stand_in_can_be_compared_with_spot_prices() {
+    let first = RegionSnapshot::stand_in("cn-north-1", embedded(), 0);
+    let (m5, zone) = (&first.types["m5.large"], "cn-north-1a");
+    assert_eq!(first.price(m5, zone, CapacityType::OnDemand), Some(MicroUsd(960_000)));
+    // In yuan, as EC2 tells it there.
+    let spot = [("m5.large".to_owned(), [(zone.to_owned(), MicroUsd(400_000))].into())].into();
+    let history = SpotHistory { prices: spot, ..SpotHistory::default() };
+    let answers = Answers { spot: Some(Ok(history)), on_demand: Some(Err(refused())), ..Answers::default() };
+    let (second, turns) = first.after(answers, 1);
+    assert_eq!(turns.len(), 1, "the list that failed is told");
+    let price = |snapshot: &RegionSnapshot, kind| snapshot.price(m5, zone, kind).unwrap();
+    assert!(price(&second, CapacityType::Spot) < price(&second, CapacityType::OnDemand));
+    let read = Answers { on_demand: Some(Ok(prices(&[("m5.large", 1_013_000)]))), ..Answers::default() };
+    assert_eq!(price(&second.after(read, 2).0, CapacityType::OnDemand), MicroUsd(1_013_000), "the list's own");
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! The shell: locks, clock and background work. The trait that the controllers see is in `shell_cloud`.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -97,7 +97,9 @@ pub struct Ec2 {
     addresses: Mutex<Addresses>,
     reservations: Mutex<ReservationCounts>,
     shifts: Shifts,
-    troubles: Troubles,
+    pub(super) troubles: Troubles,
+    /// Ids of instances that are due for tags and could not be tagged.
+    pub(super) untaggable: Mutex<BTreeSet<String>>,
     /// What was last listed, for zones that EC2 is not to be asked about.
     listed: Mutex<Vec<Instance>>,
     catalogues: Mutex<Catalogues>,
@@ -163,6 +165,7 @@ impl Ec2 {
             region: Arc::new(Region::new(RegionSnapshot::stand_in(&clients.region, embedded(), now_ms()))),
             risk: Arc::new(SpotRisk::new(scores)),
             troubles: Troubles::default(),
+            untaggable: Mutex::default(),
             queue: options.interruption_queue.as_ref().map(|name| Queue::new(clients.sqs.clone(), name)),
             catalogues: Mutex::default(),
             memory: Mutex::default(),
@@ -290,6 +293,17 @@ impl Ec2 {
 
     pub(super) fn shifts(&self) -> &Shifts {
         &self.shifts
+    }
+
+    /// The id of an instance that EC2 may be called about.
+    pub(super) fn reachable<'a>(&self, provider_id: &'a str) -> Result<&'a str, CloudError> {
+        self.not_shifted(provider_id)?;
+        known(provider_id)
+    }
+
+    /// Whether an instance was launched so lately that its absence in EC2's answers means nothing.
+    pub(super) fn just_launched(&self, id: &str) -> bool {
+        self.recent(id, now_ms()).is_some()
     }
 
     /// Says no to what is in a zone that is shifted away from: EC2 is not called there.

@@ -3,20 +3,22 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use futures::FutureExt;
 use futures::future::BoxFuture;
+use futures::stream::BoxStream;
+use futures::{FutureExt, StreamExt};
 use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
 
 use super::super::catalogues::Sources;
+use super::super::errors::Class;
 use super::super::instances::{self, InstanceFacts};
-use super::super::{launch, metrics, now_ms, status_checks, tagging, templates};
+use super::super::{launch, metrics, now_ms, status_checks, tagging, templates, troubles};
 use super::{Ec2, NO_QUEUE, bought_as, key, known, lock, unanswered};
 use crate::api::{Ec2NodeClass, NodeClaim, NodePool};
 use crate::cloud::health::Unhealthy;
 use crate::cloud::launch_group::LaunchGroup;
 use crate::cloud::{
-    Cloud, CloudError, Drift, Instance, LaunchError, LaunchRequest, Launched, Message, Override, Resolution,
+    Cloud, CloudError, Drift, Instance, LaunchError, LaunchRequest, Launched, Message, Override, Resolution, Untagged,
 };
 use crate::scheduling::offering::Catalogue;
 
@@ -122,8 +124,18 @@ impl Cloud for Ec2 {
 
     fn unhealthy(&self) -> BoxFuture<'_, Result<Vec<Unhealthy>, CloudError>> {
         async move {
-            let statuses = status_checks::describe_statuses(&self.clients.ec2).await?;
-            Ok(status_checks::unhealthy(&statuses, now_ms()))
+            let statuses = status_checks::describe_statuses(&self.clients.ec2).await;
+            match &statuses {
+                Ok(_) => self.troubles.end(troubles::STATUS_CHECKS),
+                // Whoever asks tells of that by itself, and asks no more.
+                Err(error) if error.class == Class::Unauthorized => {}
+                // It lasts: the client has tried again for minutes.
+                Err(error) => {
+                    let note = format!("instances whose status checks fail are not replaced: {error}");
+                    self.troubles.begin(troubles::STATUS_CHECKS, note);
+                }
+            }
+            Ok(status_checks::unhealthy(&statuses?, now_ms()))
         }
         .boxed()
     }
@@ -149,17 +161,8 @@ impl Cloud for Ec2 {
         Some(self.facts.load().ca_bundle.clone())
     }
 
-    fn tag<'a>(&'a self, provider_id: &'a str, node: &'a str, claim: &'a str) -> BoxFuture<'a, Result<(), CloudError>> {
-        async move {
-            let id = known(provider_id)?;
-            self.not_shifted(provider_id)?;
-            let known = tagging::tag(&self.clients, id, node, claim, &self.options.cluster_name).await?;
-            if !known && self.recent(id, now_ms()).is_some() {
-                return Err(CloudError::Other(format!("EC2 does not know {id} yet, which it just launched")));
-            }
-            Ok(())
-        }
-        .boxed()
+    fn tag<'a>(&'a self, due: &'a [Untagged]) -> BoxStream<'a, (usize, Result<(), CloudError>)> {
+        self.tag_all(due, tagging::PAUSE).boxed()
     }
 
     fn registered(&self, claim: &NodeClaim, node: &Node) {
@@ -168,11 +171,24 @@ impl Cloud for Ec2 {
 
     fn delete_unused_profiles<'a>(&'a self, used: &'a BTreeSet<String>) -> BoxFuture<'a, Result<(), CloudError>> {
         async move {
-            if !self.options.isolated_vpc {
-                let cluster = &self.options.cluster_name;
-                self.profiles.delete_unused(&self.clients, cluster, used, now_ms()).await?;
+            if self.options.isolated_vpc {
+                return Ok(());
             }
-            Ok(())
+            let cluster = &self.options.cluster_name;
+            let deleted = self.profiles.delete_unused(&self.clients, cluster, used, now_ms()).await;
+            match &deleted {
+                Ok(()) => self.troubles.end(troubles::PROFILES),
+                Err(error) if error.class == Class::Unauthorized => {
+                    let note = format!(
+                        "instance profiles that nothing uses any more are kept: allow {} in the controller's policy ({error})",
+                        error.action
+                    );
+                    self.troubles.begin(troubles::PROFILES, note);
+                }
+                // The next look is in half an hour, and nobody waits for it.
+                Err(_) => {}
+            }
+            Ok(deleted?)
         }
         .boxed()
     }
@@ -182,7 +198,11 @@ impl Cloud for Ec2 {
     }
 
     fn unreadable(&self) -> BTreeMap<&'static str, String> {
-        self.troubles.all(&self.snapshot())
+        self.troubles.unreadable(&self.snapshot())
+    }
+
+    fn unwritable(&self) -> BTreeMap<&'static str, String> {
+        self.troubles.unwritable()
     }
 
     fn release_class<'a>(&'a self, class: &'a Ec2NodeClass) -> BoxFuture<'a, Result<(), CloudError>> {

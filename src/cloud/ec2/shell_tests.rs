@@ -1,5 +1,4 @@
-use std::collections::BTreeSet;
-
+use futures::StreamExt;
 use serde_json::json;
 
 use super::super::client::wire::{self, Seen};
@@ -8,7 +7,7 @@ use super::super::messages::EventKind;
 use super::super::prepare::tests::{claim, class, facts, request};
 use super::super::subnets::Subnet;
 use super::*;
-use crate::cloud::{Cloud, LaunchDetails, LaunchError, LaunchRequest, Launched};
+use crate::cloud::{Cloud, LaunchDetails, LaunchError, LaunchRequest, Launched, Untagged};
 
 /// EC2 in a few lines: templates by name, instances by id, and what goes wrong.
 #[derive(Default)]
@@ -409,7 +408,8 @@ async fn what_ec2_does_not_describe_yet_is_neither_gone_nor_let_go() {
     assert!(world.ec2.describe(&id).await.unwrap().is_some());
     assert_eq!(world.ec2.list().await.unwrap().len(), 1);
     world.ec2.terminate(&id).await.unwrap_err();
-    world.ec2.tag(&id, "node-1", "claim-1").await.unwrap_err();
+    let due = [Untagged { provider_id: id.clone(), node: "node-1".into(), claim: "claim-1".into() }];
+    assert!(world.ec2.tag(&due).next().await.unwrap().1.is_err());
     world.fake().hide_instances = false;
     assert!(world.ec2.terminate(&id).await.unwrap(), "it is going");
     assert!(world.ec2.terminate(&id).await.unwrap());
@@ -468,4 +468,50 @@ async fn c35_in_an_isolated_vpc_a_class_is_released_without_iam() {
     Ec2::new(clients, options, facts()).release_class(&class(json!({}))).await.unwrap();
     let actions: Vec<String> = seen.lock().unwrap().iter().map(|request| request.action.clone()).collect();
     assert_eq!(actions, ["DescribeLaunchTemplates", "DeleteLaunchTemplate"]);
+}
+
+/// EC2 that answers each call with the last of these that is left.
+fn scripted(answers: Vec<Option<(u16, String)>>) -> Ec2 {
+    let answers = Mutex::new(answers);
+    let (clients, _) = wire::clients(Box::new(move |_| {
+        let mut left = answers.lock().unwrap();
+        if left.len() > 1 { left.pop().unwrap() } else { left[0].clone() }
+    }));
+    Ec2::new(clients, Options::of("c1"), facts())
+}
+
+#[tokio::test]
+async fn status_checks_that_fail_are_told_and_those_that_are_refused_are_told_elsewhere() {
+    let told = |ec2: &Ec2| ec2.unreadable().into_keys().collect::<Vec<_>>();
+    let failing = scripted(vec![wire::refusal("InvalidParameterValue", "odd")]);
+    failing.unhealthy().await.unwrap_err();
+    assert_eq!(told(&failing), ["StatusChecks"]);
+    assert!(failing.unreadable()["StatusChecks"].contains("ec2:DescribeInstanceStatus: InvalidParameterValue"));
+    let refused = scripted(vec![wire::refusal("UnauthorizedOperation", "no")]);
+    assert!(matches!(refused.unhealthy().await, Err(CloudError::Refused(_))));
+    assert!(told(&refused).is_empty());
+    let well = scripted(vec![wire::ok("DescribeInstanceStatus", "<instanceStatusSet/>")]);
+    well.troubles.begin(troubles::STATUS_CHECKS, "it failed".into());
+    assert!(well.unhealthy().await.unwrap().is_empty());
+    assert!(told(&well).is_empty(), "it is over");
+}
+
+#[tokio::test]
+async fn profiles_that_iam_does_not_let_go_are_told_until_it_does() {
+    let refusal = |code: &str| {
+        let error = format!("<Error><Type>Sender</Type><Code>{code}</Code><Message>no</Message></Error>");
+        let iam = "https://iam.amazonaws.com/doc/2010-05-08/";
+        Some((403, format!(r#"<ErrorResponse xmlns="{iam}">{error}<RequestId>r</RequestId></ErrorResponse>"#)))
+    };
+    let none = r#"<ListInstanceProfilesResponse xmlns="https://iam.amazonaws.com/doc/2010-05-08/"><ListInstanceProfilesResult>
+        <InstanceProfiles/><IsTruncated>false</IsTruncated></ListInstanceProfilesResult></ListInstanceProfilesResponse>"#;
+    let ec2 = scripted(vec![Some((200, none.to_owned())), refusal("ValidationError"), refusal("AccessDenied")]);
+    let used = BTreeSet::new();
+    let told = || ec2.unwritable().into_values().collect::<String>();
+    assert!(matches!(ec2.delete_unused_profiles(&used).await, Err(CloudError::Refused(_))));
+    assert!(told().contains("allow iam:ListInstanceProfiles in the controller's policy"), "{}", told());
+    ec2.delete_unused_profiles(&used).await.unwrap_err();
+    assert!(!told().is_empty(), "another failure says nothing of rights");
+    ec2.delete_unused_profiles(&used).await.unwrap();
+    assert_eq!(told(), "");
 }

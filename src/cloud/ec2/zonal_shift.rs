@@ -152,11 +152,13 @@ mod tests {
     use std::sync::Arc;
     use std::sync::atomic::{AtomicBool, Ordering};
 
+    use futures::StreamExt;
+
     use super::super::client::wire;
     use super::super::prepare::tests::facts;
     use super::super::{Ec2, Options};
     use super::*;
-    use crate::cloud::Cloud;
+    use crate::cloud::{Cloud, Untagged};
 
     #[test]
     fn zones_are_read_off_provider_ids() {
@@ -214,7 +216,8 @@ mod tests {
         assert!(ec2.describe(id).await.unwrap().is_some(), "as it was last seen");
         let error = ec2.terminate(id).await.unwrap_err().to_string();
         assert!(error.contains("us-east-1a is shifted away from"), "{error}");
-        ec2.tag(id, "node", "claim").await.unwrap_err();
+        let due = [Untagged { provider_id: id.into(), node: "node".into(), claim: "claim".into() }];
+        assert!(ec2.tag(&due).next().await.unwrap().1.is_err());
         ec2.describe("aws:///us-east-1a/i-2").await.unwrap_err();
         assert_eq!(calls.lock().unwrap().len(), before, "EC2 was not called");
         is_seen.store(false, Ordering::SeqCst);
