@@ -14,7 +14,7 @@ E2E := Extender Nominate Filtered Nominated Off
 CARGO_DENY_VERSION := 0.20.2
 CARGO_DENY := $(CACHE)/cargo-deny-$(CARGO_DENY_VERSION)/bin/cargo-deny
 
-.PHONY: help demo checkout bench bench-launches test build tools moto lint deny test-rust test-chart test-control-plane test-policies test-kubelets test-preflight test-ec2 test-ec2-faults test-drift test-scenarios test-e2e $(E2E:%=test-e2e-%) crds clean-cache
+.PHONY: help demo checkout bench bench-launches test build tools moto lint deny test-rust test-chart test-control-plane test-policies test-kubelets test-preflight test-ec2 test-ec2-leaving test-ec2-faults test-drift test-scenarios test-e2e $(E2E:%=test-e2e-%) crds clean-cache
 
 help: ## Say what can be made
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | column -t -s "$$(printf '\t')"
@@ -28,7 +28,7 @@ test: ## Every test
 	$(MAKE) -j2 build tools moto
 	$(MAKE) -j2 --output-sync=target test-rust test-preflight test-control-plane test-chart test-kubelets test-scenarios
 	$(MAKE) test-e2e
-	$(MAKE) -j2 --output-sync=target test-ec2-faults test-drift test-ec2
+	$(MAKE) -j2 --output-sync=target test-ec2-faults test-ec2-leaving test-drift test-ec2
 	@echo "make test: all passed"
 
 # Tests know the folder that they were built in. Cargo doesn't see that another checkout built them in the same cache.
@@ -79,6 +79,9 @@ test-preflight: build tools moto ## stowage preflight against moto
 test-ec2: build tools moto ## The whole service on EC2's wire protocol
 	$(PYTHON) e2e/ec2_test.py
 
+test-ec2-leaving: build tools moto ## The same: interruptions, status checks, vanished instances, drains with an end
+	$(PYTHON) e2e/ec2_leaving_test.py
+
 test-ec2-faults: build tools moto ## What becomes of pods when EC2 throttles, fails, loses answers and runs out
 	$(PYTHON) e2e/ec2_faults_test.py
 
@@ -100,7 +103,7 @@ bench-launches: tools moto ## Calls per 1,000 launches and time from plan to Cre
 	cargo build --release --locked
 	@mkdir -p $(CARGO_TARGET_DIR)/bench && rm -f $(CARGO_TARGET_DIR)/bench/launches.json
 	STOWAGE_BIN=$(CARGO_TARGET_DIR)/release/stowage STOWAGE_EC2_FIGURES=$(CARGO_TARGET_DIR)/bench/launches.json $(PYTHON) e2e/ec2_test.py Launches
-	$(PYTHON) benches/launches.py $(CARGO_TARGET_DIR)/bench/launches.json | tee $(CARGO_TARGET_DIR)/bench/launches.md
+	set -o pipefail; $(PYTHON) benches/launches.py $(CARGO_TARGET_DIR)/bench/launches.json | tee $(CARGO_TARGET_DIR)/bench/launches.md
 
 crds: ## Write crds/ anew from src/api, and what is made from it
 	STOWAGE_REGENERATE=1 cargo test --locked --quiet --lib api::crds

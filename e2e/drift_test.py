@@ -6,7 +6,7 @@ EC2NodeClass comes to (with moto), are replaced, within the budgets and only onc
 import unittest
 
 import e2e_test
-import ec2_test
+import ec2_service
 import observe
 import workloads
 from observe import bound_to, condition, holds, key, leaving
@@ -113,14 +113,14 @@ class Drift(e2e_test.Service):
         self.no_errors()
 
 
-class OnEc2(ec2_test.Service):
+class OnEc2(ec2_service.Service):
     """What a node class comes to, in moto: two nodes with a pod each."""
 
     NODES = 2
 
     @classmethod
     def pools(cls):
-        pool = ec2_test.small("drift", "on-demand")
+        pool = ec2_service.small("drift", "on-demand")
         pool["spec"]["disruption"] |= {"consolidateAfter": "Never", "budgets": [{"nodes": "1"}]}
         return [pool]
 
@@ -147,7 +147,7 @@ class OnEc2(ec2_test.Service):
         self.no_errors()
 
     def test_1_a_field_of_the_class(self):
-        self.plane.apply(*ec2_test.one_a_node(SPACE, self.NODES, "drift"))
+        self.plane.apply(*ec2_service.one_a_node(SPACE, self.NODES, "drift"))
         self.bound(SPACE, self.NODES, 90)
         self.assertEqual(self.drifted(), [])
         before = [key(claim) for claim in self.claims()]

@@ -13,7 +13,7 @@ import faults
 import harness
 import observe
 import workloads
-from ec2_test import CLAIM, CLUSTER, Service, node_class, one_a_node
+from ec2_service import CLAIM, CLUSTER, Service, node_class, one_a_node
 from observe import condition, holds, key
 
 TEAMS = {

@@ -11,6 +11,7 @@ before, and with other parameters it is refused.
 import collections
 import contextlib
 import dataclasses
+import datetime
 import http.client
 import http.server
 import random
@@ -56,10 +57,10 @@ class Call:
     def is_ec2(self):
         return self.form.get("Version") == EC2_VERSION
 
-    def members(self, prefix):
-        """The values of `prefix.1`, `prefix.2`, …"""
+    def members(self, prefix, suffix=""):
+        """The values of `prefix.1`, `prefix.2`, …, each with the suffix after its number."""
         found, number = [], 1
-        while (value := self.form.get(f"{prefix}.{number}")) is not None:
+        while (value := self.form.get(f"{prefix}.{number}{suffix}")) is not None:
             found.append(value)
             number += 1
         return found
@@ -74,6 +75,21 @@ class Call:
     @property
     def count(self):
         return int(self.form["TargetCapacitySpecification.TotalTargetCapacity"])
+
+    @property
+    def names_instances(self):
+        """Whether it is about instances that are named by their ids."""
+        return bool(self.members("InstanceId")) or self.form.get("Filter.1.Name") == "instance-id"
+
+    def tags(self):
+        """The tags of what it makes, by resource type."""
+        found, number = {}, 1
+        while kind := self.form.get(f"TagSpecification.{number}.ResourceType"):
+            prefix = f"TagSpecification.{number}.Tag"
+            pairs = zip(self.members(prefix, ".Key"), self.members(prefix, ".Value"))
+            found[kind] = dict(pairs)
+            number += 1
+        return found
 
     def with_form(self, form):
         body = urllib.parse.urlencode(form).encode()
@@ -389,6 +405,33 @@ def without_images(hidden):
         if call.action != "DescribeImages":
             return refuse(call, forward)
         return without_items(forward(call), "{*}imagesSet", lambda item: item.findtext("{*}imageId") in hidden)
+
+    return fault
+
+
+def failed_check(id, check, seconds):
+    """An instance whose check, `instance` or `system`, has failed for so long: the filter that finds it, and what EC2 says of it."""
+    since = datetime.datetime.fromtimestamp(time.time() - seconds, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.000Z")
+    detail = f"<item><impairedSince>{since}</impairedSince><name>reachability</name><status>failed</status></item>"
+    status = f"<{check}Status><details>{detail}</details><status>impaired</status></{check}Status>"
+    return f"{check}-status.status", f"<item><instanceId>{id}</instanceId>{status}</item>"
+
+
+def scheduled_event(id, description):
+    """An instance that EC2 means to retire: the filter that finds it, and what EC2 says of it."""
+    event = f"<item><code>instance-retirement</code><description>{description}</description></item>"
+    return "event.code", f"<item><instanceId>{id}</instanceId><eventsSet>{event}</eventsSet></item>"
+
+
+def unhealthy(*found):
+    """Instances of `failed_check` and `scheduled_event` are unhealthy, and no others. As in EC2, a filter finds those of which it is true."""
+
+    def fault(call, _):
+        if call.action != "DescribeInstanceStatus":
+            return None
+        items = "".join(text for filter, text in found if filter == call.form["Filter.1.Name"])
+        body = f'<DescribeInstanceStatusResponse xmlns="{NAMESPACE}"><instanceStatusSet>{items}</instanceStatusSet></DescribeInstanceStatusResponse>'
+        return Reply(200, body.encode())
 
     return fault
 

@@ -205,7 +205,10 @@ async fn serve(args: &ControllerArgs) -> anyhow::Result<()> {
     };
     let client = kube::Client::try_from(config.clone()).context("making a client of the API server")?;
     // On a connection of its own: the lease must not wait behind hundreds of claims that are written at once.
-    let own = kube::Client::try_from(config).context("making a client of the API server for the lease")?;
+    let own = kube::Client::try_from(config.clone()).context("making a client of the API server for the lease")?;
+    let mut once = config;
+    once.default_retry = false;
+    let evictions = kube::Client::try_from(once).context("making a client of the API server for evictions")?;
     let election = (!args.disable_leader_election).then(|| {
         let host = std::env::var("HOSTNAME").unwrap_or_else(|_| "stowage".into());
         let identity = format!("{host}_{}_{}", std::process::id(), system_now_ms());
@@ -236,7 +239,8 @@ async fn serve(args: &ControllerArgs) -> anyhow::Result<()> {
     if args.placement != Placement::Off {
         tokio::spawn(view::show(Arc::clone(&cluster), Arc::clone(&state.view)));
     }
-    let lead = lead(args, client, election, cluster, controller_metrics, Arc::clone(&state), stopped.clone());
+    let lead =
+        lead(args, client, evictions, election, cluster, controller_metrics, Arc::clone(&state), stopped.clone());
     let lead = tokio::spawn(lead);
     let mut end = stopped.clone();
     let mut lead = lead;
@@ -341,6 +345,7 @@ fn simulated(args: &ControllerArgs) -> anyhow::Result<Arc<SimulatedEc2>> {
 fn lead(
     args: &ControllerArgs,
     client: kube::Client,
+    evictions: kube::Client,
     mut election: Option<Candidate>,
     cluster: Arc<Cluster>,
     metrics: ControllerMetrics,
@@ -395,7 +400,7 @@ fn lead(
                 simulated
             }
         };
-        let ctx = Arc::new(Context::new(client, cluster, cloud, settings, metrics));
+        let ctx = Arc::new(Context::new(client, evictions, cluster, cloud, settings, metrics));
         if ctx.cloud.instance_ca().is_some() {
             loops.spawn(tagging::run(Arc::clone(&ctx)));
             loops.spawn(discovery::run(Arc::clone(&ctx)));

@@ -45,6 +45,9 @@ pub struct Settings {
 pub struct Context {
     /// The API server.
     pub client: Client,
+    /// The API server, for evictions: asked once. That a budget refuses one (429) is an answer, which the client's own
+    /// retries would keep back for minutes, past the end of a drain.
+    pub evictions: Client,
     /// The watched state.
     pub cluster: Arc<Cluster>,
     /// The cloud.
@@ -70,6 +73,7 @@ impl Context {
     /// Puts a context together.
     pub fn new(
         client: Client,
+        evictions: Client,
         cluster: Arc<Cluster>,
         cloud: Arc<dyn Cloud>,
         settings: Settings,
@@ -77,7 +81,8 @@ impl Context {
     ) -> Self {
         let reporter = Reporter { controller: "stowage".into(), instance: None };
         let recorder = Recorder::new(client.clone(), reporter);
-        Self { client, cluster, cloud, settings, metrics, claimed: Notify::new(), recorder, said: Mutex::default() }
+        let claimed = Notify::new();
+        Self { client, evictions, cluster, cloud, settings, metrics, claimed, recorder, said: Mutex::default() }
     }
 
     /// Pools that may buy now, with what they may buy.

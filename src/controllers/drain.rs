@@ -66,7 +66,7 @@ pub async fn step(ctx: &Arc<Context>, claim: &NodeClaim, node: &Node) -> Result<
         )
     };
     let evictions = evict.into_iter().map(|(namespace, pod, uid)| {
-        let api: Api<Pod> = Api::namespaced(ctx.client.clone(), &namespace);
+        let api: Api<Pod> = Api::namespaced(ctx.evictions.clone(), &namespace);
         async move {
             let delete = DeleteParams {
                 preconditions: Some(Preconditions { uid: Some(uid.clone()), resource_version: None }),
