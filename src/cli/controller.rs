@@ -204,10 +204,11 @@ async fn serve(args: &ControllerArgs) -> anyhow::Result<()> {
         namespace => namespace.to_owned(),
     };
     let client = kube::Client::try_from(config.clone()).context("making a client of the API server")?;
-    // On a connection of its own: the lease must not wait behind hundreds of claims that are written at once.
-    let own = kube::Client::try_from(config.clone()).context("making a client of the API server for the lease")?;
+    // On a connection of its own: the lease must not wait behind hundreds of claims that are written at once. Nor behind the
+    // client's own retries, which take longer than it lasts.
     let mut once = config;
     once.default_retry = false;
+    let own = kube::Client::try_from(once.clone()).context("making a client of the API server for the lease")?;
     let evictions = kube::Client::try_from(once).context("making a client of the API server for evictions")?;
     let election = (!args.disable_leader_election).then(|| {
         let host = std::env::var("HOSTNAME").unwrap_or_else(|_| "stowage".into());

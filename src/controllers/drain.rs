@@ -46,23 +46,25 @@ pub fn next_group<'a>(waiting: &[&'a PodRecord]) -> Vec<&'a PodRecord> {
 }
 
 /// One look at a draining node: taints it if need be and asks for the next evictions. What can't be evicted now is asked
-/// for again at the next look; true when that is all there is to do.
+/// for again at the next look. Returns, when budgets are all that is in the way, until when to look less and less often,
+/// milliseconds since the epoch: then a pod is due to be deleted whatever its budget says.
 ///
 /// # Errors
 /// The API server's, on writing the node.
-pub async fn step(ctx: &Arc<Context>, claim: &NodeClaim, node: &Node) -> Result<bool, kube::Error> {
+pub async fn step(ctx: &Arc<Context>, claim: &NodeClaim, node: &Node) -> Result<Option<i64>, kube::Error> {
     let name = node.name_any();
     close(ctx, node).await?;
     let deadline = termination_deadline(claim);
     let now = now_ms();
-    let (evict, force): (Vec<(String, String, String)>, Vec<_>) = {
+    let (evict, force, until): (Vec<(String, String, String)>, Vec<_>, i64) = {
         let state = ctx.cluster.read();
         let waiting = waiting(&state, claim, &name, now);
         let id = |pod: &PodRecord| (pod.namespace.clone(), pod.name.clone(), pod.uid.clone());
         let late = |pod: &PodRecord| deadline.is_some_and(|at| forced(pod, at, now));
         (
             next_group(&waiting).into_iter().filter(|pod| !late(pod)).map(id).collect(),
-            waiting.into_iter().filter(|pod| late(pod)).map(id).collect(),
+            waiting.iter().copied().filter(|pod| late(pod)).map(id).collect(),
+            deadline.map_or(i64::MAX, |at| next_forced(&waiting, at, now)),
         )
     };
     let evictions = evict.into_iter().map(|(namespace, pod, uid)| {
@@ -109,7 +111,7 @@ pub async fn step(ctx: &Arc<Context>, claim: &NodeClaim, node: &Node) -> Result<
             _ => {}
         }
     }
-    Ok(blocked > 0)
+    Ok((blocked > 0).then_some(until))
 }
 
 /// Whether a node is closed.
@@ -143,10 +145,22 @@ pub async fn close(ctx: &Context, node: &Node) -> Result<(), kube::Error> {
 /// given more time than there is.
 fn forced(pod: &PodRecord, deadline_ms: i64, now_ms: i64) -> bool {
     match pod.deleting_since_ms {
-        None => now_ms > deadline_ms - pod.grace_seconds * 1_000,
+        None => now_ms > last_call(pod, deadline_ms),
         // Deleting it again sets the end of its grace to no less than a second from now.
         Some(end) => end > deadline_ms.max(now_ms + 2_000),
     }
+}
+
+/// Until when a pod may be left running for the node to be drained by the deadline, milliseconds since the epoch.
+fn last_call(pod: &PodRecord, deadline_ms: i64) -> i64 {
+    deadline_ms - pod.grace_seconds * 1_000
+}
+
+/// When the next of these pods has to be deleted, milliseconds since the epoch; never is the end of time.
+fn next_forced(waiting: &[&PodRecord], deadline_ms: i64, now_ms: i64) -> i64 {
+    let running = waiting.iter().filter(|pod| pod.deleting_since_ms.is_none());
+    let ahead = running.map(|pod| last_call(pod, deadline_ms) + 1).filter(|at| *at > now_ms);
+    ahead.min().unwrap_or(i64::MAX)
 }
 
 /// When a drain must be over, milliseconds since the epoch: as it was written on the claim, else its deletion and termination
@@ -198,6 +212,17 @@ mod tests {
         assert_eq!(written("soon"), Some(3_700_000), "what can't be read is absent");
         assert_eq!(unwritten_deadline(&claim(&json!({}))), Some(3_700_000));
         assert_eq!(unwritten_deadline(&claim(&json!({(labels::TERMINATION_TIMESTAMP): "soon"}))), None);
+    }
+
+    #[test]
+    fn a_drain_that_budgets_hold_up_is_looked_at_again_when_a_pod_has_to_go() {
+        let running = |grace: i64| pod("p", json!({"spec": {"terminationGracePeriodSeconds": grace}}));
+        let leaving = pod("q", json!({"metadata": {"deletionTimestamp": "1970-01-01T00:00:01Z"}}));
+        let (short, long) = (running(10), running(40));
+        assert_eq!(next_forced(&[&short, &long, &leaving], 100_000, 0), 60_001);
+        assert_eq!(next_forced(&[&short, &long, &leaving], 100_000, 60_001), 90_001, "one is due already");
+        assert!(forced(&long, 100_000, 60_001) && !forced(&long, 100_000, 60_000));
+        assert_eq!(next_forced(&[&leaving], 100_000, 0), i64::MAX);
     }
 
     #[test]

@@ -164,6 +164,16 @@ fn missing(claim: &NodeClaim, node: &Node) -> Option<&'static str> {
     None
 }
 
+/// How long a claim is left alone after a step.
+enum Wait {
+    /// Not at all.
+    No,
+    /// So long, milliseconds.
+    For(i64),
+    /// Longer each time, but not past this, milliseconds since the epoch.
+    Longer(i64),
+}
+
 #[derive(Default)]
 struct Work {
     busy: HashSet<String>,
@@ -189,16 +199,16 @@ pub async fn run(ctx: Arc<Context>) {
                     Ok(wait) => wait,
                     Err(Failure::Hopeless(reason, why)) => {
                         give_up(&ctx, &name, reason, &why).await;
-                        None
+                        Wait::No
                     }
-                    Err(Failure::Api(error)) if is_not_found(&error) => Some(POLL_MS),
+                    Err(Failure::Api(error)) if is_not_found(&error) => Wait::For(POLL_MS),
                     Err(Failure::Api(error)) if is_conflict(&error) => {
                         look_again(&ctx, &name).await;
-                        Some(-1)
+                        Wait::Longer(i64::MAX)
                     }
                     Err(error) => {
                         tracing::warn!(claim = name, ?step, %error, "step failed, trying again");
-                        Some(-1)
+                        Wait::Longer(i64::MAX)
                     }
                 };
                 {
@@ -206,14 +216,15 @@ pub async fn run(ctx: Arc<Context>) {
                     work.busy.remove(&name);
                     work.launching -= usize::from(step == Step::Launch);
                     match wait {
-                        None => {
+                        Wait::No => {
                             work.later.remove(&name);
                         }
-                        Some(-1) => {
+                        Wait::Longer(until) => {
                             let last = work.later.get(&name).map_or(BACKOFF_MS.0, |(_, wait)| *wait);
-                            work.later.insert(name, (now_ms() + last, (last * 2).min(BACKOFF_MS.1)));
+                            let at = (now_ms() + last).min(until);
+                            work.later.insert(name, (at, (last * 2).min(BACKOFF_MS.1)));
                         }
-                        Some(wait) => {
+                        Wait::For(wait) => {
                             work.later.insert(name, (now_ms() + wait, BACKOFF_MS.0));
                         }
                     }
@@ -263,12 +274,12 @@ fn due(state: &State, work: &Mutex<Work>, now: i64) -> Vec<(String, Step)> {
     out
 }
 
-/// Does one step. Returns how long to leave the claim alone afterwards, milliseconds.
-async fn take(ctx: &Arc<Context>, name: &str, step: &Step) -> Result<Option<i64>, Failure> {
+/// Does one step. Returns how long to leave the claim alone afterwards.
+async fn take(ctx: &Arc<Context>, name: &str, step: &Step) -> Result<Wait, Failure> {
     let (claim, node) = {
         let state = ctx.cluster.read();
         let Some(claim) = state.claims.get(name).cloned() else {
-            return Ok(None);
+            return Ok(Wait::No);
         };
         let node = state.node_of(&claim).cloned();
         (claim, node)
@@ -283,7 +294,7 @@ async fn take(ctx: &Arc<Context>, name: &str, step: &Step) -> Result<Option<i64>
         (Step::Launch, _) => launch::launch(ctx, &claim).await?,
         (Step::GiveUp(reason), _) => {
             give_up(ctx, name, reason, "it did not come up in time").await;
-            return Ok(Some(POLL_MS));
+            return Ok(Wait::For(POLL_MS));
         }
         // Spread over partitions must not be judged by a label that is yet to come.
         (Step::Sync, Some(_)) if launch::lacks_partition(&claim) => {
@@ -292,12 +303,14 @@ async fn take(ctx: &Arc<Context>, name: &str, step: &Step) -> Result<Option<i64>
                 return Err(Failure::Hopeless("registration_timeout", why));
             }
             let learnt = launch::learn_partition(ctx, &claim).await?;
-            return Ok((!learnt).then_some(PARTITION_POLL_MS));
+            return Ok(if learnt { Wait::No } else { Wait::For(PARTITION_POLL_MS) });
         }
         (Step::Sync, Some(node)) => {
             ctx.patch_node(&node.name_any(), &sync_patch(&claim, node)).await?;
         }
-        (Step::Open, Some(node)) => return Ok(placement::open(ctx, &claim, node).await?),
+        (Step::Open, Some(node)) => {
+            return Ok(placement::open(ctx, &claim, node).await?.map_or(Wait::No, Wait::For));
+        }
         (Step::Register, Some(node)) => {
             let note = json!({"nodeName": node.name_any()});
             set(ctx, &claim, "Registered", None, Some(note)).await?;
@@ -310,7 +323,7 @@ async fn take(ctx: &Arc<Context>, name: &str, step: &Step) -> Result<Option<i64>
         }
         (Step::Explain(reason), _) => {
             set(ctx, &claim, "Initialized", Some(reason), None).await?;
-            return Ok(Some(POLL_MS));
+            return Ok(Wait::For(POLL_MS));
         }
         (Step::WriteDeadline(at), _) => {
             let at = rfc3339(*at);
@@ -323,14 +336,13 @@ async fn take(ctx: &Arc<Context>, name: &str, step: &Step) -> Result<Option<i64>
         (Step::FollowNode, _) => delete_claim(ctx, &claim).await?,
         (Step::Drain, Some(node)) => {
             // Where only budgets are in the way, asking again and again helps nobody.
-            let blocked = drain::step(ctx, &claim, node).await?;
-            return Ok(Some(if blocked { -1 } else { POLL_MS }));
+            return Ok(drain::step(ctx, &claim, node).await?.map_or(Wait::For(POLL_MS), Wait::Longer));
         }
         (Step::Terminate, node) => return terminate(ctx, &claim, node.as_deref()).await,
         // The node went away between the look and the step: look again.
         (_, _) => {}
     }
-    Ok(None)
+    Ok(Wait::No)
 }
 
 /// Reads a claim and its Node anew, after a conflict. Under a burst the watch lags behind, and to write again on what it shows
@@ -453,7 +465,7 @@ fn same_uid(uid: Option<String>) -> DeleteParams {
 }
 
 /// Terminates a claim's instance; when it is gone, lets go of the Node and then of the claim.
-async fn terminate(ctx: &Context, claim: &NodeClaim, node: Option<&Node>) -> Result<Option<i64>, Failure> {
+async fn terminate(ctx: &Context, claim: &NodeClaim, node: Option<&Node>) -> Result<Wait, Failure> {
     let cloud = |error: crate::cloud::CloudError| Failure::Later(format!("terminating its instance: {error}"));
     let ids = if let Some(id) = claim.status.as_ref().and_then(|status| status.provider_id.clone()) {
         vec![id]
@@ -466,7 +478,7 @@ async fn terminate(ctx: &Context, claim: &NodeClaim, node: Option<&Node>) -> Res
     // Each is asked for, whatever becomes of the others.
     let going = join_all(ids.iter().map(|id| ctx.cloud.terminate(id))).await;
     if going.iter().any(|going| matches!(going, Ok(true))) {
-        return Ok(Some(POLL_MS));
+        return Ok(Wait::For(POLL_MS));
     }
     going.into_iter().collect::<Result<Vec<bool>, _>>().map_err(cloud)?;
     if let Some(node) = node {
@@ -478,7 +490,7 @@ async fn terminate(ctx: &Context, claim: &NodeClaim, node: Option<&Node>) -> Res
     })
     .await?;
     tracing::info!(claim = claim.name_any(), "terminated");
-    Ok(Some(POLL_MS))
+    Ok(Wait::For(POLL_MS))
 }
 
 /// Takes our finalizer off a Node.
