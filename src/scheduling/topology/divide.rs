@@ -290,20 +290,18 @@ impl Topology {
         domain: usize,
         possible: &Possible,
         followers: &[&Waiting],
-    ) -> [i64; 13] {
+    ) -> [i64; 12] {
         let wide = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
         let blocked = followers
             .iter()
             .filter(|w| w.concerned.iter().zip(&w.possible).any(|((k, _), p)| *k == key && !p[domain].open()))
             .count();
-        let (mut level, mut foreign, mut soft, mut skewed) = (0, 0, 0, 0);
+        let (mut level, mut soft, mut skewed) = (0, 0, 0);
         for s in &rules.spread {
             let count = s.base[domain] + self.counters[s.counter].planned[domain];
-            if s.hard && s.own == 0 {
-                // It keeps to others' counts without changing them: where those allow it, what it changes itself comes first.
-                foreign += count;
-            } else if s.hard {
-                level += count;
+            if s.hard {
+                // Who keeps to others' counts doesn't change them: wherever those allow it is as good.
+                level += if s.own > 0 { count } else { 0 };
             } else {
                 soft += count;
                 let nowhere = self.keys[key].absent == Some(domain);
@@ -319,7 +317,6 @@ impl Topology {
             wide(blocked),
             level,
             others,
-            foreign,
             skewed,
             wide(possible.level),
             disliked,
