@@ -423,13 +423,14 @@ def scheduled_event(id, description):
     return "event.code", f"<item><instanceId>{id}</instanceId><eventsSet>{event}</eventsSet></item>"
 
 
-def unhealthy(*found):
-    """Instances of `failed_check` and `scheduled_event` are unhealthy, and no others. As in EC2, a filter finds those of which it is true."""
+def unhealthy(found):
+    """The instances of those `failed_check` and `scheduled_event` that `found()` lists at a call are unhealthy, and no others. As in
+    EC2, a filter finds those of which it is true."""
 
     def fault(call, _):
         if call.action != "DescribeInstanceStatus":
             return None
-        items = "".join(text for filter, text in found if filter == call.form["Filter.1.Name"])
+        items = "".join(text for filter, text in found() if filter == call.form["Filter.1.Name"])
         body = f'<DescribeInstanceStatusResponse xmlns="{NAMESPACE}"><instanceStatusSet>{items}</instanceStatusSet></DescribeInstanceStatusResponse>'
         return Reply(200, body.encode())
 

@@ -185,7 +185,10 @@ fn problem_of(
             labels: node_labels,
         };
         for daemon in &problem.daemons {
-            if daemon.class.accepts_node(&state.labels, &name) && daemon.class.untolerated(&state.taints).is_none() {
+            if daemon.class.requests.may_run_on(&state.allocatable)
+                && daemon.class.accepts_node(&state.labels, &name)
+                && daemon.class.untolerated(&state.taints).is_none()
+            {
                 state.daemon_reserve.add(&daemon.class.requests);
                 // Where its pod is there already, the ports are taken either way.
                 state.daemons.extend(Some(&daemon.class).filter(|class| !class.host_ports.is_empty()).cloned());

@@ -145,19 +145,25 @@ pub enum LaunchError {
         reason: String,
     },
     /// Anything else; whether an instance was launched is not known, so retry with the same token.
-    #[error("launch failed: {0}")]
-    Other(String),
+    #[error("launch failed: {message}")]
+    Other {
+        /// In a word, as the NodeClaim's Launched condition says it.
+        reason: &'static str,
+        /// What is known of it.
+        message: String,
+    },
 }
 
 impl LaunchError {
-    /// Why, in a word, as the NodeClaim's Launched condition says it.
-    pub fn reason(&self) -> &'static str {
-        match self {
-            Self::Rejected { reason, .. } => reason,
-            Self::Throttled => "RequestLimitExceeded",
-            other => ec2::errors::reason(&other.to_string()),
-        }
+    /// A failure of which no more is known than this text.
+    pub fn other(message: impl Into<String>) -> Self {
+        Self::Other { reason: "LaunchFailed", message: message.into() }
     }
+}
+
+/// An error's text without the details of a refusal, which EC2 encrypts anew each time.
+pub fn lasting(text: &str) -> &str {
+    text.split_once("Encoded authorization failure message").map_or(text, |(lasting, _)| lasting).trim_end()
 }
 
 /// A failure of any other call.

@@ -357,13 +357,14 @@ fn held(state: &State, holds: &Holds, claim: &str) -> Vec<PodEntry> {
 /// Requests of the daemon pods that belong on a Node and aren't there yet.
 pub fn daemons_to_come(state: &State, node: &Node) -> Resources {
     let pods = state.pods_on(&node.name_any()).filter_map(|pod| pod.entry.clone().ok()).collect();
+    let allocatable = node.status.as_ref().and_then(|status| status.allocatable.as_ref());
     let taints = node.spec.iter().flat_map(|spec| spec.taints.iter().flatten());
     let lasting = taints.filter(|taint| !is_ephemeral(taint) && taint.key != labels::GUARD_TAINT).cloned().collect();
     let mut out = NodeState {
         name: Arc::from(node.name_any()),
         labels: node.labels().clone(),
         taints: lasting,
-        allocatable: Resources::default(),
+        allocatable: allocatable.map(read).unwrap_or_default(),
         pods,
         daemon_reserve: Resources::default(),
         daemons: Vec::new(),
@@ -380,7 +381,9 @@ fn reserve_for_daemons(state: &State, node: &mut NodeState) {
     for daemon in state.daemons.values() {
         let present = node.pods.iter().any(|pod| pod.owner.as_ref() == Some(&daemon.uid));
         let class = &daemon.daemon.class;
-        if !present && class.accepts_node(&node.labels, &node.name) && class.untolerated(&node.taints).is_none() {
+        let runs = class.requests.may_run_on(&node.allocatable);
+        if runs && !present && class.accepts_node(&node.labels, &node.name) && class.untolerated(&node.taints).is_none()
+        {
             node.daemon_reserve.add(&class.requests);
             node.daemons.extend(Some(class).filter(|class| !class.host_ports.is_empty()).cloned());
         }

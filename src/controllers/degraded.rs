@@ -71,6 +71,7 @@ mod tests {
         assert_eq!(reasons, ["ZonesUnreadable", "PricesReadable"]);
         assert_eq!(news(&one, &none), [(false, "PricesReadable".to_owned(), "it can be read again".to_owned())]);
     }
+
     #[test]
     fn what_can_not_be_written_has_words_of_its_own() {
         let one: Troubles = [("InstanceTags", "refused".to_owned())].into();

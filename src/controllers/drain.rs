@@ -6,10 +6,11 @@ use futures::{StreamExt, stream};
 use k8s_openapi::api::core::v1::{Node, Pod, Taint};
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{DeleteParams, EvictParams, Preconditions};
+use kube::core::Status;
 use kube::{Api, ResourceExt};
 use serde_json::json;
 
-use super::context::{Context, is_not_found, pod_reference, reference};
+use super::context::{Context, is_conflict, is_not_found, pod_reference, reference};
 use crate::api::{NodeClaim, labels};
 use crate::cluster::{PodRecord, State, now_ms};
 
@@ -46,7 +47,7 @@ pub fn next_group<'a>(waiting: &[&'a PodRecord]) -> Vec<&'a PodRecord> {
 }
 
 /// One look at a draining node: taints it if need be and asks for the next evictions. What can't be evicted now is asked
-/// for again at the next look. Returns, when budgets are all that is in the way, until when to look less and less often,
+/// for again at the next look. Returns, when asking again soon is of no use, until when to look less and less often,
 /// milliseconds since the epoch: then a pod is due to be deleted whatever its budget says.
 ///
 /// # Errors
@@ -79,39 +80,54 @@ pub async fn step(ctx: &Arc<Context>, claim: &NodeClaim, node: &Node) -> Result<
         }
     });
     let mut results = stream::iter(evictions).buffer_unordered(CONCURRENCY);
-    let mut blocked = 0;
+    let (mut blocked, mut busy) = (0, false);
     while let Some((result, pod)) = results.next().await {
         match result {
             Ok(()) => {
                 ctx.metrics.evictions.with_label_values(&["ok"]).inc();
                 ctx.event(pod, false, "Evicted", &format!("node {name} is going away")).await;
             }
-            Err(kube::Error::Api(status)) if status.code == 429 || status.code == 500 => {
+            Err(error) if is_not_found(&error) || is_conflict(&error) => {}
+            Err(kube::Error::Api(status)) if is_budgets(&status) => {
                 ctx.metrics.evictions.with_label_values(&["refused"]).inc();
                 blocked += 1;
             }
-            Err(kube::Error::Api(status)) if status.code == 404 || status.code == 409 => {}
-            Err(error) => tracing::warn!(node = name, %error, "eviction failed, trying again"),
+            Err(error) => {
+                ctx.metrics.evictions.with_label_values(&["failed"]).inc();
+                tracing::warn!(node = name, %error, "eviction failed, trying again");
+                busy = true;
+            }
         }
     }
     if blocked > 0 {
         let note = format!("{blocked} pods can't be evicted now without breaking their PodDisruptionBudget");
         ctx.event(reference(node), true, "FailedDraining", &note).await;
     }
+    let mut undeleted = false;
     for (namespace, pod, uid) in force {
         let left = deadline.map_or(1, |at| ((at - now) / 1_000).max(1));
-        let api: Api<Pod> = Api::namespaced(ctx.client.clone(), &namespace);
+        let api: Api<Pod> = Api::namespaced(ctx.evictions.clone(), &namespace);
         let params = DeleteParams {
             grace_period_seconds: u32::try_from(left).ok(),
             preconditions: Some(Preconditions { uid: Some(uid), resource_version: None }),
             ..DeleteParams::default()
         };
         match api.delete(&pod, &params).await {
-            Err(error) if !is_not_found(&error) => tracing::warn!(node = name, pod, %error, "pod could not be deleted"),
+            Err(error) if !is_not_found(&error) => {
+                tracing::warn!(node = name, pod, %error, "pod could not be deleted, trying again");
+                undeleted = true;
+            }
             _ => {}
         }
     }
-    Ok((blocked > 0).then_some(until))
+    Ok((!undeleted && (blocked > 0 || busy)).then_some(until))
+}
+
+/// Whether an eviction was refused for the sake of PodDisruptionBudgets: one allows no more, or there are several (500). An API
+/// server that is asked too much answers 429, too, without that cause.
+fn is_budgets(status: &Status) -> bool {
+    let causes = status.details.iter().flat_map(|details| &details.causes);
+    status.code == 500 || (status.code == 429 && causes.into_iter().any(|cause| cause.reason == "DisruptionBudget"))
 }
 
 /// Whether a node is closed.
@@ -165,7 +181,7 @@ fn next_forced(waiting: &[&PodRecord], deadline_ms: i64, now_ms: i64) -> i64 {
 
 /// When a drain must be over, milliseconds since the epoch: as it was written on the claim, else its deletion and termination
 /// grace period.
-fn termination_deadline(claim: &NodeClaim) -> Option<i64> {
+pub fn termination_deadline(claim: &NodeClaim) -> Option<i64> {
     if let Some(text) = claim.annotations().get(labels::TERMINATION_TIMESTAMP)
         && let Ok(at) = text.parse::<Timestamp>()
     {
@@ -223,6 +239,16 @@ mod tests {
         assert_eq!(next_forced(&[&short, &long, &leaving], 100_000, 60_001), 90_001, "one is due already");
         assert!(forced(&long, 100_000, 60_001) && !forced(&long, 100_000, 60_000));
         assert_eq!(next_forced(&[&leaving], 100_000, 0), i64::MAX);
+    }
+
+    #[test]
+    fn only_a_budget_is_said_to_refuse_an_eviction() {
+        let said = |code: u16, cause: Option<&str>| {
+            let causes: Vec<_> = cause.map(|reason| json!({"reason": reason, "message": "m"})).into_iter().collect();
+            is_budgets(&serde_json::from_value(json!({"code": code, "details": {"causes": causes}})).unwrap())
+        };
+        assert!(said(429, Some("DisruptionBudget")) && said(500, None));
+        assert!(!said(429, None) && !said(429, Some("Other")) && !said(503, Some("DisruptionBudget")));
     }
 
     #[test]

@@ -14,7 +14,7 @@ use super::provisioner::claim_event;
 use crate::api::conditions::{Conditions, LAUNCHED, NODE_CLAIM_DEPENDENTS};
 use crate::api::{Ec2NodeClass, NodeClaim, hash, labels};
 use crate::cloud::launch_group::{self, LaunchGroup};
-use crate::cloud::{Instance, LaunchDetails, LaunchError, LaunchRequest, Launched, Override, ReservedIn};
+use crate::cloud::{Instance, LaunchDetails, LaunchError, LaunchRequest, Launched, Override, ReservedIn, lasting};
 use crate::cluster::now_ms;
 use crate::scheduling::offering::{Catalogue, InstanceType, MicroUsd, OFFERING_LABELS, Offering};
 use crate::scheduling::requirement::Requirements;
@@ -23,10 +23,8 @@ use crate::scheduling::resources::Resources;
 /// Resource of the interfaces that an instance has only where it is launched with them.
 const EFA: &str = "vpc.amazonaws.com/efa";
 
-/// Longest message of a condition that says why a claim isn't launched (core reference 5.2).
+/// Longest message of a failure that nobody has named (core reference 5.2).
 const CONDITION_BYTES: usize = 300;
-/// What EC2 writes before the details of a refusal, which it encrypts anew each time.
-const ENCODED: &str = "Encoded authorization failure message";
 
 /// Why a launch did not come about.
 #[derive(Debug, thiserror::Error)]
@@ -136,8 +134,9 @@ fn outcome(error: &LaunchError) -> (Fate, Option<&'static str>, String) {
             (Fate::Deleted("nodeclass_not_ready"), None, format!("EC2NodeClass {name} is not ready: {reason}"))
         }
         LaunchError::Rejected { reason, message } => (Fate::Kept(reason), Some(*reason), message.clone()),
-        LaunchError::Throttled | LaunchError::Other(_) => {
-            (Fate::Kept(error.reason()), Some("LaunchFailed"), error.to_string())
+        LaunchError::Throttled => (Fate::Kept("RequestLimitExceeded"), Some("LaunchFailed"), error.to_string()),
+        LaunchError::Other { reason, .. } => {
+            (Fate::Kept(reason), Some("LaunchFailed"), brief(&error.to_string()).to_owned())
         }
     }
 }
@@ -248,11 +247,10 @@ fn price(found: Option<&Arc<InstanceType>>, instance: &Instance) -> MicroUsd {
     offering.map_or_else(MicroUsd::default, |offering| offering.price)
 }
 
-/// What a condition says of a failure: its beginning, without what is another at each try, since that would be written at each.
+/// The beginning of what is told of a failure that nobody has named.
 fn brief(why: &str) -> &str {
-    let lasting = why.split_once(ENCODED).map_or(why, |(lasting, _)| lasting).trim_end();
-    let fits = lasting.char_indices().map(|(at, c)| at + c.len_utf8()).take_while(|end| *end <= CONDITION_BYTES).last();
-    &lasting[..fits.unwrap_or(0)]
+    let fits = why.char_indices().map(|(at, c)| at + c.len_utf8()).take_while(|end| *end <= CONDITION_BYTES).last();
+    &why[..fits.unwrap_or(0)]
 }
 
 /// Says on the claim why it isn't launched. Writes only what is new: launches are tried again and again.
@@ -269,7 +267,8 @@ fn unlaunched(claim: &NodeClaim, reason: &str, message: &str, now: &Time) -> Vec
     let mut list = claim.status.as_ref().map(|status| status.conditions.clone()).unwrap_or_default();
     let (generation, created) = (claim.metadata.generation, claim.metadata.creation_timestamp.as_ref());
     let mut judged = Conditions::open(&mut list, NODE_CLAIM_DEPENDENTS, generation, created, now);
-    judged.set_unknown(LAUNCHED, reason, brief(message));
+    // What is another at each try would be written at each.
+    judged.set_unknown(LAUNCHED, reason, lasting(message));
     list
 }
 

@@ -12,6 +12,9 @@ use kube::{Api, Client};
 const DURATION: Duration = Duration::from_secs(15);
 /// The leader stops leading when it could not renew for so long.
 const RENEW_DEADLINE: Duration = Duration::from_secs(10);
+/// How often giving the lease back is tried, and the wait in between: what ends the process waits for five seconds.
+const RELEASES: usize = 3;
+const RELEASE_PAUSE: Duration = Duration::from_millis(500);
 /// How often the lease is looked at.
 const PERIOD: Duration = Duration::from_secs(2);
 
@@ -72,17 +75,24 @@ impl Candidate {
 
     /// Gives the lease back, so that the next leader need not wait for it to run out.
     pub async fn release(&mut self) {
-        let Ok(Some(mut lease)) = self.api.get_opt(&self.name).await else {
-            return;
-        };
+        for _ in 0..RELEASES {
+            match self.give_back().await {
+                Ok(()) => return,
+                Err(error) => tracing::debug!(%error, "lease could not be given back"),
+            }
+            tokio::time::sleep(RELEASE_PAUSE).await;
+        }
+    }
+
+    async fn give_back(&self) -> Result<(), kube::Error> {
+        let Some(mut lease) = self.api.get_opt(&self.name).await? else { return Ok(()) };
         let spec = lease.spec.get_or_insert_with(LeaseSpec::default);
         if spec.holder_identity.as_deref() == Some(&self.identity) {
             spec.holder_identity = None;
             spec.lease_duration_seconds = Some(1);
-            if let Err(error) = self.api.replace(&self.name, &PostParams::default(), &lease).await {
-                tracing::debug!(%error, "lease could not be given back");
-            }
+            self.api.replace(&self.name, &PostParams::default(), &lease).await?;
         }
+        Ok(())
     }
 
     /// One look, and a write where the lease is ours or free.

@@ -179,8 +179,17 @@ struct Work {
     busy: HashSet<String>,
     /// Launches among them.
     launching: usize,
-    /// Not before, and the wait that was: by claim.
-    later: HashMap<String, (i64, i64)>,
+    later: HashMap<String, Later>,
+}
+
+/// A claim that is left alone for a while.
+struct Later {
+    /// Until then, milliseconds since the epoch.
+    at: i64,
+    /// The wait of the next step that fails, milliseconds.
+    next: i64,
+    /// When its drain must be over, as it was known then: with another one, it is looked at at once.
+    deadline: Option<i64>,
 }
 
 /// Runs until the process ends.
@@ -192,7 +201,7 @@ pub async fn run(ctx: Arc<Context>) {
     let mut steps = tokio::task::JoinSet::new();
     loop {
         while steps.try_join_next().is_some() {}
-        for (name, step) in due(&ctx.cluster.read(), &work, now_ms()) {
+        for (name, step, deadline) in due(&ctx.cluster.read(), &work, now_ms()) {
             let (ctx, work, done) = (Arc::clone(&ctx), Arc::clone(&work), done.clone());
             steps.spawn(async move {
                 let wait = match take(&ctx, &name, &step).await {
@@ -220,12 +229,12 @@ pub async fn run(ctx: Arc<Context>) {
                             work.later.remove(&name);
                         }
                         Wait::Longer(until) => {
-                            let last = work.later.get(&name).map_or(BACKOFF_MS.0, |(_, wait)| *wait);
-                            let at = (now_ms() + last).min(until);
-                            work.later.insert(name, (at, (last * 2).min(BACKOFF_MS.1)));
+                            let wait = work.later.get(&name).map_or(BACKOFF_MS.0, |later| later.next);
+                            let (at, next) = ((now_ms() + wait).min(until), (wait * 2).min(BACKOFF_MS.1));
+                            work.later.insert(name, Later { at, next, deadline });
                         }
                         Wait::For(wait) => {
-                            work.later.insert(name, (now_ms() + wait, BACKOFF_MS.0));
+                            work.later.insert(name, Later { at: now_ms() + wait, next: BACKOFF_MS.0, deadline });
                         }
                     }
                 }
@@ -250,16 +259,19 @@ pub async fn run(ctx: Arc<Context>) {
     }
 }
 
-fn due(state: &State, work: &Mutex<Work>, now: i64) -> Vec<(String, Step)> {
+/// Claims with their next steps, and when their drains must be over.
+fn due(state: &State, work: &Mutex<Work>, now: i64) -> Vec<(String, Step, Option<i64>)> {
     let mut work = work.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     work.later.retain(|name, _| state.claims.contains_key(name));
     let mut out = Vec::new();
     for (name, claim) in &state.claims {
-        if work.busy.contains(name) || work.later.get(name).is_some_and(|(at, _)| *at > now) {
+        let deleting = claim.metadata.deletion_timestamp.is_some();
+        let deadline = drain::termination_deadline(claim).filter(|_| deleting);
+        let waits = work.later.get(name).is_some_and(|later| later.at > now && later.deadline == deadline);
+        if waits || work.busy.contains(name) {
             continue;
         }
         let node = state.node_of(claim);
-        let deleting = claim.metadata.deletion_timestamp.is_some();
         let drained =
             !deleting || node.is_none_or(|node| drain::waiting(state, claim, &node.name_any(), now).is_empty());
         let step = next_step(claim, node.map(|node| &**node), drained, now);
@@ -268,7 +280,7 @@ fn due(state: &State, work: &Mutex<Work>, now: i64) -> Vec<(String, Step)> {
         if room && step != Step::Nothing {
             work.busy.insert(name.clone());
             work.launching += usize::from(launch);
-            out.push((name.clone(), step));
+            out.push((name.clone(), step, deadline));
         }
     }
     out

@@ -125,3 +125,35 @@ fn every_state_of_a_claim_has_one_next_step() {
         assert_eq!(next_step(&claim, node.as_ref(), drained, start + after), step, "{case}");
     }
 }
+
+#[test]
+fn a_drain_that_is_left_alone_is_looked_at_when_its_end_changes() {
+    let deleted = |annotations: &Value| {
+        claim(&[], json!({"metadata": {"deletionTimestamp": "2026-01-01T00:01:00Z", "annotations": annotations}}))
+    };
+    let mut state = State::default();
+    let work = Mutex::new(Work::default());
+    let mut due_now = |claim: NodeClaim, now: i64| {
+        state.apply_claim(claim);
+        work.lock().unwrap().busy.clear();
+        let due = due(&state, &work, now);
+        if let Some((name, _, deadline)) = due.first() {
+            work.lock()
+                .unwrap()
+                .later
+                .insert(name.clone(), Later { at: now + 10_000, next: 10_000, deadline: *deadline });
+        }
+        due.len()
+    };
+    let hurried = json!({(labels::TERMINATION_TIMESTAMP): "2026-01-01T00:02:00Z"});
+    let steps = [
+        (json!({}), 0, 1),
+        (json!({}), 9_000, 0),
+        (hurried.clone(), 9_001, 1),
+        (hurried.clone(), 9_002, 0),
+        (hurried, 19_001, 1),
+    ];
+    for (annotations, now, expected) in steps {
+        assert_eq!(due_now(deleted(&annotations), now), expected, "at {now} with {annotations}");
+    }
+}

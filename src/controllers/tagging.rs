@@ -1,6 +1,7 @@
 //! Instances are tagged with their node's name once they have one. How fast is the cloud's business.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
+use std::mem::{Discriminant, discriminant};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,7 +11,7 @@ use serde_json::json;
 
 use super::context::{Context, gone_is_fine};
 use crate::api::{NodeClaim, labels};
-use crate::cloud::Untagged;
+use crate::cloud::{CloudError, Untagged};
 use crate::cluster::State;
 
 /// Least wait between two looks.
@@ -50,12 +51,12 @@ pub async fn run(ctx: Arc<Context>) {
 /// Tags instances, and writes on each claim when its instance has its tags.
 async fn tag(ctx: &Context, due: &[Untagged]) {
     // One line for each kind of failure: a right that is missing fails every instance in the same way.
-    let mut failures: BTreeMap<String, (&str, usize)> = BTreeMap::new();
+    let mut failures: HashMap<Discriminant<CloudError>, (CloudError, &str, usize)> = HashMap::new();
     let mut outcomes = ctx.cloud.tag(due);
     while let Some((at, outcome)) = outcomes.next().await {
         let claim = &*due[at].claim;
         if let Err(error) = outcome {
-            failures.entry(error.to_string()).or_insert((claim, 0)).1 += 1;
+            failures.entry(discriminant(&error)).or_insert((error, claim, 0)).2 += 1;
             continue;
         }
         let annotations: BTreeMap<&str, &str> = ANNOTATIONS.map(|key| (key, "true")).into();
@@ -64,8 +65,8 @@ async fn tag(ctx: &Context, due: &[Untagged]) {
             tracing::warn!(claim, %error, "that its instance is tagged could not be written down");
         }
     }
-    for (error, (claim, count)) in failures {
-        tracing::warn!(claim, count, error, "instances could not be tagged, trying again");
+    for (error, claim, count) in failures.into_values() {
+        tracing::warn!(claim, count, %error, "instances could not be tagged, trying again");
     }
 }
 

@@ -232,8 +232,9 @@ impl Packer<'_, '_, '_> {
             }
             let mut pods: Vec<usize> = node.content.iter().flat_map(|(item, count)| pods_of(*item, *count)).collect();
             pods.sort_unstable();
-            for (sum, more) in requests.iter_mut().zip(self.universe.overhead(node.column)) {
-                *sum += more;
+            // Of daemons, what whichever is launched will have to hold (core reference 3.10).
+            for (dim, sum) in requests.iter_mut().enumerate() {
+                *sum += columns.iter().map(|column| self.universe.overhead(*column)[dim]).min().unwrap_or(0);
             }
             nodes.push(PlannedNode {
                 pool,

@@ -236,8 +236,8 @@ impl Market {
         }
     }
 
-    /// A daemon that asks for an extended resource which a column lacks stays pending there, and takes nothing. A column that could not
-    /// hold its daemons together has no room for anything else either: nobody wants a node without them.
+    /// A daemon that asks for a device which a column lacks stays pending there, and takes nothing. A column that could not hold its
+    /// daemons together has no room for anything else either: nobody wants a node without them.
     fn subtract_daemons(&mut self, daemons: &[(Vec<i64>, Bits)]) {
         let dims = self.dims.len();
         let allocatable: Vec<Vec<i64>> =

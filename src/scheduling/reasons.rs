@@ -2,7 +2,7 @@
 
 use super::budget::Budget;
 use super::class::{NodeTerm, PodClass};
-use super::dims::{COMMON, PODS, fits};
+use super::dims::{COMMON, fits};
 use super::groups::Group;
 use super::problem::{NodeSizes, Pool, Problem};
 use super::quantity::HumanBytes;
@@ -103,7 +103,8 @@ fn of_pool(
     let usable: Vec<usize> = required.iter().filter(|c| universe.pool(*c) == at && in_domains(c)).collect();
     let holding: Vec<usize> = usable.iter().copied().filter(|c| fits(&group.need, universe.room(*c))).collect();
     if holding.is_empty() {
-        if !usable.is_empty() && usable.iter().all(|c| universe.room(*c)[PODS] == 0) {
+        let cramped = |c: &usize| !fits(universe.overhead(*c), &universe.dims.dense_of(universe.instance_type(*c)));
+        if !usable.is_empty() && usable.iter().all(cramped) {
             return Some("no instance type holds its DaemonSets together".to_owned());
         }
         let largest = usable.iter().max_by_key(|c| {

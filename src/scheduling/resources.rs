@@ -10,6 +10,19 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use super::quantity::{
     HumanBytes, QuantityError, format_bytes, format_cpu, parse_bytes, parse_cpu_milli, parse_quantity,
 };
+use super::volumes::attached_by;
+
+/// Extended resources that an instance type has or hasn't. Of any other nobody knows before a device plugin reports it.
+const OF_TYPES: [&str; 8] = [
+    "amd.com/gpu",
+    "aws.amazon.com/neuron",
+    "aws.amazon.com/neuroncore",
+    "habana.ai/gaudi",
+    "nvidia.com/gpu",
+    "vpc.amazonaws.com/PrivateIPv4Address",
+    "vpc.amazonaws.com/efa",
+    "vpc.amazonaws.com/pod-eni",
+];
 
 /// An amount of every resource. Absent is zero.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -157,6 +170,20 @@ impl Resources {
     /// True when this much fits in `room`. A resource that is not asked for never stops a fit.
     pub fn fits(&self, room: &Self) -> bool {
         self.iter().all(|(name, value)| value <= 0 || value <= room.get(name))
+    }
+
+    /// Whether a machine has the devices that this asks for, as far as instance types tell of them: a daemon that misses one stays
+    /// pending there for good.
+    pub fn may_run_on(&self, allocatable: &Self) -> bool {
+        OF_TYPES.iter().all(|name| self.get(name) <= allocatable.get(name))
+    }
+
+    /// This without what only a device plugin tells of: a node that is yet to be bought is not known to have it, nor to lack it.
+    #[must_use]
+    pub fn foreseeable(&self) -> Self {
+        let mut out = self.clone();
+        out.extended.retain(|name, _| OF_TYPES.contains(&&**name) || attached_by(name).is_some());
+        out
     }
 
     /// True when nothing is asked for.

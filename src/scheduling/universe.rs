@@ -77,7 +77,9 @@ impl<'p> Universe<'p> {
     /// Requests of each DaemonSet's pods, and the columns they run on.
     fn daemons_of_problem(&mut self) -> Vec<(Vec<i64>, Bits)> {
         let daemons = self.problem.daemons.iter();
-        daemons.map(|daemon| (self.dims.dense(&daemon.class.requests), self.columns_for(&daemon.class))).collect()
+        daemons
+            .map(|daemon| (self.dims.dense(&daemon.class.requests.foreseeable()), self.columns_for(&daemon.class)))
+            .collect()
     }
 }
 

@@ -63,7 +63,7 @@ impl Ec2 {
     /// Launches one instance for a claim, with others of its group, or returns the one it has already.
     pub(super) async fn launch_claim(&self, request: &LaunchRequest) -> Result<Launched, LaunchError> {
         let Some(details) = &request.details else {
-            return Err(LaunchError::Other("the request lacks its node claim and class".into()));
+            return Err(LaunchError::other("the request lacks its node claim and class"));
         };
         launchable(&details.class)?;
         let uid = &request.client_token;
@@ -82,7 +82,7 @@ impl Ec2 {
             }
         }
         let answer = turn.take(uid);
-        own(request, answer.unwrap_or_else(|| Err(LaunchError::Other("its group was launched without it".into()))))
+        own(request, answer.unwrap_or_else(|| Err(LaunchError::other("its group was launched without it"))))
     }
 
     /// Launches an instance for each of `left`, claims of a group whose requests come to the same as `request`.
@@ -158,7 +158,7 @@ impl Ec2 {
                     } else {
                         "waiting for its instances to show"
                     };
-                    failed = Some(LaunchError::Other(format!("an earlier call had the same token; {what}")));
+                    failed = Some(LaunchError::other(format!("an earlier call had the same token; {what}")));
                 }
                 Came::Refused(error) => {
                     self.settle(&ready, &[]);
@@ -446,7 +446,7 @@ fn instance(group: &str, born: &Born, ready: &Ready) -> Instance {
 fn later(error: &ApiError) -> LaunchError {
     match error.class {
         Class::Throttled => LaunchError::Throttled,
-        _ => LaunchError::Other(error.to_string()),
+        _ => LaunchError::Other { reason: error.reason(), message: error.to_string() },
     }
 }
 

@@ -22,7 +22,9 @@ pub(super) fn launch_error(error: &LaunchError) -> &'static str {
         LaunchError::InsufficientCapacity { .. } => "InsufficientCapacityError",
         LaunchError::NodeClassNotReady { .. } => "NodeClassNotReadyError",
         // Karpenter names no other.
-        LaunchError::Rejected { .. } | LaunchError::NoSpotRole | LaunchError::Throttled | LaunchError::Other(_) => "",
+        LaunchError::Rejected { .. } | LaunchError::NoSpotRole | LaunchError::Throttled | LaunchError::Other { .. } => {
+            ""
+        }
     }
 }
 

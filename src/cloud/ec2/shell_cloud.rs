@@ -128,7 +128,7 @@ impl Cloud for Ec2 {
             match &statuses {
                 Ok(_) => self.troubles.end(troubles::STATUS_CHECKS),
                 // Whoever asks tells of that by itself, and asks no more.
-                Err(error) if error.class == Class::Unauthorized => {}
+                Err(error) if error.class == Class::Unauthorized => self.troubles.end(troubles::STATUS_CHECKS),
                 // It lasts: the client has tried again for minutes.
                 Err(error) => {
                     let note = format!("instances whose status checks fail are not replaced: {error}");

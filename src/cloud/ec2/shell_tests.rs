@@ -231,7 +231,7 @@ async fn a_lost_answer_launches_nothing_twice() {
     let world = world();
     world.fake().lose_answers = true;
     let error = world.ec2.launch(fresh()).await.unwrap_err();
-    assert!(matches!(error, LaunchError::Other(_)), "{error}");
+    assert!(matches!(error, LaunchError::Other { .. }), "{error}");
     assert!(world.fake().tokens.iter().all(|token| token == "uid-1"), "every attempt has the same token");
     world.fake().lose_answers = false;
     let before = world.fake().tokens.len();

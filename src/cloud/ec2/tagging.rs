@@ -10,14 +10,15 @@ use std::time::Duration;
 use futures::{Stream, StreamExt, stream};
 
 use super::client::Clients;
-use super::coalesce::BY_ID;
 use super::errors::{ApiError, Class};
 use super::fleet::CLAIM_TAG;
 use super::instances;
 use super::launch_template::{CLUSTER_TAG, tags};
 use super::{Ec2, troubles};
-use crate::cloud::{CloudError, Untagged};
+use crate::cloud::{CloudError, Untagged, lasting};
 
+/// Instances whose tags are read in one call: few, since those that are read first must still be so when the last is written.
+const LOOK: usize = 10;
 /// Wait after each call that writes tags.
 pub const PAUSE: Duration = Duration::from_secs(1);
 
@@ -64,7 +65,7 @@ impl Ec2 {
                 Err(error) => out_of_reach.push((at, Err(error))),
             }
         }
-        let chunks: Vec<Vec<Place<'a>>> = places.chunks(BY_ID.most).map(<[_]>::to_vec).collect();
+        let chunks: Vec<Vec<Place<'a>>> = places.chunks(LOOK).map(<[_]>::to_vec).collect();
         let looked = stream::iter(chunks).then(move |chunk| self.read_tags(due, chunk));
         let tagged = looked.flat_map(move |(known, lacking)| {
             let calls = stream::iter(lacking).then(move |(missing, of)| self.write_tags(missing, of, pause));
@@ -138,7 +139,9 @@ impl Ec2 {
             Err(error) => {
                 untaggable.insert(id.to_owned());
                 let help = match error.class {
-                    Class::Unauthorized => format!("allow {CREATE} in the controller's policy ({error})"),
+                    Class::Unauthorized => {
+                        format!("allow {CREATE} in the controller's policy ({})", lasting(&error.to_string()))
+                    }
                     _ => error.to_string(),
                 };
                 self.troubles.begin(troubles::TAGS, format!("instances are not named after their nodes: {help}"));

@@ -102,13 +102,13 @@ async fn c20_all_are_read_in_one_call_and_those_that_lack_the_same_share_one() {
 }
 
 #[tokio::test]
-async fn c20_more_than_a_call_may_name_are_read_in_several() {
+async fn c20_many_are_read_a_few_at_a_time() {
     let (ec2, seen) = ec2(Box::new(|request| described(request, |_| Some(vec!["Name", CLUSTER, CLAIM]))));
-    let ids: Vec<String> = (0..=BY_ID.most).map(|n| format!("i-{n}")).collect();
+    let ids: Vec<String> = (0..=LOOK).map(|n| format!("i-{n}")).collect();
     let due = due(&ids.iter().map(String::as_str).collect::<Vec<_>>());
     assert!(outcomes(&ec2, &due).await.iter().all(Result::is_ok));
     let sizes: Vec<usize> = seen.lock().unwrap().iter().map(|request| listed(request, "InstanceId.N").len()).collect();
-    assert_eq!(sizes, [BY_ID.most, 1]);
+    assert_eq!(sizes, [LOOK, 1]);
 }
 
 #[tokio::test]
@@ -159,7 +159,7 @@ async fn what_is_known_at_once_does_not_wait_for_calls() {
     }));
     let due = due(&["i-1", "i-full"]);
     let mut all = std::pin::pin!(ec2.tag_all(&due, Duration::MAX));
-    assert_eq!(all.next().await, Some((1, Ok(()))));
+    assert_eq!(tokio::time::timeout(Duration::from_secs(30), all.next()).await, Ok(Some((1, Ok(())))));
 }
 
 #[tokio::test]

@@ -232,7 +232,7 @@ impl Cloud for SimulatedEc2 {
         async move {
             let launched = self.step(|state, now| state.launch(&request, &lock(&self.market), now));
             self.latency().await;
-            launched.map_err(|error| LaunchError::Other(error.to_string()))?
+            launched.map_err(|error| LaunchError::other(error.to_string()))?
         }
         .boxed()
     }

@@ -61,7 +61,7 @@ async fn a_standby_takes_the_state_file_over_when_the_leader_is_gone() {
     let instance = leader.launch(request("one")).await.unwrap().instance;
     let refused = standby.list().await.unwrap_err().to_string();
     assert!(refused.contains("is in use by another process"), "{refused}");
-    assert!(matches!(standby.launch(request("one")).await, Err(LaunchError::Other(_))));
+    assert!(matches!(standby.launch(request("one")).await, Err(LaunchError::Other { .. })));
     drop(leader);
     assert_eq!(standby.launch(request("one")).await.unwrap().instance.id, instance.id);
 }

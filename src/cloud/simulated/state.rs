@@ -208,14 +208,14 @@ impl Ec2State {
         match self.refusal(now_ms, true) {
             None => {}
             Some(CloudError::Throttled) => return Err(LaunchError::Throttled),
-            Some(CloudError::Other(why) | CloudError::Refused(why)) => return Err(LaunchError::Other(why)),
+            Some(CloudError::Other(why) | CloudError::Refused(why)) => return Err(LaunchError::other(why)),
         }
         let earlier = self.ledger.tokens.get(&request.client_token).and_then(|id| self.ledger.instances.get(id));
         if let Some(record) = earlier {
             return Ok(Launched { instance: record.describe(now_ms), unavailable: Vec::new() });
         }
         if request.overrides.is_empty() {
-            return Err(LaunchError::Other("the launch request names no offering".to_owned()));
+            return Err(LaunchError::other("the launch request names no offering"));
         }
         let (offering, unavailable) = self.choose(request, market, now_ms);
         let Some(offering) = offering else {
@@ -228,7 +228,7 @@ impl Ec2State {
         });
         self.record(Entry::Launched(Box::new(record)));
         if fails.is_some() {
-            return Err(LaunchError::Other("the connection was lost before the answer came (scripted)".to_owned()));
+            return Err(LaunchError::other("the connection was lost before the answer came (scripted)"));
         }
         Ok(Launched { instance, unavailable })
     }

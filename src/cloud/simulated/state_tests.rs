@@ -130,7 +130,7 @@ fn a_launch_without_any_capacity_names_every_offering() {
     assert!(simulation.state.list(START + 9_999).unwrap().is_empty());
     let again = simulation.launch(&request("one", &wanted), 10_000).unwrap();
     assert_eq!(again.unavailable.len(), 2, "what is not offered stays unavailable");
-    assert!(matches!(simulation.launch(&request("two", &[]), 0), Err(LaunchError::Other(_))));
+    assert!(matches!(simulation.launch(&request("two", &[]), 0), Err(LaunchError::Other { .. })));
 }
 
 #[test]
@@ -149,7 +149,7 @@ fn the_same_token_gets_the_same_instance_whatever_became_of_it() {
 fn a_launch_that_fails_after_success_is_found_by_its_token() {
     let mut simulation = Simulation::new("[{launch: 1, do: launch-error-after-success}]");
     let lost = request("one", &[("m5.large", "a", "spot")]);
-    assert!(matches!(simulation.launch(&lost, 0), Err(LaunchError::Other(_))));
+    assert!(matches!(simulation.launch(&lost, 0), Err(LaunchError::Other { .. })));
     let listed = simulation.state.list(START + 1).unwrap();
     assert_eq!(listed.len(), 1);
     assert_eq!(simulation.launch(&lost, 10).unwrap().instance.id, listed[0].id);

@@ -101,14 +101,18 @@ pub(super) fn check(problem: &Problem, plan: &Plan) -> Result<(), String> {
                 }
             }
             let mut room = choice.instance_type.allocatable.clone();
+            let mut daemons = Resources::default();
             for daemon in &problem.daemons {
-                let extended = &daemon.class.requests.extended;
-                let runs = extended.iter().all(|(name, need)| *need <= choice.instance_type.allocatable.get(name));
+                let runs = daemon.class.requests.may_run_on(&choice.instance_type.allocatable);
                 if runs && daemon.class.accepts_node(&labels, "new") && daemon.class.untolerated(&pool.taints).is_none()
                 {
-                    room.sub(&daemon.class.requests);
+                    daemons.add(&daemon.class.requests.foreseeable());
                 }
             }
+            if !daemons.fits(&room) {
+                return Err(format!("{} is too small for its daemons", choice.instance_type.name));
+            }
+            room.sub(&daemons);
             let place = Place {
                 labels,
                 name: format!("new-{at}"),

@@ -49,19 +49,27 @@ fn b17_daemon_overhead_shrinks_room_only_where_the_daemon_runs() {
     world.daemon("500m", &json!({}));
     let plan = world.plan();
     assert_eq!(types(&plan), ["a1.x4"]);
-    assert_eq!(plan.new_nodes[0].requests.cpu_milli, 3000, "pods and daemons");
+    assert_eq!(plan.new_nodes[0].requests.cpu_milli, 2500, "pods, and the daemons of whichever type is launched");
 }
 
 #[test]
 fn a_daemon_that_asks_for_what_a_type_lacks_is_not_expected_there() {
     let mut world = World::new();
     world.pods("p", 1, &json!({}), "2", "1Gi", &json!({}));
-    for lacking in ["nvidia.com/gpu", "smarter-devices/fuse"] {
-        world.daemon("500m", &json!({"requests": {lacking: "1"}}));
-    }
+    world.daemon("500m", &json!({"requests": {"nvidia.com/gpu": "1"}}));
     let plan = world.plan();
     assert_eq!(types(&plan), ["a1.x2"]);
-    assert_eq!(plan.new_nodes[0].requests.cpu_milli, 2000);
+    assert_eq!((plan.new_nodes[0].requests.cpu_milli, plan.new_nodes[0].requests.extended.len()), (2000, 0));
+}
+
+#[test]
+fn a_daemon_that_asks_for_what_only_a_device_plugin_knows_has_its_room() {
+    let mut world = World::new();
+    world.pods("p", 1, &json!({}), "2", "1Gi", &json!({}));
+    world.daemon("500m", &json!({"requests": {"smarter-devices/fuse": "1"}}));
+    let plan = world.plan();
+    assert_eq!(plan.new_nodes[0].requests.cpu_milli, 2500);
+    // Nobody waits for it: the type may never have it.
     assert!(plan.new_nodes[0].requests.extended.is_empty());
 }
 
