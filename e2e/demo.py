@@ -170,10 +170,10 @@ class Demo:
             # Nodes go one after the other: it is over when a while after the last one nothing has moved.
             going = any(observe.leaving(claim) or "stowage.dev/disrupting" in claim["metadata"].get("annotations", {}) for claim in self.mirror.claims())
             now = (sorted(key(claim) for claim in self.mirror.claims()), going)
-            if now != quiet[1] or going or not self.mirror.all_bound(count, SPACE):
+            whole = self.mirror.all_bound(count, SPACE) and self.mirror.settled()
+            if now != quiet[1] or going or not whole:
                 quiet[:] = [time.monotonic(), now]
-            fewer = len(self.mirror.nodes()) < nodes
-            return fewer and self.mirror.settled() and time.monotonic() - quiet[0] > (10.0 if time.monotonic() < end else 0.0)
+            return whole and len(self.mirror.nodes()) < nodes and time.monotonic() - quiet[0] > (10.0 if time.monotonic() < end else 0.0)
 
         end = time.monotonic() + 45.0
         self.wait(over, "nodes gone after the scale-down", progress=state)
