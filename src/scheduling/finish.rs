@@ -18,6 +18,16 @@ use crate::api::Requirement;
 /// Most instance types among a node's choices (Karpenter AWS reference 5.2).
 pub(super) const MAX_TYPES: usize = 60;
 
+/// What nodes with the same choices have in common.
+struct Common {
+    choices: Arc<[Choice]>,
+    /// The most of each resource that one of them has.
+    most: Resources,
+    narrowed: Vec<Requirement>,
+    /// What daemons ask for on whichever is launched (core reference 3.10).
+    daemons: Vec<i64>,
+}
+
 impl Packer<'_, '_, '_> {
     /// Columns that every pod of a content may use, by the preference level that the content was bought at or better.
     pub fn common(&self, column: usize, content: &[(usize, usize)]) -> Bits {
@@ -187,7 +197,7 @@ impl Packer<'_, '_, '_> {
     /// The planned nodes, in a stable order.
     pub fn planned(&mut self, pods_of: &mut dyn FnMut(usize, usize) -> Vec<usize>) -> Vec<PlannedNode> {
         let bought = std::mem::take(&mut self.bought);
-        let mut shared: HashMap<Vec<usize>, (Arc<[Choice]>, Resources, Vec<Requirement>)> = HashMap::new();
+        let mut shared: HashMap<Vec<usize>, Common> = HashMap::new();
         // Nodes of one column with one load, for pods of the same places, have the same choices.
         let mut known: HashMap<(usize, Vec<i64>, Vec<usize>), Vec<usize>> = HashMap::new();
         let mut nodes: Vec<PlannedNode> = Vec::with_capacity(bought.len());
@@ -220,9 +230,12 @@ impl Packer<'_, '_, '_> {
                     most.raise_to(&self.universe.instance_type(*column).capacity);
                 }
                 let choices = columns.iter().map(|c| self.choice(*c)).collect();
-                shared.insert(columns.clone(), (choices, most, narrowed(self.universe, &columns)));
+                let least = |dim: usize| columns.iter().map(|column| self.universe.overhead(*column)[dim]).min();
+                let daemons = (0..self.universe.dims.len()).map(|dim| least(dim).unwrap_or(0)).collect();
+                let narrowed = narrowed(self.universe, &columns);
+                shared.insert(columns.clone(), Common { choices, most, narrowed, daemons });
             }
-            let (choices, most, narrowed) = &shared[&columns];
+            let Common { choices, most, narrowed, daemons } = &shared[&columns];
             // Whatever of the choices is launched, limits hold: the largest of them is what is spent.
             if limited {
                 let mut extra = most.clone();
@@ -232,9 +245,8 @@ impl Packer<'_, '_, '_> {
             }
             let mut pods: Vec<usize> = node.content.iter().flat_map(|(item, count)| pods_of(*item, *count)).collect();
             pods.sort_unstable();
-            // Of daemons, what whichever is launched will have to hold (core reference 3.10).
-            for (dim, sum) in requests.iter_mut().enumerate() {
-                *sum += columns.iter().map(|column| self.universe.overhead(*column)[dim]).min().unwrap_or(0);
+            for (sum, more) in requests.iter_mut().zip(daemons) {
+                *sum += more;
             }
             nodes.push(PlannedNode {
                 pool,

@@ -1,8 +1,10 @@
 //! The embedded figures against the worked values of Karpenter's reference and the rule that plans are checked with.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::*;
+use crate::cloud::ami_family::AmiFamily;
+use crate::scheduling::resources::Resources;
 
 fn shape(name: &str, settings: &NodeSettings) -> InstanceType {
     embedded().instance_type(name).unwrap_or_else(|| panic!("{name} is embedded")).as_node(
@@ -23,6 +25,24 @@ fn the_embedded_catalogue_keeps_its_provenance_and_every_instance_type() {
     // The sum of all prices, as the source file has it.
     let total: i64 = catalogue.instance_types.iter().filter_map(|entry| entry.on_demand).map(|price| price.0).sum();
     assert_eq!(total, 6_363_688_982);
+}
+
+#[test]
+fn a_daemon_that_asks_for_what_some_types_have_runs_on_no_machine_without_it() {
+    let windows = NodeSettings { family: AmiFamily::Windows2022, ..NodeSettings::default() };
+    let mut seen = BTreeSet::new();
+    for entry in &embedded().instance_types {
+        for settings in [&NodeSettings::default(), &windows] {
+            let node = entry.as_node("us-east-1", settings, SpotPricing::Off);
+            for name in node.allocatable.extended.keys() {
+                let mut daemon = Resources::default();
+                daemon.set(name, 1);
+                assert!(daemon.may_run_on(&node.allocatable) && !daemon.may_run_on(&Resources::default()), "{name}");
+                seen.insert(name.to_string());
+            }
+        }
+    }
+    assert!(seen.contains("nvidia.com/gpu") && seen.contains("vpc.amazonaws.com/PrivateIPv4Address"), "{seen:?}");
 }
 
 #[test]
