@@ -8,11 +8,11 @@ use std::time::Instant;
 
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
-use stowage::cloud::catalogue::{SpotPricing, embedded};
-use stowage::cluster::State;
-use stowage::cluster::snapshot::{ReadyPool, take};
-use stowage::scheduling::plan;
-use stowage::scheduling::problem::Settings;
+use stowage::cloud::catalog::{SpotPricing, embedded};
+use stowage::state::State;
+use stowage::state::snapshot::{ReadyPool, take};
+use stowage::planner::plan;
+use stowage::planner::input::problem::Settings;
 
 const NODES: usize = 5_000;
 const PODS_PER_NODE: usize = 10;

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use serde_json::json;
-use stowage::admission::AdmissionConfig;
+use stowage::webhook::AdmissionConfig;
 use stowage::server::{AppState, Server, ServerError, system_now_ms};
 use stowage::telemetry::Metrics;
 use tempfile::TempDir;

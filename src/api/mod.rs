@@ -6,12 +6,11 @@ pub mod conditions;
 pub mod crds;
 pub mod duration;
 pub mod hash;
-pub mod labels;
 pub mod node_claim;
 pub mod node_class;
 pub mod node_pool;
 pub mod validation;
 
-pub use node_claim::{NodeClaim, NodeClaimSpec, NodeClaimStatus};
-pub use node_class::{Ec2NodeClass, Ec2NodeClassSpec, Ec2NodeClassStatus};
-pub use node_pool::{NodeClassRef, NodePool, NodePoolSpec, NodePoolStatus, Requirement};
+pub use crate::api::node_claim::{NodeClaim, NodeClaimSpec, NodeClaimStatus};
+pub use crate::api::node_class::{Ec2NodeClass, Ec2NodeClassSpec, Ec2NodeClassStatus};
+pub use crate::api::node_pool::{NodeClassRef, NodePool, NodePoolSpec, NodePoolStatus, Requirement};

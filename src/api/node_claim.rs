@@ -11,9 +11,9 @@ use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::crds::schema;
-use super::node_pool::thirty_days;
-use super::{NodeClassRef, Requirement};
+use crate::api::crds::schema;
+use crate::api::node_pool::thirty_days;
+use crate::api::{NodeClassRef, Requirement};
 
 /// One node: asked for, launched, registered, initialized.
 #[derive(CustomResource, Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]

@@ -11,7 +11,7 @@ use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::crds::schema;
+use crate::api::crds::schema;
 
 /// Desired nodes of one kind: what they must be, how many there may be and when they may be replaced.
 #[derive(CustomResource, Clone, Debug, Deserialize, JsonSchema, PartialEq, Serialize)]
@@ -115,7 +115,7 @@ pub struct NodeClaimTemplateSpec {
 
 /// The API server's default of `expireAfter`, applied here too for objects that never met an API server.
 #[expect(clippy::unnecessary_wraps, reason = "serde wants a value of the field's type")]
-pub(super) fn thirty_days() -> Option<String> {
+pub(crate) fn thirty_days() -> Option<String> {
     Some("720h".into())
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::bail;
 use clap::{ArgAction, Args};
 
-use super::controller::{parse_bool, parse_duration};
+use crate::cli::controller::{parse_bool, parse_duration};
 use crate::cloud::ec2::Options;
 
 /// Settings of Amazon EC2.

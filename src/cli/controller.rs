@@ -9,24 +9,31 @@ use anyhow::Context as _;
 use clap::{ArgAction, Args, ValueEnum};
 use tracing_subscriber::EnvFilter;
 
-use super::aws::AwsArgs;
-use super::planning::{MinValues, PlanArgs};
-use crate::admission::AdmissionConfig;
 use crate::api::duration;
+use crate::cli::aws::AwsArgs;
+use crate::cli::planning::{MinValues, PlanArgs};
 use crate::cloud::Cloud;
-use crate::cloud::catalogue::SpotPricing;
-use crate::cloud::ec2::{self, Ec2};
+use crate::cloud::catalog::SpotPricing;
+use crate::cloud::ec2;
+use crate::cloud::ec2::Ec2;
 use crate::cloud::simulated::{BootDelay, Script, SimulatedConfig, SimulatedEc2};
-use crate::cluster::{Cluster, State, watch};
 use crate::controllers::context::{Placement, Settings};
+use crate::controllers::disruption::run;
+use crate::controllers::enforcement::{extender_view, nominations};
+use crate::controllers::interruption::{queue, status_checks};
 use crate::controllers::leader::Candidate;
-use crate::controllers::{
-    Context, degraded, discovery, disruption, drift, expiration, garbage, interruption, lifecycle, node_class,
-    node_pool, placement, provisioner, reservations, status_checks, tagging, view, zonal_shift,
+use crate::controllers::node_claim::{
+    capacity_reservations, drift, expiration, garbage_collection, lifecycle, tagging,
 };
+use crate::controllers::node_class::{degraded_apis, reconcile};
+use crate::controllers::node_pool::{status, zonal_shift};
+use crate::controllers::provisioning::provisioner;
+use crate::controllers::{Context, cloud_sync};
 use crate::server::{AppState, Server, ServerConfig, system_now_ms};
+use crate::state::{Cluster, State, watch};
 use crate::telemetry::Metrics;
 use crate::telemetry::controllers::ControllerMetrics;
+use crate::webhook::AdmissionConfig;
 
 /// Which cloud.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -140,7 +147,7 @@ pub struct ControllerArgs {
 }
 
 /// A truth value as Go's `strconv.ParseBool` reads it, since Karpenter does.
-pub(super) fn parse_bool(text: &str) -> Result<bool, String> {
+pub(crate) fn parse_bool(text: &str) -> Result<bool, String> {
     match text {
         "1" | "t" | "T" | "true" | "TRUE" | "True" => Ok(true),
         "0" | "f" | "F" | "false" | "FALSE" | "False" => Ok(false),
@@ -149,7 +156,7 @@ pub(super) fn parse_bool(text: &str) -> Result<bool, String> {
 }
 
 /// A duration such as 500ms, 10s or 1m30s.
-pub(super) fn parse_duration(text: &str) -> Result<Duration, String> {
+pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
     let wanted = "a duration such as 500ms, 10s or 1m30s is wanted";
     let milliseconds = match text.strip_suffix("ms").map(str::parse::<i64>) {
         Some(parsed) => parsed.map_err(|_| wanted.to_owned())?,
@@ -238,7 +245,7 @@ async fn serve(args: &ControllerArgs) -> anyhow::Result<()> {
     });
     watch::start(&client, &cluster, !args.plan.scheduler_config.is_empty());
     if args.placement != Placement::Off {
-        tokio::spawn(view::show(Arc::clone(&cluster), Arc::clone(&state.view)));
+        tokio::spawn(extender_view::show(Arc::clone(&cluster), Arc::clone(&state.view)));
     }
     let lead =
         lead(args, client, evictions, election, cluster, controller_metrics, Arc::clone(&state), stopped.clone());
@@ -404,25 +411,25 @@ fn lead(
         let ctx = Arc::new(Context::new(client, evictions, cluster, cloud, settings, metrics));
         if ctx.cloud.instance_ca().is_some() {
             loops.spawn(tagging::run(Arc::clone(&ctx)));
-            loops.spawn(discovery::run(Arc::clone(&ctx)));
-            loops.spawn(garbage::profiles(Arc::clone(&ctx)));
-            loops.spawn(reservations::run(Arc::clone(&ctx)));
+            loops.spawn(cloud_sync::run(Arc::clone(&ctx)));
+            loops.spawn(garbage_collection::profiles(Arc::clone(&ctx)));
+            loops.spawn(capacity_reservations::run(Arc::clone(&ctx)));
             loops.spawn(zonal_shift::run(Arc::clone(&ctx)));
-            loops.spawn(degraded::run(Arc::clone(&ctx)));
+            loops.spawn(degraded_apis::run(Arc::clone(&ctx)));
         }
-        loops.spawn(node_class::run(Arc::clone(&ctx)));
-        loops.spawn(node_pool::run(Arc::clone(&ctx)));
+        loops.spawn(reconcile::run(Arc::clone(&ctx)));
+        loops.spawn(status::run(Arc::clone(&ctx)));
         loops.spawn(provisioner::run(Arc::clone(&ctx)));
         loops.spawn(provisioner::tell_unreadable(Arc::clone(&ctx)));
         loops.spawn(lifecycle::run(Arc::clone(&ctx)));
-        loops.spawn(placement::keep(Arc::clone(&ctx)));
-        loops.spawn(interruption::listen(Arc::clone(&ctx)));
-        loops.spawn(interruption::depart(Arc::clone(&ctx)));
+        loops.spawn(nominations::keep(Arc::clone(&ctx)));
+        loops.spawn(queue::listen(Arc::clone(&ctx)));
+        loops.spawn(queue::depart(Arc::clone(&ctx)));
         loops.spawn(status_checks::run(Arc::clone(&ctx)));
         loops.spawn(drift::run(Arc::clone(&ctx)));
         loops.spawn(expiration::run(Arc::clone(&ctx)));
-        loops.spawn(disruption::run(Arc::clone(&ctx)));
-        loops.spawn(garbage::run(Arc::clone(&ctx)));
+        loops.spawn(run::run(Arc::clone(&ctx)));
+        loops.spawn(garbage_collection::run(Arc::clone(&ctx)));
         let result = tokio::select! {
             lost = lost(&mut election) => Err(lost),
             ended = loops.join_next() => Err(anyhow::anyhow!("a reconciler ended: {:?}", ended.and_then(Result::err))),

@@ -15,10 +15,10 @@ use serde::de::{DeserializeOwned, DeserializeSeed, IgnoredAny, MapAccess, SeqAcc
 use serde_json::{Value, json};
 
 use crate::api::{Ec2NodeClass, NodePool};
-use crate::scheduling::defaults::{DefaultSpread, Services};
-use crate::scheduling::intern::Interner;
-use crate::scheduling::problem::{Daemon, Labels, PodEntry};
-use crate::scheduling::volumes::{Claim, StorageClass, Volume, Volumes, attach_limits};
+use crate::planner::input::default_spread::{DefaultSpread, Services};
+use crate::planner::input::intern::Interner;
+use crate::planner::input::problem::{Daemon, Labels, PodEntry};
+use crate::planner::input::volumes::{Claim, StorageClass, Volume, Volumes, attach_limits};
 
 /// Input that can't be used: the file, the object and the field are named.
 #[derive(Debug, thiserror::Error)]
@@ -366,7 +366,7 @@ impl Input {
     }
 }
 
-fn bad_pod(file: &Path, kind: &str, error: &crate::scheduling::PodError) -> InputError {
+fn bad_pod(file: &Path, kind: &str, error: &crate::planner::PodError) -> InputError {
     InputError::Object {
         file: file.into(),
         object: format!("{kind} {}", error.pod),

@@ -3,8 +3,8 @@
 pub mod aws;
 pub mod controller;
 pub mod manifests;
-mod output;
-mod page;
+pub mod output;
+pub mod page;
 pub mod planning;
 pub mod preflight;
 pub mod simulate;

@@ -5,9 +5,9 @@ use std::io::Write;
 
 use serde::Serialize;
 
-use crate::scheduling::offering::MicroUsd;
-use crate::scheduling::plan::{Choice, Plan, PlannedNode};
-use crate::scheduling::problem::Problem;
+use crate::model::offering::MicroUsd;
+use crate::planner::input::problem::Problem;
+use crate::planner::output::plan::{Choice, Plan, PlannedNode};
 
 /// The plan for programs.
 #[derive(Serialize)]

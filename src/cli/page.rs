@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::io::Write;
 
-use super::output::{filled, gap_percent, next_best, placed, reasons, rows};
-use crate::scheduling::plan::{Plan, PlannedNode};
-use crate::scheduling::problem::Problem;
+use crate::cli::output::{filled, gap_percent, next_best, placed, reasons, rows};
+use crate::planner::input::problem::Problem;
+use crate::planner::output::plan::{Plan, PlannedNode};
 
 /// So many nodes are drawn, dearest first; a browser has to hold them all.
 const DRAWN: usize = 1_000;

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 
 use clap::{ArgAction, Args, ValueEnum};
 
-use super::controller::parse_bool;
-use crate::scheduling::defaults::DefaultSpread;
-use crate::scheduling::offering::MicroUsd;
-use crate::scheduling::problem::{MinValuesPolicy, NodeSizes, PreferencePolicy, Settings};
+use crate::cli::controller::parse_bool;
+use crate::model::offering::MicroUsd;
+use crate::planner::input::default_spread::DefaultSpread;
+use crate::planner::input::problem::{MinValuesPolicy, NodeSizes, PreferencePolicy, Settings};
 
 /// `--preference-policy`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

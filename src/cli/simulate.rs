@@ -9,17 +9,17 @@ use std::time::Instant;
 use anyhow::Context;
 use clap::{Args, ValueEnum};
 
-use super::aws::gate;
-use super::manifests::{Input, InputError};
-use super::planning::PlanArgs;
-use super::{output, page};
-use crate::api::labels;
-use crate::cloud::catalogue::{EBS_DRIVER, NodeSettings, RawCatalogue, SpotPricing, embedded, parse};
-use crate::scheduling::offering::{Catalogue, MicroUsd};
-use crate::scheduling::plan;
-use crate::scheduling::problem::{NodePods, NodeState, Pool, Problem};
-use crate::scheduling::requirement::normalise_key;
-use crate::scheduling::resources::Resources;
+use crate::cli::aws::gate;
+use crate::cli::manifests::{Input, InputError};
+use crate::cli::planning::PlanArgs;
+use crate::cli::{output, page};
+use crate::cloud::catalog::{EBS_DRIVER, NodeSettings, RawCatalogue, SpotPricing, embedded, parse};
+use crate::model::labels;
+use crate::model::offering::{Catalogue, MicroUsd};
+use crate::model::requirement::normalise_key;
+use crate::model::resources::Resources;
+use crate::planner::input::problem::{NodePods, NodeState, Pool, Problem};
+use crate::planner::plan;
 
 /// Every pod fits.
 const ALL_FIT: u8 = 0;
@@ -155,7 +155,7 @@ fn problem_of(
     let mut usage: BTreeMap<String, (Resources, i64)> = BTreeMap::new();
     for node in input.nodes {
         let name = node.metadata.name.clone().unwrap_or_default();
-        let fail = |error: crate::scheduling::resources::ResourceError| {
+        let fail = |error: crate::model::resources::ResourceError| {
             anyhow::anyhow!("Node {name}: status: resource {}: {}", error.resource, error.source)
         };
         let status = node.status.unwrap_or_default();

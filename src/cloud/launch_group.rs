@@ -8,9 +8,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use kube::ResourceExt;
 
-use super::Instance;
-use super::draw::draw;
-use crate::api::{NodeClaim, labels};
+use crate::api::NodeClaim;
+use crate::cloud::Instance;
+use crate::cloud::draw::draw;
+use crate::model::labels;
 
 /// Most claims of a group: so many instances one call asks for.
 pub const MOST: usize = 1_000;
@@ -179,7 +180,7 @@ mod tests {
             node_claim: node_claim.into(),
             instance_type: "m5.large".into(),
             zone: "z".into(),
-            capacity_type: crate::scheduling::offering::CapacityType::OnDemand,
+            capacity_type: crate::model::offering::CapacityType::OnDemand,
             reservation: None,
             partition: None,
             image_id: "ami-1".into(),

@@ -1,5 +1,15 @@
 //! The cloud behind the plan: a small trait, Amazon EC2, and the simulated EC2 that is the embedded default.
 
+pub mod ami_family;
+pub mod catalog;
+pub mod draw;
+pub mod ec2;
+pub mod health;
+pub mod kubelet_config;
+pub mod launch_group;
+pub mod reservation;
+pub mod simulated;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,19 +20,9 @@ use futures::{FutureExt, StreamExt};
 use k8s_openapi::api::core::v1::{Node, Taint};
 
 use crate::api::{Ec2NodeClass, Ec2NodeClassStatus, NodeClaim, NodePool};
-use crate::scheduling::offering::{CapacityType, Catalogue};
-use launch_group::LaunchGroup;
-pub use reservation::ReservedIn;
-
-pub mod ami_family;
-pub mod catalogue;
-pub mod draw;
-pub mod ec2;
-pub mod health;
-pub mod kubelet;
-pub mod launch_group;
-pub mod reservation;
-pub mod simulated;
+use crate::cloud::launch_group::LaunchGroup;
+pub use crate::cloud::reservation::ReservedIn;
+use crate::model::offering::{CapacityType, Catalogue};
 
 /// An offering a launch may take: instance type, zone, capacity type.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::api::labels;
+use crate::model::labels;
 
 /// What kind of reservation it is. In the order in which kinds of one price are used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -12,9 +12,9 @@ use tokio::sync::Notify;
 
 use crate::api::NodeClaim;
 use crate::cloud::Cloud;
-use crate::cluster::snapshot::{ReadyPool, pool_ready};
-use crate::cluster::{Cluster, now_ms};
-use crate::scheduling::problem::Settings as PlanSettings;
+use crate::planner::input::problem::Settings as PlanSettings;
+use crate::state::snapshot::{ReadyPool, pool_ready};
+use crate::state::{Cluster, now_ms};
 use crate::telemetry::controllers::ControllerMetrics;
 
 /// How the scheduler is made to follow the plan (`--placement`).

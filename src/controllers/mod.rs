@@ -1,33 +1,15 @@
-//! The reconcilers: each gathers what it needs from [`crate::cluster`], asks a pure function what to do, and does it.
+//! The reconcilers: each gathers what it needs from [`crate::state`], asks a pure function what to do, and does it.
 //! Decisions belong in the pure rooms; what is here may fail half-way at any line and must go on from there.
 
-pub mod batcher;
-mod claim;
-pub mod consolidation;
+pub mod cloud_sync;
 pub mod context;
-pub mod degraded;
-pub mod discovery;
-mod disrupted;
 pub mod disruption;
-pub mod drain;
-pub mod drift;
-pub mod expiration;
-pub mod garbage;
-pub mod guard;
+pub mod enforcement;
 pub mod interruption;
-pub mod launch;
 pub mod leader;
-pub mod lifecycle;
+pub mod node_claim;
 pub mod node_class;
 pub mod node_pool;
-pub mod placement;
-pub mod provisioner;
-pub mod replacement;
-pub mod reservations;
-pub mod simulation;
-pub mod status_checks;
-pub mod tagging;
-pub mod view;
-pub mod zonal_shift;
+pub mod provisioning;
 
-pub use context::Context;
+pub use crate::controllers::context::Context;

@@ -6,10 +6,10 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use super::view::{NodeEntry, Standing, View};
-use super::wire::{Answer, Denial, FilterArgs, FilterResult, Name, NodeList};
 use crate::extender::ExtenderPod;
-use crate::scheduling::resources::Resources;
+use crate::extender::view::{NodeEntry, Standing, View};
+use crate::extender::wire::{Answer, Denial, FilterArgs, FilterResult, Name, NodeList};
+use crate::model::resources::Resources;
 
 /// Judges the nodes in `args` for its pod. Every name that passes was in the input, in the input's order.
 ///
@@ -59,7 +59,7 @@ pub fn filter<'a>(view: &View, now_ms: i64, args: FilterArgs<'a>) -> FilterResul
 }
 
 /// Names of whole nodes, in order, empty where there is none.
-pub(super) fn names_of<'a>(nodes: Option<&NodeList>) -> Vec<Name<'a>> {
+pub(crate) fn names_of<'a>(nodes: Option<&NodeList>) -> Vec<Name<'a>> {
     let items = nodes.and_then(|nodes| nodes.items.as_deref()).unwrap_or_default();
     items
         .iter()
@@ -71,7 +71,7 @@ pub(super) fn names_of<'a>(nodes: Option<&NodeList>) -> Vec<Name<'a>> {
 }
 
 /// Judges one pod against many nodes; allocates per distinct reason, not per node.
-pub(super) struct Judge<'v, 'p> {
+pub(crate) struct Judge<'v, 'p> {
     view: &'v View,
     now_ms: i64,
     pod: &'p ExtenderPod<'p>,
@@ -89,7 +89,7 @@ pub(super) struct Judge<'v, 'p> {
 }
 
 impl<'v, 'p> Judge<'v, 'p> {
-    pub(super) fn new(view: &'v View, now_ms: i64, pod: &'p ExtenderPod<'p>, candidates: &[Name<'_>]) -> Self {
+    pub(crate) fn new(view: &'v View, now_ms: i64, pod: &'p ExtenderPod<'p>, candidates: &[Name<'_>]) -> Self {
         let key = pod.key();
         let standing = view.standing(now_ms, &key);
         let requests = pod.requests();
@@ -116,7 +116,7 @@ impl<'v, 'p> Judge<'v, 'p> {
         }
     }
 
-    pub(super) fn verdict(&mut self, name: &str) -> Result<(), (Denial, Arc<str>)> {
+    pub(crate) fn verdict(&mut self, name: &str) -> Result<(), (Denial, Arc<str>)> {
         match self.standing {
             Standing::Waiting(claim) => {
                 let reason = self

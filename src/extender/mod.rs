@@ -8,21 +8,23 @@
 //! a pod that must wait is told so by its nodes, never by `Error` (which would make it `SchedulerError`, hidden from autoscalers);
 //! `NodeNames: null` means that no node fits, so a list is always given; a name that was not asked about fails the whole pod.
 
-mod filter;
-mod pod;
-mod preempt;
-mod prioritize;
-mod quantity;
-mod view;
-mod wire;
+pub mod filter;
+pub mod pod;
+pub mod preempt;
+pub mod prioritize;
+pub mod quantity;
+pub mod view;
+pub mod wire;
 
-pub use filter::filter;
-pub use pod::{Container, ExtenderPod, ObjectMeta, OwnerReference, PodSpec, PodStatus, Requirements, Toleration};
-pub use preempt::preempt;
-pub use prioritize::{MAX_SCORE, prioritize};
-pub use quantity::Quantity;
-pub use view::{DEFAULT_MAX_AGE_MS, Hold, NodeRoom, PlannedPod, View, ViewInput};
-pub use wire::{
+pub use crate::extender::filter::filter;
+pub use crate::extender::pod::{
+    Container, ExtenderPod, ObjectMeta, OwnerReference, PodSpec, PodStatus, Requirements, Toleration,
+};
+pub use crate::extender::preempt::preempt;
+pub use crate::extender::prioritize::{MAX_SCORE, prioritize};
+pub use crate::extender::quantity::Quantity;
+pub use crate::extender::view::{DEFAULT_MAX_AGE_MS, Hold, NodeRoom, PlannedPod, View, ViewInput};
+pub use crate::extender::wire::{
     Answer, Denial, DenialCounts, FilterArgs, FilterResult, HostPriority, MetaPod, MetaVictims, Name, NodeList,
     PreemptArgs, PreemptResult, Victims,
 };

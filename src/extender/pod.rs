@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::quantity::Quantity;
-use super::wire::Name;
-use crate::api::labels::DISRUPTED_TAINT;
-use crate::scheduling::resources::Resources;
+use crate::extender::quantity::Quantity;
+use crate::extender::wire::Name;
+use crate::model::labels::DISRUPTED_TAINT;
+use crate::model::resources::Resources;
 
 /// A pod as kube-scheduler sends it: no `kind`, no `apiVersion`. Fields that no verdict needs are skipped.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use super::filter::Judge;
-use super::view::View;
-use super::wire::{MetaPod, MetaVictims, Name, PreemptArgs, PreemptResult};
+use crate::extender::filter::Judge;
+use crate::extender::view::View;
+use crate::extender::wire::{MetaPod, MetaVictims, Name, PreemptArgs, PreemptResult};
 
 /// Keeps those of kube-scheduler's candidates that filter would pass, with their victims as they came.
 ///

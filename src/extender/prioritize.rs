@@ -1,9 +1,9 @@
 //! Prioritize: the planned node, then the tightest fit. A tie-breaker: kube-scheduler asks only when several nodes pass filter.
 
-use super::filter::names_of;
-use super::view::{NodeEntry, Standing, View};
-use super::wire::{FilterArgs, HostPriority};
-use crate::scheduling::resources::Resources;
+use crate::extender::filter::names_of;
+use crate::extender::view::{NodeEntry, Standing, View};
+use crate::extender::wire::{FilterArgs, HostPriority};
+use crate::model::resources::Resources;
 
 /// The planned node's score; every other node gets less.
 pub const MAX_SCORE: i64 = 10;

@@ -5,7 +5,7 @@ use std::fmt;
 
 use serde::{Deserialize, Deserializer, Serialize, de};
 
-use crate::scheduling::quantity::{parse_bytes, parse_cpu_milli, parse_quantity};
+use crate::model::quantity::{parse_bytes, parse_cpu_milli, parse_quantity};
 
 /// A quantity's text. The API server writes strings; numbers are taken too.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -13,7 +13,7 @@ use crate::scheduling::quantity::{parse_bytes, parse_cpu_milli, parse_quantity};
 pub struct Quantity<'a>(pub Cow<'a, str>);
 
 impl Quantity<'_> {
-    /// The amount of a resource, in the units of [`crate::scheduling::resources::Resources`]. What cannot be read counts as more than
+    /// The amount of a resource, in the units of [`crate::model::resources::Resources`]. What cannot be read counts as more than
     /// any node has: a pod that asks for something unknown must not take room that is kept for others, and must not fail the whole
     /// request either.
     pub fn amount(&self, resource: &str) -> i64 {

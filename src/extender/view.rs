@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
-use super::pod::ExtenderPod;
-use crate::scheduling::resources::Resources;
+use crate::extender::pod::ExtenderPod;
+use crate::model::resources::Resources;
 
 /// Age past which a view restrains nobody, unless its input says otherwise: milliseconds.
 pub const DEFAULT_MAX_AGE_MS: i64 = 60_000;
@@ -27,7 +27,7 @@ pub struct ViewInput {
 pub struct NodeRoom {
     /// Node name.
     pub name: Arc<str>,
-    /// Allocatable resources; the base of [`super::prioritize`]'s shares.
+    /// Allocatable resources; the base of [`crate::extender::prioritize`]'s shares.
     pub allocatable: Resources,
     /// Allocatable less the requests of every pod bound to the node (daemons included).
     pub free: Resources,
@@ -90,10 +90,10 @@ pub struct View {
 
 /// A node with what can be summed up beforehand.
 #[derive(Debug)]
-pub(super) struct NodeEntry {
-    pub(super) name: Arc<str>,
-    pub(super) allocatable: Resources,
-    pub(super) disrupting: bool,
+pub(crate) struct NodeEntry {
+    pub(crate) name: Arc<str>,
+    pub(crate) allocatable: Resources,
+    pub(crate) disrupting: bool,
     /// Free room less the daemon reserve.
     open: Resources,
     /// `open` less every hold, for the usual case that all of them bind.
@@ -107,7 +107,7 @@ pub(super) struct NodeEntry {
 
 /// What the plan says of a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Standing<'v> {
+pub(crate) enum Standing<'v> {
     /// Its node does not exist yet.
     Waiting(&'v str),
     /// It belongs on this node.
@@ -117,7 +117,7 @@ pub(super) enum Standing<'v> {
 }
 
 /// Room that is left to a pod on one node.
-pub(super) enum Leftover<'v> {
+pub(crate) enum Leftover<'v> {
     /// Summed up beforehand.
     Known(&'v Resources),
     /// Worked out for this pod.
@@ -125,7 +125,7 @@ pub(super) enum Leftover<'v> {
 }
 
 impl Leftover<'_> {
-    pub(super) fn get(&self) -> &Resources {
+    pub(crate) fn get(&self) -> &Resources {
         match self {
             Self::Known(resources) => resources,
             Self::Computed(resources) => resources,
@@ -156,7 +156,7 @@ impl NodeEntry {
 
     /// Room for a pod of this priority beside the holds that bind it, and how many bind. `own` is its key when room is held for it
     /// somewhere, `slot` a hold of another pod that it may take.
-    pub(super) fn leftover(
+    pub(crate) fn leftover(
         &self,
         now_ms: i64,
         own: Option<&str>,
@@ -253,27 +253,27 @@ impl View {
     }
 
     /// False when every pod may go everywhere: no live hold, no live plan, nothing being disrupted.
-    pub(super) fn restrains(&self, now_ms: i64) -> bool {
+    pub(crate) fn restrains(&self, now_ms: i64) -> bool {
         self.any_disrupting || now_ms < self.last_expiry_ms
     }
 
     /// The key again when room is held for this pod.
-    pub(super) fn own<'k>(&self, key: &'k str) -> Option<&'k str> {
+    pub(crate) fn own<'k>(&self, key: &'k str) -> Option<&'k str> {
         self.held.contains(key).then_some(key)
     }
 
     /// The node, when it has holds or is being disrupted.
-    pub(super) fn restrained(&self, name: &str) -> Option<&NodeEntry> {
+    pub(crate) fn restrained(&self, name: &str) -> Option<&NodeEntry> {
         self.restrained.get(name).and_then(|index| self.nodes.get(*index))
     }
 
     /// The node.
-    pub(super) fn node(&self, name: &str) -> Option<&NodeEntry> {
+    pub(crate) fn node(&self, name: &str) -> Option<&NodeEntry> {
         self.by_name.get(name).and_then(|index| self.nodes.get(*index))
     }
 
     /// What the plan says of a pod. A plan onto a node that is being disrupted is void.
-    pub(super) fn standing(&self, now_ms: i64, key: &str) -> Standing<'_> {
+    pub(crate) fn standing(&self, now_ms: i64, key: &str) -> Standing<'_> {
         let Some(plan) = self.planned.get(key).filter(|plan| now_ms < plan.expires_at_ms) else {
             return Standing::Free;
         };
@@ -285,7 +285,7 @@ impl View {
     }
 
     /// Nodes that keep the place of a displaced pod for this one, in the input's order.
-    pub(super) fn slots<'v>(&'v self, now_ms: i64, pod: &ExtenderPod<'_>, requests: &Resources) -> Vec<&'v NodeEntry> {
+    pub(crate) fn slots<'v>(&'v self, now_ms: i64, pod: &ExtenderPod<'_>, requests: &Resources) -> Vec<&'v NodeEntry> {
         let Some((owner, nodes)) =
             pod.controller_uid().and_then(|owner| self.displaced.get(owner).map(|nodes| (owner, nodes)))
         else {

@@ -12,7 +12,7 @@ use serde::ser::SerializeMap;
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::Value;
 
-use super::pod::ExtenderPod;
+use crate::extender::pod::ExtenderPod;
 
 /// A node name, borrowed from the request where it has no escapes.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -84,7 +84,7 @@ impl Denial {
 pub struct DenialCounts([u64; Denial::ALL.len()]);
 
 impl DenialCounts {
-    pub(super) fn count(&mut self, denial: Denial) {
+    pub(crate) fn count(&mut self, denial: Denial) {
         self.0[denial as usize] += 1;
     }
 

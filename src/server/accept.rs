@@ -17,9 +17,9 @@ use crate::telemetry::Metrics;
 
 /// What is known of the other end; an extension of every request of the connection.
 #[derive(Clone, Debug)]
-pub(super) struct Peer {
+pub(crate) struct Peer {
     /// It presented a certificate that the client CA signed. A wrong one never gets past the handshake.
-    pub(super) certified: bool,
+    pub(crate) certified: bool,
     /// Holds the connection's place while the connection or one of its requests lives.
     _place: Arc<Place>,
 }
@@ -38,14 +38,14 @@ impl Drop for Place {
 
 /// Accepts plain connections up to a limit. What is over it is closed at once: a queue would only hide it from the client.
 #[derive(Clone, Debug)]
-pub(super) struct Bounded {
+pub(crate) struct Bounded {
     what: &'static str,
     places: Arc<Semaphore>,
     metrics: Metrics,
 }
 
 impl Bounded {
-    pub(super) fn new(what: &'static str, connections: usize, metrics: &Metrics) -> Self {
+    pub(crate) fn new(what: &'static str, connections: usize, metrics: &Metrics) -> Self {
         let connections = connections.min(Semaphore::MAX_PERMITS);
         Self { what, places: Arc::new(Semaphore::new(connections)), metrics: metrics.clone() }
     }
@@ -76,13 +76,13 @@ impl Accept<TcpStream, Router> for Bounded {
 
 /// Accepts TLS connections up to a limit.
 #[derive(Clone, Debug)]
-pub(super) struct TlsAccept {
+pub(crate) struct TlsAccept {
     bounded: Bounded,
     tls: RustlsAcceptor,
 }
 
 impl TlsAccept {
-    pub(super) fn new(bounded: Bounded, config: RustlsConfig, handshake_timeout: Duration) -> Self {
+    pub(crate) fn new(bounded: Bounded, config: RustlsConfig, handshake_timeout: Duration) -> Self {
         Self { bounded, tls: RustlsAcceptor::new(config).handshake_timeout(handshake_timeout) }
     }
 }

@@ -6,17 +6,17 @@ use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 
-use super::middleware::error;
-use super::state::AppState;
+use crate::server::middleware::error;
+use crate::server::state::AppState;
 use crate::telemetry::Metrics;
 
 /// Alive as long as it can answer: never depends on the API server, whose outage must not restart us.
-pub(super) async fn live() -> &'static str {
+pub(crate) async fn live() -> &'static str {
     "ok\n"
 }
 
 /// 200 when ready, else 503 with one reason a line.
-pub(super) async fn ready(State(state): State<Arc<AppState>>) -> Response {
+pub(crate) async fn ready(State(state): State<Arc<AppState>>) -> Response {
     let missing = state.readiness.missing((state.now)());
     state.metrics.ready.set(i64::from(missing.is_empty()));
     if missing.is_empty() {
@@ -28,7 +28,7 @@ pub(super) async fn ready(State(state): State<Arc<AppState>>) -> Response {
 }
 
 /// Every metric as text. Those that depend on the clock are set here.
-pub(super) async fn metrics(State(state): State<Arc<AppState>>) -> Response {
+pub(crate) async fn metrics(State(state): State<Arc<AppState>>) -> Response {
     let now_ms = (state.now)();
     for (certificate, expires_at_ms) in state.readiness.expiries() {
         // Seconds past 2^53 are no certificate's life.

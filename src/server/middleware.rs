@@ -13,27 +13,27 @@ use futures::FutureExt;
 use prometheus::IntGauge;
 use serde_json::json;
 
-use super::accept::Peer;
-use super::state::AppState;
+use crate::server::accept::Peer;
+use crate::server::state::AppState;
 
 /// Longest path of the body: reading it included, since handlers read the body.
 #[derive(Clone, Debug)]
-pub(super) struct Guard {
-    pub(super) state: Arc<AppState>,
-    pub(super) request_timeout: Duration,
+pub(crate) struct Guard {
+    pub(crate) state: Arc<AppState>,
+    pub(crate) request_timeout: Duration,
 }
 
 /// How a review ended, for the counter; an extension of the response.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct WebhookResult(pub(super) &'static str);
+pub(crate) struct WebhookResult(pub(crate) &'static str);
 
 /// An error as JSON. Bodies are always whole, so `Content-Length` is set and the connection lives on.
-pub(super) fn error(status: StatusCode, message: &str) -> Response {
+pub(crate) fn error(status: StatusCode, message: &str) -> Response {
     (status, Json(json!({ "error": message }))).into_response()
 }
 
 /// Turns a panic into 500 and an overlong request into 408, and counts what came out.
-pub(super) async fn guard(State(guard): State<Guard>, request: Request, next: Next) -> Response {
+pub(crate) async fn guard(State(guard): State<Guard>, request: Request, next: Next) -> Response {
     let metrics = &guard.state.metrics;
     let verb = match request.uri().path() {
         "/mutate" => Some("mutate"),
@@ -82,7 +82,7 @@ impl Drop for InFlight<'_> {
 }
 
 /// Lets only peers through that presented a certificate signed by the client CA.
-pub(super) async fn require_client_certificate(
+pub(crate) async fn require_client_certificate(
     Extension(peer): Extension<Peer>,
     request: Request,
     next: Next,

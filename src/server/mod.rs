@@ -10,13 +10,13 @@
 //! | HTTPS, health | `GET /livez`, `/healthz`, `/readyz` | anyone |
 //! | metrics | `GET /metrics` | anyone |
 
-mod accept;
-mod health;
-mod middleware;
-mod routes;
-mod state;
-mod tls;
-mod verbs;
+pub mod accept;
+pub mod health;
+pub mod middleware;
+pub mod routes;
+pub mod state;
+pub mod tls;
+pub mod verbs;
 
 use std::future::Future;
 use std::io;
@@ -30,10 +30,10 @@ use hyper_util::rt::TokioTimer;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
-pub use state::{AppState, Readiness, system_now_ms};
-pub use tls::{CertificateError, Certificates};
+pub use crate::server::state::{AppState, Readiness, system_now_ms};
+pub use crate::server::tls::{CertificateError, Certificates};
 
-use accept::{Bounded, TlsAccept};
+use crate::server::accept::{Bounded, TlsAccept};
 
 /// Where and how to serve.
 #[derive(Clone, Debug, PartialEq)]

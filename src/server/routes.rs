@@ -9,12 +9,12 @@ use axum::middleware::{from_fn, from_fn_with_state};
 use axum::response::Response;
 use axum::routing::{get, post};
 
-use super::middleware::{Guard, error, guard, require_client_certificate};
-use super::state::AppState;
-use super::{ServerConfig, health, verbs};
+use crate::server::middleware::{Guard, error, guard, require_client_certificate};
+use crate::server::state::AppState;
+use crate::server::{ServerConfig, health, verbs};
 
 /// The HTTPS listener.
-pub(super) fn https(config: &ServerConfig, state: &Arc<AppState>) -> Router {
+pub(crate) fn https(config: &ServerConfig, state: &Arc<AppState>) -> Router {
     let extender = Router::new()
         .route("/v1/filter", post(verbs::filter))
         .route("/v1/prioritize", post(verbs::prioritize))
@@ -34,12 +34,12 @@ pub(super) fn https(config: &ServerConfig, state: &Arc<AppState>) -> Router {
 }
 
 /// The health listener.
-pub(super) fn health(state: &Arc<AppState>) -> Router {
+pub(crate) fn health(state: &Arc<AppState>) -> Router {
     probes().fallback(not_found).with_state(Arc::clone(state))
 }
 
 /// The metrics listener.
-pub(super) fn metrics(state: &Arc<AppState>) -> Router {
+pub(crate) fn metrics(state: &Arc<AppState>) -> Router {
     Router::new().route("/metrics", get(health::metrics)).fallback(not_found).with_state(Arc::clone(state))
 }
 

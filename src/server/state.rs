@@ -6,9 +6,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use arc_swap::ArcSwap;
 
-use crate::admission::AdmissionConfig;
 use crate::extender::View;
 use crate::telemetry::Metrics;
+use crate::webhook::AdmissionConfig;
 
 /// What every handler sees. The controllers store a new [`View`] whenever holds, plans or nodes change.
 #[derive(Debug)]
@@ -66,13 +66,13 @@ impl Readiness {
     }
 
     /// Notes when the certificates in use end; no client CA is `None`.
-    pub(super) fn set_expiries(&self, serving_ms: i64, client_ca_ms: Option<i64>) {
+    pub(crate) fn set_expiries(&self, serving_ms: i64, client_ca_ms: Option<i64>) {
         self.serving_expires_at_ms.store(serving_ms, Ordering::Release);
         self.client_ca_expires_at_ms.store(client_ca_ms.unwrap_or(i64::MIN), Ordering::Release);
     }
 
     /// When the certificates in use end, by name.
-    pub(super) fn expiries(&self) -> impl Iterator<Item = (&'static str, i64)> {
+    pub(crate) fn expiries(&self) -> impl Iterator<Item = (&'static str, i64)> {
         [
             ("serving", self.serving_expires_at_ms.load(Ordering::Acquire)),
             ("client_ca", self.client_ca_expires_at_ms.load(Ordering::Acquire)),
@@ -81,7 +81,7 @@ impl Readiness {
         .filter(|(_, expires)| *expires != i64::MIN)
     }
 
-    pub(super) fn set_draining(&self) {
+    pub(crate) fn set_draining(&self) {
         self.draining.store(true, Ordering::Release);
     }
 

@@ -17,8 +17,8 @@ use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use rustls::{InconsistentKeys, RootCertStore};
 use tokio::time::MissedTickBehavior;
 
-use super::ServerConfig;
-use super::state::AppState;
+use crate::server::ServerConfig;
+use crate::server::state::AppState;
 
 /// Why certificates can't be used.
 #[derive(Debug, thiserror::Error)]
@@ -102,7 +102,7 @@ impl std::fmt::Debug for Certificates {
 
 impl Certificates {
     /// Reads and checks the files.
-    pub(super) async fn load(config: &ServerConfig) -> Result<Self, CertificateError> {
+    pub(crate) async fn load(config: &ServerConfig) -> Result<Self, CertificateError> {
         let paths = Paths {
             certificate: config.cert_dir.join("tls.crt"),
             key: config.cert_dir.join("tls.key"),
@@ -146,18 +146,18 @@ impl Certificates {
         self.current.lock().unwrap_or_else(PoisonError::into_inner).expires_at_ms
     }
 
-    pub(super) fn rustls(&self) -> &RustlsConfig {
+    pub(crate) fn rustls(&self) -> &RustlsConfig {
         &self.rustls
     }
 
-    pub(super) fn note_expiries(&self, state: &AppState) {
+    pub(crate) fn note_expiries(&self, state: &AppState) {
         let current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
         state.readiness.set_expiries(current.expires_at_ms, current.client_ca_expires_at_ms);
     }
 }
 
 /// Follows the files for as long as it is polled.
-pub(super) async fn poll(certificates: Arc<Certificates>, state: Arc<AppState>, every: Duration) {
+pub(crate) async fn poll(certificates: Arc<Certificates>, state: Arc<AppState>, every: Duration) {
     let every = every.max(Duration::from_millis(1));
     let mut ticks = tokio::time::interval_at(tokio::time::Instant::now() + every, every);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);

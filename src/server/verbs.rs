@@ -10,10 +10,11 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
 
-use super::middleware::{WebhookResult, error};
-use super::state::AppState;
-use crate::admission;
-use crate::extender::{self, Answer, Denial, FilterArgs, PreemptArgs};
+use crate::extender;
+use crate::extender::{Answer, Denial, FilterArgs, PreemptArgs};
+use crate::server::middleware::{WebhookResult, error};
+use crate::server::state::AppState;
+use crate::webhook;
 
 /// Bodies larger than this are worked on outside the threads that drive the connections: whole nodes, never names.
 const LARGE_BODY: usize = 1 << 20;
@@ -22,7 +23,7 @@ type Body = Result<Bytes, BytesRejection>;
 type Outcome = Result<Vec<u8>, String>;
 
 /// `POST /v1/filter`.
-pub(super) async fn filter(State(state): State<Arc<AppState>>, body: Body) -> Response {
+pub(crate) async fn filter(State(state): State<Arc<AppState>>, body: Body) -> Response {
     verb("filter", state, body, |state, body| {
         let args: FilterArgs<'_> = parse("ExtenderArgs", body)?;
         let result = extender::filter(&state.view.load(), (state.now)(), args);
@@ -41,7 +42,7 @@ pub(super) async fn filter(State(state): State<Arc<AppState>>, body: Body) -> Re
 }
 
 /// `POST /v1/prioritize`.
-pub(super) async fn prioritize(State(state): State<Arc<AppState>>, body: Body) -> Response {
+pub(crate) async fn prioritize(State(state): State<Arc<AppState>>, body: Body) -> Response {
     verb("prioritize", state, body, |state, body| {
         let args: FilterArgs<'_> = parse("ExtenderArgs", body)?;
         let (view, now_ms) = (state.view.load(), (state.now)());
@@ -54,7 +55,7 @@ pub(super) async fn prioritize(State(state): State<Arc<AppState>>, body: Body) -
 }
 
 /// `POST /v1/preempt`.
-pub(super) async fn preempt(State(state): State<Arc<AppState>>, body: Body) -> Response {
+pub(crate) async fn preempt(State(state): State<Arc<AppState>>, body: Body) -> Response {
     verb("preempt", state, body, |state, body| {
         let args: PreemptArgs<'_> = parse("ExtenderPreemptionArgs", body)?;
         let (view, now_ms) = (state.view.load(), (state.now)());
@@ -74,7 +75,7 @@ pub(super) async fn preempt(State(state): State<Arc<AppState>>, body: Body) -> R
 }
 
 /// `POST /mutate`.
-pub(super) async fn mutate(State(state): State<Arc<AppState>>, body: Body) -> Response {
+pub(crate) async fn mutate(State(state): State<Arc<AppState>>, body: Body) -> Response {
     let body = match body {
         Ok(body) => body,
         Err(rejection) => return rejected(&rejection),
@@ -82,7 +83,7 @@ pub(super) async fn mutate(State(state): State<Arc<AppState>>, body: Body) -> Re
     let large = body.len() > LARGE_BODY;
     let review = move || {
         let started = Instant::now();
-        let review = admission::review(&body, &state.admission);
+        let review = webhook::review(&body, &state.admission);
         state.metrics.webhook_seconds.with_label_values::<&str>(&[]).observe(started.elapsed().as_secs_f64());
         match review {
             Ok(review) => {

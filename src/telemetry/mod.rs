@@ -4,4 +4,4 @@ pub mod cloud;
 pub mod controllers;
 pub mod metrics;
 
-pub use metrics::Metrics;
+pub use crate::telemetry::metrics::Metrics;

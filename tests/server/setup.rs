@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::json;
-use stowage::admission::AdmissionConfig;
+use stowage::webhook::AdmissionConfig;
 use stowage::extender::{Hold, NodeRoom, View, ViewInput};
-use stowage::scheduling::resources::Resources;
+use stowage::model::resources::Resources;
 use stowage::server::{AppState, BoundAddrs, Server, ServerConfig, system_now_ms};
 use stowage::telemetry::Metrics;
 use tempfile::TempDir;

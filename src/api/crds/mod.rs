@@ -2,15 +2,15 @@
 //!
 //! `STOWAGE_REGENERATE=1 cargo test --lib crds` writes them anew; without the variable the same test fails when a file is stale.
 
-mod rules;
-pub(crate) mod schema;
+pub mod rules;
+pub mod schema;
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::CustomResourceExt;
 use serde_json::{Value, json};
 
-use self::rules::Rule;
-use super::{Ec2NodeClass, NodeClaim, NodePool};
+use crate::api::crds::rules::Rule;
+use crate::api::{Ec2NodeClass, NodeClaim, NodePool};
 
 /// NodePool, NodeClaim and EC2NodeClass as the API server must know them.
 ///

@@ -5,19 +5,19 @@
 //! list (Karpenter refuses the list only when every term does); and a restricted domain is that domain and its subdomains,
 //! not every domain that ends in the same letters.
 
-use crate::api::labels;
 use crate::api::node_class::ALIAS_FAMILIES;
+use crate::model::labels;
 
 /// A rule and the schema node it belongs to.
-pub(super) struct Rule {
+pub(crate) struct Rule {
     /// Path of the node from the root of the object; `[]` steps into a list.
-    pub(super) at: &'static str,
+    pub(crate) at: &'static str,
     /// CEL, true when all is well.
-    pub(super) cel: String,
+    pub(crate) cel: String,
     /// What a person reads when it isn't.
-    pub(super) message: String,
+    pub(crate) message: String,
     /// CEL that makes a better message, one that names what is wrong; `message` is for when it can't be evaluated.
-    pub(super) naming: Option<String>,
+    pub(crate) naming: Option<String>,
 }
 
 fn rule(at: &'static str, cel: impl Into<String>, message: impl Into<String>) -> Rule {
@@ -83,7 +83,7 @@ fn requirement_rules(at: &'static str, key_at: &'static str, pool: bool) -> Vec<
 }
 
 /// Rules of NodePool.
-pub(super) fn node_pool() -> Vec<Rule> {
+pub(crate) fn node_pool() -> Vec<Rule> {
     let mut rules = vec![
         rule(
             "spec",
@@ -131,7 +131,7 @@ pub(super) fn node_pool() -> Vec<Rule> {
 }
 
 /// Rules of NodeClaim.
-pub(super) fn node_claim() -> Vec<Rule> {
+pub(crate) fn node_claim() -> Vec<Rule> {
     let mut rules = vec![rule("spec", "self == oldSelf", "the spec of a NodeClaim can't be changed")];
     rules.extend(node_class_ref_rules(["spec.nodeClassRef.group", "spec.nodeClassRef.kind", "spec.nodeClassRef.name"]));
     rules.extend(requirement_rules("spec.requirements[]", "spec.requirements[].key", false));
@@ -146,7 +146,7 @@ fn node_class_ref_rules(paths: [&'static str; 3]) -> impl Iterator<Item = Rule> 
 }
 
 /// Rules of EC2NodeClass.
-pub(super) fn node_class() -> Vec<Rule> {
+pub(crate) fn node_class() -> Vec<Rule> {
     let mut rules = vec![
         rule(
             "spec",

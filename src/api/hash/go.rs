@@ -2,29 +2,29 @@
 
 use serde_json::Value;
 
-pub(super) fn string(value: &Value) -> Option<u64> {
+pub(crate) fn string(value: &Value) -> Option<u64> {
     value.as_str().map(text)
 }
 
 /// A string that is absent when empty.
-pub(super) fn non_empty(value: &Value) -> Option<u64> {
+pub(crate) fn non_empty(value: &Value) -> Option<u64> {
     value.as_str().filter(|value| !value.is_empty()).map(text)
 }
 
-pub(super) fn boolean(value: &Value) -> Option<u64> {
+pub(crate) fn boolean(value: &Value) -> Option<u64> {
     value.as_bool().map(|value| fnv1(&[u8::from(value)]))
 }
 
-pub(super) fn int64(value: &Value) -> Option<u64> {
+pub(crate) fn int64(value: &Value) -> Option<u64> {
     value.as_i64().map(|value| fnv1(&value.to_le_bytes()))
 }
 
-pub(super) fn int32(value: &Value) -> Option<u64> {
+pub(crate) fn int32(value: &Value) -> Option<u64> {
     value.as_i64().and_then(|value| i32::try_from(value).ok()).map(|value| fnv1(&value.to_le_bytes()))
 }
 
 /// A map of strings: order has no part in it.
-pub(super) fn strings(value: &Value) -> Option<u64> {
+pub(crate) fn strings(value: &Value) -> Option<u64> {
     let members = value.as_object()?;
     let hash =
         members.iter().fold(0, |hash, (key, value)| hash ^ ordered(text(key), text(value.as_str().unwrap_or(""))));
@@ -32,22 +32,22 @@ pub(super) fn strings(value: &Value) -> Option<u64> {
 }
 
 /// A list as a set: order has no part in it, and a pair of equal items cancels out.
-pub(super) fn set(value: &Value, item: impl Fn(&Value) -> u64) -> Option<u64> {
+pub(crate) fn set(value: &Value, item: impl Fn(&Value) -> u64) -> Option<u64> {
     Some(value.as_array()?.iter().fold(0, |hash, value| hash ^ item(value)))
 }
 
 /// The hash of a Go struct as its fields are added, in the order of their declaration; absent ones have no part in it.
-pub(super) struct Struct {
+pub(crate) struct Struct {
     hash: u64,
     fields: usize,
 }
 
 impl Struct {
-    pub(super) fn new(type_name: &str) -> Self {
+    pub(crate) fn new(type_name: &str) -> Self {
         Self { hash: text(type_name), fields: 0 }
     }
 
-    pub(super) fn field(mut self, name: &str, value: Option<u64>) -> Self {
+    pub(crate) fn field(mut self, name: &str, value: Option<u64>) -> Self {
         if let Some(value) = value {
             self.hash = finish(self.hash ^ ordered(text(name), value));
             self.fields += 1;
@@ -55,32 +55,32 @@ impl Struct {
         self
     }
 
-    pub(super) fn finish(self) -> u64 {
+    pub(crate) fn finish(self) -> u64 {
         self.hash
     }
 
     /// Nothing when the struct is its zero value.
-    pub(super) fn non_zero(self) -> Option<u64> {
+    pub(crate) fn non_zero(self) -> Option<u64> {
         (self.fields > 0).then_some(self.hash)
     }
 }
 
-pub(super) fn text(text: &str) -> u64 {
+pub(crate) fn text(text: &str) -> u64 {
     fnv1(text.as_bytes())
 }
 
-pub(super) fn ordered(first: u64, second: u64) -> u64 {
+pub(crate) fn ordered(first: u64, second: u64) -> u64 {
     let mut bytes = [0; 16];
     bytes[..8].copy_from_slice(&first.to_le_bytes());
     bytes[8..].copy_from_slice(&second.to_le_bytes());
     fnv1(&bytes)
 }
 
-pub(super) fn finish(hash: u64) -> u64 {
+pub(crate) fn finish(hash: u64) -> u64 {
     fnv1(&hash.to_le_bytes())
 }
 
 /// 64-bit FNV-1 (not 1a).
-pub(super) fn fnv1(bytes: &[u8]) -> u64 {
+pub(crate) fn fnv1(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| hash.wrapping_mul(0x0100_0000_01b3) ^ u64::from(*byte))
 }

@@ -4,19 +4,19 @@
 //! Go names of types and fields and their order are part of the result, so they are spelled out here. Values come from JSON,
 //! not from our types: an empty list or map that is present counts, one that is absent does not.
 
-mod go;
-mod node_class;
-mod node_pool;
+pub mod go;
+pub mod node_class;
+pub mod node_pool;
 
-pub use node_class::{NODE_CLASS_VERSION, node_class, node_class_spec};
-pub use node_pool::{NODE_POOL_VERSION, node_pool, node_pool_template};
+pub use crate::api::hash::node_class::{NODE_CLASS_VERSION, node_class, node_class_spec};
+pub use crate::api::hash::node_pool::{NODE_POOL_VERSION, node_pool, node_pool_template};
 
 #[cfg(test)]
 mod tests {
     use serde_json::Value;
 
     /// Lays `patch` over `into`, member by member.
-    pub(super) fn merge(into: &mut Value, patch: &Value) {
+    pub(crate) fn merge(into: &mut Value, patch: &Value) {
         match (into, patch) {
             (Value::Object(into), Value::Object(patch)) => {
                 for (key, value) in patch {

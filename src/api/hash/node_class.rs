@@ -2,8 +2,8 @@
 
 use serde_json::{Map, Value};
 
-use super::go::{Struct, boolean, int32, int64, non_empty, set, string, strings, text};
 use crate::api::Ec2NodeClassSpec;
+use crate::api::hash::go::{Struct, boolean, int32, int64, non_empty, set, string, strings, text};
 
 /// Version of [`node_class`], for `karpenter.k8s.aws/ec2nodeclass-hash-version`.
 pub const NODE_CLASS_VERSION: &str = "v6";
@@ -159,8 +159,8 @@ fn write_value(out: &mut String, value: &Value) {
 mod tests {
     use serde_json::json;
 
-    use super::super::tests::merge;
     use super::*;
+    use crate::api::hash::tests::merge;
 
     fn class(patch: &Value) -> Value {
         let mut spec = json!({

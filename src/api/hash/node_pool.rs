@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::go::{Struct, fnv1, non_empty, set, strings};
+use crate::api::hash::go::{Struct, fnv1, non_empty, set, strings};
 use crate::api::{NodePoolSpec, duration};
 
 /// Version of [`node_pool`], for `karpenter.sh/nodepool-hash-version`.
@@ -86,8 +86,8 @@ fn time(text: &str) -> Option<u64> {
 mod tests {
     use serde_json::json;
 
-    use super::super::tests::merge;
     use super::*;
+    use crate::api::hash::tests::merge;
 
     fn pool(patch: &Value) -> Value {
         let mut template = json!({

@@ -4,19 +4,20 @@
 //! before a rule, and one that can never be satisfied are found here. Rules are Karpenter's runtime validation, plus the check
 //! for requirements that contradict each other.
 
-mod requirements;
-mod syntax;
+pub mod requirements;
+pub mod syntax;
 
 use std::collections::BTreeSet;
 use std::fmt;
 
 use k8s_openapi::api::core::v1::Taint;
 
-use super::node_pool::{Budget, NodeClaimTemplateSpec, NodePoolSpec};
-use super::{NodeClaimSpec, NodeClassRef, duration, labels};
+use crate::api::node_pool::{Budget, NodeClaimTemplateSpec, NodePoolSpec};
+use crate::api::{NodeClaimSpec, NodeClassRef, duration};
+use crate::model::labels;
 
-pub use requirements::{contradictions, requirements};
-pub use syntax::{is_label_value, is_qualified_name, is_quantity};
+pub use crate::api::validation::requirements::{contradictions, requirements};
+pub use crate::api::validation::syntax::{is_label_value, is_qualified_name, is_quantity};
 
 /// One thing that is wrong.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

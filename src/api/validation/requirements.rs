@@ -2,8 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Invalid, is_label_value, is_qualified_name, not_a_label_value};
-use crate::api::{Requirement, labels};
+use crate::api::Requirement;
+use crate::api::validation::{Invalid, is_label_value, is_qualified_name, not_a_label_value};
+use crate::model::labels;
 
 const OPERATORS: [&str; 8] = ["In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt", "Gte", "Lte"];
 

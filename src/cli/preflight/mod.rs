@@ -1,6 +1,6 @@
 //! `stowage preflight`: whether an account, a region and a cluster are fit for the controller, and what to do where not.
 
-mod report;
+pub mod report;
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -10,13 +10,14 @@ use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 use kube::{Api, ResourceExt};
 
-use super::aws::AwsArgs;
-use super::manifests::Input;
 use crate::api::{Ec2NodeClass, NodePool};
+use crate::cli::aws::AwsArgs;
+use crate::cli::manifests::Input;
 use crate::cloud::ec2::Clients;
-use crate::cloud::ec2::client::Instead;
-use crate::cloud::ec2::preflight::{self, Grade, Origin};
-use crate::scheduling::defaults::DefaultSpread;
+use crate::cloud::ec2::aws::client::Instead;
+use crate::cloud::ec2::preflight;
+use crate::cloud::ec2::preflight::{Grade, Origin};
+use crate::planner::input::default_spread::DefaultSpread;
 
 /// Nothing failed.
 const FIT: u8 = 0;

@@ -6,14 +6,17 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 
-use super::client::Clients;
-use super::messages::EventKind;
-use super::now_ms;
-use super::queue::Queue;
-use super::refresh::{self, Feeds};
-use super::region::{Part, Region, RegionSnapshot};
-use super::{reservations, status_checks, types};
-use crate::cloud::catalogue::{NodeSettings, RawInstanceType, SpotPricing, embedded};
+use crate::cloud::catalog::{NodeSettings, RawInstanceType, SpotPricing, embedded};
+use crate::cloud::ec2::aws::client::Clients;
+use crate::cloud::ec2::instances::status_checks;
+use crate::cloud::ec2::interruption::messages::EventKind;
+use crate::cloud::ec2::interruption::queue::Queue;
+use crate::cloud::ec2::node_class::capacity_reservations;
+use crate::cloud::ec2::now_ms;
+use crate::cloud::ec2::offerings::instance_types;
+use crate::cloud::ec2::offerings::refresh;
+use crate::cloud::ec2::offerings::refresh::Feeds;
+use crate::cloud::ec2::offerings::region::{Part, Region, RegionSnapshot};
 
 #[tokio::test]
 #[ignore = "needs an EC2-compatible endpoint in AWS_ENDPOINT_URL"]
@@ -95,7 +98,7 @@ async fn statuses_and_offerings_are_read() {
     let clients = Clients::from_environment().await.unwrap();
     let statuses = status_checks::describe_statuses(&clients.ec2).await.unwrap();
     assert_eq!(status_checks::unhealthy(&statuses, now_ms()), []);
-    let zones = types::zones_by_type(&types::describe_offerings(&clients.ec2).await.unwrap());
+    let zones = instance_types::zones_by_type(&instance_types::describe_offerings(&clients.ec2).await.unwrap());
     assert!(zones["m5.large"].contains("us-east-1a"));
 }
 
@@ -105,7 +108,7 @@ async fn an_endpoint_without_capacity_reservations_says_so_soon() {
     let clients = Clients::from_environment().await.unwrap();
     let terms = [serde_json::from_value(json!({"tags": {"stowage": "*"}})).unwrap()];
     let began = Instant::now();
-    match reservations::find(&clients, &terms).await {
+    match capacity_reservations::find(&clients, &terms).await {
         Ok(found) => assert_eq!(found, [], "none has this tag"),
         Err(error) => assert!(error.to_string().starts_with("ec2:DescribeCapacityReservations"), "{error}"),
     }

@@ -3,88 +3,40 @@
 //! What a request says and what an answer means are pure functions, tested with tables; the shells around them only call, page
 //! and hand over. Nothing that the planner asks for does I/O.
 //!
-//! - [`client`], [`rate`], [`errors`], [`coalesce`]: the calls themselves.
-//! - [`resolve`]: what a node class comes to ([`subnets`], [`security_groups`], [`images`] and [`aliases`], [`profile`],
-//!   [`placement`], [`reservations`]), and [`validate`], whether EC2 would launch it (by a [`dry_type`]).
-//! - [`launch`]: the NodeClaims of a group become instances ([`batches`], [`attempts`], [`choose`], [`choose_reserved`], [`prepare`],
-//!   [`launch_template`], [`templates`], [`fleet`]), and what that teaches ([`unavailable`],
-//!   [`reservation_counts`]). [`launch_shapes`], [`ahead`]: templates are there before the next launch asks.
-//! - [`instances`], [`tagging`]: describing, listing, terminating, tagging.
-//! - [`region`]: what can be bought ([`types`], [`prices`], [`spot_prices`], [`placement_scores`], [`offerings`]), kept fresh by
-//!   [`refresh`]; [`discovered_memory`]: what nodes showed of it.
-//! - [`queue`], [`messages`], [`status_checks`]: what EC2 tells of instances by itself; [`drift`]: whether they still are what
-//!   their class comes to. [`zonal_shift`]: zones to keep out of.
-//! - [`user_data`], [`kubelet`]: what instances are told at boot.
-//! - [`metrics`], [`troubles`]: what is published of all this, and what people are told of.
+//! - [`crate::cloud::ec2::aws::client`], [`crate::cloud::ec2::aws::rate_limit`], [`crate::cloud::ec2::aws::errors`], [`crate::cloud::ec2::aws::batcher`]: the calls themselves.
+//! - [`crate::cloud::ec2::node_class::resolve`]: what a node class comes to ([`crate::cloud::ec2::node_class::subnets`], [`crate::cloud::ec2::node_class::security_groups`], [`crate::cloud::ec2::node_class::images`] and [`crate::cloud::ec2::node_class::ami_alias`], [`crate::cloud::ec2::node_class::instance_profiles`],
+//!   [`crate::cloud::ec2::node_class::placement_group`], [`crate::cloud::ec2::node_class::capacity_reservations`]), and [`crate::cloud::ec2::launch::dry_run`], whether EC2 would launch it (by a [`crate::cloud::ec2::launch::dry_run_type`]).
+//! - [`launch`]: the NodeClaims of a group become instances ([`crate::cloud::ec2::launch::group_batch`], [`crate::cloud::ec2::launch::idempotency`], [`crate::cloud::ec2::launch::select`], [`crate::cloud::ec2::launch::select_reserved`], [`crate::cloud::ec2::launch::request`],
+//!   [`crate::cloud::ec2::launch::templates::spec`], [`crate::cloud::ec2::launch::templates::store`], [`crate::cloud::ec2::launch::create_fleet`]), and what that teaches ([`crate::cloud::ec2::offerings::unavailable`],
+//!   [`crate::cloud::ec2::offerings::reservation_counts`]). [`crate::cloud::ec2::launch::templates::recent`], [`crate::cloud::ec2::launch::templates::prewarm`]: templates are there before the next launch asks.
+//! - [`crate::cloud::ec2::instances::describe`], [`crate::cloud::ec2::instances::tagging`]: describing, listing, terminating, tagging.
+//! - [`crate::cloud::ec2::offerings::region`]: what can be bought ([`crate::cloud::ec2::offerings::instance_types`], [`crate::cloud::ec2::offerings::prices`], [`crate::cloud::ec2::offerings::spot_prices`], [`crate::cloud::ec2::offerings::placement_scores`], [`crate::cloud::ec2::offerings::class_offerings`]), kept fresh by
+//!   [`crate::cloud::ec2::offerings::refresh`]; [`crate::cloud::ec2::offerings::discovered_memory`]: what nodes showed of it.
+//! - [`crate::cloud::ec2::interruption::queue`], [`crate::cloud::ec2::interruption::messages`], [`crate::cloud::ec2::instances::status_checks`]: what EC2 tells of instances by itself; [`crate::cloud::ec2::node_class::drift`]: whether they still are what
+//!   their class comes to. [`crate::cloud::ec2::offerings::zonal_shift`]: zones to keep out of.
+//! - [`crate::cloud::ec2::bootstrap::user_data`], [`crate::cloud::ec2::bootstrap::kubelet_validation`]: what instances are told at boot.
+//! - [`crate::cloud::ec2::observability::metrics`], [`crate::cloud::ec2::observability::degraded_apis`]: what is published of all this, and what people are told of.
 //! - [`preflight`]: whether an account is fit for all this, without changing anything in it.
 
-mod ahead;
-pub mod aliases;
-pub mod attempts;
-pub mod batches;
-mod catalogues;
-pub mod choose;
-pub mod choose_reserved;
-pub mod class_view;
-pub mod client;
-pub mod cluster;
-pub mod coalesce;
-mod discovered_memory;
-pub mod drift;
-mod dry_type;
-pub mod errors;
-pub mod fleet;
-pub mod images;
+pub mod aws;
+pub mod bootstrap;
 pub mod instances;
-pub mod interruption_history;
-pub mod kubelet;
-mod launch;
-mod launch_shapes;
-pub mod launch_template;
-pub mod messages;
-mod metrics;
+pub mod interruption;
+pub mod launch;
+pub mod node_class;
+pub mod observability;
 pub mod offerings;
-pub mod placement;
-pub mod placement_scores;
 pub mod preflight;
-pub mod prepare;
-pub mod prices;
-pub mod profile;
-pub mod queue;
-pub mod rate;
-pub mod receipts;
-pub mod refresh;
-pub mod region;
-pub mod reservation_counts;
-pub mod reservations;
-pub mod resolve;
-pub mod security_groups;
-pub mod selectors;
-mod shell;
-pub mod spot_prices;
-pub mod spot_risk;
-pub mod status_checks;
-pub mod subnets;
-pub mod tagging;
-pub mod templates;
-mod troubles;
-pub mod types;
-pub mod unavailable;
-pub mod user_data;
-pub mod validate;
-pub mod zonal_shift;
-
-#[cfg(test)]
-mod live_tests;
+pub mod provider;
 
 use std::time::Duration;
 
-pub use client::Clients;
-pub use metrics::publish;
-pub use shell::{Ec2, StartError};
+pub use crate::cloud::ec2::aws::client::Clients;
+pub use crate::cloud::ec2::observability::metrics::publish;
+pub use crate::cloud::ec2::provider::{Ec2, StartError};
 
 use crate::api::Ec2NodeClass;
-use crate::cloud::catalogue::NodeSettings;
+use crate::cloud::catalog::NodeSettings;
 
 /// Settings of EC2, with the names and defaults of Karpenter's.
 #[derive(Clone, Debug)]
@@ -159,3 +111,6 @@ impl Options {
 fn now_ms() -> i64 {
     k8s_openapi::jiff::Timestamp::now().as_millisecond()
 }
+
+#[cfg(test)]
+mod live_tests;

@@ -7,7 +7,7 @@ use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
-use super::record::{Entry, Ledger};
+use crate::cloud::simulated::record::{Entry, Ledger};
 
 /// Why a state file can't be used.
 #[derive(Debug, thiserror::Error)]

@@ -1,31 +1,31 @@
 //! Simulated EC2, inside the process: the embedded default cloud.
 //!
-//! - [`state`]: the state machine, without clock or I/O; [`record`] is what it remembers, [`market`] its prices, [`node_steps`] what its
+//! - [`crate::cloud::simulated::engine`]: the state machine, without clock or I/O; [`record`] is what it remembers, [`crate::cloud::simulated::spot_prices`] its prices, [`node_steps`] what its
 //!   instances mean for Node objects.
 //! - [`script`]: what goes wrong, and when.
 //! - [`journal`]: the state file, by which instances outlive the process.
-//! - [`SimulatedEc2`]: the shell with clock and locks, which implements [`Cloud`](super::Cloud).
-//! - [`kubelet`]: the only file that talks to Kubernetes; it plays the instances' kubelets at boot and the cloud controller at the end.
+//! - [`SimulatedEc2`]: the shell with clock and locks, which implements [`Cloud`](crate::cloud::Cloud).
+//! - [`crate::cloud::simulated::fake_kubelet`]: the only file that talks to Kubernetes; it plays the instances' kubelets at boot and the cloud controller at the end.
 
+pub mod engine;
+pub mod fake_kubelet;
 pub mod journal;
-pub mod kubelet;
-pub mod market;
 pub mod node_steps;
+pub mod provider;
 pub mod record;
 pub mod script;
-mod shell;
-pub mod state;
+pub mod spot_prices;
 
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-pub use journal::JournalError;
-pub use kubelet::EVENT_ANNOTATION;
-pub use script::{InstanceEvent, Script, ScriptError};
-pub use shell::SimulatedEc2;
+pub use crate::cloud::simulated::fake_kubelet::EVENT_ANNOTATION;
+pub use crate::cloud::simulated::journal::JournalError;
+pub use crate::cloud::simulated::provider::SimulatedEc2;
+pub use crate::cloud::simulated::script::{InstanceEvent, Script, ScriptError};
 
-use super::catalogue::{RawCatalogue, SpotPricing};
+use crate::cloud::catalog::{RawCatalogue, SpotPricing};
 
 /// How long an instance takes from launch to a running kubelet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,18 +1,18 @@
 //! What an instance's life means for its Node object: register at boot, report devices, fall silent at the end, go when it is gone.
 
-use super::record::{NodeStep, Record};
+use crate::cloud::simulated::record::{NodeStep, Record};
 
 /// What is to be done to a Node object.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NodeAction {
     /// The instance, as it is now.
     pub record: Record,
-    /// What to do, and to report by [`Ec2State::node_step_done`](super::state::Ec2State::node_step_done).
+    /// What to do, and to report by [`Ec2State::node_step_done`](crate::cloud::simulated::engine::Ec2State::node_step_done).
     pub step: NodeStep,
 }
 
 /// The next thing to be done to an instance's Node, and when.
-pub(super) fn next_step(record: &Record, now_ms: i64) -> Option<(i64, NodeStep)> {
+pub(crate) fn next_step(record: &Record, now_ms: i64) -> Option<(i64, NodeStep)> {
     let node = record.node;
     if node.removed {
         return None;

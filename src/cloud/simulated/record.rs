@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::Taint;
 use serde::{Deserialize, Serialize};
 
 use crate::cloud::{Instance, InstanceState, MessageKind};
-use crate::scheduling::offering::CapacityType;
+use crate::model::offering::CapacityType;
 
 /// An instance and how far its life has come. Times are milliseconds since the epoch.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
@@ -295,7 +295,7 @@ impl Ledger {
 mod capacity_type {
     use serde::{Deserialize, Deserializer, Serializer, de::Error};
 
-    use crate::scheduling::offering::CapacityType;
+    use crate::model::offering::CapacityType;
 
     #[allow(clippy::trivially_copy_pass_by_ref)] // The signature is serde's.
     pub fn serialize<S: Serializer>(value: &CapacityType, serializer: S) -> Result<S::Ok, S::Error> {

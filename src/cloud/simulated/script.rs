@@ -13,7 +13,7 @@
 
 use serde_json::{Map, Value};
 
-use crate::scheduling::offering::CapacityType;
+use crate::model::offering::CapacityType;
 
 /// Why a script can't be used.
 #[derive(Debug, thiserror::Error)]

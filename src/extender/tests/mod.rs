@@ -1,14 +1,14 @@
 //! Tests of the verdicts: what they share.
 
+mod verdicts;
+mod wire;
+
 use std::sync::Arc;
 
 use serde_json::{Value, json};
 
 use super::*;
-use crate::scheduling::resources::Resources;
-
-mod verdicts;
-mod wire;
+use crate::model::resources::Resources;
 
 const NOW: i64 = 1_000_000;
 const LATER: i64 = NOW + 60_000;

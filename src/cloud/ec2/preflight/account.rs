@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 
 use aws_sdk_ec2::types::TargetCapacityUnitType;
 
-use super::finding::{Finding, brief, fix};
-use crate::cloud::ec2::client::Clients;
-use crate::cloud::ec2::cluster::{ClusterError, ClusterFacts};
-use crate::cloud::ec2::errors::{ApiError, Class};
-use crate::cloud::ec2::region::{Answers, Part};
-use crate::cloud::ec2::validate::once;
+use crate::cloud::ec2::aws::client::Clients;
+use crate::cloud::ec2::aws::errors::{ApiError, Class};
+use crate::cloud::ec2::launch::dry_run::once;
+use crate::cloud::ec2::node_class::cluster_facts::{ClusterError, ClusterFacts};
+use crate::cloud::ec2::offerings::region::{Answers, Part};
+use crate::cloud::ec2::preflight::finding::{Finding, brief, fix};
 
 /// Types that placement scores are asked for, dry: EC2 wants three.
 const SCORED: [&str; 3] = ["m5.large", "m5.xlarge", "m5.2xlarge"];

@@ -4,21 +4,25 @@ use std::collections::BTreeMap;
 
 use kube::ResourceExt;
 
-use super::finding::{Finding, brief, fix};
 use crate::api::Ec2NodeClass;
-use crate::api::labels;
 use crate::api::node_class::{AmiRequirement, AmiStatus};
 use crate::cloud::Verdict;
-use crate::cloud::ec2::class_view::PlacementGroup;
-use crate::cloud::ec2::client::Clients;
-use crate::cloud::ec2::errors::{ApiError, Class};
-use crate::cloud::ec2::images::{self, Image, ImageError, Parameters};
-use crate::cloud::ec2::kubelet::InvalidKubelet;
-use crate::cloud::ec2::profile::{self, role_name};
-use crate::cloud::ec2::resolve::{self, judge as judge_status, validate};
-use crate::cloud::ec2::subnets::{self, Subnet};
-use crate::cloud::ec2::{placement, security_groups};
-use crate::cloud::kubelet::expressions::Unusable;
+use crate::cloud::ec2::aws::client::Clients;
+use crate::cloud::ec2::aws::errors::{ApiError, Class};
+use crate::cloud::ec2::bootstrap::kubelet_validation::InvalidKubelet;
+use crate::cloud::ec2::node_class::images;
+use crate::cloud::ec2::node_class::images::{Image, ImageError, Parameters};
+use crate::cloud::ec2::node_class::instance_profiles;
+use crate::cloud::ec2::node_class::instance_profiles::role_name;
+use crate::cloud::ec2::node_class::resolve;
+use crate::cloud::ec2::node_class::resolve::{judge as judge_status, validate};
+use crate::cloud::ec2::node_class::subnets;
+use crate::cloud::ec2::node_class::subnets::Subnet;
+use crate::cloud::ec2::node_class::{placement_group, security_groups};
+use crate::cloud::ec2::offerings::catalog_key::PlacementGroup;
+use crate::cloud::ec2::preflight::finding::{Finding, brief, fix};
+use crate::cloud::kubelet_config::expressions::Unusable;
+use crate::model::labels;
 
 /// Addresses of a zone below which it is told that they are few.
 const FEW_ADDRESSES: i64 = 32;
@@ -82,7 +86,7 @@ pub async fn ask(
     let find_group = async {
         match &spec.placement_group_selector {
             None => None,
-            Some(selector) => Some(placement::find(clients, selector).await),
+            Some(selector) => Some(placement_group::find(clients, selector).await),
         }
     };
     let (subnets, security_groups, images, identity, placement) = futures::join!(
@@ -97,7 +101,7 @@ pub async fn ask(
 
 async fn ask_identity(clients: &Clients, class: &Ec2NodeClass) -> Identity {
     if let Some(name) = &class.spec.instance_profile {
-        let found = profile::get(clients, name).await;
+        let found = instance_profiles::get(clients, name).await;
         return Identity::Profile(found.map(|found| match found {
             None => Profile::Missing,
             Some(None) => Profile::Empty,

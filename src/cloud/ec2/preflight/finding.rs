@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::cloud::ec2::errors::{ApiError, Class};
+use crate::cloud::ec2::aws::errors::{ApiError, Class};
 
 /// Longest message of an API that is passed on, in characters.
 const MESSAGE_CHARS: usize = 240;
@@ -61,7 +61,7 @@ impl Finding {
 
     /// The same about a node class.
     #[must_use]
-    pub(super) fn of(mut self, class: &str) -> Self {
+    pub(crate) fn of(mut self, class: &str) -> Self {
         self.check = format!("{class}: {}", self.check);
         self
     }

@@ -5,14 +5,15 @@
 
 use aws_sdk_ec2::types::{IamInstanceProfileSpecification, InstanceNetworkInterfaceSpecification, ResourceType};
 
-use super::finding::{Finding, brief, fix};
 use crate::api::Ec2NodeClass;
 use crate::cloud::Verdict;
-use crate::cloud::ec2::errors::{ApiError, Class};
-use crate::cloud::ec2::launch_template::{CLUSTER_TAG, Template, tag_specification};
-use crate::cloud::ec2::validate::{Outcome, Tried, once};
-use crate::cloud::ec2::{Ec2, templates};
-use crate::scheduling::requirement::Requirements;
+use crate::cloud::ec2::Ec2;
+use crate::cloud::ec2::aws::errors::{ApiError, Class};
+use crate::cloud::ec2::launch::dry_run::{Outcome, Tried, once};
+use crate::cloud::ec2::launch::templates::spec::{CLUSTER_TAG, Template, tag_specification};
+use crate::cloud::ec2::launch::templates::store;
+use crate::cloud::ec2::preflight::finding::{Finding, brief, fix};
+use crate::model::requirement::Requirements;
 
 const TEMPLATE: &str = "ec2:CreateLaunchTemplate";
 const FLEET: &str = "ec2:CreateFleet";
@@ -40,7 +41,7 @@ pub async fn rights(
         }
         Err(_) => return vec![],
     };
-    let existing = templates::list(&ec2.clients, &[(CLUSTER_TAG, &ec2.options.cluster_name)]).await;
+    let existing = store::list(&ec2.clients, &[(CLUSTER_TAG, &ec2.options.cluster_name)]).await;
     let existing = existing.ok().and_then(|found| found.into_iter().next()).map(|(name, _)| name);
     let fleet = tried.fleet(class, existing.as_deref().unwrap_or(NO_TEMPLATE));
     let (made, fleet, run) =

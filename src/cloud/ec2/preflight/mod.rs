@@ -3,30 +3,32 @@
 //! Nothing is changed: calls that would make something are dry. A message of the queue may be received, but not hidden or deleted.
 //! What an answer means is decided by pure functions from the answer to a [`Finding`]; one file for each part asks and judges.
 
-mod account;
-mod class;
-mod finding;
-mod launch;
-mod queue;
-mod quotas;
+pub mod account;
+pub mod class;
+pub mod finding;
+pub mod launch;
+pub mod queue;
+pub mod quotas;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use kube::{Client, ResourceExt};
 
-pub use finding::{Finding, Grade};
+pub use crate::cloud::ec2::preflight::finding::{Finding, Grade};
 
-use super::client::Clients;
-use super::cluster::{ClusterFacts, discover};
-use super::dry_type::demands;
-use super::images::Parameters;
-use super::kubelet::Gate;
-use super::refresh::Feeds;
-use super::region::Part;
-use super::{Ec2, Options, kubelet, now_ms, prices};
 use crate::api::{Ec2NodeClass, NodePool};
-use crate::scheduling::requirement::Requirements;
+use crate::cloud::ec2::aws::client::Clients;
+use crate::cloud::ec2::bootstrap::kubelet_validation;
+use crate::cloud::ec2::bootstrap::kubelet_validation::Gate;
+use crate::cloud::ec2::launch::dry_run_type::demands;
+use crate::cloud::ec2::node_class::cluster_facts::{ClusterFacts, discover};
+use crate::cloud::ec2::node_class::images::Parameters;
+use crate::cloud::ec2::offerings::prices;
+use crate::cloud::ec2::offerings::refresh::Feeds;
+use crate::cloud::ec2::offerings::region::Part;
+use crate::cloud::ec2::{Ec2, Options, now_ms};
+use crate::model::requirement::Requirements;
 
 /// Where the node classes come from, and so whom to ask about the cluster first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,7 +94,7 @@ async fn cluster(
     options: &Options,
     kube: Option<&Client>,
     origin: Origin,
-) -> Result<ClusterFacts, super::cluster::ClusterError> {
+) -> Result<ClusterFacts, crate::cloud::ec2::node_class::cluster_facts::ClusterError> {
     if origin == Origin::Cluster {
         return discover(kube, clients, options, None).await;
     }
@@ -118,7 +120,7 @@ async fn of_class(
     let cidr = facts.as_ref().and_then(|facts| facts.service_cidr.as_deref());
     let (settings, region) = (options.settings(class), ec2.map(Ec2::snapshot));
     let types = region.map(|region| Arc::clone(&region.types)).unwrap_or_default();
-    let kubelet = kubelet::validate(&class.spec, Gate::of(options, &settings, &types));
+    let kubelet = kubelet_validation::validate(&class.spec, Gate::of(options, &settings, &types));
     findings.extend(class::settings(class, cidr, facts.is_some(), &kubelet));
     if let (Some(ec2), Some(Ok(group))) = (ec2, &answers.placement) {
         ec2.know_group(class, group.clone());

@@ -5,9 +5,9 @@ use std::collections::HashMap;
 use aws_sdk_sqs::types::QueueAttributeName as Attribute;
 use serde_json::Value;
 
-use super::finding::{Finding, brief, fix};
-use crate::cloud::ec2::client::Clients;
-use crate::cloud::ec2::errors::{ApiError, Class};
+use crate::cloud::ec2::aws::client::Clients;
+use crate::cloud::ec2::aws::errors::{ApiError, Class};
+use crate::cloud::ec2::preflight::finding::{Finding, brief, fix};
 
 const GET_QUEUE_URL: &str = "sqs:GetQueueUrl";
 const GET_ATTRIBUTES: &str = "sqs:GetQueueAttributes";

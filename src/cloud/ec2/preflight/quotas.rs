@@ -8,13 +8,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use aws_sdk_ec2::types::{Filter, Instance, InstanceLifecycleType};
 use futures::future::join_all;
 
-use super::finding::{Finding, brief, fix};
-use crate::api::{NodePool, labels};
-use crate::cloud::catalogue::RawInstanceType;
-use crate::cloud::ec2::client::Clients;
-use crate::cloud::ec2::errors::{ApiError, Class};
-use crate::scheduling::offering::CapacityType;
-use crate::scheduling::requirement::Requirements;
+use crate::api::NodePool;
+use crate::cloud::catalog::RawInstanceType;
+use crate::cloud::ec2::aws::client::Clients;
+use crate::cloud::ec2::aws::errors::{ApiError, Class};
+use crate::cloud::ec2::preflight::finding::{Finding, brief, fix};
+use crate::model::labels;
+use crate::model::offering::CapacityType;
+use crate::model::requirement::Requirements;
 
 const GET_QUOTA: &str = "servicequotas:GetServiceQuota";
 /// Service Quotas' name of EC2.
@@ -233,5 +234,4 @@ fn row(quota: Quota, limit: Result<&i64, &ApiError>, used: Result<i64, &ApiError
 }
 
 #[cfg(test)]
-#[path = "quotas_tests.rs"]
 mod tests;

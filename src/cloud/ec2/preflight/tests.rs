@@ -6,18 +6,19 @@ use std::fmt::Write;
 use aws_sdk_sqs::types::QueueAttributeName as Attribute;
 use serde_json::json;
 
-use super::super::aliases::{self, one_of};
-use super::super::client::wire;
-use super::super::cluster::{ClusterError, ClusterFacts};
-use super::super::errors::{ApiError, class_of};
-use super::super::images::{Image, ImageError};
-use super::super::region::Answers as RegionAnswers;
-use super::super::spot_prices::SpotHistory;
-use super::super::subnets::Subnet;
-use super::class::{Answers, Identity, Profile};
 use super::*;
-use crate::api::labels;
-use crate::scheduling::offering::MicroUsd;
+use crate::cloud::ec2::aws::client::wire;
+use crate::cloud::ec2::aws::errors::{ApiError, class_of};
+use crate::cloud::ec2::node_class::ami_alias;
+use crate::cloud::ec2::node_class::ami_alias::one_of;
+use crate::cloud::ec2::node_class::cluster_facts::{ClusterError, ClusterFacts};
+use crate::cloud::ec2::node_class::images::{Image, ImageError};
+use crate::cloud::ec2::node_class::subnets::Subnet;
+use crate::cloud::ec2::offerings::region::Answers as RegionAnswers;
+use crate::cloud::ec2::offerings::spot_prices::SpotHistory;
+use crate::cloud::ec2::preflight::class::{Answers, Identity, Profile};
+use crate::model::labels;
+use crate::model::offering::MicroUsd;
 
 fn error(action: &'static str, code: &str, message: &str) -> ApiError {
     ApiError { action, code: code.into(), message: message.into(), class: class_of(code) }
@@ -86,7 +87,7 @@ fn what_a_class_selects_is_judged() {
     };
     let failing = Answers {
         subnets: Err(denied()),
-        images: Some(Err(ImageError::Alias(aliases::parameters("al2@latest", "1.34").unwrap_err()))),
+        images: Some(Err(ImageError::Alias(ami_alias::parameters("al2@latest", "1.34").unwrap_err()))),
         identity: Identity::Profile(Ok(Profile::Missing)),
         ..good()
     };
@@ -165,9 +166,7 @@ fn the_queue_is_judged_by_what_events_need() {
 fn a_refused_api_says_what_is_lost() {
     let denied = |action| error(action, "UnauthorizedOperation", "You are not authorized");
     let live = RegionAnswers {
-        types: Some(
-            Ok([("m5.large".to_owned(), crate::cloud::catalogue::embedded().instance_types[0].clone())].into()),
-        ),
+        types: Some(Ok([("m5.large".to_owned(), crate::cloud::catalog::embedded().instance_types[0].clone())].into())),
         zones: Some(Ok([("m5.large".to_owned(), ["a".to_owned(), "b".to_owned()].into())].into())),
         on_demand: Some(Ok([("m5.large".to_owned(), MicroUsd(96_000))].into())),
         spot: Some(Ok(SpotHistory {
@@ -263,6 +262,6 @@ async fn without_an_answer_the_error_is_one_line_without_innards() {
     let text = finding::brief(&error);
     assert!(text.starts_with("ec2:DescribeSubnets: ") && text.contains("no answer"), "{text}");
     assert!(!text.contains('{') && !text.contains("ConnectorError"), "{text}");
-    let long = super::super::errors::ApiError { message: "é".repeat(1_000), ..error };
+    let long = crate::cloud::ec2::aws::errors::ApiError { message: "é".repeat(1_000), ..error };
     assert!(finding::brief(&long).chars().count() < 260);
 }

@@ -1,0 +1,75 @@
+//! The catalogue inside the binary: a table made by `src/cloud/data/compact.py`, a quarter of the size of the file it
+//! was made from.
+
+use std::collections::BTreeMap;
+use std::sync::OnceLock;
+
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+use crate::cloud::catalog::{CatalogueError, Frame, RawCatalogue, assemble};
+
+const TABLE: &str = include_str!("../data/ec2-us-east-1.json");
+
+#[derive(Deserialize)]
+struct Table {
+    #[serde(flatten)]
+    frame: Frame,
+    shared: BTreeMap<String, Vec<Value>>,
+    columns: Vec<String>,
+    rows: Vec<Vec<Value>>,
+}
+
+/// The catalogue of us-east-1 embedded in the binary; its provenance fields say from when and where. Decoded once.
+///
+/// # Panics
+/// Never in a build whose tests pass: the table is a constant, and a test decodes it.
+pub fn embedded() -> &'static RawCatalogue {
+    static CATALOGUE: OnceLock<RawCatalogue> = OnceLock::new();
+    CATALOGUE.get_or_init(|| decode(TABLE).expect("the embedded table is a constant that a test decodes"))
+}
+
+/// Reads a table: `columns` name the fields, a column named in `shared` holds an index into that list, and a row may
+/// end early.
+pub(crate) fn decode(json: &str) -> Result<RawCatalogue, CatalogueError> {
+    let table: Table = serde_json::from_str(json)?;
+    let mut entries = Vec::with_capacity(table.rows.len());
+    for (row, cells) in table.rows.into_iter().enumerate() {
+        if cells.len() > table.columns.len() {
+            let problem = format!("has {} cells for {} columns", cells.len(), table.columns.len());
+            return Err(CatalogueError::Row { row, problem });
+        }
+        let mut entry = Map::new();
+        for (column, cell) in table.columns.iter().zip(cells) {
+            let value = match table.shared.get(column) {
+                None => cell,
+                Some(values) => {
+                    cell.as_u64().and_then(|index| values.get(usize::try_from(index).ok()?)).cloned().ok_or_else(
+                        || CatalogueError::Row { row, problem: format!("{cell} is no index into shared.{column}") },
+                    )?
+                }
+            };
+            entry.insert(column.clone(), value);
+        }
+        entries.push(Value::Object(entry));
+    }
+    assemble(table.frame, entries)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_broken_row_is_named() {
+        let table = |rows: &str| {
+            format!(
+                r#"{{"region": "r", "zones": ["a"], "shared": {{"zones": [["a"]]}}, "columns": ["name", "zones"], "rows": [{rows}]}}"#
+            )
+        };
+        let text = |rows: &str| decode(&table(rows)).unwrap_err().to_string();
+        assert_eq!(text(r#"["m1.x", 1]"#), "row 0 of the catalogue table: 1 is no index into shared.zones");
+        assert_eq!(text(r#"["m1.x", 0, 3]"#), "row 0 of the catalogue table: has 3 cells for 2 columns");
+        assert_eq!(text(r#"["m1.x", 0]"#), "instance type m1.x of the catalogue: missing field `arch`");
+    }
+}

@@ -1,0 +1,175 @@
+//! Capacity and overhead of a node: what the kubelet will report before the node exists. The formulas are Karpenter's,
+//! per AMI family.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::cloud::catalog::RawInstanceType;
+use crate::cloud::catalog::settings::{NodeSettings, Threshold};
+use crate::model::resources::Resources;
+
+/// Bytes of a MiB.
+pub const MIB: i64 = 1 << 20;
+const GIB: i64 = 1 << 30;
+/// Bytes of a GB, the unit of local disks.
+const GB: i64 = 1_000_000_000;
+/// Pods of a node whose number is bounded by nothing else.
+const UNBOUNDED_PODS: i64 = 110;
+/// Memory below which pods are evicted, by default.
+const EVICTION_MEMORY: i64 = 100 * MIB;
+
+/// Pods that the addresses of the network interfaces allow, two host-network pods included; none where no interface is
+/// left.
+fn interface_pods(entry: &RawInstanceType, settings: &NodeSettings, reserved_enis: i64) -> i64 {
+    let efa_only = settings.efa_only.unwrap_or_default().first_card;
+    match entry.default_card_enis.unwrap_or(entry.enis) - reserved_enis - efa_only {
+        ..=0 => 0,
+        enis => enis * (entry.ipv4_per_eni - 1) + 2,
+    }
+}
+
+/// Most pods of a node where its class says nothing.
+pub(crate) fn default_pods(entry: &RawInstanceType, settings: &NodeSettings) -> i64 {
+    if settings.family.limits_pods_by_interfaces() {
+        interface_pods(entry, settings, settings.reserved_enis)
+    } else {
+        UNBOUNDED_PODS
+    }
+}
+
+/// Most pods of a node.
+fn pods(entry: &RawInstanceType, settings: &NodeSettings) -> i64 {
+    let pods = settings.max_pods.unwrap_or_else(|| default_pods(entry, settings));
+    match settings.pods_per_core {
+        Some(per_core) if per_core > 0 => pods.min(per_core.saturating_mul(entry.vcpu)),
+        _ => pods,
+    }
+}
+
+/// What the node reports as capacity.
+pub(crate) fn capacity(entry: &RawInstanceType, settings: &NodeSettings) -> Resources {
+    Resources {
+        cpu_milli: entry.vcpu * 1000,
+        memory: usable_memory_mib(entry, settings) * MIB,
+        ephemeral_storage: ephemeral_storage(entry, settings),
+        pods: pods(entry, settings),
+        extended: extended(entry, settings),
+    }
+}
+
+/// The local disks where the class wants them for pods and there are any, else the volume.
+fn ephemeral_storage(entry: &RawInstanceType, settings: &NodeSettings) -> i64 {
+    match entry.instance_store_gb {
+        Some(size) if settings.local_disks => size * GB,
+        _ => settings.volume_bytes,
+    }
+}
+
+/// Memory less what firmware and hypervisor keep. Arm machines lose another 64 MiB to the kernel's own reservations.
+fn usable_memory_mib(entry: &RawInstanceType, settings: &NodeSettings) -> i64 {
+    let arm = entry.arch.first().is_some_and(|arch| arch == "arm64");
+    let memory = entry.memory_mib - if arm { 64 } else { 0 };
+    let kept = ceil_div(memory.saturating_mul(settings.vm_memory_overhead_ppm), 1_000_000);
+    (memory - kept).max(0)
+}
+
+/// Capacity less kube-reserved, system-reserved and the hard eviction thresholds, never below zero. Soft thresholds
+/// warn, they reserve nothing.
+pub(crate) fn allocatable(entry: &RawInstanceType, settings: &NodeSettings, capacity: &Resources) -> Resources {
+    let (kube, system, eviction) = (&settings.kube_reserved, &settings.system_reserved, &settings.eviction_hard);
+    // Where the interfaces bound the pods, memory is kept for as many as they allow even if maxPods or reserved
+    // interfaces say fewer.
+    let kept_for = if settings.family.reserves_memory_by_interfaces() {
+        interface_pods(entry, settings, 0)
+    } else {
+        capacity.pods
+    };
+    let cpu = kube.cpu_milli.unwrap_or_else(|| kube_reserved_cpu(entry.vcpu));
+    let memory = kube.memory.unwrap_or_else(|| (11 * kept_for + 255) * MIB);
+    let storage = kube.ephemeral_storage.unwrap_or(GIB);
+    let evict_memory = eviction.memory.map_or(EVICTION_MEMORY, |threshold| threshold.of(capacity.memory));
+    let evict_storage = eviction
+        .ephemeral_storage
+        .map_or_else(|| ceil_div(capacity.ephemeral_storage, 10), |threshold| threshold.of(capacity.ephemeral_storage));
+    // Every amount is the user's to write: sums stop at the largest number.
+    let rest = |capacity: i64, taken: [Option<i64>; 3]| {
+        let taken = taken.into_iter().flatten().fold(0_i64, i64::saturating_add);
+        capacity.saturating_sub(taken).max(0)
+    };
+    Resources {
+        cpu_milli: rest(capacity.cpu_milli, [Some(cpu), system.cpu_milli, None]),
+        memory: rest(capacity.memory, [Some(memory), system.memory, Some(evict_memory)]),
+        ephemeral_storage: rest(
+            capacity.ephemeral_storage,
+            [Some(storage), system.ephemeral_storage, Some(evict_storage)],
+        ),
+        pods: capacity.pods,
+        extended: capacity.extended.clone(),
+    }
+}
+
+impl Threshold {
+    /// The threshold in bytes, of so much capacity; a share is rounded up.
+    fn of(self, capacity: i64) -> i64 {
+        match self {
+            Self::Bytes(bytes) => bytes,
+            Self::Share(billionths) => {
+                let share = (i128::from(capacity) * i128::from(billionths) + 999_999_999) / 1_000_000_000;
+                i64::try_from(share).unwrap_or(i64::MAX)
+            }
+        }
+    }
+}
+
+/// 6 % of the first core, 1 % of the second, 0.5 % of the next two, 0.25 % of the rest, in millicores.
+fn kube_reserved_cpu(vcpu: i64) -> i64 {
+    let milli = vcpu * 1000;
+    let bands = [(0, 1000, 600), (1000, 2000, 100), (2000, 4000, 50), (4000, i64::MAX, 25)];
+    bands.iter().map(|(low, high, basis_points)| (milli.min(*high) - low).max(0) * basis_points / 10_000).sum()
+}
+
+/// Extended resources, by the names their device plugins use.
+fn extended(entry: &RawInstanceType, settings: &NodeSettings) -> BTreeMap<Arc<str>, i64> {
+    let gpus = |manufacturer: &str| {
+        entry.gpus.iter().filter(|gpu| gpu.manufacturer == manufacturer).map(|gpu| gpu.count).sum::<i64>()
+    };
+    let neuron = entry.neuron_devices.iter().map(|device| device.count).sum();
+    let cores = entry.neuron_devices.first().map_or(0, |device| device.count * device.cores_per_device);
+    let addresses = if settings.family.is_windows() { entry.ipv4_per_eni - 1 } else { 0 };
+    let amounts = [
+        ("nvidia.com/gpu", gpus("NVIDIA")),
+        ("amd.com/gpu", gpus("AMD")),
+        ("habana.ai/gaudi", gpus("Habana")),
+        ("aws.amazon.com/neuron", neuron),
+        ("aws.amazon.com/neuroncore", cores),
+        ("vpc.amazonaws.com/efa", settings.efa_only.map_or(entry.efa, |list| list.total)),
+        ("vpc.amazonaws.com/pod-eni", entry.branch_enis),
+        ("vpc.amazonaws.com/PrivateIPv4Address", addresses),
+    ];
+    amounts.into_iter().filter(|(_, amount)| *amount > 0).map(|(name, amount)| (name.into(), amount)).collect()
+}
+
+/// Division rounded up, for a positive divisor.
+fn ceil_div(dividend: i64, divisor: i64) -> i64 {
+    -((-dividend).div_euclid(divisor))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reserved_cpu_follows_the_bands() {
+        for (vcpu, expected) in [(1, 60), (2, 70), (4, 80), (8, 90), (64, 230), (96, 310), (128, 390), (192, 550)] {
+            assert_eq!(kube_reserved_cpu(vcpu), expected, "{vcpu}");
+        }
+    }
+
+    #[test]
+    fn division_rounds_up() {
+        for (dividend, divisor, expected) in [(0, 10, 0), (1, 10, 1), (10, 10, 1), (11, 10, 2), (20 * GIB, 10, 2 * GIB)]
+        {
+            assert_eq!(ceil_div(dividend, divisor), expected);
+        }
+    }
+}

@@ -1,0 +1,306 @@
+//! What a node class decides about the shape of its nodes.
+
+use std::collections::BTreeMap;
+
+use crate::api::node_class::BlockDeviceMapping;
+use crate::api::{Ec2NodeClass, Ec2NodeClassSpec};
+use crate::cloud::ami_family::AmiFamily;
+use crate::cloud::kubelet_config::Kubelet;
+use crate::cloud::kubelet_config::expressions::Expressions;
+use crate::model::quantity::{parse_bytes, parse_cpu_milli};
+
+const GIB: i64 = 1 << 30;
+/// Bytes of the volume for pods where nothing says otherwise.
+const DEFAULT_VOLUME: i64 = 20 * GIB;
+
+/// Amounts that replace, key by key, what would be reserved otherwise.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Reserved {
+    /// Millicores.
+    pub cpu_milli: Option<i64>,
+    /// Bytes.
+    pub memory: Option<i64>,
+    /// Bytes.
+    pub ephemeral_storage: Option<i64>,
+}
+
+/// A threshold of eviction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Threshold {
+    /// So many bytes.
+    Bytes(i64),
+    /// A share of the capacity, in billionths.
+    Share(i64),
+}
+
+impl Threshold {
+    /// Reads `500Mi` or `7.5%`; nothing for anything else. All of a resource is as nothing: the kubelet's way to turn a
+    /// threshold off.
+    pub fn parse(text: &str) -> Option<Self> {
+        const ALL: i64 = 1_000_000_000;
+        let Some(percent) = text.strip_suffix('%') else {
+            return parse_bytes(text).ok().map(Self::Bytes);
+        };
+        let percent = percent.parse::<f64>().ok().filter(|percent| (0.0..=100.0).contains(percent))?;
+        // Seven decimals of a percentage are billionths of the whole.
+        let billionths: i64 = format!("{percent:.7}").replace('.', "").parse().ok()?;
+        Some(Self::Share(if billionths == ALL { 0 } else { billionths }))
+    }
+}
+
+/// Thresholds of hard eviction that replace the defaults.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct EvictionHard {
+    /// `memory.available`.
+    pub memory: Option<Threshold>,
+    /// `nodefs.available`.
+    pub ephemeral_storage: Option<Threshold>,
+}
+
+/// Interfaces of a class's own list that carry EFA traffic alone.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct EfaOnly {
+    /// On all network cards.
+    pub total: i64,
+    /// On the first one, where each takes an interface from the pods.
+    pub first_card: i64,
+}
+
+/// What a node class decides about the shape of its nodes, and the two settings of the service that do so too. Nodes of
+/// classes with equal settings have equal catalogues.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct NodeSettings {
+    /// How the image is booted.
+    pub family: AmiFamily,
+    /// Bytes of the volume that pods' ephemeral storage lives on.
+    pub volume_bytes: i64,
+    /// Whether local disks, where there are any, hold pods' ephemeral storage instead (`instanceStorePolicy: RAID0`).
+    pub local_disks: bool,
+    /// `maxPods` of the kubelet; replaces the limit by network interfaces.
+    pub max_pods: Option<i64>,
+    /// `podsPerCore` of the kubelet; 0 is as none.
+    pub pods_per_core: Option<i64>,
+    /// `kubeReserved` of the kubelet.
+    pub kube_reserved: Reserved,
+    /// `systemReserved` of the kubelet.
+    pub system_reserved: Reserved,
+    /// Expressions of the kubelet configuration, where the gate NodeClassCEL is on: what they come to on an instance type
+    /// replaces the three members above, key by key.
+    pub expressions: Option<Expressions>,
+    /// `evictionHard` of the kubelet.
+    pub eviction_hard: EvictionHard,
+    /// What the class's own list of network interfaces says of EFA; nothing without such a list.
+    pub efa_only: Option<EfaOnly>,
+    /// Network interfaces of each node that pods get no addresses of (Karpenter's `RESERVED_ENIS`).
+    pub reserved_enis: i64,
+    /// Share of memory the hypervisor and firmware keep, in millionths (Karpenter's `VM_MEMORY_OVERHEAD_PERCENT`).
+    pub vm_memory_overhead_ppm: i64,
+}
+
+impl Default for NodeSettings {
+    /// An image that nothing is known of, a 20 GiB volume, pods by network interfaces, 7.5 % memory overhead.
+    fn default() -> Self {
+        Self {
+            family: AmiFamily::default(),
+            volume_bytes: DEFAULT_VOLUME,
+            local_disks: false,
+            max_pods: None,
+            pods_per_core: None,
+            kube_reserved: Reserved::default(),
+            system_reserved: Reserved::default(),
+            expressions: None,
+            eviction_hard: EvictionHard::default(),
+            efa_only: None,
+            reserved_enis: 0,
+            vm_memory_overhead_ppm: 75_000,
+        }
+    }
+}
+
+impl NodeSettings {
+    /// The settings of a node class. The one place where the class's kubelet, volume and interface fields take effect;
+    /// a class without them, or no class, gives the defaults. A kubelet configuration that can't be read counts as
+    /// none: validation refuses it, and nothing is launched of such a class.
+    #[must_use]
+    pub fn of(class: Option<&Ec2NodeClass>) -> Self {
+        let Some(spec) = class.map(|class| &class.spec) else {
+            return Self::default();
+        };
+        let family = AmiFamily::of(spec);
+        let kubelet = Kubelet::parse(spec.kubelet.as_ref()).unwrap_or_default();
+        let per_core = kubelet.pods_per_core.filter(|_| family.honours_pods_per_core());
+        Self {
+            family,
+            volume_bytes: volume_bytes(spec, family),
+            local_disks: spec.instance_store_policy.as_deref() == Some("RAID0"),
+            max_pods: kubelet.max_pods_count().map(i64::from).filter(|pods| *pods >= 0),
+            pods_per_core: per_core.map(i64::from),
+            kube_reserved: reserved(kubelet.fixed_kube_reserved()),
+            system_reserved: reserved(kubelet.fixed_system_reserved()),
+            eviction_hard: eviction_hard(kubelet.eviction_hard.as_ref()),
+            efa_only: efa_only(spec),
+            ..Self::default()
+        }
+    }
+
+    /// The same with the class's expressions, as they are where the gate NodeClassCEL is on.
+    #[must_use]
+    pub fn with_expressions(mut self, class: &Ec2NodeClass) -> Self {
+        let kubelet = Kubelet::parse(class.spec.kubelet.as_ref()).unwrap_or_default();
+        self.expressions = Expressions::of(&kubelet);
+        self
+    }
+}
+
+/// Size of the volume for pods: the one marked as root, else the one on the family's device (the last, where the device
+/// is not known), else the family's default.
+fn volume_bytes(spec: &Ec2NodeClassSpec, family: AmiFamily) -> i64 {
+    let size = |mapping: &BlockDeviceMapping| parse_bytes(mapping.ebs.as_ref()?.volume_size.as_deref()?).ok();
+    let on_device = |mappings: &[BlockDeviceMapping]| match family.ephemeral_device() {
+        Some(device) => mappings.iter().find(|mapping| mapping.device_name.as_deref() == Some(device)).and_then(size),
+        None => mappings.last().and_then(size),
+    };
+    let mappings = &spec.block_device_mappings;
+    (mappings.iter().find(|mapping| mapping.root_volume).and_then(size))
+        .or_else(|| on_device(mappings))
+        .or_else(|| on_device(&family.default_block_devices()))
+        .unwrap_or(DEFAULT_VOLUME)
+}
+
+/// Amounts by resource, those that can be read.
+pub(crate) fn reserved(amounts: Option<BTreeMap<String, String>>) -> Reserved {
+    let amounts = amounts.unwrap_or_default();
+    let bytes = |resource: &str| amounts.get(resource).and_then(|amount| parse_bytes(amount).ok());
+    Reserved {
+        cpu_milli: amounts.get("cpu").and_then(|amount| parse_cpu_milli(amount).ok()),
+        memory: bytes("memory"),
+        ephemeral_storage: bytes("ephemeral-storage"),
+    }
+}
+
+fn eviction_hard(thresholds: Option<&BTreeMap<String, String>>) -> EvictionHard {
+    let threshold = |signal: &str| thresholds?.get(signal).and_then(|text| Threshold::parse(text));
+    EvictionHard { memory: threshold("memory.available"), ephemeral_storage: threshold("nodefs.available") }
+}
+
+fn efa_only(spec: &Ec2NodeClassSpec) -> Option<EfaOnly> {
+    if spec.network_interfaces.is_empty() {
+        return None;
+    }
+    let mut count = EfaOnly::default();
+    for interface in spec.network_interfaces.iter().filter(|interface| interface.interface_type == "efa-only") {
+        count.total += 1;
+        count.first_card += i64::from(interface.network_card_index == 0);
+    }
+    Some(count)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn of(spec: Value) -> NodeSettings {
+        NodeSettings::of(Some(&Ec2NodeClass::new("default", serde_json::from_value(spec).unwrap())))
+    }
+
+    #[test]
+    fn a_class_that_says_nothing_gives_the_defaults() {
+        assert_eq!(of(json!({})), NodeSettings::default());
+        assert_eq!(NodeSettings::of(None), NodeSettings::default());
+    }
+
+    #[test]
+    fn the_volume_for_pods_is_the_first_that_is_known() {
+        let volume = |device: &str, size: &str| json!({"deviceName": device, "ebs": {"volumeSize": size}});
+        let root = |size: &str| json!({"deviceName": "/dev/sdz", "rootVolume": true, "ebs": {"volumeSize": size}});
+        let snapshot = json!({"deviceName": "/dev/xvda", "ebs": {"snapshotID": "snap-1"}});
+        let two = [volume("/dev/xvda", "100Gi"), volume("/dev/xvdb", "50G")];
+        for (family, mappings, bytes) in [
+            ("AL2023", json!([]), 20 * GIB),
+            ("AL2023", json!(two), 100 * GIB),
+            ("AL2", json!([two[1].clone()]), 20 * GIB),
+            ("AL2", json!([snapshot]), 20 * GIB),
+            ("AL2023", json!([two[0], root("1Ti")]), 1024 * GIB),
+            ("AL2023", json!([two[0], {"deviceName": "/dev/sdz", "rootVolume": true}]), 100 * GIB),
+            ("AL2023", json!([volume("/dev/xvda", "Ti")]), 20 * GIB),
+            ("Bottlerocket", json!([]), 20 * GIB),
+            ("Bottlerocket", json!(two), 50_000_000_000),
+            ("Bottlerocket", json!([two[0]]), 20 * GIB),
+            ("Custom", json!([]), 20 * GIB),
+            ("Custom", json!(two), 50_000_000_000),
+            ("Custom", json!([two[1], two[0]]), 100 * GIB),
+            ("Custom", json!([two[1], snapshot]), 20 * GIB),
+            ("Windows2022", json!([]), 50 * GIB),
+            ("Windows2022", json!([volume("/dev/sda1", "80Gi")]), 80 * GIB),
+        ] {
+            let settings = of(json!({"amiFamily": family, "blockDeviceMappings": mappings}));
+            assert_eq!(settings.volume_bytes, bytes, "{family} {mappings}");
+        }
+    }
+
+    #[test]
+    fn kubelet_and_interface_fields_become_numbers() {
+        let settings = of(json!({
+            "amiFamily": "AL2023",
+            "instanceStorePolicy": "RAID0",
+            "kubelet": {
+                "maxPods": 30, "podsPerCore": 4,
+                "kubeReserved": {"cpu": "200m", "memory": "vcpus * 100", "ephemeral-storage": "2Gi", "pid": "100"},
+                "systemReserved": {"memory": "100Mi"},
+                "evictionHard": {"memory.available": "10%", "nodefs.available": "1Gi", "pid.available": "5%"},
+            },
+            "networkInterfaces": [
+                {"networkCardIndex": 0, "deviceIndex": 0, "interfaceType": "interface"},
+                {"networkCardIndex": 0, "deviceIndex": 1, "interfaceType": "efa-only"},
+                {"networkCardIndex": 1, "deviceIndex": 0, "interfaceType": "efa-only"},
+            ],
+        }));
+        let expected = NodeSettings {
+            family: AmiFamily::Al2023,
+            local_disks: true,
+            max_pods: Some(30),
+            pods_per_core: Some(4),
+            kube_reserved: Reserved { cpu_milli: Some(200), memory: None, ephemeral_storage: Some(2 * GIB) },
+            system_reserved: Reserved { memory: Some(100 << 20), ..Reserved::default() },
+            eviction_hard: EvictionHard {
+                memory: Some(Threshold::Share(100_000_000)),
+                ephemeral_storage: Some(Threshold::Bytes(GIB)),
+            },
+            efa_only: Some(EfaOnly { total: 2, first_card: 1 }),
+            ..NodeSettings::default()
+        };
+        assert_eq!(settings, expected);
+        let per_core = |family: &str| of(json!({"amiFamily": family, "kubelet": {"podsPerCore": 4}})).pods_per_core;
+        assert_eq!((per_core("Bottlerocket"), per_core("Windows2019"), per_core("Custom")), (None, Some(4), Some(4)));
+    }
+
+    #[test]
+    fn what_validation_refuses_counts_as_unset() {
+        for kubelet in [json!({"maxPods": "vcpus * 10"}), json!({"maxPods": true, "podsPerCore": 3})] {
+            assert_eq!(of(json!({"amiFamily": "Custom", "kubelet": kubelet})), NodeSettings::default(), "{kubelet}");
+        }
+    }
+
+    #[test]
+    fn thresholds_are_bytes_or_shares() {
+        for (text, expected) in [
+            ("500Mi", Some(Threshold::Bytes(500 << 20))),
+            ("0", Some(Threshold::Bytes(0))),
+            ("10%", Some(Threshold::Share(100_000_000))),
+            ("7.5%", Some(Threshold::Share(75_000_000))),
+            ("0.0000001%", Some(Threshold::Share(1))),
+            ("0%", Some(Threshold::Share(0))),
+            ("99.5%", Some(Threshold::Share(995_000_000))),
+            ("100%", Some(Threshold::Share(0))),
+            ("101%", None),
+            ("-1%", None),
+            ("NaN%", None),
+            ("lots", None),
+            ("-5Mi", None),
+        ] {
+            assert_eq!(Threshold::parse(text), expected, "{text}");
+        }
+    }
+}

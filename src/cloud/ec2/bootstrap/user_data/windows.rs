@@ -1,0 +1,32 @@
+//! Windows: a PowerShell block that calls the EKS bootstrap script, after the user's own lines. Local disks are left as
+//! they are.
+
+use crate::cloud::ec2::bootstrap::user_data::Boot;
+use crate::cloud::ec2::bootstrap::user_data::flags::kubelet_flags;
+
+pub(crate) fn user_data(boot: &Boot<'_>) -> String {
+    let input = boot.input;
+    let flags = kubelet_flags(boot);
+    let arguments = [
+        ("EKSClusterName", Some(input.cluster_name)),
+        ("APIServerEndpoint", Some(input.endpoint)),
+        ("Base64ClusterCA", input.ca_bundle),
+        ("KubeletExtraArgs", Some(flags.as_str())),
+        ("DNSClusterIP", boot.cluster_dns.first().map(String::as_str)),
+    ];
+    let call: Vec<String> = arguments
+        .into_iter()
+        .filter_map(|(name, value)| value.map(|value| format!(" -{name} {}", quoted(value))))
+        .collect();
+    let mut lines = vec!["<powershell>"];
+    lines.extend(boot.custom());
+    lines.push(r#"$bootstrap = "$env:ProgramFiles\Amazon\EKS\Start-EKSBootstrap.ps1""#);
+    let call = format!("& $bootstrap{}", call.concat());
+    lines.extend([call.as_str(), "</powershell>"]);
+    lines.join("\n")
+}
+
+/// A word that PowerShell takes as it is.
+fn quoted(text: &str) -> String {
+    format!("'{}'", text.replace('\'', "''"))
+}

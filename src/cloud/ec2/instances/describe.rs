@@ -1,0 +1,304 @@
+//! Instances in EC2: describing, listing and terminating them.
+
+use std::collections::{BTreeSet, HashMap};
+
+use aws_sdk_ec2::types::{Filter, InstanceLifecycleType, InstanceStateName, Placement};
+use futures::future::join_all;
+
+use crate::cloud::ec2::aws::batcher::{BY_GROUP, BY_ID, Coalescer, Told};
+use crate::cloud::ec2::aws::client::Clients;
+use crate::cloud::ec2::aws::errors::{ApiError, Class};
+use crate::cloud::ec2::aws::filters::filter;
+use crate::cloud::ec2::launch::create_fleet::{CLAIM_TAG, LAUNCH_TAG};
+use crate::cloud::ec2::launch::templates::spec::CLUSTER_TAG;
+use crate::cloud::reservation::{ReservationKind, ReservedIn};
+use crate::cloud::{Instance, InstanceState};
+use crate::model::labels;
+use crate::model::offering::CapacityType;
+
+/// States of instances that are there: a terminated one reads as gone.
+const THERE: [&str; 5] = ["pending", "running", "stopping", "stopped", "shutting-down"];
+
+/// Where the id of an instance is written on Nodes.
+pub fn provider_id(zone: &str, id: &str) -> String {
+    format!("aws:///{zone}/{id}")
+}
+
+/// The instance id in a provider id; `None` for another cloud's.
+pub fn instance_id(provider_id: &str) -> Option<&str> {
+    let (scheme, rest) = provider_id.split_once("://")?;
+    let id = rest.rsplit('/').next()?;
+    (scheme == "aws" && id.starts_with("i-")).then_some(id)
+}
+
+/// Reads EC2's description; `None` where it lacks an id.
+pub fn read(instance: &aws_sdk_ec2::types::Instance) -> Option<Instance> {
+    let id = instance.instance_id()?.to_owned();
+    let zone = instance.placement().and_then(|placement| placement.availability_zone()).unwrap_or_default().to_owned();
+    let tag = |key: &str| {
+        let found = instance.tags().iter().find(|tag| tag.key() == Some(key));
+        found.and_then(|tag| tag.value()).unwrap_or_default().to_owned()
+    };
+    let state = match instance.state().and_then(|state| state.name()) {
+        Some(InstanceStateName::Pending) => InstanceState::Pending,
+        Some(InstanceStateName::ShuttingDown) => InstanceState::ShuttingDown,
+        Some(InstanceStateName::Terminated) => InstanceState::Terminated,
+        _ => InstanceState::Running,
+    };
+    let lifecycle = instance.instance_lifecycle().map(InstanceLifecycleType::as_str).unwrap_or_default();
+    let spot = instance.spot_instance_request_id().is_some_and(|id| !id.is_empty()) || lifecycle == "spot";
+    let reservation = reservation(instance, lifecycle).filter(|_| !spot);
+    let capacity_type = match reservation {
+        Some(_) => CapacityType::Reserved,
+        None if spot => CapacityType::Spot,
+        None => CapacityType::OnDemand,
+    };
+    let partition = instance.placement().and_then(Placement::partition_number);
+    Some(Instance {
+        provider_id: provider_id(&zone, &id),
+        id,
+        client_token: tag(LAUNCH_TAG),
+        node_claim: tag(CLAIM_TAG),
+        instance_type: instance.instance_type().map(|kind| kind.as_str().to_owned()).unwrap_or_default(),
+        zone,
+        capacity_type,
+        reservation,
+        // EC2 says 0 while it doesn't know.
+        partition: partition.filter(|partition| *partition > 0),
+        image_id: instance.image_id().unwrap_or_default().to_owned(),
+        launched_at_ms: instance.launch_time().and_then(|time| time.to_millis().ok()).unwrap_or(0),
+        state,
+    })
+}
+
+/// What a node class decided of an instance that the instance itself tells, for drift.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct InstanceFacts {
+    /// Ids of its security groups.
+    pub security_groups: BTreeSet<String>,
+    /// Id of its subnet.
+    pub subnet: Option<String>,
+    /// Id of the capacity reservation that it was bought in.
+    pub reservation: Option<String>,
+}
+
+/// Reads what decides of drift.
+pub fn read_facts(instance: &aws_sdk_ec2::types::Instance) -> InstanceFacts {
+    let groups = instance.security_groups().iter().filter_map(|group| group.group_id());
+    InstanceFacts {
+        security_groups: groups.map(str::to_owned).collect(),
+        subnet: instance.subnet_id().map(str::to_owned),
+        reservation: read(instance).and_then(|found| found.reservation).map(|reservation| reservation.id),
+    }
+}
+
+fn read_both(instance: &aws_sdk_ec2::types::Instance) -> Option<(Instance, InstanceFacts)> {
+    Some((read(instance)?, read_facts(instance)))
+}
+
+/// The reservation that an instance was launched into. One that merely fell into an open reservation was bought on demand.
+fn reservation(instance: &aws_sdk_ec2::types::Instance, lifecycle: &str) -> Option<ReservedIn> {
+    let only = instance
+        .capacity_reservation_specification()
+        .and_then(|specification| specification.capacity_reservation_preference())
+        .is_some_and(|preference| preference.as_str() == "capacity-reservations-only");
+    let id = instance.capacity_reservation_id().filter(|id| only && !id.is_empty())?.to_owned();
+    let kind = match lifecycle {
+        "capacity-block" => ReservationKind::CapacityBlock,
+        "interruptible-capacity-reservation" => ReservationKind::Interruptible,
+        _ => ReservationKind::OnDemand,
+    };
+    Some(ReservedIn { id, kind })
+}
+
+fn there() -> Filter {
+    filter("instance-state-name", THERE)
+}
+
+/// Every instance that matches.
+async fn matching<T>(clients: &Clients, filters: Vec<Filter>, read: Read<T>) -> Result<Vec<T>, ApiError> {
+    let call = clients.ec2.describe_instances().set_filters(Some(filters)).max_results(1000);
+    pages(call, read).await
+}
+
+/// What is read off one of EC2's descriptions; `None` leaves it out.
+pub type Read<T> = fn(&aws_sdk_ec2::types::Instance) -> Option<T>;
+
+async fn pages<T>(
+    call: aws_sdk_ec2::operation::describe_instances::builders::DescribeInstancesFluentBuilder,
+    read: Read<T>,
+) -> Result<Vec<T>, ApiError> {
+    let mut pages = call.into_paginator().send();
+    let mut found = Vec::new();
+    while let Some(page) = pages.next().await {
+        let page = page.map_err(ApiError::of("ec2:DescribeInstances"))?;
+        found.extend(page.reservations().iter().flat_map(aws_sdk_ec2::types::Reservation::instances).filter_map(read));
+    }
+    Ok(found)
+}
+
+/// Every instance of a cluster that a pool launched and that isn't terminated.
+///
+/// # Errors
+/// EC2's.
+pub async fn of_cluster(clients: &Clients, cluster: &str) -> Result<Vec<(Instance, InstanceFacts)>, ApiError> {
+    let filters = vec![
+        filter("tag-key", [labels::NODE_POOL]),
+        filter("tag-key", [labels::EC2_NODE_CLASS]),
+        filter(format!("tag:{CLUSTER_TAG}"), [cluster]),
+        there(),
+    ];
+    matching(clients, filters, read_both).await
+}
+
+/// What decides of an instance's drift, as EC2 has it now; `None` for one that isn't there.
+///
+/// # Errors
+/// EC2's.
+pub async fn facts_of(clients: &Clients, id: &str) -> Result<Option<InstanceFacts>, ApiError> {
+    let call = clients.ec2.describe_instances().instance_ids(id).filters(there());
+    match pages(call, |instance| Some(read_facts(instance))).await {
+        Ok(found) => Ok(found.into_iter().next()),
+        Err(error) if error.class == Class::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// The living instances that were launched for a group, the oldest first.
+///
+/// # Errors
+/// EC2's.
+pub async fn of_group(clients: &Clients, cluster: &str, group: &str) -> Result<Vec<Instance>, ApiError> {
+    let filters = vec![
+        filter(format!("tag:{LAUNCH_TAG}"), [group]),
+        filter(format!("tag:{CLUSTER_TAG}"), [cluster]),
+        filter("instance-state-name", ["pending", "running"]),
+    ];
+    let mut found = matching(clients, filters, read).await?;
+    found.sort_by(|a, b| a.launched_at_ms.cmp(&b.launched_at_ms).then_with(|| a.id.cmp(&b.id)));
+    Ok(found)
+}
+
+/// Answers of DescribeInstances by launch group: its instances that are there.
+pub type Finder = Coalescer<String, Result<Vec<Instance>, ApiError>>;
+/// Answers of DescribeInstances by id; `None` for an instance that isn't there.
+pub type Describer = Coalescer<String, Result<Option<Instance>, ApiError>>;
+/// Answers of TerminateInstances by id; false for an instance that isn't there.
+pub type Terminator = Coalescer<String, Result<bool, ApiError>>;
+
+/// Finds what was launched for groups, those of a short window in one call.
+pub fn finder(clients: &Clients, cluster: &str) -> Finder {
+    let (clients, cluster) = (clients.clone(), cluster.to_owned());
+    let told = Told::new(&clients.metrics, "find_instances");
+    Coalescer::start(BY_GROUP, told, move |groups| of_groups(clients.clone(), cluster.clone(), groups))
+}
+
+async fn of_groups(
+    clients: Clients,
+    cluster: String,
+    groups: Vec<String>,
+) -> HashMap<String, Result<Vec<Instance>, ApiError>> {
+    let filters =
+        vec![filter(format!("tag:{LAUNCH_TAG}"), &groups), filter(format!("tag:{CLUSTER_TAG}"), [cluster]), there()];
+    let found = matching(&clients, filters, read).await;
+    let of_group = |group: &String| {
+        let of = |all: &Vec<Instance>| all.iter().filter(|one| one.client_token == *group).cloned().collect();
+        found.as_ref().map(of).map_err(Clone::clone)
+    };
+    groups.iter().map(|group| (group.clone(), of_group(group))).collect()
+}
+
+/// Describes instances, those of a short window in one call.
+pub fn describer(clients: &Clients) -> Describer {
+    let clients = clients.clone();
+    let told = Told::new(&clients.metrics, "describe_instances");
+    Coalescer::start(BY_ID, told, move |ids| describe_all(clients.clone(), ids))
+}
+
+/// Terminates instances, those of a short window in one call.
+pub fn terminator(clients: &Clients) -> Terminator {
+    let clients = clients.clone();
+    let told = Told::new(&clients.metrics, "terminate_instances");
+    Coalescer::start(BY_ID, told, move |ids| terminate_all(clients.clone(), ids))
+}
+
+async fn describe_all(clients: Clients, ids: Vec<String>) -> HashMap<String, Result<Option<Instance>, ApiError>> {
+    each(&clients, &ids, |instance| read(instance).map(|found| (found.id.clone(), found))).await
+}
+
+/// Describes by id, in one call, and reads something off each. One id that EC2 doesn't know fails the whole call: then, and where
+/// the answer leaves some out, each of those is asked for by itself. Every id is answered; `None` for an instance that isn't there.
+pub async fn each<T: Clone>(
+    clients: &Clients,
+    ids: &[String],
+    read: Read<(String, T)>,
+) -> HashMap<String, Result<Option<T>, ApiError>> {
+    let mut out = HashMap::new();
+    match describe(clients, ids.to_vec(), read).await {
+        Ok(found) => out.extend(found.into_iter().map(|(id, found)| (id, Ok(Some(found))))),
+        // Asking one by one helps against nothing but an unknown id.
+        Err(error) if error.class != Class::NotFound => {
+            return ids.iter().map(|id| (id.clone(), Err(error.clone()))).collect();
+        }
+        Err(_) if ids.len() == 1 => return ids.iter().map(|id| (id.clone(), Ok(None))).collect(),
+        Err(_) => {}
+    }
+    let left: Vec<&String> = ids.iter().filter(|id| !out.contains_key(*id)).collect();
+    let alone = left.into_iter().map(|id| async move {
+        let answer = match describe(clients, vec![id.clone()], read).await {
+            Ok(found) => Ok(found.into_iter().next().map(|(_, found)| found)),
+            Err(error) if error.class == Class::NotFound => Ok(None),
+            Err(error) => Err(error),
+        };
+        (id.clone(), answer)
+    });
+    let alone = join_all(alone).await;
+    out.extend(alone);
+    out
+}
+
+async fn describe<T>(clients: &Clients, ids: Vec<String>, read: Read<T>) -> Result<Vec<T>, ApiError> {
+    pages(clients.ec2.describe_instances().set_instance_ids(Some(ids)).filters(there()), read).await
+}
+
+/// Terminates by id. Where EC2 refuses the whole call, or leaves some out, each of those is tried by itself.
+async fn terminate_all(clients: Clients, ids: Vec<String>) -> HashMap<String, Result<bool, ApiError>> {
+    let mut out: HashMap<String, Result<bool, ApiError>> = HashMap::new();
+    match terminate(&clients, ids.clone()).await {
+        Ok(going) => out.extend(going.into_iter().map(|id| (id, Ok(true)))),
+        Err(error) if error.is_passing() || ids.len() == 1 => {
+            let answer = if error.class == Class::NotFound { Ok(false) } else { Err(error) };
+            return ids.into_iter().map(|id| (id, answer.clone())).collect();
+        }
+        Err(_) => {}
+    }
+    let left: Vec<&String> = ids.iter().filter(|id| !out.contains_key(*id)).collect();
+    let alone = left.into_iter().map(|id| {
+        let clients = &clients;
+        async move {
+            let answer = match terminate(clients, vec![id.clone()]).await {
+                Ok(_) => Ok(true),
+                Err(error) if error.class == Class::NotFound => Ok(false),
+                Err(error) => Err(error),
+            };
+            (id.clone(), answer)
+        }
+    });
+    let alone = join_all(alone).await;
+    out.extend(alone);
+    out
+}
+
+/// Ids that are going away now.
+async fn terminate(clients: &Clients, ids: Vec<String>) -> Result<Vec<String>, ApiError> {
+    let call = clients.ec2.terminate_instances().set_instance_ids(Some(ids));
+    let answer = call.send().await.map_err(ApiError::of("ec2:TerminateInstances"))?;
+    let going = answer.terminating_instances().iter().filter(|change| {
+        let state = change.current_state().and_then(|state| state.name());
+        matches!(state, Some(InstanceStateName::ShuttingDown | InstanceStateName::Terminated))
+    });
+    Ok(going.filter_map(|change| change.instance_id()).map(str::to_owned).collect())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,5 @@
+//! TODO-DOC cloud::ec2::instances
+
+pub mod describe;
+pub mod status_checks;
+pub mod tagging;

@@ -1,0 +1,76 @@
+//! Status checks and scheduled events of instances, from DescribeInstanceStatus.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use aws_sdk_ec2::Client;
+use aws_sdk_ec2::types::{Filter, InstanceStatus, InstanceStatusSummary, StatusType};
+
+use crate::cloud::ec2::aws::errors::ApiError;
+use crate::cloud::ec2::offerings::instance_types::filter;
+use crate::cloud::health::{Category, Unhealthy};
+
+const STATUS: &str = "ec2:DescribeInstanceStatus";
+/// How long a check must have failed to count, milliseconds.
+const TOLERATED_MS: i64 = 120_000;
+/// Codes of scheduled events that an instance does not outlive as it is.
+const EVENT_CODES: [&str; 5] =
+    ["instance-reboot", "system-reboot", "system-maintenance", "instance-retirement", "instance-stop"];
+/// How EC2 begins the description of an event that is over, which it goes on to tell for days.
+const OVER: [&str; 2] = ["[Completed]", "[Canceled]"];
+
+/// The unhealthy instances among answers, by id, each once. A failed check counts after two minutes, and not when EC2 does
+/// not say since when it fails: what follows spares no pod. A scheduled event counts at once, until it is over. Checks of
+/// attached volumes are not looked at.
+pub fn unhealthy(statuses: &[InstanceStatus], now_ms: i64) -> Vec<Unhealthy> {
+    let mut found: BTreeMap<&str, BTreeSet<Category>> = BTreeMap::new();
+    for status in statuses {
+        let Some(id) = status.instance_id() else { continue };
+        let mut note = |wrong: bool, category| {
+            if wrong {
+                found.entry(id).or_default().insert(category);
+            }
+        };
+        note(failed(status.instance_status(), now_ms), Category::InstanceStatus);
+        note(failed(status.system_status(), now_ms), Category::SystemStatus);
+        let ahead = status.events().iter().any(|event| {
+            let known = event.code().is_some_and(|code| EVENT_CODES.contains(&code.as_str()));
+            let text = event.description().unwrap_or_default().trim_start();
+            known && !OVER.iter().any(|prefix| text.starts_with(prefix))
+        });
+        note(ahead, Category::EventStatus);
+    }
+    let one = |(id, categories): (&str, _)| Unhealthy { instance_id: id.to_owned(), categories };
+    found.into_iter().map(one).collect()
+}
+
+fn failed(summary: Option<&InstanceStatusSummary>, now_ms: i64) -> bool {
+    let details = summary.map(InstanceStatusSummary::details).unwrap_or_default();
+    details.iter().any(|detail| {
+        let since = detail.impaired_since().and_then(|since| since.to_millis().ok());
+        detail.status() == Some(&StatusType::Failed)
+            && since.is_some_and(|since| now_ms.saturating_sub(since) >= TOLERATED_MS)
+    })
+}
+
+/// Asks for all instances of the account that a check fails of or an event is scheduled for. Three scans, since EC2's
+/// filters all have to hold: an instance may be in several.
+///
+/// # Errors
+/// A call fails. If it is refused, it will be refused again: stop asking.
+pub async fn describe_statuses(ec2: &Client) -> Result<Vec<InstanceStatus>, ApiError> {
+    let (instance, system, events) = futures::try_join!(
+        scan(ec2, filter("instance-status.status", &["impaired"])),
+        scan(ec2, filter("system-status.status", &["impaired"])),
+        scan(ec2, filter("event.code", &EVENT_CODES)),
+    )?;
+    Ok([instance, system, events].concat())
+}
+
+async fn scan(ec2: &Client, filter: Filter) -> Result<Vec<InstanceStatus>, ApiError> {
+    let statuses: Result<Vec<_>, _> =
+        ec2.describe_instance_status().filters(filter).into_paginator().items().send().collect().await;
+    statuses.map_err(ApiError::of(STATUS))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,276 @@
+//! The interruption queue on SQS: long polls, and what they bring in the shape that the interruption controller reads.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use aws_sdk_sqs::Client;
+use aws_sdk_sqs::config::Builder;
+use aws_sdk_sqs::config::timeout::TimeoutConfig;
+use aws_sdk_sqs::types::{
+    DeleteMessageBatchRequestEntry as Entry, Message as SqsMessage, MessageSystemAttributeName as Attribute,
+};
+use tracing::{debug, warn};
+
+use crate::cloud::Message;
+use crate::cloud::ec2::aws::errors::{ApiError, Class};
+use crate::cloud::ec2::interruption::messages;
+use crate::cloud::ec2::interruption::messages::{Dropped, Event, EventKind};
+use crate::cloud::ec2::interruption::receipts::Receipts;
+
+const GET_QUEUE_URL: &str = "sqs:GetQueueUrl";
+const RECEIVE: &str = "sqs:ReceiveMessage";
+const DELETE: &str = "sqs:DeleteMessageBatch";
+/// Messages of one poll or delete, SQS's most.
+const BATCH: u8 = 10;
+/// How long a poll waits for a message, SQS's most.
+const WAIT_SECONDS: i32 = 20;
+/// How long a received message is hidden: what was not deleted by then comes back.
+const VISIBILITY_SECONDS: i32 = 20;
+/// How long a poll may take, its tries together: the wait, and what the network needs.
+const POLL_TIMEOUT: Duration = Duration::from_secs(40);
+/// How long a delete may take, its tries together: other messages wait meanwhile, and what stays comes back.
+const DELETE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// An event about one instance.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Received {
+    /// What [`Queue::delete`] takes once the instance is handled.
+    pub receipt: String,
+    /// What it says.
+    pub kind: EventKind,
+    /// Of which instance.
+    pub instance_id: String,
+    /// When it happened by this machine's clock, milliseconds since the epoch.
+    pub at_ms: i64,
+}
+
+impl From<Received> for Message {
+    fn from(received: Received) -> Self {
+        let kind = received.kind.message_kind();
+        Self { receipt: received.receipt, kind, instance_id: received.instance_id, at_ms: received.at_ms }
+    }
+}
+
+/// How many messages went by, since the start.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct QueueCounts {
+    /// Received, by `message_type`.
+    pub received: BTreeMap<&'static str, u64>,
+    /// Deleted.
+    pub deleted: u64,
+}
+
+/// The interruption queue. Safe to share; each poll gets other messages.
+#[derive(Debug)]
+pub struct Queue {
+    client: Client,
+    name: String,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Known after the first answer of GetQueueUrl.
+    url: Option<String>,
+    receipts: Receipts,
+    counts: QueueCounts,
+    skew: Skew,
+}
+
+impl Queue {
+    /// The queue of a name. Nothing is asked yet: it may come to be later.
+    pub fn new(client: Client, name: impl Into<String>) -> Self {
+        Self { client, name: name.into(), state: Mutex::default() }
+    }
+
+    /// Waits up to 20 s for messages, and gives the events in them, one for each instance. Messages that have no effect are
+    /// counted and deleted here; the others are deleted by [`Queue::delete`], or come back after 20 s.
+    ///
+    /// # Errors
+    /// The queue is not there or can't be read. The next call looks for it again.
+    pub async fn receive(&self, clock: impl Fn() -> i64) -> Result<Vec<Received>, ApiError> {
+        let url = self.url().await?;
+        let timeouts = TimeoutConfig::builder().operation_timeout(POLL_TIMEOUT).build();
+        let answer = self
+            .client
+            .receive_message()
+            .queue_url(&url)
+            .max_number_of_messages(BATCH.into())
+            .wait_time_seconds(WAIT_SECONDS)
+            .visibility_timeout(VISIBILITY_SECONDS)
+            .message_system_attribute_names(Attribute::SentTimestamp)
+            .message_system_attribute_names(Attribute::ApproximateFirstReceiveTimestamp)
+            .message_system_attribute_names(Attribute::ApproximateReceiveCount)
+            .message_attribute_names("All")
+            .customize()
+            .config_override(Builder::default().timeout_config(timeouts))
+            .send()
+            .await;
+        let messages = match answer {
+            Ok(answer) => answer.messages.unwrap_or_default(),
+            Err(error) => {
+                let error = ApiError::of(RECEIVE)(error);
+                if error.class == Class::NotFound {
+                    // Deleted, and perhaps made again under another URL.
+                    self.state().url = None;
+                }
+                return Err(error);
+            }
+        };
+        let (events, dropped) = self.state().take_in(messages, clock());
+        // The events wait for it: it is one round trip, or is given up soon.
+        if let Err(error) = self.delete_messages(&dropped).await {
+            warn!(%error, "messages without effect could not be deleted, they come back");
+        }
+        Ok(events)
+    }
+
+    /// Notes that events are handled, and deletes the messages that have no other event left. One that SQS keeps is warned of and
+    /// comes back.
+    ///
+    /// # Errors
+    /// SQS could not be asked: the messages come back.
+    pub async fn delete(&self, receipts: &[String]) -> Result<(), ApiError> {
+        let handles: Vec<String> = {
+            let mut state = self.state();
+            receipts.iter().filter_map(|receipt| state.receipts.hand_in(receipt)).collect()
+        };
+        self.delete_messages(&handles).await
+    }
+
+    /// What went by so far.
+    pub fn counts(&self) -> QueueCounts {
+        self.state().counts.clone()
+    }
+
+    async fn delete_messages(&self, handles: &[String]) -> Result<(), ApiError> {
+        for batch in handles.chunks(BATCH.into()) {
+            let url = self.url().await?;
+            let entry = |(id, handle): (usize, &String)| {
+                Entry::builder().id(id.to_string()).receipt_handle(handle).build().expect("id and handle are set")
+            };
+            let entries = batch.iter().enumerate().map(entry).collect();
+            let timeouts = TimeoutConfig::builder().operation_timeout(DELETE_TIMEOUT).build();
+            let call = self.client.delete_message_batch().queue_url(url).set_entries(Some(entries)).customize();
+            let call = call.config_override(Builder::default().timeout_config(timeouts));
+            let answer = call.send().await.map_err(ApiError::of(DELETE))?;
+            for kept in answer.failed() {
+                warn!(code = kept.code(), message = kept.message(), "a message could not be deleted, it comes back");
+            }
+            let mut state = self.state();
+            let ids = answer.successful().iter().filter_map(|deleted| deleted.id().parse::<usize>().ok());
+            for handle in ids.filter_map(|id| batch.get(id)) {
+                state.receipts.deleted(handle);
+                state.counts.deleted += 1;
+            }
+        }
+        Ok(())
+    }
+
+    async fn url(&self) -> Result<String, ApiError> {
+        if let Some(url) = &self.state().url {
+            return Ok(url.clone());
+        }
+        let answer = self.client.get_queue_url().queue_name(&self.name).send().await;
+        let url = answer.map_err(ApiError::of(GET_QUEUE_URL))?.queue_url.unwrap_or_default();
+        if url.is_empty() {
+            return Err(crate::cloud::ec2::offerings::instance_types::unusable_answer(GET_QUEUE_URL, "no URL"));
+        }
+        self.state().url = Some(url.clone());
+        Ok(url)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Each change is whole, so a panic elsewhere leaves nothing half done.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// Reads a batch: the events in it, and the handles of messages to delete at once.
+    fn take_in(&mut self, batch: Vec<SqsMessage>, now_ms: i64) -> (Vec<Received>, Vec<String>) {
+        let (mut events, mut dropped) = (Vec::new(), Vec::new());
+        for message in batch {
+            // Without a handle it can be neither deleted nor told from others.
+            let Some(handle) = message.receipt_handle else { continue };
+            match messages::parse(message.body.as_deref().unwrap_or_default()) {
+                Ok(event) => {
+                    self.count(event.kind.label());
+                    let times = Times::of(message.attributes.as_ref());
+                    let at_ms = self.skew.local_time(event.at_ms, &times, now_ms);
+                    events.extend(self.events(&handle, event, at_ms, now_ms));
+                }
+                Err(why) => {
+                    self.count(why.label());
+                    tell(why, message.message_id.as_deref().unwrap_or_default());
+                    dropped.push(handle);
+                }
+            }
+        }
+        (events, dropped)
+    }
+
+    fn events(&mut self, handle: &str, event: Event, at_ms: i64, now_ms: i64) -> Vec<Received> {
+        let receipts = self.receipts.issue(handle, event.instances.len(), now_ms);
+        let one = |(receipt, instance_id)| Received { receipt, kind: event.kind, instance_id, at_ms };
+        receipts.into_iter().zip(event.instances).map(one).collect()
+    }
+
+    fn count(&mut self, label: &'static str) {
+        *self.counts.received.entry(label).or_default() += 1;
+    }
+}
+
+fn tell(why: Dropped, message: &str) {
+    match why {
+        Dropped::Irrelevant | Dropped::Unknown => debug!(message, ?why, "message without effect"),
+        Dropped::Empty | Dropped::TooLarge | Dropped::Malformed => {
+            warn!(message, ?why, "message that can't be read is deleted");
+        }
+    }
+}
+
+/// What SQS says of a message's times, milliseconds since the epoch by SQS's clock.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Times {
+    sent: Option<i64>,
+    first_received: Option<i64>,
+    /// This is the first time that it is received.
+    is_first: bool,
+}
+
+impl Times {
+    fn of(attributes: Option<&HashMap<Attribute, String>>) -> Self {
+        let number = |name| attributes.and_then(|all| all.get(&name)).and_then(|text| text.parse::<i64>().ok());
+        Self {
+            sent: number(Attribute::SentTimestamp),
+            first_received: number(Attribute::ApproximateFirstReceiveTimestamp),
+            is_first: number(Attribute::ApproximateReceiveCount) == Some(1),
+        }
+    }
+}
+
+/// How far this machine's clock is ahead of AWS's, as the last message told it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Skew {
+    ahead_ms: i64,
+}
+
+impl Skew {
+    /// The time of an event by this machine's clock, never later than now. A message received for the first time tells how
+    /// far the clocks are apart: SQS's time of the receipt is now. An event that doesn't say its time happened when the
+    /// message was sent.
+    fn local_time(&mut self, event_ms: Option<i64>, times: &Times, now_ms: i64) -> i64 {
+        if let (Some(received), true) = (times.first_received, times.is_first) {
+            self.ahead_ms = now_ms.saturating_sub(received);
+        }
+        match event_ms.or(times.sent) {
+            Some(at) => at.saturating_add(self.ahead_ms).min(now_ms),
+            None => now_ms,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

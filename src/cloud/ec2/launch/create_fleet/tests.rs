@@ -1,0 +1,272 @@
+use super::*;
+use crate::cloud::ec2::aws::client::wire;
+
+fn slot(instance_type: &str, zone: &str, price: i64) -> Slot {
+    Slot {
+        instance_type: instance_type.into(),
+        zone: zone.into(),
+        subnet: format!("subnet-{zone}"),
+        image: "ami-1".into(),
+        price: MicroUsd(price),
+    }
+}
+
+fn request(capacity_type: CapacityType) -> FleetRequest {
+    FleetRequest {
+        token: "uid".into(),
+        count: 1,
+        context: None,
+        capacity_type,
+        reservation: None,
+        prioritized: false,
+        templates: vec![
+            ("lt-a".into(), vec![slot("m5.large", "1a", 96_000), slot("m5.large", "1b", 96_000)]),
+            ("lt-b".into(), vec![slot("m5.xlarge", "1a", 192_000)]),
+        ],
+        tags: BTreeMap::from([("karpenter.sh/nodepool".to_owned(), "default".to_owned())]),
+        instance_tags: BTreeMap::from([(LAUNCH_TAG.to_owned(), "uid".to_owned())]),
+    }
+}
+
+async fn sent(request: &FleetRequest) -> BTreeMap<String, String> {
+    let (clients, seen) = wire::clients(Box::new(|_| wire::ok("CreateFleet", "<fleetId>fleet-1</fleetId>")));
+    request.input().send_with(&clients.ec2).await.unwrap();
+    let seen = seen.lock().unwrap();
+    seen[0].form.clone()
+}
+
+#[tokio::test]
+async fn the_worked_example_of_the_reference_goes_over_the_wire() {
+    let form = sent(&request(CapacityType::OnDemand)).await;
+    for (key, value) in [
+        ("Type", "instant"),
+        ("ClientToken", "uid"),
+        ("TargetCapacitySpecification.TotalTargetCapacity", "1"),
+        ("TargetCapacitySpecification.DefaultTargetCapacityType", "on-demand"),
+        ("OnDemandOptions.AllocationStrategy", "lowest-price"),
+        ("LaunchTemplateConfigs.1.LaunchTemplateSpecification.LaunchTemplateName", "lt-a"),
+        ("LaunchTemplateConfigs.1.LaunchTemplateSpecification.Version", "$Latest"),
+        ("LaunchTemplateConfigs.1.Overrides.1.InstanceType", "m5.large"),
+        ("LaunchTemplateConfigs.1.Overrides.1.SubnetId", "subnet-1a"),
+        ("LaunchTemplateConfigs.1.Overrides.1.ImageId", "ami-1"),
+        ("LaunchTemplateConfigs.1.Overrides.1.AvailabilityZone", "1a"),
+        ("LaunchTemplateConfigs.1.Overrides.1.Priority", "0.096"),
+        ("LaunchTemplateConfigs.1.Overrides.2.AvailabilityZone", "1b"),
+        ("LaunchTemplateConfigs.2.Overrides.1.InstanceType", "m5.xlarge"),
+    ] {
+        assert_eq!(form.get(key).map(String::as_str), Some(value), "{key}");
+    }
+    assert!(!form.contains_key("SpotOptions.AllocationStrategy") && !form.contains_key("Context"));
+}
+
+#[tokio::test]
+async fn c19_instance_volume_and_fleet_are_tagged_and_only_the_instance_with_its_claim() {
+    let form = sent(&request(CapacityType::Spot)).await;
+    let tags = |number: usize| {
+        let kind = form[&format!("TagSpecification.{number}.ResourceType")].clone();
+        let prefix = format!("TagSpecification.{number}.Tag.");
+        let keys = form.iter().filter(|(key, _)| key.starts_with(&prefix) && key.ends_with(".Key"));
+        (kind, keys.map(|(_, value)| value.clone()).collect::<Vec<_>>())
+    };
+    let pool = "karpenter.sh/nodepool".to_owned();
+    assert_eq!(tags(1), ("instance".into(), vec![pool.clone(), LAUNCH_TAG.into()]));
+    assert_eq!(tags(2), ("volume".into(), vec![pool.clone()]));
+    assert_eq!(tags(3), ("fleet".into(), vec![pool]));
+}
+
+#[tokio::test]
+async fn several_claims_share_a_call_and_the_tag_of_their_group() {
+    let mut fleet = request(CapacityType::OnDemand);
+    fleet.instance_tags = BTreeMap::from([(CLAIM_TAG.to_owned(), "claim-1".to_owned())]);
+    let mut alone = fleet.clone();
+    alone.for_group(&LaunchGroup { id: "uid-1".into(), size: 1 }, 1);
+    assert_eq!((alone.instance_tags.len(), &*alone.instance_tags[LAUNCH_TAG]), (2, "uid-1"), "it is known whose it is");
+    fleet.for_group(&LaunchGroup { id: "group".into(), size: 200 }, 150);
+    let form = sent(&fleet).await;
+    assert_eq!(form["TargetCapacitySpecification.TotalTargetCapacity"], "150");
+    assert_eq!(
+        (&*form["TagSpecification.1.Tag.2.Key"], &*form["TagSpecification.1.Tag.2.Value"]),
+        (LAUNCH_TAG, "group")
+    );
+    assert!(!form.contains_key("TagSpecification.1.Tag.3.Key"), "not with one of the claims' names");
+}
+
+#[tokio::test]
+async fn spot_and_overlaid_prices_choose_the_strategy() {
+    let form = sent(&request(CapacityType::Spot)).await;
+    assert_eq!(form["SpotOptions.AllocationStrategy"], "price-capacity-optimized");
+    assert_eq!(form["TargetCapacitySpecification.DefaultTargetCapacityType"], "spot");
+    let overlaid = FleetRequest { prioritized: true, context: Some("c".into()), ..request(CapacityType::Spot) };
+    let form = sent(&overlaid).await;
+    assert_eq!((&*form["SpotOptions.AllocationStrategy"], &*form["Context"]), ("capacity-optimized-prioritized", "c"));
+    let overlaid = FleetRequest { prioritized: true, ..request(CapacityType::OnDemand) };
+    assert_eq!(sent(&overlaid).await["OnDemandOptions.AllocationStrategy"], "prioritized");
+}
+
+/// A request for an instance in a reservation.
+fn reserved(kind: ReservationKind) -> FleetRequest {
+    FleetRequest { reservation: Some(ReservedIn { id: "cr-1".into(), kind }), ..request(CapacityType::Reserved) }
+}
+
+#[tokio::test]
+async fn c40_each_kind_of_reservation_is_asked_for_in_its_own_way() {
+    let target = "TargetCapacitySpecification.DefaultTargetCapacityType";
+    let form = sent(&reserved(ReservationKind::OnDemand)).await;
+    assert_eq!((&*form[target], &*form["OnDemandOptions.AllocationStrategy"]), ("on-demand", "lowest-price"));
+    let form = sent(&reserved(ReservationKind::CapacityBlock)).await;
+    assert_eq!(form[target], "capacity-block");
+    assert!(!form.keys().any(|key| key.starts_with("OnDemandOptions") || key.starts_with("SpotOptions")));
+    let form = sent(&reserved(ReservationKind::Interruptible)).await;
+    assert_eq!(form[target], "reserved-capacity");
+    let options: Vec<&str> =
+        form.iter().filter(|(key, _)| key.starts_with("ReservedCapacityOptions")).map(|(_, value)| &**value).collect();
+    assert_eq!(options, ["interruptible-capacity-reservation"]);
+    assert!(!form.keys().any(|key| key.starts_with("OnDemandOptions")));
+}
+
+async fn answer(inner: &'static str) -> FleetAnswer {
+    let (clients, _) = wire::clients(Box::new(move |_| wire::ok("CreateFleet", inner)));
+    let request = request(CapacityType::OnDemand);
+    let output = request.input().send_with(&clients.ec2).await.unwrap();
+    FleetAnswer::read(&output, &request)
+}
+
+#[tokio::test]
+async fn instances_and_errors_are_read_together() {
+    let read = answer(
+        "<fleetInstanceSet><item><instanceIds><item>i-1</item></instanceIds><instanceType>m5.xlarge</instanceType>\
+         <launchTemplateAndOverrides><overrides><subnetId>subnet-1a</subnetId><availabilityZone>1a</availabilityZone>\
+         <imageId>ami-9</imageId></overrides></launchTemplateAndOverrides></item></fleetInstanceSet>\
+         <errorSet><item><errorCode>InsufficientInstanceCapacity</errorCode><errorMessage>none</errorMessage>\
+         <launchTemplateAndOverrides><overrides><instanceType>m5.large</instanceType><subnetId>subnet-1b</subnetId></overrides>\
+         </launchTemplateAndOverrides></item></errorSet>",
+    )
+    .await;
+    let born = Born {
+        id: "i-1".into(),
+        instance_type: "m5.xlarge".into(),
+        zone: "1a".into(),
+        subnet: Some("subnet-1a".into()),
+        image: "ami-9".into(),
+    };
+    assert_eq!(read.born, [born]);
+    assert_eq!(read.errors[0].zone.as_deref(), Some("1b"), "the subnet's, where the answer leaves it out");
+    assert!(!read.lacks_template());
+}
+
+#[tokio::test]
+async fn what_an_answer_leaves_out_is_the_requests() {
+    let read = answer(
+        "<fleetInstanceSet><item><instanceIds><item>i-1</item></instanceIds><instanceType>m5.xlarge</instanceType></item></fleetInstanceSet>",
+    )
+    .await;
+    assert_eq!((&*read.born[0].zone, &*read.born[0].image), ("1a", "ami-1"));
+}
+
+fn error(code: &str, instance_type: &str, zone: &str) -> FleetError {
+    let some = |text: &str| (!text.is_empty()).then(|| text.to_owned());
+    FleetError {
+        code: code.into(),
+        message: "m".into(),
+        instance_type: some(instance_type),
+        zone: some(zone),
+        subnet: some(zone).map(|zone| format!("subnet-{zone}")),
+    }
+}
+
+fn offering(instance_type: &str, zone: &str, capacity_type: CapacityType) -> Override {
+    Override { instance_type: instance_type.into(), zone: zone.into(), capacity_type }
+}
+
+#[test]
+fn c11_an_error_marks_its_own_offering() {
+    let request = request(CapacityType::Spot);
+    let errors = [error("InsufficientInstanceCapacity", "m5.xlarge", "1a")];
+    let lessons = Lessons::of(&errors, &request, None);
+    assert_eq!(lessons.marks, [Subject::Offering(offering("m5.xlarge", "1a", CapacityType::Spot), None)]);
+    assert!(Lessons::of(&[error("InsufficientInstanceCapacity", "", "")], &request, None).marks.is_empty());
+    let grouped = Lessons::of(&errors, &request, Some("pg-1"));
+    assert!(matches!(&grouped.marks[..], [Subject::Offering(_, Some(group))] if group == "pg-1"));
+}
+
+#[test]
+fn c12_only_unfulfillable_errors_make_an_insufficient_capacity_error() {
+    let request = request(CapacityType::OnDemand);
+    let fail = |errors: &[FleetError]| failure(errors, &Lessons::of(errors, &request, None));
+    let none = [error("InsufficientInstanceCapacity", "m5.large", "1a"), error("VcpuLimitExceeded", "m5.xlarge", "1a")];
+    let LaunchError::InsufficientCapacity { unavailable } = fail(&none) else { panic!("capacity") };
+    assert_eq!(unavailable.len(), 2);
+    let mixed = [none[0].clone(), error("UnauthorizedOperation", "m5.large", "1b")];
+    let LaunchError::Rejected { reason, message } = fail(&mixed) else { panic!("rejected") };
+    assert_eq!(reason, "Unauthorized");
+    assert_eq!(message, "InsufficientInstanceCapacity: m; UnauthorizedOperation: m");
+    assert!(matches!(fail(&[]), LaunchError::Rejected { reason: "LaunchFailed", .. }));
+}
+
+#[test]
+fn c13_a_fleet_quota_and_a_missing_spot_role_are_want_of_capacity() {
+    let request = request(CapacityType::Spot);
+    let errors = [
+        error("MaxFleetCountExceeded", "m5.large", "1a"),
+        error("AuthFailure.ServiceLinkedRoleCreationNotPermitted", "m5.large", "1b"),
+    ];
+    let lessons = Lessons::of(&errors, &request, None);
+    assert!(lessons.no_spot_role);
+    assert!(lessons.marks.contains(&Subject::CapacityType(CapacityType::Spot)));
+    assert_eq!(failure(&errors, &lessons), LaunchError::NoSpotRole);
+    assert!(matches!(failure(&errors[..1], &Lessons::default()), LaunchError::InsufficientCapacity { .. }));
+}
+
+#[test]
+fn c15_an_exhausted_subnet_is_marked_and_so_is_the_offering_of_the_error() {
+    let errors = [error("InsufficientFreeAddressesInSubnet", "m5.large", "1a")];
+    let lessons = Lessons::of(&errors, &request(CapacityType::OnDemand), None);
+    assert_eq!(
+        lessons.marks,
+        [
+            Subject::Subnet("subnet-1a".into()),
+            Subject::Offering(offering("m5.large", "1a", CapacityType::OnDemand), None),
+        ]
+    );
+    assert_eq!(lessons.exhausted, BTreeSet::from(["subnet-1a".to_owned()]));
+}
+
+#[test]
+fn c14_a_full_reservation_marks_no_offering_and_a_throttled_call_does_not_make_it_full() {
+    let request = reserved(ReservationKind::OnDemand);
+    let learn = |code: &str| Lessons::of(&[error(code, "m5.large", "1a")], &request, None);
+    for (code, full) in [
+        ("ReservationCapacityExceeded", true),
+        ("InsufficientInstanceCapacity", true),
+        ("RequestLimitExceeded", false),
+        ("UnauthorizedOperation", false),
+        ("InternalError", false),
+    ] {
+        let lessons = learn(code);
+        assert_eq!(lessons.reservation_full, full, "{code}");
+        assert!(lessons.marks.is_empty(), "{code}");
+    }
+    let subnet = learn("InsufficientFreeAddressesInSubnet");
+    assert_eq!(subnet.marks, [Subject::Subnet("subnet-1a".into())], "addresses are another matter");
+    let mut spread = error("InvalidParameter", "m5.large", "1a");
+    spread.message = "You have reached the limit of instances in this spread placement group".into();
+    assert!(Lessons::of(&[spread], &request, Some("pg-1")).reservation_full);
+}
+
+#[test]
+fn a_full_spread_group_marks_every_type_of_the_zone() {
+    let mut full = error("Unsupported", "m5.large", "1a");
+    full.message = "You have reached the limit of instances in this spread placement group".into();
+    let lessons = Lessons::of(&[full], &request(CapacityType::OnDemand), Some("pg-1"));
+    let types: Vec<String> = lessons.offerings().into_iter().map(|offering| offering.instance_type).collect();
+    assert_eq!(types, ["m5.large", "m5.xlarge"]);
+}
+
+#[tokio::test]
+async fn c17_a_missing_template_is_known_by_its_code() {
+    let read = answer(
+        "<errorSet><item><errorCode>InvalidLaunchTemplateName.NotFoundException</errorCode><errorMessage>gone</errorMessage></item></errorSet>",
+    )
+    .await;
+    assert!(read.lacks_template());
+}

@@ -1,0 +1,145 @@
+//! The instance type that a class is tried with: one that a launch for it could be of, so that what EC2 says of it holds. Pure.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::api::NodePool;
+use crate::api::node_class::AmiStatus;
+use crate::cloud::ec2::launch::select::{Candidate, is_exotic};
+use crate::cloud::ec2::node_class::images::image_of;
+use crate::model::labels;
+use crate::model::offering::{CapacityType, Catalogue, InstanceType, MicroUsd, Offering};
+use crate::model::requirement::{Requirements, ValueSet};
+
+/// Types that every account may launch.
+const USUAL: [&str; 2] = ["m5.large", "m6g.large"];
+
+/// What the NodePools of a class ask of nodes, their labels included. A pool that can't be read asks nothing.
+pub fn demands<'a>(pools: impl IntoIterator<Item = &'a NodePool>, class: &str) -> Vec<Requirements> {
+    let of_class = pools.into_iter().filter(|pool| pool.spec.template.spec.node_class_ref.name == class);
+    let read = |pool: &NodePool| {
+        let template = &pool.spec.template;
+        let mut out = Requirements::from_api(&template.spec.requirements).ok()?;
+        for (key, value) in &template.metadata.labels {
+            out.require(key, &ValueSet::one(value));
+        }
+        Some(out)
+    };
+    of_class.filter_map(read).collect()
+}
+
+/// The type to try, of those that the class admits, sells on demand in its zones and has an image for: one that a NodePool asks
+/// for before any other, an everyday one before metal and accelerators, a usual one before the cheapest. `None` where there is none.
+pub fn dry_type(catalogue: &Catalogue, images: &[AmiStatus], demands: &[Requirements]) -> Option<Candidate> {
+    let booting = catalogue.instance_types.iter().filter(|found| image_of(images, &found.labels).is_some());
+    let offered = booting.filter_map(|found| {
+        let zones: BTreeMap<String, MicroUsd> =
+            on_demand(found).map(|offering| (offering.zone.to_string(), offering.price)).collect();
+        let cheapest = zones.values().copied().min()?;
+        Some((cheapest, Candidate { instance_type: Arc::clone(found), zones }))
+    });
+    let first = offered.min_by_key(|(cheapest, candidate)| {
+        let found = &candidate.instance_type;
+        let asked = demands.iter().any(|demand| is_asked(found, demand));
+        let usual = USUAL.iter().position(|name| **name == *found.name).unwrap_or(USUAL.len());
+        (!asked, is_exotic(found), usual, *cheapest)
+    });
+    first.map(|(_, candidate)| candidate)
+}
+
+/// What can be bought of a type on demand. What is lately out of capacity can't: there are others to try.
+fn on_demand(found: &InstanceType) -> impl Iterator<Item = &Offering> {
+    let offered = |offering: &&Offering| offering.available && offering.capacity_type == CapacityType::OnDemand;
+    found.offerings.iter().filter(offered)
+}
+
+/// Whether a pool may have nodes of the type. Which capacity type it wants doesn't matter: the rights are the same.
+fn is_asked(found: &InstanceType, demand: &Requirements) -> bool {
+    let somewhere = on_demand(found).any(|offering| {
+        [labels::ZONE, labels::ZONE_ID]
+            .iter()
+            .all(|key| demand.get(key).is_none_or(|set| set.accepts(offering.label(key))))
+    });
+    somewhere && found.serves(demand)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::cloud::catalog::{SpotPricing, embedded};
+    use crate::cloud::ec2::launch::request::tests::class;
+
+    fn pool(requirements: serde_json::Value, own: serde_json::Value, class: &str) -> NodePool {
+        let reference = json!({"group": "karpenter.k8s.aws", "kind": "EC2NodeClass", "name": class});
+        let template =
+            json!({"metadata": {"labels": own}, "spec": {"nodeClassRef": reference, "requirements": requirements}});
+        let pool = json!({"apiVersion": "karpenter.sh/v1", "kind": "NodePool", "metadata": {"name": "p"},
+            "spec": {"template": template}});
+        serde_json::from_value(pool).unwrap()
+    }
+
+    fn tried(change: impl Fn(&mut InstanceType), images: &[AmiStatus], pools: &[NodePool]) -> Option<String> {
+        let mut catalogue = embedded().for_node_class(Some(&class(json!({}))), SpotPricing::ratio(0.4).unwrap());
+        for found in &mut catalogue.instance_types {
+            change(Arc::make_mut(found));
+        }
+        let found = dry_type(&catalogue, images, &demands(pools, "default"));
+        found.map(|candidate| candidate.instance_type.name.to_string())
+    }
+
+    #[test]
+    fn c33_a_class_is_tried_with_a_type_that_its_pools_may_have() {
+        let images = class(json!({})).status.unwrap().amis;
+        let one = |key: &str, value: &str| json!([{"key": key, "operator": "In", "values": [value]}]);
+        let of = |requirements| vec![pool(requirements, json!({}), "default")];
+        for (what, pools, expected) in [
+            ("no pool", vec![], "m5.large"),
+            ("a pool that takes anything", of(json!([])), "m5.large"),
+            ("a pool for spot", of(one(labels::CAPACITY_TYPE, "spot")), "m5.large"),
+            ("a pool of arm", of(one(labels::ARCH, "arm64")), "m6g.large"),
+            ("a pool of one type", of(one(labels::INSTANCE_TYPE, "c5.4xlarge")), "c5.4xlarge"),
+            ("a pool of dedicated hardware", of(one(labels::INSTANCE_TENANCY, "dedicated")), "m5.large"),
+            ("a pool of GPUs", of(one(labels::INSTANCE_FAMILY, "g4dn")), "g4dn.xlarge"),
+            ("a pool that nothing fits", of(one(labels::INSTANCE_TYPE, "x9.huge")), "m5.large"),
+            ("a pool of a zone that is not the class's", of(one(labels::ZONE, "eu-west-1a")), "m5.large"),
+            (
+                "a label of the pool",
+                vec![pool(json!([]), json!({(labels::INSTANCE_TYPE): "r5.large"}), "default")],
+                "r5.large",
+            ),
+            ("another class's pool", vec![pool(one(labels::ARCH, "arm64"), json!({}), "other")], "m5.large"),
+            (
+                "one of two",
+                [of(one(labels::ARCH, "arm64")), of(one(labels::INSTANCE_TYPE, "m5.large"))].concat(),
+                "m5.large",
+            ),
+        ] {
+            assert_eq!(tried(|_| {}, &images, &pools).as_deref(), Some(expected), "{what}");
+        }
+    }
+
+    #[test]
+    fn c33_a_class_is_not_tried_with_a_type_that_it_does_not_admit_or_has_no_image_for() {
+        let images = class(json!({})).status.unwrap().amis;
+        let (x86, arm): (Vec<_>, Vec<_>) = images.iter().cloned().partition(|image| image.id == "ami-x86");
+        assert_eq!(tried(|_| {}, &arm, &[]).as_deref(), Some("m6g.large"));
+        assert_eq!(tried(|_| {}, &[], &[]), None);
+        let closed = |names: &'static [&'static str]| {
+            move |found: &mut InstanceType| {
+                for offering in found.offerings.iter_mut().filter(|_| names.contains(&&*found.name)) {
+                    offering.available = false;
+                }
+            }
+        };
+        assert_eq!(tried(closed(&["m5.large"]), &images, &[]).as_deref(), Some("m6g.large"));
+        let cheapest = tried(closed(&USUAL), &x86, &[]).unwrap();
+        assert!(!USUAL.contains(&&*cheapest), "{cheapest}");
+        assert_eq!(tried(|found| found.offerings.clear(), &images, &[]), None);
+        let only_spot = |found: &mut InstanceType| {
+            found.offerings.retain(|offering| offering.capacity_type == CapacityType::Spot);
+        };
+        assert_eq!(tried(only_spot, &images, &[]), None);
+    }
+}

@@ -1,0 +1,334 @@
+//! From a claim to the launch templates of its fleet request: which image each instance type boots and what it is told at
+//! boot. Types that come to the same share a template. Pure.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use kube::ResourceExt;
+
+use crate::api::node_class::AmiStatus;
+use crate::api::{Ec2NodeClass, NodeClaim, conditions};
+use crate::cloud::ami_family::AmiFamily;
+use crate::cloud::catalog::{NodeSettings, RawInstanceType};
+use crate::cloud::ec2::bootstrap::user_data::{UserDataError, UserDataInput, image_version, user_data};
+use crate::cloud::ec2::launch::create_fleet::{CLAIM_TAG, FleetRequest, Slot};
+use crate::cloud::ec2::launch::select::{Candidate, Choice};
+use crate::cloud::ec2::launch::templates::spec::{Template, launch_tags};
+use crate::cloud::ec2::node_class::cluster_facts::ClusterFacts;
+use crate::cloud::ec2::node_class::images::image_of;
+use crate::cloud::ec2::offerings::catalog_key::PlacementGroup;
+use crate::cloud::kubelet_config::expressions::Evaluated;
+use crate::cloud::{LaunchError, LaunchRequest};
+use crate::model::labels;
+use crate::model::offering::{CapacityType, InstanceType};
+use crate::model::requirement::Requirements;
+
+/// Resource that asks for EFA interfaces.
+const EFA: &str = "vpc.amazonaws.com/efa";
+/// Resource that asks for Nitro Enclaves.
+const NITRO_SANDBOX: &str = "eks.amazonaws.com/nitro-sandbox";
+/// Annotation of claims whose prices are not EC2's, so that EC2 must follow ours.
+const PRICES_OVERLAID: &str = "karpenter.sh/price-overlay-applied";
+
+/// Whether a class may launch: it is Ready, and that was judged on what it says now.
+///
+/// # Errors
+/// [`LaunchError::NodeClassNotReady`]; [`LaunchError::Rejected`] while it isn't known.
+pub fn launchable(class: &Ec2NodeClass) -> Result<(), LaunchError> {
+    let not_ready = |reason: String| LaunchError::NodeClassNotReady { name: class.name_any(), reason };
+    if class.metadata.deletion_timestamp.is_some() {
+        return Err(not_ready("it is being deleted".into()));
+    }
+    let list = class.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
+    match conditions::get(list, conditions::READY) {
+        Some(ready) if ready.observed_generation != class.metadata.generation => {
+            Err(not_ready("it has changed since it was looked at".into()))
+        }
+        Some(ready) if ready.status == "True" => Ok(()),
+        Some(ready) if ready.status == "False" => Err(not_ready(ready.message.clone())),
+        _ => Err(LaunchError::Rejected {
+            reason: "NodeClassReadinessUnknown",
+            message: format!("EC2NodeClass {} was not looked at yet", class.name_any()),
+        }),
+    }
+}
+
+/// What templates are made of besides the launch, and what may change between two launches.
+#[derive(Clone, Debug)]
+pub struct Basis {
+    /// The node class.
+    pub class: Arc<Ec2NodeClass>,
+    /// The cluster.
+    pub cluster: Arc<ClusterFacts>,
+    /// The class's placement group.
+    pub group: Option<PlacementGroup>,
+}
+
+impl Basis {
+    /// Whether the same templates come of it. A class that was read anew counts as another one.
+    pub fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.class, &other.class) && self.cluster == other.cluster && self.group == other.group
+    }
+}
+
+/// What a launch is made of besides the choice of offerings.
+#[derive(Clone, Copy, Debug)]
+pub struct Ground<'a> {
+    /// The request.
+    pub request: &'a LaunchRequest,
+    /// The claim behind it.
+    pub claim: &'a NodeClaim,
+    /// Its class, and the cluster.
+    pub basis: &'a Basis,
+    /// Region.
+    pub region: &'a str,
+    /// Whether capacity reservations are ours to use.
+    pub manages_reservations: bool,
+    /// What the class's expressions are evaluated on; `None` where it has none, or they are off.
+    pub shapes: Option<Shapes<'a>>,
+}
+
+/// What the class decides about its nodes, and the instance types that they may be.
+#[derive(Clone, Copy, Debug)]
+pub struct Shapes<'a> {
+    /// What the class decides.
+    pub settings: &'a NodeSettings,
+    /// Instance types by name.
+    pub types: &'a BTreeMap<String, RawInstanceType>,
+}
+
+impl<'a> Shapes<'a> {
+    /// The shapes that matter at a launch: those of a class with expressions.
+    pub fn of(settings: &'a NodeSettings, types: &'a BTreeMap<String, RawInstanceType>) -> Option<Self> {
+        settings.expressions.is_some().then_some(Self { settings, types })
+    }
+}
+
+/// A template and the candidates that are launched from it, cheapest first.
+#[derive(Clone, Debug)]
+pub struct Group<'a> {
+    /// The template.
+    pub template: Template,
+    /// The candidates.
+    pub candidates: Vec<&'a Candidate>,
+}
+
+impl Ground<'_> {
+    fn class(&self) -> &Ec2NodeClass {
+        &self.basis.class
+    }
+
+    fn requests(&self, resource: &str) -> bool {
+        let amount = self.claim.spec.resources.requests.get(resource);
+        amount.is_some_and(|amount| amount.0.chars().any(|c| ('1'..='9').contains(&c)))
+    }
+
+    /// Tags of everything that is launched.
+    ///
+    /// # Errors
+    /// [`LaunchError::NodeClassNotReady`] where the class sets one that it may not.
+    pub fn tags(&self) -> Result<BTreeMap<String, String>, LaunchError> {
+        let name = self.class().name_any();
+        launch_tags(&self.class().spec.tags, &self.basis.cluster.name, &name, &self.request.node_pool)
+            .map_err(|reason| LaunchError::NodeClassNotReady { name, reason })
+    }
+
+    /// The templates of a choice. Types for which the class has no image are left out.
+    ///
+    /// # Errors
+    /// No type is left, or the user data can't be made.
+    pub fn groups<'a>(
+        &self,
+        choice: &'a Choice,
+        tags: &BTreeMap<String, String>,
+    ) -> Result<Vec<Group<'a>>, LaunchError> {
+        let none = vec![];
+        let images = self.class().status.as_ref().map_or(&none, |status| &status.amis);
+        let mut texts: BTreeMap<(&str, i64, Option<Evaluated>), String> = BTreeMap::new();
+        let mut groups: Vec<Group<'a>> = Vec::new();
+        for candidate in &choice.candidates {
+            let found = &candidate.instance_type;
+            let Some(image) = image_of(images, &found.labels) else { continue };
+            let evaluated = match self.shapes {
+                None => None,
+                Some(shapes) => {
+                    // A type that EC2 does not describe any more can't be sized, and not launched either.
+                    let Some(entry) = shapes.types.get(&*found.name) else { continue };
+                    shapes.settings.evaluated_on(entry).map_err(|unusable| self.refused(&unusable))?
+                }
+            };
+            let key = (image.id.as_str(), found.capacity.pods, evaluated.clone());
+            let text = if let Some(text) = texts.get(&key) {
+                text.clone()
+            } else {
+                let text = self.user_data(found, image, evaluated.as_ref(), choice.capacity_type);
+                let text = text.map_err(|error| self.refused(&error))?;
+                texts.entry(key).or_insert(STANDARD.encode(text)).clone()
+            };
+            let efa = if self.requests(EFA) { i32::try_from(found.capacity.get(EFA)).unwrap_or(0) } else { 0 };
+            let shares = |group: &&mut Group| {
+                let template = &group.template;
+                template.image_id == image.id && template.efa == efa && template.user_data == text
+            };
+            match groups.iter_mut().find(shares) {
+                Some(group) => group.candidates.push(candidate),
+                None => groups.push(Group {
+                    template: self.template(image, text, efa, choice, tags),
+                    candidates: vec![candidate],
+                }),
+            }
+        }
+        if groups.is_empty() {
+            let message =
+                format!("EC2NodeClass {} has no image for any of the instance types", self.class().name_any());
+            return Err(LaunchError::Rejected { reason: "LaunchFailed", message });
+        }
+        Ok(groups)
+    }
+
+    fn refused(&self, error: &dyn std::fmt::Display) -> LaunchError {
+        LaunchError::NodeClassNotReady { name: self.class().name_any(), reason: error.to_string() }
+    }
+
+    fn user_data(
+        &self,
+        found: &InstanceType,
+        image: &AmiStatus,
+        evaluated: Option<&Evaluated>,
+        capacity_type: CapacityType,
+    ) -> Result<String, UserDataError> {
+        let spec = &self.class().spec;
+        let family = AmiFamily::of(spec);
+        let kubelet = evaluated.zip(spec.kubelet.as_ref()).map(|(evaluated, map)| evaluated.put_into(map));
+        let mut own = self.claim.labels().clone();
+        // Labels that the claim's requirements fix; what the instance type fixes comes from the claim at registration.
+        let fixed = self.request.labels.iter().filter(|(key, _)| !labels::is_well_known(key));
+        own.extend(fixed.map(|(key, value)| (key.clone(), value.clone())));
+        let version = image_version(&spec.ami_selector_terms, std::slice::from_ref(image));
+        user_data(
+            family,
+            &UserDataInput {
+                cluster_name: &self.basis.cluster.name,
+                endpoint: &self.basis.cluster.endpoint,
+                ca_bundle: Some(&self.basis.cluster.ca_bundle).filter(|ca| !ca.is_empty()).map(String::as_str),
+                service_cidr: self.basis.cluster.service_cidr.as_deref(),
+                cluster_dns: self.basis.cluster.dns_ip.as_deref().and_then(|ip| ip.parse::<IpAddr>().ok()),
+                kubelet: kubelet.as_ref().or(spec.kubelet.as_ref()),
+                max_pods: found.capacity.pods,
+                labels: &own,
+                taints: &self.request.taints,
+                capacity_type,
+                local_disks: spec.instance_store_policy.as_deref() == Some("RAID0"),
+                custom: spec.user_data.as_deref(),
+                image_version: version,
+            },
+        )
+    }
+
+    fn template(
+        &self,
+        image: &AmiStatus,
+        user_data: String,
+        efa: i32,
+        choice: &Choice,
+        tags: &BTreeMap<String, String>,
+    ) -> Template {
+        let spec = &self.class().spec;
+        let status = self.class().status.clone().unwrap_or_default();
+        let requirements = Requirements::from_api(&self.claim.spec.requirements).unwrap_or_default();
+        let shared = requirements.get(labels::INSTANCE_TENANCY).is_none_or(|tenancy| tenancy.contains("default"));
+        let partition = requirements.get(labels::PLACEMENT_GROUP_PARTITION).and_then(|partitions| {
+            let mut wanted: Vec<String> = partitions.finite()?.map(ToString::to_string).collect();
+            // The lowest as text, as Karpenter takes it.
+            wanted.sort();
+            wanted.first()?.parse().ok()
+        });
+        let block_devices = if spec.block_device_mappings.is_empty() {
+            AmiFamily::of(spec).default_block_devices()
+        } else {
+            spec.block_device_mappings.clone()
+        };
+        Template {
+            cluster: self.basis.cluster.name.clone(),
+            region: self.region.to_owned(),
+            class: self.class().name_any(),
+            image_id: image.id.clone(),
+            user_data,
+            instance_profile: status.instance_profile.unwrap_or_default(),
+            security_groups: status.security_groups.into_iter().map(|group| group.id).collect(),
+            block_devices,
+            metadata: spec.metadata_options.clone(),
+            detailed_monitoring: spec.detailed_monitoring.unwrap_or(false),
+            nested_virtualization: spec.cpu_options.as_ref().and_then(|options| options.nested_virtualization.clone()),
+            enclave: self.requests(NITRO_SANDBOX),
+            tenancy: if shared { "default" } else { "dedicated" }.to_owned(),
+            placement_group: self.basis.group.as_ref().map(|group| group.id.clone()),
+            partition: partition.filter(|_| self.basis.group.is_some()),
+            network_interfaces: spec.network_interfaces.clone(),
+            efa,
+            public_ip: spec.associate_public_ip_address,
+            ip_prefixes: spec.ip_prefix_count,
+            connection_tracking: spec.connection_tracking.clone(),
+            ipv6: self.basis.cluster.is_ipv6(),
+            tags: tags.clone(),
+            capacity_type: choice.capacity_type,
+            reservation: choice.reservation.clone(),
+            manages_reservations: self.manages_reservations,
+        }
+    }
+
+    /// The fleet request of a choice: templates by name, in the subnets chosen by zone; `None` where no zone has one.
+    pub fn fleet(
+        &self,
+        token: String,
+        choice: &Choice,
+        templates: &[(String, &Group<'_>)],
+        subnets: &BTreeMap<String, String>,
+        tags: BTreeMap<String, String>,
+    ) -> Option<FleetRequest> {
+        let slots = |group: &Group<'_>| {
+            let of = |candidate: &&Candidate| {
+                let instance_type = candidate.instance_type.name.to_string();
+                let slot = |(zone, price): (&String, _)| Slot {
+                    instance_type: instance_type.clone(),
+                    subnet: subnets[zone].clone(),
+                    zone: zone.clone(),
+                    image: group.template.image_id.clone(),
+                    price,
+                };
+                let zones = candidate.zones.iter().filter(|(zone, _)| subnets.contains_key(*zone));
+                zones.map(|(zone, price)| slot((zone, *price))).collect::<Vec<_>>()
+            };
+            let mut slots: Vec<Slot> = group.candidates.iter().flat_map(of).collect();
+            slots.sort_by_key(|slot| slot.price);
+            slots
+        };
+        let templates: Vec<(String, Vec<Slot>)> = templates
+            .iter()
+            .map(|(name, group)| (name.clone(), slots(group)))
+            .filter(|(_, slots)| !slots.is_empty())
+            .collect();
+        if templates.is_empty() {
+            return None;
+        }
+        let annotation = |key: &str| self.claim.annotations().get(key);
+        let relaxed = annotation(labels::MIN_VALUES_RELAXED).is_some_and(|value| value == "true");
+        Some(FleetRequest {
+            token,
+            count: 1,
+            context: self.class().spec.context.clone().filter(|_| !relaxed),
+            capacity_type: choice.capacity_type,
+            reservation: choice.reservation.clone(),
+            prioritized: annotation(PRICES_OVERLAID).is_some(),
+            templates,
+            tags,
+            instance_tags: BTreeMap::from([(CLAIM_TAG.to_owned(), self.request.node_claim.clone())]),
+        })
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

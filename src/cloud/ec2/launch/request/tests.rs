@@ -1,0 +1,343 @@
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::Taint;
+use serde_json::json;
+
+use super::*;
+use crate::cloud::catalog::{SpotPricing, embedded};
+use crate::cloud::ec2::launch::select::choose;
+use crate::cloud::ec2::node_class::ami_alias::one_of;
+use crate::cloud::{LaunchDetails, Override};
+
+/// A class that is ready, with two subnets and an image for each architecture.
+pub fn class(spec: serde_json::Value) -> Ec2NodeClass {
+    let mut whole = json!({
+        "role": "r", "amiFamily": "AL2023", "amiSelectorTerms": [], "subnetSelectorTerms": [], "securityGroupSelectorTerms": [],
+    });
+    for (key, value) in spec.as_object().into_iter().flatten() {
+        whole[key] = value.clone();
+    }
+    let image = |id: &str, arch: &str| json!({"id": id, "name": "n", "requirements": [one_of(labels::ARCH, arch)]});
+    serde_json::from_value(json!({
+        "apiVersion": "karpenter.k8s.aws/v1", "kind": "EC2NodeClass",
+        "metadata": {"name": "default", "uid": "class-uid", "generation": 3},
+        "spec": whole,
+        "status": {
+            "subnets": [
+                {"id": "subnet-a", "zone": "us-east-1a", "zoneID": "use1-az1"},
+                {"id": "subnet-b", "zone": "us-east-1b", "zoneID": "use1-az2"},
+            ],
+            "securityGroups": [{"id": "sg-1"}],
+            "amis": [image("ami-x86", "amd64"), image("ami-arm", "arm64")],
+            "instanceProfile": "c1_42",
+            "conditions": [{"type": "Ready", "status": "True", "reason": "Ready", "message": "",
+                "observedGeneration": 3, "lastTransitionTime": "2026-01-01T00:00:00Z"}],
+        },
+    }))
+    .unwrap()
+}
+
+/// A claim made at `created`.
+pub fn claim(created: &str, spec: serde_json::Value) -> NodeClaim {
+    let mut whole = json!({"requirements": [], "nodeClassRef": {"group": "g", "kind": "k", "name": "default"}});
+    for (key, value) in spec.as_object().into_iter().flatten() {
+        whole[key] = value.clone();
+    }
+    serde_json::from_value(json!({
+        "apiVersion": "karpenter.sh/v1", "kind": "NodeClaim",
+        "metadata": {"name": "claim-1", "uid": "uid-1", "creationTimestamp": created, "labels": {"team": "a"}},
+        "spec": whole,
+    }))
+    .unwrap()
+}
+
+/// A request for on-demand instances of these types, in the zones of [`class`].
+pub fn request(class: Ec2NodeClass, claim: NodeClaim, types: &[&str]) -> LaunchRequest {
+    let catalogue = embedded().for_node_class(Some(&class), SpotPricing::Off);
+    let overrides = types.iter().flat_map(|name| {
+        ["us-east-1a", "us-east-1b"].map(|zone| Override {
+            instance_type: (*name).to_owned(),
+            zone: zone.to_owned(),
+            capacity_type: CapacityType::OnDemand,
+        })
+    });
+    LaunchRequest {
+        client_token: "uid-1".into(),
+        node_claim: "claim-1".into(),
+        node_pool: "default".into(),
+        node_class: "default".into(),
+        overrides: overrides.collect(),
+        labels: BTreeMap::from([("tier".to_owned(), "web".to_owned())]),
+        taints: vec![],
+        details: Some(Arc::new(LaunchDetails {
+            claim,
+            class: Arc::new(class),
+            catalogue: Arc::new(catalogue),
+            named: BTreeSet::new(),
+        })),
+    }
+}
+
+/// A cluster.
+pub fn facts() -> ClusterFacts {
+    ClusterFacts {
+        name: "c1".into(),
+        endpoint: "https://c1".into(),
+        ca_bundle: "Y2EK".into(),
+        version: "1.34".into(),
+        service_cidr: Some("10.100.0.0/16".into()),
+        dns_ip: Some("10.100.0.10".into()),
+    }
+}
+
+const LONG_AGO: &str = "2026-01-01T00:00:00Z";
+
+fn basis(details: &LaunchDetails) -> Basis {
+    Basis { class: Arc::clone(&details.class), cluster: Arc::new(facts()), group: None }
+}
+
+fn ground<'a>(request: &'a LaunchRequest, details: &'a LaunchDetails, basis: &'a Basis) -> Ground<'a> {
+    let claim = &details.claim;
+    Ground { request, claim, basis, region: "us-east-1", manages_reservations: true, shapes: None }
+}
+
+fn with_groups<T>(
+    request: &LaunchRequest,
+    group: Option<&str>,
+    then: impl FnOnce(&[Group<'_>], &Ground<'_>) -> T,
+) -> T {
+    let details = request.details.clone().unwrap();
+    let group = group.map(|id| PlacementGroup { id: id.to_owned(), strategy: "partition".to_owned(), partitions: 10 });
+    let basis = Basis { group, ..basis(&details) };
+    let ground = ground(request, &details, &basis);
+    let choice = choose(&request.overrides, &details.catalogue, true).unwrap();
+    let groups = ground.groups(&choice, &ground.tags().unwrap()).unwrap();
+    then(&groups, &ground)
+}
+
+/// A choice of on-demand offerings, of which the fleet request takes only the kind.
+fn on_demand() -> Choice {
+    Choice { capacity_type: CapacityType::OnDemand, reservation: None, candidates: vec![] }
+}
+
+fn names<'a>(group: &'a Group<'_>) -> Vec<&'a str> {
+    group.candidates.iter().map(|candidate| &*candidate.instance_type.name).collect()
+}
+
+#[test]
+fn types_share_a_template_when_image_and_pods_are_the_same() {
+    let request =
+        request(class(json!({})), claim(LONG_AGO, json!({})), &["m5.large", "c5.large", "m5.xlarge", "m6g.large"]);
+    with_groups(&request, None, |groups, _| {
+        let mut all: Vec<(Vec<&str>, &str)> =
+            groups.iter().map(|group| (names(group), group.template.image_id.as_str())).collect();
+        all.sort();
+        assert_eq!(
+            all,
+            [(vec!["c5.large", "m5.large"], "ami-x86"), (vec!["m5.xlarge"], "ami-x86"), (vec!["m6g.large"], "ami-arm"),]
+        );
+        let text = STANDARD.decode(&groups[0].template.user_data).unwrap();
+        let text = String::from_utf8(text).unwrap();
+        for part in ["name: c1", "https://c1", "team=a", "tier=web", "karpenter.sh/unregistered"] {
+            assert!(text.contains(part), "{part} is not in {text}");
+        }
+    });
+}
+
+#[test]
+fn c18_the_list_of_types_does_not_change_a_template_but_labels_taints_and_the_kubelet_do() {
+    let name = |request: &LaunchRequest| {
+        with_groups(request, None, |groups, _| {
+            let group = groups.iter().find(|group| names(group).contains(&"m5.large")).unwrap();
+            group.template.name()
+        })
+    };
+    let plain = || claim(LONG_AGO, json!({}));
+    let of = |spec, claim, types: &[&str]| request(class(spec), claim, types);
+    let base = name(&of(json!({}), plain(), &["m5.large"]));
+    assert_eq!(name(&of(json!({}), plain(), &["m5.large", "c5.large", "m5.xlarge"])), base);
+    let mut labelled = plain();
+    labelled.metadata.labels = Some([("team".to_owned(), "b".to_owned())].into());
+    let mut tainted = of(json!({}), plain(), &["m5.large"]);
+    tainted.taints = vec![Taint { key: "team".into(), effect: "NoSchedule".into(), ..Taint::default() }];
+    for (what, request) in [
+        ("labels", of(json!({}), labelled, &["m5.large"])),
+        ("taints", tainted),
+        ("maxPods", of(json!({"kubelet": {"maxPods": 20}}), plain(), &["m5.large"])),
+        ("another kubelet setting", of(json!({"kubelet": {"cpuCFSQuota": false}}), plain(), &["m5.large"])),
+    ] {
+        assert_ne!(name(&request), base, "{what}");
+    }
+}
+
+#[test]
+fn c22_an_al2023_class_is_not_ready_where_the_service_cidr_is_not_known() {
+    let request = request(class(json!({})), claim(LONG_AGO, json!({})), &["m5.large"]);
+    let details = request.details.clone().unwrap();
+    let cluster = Arc::new(ClusterFacts { service_cidr: None, ..facts() });
+    let basis = Basis { cluster, ..basis(&details) };
+    let ground = ground(&request, &details, &basis);
+    let choice = choose(&request.overrides, &details.catalogue, true).unwrap();
+    let error = ground.groups(&choice, &BTreeMap::new()).unwrap_err();
+    let LaunchError::NodeClassNotReady { name, reason } = error else { panic!("{error}") };
+    assert_eq!(name, "default");
+    assert!(reason.contains("service CIDR"), "{reason}");
+}
+
+#[test]
+fn families_bring_their_volumes_and_the_users_own_replace_them() {
+    let devices = |spec| {
+        with_groups(&request(class(spec), claim(LONG_AGO, json!({})), &["m5.large"]), None, |groups, _| {
+            let devices = groups[0].template.block_devices.iter();
+            devices.filter_map(|mapping| mapping.device_name.clone()).collect::<Vec<_>>()
+        })
+    };
+    assert_eq!(devices(json!({})), ["/dev/xvda"]);
+    assert_eq!(devices(json!({"amiFamily": "Bottlerocket"})), ["/dev/xvda", "/dev/xvdb"]);
+    assert!(devices(json!({"amiFamily": "Custom"})).is_empty());
+    let own = json!({"blockDeviceMappings": [{"deviceName": "/dev/sdz", "ebs": {"volumeSize": "30Gi"}}]});
+    assert_eq!(devices(own), ["/dev/sdz"]);
+}
+
+#[test]
+fn tenancy_partition_and_enclaves_come_from_the_claim() {
+    let spec = json!({
+        "requirements": [
+            {"key": labels::INSTANCE_TENANCY, "operator": "In", "values": ["dedicated"]},
+            {"key": labels::PLACEMENT_GROUP_PARTITION, "operator": "In", "values": ["2", "10"]},
+        ],
+        "resources": {"requests": {"eks.amazonaws.com/nitro-sandbox": "1"}},
+    });
+    let request = request(class(json!({})), claim(LONG_AGO, spec), &["m5.large"]);
+    with_groups(&request, Some("pg-1"), |groups, _| {
+        let template = &groups[0].template;
+        assert_eq!((template.tenancy.as_str(), template.partition, template.enclave), ("dedicated", Some(10), true));
+        assert_eq!(template.placement_group.as_deref(), Some("pg-1"));
+    });
+    with_groups(&request, None, |groups, _| assert_eq!(groups[0].template.partition, None, "only in a group"));
+}
+
+#[test]
+fn a_request_holds_each_type_in_each_zone_that_has_a_subnet_cheapest_first() {
+    let request = request(class(json!({"context": "ctx"})), claim(LONG_AGO, json!({})), &["m5.large", "m5.xlarge"]);
+    with_groups(&request, None, |groups, ground| {
+        let named: Vec<_> = groups.iter().enumerate().map(|(n, group)| (format!("lt-{n}"), group)).collect();
+        let subnets = BTreeMap::from([("us-east-1a".to_owned(), "subnet-a".to_owned())]);
+        let fleet = ground.fleet("t".into(), &on_demand(), &named, &subnets, BTreeMap::new()).unwrap();
+        assert_eq!(fleet.templates.len(), 2);
+        assert_eq!(fleet.templates[0].1[0].instance_type, "m5.large");
+        assert!(fleet.templates.iter().flat_map(|(_, slots)| slots).all(|slot| slot.subnet == "subnet-a"));
+        assert_eq!(fleet.instance_tags[CLAIM_TAG], "claim-1");
+        assert_eq!((fleet.context.as_deref(), fleet.prioritized), (Some("ctx"), false));
+        assert!(ground.fleet("t".into(), &on_demand(), &named, &BTreeMap::new(), BTreeMap::new()).is_none());
+    });
+}
+
+#[test]
+fn annotations_of_the_claim_choose_context_and_priority() {
+    let mut annotated = claim(LONG_AGO, json!({}));
+    let keys = [(labels::MIN_VALUES_RELAXED, "true"), (PRICES_OVERLAID, "")];
+    annotated.metadata.annotations = Some(keys.map(|(key, value)| (key.to_owned(), value.to_owned())).into());
+    let request = request(class(json!({"context": "ctx"})), annotated, &["m5.large"]);
+    with_groups(&request, None, |groups, ground| {
+        let named = [("lt".to_owned(), &groups[0])];
+        let subnets = BTreeMap::from([("us-east-1a".to_owned(), "subnet-a".to_owned())]);
+        let fleet = ground.fleet("t".into(), &on_demand(), &named, &subnets, BTreeMap::new()).unwrap();
+        assert_eq!((fleet.context, fleet.prioritized), (None, true));
+    });
+}
+
+#[test]
+fn only_a_class_that_is_ready_as_it_stands_launches() {
+    assert_eq!(launchable(&class(json!({}))), Ok(()));
+    let changed = |change: &dyn Fn(&mut Ec2NodeClass)| {
+        let mut class = class(json!({}));
+        change(&mut class);
+        launchable(&class)
+    };
+    let status = |status: &'static str| {
+        move |class: &mut Ec2NodeClass| class.status.as_mut().unwrap().conditions[0].status = status.into()
+    };
+    assert!(matches!(changed(&status("False")), Err(LaunchError::NodeClassNotReady { .. })));
+    assert!(matches!(
+        changed(&status("Unknown")),
+        Err(LaunchError::Rejected { reason: "NodeClassReadinessUnknown", .. })
+    ));
+    assert!(matches!(
+        changed(&|class| class.metadata.generation = Some(4)),
+        Err(LaunchError::NodeClassNotReady { .. })
+    ));
+    assert!(matches!(changed(&|class| class.status = None), Err(LaunchError::Rejected { .. })));
+}
+
+#[test]
+fn c19_a_restricted_tag_is_refused_at_launch() {
+    let tagged = class(json!({"tags": {"karpenter.sh/nodeclaim": "x"}}));
+    let request = request(tagged, claim(LONG_AGO, json!({})), &["m5.large"]);
+    let details = request.details.clone().unwrap();
+    let basis = basis(&details);
+    let ground = ground(&request, &details, &basis);
+    assert!(matches!(ground.tags(), Err(LaunchError::NodeClassNotReady { .. })));
+}
+
+#[test]
+fn c34_each_type_is_told_what_the_expressions_come_to_on_it() {
+    let kubelet = json!({
+        "maxPods": "vcpus * 10", "kubeReserved": {"cpu": "vcpus * 31", "memory": "1Gi", "pid": "vcpus / 0"},
+        "systemReserved": {"memory": "11 * max_pods"},
+    });
+    let types: BTreeMap<String, RawInstanceType> =
+        embedded().instance_types.iter().map(|entry| (entry.name.clone(), entry.clone())).collect();
+    for (family, of_two, of_four) in [
+        ("AL2023", ["maxPods: 20", "cpu: 70m", "memory: 224Mi"], ["maxPods: 40", "cpu: 130m", "memory: 448Mi"]),
+        (
+            "AL2",
+            ["--max-pods=20", "--kube-reserved=\"cpu=70m,memory=1Gi\"", "--system-reserved=\"memory=224Mi\""],
+            ["--max-pods=40", "--kube-reserved=\"cpu=130m,memory=1Gi\"", "--system-reserved=\"memory=448Mi\""],
+        ),
+        (
+            "Bottlerocket",
+            ["max-pods = 20", "cpu = \"70m\"", "memory = \"224Mi\""],
+            ["max-pods = 40", "cpu = \"130m\"", "memory = \"448Mi\""],
+        ),
+    ] {
+        let class = class(json!({"amiFamily": family, "kubelet": kubelet}));
+        let settings = NodeSettings::of(Some(&class)).with_expressions(&class);
+        let request = request(class, claim(LONG_AGO, json!({})), &["m5.large", "c5.large", "m5.xlarge"]);
+        let details = request.details.clone().unwrap();
+        let basis = basis(&details);
+        let ground = Ground { shapes: Shapes::of(&settings, &types), ..ground(&request, &details, &basis) };
+        let choice = choose(&request.overrides, &details.catalogue, true).unwrap();
+        let groups = ground.groups(&choice, &BTreeMap::new()).unwrap();
+        let texts: BTreeMap<Vec<&str>, String> = groups
+            .iter()
+            .map(|group| {
+                let mut types = names(group);
+                types.sort_unstable();
+                (types, String::from_utf8(STANDARD.decode(&group.template.user_data).unwrap()).unwrap())
+            })
+            .collect();
+        for (types, parts) in [(vec!["c5.large", "m5.large"], of_two), (vec!["m5.xlarge"], of_four)] {
+            let text = &texts[&types];
+            for part in parts {
+                assert!(text.contains(part), "{family}: {part} is not in {text}");
+            }
+            assert!(!text.contains("vcpus") && !text.contains("pid"), "{family}: {text}");
+        }
+        let gone = Ground { shapes: Some(Shapes { settings: &settings, types: &BTreeMap::new() }), ..ground };
+        assert!(gone.groups(&choice, &BTreeMap::new()).is_err(), "what EC2 does not describe is not launched");
+    }
+}
+
+#[test]
+fn types_without_an_image_are_left_out_and_none_left_is_an_error() {
+    let mut class = class(json!({}));
+    class.status.as_mut().unwrap().amis.remove(0);
+    let request = request(class, claim(LONG_AGO, json!({})), &["m5.large"]);
+    let details = request.details.clone().unwrap();
+    let basis = basis(&details);
+    let ground = ground(&request, &details, &basis);
+    let choice = choose(&request.overrides, &details.catalogue, true).unwrap();
+    assert!(matches!(ground.groups(&choice, &BTreeMap::new()), Err(LaunchError::Rejected { .. })));
+}

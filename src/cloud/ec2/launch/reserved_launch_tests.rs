@@ -1,0 +1,290 @@
+//! Launches into capacity reservations, from the claim to what EC2 is asked and what is learnt from its answer.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::{Arc, Mutex};
+
+use serde_json::json;
+
+use super::*;
+use crate::cloud::ec2::Options;
+use crate::cloud::ec2::aws::client::wire;
+use crate::cloud::ec2::aws::client::wire::Seen;
+use crate::cloud::ec2::launch::request::tests::{claim, class, facts};
+use crate::cloud::ec2::node_class::capacity_reservations::tests::reservation;
+use crate::cloud::ec2::node_class::subnets::Subnet;
+use crate::cloud::reservation::ReservationKind;
+use crate::cloud::{Cloud, ReservedIn};
+use crate::model::labels;
+use crate::model::offering::CapacityType;
+
+/// What EC2 answers to CreateFleet, first to last; an instance when there is nothing left.
+type Answers = Arc<Mutex<VecDeque<Option<(u16, String)>>>>;
+
+struct World {
+    ec2: Arc<Ec2>,
+    class: Ec2NodeClass,
+    answers: Answers,
+    seen: Arc<Mutex<Vec<Seen>>>,
+}
+
+fn answer(answers: &Answers, launched: &Mutex<usize>, request: &Seen) -> Option<(u16, String)> {
+    match request.action.as_str() {
+        "DescribeLaunchTemplates" => wire::refusal("InvalidLaunchTemplateName.NotFoundException", "gone"),
+        "CreateLaunchTemplate" => wire::ok(
+            "CreateLaunchTemplate",
+            "<launchTemplate><launchTemplateId>lt-1</launchTemplateId></launchTemplate>",
+        ),
+        "DescribeInstances" => wire::ok("DescribeInstances", "<reservationSet/>"),
+        "CreateFleet" => answers.lock().unwrap().pop_front().unwrap_or_else(|| {
+            let mut count = launched.lock().unwrap();
+            *count += 1;
+            wire::ok(
+                "CreateFleet",
+                &format!(
+                    "<fleetInstanceSet><item><instanceIds><item>i-{count}</item></instanceIds><instanceType>m5.large</instanceType>\
+                     </item></fleetInstanceSet>"
+                ),
+            )
+        }),
+        other => panic!("{other} was not expected"),
+    }
+}
+
+/// A class with reservations of m5.large in us-east-1a, by id and with the instances that still fit.
+fn world(reservations: &[(&str, i64)]) -> World {
+    let (answers, launched) = (Answers::default(), Mutex::default());
+    let heard = Arc::clone(&answers);
+    let (clients, seen) = wire::clients(Box::new(move |request| answer(&heard, &launched, request)));
+    let ec2 = Ec2::new(clients, Options::of("c1"), facts());
+    let subnet = |id: &str, zone: &str| Subnet { id: id.into(), zone: zone.into(), zone_id: None, free: 1_000 };
+    ec2.addresses().describe(&[subnet("subnet-a", "us-east-1a"), subnet("subnet-b", "us-east-1b")]);
+    let mut class = class(json!({}));
+    let list = reservations.iter().map(|(id, _)| reservation(id, "default", None));
+    class.status.as_mut().unwrap().capacity_reservations = list.collect();
+    ec2.reservations().describe(reservations.iter().copied(), now_ms());
+    World { ec2: Arc::new(ec2), class, answers, seen }
+}
+
+impl World {
+    /// A request for m5.large by a fresh claim, as any of these capacity types.
+    fn request(&self, uid: &str, capacity_types: &[CapacityType]) -> LaunchRequest {
+        let catalogue = self.ec2.catalogue(&self.class);
+        let created = k8s_openapi::jiff::Timestamp::from_millisecond(now_ms() + 60_000).unwrap().to_string();
+        let offerings = |capacity_type: &CapacityType| {
+            let one = |zone: &str| Override {
+                instance_type: "m5.large".into(),
+                zone: zone.into(),
+                capacity_type: *capacity_type,
+            };
+            ["us-east-1a", "us-east-1b"].map(one)
+        };
+        LaunchRequest {
+            client_token: uid.into(),
+            node_claim: "claim-1".into(),
+            node_pool: "default".into(),
+            node_class: "default".into(),
+            overrides: capacity_types.iter().flat_map(offerings).collect(),
+            labels: BTreeMap::new(),
+            taints: vec![],
+            details: Some(Arc::new(LaunchDetails {
+                claim: claim(&created, json!({})),
+                class: Arc::new(self.class.clone()),
+                catalogue,
+                named: BTreeSet::new(),
+            })),
+        }
+    }
+
+    async fn launch(&self, uid: &str, capacity_types: &[CapacityType]) -> Result<Launched, LaunchError> {
+        self.ec2.launch(self.request(uid, capacity_types)).await
+    }
+
+    fn next(&self, answer: Option<(u16, String)>) {
+        self.answers.lock().unwrap().push_back(answer);
+    }
+
+    fn left(&self, id: &str) -> i64 {
+        self.ec2.reservations().left(id)
+    }
+
+    /// Members of the calls of an action.
+    fn sent(&self, action: &str, member: &str) -> Vec<Option<String>> {
+        let seen = self.seen.lock().unwrap();
+        seen.iter().filter(|one| one.action == action).map(|one| one.form.get(member).cloned()).collect()
+    }
+}
+
+fn refused(code: &str) -> Option<(u16, String)> {
+    let slot = "<overrides><instanceType>m5.large</instanceType><subnetId>subnet-a</subnetId><availabilityZone>us-east-1a</availabilityZone></overrides>";
+    wire::ok(
+        "CreateFleet",
+        &format!(
+            "<errorSet><item><errorCode>{code}</errorCode><errorMessage>m</errorMessage>\
+             <launchTemplateAndOverrides>{slot}</launchTemplateAndOverrides></item></errorSet>"
+        ),
+    )
+}
+
+const BOTH: [CapacityType; 2] = [CapacityType::Reserved, CapacityType::OnDemand];
+const TARGET: &str =
+    "LaunchTemplateData.CapacityReservationSpecification.CapacityReservationTarget.CapacityReservationId";
+const PREFERENCE: &str = "LaunchTemplateData.CapacityReservationSpecification.CapacityReservationPreference";
+
+#[tokio::test]
+async fn a_claim_is_launched_into_a_reservation_and_takes_a_place_in_it() {
+    let world = world(&[("cr-1", 2)]);
+    let instance = world.launch("uid-1", &BOTH).await.unwrap().instance;
+    assert_eq!(instance.capacity_type, CapacityType::Reserved);
+    assert_eq!(instance.reservation, Some(ReservedIn { id: "cr-1".into(), kind: ReservationKind::OnDemand }));
+    assert_eq!(world.sent("CreateLaunchTemplate", TARGET), [Some("cr-1".to_owned())]);
+    assert_eq!(world.sent("CreateLaunchTemplate", PREFERENCE), [Some("capacity-reservations-only".to_owned())]);
+    assert_eq!(world.left("cr-1"), 1);
+    let user_data = world.sent("CreateLaunchTemplate", "LaunchTemplateData.UserData").remove(0).unwrap();
+    let text =
+        String::from_utf8(base64::Engine::decode(&base64::prelude::BASE64_STANDARD, user_data).unwrap()).unwrap();
+    assert!(text.contains("karpenter.sh/capacity-type=reserved"), "{text}");
+}
+
+#[tokio::test]
+async fn c10_a_claim_is_launched_reserved_then_as_spot_then_on_demand() {
+    let world = world(&[("cr-1", 1)]);
+    let all = [CapacityType::OnDemand, CapacityType::Spot, CapacityType::Reserved];
+    let launch =
+        async |uid: &str, kinds: &[CapacityType]| world.launch(uid, kinds).await.unwrap().instance.capacity_type;
+    assert_eq!(launch("uid-1", &all).await, CapacityType::Reserved);
+    assert_eq!(launch("uid-2", &all).await, CapacityType::Spot, "the reservation is full");
+    assert_eq!(launch("uid-3", &BOTH).await, CapacityType::OnDemand, "no spot");
+}
+
+#[tokio::test]
+async fn launches_under_way_never_go_for_more_places_than_there_are() {
+    let world = world(&[("cr-1", 1), ("cr-2", 1)]);
+    let launches = ["uid-1", "uid-2", "uid-3", "uid-4"].map(|uid| world.launch(uid, &BOTH));
+    let mut ids: Vec<Option<String>> = futures::future::join_all(launches)
+        .await
+        .into_iter()
+        .map(|launched| launched.unwrap().instance.reservation.map(|reservation| reservation.id))
+        .collect();
+    ids.sort();
+    assert_eq!(ids, [None, None, Some("cr-1".to_owned()), Some("cr-2".to_owned())]);
+    assert_eq!((world.left("cr-1"), world.left("cr-2")), (0, 0));
+}
+
+#[tokio::test]
+async fn c14_a_full_reservation_hands_on_to_the_next_and_then_to_on_demand_at_once() {
+    let world = world(&[("cr-1", 5), ("cr-2", 3)]);
+    world.next(refused("ReservationCapacityExceeded"));
+    world.next(refused("ReservationCapacityExceeded"));
+    let launched = world.launch("uid-1", &BOTH).await.unwrap();
+    assert_eq!((launched.instance.capacity_type, launched.unavailable), (CapacityType::OnDemand, vec![]));
+    let asked: Vec<Option<String>> = world.sent("CreateLaunchTemplate", TARGET);
+    assert_eq!(asked, [Some("cr-1".to_owned()), Some("cr-2".to_owned()), None]);
+    let tokens: Vec<String> = world.sent("CreateFleet", "ClientToken").into_iter().flatten().collect();
+    assert_eq!(tokens, ["uid-1", "uid-1-1", "uid-1-2"]);
+    assert_eq!((world.left("cr-1"), world.left("cr-2")), (0, 0));
+    let one = world.request("uid-2", &BOTH).overrides.remove(0);
+    assert!(!world.ec2.unavailable.lock().unwrap().covers(&one, None, now_ms()), "no mark on the offering");
+}
+
+#[tokio::test]
+async fn c14_a_call_that_is_refused_for_a_full_reservation_says_the_same() {
+    let world = world(&[("cr-1", 5)]);
+    world.next(wire::refusal("ReservationCapacityExceeded", "full"));
+    let launched = world.launch("uid-1", &BOTH).await.unwrap();
+    assert_eq!((launched.instance.capacity_type, world.left("cr-1")), (CapacityType::OnDemand, 0));
+}
+
+#[tokio::test]
+async fn c14_a_throttled_call_keeps_its_place_for_the_next_attempt() {
+    let world = world(&[("cr-1", 1)]);
+    for _ in 0..2 {
+        world.next(wire::refusal("RequestLimitExceeded", "slow down"));
+    }
+    let error = world.launch("uid-1", &BOTH).await.unwrap_err();
+    assert_eq!(error, LaunchError::Throttled);
+    assert_eq!(world.left("cr-1"), 0, "the call is repeated");
+    assert_eq!(world.launch("uid-1", &BOTH).await.unwrap().instance.capacity_type, CapacityType::Reserved);
+    world.next(refused("RequestLimitExceeded"));
+    world.ec2.reservations().describe([("cr-1", 1)], now_ms() + 1);
+    let error = world.launch("uid-2", &BOTH).await.unwrap_err();
+    assert!(matches!(error, LaunchError::Rejected { reason: "RequestLimitExceeded", .. }), "{error}");
+    assert_eq!(
+        world.left("cr-1"),
+        1,
+        "told for one slot: nothing was launched, and it says nothing of the reservation"
+    );
+}
+
+#[tokio::test]
+async fn a_refused_launch_gives_its_place_back() {
+    let world = world(&[("cr-1", 1)]);
+    world.next(wire::refusal("UnauthorizedOperation", "no"));
+    let error = world.launch("uid-1", &BOTH).await.unwrap_err();
+    assert!(matches!(error, LaunchError::Rejected { reason: "Unauthorized", .. }), "{error}");
+    assert_eq!(world.left("cr-1"), 1);
+    let mut request = world.request("uid-1", &BOTH);
+    let mut class = world.class.clone();
+    class.status.as_mut().unwrap().subnets.clear();
+    let details = request.details.take().unwrap();
+    let (claim, catalogue) = (details.claim.clone(), Arc::clone(&details.catalogue));
+    request.details =
+        Some(Arc::new(LaunchDetails { claim, class: Arc::new(class), catalogue, named: BTreeSet::new() }));
+    let error = world.ec2.launch(request).await.unwrap_err();
+    assert!(matches!(error, LaunchError::Rejected { reason: "SubnetResolutionFailed", .. }), "{error}");
+    assert_eq!(world.left("cr-1"), 1);
+}
+
+#[tokio::test]
+async fn a_claim_that_may_only_be_reserved_is_planned_anew_when_nothing_is_left() {
+    let world = world(&[("cr-1", 1)]);
+    world.next(refused("ReservationCapacityExceeded"));
+    let error = world.launch("uid-1", &[CapacityType::Reserved]).await.unwrap_err();
+    assert_eq!(error, LaunchError::InsufficientCapacity { unavailable: vec![] });
+    let closed = world.ec2.catalogue(&world.class);
+    let m5 = closed.instance_types.iter().find(|found| &*found.name == "m5.large").unwrap();
+    let reserved = m5.offerings.iter().filter(|offering| offering.capacity_type == CapacityType::Reserved);
+    let seen: Vec<_> = reserved.map(|one| (one.label(labels::CAPACITY_RESERVATION_ID), one.available)).collect();
+    assert_eq!(seen, [(Some("cr-1"), false)], "the next plan knows");
+}
+
+#[tokio::test]
+async fn with_the_gate_shut_reservations_are_not_ours_to_use() {
+    let mut world = world(&[("cr-1", 1)]);
+    let ec2 = Arc::get_mut(&mut world.ec2).unwrap();
+    ec2.options.reserved_capacity = false;
+    let launched = world.launch("uid-1", &BOTH).await.unwrap();
+    assert_eq!(launched.instance.capacity_type, CapacityType::OnDemand);
+    assert_eq!(world.sent("CreateLaunchTemplate", PREFERENCE), [None], "EC2 may fill open ones");
+}
+
+#[tokio::test]
+async fn a_partition_that_was_asked_for_is_the_instances_and_its_failure_is_its_own() {
+    let mut world = world(&[]);
+    world.class.spec.placement_group_selector = serde_json::from_value(json!({"id": "pg-1"})).unwrap();
+    let group = PlacementGroup { id: "pg-1".into(), strategy: "partition".into(), partitions: 3 };
+    world.ec2.know_group(&world.class, Some(group));
+    let wants = |partition: &str| {
+        let mut request = world.request("uid-1", &[CapacityType::OnDemand]);
+        let spec = json!({"requirements": [{"key": labels::PLACEMENT_GROUP_PARTITION, "operator": "In", "values": [partition]}]});
+        let details = request.details.take().unwrap();
+        let (class, catalogue) = (Arc::clone(&details.class), Arc::clone(&details.catalogue));
+        let claim = claim("2099-01-01T00:00:00Z", spec);
+        request.details = Some(Arc::new(LaunchDetails { claim, class, catalogue, named: BTreeSet::new() }));
+        request
+    };
+    world.next(refused("InsufficientInstanceCapacity"));
+    world.ec2.launch(wants("2")).await.unwrap_err();
+    let available = |partition: &str| {
+        let seen = world.ec2.catalogue(&world.class);
+        let m5 = seen.instance_types.iter().find(|found| &*found.name == "m5.large").unwrap();
+        let mut here = m5.offerings.iter().filter(|one| {
+            &*one.zone == "us-east-1a" && one.label(labels::PLACEMENT_GROUP_PARTITION) == Some(partition)
+        });
+        here.find(|one| one.capacity_type == CapacityType::OnDemand).unwrap().available
+    };
+    assert!(available("1") && !available("2") && available("3"));
+    let launched = world.ec2.launch(wants("3")).await.unwrap();
+    assert_eq!(launched.instance.partition, Some(3));
+    let number = world.sent("CreateLaunchTemplate", "LaunchTemplateData.Placement.PartitionNumber");
+    assert_eq!(number, [Some("2".to_owned()), Some("3".to_owned())]);
+}

@@ -1,0 +1,263 @@
+//! From the offerings that a claim admits to those of one fleet request: what is exotic or too dear goes, one capacity type
+//! stays, sixty instance types at most. Reserved capacity, which comes before both, is chosen in
+//! [`choose_reserved`](crate::cloud::ec2::launch::select_reserved).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use crate::api::Requirement;
+use crate::cloud::{Override, ReservedIn};
+use crate::model::labels;
+use crate::model::offering::{CapacityType, Catalogue, InstanceType, MicroUsd, Offering};
+use crate::model::requirement::normalise_key;
+
+/// Most instance types in one request.
+pub const MOST_TYPES: usize = 60;
+
+/// Resources that generic claims are not given: nodes that have them are dear and scarce.
+const EXOTIC: [&str; 5] =
+    ["aws.amazon.com/neuron", "aws.amazon.com/neuroncore", "amd.com/gpu", "nvidia.com/gpu", "habana.ai/gaudi"];
+
+/// An instance type and where it may be bought, by zone.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Candidate {
+    /// The instance type.
+    pub instance_type: Arc<InstanceType>,
+    /// Price by zone.
+    pub zones: BTreeMap<String, MicroUsd>,
+}
+
+impl Candidate {
+    fn cheapest(&self) -> MicroUsd {
+        self.zones.values().copied().min().unwrap_or_default()
+    }
+}
+
+/// What one fleet request may choose from.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Choice {
+    /// The capacity type of all of it.
+    pub capacity_type: CapacityType,
+    /// The capacity reservation it is for.
+    pub reservation: Option<ReservedIn>,
+    /// Cheapest first, never empty.
+    pub candidates: Vec<Candidate>,
+}
+
+impl Choice {
+    /// The offerings of it.
+    pub fn offerings(&self) -> Vec<Override> {
+        let of = |candidate: &Candidate| {
+            let instance_type = candidate.instance_type.name.to_string();
+            let capacity_type = self.capacity_type;
+            let zones = candidate.zones.keys().cloned();
+            zones.map(|zone| Override { instance_type: instance_type.clone(), zone, capacity_type }).collect::<Vec<_>>()
+        };
+        self.candidates.iter().flat_map(of).collect()
+    }
+
+    /// How many pods the smallest type may run, by zone: so many addresses a launch may take there.
+    pub fn fewest_pods(&self) -> BTreeMap<String, i64> {
+        let mut out: BTreeMap<String, i64> = BTreeMap::new();
+        for candidate in &self.candidates {
+            for zone in candidate.zones.keys() {
+                let pods = candidate.instance_type.capacity.pods;
+                out.entry(zone.clone()).and_modify(|fewest| *fewest = pods.min(*fewest)).or_insert(pods);
+            }
+        }
+        out
+    }
+}
+
+/// An offering with its type and price.
+struct Priced<'a> {
+    instance_type: &'a Arc<InstanceType>,
+    offering: &'a Offering,
+    zone: &'a str,
+    capacity_type: CapacityType,
+    price: MicroUsd,
+}
+
+/// Chooses from `overrides` by the prices of `catalogue`; `None` where nothing is left. `free_choice` is false for a claim that
+/// asks for a least number of distinct values (`minValues`): nothing is taken away from it by price or kind.
+pub fn choose(overrides: &[Override], catalogue: &Catalogue, free_choice: bool) -> Option<Choice> {
+    let mut offers = offers(overrides, catalogue);
+    if free_choice {
+        if offers.iter().any(|offer| !is_exotic(offer.instance_type)) {
+            offers.retain(|offer| !is_exotic(offer.instance_type));
+        }
+        let on_demand = offers.iter().filter(|offer| offer.capacity_type == CapacityType::OnDemand);
+        if let Some(cheapest) = on_demand.map(|offer| offer.price).min() {
+            offers.retain(|offer| offer.capacity_type != CapacityType::Spot || offer.price <= cheapest);
+        }
+    }
+    let spot = offers.iter().any(|offer| offer.capacity_type == CapacityType::Spot);
+    let capacity_type = if spot { CapacityType::Spot } else { CapacityType::OnDemand };
+    let mut by_name: BTreeMap<&str, Candidate> = BTreeMap::new();
+    for offer in offers.iter().filter(|offer| offer.capacity_type == capacity_type) {
+        let candidate = by_name
+            .entry(&offer.instance_type.name)
+            .or_insert_with(|| Candidate { instance_type: Arc::clone(offer.instance_type), zones: BTreeMap::new() });
+        candidate.zones.insert(offer.zone.to_owned(), offer.price);
+    }
+    let mut candidates: Vec<Candidate> = by_name.into_values().collect();
+    candidates.sort_by_key(Candidate::cheapest);
+    candidates.truncate(MOST_TYPES);
+    (!candidates.is_empty()).then_some(Choice { capacity_type, reservation: None, candidates })
+}
+
+/// The overrides that are still there, with their types and prices; without reservations.
+fn offers<'a>(overrides: &'a [Override], catalogue: &'a Catalogue) -> Vec<Priced<'a>> {
+    let types: BTreeMap<&str, &Arc<InstanceType>> =
+        catalogue.instance_types.iter().map(|found| (&*found.name, found)).collect();
+    let unreserved = overrides.iter().filter(|offering| offering.capacity_type != CapacityType::Reserved);
+    let priced = unreserved.filter_map(|offering| {
+        let instance_type = *types.get(&*offering.instance_type)?;
+        let known = instance_type.offerings.iter().find(|known| {
+            *known.zone == offering.zone && known.capacity_type == offering.capacity_type && known.available
+        })?;
+        let (zone, capacity_type) = (offering.zone.as_str(), offering.capacity_type);
+        Some(Priced { instance_type, offering: known, zone, capacity_type, price: known.price })
+    });
+    priced.collect()
+}
+
+/// Whether the sixty cheapest types of `overrides` have as many distinct values of each key as is `asked` of them (`minValues`).
+pub fn min_values_hold(overrides: &[Override], catalogue: &Catalogue, asked: &[Requirement]) -> bool {
+    if asked.iter().all(|requirement| requirement.min_values.is_none()) {
+        return true;
+    }
+    let mut offers = offers(overrides, catalogue);
+    offers.sort_by_key(|offer| offer.price);
+    let mut named: Vec<&str> = Vec::new();
+    for offer in &offers {
+        let name = &*offer.instance_type.name;
+        if named.len() < MOST_TYPES && !named.contains(&name) {
+            named.push(name);
+        }
+    }
+    offers.retain(|offer| named.contains(&&*offer.instance_type.name));
+    asked.iter().all(|requirement| {
+        let key = normalise_key(&requirement.key);
+        let value = |offer: &Priced<'_>| {
+            let of_type = || offer.instance_type.labels.get(key).map(String::as_str);
+            offer.offering.label(key).or_else(of_type).map(str::to_owned)
+        };
+        let values: BTreeSet<String> = offers.iter().filter_map(value).collect();
+        // What no offering has a value of is a label of the template: it has the same value whatever is launched.
+        (values.is_empty() && !offers.is_empty())
+            || usize::try_from(requirement.min_values.unwrap_or(0)).is_ok_and(|least| values.len() >= least)
+    })
+}
+
+/// Whether a generic claim should not get this type: bare metal, or with accelerators.
+pub(crate) fn is_exotic(found: &InstanceType) -> bool {
+    found.labels.get(labels::INSTANCE_SIZE).is_some_and(|size| size.contains("metal"))
+        || EXOTIC.iter().any(|resource| found.capacity.get(resource) > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cloud::catalog::{SpotPricing, embedded};
+
+    fn catalogue(spot_ratio: f64) -> Catalogue {
+        embedded().for_node_class(None, SpotPricing::ratio(spot_ratio).unwrap())
+    }
+
+    fn all(catalogue: &Catalogue, names: &[&str]) -> Vec<Override> {
+        let named = catalogue.instance_types.iter().filter(|found| names.is_empty() || names.contains(&&*found.name));
+        named
+            .flat_map(|found| {
+                found.offerings.iter().map(|offering| Override {
+                    instance_type: found.name.to_string(),
+                    zone: offering.zone.to_string(),
+                    capacity_type: offering.capacity_type,
+                })
+            })
+            .collect()
+    }
+
+    fn names(choice: &Choice) -> Vec<&str> {
+        choice.candidates.iter().map(|candidate| &*candidate.instance_type.name).collect()
+    }
+
+    #[test]
+    fn c08_metal_and_accelerators_are_left_out_unless_nothing_else_is_left() {
+        let catalogue = catalogue(0.0);
+        let mixed = all(&catalogue, &["m5.large", "m5.metal", "g4dn.xlarge", "inf2.xlarge"]);
+        assert_eq!(names(&choose(&mixed, &catalogue, true).unwrap()), ["m5.large"]);
+        assert_eq!(choose(&mixed, &catalogue, false).unwrap().candidates.len(), 4, "minValues keeps them");
+        let exotic = all(&catalogue, &["m5.metal", "g4dn.xlarge"]);
+        assert_eq!(names(&choose(&exotic, &catalogue, true).unwrap()), ["g4dn.xlarge", "m5.metal"]);
+    }
+
+    #[test]
+    fn c09_spot_that_is_dearer_than_the_cheapest_on_demand_goes() {
+        let catalogue = catalogue(0.4);
+        let offers = all(&catalogue, &["m5.large", "m5.4xlarge"]);
+        let choice = choose(&offers, &catalogue, true).unwrap();
+        assert_eq!(choice.capacity_type, CapacityType::Spot);
+        assert_eq!(names(&choice), ["m5.large"], "0.307 is over 0.096");
+        assert_eq!(choose(&offers, &catalogue, false).unwrap().candidates.len(), 2, "minValues keeps it");
+    }
+
+    #[test]
+    fn c10_spot_comes_before_on_demand_and_on_demand_where_there_is_no_spot() {
+        let cheap = catalogue(0.4);
+        let offers = all(&cheap, &["m5.large"]);
+        assert_eq!(choose(&offers, &cheap, true).unwrap().capacity_type, CapacityType::Spot);
+        let only: Vec<Override> =
+            offers.iter().filter(|offer| offer.capacity_type == CapacityType::OnDemand).cloned().collect();
+        assert_eq!(choose(&only, &cheap, true).unwrap().capacity_type, CapacityType::OnDemand);
+        let dear = catalogue(1.5);
+        let choice = choose(&all(&dear, &["m5.large"]), &dear, true).unwrap();
+        assert_eq!(choice.capacity_type, CapacityType::OnDemand, "spot was dearer");
+        assert_eq!(choose(&[], &cheap, true), None);
+    }
+
+    #[test]
+    fn the_sixty_cheapest_types_are_kept_cheapest_first() {
+        let catalogue = catalogue(0.0);
+        let choice = choose(&all(&catalogue, &[]), &catalogue, true).unwrap();
+        assert_eq!(choice.candidates.len(), MOST_TYPES);
+        let prices: Vec<MicroUsd> = choice.candidates.iter().map(Candidate::cheapest).collect();
+        assert!(prices.is_sorted());
+        let cheapest = catalogue.instance_types.iter().filter(|found| !is_exotic(found));
+        let cheapest = cheapest.flat_map(|found| &found.offerings).map(|offering| offering.price).min().unwrap();
+        assert_eq!(prices[0], cheapest);
+    }
+
+    #[test]
+    fn min_values_must_hold_among_the_types_that_a_request_may_name() {
+        let catalogue = catalogue(0.4);
+        let asked = |key: &str, least: Option<i64>| {
+            vec![Requirement { key: key.into(), operator: "Exists".into(), values: vec![], min_values: least }]
+        };
+        let two = all(&catalogue, &["m5.large", "c5.large"]);
+        let many = all(&catalogue, &[]);
+        for (overrides, key, least, expected) in [
+            (&two, labels::INSTANCE_TYPE, None, true),
+            (&two, labels::INSTANCE_TYPE, Some(2), true),
+            (&two, labels::INSTANCE_TYPE, Some(3), false),
+            (&many, labels::INSTANCE_TYPE, Some(60), true),
+            (&many, labels::INSTANCE_TYPE, Some(61), false),
+            (&two, labels::INSTANCE_FAMILY, Some(2), true),
+            (&two, labels::INSTANCE_SIZE, Some(2), false),
+            (&two, labels::CAPACITY_TYPE, Some(2), true),
+            (&two, labels::ZONE, Some(100), false),
+            (&two, "example.com/team", Some(1), true),
+        ] {
+            assert_eq!(min_values_hold(overrides, &catalogue, &asked(key, least)), expected, "{key} {least:?}");
+        }
+        assert!(!min_values_hold(&[], &catalogue, &asked(labels::ZONE, Some(1))));
+    }
+
+    #[test]
+    fn a_launch_counts_on_the_addresses_of_the_smallest_type_of_each_zone() {
+        let catalogue = catalogue(0.0);
+        let offers = all(&catalogue, &["m5.large", "m5.4xlarge"]);
+        let fewest = choose(&offers, &catalogue, true).unwrap().fewest_pods();
+        assert_eq!(fewest["us-east-1a"], 29);
+    }
+}

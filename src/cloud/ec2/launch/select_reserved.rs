@@ -1,0 +1,193 @@
+//! The one capacity reservation that a claim's fleet request is for, where it may use one that has room.
+//!
+//! Karpenter names several in one request and lets EC2 pick. We name the one that EC2 would pick, so that a place in it can be
+//! counted while the launch is under way, and a capacity block is alone in its request by itself. When it turns out full, the
+//! next launch of the claim chooses anew, at once.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::cloud::ec2::launch::select::{Candidate, Choice, is_exotic};
+use crate::cloud::{Override, ReservedIn};
+use crate::model::offering::{CapacityType, Catalogue, InstanceType, MicroUsd, OFFERING_LABELS, Offering};
+use crate::model::requirement::Requirements;
+
+/// What decides among reservations besides their offerings.
+#[derive(Clone, Copy)]
+pub struct Wanted<'a> {
+    /// What the claim demands of labels.
+    pub requirements: &'a Requirements,
+    /// False for a claim that asks for a least number of distinct values (`minValues`): no kind of type is held against it.
+    pub free_choice: bool,
+    /// Instances that still fit a reservation, by its id.
+    pub left: &'a dyn Fn(&str) -> i64,
+}
+
+/// Chooses a reservation with room among `overrides`: of the type that would cost least on demand; of those the kind that binds
+/// least; of those the one with most room. `None` where there is none.
+pub fn choose_reserved(overrides: &[Override], catalogue: &Catalogue, wanted: &Wanted<'_>) -> Option<Choice> {
+    let types: BTreeMap<&str, &Arc<InstanceType>> =
+        catalogue.instance_types.iter().map(|found| (&*found.name, found)).collect();
+    let offers = overrides.iter().filter(|offer| offer.capacity_type == CapacityType::Reserved).filter_map(|offer| {
+        let found = *types.get(&*offer.instance_type)?;
+        let in_zone = found.offerings.iter().filter(move |offering| *offering.zone == offer.zone);
+        Some(in_zone.filter(|offering| offering.capacity_type == CapacityType::Reserved).map(move |one| (found, one)))
+    });
+    let usable = offers.flatten().filter_map(|(found, offering)| {
+        let reservation = ReservedIn::of(&offering.labels)?;
+        let left = (wanted.left)(&reservation.id);
+        (left > 0 && is_open(offering) && admits(wanted.requirements, offering)).then_some((
+            found,
+            offering,
+            reservation,
+            left,
+        ))
+    });
+    let (found, offering, reservation, _) = usable.min_by_key(|(found, offering, reservation, left)| {
+        let exotic = wanted.free_choice && is_exotic(found);
+        (exotic, worth(found, offering), reservation.kind, Reverse(*left), reservation.id.clone())
+    })?;
+    let zones = BTreeMap::from([(offering.zone.to_string(), offering.price)]);
+    let candidates = vec![Candidate { instance_type: Arc::clone(found), zones }];
+    Some(Choice { capacity_type: CapacityType::Reserved, reservation: Some(reservation), candidates })
+}
+
+/// Whether an offering is closed for nothing but its count, which may have changed since the catalogue was made.
+fn is_open(offering: &Offering) -> bool {
+    offering.available || offering.left == Some(0)
+}
+
+fn admits(requirements: &Requirements, offering: &Offering) -> bool {
+    OFFERING_LABELS.iter().all(|key| requirements.get(key).is_none_or(|set| set.accepts(offering.label(key))))
+}
+
+/// What an instance of the type would cost there on demand. The price of a reservation itself is next to nothing.
+fn worth(found: &InstanceType, offering: &Offering) -> MicroUsd {
+    let on_demand = found
+        .offerings
+        .iter()
+        .find(|other| other.zone == offering.zone && other.capacity_type == CapacityType::OnDemand);
+    on_demand.unwrap_or(offering).price
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::api::Requirement;
+    use crate::cloud::catalog::{SpotPricing, embedded};
+    use crate::cloud::reservation::ReservationKind;
+    use crate::model::labels;
+
+    /// A reservation: its id, instance type, zone and kind.
+    type Line<'a> = (&'a str, &'a str, &'a str, ReservationKind);
+
+    fn catalogue(lines: &[Line<'_>]) -> Catalogue {
+        let mut catalogue = embedded().for_node_class(None, SpotPricing::ratio(0.4).unwrap());
+        for (id, name, zone, kind) in lines {
+            let at = catalogue.instance_types.iter().position(|found| *found.name == **name).unwrap();
+            let mut found = InstanceType::clone(&catalogue.instance_types[at]);
+            let reservation = ReservedIn { id: (*id).to_owned(), kind: *kind };
+            found.offerings.push(Offering {
+                zone: (*zone).into(),
+                capacity_type: CapacityType::Reserved,
+                price: MicroUsd(0),
+                available: true,
+                left: Some(1),
+                labels: Arc::new(reservation.labels().into()),
+                risk_permille: 0,
+            });
+            catalogue.instance_types[at] = Arc::new(found);
+        }
+        catalogue
+    }
+
+    fn chosen(
+        lines: &[Line<'_>],
+        requirements: serde_json::Value,
+        free_choice: bool,
+        left: &dyn Fn(&str) -> i64,
+    ) -> Option<(String, ReservationKind)> {
+        let catalogue = catalogue(lines);
+        let requirements: Vec<Requirement> = serde_json::from_value(requirements).unwrap();
+        let requirements = Requirements::from_api(&requirements).unwrap();
+        let overrides: Vec<Override> = lines
+            .iter()
+            .map(|(_, name, zone, _)| Override {
+                instance_type: (*name).into(),
+                zone: (*zone).into(),
+                capacity_type: CapacityType::Reserved,
+            })
+            .collect();
+        let choice =
+            choose_reserved(&overrides, &catalogue, &Wanted { requirements: &requirements, free_choice, left })?;
+        assert_eq!((choice.capacity_type, choice.candidates.len()), (CapacityType::Reserved, 1));
+        choice.reservation.map(|reservation| (reservation.id, reservation.kind))
+    }
+
+    fn id(lines: &[Line<'_>], left: &dyn Fn(&str) -> i64) -> Option<String> {
+        chosen(lines, json!([]), true, left).map(|(id, _)| id)
+    }
+
+    const A: &str = "us-east-1a";
+    const PLAIN: ReservationKind = ReservationKind::OnDemand;
+
+    #[test]
+    fn c10_a_reservation_with_room_is_chosen_and_none_where_all_are_full() {
+        let lines = [("cr-1", "m5.large", A, PLAIN)];
+        assert_eq!(id(&lines, &|_| 1).as_deref(), Some("cr-1"));
+        assert_eq!(id(&lines, &|_| 0), None);
+        assert_eq!(id(&[], &|_| 1), None);
+    }
+
+    #[test]
+    fn of_several_the_cheapest_type_is_chosen_and_of_one_type_and_zone_the_one_with_most_room() {
+        let lines = [("cr-1", "m5.4xlarge", A, PLAIN), ("cr-2", "m5.large", A, PLAIN), ("cr-3", "m5.large", A, PLAIN)];
+        assert_eq!(id(&lines, &|_| 1).as_deref(), Some("cr-2"));
+        assert_eq!(id(&lines, &|id| if id == "cr-3" { 2 } else { 1 }).as_deref(), Some("cr-3"));
+        assert_eq!(id(&lines, &|id| i64::from(id == "cr-1")).as_deref(), Some("cr-1"));
+    }
+
+    #[test]
+    fn of_one_price_plain_reservations_come_before_blocks_and_blocks_before_interruptible_ones() {
+        let lines = [
+            ("cr-1", "m5.large", A, ReservationKind::Interruptible),
+            ("cr-2", "m5.large", A, ReservationKind::CapacityBlock),
+            ("cr-3", "m5.large", A, PLAIN),
+        ];
+        assert_eq!(id(&lines, &|_| 1).as_deref(), Some("cr-3"));
+        assert_eq!(id(&lines[..2], &|_| 1).as_deref(), Some("cr-2"));
+        assert_eq!(id(&lines[..1], &|_| 1).as_deref(), Some("cr-1"));
+    }
+
+    #[test]
+    fn c40_a_request_is_for_one_capacity_block() {
+        let block = ReservationKind::CapacityBlock;
+        let lines = [("cr-1", "m5.xlarge", A, block), ("cr-2", "m5.large", "us-east-1b", block)];
+        assert_eq!(chosen(&lines, json!([]), true, &|_| 4), Some(("cr-2".into(), block)));
+    }
+
+    #[test]
+    fn a_claims_requirements_on_reservations_hold() {
+        let lines = [
+            ("cr-1", "m5.large", A, PLAIN),
+            ("cr-2", "m5.large", A, PLAIN),
+            ("cr-3", "m5.large", A, ReservationKind::CapacityBlock),
+        ];
+        let by = |key: &str, value: &str| json!([{"key": key, "operator": "In", "values": [value]}]);
+        let ask = |requirements| chosen(&lines, requirements, true, &|_| 1).map(|(id, _)| id);
+        assert_eq!(ask(by(labels::CAPACITY_RESERVATION_ID, "cr-2")).as_deref(), Some("cr-2"));
+        assert_eq!(ask(by(labels::CAPACITY_RESERVATION_TYPE, "capacity-block")).as_deref(), Some("cr-3"));
+        assert_eq!(ask(by(labels::CAPACITY_RESERVATION_INTERRUPTIBLE, "true")), None);
+    }
+
+    #[test]
+    fn a_generic_claim_takes_accelerators_only_where_nothing_else_is_reserved() {
+        let lines = [("cr-1", "g4dn.xlarge", A, PLAIN), ("cr-2", "m5.24xlarge", A, PLAIN)];
+        assert_eq!(chosen(&lines, json!([]), true, &|_| 1).unwrap().0, "cr-2");
+        assert_eq!(chosen(&lines, json!([]), false, &|_| 1).unwrap().0, "cr-1", "minValues");
+        assert_eq!(chosen(&lines[..1], json!([]), true, &|_| 1).unwrap().0, "cr-1");
+    }
+}

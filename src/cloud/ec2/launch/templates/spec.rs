@@ -1,0 +1,304 @@
+//! What a launch template says. Everything that makes two templates differ is in [`Template`]; its name is a hash of it.
+
+use std::collections::BTreeMap;
+
+use aws_sdk_ec2::types::{
+    CapacityReservationPreference, CapacityReservationTarget, ConnectionTrackingSpecificationRequest,
+    LaunchTemplateBlockDeviceMappingRequest, LaunchTemplateCapacityReservationSpecificationRequest,
+    LaunchTemplateCpuOptionsRequest, LaunchTemplateEbsBlockDeviceRequest, LaunchTemplateEnclaveOptionsRequest,
+    LaunchTemplateIamInstanceProfileSpecificationRequest, LaunchTemplateInstanceMarketOptionsRequest,
+    LaunchTemplateInstanceMetadataOptionsRequest, LaunchTemplateInstanceMetadataTagsState,
+    LaunchTemplateInstanceNetworkInterfaceSpecificationRequest, LaunchTemplatePlacementRequest,
+    LaunchTemplateTagSpecificationRequest, LaunchTemplatesMonitoringRequest, MarketType, RequestLaunchTemplateData,
+    ResourceType, Tag, TagSpecification,
+};
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+
+use crate::api::node_class::{BlockDeviceMapping, ConnectionTracking, MetadataOptions, NetworkInterface};
+use crate::cloud::ReservedIn;
+use crate::cloud::draw::draw;
+use crate::cloud::reservation::ReservationKind;
+use crate::model::labels;
+use crate::model::offering::CapacityType;
+use crate::model::quantity::parse_bytes;
+
+/// Everything that a launch template is made of.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Template {
+    /// Cluster.
+    pub cluster: String,
+    /// Region: some don't know every option.
+    pub region: String,
+    /// Node class: two classes never share a template.
+    pub class: String,
+    /// Image.
+    pub image_id: String,
+    /// User data, base64; empty for none.
+    pub user_data: String,
+    /// Instance profile.
+    pub instance_profile: String,
+    /// Security groups of every interface.
+    pub security_groups: Vec<String>,
+    /// Volumes.
+    pub block_devices: Vec<BlockDeviceMapping>,
+    /// Access to instance metadata.
+    pub metadata: Option<MetadataOptions>,
+    /// Figures each minute.
+    pub detailed_monitoring: bool,
+    /// enabled or disabled.
+    pub nested_virtualization: Option<String>,
+    /// Whether Nitro Enclaves are on.
+    pub enclave: bool,
+    /// default or dedicated.
+    pub tenancy: String,
+    /// Placement group.
+    pub placement_group: Option<String>,
+    /// Partition of the placement group, where one was asked for.
+    pub partition: Option<i32>,
+    /// Interfaces that the class asks for.
+    pub network_interfaces: Vec<NetworkInterface>,
+    /// EFA interfaces that the claim asks for; 0 is none.
+    pub efa: i32,
+    /// Whether the first interface gets a public address.
+    pub public_ip: Option<bool>,
+    /// IP prefixes of each interface.
+    pub ip_prefixes: Option<i32>,
+    /// Idle timeouts of tracked connections.
+    pub connection_tracking: Option<ConnectionTracking>,
+    /// Whether the cluster's addresses are IPv6.
+    pub ipv6: bool,
+    /// Tags of everything that is made.
+    pub tags: BTreeMap<String, String>,
+    /// Capacity type.
+    pub capacity_type: CapacityType,
+    /// Capacity reservation that instances are launched into.
+    pub reservation: Option<ReservedIn>,
+    /// Whether reservations are ours to use; where they aren't, EC2 fills open ones as it likes.
+    pub manages_reservations: bool,
+}
+
+/// Regions that refuse HttpProtocolIpv6.
+const NO_METADATA_IPV6: [&str; 6] =
+    ["us-iso-east-1", "us-iso-west-1", "us-isob-east-1", "us-isob-west-1", "us-isof-south-1", "us-isof-east-1"];
+
+impl Template {
+    /// How long its user data is, which EC2 counts before base64.
+    pub fn user_data_bytes(&self) -> usize {
+        STANDARD.decode(&self.user_data).map_or(0, |text| text.len())
+    }
+
+    /// Name of the template: the same for the same content.
+    pub fn name(&self) -> String {
+        format!("karpenter.k8s.aws/{}", draw(0, &[&format!("{self:?}")]))
+    }
+
+    /// The template as EC2 takes it.
+    pub fn data(&self) -> RequestLaunchTemplateData {
+        let mut data = RequestLaunchTemplateData::builder()
+            .image_id(&self.image_id)
+            .iam_instance_profile(
+                LaunchTemplateIamInstanceProfileSpecificationRequest::builder().name(&self.instance_profile).build(),
+            )
+            .monitoring(LaunchTemplatesMonitoringRequest::builder().enabled(self.detailed_monitoring).build())
+            .enclave_options(LaunchTemplateEnclaveOptionsRequest::builder().enabled(self.enclave).build())
+            .placement(self.placement())
+            .set_capacity_reservation_specification(self.reservations())
+            .set_instance_market_options(self.market())
+            .tag_specifications(self.tag_specification(ResourceType::NetworkInterface))
+            .set_network_interfaces(Some(self.interfaces()))
+            .set_metadata_options(self.metadata.as_ref().map(|metadata| self.metadata(metadata)));
+        if !self.user_data.is_empty() {
+            data = data.user_data(&self.user_data);
+        }
+        if !self.block_devices.is_empty() {
+            data = data.set_block_device_mappings(Some(self.block_devices.iter().map(block_device).collect()));
+        }
+        if let Some(nested) = &self.nested_virtualization {
+            let options = LaunchTemplateCpuOptionsRequest::builder().nested_virtualization(nested.as_str().into());
+            data = data.cpu_options(options.build());
+        }
+        if self.capacity_type == CapacityType::Spot {
+            data = data.tag_specifications(self.tag_specification(ResourceType::SpotInstancesRequest));
+        }
+        data.build()
+    }
+
+    /// Tags of the template itself.
+    pub fn tags(&self) -> TagSpecification {
+        tag_specification(ResourceType::LaunchTemplate, &self.tags)
+    }
+
+    fn tag_specification(&self, kind: ResourceType) -> LaunchTemplateTagSpecificationRequest {
+        LaunchTemplateTagSpecificationRequest::builder().resource_type(kind).set_tags(Some(tags(&self.tags))).build()
+    }
+
+    fn placement(&self) -> LaunchTemplatePlacementRequest {
+        LaunchTemplatePlacementRequest::builder()
+            .tenancy(self.tenancy.as_str().into())
+            .set_group_id(self.placement_group.clone())
+            .set_partition_number(self.partition)
+            .build()
+    }
+
+    /// Which reservations instances may run in: the one that is asked for, or none, so that what was not chosen is not used up.
+    fn reservations(&self) -> Option<LaunchTemplateCapacityReservationSpecificationRequest> {
+        let request = LaunchTemplateCapacityReservationSpecificationRequest::builder();
+        let request = match &self.reservation {
+            Some(reservation) => request
+                .capacity_reservation_preference(CapacityReservationPreference::CapacityReservationsOnly)
+                .capacity_reservation_target(
+                    CapacityReservationTarget::builder().capacity_reservation_id(&reservation.id).build(),
+                ),
+            None => request.capacity_reservation_preference(CapacityReservationPreference::None),
+        };
+        self.manages_reservations.then(|| request.build())
+    }
+
+    /// The market of kinds of reservations that have one of their own.
+    fn market(&self) -> Option<LaunchTemplateInstanceMarketOptionsRequest> {
+        let market = match self.reservation.as_ref()?.kind {
+            ReservationKind::OnDemand => return None,
+            ReservationKind::CapacityBlock => MarketType::CapacityBlock,
+            ReservationKind::Interruptible => MarketType::InterruptibleCapacityReservation,
+        };
+        Some(LaunchTemplateInstanceMarketOptionsRequest::builder().market_type(market).build())
+    }
+
+    fn metadata(&self, options: &MetadataOptions) -> LaunchTemplateInstanceMetadataOptionsRequest {
+        let mut out = LaunchTemplateInstanceMetadataOptionsRequest::builder()
+            .set_http_endpoint(options.http_endpoint.as_deref().map(Into::into))
+            .set_http_put_response_hop_limit(options.http_put_response_hop_limit.and_then(|hops| hops.try_into().ok()))
+            .set_http_tokens(options.http_tokens.as_deref().map(Into::into))
+            .instance_metadata_tags(LaunchTemplateInstanceMetadataTagsState::Disabled);
+        if !NO_METADATA_IPV6.contains(&self.region.as_str()) {
+            out = out.set_http_protocol_ipv6(options.http_protocol_ipv6.as_deref().map(Into::into));
+        }
+        out.build()
+    }
+
+    /// The class's interfaces, or those that EFA needs, or one.
+    fn interfaces(&self) -> Vec<LaunchTemplateInstanceNetworkInterfaceSpecificationRequest> {
+        if !self.network_interfaces.is_empty() {
+            return self.network_interfaces.iter().map(|interface| self.listed(interface)).collect();
+        }
+        if self.efa > 0 {
+            let one = |card: i32| {
+                let device = i32::from(card != 0);
+                self.addressed(self.interface(device).network_card_index(card).interface_type("efa")).build()
+            };
+            return (0..self.efa).map(one).collect();
+        }
+        vec![self.addressed(self.interface(0)).build()]
+    }
+
+    fn listed(&self, interface: &NetworkInterface) -> LaunchTemplateInstanceNetworkInterfaceSpecificationRequest {
+        let out = self
+            .interface(interface.device_index)
+            .network_card_index(interface.network_card_index)
+            .interface_type(&interface.interface_type);
+        if interface.interface_type == "efa-only" { out.build() } else { self.addressed(out).build() }
+    }
+
+    fn interface(&self, device: i32) -> Interface {
+        LaunchTemplateInstanceNetworkInterfaceSpecificationRequest::builder()
+            .device_index(device)
+            .set_groups(Some(self.security_groups.clone()))
+    }
+
+    /// An interface with IP addresses.
+    fn addressed(&self, interface: Interface) -> Interface {
+        let tracking = self.connection_tracking.as_ref().map(|tracking| {
+            ConnectionTrackingSpecificationRequest::builder()
+                .set_tcp_established_timeout(tracking.tcp_established_timeout)
+                .set_udp_stream_timeout(tracking.udp_stream_timeout)
+                .set_udp_timeout(tracking.udp_timeout)
+                .build()
+        });
+        let out =
+            interface.set_associate_public_ip_address(self.public_ip).set_connection_tracking_specification(tracking);
+        if self.ipv6 {
+            out.primary_ipv6(true).ipv6_address_count(1).set_ipv6_prefix_count(self.ip_prefixes)
+        } else {
+            out.set_ipv4_prefix_count(self.ip_prefixes)
+        }
+    }
+}
+
+type Interface = aws_sdk_ec2::types::builders::LaunchTemplateInstanceNetworkInterfaceSpecificationRequestBuilder;
+
+fn block_device(mapping: &BlockDeviceMapping) -> LaunchTemplateBlockDeviceMappingRequest {
+    let some = |value: Option<i64>| value.filter(|value| *value != 0).and_then(|value| i32::try_from(value).ok());
+    let ebs = mapping.ebs.as_ref().map(|ebs| {
+        LaunchTemplateEbsBlockDeviceRequest::builder()
+            .set_delete_on_termination(ebs.delete_on_termination)
+            .set_encrypted(ebs.encrypted)
+            .set_volume_type(ebs.volume_type.as_deref().map(Into::into))
+            .set_iops(some(ebs.iops))
+            .set_throughput(some(ebs.throughput))
+            .set_kms_key_id(ebs.kms_key_id.clone())
+            .set_snapshot_id(ebs.snapshot_id.clone())
+            .set_volume_initialization_rate(ebs.volume_initialization_rate)
+            .set_volume_size(ebs.volume_size.as_deref().and_then(gibibytes))
+            .build()
+    });
+    LaunchTemplateBlockDeviceMappingRequest::builder().set_device_name(mapping.device_name.clone()).set_ebs(ebs).build()
+}
+
+/// A size in whole GiB, rounded up; `None` for what the schema should have kept out.
+fn gibibytes(size: &str) -> Option<i32> {
+    let bytes = parse_bytes(size).ok()?;
+    i32::try_from(bytes.checked_add((1 << 30) - 1)? >> 30).ok()
+}
+
+/// Tags as EC2 takes them.
+pub fn tags(tags: &BTreeMap<String, String>) -> Vec<Tag> {
+    tags.iter().map(|(key, value)| Tag::builder().key(key).value(value).build()).collect()
+}
+
+/// Tags for a kind of resource.
+pub fn tag_specification(kind: ResourceType, all: &BTreeMap<String, String>) -> TagSpecification {
+    TagSpecification::builder().resource_type(kind).set_tags(Some(tags(all))).build()
+}
+
+/// Tag of the cluster, whose value is its name.
+pub const CLUSTER_TAG: &str = "eks:eks-cluster-name";
+
+/// Tags of everything that is launched for a pool: the class's own, and those by which the controller's IAM policy and later
+/// controllers know it. The pool's key is there even when the pool has no name.
+///
+/// # Errors
+/// The first key that a class may not set.
+pub fn launch_tags(
+    own: &BTreeMap<String, String>,
+    cluster: &str,
+    class: &str,
+    pool: &str,
+) -> Result<BTreeMap<String, String>, String> {
+    if let Some(key) = restricted_tag(own) {
+        return Err(format!("tag {key} may not be set, remove it from spec.tags"));
+    }
+    let mut out = own.clone();
+    out.insert(format!("kubernetes.io/cluster/{cluster}"), "owned".into());
+    out.insert(labels::NODE_POOL.into(), pool.into());
+    out.insert(CLUSTER_TAG.into(), cluster.into());
+    out.insert(labels::EC2_NODE_CLASS.into(), class.into());
+    Ok(out)
+}
+
+/// The first key that a class may not set.
+pub fn restricted_tag(own: &BTreeMap<String, String>) -> Option<&str> {
+    let reserved = |key: &str| {
+        let name = key.strip_prefix("kubernetes.io/cluster/");
+        labels::RESTRICTED_TAGS.contains(&key)
+            || name.is_some_and(|name| {
+                name.starts_with(|c: char| c.is_ascii_alphanumeric())
+                    && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '-' || c == '_')
+            })
+    };
+    own.keys().map(String::as_str).find(|key| reserved(key))
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

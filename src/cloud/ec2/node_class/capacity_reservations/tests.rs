@@ -1,0 +1,138 @@
+use super::*;
+use crate::cloud::ec2::aws::client::wire;
+use crate::cloud::ec2::aws::filters::tests::text;
+
+const MINUTE_MS: i64 = 60_000;
+
+/// A reservation of m5.large in us-east-1a that ends at a time, or never.
+pub fn reservation(id: &str, kind: &str, end_ms: Option<i64>) -> CapacityReservationStatus {
+    CapacityReservationStatus {
+        availability_zone: "us-east-1a".into(),
+        end_time: end_ms.map(|end| Time(Timestamp::from_millisecond(end).unwrap())),
+        id: id.into(),
+        instance_match_criteria: "targeted".into(),
+        instance_type: "m5.large".into(),
+        owner_id: "111122223333".into(),
+        reservation_type: kind.into(),
+        interruptible: Some(false),
+        state: "active".into(),
+    }
+}
+
+fn term(json: serde_json::Value) -> CapacityReservationSelectorTerm {
+    serde_json::from_value(json).unwrap()
+}
+
+#[test]
+fn ids_are_asked_for_alone_and_other_terms_by_all_their_members() {
+    let terms = [
+        term(serde_json::json!({"id": "cr-1"})),
+        term(
+            serde_json::json!({"tags": {"team": "*", "env": "prod"}, "ownerID": "111122223333", "instanceMatchCriteria": "open"}),
+        ),
+        term(serde_json::json!({"id": "cr-2"})),
+        term(serde_json::json!({"id": "cr-1"})),
+    ];
+    let calls: Vec<Vec<String>> = queries(&terms)
+        .iter()
+        .map(|query| match query {
+            Query::Id(id) => vec![id.clone()],
+            Query::Filters(filters) => text(filters),
+        })
+        .collect();
+    let filters = ["tag:env=prod", "tag-key=team", "owner-id=111122223333", "instance-match-criteria=open"];
+    assert_eq!(calls, [vec!["cr-1"], filters.to_vec(), vec!["cr-2"]]);
+    assert!(queries(&[]).is_empty());
+}
+
+fn item(id: &str, more: &str) -> String {
+    format!(
+        "<item><capacityReservationId>{id}</capacityReservationId><ownerId>111122223333</ownerId><instanceType>m5.large</instanceType>\
+         <availabilityZone>us-east-1a</availabilityZone><availableInstanceCount>3</availableInstanceCount>{more}</item>"
+    )
+}
+
+fn answer(items: &str, more: &str) -> Option<(u16, String)> {
+    let set = format!("<capacityReservationSet>{items}</capacityReservationSet>{more}");
+    wire::ok("DescribeCapacityReservations", &set)
+}
+
+const TARGETED: &str = "<instanceMatchCriteria>targeted</instanceMatchCriteria>";
+
+#[tokio::test]
+async fn reservations_are_found_on_all_pages_and_an_unknown_id_selects_nothing() {
+    let (clients, seen) = wire::clients(Box::new(|request| match request.form.get("CapacityReservationId.1") {
+        Some(_) => wire::refusal("InvalidCapacityReservationId.NotFound", "cr-9"),
+        None if request.form.contains_key("NextToken") => answer(&item("cr-2", TARGETED), ""),
+        None => answer(&item("cr-1", TARGETED), "<nextToken>more</nextToken>"),
+    }));
+    let terms = [term(serde_json::json!({"id": "cr-9"})), term(serde_json::json!({"tags": {"a": "b"}}))];
+    let found = find(&clients, &terms).await.unwrap();
+    let ids: Vec<(&str, i64)> = found.iter().map(|one| (one.status.id.as_str(), one.available)).collect();
+    assert_eq!(ids, [("cr-1", 3), ("cr-2", 3)]);
+    let seen = seen.lock().unwrap();
+    let by_id = seen.iter().find(|request| request.form.contains_key("CapacityReservationId.1")).unwrap();
+    assert_eq!((&*by_id.form["Filter.1.Name"], by_id.form.get("MaxResults")), ("state", None));
+    let by_tag = seen.iter().find(|request| !request.form.contains_key("CapacityReservationId.1")).unwrap();
+    assert_eq!((&*by_tag.form["Filter.2.Value.1"], &*by_tag.form["MaxResults"]), ("active", "1000"));
+}
+
+#[tokio::test]
+async fn what_a_status_can_not_say_is_left_out() {
+    let block = "<reservationType>capacity-block</reservationType><endDate>2026-01-02T03:04:05.600Z</endDate><interruptible>false</interruptible>";
+    let items = [
+        item("cr-1", TARGETED),
+        item("cr-2", "<instanceMatchCriteria>sometimes</instanceMatchCriteria>"),
+        item("cr-3", &format!("{TARGETED}<reservationType>lunar</reservationType>")),
+        item("cr-4", &format!("{TARGETED}{block}")),
+        item("CR-5", TARGETED),
+        item("cr-6", TARGETED).replace("111122223333", "self"),
+    ];
+    let (clients, _) = wire::clients(Box::new(move |_| answer(&items.concat(), "")));
+    let found = find(&clients, &[term(serde_json::json!({"instanceMatchCriteria": "open"}))]).await.unwrap();
+    let ids: Vec<&str> = found.iter().map(|one| one.status.id.as_str()).collect();
+    assert_eq!(ids, ["cr-1", "cr-4"]);
+    assert_eq!(found[0].status.reservation_type, "default");
+    assert_eq!(found[1].status.end_time.as_ref().unwrap().0.to_string(), "2026-01-02T03:04:05Z");
+}
+
+#[tokio::test]
+async fn a_refusal_and_an_answer_that_is_no_answer_come_back_at_once() {
+    let ask = async |answer: Option<(u16, String)>| {
+        let (clients, seen) = wire::clients(Box::new(move |_| answer.clone()));
+        let error = find(&clients, &[term(serde_json::json!({"id": "cr-1"}))]).await.unwrap_err();
+        let calls = seen.lock().unwrap().len();
+        (error, calls)
+    };
+    let (error, calls) = ask(wire::refusal("UnauthorizedOperation", "no")).await;
+    assert_eq!((error.class, calls), (Class::Unauthorized, 1));
+    let (error, calls) = ask(Some((500, "<!doctype html><title>500 Internal Server Error</title>".into()))).await;
+    assert!(error.class == Class::Server && calls <= 3, "{error}, {calls} calls");
+}
+
+#[test]
+fn the_status_is_sorted_without_doubles_and_without_what_has_ended() {
+    let list = [
+        reservation("cr-2", "default", None),
+        reservation("cr-1", "default", Some(10_000)),
+        reservation("cr-3", "default", Some(1_000)),
+        reservation("cr-2", "default", None),
+    ];
+    let ids: Vec<String> = status(list, 1_000).into_iter().map(|one| one.id).collect();
+    assert_eq!(ids, ["cr-1", "cr-2"]);
+}
+
+#[test]
+fn c40_a_capacity_block_is_expiring_forty_minutes_before_its_end() {
+    let end = 100 * MINUTE_MS;
+    let list = [reservation("cr-1", "capacity-block", Some(end)), reservation("cr-2", "default", Some(end))];
+    let states = |now: i64| status(list.clone(), now).into_iter().map(|one| one.state).collect::<Vec<_>>();
+    assert_eq!(states(60 * MINUTE_MS - 1), ["active", "active"]);
+    assert_eq!(states(60 * MINUTE_MS), ["expiring", "active"]);
+    assert_eq!(states(end), Vec::<String>::new());
+    let again = |now: i64| changes_in(&list, now).map(|wait| wait.as_millis());
+    assert_eq!(again(50 * MINUTE_MS), Some(600_000), "to the -40th minute");
+    assert_eq!(again(60 * MINUTE_MS), Some(2_400_000), "to the end");
+    assert_eq!(again(end), None);
+    assert_eq!(changes_in(&[reservation("cr-3", "default", None)], 0), None);
+}

@@ -1,0 +1,220 @@
+//! Whether an instance is still what its node class comes to (AWS reference 10.1). The first reason in the reference's order is told.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use kube::ResourceExt;
+
+use crate::api::{Ec2NodeClass, NodeClaim};
+use crate::cloud::ec2::Ec2;
+use crate::cloud::ec2::instances::describe;
+use crate::cloud::ec2::instances::describe::{InstanceFacts, instance_id};
+use crate::cloud::ec2::node_class::images::image_of;
+use crate::cloud::{Cloud, CloudError, Drift};
+use crate::model::labels;
+
+/// The class's own fields changed.
+const NODE_CLASS: &str = "NodeClassDrift";
+/// The class selects another image for the instance type.
+const AMI: &str = "AMIDrift";
+/// The class selects other security groups.
+const SECURITY_GROUP: &str = "SecurityGroupDrift";
+/// The class selects the instance's subnet no more.
+const SUBNET: &str = "SubnetDrift";
+/// The class selects the instance's capacity reservation no more.
+const CAPACITY_RESERVATION: &str = "CapacityReservationDrift";
+/// The class selects another placement group, or none.
+const PLACEMENT_GROUP: &str = "PlacementGroupDrift";
+
+/// Why it can't be told whether an instance has drifted.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DriftError {
+    /// The claim has no instance type, or one that its pool can't buy.
+    #[error("its instance type {0:?} is not in the catalogue")]
+    UnknownType(String),
+    /// The claim doesn't say which image it runs.
+    #[error("the claim's status has no imageID")]
+    NoImageId,
+    /// The class's status has no images.
+    #[error("the class's status has no images")]
+    NoImages,
+    /// None of the class's images boots on the type.
+    #[error("no image of the class boots on {0}")]
+    NoImageFor(String),
+    /// The class's status has no security groups.
+    #[error("the class's status has no security groups")]
+    NoSecurityGroups,
+    /// The class's status has no subnets.
+    #[error("the class's status has no subnets")]
+    NoSubnets,
+    /// The class's placement group was not looked up yet.
+    #[error("the class's placement group was not looked up yet")]
+    PlacementGroupUnknown,
+    /// The instance was not listed yet.
+    #[error("its instance was not listed yet")]
+    InstanceUnknown,
+}
+
+/// The placement group that a class's selector comes to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum GroupId<'a> {
+    /// It was not looked up yet.
+    #[default]
+    Unknown,
+    /// There is none.
+    Absent,
+    /// As `pg-0123456789abcdef0`.
+    Is(&'a str),
+}
+
+/// What is compared besides the claim and the class.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Found<'a> {
+    /// Labels of the claim's instance type, if it is in the catalogue.
+    pub type_labels: Option<&'a BTreeMap<String, String>>,
+    /// The instance as EC2 listed it, if it did.
+    pub instance: Option<&'a InstanceFacts>,
+    /// The class's placement group.
+    pub placement_group: GroupId<'a>,
+}
+
+/// Why a claim's instance is not what its class comes to; `None` where it is. No part of it does I/O: what can't be known is an
+/// error.
+///
+/// # Errors
+/// [`DriftError`]: what was known before stands.
+pub fn drift_reason(claim: &NodeClaim, class: &Ec2NodeClass, found: &Found<'_>) -> Result<Option<Drift>, DriftError> {
+    if let Some(drift) = class_drift(claim, class) {
+        return Ok(Some(drift));
+    }
+    if let Some(drift) = image_drift(claim, class, found.type_labels)? {
+        return Ok(Some(drift));
+    }
+    let instance = found.instance.ok_or(DriftError::InstanceUnknown)?;
+    let all = [
+        security_group_drift(instance, class)?,
+        subnet_drift(instance, class)?,
+        reservation_drift(instance, class),
+        placement_group_drift(claim, class, found.placement_group)?,
+    ];
+    Ok(all.into_iter().flatten().next())
+}
+
+/// The hashes differ. Hashes of different versions, or absent ones, say nothing.
+fn class_drift(claim: &NodeClaim, class: &Ec2NodeClass) -> Option<Drift> {
+    let of = |annotations: &BTreeMap<String, String>, key: &str| annotations.get(key).cloned();
+    let version = labels::EC2_NODE_CLASS_HASH_VERSION;
+    let same_version = of(claim.annotations(), version)? == of(class.annotations(), version)?;
+    let before = of(claim.annotations(), labels::EC2_NODE_CLASS_HASH)?;
+    let now = of(class.annotations(), labels::EC2_NODE_CLASS_HASH)?;
+    (same_version && before != now).then(|| Drift {
+        reason: NODE_CLASS,
+        message: format!("EC2NodeClass {} changed since it was launched", class.name_any()),
+    })
+}
+
+/// The class boots another image on this type now.
+fn image_drift(
+    claim: &NodeClaim,
+    class: &Ec2NodeClass,
+    type_labels: Option<&BTreeMap<String, String>>,
+) -> Result<Option<Drift>, DriftError> {
+    let name = claim.labels().get(labels::INSTANCE_TYPE).cloned().unwrap_or_default();
+    let own = type_labels.ok_or_else(|| DriftError::UnknownType(name.clone()))?;
+    let images = class.status.as_ref().map(|status| status.amis.as_slice()).unwrap_or_default();
+    if images.is_empty() {
+        return Err(DriftError::NoImages);
+    }
+    let image = claim.status.as_ref().and_then(|status| status.image_id.as_deref()).unwrap_or_default();
+    if image.is_empty() {
+        return Err(DriftError::NoImageId);
+    }
+    let wanted = image_of(images, own).ok_or_else(|| DriftError::NoImageFor(name.clone()))?;
+    Ok((wanted.id != image)
+        .then(|| Drift { reason: AMI, message: format!("it runs image {image}, and {name} boots {} now", wanted.id) }))
+}
+
+/// The sets differ, in either direction.
+fn security_group_drift(instance: &InstanceFacts, class: &Ec2NodeClass) -> Result<Option<Drift>, DriftError> {
+    let status = class.status.as_ref().map(|status| status.security_groups.as_slice()).unwrap_or_default();
+    let wanted: BTreeSet<&String> = status.iter().map(|group| &group.id).collect();
+    if wanted.is_empty() {
+        return Err(DriftError::NoSecurityGroups);
+    }
+    let has: BTreeSet<&String> = instance.security_groups.iter().collect();
+    // In EC2 every instance has a group: an endpoint that names none doesn't tell.
+    Ok((!has.is_empty() && has != wanted).then(|| Drift {
+        reason: SECURITY_GROUP,
+        message: format!("it has the security groups {}, and {} are selected", list(&has), list(&wanted)),
+    }))
+}
+
+fn subnet_drift(instance: &InstanceFacts, class: &Ec2NodeClass) -> Result<Option<Drift>, DriftError> {
+    let subnets = class.status.as_ref().map(|status| status.subnets.as_slice()).unwrap_or_default();
+    if subnets.is_empty() {
+        return Err(DriftError::NoSubnets);
+    }
+    let left = instance.subnet.as_ref().filter(|own| subnets.iter().all(|subnet| subnet.id != **own));
+    Ok(left.map(|own| Drift { reason: SUBNET, message: format!("its subnet {own} is not selected any more") }))
+}
+
+/// Only where the instance was bought in a reservation: one that became on-demand stays.
+fn reservation_drift(instance: &InstanceFacts, class: &Ec2NodeClass) -> Option<Drift> {
+    let selected = class.status.as_ref().map(|status| status.capacity_reservations.as_slice()).unwrap_or_default();
+    let own = instance.reservation.as_ref().filter(|own| selected.iter().all(|found| found.id != **own))?;
+    let message = format!("its capacity reservation {own} is not selected any more");
+    Some(Drift { reason: CAPACITY_RESERVATION, message })
+}
+
+fn placement_group_drift(
+    claim: &NodeClaim,
+    class: &Ec2NodeClass,
+    resolved: GroupId<'_>,
+) -> Result<Option<Drift>, DriftError> {
+    let wanted = match (&class.spec.placement_group_selector, resolved) {
+        (None, _) | (Some(_), GroupId::Absent) => None,
+        (Some(_), GroupId::Is(id)) => Some(id),
+        (Some(_), GroupId::Unknown) => return Err(DriftError::PlacementGroupUnknown),
+    };
+    let has = claim.labels().get(labels::PLACEMENT_GROUP_ID).map(String::as_str).filter(|id| !id.is_empty());
+    let name =
+        |id: Option<&str>| id.map_or_else(|| "no placement group".to_owned(), |id| format!("placement group {id}"));
+    Ok((has != wanted).then(|| Drift {
+        reason: PLACEMENT_GROUP,
+        message: format!("it is in {}, and {} is selected", name(has), name(wanted)),
+    }))
+}
+
+fn list(ids: &BTreeSet<&String>) -> String {
+    ids.iter().map(|id| id.as_str()).collect::<Vec<_>>().join(", ")
+}
+
+impl Ec2 {
+    /// Whether a claim's instance has drifted, by the last listing of instances. That it lies in a reservation that is not
+    /// selected is looked at once more: EC2 turns such instances into on-demand ones, which stay.
+    pub(crate) async fn drift_of(&self, claim: &NodeClaim, class: &Ec2NodeClass) -> Result<Option<Drift>, CloudError> {
+        let id = claim.status.as_ref().and_then(|status| instance_id(status.provider_id.as_deref()?));
+        let catalogue = self.catalogue(class);
+        let name = claim.labels().get(labels::INSTANCE_TYPE).map(String::as_str).unwrap_or_default();
+        let entry = catalogue.instance_types.iter().find(|entry| *entry.name == *name);
+        let group = self.known_group(class);
+        let placement_group = match &group {
+            Some(group) => GroupId::Is(&group.id),
+            None if self.looked_for_group(class) => GroupId::Absent,
+            None => GroupId::Unknown,
+        };
+        let judge = |instance: Option<&InstanceFacts>| {
+            let found = Found { type_labels: entry.map(|entry| &entry.labels), instance, placement_group };
+            drift_reason(claim, class, &found).map_err(|error| CloudError::Other(error.to_string()))
+        };
+        let drift = judge(id.and_then(|id| self.listed(id)).as_ref())?;
+        match (&drift, id) {
+            (Some(Drift { reason: CAPACITY_RESERVATION, .. }), Some(id)) => {
+                judge(describe::facts_of(&self.clients, id).await?.as_ref())
+            }
+            _ => Ok(drift),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,192 @@
+use super::*;
+use crate::cloud::ec2::aws::client::wire;
+use crate::cloud::ec2::aws::filters::tests::text;
+
+fn image(id: &str, name: &str, created_ms: i64, deprecated_ms: Option<i64>) -> Image {
+    Image { id: id.into(), name: name.into(), created_ms, deprecated_ms, arch: "amd64" }
+}
+
+fn amd64() -> Vec<AmiRequirement> {
+    vec![one_of(labels::ARCH, "amd64")]
+}
+
+#[test]
+fn c30_not_deprecated_beats_newest_beats_name() {
+    let best = |images: &[Image]| {
+        let found = images.iter().map(|image| (image.clone(), amd64())).collect();
+        let list = status(found, 1_000);
+        assert_eq!(list.len(), 1);
+        (list[0].id.clone(), list[0].deprecated)
+    };
+    let (old, new) = (image("ami-1", "a", 10, None), image("ami-2", "b", 20, None));
+    assert_eq!(best(&[old.clone(), new.clone()]), ("ami-2".into(), None));
+    assert_eq!(best(&[new.clone(), old.clone()]), ("ami-2".into(), None));
+    let deprecated = image("ami-3", "c", 30, Some(1_000));
+    assert_eq!(best(&[deprecated.clone(), old.clone()]), ("ami-1".into(), None));
+    assert_eq!(best(std::slice::from_ref(&deprecated)), ("ami-3".into(), Some(true)), "better than none");
+    assert_eq!(best(&[image("ami-4", "d", 40, Some(1_001)), old]).0, "ami-4", "not deprecated yet");
+    assert_eq!(best(&[image("ami-5", "z", 20, None), new]).0, "ami-5", "the greater name of two as new");
+}
+
+#[test]
+fn the_status_is_newest_first_with_one_image_for_each_set_of_requirements() {
+    let arm = Image { arch: "arm64", ..image("ami-2", "arm", 20, None) };
+    let found = vec![
+        (image("ami-1", "x", 10, None), amd64()),
+        (arm, vec![one_of(labels::ARCH, "arm64")]),
+        (image("ami-0", "x", 5, None), amd64()),
+    ];
+    let ids: Vec<String> = status(found, 0).into_iter().map(|image| image.id).collect();
+    assert_eq!(ids, ["ami-2", "ami-1"]);
+}
+
+#[test]
+fn c30_owners_follow_from_what_a_term_names() {
+    let term = |json: serde_json::Value| serde_json::from_value::<AmiSelectorTerm>(json).unwrap();
+    let terms = [
+        term(serde_json::json!({"name": "my-*"})),
+        term(serde_json::json!({"name": "my-*", "owner": "123456789012"})),
+        term(serde_json::json!({"tags": {"k": "v"}})),
+        term(serde_json::json!({"id": "ami-1"})),
+        term(serde_json::json!({"ssmParameter": "/mine"})),
+    ];
+    let calls: Vec<(Vec<String>, Vec<String>)> =
+        queries(&terms).into_iter().map(|query| (text(&query.filters), query.owners)).collect();
+    let strings = |list: &[&str]| list.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>();
+    assert_eq!(
+        calls,
+        [
+            (strings(&["name=my-*"]), strings(&["self", "amazon"])),
+            (strings(&["name=my-*"]), strings(&["123456789012"])),
+            (strings(&["tag:k=v"]), vec![]),
+        ]
+    );
+}
+
+#[test]
+fn an_instance_type_boots_the_first_image_it_fits() {
+    let list = |alias: &str| {
+        let parameters = crate::cloud::ec2::node_class::ami_alias::parameters(alias, "1.34").unwrap();
+        let all = parameters
+            .into_iter()
+            .flat_map(|parameter| parameter.requirements.into_iter().map(move |list| (parameter.name.clone(), list)));
+        all.map(|(name, requirements)| AmiStatus { id: name, requirements, ..AmiStatus::default() }).collect::<Vec<_>>()
+    };
+    let al2023 = list("al2023@latest");
+    let boot = |labels: &[(&str, &str)]| {
+        let own = labels.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+        image_of(&al2023, &own).map(|image| image.id.split('/').rev().skip(2).take(2).collect::<Vec<_>>().join(" "))
+    };
+    let gpus = ("karpenter.k8s.aws/instance-gpu-count", "4");
+    let neuron = ("karpenter.k8s.aws/instance-accelerator-count", "1");
+    assert_eq!(boot(&[(labels::ARCH, "amd64")]), Some("standard x86_64".into()));
+    assert_eq!(boot(&[(labels::ARCH, "arm64"), gpus]), Some("nvidia arm64".into()));
+    assert_eq!(boot(&[(labels::ARCH, "amd64"), neuron]), Some("neuron x86_64".into()));
+    assert_eq!(boot(&[(labels::ARCH, "arm64"), neuron]), None);
+    let windows = list("windows2022@latest");
+    let own = [(labels::ARCH.to_owned(), "amd64".to_owned()), (labels::OS.to_owned(), "linux".to_owned())].into();
+    assert!(image_of(&windows, &own).is_some());
+}
+
+fn described(ids: &[&str]) -> String {
+    let one = |id: &&str| {
+        format!(
+            "<item><imageId>{id}</imageId><name>n-{id}</name><architecture>x86_64</architecture>\
+             <creationDate>2026-01-02T03:04:05.000Z</creationDate></item>"
+        )
+    };
+    format!("<imagesSet>{}</imagesSet>", ids.iter().map(one).collect::<String>())
+}
+
+#[tokio::test]
+async fn c29_a_missing_parameter_of_an_alias_leaves_the_others_and_values_are_remembered() {
+    let (clients, seen) = wire::clients(Box::new(|request| match request.action.as_str() {
+        "GetParameter" if request.body.contains("x86_64/standard") => {
+            Some((200, r#"{"Parameter": {"Value": "ami-standard"}}"#.into()))
+        }
+        "GetParameter" => Some((400, r#"{"__type": "ParameterNotFound", "message": "no"}"#.into())),
+        _ => wire::ok("DescribeImages", &described(&["ami-standard"])),
+    }));
+    let terms = [AmiSelectorTerm { alias: Some("al2023@latest".into()), ..AmiSelectorTerm::default() }];
+    let parameters = Parameters::default();
+    let found = find(&clients, &parameters, &terms, "1.34", 0).await.unwrap();
+    assert_eq!(found.len(), 1);
+    assert_eq!(found[0].0.created_ms, 1_767_323_045_000);
+    let asked = |seen: &[wire::Seen], body: &str| seen.iter().filter(|request| request.body.contains(body)).count();
+    find(&clients, &parameters, &terms, "1.34", ALIAS_TTL_MS - 1).await.unwrap();
+    assert_eq!(asked(&seen.lock().unwrap(), "x86_64/standard"), 1);
+    find(&clients, &parameters, &terms, "1.34", ALIAS_TTL_MS).await.unwrap();
+    assert_eq!(asked(&seen.lock().unwrap(), "x86_64/standard"), 2);
+}
+
+#[tokio::test]
+async fn a_moving_parameter_is_forgotten_when_its_image_is_deprecated_or_gone() {
+    let deprecated = "<deprecationTime>2026-01-03T00:00:00.000Z</deprecationTime>";
+    let item = |id: &str, more: &str| {
+        format!("<item><imageId>{id}</imageId><name>n</name><architecture>x86_64</architecture>{more}</item>")
+    };
+    let images = format!("<imagesSet>{}{}</imagesSet>", item("ami-standard", deprecated), item("ami-nvidia", ""));
+    let (clients, seen) = wire::clients(Box::new(move |request| {
+        let value = |id: &str| Some((200, format!("{{\"Parameter\": {{\"Value\": \"{id}\"}}}}")));
+        match request.action.as_str() {
+            "GetParameter" if request.body.contains("/mine") => value("ami-mine"),
+            "GetParameter" if request.body.contains("20260101") => value("ami-pinned"),
+            "GetParameter" if request.body.contains("x86_64/standard") => value("ami-standard"),
+            "GetParameter" if request.body.contains("x86_64/nvidia") => value("ami-nvidia"),
+            "GetParameter" => value("ami-gone"),
+            _ => wire::ok("DescribeImages", &images),
+        }
+    }));
+    let alias = |alias: &str| [AmiSelectorTerm { alias: Some(alias.into()), ..AmiSelectorTerm::default() }];
+    let mine = [AmiSelectorTerm { ssm_parameter: Some("/mine".into()), ..AmiSelectorTerm::default() }];
+    let (parameters, at) = (Parameters::default(), 1_767_400_000_000);
+    assert!(parameters.forget_deprecated(&clients, at).await.unwrap().is_empty());
+    assert!(seen.lock().unwrap().is_empty(), "nothing is known, so nothing is asked for");
+    for terms in [alias("al2023@latest"), alias("al2023@v20260101"), mine] {
+        find(&clients, &parameters, &terms, "1.34", at).await.unwrap();
+    }
+    // Deprecated from the third of January on; those that are gone go at once.
+    let early = parameters.forget_deprecated(&clients, at - 100_000_000).await.unwrap();
+    let stays = |name: &String| ["x86_64/standard", "x86_64/nvidia"].iter().any(|part| name.contains(part));
+    assert!(!early.is_empty() && !early.iter().any(stays), "{early:?}");
+    let names = parameters.forget_deprecated(&clients, at).await.unwrap();
+    assert_eq!(names.len(), 1);
+    assert!(names[0].contains("x86_64/standard"), "{names:?}");
+    let count = || seen.lock().unwrap().iter().filter(|request| request.action == "GetParameter").count();
+    let before = count();
+    find(&clients, &parameters, &alias("al2023@v20260101"), "1.34", at).await.unwrap();
+    assert_eq!(count(), before, "what is pinned does not move");
+    find(&clients, &parameters, &alias("al2023@latest"), "1.34", at).await.unwrap();
+    assert!(count() > before, "the newer image is asked for");
+}
+
+#[tokio::test]
+async fn c29_an_alias_of_which_nothing_is_there_is_an_error() {
+    let (clients, _) =
+        wire::clients(Box::new(|_| Some((400, r#"{"__type": "ParameterNotFound", "message": "no"}"#.into()))));
+    let terms = [AmiSelectorTerm { alias: Some("al2023@v20990101".into()), ..AmiSelectorTerm::default() }];
+    let error = find(&clients, &Parameters::default(), &terms, "1.34", 0).await.unwrap_err();
+    assert!(matches!(error, ImageError::Api(ApiError { class: Class::NotFound, .. })), "{error}");
+}
+
+#[tokio::test]
+async fn c30_ids_and_parameters_go_into_one_call() {
+    let (clients, seen) = wire::clients(Box::new(|request| match request.action.as_str() {
+        "GetParameter" => Some((200, r#"{"Parameter": {"Value": "ami-3"}}"#.into())),
+        _ => wire::ok("DescribeImages", &described(&["ami-1", "ami-2", "ami-3"])),
+    }));
+    let id = |id: &str| AmiSelectorTerm { id: Some(id.into()), ..AmiSelectorTerm::default() };
+    let parameter = AmiSelectorTerm { ssm_parameter: Some("/mine".into()), ..AmiSelectorTerm::default() };
+    let found =
+        find(&clients, &Parameters::default(), &[id("ami-1"), parameter, id("ami-2")], "1.34", 0).await.unwrap();
+    assert_eq!(found.len(), 3);
+    let seen = seen.lock().unwrap();
+    let call = seen.iter().find(|request| request.action == "DescribeImages").unwrap();
+    assert_eq!(call.form["Filter.1.Name"], "image-id");
+    assert_eq!(
+        ["1", "2", "3"].map(|n| call.form[&format!("Filter.1.Value.{n}")].as_str()),
+        ["ami-1", "ami-2", "ami-3"]
+    );
+    assert_eq!((&*call.form["Filter.2.Value.1"], &*call.form["IncludeDeprecated"]), ("available", "true"));
+    assert!(!call.form.contains_key("Owner.1"));
+}

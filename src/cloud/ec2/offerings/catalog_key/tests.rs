@@ -1,0 +1,128 @@
+use serde_json::{Value, json};
+
+use super::*;
+use crate::cloud::catalog::embedded;
+
+fn view(spec: Value) -> ClassView {
+    let mut base = json!({"amiSelectorTerms": [{"alias": "al2023@latest"}]});
+    for (key, value) in spec.as_object().unwrap() {
+        base[key] = value.clone();
+    }
+    let class =
+        json!({"apiVersion": "karpenter.k8s.aws/v1", "kind": "EC2NodeClass", "metadata": {"name": "c"}, "spec": base});
+    ClassView::of(&serde_json::from_value(class).unwrap(), None, true)
+}
+
+fn entry(name: &str) -> RawInstanceType {
+    embedded().instance_type(name).unwrap().clone()
+}
+
+#[test]
+fn a_class_admits_what_it_can_boot_on() {
+    let group = |strategy: &str| {
+        let placement_group = PlacementGroup { id: "pg-1".into(), strategy: strategy.into(), partitions: 0 };
+        ClassView { placement_group: Some(placement_group), ..view(json!({})) }
+    };
+    let nested = || view(json!({"cpuOptions": {"nestedVirtualization": "enabled"}}));
+    let tracking = || view(json!({"connectionTracking": {"udpTimeout": 30}}));
+    let windows = || view(json!({"amiSelectorTerms": [{"alias": "windows2022@latest"}]}));
+    let bottlerocket = || view(json!({"amiSelectorTerms": [{"alias": "bottlerocket@latest"}]}));
+    let with = |name: &str, change: fn(&mut RawInstanceType)| {
+        let mut entry = entry(name);
+        change(&mut entry);
+        entry
+    };
+    for (what, class, entry, expected) in [
+        ("plain", view(json!({})), entry("m5.large"), true),
+        ("AL2023 on a1", view(json!({})), entry("a1.large"), false),
+        ("Bottlerocket on a1", bottlerocket(), entry("a1.large"), true),
+        ("Windows on amd64", windows(), entry("m5.large"), true),
+        ("Windows on arm64", windows(), entry("m7g.large"), false),
+        ("nested, unknown", nested(), entry("m5.large"), false),
+        ("nested, none", nested(), with("m5.large", |entry| entry.nested_virtualization = Some(false)), false),
+        ("nested", nested(), with("m5.large", |entry| entry.nested_virtualization = Some(true)), true),
+        ("tracking on nitro", tracking(), entry("m5.large"), true),
+        ("tracking on xen", tracking(), entry("m4.large"), false),
+        ("tracking on metal", tracking(), entry("m5.metal"), false),
+        ("group, unknown", group("cluster"), entry("m5.large"), true),
+        ("group", group("spread"), with("m5.large", |e| e.placement_strategies = Some(vec!["spread".into()])), true),
+        (
+            "other group",
+            group("cluster"),
+            with("m5.large", |e| e.placement_strategies = Some(vec!["spread".into()])),
+            false,
+        ),
+    ] {
+        assert_eq!(class.admits(&entry), expected, "{what}");
+    }
+}
+
+#[test]
+fn every_network_interface_of_the_class_must_fit() {
+    let class = |interfaces: &[(i32, i32, &str)]| {
+        let interfaces: Vec<Value> = interfaces
+            .iter()
+            .map(|(card, device, kind)| json!({"networkCardIndex": card, "deviceIndex": device, "interfaceType": kind}))
+            .collect();
+        view(json!({"networkInterfaces": interfaces}))
+    };
+    let p5 = RawInstanceType { network_cards: vec![2; 32], efa: 32, ena_supported: Some(true), ..entry("m5.large") };
+    for (interfaces, expected) in [
+        (&[(0, 0, "interface"), (31, 1, "efa-only")][..], true),
+        (&[(32, 0, "interface")], false),
+        (&[(0, 2, "interface")], false),
+        (&[(-1, 0, "interface")], false),
+    ] {
+        assert_eq!(class(interfaces).admits(&p5), expected, "{interfaces:?}");
+    }
+    let two = class(&[(0, 0, "interface"), (0, 1, "efa-only")]);
+    assert!(two.admits(&p5));
+    assert!(!two.admits(&RawInstanceType { efa: 0, ..p5.clone() }), "no room for the EFA");
+    assert!(!two.admits(&RawInstanceType { ena_supported: Some(false), ..p5.clone() }));
+    let only_sum = RawInstanceType { network_cards: Vec::new(), default_card_enis: Some(2), ..p5 };
+    assert!(two.admits(&only_sum) && !class(&[(1, 0, "interface")]).admits(&only_sum));
+}
+
+#[test]
+fn labels_of_the_class_are_put_on_its_types() {
+    let mut labels = BTreeMap::from([("kubernetes.io/os".to_owned(), "linux".to_owned())]);
+    view(json!({})).put_labels(&mut labels);
+    assert_eq!(labels.len(), 1);
+    for (alias, build) in [("windows2019", "10.0.17763"), ("windows2022", "10.0.20348"), ("windows2025", "10.0.26100")]
+    {
+        let mut class = view(json!({"amiSelectorTerms": [{"alias": format!("{alias}@latest")}]}));
+        class.placement_group = Some(PlacementGroup { id: "pg-1".into(), strategy: "partition".into(), partitions: 3 });
+        class.put_labels(&mut labels);
+        let expected = [
+            ("karpenter.k8s.aws/placement-group-id", "pg-1"),
+            ("kubernetes.io/os", "windows"),
+            ("node.kubernetes.io/windows-build", build),
+        ];
+        assert_eq!(labels.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect::<Vec<_>>(), expected);
+        assert_eq!(class.partitions(), [Some("1".to_owned()), Some("2".to_owned()), Some("3".to_owned())]);
+    }
+    assert_eq!(view(json!({})).partitions(), [None]);
+}
+
+#[test]
+fn subnets_and_reservations_of_the_status_are_read() {
+    let class = json!({"apiVersion": "karpenter.k8s.aws/v1", "kind": "EC2NodeClass", "metadata": {"name": "c"},
+        "spec": {"amiSelectorTerms": [{"id": "ami-1"}]},
+        "status": {"subnets": [{"id": "subnet-1", "zone": "a", "zoneID": "use1-az1"}, {"id": "subnet-2", "zone": "b"}],
+            "capacityReservations": [{"id": "cr-1", "availabilityZone": "a", "instanceMatchCriteria": "targeted", "ownerID": "1",
+                "instanceType": "m5.large", "reservationType": "capacity-block", "state": "expiring"}]}});
+    let class = serde_json::from_value(class).unwrap();
+    let view = ClassView::of(&class, None, true);
+    assert_eq!(view.zones, [("a".to_owned(), Some("use1-az1".to_owned())), ("b".to_owned(), None)].into());
+    assert_eq!(view.subnets["b"].iter().collect::<Vec<_>>(), ["subnet-2"]);
+    let expected = Reservation {
+        id: "cr-1".into(),
+        instance_type: "m5.large".into(),
+        zone: "a".into(),
+        kind: "capacity-block".into(),
+        interruptible: false,
+        expiring: true,
+    };
+    assert_eq!(view.reservations, [expected]);
+    assert_eq!(ClassView::of(&class, None, false).reservations, [], "the gate is shut");
+}

@@ -1,0 +1,260 @@
+//! What EC2 says of instance types and where it offers them, as entries of the catalogue.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use aws_sdk_ec2::Client;
+use aws_sdk_ec2::types::{
+    ArchitectureType, EbsOptimizedInfo, EbsOptimizedSupport, EfaInfo, EnaSupport, EphemeralNvmeSupport, Filter,
+    GpuDeviceInfo, GpuDeviceMemoryInfo, InferenceDeviceInfo, InstanceStorageInfo, InstanceTypeInfo,
+    InstanceTypeOffering, LocationType, MemoryInfo, NetworkInfo, NeuronDeviceCoreInfo, NeuronDeviceInfo,
+    NitroEnclavesSupport, ProcessorInfo, SupportedAdditionalProcessorFeature, VCpuInfo,
+};
+
+use crate::cloud::catalog::{RawAccelerator, RawCatalogue, RawGpu, RawInstanceType, RawNeuronDevice};
+use crate::cloud::ec2::aws::errors::{ApiError, Class};
+
+const TYPES: &str = "ec2:DescribeInstanceTypes";
+const OFFERINGS: &str = "ec2:DescribeInstanceTypeOfferings";
+/// Instance types of one answer, the API's most.
+const TYPES_PAGE: i32 = 100;
+/// Offerings of one answer, the API's most.
+const OFFERINGS_PAGE: i32 = 1000;
+
+/// Zones by instance type.
+pub type ZonesByType = BTreeMap<String, BTreeSet<String>>;
+
+/// An instance type whose description can't be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{name}: {problem}")]
+pub struct UnusableType {
+    /// Its name, or what stands for it.
+    pub name: String,
+    /// What is missing or impossible.
+    pub problem: String,
+}
+
+/// One instance type of DescribeInstanceTypes. Its zones and its price are left empty: other calls tell them. What EC2 does
+/// not tell at all (branch interfaces) or only of late (baseline bandwidth) comes from `tables` by name.
+///
+/// # Errors
+/// A member that everything rests on is absent, or a figure is impossible.
+pub fn raw_instance_type(info: &InstanceTypeInfo, tables: &RawCatalogue) -> Result<RawInstanceType, UnusableType> {
+    let name = info.instance_type().map(|name| name.as_str().to_owned()).unwrap_or_default();
+    let missing = |member: &str| UnusableType { name: name.clone(), problem: format!("{member} is absent") };
+    let table = tables.instance_type(&name);
+    let processor = info.processor_info();
+    let network = info.network_info().ok_or_else(|| missing("networkInfo"))?;
+    let cards = network_cards(network);
+    let default_card = usize::try_from(network.default_network_card_index().unwrap_or(0)).ok();
+    let storage = info.instance_storage_info();
+    let entry = RawInstanceType {
+        arch: architectures(processor.map(ProcessorInfo::supported_architectures).unwrap_or_default()),
+        cpu_manufacturer: processor.and_then(|processor| processor.manufacturer()).map(str::to_owned),
+        clock_mhz: processor.and_then(ProcessorInfo::sustained_clock_speed_in_ghz).and_then(thousandfold),
+        vcpu: info.v_cpu_info().and_then(VCpuInfo::default_v_cpus).ok_or_else(|| missing("vCpuInfo"))?.into(),
+        memory_mib: info.memory_info().and_then(MemoryInfo::size_in_mib).ok_or_else(|| missing("memoryInfo"))?,
+        hypervisor: info.hypervisor().map(|hypervisor| hypervisor.as_str().to_owned()).unwrap_or_default(),
+        bare_metal: info.bare_metal().unwrap_or(false),
+        burstable: info.burstable_performance_supported().unwrap_or(false),
+        current_generation: info.current_generation().unwrap_or(false),
+        usage_classes: info.supported_usage_classes().iter().map(|class| class.as_str().to_owned()).collect(),
+        enis: if cards.is_empty() {
+            network.maximum_network_interfaces().unwrap_or(0).into()
+        } else {
+            cards.iter().sum()
+        },
+        default_card_enis: default_card.and_then(|index| cards.get(index)).copied(),
+        ipv4_per_eni: network
+            .ipv4_addresses_per_interface()
+            .ok_or_else(|| missing("networkInfo.ipv4AddressesPerInterface"))?
+            .into(),
+        branch_enis: table.map_or(0, |table| table.branch_enis),
+        ena_supported: network.ena_support().map(|ena| *ena != EnaSupport::Unsupported),
+        efa: network.efa_info().and_then(EfaInfo::maximum_efa_interfaces).unwrap_or(0).into(),
+        ebs_mbps: info
+            .ebs_info()
+            .filter(|ebs| ebs.ebs_optimized_support() == Some(&EbsOptimizedSupport::Default))
+            .and_then(|ebs| ebs.ebs_optimized_info())
+            .and_then(EbsOptimizedInfo::maximum_bandwidth_in_mbps)
+            .map(i64::from),
+        network_mbps: match table {
+            Some(table) => table.network_mbps,
+            None => baseline_mbps(network),
+        },
+        encryption_in_transit: Some(network.encryption_in_transit_supported().unwrap_or(false)),
+        nitro_enclaves: Some(info.nitro_enclaves_support() == Some(&NitroEnclavesSupport::Supported)),
+        nested_virtualization: Some(processor.is_some_and(|processor| {
+            processor.supported_features().contains(&SupportedAdditionalProcessorFeature::NestedVirtualization)
+        })),
+        placement_strategies: info
+            .placement_group_info()
+            .map(|groups| groups.supported_strategies().iter().map(|strategy| strategy.as_str().to_owned()).collect()),
+        on_demand: None,
+        zones: Vec::new(),
+        instance_store_gb: storage.and_then(InstanceStorageInfo::total_size_in_gb),
+        instance_store_nvme: storage.map(|storage| storage.nvme_support() != Some(&EphemeralNvmeSupport::Unsupported)),
+        gpus: info.gpu_info().map(|gpus| gpus.gpus().iter().map(gpu).collect()).unwrap_or_default(),
+        inference_accelerators: info
+            .inference_accelerator_info()
+            .map(|info| info.accelerators().iter().map(accelerator).collect())
+            .unwrap_or_default(),
+        neuron_devices: info
+            .neuron_info()
+            .map(|info| info.neuron_devices().iter().map(neuron_device).collect())
+            .unwrap_or_default(),
+        network_cards: cards,
+        name,
+    };
+    match entry.problem(&BTreeSet::new()) {
+        Some(problem) => Err(UnusableType { name: entry.name, problem }),
+        None => Ok(entry),
+    }
+}
+
+/// In EC2's words, those that Kubernetes has no name for included: the first decides what memory the kernel keeps.
+fn architectures(found: &[ArchitectureType]) -> Vec<String> {
+    found.iter().map(|architecture| architecture.as_str().to_owned()).collect()
+}
+
+/// Interfaces by card index; a card that is not listed has none.
+fn network_cards(network: &NetworkInfo) -> Vec<i64> {
+    // EC2 knows some dozens; an index far beyond that is no index.
+    const MOST_CARDS: usize = 1024;
+    let mut cards = Vec::new();
+    for (place, card) in network.network_cards().iter().enumerate() {
+        let index = card.network_card_index().map_or(Some(place), |index| usize::try_from(index).ok());
+        let Some(index) = index.filter(|index| *index < MOST_CARDS) else { continue };
+        if cards.len() <= index {
+            cards.resize(index + 1, 0);
+        }
+        cards[index] = card.maximum_network_interfaces().unwrap_or(0).into();
+    }
+    cards
+}
+
+/// The baseline of all cards together, for types newer than the table.
+fn baseline_mbps(network: &NetworkInfo) -> Option<i64> {
+    let cards = network.network_cards();
+    if cards.is_empty() {
+        return None;
+    }
+    cards.iter().map(|card| card.baseline_bandwidth_in_gbps().and_then(thousandfold)).sum()
+}
+
+/// GHz as MHz, Gbit/s as Mbit/s; `None` for what no such figure is.
+fn thousandfold(figure: f64) -> Option<i64> {
+    let figure = (figure * 1000.0).round();
+    // In range by the test, so nothing but the fraction that rounding has made zero is lost.
+    #[allow(clippy::cast_possible_truncation)]
+    (0.0..1e12).contains(&figure).then_some(figure as i64)
+}
+
+fn gpu(device: &GpuDeviceInfo) -> RawGpu {
+    RawGpu {
+        name: device.name().unwrap_or_default().to_owned(),
+        manufacturer: device.manufacturer().unwrap_or_default().to_owned(),
+        count: device.count().unwrap_or(0).into(),
+        memory_mib: device.memory_info().and_then(GpuDeviceMemoryInfo::size_in_mib).unwrap_or(0).into(),
+    }
+}
+
+fn accelerator(device: &InferenceDeviceInfo) -> RawAccelerator {
+    RawAccelerator {
+        name: device.name().unwrap_or_default().to_owned(),
+        manufacturer: device.manufacturer().unwrap_or_default().to_owned(),
+        count: device.count().unwrap_or(0).into(),
+    }
+}
+
+fn neuron_device(device: &NeuronDeviceInfo) -> RawNeuronDevice {
+    RawNeuronDevice {
+        name: device.name().unwrap_or_default().to_owned(),
+        count: device.count().unwrap_or(0).into(),
+        cores_per_device: device.core_info().and_then(NeuronDeviceCoreInfo::count).unwrap_or(0).into(),
+    }
+}
+
+/// All instance types that can be used, by name, and those that can't.
+pub fn raw_instance_types(
+    infos: &[InstanceTypeInfo],
+    tables: &RawCatalogue,
+) -> (BTreeMap<String, RawInstanceType>, Vec<UnusableType>) {
+    let mut usable = BTreeMap::new();
+    let mut unusable = Vec::new();
+    for info in infos {
+        match raw_instance_type(info, tables) {
+            Ok(entry) => {
+                usable.insert(entry.name.clone(), entry);
+            }
+            Err(error) => unusable.push(error),
+        }
+    }
+    (usable, unusable)
+}
+
+/// Zones by instance type, of the answers of DescribeInstanceTypeOfferings.
+pub fn zones_by_type(offerings: &[InstanceTypeOffering]) -> ZonesByType {
+    let mut zones = ZonesByType::new();
+    for offering in offerings {
+        if let (Some(name), Some(zone)) = (offering.instance_type(), offering.location()) {
+            zones.entry(name.as_str().to_owned()).or_default().insert(zone.to_owned());
+        }
+    }
+    zones
+}
+
+/// All of the region's instance types that Linux or Windows images boot on: hardware virtualization, x86-64 or Arm.
+///
+/// # Errors
+/// The call fails, or there is none.
+pub async fn describe_instance_types(ec2: &Client) -> Result<Vec<InstanceTypeInfo>, ApiError> {
+    let found: Result<Vec<_>, _> = ec2
+        .describe_instance_types()
+        .filters(filter("supported-virtualization-type", &["hvm"]))
+        .filters(filter("processor-info.supported-architecture", &["x86_64", "arm64"]))
+        .into_paginator()
+        .page_size(TYPES_PAGE)
+        .items()
+        .send()
+        .collect()
+        .await;
+    let found = found.map_err(ApiError::of(TYPES))?;
+    if found.is_empty() {
+        return Err(unusable_answer(TYPES, "no instance types"));
+    }
+    Ok(found)
+}
+
+/// Which zones offer which instance types; local zones are among them.
+///
+/// # Errors
+/// The call fails, or there is none.
+pub async fn describe_offerings(ec2: &Client) -> Result<Vec<InstanceTypeOffering>, ApiError> {
+    let found: Result<Vec<_>, _> = ec2
+        .describe_instance_type_offerings()
+        .location_type(LocationType::AvailabilityZone)
+        .into_paginator()
+        .page_size(OFFERINGS_PAGE)
+        .items()
+        .send()
+        .collect()
+        .await;
+    let found = found.map_err(ApiError::of(OFFERINGS))?;
+    if found.is_empty() {
+        return Err(unusable_answer(OFFERINGS, "no offerings"));
+    }
+    Ok(found)
+}
+
+/// The failure of a call whose answer can't be used.
+pub(crate) fn unusable_answer(action: &'static str, message: impl Into<String>) -> ApiError {
+    ApiError { action, code: String::new(), message: message.into(), class: Class::Server }
+}
+
+/// A filter of an EC2 call.
+pub(crate) fn filter(name: &str, values: &[&str]) -> Filter {
+    Filter::builder().name(name).set_values(Some(values.iter().map(|value| (*value).to_owned()).collect())).build()
+}
+
+#[cfg(test)]
+mod tests;

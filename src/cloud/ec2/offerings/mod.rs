@@ -1,0 +1,17 @@
+//! TODO-DOC cloud::ec2::offerings
+
+pub mod catalog_cache;
+pub mod catalog_key;
+pub mod class_offerings;
+pub mod discovered_memory;
+pub mod instance_types;
+pub mod interruption_history;
+pub mod placement_scores;
+pub mod prices;
+pub mod refresh;
+pub mod region;
+pub mod reservation_counts;
+pub mod spot_prices;
+pub mod spot_risk;
+pub mod unavailable;
+pub mod zonal_shift;

@@ -1,0 +1,226 @@
+//! The trait [`Cloud`], as EC2 keeps it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use futures::future::BoxFuture;
+use futures::stream::BoxStream;
+use futures::{FutureExt, StreamExt};
+use k8s_openapi::api::core::v1::Node;
+use kube::ResourceExt;
+
+use crate::api::{Ec2NodeClass, NodeClaim, NodePool};
+use crate::cloud::ec2::aws::errors::Class;
+use crate::cloud::ec2::instances::describe;
+use crate::cloud::ec2::instances::describe::InstanceFacts;
+use crate::cloud::ec2::instances::{status_checks, tagging};
+use crate::cloud::ec2::launch::templates::store;
+use crate::cloud::ec2::observability::{degraded_apis, metrics};
+use crate::cloud::ec2::offerings::catalog_cache::Sources;
+use crate::cloud::ec2::provider::{Ec2, NO_QUEUE, bought_as, key, known, lock, unanswered};
+use crate::cloud::ec2::{launch, now_ms};
+use crate::cloud::health::Unhealthy;
+use crate::cloud::launch_group::LaunchGroup;
+use crate::cloud::{
+    Cloud, CloudError, Drift, Instance, LaunchError, LaunchRequest, Launched, Message, Override, Resolution, Untagged,
+};
+use crate::model::offering::Catalogue;
+
+impl Cloud for Ec2 {
+    fn catalogue(&self, class: &Ec2NodeClass) -> Arc<Catalogue> {
+        let group = self.known_group(class);
+        let (mut marks, mut memory) = (lock(&self.unavailable), lock(&self.memory));
+        let (region, risk, reservations) = (&self.region, &self.risk, &self.reservations());
+        let (marks, memory, shifted) = (&mut *marks, &mut *memory, &self.shifts.zone_ids(now_ms()));
+        let mut sources = Sources { region, risk, marks, memory, reservations, shifted, options: &self.options };
+        lock(&self.catalogues).of(&mut sources, class, group, now_ms())
+    }
+
+    fn mark_unavailable(&self, offering: &Override) {
+        launch::mark(self, offering);
+    }
+
+    fn launch(&self, request: LaunchRequest) -> BoxFuture<'_, Result<Launched, LaunchError>> {
+        let metrics = &self.clients.metrics;
+        metrics.timed("Create", metrics::launch_error, async move { self.launch_claim(&request).await }).boxed()
+    }
+
+    fn describe<'a>(&'a self, provider_id: &'a str) -> BoxFuture<'a, Result<Option<Instance>, CloudError>> {
+        let call = async move {
+            let id = known(provider_id)?;
+            if let Err(error) = self.not_shifted(provider_id) {
+                let cached = lock(&self.listed).iter().find(|instance| instance.id == id).cloned();
+                return cached.map(Some).ok_or(error);
+            }
+            Ok(self.describe_id(id).await?.or_else(|| self.recent(id, now_ms())))
+        };
+        self.clients.metrics.timed("Get", metrics::cloud_error, call).boxed()
+    }
+
+    fn terminate<'a>(&'a self, provider_id: &'a str) -> BoxFuture<'a, Result<bool, CloudError>> {
+        let call = async move {
+            let id = known(provider_id)?;
+            self.not_shifted(provider_id)?;
+            let result = self.terminate_id(id).await;
+            if result.is_err() {
+                self.not_terminated(provider_id);
+            }
+            result
+        };
+        self.clients.metrics.timed("Delete", metrics::cloud_error, call).boxed()
+    }
+
+    fn list(&self) -> BoxFuture<'_, Result<Vec<Instance>, CloudError>> {
+        let call = async move {
+            let found = describe::of_cluster(&self.clients, &self.options.cluster_name).await?;
+            let (mut found, facts): (Vec<Instance>, Vec<InstanceFacts>) = found.into_iter().unzip();
+            *lock(&self.facts_of) = found.iter().map(|instance| instance.id.clone()).zip(facts).collect();
+            found = self.with_unseen(found, |_| true);
+            lock(&self.listed).clone_from(&found);
+            let reserved =
+                found.iter().filter_map(|one| Some((one.id.as_str(), one.reservation.as_ref()?.id.as_str())));
+            self.reservations().running(reserved);
+            *lock(&self.bought) = found.iter().map(|one| (one.id.clone(), bought_as(one))).collect();
+            Ok(found)
+        };
+        self.clients.metrics.timed("List", metrics::cloud_error, call).boxed()
+    }
+
+    fn launched_for<'a>(&'a self, claim: &'a NodeClaim) -> BoxFuture<'a, Result<Vec<Instance>, CloudError>> {
+        let call = async move {
+            let group = LaunchGroup::of(claim).id;
+            let found = self.finder.ask(group.clone()).await;
+            let found = found.unwrap_or_else(|| Err(unanswered("ec2:DescribeInstances")))?;
+            Ok(self.with_unseen(found, |instance| instance.client_token == group))
+        };
+        self.clients.metrics.timed("List", metrics::cloud_error, call).boxed()
+    }
+
+    fn receive_messages(&self) -> BoxFuture<'_, Result<Vec<Message>, CloudError>> {
+        async move {
+            let Some(queue) = &self.queue else {
+                tokio::time::sleep(NO_QUEUE).await;
+                return Ok(vec![]);
+            };
+            let received = queue.receive(now_ms).await?;
+            for event in &received {
+                self.heed(event);
+            }
+            metrics::received(&self.clients.metrics, &received, now_ms());
+            Ok(received.into_iter().map(Message::from).collect())
+        }
+        .boxed()
+    }
+
+    fn messages_received(&self) -> Option<BTreeMap<&'static str, u64>> {
+        Some(self.queue.as_ref().map(|queue| queue.counts().received).unwrap_or_default())
+    }
+
+    fn delete_messages<'a>(&'a self, receipts: &'a [String]) -> BoxFuture<'a, Result<(), CloudError>> {
+        async move {
+            match &self.queue {
+                Some(queue) => Ok(queue.delete(receipts).await?),
+                None => Ok(()),
+            }
+        }
+        .boxed()
+    }
+
+    fn unhealthy(&self) -> BoxFuture<'_, Result<Vec<Unhealthy>, CloudError>> {
+        async move {
+            let statuses = status_checks::describe_statuses(&self.clients.ec2).await;
+            match &statuses {
+                Ok(_) => self.troubles.end(degraded_apis::STATUS_CHECKS),
+                // Whoever asks tells of that by itself, and asks no more.
+                Err(error) if error.class == Class::Unauthorized => self.troubles.end(degraded_apis::STATUS_CHECKS),
+                // It lasts: the client has tried again for minutes.
+                Err(error) => {
+                    let note = format!("instances whose status checks fail are not replaced: {error}");
+                    self.troubles.begin(degraded_apis::STATUS_CHECKS, note);
+                }
+            }
+            Ok(status_checks::unhealthy(&statuses?, now_ms()))
+        }
+        .boxed()
+    }
+
+    fn drift<'a>(
+        &'a self,
+        claim: &'a NodeClaim,
+        class: &'a Ec2NodeClass,
+    ) -> BoxFuture<'a, Result<Option<Drift>, CloudError>> {
+        async move { self.drift_of(claim, class).await }.boxed()
+    }
+
+    fn resolve<'a>(&'a self, class: &'a Ec2NodeClass, pools: &'a [Arc<NodePool>]) -> BoxFuture<'a, Resolution> {
+        async move { self.resolve_class(class, pools).await }.boxed()
+    }
+
+    fn observe(&self, classes: &[Arc<Ec2NodeClass>], pools: &[Arc<NodePool>]) {
+        self.shapes.observe(classes, pools);
+        lock(&self.catalogues).keep(classes);
+    }
+
+    fn instance_ca(&self) -> Option<String> {
+        Some(self.facts.load().ca_bundle.clone())
+    }
+
+    fn tag<'a>(&'a self, due: &'a [Untagged]) -> BoxStream<'a, (usize, Result<(), CloudError>)> {
+        self.tag_all(due, tagging::PAUSE).boxed()
+    }
+
+    fn registered(&self, claim: &NodeClaim, node: &Node) {
+        lock(&self.memory).note(claim, node, now_ms());
+    }
+
+    fn delete_unused_profiles<'a>(&'a self, used: &'a BTreeSet<String>) -> BoxFuture<'a, Result<(), CloudError>> {
+        async move {
+            if self.options.isolated_vpc {
+                return Ok(());
+            }
+            let cluster = &self.options.cluster_name;
+            let deleted = self.profiles.delete_unused(&self.clients, cluster, used, now_ms()).await;
+            match &deleted {
+                Ok(()) => self.troubles.end(degraded_apis::PROFILES),
+                Err(error) if error.class == Class::Unauthorized => {
+                    let note = format!(
+                        "instance profiles that nothing uses any more are kept: allow {} in the controller's policy ({error})",
+                        error.action
+                    );
+                    self.troubles.begin(degraded_apis::PROFILES, note);
+                }
+                // The next look is in half an hour, and nobody waits for it.
+                Err(_) => {}
+            }
+            Ok(deleted?)
+        }
+        .boxed()
+    }
+
+    fn shifted_zones(&self) -> BTreeSet<String> {
+        self.shifts.zones(now_ms())
+    }
+
+    fn unreadable(&self) -> BTreeMap<&'static str, String> {
+        self.troubles.unreadable(&self.snapshot())
+    }
+
+    fn unwritable(&self) -> BTreeMap<&'static str, String> {
+        self.troubles.unwritable()
+    }
+
+    fn release_class<'a>(&'a self, class: &'a Ec2NodeClass) -> BoxFuture<'a, Result<(), CloudError>> {
+        async move {
+            let cluster = &self.options.cluster_name;
+            if !self.options.isolated_vpc {
+                self.profiles.delete_of_class(&self.clients, cluster, class).await?;
+            }
+            store::delete_of_class(&self.clients, cluster, &class.name_any()).await?;
+            lock(&self.groups).remove(&key(class));
+            // There is none where the class was never tried.
+            let _ = self.clients.metrics.user_data_bytes.remove_label_values(&[class.name_any()]);
+            Ok(())
+        }
+        .boxed()
+    }
+}

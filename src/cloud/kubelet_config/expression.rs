@@ -1,0 +1,211 @@
+//! One expression of a kubelet configuration, in CEL: from its text to a whole number.
+//!
+//! The text is whatever the owner of a node class wrote, and nothing of it may stop the process or hold it up:
+//! - macros (`map`, `exists`, `has`, …) and regular expressions are left out. Without them there is no loop and no
+//!   binding, every part of the text is evaluated once, and the work is bounded by the length of the text;
+//! - the text is bounded ([`LONGEST`], [`MOST_OPERATORS`], [`DEEPEST`]), and with it the depth of the recursion over it;
+//! - should parser or interpreter panic all the same, that expression has failed, and nothing else.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, LazyLock};
+
+use cel::common::types::{CelDouble, CelInt, DOUBLE_TYPE, INT_TYPE, Type};
+use cel::common::value::CowVal;
+use cel::parser::Expression as Parsed;
+use cel::{Context, Env, ExecutionError, Value};
+
+/// Longest text of an expression, in bytes.
+pub const LONGEST: usize = 1024;
+/// Most operators, brackets and dots of an expression: no expression is deeper than it has of them.
+pub const MOST_OPERATORS: usize = 128;
+/// Most brackets and branches within each other.
+pub const DEEPEST: u16 = 16;
+/// Longest reason that is passed on, in characters.
+const REASON_CHARS: usize = 200;
+
+/// Doubles between these bounds have a whole part that fits an `i64`.
+const BEYOND: f64 = 9_223_372_036_854_775_808.0;
+
+/// Why an expression gives no number.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, thiserror::Error)]
+pub enum ExpressionError {
+    /// Longer than any that makes sense.
+    #[error("it is {0} bytes long, {LONGEST} are allowed")]
+    TooLong(usize),
+    /// More complex than any that makes sense.
+    #[error("it has {0} operators, brackets and dots, {MOST_OPERATORS} are allowed")]
+    TooComplex(usize),
+    /// Not CEL.
+    #[error("it is no CEL expression: {0}")]
+    Syntax(String),
+    /// It can't be evaluated with these values.
+    #[error("{0}")]
+    Failed(String),
+    /// Its result is something else.
+    #[error("it gives a {0}, a number (int or double) is wanted")]
+    NoNumber(String),
+    /// NaN, infinite, or too large to count with.
+    #[error("it gives {0}, which is no number to count with")]
+    Unbounded(String),
+    /// Below zero, where nothing can be.
+    #[error("it gives {0}, which is negative")]
+    Negative(i64),
+    /// More than a field of 32 bits holds.
+    #[error("it gives {0}, at most 2147483647 can be written")]
+    TooLarge(i64),
+    /// A defect of the interpreter.
+    #[error("it breaks the interpreter")]
+    Panicked,
+}
+
+impl ExpressionError {
+    /// Whether the expression can't even be read, whatever the values.
+    pub const fn is_unreadable(&self) -> bool {
+        matches!(self, Self::TooLong(_) | Self::TooComplex(_) | Self::Syntax(_))
+    }
+}
+
+/// The values of an expression's variables.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Variables<'a> {
+    /// `vcpus`.
+    pub vcpus: i64,
+    /// `memory_mib`, before any overhead.
+    pub memory_mib: i64,
+    /// `default_enis`: network interfaces of the default network card.
+    pub default_enis: i64,
+    /// `ips_per_eni`: IPv4 addresses of an interface.
+    pub ips_per_eni: i64,
+    /// `max_pods`: the default number in an expression for `maxPods`, the resolved one in others.
+    pub max_pods: i64,
+    /// `instance_type`, as `m7g.large`.
+    pub instance_type: &'a str,
+}
+
+/// An expression that was read.
+#[derive(Debug)]
+pub struct Expression {
+    parsed: Parsed,
+}
+
+/// The standard functions of CEL, less macros, optional values, regular expressions and times; and `max` and `min`.
+static ENV: LazyLock<Arc<Env>> = LazyLock::new(|| {
+    let mut env = Env::default().with_optional_support(false).with_stdlib();
+    let types: [(&str, fn() -> Type); 2] = [("int", || INT_TYPE), ("double", || DOUBLE_TYPE)];
+    for (left_name, left) in types {
+        for (right_name, right) in types {
+            let arguments = || vec![left(), right()];
+            let id = |of: &str| format!("{of}_{left_name}_{right_name}");
+            let declared = (env.add_overload("max", &id("max"), arguments(), |args| larger(&args)))
+                .and_then(|()| env.add_overload("min", &id("min"), arguments(), |args| smaller(&args)));
+            declared.expect("the standard library has no max and min, and each pair of types comes once");
+        }
+    }
+    Arc::new(env)
+});
+
+impl Expression {
+    /// Reads a text.
+    ///
+    /// # Errors
+    /// It is too long, too complex, or not CEL.
+    pub fn parse(text: &str) -> Result<Self, ExpressionError> {
+        if text.len() > LONGEST {
+            return Err(ExpressionError::TooLong(text.len()));
+        }
+        let operators = text.bytes().filter(|byte| b"+-*/%<>=!&|?:.([{}])".contains(byte)).count();
+        if operators > MOST_OPERATORS {
+            return Err(ExpressionError::TooComplex(operators));
+        }
+        let parse = || ENV.parser().max_recursion_depth(DEEPEST).parse(text);
+        match catch_unwind(AssertUnwindSafe(parse)) {
+            Ok(Ok(parsed)) => Ok(Self { parsed }),
+            Ok(Err(errors)) => {
+                let first = errors.errors.first();
+                let reason = first.map_or_else(String::new, |error| format!("column {}: {}", error.pos.1, error.msg));
+                Err(ExpressionError::Syntax(shortened(&reason)))
+            }
+            Err(_) => Err(ExpressionError::Panicked),
+        }
+    }
+
+    /// The number that it gives, a fraction cut off.
+    ///
+    /// # Errors
+    /// It can't be evaluated with these values, or gives no number.
+    pub fn number(&self, variables: &Variables<'_>) -> Result<i64, ExpressionError> {
+        let mut context = Context::with_env(Arc::clone(&ENV));
+        for (name, value) in [
+            ("vcpus", variables.vcpus),
+            ("memory_mib", variables.memory_mib),
+            ("default_enis", variables.default_enis),
+            ("ips_per_eni", variables.ips_per_eni),
+            ("max_pods", variables.max_pods),
+        ] {
+            context.add_variable_from_value(name, value);
+        }
+        context.add_variable_from_value("instance_type", variables.instance_type);
+        match catch_unwind(AssertUnwindSafe(|| context.resolve(&self.parsed))) {
+            Ok(Ok(Value::Int(number))) => Ok(number),
+            Ok(Ok(Value::Float(number))) => truncated(number),
+            Ok(Ok(other)) => Err(ExpressionError::NoNumber(other.type_of().to_string())),
+            Ok(Err(error)) => Err(ExpressionError::Failed(shortened(&error.to_string()))),
+            Err(_) => Err(ExpressionError::Panicked),
+        }
+    }
+}
+
+fn truncated(number: f64) -> Result<i64, ExpressionError> {
+    if number > -BEYOND && number < BEYOND {
+        // In range by the test, so the cast only drops the fraction.
+        #[allow(clippy::cast_possible_truncation)]
+        return Ok(number as i64);
+    }
+    Err(ExpressionError::Unbounded(number.to_string()))
+}
+
+fn shortened(reason: &str) -> String {
+    let one_line = reason.split_whitespace().collect::<Vec<_>>().join(" ");
+    match one_line.char_indices().nth(REASON_CHARS) {
+        Some((end, _)) => format!("{}…", &one_line[..end]),
+        None => one_line,
+    }
+}
+
+fn larger<'b, 'v>(args: &[CowVal<'b, 'v>]) -> Result<CowVal<'b, 'v>, ExecutionError> {
+    one_of("max", args, i64::max, f64::max)
+}
+
+fn smaller<'b, 'v>(args: &[CowVal<'b, 'v>]) -> Result<CowVal<'b, 'v>, ExecutionError> {
+    one_of("min", args, i64::min, f64::min)
+}
+
+/// One of two numbers; a double where either is one, and NaN where either is that.
+fn one_of<'b, 'v>(
+    name: &str,
+    args: &[CowVal<'b, 'v>],
+    of_ints: fn(i64, i64) -> i64,
+    of_doubles: fn(f64, f64) -> f64,
+) -> Result<CowVal<'b, 'v>, ExecutionError> {
+    let [left, right] = args else {
+        return Err(ExecutionError::invalid_argument_count(2, args.len()));
+    };
+    let int = |value: &CowVal<'b, 'v>| value.downcast_ref::<CelInt>().map(|int| *int.inner());
+    if let (Some(left), Some(right)) = (int(left), int(right)) {
+        return Ok(CowVal::owned(CelInt::from(of_ints(left, right))));
+    }
+    // An int of more than 53 bits is rounded, as CEL's own double() does.
+    #[allow(clippy::cast_precision_loss)]
+    let double = |value: &CowVal<'b, 'v>| {
+        let double = value.downcast_ref::<CelDouble>().map(|double| *double.inner());
+        double.or_else(|| int(value).map(|int| int as f64))
+    };
+    match (double(left), double(right)) {
+        (Some(left), Some(right)) if left.is_nan() || right.is_nan() => Ok(CowVal::owned(CelDouble::from(f64::NAN))),
+        (Some(left), Some(right)) => Ok(CowVal::owned(CelDouble::from(of_doubles(left, right)))),
+        _ => Err(ExecutionError::no_such_overload(name, vec![])),
+    }
+}
+
+#[cfg(test)]
+mod tests;

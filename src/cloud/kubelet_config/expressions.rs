@@ -1,0 +1,350 @@
+//! The expressions of a kubelet configuration together: what they come to on an instance type (Karpenter's feature gate
+//! NodeClassCEL).
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use crate::api::validation::is_quantity;
+use crate::cloud::kubelet_config::expression::{Expression, ExpressionError, Variables};
+use crate::cloud::kubelet_config::programs::program;
+use crate::cloud::kubelet_config::{Kubelet, KubeletMap, MaxPods};
+
+/// Members of the configuration that may hold expressions by resource.
+const RESERVED: [&str; 2] = ["kubeReserved", "systemReserved"];
+
+/// The expressions, by where they stand; everything else of the configuration is not here.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Expressions {
+    max_pods: Option<String>,
+    /// Of [`RESERVED`], in its order.
+    reserved: [BTreeMap<String, String>; 2],
+}
+
+/// An instance type, as expressions see it.
+#[derive(Clone, Copy, Debug)]
+pub struct Machine<'a> {
+    /// As `m7g.large`.
+    pub instance_type: &'a str,
+    /// Default vCPUs.
+    pub vcpus: i64,
+    /// Memory before any overhead.
+    pub memory_mib: i64,
+    /// Network interfaces of the default network card.
+    pub default_enis: i64,
+    /// IPv4 addresses of an interface.
+    pub ips_per_eni: i64,
+    /// Most pods where the class says nothing.
+    pub default_pods: i64,
+    /// Most pods as the class says it in a number.
+    pub class_pods: Option<i64>,
+}
+
+/// What the expressions come to on an instance type: quantities, as the kubelet reads them.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Evaluated {
+    /// `maxPods`, where it is an expression.
+    pub max_pods: Option<i32>,
+    /// Expressions of `kubeReserved` by resource; those that failed are not here.
+    pub kube_reserved: BTreeMap<String, String>,
+    /// Expressions of `systemReserved` by resource; those that failed are not here.
+    pub system_reserved: BTreeMap<String, String>,
+}
+
+/// An expression that gives nothing usable on an instance type.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("spec.kubelet.{place}: the expression {text:?} can't be used on {instance_type}: {source}")]
+pub struct Unusable {
+    /// Where it stands, as `maxPods` or `kubeReserved[cpu]`.
+    pub place: String,
+    /// Its text.
+    pub text: String,
+    /// The instance type.
+    pub instance_type: String,
+    /// Why.
+    pub source: ExpressionError,
+}
+
+/// Expressions that were read once, to be evaluated for many instance types.
+#[derive(Debug)]
+pub struct Compiled<'a> {
+    max_pods: Option<Entry<'a>>,
+    reserved: [Vec<(&'a str, Entry<'a>)>; 2],
+}
+
+#[derive(Debug)]
+struct Entry<'a> {
+    text: &'a str,
+    read: Result<Arc<Expression>, ExpressionError>,
+}
+
+impl<'a> Entry<'a> {
+    fn of(text: &'a String) -> Self {
+        Self { text, read: program(text) }
+    }
+
+    fn number(&self, variables: &Variables<'_>) -> Result<i64, ExpressionError> {
+        self.read.as_ref().map_err(Clone::clone)?.number(variables)
+    }
+
+    fn unusable(&self, place: String, machine: &Machine<'_>, source: ExpressionError) -> Unusable {
+        Unusable { place, text: self.text.to_owned(), instance_type: machine.instance_type.to_owned(), source }
+    }
+}
+
+impl Expressions {
+    /// The expressions of a configuration; `None` where there are none.
+    pub fn of(kubelet: &Kubelet) -> Option<Self> {
+        let expressions = |amounts: Option<&BTreeMap<String, String>>| -> BTreeMap<String, String> {
+            let found = amounts.into_iter().flatten().filter(|(_, amount)| !is_quantity(amount));
+            found.map(|(resource, text)| (resource.clone(), text.clone())).collect()
+        };
+        let max_pods = match &kubelet.max_pods {
+            Some(MaxPods::Expression(text)) => Some(text.clone()),
+            _ => None,
+        };
+        let reserved = [expressions(kubelet.kube_reserved.as_ref()), expressions(kubelet.system_reserved.as_ref())];
+        (max_pods.is_some() || reserved.iter().any(|amounts| !amounts.is_empty()))
+            .then_some(Self { max_pods, reserved })
+    }
+
+    /// Reads them. One that can't be read fails when it is evaluated.
+    pub fn compile(&self) -> Compiled<'_> {
+        let reserved = self
+            .reserved
+            .each_ref()
+            .map(|amounts| amounts.iter().map(|(resource, text)| (resource.as_str(), Entry::of(text))).collect());
+        Compiled { max_pods: self.max_pods.as_ref().map(Entry::of), reserved }
+    }
+}
+
+impl Compiled<'_> {
+    /// What they come to on an instance type. What is reserved by an expression that fails counts as not set, and is told.
+    ///
+    /// # Errors
+    /// `maxPods` gives no number of pods: how large such a node would be nobody knows.
+    pub fn on(&self, machine: &Machine<'_>) -> Result<(Evaluated, Vec<Unusable>), Unusable> {
+        let mut variables = Variables {
+            vcpus: machine.vcpus,
+            memory_mib: machine.memory_mib,
+            default_enis: machine.default_enis,
+            ips_per_eni: machine.ips_per_eni,
+            max_pods: machine.default_pods,
+            instance_type: machine.instance_type,
+        };
+        let max_pods = match &self.max_pods {
+            None => None,
+            Some(entry) => {
+                let pods = entry.number(&variables).and_then(pods);
+                Some(pods.map_err(|error| entry.unusable("maxPods".to_owned(), machine, error))?)
+            }
+        };
+        variables.max_pods = max_pods.map(i64::from).or(machine.class_pods).unwrap_or(machine.default_pods);
+        let mut dropped = Vec::new();
+        let mut amounts = |at: usize| {
+            let mut out = BTreeMap::new();
+            for (resource, entry) in &self.reserved[at] {
+                match entry.number(&variables).and_then(|number| quantity(resource, number)) {
+                    Ok(amount) => {
+                        out.insert((*resource).to_owned(), amount);
+                    }
+                    Err(error) => {
+                        dropped.push(entry.unusable(format!("{}[{resource}]", RESERVED[at]), machine, error));
+                    }
+                }
+            }
+            out
+        };
+        let (kube_reserved, system_reserved) = (amounts(0), amounts(1));
+        Ok((Evaluated { max_pods, kube_reserved, system_reserved }, dropped))
+    }
+}
+
+impl Evaluated {
+    /// A configuration with numbers in the place of its expressions.
+    pub fn put_into(&self, map: &KubeletMap) -> KubeletMap {
+        let mut out = map.clone();
+        if let Some(pods) = self.max_pods {
+            out.insert("maxPods".to_owned(), pods.into());
+        }
+        for (name, amounts) in RESERVED.into_iter().zip([&self.kube_reserved, &self.system_reserved]) {
+            if let Some(Value::Object(entries)) = out.get_mut(name) {
+                entries.retain(|_, amount| amount.as_str().is_none_or(is_quantity));
+                entries.extend(amounts.iter().map(|(resource, amount)| (resource.clone(), amount.as_str().into())));
+            }
+        }
+        out
+    }
+}
+
+/// A number of pods.
+fn pods(number: i64) -> Result<i32, ExpressionError> {
+    match i32::try_from(number) {
+        Ok(pods) if pods >= 0 => Ok(pods),
+        _ if number < 0 => Err(ExpressionError::Negative(number)),
+        _ => Err(ExpressionError::TooLarge(number)),
+    }
+}
+
+/// An amount of a resource in the unit that its expressions count in, rounded up to the step of that resource.
+fn quantity(resource: &str, number: i64) -> Result<String, ExpressionError> {
+    let (unit, step) = match resource {
+        "cpu" => ("m", 10),
+        "memory" => ("Mi", 16),
+        "ephemeral-storage" => ("Gi", 1),
+        _ => ("", 1),
+    };
+    let number = u64::try_from(number).map_err(|_| ExpressionError::Negative(number))?;
+    let rounded = number.checked_next_multiple_of(step).filter(|rounded| i64::try_from(*rounded).is_ok());
+    rounded.map(|amount| format!("{amount}{unit}")).ok_or_else(|| ExpressionError::Unbounded(number.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    const M5_LARGE: Machine<'_> = Machine {
+        instance_type: "m5.large",
+        vcpus: 2,
+        memory_mib: 8192,
+        default_enis: 3,
+        ips_per_eni: 10,
+        default_pods: 29,
+        class_pods: None,
+    };
+
+    fn map(value: Value) -> KubeletMap {
+        serde_json::from_value(value).unwrap()
+    }
+
+    fn on(kubelet: Value, machine: &Machine<'_>) -> Result<(Evaluated, Vec<Unusable>), Unusable> {
+        let kubelet = Kubelet::parse(Some(&map(kubelet))).unwrap();
+        Expressions::of(&kubelet).unwrap().compile().on(machine)
+    }
+
+    #[test]
+    fn c34_reserved_amounts_are_rounded_up_in_their_resources_unit() {
+        for (resource, text, expected) in [
+            ("cpu", "max_pods * 0 + 1", "10m"),
+            ("cpu", "60 + vcpus * 5", "70m"),
+            ("cpu", "vcpus + 69", "80m"),
+            ("cpu", "70.9 + 0.05", "70m"),
+            ("memory", "11 * max_pods + 255", "576Mi"),
+            ("memory", "max_pods * 0", "0Mi"),
+            ("memory", "memory_mib / 512", "16Mi"),
+            ("memory", "memory_mib / 512 + 1", "32Mi"),
+            ("ephemeral-storage", "vcpus * 1", "2Gi"),
+            ("ephemeral-storage", "2.9 + 0.0", "2Gi"),
+            ("pid", "max_pods * 100", "2900"),
+        ] {
+            for field in RESERVED {
+                let read = Kubelet::parse(Some(&map(json!({field: {resource: text}})))).unwrap();
+                let (evaluated, dropped) = Expressions::of(&read).unwrap().compile().on(&M5_LARGE).unwrap();
+                let mut both = [evaluated.kube_reserved, evaluated.system_reserved];
+                both.sort_by_key(BTreeMap::len);
+                assert_eq!(both[1].get(resource).map(String::as_str), Some(expected), "{field} {resource} {text}");
+                assert!(both[0].is_empty() && dropped.is_empty(), "{text}");
+            }
+        }
+    }
+
+    #[test]
+    fn c34_max_pods_is_the_default_in_its_own_expression_and_the_resolved_number_in_others() {
+        let pods = |kubelet: Value, class_pods: Option<i64>| {
+            let (evaluated, _) = on(kubelet, &Machine { class_pods, ..M5_LARGE }).unwrap();
+            (evaluated.max_pods, evaluated.kube_reserved.get("pid").cloned())
+        };
+        let reserved = json!({"pid": "max_pods * 1"});
+        assert_eq!(pods(json!({"maxPods": "max_pods + 1"}), None), (Some(30), None));
+        assert_eq!(
+            pods(json!({"maxPods": "max_pods + 1", "kubeReserved": reserved}), None),
+            (Some(30), Some("30".into()))
+        );
+        assert_eq!(pods(json!({"maxPods": 7, "kubeReserved": reserved}), Some(7)), (None, Some("7".into())));
+        assert_eq!(pods(json!({"kubeReserved": reserved}), None), (None, Some("29".into())));
+    }
+
+    #[test]
+    fn c34_max_pods_that_is_no_number_of_pods_fails_the_whole() {
+        for (text, expected) in [
+            ("0", Ok(0)),
+            ("2147483647", Ok(i32::MAX)),
+            ("2147483648", Err("at most 2147483647")),
+            ("0 - vcpus", Err("it gives -2, which is negative")),
+            ("-0.9", Ok(0)),
+            ("0.0 / 0.0", Err("NaN")),
+            ("vcpus / 0", Err("Division by zero")),
+            ("'many'", Err("a string")),
+            ("nonsense", Err("Undeclared reference to 'nonsense'")),
+            ("1 +", Err("no CEL expression")),
+        ] {
+            let result = on(json!({"maxPods": text, "kubeReserved": {"cpu": "vcpus * 1"}}), &M5_LARGE);
+            match (result, expected) {
+                (Ok((evaluated, _)), Ok(pods)) => assert_eq!(evaluated.max_pods, Some(pods), "{text}"),
+                (Err(error), Err(part)) => {
+                    let told = error.to_string();
+                    assert!(told.starts_with("spec.kubelet.maxPods: the expression "), "{told}");
+                    assert!(told.contains(part) && told.contains("on m5.large"), "{told}");
+                }
+                (result, _) => panic!("{text}: {result:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn c34_a_reserved_amount_that_fails_or_is_negative_is_dropped_and_told() {
+        let (evaluated, dropped) = on(
+            json!({
+                "kubeReserved": {"cpu": "vcpus / 0", "memory": "0 - vcpus", "pid": "vcpus * 1", "ephemeral-storage": "1Gi"},
+                "systemReserved": {"cpu": "nonsense", "memory": "1.0 / 0.0", "pid": "9223372036854775807 - 1",
+                    "ephemeral-storage": "true"},
+            }),
+            &M5_LARGE,
+        )
+        .unwrap();
+        assert_eq!(evaluated.kube_reserved, [("pid".to_owned(), "2".to_owned())].into());
+        assert_eq!(evaluated.system_reserved, [("pid".to_owned(), "9223372036854775806".to_owned())].into());
+        let places: Vec<&str> = dropped.iter().map(|dropped| dropped.place.as_str()).collect();
+        assert_eq!(
+            places,
+            [
+                "kubeReserved[cpu]",
+                "kubeReserved[memory]",
+                "systemReserved[cpu]",
+                "systemReserved[ephemeral-storage]",
+                "systemReserved[memory]"
+            ]
+        );
+        let (_, dropped) = on(json!({"kubeReserved": {"cpu": "9223372036854775806 + 1"}}), &M5_LARGE).unwrap();
+        assert_eq!(dropped[0].source, ExpressionError::Unbounded(i64::MAX.to_string()), "nothing above it to round to");
+    }
+
+    #[test]
+    fn c34_numbers_take_the_place_of_expressions_in_the_configuration() {
+        let kubelet = map(json!({
+            "maxPods": "vcpus * 10", "kubeReserved": {"cpu": "vcpus * 35", "memory": "1Gi", "pid": "nonsense"},
+            "systemReserved": {"memory": "memory_mib / 10"}, "serializeImagePulls": false,
+        }));
+        let read = Kubelet::parse(Some(&kubelet)).unwrap();
+        let (evaluated, _) = Expressions::of(&read).unwrap().compile().on(&M5_LARGE).unwrap();
+        let put = evaluated.put_into(&kubelet);
+        assert_eq!(
+            json!(put),
+            json!({
+                "maxPods": 20, "kubeReserved": {"cpu": "70m", "memory": "1Gi"}, "systemReserved": {"memory": "832Mi"},
+                "serializeImagePulls": false,
+            })
+        );
+        assert!(!Kubelet::parse(Some(&put)).unwrap().has_expressions());
+    }
+
+    #[test]
+    fn a_configuration_of_numbers_alone_has_no_expressions() {
+        for kubelet in [json!({}), json!({"maxPods": 10, "kubeReserved": {"cpu": "100m"}, "systemReserved": null})] {
+            assert_eq!(Expressions::of(&Kubelet::parse(Some(&map(kubelet))).unwrap()), None);
+        }
+    }
+}

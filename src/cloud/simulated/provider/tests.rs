@@ -1,0 +1,131 @@
+//! The shell with a clock that only the test moves.
+
+use std::sync::atomic::{AtomicI64, Ordering};
+
+use super::*;
+use crate::cloud::MessageKind;
+use crate::cloud::simulated::Script;
+use crate::model::offering::CapacityType;
+
+fn opened(config: SimulatedConfig) -> (Arc<SimulatedEc2>, Arc<AtomicI64>) {
+    let time = Arc::new(AtomicI64::new(1_000_000));
+    let clock = Arc::clone(&time);
+    let ec2 = SimulatedEc2::with_clock(config, Box::new(move || clock.load(Ordering::SeqCst))).unwrap();
+    (Arc::new(ec2), time)
+}
+
+fn quick() -> SimulatedConfig {
+    SimulatedConfig { api_delay: Duration::ZERO, poll: Duration::ZERO, ..SimulatedConfig::default() }
+}
+
+fn request(claim: &str) -> LaunchRequest {
+    LaunchRequest {
+        client_token: format!("uid-{claim}"),
+        node_claim: claim.to_owned(),
+        node_pool: "pool".to_owned(),
+        node_class: "class".to_owned(),
+        overrides: vec![Override {
+            instance_type: "m5.large".to_owned(),
+            zone: "us-east-1a".to_owned(),
+            capacity_type: CapacityType::Spot,
+        }],
+        labels: BTreeMap::new(),
+        taints: Vec::new(),
+        details: None,
+    }
+}
+
+#[tokio::test]
+async fn instances_outlive_the_process_and_no_token_buys_twice() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = SimulatedConfig { state_file: Some(folder.path().join("state")), ..quick() };
+    let (ec2, _) = opened(config.clone());
+    let first = ec2.launch(request("one")).await.unwrap().instance;
+    let second = ec2.launch(request("two")).await.unwrap().instance;
+    assert!(ec2.terminate(&second.provider_id).await.unwrap());
+    drop(ec2);
+    let (ec2, time) = opened(config);
+    assert_eq!(ec2.launch(request("one")).await.unwrap().instance.id, first.id);
+    time.fetch_add(60_000, Ordering::SeqCst);
+    let listed = ec2.list().await.unwrap();
+    assert_eq!(listed.iter().map(|instance| &instance.id).collect::<Vec<_>>(), [&first.id]);
+    assert_ne!(ec2.launch(request("three")).await.unwrap().instance.id, second.id);
+}
+
+#[tokio::test]
+async fn a_standby_takes_the_state_file_over_when_the_leader_is_gone() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = SimulatedConfig { state_file: Some(folder.path().join("state")), ..quick() };
+    let (leader, _) = opened(config.clone());
+    let (standby, _) = opened(config);
+    let instance = leader.launch(request("one")).await.unwrap().instance;
+    let refused = standby.list().await.unwrap_err().to_string();
+    assert!(refused.contains("is in use by another process"), "{refused}");
+    assert!(matches!(standby.launch(request("one")).await, Err(LaunchError::Other { .. })));
+    drop(leader);
+    assert_eq!(standby.launch(request("one")).await.unwrap().instance.id, instance.id);
+}
+
+#[tokio::test]
+async fn messages_are_received_and_deleted_through_the_trait() {
+    let (ec2, time) = opened(quick());
+    let instance = ec2.launch(request("one")).await.unwrap().instance;
+    ec2.trigger(&instance.id, InstanceEvent::SpotInterruption).unwrap();
+    let messages = ec2.receive_messages().await.unwrap();
+    assert_eq!(messages.iter().map(|message| message.kind).collect::<Vec<_>>(), [MessageKind::SpotInterruption]);
+    ec2.delete_messages(&[messages[0].receipt.clone()]).await.unwrap();
+    time.fetch_add(60_000, Ordering::SeqCst);
+    assert!(ec2.receive_messages().await.unwrap().is_empty());
+    time.fetch_add(60_000, Ordering::SeqCst);
+    let messages = ec2.receive_messages().await.unwrap();
+    assert_eq!(messages.iter().map(|message| message.kind).collect::<Vec<_>>(), [MessageKind::StateChange]);
+    assert!(ec2.describe(&instance.provider_id).await.unwrap().is_some());
+}
+
+#[tokio::test]
+async fn a_waiting_receive_is_woken_by_an_event() {
+    let config =
+        SimulatedConfig { api_delay: Duration::ZERO, poll: Duration::from_hours(1), ..SimulatedConfig::default() };
+    let (ec2, _) = opened(config);
+    let instance = ec2.launch(request("one")).await.unwrap().instance;
+    let waiting = ec2.receive_messages();
+    let striking = async {
+        tokio::task::yield_now().await;
+        ec2.trigger(&instance.id, InstanceEvent::Rebalance).unwrap();
+    };
+    let (messages, ()) = tokio::join!(waiting, striking);
+    assert_eq!(messages.unwrap().len(), 1);
+}
+
+#[tokio::test]
+async fn an_offering_marked_unavailable_shows_in_the_catalogue_and_a_launch_still_may_try_it() {
+    let (ec2, time) = opened(quick());
+    let class = Ec2NodeClass::new("class", crate::api::Ec2NodeClassSpec::default());
+    let offering = request("one").overrides.remove(0);
+    let available = |catalogue: &Catalogue| {
+        let found = catalogue.instance_types.iter().find(|entry| &*entry.name == "m5.large").unwrap();
+        found
+            .offerings
+            .iter()
+            .find(|o| &*o.zone == "us-east-1a" && o.capacity_type == CapacityType::Spot)
+            .unwrap()
+            .available
+    };
+    let before = ec2.catalogue(&class);
+    assert!(available(&before));
+    assert!(Arc::ptr_eq(&before, &ec2.catalogue(&class)), "nothing changed, nothing is made anew");
+    ec2.mark_unavailable(&offering);
+    assert!(!available(&ec2.catalogue(&class)));
+    assert!(ec2.launch(request("one")).await.is_ok());
+    time.fetch_add(180_000, Ordering::SeqCst);
+    assert!(available(&ec2.catalogue(&class)));
+}
+
+#[tokio::test]
+async fn scripted_failures_reach_the_caller() {
+    let script = Script::parse("[{launch: 1, do: throttle}, {launch: 1, do: out-of-capacity}]").unwrap();
+    let (ec2, _) = opened(SimulatedConfig { script, ..quick() });
+    assert_eq!(ec2.launch(request("one")).await.unwrap_err(), LaunchError::Throttled);
+    assert!(matches!(ec2.launch(request("one")).await, Err(LaunchError::InsufficientCapacity { .. })));
+    assert!(ec2.launch(request("one")).await.is_ok());
+}

@@ -1,0 +1,4 @@
+//! TODO-DOC controllers::interruption
+
+pub mod queue;
+pub mod status_checks;

@@ -1,0 +1,226 @@
+//! Nodes in capacity reservations: those whose reservation has ended under them are relabelled on-demand, and those of a capacity
+//! block that is about to end are let go.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use kube::ResourceExt;
+use serde_json::{Value, json};
+
+use crate::api::NodeClaim;
+use crate::cloud::Instance;
+use crate::cloud::reservation::RESERVATION_LABELS;
+use crate::controllers::context::{Context, gone_is_fine};
+use crate::controllers::node_claim::{lifecycle, metrics};
+use crate::controllers::provisioning::provisioner::claim_event;
+use crate::model::labels;
+use crate::model::offering::CapacityType;
+use crate::state::State;
+
+/// How often instances are compared with their labels.
+const PERIOD: Duration = Duration::from_mins(1);
+/// Why claims of an ending capacity block go, as metrics say it.
+const EXPIRING: &str = "capacity_block_expiring";
+
+/// What says something else than the cloud does: EC2 keeps an instance running on demand when its reservation ends.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Demotions {
+    /// Names of claims.
+    pub claims: Vec<String>,
+    /// Names of registered Nodes.
+    pub nodes: Vec<String>,
+}
+
+fn says_reserved(own: &BTreeMap<String, String>) -> bool {
+    own.get(labels::CAPACITY_TYPE).is_some_and(|value| value == CapacityType::Reserved.as_str())
+}
+
+/// Claims of instances in reservations, as their labels say, that are not on their way out; and their Node, if it is registered
+/// and says so too.
+fn reserved(state: &State) -> impl Iterator<Item = (&Arc<NodeClaim>, Option<String>, bool)> {
+    state.claims.values().filter(|claim| claim.metadata.deletion_timestamp.is_none()).filter_map(|claim| {
+        let registered = |value: &String| value == "true";
+        let node = state.node_of(claim).filter(|node| node.labels().get(labels::REGISTERED).is_some_and(registered));
+        let node = node.filter(|node| says_reserved(node.labels())).map(|node| node.name_any());
+        let claimed = says_reserved(claim.labels());
+        (claimed || node.is_some()).then_some((claim, node, claimed))
+    })
+}
+
+/// Claims and Nodes that are in no reservation any more.
+pub fn demoted(state: &State, instances: &[Instance]) -> Demotions {
+    let on_demand = |claim: &NodeClaim| {
+        let id = claim.status.as_ref().and_then(|status| status.provider_id.as_deref());
+        let instance = instances.iter().find(|instance| Some(instance.provider_id.as_str()) == id);
+        instance.is_some_and(|instance| instance.capacity_type == CapacityType::OnDemand)
+    };
+    let mut out = Demotions::default();
+    for (claim, node, claimed) in reserved(state).filter(|(claim, ..)| on_demand(claim)) {
+        out.claims.extend(claimed.then(|| claim.name_any()));
+        out.nodes.extend(node);
+    }
+    out
+}
+
+/// Claims in capacity blocks that their class says are expiring.
+pub fn expiring(state: &State) -> Vec<Arc<NodeClaim>> {
+    let ends = |claim: &&Arc<NodeClaim>| {
+        let id = claim.labels().get(labels::CAPACITY_RESERVATION_ID);
+        let class = state.classes.get(&claim.spec.node_class_ref.name);
+        let mut known = class.iter().filter_map(|class| class.status.as_ref()).flat_map(|s| &s.capacity_reservations);
+        known.any(|known| known.state == "expiring" && Some(&known.id) == id)
+    };
+    let live = state.claims.values().filter(|claim| claim.metadata.deletion_timestamp.is_none());
+    live.filter(|claim| says_reserved(claim.labels())).filter(ends).cloned().collect()
+}
+
+/// The labels of an on-demand node, as a merge patch.
+fn as_on_demand() -> Value {
+    let mut own: serde_json::Map<String, Value> =
+        RESERVATION_LABELS.iter().map(|key| ((*key).to_owned(), Value::Null)).collect();
+    own.insert(labels::CAPACITY_TYPE.to_owned(), json!(CapacityType::OnDemand.as_str()));
+    json!({"metadata": {"labels": own}})
+}
+
+/// Runs until the process ends.
+pub async fn run(ctx: Arc<Context>) {
+    loop {
+        let ended = expiring(&ctx.cluster.read());
+        for claim in ended {
+            let_go(&ctx, &claim).await;
+        }
+        // Without reservations nobody asks for the instances.
+        if reserved(&ctx.cluster.read()).next().is_some() {
+            match ctx.cloud.list().await {
+                Ok(instances) => {
+                    let demoted = demoted(&ctx.cluster.read(), &instances);
+                    relabel(&ctx, demoted).await;
+                }
+                Err(error) => tracing::warn!(%error, "instances could not be listed, trying again"),
+            }
+        }
+        tokio::time::sleep(PERIOD).await;
+    }
+}
+
+async fn let_go(ctx: &Context, claim: &NodeClaim) {
+    let name = claim.name_any();
+    tracing::info!(claim = name, "its capacity block is about to end, it goes");
+    claim_event(ctx, claim, true, "CapacityBlockExpiring", "the capacity block is about to end; its pods are moved")
+        .await;
+    match lifecycle::delete_claim(ctx, claim).await {
+        Ok(()) => metrics::count(ctx, claim, EXPIRING),
+        Err(error) => tracing::warn!(claim = name, %error, "node claim could not be deleted, trying again"),
+    }
+}
+
+/// Relabels claims, then Nodes: a Node is synced from its claim.
+async fn relabel(ctx: &Context, demoted: Demotions) {
+    for name in demoted.claims {
+        tracing::info!(claim = name, "its reservation has ended, it runs on demand");
+        if let Err(error) = gone_is_fine(ctx.patch_claim(&name, &as_on_demand()).await) {
+            tracing::warn!(claim = name, %error, "node claim could not be relabelled, trying again");
+        }
+    }
+    for name in demoted.nodes {
+        if let Err(error) = gone_is_fine(ctx.patch_node(&name, &as_on_demand()).await) {
+            tracing::warn!(node = name, %error, "node could not be relabelled, trying again");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cloud::reservation::ReservationKind;
+    use crate::cloud::{InstanceState, ReservedIn};
+
+    fn instance(id: &str, capacity_type: CapacityType) -> Instance {
+        let reserved = ReservedIn { id: "cr-1".into(), kind: ReservationKind::OnDemand };
+        Instance {
+            id: id.into(),
+            provider_id: format!("aws:///z/{id}"),
+            client_token: String::new(),
+            node_claim: String::new(),
+            instance_type: "m5.large".into(),
+            zone: "z".into(),
+            capacity_type,
+            reservation: Some(reserved).filter(|_| capacity_type == CapacityType::Reserved),
+            partition: None,
+            image_id: "ami-1".into(),
+            launched_at_ms: 0,
+            state: InstanceState::Running,
+        }
+    }
+
+    fn claim(name: &str, id: &str, capacity_type: &str, deleting: bool) -> NodeClaim {
+        let own = json!({(labels::CAPACITY_TYPE): capacity_type, (labels::CAPACITY_RESERVATION_ID): "cr-1"});
+        let deletion = deleting.then_some("2026-01-01T00:00:00Z");
+        serde_json::from_value(json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim",
+            "metadata": {"name": name, "uid": name, "labels": own, "deletionTimestamp": deletion},
+            "spec": {"requirements": [], "nodeClassRef": {"group": "g", "kind": "k", "name": "default"}},
+            "status": {"providerID": format!("aws:///z/{id}")}}))
+        .unwrap()
+    }
+
+    fn node(name: &str, id: &str, capacity_type: &str, registered: bool) -> k8s_openapi::api::core::v1::Node {
+        let own = json!({(labels::CAPACITY_TYPE): capacity_type, (labels::REGISTERED): registered.to_string()});
+        serde_json::from_value(
+            json!({"metadata": {"name": name, "labels": own}, "spec": {"providerID": format!("aws:///z/{id}")}}),
+        )
+        .unwrap()
+    }
+
+    #[test]
+    fn c40_what_lost_its_reservation_is_demoted_claim_and_node_alike() {
+        let mut state = State::default();
+        state.apply_claim(claim("both", "i-1", "reserved", false));
+        state.apply_node(node("node-1", "i-1", "reserved", true));
+        state.apply_claim(claim("in it", "i-2", "reserved", false));
+        state.apply_node(node("node-2", "i-2", "reserved", true));
+        state.apply_claim(claim("half done", "i-3", "on-demand", false));
+        state.apply_node(node("node-3", "i-3", "reserved", true));
+        state.apply_claim(claim("booting", "i-4", "reserved", false));
+        state.apply_node(node("node-4", "i-4", "reserved", false));
+        state.apply_claim(claim("going", "i-5", "reserved", true));
+        state.apply_claim(claim("gone", "i-6", "reserved", false));
+        let lost = ["i-1", "i-3", "i-4", "i-5"].map(|id| instance(id, CapacityType::OnDemand));
+        let mut instances = lost.to_vec();
+        instances.push(instance("i-2", CapacityType::Reserved));
+        let found = demoted(&state, &instances);
+        assert_eq!(found.claims, ["booting", "both"]);
+        assert_eq!(found.nodes, ["node-1", "node-3"], "one that is not registered is synced from its claim");
+    }
+
+    #[test]
+    fn c40_the_patch_leaves_no_label_of_the_reservation() {
+        let expected = json!({"metadata": {"labels": {
+            "karpenter.sh/capacity-type": "on-demand",
+            "karpenter.k8s.aws/capacity-reservation-id": null,
+            "karpenter.k8s.aws/capacity-reservation-type": null,
+            "karpenter.k8s.aws/capacity-reservation-interruptible": null,
+        }}});
+        assert_eq!(as_on_demand(), expected);
+    }
+
+    #[test]
+    fn c40_claims_of_an_expiring_capacity_block_go() {
+        let mut state = State::default();
+        state.apply_claim(claim("in it", "i-1", "reserved", false));
+        state.apply_claim(claim("going", "i-2", "reserved", true));
+        state.apply_claim(claim("demoted", "i-3", "on-demand", false));
+        let class = |state: &str| {
+            let block = json!({"id": "cr-1", "availabilityZone": "z", "instanceMatchCriteria": "targeted", "ownerID": "1",
+                "instanceType": "p5.48xlarge", "reservationType": "capacity-block", "state": state});
+            let class = json!({"apiVersion": "karpenter.k8s.aws/v1", "kind": "EC2NodeClass", "metadata": {"name": "default"},
+                "spec": {"amiSelectorTerms": []}, "status": {"capacityReservations": [block]}});
+            Arc::new(serde_json::from_value(class).unwrap())
+        };
+        assert!(expiring(&state).is_empty(), "of a class that nobody knows");
+        state.classes.insert("default".into(), class("active"));
+        assert!(expiring(&state).is_empty());
+        state.classes.insert("default".into(), class("expiring"));
+        assert_eq!(expiring(&state).iter().map(|claim| claim.name_any()).collect::<Vec<_>>(), ["in it"]);
+    }
+}

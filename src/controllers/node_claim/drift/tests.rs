@@ -1,0 +1,208 @@
+use serde_json::Value;
+
+use super::*;
+use crate::api::hash;
+use crate::cloud::catalog::{SpotPricing, embedded};
+
+const CREATED: &str = "2026-01-01T00:00:00Z";
+
+fn pool(template: &Value, requirements: &Value) -> NodePool {
+    let mut whole = json!({"spec": {"requirements": requirements,
+        "nodeClassRef": {"group": "karpenter.k8s.aws", "kind": "EC2NodeClass", "name": "default"}}});
+    json_patch::merge(&mut whole, template);
+    let mut pool: NodePool = serde_json::from_value(json!({"apiVersion": "karpenter.sh/v1", "kind": "NodePool",
+        "metadata": {"name": "p"}, "spec": {"template": whole}}))
+    .unwrap();
+    let annotations = pool.metadata.annotations.get_or_insert_default();
+    annotations.insert(labels::NODE_POOL_HASH.into(), hash::node_pool(&pool.spec));
+    annotations.insert(labels::NODE_POOL_HASH_VERSION.into(), hash::NODE_POOL_VERSION.into());
+    pool
+}
+
+fn class() -> Ec2NodeClass {
+    serde_json::from_value(
+        json!({"apiVersion": "karpenter.k8s.aws/v1", "kind": "EC2NodeClass", "metadata": {"name": "default"},
+        "spec": {"role": "r", "amiSelectorTerms": [], "subnetSelectorTerms": [], "securityGroupSelectorTerms": []}}),
+    )
+    .unwrap()
+}
+
+fn wanted(pool: NodePool) -> Wanted {
+    let catalogue = embedded().for_node_class(Some(&class()), SpotPricing::Off);
+    Wanted {
+        requirements: Requirements::from_api(&pool.spec.template.spec.requirements).unwrap(),
+        pool: Arc::new(pool),
+        class: Arc::new(class()),
+        types: catalogue.instance_types.iter().map(|found| (Arc::clone(&found.name), Arc::clone(found))).collect(),
+    }
+}
+
+/// A claim that the pool made, as an m5.large in us-east-1a.
+fn launched(pool: &NodePool, own: &Value, requirements: &Value) -> NodeClaim {
+    let mut all = json!({(labels::NODE_POOL): "p", (labels::INSTANCE_TYPE): "m5.large", (labels::ZONE): "us-east-1a",
+        (labels::CAPACITY_TYPE): "on-demand", (labels::ARCH): "amd64", (labels::INSTANCE_CPU): "2"});
+    json_patch::merge(&mut all, own);
+    serde_json::from_value(json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim",
+        "metadata": {"name": "c", "labels": all, "annotations": pool.metadata.annotations, "creationTimestamp": CREATED},
+        "spec": {"requirements": requirements, "nodeClassRef": {"group": "g", "kind": "k", "name": "default"}},
+        "status": {"conditions": [{"type": "Launched", "status": "True", "reason": "Launched", "message": "", "lastTransitionTime": CREATED}]}}))
+    .unwrap()
+}
+
+fn at(after_ms: i64) -> i64 {
+    CREATED.parse::<Timestamp>().unwrap().as_millisecond() + after_ms
+}
+
+fn reason_of(claim: &NodeClaim, wanted: &Wanted) -> Option<&'static str> {
+    pool_drift(claim, wanted, at(0)).map(|drift| drift.reason)
+}
+
+#[test]
+fn c31_a_change_of_the_template_drifts_and_what_is_not_hashed_does_not() {
+    let before = pool(&json!({}), &json!([]));
+    let claim = launched(&before, &json!({}), &json!([]));
+    for (template, expected) in [
+        (json!({}), None),
+        (json!({"metadata": {"labels": {"a": "b"}}}), Some(NODE_POOL)),
+        (json!({"metadata": {"annotations": {"a": "b"}}}), Some(NODE_POOL)),
+        (json!({"spec": {"taints": [{"key": "k", "effect": "NoSchedule"}]}}), Some(NODE_POOL)),
+        (json!({"spec": {"startupTaints": [{"key": "k", "effect": "NoSchedule"}]}}), Some(NODE_POOL)),
+        (json!({"spec": {"terminationGracePeriod": "1h"}}), Some(NODE_POOL)),
+        (json!({"spec": {"expireAfter": "Never"}}), Some(NODE_POOL)),
+        (json!({"spec": {"expireAfter": "43200m"}}), None),
+        (json!({"spec": {"nodeClassRef": {"name": "other"}}}), Some(NODE_POOL)),
+        (json!({"spec": {"requirements": [{"key": labels::ARCH, "operator": "In", "values": ["amd64"]}]}}), None),
+    ] {
+        assert_eq!(reason_of(&claim, &wanted(pool(&template, &json!([])))), expected, "{template}");
+    }
+    let mut other = before.clone();
+    other.spec.weight = Some(7);
+    other.spec.disruption.consolidate_after = "5m".into();
+    assert_eq!(reason_of(&claim, &wanted(other)), None, "weight and disruption are the pool's own matter");
+}
+
+#[test]
+fn c31_template_hashes_that_are_absent_or_of_another_version_say_nothing() {
+    let (before, after) =
+        (pool(&json!({}), &json!([])), pool(&json!({"metadata": {"labels": {"a": "b"}}}), &json!([])));
+    let after = wanted(after);
+    let claim = launched(&before, &json!({}), &json!([]));
+    assert_eq!(reason_of(&claim, &after), Some(NODE_POOL));
+    for key in [labels::NODE_POOL_HASH, labels::NODE_POOL_HASH_VERSION] {
+        let mut without = claim.clone();
+        without.annotations_mut().remove(key);
+        assert_eq!(reason_of(&without, &after), None, "{key}");
+    }
+    let mut old = claim;
+    old.annotations_mut().insert(labels::NODE_POOL_HASH_VERSION.into(), "v2".into());
+    assert_eq!(reason_of(&old, &after), None);
+}
+
+#[test]
+fn b56_a_requirement_that_no_longer_admits_the_node_drifts_it() {
+    let requirement =
+        |key: &str, operator: &str, values: &[&str]| json!([{"key": key, "operator": operator, "values": values}]);
+    let open = requirement("team", "In", &["a", "b"]);
+    for (what, wants, own, asked, expected) in [
+        ("admitted", requirement(labels::ARCH, "In", &["amd64"]), json!({}), json!([]), None),
+        ("another value", requirement(labels::ARCH, "In", &["arm64"]), json!({}), json!([]), Some(REQUIREMENTS)),
+        ("within bounds", requirement(labels::INSTANCE_CPU, "Gt", &["1"]), json!({}), json!([]), None),
+        ("too small", requirement(labels::INSTANCE_CPU, "Gt", &["2"]), json!({}), json!([]), Some(REQUIREMENTS)),
+        (
+            "an old name",
+            requirement("beta.kubernetes.io/arch", "In", &["arm64"]),
+            json!({}),
+            json!([]),
+            Some(REQUIREMENTS),
+        ),
+        ("a key it lacks", requirement("team", "Exists", &[]), json!({}), json!([]), Some(REQUIREMENTS)),
+        ("a key it must lack", requirement("team", "DoesNotExist", &[]), json!({}), json!([]), None),
+        ("a value it must not have", requirement("team", "NotIn", &["a"]), json!({}), json!([]), None),
+        (
+            "a value it has and must not",
+            requirement("team", "NotIn", &["a"]),
+            json!({"team": "a"}),
+            json!([]),
+            Some(REQUIREMENTS),
+        ),
+        ("left open when it was made", open.clone(), json!({}), open.clone(), None),
+        ("left open otherwise", requirement("team", "In", &["c"]), json!({}), open, Some(REQUIREMENTS)),
+    ] {
+        let pool = pool(&json!({}), &wants);
+        let claim = launched(&pool, &own, &asked);
+        assert_eq!(reason_of(&claim, &wanted(pool)), expected, "{what}");
+    }
+}
+
+#[test]
+fn the_template_comes_before_the_requirements_and_those_before_the_instance_type() {
+    let before = pool(&json!({}), &json!([]));
+    let claim = launched(&before, &json!({(labels::INSTANCE_TYPE): "m0.gone"}), &json!([]));
+    let arm = json!([{"key": labels::ARCH, "operator": "In", "values": ["arm64"]}]);
+    let late = |wanted: &Wanted| pool_drift(&claim, wanted, at(TYPE_GRACE_MS)).map(|drift| drift.reason);
+    assert_eq!(late(&wanted(pool(&json!({"metadata": {"labels": {"a": "b"}}}), &arm))), Some(NODE_POOL));
+    assert_eq!(late(&wanted(pool(&json!({}), &arm))), Some(REQUIREMENTS));
+    assert_eq!(late(&wanted(before)), Some(INSTANCE_TYPE));
+}
+
+#[test]
+fn an_offering_that_is_gone_for_good_drifts_its_nodes_after_an_hour() {
+    let pool = pool(&json!({}), &json!([]));
+    let wanted = wanted(pool.clone());
+    for (what, own, after, expected) in [
+        ("sold", json!({}), TYPE_GRACE_MS, None),
+        ("an unknown type", json!({(labels::INSTANCE_TYPE): "m0.gone"}), TYPE_GRACE_MS, Some(INSTANCE_TYPE)),
+        ("too young to say", json!({(labels::INSTANCE_TYPE): "m0.gone"}), TYPE_GRACE_MS - 1, None),
+        ("an unknown zone", json!({(labels::ZONE): "mars-1a"}), TYPE_GRACE_MS, Some(INSTANCE_TYPE)),
+        ("reserved, and sold on demand", json!({(labels::CAPACITY_TYPE): "reserved"}), TYPE_GRACE_MS, None),
+    ] {
+        let claim = launched(&pool, &own, &json!([]));
+        assert_eq!(pool_drift(&claim, &wanted, at(after)).map(|drift| drift.reason), expected, "{what}");
+    }
+    let nothing = Wanted { types: HashMap::new(), ..wanted };
+    let claim = launched(&pool, &json!({}), &json!([]));
+    assert_eq!(pool_drift(&claim, &nothing, at(TYPE_GRACE_MS)), None, "no catalogue, no verdict");
+}
+
+#[test]
+fn the_condition_comes_keeps_its_time_and_goes() {
+    let second = |n| Time(Timestamp::from_second(n).unwrap());
+    let pool = pool(&json!({}), &json!([]));
+    let mut claim = launched(&pool, &json!({}), &json!([]));
+    assert_eq!(judged(&claim, None, &second(1)), None, "nothing to write");
+    let drift = Drift { reason: NODE_POOL, message: "m".into() };
+    let list = judged(&claim, Some(&drift), &second(2)).unwrap();
+    assert_eq!(
+        conditions::get(&list, DRIFTED).map(|found| (found.status.as_str(), found.reason.as_str())),
+        Some(("True", NODE_POOL))
+    );
+    claim.status.as_mut().unwrap().conditions = list;
+    assert_eq!(judged(&claim, Some(&drift), &second(3)), None, "it says so already");
+    let other = Drift { reason: REQUIREMENTS, message: "m".into() };
+    let list = judged(&claim, Some(&other), &second(4)).unwrap();
+    assert_eq!(conditions::get(&list, DRIFTED).unwrap().last_transition_time, second(2));
+    claim.status.as_mut().unwrap().conditions = list;
+    let list = judged(&claim, None, &second(5)).unwrap();
+    assert!(conditions::get(&list, DRIFTED).is_none() && conditions::is_true(&list, LAUNCHED));
+}
+
+#[test]
+fn nothing_is_compared_with_a_pool_or_class_whose_hash_is_yet_to_be_written() {
+    let mut state = State::default();
+    let mut ready = pool(&json!({}), &json!([]));
+    state.pools.insert("p".into(), Arc::new(ready.clone()));
+    assert!(comparable(&state, None).is_empty(), "its class is missing");
+    let mut class = class();
+    state.classes.insert("default".into(), Arc::new(class.clone()));
+    assert_eq!(comparable(&state, None).len(), 1);
+    assert!(comparable(&state, Some("ca")).is_empty(), "the class has no hash yet");
+    let annotations = class.metadata.annotations.get_or_insert_default();
+    annotations.insert(labels::EC2_NODE_CLASS_HASH.into(), hash::node_class(&class.spec, "ca"));
+    annotations.insert(labels::EC2_NODE_CLASS_HASH_VERSION.into(), hash::NODE_CLASS_VERSION.into());
+    state.classes.insert("default".into(), Arc::new(class));
+    assert_eq!(comparable(&state, Some("ca")).len(), 1);
+    assert!(comparable(&state, Some("another")).is_empty());
+    ready.spec.template.metadata.labels.insert("a".into(), "b".into());
+    state.pools.insert("p".into(), Arc::new(ready));
+    assert!(comparable(&state, Some("ca")).is_empty(), "the pool says something new");
+}

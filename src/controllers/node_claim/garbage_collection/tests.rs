@@ -1,0 +1,163 @@
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use serde_json::json;
+
+use super::*;
+use crate::api::Ec2NodeClass;
+use crate::cloud::{LaunchError, LaunchRequest, Launched, Message, Override};
+use crate::model::offering::{CapacityType, Catalogue};
+
+fn instance(id: &str, token: &str, launched_at_ms: i64) -> Instance {
+    Instance {
+        id: id.into(),
+        provider_id: format!("aws:///z/{id}"),
+        client_token: token.into(),
+        node_claim: "c".into(),
+        instance_type: "m5.large".into(),
+        zone: "z".into(),
+        capacity_type: CapacityType::OnDemand,
+        reservation: None,
+        partition: None,
+        image_id: "ami-1".into(),
+        launched_at_ms,
+        state: InstanceState::Running,
+    }
+}
+
+fn claim(name: &str, id: &str) -> NodeClaim {
+    serde_json::from_value(json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim",
+        "metadata": {"name": name, "uid": format!("uid-{name}")},
+        "spec": {"requirements": [], "nodeClassRef": {"group": "g", "kind": "k", "name": "n"}},
+        "status": {"providerID": format!("aws:///z/{id}"), "conditions": [{"type": "Launched", "status": "True",
+            "reason": "Launched", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"}]}}))
+    .unwrap()
+}
+
+/// The claim `c` with the instance i-1, and its node.
+fn state(ready: bool) -> State {
+    let mut state = State::default();
+    state.apply_claim(claim("c", "i-1"));
+    let status = json!({"conditions": [{"type": "Ready", "status": if ready { "True" } else { "False" }}]});
+    let node = json!({"metadata": {"name": "n"}, "spec": {"providerID": "aws:///z/i-1"}, "status": status});
+    state.apply_node(serde_json::from_value(node).unwrap());
+    state
+}
+
+#[test]
+fn c39_an_orphan_older_than_thirty_seconds_is_leaked_and_one_that_is_going_is_not() {
+    let going = |state| Instance { state, ..instance("i-5", "other", 0) };
+    let all = [
+        instance("i-1", "uid-c", 0),
+        instance("i-2", "other", 0),
+        instance("i-3", "other", 30_000),
+        instance("i-4", "other", 29_999),
+        going(InstanceState::ShuttingDown),
+        going(InstanceState::Terminated),
+    ];
+    assert_eq!(leaked(&state(true), &all, 60_000), ["aws:///z/i-2", "aws:///z/i-4"]);
+}
+
+#[test]
+fn an_instance_is_known_by_its_claims_provider_id_whoever_launched_it() {
+    let adopted = instance("i-1", "", 0);
+    assert!(leaked(&state(true), &[adopted], 60_000).is_empty());
+    let twin = instance("i-2", "uid-c", 0);
+    assert_eq!(leaked(&state(true), std::slice::from_ref(&twin), 60_000), ["aws:///z/i-2"], "launched twice");
+    let mut unwritten = state(true);
+    let mut claim = unwritten.claims["c"].as_ref().clone();
+    claim.status = None;
+    unwritten.apply_claim(claim);
+    assert!(leaked(&unwritten, &[twin], 60_000).is_empty(), "its launch is not written down yet");
+}
+
+#[test]
+fn a_claim_without_its_instance_goes_unless_its_node_is_ready() {
+    let launched = "2026-01-01T00:00:00Z".parse::<k8s_openapi::jiff::Timestamp>().unwrap().as_millisecond();
+    let now = launched + YOUNG_CLAIM_MS;
+    let there = instance("i-1", "uid-c", 0);
+    assert!(orphaned(&state(false), std::slice::from_ref(&there), now).is_empty());
+    assert_eq!(orphaned(&state(false), &[], now).len(), 1);
+    assert!(orphaned(&state(true), &[], now).is_empty());
+    assert!(orphaned(&state(false), &[], now - 1).is_empty(), "launched since the list was made");
+    let going = Instance { state: InstanceState::ShuttingDown, ..there };
+    assert_eq!(orphaned(&state(false), &[going], now).len(), 1);
+}
+
+#[test]
+fn c39_a_deleted_node_is_let_go_of_once_neither_claim_nor_instance_is_left() {
+    let node = |labels: serde_json::Value, finalizer: &str, deleting: bool| {
+        let deletion = deleting.then_some("2026-01-01T00:00:00Z");
+        let metadata = json!({"name": "n", "labels": labels, "finalizers": [finalizer], "deletionTimestamp": deletion});
+        let mut state = State::default();
+        let node = json!({"metadata": metadata, "spec": {"providerID": "aws:///z/i-1"}});
+        state.apply_node(serde_json::from_value(node).unwrap());
+        state
+    };
+    let (ours, finalizer) = (json!({(labels::NODE_POOL): "p"}), labels::TERMINATION_FINALIZER);
+    let count = |state: &State, instances: &[Instance]| stranded(state, instances).len();
+    assert_eq!(count(&node(ours.clone(), finalizer, true), &[]), 1);
+    assert_eq!(count(&node(ours.clone(), finalizer, true), &[instance("i-1", "", 0)]), 0, "its instance still goes");
+    assert_eq!(count(&node(ours.clone(), finalizer, false), &[]), 0, "nobody deletes it");
+    assert_eq!(count(&node(ours.clone(), "other/finalizer", true), &[]), 0, "nothing of ours is on it");
+    assert_eq!(count(&node(json!({}), finalizer, true), &[]), 0, "another's node");
+    let mut claimed = node(ours, finalizer, true);
+    claimed.apply_claim(claim("c", "i-1"));
+    assert_eq!(count(&claimed, &[]), 0, "its claim lets go of it");
+}
+
+/// A cloud with one instance, whose claim is made while the cloud is being asked.
+struct Meanwhile(Arc<Cluster>);
+
+impl Cloud for Meanwhile {
+    fn list(&self) -> BoxFuture<'_, Result<Vec<Instance>, CloudError>> {
+        self.0.update(|state| state.apply_claim(claim("late", "i-2")));
+        async { Ok(vec![instance("i-2", "unknown", 0), instance("i-3", "unknown", 0)]) }.boxed()
+    }
+
+    fn catalogue(&self, _: &Ec2NodeClass) -> Arc<Catalogue> {
+        Arc::default()
+    }
+
+    fn mark_unavailable(&self, _: &Override) {}
+
+    fn launch(&self, _: LaunchRequest) -> BoxFuture<'_, Result<Launched, LaunchError>> {
+        async { Err(LaunchError::Throttled) }.boxed()
+    }
+
+    fn describe<'a>(&'a self, _: &'a str) -> BoxFuture<'a, Result<Option<Instance>, CloudError>> {
+        async { Ok(None) }.boxed()
+    }
+
+    fn terminate<'a>(&'a self, _: &'a str) -> BoxFuture<'a, Result<bool, CloudError>> {
+        async { Ok(false) }.boxed()
+    }
+
+    fn receive_messages(&self) -> BoxFuture<'_, Result<Vec<Message>, CloudError>> {
+        async { Ok(vec![]) }.boxed()
+    }
+
+    fn delete_messages<'a>(&'a self, _: &'a [String]) -> BoxFuture<'a, Result<(), CloudError>> {
+        async { Ok(()) }.boxed()
+    }
+}
+
+#[tokio::test]
+async fn c39_the_cloud_is_listed_before_the_cluster() {
+    let cluster = Arc::new(Cluster::default());
+    let garbage = Garbage::find(&Meanwhile(Arc::clone(&cluster)), &cluster).await.unwrap();
+    assert_eq!(garbage.leaked, ["aws:///z/i-3"]);
+}
+
+#[test]
+fn an_instance_of_a_group_waits_for_the_last_claim_of_the_group() {
+    let mut state = state(true);
+    let mut waiting = claim("d", "i-3");
+    waiting.metadata.annotations = Some([(labels::LAUNCH_GROUP.to_owned(), "group/2".to_owned())].into());
+    let launched = waiting.clone();
+    waiting.status = None;
+    state.apply_claim(waiting);
+    let all = [instance("i-1", "group", 0), instance("i-2", "group", 0)];
+    assert!(leaked(&state, &all, 60_000).is_empty(), "it may be that claim's");
+    state.apply_claim(launched);
+    assert_eq!(leaked(&state, &all, 60_000), ["aws:///z/i-2"]);
+}

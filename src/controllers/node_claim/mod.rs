@@ -1,0 +1,11 @@
+//! TODO-DOC controllers::node_claim
+
+pub mod capacity_reservations;
+pub mod drain;
+pub mod drift;
+pub mod expiration;
+pub mod garbage_collection;
+pub mod launch;
+pub mod lifecycle;
+pub mod metrics;
+pub mod tagging;

@@ -1,0 +1,91 @@
+//! NodePools are told when a zone that they use is shifted away from, and when it is theirs again.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use kube::ResourceExt;
+
+use crate::api::NodePool;
+use crate::controllers::context::{Context, reference};
+use crate::model::labels;
+use crate::model::requirement::Requirements;
+use crate::state::State;
+
+/// How often the cloud is looked at.
+const PERIOD: Duration = Duration::from_secs(5);
+
+/// Pools that may have nodes in a zone: their class has subnets there, and their requirements admit it.
+pub fn users(state: &State, zone: &str) -> Vec<Arc<NodePool>> {
+    let uses = |pool: &&Arc<NodePool>| {
+        let template = &pool.spec.template.spec;
+        let class = state.classes.get(&template.node_class_ref.name);
+        let status = class.and_then(|class| class.status.as_ref());
+        let Some(subnet) = status.and_then(|status| status.subnets.iter().find(|subnet| subnet.zone == zone)) else {
+            return false;
+        };
+        let requirements = Requirements::from_api(&template.requirements).unwrap_or_default();
+        let admits = |key: &str, value: Option<&str>| requirements.get(key).is_none_or(|set| set.accepts(value));
+        admits(labels::ZONE, Some(zone)) && admits(labels::ZONE_ID, subnet.zone_id.as_deref())
+    };
+    state.pools.values().filter(uses).cloned().collect()
+}
+
+/// Runs until the process ends.
+pub async fn run(ctx: Arc<Context>) {
+    let mut before: BTreeSet<String> = BTreeSet::new();
+    loop {
+        let now = ctx.cloud.shifted_zones();
+        for zone in now.difference(&before) {
+            let note =
+                format!("zone {zone} is shifted away from: nothing is launched there, and its nodes are left alone");
+            tell(&ctx, zone, true, "ZonalShiftActive", &note).await;
+        }
+        for zone in before.difference(&now) {
+            tell(&ctx, zone, false, "ZonalShiftCleared", &format!("zone {zone} is used again")).await;
+        }
+        before = now;
+        tokio::time::sleep(PERIOD).await;
+    }
+}
+
+async fn tell(ctx: &Context, zone: &str, warning: bool, reason: &str, note: &str) {
+    let pools = users(&ctx.cluster.read(), zone);
+    for pool in pools {
+        tracing::info!(node_pool = pool.name_any(), zone, reason, "zonal shift");
+        ctx.event(reference(&*pool), warning, reason, note).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn only_pools_that_may_have_nodes_in_the_zone_are_told() {
+        let mut state = State::default();
+        let class = json!({"apiVersion": "karpenter.k8s.aws/v1", "kind": "EC2NodeClass", "metadata": {"name": "default"},
+            "spec": {"amiSelectorTerms": []}, "status": {"subnets": [{"id": "s", "zone": "z-a", "zoneID": "id-a"}]}});
+        state.classes.insert("default".into(), Arc::new(serde_json::from_value(class).unwrap()));
+        let pool = |name: &str, key: &str, value: &str| {
+            let requirements = json!([{"key": key, "operator": "In", "values": [value]}]);
+            let reference = json!({"group": "karpenter.k8s.aws", "kind": "EC2NodeClass", "name": "default"});
+            let template = json!({"spec": {"nodeClassRef": reference, "requirements": requirements}});
+            let pool = json!({"apiVersion": "karpenter.sh/v1", "kind": "NodePool", "metadata": {"name": name},
+                "spec": {"template": template}});
+            (name.to_owned(), Arc::new(serde_json::from_value(pool).unwrap()))
+        };
+        state.pools.extend([
+            pool("any", labels::ARCH, "amd64"),
+            pool("there", labels::ZONE, "z-a"),
+            pool("by-id", labels::ZONE_ID, "id-a"),
+            pool("elsewhere", labels::ZONE, "z-b"),
+            pool("elsewhere-by-id", labels::ZONE_ID, "id-b"),
+        ]);
+        let names: Vec<String> = users(&state, "z-a").iter().map(|pool| pool.name_any()).collect();
+        assert_eq!(names, ["any", "by-id", "there"]);
+        assert!(users(&state, "z-b").is_empty(), "its class has no subnet there");
+    }
+}

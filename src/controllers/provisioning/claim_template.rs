@@ -1,0 +1,198 @@
+//! The NodeClaim of a planned node.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use kube::api::ObjectMeta;
+use kube::{Resource, ResourceExt};
+
+use crate::api::{NodeClaim, NodeClaimSpec, NodePool, Requirement, hash};
+use crate::model::labels;
+use crate::model::offering::Offering;
+use crate::model::requirement::normalise_key;
+use crate::planner::output::plan::{Choice, PlannedNode};
+use crate::state::holds::{Owner, Planned};
+use crate::state::snapshot::Snapshot;
+
+/// The NodeClaim of a planned node, with the plan on it: its pods are held until `until_ms`, milliseconds since the epoch.
+pub fn of(pool: &NodePool, node: &PlannedNode, taken: &Snapshot, until_ms: i64) -> NodeClaim {
+    let template = &pool.spec.template;
+    let name = pool.name_any();
+    let pods: Vec<_> = node.pods.iter().map(|pod| &taken.problem.pods[*pod]).collect();
+    let planned = Planned {
+        pods: pods.iter().map(|pod| pod.key.to_string()).collect(),
+        owners: pods
+            .iter()
+            .filter(|pod| taken.displaced.contains(&*pod.key))
+            .filter_map(|pod| {
+                let owner = Owner { uid: pod.owner.as_ref()?.to_string(), at_ms: taken.at_ms };
+                Some((pod.key.to_string(), owner))
+            })
+            .collect(),
+        until_ms,
+    };
+    let mut annotations = template.metadata.annotations.clone();
+    annotations.extend(planned.annotations());
+    annotations.insert(labels::NODE_POOL_HASH.into(), hash::node_pool(&pool.spec));
+    annotations.insert(labels::NODE_POOL_HASH_VERSION.into(), hash::NODE_POOL_VERSION.into());
+    if let Some(choice) = node.choices.first() {
+        let offering = format!("{}/{}/{}", choice.instance_type.name, choice.zone, choice.capacity_type);
+        annotations.insert(labels::PLANNED_OFFERING.into(), offering);
+    }
+    let mut own_labels = template.metadata.labels.clone();
+    own_labels.insert(labels::NODE_POOL.into(), name.clone());
+    own_labels.insert(labels::EC2_NODE_CLASS.into(), template.spec.node_class_ref.name.clone());
+    let chosen = [labels::INSTANCE_TYPE, labels::ZONE, labels::CAPACITY_TYPE].map(|key| (key, values_of(node, key)));
+    let mut requirements: Vec<Requirement> = template
+        .spec
+        .requirements
+        .iter()
+        .filter(|requirement| !chosen.iter().any(|(key, _)| requirement.key == *key))
+        .chain(&node.requirements)
+        .cloned()
+        .collect();
+    for (key, values) in chosen {
+        let min_values = template.spec.requirements.iter().find(|other| other.key == key).and_then(|r| r.min_values);
+        requirements.push(Requirement { key: key.into(), operator: "In".into(), values, min_values });
+    }
+    if let Some(relaxed) = relax_min_values(&mut requirements, node) {
+        annotations.insert(labels::MIN_VALUES_RELAXED.into(), relaxed.to_string());
+    }
+    let owner = OwnerReference { block_owner_deletion: Some(true), ..pool.owner_ref(&()).unwrap_or_default() };
+    let mut claim = NodeClaim::new(
+        "",
+        NodeClaimSpec {
+            taints: template.spec.taints.clone(),
+            startup_taints: template.spec.startup_taints.clone(),
+            requirements,
+            resources: crate::api::node_claim::ResourceRequirements { requests: node.requests.to_map() },
+            node_class_ref: template.spec.node_class_ref.clone(),
+            termination_grace_period: template.spec.termination_grace_period.clone(),
+            expire_after: template.spec.expire_after.clone(),
+        },
+    );
+    claim.metadata = ObjectMeta {
+        generate_name: Some(format!("{name}-")),
+        labels: Some(own_labels),
+        annotations: Some(annotations),
+        owner_references: Some(vec![owner]),
+        finalizers: Some(vec![labels::TERMINATION_FINALIZER.into()]),
+        ..ObjectMeta::default()
+    };
+    claim
+}
+
+/// The distinct values of a label among a node's choices, in their order.
+fn values_of(node: &PlannedNode, key: &str) -> Vec<String> {
+    let mut values: Vec<String> = Vec::new();
+    for value in node.choices.iter().filter_map(|choice| value_of(choice, key)) {
+        if !values.iter().any(|have| have == value) {
+            values.push(value.to_owned());
+        }
+    }
+    values
+}
+
+fn value_of<'c>(choice: &'c Choice, key: &str) -> Option<&'c str> {
+    match normalise_key(key) {
+        labels::INSTANCE_TYPE => Some(&choice.instance_type.name),
+        labels::ZONE => Some(&choice.zone),
+        labels::CAPACITY_TYPE => Some(choice.capacity_type.as_str()),
+        key => choice.instance_type.labels.get(key).map(String::as_str).or_else(|| {
+            let same =
+                |offering: &&Offering| offering.zone == choice.zone && offering.capacity_type == choice.capacity_type;
+            choice.instance_type.offerings.iter().find(same)?.label(key)
+        }),
+    }
+}
+
+/// Lowers `minValues` to what the choices have where a plan of `BestEffort` has fewer: the API server refuses a claim that
+/// names fewer values than it asks for. Returns whether any was lowered; `None` where there are none.
+fn relax_min_values(requirements: &mut [Requirement], node: &PlannedNode) -> Option<bool> {
+    let mut relaxed = None;
+    for requirement in requirements {
+        let Some(least) = requirement.min_values else { continue };
+        let have = i64::try_from(values_of(node, &requirement.key).len()).unwrap_or(i64::MAX).max(1);
+        let short = have < least;
+        requirement.min_values = Some(least.min(have));
+        relaxed = Some(relaxed.unwrap_or(false) || short);
+    }
+    relaxed
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::sync::Arc;
+
+    use serde_json::json;
+
+    use super::*;
+    use crate::model::offering::{CapacityType, InstanceType, MicroUsd};
+    use crate::model::resources::Resources;
+
+    /// A node that may be any of these types, given by family and size, in these zones.
+    fn planned(types: &[(&str, &str)], zones: &[&str]) -> PlannedNode {
+        let choice = |(family, size): &(&str, &str), zone: &str| Choice {
+            instance_type: Arc::new(InstanceType {
+                name: format!("{family}.{size}").into(),
+                labels: BTreeMap::from([(labels::INSTANCE_FAMILY.to_owned(), (*family).to_owned())]),
+                capacity: Resources::default(),
+                allocatable: Resources::default(),
+                volume_limits: BTreeMap::new(),
+                offerings: Vec::new(),
+            }),
+            zone: zone.into(),
+            capacity_type: CapacityType::OnDemand,
+            price: MicroUsd(1),
+        };
+        let choices = types.iter().flat_map(|of_type| zones.iter().map(move |zone| choice(of_type, zone)));
+        PlannedNode {
+            pool: 0,
+            choices: choices.collect(),
+            pods: Vec::new(),
+            requests: Resources::default(),
+            requirements: Vec::new(),
+        }
+    }
+
+    fn claim(node: &PlannedNode, requirements: &serde_json::Value) -> NodeClaim {
+        let pool = json!({"apiVersion": "karpenter.sh/v1", "kind": "NodePool", "metadata": {"name": "p"}, "spec": {
+            "template": {"spec": {"requirements": requirements,
+                "nodeClassRef": {"group": "karpenter.k8s.aws", "kind": "EC2NodeClass", "name": "c"}}}}});
+        of(&serde_json::from_value(pool).unwrap(), node, &Snapshot::default(), 1)
+    }
+
+    fn told(claim: &NodeClaim, key: &str) -> (Vec<String>, Option<i64>) {
+        let found = claim.spec.requirements.iter().find(|r| r.key == key).unwrap();
+        (found.values.clone(), found.min_values)
+    }
+
+    #[test]
+    fn a_claim_names_the_types_zones_and_capacity_types_of_its_choices() {
+        let node = planned(&[("m1", "x2"), ("c1", "x2")], &["z-b", "z-a"]);
+        let of_pool = json!([{"key": labels::ZONE, "operator": "In", "values": ["z-a", "z-b", "z-c"]}]);
+        let claim = claim(&node, &of_pool);
+        assert_eq!(told(&claim, labels::INSTANCE_TYPE), (vec!["m1.x2".into(), "c1.x2".into()], None));
+        assert_eq!(told(&claim, labels::ZONE), (vec!["z-b".into(), "z-a".into()], None));
+        assert_eq!(told(&claim, labels::CAPACITY_TYPE), (vec!["on-demand".into()], None));
+        assert_eq!(claim.spec.requirements.len(), 3);
+        assert_eq!(claim.annotations()[labels::PLANNED_OFFERING], "m1.x2/z-b/on-demand");
+        assert!(!claim.annotations().contains_key(labels::MIN_VALUES_RELAXED), "no minValues");
+    }
+
+    #[test]
+    fn min_values_that_the_choices_fall_short_of_are_lowered_and_told() {
+        let of_pool = |types: i64, families: i64| {
+            json!([{"key": labels::INSTANCE_TYPE, "operator": "Exists", "minValues": types},
+                {"key": labels::INSTANCE_FAMILY, "operator": "In", "values": ["m1", "c1", "r1"], "minValues": families}])
+        };
+        let node = planned(&[("m1", "x2"), ("c1", "x2"), ("c1", "x4")], &["z-a"]);
+        for (types, families, want, relaxed) in
+            [(3, 2, (3, 2), "false"), (3, 3, (3, 2), "true"), (5, 1, (3, 1), "true")]
+        {
+            let claim = claim(&node, &of_pool(types, families));
+            let least = |key| told(&claim, key).1.unwrap();
+            assert_eq!((least(labels::INSTANCE_TYPE), least(labels::INSTANCE_FAMILY)), want);
+            assert_eq!(claim.annotations()[labels::MIN_VALUES_RELAXED], relaxed);
+        }
+    }
+}

@@ -1,0 +1,3 @@
+//! TODO-DOC decisions
+
+pub mod disruption;

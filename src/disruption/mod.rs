@@ -1,5 +1,0 @@
-//! What may be taken away: pure decisions over plain data. No clock, no client.
-
-pub mod budget;
-pub mod drifted;
-pub mod emptiness;

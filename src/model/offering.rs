@@ -1,0 +1,154 @@
+//! What can be bought: instance types, their offerings and prices.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+use crate::model::labels;
+use crate::model::requirement::Requirements;
+use crate::model::resources::Resources;
+
+/// A price: millionths of a US dollar per hour.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct MicroUsd(pub i64);
+
+impl MicroUsd {
+    /// US dollars per hour, for people and JSON.
+    #[must_use]
+    pub fn usd(self) -> f64 {
+        #[allow(clippy::cast_precision_loss)]
+        let micro = self.0 as f64;
+        micro / 1e6
+    }
+}
+
+/// How capacity is bought.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum CapacityType {
+    /// A capacity reservation.
+    Reserved,
+    /// Spot.
+    Spot,
+    /// On-demand.
+    OnDemand,
+}
+
+impl CapacityType {
+    /// The value of `karpenter.sh/capacity-type`.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Reserved => "reserved",
+            Self::Spot => "spot",
+            Self::OnDemand => "on-demand",
+        }
+    }
+
+    /// Parses the value of `karpenter.sh/capacity-type`.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        match text {
+            "reserved" => Some(Self::Reserved),
+            "spot" => Some(Self::Spot),
+            "on-demand" => Some(Self::OnDemand),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for CapacityType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// An instance type in one zone, bought one way.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Offering {
+    /// Zone name.
+    pub zone: Arc<str>,
+    /// Capacity type.
+    pub capacity_type: CapacityType,
+    /// Price.
+    pub price: MicroUsd,
+    /// False while it is known to be out of capacity.
+    pub available: bool,
+    /// How many more can be had; `None` is any number. Only reservations are counted.
+    pub left: Option<i64>,
+    /// Labels of this offering alone, beside zone and capacity type: zone id, reservation, partition. Mostly shared
+    /// between the offerings of a zone.
+    pub labels: Arc<BTreeMap<String, String>>,
+    /// What the risk of losing it is worth, in thousandths of its price: added where plans are compared, never paid.
+    pub risk_permille: i64,
+}
+
+impl Offering {
+    /// Labels that an offering has a value of, or none, whatever the instance type: all of [`OFFERING_LABELS`].
+    pub fn label(&self, key: &str) -> Option<&str> {
+        match key {
+            labels::ZONE => Some(&self.zone),
+            labels::CAPACITY_TYPE => Some(self.capacity_type.as_str()),
+            key => self.labels.get(key).map(String::as_str),
+        }
+    }
+
+    /// The price with what the risk of losing it is worth, for comparisons.
+    pub fn price_at_risk(&self) -> MicroUsd {
+        let thousandths = i128::from(self.price.0) * i128::from(1_000 + self.risk_permille.max(0));
+        MicroUsd(i64::try_from(thousandths / 1_000).unwrap_or(i64::MAX))
+    }
+}
+
+/// Labels that the offering decides, not the instance type.
+pub const OFFERING_LABELS: [&str; 7] = [
+    labels::ZONE,
+    labels::CAPACITY_TYPE,
+    labels::ZONE_ID,
+    labels::CAPACITY_RESERVATION_ID,
+    labels::CAPACITY_RESERVATION_TYPE,
+    labels::CAPACITY_RESERVATION_INTERRUPTIBLE,
+    labels::PLACEMENT_GROUP_PARTITION,
+];
+
+/// An instance type as a node of one node class.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InstanceType {
+    /// As `m7g.large`.
+    pub name: Arc<str>,
+    /// Every label that is the same in each of its offerings (arch, os, instance-type, region, `karpenter.k8s.aws/*`).
+    /// A well-known key that is absent here does not exist on the node.
+    pub labels: BTreeMap<String, String>,
+    /// What the node reports as capacity.
+    pub capacity: Resources,
+    /// Capacity less kube-reserved, system-reserved and the eviction threshold.
+    pub allocatable: Resources,
+    /// Volumes that a node can attach, by CSI driver; no entry is no limit.
+    pub volume_limits: BTreeMap<Arc<str>, i64>,
+    /// Offerings, by zone then capacity type.
+    pub offerings: Vec<Offering>,
+}
+
+impl InstanceType {
+    /// Whether nodes of the type may serve requirements: what both name must agree. Keys of offerings are not looked at, and keys
+    /// that only the requirements name are labels of the template.
+    pub fn serves(&self, requirements: &Requirements) -> bool {
+        requirements.iter().all(|(key, set)| match self.labels.get(&**key) {
+            // Every type can be had in both; the launch asks for the one that is named.
+            _ if **key == *labels::INSTANCE_TENANCY => set.accepts(Some("default")) || set.accepts(Some("dedicated")),
+            Some(value) => set.accepts(Some(value)),
+            None => {
+                let elsewhere = OFFERING_LABELS.contains(&&**key) || **key == *labels::NODE_POOL;
+                elsewhere || !labels::is_well_known(key) || set.accepts_absence()
+            }
+        })
+    }
+}
+
+/// Everything that can be bought for one node class. Immutable and shared.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Catalogue {
+    /// Region.
+    pub region: String,
+    /// Instance types by name.
+    pub instance_types: Vec<Arc<InstanceType>>,
+}

@@ -1,0 +1,89 @@
+//! A fixed-size set of column indexes.
+
+/// A set of small integers.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Bits {
+    words: Vec<u64>,
+}
+
+impl Bits {
+    /// The empty set with room for `len` members.
+    pub fn empty(len: usize) -> Self {
+        Self { words: vec![0; len.div_ceil(64)] }
+    }
+
+    /// All of `0..len`.
+    pub fn full(len: usize) -> Self {
+        let mut out = Self { words: vec![u64::MAX; len.div_ceil(64)] };
+        if !len.is_multiple_of(64)
+            && let Some(last) = out.words.last_mut()
+        {
+            *last = (1 << (len % 64)) - 1;
+        }
+        out
+    }
+
+    pub fn insert(&mut self, at: usize) {
+        self.words[at / 64] |= 1 << (at % 64);
+    }
+
+    pub fn contains(&self, at: usize) -> bool {
+        self.words[at / 64] >> (at % 64) & 1 == 1
+    }
+
+    pub fn and(&mut self, other: &Self) {
+        for (word, with) in self.words.iter_mut().zip(&other.words) {
+            *word &= with;
+        }
+    }
+
+    pub fn or(&mut self, other: &Self) {
+        for (word, with) in self.words.iter_mut().zip(&other.words) {
+            *word |= with;
+        }
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.words.iter().all(|word| *word == 0)
+    }
+
+    pub fn len(&self) -> usize {
+        self.words.iter().map(|word| word.count_ones() as usize).sum()
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = usize> {
+        self.words.iter().enumerate().flat_map(|(at, word)| {
+            let mut rest = *word;
+            std::iter::from_fn(move || {
+                (rest != 0).then(|| {
+                    let bit = rest.trailing_zeros() as usize;
+                    rest &= rest - 1;
+                    at * 64 + bit
+                })
+            })
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sets_behave_like_sets() {
+        for len in [0, 1, 63, 64, 65, 200] {
+            assert_eq!(Bits::full(len).iter().collect::<Vec<_>>(), (0..len).collect::<Vec<_>>());
+            assert!(Bits::empty(len).is_empty());
+        }
+        let mut a = Bits::empty(130);
+        let mut b = Bits::empty(130);
+        a.insert(3);
+        a.insert(129);
+        b.insert(129);
+        let mut both = a.clone();
+        both.and(&b);
+        assert_eq!(both.iter().collect::<Vec<_>>(), [129]);
+        b.or(&a);
+        assert!(b.contains(3) && !b.contains(4) && b.len() == 2);
+    }
+}

@@ -1,0 +1,124 @@
+//! Resources as dense vectors: those that everything has come first, then whatever else pods and daemons ask for.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use crate::model::offering::InstanceType;
+use crate::model::pod_class::PodClass;
+use crate::model::resources::Resources;
+use crate::planner::input::problem::Problem;
+use crate::planner::input::volumes::{UNLIMITED, attached_by};
+
+/// The resources that are counted, as positions in dense vectors.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Dims {
+    extended: Vec<Arc<str>>,
+}
+
+/// CPU, memory, pod slots and ephemeral storage come first in every dense vector.
+pub(crate) const COMMON: usize = 4;
+/// Position of the pod slots.
+pub(crate) const PODS: usize = 2;
+
+impl Dims {
+    /// The dimensions of everything that pods and daemons ask for.
+    pub fn of(problem: &Problem) -> Self {
+        let mut names: BTreeSet<&Arc<str>> = BTreeSet::new();
+        let mut last: Option<*const PodClass> = None;
+        for class in problem.pods.iter().map(|p| &p.class).chain(problem.daemons.iter().map(|d| &d.class)) {
+            // Pods of one class mostly come in runs.
+            if last != Some(Arc::as_ptr(class)) {
+                last = Some(Arc::as_ptr(class));
+                names.extend(class.requests.extended.keys());
+            }
+        }
+        Self { extended: names.into_iter().cloned().collect() }
+    }
+
+    pub fn len(&self) -> usize {
+        COMMON + self.extended.len()
+    }
+
+    pub fn dense(&self, resources: &Resources) -> Vec<i64> {
+        let mut out = Vec::with_capacity(self.len());
+        out.extend([resources.cpu_milli, resources.memory, resources.pods, resources.ephemeral_storage]);
+        out.extend(self.extended.iter().map(|name| resources.extended.get(name).copied().unwrap_or(0)));
+        out
+    }
+
+    /// Takes resources off a dense vector.
+    pub fn subtract(&self, dense: &mut [i64], resources: &Resources) {
+        let common = [resources.cpu_milli, resources.memory, resources.pods, resources.ephemeral_storage];
+        for (have, less) in dense.iter_mut().zip(common) {
+            *have = have.saturating_sub(less);
+        }
+        if !resources.extended.is_empty() {
+            for (name, have) in self.extended.iter().zip(&mut dense[COMMON..]) {
+                *have = have.saturating_sub(resources.extended.get(name).copied().unwrap_or(0));
+            }
+        }
+    }
+
+    /// What an instance type can hold, its volumes included.
+    pub fn dense_of(&self, instance_type: &InstanceType) -> Vec<i64> {
+        let mut out = self.dense(&instance_type.allocatable);
+        for (name, have) in self.extended.iter().zip(&mut out[COMMON..]) {
+            if let Some(driver) = attached_by(name) {
+                *have = instance_type.volume_limits.get(driver).copied().unwrap_or(UNLIMITED);
+            }
+        }
+        out
+    }
+
+    /// Whether a dimension counts volumes: it is free, and scarce only when it runs out.
+    pub fn is_attach(&self, dim: usize) -> bool {
+        dim.checked_sub(COMMON).is_some_and(|at| attached_by(&self.extended[at]).is_some())
+    }
+
+    pub fn sparse(&self, dense: &[i64]) -> Resources {
+        let mut out = Resources {
+            cpu_milli: dense[0],
+            memory: dense[1],
+            pods: dense[PODS],
+            ephemeral_storage: dense[3],
+            ..Resources::default()
+        };
+        for (name, value) in self.extended.iter().zip(&dense[COMMON..]) {
+            out.set(name, *value);
+        }
+        out
+    }
+}
+
+/// True when `need` fits `room`; what is not asked for never stops a fit.
+#[inline]
+pub(crate) fn fits(need: &[i64], room: &[i64]) -> bool {
+    // What everything has is compared without a branch for each: this is asked more often than anything else.
+    match (need.split_first_chunk::<COMMON>(), room.split_first_chunk::<COMMON>()) {
+        (Some((need, more)), Some((room, rest))) => {
+            let common = need.iter().zip(room).fold(true, |fits, (n, r)| fits & (*n <= (*r).max(0)));
+            common && more.iter().zip(rest).all(|(n, r)| *n <= (*r).max(0))
+        }
+        _ => need.iter().zip(room).all(|(n, r)| *n <= (*r).max(0)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_asked_for_fits_even_where_nothing_is_left() {
+        let table = [
+            (vec![0, 0, 1, 0], vec![-5, -1, 1, 0], true),
+            (vec![1, 0, 1, 0], vec![0, 5, 5, 5], false),
+            (vec![1, 1, 1, 1], vec![1, 1, 1, 1], true),
+            (vec![0, 0, 0, 0, 2], vec![9, 9, 9, 9, 1], false),
+            (vec![0, 0, 0, 0, 0], vec![-9, 9, 9, 9, -1], true),
+            (vec![3, 0], vec![2, 0], false),
+        ];
+        for (need, room, want) in table {
+            assert_eq!(fits(&need, &room), want, "{need:?} in {room:?}");
+        }
+    }
+}

@@ -1,0 +1,379 @@
+//! Everything that could be bought, as columns: one per NodePool variant, instance type, zone and capacity type, each
+//! with a complete label set and the room left after its daemons.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::model::labels;
+use crate::model::offering::{CapacityType, InstanceType, OFFERING_LABELS, Offering};
+use crate::model::pod_class::PodClass;
+use crate::model::requirement::{Requirements, ValueSet};
+use crate::planner::columns::bitset::Bits;
+use crate::planner::columns::dims::{COMMON, Dims, fits};
+use crate::planner::columns::variants::{
+    Mentioned, Variant, dedicated_is_asked_for, expand, has_key, mentioned_values, tenancies, well_known,
+};
+use crate::planner::input::problem::{Pool, Problem, Settings};
+
+/// An instance type of a variant.
+#[derive(Debug)]
+pub(crate) struct Shape {
+    pub variant: usize,
+    pub instance_type: Arc<InstanceType>,
+    /// Columns `first..end` are its offerings.
+    pub first: usize,
+    pub end: usize,
+}
+
+/// Something that can be bought.
+#[derive(Debug)]
+pub(crate) struct Column {
+    pub shape: usize,
+    pub zone: Arc<str>,
+    pub capacity_type: CapacityType,
+    /// Micro-USD per hour, as plans compare it.
+    pub price: i64,
+    /// Micro-USD per hour, as it is paid.
+    pub paid: i64,
+    /// How many can be had of a counted reservation; `None` is any number.
+    pub left: Option<i64>,
+    /// Labels of the offering alone.
+    pub labels: Arc<BTreeMap<String, String>>,
+}
+
+/// All columns.
+#[derive(Debug, Default)]
+pub(crate) struct Market {
+    pub dims: Dims,
+    pub variants: Vec<Variant>,
+    pub shapes: Vec<Shape>,
+    pub columns: Vec<Column>,
+    /// Columns, cheapest first; of one price by capacity type, instance type and zone.
+    pub by_price: Vec<usize>,
+    /// Position of each column in `by_price`.
+    pub rank: Vec<usize>,
+    /// The most of each resource that any column up to each position of `by_price` has; `dims.len()` numbers a position.
+    most: Vec<i64>,
+    /// Room of each column for pods, after daemons; `dims.len()` numbers a column.
+    room: Vec<i64>,
+    /// Daemons of each column, as an index into `daemon_sets`.
+    daemon_set: Vec<usize>,
+    /// Distinct sets of daemons: their requests and members.
+    daemon_sets: Vec<(Vec<i64>, Vec<usize>)>,
+    /// Columns of NodePools with a `PreferNoSchedule` taint, by pool; empty when there is none.
+    pub soft_tainted: Vec<usize>,
+    /// Whether there are columns of counted reservations.
+    pub has_counted: bool,
+}
+
+/// What plans have in common while what can be bought stays as it is. Clones share it.
+#[derive(Clone, Debug, Default)]
+pub struct Memory(Arc<Mutex<Option<(Asked, Arc<Market>)>>>);
+
+impl Memory {
+    /// The market of what is asked for: the one before, or else a new one.
+    pub(crate) fn market(&self, asked: Asked, make: impl FnOnce(&Asked) -> Market) -> Arc<Market> {
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, market)) = known.as_ref().filter(|(before, _)| before.is(&asked)) {
+            return Arc::clone(market);
+        }
+        let market = Arc::new(make(&asked));
+        *known = Some((asked, Arc::clone(&market)));
+        market
+    }
+}
+
+/// All that a [`Market`] is made from.
+#[derive(Debug)]
+pub(crate) struct Asked {
+    pools: Vec<Pool>,
+    daemons: Vec<Arc<PodClass>>,
+    settings: Settings,
+    dims: Dims,
+    mentioned: HashMap<Arc<str>, Mentioned>,
+    dedicated: bool,
+}
+
+impl Asked {
+    pub fn of(problem: &Problem) -> Self {
+        Self {
+            pools: problem.pools.clone(),
+            daemons: problem.daemons.iter().map(|daemon| Arc::clone(&daemon.class)).collect(),
+            settings: problem.settings.clone(),
+            dims: Dims::of(problem),
+            mentioned: mentioned_values(problem),
+            dedicated: dedicated_is_asked_for(problem),
+        }
+    }
+
+    fn is(&self, other: &Self) -> bool {
+        let same_pool = |(a, b): (&Pool, &Pool)| {
+            Arc::ptr_eq(&a.catalogue, &b.catalogue)
+                && a.labels == b.labels
+                && a.requirements == b.requirements
+                && a.taints == b.taints
+        };
+        self.pools.len() == other.pools.len()
+            && self.pools.iter().zip(&other.pools).all(same_pool)
+            && self.daemons.len() == other.daemons.len()
+            && self.daemons.iter().zip(&other.daemons).all(|(a, b)| Arc::ptr_eq(a, b))
+            && self.settings == other.settings
+            && self.dims == other.dims
+            && self.mentioned == other.mentioned
+            && self.dedicated == other.dedicated
+    }
+}
+
+impl Market {
+    /// The market as it is without daemons.
+    pub fn bare(problem: &Problem, asked: &Asked) -> Self {
+        let mut market = Self { dims: asked.dims.clone(), ..Self::default() };
+        for (at, pool) in problem.pools_by_name() {
+            if pool.taints.iter().any(|t| t.effect == "PreferNoSchedule") {
+                market.soft_tainted.push(at);
+            }
+            market.add_pool(problem, at, &asked.mentioned, asked.dedicated);
+        }
+        market
+    }
+
+    /// Takes the daemons into account, given by their requests and the columns they run on, and sorts by price.
+    pub fn complete(&mut self, daemons: &[(Vec<i64>, Bits)]) {
+        self.subtract_daemons(daemons);
+        let mut by_price: Vec<usize> = (0..self.columns.len()).collect();
+        by_price.sort_by(|a, b| {
+            let key = |c: &usize| {
+                let column = &self.columns[*c];
+                (column.price, column.capacity_type, &self.instance_type(*c).name, &column.zone, *c)
+            };
+            key(a).cmp(&key(b))
+        });
+        self.rank = vec![0; by_price.len()];
+        for (rank, column) in by_price.iter().enumerate() {
+            self.rank[*column] = rank;
+        }
+        let mut most = vec![i64::MIN; self.dims.len()];
+        for column in &by_price {
+            most.iter_mut().zip(self.room(*column)).for_each(|(most, room)| *most = (*most).max(*room));
+            self.most.extend_from_slice(&most);
+        }
+        self.by_price = by_price;
+        self.has_counted = self.columns.iter().any(|column| column.left.is_some());
+    }
+
+    fn add_pool(&mut self, problem: &Problem, at: usize, mentioned: &HashMap<Arc<str>, Mentioned>, dedicated: bool) {
+        let (pool, settings) = (&problem.pools[at], &problem.settings);
+        // A pool that can't be understood offers nothing; `Pool::new` refuses it with a message.
+        let Ok(requirements) = Requirements::from_api(&pool.requirements) else {
+            return;
+        };
+        let mut known: Vec<(&Arc<str>, &ValueSet)> = Vec::new();
+        let mut variants = vec![Variant { pool: at, labels: pool.labels.clone(), pinned: Vec::new() }];
+        for (key, set) in requirements.iter() {
+            if let Some(value) = pool.labels.get(key.as_ref()) {
+                if !set.contains(value) {
+                    return;
+                }
+            } else if key.as_ref() == labels::INSTANCE_TENANCY {
+                variants = tenancies(variants, Some(set), dedicated);
+            } else if well_known(key)
+                || pool.catalogue.instance_types.iter().any(|t| t.labels.contains_key(key.as_ref()))
+            {
+                known.push((key, set));
+            } else {
+                variants = expand(variants, key, set, mentioned.get(key));
+            }
+        }
+        if dedicated && !has_key(pool, &requirements, labels::INSTANCE_TENANCY) {
+            variants = tenancies(variants, None, true);
+        }
+        let asked = |key: &'static str| (key, pool.labels.get(key), requirements.get(key));
+        let drawn: Vec<_> = (OFFERING_LABELS.into_iter().map(asked))
+            .filter(|(_, fixed, set)| fixed.is_some() || set.is_some())
+            .collect();
+        for variant in variants {
+            let index = self.variants.len();
+            self.variants.push(variant);
+            for instance_type in &pool.catalogue.instance_types {
+                let admits = |(key, set): &(&Arc<str>, &ValueSet)| {
+                    OFFERING_LABELS.contains(&key.as_ref())
+                        || set.accepts(instance_type.labels.get(key.as_ref()).map(String::as_str))
+                };
+                if !known.iter().all(admits) || !settings.node_sizes.allow(instance_type.capacity.cpu_milli) {
+                    continue;
+                }
+                let family = instance_type.labels.get(labels::INSTANCE_FAMILY).map(String::as_str);
+                let first = self.columns.len();
+                let wanted = |offering: &Offering| {
+                    drawn.iter().all(|(key, fixed, set)| {
+                        let value = offering.label(key);
+                        fixed.is_none_or(|fixed| Some(fixed.as_str()) == value)
+                            && set.is_none_or(|set| set.accepts(value))
+                    })
+                };
+                for offering in instance_type.offerings.iter().filter(|o| o.available) {
+                    if wanted(offering) {
+                        self.columns.push(Column {
+                            shape: self.shapes.len(),
+                            zone: Arc::clone(&offering.zone),
+                            capacity_type: offering.capacity_type,
+                            price: settings.compared_price(offering.price_at_risk(), family),
+                            paid: offering.price.0.max(0),
+                            left: offering.left,
+                            labels: Arc::clone(&offering.labels),
+                        });
+                    }
+                }
+                if self.columns.len() > first {
+                    self.shapes.push(Shape {
+                        variant: index,
+                        instance_type: Arc::clone(instance_type),
+                        first,
+                        end: self.columns.len(),
+                    });
+                }
+            }
+        }
+    }
+
+    /// A daemon that asks for a device which a column lacks stays pending there, and takes nothing. A column that could not hold its
+    /// daemons together has no room for anything else either: nobody wants a node without them.
+    fn subtract_daemons(&mut self, daemons: &[(Vec<i64>, Bits)]) {
+        let dims = self.dims.len();
+        let allocatable: Vec<Vec<i64>> =
+            self.shapes.iter().map(|shape| self.dims.dense_of(&shape.instance_type)).collect();
+        let runs = |daemon: usize, column: usize| {
+            let (need, columns) = &daemons[daemon];
+            let extended = need.iter().zip(&allocatable[self.columns[column].shape]).skip(COMMON);
+            columns.contains(column) && extended.into_iter().all(|(need, have)| need <= have)
+        };
+        let mut sets: HashMap<Vec<usize>, usize> = HashMap::new();
+        self.daemon_set = (0..self.columns.len())
+            .map(|column| {
+                let members: Vec<usize> = (0..daemons.len()).filter(|daemon| runs(*daemon, column)).collect();
+                *sets.entry(members).or_insert_with_key(|members| {
+                    let mut sum = vec![0; dims];
+                    for daemon in members {
+                        for (total, more) in sum.iter_mut().zip(&daemons[*daemon].0) {
+                            *total += more;
+                        }
+                    }
+                    self.daemon_sets.push((sum, members.clone()));
+                    self.daemon_sets.len() - 1
+                })
+            })
+            .collect();
+        self.room = Vec::with_capacity(self.columns.len() * dims);
+        for (shape, allocatable) in self.shapes.iter().zip(&allocatable) {
+            for column in shape.first..shape.end {
+                let overhead = &self.daemon_sets[self.daemon_set[column]].0;
+                let holds = fits(overhead, allocatable);
+                let left = allocatable.iter().zip(overhead).map(|(have, less)| if holds { have - less } else { 0 });
+                self.room.extend(left);
+            }
+        }
+    }
+
+    /// Columns, cheapest first, without the first ones that are too small for `load` in some resource.
+    pub fn by_price_for(&self, load: &[i64]) -> &[usize] {
+        let dims = self.dims.len();
+        let (mut first, mut end) = (0, self.by_price.len());
+        while first < end {
+            let middle = usize::midpoint(first, end);
+            if fits(load, &self.most[middle * dims..(middle + 1) * dims]) {
+                end = middle;
+            } else {
+                first = middle + 1;
+            }
+        }
+        &self.by_price[first..]
+    }
+
+    /// Room of a column for pods.
+    pub fn room(&self, column: usize) -> &[i64] {
+        let dims = self.dims.len();
+        &self.room[column * dims..(column + 1) * dims]
+    }
+
+    /// Requests of the daemons that will run on a column.
+    pub fn overhead(&self, column: usize) -> &[i64] {
+        &self.daemon_sets[self.daemon_set[column]].0
+    }
+
+    /// Daemons that will run on a column.
+    pub fn daemons(&self, column: usize) -> &[usize] {
+        &self.daemon_sets[self.daemon_set[column]].1
+    }
+
+    /// Identity of a column's set of daemons.
+    pub fn daemon_set(&self, column: usize) -> usize {
+        self.daemon_set[column]
+    }
+
+    pub fn instance_type(&self, column: usize) -> &Arc<InstanceType> {
+        &self.shapes[self.columns[column].shape].instance_type
+    }
+
+    pub fn variant(&self, column: usize) -> &Variant {
+        &self.variants[self.shapes[self.columns[column].shape].variant]
+    }
+
+    pub fn pool(&self, column: usize) -> usize {
+        self.variant(column).pool
+    }
+
+    /// A column's value of a label; `None` where it has none. The host name is not known before launch.
+    pub fn label(&self, column: usize, key: &str) -> Option<&str> {
+        match key {
+            labels::ZONE => Some(&self.columns[column].zone),
+            labels::CAPACITY_TYPE => Some(self.columns[column].capacity_type.as_str()),
+            key if OFFERING_LABELS.contains(&key) => self.columns[column].labels.get(key).map(String::as_str),
+            _ => self.shape_label(self.columns[column].shape, key),
+        }
+    }
+
+    pub fn shape_label(&self, shape: usize, key: &str) -> Option<&str> {
+        let shape = &self.shapes[shape];
+        match key {
+            labels::REGISTERED | labels::INITIALIZED => Some("true"),
+            _ => self.variants[shape.variant]
+                .labels
+                .get(key)
+                .or_else(|| shape.instance_type.labels.get(key))
+                .map(String::as_str),
+        }
+    }
+
+    /// Columns that satisfy a predicate.
+    pub fn where_column(&self, accept: impl Fn(usize) -> bool) -> Bits {
+        let mut bits = Bits::empty(self.columns.len());
+        (0..self.columns.len()).filter(|column| accept(*column)).for_each(|column| bits.insert(column));
+        bits
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::planner::columns::sets::Universe;
+    use crate::planner::tests::World;
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn the_search_by_load_passes_over_what_is_too_small_and_nothing_else() {
+        let mut world = World::new();
+        world.pods("p", 1, &json!({}), "1", "1Gi", &json!({"requests": {"nvidia.com/gpu": "1"}}));
+        let universe = Universe::new(&world.problem);
+        let mut passed_over = 0;
+        for (cpus, gib, gpus) in (0..18).flat_map(|c| (0..18).flat_map(move |m| (0..5).map(move |g| (c, m * 8, g)))) {
+            let load = [cpus * 1000, gib << 30, 1, 0, gpus];
+            let holds = |column: &&usize| fits(&load, universe.room(**column));
+            let all: Vec<&usize> = universe.by_price.iter().filter(holds).collect();
+            let searched = universe.by_price_for(&load);
+            assert_eq!(searched.iter().filter(holds).collect::<Vec<_>>(), all, "{load:?}");
+            passed_over += universe.by_price.len() - searched.len();
+        }
+        assert!(passed_over > 0);
+    }
+}

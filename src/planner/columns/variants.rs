@@ -1,0 +1,167 @@
+//! A NodePool whose template leaves the value of a custom label open is expanded into variants, one per value that some
+//! pod could care about, so that every column's labels are definite.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+
+use crate::model::labels;
+use crate::model::pod_class::PodClass;
+use crate::model::requirement::{Requirements, ValueSet};
+use crate::planner::input::problem::{Labels, Pool, Problem};
+
+/// Most values of one open label, and most variants of one NodePool.
+const MAX_VARIANTS: usize = 128;
+
+/// Values of `karpenter.k8s.aws/instance-tenancy`.
+const SHARED: &str = "default";
+const DEDICATED: &str = "dedicated";
+
+/// A NodePool with definite custom labels.
+#[derive(Debug)]
+pub(crate) struct Variant {
+    /// Index into the problem's pools.
+    pub pool: usize,
+    /// Template labels and chosen custom labels.
+    pub labels: Labels,
+    /// Labels that were chosen, to be pinned on the NodeClaim.
+    pub pinned: Vec<(String, String)>,
+}
+
+/// Keys whose value the instance type or offering decides, never the NodePool alone.
+pub(crate) fn well_known(key: &str) -> bool {
+    matches!(
+        key,
+        labels::ZONE
+            | labels::REGION
+            | labels::ZONE_ID
+            | labels::CAPACITY_TYPE
+            | labels::INSTANCE_TYPE
+            | labels::ARCH
+            | labels::OS
+            | labels::HOSTNAME
+            | "node.kubernetes.io/windows-build"
+    ) || (key.starts_with("karpenter.k8s.aws/") && key != labels::EC2_NODE_CLASS)
+}
+
+/// What pods ask of a label.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Mentioned {
+    values: BTreeSet<Arc<str>>,
+    /// Every value matters: pods are kept apart or together by it, or compare numbers.
+    all: bool,
+}
+
+/// What pods ask of labels, so that open labels get a variant for each value that matters.
+pub(crate) fn mentioned_values(problem: &Problem) -> HashMap<Arc<str>, Mentioned> {
+    let mut out: HashMap<Arc<str>, Mentioned> = HashMap::new();
+    if problem.pools.iter().all(|pool| pool.requirements.iter().all(|r| well_known(&r.key))) {
+        return out;
+    }
+    let mut last: Option<*const PodClass> = None;
+    for class in problem.pods.iter().map(|p| &p.class).chain(problem.daemons.iter().map(|d| &d.class)) {
+        if last == Some(Arc::as_ptr(class)) {
+            continue;
+        }
+        last = Some(Arc::as_ptr(class));
+        let preferred = class.preferred_nodes.iter().map(|(_, term)| term);
+        for term in class.node_terms.iter().chain(&class.volume_terms).chain(preferred) {
+            for (key, set) in term.labels.iter() {
+                let mentioned = out.entry(Arc::clone(key)).or_default();
+                mentioned.all |= set.has_bounds();
+                let values = &mut mentioned.values;
+                values.extend(set.named().cloned());
+                values.extend(set.some_value().map(Arc::from));
+            }
+        }
+        for key in
+            class.spread.iter().map(|s| &s.key).chain(class.affinity.iter().chain(&class.anti_affinity).map(|t| &t.key))
+        {
+            out.entry(Arc::clone(key)).or_default().all = true;
+        }
+    }
+    out
+}
+
+pub(crate) fn has_key(pool: &Pool, requirements: &Requirements, key: &str) -> bool {
+    pool.labels.contains_key(key) || requirements.get(key).is_some()
+}
+
+/// Whether some pod can only run on dedicated instances, or would rather.
+pub(crate) fn dedicated_is_asked_for(problem: &Problem) -> bool {
+    let mut last: Option<*const PodClass> = None;
+    problem.pods.iter().any(|pod| {
+        if last.replace(Arc::as_ptr(&pod.class)) == Some(Arc::as_ptr(&pod.class)) {
+            return false;
+        }
+        let preferred = pod.class.preferred_nodes.iter().map(|(_, term)| term);
+        pod.class.node_terms.iter().chain(preferred).any(|term| {
+            let set = term.labels.get(labels::INSTANCE_TENANCY);
+            set.is_some_and(|set| set.accepts(Some(DEDICATED)) && !set.accepts(Some(SHARED)))
+        })
+    })
+}
+
+/// Every instance type can be had in shared and in dedicated tenancy, and is taken in shared. So each variant is there with
+/// dedicated instances only where `set` leaves nothing else or, by `asked`, a pod wants them; then that is pinned.
+pub(crate) fn tenancies(variants: Vec<Variant>, set: Option<&ValueSet>, asked: bool) -> Vec<Variant> {
+    let may = |value: &str| set.is_none_or(|set| set.accepts(Some(value)));
+    let shared = may(SHARED);
+    let dedicated = may(DEDICATED) && (asked || !shared);
+    let mut out = Vec::new();
+    for variant in variants {
+        let alone = dedicated.then(|| {
+            let (key, value) = (labels::INSTANCE_TENANCY.to_owned(), DEDICATED.to_owned());
+            let (mut labels, mut pinned) = (variant.labels.clone(), variant.pinned.clone());
+            labels.insert(key.clone(), value.clone());
+            pinned.push((key, value));
+            Variant { pool: variant.pool, labels, pinned }
+        });
+        // Shared first: of equal prices the first is taken.
+        out.extend(shared.then_some(variant));
+        out.extend(alone);
+    }
+    out
+}
+
+/// Each variant once per value of an open label that matters.
+pub(crate) fn expand(variants: Vec<Variant>, key: &str, set: &ValueSet, mentioned: Option<&Mentioned>) -> Vec<Variant> {
+    let mut options: Vec<Option<String>> = Vec::new();
+    // What pods name comes first: it must not be cut off.
+    let named = |value: &&Arc<str>| mentioned.is_some_and(|mentioned| mentioned.values.contains(*value));
+    if set.finite().is_some() {
+        let values = || set.finite().into_iter().flatten();
+        let most = if mentioned.is_some_and(|mentioned| mentioned.all) { usize::MAX } else { 1 };
+        let others = values().filter(|value| !named(value)).take(most);
+        options.extend(values().filter(named).chain(others).map(|value| Some(value.to_string())));
+    } else {
+        let named = mentioned.iter().flat_map(|mentioned| &mentioned.values).filter(|value| set.contains(value));
+        options.extend(named.map(|value| Some(value.to_string())));
+        if !set.accepts_absence() && options.is_empty() {
+            options.extend(set.some_value().map(Some));
+        }
+    }
+    if set.accepts_absence() {
+        options.insert(0, None);
+    }
+    // Nobody asks for the label: its value may be any, one is as good as another.
+    if mentioned.is_none() {
+        options.truncate(1);
+    }
+    options.truncate(MAX_VARIANTS);
+    let mut out = Vec::new();
+    for variant in &variants {
+        for option in &options {
+            if out.len() == MAX_VARIANTS {
+                return out;
+            }
+            let mut labels = variant.labels.clone();
+            let mut pinned = variant.pinned.clone();
+            if let Some(value) = option {
+                labels.insert(key.to_owned(), value.clone());
+                pinned.push((key.to_owned(), value.clone()));
+            }
+            out.push(Variant { pool: variant.pool, labels, pinned });
+        }
+    }
+    out
+}

@@ -1,0 +1,428 @@
+//! Pods of one problem that no rule tells apart: the same class, selected by the same selectors. Everything after this
+//! works on groups with counts. Rules about the host name (and host ports) become caps on counts per node here.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use crate::model::labels;
+use crate::model::offering::CapacityType;
+use crate::model::pod_class::{HostPort, NodeTerm, PodClass};
+use crate::planner::columns::bitset::Bits;
+use crate::planner::columns::sets::Universe;
+use crate::planner::groups::selectors::Selectors;
+use crate::planner::input::problem::{PodEntry, PreferencePolicy, Problem};
+
+/// Rules of a group about the pods that share its node. Ids name counters that each node has.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct HostRules {
+    /// Counters that a pod of the group raises.
+    pub raises: Vec<u32>,
+    /// Greatest value, the pod itself included, that a counter may have on its node.
+    pub caps: Vec<(u32, i32)>,
+    /// Counters that are better kept low on its node.
+    pub soft: Vec<u32>,
+    /// Counters that are better above zero on its node.
+    pub likes: Vec<u32>,
+    /// Counters that must be above zero on its node, and whether the pod itself raises them.
+    pub wants: Vec<(u32, bool)>,
+}
+
+impl HostRules {
+    pub fn is_free(&self) -> bool {
+        self.raises.is_empty()
+            && self.caps.is_empty()
+            && self.soft.is_empty()
+            && self.likes.is_empty()
+            && self.wants.is_empty()
+    }
+}
+
+/// Pods that no rule of the problem tells apart.
+#[derive(Debug)]
+pub(crate) struct Group {
+    pub class: Arc<PodClass>,
+    /// Controller of its pods, where controllers are told apart.
+    owner: Option<Arc<str>>,
+    /// Indexes of the pods, ordered by key.
+    pub pods: Vec<usize>,
+    /// Requests of one pod.
+    pub need: Vec<i64>,
+    /// Selectors that select its pods.
+    pub matches: Arc<[u32]>,
+    pub host: HostRules,
+    /// Columns it may use, most preferred first; the last holds all that its requirements allow.
+    pub levels: Vec<Bits>,
+    /// Columns whose domains count for its spread: its volumes may keep it out of some.
+    pub domains: Bits,
+}
+
+/// The counters of nodes.
+#[derive(Debug, Default)]
+pub(crate) struct HostCounters {
+    of_selector: HashMap<u32, u32>,
+    /// As `of_selector`, for spread constraints: pods being deleted don't raise these.
+    of_spread: HashMap<u32, u32>,
+    of_port: HashMap<HostPort, u32>,
+    /// Counters of pods of one controller, and how many of them a node may have.
+    of_owner: HashMap<Arc<str>, u32>,
+    per_owner: Option<i32>,
+    len: u32,
+}
+
+impl HostCounters {
+    pub fn len(&self) -> usize {
+        self.len as usize
+    }
+
+    fn selector(&mut self, selector: u32) {
+        number(&mut self.of_selector, selector, &mut self.len);
+    }
+
+    fn spread(&mut self, selector: u32) {
+        number(&mut self.of_spread, selector, &mut self.len);
+    }
+
+    fn port(&mut self, port: &HostPort) {
+        if !self.of_port.contains_key(port) {
+            self.of_port.insert(port.clone(), self.len);
+            self.len += 1;
+        }
+    }
+
+    fn owner(&mut self, owner: &Arc<str>) {
+        if !self.of_owner.contains_key(owner) {
+            self.of_owner.insert(Arc::clone(owner), self.len);
+            self.len += 1;
+        }
+    }
+
+    /// Rules of a pending pod.
+    fn pending(&self, group: &Group, selectors: &mut Selectors) -> HostRules {
+        let mut rules = self.rules(&group.class, &group.matches, selectors, true);
+        rules.raises.extend(group.matches.iter().filter_map(|s| self.of_spread.get(s)));
+        let counter = group.owner.as_ref().and_then(|owner| self.of_owner.get(owner));
+        if let (Some(counter), Some(most)) = (counter, self.per_owner) {
+            rules.raises.push(*counter);
+            rules.caps.push((*counter, most));
+            rules.caps.sort_unstable();
+        }
+        rules
+    }
+
+    /// Rules of a pod: what it raises and caps, whether it runs already or not.
+    fn rules(&self, class: &PodClass, matches: &[u32], selectors: &mut Selectors, pending: bool) -> HostRules {
+        let mut rules = HostRules {
+            raises: matches.iter().filter_map(|s| self.of_selector.get(s).copied()).collect(),
+            ..HostRules::default()
+        };
+        let mut cap = |counter: u32, at_most: i64| {
+            let at_most = i32::try_from(at_most).unwrap_or(i32::MAX);
+            match rules.caps.iter_mut().find(|(have, _)| *have == counter) {
+                Some((_, have)) => *have = (*have).min(at_most),
+                None => rules.caps.push((counter, at_most)),
+            }
+        };
+        let on_host = |key: &Arc<str>| **key == *labels::HOSTNAME;
+        for term in class.anti_affinity.iter().filter(|t| on_host(&t.key)) {
+            if let Some(id) = selectors.add_term(term)
+                && let Some(counter) = self.of_selector.get(&id)
+            {
+                cap(*counter, i64::from(matches.contains(&id)));
+            }
+        }
+        if pending {
+            for spread in class.spread.iter().filter(|s| s.hard && on_host(&s.key)) {
+                if let Some(counter) = self.spread_counter(class, spread, selectors) {
+                    // An empty node is always possible, so the least count over nodes is taken as zero.
+                    cap(counter, spread.max_skew);
+                }
+            }
+        }
+        for port in &class.host_ports {
+            for (other, counter) in &self.of_port {
+                let same_port = other.port == port.port && other.protocol == port.protocol;
+                if same_port && (other == port || other.ip.is_empty() || port.ip.is_empty()) {
+                    // A pod doesn't stand in its own way.
+                    cap(*counter, i64::from(class.host_ports.contains(other)));
+                }
+            }
+        }
+        for port in &class.host_ports {
+            rules.raises.extend(self.of_port.get(port));
+        }
+        if pending {
+            for spread in class.spread.iter().filter(|s| !s.hard && on_host(&s.key)) {
+                rules.soft.extend(self.spread_counter(class, spread, selectors));
+            }
+            for (_, term) in class.preferred_anti_affinity.iter().filter(|(_, t)| on_host(&t.key)) {
+                rules.soft.extend(selectors.add_term(term).and_then(|id| self.of_selector.get(&id)));
+            }
+            for (_, term) in class.preferred_affinity.iter().filter(|(_, t)| on_host(&t.key)) {
+                rules.likes.extend(selectors.add_term(term).and_then(|id| self.of_selector.get(&id)));
+            }
+            if class.affinity.iter().any(|t| on_host(&t.key))
+                && let Some(id) = selectors.add_required(&class.affinity)
+                && let Some(counter) = self.of_selector.get(&id)
+            {
+                rules.wants.push((*counter, matches.contains(&id)));
+            }
+        }
+        rules.caps.sort_unstable();
+        rules.soft.sort_unstable();
+        rules.soft.dedup();
+        rules
+    }
+
+    fn spread_counter(
+        &self,
+        class: &PodClass,
+        spread: &crate::model::pod_class::Spread,
+        selectors: &mut Selectors,
+    ) -> Option<u32> {
+        let id = add_spread(selectors, class, spread)?;
+        self.of_spread.get(&id).copied()
+    }
+
+    /// Rules of a pod that runs already.
+    pub fn running(&self, pod: &PodEntry, selectors: &mut Selectors) -> HostRules {
+        if self.len == 0 {
+            return HostRules::default();
+        }
+        let matches = selectors.matching(pod);
+        let mut rules = self.rules(&pod.class, &matches, selectors, false);
+        if !pod.deleting {
+            rules.raises.extend(matches.iter().filter_map(|s| self.of_spread.get(s)));
+        }
+        rules.raises.extend(pod.owner.as_ref().and_then(|owner| self.of_owner.get(owner)));
+        rules
+    }
+
+    /// Rules of a daemon: only its ports can matter.
+    pub fn daemon(&self, class: &PodClass, selectors: &mut Selectors) -> HostRules {
+        if self.of_port.is_empty() { HostRules::default() } else { self.rules(class, &[], selectors, false) }
+    }
+}
+
+/// Gives a selector the next number, unless it has one.
+fn number(of: &mut HashMap<u32, u32>, selector: u32, next: &mut u32) {
+    of.entry(selector).or_insert_with(|| {
+        *next += 1;
+        *next - 1
+    });
+}
+
+/// The selector of a spread constraint, which looks into the pod's own namespace.
+pub(crate) fn add_spread(
+    selectors: &mut Selectors,
+    class: &PodClass,
+    spread: &crate::model::pod_class::Spread,
+) -> Option<u32> {
+    let namespaces =
+        crate::model::pod_class::Namespaces { names: [Arc::clone(&class.namespace)].into(), selector: None };
+    selectors.add(spread.selector.as_ref(), &namespaces)
+}
+
+/// Registers every selector that a rule of the problem uses, and the counters of nodes.
+pub(crate) fn register(problem: &Problem) -> (Selectors<'_>, HostCounters) {
+    let mut selectors = Selectors::new(&problem.namespaces);
+    let mut counters = HostCounters::default();
+    let respect = problem.settings.preference_policy == PreferencePolicy::Respect;
+    let mut seen: std::collections::HashSet<*const PodClass> = std::collections::HashSet::new();
+    // In an order that the order of input doesn't change: by the first key of each class.
+    let mut first: HashMap<*const PodClass, &PodEntry> = HashMap::new();
+    for pod in &problem.pods {
+        let have = first.entry(Arc::as_ptr(&pod.class)).or_insert(pod);
+        if pod.key < have.key {
+            *have = pod;
+        }
+    }
+    let mut first: Vec<&PodEntry> = first.into_values().collect();
+    first.sort_by(|a, b| a.key.cmp(&b.key));
+    for pod in first {
+        seen.insert(Arc::as_ptr(&pod.class));
+        let class = &pod.class;
+        for spread in class.spread.iter().filter(|s| s.hard || respect) {
+            let id = add_spread(&mut selectors, class, spread);
+            if *spread.key == *labels::HOSTNAME
+                && let Some(id) = id
+            {
+                counters.spread(id);
+            }
+        }
+        if let Some(id) = selectors.add_required(&class.affinity)
+            && class.affinity.iter().any(|term| *term.key == *labels::HOSTNAME)
+        {
+            counters.selector(id);
+        }
+        let preferred = class.preferred_affinity.iter().chain(&class.preferred_anti_affinity).map(|(_, term)| term);
+        for term in class.anti_affinity.iter().chain(preferred.filter(|_| respect)) {
+            if let Some(id) = selectors.add_term(term)
+                && *term.key == *labels::HOSTNAME
+            {
+                counters.selector(id);
+            }
+        }
+        for port in &class.host_ports {
+            counters.port(port);
+        }
+    }
+    // A running pod's required anti-affinity keeps newcomers away; nothing else of it asks anything of them.
+    let mut nodes: Vec<_> = problem.nodes.iter().filter(|node| !node.pods.ruling().is_empty()).collect();
+    nodes.sort_by(|a, b| a.name.cmp(&b.name));
+    for class in nodes.into_iter().flat_map(|node| node.pods.ruling()) {
+        if !seen.insert(Arc::as_ptr(class)) {
+            continue;
+        }
+        for term in &class.anti_affinity {
+            if let Some(id) = selectors.add_term(term)
+                && *term.key == *labels::HOSTNAME
+            {
+                counters.selector(id);
+            }
+        }
+        if !counters.of_port.is_empty() {
+            class.host_ports.iter().for_each(|port| counters.port(port));
+        }
+    }
+    if problem.settings.workload_pods_per_node.is_some() {
+        counters.per_owner = problem.settings.workload_pods_per_node;
+        let owners: std::collections::BTreeSet<_> = problem.pods.iter().filter_map(|pod| pod.owner.as_ref()).collect();
+        for owner in owners {
+            counters.owner(owner);
+        }
+    }
+    // Without a pending pod that wants a port, no port can conflict.
+    if !counters.of_port.is_empty() {
+        problem.daemons.iter().flat_map(|d| &d.class.host_ports).for_each(|port| counters.port(port));
+    }
+    (selectors, counters)
+}
+
+/// Groups the pods: equal classes that equal selectors select, in an order that doesn't depend on the order of input.
+pub(crate) fn group(universe: &mut Universe<'_>, selectors: &mut Selectors<'_>, counters: &HostCounters) -> Vec<Group> {
+    let problem = universe.problem;
+    let mut ids: HashMap<(*const PodClass, Arc<[u32]>, Option<Arc<str>>), usize> = HashMap::new();
+    let by_owner = problem.settings.workload_pods_per_node.is_some();
+    let mut groups: Vec<Group> = Vec::new();
+    // Pods of one workload mostly come in runs: remember the last.
+    let mut last: Option<(*const PodClass, *const crate::planner::input::problem::Labels, usize)> = None;
+    for (at, pod) in problem.pods.iter().enumerate() {
+        let (class, pod_labels) = (Arc::as_ptr(&pod.class), Arc::as_ptr(&pod.labels));
+        if let Some((c, l, group)) = last
+            && c == class
+            && l == pod_labels
+            && (!by_owner || groups[group].owner == pod.owner)
+        {
+            groups[group].pods.push(at);
+            continue;
+        }
+        let matches = selectors.matching(pod);
+        let owner = pod.owner.clone().filter(|_| by_owner);
+        let group = *ids.entry((class, Arc::clone(&matches), owner.clone())).or_insert_with(|| {
+            groups.push(Group {
+                class: Arc::clone(&pod.class),
+                owner,
+                pods: Vec::new(),
+                need: universe.dims.dense(&pod.class.requests),
+                matches,
+                host: HostRules::default(),
+                levels: Vec::new(),
+                domains: Bits::default(),
+            });
+            groups.len() - 1
+        });
+        groups[group].pods.push(at);
+        last = Some((class, pod_labels, group));
+    }
+    let key = |at: &usize| &problem.pods[*at].key;
+    for group in &mut groups {
+        if !group.pods.is_sorted_by_key(key) {
+            group.pods.sort_by(|a, b| key(a).cmp(key(b)));
+        }
+        let class = Arc::clone(&group.class);
+        group.host = counters.pending(group, selectors);
+        if problem.settings.preference_policy == PreferencePolicy::Ignore {
+            group.host.soft.clear();
+            group.host.likes.clear();
+        }
+        group.domains = allowed(universe, &class, &group.need);
+        group.levels = levels(universe, &class, &group.need, &group.domains);
+    }
+    groups.sort_by(|a, b| key(&a.pods[0]).cmp(key(&b.pods[0])));
+    groups
+}
+
+/// Columns that the node constraints of a class allow, volumes aside, and that have what it asks for beyond the common
+/// resources.
+fn allowed(universe: &mut Universe<'_>, class: &PodClass, need: &[i64]) -> Bits {
+    let extended = crate::planner::columns::dims::COMMON..need.len();
+    let has_extended = extended.clone().any(|dim| need[dim] > 0);
+    let mut allowed = universe.columns_for(class);
+    if has_extended {
+        let offered = universe.where_column(|column| extended.clone().all(|d| need[d] <= universe.room(column)[d]));
+        allowed.and(&offered);
+    }
+    allowed
+}
+
+/// Columns by preference: each preferred node term that can be met (heaviest first), then none; and within each, first
+/// without `PreferNoSchedule` taints (Karpenter core reference 3.6).
+fn levels(universe: &mut Universe<'_>, class: &PodClass, need: &[i64], allowed: &Bits) -> Vec<Bits> {
+    let mut required = allowed.clone();
+    if !class.volume_terms.is_empty() {
+        required.and(&universe.constrained(&class.volume_terms, class));
+    }
+    if universe.has_counted {
+        required.and(&universe.where_column(|column| universe.columns[column].left.is_none()));
+    }
+    let mut sets: Vec<Bits> = Vec::new();
+    if universe.problem.settings.preference_policy == PreferencePolicy::Respect {
+        for (_, term) in &class.preferred_nodes {
+            let mut preferred = universe.constrained(&with_term(class, term), class);
+            preferred.and(&required);
+            sets.push(preferred);
+        }
+    }
+    sets.push(required.clone());
+    if universe.problem.settings.prefer_spot {
+        let spot = universe.where_column(|column| universe.columns[column].capacity_type != CapacityType::OnDemand);
+        sets = sets.into_iter().flat_map(|set| [both(&set, &spot), set]).collect();
+    }
+    let mut out: Vec<Bits> = Vec::new();
+    let push = |universe: &mut Universe<'_>, set: Bits, out: &mut Vec<Bits>| {
+        if !set.is_empty() && !out.contains(&set) {
+            let id = universe.signature(set.clone());
+            if universe.any_fits(id, need) {
+                out.push(set);
+            }
+        }
+    };
+    if let Some(untainted) = universe.without_soft_taints(class) {
+        for set in &sets {
+            let mut clean = set.clone();
+            clean.and(&untainted);
+            push(universe, clean, &mut out);
+        }
+    }
+    for set in sets {
+        push(universe, set, &mut out);
+    }
+    if out.last() != Some(&required) {
+        out.retain(|set| set != &required);
+        out.push(required);
+    }
+    out
+}
+
+fn both(a: &Bits, b: &Bits) -> Bits {
+    let mut out = a.clone();
+    out.and(b);
+    out
+}
+
+fn with_term(class: &PodClass, term: &NodeTerm) -> Vec<NodeTerm> {
+    if class.node_terms.is_empty() {
+        return vec![term.clone()];
+    }
+    class.node_terms.iter().map(|required| required.and(term)).collect()
+}

@@ -1,0 +1,5 @@
+//! TODO-DOC planner::groups
+
+pub mod group;
+pub mod selectors;
+pub mod topology;

@@ -1,0 +1,271 @@
+//! Bettering what was bought.
+
+use std::collections::BTreeSet;
+
+use crate::planner::pack::demand::{Bin, float, real};
+use crate::planner::pack::strategy::{Bought, PATIENCE, Packer, Round, WAYS};
+
+/// Percent of the nodes that one attempt gives back.
+const SHARES: [usize; 5] = [12, 25, 45, 6, 18];
+/// Attempts in a row that may save nothing.
+const MOST_FAILURES: usize = 16;
+/// Buckets that may be compared for a plan in all, bettering included, however small it is.
+const LEAST_WORK: usize = 2_000_000;
+/// Buckets that may be compared beyond that in bettering a plan: half as many as were for making it, and no more than these.
+const MOST_WORK: usize = 1_000_000;
+/// A plan that costs less than so many times what its pods are worth at the first prices is looked at no further than by its waste.
+const NEAR: f64 = 1.02;
+/// What a node that wastes nothing weighs when nodes are drawn, as a share of its price.
+const LEAST_WEIGHT: f64 = 0.02;
+/// Share of its worth at which what is placed anew is priced again.
+const PATIENCE_AGAIN: f64 = 0.5;
+
+impl Packer<'_, '_, '_> {
+    /// Fills what is free on bought nodes.
+    pub fn top_up(&mut self, active: &dyn Fn(usize) -> bool) {
+        for at in 0..self.bought.len() {
+            let node = self.bought[at].clone();
+            let accepts: Vec<bool> = (0..self.stock.places.len())
+                .map(|place| {
+                    active(place)
+                        && self.stock.places[place]
+                            .levels
+                            .iter()
+                            .any(|id| self.universe.signatures[*id].bits.contains(node.column))
+                })
+                .collect();
+            let buckets = self.stock.open_buckets(|place| accepts[place]);
+            if buckets.is_empty() {
+                continue;
+            }
+            let host = self.daemon_host(node.column).clone();
+            let bin = Bin { room: self.universe.room(node.column), host: &host, content: &node.content };
+            let more = self.stock.fill(&bin, &self.reference, &buckets, None, &[], 0);
+            if more.is_empty() {
+                continue;
+            }
+            let mut content = node.content.clone();
+            for (item, count) in &more {
+                match content.iter_mut().find(|(have, _)| have == item) {
+                    Some((_, have)) => *have += count,
+                    None => content.push((*item, *count)),
+                }
+            }
+            if self.min_values_still_hold(node.column, &content) {
+                self.stock.take(&more, 1);
+                self.bought[at].content = content;
+            }
+        }
+    }
+
+    /// Makes what was bought cheaper: the nodes that waste most are given back and their pods placed anew, first in what is
+    /// free on the others. Kept only where it costs less. Ends near the bound, or with its share of work.
+    pub fn improve(&mut self, round: &mut Round) {
+        if self.bought.is_empty() || self.first_prices.is_empty() {
+            return;
+        }
+        self.patience = PATIENCE_AGAIN;
+        let limit = (self.stock.work + (self.stock.work / 2).min(MOST_WORK)).max(LEAST_WORK);
+        self.right_size();
+        let mut failures = 0;
+        let mut share = 0;
+        let mut random = fastrand::Rng::with_seed(1);
+        while failures < MOST_FAILURES && self.stock.work < limit {
+            // Where giving back those that waste most has not helped, chance may; of large plans it needs more tries than there is time for.
+            let by_chance = failures > SHARES.len();
+            if by_chance && (self.stock.work > LEAST_WORK || self.is_near()) {
+                break;
+            }
+            let gone = self.wasteful(round, SHARES[share % SHARES.len()], by_chance.then_some(&mut random));
+            if self.repack(round, &gone) {
+                failures = 0;
+            } else {
+                failures += 1;
+                share += 1;
+                self.way.power = WAYS[share % 2].power;
+            }
+        }
+        self.patience = PATIENCE;
+    }
+
+    fn cost(&self) -> i64 {
+        self.bought.iter().map(|node| self.universe.columns[node.column].price).sum()
+    }
+
+    /// What the pods of a node are worth at the first prices.
+    fn worth_on(&self, node: &Bought) -> f64 {
+        let worth = |(item, count): &(usize, usize)| {
+            self.stock.worth_at(*item, &self.first_prices[self.stock.items[*item].place]) * float(*count)
+        };
+        node.content.iter().map(worth).sum()
+    }
+
+    /// Whether the plan can't become much cheaper.
+    fn is_near(&self) -> bool {
+        let worth: f64 = self.bought.iter().map(|node| self.worth_on(node)).sum();
+        real(self.cost()) < worth * NEAR
+    }
+
+    /// The `share` percent of the nodes that waste most of their price; by `chance`, any node may be among them, those that waste
+    /// more sooner.
+    fn wasteful(&self, round: &Round, share: usize, mut chance: Option<&mut fastrand::Rng>) -> BTreeSet<usize> {
+        let mut waste = Vec::new();
+        for (at, node) in self.bought.iter().enumerate() {
+            if node.content.iter().all(|(item, _)| self.may_move(round, *item)) {
+                let price = real(self.universe.columns[node.column].price);
+                let wasted = (price - self.worth_on(node)) / price.max(1.0);
+                let weight = chance.as_mut().map_or(wasted, |random| (wasted + LEAST_WEIGHT) * random.f64());
+                waste.push((weight, at));
+            }
+        }
+        waste.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+        waste.truncate((self.bought.len() * share / 100).max(4));
+        waste.into_iter().map(|(_, at)| at).collect()
+    }
+
+    /// One attempt without the nodes that are to be `gone`; false when it saved nothing.
+    fn repack(&mut self, round: &mut Round, gone: &BTreeSet<usize>) -> bool {
+        if gone.is_empty() {
+            return false;
+        }
+        let before = self.bought.clone();
+        let budgets = self.budgets.clone();
+        let cost = self.cost();
+        let unplaced: usize = self.stock.items.iter().map(|item| item.left).sum();
+        let mut kept = Vec::with_capacity(before.len());
+        for (at, node) in before.iter().enumerate() {
+            if gone.contains(&at) {
+                self.stock.give_back(&node.content);
+                let pool = self.universe.pool(node.column);
+                self.budgets[pool].refund(&self.universe.instance_type(node.column).capacity);
+            } else {
+                kept.push(node.clone());
+            }
+        }
+        self.bought = kept;
+        round.dead.fill(false);
+        let served: Vec<bool> = (0..self.stock.places.len()).map(|place| round.signature(place).is_some()).collect();
+        self.top_up(&|place| served[place]);
+        let from = self.bought.len();
+        self.buy(round);
+        self.right_size_from(from);
+        let left: usize = self.stock.items.iter().map(|item| item.left).sum();
+        if left <= unplaced && self.cost() < cost {
+            return true;
+        }
+        for node in std::mem::replace(&mut self.bought, before) {
+            self.stock.give_back(&node.content);
+        }
+        for at in 0..self.bought.len() {
+            let content = self.bought[at].content.clone();
+            self.stock.take(&content, 1);
+        }
+        self.budgets = budgets;
+        false
+    }
+
+    /// Pods that lead or follow others on one host stay where they are, as do those the round doesn't serve.
+    fn may_move(&self, round: &Round, item: usize) -> bool {
+        let rules = self.stock.host(item);
+        round.has(self.stock.items[item].place)
+            && rules.wants.is_empty()
+            && self
+                .stock
+                .wanting()
+                .iter()
+                .all(|other| self.stock.host(*other).wants.iter().all(|(counter, _)| !rules.raises.contains(counter)))
+    }
+
+    /// Buys for pods that must share a node with others: a node for each leader they can follow, or one node for all of a
+    /// group that only its own pods can lead.
+    pub fn company(&mut self, round: &mut Round) {
+        for item in self.stock.wanting() {
+            while self.stock.items[item].left > 0 {
+                let rules = self.stock.host(item);
+                let led_by_itself = rules.wants.iter().all(|(_, own)| *own);
+                let leader = (0..self.stock.items.len()).find(|other| {
+                    let other_rules = self.stock.host(*other);
+                    *other != item
+                        && self.stock.items[*other].left > 0
+                        && other_rules.wants.is_empty()
+                        && rules.wants.iter().all(|(counter, _)| other_rules.raises.contains(counter))
+                });
+                let start = match leader {
+                    Some(leader) => vec![(leader, 1)],
+                    // A group of its own may start once, where nothing it could follow runs or is planned.
+                    None if led_by_itself && !self.has_company(item) => vec![(item, 1)],
+                    None => break,
+                };
+                if !self.buy_company(round, item, &start) {
+                    break;
+                }
+            }
+        }
+    }
+
+    /// Whether a pod that this item must follow runs or is planned already.
+    fn has_company(&self, item: usize) -> bool {
+        let wants = &self.stock.host(item).wants;
+        let raised = |counter: u32| {
+            self.running_counters.contains(&counter)
+                || self
+                    .bought
+                    .iter()
+                    .flat_map(|node| &node.content)
+                    .any(|(i, _)| self.stock.host(*i).raises.contains(&counter))
+        };
+        wants.iter().any(|(counter, _)| raised(*counter))
+    }
+
+    /// Buys the cheapest node that holds `start` and all its followers, or else the one that holds most of them.
+    fn buy_company(&mut self, round: &Round, item: usize, start: &[(usize, usize)]) -> bool {
+        let place = |i: usize| self.stock.items[i].place;
+        let (Some(own), Some(first)) = (round.signature(place(item)), round.signature(place(start[0].0))) else {
+            return false;
+        };
+        let mut bits = self.universe.signatures[own].bits.clone();
+        bits.and(&self.universe.signatures[first].bits);
+        let mut best: Option<(usize, std::cmp::Reverse<i64>, usize, crate::planner::pack::demand::Content)> = None;
+        let mut seen: Option<usize> = None;
+        for column in bits.iter() {
+            let shape = self.universe.columns[column].shape;
+            if seen == Some(shape)
+                || !self.budgets[self.universe.pool(column)].allows(&self.universe.instance_type(column).capacity)
+            {
+                continue;
+            }
+            seen = Some(shape);
+            let host = self.daemon_host(column).clone();
+            let bin = Bin { room: self.universe.room(column), host: &host, content: start };
+            if !self.stock.host_starts(&bin) {
+                continue;
+            }
+            let buckets = self.stock.open_buckets(|p| {
+                round.signature(p).is_some_and(|id| self.universe.signatures[id].bits.contains(column))
+            });
+            let more = self.stock.follow(&bin, &buckets);
+            let followers: usize = more.iter().map(|(_, count)| *count).sum();
+            let price = std::cmp::Reverse(self.universe.columns[column].price);
+            if best.as_ref().is_none_or(|(have, cost, ..)| (followers, price) > (*have, *cost)) {
+                best = Some((followers, price, column, more));
+            }
+        }
+        let Some((followers, _, column, more)) = best else {
+            return false;
+        };
+        if followers == 0 && start[0].0 != item {
+            return false;
+        }
+        let mut content = start.to_vec();
+        for (item, count) in more {
+            match content.iter_mut().find(|(have, _)| *have == item) {
+                Some((_, have)) => *have += count,
+                None => content.push((item, count)),
+            }
+        }
+        self.budgets[self.universe.pool(column)].spend(&self.universe.instance_type(column).capacity.clone(), 1);
+        self.stock.take(&content, 1);
+        self.bought.push(Bought { column, content });
+        true
+    }
+}

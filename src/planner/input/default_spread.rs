@@ -1,0 +1,239 @@
+//! The cluster's default topology spread constraints, as kube-scheduler's `PodTopologySpread` plugin has them: what pods get
+//! that declare no constraint of their own.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::{Pod, Service};
+use kube::ResourceExt;
+use serde::Deserialize;
+
+use crate::model::pod_class::{PodClass, Selector, Spread};
+use crate::model::requirement::{ValueSet, normalise_key};
+use crate::planner::input::problem::{Labels, PodEntry, Problem};
+
+/// The label under which the planner keeps a pod's controller, so that a selector can be about it.
+pub(crate) const CONTROLLER: &str = "stowage.dev/controller-uid";
+
+/// Constraints for pods that declare none; empty by default.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DefaultSpread {
+    constraints: Vec<Constraint>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Constraint {
+    key: Arc<str>,
+    max_skew: i64,
+    hard: bool,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct Config {
+    #[serde(default)]
+    pod_topology_spread: PodTopologySpread,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct PodTopologySpread {
+    #[serde(default)]
+    default_constraints: Vec<Entry>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct Entry {
+    max_skew: i64,
+    topology_key: String,
+    when_unsatisfiable: String,
+}
+
+impl DefaultSpread {
+    /// Reads `podTopologySpread.defaultConstraints` from YAML or JSON; empty text is no constraint.
+    ///
+    /// # Errors
+    /// Says which field is wrong and what would be right. A selector is refused, as kube-scheduler refuses it: it is that of
+    /// the pod's controller.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        if text.trim().is_empty() {
+            return Ok(Self::default());
+        }
+        let config: Config = serde_saphyr::from_str(text).map_err(|error| {
+            format!("{error}; podTopologySpread.defaultConstraints with maxSkew, topologyKey and whenUnsatisfiable is wanted")
+        })?;
+        let mut constraints: Vec<Constraint> = Vec::new();
+        for (at, entry) in config.pod_topology_spread.default_constraints.into_iter().enumerate() {
+            let field = |name: &str| format!("podTopologySpread.defaultConstraints[{at}].{name}");
+            if entry.max_skew < 1 {
+                return Err(format!("{}: {} is not 1 or more", field("maxSkew"), entry.max_skew));
+            }
+            if entry.topology_key.is_empty() || entry.topology_key.contains(char::is_whitespace) {
+                return Err(format!("{}: {:?} is not a label key", field("topologyKey"), entry.topology_key));
+            }
+            let hard = match entry.when_unsatisfiable.as_str() {
+                "DoNotSchedule" => true,
+                "ScheduleAnyway" => false,
+                other => {
+                    let name = field("whenUnsatisfiable");
+                    return Err(format!("{name}: {other:?} is neither DoNotSchedule nor ScheduleAnyway"));
+                }
+            };
+            let key: Arc<str> = Arc::from(normalise_key(&entry.topology_key));
+            if constraints.iter().any(|have| have.key == key && have.hard == hard) {
+                return Err(format!("{}: {key} is there twice with the same whenUnsatisfiable", field("topologyKey")));
+            }
+            constraints.push(Constraint { key, max_skew: entry.max_skew, hard });
+        }
+        Ok(Self { constraints })
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.constraints.is_empty()
+    }
+
+    /// The constraints of a pod of this controller.
+    pub(crate) fn of_controller(&self, uid: &str) -> Vec<Spread> {
+        self.over(&Selector { terms: vec![(Arc::from(CONTROLLER), ValueSet::one(uid))] })
+    }
+
+    fn over(&self, selector: &Selector) -> Vec<Spread> {
+        let spread = |constraint: &Constraint| Spread {
+            key: Arc::clone(&constraint.key),
+            max_skew: constraint.max_skew,
+            min_domains: 1,
+            selector: Some(selector.clone()),
+            hard: constraint.hard,
+            honor_affinity: true,
+            honor_taints: false,
+        };
+        self.constraints.iter().map(spread).collect()
+    }
+}
+
+/// UID of the controller whose selector kube-scheduler takes for a default constraint. A `ReplicaSet`'s selects the pods of
+/// one revision, which are those it owns. Selectors of Services are not looked at: they can only narrow a controller's
+/// pods, all of which have the same labels; pods without such a controller have theirs ([`with_services`]).
+pub(crate) fn spreading_controller(pod: &Pod) -> Option<&str> {
+    let owner = pod.metadata.owner_references.iter().flatten().find(|owner| owner.controller == Some(true))?;
+    let spreads = matches!(owner.kind.as_str(), "ReplicaSet" | "StatefulSet" | "ReplicationController");
+    spreads.then_some(owner.uid.as_str())
+}
+
+/// What Services select, and the constraints that pods without a spreading controller get by it.
+#[derive(Clone, Debug, Default)]
+pub struct Services {
+    spread: DefaultSpread,
+    /// Selector by name, by namespace; those that select by nothing are left out.
+    selectors: BTreeMap<String, BTreeMap<String, Labels>>,
+}
+
+impl Services {
+    /// None yet.
+    pub fn new(spread: DefaultSpread) -> Self {
+        Self { spread, selectors: BTreeMap::new() }
+    }
+
+    /// Takes in a Service.
+    pub fn apply(&mut self, service: &Service) {
+        let namespace = service.namespace().unwrap_or_else(|| "default".to_owned());
+        let selector = service.spec.as_ref().and_then(|spec| spec.selector.clone()).unwrap_or_default();
+        let name = service.name_any();
+        if selector.is_empty() {
+            self.delete(&format!("{namespace}/{name}"));
+        } else {
+            self.selectors.entry(namespace).or_default().insert(name, selector);
+        }
+    }
+
+    /// Forgets the Service of this `namespace/name`.
+    pub fn delete(&mut self, key: &str) {
+        let Some((namespace, name)) = key.split_once('/') else { return };
+        if let Some(inside) = self.selectors.get_mut(namespace) {
+            inside.remove(name);
+            if inside.is_empty() {
+                self.selectors.remove(namespace);
+            }
+        }
+    }
+
+    /// `namespace/name` of all that select something.
+    pub fn keys(&self) -> BTreeSet<String> {
+        let inside = |(namespace, names): (&String, &BTreeMap<String, Labels>)| {
+            names.keys().map(|name| format!("{namespace}/{name}")).collect::<Vec<_>>()
+        };
+        self.selectors.iter().flat_map(inside).collect()
+    }
+
+    /// The selectors of all Services that select a pod, as one; `None` where none does.
+    fn selecting(&self, pod: &PodEntry) -> Option<Labels> {
+        let inside = self.selectors.get(&*pod.class.namespace)?.values();
+        let selects = |selector: &&Labels| selector.iter().all(|(key, value)| pod.labels.get(key) == Some(value));
+        let merged: Labels =
+            inside.filter(selects).flatten().map(|(key, value)| (key.clone(), value.clone())).collect();
+        (!merged.is_empty()).then_some(merged)
+    }
+}
+
+/// The problem with default constraints on the pods that declare none, have no controller of a kind that spreads, and are
+/// selected by a Service; `None` where there is no such pod. The constraint counts whatever the Services select.
+pub(crate) fn with_services(problem: &Problem) -> Option<Problem> {
+    let services = &problem.services;
+    if services.spread.is_empty() || services.selectors.is_empty() {
+        return None;
+    }
+    let mut classes: HashMap<(*const PodClass, Labels), Arc<PodClass>> = HashMap::new();
+    let mut changed: Vec<(usize, Arc<PodClass>)> = Vec::new();
+    for (at, pod) in problem.pods.iter().enumerate() {
+        if !pod.class.spread.is_empty() || pod.labels.contains_key(CONTROLLER) {
+            continue;
+        }
+        let Some(merged) = services.selecting(pod) else { continue };
+        let class = classes.entry((Arc::as_ptr(&pod.class), merged)).or_insert_with_key(|(_, merged)| {
+            let terms = merged.iter().map(|(key, value)| (Arc::from(key.as_str()), ValueSet::one(value))).collect();
+            Arc::new(PodClass { spread: services.spread.over(&Selector { terms }), ..PodClass::clone(&pod.class) })
+        });
+        changed.push((at, Arc::clone(class)));
+    }
+    if changed.is_empty() {
+        return None;
+    }
+    let mut out = problem.clone();
+    for (at, class) in changed {
+        out.pods[at].class = class;
+    }
+    Some(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn constraints_are_read_and_what_is_wrong_is_named() {
+        let read = DefaultSpread::parse(
+            "podTopologySpread:\n  defaultConstraints:\n  - {maxSkew: 5, topologyKey: failure-domain.beta.kubernetes.io/zone, whenUnsatisfiable: ScheduleAnyway}\n",
+        )
+        .unwrap();
+        assert_eq!(&*read.constraints[0].key, "topology.kubernetes.io/zone");
+        for text in ["", " \n", "{}", "podTopologySpread: {}"] {
+            assert!(DefaultSpread::parse(text).unwrap().is_empty(), "{text:?}");
+        }
+        let one = |fields: &str| format!("{{podTopologySpread: {{defaultConstraints: [{fields}]}}}}");
+        let good = "{maxSkew: 1, topologyKey: z, whenUnsatisfiable: DoNotSchedule}";
+        for (text, want) in [
+            (one("{maxSkew: 0, topologyKey: z, whenUnsatisfiable: DoNotSchedule}"), "[0].maxSkew: 0"),
+            (one("{maxSkew: 1, topologyKey: '', whenUnsatisfiable: DoNotSchedule}"), "[0].topologyKey"),
+            (one("{maxSkew: 1, topologyKey: z, whenUnsatisfiable: Never}"), "\"Never\" is neither"),
+            (one("{maxSkew: 1, topologyKey: z}"), "whenUnsatisfiable"),
+            (one("{maxSkew: 1, topologyKey: z, whenUnsatisfiable: DoNotSchedule, labelSelector: {}}"), "labelSelector"),
+            (one(&format!("{good}, {good}")), "[1].topologyKey: z is there twice"),
+            ("profiles: []".to_owned(), "podTopologySpread"),
+        ] {
+            let error = DefaultSpread::parse(&text).unwrap_err();
+            assert!(error.contains(want), "{text}: {error}");
+        }
+    }
+}

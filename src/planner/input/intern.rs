@@ -1,0 +1,496 @@
+//! From Kubernetes pods to interned classes: strings are read here, once, and never again.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::sync::Arc;
+
+use k8s_openapi::api::apps::v1::DaemonSet;
+use k8s_openapi::api::core::v1::{
+    NodeSelectorTerm, Pod, PodAffinityTerm, PodSpec, PodStatus, Toleration as ApiToleration, TopologySpreadConstraint,
+};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
+
+use crate::model::pod_class::{HostPort, Namespaces, NodeTerm, PodClass, PodTerm, Selector, Spread, Toleration};
+use crate::model::requirement::{RequirementError, Requirements, ValueSet, normalise_key};
+use crate::model::resources::{ResourceError, Resources};
+use crate::planner::input::default_spread::{CONTROLLER, DefaultSpread, spreading_controller};
+use crate::planner::input::problem::{Daemon, Labels, PodEntry};
+
+/// A pod that can't be planned for.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{pod}: {problem}")]
+pub struct PodError {
+    /// `namespace/name` of the pod or DaemonSet.
+    pub pod: String,
+    /// Field and what is wrong with it.
+    #[source]
+    pub problem: PodProblem,
+}
+
+/// What is wrong with a pod.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum PodProblem {
+    /// No name or no spec.
+    #[error("{0} is missing")]
+    Missing(&'static str),
+    /// A quantity.
+    #[error("spec.containers resources: resource {}: {}", .0.resource, .0.source)]
+    Resources(ResourceError),
+    /// A requirement of a selector or affinity term.
+    #[error("{field}: {error}")]
+    Requirement {
+        /// Field path.
+        field: &'static str,
+        /// What is wrong.
+        error: RequirementError,
+    },
+    /// `matchFields` on something else than the name.
+    #[error("spec.affinity.nodeAffinity: matchFields on {0:?} is not supported, only metadata.name is")]
+    MatchFields(String),
+}
+
+/// Shares equal classes and label sets, so that a pod costs a few hundred bytes.
+#[derive(Debug, Default)]
+pub struct Interner {
+    classes: HashSet<Arc<PodClass>>,
+    labels: HashSet<Arc<Labels>>,
+    strings: HashSet<Arc<str>>,
+    no_claims: Arc<[Arc<str>]>,
+    default_spread: DefaultSpread,
+}
+
+impl Interner {
+    /// An interner that knows nothing yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// One that gives pods without constraints of their own these.
+    pub fn with_default_spread(default_spread: DefaultSpread) -> Self {
+        Self { default_spread, ..Self::default() }
+    }
+
+    /// Reads a pod.
+    ///
+    /// # Errors
+    /// The pod has no name or spec, or a quantity, operator or field that can't be understood.
+    pub fn intern(&mut self, pod: &Pod) -> Result<PodEntry, PodError> {
+        let namespace = pod.metadata.namespace.as_deref().unwrap_or("default");
+        let name = pod.metadata.name.as_deref().unwrap_or_default();
+        let key: Arc<str> = Arc::from(format!("{namespace}/{name}"));
+        let fail = |problem| PodError { pod: key.to_string(), problem };
+        if name.is_empty() {
+            return Err(fail(PodProblem::Missing("metadata.name")));
+        }
+        let spec = pod.spec.as_ref().ok_or_else(|| fail(PodProblem::Missing("spec")))?;
+        let controller = spreading_controller(pod).filter(|_| !self.default_spread.is_empty());
+        let mut read = self.class(namespace, pod.metadata.labels.as_ref(), spec, &[], controller, pod.status.as_ref());
+        if read.is_err() && spec.node_name.is_some() {
+            // It runs, whatever its rules: what it takes must not count as free.
+            let bare = PodSpec { affinity: None, topology_spread_constraints: None, ..spec.clone() };
+            read = self.class(namespace, pod.metadata.labels.as_ref(), &bare, &[], controller, pod.status.as_ref());
+        }
+        let class = read.map_err(fail)?;
+        let marked = controller.map(|uid| {
+            let mut labels = pod.metadata.labels.clone().unwrap_or_default();
+            labels.insert(CONTROLLER.to_owned(), uid.to_owned());
+            labels
+        });
+        let owner = pod.metadata.owner_references.iter().flatten().find(|o| o.controller == Some(true));
+        Ok(PodEntry {
+            uid: Arc::from(pod.metadata.uid.as_deref().unwrap_or_default()),
+            labels: self.labels(marked.as_ref().or(pod.metadata.labels.as_ref())),
+            class,
+            claims: self.claims(namespace, name, spec),
+            owner: owner.map(|o| self.string(&o.uid)),
+            created_at_ms: created_at_ms(&pod.metadata),
+            deleting: pod.metadata.deletion_timestamp.is_some(),
+            key,
+        })
+    }
+
+    /// Reads a DaemonSet as the pod it puts on each node, with the tolerations its controller adds.
+    ///
+    /// # Errors
+    /// As [`Interner::intern`].
+    pub fn intern_daemon(&mut self, daemon_set: &DaemonSet) -> Result<Daemon, PodError> {
+        let namespace = daemon_set.metadata.namespace.as_deref().unwrap_or("default");
+        let name = daemon_set.metadata.name.as_deref().unwrap_or_default();
+        let key: Arc<str> = Arc::from(format!("{namespace}/{name}"));
+        let fail = |problem| PodError { pod: key.to_string(), problem };
+        let template = daemon_set.spec.as_ref().map(|spec| &spec.template);
+        let spec =
+            template.and_then(|t| t.spec.as_ref()).ok_or_else(|| fail(PodProblem::Missing("spec.template.spec")))?;
+        let labels = template.and_then(|t| t.metadata.as_ref()).and_then(|m| m.labels.as_ref());
+        let class = self.class(namespace, labels, spec, &DAEMON_TOLERATIONS, None, None).map_err(fail)?;
+        Ok(Daemon { key, class })
+    }
+
+    fn labels(&mut self, labels: Option<&Labels>) -> Arc<Labels> {
+        static NONE: Labels = Labels::new();
+        let labels = labels.unwrap_or(&NONE);
+        if let Some(shared) = self.labels.get(labels) {
+            return Arc::clone(shared);
+        }
+        let shared = Arc::new(labels.clone());
+        self.labels.insert(Arc::clone(&shared));
+        shared
+    }
+
+    /// The claims of a pod; those of ephemeral volumes are named after the pod.
+    fn claims(&mut self, namespace: &str, pod: &str, spec: &PodSpec) -> Arc<[Arc<str>]> {
+        let names = spec.volumes.iter().flatten().filter_map(|volume| match &volume.persistent_volume_claim {
+            Some(claim) => Some(format!("{namespace}/{}", claim.claim_name)),
+            None => volume.ephemeral.as_ref().map(|_| format!("{namespace}/{pod}-{}", volume.name)),
+        });
+        let names: BTreeSet<String> = names.collect();
+        if names.is_empty() {
+            return Arc::clone(&self.no_claims);
+        }
+        names.iter().map(|name| self.string(name)).collect()
+    }
+
+    fn string(&mut self, text: &str) -> Arc<str> {
+        if let Some(shared) = self.strings.get(text) {
+            return Arc::clone(shared);
+        }
+        let shared: Arc<str> = Arc::from(text);
+        self.strings.insert(Arc::clone(&shared));
+        shared
+    }
+
+    fn class(
+        &mut self,
+        namespace: &str,
+        labels: Option<&Labels>,
+        spec: &PodSpec,
+        extra_tolerations: &[(&str, &str)],
+        controller: Option<&str>,
+        status: Option<&PodStatus>,
+    ) -> Result<Arc<PodClass>, PodProblem> {
+        static NONE: Labels = Labels::new();
+        let labels = labels.unwrap_or(&NONE);
+        let mut tolerations: Vec<Toleration> =
+            spec.tolerations.iter().flatten().filter(|api| own(api)).map(toleration).collect();
+        tolerations.extend(extra_tolerations.iter().map(|(key, effect)| Toleration {
+            key: Arc::from(*key),
+            exists: true,
+            value: Arc::default(),
+            effect: Arc::from(*effect),
+        }));
+        tolerations.sort();
+        tolerations.dedup();
+        let mut class = PodClass {
+            namespace: self.string(namespace),
+            requests: Resources::of_running_pod(spec, status).map_err(PodProblem::Resources)?,
+            priority: spec.priority.unwrap_or(0),
+            tolerations,
+            host_ports: host_ports(spec),
+            ..PodClass::default()
+        };
+        node_terms(spec, &mut class)?;
+        for constraint in spec.topology_spread_constraints.iter().flatten() {
+            class.spread.push(spread(constraint, labels)?);
+        }
+        if let Some(uid) = controller.filter(|_| class.spread.is_empty()) {
+            class.spread = self.default_spread.of_controller(uid);
+        }
+        let affinity = spec.affinity.as_ref();
+        if let Some(pods) = affinity.and_then(|a| a.pod_affinity.as_ref()) {
+            for term in pods.required_during_scheduling_ignored_during_execution.iter().flatten() {
+                class.affinity.push(pod_term(term, namespace, labels)?);
+            }
+            for weighted in pods.preferred_during_scheduling_ignored_during_execution.iter().flatten() {
+                let term = pod_term(&weighted.pod_affinity_term, namespace, labels)?;
+                class.preferred_affinity.push((weighted.weight, term));
+            }
+        }
+        if let Some(pods) = affinity.and_then(|a| a.pod_anti_affinity.as_ref()) {
+            for term in pods.required_during_scheduling_ignored_during_execution.iter().flatten() {
+                class.anti_affinity.push(pod_term(term, namespace, labels)?);
+            }
+            for weighted in pods.preferred_during_scheduling_ignored_during_execution.iter().flatten() {
+                let term = pod_term(&weighted.pod_affinity_term, namespace, labels)?;
+                class.preferred_anti_affinity.push((weighted.weight, term));
+            }
+        }
+        class.preferred_affinity.sort_by_key(|(weight, _)| -weight);
+        class.preferred_anti_affinity.sort_by_key(|(weight, _)| -weight);
+        if let Some(shared) = self.classes.get(&class) {
+            return Ok(Arc::clone(shared));
+        }
+        let shared = Arc::new(class);
+        self.classes.insert(Arc::clone(&shared));
+        Ok(shared)
+    }
+}
+
+/// Tolerations that the DaemonSet controller adds to its pods.
+const DAEMON_TOLERATIONS: [(&str, &str); 7] = [
+    ("node.kubernetes.io/not-ready", "NoExecute"),
+    ("node.kubernetes.io/unreachable", "NoExecute"),
+    ("node.kubernetes.io/disk-pressure", "NoSchedule"),
+    ("node.kubernetes.io/memory-pressure", "NoSchedule"),
+    ("node.kubernetes.io/pid-pressure", "NoSchedule"),
+    ("node.kubernetes.io/unschedulable", "NoSchedule"),
+    ("node.kubernetes.io/network-unavailable", "NoSchedule"),
+];
+
+fn created_at_ms(metadata: &ObjectMeta) -> i64 {
+    metadata.creation_timestamp.as_ref().map_or(0, |time| time.0.as_millisecond())
+}
+
+/// Whether a toleration is the pod's own. Which node it was admitted to makes no pod ask for something else than its siblings.
+fn own(api: &ApiToleration) -> bool {
+    api.key.as_deref() != Some(crate::model::labels::GUARD_TAINT)
+}
+
+fn toleration(api: &ApiToleration) -> Toleration {
+    Toleration {
+        key: Arc::from(api.key.as_deref().unwrap_or_default()),
+        exists: api.operator.as_deref() == Some("Exists"),
+        value: Arc::from(api.value.as_deref().unwrap_or_default()),
+        effect: Arc::from(api.effect.as_deref().unwrap_or_default()),
+    }
+}
+
+fn host_ports(spec: &PodSpec) -> Vec<HostPort> {
+    let host_network = spec.host_network == Some(true);
+    let sidecars = spec.init_containers.iter().flatten().filter(|c| c.restart_policy.as_deref() == Some("Always"));
+    let mut ports: Vec<HostPort> = spec
+        .containers
+        .iter()
+        .chain(sidecars)
+        .flat_map(|container| container.ports.iter().flatten())
+        .filter_map(|port| {
+            let number = port.host_port.filter(|n| *n > 0).or(host_network.then_some(port.container_port))?;
+            let ip = port.host_ip.as_deref().filter(|ip| !matches!(*ip, "0.0.0.0" | "::")).unwrap_or_default();
+            let protocol = port.protocol.as_deref().unwrap_or("TCP");
+            Some(HostPort { port: number, protocol: Arc::from(protocol), ip: Arc::from(ip) })
+        })
+        .collect();
+    ports.sort();
+    ports.dedup();
+    ports
+}
+
+fn node_terms(spec: &PodSpec, class: &mut PodClass) -> Result<(), PodProblem> {
+    let mut base = NodeTerm::default();
+    for (key, value) in spec.node_selector.iter().flatten() {
+        base.labels.require(key, &ValueSet::one(value));
+    }
+    let affinity = spec.affinity.as_ref().and_then(|a| a.node_affinity.as_ref());
+    let required = affinity.and_then(|a| a.required_during_scheduling_ignored_during_execution.as_ref());
+    match required {
+        Some(selector) => {
+            // A term that can't be understood admits no node; the others may.
+            let mut wrong = None;
+            for term in &selector.node_selector_terms {
+                match node_term(term) {
+                    Ok(term) => class.node_terms.push(term.and(&base)),
+                    Err(problem) => wrong = Some(problem),
+                }
+            }
+            class.node_terms.sort();
+            class.node_terms.dedup();
+            if let Some(problem) = wrong.filter(|_| class.node_terms.is_empty()) {
+                return Err(problem);
+            }
+            if class.node_terms.is_empty() {
+                class.node_terms.push(NodeTerm { never: true, ..base });
+            }
+        }
+        None if base.labels.is_empty() => {}
+        None => class.node_terms.push(base),
+    }
+    for preferred in
+        affinity.iter().flat_map(|a| a.preferred_during_scheduling_ignored_during_execution.iter().flatten())
+    {
+        class.preferred_nodes.push((preferred.weight, node_term(&preferred.preference)?));
+    }
+    class.preferred_nodes.sort_by_key(|(weight, _)| -weight);
+    Ok(())
+}
+
+/// Reads one alternative of a node selector.
+pub(crate) fn node_term(api: &NodeSelectorTerm) -> Result<NodeTerm, PodProblem> {
+    const FIELD: &str = "spec.affinity.nodeAffinity";
+    let expressions = api.match_expressions.as_deref().unwrap_or_default();
+    let fields = api.match_fields.as_deref().unwrap_or_default();
+    let mut labels = Requirements::default();
+    for e in expressions {
+        let values = e.values.as_deref().unwrap_or_default();
+        let set = ValueSet::parse(&e.key, &e.operator, values)
+            .map_err(|error| PodProblem::Requirement { field: FIELD, error })?;
+        labels.require(&e.key, &set);
+    }
+    let mut name: Option<ValueSet> = None;
+    for f in fields {
+        if f.key != "metadata.name" {
+            return Err(PodProblem::MatchFields(f.key.clone()));
+        }
+        let set = ValueSet::parse(&f.key, &f.operator, f.values.as_deref().unwrap_or_default())
+            .map_err(|error| PodProblem::Requirement { field: FIELD, error })?;
+        name = Some(name.map_or_else(|| set.clone(), |have| have.intersect(&set)));
+    }
+    Ok(NodeTerm { labels, name, never: expressions.is_empty() && fields.is_empty() })
+}
+
+pub(crate) fn selector(api: &LabelSelector, field: &'static str) -> Result<Selector, PodProblem> {
+    let mut terms: BTreeMap<Arc<str>, ValueSet> = BTreeMap::new();
+    let mut require = |key: &str, set: ValueSet| {
+        let joined = terms.get(key).map_or_else(|| set.clone(), |have| have.intersect(&set));
+        terms.insert(Arc::from(key), joined);
+    };
+    for (key, value) in api.match_labels.iter().flatten() {
+        require(key, ValueSet::one(value));
+    }
+    for e in api.match_expressions.iter().flatten() {
+        let set = ValueSet::parse(&e.key, &e.operator, e.values.as_deref().unwrap_or_default())
+            .map_err(|error| PodProblem::Requirement { field, error })?;
+        require(&e.key, set);
+    }
+    Ok(Selector { terms: terms.into_iter().collect() })
+}
+
+/// Narrows a selector by the pod's own values of `keys` (`matchLabelKeys`), or away from them (`mismatchLabelKeys`).
+/// A key the pod doesn't have is ignored, as the API server ignores it.
+fn narrow(selector: &mut Selector, keys: Option<&Vec<String>>, labels: &Labels, matching: bool) {
+    for key in keys.into_iter().flatten() {
+        let Some(value) = labels.get(key) else { continue };
+        let set = if matching { ValueSet::one(value) } else { ValueSet::none_of([value.as_str()]) };
+        match selector.terms.iter_mut().find(|(have, _)| **have == **key) {
+            Some((_, have)) => *have = have.intersect(&set),
+            None => selector.terms.push((Arc::from(key.as_str()), set)),
+        }
+    }
+    selector.terms.sort();
+}
+
+fn spread(api: &TopologySpreadConstraint, labels: &Labels) -> Result<Spread, PodProblem> {
+    const FIELD: &str = "spec.topologySpreadConstraints";
+    let mut counted = api.label_selector.as_ref().map(|s| selector(s, FIELD)).transpose()?;
+    if let Some(counted) = &mut counted {
+        narrow(counted, api.match_label_keys.as_ref(), labels, true);
+    }
+    Ok(Spread {
+        key: Arc::from(normalise_key(&api.topology_key)),
+        max_skew: i64::from(api.max_skew).max(1),
+        min_domains: i64::from(api.min_domains.unwrap_or(1)),
+        selector: counted,
+        hard: api.when_unsatisfiable != "ScheduleAnyway",
+        honor_affinity: api.node_affinity_policy.as_deref() != Some("Ignore"),
+        honor_taints: api.node_taints_policy.as_deref() == Some("Honor"),
+    })
+}
+
+fn pod_term(api: &PodAffinityTerm, namespace: &str, labels: &Labels) -> Result<PodTerm, PodProblem> {
+    const FIELD: &str = "spec.affinity.podAffinity";
+    let mut about = api.label_selector.as_ref().map(|s| selector(s, FIELD)).transpose()?;
+    if let Some(about) = &mut about {
+        narrow(about, api.match_label_keys.as_ref(), labels, true);
+        narrow(about, api.mismatch_label_keys.as_ref(), labels, false);
+    }
+    let mut namespaces = Namespaces {
+        names: api.namespaces.iter().flatten().map(|n| Arc::from(n.as_str())).collect(),
+        selector: api.namespace_selector.as_ref().map(|s| selector(s, FIELD)).transpose()?,
+    };
+    if namespaces.names.is_empty() && namespaces.selector.is_none() {
+        namespaces.names.insert(Arc::from(namespace));
+    }
+    Ok(PodTerm { key: Arc::from(normalise_key(&api.topology_key)), selector: about, namespaces })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    fn pod(name: &str, labels: &Value, spec: &Value) -> Pod {
+        serde_json::from_value(json!({"metadata": {"name": name, "namespace": "ns", "labels": labels}, "spec": spec}))
+            .unwrap()
+    }
+
+    #[test]
+    fn pods_that_ask_for_the_same_share_class_and_labels() {
+        let mut interner = Interner::new();
+        let spec = json!({"containers": [{"name": "c", "resources": {"requests": {"cpu": "1"}}}]});
+        let a = interner.intern(&pod("a", &json!({"app": "x"}), &spec)).unwrap();
+        let b = interner.intern(&pod("b", &json!({"app": "x"}), &spec)).unwrap();
+        let other = interner.intern(&pod("c", &json!({"app": "y"}), &spec)).unwrap();
+        assert!(Arc::ptr_eq(&a.class, &b.class) && Arc::ptr_eq(&a.labels, &b.labels));
+        assert!(Arc::ptr_eq(&a.class, &other.class), "labels are not part of the class");
+        assert!(!Arc::ptr_eq(&a.labels, &other.labels));
+        assert_eq!(&*a.key, "ns/a");
+        assert_eq!(&*a.class.namespace, "ns");
+    }
+
+    #[test]
+    fn b34_match_label_keys_take_the_pods_own_value_and_ignore_what_it_lacks() {
+        let spec = json!({"containers": [], "topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": "failure-domain.beta.kubernetes.io/zone",
+            "whenUnsatisfiable": "DoNotSchedule", "labelSelector": {"matchLabels": {"app": "x"}},
+            "matchLabelKeys": ["pod-template-hash", "absent"]}]});
+        let labels = json!({"app": "x", "pod-template-hash": "v2"});
+        let class = Interner::new().intern(&pod("a", &labels, &spec)).unwrap().class;
+        let spread = &class.spread[0];
+        assert_eq!(&*spread.key, "topology.kubernetes.io/zone");
+        let selector = spread.selector.as_ref().unwrap();
+        let of = |hash: &str| Labels::from([("app".into(), "x".into()), ("pod-template-hash".into(), hash.into())]);
+        assert!(selector.selects(&of("v2")) && !selector.selects(&of("v1")));
+        assert_eq!(selector.terms.len(), 2);
+    }
+
+    #[test]
+    fn b33_a_term_without_namespaces_looks_into_its_own() {
+        let term = |extra: Value| {
+            let mut term = json!({"topologyKey": "kubernetes.io/hostname", "labelSelector": {}});
+            term.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+            let spec = json!({"containers": [], "affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}});
+            Interner::new().intern(&pod("a", &json!({"t": "1"}), &spec)).unwrap().class.anti_affinity[0].clone()
+        };
+        assert_eq!(term(json!({})).namespaces.names, [Arc::from("ns")].into());
+        assert_eq!(term(json!({"namespaces": ["b"]})).namespaces.names, [Arc::from("b")].into());
+        let selected = term(json!({"namespaceSelector": {}})).namespaces;
+        assert!(selected.names.is_empty() && selected.selector.is_some());
+        let mismatch = term(json!({"mismatchLabelKeys": ["t"]})).selector.unwrap();
+        assert!(!mismatch.selects(&Labels::from([("t".into(), "1".into())])));
+    }
+
+    #[test]
+    fn b06_node_selector_terms_are_alternatives_and_the_node_selector_holds_in_each() {
+        let spec = json!({"containers": [], "nodeSelector": {"beta.kubernetes.io/arch": "arm64"}, "affinity": {"nodeAffinity": {
+            "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
+                {"matchExpressions": [{"key": "z", "operator": "In", "values": ["1"]}]},
+                {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n"]}]}, {}]}}}});
+        let class = Interner::new().intern(&pod("a", &json!({}), &spec)).unwrap().class;
+        let labels =
+            |arch: &str, z: &str| Labels::from([("kubernetes.io/arch".into(), arch.into()), ("z".into(), z.into())]);
+        assert!(class.accepts_node(&labels("arm64", "1"), "m"));
+        assert!(!class.accepts_node(&labels("amd64", "1"), "m"));
+        assert!(class.accepts_node(&labels("arm64", "2"), "n"));
+        assert!(!class.accepts_node(&labels("arm64", "2"), "m"), "an empty term matches nothing");
+    }
+
+    #[test]
+    fn a_bad_pod_is_refused_by_name_and_field() {
+        let quantity = json!({"containers": [{"name": "c", "resources": {"requests": {"cpu": "lots"}}}]});
+        let text = Interner::new().intern(&pod("a", &json!({}), &quantity)).unwrap_err().to_string();
+        assert!(text.contains("ns/a") && text.contains("cpu") && text.contains("lots"), "{text}");
+        let nameless: Pod = serde_json::from_value(json!({"spec": {"containers": []}})).unwrap();
+        assert!(Interner::new().intern(&nameless).is_err());
+    }
+
+    #[test]
+    fn a_daemon_tolerates_what_its_controller_adds() {
+        let set: DaemonSet = serde_json::from_value(json!({"metadata": {"name": "d", "namespace": "kube-system"}, "spec": {
+            "selector": {}, "template": {"spec": {"containers": [{"name": "c", "ports": [{"containerPort": 80}]}], "hostNetwork": true}}}}))
+        .unwrap();
+        let daemon = Interner::new().intern_daemon(&set).unwrap();
+        let taint = k8s_openapi::api::core::v1::Taint {
+            key: "node.kubernetes.io/not-ready".into(),
+            effect: "NoExecute".into(),
+            ..Default::default()
+        };
+        assert!(daemon.class.tolerates(&taint));
+        assert_eq!(daemon.class.host_ports[0].port, 80);
+    }
+}

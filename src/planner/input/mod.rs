@@ -1,0 +1,7 @@
+//! TODO-DOC planner::input
+
+pub mod default_spread;
+pub mod intern;
+pub mod pool;
+pub mod problem;
+pub mod volumes;

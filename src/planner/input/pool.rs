@@ -1,0 +1,198 @@
+//! From a NodePool object to what the planner needs of it.
+
+use std::sync::Arc;
+
+use crate::api::{NodePool, Requirement};
+use crate::model::labels;
+use crate::model::offering::Catalogue;
+use crate::model::requirement::{RequirementError, Requirements, normalise_key};
+use crate::model::resources::{ResourceError, Resources};
+use crate::planner::input::problem::{Labels, Pool};
+
+/// A NodePool that can't be planned with.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("NodePool {pool}: {problem}")]
+pub struct PoolError {
+    /// Name of the NodePool.
+    pub pool: String,
+    /// Field and what is wrong with it.
+    #[source]
+    pub problem: PoolProblem,
+}
+
+/// What is wrong with a NodePool.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum PoolProblem {
+    /// No name.
+    #[error("metadata.name is missing")]
+    Nameless,
+    /// An operator or its values.
+    #[error("spec.template.spec.requirements: {0}")]
+    Requirement(RequirementError),
+    /// Requirements on one key that no value satisfies.
+    #[error(
+        "spec.template.spec.requirements: the requirements on {0} contradict each other, no value satisfies all of them"
+    )]
+    Contradiction(String),
+    /// A label that only Stowage or the kubelet may set.
+    #[error("{field}: label {key} is restricted, remove it")]
+    Restricted {
+        /// Field path.
+        field: &'static str,
+        /// Label key.
+        key: String,
+    },
+    /// A limit.
+    #[error("spec.limits: resource {}: {}", .0.resource, .0.source)]
+    Limits(ResourceError),
+}
+
+impl Pool {
+    /// Reads a NodePool. `usage` is the capacity of its nodes and `node_count` their number, launches in flight included
+    /// and deleting nodes not.
+    ///
+    /// # Errors
+    /// A requirement or limit that can't be understood, requirements that contradict each other, a restricted label.
+    pub fn new(
+        node_pool: &NodePool,
+        catalogue: Arc<Catalogue>,
+        usage: Resources,
+        node_count: i64,
+    ) -> Result<Self, PoolError> {
+        let name = node_pool.metadata.name.clone().unwrap_or_default();
+        Self::read(&name, node_pool, catalogue, usage, node_count).map_err(|problem| PoolError { pool: name, problem })
+    }
+
+    fn read(
+        name: &str,
+        node_pool: &NodePool,
+        catalogue: Arc<Catalogue>,
+        usage: Resources,
+        node_count: i64,
+    ) -> Result<Self, PoolProblem> {
+        if name.is_empty() {
+            return Err(PoolProblem::Nameless);
+        }
+        let template = &node_pool.spec.template;
+        let mut node_labels = Labels::new();
+        for (key, value) in &template.metadata.labels {
+            if restricted(key) {
+                return Err(PoolProblem::Restricted { field: "spec.template.metadata.labels", key: key.clone() });
+            }
+            node_labels.insert(normalise_key(key).to_owned(), value.clone());
+        }
+        node_labels.insert(labels::NODE_POOL.to_owned(), name.to_owned());
+        let class_ref = &template.spec.node_class_ref;
+        if !class_ref.kind.is_empty() {
+            let key = format!("{}/{}", class_ref.group, class_ref.kind.to_lowercase());
+            node_labels.insert(key, class_ref.name.clone());
+        }
+        let requirements: Vec<Requirement> = template
+            .spec
+            .requirements
+            .iter()
+            .map(|r| Requirement { key: normalise_key(&r.key).to_owned(), ..r.clone() })
+            .collect();
+        for r in &requirements {
+            if restricted(&r.key) {
+                let field = "spec.template.spec.requirements";
+                return Err(PoolProblem::Restricted { field, key: r.key.clone() });
+            }
+        }
+        let merged = Requirements::from_api(&requirements).map_err(PoolProblem::Requirement)?;
+        if let Some(key) = merged.contradiction() {
+            return Err(PoolProblem::Contradiction(key.to_owned()));
+        }
+        for (key, set) in merged.iter() {
+            if node_labels.get(key.as_ref()).is_some_and(|value| !set.contains(value)) {
+                return Err(PoolProblem::Contradiction(key.to_string()));
+            }
+        }
+        let limits = node_pool.spec.limits.as_ref();
+        let mut bounds = limits.map(Resources::from_map).transpose().map_err(PoolProblem::Limits)?;
+        let node_limit = bounds.as_mut().filter(|_| limits.is_some_and(|l| l.contains_key("nodes"))).map(|bounds| {
+            let nodes = bounds.get("nodes");
+            bounds.set("nodes", 0);
+            nodes
+        });
+        Ok(Self {
+            name: Arc::from(name),
+            weight: node_pool.spec.weight.unwrap_or(0),
+            labels: node_labels,
+            taints: template.spec.taints.clone(),
+            requirements,
+            limits: bounds,
+            node_limit,
+            limited: limits
+                .iter()
+                .flat_map(|l| l.keys())
+                .filter(|key| *key != "nodes")
+                .map(|key| Arc::from(key.as_str()))
+                .collect(),
+            usage,
+            node_count,
+            catalogue,
+        })
+    }
+}
+
+/// Labels a NodePool may not set: the host name and everything under `karpenter.sh` but the capacity type
+/// (Karpenter core reference 1.3).
+fn restricted(key: &str) -> bool {
+    let domain = key.split_once('/').map_or("", |(domain, _)| domain);
+    key == labels::HOSTNAME
+        || (key != labels::CAPACITY_TYPE && (domain == "karpenter.sh" || domain.ends_with(".karpenter.sh")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    fn read(spec: Value) -> Result<Pool, PoolError> {
+        let mut object = json!({"apiVersion": "karpenter.sh/v1", "kind": "NodePool", "metadata": {"name": "p"}, "spec": {
+            "template": {"spec": {"requirements": [], "nodeClassRef": {"group": "karpenter.k8s.aws", "kind": "EC2NodeClass", "name": "c"}}}}});
+        let merge = object["spec"].as_object_mut().unwrap();
+        merge.extend(spec.as_object().unwrap().clone());
+        Pool::new(&serde_json::from_value(object).unwrap(), Arc::default(), Resources::default(), 0)
+    }
+
+    fn template(metadata: Value, requirements: Value) -> Value {
+        json!({"template": {"metadata": metadata, "spec": {"requirements": requirements,
+            "nodeClassRef": {"group": "karpenter.k8s.aws", "kind": "EC2NodeClass", "name": "c"}}}})
+    }
+
+    #[test]
+    fn a_pool_carries_its_own_labels_and_limits() {
+        let pool = read(json!({"limits": {"cpu": "10", "memory": "0", "nodes": "3"}, "weight": 7})).unwrap();
+        assert_eq!(pool.labels[labels::NODE_POOL], "p");
+        assert_eq!(pool.labels[labels::EC2_NODE_CLASS], "c");
+        assert_eq!((pool.weight, pool.node_limit), (7, Some(3)));
+        assert_eq!(pool.limits.as_ref().unwrap().cpu_milli, 10_000);
+        assert_eq!(pool.limited, [Arc::from("cpu"), Arc::from("memory")]);
+    }
+
+    #[test]
+    fn b10_a_restricted_label_is_refused() {
+        for (metadata, requirements, want) in [
+            (json!({"labels": {"kubernetes.io/hostname": "h"}}), json!([]), "kubernetes.io/hostname"),
+            (json!({"labels": {"karpenter.sh/nodepool": "x"}}), json!([]), "karpenter.sh/nodepool"),
+            (json!({}), json!([{"key": "karpenter.sh/x", "operator": "Exists"}]), "karpenter.sh/x"),
+        ] {
+            let error = read(template(metadata, requirements)).unwrap_err().to_string();
+            assert!(error.contains(want) && error.contains("restricted") && error.contains("NodePool p"), "{error}");
+        }
+        assert!(read(template(json!({"labels": {"mykarpenter.sh/x": "1"}}), json!([]))).is_ok());
+    }
+
+    #[test]
+    fn b01_contradictory_requirements_are_refused_by_key() {
+        let arch =
+            |operator: &str| json!({"key": "beta.kubernetes.io/arch", "operator": operator, "values": ["arm64"]});
+        let error = read(template(json!({}), json!([arch("In"), arch("NotIn")]))).unwrap_err().to_string();
+        assert!(error.contains("kubernetes.io/arch"), "{error}");
+        let label =
+            template(json!({"labels": {"team": "a"}}), json!([{"key": "team", "operator": "In", "values": ["b"]}]));
+        assert!(read(label).unwrap_err().to_string().contains("team"));
+    }
+}

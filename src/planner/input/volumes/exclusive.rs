@@ -1,0 +1,53 @@
+//! `ReadWriteOncePod`: a claim that one pod uses at a time. kube-scheduler puts a pod nowhere while another one has it.
+
+use std::cmp::Reverse;
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use crate::planner::input::problem::{PodEntry, Problem};
+use crate::planner::input::volumes::VolumeProblem;
+use crate::planner::input::volumes::free::Assigned;
+
+/// The pods that have to wait for another one to let go of a claim, by index. Of those that wait for one claim the first by
+/// priority, age and key has it.
+pub(crate) fn shut_out(problem: &Problem, assigned: &Assigned) -> HashMap<usize, VolumeProblem> {
+    let volumes = &problem.volumes;
+    let single = |claim: &Arc<str>| volumes.claims.get(claim.as_ref()).is_some_and(|claim| claim.single_pod);
+    let asking = |pod: &PodEntry| pod.claims.iter().any(single);
+    let mut pods: Vec<usize> = (0..problem.pods.len()).filter(|at| asking(&problem.pods[*at])).collect();
+    if pods.is_empty() {
+        return HashMap::new();
+    }
+    let wanted: HashSet<&Arc<str>> = pods.iter().flat_map(|at| problem.pods[*at].claims.iter()).collect();
+    let mut users: HashMap<&Arc<str>, (&PodEntry, bool)> = HashMap::new();
+    for pod in problem.nodes.iter().flat_map(|node| &node.pods) {
+        for claim in pod.claims.iter().filter(|claim| wanted.contains(claim) && single(claim)) {
+            users.entry(claim).or_insert((pod, true));
+        }
+    }
+    pods.sort_by_key(|at| {
+        let pod = &problem.pods[*at];
+        (Reverse(pod.class.priority), pod.created_at_ms, &pod.key)
+    });
+    let mut out = HashMap::new();
+    for at in pods {
+        let pod = &problem.pods[at];
+        let other = pod.claims.iter().find_map(|claim| {
+            let (user, runs) = users.get(claim).filter(|(user, _)| user.key != pod.key)?;
+            let (claim, user) = (Arc::clone(claim), Arc::clone(&user.key));
+            Some(if *runs {
+                VolumeProblem::InUse { claim, pod: user }
+            } else {
+                VolumeProblem::Taken { claim, pod: user }
+            })
+        });
+        if let Some(why) = other {
+            out.insert(at, why);
+        } else if volumes.needs(&pod.claims, assigned).is_ok() {
+            for claim in pod.claims.iter().filter(|claim| single(claim)) {
+                users.entry(claim).or_insert((pod, false));
+            }
+        }
+    }
+    out
+}

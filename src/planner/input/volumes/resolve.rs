@@ -1,0 +1,148 @@
+//! Claims written into the pods of a problem, before anything is planned.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+
+use crate::model::labels;
+use crate::model::pod_class::PodClass;
+use crate::planner::input::problem::{NodeState, PodEntry, Problem};
+use crate::planner::input::volumes::exclusive::shut_out;
+use crate::planner::input::volumes::free::assign;
+use crate::planner::input::volumes::{ATTACH, Needs, UNLIMITED, attached_by};
+use crate::planner::output::plan::{Plan, Unschedulable};
+
+/// A problem whose pods carry what their volumes ask.
+pub(crate) struct Resolved {
+    pub problem: Problem,
+    /// Index of each pod in the problem that was given.
+    pods: Vec<usize>,
+    refused: Vec<Unschedulable>,
+}
+
+/// Writes what volumes ask into the pods that have some; `None` where none has.
+pub(crate) fn resolve(problem: &Problem) -> Option<Resolved> {
+    if problem.pods.iter().all(|pod| pod.claims.is_empty()) {
+        return None;
+    }
+    let volumes = &problem.volumes;
+    let assigned = assign(problem);
+    let mut shut_out = shut_out(problem, &assigned);
+    let mut resolver = Resolver { problem, limited: HashMap::new(), classes: HashMap::new() };
+    let mut out = Resolved {
+        problem: Problem {
+            pods: Vec::with_capacity(problem.pods.len()),
+            nodes: Vec::new(),
+            pools: problem.pools.clone(),
+            daemons: problem.daemons.clone(),
+            namespaces: problem.namespaces.clone(),
+            volumes: Arc::default(),
+            services: Arc::default(),
+            settings: problem.settings.clone(),
+            memory: problem.memory.clone(),
+        },
+        pods: Vec::with_capacity(problem.pods.len()),
+        refused: Vec::new(),
+    };
+    for (at, pod) in problem.pods.iter().enumerate() {
+        let class = if pod.claims.is_empty() {
+            Arc::clone(&pod.class)
+        } else {
+            match shut_out.remove(&at).map_or_else(|| volumes.needs(&pod.claims, &assigned), Err) {
+                Ok(needs) => resolver.with_needs(&pod.class, needs),
+                Err(why) => {
+                    out.refused.push(Unschedulable { pod: at, reason: why.to_string() });
+                    continue;
+                }
+            }
+        };
+        out.pods.push(at);
+        out.problem.pods.push(PodEntry { class, ..pod.clone() });
+    }
+    let drivers: Vec<Arc<str>> =
+        resolver.limited.into_iter().filter(|(_, limited)| *limited).map(|(driver, _)| driver).collect();
+    out.problem.nodes.clone_from(&problem.nodes);
+    for node in out.problem.nodes.iter_mut().filter(|node| node.schedulable) {
+        if drivers.is_empty() {
+            break;
+        }
+        let node = Arc::make_mut(node);
+        let told = volumes.limits.get(node.name.as_ref());
+        let promised = promised_limits(problem, node);
+        // Pods that share a claim share its attachment.
+        let attached: BTreeSet<&Arc<str>> = node.pods.iter().flat_map(|pod| pod.claims.iter()).collect();
+        let attached: Vec<Option<Arc<str>>> = attached.into_iter().map(|claim| volumes.driver_of(claim)).collect();
+        for driver in &drivers {
+            let limit = told.and_then(|limits| limits.get(driver)).or_else(|| promised?.get(driver));
+            let limit = limit.copied().unwrap_or(UNLIMITED);
+            let used = attached.iter().flatten().filter(|have| *have == driver).count();
+            let left = limit.saturating_sub(i64::try_from(used).unwrap_or(i64::MAX));
+            node.allocatable.set(&format!("{ATTACH}{driver}"), left.max(0));
+        }
+    }
+    Some(out)
+}
+
+struct Resolver<'p> {
+    problem: &'p Problem,
+    /// Whether anything limits a driver.
+    limited: HashMap<Arc<str>, bool>,
+    classes: HashMap<(*const PodClass, Needs), Arc<PodClass>>,
+}
+
+impl Resolver<'_> {
+    fn with_needs(&mut self, class: &Arc<PodClass>, mut needs: Needs) -> Arc<PodClass> {
+        needs.attach.retain(|driver, _| {
+            let known = self.limited.get(driver).copied();
+            known.unwrap_or_else(|| {
+                let limited = is_limited(self.problem, driver);
+                self.limited.insert(Arc::clone(driver), limited);
+                limited
+            })
+        });
+        if needs == Needs::default() {
+            return Arc::clone(class);
+        }
+        let made = self.classes.entry((Arc::as_ptr(class), needs)).or_insert_with_key(|(_, needs)| {
+            let mut class = PodClass::clone(class);
+            class.volume_terms.clone_from(&needs.terms);
+            for (driver, count) in &needs.attach {
+                class.requests.set(&format!("{ATTACH}{driver}"), *count);
+            }
+            Arc::new(class)
+        });
+        Arc::clone(made)
+    }
+}
+
+/// Limits of a node's instance type, where it is one of a pool's.
+fn promised_limits<'p>(problem: &'p Problem, node: &NodeState) -> Option<&'p BTreeMap<Arc<str>, i64>> {
+    let (pool, name) = (node.labels.get(labels::NODE_POOL)?, node.labels.get(labels::INSTANCE_TYPE)?);
+    let pool = problem.pools.iter().find(|have| *have.name == **pool)?;
+    let types = &pool.catalogue.instance_types;
+    let at = types.binary_search_by(|have| have.name.as_ref().cmp(name)).ok()?;
+    Some(&types[at].volume_limits)
+}
+
+fn is_limited(problem: &Problem, driver: &str) -> bool {
+    problem.volumes.limits.values().any(|limits| limits.contains_key(driver))
+        || problem
+            .pools
+            .iter()
+            .any(|pool| pool.catalogue.instance_types.iter().any(|t| t.volume_limits.contains_key(driver)))
+}
+
+impl Resolved {
+    /// The plan in terms of the problem that was given.
+    pub fn back(self, mut plan: Plan) -> Plan {
+        let original = |pods: &mut Vec<usize>| pods.iter_mut().for_each(|pod| *pod = self.pods[*pod]);
+        for node in &mut plan.new_nodes {
+            original(&mut node.pods);
+            node.requests.extended.retain(|name, _| attached_by(name).is_none());
+        }
+        plan.placements.iter_mut().for_each(|placement| original(&mut placement.pods));
+        plan.unschedulable.iter_mut().for_each(|left_out| left_out.pod = self.pods[left_out.pod]);
+        plan.unschedulable.extend(self.refused);
+        plan.unschedulable.sort_by_key(|left_out| left_out.pod);
+        plan
+    }
+}

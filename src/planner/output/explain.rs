@@ -1,0 +1,214 @@
+//! Why a pod can't be placed: one line, per NodePool.
+
+use crate::model::labels;
+use crate::model::pod_class::{NodeTerm, PodClass};
+use crate::model::quantity::HumanBytes;
+use crate::model::requirement::{Requirements, ValueSet};
+use crate::planner::columns::dims::{COMMON, fits};
+use crate::planner::columns::sets::Universe;
+use crate::planner::groups::group::Group;
+use crate::planner::groups::topology::Topology;
+use crate::planner::input::problem::{NodeSizes, Pool, Problem};
+use crate::planner::input::volumes::attached_by;
+use crate::planner::pack::budget::Budget;
+
+/// Why no NodePool can make a node for a pod of `group` in the domains of `pins`.
+pub(crate) fn explain(
+    universe: &Universe<'_>,
+    topology: &Topology,
+    budgets: &[Budget],
+    group: &Group,
+    pins: &[(usize, usize)],
+) -> String {
+    let class = &group.class;
+    for term in &class.node_terms {
+        if let Some(key) = term.labels.contradiction()
+            && class.node_terms.len() == 1
+        {
+            return format!("its own requirements on {key} contradict each other");
+        }
+    }
+    let problem = universe.problem;
+    if problem.pools.is_empty() {
+        return "no NodePool is ready, and no node has room".to_owned();
+    }
+    let mut lines: Vec<String> = Vec::new();
+    for (at, pool) in problem.pools_by_name() {
+        let why = of_pool(universe, topology, &budgets[at], group, pins, at)
+            .unwrap_or_else(|| "the rules about pods on one node leave no room".to_owned());
+        lines.push(format!("NodePool {}: {why}", pool.name));
+    }
+    let needs = extended_needs(universe, group);
+    if needs.is_empty() { lines.join("; ") } else { format!("needs {needs}; {}", lines.join("; ")) }
+}
+
+fn extended_needs(universe: &Universe<'_>, group: &Group) -> String {
+    let requests = universe.dims.sparse(&group.need);
+    let extended = requests.extended.iter().filter(|(name, _)| attached_by(name).is_none());
+    extended.map(|(name, n)| format!("{n} {name}")).collect::<Vec<_>>().join(", ")
+}
+
+fn of_pool(
+    universe: &Universe<'_>,
+    topology: &Topology,
+    budget: &Budget,
+    group: &Group,
+    pins: &[(usize, usize)],
+    at: usize,
+) -> Option<String> {
+    let problem: &Problem = universe.problem;
+    let (pool, class) = (&problem.pools[at], &group.class);
+    if let Some(taint) = class.untolerated(&pool.taints) {
+        let value = taint.value.as_deref().map_or(String::new(), |v| format!("={v}"));
+        return Some(format!("taint {}{value}:{} is not tolerated", taint.key, taint.effect));
+    }
+    let of_pool: Vec<usize> = (0..universe.columns.len()).filter(|c| universe.pool(*c) == at).collect();
+    if of_pool.is_empty() {
+        let sizes = problem.settings.node_sizes != NodeSizes::default();
+        let of_size = if sizes { " of the node sizes that are set" } else { "" };
+        return Some(format!("its requirements leave no available instance type{of_size}"));
+    }
+    if let Some(conflict) = conflict(pool, class) {
+        return Some(conflict);
+    }
+    if !of_pool.iter().any(|c| accepts_without_extended(universe, &class.volume_terms, *c)) {
+        return Some(format!("its volumes ask for {}, where it has no instance type", asked(&class.volume_terms)));
+    }
+    let required = group.levels.last()?;
+    let needs_extended =
+        |column: usize| group.need.iter().zip(universe.room(column)).skip(COMMON).all(|(need, room)| need <= room);
+    let constrained: Vec<usize> =
+        of_pool.iter().copied().filter(|c| accepts_without_extended(universe, &class.node_terms, *c)).collect();
+    let in_domains = |c: &usize| pins.iter().all(|(key, domain)| topology.keys[*key].columns[*domain].contains(*c));
+    let domains =
+        pins.iter().map(|(key, domain)| topology.keys[*key].values[*domain].to_string()).collect::<Vec<_>>().join(", ");
+    let place = if domains.is_empty() { zones_asked(class) } else { format!(" in {domains}") };
+    if constrained.is_empty() {
+        let asked = asked(&class.node_terms);
+        return Some(format!("no instance type has {asked}"));
+    }
+    let with_volumes = |c: &usize| accepts_without_extended(universe, &class.volume_terms, *c);
+    if !constrained.iter().any(with_volumes) {
+        let (own, volumes) = (asked(&class.node_terms), asked(&class.volume_terms));
+        return Some(format!("no instance type has {own} where its volumes are: {volumes}"));
+    }
+    if !constrained.iter().any(|c| needs_extended(*c) && in_domains(c) && with_volumes(c)) {
+        let requests = universe.dims.sparse(&group.need);
+        let missing = requests.extended.keys().map(AsRef::as_ref).collect::<Vec<&str>>().join(", ");
+        if missing.is_empty() {
+            return Some(format!("no instance type is offered{place}"));
+        }
+        return Some(format!("allows no type with {missing}{place}"));
+    }
+    let usable: Vec<usize> = required.iter().filter(|c| universe.pool(*c) == at && in_domains(c)).collect();
+    let holding: Vec<usize> = usable.iter().copied().filter(|c| fits(&group.need, universe.room(*c))).collect();
+    if holding.is_empty() {
+        let cramped = |c: &usize| !fits(universe.overhead(*c), &universe.dims.dense_of(universe.instance_type(*c)));
+        if !usable.is_empty() && usable.iter().all(cramped) {
+            return Some("no instance type holds its DaemonSets together".to_owned());
+        }
+        let largest = usable.iter().max_by_key(|c| {
+            let room = universe.room(**c);
+            (room[0], room[1], std::cmp::Reverse(**c))
+        })?;
+        let room = universe.room(*largest);
+        return Some(format!(
+            "no instance type holds {} (largest: {} with cpu {}m, memory {} after overhead)",
+            class.requests,
+            universe.instance_type(*largest).name,
+            room[0],
+            HumanBytes(room[1].max(0))
+        ));
+    }
+    let smallest = holding.iter().min_by_key(|c| (universe.columns[**c].price, **c))?;
+    let allowed = holding.iter().any(|c| budget.allows(&universe.instance_type(*c).capacity));
+    if !allowed {
+        let capacity = &universe.instance_type(*smallest).capacity;
+        let name = budget.stopper(capacity).unwrap_or("nodes");
+        return Some(format!("limit on {name} reached ({})", limit_text(pool, name)));
+    }
+    if pool.requirements.iter().any(|r| r.min_values.is_some()) {
+        let within = if budget.is_limited() { ", within its limits," } else { "" };
+        return Some(format!("too few instance types hold it{within} for the pool's minValues"));
+    }
+    None
+}
+
+fn limit_text(pool: &Pool, name: &str) -> String {
+    if name == "nodes" {
+        return format!("nodes {} of {}", pool.node_count, pool.node_limit.unwrap_or(0));
+    }
+    let limit = pool.limits.as_ref().map_or(0, |l| l.get(name));
+    let used = pool.usage.get(name);
+    match name {
+        "cpu" => format!(
+            "cpu {} of {} before this plan",
+            crate::model::quantity::format_cpu(used),
+            crate::model::quantity::format_cpu(limit)
+        ),
+        "memory" | "ephemeral-storage" => {
+            format!("{name} {} of {} before this plan", HumanBytes(used), HumanBytes(limit))
+        }
+        _ => format!("{name} {used} of {limit} before this plan"),
+    }
+}
+
+/// The first key on which the class and the NodePool exclude each other, when each of the class's terms has one.
+fn conflict(pool: &Pool, class: &PodClass) -> Option<String> {
+    let requirements = Requirements::from_api(&pool.requirements).ok()?;
+    let mut first: Option<String> = None;
+    for term in &class.node_terms {
+        let mut found = None;
+        for (key, set) in term.labels.iter() {
+            let fixed = pool.labels.get(key.as_ref()).map(|value| ValueSet::one(value));
+            let of_pool = fixed.as_ref().or_else(|| requirements.get(key));
+            if let Some(of_pool) = of_pool
+                && set.intersect(of_pool).is_empty()
+            {
+                found = Some(format!("requirement {key} {set} conflicts with the pool's {of_pool}"));
+                break;
+            }
+        }
+        first = first.or(Some(found?));
+    }
+    first
+}
+
+fn accepts_without_extended(universe: &Universe<'_>, terms: &[NodeTerm], column: usize) -> bool {
+    terms.is_empty()
+        || terms.iter().any(|term| {
+            !term.never
+                && term.name.as_ref().is_none_or(|set| set.finite().is_none())
+                && term.labels.iter().all(|(key, set)| {
+                    if **key == *labels::HOSTNAME {
+                        set.finite().is_none()
+                    } else {
+                        set.accepts(universe.label(column, key))
+                    }
+                })
+        })
+}
+
+fn asked(terms: &[NodeTerm]) -> String {
+    let terms: Vec<String> = terms
+        .iter()
+        .map(|term| {
+            let mut parts: Vec<String> = term.labels.iter().map(|(key, set)| format!("{key} {set}")).collect();
+            if let Some(name) = &term.name {
+                parts.push(format!("metadata.name {name}"));
+            }
+            parts.join(" and ")
+        })
+        .collect();
+    terms.join(", or ")
+}
+
+fn zones_asked(class: &PodClass) -> String {
+    match class.node_terms.as_slice() {
+        [term] => term.labels.get(labels::ZONE).map_or(String::new(), |set| match set.finite() {
+            Some(zones) => format!(" in {}", zones.map(AsRef::as_ref).collect::<Vec<&str>>().join(", ")),
+            None => String::new(),
+        }),
+        _ => String::new(),
+    }
+}

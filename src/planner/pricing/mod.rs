@@ -1,0 +1,4 @@
+//! TODO-DOC planner::pricing
+
+pub mod duals;
+pub mod lower_bound;

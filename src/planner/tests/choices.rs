@@ -1,0 +1,132 @@
+//! What a node may be launched as: all that its NodeClaim names, and nothing that its pods can't use.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+
+use crate::model::offering::CapacityType;
+use crate::planner::input::problem::MinValuesPolicy;
+use crate::planner::output::plan::PlannedNode;
+use crate::planner::tests::{World, ZONE, expression, node_affinity, reason};
+
+const ARCH: &str = "kubernetes.io/arch";
+const FAMILY: &str = "karpenter.k8s.aws/instance-family";
+
+/// Types by zone.
+fn offered(node: &PlannedNode) -> BTreeMap<&str, BTreeSet<&str>> {
+    let mut out: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+    for choice in node.choices.iter() {
+        out.entry(&choice.zone).or_default().insert(&choice.instance_type.name);
+    }
+    out
+}
+
+fn families(node: &PlannedNode) -> BTreeSet<&str> {
+    node.choices.iter().map(|choice| choice.instance_type.labels[FAMILY].as_str()).collect()
+}
+
+#[test]
+fn alternatives_that_exclude_each_other_are_not_offered_together() {
+    let term = |arch: &str, zone: &str| json!({"matchExpressions": [expression(ARCH, "In", &[arch]), expression(ZONE, "In", &[zone])]});
+    let mut world = World::new();
+    let either = node_affinity(&json!([term("arm64", "z-a"), term("amd64", "z-b")]));
+    world.pods("p", 1, &json!({}), "1", "1Gi", &either);
+    let plan = world.plan();
+    let types = ["a1.x16", "a1.x2", "a1.x4", "a1.x8"].into();
+    assert_eq!(offered(&plan.new_nodes[0]), [("z-a", types)].into(), "the cheaper of the two, whole");
+}
+
+#[test]
+fn a_type_that_is_too_small_beside_the_daemons_of_one_zone_is_not_offered_there() {
+    let mut world = World::new();
+    world.daemon("1", &json!({"nodeSelector": {ZONE: "z-c"}}));
+    world.pods("p", 1, &json!({}), "1500m", "1Gi", &json!({}));
+    let plan = world.plan();
+    let node = &plan.new_nodes[0];
+    assert_eq!(&*node.choices[0].instance_type.name, "a1.x2");
+    assert_eq!(offered(node).into_keys().collect::<Vec<_>>(), ["z-a", "z-b"], "the checker asks of each type and zone");
+    assert!(offered(node)["z-b"].len() > 10, "every type that holds it");
+}
+
+#[test]
+fn what_leaves_no_gap_is_offered_whole() {
+    let mut world = World::new();
+    world.pods("p", 1, &json!({}), "1", "1Gi", &json!({}));
+    // An offering that can't be had now is no gap.
+    let catalogue = Arc::make_mut(&mut world.problem.pools[0].catalogue);
+    for found in catalogue.instance_types.iter_mut().filter(|found| &*found.name == "m1.x2") {
+        Arc::make_mut(found).offerings.retain(|offering| &*offering.zone != "z-b");
+    }
+    for found in catalogue.instance_types.iter_mut().filter(|found| &*found.name == "c1.x2") {
+        Arc::make_mut(found).offerings.iter_mut().for_each(|offering| offering.available = &*offering.zone != "z-a");
+    }
+    let plan = world.plan();
+    assert_eq!(plan.new_nodes[0].choices.len(), 16 * 3 + 2 * 2 - 2, "GPUs are in two zones, two types in fewer");
+}
+
+#[test]
+fn a_capacity_type_that_pods_may_use_in_one_zone_alone_is_left_out_with_it() {
+    let mut world = World::new();
+    for r in &mut world.problem.pools[0].requirements {
+        r.values.push("spot".into());
+    }
+    let term = |capacity_type: &str, zone: &str| {
+        json!({"matchExpressions": [expression("karpenter.sh/capacity-type", "In", &[capacity_type]),
+            expression(ZONE, "In", &[zone])]})
+    };
+    let either = node_affinity(&json!([term("spot", "z-a"), term("spot", "z-b"), term("on-demand", "z-b")]));
+    world.pods("p", 1, &json!({}), "1", "1Gi", &either);
+    let plan = world.plan();
+    let node = &plan.new_nodes[0];
+    assert_eq!(offered(node).into_keys().collect::<Vec<_>>(), ["z-a", "z-b"]);
+    assert!(node.choices.iter().all(|choice| choice.capacity_type == CapacityType::Spot), "spot in both is cheaper");
+}
+
+fn min_values(families: i64, extra: &Value) -> Value {
+    let mut pool = json!({"requirements": [{"key": FAMILY, "operator": "In", "values": ["c1", "m1", "r1"], "minValues": families}]});
+    pool.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+    pool
+}
+
+#[test]
+fn min_values_hold_among_what_the_claim_names() {
+    // c1 in any zone, the others in z-c alone: all three are offered only together with z-c.
+    let term = |families: &[&str], zones: &[&str]| json!({"matchExpressions": [expression(FAMILY, "In", families), expression(ZONE, "In", zones)]});
+    let either = node_affinity(&json!([term(&["c1"], &["z-a", "z-b"]), term(&["c1", "m1", "r1"], &["z-c"])]));
+    for (least, policy, placed) in [(3, MinValuesPolicy::Strict, 1), (1, MinValuesPolicy::Strict, 1)] {
+        let mut world = World::with_pools(&[("default", min_values(least, &json!({})))]);
+        world.problem.settings.min_values_policy = policy;
+        world.pods("p", 1, &json!({}), "1", "1Gi", &either);
+        let plan = world.plan();
+        assert_eq!(plan.new_nodes.len(), placed, "{least}");
+        assert!(i64::try_from(families(&plan.new_nodes[0]).len()).unwrap() >= least, "{least}");
+    }
+}
+
+#[test]
+fn strict_min_values_hold_within_the_limits_or_the_node_is_not_bought() {
+    // 24Gi hold c1.x4 and m1.x4 (8 and 16Gi) together, as alternatives, but not r1.x4's 32Gi.
+    let world = |memory: &str, policy| {
+        let mut world = World::with_pools(&[("default", min_values(3, &json!({"limits": {"memory": memory}})))]);
+        world.problem.settings.min_values_policy = policy;
+        world.pods("p", 1, &json!({}), "3", "1Gi", &json!({}));
+        world
+    };
+    let plan = world("24Gi", MinValuesPolicy::Strict).plan();
+    assert_eq!((plan.new_nodes.len(), plan.unschedulable.len()), (0, 1));
+    assert!(reason(&plan).contains("within its limits, for the pool's minValues"), "{}", reason(&plan));
+    let plan = world("24Gi", MinValuesPolicy::BestEffort).plan();
+    assert_eq!(families(&plan.new_nodes[0]), ["c1", "m1"].into());
+    let plan = world("32Gi", MinValuesPolicy::Strict).plan();
+    assert_eq!(families(&plan.new_nodes[0]).len(), 3);
+
+    // Of nodes that stand in each other's way as many are bought as can keep their alternatives.
+    let labels = json!({"app": "p"});
+    let apart = crate::planner::tests::affinity("podAntiAffinity", crate::planner::tests::HOST, &labels);
+    let mut world = World::with_pools(&[("default", min_values(3, &json!({"limits": {"memory": "40Gi"}})))]);
+    world.pods("p", 4, &labels, "1", "1Gi", &apart);
+    let plan = world.plan();
+    assert!(plan.new_nodes.iter().all(|node| families(node).len() == 3), "x2 of each: 16Gi at most");
+    assert_eq!((plan.new_nodes.len(), plan.unschedulable.len()), (2, 2));
+}

@@ -1,0 +1,487 @@
+//! Behaviours 35 to 39: NodePools, their order, limits and taints; prices.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+
+use crate::model::offering::{CapacityType, MicroUsd, Offering};
+use crate::model::resources::Resources;
+use crate::planner::input::problem::Memory;
+use crate::planner::output::plan::Plan;
+use crate::planner::tests::{HOST, World, ZONE, affinity, lone, reason, types};
+
+#[test]
+fn nothing_to_place_costs_nothing() {
+    let plan = World::new().plan();
+    assert_eq!((plan.cost, plan.lower_bound, plan.new_nodes.len()), (MicroUsd(0), Some(MicroUsd(0)), 0));
+}
+
+#[test]
+fn a_lone_pod_gets_the_cheapest_node_that_holds_it() {
+    let plan = lone(&json!({})).plan();
+    assert_eq!(types(&plan), ["a1.x2"]);
+    let choices = &plan.new_nodes[0].choices;
+    assert!(choices.windows(2).all(|w| w[0].price <= w[1].price), "cheapest first");
+    assert!(choices.iter().any(|c| &*c.zone == "z-c") && choices.iter().any(|c| &*c.instance_type.name == "r1.x16"));
+    assert!(plan.lower_bound.unwrap() <= plan.cost);
+}
+
+#[test]
+fn b35_the_heavier_pool_comes_first_even_when_dearer_and_equal_weights_compete_by_price() {
+    let dear = json!({"requirements": [{"key": "karpenter.k8s.aws/instance-family", "operator": "In", "values": ["r1"]}], "weight": 10});
+    let mut world = World::with_pools(&[("cheap", json!({})), ("dear", dear.clone())]);
+    world.pods("p", 3, &json!({}), "1", "1Gi", &json!({}));
+    assert!(world.plan().new_nodes.iter().all(|n| n.pool == 1));
+    let mut level = dear;
+    level.as_object_mut().unwrap().remove("weight");
+    let mut world = World::with_pools(&[("cheap", json!({})), ("dear", level)]);
+    world.pods("p", 3, &json!({}), "1", "1Gi", &json!({}));
+    assert!(world.plan().new_nodes.iter().all(|n| n.pool == 0));
+}
+
+#[test]
+fn b36_a_limit_that_is_reached_sends_pods_to_the_next_pool_and_is_named_when_there_is_none() {
+    let heavy = json!({"weight": 10, "limits": {"cpu": "4"}});
+    let mut world = World::with_pools(&[("first", heavy.clone()), ("second", json!({}))]);
+    world.pods("p", 8, &json!({}), "1", "1Gi", &json!({}));
+    let plan = world.plan();
+    let pools: BTreeSet<usize> = plan.new_nodes.iter().map(|n| n.pool).collect();
+    assert_eq!((pools, plan.unschedulable.len()), ([0, 1].into(), 0));
+    let mut world = World::with_pools(&[("first", heavy)]);
+    world.pods("p", 8, &json!({}), "1", "1Gi", &json!({}));
+    let plan = world.plan();
+    assert!(reason(&plan).contains("NodePool first: limit on cpu reached (cpu 0 of 4"), "{}", reason(&plan));
+    assert_eq!(plan.unschedulable.len(), 4);
+}
+
+#[test]
+fn b37_limits_count_what_is_in_flight_and_nodes_are_counted_one_by_one() {
+    let mut world = World::with_pools(&[("default", json!({"limits": {"cpu": "6"}}))]);
+    world.problem.pools[0].usage = Resources { cpu_milli: 4000, ..Resources::default() };
+    world.pods("p", 4, &json!({}), "1", "1Gi", &json!({}));
+    assert_eq!(world.plan().unschedulable.len(), 2);
+    let labels = json!({"app": "p"});
+    let mut world = World::with_pools(&[("default", json!({"limits": {"nodes": "3"}}))]);
+    world.problem.pools[0].node_count = 1;
+    world.pods("p", 4, &labels, "1", "1Gi", &affinity("podAntiAffinity", HOST, &labels));
+    let plan = world.plan();
+    assert_eq!((plan.new_nodes.len(), plan.unschedulable.len()), (2, 2));
+    assert!(reason(&plan).contains("limit on nodes"), "{}", reason(&plan));
+}
+
+#[test]
+fn whatever_choice_is_launched_the_limits_hold() {
+    let mut world = World::with_pools(&[("default", json!({"limits": {"cpu": "10"}}))]);
+    world.pods("p", 4, &json!({"app": "p"}), "1", "1Gi", &affinity("podAntiAffinity", HOST, &json!({"app": "p"})));
+    let plan = world.plan();
+    assert!(plan.unschedulable.is_empty());
+    let most: i64 = plan
+        .new_nodes
+        .iter()
+        .map(|n| n.choices.iter().map(|c| c.instance_type.capacity.cpu_milli).max().unwrap())
+        .sum();
+    assert!(most <= 10_000, "{most}");
+}
+
+#[test]
+fn higher_priority_comes_first_where_limits_do_not_allow_all() {
+    let mut world = World::with_pools(&[("default", json!({"limits": {"cpu": "4"}}))]);
+    world.pods("low", 4, &json!({}), "1", "1Gi", &json!({"priority": 1}));
+    world.pods("top", 3, &json!({}), "1", "1Gi", &json!({"priority": 100}));
+    let plan = world.plan();
+    let left: Vec<&str> = plan.unschedulable.iter().map(|u| &*world.problem.pods[u.pod].key).collect();
+    assert_eq!(left.len(), 3);
+    assert!(left.iter().all(|key| key.contains("low")), "{left:?}");
+}
+
+#[test]
+fn b38_taints_need_tolerations_and_startup_taints_do_not() {
+    let taint = |effect: &str| json!([{"key": "dedicated", "value": "x", "effect": effect}]);
+    for effect in ["NoSchedule", "NoExecute"] {
+        let mut world = World::with_pools(&[("default", json!({"taints": taint(effect)}))]);
+        world.pods("p", 1, &json!({}), "1", "1Gi", &json!({}));
+        let text = reason(&world.plan()).to_owned();
+        assert!(text.contains(&format!("taint dedicated=x:{effect} is not tolerated")), "{text}");
+        world.pods(
+            "t",
+            1,
+            &json!({}),
+            "1",
+            "1Gi",
+            &json!({"tolerations": [{"key": "dedicated", "operator": "Exists"}]}),
+        );
+        assert_eq!(world.plan().unschedulable.len(), 1);
+    }
+    let mut world = World::with_pools(&[("default", json!({"startupTaints": taint("NoSchedule")}))]);
+    world.pods("p", 1, &json!({}), "1", "1Gi", &json!({}));
+    assert!(world.plan().unschedulable.is_empty());
+}
+
+#[test]
+fn b39_prefer_no_schedule_is_avoided_and_tolerated_last() {
+    let soft = json!({"weight": 10, "taints": [{"key": "slow", "effect": "PreferNoSchedule"}]});
+    let mut world = World::with_pools(&[("soft", soft.clone()), ("plain", json!({}))]);
+    world.pods("p", 1, &json!({}), "1", "1Gi", &json!({}));
+    assert_eq!(world.plan().new_nodes[0].pool, 1);
+    let mut world = World::with_pools(&[("soft", soft)]);
+    world.pods("p", 1, &json!({}), "1", "1Gi", &json!({}));
+    assert!(world.plan().unschedulable.is_empty());
+}
+
+#[test]
+fn the_capacity_type_with_the_lowest_price_wins() {
+    let mut world = World::with_pools(&[]);
+    world.pool("default", &json!({}));
+    for r in &mut world.problem.pools[0].requirements {
+        r.values.push("spot".into());
+    }
+    world.pods("p", 1, &json!({}), "1", "1Gi", &json!({}));
+    assert_eq!(world.plan().new_nodes[0].choices[0].capacity_type.as_str(), "spot");
+}
+
+#[test]
+fn an_offering_without_capacity_is_not_bought() {
+    let mut world = World::new();
+    let mut catalogue = (*world.problem.pools[0].catalogue).clone();
+    for instance_type in &mut catalogue.instance_types {
+        if instance_type.name.starts_with("a1") {
+            let mut gone = (**instance_type).clone();
+            gone.offerings.iter_mut().for_each(|o| o.available = false);
+            *instance_type = Arc::new(gone);
+        }
+    }
+    world.problem.pools[0].catalogue = Arc::new(catalogue);
+    world.pods("p", 1, &json!({}), "1", "1Gi", &json!({}));
+    assert_eq!(types(&world.plan()), ["c1.x2"]);
+}
+
+#[test]
+fn without_pools_the_reason_says_so() {
+    let mut world = World::default();
+    world.pods("p", 1, &json!({}), "1", "1Gi", &json!({}));
+    assert!(reason(&world.plan()).contains("no NodePool is ready"));
+}
+
+#[test]
+fn what_limits_leave_room_for_is_still_bought() {
+    let mut world = World::with_pools(&[("default", json!({"limits": {"cpu": "4"}}))]);
+    world.pods("large", 1, &json!({}), "8", "1Gi", &json!({}));
+    world.pods("small", 3, &json!({}), "1", "1Gi", &json!({}));
+    let plan = world.plan();
+    assert_eq!(plan.unschedulable.iter().map(|u| u.pod).collect::<Vec<_>>(), [0], "{:?}", plan.unschedulable);
+}
+
+#[test]
+fn capacity_is_bought_reserved_then_spot_then_on_demand() {
+    let mut gone: Vec<CapacityType> = Vec::new();
+    for want in [CapacityType::Reserved, CapacityType::Spot, CapacityType::OnDemand] {
+        let mut world = World::new();
+        let pool = &mut world.problem.pools[0];
+        pool.requirements.clear();
+        let mut catalogue = (*pool.catalogue).clone();
+        for instance_type in &mut catalogue.instance_types {
+            let mut changed = (**instance_type).clone();
+            // A reservation is paid for already: its price is next to nothing.
+            let reserved: Vec<Offering> = changed
+                .offerings
+                .iter()
+                .filter(|o| o.capacity_type == CapacityType::OnDemand)
+                .map(|o| Offering {
+                    capacity_type: CapacityType::Reserved,
+                    price: MicroUsd(o.price.0 / 10_000),
+                    ..o.clone()
+                })
+                .collect();
+            changed.offerings.extend(reserved);
+            changed.offerings.retain(|o| !gone.contains(&o.capacity_type));
+            *instance_type = Arc::new(changed);
+        }
+        pool.catalogue = Arc::new(catalogue);
+        world.pods("p", 2, &json!({}), "1", "1Gi", &json!({}));
+        assert_eq!(world.plan().new_nodes[0].choices[0].capacity_type, want);
+        gone.push(want);
+    }
+}
+
+/// A world whose `a1.x4` is reserved in z-b, `count` of them.
+fn reserved(pools: &[(&str, Value)], count: i64) -> World {
+    let mut world = World::with_pools(pools);
+    for pool in &mut world.problem.pools {
+        pool.requirements.retain(|r| r.key != "karpenter.sh/capacity-type");
+        let mut catalogue = (*pool.catalogue).clone();
+        for instance_type in catalogue.instance_types.iter_mut().filter(|t| &*t.name == "a1.x4") {
+            let mut changed = (**instance_type).clone();
+            let mut offering = changed.offerings.iter().find(|o| &*o.zone == "z-b").unwrap().clone();
+            offering.capacity_type = CapacityType::Reserved;
+            (offering.price, offering.left) = (MicroUsd(0), Some(count));
+            changed.offerings.push(offering);
+            *instance_type = Arc::new(changed);
+        }
+        pool.catalogue = Arc::new(catalogue);
+    }
+    world
+}
+
+#[test]
+fn a_reservation_is_filled_before_anything_is_bought_and_never_beyond_its_count() {
+    let count_of = |plan: &Plan| {
+        let of = |n: &&crate::planner::output::plan::PlannedNode| n.choices[0].capacity_type == CapacityType::Reserved;
+        plan.new_nodes.iter().filter(of).count()
+    };
+    for (pods, count, used, others) in
+        [(4, 3, 1, false), (5, 3, 2, false), (12, 3, 3, false), (40, 3, 3, true), (4, 0, 0, true)]
+    {
+        let mut world = reserved(&[("default", json!({}))], count);
+        world.pods("p", pods, &json!({}), "1", "1Gi", &json!({}));
+        let plan = world.plan();
+        assert_eq!((count_of(&plan), plan.new_nodes.len() > used), (used, others), "{pods} pods, {count} reserved");
+        assert!(plan.unschedulable.is_empty());
+    }
+    // Two pools share it; a pod that may not use it doesn't.
+    let mut world =
+        reserved(&[("one", json!({"labels": {"team": "1"}})), ("two", json!({"labels": {"team": "2"}}))], 1);
+    for team in ["1", "2"] {
+        world.pods(team, 4, &json!({}), "1", "1Gi", &json!({"nodeSelector": {"team": team}}));
+    }
+    world.pods("elsewhere", 4, &json!({}), "1", "1Gi", &json!({"nodeSelector": {ZONE: "z-a"}}));
+    let plan = world.plan();
+    assert_eq!((count_of(&plan), plan.unschedulable.len()), (1, 0));
+    // Limits hold for it, too.
+    let mut world = reserved(&[("default", json!({"limits": {"cpu": "4"}}))], 3);
+    world.pods("p", 12, &json!({}), "1", "1Gi", &json!({}));
+    let plan = world.plan();
+    assert_eq!((count_of(&plan), plan.unschedulable.len()), (1, 8));
+}
+
+/// A world with two reservations of `a1.x4` in z-b, of so many instances, that only pods of arm64 fit.
+fn two_reserved(counts: [i64; 2], pool: Value) -> World {
+    let mut world = reserved(&[("default", pool)], 0);
+    let pool = &mut world.problem.pools[0];
+    let mut catalogue = (*pool.catalogue).clone();
+    let found = catalogue.instance_types.iter_mut().find(|t| &*t.name == "a1.x4").unwrap();
+    let mut changed = (**found).clone();
+    let template = changed.offerings.pop().unwrap();
+    for (id, count) in ["cr-1", "cr-2"].into_iter().zip(counts) {
+        let labels = Arc::new([("karpenter.k8s.aws/capacity-reservation-id".to_owned(), id.to_owned())].into());
+        changed.offerings.push(Offering { left: Some(count), labels, ..template.clone() });
+    }
+    *found = Arc::new(changed);
+    pool.catalogue = Arc::new(catalogue);
+    world
+}
+
+#[test]
+fn reservations_of_one_type_and_zone_are_counted_apart() {
+    let used =
+        |plan: &Plan| plan.new_nodes.iter().filter(|n| n.choices[0].capacity_type == CapacityType::Reserved).count();
+    for (counts, want) in [([1, 2], 3), ([2, 1], 3), ([0, 2], 2), ([1, 0], 1)] {
+        let mut world = two_reserved(counts, json!({}));
+        world.pods("p", 40, &json!({}), "1", "1Gi", &json!({}));
+        assert_eq!(used(&world.plan()), want, "{counts:?}");
+    }
+    let mut world = two_reserved([1, 2], json!({}));
+    let only = json!({"nodeSelector": {"karpenter.k8s.aws/capacity-reservation-id": "cr-1"}});
+    world.pods("p", 8, &json!({}), "1", "1Gi", &only);
+    let plan = world.plan();
+    assert_eq!((used(&plan), plan.unschedulable.len()), (1, 4), "the other one is not theirs");
+    let requirement = &plan.new_nodes[0].requirements[0];
+    assert_eq!(
+        (&*requirement.key, &requirement.values[..]),
+        ("karpenter.k8s.aws/capacity-reservation-id", &["cr-1".to_owned()][..])
+    );
+}
+
+#[test]
+fn a_node_that_may_run_outside_its_reservation_names_none() {
+    let mut world = two_reserved([1, 1], json!({}));
+    world.pods("p", 4, &json!({}), "1", "1Gi", &json!({}));
+    let plan = world.plan();
+    assert_eq!(plan.new_nodes[0].choices[0].capacity_type, CapacityType::Reserved);
+    assert!(plan.new_nodes[0].choices.len() > 1 && plan.new_nodes[0].requirements.is_empty());
+}
+
+#[test]
+fn pods_spread_over_partitions_and_each_node_demands_its_own() {
+    const PARTITION: &str = "karpenter.k8s.aws/placement-group-partition";
+    let world = || {
+        let mut world = World::with_pools(&[("default", json!({}))]);
+        let mut catalogue = (*world.problem.pools[0].catalogue).clone();
+        for instance_type in &mut catalogue.instance_types {
+            let mut copy = (**instance_type).clone();
+            let labelled = |offering: &Offering, partition: &str| Offering {
+                labels: Arc::new([(PARTITION.to_owned(), partition.to_owned())].into()),
+                ..offering.clone()
+            };
+            copy.offerings =
+                copy.offerings.iter().flat_map(|o| ["1", "2", "3"].map(|partition| labelled(o, partition))).collect();
+            *instance_type = Arc::new(copy);
+        }
+        world.problem.pools[0].catalogue = Arc::new(catalogue);
+        world
+    };
+    let mut spread_out = world();
+    let labels = json!({"app": "p"});
+    spread_out.pods("p", 6, &labels, "1", "1Gi", &crate::planner::tests::spread(PARTITION, &labels, &json!({})));
+    let plan = spread_out.plan();
+    let mut pods: std::collections::BTreeMap<&str, usize> = std::collections::BTreeMap::new();
+    for node in &plan.new_nodes {
+        let [demand] = &node.requirements[..] else { panic!("{:?}", node.requirements) };
+        assert_eq!((&*demand.key, &*demand.operator, demand.values.len()), (PARTITION, "In", 1));
+        *pods.entry(&demand.values[0]).or_default() += node.pods.len();
+    }
+    assert_eq!(pods, [("1", 2), ("2", 2), ("3", 2)].into());
+    let mut careless = world();
+    careless.pods("p", 6, &labels, "1", "1Gi", &json!({}));
+    assert!(careless.plan().new_nodes.iter().all(|node| node.requirements.is_empty()), "EC2 picks");
+}
+
+/// Each offering of the first pool as `change` makes it.
+fn changed(pools: &[(&str, Value)], change: impl Fn(&mut Offering)) -> World {
+    let mut world = World::with_pools(pools);
+    let mut catalogue = (*world.problem.pools[0].catalogue).clone();
+    for instance_type in &mut catalogue.instance_types {
+        let mut copy = (**instance_type).clone();
+        copy.offerings.iter_mut().for_each(&change);
+        *instance_type = Arc::new(copy);
+    }
+    world.problem.pools[0].catalogue = Arc::new(catalogue);
+    world
+}
+
+#[test]
+fn pools_and_pods_may_ask_for_labels_that_only_an_offering_has() {
+    const ID: &str = "topology.k8s.aws/zone-id";
+    let with_ids = |offering: &mut Offering| {
+        let id = format!("id-{}", offering.zone);
+        offering.labels = Arc::new([(ID.to_owned(), id)].into());
+    };
+    let in_b = json!([{"key": ID, "operator": "In", "values": ["id-z-b"]}]);
+    for (pool, pod) in [
+        (json!({"requirements": in_b}), json!({})),
+        (json!({}), json!({"nodeSelector": {ID: "id-z-b"}})),
+        (json!({}), json!({"nodeSelector": {ID: "id-z-b", ZONE: "z-b"}})),
+    ] {
+        let mut world = changed(&[("default", pool.clone())], with_ids);
+        world.pods("p", 1, &json!({}), "1", "1Gi", &pod);
+        let plan = world.plan();
+        assert!(plan.new_nodes[0].choices.iter().all(|choice| &*choice.zone == "z-b"), "{pool} {pod}");
+    }
+    let mut world = changed(&[("default", json!({"requirements": in_b}))], with_ids);
+    world.pods("p", 1, &json!({}), "1", "1Gi", &json!({"nodeSelector": {ZONE: "z-a"}}));
+    assert_eq!(world.plan().unschedulable.len(), 1, "the pool's zone is another");
+    let mut world = changed(&[("default", json!({"requirements": in_b}))], |_| {});
+    world.pods("p", 1, &json!({}), "1", "1Gi", &json!({}));
+    assert_eq!(world.plan().unschedulable.len(), 1, "no offering has an id");
+}
+
+#[test]
+fn risk_turns_a_plan_to_other_offerings_and_costs_nothing() {
+    let mut plain = World::new();
+    plain.pods("p", 1, &json!({}), "1", "1Gi", &json!({}));
+    let plain = plain.plan();
+    let first = plain.new_nodes[0].choices[0].zone.clone();
+    let risky = |all: bool| {
+        let zone = first.clone();
+        let mut world = changed(&[("default", json!({}))], move |offering| {
+            if all || offering.zone == zone {
+                offering.risk_permille = 300;
+            }
+        });
+        world.pods("p", 1, &json!({}), "1", "1Gi", &json!({}));
+        world.plan()
+    };
+    let elsewhere = risky(false);
+    assert_ne!(elsewhere.new_nodes[0].choices[0].zone, first);
+    assert_eq!(elsewhere.cost, plain.cost);
+    let everywhere = risky(true);
+    assert_eq!(everywhere.new_nodes[0].choices[0].price, plain.new_nodes[0].choices[0].price);
+    assert_eq!(everywhere.cost, plain.cost);
+}
+
+#[test]
+fn instances_are_shared_unless_the_pool_or_a_pod_wants_dedicated_ones() {
+    const TENANCY: &str = "karpenter.k8s.aws/instance-tenancy";
+    let only = |value: &str| json!({"requirements": [{"key": TENANCY, "operator": "In", "values": [value]}]});
+    let wants = |value: &str| json!({"nodeSelector": {TENANCY: value}});
+    for (pool, pod, expected) in [
+        (json!({}), json!({}), Some(None)),
+        (json!({}), wants("default"), Some(None)),
+        (json!({}), wants("dedicated"), Some(Some("dedicated"))),
+        (only("dedicated"), json!({}), Some(Some("dedicated"))),
+        (only("dedicated"), wants("dedicated"), Some(Some("dedicated"))),
+        (only("dedicated"), wants("default"), None),
+        (only("default"), json!({}), Some(None)),
+        (only("default"), wants("dedicated"), None),
+        (json!({"labels": {TENANCY: "dedicated"}}), wants("dedicated"), Some(None)),
+        (json!({"labels": {TENANCY: "dedicated"}}), wants("default"), None),
+    ] {
+        let mut world = World::with_pools(&[("default", pool.clone())]);
+        let mut catalogue = (*world.problem.pools[0].catalogue).clone();
+        for instance_type in &mut catalogue.instance_types {
+            let mut copy = (**instance_type).clone();
+            copy.labels.insert(TENANCY.to_owned(), "default".to_owned());
+            *instance_type = Arc::new(copy);
+        }
+        world.problem.pools[0].catalogue = Arc::new(catalogue);
+        world.pods("p", 1, &json!({}), "1", "1Gi", &pod);
+        let plan = world.plan();
+        let found = plan.new_nodes.first().map(|node| {
+            let pinned = node.requirements.iter().find(|requirement| requirement.key == TENANCY);
+            pinned.map(|requirement| requirement.values[0].as_str())
+        });
+        assert_eq!(found, expected, "{pool} {pod}");
+    }
+}
+
+#[test]
+fn plans_that_share_what_they_know_of_the_market_are_what_they_would_be_alone() {
+    let team = json!({"requirements": [{"key": "team", "operator": "Exists"}]});
+    let catalogue = crate::planner::tests::catalogue();
+    let with = |pools: &[(&str, Value)], change: &dyn Fn(&mut World)| {
+        let mut world = World::with_pools(pools);
+        for pool in &mut world.problem.pools {
+            pool.catalogue = Arc::clone(&catalogue);
+        }
+        world.pods("p", 5, &json!({"app": "p"}), "1", "3Gi", &json!({}));
+        change(&mut world);
+        world
+    };
+    let plain = [("default", json!({}))];
+    let pods = |spec: Value| move |world: &mut World| world.pods("q", 2, &json!({"app": "q"}), "1", "1Gi", &spec);
+    let worlds = [
+        with(&plain, &|_| {}),
+        with(&plain, &pods(json!({"requests": {"nvidia.com/gpu": "1"}}))),
+        with(&plain, &|world| world.daemon("1500m", &json!({}))),
+        with(&plain, &|world| world.daemon("500m", &json!({"nodeSelector": {"kubernetes.io/arch": "arm64"}}))),
+        with(&plain, &|world| world.problem.settings.node_penalty = MicroUsd(500_000)),
+        with(&plain, &|world| world.problem.pools[0].catalogue = crate::planner::tests::catalogue()),
+        with(&plain, &|world| world.pods("q", 40, &json!({}), "2", "1Gi", &json!({}))),
+        with(&[("default", json!({"taints": [{"key": "t", "effect": "NoSchedule"}]}))], &|_| {}),
+        with(
+            &[("default", json!({"taints": [{"key": "t", "effect": "PreferNoSchedule"}]})), ("other", json!({}))],
+            &|_| {},
+        ),
+        with(&[("default", json!({"labels": {"team": "a"}}))], &pods(json!({"nodeSelector": {"team": "a"}}))),
+        with(&[("default", team.clone())], &pods(json!({"nodeSelector": {"team": "a"}}))),
+        with(&[("default", team)], &pods(json!({"nodeSelector": {"team": "b"}}))),
+        with(
+            &[(
+                "default",
+                json!({"requirements": [{"key": "kubernetes.io/arch", "operator": "In", "values": ["arm64"]}]}),
+            )],
+            &|_| {},
+        ),
+        with(&[("default", json!({})), ("second", json!({}))], &|_| {}),
+    ];
+    let alone: Vec<String> = worlds.iter().map(|world| format!("{:?}", world.plan())).collect();
+    let distinct: BTreeSet<&String> = alone.iter().collect();
+    assert!(distinct.len() > 9, "worlds that are told apart: {}", distinct.len());
+    let memory = Memory::default();
+    let order = (0..worlds.len()).chain((0..worlds.len()).rev()).chain((0..40).map(|at| at * 5 % worlds.len()));
+    for at in order {
+        let mut problem = worlds[at].problem.clone();
+        problem.memory = memory.clone();
+        assert_eq!(format!("{:?}", crate::planner::plan(&problem)), alone[at], "world {at}");
+    }
+}

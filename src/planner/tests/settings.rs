@@ -1,0 +1,148 @@
+//! What an operator may ask of every plan.
+
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+
+use crate::model::offering::{CapacityType, MicroUsd};
+use crate::planner::input::problem::NodeSizes;
+use crate::planner::output::plan::Plan;
+use crate::planner::tests::{World, reason, types};
+
+const AMD64: &str = "kubernetes.io/arch";
+
+fn amd64() -> Value {
+    json!({"nodeSelector": {AMD64: "amd64"}})
+}
+
+fn real_price(plan: &Plan) -> i64 {
+    plan.new_nodes.iter().map(|node| node.choices[0].price.0).sum()
+}
+
+#[test]
+fn node_sizes_bound_what_is_bought() {
+    for (least, most, want) in [(None, None, "a1.x2"), (Some(4), None, "a1.x4"), (Some(5), Some(9), "a1.x8")] {
+        let mut world = World::new();
+        world.problem.settings.node_sizes = NodeSizes { least_vcpus: least, most_vcpus: most };
+        world.pods("p", 1, &json!({}), "1", "1Gi", &json!({}));
+        let plan = world.plan();
+        assert_eq!(types(&plan), [want]);
+        let sizes = plan.new_nodes[0].choices.iter().map(|c| c.instance_type.capacity.cpu_milli / 1000);
+        assert!(sizes.clone().all(|n| least.is_none_or(|l| n >= l) && most.is_none_or(|m| n <= m)));
+    }
+    let mut world = World::new();
+    world.problem.settings.node_sizes = NodeSizes { least_vcpus: Some(100), most_vcpus: None };
+    world.pods("p", 1, &json!({}), "1", "1Gi", &json!({}));
+    assert!(reason(&world.plan()).contains("of the node sizes that are set"), "{}", reason(&world.plan()));
+}
+
+#[test]
+fn a_penalty_per_node_makes_nodes_fewer_and_is_no_part_of_the_cost() {
+    let mut world = World::new();
+    // The largest size costs a little more than its share.
+    let mut catalogue = (*world.problem.pools[0].catalogue).clone();
+    for instance_type in catalogue.instance_types.iter_mut().filter(|t| t.name.ends_with("x16")) {
+        let mut dearer = (**instance_type).clone();
+        dearer.offerings.iter_mut().for_each(|o| o.price.0 += 1_000);
+        *instance_type = Arc::new(dearer);
+    }
+    world.problem.pools[0].catalogue = Arc::new(catalogue);
+    world.pods("p", 8, &json!({}), "2", "8Gi", &json!({}));
+    let plan = world.plan();
+    assert!(plan.new_nodes.len() > 1 && plan.cost.0 == 640_000, "{:?}", types(&plan));
+    world.problem.settings.node_penalty = MicroUsd(100_000);
+    let plan = world.plan();
+    assert_eq!(types(&plan), ["a1.x16"]);
+    assert_eq!((plan.cost.0, real_price(&plan)), (641_000, 641_000));
+    assert!(plan.lower_bound.is_none_or(|bound| bound <= plan.cost));
+}
+
+#[test]
+fn a_family_that_is_worth_more_is_bought_at_a_higher_price() {
+    for (weights, want, cost) in [
+        (vec![], "c1.x2", 80_000),
+        (vec![("m1", 119)], "c1.x2", 80_000),
+        (vec![("m1", 150)], "m1.x2", 96_000),
+        (vec![("c1", 50)], "m1.x2", 96_000),
+    ] {
+        let mut world = World::new();
+        world.problem.settings.family_weights = weights.iter().map(|(name, n)| ((*name).to_owned(), *n)).collect();
+        world.pods("p", 1, &json!({}), "1", "1Gi", &amd64());
+        let plan = world.plan();
+        assert_eq!((types(&plan), plan.cost.0), (vec![want.to_owned()], cost), "{weights:?}");
+    }
+}
+
+/// A world whose spot prices are above those on demand.
+fn dear_spot(spot_available: bool) -> World {
+    let any = json!({"requirements": []});
+    let mut world = World::with_pools(&[("default", any)]);
+    let pool = &mut world.problem.pools[0];
+    pool.requirements.clear();
+    let mut catalogue = (*pool.catalogue).clone();
+    for instance_type in &mut catalogue.instance_types {
+        let mut changed = (**instance_type).clone();
+        for offering in changed.offerings.iter_mut().filter(|o| o.capacity_type == CapacityType::Spot) {
+            offering.price.0 *= 5;
+            offering.available = spot_available;
+        }
+        *instance_type = Arc::new(changed);
+    }
+    pool.catalogue = Arc::new(catalogue);
+    world.pods("p", 3, &json!({}), "1", "1Gi", &json!({}));
+    world
+}
+
+#[test]
+fn spot_is_bought_first_where_it_is_preferred_and_can_be_had() {
+    for (prefer, available, want) in
+        [(false, true, CapacityType::OnDemand), (true, true, CapacityType::Spot), (true, false, CapacityType::OnDemand)]
+    {
+        let mut world = dear_spot(available);
+        world.problem.settings.prefer_spot = prefer;
+        let plan = world.plan();
+        assert!(plan.unschedulable.is_empty());
+        let bought = plan.new_nodes.iter().map(|node| node.choices[0].capacity_type);
+        assert!(bought.clone().all(|capacity_type| capacity_type == want), "{prefer} {available}");
+    }
+}
+
+/// Pods of 100m of a controller.
+fn owned(world: &mut World, uid: &str, count: usize) {
+    let from = world.problem.pods.len();
+    world.pods(uid, count, &json!({}), "100m", "64Mi", &json!({}));
+    for pod in &mut world.problem.pods[from..] {
+        pod.owner = Some(Arc::from(uid));
+    }
+}
+
+#[test]
+fn a_node_holds_no_more_pods_of_one_workload_than_are_allowed() {
+    let most_alike = |world: &World, plan: &Plan| {
+        let old = plan.placements.iter().map(|p| &p.pods);
+        let per_node = old.chain(plan.new_nodes.iter().map(|n| &n.pods)).map(|pods| {
+            let mut of_owner = std::collections::BTreeMap::new();
+            for owner in pods.iter().filter_map(|pod| world.problem.pods[*pod].owner.clone()) {
+                *of_owner.entry(owner).or_insert(0) += 1;
+            }
+            of_owner.into_values().max().unwrap_or(0)
+        });
+        per_node.max().unwrap_or(0)
+    };
+    let mut world = World::new();
+    owned(&mut world, "a", 6);
+    owned(&mut world, "b", 4);
+    owned(&mut world, "c", 1);
+    world.pods("bare", 5, &json!({}), "100m", "64Mi", &json!({}));
+    assert_eq!(world.plan().new_nodes.len(), 1, "any number unless it is set");
+    world.problem.settings.workload_pods_per_node = Some(2);
+    let plan = world.plan();
+    assert_eq!((plan.new_nodes.len(), most_alike(&world, &plan), plan.unschedulable.len()), (3, 2, 0));
+    // What runs already counts.
+    let running = world.problem.pods[0].clone();
+    let node = world.node("n", "z-a", 8, &[]);
+    node.pods.push(crate::planner::input::problem::PodEntry { key: "default/running".into(), ..running });
+    let plan = world.plan();
+    let there = plan.placements.iter().flat_map(|p| &p.pods).filter(|pod| **pod < 6).count();
+    assert_eq!(there, 1, "one of workload a runs there");
+}

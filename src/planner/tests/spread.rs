@@ -1,0 +1,318 @@
+//! Behaviours 23 to 28: topology spread.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::{Service, Taint};
+use serde_json::{Value, json};
+
+use crate::planner::input::default_spread::{DefaultSpread, Services};
+use crate::planner::input::intern::Interner;
+use crate::planner::input::problem::{PodEntry, PreferencePolicy};
+use crate::planner::output::plan::Plan;
+use crate::planner::tests::{HOST, World, ZONE, affinity, one, reason, spread, zones};
+
+#[test]
+fn b23_zone_spread_over_three_zones_is_level() {
+    let labels = json!({"app": "p"});
+    for (pods, want) in [(3, vec![1, 1, 1]), (4, vec![1, 1, 2]), (7, vec![2, 2, 3])] {
+        let mut world = World::new();
+        world.pods("p", pods, &labels, "1", "1Gi", &spread(ZONE, &labels, &json!({})));
+        let mut counts: Vec<usize> = zones(&world.plan()).into_values().collect();
+        counts.sort_unstable();
+        assert_eq!(counts, want);
+    }
+}
+
+#[test]
+fn b24_skew_counts_running_pods() {
+    let labels = json!({"app": "p"});
+    let mut world = World::new();
+    for (name, zone) in [("a", "z-a"), ("b", "z-b")] {
+        world.node(name, zone, 1, &[(&labels, &json!({}))]);
+    }
+    world.pods("p", 1, &labels, "1", "1Gi", &spread(ZONE, &labels, &json!({})));
+    assert_eq!(zones(&world.plan()).keys().collect::<Vec<_>>(), ["z-c"]);
+}
+
+#[test]
+fn pods_that_keep_to_the_counts_of_others_stay_level_among_their_own_kind() {
+    let (a, b) = (json!({"app": "a"}), json!({"app": "b"}));
+    let mut world = World::new();
+    // 4 pods of `a`: one zone has one more than the others.
+    world.pods("a", 4, &a, "1", "1Gi", &spread(ZONE, &a, &json!({})));
+    world.pods("b", 3, &b, "1", "1Gi", &spread(ZONE, &b, &json!({})));
+    world.pods("b-by-a", 6, &b, "1", "1Gi", &spread(ZONE, &a, &json!({})));
+    let plan = world.plan();
+    let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+    for node in &plan.new_nodes {
+        let of_b = node.pods.iter().filter(|pod| world.problem.pods[**pod].key.contains("/b-")).count();
+        *counts.entry(node.choices[0].zone.as_ref()).or_default() += of_b;
+    }
+    // kube-scheduler may come to the last pod of `b` when all the others are bound.
+    assert_eq!(counts.into_values().collect::<Vec<_>>(), [3, 3, 3]);
+}
+
+#[test]
+fn a_pod_being_deleted_keeps_its_room_but_counts_for_no_spread() {
+    let labels = json!({"app": "p"});
+    let mut world = World::new();
+    let plain = json!({});
+    let running = [(&labels, &plain), (&labels, &plain)];
+    world.node("a", "z-a", 2, &running);
+    world.node("b", "z-b", 1, &running[..1]);
+    world.node("c", "z-c", 1, &running[..1]);
+    let leaving = world.problem.nodes[0].pods.iter().map(|pod| PodEntry { deleting: true, ..pod.clone() }).collect();
+    world.at(0).pods = leaving;
+    world.pods("p", 1, &labels, "1", "1Gi", &spread(ZONE, &labels, &json!({})));
+    assert_eq!(zones(&world.plan()).keys().collect::<Vec<_>>(), ["z-a"], "the fullest, had it been counted");
+    // On a host: the node has room for one more beside what leaves.
+    for (deleting, placed) in [(false, 0), (true, 1)] {
+        let mut world = World::new();
+        world.node("a", "z-a", 4, &running[..1]);
+        let pods = world.problem.nodes[0].pods.iter().map(|pod| PodEntry { deleting, ..pod.clone() }).collect();
+        world.at(0).pods = pods;
+        world.pods("p", 1, &labels, "1", "1Gi", &spread(HOST, &labels, &json!({})));
+        assert_eq!(world.plan().placements.len(), placed, "deleting: {deleting}");
+        // Anti-affinity minds it until it is gone.
+        let mut spec = spread(HOST, &labels, &json!({}));
+        spec["affinity"] = affinity("podAntiAffinity", HOST, &labels)["affinity"].clone();
+        world.problem.pods.clear();
+        world.pods("p", 1, &labels, "1", "1Gi", &spec);
+        assert_eq!(world.plan().placements.len(), 0, "deleting: {deleting}");
+    }
+}
+
+#[test]
+fn b25_spread_is_limited_by_the_pods_own_node_affinity() {
+    let labels = json!({"app": "p"});
+    let mut spec = spread(ZONE, &labels, &json!({}));
+    let only = one(ZONE, "In", &["z-a", "z-b"]);
+    spec["affinity"] = only["affinity"].clone();
+    let mut world = World::new();
+    world.pods("p", 6, &labels, "1", "1Gi", &spec);
+    assert_eq!(zones(&world.plan()).into_values().collect::<Vec<_>>(), [3, 3]);
+}
+
+#[test]
+fn b26_min_domains_unmet_makes_the_minimum_zero() {
+    let labels = json!({"app": "p"});
+    let mut spec = spread(ZONE, &labels, &json!({"minDomains": 4}));
+    let mut world = World::new();
+    world.pods("p", 5, &labels, "1", "1Gi", &spec);
+    let plan = world.plan();
+    assert_eq!(plan.unschedulable.len(), 2, "one in each of three zones");
+    assert!(reason(&plan).contains("topology spread"), "{}", reason(&plan));
+    spec = spread(ZONE, &labels, &json!({"minDomains": 3}));
+    let mut world = World::new();
+    world.pods("p", 5, &labels, "1", "1Gi", &spec);
+    assert!(world.plan().unschedulable.is_empty());
+}
+
+#[test]
+fn b27_schedule_anyway_levels_but_never_keeps_a_pod_out() {
+    let labels = json!({"app": "p"});
+    let soft = json!({"whenUnsatisfiable": "ScheduleAnyway"});
+    let mut world = World::new();
+    world.pods("p", 3, &labels, "1", "1Gi", &spread(ZONE, &labels, &soft));
+    assert_eq!(zones(&world.plan()).len(), 3);
+    let mut pinned = spread(ZONE, &labels, &soft);
+    pinned["nodeSelector"] = json!({ZONE: "z-a"});
+    let mut world = World::new();
+    world.pods("p", 5, &labels, "1", "1Gi", &pinned);
+    assert!(world.plan().unschedulable.is_empty());
+    let mut world = World::new();
+    world.pods("p", 12, &labels, "100m", "64Mi", &spread(HOST, &labels, &soft));
+    assert_eq!(world.plan().new_nodes.len(), 1, "a preference about hosts doesn't multiply nodes");
+}
+
+#[test]
+fn b28_host_spread_of_skew_one_is_one_pod_a_node() {
+    let labels = json!({"app": "p"});
+    let mut world = World::new();
+    world.pods("p", 5, &labels, "100m", "64Mi", &spread(HOST, &labels, &json!({})));
+    assert_eq!(world.plan().new_nodes.len(), 5);
+    let mut world = World::new();
+    world.pods("p", 5, &labels, "100m", "64Mi", &spread(HOST, &labels, &json!({"maxSkew": 2})));
+    assert_eq!(world.plan().new_nodes.len(), 3);
+}
+
+/// How many of these pods each node of the plan has, existing ones first.
+fn per_node(plan: &Plan, from: usize, to: usize) -> Vec<usize> {
+    let old = plan.placements.iter().map(|p| &p.pods);
+    let counts = old.chain(plan.new_nodes.iter().map(|n| &n.pods));
+    counts.map(|pods| pods.iter().filter(|pod| (from..to).contains(*pod)).count()).collect()
+}
+
+#[test]
+fn soft_host_spread_evens_out_what_is_bought_anyway() {
+    let labels = json!({"app": "p"});
+    let soft = spread(HOST, &labels, &json!({"whenUnsatisfiable": "ScheduleAnyway"}));
+    let mut prefers = affinity("podAntiAffinity", HOST, &labels);
+    let term = prefers["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"].take();
+    prefers["affinity"]["podAntiAffinity"] = json!({"preferredDuringSchedulingIgnoredDuringExecution": [
+        {"weight": 1, "podAffinityTerm": term[0]}]});
+    for spec in [soft, prefers] {
+        // Small pods that like to be apart, beside three that must be.
+        let apart = affinity("podAntiAffinity", HOST, &json!({"app": "q"}));
+        let plan_of = |spec: &Value| {
+            let mut world = World::new();
+            world.pods("p", 6, &labels, "250m", "64Mi", spec);
+            world.pods("q", 3, &json!({"app": "q"}), "1", "1Gi", &apart);
+            world.plan()
+        };
+        let plan = plan_of(&spec);
+        assert_eq!(per_node(&plan, 0, 6), [2, 2, 2]);
+        assert_eq!(plan.cost, plan_of(&json!({})).cost, "it costs nothing");
+
+        // Three nodes with room: two each, where one would do.
+        let mut world = World::new();
+        for name in ["a", "b", "c"] {
+            world.node(name, "z-a", 8, &[]);
+        }
+        world.pods("p", 6, &labels, "1", "1Gi", &spec);
+        assert_eq!(per_node(&world.plan(), 0, 6), [2, 2, 2]);
+
+        // No pod waits for a node to come up for the sake of a preference.
+        world.at(1).initialized = false;
+        assert_eq!(per_node(&world.plan(), 0, 6), [3, 3]);
+
+        // Full nodes change pods with each other.
+        let mut world = World::new();
+        for name in ["a", "b"] {
+            world.node(name, "z-a", 4, &[]);
+        }
+        world.pods("p", 4, &labels, "1", "1Gi", &spec);
+        world.pods("q", 4, &json!({}), "1", "1Gi", &json!({}));
+        assert_eq!(per_node(&world.plan(), 0, 4), [2, 2]);
+    }
+}
+
+#[test]
+fn ignored_preferences_spread_nothing() {
+    let labels = json!({"app": "p"});
+    let mut world = World::new();
+    for name in ["a", "b", "c"] {
+        world.node(name, "z-a", 8, &[]);
+    }
+    world.pods("p", 6, &labels, "1", "1Gi", &spread(HOST, &labels, &json!({"whenUnsatisfiable": "ScheduleAnyway"})));
+    world.problem.settings.preference_policy = PreferencePolicy::Ignore;
+    assert_eq!(per_node(&world.plan(), 0, 6), [6]);
+}
+
+#[test]
+fn node_policies_say_which_nodes_are_domains() {
+    let labels = json!({"app": "p"});
+    let taint = Taint { key: "k".into(), effect: "NoSchedule".into(), ..Taint::default() };
+    // Two zones may be used; in the third a node stands that the pods' affinity or tolerations exclude.
+    for (tainted, policy, level) in [
+        (false, json!({"nodeAffinityPolicy": "Honor"}), true),
+        (false, json!({"nodeAffinityPolicy": "Ignore"}), false),
+        (true, json!({"nodeTaintsPolicy": "Honor"}), true),
+        (true, json!({"nodeTaintsPolicy": "Ignore"}), false),
+    ] {
+        let two = json!([{"key": ZONE, "operator": "In", "values": ["z-a", "z-b"]}]);
+        let mut world = World::with_pools(&[("default", json!({"requirements": two}))]);
+        let node = world.node("n", "z-c", 1, &[]);
+        node.allocatable.cpu_milli = 0;
+        let mut spec = spread(ZONE, &labels, &policy);
+        if tainted {
+            node.taints = vec![taint.clone()];
+        } else {
+            spec["affinity"] = one(ZONE, "In", &["z-a", "z-b"])["affinity"].clone();
+        }
+        world.pods("p", 6, &labels, "1", "1Gi", &spec);
+        let plan = world.plan();
+        let want = if level { (vec![3, 3], 0) } else { (vec![1, 1], 4) };
+        assert_eq!((zones(&plan).into_values().collect::<Vec<_>>(), plan.unschedulable.len()), want, "{policy}");
+    }
+}
+
+#[test]
+fn default_constraints_spread_the_pods_of_a_controller_that_declare_none() {
+    let default = |when: &str| {
+        let constraint = json!({"maxSkew": 1, "topologyKey": ZONE, "whenUnsatisfiable": when});
+        let config = json!({"podTopologySpread": {"defaultConstraints": [constraint]}});
+        DefaultSpread::parse(&config.to_string()).unwrap()
+    };
+    let own = spread(ZONE, &json!({"app": "p"}), &json!({"maxSkew": 5}));
+    for (kind, spec, when, level) in [
+        ("ReplicaSet", json!({}), "DoNotSchedule", true),
+        ("StatefulSet", json!({}), "ScheduleAnyway", true),
+        ("Job", json!({}), "DoNotSchedule", false),
+        ("ReplicaSet", own, "DoNotSchedule", false),
+    ] {
+        let mut world = World { interner: Interner::with_default_spread(default(when)), ..World::new() };
+        // Four already run in one zone, of another revision.
+        for (uid, node, count) in [("old", Some("z-a"), 4), ("new", None, 6)] {
+            for at in 0..count {
+                let mut made =
+                    crate::planner::tests::pod(&format!("{uid}-{at}"), &json!({"app": "p"}), "1", "1Gi", &spec);
+                let owner = json!([{"apiVersion": "x", "kind": kind, "name": "n", "uid": uid, "controller": true}]);
+                made.metadata.owner_references = serde_json::from_value(owner).unwrap();
+                let entry = world.interner.intern(&made).unwrap();
+                match node {
+                    Some(zone) => world.node(&format!("n-{at}"), zone, 1, &[]).pods.push(entry),
+                    None => world.problem.pods.push(entry),
+                }
+            }
+        }
+        let counts: Vec<usize> = zones(&world.plan()).into_values().collect();
+        assert_eq!(counts == [2, 2, 2], level, "{kind} {when}: {counts:?}");
+    }
+}
+
+#[test]
+fn default_constraints_spread_what_services_select_where_no_controller_spreads() {
+    let constraint = json!({"maxSkew": 1, "topologyKey": ZONE, "whenUnsatisfiable": "DoNotSchedule"});
+    let config = json!({"podTopologySpread": {"defaultConstraints": [constraint]}}).to_string();
+    let service = |namespace: &str, selector: Value| -> Service {
+        serde_json::from_value(
+            json!({"metadata": {"name": "s", "namespace": namespace}, "spec": {"selector": selector}}),
+        )
+        .unwrap()
+    };
+    for (namespace, selector, level) in [
+        ("default", json!({"app": "p"}), true),
+        ("default", json!({"app": "q"}), false),
+        ("default", json!({}), false),
+        ("other", json!({"app": "p"}), false),
+    ] {
+        let spread = DefaultSpread::parse(&config).unwrap();
+        let mut services = Services::new(spread.clone());
+        services.apply(&service(namespace, selector.clone()));
+        let mut world = World { interner: Interner::with_default_spread(spread), ..World::new() };
+        world.problem.services = Arc::new(services);
+        for (at, kind) in ["Job", "Job", "Other", "", "", ""].into_iter().enumerate() {
+            let mut made = crate::planner::tests::pod(&format!("p-{at}"), &json!({"app": "p"}), "1", "1Gi", &json!({}));
+            let owner = json!([{"apiVersion": "x", "kind": kind, "name": "n", "uid": "u", "controller": true}]);
+            made.metadata.owner_references = serde_json::from_value(owner).ok().filter(|_| !kind.is_empty());
+            let entry = world.interner.intern(&made).unwrap();
+            world.problem.pods.push(entry);
+        }
+        let counts: Vec<usize> = zones(&world.plan()).into_values().collect();
+        assert_eq!(counts == [2, 2, 2], level, "{namespace} {selector}: {counts:?}");
+    }
+}
+
+#[test]
+fn a_zone_that_other_pods_open_counts_for_those_that_cannot_go_there() {
+    // The GPU is not sold in z-c: with a node there for somebody else, kube-scheduler's minimum is that of z-c.
+    let labels = json!({"app": "gpu"});
+    let mut spec = spread(ZONE, &labels, &json!({}));
+    spec["requests"] = json!({"nvidia.com/gpu": "1"});
+    let mut world = World::new();
+    world.pods("gpu", 4, &labels, "1", "1Gi", &spec);
+    assert_eq!(zones(&world.plan()).into_values().collect::<Vec<_>>(), [2, 2]);
+    world.pods("other", 1, &json!({}), "1", "1Gi", &json!({"nodeSelector": {ZONE: "z-c"}}));
+    let plan = world.plan();
+    assert_eq!(plan.unschedulable.len(), 2, "{:?}", zones(&plan));
+    assert!(reason(&plan).contains("topology spread on topology.kubernetes.io/zone"), "{}", reason(&plan));
+    // Whoever selects its zones is not concerned.
+    let mut chosen = spec.clone();
+    chosen["affinity"] = one(ZONE, "In", &["z-a", "z-b"])["affinity"].clone();
+    let mut world = World::new();
+    world.pods("gpu", 4, &labels, "1", "1Gi", &chosen);
+    world.pods("other", 1, &json!({}), "1", "1Gi", &json!({"nodeSelector": {ZONE: "z-c"}}));
+    assert!(world.plan().unschedulable.is_empty());
+}

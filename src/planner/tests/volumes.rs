@@ -1,0 +1,446 @@
+//! Behaviours 19 to 22: volumes.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+
+use crate::planner::input::volumes::{Claim, StorageClass, Volume, Volumes, attach_limits};
+use crate::planner::tests::{HOST, World, ZONE, reason, spread, types, zones};
+
+const EBS: &str = "ebs.csi.aws.com";
+
+/// A pod's volumes, by claim.
+pub(crate) fn claims(names: &[&str]) -> Value {
+    let volumes: Vec<Value> =
+        names.iter().map(|name| json!({"name": name, "persistentVolumeClaim": {"claimName": name}})).collect();
+    json!({"volumes": volumes})
+}
+
+fn volumes(world: &mut World) -> &mut Volumes {
+    Arc::make_mut(&mut world.problem.volumes)
+}
+
+fn class(world: &mut World, name: &str, object: &Value) {
+    let class = StorageClass::new(&serde_json::from_value(object.clone()).unwrap());
+    volumes(world).classes.insert(name.into(), class);
+}
+
+pub(crate) fn waiting_class(world: &mut World) {
+    class(world, "gp3", &json!({"provisioner": EBS, "volumeBindingMode": "WaitForFirstConsumer"}));
+}
+
+fn claim(world: &mut World, name: &str, object: &Value) {
+    let claim = Claim::new(&serde_json::from_value(object.clone()).unwrap());
+    volumes(world).claims.insert(format!("default/{name}"), claim);
+}
+
+pub(crate) fn unbound(world: &mut World, name: &str) {
+    claim(world, name, &json!({"spec": {"storageClassName": "gp3"}}));
+}
+
+/// A claim bound to a volume of its own with this node affinity.
+pub(crate) fn bound(world: &mut World, name: &str, expressions: &Value) {
+    claim(
+        world,
+        name,
+        &json!({"metadata": {"annotations": {"pv.kubernetes.io/bind-completed": "yes"}},
+            "spec": {"storageClassName": "gp3", "volumeName": format!("pv-{name}")}}),
+    );
+    let volume = json!({"spec": {"csi": {"driver": EBS, "volumeHandle": "v"}, "claimRef": {"name": name}, "nodeAffinity": {
+        "required": {"nodeSelectorTerms": [{"matchExpressions": expressions}]}}}});
+    let volume = Volume::new(&serde_json::from_value(volume).unwrap()).unwrap();
+    volumes(world).volumes.insert(format!("pv-{name}"), volume);
+}
+
+pub(crate) fn in_zone(zone: &str) -> Value {
+    json!([{"key": "topology.ebs.csi.aws.com/zone", "operator": "In", "values": [zone]}])
+}
+
+#[test]
+fn b19_a_csi_attach_limit_opens_a_second_node() {
+    for (pods, each, nodes) in [(6, 1, 1), (7, 1, 2), (4, 3, 2)] {
+        let mut world = World::with_pools(&[(
+            "small",
+            json!({"requirements": [{"key": "karpenter.k8s.aws/instance-cpu", "operator": "In", "values": ["2"]}]}),
+        )]);
+        waiting_class(&mut world);
+        for pod in 0..pods {
+            let names: Vec<String> = (0..each).map(|n| format!("data-{pod}-{n}")).collect();
+            let names: Vec<&str> = names.iter().map(String::as_str).collect();
+            for name in &names {
+                unbound(&mut world, name);
+            }
+            world.pods(&format!("p{pod}"), 1, &json!({}), "100m", "64Mi", &claims(&names));
+        }
+        let plan = world.plan();
+        assert_eq!((plan.new_nodes.len(), plan.unschedulable.len()), (nodes, 0), "{pods} pods of {each} volumes");
+        assert!(plan.new_nodes[0].requests.extended.is_empty(), "volumes are no resource of the NodeClaim");
+    }
+}
+
+#[test]
+fn b19_the_limit_of_an_existing_node_counts_what_is_attached_there_once() {
+    let mut world = World::new();
+    waiting_class(&mut world);
+    let shared = claims(&["shared"]);
+    let running = json!({"app": "running"});
+    world.node("n", "z-a", 8, &[(&running, &shared), (&running, &shared), (&running, &json!({}))]);
+    volumes(&mut world).limits.insert("n".into(), BTreeMap::from([(Arc::from(EBS), 3)]));
+    bound(&mut world, "shared", &in_zone("z-a"));
+    for pod in 0..4 {
+        unbound(&mut world, &format!("data-{pod}"));
+        world.pods(&format!("p{pod}"), 1, &json!({}), "100m", "64Mi", &claims(&[&format!("data-{pod}")]));
+    }
+    let plan = world.plan();
+    assert_eq!((plan.placements[0].pods.len(), plan.new_nodes.len()), (2, 1));
+    // Without a CSINode its instance type says it, if anything does.
+    volumes(&mut world).limits.clear();
+    assert_eq!(world.plan().placements[0].pods.len(), 4);
+    world.at(0).labels.insert("node.kubernetes.io/instance-type".into(), "m1.x2".into());
+    let extra: Vec<String> = (0..4).map(|n| format!("more-{n}")).collect();
+    for name in &extra {
+        unbound(&mut world, name);
+    }
+    let extra: Vec<&str> = extra.iter().map(String::as_str).collect();
+    world.pods("more", 1, &json!({}), "100m", "64Mi", &claims(&extra));
+    let plan = crate::planner::plan(&world.problem);
+    let on_node: usize = plan.placements[0].pods.iter().map(|pod| world.problem.pods[*pod].claims.len()).sum();
+    assert!(on_node <= 5 && plan.new_nodes.len() == 1, "6 of m1.x2, one of them taken: {on_node}");
+}
+
+#[test]
+fn b20_a_bound_volumes_zone_binds_the_pod() {
+    let mut world = World::new();
+    bound(&mut world, "data", &in_zone("z-c"));
+    world.node("n", "z-a", 8, &[]);
+    world.pods("p", 1, &json!({}), "1", "1Gi", &claims(&["data"]));
+    let plan = world.plan();
+    assert_eq!(zones(&plan).into_keys().collect::<Vec<_>>(), ["z-c"], "not the room in z-a");
+    assert!(plan.new_nodes[0].choices.iter().all(|c| &*c.zone == "z-c"));
+
+    let mut world = World::new();
+    bound(&mut world, "data", &in_zone("z-elsewhere"));
+    world.pods("p", 1, &json!({}), "1", "1Gi", &claims(&["data"]));
+    let text = reason(&world.plan()).to_owned();
+    assert!(text.contains("its volumes ask for topology.kubernetes.io/zone In [z-elsewhere]"), "{text}");
+
+    // Made before volumes had node affinity: the label says where it is.
+    let mut world = World::new();
+    bound(&mut world, "data", &json!([{"key": "kubernetes.io/os", "operator": "In", "values": ["linux"]}]));
+    let labelled = json!({"metadata": {"labels": {"failure-domain.beta.kubernetes.io/zone": "z-b"}},
+        "spec": {"awsElasticBlockStore": {"volumeID": "v"}}});
+    let labelled = Volume::new(&serde_json::from_value(labelled).unwrap()).unwrap();
+    assert_eq!(labelled.driver.as_deref(), Some(EBS));
+    volumes(&mut world).volumes.insert("pv-data".into(), labelled);
+    world.pods("p", 1, &json!({}), "1", "1Gi", &claims(&["data"]));
+    assert_eq!(zones(&world.plan()).into_keys().collect::<Vec<_>>(), ["z-b"]);
+}
+
+#[test]
+fn b21_wait_for_first_consumer_goes_where_the_storage_class_allows() {
+    let topologies = |zones: &[&str]| json!([{"matchLabelExpressions": [{"key": ZONE, "values": zones}]}]);
+    for (mode, allowed, want) in [
+        ("WaitForFirstConsumer", json!(null), Ok("z-a")),
+        ("WaitForFirstConsumer", topologies(&["z-b"]), Ok("z-b")),
+        ("WaitForFirstConsumer", topologies(&["nowhere"]), Err("ask for topology.kubernetes.io/zone In [nowhere]")),
+        ("Immediate", json!(null), Err("is not bound yet")),
+    ] {
+        let mut world = World::new();
+        class(&mut world, "gp3", &json!({"provisioner": EBS, "volumeBindingMode": mode, "allowedTopologies": allowed}));
+        unbound(&mut world, "data");
+        world.pods("p", 1, &json!({}), "1", "1Gi", &claims(&["data"]));
+        let plan = world.plan();
+        match want {
+            Ok(zone) => assert!(zones(&plan).contains_key(zone), "{allowed}: {:?}", zones(&plan)),
+            Err(text) => {
+                assert!(reason(&plan).contains(text), "{}", reason(&plan));
+                assert!(plan.new_nodes.is_empty(), "no node would help");
+            }
+        }
+    }
+}
+
+#[test]
+fn b22_a_missing_claim_is_told_and_the_others_go_on() {
+    let bind_completed = json!({"annotations": {"pv.kubernetes.io/bind-completed": "yes"}});
+    let deleting = json!({"deletionTimestamp": "2026-01-01T00:00:00Z"});
+    for (object, want) in [
+        (None, "PersistentVolumeClaim default/data does not exist"),
+        (Some(json!({"metadata": deleting, "spec": {"storageClassName": "gp3"}})), "is being deleted"),
+        (Some(json!({"spec": {"storageClassName": "gp3"}, "status": {"phase": "Lost"}})), "has lost its volume"),
+        (
+            Some(json!({"metadata": bind_completed, "spec": {"volumeName": "pv-gone"}})),
+            "bound to PersistentVolume pv-gone, which does not exist",
+        ),
+        (Some(json!({"spec": {"volumeName": "pv-gone", "storageClassName": "gp3"}})), "is not bound yet"),
+        (Some(json!({"spec": {"storageClassName": ""}})), "is not bound and has no StorageClass"),
+        (Some(json!({"spec": {}})), "is not bound and has no StorageClass"),
+        (Some(json!({"spec": {"storageClassName": "gone"}})), "of StorageClass gone, which does not exist"),
+        (Some(json!({"spec": {"storageClassName": "local"}})), "no PersistentVolume of StorageClass local is free"),
+    ] {
+        let mut world = World::new();
+        waiting_class(&mut world);
+        let local = json!({"provisioner": "kubernetes.io/no-provisioner", "volumeBindingMode": "WaitForFirstConsumer"});
+        class(&mut world, "local", &local);
+        if let Some(object) = object {
+            claim(&mut world, "data", &object);
+        }
+        world.pods("other", 1, &json!({}), "1", "1Gi", &json!({}));
+        world.pods("p", 1, &json!({}), "1", "1Gi", &claims(&["data"]));
+        world.pods("another", 1, &json!({}), "1", "1Gi", &json!({}));
+        let plan = world.plan();
+        assert!(reason(&plan).contains(want), "{want}: {}", reason(&plan));
+        assert_eq!(plan.unschedulable.iter().map(|u| u.pod).collect::<Vec<_>>(), [1], "{want}");
+        assert_eq!(plan.new_nodes.iter().flat_map(|n| n.pods.clone()).collect::<Vec<_>>(), [0, 2], "{want}");
+    }
+}
+
+#[test]
+fn a_claim_without_a_class_is_of_the_default_one() {
+    let mut world = World::new();
+    let annotations = json!({"annotations": {"storageclass.kubernetes.io/is-default-class": "true"}});
+    class(
+        &mut world,
+        "gp3",
+        &json!({"metadata": annotations, "provisioner": EBS, "volumeBindingMode": "WaitForFirstConsumer"}),
+    );
+    claim(&mut world, "data", &json!({"spec": {}}));
+    world.pods("p", 1, &json!({}), "1", "1Gi", &claims(&["data"]));
+    assert!(world.plan().unschedulable.is_empty());
+}
+
+#[test]
+fn the_claim_of_an_ephemeral_volume_is_named_after_the_pod() {
+    let mut world = World::new();
+    waiting_class(&mut world);
+    let spec = json!({"volumes": [{"name": "scratch", "ephemeral": {"volumeClaimTemplate": {"spec": {}}}}]});
+    world.pods("p", 1, &json!({}), "1", "1Gi", &spec);
+    assert!(reason(&world.plan()).contains("default/p-0-scratch"));
+    unbound(&mut world, "p-0-scratch");
+    assert!(world.plan().unschedulable.is_empty());
+}
+
+#[test]
+fn a_local_volume_keeps_its_pod_on_its_node() {
+    let on = |host: &str| json!([{"key": HOST, "operator": "In", "values": [host]}]);
+    let mut world = World::new();
+    for name in ["m", "n", "o"] {
+        world.node(name, "z-a", 8, &[]);
+    }
+    bound(&mut world, "data", &on("n"));
+    world.pods("p", 1, &json!({}), "1", "1Gi", &claims(&["data"]));
+    assert_eq!(world.plan().placements[0].node, 1);
+    world.at(1).schedulable = false;
+    assert!(world.plan().new_nodes.is_empty(), "a new node can't have it");
+    assert!(reason(&world.plan()).contains("kubernetes.io/hostname In [n]"), "{}", reason(&world.plan()));
+}
+
+#[test]
+fn volumes_of_one_pod_must_be_in_one_place() {
+    for (second, want) in [("z-b", None), ("z-a", Some("z-a"))] {
+        let mut world = World::new();
+        bound(&mut world, "one", &in_zone("z-a"));
+        bound(&mut world, "two", &in_zone(second));
+        world.pods("p", 1, &json!({}), "1", "1Gi", &claims(&["one", "two"]));
+        let plan = world.plan();
+        match want {
+            Some(zone) => assert!(zones(&plan).contains_key(zone)),
+            None => assert!(reason(&plan).contains("no node can have all its volumes"), "{}", reason(&plan)),
+        }
+    }
+}
+
+#[test]
+fn spread_counts_the_domains_that_volumes_keep_a_pod_out_of() {
+    // As kube-scheduler does: only the pod's own affinity takes domains away.
+    let labels = json!({"app": "db"});
+    let mut world = World::new();
+    for pod in 0..3 {
+        let name = format!("data-{pod}");
+        bound(&mut world, &name, &in_zone("z-a"));
+        let mut spec = spread(ZONE, &labels, &json!({}));
+        spec["volumes"] = claims(&[&name])["volumes"].clone();
+        world.pods(&format!("db{pod}"), 1, &labels, "1", "1Gi", &spec);
+    }
+    let plan = world.plan();
+    assert_eq!((plan.new_nodes.len(), plan.unschedulable.len()), (1, 2));
+    assert!(reason(&plan).contains("topology spread"), "{}", reason(&plan));
+}
+
+#[test]
+fn pods_whose_volumes_ask_for_the_same_share_nodes() {
+    let mut world = World::new();
+    waiting_class(&mut world);
+    for pod in 0..4 {
+        unbound(&mut world, &format!("data-{pod}"));
+        world.pods(&format!("db{pod}"), 1, &json!({}), "500m", "1Gi", &claims(&[&format!("data-{pod}")]));
+    }
+    assert_eq!(types(&world.plan()).len(), 1);
+}
+
+#[test]
+fn a_csi_node_tells_the_limit_of_each_driver() {
+    let csi_node = json!({"spec": {"drivers": [
+        {"name": EBS, "nodeID": "i", "allocatable": {"count": 26}}, {"name": "efs.csi.aws.com", "nodeID": "i"}]}});
+    let limits = attach_limits(&serde_json::from_value(csi_node).unwrap());
+    assert_eq!(limits[EBS], 26);
+    assert!(limits["efs.csi.aws.com"] > 1_000);
+}
+
+/// A claim that one pod at a time may use.
+fn single(world: &mut World, name: &str) {
+    claim(world, name, &json!({"spec": {"storageClassName": "gp3", "accessModes": ["ReadWriteOncePod"]}}));
+}
+
+#[test]
+fn a_read_write_once_pod_claim_in_use_buys_nothing_until_it_is_let_go() {
+    let mut world = World::new();
+    waiting_class(&mut world);
+    single(&mut world, "data");
+    let running = json!({"app": "running"});
+    world.node("n", "z-a", 2, &[(&running, &claims(&["data"]))]);
+    world.pods("p", 1, &json!({}), "1", "1Gi", &claims(&["data"]));
+    let plan = world.plan();
+    assert_eq!((plan.new_nodes.len(), plan.placements.len()), (0, 0));
+    let want = "its PersistentVolumeClaim default/data is ReadWriteOncePod and in use by pod default/n-running-0";
+    assert_eq!(reason(&plan), want);
+    world.at(0).pods = std::iter::empty().collect();
+    assert!(world.plan().unschedulable.is_empty(), "its pod is gone");
+    claim(&mut world, "data", &json!({"spec": {"storageClassName": "gp3", "accessModes": ["ReadWriteOnce"]}}));
+    world.node("m", "z-a", 2, &[(&running, &claims(&["data"]))]);
+    assert!(world.plan().unschedulable.is_empty(), "any number of pods of one node");
+}
+
+#[test]
+fn of_pods_that_share_a_read_write_once_pod_claim_one_is_planned() {
+    let mut world = World::new();
+    waiting_class(&mut world);
+    for name in ["data", "other"] {
+        single(&mut world, name);
+    }
+    // First by priority; a pod that waits for another claim of its own stands in nobody's way.
+    world.pods("missing", 1, &json!({}), "1", "1Gi", &claims(&["data", "gone"]));
+    world.pods("late", 1, &json!({}), "1", "1Gi", &claims(&["data"]));
+    let mut first = claims(&["data", "other"]);
+    first["priority"] = json!(5);
+    world.pods("z-first", 1, &json!({}), "1", "1Gi", &first);
+    let plan = world.plan();
+    assert_eq!(plan.new_nodes.iter().flat_map(|node| node.pods.clone()).collect::<Vec<_>>(), [2]);
+    let late = plan.unschedulable.iter().find(|left_out| left_out.pod == 1).unwrap();
+    assert_eq!(
+        late.reason,
+        "its PersistentVolumeClaim default/data is ReadWriteOncePod, and pod default/z-first-0 comes first"
+    );
+}
+
+/// A free volume of class `local` on a node, with what is given merged into its spec.
+fn local_volume(world: &mut World, name: &str, host: &str, extra: &Value) {
+    let mut object = json!({"metadata": {"labels": {"disk": "fast"}}, "spec": {"storageClassName": "local",
+        "capacity": {"storage": "10Gi"}, "accessModes": ["ReadWriteOnce"], "nodeAffinity": {"required": {
+            "nodeSelectorTerms": [{"matchExpressions": [{"key": HOST, "operator": "In", "values": [host]}]}]}}}});
+    object["spec"].as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+    let volume = Volume::new(&serde_json::from_value(object).unwrap()).unwrap();
+    volumes(world).volumes.insert(name.into(), volume);
+}
+
+fn local_class(world: &mut World) {
+    let local = json!({"provisioner": "kubernetes.io/no-provisioner", "volumeBindingMode": "WaitForFirstConsumer"});
+    class(world, "local", &local);
+}
+
+fn local_claim(world: &mut World, name: &str, extra: &Value) {
+    let mut object = json!({"spec": {"storageClassName": "local", "accessModes": ["ReadWriteOnce"],
+        "resources": {"requests": {"storage": "10Gi"}}}});
+    object["spec"].as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+    claim(world, name, &object);
+}
+
+#[test]
+fn a_free_volume_serves_a_claim_that_it_is_large_enough_and_made_for() {
+    let none = json!({});
+    for (of_claim, of_volume, serves) in [
+        (none.clone(), none.clone(), true),
+        (json!({"resources": {"requests": {"storage": "10000Mi"}}}), none.clone(), true),
+        (json!({"resources": {"requests": {"storage": "11Gi"}}}), none.clone(), false),
+        (json!({"accessModes": ["ReadWriteMany"]}), none.clone(), false),
+        (json!({"accessModes": ["ReadWriteMany"]}), json!({"accessModes": ["ReadWriteOnce", "ReadWriteMany"]}), true),
+        (json!({"volumeMode": "Block"}), none.clone(), false),
+        (json!({"volumeMode": "Block"}), json!({"volumeMode": "Block"}), true),
+        (none.clone(), json!({"storageClassName": "other"}), false),
+        (none.clone(), json!({"claimRef": {"name": "else"}}), false),
+        (json!({"selector": {"matchLabels": {"disk": "fast"}}}), none.clone(), true),
+        (json!({"selector": {"matchLabels": {"disk": "slow"}}}), none.clone(), false),
+    ] {
+        let mut world = World::new();
+        local_class(&mut world);
+        world.node("n", "z-a", 8, &[]);
+        local_volume(&mut world, "pv", "n", &of_volume);
+        local_claim(&mut world, "data", &of_claim);
+        world.pods("p", 1, &json!({}), "1", "1Gi", &claims(&["data"]));
+        let plan = crate::planner::plan(&world.problem);
+        assert_eq!(plan.unschedulable.is_empty(), serves, "{of_claim} of {of_volume}");
+        assert!(serves || reason(&plan).contains("is free for PersistentVolumeClaim default/data"));
+    }
+}
+
+#[test]
+fn a_free_volume_serves_one_claim_and_those_of_one_pod_are_in_one_place() {
+    let mut world = World::new();
+    local_class(&mut world);
+    // Node `full` has no room, `m` has two volumes, `n` one; four pods of a volume each, of which one is left out.
+    world.node("full", "z-a", 1, &[(&json!({}), &json!({}))]);
+    for (host, disks) in [("full", 1), ("m", 2), ("n", 1)] {
+        if host != "full" {
+            world.node(host, "z-a", 8, &[]);
+        }
+        (0..disks).for_each(|disk| local_volume(&mut world, &format!("{host}-{disk}"), host, &json!({})));
+    }
+    for pod in 0..4 {
+        local_claim(&mut world, &format!("data-{pod}"), &json!({}));
+        world.pods(&format!("p{pod}"), 1, &json!({}), "1", "1Gi", &claims(&[&format!("data-{pod}")]));
+    }
+    let plan = crate::planner::plan(&world.problem);
+    let placed: Vec<(usize, usize)> = plan.placements.iter().map(|p| (p.node, p.pods.len())).collect();
+    assert_eq!((placed, plan.new_nodes.len(), plan.unschedulable.len()), (vec![(1, 2), (2, 1)], 0, 1));
+
+    // Two pods of two volumes each: each pod's are on one node.
+    let mut world = World::new();
+    local_class(&mut world);
+    for host in ["m", "n"] {
+        world.node(host, "z-a", 8, &[]);
+    }
+    for (name, host) in [("a", "m"), ("b", "n"), ("c", "m"), ("d", "n")] {
+        local_volume(&mut world, name, host, &json!({}));
+    }
+    for pod in 0..2 {
+        let names = [format!("data-{pod}"), format!("log-{pod}")];
+        for name in &names {
+            local_claim(&mut world, name, &json!({}));
+        }
+        world.pods(&format!("p{pod}"), 1, &json!({}), "1", "1Gi", &claims(&[&names[0], &names[1]]));
+    }
+    let plan = crate::planner::plan(&world.problem);
+    assert_eq!(plan.placements.iter().map(|p| (p.node, p.pods.len())).collect::<Vec<_>>(), [(0, 1), (1, 1)]);
+}
+
+#[test]
+fn free_volumes_of_a_zone_are_for_whoever_may_run_there() {
+    let mut world = World::new();
+    local_class(&mut world);
+    // In the order of their names the volumes don't suit the pods.
+    for (name, zone) in [("a", "z-b"), ("b", "z-a")] {
+        let terms =
+            json!([{"matchExpressions": [{"key": crate::planner::tests::ZONE, "operator": "In", "values": [zone]}]}]);
+        local_volume(&mut world, name, "none", &json!({"nodeAffinity": {"required": {"nodeSelectorTerms": terms}}}));
+    }
+    for (pod, zone) in [("p", "z-a"), ("q", "z-b")] {
+        local_claim(&mut world, &format!("data-{pod}"), &json!({}));
+        let mut spec = claims(&[&format!("data-{pod}")]);
+        spec["nodeSelector"] = json!({crate::planner::tests::ZONE: zone});
+        world.pods(pod, 1, &json!({}), "1", "1Gi", &spec);
+    }
+    let plan = crate::planner::plan(&world.problem);
+    assert!(plan.unschedulable.is_empty(), "{}", reason(&plan));
+    assert_eq!(plan.new_nodes.len(), 2);
+}

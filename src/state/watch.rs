@@ -1,0 +1,210 @@
+//! Feeds the state from the API server's watches.
+
+use std::collections::BTreeSet;
+use std::fmt::Debug;
+use std::pin::pin;
+use std::sync::Arc;
+
+use futures::StreamExt;
+use k8s_openapi::api::apps::v1::DaemonSet;
+use k8s_openapi::api::core::v1::{Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod, Service};
+use k8s_openapi::api::storage::v1::{CSINode, StorageClass};
+use kube::runtime::watcher::{self, Event};
+use kube::runtime::{WatchStreamExt, watcher as watch};
+use kube::{Api, Client, Resource, ResourceExt};
+use serde::de::DeserializeOwned;
+
+use crate::api::{Ec2NodeClass, NodeClaim, NodePool};
+use crate::state::{Cluster, State, now_ms};
+
+/// Kinds that must be listed before anything is decided.
+pub const KINDS: [&str; 11] = [
+    "pods",
+    "nodes",
+    "nodeclaims",
+    "nodepools",
+    "ec2nodeclasses",
+    "daemonsets",
+    "namespaces",
+    "persistentvolumeclaims",
+    "persistentvolumes",
+    "storageclasses",
+    "csinodes",
+];
+
+/// Listed besides [`KINDS`] where pods get a default spread.
+const SERVICES: &str = "services";
+
+/// Starts every watch; that of Services only where they are asked for. They retry with backoff until the process ends.
+pub fn start(client: &Client, cluster: &Arc<Cluster>, services: bool) {
+    if services {
+        feed(
+            cluster,
+            SERVICES,
+            Api::<Service>::all(client.clone()),
+            |state, service| state.apply_service(&service),
+            |state, key| Arc::make_mut(&mut state.services).delete(key),
+            |state| state.services.keys(),
+        );
+    }
+    feed(
+        cluster,
+        "pods",
+        Api::<Pod>::all(client.clone()),
+        |state, pod| state.apply_pod(&pod, now_ms()),
+        |state, key| state.delete_pod(key, now_ms()),
+        |state| state.pods.keys().cloned().collect(),
+    );
+    feed(cluster, "nodes", Api::<Node>::all(client.clone()), State::apply_node, State::delete_node, |state| {
+        state.nodes.keys().cloned().collect()
+    });
+    feed(
+        cluster,
+        "nodeclaims",
+        Api::<NodeClaim>::all(client.clone()),
+        State::apply_claim,
+        State::delete_claim,
+        |state| state.claims.keys().cloned().collect(),
+    );
+    feed(
+        cluster,
+        "nodepools",
+        Api::<NodePool>::all(client.clone()),
+        |state, pool| {
+            state.pools.insert(pool.name_any(), Arc::new(pool));
+        },
+        |state, key| {
+            state.pools.remove(key);
+        },
+        |state| state.pools.keys().cloned().collect(),
+    );
+    feed(
+        cluster,
+        "ec2nodeclasses",
+        Api::<Ec2NodeClass>::all(client.clone()),
+        |state, class| {
+            state.classes.insert(class.name_any(), Arc::new(class));
+        },
+        |state, key| {
+            state.classes.remove(key);
+        },
+        |state| state.classes.keys().cloned().collect(),
+    );
+    feed(
+        cluster,
+        "daemonsets",
+        Api::<DaemonSet>::all(client.clone()),
+        |state, set| state.apply_daemon_set(&set),
+        State::delete_daemon_set,
+        |state| state.daemons.keys().cloned().collect(),
+    );
+    feed(
+        cluster,
+        "namespaces",
+        Api::<Namespace>::all(client.clone()),
+        |state, namespace| state.apply_namespace(&namespace),
+        |state, key| {
+            Arc::make_mut(&mut state.namespaces).remove(key);
+        },
+        |state| state.namespaces.keys().cloned().collect(),
+    );
+    start_volumes(client, cluster);
+}
+
+fn start_volumes(client: &Client, cluster: &Arc<Cluster>) {
+    feed(
+        cluster,
+        "persistentvolumeclaims",
+        Api::<PersistentVolumeClaim>::all(client.clone()),
+        |state, object| state.apply_volume_claim(&object),
+        |state, key| {
+            Arc::make_mut(&mut state.volumes).claims.remove(key);
+        },
+        |state| state.volumes.claims.keys().cloned().collect(),
+    );
+    feed(
+        cluster,
+        "persistentvolumes",
+        Api::<PersistentVolume>::all(client.clone()),
+        |state, object| state.apply_volume(&object),
+        |state, key| {
+            Arc::make_mut(&mut state.volumes).volumes.remove(key);
+        },
+        |state| state.volumes.volumes.keys().cloned().collect(),
+    );
+    feed(
+        cluster,
+        "storageclasses",
+        Api::<StorageClass>::all(client.clone()),
+        |state, object| state.apply_storage_class(&object),
+        |state, key| {
+            Arc::make_mut(&mut state.volumes).classes.remove(key);
+        },
+        |state| state.volumes.classes.keys().cloned().collect(),
+    );
+    feed(
+        cluster,
+        "csinodes",
+        Api::<CSINode>::all(client.clone()),
+        |state, object| state.apply_csi_node(&object),
+        |state, key| {
+            Arc::make_mut(&mut state.volumes).limits.remove(key);
+        },
+        |state| state.volumes.limits.keys().cloned().collect(),
+    );
+}
+
+/// Spawns one watch. `known` lists the keys in the table, so that a new listing drops what is gone.
+fn feed<K>(
+    cluster: &Arc<Cluster>,
+    kind: &'static str,
+    api: Api<K>,
+    apply: impl Fn(&mut State, K) + Send + 'static,
+    delete: impl Fn(&mut State, &str) + Send + 'static,
+    known: impl Fn(&State) -> BTreeSet<String> + Send + 'static,
+) where
+    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + 'static,
+{
+    let cluster = Arc::clone(cluster);
+    tokio::spawn(async move {
+        let stream = watch(api, watcher::Config::default()).default_backoff();
+        let mut stream = pin!(stream);
+        let (mut before, mut listed) = (BTreeSet::new(), BTreeSet::new());
+        while let Some(event) = stream.next().await {
+            match event {
+                // What a write adds while the listing is under way is newer than the listing: it must outlive it.
+                Ok(Event::Init) => (before, listed) = (known(&cluster.read()), BTreeSet::new()),
+                Ok(Event::InitApply(object)) => {
+                    listed.insert(key(&object));
+                    cluster.update(|state| apply(state, object));
+                }
+                Ok(Event::InitDone) => cluster.update(|state| {
+                    for gone in before.difference(&listed) {
+                        delete(state, gone);
+                    }
+                    state.synced.insert(kind);
+                }),
+                Ok(Event::Apply(object)) => cluster.update(|state| apply(state, object)),
+                Ok(Event::Delete(object)) => cluster.update(|state| delete(state, &key(&object))),
+                Err(error) => tracing::warn!(kind, %error, "watch failed, retrying"),
+            }
+        }
+    });
+}
+
+fn key<K: Resource<DynamicType = ()>>(object: &K) -> String {
+    match object.namespace() {
+        Some(namespace) => format!("{namespace}/{}", object.name_any()),
+        None => object.name_any(),
+    }
+}
+
+/// Waits until every kind that is watched has been listed once.
+pub async fn synced(cluster: &Cluster, services: bool) {
+    let mut changes = cluster.changes();
+    while cluster.read().synced.len() < KINDS.len() + usize::from(services) {
+        if changes.changed().await.is_err() {
+            return;
+        }
+    }
+}

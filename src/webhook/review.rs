@@ -1,0 +1,232 @@
+//! From an `AdmissionReview` to its answer.
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::{Map, Value, json};
+
+use crate::webhook::pod::{list, object_mut, text};
+use crate::webhook::rule::{AdmissionConfig, Mode, NORMALIZED, OPT_OUT_LABEL, Rule};
+
+/// Longest warning, in bytes: the API server cuts what is over 256, and asks for less than 120.
+const WARNING_BYTES: usize = 119;
+/// Most warnings of one answer.
+const WARNINGS: usize = 8;
+
+/// Why a body is no review that can be answered. The caller is told with 400.
+#[derive(Debug, thiserror::Error)]
+pub enum AdmissionError {
+    /// The body is not JSON.
+    #[error("the body is no AdmissionReview: {0}")]
+    Json(#[from] serde_json::Error),
+    /// A member is missing or has the wrong type.
+    #[error("the AdmissionReview's {member} is missing or is not {expected}")]
+    Member {
+        /// Where, as `request.uid`.
+        member: &'static str,
+        /// What it should be.
+        expected: &'static str,
+    },
+    /// It is a review of another version or another kind of object.
+    #[error("the body is {api_version:?} {kind:?}, not admission.k8s.io/v1 AdmissionReview")]
+    Version {
+        /// `apiVersion`.
+        api_version: String,
+        /// `kind`.
+        kind: String,
+    },
+}
+
+/// The answer to a review.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Review {
+    /// The `AdmissionReview` to send back.
+    pub response: Value,
+    /// Rules that changed the pod, or would have in [`Mode::Warn`].
+    pub rules: Vec<(Rule, Mode)>,
+    /// What came of it, for the metrics.
+    pub result: ReviewResult,
+}
+
+/// What came of a review. Every one of them allows the pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReviewResult {
+    /// Not a pod being created, or one that is to be left alone.
+    Exempt,
+    /// No rule had anything to do.
+    Unchanged,
+    /// A patch is sent.
+    Patched,
+    /// A patch was made but didn't give what the rules wanted, so it was not sent: a defect, worth an alert.
+    Doubtful,
+}
+
+impl ReviewResult {
+    /// Name in metrics.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Exempt => "exempt",
+            Self::Unchanged => "unchanged",
+            Self::Patched => "patched",
+            Self::Doubtful => "doubtful",
+        }
+    }
+}
+
+/// Answers an `AdmissionReview` (`admission.k8s.io/v1`), given as its bytes. The pod is always allowed, with or without a patch.
+///
+/// # Errors
+/// When the body is no such review, or has no `request.uid` to answer to.
+pub fn review(body: &[u8], config: &AdmissionConfig) -> Result<Review, AdmissionError> {
+    let review: Value = serde_json::from_slice(body)?;
+    let (api_version, kind) = (text(&review, "apiVersion"), text(&review, "kind"));
+    if api_version != "admission.k8s.io/v1" || kind != "AdmissionReview" {
+        return Err(AdmissionError::Version { api_version: shortened(api_version), kind: shortened(kind) });
+    }
+    let request = review
+        .get("request")
+        .filter(|request| request.is_object())
+        .ok_or(AdmissionError::Member { member: "request", expected: "an object" })?;
+    let uid = text(request, "uid");
+    if uid.is_empty() {
+        return Err(AdmissionError::Member { member: "request.uid", expected: "a non-empty string" });
+    }
+    if !creates_a_pod(request) {
+        return Ok(answer(uid, ReviewResult::Exempt, Outcome::default()));
+    }
+    let pod = request
+        .get("object")
+        .filter(|object| object.is_object())
+        .ok_or(AdmissionError::Member { member: "request.object", expected: "an object" })?;
+    if left_alone(request, pod, config) {
+        return Ok(answer(uid, ReviewResult::Exempt, Outcome::default()));
+    }
+    let outcome = normalize(pod, config);
+    let result = match (&outcome.patch, outcome.doubtful) {
+        (_, true) => ReviewResult::Doubtful,
+        (Some(_), false) => ReviewResult::Patched,
+        (None, false) => ReviewResult::Unchanged,
+    };
+    Ok(answer(uid, result, outcome))
+}
+
+fn creates_a_pod(request: &Value) -> bool {
+    let resource = request.get("resource").unwrap_or(&Value::Null);
+    text(request, "operation") == "CREATE"
+        && text(resource, "group").is_empty()
+        && text(resource, "resource") == "pods"
+        && text(request, "subResource").is_empty()
+}
+
+/// Pods that opted out, of excluded namespaces, placed already, or placed by something else than a scheduler (DaemonSet pods are bound
+/// to their node by affinity; static pods are the kubelet's).
+fn left_alone(request: &Value, pod: &Value, config: &AdmissionConfig) -> bool {
+    let metadata = pod.get("metadata").unwrap_or(&Value::Null);
+    let opted_out = metadata.get("labels").is_some_and(|labels| text(labels, OPT_OUT_LABEL) == "ignore");
+    let owned =
+        list(metadata, "ownerReferences").iter().any(|owner| matches!(text(owner, "kind"), "DaemonSet" | "Node"));
+    let placed = pod.get("spec").is_some_and(|spec| !text(spec, "nodeName").is_empty());
+    opted_out || owned || placed || config.excluded_namespaces.contains(text(request, "namespace"))
+}
+
+#[derive(Default)]
+struct Outcome {
+    patch: Option<String>,
+    doubtful: bool,
+    rules: Vec<(Rule, Mode)>,
+    warnings: Vec<String>,
+}
+
+fn normalize(pod: &Value, config: &AdmissionConfig) -> Outcome {
+    let mut wanted = pod.clone();
+    let mut outcome = Outcome::default();
+    for rule in Rule::ALL {
+        match config.mode(rule) {
+            Mode::Off => {}
+            Mode::Warn => {
+                if rule.apply(&mut wanted.clone()) {
+                    outcome.rules.push((rule, Mode::Warn));
+                    outcome.warnings.push(rule.advice().to_owned());
+                }
+            }
+            Mode::Enforce => {
+                if rule.apply(&mut wanted) {
+                    outcome.rules.push((rule, Mode::Enforce));
+                }
+            }
+        }
+    }
+    for rule in Rule::ALL {
+        if config.mode(rule) != Mode::Off {
+            outcome.warnings.extend(rule.warnings(&wanted));
+        }
+    }
+    let applied: Vec<Rule> =
+        outcome.rules.iter().filter(|(_, mode)| *mode == Mode::Enforce).map(|(rule, _)| *rule).collect();
+    if applied.is_empty() {
+        return outcome;
+    }
+    if let Some(patch) = note(&mut wanted, &applied).and_then(|()| checked_patch(pod, &wanted)) {
+        outcome.patch = Some(STANDARD.encode(patch));
+    } else {
+        outcome.doubtful = true;
+        outcome.rules.retain(|(_, mode)| *mode != Mode::Enforce);
+    }
+    outcome
+}
+
+/// Adds the rules to the pod's annotation, beside those of an earlier round. `None` when its metadata has an odd shape.
+fn note(pod: &mut Value, rules: &[Rule]) -> Option<()> {
+    let annotations = object_mut(pod.get_mut("metadata")?, "annotations")?;
+    let before = annotations.get(NORMALIZED).and_then(Value::as_str).unwrap_or_default();
+    let ids: Vec<&str> = Rule::ALL
+        .into_iter()
+        .filter(|rule| rules.contains(rule) || before.split(',').any(|id| id == rule.id()))
+        .map(Rule::id)
+        .collect();
+    let ids = Value::from(ids.join(","));
+    annotations.insert(NORMALIZED.to_owned(), ids);
+    Some(())
+}
+
+/// The patch from `pod` to `wanted`, when applying it really gives `wanted`.
+fn checked_patch(pod: &Value, wanted: &Value) -> Option<Vec<u8>> {
+    let patch = json_patch::diff(pod, wanted);
+    let json = serde_json::to_vec(&patch).ok()?;
+    // From its bytes, as the API server will read it.
+    let reread: json_patch::Patch = serde_json::from_slice(&json).ok()?;
+    let mut patched = pod.clone();
+    json_patch::patch(&mut patched, &reread).ok()?;
+    (patched == *wanted).then_some(json)
+}
+
+fn answer(uid: &str, result: ReviewResult, outcome: Outcome) -> Review {
+    let mut response = Map::new();
+    response.insert("uid".to_owned(), Value::from(uid));
+    response.insert("allowed".to_owned(), Value::from(true));
+    if let Some(patch) = outcome.patch {
+        response.insert("patchType".to_owned(), Value::from("JSONPatch"));
+        response.insert("patch".to_owned(), Value::from(patch));
+        let ids: Vec<&str> =
+            outcome.rules.iter().filter(|(_, mode)| *mode == Mode::Enforce).map(|(rule, _)| rule.id()).collect();
+        response.insert("auditAnnotations".to_owned(), json!({ "rules": ids.join(",") }));
+    }
+    let warnings: Vec<String> =
+        outcome.warnings.iter().take(WARNINGS).map(|warning| shortened(&format!("stowage: {warning}"))).collect();
+    if !warnings.is_empty() {
+        response.insert("warnings".to_owned(), Value::from(warnings));
+    }
+    let response = json!({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response});
+    Review { response, rules: outcome.rules, result }
+}
+
+/// At most [`WARNING_BYTES`] of a text, cut between characters, without line breaks.
+fn shortened(text: &str) -> String {
+    let mut end = text.len().min(WARNING_BYTES);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    text[..end].chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
+}
+
+#[cfg(test)]
+mod tests;
