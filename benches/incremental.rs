@@ -9,10 +9,10 @@ use std::time::Instant;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use stowage::cloud::catalog::{SpotPricing, embedded};
-use stowage::state::State;
-use stowage::state::snapshot::{ReadyPool, take};
-use stowage::planner::plan;
 use stowage::planner::input::problem::Settings;
+use stowage::planner::plan;
+use stowage::state::ClusterState;
+use stowage::state::snapshot::{ReadyPool, take};
 
 const NODES: usize = 5_000;
 const PODS_PER_NODE: usize = 10;
@@ -40,8 +40,8 @@ fn pod(name: &str, app: usize, node: Option<usize>, spec: &Value) -> Value {
 }
 
 /// Nodes with a claim each; `room` says how much CPU each has beyond its pods.
-fn cluster(room: &str) -> State {
-    let mut state = State::default();
+fn cluster(room: &str) -> ClusterState {
+    let mut state = ClusterState::default();
     let cpu = if room.is_empty() { "2500m" } else { room };
     for at in 0..NODES {
         let zone = format!("us-east-1{}", ["a", "b", "c"][at % 3]);
@@ -76,12 +76,12 @@ fn median(mut millis: Vec<f64>) -> f64 {
 }
 
 fn main() {
-    let catalogue = Arc::new(embedded().for_node_class(None, SpotPricing::ratio(0.35).expect("a ratio below 1")));
+    let catalog = Arc::new(embedded().for_node_class(None, SpotPricing::ratio(0.35).expect("a ratio below 1")));
     let pool = json!({"apiVersion": "karpenter.sh/v1", "kind": "NodePool", "metadata": {"name": "default"},
         "spec": {"template": {"spec": {
             "requirements": [{"key": "karpenter.sh/capacity-type", "operator": "In", "values": ["on-demand"]}],
             "nodeClassRef": {"group": "karpenter.k8s.aws", "kind": "EC2NodeClass", "name": "default"}}}}});
-    let pools = vec![ReadyPool { pool: Arc::new(read(pool)), catalogue }];
+    let pools = vec![ReadyPool { pool: Arc::new(read(pool)), catalog }];
     let spread = json!({"topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": "topology.kubernetes.io/zone",
         "whenUnsatisfiable": "DoNotSchedule", "labelSelector": {"matchLabels": {"app": "app-0"}}}]});
     println!(

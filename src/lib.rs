@@ -1,11 +1,22 @@
 //! Stowage plans where every pod goes, buys exactly the EC2 nodes that plan needs, and makes kube-scheduler follow it.
 //!
-//! Rooms, and the only direction imports may take:
-//! [`cli`], [`controllers`], [`server`] → [`cloud`], [`crate::state`] → [`crate::planner`], [`crate::decisions::disruption`], [`crate::webhook`],
-//! [`extender`] → [`api`]. [`telemetry`] may be used by every room above the pure ones.
+//! Imports point downwards only; `tests/architecture.rs` enforces the layers, and that no two modules import each other.
+//!
+//! | layer | modules |
+//! |---|---|
+//! | assembly | [`cli`] |
+//! | I/O | [`controllers`], [`server`] |
+//! | cloud, decisions | [`cloud`], [`decisions`] |
+//! | watched state | [`state`] |
+//! | pure verdicts | [`planner`], [`webhook`], [`extender`] |
+//! | Kubernetes objects | [`api`] |
+//! | domain types | [`model`] |
+//!
+//! [`telemetry`] and [`clock`] may be used by `cli`, `controllers`, `server` and `cloud` only.
 
 pub mod api;
 pub mod cli;
+pub mod clock;
 pub mod cloud;
 pub mod controllers;
 pub mod decisions;

@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use serde_json::json;
-use stowage::webhook::AdmissionConfig;
 use stowage::server::{AppState, Server, ServerError, system_now_ms};
 use stowage::telemetry::Metrics;
+use stowage::webhook::AdmissionConfig;
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 

@@ -15,9 +15,9 @@ use crate::cli::planning::{MinValues, PlanArgs};
 use crate::cloud::Cloud;
 use crate::cloud::catalog::SpotPricing;
 use crate::cloud::ec2;
-use crate::cloud::ec2::Ec2;
+use crate::cloud::ec2::Ec2Provider;
 use crate::cloud::simulated::{BootDelay, Script, SimulatedConfig, SimulatedEc2};
-use crate::controllers::context::{Placement, Settings};
+use crate::controllers::context::{PlacementMode, Settings};
 use crate::controllers::disruption::run;
 use crate::controllers::enforcement::{extender_view, nominations};
 use crate::controllers::interruption::{queue, status_checks};
@@ -30,7 +30,7 @@ use crate::controllers::node_pool::{status, zonal_shift};
 use crate::controllers::provisioning::provisioner;
 use crate::controllers::{Context, cloud_sync};
 use crate::server::{AppState, Server, ServerConfig, system_now_ms};
-use crate::state::{Cluster, State, watch};
+use crate::state::{Cluster, ClusterState, watch};
 use crate::telemetry::Metrics;
 use crate::telemetry::controllers::ControllerMetrics;
 use crate::webhook::AdmissionConfig;
@@ -41,7 +41,7 @@ pub enum CloudKind {
     /// EC2 inside the process, with real instance types and prices: no account needed.
     Simulated,
     /// Amazon EC2.
-    Ec2,
+    Ec2Provider,
 }
 
 /// How log lines look.
@@ -72,7 +72,7 @@ pub struct ControllerArgs {
     pub cloud: CloudKind,
     /// How kube-scheduler is made to follow the plan.
     #[arg(long, env = "STOWAGE_PLACEMENT", value_enum, default_value = "nominate")]
-    pub placement: Placement,
+    pub placement: PlacementMode,
     /// Name of the cluster.
     #[arg(long, env = "CLUSTER_NAME", default_value = "")]
     pub cluster_name: String,
@@ -222,7 +222,7 @@ async fn serve(args: &ControllerArgs) -> anyhow::Result<()> {
         let identity = format!("{host}_{}_{}", std::process::id(), system_now_ms());
         Candidate::new(own, &namespace, &args.leader_election_name, identity)
     });
-    let cluster = Arc::new(Cluster::new(State::with_default_spread(args.plan.scheduler_config.clone())));
+    let cluster = Arc::new(Cluster::new(ClusterState::with_default_spread(args.plan.scheduler_config.clone())));
 
     let metrics = Metrics::new();
     let controller_metrics = ControllerMetrics::new(metrics.registry()).context("registering metrics")?;
@@ -244,7 +244,7 @@ async fn serve(args: &ControllerArgs) -> anyhow::Result<()> {
         let _ = stop.send(true);
     });
     watch::start(&client, &cluster, !args.plan.scheduler_config.is_empty());
-    if args.placement != Placement::Off {
+    if args.placement != PlacementMode::Off {
         tokio::spawn(extender_view::show(Arc::clone(&cluster), Arc::clone(&state.view)));
     }
     let lead =
@@ -298,30 +298,30 @@ async fn told_to_stop() {
 /// A cloud of which the settings are known.
 enum Prepared {
     Simulated(Arc<SimulatedEc2>),
-    Ec2(Box<ec2::Options>),
+    Ec2Provider(Box<ec2::Options>),
 }
 
 /// A cloud that answers, and is started when this process leads.
 enum Connected {
     Simulated(Arc<SimulatedEc2>),
-    Ec2(Box<(ec2::Clients, ec2::Options)>),
+    Ec2Provider(Box<(ec2::Clients, ec2::Options)>),
 }
 
 impl Prepared {
     async fn connect(self) -> anyhow::Result<Connected> {
         Ok(match self {
             Self::Simulated(simulated) => Connected::Simulated(simulated),
-            Self::Ec2(options) => Connected::Ec2(Box::new((Ec2::connect().await?, *options))),
+            Self::Ec2Provider(options) => Connected::Ec2Provider(Box::new((Ec2Provider::connect().await?, *options))),
         })
     }
 }
 
 fn cloud(args: &ControllerArgs) -> anyhow::Result<Prepared> {
     match args.cloud {
-        CloudKind::Ec2 => {
+        CloudKind::Ec2Provider => {
             let strict_min_values = args.plan.min_values_policy == MinValues::Strict;
             let options = ec2::Options { strict_min_values, ..args.aws.options(&args.cluster_name)? };
-            Ok(Prepared::Ec2(Box::new(options)))
+            Ok(Prepared::Ec2Provider(Box::new(options)))
         }
         CloudKind::Simulated => Ok(Prepared::Simulated(simulated(args)?)),
     }
@@ -382,11 +382,11 @@ fn lead(
         }
         let mut loops = tokio::task::JoinSet::new();
         let cloud: Arc<dyn Cloud> = match connected {
-            Connected::Ec2(made) => {
+            Connected::Ec2Provider(made) => {
                 let (clients, options) = *made;
-                // The region's catalogue takes its time, and the lease must not run out meanwhile.
+                // The region's catalog takes its time, and the lease must not run out meanwhile.
                 let started = tokio::select! {
-                    started = Ec2::start(&client, clients, options) => Some(started?),
+                    started = Ec2Provider::start(&client, clients, options) => Some(started?),
                     lost = lost(&mut election) => return Err(lost),
                     _ = stopped.wait_for(|stop| *stop) => None,
                 };

@@ -13,9 +13,9 @@ use crate::cli::aws::gate;
 use crate::cli::manifests::{Input, InputError};
 use crate::cli::planning::PlanArgs;
 use crate::cli::{output, page};
-use crate::cloud::catalog::{EBS_DRIVER, NodeSettings, RawCatalogue, SpotPricing, embedded, parse};
+use crate::cloud::catalog::{EBS_DRIVER, NodeSettings, RawCatalog, SpotPricing, embedded, parse};
 use crate::model::labels;
-use crate::model::offering::{Catalogue, MicroUsd};
+use crate::model::offering::{Catalog, MicroUsd};
 use crate::model::requirement::normalise_key;
 use crate::model::resources::Resources;
 use crate::planner::input::problem::{NodePods, NodeState, Pool, Problem};
@@ -37,7 +37,7 @@ pub struct SimulateArgs {
     /// Manifests: a YAML or JSON file, or a folder of them. May be repeated.
     #[arg(short = 'f', long = "filename", value_name = "FILE_OR_DIR")]
     pub manifests: Vec<PathBuf>,
-    /// Catalogue of instance types; the embedded one without it.
+    /// Catalog of instance types; the embedded one without it.
     #[arg(long, value_name = "FILE")]
     pub catalog: Option<PathBuf>,
     /// Spot price as a share of the on-demand price; 0 offers no spot.
@@ -103,7 +103,7 @@ fn read(args: &SimulateArgs) -> anyhow::Result<(Problem, BTreeMap<String, usize>
         }
         None => None,
     };
-    let raw: &RawCatalogue = match &parsed {
+    let raw: &RawCatalog = match &parsed {
         Some(raw) => raw,
         None => embedded(),
     };
@@ -126,11 +126,11 @@ fn read(args: &SimulateArgs) -> anyhow::Result<(Problem, BTreeMap<String, usize>
 
 fn problem_of(
     input: Input,
-    raw: &RawCatalogue,
+    raw: &RawCatalog,
     spot: SpotPricing,
     with_expressions: bool,
 ) -> anyhow::Result<(Problem, BTreeMap<String, usize>)> {
-    let mut catalogues: BTreeMap<String, Arc<Catalogue>> = BTreeMap::new();
+    let mut catalogs: BTreeMap<String, Arc<Catalog>> = BTreeMap::new();
     let settings = |name: &str| {
         let class = input.node_classes.get(name);
         let Some(class) = class.filter(|_| with_expressions) else { return NodeSettings::of(class) };
@@ -207,12 +207,12 @@ fn problem_of(
     }
     for (file, node_pool) in &input.pools {
         let class_name = &node_pool.spec.template.spec.node_class_ref.name;
-        let catalogue = catalogues
+        let catalog = catalogs
             .entry(class_name.clone())
             .or_insert_with(|| Arc::new(raw.with_settings(&settings(class_name), spot)));
         let name = node_pool.metadata.name.clone().unwrap_or_default();
         let (used, nodes) = usage.get(&name).cloned().unwrap_or_default();
-        let pool = Pool::new(node_pool, Arc::clone(catalogue), used, nodes).map_err(|error| InputError::Object {
+        let pool = Pool::new(node_pool, Arc::clone(catalog), used, nodes).map_err(|error| InputError::Object {
             file: file.clone(),
             object: format!("NodePool {name}"),
             problem: error.problem.to_string(),

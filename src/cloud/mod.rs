@@ -22,7 +22,7 @@ use k8s_openapi::api::core::v1::{Node, Taint};
 use crate::api::{Ec2NodeClass, Ec2NodeClassStatus, NodeClaim, NodePool};
 use crate::cloud::launch_group::LaunchGroup;
 pub use crate::cloud::reservation::ReservedIn;
-use crate::model::offering::{CapacityType, Catalogue};
+use crate::model::offering::{CapacityType, Catalog};
 
 /// An offering a launch may take: instance type, zone, capacity type.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -63,8 +63,8 @@ pub struct LaunchDetails {
     pub claim: NodeClaim,
     /// Its node class.
     pub class: Arc<Ec2NodeClass>,
-    /// The catalogue that the request's offerings were taken from.
-    pub catalogue: Arc<Catalogue>,
+    /// The catalog that the request's offerings were taken from.
+    pub catalog: Arc<Catalog>,
     /// Provider ids that claims of its launch group name already.
     pub named: BTreeSet<String>,
 }
@@ -268,8 +268,8 @@ pub struct Untagged {
 /// What Stowage needs of a cloud. Every method is safe to repeat.
 pub trait Cloud: Send + Sync {
     /// Instance types, offerings, prices and availability for nodes of `class`. Cached; does no I/O.
-    fn catalogue(&self, class: &Ec2NodeClass) -> Arc<Catalogue>;
-    /// Notes that an offering had no capacity: it is unavailable in [`Cloud::catalogue`] for a while.
+    fn catalog(&self, class: &Ec2NodeClass) -> Arc<Catalog>;
+    /// Notes that an offering had no capacity: it is unavailable in [`Cloud::catalog`] for a while.
     fn mark_unavailable(&self, offering: &Override);
     /// Launches one instance (as CreateFleet `instant`), or returns the one that `client_token` launched before.
     fn launch(&self, request: LaunchRequest) -> BoxFuture<'_, Result<Launched, LaunchError>>;

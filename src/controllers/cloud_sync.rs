@@ -11,13 +11,13 @@ use kube::ResourceExt;
 use crate::api::{Ec2NodeClass, NodeClaim, NodePool};
 use crate::controllers::context::Context;
 use crate::model::labels;
-use crate::state::State;
+use crate::state::ClusterState;
 
 /// The state is looked at no more often than this.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// Registered Nodes of ours that are not `told` of yet, with their claims. They are then, by UID; those that are gone are not.
-fn untold(state: &State, told: &mut HashSet<String>) -> Vec<(Arc<NodeClaim>, Arc<Node>)> {
+fn untold(state: &ClusterState, told: &mut HashSet<String>) -> Vec<(Arc<NodeClaim>, Arc<Node>)> {
     let registered = |node: &&Arc<Node>| node.labels().get(labels::REGISTERED).is_some_and(|value| value == "true");
     let mut seen = HashSet::with_capacity(told.len());
     let mut due = Vec::new();
@@ -77,7 +77,7 @@ mod tests {
 
     #[test]
     fn each_registered_node_of_ours_is_told_once() {
-        let mut state = State::default();
+        let mut state = ClusterState::default();
         for id in ["i-1", "i-2", "i-3", "i-4"] {
             state.apply_claim(claim(id));
         }
@@ -86,7 +86,7 @@ mod tests {
         state.apply_node(node("i-3", "u3", Some("false")));
         state.apply_node(node("i-9", "u9", Some("true")));
         let mut told = HashSet::new();
-        let mut look = |state: &State| {
+        let mut look = |state: &ClusterState| {
             untold(state, &mut told).iter().map(|(claim, node)| (claim.name_any(), node.name_any())).collect::<Vec<_>>()
         };
         let pair = |id: &str| (id.to_owned(), format!("n-{id}"));

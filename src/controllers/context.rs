@@ -19,7 +19,7 @@ use crate::telemetry::controllers::ControllerMetrics;
 
 /// How the scheduler is made to follow the plan (`--placement`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum Placement {
+pub enum PlacementMode {
     /// The extender's filter holds the room, and pods are nominated.
     Extender,
     /// Pods are nominated to their nodes; no extender needed.
@@ -32,7 +32,7 @@ pub enum Placement {
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// How the scheduler is made to follow.
-    pub placement: Placement,
+    pub placement: PlacementMode,
     /// A window closes when nothing new came for so long, milliseconds.
     pub batch_idle_ms: i64,
     /// A window is never open longer, milliseconds.
@@ -92,7 +92,7 @@ impl Context {
         ready
             .filter_map(|pool| {
                 let class = state.classes.get(&pool.spec.template.spec.node_class_ref.name)?;
-                Some(ReadyPool { pool: Arc::clone(pool), catalogue: self.cloud.catalogue(class) })
+                Some(ReadyPool { pool: Arc::clone(pool), catalog: self.cloud.catalog(class) })
             })
             .collect()
     }

@@ -1,4 +1,4 @@
-//! TODO-DOC model
+//! Domain types that carry their units: quantities, resources, requirements, offerings, pod classes, time. No I/O.
 
 pub mod labels;
 pub mod offering;
@@ -6,3 +6,4 @@ pub mod pod_class;
 pub mod quantity;
 pub mod requirement;
 pub mod resources;
+pub mod time;

@@ -146,7 +146,7 @@ impl InstanceType {
 
 /// Everything that can be bought for one node class. Immutable and shared.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Catalogue {
+pub struct Catalog {
     /// Region.
     pub region: String,
     /// Instance types by name.

@@ -5,19 +5,19 @@ use std::collections::BTreeSet;
 use crate::model::offering::MicroUsd;
 use crate::planner::columns::bitset::Bits;
 use crate::planner::columns::dims::fits;
-use crate::planner::columns::sets::Universe;
+use crate::planner::columns::sets::ColumnSets;
 use crate::planner::groups::group::{group, register};
 use crate::planner::groups::topology::{Domains, Room, Topology};
 use crate::planner::input::default_spread::with_services;
 use crate::planner::input::problem::Problem;
 use crate::planner::input::volumes::resolve;
 use crate::planner::output::explain::explain;
-use crate::planner::output::plan::{Placement, Plan, Unschedulable};
+use crate::planner::output::plan::{ExistingNodePlacement, Plan, Unschedulable};
 use crate::planner::pack::budget::Budget;
-use crate::planner::pack::demand::{Content, Stock};
+use crate::planner::pack::demand::{Content, Demand};
 use crate::planner::pack::existing::{Existing, admits, existing, free_on};
 use crate::planner::pack::reserved::Reserved;
-use crate::planner::pack::strategy::Packer;
+use crate::planner::pack::strategy::PlanState;
 
 /// Most plans that are made for pods that their domain had no room for.
 const MOST_TRIES: usize = 6;
@@ -39,35 +39,39 @@ pub fn plan(problem: &Problem) -> Plan {
 }
 
 fn in_order(problem: &Problem) -> Plan {
-    let (first, ousted) = settled(problem, false);
+    let (first, displaced_priority) = solve_to_fixpoint(problem, false);
     // Room may have gone to pods of less priority than some that are left out: then in order of priority.
-    if ousted.is_some() && ousted > lowest_priority_placed(problem, &first) { settled(problem, true).0 } else { first }
+    if displaced_priority.is_some() && displaced_priority > lowest_priority_placed(problem, &first) {
+        solve_to_fixpoint(problem, true).0
+    } else {
+        first
+    }
 }
 
 /// Plans until no node that is bought makes a domain count that the plan didn't reckon with, and pods that their domain had
 /// no room for have been tried in others.
 /// Also returns the highest priority of the pods left out that something had room for at first.
-fn settled(problem: &Problem, by_priority: bool) -> (Plan, Option<i32>) {
+fn solve_to_fixpoint(problem: &Problem, by_priority: bool) -> (Plan, Option<i32>) {
     let mut known = Lessons::default();
     let mut best: Option<Plan> = None;
     let mut tries = 0;
     loop {
-        let (plan, learnt) = attempt(problem, by_priority, &known);
-        let peopled = known.peopled.len();
-        known.peopled.extend(learnt.peopled);
-        if known.peopled.len() > peopled {
+        let (plan, learnt) = solve_once(problem, by_priority, &known);
+        let occupied_domains = known.occupied_domains.len();
+        known.occupied_domains.extend(learnt.occupied_domains);
+        if known.occupied_domains.len() > occupied_domains {
             continue;
         }
         let full = !learnt.room.is_empty();
         known.room.extend(learnt.room);
-        known.ousted = known.ousted.max(learnt.ousted);
+        known.displaced_priority = known.displaced_priority.max(learnt.displaced_priority);
         let rank = |plan: &Plan| (plan.unschedulable.len(), plan.cost);
         if best.as_ref().is_none_or(|best| rank(&plan) < rank(best)) {
             best = Some(plan);
         }
         tries += 1;
         if let Some(best) = best.take_if(|_| !full || tries > MOST_TRIES) {
-            return (best, known.ousted);
+            return (best, known.displaced_priority);
         }
     }
 }
@@ -75,10 +79,10 @@ fn settled(problem: &Problem, by_priority: bool) -> (Plan, Option<i32>) {
 /// What an attempt found out about domains, for the next.
 #[derive(Default)]
 struct Lessons {
-    peopled: Domains,
+    occupied_domains: Domains,
     room: Room,
     /// Highest priority of the pods left out that something had room for at first.
-    ousted: Option<i32>,
+    displaced_priority: Option<i32>,
 }
 
 fn lowest_priority_placed(problem: &Problem, plan: &Plan) -> Option<i32> {
@@ -87,89 +91,91 @@ fn lowest_priority_placed(problem: &Problem, plan: &Plan) -> Option<i32> {
     new.chain(old).map(|pod| problem.pods[*pod].class.priority).min()
 }
 
-fn attempt(problem: &Problem, by_priority: bool, known: &Lessons) -> (Plan, Lessons) {
+fn solve_once(problem: &Problem, by_priority: bool, known: &Lessons) -> (Plan, Lessons) {
     if problem.pods.is_empty() {
         return (Plan { lower_bound: Some(MicroUsd(0)), ..Plan::default() }, Lessons::default());
     }
-    let mut universe = Universe::new(problem);
+    let mut column_sets = ColumnSets::new(problem);
     let (mut selectors, counters) = register(problem);
-    let groups = group(&mut universe, &mut selectors, &counters);
-    let (mut nodes, running_counters) = existing(&universe, &mut selectors, &counters, &groups);
-    let mut topology = Topology::new(&universe, &mut selectors, &groups, known.peopled.clone(), known.room.clone());
-    let parts = topology.assign(&mut universe, &mut selectors, &groups, &nodes);
-    let stock = Stock::new(&mut universe, &topology, &groups, &parts, counters.len(), by_priority);
-    let tiers = tiers(&universe);
-    let mut packer = Packer::new(&mut universe, &topology, stock, &mut selectors, &counters);
+    let groups = group(&mut column_sets, &mut selectors, &counters);
+    let (mut nodes, running_counters) = existing(&column_sets, &mut selectors, &counters, &groups);
+    let mut topology =
+        Topology::new(&column_sets, &mut selectors, &groups, known.occupied_domains.clone(), known.room.clone());
+    let parts = topology.assign(&mut column_sets, &mut selectors, &groups, &nodes);
+    let demand = Demand::new(&mut column_sets, &topology, &groups, &parts, counters.len(), by_priority);
+    let tiers = tiers(&column_sets);
+    let mut state = PlanState::new(&mut column_sets, &topology, demand, &mut selectors, &counters);
 
-    packer.running_counters = running_counters;
+    state.running_counters = running_counters;
     let mut priorities: Vec<Option<i32>> = vec![None];
     if by_priority {
         let distinct: BTreeSet<i32> = groups.iter().map(|g| g.class.priority).collect();
         priorities = distinct.into_iter().rev().map(Some).collect();
     }
     let hosts: Vec<_> =
-        if packer.has_soft_hosts() { nodes.iter().map(|node| node.host.clone()).collect() } else { Vec::new() };
-    let mut reserved = Reserved::new(packer.universe);
+        if state.has_soft_hosts() { nodes.iter().map(|node| node.host.clone()).collect() } else { Vec::new() };
+    let mut reserved = Reserved::new(state.column_sets);
     let mut placed: Vec<(usize, Content)> = Vec::new();
     for priority in priorities {
-        let ranks: Vec<bool> = packer
-            .stock
+        let ranks: Vec<bool> = state
+            .demand
             .places
             .iter()
             .map(|place| priority.is_none_or(|p| groups[place.sample].class.priority == p))
             .collect();
         let active = |place: usize| ranks[place];
-        placed.extend(packer.use_existing(&mut nodes, &active));
-        if !packer.bought.is_empty() {
-            packer.top_up(&active);
+        placed.extend(state.use_existing(&mut nodes, &active));
+        if !state.bought.is_empty() {
+            state.top_up(&active);
         }
         let levels = groups.iter().map(|g| g.levels.len()).max().unwrap_or(1);
         'levels: for level in 0..levels {
             for (at, tier) in tiers.iter().enumerate() {
-                if packer.stock.is_empty() {
+                if state.demand.is_empty() {
                     break 'levels;
                 }
                 if level == 0 {
-                    packer.use_reserved(&mut reserved, tier, &active);
+                    state.use_reserved(&mut reserved, tier, &active);
                 }
-                let mut round = packer.round(level, tier, &active);
+                let mut round = state.round(level, tier, &active);
                 if level == 0 && at == 0 && priority.is_none() {
-                    packer.bound = packer.lower_bound();
+                    state.bound = state.lower_bound();
                 }
-                packer.first_prices.clear();
-                packer.company(&mut round);
-                packer.buy_best(&mut round);
-                packer.improve(&mut round);
+                state.first_prices.clear();
+                state.company(&mut round);
+                state.buy_best(&mut round);
+                state.improve(&mut round);
             }
         }
     }
-    let bought = packer.bought.iter_mut().map(|node| &mut node.content);
-    packer.stock.split(placed.iter_mut().map(|(_, content)| content).chain(bought));
-    let room = found_room(&packer, &placed);
-    packer.level_out(&mut placed);
-    packer.right_size();
-    if packer.has_soft_hosts() {
-        packer.spread_out(&nodes, &hosts, &mut placed);
+    let bought = state.bought.iter_mut().map(|node| &mut node.content);
+    state.demand.split(placed.iter_mut().map(|(_, content)| content).chain(bought));
+    let room = found_room(&state, &placed);
+    state.level_out(&mut placed);
+    state.right_size();
+    if state.has_soft_hosts() {
+        state.spread_out(&nodes, &hosts, &mut placed);
     }
-    if packer.bound.is_none() && packer.bought.is_empty() && packer.stock.is_empty() {
-        packer.bound = Some(0.0);
+    if state.bound.is_none() && state.bought.is_empty() && state.demand.is_empty() {
+        state.bound = Some(0.0);
     }
 
-    let mut bought = Bits::empty(packer.universe.columns.len());
-    packer.bought.iter().for_each(|node| bought.insert(node.column));
-    let priority = |item: &usize| groups[packer.stock.items[*item].group].class.priority;
+    let mut bought = Bits::empty(state.column_sets.columns.len());
+    state.bought.iter().for_each(|node| bought.insert(node.column));
+    let priority = |item: &usize| groups[state.demand.items[*item].group].class.priority;
     let lowest = groups.iter().map(|group| group.class.priority).min();
-    let left_out = (0..packer.stock.items.len()).filter(|item| packer.stock.items[*item].left > 0);
+    let left_out = (0..state.demand.items.len()).filter(|item| state.demand.items[*item].left > 0);
     let mut above: Vec<usize> = left_out.filter(|item| !by_priority && Some(priority(item)) > lowest).collect();
     above.sort_by_key(|item| std::cmp::Reverse(priority(item)));
     // Pods of one place mostly ask for much the same: of those that nothing had room for, one is enough.
-    above.dedup_by_key(|item| (packer.stock.items[*item].place, packer.stock.items[*item].group));
+    above.dedup_by_key(|item| (state.demand.items[*item].place, state.demand.items[*item].group));
     let above: Vec<(usize, i32)> = above.into_iter().map(|item| (item, priority(&item))).collect();
-    let ousted = above.into_iter().find(|(item, _)| had_room(&mut packer, &nodes, *item)).map(|(_, priority)| priority);
-    let learnt = Lessons { peopled: topology.overlooked(&bought), room, ousted };
+    let displaced_priority =
+        above.into_iter().find(|(item, _)| had_room(&mut state, &nodes, *item)).map(|(_, priority)| priority);
+    let learnt = Lessons { occupied_domains: topology.overlooked(&bought), room, displaced_priority };
 
-    let mut next: Vec<usize> = packer.stock.items.iter().map(|item| item.first).collect();
-    let owner: Vec<usize> = packer.stock.items.iter().map(|item| item.group).collect();
+    let mut next: Vec<usize> = state.demand.items.iter().map(|item| item.first).collect();
+    let owner: Vec<usize> = state.demand.items.iter().map(|item| item.group).collect();
     let mut pods_of = |item: usize, count: usize| -> Vec<usize> {
         let from = next[item];
         next[item] += count;
@@ -179,13 +185,13 @@ fn attempt(problem: &Problem, by_priority: bool, known: &Lessons) -> (Plan, Less
     for (node, content) in placed {
         let mut pods: Vec<usize> = content.iter().flat_map(|(item, count)| pods_of(*item, *count)).collect();
         pods.sort_unstable();
-        out.placements.push(Placement { node: nodes[node].index, pods });
+        out.placements.push(ExistingNodePlacement { node: nodes[node].index, pods });
     }
     merge_placements(&mut out.placements);
-    out.new_nodes = packer.planned(&mut pods_of);
+    out.new_nodes = state.planned(&mut pods_of);
     out.cost = MicroUsd(out.new_nodes.iter().filter_map(|n| n.choices.first()).map(|c| c.price.0).sum());
     #[allow(clippy::cast_possible_truncation)]
-    let bound = packer.bound.map(|bound| MicroUsd((bound * (1.0 - 1e-9)).floor() as i64));
+    let bound = state.bound.map(|bound| MicroUsd((bound * (1.0 - 1e-9)).floor() as i64));
     // A bound on the cost of all pods says nothing of a plan that leaves some out.
     out.lower_bound = bound.filter(|bound| *bound <= out.cost);
 
@@ -196,19 +202,19 @@ fn attempt(problem: &Problem, by_priority: bool, known: &Lessons) -> (Plan, Less
         if let Some(reason) = &part.refused {
             let pods = &groups[part.group].pods[first..first + part.count];
             // Where no node could be had anywhere, that is the better reason.
-            let detail = explain(packer.universe, &topology, &packer.budgets, &groups[part.group], &part.pins);
+            let detail = explain(state.column_sets, &topology, &state.budgets, &groups[part.group], &part.pins);
             let reason = format!("{reason}; {detail}");
             out.unschedulable.extend(pods.iter().map(|pod| Unschedulable { pod: *pod, reason: reason.clone() }));
         }
     }
-    for item in 0..packer.stock.items.len() {
-        let left = packer.stock.items[item].left;
+    for item in 0..state.demand.items.len() {
+        let left = state.demand.items[item].left;
         if left == 0 {
             continue;
         }
-        let pins = packer.stock.places[packer.stock.items[item].place].pins.clone();
-        let group = &groups[packer.stock.items[item].group];
-        let reason = explain(packer.universe, &topology, &packer.budgets, group, &pins);
+        let pins = state.demand.places[state.demand.items[item].place].pins.clone();
+        let group = &groups[state.demand.items[item].group];
+        let reason = explain(state.column_sets, &topology, &state.budgets, group, &pins);
         let pods = pods_of(item, left);
         out.unschedulable.extend(pods.into_iter().map(|pod| Unschedulable { pod, reason: reason.clone() }));
     }
@@ -217,39 +223,39 @@ fn attempt(problem: &Problem, by_priority: bool, known: &Lessons) -> (Plan, Less
 }
 
 /// Whether a pod could have been placed had it been the first.
-fn had_room(packer: &mut Packer<'_, '_, '_>, nodes: &[Existing<'_>], item: usize) -> bool {
-    let reservable = packer.reservable(packer.stock.items[item].place);
-    let packer = &*packer;
-    let universe = &*packer.universe;
-    let (need, group) = (packer.stock.need(item), &packer.stock.groups[packer.stock.items[item].group]);
-    let place = &packer.stock.places[packer.stock.items[item].place];
-    let budgets: Vec<Budget> = universe.problem.pools.iter().map(Budget::of).collect();
+fn had_room(state: &mut PlanState<'_, '_, '_>, nodes: &[Existing<'_>], item: usize) -> bool {
+    let reservable = state.reservable(state.demand.items[item].place);
+    let state = &*state;
+    let column_sets = &*state.column_sets;
+    let (need, group) = (state.demand.need(item), &state.demand.groups[state.demand.items[item].group]);
+    let place = &state.demand.places[state.demand.items[item].place];
+    let budgets: Vec<Budget> = column_sets.problem.pools.iter().map(Budget::of).collect();
     let buyable = |column: usize| {
-        fits(need, universe.room(column))
-            && budgets[universe.pool(column)].allows(&universe.instance_type(column).capacity)
+        fits(need, column_sets.room(column))
+            && budgets[column_sets.pool(column)].allows(&column_sets.instance_type(column).capacity)
     };
-    let widest = place.levels.last().map(|id| &universe.signatures[*id].bits);
-    let left = |column: usize| universe.columns[column].left.is_some_and(|left| left > 0);
+    let widest = place.levels.last().map(|id| &column_sets.sets[*id].bits);
+    let left = |column: usize| column_sets.columns[column].left.is_some_and(|left| left > 0);
     widest.is_some_and(|bits| bits.iter().any(buyable))
-        || (universe.has_counted && reservable.iter().any(|column| left(column) && buyable(column)))
+        || (column_sets.has_counted && reservable.iter().any(|column| left(column) && buyable(column)))
         || nodes.iter().any(|node| {
-            place.pins.iter().all(|(key, domain)| packer.topology.in_domain(node, *key, *domain))
+            place.pins.iter().all(|(key, domain)| state.topology.in_domain(node, *key, *domain))
                 && admits(&group.class, node.state)
-                && fits(need, &free_on(universe, node.state))
+                && fits(need, &free_on(column_sets, node.state))
         })
 }
 
 /// How many pods each domain had room for, of groups that were given more.
-fn found_room(packer: &Packer<'_, '_, '_>, existing: &[(usize, Content)]) -> Room {
+fn found_room(state: &PlanState<'_, '_, '_>, existing: &[(usize, Content)]) -> Room {
     let pins = |item: usize| {
-        let item = &packer.stock.items[item];
-        let pins = &packer.stock.places[item.place].pins;
+        let item = &state.demand.items[item];
+        let pins = &state.demand.places[item.place].pins;
         (1..=pins.len()).map(|len| (item.group, pins[..len].to_vec()))
     };
-    let left = (0..packer.stock.items.len()).filter(|item| packer.stock.items[*item].left > 0);
+    let left = (0..state.demand.items.len()).filter(|item| state.demand.items[*item].left > 0);
     let mut out: Room = left.flat_map(pins).map(|at| (at, 0)).collect();
     if !out.is_empty() {
-        let bought = packer.bought.iter().map(|node| &node.content);
+        let bought = state.bought.iter().map(|node| &node.content);
         for (item, count) in bought.chain(existing.iter().map(|(_, content)| content)).flatten() {
             for at in pins(*item) {
                 if let Some(room) = out.get_mut(&at) {
@@ -261,7 +267,7 @@ fn found_room(packer: &Packer<'_, '_, '_>, existing: &[(usize, Content)]) -> Roo
     out
 }
 
-fn merge_placements(placements: &mut Vec<Placement>) {
+fn merge_placements(placements: &mut Vec<ExistingNodePlacement>) {
     placements.sort_by_key(|p| p.node);
     placements.dedup_by(|later, earlier| {
         let same = later.node == earlier.node;
@@ -275,11 +281,11 @@ fn merge_placements(placements: &mut Vec<Placement>) {
 
 /// Columns of the NodePools of each weight, heaviest first: a NodePool of less weight is used only where the heavier ones
 /// can't help. NodePools of one weight compete by price.
-fn tiers(universe: &Universe<'_>) -> Vec<Bits> {
-    let weights: BTreeSet<i32> = universe.problem.pools.iter().map(|pool| pool.weight).collect();
+fn tiers(column_sets: &ColumnSets<'_>) -> Vec<Bits> {
+    let weights: BTreeSet<i32> = column_sets.problem.pools.iter().map(|pool| pool.weight).collect();
     weights
         .into_iter()
         .rev()
-        .map(|weight| universe.where_column(|c| universe.problem.pools[universe.pool(c)].weight == weight))
+        .map(|weight| column_sets.where_column(|c| column_sets.problem.pools[column_sets.pool(c)].weight == weight))
         .collect()
 }

@@ -11,7 +11,7 @@ use crate::api::NodeClaim;
 use crate::model::labels;
 use crate::model::resources::Resources;
 use crate::state::pods::PodRecord;
-use crate::state::tables::State;
+use crate::state::tables::ClusterState;
 
 /// Room on one node kept for one pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -82,7 +82,7 @@ impl Planned {
 /// Works out the live holds at `now_ms`.
 ///
 /// Holds of pods that are there come first, on every claim; then the successors of displaced pods are given what is left.
-pub fn resolve(state: &State, now_ms: i64) -> Holds {
+pub fn resolve(state: &ClusterState, now_ms: i64) -> Holds {
     let mut holds = Holds::default();
     let mut slots: BTreeMap<&String, Vec<(&String, &Owner)>> = BTreeMap::new();
     let mut names: Vec<&String> = state.held_after(now_ms).map(|(_, name)| name).collect();
@@ -138,7 +138,7 @@ pub fn resolve(state: &State, now_ms: i64) -> Holds {
 }
 
 /// Gives the room of displaced pods that are gone to the next pods of their controllers.
-fn give_successors(state: &State, holds: &mut Holds, slots: BTreeMap<&String, Vec<(&String, &Owner)>>) {
+fn give_successors(state: &ClusterState, holds: &mut Holds, slots: BTreeMap<&String, Vec<(&String, &Owner)>>) {
     let by_owner = owned(state);
     for (name, originals) in slots {
         let Some(planned) = state.planned.get(name) else { continue };
@@ -180,7 +180,7 @@ fn give_successors(state: &State, holds: &mut Holds, slots: BTreeMap<&String, Ve
 }
 
 /// Drops the holds whose room is gone: what was bound while the plan was being made took it. Their pods are planned anew.
-fn drop_void(state: &State, node: &Node, live: &mut Vec<Hold>) {
+fn drop_void(state: &ClusterState, node: &Node, live: &mut Vec<Hold>) {
     let Some(allocatable) = node.status.as_ref().and_then(|status| status.allocatable.as_ref()) else {
         return;
     };
@@ -214,7 +214,7 @@ fn hold(original: &str, pod: Option<&String>, owner: Option<&Owner>, expires_ms:
     Hold { original: original.to_owned(), pod: pod.cloned(), owner, expires_ms }
 }
 
-fn owned(state: &State) -> HashMap<&str, Vec<&PodRecord>> {
+fn owned(state: &ClusterState) -> HashMap<&str, Vec<&PodRecord>> {
     let mut out: HashMap<&str, Vec<&PodRecord>> = HashMap::new();
     for record in state.pods.values().filter(|record| record.active()) {
         if let Some(owner) = record.entry.as_ref().ok().and_then(|entry| entry.owner.as_deref()) {
@@ -230,8 +230,8 @@ mod tests {
 
     const LATER: &str = "2030-01-01T00:00:00Z";
 
-    fn state(planned: &[&str], owners: &[(&str, &str)], until: &str) -> State {
-        let mut state = State::default();
+    fn state(planned: &[&str], owners: &[(&str, &str)], until: &str) -> ClusterState {
+        let mut state = ClusterState::default();
         let owners: BTreeMap<_, _> =
             owners.iter().map(|(pod, uid)| (*pod, serde_json::json!({"uid": uid, "at_ms": 5_000}))).collect();
         state.apply_claim(
@@ -253,7 +253,7 @@ mod tests {
         state
     }
 
-    fn put(state: &mut State, name: &str, owner: &str, node: Option<&str>) {
+    fn put(state: &mut ClusterState, name: &str, owner: &str, node: Option<&str>) {
         let created = if name.starts_with("early") { "1970-01-01T00:00:01Z" } else { "1970-01-01T00:00:09Z" };
         let pod = serde_json::from_value(serde_json::json!({"metadata": {"name": name, "namespace": "n", "uid": name,
             "creationTimestamp": created,

@@ -14,34 +14,34 @@ use std::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use tokio::sync::watch as channel;
 
 pub use crate::state::pods::{PodRecord, Scheduling};
-pub use crate::state::tables::State;
+pub use crate::state::tables::ClusterState;
 
 /// The shared state and a signal that it changed.
 #[derive(Debug)]
 pub struct Cluster {
-    state: RwLock<State>,
+    state: RwLock<ClusterState>,
     version: channel::Sender<u64>,
 }
 
 impl Default for Cluster {
     fn default() -> Self {
-        Self::new(State::default())
+        Self::new(ClusterState::default())
     }
 }
 
 impl Cluster {
     /// A cluster that begins with this state.
-    pub fn new(state: State) -> Self {
+    pub fn new(state: ClusterState) -> Self {
         Self { state: RwLock::new(state), version: channel::Sender::new(0) }
     }
 
     /// Reads the state. The guard must not be held across an await.
-    pub fn read(&self) -> RwLockReadGuard<'_, State> {
+    pub fn read(&self) -> RwLockReadGuard<'_, ClusterState> {
         self.state.read().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
     /// Changes the state and tells everyone who waits.
-    pub fn update<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+    pub fn update<T>(&self, change: impl FnOnce(&mut ClusterState) -> T) -> T {
         let out = change(&mut self.write());
         self.version.send_modify(|version| *version += 1);
         out
@@ -52,7 +52,7 @@ impl Cluster {
         self.version.subscribe()
     }
 
-    fn write(&self) -> RwLockWriteGuard<'_, State> {
+    fn write(&self) -> RwLockWriteGuard<'_, ClusterState> {
         self.state.write().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 }

@@ -9,13 +9,13 @@ use kube::ResourceExt;
 
 use crate::api::{NodeClaim, NodePool, conditions};
 use crate::model::labels;
-use crate::model::offering::{CapacityType, Catalogue, InstanceType, MicroUsd};
+use crate::model::offering::{CapacityType, Catalog, InstanceType, MicroUsd};
 use crate::model::resources::Resources;
 use crate::planner::input::problem::{Labels, NodePods, NodeState, PodEntry, Pool, Problem, Settings};
 use crate::state::claim_index::{Usage, reported};
 use crate::state::holds::Holds;
-use crate::state::snapshot_cache::{Known, Seen, Stamp};
-use crate::state::tables::State;
+use crate::state::snapshot_cache::{CachedNode, SnapshotCache, Stamp};
+use crate::state::tables::ClusterState;
 
 /// A NodePool that may buy, and what it may buy.
 #[derive(Clone, Debug)]
@@ -23,12 +23,12 @@ pub struct ReadyPool {
     /// The pool.
     pub pool: Arc<NodePool>,
     /// What can be bought for its node class.
-    pub catalogue: Arc<Catalogue>,
+    pub catalog: Arc<Catalog>,
 }
 
 /// What an entry of [`Problem::nodes`] is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Subject {
+pub struct NodeRef {
     /// Node name, once there is a Node.
     pub node: Option<String>,
     /// NodeClaim, if it is ours.
@@ -41,7 +41,7 @@ pub struct Snapshot {
     /// The problem.
     pub problem: Problem,
     /// One for each of the problem's nodes.
-    pub subjects: Vec<Arc<Subject>>,
+    pub node_refs: Vec<Arc<NodeRef>>,
     /// Keys of the pods to place that are still bound to a node about to go.
     pub displaced: BTreeSet<String>,
     /// When it was taken, milliseconds since the epoch.
@@ -76,7 +76,7 @@ pub struct Demand {
 }
 
 /// Pods that need a place, imagining the claims in `without` to be on their way out.
-pub fn demand(state: &State, holds: &Holds, without: &BTreeSet<String>) -> Demand {
+pub fn demand(state: &ClusterState, holds: &Holds, without: &BTreeSet<String>) -> Demand {
     let mut out = Demand::default();
     let mut planned: HashMap<&str, BTreeSet<&String>> = HashMap::new();
     for key in &state.unbound {
@@ -124,7 +124,7 @@ pub const BOOT_PATIENCE_MS: i64 = 300_000;
 
 /// Takes a snapshot at `now_ms`, imagining the claims in `without` to be on their way out.
 pub fn take(
-    state: &State,
+    state: &ClusterState,
     pools: &[ReadyPool],
     settings: &Settings,
     without: &BTreeSet<String>,
@@ -136,12 +136,12 @@ pub fn take(
     let mut seen = state.seen.lock().unwrap_or_else(|poisoned| {
         // A snapshot that ended halfway may have lost what changed: every node is worked out anew.
         let mut seen = poisoned.into_inner();
-        *seen = Seen::default();
+        *seen = SnapshotCache::default();
         state.seen.clear_poison();
         seen
     });
-    let bought = pools.iter().map(|ready| (ready.pool.name_any(), Arc::clone(&ready.catalogue)));
-    let types = seen.begin(Stamp { daemons: state.daemon_changes, catalogues: bought.collect() }, pools, &state.nodes);
+    let bought = pools.iter().map(|ready| (ready.pool.name_any(), Arc::clone(&ready.catalog)));
+    let types = seen.begin(Stamp { daemons: state.daemon_changes, catalogs: bought.collect() }, pools, &state.nodes);
     // Room that is held changes with time.
     let held = holds.by_claim.keys().filter_map(|claim| state.node_of(state.claims.get(claim)?));
     for name in seen.changed(held.map(|node| node.name_any())) {
@@ -151,7 +151,7 @@ pub fn take(
     for known in seen.nodes() {
         if known.subject.claim.as_ref().is_none_or(|claim| !without.contains(claim)) {
             out.problem.nodes.push(Arc::clone(&known.state));
-            out.subjects.push(Arc::clone(&known.subject));
+            out.node_refs.push(Arc::clone(&known.subject));
         }
     }
     out.problem.memory = seen.memory.clone();
@@ -162,7 +162,7 @@ pub fn take(
             // A node that should be up by now may never come: nothing more is planned on it.
             node.schedulable = now_ms - crate::state::created_ms(&claim.metadata) < BOOT_PATIENCE_MS;
             out.problem.nodes.push(Arc::new(node));
-            out.subjects.push(Arc::new(Subject { node: None, claim: Some(name.clone()) }));
+            out.node_refs.push(Arc::new(NodeRef { node: None, claim: Some(name.clone()) }));
         }
     }
     for key in demand.pending.iter().chain(&demand.displaced) {
@@ -180,7 +180,7 @@ pub fn take(
     out
 }
 
-fn pool(state: &State, types: &Types, ready: &ReadyPool, without: &BTreeSet<String>) -> Option<Pool> {
+fn pool(state: &ClusterState, types: &Types, ready: &ReadyPool, without: &BTreeSet<String>) -> Option<Pool> {
     let name = ready.pool.name_any();
     let Usage { mut capacity, mut count, unsized_claims } = state.claim_index.usage(&name);
     for claim in unsized_claims.iter().filter_map(|claim| state.claims.get(claim)) {
@@ -192,7 +192,7 @@ fn pool(state: &State, types: &Types, ready: &ReadyPool, without: &BTreeSet<Stri
             count -= 1;
         }
     }
-    Pool::new(&ready.pool, Arc::clone(&ready.catalogue), capacity, count)
+    Pool::new(&ready.pool, Arc::clone(&ready.catalog), capacity, count)
         .inspect_err(|error| tracing::warn!(node_pool = name, %error, "node pool is left out of the plan"))
         .ok()
 }
@@ -212,7 +212,7 @@ fn read(quantities: &BTreeMap<String, Quantity>) -> Resources {
 }
 
 /// A node as the planner sees it; `None` where its pods are placed anew, as if it were gone already.
-fn look(state: &State, types: &Types, holds: &Holds, node: &Node, now_ms: i64) -> Option<Known> {
+fn look(state: &ClusterState, types: &Types, holds: &Holds, node: &Node, now_ms: i64) -> Option<CachedNode> {
     let claim = state.claim_of(node);
     let leaving = node.metadata.deletion_timestamp.is_some() || claim.is_some_and(|claim| is_leaving(claim));
     if leaving && claim.is_some() {
@@ -222,13 +222,13 @@ fn look(state: &State, types: &Types, holds: &Holds, node: &Node, now_ms: i64) -
         node.labels().get(labels::INITIALIZED).is_some_and(|value| value == "true")
             && !holds.by_claim.contains_key(&claim.name_any())
     });
-    let subject = Subject { node: Some(node.name_any()), claim: claim.map(|claim| claim.name_any()) };
+    let subject = NodeRef { node: Some(node.name_any()), claim: claim.map(|claim| claim.name_any()) };
     let state = Arc::new(existing(state, types, holds, node, claim, leaving, now_ms));
-    Some(Known { state, subject: Arc::new(subject), settled })
+    Some(CachedNode { state, subject: Arc::new(subject), settled })
 }
 
 fn existing(
-    state: &State,
+    state: &ClusterState,
     types: &Types,
     holds: &Holds,
     node: &Node,
@@ -290,7 +290,7 @@ fn existing(
     out
 }
 
-fn in_flight(state: &State, types: &Types, holds: &Holds, claim: &NodeClaim) -> NodeState {
+fn in_flight(state: &ClusterState, types: &Types, holds: &Holds, claim: &NodeClaim) -> NodeState {
     let name = claim.name_any();
     let mut node_labels = claim.labels().clone();
     if let Some(found) = types.of(claim) {
@@ -331,7 +331,7 @@ fn allocatable_of(types: &Types, claim: &NodeClaim) -> Resources {
 
 /// Entries of the pods that a claim's node is held for. Where a displaced pod is gone and its successor not there yet, a
 /// sibling stands in for it.
-fn held(state: &State, holds: &Holds, claim: &str) -> Vec<PodEntry> {
+fn held(state: &ClusterState, holds: &Holds, claim: &str) -> Vec<PodEntry> {
     let Some(live) = holds.by_claim.get(claim) else {
         return Vec::new();
     };
@@ -356,7 +356,7 @@ fn held(state: &State, holds: &Holds, claim: &str) -> Vec<PodEntry> {
 }
 
 /// Requests of the daemon pods that belong on a Node and aren't there yet.
-pub fn daemons_to_come(state: &State, node: &Node) -> Resources {
+pub fn daemons_to_come(state: &ClusterState, node: &Node) -> Resources {
     let pods = state.pods_on(&node.name_any()).filter_map(|pod| pod.entry.clone().ok()).collect();
     let allocatable = node.status.as_ref().and_then(|status| status.allocatable.as_ref());
     let taints = node.spec.iter().flat_map(|spec| spec.taints.iter().flatten());
@@ -378,7 +378,7 @@ pub fn daemons_to_come(state: &State, node: &Node) -> Resources {
 }
 
 /// Keeps room and host ports for the daemon pods that belong on a node and aren't there yet.
-fn reserve_for_daemons(state: &State, node: &mut NodeState) {
+fn reserve_for_daemons(state: &ClusterState, node: &mut NodeState) {
     for daemon in state.daemons.values() {
         let present = node.pods.iter().any(|pod| pod.owner.as_ref() == Some(&daemon.uid));
         let class = &daemon.daemon.class;
@@ -424,12 +424,12 @@ pub struct Types {
 }
 
 impl Types {
-    /// Indexes the catalogues of the pools.
+    /// Indexes the catalogs of the pools.
     pub fn new(pools: &[ReadyPool]) -> Self {
         let by_pool = pools
             .iter()
             .map(|ready| {
-                let types = ready.catalogue.instance_types.iter();
+                let types = ready.catalog.instance_types.iter();
                 (ready.pool.name_any(), types.map(|found| (Arc::clone(&found.name), Arc::clone(found))).collect())
             })
             .collect();

@@ -6,17 +6,17 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Node;
 
-use crate::model::offering::Catalogue;
-use crate::planner::input::problem::{Memory, NodeState};
-use crate::state::snapshot::{ReadyPool, Subject, Types};
+use crate::model::offering::Catalog;
+use crate::planner::input::problem::{ColumnCache, NodeState};
+use crate::state::snapshot::{NodeRef, ReadyPool, Types};
 
 /// A node as it was worked out.
 #[derive(Debug)]
-pub struct Known {
+pub struct CachedNode {
     /// What the planner sees.
     pub state: Arc<NodeState>,
     /// What it is.
-    pub subject: Arc<Subject>,
+    pub subject: Arc<NodeRef>,
     /// Stays as it is until something changes.
     pub settled: bool,
 }
@@ -27,33 +27,33 @@ pub struct Stamp {
     /// Changes of DaemonSets so far.
     pub daemons: u64,
     /// What can be bought, by NodePool.
-    pub catalogues: BTreeMap<String, Arc<Catalogue>>,
+    pub catalogs: BTreeMap<String, Arc<Catalog>>,
 }
 
 impl Stamp {
     fn is(&self, other: &Self) -> bool {
-        let same = |((name, catalogue), (other, another)): ((&String, &Arc<Catalogue>), (&String, &Arc<Catalogue>))| {
-            name == other && Arc::ptr_eq(catalogue, another)
+        let same = |((name, catalog), (other, another)): ((&String, &Arc<Catalog>), (&String, &Arc<Catalog>))| {
+            name == other && Arc::ptr_eq(catalog, another)
         };
         self.daemons == other.daemons
-            && self.catalogues.len() == other.catalogues.len()
-            && self.catalogues.iter().zip(&other.catalogues).all(same)
+            && self.catalogs.len() == other.catalogs.len()
+            && self.catalogs.iter().zip(&other.catalogs).all(same)
     }
 }
 
 /// The nodes of the last snapshot, and the names of those that have changed since.
 #[derive(Debug, Default)]
-pub struct Seen {
+pub struct SnapshotCache {
     stamp: Option<Stamp>,
     types: Arc<Types>,
     /// What can be bought, as the planner sees it.
-    pub memory: Memory,
-    nodes: BTreeMap<String, Known>,
+    pub memory: ColumnCache,
+    nodes: BTreeMap<String, CachedNode>,
     changed: BTreeSet<String>,
     unsettled: BTreeSet<String>,
 }
 
-impl Seen {
+impl SnapshotCache {
     /// Notes that a node, its claim or its pods changed.
     pub fn note(&mut self, node: &str) {
         if !self.changed.contains(node) {
@@ -82,7 +82,7 @@ impl Seen {
     }
 
     /// Keeps a node as it is now; `None` forgets it.
-    pub fn keep(&mut self, name: String, known: Option<Known>) {
+    pub fn keep(&mut self, name: String, known: Option<CachedNode>) {
         if known.as_ref().is_some_and(|known| !known.settled) {
             self.unsettled.insert(name.clone());
         } else {
@@ -95,7 +95,7 @@ impl Seen {
     }
 
     /// The nodes, by name.
-    pub fn nodes(&self) -> impl Iterator<Item = &Known> {
+    pub fn nodes(&self) -> impl Iterator<Item = &CachedNode> {
         self.nodes.values()
     }
 }
@@ -107,7 +107,7 @@ mod tests {
     use super::*;
     use crate::model::labels;
     use crate::planner::input::problem::Settings;
-    use crate::state::State;
+    use crate::state::ClusterState;
     use crate::state::snapshot::{Snapshot, take};
 
     const NODES: u64 = 9;
@@ -119,7 +119,7 @@ mod tests {
     /// A state, and the objects that it was told of and that are still there.
     #[derive(Default)]
     struct World {
-        state: State,
+        state: ClusterState,
         nodes: BTreeMap<u64, Value>,
         claims: BTreeMap<u64, Value>,
         pods: BTreeMap<u64, Value>,
@@ -183,8 +183,8 @@ mod tests {
         }
 
         /// A state that was told of what is there now, and of nothing else.
-        fn anew(&self) -> State {
-            let mut state = State::default();
+        fn anew(&self) -> ClusterState {
+            let mut state = ClusterState::default();
             self.nodes.values().for_each(|node| state.apply_node(read(node)));
             self.claims.values().for_each(|claim| state.apply_claim(read(claim)));
             self.pods.values().for_each(|pod| state.apply_pod(&read(pod), 1));
@@ -193,22 +193,22 @@ mod tests {
         }
     }
 
-    fn pools(catalogue: &Arc<Catalogue>) -> Vec<ReadyPool> {
+    fn pools(catalog: &Arc<Catalog>) -> Vec<ReadyPool> {
         let pool = json!({"apiVersion": "karpenter.sh/v1", "kind": "NodePool", "metadata": {"name": "p"},
             "spec": {"template": {"spec": {"requirements": [], "nodeClassRef": {"group": "g", "kind": "k", "name": "n"}}}}});
-        vec![ReadyPool { pool: Arc::new(read(&pool)), catalogue: Arc::clone(catalogue) }]
+        vec![ReadyPool { pool: Arc::new(read(&pool)), catalog: Arc::clone(catalog) }]
     }
 
     fn shown(snapshot: &Snapshot) -> String {
         let usage = snapshot.problem.pools.iter().map(|pool| (pool.usage.cpu_milli, pool.node_count));
         let pods: Vec<_> = snapshot.problem.pods.iter().map(|pod| &pod.key).collect();
-        format!("{:?} {:?} {:?} {pods:?}", snapshot.problem.nodes, snapshot.subjects, usage.collect::<Vec<_>>())
+        format!("{:?} {:?} {:?} {pods:?}", snapshot.problem.nodes, snapshot.node_refs, usage.collect::<Vec<_>>())
     }
 
     #[test]
     fn a_snapshot_is_what_it_would_be_without_the_one_before_and_shares_what_has_not_changed() {
-        let empty = || Arc::new(Catalogue { region: "r".into(), instance_types: Vec::new() });
-        let mut catalogue = empty();
+        let empty = || Arc::new(Catalog { region: "r".into(), instance_types: Vec::new() });
+        let mut catalog = empty();
         let mut world = World::default();
         for at in 0..NODES {
             world.node(at, true, true);
@@ -249,7 +249,7 @@ mod tests {
                     whole = true;
                 }
                 7 if name == 0 => {
-                    catalogue = empty();
+                    catalog = empty();
                     whole = true;
                 }
                 8 => world.pod(name, None, false),
@@ -258,7 +258,8 @@ mod tests {
             }
             let without: BTreeSet<String> =
                 if rng.u8(0..3) == 0 { [format!("claim-{at}")].into() } else { BTreeSet::new() };
-            let look = |state: &State, without| take(state, &pools(&catalogue), &Settings::default(), without, 1_000);
+            let look =
+                |state: &ClusterState, without| take(state, &pools(&catalog), &Settings::default(), without, 1_000);
             let now = look(&world.state, &without);
             assert_eq!(shown(&now), shown(&look(&world.anew(), &without)), "step {step}");
             let now = look(&world.state, &BTreeSet::new());
@@ -282,8 +283,8 @@ mod tests {
 
     #[test]
     fn a_snapshot_that_ended_halfway_loses_no_change() {
-        let catalogue = Arc::new(Catalogue { region: "r".into(), instance_types: Vec::new() });
-        let look = |state: &State| take(state, &pools(&catalogue), &Settings::default(), &BTreeSet::new(), 1_000);
+        let catalog = Arc::new(Catalog { region: "r".into(), instance_types: Vec::new() });
+        let look = |state: &ClusterState| take(state, &pools(&catalog), &Settings::default(), &BTreeSet::new(), 1_000);
         let mut world = World::default();
         world.node(0, true, true);
         look(&world.state);

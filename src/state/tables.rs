@@ -19,7 +19,7 @@ use crate::state::claim_index::ClaimIndex;
 use crate::state::holds;
 use crate::state::holds::{Holds, Planned};
 use crate::state::pods::{PodRecord, Scheduling};
-use crate::state::snapshot_cache::Seen;
+use crate::state::snapshot_cache::SnapshotCache;
 
 /// A DaemonSet as overhead.
 #[derive(Clone, Debug)]
@@ -32,7 +32,7 @@ pub struct DaemonRecord {
 
 /// Everything the watches have told so far.
 #[derive(Debug, Default)]
-pub struct State {
+pub struct ClusterState {
     /// Pods by `namespace/name`.
     pub pods: HashMap<String, PodRecord>,
     /// Keys of pods by the node they are bound to.
@@ -69,7 +69,7 @@ pub struct State {
     gone: Gone,
     holds: Mutex<Option<Resolved>>,
     /// Nodes of the last snapshot, and which have changed since.
-    pub(crate) seen: Mutex<Seen>,
+    pub(crate) seen: Mutex<SnapshotCache>,
     pub(crate) claim_index: ClaimIndex,
     /// NodeClaims by when the holds of their plans end, milliseconds since the epoch; those whose plan is empty are left out.
     pub(crate) held_until: BTreeSet<(i64, String)>,
@@ -116,7 +116,7 @@ impl Gone {
     }
 }
 
-impl State {
+impl ClusterState {
     /// The live holds at `now_ms`. Worked out once for everyone who looks before something changes or a hold runs out.
     pub fn holds(&self, now_ms: i64) -> Arc<Holds> {
         let mut resolved = self.holds.lock().unwrap_or_else(PoisonError::into_inner);
@@ -431,7 +431,7 @@ mod tests {
     #[test]
     fn a_problem_keeps_the_volumes_that_it_was_made_with() {
         let read = |object: serde_json::Value| serde_json::from_value::<PersistentVolumeClaim>(object).unwrap();
-        let mut state = State::default();
+        let mut state = ClusterState::default();
         state.apply_volume_claim(&read(serde_json::json!({"metadata": {"name": "c", "namespace": "n"}, "spec": {}})));
         let before = Arc::clone(&state.volumes);
         let metadata = serde_json::json!({"name": "c", "namespace": "n", "annotations": {"pv.kubernetes.io/bind-completed": "yes"}});
@@ -445,7 +445,7 @@ mod tests {
 
     #[test]
     fn a_pod_moves_from_unbound_to_its_node_and_is_forgotten() {
-        let mut state = State::default();
+        let mut state = ClusterState::default();
         let mut json = serde_json::json!({"metadata": {"name": "a", "namespace": "n", "uid": "1"},
             "spec": {"containers": [{"name": "c", "image": "i"}]}});
         state.apply_pod(&pod(json.clone()), 10);
@@ -465,7 +465,7 @@ mod tests {
 
     #[test]
     fn a_late_answer_brings_nothing_back() {
-        let mut state = State::default();
+        let mut state = ClusterState::default();
         let claim = |version: &str, finalizers: &[&str]| -> NodeClaim {
             serde_json::from_value(serde_json::json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim",
                 "metadata": {"name": "c", "uid": "1", "resourceVersion": version, "finalizers": finalizers,
@@ -483,7 +483,7 @@ mod tests {
 
     #[test]
     fn a_stale_event_does_not_undo_a_write() {
-        let mut state = State::default();
+        let mut state = ClusterState::default();
         let claim = |version: &str, annotation: &str| -> NodeClaim {
             serde_json::from_value(serde_json::json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim",
                 "metadata": {"name": "c", "uid": "1", "resourceVersion": version, "annotations": {"a": annotation}},

@@ -15,7 +15,7 @@ use kube::{Api, Client, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
 
 use crate::api::{Ec2NodeClass, NodeClaim, NodePool};
-use crate::state::{Cluster, State, now_ms};
+use crate::state::{Cluster, ClusterState, now_ms};
 
 /// Kinds that must be listed before anything is decided.
 pub const KINDS: [&str; 11] = [
@@ -55,15 +55,20 @@ pub fn start(client: &Client, cluster: &Arc<Cluster>, services: bool) {
         |state, key| state.delete_pod(key, now_ms()),
         |state| state.pods.keys().cloned().collect(),
     );
-    feed(cluster, "nodes", Api::<Node>::all(client.clone()), State::apply_node, State::delete_node, |state| {
-        state.nodes.keys().cloned().collect()
-    });
+    feed(
+        cluster,
+        "nodes",
+        Api::<Node>::all(client.clone()),
+        ClusterState::apply_node,
+        ClusterState::delete_node,
+        |state| state.nodes.keys().cloned().collect(),
+    );
     feed(
         cluster,
         "nodeclaims",
         Api::<NodeClaim>::all(client.clone()),
-        State::apply_claim,
-        State::delete_claim,
+        ClusterState::apply_claim,
+        ClusterState::delete_claim,
         |state| state.claims.keys().cloned().collect(),
     );
     feed(
@@ -95,7 +100,7 @@ pub fn start(client: &Client, cluster: &Arc<Cluster>, services: bool) {
         "daemonsets",
         Api::<DaemonSet>::all(client.clone()),
         |state, set| state.apply_daemon_set(&set),
-        State::delete_daemon_set,
+        ClusterState::delete_daemon_set,
         |state| state.daemons.keys().cloned().collect(),
     );
     feed(
@@ -159,9 +164,9 @@ fn feed<K>(
     cluster: &Arc<Cluster>,
     kind: &'static str,
     api: Api<K>,
-    apply: impl Fn(&mut State, K) + Send + 'static,
-    delete: impl Fn(&mut State, &str) + Send + 'static,
-    known: impl Fn(&State) -> BTreeSet<String> + Send + 'static,
+    apply: impl Fn(&mut ClusterState, K) + Send + 'static,
+    delete: impl Fn(&mut ClusterState, &str) + Send + 'static,
+    known: impl Fn(&ClusterState) -> BTreeSet<String> + Send + 'static,
 ) where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + 'static,
 {

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::json;
-use stowage::webhook::AdmissionConfig;
 use stowage::extender::{Hold, NodeRoom, View, ViewInput};
 use stowage::model::resources::Resources;
 use stowage::server::{AppState, BoundAddrs, Server, ServerConfig, system_now_ms};
 use stowage::telemetry::Metrics;
+use stowage::webhook::AdmissionConfig;
 use tempfile::TempDir;
 
 use crate::wire::{Authority, Connection, HTTP1, Pair};

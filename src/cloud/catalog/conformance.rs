@@ -92,7 +92,7 @@ fn c01_every_embedded_type_is_as_in_the_table() {
     }
     let kept = std::fs::read_to_string(&path).unwrap();
     for (made, kept) in made.lines().zip(kept.lines()) {
-        assert_eq!(made, kept, "STOWAGE_REGENERATE=1 cargo test --lib catalogue writes the table anew");
+        assert_eq!(made, kept, "STOWAGE_REGENERATE=1 cargo test --lib catalog writes the table anew");
     }
     assert_eq!(made.lines().count(), kept.lines().count());
     assert_eq!(made.lines().count(), 1236);

@@ -1,4 +1,4 @@
-//! The catalogue inside the binary: a table made by `src/cloud/data/compact.py`, a quarter of the size of the file it
+//! The catalog inside the binary: a table made by `src/cloud/data/compact.py`, a quarter of the size of the file it
 //! was made from.
 
 use std::collections::BTreeMap;
@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use crate::cloud::catalog::{CatalogueError, Frame, RawCatalogue, assemble};
+use crate::cloud::catalog::{CatalogError, Frame, RawCatalog, assemble};
 
 const TABLE: &str = include_str!("../data/ec2-us-east-1.json");
 
@@ -20,24 +20,24 @@ struct Table {
     rows: Vec<Vec<Value>>,
 }
 
-/// The catalogue of us-east-1 embedded in the binary; its provenance fields say from when and where. Decoded once.
+/// The catalog of us-east-1 embedded in the binary; its provenance fields say from when and where. Decoded once.
 ///
 /// # Panics
 /// Never in a build whose tests pass: the table is a constant, and a test decodes it.
-pub fn embedded() -> &'static RawCatalogue {
-    static CATALOGUE: OnceLock<RawCatalogue> = OnceLock::new();
+pub fn embedded() -> &'static RawCatalog {
+    static CATALOGUE: OnceLock<RawCatalog> = OnceLock::new();
     CATALOGUE.get_or_init(|| decode(TABLE).expect("the embedded table is a constant that a test decodes"))
 }
 
 /// Reads a table: `columns` name the fields, a column named in `shared` holds an index into that list, and a row may
 /// end early.
-pub(crate) fn decode(json: &str) -> Result<RawCatalogue, CatalogueError> {
+pub(crate) fn decode(json: &str) -> Result<RawCatalog, CatalogError> {
     let table: Table = serde_json::from_str(json)?;
     let mut entries = Vec::with_capacity(table.rows.len());
     for (row, cells) in table.rows.into_iter().enumerate() {
         if cells.len() > table.columns.len() {
             let problem = format!("has {} cells for {} columns", cells.len(), table.columns.len());
-            return Err(CatalogueError::Row { row, problem });
+            return Err(CatalogError::Row { row, problem });
         }
         let mut entry = Map::new();
         for (column, cell) in table.columns.iter().zip(cells) {
@@ -45,7 +45,7 @@ pub(crate) fn decode(json: &str) -> Result<RawCatalogue, CatalogueError> {
                 None => cell,
                 Some(values) => {
                     cell.as_u64().and_then(|index| values.get(usize::try_from(index).ok()?)).cloned().ok_or_else(
-                        || CatalogueError::Row { row, problem: format!("{cell} is no index into shared.{column}") },
+                        || CatalogError::Row { row, problem: format!("{cell} is no index into shared.{column}") },
                     )?
                 }
             };
@@ -68,8 +68,8 @@ mod tests {
             )
         };
         let text = |rows: &str| decode(&table(rows)).unwrap_err().to_string();
-        assert_eq!(text(r#"["m1.x", 1]"#), "row 0 of the catalogue table: 1 is no index into shared.zones");
-        assert_eq!(text(r#"["m1.x", 0, 3]"#), "row 0 of the catalogue table: has 3 cells for 2 columns");
-        assert_eq!(text(r#"["m1.x", 0]"#), "instance type m1.x of the catalogue: missing field `arch`");
+        assert_eq!(text(r#"["m1.x", 1]"#), "row 0 of the catalog table: 1 is no index into shared.zones");
+        assert_eq!(text(r#"["m1.x", 0, 3]"#), "row 0 of the catalog table: has 3 cells for 2 columns");
+        assert_eq!(text(r#"["m1.x", 0]"#), "instance type m1.x of the catalog: missing field `arch`");
     }
 }

@@ -75,7 +75,7 @@ pub(crate) fn labels(entry: &RawInstanceType, region: &str, family: AmiFamily) -
     aws("instance-hypervisor", Some(entry.hypervisor.clone()));
     aws("instance-encryption-in-transit-supported", entry.encryption_in_transit.map(|yes| yes.to_string()));
     aws("nitro-sandbox", entry.nitro_enclaves.map(|yes| yes.to_string()));
-    // Dedicated tenancy is an account-wide price of its own; what the catalogue prices is shared tenancy.
+    // Dedicated tenancy is an account-wide price of its own; what the catalog prices is shared tenancy.
     aws("instance-tenancy", Some("default".to_owned()));
     out
 }

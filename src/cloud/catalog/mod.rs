@@ -1,5 +1,5 @@
-//! The catalogue: what EC2 says of each instance type, and the pure step from there to the planner's
-//! [`Catalogue`] (labels, capacity after overhead, offerings, prices).
+//! The catalog: what EC2 says of each instance type, and the pure step from there to the planner's
+//! [`Catalog`] (labels, capacity after overhead, offerings, prices).
 //!
 //! The same facts come from three places in one shape: the table embedded in the binary ([`embedded`]), a file given by
 //! `--catalog` ([`parse`]), or a caller that fills [`RawInstanceType`] from EC2's own answers. No I/O here.
@@ -24,16 +24,16 @@ pub use crate::cloud::catalog::price::{PriceError, SYNTHETIC_SPOT_NOTE, SpotPric
 pub use crate::cloud::catalog::settings::{EfaOnly, EvictionHard, NodeSettings, Reserved, Threshold};
 
 use crate::api::Ec2NodeClass;
-use crate::model::offering::{CapacityType, Catalogue, InstanceType, MicroUsd, Offering};
+use crate::model::offering::{CapacityType, Catalog, InstanceType, MicroUsd, Offering};
 
-/// Why a catalogue can't be used.
+/// Why a catalog can't be used.
 #[derive(Debug, thiserror::Error)]
-pub enum CatalogueError {
+pub enum CatalogError {
     /// Not JSON, or a provenance field is missing.
-    #[error("the catalogue is not JSON of the expected shape: {0}")]
+    #[error("the catalog is not JSON of the expected shape: {0}")]
     Json(#[from] serde_json::Error),
     /// An entry lacks a field or has one of a wrong type.
-    #[error("instance type {entry} of the catalogue: {source}")]
+    #[error("instance type {entry} of the catalog: {source}")]
     Entry {
         /// The entry's name, or its place in the list, from 0.
         entry: String,
@@ -41,7 +41,7 @@ pub enum CatalogueError {
         source: serde_json::Error,
     },
     /// A value that can't be.
-    #[error("instance type {entry} of the catalogue: {problem}")]
+    #[error("instance type {entry} of the catalog: {problem}")]
     Invalid {
         /// The entry's name.
         entry: String,
@@ -49,7 +49,7 @@ pub enum CatalogueError {
         problem: String,
     },
     /// The embedded table's own shape is broken.
-    #[error("row {row} of the catalogue table: {problem}")]
+    #[error("row {row} of the catalog table: {problem}")]
     Row {
         /// Row, from 0.
         row: usize,
@@ -68,7 +68,7 @@ const MOST_DISKS: i64 = 8;
 
 /// A region's instance types as EC2 describes them, with where the figures come from.
 #[derive(Clone, Debug, PartialEq)]
-pub struct RawCatalogue {
+pub struct RawCatalog {
     /// Region, as `us-east-1`.
     pub region: String,
     /// Zones of the region.
@@ -234,38 +234,38 @@ struct File {
     instance_types: Vec<serde_json::Value>,
 }
 
-/// Reads a catalogue file as `--catalog` takes it: provenance fields and `instanceTypes`, a list of objects.
+/// Reads a catalog file as `--catalog` takes it: provenance fields and `instanceTypes`, a list of objects.
 ///
 /// # Errors
 /// Names the entry and the field that is missing, of a wrong type or impossible.
-pub fn parse(json: &str) -> Result<RawCatalogue, CatalogueError> {
+pub fn parse(json: &str) -> Result<RawCatalog, CatalogError> {
     let file: File = serde_json::from_str(json)?;
     assemble(file.frame, file.instance_types)
 }
 
 /// The checks that both shapes share: known zones and architectures, positive sizes, unique names.
-fn assemble(frame: Frame, entries: Vec<serde_json::Value>) -> Result<RawCatalogue, CatalogueError> {
+fn assemble(frame: Frame, entries: Vec<serde_json::Value>) -> Result<RawCatalog, CatalogError> {
     let known: BTreeSet<&str> = frame.zones.iter().map(String::as_str).collect();
     let mut instance_types = Vec::with_capacity(entries.len());
     for (index, entry) in entries.into_iter().enumerate() {
         let name = entry.get("name").and_then(|name| name.as_str()).map(str::to_owned);
-        let parsed: RawInstanceType = serde_json::from_value(entry).map_err(|source| CatalogueError::Entry {
+        let parsed: RawInstanceType = serde_json::from_value(entry).map_err(|source| CatalogError::Entry {
             entry: name.unwrap_or_else(|| format!("number {index}")),
             source,
         })?;
         if let Some(problem) = problem_of(&parsed, &known) {
-            return Err(CatalogueError::Invalid { entry: parsed.name, problem });
+            return Err(CatalogError::Invalid { entry: parsed.name, problem });
         }
         instance_types.push(parsed);
     }
     instance_types.sort_by(|a, b| a.name.cmp(&b.name));
     if let Some(pair) = instance_types.windows(2).find(|pair| pair[0].name == pair[1].name) {
-        return Err(CatalogueError::Invalid {
+        return Err(CatalogError::Invalid {
             entry: pair[0].name.clone(),
             problem: "is listed twice; keep one of the two".to_owned(),
         });
     }
-    Ok(RawCatalogue {
+    Ok(RawCatalog {
         region: frame.region,
         zones: frame.zones,
         prices_as_of: frame.prices_as_of,
@@ -322,10 +322,10 @@ fn problem_of(entry: &RawInstanceType, zones: &BTreeSet<&str>) -> Option<String>
         return Some(format!("onDemandUsdPerHour is {}, expected 0 or more", price.usd()));
     }
     let stranger = entry.zones.iter().find(|zone| !zones.contains(zone.as_str()))?;
-    Some(format!("zone {stranger} is not one of the catalogue's zones"))
+    Some(format!("zone {stranger} is not one of the catalog's zones"))
 }
 
-impl RawCatalogue {
+impl RawCatalog {
     /// An instance type by name.
     pub fn instance_type(&self, name: &str) -> Option<&RawInstanceType> {
         let found = self.instance_types.binary_search_by(|entry| entry.name.as_str().cmp(name));
@@ -335,17 +335,17 @@ impl RawCatalogue {
     /// What the planner may buy for nodes of `class` (none: a class with Karpenter's defaults), every offering
     /// available that the class's images boot on. Instance types are sorted by name, offerings by zone, then capacity
     /// type.
-    pub fn for_node_class(&self, class: Option<&Ec2NodeClass>, spot: SpotPricing) -> Catalogue {
+    pub fn for_node_class(&self, class: Option<&Ec2NodeClass>, spot: SpotPricing) -> Catalog {
         self.with_settings(&NodeSettings::of(class), spot)
     }
 
-    /// As [`RawCatalogue::for_node_class`], for settings already read from a class. Nothing may be bought where an
+    /// As [`RawCatalog::for_node_class`], for settings already read from a class. Nothing may be bought where an
     /// expression for `maxPods` fails on any instance type.
-    pub fn with_settings(&self, settings: &NodeSettings, spot: SpotPricing) -> Catalogue {
+    pub fn with_settings(&self, settings: &NodeSettings, spot: SpotPricing) -> Catalog {
         let each = settings.on_each(&self.instance_types);
         let both = self.instance_types.iter().zip(&each);
         let instance_types = both.map(|(entry, own)| Arc::new(entry.as_node(&self.region, own, spot))).collect();
-        Catalogue { region: self.region.clone(), instance_types }
+        Catalog { region: self.region.clone(), instance_types }
     }
 }
 

@@ -67,7 +67,7 @@ pub struct EfaOnly {
 }
 
 /// What a node class decides about the shape of its nodes, and the two settings of the service that do so too. Nodes of
-/// classes with equal settings have equal catalogues.
+/// classes with equal settings have equal catalogs.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodeSettings {
     /// How the image is booted.

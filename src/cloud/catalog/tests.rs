@@ -15,15 +15,15 @@ fn shape(name: &str, settings: &NodeSettings) -> InstanceType {
 }
 
 #[test]
-fn the_embedded_catalogue_keeps_its_provenance_and_every_instance_type() {
-    let catalogue = embedded();
-    assert_eq!(catalogue.region, "us-east-1");
-    assert_eq!(catalogue.prices_as_of, "2026-07-06");
-    assert_eq!(catalogue.price_note, "Linux shared-tenancy on-demand list price, USD per hour");
-    assert!(catalogue.source.contains("DescribeInstanceTypes"));
-    assert_eq!(catalogue.instance_types.len(), 1235);
+fn the_embedded_catalog_keeps_its_provenance_and_every_instance_type() {
+    let catalog = embedded();
+    assert_eq!(catalog.region, "us-east-1");
+    assert_eq!(catalog.prices_as_of, "2026-07-06");
+    assert_eq!(catalog.price_note, "Linux shared-tenancy on-demand list price, USD per hour");
+    assert!(catalog.source.contains("DescribeInstanceTypes"));
+    assert_eq!(catalog.instance_types.len(), 1235);
     // The sum of all prices, as the source file has it.
-    let total: i64 = catalogue.instance_types.iter().filter_map(|entry| entry.on_demand).map(|price| price.0).sum();
+    let total: i64 = catalog.instance_types.iter().filter_map(|entry| entry.on_demand).map(|price| price.0).sum();
     assert_eq!(total, 6_363_688_982);
 }
 
@@ -222,9 +222,9 @@ fn no_label_value_breaks_kubernetes_rules() {
 
 #[test]
 fn an_instance_type_is_offered_where_and_how_ec2_offers_it() {
-    let catalogue = embedded().for_node_class(None, SpotPricing::ratio(0.4).unwrap());
+    let catalog = embedded().for_node_class(None, SpotPricing::ratio(0.4).unwrap());
     let offerings = |name: &str| {
-        let found = catalogue.instance_types.iter().find(|entry| &*entry.name == name).unwrap();
+        let found = catalog.instance_types.iter().find(|entry| &*entry.name == name).unwrap();
         let line = |o: &Offering| format!("{} {} {}", o.zone, o.capacity_type, o.price.0);
         found.offerings.iter().map(line).collect::<Vec<_>>()
     };
@@ -272,47 +272,47 @@ const ONE: &str = r#"{"region": "r-1", "zones": ["r-1a"], "pricesAsOf": "2026-01
   "efa":0,"ebsMbps":null,"ebsAttachments":27,"ebsAttachmentType":"shared","networkMbps":null,"onDemandUsdPerHour":0.0961234,"zones":["r-1a"]}]}"#;
 
 #[test]
-fn a_catalogue_file_is_read() {
-    let catalogue = parse(ONE).unwrap();
-    assert_eq!((catalogue.region.as_str(), catalogue.prices_as_of.as_str()), ("r-1", "2026-01-01"));
-    let entry = catalogue.instance_type("m9.large").unwrap();
+fn a_catalog_file_is_read() {
+    let catalog = parse(ONE).unwrap();
+    assert_eq!((catalog.region.as_str(), catalog.prices_as_of.as_str()), ("r-1", "2026-01-01"));
+    let entry = catalog.instance_type("m9.large").unwrap();
     assert_eq!((entry.on_demand, entry.ebs_mbps, entry.network_mbps), (Some(MicroUsd(96_123)), None, None));
-    assert!(catalogue.instance_type("m9.xlarge").is_none());
+    assert!(catalog.instance_type("m9.xlarge").is_none());
 }
 
 #[test]
-fn what_is_wrong_with_a_catalogue_file_is_named() {
+fn what_is_wrong_with_a_catalog_file_is_named() {
     let (start, end) = (ONE.find("{\"name\"").unwrap(), ONE.rfind(']').unwrap());
     let twice = format!("{},{}", &ONE[..end], &ONE[start..]);
     for (text, expected) in [
         (
             "[]".to_owned(),
-            "the catalogue is not JSON of the expected shape: invalid type: sequence, expected struct File at line 1 column 0",
+            "the catalog is not JSON of the expected shape: invalid type: sequence, expected struct File at line 1 column 0",
         ),
-        (ONE.replace("\"vcpu\":2,", ""), "instance type m9.large of the catalogue: missing field `vcpu`"),
+        (ONE.replace("\"vcpu\":2,", ""), "instance type m9.large of the catalog: missing field `vcpu`"),
         (
             ONE.replace("\"vcpu\":2,", "\"vcpu\":\"2\","),
-            "instance type m9.large of the catalogue: invalid type: string \"2\", expected i64",
+            "instance type m9.large of the catalog: invalid type: string \"2\", expected i64",
         ),
         (
             ONE.replace("\"vcpu\":2,", "\"vcpu\":0,"),
-            "instance type m9.large of the catalogue: vcpu is 0, expected 1 to 1048576",
+            "instance type m9.large of the catalog: vcpu is 0, expected 1 to 1048576",
         ),
         (
             ONE.replace("[\"x86_64\"]", "[\"i386\"]"),
-            "instance type m9.large of the catalogue: arch is [\"i386\"], expected x86_64 or arm64",
+            "instance type m9.large of the catalog: arch is [\"i386\"], expected x86_64 or arm64",
         ),
         (
             ONE.replace("\"zones\":[\"r-1a\"]", "\"zones\":[\"r-1b\"]"),
-            "instance type m9.large of the catalogue: zone r-1b is not one of the catalogue's zones",
+            "instance type m9.large of the catalog: zone r-1b is not one of the catalog's zones",
         ),
-        (ONE.replace("m9.large", "m9"), "instance type m9 of the catalogue: name is not FAMILY.SIZE, as m7g.large"),
+        (ONE.replace("m9.large", "m9"), "instance type m9 of the catalog: name is not FAMILY.SIZE, as m7g.large"),
         (
             ONE.replace("0.0961234", "-1"),
-            "instance type m9.large of the catalogue: onDemandUsdPerHour is -1, expected 0 to 1000000",
+            "instance type m9.large of the catalog: onDemandUsdPerHour is -1, expected 0 to 1000000",
         ),
-        (ONE.replace("\"name\":\"m9.large\",", ""), "instance type number 0 of the catalogue: missing field `name`"),
-        (twice, "instance type m9.large of the catalogue: is listed twice; keep one of the two"),
+        (ONE.replace("\"name\":\"m9.large\",", ""), "instance type number 0 of the catalog: missing field `name`"),
+        (twice, "instance type m9.large of the catalog: is listed twice; keep one of the two"),
     ] {
         assert_eq!(parse(&text).unwrap_err().to_string(), expected);
     }

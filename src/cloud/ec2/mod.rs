@@ -33,7 +33,7 @@ use std::time::Duration;
 
 pub use crate::cloud::ec2::aws::client::Clients;
 pub use crate::cloud::ec2::observability::metrics::publish;
-pub use crate::cloud::ec2::provider::{Ec2, StartError};
+pub use crate::cloud::ec2::provider::{Ec2Provider, StartError};
 
 use crate::api::Ec2NodeClass;
 use crate::cloud::catalog::NodeSettings;

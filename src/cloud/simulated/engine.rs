@@ -7,7 +7,7 @@ use crate::cloud::draw::{draw, draw_between};
 use crate::cloud::simulated::node_steps::{NodeAction, next_step};
 use crate::cloud::simulated::record::{Entry, Ledger, NodeProgress, NodeStep, QueuedMessage, Record};
 use crate::cloud::simulated::script::{Action, Event, InstanceEvent, Script, Trigger};
-use crate::cloud::simulated::spot_prices::Market;
+use crate::cloud::simulated::spot_prices::SpotPriceModel;
 use crate::cloud::{
     CloudError, Instance, InstanceState, LaunchError, LaunchRequest, Launched, Message, MessageKind, Override,
 };
@@ -203,7 +203,12 @@ impl Ec2State {
     ///
     /// # Errors
     /// Throttled or failed as scripted; [`LaunchError::InsufficientCapacity`] where no offering has capacity or is sold at all.
-    pub fn launch(&mut self, request: &LaunchRequest, market: &Market, now_ms: i64) -> Result<Launched, LaunchError> {
+    pub fn launch(
+        &mut self,
+        request: &LaunchRequest,
+        market: &SpotPriceModel,
+        now_ms: i64,
+    ) -> Result<Launched, LaunchError> {
         self.advance(now_ms);
         match self.refusal(now_ms, true) {
             None => {}
@@ -234,7 +239,12 @@ impl Ec2State {
     }
 
     /// The cheapest offering with capacity, and the cheaper ones that were found without.
-    fn choose(&mut self, request: &LaunchRequest, market: &Market, now_ms: i64) -> (Option<Override>, Vec<Override>) {
+    fn choose(
+        &mut self,
+        request: &LaunchRequest,
+        market: &SpotPriceModel,
+        now_ms: i64,
+    ) -> (Option<Override>, Vec<Override>) {
         let mut unavailable = Vec::new();
         let mut priced = Vec::new();
         for (place, offering) in request.overrides.iter().enumerate() {

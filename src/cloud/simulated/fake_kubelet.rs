@@ -62,7 +62,7 @@ enum StepError {
     Api(#[from] kube::Error),
     #[error("a Node of this name exists with provider id {0}; delete it")]
     NameTaken(String),
-    #[error("instance type {0} is not in the catalogue")]
+    #[error("instance type {0} is not in the catalog")]
     UnknownType(String),
 }
 

@@ -25,7 +25,7 @@ pub use crate::cloud::simulated::journal::JournalError;
 pub use crate::cloud::simulated::provider::SimulatedEc2;
 pub use crate::cloud::simulated::script::{InstanceEvent, Script, ScriptError};
 
-use crate::cloud::catalog::{RawCatalogue, SpotPricing};
+use crate::cloud::catalog::{RawCatalog, SpotPricing};
 
 /// How long an instance takes from launch to a running kubelet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,8 +41,8 @@ pub enum BootDelay {
 pub struct SimulatedConfig {
     /// Seed of every draw.
     pub seed: u64,
-    /// Instance types and list prices; `None` takes the embedded catalogue.
-    pub catalogue: Option<Arc<RawCatalogue>>,
+    /// Instance types and list prices; `None` takes the embedded catalog.
+    pub catalog: Option<Arc<RawCatalog>>,
     /// Where spot prices come from.
     pub spot: SpotPricing,
     /// From launch to a running kubelet.
@@ -66,11 +66,11 @@ pub struct SimulatedConfig {
 }
 
 impl Default for SimulatedConfig {
-    /// The embedded catalogue, synthetic spot prices, a boot in 20 to 40 s, two minutes' notice, nothing scripted.
+    /// The embedded catalog, synthetic spot prices, a boot in 20 to 40 s, two minutes' notice, nothing scripted.
     fn default() -> Self {
         Self {
             seed: 1,
-            catalogue: None,
+            catalog: None,
             spot: SpotPricing::Synthetic { seed: 1 },
             boot_delay: BootDelay::Between(Duration::from_secs(20), Duration::from_secs(40)),
             api_delay: Duration::from_millis(200),

@@ -18,10 +18,10 @@ use crate::cloud::simulated::journal::{Journal, JournalError};
 use crate::cloud::simulated::node_steps::NodeAction;
 use crate::cloud::simulated::record::{Ledger, NodeStep};
 use crate::cloud::simulated::script::InstanceEvent;
-use crate::cloud::simulated::spot_prices::Market;
+use crate::cloud::simulated::spot_prices::SpotPriceModel;
 use crate::cloud::simulated::{BootDelay, SimulatedConfig};
 use crate::cloud::{Cloud, CloudError, Instance, LaunchError, LaunchRequest, Launched, Message, Override};
-use crate::model::offering::{Catalogue, InstanceType};
+use crate::model::offering::{Catalog, InstanceType};
 
 /// Longest time without looking at the state again, whatever it says of its next change.
 const LONGEST_NAP: Duration = Duration::from_secs(1);
@@ -32,7 +32,7 @@ pub struct SimulatedEc2 {
     clock: Clock,
     /// Locked before `market` wherever both are.
     engine: Mutex<Engine>,
-    market: Mutex<Market>,
+    market: Mutex<SpotPriceModel>,
     /// Settings of the node classes seen so far, by name: a launch only names its class.
     settings: Mutex<BTreeMap<String, NodeSettings>>,
     changed: Notify,
@@ -71,9 +71,9 @@ impl SimulatedEc2 {
     /// # Errors
     /// As [`SimulatedEc2::open`].
     pub fn with_clock(config: SimulatedConfig, clock: Clock) -> Result<Self, JournalError> {
-        let raw = config.catalogue.clone().unwrap_or_else(|| Arc::new(embedded().clone()));
+        let raw = config.catalog.clone().unwrap_or_else(|| Arc::new(embedded().clone()));
         let ec2 = Self {
-            market: Mutex::new(Market::new(raw, config.spot)),
+            market: Mutex::new(SpotPriceModel::new(raw, config.spot)),
             config,
             clock,
             engine: Mutex::new(Engine::Waiting),
@@ -212,7 +212,7 @@ impl SimulatedEc2 {
 }
 
 impl Cloud for SimulatedEc2 {
-    fn catalogue(&self, class: &Ec2NodeClass) -> Arc<Catalogue> {
+    fn catalog(&self, class: &Ec2NodeClass) -> Arc<Catalog> {
         let settings = NodeSettings::of(Some(class));
         let settings = if self.config.node_class_cel { settings.with_expressions(class) } else { settings };
         if let Some(name) = &class.metadata.name {
@@ -221,7 +221,7 @@ impl Cloud for SimulatedEc2 {
                 known.insert(name.clone(), settings.clone());
             }
         }
-        lock(&self.market).catalogue(&settings, (self.clock)())
+        lock(&self.market).catalog(&settings, (self.clock)())
     }
 
     fn mark_unavailable(&self, offering: &Override) {

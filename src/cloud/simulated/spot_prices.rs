@@ -1,13 +1,13 @@
-//! Prices and what the planner is told of them: the base catalogue, scripted price moves, and the memory of offerings that
+//! Prices and what the planner is told of them: the base catalog, scripted price moves, and the memory of offerings that
 //! had no capacity. Pure; time comes in as milliseconds.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::cloud::Override;
-use crate::cloud::catalog::{NodeSettings, RawCatalogue, SpotPricing, SpotRatio};
+use crate::cloud::catalog::{NodeSettings, RawCatalog, SpotPricing, SpotRatio};
 use crate::cloud::simulated::script::{Action, Event, Selector, Trigger};
-use crate::model::offering::{CapacityType, Catalogue, InstanceType, MicroUsd};
+use crate::model::offering::{CapacityType, Catalog, InstanceType, MicroUsd};
 
 /// How long an offering counts as out of capacity after a failed launch, in milliseconds. Karpenter's figure.
 pub const UNAVAILABLE_MS: i64 = 180_000;
@@ -23,25 +23,25 @@ struct Move {
 
 #[derive(Debug)]
 struct Built {
-    /// From this time on the catalogue is out of date.
+    /// From this time on the catalog is out of date.
     until_ms: i64,
-    catalogue: Arc<Catalogue>,
+    catalog: Arc<Catalog>,
 }
 
 /// The market of a simulated region.
 #[derive(Debug)]
-pub struct Market {
-    raw: Arc<RawCatalogue>,
+pub struct SpotPriceModel {
+    raw: Arc<RawCatalog>,
     spot: SpotPricing,
     moves: Vec<Move>,
     unavailable: BTreeMap<(String, String, CapacityType), i64>,
-    base: BTreeMap<NodeSettings, Arc<Catalogue>>,
+    base: BTreeMap<NodeSettings, Arc<Catalog>>,
     built: BTreeMap<NodeSettings, Built>,
 }
 
-impl Market {
+impl SpotPriceModel {
     /// A market without price moves.
-    pub fn new(raw: Arc<RawCatalogue>, spot: SpotPricing) -> Self {
+    pub fn new(raw: Arc<RawCatalog>, spot: SpotPricing) -> Self {
         Self {
             raw,
             spot,
@@ -67,8 +67,8 @@ impl Market {
         self.built.clear();
     }
 
-    /// The catalogue data behind the market.
-    pub fn raw(&self) -> &RawCatalogue {
+    /// The catalog data behind the market.
+    pub fn raw(&self) -> &RawCatalog {
         &self.raw
     }
 
@@ -95,9 +95,9 @@ impl Market {
 
     /// What the planner may buy for nodes with `settings`, as known at a time. The same `Arc` is returned until something
     /// in it changes, and a change copies only the instance types it touches.
-    pub fn catalogue(&mut self, settings: &NodeSettings, now_ms: i64) -> Arc<Catalogue> {
+    pub fn catalog(&mut self, settings: &NodeSettings, now_ms: i64) -> Arc<Catalog> {
         if let Some(built) = self.built.get(settings).filter(|built| now_ms < built.until_ms) {
-            return Arc::clone(&built.catalogue);
+            return Arc::clone(&built.catalog);
         }
         self.unavailable.retain(|_, until| *until > now_ms);
         let base =
@@ -108,20 +108,20 @@ impl Market {
             let short = self.unavailable.range(from..).next().is_some_and(|(key, _)| key.0 == *entry.name);
             short || self.moves.iter().any(|step| (step.from_ms..step.until_ms).contains(&now_ms))
         };
-        let catalogue = if base.instance_types.iter().any(|entry| touched(entry)) {
+        let catalog = if base.instance_types.iter().any(|entry| touched(entry)) {
             let instance_types = base
                 .instance_types
                 .iter()
                 .map(|entry| if touched(entry) { self.overlaid(entry, now_ms) } else { Arc::clone(entry) });
-            Arc::new(Catalogue { region: base.region.clone(), instance_types: instance_types.collect() })
+            Arc::new(Catalog { region: base.region.clone(), instance_types: instance_types.collect() })
         } else {
             base
         };
         let edges = self.moves.iter().flat_map(|step| [step.from_ms, step.until_ms]);
         let expiries = self.unavailable.values().copied();
         let until_ms = edges.chain(expiries).filter(|edge| *edge > now_ms).min().unwrap_or(i64::MAX);
-        self.built.insert(settings.clone(), Built { until_ms, catalogue: Arc::clone(&catalogue) });
-        catalogue
+        self.built.insert(settings.clone(), Built { until_ms, catalog: Arc::clone(&catalog) });
+        catalog
     }
 
     fn overlaid(&self, entry: &Arc<InstanceType>, now_ms: i64) -> Arc<InstanceType> {
@@ -141,16 +141,16 @@ mod tests {
     use crate::cloud::catalog::embedded;
     use crate::cloud::simulated::script::Script;
 
-    fn market() -> Market {
-        Market::new(Arc::new(embedded().clone()), SpotPricing::ratio(0.5).unwrap())
+    fn market() -> SpotPriceModel {
+        SpotPriceModel::new(Arc::new(embedded().clone()), SpotPricing::ratio(0.5).unwrap())
     }
 
     fn offering(name: &str, zone: &str, capacity_type: CapacityType) -> Override {
         Override { instance_type: name.into(), zone: zone.into(), capacity_type }
     }
 
-    fn seen(catalogue: &Catalogue, of: &Override) -> (bool, i64) {
-        let entry = catalogue.instance_types.iter().find(|entry| *entry.name == *of.instance_type).unwrap();
+    fn seen(catalog: &Catalog, of: &Override) -> (bool, i64) {
+        let entry = catalog.instance_types.iter().find(|entry| *entry.name == *of.instance_type).unwrap();
         let found = entry.offerings.iter().find(|o| *o.zone == *of.zone && o.capacity_type == of.capacity_type);
         found.map(|o| (o.available, o.price.0)).unwrap()
     }
@@ -163,17 +163,17 @@ mod tests {
             offering("m5.large", "us-east-1b", CapacityType::Spot),
         );
         let settings = NodeSettings::default();
-        let before = market.catalogue(&settings, 0);
-        assert!(Arc::ptr_eq(&before, &market.catalogue(&settings, 5)));
+        let before = market.catalog(&settings, 0);
+        assert!(Arc::ptr_eq(&before, &market.catalog(&settings, 5)));
         market.mark_unavailable(&short, 1_000);
-        let during = market.catalogue(&settings, 1_001);
+        let during = market.catalog(&settings, 1_001);
         assert_eq!((seen(&during, &short).0, seen(&during, &other).0), (false, true));
         let copied =
             before.instance_types.iter().zip(&during.instance_types).filter(|(a, b)| !Arc::ptr_eq(a, b)).count();
         assert_eq!(copied, 1);
         market.mark_unavailable(&short, 100_000);
-        assert!(!seen(&market.catalogue(&settings, 181_000), &short).0, "a second mark renews the first");
-        assert!(seen(&market.catalogue(&settings, 280_000), &short).0);
+        assert!(!seen(&market.catalog(&settings, 181_000), &short).0, "a second mark renews the first");
+        assert!(seen(&market.catalog(&settings, 280_000), &short).0);
     }
 
     #[test]
@@ -189,10 +189,10 @@ mod tests {
         let settings = NodeSettings::default();
         for (at, expected) in [(109_999, 48_000), (110_000, 144_000), (129_999, 144_000), (130_000, 48_000)] {
             assert_eq!(market.price(&spot, at), Some(MicroUsd(expected)), "{at}");
-            let catalogue = market.catalogue(&settings, at);
-            assert_eq!(seen(&catalogue, &spot), (true, expected), "{at}");
-            assert_eq!(seen(&catalogue, &listed), (true, 96_000), "{at}");
-            assert_eq!(seen(&catalogue, &other), (true, 42_500), "{at}");
+            let catalog = market.catalog(&settings, at);
+            assert_eq!(seen(&catalog, &spot), (true, expected), "{at}");
+            assert_eq!(seen(&catalog, &listed), (true, 96_000), "{at}");
+            assert_eq!(seen(&catalog, &other), (true, 42_500), "{at}");
         }
     }
 

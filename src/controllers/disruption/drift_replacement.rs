@@ -14,7 +14,7 @@ use crate::decisions::disruption::drift_order::{Candidate, order};
 use crate::model::labels;
 use crate::state::holds::Holds;
 use crate::state::snapshot::{ReadyPool, Types, is_leaving};
-use crate::state::{PodRecord, State, now_ms};
+use crate::state::{ClusterState, PodRecord, now_ms};
 
 /// Reason of a drifted node, as budgets name it.
 pub const DRIFTED: &str = "Drifted";
@@ -85,7 +85,7 @@ async fn blocked(ctx: &Context, claim: &str, why: &str) {
 }
 
 /// Drifted nodes that are up and not about to go. One that room is held on is just being filled: it comes later.
-fn drifted(state: &State, holds: &Holds) -> Vec<Candidate> {
+fn drifted(state: &ClusterState, holds: &Holds) -> Vec<Candidate> {
     let all = state.claims.iter().filter_map(|(name, claim)| {
         let list = &claim.status.as_ref()?.conditions;
         let condition = conditions::get(list, conditions::DRIFTED).filter(|condition| condition.status == "True")?;
@@ -106,7 +106,7 @@ fn drifted(state: &State, holds: &Holds) -> Vec<Candidate> {
 }
 
 /// What protects a node. Pods don't where the claim has a time by which its drain ends (core reference 4.2).
-fn obstacle(state: &State, claim: &NodeClaim, node: &k8s_openapi::api::core::v1::Node) -> Option<String> {
+fn obstacle(state: &ClusterState, claim: &NodeClaim, node: &k8s_openapi::api::core::v1::Node) -> Option<String> {
     let key = labels::DO_NOT_DISRUPT;
     if node.annotations().get(key).is_some_and(|value| value == "true") {
         return Some(format!("its Node has the annotation {key}"));

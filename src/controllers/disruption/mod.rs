@@ -1,4 +1,4 @@
-//! TODO-DOC controllers::disruption
+//! Voluntary disruption: empty, drifted and underutilized nodes.
 
 pub mod consolidation;
 pub mod drift_replacement;

@@ -28,7 +28,7 @@ use crate::decisions::disruption::emptiness::{Candidate, Rule};
 use crate::model::labels;
 use crate::state::holds::Holds;
 use crate::state::snapshot::{Types, is_leaving, node_ready};
-use crate::state::{PodRecord, State, now_ms};
+use crate::state::{ClusterState, PodRecord, now_ms};
 
 /// Reason of an empty node.
 pub const EMPTY: &str = "Empty";
@@ -188,7 +188,7 @@ async fn reopen(ctx: &Context, claim: &NodeClaim, why: &str) -> Result<(), kube:
 }
 
 /// Pods on a claim's node, or held for it, that need another place if it goes.
-pub(crate) fn pods_of(state: &State, holds: &Holds, claim: &NodeClaim) -> usize {
+pub(crate) fn pods_of(state: &ClusterState, holds: &Holds, claim: &NodeClaim) -> usize {
     let bound = state
         .node_of(claim)
         .map_or(0, |node| state.pods_on(&node.name_any()).filter(|pod| pod.reschedulable() || held_back(pod)).count());
@@ -196,7 +196,7 @@ pub(crate) fn pods_of(state: &State, holds: &Holds, claim: &NodeClaim) -> usize 
 }
 
 /// Whether a node still has pods that need another place.
-pub(crate) fn occupied(state: &State, node: &str) -> bool {
+pub(crate) fn occupied(state: &ClusterState, node: &str) -> bool {
     state.pods_on(node).any(|pod| pod.reschedulable() || held_back(pod))
 }
 
@@ -213,7 +213,7 @@ pub(crate) fn initialized_ms(claim: &NodeClaim) -> Option<i64> {
 }
 
 /// Nodes that are up and not about to go.
-pub(crate) fn candidates(state: &State, holds: &Holds, types: &Types) -> Vec<Candidate> {
+pub(crate) fn candidates(state: &ClusterState, holds: &Holds, types: &Types) -> Vec<Candidate> {
     let mut out = Vec::new();
     for (name, claim) in &state.claims {
         let (Some(node), Some(initialized)) = (state.node_of(claim), initialized_ms(claim)) else {
@@ -239,11 +239,11 @@ pub(crate) fn candidates(state: &State, holds: &Holds, types: &Types) -> Vec<Can
 }
 
 /// What pools allow now for a reason, by name.
-pub(crate) fn rules(state: &State, reason: &str, now: i64) -> BTreeMap<String, Rule> {
+pub(crate) fn rules(state: &ClusterState, reason: &str, now: i64) -> BTreeMap<String, Rule> {
     state.pools.iter().map(|(name, pool)| (name.clone(), rule(state, name, pool, reason, now))).collect()
 }
 
-fn rule(state: &State, name: &String, pool: &NodePool, reason: &str, now: i64) -> Rule {
+fn rule(state: &ClusterState, name: &String, pool: &NodePool, reason: &str, now: i64) -> Rule {
     let (mut nodes, mut consuming) = (0, 0);
     for claim in state.claims.values().filter(|claim| claim.labels().get(labels::NODE_POOL) == Some(name)) {
         let initialized = initialized_ms(claim).is_some();

@@ -51,7 +51,7 @@ pub async fn imagine(
         let moves = |pod: &usize| moving.contains(&*snapshot.problem.pods[*pod].key);
         // Only places on nodes of ours that are up: the holds that keep them live on NodeClaims.
         let kept = plan.placements.iter().filter(|placement| placement.pods.iter().any(moves)).all(|placement| {
-            snapshot.problem.nodes[placement.node].initialized && snapshot.subjects[placement.node].claim.is_some()
+            snapshot.problem.nodes[placement.node].initialized && snapshot.node_refs[placement.node].claim.is_some()
         });
         Outcome {
             whole: kept && !plan.unschedulable.iter().any(|left_out| moves(&left_out.pod)),

@@ -13,7 +13,7 @@ use crate::extender::{NodeRoom, PlannedPod, View, ViewInput};
 use crate::model::labels;
 use crate::model::resources::Resources;
 use crate::state::snapshot::{daemons_to_come, is_leaving};
-use crate::state::{Cluster, State, holds, now_ms};
+use crate::state::{Cluster, ClusterState, holds, now_ms};
 
 /// The state is looked at no more often than this.
 const LOOK: Duration = Duration::from_millis(20);
@@ -34,7 +34,7 @@ pub async fn show(cluster: Arc<Cluster>, view: Arc<ArcSwap<View>>) {
 }
 
 /// What the extender should know of the state.
-pub fn view_input(state: &State, now: i64) -> ViewInput {
+pub fn view_input(state: &ClusterState, now: i64) -> ViewInput {
     let holds = state.holds(now);
     let mut input = ViewInput { built_at_ms: now, max_age_ms: extender::DEFAULT_MAX_AGE_MS, ..ViewInput::default() };
     let mut claims: HashMap<String, &Arc<NodeClaim>> = HashMap::new();
@@ -99,7 +99,7 @@ pub fn view_input(state: &State, now: i64) -> ViewInput {
     input
 }
 
-fn held(state: &State, hold: &holds::Hold) -> Option<extender::Hold> {
+fn held(state: &ClusterState, hold: &holds::Hold) -> Option<extender::Hold> {
     let key = hold.pod.as_ref().unwrap_or(&hold.original);
     let entry = state.pods.get(key).and_then(|pod| pod.entry.as_ref().ok())?;
     Some(extender::Hold {

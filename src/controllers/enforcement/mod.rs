@@ -1,4 +1,4 @@
-//! TODO-DOC controllers::enforcement
+//! Plan enforcement: nominations, the taint of planned nodes, and the view that the extender answers from.
 
 pub mod extender_view;
 pub mod nominations;

@@ -12,7 +12,7 @@ use kube::{Api, ResourceExt};
 use serde_json::json;
 
 use crate::api::NodeClaim;
-use crate::controllers::context::{Context, Placement, gone_is_fine, is_conflict, is_not_found};
+use crate::controllers::context::{Context, PlacementMode, gone_is_fine, is_conflict, is_not_found};
 use crate::controllers::enforcement::planned_taint;
 use crate::controllers::node_claim::lifecycle;
 use crate::controllers::provisioning::provisioner::HOLD_READY_MS;
@@ -20,7 +20,7 @@ use crate::model::labels;
 use crate::model::pod_class::PodClass;
 use crate::state::holds::Holds;
 use crate::state::snapshot::{is_ephemeral, node_ready};
-use crate::state::{PodRecord, State, created_ms, now_ms, rfc3339};
+use crate::state::{ClusterState, PodRecord, created_ms, now_ms, rfc3339};
 
 /// A node that isn't ready so long after it registered is opened all the same, milliseconds: something that has to run
 /// on it first may not tolerate our taint.
@@ -58,7 +58,7 @@ pub async fn open(ctx: &Context, claim: &NodeClaim, node: &Node) -> Result<Optio
     let name = node.name_any();
     let now = now_ms();
     let placement = ctx.settings.placement;
-    let off = placement == Placement::Off;
+    let off = placement == PlacementMode::Off;
     let patient = !off && now - created_ms(&node.metadata) < OPEN_PATIENCE_MS;
     if patient && !can_open(claim, node) {
         return Ok(Some(OPEN_POLL_MS));
@@ -77,7 +77,10 @@ pub async fn open(ctx: &Context, claim: &NodeClaim, node: &Node) -> Result<Optio
             let holds = state.holds(now);
             let held = holds.by_claim.contains_key(&claim.name_any());
             // What the node still lacks may come with a DaemonSet that would not tolerate the guard.
-            if placement == Placement::Nominate && held && can_open(claim, node) && lifecycle::is_complete(claim, node)
+            if placement == PlacementMode::Nominate
+                && held
+                && can_open(claim, node)
+                && lifecycle::is_complete(claim, node)
             {
                 guard = planned_taint::taint(claim, now);
             }
@@ -123,9 +126,9 @@ struct Nominee {
 /// `maxSkew` nominated to one node would each look like too many. So at most that many are at a time; and none where the
 /// extender's filter or the node's guard steers them anyway.
 fn nominees(
-    state: &State,
+    state: &ClusterState,
     holds: &Holds,
-    placement: Placement,
+    placement: PlacementMode,
     guarded: bool,
     claim: &str,
     node: &str,
@@ -140,7 +143,7 @@ fn nominees(
         let class = &pod.entry.as_ref().ok()?.class;
         let hard = class.spread.iter().filter(|spread| spread.hard && *spread.key != *labels::HOSTNAME);
         let skew = hard.map(|spread| spread.max_skew).min()?;
-        Some((Arc::as_ptr(class), if placement == Placement::Extender || guarded { 0 } else { skew }))
+        Some((Arc::as_ptr(class), if placement == PlacementMode::Extender || guarded { 0 } else { skew }))
     };
     let nominated = |pod: &&PodRecord| pod.nominated.as_deref() == Some(node);
     for pod in waiting().filter(|pod| nominated(pod)) {
@@ -192,7 +195,7 @@ enum End {
 }
 
 /// Holds that were live before and aren't any more: claim, pod and how each ended.
-fn ended<'a>(before: &'a Holds, after: &Holds, state: &State) -> Vec<(&'a str, &'a str, End)> {
+fn ended<'a>(before: &'a Holds, after: &Holds, state: &ClusterState) -> Vec<(&'a str, &'a str, End)> {
     let mut out = Vec::new();
     for (pod, claim) in &before.by_pod {
         if after.by_pod.contains_key(pod) {
@@ -214,12 +217,12 @@ fn ended<'a>(before: &'a Holds, after: &Holds, state: &State) -> Vec<(&'a str, &
 /// Classes of which a pod was bound as planned lately, and when.
 type Progress = HashMap<Arc<PodClass>, i64>;
 
-fn class_of<'s>(state: &'s State, pod: &str) -> Option<&'s Arc<PodClass>> {
+fn class_of<'s>(state: &'s ClusterState, pod: &str) -> Option<&'s Arc<PodClass>> {
     Some(&state.pods.get(pod)?.entry.as_ref().ok()?.class)
 }
 
 /// Claims whose holds are about to end while pods of the same class are still being bound one after the other.
-fn to_renew(state: &State, holds: &Holds, progress: &Progress, now_ms: i64) -> Vec<String> {
+fn to_renew(state: &ClusterState, holds: &Holds, progress: &Progress, now_ms: i64) -> Vec<String> {
     let waits = |claim: &&String| {
         let node = state.claims.get(*claim).and_then(|claim| state.node_of(claim));
         let young = node.is_some_and(|node| now_ms - created_ms(&node.metadata) < LONGEST_HOLD_MS);
@@ -268,7 +271,7 @@ pub async fn keep(ctx: Arc<Context>) {
             }
             nominated.retain(|_, at| now - *at < RENOMINATE_MS);
             progress.retain(|_, at| now - *at < PROGRESS_MS);
-            if ctx.settings.placement != Placement::Off {
+            if ctx.settings.placement != PlacementMode::Off {
                 renewed = to_renew(&state, &after, &progress, now);
             }
             for claim in after.by_claim.keys() {
@@ -297,13 +300,13 @@ pub async fn keep(ctx: Arc<Context>) {
                 tracing::warn!(claim, %error, "a hold could not be kept up, trying again");
             }
         }
-        if ctx.settings.placement != Placement::Off {
+        if ctx.settings.placement != PlacementMode::Off {
             for (node, pods) in again {
                 nominated.extend(pods.iter().map(|pod| (pod.uid.clone(), now)));
                 nominate(&ctx, &node, pods).await;
             }
         }
-        if ctx.settings.placement == Placement::Extender {
+        if ctx.settings.placement == PlacementMode::Extender {
             if awaited.is_none() {
                 nudged = now;
             } else if now - nudged >= NUDGE_MS && freed.is_empty() {
@@ -334,8 +337,8 @@ pub(crate) mod tests {
     use super::*;
 
     /// A claim with its node, and a pod planned there that waits or is bound.
-    pub fn state(bound: Option<&str>) -> State {
-        let mut state = State::default();
+    pub fn state(bound: Option<&str>) -> ClusterState {
+        let mut state = ClusterState::default();
         let later = "2099-01-01T00:00:00Z";
         let planned = |pods: &str| json!({(labels::PLANNED_PODS): pods, (labels::HOLD_UNTIL): later});
         state.apply_claim(
@@ -356,7 +359,7 @@ pub(crate) mod tests {
         state
     }
 
-    fn nominated(state: &State, placement: Placement, guarded: bool) -> Vec<Nominee> {
+    fn nominated(state: &ClusterState, placement: PlacementMode, guarded: bool) -> Vec<Nominee> {
         nominees(state, &state.holds(5), placement, guarded, "c", "node-c")
     }
 
@@ -381,7 +384,7 @@ pub(crate) mod tests {
         let class = Arc::clone(class_of(&state, "n/a").unwrap());
         let moving: Progress = [(class, 1)].into();
         let until = state.planned["c"].until_ms;
-        let at = |now: i64, progress: &Progress, state: &State| to_renew(state, &state.holds(5), progress, now);
+        let at = |now: i64, progress: &Progress, state: &ClusterState| to_renew(state, &state.holds(5), progress, now);
         assert!(at(until - RENEW_MS, &moving, &state).is_empty(), "it lasts, and the node is old");
         state.planned.get_mut("c").unwrap().until_ms = 60_000;
         assert!(at(60_000 - RENEW_MS, &moving, &state).is_empty(), "it lasts");
@@ -408,18 +411,18 @@ pub(crate) mod tests {
                     "topologyKey": labels::ZONE, "whenUnsatisfiable": "DoNotSchedule", "labelSelector": {"matchLabels": {"app": "s"}}}]}});
             state.apply_pod(&serde_json::from_value(pod).unwrap(), 1);
         }
-        assert_eq!(nominated(&state, Placement::Nominate, false).len(), 2);
-        assert!(nominated(&state, Placement::Extender, false).is_empty(), "the filter steers them");
-        assert!(nominated(&state, Placement::Nominate, true).is_empty(), "the guard steers them");
+        assert_eq!(nominated(&state, PlacementMode::Nominate, false).len(), 2);
+        assert!(nominated(&state, PlacementMode::Extender, false).is_empty(), "the filter steers them");
+        assert!(nominated(&state, PlacementMode::Nominate, true).is_empty(), "the guard steers them");
     }
 
     #[test]
     fn only_pods_without_the_nomination_are_nominated() {
         let mut state = state(None);
-        assert_eq!(nominated(&state, Placement::Nominate, false).len(), 1);
+        assert_eq!(nominated(&state, PlacementMode::Nominate, false).len(), 1);
         let pod = json!({"metadata": {"name": "a", "namespace": "n", "uid": "a"}, "spec": {"containers": []},
             "status": {"nominatedNodeName": "node-c"}});
         state.apply_pod(&serde_json::from_value(pod).unwrap(), 2);
-        assert!(nominated(&state, Placement::Nominate, false).is_empty());
+        assert!(nominated(&state, PlacementMode::Nominate, false).is_empty());
     }
 }

@@ -15,13 +15,13 @@ use kube::{Api, ResourceExt};
 use serde_json::json;
 
 use crate::api::NodeClaim;
-use crate::controllers::context::{Context, Placement, is_conflict, is_not_found};
+use crate::controllers::context::{Context, PlacementMode, is_conflict, is_not_found};
 use crate::controllers::provisioning::provisioner::HOLD_READY_MS;
 use crate::model::labels;
 use crate::model::pod_class::PodClass;
 use crate::state::holds::Holds;
 use crate::state::snapshot::offering_of;
-use crate::state::{PodRecord, State, now_ms};
+use crate::state::{ClusterState, PodRecord, now_ms};
 
 /// Pods of a hard spread are admitted so many steps of its `maxSkew` ahead of those that are bound.
 const STEPS: i64 = 2;
@@ -66,7 +66,7 @@ struct Admission {
 }
 
 /// Pods that wait for a claim's node.
-fn waiting<'a>(state: &'a State, holds: &'a Holds, claim: &str) -> impl Iterator<Item = &'a PodRecord> {
+fn waiting<'a>(state: &'a ClusterState, holds: &'a Holds, claim: &str) -> impl Iterator<Item = &'a PodRecord> {
     let live = holds.by_claim.get(claim).into_iter().flatten();
     live.filter_map(|hold| state.pods.get(hold.pod.as_ref()?)).filter(|pod| pod.node.is_none())
 }
@@ -101,7 +101,7 @@ impl Domain {
 type Steps<'a> = HashMap<(*const PodClass, &'a str), BTreeMap<String, Domain>>;
 
 /// The domain of a claim's node.
-fn domain_of(state: &State, claim: &NodeClaim, key: &str) -> Option<String> {
+fn domain_of(state: &ClusterState, claim: &NodeClaim, key: &str) -> Option<String> {
     let node = state.node_of(claim).and_then(|node| node.labels().get(key));
     node.or_else(|| claim.labels().get(key)).cloned().or_else(|| {
         let (instance_type, zone, capacity_type) = offering_of(claim)?;
@@ -116,7 +116,7 @@ fn domain_of(state: &State, claim: &NodeClaim, key: &str) -> Option<String> {
 
 /// Pods to admit: those planned on guarded nodes. The toleration is what makes the scheduler try a pod again, so it is not given
 /// before the node is open, and pods with a hard spread get it in the order in which they can be bound: none is tried in vain.
-fn to_admit(state: &State, holds: &Holds, now_ms: i64) -> Vec<Admission> {
+fn to_admit(state: &ClusterState, holds: &Holds, now_ms: i64) -> Vec<Admission> {
     let mut out = Vec::new();
     let mut steps: Steps<'_> = HashMap::new();
     let mut candidates = Vec::new();
@@ -181,14 +181,20 @@ fn to_admit(state: &State, holds: &Holds, now_ms: i64) -> Vec<Admission> {
 
 /// Nodes that need their guard no longer. A node whose own pods are all there is guarded while pods wait for other nodes: they
 /// would take what room is left, and theirs would be bought for nothing; but no longer than the hold of a fresh node.
-fn relieved(state: &State, holds: &Holds, placement: Placement, refused: &HashSet<String>, now_ms: i64) -> Vec<String> {
+fn relieved(
+    state: &ClusterState,
+    holds: &Holds,
+    placement: PlacementMode,
+    refused: &HashSet<String>,
+    now_ms: i64,
+) -> Vec<String> {
     let held: HashSet<&str> =
         holds.by_claim.keys().filter_map(|claim| state.claims.get(claim)?.metadata.uid.as_deref()).collect();
     let needed = |guard: &Taint| {
         let in_the_way = guard.value.as_ref().is_some_and(|claim| refused.contains(claim));
         let young = now_ms - put_up_ms(guard) < HOLD_READY_MS;
         let own = guard.value.as_deref().is_some_and(|claim| held.contains(claim));
-        placement == Placement::Nominate && !in_the_way && (own || young) && !holds.by_claim.is_empty()
+        placement == PlacementMode::Nominate && !in_the_way && (own || young) && !holds.by_claim.is_empty()
     };
     let guarded = state.nodes.iter().filter_map(|(name, node)| Some((name, of(node)?)));
     guarded.filter(|(_, guard)| !needed(guard)).map(|(name, _)| name.clone()).collect()
@@ -215,7 +221,7 @@ pub async fn keep(ctx: &Context, holds: &Holds, asked: &mut Asked) {
     let (mut admissions, relieved) = {
         let state = ctx.cluster.read();
         let admissions =
-            if ctx.settings.placement == Placement::Nominate { to_admit(&state, holds, now) } else { Vec::new() };
+            if ctx.settings.placement == PlacementMode::Nominate { to_admit(&state, holds, now) } else { Vec::new() };
         (admissions, relieved(&state, holds, ctx.settings.placement, &asked.refused, now))
     };
     asked.at.retain(|_, at| now - *at < AGAIN_MS);
@@ -286,7 +292,7 @@ mod tests {
 
     const LATER: &str = "2099-01-01T00:00:00Z";
 
-    fn claim(state: &mut State, name: &str, pods: &[&str]) {
+    fn claim(state: &mut ClusterState, name: &str, pods: &[&str]) {
         state.apply_claim(
             serde_json::from_value(json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim",
                 "metadata": {"name": name, "uid": format!("uid-{name}"), "annotations": {
@@ -297,7 +303,7 @@ mod tests {
         );
     }
 
-    fn node(state: &mut State, name: &str, guarded_at: Option<&str>) {
+    fn node(state: &mut ClusterState, name: &str, guarded_at: Option<&str>) {
         let taints = guarded_at.map(|at| {
             json!([{"key": labels::GUARD_TAINT, "value": format!("uid-{name}"), "effect": "NoSchedule", "timeAdded": at}])
         });
@@ -306,7 +312,7 @@ mod tests {
         state.apply_node(serde_json::from_value(node).unwrap());
     }
 
-    fn pod(state: &mut State, name: &str, tolerations: serde_json::Value, bound: Option<&str>) {
+    fn pod(state: &mut ClusterState, name: &str, tolerations: serde_json::Value, bound: Option<&str>) {
         let pod = json!({"metadata": {"name": name, "namespace": "n", "uid": name},
             "spec": {"containers": [], "tolerations": tolerations, "nodeName": bound}});
         state.apply_pod(&serde_json::from_value(pod).unwrap(), 1);
@@ -314,8 +320,8 @@ mod tests {
 
     #[test]
     fn planned_pods_are_admitted_once_when_their_node_is_open_and_guarded() {
-        let admitted = |node_of: fn(&mut State), tolerations: serde_json::Value| {
-            let mut state = State::default();
+        let admitted = |node_of: fn(&mut ClusterState), tolerations: serde_json::Value| {
+            let mut state = ClusterState::default();
             claim(&mut state, "c", &["n/a"]);
             node_of(&mut state);
             pod(&mut state, "a", tolerations, None);
@@ -323,7 +329,7 @@ mod tests {
             pods.map(|pod| (pod.name, pod.claim, pod.first)).collect::<Vec<_>>()
         };
         let want = |first| vec![("a".to_owned(), "uid-c".to_owned(), first)];
-        let guarded: fn(&mut State) = |state| node(state, "c", Some(LATER));
+        let guarded: fn(&mut ClusterState) = |state| node(state, "c", Some(LATER));
         assert_eq!(admitted(|_| {}, json!(null)), [], "its node is still booting");
         assert_eq!(admitted(guarded, json!(null)), want(true));
         assert_eq!(admitted(guarded, json!([{"operator": "Exists", "key": "x"}])), want(false));
@@ -335,8 +341,8 @@ mod tests {
 
     #[test]
     fn pods_of_a_hard_spread_are_admitted_in_step() {
-        let mut state = State::default();
-        let put = |state: &mut State, name: &str, admitted: Option<&str>, bound: Option<&str>| {
+        let mut state = ClusterState::default();
+        let put = |state: &mut ClusterState, name: &str, admitted: Option<&str>, bound: Option<&str>| {
             let tolerations = admitted.map(
                 |claim| json!([{"key": labels::GUARD_TAINT, "value": format!("uid-{claim}"), "effect": "NoSchedule"}]),
             );
@@ -345,13 +351,13 @@ mod tests {
                     "whenUnsatisfiable": "DoNotSchedule", "labelSelector": {"matchLabels": {"app": "s"}}}]}});
             state.apply_pod(&serde_json::from_value(pod).unwrap(), 1);
         };
-        let zoned = |state: &mut State, name: &str, guarded_at: &str| {
+        let zoned = |state: &mut ClusterState, name: &str, guarded_at: &str| {
             node(state, name, Some(guarded_at));
             let mut open = Node::clone(&state.nodes[&format!("node-{name}")]);
             open.metadata.labels.get_or_insert_default().insert(labels::ZONE.into(), format!("zone-{name}"));
             state.apply_node(open);
         };
-        let admitted = |state: &State, now: i64| {
+        let admitted = |state: &ClusterState, now: i64| {
             let mut names: Vec<String> =
                 to_admit(state, &state.holds(now), now).into_iter().map(|pod| pod.name).collect();
             names.sort();
@@ -383,7 +389,7 @@ mod tests {
     fn a_guard_goes_when_its_pods_are_there_and_the_others_have_had_their_time() {
         let second = 1_000;
         let relieved = |own: Option<&str>, other: Option<&str>, placement, refused: &[&str], now| {
-            let mut state = State::default();
+            let mut state = ClusterState::default();
             claim(&mut state, "c", &["n/a"]);
             claim(&mut state, "d", &["n/b"]);
             node(&mut state, "c", Some("1970-01-01T00:00:00Z"));
@@ -399,12 +405,16 @@ mod tests {
             )
         };
         let gone = vec!["node-c".to_owned()];
-        assert_eq!(relieved(None, Some("node-d"), Placement::Nominate, &[], second), Vec::<String>::new());
-        assert_eq!(relieved(Some("node-c"), None, Placement::Nominate, &[], second), Vec::<String>::new());
-        assert_eq!(relieved(None, None, Placement::Nominate, &[], HOLD_READY_MS), Vec::<String>::new(), "held");
-        assert_eq!(relieved(Some("node-c"), None, Placement::Nominate, &[], HOLD_READY_MS), gone);
-        assert_eq!(relieved(Some("node-c"), Some("node-d"), Placement::Nominate, &[], second), gone);
-        assert_eq!(relieved(None, None, Placement::Extender, &[], second), gone, "left over from another mode");
-        assert_eq!(relieved(None, None, Placement::Nominate, &["uid-c"], second), gone, "a pod may not be admitted");
+        assert_eq!(relieved(None, Some("node-d"), PlacementMode::Nominate, &[], second), Vec::<String>::new());
+        assert_eq!(relieved(Some("node-c"), None, PlacementMode::Nominate, &[], second), Vec::<String>::new());
+        assert_eq!(relieved(None, None, PlacementMode::Nominate, &[], HOLD_READY_MS), Vec::<String>::new(), "held");
+        assert_eq!(relieved(Some("node-c"), None, PlacementMode::Nominate, &[], HOLD_READY_MS), gone);
+        assert_eq!(relieved(Some("node-c"), Some("node-d"), PlacementMode::Nominate, &[], second), gone);
+        assert_eq!(relieved(None, None, PlacementMode::Extender, &[], second), gone, "left over from another mode");
+        assert_eq!(
+            relieved(None, None, PlacementMode::Nominate, &["uid-c"], second),
+            gone,
+            "a pod may not be admitted"
+        );
     }
 }

@@ -16,7 +16,7 @@ use crate::controllers::context::{Context, is_conflict, reference};
 use crate::controllers::node_claim::{drain, lifecycle, metrics};
 use crate::model::labels;
 use crate::state::holds::Holds;
-use crate::state::{State, now_ms, rfc3339};
+use crate::state::{ClusterState, now_ms, rfc3339};
 
 /// Notice that EC2 gives of a spot interruption, milliseconds.
 const SPOT_NOTICE_MS: i64 = 120_000;
@@ -224,7 +224,7 @@ async fn tell(ctx: &Context, claim: &NodeClaim, (warning, reason, note): (bool, 
 const TERMINATING: &str = "TerminatingOnInterruption";
 
 /// The claim that has to do something about a message: `None` where the instance isn't ours, or was let go of already.
-fn concerned(state: &State, message: &Message) -> Option<Arc<NodeClaim>> {
+fn concerned(state: &ClusterState, message: &Message) -> Option<Arc<NodeClaim>> {
     let suffix = format!("/{}", message.instance_id);
     let is_its = |claim: &&Arc<NodeClaim>| {
         let id = claim.status.as_ref().and_then(|status| status.provider_id.as_ref());
@@ -292,7 +292,7 @@ async fn close_node(ctx: &Context, claim: &NodeClaim) -> Result<(), kube::Error>
 
 /// Whether a claim that is being disrupted may be deleted now: nothing on it needs a new place, or every new place is
 /// ready, or there is no time left to wait for it.
-pub fn departs(state: &State, holds: &Holds, claim: &NodeClaim, now: i64) -> bool {
+pub fn departs(state: &ClusterState, holds: &Holds, claim: &NodeClaim, now: i64) -> bool {
     let Some(disrupting) = Disrupting::of(claim) else {
         return false;
     };
@@ -377,8 +377,8 @@ mod tests {
         .unwrap()
     }
 
-    fn state(replacement_ready: bool) -> State {
-        let mut state = State::default();
+    fn state(replacement_ready: bool) -> ClusterState {
+        let mut state = ClusterState::default();
         state.apply_claim(claim(
             "old",
             "aws:///z/i-1",
@@ -460,7 +460,7 @@ mod tests {
 
     #[test]
     fn c37_a_claim_that_is_on_its_way_out_is_left_alone() {
-        let mut state = State::default();
+        let mut state = ClusterState::default();
         state.apply_claim(claim("there", "aws:///z/i-1", true, &json!({})));
         let mut going = claim("going", "aws:///z/i-2", true, &json!({}));
         going.metadata.deletion_timestamp = serde_json::from_value(json!("2026-01-01T00:00:00Z")).unwrap();

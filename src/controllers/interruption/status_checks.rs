@@ -15,7 +15,7 @@ use crate::controllers::interruption::queue;
 use crate::controllers::interruption::queue::{Disrupting, SCHEDULED_NOTICE_MS};
 use crate::controllers::node_claim::{lifecycle, metrics};
 use crate::model::labels;
-use crate::state::{State, now_ms, rfc3339};
+use crate::state::{ClusterState, now_ms, rfc3339};
 
 /// How often the cloud is asked.
 const PERIOD: Duration = Duration::from_mins(1);
@@ -52,7 +52,7 @@ pub fn response(claim: &NodeClaim, unhealthy: &Unhealthy, now_ms: i64) -> Option
 }
 
 /// The claims of unhealthy instances. The cloud tells of other clusters' instances, too.
-pub fn ours(state: &State, found: &[Unhealthy]) -> Vec<(Arc<NodeClaim>, Unhealthy)> {
+pub fn ours(state: &ClusterState, found: &[Unhealthy]) -> Vec<(Arc<NodeClaim>, Unhealthy)> {
     let id = |claim: &NodeClaim| {
         let id = claim.status.as_ref()?.provider_id.as_deref()?.rsplit('/').next()?;
         Some(id.to_owned())
@@ -180,7 +180,7 @@ mod tests {
 
     #[test]
     fn c38_instances_without_a_claim_are_nobodys_business() {
-        let mut state = State::default();
+        let mut state = ClusterState::default();
         state.apply_claim(claim(&json!({}), false));
         let found = [trouble("i-1", &[Category::EventStatus]), trouble("i-11", &[Category::InstanceStatus])];
         let ours = ours(&state, &found);

@@ -16,7 +16,7 @@ use crate::controllers::node_claim::{lifecycle, metrics};
 use crate::controllers::provisioning::provisioner::claim_event;
 use crate::model::labels;
 use crate::model::offering::CapacityType;
-use crate::state::State;
+use crate::state::ClusterState;
 
 /// How often instances are compared with their labels.
 const PERIOD: Duration = Duration::from_mins(1);
@@ -38,7 +38,7 @@ fn says_reserved(own: &BTreeMap<String, String>) -> bool {
 
 /// Claims of instances in reservations, as their labels say, that are not on their way out; and their Node, if it is registered
 /// and says so too.
-fn reserved(state: &State) -> impl Iterator<Item = (&Arc<NodeClaim>, Option<String>, bool)> {
+fn reserved(state: &ClusterState) -> impl Iterator<Item = (&Arc<NodeClaim>, Option<String>, bool)> {
     state.claims.values().filter(|claim| claim.metadata.deletion_timestamp.is_none()).filter_map(|claim| {
         let registered = |value: &String| value == "true";
         let node = state.node_of(claim).filter(|node| node.labels().get(labels::REGISTERED).is_some_and(registered));
@@ -49,7 +49,7 @@ fn reserved(state: &State) -> impl Iterator<Item = (&Arc<NodeClaim>, Option<Stri
 }
 
 /// Claims and Nodes that are in no reservation any more.
-pub fn demoted(state: &State, instances: &[Instance]) -> Demotions {
+pub fn demoted(state: &ClusterState, instances: &[Instance]) -> Demotions {
     let on_demand = |claim: &NodeClaim| {
         let id = claim.status.as_ref().and_then(|status| status.provider_id.as_deref());
         let instance = instances.iter().find(|instance| Some(instance.provider_id.as_str()) == id);
@@ -64,7 +64,7 @@ pub fn demoted(state: &State, instances: &[Instance]) -> Demotions {
 }
 
 /// Claims in capacity blocks that their class says are expiring.
-pub fn expiring(state: &State) -> Vec<Arc<NodeClaim>> {
+pub fn expiring(state: &ClusterState) -> Vec<Arc<NodeClaim>> {
     let ends = |claim: &&Arc<NodeClaim>| {
         let id = claim.labels().get(labels::CAPACITY_RESERVATION_ID);
         let class = state.classes.get(&claim.spec.node_class_ref.name);
@@ -174,7 +174,7 @@ mod tests {
 
     #[test]
     fn c40_what_lost_its_reservation_is_demoted_claim_and_node_alike() {
-        let mut state = State::default();
+        let mut state = ClusterState::default();
         state.apply_claim(claim("both", "i-1", "reserved", false));
         state.apply_node(node("node-1", "i-1", "reserved", true));
         state.apply_claim(claim("in it", "i-2", "reserved", false));
@@ -206,7 +206,7 @@ mod tests {
 
     #[test]
     fn c40_claims_of_an_expiring_capacity_block_go() {
-        let mut state = State::default();
+        let mut state = ClusterState::default();
         state.apply_claim(claim("in it", "i-1", "reserved", false));
         state.apply_claim(claim("going", "i-2", "reserved", true));
         state.apply_claim(claim("demoted", "i-3", "on-demand", false));

@@ -13,7 +13,7 @@ use serde_json::json;
 use crate::api::NodeClaim;
 use crate::controllers::context::{Context, is_conflict, is_not_found, pod_reference, reference};
 use crate::model::labels;
-use crate::state::{PodRecord, State, now_ms};
+use crate::state::{ClusterState, PodRecord, now_ms};
 
 /// A pod is stuck when it is still there so long after its deletion timestamp, which has its grace period in it,
 /// milliseconds (core reference 5.10).
@@ -24,7 +24,7 @@ const OVERDUE_MS: i64 = 5_000;
 const CONCURRENCY: usize = 10;
 
 /// Pods that a drain of the claim's node still has to wait for.
-pub fn waiting<'a>(state: &'a State, claim: &NodeClaim, node: &str, now_ms: i64) -> Vec<&'a PodRecord> {
+pub fn waiting<'a>(state: &'a ClusterState, claim: &NodeClaim, node: &str, now_ms: i64) -> Vec<&'a PodRecord> {
     let over = termination_deadline(claim).is_some_and(|deadline| now_ms > deadline);
     let patience = if over { OVERDUE_MS } else { STUCK_MS };
     let stuck = |pod: &PodRecord| pod.deleting_since_ms.is_some_and(|since| now_ms > since + patience);
@@ -254,7 +254,7 @@ mod tests {
 
     #[test]
     fn c38_past_its_deadline_a_drain_deletes_every_pod_and_waits_for_none_that_hangs() {
-        let mut state = State::default();
+        let mut state = ClusterState::default();
         let mut put = |name: &str, deletion: Option<&str>| {
             let pod = json!({"metadata": {"name": name, "namespace": "n", "uid": name, "deletionTimestamp": deletion,
                     "annotations": {(labels::DO_NOT_DISRUPT): "true"}},

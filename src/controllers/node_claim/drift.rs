@@ -20,7 +20,7 @@ use crate::controllers::node_pool::status;
 use crate::model::labels;
 use crate::model::offering::{CapacityType, InstanceType};
 use crate::model::requirement::Requirements;
-use crate::state::{State, created_ms, now_ms};
+use crate::state::{ClusterState, created_ms, now_ms};
 
 /// The pool's template changed.
 const NODE_POOL: &str = "NodePoolDrifted";
@@ -29,7 +29,7 @@ const REQUIREMENTS: &str = "RequirementsDrifted";
 /// The instance type can't be bought for the pool any more.
 const INSTANCE_TYPE: &str = "InstanceTypeNotFound";
 
-/// A node's instance type may be missing from the catalogue until it is so old, milliseconds.
+/// A node's instance type may be missing from the catalog until it is so old, milliseconds.
 const TYPE_GRACE_MS: i64 = 3_600_000;
 /// Claims are looked at no more often than this.
 const LOOK: Duration = Duration::from_secs(2);
@@ -85,7 +85,7 @@ fn requirement_drift(claim: &NodeClaim, wanted: &Requirements) -> Option<Drift> 
 
 /// The offering is gone for good: not only out of capacity. A node in a reservation may stay as an on-demand one.
 fn type_drift(claim: &NodeClaim, types: &HashMap<Arc<str>, Arc<InstanceType>>, now_ms: i64) -> Option<Drift> {
-    // A catalogue without anything in it is one that could not be made.
+    // A catalog without anything in it is one that could not be made.
     if types.is_empty() || now_ms - created_ms(&claim.metadata) < TYPE_GRACE_MS {
         return None;
     }
@@ -177,14 +177,14 @@ fn wanted(ctx: &Context) -> HashMap<String, Wanted> {
     let pairs = comparable(&ctx.cluster.read(), ca.as_deref());
     let whole = |(pool, class): (Arc<NodePool>, Arc<Ec2NodeClass>)| {
         let requirements = Requirements::from_api(&pool.spec.template.spec.requirements).ok()?;
-        let catalogue = ctx.cloud.catalogue(&class);
-        let types = catalogue.instance_types.iter().map(|found| (Arc::clone(&found.name), Arc::clone(found))).collect();
+        let catalog = ctx.cloud.catalog(&class);
+        let types = catalog.instance_types.iter().map(|found| (Arc::clone(&found.name), Arc::clone(found))).collect();
         Some((pool.name_any(), Wanted { pool, class, requirements, types }))
     };
     pairs.into_iter().filter_map(whole).collect()
 }
 
-fn comparable(state: &State, ca: Option<&str>) -> Vec<(Arc<NodePool>, Arc<Ec2NodeClass>)> {
+fn comparable(state: &ClusterState, ca: Option<&str>) -> Vec<(Arc<NodePool>, Arc<Ec2NodeClass>)> {
     let stands = |pool: &&Arc<NodePool>| status::is_stamped(pool);
     let with_class = |pool: &Arc<NodePool>| {
         let class = state.classes.get(&pool.spec.template.spec.node_class_ref.name)?;

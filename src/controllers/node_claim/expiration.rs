@@ -9,7 +9,7 @@ use kube::ResourceExt;
 use crate::api::{NodeClaim, duration};
 use crate::controllers::context::{Context, reference};
 use crate::controllers::node_claim::{lifecycle, metrics};
-use crate::state::{State, now_ms};
+use crate::state::{ClusterState, now_ms};
 
 /// Claims are looked at at least this often.
 const TICK: Duration = Duration::from_secs(10);
@@ -24,7 +24,7 @@ pub fn expires_ms(claim: &NodeClaim) -> Option<i64> {
 }
 
 /// Claims whose time has come, and when the next one's comes.
-pub fn expired(state: &State, now_ms: i64) -> (Vec<Arc<NodeClaim>>, Option<i64>) {
+pub fn expired(state: &ClusterState, now_ms: i64) -> (Vec<Arc<NodeClaim>>, Option<i64>) {
     let (mut due, mut next) = (Vec::new(), None::<i64>);
     for claim in state.claims.values().filter(|claim| claim.metadata.deletion_timestamp.is_none()) {
         match expires_ms(claim) {
@@ -72,7 +72,7 @@ mod tests {
 
     #[test]
     fn a_claim_goes_at_its_age_and_never_never() {
-        let mut state = State::default();
+        let mut state = ClusterState::default();
         for (name, after, deleting) in
             [("minute", "1m", false), ("hour", "1h", false), ("never", "Never", false), ("going", "1s", true)]
         {

@@ -14,7 +14,7 @@ use crate::controllers::context::Context;
 use crate::controllers::node_claim::{lifecycle, metrics};
 use crate::model::labels;
 use crate::state::snapshot::node_ready;
-use crate::state::{Cluster, State, now_ms};
+use crate::state::{Cluster, ClusterState, now_ms};
 
 /// How often the two are compared.
 const PERIOD: Duration = Duration::from_secs(30);
@@ -63,7 +63,7 @@ fn is_going(instance: &Instance) -> bool {
 
 /// Provider ids of instances that no claim knows: none names it, and the claim it was launched for, if there is one, names
 /// another. Those that are going already are left alone.
-pub fn leaked(state: &State, instances: &[Instance], now: i64) -> Vec<String> {
+pub fn leaked(state: &ClusterState, instances: &[Instance], now: i64) -> Vec<String> {
     let id = |claim: &NodeClaim| claim.status.as_ref().and_then(|status| status.provider_id.clone());
     let named: BTreeSet<String> = state.claims.values().filter_map(|claim| id(claim)).collect();
     // The group that a claim was to be launched in; the simulated cloud launches each by itself.
@@ -79,7 +79,7 @@ pub fn leaked(state: &State, instances: &[Instance], now: i64) -> Vec<String> {
 
 /// Claims whose instance is gone, or going. A node that is still ready contradicts the list, so its claim stays; so does a claim
 /// that was launched since the list was made.
-pub fn orphaned(state: &State, instances: &[Instance], now: i64) -> Vec<Arc<NodeClaim>> {
+pub fn orphaned(state: &ClusterState, instances: &[Instance], now: i64) -> Vec<Arc<NodeClaim>> {
     let there = instances.iter().filter(|instance| !is_going(instance));
     let known: BTreeSet<&str> = there.map(|instance| instance.provider_id.as_str()).collect();
     state
@@ -100,7 +100,7 @@ pub fn orphaned(state: &State, instances: &[Instance], now: i64) -> Vec<Arc<Node
 }
 
 /// Nodes of ours that are being deleted and have neither claim nor instance any more: nobody else takes our finalizer off.
-pub fn stranded(state: &State, instances: &[Instance]) -> Vec<Arc<Node>> {
+pub fn stranded(state: &ClusterState, instances: &[Instance]) -> Vec<Arc<Node>> {
     let id = |claim: &Arc<NodeClaim>| claim.status.as_ref().and_then(|status| status.provider_id.clone());
     let mut known: BTreeSet<String> = state.claims.values().filter_map(id).collect();
     known.extend(instances.iter().map(|instance| instance.provider_id.clone()));
@@ -116,7 +116,7 @@ pub fn stranded(state: &State, instances: &[Instance]) -> Vec<Arc<Node>> {
 }
 
 /// Instance profiles that classes name, or claims: their instances may still ask for credentials.
-pub fn profiles_in_use(state: &State) -> BTreeSet<String> {
+pub fn profiles_in_use(state: &ClusterState) -> BTreeSet<String> {
     let classes = state.classes.values().filter_map(|class| class.status.as_ref()?.instance_profile.clone());
     let claims =
         state.claims.values().filter_map(|claim| claim.annotations().get(labels::INSTANCE_PROFILE_NAME).cloned());

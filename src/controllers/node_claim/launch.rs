@@ -17,7 +17,7 @@ use crate::cloud::{Instance, LaunchDetails, LaunchError, LaunchRequest, Launched
 use crate::controllers::context::{Context, single_values};
 use crate::controllers::provisioning::provisioner::claim_event;
 use crate::model::labels;
-use crate::model::offering::{Catalogue, InstanceType, MicroUsd, OFFERING_LABELS, Offering};
+use crate::model::offering::{Catalog, InstanceType, MicroUsd, OFFERING_LABELS, Offering};
 use crate::model::requirement::Requirements;
 use crate::model::resources::Resources;
 use crate::state::now_ms;
@@ -53,8 +53,8 @@ pub async fn launch(ctx: &Arc<Context>, claim: &NodeClaim) -> Result<(), Failure
     let Some(class) = class else {
         return Err(Failure::Hopeless("nodeclass_not_ready", format!("EC2NodeClass {class_name} does not exist")));
     };
-    let catalogue = ctx.cloud.catalogue(&class);
-    let overrides = acceptable(claim, &catalogue);
+    let catalog = ctx.cloud.catalog(&class);
+    let overrides = acceptable(claim, &catalog);
     if overrides.is_empty() {
         let why = "none of its offerings is available any more".to_owned();
         return Err(Failure::Hopeless("insufficient_capacity", why));
@@ -77,7 +77,7 @@ pub async fn launch(ctx: &Arc<Context>, claim: &NodeClaim) -> Result<(), Failure
         details: Some(Arc::new(LaunchDetails {
             claim: claim.clone(),
             class: Arc::clone(&class),
-            catalogue: Arc::clone(&catalogue),
+            catalog: Arc::clone(&catalog),
             named,
         })),
     };
@@ -90,7 +90,7 @@ pub async fn launch(ctx: &Arc<Context>, claim: &NodeClaim) -> Result<(), Failure
             for offering in &launched.unavailable {
                 ctx.cloud.mark_unavailable(offering);
             }
-            record(ctx, claim, &class, &launched, &catalogue).await
+            record(ctx, claim, &class, &launched, &catalog).await
         }
         Err(error) => {
             if let LaunchError::InsufficientCapacity { unavailable } = &error {
@@ -144,7 +144,7 @@ fn outcome(error: &LaunchError) -> (Fate, Option<&'static str>, String) {
 }
 
 /// Offerings that a claim may be launched as, cheapest first.
-pub fn acceptable(claim: &NodeClaim, catalogue: &Catalogue) -> Vec<Override> {
+pub fn acceptable(claim: &NodeClaim, catalog: &Catalog) -> Vec<Override> {
     let allowed = |key: &str| {
         let found = claim.spec.requirements.iter().find(|r| r.key == key && r.operator == "In");
         move |value: &str| found.is_none_or(|r| r.values.iter().any(|other| other == value))
@@ -153,7 +153,7 @@ pub fn acceptable(claim: &NodeClaim, catalogue: &Catalogue) -> Vec<Override> {
         (allowed(labels::INSTANCE_TYPE), allowed(labels::ZONE), allowed(labels::CAPACITY_TYPE));
     let requirements = Requirements::from_api(&claim.spec.requirements).unwrap_or_default();
     let mut found: Vec<(i64, Override)> = Vec::new();
-    for instance_type in &catalogue.instance_types {
+    for instance_type in &catalog.instance_types {
         if !type_ok(&instance_type.name) || !instance_type.serves(&requirements) {
             continue;
         }
@@ -289,12 +289,12 @@ async fn record(
     claim: &NodeClaim,
     class: &Ec2NodeClass,
     launched: &Launched,
-    catalogue: &Catalogue,
+    catalog: &Catalog,
 ) -> Result<(), Failure> {
     let name = claim.name_any();
     let instance = &launched.instance;
     let found: Option<&Arc<InstanceType>> =
-        catalogue.instance_types.iter().find(|found| *found.name == instance.instance_type);
+        catalog.instance_types.iter().find(|found| *found.name == instance.instance_type);
     let mut own = instance_labels(found, instance);
     // What the user put on the claim wins (core reference 5.2).
     own.extend(single_values(claim));

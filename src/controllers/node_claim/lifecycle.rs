@@ -24,7 +24,7 @@ use crate::controllers::node_claim::launch::Failure;
 use crate::controllers::node_claim::{drain, metrics};
 use crate::model::labels;
 use crate::state::snapshot::{is_ephemeral, node_ready};
-use crate::state::{State, created_ms, now_ms, rfc3339};
+use crate::state::{ClusterState, created_ms, now_ms, rfc3339};
 
 /// A claim that isn't launched after so long is given up (core reference 5.5), milliseconds.
 const LAUNCH_TIMEOUT_MS: i64 = 300_000;
@@ -264,7 +264,7 @@ pub async fn run(ctx: Arc<Context>) {
 }
 
 /// Claims with their next steps, and when their drains must be over.
-fn due(state: &State, work: &Mutex<Work>, now: i64) -> Vec<(String, Step, Option<i64>)> {
+fn due(state: &ClusterState, work: &Mutex<Work>, now: i64) -> Vec<(String, Step, Option<i64>)> {
     let mut work = work.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     work.later.retain(|name, _| state.claims.contains_key(name));
     let mut out = Vec::new();

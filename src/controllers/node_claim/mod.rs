@@ -1,4 +1,4 @@
-//! TODO-DOC controllers::node_claim
+//! NodeClaims from creation to deletion: launch, registration, initialization, drift, expiration, drain, garbage collection.
 
 pub mod capacity_reservations;
 pub mod drain;

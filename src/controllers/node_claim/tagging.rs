@@ -13,7 +13,7 @@ use crate::api::NodeClaim;
 use crate::cloud::{CloudError, Untagged};
 use crate::controllers::context::{Context, gone_is_fine};
 use crate::model::labels;
-use crate::state::State;
+use crate::state::ClusterState;
 
 /// Least wait between two looks.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -21,7 +21,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 const TICK: Duration = Duration::from_secs(10);
 
 /// Instances that have a node and not yet its tags.
-pub fn untagged(state: &State) -> Vec<Untagged> {
+pub fn untagged(state: &ClusterState) -> Vec<Untagged> {
     let due = |claim: &&Arc<NodeClaim>| {
         claim.metadata.deletion_timestamp.is_none()
             && ANNOTATIONS.iter().any(|key| claim.annotations().get(*key).is_none_or(|value| value != "true"))
@@ -87,7 +87,7 @@ mod tests {
     #[test]
     fn c20_claims_with_a_node_are_tagged_once_unless_they_are_going() {
         let done = json!({(labels::TAGGED): "true", (labels::CLUSTER_NAME_TAGGED): "true"});
-        let mut state = State::default();
+        let mut state = ClusterState::default();
         state.apply_claim(claim("due", json!({}), Some("n1"), false));
         state.apply_claim(claim("half", json!({(labels::TAGGED): "true"}), Some("n2"), false));
         state.apply_claim(claim("done", done, Some("n3"), false));

@@ -19,7 +19,7 @@ use crate::api::{Ec2NodeClass, Ec2NodeClassStatus, NodeClaim, NodePool, hash};
 use crate::cloud::{CloudError, Resolution, Verdict};
 use crate::controllers::context::{Context, gone_is_fine, is_conflict, is_not_found, reference};
 use crate::model::labels;
-use crate::state::{State, now_ms};
+use crate::state::{ClusterState, now_ms};
 
 /// The state is looked at at least this often.
 const TICK: Duration = Duration::from_secs(5);
@@ -252,11 +252,11 @@ fn restamped(class: &Ec2NodeClass, claims: &[Arc<NodeClaim>], ca: &str) -> Vec<(
     .collect()
 }
 
-fn claims_of(state: &State, class: &str) -> Vec<Arc<NodeClaim>> {
+fn claims_of(state: &ClusterState, class: &str) -> Vec<Arc<NodeClaim>> {
     state.claims.values().filter(|claim| claim.spec.node_class_ref.name == class).cloned().collect()
 }
 
-fn pools_of(state: &State, class: &str) -> Vec<Arc<NodePool>> {
+fn pools_of(state: &ClusterState, class: &str) -> Vec<Arc<NodePool>> {
     let names = |pool: &&Arc<NodePool>| pool.spec.template.spec.node_class_ref.name == class;
     state.pools.values().filter(names).cloned().collect()
 }

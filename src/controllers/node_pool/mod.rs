@@ -1,4 +1,4 @@
-//! TODO-DOC controllers::node_pool
+//! NodePools: status, drift hash, and events about zonal shifts.
 
 pub mod status;
 pub mod zonal_shift;

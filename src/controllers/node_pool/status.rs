@@ -16,7 +16,7 @@ use crate::api::{NodePool, hash, validation};
 use crate::controllers::context::{Context, gone_is_fine, reference};
 use crate::model::labels;
 use crate::model::resources::Resources;
-use crate::state::State;
+use crate::state::ClusterState;
 use crate::state::snapshot::{Types, capacity_of, is_leaving};
 
 /// The state is looked at at least this often.
@@ -92,7 +92,7 @@ async fn restamp(ctx: &Context, pool: &NodePool) -> Result<(), kube::Error> {
 
 /// What has to be written on claims when the pool's hash has another version than ours: the hash counts anew, so that a new way
 /// of counting drifts no node. One that has drifted already keeps its hash.
-fn restamped(pool: &NodePool, state: &State) -> Vec<(String, Value)> {
+fn restamped(pool: &NodePool, state: &ClusterState) -> Vec<(String, Value)> {
     let version = |annotations: &BTreeMap<String, String>| {
         annotations.get(labels::NODE_POOL_HASH_VERSION).map(String::as_str) == Some(hash::NODE_POOL_VERSION)
     };
@@ -125,7 +125,7 @@ fn annotations(pool: &NodePool) -> Option<Value> {
 }
 
 /// The status a pool should have.
-fn status(state: &State, types: &Types, pool: &NodePool, now: &Time) -> Value {
+fn status(state: &ClusterState, types: &Types, pool: &NodePool, now: &Time) -> Value {
     let name = pool.name_any();
     let generation = pool.metadata.generation;
     let mut list = pool.status.as_ref().map(|status| status.conditions.clone()).unwrap_or_default();
@@ -208,7 +208,7 @@ mod tests {
 
     #[test]
     fn a_pool_without_its_class_says_which_is_missing() {
-        let status = status(&State::default(), &Types::default(), &pool(json!([])), &at(1));
+        let status = status(&ClusterState::default(), &Types::default(), &pool(json!([])), &at(1));
         let (class, message) = condition(&status, "NodeClassReady");
         assert_eq!(class, "False");
         assert!(message.contains("EC2NodeClass default does not exist"), "{message}");
@@ -220,7 +220,7 @@ mod tests {
         let requirements = json!([
             {"key": "kubernetes.io/arch", "operator": "In", "values": ["amd64"]},
             {"key": "kubernetes.io/arch", "operator": "In", "values": ["arm64"]}]);
-        let status = status(&State::default(), &Types::default(), &pool(requirements), &at(1));
+        let status = status(&ClusterState::default(), &Types::default(), &pool(requirements), &at(1));
         let (valid, message) = condition(&status, "ValidationSucceeded");
         assert_eq!(valid, "False");
         assert!(message.contains("kubernetes.io/arch"), "{message}");
@@ -228,7 +228,7 @@ mod tests {
 
     #[test]
     fn c31_a_new_version_of_the_hash_drifts_no_node() {
-        let mut state = State::default();
+        let mut state = ClusterState::default();
         let mut claim = |name: &str, version: &str, conditions: Value| {
             let annotations = json!({(labels::NODE_POOL_HASH): "1", (labels::NODE_POOL_HASH_VERSION): version});
             let object = json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim",
@@ -257,9 +257,9 @@ mod tests {
     #[test]
     fn a_status_that_is_right_is_not_written_again() {
         let mut pool = pool(json!([]));
-        let first = status(&State::default(), &Types::default(), &pool, &at(1));
+        let first = status(&ClusterState::default(), &Types::default(), &pool, &at(1));
         pool.status = Some(serde_json::from_value(first.clone()).unwrap());
-        let second = status(&State::default(), &Types::default(), &pool, &at(2));
+        let second = status(&ClusterState::default(), &Types::default(), &pool, &at(2));
         assert_eq!(json!(pool.status), second);
     }
 }

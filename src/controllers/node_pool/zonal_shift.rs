@@ -10,13 +10,13 @@ use crate::api::NodePool;
 use crate::controllers::context::{Context, reference};
 use crate::model::labels;
 use crate::model::requirement::Requirements;
-use crate::state::State;
+use crate::state::ClusterState;
 
 /// How often the cloud is looked at.
 const PERIOD: Duration = Duration::from_secs(5);
 
 /// Pools that may have nodes in a zone: their class has subnets there, and their requirements admit it.
-pub fn users(state: &State, zone: &str) -> Vec<Arc<NodePool>> {
+pub fn users(state: &ClusterState, zone: &str) -> Vec<Arc<NodePool>> {
     let uses = |pool: &&Arc<NodePool>| {
         let template = &pool.spec.template.spec;
         let class = state.classes.get(&template.node_class_ref.name);
@@ -65,7 +65,7 @@ mod tests {
 
     #[test]
     fn only_pools_that_may_have_nodes_in_the_zone_are_told() {
-        let mut state = State::default();
+        let mut state = ClusterState::default();
         let class = json!({"apiVersion": "karpenter.k8s.aws/v1", "kind": "EC2NodeClass", "metadata": {"name": "default"},
             "spec": {"amiSelectorTerms": []}, "status": {"subnets": [{"id": "s", "zone": "z-a", "zoneID": "id-a"}]}});
         state.classes.insert("default".into(), Arc::new(serde_json::from_value(class).unwrap()));

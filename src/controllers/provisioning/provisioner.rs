@@ -17,8 +17,8 @@ use crate::controllers::provisioning::claim_template;
 use crate::planner::output::plan::Plan;
 use crate::state::holds::{Owner, Planned};
 use crate::state::snapshot;
-use crate::state::snapshot::{ReadyPool, Snapshot, Subject};
-use crate::state::{PodRecord, Scheduling, State, now_ms};
+use crate::state::snapshot::{NodeRef, ReadyPool, Snapshot};
+use crate::state::{ClusterState, PodRecord, Scheduling, now_ms};
 
 /// A hold outlives the boot of its node by what a slow boot takes, milliseconds.
 pub const HOLD_LAUNCH_MS: i64 = snapshot::BOOT_PATIENCE_MS;
@@ -46,7 +46,7 @@ struct Queue {
 
 impl Queue {
     /// Takes in the demand as it is now and says what window it makes.
-    fn observe(&mut self, state: &State, now: i64) -> Option<Window> {
+    fn observe(&mut self, state: &ClusterState, now: i64) -> Option<Window> {
         let holds = state.holds(now);
         let demand = snapshot::demand(state, &holds, &BTreeSet::new());
         let wanted: BTreeSet<&String> = demand.pending.iter().chain(&demand.displaced).collect();
@@ -242,7 +242,7 @@ async fn write(
         );
     }
     for placement in &plan.placements {
-        let Subject { claim: Some(name), .. } = &*taken.subjects[placement.node] else {
+        let NodeRef { claim: Some(name), .. } = &*taken.node_refs[placement.node] else {
             continue;
         };
         let pods = placement.pods.iter().map(|pod| &taken.problem.pods[*pod]);

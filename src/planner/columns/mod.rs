@@ -1,4 +1,4 @@
-//! TODO-DOC planner::columns
+//! The columns of the covering problem: one per NodePool variant, instance type, zone and capacity type, and sets of them.
 
 pub mod bitset;
 pub mod dims;

@@ -1,4 +1,4 @@
-//! The [market](crate::planner::columns::table) as one problem sees it: a class's node constraints become a set of columns, each set once.
+//! The [table](crate::planner::columns::table) as one problem sees it: a class's node constraints become a set of columns, each set once.
 
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Deref;
@@ -12,12 +12,12 @@ use crate::model::pod_class::{NodeTerm, PodClass};
 use crate::model::requirement::ValueSet;
 use crate::planner::columns::bitset::Bits;
 use crate::planner::columns::dims::fits;
-use crate::planner::columns::table::{Asked, Market};
+use crate::planner::columns::table::{Asked, ColumnTable};
 use crate::planner::input::problem::Problem;
 
 /// An interned set of columns.
 #[derive(Debug)]
-pub(crate) struct Signature {
+pub(crate) struct ColumnSet {
     pub bits: Bits,
     /// Columns whose room no other column of the set exceeds in every dimension.
     pub frontier: Vec<usize>,
@@ -26,20 +26,20 @@ pub(crate) struct Signature {
 }
 
 /// All columns and the sets made of them.
-pub(crate) struct Universe<'p> {
+pub(crate) struct ColumnSets<'p> {
     pub problem: &'p Problem,
-    market: Arc<Market>,
-    pub signatures: Vec<Signature>,
+    table: Arc<ColumnTable>,
+    pub sets: Vec<ColumnSet>,
     by_bits: HashMap<Bits, usize>,
     requirement_bits: HashMap<(Arc<str>, ValueSet), Bits>,
     constraint_bits: HashMap<NodeConstraint, Bits>,
 }
 
-impl Deref for Universe<'_> {
-    type Target = Market;
+impl Deref for ColumnSets<'_> {
+    type Target = ColumnTable;
 
-    fn deref(&self) -> &Market {
-        &self.market
+    fn deref(&self) -> &ColumnTable {
+        &self.table
     }
 }
 
@@ -50,24 +50,24 @@ struct NodeConstraint {
     tolerations: Vec<crate::model::pod_class::Toleration>,
 }
 
-impl<'p> Universe<'p> {
+impl<'p> ColumnSets<'p> {
     pub fn new(problem: &'p Problem) -> Self {
-        let market = problem.memory.market(Asked::of(problem), |asked| {
-            // Which columns a daemon runs on is asked of a universe without daemons.
-            let mut bare = Self::over(problem, Arc::new(Market::bare(problem, asked)));
+        let table = problem.memory.column_table(Asked::of(problem), |asked| {
+            // Which columns a daemon runs on is asked of a column_sets without daemons.
+            let mut bare = Self::over(problem, Arc::new(ColumnTable::bare(problem, asked)));
             let daemons = bare.daemons_of_problem();
-            let mut market = Arc::into_inner(bare.market).expect("nobody else has it yet");
-            market.complete(&daemons);
-            market
+            let mut table = Arc::into_inner(bare.table).expect("nobody else has it yet");
+            table.complete(&daemons);
+            table
         });
-        Self::over(problem, market)
+        Self::over(problem, table)
     }
 
-    fn over(problem: &'p Problem, market: Arc<Market>) -> Self {
+    fn over(problem: &'p Problem, table: Arc<ColumnTable>) -> Self {
         Self {
             problem,
-            market,
-            signatures: Vec::new(),
+            table,
+            sets: Vec::new(),
             by_bits: HashMap::new(),
             requirement_bits: HashMap::new(),
             constraint_bits: HashMap::new(),
@@ -83,9 +83,9 @@ impl<'p> Universe<'p> {
     }
 }
 
-impl Universe<'_> {
+impl ColumnSets<'_> {
     /// Interns a set of columns.
-    pub fn signature(&mut self, bits: Bits) -> usize {
+    pub fn column_set(&mut self, bits: Bits) -> usize {
         if let Some(id) = self.by_bits.get(&bits) {
             return *id;
         }
@@ -99,20 +99,20 @@ impl Universe<'_> {
             frontier.retain(|f| !fits(self.room(*f), room));
             frontier.push(column);
         }
-        let id = self.signatures.len();
-        self.signatures.push(Signature { bits: bits.clone(), frontier, prices: HashMap::new() });
+        let id = self.sets.len();
+        self.sets.push(ColumnSet { bits: bits.clone(), frontier, prices: HashMap::new() });
         self.by_bits.insert(bits, id);
         id
     }
 
     /// Whether some column of the set holds this much.
-    pub fn any_fits(&self, signature: usize, need: &[i64]) -> bool {
-        self.signatures[signature].frontier.iter().any(|column| fits(need, self.room(*column)))
+    pub fn any_fits(&self, column_set: usize, need: &[i64]) -> bool {
+        self.sets[column_set].frontier.iter().any(|column| fits(need, self.room(*column)))
     }
 
     /// About what one pod of this size costs on the cheapest column of a set: the price of its largest share of a node.
-    pub fn price_of(&mut self, signature: usize, need: &[i64]) -> i64 {
-        if let Some(known) = self.signatures[signature].prices.get(need) {
+    pub fn price_of(&mut self, column_set: usize, need: &[i64]) -> i64 {
+        if let Some(known) = self.sets[column_set].prices.get(need) {
             return *known;
         }
         let share = |column: usize| {
@@ -124,9 +124,9 @@ impl Universe<'_> {
             let exact = |n: i64, r: i64| price.saturating_mul(n) / r.max(1);
             shares.map(|(n, r)| if *n > 1 << 30 { of(*n, *r) } else { exact(*n, *r) }).max().unwrap_or(0)
         };
-        let bits = &self.signatures[signature].bits;
+        let bits = &self.sets[column_set].bits;
         let price = bits.iter().filter(|c| fits(need, self.room(*c))).map(share).min().unwrap_or(i64::MAX);
-        self.signatures[signature].prices.insert(need.to_vec(), price);
+        self.sets[column_set].prices.insert(need.to_vec(), price);
         price
     }
 

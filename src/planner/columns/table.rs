@@ -43,7 +43,7 @@ pub(crate) struct Column {
 
 /// All columns.
 #[derive(Debug, Default)]
-pub(crate) struct Market {
+pub(crate) struct ColumnTable {
     pub dims: Dims,
     pub variants: Vec<Variant>,
     pub shapes: Vec<Shape>,
@@ -68,22 +68,22 @@ pub(crate) struct Market {
 
 /// What plans have in common while what can be bought stays as it is. Clones share it.
 #[derive(Clone, Debug, Default)]
-pub struct Memory(Arc<Mutex<Option<(Asked, Arc<Market>)>>>);
+pub struct ColumnCache(Arc<Mutex<Option<(Asked, Arc<ColumnTable>)>>>);
 
-impl Memory {
-    /// The market of what is asked for: the one before, or else a new one.
-    pub(crate) fn market(&self, asked: Asked, make: impl FnOnce(&Asked) -> Market) -> Arc<Market> {
+impl ColumnCache {
+    /// The table of what is asked for: the one before, or else a new one.
+    pub(crate) fn column_table(&self, asked: Asked, make: impl FnOnce(&Asked) -> ColumnTable) -> Arc<ColumnTable> {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, market)) = known.as_ref().filter(|(before, _)| before.is(&asked)) {
-            return Arc::clone(market);
+        if let Some((_, table)) = known.as_ref().filter(|(before, _)| before.is(&asked)) {
+            return Arc::clone(table);
         }
-        let market = Arc::new(make(&asked));
-        *known = Some((asked, Arc::clone(&market)));
-        market
+        let table = Arc::new(make(&asked));
+        *known = Some((asked, Arc::clone(&table)));
+        table
     }
 }
 
-/// All that a [`Market`] is made from.
+/// All that a [`ColumnTable`] is made from.
 #[derive(Debug)]
 pub(crate) struct Asked {
     pools: Vec<Pool>,
@@ -108,7 +108,7 @@ impl Asked {
 
     fn is(&self, other: &Self) -> bool {
         let same_pool = |(a, b): (&Pool, &Pool)| {
-            Arc::ptr_eq(&a.catalogue, &b.catalogue)
+            Arc::ptr_eq(&a.catalog, &b.catalog)
                 && a.labels == b.labels
                 && a.requirements == b.requirements
                 && a.taints == b.taints
@@ -124,17 +124,17 @@ impl Asked {
     }
 }
 
-impl Market {
-    /// The market as it is without daemons.
+impl ColumnTable {
+    /// The table as it is without daemons.
     pub fn bare(problem: &Problem, asked: &Asked) -> Self {
-        let mut market = Self { dims: asked.dims.clone(), ..Self::default() };
+        let mut table = Self { dims: asked.dims.clone(), ..Self::default() };
         for (at, pool) in problem.pools_by_name() {
             if pool.taints.iter().any(|t| t.effect == "PreferNoSchedule") {
-                market.soft_tainted.push(at);
+                table.soft_tainted.push(at);
             }
-            market.add_pool(problem, at, &asked.mentioned, asked.dedicated);
+            table.add_pool(problem, at, &asked.mentioned, asked.dedicated);
         }
-        market
+        table
     }
 
     /// Takes the daemons into account, given by their requests and the columns they run on, and sorts by price.
@@ -176,8 +176,7 @@ impl Market {
                 }
             } else if key.as_ref() == labels::INSTANCE_TENANCY {
                 variants = tenancies(variants, Some(set), dedicated);
-            } else if well_known(key)
-                || pool.catalogue.instance_types.iter().any(|t| t.labels.contains_key(key.as_ref()))
+            } else if well_known(key) || pool.catalog.instance_types.iter().any(|t| t.labels.contains_key(key.as_ref()))
             {
                 known.push((key, set));
             } else {
@@ -194,7 +193,7 @@ impl Market {
         for variant in variants {
             let index = self.variants.len();
             self.variants.push(variant);
-            for instance_type in &pool.catalogue.instance_types {
+            for instance_type in &pool.catalog.instance_types {
                 let admits = |(key, set): &(&Arc<str>, &ValueSet)| {
                     OFFERING_LABELS.contains(&key.as_ref())
                         || set.accepts(instance_type.labels.get(key.as_ref()).map(String::as_str))
@@ -354,7 +353,7 @@ impl Market {
 
 #[cfg(test)]
 mod tests {
-    use crate::planner::columns::sets::Universe;
+    use crate::planner::columns::sets::ColumnSets;
     use crate::planner::tests::World;
     use serde_json::json;
 
@@ -364,15 +363,15 @@ mod tests {
     fn the_search_by_load_passes_over_what_is_too_small_and_nothing_else() {
         let mut world = World::new();
         world.pods("p", 1, &json!({}), "1", "1Gi", &json!({"requests": {"nvidia.com/gpu": "1"}}));
-        let universe = Universe::new(&world.problem);
+        let column_sets = ColumnSets::new(&world.problem);
         let mut passed_over = 0;
         for (cpus, gib, gpus) in (0..18).flat_map(|c| (0..18).flat_map(move |m| (0..5).map(move |g| (c, m * 8, g)))) {
             let load = [cpus * 1000, gib << 30, 1, 0, gpus];
-            let holds = |column: &&usize| fits(&load, universe.room(**column));
-            let all: Vec<&usize> = universe.by_price.iter().filter(holds).collect();
-            let searched = universe.by_price_for(&load);
+            let holds = |column: &&usize| fits(&load, column_sets.room(**column));
+            let all: Vec<&usize> = column_sets.by_price.iter().filter(holds).collect();
+            let searched = column_sets.by_price_for(&load);
             assert_eq!(searched.iter().filter(holds).collect::<Vec<_>>(), all, "{load:?}");
-            passed_over += universe.by_price.len() - searched.len();
+            passed_over += column_sets.by_price.len() - searched.len();
         }
         assert!(passed_over > 0);
     }

@@ -8,7 +8,7 @@ use crate::model::labels;
 use crate::model::offering::CapacityType;
 use crate::model::pod_class::{HostPort, NodeTerm, PodClass};
 use crate::planner::columns::bitset::Bits;
-use crate::planner::columns::sets::Universe;
+use crate::planner::columns::sets::ColumnSets;
 use crate::planner::groups::selectors::Selectors;
 use crate::planner::input::problem::{PodEntry, PreferencePolicy, Problem};
 
@@ -142,7 +142,7 @@ impl HostCounters {
             for (other, counter) in &self.of_port {
                 let same_port = other.port == port.port && other.protocol == port.protocol;
                 if same_port && (other == port || other.ip.is_empty() || port.ip.is_empty()) {
-                    // A pod doesn't stand in its own way.
+                    // A pod doesn't stand in its own strategy.
                     cap(*counter, i64::from(class.host_ports.contains(other)));
                 }
             }
@@ -299,8 +299,12 @@ pub(crate) fn register(problem: &Problem) -> (Selectors<'_>, HostCounters) {
 }
 
 /// Groups the pods: equal classes that equal selectors select, in an order that doesn't depend on the order of input.
-pub(crate) fn group(universe: &mut Universe<'_>, selectors: &mut Selectors<'_>, counters: &HostCounters) -> Vec<Group> {
-    let problem = universe.problem;
+pub(crate) fn group(
+    column_sets: &mut ColumnSets<'_>,
+    selectors: &mut Selectors<'_>,
+    counters: &HostCounters,
+) -> Vec<Group> {
+    let problem = column_sets.problem;
     let mut ids: HashMap<(*const PodClass, Arc<[u32]>, Option<Arc<str>>), usize> = HashMap::new();
     let by_owner = problem.settings.workload_pods_per_node.is_some();
     let mut groups: Vec<Group> = Vec::new();
@@ -323,7 +327,7 @@ pub(crate) fn group(universe: &mut Universe<'_>, selectors: &mut Selectors<'_>, 
                 class: Arc::clone(&pod.class),
                 owner,
                 pods: Vec::new(),
-                need: universe.dims.dense(&pod.class.requests),
+                need: column_sets.dims.dense(&pod.class.requests),
                 matches,
                 host: HostRules::default(),
                 levels: Vec::new(),
@@ -345,8 +349,8 @@ pub(crate) fn group(universe: &mut Universe<'_>, selectors: &mut Selectors<'_>, 
             group.host.soft.clear();
             group.host.likes.clear();
         }
-        group.domains = allowed(universe, &class, &group.need);
-        group.levels = levels(universe, &class, &group.need, &group.domains);
+        group.domains = allowed(column_sets, &class, &group.need);
+        group.levels = levels(column_sets, &class, &group.need, &group.domains);
     }
     groups.sort_by(|a, b| key(&a.pods[0]).cmp(key(&b.pods[0])));
     groups
@@ -354,12 +358,13 @@ pub(crate) fn group(universe: &mut Universe<'_>, selectors: &mut Selectors<'_>, 
 
 /// Columns that the node constraints of a class allow, volumes aside, and that have what it asks for beyond the common
 /// resources.
-fn allowed(universe: &mut Universe<'_>, class: &PodClass, need: &[i64]) -> Bits {
+fn allowed(column_sets: &mut ColumnSets<'_>, class: &PodClass, need: &[i64]) -> Bits {
     let extended = crate::planner::columns::dims::COMMON..need.len();
     let has_extended = extended.clone().any(|dim| need[dim] > 0);
-    let mut allowed = universe.columns_for(class);
+    let mut allowed = column_sets.columns_for(class);
     if has_extended {
-        let offered = universe.where_column(|column| extended.clone().all(|d| need[d] <= universe.room(column)[d]));
+        let offered =
+            column_sets.where_column(|column| extended.clone().all(|d| need[d] <= column_sets.room(column)[d]));
         allowed.and(&offered);
     }
     allowed
@@ -367,45 +372,46 @@ fn allowed(universe: &mut Universe<'_>, class: &PodClass, need: &[i64]) -> Bits 
 
 /// Columns by preference: each preferred node term that can be met (heaviest first), then none; and within each, first
 /// without `PreferNoSchedule` taints (Karpenter core reference 3.6).
-fn levels(universe: &mut Universe<'_>, class: &PodClass, need: &[i64], allowed: &Bits) -> Vec<Bits> {
+fn levels(column_sets: &mut ColumnSets<'_>, class: &PodClass, need: &[i64], allowed: &Bits) -> Vec<Bits> {
     let mut required = allowed.clone();
     if !class.volume_terms.is_empty() {
-        required.and(&universe.constrained(&class.volume_terms, class));
+        required.and(&column_sets.constrained(&class.volume_terms, class));
     }
-    if universe.has_counted {
-        required.and(&universe.where_column(|column| universe.columns[column].left.is_none()));
+    if column_sets.has_counted {
+        required.and(&column_sets.where_column(|column| column_sets.columns[column].left.is_none()));
     }
     let mut sets: Vec<Bits> = Vec::new();
-    if universe.problem.settings.preference_policy == PreferencePolicy::Respect {
+    if column_sets.problem.settings.preference_policy == PreferencePolicy::Respect {
         for (_, term) in &class.preferred_nodes {
-            let mut preferred = universe.constrained(&with_term(class, term), class);
+            let mut preferred = column_sets.constrained(&with_term(class, term), class);
             preferred.and(&required);
             sets.push(preferred);
         }
     }
     sets.push(required.clone());
-    if universe.problem.settings.prefer_spot {
-        let spot = universe.where_column(|column| universe.columns[column].capacity_type != CapacityType::OnDemand);
+    if column_sets.problem.settings.prefer_spot {
+        let spot =
+            column_sets.where_column(|column| column_sets.columns[column].capacity_type != CapacityType::OnDemand);
         sets = sets.into_iter().flat_map(|set| [both(&set, &spot), set]).collect();
     }
     let mut out: Vec<Bits> = Vec::new();
-    let push = |universe: &mut Universe<'_>, set: Bits, out: &mut Vec<Bits>| {
+    let push = |column_sets: &mut ColumnSets<'_>, set: Bits, out: &mut Vec<Bits>| {
         if !set.is_empty() && !out.contains(&set) {
-            let id = universe.signature(set.clone());
-            if universe.any_fits(id, need) {
+            let id = column_sets.column_set(set.clone());
+            if column_sets.any_fits(id, need) {
                 out.push(set);
             }
         }
     };
-    if let Some(untainted) = universe.without_soft_taints(class) {
+    if let Some(untainted) = column_sets.without_soft_taints(class) {
         for set in &sets {
             let mut clean = set.clone();
             clean.and(&untainted);
-            push(universe, clean, &mut out);
+            push(column_sets, clean, &mut out);
         }
     }
     for set in sets {
-        push(universe, set, &mut out);
+        push(column_sets, set, &mut out);
     }
     if out.last() != Some(&required) {
         out.retain(|set| set != &required);

@@ -1,4 +1,4 @@
-//! TODO-DOC planner::groups
+//! Pods that no rule distinguishes, as groups, and the assignment of groups to topology domains.
 
 pub mod group;
 pub mod selectors;

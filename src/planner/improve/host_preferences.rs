@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, HashMap};
 use crate::planner::columns::dims::fits;
 use crate::planner::pack::demand::{Bin, Content};
 use crate::planner::pack::existing::{Existing, HostState, admits};
-use crate::planner::pack::strategy::{Bought, Packer};
+use crate::planner::pack::strategy::{PlanState, PurchasedNode};
 
 /// Fits that may be tried, which bounds the work of one plan.
 const TRIES: usize = 20_000;
@@ -41,11 +41,11 @@ struct Shift {
 /// Pods that raise a counter, by counter and seat.
 type Counts = BTreeMap<u32, HashMap<usize, i32>>;
 
-impl<'p> Packer<'_, 'p, '_> {
+impl<'p> PlanState<'_, 'p, '_> {
     /// Whether anything prefers some or few pods on its host.
     pub fn has_soft_hosts(&self) -> bool {
-        let soft = |item| !self.stock.host(item).soft.is_empty() || !self.stock.host(item).likes.is_empty();
-        (0..self.stock.items.len()).any(soft)
+        let soft = |item| !self.demand.host(item).soft.is_empty() || !self.demand.host(item).likes.is_empty();
+        (0..self.demand.items.len()).any(soft)
     }
 
     /// Brings together what prefers company, and evens out what prefers to be apart. `hosts` are the nodes' rules before the plan put anything there.
@@ -53,8 +53,8 @@ impl<'p> Packer<'_, 'p, '_> {
         let mut seats = self.seats(nodes, hosts, placed);
         let (mut crowded, mut liked): (Counts, Counts) = (BTreeMap::new(), BTreeMap::new());
         let mut sample: HashMap<u32, usize> = HashMap::new();
-        for item in 0..self.stock.items.len() {
-            let rules = self.stock.host(item);
+        for item in 0..self.demand.items.len() {
+            let rules = self.demand.host(item);
             for counter in rules.soft.iter().filter(|counter| rules.raises.contains(counter)) {
                 crowded.entry(*counter).or_default();
                 sample.entry(*counter).or_insert(item);
@@ -83,10 +83,10 @@ impl<'p> Packer<'_, 'p, '_> {
                 (None, empty) => {
                     let node = bought.next().expect("a new node has a seat each");
                     if empty {
-                        let pool = self.universe.pool(node.column);
-                        self.budgets[pool].refund(&self.universe.instance_type(node.column).capacity);
+                        let pool = self.column_sets.pool(node.column);
+                        self.budgets[pool].refund(&self.column_sets.instance_type(node.column).capacity);
                     } else {
-                        self.bought.push(Bought { content, ..node });
+                        self.bought.push(PurchasedNode { content, ..node });
                     }
                 }
             }
@@ -98,7 +98,7 @@ impl<'p> Packer<'_, 'p, '_> {
         for (at, seat) in seats.iter().enumerate() {
             let planned = seat.content.iter().flat_map(|(item, count)| {
                 let count = i32::try_from(*count).unwrap_or(i32::MAX);
-                self.stock.host(*item).raises.iter().map(move |counter| (*counter, count))
+                self.demand.host(*item).raises.iter().map(move |counter| (*counter, count))
             });
             for (counter, count) in seat.host.counts.iter().copied().chain(planned) {
                 if let Some(counts) = counters.get_mut(&counter) {
@@ -121,7 +121,7 @@ impl<'p> Packer<'_, 'p, '_> {
         company.sort_unstable();
         for from in 0..seats.len() {
             for (item, have) in seats[from].content.clone() {
-                let rules = self.stock.host(item);
+                let rules = self.demand.host(item);
                 let lonely = rules.likes.contains(&counter) && !rules.raises.contains(&counter);
                 if !lonely || !rules.soft.is_empty() || company.contains(&from) || !self.is_free_to_move(item) {
                     continue;
@@ -161,7 +161,7 @@ impl<'p> Packer<'_, 'p, '_> {
             let seat = &mut seats[*node];
             for (item, count) in content {
                 let count_wide = i64::try_from(*count).unwrap_or(i64::MAX);
-                for (room, need) in seat.room.iter_mut().zip(self.stock.need(*item)) {
+                for (room, need) in seat.room.iter_mut().zip(self.demand.need(*item)) {
                     *room += need * count_wide;
                 }
                 add(&mut seat.content, *item, *count);
@@ -171,7 +171,7 @@ impl<'p> Packer<'_, 'p, '_> {
             old: None,
             column: node.column,
             ready: false,
-            room: self.universe.room(node.column).to_vec(),
+            room: self.column_sets.room(node.column).to_vec(),
             host: self.daemon_host(node.column).clone(),
             content: node.content.clone(),
         }));
@@ -198,7 +198,7 @@ impl<'p> Packer<'_, 'p, '_> {
         // Nodes that have none of them and could take one, for room or in exchange; a few are enough.
         let could = |at: &usize| {
             !counts.contains_key(at)
-                && (!seats[*at].content.is_empty() || fits(self.stock.need(sample), &seats[*at].room))
+                && (!seats[*at].content.is_empty() || fits(self.demand.need(sample), &seats[*at].room))
         };
         let most = donors.iter().map(|(count, _)| usize::try_from(*count).unwrap_or(0)).sum::<usize>() + RECEIVERS;
         let empty: Vec<usize> = (0..seats.len()).filter(could).take(most).collect();
@@ -263,7 +263,7 @@ impl<'p> Packer<'_, 'p, '_> {
         tries: &mut usize,
     ) -> Option<Shift> {
         for (item, have) in &seats[from].content {
-            let rules = self.stock.host(*item);
+            let rules = self.demand.host(*item);
             let likes = rules.soft.contains(&counter) && rules.raises.contains(&counter);
             if !likes || !self.is_free_to_move(*item) || !self.may_sit(*item, nodes, &seats[from], &seats[to]) {
                 continue;
@@ -275,7 +275,7 @@ impl<'p> Packer<'_, 'p, '_> {
                 }
             }
             for (other, _) in &seats[to].content {
-                let rules = self.stock.host(*other);
+                let rules = self.demand.host(*other);
                 if rules.soft.is_empty()
                     && !rules.raises.contains(&counter)
                     && self.is_free_to_move(*other)
@@ -294,25 +294,24 @@ impl<'p> Packer<'_, 'p, '_> {
 
     /// Pods that lead or follow others on one host stay with them.
     fn is_free_to_move(&self, item: usize) -> bool {
-        let rules = self.stock.host(item);
+        let rules = self.demand.host(item);
         rules.wants.is_empty()
             && self
-                .stock
+                .demand
                 .wanting()
                 .iter()
-                .all(|other| self.stock.host(*other).wants.iter().all(|(counter, _)| !rules.raises.contains(counter)))
+                .all(|other| self.demand.host(*other).wants.iter().all(|(counter, _)| !rules.raises.contains(counter)))
     }
 
     /// Whether a pod may be on a node, and likes it no less than the one it is on.
     fn may_sit(&self, item: usize, nodes: &[Existing<'p>], from: &Seat, to: &Seat) -> bool {
-        let place = &self.stock.places[self.stock.items[item].place];
-        let level =
-            |column: usize| place.levels.iter().position(|id| self.universe.signatures[*id].bits.contains(column));
+        let place = &self.demand.places[self.demand.items[item].place];
+        let level = |column: usize| place.levels.iter().position(|id| self.column_sets.sets[*id].bits.contains(column));
         match to.old {
             Some(node) => {
                 let node = &nodes[node];
                 (from.old.is_some() || place.levels.len() == 1)
-                    && admits(&self.stock.groups[place.sample].class, node.state)
+                    && admits(&self.demand.groups[place.sample].class, node.state)
                     && place.pins.iter().all(|(key, domain)| self.topology.in_domain(node, *key, *domain))
             }
             None if from.old.is_some() => level(to.column) == Some(0),
@@ -330,7 +329,7 @@ impl<'p> Packer<'_, 'p, '_> {
         exchange(&mut left, &mut right, shift);
         [(&seats[from], left), (&seats[to], right)].into_iter().all(|(seat, content)| {
             let bin = Bin { room: &seat.room, host: &seat.host, content: &content };
-            self.stock.host_starts(&bin) && (seat.old.is_some() || self.min_values_still_hold(seat.column, &content))
+            self.demand.host_starts(&bin) && (seat.old.is_some() || self.min_values_still_hold(seat.column, &content))
         })
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use crate::planner::pack::demand::{Bin, float, real};
-use crate::planner::pack::strategy::{Bought, PATIENCE, Packer, Round, WAYS};
+use crate::planner::pack::strategy::{PATIENCE, PlanState, PurchasedNode, Round, STRATEGIES};
 
 /// Percent of the nodes that one attempt gives back.
 const SHARES: [usize; 5] = [12, 25, 45, 6, 18];
@@ -20,27 +20,27 @@ const LEAST_WEIGHT: f64 = 0.02;
 /// Share of its worth at which what is placed anew is priced again.
 const PATIENCE_AGAIN: f64 = 0.5;
 
-impl Packer<'_, '_, '_> {
+impl PlanState<'_, '_, '_> {
     /// Fills what is free on bought nodes.
     pub fn top_up(&mut self, active: &dyn Fn(usize) -> bool) {
         for at in 0..self.bought.len() {
             let node = self.bought[at].clone();
-            let accepts: Vec<bool> = (0..self.stock.places.len())
+            let accepts: Vec<bool> = (0..self.demand.places.len())
                 .map(|place| {
                     active(place)
-                        && self.stock.places[place]
+                        && self.demand.places[place]
                             .levels
                             .iter()
-                            .any(|id| self.universe.signatures[*id].bits.contains(node.column))
+                            .any(|id| self.column_sets.sets[*id].bits.contains(node.column))
                 })
                 .collect();
-            let buckets = self.stock.open_buckets(|place| accepts[place]);
+            let buckets = self.demand.open_buckets(|place| accepts[place]);
             if buckets.is_empty() {
                 continue;
             }
             let host = self.daemon_host(node.column).clone();
-            let bin = Bin { room: self.universe.room(node.column), host: &host, content: &node.content };
-            let more = self.stock.fill(&bin, &self.reference, &buckets, None, &[], 0);
+            let bin = Bin { room: self.column_sets.room(node.column), host: &host, content: &node.content };
+            let more = self.demand.fill(&bin, &self.reference, &buckets, None, &[], 0);
             if more.is_empty() {
                 continue;
             }
@@ -52,7 +52,7 @@ impl Packer<'_, '_, '_> {
                 }
             }
             if self.min_values_still_hold(node.column, &content) {
-                self.stock.take(&more, 1);
+                self.demand.take(&more, 1);
                 self.bought[at].content = content;
             }
         }
@@ -65,15 +65,15 @@ impl Packer<'_, '_, '_> {
             return;
         }
         self.patience = PATIENCE_AGAIN;
-        let limit = (self.stock.work + (self.stock.work / 2).min(MOST_WORK)).max(LEAST_WORK);
+        let limit = (self.demand.work + (self.demand.work / 2).min(MOST_WORK)).max(LEAST_WORK);
         self.right_size();
         let mut failures = 0;
         let mut share = 0;
         let mut random = fastrand::Rng::with_seed(1);
-        while failures < MOST_FAILURES && self.stock.work < limit {
+        while failures < MOST_FAILURES && self.demand.work < limit {
             // Where giving back those that waste most has not helped, chance may; of large plans it needs more tries than there is time for.
             let by_chance = failures > SHARES.len();
-            if by_chance && (self.stock.work > LEAST_WORK || self.is_near()) {
+            if by_chance && (self.demand.work > LEAST_WORK || self.is_near()) {
                 break;
             }
             let gone = self.wasteful(round, SHARES[share % SHARES.len()], by_chance.then_some(&mut random));
@@ -82,20 +82,20 @@ impl Packer<'_, '_, '_> {
             } else {
                 failures += 1;
                 share += 1;
-                self.way.power = WAYS[share % 2].power;
+                self.strategy.power = STRATEGIES[share % 2].power;
             }
         }
         self.patience = PATIENCE;
     }
 
     fn cost(&self) -> i64 {
-        self.bought.iter().map(|node| self.universe.columns[node.column].price).sum()
+        self.bought.iter().map(|node| self.column_sets.columns[node.column].price).sum()
     }
 
     /// What the pods of a node are worth at the first prices.
-    fn worth_on(&self, node: &Bought) -> f64 {
+    fn worth_on(&self, node: &PurchasedNode) -> f64 {
         let worth = |(item, count): &(usize, usize)| {
-            self.stock.worth_at(*item, &self.first_prices[self.stock.items[*item].place]) * float(*count)
+            self.demand.worth_at(*item, &self.first_prices[self.demand.items[*item].place]) * float(*count)
         };
         node.content.iter().map(worth).sum()
     }
@@ -112,7 +112,7 @@ impl Packer<'_, '_, '_> {
         let mut waste = Vec::new();
         for (at, node) in self.bought.iter().enumerate() {
             if node.content.iter().all(|(item, _)| self.may_move(round, *item)) {
-                let price = real(self.universe.columns[node.column].price);
+                let price = real(self.column_sets.columns[node.column].price);
                 let wasted = (price - self.worth_on(node)) / price.max(1.0);
                 let weight = chance.as_mut().map_or(wasted, |random| (wasted + LEAST_WEIGHT) * random.f64());
                 waste.push((weight, at));
@@ -131,34 +131,34 @@ impl Packer<'_, '_, '_> {
         let before = self.bought.clone();
         let budgets = self.budgets.clone();
         let cost = self.cost();
-        let unplaced: usize = self.stock.items.iter().map(|item| item.left).sum();
+        let unplaced: usize = self.demand.items.iter().map(|item| item.left).sum();
         let mut kept = Vec::with_capacity(before.len());
         for (at, node) in before.iter().enumerate() {
             if gone.contains(&at) {
-                self.stock.give_back(&node.content);
-                let pool = self.universe.pool(node.column);
-                self.budgets[pool].refund(&self.universe.instance_type(node.column).capacity);
+                self.demand.give_back(&node.content);
+                let pool = self.column_sets.pool(node.column);
+                self.budgets[pool].refund(&self.column_sets.instance_type(node.column).capacity);
             } else {
                 kept.push(node.clone());
             }
         }
         self.bought = kept;
         round.dead.fill(false);
-        let served: Vec<bool> = (0..self.stock.places.len()).map(|place| round.signature(place).is_some()).collect();
+        let served: Vec<bool> = (0..self.demand.places.len()).map(|place| round.column_set(place).is_some()).collect();
         self.top_up(&|place| served[place]);
         let from = self.bought.len();
         self.buy(round);
         self.right_size_from(from);
-        let left: usize = self.stock.items.iter().map(|item| item.left).sum();
+        let left: usize = self.demand.items.iter().map(|item| item.left).sum();
         if left <= unplaced && self.cost() < cost {
             return true;
         }
         for node in std::mem::replace(&mut self.bought, before) {
-            self.stock.give_back(&node.content);
+            self.demand.give_back(&node.content);
         }
         for at in 0..self.bought.len() {
             let content = self.bought[at].content.clone();
-            self.stock.take(&content, 1);
+            self.demand.take(&content, 1);
         }
         self.budgets = budgets;
         false
@@ -166,27 +166,27 @@ impl Packer<'_, '_, '_> {
 
     /// Pods that lead or follow others on one host stay where they are, as do those the round doesn't serve.
     fn may_move(&self, round: &Round, item: usize) -> bool {
-        let rules = self.stock.host(item);
-        round.has(self.stock.items[item].place)
+        let rules = self.demand.host(item);
+        round.has(self.demand.items[item].place)
             && rules.wants.is_empty()
             && self
-                .stock
+                .demand
                 .wanting()
                 .iter()
-                .all(|other| self.stock.host(*other).wants.iter().all(|(counter, _)| !rules.raises.contains(counter)))
+                .all(|other| self.demand.host(*other).wants.iter().all(|(counter, _)| !rules.raises.contains(counter)))
     }
 
     /// Buys for pods that must share a node with others: a node for each leader they can follow, or one node for all of a
     /// group that only its own pods can lead.
     pub fn company(&mut self, round: &mut Round) {
-        for item in self.stock.wanting() {
-            while self.stock.items[item].left > 0 {
-                let rules = self.stock.host(item);
+        for item in self.demand.wanting() {
+            while self.demand.items[item].left > 0 {
+                let rules = self.demand.host(item);
                 let led_by_itself = rules.wants.iter().all(|(_, own)| *own);
-                let leader = (0..self.stock.items.len()).find(|other| {
-                    let other_rules = self.stock.host(*other);
+                let leader = (0..self.demand.items.len()).find(|other| {
+                    let other_rules = self.demand.host(*other);
                     *other != item
-                        && self.stock.items[*other].left > 0
+                        && self.demand.items[*other].left > 0
                         && other_rules.wants.is_empty()
                         && rules.wants.iter().all(|(counter, _)| other_rules.raises.contains(counter))
                 });
@@ -205,47 +205,47 @@ impl Packer<'_, '_, '_> {
 
     /// Whether a pod that this item must follow runs or is planned already.
     fn has_company(&self, item: usize) -> bool {
-        let wants = &self.stock.host(item).wants;
+        let wants = &self.demand.host(item).wants;
         let raised = |counter: u32| {
             self.running_counters.contains(&counter)
                 || self
                     .bought
                     .iter()
                     .flat_map(|node| &node.content)
-                    .any(|(i, _)| self.stock.host(*i).raises.contains(&counter))
+                    .any(|(i, _)| self.demand.host(*i).raises.contains(&counter))
         };
         wants.iter().any(|(counter, _)| raised(*counter))
     }
 
     /// Buys the cheapest node that holds `start` and all its followers, or else the one that holds most of them.
     fn buy_company(&mut self, round: &Round, item: usize, start: &[(usize, usize)]) -> bool {
-        let place = |i: usize| self.stock.items[i].place;
-        let (Some(own), Some(first)) = (round.signature(place(item)), round.signature(place(start[0].0))) else {
+        let place = |i: usize| self.demand.items[i].place;
+        let (Some(own), Some(first)) = (round.column_set(place(item)), round.column_set(place(start[0].0))) else {
             return false;
         };
-        let mut bits = self.universe.signatures[own].bits.clone();
-        bits.and(&self.universe.signatures[first].bits);
+        let mut bits = self.column_sets.sets[own].bits.clone();
+        bits.and(&self.column_sets.sets[first].bits);
         let mut best: Option<(usize, std::cmp::Reverse<i64>, usize, crate::planner::pack::demand::Content)> = None;
         let mut seen: Option<usize> = None;
         for column in bits.iter() {
-            let shape = self.universe.columns[column].shape;
+            let shape = self.column_sets.columns[column].shape;
             if seen == Some(shape)
-                || !self.budgets[self.universe.pool(column)].allows(&self.universe.instance_type(column).capacity)
+                || !self.budgets[self.column_sets.pool(column)].allows(&self.column_sets.instance_type(column).capacity)
             {
                 continue;
             }
             seen = Some(shape);
             let host = self.daemon_host(column).clone();
-            let bin = Bin { room: self.universe.room(column), host: &host, content: start };
-            if !self.stock.host_starts(&bin) {
+            let bin = Bin { room: self.column_sets.room(column), host: &host, content: start };
+            if !self.demand.host_starts(&bin) {
                 continue;
             }
-            let buckets = self.stock.open_buckets(|p| {
-                round.signature(p).is_some_and(|id| self.universe.signatures[id].bits.contains(column))
+            let buckets = self.demand.open_buckets(|p| {
+                round.column_set(p).is_some_and(|id| self.column_sets.sets[id].bits.contains(column))
             });
-            let more = self.stock.follow(&bin, &buckets);
+            let more = self.demand.follow(&bin, &buckets);
             let followers: usize = more.iter().map(|(_, count)| *count).sum();
-            let price = std::cmp::Reverse(self.universe.columns[column].price);
+            let price = std::cmp::Reverse(self.column_sets.columns[column].price);
             if best.as_ref().is_none_or(|(have, cost, ..)| (followers, price) > (*have, *cost)) {
                 best = Some((followers, price, column, more));
             }
@@ -263,9 +263,9 @@ impl Packer<'_, '_, '_> {
                 None => content.push((item, count)),
             }
         }
-        self.budgets[self.universe.pool(column)].spend(&self.universe.instance_type(column).capacity.clone(), 1);
-        self.stock.take(&content, 1);
-        self.bought.push(Bought { column, content });
+        self.budgets[self.column_sets.pool(column)].spend(&self.column_sets.instance_type(column).capacity.clone(), 1);
+        self.demand.take(&content, 1);
+        self.bought.push(PurchasedNode { column, content });
         true
     }
 }

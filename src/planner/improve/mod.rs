@@ -1,4 +1,4 @@
-//! TODO-DOC planner::improve
+//! Improvements of a complete plan: local search over purchased nodes, host preferences, repair of topology spread.
 
 pub mod host_preferences;
 pub mod local_search;

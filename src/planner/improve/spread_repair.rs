@@ -2,17 +2,17 @@
 //! taken back in the others as the skew asks, and pods that follow others go with them.
 
 use crate::planner::pack::demand::Content;
-use crate::planner::pack::strategy::Packer;
+use crate::planner::pack::strategy::PlanState;
 
-impl Packer<'_, '_, '_> {
+impl PlanState<'_, '_, '_> {
     /// Takes back placed pods until every rule between domains holds again. Does nothing when all pods are placed.
     pub fn level_out(&mut self, existing: &mut Vec<(usize, Content)>) {
         let topology = self.topology;
-        let pins = |packer: &Self, item: usize| packer.stock.places[packer.stock.items[item].place].pins.clone();
+        let pins = |state: &Self, item: usize| state.demand.places[state.demand.items[item].place].pins.clone();
         let mut planned = topology.planned();
         let mut any = false;
-        for item in 0..self.stock.items.len() {
-            let (left, group) = (self.stock.items[item].left, self.stock.items[item].group);
+        for item in 0..self.demand.items.len() {
+            let (left, group) = (self.demand.items[item].left, self.demand.items[item].group);
             if left > 0 {
                 for (key, domain) in pins(self, item) {
                     any = true;
@@ -23,7 +23,7 @@ impl Packer<'_, '_, '_> {
         if !any {
             return;
         }
-        let mut placed: Vec<usize> = vec![0; self.stock.items.len()];
+        let mut placed: Vec<usize> = vec![0; self.demand.items.len()];
         let contents = self.bought.iter().map(|node| &node.content).chain(existing.iter().map(|(_, content)| content));
         for (item, count) in contents.flatten() {
             placed[*item] += count;
@@ -31,7 +31,7 @@ impl Packer<'_, '_, '_> {
         loop {
             let of = |group: usize, key: usize, domain: usize| -> usize {
                 (0..placed.len())
-                    .filter(|i| self.stock.items[*i].group == group && pins(self, *i).contains(&(key, domain)))
+                    .filter(|i| self.demand.items[*i].group == group && pins(self, *i).contains(&(key, domain)))
                     .map(|i| placed[i])
                     .sum()
             };
@@ -39,7 +39,7 @@ impl Packer<'_, '_, '_> {
                 break;
             };
             for (item, placed) in placed.iter_mut().enumerate() {
-                if self.stock.items[item].group != group || !pins(self, item).contains(&(key, domain)) {
+                if self.demand.items[item].group != group || !pins(self, item).contains(&(key, domain)) {
                     continue;
                 }
                 let count = drop.min(*placed);
@@ -64,7 +64,7 @@ impl Packer<'_, '_, '_> {
                 let taken = count.min(*have);
                 *have -= taken;
                 count -= taken;
-                self.stock.give_back(&[(item, taken)]);
+                self.demand.give_back(&[(item, taken)]);
             }
             content.retain(|(_, n)| *n > 0);
             if count == 0 {
@@ -79,8 +79,8 @@ impl Packer<'_, '_, '_> {
             !node.content.is_empty()
         });
         for column in emptied {
-            let pool = self.universe.pool(column);
-            self.budgets[pool].refund(&self.universe.instance_type(column).capacity);
+            let pool = self.column_sets.pool(column);
+            self.budgets[pool].refund(&self.column_sets.instance_type(column).capacity);
         }
         existing.retain(|(_, content)| !content.is_empty());
     }

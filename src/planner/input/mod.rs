@@ -1,4 +1,4 @@
-//! TODO-DOC planner::input
+//! The problem: pods, nodes, NodePools and volumes, read once from Kubernetes objects into plain data.
 
 pub mod default_spread;
 pub mod intern;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::api::{NodePool, Requirement};
 use crate::model::labels;
-use crate::model::offering::Catalogue;
+use crate::model::offering::Catalog;
 use crate::model::requirement::{RequirementError, Requirements, normalise_key};
 use crate::model::resources::{ResourceError, Resources};
 use crate::planner::input::problem::{Labels, Pool};
@@ -55,18 +55,18 @@ impl Pool {
     /// A requirement or limit that can't be understood, requirements that contradict each other, a restricted label.
     pub fn new(
         node_pool: &NodePool,
-        catalogue: Arc<Catalogue>,
+        catalog: Arc<Catalog>,
         usage: Resources,
         node_count: i64,
     ) -> Result<Self, PoolError> {
         let name = node_pool.metadata.name.clone().unwrap_or_default();
-        Self::read(&name, node_pool, catalogue, usage, node_count).map_err(|problem| PoolError { pool: name, problem })
+        Self::read(&name, node_pool, catalog, usage, node_count).map_err(|problem| PoolError { pool: name, problem })
     }
 
     fn read(
         name: &str,
         node_pool: &NodePool,
-        catalogue: Arc<Catalogue>,
+        catalog: Arc<Catalog>,
         usage: Resources,
         node_count: i64,
     ) -> Result<Self, PoolProblem> {
@@ -131,7 +131,7 @@ impl Pool {
                 .collect(),
             usage,
             node_count,
-            catalogue,
+            catalog,
         })
     }
 }

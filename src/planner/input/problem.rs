@@ -7,10 +7,10 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::Taint;
 
 use crate::api::Requirement;
-use crate::model::offering::{Catalogue, MicroUsd};
+use crate::model::offering::{Catalog, MicroUsd};
 use crate::model::pod_class::PodClass;
 use crate::model::resources::Resources;
-pub use crate::planner::columns::table::Memory;
+pub use crate::planner::columns::table::ColumnCache;
 use crate::planner::input::default_spread::Services;
 use crate::planner::input::volumes::Volumes;
 
@@ -148,7 +148,7 @@ pub struct Pool {
     /// Nodes of the pool, launches in flight included.
     pub node_count: i64,
     /// What can be bought.
-    pub catalogue: Arc<Catalogue>,
+    pub catalog: Arc<Catalog>,
 }
 
 /// A DaemonSet's pod, as overhead.
@@ -245,7 +245,7 @@ pub struct Problem {
     /// Settings.
     pub settings: Settings,
     /// What plans of problems that share it need to work out but once.
-    pub memory: Memory,
+    pub memory: ColumnCache,
 }
 
 impl Problem {

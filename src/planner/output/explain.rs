@@ -5,7 +5,7 @@ use crate::model::pod_class::{NodeTerm, PodClass};
 use crate::model::quantity::HumanBytes;
 use crate::model::requirement::{Requirements, ValueSet};
 use crate::planner::columns::dims::{COMMON, fits};
-use crate::planner::columns::sets::Universe;
+use crate::planner::columns::sets::ColumnSets;
 use crate::planner::groups::group::Group;
 use crate::planner::groups::topology::Topology;
 use crate::planner::input::problem::{NodeSizes, Pool, Problem};
@@ -14,7 +14,7 @@ use crate::planner::pack::budget::Budget;
 
 /// Why no NodePool can make a node for a pod of `group` in the domains of `pins`.
 pub(crate) fn explain(
-    universe: &Universe<'_>,
+    column_sets: &ColumnSets<'_>,
     topology: &Topology,
     budgets: &[Budget],
     group: &Group,
@@ -28,41 +28,41 @@ pub(crate) fn explain(
             return format!("its own requirements on {key} contradict each other");
         }
     }
-    let problem = universe.problem;
+    let problem = column_sets.problem;
     if problem.pools.is_empty() {
         return "no NodePool is ready, and no node has room".to_owned();
     }
     let mut lines: Vec<String> = Vec::new();
     for (at, pool) in problem.pools_by_name() {
-        let why = of_pool(universe, topology, &budgets[at], group, pins, at)
+        let why = of_pool(column_sets, topology, &budgets[at], group, pins, at)
             .unwrap_or_else(|| "the rules about pods on one node leave no room".to_owned());
         lines.push(format!("NodePool {}: {why}", pool.name));
     }
-    let needs = extended_needs(universe, group);
+    let needs = extended_needs(column_sets, group);
     if needs.is_empty() { lines.join("; ") } else { format!("needs {needs}; {}", lines.join("; ")) }
 }
 
-fn extended_needs(universe: &Universe<'_>, group: &Group) -> String {
-    let requests = universe.dims.sparse(&group.need);
+fn extended_needs(column_sets: &ColumnSets<'_>, group: &Group) -> String {
+    let requests = column_sets.dims.sparse(&group.need);
     let extended = requests.extended.iter().filter(|(name, _)| attached_by(name).is_none());
     extended.map(|(name, n)| format!("{n} {name}")).collect::<Vec<_>>().join(", ")
 }
 
 fn of_pool(
-    universe: &Universe<'_>,
+    column_sets: &ColumnSets<'_>,
     topology: &Topology,
     budget: &Budget,
     group: &Group,
     pins: &[(usize, usize)],
     at: usize,
 ) -> Option<String> {
-    let problem: &Problem = universe.problem;
+    let problem: &Problem = column_sets.problem;
     let (pool, class) = (&problem.pools[at], &group.class);
     if let Some(taint) = class.untolerated(&pool.taints) {
         let value = taint.value.as_deref().map_or(String::new(), |v| format!("={v}"));
         return Some(format!("taint {}{value}:{} is not tolerated", taint.key, taint.effect));
     }
-    let of_pool: Vec<usize> = (0..universe.columns.len()).filter(|c| universe.pool(*c) == at).collect();
+    let of_pool: Vec<usize> = (0..column_sets.columns.len()).filter(|c| column_sets.pool(*c) == at).collect();
     if of_pool.is_empty() {
         let sizes = problem.settings.node_sizes != NodeSizes::default();
         let of_size = if sizes { " of the node sizes that are set" } else { "" };
@@ -71,14 +71,14 @@ fn of_pool(
     if let Some(conflict) = conflict(pool, class) {
         return Some(conflict);
     }
-    if !of_pool.iter().any(|c| accepts_without_extended(universe, &class.volume_terms, *c)) {
+    if !of_pool.iter().any(|c| accepts_without_extended(column_sets, &class.volume_terms, *c)) {
         return Some(format!("its volumes ask for {}, where it has no instance type", asked(&class.volume_terms)));
     }
     let required = group.levels.last()?;
     let needs_extended =
-        |column: usize| group.need.iter().zip(universe.room(column)).skip(COMMON).all(|(need, room)| need <= room);
+        |column: usize| group.need.iter().zip(column_sets.room(column)).skip(COMMON).all(|(need, room)| need <= room);
     let constrained: Vec<usize> =
-        of_pool.iter().copied().filter(|c| accepts_without_extended(universe, &class.node_terms, *c)).collect();
+        of_pool.iter().copied().filter(|c| accepts_without_extended(column_sets, &class.node_terms, *c)).collect();
     let in_domains = |c: &usize| pins.iter().all(|(key, domain)| topology.keys[*key].columns[*domain].contains(*c));
     let domains =
         pins.iter().map(|(key, domain)| topology.keys[*key].values[*domain].to_string()).collect::<Vec<_>>().join(", ");
@@ -87,43 +87,44 @@ fn of_pool(
         let asked = asked(&class.node_terms);
         return Some(format!("no instance type has {asked}"));
     }
-    let with_volumes = |c: &usize| accepts_without_extended(universe, &class.volume_terms, *c);
+    let with_volumes = |c: &usize| accepts_without_extended(column_sets, &class.volume_terms, *c);
     if !constrained.iter().any(with_volumes) {
         let (own, volumes) = (asked(&class.node_terms), asked(&class.volume_terms));
         return Some(format!("no instance type has {own} where its volumes are: {volumes}"));
     }
     if !constrained.iter().any(|c| needs_extended(*c) && in_domains(c) && with_volumes(c)) {
-        let requests = universe.dims.sparse(&group.need);
+        let requests = column_sets.dims.sparse(&group.need);
         let missing = requests.extended.keys().map(AsRef::as_ref).collect::<Vec<&str>>().join(", ");
         if missing.is_empty() {
             return Some(format!("no instance type is offered{place}"));
         }
         return Some(format!("allows no type with {missing}{place}"));
     }
-    let usable: Vec<usize> = required.iter().filter(|c| universe.pool(*c) == at && in_domains(c)).collect();
-    let holding: Vec<usize> = usable.iter().copied().filter(|c| fits(&group.need, universe.room(*c))).collect();
+    let usable: Vec<usize> = required.iter().filter(|c| column_sets.pool(*c) == at && in_domains(c)).collect();
+    let holding: Vec<usize> = usable.iter().copied().filter(|c| fits(&group.need, column_sets.room(*c))).collect();
     if holding.is_empty() {
-        let cramped = |c: &usize| !fits(universe.overhead(*c), &universe.dims.dense_of(universe.instance_type(*c)));
+        let cramped =
+            |c: &usize| !fits(column_sets.overhead(*c), &column_sets.dims.dense_of(column_sets.instance_type(*c)));
         if !usable.is_empty() && usable.iter().all(cramped) {
             return Some("no instance type holds its DaemonSets together".to_owned());
         }
         let largest = usable.iter().max_by_key(|c| {
-            let room = universe.room(**c);
+            let room = column_sets.room(**c);
             (room[0], room[1], std::cmp::Reverse(**c))
         })?;
-        let room = universe.room(*largest);
+        let room = column_sets.room(*largest);
         return Some(format!(
             "no instance type holds {} (largest: {} with cpu {}m, memory {} after overhead)",
             class.requests,
-            universe.instance_type(*largest).name,
+            column_sets.instance_type(*largest).name,
             room[0],
             HumanBytes(room[1].max(0))
         ));
     }
-    let smallest = holding.iter().min_by_key(|c| (universe.columns[**c].price, **c))?;
-    let allowed = holding.iter().any(|c| budget.allows(&universe.instance_type(*c).capacity));
+    let smallest = holding.iter().min_by_key(|c| (column_sets.columns[**c].price, **c))?;
+    let allowed = holding.iter().any(|c| budget.allows(&column_sets.instance_type(*c).capacity));
     if !allowed {
-        let capacity = &universe.instance_type(*smallest).capacity;
+        let capacity = &column_sets.instance_type(*smallest).capacity;
         let name = budget.stopper(capacity).unwrap_or("nodes");
         return Some(format!("limit on {name} reached ({})", limit_text(pool, name)));
     }
@@ -174,7 +175,7 @@ fn conflict(pool: &Pool, class: &PodClass) -> Option<String> {
     first
 }
 
-fn accepts_without_extended(universe: &Universe<'_>, terms: &[NodeTerm], column: usize) -> bool {
+fn accepts_without_extended(column_sets: &ColumnSets<'_>, terms: &[NodeTerm], column: usize) -> bool {
     terms.is_empty()
         || terms.iter().any(|term| {
             !term.never
@@ -183,7 +184,7 @@ fn accepts_without_extended(universe: &Universe<'_>, terms: &[NodeTerm], column:
                     if **key == *labels::HOSTNAME {
                         set.finite().is_none()
                     } else {
-                        set.accepts(universe.label(column, key))
+                        set.accepts(column_sets.label(column, key))
                     }
                 })
         })

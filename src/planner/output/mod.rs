@@ -1,4 +1,4 @@
-//! TODO-DOC planner::output
+//! The result: acceptable instance types per node, the plan, and why a pod is unschedulable.
 
 pub mod choices;
 pub mod explain;

@@ -38,7 +38,7 @@ pub struct PlannedNode {
 
 /// Pods that go to a node that exists or is in flight.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Placement {
+pub struct ExistingNodePlacement {
     /// Index into [`crate::planner::input::problem::Problem::nodes`].
     pub node: usize,
     /// Pods, as indexes into [`crate::planner::input::problem::Problem::pods`].
@@ -60,7 +60,7 @@ pub struct Plan {
     /// Nodes to buy.
     pub new_nodes: Vec<PlannedNode>,
     /// Pods that fit what there is.
-    pub placements: Vec<Placement>,
+    pub placements: Vec<ExistingNodePlacement>,
     /// Pods that can't be placed.
     pub unschedulable: Vec<Unschedulable>,
     /// Sum of the planned offerings' prices.

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use crate::model::labels;
 use crate::planner::columns::bitset::Bits;
-use crate::planner::columns::sets::Universe;
+use crate::planner::columns::sets::ColumnSets;
 use crate::planner::columns::table::Column;
 
 /// Labels of offerings, beside zone and capacity type, that a launch chooses by.
@@ -30,16 +30,16 @@ pub(crate) enum Order {
 
 /// Those of `columns` that a claim can name without naming anything else that is offered: the first of them, and of the
 /// others, in their `order`, each that brings no combination with it that is not among `columns`. All of them, mostly.
-pub(crate) fn nameable(universe: &Universe<'_>, columns: &[usize], order: Order) -> Vec<usize> {
-    let mut chosen = Bits::empty(universe.columns.len());
+pub(crate) fn nameable(column_sets: &ColumnSets<'_>, columns: &[usize], order: Order) -> Vec<usize> {
+    let mut chosen = Bits::empty(column_sets.columns.len());
     for column in columns {
         chosen.insert(*column);
     }
-    let mut shapes: Vec<usize> = columns.iter().map(|column| universe.columns[*column].shape).collect();
+    let mut shapes: Vec<usize> = columns.iter().map(|column| column_sets.columns[*column].shape).collect();
     shapes.sort_unstable();
     shapes.dedup();
     let (mut zones, mut capacity_types) = (Vec::new(), Vec::new());
-    for column in columns.iter().map(|column| &universe.columns[*column]) {
+    for column in columns.iter().map(|column| &column_sets.columns[*column]) {
         if !zones.contains(&&column.zone) {
             zones.push(&column.zone);
         }
@@ -50,23 +50,24 @@ pub(crate) fn nameable(universe: &Universe<'_>, columns: &[usize], order: Order)
     let within = |column: &Column| zones.contains(&&column.zone) && capacity_types.contains(&column.capacity_type);
     let mut others: Vec<usize> = Vec::new();
     for shape in shapes {
-        let offerings = || universe.shapes[shape].first..universe.shapes[shape].end;
+        let offerings = || column_sets.shapes[shape].first..column_sets.shapes[shape].end;
         // A reservation that is counted is left out of plans for its count alone: the pods may use it where they may use
         // the type otherwise.
         let beside = |column: usize| {
-            let zone = &universe.columns[column].zone;
-            offerings().any(|other| chosen.contains(other) && universe.columns[other].zone == *zone)
+            let zone = &column_sets.columns[column].zone;
+            offerings().any(|other| chosen.contains(other) && column_sets.columns[other].zone == *zone)
         };
-        let missing = offerings().filter(|column| !chosen.contains(*column) && within(&universe.columns[*column]));
-        others.extend(missing.filter(|column| universe.columns[*column].left.is_none() || !beside(*column)));
+        let missing = offerings().filter(|column| !chosen.contains(*column) && within(&column_sets.columns[*column]));
+        others.extend(missing.filter(|column| column_sets.columns[*column].left.is_none() || !beside(*column)));
     }
     if others.is_empty() {
         return columns.to_vec();
     }
-    let mut axes = Axes::of(universe, columns);
-    let all: Vec<At> = columns.iter().map(|column| axes.at(universe, *column)).collect();
+    let mut axes = Axes::of(column_sets, columns);
+    let all: Vec<At> = columns.iter().map(|column| axes.at(column_sets, *column)).collect();
     let first = all[0];
-    let holes: Vec<At> = others.iter().map(|column| axes.at(universe, *column)).filter(|hole| *hole != first).collect();
+    let holes: Vec<At> =
+        others.iter().map(|column| axes.at(column_sets, *column)).filter(|hole| *hole != first).collect();
     let mut named: Vec<Vec<bool>> = axes.values.iter().map(|values| vec![false; values.len()]).collect();
     let name = |named: &mut Vec<Vec<bool>>, at: &At| named.iter_mut().zip(at).for_each(|(axis, at)| axis[*at] = true);
     name(&mut named, &first);
@@ -95,15 +96,15 @@ struct Axes<'u> {
 }
 
 impl<'u> Axes<'u> {
-    fn of(universe: &Universe<'_>, columns: &[usize]) -> Self {
-        let told = |key: &str| columns.iter().all(|column| universe.columns[*column].labels.contains_key(key));
+    fn of(column_sets: &ColumnSets<'_>, columns: &[usize]) -> Self {
+        let told = |key: &str| columns.iter().all(|column| column_sets.columns[*column].labels.contains_key(key));
         Self { values: Default::default(), told: CHOSEN_AT_LAUNCH.map(told) }
     }
 
-    fn at(&mut self, universe: &'u Universe<'_>, column: usize) -> At {
-        let of = &universe.columns[column];
+    fn at(&mut self, column_sets: &'u ColumnSets<'_>, column: usize) -> At {
+        let of = &column_sets.columns[column];
         let value = |axis: usize| match axis {
-            0 => &*universe.instance_type(column).name,
+            0 => &*column_sets.instance_type(column).name,
             1 => &*of.zone,
             2 => of.capacity_type.as_str(),
             label => match of.labels.get(CHOSEN_AT_LAUNCH[label - 3]).filter(|_| self.told[label - 3]) {

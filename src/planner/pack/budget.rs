@@ -13,7 +13,7 @@ pub(crate) struct Budget {
 #[derive(Clone, Debug)]
 enum Limit {
     Cpu,
-    Memory,
+    ColumnCache,
     Other(std::sync::Arc<str>),
 }
 
@@ -21,7 +21,7 @@ impl Limit {
     fn of(name: &std::sync::Arc<str>) -> Self {
         match name.as_ref() {
             "cpu" => Self::Cpu,
-            "memory" => Self::Memory,
+            "memory" => Self::ColumnCache,
             _ => Self::Other(std::sync::Arc::clone(name)),
         }
     }
@@ -29,7 +29,7 @@ impl Limit {
     fn get(&self, capacity: &Resources) -> i64 {
         match self {
             Self::Cpu => capacity.cpu_milli,
-            Self::Memory => capacity.memory,
+            Self::ColumnCache => capacity.memory,
             Self::Other(name) => capacity.get(name),
         }
     }
@@ -37,7 +37,7 @@ impl Limit {
     fn name(&self) -> &str {
         match self {
             Self::Cpu => "cpu",
-            Self::Memory => "memory",
+            Self::ColumnCache => "memory",
             Self::Other(name) => name,
         }
     }

@@ -7,7 +7,7 @@
 use crate::planner::columns::dims::fits;
 use crate::planner::pack::budget::Budget;
 use crate::planner::pack::demand::{Bin, Content};
-use crate::planner::pack::strategy::{Bought, Packer, Round};
+use crate::planner::pack::strategy::{PlanState, PurchasedNode, Round};
 
 /// Most loads that are looked at.
 const MOST_LOADS: usize = 1_024;
@@ -70,16 +70,16 @@ impl Loads {
     }
 }
 
-impl Packer<'_, '_, '_> {
+impl PlanState<'_, '_, '_> {
     /// The cheapest nodes for all that is left, and what their NodePools may still buy then. `None` when that is too much to
-    /// try every way, when pods must follow others, or when limits forbid the result.
-    pub fn buy_exactly(&mut self, round: &Round) -> Option<(Vec<Bought>, Vec<Budget>)> {
-        if !self.stock.wanting().is_empty() {
+    /// try every strategy, when pods must follow others, or when limits forbid the result.
+    pub fn buy_exactly(&mut self, round: &Round) -> Option<(Vec<PurchasedNode>, Vec<Budget>)> {
+        if !self.demand.wanting().is_empty() {
             return None;
         }
         let hopeless = self.hopeless(round);
-        let left = self.stock.items.iter().enumerate().map(|(at, item)| (at, item.left)).filter(|(_, left)| *left > 0);
-        let served = |at: usize| round.signature(self.stock.items[at].place).is_some();
+        let left = self.demand.items.iter().enumerate().map(|(at, item)| (at, item.left)).filter(|(_, left)| *left > 0);
+        let served = |at: usize| round.column_set(self.demand.items[at].place).is_some();
         let items: Content = left.filter(|item| served(item.0) && !hopeless.contains(item)).collect();
         let loads = Loads::of(items)?;
         let mut single: Vec<Option<usize>> = vec![None];
@@ -90,7 +90,7 @@ impl Packer<'_, '_, '_> {
             for part in loads.parts(load) {
                 let (Some(column), Some(rest)) = (single[part], best[load - part]) else { continue };
                 let division = Division {
-                    cost: self.universe.columns[column].price.saturating_add(rest.cost),
+                    cost: self.column_sets.columns[column].price.saturating_add(rest.cost),
                     nodes: rest.nodes + 1,
                     part,
                 };
@@ -106,12 +106,12 @@ impl Packer<'_, '_, '_> {
         while load > 0 {
             let part = best[load]?.part;
             let column = single[part]?;
-            let (capacity, pool) = (&self.universe.instance_type(column).capacity, self.universe.pool(column));
+            let (capacity, pool) = (&self.column_sets.instance_type(column).capacity, self.column_sets.pool(column));
             if budgets[pool].copies(capacity, 1) == 0 {
                 return None;
             }
             budgets[pool].spend(capacity, 1);
-            bought.push(Bought { column, content: loads.content(part) });
+            bought.push(PurchasedNode { column, content: loads.content(part) });
             load -= part;
         }
         Some((bought, budgets))
@@ -122,25 +122,25 @@ impl Packer<'_, '_, '_> {
         let load = self.load(content);
         let mut bits = None;
         for (item, _) in content {
-            let own = &self.universe.signatures[round.signature(self.stock.items[*item].place)?].bits;
+            let own = &self.column_sets.sets[round.column_set(self.demand.items[*item].place)?].bits;
             bits.get_or_insert_with(|| own.clone()).and(own);
         }
         let bits = bits?;
         let (mut tried, mut allowed) = (None, false);
-        let first = self.universe.by_price.len() - self.universe.by_price_for(&load).len();
-        for at in first..self.universe.by_price.len() {
-            let column = self.universe.by_price[at];
-            let budget = &self.budgets[self.universe.pool(column)];
+        let first = self.column_sets.by_price.len() - self.column_sets.by_price_for(&load).len();
+        for at in first..self.column_sets.by_price.len() {
+            let column = self.column_sets.by_price[at];
+            let budget = &self.budgets[self.column_sets.pool(column)];
             if !bits.contains(column)
-                || !fits(&load, self.universe.room(column))
-                || (budget.is_limited() && !budget.allows(&self.universe.instance_type(column).capacity))
+                || !fits(&load, self.column_sets.room(column))
+                || (budget.is_limited() && !budget.allows(&self.column_sets.instance_type(column).capacity))
             {
                 continue;
             }
-            let daemons = self.universe.daemon_set(column);
+            let daemons = self.column_sets.daemon_set(column);
             if tried != Some(daemons) {
                 let host = self.daemon_host(column).clone();
-                allowed = self.stock.host_starts(&Bin { room: self.universe.room(column), host: &host, content });
+                allowed = self.demand.host_starts(&Bin { room: self.column_sets.room(column), host: &host, content });
                 tried = Some(daemons);
             }
             if allowed && self.min_values_hold(column, content) {

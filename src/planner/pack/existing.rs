@@ -7,7 +7,7 @@ use crate::model::labels;
 use crate::model::pod_class::{NodeTerm, PodClass};
 use crate::model::requirement::normalise_key;
 use crate::planner::columns::dims::fits;
-use crate::planner::columns::sets::Universe;
+use crate::planner::columns::sets::ColumnSets;
 use crate::planner::groups::group::{Group, HostCounters, HostRules};
 use crate::planner::groups::selectors::Selectors;
 use crate::planner::input::problem::NodeState;
@@ -53,12 +53,12 @@ pub(crate) struct Existing<'p> {
 /// The schedulable nodes that have room for a pod of some group, initialized first, then by name; and the counters that are
 /// above zero on some node, one that takes no pods included: kube-scheduler counts its pods too.
 pub(crate) fn existing<'p>(
-    universe: &Universe<'p>,
+    column_sets: &ColumnSets<'p>,
     selectors: &mut Selectors<'p>,
     counters: &HostCounters,
     groups: &[Group],
 ) -> (Vec<Existing<'p>>, BTreeSet<u32>) {
-    let problem = universe.problem;
+    let problem = column_sets.problem;
     let mut order: Vec<usize> = (0..problem.nodes.len()).collect();
     if counters.len() == 0 {
         order.retain(|n| problem.nodes[*n].schedulable);
@@ -86,7 +86,7 @@ pub(crate) fn existing<'p>(
         if !state.schedulable {
             continue;
         }
-        let free = free_on(universe, state);
+        let free = free_on(column_sets, state);
         if !least.iter().any(|need| fits(need, &free)) {
             continue;
         }
@@ -103,10 +103,10 @@ pub(crate) fn existing<'p>(
 }
 
 /// What is free on a node before anything is put there.
-pub(crate) fn free_on(universe: &Universe<'_>, node: &NodeState) -> Vec<i64> {
-    let mut free = universe.dims.dense(&node.allocatable);
+pub(crate) fn free_on(column_sets: &ColumnSets<'_>, node: &NodeState) -> Vec<i64> {
+    let mut free = column_sets.dims.dense(&node.allocatable);
     for taken in [node.pods.requests(), &node.daemon_reserve] {
-        universe.dims.subtract(&mut free, taken);
+        column_sets.dims.subtract(&mut free, taken);
     }
     free
 }

@@ -1,4 +1,4 @@
-//! TODO-DOC planner::pack
+//! Bin packing: existing nodes first, then reserved capacity, then purchases at dual prices; small instances exactly.
 
 pub mod budget;
 pub mod demand;

@@ -9,10 +9,10 @@ use std::sync::Arc;
 use crate::model::labels;
 use crate::model::offering::InstanceType;
 use crate::planner::columns::bitset::Bits;
-use crate::planner::columns::sets::Universe;
+use crate::planner::columns::sets::ColumnSets;
 use crate::planner::groups::group::Group;
 use crate::planner::pack::demand::{Bin, float, worth};
-use crate::planner::pack::strategy::{Bought, Packer};
+use crate::planner::pack::strategy::{PlanState, PurchasedNode};
 
 /// What is left of each reservation. NodePools that may use the same one share it, and so do partitions.
 pub(crate) struct Reserved {
@@ -23,14 +23,14 @@ pub(crate) struct Reserved {
 }
 
 impl Reserved {
-    pub fn new(universe: &Universe<'_>) -> Self {
+    pub fn new(column_sets: &ColumnSets<'_>) -> Self {
         let mut out = Self { left: Vec::new(), columns: Vec::new() };
         let mut known: BTreeMap<(&str, &str, Option<&str>), usize> = BTreeMap::new();
-        for (at, column) in universe.columns.iter().enumerate() {
+        for (at, column) in column_sets.columns.iter().enumerate() {
             let Some(count) = column.left else { continue };
             let id = column.labels.get(labels::CAPACITY_RESERVATION_ID).map(String::as_str);
             let reservation =
-                *known.entry((&*universe.instance_type(at).name, &*column.zone, id)).or_insert_with(|| {
+                *known.entry((&*column_sets.instance_type(at).name, &*column.zone, id)).or_insert_with(|| {
                     out.left.push(count);
                     out.left.len() - 1
                 });
@@ -42,15 +42,15 @@ impl Reserved {
 }
 
 /// Columns that a group's requirements and volumes allow, those of counted reservations among them: its levels are without.
-pub(crate) fn usable(universe: &mut Universe<'_>, group: &Group) -> Bits {
+pub(crate) fn usable(column_sets: &mut ColumnSets<'_>, group: &Group) -> Bits {
     let mut bits = group.domains.clone();
     if !group.class.volume_terms.is_empty() {
-        bits.and(&universe.constrained(&group.class.volume_terms, &group.class));
+        bits.and(&column_sets.constrained(&group.class.volume_terms, &group.class));
     }
     bits
 }
 
-impl Packer<'_, '_, '_> {
+impl PlanState<'_, '_, '_> {
     /// Fills reservations of a tier, those that what is left fills best first.
     pub fn use_reserved(&mut self, reserved: &mut Reserved, tier: &Bits, active: &dyn Fn(usize) -> bool) {
         let columns: Vec<(usize, usize)> =
@@ -59,32 +59,32 @@ impl Packer<'_, '_, '_> {
             return;
         }
         let allowed: Vec<Option<Bits>> =
-            (0..self.stock.places.len()).map(|place| active(place).then(|| self.reservable(place))).collect();
-        while !self.stock.is_empty() {
-            let mut best: Option<(f64, usize, Bought)> = None;
+            (0..self.demand.places.len()).map(|place| active(place).then(|| self.reservable(place))).collect();
+        while !self.demand.is_empty() {
+            let mut best: Option<(f64, usize, PurchasedNode)> = None;
             for (column, reservation) in columns.iter().copied() {
-                let instance_type = Arc::clone(self.universe.instance_type(column));
+                let instance_type = Arc::clone(self.column_sets.instance_type(column));
                 if reserved.left[reservation] <= 0
-                    || !self.budgets[self.universe.pool(column)].allows(&instance_type.capacity)
+                    || !self.budgets[self.column_sets.pool(column)].allows(&instance_type.capacity)
                 {
                     continue;
                 }
                 let buckets =
-                    self.stock.open_buckets(|place| allowed[place].as_ref().is_some_and(|bits| bits.contains(column)));
+                    self.demand.open_buckets(|place| allowed[place].as_ref().is_some_and(|bits| bits.contains(column)));
                 if buckets.is_empty() {
                     continue;
                 }
                 let host = self.daemon_host(column).clone();
-                let bin = Bin { room: self.universe.room(column), host: &host, content: &[] };
-                let content = self.stock.fill(&bin, &self.reference, &buckets, None, &[], 0);
+                let bin = Bin { room: self.column_sets.room(column), host: &host, content: &[] };
+                let content = self.demand.fill(&bin, &self.reference, &buckets, None, &[], 0);
                 if content.is_empty() || !self.min_values_hold(column, &content) {
                     continue;
                 }
                 let load: f64 =
-                    content.iter().map(|(item, n)| worth(self.stock.need(*item), &self.reference) * float(*n)).sum();
-                let share = load / worth(self.universe.room(column), &self.reference).max(1.0);
+                    content.iter().map(|(item, n)| worth(self.demand.need(*item), &self.reference) * float(*n)).sum();
+                let share = load / worth(self.column_sets.room(column), &self.reference).max(1.0);
                 if best.as_ref().is_none_or(|(have, ..)| share > *have) {
-                    best = Some((share, reservation, Bought { column, content }));
+                    best = Some((share, reservation, PurchasedNode { column, content }));
                 }
             }
             let Some((_, reservation, bought)) = best else { return };
@@ -93,22 +93,22 @@ impl Packer<'_, '_, '_> {
     }
 
     /// Buys a reserved node, and as many like it as the same pods fill.
-    fn buy_reserved(&mut self, left: &mut i64, bought: Bought) {
-        let instance_type: Arc<InstanceType> = Arc::clone(self.universe.instance_type(bought.column));
-        let pool = self.universe.pool(bought.column);
-        let most = bought.content.iter().map(|(item, count)| self.stock.items[*item].left / count).min().unwrap_or(0);
+    fn buy_reserved(&mut self, left: &mut i64, bought: PurchasedNode) {
+        let instance_type: Arc<InstanceType> = Arc::clone(self.column_sets.instance_type(bought.column));
+        let pool = self.column_sets.pool(bought.column);
+        let most = bought.content.iter().map(|(item, count)| self.demand.items[*item].left / count).min().unwrap_or(0);
         let most = most.min(usize::try_from(*left).unwrap_or(0));
         let copies = self.budgets[pool].copies(&instance_type.capacity, most).max(1);
         *left -= i64::try_from(copies).unwrap_or(i64::MAX);
         self.budgets[pool].spend(&instance_type.capacity, copies);
-        self.stock.take(&bought.content, copies);
+        self.demand.take(&bought.content, copies);
         self.bought.extend(std::iter::repeat_n(bought, copies));
     }
 
     /// Columns of reservations and others that a place's requirements allow.
     pub fn reservable(&mut self, place: usize) -> Bits {
-        let mut bits = usable(self.universe, &self.stock.groups[self.stock.places[place].sample]);
-        for (key, domain) in &self.stock.places[place].pins {
+        let mut bits = usable(self.column_sets, &self.demand.groups[self.demand.places[place].sample]);
+        for (key, domain) in &self.demand.places[place].pins {
             bits.and(&self.topology.keys[*key].columns[*domain]);
         }
         bits

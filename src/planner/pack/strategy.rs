@@ -3,28 +3,28 @@
 use crate::model::resources::Resources;
 use crate::planner::columns::bitset::Bits;
 use crate::planner::columns::dims::{PODS, fits};
-use crate::planner::columns::sets::Universe;
+use crate::planner::columns::sets::ColumnSets;
 use crate::planner::groups::group::{Group, HostCounters};
 use crate::planner::groups::selectors::Selectors;
 use crate::planner::groups::topology::Topology;
 use crate::planner::pack::budget::Budget;
-use crate::planner::pack::demand::{Bin, Content, Stock, float, real, worth};
+use crate::planner::pack::demand::{Bin, Content, Demand, float, real, worth};
 use crate::planner::pack::existing::{Existing, HostState, admits};
-use crate::planner::pricing::duals::{Market, Offer, Prices};
+use crate::planner::pricing::duals::{CoveringLp, Offer, Prices};
 
 /// A node that is bought.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Bought {
+pub(crate) struct PurchasedNode {
     pub column: usize,
     pub content: Content,
 }
 
 /// Everything a plan is made with.
-pub(crate) struct Packer<'u, 'p, 'g> {
-    pub universe: &'u mut Universe<'p>,
+pub(crate) struct PlanState<'u, 'p, 'g> {
+    pub column_sets: &'u mut ColumnSets<'p>,
     pub topology: &'u Topology,
-    pub stock: Stock<'g>,
-    pub bought: Vec<Bought>,
+    pub demand: Demand<'g>,
+    pub bought: Vec<PurchasedNode>,
     pub budgets: Vec<Budget>,
     /// The most of each resource that anything offered has, by pool.
     pub largest: Vec<Resources>,
@@ -37,7 +37,7 @@ pub(crate) struct Packer<'u, 'p, 'g> {
     pub running_counters: std::collections::BTreeSet<u32>,
     /// Share of its worth at which what is left is priced anew.
     pub patience: f64,
-    pub way: Way,
+    pub strategy: Strategy,
     /// Prices by place when the round began.
     pub first_prices: Vec<Vec<f64>>,
 }
@@ -49,19 +49,19 @@ const FLOOR: f64 = 0.3;
 pub(crate) const PATIENCE: f64 = 0.88;
 /// Share of the last best value that a favourite must still reach.
 const GOOD: f64 = 0.985;
-/// Most of what is left that copies of one node may take: more would leave a stock of another mix than was priced.
+/// Most of what is left that copies of one node may take: more would leave a demand of another mix than was priced.
 const PURCHASE: f64 = 0.05;
 
 /// Sets of columns that prices tell apart while buying.
 const PRICED_SETS: usize = 12;
-/// Work up to which another way to buy is tried: large stocks are bought well in the first.
+/// Work up to which another strategy to buy is tried: large stocks are bought well in the first.
 const ANOTHER_WAY: usize = 1_500_000;
 
 /// How far prices that are bought by may be from those of the linear program, as a share.
 const SLACK: f64 = 2e-3;
-/// A way to buy. Nothing tells beforehand which serves a stock best.
+/// A strategy to buy. Nothing tells beforehand which serves a demand best.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Way {
+pub(crate) struct Strategy {
     /// How much the direction counts against the size when a node is filled: with few sizes it keeps the mix, with many
     /// sizes the largest first is best.
     pub power: i32,
@@ -70,8 +70,8 @@ pub(crate) struct Way {
 }
 
 /// The ways to buy.
-pub(crate) const WAYS: [Way; 3] =
-    [Way { power: 2, even: false }, Way { power: 0, even: false }, Way { power: 0, even: true }];
+pub(crate) const STRATEGIES: [Strategy; 3] =
+    [Strategy { power: 2, even: false }, Strategy { power: 0, even: false }, Strategy { power: 0, even: true }];
 
 /// Prices, and what is left at these prices.
 struct Priced {
@@ -86,28 +86,28 @@ struct Priced {
 
 /// What is bought in one round: the columns each place may use.
 pub(crate) struct Round {
-    signature: Vec<Option<usize>>,
+    column_set: Vec<Option<usize>>,
     /// Columns of each place.
     width: Vec<usize>,
     pub dead: Vec<bool>,
     /// Made when first priced: the places it was made for, and what they may buy.
-    market: Option<(Vec<usize>, Market)>,
+    lp: Option<(Vec<usize>, CoveringLp)>,
 }
 
 impl Round {
     /// Whether the round serves a place at all.
     pub fn has(&self, place: usize) -> bool {
-        self.signature[place].is_some()
+        self.column_set[place].is_some()
     }
 
     /// Prices on a column.
     fn prices_on<'x>(&self, found: &'x Prices, column: usize) -> &'x [f64] {
-        self.market.as_ref().map_or(&[], |(_, market)| market.of_column(found, column))
+        self.lp.as_ref().map_or(&[], |(_, lp)| lp.of_column(found, column))
     }
 
     /// The columns of a place; `None` where it has none, or nothing more can be bought for it.
-    pub fn signature(&self, place: usize) -> Option<usize> {
-        self.signature[place].filter(|_| !self.dead[place])
+    pub fn column_set(&self, place: usize) -> Option<usize> {
+        self.column_set[place].filter(|_| !self.dead[place])
     }
 }
 
@@ -117,40 +117,40 @@ fn copies_of(worth: f64, each: f64) -> usize {
     (worth / each.max(1.0)) as usize
 }
 
-impl<'u, 'p, 'g> Packer<'u, 'p, 'g> {
+impl<'u, 'p, 'g> PlanState<'u, 'p, 'g> {
     pub fn new(
-        universe: &'u mut Universe<'p>,
+        column_sets: &'u mut ColumnSets<'p>,
         topology: &'u Topology,
-        stock: Stock<'g>,
+        demand: Demand<'g>,
         selectors: &mut Selectors<'p>,
         counters: &HostCounters,
     ) -> Self {
-        let budgets = universe.problem.pools.iter().map(Budget::of).collect();
-        let mut largest = vec![Resources::default(); universe.problem.pools.len()];
-        for shape in &universe.shapes {
-            largest[universe.pool(shape.first)].raise_to(&shape.instance_type.capacity);
+        let budgets = column_sets.problem.pools.iter().map(Budget::of).collect();
+        let mut largest = vec![Resources::default(); column_sets.problem.pools.len()];
+        for shape in &column_sets.shapes {
+            largest[column_sets.pool(shape.first)].raise_to(&shape.instance_type.capacity);
         }
-        let rules: Vec<_> = universe.problem.daemons.iter().map(|d| counters.daemon(&d.class, selectors)).collect();
+        let rules: Vec<_> = column_sets.problem.daemons.iter().map(|d| counters.daemon(&d.class, selectors)).collect();
         let mut daemon_hosts: Vec<HostState> = Vec::new();
-        for column in 0..universe.columns.len() {
-            let set = universe.daemon_set(column);
+        for column in 0..column_sets.columns.len() {
+            let set = column_sets.daemon_set(column);
             if daemon_hosts.len() <= set {
                 daemon_hosts.resize_with(set + 1, HostState::default);
             }
             if daemon_hosts[set].counts.is_empty() && daemon_hosts[set].caps.is_empty() {
-                for daemon in universe.daemons(column) {
+                for daemon in column_sets.daemons(column) {
                     daemon_hosts[set].add(&rules[*daemon]);
                 }
             }
         }
         // About what compute costs on EC2, in micro-USD per hour: only directions matter until there are dual prices.
         let mut reference = vec![25.0, 3e3 / 1_073_741_824.0, 10.0, 0.0];
-        reference.resize(universe.dims.len(), 1000.0);
-        (0..reference.len()).filter(|dim| universe.dims.is_attach(*dim)).for_each(|dim| reference[dim] = 0.0);
+        reference.resize(column_sets.dims.len(), 1000.0);
+        (0..reference.len()).filter(|dim| column_sets.dims.is_attach(*dim)).for_each(|dim| reference[dim] = 0.0);
         Self {
-            universe,
+            column_sets,
             topology,
-            stock,
+            demand,
             bought: Vec::new(),
             budgets,
             largest,
@@ -158,18 +158,18 @@ impl<'u, 'p, 'g> Packer<'u, 'p, 'g> {
             reference,
             bound: None,
             running_counters: std::collections::BTreeSet::new(),
-            way: WAYS[0],
+            strategy: STRATEGIES[0],
             patience: PATIENCE,
             first_prices: Vec::new(),
         }
     }
 
     pub fn daemon_host(&self, column: usize) -> &HostState {
-        &self.daemon_hosts[self.universe.daemon_set(column)]
+        &self.daemon_hosts[self.column_sets.daemon_set(column)]
     }
 
     fn group(&self, place: usize) -> &'g Group {
-        &self.stock.groups[self.stock.places[place].sample]
+        &self.demand.groups[self.demand.places[place].sample]
     }
 
     /// Fills the nodes that exist, in their order. Returns what each got.
@@ -181,36 +181,36 @@ impl<'u, 'p, 'g> Packer<'u, 'p, 'g> {
         let mut out = Vec::new();
         let mut admitted: std::collections::HashMap<(usize, usize), bool> = std::collections::HashMap::new();
         for (at, node) in nodes.iter_mut().enumerate() {
-            if node.free[PODS] <= 0 || self.stock.is_empty() {
+            if node.free[PODS] <= 0 || self.demand.is_empty() {
                 continue;
             }
-            let accepts: Vec<bool> = (0..self.stock.places.len())
+            let accepts: Vec<bool> = (0..self.demand.places.len())
                 .map(|place| {
                     active(place)
                         && *admitted
                             .entry((place, node.kind))
                             .or_insert_with(|| admits(&self.group(place).class, node.state))
-                        && self.stock.places[place]
+                        && self.demand.places[place]
                             .pins
                             .iter()
                             .all(|(key, domain)| self.topology.in_domain(node, *key, *domain))
                 })
                 .collect();
-            let buckets = self.stock.open_buckets(|place| accepts[place]);
+            let buckets = self.demand.open_buckets(|place| accepts[place]);
             if buckets.is_empty() {
                 continue;
             }
             let bin = Bin { room: &node.free, host: &node.host, content: &[] };
-            let content = self.stock.fill(&bin, &self.reference, &buckets, None, &[], 0);
+            let content = self.demand.fill(&bin, &self.reference, &buckets, None, &[], 0);
             if content.is_empty() {
                 continue;
             }
-            self.stock.take(&content, 1);
+            self.demand.take(&content, 1);
             for (item, count) in &content {
                 for _ in 0..*count {
-                    node.host.add(self.stock.host(*item));
+                    node.host.add(self.demand.host(*item));
                 }
-                for (free, need) in node.free.iter_mut().zip(self.stock.need(*item)) {
+                for (free, need) in node.free.iter_mut().zip(self.demand.need(*item)) {
                     *free -= need * i64::try_from(*count).unwrap_or(i64::MAX);
                 }
             }
@@ -221,27 +221,27 @@ impl<'u, 'p, 'g> Packer<'u, 'p, 'g> {
 
     /// The columns of each place at a preference level, within a tier; `None` where it has none.
     pub fn round(&mut self, level: usize, tier: &Bits, active: &dyn Fn(usize) -> bool) -> Round {
-        let mut signature = Vec::with_capacity(self.stock.places.len());
-        for place in 0..self.stock.places.len() {
-            let of_level = self.stock.places[place].levels.get(level).copied().filter(|_| active(place));
+        let mut column_set = Vec::with_capacity(self.demand.places.len());
+        for place in 0..self.demand.places.len() {
+            let of_level = self.demand.places[place].levels.get(level).copied().filter(|_| active(place));
             let id = of_level.and_then(|id| {
-                let mut bits = self.universe.signatures[id].bits.clone();
+                let mut bits = self.column_sets.sets[id].bits.clone();
                 bits.and(tier);
-                (!bits.is_empty()).then(|| self.universe.signature(bits))
+                (!bits.is_empty()).then(|| self.column_sets.column_set(bits))
             });
-            signature.push(id);
+            column_set.push(id);
         }
-        let width = signature.iter().map(|id| id.map_or(0, |id| self.universe.signatures[id].bits.len())).collect();
-        Round { dead: vec![false; signature.len()], signature, width, market: None }
+        let width = column_set.iter().map(|id| id.map_or(0, |id| self.column_sets.sets[id].bits.len())).collect();
+        Round { dead: vec![false; column_set.len()], column_set, width, lp: None }
     }
 
     /// A round in which each place may use everything that its requirements allow.
     pub fn widest(&mut self, tier: &Bits) -> Round {
-        for place in &mut self.stock.places {
+        for place in &mut self.demand.places {
             place.levels.reverse();
         }
         let round = self.round(0, tier, &|_| true);
-        for place in &mut self.stock.places {
+        for place in &mut self.demand.places {
             place.levels.reverse();
         }
         round
@@ -249,61 +249,61 @@ impl<'u, 'p, 'g> Packer<'u, 'p, 'g> {
 
     /// What is left of each place that the round can serve: resources, then slots.
     fn demands(&self, round: &Round) -> Vec<(usize, Vec<i64>)> {
-        let dims = self.universe.dims.len() + self.stock.slots.len();
-        let mut amounts: Vec<Option<Vec<i64>>> = vec![None; self.stock.places.len()];
-        for at in 0..self.stock.items.len() {
-            let (left, place) = (self.stock.items[at].left, self.stock.items[at].place);
-            if left == 0 || round.signature(place).is_none() {
+        let dims = self.column_sets.dims.len() + self.demand.slots.len();
+        let mut amounts: Vec<Option<Vec<i64>>> = vec![None; self.demand.places.len()];
+        for at in 0..self.demand.items.len() {
+            let (left, place) = (self.demand.items[at].left, self.demand.items[at].place);
+            if left == 0 || round.column_set(place).is_none() {
                 continue;
             }
-            self.stock.add_demand(at, amounts[place].get_or_insert_with(|| vec![0; dims]));
+            self.demand.add_demand(at, amounts[place].get_or_insert_with(|| vec![0; dims]));
         }
         amounts.into_iter().enumerate().filter_map(|(place, amount)| Some((place, amount?))).collect()
     }
 
-    /// Dual prices of what is left, zones told apart; they become the stock's prices.
+    /// Dual prices of what is left, zones told apart; they become the demand's prices.
     fn price(&mut self, round: &mut Round) -> Option<Prices> {
         let mut wanted = self.demands(round);
-        if round.market.is_none() {
-            self.stock.choose_slots(false);
+        if round.lp.is_none() {
+            self.demand.choose_slots(false);
             wanted = self.demands(round);
             let sets: Vec<(&Bits, &[i64])> = wanted
                 .iter()
                 .filter_map(|(place, amount)| {
-                    Some((&self.universe.signatures[round.signature(*place)?].bits, amount.as_slice()))
+                    Some((&self.column_sets.sets[round.column_set(*place)?].bits, amount.as_slice()))
                 })
                 .collect();
-            let market = Market::new(
-                self.universe,
+            let lp = CoveringLp::new(
+                self.column_sets,
                 &sets,
-                &self.stock.slot_caps(),
+                &self.demand.slot_caps(),
                 PRICED_SETS,
                 Offer {
-                    price: |column: usize| self.universe.columns[column].price,
+                    price: |column: usize| self.column_sets.columns[column].price,
                     room: |_: usize, _: usize, room: i64| room,
                 },
             );
-            round.market = Some((wanted.iter().map(|(place, _)| *place).collect(), market));
+            round.lp = Some((wanted.iter().map(|(place, _)| *place).collect(), lp));
         }
-        let (places, market) = round.market.as_mut()?;
+        let (places, lp) = round.lp.as_mut()?;
         let amounts =
             wanted.iter().filter_map(|(place, amount)| Some((places.binary_search(place).ok()?, amount.as_slice())));
-        let found = market.prices(amounts, SLACK)?;
+        let found = lp.prices(amounts, SLACK)?;
         for (place, _) in &wanted {
             if let Ok(demand) = places.binary_search(place) {
-                self.stock.set_prices(*place, market.of_demand(&found, demand).to_vec());
+                self.demand.set_prices(*place, lp.of_demand(&found, demand).to_vec());
             }
         }
         Some(found)
     }
 
-    /// Items that no column of the round can hold: they must not stand in the way of others.
+    /// Items that no column of the round can hold: they must not stand in the strategy of others.
     pub fn hopeless(&self, round: &Round) -> Content {
-        let items = self.stock.items.iter().enumerate().filter(|(_, item)| item.left > 0);
+        let items = self.demand.items.iter().enumerate().filter(|(_, item)| item.left > 0);
         items
             .filter(|(at, item)| {
-                let Some(signature) = round.signature(item.place) else { return false };
-                !self.universe.any_fits(signature, self.stock.need(*at))
+                let Some(column_set) = round.column_set(item.place) else { return false };
+                !self.column_sets.any_fits(column_set, self.demand.need(*at))
             })
             .map(|(at, item)| (at, item.left))
             .collect()
@@ -313,7 +313,7 @@ impl<'u, 'p, 'g> Packer<'u, 'p, 'g> {
     pub fn buy_best(&mut self, round: &mut Round) {
         if let Some((bought, budgets)) = self.buy_exactly(round) {
             for node in &bought {
-                self.stock.take(&node.content, 1);
+                self.demand.take(&node.content, 1);
             }
             self.bought.extend(bought);
             self.budgets = budgets;
@@ -321,50 +321,50 @@ impl<'u, 'p, 'g> Packer<'u, 'p, 'g> {
         }
         let from = self.bought.len();
         let (budgets, dead) = (self.budgets.clone(), round.dead.clone());
-        let mut best: Option<(usize, i64, Vec<Bought>, Vec<Budget>, Vec<bool>, Way)> = None;
-        let mut ways = WAYS;
-        if self.stock.is_rounded() {
+        let mut best: Option<(usize, i64, Vec<PurchasedNode>, Vec<Budget>, Vec<bool>, Strategy)> = None;
+        let mut ways = STRATEGIES;
+        if self.demand.is_rounded() {
             ways.swap(0, 1);
         }
-        for way in ways {
-            let tried = best.is_some() && self.stock.work > ANOTHER_WAY;
-            if tried || (way.even && self.stock.slots.is_empty()) {
+        for strategy in ways {
+            let tried = best.is_some() && self.demand.work > ANOTHER_WAY;
+            if tried || (strategy.even && self.demand.slots.is_empty()) {
                 continue;
             }
-            self.way = way;
+            self.strategy = strategy;
             self.buy(round);
-            let left = self.stock.items.iter().map(|item| item.left).sum();
+            let left = self.demand.items.iter().map(|item| item.left).sum();
             let bought = self.bought.split_off(from);
-            let cost = bought.iter().map(|node| self.universe.columns[node.column].price).sum();
+            let cost = bought.iter().map(|node| self.column_sets.columns[node.column].price).sum();
             for node in &bought {
-                self.stock.give_back(&node.content);
+                self.demand.give_back(&node.content);
             }
             let spent = std::mem::replace(&mut self.budgets, budgets.clone());
             let ended = std::mem::replace(&mut round.dead, dead.clone());
             if best.as_ref().is_none_or(|(l, c, ..)| (left, cost) < (*l, *c)) {
-                best = Some((left, cost, bought, spent, ended, way));
+                best = Some((left, cost, bought, spent, ended, strategy));
             }
         }
-        if let Some((_, _, bought, spent, ended, way)) = best {
+        if let Some((_, _, bought, spent, ended, strategy)) = best {
             for node in &bought {
-                self.stock.take(&node.content, 1);
+                self.demand.take(&node.content, 1);
             }
             self.bought.extend(bought);
             self.budgets = spent;
             round.dead = ended;
-            self.way = way;
+            self.strategy = strategy;
         }
     }
 
     /// Buys until nothing that the round can place is left, or limits end it.
     pub fn buy(&mut self, round: &mut Round) {
         let mut aside = self.hopeless(round);
-        self.stock.take(&aside, 1);
+        self.demand.take(&aside, 1);
         self.buy_hopeful(round, &mut aside);
-        self.stock.give_back(&aside);
+        self.demand.give_back(&aside);
     }
 
-    /// Buys; what turns out to be out of reach is taken from the stock and put aside.
+    /// Buys; what turns out to be out of reach is taken from the demand and put aside.
     fn buy_hopeful(&mut self, round: &mut Round, aside: &mut Content) {
         let mut priced: Option<Priced> = None;
         while let Some(seed) = self.seed(round, priced.as_ref()) {
@@ -372,7 +372,7 @@ impl<'u, 'p, 'g> Packer<'u, 'p, 'g> {
             if stale {
                 let Some(found) = self.price(round) else { return };
                 if self.first_prices.is_empty() {
-                    self.first_prices = self.stock.prices().to_vec();
+                    self.first_prices = self.demand.prices().to_vec();
                 }
                 let remaining = self.remaining(round);
                 let worth_of = self.worth_of(round);
@@ -393,27 +393,27 @@ impl<'u, 'p, 'g> Packer<'u, 'p, 'g> {
                 now.favourites.clear();
             }
             if let Some(bought) = self.best_purchase(round, &mut now) {
-                let capacity = self.universe.instance_type(bought.column).capacity.clone();
+                let capacity = self.column_sets.instance_type(bought.column).capacity.clone();
                 let most =
-                    bought.content.iter().map(|(item, count)| self.stock.items[*item].left / count).min().unwrap_or(0);
-                let pool = self.universe.pool(bought.column);
-                let copies = copies_of(now.remaining * PURCHASE, self.stock.content_worth(&bought.content));
+                    bought.content.iter().map(|(item, count)| self.demand.items[*item].left / count).min().unwrap_or(0);
+                let pool = self.column_sets.pool(bought.column);
+                let copies = copies_of(now.remaining * PURCHASE, self.demand.content_worth(&bought.content));
                 let most = most.min(copies.max(1));
                 let copies = self.budgets[pool].copies(&capacity, most);
                 self.budgets[pool].spend(&capacity, copies);
                 for (item, count) in &bought.content {
-                    let worth = self.stock.worth(*item) * float(count * copies);
-                    now.worth_of[self.stock.items[*item].place] -= worth;
+                    let worth = self.demand.worth(*item) * float(count * copies);
+                    now.worth_of[self.demand.items[*item].place] -= worth;
                     now.remaining -= worth;
                 }
-                self.stock.take(&bought.content, copies);
+                self.demand.take(&bought.content, copies);
                 self.bought.extend(std::iter::repeat_n(bought, copies));
-            } else if let Some(item) = self.stock.largest(seed) {
-                let left = self.stock.items[item].left;
-                let worth = self.stock.worth(item) * float(left);
+            } else if let Some(item) = self.demand.largest(seed) {
+                let left = self.demand.items[item].left;
+                let worth = self.demand.worth(item) * float(left);
                 now.worth_of[seed] -= worth;
                 now.remaining -= worth;
-                self.stock.take(&[(item, left)], 1);
+                self.demand.take(&[(item, left)], 1);
                 aside.push((item, left));
             } else {
                 now.remaining -= now.worth_of[seed];
@@ -424,14 +424,14 @@ impl<'u, 'p, 'g> Packer<'u, 'p, 'g> {
     }
 
     fn open(&self, round: &Round, item: usize) -> bool {
-        let item = &self.stock.items[item];
-        item.left > 0 && !round.dead[item.place] && round.signature[item.place].is_some()
+        let item = &self.demand.items[item];
+        item.left > 0 && !round.dead[item.place] && round.column_set[item.place].is_some()
     }
 
     fn worth_of(&self, round: &Round) -> Vec<f64> {
-        let mut out = vec![0.0; self.stock.places.len()];
-        for i in (0..self.stock.items.len()).filter(|i| self.open(round, *i)) {
-            out[self.stock.items[i].place] += self.stock.worth(i) * float(self.stock.items[i].left);
+        let mut out = vec![0.0; self.demand.places.len()];
+        for i in (0..self.demand.items.len()).filter(|i| self.open(round, *i)) {
+            out[self.demand.items[i].place] += self.demand.worth(i) * float(self.demand.items[i].left);
         }
         out
     }
@@ -442,8 +442,8 @@ impl<'u, 'p, 'g> Packer<'u, 'p, 'g> {
 
     /// The place that has the fewest columns, and of those the most left: what is flexible fills up what is not.
     fn seed(&self, round: &Round, priced: Option<&Priced>) -> Option<usize> {
-        let open = |p: &usize| self.stock.left_of(*p) > 0 && !round.dead[*p] && round.signature[*p].is_some();
-        (0..self.stock.places.len()).filter(open).min_by(|a, b| {
+        let open = |p: &usize| self.demand.left_of(*p) > 0 && !round.dead[*p] && round.column_set[*p].is_some();
+        (0..self.demand.places.len()).filter(open).min_by(|a, b| {
             let worth = |p: &usize| priced.map_or(0.0, |priced| priced.worth_of[*p]);
             round.width[*a].cmp(&round.width[*b]).then(worth(b).total_cmp(&worth(a))).then(a.cmp(b))
         })
@@ -451,18 +451,19 @@ impl<'u, 'p, 'g> Packer<'u, 'p, 'g> {
 
     /// The purchase that gives most for its price. The favourites of the last full comparison are tried alone while they
     /// stay as good.
-    fn best_purchase(&mut self, round: &Round, priced: &mut Priced) -> Option<Bought> {
-        let signature = round.signature[priced.seed]?;
-        let largest = self.stock.largest(priced.seed)?;
-        let need = self.stock.need(largest);
-        let critical = self.stock.critical();
-        let nodes = if self.way.even { self.stock.slot_nodes() } else { 0 };
+    fn best_purchase(&mut self, round: &Round, priced: &mut Priced) -> Option<PurchasedNode> {
+        let column_set = round.column_set[priced.seed]?;
+        let largest = self.demand.largest(priced.seed)?;
+        let need = self.demand.need(largest);
+        let critical = self.demand.critical();
+        let nodes = if self.strategy.even { self.demand.slot_nodes() } else { 0 };
         let cap = if nodes > 1 { priced.remaining / float(nodes) * 1.15 } else { priced.remaining * 1.3 };
         if !priced.favourites.is_empty() {
             for column in std::mem::take(&mut priced.favourites) {
-                let holds = fits(need, self.universe.room(column))
-                    && real(self.universe.columns[column].price) <= cap
-                    && self.budgets[self.universe.pool(column)].allows(&self.universe.instance_type(column).capacity);
+                let holds = fits(need, self.column_sets.room(column))
+                    && real(self.column_sets.columns[column].price) <= cap
+                    && self.budgets[self.column_sets.pool(column)]
+                        .allows(&self.column_sets.instance_type(column).capacity);
                 if !holds {
                     continue;
                 }
@@ -475,7 +476,7 @@ impl<'u, 'p, 'g> Packer<'u, 'p, 'g> {
                 }
             }
         }
-        let candidates = self.candidates(round, signature, need, &priced.found, cap);
+        let candidates = self.candidates(round, column_set, need, &priced.found, cap);
         let tried = self.compare(round, priced, &candidates, &critical);
         priced.favourites = tried.iter().take(4).map(|(_, _, bought)| bought.column).collect();
         let (value, _, bought) = tried.into_iter().next()?;
@@ -490,34 +491,35 @@ impl<'u, 'p, 'g> Packer<'u, 'p, 'g> {
         priced: &Priced,
         candidates: &[(usize, f64)],
         critical: &[u32],
-    ) -> Vec<(f64, i64, Bought)> {
-        let mut out: Vec<(f64, i64, Bought)> = Vec::new();
+    ) -> Vec<(f64, i64, PurchasedNode)> {
+        let mut out: Vec<(f64, i64, PurchasedNode)> = Vec::new();
         let mut best = 0.0;
         for (column, at_most) in candidates.iter().copied() {
             if at_most <= best {
                 break;
             }
             // Asked once for a place, not for each of its buckets.
-            let accepted: Vec<bool> = (round.signature.iter().zip(&round.dead))
-                .map(|(signature, dead)| {
-                    !dead && signature.is_some_and(|id| self.universe.signatures[id].bits.contains(column))
+            let accepted: Vec<bool> = (round.column_set.iter().zip(&round.dead))
+                .map(|(column_set, dead)| {
+                    !dead && column_set.is_some_and(|id| self.column_sets.sets[id].bits.contains(column))
                 })
                 .collect();
-            let buckets = self.stock.open_buckets(|place| accepted[place]);
-            let host = self.daemon_hosts[self.universe.daemon_set(column)].clone();
-            let bin = Bin { room: self.universe.room(column), host: &host, content: &[] };
+            let buckets = self.demand.open_buckets(|place| accepted[place]);
+            let host = self.daemon_hosts[self.column_sets.daemon_set(column)].clone();
+            let bin = Bin { room: self.column_sets.room(column), host: &host, content: &[] };
             let weights = self.weights(round.prices_on(&priced.found, column));
-            let mut content = self.stock.fill(&bin, &weights, &buckets, Some(priced.seed), critical, self.way.power);
+            let mut content =
+                self.demand.fill(&bin, &weights, &buckets, Some(priced.seed), critical, self.strategy.power);
             while !content.is_empty() && !self.min_values_hold(column, &content) {
                 content.pop();
             }
             if content.is_empty() {
                 continue;
             }
-            let price = self.universe.columns[column].price;
-            let value = self.stock.content_worth(&content) / real(price.max(1));
+            let price = self.column_sets.columns[column].price;
+            let value = self.demand.content_worth(&content) / real(price.max(1));
             best = value.max(best);
-            out.push((value, price, Bought { column, content }));
+            out.push((value, price, PurchasedNode { column, content }));
         }
         out.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)).then(a.2.column.cmp(&b.2.column)));
         out
@@ -530,28 +532,35 @@ impl<'u, 'p, 'g> Packer<'u, 'p, 'g> {
 
     /// Columns worth trying, each with the most that its content can be worth for its price: those of each price band that
     /// could give most, within limits, that hold `need`.
-    fn candidates(&self, round: &Round, signature: usize, need: &[i64], found: &Prices, cap: f64) -> Vec<(usize, f64)> {
+    fn candidates(
+        &self,
+        round: &Round,
+        column_set: usize,
+        need: &[i64],
+        found: &Prices,
+        cap: f64,
+    ) -> Vec<(usize, f64)> {
         const PER_BAND: usize = 3;
         let mut rated: Vec<(f64, i64, usize)> = Vec::new();
         let mut last_shape = usize::MAX;
-        for column in self.universe.signatures[signature].bits.iter() {
-            let price = self.universe.columns[column].price;
-            let shape = self.universe.columns[column].shape;
+        for column in self.column_sets.sets[column_set].bits.iter() {
+            let price = self.column_sets.columns[column].price;
+            let shape = self.column_sets.columns[column].shape;
             // Columns of a shape differ in zone and capacity type: keep the cheapest, the first of equals.
             let of_shape = rated.last().filter(|_| shape == last_shape).map(|(_, price, _)| *price);
             if of_shape.is_some_and(|cheapest| price >= cheapest) {
                 continue;
             }
-            let room = self.universe.room(column);
+            let room = self.column_sets.room(column);
             if !fits(need, room) {
                 continue;
             }
-            let capacity = &self.universe.instance_type(column).capacity;
-            if !self.budgets[self.universe.pool(column)].allows(capacity) {
+            let capacity = &self.column_sets.instance_type(column).capacity;
+            if !self.budgets[self.column_sets.pool(column)].allows(capacity) {
                 continue;
             }
             let paid = round.prices_on(found, column);
-            let value = (worth(room, paid) + self.stock.slots_worth(paid)) / real(price.max(1));
+            let value = (worth(room, paid) + self.demand.slots_worth(paid)) / real(price.max(1));
             if of_shape.is_some() {
                 rated.pop();
             }

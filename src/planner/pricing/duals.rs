@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use microlp::{ComparisonOp, OptimizationDirection, Problem as Lp, Variable};
 
 use crate::planner::columns::bitset::Bits;
-use crate::planner::columns::sets::Universe;
+use crate::planner::columns::sets::ColumnSets;
 use crate::planner::pack::demand::real;
 
 /// Rounds of adding violated rows.
@@ -38,7 +38,7 @@ pub(crate) struct Offer<P, R> {
 }
 
 /// What can be bought, as demands see it: made once, priced as often as what is left changes.
-pub(crate) struct Market {
+pub(crate) struct CoveringLp {
     /// Set of columns of each demand.
     set_of: Vec<usize>,
     sets: usize,
@@ -60,13 +60,13 @@ struct Row {
     price: f64,
 }
 
-impl Market {
+impl CoveringLp {
     /// `demands` are sets of columns with the amount wanted of each resource (and slot), which here only decides what is
     /// merged when there are many sets. `slots` is how many of each slot a column has. A demand that no column of its set
     /// can meet is left out by the caller. Sets of columns beyond the `max_sets` that want most (at most 31) are merged into
     /// one that may use what any of them may.
     pub fn new(
-        universe: &Universe<'_>,
+        column_sets: &ColumnSets<'_>,
         demands: &[(&Bits, &[i64])],
         slots: &[i64],
         max_sets: usize,
@@ -74,10 +74,10 @@ impl Market {
     ) -> Self {
         let price = &offer.price;
         let room = |column: usize| -> Vec<i64> {
-            let room = universe.room(column).iter().enumerate();
+            let room = column_sets.room(column).iter().enumerate();
             room.map(|(dim, room)| (offer.room)(column, dim, *room).max(0)).collect()
         };
-        let columns = universe.columns.len();
+        let columns = column_sets.columns.len();
         let mut ids: HashMap<&Bits, usize> = HashMap::new();
         let mut merged: Vec<(Bits, i64)> = Vec::new();
         let mut set_of: Vec<usize> = Vec::with_capacity(demands.len());
@@ -121,10 +121,10 @@ impl Market {
                 members.len() - 1
             });
         }
-        let dims = universe.dims.len();
-        let kept = undominated(universe, &kind_of, members.len(), price);
+        let dims = column_sets.dims.len();
+        let kept = undominated(column_sets, &kind_of, members.len(), price);
         let mut scale: Vec<f64> = (0..dims)
-            .map(|d| kept.iter().map(|c| real(universe.room(*c)[d].max(0))).fold(0.0, f64::max).max(1.0))
+            .map(|d| kept.iter().map(|c| real(column_sets.room(*c)[d].max(0))).fold(0.0, f64::max).max(1.0))
             .collect();
         scale.extend(slots.iter().map(|n| real(*n).max(1.0)));
         let price_scale = kept.iter().map(|c| real(price(*c))).fold(0.0, f64::max).max(1.0);
@@ -139,7 +139,7 @@ impl Market {
         Self { set_of, sets: merged.len(), kind_of, members, rows, scale, price_scale, warm: BTreeSet::new() }
     }
 
-    /// Prices of a demand, by its place in the list that the market was made of.
+    /// Prices of a demand, by its place in the list that the lp was made of.
     pub fn of_demand<'x>(&self, prices: &'x Prices, demand: usize) -> &'x [f64] {
         &prices.by_set[self.set_of[demand]]
     }
@@ -149,7 +149,7 @@ impl Market {
         prices.by_kind.get(self.kind_of[column]).or(prices.by_kind.last()).map_or(&[], Vec::as_slice)
     }
 
-    /// Solves for prices of `amounts`, which belong to the demands that the market was made of. What a column holds may be
+    /// Solves for prices of `amounts`, which belong to the demands that the lp was made of. What a column holds may be
     /// worth more than its price by the share `slack`: a column more in the program costs a solution, and who buys by
     /// these prices doesn't see the difference. The bound is one in any case.
     pub fn prices<'x>(&mut self, amounts: impl Iterator<Item = (usize, &'x [i64])>, slack: f64) -> Option<Prices> {
@@ -261,15 +261,20 @@ impl Market {
 }
 
 /// Columns, cheapest first, without those that a cheaper one of their kind equals or exceeds in everything.
-fn undominated(universe: &Universe<'_>, kind_of: &[usize], kinds: usize, price: &impl Fn(usize) -> i64) -> Vec<usize> {
+fn undominated(
+    column_sets: &ColumnSets<'_>,
+    kind_of: &[usize],
+    kinds: usize,
+    price: &impl Fn(usize) -> i64,
+) -> Vec<usize> {
     let mut kept: Vec<Vec<usize>> = vec![Vec::new(); kinds];
     let mut out = Vec::new();
-    let mut by_price: Vec<usize> = universe.by_price.iter().copied().filter(|c| kind_of[*c] != usize::MAX).collect();
+    let mut by_price: Vec<usize> = column_sets.by_price.iter().copied().filter(|c| kind_of[*c] != usize::MAX).collect();
     by_price.sort_by_key(|column| price(*column));
     for column in by_price {
-        let room = universe.room(column);
+        let room = column_sets.room(column);
         let of_kind = &mut kept[kind_of[column]];
-        if !of_kind.iter().rev().any(|have| room.iter().zip(universe.room(*have)).all(|(r, h)| r <= h)) {
+        if !of_kind.iter().rev().any(|have| room.iter().zip(column_sets.room(*have)).all(|(r, h)| r <= h)) {
             of_kind.push(column);
             out.push(column);
         }

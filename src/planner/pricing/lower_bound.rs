@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 
 use crate::planner::columns::bitset::Bits;
 use crate::planner::columns::dims::fits;
-use crate::planner::pack::strategy::Packer;
-use crate::planner::pricing::duals::{Market, Offer};
+use crate::planner::pack::strategy::PlanState;
+use crate::planner::pricing::duals::{CoveringLp, Offer};
 
 /// Sets of columns that the bound tells apart.
 const BOUND_SETS: usize = 24;
@@ -53,7 +53,7 @@ fn gcd(a: i64, b: i64) -> i64 {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
-impl Packer<'_, '_, '_> {
+impl PlanState<'_, '_, '_> {
     /// A bound on the cost of any plan of new nodes for what is left, whatever the weights of the NodePools and the zones
     /// chosen.
     ///
@@ -64,57 +64,57 @@ impl Packer<'_, '_, '_> {
     /// them. Of a room no more is used than sums of requests reach. What the program lets happen besides (pods cut, zones
     /// ignored) only makes it cheaper.
     pub fn lower_bound(&mut self) -> Option<f64> {
-        let all = Bits::full(self.universe.columns.len());
+        let all = Bits::full(self.column_sets.columns.len());
         let round = self.widest(&all);
         let aside = self.hopeless(&round);
-        self.stock.take(&aside, 1);
-        self.stock.choose_slots(true);
+        self.demand.take(&aside, 1);
+        self.demand.choose_slots(true);
         // A pin is a choice of ours: the bound lets the group go to every domain it may use.
         let mut sets: std::collections::BTreeMap<Vec<i64>, std::collections::HashMap<&Bits, Vec<i64>>> =
             std::collections::BTreeMap::new();
-        let dims = self.universe.dims.len() + self.stock.slots.len();
-        for at in (0..self.stock.items.len()).filter(|at| self.stock.items[*at].left > 0) {
-            if round.signature(self.stock.items[at].place).is_none() {
+        let dims = self.column_sets.dims.len() + self.demand.slots.len();
+        for at in (0..self.demand.items.len()).filter(|at| self.demand.items[*at].left > 0) {
+            if round.column_set(self.demand.items[at].place).is_none() {
                 continue;
             }
-            let group = &self.stock.groups[self.stock.items[at].group];
+            let group = &self.demand.groups[self.demand.items[at].group];
             let whole =
                 if crate::planner::pack::demand::is_extended(&group.need) { group.need.clone() } else { Vec::new() };
             let Some(required) = group.levels.last() else { continue };
             let amount = sets.entry(whole).or_default().entry(required).or_insert_with(|| vec![0; dims]);
-            self.stock.add_demand(at, amount);
+            self.demand.add_demand(at, amount);
         }
         let mut demands: Vec<(Bits, Vec<i64>)> = Vec::new();
         for (whole, sets) in sets {
             for (required, amount) in sets {
                 let mut bits = required.clone();
                 if !whole.is_empty() {
-                    bits.and(&self.universe.where_column(|column| fits(&whole, self.universe.room(column))));
+                    bits.and(&self.column_sets.where_column(|column| fits(&whole, self.column_sets.room(column))));
                 }
                 demands.push((bits, amount));
             }
         }
         demands.sort_by(|a, b| b.1.cmp(&a.1));
-        self.stock.give_back(&aside);
+        self.demand.give_back(&aside);
         let sets: Vec<(&Bits, &[i64])> = demands.iter().map(|(bits, amount)| (bits, amount.as_slice())).collect();
         let reaches = self.reaches();
         let offer = Offer {
             // Of what is paid, not of what a person makes of it by settings.
-            price: |column: usize| self.universe.columns[column].paid,
+            price: |column: usize| self.column_sets.columns[column].paid,
             room: |_: usize, dim: usize, room: i64| {
                 reaches.get(dim).and_then(Option::as_ref).map_or(room, |reach| reach.most(room))
             },
         };
-        let mut market = Market::new(self.universe, &sets, &self.stock.slot_caps(), BOUND_SETS, offer);
-        let found = market.prices(demands.iter().enumerate().map(|(at, (_, amount))| (at, amount.as_slice())), 1e-9);
+        let mut lp = CoveringLp::new(self.column_sets, &sets, &self.demand.slot_caps(), BOUND_SETS, offer);
+        let found = lp.prices(demands.iter().enumerate().map(|(at, (_, amount))| (at, amount.as_slice())), 1e-9);
         found.map(|prices| prices.bound)
     }
 
     /// What sums of what is left reach, by resource.
     fn reaches(&self) -> Vec<Option<Reach>> {
-        let mut requests = vec![BTreeSet::new(); self.universe.dims.len()];
-        for at in (0..self.stock.items.len()).filter(|at| self.stock.items[*at].left > 0) {
-            for (of, need) in requests.iter_mut().zip(self.stock.need(at)) {
+        let mut requests = vec![BTreeSet::new(); self.column_sets.dims.len()];
+        for at in (0..self.demand.items.len()).filter(|at| self.demand.items[*at].left > 0) {
+            for (of, need) in requests.iter_mut().zip(self.demand.need(at)) {
                 if *need > 0 && of.len() <= MOST_REQUESTS {
                     of.insert(*need);
                 }

@@ -1,4 +1,4 @@
-//! TODO-DOC planner::pricing
+//! The linear relaxation: dual prices of resources, and the lower bound on plan cost.
 
 pub mod duals;
 pub mod lower_bound;

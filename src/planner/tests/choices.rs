@@ -54,11 +54,11 @@ fn what_leaves_no_gap_is_offered_whole() {
     let mut world = World::new();
     world.pods("p", 1, &json!({}), "1", "1Gi", &json!({}));
     // An offering that can't be had now is no gap.
-    let catalogue = Arc::make_mut(&mut world.problem.pools[0].catalogue);
-    for found in catalogue.instance_types.iter_mut().filter(|found| &*found.name == "m1.x2") {
+    let catalog = Arc::make_mut(&mut world.problem.pools[0].catalog);
+    for found in catalog.instance_types.iter_mut().filter(|found| &*found.name == "m1.x2") {
         Arc::make_mut(found).offerings.retain(|offering| &*offering.zone != "z-b");
     }
-    for found in catalogue.instance_types.iter_mut().filter(|found| &*found.name == "c1.x2") {
+    for found in catalog.instance_types.iter_mut().filter(|found| &*found.name == "c1.x2") {
         Arc::make_mut(found).offerings.iter_mut().for_each(|offering| offering.available = &*offering.zone != "z-a");
     }
     let plan = world.plan();

@@ -1,4 +1,4 @@
-//! Behaviours of the planner as tables, and properties that every plan has. A small catalogue stands in for EC2's.
+//! Behaviours of the planner as tables, and properties that every plan has. A small catalog stands in for EC2's.
 //!
 //! `b01` to `b42` are the numbered behaviours of the Karpenter core reference, section 14; the rest of them are about
 //! disruption and the life of nodes.
@@ -22,7 +22,7 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use crate::model::offering::{CapacityType, Catalogue, InstanceType, MicroUsd, Offering};
+use crate::model::offering::{CapacityType, Catalog, InstanceType, MicroUsd, Offering};
 use crate::model::resources::Resources;
 use crate::planner::input::intern::Interner;
 use crate::planner::input::problem::{NodeState, Pool, Problem};
@@ -31,7 +31,7 @@ use crate::planner::output::plan::Plan;
 pub(crate) const ZONES: [&str; 3] = ["z-a", "z-b", "z-c"];
 
 /// Sizes of two CPU families, an Arm one, and a GPU one; allocatable is capacity.
-pub(crate) fn catalogue() -> Arc<Catalogue> {
+pub(crate) fn catalog() -> Arc<Catalog> {
     let mut types = Vec::new();
     for (family, arch, gib_per_cpu, price) in
         [("c1", "amd64", 2, 40_000), ("m1", "amd64", 4, 48_000), ("r1", "amd64", 8, 64_000), ("a1", "arm64", 4, 40_000)]
@@ -43,7 +43,7 @@ pub(crate) fn catalogue() -> Arc<Catalogue> {
     types.push(instance("g1", 4, 16, 1, "amd64", 500_000));
     types.push(instance("g1", 16, 64, 4, "amd64", 1_900_000));
     types.sort_by(|a, b| a.name.cmp(&b.name));
-    Arc::new(Catalogue { region: "here".into(), instance_types: types.into_iter().map(Arc::new).collect() })
+    Arc::new(Catalog { region: "here".into(), instance_types: types.into_iter().map(Arc::new).collect() })
 }
 
 fn instance(family: &str, cpus: i64, gib: i64, gpus: i64, arch: &str, price: i64) -> InstanceType {
@@ -275,5 +275,5 @@ pub(crate) fn read_pool(name: &str, extra: &Value) -> Result<Pool, crate::planne
         }
     }
     let object = json!({"apiVersion": "karpenter.sh/v1", "kind": "NodePool", "metadata": {"name": name}, "spec": spec});
-    Pool::new(&serde_json::from_value(object).unwrap(), catalogue(), Resources::default(), 0)
+    Pool::new(&serde_json::from_value(object).unwrap(), catalog(), Resources::default(), 0)
 }

@@ -5,12 +5,12 @@ use serde_json::{Value, json};
 use crate::model::offering::CapacityType;
 use crate::model::resources::Resources;
 use crate::planner::input::problem::PodEntry;
-use crate::planner::tests::{HOST, World, affinity, catalogue};
+use crate::planner::tests::{HOST, World, affinity, catalog};
 
 /// Cases tried.
 const CASES: u64 = 400;
 
-/// A small stock of `least` to `least` + 2 pods without rules about zones: one workload of up to `replicas`
+/// A small demand of `least` to `least` + 2 pods without rules about zones: one workload of up to `replicas`
 /// pods after the other, drawn from `seed`.
 fn world(seed: u64, least: usize, replicas: usize) -> World {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
@@ -55,8 +55,8 @@ fn cheapest(pods: &[&PodEntry]) -> Option<i64> {
     if apart {
         return None;
     }
-    let catalogue = catalogue();
-    let holds = catalogue.instance_types.iter().filter(|found| {
+    let catalog = catalog();
+    let holds = catalog.instance_types.iter().filter(|found| {
         sum.iter().all(|(name, amount)| amount <= found.allocatable.get(name))
             && pods.iter().all(|pod| pod.class.accepts_node(&found.labels, ""))
     });

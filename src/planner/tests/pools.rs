@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::model::offering::{CapacityType, MicroUsd, Offering};
 use crate::model::resources::Resources;
-use crate::planner::input::problem::Memory;
+use crate::planner::input::problem::ColumnCache;
 use crate::planner::output::plan::Plan;
 use crate::planner::tests::{HOST, World, ZONE, affinity, lone, reason, types};
 
@@ -143,15 +143,15 @@ fn the_capacity_type_with_the_lowest_price_wins() {
 #[test]
 fn an_offering_without_capacity_is_not_bought() {
     let mut world = World::new();
-    let mut catalogue = (*world.problem.pools[0].catalogue).clone();
-    for instance_type in &mut catalogue.instance_types {
+    let mut catalog = (*world.problem.pools[0].catalog).clone();
+    for instance_type in &mut catalog.instance_types {
         if instance_type.name.starts_with("a1") {
             let mut gone = (**instance_type).clone();
             gone.offerings.iter_mut().for_each(|o| o.available = false);
             *instance_type = Arc::new(gone);
         }
     }
-    world.problem.pools[0].catalogue = Arc::new(catalogue);
+    world.problem.pools[0].catalog = Arc::new(catalog);
     world.pods("p", 1, &json!({}), "1", "1Gi", &json!({}));
     assert_eq!(types(&world.plan()), ["c1.x2"]);
 }
@@ -179,8 +179,8 @@ fn capacity_is_bought_reserved_then_spot_then_on_demand() {
         let mut world = World::new();
         let pool = &mut world.problem.pools[0];
         pool.requirements.clear();
-        let mut catalogue = (*pool.catalogue).clone();
-        for instance_type in &mut catalogue.instance_types {
+        let mut catalog = (*pool.catalog).clone();
+        for instance_type in &mut catalog.instance_types {
             let mut changed = (**instance_type).clone();
             // A reservation is paid for already: its price is next to nothing.
             let reserved: Vec<Offering> = changed
@@ -197,7 +197,7 @@ fn capacity_is_bought_reserved_then_spot_then_on_demand() {
             changed.offerings.retain(|o| !gone.contains(&o.capacity_type));
             *instance_type = Arc::new(changed);
         }
-        pool.catalogue = Arc::new(catalogue);
+        pool.catalog = Arc::new(catalog);
         world.pods("p", 2, &json!({}), "1", "1Gi", &json!({}));
         assert_eq!(world.plan().new_nodes[0].choices[0].capacity_type, want);
         gone.push(want);
@@ -209,8 +209,8 @@ fn reserved(pools: &[(&str, Value)], count: i64) -> World {
     let mut world = World::with_pools(pools);
     for pool in &mut world.problem.pools {
         pool.requirements.retain(|r| r.key != "karpenter.sh/capacity-type");
-        let mut catalogue = (*pool.catalogue).clone();
-        for instance_type in catalogue.instance_types.iter_mut().filter(|t| &*t.name == "a1.x4") {
+        let mut catalog = (*pool.catalog).clone();
+        for instance_type in catalog.instance_types.iter_mut().filter(|t| &*t.name == "a1.x4") {
             let mut changed = (**instance_type).clone();
             let mut offering = changed.offerings.iter().find(|o| &*o.zone == "z-b").unwrap().clone();
             offering.capacity_type = CapacityType::Reserved;
@@ -218,7 +218,7 @@ fn reserved(pools: &[(&str, Value)], count: i64) -> World {
             changed.offerings.push(offering);
             *instance_type = Arc::new(changed);
         }
-        pool.catalogue = Arc::new(catalogue);
+        pool.catalog = Arc::new(catalog);
     }
     world
 }
@@ -258,8 +258,8 @@ fn a_reservation_is_filled_before_anything_is_bought_and_never_beyond_its_count(
 fn two_reserved(counts: [i64; 2], pool: Value) -> World {
     let mut world = reserved(&[("default", pool)], 0);
     let pool = &mut world.problem.pools[0];
-    let mut catalogue = (*pool.catalogue).clone();
-    let found = catalogue.instance_types.iter_mut().find(|t| &*t.name == "a1.x4").unwrap();
+    let mut catalog = (*pool.catalog).clone();
+    let found = catalog.instance_types.iter_mut().find(|t| &*t.name == "a1.x4").unwrap();
     let mut changed = (**found).clone();
     let template = changed.offerings.pop().unwrap();
     for (id, count) in ["cr-1", "cr-2"].into_iter().zip(counts) {
@@ -267,7 +267,7 @@ fn two_reserved(counts: [i64; 2], pool: Value) -> World {
         changed.offerings.push(Offering { left: Some(count), labels, ..template.clone() });
     }
     *found = Arc::new(changed);
-    pool.catalogue = Arc::new(catalogue);
+    pool.catalog = Arc::new(catalog);
     world
 }
 
@@ -306,8 +306,8 @@ fn pods_spread_over_partitions_and_each_node_demands_its_own() {
     const PARTITION: &str = "karpenter.k8s.aws/placement-group-partition";
     let world = || {
         let mut world = World::with_pools(&[("default", json!({}))]);
-        let mut catalogue = (*world.problem.pools[0].catalogue).clone();
-        for instance_type in &mut catalogue.instance_types {
+        let mut catalog = (*world.problem.pools[0].catalog).clone();
+        for instance_type in &mut catalog.instance_types {
             let mut copy = (**instance_type).clone();
             let labelled = |offering: &Offering, partition: &str| Offering {
                 labels: Arc::new([(PARTITION.to_owned(), partition.to_owned())].into()),
@@ -317,7 +317,7 @@ fn pods_spread_over_partitions_and_each_node_demands_its_own() {
                 copy.offerings.iter().flat_map(|o| ["1", "2", "3"].map(|partition| labelled(o, partition))).collect();
             *instance_type = Arc::new(copy);
         }
-        world.problem.pools[0].catalogue = Arc::new(catalogue);
+        world.problem.pools[0].catalog = Arc::new(catalog);
         world
     };
     let mut spread_out = world();
@@ -339,13 +339,13 @@ fn pods_spread_over_partitions_and_each_node_demands_its_own() {
 /// Each offering of the first pool as `change` makes it.
 fn changed(pools: &[(&str, Value)], change: impl Fn(&mut Offering)) -> World {
     let mut world = World::with_pools(pools);
-    let mut catalogue = (*world.problem.pools[0].catalogue).clone();
-    for instance_type in &mut catalogue.instance_types {
+    let mut catalog = (*world.problem.pools[0].catalog).clone();
+    for instance_type in &mut catalog.instance_types {
         let mut copy = (**instance_type).clone();
         copy.offerings.iter_mut().for_each(&change);
         *instance_type = Arc::new(copy);
     }
-    world.problem.pools[0].catalogue = Arc::new(catalogue);
+    world.problem.pools[0].catalog = Arc::new(catalog);
     world
 }
 
@@ -417,13 +417,13 @@ fn instances_are_shared_unless_the_pool_or_a_pod_wants_dedicated_ones() {
         (json!({"labels": {TENANCY: "dedicated"}}), wants("default"), None),
     ] {
         let mut world = World::with_pools(&[("default", pool.clone())]);
-        let mut catalogue = (*world.problem.pools[0].catalogue).clone();
-        for instance_type in &mut catalogue.instance_types {
+        let mut catalog = (*world.problem.pools[0].catalog).clone();
+        for instance_type in &mut catalog.instance_types {
             let mut copy = (**instance_type).clone();
             copy.labels.insert(TENANCY.to_owned(), "default".to_owned());
             *instance_type = Arc::new(copy);
         }
-        world.problem.pools[0].catalogue = Arc::new(catalogue);
+        world.problem.pools[0].catalog = Arc::new(catalog);
         world.pods("p", 1, &json!({}), "1", "1Gi", &pod);
         let plan = world.plan();
         let found = plan.new_nodes.first().map(|node| {
@@ -437,11 +437,11 @@ fn instances_are_shared_unless_the_pool_or_a_pod_wants_dedicated_ones() {
 #[test]
 fn plans_that_share_what_they_know_of_the_market_are_what_they_would_be_alone() {
     let team = json!({"requirements": [{"key": "team", "operator": "Exists"}]});
-    let catalogue = crate::planner::tests::catalogue();
+    let catalog = crate::planner::tests::catalog();
     let with = |pools: &[(&str, Value)], change: &dyn Fn(&mut World)| {
         let mut world = World::with_pools(pools);
         for pool in &mut world.problem.pools {
-            pool.catalogue = Arc::clone(&catalogue);
+            pool.catalog = Arc::clone(&catalog);
         }
         world.pods("p", 5, &json!({"app": "p"}), "1", "3Gi", &json!({}));
         change(&mut world);
@@ -455,7 +455,7 @@ fn plans_that_share_what_they_know_of_the_market_are_what_they_would_be_alone() 
         with(&plain, &|world| world.daemon("1500m", &json!({}))),
         with(&plain, &|world| world.daemon("500m", &json!({"nodeSelector": {"kubernetes.io/arch": "arm64"}}))),
         with(&plain, &|world| world.problem.settings.node_penalty = MicroUsd(500_000)),
-        with(&plain, &|world| world.problem.pools[0].catalogue = crate::planner::tests::catalogue()),
+        with(&plain, &|world| world.problem.pools[0].catalog = crate::planner::tests::catalog()),
         with(&plain, &|world| world.pods("q", 40, &json!({}), "2", "1Gi", &json!({}))),
         with(&[("default", json!({"taints": [{"key": "t", "effect": "NoSchedule"}]}))], &|_| {}),
         with(
@@ -477,7 +477,7 @@ fn plans_that_share_what_they_know_of_the_market_are_what_they_would_be_alone() 
     let alone: Vec<String> = worlds.iter().map(|world| format!("{:?}", world.plan())).collect();
     let distinct: BTreeSet<&String> = alone.iter().collect();
     assert!(distinct.len() > 9, "worlds that are told apart: {}", distinct.len());
-    let memory = Memory::default();
+    let memory = ColumnCache::default();
     let order = (0..worlds.len()).chain((0..worlds.len()).rev()).chain((0..40).map(|at| at * 5 % worlds.len()));
     for at in order {
         let mut problem = worlds[at].problem.clone();

@@ -218,9 +218,9 @@ proptest! {
     ) {
         let mut world = world(&workloads, 0, None, Features::default());
         let after = world.plan();
-        let mut fewer = (*world.problem.pools[0].catalogue).clone();
+        let mut fewer = (*world.problem.pools[0].catalog).clone();
         fewer.instance_types.remove(which.index(fewer.instance_types.len()));
-        world.problem.pools[0].catalogue = std::sync::Arc::new(fewer);
+        world.problem.pools[0].catalog = std::sync::Arc::new(fewer);
         let before = world.plan();
         prop_assume!(after.unschedulable.len() == before.unschedulable.len());
         prop_assert!(within(before.cost, after.cost), "{:?} became {:?}", before.cost, after.cost);

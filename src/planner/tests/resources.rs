@@ -212,14 +212,14 @@ fn an_accelerator_of_any_maker_is_found_by_its_resource() {
         "vpc.amazonaws.com/pod-eni",
     ] {
         let mut world = World::new();
-        let mut catalogue = (*world.problem.pools[0].catalogue).clone();
-        let mut special = (**catalogue.instance_types.iter().find(|t| &*t.name == "m1.x8").unwrap()).clone();
+        let mut catalog = (*world.problem.pools[0].catalog).clone();
+        let mut special = (**catalog.instance_types.iter().find(|t| &*t.name == "m1.x8").unwrap()).clone();
         special.name = "special.x8".into();
         for amounts in [&mut special.capacity, &mut special.allocatable] {
             amounts.set(resource, 2);
         }
-        catalogue.instance_types.push(Arc::new(special));
-        world.problem.pools[0].catalogue = Arc::new(catalogue);
+        catalog.instance_types.push(Arc::new(special));
+        world.problem.pools[0].catalog = Arc::new(catalog);
         world.pods("p", 3, &json!({}), "1", "1Gi", &json!({"requests": {resource: "1"}}));
         let plan = world.plan();
         assert!(plan.unschedulable.is_empty(), "{resource}: {}", reason(&plan));

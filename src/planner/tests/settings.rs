@@ -40,13 +40,13 @@ fn node_sizes_bound_what_is_bought() {
 fn a_penalty_per_node_makes_nodes_fewer_and_is_no_part_of_the_cost() {
     let mut world = World::new();
     // The largest size costs a little more than its share.
-    let mut catalogue = (*world.problem.pools[0].catalogue).clone();
-    for instance_type in catalogue.instance_types.iter_mut().filter(|t| t.name.ends_with("x16")) {
+    let mut catalog = (*world.problem.pools[0].catalog).clone();
+    for instance_type in catalog.instance_types.iter_mut().filter(|t| t.name.ends_with("x16")) {
         let mut dearer = (**instance_type).clone();
         dearer.offerings.iter_mut().for_each(|o| o.price.0 += 1_000);
         *instance_type = Arc::new(dearer);
     }
-    world.problem.pools[0].catalogue = Arc::new(catalogue);
+    world.problem.pools[0].catalog = Arc::new(catalog);
     world.pods("p", 8, &json!({}), "2", "8Gi", &json!({}));
     let plan = world.plan();
     assert!(plan.new_nodes.len() > 1 && plan.cost.0 == 640_000, "{:?}", types(&plan));
@@ -79,8 +79,8 @@ fn dear_spot(spot_available: bool) -> World {
     let mut world = World::with_pools(&[("default", any)]);
     let pool = &mut world.problem.pools[0];
     pool.requirements.clear();
-    let mut catalogue = (*pool.catalogue).clone();
-    for instance_type in &mut catalogue.instance_types {
+    let mut catalog = (*pool.catalog).clone();
+    for instance_type in &mut catalog.instance_types {
         let mut changed = (**instance_type).clone();
         for offering in changed.offerings.iter_mut().filter(|o| o.capacity_type == CapacityType::Spot) {
             offering.price.0 *= 5;
@@ -88,7 +88,7 @@ fn dear_spot(spot_available: bool) -> World {
         }
         *instance_type = Arc::new(changed);
     }
-    pool.catalogue = Arc::new(catalogue);
+    pool.catalog = Arc::new(catalog);
     world.pods("p", 3, &json!({}), "1", "1Gi", &json!({}));
     world
 }

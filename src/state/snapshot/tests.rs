@@ -28,11 +28,11 @@ fn pools() -> Vec<ReadyPool> {
             }],
         })
     };
-    let catalogue = Catalogue { region: "r".into(), instance_types: [2, 4, 8].map(instance_type).into() };
+    let catalog = Catalog { region: "r".into(), instance_types: [2, 4, 8].map(instance_type).into() };
     let pool = json!({"apiVersion": "karpenter.sh/v1", "kind": "NodePool", "metadata": {"name": "p"},
         "spec": {"limits": {"cpu": "16"},
             "template": {"spec": {"requirements": [], "nodeClassRef": {"group": "g", "kind": "k", "name": "n"}}}}});
-    vec![ReadyPool { pool: Arc::new(read(&pool)), catalogue: Arc::new(catalogue) }]
+    vec![ReadyPool { pool: Arc::new(read(&pool)), catalog: Arc::new(catalog) }]
 }
 
 /// A claim that was planned as `x2` and may become any of `types`.
@@ -59,15 +59,15 @@ fn pod(name: &str, node: Option<&str>, extra: &Value) -> Value {
     json!({"metadata": {"name": name, "namespace": "n", "uid": name, "ownerReferences": [owner]}, "spec": spec})
 }
 
-fn look(state: &State, without: &[&str]) -> Snapshot {
+fn look(state: &ClusterState, without: &[&str]) -> Snapshot {
     let without = without.iter().map(|name| (*name).to_owned()).collect();
     take(state, &pools(), &Settings::default(), &without, 1_000)
 }
 
 #[test]
 fn a_claim_counts_against_limits_as_the_largest_it_may_become_until_it_is_what_it_is() {
-    let used = |state: &State| look(state, &[]).problem.pools[0].usage.cpu_milli;
-    let mut state = State::default();
+    let used = |state: &ClusterState| look(state, &[]).problem.pools[0].usage.cpu_milli;
+    let mut state = ClusterState::default();
     let mut object = claim("c", &["x2", "x4", "x8"]);
     state.apply_claim(read(&object));
     assert_eq!(used(&state), 8_000, "planned as x2, but it may be launched as x8");
@@ -84,7 +84,7 @@ fn a_claim_counts_against_limits_as_the_largest_it_may_become_until_it_is_what_i
 
 #[test]
 fn b41_the_pods_of_a_node_being_deleted_need_another_place() {
-    let mut state = State::default();
+    let mut state = ClusterState::default();
     for name in ["stays", "goes"] {
         state.apply_node(read(&node(name)));
         let mut object = claim(name, &["x4"]);
@@ -119,11 +119,11 @@ fn b41_the_pods_of_a_node_being_deleted_need_another_place() {
 
 #[test]
 fn a_pod_that_begins_to_end_keeps_its_room_on_its_node_and_is_marked() {
-    let mut state = State::default();
+    let mut state = ClusterState::default();
     state.apply_node(read(&node("n")));
     let mut object = pod("web", Some("n"), &json!({}));
     state.apply_pod(&read(&object), 1);
-    let seen = |state: &State| {
+    let seen = |state: &ClusterState| {
         let now = look(state, &[]);
         let pods = &now.problem.nodes[0].pods;
         (pods.iter().map(|pod| pod.deleting).collect::<Vec<_>>(), pods.requests().cpu_milli)
@@ -136,13 +136,14 @@ fn a_pod_that_begins_to_end_keeps_its_room_on_its_node_and_is_marked() {
 
 #[test]
 fn a_node_in_flight_keeps_the_host_ports_of_its_daemons_until_they_are_there() {
-    let mut state = State::default();
+    let mut state = ClusterState::default();
     let ports = json!([{"name": "c", "image": "i", "ports": [{"containerPort": 80, "hostPort": 80}]}]);
     let set = json!({"metadata": {"name": "d", "namespace": "n", "uid": "d"},
         "spec": {"selector": {}, "template": {"spec": {"containers": ports}}}});
     state.apply_daemon_set(&read(&set));
     state.apply_claim(read(&claim("c", &["x2"])));
-    let kept = |state: &State| look(state, &[]).problem.nodes.iter().map(|node| node.daemons.len()).collect::<Vec<_>>();
+    let kept =
+        |state: &ClusterState| look(state, &[]).problem.nodes.iter().map(|node| node.daemons.len()).collect::<Vec<_>>();
     assert_eq!(kept(&state), [1]);
     state.apply_node(read(&node("n")));
     let mut object = claim("c", &["x2"]);

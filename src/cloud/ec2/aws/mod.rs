@@ -1,4 +1,4 @@
-//! TODO-DOC cloud::ec2::aws
+//! The AWS calls themselves: clients, rate limits, error classes, batching of calls and filters of Describe calls.
 
 pub mod batcher;
 pub mod client;

@@ -1,4 +1,4 @@
-//! TODO-DOC cloud::ec2::instances
+//! Instances: describe, list, terminate, tag, and their status checks.
 
 pub mod describe;
 pub mod status_checks;

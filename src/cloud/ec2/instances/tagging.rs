@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use futures::{Stream, StreamExt, stream};
 
-use crate::cloud::ec2::Ec2;
+use crate::cloud::ec2::Ec2Provider;
 use crate::cloud::ec2::aws::client::Clients;
 use crate::cloud::ec2::aws::errors::{ApiError, Class};
 use crate::cloud::ec2::instances::describe;
@@ -51,7 +51,7 @@ async fn create(clients: &Clients, missing: &Tags, ids: Vec<String>) -> Result<(
     call.send().await.map_err(ApiError::of(CREATE)).map(|_| ())
 }
 
-impl Ec2 {
+impl Ec2Provider {
     /// Tags what lacks tags, and waits for `pause` after each call that does.
     pub(crate) fn tag_all<'a>(
         &'a self,

@@ -1,4 +1,4 @@
-//! TODO-DOC cloud::ec2::interruption
+//! The interruption queue: long polls of SQS, message formats, and receipts.
 
 pub mod messages;
 pub mod queue;

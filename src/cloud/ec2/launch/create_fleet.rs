@@ -148,7 +148,7 @@ fn config(template: &str, slots: &[Slot]) -> FleetLaunchTemplateConfigRequest {
 
 /// An instance that a fleet launched.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Born {
+pub struct LaunchedInstance {
     /// Instance id.
     pub id: String,
     /// Instance type.
@@ -180,7 +180,7 @@ pub struct FleetError {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FleetAnswer {
     /// Instances; as many as were asked for or fewer, unless EC2 does what it was not asked for.
-    pub born: Vec<Born>,
+    pub born: Vec<LaunchedInstance>,
     /// Slots that did not work, also when another one did.
     pub errors: Vec<FleetError>,
 }
@@ -205,7 +205,7 @@ impl FleetAnswer {
             let image = overrides.and_then(|used| used.image_id()).map(str::to_owned);
             let image = image.or_else(|| slot.map(|slot| slot.image.clone())).unwrap_or_default();
             for id in launched.instance_ids() {
-                born.push(Born {
+                born.push(LaunchedInstance {
                     id: id.clone(),
                     instance_type: instance_type.clone(),
                     zone: zone.clone(),
@@ -240,7 +240,7 @@ impl FleetAnswer {
 
 /// What a fleet's errors teach.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Lessons {
+pub struct CapacityFeedback {
     /// What not to try for a while.
     pub marks: Vec<Subject>,
     /// Subnets without free addresses.
@@ -252,7 +252,7 @@ pub struct Lessons {
     pub reservation_full: bool,
 }
 
-impl Lessons {
+impl CapacityFeedback {
     /// Learns from errors of a request in a placement group or a partition of one ([`scope`](crate::cloud::ec2::offerings::unavailable::scope)), or in
     /// none.
     pub fn of(errors: &[FleetError], request: &FleetRequest, group: Option<&str>) -> Self {
@@ -309,7 +309,7 @@ impl Lessons {
 }
 
 /// Why nothing was launched.
-pub fn failure(errors: &[FleetError], lessons: &Lessons) -> LaunchError {
+pub fn failure(errors: &[FleetError], lessons: &CapacityFeedback) -> LaunchError {
     let passing = |error: &FleetError| matches!(class_of(&error.code), Class::Unfulfillable | Class::NoSpotRole);
     if !errors.is_empty() && errors.iter().all(passing) {
         if lessons.no_spot_role {

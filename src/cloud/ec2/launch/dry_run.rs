@@ -18,7 +18,7 @@ use crate::cloud::ec2::launch::dry_run_type::dry_type;
 use crate::cloud::ec2::launch::request::Shapes;
 use crate::cloud::ec2::launch::select::Choice;
 use crate::cloud::ec2::launch::templates::spec::{Template, tag_specification};
-use crate::cloud::ec2::{Ec2, now_ms};
+use crate::cloud::ec2::{Ec2Provider, now_ms};
 use crate::cloud::{Cloud, LaunchError, LaunchRequest, Verdict};
 use crate::model::labels;
 use crate::model::offering::CapacityType;
@@ -170,7 +170,7 @@ impl Tried {
     }
 }
 
-impl Ec2 {
+impl Ec2Provider {
     /// Tries a class, whose status is what it comes to now; or says what is still known from half an hour ago at most. Where
     /// launches are not tried dry, what can be told without EC2 is.
     pub(crate) async fn try_dry(&self, class: &Ec2NodeClass, demands: &[Requirements], now_ms: i64) -> Verdict {
@@ -203,9 +203,9 @@ impl Ec2 {
     /// # Errors
     /// There is nothing to try: what that means.
     pub(crate) fn to_try(&self, class: &Ec2NodeClass, demands: &[Requirements]) -> Result<Tried, Outcome> {
-        let catalogue = self.catalogue(class);
+        let catalog = self.catalog(class);
         let images = class.status.as_ref().map(|status| status.amis.as_slice()).unwrap_or_default();
-        let Some(candidate) = dry_type(&catalogue, images, demands) else {
+        let Some(candidate) = dry_type(&catalog, images, demands) else {
             let message = "no instance type is offered in the zones of the class's subnets and boots its images";
             return Err(Outcome::Passing(Verdict::Unjudged(message.into())));
         };
@@ -396,7 +396,7 @@ mod tests {
     #[tokio::test]
     async fn c33_subnets_in_zones_without_the_type_are_tried_last() {
         let (clients, _) = crate::cloud::ec2::aws::client::wire::clients(Box::new(|_| None));
-        let ec2 = Ec2::new(clients, crate::cloud::ec2::Options::of("c1"), tests_of_prepare::facts());
+        let ec2 = Ec2Provider::new(clients, crate::cloud::ec2::Options::of("c1"), tests_of_prepare::facts());
         let mut class = tests_of_prepare::class(serde_json::json!({}));
         let subnets = &mut class.status.as_mut().unwrap().subnets;
         let second = serde_json::json!({"id": "subnet-b2", "zone": "us-east-1b", "zoneID": "use1-az2"});
@@ -419,7 +419,7 @@ mod tests {
     #[tokio::test]
     async fn c33_a_class_is_tried_as_dedicated_where_a_pool_may_have_dedicated_nodes() {
         let (clients, _) = crate::cloud::ec2::aws::client::wire::clients(Box::new(|_| None));
-        let ec2 = Ec2::new(clients, crate::cloud::ec2::Options::of("c1"), tests_of_prepare::facts());
+        let ec2 = Ec2Provider::new(clients, crate::cloud::ec2::Options::of("c1"), tests_of_prepare::facts());
         let class = tests_of_prepare::class(serde_json::json!({}));
         let asks = |operator: &str, values: &[&str]| {
             let values = values.iter().map(|value| (*value).to_owned()).collect();
@@ -459,7 +459,7 @@ mod tests {
         };
         let (clients, seen) = crate::cloud::ec2::aws::client::wire::clients(Box::new(|_| None));
         let options = crate::cloud::ec2::Options { dry_run: false, ..crate::cloud::ec2::Options::of("c1") };
-        let ec2 = Ec2::new(clients, options, tests_of_prepare::facts());
+        let ec2 = Ec2Provider::new(clients, options, tests_of_prepare::facts());
         let verdict = ec2.try_dry(&class("settings = 3"), &[], 0).await;
         assert!(matches!(verdict, Verdict::False("UserDataInvalid", _)), "{verdict:?}");
         assert_eq!(ec2.try_dry(&class("[settings.motd]"), &[], 0).await, Verdict::True);

@@ -8,7 +8,7 @@ use crate::api::node_class::AmiStatus;
 use crate::cloud::ec2::launch::select::{Candidate, is_exotic};
 use crate::cloud::ec2::node_class::images::image_of;
 use crate::model::labels;
-use crate::model::offering::{CapacityType, Catalogue, InstanceType, MicroUsd, Offering};
+use crate::model::offering::{CapacityType, Catalog, InstanceType, MicroUsd, Offering};
 use crate::model::requirement::{Requirements, ValueSet};
 
 /// Types that every account may launch.
@@ -30,8 +30,8 @@ pub fn demands<'a>(pools: impl IntoIterator<Item = &'a NodePool>, class: &str) -
 
 /// The type to try, of those that the class admits, sells on demand in its zones and has an image for: one that a NodePool asks
 /// for before any other, an everyday one before metal and accelerators, a usual one before the cheapest. `None` where there is none.
-pub fn dry_type(catalogue: &Catalogue, images: &[AmiStatus], demands: &[Requirements]) -> Option<Candidate> {
-    let booting = catalogue.instance_types.iter().filter(|found| image_of(images, &found.labels).is_some());
+pub fn dry_type(catalog: &Catalog, images: &[AmiStatus], demands: &[Requirements]) -> Option<Candidate> {
+    let booting = catalog.instance_types.iter().filter(|found| image_of(images, &found.labels).is_some());
     let offered = booting.filter_map(|found| {
         let zones: BTreeMap<String, MicroUsd> =
             on_demand(found).map(|offering| (offering.zone.to_string(), offering.price)).collect();
@@ -81,11 +81,11 @@ mod tests {
     }
 
     fn tried(change: impl Fn(&mut InstanceType), images: &[AmiStatus], pools: &[NodePool]) -> Option<String> {
-        let mut catalogue = embedded().for_node_class(Some(&class(json!({}))), SpotPricing::ratio(0.4).unwrap());
-        for found in &mut catalogue.instance_types {
+        let mut catalog = embedded().for_node_class(Some(&class(json!({}))), SpotPricing::ratio(0.4).unwrap());
+        for found in &mut catalog.instance_types {
             change(Arc::make_mut(found));
         }
-        let found = dry_type(&catalogue, images, &demands(pools, "default"));
+        let found = dry_type(&catalog, images, &demands(pools, "default"));
         found.map(|candidate| candidate.instance_type.name.to_string())
     }
 

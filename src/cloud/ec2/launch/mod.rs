@@ -22,17 +22,17 @@ use crate::cloud::ec2::aws::errors;
 use crate::cloud::ec2::aws::errors::{ApiError, Class};
 use crate::cloud::ec2::instances::describe;
 use crate::cloud::ec2::instances::describe::provider_id;
-use crate::cloud::ec2::launch::create_fleet::{Born, FleetAnswer, FleetRequest, Lessons, failure};
+use crate::cloud::ec2::launch::create_fleet::{CapacityFeedback, FleetAnswer, FleetRequest, LaunchedInstance, failure};
 use crate::cloud::ec2::launch::group_batch::{Answer, Turn};
-use crate::cloud::ec2::launch::request::{Basis, Ground, Shapes, launchable};
+use crate::cloud::ec2::launch::request::{LaunchInputs, Shapes, TemplateInputs, launchable};
 use crate::cloud::ec2::launch::select::{Choice, choose, min_values_hold};
 use crate::cloud::ec2::launch::select_reserved::{Wanted, choose_reserved};
 use crate::cloud::ec2::launch::templates::recent::{Kept, LaunchShape};
 use crate::cloud::ec2::launch::templates::store::Held;
-use crate::cloud::ec2::node_class::subnets::Taken;
+use crate::cloud::ec2::node_class::subnets::AddressReservation;
 use crate::cloud::ec2::offerings::catalog_key::PlacementGroup;
 use crate::cloud::ec2::offerings::unavailable::scope;
-use crate::cloud::ec2::{Ec2, now_ms};
+use crate::cloud::ec2::{Ec2Provider, now_ms};
 use crate::cloud::launch_group::LaunchGroup;
 use crate::cloud::{Instance, InstanceState, LaunchDetails, LaunchError, LaunchRequest, Launched, Override};
 use crate::model::requirement::Requirements;
@@ -42,11 +42,11 @@ const MOST_FULL: u32 = 16;
 
 /// A fleet request that is ready to go.
 #[derive(Debug)]
-pub(crate) struct Ready {
+pub(crate) struct PreparedFleet {
     fleet: FleetRequest,
     /// Held so that the templates stay until EC2 has answered.
     templates: Vec<Held>,
-    taken: Vec<Taken>,
+    taken: Vec<AddressReservation>,
     /// Placement group, or the partition of it.
     scope: Option<String>,
     /// Partition that was asked for.
@@ -56,9 +56,9 @@ pub(crate) struct Ready {
 }
 
 /// What came of a fleet request.
-enum Came {
+enum FleetOutcome {
     /// EC2 answered: what it launched, and what it could not.
-    Answered(FleetAnswer, Lessons),
+    Answered(FleetAnswer, CapacityFeedback),
     /// The capacity reservation is full: choose again.
     ReservationFull,
     /// A template isn't there any more: make it and ask again.
@@ -71,7 +71,7 @@ enum Came {
     Unanswered(LaunchError),
 }
 
-impl Ec2 {
+impl Ec2Provider {
     /// Launches one instance for a claim, with others of its group, or returns the one it has already.
     pub(crate) async fn launch_claim(&self, request: &LaunchRequest) -> Result<Launched, LaunchError> {
         let Some(details) = &request.details else {
@@ -107,7 +107,7 @@ impl Ec2 {
         details: &LaunchDetails,
         group: &LaunchGroup,
         mut left: Vec<String>,
-        turn: &mut Turn<Ready>,
+        turn: &mut Turn<PreparedFleet>,
     ) -> Result<(), LaunchError> {
         let created_ms = details.claim.creation_timestamp().map_or(0, |time| time.0.as_millisecond());
         if turn.attempts.must_look(turn.unanswered.is_some(), created_ms, self.leading_since_ms) {
@@ -126,7 +126,7 @@ impl Ec2 {
                 }
             };
             match self.ask(request, &ready).await {
-                Came::Answered(answer, lessons) => {
+                FleetOutcome::Answered(answer, lessons) => {
                     turn.attempts.answered();
                     self.settle(&ready, &answer.born);
                     let born: Vec<Instance> =
@@ -143,7 +143,7 @@ impl Ec2 {
                         failed = Some(failure(&answer.errors, &lessons));
                     }
                 }
-                Came::ReservationFull => {
+                FleetOutcome::ReservationFull => {
                     self.settle(&ready, &[]);
                     turn.attempts.answered();
                     full += 1;
@@ -151,7 +151,7 @@ impl Ec2 {
                         return Err(LaunchError::InsufficientCapacity { unavailable: vec![] });
                     }
                 }
-                Came::TemplateGone => {
+                FleetOutcome::TemplateGone => {
                     self.settle(&ready, &[]);
                     self.forget_templates(&ready);
                     if template_gone {
@@ -160,7 +160,7 @@ impl Ec2 {
                     }
                     template_gone = true;
                 }
-                Came::TokenReused => {
+                FleetOutcome::TokenReused => {
                     // An earlier process's call was heard: its instances must show themselves.
                     self.settle(&ready, &[]);
                     self.look(group, details, turn).await?;
@@ -172,11 +172,11 @@ impl Ec2 {
                     };
                     failed = Some(LaunchError::other(format!("an earlier call had the same token; {what}")));
                 }
-                Came::Refused(error) => {
+                FleetOutcome::Refused(error) => {
                     self.settle(&ready, &[]);
                     return Err(error);
                 }
-                Came::Unanswered(error) => {
+                FleetOutcome::Unanswered(error) => {
                     turn.unanswered = Some(ready);
                     return Err(error);
                 }
@@ -190,7 +190,7 @@ impl Ec2 {
         &self,
         group: &LaunchGroup,
         details: &LaunchDetails,
-        turn: &mut Turn<Ready>,
+        turn: &mut Turn<PreparedFleet>,
     ) -> Result<(), LaunchError> {
         let cluster = &self.options.cluster_name;
         let found = describe::of_group(&self.clients, cluster, &group.id).await.map_err(|error| later(&error))?;
@@ -219,18 +219,18 @@ impl Ec2 {
         let mut counts = self.reservations();
         let left = |id: &str| counts.left(id);
         let wanted = Wanted { requirements: &requirements, free_choice, left: &left };
-        let choice = choose_reserved(&request.overrides, &details.catalogue, &wanted);
+        let choice = choose_reserved(&request.overrides, &details.catalog, &wanted);
         if let Some(reservation) = choice.as_ref().and_then(|choice| choice.reservation.as_ref()) {
             counts.take(&reservation.id, token, now_ms());
         }
         drop(counts);
         if choice.is_none()
             && self.options.strict_min_values
-            && !min_values_hold(&request.overrides, &details.catalogue, asked)
+            && !min_values_hold(&request.overrides, &details.catalog, asked)
         {
             return None;
         }
-        choice.or_else(|| choose(&request.overrides, &details.catalogue, free_choice))
+        choice.or_else(|| choose(&request.overrides, &details.catalog, free_choice))
     }
 
     async fn prepare(
@@ -240,7 +240,7 @@ impl Ec2 {
         launch_group: &LaunchGroup,
         count: usize,
         token: String,
-    ) -> Result<Ready, LaunchError> {
+    ) -> Result<PreparedFleet, LaunchError> {
         let Some(choice) = self.choose(request, details, &token) else {
             return Err(LaunchError::InsufficientCapacity { unavailable: vec![] });
         };
@@ -260,8 +260,8 @@ impl Ec2 {
     }
 
     /// What templates of a class are made of now.
-    pub(crate) fn basis(&self, class: Arc<Ec2NodeClass>, group: Option<PlacementGroup>) -> Basis {
-        Basis { class, cluster: self.facts.load_full(), group }
+    pub(crate) fn basis(&self, class: Arc<Ec2NodeClass>, group: Option<PlacementGroup>) -> TemplateInputs {
+        TemplateInputs { class, cluster: self.facts.load_full(), group }
     }
 
     /// What a launch of a claim is made of.
@@ -269,11 +269,11 @@ impl Ec2 {
         &'a self,
         request: &'a LaunchRequest,
         claim: &'a NodeClaim,
-        basis: &'a Basis,
+        basis: &'a TemplateInputs,
         shapes: Option<Shapes<'a>>,
-    ) -> Ground<'a> {
+    ) -> LaunchInputs<'a> {
         let (region, manages_reservations) = (self.clients.region.as_str(), self.options.reserved_capacity);
-        Ground { request, claim, basis, region, manages_reservations, shapes }
+        LaunchInputs { request, claim, basis, region, manages_reservations, shapes }
     }
 
     async fn ready(
@@ -283,7 +283,7 @@ impl Ec2 {
         choice: &Choice,
         count: i32,
         token: String,
-    ) -> Result<Ready, LaunchError> {
+    ) -> Result<PreparedFleet, LaunchError> {
         let begun = Instant::now();
         let basis = self.basis(Arc::clone(&details.class), self.group_of(&details.class).await?);
         let (settings, region) = (self.options.settings(&details.class), self.snapshot());
@@ -312,11 +312,11 @@ impl Ec2 {
             let names = templates.iter().map(|held| held.name().to_owned()).collect();
             self.shapes.keep(Kept { shape, class: Arc::clone(&basis.class), basis, names, used_ms: now_ms() });
         }
-        Ok(Ready { fleet, templates, taken, scope, partition, took: begun.elapsed() })
+        Ok(PreparedFleet { fleet, templates, taken, scope, partition, took: begun.elapsed() })
     }
 
     /// Asks EC2, and learns from what it answers.
-    async fn ask(&self, request: &LaunchRequest, ready: &Ready) -> Came {
+    async fn ask(&self, request: &LaunchRequest, ready: &PreparedFleet) -> FleetOutcome {
         tracing::info!(
             claim = request.node_claim,
             token = ready.fleet.token,
@@ -331,23 +331,23 @@ impl Ec2 {
             Ok(answer) => {
                 let answer = FleetAnswer::read(&answer, &ready.fleet);
                 let lessons = self.learn(request, &answer, ready);
-                Came::Answered(answer, lessons)
+                FleetOutcome::Answered(answer, lessons)
             }
             Err(error) => match (error.class, &ready.fleet.reservation) {
                 (Class::Unfulfillable, Some(reservation)) => {
                     self.is_full(&reservation.id, now_ms());
-                    Came::ReservationFull
+                    FleetOutcome::ReservationFull
                 }
-                (Class::LaunchTemplateGone, _) => Came::TemplateGone,
-                (Class::TokenReused, _) => Came::TokenReused,
-                _ if error.is_passing() => Came::Unanswered(later(&error)),
-                _ => Came::Refused(refused(&error)),
+                (Class::LaunchTemplateGone, _) => FleetOutcome::TemplateGone,
+                (Class::TokenReused, _) => FleetOutcome::TokenReused,
+                _ if error.is_passing() => FleetOutcome::Unanswered(later(&error)),
+                _ => FleetOutcome::Refused(refused(&error)),
             },
         }
     }
 
     /// Gives back the addresses and the place in a reservation that a call did not take.
-    fn settle(&self, ready: &Ready, born: &[Born]) {
+    fn settle(&self, ready: &PreparedFleet, born: &[LaunchedInstance]) {
         let mut counts = self.reservations();
         match born.first() {
             Some(born) => counts.launched(&ready.fleet.token, &born.id, now_ms()),
@@ -358,14 +358,14 @@ impl Ec2 {
         self.addresses().give_back(&ready.taken, &used);
     }
 
-    fn forget_templates(&self, ready: &Ready) {
+    fn forget_templates(&self, ready: &PreparedFleet) {
         let names: Vec<&str> = ready.templates.iter().map(Held::name).collect();
         tracing::warn!(?names, "a launch template was deleted behind our back");
         self.templates.forget(names);
     }
 
-    fn learn(&self, request: &LaunchRequest, answer: &FleetAnswer, ready: &Ready) -> Lessons {
-        let lessons = Lessons::of(&answer.errors, &ready.fleet, ready.scope.as_deref());
+    fn learn(&self, request: &LaunchRequest, answer: &FleetAnswer, ready: &PreparedFleet) -> CapacityFeedback {
+        let lessons = CapacityFeedback::of(&answer.errors, &ready.fleet, ready.scope.as_deref());
         for error in &answer.errors {
             tracing::info!(
                 claim = request.node_claim,
@@ -421,7 +421,7 @@ impl Ec2 {
 }
 
 /// Gives instances to the claims that are `left`, and answers them. Returns whether none is left.
-fn give(turn: &mut Turn<Ready>, left: &mut Vec<String>) -> bool {
+fn give(turn: &mut Turn<PreparedFleet>, left: &mut Vec<String>) -> bool {
     while !left.is_empty() {
         let Some(instance) = turn.attempts.give() else { return false };
         turn.answer(left.remove(0), Ok(Launched { instance, unavailable: vec![] }));
@@ -437,7 +437,7 @@ fn own(request: &LaunchRequest, answer: Answer) -> Answer {
     })
 }
 
-fn instance(group: &str, born: &Born, ready: &Ready) -> Instance {
+fn instance(group: &str, born: &LaunchedInstance, ready: &PreparedFleet) -> Instance {
     Instance {
         id: born.id.clone(),
         provider_id: provider_id(&born.zone, &born.id),
@@ -471,7 +471,7 @@ fn refused(error: &ApiError) -> LaunchError {
 }
 
 /// An offering that a message or a launch showed to be without capacity.
-pub(crate) fn mark(ec2: &Ec2, offering: &Override) {
+pub(crate) fn mark(ec2: &Ec2Provider, offering: &Override) {
     let mut marks = ec2.unavailable.lock().unwrap_or_else(PoisonError::into_inner);
     marks.mark(crate::cloud::ec2::offerings::unavailable::Subject::Offering(offering.clone(), None), now_ms());
 }

@@ -33,7 +33,7 @@ const NITRO_SANDBOX: &str = "eks.amazonaws.com/nitro-sandbox";
 /// Annotation of claims whose prices are not EC2's, so that EC2 must follow ours.
 const PRICES_OVERLAID: &str = "karpenter.sh/price-overlay-applied";
 
-/// Whether a class may launch: it is Ready, and that was judged on what it says now.
+/// Whether a class may launch: it is PreparedFleet, and that was judged on what it says now.
 ///
 /// # Errors
 /// [`LaunchError::NodeClassNotReady`]; [`LaunchError::Rejected`] while it isn't known.
@@ -58,7 +58,7 @@ pub fn launchable(class: &Ec2NodeClass) -> Result<(), LaunchError> {
 
 /// What templates are made of besides the launch, and what may change between two launches.
 #[derive(Clone, Debug)]
-pub struct Basis {
+pub struct TemplateInputs {
     /// The node class.
     pub class: Arc<Ec2NodeClass>,
     /// The cluster.
@@ -67,7 +67,7 @@ pub struct Basis {
     pub group: Option<PlacementGroup>,
 }
 
-impl Basis {
+impl TemplateInputs {
     /// Whether the same templates come of it. A class that was read anew counts as another one.
     pub fn is(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.class, &other.class) && self.cluster == other.cluster && self.group == other.group
@@ -76,13 +76,13 @@ impl Basis {
 
 /// What a launch is made of besides the choice of offerings.
 #[derive(Clone, Copy, Debug)]
-pub struct Ground<'a> {
+pub struct LaunchInputs<'a> {
     /// The request.
     pub request: &'a LaunchRequest,
     /// The claim behind it.
     pub claim: &'a NodeClaim,
     /// Its class, and the cluster.
-    pub basis: &'a Basis,
+    pub basis: &'a TemplateInputs,
     /// Region.
     pub region: &'a str,
     /// Whether capacity reservations are ours to use.
@@ -116,7 +116,7 @@ pub struct Group<'a> {
     pub candidates: Vec<&'a Candidate>,
 }
 
-impl Ground<'_> {
+impl LaunchInputs<'_> {
     fn class(&self) -> &Ec2NodeClass {
         &self.basis.class
     }

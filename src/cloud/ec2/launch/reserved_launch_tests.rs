@@ -21,7 +21,7 @@ use crate::model::offering::CapacityType;
 type Answers = Arc<Mutex<VecDeque<Option<(u16, String)>>>>;
 
 struct World {
-    ec2: Arc<Ec2>,
+    ec2: Arc<Ec2Provider>,
     class: Ec2NodeClass,
     answers: Answers,
     seen: Arc<Mutex<Vec<Seen>>>,
@@ -55,7 +55,7 @@ fn world(reservations: &[(&str, i64)]) -> World {
     let (answers, launched) = (Answers::default(), Mutex::default());
     let heard = Arc::clone(&answers);
     let (clients, seen) = wire::clients(Box::new(move |request| answer(&heard, &launched, request)));
-    let ec2 = Ec2::new(clients, Options::of("c1"), facts());
+    let ec2 = Ec2Provider::new(clients, Options::of("c1"), facts());
     let subnet = |id: &str, zone: &str| Subnet { id: id.into(), zone: zone.into(), zone_id: None, free: 1_000 };
     ec2.addresses().describe(&[subnet("subnet-a", "us-east-1a"), subnet("subnet-b", "us-east-1b")]);
     let mut class = class(json!({}));
@@ -68,7 +68,7 @@ fn world(reservations: &[(&str, i64)]) -> World {
 impl World {
     /// A request for m5.large by a fresh claim, as any of these capacity types.
     fn request(&self, uid: &str, capacity_types: &[CapacityType]) -> LaunchRequest {
-        let catalogue = self.ec2.catalogue(&self.class);
+        let catalog = self.ec2.catalog(&self.class);
         let created = k8s_openapi::jiff::Timestamp::from_millisecond(now_ms() + 60_000).unwrap().to_string();
         let offerings = |capacity_type: &CapacityType| {
             let one = |zone: &str| Override {
@@ -89,7 +89,7 @@ impl World {
             details: Some(Arc::new(LaunchDetails {
                 claim: claim(&created, json!({})),
                 class: Arc::new(self.class.clone()),
-                catalogue,
+                catalog,
                 named: BTreeSet::new(),
             })),
         }
@@ -226,9 +226,8 @@ async fn a_refused_launch_gives_its_place_back() {
     let mut class = world.class.clone();
     class.status.as_mut().unwrap().subnets.clear();
     let details = request.details.take().unwrap();
-    let (claim, catalogue) = (details.claim.clone(), Arc::clone(&details.catalogue));
-    request.details =
-        Some(Arc::new(LaunchDetails { claim, class: Arc::new(class), catalogue, named: BTreeSet::new() }));
+    let (claim, catalog) = (details.claim.clone(), Arc::clone(&details.catalog));
+    request.details = Some(Arc::new(LaunchDetails { claim, class: Arc::new(class), catalog, named: BTreeSet::new() }));
     let error = world.ec2.launch(request).await.unwrap_err();
     assert!(matches!(error, LaunchError::Rejected { reason: "SubnetResolutionFailed", .. }), "{error}");
     assert_eq!(world.left("cr-1"), 1);
@@ -240,7 +239,7 @@ async fn a_claim_that_may_only_be_reserved_is_planned_anew_when_nothing_is_left(
     world.next(refused("ReservationCapacityExceeded"));
     let error = world.launch("uid-1", &[CapacityType::Reserved]).await.unwrap_err();
     assert_eq!(error, LaunchError::InsufficientCapacity { unavailable: vec![] });
-    let closed = world.ec2.catalogue(&world.class);
+    let closed = world.ec2.catalog(&world.class);
     let m5 = closed.instance_types.iter().find(|found| &*found.name == "m5.large").unwrap();
     let reserved = m5.offerings.iter().filter(|offering| offering.capacity_type == CapacityType::Reserved);
     let seen: Vec<_> = reserved.map(|one| (one.label(labels::CAPACITY_RESERVATION_ID), one.available)).collect();
@@ -267,15 +266,15 @@ async fn a_partition_that_was_asked_for_is_the_instances_and_its_failure_is_its_
         let mut request = world.request("uid-1", &[CapacityType::OnDemand]);
         let spec = json!({"requirements": [{"key": labels::PLACEMENT_GROUP_PARTITION, "operator": "In", "values": [partition]}]});
         let details = request.details.take().unwrap();
-        let (class, catalogue) = (Arc::clone(&details.class), Arc::clone(&details.catalogue));
+        let (class, catalog) = (Arc::clone(&details.class), Arc::clone(&details.catalog));
         let claim = claim("2099-01-01T00:00:00Z", spec);
-        request.details = Some(Arc::new(LaunchDetails { claim, class, catalogue, named: BTreeSet::new() }));
+        request.details = Some(Arc::new(LaunchDetails { claim, class, catalog, named: BTreeSet::new() }));
         request
     };
     world.next(refused("InsufficientInstanceCapacity"));
     world.ec2.launch(wants("2")).await.unwrap_err();
     let available = |partition: &str| {
-        let seen = world.ec2.catalogue(&world.class);
+        let seen = world.ec2.catalog(&world.class);
         let m5 = seen.instance_types.iter().find(|found| &*found.name == "m5.large").unwrap();
         let mut here = m5.offerings.iter().filter(|one| {
             &*one.zone == "us-east-1a" && one.label(labels::PLACEMENT_GROUP_PARTITION) == Some(partition)

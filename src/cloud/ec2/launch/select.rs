@@ -8,7 +8,7 @@ use std::sync::Arc;
 use crate::api::Requirement;
 use crate::cloud::{Override, ReservedIn};
 use crate::model::labels;
-use crate::model::offering::{CapacityType, Catalogue, InstanceType, MicroUsd, Offering};
+use crate::model::offering::{CapacityType, Catalog, InstanceType, MicroUsd, Offering};
 use crate::model::requirement::normalise_key;
 
 /// Most instance types in one request.
@@ -78,10 +78,10 @@ struct Priced<'a> {
     price: MicroUsd,
 }
 
-/// Chooses from `overrides` by the prices of `catalogue`; `None` where nothing is left. `free_choice` is false for a claim that
+/// Chooses from `overrides` by the prices of `catalog`; `None` where nothing is left. `free_choice` is false for a claim that
 /// asks for a least number of distinct values (`minValues`): nothing is taken away from it by price or kind.
-pub fn choose(overrides: &[Override], catalogue: &Catalogue, free_choice: bool) -> Option<Choice> {
-    let mut offers = offers(overrides, catalogue);
+pub fn choose(overrides: &[Override], catalog: &Catalog, free_choice: bool) -> Option<Choice> {
+    let mut offers = offers(overrides, catalog);
     if free_choice {
         if offers.iter().any(|offer| !is_exotic(offer.instance_type)) {
             offers.retain(|offer| !is_exotic(offer.instance_type));
@@ -107,9 +107,9 @@ pub fn choose(overrides: &[Override], catalogue: &Catalogue, free_choice: bool) 
 }
 
 /// The overrides that are still there, with their types and prices; without reservations.
-fn offers<'a>(overrides: &'a [Override], catalogue: &'a Catalogue) -> Vec<Priced<'a>> {
+fn offers<'a>(overrides: &'a [Override], catalog: &'a Catalog) -> Vec<Priced<'a>> {
     let types: BTreeMap<&str, &Arc<InstanceType>> =
-        catalogue.instance_types.iter().map(|found| (&*found.name, found)).collect();
+        catalog.instance_types.iter().map(|found| (&*found.name, found)).collect();
     let unreserved = overrides.iter().filter(|offering| offering.capacity_type != CapacityType::Reserved);
     let priced = unreserved.filter_map(|offering| {
         let instance_type = *types.get(&*offering.instance_type)?;
@@ -123,11 +123,11 @@ fn offers<'a>(overrides: &'a [Override], catalogue: &'a Catalogue) -> Vec<Priced
 }
 
 /// Whether the sixty cheapest types of `overrides` have as many distinct values of each key as is `asked` of them (`minValues`).
-pub fn min_values_hold(overrides: &[Override], catalogue: &Catalogue, asked: &[Requirement]) -> bool {
+pub fn min_values_hold(overrides: &[Override], catalog: &Catalog, asked: &[Requirement]) -> bool {
     if asked.iter().all(|requirement| requirement.min_values.is_none()) {
         return true;
     }
-    let mut offers = offers(overrides, catalogue);
+    let mut offers = offers(overrides, catalog);
     offers.sort_by_key(|offer| offer.price);
     let mut named: Vec<&str> = Vec::new();
     for offer in &offers {
@@ -161,12 +161,12 @@ mod tests {
     use super::*;
     use crate::cloud::catalog::{SpotPricing, embedded};
 
-    fn catalogue(spot_ratio: f64) -> Catalogue {
+    fn catalog(spot_ratio: f64) -> Catalog {
         embedded().for_node_class(None, SpotPricing::ratio(spot_ratio).unwrap())
     }
 
-    fn all(catalogue: &Catalogue, names: &[&str]) -> Vec<Override> {
-        let named = catalogue.instance_types.iter().filter(|found| names.is_empty() || names.contains(&&*found.name));
+    fn all(catalog: &Catalog, names: &[&str]) -> Vec<Override> {
+        let named = catalog.instance_types.iter().filter(|found| names.is_empty() || names.contains(&&*found.name));
         named
             .flat_map(|found| {
                 found.offerings.iter().map(|offering| Override {
@@ -184,33 +184,33 @@ mod tests {
 
     #[test]
     fn c08_metal_and_accelerators_are_left_out_unless_nothing_else_is_left() {
-        let catalogue = catalogue(0.0);
-        let mixed = all(&catalogue, &["m5.large", "m5.metal", "g4dn.xlarge", "inf2.xlarge"]);
-        assert_eq!(names(&choose(&mixed, &catalogue, true).unwrap()), ["m5.large"]);
-        assert_eq!(choose(&mixed, &catalogue, false).unwrap().candidates.len(), 4, "minValues keeps them");
-        let exotic = all(&catalogue, &["m5.metal", "g4dn.xlarge"]);
-        assert_eq!(names(&choose(&exotic, &catalogue, true).unwrap()), ["g4dn.xlarge", "m5.metal"]);
+        let catalog = catalog(0.0);
+        let mixed = all(&catalog, &["m5.large", "m5.metal", "g4dn.xlarge", "inf2.xlarge"]);
+        assert_eq!(names(&choose(&mixed, &catalog, true).unwrap()), ["m5.large"]);
+        assert_eq!(choose(&mixed, &catalog, false).unwrap().candidates.len(), 4, "minValues keeps them");
+        let exotic = all(&catalog, &["m5.metal", "g4dn.xlarge"]);
+        assert_eq!(names(&choose(&exotic, &catalog, true).unwrap()), ["g4dn.xlarge", "m5.metal"]);
     }
 
     #[test]
     fn c09_spot_that_is_dearer_than_the_cheapest_on_demand_goes() {
-        let catalogue = catalogue(0.4);
-        let offers = all(&catalogue, &["m5.large", "m5.4xlarge"]);
-        let choice = choose(&offers, &catalogue, true).unwrap();
+        let catalog = catalog(0.4);
+        let offers = all(&catalog, &["m5.large", "m5.4xlarge"]);
+        let choice = choose(&offers, &catalog, true).unwrap();
         assert_eq!(choice.capacity_type, CapacityType::Spot);
         assert_eq!(names(&choice), ["m5.large"], "0.307 is over 0.096");
-        assert_eq!(choose(&offers, &catalogue, false).unwrap().candidates.len(), 2, "minValues keeps it");
+        assert_eq!(choose(&offers, &catalog, false).unwrap().candidates.len(), 2, "minValues keeps it");
     }
 
     #[test]
     fn c10_spot_comes_before_on_demand_and_on_demand_where_there_is_no_spot() {
-        let cheap = catalogue(0.4);
+        let cheap = catalog(0.4);
         let offers = all(&cheap, &["m5.large"]);
         assert_eq!(choose(&offers, &cheap, true).unwrap().capacity_type, CapacityType::Spot);
         let only: Vec<Override> =
             offers.iter().filter(|offer| offer.capacity_type == CapacityType::OnDemand).cloned().collect();
         assert_eq!(choose(&only, &cheap, true).unwrap().capacity_type, CapacityType::OnDemand);
-        let dear = catalogue(1.5);
+        let dear = catalog(1.5);
         let choice = choose(&all(&dear, &["m5.large"]), &dear, true).unwrap();
         assert_eq!(choice.capacity_type, CapacityType::OnDemand, "spot was dearer");
         assert_eq!(choose(&[], &cheap, true), None);
@@ -218,24 +218,24 @@ mod tests {
 
     #[test]
     fn the_sixty_cheapest_types_are_kept_cheapest_first() {
-        let catalogue = catalogue(0.0);
-        let choice = choose(&all(&catalogue, &[]), &catalogue, true).unwrap();
+        let catalog = catalog(0.0);
+        let choice = choose(&all(&catalog, &[]), &catalog, true).unwrap();
         assert_eq!(choice.candidates.len(), MOST_TYPES);
         let prices: Vec<MicroUsd> = choice.candidates.iter().map(Candidate::cheapest).collect();
         assert!(prices.is_sorted());
-        let cheapest = catalogue.instance_types.iter().filter(|found| !is_exotic(found));
+        let cheapest = catalog.instance_types.iter().filter(|found| !is_exotic(found));
         let cheapest = cheapest.flat_map(|found| &found.offerings).map(|offering| offering.price).min().unwrap();
         assert_eq!(prices[0], cheapest);
     }
 
     #[test]
     fn min_values_must_hold_among_the_types_that_a_request_may_name() {
-        let catalogue = catalogue(0.4);
+        let catalog = catalog(0.4);
         let asked = |key: &str, least: Option<i64>| {
             vec![Requirement { key: key.into(), operator: "Exists".into(), values: vec![], min_values: least }]
         };
-        let two = all(&catalogue, &["m5.large", "c5.large"]);
-        let many = all(&catalogue, &[]);
+        let two = all(&catalog, &["m5.large", "c5.large"]);
+        let many = all(&catalog, &[]);
         for (overrides, key, least, expected) in [
             (&two, labels::INSTANCE_TYPE, None, true),
             (&two, labels::INSTANCE_TYPE, Some(2), true),
@@ -248,16 +248,16 @@ mod tests {
             (&two, labels::ZONE, Some(100), false),
             (&two, "example.com/team", Some(1), true),
         ] {
-            assert_eq!(min_values_hold(overrides, &catalogue, &asked(key, least)), expected, "{key} {least:?}");
+            assert_eq!(min_values_hold(overrides, &catalog, &asked(key, least)), expected, "{key} {least:?}");
         }
-        assert!(!min_values_hold(&[], &catalogue, &asked(labels::ZONE, Some(1))));
+        assert!(!min_values_hold(&[], &catalog, &asked(labels::ZONE, Some(1))));
     }
 
     #[test]
     fn a_launch_counts_on_the_addresses_of_the_smallest_type_of_each_zone() {
-        let catalogue = catalogue(0.0);
-        let offers = all(&catalogue, &["m5.large", "m5.4xlarge"]);
-        let fewest = choose(&offers, &catalogue, true).unwrap().fewest_pods();
+        let catalog = catalog(0.0);
+        let offers = all(&catalog, &["m5.large", "m5.4xlarge"]);
+        let fewest = choose(&offers, &catalog, true).unwrap().fewest_pods();
         assert_eq!(fewest["us-east-1a"], 29);
     }
 }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use crate::cloud::ec2::launch::select::{Candidate, Choice, is_exotic};
 use crate::cloud::{Override, ReservedIn};
-use crate::model::offering::{CapacityType, Catalogue, InstanceType, MicroUsd, OFFERING_LABELS, Offering};
+use crate::model::offering::{CapacityType, Catalog, InstanceType, MicroUsd, OFFERING_LABELS, Offering};
 use crate::model::requirement::Requirements;
 
 /// What decides among reservations besides their offerings.
@@ -26,9 +26,9 @@ pub struct Wanted<'a> {
 
 /// Chooses a reservation with room among `overrides`: of the type that would cost least on demand; of those the kind that binds
 /// least; of those the one with most room. `None` where there is none.
-pub fn choose_reserved(overrides: &[Override], catalogue: &Catalogue, wanted: &Wanted<'_>) -> Option<Choice> {
+pub fn choose_reserved(overrides: &[Override], catalog: &Catalog, wanted: &Wanted<'_>) -> Option<Choice> {
     let types: BTreeMap<&str, &Arc<InstanceType>> =
-        catalogue.instance_types.iter().map(|found| (&*found.name, found)).collect();
+        catalog.instance_types.iter().map(|found| (&*found.name, found)).collect();
     let offers = overrides.iter().filter(|offer| offer.capacity_type == CapacityType::Reserved).filter_map(|offer| {
         let found = *types.get(&*offer.instance_type)?;
         let in_zone = found.offerings.iter().filter(move |offering| *offering.zone == offer.zone);
@@ -53,7 +53,7 @@ pub fn choose_reserved(overrides: &[Override], catalogue: &Catalogue, wanted: &W
     Some(Choice { capacity_type: CapacityType::Reserved, reservation: Some(reservation), candidates })
 }
 
-/// Whether an offering is closed for nothing but its count, which may have changed since the catalogue was made.
+/// Whether an offering is closed for nothing but its count, which may have changed since the catalog was made.
 fn is_open(offering: &Offering) -> bool {
     offering.available || offering.left == Some(0)
 }
@@ -84,11 +84,11 @@ mod tests {
     /// A reservation: its id, instance type, zone and kind.
     type Line<'a> = (&'a str, &'a str, &'a str, ReservationKind);
 
-    fn catalogue(lines: &[Line<'_>]) -> Catalogue {
-        let mut catalogue = embedded().for_node_class(None, SpotPricing::ratio(0.4).unwrap());
+    fn catalog(lines: &[Line<'_>]) -> Catalog {
+        let mut catalog = embedded().for_node_class(None, SpotPricing::ratio(0.4).unwrap());
         for (id, name, zone, kind) in lines {
-            let at = catalogue.instance_types.iter().position(|found| *found.name == **name).unwrap();
-            let mut found = InstanceType::clone(&catalogue.instance_types[at]);
+            let at = catalog.instance_types.iter().position(|found| *found.name == **name).unwrap();
+            let mut found = InstanceType::clone(&catalog.instance_types[at]);
             let reservation = ReservedIn { id: (*id).to_owned(), kind: *kind };
             found.offerings.push(Offering {
                 zone: (*zone).into(),
@@ -99,9 +99,9 @@ mod tests {
                 labels: Arc::new(reservation.labels().into()),
                 risk_permille: 0,
             });
-            catalogue.instance_types[at] = Arc::new(found);
+            catalog.instance_types[at] = Arc::new(found);
         }
-        catalogue
+        catalog
     }
 
     fn chosen(
@@ -110,7 +110,7 @@ mod tests {
         free_choice: bool,
         left: &dyn Fn(&str) -> i64,
     ) -> Option<(String, ReservationKind)> {
-        let catalogue = catalogue(lines);
+        let catalog = catalog(lines);
         let requirements: Vec<Requirement> = serde_json::from_value(requirements).unwrap();
         let requirements = Requirements::from_api(&requirements).unwrap();
         let overrides: Vec<Override> = lines
@@ -121,8 +121,7 @@ mod tests {
                 capacity_type: CapacityType::Reserved,
             })
             .collect();
-        let choice =
-            choose_reserved(&overrides, &catalogue, &Wanted { requirements: &requirements, free_choice, left })?;
+        let choice = choose_reserved(&overrides, &catalog, &Wanted { requirements: &requirements, free_choice, left })?;
         assert_eq!((choice.capacity_type, choice.candidates.len()), (CapacityType::Reserved, 1));
         choice.reservation.map(|reservation| (reservation.id, reservation.kind))
     }

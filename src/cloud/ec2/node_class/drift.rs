@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use kube::ResourceExt;
 
 use crate::api::{Ec2NodeClass, NodeClaim};
-use crate::cloud::ec2::Ec2;
+use crate::cloud::ec2::Ec2Provider;
 use crate::cloud::ec2::instances::describe;
 use crate::cloud::ec2::instances::describe::{InstanceFacts, instance_id};
 use crate::cloud::ec2::node_class::images::image_of;
@@ -29,7 +29,7 @@ const PLACEMENT_GROUP: &str = "PlacementGroupDrift";
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DriftError {
     /// The claim has no instance type, or one that its pool can't buy.
-    #[error("its instance type {0:?} is not in the catalogue")]
+    #[error("its instance type {0:?} is not in the catalog")]
     UnknownType(String),
     /// The claim doesn't say which image it runs.
     #[error("the claim's status has no imageID")]
@@ -69,7 +69,7 @@ pub enum GroupId<'a> {
 /// What is compared besides the claim and the class.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Found<'a> {
-    /// Labels of the claim's instance type, if it is in the catalogue.
+    /// Labels of the claim's instance type, if it is in the catalog.
     pub type_labels: Option<&'a BTreeMap<String, String>>,
     /// The instance as EC2 listed it, if it did.
     pub instance: Option<&'a InstanceFacts>,
@@ -188,14 +188,14 @@ fn list(ids: &BTreeSet<&String>) -> String {
     ids.iter().map(|id| id.as_str()).collect::<Vec<_>>().join(", ")
 }
 
-impl Ec2 {
+impl Ec2Provider {
     /// Whether a claim's instance has drifted, by the last listing of instances. That it lies in a reservation that is not
     /// selected is looked at once more: EC2 turns such instances into on-demand ones, which stay.
     pub(crate) async fn drift_of(&self, claim: &NodeClaim, class: &Ec2NodeClass) -> Result<Option<Drift>, CloudError> {
         let id = claim.status.as_ref().and_then(|status| instance_id(status.provider_id.as_deref()?));
-        let catalogue = self.catalogue(class);
+        let catalog = self.catalog(class);
         let name = claim.labels().get(labels::INSTANCE_TYPE).map(String::as_str).unwrap_or_default();
-        let entry = catalogue.instance_types.iter().find(|entry| *entry.name == *name);
+        let entry = catalog.instance_types.iter().find(|entry| *entry.name == *name);
         let group = self.known_group(class);
         let placement_group = match &group {
             Some(group) => GroupId::Is(&group.id),

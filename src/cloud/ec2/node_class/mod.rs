@@ -1,4 +1,5 @@
-//! TODO-DOC cloud::ec2::node_class
+//! Resolution of an EC2NodeClass to subnets, security groups, images, instance profile, placement group and capacity
+//! reservations, and drift of instances from it.
 
 pub mod ami_alias;
 pub mod capacity_reservations;

@@ -21,7 +21,7 @@ use crate::cloud::ec2::node_class::images::ImageError;
 use crate::cloud::ec2::node_class::subnets::Subnet;
 use crate::cloud::ec2::node_class::{capacity_reservations, placement_group, security_groups, subnets};
 use crate::cloud::ec2::offerings::catalog_key::PlacementGroup;
-use crate::cloud::ec2::{Ec2, now_ms};
+use crate::cloud::ec2::{Ec2Provider, now_ms};
 use crate::cloud::kubelet_config::expressions::Unusable;
 use crate::cloud::{Resolution, Verdict};
 
@@ -168,7 +168,7 @@ pub fn validate(
         .map(|key| Verdict::False("TagValidationFailed", format!("tag {key} may not be set, remove it from spec.tags")))
 }
 
-impl Ec2 {
+impl Ec2Provider {
     /// What is wrong with a class's kubelet configuration, on the instance types of the region.
     pub(crate) fn judge_kubelet(&self, class: &Ec2NodeClass) -> Result<Option<Unusable>, InvalidKubelet> {
         let settings = self.options.settings(class);

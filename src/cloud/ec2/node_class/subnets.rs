@@ -87,7 +87,7 @@ struct Free {
 
 /// Addresses that a launch counts on: subnet, number for each of its instances, and the description they were taken from.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Taken {
+pub struct AddressReservation {
     subnet: String,
     pods: i64,
     count: i64,
@@ -121,7 +121,7 @@ impl Addresses {
         subnets: &[SubnetStatus],
         pods: &BTreeMap<String, i64>,
         count: i64,
-    ) -> (BTreeMap<String, String>, Vec<Taken>) {
+    ) -> (BTreeMap<String, String>, Vec<AddressReservation>) {
         let mut chosen: BTreeMap<String, String> = BTreeMap::new();
         let mut best: BTreeMap<&str, i64> = BTreeMap::new();
         for subnet in subnets.iter().filter(|subnet| pods.contains_key(&subnet.zone)) {
@@ -138,14 +138,14 @@ impl Addresses {
                 let left = self.left(subnet);
                 let free = self.by_subnet.entry(subnet.clone()).or_default();
                 free.in_flight = Some(left - pods * count);
-                Taken { subnet: subnet.clone(), pods, count, seen: free.seen }
+                AddressReservation { subnet: subnet.clone(), pods, count, seen: free.seen }
             })
             .collect();
         (chosen, taken)
     }
 
     /// Gives back what a launch did not use: all of it but what its instances took, whose subnets are `used`.
-    pub fn give_back(&mut self, taken: &[Taken], used: &[&str]) {
+    pub fn give_back(&mut self, taken: &[AddressReservation], used: &[&str]) {
         for taken in taken {
             let here: i64 = used.iter().map(|subnet| i64::from(*subnet == taken.subnet)).sum();
             if let Some(free) = self.by_subnet.get_mut(&taken.subnet)

@@ -8,7 +8,7 @@ use prometheus::Registry;
 use crate::cloud::ec2::interruption::queue::Received;
 use crate::cloud::ec2::offerings::catalog_cache::ReservedOfferings;
 use crate::cloud::ec2::offerings::region::RegionSnapshot;
-use crate::cloud::ec2::{Ec2, now_ms};
+use crate::cloud::ec2::{Ec2Provider, now_ms};
 use crate::cloud::{CloudError, LaunchError, Override};
 use crate::model::offering::CapacityType;
 use crate::telemetry::cloud::{CloudMetrics, raise_to};
@@ -46,12 +46,12 @@ pub(crate) fn received(metrics: &CloudMetrics, events: &[Received], now_ms: i64)
 ///
 /// # Errors
 /// Where a name is registered already.
-pub fn publish(ec2: &Arc<Ec2>, registry: &Registry) -> Result<(), prometheus::Error> {
+pub fn publish(ec2: &Arc<Ec2Provider>, registry: &Registry) -> Result<(), prometheus::Error> {
     let source = Arc::clone(ec2);
     ec2.clients.metrics.register(registry, move |metrics| refresh(metrics, &source))
 }
 
-fn refresh(metrics: &CloudMetrics, ec2: &Ec2) {
+fn refresh(metrics: &CloudMetrics, ec2: &Ec2Provider) {
     let now = now_ms();
     let marks = ec2.unavailable.lock().unwrap_or_else(PoisonError::into_inner).clone();
     let region = ec2.snapshot();

@@ -1,4 +1,4 @@
-//! TODO-DOC cloud::ec2::observability
+//! EC2 metrics, and the optional AWS APIs that are unavailable now.
 
 pub mod degraded_apis;
 pub mod metrics;

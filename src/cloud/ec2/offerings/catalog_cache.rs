@@ -1,4 +1,4 @@
-//! What a node class may buy: the region's catalogue, less the types that boot none of its images, the zones without
+//! What a node class may buy: the region's catalog, less the types that boot none of its images, the zones without
 //! addresses, and those that are shifted away from, with as much memory as nodes showed. Kept until something in it changes.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -12,25 +12,25 @@ use crate::cloud::Override;
 use crate::cloud::ec2::Options;
 use crate::cloud::ec2::node_class::images::image_of;
 use crate::cloud::ec2::offerings::catalog_key::{ClassView, PlacementGroup};
-use crate::cloud::ec2::offerings::class_offerings::Market;
+use crate::cloud::ec2::offerings::class_offerings::OfferingInputs;
 use crate::cloud::ec2::offerings::discovered_memory::DiscoveredMemory;
 use crate::cloud::ec2::offerings::region::{Region, shared};
 use crate::cloud::ec2::offerings::reservation_counts::ReservationCounts;
 use crate::cloud::ec2::offerings::spot_risk::SpotRisk;
 use crate::cloud::ec2::offerings::unavailable::Unavailable;
-use crate::model::offering::{CapacityType, Catalogue, InstanceType, MicroUsd};
+use crate::model::offering::{CapacityType, Catalog, InstanceType, MicroUsd};
 
 #[derive(Debug)]
 struct Kept {
-    whole: Arc<Catalogue>,
+    whole: Arc<Catalog>,
     images: Vec<AmiStatus>,
     closed: BTreeSet<String>,
     /// Changes of discovered memory so far.
     discoveries: u64,
-    seen: Arc<Catalogue>,
+    seen: Arc<Catalog>,
 }
 
-/// What catalogues are drawn from besides the class.
+/// What catalogs are drawn from besides the class.
 pub struct Sources<'a> {
     /// What the region offers.
     pub region: &'a Region,
@@ -48,16 +48,16 @@ pub struct Sources<'a> {
     pub options: &'a Options,
 }
 
-/// Catalogues by name of node class.
+/// Catalogs by name of node class.
 #[derive(Debug, Default)]
-pub struct Catalogues {
+pub struct Catalogs {
     kept: HashMap<String, Kept>,
 }
 
 /// Reserved offerings by instance type and zone: whether one of them may be had, and the price.
 pub type ReservedOfferings = BTreeMap<(String, String), (bool, MicroUsd)>;
 
-impl Catalogues {
+impl Catalogs {
     /// Forgets classes that are not there any more.
     pub fn keep(&mut self, classes: &[Arc<Ec2NodeClass>]) {
         self.kept.retain(|name, _| classes.iter().any(|class| class.name_any() == *name));
@@ -85,12 +85,12 @@ impl Catalogues {
         class: &Ec2NodeClass,
         group: Option<PlacementGroup>,
         now_ms: i64,
-    ) -> Arc<Catalogue> {
+    ) -> Arc<Catalog> {
         let group_id = group.as_ref().map(|group| group.id.clone());
         let (changes, discoveries) = (sources.marks.prune(now_ms), sources.memory.prune(now_ms));
         let risk = sources.risk.at(now_ms);
         let (marks, reservations, options) = (&*sources.marks, sources.reservations, sources.options);
-        let market = Market {
+        let market = OfferingInputs {
             stamp: [changes, reservations.changes(), risk.stamp],
             unavailable: &|offering: &Override, partition| {
                 marks.covers_in(offering, group_id.as_deref(), partition, now_ms)
@@ -100,7 +100,7 @@ impl Catalogues {
         };
         let mut view = ClassView::of(class, group, options.reserved_capacity);
         view.settings = options.settings(class);
-        let whole = sources.region.catalogue(&view, &market);
+        let whole = sources.region.catalog(&view, &market);
         let status = class.status.clone().unwrap_or_default();
         let mut closed = marks.exhausted_zones(&status.subnets, now_ms);
         let away = |subnet: &&SubnetStatus| subnet.zone_id.as_ref().is_some_and(|id| sources.shifted.contains(id));
@@ -121,8 +121,7 @@ impl Catalogues {
             Some(with_memory(without(found, &closed), memory))
         };
         let new = whole.instance_types.iter().filter_map(of_class).collect();
-        let seen =
-            renewed(kept.map(|kept| &kept.seen), Catalogue { region: whole.region.clone(), instance_types: new });
+        let seen = renewed(kept.map(|kept| &kept.seen), Catalog { region: whole.region.clone(), instance_types: new });
         self.kept.insert(name, Kept { whole, images: status.amis, closed, discoveries, seen: Arc::clone(&seen) });
         seen
     }
@@ -155,10 +154,10 @@ fn with_memory(found: Arc<InstanceType>, shown: Option<i64>) -> Arc<InstanceType
     Arc::new(out)
 }
 
-/// A catalogue made anew, with the types of the one before that did not change; that one itself where none did.
-fn renewed(before: Option<&Arc<Catalogue>>, new: Catalogue) -> Arc<Catalogue> {
+/// A catalog made anew, with the types of the one before that did not change; that one itself where none did.
+fn renewed(before: Option<&Arc<Catalog>>, new: Catalog) -> Arc<Catalog> {
     let Some(before) = before else { return Arc::new(new) };
-    let new = Catalogue { instance_types: shared(new.instance_types, &before.instance_types), ..new };
+    let new = Catalog { instance_types: shared(new.instance_types, &before.instance_types), ..new };
     if new == **before { Arc::clone(before) } else { Arc::new(new) }
 }
 
@@ -182,7 +181,7 @@ mod tests {
         memory: DiscoveredMemory,
         reservations: ReservationCounts,
         shifted: BTreeSet<String>,
-        catalogues: Catalogues,
+        catalogs: Catalogs,
     }
 
     impl World {
@@ -194,11 +193,11 @@ mod tests {
                 memory: DiscoveredMemory::default(),
                 reservations: ReservationCounts::default(),
                 shifted: BTreeSet::new(),
-                catalogues: Catalogues::default(),
+                catalogs: Catalogs::default(),
             }
         }
 
-        fn see(&mut self, class: &Ec2NodeClass, now_ms: i64) -> Arc<Catalogue> {
+        fn see(&mut self, class: &Ec2NodeClass, now_ms: i64) -> Arc<Catalog> {
             let options = Options::of("c1");
             let mut sources = Sources {
                 region: &self.region,
@@ -209,7 +208,7 @@ mod tests {
                 shifted: &self.shifted,
                 options: &options,
             };
-            self.catalogues.of(&mut sources, class, None, now_ms)
+            self.catalogs.of(&mut sources, class, None, now_ms)
         }
     }
 
@@ -239,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn c11_a_catalogue_is_shared_until_a_mark_comes_or_ends_and_then_all_but_one_type_is() {
+    fn c11_a_catalog_is_shared_until_a_mark_comes_or_ends_and_then_all_but_one_type_is() {
         let (mut world, class) = (World::new("us-east-1"), class("us-east-1a", "amd64"));
         let first = world.see(&class, 0);
         assert!(Arc::ptr_eq(&first, &world.see(&class, 1)));
@@ -258,11 +257,11 @@ mod tests {
         let (mut world, mut class) = (World::new("us-east-1"), class("us-east-1a", "amd64"));
         class.status.as_mut().unwrap().capacity_reservations = vec![reservation("cr-1", "default", None)];
         world.see(&class, 0);
-        assert_eq!(world.catalogues.reserved().len(), 1);
-        world.catalogues.keep(&[Arc::new(class)]);
-        assert_eq!(world.catalogues.reserved().len(), 1);
-        world.catalogues.keep(&[]);
-        assert!(world.catalogues.reserved().is_empty());
+        assert_eq!(world.catalogs.reserved().len(), 1);
+        world.catalogs.keep(&[Arc::new(class)]);
+        assert_eq!(world.catalogs.reserved().len(), 1);
+        world.catalogs.keep(&[]);
+        assert!(world.catalogs.reserved().is_empty());
     }
 
     #[test]
@@ -272,8 +271,8 @@ mod tests {
         other.metadata.name = Some("other".into());
         other.status.as_mut().unwrap().amis[0].id = "ami-2".into();
         let (first, others) = (world.see(&class, 0), world.see(&other, 0));
-        let room = |catalogue: &Catalogue| {
-            let found = catalogue.instance_types.iter().find(|found| &*found.name == "m5.large").unwrap();
+        let room = |catalog: &Catalog| {
+            let found = catalog.instance_types.iter().find(|found| &*found.name == "m5.large").unwrap();
             (found.capacity.memory / MIB, found.allocatable.memory / MIB)
         };
         assert_eq!(room(&first), (7577, 6903), "7.5 % less than 8 GiB");
@@ -319,10 +318,10 @@ mod tests {
         world.reservations.give_back("uid");
         assert_eq!(left(&mut world), [line("cr-1", 1), line("cr-2", 5), line("cr-3", 0)], "it failed");
         let key = ("m5.large".to_owned(), "us-east-1a".to_owned());
-        assert_eq!(world.catalogues.reserved(), [(key.clone(), (true, MicroUsd(1)))].into(), "one of three may be had");
+        assert_eq!(world.catalogs.reserved(), [(key.clone(), (true, MicroUsd(1)))].into(), "one of three may be had");
         world.reservations.describe([("cr-1", 0), ("cr-2", 0)], 1);
         left(&mut world);
-        assert_eq!(world.catalogues.reserved(), [(key, (false, MicroUsd(1)))].into());
+        assert_eq!(world.catalogs.reserved(), [(key, (false, MicroUsd(1)))].into());
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! What a node class decides about the offerings its nodes may be: its part of the key that catalogues are kept under.
+//! What a node class decides about the offerings its nodes may be: its part of the key that catalogs are kept under.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -48,7 +48,7 @@ struct Interface {
     efa_only: bool,
 }
 
-/// Everything of a node class that its catalogue depends on. Classes with equal views share one.
+/// Everything of a node class that its catalog depends on. Classes with equal views share one.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ClassView {
     /// Shape of the nodes.
@@ -111,7 +111,7 @@ impl ClassView {
         }
     }
 
-    /// Whether nodes of the class can be of an instance type (Karpenter's list). What the catalogue does not know of a type
+    /// Whether nodes of the class can be of an instance type (Karpenter's list). What the catalog does not know of a type
     /// counts for it, but for nested virtualization, which few types have.
     pub fn admits(&self, entry: &RawInstanceType) -> bool {
         if self.windows_build().is_some() && architecture(entry) != Some("amd64") {

@@ -1,4 +1,4 @@
-//! The catalogue of a node class: a pure step from what is known of the region, what the class decides, and what changes from
+//! The catalog of a node class: a pure step from what is known of the region, what the class decides, and what changes from
 //! minute to minute (capacity, reservations, risk).
 //!
 //! The step is made in two halves, so that the frequent one is cheap: [`base`] after a refresh or a change of the class,
@@ -21,7 +21,7 @@ const RESERVED_SHARE: i64 = 100_000;
 const MOST_RESERVED: i64 = 1_000;
 
 /// What changes between two refreshes of the region.
-pub struct Market<'a> {
+pub struct OfferingInputs<'a> {
     /// Versions of what the three functions answer from, in their order: one that grew says that answers may differ.
     pub stamp: [u64; 3],
     /// Whether a spot or on-demand offering is known to have no capacity, or must not be used for another reason; in this
@@ -126,7 +126,7 @@ impl Places {
 }
 
 /// The same instance types as the market has them now. Those that nothing changes are shared with `base`.
-pub fn overlaid(base: &[Arc<InstanceType>], market: &Market<'_>) -> Vec<Arc<InstanceType>> {
+pub fn overlaid(base: &[Arc<InstanceType>], market: &OfferingInputs<'_>) -> Vec<Arc<InstanceType>> {
     // One probe for all questions: there are some ten thousand.
     let mut probe =
         Override { instance_type: String::new(), zone: String::new(), capacity_type: CapacityType::OnDemand };
@@ -153,7 +153,7 @@ pub fn overlaid(base: &[Arc<InstanceType>], market: &Market<'_>) -> Vec<Arc<Inst
 fn seen(
     entry: &InstanceType,
     offering: &Offering,
-    market: &Market<'_>,
+    market: &OfferingInputs<'_>,
     probe: &mut Override,
 ) -> (bool, Option<i64>, i64) {
     if !offering.available {

@@ -1,4 +1,4 @@
-//! What EC2 says of instance types and where it offers them, as entries of the catalogue.
+//! What EC2 says of instance types and where it offers them, as entries of the catalog.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,7 +10,7 @@ use aws_sdk_ec2::types::{
     NitroEnclavesSupport, ProcessorInfo, SupportedAdditionalProcessorFeature, VCpuInfo,
 };
 
-use crate::cloud::catalog::{RawAccelerator, RawCatalogue, RawGpu, RawInstanceType, RawNeuronDevice};
+use crate::cloud::catalog::{RawAccelerator, RawCatalog, RawGpu, RawInstanceType, RawNeuronDevice};
 use crate::cloud::ec2::aws::errors::{ApiError, Class};
 
 const TYPES: &str = "ec2:DescribeInstanceTypes";
@@ -38,7 +38,7 @@ pub struct UnusableType {
 ///
 /// # Errors
 /// A member that everything rests on is absent, or a figure is impossible.
-pub fn raw_instance_type(info: &InstanceTypeInfo, tables: &RawCatalogue) -> Result<RawInstanceType, UnusableType> {
+pub fn raw_instance_type(info: &InstanceTypeInfo, tables: &RawCatalog) -> Result<RawInstanceType, UnusableType> {
     let name = info.instance_type().map(|name| name.as_str().to_owned()).unwrap_or_default();
     let missing = |member: &str| UnusableType { name: name.clone(), problem: format!("{member} is absent") };
     let table = tables.instance_type(&name);
@@ -177,7 +177,7 @@ fn neuron_device(device: &NeuronDeviceInfo) -> RawNeuronDevice {
 /// All instance types that can be used, by name, and those that can't.
 pub fn raw_instance_types(
     infos: &[InstanceTypeInfo],
-    tables: &RawCatalogue,
+    tables: &RawCatalog,
 ) -> (BTreeMap<String, RawInstanceType>, Vec<UnusableType>) {
     let mut usable = BTreeMap::new();
     let mut unusable = Vec::new();

@@ -1,4 +1,4 @@
-//! TODO-DOC cloud::ec2::offerings
+//! What can be bought in the region: instance types, prices, spot risk, capacity errors, and the catalog of each node class.
 
 pub mod catalog_cache;
 pub mod catalog_key;

@@ -1,4 +1,4 @@
-//! What is known of the region: an immutable snapshot that a refresh replaces, and the catalogues made of it.
+//! What is known of the region: an immutable snapshot that a refresh replaces, and the catalogs made of it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -6,19 +6,19 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::ArcSwap;
 
-use crate::cloud::catalog::{RawCatalogue, RawInstanceType};
+use crate::cloud::catalog::{RawCatalog, RawInstanceType};
 use crate::cloud::ec2::aws::errors::ApiError;
 use crate::cloud::ec2::offerings::catalog_key::ClassView;
 use crate::cloud::ec2::offerings::class_offerings;
-use crate::cloud::ec2::offerings::class_offerings::Market;
+use crate::cloud::ec2::offerings::class_offerings::OfferingInputs;
 use crate::cloud::ec2::offerings::instance_types::ZonesByType;
 use crate::cloud::ec2::offerings::prices;
 use crate::cloud::ec2::offerings::prices::OnDemandPrices;
 use crate::cloud::ec2::offerings::spot_prices;
 use crate::cloud::ec2::offerings::spot_prices::{SpotHistory, SpotPrices};
-use crate::model::offering::{CapacityType, Catalogue, InstanceType, MicroUsd};
+use crate::model::offering::{CapacityType, Catalog, InstanceType, MicroUsd};
 
-/// Catalogues that are kept; node classes that share one are many more.
+/// Catalogs that are kept; node classes that share one are many more.
 const MOST_CATALOGUES: usize = 64;
 
 /// Where a part of the snapshot comes from.
@@ -163,7 +163,7 @@ pub struct RegionSnapshot {
 
 impl RegionSnapshot {
     /// What the table in the binary tells of a region, before EC2 was asked.
-    pub fn stand_in(region: &str, tables: &RawCatalogue, now_ms: i64) -> Self {
+    pub fn stand_in(region: &str, tables: &RawCatalog, now_ms: i64) -> Self {
         let entries = || tables.instance_types.iter();
         let zones = (tables.region == region).then(|| {
             let by_type = entries().map(|entry| (entry.name.clone(), entry.zones.iter().cloned().collect()));
@@ -279,16 +279,16 @@ impl RegionSnapshot {
     }
 }
 
-/// A catalogue that was made, and of what.
+/// A catalog that was made, and of what.
 #[derive(Debug)]
 struct Built {
     version: u64,
     base: Vec<Arc<InstanceType>>,
     stamp: [u64; 3],
-    catalogue: Arc<Catalogue>,
+    catalog: Arc<Catalog>,
 }
 
-/// The region: its latest snapshot, and the catalogues made of it. No I/O: a refresh is handed in.
+/// The region: its latest snapshot, and the catalogs made of it. No I/O: a refresh is handed in.
 #[derive(Debug)]
 pub struct Region {
     snapshot: ArcSwap<RegionSnapshot>,
@@ -315,12 +315,12 @@ impl Region {
 
     /// What may be bought for nodes of a class. The same `Arc` until the snapshot, the class or the market changes; then only
     /// instance types in which something changed are new.
-    pub fn catalogue(&self, class: &ClassView, market: &Market<'_>) -> Arc<Catalogue> {
+    pub fn catalog(&self, class: &ClassView, market: &OfferingInputs<'_>) -> Arc<Catalog> {
         let snapshot = self.snapshot.load();
         let mut built = self.built.lock().unwrap_or_else(PoisonError::into_inner);
         let known = built.get(class);
         if let Some(known) = known.filter(|known| known.version == snapshot.version && known.stamp == market.stamp) {
-            return Arc::clone(&known.catalogue);
+            return Arc::clone(&known.catalog);
         }
         let base = match known {
             Some(known) if known.version == snapshot.version => known.base.clone(),
@@ -329,16 +329,16 @@ impl Region {
         };
         let instance_types = class_offerings::overlaid(&base, market);
         let instance_types = match known {
-            Some(known) => shared(instance_types, &known.catalogue.instance_types),
+            Some(known) => shared(instance_types, &known.catalog.instance_types),
             None => instance_types,
         };
-        let catalogue = Arc::new(Catalogue { region: snapshot.region.clone(), instance_types });
+        let catalog = Arc::new(Catalog { region: snapshot.region.clone(), instance_types });
         if built.len() >= MOST_CATALOGUES && !built.contains_key(class) {
             built.clear();
         }
         let (version, stamp) = (snapshot.version, market.stamp);
-        built.insert(class.clone(), Built { version, base, stamp, catalogue: Arc::clone(&catalogue) });
-        catalogue
+        built.insert(class.clone(), Built { version, base, stamp, catalog: Arc::clone(&catalog) });
+        catalog
     }
 }
 

@@ -158,7 +158,7 @@ mod tests {
     use super::*;
     use crate::cloud::ec2::aws::client::wire;
     use crate::cloud::ec2::launch::request::tests::facts;
-    use crate::cloud::ec2::{Ec2, Options};
+    use crate::cloud::ec2::{Ec2Provider, Options};
     use crate::cloud::{Cloud, Untagged};
 
     #[test]
@@ -208,7 +208,7 @@ mod tests {
             let items = if seen_now.load(Ordering::SeqCst) { instance } else { "" };
             wire::ok("DescribeInstances", &format!("<reservationSet>{items}</reservationSet>"))
         }));
-        let ec2 = Ec2::new(clients, Options::of("c1"), facts());
+        let ec2 = Ec2Provider::new(clients, Options::of("c1"), facts());
         assert_eq!(ec2.list().await.unwrap().len(), 1);
         ec2.shifts().know_zones([("us-east-1a", "use1-az1")]);
         ec2.shifts().replace([("use1-az1".to_owned(), i64::MAX)].into());

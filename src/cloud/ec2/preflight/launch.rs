@@ -7,7 +7,7 @@ use aws_sdk_ec2::types::{IamInstanceProfileSpecification, InstanceNetworkInterfa
 
 use crate::api::Ec2NodeClass;
 use crate::cloud::Verdict;
-use crate::cloud::ec2::Ec2;
+use crate::cloud::ec2::Ec2Provider;
 use crate::cloud::ec2::aws::errors::{ApiError, Class};
 use crate::cloud::ec2::launch::dry_run::{Outcome, Tried, once};
 use crate::cloud::ec2::launch::templates::spec::{CLUSTER_TAG, Template, tag_specification};
@@ -23,7 +23,7 @@ const NO_TEMPLATE: &str = "karpenter.k8s.aws/preflight";
 
 /// Tries to launch for a class, whose status is what it comes to and whose NodePools ask for `demands`. `profile` is its instance profile, if there is one yet.
 pub async fn rights(
-    ec2: &Ec2,
+    ec2: &Ec2Provider,
     class: &Ec2NodeClass,
     demands: &[Requirements],
     profile: Option<String>,
@@ -54,7 +54,7 @@ pub async fn rights(
     ]
 }
 
-async fn make(ec2: &Ec2, template: &Template) -> Result<(), ApiError> {
+async fn make(ec2: &Ec2Provider, template: &Template) -> Result<(), ApiError> {
     let call = ec2
         .clients
         .ec2
@@ -67,7 +67,7 @@ async fn make(ec2: &Ec2, template: &Template) -> Result<(), ApiError> {
 }
 
 /// One try for each subnet until one passes.
-async fn run(ec2: &Ec2, tried: &Tried, profile: Option<&str>) -> Vec<Result<(), ApiError>> {
+async fn run(ec2: &Ec2Provider, tried: &Tried, profile: Option<&str>) -> Vec<Result<(), ApiError>> {
     let mut answers = Vec::new();
     for subnet in &tried.subnets {
         let answer = run_in(ec2, tried, subnet, profile).await;
@@ -80,7 +80,7 @@ async fn run(ec2: &Ec2, tried: &Tried, profile: Option<&str>) -> Vec<Result<(), 
     answers
 }
 
-async fn run_in(ec2: &Ec2, tried: &Tried, subnet: &str, profile: Option<&str>) -> Result<(), ApiError> {
+async fn run_in(ec2: &Ec2Provider, tried: &Tried, subnet: &str, profile: Option<&str>) -> Result<(), ApiError> {
     let interface = InstanceNetworkInterfaceSpecification::builder()
         .device_index(0)
         .subnet_id(subnet)

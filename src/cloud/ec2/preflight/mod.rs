@@ -27,7 +27,7 @@ use crate::cloud::ec2::node_class::images::Parameters;
 use crate::cloud::ec2::offerings::prices;
 use crate::cloud::ec2::offerings::refresh::Feeds;
 use crate::cloud::ec2::offerings::region::Part;
-use crate::cloud::ec2::{Ec2, Options, now_ms};
+use crate::cloud::ec2::{Ec2Provider, Options, now_ms};
 use crate::model::requirement::Requirements;
 
 /// Where the node classes come from, and so whom to ask about the cluster first.
@@ -73,7 +73,7 @@ pub async fn check(
     findings.extend(quotas::judge(&quotas));
     findings.push(account::cluster(&cluster));
     findings.extend(queue::judge(options.interruption_queue.as_deref(), queue.as_ref()));
-    let ec2 = cluster.ok().map(|facts| Ec2::new(clients.clone(), options.clone(), facts));
+    let ec2 = cluster.ok().map(|facts| Ec2Provider::new(clients.clone(), options.clone(), facts));
     if let Some(ec2) = &ec2 {
         ec2.learn_region(answers);
     }
@@ -108,7 +108,7 @@ async fn of_class(
     clients: &Clients,
     options: &Options,
     parameters: &Parameters,
-    ec2: Option<&Ec2>,
+    ec2: Option<&Ec2Provider>,
     class: &Ec2NodeClass,
     demands: &[Requirements],
 ) -> Vec<Finding> {
@@ -118,7 +118,7 @@ async fn of_class(
     let answers = class::ask(clients, parameters, class, version, now).await;
     let mut findings = class::judge(class, &answers, now);
     let cidr = facts.as_ref().and_then(|facts| facts.service_cidr.as_deref());
-    let (settings, region) = (options.settings(class), ec2.map(Ec2::snapshot));
+    let (settings, region) = (options.settings(class), ec2.map(Ec2Provider::snapshot));
     let types = region.map(|region| Arc::clone(&region.types)).unwrap_or_default();
     let kubelet = kubelet_validation::validate(&class.spec, Gate::of(options, &settings, &types));
     findings.extend(class::settings(class, cidr, facts.is_some(), &kubelet));

@@ -17,23 +17,23 @@ use crate::cloud::ec2::instances::{status_checks, tagging};
 use crate::cloud::ec2::launch::templates::store;
 use crate::cloud::ec2::observability::{degraded_apis, metrics};
 use crate::cloud::ec2::offerings::catalog_cache::Sources;
-use crate::cloud::ec2::provider::{Ec2, NO_QUEUE, bought_as, key, known, lock, unanswered};
+use crate::cloud::ec2::provider::{Ec2Provider, NO_QUEUE, bought_as, key, known, lock, unanswered};
 use crate::cloud::ec2::{launch, now_ms};
 use crate::cloud::health::Unhealthy;
 use crate::cloud::launch_group::LaunchGroup;
 use crate::cloud::{
     Cloud, CloudError, Drift, Instance, LaunchError, LaunchRequest, Launched, Message, Override, Resolution, Untagged,
 };
-use crate::model::offering::Catalogue;
+use crate::model::offering::Catalog;
 
-impl Cloud for Ec2 {
-    fn catalogue(&self, class: &Ec2NodeClass) -> Arc<Catalogue> {
+impl Cloud for Ec2Provider {
+    fn catalog(&self, class: &Ec2NodeClass) -> Arc<Catalog> {
         let group = self.known_group(class);
         let (mut marks, mut memory) = (lock(&self.unavailable), lock(&self.memory));
         let (region, risk, reservations) = (&self.region, &self.risk, &self.reservations());
         let (marks, memory, shifted) = (&mut *marks, &mut *memory, &self.shifts.zone_ids(now_ms()));
         let mut sources = Sources { region, risk, marks, memory, reservations, shifted, options: &self.options };
-        lock(&self.catalogues).of(&mut sources, class, group, now_ms())
+        lock(&self.catalogs).of(&mut sources, class, group, now_ms())
     }
 
     fn mark_unavailable(&self, offering: &Override) {
@@ -158,7 +158,7 @@ impl Cloud for Ec2 {
 
     fn observe(&self, classes: &[Arc<Ec2NodeClass>], pools: &[Arc<NodePool>]) {
         self.shapes.observe(classes, pools);
-        lock(&self.catalogues).keep(classes);
+        lock(&self.catalogs).keep(classes);
     }
 
     fn instance_ca(&self) -> Option<String> {

@@ -29,7 +29,7 @@ use crate::cloud::ec2::node_class::instance_profiles::Profiles;
 use crate::cloud::ec2::node_class::subnets::Addresses;
 use crate::cloud::ec2::observability::degraded_apis;
 use crate::cloud::ec2::observability::degraded_apis::Troubles;
-use crate::cloud::ec2::offerings::catalog_cache::{Catalogues, ReservedOfferings};
+use crate::cloud::ec2::offerings::catalog_cache::{Catalogs, ReservedOfferings};
 use crate::cloud::ec2::offerings::catalog_key::PlacementGroup;
 use crate::cloud::ec2::offerings::discovered_memory::DiscoveredMemory;
 use crate::cloud::ec2::offerings::interruption_history::Setback;
@@ -85,7 +85,7 @@ pub enum StartError {
 
 /// Amazon EC2. Cheap to share behind an `Arc`.
 #[derive(Debug)]
-pub struct Ec2 {
+pub struct Ec2Provider {
     pub(crate) options: Options,
     pub(crate) clients: Clients,
     pub(crate) facts: ArcSwap<ClusterFacts>,
@@ -97,7 +97,7 @@ pub struct Ec2 {
     pub(crate) parameters: Parameters,
     pub(crate) profiles: Profiles,
     pub(crate) verdicts: Verdicts,
-    pub(crate) batches: Batches<launch::Ready>,
+    pub(crate) batches: Batches<launch::PreparedFleet>,
     /// Since when this process leads, milliseconds since the epoch.
     pub(crate) leading_since_ms: i64,
     region: Arc<Region>,
@@ -111,7 +111,7 @@ pub struct Ec2 {
     pub(crate) untaggable: Mutex<BTreeSet<String>>,
     /// What was last listed, for zones that EC2 is not to be asked about.
     listed: Mutex<Vec<Instance>>,
-    catalogues: Mutex<Catalogues>,
+    catalogs: Mutex<Catalogs>,
     memory: Mutex<DiscoveredMemory>,
     groups: Mutex<HashMap<String, Option<PlacementGroup>>>,
     describer: Describer,
@@ -127,7 +127,7 @@ pub struct Ec2 {
     going: Mutex<HashMap<String, i64>>,
 }
 
-impl Ec2 {
+impl Ec2Provider {
     /// Connects as the environment says, and asks EC2 whether it may be used at all.
     ///
     /// # Errors
@@ -176,7 +176,7 @@ impl Ec2 {
             troubles: Troubles::default(),
             untaggable: Mutex::default(),
             queue: options.interruption_queue.as_ref().map(|name| Queue::new(clients.sqs.clone(), name)),
-            catalogues: Mutex::default(),
+            catalogs: Mutex::default(),
             memory: Mutex::default(),
             facts: ArcSwap::from_pointee(facts),
             unavailable: Mutex::default(),
@@ -262,7 +262,7 @@ impl Ec2 {
 
     /// The reserved offerings that plans were made of; `None` where reserved capacity is not used.
     pub(crate) fn reserved(&self) -> Option<ReservedOfferings> {
-        self.options.reserved_capacity.then(|| lock(&self.catalogues).reserved())
+        self.options.reserved_capacity.then(|| lock(&self.catalogs).reserved())
     }
 
     /// What is known of the region.

@@ -146,7 +146,7 @@ fn refused_slot(code: &str) -> Option<(u16, String)> {
 }
 
 struct World {
-    ec2: Ec2,
+    ec2: Ec2Provider,
     fake: Arc<Mutex<Fake>>,
 }
 
@@ -154,7 +154,7 @@ fn world() -> World {
     let fake = Arc::new(Mutex::new(Fake::default()));
     let answers = Arc::clone(&fake);
     let (clients, _) = wire::clients(Box::new(move |request| answers.lock().unwrap().answer(request)));
-    let ec2 = Ec2::new(clients, Options::of("c1"), facts());
+    let ec2 = Ec2Provider::new(clients, Options::of("c1"), facts());
     let subnet = |id: &str, zone: &str, free| Subnet { id: id.into(), zone: zone.into(), zone_id: None, free };
     ec2.addresses().describe(&[subnet("subnet-a", "us-east-1a", 100), subnet("subnet-b", "us-east-1b", 100)]);
     World { ec2, fake }
@@ -179,8 +179,8 @@ fn member(uid: &str, group: &str, size: usize) -> LaunchRequest {
     claim.metadata.uid = Some(uid.into());
     claim.metadata.annotations =
         Some([(crate::model::labels::LAUNCH_GROUP.to_owned(), format!("{group}/{size}"))].into());
-    let (class, catalogue) = (Arc::clone(&details.class), Arc::clone(&details.catalogue));
-    let details = LaunchDetails { claim, class, catalogue, named: BTreeSet::new() };
+    let (class, catalog) = (Arc::clone(&details.class), Arc::clone(&details.catalog));
+    let details = LaunchDetails { claim, class, catalog, named: BTreeSet::new() };
     LaunchRequest {
         client_token: uid.into(),
         node_claim: format!("claim-{uid}"),
@@ -195,9 +195,9 @@ fn inherited(uid: &str, group: &str, size: usize, named: &[&str]) -> LaunchReque
     let details = request.details.take().unwrap();
     let mut claim = details.claim.clone();
     claim.metadata.creation_timestamp = serde_json::from_value(json!("2026-01-01T00:00:00Z")).unwrap();
-    let (class, catalogue) = (Arc::clone(&details.class), Arc::clone(&details.catalogue));
+    let (class, catalog) = (Arc::clone(&details.class), Arc::clone(&details.catalog));
     let named = named.iter().map(|id| format!("aws:///us-east-1a/{id}")).collect();
-    LaunchRequest { details: Some(LaunchDetails { claim, class, catalogue, named }.into()), ..request }
+    LaunchRequest { details: Some(LaunchDetails { claim, class, catalog, named }.into()), ..request }
 }
 
 async fn launch_all(world: &World, requests: Vec<LaunchRequest>) -> Vec<Result<Launched, LaunchError>> {
@@ -446,7 +446,7 @@ async fn an_interrupted_spot_offering_is_left_alone_for_a_while() {
 async fn a_registered_node_changes_what_its_class_offers_and_not_what_classes_of_other_images_do() {
     let ec2 = world().ec2;
     let of = |class: &Ec2NodeClass| {
-        let seen = ec2.catalogue(class);
+        let seen = ec2.catalog(class);
         seen.instance_types.iter().find(|found| &*found.name == "m5.large").map(|found| found.capacity.memory >> 20)
     };
     let (own, mut other) = (class(json!({})), class(json!({})));
@@ -466,24 +466,24 @@ async fn c35_in_an_isolated_vpc_a_class_is_released_without_iam() {
         other => panic!("{other} was not expected"),
     }));
     let options = Options { isolated_vpc: true, ..Options::of("c1") };
-    Ec2::new(clients, options, facts()).release_class(&class(json!({}))).await.unwrap();
+    Ec2Provider::new(clients, options, facts()).release_class(&class(json!({}))).await.unwrap();
     let actions: Vec<String> = seen.lock().unwrap().iter().map(|request| request.action.clone()).collect();
     assert_eq!(actions, ["DescribeLaunchTemplates", "DeleteLaunchTemplate"]);
 }
 
 /// EC2 that answers each call with the last of these that is left.
-fn scripted(answers: Vec<Option<(u16, String)>>) -> Ec2 {
+fn scripted(answers: Vec<Option<(u16, String)>>) -> Ec2Provider {
     let answers = Mutex::new(answers);
     let (clients, _) = wire::clients(Box::new(move |_| {
         let mut left = answers.lock().unwrap();
         if left.len() > 1 { left.pop().unwrap() } else { left[0].clone() }
     }));
-    Ec2::new(clients, Options::of("c1"), facts())
+    Ec2Provider::new(clients, Options::of("c1"), facts())
 }
 
 #[tokio::test]
 async fn status_checks_that_fail_are_told_and_those_that_are_refused_are_told_elsewhere() {
-    let told = |ec2: &Ec2| ec2.unreadable().into_keys().collect::<Vec<_>>();
+    let told = |ec2: &Ec2Provider| ec2.unreadable().into_keys().collect::<Vec<_>>();
     let failing = scripted(vec![wire::refusal("InvalidParameterValue", "odd")]);
     failing.unhealthy().await.unwrap_err();
     assert_eq!(told(&failing), ["StatusChecks"]);

@@ -20,7 +20,7 @@ pub fn pace() -> Pace {
 
 pub struct Simulation {
     pub state: Ec2State,
-    pub market: Market,
+    pub market: SpotPriceModel,
 }
 
 impl Simulation {
@@ -30,7 +30,7 @@ impl Simulation {
 
     fn resumed(script: &str, ledger: Ledger, now: i64) -> Self {
         let script = Script::parse(script).unwrap();
-        let mut market = Market::new(Arc::new(embedded().clone()), SpotPricing::ratio(0.5).unwrap());
+        let mut market = SpotPriceModel::new(Arc::new(embedded().clone()), SpotPricing::ratio(0.5).unwrap());
         let state = Ec2State::new(7, pace(), script, ledger, now);
         market.set_moves(&state.script().events, state.started_at_ms());
         Self { state, market }

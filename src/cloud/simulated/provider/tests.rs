@@ -98,12 +98,12 @@ async fn a_waiting_receive_is_woken_by_an_event() {
 }
 
 #[tokio::test]
-async fn an_offering_marked_unavailable_shows_in_the_catalogue_and_a_launch_still_may_try_it() {
+async fn an_offering_marked_unavailable_shows_in_the_catalog_and_a_launch_still_may_try_it() {
     let (ec2, time) = opened(quick());
     let class = Ec2NodeClass::new("class", crate::api::Ec2NodeClassSpec::default());
     let offering = request("one").overrides.remove(0);
-    let available = |catalogue: &Catalogue| {
-        let found = catalogue.instance_types.iter().find(|entry| &*entry.name == "m5.large").unwrap();
+    let available = |catalog: &Catalog| {
+        let found = catalog.instance_types.iter().find(|entry| &*entry.name == "m5.large").unwrap();
         found
             .offerings
             .iter()
@@ -111,14 +111,14 @@ async fn an_offering_marked_unavailable_shows_in_the_catalogue_and_a_launch_stil
             .unwrap()
             .available
     };
-    let before = ec2.catalogue(&class);
+    let before = ec2.catalog(&class);
     assert!(available(&before));
-    assert!(Arc::ptr_eq(&before, &ec2.catalogue(&class)), "nothing changed, nothing is made anew");
+    assert!(Arc::ptr_eq(&before, &ec2.catalog(&class)), "nothing changed, nothing is made anew");
     ec2.mark_unavailable(&offering);
-    assert!(!available(&ec2.catalogue(&class)));
+    assert!(!available(&ec2.catalog(&class)));
     assert!(ec2.launch(request("one")).await.is_ok());
     time.fetch_add(180_000, Ordering::SeqCst);
-    assert!(available(&ec2.catalogue(&class)));
+    assert!(available(&ec2.catalog(&class)));
 }
 
 #[tokio::test]

@@ -5,7 +5,7 @@ use super::*;
 const READY: &str = r#"{"Launched": "00", "Registered": "00", "Initialized": "00", "Drifted": "05"}"#;
 
 /// A claim with its node; conditions by kind with the second they came.
-fn add(state: &mut State, name: &str, conditions: &str, claim: &Value, node: &Value) {
+fn add(state: &mut ClusterState, name: &str, conditions: &str, claim: &Value, node: &Value) {
     let times: BTreeMap<String, String> = serde_json::from_str(conditions).unwrap();
     let list: Vec<Value> = times
         .iter()
@@ -23,21 +23,21 @@ fn add(state: &mut State, name: &str, conditions: &str, claim: &Value, node: &Va
     state.apply_node(serde_json::from_value(object).unwrap());
 }
 
-fn bind(state: &mut State, pod: &str, node: &str, annotations: &Value) {
+fn bind(state: &mut ClusterState, pod: &str, node: &str, annotations: &Value) {
     let object = json!({"metadata": {"name": pod, "namespace": "n", "uid": pod, "annotations": annotations,
             "ownerReferences": [{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r", "uid": "rs", "controller": true}]},
         "spec": {"nodeName": node, "containers": [{"name": "c", "image": "i"}]}});
     state.apply_pod(&serde_json::from_value(object).unwrap(), 1);
 }
 
-fn names(state: &State) -> Vec<(String, usize, bool)> {
+fn names(state: &ClusterState) -> Vec<(String, usize, bool)> {
     let all = drifted(state, &state.holds(1_000));
     all.into_iter().map(|found| (found.claim, found.pods, found.obstacle.is_some())).collect()
 }
 
 #[test]
 fn nodes_that_are_up_and_stay_are_candidates_once_they_have_drifted() {
-    let mut state = State::default();
+    let mut state = ClusterState::default();
     let none = json!({});
     let up = r#"{"Launched": "00", "Registered": "00", "Initialized": "00"}"#;
     add(&mut state, "drifted", READY, &none, &none);
@@ -61,7 +61,7 @@ fn nodes_that_are_up_and_stay_are_candidates_once_they_have_drifted() {
 
 #[test]
 fn a_node_that_room_is_held_on_comes_later() {
-    let mut state = State::default();
+    let mut state = ClusterState::default();
     let planned = json!({"metadata": {"annotations": {(labels::PLANNED_PODS): "[\"n/a\"]", (labels::HOLD_UNTIL): "2099-01-01T00:00:00Z"}}});
     add(&mut state, "c", READY, &planned, &json!({}));
     assert_eq!(names(&state).len(), 1);
@@ -81,7 +81,7 @@ fn b50_protected_pods_stop_a_replacement_unless_the_drain_has_an_end_and_protect
         ("a pod whose time is bounded", bounded.clone(), guard.clone(), json!({}), false),
         ("the node", bounded, json!({}), json!({"metadata": {"annotations": guard}}), true),
     ] {
-        let mut state = State::default();
+        let mut state = ClusterState::default();
         add(&mut state, "c", READY, &claim, &node);
         bind(&mut state, "a", "node-c", &pod);
         assert_eq!(names(&state), [("c".to_owned(), 1, stopped)], "{what}");

@@ -28,12 +28,12 @@ fn class() -> Ec2NodeClass {
 }
 
 fn wanted(pool: NodePool) -> Wanted {
-    let catalogue = embedded().for_node_class(Some(&class()), SpotPricing::Off);
+    let catalog = embedded().for_node_class(Some(&class()), SpotPricing::Off);
     Wanted {
         requirements: Requirements::from_api(&pool.spec.template.spec.requirements).unwrap(),
         pool: Arc::new(pool),
         class: Arc::new(class()),
-        types: catalogue.instance_types.iter().map(|found| (Arc::clone(&found.name), Arc::clone(found))).collect(),
+        types: catalog.instance_types.iter().map(|found| (Arc::clone(&found.name), Arc::clone(found))).collect(),
     }
 }
 
@@ -161,7 +161,7 @@ fn an_offering_that_is_gone_for_good_drifts_its_nodes_after_an_hour() {
     }
     let nothing = Wanted { types: HashMap::new(), ..wanted };
     let claim = launched(&pool, &json!({}), &json!([]));
-    assert_eq!(pool_drift(&claim, &nothing, at(TYPE_GRACE_MS)), None, "no catalogue, no verdict");
+    assert_eq!(pool_drift(&claim, &nothing, at(TYPE_GRACE_MS)), None, "no catalog, no verdict");
 }
 
 #[test]
@@ -188,7 +188,7 @@ fn the_condition_comes_keeps_its_time_and_goes() {
 
 #[test]
 fn nothing_is_compared_with_a_pool_or_class_whose_hash_is_yet_to_be_written() {
-    let mut state = State::default();
+    let mut state = ClusterState::default();
     let mut ready = pool(&json!({}), &json!([]));
     state.pools.insert("p".into(), Arc::new(ready.clone()));
     assert!(comparable(&state, None).is_empty(), "its class is missing");

@@ -5,7 +5,7 @@ use serde_json::json;
 use super::*;
 use crate::api::Ec2NodeClass;
 use crate::cloud::{LaunchError, LaunchRequest, Launched, Message, Override};
-use crate::model::offering::{CapacityType, Catalogue};
+use crate::model::offering::{CapacityType, Catalog};
 
 fn instance(id: &str, token: &str, launched_at_ms: i64) -> Instance {
     Instance {
@@ -34,8 +34,8 @@ fn claim(name: &str, id: &str) -> NodeClaim {
 }
 
 /// The claim `c` with the instance i-1, and its node.
-fn state(ready: bool) -> State {
-    let mut state = State::default();
+fn state(ready: bool) -> ClusterState {
+    let mut state = ClusterState::default();
     state.apply_claim(claim("c", "i-1"));
     let status = json!({"conditions": [{"type": "Ready", "status": if ready { "True" } else { "False" }}]});
     let node = json!({"metadata": {"name": "n"}, "spec": {"providerID": "aws:///z/i-1"}, "status": status});
@@ -88,13 +88,13 @@ fn c39_a_deleted_node_is_let_go_of_once_neither_claim_nor_instance_is_left() {
     let node = |labels: serde_json::Value, finalizer: &str, deleting: bool| {
         let deletion = deleting.then_some("2026-01-01T00:00:00Z");
         let metadata = json!({"name": "n", "labels": labels, "finalizers": [finalizer], "deletionTimestamp": deletion});
-        let mut state = State::default();
+        let mut state = ClusterState::default();
         let node = json!({"metadata": metadata, "spec": {"providerID": "aws:///z/i-1"}});
         state.apply_node(serde_json::from_value(node).unwrap());
         state
     };
     let (ours, finalizer) = (json!({(labels::NODE_POOL): "p"}), labels::TERMINATION_FINALIZER);
-    let count = |state: &State, instances: &[Instance]| stranded(state, instances).len();
+    let count = |state: &ClusterState, instances: &[Instance]| stranded(state, instances).len();
     assert_eq!(count(&node(ours.clone(), finalizer, true), &[]), 1);
     assert_eq!(count(&node(ours.clone(), finalizer, true), &[instance("i-1", "", 0)]), 0, "its instance still goes");
     assert_eq!(count(&node(ours.clone(), finalizer, false), &[]), 0, "nobody deletes it");
@@ -114,7 +114,7 @@ impl Cloud for Meanwhile {
         async { Ok(vec![instance("i-2", "unknown", 0), instance("i-3", "unknown", 0)]) }.boxed()
     }
 
-    fn catalogue(&self, _: &Ec2NodeClass) -> Arc<Catalogue> {
+    fn catalog(&self, _: &Ec2NodeClass) -> Arc<Catalog> {
         Arc::default()
     }
 

@@ -71,11 +71,11 @@ fn c10_a_claim_that_says_no_capacity_type_admits_all() {
     let mut m5 = InstanceType::clone(&found(&["1"]));
     let one = m5.offerings[0].clone();
     m5.offerings = kinds.iter().map(|kind| Offering { capacity_type: *kind, ..one.clone() }).collect();
-    let catalogue = Catalogue { region: "r".into(), instance_types: vec![Arc::new(m5)] };
+    let catalog = Catalog { region: "r".into(), instance_types: vec![Arc::new(m5)] };
     let admitted = |requirements: serde_json::Value| {
         let claim = json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim", "metadata": {"name": "c"},
             "spec": {"requirements": requirements, "nodeClassRef": {"group": "g", "kind": "k", "name": "n"}}});
-        let found = acceptable(&serde_json::from_value(claim).unwrap(), &catalogue);
+        let found = acceptable(&serde_json::from_value(claim).unwrap(), &catalog);
         found.into_iter().map(|offering| offering.capacity_type).collect::<std::collections::BTreeSet<_>>()
     };
     assert_eq!(admitted(json!([])), kinds.into());

@@ -131,7 +131,7 @@ fn a_drain_that_is_left_alone_is_looked_at_when_its_end_changes() {
     let deleted = |annotations: &Value| {
         claim(&[], json!({"metadata": {"deletionTimestamp": "2026-01-01T00:01:00Z", "annotations": annotations}}))
     };
-    let mut state = State::default();
+    let mut state = ClusterState::default();
     let work = Mutex::new(Work::default());
     let mut due_now = |claim: NodeClaim, now: i64| {
         state.apply_claim(claim);

@@ -1,10 +1,10 @@
 //! Dividing groups over the domains of a key, those first that have least choice.
 
 use crate::planner::columns::bitset::Bits;
-use crate::planner::columns::sets::Universe;
+use crate::planner::columns::sets::ColumnSets;
 use crate::planner::groups::group::Group;
 use crate::planner::groups::selectors::Selectors;
-use crate::planner::groups::topology::{Counter, Part, Rules, SpreadRule, Topology, with};
+use crate::planner::groups::topology::{Assignment, Counter, Rules, SpreadRule, Topology, with};
 use crate::planner::pack::existing;
 use crate::planner::pack::existing::Existing;
 use crate::planner::pack::reserved::usable;
@@ -13,34 +13,34 @@ impl Topology {
     /// Divides every group over the domains its rules concern.
     pub fn assign(
         &mut self,
-        universe: &mut Universe<'_>,
+        column_sets: &mut ColumnSets<'_>,
         selectors: &mut Selectors<'_>,
         groups: &[Group],
         nodes: &[Existing<'_>],
-    ) -> Vec<Part> {
-        let mut done: Vec<Part> = Vec::new();
+    ) -> Vec<Assignment> {
+        let mut done: Vec<Assignment> = Vec::new();
         let mut waiting: Vec<Waiting> = Vec::new();
         for (index, group) in groups.iter().enumerate() {
             if group.class.affinity.iter().any(|term| term.selector.is_none()) {
                 let refused =
                     "its required pod affinity has a term without a labelSelector, which selects no pod".to_owned();
-                done.push(Part { refused: Some(refused), ..Part::whole(index, group) });
+                done.push(Assignment { refused: Some(refused), ..Assignment::whole(index, group) });
                 continue;
             }
             let mut concerned: Vec<(usize, Rules)> = Vec::new();
             for key in 0..self.keys.len() {
-                let rules = self.rules(universe, selectors, (index, group), key);
+                let rules = self.rules(column_sets, selectors, (index, group), key);
                 if rules.concern(&self.counters) {
                     concerned.push((key, rules));
                 }
             }
             if concerned.is_empty() {
-                done.push(Part { group: index, pins: Vec::new(), count: group.pods.len(), refused: None });
+                done.push(Assignment { group: index, pins: Vec::new(), count: group.pods.len(), refused: None });
                 continue;
             }
             let possible = concerned
                 .iter()
-                .map(|(key, _)| self.possible(universe, group, &Part::whole(index, group), *key, nodes))
+                .map(|(key, _)| self.possible(column_sets, group, &Assignment::whole(index, group), *key, nodes))
                 .collect::<Vec<_>>();
             waiting.push(Waiting { group: index, concerned, possible });
         }
@@ -55,7 +55,7 @@ impl Topology {
             let mut progress = false;
             for w in waiting {
                 if w.concerned.iter().all(|(_, rules)| self.affinity_ready(rules)) {
-                    self.place(universe, groups, nodes, &w, &[], &mut done);
+                    self.place(column_sets, groups, nodes, &w, &[], &mut done);
                     self.settle(w);
                     progress = true;
                 } else {
@@ -74,14 +74,14 @@ impl Topology {
             let Some(at) = start else {
                 for w in waiting {
                     let refused = "its required pod affinity selects no pod that runs or is planned".to_owned();
-                    done.push(Part { refused: Some(refused), ..Part::whole(w.group, &groups[w.group]) });
+                    done.push(Assignment { refused: Some(refused), ..Assignment::whole(w.group, &groups[w.group]) });
                 }
                 break;
             };
             let w = waiting.remove(at);
             let followers: Vec<&Waiting> = waiting.iter().filter(|other| shares_affinity(&w, other)).collect();
             let mut parts = Vec::new();
-            self.place(universe, groups, nodes, &w, &followers, &mut parts);
+            self.place(column_sets, groups, nodes, &w, &followers, &mut parts);
             done.append(&mut parts);
             self.settle(w);
         }
@@ -112,14 +112,14 @@ impl Topology {
     /// How a part could be placed in each domain of a key.
     fn possible(
         &self,
-        universe: &mut Universe<'_>,
+        column_sets: &mut ColumnSets<'_>,
         group: &Group,
-        part: &Part,
+        part: &Assignment,
         key: usize,
         nodes: &[Existing<'_>],
     ) -> Vec<Possible> {
         let key_columns: Vec<Bits> = self.keys[key].columns.clone();
-        let reserved = universe.has_counted.then(|| reservable(universe, group));
+        let reserved = column_sets.has_counted.then(|| reservable(column_sets, group));
         key_columns
             .into_iter()
             .enumerate()
@@ -137,18 +137,18 @@ impl Topology {
                     let mut both = bits.clone();
                     both.and(&columns);
                     if !both.is_empty() {
-                        let id = universe.signature(both);
-                        if universe.any_fits(id, &group.need) {
-                            (new, level, price) = (true, at, coarse(universe.price_of(id, &group.need)));
+                        let id = column_sets.column_set(both);
+                        if column_sets.any_fits(id, &group.need) {
+                            (new, level, price) = (true, at, coarse(column_sets.price_of(id, &group.need)));
                             break;
                         }
                     }
                 }
                 if let Some(reserved) = reserved.as_ref().filter(|_| !new) {
                     columns.and(reserved);
-                    let id = universe.signature(columns);
-                    if universe.any_fits(id, &group.need) {
-                        (new, price) = (true, coarse(universe.price_of(id, &group.need)));
+                    let id = column_sets.column_set(columns);
+                    if column_sets.any_fits(id, &group.need) {
+                        (new, price) = (true, coarse(column_sets.price_of(id, &group.need)));
                     }
                 }
                 let exists = nodes.iter().any(|node| {
@@ -168,15 +168,15 @@ impl Topology {
 
     fn place(
         &mut self,
-        universe: &mut Universe<'_>,
+        column_sets: &mut ColumnSets<'_>,
         groups: &[Group],
         nodes: &[Existing<'_>],
         waiting: &Waiting,
         followers: &[&Waiting],
-        done: &mut Vec<Part>,
+        done: &mut Vec<Assignment>,
     ) {
         let group = &groups[waiting.group];
-        let mut parts = vec![Part::whole(waiting.group, group)];
+        let mut parts = vec![Assignment::whole(waiting.group, group)];
         for (at, (key, rules)) in waiting.concerned.iter().enumerate() {
             let mut divided = Vec::new();
             for part in parts {
@@ -187,7 +187,7 @@ impl Topology {
                 let possible = if at == 0 {
                     waiting.possible[0].clone()
                 } else {
-                    self.possible(universe, group, &part, *key, nodes)
+                    self.possible(column_sets, group, &part, *key, nodes)
                 };
                 self.divide(group, &part, *key, rules, &possible, followers, &mut divided);
             }
@@ -200,12 +200,12 @@ impl Topology {
     fn divide(
         &mut self,
         group: &Group,
-        part: &Part,
+        part: &Assignment,
         key: usize,
         rules: &Rules,
         possible: &[Possible],
         followers: &[&Waiting],
-        out: &mut Vec<Part>,
+        out: &mut Vec<Assignment>,
     ) {
         let weight = group.need[0].saturating_add(group.need[1] >> 22).max(1);
         let mut counts = vec![0_usize; possible.len()];
@@ -245,14 +245,14 @@ impl Topology {
         for (domain, count) in counts.into_iter().enumerate().filter(|(_, count)| *count > 0) {
             let mut pins = part.pins.clone();
             pins.push((key, domain));
-            out.push(Part { group: part.group, pins, count, refused: None });
+            out.push(Assignment { group: part.group, pins, count, refused: None });
         }
         if placed < part.count && !rules.must_hold(&self.counters) {
             // What is only liked keeps no pod out.
-            out.push(Part { count: part.count - placed, ..part.clone() });
+            out.push(Assignment { count: part.count - placed, ..part.clone() });
         } else if placed < part.count {
             let refused = Some(self.refusal(key, rules, possible));
-            out.push(Part { count: part.count - placed, refused, ..part.clone() });
+            out.push(Assignment { count: part.count - placed, refused, ..part.clone() });
         }
     }
 
@@ -380,7 +380,7 @@ impl Possible {
     }
 }
 
-impl Part {
+impl Assignment {
     fn whole(index: usize, group: &Group) -> Self {
         Self { group: index, pins: Vec::new(), count: group.pods.len(), refused: None }
     }
@@ -395,9 +395,9 @@ fn shares_affinity(a: &Waiting, b: &Waiting) -> bool {
 }
 
 /// Columns of counted reservations that a group may use.
-fn reservable(universe: &mut Universe<'_>, group: &Group) -> Bits {
-    let mut bits = usable(universe, group);
-    bits.and(&universe.where_column(|column| universe.columns[column].left.is_some_and(|left| left > 0)));
+fn reservable(column_sets: &mut ColumnSets<'_>, group: &Group) -> Bits {
+    let mut bits = usable(column_sets, group);
+    bits.and(&column_sets.where_column(|column| column_sets.columns[column].left.is_some_and(|left| left > 0)));
     bits
 }
 

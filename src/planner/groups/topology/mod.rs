@@ -14,7 +14,7 @@ use std::sync::Arc;
 use crate::model::labels;
 use crate::model::pod_class::{PodClass, PodTerm};
 use crate::planner::columns::bitset::Bits;
-use crate::planner::columns::sets::Universe;
+use crate::planner::columns::sets::ColumnSets;
 use crate::planner::groups::group::{Group, add_spread};
 use crate::planner::groups::selectors::Selectors;
 use crate::planner::input::problem::PreferencePolicy;
@@ -23,7 +23,7 @@ use crate::planner::pack::existing::Existing;
 
 /// A group's pods that share their domains.
 #[derive(Clone, Debug)]
-pub(crate) struct Part {
+pub(crate) struct Assignment {
     pub group: usize,
     /// Key and value index of each domain it is pinned to.
     pub pins: Vec<(usize, usize)>,
@@ -128,7 +128,7 @@ pub(crate) struct Topology {
     /// Rules of the groups that were divided, by key.
     settled: Vec<(usize, usize, Rules)>,
     /// Domains that will have a node, though no pod of some group that counts them can go there.
-    peopled: Domains,
+    occupied_domains: Domains,
     room: Room,
 }
 
@@ -160,16 +160,16 @@ enum Rule<'c> {
 }
 
 impl Topology {
-    /// Collects keys, domains and what runs already. `peopled` are domains that another plan found to get nodes, `room` is
+    /// Collects keys, domains and what runs already. `occupied_domains` are domains that another plan found to get nodes, `room` is
     /// what it found them to have room for.
     pub fn new(
-        universe: &Universe<'_>,
+        column_sets: &ColumnSets<'_>,
         selectors: &mut Selectors<'_>,
         groups: &[Group],
-        peopled: Domains,
+        occupied_domains: Domains,
         room: Room,
     ) -> Self {
-        let problem = universe.problem;
+        let problem = column_sets.problem;
         let respect = problem.settings.preference_policy == PreferencePolicy::Respect;
         let mut names: BTreeSet<Arc<str>> = BTreeSet::new();
         for group in groups {
@@ -185,10 +185,10 @@ impl Topology {
             .into_iter()
             .map(|name| {
                 let mut by_value: BTreeMap<Arc<str>, Bits> = BTreeMap::new();
-                let empty = || Bits::empty(universe.columns.len());
+                let empty = || Bits::empty(column_sets.columns.len());
                 let mut without = empty();
-                for column in 0..universe.columns.len() {
-                    let Some(value) = universe.label(column, &name) else {
+                for column in 0..column_sets.columns.len() {
+                    let Some(value) = column_sets.label(column, &name) else {
                         without.insert(column);
                         continue;
                     };
@@ -226,7 +226,7 @@ impl Topology {
             by_selector: HashMap::new(),
             load,
             settled: Vec::new(),
-            peopled,
+            occupied_domains,
             room,
         };
         if topology.keys.is_empty() {
@@ -256,7 +256,7 @@ impl Topology {
                 }
             }
         }
-        topology.count_running(universe, selectors);
+        topology.count_running(column_sets, selectors);
         topology
     }
 
@@ -292,9 +292,9 @@ impl Topology {
         out
     }
 
-    fn count_running(&mut self, universe: &Universe<'_>, selectors: &mut Selectors<'_>) {
+    fn count_running(&mut self, column_sets: &ColumnSets<'_>, selectors: &mut Selectors<'_>) {
         let key_of = self.key_of();
-        for (index, node) in universe.problem.nodes.iter().enumerate() {
+        for (index, node) in column_sets.problem.nodes.iter().enumerate() {
             let domains: Vec<Option<usize>> = self.keys.iter().map(|key| key.of_node[index]).collect();
             for pod in &node.pods {
                 for selector in selectors.matching(pod).iter() {
@@ -326,12 +326,12 @@ impl Topology {
 
     fn rules(
         &self,
-        universe: &mut Universe<'_>,
+        column_sets: &mut ColumnSets<'_>,
         selectors: &mut Selectors<'_>,
         (group_index, group): (usize, &Group),
         key: usize,
     ) -> Rules {
-        let respect = universe.problem.settings.preference_policy == PreferencePolicy::Respect;
+        let respect = column_sets.problem.settings.preference_policy == PreferencePolicy::Respect;
         let mut rules = Rules::default();
         for (name, rule) in rules_of(&group.class, respect) {
             if self.keys[key].name != *name {
@@ -347,7 +347,7 @@ impl Topology {
             match (rule, counter) {
                 (Rule::Spread(spread), Some(counter)) => {
                     let (base, eligible, counted) =
-                        self.spread_domains(universe, (group_index, group), key, spread, counter);
+                        self.spread_domains(column_sets, (group_index, group), key, spread, counter);
                     rules.spread.push(SpreadRule {
                         counter,
                         own: i64::from(own),
@@ -374,16 +374,16 @@ impl Topology {
     /// Which running pods a spread constraint counts, and which domains exist for it.
     fn spread_domains(
         &self,
-        universe: &mut Universe<'_>,
+        column_sets: &mut ColumnSets<'_>,
         (group_index, group): (usize, &Group),
         key: usize,
         spread: &crate::model::pod_class::Spread,
         counter: usize,
     ) -> (Vec<i64>, Vec<bool>, Bits) {
         let class = &group.class;
-        let mut counted = universe.by_terms(if spread.honor_affinity { &class.node_terms } else { &[] });
+        let mut counted = column_sets.by_terms(if spread.honor_affinity { &class.node_terms } else { &[] });
         if spread.honor_taints {
-            counted.and(&universe.tolerated(class));
+            counted.and(&column_sets.tolerated(class));
         }
         let counts = |node: &crate::planner::input::problem::NodeState| {
             (!spread.honor_affinity || existing::accepted(&class.node_terms, node))
@@ -396,7 +396,7 @@ impl Topology {
         } else {
             let mut base = vec![0; values.len()];
             for (node, count) in &self.counters[counter].at {
-                if let Some(domain) = of_node[*node].filter(|_| counts(&universe.problem.nodes[*node])) {
+                if let Some(domain) = of_node[*node].filter(|_| counts(&column_sets.problem.nodes[*node])) {
                     base[domain] += count;
                 }
             }
@@ -405,15 +405,15 @@ impl Topology {
         // A domain where no node could be had for a pod of the group counts only once there is a node.
         let mut eligible: Vec<bool> = Vec::with_capacity(values.len());
         for (domain, columns) in self.keys[key].columns.iter().enumerate() {
-            let here = universe.signature(both(&group.domains, columns));
-            eligible.push(self.room_in(group_index, &[], key, domain) > 0 && universe.any_fits(here, &group.need));
+            let here = column_sets.column_set(both(&group.domains, columns));
+            eligible.push(self.room_in(group_index, &[], key, domain) > 0 && column_sets.any_fits(here, &group.need));
         }
         for (domain, columns) in self.keys[key].columns.iter().enumerate() {
             let here = (Arc::clone(&self.keys[key].name), Arc::clone(&values[domain]));
-            eligible[domain] |= self.peopled.contains(&here) && intersects(&counted, columns);
+            eligible[domain] |= self.occupied_domains.contains(&here) && intersects(&counted, columns);
         }
         if !eligible.iter().all(|eligible| *eligible) {
-            for (node, domain) in universe.problem.nodes.iter().zip(of_node) {
+            for (node, domain) in column_sets.problem.nodes.iter().zip(of_node) {
                 if let Some(domain) = *domain
                     && !eligible[domain]
                 {

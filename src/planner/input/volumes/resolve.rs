@@ -118,7 +118,7 @@ impl Resolver<'_> {
 fn promised_limits<'p>(problem: &'p Problem, node: &NodeState) -> Option<&'p BTreeMap<Arc<str>, i64>> {
     let (pool, name) = (node.labels.get(labels::NODE_POOL)?, node.labels.get(labels::INSTANCE_TYPE)?);
     let pool = problem.pools.iter().find(|have| *have.name == **pool)?;
-    let types = &pool.catalogue.instance_types;
+    let types = &pool.catalog.instance_types;
     let at = types.binary_search_by(|have| have.name.as_ref().cmp(name)).ok()?;
     Some(&types[at].volume_limits)
 }
@@ -128,7 +128,7 @@ fn is_limited(problem: &Problem, driver: &str) -> bool {
         || problem
             .pools
             .iter()
-            .any(|pool| pool.catalogue.instance_types.iter().any(|t| t.volume_limits.contains_key(driver)))
+            .any(|pool| pool.catalog.instance_types.iter().any(|t| t.volume_limits.contains_key(driver)))
 }
 
 impl Resolved {

@@ -1,7 +1,7 @@
 //! The filling of one bin.
 
 use crate::planner::columns::dims::fits;
-use crate::planner::pack::demand::{Bin, Content, Stock, dot, real};
+use crate::planner::pack::demand::{Bin, Content, Demand, dot, real};
 
 /// Items of a bucket that are tried before the bucket is passed over.
 const TRIES: usize = 48;
@@ -17,7 +17,7 @@ struct Open {
     square: Option<(f64, i32)>,
 }
 
-impl Stock<'_> {
+impl Demand<'_> {
     fn host_room(&self, item: usize) -> i32 {
         let rules = self.host(item);
         if rules.is_free() {
@@ -110,7 +110,7 @@ impl Stock<'_> {
     }
 
     /// Fills a bin from `buckets`, first with items of `first` counters, then by direction and size. Returns what to add;
-    /// nothing leaves the stock until [`Stock::take`]. `power` is how much the direction counts against the size.
+    /// nothing leaves the demand until [`Demand::take`]. `power` is how much the direction counts against the size.
     pub fn fill(
         &mut self,
         bin: &Bin<'_>,

@@ -12,9 +12,9 @@ use std::collections::HashMap;
 
 use crate::planner::columns::bitset::Bits;
 use crate::planner::columns::dims::{COMMON, fits};
-use crate::planner::columns::sets::Universe;
+use crate::planner::columns::sets::ColumnSets;
 use crate::planner::groups::group::{Group, HostRules};
-use crate::planner::groups::topology::{Part, Topology};
+use crate::planner::groups::topology::{Assignment, Topology};
 use crate::planner::pack::existing::HostState;
 
 /// Distinct sizes above which sizes are rounded into buckets.
@@ -22,7 +22,7 @@ const EXACT_SIZES: usize = 200;
 
 /// Which nodes items may use.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct ColumnPool {
     /// A group whose node constraints all items of the place share.
     pub sample: usize,
     pub pins: Vec<(usize, usize)>,
@@ -32,7 +32,7 @@ pub(crate) struct Place {
 
 /// Pods of one part of a group, or of several that nothing tells apart while nodes are filled.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Item {
+pub(crate) struct DemandItem {
     pub group: usize,
     pub place: usize,
     pub left: usize,
@@ -42,10 +42,10 @@ pub(crate) struct Item {
 
 /// Items of one place and nearly one size.
 #[derive(Debug)]
-struct Bucket {
+struct SizeBucket {
     place: usize,
     items: Vec<usize>,
-    /// Its items must follow others: they are placed by [`Stock::put_wanting`] alone.
+    /// Its items must follow others: they are placed by [`Demand::put_wanting`] alone.
     follows: bool,
 }
 
@@ -68,13 +68,13 @@ pub(crate) struct Slot {
 }
 
 /// What is left to place.
-pub(crate) struct Stock<'g> {
+pub(crate) struct Demand<'g> {
     pub groups: &'g [Group],
-    pub items: Vec<Item>,
-    /// What each item was made of, until [`Stock::split`].
-    parts: Vec<Vec<Item>>,
-    pub places: Vec<Place>,
-    buckets: Vec<Bucket>,
+    pub items: Vec<DemandItem>,
+    /// What each item was made of, until [`Demand::split`].
+    parts: Vec<Vec<DemandItem>>,
+    pub places: Vec<ColumnPool>,
+    buckets: Vec<SizeBucket>,
     /// Least request of any item of each bucket, and the request of its first item; `dims` numbers a bucket.
     least: Vec<i64>,
     sample: Vec<f64>,
@@ -108,18 +108,18 @@ struct Scratch {
     touched: Vec<u32>,
 }
 
-impl<'g> Stock<'g> {
+impl<'g> Demand<'g> {
     pub fn new(
-        universe: &mut Universe<'_>,
+        column_sets: &mut ColumnSets<'_>,
         topology: &Topology,
         groups: &'g [Group],
-        parts: &[Part],
+        parts: &[Assignment],
         counters: usize,
         by_priority: bool,
     ) -> Self {
-        let mut places: Vec<Place> = Vec::new();
+        let mut places: Vec<ColumnPool> = Vec::new();
         let mut place_ids: HashMap<(Vec<usize>, ConstraintKey<'g>), usize> = HashMap::new();
-        let mut items: Vec<Item> = Vec::new();
+        let mut items: Vec<DemandItem> = Vec::new();
         let mut next: Vec<usize> = vec![0; groups.len()];
         for part in parts {
             let group = &groups[part.group];
@@ -139,12 +139,12 @@ impl<'g> Stock<'g> {
                     // What asks for an extended resource competes for few types: prices shall know which ones hold it.
                     if is_extended(&group.need) {
                         let mut holding = bits.clone();
-                        holding.and(&universe.where_column(|column| fits(&group.need, universe.room(column))));
+                        holding.and(&column_sets.where_column(|column| fits(&group.need, column_sets.room(column))));
                         if !holding.is_empty() {
                             bits = holding;
                         }
                     }
-                    universe.signature(bits)
+                    column_sets.column_set(bits)
                 })
                 .collect();
             let constraint = ConstraintKey {
@@ -155,10 +155,10 @@ impl<'g> Stock<'g> {
                 priority: by_priority.then_some(group.class.priority),
             };
             let place = *place_ids.entry((levels.clone(), constraint)).or_insert_with(|| {
-                places.push(Place { sample: part.group, pins: part.pins.clone(), levels });
+                places.push(ColumnPool { sample: part.group, pins: part.pins.clone(), levels });
                 places.len() - 1
             });
-            items.push(Item { group: part.group, place, left: part.count, first });
+            items.push(DemandItem { group: part.group, place, left: part.count, first });
         }
         let (items, parts) = merged(items, groups);
         let mut capped = vec![Vec::new(); counters];
@@ -180,8 +180,8 @@ impl<'g> Stock<'g> {
             caps: vec![i32::MAX; counters],
             touched: Vec::new(),
         };
-        let dims = universe.dims.len();
-        let mut stock = Self {
+        let dims = column_sets.dims.len();
+        let mut demand = Self {
             groups,
             place_prices: vec![vec![1.0; dims]; places.len()],
             items,
@@ -202,8 +202,8 @@ impl<'g> Stock<'g> {
             direction: Vec::with_capacity(dims),
             scratch,
         };
-        stock.build_buckets();
-        stock
+        demand.build_buckets();
+        demand
     }
 
     fn build_buckets(&mut self) {
@@ -213,7 +213,7 @@ impl<'g> Stock<'g> {
             sizes.len() <= EXACT_SIZES
         });
         let mut ids: HashMap<(usize, bool, Vec<i64>), usize> = HashMap::new();
-        let mut buckets: Vec<Bucket> = Vec::new();
+        let mut buckets: Vec<SizeBucket> = Vec::new();
         let mut bucket_of = Vec::with_capacity(self.items.len());
         let mut least: Vec<i64> = Vec::new();
         let mut left_of = vec![0; self.places.len()];
@@ -222,7 +222,7 @@ impl<'g> Stock<'g> {
             let size: Vec<i64> = if exact { need.clone() } else { need.iter().map(|n| rounded(*n, 2)).collect() };
             let follows = !self.groups[item.group].host.wants.is_empty();
             let id = *ids.entry((item.place, follows, size)).or_insert_with(|| {
-                buckets.push(Bucket { place: item.place, items: Vec::new(), follows });
+                buckets.push(SizeBucket { place: item.place, items: Vec::new(), follows });
                 least.extend_from_slice(need);
                 buckets.len() - 1
             });
@@ -338,7 +338,7 @@ impl<'g> Stock<'g> {
         self.wanting.clone()
     }
 
-    /// Takes content out of the stock, `copies` times.
+    /// Takes content out of the demand, `copies` times.
     pub fn take(&mut self, content: &[(usize, usize)], copies: usize) {
         for (item, count) in content {
             self.items[*item].left -= count * copies;
@@ -426,10 +426,10 @@ impl<'g> Stock<'g> {
 
 /// Items of one place and one size whose pods have no rules about their host are one: more copies of a node can be bought
 /// at once. Returns the items and what each is made of.
-fn merged(items: Vec<Item>, groups: &[Group]) -> (Vec<Item>, Vec<Vec<Item>>) {
+fn merged(items: Vec<DemandItem>, groups: &[Group]) -> (Vec<DemandItem>, Vec<Vec<DemandItem>>) {
     let mut ids: HashMap<(usize, &[i64]), usize> = HashMap::new();
-    let mut out: Vec<Item> = Vec::new();
-    let mut parts: Vec<Vec<Item>> = Vec::new();
+    let mut out: Vec<DemandItem> = Vec::new();
+    let mut parts: Vec<Vec<DemandItem>> = Vec::new();
     for item in items {
         let group = &groups[item.group];
         let next = out.len();

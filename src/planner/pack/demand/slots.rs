@@ -1,12 +1,12 @@
 //! Slots: pods of which one node holds only so many, as resources that prices know of.
 
 use crate::planner::columns::bitset::Bits;
-use crate::planner::pack::demand::{Slot, Stock, real};
+use crate::planner::pack::demand::{Demand, Slot, real};
 
 /// Most slots that prices know of.
 const MAX_SLOTS: usize = 3;
 
-impl Stock<'_> {
+impl Demand<'_> {
     /// Chooses the slots that prices know of: counters whose caps make many nodes necessary, most first. With `certain`,
     /// only those that no plan can do without: pods that keep each other off by required anti-affinity or host ports. (A
     /// spread over hosts caps a node only as long as another has fewer, so it is a slot for our packing, not for a bound.)

@@ -45,13 +45,13 @@ fn created() -> Option<(u16, String)> {
     wire::ok("CreateTags", "<return>true</return>")
 }
 
-fn ec2(answer: wire::Answer) -> (Ec2, Arc<std::sync::Mutex<Vec<Seen>>>) {
+fn ec2(answer: wire::Answer) -> (Ec2Provider, Arc<std::sync::Mutex<Vec<Seen>>>) {
     let (clients, seen) = wire::clients(answer);
-    (Ec2::new(clients, Options::of("c1"), facts()), seen)
+    (Ec2Provider::new(clients, Options::of("c1"), facts()), seen)
 }
 
 /// Tags without pauses. Returns what became of each.
-async fn outcomes(ec2: &Ec2, due: &[Untagged]) -> Vec<Result<(), CloudError>> {
+async fn outcomes(ec2: &Ec2Provider, due: &[Untagged]) -> Vec<Result<(), CloudError>> {
     let mut all: Vec<Outcome> = ec2.tag_all(due, Duration::ZERO).collect().await;
     all.sort_by_key(|(at, _)| *at);
     let places: Vec<usize> = all.iter().map(|(at, _)| *at).collect();

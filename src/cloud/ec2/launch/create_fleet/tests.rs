@@ -142,7 +142,7 @@ async fn instances_and_errors_are_read_together() {
          </launchTemplateAndOverrides></item></errorSet>",
     )
     .await;
-    let born = Born {
+    let born = LaunchedInstance {
         id: "i-1".into(),
         instance_type: "m5.xlarge".into(),
         zone: "1a".into(),
@@ -182,17 +182,17 @@ fn offering(instance_type: &str, zone: &str, capacity_type: CapacityType) -> Ove
 fn c11_an_error_marks_its_own_offering() {
     let request = request(CapacityType::Spot);
     let errors = [error("InsufficientInstanceCapacity", "m5.xlarge", "1a")];
-    let lessons = Lessons::of(&errors, &request, None);
+    let lessons = CapacityFeedback::of(&errors, &request, None);
     assert_eq!(lessons.marks, [Subject::Offering(offering("m5.xlarge", "1a", CapacityType::Spot), None)]);
-    assert!(Lessons::of(&[error("InsufficientInstanceCapacity", "", "")], &request, None).marks.is_empty());
-    let grouped = Lessons::of(&errors, &request, Some("pg-1"));
+    assert!(CapacityFeedback::of(&[error("InsufficientInstanceCapacity", "", "")], &request, None).marks.is_empty());
+    let grouped = CapacityFeedback::of(&errors, &request, Some("pg-1"));
     assert!(matches!(&grouped.marks[..], [Subject::Offering(_, Some(group))] if group == "pg-1"));
 }
 
 #[test]
 fn c12_only_unfulfillable_errors_make_an_insufficient_capacity_error() {
     let request = request(CapacityType::OnDemand);
-    let fail = |errors: &[FleetError]| failure(errors, &Lessons::of(errors, &request, None));
+    let fail = |errors: &[FleetError]| failure(errors, &CapacityFeedback::of(errors, &request, None));
     let none = [error("InsufficientInstanceCapacity", "m5.large", "1a"), error("VcpuLimitExceeded", "m5.xlarge", "1a")];
     let LaunchError::InsufficientCapacity { unavailable } = fail(&none) else { panic!("capacity") };
     assert_eq!(unavailable.len(), 2);
@@ -210,17 +210,17 @@ fn c13_a_fleet_quota_and_a_missing_spot_role_are_want_of_capacity() {
         error("MaxFleetCountExceeded", "m5.large", "1a"),
         error("AuthFailure.ServiceLinkedRoleCreationNotPermitted", "m5.large", "1b"),
     ];
-    let lessons = Lessons::of(&errors, &request, None);
+    let lessons = CapacityFeedback::of(&errors, &request, None);
     assert!(lessons.no_spot_role);
     assert!(lessons.marks.contains(&Subject::CapacityType(CapacityType::Spot)));
     assert_eq!(failure(&errors, &lessons), LaunchError::NoSpotRole);
-    assert!(matches!(failure(&errors[..1], &Lessons::default()), LaunchError::InsufficientCapacity { .. }));
+    assert!(matches!(failure(&errors[..1], &CapacityFeedback::default()), LaunchError::InsufficientCapacity { .. }));
 }
 
 #[test]
 fn c15_an_exhausted_subnet_is_marked_and_so_is_the_offering_of_the_error() {
     let errors = [error("InsufficientFreeAddressesInSubnet", "m5.large", "1a")];
-    let lessons = Lessons::of(&errors, &request(CapacityType::OnDemand), None);
+    let lessons = CapacityFeedback::of(&errors, &request(CapacityType::OnDemand), None);
     assert_eq!(
         lessons.marks,
         [
@@ -234,7 +234,7 @@ fn c15_an_exhausted_subnet_is_marked_and_so_is_the_offering_of_the_error() {
 #[test]
 fn c14_a_full_reservation_marks_no_offering_and_a_throttled_call_does_not_make_it_full() {
     let request = reserved(ReservationKind::OnDemand);
-    let learn = |code: &str| Lessons::of(&[error(code, "m5.large", "1a")], &request, None);
+    let learn = |code: &str| CapacityFeedback::of(&[error(code, "m5.large", "1a")], &request, None);
     for (code, full) in [
         ("ReservationCapacityExceeded", true),
         ("InsufficientInstanceCapacity", true),
@@ -250,14 +250,14 @@ fn c14_a_full_reservation_marks_no_offering_and_a_throttled_call_does_not_make_i
     assert_eq!(subnet.marks, [Subject::Subnet("subnet-1a".into())], "addresses are another matter");
     let mut spread = error("InvalidParameter", "m5.large", "1a");
     spread.message = "You have reached the limit of instances in this spread placement group".into();
-    assert!(Lessons::of(&[spread], &request, Some("pg-1")).reservation_full);
+    assert!(CapacityFeedback::of(&[spread], &request, Some("pg-1")).reservation_full);
 }
 
 #[test]
 fn a_full_spread_group_marks_every_type_of_the_zone() {
     let mut full = error("Unsupported", "m5.large", "1a");
     full.message = "You have reached the limit of instances in this spread placement group".into();
-    let lessons = Lessons::of(&[full], &request(CapacityType::OnDemand), Some("pg-1"));
+    let lessons = CapacityFeedback::of(&[full], &request(CapacityType::OnDemand), Some("pg-1"));
     let types: Vec<String> = lessons.offerings().into_iter().map(|offering| offering.instance_type).collect();
     assert_eq!(types, ["m5.large", "m5.xlarge"]);
 }

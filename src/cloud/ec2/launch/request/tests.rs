@@ -31,7 +31,7 @@ pub fn class(spec: serde_json::Value) -> Ec2NodeClass {
             "securityGroups": [{"id": "sg-1"}],
             "amis": [image("ami-x86", "amd64"), image("ami-arm", "arm64")],
             "instanceProfile": "c1_42",
-            "conditions": [{"type": "Ready", "status": "True", "reason": "Ready", "message": "",
+            "conditions": [{"type": "PreparedFleet", "status": "True", "reason": "PreparedFleet", "message": "",
                 "observedGeneration": 3, "lastTransitionTime": "2026-01-01T00:00:00Z"}],
         },
     }))
@@ -54,7 +54,7 @@ pub fn claim(created: &str, spec: serde_json::Value) -> NodeClaim {
 
 /// A request for on-demand instances of these types, in the zones of [`class`].
 pub fn request(class: Ec2NodeClass, claim: NodeClaim, types: &[&str]) -> LaunchRequest {
-    let catalogue = embedded().for_node_class(Some(&class), SpotPricing::Off);
+    let catalog = embedded().for_node_class(Some(&class), SpotPricing::Off);
     let overrides = types.iter().flat_map(|name| {
         ["us-east-1a", "us-east-1b"].map(|zone| Override {
             instance_type: (*name).to_owned(),
@@ -73,7 +73,7 @@ pub fn request(class: Ec2NodeClass, claim: NodeClaim, types: &[&str]) -> LaunchR
         details: Some(Arc::new(LaunchDetails {
             claim,
             class: Arc::new(class),
-            catalogue: Arc::new(catalogue),
+            catalog: Arc::new(catalog),
             named: BTreeSet::new(),
         })),
     }
@@ -93,25 +93,25 @@ pub fn facts() -> ClusterFacts {
 
 const LONG_AGO: &str = "2026-01-01T00:00:00Z";
 
-fn basis(details: &LaunchDetails) -> Basis {
-    Basis { class: Arc::clone(&details.class), cluster: Arc::new(facts()), group: None }
+fn basis(details: &LaunchDetails) -> TemplateInputs {
+    TemplateInputs { class: Arc::clone(&details.class), cluster: Arc::new(facts()), group: None }
 }
 
-fn ground<'a>(request: &'a LaunchRequest, details: &'a LaunchDetails, basis: &'a Basis) -> Ground<'a> {
+fn ground<'a>(request: &'a LaunchRequest, details: &'a LaunchDetails, basis: &'a TemplateInputs) -> LaunchInputs<'a> {
     let claim = &details.claim;
-    Ground { request, claim, basis, region: "us-east-1", manages_reservations: true, shapes: None }
+    LaunchInputs { request, claim, basis, region: "us-east-1", manages_reservations: true, shapes: None }
 }
 
 fn with_groups<T>(
     request: &LaunchRequest,
     group: Option<&str>,
-    then: impl FnOnce(&[Group<'_>], &Ground<'_>) -> T,
+    then: impl FnOnce(&[Group<'_>], &LaunchInputs<'_>) -> T,
 ) -> T {
     let details = request.details.clone().unwrap();
     let group = group.map(|id| PlacementGroup { id: id.to_owned(), strategy: "partition".to_owned(), partitions: 10 });
-    let basis = Basis { group, ..basis(&details) };
+    let basis = TemplateInputs { group, ..basis(&details) };
     let ground = ground(request, &details, &basis);
-    let choice = choose(&request.overrides, &details.catalogue, true).unwrap();
+    let choice = choose(&request.overrides, &details.catalog, true).unwrap();
     let groups = ground.groups(&choice, &ground.tags().unwrap()).unwrap();
     then(&groups, &ground)
 }
@@ -176,9 +176,9 @@ fn c22_an_al2023_class_is_not_ready_where_the_service_cidr_is_not_known() {
     let request = request(class(json!({})), claim(LONG_AGO, json!({})), &["m5.large"]);
     let details = request.details.clone().unwrap();
     let cluster = Arc::new(ClusterFacts { service_cidr: None, ..facts() });
-    let basis = Basis { cluster, ..basis(&details) };
+    let basis = TemplateInputs { cluster, ..basis(&details) };
     let ground = ground(&request, &details, &basis);
-    let choice = choose(&request.overrides, &details.catalogue, true).unwrap();
+    let choice = choose(&request.overrides, &details.catalog, true).unwrap();
     let error = ground.groups(&choice, &BTreeMap::new()).unwrap_err();
     let LaunchError::NodeClassNotReady { name, reason } = error else { panic!("{error}") };
     assert_eq!(name, "default");
@@ -307,8 +307,8 @@ fn c34_each_type_is_told_what_the_expressions_come_to_on_it() {
         let request = request(class, claim(LONG_AGO, json!({})), &["m5.large", "c5.large", "m5.xlarge"]);
         let details = request.details.clone().unwrap();
         let basis = basis(&details);
-        let ground = Ground { shapes: Shapes::of(&settings, &types), ..ground(&request, &details, &basis) };
-        let choice = choose(&request.overrides, &details.catalogue, true).unwrap();
+        let ground = LaunchInputs { shapes: Shapes::of(&settings, &types), ..ground(&request, &details, &basis) };
+        let choice = choose(&request.overrides, &details.catalog, true).unwrap();
         let groups = ground.groups(&choice, &BTreeMap::new()).unwrap();
         let texts: BTreeMap<Vec<&str>, String> = groups
             .iter()
@@ -325,7 +325,7 @@ fn c34_each_type_is_told_what_the_expressions_come_to_on_it() {
             }
             assert!(!text.contains("vcpus") && !text.contains("pid"), "{family}: {text}");
         }
-        let gone = Ground { shapes: Some(Shapes { settings: &settings, types: &BTreeMap::new() }), ..ground };
+        let gone = LaunchInputs { shapes: Some(Shapes { settings: &settings, types: &BTreeMap::new() }), ..ground };
         assert!(gone.groups(&choice, &BTreeMap::new()).is_err(), "what EC2 does not describe is not launched");
     }
 }
@@ -338,6 +338,6 @@ fn types_without_an_image_are_left_out_and_none_left_is_an_error() {
     let details = request.details.clone().unwrap();
     let basis = basis(&details);
     let ground = ground(&request, &details, &basis);
-    let choice = choose(&request.overrides, &details.catalogue, true).unwrap();
+    let choice = choose(&request.overrides, &details.catalog, true).unwrap();
     assert!(matches!(ground.groups(&choice, &BTreeMap::new()), Err(LaunchError::Rejected { .. })));
 }

@@ -1,4 +1,4 @@
-//! TODO-DOC cloud::ec2::launch::templates
+//! Launch templates: contents, store in EC2, the templates that recent launches used, and pre-creation.
 
 pub mod prewarm;
 pub mod recent;

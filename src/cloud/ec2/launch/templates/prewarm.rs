@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use crate::cloud::ec2::Ec2;
-use crate::cloud::ec2::launch::request::{Basis, Shapes, launchable};
+use crate::cloud::ec2::Ec2Provider;
+use crate::cloud::ec2::launch::request::{Shapes, TemplateInputs, launchable};
 use crate::cloud::ec2::launch::templates::recent::{Kept, LaunchShape};
 use crate::cloud::ec2::launch::templates::spec::Template;
 use crate::cloud::{Cloud, LaunchError};
@@ -14,7 +14,7 @@ use crate::cloud::{Cloud, LaunchError};
 /// Most templates that a sweep makes: launches share their rate limit.
 const MOST_MADE: usize = 20;
 
-impl Ec2 {
+impl Ec2Provider {
     /// Looks after the launch templates: deletes those that are not wanted any more, and makes those that will be.
     pub(crate) async fn sweep_templates(&self, now_ms: i64) {
         // What is wanted is noted before anything is deleted, and before a call that may take long.
@@ -82,8 +82,8 @@ impl Ec2 {
     }
 
     /// The templates of a launch of this shape.
-    fn templates_of(&self, shape: &LaunchShape, basis: &Basis) -> Result<Vec<Template>, LaunchError> {
-        let choice = shape.choice(&self.catalogue(&basis.class));
+    fn templates_of(&self, shape: &LaunchShape, basis: &TemplateInputs) -> Result<Vec<Template>, LaunchError> {
+        let choice = shape.choice(&self.catalog(&basis.class));
         let (settings, region) = (self.options.settings(&basis.class), self.snapshot());
         let ground = self.ground(&shape.request, &shape.claim, basis, Shapes::of(&settings, &region.types));
         let groups = ground.groups(&choice, &ground.tags()?)?;

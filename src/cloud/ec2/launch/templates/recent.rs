@@ -8,9 +8,9 @@ use kube::api::ObjectMeta;
 
 use crate::api::{Ec2NodeClass, NodeClaim, NodePool};
 use crate::cloud::LaunchRequest;
-use crate::cloud::ec2::launch::request::Basis;
+use crate::cloud::ec2::launch::request::TemplateInputs;
 use crate::cloud::ec2::launch::select::{Candidate, Choice};
-use crate::model::offering::{CapacityType, Catalogue};
+use crate::model::offering::{CapacityType, Catalog};
 
 /// Shapes that are kept of one NodePool's launches with one class. The list of instance types is no part of a template, so that
 /// few shapes want the templates of many launches.
@@ -20,7 +20,7 @@ const MOST_TEMPLATES: usize = 1_000;
 /// How long a shape is kept after its last launch, milliseconds.
 const KEPT_MS: i64 = 3_600_000;
 
-/// What templates of a launch are made of besides their [`Basis`].
+/// What templates of a launch are made of besides their [`TemplateInputs`].
 #[derive(Clone, Debug)]
 pub struct LaunchShape {
     /// The request: labels, taints, names of pool and class.
@@ -53,9 +53,9 @@ impl LaunchShape {
         Some(Self { request, claim, capacity_type: choice.capacity_type, types })
     }
 
-    /// What would be launched by a catalogue, as far as templates depend on it: the zones don't matter.
-    pub fn choice(&self, catalogue: &Catalogue) -> Choice {
-        let known = catalogue.instance_types.iter().filter(|known| self.types.contains(&*known.name));
+    /// What would be launched by a catalog, as far as templates depend on it: the zones don't matter.
+    pub fn choice(&self, catalog: &Catalog) -> Choice {
+        let known = catalog.instance_types.iter().filter(|known| self.types.contains(&*known.name));
         let candidate = |known| Candidate { instance_type: Arc::clone(known), zones: BTreeMap::new() };
         Choice { capacity_type: self.capacity_type, reservation: None, candidates: known.map(candidate).collect() }
     }
@@ -73,7 +73,7 @@ pub struct Kept {
     /// Its class, as last seen.
     pub class: Arc<Ec2NodeClass>,
     /// What the templates were made of.
-    pub basis: Basis,
+    pub basis: TemplateInputs,
     /// Names of the templates. Those of two shapes of a pool and a class differ.
     pub names: BTreeSet<String>,
     /// When something was last launched, milliseconds since the epoch.
@@ -155,7 +155,7 @@ pub(crate) mod tests {
     use crate::cloud::ec2::launch::request::tests::{claim, class, facts, request};
     use crate::cloud::ec2::launch::select::choose;
 
-    /// A launch of m5.large. The catalogue behind it takes long to make.
+    /// A launch of m5.large. The catalog behind it takes long to make.
     static LAUNCH: LazyLock<LaunchRequest> =
         LazyLock::new(|| request(class(json!({})), claim("2026-01-01T00:00:00Z", json!({})), &["m5.large"]));
 
@@ -163,10 +163,10 @@ pub(crate) mod tests {
     pub fn kept(pool: &str, own: &str, templates: usize, used_ms: i64) -> Kept {
         let request = LAUNCH.clone();
         let details = request.details.clone().unwrap();
-        let choice = choose(&request.overrides, &details.catalogue, true).unwrap();
+        let choice = choose(&request.overrides, &details.catalog, true).unwrap();
         let request = LaunchRequest { node_pool: pool.to_owned(), ..request };
         let class = Arc::clone(&details.class);
-        let basis = Basis { class: Arc::clone(&class), cluster: Arc::new(facts()), group: None };
+        let basis = TemplateInputs { class: Arc::clone(&class), cluster: Arc::new(facts()), group: None };
         let names = (0..templates).map(|number| format!("{pool}/{own}/{number}")).collect();
         Kept { shape: LaunchShape::of(&request, &details.claim, &choice).unwrap(), class, basis, names, used_ms }
     }

@@ -239,7 +239,7 @@ async fn c32_a_reservation_that_ran_out_under_an_instance_is_no_drift() {
         );
         wire::ok("DescribeInstances", &format!("<reservationSet>{item}</reservationSet>"))
     }));
-    let ec2 = Ec2::new(clients, Options::of("c1"), facts());
+    let ec2 = Ec2Provider::new(clients, Options::of("c1"), facts());
     let class = stamped(json!({}));
     let claim = launched(&class);
     let unlisted = ec2.drift(&claim, &class).await.unwrap_err();

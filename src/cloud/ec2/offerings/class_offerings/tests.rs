@@ -23,8 +23,8 @@ fn class() -> ClassView {
     ClassView::of(&serde_json::from_value(class).unwrap(), None, true)
 }
 
-fn market() -> Market<'static> {
-    Market { stamp: [0; 3], unavailable: &|_, _| false, left: &|_| 2, risk_permille: &|_, _| 0 }
+fn market() -> OfferingInputs<'static> {
+    OfferingInputs { stamp: [0; 3], unavailable: &|_, _| false, left: &|_| 2, risk_permille: &|_, _| 0 }
 }
 
 fn find<'a>(types: &'a [Arc<InstanceType>], name: &str) -> &'a Arc<InstanceType> {
@@ -103,20 +103,20 @@ fn c10_reserved_is_cheaper_than_spot_and_spot_than_on_demand_and_each_stands_in_
     let history = SpotHistory { prices, ..SpotHistory::default() };
     let (region, _) = region().after(Answers { spot: Some(Ok(history)), ..Answers::default() }, 1);
     let base = base(&region, &class());
-    let cheapest = |market: &Market<'_>| {
+    let cheapest = |market: &OfferingInputs<'_>| {
         let types = overlaid(&base, market);
         let available = find(&types, "m5.large").offerings.iter().filter(|o| o.available);
         available.min_by_key(|o| o.price).map(|o| (o.zone.to_string(), o.capacity_type))
     };
     let zone = |zone: &str, capacity_type| Some((zone.to_owned(), capacity_type));
     assert_eq!(cheapest(&market()), zone("us-east-1a", Reserved));
-    let used_up = Market { left: &|_| 0, ..market() };
+    let used_up = OfferingInputs { left: &|_| 0, ..market() };
     assert_eq!(cheapest(&used_up), zone("us-east-1a", Spot));
-    let no_spot = Market { unavailable: &|o, _| o.capacity_type == Spot, ..used_up };
+    let no_spot = OfferingInputs { unavailable: &|o, _| o.capacity_type == Spot, ..used_up };
     assert_eq!(cheapest(&no_spot), zone("us-east-1a", OnDemand));
-    let only_b = Market { unavailable: &|o, _| o.capacity_type == Spot || o.zone == "us-east-1a", ..no_spot };
+    let only_b = OfferingInputs { unavailable: &|o, _| o.capacity_type == Spot || o.zone == "us-east-1a", ..no_spot };
     assert_eq!(cheapest(&only_b), zone("us-east-1b", OnDemand));
-    assert_eq!(cheapest(&Market { unavailable: &|_, _| true, ..only_b }), None);
+    assert_eq!(cheapest(&OfferingInputs { unavailable: &|_, _| true, ..only_b }), None);
 }
 
 #[test]
@@ -125,7 +125,7 @@ fn c11_an_offering_without_capacity_is_unavailable_and_nothing_else_is_touched()
     let gone = Override { instance_type: "m5.xlarge".into(), zone: "us-east-1a".into(), capacity_type: Spot };
     let short = |o: &Override, _: Option<&str>| *o == gone;
     let before = overlaid(&base, &market());
-    let types = overlaid(&base, &Market { unavailable: &short, ..market() });
+    let types = overlaid(&base, &OfferingInputs { unavailable: &short, ..market() });
     let m5 = find(&types, "m5.xlarge");
     assert!(!offering(m5, "us-east-1a", Spot).available);
     assert!(offering(m5, "us-east-1a", OnDemand).available && offering(m5, "us-east-1b", Spot).available);
@@ -141,15 +141,19 @@ fn c11_an_offering_without_capacity_is_unavailable_and_nothing_else_is_touched()
 #[test]
 fn c14_a_reservation_is_counted_and_only_its_count_closes_it() {
     let base = base(&region(), &class());
-    let reserved = |market: &Market<'_>| {
+    let reserved = |market: &OfferingInputs<'_>| {
         let types = overlaid(&base, market);
         let found = offering(find(&types, "m5.large"), "us-east-1a", Reserved).clone();
         (found.available, found.left)
     };
     assert_eq!(reserved(&market()), (true, Some(2)));
-    assert_eq!(reserved(&Market { unavailable: &|_, _| true, ..market() }), (true, Some(2)), "not by missing capacity");
-    assert_eq!(reserved(&Market { left: &|_| 0, ..market() }), (false, Some(0)));
-    assert_eq!(reserved(&Market { left: &|_| -1, ..market() }), (false, Some(0)));
+    assert_eq!(
+        reserved(&OfferingInputs { unavailable: &|_, _| true, ..market() }),
+        (true, Some(2)),
+        "not by missing capacity"
+    );
+    assert_eq!(reserved(&OfferingInputs { left: &|_| 0, ..market() }), (false, Some(0)));
+    assert_eq!(reserved(&OfferingInputs { left: &|_| -1, ..market() }), (false, Some(0)));
     let labels = offering(find(&base, "m5.large"), "us-east-1a", Reserved).labels.clone();
     let expected = [
         ("karpenter.k8s.aws/capacity-reservation-id", "cr-1"),
@@ -185,7 +189,7 @@ fn each_offering_of_a_partition_group_is_there_once_for_each_partition() {
 fn risk_is_put_on_spot_alone_and_leaves_the_price() {
     let base = base(&region(), &class());
     let risky = |name: &str, zone: &str| if name == "m5.large" && zone == "us-east-1a" { 250 } else { 0 };
-    let types = overlaid(&base, &Market { risk_permille: &risky, ..market() });
+    let types = overlaid(&base, &OfferingInputs { risk_permille: &risky, ..market() });
     let m5 = find(&types, "m5.large");
     let seen = |zone, capacity_type| {
         let found = offering(m5, zone, capacity_type);

@@ -21,8 +21,8 @@ fn refused() -> ApiError {
     }
 }
 
-fn market(stamp: u64) -> Market<'static> {
-    Market { stamp: [stamp, 0, 0], unavailable: &|_, _| false, left: &|_| 0, risk_permille: &|_, _| 0 }
+fn market(stamp: u64) -> OfferingInputs<'static> {
+    OfferingInputs { stamp: [stamp, 0, 0], unavailable: &|_, _| false, left: &|_| 0, risk_permille: &|_, _| 0 }
 }
 
 fn prices(all: &[(&str, i64)]) -> OnDemandPrices {
@@ -50,8 +50,8 @@ fn where_there_is_no_pricing_api_that_is_told_and_us_east_1s_prices_are_planned_
     let expected = "on-demand prices could not be read, the price list of us-east-1 in the binary stands in: \
         AWS has no Pricing API for us-gov-west-1";
     assert_eq!(told(), [("OnDemandPrices", expected.to_owned())].into());
-    let catalogue = region.catalogue(&class("us-gov-west-1a"), &market(0));
-    let m5 = catalogue.instance_types.iter().find(|found| &*found.name == "m5.large").unwrap();
+    let catalog = region.catalog(&class("us-gov-west-1a"), &market(0));
+    let m5 = catalog.instance_types.iter().find(|found| &*found.name == "m5.large").unwrap();
     let offers: BTreeSet<_> = m5.offerings.iter().map(|o| (&*o.zone, o.capacity_type, o.price, o.available)).collect();
     let zone = "us-gov-west-1a";
     let price = MicroUsd(96_000);
@@ -132,43 +132,43 @@ fn an_older_answer_serves_while_refreshes_fail() {
 }
 
 #[test]
-fn a_catalogue_is_made_once_and_again_only_when_something_changes() {
+fn a_catalog_is_made_once_and_again_only_when_something_changes() {
     let region = Region::new(RegionSnapshot::stand_in("us-east-1", embedded(), 0));
     let (a, b) = (class("us-east-1a"), class("us-east-1b"));
-    let first = region.catalogue(&a, &market(0));
-    assert!(Arc::ptr_eq(&first, &region.catalogue(&a.clone(), &market(0))));
-    assert!(!Arc::ptr_eq(&first, &region.catalogue(&b, &market(0))));
-    let same = |left: &Catalogue, right: &Catalogue| {
+    let first = region.catalog(&a, &market(0));
+    assert!(Arc::ptr_eq(&first, &region.catalog(&a.clone(), &market(0))));
+    assert!(!Arc::ptr_eq(&first, &region.catalog(&b, &market(0))));
+    let same = |left: &Catalog, right: &Catalog| {
         let pairs = left.instance_types.iter().zip(&right.instance_types);
         pairs
             .filter(|(left, right)| !Arc::ptr_eq(left, right))
             .map(|(left, _)| left.name.to_string())
             .collect::<Vec<_>>()
     };
-    let stamped = region.catalogue(&a, &market(1));
+    let stamped = region.catalog(&a, &market(1));
     assert!(same(&first, &stamped).is_empty(), "nothing changed but the stamp");
 
     let new = Answers { on_demand: Some(Ok(prices(&[("m5.large", 5)]))), ..Answers::default() };
     assert_eq!(region.learn(new, 1).len(), 0);
-    let repriced = region.catalogue(&a, &market(1));
+    let repriced = region.catalog(&a, &market(1));
     assert_eq!(same(&stamped, &repriced), ["m5.large"]);
     assert_eq!(repriced.instance_types.len(), 1235);
 
-    let gone: Market<'_> = Market { unavailable: &|o, _| o.instance_type == "c5.large", ..market(2) };
-    let short = region.catalogue(&a, &gone);
+    let gone: OfferingInputs<'_> = OfferingInputs { unavailable: &|o, _| o.instance_type == "c5.large", ..market(2) };
+    let short = region.catalog(&a, &gone);
     assert_eq!(same(&repriced, &short), ["c5.large"]);
-    let back = region.catalogue(&a, &market(3));
+    let back = region.catalog(&a, &market(3));
     assert_eq!(*back, *repriced);
     assert_eq!(same(&short, &back), ["c5.large"]);
 }
 
 #[test]
-fn the_number_of_catalogues_is_bounded() {
+fn the_number_of_catalogs_is_bounded() {
     let region = Region::new(RegionSnapshot::stand_in("us-east-1", embedded(), 0));
     let empty = Answers { types: Some(Ok(BTreeMap::new())), ..Answers::default() };
     region.learn(empty, 0);
     for zone in 0..3 * MOST_CATALOGUES {
-        region.catalogue(&class(&zone.to_string()), &market(0));
+        region.catalog(&class(&zone.to_string()), &market(0));
     }
     assert!(region.built.lock().unwrap().len() <= MOST_CATALOGUES);
 }

@@ -64,7 +64,7 @@ impl Fake {
 }
 
 struct World {
-    ec2: Ec2,
+    ec2: Ec2Provider,
     fake: Arc<Mutex<Fake>>,
     seen: Arc<Mutex<Vec<Seen>>>,
     class: Arc<Ec2NodeClass>,
@@ -76,7 +76,7 @@ fn world() -> World {
     let fake = Arc::new(Mutex::new(Fake::default()));
     let answers = Arc::clone(&fake);
     let (clients, seen) = wire::clients(Box::new(move |request| answers.lock().unwrap().answer(request)));
-    let ec2 = Ec2::new(clients, Options::of("c1"), facts());
+    let ec2 = Ec2Provider::new(clients, Options::of("c1"), facts());
     let subnet = |id: &str, zone: &str| Subnet { id: id.into(), zone: zone.into(), zone_id: None, free: 1_000 };
     ec2.addresses().describe(&[subnet("subnet-a", "us-east-1a"), subnet("subnet-b", "us-east-1b")]);
     World { ec2, fake, seen, class: Arc::new(class(json!({}))), pools: vec![pool(json!({}), "default")] }
@@ -100,8 +100,8 @@ impl World {
         let mut claim = claim(&created, json!({}));
         claim.metadata.uid = Some(uid.to_owned());
         let base = request(Ec2NodeClass::clone(&self.class), claim.clone(), &["m5.large"]);
-        let (class, catalogue) = (Arc::clone(&self.class), self.ec2.catalogue(&self.class));
-        let details = LaunchDetails { claim, class, catalogue, named: BTreeSet::new() };
+        let (class, catalog) = (Arc::clone(&self.class), self.ec2.catalog(&self.class));
+        let details = LaunchDetails { claim, class, catalog, named: BTreeSet::new() };
         LaunchRequest { client_token: uid.to_owned(), details: Some(Arc::new(details)), ..base }
     }
 
