@@ -12,7 +12,7 @@
 //! | Kubernetes objects | [`api`] |
 //! | domain types | [`model`] |
 //!
-//! [`telemetry`] and [`clock`] may be used by `cli`, `controllers`, `server` and `cloud` only.
+//! [`telemetry`] and [`clock`] may be used by `cli`, `controllers`, `server` and `cloud` only; [`sync`] by all.
 
 pub mod api;
 pub mod cli;
@@ -25,5 +25,6 @@ pub mod model;
 pub mod planner;
 pub mod server;
 pub mod state;
+pub mod sync;
 pub mod telemetry;
 pub mod webhook;

@@ -15,6 +15,7 @@ use crate::cloud::Cloud;
 use crate::planner::input::problem::Settings as PlanSettings;
 use crate::state::snapshot::{ReadyPool, pool_ready};
 use crate::state::{Cluster, now_ms};
+use crate::sync::lock;
 use crate::telemetry::controllers::ControllerMetrics;
 
 /// How the scheduler is made to follow the plan (`--placement`).
@@ -101,7 +102,7 @@ impl Context {
     pub async fn event(&self, about: ObjectReference, warning: bool, reason: &str, note: &str) {
         let key = (about.uid.clone().unwrap_or_default(), reason.to_owned(), note.to_owned());
         {
-            let mut said = self.said.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            let mut said = lock(&self.said);
             let now = now_ms();
             if said.len() > EVENT_MEMORY {
                 said.retain(|_, at| now - *at < EVENT_REPEAT_MS);

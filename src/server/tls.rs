@@ -6,7 +6,7 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use axum_server::tls_rustls::RustlsConfig;
@@ -19,6 +19,7 @@ use tokio::time::MissedTickBehavior;
 
 use crate::server::ServerConfig;
 use crate::server::state::AppState;
+use crate::sync::lock;
 
 /// Why certificates can't be used.
 #[derive(Debug, thiserror::Error)]
@@ -128,7 +129,7 @@ impl Certificates {
     /// When the new files can't be used. The certificates in use stay, and the same content is not tried again.
     pub async fn reload(&self) -> Result<bool, CertificateError> {
         let files = self.paths.read().await?;
-        let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut current = lock(&self.current);
         if current.seen == files {
             return Ok(false);
         }
@@ -143,7 +144,7 @@ impl Certificates {
 
     /// When the serving certificate ends, milliseconds since the epoch.
     pub fn expires_at_ms(&self) -> i64 {
-        self.current.lock().unwrap_or_else(PoisonError::into_inner).expires_at_ms
+        lock(&self.current).expires_at_ms
     }
 
     pub(crate) fn rustls(&self) -> &RustlsConfig {
@@ -151,7 +152,7 @@ impl Certificates {
     }
 
     pub(crate) fn note_expiries(&self, state: &AppState) {
-        let current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+        let current = lock(&self.current);
         state.readiness.set_expiries(current.expires_at_ms, current.client_ca_expires_at_ms);
     }
 }

@@ -20,6 +20,7 @@ use crate::state::holds;
 use crate::state::holds::{Holds, Planned};
 use crate::state::pods::{PodRecord, Scheduling};
 use crate::state::snapshot_cache::SnapshotCache;
+use crate::sync::lock;
 
 /// A DaemonSet as overhead.
 #[derive(Clone, Debug)]
@@ -119,7 +120,7 @@ impl Gone {
 impl ClusterState {
     /// The live holds at `now_ms`. Worked out once for everyone who looks before something changes or a hold runs out.
     pub fn holds(&self, now_ms: i64) -> Arc<Holds> {
-        let mut resolved = self.holds.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut resolved = lock(&self.holds);
         if let Some(known) = resolved.as_ref().filter(|known| now_ms < known.until_ms) {
             return Arc::clone(&known.holds);
         }

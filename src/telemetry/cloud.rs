@@ -1,6 +1,6 @@
 //! Metrics of Amazon EC2, with the names and labels of Karpenter's AWS provider after our own prefix.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::Instant;
 
 use prometheus::core::{Collector, Desc};
@@ -8,6 +8,8 @@ use prometheus::proto::MetricFamily;
 use prometheus::{
     GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGaugeVec, Opts, Registry,
 };
+
+use crate::sync::lock;
 
 /// Buckets of durations, in seconds.
 const SECONDS: &[f64] = &[
@@ -237,7 +239,7 @@ impl Collector for Refreshed {
     }
 
     fn collect(&self) -> Vec<MetricFamily> {
-        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let _turn = lock(&self.turn);
         (self.refresh)(&self.metrics);
         self.parts().into_iter().flat_map(Collector::collect).collect()
     }

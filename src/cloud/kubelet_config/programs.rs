@@ -1,10 +1,11 @@
 //! Expressions that were read, kept for as long as they are in use: a launch needs them within milliseconds.
 
 use std::collections::HashMap;
-use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex};
 use std::time::{Duration, Instant};
 
 use crate::cloud::kubelet_config::expression::{Expression, ExpressionError};
+use crate::sync::lock;
 
 /// How long one that nobody asks for is kept. Karpenter's figure.
 const KEPT: Duration = Duration::from_hours(12);
@@ -18,7 +19,7 @@ static PROGRAMS: LazyLock<Mutex<Programs>> = LazyLock::new(Mutex::default);
 /// # Errors
 /// As [`Expression::parse`]. Failures are not remembered.
 pub fn program(text: &str) -> Result<Arc<Expression>, ExpressionError> {
-    PROGRAMS.lock().unwrap_or_else(PoisonError::into_inner).get(text, Instant::now())
+    lock(&PROGRAMS).get(text, Instant::now())
 }
 
 #[derive(Debug, Default)]

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use futures::FutureExt;
@@ -22,6 +22,7 @@ use crate::cloud::simulated::spot_prices::SpotPriceModel;
 use crate::cloud::simulated::{BootDelay, SimulatedConfig};
 use crate::cloud::{Cloud, CloudError, Instance, LaunchError, LaunchRequest, Launched, Message, Override};
 use crate::model::offering::{Catalog, InstanceType};
+use crate::sync::lock;
 
 /// Longest time without looking at the state again, whatever it says of its next change.
 const LONGEST_NAP: Duration = Duration::from_secs(1);
@@ -287,11 +288,6 @@ impl Cloud for SimulatedEc2 {
         }
         .boxed()
     }
-}
-
-/// A lock whatever became of earlier holders: each step leaves the state whole, so a panic elsewhere must not stop the cloud.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn milliseconds(duration: Duration) -> i64 {

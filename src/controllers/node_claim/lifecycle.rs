@@ -25,6 +25,7 @@ use crate::controllers::node_claim::{drain, metrics};
 use crate::model::labels;
 use crate::state::snapshot::{is_ephemeral, node_ready};
 use crate::state::{ClusterState, created_ms, now_ms, rfc3339};
+use crate::sync::lock;
 
 /// A claim that isn't launched after so long is given up (core reference 5.5), milliseconds.
 const LAUNCH_TIMEOUT_MS: i64 = 300_000;
@@ -225,7 +226,7 @@ pub async fn run(ctx: Arc<Context>) {
                     }
                 };
                 {
-                    let mut work = work.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+                    let mut work = lock(&work);
                     work.busy.remove(&name);
                     work.launching -= usize::from(step == Step::Launch);
                     match wait {
@@ -265,7 +266,7 @@ pub async fn run(ctx: Arc<Context>) {
 
 /// Claims with their next steps, and when their drains must be over.
 fn due(state: &ClusterState, work: &Mutex<Work>, now: i64) -> Vec<(String, Step, Option<i64>)> {
-    let mut work = work.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let mut work = lock(&work);
     work.later.retain(|name, _| state.claims.contains_key(name));
     let mut out = Vec::new();
     for (name, claim) in &state.claims {

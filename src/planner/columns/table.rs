@@ -2,7 +2,7 @@
 //! with a complete label set and the room left after its daemons.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use crate::model::labels;
 use crate::model::offering::{CapacityType, InstanceType, OFFERING_LABELS, Offering};
@@ -14,6 +14,7 @@ use crate::planner::columns::variants::{
     Mentioned, Variant, dedicated_is_asked_for, expand, has_key, mentioned_values, tenancies, well_known,
 };
 use crate::planner::input::problem::{Pool, Problem, Settings};
+use crate::sync::lock;
 
 /// An instance type of a variant.
 #[derive(Debug)]
@@ -73,7 +74,7 @@ pub struct ColumnCache(Arc<Mutex<Option<(Asked, Arc<ColumnTable>)>>>);
 impl ColumnCache {
     /// The table of what is asked for: the one before, or else a new one.
     pub(crate) fn column_table(&self, asked: Asked, make: impl FnOnce(&Asked) -> ColumnTable) -> Arc<ColumnTable> {
-        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = lock(&self.0);
         if let Some((_, table)) = known.as_ref().filter(|(before, _)| before.is(&asked)) {
             return Arc::clone(table);
         }

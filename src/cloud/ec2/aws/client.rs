@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use aws_config::retry::RetryConfig;
@@ -26,6 +26,7 @@ use crate::cloud::ec2::aws::rate_limit;
 use crate::cloud::ec2::aws::rate_limit::Limits;
 use crate::cloud::ec2::now_ms;
 use crate::cloud::ec2::offerings::prices;
+use crate::sync::lock;
 use crate::telemetry::cloud::CloudMetrics;
 
 /// Attempts of a call, the first included.
@@ -174,7 +175,7 @@ impl Clients {
 
     /// Attempts made so far by EC2 action.
     pub fn calls(&self) -> BTreeMap<String, u64> {
-        self.calls.made.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.calls.made).clone()
     }
 }
 
@@ -196,10 +197,10 @@ impl Calls {
         let Some(action) = request.body().bytes().and_then(rate_limit::action) else {
             return Duration::ZERO;
         };
-        *self.made.lock().unwrap_or_else(PoisonError::into_inner).entry(action.to_owned()).or_default() += 1;
+        *lock(&self.made).entry(action.to_owned()).or_default() += 1;
         match rate_limit::kind(action) {
             None => Duration::ZERO,
-            Some(kind) => self.limits.lock().unwrap_or_else(PoisonError::into_inner).take(kind, now_ms()),
+            Some(kind) => lock(&self.limits).take(kind, now_ms()),
         }
     }
 }

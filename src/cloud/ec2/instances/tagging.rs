@@ -4,7 +4,6 @@
 //! that lack the very same share a call.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::PoisonError;
 use std::time::Duration;
 
 use futures::{Stream, StreamExt, stream};
@@ -17,6 +16,7 @@ use crate::cloud::ec2::launch::create_fleet::CLAIM_TAG;
 use crate::cloud::ec2::launch::templates::spec::{CLUSTER_TAG, tags};
 use crate::cloud::ec2::observability::degraded_apis;
 use crate::cloud::{CloudError, Untagged, lasting};
+use crate::sync::lock;
 
 /// Instances whose tags are read in one call: few, since those that are read first must still be so when the last is written.
 const LOOK: usize = 10;
@@ -135,7 +135,7 @@ impl Ec2Provider {
 
     /// Notes whether an instance could be tagged: while one can't, people are told so.
     fn note_tagged(&self, id: &str, answer: Result<(), ApiError>) -> Result<(), CloudError> {
-        let mut untaggable = self.untaggable.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut untaggable = lock(&self.untaggable);
         match &answer {
             Err(error) => {
                 untaggable.insert(id.to_owned());
@@ -158,7 +158,7 @@ impl Ec2Provider {
 
     /// Forgets those that could not be tagged and are not due any more.
     fn keep_untaggable(&self, due: &[Untagged]) {
-        let mut untaggable = self.untaggable.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut untaggable = lock(&self.untaggable);
         if untaggable.is_empty() {
             return;
         }

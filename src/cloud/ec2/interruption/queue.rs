@@ -1,7 +1,7 @@
 //! The interruption queue on SQS: long polls, and what they bring in the shape that the interruption controller reads.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
 use aws_sdk_sqs::Client;
@@ -17,6 +17,7 @@ use crate::cloud::ec2::aws::errors::{ApiError, Class};
 use crate::cloud::ec2::interruption::messages;
 use crate::cloud::ec2::interruption::messages::{Dropped, Event, EventKind};
 use crate::cloud::ec2::interruption::receipts::Receipts;
+use crate::sync::lock;
 
 const GET_QUEUE_URL: &str = "sqs:GetQueueUrl";
 const RECEIVE: &str = "sqs:ReceiveMessage";
@@ -183,7 +184,7 @@ impl Queue {
 
     fn state(&self) -> MutexGuard<'_, State> {
         // Each change is whole, so a panic elsewhere leaves nothing half done.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 }
 

@@ -2,7 +2,7 @@
 //! is kept for half an hour, as long as the class and what it comes to stay the same.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use aws_sdk_ec2::config::retry::RetryConfig;
 use aws_sdk_ec2::types::{InstanceNetworkInterfaceSpecification, LaunchTemplateSpecification, ResourceType};
@@ -23,6 +23,7 @@ use crate::cloud::{Cloud, LaunchError, LaunchRequest, Verdict};
 use crate::model::labels;
 use crate::model::offering::CapacityType;
 use crate::model::requirement::Requirements;
+use crate::sync::lock;
 
 /// How long a verdict holds, milliseconds.
 const TTL_MS: i64 = 1_800_000;
@@ -35,13 +36,13 @@ pub struct Verdicts {
 
 impl Verdicts {
     fn get(&self, uid: &str, state: u64, now_ms: i64) -> Option<Verdict> {
-        let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let kept = lock(&self.kept);
         let (known, verdict, until) = kept.get(uid)?;
         (*known == state && *until > now_ms).then(|| verdict.clone())
     }
 
     fn keep(&self, uid: String, state: u64, verdict: Verdict, now_ms: i64) {
-        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = lock(&self.kept);
         kept.retain(|_, (_, _, until)| *until > now_ms);
         kept.insert(uid, (state, verdict, now_ms + TTL_MS));
     }

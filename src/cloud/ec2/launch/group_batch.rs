@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicI64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use tokio::sync::Notify;
@@ -14,6 +14,7 @@ use tokio::time::Instant;
 use crate::cloud::ec2::launch::idempotency::Attempts;
 use crate::cloud::launch_group::MOST;
 use crate::cloud::{LaunchError, Launched};
+use crate::sync::lock;
 
 /// The window closes when all have come, or nobody did for so long. Longer than the 35 ms of Karpenter, which can't know whether
 /// anybody else will come: who is alone waits for nobody here.
@@ -140,10 +141,6 @@ impl<C> Drop for Place<'_, C> {
             waiting.remove(index);
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

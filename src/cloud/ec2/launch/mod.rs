@@ -11,7 +11,7 @@ pub mod select;
 pub mod select_reserved;
 pub mod templates;
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::future::try_join_all;
@@ -36,6 +36,7 @@ use crate::cloud::ec2::{Ec2Provider, now_ms};
 use crate::cloud::launch_group::LaunchGroup;
 use crate::cloud::{Instance, InstanceState, LaunchDetails, LaunchError, LaunchRequest, Launched, Override};
 use crate::model::requirement::Requirements;
+use crate::sync::lock;
 
 /// Reservations that may turn out full in one launch before it is given up.
 const MOST_FULL: u32 = 16;
@@ -381,7 +382,7 @@ impl Ec2Provider {
             self.clients.metrics.launch_failures.with_label_values(&labels).inc();
         }
         let now = now_ms();
-        let mut marks = self.unavailable.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut marks = lock(&self.unavailable);
         for subject in &lessons.marks {
             marks.mark(subject.clone(), now);
         }
@@ -472,7 +473,7 @@ fn refused(error: &ApiError) -> LaunchError {
 
 /// An offering that a message or a launch showed to be without capacity.
 pub(crate) fn mark(ec2: &Ec2Provider, offering: &Override) {
-    let mut marks = ec2.unavailable.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut marks = lock(&ec2.unavailable);
     marks.mark(crate::cloud::ec2::offerings::unavailable::Subject::Offering(offering.clone(), None), now_ms());
 }
 

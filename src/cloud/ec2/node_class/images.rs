@@ -1,7 +1,7 @@
 //! Images: which ones a node class selects, and which of them an instance type boots.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use aws_sdk_ec2::types::Filter;
 use k8s_openapi::jiff::Timestamp;
@@ -13,6 +13,7 @@ use crate::cloud::ec2::aws::filters::{filter, tag_filters};
 use crate::cloud::ec2::node_class::ami_alias;
 use crate::cloud::ec2::node_class::ami_alias::{AliasError, one_of};
 use crate::model::labels;
+use crate::sync::lock;
 
 /// An image as EC2 describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -172,7 +173,7 @@ struct Known {
 
 impl Parameters {
     fn known(&self) -> MutexGuard<'_, HashMap<String, Known>> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.known)
     }
 
     async fn value(

@@ -3,7 +3,7 @@
 //! A profile is never changed: when the role changes a new one is made, and the old one is kept for the nodes that have it.
 
 use std::collections::{BTreeSet, HashMap};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use aws_sdk_iam::types::Tag;
 use kube::{Resource, ResourceExt};
@@ -14,6 +14,7 @@ use crate::cloud::ec2::aws::client::Clients;
 use crate::cloud::ec2::aws::errors::{ApiError, Class};
 use crate::cloud::ec2::launch::templates::spec::CLUSTER_TAG;
 use crate::model::labels;
+use crate::sync::lock;
 
 /// How long the role of a profile is remembered, milliseconds.
 const PROFILE_TTL_MS: i64 = 900_000;
@@ -87,7 +88,7 @@ impl Known {
 
 impl Profiles {
     fn known(&self) -> std::sync::MutexGuard<'_, Known> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.known)
     }
 
     /// The profile that instances of a class get: `spec.instanceProfile`, or one with `spec.role`, which is made where the

@@ -1,9 +1,10 @@
 //! Optional APIs that can't be used now: by what is lost, why. Kept for those who tell people of it.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use crate::cloud::ec2::offerings::region::{Part, RegionSnapshot, Source, Turn};
+use crate::sync::lock;
 
 /// Placement scores of spot capacity.
 pub const SCORES: &str = "PlacementScores";
@@ -30,16 +31,16 @@ pub struct Troubles {
 impl Troubles {
     /// Notes that something can't be read or written, and what that means.
     pub fn begin(&self, what: &'static str, note: String) {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner).insert(what, note);
+        lock(&self.known).insert(what, note);
     }
 
     /// Notes that something can be read or written again.
     pub fn end(&self, what: &'static str) {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner).remove(what);
+        lock(&self.known).remove(what);
     }
 
     fn known(&self, written: bool) -> BTreeMap<&'static str, String> {
-        let mut out = self.known.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let mut out = lock(&self.known).clone();
         out.retain(|what, _| WRITTEN.contains(what) == written);
         out
     }

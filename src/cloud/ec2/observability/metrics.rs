@@ -1,7 +1,7 @@
 //! What is published of EC2. Most is counted where it happens; what the region offers, and what is counted elsewhere, is read when
 //! somebody asks for it.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use prometheus::Registry;
 
@@ -11,6 +11,7 @@ use crate::cloud::ec2::offerings::region::RegionSnapshot;
 use crate::cloud::ec2::{Ec2Provider, now_ms};
 use crate::cloud::{CloudError, LaunchError, Override};
 use crate::model::offering::CapacityType;
+use crate::sync::lock;
 use crate::telemetry::cloud::{CloudMetrics, raise_to};
 
 /// How an offering's capacity is bought, where the region decides what is offered.
@@ -53,7 +54,7 @@ pub fn publish(ec2: &Arc<Ec2Provider>, registry: &Registry) -> Result<(), promet
 
 fn refresh(metrics: &CloudMetrics, ec2: &Ec2Provider) {
     let now = now_ms();
-    let marks = ec2.unavailable.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let marks = lock(&ec2.unavailable).clone();
     let region = ec2.snapshot();
     offered(metrics, &region, &|offering| marks.covers(offering, None, now));
     if let Some(found) = ec2.reserved() {

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use arc_swap::ArcSwap;
 
@@ -17,6 +17,7 @@ use crate::cloud::ec2::offerings::prices::OnDemandPrices;
 use crate::cloud::ec2::offerings::spot_prices;
 use crate::cloud::ec2::offerings::spot_prices::{SpotHistory, SpotPrices};
 use crate::model::offering::{CapacityType, Catalog, InstanceType, MicroUsd};
+use crate::sync::lock;
 
 /// Catalogs that are kept; node classes that share one are many more.
 const MOST_CATALOGUES: usize = 64;
@@ -317,7 +318,7 @@ impl Region {
     /// instance types in which something changed are new.
     pub fn catalog(&self, class: &ClassView, market: &OfferingInputs<'_>) -> Arc<Catalog> {
         let snapshot = self.snapshot.load();
-        let mut built = self.built.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut built = lock(&self.built);
         let known = built.get(class);
         if let Some(known) = known.filter(|known| known.version == snapshot.version && known.stamp == market.stamp) {
             return Arc::clone(&known.catalog);

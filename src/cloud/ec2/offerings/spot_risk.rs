@@ -9,10 +9,11 @@
 //! Only comparisons see the share. What a node is said to cost stays the price, and an offering is never hidden: when all that
 //! fits is risky, the least risky of it for its price is bought. Steps are coarse, so that plans don't change with every tick.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use crate::cloud::ec2::offerings::interruption_history::{InterruptionHistory, Setback};
 use crate::cloud::ec2::offerings::placement_scores::{ScoreSettings, ScoreTable};
+use crate::sync::lock;
 
 /// Share for each point below the threshold, thousandths.
 const PER_POINT: i64 = 50;
@@ -82,7 +83,7 @@ impl SpotRisk {
 
     fn known(&self) -> MutexGuard<'_, Known> {
         // Each change is whole, so a panic elsewhere leaves nothing half done.
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.known)
     }
 }
 

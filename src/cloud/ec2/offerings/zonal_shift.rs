@@ -2,7 +2,7 @@
 //! not called about what runs there, until the shift ends.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
 use aws_sdk_arczonalshift::types::{AppliedStatus, ZonalShiftInResource};
@@ -12,6 +12,7 @@ use crate::cloud::ec2::aws::errors::{ApiError, Class};
 use crate::cloud::ec2::now_ms;
 use crate::cloud::ec2::observability::degraded_apis;
 use crate::cloud::ec2::observability::degraded_apis::Troubles;
+use crate::sync::lock;
 
 /// How often ARC is asked.
 const PERIOD: Duration = Duration::from_secs(30);
@@ -39,7 +40,7 @@ struct Known {
 
 impl Shifts {
     fn known(&self) -> MutexGuard<'_, Known> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.known)
     }
 
     /// Takes in zones, by name with their ids.

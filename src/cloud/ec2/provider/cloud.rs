@@ -17,7 +17,7 @@ use crate::cloud::ec2::instances::{status_checks, tagging};
 use crate::cloud::ec2::launch::templates::store;
 use crate::cloud::ec2::observability::{degraded_apis, metrics};
 use crate::cloud::ec2::offerings::catalog_cache::Sources;
-use crate::cloud::ec2::provider::{Ec2Provider, NO_QUEUE, bought_as, key, known, lock, unanswered};
+use crate::cloud::ec2::provider::{Ec2Provider, NO_QUEUE, bought_as, key, known, unanswered};
 use crate::cloud::ec2::{launch, now_ms};
 use crate::cloud::health::Unhealthy;
 use crate::cloud::launch_group::LaunchGroup;
@@ -25,6 +25,7 @@ use crate::cloud::{
     Cloud, CloudError, Drift, Instance, LaunchError, LaunchRequest, Launched, Message, Override, Resolution, Untagged,
 };
 use crate::model::offering::Catalog;
+use crate::sync::lock;
 
 impl Cloud for Ec2Provider {
     fn catalog(&self, class: &Ec2NodeClass) -> Arc<Catalog> {

@@ -4,7 +4,7 @@ pub mod cloud;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::atomic::AtomicUsize;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -48,6 +48,7 @@ use crate::cloud::ec2::offerings::zonal_shift::{Shifts, zone_of};
 use crate::cloud::ec2::{Options, launch, now_ms};
 use crate::cloud::{CloudError, Instance, InstanceState, MessageKind, Override};
 use crate::model::offering::CapacityType;
+use crate::sync::lock;
 
 /// How long EC2 may take to describe what it launched, milliseconds.
 const CONSISTENCY_MS: i64 = 60_000;
@@ -458,11 +459,6 @@ fn unanswered(action: &'static str) -> ApiError {
 
 fn key(class: &Ec2NodeClass) -> String {
     class.uid().unwrap_or_else(|| class.name_any())
-}
-
-/// A lock whatever became of earlier holders: none leaves anything half done.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn bought_as(instance: &Instance) -> Override {

@@ -1,7 +1,7 @@
 //! What the last launches made their templates of, so that these are there before the next launch asks. No I/O.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use kube::ResourceExt;
 use kube::api::ObjectMeta;
@@ -11,6 +11,7 @@ use crate::cloud::LaunchRequest;
 use crate::cloud::ec2::launch::request::TemplateInputs;
 use crate::cloud::ec2::launch::select::{Candidate, Choice};
 use crate::model::offering::{CapacityType, Catalog};
+use crate::sync::lock;
 
 /// Shapes that are kept of one NodePool's launches with one class. The list of instance types is no part of a template, so that
 /// few shapes want the templates of many launches.
@@ -88,7 +89,7 @@ pub struct LaunchShapes {
 
 impl LaunchShapes {
     fn kept(&self) -> MutexGuard<'_, Vec<Kept>> {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.kept)
     }
 
     /// Takes a shape in, instead of one that wants the same templates. Where there are too many, those go that were not launched

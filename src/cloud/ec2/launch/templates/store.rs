@@ -3,13 +3,14 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicI64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use crate::cloud::ec2::aws::client::Clients;
 use crate::cloud::ec2::aws::errors::{ApiError, Class};
 use crate::cloud::ec2::aws::filters::filter;
 use crate::cloud::ec2::launch::templates::spec::{CLUSTER_TAG, Template};
 use crate::model::labels;
+use crate::sync::lock;
 
 /// A template that nobody used or wanted for so long is deleted, milliseconds.
 const TTL_MS: i64 = 60_000;
@@ -54,7 +55,7 @@ pub struct Templates {
 
 impl Templates {
     fn slots(&self) -> MutexGuard<'_, HashMap<String, Arc<Slot>>> {
-        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.slots)
     }
 
     /// The template in EC2; makes it where it isn't there.
