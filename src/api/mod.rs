@@ -9,6 +9,7 @@ pub mod hash;
 pub mod node_claim;
 pub mod node_class;
 pub mod node_pool;
+pub mod requirement;
 pub mod validation;
 
 pub use crate::api::node_claim::{NodeClaim, NodeClaimSpec, NodeClaimStatus};

@@ -15,8 +15,8 @@ use crate::cli::planning::PlanArgs;
 use crate::cli::{output, page};
 use crate::cloud::catalog::{EBS_DRIVER, NodeSettings, RawCatalog, SpotPricing, embedded, parse};
 use crate::model::labels;
+use crate::model::labels::normalize_key;
 use crate::model::offering::{Catalog, MicroUsd};
-use crate::model::requirement::normalise_key;
 use crate::model::resources::Resources;
 use crate::planner::input::problem::{NodePods, NodeState, Pool, Problem};
 use crate::planner::plan;
@@ -165,7 +165,7 @@ fn problem_of(
         let capacity = status.capacity.as_ref().map(Resources::from_map).transpose().map_err(fail)?;
         let mut node_labels: BTreeMap<String, String> = BTreeMap::new();
         for (key, value) in node.metadata.labels.unwrap_or_default() {
-            node_labels.entry(normalise_key(&key).to_owned()).or_insert(value);
+            node_labels.entry(normalize_key(&key).to_owned()).or_insert(value);
         }
         if let Some(pool) = node_labels.get(labels::NODE_POOL) {
             let used = usage.entry(pool.clone()).or_default();

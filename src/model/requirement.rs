@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
-use crate::api::Requirement as ApiRequirement;
+use crate::model::labels::normalize_key;
 
 /// A requirement that can't be understood.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -29,19 +29,6 @@ pub enum RequirementError {
         /// Values as written.
         values: Vec<String>,
     },
-}
-
-/// Today's name of a label key: legacy `beta.kubernetes.io`, `failure-domain.beta.kubernetes.io` and EBS CSI keys are
-/// aliases (Karpenter core reference 3.7; AWS reference 2.2).
-pub fn normalise_key(key: &str) -> &str {
-    match key {
-        "beta.kubernetes.io/arch" => "kubernetes.io/arch",
-        "beta.kubernetes.io/os" => "kubernetes.io/os",
-        "beta.kubernetes.io/instance-type" => "node.kubernetes.io/instance-type",
-        "failure-domain.beta.kubernetes.io/zone" | "topology.ebs.csi.aws.com/zone" => "topology.kubernetes.io/zone",
-        "failure-domain.beta.kubernetes.io/region" => "topology.kubernetes.io/region",
-        other => other,
-    }
 }
 
 /// The values a label may have, absence included.
@@ -162,11 +149,6 @@ impl ValueSet {
         self.absent
     }
 
-    /// Whether every present value is accepted (`Exists`, or nothing asked).
-    pub fn accepts_any_value(&self) -> bool {
-        self.complement && self.values.is_empty() && self.least.is_none() && self.greatest.is_none()
-    }
-
     /// The values, when they are finitely many by enumeration.
     pub fn finite(&self) -> Option<impl Iterator<Item = &Arc<str>>> {
         (!self.complement).then(|| self.values.iter().filter(|value| self.in_bounds(value)))
@@ -228,34 +210,6 @@ impl ValueSet {
         let end = self.greatest.unwrap_or(i64::MAX).min(start.saturating_add(steps));
         (start..=end).map(|n| n.to_string()).find(|candidate| !self.values.contains(candidate.as_str()))
     }
-
-    /// The requirements that say this set; bounds and exclusions are both kept.
-    pub fn to_api(&self, key: &str) -> Vec<ApiRequirement> {
-        let entry = |operator: &str, values: Vec<String>| ApiRequirement {
-            key: key.to_owned(),
-            operator: operator.to_owned(),
-            values,
-            min_values: None,
-        };
-        let values = || self.values.iter().map(ToString::to_string).collect::<Vec<_>>();
-        if !self.complement {
-            return vec![if self.values.is_empty() { entry("DoesNotExist", vec![]) } else { entry("In", values()) }];
-        }
-        let mut out = Vec::new();
-        if let Some(n) = self.least {
-            out.push(entry("Gte", vec![n.to_string()]));
-        }
-        if let Some(n) = self.greatest {
-            out.push(entry("Lte", vec![n.to_string()]));
-        }
-        if !self.values.is_empty() {
-            out.push(entry("NotIn", values()));
-        }
-        if out.is_empty() || (!self.absent && self.least.is_none() && self.greatest.is_none()) {
-            out.push(entry("Exists", vec![]));
-        }
-        out
-    }
 }
 
 impl fmt::Display for ValueSet {
@@ -292,27 +246,15 @@ pub struct Requirements {
 }
 
 impl Requirements {
-    /// Adds a requirement; the key is normalised.
+    /// Adds a requirement; the key is normalized.
     pub fn require(&mut self, key: &str, set: &ValueSet) {
-        let key = normalise_key(key);
+        let key = normalize_key(key);
         match self.sets.get_mut(key) {
             Some(present) => *present = present.intersect(set),
             None => {
                 self.sets.insert(Arc::from(key), set.clone());
             }
         }
-    }
-
-    /// Reads the requirements of a NodePool or NodeClaim.
-    ///
-    /// # Errors
-    /// An operator or value is not understood.
-    pub fn from_api(requirements: &[ApiRequirement]) -> Result<Self, RequirementError> {
-        let mut out = Self::default();
-        for r in requirements {
-            out.require(&r.key, &ValueSet::parse(&r.key, &r.operator, &r.values)?);
-        }
-        Ok(out)
     }
 
     /// Every key with its set, by key.
@@ -408,15 +350,6 @@ mod tests {
     }
 
     #[test]
-    fn bounds_and_exclusions_are_both_written_out() {
-        let written = set("Gt", &["4"]).intersect(&set("NotIn", &["8"])).to_api("k");
-        let operators: Vec<&str> = written.iter().map(|r| r.operator.as_str()).collect();
-        assert_eq!(operators, ["Gte", "NotIn"]);
-        let back = Requirements::from_api(&written).unwrap();
-        assert!(back.get("k").unwrap().contains("9") && !back.get("k").unwrap().contains("8"));
-    }
-
-    #[test]
     fn b08_a_legacy_key_is_its_ga_twin() {
         let mut r = Requirements::default();
         r.require("failure-domain.beta.kubernetes.io/zone", &ValueSet::one("a"));
@@ -426,13 +359,9 @@ mod tests {
 
     #[test]
     fn b01_a_contradiction_names_its_key() {
-        let requirement = |operator: &str| ApiRequirement {
-            key: "kubernetes.io/arch".into(),
-            operator: operator.into(),
-            values: vec!["arm64".into()],
-            min_values: None,
-        };
-        let r = Requirements::from_api(&[requirement("In"), requirement("NotIn")]).unwrap();
+        let mut r = Requirements::default();
+        r.require("kubernetes.io/arch", &set("In", &["arm64"]));
+        r.require("kubernetes.io/arch", &set("NotIn", &["arm64"]));
         assert_eq!(r.contradiction(), Some("kubernetes.io/arch"));
     }
 

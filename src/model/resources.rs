@@ -10,7 +10,6 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use crate::model::quantity::{
     HumanBytes, QuantityError, format_bytes, format_cpu, parse_bytes, parse_cpu_milli, parse_quantity,
 };
-use crate::planner::input::volumes::attached_by;
 
 /// Extended resources that an instance type has or hasn't. Of any other nobody knows before a device plugin reports it.
 const OF_TYPES: [&str; 8] = [
@@ -23,6 +22,21 @@ const OF_TYPES: [&str; 8] = [
     "vpc.amazonaws.com/efa",
     "vpc.amazonaws.com/pod-eni",
 ];
+
+/// Attachments of a node without a limit: more than any pod or node has.
+pub const UNLIMITED: i64 = 1 << 20;
+/// Prefix of the resource names that count attached volumes, as the in-tree limits had it.
+const ATTACHED: &str = "attachable-volumes-csi-";
+
+/// The CSI driver whose attached volumes a resource counts.
+pub fn attached_by(resource: &str) -> Option<&str> {
+    resource.strip_prefix(ATTACHED)
+}
+
+/// Name of the resource that counts the volumes attached by a CSI driver.
+pub fn attachments_of(driver: &str) -> String {
+    format!("{ATTACHED}{driver}")
+}
 
 /// An amount of every resource. Absent is zero.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]

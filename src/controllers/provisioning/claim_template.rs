@@ -6,8 +6,8 @@ use kube::{Resource, ResourceExt};
 
 use crate::api::{NodeClaim, NodeClaimSpec, NodePool, Requirement, hash};
 use crate::model::labels;
+use crate::model::labels::normalize_key;
 use crate::model::offering::Offering;
-use crate::model::requirement::normalise_key;
 use crate::planner::output::plan::{Choice, PlannedNode};
 use crate::state::holds::{Owner, Planned};
 use crate::state::snapshot::Snapshot;
@@ -92,7 +92,7 @@ fn values_of(node: &PlannedNode, key: &str) -> Vec<String> {
 }
 
 fn value_of<'c>(choice: &'c Choice, key: &str) -> Option<&'c str> {
-    match normalise_key(key) {
+    match normalize_key(key) {
         labels::INSTANCE_TYPE => Some(&choice.instance_type.name),
         labels::ZONE => Some(&choice.zone),
         labels::CAPACITY_TYPE => Some(choice.capacity_type.as_str()),

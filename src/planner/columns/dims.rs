@@ -5,9 +5,8 @@ use std::sync::Arc;
 
 use crate::model::offering::InstanceType;
 use crate::model::pod_class::PodClass;
-use crate::model::resources::Resources;
+use crate::model::resources::{Resources, UNLIMITED, attached_by};
 use crate::planner::input::problem::Problem;
-use crate::planner::input::volumes::{UNLIMITED, attached_by};
 
 /// The resources that are counted, as positions in dense vectors.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -8,8 +8,9 @@ use k8s_openapi::api::core::v1::{Pod, Service};
 use kube::ResourceExt;
 use serde::Deserialize;
 
+use crate::model::labels::normalize_key;
 use crate::model::pod_class::{PodClass, Selector, Spread};
-use crate::model::requirement::{ValueSet, normalise_key};
+use crate::model::requirement::ValueSet;
 use crate::planner::input::problem::{Labels, PodEntry, Problem};
 
 /// The label under which the planner keeps a pod's controller, so that a selector can be about it.
@@ -80,7 +81,7 @@ impl DefaultSpread {
                     return Err(format!("{name}: {other:?} is neither DoNotSchedule nor ScheduleAnyway"));
                 }
             };
-            let key: Arc<str> = Arc::from(normalise_key(&entry.topology_key));
+            let key: Arc<str> = Arc::from(normalize_key(&entry.topology_key));
             if constraints.iter().any(|have| have.key == key && have.hard == hard) {
                 return Err(format!("{}: {key} is there twice with the same whenUnsatisfiable", field("topologyKey")));
             }

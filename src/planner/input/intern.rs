@@ -9,8 +9,9 @@ use k8s_openapi::api::core::v1::{
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
 
+use crate::model::labels::normalize_key;
 use crate::model::pod_class::{HostPort, Namespaces, NodeTerm, PodClass, PodTerm, Selector, Spread, Toleration};
-use crate::model::requirement::{RequirementError, Requirements, ValueSet, normalise_key};
+use crate::model::requirement::{RequirementError, Requirements, ValueSet};
 use crate::model::resources::{ResourceError, Resources};
 use crate::planner::input::default_spread::{CONTROLLER, DefaultSpread, spreading_controller};
 use crate::planner::input::problem::{Daemon, Labels, PodEntry};
@@ -373,7 +374,7 @@ fn spread(api: &TopologySpreadConstraint, labels: &Labels) -> Result<Spread, Pod
         narrow(counted, api.match_label_keys.as_ref(), labels, true);
     }
     Ok(Spread {
-        key: Arc::from(normalise_key(&api.topology_key)),
+        key: Arc::from(normalize_key(&api.topology_key)),
         max_skew: i64::from(api.max_skew).max(1),
         min_domains: i64::from(api.min_domains.unwrap_or(1)),
         selector: counted,
@@ -397,7 +398,7 @@ fn pod_term(api: &PodAffinityTerm, namespace: &str, labels: &Labels) -> Result<P
     if namespaces.names.is_empty() && namespaces.selector.is_none() {
         namespaces.names.insert(Arc::from(namespace));
     }
-    Ok(PodTerm { key: Arc::from(normalise_key(&api.topology_key)), selector: about, namespaces })
+    Ok(PodTerm { key: Arc::from(normalize_key(&api.topology_key)), selector: about, namespaces })
 }
 
 #[cfg(test)]

@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use crate::api::{NodePool, Requirement};
 use crate::model::labels;
+use crate::model::labels::normalize_key;
 use crate::model::offering::Catalog;
-use crate::model::requirement::{RequirementError, Requirements, normalise_key};
+use crate::model::requirement::{RequirementError, Requirements};
 use crate::model::resources::{ResourceError, Resources};
 use crate::planner::input::problem::{Labels, Pool};
 
@@ -79,7 +80,7 @@ impl Pool {
             if restricted(key) {
                 return Err(PoolProblem::Restricted { field: "spec.template.metadata.labels", key: key.clone() });
             }
-            node_labels.insert(normalise_key(key).to_owned(), value.clone());
+            node_labels.insert(normalize_key(key).to_owned(), value.clone());
         }
         node_labels.insert(labels::NODE_POOL.to_owned(), name.to_owned());
         let class_ref = &template.spec.node_class_ref;
@@ -91,7 +92,7 @@ impl Pool {
             .spec
             .requirements
             .iter()
-            .map(|r| Requirement { key: normalise_key(&r.key).to_owned(), ..r.clone() })
+            .map(|r| Requirement { key: normalize_key(&r.key).to_owned(), ..r.clone() })
             .collect();
         for r in &requirements {
             if restricted(&r.key) {

@@ -4,12 +4,12 @@ use crate::model::labels;
 use crate::model::pod_class::{NodeTerm, PodClass};
 use crate::model::quantity::HumanBytes;
 use crate::model::requirement::{Requirements, ValueSet};
+use crate::model::resources::attached_by;
 use crate::planner::columns::dims::{COMMON, fits};
 use crate::planner::columns::sets::ColumnSets;
 use crate::planner::groups::group::Group;
 use crate::planner::groups::topology::Topology;
 use crate::planner::input::problem::{NodeSizes, Pool, Problem};
-use crate::planner::input::volumes::attached_by;
 use crate::planner::pack::budget::Budget;
 
 /// Why no NodePool can make a node for a pod of `group` in the domains of `pins`.

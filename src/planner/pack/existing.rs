@@ -4,8 +4,8 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use crate::model::labels;
+use crate::model::labels::normalize_key;
 use crate::model::pod_class::{NodeTerm, PodClass};
-use crate::model::requirement::normalise_key;
 use crate::planner::columns::dims::fits;
 use crate::planner::columns::sets::ColumnSets;
 use crate::planner::groups::group::{Group, HostCounters, HostRules};
@@ -136,7 +136,7 @@ fn least_needs(groups: &[Group]) -> Vec<&[i64]> {
 pub(crate) fn label<'n>(node: &'n NodeState, key: &str) -> Option<&'n str> {
     node.labels
         .get(key)
-        .or_else(|| node.labels.iter().find(|(have, _)| normalise_key(have) == key).map(|(_, value)| value))
+        .or_else(|| node.labels.iter().find(|(have, _)| normalize_key(have) == key).map(|(_, value)| value))
         .map(String::as_str)
         .or_else(|| (key == labels::HOSTNAME).then_some(&*node.name))
 }

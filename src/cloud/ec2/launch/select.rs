@@ -8,8 +8,8 @@ use std::sync::Arc;
 use crate::api::Requirement;
 use crate::cloud::{Override, ReservedIn};
 use crate::model::labels;
+use crate::model::labels::normalize_key;
 use crate::model::offering::{CapacityType, Catalog, InstanceType, MicroUsd, Offering};
-use crate::model::requirement::normalise_key;
 
 /// Most instance types in one request.
 pub const MOST_TYPES: usize = 60;
@@ -138,7 +138,7 @@ pub fn min_values_hold(overrides: &[Override], catalog: &Catalog, asked: &[Requi
     }
     offers.retain(|offer| named.contains(&&*offer.instance_type.name));
     asked.iter().all(|requirement| {
-        let key = normalise_key(&requirement.key);
+        let key = normalize_key(&requirement.key);
         let value = |offer: &Priced<'_>| {
             let of_type = || offer.instance_type.labels.get(key).map(String::as_str);
             offer.offering.label(key).or_else(of_type).map(str::to_owned)

@@ -16,6 +16,7 @@ use k8s_openapi::api::storage::v1::{CSINode, CSINodeDriver, StorageClass as ApiS
 
 use crate::model::pod_class::NodeTerm;
 use crate::model::requirement::ValueSet;
+use crate::model::resources::UNLIMITED;
 use crate::planner::input::intern::{PodProblem, node_term};
 use crate::planner::input::volumes::free::Assigned;
 pub use crate::planner::input::volumes::free::{Capacity, Wanted};
@@ -23,17 +24,8 @@ pub(crate) use crate::planner::input::volumes::resolve::resolve;
 
 /// Most alternatives that the volumes of one pod are combined to.
 const MAX_TERMS: usize = 64;
-/// Volumes that a node without a limit attaches: more than any pod or node has.
-pub(crate) const UNLIMITED: i64 = 1 << 20;
-/// Resource names of attached volumes begin so, as in-tree limits did.
-const ATTACH: &str = "attachable-volumes-csi-";
 /// The driver that serves what the in-tree EBS plugin made.
 const EBS: &str = "ebs.csi.aws.com";
-
-/// The driver whose volumes a resource counts.
-pub(crate) fn attached_by(resource: &str) -> Option<&str> {
-    resource.strip_prefix(ATTACH)
-}
 
 /// A `PersistentVolumeClaim`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

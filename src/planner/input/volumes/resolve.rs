@@ -5,10 +5,11 @@ use std::sync::Arc;
 
 use crate::model::labels;
 use crate::model::pod_class::PodClass;
+use crate::model::resources::{UNLIMITED, attached_by, attachments_of};
 use crate::planner::input::problem::{NodeState, PodEntry, Problem};
+use crate::planner::input::volumes::Needs;
 use crate::planner::input::volumes::exclusive::shut_out;
 use crate::planner::input::volumes::free::assign;
-use crate::planner::input::volumes::{ATTACH, Needs, UNLIMITED, attached_by};
 use crate::planner::output::plan::{Plan, Unschedulable};
 
 /// A problem whose pods carry what their volumes ask.
@@ -76,7 +77,7 @@ pub(crate) fn resolve(problem: &Problem) -> Option<Resolved> {
             let limit = limit.copied().unwrap_or(UNLIMITED);
             let used = attached.iter().flatten().filter(|have| *have == driver).count();
             let left = limit.saturating_sub(i64::try_from(used).unwrap_or(i64::MAX));
-            node.allocatable.set(&format!("{ATTACH}{driver}"), left.max(0));
+            node.allocatable.set(&attachments_of(driver), left.max(0));
         }
     }
     Some(out)
@@ -106,7 +107,7 @@ impl Resolver<'_> {
             let mut class = PodClass::clone(class);
             class.volume_terms.clone_from(&needs.terms);
             for (driver, count) in &needs.attach {
-                class.requests.set(&format!("{ATTACH}{driver}"), *count);
+                class.requests.set(&attachments_of(driver), *count);
             }
             Arc::new(class)
         });
