@@ -6,18 +6,19 @@ use crate::model::offering::MicroUsd;
 use crate::planner::columns::bitset::Bits;
 use crate::planner::columns::dims::fits;
 use crate::planner::columns::sets::ColumnSets;
+use crate::planner::groups::existing::{Existing, existing, free_on};
 use crate::planner::groups::group::{group, register};
 use crate::planner::groups::topology::{Domains, Room, Topology};
 use crate::planner::input::default_spread::with_services;
+use crate::planner::input::node_match::admits;
 use crate::planner::input::problem::Problem;
 use crate::planner::input::volumes::resolve;
 use crate::planner::output::explain::explain;
 use crate::planner::output::plan::{ExistingNodePlacement, Plan, Unschedulable};
-use crate::planner::pack::budget::Budget;
-use crate::planner::pack::demand::{Content, Demand};
-use crate::planner::pack::existing::{Existing, admits, existing, free_on};
 use crate::planner::pack::reserved::Reserved;
-use crate::planner::pack::strategy::PlanState;
+use crate::planner::state::budget::Budget;
+use crate::planner::state::demand::{Content, Demand};
+use crate::planner::state::plan_state::PlanState;
 
 /// Most plans that are made for pods that their domain had no room for.
 const MOST_TRIES: usize = 6;

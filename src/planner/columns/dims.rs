@@ -102,6 +102,28 @@ pub(crate) fn fits(need: &[i64], room: &[i64]) -> bool {
     }
 }
 
+/// Whether a request includes an extended resource or a volume attachment.
+pub(crate) fn is_extended(need: &[i64]) -> bool {
+    need[COMMON..].iter().any(|n| *n > 0)
+}
+
+/// An integer quantity as a float, for scores and prices; capacity tests stay on integers.
+#[allow(clippy::cast_precision_loss)]
+pub(crate) fn real(n: i64) -> f64 {
+    n as f64
+}
+
+/// A count as a float.
+#[allow(clippy::cast_precision_loss)]
+pub(crate) fn float(n: usize) -> f64 {
+    n as f64
+}
+
+/// Dot product of a quantity vector with prices or weights.
+pub(crate) fn dot(quantities: &[i64], weights: &[f64]) -> f64 {
+    quantities.iter().zip(weights).map(|(n, w)| real(*n) * w).sum()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

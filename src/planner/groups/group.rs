@@ -432,3 +432,12 @@ fn with_term(class: &PodClass, term: &NodeTerm) -> Vec<NodeTerm> {
     }
     class.node_terms.iter().map(|required| required.and(term)).collect()
 }
+
+/// Columns that a group's requirements and volumes allow, those of counted reservations among them: its levels are without.
+pub(crate) fn usable(column_sets: &mut ColumnSets<'_>, group: &Group) -> Bits {
+    let mut bits = group.domains.clone();
+    if !group.class.volume_terms.is_empty() {
+        bits.and(&column_sets.constrained(&group.class.volume_terms, &group.class));
+    }
+    bits
+}

@@ -6,9 +6,10 @@
 use std::collections::{BTreeMap, HashMap};
 
 use crate::planner::columns::dims::fits;
-use crate::planner::pack::demand::{Bin, Content};
-use crate::planner::pack::existing::{Existing, HostState, admits};
-use crate::planner::pack::strategy::{PlanState, PurchasedNode};
+use crate::planner::groups::existing::{Existing, HostState};
+use crate::planner::input::node_match::admits;
+use crate::planner::state::demand::{Bin, Content};
+use crate::planner::state::plan_state::{PlanState, PurchasedNode};
 
 /// Fits that may be tried, which bounds the work of one plan.
 const TRIES: usize = 20_000;

@@ -2,8 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use crate::planner::pack::demand::{Bin, float, real};
-use crate::planner::pack::strategy::{PATIENCE, PlanState, PurchasedNode, Round, STRATEGIES};
+use crate::planner::columns::dims::{float, real};
+use crate::planner::pack::strategy::Round;
+use crate::planner::state::demand::Bin;
+use crate::planner::state::plan_state::{PATIENCE, PlanState, PurchasedNode, STRATEGIES};
 
 /// Percent of the nodes that one attempt gives back.
 const SHARES: [usize; 5] = [12, 25, 45, 6, 18];
@@ -225,7 +227,7 @@ impl PlanState<'_, '_, '_> {
         };
         let mut bits = self.column_sets.sets[own].bits.clone();
         bits.and(&self.column_sets.sets[first].bits);
-        let mut best: Option<(usize, std::cmp::Reverse<i64>, usize, crate::planner::pack::demand::Content)> = None;
+        let mut best: Option<(usize, std::cmp::Reverse<i64>, usize, crate::planner::state::demand::Content)> = None;
         let mut seen: Option<usize> = None;
         for column in bits.iter() {
             let shape = self.column_sets.columns[column].shape;

@@ -1,8 +1,8 @@
 //! Keeping what limits have cut short within its rules: where pods of a spread stayed unplaced in one domain, as many are
 //! taken back in the others as the skew asks, and pods that follow others go with them.
 
-use crate::planner::pack::demand::Content;
-use crate::planner::pack::strategy::PlanState;
+use crate::planner::state::demand::Content;
+use crate::planner::state::plan_state::PlanState;
 
 impl PlanState<'_, '_, '_> {
     /// Takes back placed pods until every rule between domains holds again. Does nothing when all pods are placed.

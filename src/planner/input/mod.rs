@@ -2,6 +2,7 @@
 
 pub mod default_spread;
 pub mod intern;
+pub mod node_match;
 pub mod pool;
 pub mod problem;
 pub mod volumes;

@@ -12,8 +12,8 @@ use crate::planner::columns::sets::ColumnSets;
 use crate::planner::input::problem::MinValuesPolicy;
 use crate::planner::output::plan::{Choice, PlannedNode};
 use crate::planner::output::product::{CHOSEN_AT_LAUNCH, Order, nameable};
-use crate::planner::pack::budget::Budget;
-use crate::planner::pack::strategy::{PlanState, PurchasedNode};
+use crate::planner::state::budget::Budget;
+use crate::planner::state::plan_state::{PlanState, PurchasedNode};
 
 /// Most instance types among a node's choices (Karpenter AWS reference 5.2).
 pub(crate) const MAX_TYPES: usize = 60;

@@ -10,7 +10,7 @@ use crate::planner::columns::sets::ColumnSets;
 use crate::planner::groups::group::Group;
 use crate::planner::groups::topology::Topology;
 use crate::planner::input::problem::{NodeSizes, Pool, Problem};
-use crate::planner::pack::budget::Budget;
+use crate::planner::state::budget::Budget;
 
 /// Why no NodePool can make a node for a pod of `group` in the domains of `pins`.
 pub(crate) fn explain(

@@ -5,9 +5,10 @@
 //! one node for a part of it and the best division of the rest.
 
 use crate::planner::columns::dims::fits;
-use crate::planner::pack::budget::Budget;
-use crate::planner::pack::demand::{Bin, Content};
-use crate::planner::pack::strategy::{PlanState, PurchasedNode, Round};
+use crate::planner::pack::strategy::Round;
+use crate::planner::state::budget::Budget;
+use crate::planner::state::demand::{Bin, Content};
+use crate::planner::state::plan_state::{PlanState, PurchasedNode};
 
 /// Most loads that are looked at.
 const MOST_LOADS: usize = 1_024;

@@ -9,10 +9,11 @@ use std::sync::Arc;
 use crate::model::labels;
 use crate::model::offering::InstanceType;
 use crate::planner::columns::bitset::Bits;
+use crate::planner::columns::dims::{dot, float};
 use crate::planner::columns::sets::ColumnSets;
-use crate::planner::groups::group::Group;
-use crate::planner::pack::demand::{Bin, float, worth};
-use crate::planner::pack::strategy::{PlanState, PurchasedNode};
+use crate::planner::groups::group::usable;
+use crate::planner::state::demand::Bin;
+use crate::planner::state::plan_state::{PlanState, PurchasedNode};
 
 /// What is left of each reservation. NodePools that may use the same one share it, and so do partitions.
 pub(crate) struct Reserved {
@@ -39,15 +40,6 @@ impl Reserved {
         }
         out
     }
-}
-
-/// Columns that a group's requirements and volumes allow, those of counted reservations among them: its levels are without.
-pub(crate) fn usable(column_sets: &mut ColumnSets<'_>, group: &Group) -> Bits {
-    let mut bits = group.domains.clone();
-    if !group.class.volume_terms.is_empty() {
-        bits.and(&column_sets.constrained(&group.class.volume_terms, &group.class));
-    }
-    bits
 }
 
 impl PlanState<'_, '_, '_> {
@@ -81,8 +73,8 @@ impl PlanState<'_, '_, '_> {
                     continue;
                 }
                 let load: f64 =
-                    content.iter().map(|(item, n)| worth(self.demand.need(*item), &self.reference) * float(*n)).sum();
-                let share = load / worth(self.column_sets.room(column), &self.reference).max(1.0);
+                    content.iter().map(|(item, n)| dot(self.demand.need(*item), &self.reference) * float(*n)).sum();
+                let share = load / dot(self.column_sets.room(column), &self.reference).max(1.0);
                 if best.as_ref().is_none_or(|(have, ..)| share > *have) {
                     best = Some((share, reservation, PurchasedNode { column, content }));
                 }

@@ -13,8 +13,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use microlp::{ComparisonOp, OptimizationDirection, Problem as Lp, Variable};
 
 use crate::planner::columns::bitset::Bits;
+use crate::planner::columns::dims::real;
 use crate::planner::columns::sets::ColumnSets;
-use crate::planner::pack::demand::real;
 
 /// Rounds of adding violated rows.
 const MAX_ROUNDS: usize = 30;

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 
 use crate::planner::columns::bitset::Bits;
 use crate::planner::columns::dims::fits;
-use crate::planner::pack::strategy::PlanState;
 use crate::planner::pricing::duals::{CoveringLp, Offer};
+use crate::planner::state::plan_state::PlanState;
 
 /// Sets of columns that the bound tells apart.
 const BOUND_SETS: usize = 24;
@@ -79,7 +79,7 @@ impl PlanState<'_, '_, '_> {
             }
             let group = &self.demand.groups[self.demand.items[at].group];
             let whole =
-                if crate::planner::pack::demand::is_extended(&group.need) { group.need.clone() } else { Vec::new() };
+                if crate::planner::columns::dims::is_extended(&group.need) { group.need.clone() } else { Vec::new() };
             let Some(required) = group.levels.last() else { continue };
             let amount = sets.entry(whole).or_default().entry(required).or_insert_with(|| vec![0; dims]);
             self.demand.add_demand(at, amount);

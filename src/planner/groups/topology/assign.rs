@@ -2,12 +2,11 @@
 
 use crate::planner::columns::bitset::Bits;
 use crate::planner::columns::sets::ColumnSets;
-use crate::planner::groups::group::Group;
+use crate::planner::groups::existing::Existing;
+use crate::planner::groups::group::{Group, usable};
 use crate::planner::groups::selectors::Selectors;
 use crate::planner::groups::topology::{Assignment, Counter, Rules, SpreadRule, Topology, with};
-use crate::planner::pack::existing;
-use crate::planner::pack::existing::Existing;
-use crate::planner::pack::reserved::usable;
+use crate::planner::input::node_match::admits;
 
 impl Topology {
     /// Divides every group over the domains its rules concern.
@@ -155,7 +154,7 @@ impl Topology {
                     node.holds(&group.need)
                         && self.in_domain(node, key, domain)
                         && part.pins.iter().all(|(k, d)| self.in_domain(node, *k, *d))
-                        && existing::admits(&group.class, node.state)
+                        && admits(&group.class, node.state)
                 });
                 if exists && group.levels.len() == 1 {
                     // No preference between nodes: one that is there is as good as one to buy.

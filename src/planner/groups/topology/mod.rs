@@ -15,11 +15,11 @@ use crate::model::labels;
 use crate::model::pod_class::{PodClass, PodTerm};
 use crate::planner::columns::bitset::Bits;
 use crate::planner::columns::sets::ColumnSets;
+use crate::planner::groups::existing::Existing;
 use crate::planner::groups::group::{Group, add_spread};
 use crate::planner::groups::selectors::Selectors;
+use crate::planner::input::node_match::{accepted, node_label};
 use crate::planner::input::problem::PreferencePolicy;
-use crate::planner::pack::existing;
-use crate::planner::pack::existing::Existing;
 
 /// A group's pods that share their domains.
 #[derive(Clone, Debug)]
@@ -200,8 +200,7 @@ impl Topology {
                         by_value.insert(Arc::from(value), bits);
                     }
                 }
-                let of_nodes: Vec<Option<&str>> =
-                    problem.nodes.iter().map(|node| existing::label(node, &name)).collect();
+                let of_nodes: Vec<Option<&str>> = problem.nodes.iter().map(|node| node_label(node, &name)).collect();
                 for value in of_nodes.iter().flatten() {
                     if !by_value.contains_key(*value) {
                         by_value.insert(Arc::from(*value), empty());
@@ -386,7 +385,7 @@ impl Topology {
             counted.and(&column_sets.tolerated(class));
         }
         let counts = |node: &crate::planner::input::problem::NodeState| {
-            (!spread.honor_affinity || existing::accepted(&class.node_terms, node))
+            (!spread.honor_affinity || accepted(&class.node_terms, node))
                 && (!spread.honor_taints || class.untolerated(&node.taints).is_none())
         };
         let Key { values, of_node, .. } = &self.keys[key];

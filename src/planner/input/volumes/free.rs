@@ -11,9 +11,9 @@ use crate::model::pod_class::{NodeTerm, Selector};
 use crate::model::quantity::parse_bytes;
 use crate::model::requirement::ValueSet;
 use crate::planner::input::intern::selector;
+use crate::planner::input::node_match::{accepted, admits, node_label};
 use crate::planner::input::problem::{Labels, NodeState, PodEntry, Problem};
 use crate::planner::input::volumes::{Claim, Volume, Volumes, both};
-use crate::planner::pack::existing::{accepted, admits, label};
 
 /// The volume that each claim is to have; `None` where none is left for it. Claims that no other pod competes with are not
 /// in it: they may have any that serves them.
@@ -158,7 +158,7 @@ type Hosts<'p> = HashMap<&'p str, Vec<&'p NodeState>>;
 fn hosts(problem: &Problem) -> Hosts<'_> {
     let mut out = Hosts::new();
     for node in problem.nodes.iter().filter(|node| node.schedulable) {
-        let host = label(node, labels::HOSTNAME).filter(|host| **host != *node.name);
+        let host = node_label(node, labels::HOSTNAME).filter(|host| **host != *node.name);
         for name in host.into_iter().chain([&*node.name]) {
             out.entry(name).or_default().push(node);
         }

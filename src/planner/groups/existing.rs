@@ -3,13 +3,11 @@
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
-use crate::model::labels;
-use crate::model::labels::normalize_key;
-use crate::model::pod_class::{NodeTerm, PodClass};
 use crate::planner::columns::dims::fits;
 use crate::planner::columns::sets::ColumnSets;
 use crate::planner::groups::group::{Group, HostCounters, HostRules};
 use crate::planner::groups::selectors::Selectors;
+use crate::planner::input::node_match::node_label;
 use crate::planner::input::problem::NodeState;
 
 /// Counters and caps of a node before anything is put there.
@@ -91,7 +89,7 @@ pub(crate) fn existing<'p>(
             continue;
         }
         let kind = Kind {
-            labels: keys.iter().map(|key| label(state, key)).collect(),
+            labels: keys.iter().map(|key| node_label(state, key)).collect(),
             taints: state.taints.iter().map(|t| (t.key.as_str(), t.value.as_deref(), t.effect.as_str())).collect(),
             name: by_name.then_some(&*state.name),
         };
@@ -130,32 +128,6 @@ fn least_needs(groups: &[Group]) -> Vec<&[i64]> {
         }
     }
     out
-}
-
-/// A node's value of a label; the host name is the node's name where the label is missing.
-pub(crate) fn label<'n>(node: &'n NodeState, key: &str) -> Option<&'n str> {
-    node.labels
-        .get(key)
-        .or_else(|| node.labels.iter().find(|(have, _)| normalize_key(have) == key).map(|(_, value)| value))
-        .map(String::as_str)
-        .or_else(|| (key == labels::HOSTNAME).then_some(&*node.name))
-}
-
-/// Whether a class's required node terms, volumes and tolerations admit a node.
-pub(crate) fn admits(class: &PodClass, node: &NodeState) -> bool {
-    class.untolerated(&node.taints).is_none()
-        && accepted(&class.node_terms, node)
-        && accepted(&class.volume_terms, node)
-}
-
-/// Whether one of `terms` accepts a node, or there are none.
-pub(crate) fn accepted(terms: &[NodeTerm], node: &NodeState) -> bool {
-    let accepts = |term: &NodeTerm| {
-        !term.never
-            && term.labels.iter().all(|(key, set)| set.accepts(label(node, key)))
-            && term.name.as_ref().is_none_or(|set| set.contains(&node.name))
-    };
-    terms.is_empty() || terms.iter().any(accepts)
 }
 
 impl Existing<'_> {

@@ -11,11 +11,11 @@ pub mod slots;
 use std::collections::HashMap;
 
 use crate::planner::columns::bitset::Bits;
-use crate::planner::columns::dims::{COMMON, fits};
+use crate::planner::columns::dims::{dot, fits, float, is_extended, real};
 use crate::planner::columns::sets::ColumnSets;
+use crate::planner::groups::existing::HostState;
 use crate::planner::groups::group::{Group, HostRules};
 use crate::planner::groups::topology::{Assignment, Topology};
-use crate::planner::pack::existing::HostState;
 
 /// Distinct sizes above which sizes are rounded into buckets.
 const EXACT_SIZES: usize = 200;
@@ -321,7 +321,7 @@ impl<'g> Demand<'g> {
                 .map(|(_, price)| price)
                 .sum()
         };
-        worth(self.need(item), prices) + slots
+        dot(self.need(item), prices) + slots
     }
 
     pub fn content_worth(&self, content: &[(usize, usize)]) -> f64 {
@@ -456,31 +456,8 @@ struct ConstraintKey<'g> {
     priority: Option<i32>,
 }
 
-/// Whether a pod of this size asks for more than what every machine has.
-pub(crate) fn is_extended(need: &[i64]) -> bool {
-    need[COMMON..].iter().any(|n| *n > 0)
-}
-
 /// A size rounded down to its highest bits.
 fn rounded(n: i64, bits: u32) -> i64 {
     let shift = (64 - bits).saturating_sub(n.leading_zeros());
     (n >> shift) << shift
-}
-
-#[allow(clippy::cast_precision_loss)]
-pub(crate) fn real(n: i64) -> f64 {
-    n as f64
-}
-
-#[allow(clippy::cast_precision_loss)]
-pub(crate) fn float(n: usize) -> f64 {
-    n as f64
-}
-
-fn dot(need: &[i64], direction: &[f64]) -> f64 {
-    need.iter().zip(direction).map(|(n, d)| real(*n) * d).sum()
-}
-
-pub(crate) fn worth(need: &[i64], prices: &[f64]) -> f64 {
-    dot(need, prices)
 }

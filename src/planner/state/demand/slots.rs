@@ -1,7 +1,8 @@
 //! Slots: pods of which one node holds only so many, as resources that prices know of.
 
 use crate::planner::columns::bitset::Bits;
-use crate::planner::pack::demand::{Demand, Slot, real};
+use crate::planner::columns::dims::real;
+use crate::planner::state::demand::{Demand, Slot};
 
 /// Most slots that prices know of.
 const MAX_SLOTS: usize = 3;

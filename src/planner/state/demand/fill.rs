@@ -1,7 +1,7 @@
 //! The filling of one bin.
 
-use crate::planner::columns::dims::fits;
-use crate::planner::pack::demand::{Bin, Content, Demand, dot, real};
+use crate::planner::columns::dims::{dot, fits, real};
+use crate::planner::state::demand::{Bin, Content, Demand};
 
 /// Items of a bucket that are tried before the bucket is passed over.
 const TRIES: usize = 48;
