@@ -41,7 +41,7 @@ pub enum CloudKind {
     /// EC2 inside the process, with real instance types and prices: no account needed.
     Simulated,
     /// Amazon EC2.
-    Ec2Provider,
+    Ec2,
 }
 
 /// How log lines look.
@@ -298,30 +298,30 @@ async fn told_to_stop() {
 /// A cloud of which the settings are known.
 enum Prepared {
     Simulated(Arc<SimulatedEc2>),
-    Ec2Provider(Box<ec2::Options>),
+    Ec2(Box<ec2::Options>),
 }
 
 /// A cloud that answers, and is started when this process leads.
 enum Connected {
     Simulated(Arc<SimulatedEc2>),
-    Ec2Provider(Box<(ec2::Clients, ec2::Options)>),
+    Ec2(Box<(ec2::Clients, ec2::Options)>),
 }
 
 impl Prepared {
     async fn connect(self) -> anyhow::Result<Connected> {
         Ok(match self {
             Self::Simulated(simulated) => Connected::Simulated(simulated),
-            Self::Ec2Provider(options) => Connected::Ec2Provider(Box::new((Ec2Provider::connect().await?, *options))),
+            Self::Ec2(options) => Connected::Ec2(Box::new((Ec2Provider::connect().await?, *options))),
         })
     }
 }
 
 fn cloud(args: &ControllerArgs) -> anyhow::Result<Prepared> {
     match args.cloud {
-        CloudKind::Ec2Provider => {
+        CloudKind::Ec2 => {
             let strict_min_values = args.plan.min_values_policy == MinValues::Strict;
             let options = ec2::Options { strict_min_values, ..args.aws.options(&args.cluster_name)? };
-            Ok(Prepared::Ec2Provider(Box::new(options)))
+            Ok(Prepared::Ec2(Box::new(options)))
         }
         CloudKind::Simulated => Ok(Prepared::Simulated(simulated(args)?)),
     }
@@ -382,7 +382,7 @@ fn lead(
         }
         let mut loops = tokio::task::JoinSet::new();
         let cloud: Arc<dyn Cloud> = match connected {
-            Connected::Ec2Provider(made) => {
+            Connected::Ec2(made) => {
                 let (clients, options) = *made;
                 // The region's catalog takes its time, and the lease must not run out meanwhile.
                 let started = tokio::select! {
@@ -409,14 +409,13 @@ fn lead(
             }
         };
         let ctx = Arc::new(Context::new(client, evictions, cluster, cloud, settings, metrics));
-        if ctx.cloud.instance_ca().is_some() {
-            loops.spawn(tagging::run(Arc::clone(&ctx)));
-            loops.spawn(cloud_sync::run(Arc::clone(&ctx)));
-            loops.spawn(garbage_collection::profiles(Arc::clone(&ctx)));
-            loops.spawn(capacity_reservations::run(Arc::clone(&ctx)));
-            loops.spawn(zonal_shift::run(Arc::clone(&ctx)));
-            loops.spawn(degraded_apis::run(Arc::clone(&ctx)));
-        }
+        // Each of these does nothing when the cloud lacks the capability it needs.
+        loops.spawn(tagging::run(Arc::clone(&ctx)));
+        loops.spawn(cloud_sync::run(Arc::clone(&ctx)));
+        loops.spawn(garbage_collection::profiles(Arc::clone(&ctx)));
+        loops.spawn(capacity_reservations::run(Arc::clone(&ctx)));
+        loops.spawn(zonal_shift::run(Arc::clone(&ctx)));
+        loops.spawn(degraded_apis::run(Arc::clone(&ctx)));
         loops.spawn(reconcile::run(Arc::clone(&ctx)));
         loops.spawn(status::run(Arc::clone(&ctx)));
         loops.spawn(provisioner::run(Arc::clone(&ctx)));

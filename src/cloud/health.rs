@@ -1,20 +1,19 @@
-//! What a cloud says of instances that are there and yet not well.
+//! Unhealthy instances: failed status checks and scheduled events (Karpenter AWS reference 9.4).
 
 use std::collections::BTreeSet;
 
-/// What is wrong with an instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Category {
-    /// The instance itself does not answer.
+    /// The instance status check fails.
     InstanceStatus,
-    /// The machine below it fails.
+    /// The system status check fails: the host is impaired.
     SystemStatus,
-    /// An event is scheduled that it does not outlive.
+    /// A scheduled event will stop, reboot or retire the instance.
     EventStatus,
 }
 
 impl Category {
-    /// The `category` of metrics and the reason of disruptions, Karpenter's word.
+    /// Value of the metric label `category`, and the reason of the disruption, as in Karpenter.
     pub fn label(self) -> &'static str {
         match self {
             Self::InstanceStatus => "instance_status",
@@ -24,26 +23,25 @@ impl Category {
     }
 }
 
-/// What to do about an instance, the mildest first.
+/// The response to an unhealthy instance, the mildest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Remedy {
-    /// Cordon it and drain it.
+    /// Cordon and drain the node.
     Drain,
-    /// Let it go without waiting for its pods: they are as good as gone. The claim's termination timestamp is now.
+    /// Terminate without a drain, since the pods no longer run. The termination timestamp of the claim is the current time.
     Force,
 }
 
-/// An instance that something is wrong with.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unhealthy {
     /// As `i-0123456789abcdef0`.
     pub instance_id: String,
-    /// What; never empty.
+    /// Never empty.
     pub categories: BTreeSet<Category>,
 }
 
 impl Unhealthy {
-    /// What to do: a failed check outweighs a scheduled event.
+    /// A failed check takes precedence over a scheduled event.
     pub fn remedy(&self) -> Remedy {
         if self.categories.iter().any(|category| *category != Category::EventStatus) {
             Remedy::Force
@@ -52,21 +50,21 @@ impl Unhealthy {
         }
     }
 
-    /// The category that decides what to do, in a word.
+    /// The label of the category that determines the remedy.
     pub fn reason(&self) -> &'static str {
         self.categories.first().map_or("unknown", |category| category.label())
     }
 }
 
-/// What was unhealthy at the last look, so that each trouble is counted once until it is over.
+/// The unhealthy instances of the previous poll, so that each failure is counted once until it ends.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Known {
+pub struct UnhealthyTracker {
     seen: BTreeSet<(String, Category)>,
 }
 
-impl Known {
-    /// Takes the answers of a look, and gives the troubles that are new since the last.
-    pub fn look(&mut self, found: &[Unhealthy]) -> Vec<(String, Category)> {
+impl UnhealthyTracker {
+    /// Records the result of a poll. Returns the failures that are new since the previous poll.
+    pub fn newly_unhealthy(&mut self, found: &[Unhealthy]) -> Vec<(String, Category)> {
         let now: BTreeSet<(String, Category)> = found
             .iter()
             .flat_map(|one| one.categories.iter().map(|category| (one.instance_id.clone(), *category)))
@@ -81,22 +79,22 @@ impl Known {
 mod tests {
     use super::*;
 
-    fn trouble(id: &str, categories: &[Category]) -> Unhealthy {
+    fn unhealthy(id: &str, categories: &[Category]) -> Unhealthy {
         Unhealthy { instance_id: id.into(), categories: categories.iter().copied().collect() }
     }
 
     #[test]
-    fn c38_a_trouble_is_counted_once_until_it_is_over() {
-        let (a, b) = (trouble("i-1", &[Category::InstanceStatus]), trouble("i-2", &[Category::EventStatus]));
-        let mut known = Known::default();
-        assert_eq!(known.look(&[a.clone(), b.clone()]).len(), 2);
-        assert_eq!(known.look(&[a.clone(), b.clone()]), []);
-        assert_eq!(known.look(std::slice::from_ref(&b)), []);
-        assert_eq!(known.look(&[a, b]), [("i-1".to_owned(), Category::InstanceStatus)]);
+    fn c38_a_failure_is_counted_once_until_it_ends() {
+        let (a, b) = (unhealthy("i-1", &[Category::InstanceStatus]), unhealthy("i-2", &[Category::EventStatus]));
+        let mut tracker = UnhealthyTracker::default();
+        assert_eq!(tracker.newly_unhealthy(&[a.clone(), b.clone()]).len(), 2);
+        assert_eq!(tracker.newly_unhealthy(&[a.clone(), b.clone()]), []);
+        assert_eq!(tracker.newly_unhealthy(std::slice::from_ref(&b)), []);
+        assert_eq!(tracker.newly_unhealthy(&[a, b]), [("i-1".to_owned(), Category::InstanceStatus)]);
     }
 
     #[test]
-    fn c38_a_failed_check_outweighs_a_scheduled_event() {
+    fn c38_a_failed_check_takes_precedence_over_a_scheduled_event() {
         use Category::{EventStatus, InstanceStatus, SystemStatus};
         for (categories, remedy, reason) in [
             (&[EventStatus][..], Remedy::Drain, "event_status"),
@@ -104,7 +102,7 @@ mod tests {
             (&[EventStatus, SystemStatus], Remedy::Force, "system_status"),
             (&[EventStatus, SystemStatus, InstanceStatus], Remedy::Force, "instance_status"),
         ] {
-            let one = trouble("i-1", categories);
+            let one = unhealthy("i-1", categories);
             assert_eq!((one.remedy(), one.reason()), (remedy, reason), "{categories:?}");
         }
     }

@@ -9,8 +9,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use kube::ResourceExt;
 
 use crate::api::NodeClaim;
-use crate::cloud::Instance;
 use crate::cloud::draw::draw;
+use crate::cloud::instance::Instance;
 use crate::model::labels;
 
 /// Most claims of a group: so many instances one call asks for.
@@ -103,6 +103,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::model::time::UnixMillis;
 
     fn claim(pods: &str, zone: &str, requests: &serde_json::Value) -> NodeClaim {
         serde_json::from_value(json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim",
@@ -184,7 +185,7 @@ mod tests {
             reservation: None,
             partition: None,
             image_id: "ami-1".into(),
-            launched_at_ms: 0,
+            launched_at: UnixMillis(0),
             state: crate::cloud::InstanceState::Running,
         };
         let found = [instance("i-1", "group", ""), instance("i-2", "group", ""), instance("i-3", "group", "a")];

@@ -35,6 +35,7 @@ fn untold(state: &ClusterState, told: &mut HashSet<String>) -> Vec<(Arc<NodeClai
 
 /// Runs until the process ends.
 pub async fn run(ctx: Arc<Context>) {
+    let Some(observer) = ctx.cloud.capabilities().cluster_observer else { return std::future::pending().await };
     let mut changes = ctx.cluster.changes();
     let mut told = HashSet::new();
     loop {
@@ -44,9 +45,9 @@ pub async fn run(ctx: Arc<Context>) {
             let pools: Vec<Arc<NodePool>> = state.pools.values().cloned().collect();
             (untold(&state, &mut told), classes, pools)
         };
-        ctx.cloud.observe(&classes, &pools);
+        observer.observe(&classes, &pools);
         for (claim, node) in due {
-            ctx.cloud.registered(&claim, &node);
+            observer.registered(&claim, &node);
         }
         let _ = changes.changed().await;
         tokio::time::sleep(LOOK).await;

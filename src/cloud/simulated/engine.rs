@@ -12,6 +12,7 @@ use crate::cloud::{
     CloudError, Instance, InstanceState, LaunchError, LaunchRequest, Launched, Message, MessageKind, Override,
 };
 use crate::model::offering::CapacityType;
+use crate::model::time::UnixMillis;
 
 /// How long a terminated instance is still described, in milliseconds. EC2 says "about an hour".
 const DESCRIBED_MS: i64 = 3_600_000;
@@ -389,7 +390,7 @@ impl Ec2State {
             receipt: message.id.clone(),
             kind: message.kind,
             instance_id: message.instance_id.clone(),
-            at_ms: message.at_ms,
+            at: UnixMillis(message.at_ms),
         };
         Ok(due.into_iter().map(as_message).collect())
     }

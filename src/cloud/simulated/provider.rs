@@ -11,8 +11,9 @@ use futures::future::BoxFuture;
 use tokio::sync::Notify;
 use tracing::{info, warn};
 
-use crate::api::Ec2NodeClass;
+use crate::api::{Ec2NodeClass, NodeClaim};
 use crate::cloud::catalog::{NodeSettings, embedded};
+use crate::cloud::launch_group::LaunchGroup;
 use crate::cloud::simulated::engine::{Ec2State, Pace};
 use crate::cloud::simulated::journal::{Journal, JournalError};
 use crate::cloud::simulated::node_steps::NodeAction;
@@ -20,7 +21,9 @@ use crate::cloud::simulated::record::{Ledger, NodeStep};
 use crate::cloud::simulated::script::InstanceEvent;
 use crate::cloud::simulated::spot_prices::SpotPriceModel;
 use crate::cloud::simulated::{BootDelay, SimulatedConfig};
-use crate::cloud::{Cloud, CloudError, Instance, LaunchError, LaunchRequest, Launched, Message, Override};
+use crate::cloud::{
+    Capabilities, Cloud, CloudError, Instance, LaunchError, LaunchRequest, Launched, Message, Override,
+};
 use crate::model::offering::{Catalog, InstanceType};
 use crate::sync::lock;
 
@@ -265,6 +268,16 @@ impl Cloud for SimulatedEc2 {
         .boxed()
     }
 
+    fn launched_for<'a>(&'a self, claim: &'a NodeClaim) -> BoxFuture<'a, Result<Vec<Instance>, CloudError>> {
+        async move {
+            let tokens = [Some(LaunchGroup::of(claim).id), claim.metadata.uid.clone()];
+            let mut found = self.list().await?;
+            found.retain(|instance| tokens.iter().flatten().any(|token| *token == instance.client_token));
+            Ok(found)
+        }
+        .boxed()
+    }
+
     fn receive_messages(&self) -> BoxFuture<'_, Result<Vec<Message>, CloudError>> {
         async move {
             let end = tokio::time::Instant::now() + self.config.poll;
@@ -287,6 +300,10 @@ impl Cloud for SimulatedEc2 {
             deleted
         }
         .boxed()
+    }
+
+    fn capabilities(&self) -> Capabilities<'_> {
+        Capabilities::default()
     }
 }
 

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::cloud::{Instance, InstanceState, MessageKind};
 use crate::model::offering::CapacityType;
+use crate::model::time::UnixMillis;
 
 /// An instance and how far its life has come. Times are milliseconds since the epoch.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
@@ -114,7 +115,7 @@ impl Record {
             reservation: None,
             partition: None,
             image_id: self.image_id.clone(),
-            launched_at_ms: self.launched_at_ms,
+            launched_at: UnixMillis(self.launched_at_ms),
             state: self.state(now_ms),
         }
     }

@@ -11,7 +11,7 @@ use kube::ResourceExt;
 use serde_json::json;
 
 use crate::api::{NodeClaim, conditions};
-use crate::cloud::{Message, MessageKind};
+use crate::cloud::{InstanceEvents, Message, MessageKind};
 use crate::controllers::context::{Context, is_conflict, reference};
 use crate::controllers::node_claim::{drain, lifecycle, metrics};
 use crate::model::labels;
@@ -74,7 +74,7 @@ pub enum Response {
 /// What a message asks for.
 pub fn response(message: &Message) -> Response {
     let replace = |reason: &str, notice: i64| {
-        Response::Replace(Disrupting { reason: reason.into(), deadline_ms: Some(message.at_ms + notice) })
+        Response::Replace(Disrupting { reason: reason.into(), deadline_ms: Some(message.at.0 + notice) })
     };
     match message.kind {
         MessageKind::SpotInterruption => replace("SpotInterruption", SPOT_NOTICE_MS),
@@ -103,7 +103,7 @@ pub async fn listen(ctx: Arc<Context>) {
                 continue;
             }
         };
-        let received = ctx.cloud.messages_received();
+        let received = ctx.cloud.capabilities().instance_events.map(InstanceEvents::messages_received);
         for (kind, new) in since(&mut counted, received.clone().unwrap_or_default()) {
             ctx.metrics.interruption_messages.with_label_values(&[kind]).inc_by(new);
         }
@@ -363,6 +363,7 @@ pub async fn depart(ctx: Arc<Context>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::time::UnixMillis;
 
     fn claim(name: &str, id: &str, initialized: bool, annotations: &serde_json::Value) -> NodeClaim {
         let list = if initialized {
@@ -423,7 +424,7 @@ mod tests {
 
     fn message(instance: &str, receipt: &str) -> Message {
         let (receipt, instance_id) = (receipt.to_owned(), instance.to_owned());
-        Message { receipt, kind: MessageKind::StateChange, instance_id, at_ms: 0 }
+        Message { receipt, kind: MessageKind::StateChange, instance_id, at: UnixMillis(0) }
     }
 
     #[tokio::test]
@@ -503,7 +504,7 @@ mod tests {
 
     #[test]
     fn every_kind_of_message_has_its_response() {
-        let message = |kind| Message { receipt: "r".into(), kind, instance_id: "i-1".into(), at_ms: 1_000 };
+        let message = |kind| Message { receipt: "r".into(), kind, instance_id: "i-1".into(), at: UnixMillis(1_000) };
         assert_eq!(response(&message(MessageKind::RebalanceRecommendation)), Response::Tell);
         for gone in [MessageKind::Stopped, MessageKind::StateChange] {
             assert_eq!(response(&message(gone)), Response::Delete);

@@ -9,7 +9,7 @@ use serde_json::json;
 
 use crate::api::NodeClaim;
 use crate::cloud::CloudError;
-use crate::cloud::health::{Known, Remedy, Unhealthy};
+use crate::cloud::health::{Remedy, Unhealthy, UnhealthyTracker};
 use crate::controllers::context::{Context, gone_is_fine, reference};
 use crate::controllers::interruption::queue;
 use crate::controllers::interruption::queue::{Disrupting, SCHEDULED_NOTICE_MS};
@@ -67,9 +67,10 @@ pub fn ours(state: &ClusterState, found: &[Unhealthy]) -> Vec<(Arc<NodeClaim>, U
 
 /// Runs until the process ends. A cloud that refuses the question isn't asked again.
 pub async fn run(ctx: Arc<Context>) {
-    let mut known = Known::default();
+    let Some(events) = ctx.cloud.capabilities().instance_events else { return std::future::pending().await };
+    let mut known = UnhealthyTracker::default();
     loop {
-        match ctx.cloud.unhealthy().await {
+        match events.unhealthy().await {
             Ok(found) => look(&ctx, &mut known, &found).await,
             Err(error @ CloudError::Refused(_)) => {
                 refused(&ctx, &error).await;
@@ -81,10 +82,10 @@ pub async fn run(ctx: Arc<Context>) {
     }
 }
 
-async fn look(ctx: &Context, known: &mut Known, found: &[Unhealthy]) {
+async fn look(ctx: &Context, known: &mut UnhealthyTracker, found: &[Unhealthy]) {
     let ours = ours(&ctx.cluster.read(), found);
     let troubles: Vec<Unhealthy> = ours.iter().map(|(_, trouble)| trouble.clone()).collect();
-    for (instance, category) in known.look(&troubles) {
+    for (instance, category) in known.newly_unhealthy(&troubles) {
         tracing::warn!(instance, category = category.label(), "instance is unhealthy");
         ctx.metrics.instances_unhealthy.with_label_values(&[category.label()]).inc();
     }

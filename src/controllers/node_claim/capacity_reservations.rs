@@ -85,6 +85,9 @@ fn as_on_demand() -> Value {
 
 /// Runs until the process ends.
 pub async fn run(ctx: Arc<Context>) {
+    if !ctx.cloud.capabilities().capacity_reservations {
+        return std::future::pending().await;
+    }
     loop {
         let ended = expiring(&ctx.cluster.read());
         for claim in ended {
@@ -135,6 +138,7 @@ mod tests {
     use super::*;
     use crate::cloud::reservation::ReservationKind;
     use crate::cloud::{InstanceState, ReservedIn};
+    use crate::model::time::UnixMillis;
 
     fn instance(id: &str, capacity_type: CapacityType) -> Instance {
         let reserved = ReservedIn { id: "cr-1".into(), kind: ReservationKind::OnDemand };
@@ -149,7 +153,7 @@ mod tests {
             reservation: Some(reserved).filter(|_| capacity_type == CapacityType::Reserved),
             partition: None,
             image_id: "ami-1".into(),
-            launched_at_ms: 0,
+            launched_at: UnixMillis(0),
             state: InstanceState::Running,
         }
     }

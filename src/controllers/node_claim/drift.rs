@@ -13,7 +13,7 @@ use serde_json::json;
 use crate::api::conditions;
 use crate::api::conditions::{Conditions, DRIFTED, LAUNCHED, NODE_CLAIM_DEPENDENTS, Status};
 use crate::api::{Ec2NodeClass, NodeClaim, NodePool};
-use crate::cloud::Drift;
+use crate::cloud::{Drift, NodeClassCloud};
 use crate::controllers::context::{Context, is_conflict, is_not_found, reference};
 use crate::controllers::node_class::reconcile;
 use crate::controllers::node_pool::status;
@@ -167,13 +167,16 @@ fn is_launched(claim: &NodeClaim) -> bool {
 async fn reason(ctx: &Context, claim: &NodeClaim, wanted: &Wanted) -> Result<Option<Drift>, crate::cloud::CloudError> {
     match pool_drift(claim, wanted, now_ms()) {
         Some(drift) => Ok(Some(drift)),
-        None => ctx.cloud.drift(claim, &wanted.class).await,
+        None => match ctx.cloud.capabilities().node_classes {
+            Some(node_classes) => node_classes.drift(claim, &wanted.class).await,
+            None => Ok(None),
+        },
     }
 }
 
 /// Pools whose nodes can be compared: their own hashes, and those of their classes, are those of what they say now.
 fn wanted(ctx: &Context) -> HashMap<String, Wanted> {
-    let ca = ctx.cloud.instance_ca();
+    let ca = ctx.cloud.capabilities().node_classes.map(NodeClassCloud::instance_ca);
     let pairs = comparable(&ctx.cluster.read(), ca.as_deref());
     let whole = |(pool, class): (Arc<NodePool>, Arc<Ec2NodeClass>)| {
         let requirements = Requirements::from_api(&pool.spec.template.spec.requirements).ok()?;

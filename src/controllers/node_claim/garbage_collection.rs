@@ -72,7 +72,7 @@ pub fn leaked(state: &ClusterState, instances: &[Instance], now: i64) -> Vec<Str
         state.claims.values().filter(|claim| id(claim).is_none()).flat_map(tokens).flatten().collect();
     let known =
         |instance: &&Instance| named.contains(&instance.provider_id) || waiting.contains(&instance.client_token);
-    let old = |instance: &&Instance| now - instance.launched_at_ms > YOUNG_INSTANCE_MS;
+    let old = |instance: &&Instance| now - instance.launched_at.0 > YOUNG_INSTANCE_MS;
     let left = instances.iter().filter(|instance| old(instance) && !is_going(instance) && !known(instance));
     left.map(|instance| instance.provider_id.clone()).collect()
 }
@@ -125,10 +125,11 @@ pub fn profiles_in_use(state: &ClusterState) -> BTreeSet<String> {
 
 /// Deletes instance profiles that nothing uses any more, until the process ends.
 pub async fn profiles(ctx: Arc<Context>) {
+    let Some(node_classes) = ctx.cloud.capabilities().node_classes else { return std::future::pending().await };
     loop {
         tokio::time::sleep(PROFILES_PERIOD).await;
         let used = profiles_in_use(&ctx.cluster.read());
-        if let Err(error) = ctx.cloud.delete_unused_profiles(&used).await {
+        if let Err(error) = node_classes.delete_unused_profiles(&used).await {
             tracing::warn!(%error, "unused instance profiles could not be deleted, trying again later");
         }
     }

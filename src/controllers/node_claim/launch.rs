@@ -13,7 +13,10 @@ use crate::api::conditions::{Conditions, LAUNCHED, NODE_CLAIM_DEPENDENTS};
 use crate::api::{Ec2NodeClass, NodeClaim, hash};
 use crate::cloud::launch_group;
 use crate::cloud::launch_group::LaunchGroup;
-use crate::cloud::{Instance, LaunchDetails, LaunchError, LaunchRequest, Launched, Override, ReservedIn, lasting};
+use crate::cloud::{
+    Instance, LaunchDetails, LaunchError, LaunchRequest, Launched, NodeClassCloud, Override, ReservedIn,
+    without_encoded_details,
+};
 use crate::controllers::context::{Context, single_values};
 use crate::controllers::provisioning::provisioner::claim_event;
 use crate::model::labels;
@@ -270,7 +273,7 @@ fn unlaunched(claim: &NodeClaim, reason: &str, message: &str, now: &Time) -> Vec
     let (generation, created) = (claim.metadata.generation, claim.metadata.creation_timestamp.as_ref());
     let mut judged = Conditions::open(&mut list, NODE_CLAIM_DEPENDENTS, generation, created, now);
     // What is another at each try would be written at each.
-    judged.set_unknown(LAUNCHED, reason, lasting(message));
+    judged.set_unknown(LAUNCHED, reason, without_encoded_details(message));
     list
 }
 
@@ -299,7 +302,7 @@ async fn record(
     // What the user put on the claim wins (core reference 5.2).
     own.extend(single_values(claim));
     let mut metadata = json!({ "labels": own });
-    if let Some(ca) = ctx.cloud.instance_ca() {
+    if let Some(ca) = ctx.cloud.capabilities().node_classes.map(NodeClassCloud::instance_ca) {
         metadata["annotations"] = json!(origin(class, &ca));
     }
     ctx.patch_claim(&name, &json!({ "metadata": metadata })).await?;

@@ -10,7 +10,7 @@ use kube::ResourceExt;
 use serde_json::json;
 
 use crate::api::NodeClaim;
-use crate::cloud::{CloudError, Untagged};
+use crate::cloud::{CloudError, InstanceTagging, Untagged};
 use crate::controllers::context::{Context, gone_is_fine};
 use crate::model::labels;
 use crate::state::ClusterState;
@@ -39,10 +39,11 @@ const ANNOTATIONS: [&str; 2] = [labels::TAGGED, labels::CLUSTER_NAME_TAGGED];
 
 /// Runs until the process ends.
 pub async fn run(ctx: Arc<Context>) {
+    let Some(tagger) = ctx.cloud.capabilities().instance_tagging else { return std::future::pending().await };
     let mut changes = ctx.cluster.changes();
     loop {
         let due = untagged(&ctx.cluster.read());
-        tag(&ctx, &due).await;
+        tag(&ctx, tagger, &due).await;
         let _ = tokio::time::timeout(TICK, changes.changed()).await;
         tokio::time::sleep(PAUSE).await;
         changes.mark_unchanged();
@@ -50,10 +51,10 @@ pub async fn run(ctx: Arc<Context>) {
 }
 
 /// Tags instances, and writes on each claim when its instance has its tags.
-async fn tag(ctx: &Context, due: &[Untagged]) {
+async fn tag(ctx: &Context, tagger: &dyn InstanceTagging, due: &[Untagged]) {
     // One line for each kind of failure: a right that is missing fails every instance in the same way.
     let mut failures: HashMap<Discriminant<CloudError>, (CloudError, &str, usize)> = HashMap::new();
-    let mut outcomes = ctx.cloud.tag(due);
+    let mut outcomes = tagger.tag(due);
     while let Some((at, outcome)) = outcomes.next().await {
         let claim = &*due[at].claim;
         if let Err(error) = outcome {

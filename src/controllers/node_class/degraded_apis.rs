@@ -39,11 +39,12 @@ fn news(deed: &Deed, before: &Troubles, now: &Troubles) -> Vec<Told> {
 
 /// Runs until the process ends.
 pub async fn run(ctx: Arc<Context>) {
+    let Some(services) = ctx.cloud.capabilities().service_status else { return std::future::pending().await };
     let (mut unreadable, mut unwritable) = (Troubles::new(), Troubles::new());
     loop {
         // Where there is no class yet, there is nobody to tell.
         let heard = !ctx.cluster.read().classes.is_empty();
-        let now = if heard { (ctx.cloud.unreadable(), ctx.cloud.unwritable()) } else { Default::default() };
+        let now = if heard { (services.unreadable(), services.unwritable()) } else { Default::default() };
         let all = [news(&READING, &unreadable, &now.0), news(&WRITING, &unwritable, &now.1)].concat();
         for (warning, reason, note) in all {
             ctx.tell_classes(warning, &reason, &note).await;

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use crate::api::conditions;
 use crate::api::conditions::{Conditions, DRIFTED, EC2_NODE_CLASS_DEPENDENTS};
 use crate::api::{Ec2NodeClass, Ec2NodeClassStatus, NodeClaim, NodePool, hash};
-use crate::cloud::{CloudError, Resolution, Verdict};
+use crate::cloud::{CloudError, NodeClassCloud, Resolution, Verdict};
 use crate::controllers::context::{Context, gone_is_fine, is_conflict, is_not_found, reference};
 use crate::model::labels;
 use crate::state::{ClusterState, now_ms};
@@ -101,7 +101,7 @@ fn what(class: &Ec2NodeClass) -> String {
 
 /// Brings a class up to date. Returns when to look again, and whether everything could be judged.
 async fn reconcile(ctx: &Context, class: &Arc<Ec2NodeClass>) -> Result<(Duration, bool), Failure> {
-    let ca = ctx.cloud.instance_ca();
+    let ca = ctx.cloud.capabilities().node_classes.map(NodeClassCloud::instance_ca);
     if class.metadata.deletion_timestamp.is_some() {
         return Ok((end(ctx, class).await?, true));
     }
@@ -116,7 +116,10 @@ async fn reconcile(ctx: &Context, class: &Arc<Ec2NodeClass>) -> Result<(Duration
         }
     }
     let pools = pools_of(&ctx.cluster.read(), &class.name_any());
-    let resolution = ctx.cloud.resolve(&class, &pools).await;
+    let resolution = match ctx.cloud.capabilities().node_classes {
+        Some(node_classes) => node_classes.resolve(&class, &pools).await,
+        None => Resolution::all_true(),
+    };
     for (kind, verdict) in &resolution.verdicts {
         if let Verdict::Unjudged(error) = verdict {
             tracing::warn!(class = class.name_any(), condition = kind, error, "not judged, what was known stands");
@@ -141,7 +144,7 @@ async fn reconcile(ctx: &Context, class: &Arc<Ec2NodeClass>) -> Result<(Duration
         ctx.cluster.update(|state| state.classes.insert(class.name_any(), Arc::new(written)));
     }
     let judged = !resolution.verdicts.iter().any(|(_, verdict)| matches!(verdict, Verdict::Unjudged(_)));
-    Ok((resolution.again, judged))
+    Ok((resolution.requeue_after, judged))
 }
 
 /// Merge-patches a class and takes the answer into the state.
@@ -272,7 +275,9 @@ async fn end(ctx: &Context, class: &Arc<Ec2NodeClass>) -> Result<Duration, Failu
         ctx.event(reference(&**class), false, "WaitingOnNodeClaimTermination", &waits_for(&claims)).await;
         return Ok(TICK);
     }
-    ctx.cloud.release_class(class).await?;
+    if let Some(node_classes) = ctx.cloud.capabilities().node_classes {
+        node_classes.release_class(class).await?;
+    }
     let left: Vec<&String> =
         class.finalizers().iter().filter(|finalizer| *finalizer != labels::EC2_TERMINATION_FINALIZER).collect();
     let patch = json!({"metadata": {"finalizers": left, "resourceVersion": class.resource_version()}});
@@ -322,7 +327,7 @@ mod tests {
     fn resolution(verdict: Verdict, status: Option<Ec2NodeClassStatus>) -> Resolution {
         let mut verdicts: Vec<_> = EC2_NODE_CLASS_DEPENDENTS.iter().map(|kind| (*kind, Verdict::True)).collect();
         verdicts[0].1 = verdict;
-        Resolution { status, verdicts, again: TICK }
+        Resolution { status, verdicts, requeue_after: TICK }
     }
 
     fn ready(status: &Ec2NodeClassStatus) -> &str {

@@ -33,9 +33,10 @@ pub fn users(state: &ClusterState, zone: &str) -> Vec<Arc<NodePool>> {
 
 /// Runs until the process ends.
 pub async fn run(ctx: Arc<Context>) {
+    let Some(services) = ctx.cloud.capabilities().service_status else { return std::future::pending().await };
     let mut before: BTreeSet<String> = BTreeSet::new();
     loop {
-        let now = ctx.cloud.shifted_zones();
+        let now = services.shifted_zones();
         for zone in now.difference(&before) {
             let note =
                 format!("zone {zone} is shifted away from: nothing is launched there, and its nodes are left alone");

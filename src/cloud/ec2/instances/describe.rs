@@ -15,6 +15,7 @@ use crate::cloud::reservation::{ReservationKind, ReservedIn};
 use crate::cloud::{Instance, InstanceState};
 use crate::model::labels;
 use crate::model::offering::CapacityType;
+use crate::model::time::UnixMillis;
 
 /// States of instances that are there: a terminated one reads as gone.
 const THERE: [&str; 5] = ["pending", "running", "stopping", "stopped", "shutting-down"];
@@ -66,7 +67,7 @@ pub fn read(instance: &aws_sdk_ec2::types::Instance) -> Option<Instance> {
         // EC2 says 0 while it doesn't know.
         partition: partition.filter(|partition| *partition > 0),
         image_id: instance.image_id().unwrap_or_default().to_owned(),
-        launched_at_ms: instance.launch_time().and_then(|time| time.to_millis().ok()).unwrap_or(0),
+        launched_at: UnixMillis(instance.launch_time().and_then(|time| time.to_millis().ok()).unwrap_or(0)),
         state,
     })
 }
@@ -175,7 +176,7 @@ pub async fn of_group(clients: &Clients, cluster: &str, group: &str) -> Result<V
         filter("instance-state-name", ["pending", "running"]),
     ];
     let mut found = matching(clients, filters, read).await?;
-    found.sort_by(|a, b| a.launched_at_ms.cmp(&b.launched_at_ms).then_with(|| a.id.cmp(&b.id)));
+    found.sort_by(|a, b| a.launched_at.cmp(&b.launched_at).then_with(|| a.id.cmp(&b.id)));
     Ok(found)
 }
 

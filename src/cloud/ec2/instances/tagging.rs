@@ -15,7 +15,7 @@ use crate::cloud::ec2::instances::describe;
 use crate::cloud::ec2::launch::create_fleet::CLAIM_TAG;
 use crate::cloud::ec2::launch::templates::spec::{CLUSTER_TAG, tags};
 use crate::cloud::ec2::observability::degraded_apis;
-use crate::cloud::{CloudError, Untagged, lasting};
+use crate::cloud::{CloudError, Untagged, without_encoded_details};
 use crate::sync::lock;
 
 /// Instances whose tags are read in one call: few, since those that are read first must still be so when the last is written.
@@ -141,7 +141,10 @@ impl Ec2Provider {
                 untaggable.insert(id.to_owned());
                 let help = match error.class {
                     Class::Unauthorized => {
-                        format!("allow {CREATE} in the controller's policy ({})", lasting(&error.to_string()))
+                        format!(
+                            "allow {CREATE} in the controller's policy ({})",
+                            without_encoded_details(&error.to_string())
+                        )
                     }
                     _ => error.to_string(),
                 };

@@ -17,6 +17,7 @@ use crate::cloud::ec2::aws::errors::{ApiError, Class};
 use crate::cloud::ec2::interruption::messages;
 use crate::cloud::ec2::interruption::messages::{Dropped, Event, EventKind};
 use crate::cloud::ec2::interruption::receipts::Receipts;
+use crate::model::time::UnixMillis;
 use crate::sync::lock;
 
 const GET_QUEUE_URL: &str = "sqs:GetQueueUrl";
@@ -49,7 +50,7 @@ pub struct Received {
 impl From<Received> for Message {
     fn from(received: Received) -> Self {
         let kind = received.kind.message_kind();
-        Self { receipt: received.receipt, kind, instance_id: received.instance_id, at_ms: received.at_ms }
+        Self { receipt: received.receipt, kind, instance_id: received.instance_id, at: UnixMillis(received.at_ms) }
     }
 }
 

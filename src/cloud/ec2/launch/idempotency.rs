@@ -89,6 +89,7 @@ mod tests {
     use super::*;
     use crate::cloud::InstanceState;
     use crate::model::offering::CapacityType;
+    use crate::model::time::UnixMillis;
 
     fn instance(id: &str) -> Instance {
         Instance {
@@ -102,7 +103,7 @@ mod tests {
             reservation: None,
             partition: None,
             image_id: "ami-1".into(),
-            launched_at_ms: 0,
+            launched_at: UnixMillis(0),
             state: InstanceState::Pending,
         }
     }

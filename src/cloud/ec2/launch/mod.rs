@@ -450,7 +450,7 @@ fn instance(group: &str, born: &LaunchedInstance, ready: &PreparedFleet) -> Inst
         reservation: ready.fleet.reservation.clone(),
         partition: ready.partition,
         image_id: born.image.clone(),
-        launched_at_ms: now_ms(),
+        launched_at: crate::clock::now(),
         state: InstanceState::Pending,
     }
 }

@@ -240,7 +240,7 @@ impl Ec2Provider {
         let again = if failed { AGAIN_SOON } else { self.options.refresh };
         let again =
             capacity_reservations::changes_in(&status.capacity_reservations, now).map_or(again, |wait| again.min(wait));
-        Resolution { status: Some(status), verdicts, again }
+        Resolution { status: Some(status), verdicts, requeue_after: again }
     }
 }
 

@@ -160,7 +160,7 @@ mod tests {
     use crate::cloud::ec2::aws::client::wire;
     use crate::cloud::ec2::launch::request::tests::facts;
     use crate::cloud::ec2::{Ec2Provider, Options};
-    use crate::cloud::{Cloud, Untagged};
+    use crate::cloud::{Cloud, InstanceTagging, Untagged};
 
     #[test]
     fn zones_are_read_off_provider_ids() {

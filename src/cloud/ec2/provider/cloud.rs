@@ -22,7 +22,8 @@ use crate::cloud::ec2::{launch, now_ms};
 use crate::cloud::health::Unhealthy;
 use crate::cloud::launch_group::LaunchGroup;
 use crate::cloud::{
-    Cloud, CloudError, Drift, Instance, LaunchError, LaunchRequest, Launched, Message, Override, Resolution, Untagged,
+    Capabilities, Cloud, CloudError, ClusterObserver, Drift, Instance, InstanceEvents, InstanceTagging, LaunchError,
+    LaunchRequest, Launched, Message, NodeClassCloud, Override, Resolution, ServiceStatus, Untagged,
 };
 use crate::model::offering::Catalog;
 use crate::sync::lock;
@@ -113,10 +114,6 @@ impl Cloud for Ec2Provider {
         .boxed()
     }
 
-    fn messages_received(&self) -> Option<BTreeMap<&'static str, u64>> {
-        Some(self.queue.as_ref().map(|queue| queue.counts().received).unwrap_or_default())
-    }
-
     fn delete_messages<'a>(&'a self, receipts: &'a [String]) -> BoxFuture<'a, Result<(), CloudError>> {
         async move {
             match &self.queue {
@@ -127,22 +124,21 @@ impl Cloud for Ec2Provider {
         .boxed()
     }
 
-    fn unhealthy(&self) -> BoxFuture<'_, Result<Vec<Unhealthy>, CloudError>> {
-        async move {
-            let statuses = status_checks::describe_statuses(&self.clients.ec2).await;
-            match &statuses {
-                Ok(_) => self.troubles.end(degraded_apis::STATUS_CHECKS),
-                // Whoever asks tells of that by itself, and asks no more.
-                Err(error) if error.class == Class::Unauthorized => self.troubles.end(degraded_apis::STATUS_CHECKS),
-                // It lasts: the client has tried again for minutes.
-                Err(error) => {
-                    let note = format!("instances whose status checks fail are not replaced: {error}");
-                    self.troubles.begin(degraded_apis::STATUS_CHECKS, note);
-                }
-            }
-            Ok(status_checks::unhealthy(&statuses?, now_ms()))
+    fn capabilities(&self) -> Capabilities<'_> {
+        Capabilities {
+            node_classes: Some(self),
+            instance_events: Some(self),
+            instance_tagging: Some(self),
+            cluster_observer: Some(self),
+            service_status: Some(self),
+            capacity_reservations: true,
         }
-        .boxed()
+    }
+}
+
+impl NodeClassCloud for Ec2Provider {
+    fn resolve<'a>(&'a self, class: &'a Ec2NodeClass, pools: &'a [Arc<NodePool>]) -> BoxFuture<'a, Resolution> {
+        async move { self.resolve_class(class, pools).await }.boxed()
     }
 
     fn drift<'a>(
@@ -153,25 +149,8 @@ impl Cloud for Ec2Provider {
         async move { self.drift_of(claim, class).await }.boxed()
     }
 
-    fn resolve<'a>(&'a self, class: &'a Ec2NodeClass, pools: &'a [Arc<NodePool>]) -> BoxFuture<'a, Resolution> {
-        async move { self.resolve_class(class, pools).await }.boxed()
-    }
-
-    fn observe(&self, classes: &[Arc<Ec2NodeClass>], pools: &[Arc<NodePool>]) {
-        self.shapes.observe(classes, pools);
-        lock(&self.catalogs).keep(classes);
-    }
-
-    fn instance_ca(&self) -> Option<String> {
-        Some(self.facts.load().ca_bundle.clone())
-    }
-
-    fn tag<'a>(&'a self, due: &'a [Untagged]) -> BoxStream<'a, (usize, Result<(), CloudError>)> {
-        self.tag_all(due, tagging::PAUSE).boxed()
-    }
-
-    fn registered(&self, claim: &NodeClaim, node: &Node) {
-        lock(&self.memory).note(claim, node, now_ms());
+    fn instance_ca(&self) -> String {
+        self.facts.load().ca_bundle.clone()
     }
 
     fn delete_unused_profiles<'a>(&'a self, used: &'a BTreeSet<String>) -> BoxFuture<'a, Result<(), CloudError>> {
@@ -198,18 +177,6 @@ impl Cloud for Ec2Provider {
         .boxed()
     }
 
-    fn shifted_zones(&self) -> BTreeSet<String> {
-        self.shifts.zones(now_ms())
-    }
-
-    fn unreadable(&self) -> BTreeMap<&'static str, String> {
-        self.troubles.unreadable(&self.snapshot())
-    }
-
-    fn unwritable(&self) -> BTreeMap<&'static str, String> {
-        self.troubles.unwritable()
-    }
-
     fn release_class<'a>(&'a self, class: &'a Ec2NodeClass) -> BoxFuture<'a, Result<(), CloudError>> {
         async move {
             let cluster = &self.options.cluster_name;
@@ -223,5 +190,60 @@ impl Cloud for Ec2Provider {
             Ok(())
         }
         .boxed()
+    }
+}
+
+impl InstanceEvents for Ec2Provider {
+    fn unhealthy(&self) -> BoxFuture<'_, Result<Vec<Unhealthy>, CloudError>> {
+        async move {
+            let statuses = status_checks::describe_statuses(&self.clients.ec2).await;
+            match &statuses {
+                Ok(_) => self.troubles.end(degraded_apis::STATUS_CHECKS),
+                // Whoever asks tells of that by itself, and asks no more.
+                Err(error) if error.class == Class::Unauthorized => self.troubles.end(degraded_apis::STATUS_CHECKS),
+                // It lasts: the client has tried again for minutes.
+                Err(error) => {
+                    let note = format!("instances whose status checks fail are not replaced: {error}");
+                    self.troubles.begin(degraded_apis::STATUS_CHECKS, note);
+                }
+            }
+            Ok(status_checks::unhealthy(&statuses?, now_ms()))
+        }
+        .boxed()
+    }
+
+    fn messages_received(&self) -> BTreeMap<&'static str, u64> {
+        self.queue.as_ref().map(|queue| queue.counts().received).unwrap_or_default()
+    }
+}
+
+impl InstanceTagging for Ec2Provider {
+    fn tag<'a>(&'a self, due: &'a [Untagged]) -> BoxStream<'a, (usize, Result<(), CloudError>)> {
+        self.tag_all(due, tagging::PAUSE).boxed()
+    }
+}
+
+impl ClusterObserver for Ec2Provider {
+    fn observe(&self, classes: &[Arc<Ec2NodeClass>], pools: &[Arc<NodePool>]) {
+        self.shapes.observe(classes, pools);
+        lock(&self.catalogs).keep(classes);
+    }
+
+    fn registered(&self, claim: &NodeClaim, node: &Node) {
+        lock(&self.memory).note(claim, node, now_ms());
+    }
+}
+
+impl ServiceStatus for Ec2Provider {
+    fn shifted_zones(&self) -> BTreeSet<String> {
+        self.shifts.zones(now_ms())
+    }
+
+    fn unreadable(&self) -> BTreeMap<&'static str, String> {
+        self.troubles.unreadable(&self.snapshot())
+    }
+
+    fn unwritable(&self) -> BTreeMap<&'static str, String> {
+        self.troubles.unwritable()
     }
 }

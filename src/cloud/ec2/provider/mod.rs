@@ -377,13 +377,13 @@ impl Ec2Provider {
     }
 
     fn forget_old(&self, now_ms: i64) {
-        lock(&self.recent).retain(|_, instance| now_ms - instance.launched_at_ms < CONSISTENCY_MS);
+        lock(&self.recent).retain(|_, instance| now_ms - instance.launched_at.0 < CONSISTENCY_MS);
         lock(&self.going).retain(|_, looked| now_ms - *looked < 600_000);
     }
 
     /// What was launched so lately that its absence in EC2's answers means nothing.
     fn recent(&self, id: &str, now_ms: i64) -> Option<Instance> {
-        lock(&self.recent).get(id).filter(|instance| now_ms - instance.launched_at_ms < CONSISTENCY_MS).cloned()
+        lock(&self.recent).get(id).filter(|instance| now_ms - instance.launched_at.0 < CONSISTENCY_MS).cloned()
     }
 
     /// What EC2 describes, and what it does not: instances that were just launched, or run in zones that EC2 is not to be asked
@@ -391,7 +391,7 @@ impl Ec2Provider {
     fn with_unseen(&self, mut found: Vec<Instance>, wanted: impl Fn(&Instance) -> bool) -> Vec<Instance> {
         let now = now_ms();
         let recent: Vec<Instance> = lock(&self.recent).values().cloned().collect();
-        let recent = recent.into_iter().filter(|instance| now - instance.launched_at_ms < CONSISTENCY_MS);
+        let recent = recent.into_iter().filter(|instance| now - instance.launched_at.0 < CONSISTENCY_MS);
         let listed: Vec<Instance> = lock(&self.listed).clone();
         let hidden = listed.into_iter().filter(|instance| self.shifts.is_away_from(&instance.zone, now));
         for instance in recent.chain(hidden).filter(wanted) {

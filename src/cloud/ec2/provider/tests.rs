@@ -8,7 +8,10 @@ use crate::cloud::ec2::interruption::messages::EventKind;
 use crate::cloud::ec2::launch::request::tests::{claim, class, facts, request};
 use crate::cloud::ec2::node_class::subnets::Subnet;
 use crate::cloud::ec2::offerings::discovered_memory::tests::node;
-use crate::cloud::{Cloud, LaunchDetails, LaunchError, LaunchRequest, Launched, Untagged};
+use crate::cloud::{
+    Cloud, ClusterObserver, InstanceEvents, InstanceTagging, LaunchDetails, LaunchError, LaunchRequest, Launched,
+    NodeClassCloud, ServiceStatus, Untagged,
+};
 
 /// EC2 in a few lines: templates by name, instances by id, and what goes wrong.
 #[derive(Default)]

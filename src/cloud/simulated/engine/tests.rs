@@ -297,7 +297,7 @@ fn a_deleted_message_never_returns_and_an_old_one_is_dropped() {
     // The rebalance at the start found no instance; the scheduled change did.
     let received = simulation.state.receive(START + 2_000).unwrap();
     assert_eq!(received.len(), 1);
-    assert_eq!((received[0].kind, received[0].at_ms), (MessageKind::ScheduledChange, START + 1_000));
+    assert_eq!((received[0].kind, received[0].at.0), (MessageKind::ScheduledChange, START + 1_000));
     simulation.state.delete_messages(&[received[0].receipt.clone()], START + 3_000).unwrap();
     simulation.state.delete_messages(&[received[0].receipt.clone()], START + 3_000).unwrap();
     assert!(simulation.messages(100_000).is_empty());

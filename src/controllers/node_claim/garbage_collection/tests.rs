@@ -4,8 +4,9 @@ use serde_json::json;
 
 use super::*;
 use crate::api::Ec2NodeClass;
-use crate::cloud::{LaunchError, LaunchRequest, Launched, Message, Override};
+use crate::cloud::{Capabilities, LaunchError, LaunchRequest, Launched, Message, Override};
 use crate::model::offering::{CapacityType, Catalog};
+use crate::model::time::UnixMillis;
 
 fn instance(id: &str, token: &str, launched_at_ms: i64) -> Instance {
     Instance {
@@ -19,7 +20,7 @@ fn instance(id: &str, token: &str, launched_at_ms: i64) -> Instance {
         reservation: None,
         partition: None,
         image_id: "ami-1".into(),
-        launched_at_ms,
+        launched_at: UnixMillis(launched_at_ms),
         state: InstanceState::Running,
     }
 }
@@ -136,8 +137,16 @@ impl Cloud for Meanwhile {
         async { Ok(vec![]) }.boxed()
     }
 
+    fn launched_for<'a>(&'a self, _: &'a NodeClaim) -> BoxFuture<'a, Result<Vec<Instance>, CloudError>> {
+        async { Ok(vec![]) }.boxed()
+    }
+
     fn delete_messages<'a>(&'a self, _: &'a [String]) -> BoxFuture<'a, Result<(), CloudError>> {
         async { Ok(()) }.boxed()
+    }
+
+    fn capabilities(&self) -> Capabilities<'_> {
+        Capabilities::default()
     }
 }
 

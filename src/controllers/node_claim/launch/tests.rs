@@ -4,6 +4,7 @@ use super::*;
 use crate::cloud::InstanceState;
 use crate::cloud::reservation::ReservationKind;
 use crate::model::offering::CapacityType;
+use crate::model::time::UnixMillis;
 
 fn found(partitions: &[&str]) -> Arc<InstanceType> {
     let offering = |partition: &&str| Offering {
@@ -37,7 +38,7 @@ fn instance(partition: Option<i32>) -> Instance {
         reservation: None,
         partition,
         image_id: "ami-1".into(),
-        launched_at_ms: 0,
+        launched_at: UnixMillis(0),
         state: InstanceState::Pending,
     }
 }

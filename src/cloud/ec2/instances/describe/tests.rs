@@ -66,7 +66,7 @@ async fn an_instance_is_read_with_its_tags_and_capacity_type() {
             reservation: None,
             partition: None,
             image_id: "ami-1".into(),
-            launched_at_ms: 1_767_323_045_000,
+            launched_at: UnixMillis(1_767_323_045_000),
             state: InstanceState::Running,
         }
     );

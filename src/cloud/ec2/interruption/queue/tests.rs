@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::cloud::MessageKind;
 use crate::cloud::ec2::aws::client::wire;
+use crate::model::time::UnixMillis;
 
 const URL: &str = "https://sqs.us-east-1.amazonaws.com/000000000000/q";
 /// 2026-01-01T00:00:00Z.
@@ -248,6 +249,6 @@ fn the_controller_gets_messages_in_its_own_shape() {
         (EventKind::ScheduledChange, MessageKind::ScheduledChange),
     ] {
         let message: Message = Received { receipt: "r".into(), kind, instance_id: "i-1".into(), at_ms: 4 }.into();
-        assert_eq!((message.kind, message.receipt.as_str(), message.at_ms), (expected, "r", 4));
+        assert_eq!((message.kind, message.receipt.as_str(), message.at), (expected, "r", UnixMillis(4)));
     }
 }

@@ -31,7 +31,7 @@ pub fn class(spec: serde_json::Value) -> Ec2NodeClass {
             "securityGroups": [{"id": "sg-1"}],
             "amis": [image("ami-x86", "amd64"), image("ami-arm", "arm64")],
             "instanceProfile": "c1_42",
-            "conditions": [{"type": "PreparedFleet", "status": "True", "reason": "PreparedFleet", "message": "",
+            "conditions": [{"type": "Ready", "status": "True", "reason": "Ready", "message": "",
                 "observedGeneration": 3, "lastTransitionTime": "2026-01-01T00:00:00Z"}],
         },
     }))

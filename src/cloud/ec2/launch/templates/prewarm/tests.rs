@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::api::{Ec2NodeClass, NodePool};
+use crate::cloud::ClusterObserver;
 use crate::cloud::ec2::Options;
 use crate::cloud::ec2::aws::client::wire;
 use crate::cloud::ec2::aws::client::wire::Seen;

@@ -1,0 +1,121 @@
+//! The interface of a cloud: what every cloud does ([`Cloud`]), and what only some clouds can do ([`Capabilities`]).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use futures::future::BoxFuture;
+use futures::stream::BoxStream;
+use k8s_openapi::api::core::v1::Node;
+
+use crate::api::{Ec2NodeClass, NodeClaim, NodePool};
+use crate::cloud::error::CloudError;
+use crate::cloud::health::Unhealthy;
+use crate::cloud::instance::Instance;
+use crate::cloud::launch::{LaunchError, LaunchRequest, Launched, Override};
+use crate::cloud::message::Message;
+use crate::cloud::node_class::{Drift, Resolution};
+use crate::model::offering::Catalog;
+
+/// A cloud that launches nodes. Every method is safe to repeat.
+pub trait Cloud: Send + Sync {
+    /// Instance types, offerings, prices and availability for nodes of `class`. Cached; does no I/O.
+    fn catalog(&self, class: &Ec2NodeClass) -> Arc<Catalog>;
+    /// Records that an offering has no capacity: [`Cloud::catalog`] reports it as unavailable for a while.
+    fn mark_unavailable(&self, offering: &Override);
+    /// Launches one instance (as CreateFleet `instant`), or returns the instance that `client_token` already launched.
+    fn launch(&self, request: LaunchRequest) -> BoxFuture<'_, Result<Launched, LaunchError>>;
+    /// Describes an instance; `None` when it no longer exists.
+    fn describe<'a>(&'a self, provider_id: &'a str) -> BoxFuture<'a, Result<Option<Instance>, CloudError>>;
+    /// Starts termination; `Ok(false)` when the instance no longer exists.
+    fn terminate<'a>(&'a self, provider_id: &'a str) -> BoxFuture<'a, Result<bool, CloudError>>;
+    /// Lists the instances of this cluster that are not terminated.
+    fn list(&self) -> BoxFuture<'_, Result<Vec<Instance>, CloudError>>;
+    /// Lists the instances that were launched for a claim, or for its launch group, and are not terminated.
+    fn launched_for<'a>(&'a self, claim: &'a NodeClaim) -> BoxFuture<'a, Result<Vec<Instance>, CloudError>>;
+    /// Waits (bounded, as a long poll) for messages of the interruption queue.
+    fn receive_messages(&self) -> BoxFuture<'_, Result<Vec<Message>, CloudError>>;
+    /// Deletes handled messages. A message whose deletion fails is received again.
+    fn delete_messages<'a>(&'a self, receipts: &'a [String]) -> BoxFuture<'a, Result<(), CloudError>>;
+    /// What this cloud can do beyond launching instances.
+    fn capabilities(&self) -> Capabilities<'_>;
+}
+
+/// The optional interfaces of a cloud. A controller whose interface is absent has nothing to do.
+#[derive(Clone, Copy, Default)]
+pub struct Capabilities<'a> {
+    /// Resolution of node classes. Without it every condition of a class is true, and classes carry neither a drift hash nor a
+    /// finalizer.
+    pub node_classes: Option<&'a dyn NodeClassCloud>,
+    pub instance_events: Option<&'a dyn InstanceEvents>,
+    pub instance_tagging: Option<&'a dyn InstanceTagging>,
+    pub cluster_observer: Option<&'a dyn ClusterObserver>,
+    pub service_status: Option<&'a dyn ServiceStatus>,
+    /// Whether instances run in capacity reservations, which end before their instances do.
+    pub capacity_reservations: bool,
+}
+
+/// Discovers and validates the AWS resources that node classes select.
+pub trait NodeClassCloud: Send + Sync {
+    /// Resolves a class to subnets, security groups, images and so on, and evaluates its conditions. `pools` are the NodePools
+    /// that reference it.
+    fn resolve<'a>(&'a self, class: &'a Ec2NodeClass, pools: &'a [Arc<NodePool>]) -> BoxFuture<'a, Resolution>;
+    /// The difference between the instance of a claim and its resolved node class; `None` without one. Mostly answered from
+    /// caches.
+    ///
+    /// # Errors
+    /// Drift cannot be evaluated now.
+    fn drift<'a>(
+        &'a self,
+        claim: &'a NodeClaim,
+        class: &'a Ec2NodeClass,
+    ) -> BoxFuture<'a, Result<Option<Drift>, CloudError>>;
+    /// The cluster CA that instances are configured with, base64. The drift hash of a class includes it.
+    fn instance_ca(&self) -> String;
+    /// Deletes the instance profiles that were created for classes and are not in `used`.
+    fn delete_unused_profiles<'a>(&'a self, used: &'a BTreeSet<String>) -> BoxFuture<'a, Result<(), CloudError>>;
+    /// Deletes what was created for a node class that no NodeClaim uses any more.
+    fn release_class<'a>(&'a self, class: &'a Ec2NodeClass) -> BoxFuture<'a, Result<(), CloudError>>;
+}
+
+/// Reports of the cloud about instances.
+pub trait InstanceEvents: Send + Sync {
+    /// Unhealthy instances of the account, including instances of other clusters.
+    fn unhealthy(&self) -> BoxFuture<'_, Result<Vec<Unhealthy>, CloudError>>;
+    /// Messages received since the start, by kind, including messages without effect.
+    fn messages_received(&self) -> BTreeMap<&'static str, u64>;
+}
+
+/// An instance that has a Node, but not yet the tags that name it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Untagged {
+    pub provider_id: String,
+    /// Name of its Node.
+    pub node: String,
+    /// Name of its NodeClaim.
+    pub claim: String,
+}
+
+/// Tags instances with the names of their Node and NodeClaim.
+pub trait InstanceTagging: Send + Sync {
+    /// Tags instances at the rate that the API permits. Yields each outcome as soon as it is known, with its index in `due`. A
+    /// terminated instance counts as tagged.
+    fn tag<'a>(&'a self, due: &'a [Untagged]) -> BoxStream<'a, (usize, Result<(), CloudError>)>;
+}
+
+/// Learns from objects of the cluster. Does no I/O.
+pub trait ClusterObserver: Send + Sync {
+    /// Records the current node classes and NodePools. Called within a second of each change.
+    fn observe(&self, classes: &[Arc<Ec2NodeClass>], pools: &[Arc<NodePool>]);
+    /// Records the actual capacity of an instance type from a registered Node.
+    fn registered(&self, claim: &NodeClaim, node: &Node);
+}
+
+/// The state of the services that a cloud uses.
+pub trait ServiceStatus: Send + Sync {
+    /// Names of zones with an active zonal shift: nothing is launched there, and instances there are not touched.
+    fn shifted_zones(&self) -> BTreeSet<String>;
+    /// Optional APIs that cannot be read now, by a keyword each: consequence and cause.
+    fn unreadable(&self) -> BTreeMap<&'static str, String>;
+    /// Optional APIs that cannot be written now, by a keyword each: consequence and cause.
+    fn unwritable(&self) -> BTreeMap<&'static str, String>;
+}

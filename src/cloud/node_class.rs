@@ -1,0 +1,46 @@
+//! The resolution of a node class, and the drift of an instance from it.
+
+use std::time::Duration;
+
+use crate::api::Ec2NodeClassStatus;
+use crate::api::conditions::EC2_NODE_CLASS_DEPENDENTS;
+
+/// The evaluation of one condition of a node class. The pairs are reason and message of the condition.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    True,
+    False(&'static str, String),
+    /// True, but without something that the class requests. An event reports reason and message.
+    Degraded(&'static str, String),
+    Unknown(&'static str, String),
+    /// An API call failed, so that the condition keeps its previous status. The message names the failure.
+    Unjudged(String),
+}
+
+/// A resolved node class.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Resolution {
+    /// The new status without its conditions; `None` leaves the status unchanged.
+    pub status: Option<Ec2NodeClassStatus>,
+    /// Verdicts by condition type.
+    pub verdicts: Vec<(&'static str, Verdict)>,
+    /// When to resolve the class again, unless it changes before.
+    pub requeue_after: Duration,
+}
+
+impl Resolution {
+    /// The resolution of every class in a cloud that has nothing to discover: all conditions are true.
+    pub fn all_true() -> Self {
+        let verdicts = EC2_NODE_CLASS_DEPENDENTS.iter().map(|kind| (*kind, Verdict::True)).collect();
+        Self { status: None, verdicts, requeue_after: Duration::ZERO }
+    }
+}
+
+/// A difference between an instance and its node class.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Drift {
+    /// Reason of the `Drifted` condition.
+    pub reason: &'static str,
+    /// Actual and desired value, for people.
+    pub message: String,
+}
