@@ -1,0 +1,399 @@
+//! The structure of `src/`: every file is a module, imports point to lower layers only, no modules import each other in a circle, and
+//! tests stand where CONTRIBUTING.md says. The sources are parsed, not searched as text.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
+
+use proc_macro2::{TokenStream, TokenTree};
+use syn::visit::{self, Visit};
+
+/// Layers of `src/lib.rs`, lowest first. A module may import modules of lower layers, and of its own folder.
+const LAYERS: [&[&str]; 7] = [
+    &["model"],
+    &["api"],
+    &["planner", "webhook", "extender"],
+    &["state"],
+    &["cloud", "decisions"],
+    &["controllers", "server"],
+    &["cli"],
+];
+/// Modules that the layers with I/O may import, and that import nothing but `model`.
+const SHARED: [&str; 2] = ["telemetry", "clock"];
+/// Modules of the layers below these two names are pure and never import [`SHARED`].
+const IMPURE: [&str; 6] = ["cloud", "controllers", "server", "cli", "telemetry", "clock"];
+
+type ModulePath = Vec<String>;
+
+/// One module, in a file of its own or inline.
+#[derive(Default)]
+struct Module {
+    /// Paths that non-test code of the module names, absolute from the crate root, items included.
+    names: BTreeSet<ModulePath>,
+    /// `pub use`: the name that is offered, and the absolute path behind it.
+    reexports: BTreeMap<String, ModulePath>,
+}
+
+struct Crate {
+    modules: BTreeMap<ModulePath, Module>,
+    files: BTreeSet<PathBuf>,
+    attributes_with_path: Vec<PathBuf>,
+    long_inline_tests: Vec<String>,
+}
+
+static CRATE: LazyLock<Crate> = LazyLock::new(Crate::read);
+
+/// Inline `mod tests` beyond this many lines belong in `foo/tests.rs`.
+const INLINE_TEST_LINES: usize = 150;
+
+fn source_root() -> PathBuf {
+    Path::new(&std::env::var("CARGO_MANIFEST_DIR").expect("cargo sets it for tests")).join("src")
+}
+
+fn is_test(attributes: &[syn::Attribute]) -> bool {
+    attributes.iter().any(|attribute| {
+        attribute.path().is_ident("cfg") && attribute.parse_args::<syn::Ident>().is_ok_and(|ident| ident == "test")
+    })
+}
+
+impl Crate {
+    fn read() -> Self {
+        let mut found = Self {
+            modules: BTreeMap::new(),
+            files: BTreeSet::new(),
+            attributes_with_path: Vec::new(),
+            long_inline_tests: Vec::new(),
+        };
+        found.read_file(&source_root().join("lib.rs"), Vec::new(), false);
+        found
+    }
+
+    fn read_file(&mut self, file: &Path, path: ModulePath, test: bool) {
+        let text = fs::read_to_string(file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+        let syntax = syn::parse_file(&text).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+        self.files.insert(file.to_path_buf());
+        let folder = match file.file_name().and_then(|name| name.to_str()) {
+            Some("mod.rs" | "lib.rs") => file.parent().unwrap().to_path_buf(),
+            _ => file.with_extension(""),
+        };
+        let lines: Vec<&str> = text.lines().collect();
+        self.read_items(&syntax.items, file, &folder, path, test, &lines);
+    }
+
+    fn read_items(
+        &mut self,
+        items: &[syn::Item],
+        file: &Path,
+        folder: &Path,
+        path: ModulePath,
+        test: bool,
+        lines: &[&str],
+    ) {
+        let mut names = Names { module: path.clone(), found: Module::default() };
+        for item in items {
+            if let syn::Item::Mod(module) = item {
+                let mut child = path.clone();
+                child.push(module.ident.to_string());
+                let test = test || is_test(&module.attrs);
+                if module.attrs.iter().any(|attribute| attribute.path().is_ident("path")) {
+                    self.attributes_with_path.push(file.to_path_buf());
+                }
+                match &module.content {
+                    Some((_, items)) => {
+                        if test && module.ident == "tests" {
+                            self.measure(file, &module.ident.to_string(), lines);
+                        }
+                        self.read_items(items, file, &folder.join(module.ident.to_string()), child, test, lines);
+                    }
+                    None => {
+                        let flat = folder.join(format!("{}.rs", module.ident));
+                        let nested = folder.join(module.ident.to_string()).join("mod.rs");
+                        self.read_file(if flat.exists() { &flat } else { &nested }, child, test);
+                    }
+                }
+            } else if !test && !item_is_test(item) {
+                names.visit_item(item);
+            }
+        }
+        if !test {
+            self.modules.insert(path, names.found);
+        }
+    }
+
+    fn measure(&mut self, file: &Path, name: &str, lines: &[&str]) {
+        let start = lines.iter().position(|line| line.starts_with(&format!("mod {name} {{")));
+        let length = start.map_or(0, |start| lines[start..].iter().take_while(|line| **line != "}").count());
+        if length > INLINE_TEST_LINES {
+            self.long_inline_tests
+                .push(format!("{}: {length} lines", file.strip_prefix(source_root()).unwrap_or(file).display()));
+        }
+    }
+
+    /// The module that a path names: re-exports are followed to where an item is defined.
+    fn defining_module(&self, path: &[String]) -> Option<ModulePath> {
+        let mut path = path.to_vec();
+        for _ in 0..8 {
+            let known = (0..=path.len()).rev().find(|length| self.modules.contains_key(&path[..*length]))?;
+            let module = &self.modules[&path[..known]];
+            let Some(target) = path.get(known).and_then(|name| module.reexports.get(name)) else {
+                return Some(path[..known].to_vec());
+            };
+            path = target.iter().chain(&path[known + 1..]).cloned().collect();
+        }
+        None
+    }
+
+    /// Which modules each module imports.
+    fn imports(&self) -> BTreeMap<ModulePath, BTreeSet<ModulePath>> {
+        let target = |name: &ModulePath| self.defining_module(name).filter(|module| !module.is_empty());
+        let of = |module: &Module, own: &ModulePath| {
+            module.names.iter().filter_map(target).filter(|target| target != own).collect()
+        };
+        self.modules.iter().map(|(path, module)| (path.clone(), of(module, path))).collect()
+    }
+}
+
+fn item_is_test(item: &syn::Item) -> bool {
+    match item {
+        syn::Item::Fn(item) => is_test(&item.attrs),
+        syn::Item::Impl(item) => is_test(&item.attrs),
+        syn::Item::Use(item) => is_test(&item.attrs),
+        syn::Item::Struct(item) => is_test(&item.attrs),
+        syn::Item::Const(item) => is_test(&item.attrs),
+        _ => false,
+    }
+}
+
+/// Collects the paths that a module names.
+struct Names {
+    module: ModulePath,
+    found: Module,
+}
+
+impl Names {
+    /// The absolute path of one that starts with `crate`, `self` or `super`.
+    fn absolute(&self, segments: &[String]) -> Option<ModulePath> {
+        let mut rest = segments;
+        let mut path = match segments.first()?.as_str() {
+            "crate" => Vec::new(),
+            "self" | "super" => self.module.clone(),
+            _ => return None,
+        };
+        if rest[0] != "super" {
+            rest = &rest[1..];
+        }
+        while rest.first().is_some_and(|segment| segment == "super") {
+            path.pop();
+            rest = &rest[1..];
+        }
+        path.extend(rest.iter().cloned());
+        Some(path)
+    }
+
+    fn leaves(prefix: &[String], tree: &syn::UseTree, out: &mut Vec<(String, ModulePath)>) {
+        match tree {
+            syn::UseTree::Path(path) => {
+                let prefix: ModulePath = prefix.iter().cloned().chain([path.ident.to_string()]).collect();
+                Self::leaves(&prefix, &path.tree, out);
+            }
+            syn::UseTree::Group(group) => group.items.iter().for_each(|tree| Self::leaves(prefix, tree, out)),
+            syn::UseTree::Glob(_) => out.push(("*".into(), prefix.to_vec())),
+            syn::UseTree::Name(name) if name.ident == "self" => {
+                out.push((prefix.last().cloned().unwrap_or_default(), prefix.to_vec()));
+            }
+            syn::UseTree::Name(name) => {
+                let name = name.ident.to_string();
+                out.push((name.clone(), prefix.iter().cloned().chain([name]).collect()));
+            }
+            syn::UseTree::Rename(rename) => {
+                let path = prefix.iter().cloned().chain([rename.ident.to_string()]).collect();
+                out.push((rename.rename.to_string(), path));
+            }
+        }
+    }
+
+    fn tokens(&mut self, tokens: TokenStream) {
+        let tokens: Vec<TokenTree> = tokens.into_iter().collect();
+        let mut at = 0;
+        while at < tokens.len() {
+            match &tokens[at] {
+                TokenTree::Group(group) => self.tokens(group.stream()),
+                TokenTree::Ident(first) if ["crate", "self", "super"].contains(&first.to_string().as_str()) => {
+                    let mut path = vec![first.to_string()];
+                    while let [TokenTree::Punct(a), TokenTree::Punct(b), TokenTree::Ident(next), ..] = &tokens[at + 1..]
+                    {
+                        if a.as_char() != ':' || b.as_char() != ':' {
+                            break;
+                        }
+                        path.push(next.to_string());
+                        at += 3;
+                    }
+                    if path.len() > 1 {
+                        self.found.names.extend(self.absolute(&path));
+                    }
+                }
+                _ => {}
+            }
+            at += 1;
+        }
+    }
+}
+
+impl<'ast> Visit<'ast> for Names {
+    fn visit_item_use(&mut self, item: &'ast syn::ItemUse) {
+        let mut leaves = Vec::new();
+        Self::leaves(&[], &item.tree, &mut leaves);
+        for (name, path) in leaves {
+            let Some(path) = self.absolute(&path) else { continue };
+            if matches!(item.vis, syn::Visibility::Inherited) {
+                self.found.names.insert(path);
+            } else {
+                self.found.reexports.insert(name, path);
+            }
+        }
+    }
+
+    fn visit_path(&mut self, path: &'ast syn::Path) {
+        let segments: ModulePath = path.segments.iter().map(|segment| segment.ident.to_string()).collect();
+        if segments.len() > 1 {
+            self.found.names.extend(self.absolute(&segments));
+        }
+        visit::visit_path(self, path);
+    }
+
+    fn visit_macro(&mut self, item: &'ast syn::Macro) {
+        self.tokens(item.tokens.clone());
+        visit::visit_macro(self, item);
+    }
+
+    fn visit_impl_item_fn(&mut self, item: &'ast syn::ImplItemFn) {
+        if !is_test(&item.attrs) {
+            visit::visit_impl_item_fn(self, item);
+        }
+    }
+}
+
+fn layer(module: &str) -> Option<usize> {
+    LAYERS.iter().position(|modules| modules.contains(&module))
+}
+
+/// Whether code of one top-level module may import another one.
+fn may_import(from: &str, to: &str) -> bool {
+    if from == to {
+        return true;
+    }
+    if SHARED.contains(&to) {
+        return IMPURE.contains(&from);
+    }
+    if SHARED.contains(&from) {
+        return to == "model";
+    }
+    layer(from) > layer(to)
+}
+
+/// Groups of modules that import each other in a circle (Tarjan's strongly connected components of more than one module).
+fn circles(imports: &BTreeMap<ModulePath, BTreeSet<ModulePath>>) -> Vec<Vec<String>> {
+    let reachable = |from: &ModulePath| {
+        let (mut seen, mut open) = (BTreeSet::new(), vec![from.clone()]);
+        while let Some(module) = open.pop() {
+            for next in imports.get(&module).into_iter().flatten() {
+                if seen.insert(next.clone()) {
+                    open.push(next.clone());
+                }
+            }
+        }
+        seen
+    };
+    let reached: BTreeMap<&ModulePath, BTreeSet<ModulePath>> =
+        imports.keys().map(|module| (module, reachable(module))).collect();
+    let mut out = BTreeSet::new();
+    for (module, reaches) in &reached {
+        let circle: Vec<String> = reaches
+            .iter()
+            .filter(|other| reached.get(*other).is_some_and(|back| back.contains(*module)))
+            .map(|other| other.join("::"))
+            .collect();
+        if !circle.is_empty() {
+            out.insert(circle);
+        }
+    }
+    out.into_iter().collect()
+}
+
+#[test]
+fn every_source_file_is_a_module() {
+    let (mut folders, mut orphans) = (vec![source_root()], Vec::new());
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "rs")
+                && !CRATE.files.contains(&path)
+                && !path.ends_with("main.rs")
+            {
+                orphans.push(path);
+            }
+        }
+    }
+    assert!(CRATE.files.len() > 100, "only {} files were read", CRATE.files.len());
+    assert!(orphans.is_empty(), "no module declares {orphans:#?}");
+}
+
+#[test]
+fn imports_point_to_lower_layers_only() {
+    let imports = CRATE.imports();
+    let mut wrong = BTreeSet::new();
+    let mut checked = 0;
+    for (module, targets) in &imports {
+        let Some(from) = module.first() else { continue };
+        assert!(layer(from).is_some() || SHARED.contains(&from.as_str()), "{from} has no layer in this test");
+        for target in targets {
+            checked += 1;
+            if !may_import(from, &target[0]) {
+                wrong.insert(format!("{} imports {}", module.join("::"), target.join("::")));
+            }
+        }
+    }
+    assert!(checked > 300, "only {checked} imports were read");
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+#[test]
+fn no_modules_import_each_other_in_a_circle() {
+    let circles = circles(&CRATE.imports());
+    assert!(circles.is_empty(), "{circles:#?}");
+}
+
+#[test]
+fn tests_stand_inline_when_short_and_in_a_tests_file_otherwise() {
+    assert!(CRATE.attributes_with_path.is_empty(), "#[path] in {:#?}", CRATE.attributes_with_path);
+    assert!(CRATE.long_inline_tests.is_empty(), "move to foo/tests.rs: {:#?}", CRATE.long_inline_tests);
+}
+
+#[test]
+fn a_circle_a_wrong_layer_and_a_reexport_are_recognized() {
+    let path = |text: &str| text.split("::").map(str::to_owned).collect::<ModulePath>();
+    let module = |names: &[&str], reexports: &[(&str, &str)]| Module {
+        names: names.iter().map(|name| path(name)).collect(),
+        reexports: reexports.iter().map(|(name, target)| ((*name).to_owned(), path(target))).collect(),
+    };
+    let read = Crate {
+        modules: BTreeMap::from([
+            (Vec::new(), Module::default()),
+            (path("a"), module(&["b::Item"], &[("Shown", "a::inner::Shown")])),
+            (path("a::inner"), module(&[], &[])),
+            (path("b"), module(&["a::Shown", "c"], &[])),
+            (path("c"), module(&["a::own"], &[])),
+        ]),
+        files: BTreeSet::new(),
+        attributes_with_path: Vec::new(),
+        long_inline_tests: Vec::new(),
+    };
+    let imports = read.imports();
+    assert!(imports[&path("b")].contains(&path("a::inner")), "a re-export leads to the module that defines the item");
+    assert_eq!(circles(&imports), [["a", "b", "c"]]);
+    assert!(may_import("controllers", "model") && may_import("cloud", "telemetry"));
+    assert!(!may_import("model", "api") && !may_import("planner", "clock") && !may_import("planner", "webhook"));
+}
