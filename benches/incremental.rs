@@ -9,7 +9,7 @@ use std::time::Instant;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use stowage::cloud::catalog::{SpotPricing, embedded};
-use stowage::planner::input::problem::Settings;
+use stowage::planner::input::settings::Settings;
 use stowage::planner::plan;
 use stowage::state::ClusterState;
 use stowage::state::snapshot::{ReadyPool, take};
@@ -106,7 +106,7 @@ fn main() {
             let snapshot = take(&state, &pools, &Settings::default(), &BTreeSet::new(), 1_000);
             let taken = clock.elapsed().as_secs_f64() * 1e3;
             let clock = Instant::now();
-            let made = plan(&snapshot.problem);
+            let made = plan(&snapshot.problem, &snapshot.column_cache);
             solved.push(clock.elapsed().as_secs_f64() * 1e3);
             assert!(made.unschedulable.is_empty() && snapshot.problem.pods.len() == count, "a pod without a place");
             if run == 0 {

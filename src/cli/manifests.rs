@@ -17,8 +17,8 @@ use serde_json::{Value, json};
 use crate::api::{Ec2NodeClass, NodePool};
 use crate::planner::input::default_spread::{DefaultSpread, Services};
 use crate::planner::input::intern::Interner;
-use crate::planner::input::problem::{Daemon, Labels, PodEntry};
-use crate::planner::input::volumes::{Claim, StorageClass, Volume, Volumes, attach_limits};
+use crate::planner::input::pod::{Daemon, Labels, PodEntry};
+use crate::planner::input::volumes::objects::{Claim, StorageClass, Volume, Volumes, attach_limits};
 
 /// Input that can't be used: the file, the object and the field are named.
 #[derive(Debug, thiserror::Error)]

@@ -7,7 +7,7 @@ use clap::{ArgAction, Args, ValueEnum};
 use crate::cli::controller::parse_bool;
 use crate::model::offering::MicroUsd;
 use crate::planner::input::default_spread::DefaultSpread;
-use crate::planner::input::problem::{MinValuesPolicy, NodeSizes, PreferencePolicy, Settings};
+use crate::planner::input::settings::{MinValuesPolicy, NodeSizes, PreferencePolicy, Settings};
 
 /// `--preference-policy`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

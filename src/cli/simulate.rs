@@ -18,7 +18,11 @@ use crate::model::labels;
 use crate::model::labels::normalize_key;
 use crate::model::offering::{Catalog, MicroUsd};
 use crate::model::resources::Resources;
-use crate::planner::input::problem::{NodePods, NodeState, Pool, Problem};
+use crate::planner::columns::table::ColumnCache;
+use crate::planner::input::node::NodeState;
+use crate::planner::input::pod::NodePods;
+use crate::planner::input::pool::Pool;
+use crate::planner::input::problem::Problem;
 use crate::planner::plan;
 
 /// Every pod fits.
@@ -82,7 +86,7 @@ pub fn run(args: &SimulateArgs, out: &mut dyn Write) -> anyhow::Result<u8> {
         eprintln!("skipped {count} {kind}");
     }
     let start = Instant::now();
-    let found = plan(&problem);
+    let found = plan(&problem, &ColumnCache::default());
     let seconds = start.elapsed().as_secs_f64();
     match args.output {
         Output::Json => {

@@ -12,7 +12,7 @@ use tokio::sync::Notify;
 
 use crate::api::NodeClaim;
 use crate::cloud::Cloud;
-use crate::planner::input::problem::Settings as PlanSettings;
+use crate::planner::input::settings::Settings as PlanSettings;
 use crate::state::snapshot::{ReadyPool, pool_ready};
 use crate::state::{Cluster, now_ms};
 use crate::sync::lock;

@@ -6,15 +6,17 @@ use crate::model::offering::MicroUsd;
 use crate::planner::columns::bitset::Bits;
 use crate::planner::columns::dims::fits;
 use crate::planner::columns::sets::ColumnSets;
+use crate::planner::columns::table::ColumnCache;
 use crate::planner::groups::existing::{Existing, existing, free_on};
 use crate::planner::groups::group::{group, register};
-use crate::planner::groups::topology::{Domains, Room, Topology};
-use crate::planner::input::default_spread::with_services;
-use crate::planner::input::node_match::admits;
+use crate::planner::groups::topology::counts::Topology;
+use crate::planner::groups::topology::domains::{Domains, Room};
 use crate::planner::input::problem::Problem;
-use crate::planner::input::volumes::resolve;
+use crate::planner::input::service_spread::with_services;
+use crate::planner::input::volumes::resolve::resolve;
 use crate::planner::output::explain::explain;
 use crate::planner::output::plan::{ExistingNodePlacement, Plan, Unschedulable};
+use crate::planner::output::restore::restore;
 use crate::planner::pack::reserved::Reserved;
 use crate::planner::state::budget::Budget;
 use crate::planner::state::demand::{Content, Demand};
@@ -26,24 +28,25 @@ const MOST_TRIES: usize = 6;
 /// Plans where every pod goes: onto what exists, onto nodes to buy at least cost, or nowhere with the reason.
 ///
 /// Synchronous and deterministic: the same problem gives the same plan, and the order of its pods, nodes and pools
-/// doesn't matter but for the indexes. Every pod is in exactly one of the plan's three lists.
-pub fn plan(problem: &Problem) -> Plan {
+/// doesn't matter but for the indexes. Every pod is in exactly one of the plan's three lists. `cache` keeps the column table
+/// between plans of problems with the same pools, daemons and settings; it never changes the plan.
+pub fn plan(problem: &Problem, cache: &ColumnCache) -> Plan {
     let spread = with_services(problem);
     let problem = spread.as_ref().unwrap_or(problem);
     match resolve(problem) {
         Some(resolved) => {
-            let plan = in_order(&resolved.problem);
-            resolved.back(plan)
+            let plan = in_order(&resolved.problem, cache);
+            restore(plan, resolved)
         }
-        None => in_order(problem),
+        None => in_order(problem, cache),
     }
 }
 
-fn in_order(problem: &Problem) -> Plan {
-    let (first, displaced_priority) = solve_to_fixpoint(problem, false);
+fn in_order(problem: &Problem, cache: &ColumnCache) -> Plan {
+    let (first, displaced_priority) = solve_to_fixpoint(problem, cache, false);
     // Room may have gone to pods of less priority than some that are left out: then in order of priority.
     if displaced_priority.is_some() && displaced_priority > lowest_priority_placed(problem, &first) {
-        solve_to_fixpoint(problem, true).0
+        solve_to_fixpoint(problem, cache, true).0
     } else {
         first
     }
@@ -52,12 +55,12 @@ fn in_order(problem: &Problem) -> Plan {
 /// Plans until no node that is bought makes a domain count that the plan didn't reckon with, and pods that their domain had
 /// no room for have been tried in others.
 /// Also returns the highest priority of the pods left out that something had room for at first.
-fn solve_to_fixpoint(problem: &Problem, by_priority: bool) -> (Plan, Option<i32>) {
+fn solve_to_fixpoint(problem: &Problem, cache: &ColumnCache, by_priority: bool) -> (Plan, Option<i32>) {
     let mut known = Lessons::default();
     let mut best: Option<Plan> = None;
     let mut tries = 0;
     loop {
-        let (plan, learnt) = solve_once(problem, by_priority, &known);
+        let (plan, learnt) = solve_once(problem, cache, by_priority, &known);
         let occupied_domains = known.occupied_domains.len();
         known.occupied_domains.extend(learnt.occupied_domains);
         if known.occupied_domains.len() > occupied_domains {
@@ -92,11 +95,11 @@ fn lowest_priority_placed(problem: &Problem, plan: &Plan) -> Option<i32> {
     new.chain(old).map(|pod| problem.pods[*pod].class.priority).min()
 }
 
-fn solve_once(problem: &Problem, by_priority: bool, known: &Lessons) -> (Plan, Lessons) {
+fn solve_once(problem: &Problem, cache: &ColumnCache, by_priority: bool, known: &Lessons) -> (Plan, Lessons) {
     if problem.pods.is_empty() {
         return (Plan { lower_bound: Some(MicroUsd(0)), ..Plan::default() }, Lessons::default());
     }
-    let mut column_sets = ColumnSets::new(problem);
+    let mut column_sets = ColumnSets::new(problem, cache);
     let (mut selectors, counters) = register(problem);
     let groups = group(&mut column_sets, &mut selectors, &counters);
     let (mut nodes, running_counters) = existing(&column_sets, &mut selectors, &counters, &groups);
@@ -241,7 +244,7 @@ fn had_room(state: &mut PlanState<'_, '_, '_>, nodes: &[Existing<'_>], item: usi
         || (column_sets.has_counted && reservable.iter().any(|column| left(column) && buyable(column)))
         || nodes.iter().any(|node| {
             place.pins.iter().all(|(key, domain)| state.topology.in_domain(node, *key, *domain))
-                && admits(&group.class, node.state)
+                && node.state.admits(&group.class)
                 && fits(need, &free_on(column_sets, node.state))
         })
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::Pod;
 
 use crate::model::labels;
-use crate::planner::input::problem::PodEntry;
+use crate::planner::input::pod::PodEntry;
 
 /// Where a pod stands with the scheduler.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -11,7 +11,12 @@ use crate::api::{NodeClaim, NodePool, conditions};
 use crate::model::labels;
 use crate::model::offering::{CapacityType, Catalog, InstanceType, MicroUsd};
 use crate::model::resources::Resources;
-use crate::planner::input::problem::{Labels, NodePods, NodeState, PodEntry, Pool, Problem, Settings};
+use crate::planner::columns::table::ColumnCache;
+use crate::planner::input::node::NodeState;
+use crate::planner::input::pod::{Labels, NodePods, PodEntry};
+use crate::planner::input::pool::Pool;
+use crate::planner::input::problem::Problem;
+use crate::planner::input::settings::Settings;
 use crate::state::claim_index::{Usage, reported};
 use crate::state::holds::Holds;
 use crate::state::snapshot_cache::{CachedNode, SnapshotCache, Stamp};
@@ -46,6 +51,8 @@ pub struct Snapshot {
     pub displaced: BTreeSet<String>,
     /// When it was taken, milliseconds since the epoch.
     pub at_ms: i64,
+    /// The planner's column table, shared with the next snapshots.
+    pub column_cache: ColumnCache,
 }
 
 /// Taints that go by themselves while a node comes up (core reference section 2.3).
@@ -154,7 +161,7 @@ pub fn take(
             out.node_refs.push(Arc::clone(&known.subject));
         }
     }
-    out.problem.memory = seen.memory.clone();
+    out.column_cache = seen.column_cache.clone();
     drop(seen);
     for (name, claim) in state.in_flight.iter().filter_map(|name| state.claims.get_key_value(name)) {
         if !is_leaving(claim) && !without.contains(name) {

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::Node;
 
 use crate::model::offering::Catalog;
-use crate::planner::input::problem::{ColumnCache, NodeState};
+use crate::planner::columns::table::ColumnCache;
+use crate::planner::input::node::NodeState;
 use crate::state::snapshot::{NodeRef, ReadyPool, Types};
 
 /// A node as it was worked out.
@@ -46,8 +47,8 @@ impl Stamp {
 pub struct SnapshotCache {
     stamp: Option<Stamp>,
     types: Arc<Types>,
-    /// What can be bought, as the planner sees it.
-    pub memory: ColumnCache,
+    /// The planner's column table, kept between plans.
+    pub column_cache: ColumnCache,
     nodes: BTreeMap<String, CachedNode>,
     changed: BTreeSet<String>,
     unsettled: BTreeSet<String>,
@@ -106,7 +107,7 @@ mod tests {
 
     use super::*;
     use crate::model::labels;
-    use crate::planner::input::problem::Settings;
+    use crate::planner::input::settings::Settings;
     use crate::state::ClusterState;
     use crate::state::snapshot::{Snapshot, take};
 

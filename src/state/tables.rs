@@ -12,9 +12,9 @@ use kube::ResourceExt;
 use crate::api::{Ec2NodeClass, NodeClaim, NodePool};
 use crate::planner::input::default_spread::{DefaultSpread, Services};
 use crate::planner::input::intern::Interner;
-use crate::planner::input::problem::{Daemon, Labels};
-use crate::planner::input::volumes;
-use crate::planner::input::volumes::{Claim, Volume, Volumes};
+use crate::planner::input::pod::{Daemon, Labels};
+use crate::planner::input::volumes::objects;
+use crate::planner::input::volumes::objects::{Claim, Volume, Volumes};
 use crate::state::claim_index::ClaimIndex;
 use crate::state::holds;
 use crate::state::holds::{Holds, Planned};
@@ -381,12 +381,12 @@ impl ClusterState {
 
     /// Takes in a storage class.
     pub fn apply_storage_class(&mut self, class: &StorageClass) {
-        Arc::make_mut(&mut self.volumes).classes.insert(class.name_any(), volumes::StorageClass::new(class));
+        Arc::make_mut(&mut self.volumes).classes.insert(class.name_any(), objects::StorageClass::new(class));
     }
 
     /// Takes in what a node's drivers can attach.
     pub fn apply_csi_node(&mut self, node: &CSINode) {
-        Arc::make_mut(&mut self.volumes).limits.insert(node.name_any(), volumes::attach_limits(node));
+        Arc::make_mut(&mut self.volumes).limits.insert(node.name_any(), objects::attach_limits(node));
     }
 
     /// Takes in a Service.

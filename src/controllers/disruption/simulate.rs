@@ -46,7 +46,7 @@ pub async fn imagine(
         (snapshot::take(&state, pools, &ctx.settings.plan, without, now_ms), moving, any_spot, gone)
     };
     let planned = tokio::task::spawn_blocking(move || {
-        let plan = crate::planner::plan(&snapshot.problem);
+        let plan = crate::planner::plan(&snapshot.problem, &snapshot.column_cache);
         // What else waits or moves is no reason to keep these nodes.
         let moves = |pod: &usize| moving.contains(&*snapshot.problem.pods[*pod].key);
         // Only places on nodes of ours that are up: the holds that keep them live on NodeClaims.

@@ -120,7 +120,7 @@ async fn pass(ctx: &Arc<Context>, queue: &mut Queue) {
     let taken = snapshot::take(&ctx.cluster.read(), &pools, &ctx.settings.plan, &BTreeSet::new(), started);
     let planned = tokio::task::spawn_blocking(move || {
         let clock = Instant::now();
-        let plan = crate::planner::plan(&taken.problem);
+        let plan = crate::planner::plan(&taken.problem, &taken.column_cache);
         (taken, plan, clock.elapsed())
     })
     .await;

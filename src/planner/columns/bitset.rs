@@ -37,6 +37,13 @@ impl Bits {
         }
     }
 
+    /// The members of both sets.
+    pub fn intersection(&self, other: &Self) -> Self {
+        let mut out = self.clone();
+        out.and(other);
+        out
+    }
+
     pub fn or(&mut self, other: &Self) {
         for (word, with) in self.words.iter_mut().zip(&other.words) {
             *word |= with;

@@ -12,7 +12,7 @@ use crate::model::pod_class::{NodeTerm, PodClass};
 use crate::model::requirement::ValueSet;
 use crate::planner::columns::bitset::Bits;
 use crate::planner::columns::dims::fits;
-use crate::planner::columns::table::{Asked, ColumnTable};
+use crate::planner::columns::table::{Asked, ColumnCache, ColumnTable};
 use crate::planner::input::problem::Problem;
 
 /// An interned set of columns.
@@ -51,8 +51,8 @@ struct NodeConstraint {
 }
 
 impl<'p> ColumnSets<'p> {
-    pub fn new(problem: &'p Problem) -> Self {
-        let table = problem.memory.column_table(Asked::of(problem), |asked| {
+    pub fn new(problem: &'p Problem, cache: &ColumnCache) -> Self {
+        let table = cache.column_table(Asked::of(problem), |asked| {
             // Which columns a daemon runs on is asked of a column_sets without daemons.
             let mut bare = Self::over(problem, Arc::new(ColumnTable::bare(problem, asked)));
             let daemons = bare.daemons_of_problem();
@@ -223,5 +223,30 @@ impl ColumnSets<'_> {
             self.requirement_bits.insert(entry.clone(), bits);
         }
         &self.requirement_bits[&entry]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::planner::tests::World;
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn the_search_by_load_passes_over_what_is_too_small_and_nothing_else() {
+        let mut world = World::new();
+        world.pods("p", 1, &json!({}), "1", "1Gi", &json!({"requests": {"nvidia.com/gpu": "1"}}));
+        let column_sets = ColumnSets::new(&world.problem, &ColumnCache::default());
+        let mut passed_over = 0;
+        for (cpus, gib, gpus) in (0..18).flat_map(|c| (0..18).flat_map(move |m| (0..5).map(move |g| (c, m * 8, g)))) {
+            let load = [cpus * 1000, gib << 30, 1, 0, gpus];
+            let holds = |column: &&usize| fits(&load, column_sets.room(**column));
+            let all: Vec<&usize> = column_sets.by_price.iter().filter(holds).collect();
+            let searched = column_sets.by_price_for(&load);
+            assert_eq!(searched.iter().filter(holds).collect::<Vec<_>>(), all, "{load:?}");
+            passed_over += column_sets.by_price.len() - searched.len();
+        }
+        assert!(passed_over > 0);
     }
 }

@@ -7,7 +7,9 @@ use std::sync::Arc;
 use crate::model::labels;
 use crate::model::pod_class::PodClass;
 use crate::model::requirement::{Requirements, ValueSet};
-use crate::planner::input::problem::{Labels, Pool, Problem};
+use crate::planner::input::pod::Labels;
+use crate::planner::input::pool::Pool;
+use crate::planner::input::problem::Problem;
 
 /// Most values of one open label, and most variants of one NodePool.
 const MAX_VARIANTS: usize = 128;

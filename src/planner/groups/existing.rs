@@ -7,8 +7,7 @@ use crate::planner::columns::dims::fits;
 use crate::planner::columns::sets::ColumnSets;
 use crate::planner::groups::group::{Group, HostCounters, HostRules};
 use crate::planner::groups::selectors::Selectors;
-use crate::planner::input::node_match::node_label;
-use crate::planner::input::problem::NodeState;
+use crate::planner::input::node::NodeState;
 
 /// Counters and caps of a node before anything is put there.
 #[derive(Clone, Debug, Default)]
@@ -89,7 +88,7 @@ pub(crate) fn existing<'p>(
             continue;
         }
         let kind = Kind {
-            labels: keys.iter().map(|key| node_label(state, key)).collect(),
+            labels: keys.iter().map(|key| state.label(key)).collect(),
             taints: state.taints.iter().map(|t| (t.key.as_str(), t.value.as_deref(), t.effect.as_str())).collect(),
             name: by_name.then_some(&*state.name),
         };

@@ -1,16 +1,19 @@
 //! Pods of one problem that no rule tells apart: the same class, selected by the same selectors. Everything after this
 //! works on groups with counts. Rules about the host name (and host ports) become caps on counts per node here.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use crate::model::labels;
 use crate::model::offering::CapacityType;
-use crate::model::pod_class::{HostPort, NodeTerm, PodClass};
+use crate::model::pod_class::{HostPort, Namespaces, NodeTerm, PodClass, Spread};
 use crate::planner::columns::bitset::Bits;
+use crate::planner::columns::dims::COMMON;
 use crate::planner::columns::sets::ColumnSets;
 use crate::planner::groups::selectors::Selectors;
-use crate::planner::input::problem::{PodEntry, PreferencePolicy, Problem};
+use crate::planner::input::pod::{Labels, PodEntry};
+use crate::planner::input::problem::Problem;
+use crate::planner::input::settings::PreferencePolicy;
 
 /// Rules of a group about the pods that share its node. Ids name counters that each node has.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -173,12 +176,7 @@ impl HostCounters {
         rules
     }
 
-    fn spread_counter(
-        &self,
-        class: &PodClass,
-        spread: &crate::model::pod_class::Spread,
-        selectors: &mut Selectors,
-    ) -> Option<u32> {
+    fn spread_counter(&self, class: &PodClass, spread: &Spread, selectors: &mut Selectors) -> Option<u32> {
         let id = add_spread(selectors, class, spread)?;
         self.of_spread.get(&id).copied()
     }
@@ -212,13 +210,8 @@ fn number(of: &mut HashMap<u32, u32>, selector: u32, next: &mut u32) {
 }
 
 /// The selector of a spread constraint, which looks into the pod's own namespace.
-pub(crate) fn add_spread(
-    selectors: &mut Selectors,
-    class: &PodClass,
-    spread: &crate::model::pod_class::Spread,
-) -> Option<u32> {
-    let namespaces =
-        crate::model::pod_class::Namespaces { names: [Arc::clone(&class.namespace)].into(), selector: None };
+pub(crate) fn add_spread(selectors: &mut Selectors, class: &PodClass, spread: &Spread) -> Option<u32> {
+    let namespaces = Namespaces { names: [Arc::clone(&class.namespace)].into(), selector: None };
     selectors.add(spread.selector.as_ref(), &namespaces)
 }
 
@@ -227,7 +220,7 @@ pub(crate) fn register(problem: &Problem) -> (Selectors<'_>, HostCounters) {
     let mut selectors = Selectors::new(&problem.namespaces);
     let mut counters = HostCounters::default();
     let respect = problem.settings.preference_policy == PreferencePolicy::Respect;
-    let mut seen: std::collections::HashSet<*const PodClass> = std::collections::HashSet::new();
+    let mut seen: HashSet<*const PodClass> = HashSet::new();
     // In an order that the order of input doesn't change: by the first key of each class.
     let mut first: HashMap<*const PodClass, &PodEntry> = HashMap::new();
     for pod in &problem.pods {
@@ -267,9 +260,9 @@ pub(crate) fn register(problem: &Problem) -> (Selectors<'_>, HostCounters) {
         }
     }
     // A running pod's required anti-affinity keeps newcomers away; nothing else of it asks anything of them.
-    let mut nodes: Vec<_> = problem.nodes.iter().filter(|node| !node.pods.ruling().is_empty()).collect();
+    let mut nodes: Vec<_> = problem.nodes.iter().filter(|node| !node.pods.exclusive().is_empty()).collect();
     nodes.sort_by(|a, b| a.name.cmp(&b.name));
-    for class in nodes.into_iter().flat_map(|node| node.pods.ruling()) {
+    for class in nodes.into_iter().flat_map(|node| node.pods.exclusive()) {
         if !seen.insert(Arc::as_ptr(class)) {
             continue;
         }
@@ -286,7 +279,7 @@ pub(crate) fn register(problem: &Problem) -> (Selectors<'_>, HostCounters) {
     }
     if problem.settings.workload_pods_per_node.is_some() {
         counters.per_owner = problem.settings.workload_pods_per_node;
-        let owners: std::collections::BTreeSet<_> = problem.pods.iter().filter_map(|pod| pod.owner.as_ref()).collect();
+        let owners: BTreeSet<_> = problem.pods.iter().filter_map(|pod| pod.owner.as_ref()).collect();
         for owner in owners {
             counters.owner(owner);
         }
@@ -309,7 +302,7 @@ pub(crate) fn group(
     let by_owner = problem.settings.workload_pods_per_node.is_some();
     let mut groups: Vec<Group> = Vec::new();
     // Pods of one workload mostly come in runs: remember the last.
-    let mut last: Option<(*const PodClass, *const crate::planner::input::problem::Labels, usize)> = None;
+    let mut last: Option<(*const PodClass, *const Labels, usize)> = None;
     for (at, pod) in problem.pods.iter().enumerate() {
         let (class, pod_labels) = (Arc::as_ptr(&pod.class), Arc::as_ptr(&pod.labels));
         if let Some((c, l, group)) = last
@@ -359,7 +352,7 @@ pub(crate) fn group(
 /// Columns that the node constraints of a class allow, volumes aside, and that have what it asks for beyond the common
 /// resources.
 fn allowed(column_sets: &mut ColumnSets<'_>, class: &PodClass, need: &[i64]) -> Bits {
-    let extended = crate::planner::columns::dims::COMMON..need.len();
+    let extended = COMMON..need.len();
     let has_extended = extended.clone().any(|dim| need[dim] > 0);
     let mut allowed = column_sets.columns_for(class);
     if has_extended {
@@ -368,6 +361,15 @@ fn allowed(column_sets: &mut ColumnSets<'_>, class: &PodClass, need: &[i64]) -> 
         allowed.and(&offered);
     }
     allowed
+}
+
+/// Columns that a group's requirements and volumes allow, those of counted reservations among them: its levels are without.
+pub(crate) fn usable(column_sets: &mut ColumnSets<'_>, group: &Group) -> Bits {
+    let mut bits = group.domains.clone();
+    if !group.class.volume_terms.is_empty() {
+        bits.and(&column_sets.constrained(&group.class.volume_terms, &group.class));
+    }
+    bits
 }
 
 /// Columns by preference: each preferred node term that can be met (heaviest first), then none; and within each, first
@@ -392,7 +394,7 @@ fn levels(column_sets: &mut ColumnSets<'_>, class: &PodClass, need: &[i64], allo
     if column_sets.problem.settings.prefer_spot {
         let spot =
             column_sets.where_column(|column| column_sets.columns[column].capacity_type != CapacityType::OnDemand);
-        sets = sets.into_iter().flat_map(|set| [both(&set, &spot), set]).collect();
+        sets = sets.into_iter().flat_map(|set| [set.intersection(&spot), set]).collect();
     }
     let mut out: Vec<Bits> = Vec::new();
     let push = |column_sets: &mut ColumnSets<'_>, set: Bits, out: &mut Vec<Bits>| {
@@ -420,24 +422,9 @@ fn levels(column_sets: &mut ColumnSets<'_>, class: &PodClass, need: &[i64], allo
     out
 }
 
-fn both(a: &Bits, b: &Bits) -> Bits {
-    let mut out = a.clone();
-    out.and(b);
-    out
-}
-
 fn with_term(class: &PodClass, term: &NodeTerm) -> Vec<NodeTerm> {
     if class.node_terms.is_empty() {
         return vec![term.clone()];
     }
     class.node_terms.iter().map(|required| required.and(term)).collect()
-}
-
-/// Columns that a group's requirements and volumes allow, those of counted reservations among them: its levels are without.
-pub(crate) fn usable(column_sets: &mut ColumnSets<'_>, group: &Group) -> Bits {
-    let mut bits = group.domains.clone();
-    if !group.class.volume_terms.is_empty() {
-        bits.and(&column_sets.constrained(&group.class.volume_terms, &group.class));
-    }
-    bits
 }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use crate::model::pod_class::{Namespaces, PodTerm, Selector};
-use crate::planner::input::problem::{Labels, PodEntry};
+use crate::planner::input::pod::{Labels, PodEntry};
 
 #[derive(PartialEq, Eq, Hash, Clone)]
 struct Entry {

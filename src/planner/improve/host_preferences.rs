@@ -7,7 +7,6 @@ use std::collections::{BTreeMap, HashMap};
 
 use crate::planner::columns::dims::fits;
 use crate::planner::groups::existing::{Existing, HostState};
-use crate::planner::input::node_match::admits;
 use crate::planner::state::demand::{Bin, Content};
 use crate::planner::state::plan_state::{PlanState, PurchasedNode};
 
@@ -312,7 +311,7 @@ impl<'p> PlanState<'_, 'p, '_> {
             Some(node) => {
                 let node = &nodes[node];
                 (from.old.is_some() || place.levels.len() == 1)
-                    && admits(&self.demand.groups[place.sample].class, node.state)
+                    && node.state.admits(&self.demand.groups[place.sample].class)
                     && place.pins.iter().all(|(key, domain)| self.topology.in_domain(node, *key, *domain))
             }
             None if from.old.is_some() => level(to.column) == Some(0),

@@ -1,7 +1,7 @@
 //! The cluster's default topology spread constraints, as kube-scheduler's `PodTopologySpread` plugin has them: what pods get
 //! that declare no constraint of their own.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Pod, Service};
@@ -9,9 +9,9 @@ use kube::ResourceExt;
 use serde::Deserialize;
 
 use crate::model::labels::normalize_key;
-use crate::model::pod_class::{PodClass, Selector, Spread};
+use crate::model::pod_class::{Selector, Spread};
 use crate::model::requirement::ValueSet;
-use crate::planner::input::problem::{Labels, PodEntry, Problem};
+use crate::planner::input::pod::{Labels, PodEntry};
 
 /// The label under which the planner keeps a pod's controller, so that a selector can be about it.
 pub(crate) const CONTROLLER: &str = "stowage.dev/controller-uid";
@@ -116,7 +116,8 @@ impl DefaultSpread {
 
 /// UID of the controller whose selector kube-scheduler takes for a default constraint. A `ReplicaSet`'s selects the pods of
 /// one revision, which are those it owns. Selectors of Services are not looked at: they can only narrow a controller's
-/// pods, all of which have the same labels; pods without such a controller have theirs ([`with_services`]).
+/// pods, all of which have the same labels. Pods without such a controller use the selectors of their Services
+/// ([`Services`]).
 pub(crate) fn spreading_controller(pod: &Pod) -> Option<&str> {
     let owner = pod.metadata.owner_references.iter().flatten().find(|owner| owner.controller == Some(true))?;
     let spreads = matches!(owner.kind.as_str(), "ReplicaSet" | "StatefulSet" | "ReplicationController");
@@ -168,44 +169,24 @@ impl Services {
         self.selectors.iter().flat_map(inside).collect()
     }
 
-    /// The selectors of all Services that select a pod, as one; `None` where none does.
-    fn selecting(&self, pod: &PodEntry) -> Option<Labels> {
+    /// Whether no pod can get a constraint.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.spread.is_empty() || self.selectors.is_empty()
+    }
+
+    /// The default constraints over a selector.
+    pub(crate) fn spread_over(&self, selector: &Selector) -> Vec<Spread> {
+        self.spread.over(selector)
+    }
+
+    /// The selectors of all Services that select a pod, merged; `None` where no Service does.
+    pub(crate) fn selecting(&self, pod: &PodEntry) -> Option<Labels> {
         let inside = self.selectors.get(&*pod.class.namespace)?.values();
         let selects = |selector: &&Labels| selector.iter().all(|(key, value)| pod.labels.get(key) == Some(value));
         let merged: Labels =
             inside.filter(selects).flatten().map(|(key, value)| (key.clone(), value.clone())).collect();
         (!merged.is_empty()).then_some(merged)
     }
-}
-
-/// The problem with default constraints on the pods that declare none, have no controller of a kind that spreads, and are
-/// selected by a Service; `None` where there is no such pod. The constraint counts whatever the Services select.
-pub(crate) fn with_services(problem: &Problem) -> Option<Problem> {
-    let services = &problem.services;
-    if services.spread.is_empty() || services.selectors.is_empty() {
-        return None;
-    }
-    let mut classes: HashMap<(*const PodClass, Labels), Arc<PodClass>> = HashMap::new();
-    let mut changed: Vec<(usize, Arc<PodClass>)> = Vec::new();
-    for (at, pod) in problem.pods.iter().enumerate() {
-        if !pod.class.spread.is_empty() || pod.labels.contains_key(CONTROLLER) {
-            continue;
-        }
-        let Some(merged) = services.selecting(pod) else { continue };
-        let class = classes.entry((Arc::as_ptr(&pod.class), merged)).or_insert_with_key(|(_, merged)| {
-            let terms = merged.iter().map(|(key, value)| (Arc::from(key.as_str()), ValueSet::one(value))).collect();
-            Arc::new(PodClass { spread: services.spread.over(&Selector { terms }), ..PodClass::clone(&pod.class) })
-        });
-        changed.push((at, Arc::clone(class)));
-    }
-    if changed.is_empty() {
-        return None;
-    }
-    let mut out = problem.clone();
-    for (at, class) in changed {
-        out.pods[at].class = class;
-    }
-    Some(out)
 }
 
 #[cfg(test)]

@@ -1,20 +1,21 @@
 //! From Kubernetes pods to interned classes: strings are read here, once, and never again.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::{
-    NodeSelectorTerm, Pod, PodAffinityTerm, PodSpec, PodStatus, Toleration as ApiToleration, TopologySpreadConstraint,
+    Pod, PodAffinityTerm, PodSpec, PodStatus, Toleration as ApiToleration, TopologySpreadConstraint,
 };
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use crate::model::labels::normalize_key;
 use crate::model::pod_class::{HostPort, Namespaces, NodeTerm, PodClass, PodTerm, Selector, Spread, Toleration};
-use crate::model::requirement::{RequirementError, Requirements, ValueSet};
+use crate::model::requirement::ValueSet;
 use crate::model::resources::{ResourceError, Resources};
 use crate::planner::input::default_spread::{CONTROLLER, DefaultSpread, spreading_controller};
-use crate::planner::input::problem::{Daemon, Labels, PodEntry};
+use crate::planner::input::pod::{Daemon, Labels, PodEntry};
+use crate::planner::input::terms::{TermError, node_term, selector};
 
 /// A pod that can't be planned for.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -36,17 +37,9 @@ pub enum PodProblem {
     /// A quantity.
     #[error("spec.containers resources: resource {}: {}", .0.resource, .0.source)]
     Resources(ResourceError),
-    /// A requirement of a selector or affinity term.
-    #[error("{field}: {error}")]
-    Requirement {
-        /// Field path.
-        field: &'static str,
-        /// What is wrong.
-        error: RequirementError,
-    },
-    /// `matchFields` on something else than the name.
-    #[error("spec.affinity.nodeAffinity: matchFields on {0:?} is not supported, only metadata.name is")]
-    MatchFields(String),
+    /// A selector or affinity term.
+    #[error(transparent)]
+    Term(#[from] TermError),
 }
 
 /// Shares equal classes and label sets, so that a pod costs a few hundred bytes.
@@ -274,7 +267,7 @@ fn host_ports(spec: &PodSpec) -> Vec<HostPort> {
     ports
 }
 
-fn node_terms(spec: &PodSpec, class: &mut PodClass) -> Result<(), PodProblem> {
+fn node_terms(spec: &PodSpec, class: &mut PodClass) -> Result<(), TermError> {
     let mut base = NodeTerm::default();
     for (key, value) in spec.node_selector.iter().flatten() {
         base.labels.require(key, &ValueSet::one(value));
@@ -312,47 +305,6 @@ fn node_terms(spec: &PodSpec, class: &mut PodClass) -> Result<(), PodProblem> {
     Ok(())
 }
 
-/// Reads one alternative of a node selector.
-pub(crate) fn node_term(api: &NodeSelectorTerm) -> Result<NodeTerm, PodProblem> {
-    const FIELD: &str = "spec.affinity.nodeAffinity";
-    let expressions = api.match_expressions.as_deref().unwrap_or_default();
-    let fields = api.match_fields.as_deref().unwrap_or_default();
-    let mut labels = Requirements::default();
-    for e in expressions {
-        let values = e.values.as_deref().unwrap_or_default();
-        let set = ValueSet::parse(&e.key, &e.operator, values)
-            .map_err(|error| PodProblem::Requirement { field: FIELD, error })?;
-        labels.require(&e.key, &set);
-    }
-    let mut name: Option<ValueSet> = None;
-    for f in fields {
-        if f.key != "metadata.name" {
-            return Err(PodProblem::MatchFields(f.key.clone()));
-        }
-        let set = ValueSet::parse(&f.key, &f.operator, f.values.as_deref().unwrap_or_default())
-            .map_err(|error| PodProblem::Requirement { field: FIELD, error })?;
-        name = Some(name.map_or_else(|| set.clone(), |have| have.intersect(&set)));
-    }
-    Ok(NodeTerm { labels, name, never: expressions.is_empty() && fields.is_empty() })
-}
-
-pub(crate) fn selector(api: &LabelSelector, field: &'static str) -> Result<Selector, PodProblem> {
-    let mut terms: BTreeMap<Arc<str>, ValueSet> = BTreeMap::new();
-    let mut require = |key: &str, set: ValueSet| {
-        let joined = terms.get(key).map_or_else(|| set.clone(), |have| have.intersect(&set));
-        terms.insert(Arc::from(key), joined);
-    };
-    for (key, value) in api.match_labels.iter().flatten() {
-        require(key, ValueSet::one(value));
-    }
-    for e in api.match_expressions.iter().flatten() {
-        let set = ValueSet::parse(&e.key, &e.operator, e.values.as_deref().unwrap_or_default())
-            .map_err(|error| PodProblem::Requirement { field, error })?;
-        require(&e.key, set);
-    }
-    Ok(Selector { terms: terms.into_iter().collect() })
-}
-
 /// Narrows a selector by the pod's own values of `keys` (`matchLabelKeys`), or away from them (`mismatchLabelKeys`).
 /// A key the pod doesn't have is ignored, as the API server ignores it.
 fn narrow(selector: &mut Selector, keys: Option<&Vec<String>>, labels: &Labels, matching: bool) {
@@ -367,7 +319,7 @@ fn narrow(selector: &mut Selector, keys: Option<&Vec<String>>, labels: &Labels, 
     selector.terms.sort();
 }
 
-fn spread(api: &TopologySpreadConstraint, labels: &Labels) -> Result<Spread, PodProblem> {
+fn spread(api: &TopologySpreadConstraint, labels: &Labels) -> Result<Spread, TermError> {
     const FIELD: &str = "spec.topologySpreadConstraints";
     let mut counted = api.label_selector.as_ref().map(|s| selector(s, FIELD)).transpose()?;
     if let Some(counted) = &mut counted {
@@ -384,7 +336,7 @@ fn spread(api: &TopologySpreadConstraint, labels: &Labels) -> Result<Spread, Pod
     })
 }
 
-fn pod_term(api: &PodAffinityTerm, namespace: &str, labels: &Labels) -> Result<PodTerm, PodProblem> {
+fn pod_term(api: &PodAffinityTerm, namespace: &str, labels: &Labels) -> Result<PodTerm, TermError> {
     const FIELD: &str = "spec.affinity.podAffinity";
     let mut about = api.label_selector.as_ref().map(|s| selector(s, FIELD)).transpose()?;
     if let Some(about) = &mut about {

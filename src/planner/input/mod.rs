@@ -1,8 +1,13 @@
-//! The problem: pods, nodes, NodePools and volumes, read once from Kubernetes objects into plain data.
+//! The problem: pods, nodes, NodePools and volumes, parsed once from Kubernetes objects into plain data. Nothing of the later
+//! stages may enter.
 
 pub mod default_spread;
 pub mod intern;
-pub mod node_match;
+pub mod node;
+pub mod pod;
 pub mod pool;
 pub mod problem;
+pub mod service_spread;
+pub mod settings;
+pub mod terms;
 pub mod volumes;

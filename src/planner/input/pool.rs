@@ -1,6 +1,8 @@
-//! From a NodePool object to what the planner needs of it.
+//! NodePools as the planner reads them.
 
 use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::Taint;
 
 use crate::api::{NodePool, Requirement};
 use crate::model::labels;
@@ -8,9 +10,34 @@ use crate::model::labels::normalize_key;
 use crate::model::offering::Catalog;
 use crate::model::requirement::{RequirementError, Requirements};
 use crate::model::resources::{ResourceError, Resources};
-use crate::planner::input::problem::{Labels, Pool};
+use crate::planner::input::pod::Labels;
 
-/// A NodePool that can't be planned with.
+/// A NodePool with its catalog.
+#[derive(Clone, Debug)]
+pub struct Pool {
+    pub name: Arc<str>,
+    /// Higher first; an absent weight is 0.
+    pub weight: i32,
+    /// Template labels, with `karpenter.sh/nodepool` and the node class label.
+    pub labels: Labels,
+    /// Permanent taints.
+    pub taints: Vec<Taint>,
+    /// Requirements of the template.
+    pub requirements: Vec<Requirement>,
+    /// Upper bound on the pool's total capacity by resource; a resource that `limited` does not name is unbounded.
+    pub limits: Option<Resources>,
+    /// `limits.nodes`.
+    pub node_limit: Option<i64>,
+    /// The resources that `limits` names: a named zero is a bound of zero.
+    pub limited: Vec<Arc<str>>,
+    /// Capacity of the pool's nodes, launching nodes included, nodes being deleted not.
+    pub usage: Resources,
+    /// Nodes of the pool, launching nodes included.
+    pub node_count: i64,
+    pub catalog: Arc<Catalog>,
+}
+
+/// A NodePool that is excluded from planning.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("NodePool {pool}: {problem}")]
 pub struct PoolError {

@@ -9,7 +9,7 @@ use crate::model::resources::Resources;
 use crate::planner::columns::bitset::Bits;
 use crate::planner::columns::dims::fits;
 use crate::planner::columns::sets::ColumnSets;
-use crate::planner::input::problem::MinValuesPolicy;
+use crate::planner::input::settings::MinValuesPolicy;
 use crate::planner::output::plan::{Choice, PlannedNode};
 use crate::planner::output::product::{CHOSEN_AT_LAUNCH, Order, nameable};
 use crate::planner::state::budget::Budget;

@@ -8,8 +8,10 @@ use crate::model::resources::attached_by;
 use crate::planner::columns::dims::{COMMON, fits};
 use crate::planner::columns::sets::ColumnSets;
 use crate::planner::groups::group::Group;
-use crate::planner::groups::topology::Topology;
-use crate::planner::input::problem::{NodeSizes, Pool, Problem};
+use crate::planner::groups::topology::counts::Topology;
+use crate::planner::input::pool::Pool;
+use crate::planner::input::problem::Problem;
+use crate::planner::input::settings::NodeSizes;
 use crate::planner::state::budget::Budget;
 
 /// Why no NodePool can make a node for a pod of `group` in the domains of `pins`.

@@ -4,3 +4,4 @@ pub mod choices;
 pub mod explain;
 pub mod plan;
 pub mod product;
+pub mod restore;

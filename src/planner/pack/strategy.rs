@@ -4,7 +4,6 @@ use crate::planner::columns::bitset::Bits;
 use crate::planner::columns::dims::{PODS, dot, fits, float, real};
 use crate::planner::groups::existing::Existing;
 use crate::planner::groups::group::Group;
-use crate::planner::input::node_match::admits;
 use crate::planner::pricing::duals::{CoveringLp, Offer, Prices};
 use crate::planner::state::budget::Budget;
 use crate::planner::state::demand::{Bin, Content};
@@ -91,7 +90,7 @@ impl<'p, 'g> PlanState<'_, 'p, 'g> {
                     active(place)
                         && *admitted
                             .entry((place, node.kind))
-                            .or_insert_with(|| admits(&self.group(place).class, node.state))
+                            .or_insert_with(|| node.state.admits(&self.group(place).class))
                         && self.demand.places[place]
                             .pins
                             .iter()

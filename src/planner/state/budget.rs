@@ -44,7 +44,7 @@ impl Limit {
 }
 
 impl Budget {
-    pub fn of(pool: &crate::planner::input::problem::Pool) -> Self {
+    pub fn of(pool: &crate::planner::input::pool::Pool) -> Self {
         let left = pool.limits.iter().flat_map(|limits| {
             pool.limited.iter().map(|name| (Limit::of(name), limits.get(name) - pool.usage.get(name)))
         });

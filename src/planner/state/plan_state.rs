@@ -6,7 +6,7 @@ use crate::planner::columns::sets::ColumnSets;
 use crate::planner::groups::existing::HostState;
 use crate::planner::groups::group::HostCounters;
 use crate::planner::groups::selectors::Selectors;
-use crate::planner::groups::topology::Topology;
+use crate::planner::groups::topology::counts::Topology;
 use crate::planner::state::budget::Budget;
 use crate::planner::state::demand::{Content, Demand};
 

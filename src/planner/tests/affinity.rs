@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::planner::input::problem::PreferencePolicy;
+use crate::planner::input::settings::PreferencePolicy;
 use crate::planner::tests::{HOST, World, ZONE, affinity, reason, spread, types, zones};
 
 #[test]

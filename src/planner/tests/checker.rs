@@ -9,7 +9,9 @@ use crate::model::offering::{OFFERING_LABELS, Offering};
 use crate::model::pod_class::{Namespaces, Selector};
 use crate::model::requirement::ValueSet;
 use crate::model::resources::Resources;
-use crate::planner::input::problem::{Labels, PodEntry, Pool, Problem};
+use crate::planner::input::pod::{Labels, PodEntry};
+use crate::planner::input::pool::Pool;
+use crate::planner::input::problem::Problem;
 use crate::planner::output::plan::{Choice, Plan, PlannedNode};
 
 struct Place<'p> {

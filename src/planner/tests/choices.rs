@@ -6,7 +6,7 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use crate::model::offering::CapacityType;
-use crate::planner::input::problem::MinValuesPolicy;
+use crate::planner::input::settings::MinValuesPolicy;
 use crate::planner::output::plan::PlannedNode;
 use crate::planner::tests::{World, ZONE, expression, node_affinity, reason};
 

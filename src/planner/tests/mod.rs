@@ -24,8 +24,11 @@ use serde_json::{Value, json};
 
 use crate::model::offering::{CapacityType, Catalog, InstanceType, MicroUsd, Offering};
 use crate::model::resources::Resources;
+use crate::planner::columns::table::ColumnCache;
 use crate::planner::input::intern::Interner;
-use crate::planner::input::problem::{NodeState, Pool, Problem};
+use crate::planner::input::node::NodeState;
+use crate::planner::input::pool::Pool;
+use crate::planner::input::problem::Problem;
 use crate::planner::output::plan::Plan;
 
 pub(crate) const ZONES: [&str; 3] = ["z-a", "z-b", "z-c"];
@@ -180,7 +183,7 @@ impl World {
 
     /// Plans, and checks the plan with the independent checker.
     pub fn plan(&self) -> Plan {
-        let plan = crate::planner::plan(&self.problem);
+        let plan = crate::planner::plan(&self.problem, &ColumnCache::default());
         checker::check(&self.problem, &plan).unwrap();
         plan
     }

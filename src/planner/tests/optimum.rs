@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use crate::model::offering::CapacityType;
 use crate::model::resources::Resources;
-use crate::planner::input::problem::PodEntry;
+use crate::planner::input::pod::PodEntry;
 use crate::planner::tests::{HOST, World, affinity, catalog};
 
 /// Cases tried.

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::model::offering::{CapacityType, MicroUsd, Offering};
 use crate::model::resources::Resources;
-use crate::planner::input::problem::ColumnCache;
+use crate::planner::columns::table::ColumnCache;
 use crate::planner::output::plan::Plan;
 use crate::planner::tests::{HOST, World, ZONE, affinity, lone, reason, types};
 
@@ -477,11 +477,10 @@ fn plans_that_share_what_they_know_of_the_market_are_what_they_would_be_alone() 
     let alone: Vec<String> = worlds.iter().map(|world| format!("{:?}", world.plan())).collect();
     let distinct: BTreeSet<&String> = alone.iter().collect();
     assert!(distinct.len() > 9, "worlds that are told apart: {}", distinct.len());
-    let memory = ColumnCache::default();
+    let cache = ColumnCache::default();
     let order = (0..worlds.len()).chain((0..worlds.len()).rev()).chain((0..40).map(|at| at * 5 % worlds.len()));
     for at in order {
-        let mut problem = worlds[at].problem.clone();
-        problem.memory = memory.clone();
-        assert_eq!(format!("{:?}", crate::planner::plan(&problem)), alone[at], "world {at}");
+        let plan = crate::planner::plan(&worlds[at].problem, &cache);
+        assert_eq!(format!("{plan:?}"), alone[at], "world {at}");
     }
 }

@@ -5,6 +5,7 @@ use proptest::test_runner::RngSeed;
 use serde_json::{Value, json};
 
 use crate::model::offering::MicroUsd;
+use crate::planner::columns::table::ColumnCache;
 use crate::planner::output::plan::Plan;
 use crate::planner::tests::{HOST, World, ZONE, affinity, spread, volumes};
 
@@ -163,7 +164,7 @@ proptest! {
     ) {
         let mut world = world(&workloads, nodes, limit, features);
         let plan = world.plan();
-        prop_assert_eq!(&plan, &crate::planner::plan(&world.problem));
+        prop_assert_eq!(&plan, &crate::planner::plan(&world.problem, &ColumnCache::default()));
         if let (Some(bound), true) = (plan.lower_bound, plan.unschedulable.is_empty()) {
             prop_assert!(bound <= plan.cost, "bound {:?} over cost {:?}", bound, plan.cost);
         }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use serde_json::json;
 
-use crate::planner::input::problem::{MinValuesPolicy, PreferencePolicy};
+use crate::planner::input::settings::{MinValuesPolicy, PreferencePolicy};
 use crate::planner::output::plan::PlannedNode;
 use crate::planner::tests::{World, ZONE, expression, lone, node_affinity, one, read_pool, reason, types, zones};
 

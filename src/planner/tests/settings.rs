@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use crate::model::offering::{CapacityType, MicroUsd};
-use crate::planner::input::problem::NodeSizes;
+use crate::planner::input::settings::NodeSizes;
 use crate::planner::output::plan::Plan;
 use crate::planner::tests::{World, reason, types};
 
@@ -141,7 +141,7 @@ fn a_node_holds_no_more_pods_of_one_workload_than_are_allowed() {
     // What runs already counts.
     let running = world.problem.pods[0].clone();
     let node = world.node("n", "z-a", 8, &[]);
-    node.pods.push(crate::planner::input::problem::PodEntry { key: "default/running".into(), ..running });
+    node.pods.push(crate::planner::input::pod::PodEntry { key: "default/running".into(), ..running });
     let plan = world.plan();
     let there = plan.placements.iter().flat_map(|p| &p.pods).filter(|pod| **pod < 6).count();
     assert_eq!(there, 1, "one of workload a runs there");

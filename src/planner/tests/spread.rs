@@ -8,7 +8,8 @@ use serde_json::{Value, json};
 
 use crate::planner::input::default_spread::{DefaultSpread, Services};
 use crate::planner::input::intern::Interner;
-use crate::planner::input::problem::{PodEntry, PreferencePolicy};
+use crate::planner::input::pod::PodEntry;
+use crate::planner::input::settings::PreferencePolicy;
 use crate::planner::output::plan::Plan;
 use crate::planner::tests::{HOST, World, ZONE, affinity, one, reason, spread, zones};
 

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use crate::planner::input::volumes::{Claim, StorageClass, Volume, Volumes, attach_limits};
+use crate::planner::columns::table::ColumnCache;
+use crate::planner::input::volumes::objects::{Claim, StorageClass, Volume, Volumes, attach_limits};
 use crate::planner::tests::{HOST, World, ZONE, reason, spread, types, zones};
 
 const EBS: &str = "ebs.csi.aws.com";
@@ -104,7 +105,7 @@ fn b19_the_limit_of_an_existing_node_counts_what_is_attached_there_once() {
     }
     let extra: Vec<&str> = extra.iter().map(String::as_str).collect();
     world.pods("more", 1, &json!({}), "100m", "64Mi", &claims(&extra));
-    let plan = crate::planner::plan(&world.problem);
+    let plan = crate::planner::plan(&world.problem, &ColumnCache::default());
     let on_node: usize = plan.placements[0].pods.iter().map(|pod| world.problem.pods[*pod].claims.len()).sum();
     assert!(on_node <= 5 && plan.new_nodes.len() == 1, "6 of m1.x2, one of them taken: {on_node}");
 }
@@ -378,7 +379,7 @@ fn a_free_volume_serves_a_claim_that_it_is_large_enough_and_made_for() {
         local_volume(&mut world, "pv", "n", &of_volume);
         local_claim(&mut world, "data", &of_claim);
         world.pods("p", 1, &json!({}), "1", "1Gi", &claims(&["data"]));
-        let plan = crate::planner::plan(&world.problem);
+        let plan = crate::planner::plan(&world.problem, &ColumnCache::default());
         assert_eq!(plan.unschedulable.is_empty(), serves, "{of_claim} of {of_volume}");
         assert!(serves || reason(&plan).contains("is free for PersistentVolumeClaim default/data"));
     }
@@ -400,7 +401,7 @@ fn a_free_volume_serves_one_claim_and_those_of_one_pod_are_in_one_place() {
         local_claim(&mut world, &format!("data-{pod}"), &json!({}));
         world.pods(&format!("p{pod}"), 1, &json!({}), "1", "1Gi", &claims(&[&format!("data-{pod}")]));
     }
-    let plan = crate::planner::plan(&world.problem);
+    let plan = crate::planner::plan(&world.problem, &ColumnCache::default());
     let placed: Vec<(usize, usize)> = plan.placements.iter().map(|p| (p.node, p.pods.len())).collect();
     assert_eq!((placed, plan.new_nodes.len(), plan.unschedulable.len()), (vec![(1, 2), (2, 1)], 0, 1));
 
@@ -420,7 +421,7 @@ fn a_free_volume_serves_one_claim_and_those_of_one_pod_are_in_one_place() {
         }
         world.pods(&format!("p{pod}"), 1, &json!({}), "1", "1Gi", &claims(&[&names[0], &names[1]]));
     }
-    let plan = crate::planner::plan(&world.problem);
+    let plan = crate::planner::plan(&world.problem, &ColumnCache::default());
     assert_eq!(plan.placements.iter().map(|p| (p.node, p.pods.len())).collect::<Vec<_>>(), [(0, 1), (1, 1)]);
 }
 
@@ -440,7 +441,7 @@ fn free_volumes_of_a_zone_are_for_whoever_may_run_there() {
         spec["nodeSelector"] = json!({crate::planner::tests::ZONE: zone});
         world.pods(pod, 1, &json!({}), "1", "1Gi", &spec);
     }
-    let plan = crate::planner::plan(&world.problem);
+    let plan = crate::planner::plan(&world.problem, &ColumnCache::default());
     assert!(plan.unschedulable.is_empty(), "{}", reason(&plan));
     assert_eq!(plan.new_nodes.len(), 2);
 }

@@ -5,8 +5,9 @@ use crate::planner::columns::sets::ColumnSets;
 use crate::planner::groups::existing::Existing;
 use crate::planner::groups::group::{Group, usable};
 use crate::planner::groups::selectors::Selectors;
-use crate::planner::groups::topology::{Assignment, Counter, Rules, SpreadRule, Topology, with};
-use crate::planner::input::node_match::admits;
+use crate::planner::groups::topology::counts::Topology;
+use crate::planner::groups::topology::domains::{Assignment, with};
+use crate::planner::groups::topology::rules::{Counter, Rules, SpreadRule};
 
 impl Topology {
     /// Divides every group over the domains its rules concern.
@@ -154,7 +155,7 @@ impl Topology {
                     node.holds(&group.need)
                         && self.in_domain(node, key, domain)
                         && part.pins.iter().all(|(k, d)| self.in_domain(node, *k, *d))
-                        && admits(&group.class, node.state)
+                        && node.state.admits(&group.class)
                 });
                 if exists && group.levels.len() == 1 {
                     // No preference between nodes: one that is there is as good as one to buy.
@@ -376,12 +377,6 @@ struct Possible {
 impl Possible {
     fn open(&self) -> bool {
         self.new || self.exists
-    }
-}
-
-impl Assignment {
-    fn whole(index: usize, group: &Group) -> Self {
-        Self { group: index, pins: Vec::new(), count: group.pods.len(), refused: None }
     }
 }
 

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use crate::planner::columns::bitset::Bits;
-use crate::planner::groups::topology::{Domains, Topology, both};
+use crate::planner::groups::topology::counts::Topology;
+use crate::planner::groups::topology::domains::Domains;
 
 impl Topology {
     /// Domains that bought nodes make count against a spread that was planned without them: a zone, say, that no GPU type
@@ -17,7 +18,7 @@ impl Topology {
                 let most = (0..key.values.len()).filter(|d| s.eligible[*d]).map(count).max().unwrap_or(0);
                 let others = (0..key.values.len()).filter(|d| !s.eligible[*d] && key.absent != Some(*d));
                 for domain in others.filter(|d| most - count(*d) > s.max_skew) {
-                    let mut nodes = both(bought, &key.columns[domain]);
+                    let mut nodes = bought.intersection(&key.columns[domain]);
                     nodes.and(&s.counted);
                     if !nodes.is_empty() {
                         out.insert((Arc::clone(&key.name), Arc::clone(&key.values[domain])));

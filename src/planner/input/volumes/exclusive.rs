@@ -4,9 +4,9 @@ use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use crate::planner::input::problem::{PodEntry, Problem};
-use crate::planner::input::volumes::VolumeProblem;
-use crate::planner::input::volumes::free::Assigned;
+use crate::planner::input::pod::PodEntry;
+use crate::planner::input::problem::Problem;
+use crate::planner::input::volumes::needs::{Assigned, VolumeProblem};
 
 /// The pods that have to wait for another one to let go of a claim, by index. Of those that wait for one claim the first by
 /// priority, age and key has it.

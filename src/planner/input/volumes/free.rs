@@ -1,93 +1,18 @@
 //! Volumes that nothing makes: which of the free ones serve a claim, as the volume controller and kube-scheduler match them,
 //! and one volume for each claim where several pods wait for some.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::{PersistentVolumeClaimSpec, PersistentVolumeSpec};
-
 use crate::model::labels;
-use crate::model::pod_class::{NodeTerm, Selector};
-use crate::model::quantity::parse_bytes;
+use crate::model::pod_class::NodeTerm;
 use crate::model::requirement::ValueSet;
-use crate::planner::input::intern::selector;
-use crate::planner::input::node_match::{accepted, admits, node_label};
-use crate::planner::input::problem::{Labels, NodeState, PodEntry, Problem};
-use crate::planner::input::volumes::{Claim, Volume, Volumes, both};
-
-/// The volume that each claim is to have; `None` where none is left for it. Claims that no other pod competes with are not
-/// in it: they may have any that serves them.
-pub(crate) type Assigned = HashMap<Arc<str>, Option<Arc<str>>>;
-
-/// What a claim asks of the volume that serves it.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Wanted {
-    bytes: i64,
-    modes: BTreeSet<Arc<str>>,
-    block: bool,
-    /// `None` can't be understood, and selects nothing.
-    selector: Option<Selector>,
-}
-
-/// What a free volume has for a claim.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Capacity {
-    bytes: i64,
-    modes: BTreeSet<Arc<str>>,
-    block: bool,
-    labels: Labels,
-}
-
-impl Wanted {
-    /// Reads a claim.
-    pub fn new(spec: &PersistentVolumeClaimSpec) -> Self {
-        let requests = spec.resources.as_ref().and_then(|resources| resources.requests.as_ref());
-        Self {
-            bytes: requests.and_then(|map| map.get("storage")).map_or(0, |q| parse_bytes(&q.0).unwrap_or(i64::MAX)),
-            modes: spec.access_modes.iter().flatten().map(|mode| Arc::from(mode.as_str())).collect(),
-            block: spec.volume_mode.as_deref() == Some("Block"),
-            selector: match &spec.selector {
-                Some(api) => selector(api, "spec.selector").ok(),
-                None => Some(Selector::default()),
-            },
-        }
-    }
-
-    fn served_by(&self, volume: &Capacity) -> bool {
-        volume.bytes >= self.bytes
-            && volume.block == self.block
-            && self.modes.is_subset(&volume.modes)
-            && self.selector.as_ref().is_some_and(|selector| selector.selects(&volume.labels))
-    }
-}
-
-impl Capacity {
-    /// Reads a volume with these labels.
-    pub fn new(spec: &PersistentVolumeSpec, labels: Option<&Labels>) -> Self {
-        let storage = spec.capacity.as_ref().and_then(|map| map.get("storage"));
-        Self {
-            bytes: storage.and_then(|q| parse_bytes(&q.0).ok()).unwrap_or(0),
-            modes: spec.access_modes.iter().flatten().map(|mode| Arc::from(mode.as_str())).collect(),
-            block: spec.volume_mode.as_deref() == Some("Block"),
-            labels: labels.cloned().unwrap_or_default(),
-        }
-    }
-}
-
-impl Volumes {
-    /// The free volumes of a class that serve a claim.
-    pub(crate) fn serving(&self, claim: &Claim, class: &str) -> impl Iterator<Item = (&String, &Volume)> {
-        self.volumes.iter().filter(move |(_, volume)| {
-            *volume.storage_class == *class && volume.free.as_ref().is_some_and(|free| claim.wanted.served_by(free))
-        })
-    }
-
-    /// The class of a claim that waits for its pod and that only a free volume can serve.
-    fn served_class(&self, claim: &Claim) -> Option<Arc<str>> {
-        let name = self.class_of(claim).filter(|_| claim.volume.is_none())?;
-        self.classes.get(name.as_ref()).is_some_and(|class| class.waits && class.driver.is_none()).then_some(name)
-    }
-}
+use crate::planner::input::node::NodeState;
+use crate::planner::input::pod::PodEntry;
+use crate::planner::input::problem::Problem;
+use crate::planner::input::volumes::conjunction::both;
+use crate::planner::input::volumes::needs::Assigned;
+use crate::planner::input::volumes::objects::Volume;
 
 /// Gives each claim that waits for a free volume of a node one of its own, where several pods have such claims. Pods in the order
 /// of their keys take, for each claim, the smallest volume that serves it on a node that takes the pod, those of one pod in one
@@ -158,7 +83,7 @@ type Hosts<'p> = HashMap<&'p str, Vec<&'p NodeState>>;
 fn hosts(problem: &Problem) -> Hosts<'_> {
     let mut out = Hosts::new();
     for node in problem.nodes.iter().filter(|node| node.schedulable) {
-        let host = node_label(node, labels::HOSTNAME).filter(|host| **host != *node.name);
+        let host = node.label(labels::HOSTNAME).filter(|host| **host != *node.name);
         for name in host.into_iter().chain([&*node.name]) {
             out.entry(name).or_default().push(node);
         }
@@ -182,7 +107,7 @@ fn within_reach(hosts: &Hosts<'_>, pod: &PodEntry, volume: &Volume) -> bool {
         let mut room = node.allocatable.clone();
         room.sub(node.pods.requests());
         room.sub(&node.daemon_reserve);
-        pod.class.requests.fits(&room) && admits(&pod.class, node) && accepted(&volume.terms, node)
+        pod.class.requests.fits(&room) && node.admits(&pod.class) && node.satisfies(&volume.terms)
     };
     let reaches = |term: &NodeTerm| {
         hosts_of(term).is_some_and(|mut names| {

@@ -5,19 +5,21 @@ use std::sync::Arc;
 
 use crate::model::labels;
 use crate::model::pod_class::PodClass;
-use crate::model::resources::{UNLIMITED, attached_by, attachments_of};
-use crate::planner::input::problem::{NodeState, PodEntry, Problem};
-use crate::planner::input::volumes::Needs;
+use crate::model::resources::{UNLIMITED, attachments_of};
+use crate::planner::input::node::NodeState;
+use crate::planner::input::pod::PodEntry;
+use crate::planner::input::problem::Problem;
 use crate::planner::input::volumes::exclusive::shut_out;
 use crate::planner::input::volumes::free::assign;
-use crate::planner::output::plan::{Plan, Unschedulable};
+use crate::planner::input::volumes::needs::{Needs, VolumeProblem};
 
 /// A problem whose pods carry what their volumes ask.
 pub(crate) struct Resolved {
     pub problem: Problem,
     /// Index of each pod in the problem that was given.
-    pods: Vec<usize>,
-    refused: Vec<Unschedulable>,
+    pub pods: Vec<usize>,
+    /// Pods, by index in the given problem, that no node can satisfy, and why.
+    pub refused: Vec<(usize, VolumeProblem)>,
 }
 
 /// Writes what volumes ask into the pods that have some; `None` where none has.
@@ -39,7 +41,6 @@ pub(crate) fn resolve(problem: &Problem) -> Option<Resolved> {
             volumes: Arc::default(),
             services: Arc::default(),
             settings: problem.settings.clone(),
-            memory: problem.memory.clone(),
         },
         pods: Vec::with_capacity(problem.pods.len()),
         refused: Vec::new(),
@@ -51,7 +52,7 @@ pub(crate) fn resolve(problem: &Problem) -> Option<Resolved> {
             match shut_out.remove(&at).map_or_else(|| volumes.needs(&pod.claims, &assigned), Err) {
                 Ok(needs) => resolver.with_needs(&pod.class, needs),
                 Err(why) => {
-                    out.refused.push(Unschedulable { pod: at, reason: why.to_string() });
+                    out.refused.push((at, why));
                     continue;
                 }
             }
@@ -130,20 +131,4 @@ fn is_limited(problem: &Problem, driver: &str) -> bool {
             .pools
             .iter()
             .any(|pool| pool.catalog.instance_types.iter().any(|t| t.volume_limits.contains_key(driver)))
-}
-
-impl Resolved {
-    /// The plan in terms of the problem that was given.
-    pub fn back(self, mut plan: Plan) -> Plan {
-        let original = |pods: &mut Vec<usize>| pods.iter_mut().for_each(|pod| *pod = self.pods[*pod]);
-        for node in &mut plan.new_nodes {
-            original(&mut node.pods);
-            node.requests.extended.retain(|name, _| attached_by(name).is_none());
-        }
-        plan.placements.iter_mut().for_each(|placement| original(&mut placement.pods));
-        plan.unschedulable.iter_mut().for_each(|left_out| left_out.pod = self.pods[left_out.pod]);
-        plan.unschedulable.extend(self.refused);
-        plan.unschedulable.sort_by_key(|left_out| left_out.pod);
-        plan
-    }
 }

@@ -15,7 +15,8 @@ use crate::planner::columns::dims::{dot, fits, float, is_extended, real};
 use crate::planner::columns::sets::ColumnSets;
 use crate::planner::groups::existing::HostState;
 use crate::planner::groups::group::{Group, HostRules};
-use crate::planner::groups::topology::{Assignment, Topology};
+use crate::planner::groups::topology::counts::Topology;
+use crate::planner::groups::topology::domains::Assignment;
 
 /// Distinct sizes above which sizes are rounded into buckets.
 const EXACT_SIZES: usize = 200;

@@ -1,0 +1,99 @@
+//! Topology rules of a group on one key, and the counters they refer to.
+
+use std::sync::Arc;
+
+use crate::model::labels;
+use crate::model::pod_class::{PodClass, PodTerm, Spread};
+use crate::planner::columns::bitset::Bits;
+
+/// Counts of the pods that a selector selects, by domain of a key.
+pub(crate) struct Counter {
+    pub running: Vec<i64>,
+    /// Those of the running ones that a spread constraint counts: kube-scheduler passes over what is being deleted.
+    pub staying: Vec<i64>,
+    pub planned: Vec<i64>,
+    /// Pods that run or are planned in the domain and refuse, by required anti-affinity, what the selector selects.
+    pub refusers: Vec<i64>,
+    /// Pods of `staying`, by node.
+    pub at: Vec<(usize, i64)>,
+    /// Some rule that must hold uses it.
+    pub hard: bool,
+    /// Some spread constraint that must hold uses it.
+    pub spread: bool,
+}
+
+impl Counter {
+    pub fn total(&self, domain: usize) -> i64 {
+        self.running[domain] + self.planned[domain]
+    }
+
+    /// As a spread constraint counts.
+    pub fn spread_total(&self, domain: usize) -> i64 {
+        self.staying[domain] + self.planned[domain]
+    }
+
+    pub fn anywhere(&self) -> bool {
+        self.running.iter().chain(&self.planned).any(|n| *n > 0)
+    }
+}
+
+pub(crate) struct SpreadRule {
+    pub counter: usize,
+    pub own: i64,
+    pub max_skew: i64,
+    pub min_domains: usize,
+    pub hard: bool,
+    /// Running pods that count, by domain.
+    pub base: Vec<i64>,
+    /// Domains that count for the minimum.
+    pub eligible: Vec<bool>,
+    /// Columns whose nodes would make their domain count, whether the pod fits there or not.
+    pub counted: Bits,
+}
+
+/// A group's rules on one key.
+#[derive(Default)]
+pub(crate) struct Rules {
+    pub spread: Vec<SpreadRule>,
+    /// Counter, whether the pod itself is selected, required.
+    pub anti: Vec<(usize, bool, bool)>,
+    pub affinity: Vec<(usize, bool, bool)>,
+    pub raises: Vec<usize>,
+}
+
+impl Rules {
+    pub fn concern(&self, counters: &[Counter]) -> bool {
+        !self.spread.is_empty()
+            || !self.anti.is_empty()
+            || !self.affinity.is_empty()
+            || self.raises.iter().any(|c| counters[*c].hard)
+    }
+
+    /// Whether some of it must hold, for the group itself or for those that count it.
+    pub fn must_hold(&self, counters: &[Counter]) -> bool {
+        self.spread.iter().any(|s| s.hard)
+            || self.anti.iter().chain(&self.affinity).any(|(_, _, hard)| *hard)
+            || self.raises.iter().any(|c| counters[*c].hard)
+    }
+}
+
+/// The rules of a class on keys other than the host name; preferences only where they are respected.
+pub(crate) fn rules_of(class: &PodClass, respect: bool) -> impl Iterator<Item = (&Arc<str>, Rule<'_>)> {
+    let spread = class.spread.iter().filter(move |s| s.hard || respect).map(|s| (&s.key, Rule::Spread(s)));
+    let anti = class.anti_affinity.iter().map(|t| (&t.key, Rule::Anti(t, true)));
+    let affinity = class.affinity.iter().map(|t| (&t.key, Rule::Affinity(t, true)));
+    let soft_anti = class.preferred_anti_affinity.iter().filter(move |_| respect);
+    let soft = class.preferred_affinity.iter().filter(move |_| respect);
+    spread
+        .chain(anti)
+        .chain(affinity)
+        .chain(soft_anti.map(|(_, t)| (&t.key, Rule::Anti(t, false))))
+        .chain(soft.map(|(_, t)| (&t.key, Rule::Affinity(t, false))))
+        .filter(|(key, _)| ***key != *labels::HOSTNAME)
+}
+
+pub(crate) enum Rule<'c> {
+    Spread(&'c Spread),
+    Anti(&'c PodTerm, bool),
+    Affinity(&'c PodTerm, bool),
+}

@@ -1,0 +1,63 @@
+//! Nodes that exist or are being launched, and the node constraints of a pod evaluated against one.
+
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::Taint;
+
+use crate::model::labels;
+use crate::model::offering::MicroUsd;
+use crate::model::pod_class::{NodeTerm, PodClass};
+use crate::model::resources::Resources;
+use crate::planner::input::pod::{Labels, NodePods};
+
+/// A node that exists or is being launched.
+#[derive(Clone, Debug)]
+pub struct NodeState {
+    /// Node name; the NodeClaim's name while there is no Node.
+    pub name: Arc<str>,
+    /// Labels; the NodeClaim's until the node registers.
+    pub labels: Labels,
+    /// Taints that a pod must tolerate. Startup taints and known ephemeral taints are left out before initialization.
+    pub taints: Vec<Taint>,
+    pub allocatable: Resources,
+    /// Pods bound to it or nominated for it, daemons included.
+    pub pods: NodePods,
+    /// Requests of daemon pods that are expected but not in `pods` yet.
+    pub daemon_reserve: Resources,
+    /// The expected daemons with host ports, which no other pod may take.
+    pub daemons: Vec<Arc<PodClass>>,
+    /// False when no pod may be added (cordoned, being disrupted, not ready): its pods still count for topology.
+    pub schedulable: bool,
+    /// Registered and initialized; initialized nodes are filled first.
+    pub initialized: bool,
+    /// Zero for a node that Stowage does not own.
+    pub price: MicroUsd,
+}
+
+impl NodeState {
+    /// The value of a label; the host name is the node's name where the label is missing.
+    pub(crate) fn label(&self, key: &str) -> Option<&str> {
+        self.labels
+            .get(key)
+            .or_else(|| self.labels.iter().find(|(have, _)| labels::normalize_key(have) == key).map(|(_, value)| value))
+            .map(String::as_str)
+            .or_else(|| (key == labels::HOSTNAME).then_some(&*self.name))
+    }
+
+    /// Whether the node satisfies one of `terms`, or there are none.
+    pub(crate) fn satisfies(&self, terms: &[NodeTerm]) -> bool {
+        let satisfies = |term: &NodeTerm| {
+            !term.never
+                && term.labels.iter().all(|(key, set)| set.accepts(self.label(key)))
+                && term.name.as_ref().is_none_or(|set| set.contains(&self.name))
+        };
+        terms.is_empty() || terms.iter().any(satisfies)
+    }
+
+    /// Whether a class's required node terms, volumes and tolerations admit the node.
+    pub(crate) fn admits(&self, class: &PodClass) -> bool {
+        class.untolerated(&self.taints).is_none()
+            && self.satisfies(&class.node_terms)
+            && self.satisfies(&class.volume_terms)
+    }
+}

@@ -1,0 +1,101 @@
+//! Pods and DaemonSets as the planner reads them: identity, labels and an interned class.
+
+use std::collections::BTreeMap;
+use std::ops::Deref;
+use std::sync::Arc;
+
+use crate::model::pod_class::PodClass;
+use crate::model::resources::Resources;
+
+/// Labels of an object.
+pub type Labels = BTreeMap<String, String>;
+
+/// A pod: identity, labels and its interned class.
+#[derive(Clone, Debug)]
+pub struct PodEntry {
+    /// `namespace/name`.
+    pub key: Arc<str>,
+    pub uid: Arc<str>,
+    /// Shared between pods with equal label sets.
+    pub labels: Arc<Labels>,
+    /// Everything else that scheduling considers, shared between pods with equal constraints.
+    pub class: Arc<PodClass>,
+    /// `namespace/name` of its PersistentVolumeClaims, sorted; not part of its class.
+    pub claims: Arc<[Arc<str>]>,
+    /// UID of the controlling owner.
+    pub owner: Option<Arc<str>>,
+    /// Creation time, milliseconds since the epoch.
+    pub created_at_ms: i64,
+    /// Has a deletion timestamp: the pod occupies its node until it is gone, but no topology spread counts it.
+    pub deleting: bool,
+}
+
+/// The pods of a node, with the aggregates that every plan needs.
+#[derive(Clone, Debug, Default)]
+pub struct NodePods {
+    entries: Vec<PodEntry>,
+    requests: Resources,
+    exclusive: Vec<Arc<PodClass>>,
+}
+
+impl NodePods {
+    /// Adds a pod.
+    pub fn push(&mut self, pod: PodEntry) {
+        self.requests.add(&pod.class.requests);
+        let excludes = !pod.class.anti_affinity.is_empty() || !pod.class.host_ports.is_empty();
+        if excludes && !self.exclusive.iter().any(|class| Arc::ptr_eq(class, &pod.class)) {
+            self.exclusive.push(Arc::clone(&pod.class));
+        }
+        self.entries.push(pod);
+    }
+
+    /// The sum of the pods' requests.
+    pub fn requests(&self) -> &Resources {
+        &self.requests
+    }
+
+    /// The classes among them that exclude other pods: by required anti-affinity, or by host ports.
+    pub fn exclusive(&self) -> &[Arc<PodClass>] {
+        &self.exclusive
+    }
+}
+
+impl Deref for NodePods {
+    type Target = [PodEntry];
+
+    fn deref(&self) -> &[PodEntry] {
+        &self.entries
+    }
+}
+
+impl<'a> IntoIterator for &'a NodePods {
+    type Item = &'a PodEntry;
+    type IntoIter = std::slice::Iter<'a, PodEntry>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.entries.iter()
+    }
+}
+
+impl Extend<PodEntry> for NodePods {
+    fn extend<I: IntoIterator<Item = PodEntry>>(&mut self, pods: I) {
+        pods.into_iter().for_each(|pod| self.push(pod));
+    }
+}
+
+impl FromIterator<PodEntry> for NodePods {
+    fn from_iter<I: IntoIterator<Item = PodEntry>>(pods: I) -> Self {
+        let mut out = Self::default();
+        out.extend(pods);
+        out
+    }
+}
+
+/// A DaemonSet's pod, counted as overhead of a node.
+#[derive(Clone, Debug)]
+pub struct Daemon {
+    /// `namespace/name` of the DaemonSet.
+    pub key: Arc<str>,
+    /// Class of its pods.
+    pub class: Arc<PodClass>,
+}

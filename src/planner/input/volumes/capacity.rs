@@ -1,0 +1,66 @@
+//! Whether a free PersistentVolume serves a claim, as the volume controller matches them.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::{PersistentVolumeClaimSpec, PersistentVolumeSpec};
+
+use crate::model::pod_class::Selector;
+use crate::model::quantity::parse_bytes;
+use crate::planner::input::pod::Labels;
+use crate::planner::input::terms::selector;
+
+/// What a claim asks of the volume that serves it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Wanted {
+    bytes: i64,
+    modes: BTreeSet<Arc<str>>,
+    block: bool,
+    /// `None` can't be understood, and selects nothing.
+    selector: Option<Selector>,
+}
+
+/// What a free volume has for a claim.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Capacity {
+    pub(crate) bytes: i64,
+    modes: BTreeSet<Arc<str>>,
+    block: bool,
+    labels: Labels,
+}
+
+impl Wanted {
+    /// Reads a claim.
+    pub fn new(spec: &PersistentVolumeClaimSpec) -> Self {
+        let requests = spec.resources.as_ref().and_then(|resources| resources.requests.as_ref());
+        Self {
+            bytes: requests.and_then(|map| map.get("storage")).map_or(0, |q| parse_bytes(&q.0).unwrap_or(i64::MAX)),
+            modes: spec.access_modes.iter().flatten().map(|mode| Arc::from(mode.as_str())).collect(),
+            block: spec.volume_mode.as_deref() == Some("Block"),
+            selector: match &spec.selector {
+                Some(api) => selector(api, "spec.selector").ok(),
+                None => Some(Selector::default()),
+            },
+        }
+    }
+
+    pub(crate) fn served_by(&self, volume: &Capacity) -> bool {
+        volume.bytes >= self.bytes
+            && volume.block == self.block
+            && self.modes.is_subset(&volume.modes)
+            && self.selector.as_ref().is_some_and(|selector| selector.selects(&volume.labels))
+    }
+}
+
+impl Capacity {
+    /// Reads a volume with these labels.
+    pub fn new(spec: &PersistentVolumeSpec, labels: Option<&Labels>) -> Self {
+        let storage = spec.capacity.as_ref().and_then(|map| map.get("storage"));
+        Self {
+            bytes: storage.and_then(|q| parse_bytes(&q.0).ok()).unwrap_or(0),
+            modes: spec.access_modes.iter().flatten().map(|mode| Arc::from(mode.as_str())).collect(),
+            block: spec.volume_mode.as_deref() == Some("Block"),
+            labels: labels.cloned().unwrap_or_default(),
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! PersistentVolumeClaims, PersistentVolumes, StorageClasses and CSINodes, reduced to what planning needs.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::api::storage::v1::{CSINode, CSINodeDriver, StorageClass as ApiStorageClass};
+
+use crate::model::pod_class::NodeTerm;
+use crate::model::requirement::ValueSet;
+use crate::model::resources::UNLIMITED;
+use crate::planner::input::terms::{TermError, node_term};
+use crate::planner::input::volumes::capacity::{Capacity, Wanted};
+use crate::planner::input::volumes::conjunction::both;
+
+/// The driver that serves what the in-tree EBS plugin made.
+const EBS: &str = "ebs.csi.aws.com";
+
+/// A `PersistentVolumeClaim`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Claim {
+    /// Volume it names.
+    pub volume: Option<Arc<str>>,
+    /// The volume controller has finished binding it.
+    pub bound: bool,
+    /// Its volume is gone.
+    pub lost: bool,
+    /// Being deleted.
+    pub deleting: bool,
+    /// Storage class; `None` is the cluster's default one, an empty name none at all.
+    pub storage_class: Option<Arc<str>>,
+    /// `ReadWriteOncePod`: one pod uses it at a time, wherever it runs.
+    pub single_pod: bool,
+    /// What a volume must have to serve it.
+    pub wanted: Wanted,
+}
+
+impl Claim {
+    /// Reads a claim.
+    pub fn new(api: &PersistentVolumeClaim) -> Self {
+        let spec = api.spec.as_ref();
+        let annotated = |key: &str| api.metadata.annotations.as_ref().is_some_and(|map| map.contains_key(key));
+        let volume = spec.and_then(|spec| spec.volume_name.as_deref()).filter(|name| !name.is_empty());
+        Self {
+            bound: volume.is_some() && annotated("pv.kubernetes.io/bind-completed"),
+            volume: volume.map(Arc::from),
+            lost: api.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Lost"),
+            deleting: api.metadata.deletion_timestamp.is_some(),
+            storage_class: spec.and_then(|spec| spec.storage_class_name.as_deref()).map(Arc::from),
+            single_pod: spec
+                .iter()
+                .flat_map(|spec| spec.access_modes.iter().flatten())
+                .any(|m| m == "ReadWriteOncePod"),
+            wanted: spec.map(Wanted::new).unwrap_or_default(),
+        }
+    }
+}
+
+/// A `PersistentVolume`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Volume {
+    /// Nodes it can be used on, ORed; empty is every node.
+    pub terms: Vec<NodeTerm>,
+    /// CSI driver that attaches it.
+    pub driver: Option<Arc<str>>,
+    /// Storage class.
+    pub storage_class: Arc<str>,
+    /// What it has for a claim, where no claim has it yet.
+    pub free: Option<Arc<Capacity>>,
+}
+
+impl Volume {
+    /// Reads a volume. Zone labels of volumes that were made without node affinity count as well, as kube-scheduler's
+    /// `VolumeZone` counts them.
+    ///
+    /// # Errors
+    /// An operator of the node affinity is not understood.
+    pub fn new(api: &PersistentVolume) -> Result<Self, TermError> {
+        let spec = api.spec.as_ref();
+        let required =
+            spec.and_then(|spec| spec.node_affinity.as_ref()).and_then(|affinity| affinity.required.as_ref());
+        let mut terms: Vec<NodeTerm> =
+            required.iter().flat_map(|r| &r.node_selector_terms).map(node_term).collect::<Result<_, _>>()?;
+        let mut labelled = NodeTerm::default();
+        for (key, value) in api.metadata.labels.iter().flatten() {
+            if ZONAL.contains(&key.as_str()) {
+                // A regional volume names its zones like so.
+                labelled.labels.require(key, &ValueSet::any_of(value.split("__")));
+            }
+        }
+        if !labelled.labels.is_empty() {
+            terms = both(&terms, &[labelled]);
+        }
+        let phase = api.status.as_ref().and_then(|status| status.phase.as_deref());
+        let csi = spec.and_then(|spec| spec.csi.as_ref()).map(|csi| csi.driver.as_str());
+        let in_tree = spec.and_then(|spec| spec.aws_elastic_block_store.as_ref()).map(|_| EBS);
+        Ok(Self {
+            terms,
+            driver: csi.or(in_tree).map(Arc::from),
+            storage_class: Arc::from(spec.and_then(|spec| spec.storage_class_name.as_deref()).unwrap_or_default()),
+            free: spec
+                .filter(|spec| spec.claim_ref.is_none() && phase.is_none_or(|phase| phase == "Available"))
+                .filter(|_| api.metadata.deletion_timestamp.is_none())
+                .map(|spec| Arc::new(Capacity::new(spec, api.metadata.labels.as_ref()))),
+        })
+    }
+}
+
+/// Labels of a volume that say where it is.
+const ZONAL: [&str; 4] = [
+    "topology.kubernetes.io/zone",
+    "topology.kubernetes.io/region",
+    "failure-domain.beta.kubernetes.io/zone",
+    "failure-domain.beta.kubernetes.io/region",
+];
+
+/// A `StorageClass`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StorageClass {
+    /// `WaitForFirstConsumer`: the volume is made where the pod goes.
+    pub waits: bool,
+    /// CSI driver of what it makes; `None` where it makes nothing (`kubernetes.io/no-provisioner`).
+    pub driver: Option<Arc<str>>,
+    /// `allowedTopologies`, ORed; empty is everywhere.
+    pub terms: Vec<NodeTerm>,
+    /// The cluster's default.
+    pub default: bool,
+}
+
+impl StorageClass {
+    /// Reads a storage class.
+    pub fn new(api: &ApiStorageClass) -> Self {
+        let terms = api.allowed_topologies.iter().flatten().map(|topology| {
+            let mut term = NodeTerm::default();
+            for wanted in topology.match_label_expressions.iter().flatten() {
+                term.labels.require(&wanted.key, &ValueSet::any_of(wanted.values.iter().map(String::as_str)));
+            }
+            term
+        });
+        let annotations = api.metadata.annotations.as_ref();
+        Self {
+            waits: api.volume_binding_mode.as_deref() == Some("WaitForFirstConsumer"),
+            driver: match api.provisioner.as_str() {
+                "kubernetes.io/no-provisioner" => None,
+                "kubernetes.io/aws-ebs" => Some(Arc::from(EBS)),
+                other => Some(Arc::from(other)),
+            },
+            terms: terms.collect(),
+            default: annotations
+                .is_some_and(|map| map.get("storageclass.kubernetes.io/is-default-class").is_some_and(|v| v == "true")),
+        }
+    }
+}
+
+/// The volumes of a cluster.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Volumes {
+    /// Claims by `namespace/name`.
+    pub claims: HashMap<String, Claim>,
+    /// Volumes by name.
+    pub volumes: HashMap<String, Volume>,
+    /// Storage classes by name.
+    pub classes: BTreeMap<String, StorageClass>,
+    /// Volumes that a node can attach, by node and driver; see [`attach_limits`].
+    pub limits: HashMap<String, BTreeMap<Arc<str>, i64>>,
+}
+
+/// What a `CSINode` says of each driver of its node. One without a count attaches any number; of a driver that isn't
+/// there yet, the node's instance type says what it will be.
+pub fn attach_limits(api: &CSINode) -> BTreeMap<Arc<str>, i64> {
+    let limit = |driver: &CSINodeDriver| {
+        let count = driver.allocatable.as_ref().and_then(|allocatable| allocatable.count);
+        (Arc::from(driver.name.as_str()), count.map_or(UNLIMITED, |count| i64::from(count.max(0))))
+    };
+    api.spec.drivers.iter().map(limit).collect()
+}
