@@ -12,7 +12,6 @@ use crate::cloud::ec2::instances::status_checks;
 use crate::cloud::ec2::interruption::messages::EventKind;
 use crate::cloud::ec2::interruption::queue::Queue;
 use crate::cloud::ec2::node_class::capacity_reservations;
-use crate::cloud::ec2::now_ms;
 use crate::cloud::ec2::offerings::instance_types;
 use crate::cloud::ec2::offerings::refresh;
 use crate::cloud::ec2::offerings::refresh::Feeds;
@@ -22,7 +21,7 @@ use crate::cloud::ec2::offerings::region::{Part, Region, RegionSnapshot};
 #[ignore = "needs an EC2-compatible endpoint in AWS_ENDPOINT_URL"]
 async fn what_the_region_offers_is_read() {
     let clients = Clients::from_environment().await.unwrap();
-    let region = Region::new(RegionSnapshot::stand_in("us-east-1", embedded(), now_ms()));
+    let region = Region::new(RegionSnapshot::stand_in("us-east-1", embedded(), crate::clock::now().0));
     let feeds = Feeds { ec2: clients.ec2.clone(), pricing: None };
     refresh::hydrate(&region, &feeds, refresh::patience).await;
     let snapshot = region.snapshot();
@@ -57,9 +56,9 @@ async fn what_the_region_offers_is_read() {
 #[ignore = "needs an EC2-compatible endpoint in AWS_ENDPOINT_URL"]
 async fn messages_go_through_the_queue() {
     let clients = Clients::from_environment().await.unwrap();
-    let name = format!("stowage-test-{}", now_ms());
+    let name = format!("stowage-test-{}", crate::clock::now().0);
     let queue = Queue::new(clients.sqs.clone(), &name);
-    assert!(queue.receive(now_ms).await.is_err(), "there is no such queue yet");
+    assert!(queue.receive(|| crate::clock::now().0).await.is_err(), "there is no such queue yet");
     let url = clients.sqs.create_queue().queue_name(&name).send().await.unwrap().queue_url.unwrap();
     let event = |kind: &str, detail: serde_json::Value| {
         let source = if kind.starts_with("AWS") { "aws.health" } else { "aws.ec2" };
@@ -78,7 +77,7 @@ async fn messages_go_through_the_queue() {
     let mut events = Vec::new();
     for _ in 0..5 {
         if events.len() < 3 || queue.counts().deleted < 1 {
-            events.extend(queue.receive(now_ms).await.unwrap());
+            events.extend(queue.receive(|| crate::clock::now().0).await.unwrap());
         }
     }
     events.sort_by(|a, b| a.instance_id.cmp(&b.instance_id));
@@ -97,7 +96,7 @@ async fn messages_go_through_the_queue() {
 async fn statuses_and_offerings_are_read() {
     let clients = Clients::from_environment().await.unwrap();
     let statuses = status_checks::describe_statuses(&clients.ec2).await.unwrap();
-    assert_eq!(status_checks::unhealthy(&statuses, now_ms()), []);
+    assert_eq!(status_checks::unhealthy(&statuses, crate::clock::now().0), []);
     let zones = instance_types::zones_by_type(&instance_types::describe_offerings(&clients.ec2).await.unwrap());
     assert!(zones["m5.large"].contains("us-east-1a"));
 }

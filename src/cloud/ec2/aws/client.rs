@@ -24,8 +24,6 @@ use aws_smithy_runtime_api::client::orchestrator::HttpRequest;
 
 use crate::cloud::ec2::aws::rate_limit;
 use crate::cloud::ec2::aws::rate_limit::Limits;
-use crate::cloud::ec2::now_ms;
-use crate::cloud::ec2::offerings::prices;
 use crate::sync::lock;
 use crate::telemetry::cloud::CloudMetrics;
 
@@ -155,8 +153,7 @@ impl Clients {
         let unbounded = waits.disable_operation_attempt_timeout().build();
         let ec2 =
             aws_sdk_ec2::config::Builder::from(&config).retry_partition(partition).timeout_config(unbounded).build();
-        let pricing =
-            aws_sdk_pricing::config::Builder::from(&config).region(Region::new(prices::endpoint_region(&region)));
+        let pricing = aws_sdk_pricing::config::Builder::from(&config).region(Region::new(pricing_region(&region)));
         Ok(Self {
             ec2: aws_sdk_ec2::Client::from_conf(ec2),
             sqs: aws_sdk_sqs::Client::new(&config),
@@ -200,7 +197,7 @@ impl Calls {
         *lock(&self.made).entry(action.to_owned()).or_default() += 1;
         match rate_limit::kind(action) {
             None => Duration::ZERO,
-            Some(kind) => lock(&self.limits).take(kind, now_ms()),
+            Some(kind) => lock(&self.limits).take(kind, crate::clock::now().0),
         }
     }
 }
@@ -235,6 +232,16 @@ impl HttpConnector for Paced {
             tokio::time::sleep(wait).await;
             connector.call(request).await
         })
+    }
+}
+
+/// The region whose Pricing endpoint serves `region`: only a few regions have one.
+pub fn pricing_region(region: &str) -> &'static str {
+    match region.split_once('-').map_or(region, |(area, _)| area) {
+        "ap" => "ap-south-1",
+        "cn" => "cn-northwest-1",
+        "eu" => "eu-central-1",
+        _ => "us-east-1",
     }
 }
 

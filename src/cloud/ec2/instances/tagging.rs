@@ -11,10 +11,10 @@ use futures::{Stream, StreamExt, stream};
 use crate::cloud::ec2::Ec2Provider;
 use crate::cloud::ec2::aws::client::Clients;
 use crate::cloud::ec2::aws::errors::{ApiError, Class};
+use crate::cloud::ec2::degraded_apis;
 use crate::cloud::ec2::instances::describe;
-use crate::cloud::ec2::launch::create_fleet::CLAIM_TAG;
-use crate::cloud::ec2::launch::templates::spec::{CLUSTER_TAG, tags};
-use crate::cloud::ec2::observability::degraded_apis;
+use crate::cloud::ec2::tags::CLAIM_TAG;
+use crate::cloud::ec2::tags::{CLUSTER_TAG, tags};
 use crate::cloud::{CloudError, Untagged, without_encoded_details};
 use crate::sync::lock;
 

@@ -13,17 +13,12 @@ use aws_sdk_ec2::types::{
 
 use crate::cloud::ec2::aws::errors;
 use crate::cloud::ec2::aws::errors::{Class, class_of};
-use crate::cloud::ec2::launch::templates::spec::tag_specification;
 use crate::cloud::ec2::offerings::unavailable::Subject;
+use crate::cloud::ec2::tags::{CLAIM_TAG, LAUNCH_TAG, tag_specification};
 use crate::cloud::launch_group::LaunchGroup;
 use crate::cloud::reservation::ReservationKind;
 use crate::cloud::{LaunchError, Override, ReservedIn};
 use crate::model::offering::{CapacityType, MicroUsd};
-
-/// Tag of an instance with the name of its NodeClaim.
-pub const CLAIM_TAG: &str = "karpenter.sh/nodeclaim";
-/// Tag of an instance with its launch group, by which a launch whose answer got lost is found.
-pub const LAUNCH_TAG: &str = "stowage.dev/launch";
 
 /// An offering in the request.
 #[derive(Clone, Debug, PartialEq, Eq)]

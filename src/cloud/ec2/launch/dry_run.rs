@@ -11,14 +11,15 @@ use kube::ResourceExt;
 use crate::api::{Ec2NodeClass, NodeClaim, NodeClaimSpec, Requirement};
 use crate::cloud::ami_family::AmiFamily;
 use crate::cloud::draw::draw;
+use crate::cloud::ec2::Ec2Provider;
 use crate::cloud::ec2::aws::errors::{ApiError, Class};
 use crate::cloud::ec2::bootstrap::user_data::ignored_settings;
 use crate::cloud::ec2::launch::create_fleet::{FleetRequest, Slot};
 use crate::cloud::ec2::launch::dry_run_type::dry_type;
 use crate::cloud::ec2::launch::request::Shapes;
 use crate::cloud::ec2::launch::select::Choice;
-use crate::cloud::ec2::launch::templates::spec::{Template, tag_specification};
-use crate::cloud::ec2::{Ec2Provider, now_ms};
+use crate::cloud::ec2::launch::templates::spec::Template;
+use crate::cloud::ec2::tags::tag_specification;
 use crate::cloud::{Cloud, LaunchError, LaunchRequest, Verdict};
 use crate::model::labels;
 use crate::model::offering::CapacityType;
@@ -256,7 +257,7 @@ impl Ec2Provider {
                 tracing::warn!(class = class.name_any(), ?ignored, "settings in spec.userData that nodes do not get");
             }
         }
-        let held = match self.templates.ensure(&self.clients, &tried.template, now_ms()).await {
+        let held = match self.templates.ensure(&self.clients, &tried.template, crate::clock::now().0).await {
             Ok(held) => held,
             Err(error) => return template_outcome(&error),
         };
@@ -397,7 +398,7 @@ mod tests {
     #[tokio::test]
     async fn c33_subnets_in_zones_without_the_type_are_tried_last() {
         let (clients, _) = crate::cloud::ec2::aws::client::wire::clients(Box::new(|_| None));
-        let ec2 = Ec2Provider::new(clients, crate::cloud::ec2::Options::of("c1"), tests_of_prepare::facts());
+        let ec2 = Ec2Provider::new(clients, crate::cloud::ec2::options::Options::of("c1"), tests_of_prepare::facts());
         let mut class = tests_of_prepare::class(serde_json::json!({}));
         let subnets = &mut class.status.as_mut().unwrap().subnets;
         let second = serde_json::json!({"id": "subnet-b2", "zone": "us-east-1b", "zoneID": "use1-az2"});
@@ -420,7 +421,7 @@ mod tests {
     #[tokio::test]
     async fn c33_a_class_is_tried_as_dedicated_where_a_pool_may_have_dedicated_nodes() {
         let (clients, _) = crate::cloud::ec2::aws::client::wire::clients(Box::new(|_| None));
-        let ec2 = Ec2Provider::new(clients, crate::cloud::ec2::Options::of("c1"), tests_of_prepare::facts());
+        let ec2 = Ec2Provider::new(clients, crate::cloud::ec2::options::Options::of("c1"), tests_of_prepare::facts());
         let class = tests_of_prepare::class(serde_json::json!({}));
         let asks = |operator: &str, values: &[&str]| {
             let values = values.iter().map(|value| (*value).to_owned()).collect();
@@ -459,7 +460,8 @@ mod tests {
             class
         };
         let (clients, seen) = crate::cloud::ec2::aws::client::wire::clients(Box::new(|_| None));
-        let options = crate::cloud::ec2::Options { dry_run: false, ..crate::cloud::ec2::Options::of("c1") };
+        let options =
+            crate::cloud::ec2::options::Options { dry_run: false, ..crate::cloud::ec2::options::Options::of("c1") };
         let ec2 = Ec2Provider::new(clients, options, tests_of_prepare::facts());
         let verdict = ec2.try_dry(&class("settings = 3"), &[], 0).await;
         assert!(matches!(verdict, Verdict::False("UserDataInvalid", _)), "{verdict:?}");

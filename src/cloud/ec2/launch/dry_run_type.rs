@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use crate::api::NodePool;
 use crate::api::node_class::AmiStatus;
+use crate::cloud::ec2::boot_image::image_of;
 use crate::cloud::ec2::launch::select::{Candidate, is_exotic};
-use crate::cloud::ec2::node_class::images::image_of;
 use crate::model::labels;
 use crate::model::offering::{CapacityType, Catalog, InstanceType, MicroUsd, Offering};
 use crate::model::requirement::{Requirements, ValueSet};

@@ -18,6 +18,7 @@ use futures::future::try_join_all;
 use kube::ResourceExt;
 
 use crate::api::{Ec2NodeClass, NodeClaim};
+use crate::cloud::ec2::Ec2Provider;
 use crate::cloud::ec2::aws::errors;
 use crate::cloud::ec2::aws::errors::{ApiError, Class};
 use crate::cloud::ec2::instances::describe;
@@ -30,9 +31,8 @@ use crate::cloud::ec2::launch::select_reserved::{Wanted, choose_reserved};
 use crate::cloud::ec2::launch::templates::recent::{Kept, LaunchShape};
 use crate::cloud::ec2::launch::templates::store::Held;
 use crate::cloud::ec2::node_class::subnets::AddressReservation;
-use crate::cloud::ec2::offerings::catalog_key::PlacementGroup;
 use crate::cloud::ec2::offerings::unavailable::scope;
-use crate::cloud::ec2::{Ec2Provider, now_ms};
+use crate::cloud::ec2::placement_group::PlacementGroup;
 use crate::cloud::launch_group::LaunchGroup;
 use crate::cloud::{Instance, InstanceState, LaunchDetails, LaunchError, LaunchRequest, Launched, Override};
 use crate::model::requirement::Requirements;
@@ -81,7 +81,7 @@ impl Ec2Provider {
         launchable(&details.class)?;
         let uid = &request.client_token;
         let group = LaunchGroup::of(&details.claim);
-        let batch = self.batches.of(&group.id, now_ms());
+        let batch = self.batches.of(&group.id, crate::clock::now().0);
         let _place = batch.join(uid);
         let mut turn = batch.turn().await;
         if let Some(answer) = turn.take(uid) {
@@ -165,7 +165,7 @@ impl Ec2Provider {
                     // An earlier process's call was heard: its instances must show themselves.
                     self.settle(&ready, &[]);
                     self.look(group, details, turn).await?;
-                    let over = turn.attempts.token_reused(now_ms());
+                    let over = turn.attempts.token_reused(crate::clock::now().0);
                     let what = if over {
                         "no instance of it came up, starting over"
                     } else {
@@ -197,7 +197,7 @@ impl Ec2Provider {
         let found = describe::of_group(&self.clients, cluster, &group.id).await.map_err(|error| later(&error))?;
         self.remember(&found);
         {
-            let (mut counts, now) = (self.reservations(), now_ms());
+            let (mut counts, now) = (self.reservations(), crate::clock::now().0);
             for instance in &found {
                 if let Some(reservation) = &instance.reservation {
                     counts.take(&reservation.id, &instance.id, now);
@@ -222,7 +222,7 @@ impl Ec2Provider {
         let wanted = Wanted { requirements: &requirements, free_choice, left: &left };
         let choice = choose_reserved(&request.overrides, &details.catalog, &wanted);
         if let Some(reservation) = choice.as_ref().and_then(|choice| choice.reservation.as_ref()) {
-            counts.take(&reservation.id, token, now_ms());
+            counts.take(&reservation.id, token, crate::clock::now().0);
         }
         drop(counts);
         if choice.is_none()
@@ -293,8 +293,9 @@ impl Ec2Provider {
         let groups = ground.groups(choice, &tags)?;
         let subnets = details.class.status.as_ref().map(|status| status.subnets.as_slice()).unwrap_or_default();
         let (chosen, taken) = self.addresses().take(subnets, &choice.fewest_pods(), count.into());
-        let held =
-            try_join_all(groups.iter().map(|group| self.templates.ensure(&self.clients, &group.template, now_ms())));
+        let held = try_join_all(
+            groups.iter().map(|group| self.templates.ensure(&self.clients, &group.template, crate::clock::now().0)),
+        );
         let templates = held.await.map_err(|error| {
             self.addresses().give_back(&taken, &[]);
             refused(&error)
@@ -311,7 +312,13 @@ impl Ec2Provider {
         let scope = basis.group.as_ref().map(|group| scope(&group.id, number.as_deref()));
         if let Some(shape) = LaunchShape::of(request, &details.claim, choice) {
             let names = templates.iter().map(|held| held.name().to_owned()).collect();
-            self.shapes.keep(Kept { shape, class: Arc::clone(&basis.class), basis, names, used_ms: now_ms() });
+            self.shapes.keep(Kept {
+                shape,
+                class: Arc::clone(&basis.class),
+                basis,
+                names,
+                used_ms: crate::clock::now().0,
+            });
         }
         Ok(PreparedFleet { fleet, templates, taken, scope, partition, took: begun.elapsed() })
     }
@@ -336,7 +343,7 @@ impl Ec2Provider {
             }
             Err(error) => match (error.class, &ready.fleet.reservation) {
                 (Class::Unfulfillable, Some(reservation)) => {
-                    self.is_full(&reservation.id, now_ms());
+                    self.is_full(&reservation.id, crate::clock::now().0);
                     FleetOutcome::ReservationFull
                 }
                 (Class::LaunchTemplateGone, _) => FleetOutcome::TemplateGone,
@@ -351,7 +358,7 @@ impl Ec2Provider {
     fn settle(&self, ready: &PreparedFleet, born: &[LaunchedInstance]) {
         let mut counts = self.reservations();
         match born.first() {
-            Some(born) => counts.launched(&ready.fleet.token, &born.id, now_ms()),
+            Some(born) => counts.launched(&ready.fleet.token, &born.id, crate::clock::now().0),
             None => counts.give_back(&ready.fleet.token),
         }
         drop(counts);
@@ -381,7 +388,7 @@ impl Ec2Provider {
             let labels = [zone, &self.zone_id(zone), ready.fleet.capacity_type.as_str(), reason];
             self.clients.metrics.launch_failures.with_label_values(&labels).inc();
         }
-        let now = now_ms();
+        let now = crate::clock::now().0;
         let mut marks = lock(&self.unavailable);
         for subject in &lessons.marks {
             marks.mark(subject.clone(), now);
@@ -474,7 +481,10 @@ fn refused(error: &ApiError) -> LaunchError {
 /// An offering that a message or a launch showed to be without capacity.
 pub(crate) fn mark(ec2: &Ec2Provider, offering: &Override) {
     let mut marks = lock(&ec2.unavailable);
-    marks.mark(crate::cloud::ec2::offerings::unavailable::Subject::Offering(offering.clone(), None), now_ms());
+    marks.mark(
+        crate::cloud::ec2::offerings::unavailable::Subject::Offering(offering.clone(), None),
+        crate::clock::now().0,
+    );
 }
 
 #[cfg(test)]

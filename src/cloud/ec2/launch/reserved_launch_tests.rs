@@ -6,12 +6,12 @@ use std::sync::{Arc, Mutex};
 use serde_json::json;
 
 use super::*;
-use crate::cloud::ec2::Options;
 use crate::cloud::ec2::aws::client::wire;
 use crate::cloud::ec2::aws::client::wire::Seen;
 use crate::cloud::ec2::launch::request::tests::{claim, class, facts};
 use crate::cloud::ec2::node_class::capacity_reservations::tests::reservation;
 use crate::cloud::ec2::node_class::subnets::Subnet;
+use crate::cloud::ec2::options::Options;
 use crate::cloud::reservation::ReservationKind;
 use crate::cloud::{Cloud, ReservedIn};
 use crate::model::labels;
@@ -61,7 +61,7 @@ fn world(reservations: &[(&str, i64)]) -> World {
     let mut class = class(json!({}));
     let list = reservations.iter().map(|(id, _)| reservation(id, "default", None));
     class.status.as_mut().unwrap().capacity_reservations = list.collect();
-    ec2.reservations().describe(reservations.iter().copied(), now_ms());
+    ec2.reservations().describe(reservations.iter().copied(), crate::clock::now().0);
     World { ec2: Arc::new(ec2), class, answers, seen }
 }
 
@@ -69,7 +69,8 @@ impl World {
     /// A request for m5.large by a fresh claim, as any of these capacity types.
     fn request(&self, uid: &str, capacity_types: &[CapacityType]) -> LaunchRequest {
         let catalog = self.ec2.catalog(&self.class);
-        let created = k8s_openapi::jiff::Timestamp::from_millisecond(now_ms() + 60_000).unwrap().to_string();
+        let created =
+            k8s_openapi::jiff::Timestamp::from_millisecond(crate::clock::now().0 + 60_000).unwrap().to_string();
         let offerings = |capacity_type: &CapacityType| {
             let one = |zone: &str| Override {
                 instance_type: "m5.large".into(),
@@ -183,7 +184,10 @@ async fn c14_a_full_reservation_hands_on_to_the_next_and_then_to_on_demand_at_on
     assert_eq!(tokens, ["uid-1", "uid-1-1", "uid-1-2"]);
     assert_eq!((world.left("cr-1"), world.left("cr-2")), (0, 0));
     let one = world.request("uid-2", &BOTH).overrides.remove(0);
-    assert!(!world.ec2.unavailable.lock().unwrap().covers(&one, None, now_ms()), "no mark on the offering");
+    assert!(
+        !world.ec2.unavailable.lock().unwrap().covers(&one, None, crate::clock::now().0),
+        "no mark on the offering"
+    );
 }
 
 #[tokio::test]
@@ -205,7 +209,7 @@ async fn c14_a_throttled_call_keeps_its_place_for_the_next_attempt() {
     assert_eq!(world.left("cr-1"), 0, "the call is repeated");
     assert_eq!(world.launch("uid-1", &BOTH).await.unwrap().instance.capacity_type, CapacityType::Reserved);
     world.next(refused("RequestLimitExceeded"));
-    world.ec2.reservations().describe([("cr-1", 1)], now_ms() + 1);
+    world.ec2.reservations().describe([("cr-1", 1)], crate::clock::now().0 + 1);
     let error = world.launch("uid-2", &BOTH).await.unwrap_err();
     assert!(matches!(error, LaunchError::Rejected { reason: "RequestLimitExceeded", .. }), "{error}");
     assert_eq!(

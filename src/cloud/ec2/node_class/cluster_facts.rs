@@ -7,9 +7,9 @@ use k8s_openapi::api::networking::v1::ServiceCIDR;
 use kube::config::Kubeconfig;
 use kube::{Api, Client};
 
-use crate::cloud::ec2::Options;
 use crate::cloud::ec2::aws::client::Clients;
 use crate::cloud::ec2::aws::errors::ApiError;
+use crate::cloud::ec2::options::Options;
 
 /// CA of the cluster in every pod.
 const POD_CA: &str = "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt";

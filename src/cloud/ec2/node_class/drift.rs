@@ -6,9 +6,9 @@ use kube::ResourceExt;
 
 use crate::api::{Ec2NodeClass, NodeClaim};
 use crate::cloud::ec2::Ec2Provider;
+use crate::cloud::ec2::boot_image::image_of;
 use crate::cloud::ec2::instances::describe;
 use crate::cloud::ec2::instances::describe::{InstanceFacts, instance_id};
-use crate::cloud::ec2::node_class::images::image_of;
 use crate::cloud::{Cloud, CloudError, Drift};
 use crate::model::labels;
 

@@ -1,6 +1,6 @@
 //! Images: which ones a node class selects, and which of them an instance type boots.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap};
 use std::sync::{Mutex, MutexGuard};
 
 use aws_sdk_ec2::types::Filter;
@@ -108,36 +108,6 @@ pub fn status(found: Vec<(Image, Vec<AmiRequirement>)>, now_ms: i64) -> Vec<AmiS
             requirements,
         })
         .collect()
-}
-
-/// Whether an instance type with these labels boots an image with these requirements. Operating system and Windows build are
-/// the image family's own matter: instance types don't have them.
-pub fn boots(requirements: &[AmiRequirement], own: &BTreeMap<String, String>) -> bool {
-    requirements.iter().filter(|requirement| ![labels::OS, labels::WINDOWS_BUILD].contains(&&*requirement.key)).all(
-        |requirement| {
-            let value = own.get(&requirement.key);
-            let listed = || value.is_some_and(|value| requirement.values.contains(value));
-            let beyond = |ordering| {
-                let bound = requirement.values.first().and_then(|bound| bound.parse::<i64>().ok());
-                let value = value.and_then(|value| value.parse::<i64>().ok());
-                value.zip(bound).is_some_and(|(value, bound)| value.cmp(&bound) == ordering)
-            };
-            match requirement.operator.as_str() {
-                "In" => listed(),
-                "NotIn" => !listed(),
-                "Exists" => value.is_some(),
-                "DoesNotExist" => value.is_none(),
-                "Gt" => beyond(std::cmp::Ordering::Greater),
-                "Lt" => beyond(std::cmp::Ordering::Less),
-                _ => false,
-            }
-        },
-    )
-}
-
-/// The image an instance type boots: the first of the status that it can.
-pub fn image_of<'a>(images: &'a [AmiStatus], own: &BTreeMap<String, String>) -> Option<&'a AmiStatus> {
-    images.iter().find(|image| boots(&image.requirements, own))
 }
 
 /// Why no images were found.

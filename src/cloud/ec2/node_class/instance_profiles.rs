@@ -12,7 +12,7 @@ use crate::api::Ec2NodeClass;
 use crate::cloud::draw::draw;
 use crate::cloud::ec2::aws::client::Clients;
 use crate::cloud::ec2::aws::errors::{ApiError, Class};
-use crate::cloud::ec2::launch::templates::spec::CLUSTER_TAG;
+use crate::cloud::ec2::tags::CLUSTER_TAG;
 use crate::model::labels;
 use crate::sync::lock;
 

@@ -6,7 +6,7 @@ use crate::api::node_class::PlacementGroupSelector;
 use crate::cloud::ec2::aws::client::Clients;
 use crate::cloud::ec2::aws::errors::{ApiError, Class};
 use crate::cloud::ec2::aws::filters::filter;
-use crate::cloud::ec2::offerings::catalog_key::PlacementGroup;
+use crate::cloud::ec2::placement_group::PlacementGroup;
 
 /// Asks EC2 for the group that a selector names; `None` where there is none.
 ///

@@ -11,17 +11,17 @@ use crate::api::conditions::VALIDATION_SUCCEEDED;
 use crate::api::node_class::AmiRequirement;
 use crate::api::{Ec2NodeClass, Ec2NodeClassStatus, NodePool};
 use crate::cloud::ami_family::AmiFamily;
+use crate::cloud::ec2::Ec2Provider;
 use crate::cloud::ec2::aws::errors::ApiError;
 use crate::cloud::ec2::bootstrap::kubelet_validation;
 use crate::cloud::ec2::bootstrap::kubelet_validation::{Gate, InvalidKubelet};
 use crate::cloud::ec2::launch::dry_run_type::demands;
-use crate::cloud::ec2::launch::templates::spec::restricted_tag;
 use crate::cloud::ec2::node_class::images;
 use crate::cloud::ec2::node_class::images::ImageError;
 use crate::cloud::ec2::node_class::subnets::Subnet;
 use crate::cloud::ec2::node_class::{capacity_reservations, placement_group, security_groups, subnets};
-use crate::cloud::ec2::offerings::catalog_key::PlacementGroup;
-use crate::cloud::ec2::{Ec2Provider, now_ms};
+use crate::cloud::ec2::placement_group::PlacementGroup;
+use crate::cloud::ec2::tags::restricted_tag;
 use crate::cloud::kubelet_config::expressions::Unusable;
 use crate::cloud::{Resolution, Verdict};
 
@@ -177,7 +177,7 @@ impl Ec2Provider {
 
     /// Asks for what a class comes to.
     pub(crate) async fn resolve_class(&self, class: &Ec2NodeClass, pools: &[Arc<NodePool>]) -> Resolution {
-        let (clients, spec, now) = (&self.clients, &class.spec, now_ms());
+        let (clients, spec, now) = (&self.clients, &class.spec, crate::clock::now().0);
         let facts = self.facts.load_full();
         let placement = async {
             match &spec.placement_group_selector {

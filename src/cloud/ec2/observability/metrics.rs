@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use prometheus::Registry;
 
+use crate::cloud::ec2::Ec2Provider;
 use crate::cloud::ec2::interruption::queue::Received;
 use crate::cloud::ec2::offerings::catalog_cache::ReservedOfferings;
 use crate::cloud::ec2::offerings::region::RegionSnapshot;
-use crate::cloud::ec2::{Ec2Provider, now_ms};
 use crate::cloud::{CloudError, LaunchError, Override};
 use crate::model::offering::CapacityType;
 use crate::sync::lock;
@@ -53,7 +53,7 @@ pub fn publish(ec2: &Arc<Ec2Provider>, registry: &Registry) -> Result<(), promet
 }
 
 fn refresh(metrics: &CloudMetrics, ec2: &Ec2Provider) {
-    let now = now_ms();
+    let now = crate::clock::now().0;
     let marks = lock(&ec2.unavailable).clone();
     let region = ec2.snapshot();
     offered(metrics, &region, &|offering| marks.covers(offering, None, now));

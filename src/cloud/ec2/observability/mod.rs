@@ -1,4 +1,3 @@
-//! EC2 metrics, and the optional AWS APIs that are unavailable now.
+//! EC2 metrics.
 
-pub mod degraded_apis;
 pub mod metrics;

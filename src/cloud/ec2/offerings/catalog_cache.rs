@@ -9,15 +9,16 @@ use kube::ResourceExt;
 use crate::api::Ec2NodeClass;
 use crate::api::node_class::{AmiStatus, SubnetStatus};
 use crate::cloud::Override;
-use crate::cloud::ec2::Options;
-use crate::cloud::ec2::node_class::images::image_of;
-use crate::cloud::ec2::offerings::catalog_key::{ClassView, PlacementGroup};
+use crate::cloud::ec2::boot_image::image_of;
+use crate::cloud::ec2::offerings::catalog_key::ClassView;
 use crate::cloud::ec2::offerings::class_offerings::OfferingInputs;
 use crate::cloud::ec2::offerings::discovered_memory::DiscoveredMemory;
 use crate::cloud::ec2::offerings::region::{Region, shared};
 use crate::cloud::ec2::offerings::reservation_counts::ReservationCounts;
 use crate::cloud::ec2::offerings::spot_risk::SpotRisk;
 use crate::cloud::ec2::offerings::unavailable::Unavailable;
+use crate::cloud::ec2::options::Options;
+use crate::cloud::ec2::placement_group::PlacementGroup;
 use crate::model::offering::{CapacityType, Catalog, InstanceType, MicroUsd};
 
 #[derive(Debug)]

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::api::Ec2NodeClass;
 use crate::cloud::catalog::{NodeSettings, RawInstanceType, architecture};
+use crate::cloud::ec2::placement_group::PlacementGroup;
 use crate::model::labels;
 
 /// Builds by the AMI family that boots them.
@@ -11,17 +12,6 @@ const WINDOWS_BUILDS: [(&str, &str); 3] =
     [("Windows2019", "10.0.17763"), ("Windows2022", "10.0.20348"), ("Windows2025", "10.0.26100")];
 /// More partitions than EC2 allows a placement group.
 const MOST_PARTITIONS: i32 = 32;
-
-/// A placement group that a class's nodes start in.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct PlacementGroup {
-    /// As `pg-0123456789abcdef0`.
-    pub id: String,
-    /// `cluster`, `partition` or `spread`.
-    pub strategy: String,
-    /// Partitions of a partition placement group, else 0.
-    pub partitions: i32,
-}
 
 /// A capacity reservation of a class.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

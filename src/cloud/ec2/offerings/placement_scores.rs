@@ -15,9 +15,8 @@ use tracing::{info, warn};
 
 use crate::cloud::catalog::{RawInstanceType, architecture};
 use crate::cloud::ec2::aws::errors::{ApiError, Class};
-use crate::cloud::ec2::now_ms;
-use crate::cloud::ec2::observability::degraded_apis;
-use crate::cloud::ec2::observability::degraded_apis::Troubles;
+use crate::cloud::ec2::degraded_apis;
+use crate::cloud::ec2::degraded_apis::Troubles;
 use crate::cloud::ec2::offerings::region::{Region, RegionSnapshot};
 use crate::cloud::ec2::offerings::spot_risk::SpotRisk;
 
@@ -182,7 +181,7 @@ fn after(error: &ApiError) -> Next {
 pub async fn keep_scoring(region: Arc<Region>, risk: Arc<SpotRisk>, ec2: Client, troubles: &Troubles) {
     let mut told = false;
     loop {
-        let wait = match get_scores(&ec2, &region.snapshot(), &risk.settings(), now_ms()).await {
+        let wait = match get_scores(&ec2, &region.snapshot(), &risk.settings(), crate::clock::now().0).await {
             Ok(table) => {
                 if !told {
                     info!(scores = table.len(), "spot placement scores are read every 15 minutes");

@@ -18,16 +18,6 @@ const PAGE: i32 = 100;
 /// On-demand prices by instance type, millionths of the region's currency per hour.
 pub type OnDemandPrices = BTreeMap<String, MicroUsd>;
 
-/// The region whose Pricing endpoint a region asks: there are only a few.
-pub fn endpoint_region(region: &str) -> &'static str {
-    match region.split_once('-').map_or(region, |(area, _)| area) {
-        "ap" => "ap-south-1",
-        "cn" => "cn-northwest-1",
-        "eu" => "eu-central-1",
-        _ => "us-east-1",
-    }
-}
-
 /// Whether there is a Pricing API to ask: not from a VPC without a way out, and not for the GovCloud regions.
 pub fn can_be_asked(region: &str, isolated_vpc: bool) -> bool {
     !isolated_vpc && !region.starts_with("us-gov")

@@ -8,7 +8,6 @@ use futures::future::{OptionFuture, join_all};
 use tracing::{info, warn};
 
 use crate::cloud::catalog::embedded;
-use crate::cloud::ec2::now_ms;
 use crate::cloud::ec2::offerings::region::{Answers, Part, Region};
 use crate::cloud::ec2::offerings::{instance_types, prices, spot_prices};
 
@@ -65,8 +64,8 @@ pub async fn refresh(region: &Region, feeds: &Feeds, parts: &BTreeSet<Part>) {
 
 async fn refresh_part(region: &Region, feeds: &Feeds, part: Part) {
     let name = region.snapshot().region.clone();
-    let answers = feeds.ask(&name, &BTreeSet::from([part]), now_ms()).await;
-    for turn in region.learn(answers, now_ms()) {
+    let answers = feeds.ask(&name, &BTreeSet::from([part]), crate::clock::now().0).await;
+    for turn in region.learn(answers, crate::clock::now().0) {
         if turn.why.is_some() {
             warn!(region = name, "{turn}");
         } else {

@@ -9,9 +9,8 @@ use aws_sdk_arczonalshift::types::{AppliedStatus, ZonalShiftInResource};
 
 use crate::cloud::ec2::aws::client::Clients;
 use crate::cloud::ec2::aws::errors::{ApiError, Class};
-use crate::cloud::ec2::now_ms;
-use crate::cloud::ec2::observability::degraded_apis;
-use crate::cloud::ec2::observability::degraded_apis::Troubles;
+use crate::cloud::ec2::degraded_apis;
+use crate::cloud::ec2::degraded_apis::Troubles;
 use crate::sync::lock;
 
 /// How often ARC is asked.
@@ -101,9 +100,9 @@ pub async fn watch(clients: &Clients, cluster: &str, shifts: &Shifts, troubles: 
                 }
                 failing = false;
                 troubles.end(degraded_apis::SHIFTS);
-                let before = shifts.zone_ids(now_ms());
+                let before = shifts.zone_ids(crate::clock::now().0);
                 shifts.replace(until);
-                let after = shifts.zone_ids(now_ms());
+                let after = shifts.zone_ids(crate::clock::now().0);
                 if before != after {
                     tracing::warn!(zones = ?after, "zones that the cluster is shifted away from");
                 }

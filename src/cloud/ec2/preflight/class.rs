@@ -19,7 +19,7 @@ use crate::cloud::ec2::node_class::resolve::{judge as judge_status, validate};
 use crate::cloud::ec2::node_class::subnets;
 use crate::cloud::ec2::node_class::subnets::Subnet;
 use crate::cloud::ec2::node_class::{placement_group, security_groups};
-use crate::cloud::ec2::offerings::catalog_key::PlacementGroup;
+use crate::cloud::ec2::placement_group::PlacementGroup;
 use crate::cloud::ec2::preflight::finding::{Finding, brief, fix};
 use crate::cloud::kubelet_config::expressions::Unusable;
 use crate::model::labels;

@@ -10,9 +10,10 @@ use crate::cloud::Verdict;
 use crate::cloud::ec2::Ec2Provider;
 use crate::cloud::ec2::aws::errors::{ApiError, Class};
 use crate::cloud::ec2::launch::dry_run::{Outcome, Tried, once};
-use crate::cloud::ec2::launch::templates::spec::{CLUSTER_TAG, Template, tag_specification};
+use crate::cloud::ec2::launch::templates::spec::Template;
 use crate::cloud::ec2::launch::templates::store;
 use crate::cloud::ec2::preflight::finding::{Finding, brief, fix};
+use crate::cloud::ec2::tags::{CLUSTER_TAG, tag_specification};
 use crate::model::requirement::Requirements;
 
 const TEMPLATE: &str = "ec2:CreateLaunchTemplate";

@@ -18,6 +18,7 @@ use kube::{Client, ResourceExt};
 pub use crate::cloud::ec2::preflight::finding::{Finding, Grade};
 
 use crate::api::{Ec2NodeClass, NodePool};
+use crate::cloud::ec2::Ec2Provider;
 use crate::cloud::ec2::aws::client::Clients;
 use crate::cloud::ec2::bootstrap::kubelet_validation;
 use crate::cloud::ec2::bootstrap::kubelet_validation::Gate;
@@ -27,7 +28,7 @@ use crate::cloud::ec2::node_class::images::Parameters;
 use crate::cloud::ec2::offerings::prices;
 use crate::cloud::ec2::offerings::refresh::Feeds;
 use crate::cloud::ec2::offerings::region::Part;
-use crate::cloud::ec2::{Ec2Provider, Options, now_ms};
+use crate::cloud::ec2::options::Options;
 use crate::model::requirement::Requirements;
 
 /// Where the node classes come from, and so whom to ask about the cluster first.
@@ -51,7 +52,8 @@ pub async fn check(
     let priced = prices::can_be_asked(&clients.region, options.isolated_vpc);
     let feeds = Feeds { ec2: clients.ec2.clone(), pricing: priced.then(|| clients.pricing.clone()) };
     let parts = BTreeSet::from(Part::ALL);
-    let (identity, answers) = futures::join!(account::ask(clients), feeds.ask(&clients.region, &parts, now_ms()));
+    let (identity, answers) =
+        futures::join!(account::ask(clients), feeds.ask(&clients.region, &parts, crate::clock::now().0));
     let reached = !matches!(&answers.types, Some(Err(_)));
     let variable = |name: &str| std::env::var(name).ok();
     let mut findings = vec![account::identity(&clients.region, &identity, reached, variable)];
@@ -113,7 +115,7 @@ async fn of_class(
     demands: &[Requirements],
 ) -> Vec<Finding> {
     let facts = ec2.map(|ec2| ec2.facts.load_full());
-    let now = now_ms();
+    let now = crate::clock::now().0;
     let version = facts.as_ref().map(|facts| facts.version.as_str());
     let answers = class::ask(clients, parameters, class, version, now).await;
     let mut findings = class::judge(class, &answers, now);

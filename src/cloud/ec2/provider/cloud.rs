@@ -11,14 +11,15 @@ use kube::ResourceExt;
 
 use crate::api::{Ec2NodeClass, NodeClaim, NodePool};
 use crate::cloud::ec2::aws::errors::Class;
+use crate::cloud::ec2::degraded_apis;
 use crate::cloud::ec2::instances::describe;
 use crate::cloud::ec2::instances::describe::InstanceFacts;
 use crate::cloud::ec2::instances::{status_checks, tagging};
+use crate::cloud::ec2::launch;
 use crate::cloud::ec2::launch::templates::store;
-use crate::cloud::ec2::observability::{degraded_apis, metrics};
+use crate::cloud::ec2::observability::metrics;
 use crate::cloud::ec2::offerings::catalog_cache::Sources;
 use crate::cloud::ec2::provider::{Ec2Provider, NO_QUEUE, bought_as, key, known, unanswered};
-use crate::cloud::ec2::{launch, now_ms};
 use crate::cloud::health::Unhealthy;
 use crate::cloud::launch_group::LaunchGroup;
 use crate::cloud::{
@@ -33,9 +34,9 @@ impl Cloud for Ec2Provider {
         let group = self.known_group(class);
         let (mut marks, mut memory) = (lock(&self.unavailable), lock(&self.memory));
         let (region, risk, reservations) = (&self.region, &self.risk, &self.reservations());
-        let (marks, memory, shifted) = (&mut *marks, &mut *memory, &self.shifts.zone_ids(now_ms()));
+        let (marks, memory, shifted) = (&mut *marks, &mut *memory, &self.shifts.zone_ids(crate::clock::now().0));
         let mut sources = Sources { region, risk, marks, memory, reservations, shifted, options: &self.options };
-        lock(&self.catalogs).of(&mut sources, class, group, now_ms())
+        lock(&self.catalogs).of(&mut sources, class, group, crate::clock::now().0)
     }
 
     fn mark_unavailable(&self, offering: &Override) {
@@ -54,7 +55,7 @@ impl Cloud for Ec2Provider {
                 let cached = lock(&self.listed).iter().find(|instance| instance.id == id).cloned();
                 return cached.map(Some).ok_or(error);
             }
-            Ok(self.describe_id(id).await?.or_else(|| self.recent(id, now_ms())))
+            Ok(self.describe_id(id).await?.or_else(|| self.recent(id, crate::clock::now().0)))
         };
         self.clients.metrics.timed("Get", metrics::cloud_error, call).boxed()
     }
@@ -104,11 +105,11 @@ impl Cloud for Ec2Provider {
                 tokio::time::sleep(NO_QUEUE).await;
                 return Ok(vec![]);
             };
-            let received = queue.receive(now_ms).await?;
+            let received = queue.receive(|| crate::clock::now().0).await?;
             for event in &received {
                 self.heed(event);
             }
-            metrics::received(&self.clients.metrics, &received, now_ms());
+            metrics::received(&self.clients.metrics, &received, crate::clock::now().0);
             Ok(received.into_iter().map(Message::from).collect())
         }
         .boxed()
@@ -159,7 +160,7 @@ impl NodeClassCloud for Ec2Provider {
                 return Ok(());
             }
             let cluster = &self.options.cluster_name;
-            let deleted = self.profiles.delete_unused(&self.clients, cluster, used, now_ms()).await;
+            let deleted = self.profiles.delete_unused(&self.clients, cluster, used, crate::clock::now().0).await;
             match &deleted {
                 Ok(()) => self.troubles.end(degraded_apis::PROFILES),
                 Err(error) if error.class == Class::Unauthorized => {
@@ -207,7 +208,7 @@ impl InstanceEvents for Ec2Provider {
                     self.troubles.begin(degraded_apis::STATUS_CHECKS, note);
                 }
             }
-            Ok(status_checks::unhealthy(&statuses?, now_ms()))
+            Ok(status_checks::unhealthy(&statuses?, crate::clock::now().0))
         }
         .boxed()
     }
@@ -230,13 +231,13 @@ impl ClusterObserver for Ec2Provider {
     }
 
     fn registered(&self, claim: &NodeClaim, node: &Node) {
-        lock(&self.memory).note(claim, node, now_ms());
+        lock(&self.memory).note(claim, node, crate::clock::now().0);
     }
 }
 
 impl ServiceStatus for Ec2Provider {
     fn shifted_zones(&self) -> BTreeSet<String> {
-        self.shifts.zones(now_ms())
+        self.shifts.zones(crate::clock::now().0)
     }
 
     fn unreadable(&self) -> BTreeMap<&'static str, String> {

@@ -14,10 +14,13 @@ use crate::api::Ec2NodeClass;
 use crate::cloud::catalog::embedded;
 use crate::cloud::ec2::aws::client::{Clients, ConnectError};
 use crate::cloud::ec2::aws::errors::{ApiError, Class};
+use crate::cloud::ec2::degraded_apis;
+use crate::cloud::ec2::degraded_apis::Troubles;
 use crate::cloud::ec2::instances::describe::{Describer, Finder, InstanceFacts, Terminator};
 use crate::cloud::ec2::instances::describe::{describer, finder, instance_id, terminator};
 use crate::cloud::ec2::interruption::messages::EventKind;
 use crate::cloud::ec2::interruption::queue::{Queue, QueueCounts, Received};
+use crate::cloud::ec2::launch;
 use crate::cloud::ec2::launch::dry_run::Verdicts;
 use crate::cloud::ec2::launch::group_batch::Batches;
 use crate::cloud::ec2::launch::templates::recent::LaunchShapes;
@@ -27,10 +30,7 @@ use crate::cloud::ec2::node_class::cluster_facts::{ClusterError, ClusterFacts};
 use crate::cloud::ec2::node_class::images::Parameters;
 use crate::cloud::ec2::node_class::instance_profiles::Profiles;
 use crate::cloud::ec2::node_class::subnets::Addresses;
-use crate::cloud::ec2::observability::degraded_apis;
-use crate::cloud::ec2::observability::degraded_apis::Troubles;
 use crate::cloud::ec2::offerings::catalog_cache::{Catalogs, ReservedOfferings};
-use crate::cloud::ec2::offerings::catalog_key::PlacementGroup;
 use crate::cloud::ec2::offerings::discovered_memory::DiscoveredMemory;
 use crate::cloud::ec2::offerings::interruption_history::Setback;
 use crate::cloud::ec2::offerings::placement_scores;
@@ -45,7 +45,8 @@ use crate::cloud::ec2::offerings::spot_risk::SpotRisk;
 use crate::cloud::ec2::offerings::unavailable::Unavailable;
 use crate::cloud::ec2::offerings::zonal_shift;
 use crate::cloud::ec2::offerings::zonal_shift::{Shifts, zone_of};
-use crate::cloud::ec2::{Options, launch, now_ms};
+use crate::cloud::ec2::options::Options;
+use crate::cloud::ec2::placement_group::PlacementGroup;
 use crate::cloud::{CloudError, Instance, InstanceState, MessageKind, Override};
 use crate::model::offering::CapacityType;
 use crate::sync::lock;
@@ -172,7 +173,7 @@ impl Ec2Provider {
             describer: describer(&clients),
             terminator: terminator(&clients),
             finder: finder(&clients, &options.cluster_name),
-            region: Arc::new(Region::new(RegionSnapshot::stand_in(&clients.region, embedded(), now_ms()))),
+            region: Arc::new(Region::new(RegionSnapshot::stand_in(&clients.region, embedded(), crate::clock::now().0))),
             risk: Arc::new(SpotRisk::new(scores)),
             troubles: Troubles::default(),
             untaggable: Mutex::default(),
@@ -188,7 +189,7 @@ impl Ec2Provider {
             profiles: Profiles::default(),
             verdicts: Verdicts::default(),
             batches: Batches::default(),
-            leading_since_ms: now_ms(),
+            leading_since_ms: crate::clock::now().0,
             addresses: Mutex::default(),
             reservations: Mutex::default(),
             shifts: Shifts::default(),
@@ -217,7 +218,7 @@ impl Ec2Provider {
     }
 
     async fn keep(&self, client: Client) {
-        match self.templates.hydrate(&self.clients, &self.options.cluster_name, now_ms()).await {
+        match self.templates.hydrate(&self.clients, &self.options.cluster_name, crate::clock::now().0).await {
             Ok(0) => {}
             Ok(count) => tracing::info!(count, "launch templates of an earlier process, deleted when unused"),
             Err(error) => tracing::warn!(%error, "launch templates of an earlier process could not be listed"),
@@ -225,8 +226,8 @@ impl Ec2Provider {
         let (mut looked, mut judged) = (tokio::time::Instant::now(), tokio::time::Instant::now());
         loop {
             tokio::time::sleep(SWEEP).await;
-            self.sweep_templates(now_ms()).await;
-            self.forget_old(now_ms());
+            self.sweep_templates(crate::clock::now().0).await;
+            self.forget_old(crate::clock::now().0);
             if looked.elapsed() >= FACTS_PERIOD {
                 looked = tokio::time::Instant::now();
                 let known = self.facts.load_full();
@@ -244,7 +245,7 @@ impl Ec2Provider {
             }
             if judged.elapsed() >= DEPRECATION_PERIOD {
                 judged = tokio::time::Instant::now();
-                match self.parameters.forget_deprecated(&self.clients, now_ms()).await {
+                match self.parameters.forget_deprecated(&self.clients, crate::clock::now().0).await {
                     Ok(names) if names.is_empty() => {}
                     Ok(names) => tracing::info!(
                         ?names,
@@ -285,7 +286,7 @@ impl Ec2Provider {
 
     /// Takes in what the region's APIs answered.
     pub(crate) fn learn_region(&self, answers: region::Answers) {
-        self.region.learn(answers, now_ms());
+        self.region.learn(answers, crate::clock::now().0);
     }
 
     /// Attempts of calls so far, by EC2 action.
@@ -313,12 +314,12 @@ impl Ec2Provider {
 
     /// Whether an instance was launched so lately that its absence in EC2's answers means nothing.
     pub(crate) fn just_launched(&self, id: &str) -> bool {
-        self.recent(id, now_ms()).is_some()
+        self.recent(id, crate::clock::now().0).is_some()
     }
 
     /// Says no to what is in a zone that is shifted away from: EC2 is not called there.
     fn not_shifted(&self, provider_id: &str) -> Result<(), CloudError> {
-        let away = |zone: &&str| self.shifts.is_away_from(zone, now_ms());
+        let away = |zone: &&str| self.shifts.is_away_from(zone, crate::clock::now().0);
         match zone_of(provider_id).filter(away) {
             Some(zone) => {
                 Err(CloudError::Other(format!("zone {zone} is shifted away from, instances there are left alone")))
@@ -358,7 +359,7 @@ impl Ec2Provider {
     /// What an event about a spot instance says of its offering.
     fn heed(&self, event: &Received) {
         if event.kind == EventKind::CapacityReservationInterrupted {
-            self.reservations().interrupted(&event.instance_id, now_ms());
+            self.reservations().interrupted(&event.instance_id, crate::clock::now().0);
         }
         let setback = match event.kind.message_kind() {
             MessageKind::SpotInterruption => Setback::Interrupted,
@@ -370,7 +371,7 @@ impl Ec2Provider {
         };
         let offering = lock(&self.bought).get(&event.instance_id).cloned();
         let Some(offering) = offering.filter(|offering| offering.capacity_type == CapacityType::Spot) else { return };
-        self.risk.note(&offering.instance_type, &offering.zone, setback, now_ms());
+        self.risk.note(&offering.instance_type, &offering.zone, setback, crate::clock::now().0);
         if setback == Setback::Interrupted {
             launch::mark(self, &offering);
         }
@@ -389,7 +390,7 @@ impl Ec2Provider {
     /// What EC2 describes, and what it does not: instances that were just launched, or run in zones that EC2 is not to be asked
     /// about; of these, those that are `wanted`.
     fn with_unseen(&self, mut found: Vec<Instance>, wanted: impl Fn(&Instance) -> bool) -> Vec<Instance> {
-        let now = now_ms();
+        let now = crate::clock::now().0;
         let recent: Vec<Instance> = lock(&self.recent).values().cloned().collect();
         let recent = recent.into_iter().filter(|instance| now - instance.launched_at.0 < CONSISTENCY_MS);
         let listed: Vec<Instance> = lock(&self.listed).clone();
@@ -409,7 +410,7 @@ impl Ec2Provider {
     }
 
     async fn terminate_id(&self, id: &str) -> Result<bool, CloudError> {
-        let now = now_ms();
+        let now = crate::clock::now().0;
         if lock(&self.going).get(id).is_some_and(|looked| now - *looked < GOING_MS) {
             return Ok(true);
         }

@@ -165,7 +165,7 @@ fn world() -> World {
 
 /// A claim made a minute from now: fresh, whatever the clocks say.
 fn fresh() -> LaunchRequest {
-    let created = k8s_openapi::jiff::Timestamp::from_millisecond(now_ms() + 60_000).unwrap().to_string();
+    let created = k8s_openapi::jiff::Timestamp::from_millisecond(crate::clock::now().0 + 60_000).unwrap().to_string();
     request(class(json!({})), claim(&created, json!({})), &["m5.large"])
 }
 
@@ -370,7 +370,7 @@ async fn c11_want_of_capacity_comes_back_at_once_and_is_remembered() {
     let error = world.ec2.launch(request.clone()).await.unwrap_err();
     let LaunchError::InsufficientCapacity { unavailable } = error else { panic!("{error}") };
     assert_eq!(unavailable, [request.overrides[0].clone()]);
-    assert!(world.ec2.unavailable.lock().unwrap().covers(&unavailable[0], None, now_ms()));
+    assert!(world.ec2.unavailable.lock().unwrap().covers(&unavailable[0], None, crate::clock::now().0));
     world.ec2.launch(request).await.unwrap();
     assert_eq!(world.fake().tokens, ["uid-1", "uid-1-1"], "answered tokens are not used again");
 }
@@ -401,7 +401,10 @@ async fn c15_after_an_exhausted_subnet_the_next_launch_takes_another_one() {
     let (chosen, _) = world.ec2.addresses().take(&class.status.as_ref().unwrap().subnets, &pods, 1);
     assert_eq!(chosen["us-east-1a"], "subnet-c");
     let marks = world.ec2.unavailable.lock().unwrap();
-    assert!(marks.exhausted_zones(&class.status.unwrap().subnets, now_ms()).is_empty(), "the zone has another subnet");
+    assert!(
+        marks.exhausted_zones(&class.status.unwrap().subnets, crate::clock::now().0).is_empty(),
+        "the zone has another subnet"
+    );
 }
 
 #[tokio::test]
@@ -439,7 +442,7 @@ async fn an_interrupted_spot_offering_is_left_alone_for_a_while() {
     let event = |kind, id: &str| Received { receipt: "r".into(), kind, instance_id: id.into(), at_ms: 0 };
     world.ec2.heed(&event(EventKind::RebalanceRecommendation, "i-1"));
     world.ec2.heed(&event(EventKind::SpotInterrupted, "i-unknown"));
-    let covered = |world: &World| lock(&world.ec2.unavailable).covers(&spot, None, now_ms());
+    let covered = |world: &World| lock(&world.ec2.unavailable).covers(&spot, None, crate::clock::now().0);
     assert!(!covered(&world));
     world.ec2.heed(&event(EventKind::SpotInterrupted, "i-1"));
     assert!(covered(&world));
@@ -495,7 +498,7 @@ async fn status_checks_that_fail_are_told_and_those_that_are_refused_are_told_el
     assert!(matches!(refused.unhealthy().await, Err(CloudError::Refused(_))));
     assert!(told(&refused).is_empty());
     let well = scripted(vec![wire::ok("DescribeInstanceStatus", "<instanceStatusSet/>")]);
-    well.troubles.begin(crate::cloud::ec2::observability::degraded_apis::STATUS_CHECKS, "it failed".into());
+    well.troubles.begin(crate::cloud::ec2::degraded_apis::STATUS_CHECKS, "it failed".into());
     assert!(well.unhealthy().await.unwrap().is_empty());
     assert!(told(&well).is_empty(), "it is over");
 }

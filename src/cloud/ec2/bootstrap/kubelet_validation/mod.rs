@@ -11,7 +11,7 @@ use crate::api::Ec2NodeClassSpec;
 use crate::api::validation::is_quantity;
 use crate::cloud::ami_family::AmiFamily;
 use crate::cloud::catalog::{NodeSettings, RawInstanceType, Trial};
-use crate::cloud::ec2::Options;
+use crate::cloud::ec2::options::Options;
 use crate::cloud::kubelet_config::expressions::Unusable;
 use crate::cloud::kubelet_config::{GoDuration, INTERPRETED, Kubelet, KubeletMap};
 

@@ -6,10 +6,10 @@ use std::time::Instant;
 
 use super::*;
 use crate::cloud::ServiceStatus;
-use crate::cloud::ec2::Options;
 use crate::cloud::ec2::aws::client::wire;
 use crate::cloud::ec2::aws::client::wire::Seen;
 use crate::cloud::ec2::launch::request::tests::facts;
+use crate::cloud::ec2::options::Options;
 
 const CLAIM: &str = "karpenter.sh/nodeclaim";
 const CLUSTER: &str = "eks:eks-cluster-name";
@@ -181,10 +181,10 @@ async fn tags_that_can_not_be_written_are_told_until_the_last_instance_has_them(
     let told = ec2.unwritable();
     assert_eq!(
         told.keys().copied().collect::<Vec<_>>(),
-        [crate::cloud::ec2::observability::degraded_apis::TAGS],
+        [crate::cloud::ec2::degraded_apis::TAGS],
         "and one that works does not end it"
     );
-    let note = &told[crate::cloud::ec2::observability::degraded_apis::TAGS];
+    let note = &told[crate::cloud::ec2::degraded_apis::TAGS];
     assert!(note.contains("allow ec2:CreateTags") && note.contains("UnauthorizedOperation"), "{note}");
     assert!(outcomes(&ec2, &all[..1]).await[0].is_err());
     assert!(!ec2.unwritable().is_empty());
@@ -200,7 +200,7 @@ async fn an_instance_that_is_not_due_any_more_is_no_trouble() {
         _ => wire::refusal("TagLimitExceeded", "too many"),
     }));
     assert!(outcomes(&ec2, &due(&["i-1"])).await[0].is_err());
-    let note = &ec2.unwritable()[crate::cloud::ec2::observability::degraded_apis::TAGS];
+    let note = &ec2.unwritable()[crate::cloud::ec2::degraded_apis::TAGS];
     assert!(note.contains("TagLimitExceeded") && !note.contains("policy"), "{note}");
     assert!(outcomes(&ec2, &[]).await.is_empty());
     assert!(ec2.unwritable().is_empty());

@@ -10,7 +10,7 @@ use aws_sdk_ec2::types::{
     LaunchTemplateInstanceMetadataOptionsRequest, LaunchTemplateInstanceMetadataTagsState,
     LaunchTemplateInstanceNetworkInterfaceSpecificationRequest, LaunchTemplatePlacementRequest,
     LaunchTemplateTagSpecificationRequest, LaunchTemplatesMonitoringRequest, MarketType, RequestLaunchTemplateData,
-    ResourceType, Tag, TagSpecification,
+    ResourceType, TagSpecification,
 };
 
 use base64::Engine;
@@ -19,8 +19,8 @@ use base64::engine::general_purpose::STANDARD;
 use crate::api::node_class::{BlockDeviceMapping, ConnectionTracking, MetadataOptions, NetworkInterface};
 use crate::cloud::ReservedIn;
 use crate::cloud::draw::draw;
+use crate::cloud::ec2::tags::{tag_specification, tags};
 use crate::cloud::reservation::ReservationKind;
-use crate::model::labels;
 use crate::model::offering::CapacityType;
 use crate::model::quantity::parse_bytes;
 
@@ -250,54 +250,6 @@ fn block_device(mapping: &BlockDeviceMapping) -> LaunchTemplateBlockDeviceMappin
 fn gibibytes(size: &str) -> Option<i32> {
     let bytes = parse_bytes(size).ok()?;
     i32::try_from(bytes.checked_add((1 << 30) - 1)? >> 30).ok()
-}
-
-/// Tags as EC2 takes them.
-pub fn tags(tags: &BTreeMap<String, String>) -> Vec<Tag> {
-    tags.iter().map(|(key, value)| Tag::builder().key(key).value(value).build()).collect()
-}
-
-/// Tags for a kind of resource.
-pub fn tag_specification(kind: ResourceType, all: &BTreeMap<String, String>) -> TagSpecification {
-    TagSpecification::builder().resource_type(kind).set_tags(Some(tags(all))).build()
-}
-
-/// Tag of the cluster, whose value is its name.
-pub const CLUSTER_TAG: &str = "eks:eks-cluster-name";
-
-/// Tags of everything that is launched for a pool: the class's own, and those by which the controller's IAM policy and later
-/// controllers know it. The pool's key is there even when the pool has no name.
-///
-/// # Errors
-/// The first key that a class may not set.
-pub fn launch_tags(
-    own: &BTreeMap<String, String>,
-    cluster: &str,
-    class: &str,
-    pool: &str,
-) -> Result<BTreeMap<String, String>, String> {
-    if let Some(key) = restricted_tag(own) {
-        return Err(format!("tag {key} may not be set, remove it from spec.tags"));
-    }
-    let mut out = own.clone();
-    out.insert(format!("kubernetes.io/cluster/{cluster}"), "owned".into());
-    out.insert(labels::NODE_POOL.into(), pool.into());
-    out.insert(CLUSTER_TAG.into(), cluster.into());
-    out.insert(labels::EC2_NODE_CLASS.into(), class.into());
-    Ok(out)
-}
-
-/// The first key that a class may not set.
-pub fn restricted_tag(own: &BTreeMap<String, String>) -> Option<&str> {
-    let reserved = |key: &str| {
-        let name = key.strip_prefix("kubernetes.io/cluster/");
-        labels::RESTRICTED_TAGS.contains(&key)
-            || name.is_some_and(|name| {
-                name.starts_with(|c: char| c.is_ascii_alphanumeric())
-                    && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '-' || c == '_')
-            })
-    };
-    own.keys().map(String::as_str).find(|key| reserved(key))
 }
 
 #[cfg(test)]

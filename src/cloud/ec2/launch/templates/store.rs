@@ -8,7 +8,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use crate::cloud::ec2::aws::client::Clients;
 use crate::cloud::ec2::aws::errors::{ApiError, Class};
 use crate::cloud::ec2::aws::filters::filter;
-use crate::cloud::ec2::launch::templates::spec::{CLUSTER_TAG, Template};
+use crate::cloud::ec2::launch::templates::spec::Template;
+use crate::cloud::ec2::tags::CLUSTER_TAG;
 use crate::model::labels;
 use crate::sync::lock;
 

@@ -5,9 +5,9 @@ use serde_json::{Value, json};
 use super::*;
 use crate::api::hash;
 use crate::cloud::NodeClassCloud;
-use crate::cloud::ec2::Options;
 use crate::cloud::ec2::aws::client::wire;
 use crate::cloud::ec2::launch::request::tests::{claim, class, facts};
+use crate::cloud::ec2::options::Options;
 
 /// Something done to a claim.
 type Change<'a> = &'a dyn Fn(&mut NodeClaim);

@@ -1,6 +1,7 @@
 use super::*;
 use crate::cloud::ec2::aws::client::wire;
 use crate::cloud::ec2::aws::filters::tests::text;
+use crate::cloud::ec2::boot_image::image_of;
 
 fn image(id: &str, name: &str, created_ms: i64, deprecated_ms: Option<i64>) -> Image {
     Image { id: id.into(), name: name.into(), created_ms, deprecated_ms, arch: "amd64" }

@@ -4,9 +4,9 @@ use serde_json::json;
 
 use super::*;
 use crate::cloud::catalog::embedded;
-use crate::cloud::ec2::offerings::catalog_key::PlacementGroup;
 use crate::cloud::ec2::offerings::region::{Answers, RegionSnapshot};
 use crate::cloud::ec2::offerings::spot_prices::SpotHistory;
+use crate::cloud::ec2::placement_group::PlacementGroup;
 use crate::model::offering::CapacityType::{OnDemand, Reserved, Spot};
 
 fn region() -> RegionSnapshot {

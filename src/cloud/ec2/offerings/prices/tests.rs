@@ -1,6 +1,7 @@
 use serde_json::json;
 
 use super::*;
+use crate::cloud::ec2::aws::client::pricing_region;
 use crate::cloud::ec2::aws::client::wire;
 use crate::cloud::ec2::aws::errors::Class;
 
@@ -50,7 +51,7 @@ fn prices_are_asked_where_they_can_be() {
         ("me-south-1", "us-east-1", true),
         ("us-gov-west-1", "us-east-1", false),
     ] {
-        assert_eq!((endpoint_region(region), can_be_asked(region, false)), (endpoint, open), "{region}");
+        assert_eq!((pricing_region(region), can_be_asked(region, false)), (endpoint, open), "{region}");
         assert!(!can_be_asked(region, true));
     }
 }

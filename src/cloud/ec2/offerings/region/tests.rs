@@ -3,7 +3,7 @@ use serde_json::json;
 use super::*;
 use crate::cloud::catalog::embedded;
 use crate::cloud::ec2::aws::errors::Class;
-use crate::cloud::ec2::observability::degraded_apis::Troubles;
+use crate::cloud::ec2::degraded_apis::Troubles;
 use crate::cloud::ec2::offerings::instance_types::unusable_answer;
 
 fn class(zone: &str) -> ClassView {

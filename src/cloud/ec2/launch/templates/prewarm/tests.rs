@@ -8,7 +8,6 @@ use serde_json::{Value, json};
 use super::*;
 use crate::api::{Ec2NodeClass, NodePool};
 use crate::cloud::ClusterObserver;
-use crate::cloud::ec2::Options;
 use crate::cloud::ec2::aws::client::wire;
 use crate::cloud::ec2::aws::client::wire::Seen;
 use crate::cloud::ec2::launch::request::tests::{claim, class, facts, request};
@@ -16,7 +15,7 @@ use crate::cloud::ec2::launch::templates::recent::tests::kept;
 use crate::cloud::ec2::node_class::capacity_reservations::tests::reservation;
 use crate::cloud::ec2::node_class::cluster_facts::ClusterFacts;
 use crate::cloud::ec2::node_class::subnets::Subnet;
-use crate::cloud::ec2::now_ms;
+use crate::cloud::ec2::options::Options;
 use crate::cloud::{LaunchDetails, LaunchRequest};
 use crate::model::labels;
 use crate::model::offering::CapacityType;
@@ -97,7 +96,8 @@ fn pool(metadata: Value, class: &str) -> Arc<NodePool> {
 impl World {
     /// A request of a fresh claim for m5.large, as the class is now.
     fn request(&self, uid: &str) -> LaunchRequest {
-        let created = k8s_openapi::jiff::Timestamp::from_millisecond(now_ms() + MINUTE_MS).unwrap().to_string();
+        let created =
+            k8s_openapi::jiff::Timestamp::from_millisecond(crate::clock::now().0 + MINUTE_MS).unwrap().to_string();
         let mut claim = claim(&created, json!({}));
         claim.metadata.uid = Some(uid.to_owned());
         let base = request(Ec2NodeClass::clone(&self.class), claim.clone(), &["m5.large"]);
@@ -147,14 +147,14 @@ impl World {
 #[tokio::test]
 async fn a_template_stays_for_an_hour_after_the_last_launch_and_costs_no_calls() {
     let world = world();
-    let begin = now_ms();
+    let begin = crate::clock::now().0;
     assert_eq!(world.launch("uid-1", "web").await, 2, "looked for and made");
     for now in (begin..begin + HOUR_MS).step_by(10_000) {
         assert_eq!(world.sweep(now).await, 0);
     }
     assert_eq!(world.launch("uid-2", "web").await, 0);
     assert_eq!(world.sweep(begin + HOUR_MS - 1).await, 0);
-    let end = now_ms() + HOUR_MS;
+    let end = crate::clock::now().0 + HOUR_MS;
     assert_eq!((world.sweep(end).await, world.images().len()), (0, 1), "it was wanted a moment ago");
     assert_eq!((world.sweep(end + MINUTE_MS).await, world.images().len()), (1, 0));
 }
@@ -162,7 +162,7 @@ async fn a_template_stays_for_an_hour_after_the_last_launch_and_costs_no_calls()
 #[tokio::test]
 async fn a_new_image_has_its_template_before_a_launch_and_the_old_one_goes_a_minute_later() {
     let mut world = world();
-    let begin = now_ms();
+    let begin = crate::clock::now().0;
     world.launch("uid-1", "web").await;
     assert_eq!(world.sweep(begin + 5 * MINUTE_MS).await, 0);
     world.set_image("ami-new");
@@ -177,7 +177,7 @@ async fn a_new_image_has_its_template_before_a_launch_and_the_old_one_goes_a_min
 #[tokio::test]
 async fn a_template_is_made_anew_by_what_the_class_and_the_cluster_say_now() {
     let mut world = world();
-    let mut now = now_ms();
+    let mut now = crate::clock::now().0;
     world.launch("uid-1", "web").await;
     let mut made = async |world: &World| {
         now += 10_000;
@@ -200,7 +200,7 @@ async fn a_template_is_made_anew_by_what_the_class_and_the_cluster_say_now() {
 #[tokio::test]
 async fn a_class_that_may_not_launch_makes_nothing_until_it_may() {
     let mut world = world();
-    let begin = now_ms();
+    let begin = crate::clock::now().0;
     world.launch("uid-1", "web").await;
     world.set_image("ami-new");
     world.change(|class| class.metadata.generation = Some(4));
@@ -208,7 +208,7 @@ async fn a_class_that_may_not_launch_makes_nothing_until_it_may() {
     world.change(|class| class.status.as_mut().unwrap().conditions[0].observed_generation = Some(4));
     assert_eq!(world.sweep(begin + 20_000).await, 2);
     world.change(|class| class.status.as_mut().unwrap().conditions[0].status = "False".into());
-    let last = now_ms().max(begin + 20_000);
+    let last = crate::clock::now().0.max(begin + 20_000);
     assert_eq!((world.sweep(last + MINUTE_MS).await, world.images().len()), (1, 1), "only what was wanted last stays");
 }
 
@@ -229,7 +229,7 @@ async fn what_is_gone_or_going_keeps_no_template() {
     ] {
         let world = world();
         world.launch("uid-1", "web").await;
-        let end = now_ms();
+        let end = crate::clock::now().0;
         world.ec2.observe(&classes, &pools);
         assert_eq!((world.sweep(end + MINUTE_MS).await, world.images().len()), expected, "{what}");
         world.ec2.observe(std::slice::from_ref(&own_class), std::slice::from_ref(&own_pool));
@@ -241,7 +241,7 @@ async fn what_is_gone_or_going_keeps_no_template() {
 async fn a_template_that_can_not_be_made_holds_up_no_other_and_is_tried_again_by_each_sweep() {
     for refused in ["ami-x86-new", "ami-arm-new"] {
         let mut world = world();
-        let begin = now_ms();
+        let begin = crate::clock::now().0;
         world.launch("uid-1", "web").await;
         let of_arm = request(class(json!({})), claim("2026-01-01T00:00:00Z", json!({})), &["m6g.large"]).overrides;
         world.ec2.launch(LaunchRequest { overrides: of_arm, ..world.request("uid-2") }).await.unwrap();
@@ -276,7 +276,7 @@ async fn of_a_pools_launches_the_last_four_that_differ_keep_their_templates() {
     for tier in ["a", "b", "c", "d", "e"] {
         world.launch(&format!("uid-{tier}"), tier).await;
     }
-    let end = now_ms();
+    let end = crate::clock::now().0;
     assert_eq!((world.sweep(end + MINUTE_MS).await, world.images().len()), (1, 4), "the first one is deleted");
     assert_eq!(world.launch("uid-b2", "b").await, 0);
     assert_eq!(world.launch("uid-a2", "a").await, 2);
@@ -288,7 +288,7 @@ async fn a_launch_into_a_reservation_is_not_remembered() {
     world.change(|class| {
         class.status.as_mut().unwrap().capacity_reservations = vec![reservation("cr-1", "default", None)];
     });
-    world.ec2.reservations().describe([("cr-1", 5)], now_ms());
+    world.ec2.reservations().describe([("cr-1", 5)], crate::clock::now().0);
     let mut request = world.request("uid-1");
     for offering in &mut request.overrides {
         offering.capacity_type = CapacityType::Reserved;
@@ -298,7 +298,7 @@ async fn a_launch_into_a_reservation_is_not_remembered() {
     details.claim.spec.requirements = serde_json::from_value(requirement).unwrap();
     let launched = world.ec2.launch(LaunchRequest { details: Some(Arc::new(details)), ..request }).await.unwrap();
     assert_eq!(launched.instance.reservation.map(|reservation| reservation.id).as_deref(), Some("cr-1"));
-    assert_eq!((world.sweep(now_ms() + MINUTE_MS).await, world.images().len()), (1, 0), "deleted");
+    assert_eq!((world.sweep(crate::clock::now().0 + MINUTE_MS).await, world.images().len()), (1, 0), "deleted");
 }
 
 #[tokio::test]
@@ -308,6 +308,6 @@ async fn a_template_that_a_launch_found_deleted_is_kept_again() {
     let name = world.fake.lock().unwrap().templates.keys().next().unwrap().clone();
     world.fake.lock().unwrap().templates.clear();
     world.ec2.templates.forget([name.as_str()]);
-    assert_eq!(world.sweep(now_ms()).await, 2);
+    assert_eq!(world.sweep(crate::clock::now().0).await, 2);
     assert_eq!(world.images(), ["ami-x86"]);
 }

@@ -1,5 +1,6 @@
 use super::*;
 use crate::api::node_class::BlockDevice;
+use crate::cloud::ec2::tags::{launch_tags, restricted_tag};
 
 pub fn template() -> Template {
     Template {
