@@ -1,9 +1,19 @@
-//! The pure core: what to buy and what goes where. No clock, no client, no randomness that isn't passed in.
+//! The pure core: which nodes to buy and where every pod goes. No clock, no client, no randomness that is not passed in.
 //!
-//! [`crate::planner::output::plan`] reads top to bottom: pods become groups ([`crate::planner::groups::group`]), groups are divided over topology domains
-//! ([`crate::planner::groups::topology`]), fill what exists ([`crate::planner::groups::existing`]), and the rest is bought at dual prices ([`crate::planner::pack::strategy`], [`crate::planner::state::demand`],
-//! [`crate::planner::pricing::duals`]) and bettered ([`crate::planner::improve::local_search`]); a few pods are divided in the best way there is ([`crate::planner::pack::exact`]).
-//! Last, what prefers to be apart is spread over what was bought anyway ([`crate::planner::improve::host_preferences`]). Work grows with groups times offerings, not with pods times nodes.
+//! [`solve`] is the list of stages. Folders import downwards only:
+//!
+//! | folder | content |
+//! |---|---|
+//! | [`output`] | choices of each new node, the plan, reasons for unschedulable pods |
+//! | [`improve`] | right-sizing, ruin-and-recreate local search, repair of topology spread, host preferences |
+//! | [`pack`] | bin packing: existing nodes, reservations, purchases at dual prices, small instances exactly |
+//! | [`pricing`] | covering LP: dual prices and the lower bound |
+//! | [`state`] | the plan under construction: remaining demand, purchased nodes, budgets |
+//! | [`groups`] | pods as groups with counts; their assignment to topology domains |
+//! | [`columns`] | what can be bought, as columns, and interned sets of columns |
+//! | [`input`] | the problem as plain data |
+//!
+//! Work grows with groups times offerings, not with pods times nodes.
 
 pub mod columns;
 pub mod groups;

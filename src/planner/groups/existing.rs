@@ -1,4 +1,4 @@
-//! Nodes that exist or are in flight, as bins.
+//! Nodes that exist or are launching, as bins with free capacity and host counters.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -9,16 +9,21 @@ use crate::planner::groups::group::{Group, HostCounters, HostRules};
 use crate::planner::groups::selectors::Selectors;
 use crate::planner::input::node::NodeState;
 
-/// Counters and caps of a node before anything is put there.
+/// Host counters and caps of a node before the plan places pods on it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct HostState {
     /// Counter and its value.
     pub counts: Vec<(u32, i32)>,
-    /// Counter and the greatest value it may reach.
+    /// Counter and its maximum value.
     pub caps: Vec<(u32, i32)>,
 }
 
 impl HostState {
+    pub fn is_empty(&self) -> bool {
+        self.counts.is_empty() && self.caps.is_empty()
+    }
+
+    /// Adds one pod with these rules.
     pub fn add(&mut self, rules: &HostRules) {
         for counter in &rules.raises {
             match self.counts.iter_mut().find(|(have, _)| have == counter) {
@@ -35,26 +40,26 @@ impl HostState {
     }
 }
 
-/// A node that exists, with what is free on it.
+/// A schedulable node that exists or is launching.
 #[derive(Debug)]
-pub(crate) struct Existing<'p> {
+pub(crate) struct ExistingNode<'p> {
     /// Index into the problem's nodes.
     pub index: usize,
     pub state: &'p NodeState,
     pub free: Vec<i64>,
     pub host: HostState,
-    /// Nodes of one kind are told apart by no pending pod's node constraints.
+    /// Nodes of one kind are equal to the node constraints of all pending pods.
     pub kind: usize,
 }
 
-/// The schedulable nodes that have room for a pod of some group, initialized first, then by name; and the counters that are
-/// above zero on some node, one that takes no pods included: kube-scheduler counts its pods too.
-pub(crate) fn existing<'p>(
+/// The schedulable nodes with capacity for a pod of some group, initialized nodes first, then by name; and the counters above zero on
+/// some node, unschedulable nodes included, whose pods kube-scheduler counts too.
+pub(crate) fn existing_nodes<'p>(
     column_sets: &ColumnSets<'p>,
     selectors: &mut Selectors<'p>,
     counters: &HostCounters,
     groups: &[Group],
-) -> (Vec<Existing<'p>>, BTreeSet<u32>) {
+) -> (Vec<ExistingNode<'p>>, BTreeSet<u32>) {
     let problem = column_sets.problem;
     let mut order: Vec<usize> = (0..problem.nodes.len()).collect();
     if counters.len() == 0 {
@@ -77,7 +82,7 @@ pub(crate) fn existing<'p>(
         if counters.len() > 0 {
             state.pods.iter().for_each(|pod| host.add(&counters.running(pod, selectors)));
             running.extend(host.counts.iter().filter(|(_, count)| *count > 0).map(|(counter, _)| *counter));
-            // The ports of daemons to come are theirs already.
+            // Host ports of daemons that have not started yet are taken.
             state.daemons.iter().for_each(|daemon| host.add(&counters.daemon(daemon, selectors)));
         }
         if !state.schedulable {
@@ -94,12 +99,12 @@ pub(crate) fn existing<'p>(
         };
         let next = kinds.len();
         let kind = *kinds.entry(kind).or_insert(next);
-        out.push(Existing { index, state, free, host, kind });
+        out.push(ExistingNode { index, state, free, host, kind });
     }
     (out, running)
 }
 
-/// What is free on a node before anything is put there.
+/// Free capacity of a node before the plan places pods on it.
 pub(crate) fn free_on(column_sets: &ColumnSets<'_>, node: &NodeState) -> Vec<i64> {
     let mut free = column_sets.dims.dense(&node.allocatable);
     for taken in [node.pods.requests(), &node.daemon_reserve] {
@@ -108,7 +113,7 @@ pub(crate) fn free_on(column_sets: &ColumnSets<'_>, node: &NodeState) -> Vec<i64
     free
 }
 
-/// What pending pods' node constraints can tell apart.
+/// What the node constraints of pending pods distinguish nodes by.
 #[derive(PartialEq, Eq, Hash)]
 struct Kind<'n> {
     labels: Vec<Option<&'n str>>,
@@ -116,7 +121,7 @@ struct Kind<'n> {
     name: Option<&'n str>,
 }
 
-/// Needs that no other group's need stays below in everything: what holds none of them holds no pod.
+/// Pareto-minimal requests of the groups: a node that holds none of them holds no pod.
 fn least_needs(groups: &[Group]) -> Vec<&[i64]> {
     let below = |a: &[i64], b: &[i64]| a.iter().zip(b).all(|(a, b)| a <= b);
     let mut out: Vec<&[i64]> = Vec::new();
@@ -129,8 +134,8 @@ fn least_needs(groups: &[Group]) -> Vec<&[i64]> {
     out
 }
 
-impl Existing<'_> {
-    /// Whether one pod of this size fits what is free.
+impl ExistingNode<'_> {
+    /// Whether the free capacity holds one pod of this size.
     pub fn holds(&self, need: &[i64]) -> bool {
         fits(need, &self.free)
     }

@@ -1,140 +1,170 @@
-//! Preferences about pods on one host (soft spread, preferred affinity and anti-affinity), met as far as that is free: once all nodes
-//! are chosen, pods move to nodes where what they like is, and from nodes where many
-//! alike are to nodes where few are, or change places with others. No node is
-//! bought or made larger for it, and no pod that can start at once is made to wait.
+//! Soft preferences about the pods on a host (ScheduleAnyway spread, preferred pod affinity and anti-affinity), met as far as that is
+//! free: a local search over moves and swaps of pods between the nodes of the finished plan.
+//!
+//! Invariants: no node is purchased or made larger, every hard rule still holds, and no pod moves from an initialized node to a
+//! node where it must wait.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
 
 use crate::planner::columns::dims::fits;
-use crate::planner::groups::existing::{Existing, HostState};
-use crate::planner::state::demand::{Bin, Content};
+use crate::planner::groups::existing::HostState;
+use crate::planner::pack::min_values::min_values_still_hold;
+use crate::planner::state::demand::{Bin, Pattern, add_pods, remove_pods};
 use crate::planner::state::plan_state::{PlanState, PurchasedNode};
 
-/// Fits that may be tried, which bounds the work of one plan.
-const TRIES: usize = 20_000;
-/// Nodes that may refuse a crowded node's pods before it gives up.
-const RECEIVERS: usize = 32;
-/// Rounds of giving.
-const ROUNDS: usize = 6;
+/// Feasibility checks per plan.
+const MAX_CHECKS: usize = 20_000;
+/// Receiving nodes tried per donor.
+const MAX_RECEIVERS: usize = 32;
+/// Passes over the donors of one counter.
+const MAX_PASSES: usize = 6;
 
-/// A node with what the plan puts there.
-struct Seat {
-    /// Index into the nodes that exist, or `None` for a new one.
-    old: Option<usize>,
+/// A node of the finished plan.
+struct PlannedHost {
+    /// Index into the existing nodes; `None` for a new node.
+    existing: Option<usize>,
     /// Column of a new node.
     column: usize,
-    /// Pods start there at once.
-    ready: bool,
-    /// Room before the plan puts anything there.
+    /// Pods start at once: the node is initialized.
+    initialized: bool,
+    /// Capacity and host state without the plan's pods.
     room: Vec<i64>,
     host: HostState,
-    content: Content,
+    pattern: Pattern,
 }
 
-/// Pods of an item to move, and pods of another that come back for them.
-struct Shift {
+/// A move of pods between two nodes, or a swap with as many pods of another item.
+struct Move {
     item: usize,
     count: usize,
-    back: Option<usize>,
+    swapped_with: Option<usize>,
 }
 
-/// Pods that raise a counter, by counter and seat.
+/// Pods that raise a counter, by counter and index of the node.
 type Counts = BTreeMap<u32, HashMap<usize, i32>>;
 
-impl<'p> PlanState<'_, 'p, '_> {
-    /// Whether anything prefers some or few pods on its host.
-    pub fn has_soft_hosts(&self) -> bool {
-        let soft = |item| !self.demand.host(item).soft.is_empty() || !self.demand.host(item).likes.is_empty();
-        (0..self.demand.items.len()).any(soft)
-    }
+/// The nodes under improvement, and the remaining feasibility checks.
+struct Search {
+    hosts: Vec<PlannedHost>,
+    checks_left: usize,
+}
 
-    /// Brings together what prefers company, and evens out what prefers to be apart. `hosts` are the nodes' rules before the plan put anything there.
-    pub fn spread_out(&mut self, nodes: &[Existing<'p>], hosts: &[HostState], placed: &mut Vec<(usize, Content)>) {
-        let mut seats = self.seats(nodes, hosts, placed);
-        let (mut crowded, mut liked): (Counts, Counts) = (BTreeMap::new(), BTreeMap::new());
-        let mut sample: HashMap<u32, usize> = HashMap::new();
-        for item in 0..self.demand.items.len() {
-            let rules = self.demand.host(item);
-            for counter in rules.soft.iter().filter(|counter| rules.raises.contains(counter)) {
-                crowded.entry(*counter).or_default();
-                sample.entry(*counter).or_insert(item);
-            }
-            for counter in &rules.likes {
-                liked.entry(*counter).or_default();
-            }
+/// Moves pods to nodes that they prefer, then spreads pods that prefer to be apart. Does nothing without host preferences.
+pub(crate) fn improve_host_preferences(state: &mut PlanState<'_, '_>) {
+    if !state.demand.has_host_preferences() {
+        return;
+    }
+    let mut search = Search { hosts: planned_hosts(state), checks_left: MAX_CHECKS };
+    let (mut spread, mut preferred): (Counts, Counts) = (BTreeMap::new(), BTreeMap::new());
+    let mut sample: HashMap<u32, usize> = HashMap::new();
+    for item in 0..state.demand.items.len() {
+        let rules = state.demand.host(item);
+        for counter in rules.soft.iter().filter(|counter| rules.raises.contains(counter)) {
+            spread.entry(*counter).or_default();
+            sample.entry(*counter).or_insert(item);
         }
-        let mut tries = TRIES;
-        // Company first: of the two, Karpenter gives it up first.
-        self.count(&seats, &mut liked);
-        for (counter, counts) in liked {
-            self.gather(counter, &counts, nodes, &mut seats, &mut tries);
-        }
-        self.count(&seats, &mut crowded);
-        for (counter, counts) in crowded {
-            self.even_out((counter, sample[&counter]), counts, nodes, &mut seats, &mut tries);
-        }
-        placed.clear();
-        let mut bought = std::mem::take(&mut self.bought).into_iter();
-        for seat in seats {
-            let content = seat.content;
-            match (seat.old, content.is_empty()) {
-                (Some(_), true) => {}
-                (Some(node), false) => placed.push((node, content)),
-                (None, empty) => {
-                    let node = bought.next().expect("a new node has a seat each");
-                    if empty {
-                        let pool = self.column_sets.pool(node.column);
-                        self.budgets[pool].refund(&self.column_sets.instance_type(node.column).capacity);
-                    } else {
-                        self.bought.push(PurchasedNode { content, ..node });
-                    }
-                }
-            }
+        for counter in &rules.likes {
+            preferred.entry(*counter).or_default();
         }
     }
+    // Spread has the last word: where both conflict, Karpenter relaxes preferred affinity first.
+    count_raised(state, &search.hosts, &mut preferred);
+    for (counter, counts) in preferred {
+        search.colocate(state, counter, &counts);
+    }
+    count_raised(state, &search.hosts, &mut spread);
+    for (counter, counts) in spread {
+        search.spread_counter(state, counter, sample[&counter], counts);
+    }
+    write_back(state, search.hosts);
+}
 
-    /// Counts what raises each counter, by seat.
-    fn count(&self, seats: &[Seat], counters: &mut Counts) {
-        for (at, seat) in seats.iter().enumerate() {
-            let planned = seat.content.iter().flat_map(|(item, count)| {
-                let count = i32::try_from(*count).unwrap_or(i32::MAX);
-                self.demand.host(*item).raises.iter().map(move |counter| (*counter, count))
-            });
-            for (counter, count) in seat.host.counts.iter().copied().chain(planned) {
-                if let Some(counts) = counters.get_mut(&counter) {
-                    *counts.entry(at).or_default() += count;
-                }
+/// All nodes of the plan, existing ones first.
+fn planned_hosts(state: &PlanState<'_, '_>) -> Vec<PlannedHost> {
+    let existing = state.existing.iter().zip(&state.initial_hosts).enumerate();
+    let mut hosts: Vec<PlannedHost> = existing
+        .map(|(at, (node, host))| PlannedHost {
+            existing: Some(at),
+            column: 0,
+            initialized: node.state.initialized,
+            room: node.free.clone(),
+            host: host.clone(),
+            pattern: Vec::new(),
+        })
+        .collect();
+    for (node, pattern) in &state.placements {
+        let host = &mut hosts[*node];
+        for (item, count) in pattern {
+            let pods = i64::try_from(*count).unwrap_or(i64::MAX);
+            for (room, need) in host.room.iter_mut().zip(state.demand.need(*item)) {
+                *room += need * pods;
+            }
+            add_pods(&mut host.pattern, *item, *count);
+        }
+    }
+    hosts.extend(state.purchased.iter().map(|node| PlannedHost {
+        existing: None,
+        column: node.column,
+        initialized: false,
+        room: state.column_sets.room(node.column).to_vec(),
+        host: state.daemon_host(node.column).clone(),
+        pattern: node.pattern.clone(),
+    }));
+    hosts
+}
+
+/// Writes the patterns back into the plan; new nodes that became empty are not purchased.
+fn write_back(state: &mut PlanState<'_, '_>, hosts: Vec<PlannedHost>) {
+    state.placements.clear();
+    state.purchased.clear();
+    for PlannedHost { existing, column, pattern, .. } in hosts {
+        match existing {
+            Some(_) if pattern.is_empty() => {}
+            Some(node) => state.placements.push((node, pattern)),
+            None if pattern.is_empty() => state.refund(column),
+            None => state.purchased.push(PurchasedNode { column, pattern }),
+        }
+    }
+}
+
+/// Adds up what raises each of the given counters, by node.
+fn count_raised(state: &PlanState<'_, '_>, hosts: &[PlannedHost], counters: &mut Counts) {
+    for (at, host) in hosts.iter().enumerate() {
+        let planned = host.pattern.iter().flat_map(|(item, count)| {
+            let count = i32::try_from(*count).unwrap_or(i32::MAX);
+            state.demand.host(*item).raises.iter().map(move |counter| (*counter, count))
+        });
+        for (counter, count) in host.host.counts.iter().copied().chain(planned) {
+            if let Some(counts) = counters.get_mut(&counter) {
+                *counts.entry(at).or_default() += count;
             }
         }
     }
+}
 
-    /// Moves pods that would like to be with what raises a counter to where it is, as far as there is room.
-    fn gather(
-        &mut self,
-        counter: u32,
-        counts: &HashMap<usize, i32>,
-        nodes: &[Existing<'p>],
-        seats: &mut [Seat],
-        tries: &mut usize,
-    ) {
-        let mut company: Vec<usize> = counts.iter().filter(|(_, count)| **count > 0).map(|(at, _)| *at).collect();
-        company.sort_unstable();
-        for from in 0..seats.len() {
-            for (item, have) in seats[from].content.clone() {
-                let rules = self.demand.host(item);
-                let lonely = rules.likes.contains(&counter) && !rules.raises.contains(&counter);
-                if !lonely || !rules.soft.is_empty() || company.contains(&from) || !self.is_free_to_move(item) {
+impl Search {
+    /// Moves pods that prefer to share a node with pods that raise a counter to nodes that have such pods.
+    fn colocate(&mut self, state: &mut PlanState<'_, '_>, counter: u32, counts: &HashMap<usize, i32>) {
+        let mut targets: Vec<usize> = counts.iter().filter(|(_, count)| **count > 0).map(|(at, _)| *at).collect();
+        targets.sort_unstable();
+        for from in 0..self.hosts.len() {
+            for (item, have) in self.hosts[from].pattern.clone() {
+                let rules = state.demand.host(item);
+                let prefers = rules.likes.contains(&counter) && !rules.raises.contains(&counter);
+                let settled = targets.contains(&from);
+                if !prefers || settled || !rules.soft.is_empty() || state.demand.is_tied(item) {
                     continue;
                 }
                 let mut left = have;
-                for to in company.iter().copied().take(RECEIVERS) {
-                    if (seats[from].ready && !seats[to].ready) || !self.may_sit(item, nodes, &seats[from], &seats[to]) {
+                for to in targets.iter().copied().take(MAX_RECEIVERS) {
+                    if self.would_wait(from, to) || !self.may_move(state, item, from, to) {
                         continue;
                     }
                     for count in [left, 1] {
-                        let shift = Shift { item, count, back: None };
-                        while left >= count && left > 0 && self.works(seats, (from, to), &shift, tries) {
-                            apply(seats, (from, to), &shift);
+                        let all_or_one = Move { item, count, swapped_with: None };
+                        while left >= count && left > 0 && self.is_feasible(state, (from, to), &all_or_one) {
+                            self.apply((from, to), &all_or_one);
                             left -= count;
                         }
                     }
@@ -143,148 +173,97 @@ impl<'p> PlanState<'_, 'p, '_> {
         }
     }
 
-    fn seats(&self, nodes: &[Existing<'p>], hosts: &[HostState], placed: &[(usize, Content)]) -> Vec<Seat> {
-        let mut seats: Vec<Seat> = nodes
-            .iter()
-            .zip(hosts)
-            .enumerate()
-            .map(|(at, (node, host))| Seat {
-                old: Some(at),
-                column: 0,
-                ready: node.state.initialized,
-                room: node.free.clone(),
-                host: host.clone(),
-                content: Vec::new(),
-            })
-            .collect();
-        for (node, content) in placed {
-            let seat = &mut seats[*node];
-            for (item, count) in content {
-                let count_wide = i64::try_from(*count).unwrap_or(i64::MAX);
-                for (room, need) in seat.room.iter_mut().zip(self.demand.need(*item)) {
-                    *room += need * count_wide;
-                }
-                add(&mut seat.content, *item, *count);
-            }
-        }
-        seats.extend(self.bought.iter().map(|node| Seat {
-            old: None,
-            column: node.column,
-            ready: false,
-            room: self.column_sets.room(node.column).to_vec(),
-            host: self.daemon_host(node.column).clone(),
-            content: node.content.clone(),
-        }));
-        seats
-    }
-
-    fn even_out(
+    /// Evens out the pods that raise a counter and prefer few such pods on their node: nodes with most of them give to nodes with
+    /// fewest, in passes, because a receiver may give in turn. `sample` is an item of the counter.
+    fn spread_counter(
         &mut self,
-        (counter, sample): (u32, usize),
+        state: &mut PlanState<'_, '_>,
+        counter: u32,
+        sample: usize,
         mut counts: HashMap<usize, i32>,
-        nodes: &[Existing<'p>],
-        seats: &mut [Seat],
-        tries: &mut usize,
     ) {
-        let alike = |counts: &HashMap<usize, i32>| -> Vec<(i32, usize)> {
-            let mut donors: Vec<_> = counts.iter().filter(|(_, n)| **n > 1).map(|(at, n)| (*n, *at)).collect();
-            donors.sort_by_key(|(count, at)| (std::cmp::Reverse(*count), *at));
-            donors
-        };
-        let mut donors = alike(&counts);
+        let mut donors = donors(&counts);
         if donors.is_empty() {
             return;
         }
-        // Nodes that have none of them and could take one, for room or in exchange; a few are enough.
-        let could = |at: &usize| {
-            !counts.contains_key(at)
-                && (!seats[*at].content.is_empty() || fits(self.demand.need(sample), &seats[*at].room))
+        // Nodes with none of the pods that have capacity for one or pods to swap; no more than could ever receive.
+        let can_receive = |at: &usize| {
+            let host = &self.hosts[*at];
+            let takes = !host.pattern.is_empty() || fits(state.demand.need(sample), &host.room);
+            !counts.contains_key(at) && takes
         };
-        let most = donors.iter().map(|(count, _)| usize::try_from(*count).unwrap_or(0)).sum::<usize>() + RECEIVERS;
-        let empty: Vec<usize> = (0..seats.len()).filter(could).take(most).collect();
-        for at in empty {
-            counts.insert(at, 0);
-        }
-        // Who has received may give in its turn.
-        for _ in 0..ROUNDS {
+        let max = donors.iter().map(|(count, _)| usize::try_from(*count).unwrap_or(0)).sum::<usize>() + MAX_RECEIVERS;
+        let receivers: Vec<usize> = (0..self.hosts.len()).filter(can_receive).take(max).collect();
+        counts.extend(receivers.into_iter().map(|at| (at, 0)));
+        for _ in 0..MAX_PASSES {
             let before = counts.clone();
             for (_, from) in donors {
-                self.offer(counter, from, &mut counts, nodes, seats, tries);
+                self.give(state, counter, from, &mut counts);
             }
             if counts == before {
                 break;
             }
-            donors = alike(&counts);
+            donors = self::donors(&counts);
         }
     }
 
-    /// Gives pods of one node to those that have fewer.
-    fn offer(
-        &mut self,
-        counter: u32,
-        from: usize,
-        counts: &mut HashMap<usize, i32>,
-        nodes: &[Existing<'p>],
-        seats: &mut [Seat],
-        tries: &mut usize,
-    ) {
+    /// Gives pods of one node to nodes that have at least two fewer, fewest first.
+    fn give(&mut self, state: &mut PlanState<'_, '_>, counter: u32, from: usize, counts: &mut HashMap<usize, i32>) {
         let mut receivers: Vec<(i32, usize)> = counts.iter().map(|(at, count)| (*count, *at)).collect();
         receivers.sort_unstable();
-        let mut refused = 0;
+        let mut refusals = 0;
         for (_, to) in receivers {
-            if counts[&from] < counts[&to] + 2 || refused >= RECEIVERS {
+            if counts[&from] < counts[&to] + 2 || refusals >= MAX_RECEIVERS {
                 break;
             }
-            if to == from || (seats[from].ready && !seats[to].ready) {
+            if to == from || self.would_wait(from, to) {
                 continue;
             }
             let mut moved = false;
-            while counts[&from] >= counts[&to] + 2 && *tries > 0 {
-                let most = usize::try_from((counts[&from] - counts[&to]) / 2).unwrap_or(0);
-                let Some(shift) = self.shift(counter, nodes, seats, (from, to), most, tries) else { break };
-                let change = i32::try_from(shift.count).unwrap_or(i32::MAX);
-                apply(seats, (from, to), &shift);
+            while counts[&from] >= counts[&to] + 2 && self.checks_left > 0 {
+                let max = usize::try_from((counts[&from] - counts[&to]) / 2).unwrap_or(0);
+                let Some(found) = self.find_move(state, counter, (from, to), max) else { break };
+                let change = i32::try_from(found.count).unwrap_or(i32::MAX);
+                self.apply((from, to), &found);
                 *counts.entry(from).or_default() -= change;
                 *counts.entry(to).or_default() += change;
                 moved = true;
             }
-            refused += usize::from(!moved);
+            refusals += usize::from(!moved);
         }
     }
 
-    /// Pods that could move between two nodes: as many as fit, or one for another.
-    fn shift(
+    /// A feasible move of up to `max` pods that raise a counter, or a swap of one.
+    fn find_move(
         &mut self,
+        state: &mut PlanState<'_, '_>,
         counter: u32,
-        nodes: &[Existing<'p>],
-        seats: &[Seat],
         (from, to): (usize, usize),
-        most: usize,
-        tries: &mut usize,
-    ) -> Option<Shift> {
-        for (item, have) in &seats[from].content {
-            let rules = self.demand.host(*item);
-            let likes = rules.soft.contains(&counter) && rules.raises.contains(&counter);
-            if !likes || !self.is_free_to_move(*item) || !self.may_sit(*item, nodes, &seats[from], &seats[to]) {
+        max: usize,
+    ) -> Option<Move> {
+        for (item, have) in self.hosts[from].pattern.clone() {
+            let rules = state.demand.host(item);
+            let prefers = rules.soft.contains(&counter) && rules.raises.contains(&counter);
+            if !prefers || state.demand.is_tied(item) || !self.may_move(state, item, from, to) {
                 continue;
             }
-            for count in [most.min(*have), 1] {
-                let shift = Shift { item: *item, count, back: None };
-                if count > 0 && self.works(seats, (from, to), &shift, tries) {
-                    return Some(shift);
+            for count in [max.min(have), 1] {
+                let found = Move { item, count, swapped_with: None };
+                if count > 0 && self.is_feasible(state, (from, to), &found) {
+                    return Some(found);
                 }
             }
-            for (other, _) in &seats[to].content {
-                let rules = self.demand.host(*other);
+            for (other, _) in self.hosts[to].pattern.clone() {
+                let rules = state.demand.host(other);
                 if rules.soft.is_empty()
                     && !rules.raises.contains(&counter)
-                    && self.is_free_to_move(*other)
-                    && seats[from].ready == seats[to].ready
-                    && self.may_sit(*other, nodes, &seats[to], &seats[from])
+                    && !state.demand.is_tied(other)
+                    && self.hosts[from].initialized == self.hosts[to].initialized
+                    && self.may_move(state, other, to, from)
                 {
-                    let shift = Shift { item: *item, count: 1, back: Some(*other) };
-                    if self.works(seats, (from, to), &shift, tries) {
-                        return Some(shift);
+                    let found = Move { item, count: 1, swapped_with: Some(other) };
+                    if self.is_feasible(state, (from, to), &found) {
+                        return Some(found);
                     }
                 }
             }
@@ -292,75 +271,66 @@ impl<'p> PlanState<'_, 'p, '_> {
         None
     }
 
-    /// Pods that lead or follow others on one host stay with them.
-    fn is_free_to_move(&self, item: usize) -> bool {
-        let rules = self.demand.host(item);
-        rules.wants.is_empty()
-            && self
-                .demand
-                .wanting()
-                .iter()
-                .all(|other| self.demand.host(*other).wants.iter().all(|(counter, _)| !rules.raises.contains(counter)))
+    /// Whether a pod that starts at once on one node would wait for the other.
+    fn would_wait(&self, from: usize, to: usize) -> bool {
+        self.hosts[from].initialized && !self.hosts[to].initialized
     }
 
-    /// Whether a pod may be on a node, and likes it no less than the one it is on.
-    fn may_sit(&self, item: usize, nodes: &[Existing<'p>], from: &Seat, to: &Seat) -> bool {
-        let place = &self.demand.places[self.demand.items[item].place];
-        let level = |column: usize| place.levels.iter().position(|id| self.column_sets.sets[*id].bits.contains(column));
-        match to.old {
+    /// Whether the node constraints of an item admit a node, at a preference level no worse than that of its present node.
+    fn may_move(&self, state: &PlanState<'_, '_>, item: usize, from: usize, to: usize) -> bool {
+        let (from, to) = (&self.hosts[from], &self.hosts[to]);
+        let id = state.demand.items[item].column_pool;
+        let pool = &state.demand.column_pools[id];
+        let level = |column: usize| pool.levels.iter().position(|id| state.column_sets.sets[*id].bits.contains(column));
+        match to.existing {
             Some(node) => {
-                let node = &nodes[node];
-                (from.old.is_some() || place.levels.len() == 1)
-                    && node.state.admits(&self.demand.groups[place.sample].class)
-                    && place.pins.iter().all(|(key, domain)| self.topology.in_domain(node, *key, *domain))
+                let node = &state.existing[node];
+                (from.existing.is_some() || pool.levels.len() == 1)
+                    && node.state.admits(state.class(id))
+                    && pool.pins.iter().all(|(key, domain)| state.topology.in_domain(node, *key, *domain))
             }
-            None if from.old.is_some() => level(to.column) == Some(0),
+            None if from.existing.is_some() => level(to.column) == Some(0),
             None => level(to.column).is_some_and(|here| level(from.column).is_some_and(|there| here <= there)),
         }
     }
 
-    /// Whether both nodes keep every rule after a shift.
-    fn works(&mut self, seats: &[Seat], (from, to): (usize, usize), shift: &Shift, tries: &mut usize) -> bool {
-        if *tries == 0 {
+    /// Whether both nodes satisfy every hard rule after a move. False once the checks are used up.
+    fn is_feasible(&mut self, state: &mut PlanState<'_, '_>, (from, to): (usize, usize), change: &Move) -> bool {
+        if self.checks_left == 0 {
             return false;
         }
-        *tries -= 1;
-        let (mut left, mut right) = (seats[from].content.clone(), seats[to].content.clone());
-        exchange(&mut left, &mut right, shift);
-        [(&seats[from], left), (&seats[to], right)].into_iter().all(|(seat, content)| {
-            let bin = Bin { room: &seat.room, host: &seat.host, content: &content };
-            self.demand.host_starts(&bin) && (seat.old.is_some() || self.min_values_still_hold(seat.column, &content))
+        self.checks_left -= 1;
+        let (from, to) = (&self.hosts[from], &self.hosts[to]);
+        let (mut left, mut right) = (from.pattern.clone(), to.pattern.clone());
+        exchange(&mut left, &mut right, change);
+        [(from, left), (to, right)].into_iter().all(|(host, pattern)| {
+            let bin = Bin { room: &host.room, host: &host.host, pattern: &pattern };
+            state.demand.is_feasible(&bin)
+                && (host.existing.is_some() || min_values_still_hold(state, host.column, &pattern))
         })
     }
-}
 
-fn apply(seats: &mut [Seat], (from, to): (usize, usize), shift: &Shift) {
-    let mut left = std::mem::take(&mut seats[from].content);
-    let mut right = std::mem::take(&mut seats[to].content);
-    exchange(&mut left, &mut right, shift);
-    seats[from].content = left;
-    seats[to].content = right;
-}
-
-fn exchange(from: &mut Content, to: &mut Content, shift: &Shift) {
-    remove(from, shift.item, shift.count);
-    add(to, shift.item, shift.count);
-    if let Some(back) = shift.back {
-        remove(to, back, shift.count);
-        add(from, back, shift.count);
+    fn apply(&mut self, (from, to): (usize, usize), change: &Move) {
+        let mut left = std::mem::take(&mut self.hosts[from].pattern);
+        let mut right = std::mem::take(&mut self.hosts[to].pattern);
+        exchange(&mut left, &mut right, change);
+        self.hosts[from].pattern = left;
+        self.hosts[to].pattern = right;
     }
 }
 
-fn add(content: &mut Content, item: usize, count: usize) {
-    match content.iter_mut().find(|(have, _)| *have == item) {
-        Some((_, have)) => *have += count,
-        None => content.push((item, count)),
-    }
+/// Nodes with more than one pod of a counter, most first.
+fn donors(counts: &HashMap<usize, i32>) -> Vec<(i32, usize)> {
+    let mut donors: Vec<_> = counts.iter().filter(|(_, n)| **n > 1).map(|(at, n)| (*n, *at)).collect();
+    donors.sort_by_key(|(count, at)| (Reverse(*count), *at));
+    donors
 }
 
-fn remove(content: &mut Content, item: usize, count: usize) {
-    if let Some((_, have)) = content.iter_mut().find(|(have, _)| *have == item) {
-        *have = have.saturating_sub(count);
+fn exchange(from: &mut Pattern, to: &mut Pattern, change: &Move) {
+    remove_pods(from, change.item, change.count);
+    add_pods(to, change.item, change.count);
+    if let Some(other) = change.swapped_with {
+        remove_pods(to, other, change.count);
+        add_pods(from, other, change.count);
     }
-    content.retain(|(_, count)| *count > 0);
 }

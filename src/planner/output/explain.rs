@@ -1,4 +1,4 @@
-//! Why a pod can't be placed: one line, per NodePool.
+//! Why a pod is unschedulable: one line with a reason per NodePool. Tests and users match on these texts.
 
 use crate::model::labels;
 use crate::model::pod_class::{NodeTerm, PodClass};
@@ -14,7 +14,7 @@ use crate::planner::input::problem::Problem;
 use crate::planner::input::settings::NodeSizes;
 use crate::planner::state::budget::Budget;
 
-/// Why no NodePool can make a node for a pod of `group` in the domains of `pins`.
+/// Why no NodePool can provide a node for a pod of `group` in the topology domains of `pins`.
 pub(crate) fn explain(
     column_sets: &ColumnSets<'_>,
     topology: &Topology,
@@ -36,7 +36,7 @@ pub(crate) fn explain(
     }
     let mut lines: Vec<String> = Vec::new();
     for (at, pool) in problem.pools_by_name() {
-        let why = of_pool(column_sets, topology, &budgets[at], group, pins, at)
+        let why = pool_reason(column_sets, topology, &budgets[at], group, pins, at)
             .unwrap_or_else(|| "the rules about pods on one node leave no room".to_owned());
         lines.push(format!("NodePool {}: {why}", pool.name));
     }
@@ -50,21 +50,22 @@ fn extended_needs(column_sets: &ColumnSets<'_>, group: &Group) -> String {
     extended.map(|(name, n)| format!("{n} {name}")).collect::<Vec<_>>().join(", ")
 }
 
-fn of_pool(
+/// The first check that rules a NodePool out; `None` where only the rules between pods of one node remain.
+fn pool_reason(
     column_sets: &ColumnSets<'_>,
     topology: &Topology,
     budget: &Budget,
     group: &Group,
     pins: &[(usize, usize)],
-    at: usize,
+    pool_index: usize,
 ) -> Option<String> {
     let problem: &Problem = column_sets.problem;
-    let (pool, class) = (&problem.pools[at], &group.class);
+    let (pool, class) = (&problem.pools[pool_index], &group.class);
     if let Some(taint) = class.untolerated(&pool.taints) {
         let value = taint.value.as_deref().map_or(String::new(), |v| format!("={v}"));
         return Some(format!("taint {}{value}:{} is not tolerated", taint.key, taint.effect));
     }
-    let of_pool: Vec<usize> = (0..column_sets.columns.len()).filter(|c| column_sets.pool(*c) == at).collect();
+    let of_pool: Vec<usize> = (0..column_sets.columns.len()).filter(|c| column_sets.pool(*c) == pool_index).collect();
     if of_pool.is_empty() {
         let sizes = problem.settings.node_sizes != NodeSizes::default();
         let of_size = if sizes { " of the node sizes that are set" } else { "" };
@@ -102,7 +103,7 @@ fn of_pool(
         }
         return Some(format!("allows no type with {missing}{place}"));
     }
-    let usable: Vec<usize> = required.iter().filter(|c| column_sets.pool(*c) == at && in_domains(c)).collect();
+    let usable: Vec<usize> = required.iter().filter(|c| column_sets.pool(*c) == pool_index && in_domains(c)).collect();
     let holding: Vec<usize> = usable.iter().copied().filter(|c| fits(&group.need, column_sets.room(*c))).collect();
     if holding.is_empty() {
         let cramped =
@@ -127,7 +128,7 @@ fn of_pool(
     let allowed = holding.iter().any(|c| budget.allows(&column_sets.instance_type(*c).capacity));
     if !allowed {
         let capacity = &column_sets.instance_type(*smallest).capacity;
-        let name = budget.stopper(capacity).unwrap_or("nodes");
+        let name = budget.exceeded_limit(capacity).unwrap_or("nodes");
         return Some(format!("limit on {name} reached ({})", limit_text(pool, name)));
     }
     if pool.requirements.iter().any(|r| r.min_values.is_some()) {
@@ -156,7 +157,7 @@ fn limit_text(pool: &Pool, name: &str) -> String {
     }
 }
 
-/// The first key on which the class and the NodePool exclude each other, when each of the class's terms has one.
+/// The first requirement on which the class and the NodePool conflict, if each of the class's node terms has such a conflict.
 fn conflict(pool: &Pool, class: &PodClass) -> Option<String> {
     let requirements = Requirements::from_api(&pool.requirements).ok()?;
     let mut first: Option<String> = None;

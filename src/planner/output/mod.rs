@@ -1,7 +1,9 @@
-//! The result: acceptable instance types per node, the plan, and why a pod is unschedulable.
+//! The result: choices of each new node, the plan, why a pod is unschedulable, and feedback to the next solve.
 
+pub mod assemble;
 pub mod choices;
 pub mod explain;
+pub mod feedback;
+pub mod new_nodes;
 pub mod plan;
-pub mod product;
 pub mod restore;

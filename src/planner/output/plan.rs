@@ -1,4 +1,4 @@
-//! What a plan says.
+//! The plan: the result of the solver, in terms of the problem's indexes.
 
 use std::sync::Arc;
 
@@ -9,34 +9,30 @@ use crate::model::resources::Resources;
 /// An offering that can hold all pods of a planned node.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Choice {
-    /// Instance type.
     pub instance_type: Arc<InstanceType>,
-    /// Zone.
     pub zone: Arc<str>,
-    /// Capacity type.
     pub capacity_type: CapacityType,
-    /// Price.
+    /// Price as paid.
     pub price: MicroUsd,
 }
 
-/// A node to buy.
+/// A node to purchase.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PlannedNode {
     /// Index into [`crate::planner::input::problem::Problem::pools`].
     pub pool: usize,
-    /// Offerings that fit, best first (the first is the planned one), never empty; at most 60 instance types. Every
-    /// combination of their types, zones and capacity types that is offered is among them.
-    /// Shared between the nodes that have the same.
+    /// Offerings that fit: the planned offering first, then the others by price. Never empty, at most 60 instance types. Every offered
+    /// combination of their types, zones and capacity types is among them. Shared between nodes with equal choices.
     pub choices: Arc<[Choice]>,
     /// Pods, as indexes into [`crate::planner::input::problem::Problem::pods`].
     pub pods: Vec<usize>,
-    /// Requests of its pods and of the daemons that will run there.
+    /// Requests of its pods and of the daemons that run on every choice.
     pub requests: Resources,
-    /// Requirements on the node beyond type, zone and capacity type (custom labels that its pods pinned).
+    /// Requirements on the node beyond type, zone and capacity type, such as custom labels that its pods pinned.
     pub requirements: Vec<Requirement>,
 }
 
-/// Pods that go to a node that exists or is in flight.
+/// Pods placed on a node that exists or is launching.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ExistingNodePlacement {
     /// Index into [`crate::planner::input::problem::Problem::nodes`].
@@ -45,26 +41,23 @@ pub struct ExistingNodePlacement {
     pub pods: Vec<usize>,
 }
 
-/// A pod that no node can hold, and the one reason a person needs.
+/// A pod that no node can hold.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Unschedulable {
     /// Index into [`crate::planner::input::problem::Problem::pods`].
     pub pod: usize,
-    /// Why, naming NodePools.
+    /// One line for the pod's event, with a reason per NodePool.
     pub reason: String,
 }
 
-/// Where every pod of a [`crate::planner::input::problem::Problem`] goes.
+/// Where every pod of a [`crate::planner::input::problem::Problem`] goes. Each pod is in exactly one of the three lists.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Plan {
-    /// Nodes to buy.
     pub new_nodes: Vec<PlannedNode>,
-    /// Pods that fit what there is.
     pub placements: Vec<ExistingNodePlacement>,
-    /// Pods that can't be placed.
     pub unschedulable: Vec<Unschedulable>,
-    /// Sum of the planned offerings' prices.
+    /// Sum of the planned offerings' prices per hour.
     pub cost: MicroUsd,
-    /// No plan of new nodes for these pods can cost less, as far as is known.
+    /// Lower bound on the cost of any plan of new nodes for these pods; `None` where no valid bound is known.
     pub lower_bound: Option<MicroUsd>,
 }

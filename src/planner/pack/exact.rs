@@ -1,21 +1,23 @@
-//! The least that a few pods can cost: every way of dividing them among nodes is tried. Most plans of a cluster at rest are for a
-//! few pods, and there one node too large is much of the whole.
+//! Small instances to optimality, by dynamic programming over sub-multisets of the demand. Most plans of an idle cluster are for a
+//! few pods, where one node too large is a large share of the cost.
 //!
-//! Pods of one item are alike, so a load of a node is how many it has of each; the best division of a load is the best of
-//! one node for a part of it and the best division of the rest.
+//! Pods of an item are interchangeable, so a load is a count per item. The cheapest division of a load over nodes is the cheapest
+//! column for a part of it plus the cheapest division of the rest.
 
 use crate::planner::columns::dims::fits;
-use crate::planner::pack::strategy::Round;
+use crate::planner::pack::min_values::min_values_hold;
+use crate::planner::pack::substitutes::load;
+use crate::planner::pricing::subproblem::Subproblem;
 use crate::planner::state::budget::Budget;
-use crate::planner::state::demand::{Bin, Content};
+use crate::planner::state::demand::{Bin, Pattern};
 use crate::planner::state::plan_state::{PlanState, PurchasedNode};
 
-/// Most loads that are looked at.
-const MOST_LOADS: usize = 1_024;
-/// Most pairs of a load and a part of it that are compared.
-const MOST_PAIRS: usize = 60_000;
+/// States of the dynamic program above which the instance is not small.
+const MAX_LOADS: usize = 1_024;
+/// Transitions of the dynamic program above which the instance is not small.
+const MAX_TRANSITIONS: usize = 60_000;
 
-/// The best division of a load: what it costs, on how many nodes, and the load of one of them.
+/// The cheapest division of a load: its cost in micro-USD per hour, its nodes, and the load of one of them.
 #[derive(Clone, Copy)]
 struct Division {
     cost: i64,
@@ -23,23 +25,24 @@ struct Division {
     part: usize,
 }
 
-/// Loads as numbers: the digits are how many pods of each item there are.
+/// Loads as mixed-radix numbers with one digit per item: how many of its pods the load contains.
 struct Loads {
-    /// Items and how many pods of each there are in all.
-    items: Content,
-    /// What one pod of each item adds to the number of a load.
+    /// The load of all pods.
+    items: Pattern,
+    /// Place value of each item's digit.
     unit: Vec<usize>,
 }
 
 impl Loads {
-    /// `None` when there are too many to look at.
-    fn of(items: Content) -> Option<Self> {
-        let (mut loads, mut pairs) = (1_usize, 1_usize);
+    /// `None` when there are too many loads or transitions.
+    fn of(items: Pattern) -> Option<Self> {
+        let (mut loads, mut transitions) = (1_usize, 1_usize);
         let mut unit = Vec::with_capacity(items.len());
         for (_, count) in &items {
             unit.push(loads);
-            loads = loads.checked_mul(count + 1).filter(|loads| *loads <= MOST_LOADS)?;
-            pairs = pairs.checked_mul((count + 1) * (count + 2) / 2).filter(|pairs| *pairs <= MOST_PAIRS)?;
+            loads = loads.checked_mul(count + 1).filter(|loads| *loads <= MAX_LOADS)?;
+            let of_item = (count + 1) * (count + 2) / 2;
+            transitions = transitions.checked_mul(of_item).filter(|pairs| *pairs <= MAX_TRANSITIONS)?;
         }
         Some(Self { items, unit })
     }
@@ -53,12 +56,13 @@ impl Loads {
         self.items.iter().zip(&self.unit).map(|((_, count), unit)| load / unit % (count + 1)).collect()
     }
 
-    fn content(&self, load: usize) -> Content {
+    fn pattern(&self, load: usize) -> Pattern {
         let counts = self.items.iter().zip(self.digits(load));
         counts.filter(|(_, count)| *count > 0).map(|((item, _), count)| (*item, count)).collect()
     }
 
-    /// The parts of a load that have a pod of its last item, largest first: of every division one node has one.
+    /// The parts of a load that contain a pod of its last item, largest first. Every division has such a node, so divisions that
+    /// differ only in the order of nodes are considered once.
     fn parts(&self, load: usize) -> Vec<usize> {
         let digits = self.digits(load);
         let last = digits.iter().rposition(|digit| *digit > 0);
@@ -71,83 +75,88 @@ impl Loads {
     }
 }
 
-impl PlanState<'_, '_, '_> {
-    /// The cheapest nodes for all that is left, and what their NodePools may still buy then. `None` when that is too much to
-    /// try every strategy, when pods must follow others, or when limits forbid the result.
-    pub fn buy_exactly(&mut self, round: &Round) -> Option<(Vec<PurchasedNode>, Vec<Budget>)> {
-        if !self.demand.wanting().is_empty() {
+/// The cheapest nodes for the whole remaining demand (of equal cost, the fewest nodes), and the budgets after their purchase. `None`
+/// when the instance is too large, when pods have required host affinity, or when limits forbid the result. The state is
+/// unchanged.
+pub(crate) fn buy_exactly(
+    state: &mut PlanState<'_, '_>,
+    subproblem: &Subproblem,
+) -> Option<(Vec<PurchasedNode>, Vec<Budget>)> {
+    if !state.demand.followers().is_empty() {
+        return None;
+    }
+    let unplaceable = subproblem.unplaceable(state);
+    let items = state.demand.items.iter().enumerate();
+    let covered = items.filter(|(_, item)| item.remaining > 0 && subproblem.column_set(item.column_pool).is_some());
+    let remaining = covered.map(|(at, item)| (at, item.remaining));
+    let loads = Loads::of(remaining.filter(|item| !unplaceable.contains(item)).collect())?;
+    // Of each load: the cheapest column for it as one node, and its cheapest division.
+    let mut single: Vec<Option<usize>> = vec![None];
+    let mut best: Vec<Option<Division>> = vec![Some(Division { cost: 0, nodes: 0, part: 0 })];
+    for load in 1..=loads.all() {
+        single.push(cheapest_column(state, subproblem, &loads.pattern(load)));
+        let mut found: Option<Division> = None;
+        for part in loads.parts(load) {
+            let (Some(column), Some(rest)) = (single[part], best[load - part]) else { continue };
+            let cost = state.column_sets.columns[column].price.saturating_add(rest.cost);
+            let division = Division { cost, nodes: rest.nodes + 1, part };
+            if found.is_none_or(|have| (division.cost, division.nodes) < (have.cost, have.nodes)) {
+                found = Some(division);
+            }
+        }
+        best.push(found);
+    }
+    let mut budgets = state.budgets.clone();
+    let mut purchased = Vec::new();
+    let mut load = loads.all();
+    while load > 0 {
+        let part = best[load]?.part;
+        let column = single[part]?;
+        let (capacity, pool) = (&state.column_sets.instance_type(column).capacity, state.column_sets.pool(column));
+        if budgets[pool].copies(capacity, 1) == 0 {
             return None;
         }
-        let hopeless = self.hopeless(round);
-        let left = self.demand.items.iter().enumerate().map(|(at, item)| (at, item.left)).filter(|(_, left)| *left > 0);
-        let served = |at: usize| round.column_set(self.demand.items[at].place).is_some();
-        let items: Content = left.filter(|item| served(item.0) && !hopeless.contains(item)).collect();
-        let loads = Loads::of(items)?;
-        let mut single: Vec<Option<usize>> = vec![None];
-        let mut best: Vec<Option<Division>> = vec![Some(Division { cost: 0, nodes: 0, part: 0 })];
-        for load in 1..=loads.all() {
-            single.push(self.cheapest_for(round, &loads.content(load)));
-            let mut found: Option<Division> = None;
-            for part in loads.parts(load) {
-                let (Some(column), Some(rest)) = (single[part], best[load - part]) else { continue };
-                let division = Division {
-                    cost: self.column_sets.columns[column].price.saturating_add(rest.cost),
-                    nodes: rest.nodes + 1,
-                    part,
-                };
-                if found.is_none_or(|have| (division.cost, division.nodes) < (have.cost, have.nodes)) {
-                    found = Some(division);
-                }
-            }
-            best.push(found);
-        }
-        let mut budgets = self.budgets.clone();
-        let mut bought = Vec::new();
-        let mut load = loads.all();
-        while load > 0 {
-            let part = best[load]?.part;
-            let column = single[part]?;
-            let (capacity, pool) = (&self.column_sets.instance_type(column).capacity, self.column_sets.pool(column));
-            if budgets[pool].copies(capacity, 1) == 0 {
-                return None;
-            }
-            budgets[pool].spend(capacity, 1);
-            bought.push(PurchasedNode { column, content: loads.content(part) });
-            load -= part;
-        }
-        Some((bought, budgets))
+        budgets[pool].spend(capacity, 1);
+        purchased.push(PurchasedNode { column, pattern: loads.pattern(part) });
+        load -= part;
     }
+    Some((purchased, budgets))
+}
 
-    /// The cheapest column that one node with this content may be.
-    fn cheapest_for(&mut self, round: &Round, content: &[(usize, usize)]) -> Option<usize> {
-        let load = self.load(content);
-        let mut bits = None;
-        for (item, _) in content {
-            let own = &self.column_sets.sets[round.column_set(self.demand.items[*item].place)?].bits;
-            bits.get_or_insert_with(|| own.clone()).and(own);
-        }
-        let bits = bits?;
-        let (mut tried, mut allowed) = (None, false);
-        let first = self.column_sets.by_price.len() - self.column_sets.by_price_for(&load).len();
-        for at in first..self.column_sets.by_price.len() {
-            let column = self.column_sets.by_price[at];
-            let budget = &self.budgets[self.column_sets.pool(column)];
-            if !bits.contains(column)
-                || !fits(&load, self.column_sets.room(column))
-                || (budget.is_limited() && !budget.allows(&self.column_sets.instance_type(column).capacity))
-            {
-                continue;
-            }
-            let daemons = self.column_sets.daemon_set(column);
-            if tried != Some(daemons) {
-                let host = self.daemon_host(column).clone();
-                allowed = self.demand.host_starts(&Bin { room: self.column_sets.room(column), host: &host, content });
-                tried = Some(daemons);
-            }
-            if allowed && self.min_values_hold(column, content) {
-                return Some(column);
-            }
-        }
-        None
+/// The cheapest column that can hold a pattern as one node.
+fn cheapest_column(
+    state: &mut PlanState<'_, '_>,
+    subproblem: &Subproblem,
+    pattern: &[(usize, usize)],
+) -> Option<usize> {
+    let load = load(state, pattern);
+    let mut bits = None;
+    for (item, _) in pattern {
+        let set = subproblem.column_set(state.demand.items[*item].column_pool)?;
+        let own = &state.column_sets.sets[set].bits;
+        bits.get_or_insert_with(|| own.clone()).and(own);
     }
+    let bits = bits?;
+    // Host rules depend on the column only by its daemons: checked once per daemon set in a row.
+    let (mut checked, mut feasible) = (None, false);
+    let first = state.column_sets.by_price.len() - state.column_sets.by_price_for(&load).len();
+    for at in first..state.column_sets.by_price.len() {
+        let column = state.column_sets.by_price[at];
+        let limited = state.budgets[state.column_sets.pool(column)].is_limited();
+        if !bits.contains(column) || !fits(&load, state.column_sets.room(column)) || (limited && !state.affords(column))
+        {
+            continue;
+        }
+        let daemons = state.column_sets.daemon_set(column);
+        if checked != Some(daemons) {
+            let host = state.daemon_host(column).clone();
+            let bin = Bin { room: state.column_sets.room(column), host: &host, pattern };
+            feasible = state.demand.is_feasible(&bin);
+            checked = Some(daemons);
+        }
+        if feasible && min_values_hold(state, column, pattern) {
+            return Some(column);
+        }
+    }
+    None
 }

@@ -1,110 +1,174 @@
-//! The plan under construction, shared by all stages of the solver. Data only: stages are functions in `pricing`, `pack`,
-//! `improve` and `output`.
+//! The plan under construction. Data and its bookkeeping only: the stages that fill it are functions in `pack`, `improve` and
+//! `output`.
 
-use crate::model::resources::Resources;
+use std::collections::BTreeSet;
+
+use crate::model::pod_class::PodClass;
 use crate::planner::columns::sets::ColumnSets;
-use crate::planner::groups::existing::HostState;
-use crate::planner::groups::group::HostCounters;
-use crate::planner::groups::selectors::Selectors;
+use crate::planner::groups::existing::{ExistingNode, HostState};
+use crate::planner::groups::group::HostRules;
 use crate::planner::groups::topology::counts::Topology;
+use crate::planner::groups::topology::domains::Assignment;
 use crate::planner::state::budget::Budget;
-use crate::planner::state::demand::{Content, Demand};
+use crate::planner::state::demand::{Demand, Pattern};
 
-/// A node that is bought.
+/// A new node: the column it is purchased as and the pods on it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PurchasedNode {
     pub column: usize,
-    pub content: Content,
+    pub pattern: Pattern,
 }
 
-/// Everything a plan is made with.
-pub(crate) struct PlanState<'u, 'p, 'g> {
-    pub column_sets: &'u mut ColumnSets<'p>,
-    pub topology: &'u Topology,
-    pub demand: Demand<'g>,
-    pub bought: Vec<PurchasedNode>,
-    pub budgets: Vec<Budget>,
-    /// The most of each resource that anything offered has, by pool.
-    pub largest: Vec<Resources>,
-    /// Host state of a new node, by set of daemons.
-    pub daemon_hosts: Vec<HostState>,
-    /// Prices of the first demand, for right-sizing and existing nodes.
-    pub reference: Vec<f64>,
-    pub bound: Option<f64>,
-    /// Counters that a running pod raises.
-    pub running_counters: std::collections::BTreeSet<u32>,
-    /// Share of its worth at which what is left is priced anew.
-    pub patience: f64,
-    pub strategy: Strategy,
-    /// Prices by place when the round began.
-    pub first_prices: Vec<Vec<f64>>,
-}
-
-/// A strategy to buy. Nothing tells beforehand which serves a demand best.
+/// A packing strategy. Which one wins depends on the demand, so all are tried and the cheapest result is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Strategy {
-    /// How much the direction counts against the size when a node is filled: with few sizes it keeps the mix, with many
-    /// sizes the largest first is best.
-    pub power: i32,
-    /// Nodes no dearer than what is left is worth for each node that slots make necessary.
-    pub even: bool,
+    /// Exponent of the cosine in the bin-filling score. With few distinct sizes a high exponent preserves the mix of the
+    /// demand; with many sizes 0 (largest first) is best.
+    pub cosine_power: i32,
+    /// Whether no node may cost more than the value of the demand divided by the nodes that host caps require.
+    pub limit_node_price: bool,
 }
 
-/// The ways to buy.
-pub(crate) const STRATEGIES: [Strategy; 3] =
-    [Strategy { power: 2, even: false }, Strategy { power: 0, even: false }, Strategy { power: 0, even: true }];
+pub(crate) const STRATEGIES: [Strategy; 3] = [
+    Strategy { cosine_power: 2, limit_node_price: false },
+    Strategy { cosine_power: 0, limit_node_price: false },
+    Strategy { cosine_power: 0, limit_node_price: true },
+];
 
-/// Share of its worth at which what is left is priced anew.
-pub(crate) const PATIENCE: f64 = 0.88;
+/// The state that every stage reads and updates.
+///
+/// Invariants between stages: each pod of the demand is either remaining, in a pattern of `purchased` or in one of
+/// `placements`; `budgets` are net of `purchased`.
+pub(crate) struct PlanState<'u, 'p> {
+    pub column_sets: &'u mut ColumnSets<'p>,
+    pub topology: &'u Topology,
+    pub assignments: &'u [Assignment],
+    pub demand: Demand<'u>,
+    /// Nodes that exist or are launching, with their free capacity.
+    pub existing: Vec<ExistingNode<'p>>,
+    /// Host state of each existing node before this plan; empty where no pod has host preferences.
+    pub initial_hosts: Vec<HostState>,
+    /// Pods placed on existing nodes: index into `existing` and pattern. A node may occur more than once.
+    pub placements: Vec<(usize, Pattern)>,
+    pub purchased: Vec<PurchasedNode>,
+    /// Remaining limits, by NodePool.
+    pub budgets: Vec<Budget>,
+    /// Host state of a new node, by daemon set id of its column.
+    daemon_hosts: Vec<HostState>,
+    /// Resource prices used before there are dual prices, in micro-USD per hour and unit.
+    pub reference_prices: Vec<f64>,
+    /// Host counters that a pod on an existing node raises.
+    pub running_counters: BTreeSet<u32>,
+    /// The strategy of the last purchases.
+    pub strategy: Strategy,
+}
 
-impl<'u, 'p, 'g> PlanState<'u, 'p, 'g> {
+impl<'u, 'p> PlanState<'u, 'p> {
+    /// `daemon_rules` are the host rules of each daemon of the problem.
     pub fn new(
         column_sets: &'u mut ColumnSets<'p>,
-        topology: &'u Topology,
-        demand: Demand<'g>,
-        selectors: &mut Selectors<'p>,
-        counters: &HostCounters,
+        (topology, assignments): (&'u Topology, &'u [Assignment]),
+        demand: Demand<'u>,
+        (existing, running_counters): (Vec<ExistingNode<'p>>, BTreeSet<u32>),
+        daemon_rules: &[HostRules],
     ) -> Self {
         let budgets = column_sets.problem.pools.iter().map(Budget::of).collect();
-        let mut largest = vec![Resources::default(); column_sets.problem.pools.len()];
-        for shape in &column_sets.shapes {
-            largest[column_sets.pool(shape.first)].raise_to(&shape.instance_type.capacity);
-        }
-        let rules: Vec<_> = column_sets.problem.daemons.iter().map(|d| counters.daemon(&d.class, selectors)).collect();
-        let mut daemon_hosts: Vec<HostState> = Vec::new();
-        for column in 0..column_sets.columns.len() {
-            let set = column_sets.daemon_set(column);
-            if daemon_hosts.len() <= set {
-                daemon_hosts.resize_with(set + 1, HostState::default);
-            }
-            if daemon_hosts[set].counts.is_empty() && daemon_hosts[set].caps.is_empty() {
-                for daemon in column_sets.daemons(column) {
-                    daemon_hosts[set].add(&rules[*daemon]);
-                }
-            }
-        }
-        // About what compute costs on EC2, in micro-USD per hour: only directions matter until there are dual prices.
-        let mut reference = vec![25.0, 3e3 / 1_073_741_824.0, 10.0, 0.0];
-        reference.resize(column_sets.dims.len(), 1000.0);
-        (0..reference.len()).filter(|dim| column_sets.dims.is_attach(*dim)).for_each(|dim| reference[dim] = 0.0);
+        let initial_hosts = if demand.has_host_preferences() {
+            existing.iter().map(|node| node.host.clone()).collect()
+        } else {
+            Vec::new()
+        };
         Self {
+            budgets,
+            daemon_hosts: daemon_hosts(column_sets, daemon_rules),
+            reference_prices: reference_prices(column_sets),
             column_sets,
             topology,
+            assignments,
             demand,
-            bought: Vec::new(),
-            budgets,
-            largest,
-            daemon_hosts,
-            reference,
-            bound: None,
-            running_counters: std::collections::BTreeSet::new(),
+            existing,
+            initial_hosts,
+            placements: Vec::new(),
+            purchased: Vec::new(),
+            running_counters,
             strategy: STRATEGIES[0],
-            patience: PATIENCE,
-            first_prices: Vec::new(),
         }
     }
 
+    /// Host state of a new node of this column: its daemons' host ports.
     pub fn daemon_host(&self, column: usize) -> &HostState {
         &self.daemon_hosts[self.column_sets.daemon_set(column)]
     }
+
+    /// A class with the node constraints of all items of a column pool.
+    pub fn class(&self, column_pool: usize) -> &'u PodClass {
+        &self.demand.groups[self.demand.column_pools[column_pool].sample].class
+    }
+
+    /// Comparison price of all purchased nodes, in micro-USD per hour.
+    pub fn cost(&self) -> i64 {
+        self.purchased.iter().map(|node| self.column_sets.columns[node.column].price).sum()
+    }
+
+    /// Whether the limits of its NodePool admit one more node of this column.
+    pub fn affords(&self, column: usize) -> bool {
+        self.budgets[self.column_sets.pool(column)].allows(&self.column_sets.instance_type(column).capacity)
+    }
+
+    /// How many more nodes of this column the limits admit, at most `max`.
+    pub fn affordable_copies(&self, column: usize, max: usize) -> usize {
+        self.budgets[self.column_sets.pool(column)].copies(&self.column_sets.instance_type(column).capacity, max)
+    }
+
+    pub fn spend(&mut self, column: usize, copies: usize) {
+        let capacity = &self.column_sets.instance_type(column).capacity;
+        self.budgets[self.column_sets.pool(column)].spend(capacity, copies);
+    }
+
+    pub fn refund(&mut self, column: usize) {
+        let capacity = &self.column_sets.instance_type(column).capacity;
+        self.budgets[self.column_sets.pool(column)].refund(capacity);
+    }
+
+    /// Purchases `copies` equal nodes: spends the budget, takes the pods from the demand, records the nodes.
+    pub fn purchase(&mut self, node: PurchasedNode, copies: usize) {
+        self.spend(node.column, copies);
+        self.demand.take(&node.pattern, copies);
+        self.purchased.extend(std::iter::repeat_n(node, copies));
+    }
+
+    /// Splits merged items, so that patterns name pods of one group. No bin can be filled afterwards.
+    pub fn split_merged(&mut self) {
+        let placed = self.placements.iter_mut().map(|(_, pattern)| pattern);
+        self.demand.split_merged(placed.chain(self.purchased.iter_mut().map(|node| &mut node.pattern)));
+    }
+}
+
+fn daemon_hosts(column_sets: &ColumnSets<'_>, daemon_rules: &[HostRules]) -> Vec<HostState> {
+    let mut out: Vec<HostState> = Vec::new();
+    for column in 0..column_sets.columns.len() {
+        let set = column_sets.daemon_set(column);
+        if out.len() <= set {
+            out.resize_with(set + 1, HostState::default);
+        }
+        if out[set].is_empty() {
+            for daemon in column_sets.daemons(column) {
+                out[set].add(&daemon_rules[*daemon]);
+            }
+        }
+    }
+    out
+}
+
+/// Approximate EC2 compute prices in micro-USD per hour and unit: only their ratios matter until there are dual prices. Volume
+/// attachments are free.
+fn reference_prices(column_sets: &ColumnSets<'_>) -> Vec<f64> {
+    const PER_MILLICORE: f64 = 25.0;
+    const PER_BYTE: f64 = 3e3 / 1_073_741_824.0;
+    const PER_POD: f64 = 10.0;
+    const PER_EXTENDED: f64 = 1000.0;
+    let mut prices = vec![PER_MILLICORE, PER_BYTE, PER_POD, 0.0];
+    prices.resize(column_sets.dims.len(), PER_EXTENDED);
+    (0..prices.len()).filter(|dim| column_sets.dims.is_attach(*dim)).for_each(|dim| prices[dim] = 0.0);
+    prices
 }

@@ -2,7 +2,7 @@
 
 use crate::planner::columns::bitset::Bits;
 use crate::planner::columns::sets::ColumnSets;
-use crate::planner::groups::existing::Existing;
+use crate::planner::groups::existing::ExistingNode;
 use crate::planner::groups::group::{Group, usable};
 use crate::planner::groups::selectors::Selectors;
 use crate::planner::groups::topology::counts::Topology;
@@ -16,7 +16,7 @@ impl Topology {
         column_sets: &mut ColumnSets<'_>,
         selectors: &mut Selectors<'_>,
         groups: &[Group],
-        nodes: &[Existing<'_>],
+        nodes: &[ExistingNode<'_>],
     ) -> Vec<Assignment> {
         let mut done: Vec<Assignment> = Vec::new();
         let mut waiting: Vec<Waiting> = Vec::new();
@@ -116,7 +116,7 @@ impl Topology {
         group: &Group,
         part: &Assignment,
         key: usize,
-        nodes: &[Existing<'_>],
+        nodes: &[ExistingNode<'_>],
     ) -> Vec<Possible> {
         let key_columns: Vec<Bits> = self.keys[key].columns.clone();
         let reserved = column_sets.has_counted.then(|| reservable(column_sets, group));
@@ -170,7 +170,7 @@ impl Topology {
         &mut self,
         column_sets: &mut ColumnSets<'_>,
         groups: &[Group],
-        nodes: &[Existing<'_>],
+        nodes: &[ExistingNode<'_>],
         waiting: &Waiting,
         followers: &[&Waiting],
         done: &mut Vec<Assignment>,

@@ -7,7 +7,7 @@ use crate::model::labels;
 use crate::model::pod_class::{PodClass, PodTerm, Spread};
 use crate::planner::columns::bitset::Bits;
 use crate::planner::columns::sets::ColumnSets;
-use crate::planner::groups::existing::Existing;
+use crate::planner::groups::existing::ExistingNode;
 use crate::planner::groups::group::{Group, add_spread};
 use crate::planner::groups::selectors::Selectors;
 use crate::planner::groups::topology::domains::{Domains, Key, Room, with};
@@ -306,7 +306,7 @@ impl Topology {
     }
 
     /// Whether a node is in a domain.
-    pub fn in_domain(&self, node: &Existing<'_>, key: usize, domain: usize) -> bool {
+    pub fn in_domain(&self, node: &ExistingNode<'_>, key: usize, domain: usize) -> bool {
         let key = &self.keys[key];
         key.of_node[node.index].or(key.absent) == Some(domain)
     }

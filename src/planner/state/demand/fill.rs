@@ -1,61 +1,118 @@
-//! The filling of one bin.
+//! The bin-filling heuristic: greedy vector packing by priced dot product and cosine, followed by improving swaps.
+
+use std::collections::HashSet;
 
 use crate::planner::columns::dims::{dot, fits, real};
-use crate::planner::state::demand::{Bin, Content, Demand};
+use crate::planner::state::demand::{Bin, Demand, Pattern, add_pods};
 
-/// Items of a bucket that are tried before the bucket is passed over.
-const TRIES: usize = 48;
-/// Exchanges that better one content, and items of a bucket that are tried in each.
-const EXCHANGES: usize = 12;
-const EXCHANGE_TRIES: usize = 12;
+/// Items tried per bucket before the bucket is dropped for this bin.
+const MAX_ITEMS_TRIED: usize = 48;
+/// Maximum improving swaps per bin, and items tried per bucket in each swap.
+const MAX_SWAPS: usize = 12;
+const SWAP_ITEMS_TRIED: usize = 12;
+/// Least gain of a swap, as a share of the value of the pod that leaves.
+const MIN_SWAP_GAIN: f64 = 1e-3;
 
-/// A bucket that may still contribute to a bin.
+/// A bucket that may still contribute to the bin.
 #[derive(Clone, Copy)]
-struct Open {
+struct OpenBucket {
     bucket: usize,
-    /// Square of the value of one of its pods, and the power of the cosine that its score has; `None` without one.
-    square: Option<(f64, i32)>,
+    /// Squared norm of its priced sample request, and the exponent of the cosine in its score; `None` scores by dot product.
+    cosine: Option<(f64, i32)>,
+}
+
+/// The bin being filled: what is left of its capacity, and the pods added to it.
+struct Fill {
+    room: Vec<i64>,
+    added: Pattern,
 }
 
 impl Demand<'_> {
-    fn host_room(&self, item: usize) -> i32 {
-        let rules = self.host(item);
-        if rules.is_free() {
-            return i32::MAX;
+    /// Whether the pattern of a bin fits its capacity and satisfies all host rules.
+    pub fn is_feasible(&mut self, bin: &Bin<'_>) -> bool {
+        let room = self.open_bin(bin);
+        let scratch = &self.scratch;
+        let fits = room.iter().all(|free| *free >= 0);
+        let allowed =
+            scratch.touched.iter().all(|counter| scratch.counts[*counter as usize] <= scratch.caps[*counter as usize]);
+        self.close_bin(&[]);
+        fits && allowed
+    }
+
+    /// The followers (required host affinity) of `buckets` that can join the pattern of a bin.
+    pub fn fill_followers(&mut self, bin: &Bin<'_>, buckets: &[usize]) -> Pattern {
+        let mut fill = Fill { room: self.open_bin(bin), added: Vec::new() };
+        for (item, count) in bin.pattern {
+            self.scratch.taken[*item] += count;
         }
-        let s = &self.scratch;
-        let mut room = i32::MAX;
-        for (counter, cap) in &rules.caps {
-            if !rules.raises.contains(counter) && s.counts[*counter as usize] > *cap {
-                return 0;
+        let allowed = buckets.iter().copied().collect();
+        self.put_followers(&mut fill, &allowed);
+        self.close_bin(&fill.added);
+        for (item, _) in bin.pattern {
+            self.scratch.taken[*item] = 0;
+        }
+        fill.added
+    }
+
+    /// Fills a bin from `buckets` and returns the pods to add. The demand is unchanged until [`Demand::take`].
+    ///
+    /// Puts one item of each counter of `binding` first, then one of the column pool `seed` (the result is empty if none fits),
+    /// then items by score. `prices` weight the resources; `cosine_power` is the exponent of the cosine in the score.
+    pub fn fill(
+        &mut self,
+        bin: &Bin<'_>,
+        prices: &[f64],
+        buckets: &[usize],
+        seed: Option<usize>,
+        binding: &[u32],
+        cosine_power: i32,
+    ) -> Pattern {
+        let mut fill = Fill { room: self.open_bin(bin), added: Vec::new() };
+        let allowed: HashSet<usize> = if binding.is_empty() && self.followers.is_empty() {
+            HashSet::default()
+        } else {
+            buckets.iter().copied().collect()
+        };
+        for counter in binding {
+            let best = self.best_of_counter(*counter, &fill.room, prices, &allowed);
+            if let Some(item) = best {
+                self.put(item, 1, &mut fill);
             }
         }
-        for counter in &rules.raises {
-            let own = rules.caps.iter().find(|(c, _)| c == counter).map_or(i32::MAX, |(_, cap)| *cap);
-            let cap = own.min(s.caps[*counter as usize]);
-            room = room.min(cap.saturating_sub(s.counts[*counter as usize]));
+        let nonempty = buckets.iter().copied().filter(|bucket| !self.buckets[*bucket].items.is_empty());
+        let mut open: Vec<OpenBucket> = nonempty.map(|bucket| self.open_bucket(bucket, prices, cosine_power)).collect();
+        if let Some(pool) = seed
+            && !fill.added.iter().any(|(item, _)| self.items[*item].column_pool == pool)
+        {
+            let of_seed = open.iter().filter(|open| self.buckets[open.bucket].column_pool == pool);
+            let mut of_seed: Vec<OpenBucket> = of_seed.map(|open| OpenBucket { cosine: None, ..*open }).collect();
+            if !self.put_best(&mut of_seed, prices, &mut fill, true) {
+                self.close_bin(&fill.added);
+                // The pods of binding host caps left no room for a pod of the seed: retry without them.
+                return if binding.is_empty() {
+                    Vec::new()
+                } else {
+                    self.fill(bin, prices, buckets, seed, &[], cosine_power)
+                };
+            }
         }
-        if rules.wants.iter().any(|(counter, _)| s.counts[*counter as usize] == 0) {
-            return 0;
+        loop {
+            if !self.followers.is_empty() {
+                self.put_followers(&mut fill, &allowed);
+            }
+            if !self.put_best(&mut open, prices, &mut fill, false) {
+                break;
+            }
         }
-        room.max(0)
+        if bin.pattern.is_empty() && self.followers.is_empty() {
+            self.improve_by_swaps(buckets, seed, &mut fill);
+        }
+        self.close_bin(&fill.added);
+        fill.added
     }
 
-    fn apply_host(&mut self, item: usize, count: i32) {
-        let rules = &self.groups[self.items[item].group].host;
-        let s = &mut self.scratch;
-        for counter in &rules.raises {
-            s.counts[*counter as usize] += count;
-            s.touched.push(*counter);
-        }
-        for (counter, cap) in &rules.caps {
-            let have = &mut s.caps[*counter as usize];
-            *have = (*have).min(*cap);
-            s.touched.push(*counter);
-        }
-    }
-
-    fn begin(&mut self, bin: &Bin<'_>) -> Vec<i64> {
+    /// Loads a bin's host state and pattern into the scratch state; returns the free capacity.
+    fn open_bin(&mut self, bin: &Bin<'_>) -> Vec<i64> {
         for (counter, count) in &bin.host.counts {
             self.scratch.counts[*counter as usize] += count;
             self.scratch.touched.push(*counter);
@@ -66,206 +123,66 @@ impl Demand<'_> {
             self.scratch.touched.push(*counter);
         }
         let mut room = bin.room.to_vec();
-        for (item, count) in bin.content {
+        for (item, count) in bin.pattern {
             subtract(&mut room, self.need(*item), *count);
-            self.apply_host(*item, i32::try_from(*count).unwrap_or(i32::MAX));
+            self.apply_host_rules(*item, i32::try_from(*count).unwrap_or(i32::MAX));
         }
         room
     }
 
-    fn end(&mut self, content: &[(usize, usize)]) {
+    /// Resets the scratch state.
+    fn close_bin(&mut self, added: &[(usize, usize)]) {
         for counter in self.scratch.touched.drain(..) {
             self.scratch.counts[counter as usize] = 0;
             self.scratch.caps[counter as usize] = i32::MAX;
         }
-        for (item, _) in content {
+        for (item, _) in added {
             self.scratch.taken[*item] = 0;
         }
     }
 
-    /// Whether a bin can begin with its content: it fits and keeps every rule about pods on one host.
-    pub fn host_starts(&mut self, bin: &Bin<'_>) -> bool {
-        let room = self.begin(bin);
-        let s = &self.scratch;
-        let fits = room.iter().all(|r| *r >= 0);
-        let allowed = s.touched.iter().all(|c| s.counts[*c as usize] <= s.caps[*c as usize]);
-        self.end(&[]);
-        fits && allowed
-    }
-
-    /// The pods that must follow what a bin holds and fit with it.
-    pub fn follow(&mut self, bin: &Bin<'_>, buckets: &[usize]) -> Content {
-        let mut room = self.begin(bin);
-        let mut content: Content = Vec::new();
-        for (item, count) in bin.content {
-            self.scratch.taken[*item] += count;
+    fn apply_host_rules(&mut self, item: usize, count: i32) {
+        let rules = &self.groups[self.items[item].group].host;
+        let scratch = &mut self.scratch;
+        for counter in &rules.raises {
+            scratch.counts[*counter as usize] += count;
+            scratch.touched.push(*counter);
         }
-        let allowed = buckets.iter().copied().collect();
-        self.put_wanting(&mut room, &mut content, &allowed);
-        self.end(&content);
-        for (item, _) in bin.content {
-            self.scratch.taken[*item] = 0;
-        }
-        content
-    }
-
-    /// Fills a bin from `buckets`, first with items of `first` counters, then by direction and size. Returns what to add;
-    /// nothing leaves the demand until [`Demand::take`]. `power` is how much the direction counts against the size.
-    pub fn fill(
-        &mut self,
-        bin: &Bin<'_>,
-        prices: &[f64],
-        buckets: &[usize],
-        seed: Option<usize>,
-        first: &[u32],
-        power: i32,
-    ) -> Content {
-        let mut room = self.begin(bin);
-        let mut content: Content = Vec::new();
-        let allowed: std::collections::HashSet<usize> = if first.is_empty() && self.wanting.is_empty() {
-            std::collections::HashSet::default()
-        } else {
-            buckets.iter().copied().collect()
-        };
-        for counter in first {
-            let best = self.best_of_counter(*counter, &room, prices, &allowed);
-            if let Some(item) = best {
-                self.put(item, 1, &mut room, &mut content);
-            }
-        }
-        let some = buckets.iter().copied().filter(|bucket| !self.buckets[*bucket].items.is_empty());
-        let mut active: Vec<Open> = some.map(|bucket| self.open(bucket, prices, power)).collect();
-        if let Some(place) = seed
-            && !content.iter().any(|(item, _)| self.items[*item].place == place)
-        {
-            let of_place = active.iter().filter(|open| self.buckets[open.bucket].place == place);
-            let mut of_place: Vec<Open> = of_place.map(|open| Open { square: None, ..*open }).collect();
-            if !self.pick(&mut of_place, &mut room, prices, &mut content, true) {
-                self.end(&content);
-                // What had to come first left no room for the one pod that the node is for.
-                return if first.is_empty() { Vec::new() } else { self.fill(bin, prices, buckets, seed, &[], power) };
-            }
-        }
-        loop {
-            if !self.wanting.is_empty() {
-                self.put_wanting(&mut room, &mut content, &allowed);
-            }
-            if !self.pick(&mut active, &mut room, prices, &mut content, false) {
-                break;
-            }
-        }
-        self.exchange(bin.content.len(), &mut room, buckets, seed, &mut content);
-        self.end(&content);
-        content
-    }
-
-    /// Betters a content pod by pod: one leaves for one that is worth more and fits in its place. Pods with rules about
-    /// their host stay, and so does the last of the place that the bin is bought for.
-    fn exchange(
-        &mut self,
-        held: usize,
-        room: &mut [i64],
-        buckets: &[usize],
-        seed: Option<usize>,
-        content: &mut Content,
-    ) {
-        if held > 0 || !self.wanting.is_empty() {
-            return;
-        }
-        let mut freed = vec![0; self.dims];
-        // Nothing leaves for what is worth less than the least of what is there.
-        let least_own = content.iter().map(|(item, _)| self.worth(*item)).fold(f64::INFINITY, f64::min);
-        let valued = buckets.iter().map(|bucket| (self.sample_value(*bucket), *bucket));
-        let mut valued: Vec<(f64, usize)> = valued.filter(|(value, _)| *value > least_own).collect();
-        valued.sort_unstable_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
-        for _ in 0..EXCHANGES {
-            let of_seed = |item: usize| Some(self.items[item].place) == seed;
-            let kept: usize = content.iter().filter(|(item, _)| of_seed(*item)).map(|(_, count)| *count).sum();
-            let mut best: Option<(f64, usize, usize)> = None;
-            for (at, (item, _)) in content.iter().enumerate() {
-                if !self.host(*item).is_free() || (of_seed(*item) && kept == 1) {
-                    continue;
-                }
-                for ((f, r), n) in freed.iter_mut().zip(room.iter()).zip(self.need(*item)) {
-                    *f = r + n;
-                }
-                let (own, least) = (self.worth(*item), best.map_or(0.0, |(gain, ..)| gain));
-                self.work += buckets.len() / 2;
-                let worthwhile = least.max(own * 1e-3);
-                for (_, bucket) in valued.iter().take_while(|(value, _)| value - own > worthwhile) {
-                    let bucket = *bucket;
-                    if !fits(self.least(bucket), &freed) {
-                        continue;
-                    }
-                    let other = self.buckets[bucket].items.iter().copied().take(EXCHANGE_TRIES).find(|other| {
-                        *other != *item
-                            && self.host(*other).is_free()
-                            && self.items[*other].left > self.scratch.taken[*other]
-                            && fits(self.need(*other), &freed)
-                    });
-                    if let Some(other) = other {
-                        let gain = self.worth(other) - own;
-                        if gain > own * 1e-3 && best.is_none_or(|(have, ..)| gain > have) {
-                            best = Some((gain, at, other));
-                        }
-                    }
-                }
-            }
-            let Some((_, at, other)) = best else { break };
-            let item = content[at].0;
-            content[at].1 -= 1;
-            self.scratch.taken[item] -= 1;
-            for (r, n) in room.iter_mut().zip(self.need(item)) {
-                *r += n;
-            }
-            if content[at].1 == 0 {
-                content.remove(at);
-            }
-            let count = self.count_that_fits(other, room);
-            self.put(other, count, room, content);
+        for (counter, cap) in &rules.caps {
+            let have = &mut scratch.caps[*counter as usize];
+            *have = (*have).min(*cap);
+            scratch.touched.push(*counter);
         }
     }
 
-    fn put_wanting(&mut self, room: &mut [i64], content: &mut Content, allowed: &std::collections::HashSet<usize>) {
-        for at in 0..self.wanting.len() {
-            let item = self.wanting[at];
-            if !allowed.contains(&self.bucket_of[item]) {
-                continue;
-            }
-            let count = self.count_that_fits(item, room);
-            if count > 0 {
-                self.put(item, count, room, content);
+    /// How many pods of an item the host rules still admit on the bin.
+    fn host_capacity(&self, item: usize) -> i32 {
+        let rules = self.host(item);
+        if rules.is_free() {
+            return i32::MAX;
+        }
+        let scratch = &self.scratch;
+        for (counter, cap) in &rules.caps {
+            if !rules.raises.contains(counter) && scratch.counts[*counter as usize] > *cap {
+                return 0;
             }
         }
-    }
-
-    fn best_of_counter(
-        &self,
-        counter: u32,
-        room: &[i64],
-        prices: &[f64],
-        allowed: &std::collections::HashSet<usize>,
-    ) -> Option<usize> {
-        let direction = direction(room, prices);
-        let mut best: Option<(f64, usize)> = None;
-        for item in &self.capped[counter as usize] {
-            if self.items[*item].left > self.scratch.taken[*item]
-                && allowed.contains(&self.bucket_of[*item])
-                && fits(self.need(*item), room)
-                && self.host_room(*item) > 0
-            {
-                let score = dot(self.need(*item), &direction);
-                if best.is_none_or(|(have, _)| score > have) {
-                    best = Some((score, *item));
-                }
-            }
+        let mut capacity = i32::MAX;
+        for counter in &rules.raises {
+            let own = rules.caps.iter().find(|(c, _)| c == counter).map_or(i32::MAX, |(_, cap)| *cap);
+            let cap = own.min(scratch.caps[*counter as usize]);
+            capacity = capacity.min(cap.saturating_sub(scratch.counts[*counter as usize]));
         }
-        best.map(|(_, item)| item)
+        if rules.wants.iter().any(|(counter, _)| scratch.counts[*counter as usize] == 0) {
+            return 0;
+        }
+        capacity.max(0)
     }
 
-    fn count_that_fits(&self, item: usize, room: &[i64]) -> usize {
-        let left = self.items[item].left - self.scratch.taken[item];
-        if left == 0 {
+    /// How many pods of an item can join the bin.
+    fn max_count(&self, item: usize, room: &[i64]) -> usize {
+        let remaining = self.items[item].remaining - self.scratch.taken[item];
+        if remaining == 0 {
             return 0;
         }
         let by_room = self
@@ -276,67 +193,93 @@ impl Demand<'_> {
             .map(|(n, r)| (r / n).max(0))
             .min()
             .unwrap_or(i64::MAX);
-        let host = usize::try_from(self.host_room(item)).unwrap_or(0);
-        left.min(usize::try_from(by_room).unwrap_or(usize::MAX)).min(host)
+        let by_host = usize::try_from(self.host_capacity(item)).unwrap_or(0);
+        remaining.min(usize::try_from(by_room).unwrap_or(usize::MAX)).min(by_host)
     }
 
-    fn put(&mut self, item: usize, count: usize, room: &mut [i64], content: &mut Content) {
-        subtract(room, self.need(item), count);
-        match content.iter_mut().find(|(have, _)| self.scratch.taken[item] > 0 && *have == item) {
-            Some((_, have)) => *have += count,
-            None => content.push((item, count)),
+    fn put(&mut self, item: usize, count: usize, fill: &mut Fill) {
+        subtract(&mut fill.room, self.need(item), count);
+        if self.scratch.taken[item] > 0 {
+            add_pods(&mut fill.added, item, count);
+        } else {
+            fill.added.push((item, count));
         }
         self.scratch.taken[item] += count;
-        self.apply_host(item, i32::try_from(count).unwrap_or(i32::MAX));
+        self.apply_host_rules(item, i32::try_from(count).unwrap_or(i32::MAX));
     }
 
-    /// What a pod of a bucket is worth, about.
-    fn sample_value(&self, bucket: usize) -> f64 {
-        let prices = &self.place_prices[self.buckets[bucket].place];
-        let sample = &self.sample[bucket * self.dims..(bucket + 1) * self.dims];
-        sample.iter().zip(prices).map(|(n, p)| n * p).sum()
+    fn put_followers(&mut self, fill: &mut Fill, allowed: &HashSet<usize>) {
+        for at in 0..self.followers.len() {
+            let item = self.followers[at];
+            if !allowed.contains(&self.bucket_of[item]) {
+                continue;
+            }
+            let count = self.max_count(item, &fill.room);
+            if count > 0 {
+                self.put(item, count, fill);
+            }
+        }
     }
 
-    fn least(&self, bucket: usize) -> &[i64] {
-        &self.least[bucket * self.dims..(bucket + 1) * self.dims]
+    /// The item of highest dot product, of those that a counter caps and that fit.
+    fn best_of_counter(&self, counter: u32, room: &[i64], prices: &[f64], allowed: &HashSet<usize>) -> Option<usize> {
+        let direction: Vec<f64> = priced_direction(room, prices).collect();
+        let mut best: Option<(f64, usize)> = None;
+        for item in &self.capped_items[counter as usize] {
+            if self.items[*item].remaining > self.scratch.taken[*item]
+                && allowed.contains(&self.bucket_of[*item])
+                && fits(self.need(*item), room)
+                && self.host_capacity(*item) > 0
+            {
+                let score = dot(self.need(*item), &direction);
+                if best.is_none_or(|(have, _)| score > have) {
+                    best = Some((score, *item));
+                }
+            }
+        }
+        best.map(|(_, item)| item)
     }
 
-    /// A bucket to pick from, by a power of the cosine.
-    fn open(&self, bucket: usize, prices: &[f64], power: i32) -> Open {
-        let sample = &self.sample[bucket * self.dims..(bucket + 1) * self.dims];
-        let square = || sample.iter().zip(prices).map(|(n, price)| (n * price) * (n * price)).sum();
-        Open { bucket, square: (power > 0).then(|| (square(), power)) }
+    /// Dual value of a pod of the bucket's sample size, host caps excluded.
+    fn bucket_value(&self, bucket: usize) -> f64 {
+        let prices = &self.prices[self.buckets[bucket].column_pool];
+        self.sample(bucket).iter().zip(prices).map(|(n, p)| n * p).sum()
     }
 
-    /// How well a bucket's pods go with the room that is left: their size along it, times a power of the cosine between
-    /// the two. Size alone would take what is large in one resource, and leave room in the others that nothing fills.
-    fn score(&self, open: Open) -> f64 {
-        let sample = &self.sample[open.bucket * self.dims..(open.bucket + 1) * self.dims];
-        let along: f64 = sample.iter().zip(&self.direction).map(|(n, direction)| n * direction).sum();
-        match open.square {
+    fn sample(&self, bucket: usize) -> &[f64] {
+        &self.bucket_sample[bucket * self.dims..(bucket + 1) * self.dims]
+    }
+
+    fn bucket_min(&self, bucket: usize) -> &[i64] {
+        &self.bucket_min[bucket * self.dims..(bucket + 1) * self.dims]
+    }
+
+    fn open_bucket(&self, bucket: usize, prices: &[f64], cosine_power: i32) -> OpenBucket {
+        let norm = || self.sample(bucket).iter().zip(prices).map(|(n, price)| (n * price) * (n * price)).sum();
+        OpenBucket { bucket, cosine: (cosine_power > 0).then(|| (norm(), cosine_power)) }
+    }
+
+    /// Score of a bucket: the dot product of its sample request with the free capacity, times a power of the cosine between them.
+    /// The dot product alone would pick requests that are large in one resource and strand capacity in the others.
+    fn score(&self, open: OpenBucket) -> f64 {
+        let along: f64 = self.sample(open.bucket).iter().zip(&self.direction).map(|(n, direction)| n * direction).sum();
+        match open.cosine {
             None => along,
-            Some((square, power)) if square > 0.0 => along * (along * along / square).powi(power),
+            Some((norm, power)) if norm > 0.0 => along * (along * along / norm).powi(power),
             Some(_) => 0.0,
         }
     }
 
-    /// Puts the best item in, a single pod or what keeps the mix; false when none fits. Buckets that can't contribute any more are dropped from `open`.
-    fn pick(
-        &mut self,
-        open: &mut Vec<Open>,
-        room: &mut [i64],
-        prices: &[f64],
-        content: &mut Content,
-        single: bool,
-    ) -> bool {
+    /// Puts pods of the best-scored bucket that fits; false when none fits. Drops buckets that cannot contribute any more.
+    fn put_best(&mut self, open: &mut Vec<OpenBucket>, prices: &[f64], fill: &mut Fill, single: bool) -> bool {
         self.work += open.len();
         self.direction.clear();
-        self.direction.extend(room.iter().zip(prices).map(|(r, p)| real((*r).max(0)) * p * p));
+        self.direction.extend(priced_direction(&fill.room, prices));
         let mut best: Option<(f64, usize)> = None;
         let mut kept = 0;
         for at in 0..open.len() {
             let bucket = open[at];
-            if !fits(self.least(bucket.bucket), room) {
+            if !fits(self.bucket_min(bucket.bucket), &fill.room) {
                 continue;
             }
             open[kept] = bucket;
@@ -351,13 +294,13 @@ impl Demand<'_> {
             let found = self.buckets[open[at].bucket]
                 .items
                 .iter()
-                .take(TRIES)
-                .map(|item| (*item, self.count_that_fits(*item, room)))
+                .take(MAX_ITEMS_TRIED)
+                .map(|item| (*item, self.max_count(*item, &fill.room)))
                 .find(|(_, count)| *count > 0);
             if let Some((item, count)) = found {
-                // Half of what fits at a time keeps the mix while many are left.
+                // Half of the pods that fit, so that the next score sees a changed direction and the mix is preserved.
                 let count = if single { 1 } else { count.div_ceil(2) };
-                self.put(item, count, room, content);
+                self.put(item, count, fill);
                 return true;
             }
             open.remove(at);
@@ -371,6 +314,62 @@ impl Demand<'_> {
         }
         false
     }
+
+    /// Local search in one bin: repeatedly swaps one pod for a more valuable pod that fits in its place, best gain first. Pods
+    /// with host rules stay, and so does the last pod of the seed. Requires an initially empty bin and no followers.
+    fn improve_by_swaps(&mut self, buckets: &[usize], seed: Option<usize>, fill: &mut Fill) {
+        let mut freed = vec![0; self.dims];
+        // A bucket below the lowest value in the bin cannot improve any swap.
+        let lowest = fill.added.iter().map(|(item, _)| self.value(*item)).fold(f64::INFINITY, f64::min);
+        let valued = buckets.iter().map(|bucket| (self.bucket_value(*bucket), *bucket));
+        let mut valued: Vec<(f64, usize)> = valued.filter(|(value, _)| *value > lowest).collect();
+        valued.sort_unstable_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+        for _ in 0..MAX_SWAPS {
+            let of_seed = |item: usize| Some(self.items[item].column_pool) == seed;
+            let seed_pods: usize = fill.added.iter().filter(|(item, _)| of_seed(*item)).map(|(_, count)| *count).sum();
+            let mut best: Option<(f64, usize, usize)> = None;
+            for (at, (item, _)) in fill.added.iter().enumerate() {
+                if !self.host(*item).is_free() || (of_seed(*item) && seed_pods == 1) {
+                    continue;
+                }
+                for ((f, r), n) in freed.iter_mut().zip(&fill.room).zip(self.need(*item)) {
+                    *f = r + n;
+                }
+                let (own, best_gain) = (self.value(*item), best.map_or(0.0, |(gain, ..)| gain));
+                self.work += buckets.len() / 2;
+                let min_gain = best_gain.max(own * MIN_SWAP_GAIN);
+                for (_, bucket) in valued.iter().take_while(|(value, _)| value - own > min_gain) {
+                    if !fits(self.bucket_min(*bucket), &freed) {
+                        continue;
+                    }
+                    let other = self.buckets[*bucket].items.iter().copied().take(SWAP_ITEMS_TRIED).find(|other| {
+                        *other != *item
+                            && self.host(*other).is_free()
+                            && self.items[*other].remaining > self.scratch.taken[*other]
+                            && fits(self.need(*other), &freed)
+                    });
+                    if let Some(other) = other {
+                        let gain = self.value(other) - own;
+                        if gain > own * MIN_SWAP_GAIN && best.is_none_or(|(have, ..)| gain > have) {
+                            best = Some((gain, at, other));
+                        }
+                    }
+                }
+            }
+            let Some((_, at, other)) = best else { break };
+            let item = fill.added[at].0;
+            fill.added[at].1 -= 1;
+            self.scratch.taken[item] -= 1;
+            for (r, n) in fill.room.iter_mut().zip(self.need(item)) {
+                *r += n;
+            }
+            if fill.added[at].1 == 0 {
+                fill.added.remove(at);
+            }
+            let count = self.max_count(other, &fill.room);
+            self.put(other, count, fill);
+        }
+    }
 }
 
 fn subtract(room: &mut [i64], need: &[i64], count: usize) {
@@ -380,7 +379,8 @@ fn subtract(room: &mut [i64], need: &[i64], count: usize) {
     }
 }
 
-/// Where the remaining room points, valued.
-fn direction(room: &[i64], prices: &[f64]) -> Vec<f64> {
-    room.iter().zip(prices).map(|(r, p)| real((*r).max(0)) * p * p).collect()
+/// The free capacity as weights of requests: a dot product with it is the product of the two priced vectors, so each price counts
+/// squared.
+fn priced_direction(room: &[i64], prices: &[f64]) -> impl Iterator<Item = f64> {
+    room.iter().zip(prices).map(|(r, p)| real((*r).max(0)) * p * p)
 }

@@ -1,15 +1,16 @@
-//! What is left to place, and ([`fill`]) the filling of one bin with it.
+//! The remaining demand: pods still to place, as items with counts, and ([`fill`]) the greedy bin-filling heuristic.
 //!
-//! Items (a part of a group) lie in buckets of one place (what nodes they may use) and nearly one size. A bin is filled
-//! from the bucket whose requests, valued at the dual prices, point most nearly where the bin's remaining room points and
-//! are largest: the work is per bucket, not per pod. Floats appear only here and in [`crate::planner::pricing::duals`], as scores; every
+//! Items (a part of a group) lie in size buckets of one column pool and nearly one size. A bin is filled from the bucket whose
+//! requests, weighted by the dual prices, have the best dot product and cosine with the bin's free capacity (vector bin packing):
+//! the work is per bucket, not per pod. Floats appear only here and in [`crate::planner::pricing`], as scores and prices; every
 //! capacity test is on integers.
 
 pub mod fill;
-pub mod slots;
+pub mod host_caps;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
+use crate::model::pod_class::{NodeTerm, Toleration};
 use crate::planner::columns::bitset::Bits;
 use crate::planner::columns::dims::{dot, fits, float, is_extended, real};
 use crate::planner::columns::sets::ColumnSets;
@@ -18,115 +19,144 @@ use crate::planner::groups::group::{Group, HostRules};
 use crate::planner::groups::topology::counts::Topology;
 use crate::planner::groups::topology::domains::Assignment;
 
-/// Distinct sizes above which sizes are rounded into buckets.
-const EXACT_SIZES: usize = 200;
+/// Distinct sizes above which buckets hold rounded sizes.
+const MAX_EXACT_SIZES: usize = 200;
+/// Significant bits kept when sizes are rounded into buckets.
+const ROUNDED_BITS: u32 = 2;
 
-/// Which nodes items may use.
+/// Columns and topology domains that items may use.
 #[derive(Debug)]
 pub(crate) struct ColumnPool {
-    /// A group whose node constraints all items of the place share.
+    /// A group with the node constraints that all items of the pool share.
     pub sample: usize,
+    /// Key and domain index of each assigned topology domain.
     pub pins: Vec<(usize, usize)>,
-    /// Signatures by preference level.
+    /// Ids of column sets, most preferred level first; the last is all that the requirements allow.
     pub levels: Vec<usize>,
 }
 
-/// Pods of one part of a group, or of several that nothing tells apart while nodes are filled.
+/// Pods of one assignment, or of several that are equal to the bin-filling heuristic.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DemandItem {
     pub group: usize,
-    pub place: usize,
-    pub left: usize,
-    /// Pods taken so far come from the front of the group's list, in the order items were made.
+    pub column_pool: usize,
+    /// Pods not placed yet.
+    pub remaining: usize,
+    /// Index of its first pod in the group's list. Pods are placed from there, in the order of the items.
     pub first: usize,
 }
 
-/// Items of one place and nearly one size.
+/// Items of one column pool and nearly one size.
 #[derive(Debug)]
 struct SizeBucket {
-    place: usize,
+    column_pool: usize,
+    /// Items with remaining pods, largest first; empty for followers.
     items: Vec<usize>,
-    /// Its items must follow others: they are placed by [`Demand::put_wanting`] alone.
+    /// Its items have required host affinity: only [`Demand::put_followers`] places them.
     follows: bool,
 }
 
-/// What a bin holds: items and how many pods of each.
-pub(crate) type Content = Vec<(usize, usize)>;
+/// A packing pattern: the multiset of pods on one node, as items and pod counts.
+pub(crate) type Pattern = Vec<(usize, usize)>;
 
-/// A bin to fill.
+/// Adds pods of an item to a pattern.
+pub(crate) fn add_pods(pattern: &mut Pattern, item: usize, count: usize) {
+    match pattern.iter_mut().find(|(have, _)| *have == item) {
+        Some((_, have)) => *have += count,
+        None => pattern.push((item, count)),
+    }
+}
+
+/// Removes pods of an item from a pattern.
+pub(crate) fn remove_pods(pattern: &mut Pattern, item: usize, count: usize) {
+    if let Some((_, have)) = pattern.iter_mut().find(|(have, _)| *have == item) {
+        *have = have.saturating_sub(count);
+    }
+    pattern.retain(|(_, count)| *count > 0);
+}
+
+/// A node to fill: its capacity, the host state without the pattern, and the pattern it holds already.
 pub(crate) struct Bin<'b> {
     pub room: &'b [i64],
     pub host: &'b HostState,
-    pub content: &'b [(usize, usize)],
+    pub pattern: &'b [(usize, usize)],
 }
 
-/// Pods of which one node holds at most `cap`.
-pub(crate) struct Slot {
+/// A host cap as a resource of the covering LP: a node has `per_node` units, and each pod of `members` uses one.
+pub(crate) struct HostCap {
     counter: u32,
-    cap: i64,
-    /// Items that use it up.
+    per_node: i64,
+    /// Items whose pods use a unit.
     members: Bits,
 }
 
-/// What is left to place.
+/// What is left to place. Counts only decrease by [`Demand::take`] and increase by [`Demand::restore`].
 pub(crate) struct Demand<'g> {
     pub groups: &'g [Group],
     pub items: Vec<DemandItem>,
-    /// What each item was made of, until [`Demand::split`].
-    parts: Vec<Vec<DemandItem>>,
-    pub places: Vec<ColumnPool>,
+    /// The items that each item was merged from, until [`Demand::split_merged`].
+    merged_from: Vec<Vec<DemandItem>>,
+    pub column_pools: Vec<ColumnPool>,
     buckets: Vec<SizeBucket>,
-    /// Least request of any item of each bucket, and the request of its first item; `dims` numbers a bucket.
-    least: Vec<i64>,
-    sample: Vec<f64>,
+    /// Componentwise minimum of the requests of each bucket's items; `dims` numbers per bucket.
+    bucket_min: Vec<i64>,
+    /// Request of the first item of each bucket; `dims` numbers per bucket.
+    bucket_sample: Vec<f64>,
     dims: usize,
     bucket_of: Vec<usize>,
-    /// Where each item stands among those of its bucket, largest first.
-    order: Vec<usize>,
-    /// Buckets hold items of nearly one size rather than of one.
-    rounded: bool,
-    /// Pods left in each place.
-    left_of: Vec<usize>,
-    /// Price of one unit of each resource, by item's place.
-    place_prices: Vec<Vec<f64>>,
-    /// Items that a counter caps, by counter.
-    capped: Vec<Vec<usize>>,
-    wanting: Vec<usize>,
-    /// What prices know of the caps per node.
-    pub slots: Vec<Slot>,
-    /// Buckets compared so far: the work done, which ends improvement.
+    /// Rank of each item in its bucket, largest first.
+    rank_in_bucket: Vec<usize>,
+    /// Buckets hold items of nearly one size instead of exactly one.
+    has_rounded_buckets: bool,
+    /// Remaining pods by column pool.
+    remaining_in: Vec<usize>,
+    /// Dual prices by column pool: of a unit of each resource, then of each host cap, in micro-USD per hour.
+    prices: Vec<Vec<f64>>,
+    /// Items with a host cap, by counter.
+    capped_items: Vec<Vec<usize>>,
+    /// Items with required host affinity.
+    followers: Vec<usize>,
+    /// Host caps that dual prices account for.
+    pub host_caps: Vec<HostCap>,
+    /// Buckets scored so far: the deterministic measure of effort that limits the search.
     pub work: usize,
-    /// Where the room of the bin that is being filled points.
+    /// Priced direction of the free capacity of the bin being filled.
     direction: Vec<f64>,
     scratch: Scratch,
 }
 
+/// State of the bin being filled; reset after each bin.
 #[derive(Default)]
 struct Scratch {
+    /// Pods put into the bin, by item.
     taken: Vec<usize>,
+    /// Value of each host counter.
     counts: Vec<i32>,
+    /// Lowest cap on each host counter.
     caps: Vec<i32>,
+    /// Counters to reset.
     touched: Vec<u32>,
 }
 
 impl<'g> Demand<'g> {
+    /// `counters` is the number of host counters. With `by_priority`, pods of different priority never share a column pool.
     pub fn new(
         column_sets: &mut ColumnSets<'_>,
         topology: &Topology,
         groups: &'g [Group],
-        parts: &[Assignment],
+        assignments: &[Assignment],
         counters: usize,
         by_priority: bool,
     ) -> Self {
-        let mut places: Vec<ColumnPool> = Vec::new();
-        let mut place_ids: HashMap<(Vec<usize>, ConstraintKey<'g>), usize> = HashMap::new();
+        let mut column_pools: Vec<ColumnPool> = Vec::new();
+        let mut pool_ids: HashMap<(Vec<usize>, ConstraintKey<'g>), usize> = HashMap::new();
         let mut items: Vec<DemandItem> = Vec::new();
         let mut next: Vec<usize> = vec![0; groups.len()];
-        for part in parts {
-            let group = &groups[part.group];
-            let first = next[part.group];
-            next[part.group] += part.count;
-            if part.refused.is_some() {
+        for assignment in assignments {
+            let group = &groups[assignment.group];
+            let first = next[assignment.group];
+            next[assignment.group] += assignment.count;
+            if assignment.refused.is_some() {
                 continue;
             }
             let levels: Vec<usize> = group
@@ -134,10 +164,10 @@ impl<'g> Demand<'g> {
                 .iter()
                 .map(|bits| {
                     let mut bits = bits.clone();
-                    for (key, domain) in &part.pins {
+                    for (key, domain) in &assignment.pins {
                         bits.and(&topology.keys[*key].columns[*domain]);
                     }
-                    // What asks for an extended resource competes for few types: prices shall know which ones hold it.
+                    // Extended resources are offered by few types: only columns that hold the pod may influence its dual prices.
                     if is_extended(&group.need) {
                         let mut holding = bits.clone();
                         holding.and(&column_sets.where_column(|column| fits(&group.need, column_sets.room(column))));
@@ -152,27 +182,27 @@ impl<'g> Demand<'g> {
                 terms: &group.class.node_terms,
                 volumes: &group.class.volume_terms,
                 tolerations: &group.class.tolerations,
-                pins: part.pins.clone(),
+                pins: assignment.pins.clone(),
                 priority: by_priority.then_some(group.class.priority),
             };
-            let place = *place_ids.entry((levels.clone(), constraint)).or_insert_with(|| {
-                places.push(ColumnPool { sample: part.group, pins: part.pins.clone(), levels });
-                places.len() - 1
+            let column_pool = *pool_ids.entry((levels.clone(), constraint)).or_insert_with(|| {
+                column_pools.push(ColumnPool { sample: assignment.group, pins: assignment.pins.clone(), levels });
+                column_pools.len() - 1
             });
-            items.push(DemandItem { group: part.group, place, left: part.count, first });
+            items.push(DemandItem { group: assignment.group, column_pool, remaining: assignment.count, first });
         }
-        let (items, parts) = merged(items, groups);
-        let mut capped = vec![Vec::new(); counters];
-        let mut wanting = Vec::new();
+        let (items, merged_from) = merged(items, groups);
+        let mut capped_items = vec![Vec::new(); counters];
+        let mut followers = Vec::new();
         for (at, item) in items.iter().enumerate() {
             let host = &groups[item.group].host;
             for (counter, _) in &host.caps {
                 if host.raises.contains(counter) {
-                    capped[*counter as usize].push(at);
+                    capped_items[*counter as usize].push(at);
                 }
             }
             if !host.wants.is_empty() {
-                wanting.push(at);
+                followers.push(at);
             }
         }
         let scratch = Scratch {
@@ -184,21 +214,21 @@ impl<'g> Demand<'g> {
         let dims = column_sets.dims.len();
         let mut demand = Self {
             groups,
-            place_prices: vec![vec![1.0; dims]; places.len()],
+            prices: vec![vec![1.0; dims]; column_pools.len()],
             items,
-            parts,
-            places,
+            merged_from,
+            column_pools,
             buckets: Vec::new(),
-            least: Vec::new(),
-            sample: Vec::new(),
+            bucket_min: Vec::new(),
+            bucket_sample: Vec::new(),
             dims,
             bucket_of: Vec::new(),
-            order: Vec::new(),
-            rounded: false,
-            left_of: Vec::new(),
-            capped,
-            wanting,
-            slots: Vec::new(),
+            rank_in_bucket: Vec::new(),
+            has_rounded_buckets: false,
+            remaining_in: Vec::new(),
+            capped_items,
+            followers,
+            host_caps: Vec::new(),
             work: 0,
             direction: Vec::with_capacity(dims),
             scratch,
@@ -208,78 +238,85 @@ impl<'g> Demand<'g> {
     }
 
     fn build_buckets(&mut self) {
-        let mut sizes: std::collections::HashSet<&[i64]> = std::collections::HashSet::new();
+        let mut sizes: HashSet<&[i64]> = HashSet::new();
         let exact = self.items.iter().all(|item| {
             sizes.insert(&self.groups[item.group].need);
-            sizes.len() <= EXACT_SIZES
+            sizes.len() <= MAX_EXACT_SIZES
         });
         let mut ids: HashMap<(usize, bool, Vec<i64>), usize> = HashMap::new();
         let mut buckets: Vec<SizeBucket> = Vec::new();
         let mut bucket_of = Vec::with_capacity(self.items.len());
-        let mut least: Vec<i64> = Vec::new();
-        let mut left_of = vec![0; self.places.len()];
+        let mut bucket_min: Vec<i64> = Vec::new();
+        let mut remaining_in = vec![0; self.column_pools.len()];
         for (at, item) in self.items.iter().enumerate() {
             let need = &self.groups[item.group].need;
-            let size: Vec<i64> = if exact { need.clone() } else { need.iter().map(|n| rounded(*n, 2)).collect() };
+            let size: Vec<i64> =
+                if exact { need.clone() } else { need.iter().map(|n| rounded(*n, ROUNDED_BITS)).collect() };
             let follows = !self.groups[item.group].host.wants.is_empty();
-            let id = *ids.entry((item.place, follows, size)).or_insert_with(|| {
-                buckets.push(SizeBucket { place: item.place, items: Vec::new(), follows });
-                least.extend_from_slice(need);
+            let id = *ids.entry((item.column_pool, follows, size)).or_insert_with(|| {
+                buckets.push(SizeBucket { column_pool: item.column_pool, items: Vec::new(), follows });
+                bucket_min.extend_from_slice(need);
                 buckets.len() - 1
             });
             if !follows {
                 buckets[id].items.push(at);
             }
-            for (least, n) in least[id * self.dims..].iter_mut().zip(need) {
+            for (least, n) in bucket_min[id * self.dims..].iter_mut().zip(need) {
                 *least = (*least).min(*n);
             }
             bucket_of.push(id);
-            left_of[item.place] += item.left;
+            remaining_in[item.column_pool] += item.remaining;
         }
-        // Largest first within a bucket, so that what fits is what fills.
-        let mut order = vec![0; self.items.len()];
+        // Largest first: the first item that fits is the one that fills most.
+        let mut ranks = vec![0; self.items.len()];
         for bucket in &mut buckets {
             bucket.items.sort_by(|a, b| {
                 let need = |at: &usize| &self.groups[self.items[*at].group].need;
                 need(b).cmp(need(a)).then(a.cmp(b))
             });
-            bucket.items.iter().enumerate().for_each(|(place, item)| order[*item] = place);
+            bucket.items.iter().enumerate().for_each(|(rank, item)| ranks[*item] = rank);
         }
-        self.order = order;
-        self.sample = vec![0.0; buckets.len() * self.dims];
+        self.rank_in_bucket = ranks;
+        self.bucket_sample = vec![0.0; buckets.len() * self.dims];
         self.buckets = buckets;
         self.bucket_of = bucket_of;
-        self.rounded = !exact;
-        self.least = least;
-        self.left_of = left_of;
+        self.has_rounded_buckets = !exact;
+        self.bucket_min = bucket_min;
+        self.remaining_in = remaining_in;
         for bucket in 0..self.buckets.len() {
-            self.resample(bucket);
+            self.update_sample(bucket);
         }
     }
 
-    /// Notes the requests of a bucket's first item.
-    fn resample(&mut self, bucket: usize) {
+    /// Copies the request of a bucket's first item into `bucket_sample`.
+    fn update_sample(&mut self, bucket: usize) {
         if let Some(first) = self.buckets[bucket].items.first() {
             let need = &self.groups[self.items[*first].group].need;
-            let sample = &mut self.sample[bucket * self.dims..(bucket + 1) * self.dims];
+            let sample = &mut self.bucket_sample[bucket * self.dims..(bucket + 1) * self.dims];
             sample.iter_mut().zip(need).for_each(|(s, n)| *s = real(*n));
         }
     }
 
-    /// Where an item is in its bucket, or where it belongs.
+    /// Position of an item in its bucket, or its insertion point.
     fn position(&self, item: usize) -> Result<usize, usize> {
-        self.buckets[self.bucket_of[item]].items.binary_search_by_key(&self.order[item], |have| self.order[*have])
+        let ranks = &self.rank_in_bucket;
+        self.buckets[self.bucket_of[item]].items.binary_search_by_key(&ranks[item], |have| ranks[*have])
     }
 
-    /// Pods left in a place.
-    pub fn left_of(&self, place: usize) -> usize {
-        self.left_of[place]
+    /// Remaining pods of a column pool.
+    pub fn remaining_in(&self, column_pool: usize) -> usize {
+        self.remaining_in[column_pool]
     }
 
-    /// The most valuable item left of a place, looking at the largest of each bucket.
-    pub fn largest(&self, place: usize) -> Option<usize> {
-        let firsts = self.buckets.iter().filter(|b| b.place == place).filter_map(|b| b.items.first().copied());
-        let valued = firsts.map(|item| (self.worth(item), item));
+    /// Remaining pods of all items.
+    pub fn remaining(&self) -> usize {
+        self.items.iter().map(|item| item.remaining).sum()
+    }
+
+    /// Of the largest item of each bucket of a column pool, the one of highest dual value.
+    pub fn most_valuable(&self, column_pool: usize) -> Option<usize> {
+        let buckets = self.buckets.iter().filter(|bucket| bucket.column_pool == column_pool);
+        let valued = buckets.filter_map(|bucket| bucket.items.first().copied()).map(|item| (self.value(item), item));
         valued.max_by(|a, b| a.0.total_cmp(&b.0).then(b.1.cmp(&a.1))).map(|(_, item)| item)
     }
 
@@ -292,141 +329,160 @@ impl<'g> Demand<'g> {
     }
 
     pub fn is_empty(&self) -> bool {
-        self.items.iter().all(|item| item.left == 0)
+        self.items.iter().all(|item| item.remaining == 0)
     }
 
-    pub fn set_prices(&mut self, place: usize, prices: Vec<f64>) {
-        self.place_prices[place] = prices;
+    /// Whether some item has a soft preference about the pods on its host.
+    pub fn has_host_preferences(&self) -> bool {
+        (0..self.items.len()).any(|item| !self.host(item).soft.is_empty() || !self.host(item).likes.is_empty())
     }
 
-    /// Prices by place.
+    pub fn set_prices(&mut self, column_pool: usize, prices: Vec<f64>) {
+        self.prices[column_pool] = prices;
+    }
+
+    /// Dual prices by column pool.
     pub fn prices(&self) -> &[Vec<f64>] {
-        &self.place_prices
+        &self.prices
     }
 
-    /// What one pod of an item is worth at the dual prices.
-    pub fn worth(&self, item: usize) -> f64 {
-        self.worth_at(item, &self.place_prices[self.items[item].place])
+    /// Dual value of one pod of an item, in micro-USD per hour.
+    pub fn value(&self, item: usize) -> f64 {
+        self.value_at(item, &self.prices[self.items[item].column_pool])
     }
 
-    /// What one pod of an item is worth at given prices of resources and slots.
-    pub fn worth_at(&self, item: usize, prices: &[f64]) -> f64 {
-        let slots: f64 = if self.slots.is_empty() {
+    /// Value of one pod of an item at given prices of resources and host caps.
+    pub fn value_at(&self, item: usize, prices: &[f64]) -> f64 {
+        let caps: f64 = if self.host_caps.is_empty() {
             0.0
         } else {
-            let of_slots = prices.get(self.dims..).unwrap_or_default();
-            self.slots
+            let cap_prices = prices.get(self.dims..).unwrap_or_default();
+            self.host_caps
                 .iter()
-                .zip(of_slots)
-                .filter(|(slot, _)| slot.members.contains(item))
+                .zip(cap_prices)
+                .filter(|(cap, _)| cap.members.contains(item))
                 .map(|(_, price)| price)
                 .sum()
         };
-        dot(self.need(item), prices) + slots
+        dot(self.need(item), prices) + caps
     }
 
-    pub fn content_worth(&self, content: &[(usize, usize)]) -> f64 {
-        content.iter().map(|(item, count)| self.worth(*item) * float(*count)).sum()
+    /// Dual value of a pattern.
+    pub fn pattern_value(&self, pattern: &[(usize, usize)]) -> f64 {
+        pattern.iter().map(|(item, count)| self.value(*item) * float(*count)).sum()
     }
 
-    /// Whether there are too many sizes to keep each apart.
-    pub fn is_rounded(&self) -> bool {
-        self.rounded
+    /// Whether there are too many sizes for a bucket each.
+    pub fn has_rounded_buckets(&self) -> bool {
+        self.has_rounded_buckets
     }
 
-    /// Items that want company on their node.
-    pub fn wanting(&self) -> Vec<usize> {
-        self.wanting.clone()
+    /// Items with required host affinity: their pods must share a node with pods that raise a counter.
+    pub fn followers(&self) -> &[usize] {
+        &self.followers
     }
 
-    /// Takes content out of the demand, `copies` times.
-    pub fn take(&mut self, content: &[(usize, usize)], copies: usize) {
-        for (item, count) in content {
-            self.items[*item].left -= count * copies;
-            self.left_of[self.items[*item].place] -= count * copies;
-            if self.items[*item].left == 0 {
+    /// Whether host affinity ties an item to other pods of its node: as a follower, or because a follower may depend on it.
+    pub fn is_tied(&self, item: usize) -> bool {
+        let rules = self.host(item);
+        let leads =
+            |follower: &usize| self.host(*follower).wants.iter().any(|(counter, _)| rules.raises.contains(counter));
+        !rules.wants.is_empty() || self.followers.iter().any(leads)
+    }
+
+    /// Takes `copies` of a pattern out of the demand.
+    pub fn take(&mut self, pattern: &[(usize, usize)], copies: usize) {
+        for (item, count) in pattern {
+            self.items[*item].remaining -= count * copies;
+            self.remaining_in[self.items[*item].column_pool] -= count * copies;
+            if self.items[*item].remaining == 0 {
                 let bucket = self.bucket_of[*item];
                 if let Ok(at) = self.position(*item) {
                     self.buckets[bucket].items.remove(at);
                     if at == 0 {
-                        self.resample(bucket);
+                        self.update_sample(bucket);
                     }
                 }
             }
         }
     }
 
-    /// Takes items apart into the groups they were made of, in `contents` too: from here on every item is of one group, and
-    /// nothing can be filled any more.
-    pub fn split<'c>(&mut self, contents: impl Iterator<Item = &'c mut Content>) {
+    /// How many copies of a pattern the remaining demand fills.
+    pub fn copies_of(&self, pattern: &[(usize, usize)]) -> usize {
+        pattern.iter().map(|(item, count)| self.items[*item].remaining / count).min().unwrap_or(0)
+    }
+
+    /// Replaces merged items by the items they were merged from, in `patterns` too. Afterwards every item is of one group, and
+    /// no bin can be filled anymore.
+    pub fn split_merged<'c>(&mut self, patterns: impl Iterator<Item = &'c mut Pattern>) {
         let first: Vec<usize> = self
-            .parts
+            .merged_from
             .iter()
             .scan(0, |sum, parts| {
                 *sum += parts.len();
                 Some(*sum - parts.len())
             })
             .collect();
-        let mut parts = std::mem::take(&mut self.parts);
+        let mut parts = std::mem::take(&mut self.merged_from);
         let mut at: Vec<usize> = vec![0; parts.len()];
-        for content in contents {
-            let mut apart: Content = Vec::with_capacity(content.len());
-            for (item, mut count) in content.drain(..) {
+        for pattern in patterns {
+            let mut split: Pattern = Vec::with_capacity(pattern.len());
+            for (item, mut count) in pattern.drain(..) {
                 while count > 0 {
                     let part = &mut parts[item][at[item]];
-                    let taken = count.min(part.left);
+                    let taken = count.min(part.remaining);
                     if taken > 0 {
-                        apart.push((first[item] + at[item], taken));
+                        split.push((first[item] + at[item], taken));
                     }
-                    part.left -= taken;
+                    part.remaining -= taken;
                     count -= taken;
-                    if part.left == 0 && count > 0 {
+                    if part.remaining == 0 && count > 0 {
                         at[item] += 1;
                     }
                 }
             }
-            *content = apart;
+            *pattern = split;
         }
         self.items = parts.into_iter().flatten().collect();
         self.buckets.clear();
     }
 
-    /// Puts content back.
-    pub fn give_back(&mut self, content: &[(usize, usize)]) {
-        for (item, count) in content {
+    /// Returns a pattern to the demand.
+    pub fn restore(&mut self, pattern: &[(usize, usize)]) {
+        for (item, count) in pattern {
             if self.buckets.is_empty() {
-                self.items[*item].left += count;
-                self.left_of[self.items[*item].place] += count;
+                self.items[*item].remaining += count;
+                self.remaining_in[self.items[*item].column_pool] += count;
                 continue;
             }
-            if self.items[*item].left == 0 && !self.buckets[self.bucket_of[*item]].follows {
+            if self.items[*item].remaining == 0 && !self.buckets[self.bucket_of[*item]].follows {
                 let bucket = self.bucket_of[*item];
                 if let Err(at) = self.position(*item) {
                     self.buckets[bucket].items.insert(at, *item);
                     if at == 0 {
-                        self.resample(bucket);
+                        self.update_sample(bucket);
                     }
                 }
             }
-            self.items[*item].left += count;
-            self.left_of[self.items[*item].place] += count;
+            self.items[*item].remaining += count;
+            self.remaining_in[self.items[*item].column_pool] += count;
         }
     }
 
-    /// Buckets with something left whose place is accepted.
+    /// Buckets with remaining pods, of the column pools that `accepts` admits.
     pub fn open_buckets(&self, accepts: impl Fn(usize) -> bool) -> Vec<usize> {
         (0..self.buckets.len())
-            .filter(|b| {
-                let bucket = &self.buckets[*b];
-                (!bucket.items.is_empty() || (bucket.follows && self.left_of[bucket.place] > 0))
-                    && accepts(bucket.place)
+            .filter(|bucket| {
+                let bucket = &self.buckets[*bucket];
+                let followers_left = bucket.follows && self.remaining_in[bucket.column_pool] > 0;
+                (!bucket.items.is_empty() || followers_left) && accepts(bucket.column_pool)
             })
             .collect()
     }
 }
 
-/// Items of one place and one size whose pods have no rules about their host are one: more copies of a node can be bought
-/// at once. Returns the items and what each is made of.
+/// Merges items of one column pool and one size whose pods have no host rules: larger counts allow more copies of a node to be
+/// purchased at once. Returns the items and, for each, the items it was merged from.
 fn merged(items: Vec<DemandItem>, groups: &[Group]) -> (Vec<DemandItem>, Vec<Vec<DemandItem>>) {
     let mut ids: HashMap<(usize, &[i64]), usize> = HashMap::new();
     let mut out: Vec<DemandItem> = Vec::new();
@@ -434,30 +490,30 @@ fn merged(items: Vec<DemandItem>, groups: &[Group]) -> (Vec<DemandItem>, Vec<Vec
     for item in items {
         let group = &groups[item.group];
         let next = out.len();
-        let at = if group.host.is_free() { *ids.entry((item.place, &group.need)).or_insert(next) } else { next };
+        let at = if group.host.is_free() { *ids.entry((item.column_pool, &group.need)).or_insert(next) } else { next };
         if at == next {
             out.push(item);
             parts.push(vec![item]);
         } else {
-            out[at].left += item.left;
+            out[at].remaining += item.remaining;
             parts[at].push(item);
         }
     }
     (out, parts)
 }
 
-/// The node constraints of a class, for telling places apart.
+/// Node constraints of a class; items with equal keys and levels share a column pool.
 #[derive(PartialEq, Eq, Hash)]
 struct ConstraintKey<'g> {
-    terms: &'g [crate::model::pod_class::NodeTerm],
-    volumes: &'g [crate::model::pod_class::NodeTerm],
-    tolerations: &'g [crate::model::pod_class::Toleration],
+    terms: &'g [NodeTerm],
+    volumes: &'g [NodeTerm],
+    tolerations: &'g [Toleration],
     pins: Vec<(usize, usize)>,
     /// Set when pods are placed in order of priority.
     priority: Option<i32>,
 }
 
-/// A size rounded down to its highest bits.
+/// A size rounded down to its highest `bits` bits.
 fn rounded(n: i64, bits: u32) -> i64 {
     let shift = (64 - bits).saturating_sub(n.leading_zeros());
     (n >> shift) << shift

@@ -1,0 +1,92 @@
+//! From the final plan state to the plan: pods by index, sorted nodes, and a reason for each unschedulable pod.
+
+use crate::model::offering::MicroUsd;
+use crate::planner::output::explain::explain;
+use crate::planner::output::new_nodes::new_nodes;
+use crate::planner::output::plan::{ExistingNodePlacement, Plan, Unschedulable};
+use crate::planner::state::plan_state::PlanState;
+
+/// Hands out the pods of each item, from the front of its group's list.
+pub(crate) struct PodCursor {
+    next: Vec<usize>,
+}
+
+impl PodCursor {
+    pub fn new(state: &PlanState<'_, '_>) -> Self {
+        Self { next: state.demand.items.iter().map(|item| item.first).collect() }
+    }
+
+    pub fn take<'g>(&mut self, state: &PlanState<'g, '_>, item: usize, count: usize) -> &'g [usize] {
+        let from = self.next[item];
+        self.next[item] += count;
+        &state.demand.groups[state.demand.items[item].group].pods[from..from + count]
+    }
+
+    /// The pods of a pattern, sorted.
+    pub fn take_pattern(&mut self, state: &PlanState<'_, '_>, pattern: &[(usize, usize)]) -> Vec<usize> {
+        let mut pods: Vec<usize> =
+            pattern.iter().flat_map(|(item, count)| self.take(state, *item, *count)).copied().collect();
+        pods.sort_unstable();
+        pods
+    }
+}
+
+/// The plan. Every pod is in exactly one of its three lists. `lower_bound` is in micro-USD per hour.
+pub(crate) fn assemble(state: &mut PlanState<'_, '_>, lower_bound: Option<f64>) -> Plan {
+    let mut pods = PodCursor::new(state);
+    let mut plan = Plan { placements: placements(state, &mut pods), ..Plan::default() };
+    plan.new_nodes = new_nodes(state, &mut pods);
+    plan.cost = MicroUsd(plan.new_nodes.iter().filter_map(|n| n.choices.first()).map(|c| c.price.0).sum());
+    #[allow(clippy::cast_possible_truncation)]
+    let bound = lower_bound.map(|bound| MicroUsd((bound * (1.0 - 1e-9)).floor() as i64));
+    // A plan that leaves pods out may cost less than the bound for all pods: then the bound says nothing.
+    plan.lower_bound = bound.filter(|bound| *bound <= plan.cost);
+    plan.unschedulable = unschedulable(state, &mut pods);
+    plan
+}
+
+/// Placements on existing nodes, one per node, in order of the problem's nodes.
+fn placements(state: &mut PlanState<'_, '_>, cursor: &mut PodCursor) -> Vec<ExistingNodePlacement> {
+    let mut out: Vec<ExistingNodePlacement> = Vec::new();
+    for (node, pattern) in std::mem::take(&mut state.placements) {
+        let pods = cursor.take_pattern(state, &pattern);
+        out.push(ExistingNodePlacement { node: state.existing[node].index, pods });
+    }
+    out.sort_by_key(|placement| placement.node);
+    out.dedup_by(|later, earlier| {
+        let same = later.node == earlier.node;
+        if same {
+            earlier.pods.append(&mut later.pods);
+            earlier.pods.sort_unstable();
+        }
+        same
+    });
+    out
+}
+
+/// Pods that the topology assignment refused, and the pods of the remaining demand.
+fn unschedulable(state: &PlanState<'_, '_>, cursor: &mut PodCursor) -> Vec<Unschedulable> {
+    let mut out: Vec<Unschedulable> = Vec::new();
+    let groups = state.demand.groups;
+    let explained = |group: usize, pins: &[(usize, usize)]| {
+        explain(state.column_sets, state.topology, &state.budgets, &groups[group], pins)
+    };
+    let mut next = vec![0; groups.len()];
+    for assignment in state.assignments {
+        let first = next[assignment.group];
+        next[assignment.group] += assignment.count;
+        if let Some(refused) = &assignment.refused {
+            let pods = &groups[assignment.group].pods[first..first + assignment.count];
+            // That no node can be created anywhere is the more useful reason, so it is given as well.
+            let reason = format!("{refused}; {}", explained(assignment.group, &assignment.pins));
+            out.extend(pods.iter().map(|pod| Unschedulable { pod: *pod, reason: reason.clone() }));
+        }
+    }
+    for (at, item) in state.demand.items.iter().enumerate().filter(|(_, item)| item.remaining > 0) {
+        let reason = explained(item.group, &state.demand.column_pools[item.column_pool].pins);
+        let pods = cursor.take(state, at, item.remaining);
+        out.extend(pods.iter().map(|pod| Unschedulable { pod: *pod, reason: reason.clone() }));
+    }
+    out.sort_by_key(|unschedulable| unschedulable.pod);
+    out
+}

@@ -1,0 +1,82 @@
+//! What a finished solve reports to the next: capacity found per domain, domains that turned out to count, displaced priority.
+
+use std::cmp::Reverse;
+
+use crate::planner::columns::bitset::Bits;
+use crate::planner::columns::dims::fits;
+use crate::planner::groups::existing::free_on;
+use crate::planner::groups::topology::domains::Room;
+use crate::planner::pack::reserved::reservable;
+use crate::planner::state::budget::Budget;
+use crate::planner::state::feedback::Feedback;
+use crate::planner::state::plan_state::PlanState;
+
+/// Feedback of a finished plan; `room` is that of [`placed_per_domain`].
+pub(crate) fn feedback(state: &mut PlanState<'_, '_>, room: Room, by_priority: bool) -> Feedback {
+    let displaced_priority = if by_priority { None } else { displaced_priority(state) };
+    let mut columns = Bits::empty(state.column_sets.columns.len());
+    state.purchased.iter().for_each(|node| columns.insert(node.column));
+    Feedback { occupied_domains: state.topology.overlooked(&columns), room, displaced_priority }
+}
+
+/// How many pods of a group each of its domains took, for groups with unplaced pods and for each prefix of their pins. Requires that
+/// merged items are split.
+pub(crate) fn placed_per_domain(state: &PlanState<'_, '_>) -> Room {
+    let prefixes = |item: usize| {
+        let item = &state.demand.items[item];
+        let pins = &state.demand.column_pools[item.column_pool].pins;
+        (1..=pins.len()).map(|len| (item.group, pins[..len].to_vec()))
+    };
+    let unplaced = (0..state.demand.items.len()).filter(|item| state.demand.items[*item].remaining > 0);
+    let mut out: Room = unplaced.flat_map(prefixes).map(|at| (at, 0)).collect();
+    if out.is_empty() {
+        return out;
+    }
+    let purchased = state.purchased.iter().map(|node| &node.pattern);
+    for (item, count) in purchased.chain(state.placements.iter().map(|(_, pattern)| pattern)).flatten() {
+        for at in prefixes(*item) {
+            if let Some(room) = out.get_mut(&at) {
+                *room += count;
+            }
+        }
+    }
+    out
+}
+
+/// The highest priority of the unplaced pods that could have been placed first: their capacity went to other pods. Pods of the
+/// lowest priority displace nobody.
+fn displaced_priority(state: &mut PlanState<'_, '_>) -> Option<i32> {
+    let demand = &state.demand;
+    let priority = |item: &usize| demand.groups[demand.items[*item].group].class.priority;
+    let lowest = demand.groups.iter().map(|group| group.class.priority).min();
+    let mut unplaced: Vec<usize> = (0..demand.items.len()).filter(|item| demand.items[*item].remaining > 0).collect();
+    unplaced.retain(|item| Some(priority(item)) > lowest);
+    unplaced.sort_by_key(|item| Reverse(priority(item)));
+    // Items of one column pool and group request the same: one is enough.
+    unplaced.dedup_by_key(|item| (demand.items[*item].column_pool, demand.items[*item].group));
+    let unplaced: Vec<(usize, i32)> = unplaced.into_iter().map(|item| (item, priority(&item))).collect();
+    unplaced.into_iter().find(|(item, _)| fits_empty_plan(state, *item)).map(|(_, priority)| priority)
+}
+
+/// Whether one pod of an item could be placed if no other pod were planned.
+fn fits_empty_plan(state: &mut PlanState<'_, '_>, item: usize) -> bool {
+    let id = state.demand.items[item].column_pool;
+    let reservable = reservable(state, id);
+    let column_sets = &*state.column_sets;
+    let need = state.demand.need(item);
+    let pool = &state.demand.column_pools[id];
+    let budgets: Vec<Budget> = column_sets.problem.pools.iter().map(Budget::of).collect();
+    let affordable = |column: usize| {
+        fits(need, column_sets.room(column))
+            && budgets[column_sets.pool(column)].allows(&column_sets.instance_type(column).capacity)
+    };
+    let required = pool.levels.last().map(|id| &column_sets.sets[*id].bits);
+    let is_reserved = |column: usize| column_sets.columns[column].left.is_some_and(|left| left > 0);
+    required.is_some_and(|bits| bits.iter().any(affordable))
+        || (column_sets.has_counted && reservable.iter().any(|column| is_reserved(column) && affordable(column)))
+        || state.existing.iter().any(|node| {
+            pool.pins.iter().all(|(key, domain)| state.topology.in_domain(node, *key, *domain))
+                && node.state.admits(&state.demand.groups[state.demand.items[item].group].class)
+                && fits(need, &free_on(column_sets, node.state))
+        })
+}

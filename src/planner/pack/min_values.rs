@@ -1,0 +1,61 @@
+//! `minValues` of NodePool requirements: a new node must keep enough distinct values of each such key among its choices.
+
+use std::collections::BTreeSet;
+
+use crate::planner::input::settings::MinValuesPolicy;
+use crate::planner::pack::nameable::{Order, nameable};
+use crate::planner::pack::substitutes::substitutes;
+use crate::planner::state::budget::Budget;
+use crate::planner::state::plan_state::PlanState;
+
+/// Whether a pattern can be purchased as `column`: enough distinct values remain among the types that hold it within the limits.
+pub(crate) fn min_values_hold(state: &PlanState<'_, '_>, column: usize, pattern: &[(usize, usize)]) -> bool {
+    let pool = state.column_sets.pool(column);
+    !is_strict(state, pool) || hold_within(state, &state.budgets[pool], column, pattern)
+}
+
+/// As [`min_values_hold`], for a node that is purchased already, whose own capacity is spent.
+pub(crate) fn min_values_still_hold(state: &PlanState<'_, '_>, column: usize, pattern: &[(usize, usize)]) -> bool {
+    let pool = state.column_sets.pool(column);
+    if !is_strict(state, pool) {
+        return true;
+    }
+    let mut budget = state.budgets[pool].clone();
+    budget.refund(&state.column_sets.instance_type(column).capacity);
+    hold_within(state, &budget, column, pattern)
+}
+
+fn hold_within(state: &PlanState<'_, '_>, budget: &Budget, column: usize, pattern: &[(usize, usize)]) -> bool {
+    let pool = state.column_sets.pool(column);
+    let affords = |c: &usize| !budget.is_limited() || budget.allows(&state.column_sets.instance_type(*c).capacity);
+    let others = substitutes(state, column, pattern).filter(|c| *c != column && affords(c));
+    let columns: Vec<usize> = std::iter::once(column).chain(others).collect();
+    satisfies_min_values(state, pool, &nameable_choices(state, pool, &columns))
+}
+
+/// Whether a NodePool has `minValues` that must hold.
+pub(crate) fn is_strict(state: &PlanState<'_, '_>, pool: usize) -> bool {
+    let problem = state.column_sets.problem;
+    problem.settings.min_values_policy == MinValuesPolicy::Strict
+        && problem.pools[pool].requirements.iter().any(|r| r.min_values.is_some())
+}
+
+/// Whether columns have enough distinct values of each key with `minValues`.
+pub(crate) fn satisfies_min_values(state: &PlanState<'_, '_>, pool: usize, columns: &[usize]) -> bool {
+    let requirements = &state.column_sets.problem.pools[pool].requirements;
+    requirements.iter().filter(|r| r.min_values.is_some()).all(|r| {
+        let least = usize::try_from(r.min_values.unwrap_or(0)).unwrap_or(0);
+        let values: BTreeSet<&str> = columns.iter().filter_map(|c| state.column_sets.label(*c, &r.key)).collect();
+        values.len() >= least
+    })
+}
+
+/// The columns of a node that a NodeClaim can name, in the order that satisfies `minValues` if one does.
+pub(crate) fn nameable_choices(state: &PlanState<'_, '_>, pool: usize, columns: &[usize]) -> Vec<usize> {
+    let by_price = nameable(state.column_sets, columns, Order::Price);
+    if by_price.len() == columns.len() || !is_strict(state, pool) || satisfies_min_values(state, pool, &by_price) {
+        return by_price;
+    }
+    let others = [Order::Types, Order::Zones].into_iter().map(|order| nameable(state.column_sets, columns, order));
+    others.into_iter().find(|columns| satisfies_min_values(state, pool, columns)).unwrap_or(by_price)
+}

@@ -1,0 +1,98 @@
+//! Host caps in the covering LP: anti-affinity, spread over hosts and host ports limit the pods of a set on one node, which dual
+//! prices account for as a resource of which every column offers the same amount.
+
+use std::cmp::Reverse;
+
+use crate::model::labels;
+use crate::planner::columns::bitset::Bits;
+use crate::planner::columns::dims::real;
+use crate::planner::state::demand::{Demand, HostCap};
+
+/// Host caps in one LP: each adds a dimension to it.
+const MAX_HOST_CAPS: usize = 3;
+
+impl Demand<'_> {
+    /// Chooses the host caps that the LP accounts for: those that require most nodes. With `certain`, only caps that hold in
+    /// every plan, which a lower bound may use: required anti-affinity and host ports. A spread over hosts caps a node only
+    /// while another node has fewer pods.
+    pub fn choose_host_caps(&mut self, certain: bool) {
+        let mut chosen: Vec<(usize, HostCap)> = Vec::new();
+        for (counter, items) in self.capped_items.iter().enumerate() {
+            let id = u32::try_from(counter).unwrap_or(u32::MAX);
+            let mut host_cap = HostCap { counter: id, per_node: 1, members: Bits::empty(self.items.len()) };
+            let mut pods = 0;
+            for item in items.iter().copied().filter(|item| self.items[*item].remaining > 0) {
+                let group = &self.groups[self.items[item].group];
+                let spread = group.class.spread.iter().any(|s| s.hard && *s.key == *labels::HOSTNAME);
+                let cap = group.host.caps.iter().find(|(c, _)| *c == id).map_or(1, |(_, cap)| (*cap).max(1));
+                if certain && spread {
+                    continue;
+                }
+                pods += self.items[item].remaining;
+                host_cap.per_node = host_cap.per_node.max(i64::from(cap));
+                host_cap.members.insert(item);
+            }
+            let nodes = host_cap.nodes_for(pods);
+            if nodes > 1 {
+                chosen.push((nodes, host_cap));
+            }
+        }
+        chosen.sort_by_key(|(nodes, cap)| (Reverse(*nodes), cap.counter));
+        chosen.truncate(MAX_HOST_CAPS);
+        self.host_caps = chosen.into_iter().map(|(_, cap)| cap).collect();
+        let dims = self.dims + self.host_caps.len();
+        for prices in &mut self.prices {
+            prices.resize(dims, 0.0);
+        }
+    }
+
+    /// Nodes that the host caps require for the remaining demand.
+    pub fn nodes_for_host_caps(&self) -> usize {
+        let remaining = |cap: &HostCap| -> usize { cap.members.iter().map(|item| self.items[item].remaining).sum() };
+        self.host_caps.iter().map(|cap| cap.nodes_for(remaining(cap))).max().unwrap_or(0)
+    }
+
+    /// Units of each host cap that a node has.
+    pub fn caps_per_node(&self) -> Vec<i64> {
+        self.host_caps.iter().map(|cap| cap.per_node).collect()
+    }
+
+    /// Value of all host cap units of a node at prices of resources and host caps.
+    pub fn caps_value(&self, prices: &[f64]) -> f64 {
+        let cap_prices = prices.get(self.dims..).unwrap_or_default();
+        self.host_caps.iter().zip(cap_prices).map(|(cap, price)| real(cap.per_node) * price).sum()
+    }
+
+    /// Adds the remaining pods of an item to amounts of resources and host caps.
+    pub fn add_amount(&self, item: usize, amount: &mut [i64]) {
+        let remaining = i64::try_from(self.items[item].remaining).unwrap_or(i64::MAX);
+        for (sum, need) in amount.iter_mut().zip(self.need(item)) {
+            *sum += need * remaining;
+        }
+        for (sum, cap) in amount[self.dims..].iter_mut().zip(&self.host_caps) {
+            if cap.members.contains(item) {
+                *sum += remaining;
+            }
+        }
+    }
+
+    /// Counters of the host caps with a positive dual price, most expensive first: every new node should use a unit of each.
+    pub fn binding_counters(&self) -> Vec<u32> {
+        let mut priced: Vec<(f64, u32)> = Vec::new();
+        for (at, cap) in self.host_caps.iter().enumerate() {
+            let price = |prices: &Vec<f64>| prices.get(self.dims + at).copied().unwrap_or(0.0);
+            let highest = self.prices.iter().map(price).fold(0.0, f64::max);
+            if highest > 0.0 {
+                priced.push((highest, cap.counter));
+            }
+        }
+        priced.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+        priced.into_iter().map(|(_, counter)| counter).collect()
+    }
+}
+
+impl HostCap {
+    fn nodes_for(&self, pods: usize) -> usize {
+        pods.div_ceil(usize::try_from(self.per_node).unwrap_or(1))
+    }
+}
