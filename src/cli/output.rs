@@ -5,7 +5,7 @@ use std::io::Write;
 
 use serde::Serialize;
 
-use crate::model::offering::MicroUsd;
+use crate::model::units::MicroUsd;
 use crate::planner::input::problem::Problem;
 use crate::planner::output::plan::{Choice, Plan, PlannedNode};
 
@@ -116,7 +116,7 @@ pub fn filled(node: &PlannedNode) -> Option<(f64, f64)> {
     #[allow(clippy::cast_precision_loss)]
     let percent = |part: i64, whole: i64| if whole > 0 { part as f64 * 100.0 / whole as f64 } else { 0.0 };
     let requests = &node.requests;
-    Some((percent(requests.cpu_milli, allocatable.cpu_milli), percent(requests.memory, allocatable.memory)))
+    Some((percent(requests.cpu.0, allocatable.cpu.0), percent(requests.memory.0, allocatable.memory.0)))
 }
 
 /// The cheapest offering of another type that holds the same pods.

@@ -153,8 +153,8 @@ fn draw(problem: &Problem, node: &PlannedNode, out: &mut dyn Write) -> std::io::
         let pod = &problem.pods[*pod];
         let part = parts.entry(workload(&pod.key)).or_default();
         part.0 += 1;
-        part.1 += pod.class.requests.cpu_milli;
-        part.2 += pod.class.requests.memory;
+        part.1 += pod.class.requests.cpu.0;
+        part.2 += pod.class.requests.memory.0;
     }
     let next = next_best(node).map_or_else(
         || "no other type holds its pods".to_owned(),
@@ -177,7 +177,7 @@ fn draw(problem: &Problem, node: &PlannedNode, out: &mut dyn Write) -> std::io::
     let width = |part: i64, whole: i64| if whole > 0 { part as f64 / whole as f64 * WIDTH } else { 0.0 };
     let (mut at_cpu, mut at_memory) = (0.0, 0.0);
     for (name, (pods, cpu, memory)) in parts {
-        let (cpu, memory) = (width(cpu, allocatable.cpu_milli), width(memory, allocatable.memory));
+        let (cpu, memory) = (width(cpu, allocatable.cpu.0), width(memory, allocatable.memory.0));
         write!(
             out,
             "<g fill=\"hsl({} 60% 55%)\"><title>{}: {pods} pods</title><rect x=\"{at_cpu:.1}\" width=\"{cpu:.1}\" height=\"15\"/>\

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use clap::{ArgAction, Args, ValueEnum};
 
 use crate::cli::controller::parse_bool;
-use crate::model::offering::MicroUsd;
+use crate::model::units::MicroUsd;
 use crate::planner::input::default_spread::DefaultSpread;
 use crate::planner::input::settings::{MinValuesPolicy, NodeSizes, PreferencePolicy, Settings};
 

@@ -49,10 +49,10 @@ fn tightness(node: &NodeEntry, now_ms: i64, own: Option<&str>, priority: i32, re
         // At most 9, since `remaining` is at most `of`.
         i64::try_from(remaining * i128::from(MAX_SCORE - 1) / i128::from(of)).unwrap_or(MAX_SCORE - 1)
     };
-    let most = ninths(left.cpu_milli, requests.cpu_milli, node.allocatable.cpu_milli).max(ninths(
-        left.memory,
-        requests.memory,
-        node.allocatable.memory,
+    let most = ninths(left.cpu.0, requests.cpu.0, node.allocatable.cpu.0).max(ninths(
+        left.memory.0,
+        requests.memory.0,
+        node.allocatable.memory.0,
     ));
     MAX_SCORE - 1 - most
 }

@@ -5,7 +5,7 @@ use std::fmt;
 
 use serde::{Deserialize, Deserializer, Serialize, de};
 
-use crate::model::quantity::{parse_bytes, parse_cpu_milli, parse_quantity};
+use crate::model::quantity::parse_amount;
 
 /// A quantity's text. The API server writes strings; numbers are taken too.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -17,12 +17,7 @@ impl Quantity<'_> {
     /// any node has: a pod that asks for something unknown must not take room that is kept for others, and must not fail the whole
     /// request either.
     pub fn amount(&self, resource: &str) -> i64 {
-        match resource {
-            "cpu" => parse_cpu_milli(&self.0),
-            "memory" | "ephemeral-storage" => parse_bytes(&self.0),
-            _ => parse_quantity(&self.0),
-        }
-        .unwrap_or(i64::MAX)
+        parse_amount(resource, &self.0).unwrap_or(i64::MAX)
     }
 }
 

@@ -7,3 +7,4 @@ pub mod quantity;
 pub mod requirement;
 pub mod resources;
 pub mod time;
+pub mod units;

@@ -7,20 +7,7 @@ use std::sync::Arc;
 use crate::model::labels;
 use crate::model::requirement::Requirements;
 use crate::model::resources::Resources;
-
-/// A price: millionths of a US dollar per hour.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct MicroUsd(pub i64);
-
-impl MicroUsd {
-    /// US dollars per hour, for people and JSON.
-    #[must_use]
-    pub fn usd(self) -> f64 {
-        #[allow(clippy::cast_precision_loss)]
-        let micro = self.0 as f64;
-        micro / 1e6
-    }
-}
+use crate::model::units::MicroUsd;
 
 /// How capacity is bought.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

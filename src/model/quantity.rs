@@ -1,6 +1,6 @@
 //! Kubernetes quantities, parsed once at the edge into whole numbers.
 
-use std::fmt;
+use crate::model::units::{Bytes, Millicores};
 
 /// A quantity that can't be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -17,24 +17,25 @@ pub enum QuantityError {
 ///
 /// # Errors
 /// The text is not a quantity, or is negative.
-pub fn parse_cpu_milli(text: &str) -> Result<i64, QuantityError> {
-    scaled(text, 1000)
+pub fn parse_cpu(text: &str) -> Result<Millicores, QuantityError> {
+    scaled(text, 1000).map(Millicores)
 }
 
 /// Parses a memory or storage quantity into bytes, rounded up. `"1Ki"` is 1024, `"1k"` is 1000.
 ///
 /// # Errors
 /// The text is not a quantity, or is negative.
-pub fn parse_bytes(text: &str) -> Result<i64, QuantityError> {
-    scaled(text, 1)
+pub fn parse_bytes(text: &str) -> Result<Bytes, QuantityError> {
+    scaled(text, 1).map(Bytes)
 }
 
-/// Parses any other quantity into units, rounded up.
+/// Parses the quantity of a resource by its Kubernetes name, rounded up: millicores of `cpu`, bytes of `memory` and
+/// `ephemeral-storage`, units of everything else.
 ///
 /// # Errors
 /// The text is not a quantity, or is negative.
-pub fn parse_quantity(text: &str) -> Result<i64, QuantityError> {
-    scaled(text, 1)
+pub fn parse_amount(resource: &str, text: &str) -> Result<i64, QuantityError> {
+    scaled(text, if resource == "cpu" { 1000 } else { 1 })
 }
 
 /// The value times `scale`, rounded up and clamped to `i64`, as `Quantity.ScaledValue` of apimachinery.
@@ -123,44 +124,6 @@ fn multiplier(suffix: &str) -> Option<(i128, i32)> {
     })
 }
 
-/// Millicores as Kubernetes writes them: `2`, `1500m`.
-pub fn format_cpu(milli: i64) -> String {
-    if milli % 1000 == 0 { (milli / 1000).to_string() } else { format!("{milli}m") }
-}
-
-/// Bytes as Kubernetes writes them: the largest binary suffix that loses nothing.
-pub fn format_bytes(bytes: i64) -> String {
-    struct Power(u32, &'static str);
-    let best = [Power(40, "Ti"), Power(30, "Gi"), Power(20, "Mi"), Power(10, "Ki")]
-        .into_iter()
-        .find(|p| bytes != 0 && bytes % (1_i64 << p.0) == 0);
-    match best {
-        Some(p) => format!("{}{}", bytes >> p.0, p.1),
-        None => bytes.to_string(),
-    }
-}
-
-/// Bytes for people: the largest binary suffix, at most one decimal, rounded down.
-pub struct HumanBytes(pub i64);
-
-impl fmt::Display for HumanBytes {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (shift, unit) = match self.0 {
-            b if b >= 1 << 40 => (40, "Ti"),
-            b if b >= 1 << 30 => (30, "Gi"),
-            b if b >= 1 << 20 => (20, "Mi"),
-            b if b >= 1 << 10 => (10, "Ki"),
-            b => return write!(f, "{b}"),
-        };
-        let tenths = (i128::from(self.0) * 10) >> shift;
-        if tenths % 10 == 0 {
-            write!(f, "{}{unit}", tenths / 10)
-        } else {
-            write!(f, "{}.{}{unit}", tenths / 10, tenths % 10)
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -191,8 +154,8 @@ mod tests {
             ("1e-400", 1, 1),
             ("99999999999999999999999999999999999999999999", i64::MAX, i64::MAX),
         ] {
-            assert_eq!(parse_cpu_milli(text), Ok(cpu), "{text} as cpu");
-            assert_eq!(parse_bytes(text), Ok(bytes), "{text} as bytes");
+            assert_eq!(parse_cpu(text), Ok(Millicores(cpu)), "{text} as cpu");
+            assert_eq!(parse_bytes(text), Ok(Bytes(bytes)), "{text} as bytes");
         }
     }
 
@@ -205,14 +168,12 @@ mod tests {
     }
 
     #[test]
-    fn formatting_loses_nothing() {
-        for milli in [0, 1, 999, 1000, 1500, 64_000] {
-            assert_eq!(parse_cpu_milli(&format_cpu(milli)), Ok(milli));
+    fn formatted_amounts_are_read_back() {
+        for millicores in [0, 1, 999, 1000, 1500, 64_000].map(Millicores) {
+            assert_eq!(parse_cpu(&millicores.to_string()), Ok(millicores));
         }
-        for bytes in [0, 1, 1023, 1024, 5 << 20, (3 << 30) + 1, 7 << 40] {
-            assert_eq!(parse_bytes(&format_bytes(bytes)), Ok(bytes));
+        for bytes in [0, 1, 1023, 1024, 5 << 20, (3 << 30) + 1, 7 << 40].map(Bytes) {
+            assert_eq!(parse_bytes(&bytes.to_string()), Ok(bytes));
         }
-        assert_eq!(HumanBytes(3 << 29).to_string(), "1.5Gi");
-        assert_eq!(HumanBytes(2 << 40).to_string(), "2Ti");
     }
 }

@@ -1,4 +1,4 @@
-//! Resource vectors. CPU in millicores, memory and storage in bytes, everything else in units.
+//! Resource vectors. By name, CPU is a number of millicores, memory and storage of bytes, everything else of units.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -7,9 +7,8 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::{Container, PodSpec, PodStatus, ResourceRequirements};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
-use crate::model::quantity::{
-    HumanBytes, QuantityError, format_bytes, format_cpu, parse_bytes, parse_cpu_milli, parse_quantity,
-};
+use crate::model::quantity::{QuantityError, parse_amount};
+use crate::model::units::{Bytes, Millicores};
 
 /// Extended resources that an instance type has or hasn't. Of any other nobody knows before a device plugin reports it.
 const OF_TYPES: [&str; 8] = [
@@ -41,12 +40,9 @@ pub fn attachments_of(driver: &str) -> String {
 /// An amount of every resource. Absent is zero.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Resources {
-    /// Millicores.
-    pub cpu_milli: i64,
-    /// Bytes.
-    pub memory: i64,
-    /// Bytes.
-    pub ephemeral_storage: i64,
+    pub cpu: Millicores,
+    pub memory: Bytes,
+    pub ephemeral_storage: Bytes,
     /// Pod slots.
     pub pods: i64,
     /// Extended resources by name, as `nvidia.com/gpu`; no zero entries.
@@ -72,12 +68,8 @@ impl Resources {
     pub fn from_map(map: &BTreeMap<String, Quantity>) -> Result<Self, ResourceError> {
         let mut out = Self::default();
         for (name, quantity) in map {
-            let value = match name.as_str() {
-                "cpu" => parse_cpu_milli(&quantity.0),
-                "memory" | "ephemeral-storage" => parse_bytes(&quantity.0),
-                _ => parse_quantity(&quantity.0),
-            }
-            .map_err(|source| ResourceError { resource: name.clone(), source })?;
+            let value =
+                parse_amount(name, &quantity.0).map_err(|source| ResourceError { resource: name.clone(), source })?;
             out.set(name, value);
         }
         Ok(out)
@@ -89,8 +81,8 @@ impl Resources {
             .filter(|(_, value)| *value != 0)
             .map(|(name, value)| {
                 let text = match name {
-                    "cpu" => format_cpu(value),
-                    "memory" | "ephemeral-storage" => format_bytes(value),
+                    "cpu" => Millicores(value).to_string(),
+                    "memory" | "ephemeral-storage" => Bytes(value).to_string(),
                     _ => value.to_string(),
                 };
                 (name.to_owned(), Quantity(text))
@@ -101,9 +93,9 @@ impl Resources {
     /// Every resource by its Kubernetes name, the four common ones first (zero or not).
     pub fn iter(&self) -> impl Iterator<Item = (&str, i64)> {
         [
-            ("cpu", self.cpu_milli),
-            ("memory", self.memory),
-            ("ephemeral-storage", self.ephemeral_storage),
+            ("cpu", self.cpu.0),
+            ("memory", self.memory.0),
+            ("ephemeral-storage", self.ephemeral_storage.0),
             ("pods", self.pods),
         ]
         .into_iter()
@@ -113,9 +105,9 @@ impl Resources {
     /// The amount of a resource by its Kubernetes name; absent is zero.
     pub fn get(&self, name: &str) -> i64 {
         match name {
-            "cpu" => self.cpu_milli,
-            "memory" => self.memory,
-            "ephemeral-storage" => self.ephemeral_storage,
+            "cpu" => self.cpu.0,
+            "memory" => self.memory.0,
+            "ephemeral-storage" => self.ephemeral_storage.0,
             "pods" => self.pods,
             other => self.extended.get(other).copied().unwrap_or(0),
         }
@@ -124,9 +116,9 @@ impl Resources {
     /// Sets a resource by its Kubernetes name.
     pub fn set(&mut self, name: &str, value: i64) {
         match name {
-            "cpu" => self.cpu_milli = value,
-            "memory" => self.memory = value,
-            "ephemeral-storage" => self.ephemeral_storage = value,
+            "cpu" => self.cpu = Millicores(value),
+            "memory" => self.memory = Bytes(value),
+            "ephemeral-storage" => self.ephemeral_storage = Bytes(value),
             "pods" => self.pods = value,
             other if value == 0 => {
                 self.extended.remove(other);
@@ -156,7 +148,7 @@ impl Resources {
     #[must_use]
     pub fn times(&self, count: i64) -> Self {
         let mut out = self.clone();
-        for value in [&mut out.cpu_milli, &mut out.memory, &mut out.ephemeral_storage, &mut out.pods] {
+        for value in [&mut out.cpu.0, &mut out.memory.0, &mut out.ephemeral_storage.0, &mut out.pods] {
             *value = value.saturating_mul(count);
         }
         for value in out.extended.values_mut() {
@@ -167,9 +159,9 @@ impl Resources {
     }
 
     fn combine(&mut self, other: &Self, op: fn(i64, i64) -> i64) {
-        self.cpu_milli = op(self.cpu_milli, other.cpu_milli);
-        self.memory = op(self.memory, other.memory);
-        self.ephemeral_storage = op(self.ephemeral_storage, other.ephemeral_storage);
+        self.cpu.0 = op(self.cpu.0, other.cpu.0);
+        self.memory.0 = op(self.memory.0, other.memory.0);
+        self.ephemeral_storage.0 = op(self.ephemeral_storage.0, other.ephemeral_storage.0);
         self.pods = op(self.pods, other.pods);
         for (name, value) in &other.extended {
             let combined = op(self.extended.get(name).copied().unwrap_or(0), *value);
@@ -315,8 +307,8 @@ impl fmt::Display for Resources {
             }
             first = false;
             match name {
-                "cpu" => write!(f, "cpu {}", format_cpu(value))?,
-                "memory" | "ephemeral-storage" => write!(f, "{name} {}", HumanBytes(value))?,
+                "cpu" => write!(f, "cpu {}", Millicores(value))?,
+                "memory" | "ephemeral-storage" => write!(f, "{name} {}", Bytes(value).human())?,
                 _ => write!(f, "{name} {value}")?,
             }
         }
@@ -390,7 +382,7 @@ mod tests {
             ("b16 a pod without requests still takes a slot", json!({"containers": [{"name": "a"}]}), 0, 0, 0),
         ] {
             let got = requests_of(spec);
-            assert_eq!((got.cpu_milli, got.memory, got.get("nvidia.com/gpu")), (cpu, memory, gpu), "{name}");
+            assert_eq!((got.cpu.0, got.memory.0, got.get("nvidia.com/gpu")), (cpu, memory, gpu), "{name}");
             assert_eq!(got.pods, 1, "{name}");
         }
     }
@@ -424,7 +416,7 @@ mod tests {
             }
             let status: PodStatus = serde_json::from_value(status).unwrap();
             let got = Resources::of_running_pod(&spec, Some(&status)).unwrap();
-            assert_eq!((got.cpu_milli, got.memory >> 30), (cpu, memory), "{status:?}");
+            assert_eq!((got.cpu.0, got.memory.0 >> 30), (cpu, memory), "{status:?}");
         }
     }
 
@@ -455,7 +447,7 @@ mod tests {
             |n| Resources { extended: BTreeMap::from([(Arc::from("nvidia.com/gpu"), n)]), ..Resources::default() };
         assert!(!gpu(1).fits(&Resources::default()));
         assert!(gpu(1).fits(&gpu(1)));
-        let overfull = Resources { memory: -1, ..gpu(1) };
+        let overfull = Resources { memory: Bytes(-1), ..gpu(1) };
         assert!(gpu(1).fits(&overfull));
         let mut room = gpu(3);
         room.sub(&gpu(3));

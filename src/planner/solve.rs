@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::model::offering::MicroUsd;
+use crate::model::units::MicroUsd;
 use crate::planner::columns::bitset::Bits;
 use crate::planner::columns::sets::ColumnSets;
 use crate::planner::columns::table::ColumnCache;

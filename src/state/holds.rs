@@ -187,7 +187,7 @@ fn drop_void(state: &ClusterState, node: &Node, live: &mut Vec<Hold>) {
     let Ok(mut room) = Resources::from_map(allocatable) else {
         return;
     };
-    if room.cpu_milli == 0 || room.memory == 0 || room.pods == 0 {
+    if room.cpu.0 == 0 || room.memory.0 == 0 || room.pods == 0 {
         // Not reported yet.
         return;
     }
@@ -201,7 +201,7 @@ fn drop_void(state: &ClusterState, node: &Node, live: &mut Vec<Hold>) {
             return true;
         };
         room.sub(&class.requests);
-        let fits = room.cpu_milli >= 0 && room.memory >= 0 && room.pods >= 0;
+        let fits = room.cpu.0 >= 0 && room.memory.0 >= 0 && room.pods >= 0;
         if !fits {
             room.add(&class.requests);
         }

@@ -9,8 +9,9 @@ use kube::ResourceExt;
 
 use crate::api::{NodeClaim, NodePool, conditions};
 use crate::model::labels;
-use crate::model::offering::{CapacityType, Catalog, InstanceType, MicroUsd};
+use crate::model::offering::{CapacityType, Catalog, InstanceType};
 use crate::model::resources::Resources;
+use crate::model::units::MicroUsd;
 use crate::planner::columns::table::ColumnCache;
 use crate::planner::input::node::NodeState;
 use crate::planner::input::pod::{Labels, NodePods, PodEntry};

@@ -201,7 +201,7 @@ mod tests {
     }
 
     fn shown(snapshot: &Snapshot) -> String {
-        let usage = snapshot.problem.pools.iter().map(|pool| (pool.usage.cpu_milli, pool.node_count));
+        let usage = snapshot.problem.pools.iter().map(|pool| (pool.usage.cpu.0, pool.node_count));
         let pods: Vec<_> = snapshot.problem.pods.iter().map(|pod| &pod.key).collect();
         format!("{:?} {:?} {:?} {pods:?}", snapshot.problem.nodes, snapshot.node_refs, usage.collect::<Vec<_>>())
     }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use serde_json::json;
 use stowage::extender::{Hold, NodeRoom, View, ViewInput};
 use stowage::model::resources::Resources;
+use stowage::model::units::Millicores;
 use stowage::server::{AppState, BoundAddrs, Server, ServerConfig, system_now_ms};
 use stowage::telemetry::Metrics;
 use stowage::webhook::AdmissionConfig;
@@ -95,7 +96,7 @@ pub fn review() -> String {
 
 /// Node `held` is full of holds, node `free` is not.
 pub fn held_view(now_ms: i64) -> View {
-    let room = Resources { cpu_milli: 1000, pods: 10, ..Resources::default() };
+    let room = Resources { cpu: Millicores(1000), pods: 10, ..Resources::default() };
     let hold =
         Hold { pod: "default/q".into(), requests: room.clone(), expires_at_ms: now_ms + 600_000, ..Hold::default() };
     let node = |name: &str, holds: Vec<Hold>| NodeRoom {

@@ -10,7 +10,6 @@ use super::*;
 use crate::cloud::ami_family::AmiFamily;
 use crate::cloud::ec2::bootstrap::kubelet_validation;
 use crate::cloud::ec2::bootstrap::kubelet_validation::Gate;
-use crate::model::quantity::{format_bytes, format_cpu};
 
 const GIB: i64 = 1 << 30;
 
@@ -29,15 +28,15 @@ fn with(name: &str, change: impl FnOnce(&mut NodeSettings), spec: Value) -> Inst
 
 /// MiB that are kept for Kubernetes, where nothing but the defaults is kept besides.
 fn kube_reserved_mib(node: &InstanceType) -> i64 {
-    (node.capacity.memory - node.allocatable.memory) / MIB - 100
+    (node.capacity.memory.0 - node.allocatable.memory.0) / MIB - 100
 }
 
 #[test]
 fn c01_m5_large_of_al2023_is_as_published() {
     let node = node("m5.large", json!({"amiSelectorTerms": [{"alias": "al2023@latest"}]}));
     let allocatable = &node.allocatable;
-    assert_eq!((allocatable.cpu_milli, allocatable.memory, allocatable.pods), (1930, 6903 * MIB, 29));
-    assert_eq!(allocatable.ephemeral_storage, 17 * GIB);
+    assert_eq!((allocatable.cpu.0, allocatable.memory.0, allocatable.pods), (1930, 6903 * MIB, 29));
+    assert_eq!(allocatable.ephemeral_storage.0, 17 * GIB);
     assert_eq!(allocatable.extended, [("vpc.amazonaws.com/pod-eni".into(), 9)].into());
     assert!(node.offerings.iter().all(|offering| offering.available));
 }
@@ -60,13 +59,13 @@ fn table() -> String {
         let (capacity, allocatable) = (&node.capacity, &node.allocatable);
         let mut cells = vec![
             node.name.to_string(),
-            format_cpu(capacity.cpu_milli),
-            mib(capacity.memory),
-            format_bytes(capacity.ephemeral_storage),
+            capacity.cpu.to_string(),
+            mib(capacity.memory.0),
+            capacity.ephemeral_storage.to_string(),
             capacity.pods.to_string(),
-            format_cpu(allocatable.cpu_milli),
-            mib(allocatable.memory),
-            format_bytes(allocatable.ephemeral_storage),
+            allocatable.cpu.to_string(),
+            mib(allocatable.memory.0),
+            allocatable.ephemeral_storage.to_string(),
         ];
         let amount = |name: &&str| allocatable.extended.get(*name).map_or_else(|| "-".to_owned(), i64::to_string);
         cells.extend(resources.iter().map(amount));
@@ -101,8 +100,8 @@ fn c01_every_embedded_type_is_as_in_the_table() {
 #[test]
 fn c02_arm_loses_64_mib_before_the_overhead() {
     let node = node("a1.medium", json!({"amiFamily": "AL2"}));
-    assert_eq!(node.allocatable.memory, 1392 * MIB);
-    assert_eq!(node.capacity.memory, (2048 - 64 - 149) * MIB, "149 is 7.5 % of 1984, rounded up");
+    assert_eq!(node.allocatable.memory.0, 1392 * MIB);
+    assert_eq!(node.capacity.memory.0, (2048 - 64 - 149) * MIB, "149 is 7.5 % of 1984, rounded up");
 }
 
 #[test]
@@ -170,7 +169,7 @@ fn c05_pods_per_core_bounds_the_pods_where_the_family_honours_it() {
 fn c06_hard_thresholds_of_eviction_replace_the_defaults_and_soft_ones_nothing() {
     let capacity = node("m5.large", json!({"amiFamily": "AL2023"})).capacity;
     let kept = (11 * 29 + 255) * MIB;
-    let tenth = (capacity.memory + 9) / 10;
+    let tenth = (capacity.memory.0 + 9) / 10;
     for (kubelet, evicted) in [
         (json!({}), 100 * MIB),
         (json!({"evictionHard": {"memory.available": "10%"}}), tenth),
@@ -184,18 +183,18 @@ fn c06_hard_thresholds_of_eviction_replace_the_defaults_and_soft_ones_nothing() 
         ),
     ] {
         let node = node("m5.large", json!({"amiFamily": "AL2023", "kubelet": kubelet}));
-        assert_eq!(node.allocatable.memory, capacity.memory - kept - evicted, "{kubelet}");
+        assert_eq!(node.allocatable.memory.0, capacity.memory.0 - kept - evicted, "{kubelet}");
     }
     for (threshold, evicted) in [("25%", 5 * GIB), ("3Gi", 3 * GIB), ("100%", 0), ("0%", 0)] {
         let kubelet = json!({"evictionHard": {"nodefs.available": threshold}});
         let node = node("m5.large", json!({"amiFamily": "AL2023", "kubelet": kubelet}));
-        assert_eq!(node.allocatable.ephemeral_storage, 20 * GIB - GIB - evicted, "{threshold}");
+        assert_eq!(node.allocatable.ephemeral_storage.0, 20 * GIB - GIB - evicted, "{threshold}");
     }
     let kubelet = json!({"systemReserved": {"memory": "9Ei", "cpu": "1", "ephemeral-storage": "1Gi"},
         "kubeReserved": {"memory": "9Ei", "cpu": "500m"}});
     let node = node("m5.large", json!({"amiFamily": "AL2023", "kubelet": kubelet}));
     let allocatable = &node.allocatable;
-    assert_eq!((allocatable.cpu_milli, allocatable.memory, allocatable.ephemeral_storage), (500, 0, 16 * GIB));
+    assert_eq!((allocatable.cpu.0, allocatable.memory.0, allocatable.ephemeral_storage.0), (500, 0, 16 * GIB));
 }
 
 #[test]
@@ -222,7 +221,7 @@ fn c07_storage_is_the_first_of_local_disks_root_device_and_default() {
         ("m5.large", json!({"amiFamily": "AL2023", "instanceStorePolicy": "RAID0"}), 20 * GIB),
         ("m5d.large", json!({"amiFamily": "AL2023"}), 20 * GIB),
     ] {
-        assert_eq!(node(name, spec.clone()).capacity.ephemeral_storage, bytes, "{name} {spec}");
+        assert_eq!(node(name, spec.clone()).capacity.ephemeral_storage.0, bytes, "{name} {spec}");
     }
 }
 

@@ -115,7 +115,7 @@ impl Reserved {
     /// These amounts, and those of `below` where there is none here.
     fn over(self, below: &Self) -> Self {
         Self {
-            cpu_milli: self.cpu_milli.or(below.cpu_milli),
+            cpu: self.cpu.or(below.cpu),
             memory: self.memory.or(below.memory),
             ephemeral_storage: self.ephemeral_storage.or(below.ephemeral_storage),
         }
@@ -139,8 +139,8 @@ mod tests {
         let settings = NodeSettings::of(Some(class)).with_expressions(class);
         let entry = embedded().instance_type(name).unwrap();
         let node = entry.as_node("us-east-1", &settings.on(entry).unwrap(), SpotPricing::Off);
-        let kept = (node.capacity.memory - node.allocatable.memory) / MIB - 100;
-        (node.capacity.pods, node.allocatable.cpu_milli, kept)
+        let kept = (node.capacity.memory.0 - node.allocatable.memory.0) / MIB - 100;
+        (node.capacity.pods, node.allocatable.cpu.0, kept)
     }
 
     #[test]
@@ -171,8 +171,8 @@ mod tests {
         let entry = embedded().instance_type("m5.large").unwrap();
         assert_eq!(settings.on(entry).unwrap().as_ref(), &settings);
         let node = entry.as_node("us-east-1", &settings, SpotPricing::Off);
-        assert_eq!((node.capacity.pods, node.allocatable.cpu_milli), (29, 1930));
-        assert_eq!((node.capacity.memory - node.allocatable.memory) / MIB, 1024 + 100, "quantities stay");
+        assert_eq!((node.capacity.pods, node.allocatable.cpu.0), (29, 1930));
+        assert_eq!((node.capacity.memory.0 - node.allocatable.memory.0) / MIB, 1024 + 100, "quantities stay");
     }
 
     #[test]

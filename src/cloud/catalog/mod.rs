@@ -24,7 +24,8 @@ pub use crate::cloud::catalog::price::{PriceError, SYNTHETIC_SPOT_NOTE, SpotPric
 pub use crate::cloud::catalog::settings::{EfaOnly, EvictionHard, NodeSettings, Reserved, Threshold};
 
 use crate::api::Ec2NodeClass;
-use crate::model::offering::{CapacityType, Catalog, InstanceType, MicroUsd, Offering};
+use crate::model::offering::{CapacityType, Catalog, InstanceType, Offering};
+use crate::model::units::MicroUsd;
 
 /// Why a catalog can't be used.
 #[derive(Debug, thiserror::Error)]

@@ -7,16 +7,16 @@ use std::sync::Arc;
 use crate::cloud::catalog::RawInstanceType;
 use crate::cloud::catalog::settings::{NodeSettings, Threshold};
 use crate::model::resources::Resources;
+use crate::model::units::{Bytes, Millicores};
 
 /// Bytes of a MiB.
 pub const MIB: i64 = 1 << 20;
-const GIB: i64 = 1 << 30;
 /// Bytes of a GB, the unit of local disks.
 const GB: i64 = 1_000_000_000;
 /// Pods of a node whose number is bounded by nothing else.
 const UNBOUNDED_PODS: i64 = 110;
 /// Memory below which pods are evicted, by default.
-const EVICTION_MEMORY: i64 = 100 * MIB;
+const EVICTION_MEMORY: Bytes = Bytes::from_mib(100);
 
 /// Pods that the addresses of the network interfaces allow, two host-network pods included; none where no interface is
 /// left.
@@ -49,8 +49,8 @@ fn pods(entry: &RawInstanceType, settings: &NodeSettings) -> i64 {
 /// What the node reports as capacity.
 pub(crate) fn capacity(entry: &RawInstanceType, settings: &NodeSettings) -> Resources {
     Resources {
-        cpu_milli: entry.vcpu * 1000,
-        memory: usable_memory_mib(entry, settings) * MIB,
+        cpu: Millicores::from_cores(entry.vcpu),
+        memory: Bytes::from_mib(usable_memory_mib(entry, settings)),
         ephemeral_storage: ephemeral_storage(entry, settings),
         pods: pods(entry, settings),
         extended: extended(entry, settings),
@@ -58,9 +58,9 @@ pub(crate) fn capacity(entry: &RawInstanceType, settings: &NodeSettings) -> Reso
 }
 
 /// The local disks where the class wants them for pods and there are any, else the volume.
-fn ephemeral_storage(entry: &RawInstanceType, settings: &NodeSettings) -> i64 {
+fn ephemeral_storage(entry: &RawInstanceType, settings: &NodeSettings) -> Bytes {
     match entry.instance_store_gb {
-        Some(size) if settings.local_disks => size * GB,
+        Some(size) if settings.local_disks => Bytes(size * GB),
         _ => settings.volume_bytes,
     }
 }
@@ -84,22 +84,22 @@ pub(crate) fn allocatable(entry: &RawInstanceType, settings: &NodeSettings, capa
     } else {
         capacity.pods
     };
-    let cpu = kube.cpu_milli.unwrap_or_else(|| kube_reserved_cpu(entry.vcpu));
-    let memory = kube.memory.unwrap_or_else(|| (11 * kept_for + 255) * MIB);
-    let storage = kube.ephemeral_storage.unwrap_or(GIB);
+    let cpu = kube.cpu.unwrap_or_else(|| kube_reserved_cpu(entry.vcpu));
+    let memory = kube.memory.unwrap_or_else(|| Bytes::from_mib(11 * kept_for + 255));
+    let storage = kube.ephemeral_storage.unwrap_or(Bytes::from_gib(1));
     let evict_memory = eviction.memory.map_or(EVICTION_MEMORY, |threshold| threshold.of(capacity.memory));
-    let evict_storage = eviction
-        .ephemeral_storage
-        .map_or_else(|| ceil_div(capacity.ephemeral_storage, 10), |threshold| threshold.of(capacity.ephemeral_storage));
+    let evict_storage = eviction.ephemeral_storage.map_or_else(
+        || Bytes(ceil_div(capacity.ephemeral_storage.0, 10)),
+        |threshold| threshold.of(capacity.ephemeral_storage),
+    );
     // Every amount is the user's to write: sums stop at the largest number.
-    let rest = |capacity: i64, taken: [Option<i64>; 3]| {
-        let taken = taken.into_iter().flatten().fold(0_i64, i64::saturating_add);
-        capacity.saturating_sub(taken).max(0)
+    let bytes = |capacity: Bytes, taken: [Option<Bytes>; 3]| {
+        Bytes(rest(capacity.0, taken.map(|taken| taken.map(|bytes| bytes.0))))
     };
     Resources {
-        cpu_milli: rest(capacity.cpu_milli, [Some(cpu), system.cpu_milli, None]),
-        memory: rest(capacity.memory, [Some(memory), system.memory, Some(evict_memory)]),
-        ephemeral_storage: rest(
+        cpu: Millicores(rest(capacity.cpu.0, [Some(cpu), system.cpu].map(|taken| taken.map(|cpu| cpu.0)))),
+        memory: bytes(capacity.memory, [Some(memory), system.memory, Some(evict_memory)]),
+        ephemeral_storage: bytes(
             capacity.ephemeral_storage,
             [Some(storage), system.ephemeral_storage, Some(evict_storage)],
         ),
@@ -108,24 +108,32 @@ pub(crate) fn allocatable(entry: &RawInstanceType, settings: &NodeSettings, capa
     }
 }
 
+/// Capacity less the amounts taken, at least zero.
+fn rest<const N: usize>(capacity: i64, taken: [Option<i64>; N]) -> i64 {
+    let taken = taken.into_iter().flatten().fold(0_i64, i64::saturating_add);
+    capacity.saturating_sub(taken).max(0)
+}
+
 impl Threshold {
     /// The threshold in bytes, of so much capacity; a share is rounded up.
-    fn of(self, capacity: i64) -> i64 {
+    fn of(self, capacity: Bytes) -> Bytes {
         match self {
             Self::Bytes(bytes) => bytes,
             Self::Share(billionths) => {
-                let share = (i128::from(capacity) * i128::from(billionths) + 999_999_999) / 1_000_000_000;
-                i64::try_from(share).unwrap_or(i64::MAX)
+                let share = (i128::from(capacity.0) * i128::from(billionths) + 999_999_999) / 1_000_000_000;
+                Bytes(i64::try_from(share).unwrap_or(i64::MAX))
             }
         }
     }
 }
 
 /// 6 % of the first core, 1 % of the second, 0.5 % of the next two, 0.25 % of the rest, in millicores.
-fn kube_reserved_cpu(vcpu: i64) -> i64 {
+fn kube_reserved_cpu(vcpu: i64) -> Millicores {
     let milli = vcpu * 1000;
     let bands = [(0, 1000, 600), (1000, 2000, 100), (2000, 4000, 50), (4000, i64::MAX, 25)];
-    bands.iter().map(|(low, high, basis_points)| (milli.min(*high) - low).max(0) * basis_points / 10_000).sum()
+    let reserved =
+        bands.iter().map(|(low, high, basis_points)| (milli.min(*high) - low).max(0) * basis_points / 10_000).sum();
+    Millicores(reserved)
 }
 
 /// Extended resources, by the names their device plugins use.
@@ -158,10 +166,12 @@ fn ceil_div(dividend: i64, divisor: i64) -> i64 {
 mod tests {
     use super::*;
 
+    const GIB: i64 = 1 << 30;
+
     #[test]
     fn reserved_cpu_follows_the_bands() {
         for (vcpu, expected) in [(1, 60), (2, 70), (4, 80), (8, 90), (64, 230), (96, 310), (128, 390), (192, 550)] {
-            assert_eq!(kube_reserved_cpu(vcpu), expected, "{vcpu}");
+            assert_eq!(kube_reserved_cpu(vcpu), Millicores(expected), "{vcpu}");
         }
     }
 

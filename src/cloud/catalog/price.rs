@@ -3,7 +3,7 @@
 use serde::{Deserialize, Deserializer};
 
 use crate::cloud::draw::draw_between;
-use crate::model::offering::MicroUsd;
+use crate::model::units::MicroUsd;
 
 /// What to tell people who look at spot prices of [`SpotPricing::Synthetic`].
 pub const SYNTHETIC_SPOT_NOTE: &str =

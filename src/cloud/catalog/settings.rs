@@ -7,28 +7,25 @@ use crate::api::{Ec2NodeClass, Ec2NodeClassSpec};
 use crate::cloud::ami_family::AmiFamily;
 use crate::cloud::kubelet_config::Kubelet;
 use crate::cloud::kubelet_config::expressions::Expressions;
-use crate::model::quantity::{parse_bytes, parse_cpu_milli};
+use crate::model::quantity::{parse_bytes, parse_cpu};
+use crate::model::units::{Bytes, Millicores};
 
-const GIB: i64 = 1 << 30;
 /// Bytes of the volume for pods where nothing says otherwise.
-const DEFAULT_VOLUME: i64 = 20 * GIB;
+const DEFAULT_VOLUME: Bytes = Bytes::from_gib(20);
 
 /// Amounts that replace, key by key, what would be reserved otherwise.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Reserved {
-    /// Millicores.
-    pub cpu_milli: Option<i64>,
-    /// Bytes.
-    pub memory: Option<i64>,
-    /// Bytes.
-    pub ephemeral_storage: Option<i64>,
+    pub cpu: Option<Millicores>,
+    pub memory: Option<Bytes>,
+    pub ephemeral_storage: Option<Bytes>,
 }
 
 /// A threshold of eviction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Threshold {
     /// So many bytes.
-    Bytes(i64),
+    Bytes(Bytes),
     /// A share of the capacity, in billionths.
     Share(i64),
 }
@@ -73,7 +70,7 @@ pub struct NodeSettings {
     /// How the image is booted.
     pub family: AmiFamily,
     /// Bytes of the volume that pods' ephemeral storage lives on.
-    pub volume_bytes: i64,
+    pub volume_bytes: Bytes,
     /// Whether local disks, where there are any, hold pods' ephemeral storage instead (`instanceStorePolicy: RAID0`).
     pub local_disks: bool,
     /// `maxPods` of the kubelet; replaces the limit by network interfaces.
@@ -154,7 +151,7 @@ impl NodeSettings {
 
 /// Size of the volume for pods: the one marked as root, else the one on the family's device (the last, where the device
 /// is not known), else the family's default.
-fn volume_bytes(spec: &Ec2NodeClassSpec, family: AmiFamily) -> i64 {
+fn volume_bytes(spec: &Ec2NodeClassSpec, family: AmiFamily) -> Bytes {
     let size = |mapping: &BlockDeviceMapping| parse_bytes(mapping.ebs.as_ref()?.volume_size.as_deref()?).ok();
     let on_device = |mappings: &[BlockDeviceMapping]| match family.ephemeral_device() {
         Some(device) => mappings.iter().find(|mapping| mapping.device_name.as_deref() == Some(device)).and_then(size),
@@ -172,7 +169,7 @@ pub(crate) fn reserved(amounts: Option<BTreeMap<String, String>>) -> Reserved {
     let amounts = amounts.unwrap_or_default();
     let bytes = |resource: &str| amounts.get(resource).and_then(|amount| parse_bytes(amount).ok());
     Reserved {
-        cpu_milli: amounts.get("cpu").and_then(|amount| parse_cpu_milli(amount).ok()),
+        cpu: amounts.get("cpu").and_then(|amount| parse_cpu(amount).ok()),
         memory: bytes("memory"),
         ephemeral_storage: bytes("ephemeral-storage"),
     }
@@ -200,6 +197,8 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+
+    const GIB: i64 = 1 << 30;
 
     fn of(spec: Value) -> NodeSettings {
         NodeSettings::of(Some(&Ec2NodeClass::new("default", serde_json::from_value(spec).unwrap())))
@@ -236,7 +235,7 @@ mod tests {
             ("Windows2022", json!([volume("/dev/sda1", "80Gi")]), 80 * GIB),
         ] {
             let settings = of(json!({"amiFamily": family, "blockDeviceMappings": mappings}));
-            assert_eq!(settings.volume_bytes, bytes, "{family} {mappings}");
+            assert_eq!(settings.volume_bytes, Bytes(bytes), "{family} {mappings}");
         }
     }
 
@@ -262,11 +261,15 @@ mod tests {
             local_disks: true,
             max_pods: Some(30),
             pods_per_core: Some(4),
-            kube_reserved: Reserved { cpu_milli: Some(200), memory: None, ephemeral_storage: Some(2 * GIB) },
-            system_reserved: Reserved { memory: Some(100 << 20), ..Reserved::default() },
+            kube_reserved: Reserved {
+                cpu: Some(Millicores(200)),
+                memory: None,
+                ephemeral_storage: Some(Bytes::from_gib(2)),
+            },
+            system_reserved: Reserved { memory: Some(Bytes::from_mib(100)), ..Reserved::default() },
             eviction_hard: EvictionHard {
                 memory: Some(Threshold::Share(100_000_000)),
-                ephemeral_storage: Some(Threshold::Bytes(GIB)),
+                ephemeral_storage: Some(Threshold::Bytes(Bytes::from_gib(1))),
             },
             efa_only: Some(EfaOnly { total: 2, first_card: 1 }),
             ..NodeSettings::default()
@@ -286,8 +289,8 @@ mod tests {
     #[test]
     fn thresholds_are_bytes_or_shares() {
         for (text, expected) in [
-            ("500Mi", Some(Threshold::Bytes(500 << 20))),
-            ("0", Some(Threshold::Bytes(0))),
+            ("500Mi", Some(Threshold::Bytes(Bytes::from_mib(500)))),
+            ("0", Some(Threshold::Bytes(Bytes(0)))),
             ("10%", Some(Threshold::Share(100_000_000))),
             ("7.5%", Some(Threshold::Share(75_000_000))),
             ("0.0000001%", Some(Threshold::Share(1))),

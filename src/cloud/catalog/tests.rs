@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::*;
 use crate::cloud::ami_family::AmiFamily;
 use crate::model::resources::Resources;
+use crate::model::units::{Bytes, Millicores};
 
 fn shape(name: &str, settings: &NodeSettings) -> InstanceType {
     embedded().instance_type(name).unwrap_or_else(|| panic!("{name} is embedded")).as_node(
@@ -69,12 +70,12 @@ fn capacity_and_overhead_are_karpenters() {
     ] {
         let node = shape(name, &NodeSettings::default());
         let allocatable = node.allocatable;
-        assert_eq!((allocatable.pods, allocatable.cpu_milli), (pods, cpu), "{name}");
-        assert_eq!(allocatable.memory, memory_mib * MIB, "{name}");
-        assert_eq!(allocatable.ephemeral_storage, 17 << 30, "{name}");
+        assert_eq!((allocatable.pods, allocatable.cpu.0), (pods, cpu), "{name}");
+        assert_eq!(allocatable.memory.0, memory_mib * MIB, "{name}");
+        assert_eq!(allocatable.ephemeral_storage.0, 17 << 30, "{name}");
         let expected: BTreeMap<Arc<str>, i64> = extra.into_iter().map(|(key, value)| (key.into(), value)).collect();
         assert_eq!(allocatable.extended, expected, "{name}");
-        assert_eq!(node.capacity.ephemeral_storage, 20 << 30, "{name}");
+        assert_eq!(node.capacity.ephemeral_storage.0, 20 << 30, "{name}");
     }
 }
 
@@ -86,8 +87,8 @@ fn only_the_interfaces_of_the_default_network_card_carry_pods() {
         ("m6in.32xlarge", 394, 127_610, 480_277),
     ] {
         let node = shape(name, &NodeSettings::default());
-        assert_eq!((node.allocatable.pods, node.allocatable.cpu_milli), (pods, cpu), "{name}");
-        assert_eq!(node.allocatable.memory, memory_mib * MIB, "{name}");
+        assert_eq!((node.allocatable.pods, node.allocatable.cpu.0), (pods, cpu), "{name}");
+        assert_eq!(node.allocatable.memory.0, memory_mib * MIB, "{name}");
         let mut entry = embedded().instance_type(name).unwrap().clone();
         entry.default_card_enis = None;
         let node = entry.as_node("us-east-1", &NodeSettings::default(), SpotPricing::Off);
@@ -118,11 +119,11 @@ fn no_instance_type_with_one_network_card_is_taken_for_larger_than_the_plan_chec
     for entry in one {
         let ours = entry.as_node("us-east-1", &NodeSettings::default(), SpotPricing::Off).allocatable;
         let (cpu, memory, pods, storage) = checkers_limit(entry);
-        assert!(ours.cpu_milli <= cpu, "{}: cpu {} over {cpu}", entry.name, ours.cpu_milli);
+        assert!(ours.cpu.0 <= cpu, "{}: cpu {} over {cpu}", entry.name, ours.cpu.0);
         // A machine smaller than its own overhead has nothing to give by either rule.
-        assert!(ours.memory <= memory.max(0), "{}: memory {} over {memory}", entry.name, ours.memory);
-        assert!(ours.memory + 200 * MIB >= memory, "{}: memory far below the checker's", entry.name);
-        assert!(ours.pods <= pods && ours.ephemeral_storage <= storage, "{}", entry.name);
+        assert!(ours.memory.0 <= memory.max(0), "{}: memory {} over {memory}", entry.name, ours.memory.0);
+        assert!(ours.memory.0 + 200 * MIB >= memory, "{}: memory far below the checker's", entry.name);
+        assert!(ours.pods <= pods && ours.ephemeral_storage.0 <= storage, "{}", entry.name);
         for (name, resource) in [("NVIDIA", "nvidia.com/gpu"), ("AMD", "amd.com/gpu")] {
             let have: i64 = entry.gpus.iter().filter(|gpu| gpu.manufacturer == name).map(|gpu| gpu.count).sum();
             assert_eq!(ours.extended.get(resource).copied().unwrap_or(0), have, "{}", entry.name);
@@ -248,22 +249,30 @@ fn an_instance_type_is_offered_where_and_how_ec2_offers_it() {
 #[test]
 fn kubelet_and_volume_settings_change_the_node() {
     let settings = NodeSettings {
-        volume_bytes: 100 << 30,
+        volume_bytes: Bytes::from_gib(100),
         max_pods: Some(110),
         pods_per_core: Some(20),
-        kube_reserved: Reserved { cpu_milli: Some(200), memory: Some(512 * MIB), ephemeral_storage: None },
-        system_reserved: Reserved { cpu_milli: Some(50), memory: None, ephemeral_storage: Some(1 << 30) },
+        kube_reserved: Reserved {
+            cpu: Some(Millicores(200)),
+            memory: Some(Bytes::from_mib(512)),
+            ephemeral_storage: None,
+        },
+        system_reserved: Reserved {
+            cpu: Some(Millicores(50)),
+            memory: None,
+            ephemeral_storage: Some(Bytes::from_gib(1)),
+        },
         ..NodeSettings::default()
     };
     let node = shape("m5.large", &settings);
     assert_eq!(node.allocatable.pods, 40);
-    assert_eq!(node.allocatable.cpu_milli, 1750);
-    assert_eq!(node.allocatable.memory, (7577 - 512 - 100) * MIB);
-    assert_eq!(node.allocatable.ephemeral_storage, (100 - 10 - 1 - 1) << 30);
+    assert_eq!(node.allocatable.cpu.0, 1750);
+    assert_eq!(node.allocatable.memory.0, (7577 - 512 - 100) * MIB);
+    assert_eq!(node.allocatable.ephemeral_storage.0, (100 - 10 - 1 - 1) << 30);
     let plain =
         shape("m5.large", &NodeSettings { pods_per_core: Some(0), max_pods: Some(50), ..NodeSettings::default() });
     assert_eq!(plain.allocatable.pods, 50);
-    assert_eq!(plain.allocatable.memory, 6903 * MIB, "maxPods does not change the memory kept for pods");
+    assert_eq!(plain.allocatable.memory.0, 6903 * MIB, "maxPods does not change the memory kept for pods");
 }
 
 const ONE: &str = r#"{"region": "r-1", "zones": ["r-1a"], "pricesAsOf": "2026-01-01", "priceNote": "n", "source": "s",

@@ -33,6 +33,7 @@ use crate::cloud::simulated::script::InstanceEvent;
 use crate::model::labels as keys;
 use crate::model::offering::InstanceType;
 use crate::model::resources::Resources;
+use crate::model::units::Bytes;
 
 /// Annotation by which kwok knows the nodes it plays.
 pub const FAKE_NODE: &str = "kwok.x-k8s.io/node";
@@ -360,16 +361,12 @@ fn node_object(record: &Record, shape: &InstanceType, now: Timestamp) -> Node {
 
 /// Resources as a kubelet writes them: whole cores without a unit, memory in Ki.
 fn quantities(resources: &Resources, devices: bool) -> BTreeMap<String, Quantity> {
-    let cpu = match resources.cpu_milli {
-        milli if milli % 1000 == 0 => (milli / 1000).to_string(),
-        milli => format!("{milli}m"),
-    };
-    let bytes = |bytes: i64| match bytes {
+    let bytes = |bytes: Bytes| match bytes.0 {
         bytes if bytes % 1024 == 0 => format!("{}Ki", bytes / 1024),
         bytes => bytes.to_string(),
     };
     let mut out = BTreeMap::from([
-        ("cpu".to_owned(), Quantity(cpu)),
+        ("cpu".to_owned(), Quantity(resources.cpu.to_string())),
         ("memory".to_owned(), Quantity(bytes(resources.memory))),
         ("ephemeral-storage".to_owned(), Quantity(bytes(resources.ephemeral_storage))),
         ("pods".to_owned(), Quantity(resources.pods.to_string())),

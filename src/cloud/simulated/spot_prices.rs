@@ -7,7 +7,8 @@ use std::sync::Arc;
 use crate::cloud::Override;
 use crate::cloud::catalog::{NodeSettings, RawCatalog, SpotPricing, SpotRatio};
 use crate::cloud::simulated::script::{Action, Event, Selector, Trigger};
-use crate::model::offering::{CapacityType, Catalog, InstanceType, MicroUsd};
+use crate::model::offering::{CapacityType, Catalog, InstanceType};
+use crate::model::units::MicroUsd;
 
 /// How long an offering counts as out of capacity after a failed launch, in milliseconds. Karpenter's figure.
 pub const UNAVAILABLE_MS: i64 = 180_000;

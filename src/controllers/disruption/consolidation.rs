@@ -9,7 +9,7 @@ use crate::controllers::context::Context;
 use crate::controllers::disruption::run::{UNDERUTILIZED, candidates, initialized_ms, occupied, rules};
 use crate::controllers::disruption::simulate::{Outcome, imagine};
 use crate::decisions::disruption::emptiness::{Candidate, Rule};
-use crate::model::offering::MicroUsd;
+use crate::model::units::MicroUsd;
 use crate::state::snapshot;
 use crate::state::snapshot::{ReadyPool, Types, is_leaving};
 use crate::state::{PodRecord, Scheduling, now_ms};

@@ -122,9 +122,9 @@ mod tests {
         let input = view_input(&state(None), 5);
         assert_eq!(input.planned["n/a"].node.as_deref(), Some("node-c"));
         let room = &input.nodes[0];
-        assert_eq!((room.holds.len(), room.holds[0].requests.cpu_milli, room.free.cpu_milli), (1, 500, 500));
+        assert_eq!((room.holds.len(), room.holds[0].requests.cpu.0, room.free.cpu.0), (1, 500, 500));
         let input = view_input(&state(Some("node-c")), 5);
         assert!(input.planned.is_empty() && input.nodes[0].holds.is_empty());
-        assert_eq!(input.nodes[0].free.cpu_milli, 1_500, "a bound pod takes its room");
+        assert_eq!(input.nodes[0].free.cpu.0, 1_500, "a bound pod takes its room");
     }
 }

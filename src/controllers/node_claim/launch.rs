@@ -20,9 +20,10 @@ use crate::cloud::{
 use crate::controllers::context::{Context, single_values};
 use crate::controllers::provisioning::provisioner::claim_event;
 use crate::model::labels;
-use crate::model::offering::{Catalog, InstanceType, MicroUsd, OFFERING_LABELS, Offering};
+use crate::model::offering::{Catalog, InstanceType, OFFERING_LABELS, Offering};
 use crate::model::requirement::Requirements;
 use crate::model::resources::Resources;
+use crate::model::units::MicroUsd;
 use crate::state::now_ms;
 
 /// Resource of the interfaces that an instance has only where it is launched with them.

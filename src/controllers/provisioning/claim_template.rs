@@ -126,8 +126,9 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::model::offering::{CapacityType, InstanceType, MicroUsd};
+    use crate::model::offering::{CapacityType, InstanceType};
     use crate::model::resources::Resources;
+    use crate::model::units::MicroUsd;
 
     /// A node that may be any of these types, given by family and size, in these zones.
     fn planned(types: &[(&str, &str)], zones: &[&str]) -> PlannedNode {

@@ -9,13 +9,14 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::model::resources::Resources;
+use crate::model::units::{Bytes, Millicores};
 
 const NOW: i64 = 1_000_000;
 const LATER: i64 = NOW + 60_000;
 const GI: i64 = 1 << 30;
 
 fn room(cpu_milli: i64, memory_gi: i64) -> Resources {
-    Resources { cpu_milli, memory: memory_gi * GI, pods: 10, ..Resources::default() }
+    Resources { cpu: Millicores(cpu_milli), memory: Bytes(memory_gi * GI), pods: 10, ..Resources::default() }
 }
 
 fn requests(cpu_milli: i64, memory_gi: i64) -> Resources {

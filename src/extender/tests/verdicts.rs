@@ -1,5 +1,6 @@
 //! Filter and prioritize as tables, and what holds for every view.
 
+use crate::model::units::{Bytes, Millicores};
 use proptest::prelude::*;
 
 use super::*;
@@ -38,7 +39,7 @@ fn a_pod_whose_node_is_still_being_made_waits_until_the_plan_ends() {
 #[test]
 fn strangers_get_what_the_holds_and_daemons_leave() {
     let mut held = node("a", vec![hold("default/p", 1000), hold("default/q", 1000)]);
-    held.daemon_reserve = Resources { cpu_milli: 500, ..Resources::default() };
+    held.daemon_reserve = Resources { cpu: Millicores(500), ..Resources::default() };
     let view = view(vec![held, node("b", vec![])], []);
     // 4000 free, 2000 held, 500 for daemons: 1500 left.
     assert_eq!(filtered(&view, NOW, &pod("x", "1500m"), &["a", "b"]), pass(&["a", "b"]));
@@ -220,8 +221,8 @@ fn the_planned_node_beats_the_tightest_fit() {
 #[test]
 fn scores_stay_in_range_whatever_the_amounts() {
     let mut odd = node("a", vec![]);
-    odd.allocatable = Resources { cpu_milli: i64::MAX, memory: i64::MAX, ..Resources::default() };
-    odd.free = Resources { cpu_milli: i64::MAX, memory: i64::MIN, ..Resources::default() };
+    odd.allocatable = Resources { cpu: Millicores(i64::MAX), memory: Bytes(i64::MAX), ..Resources::default() };
+    odd.free = Resources { cpu: Millicores(i64::MAX), memory: Bytes(i64::MIN), ..Resources::default() };
     let mut none = node("b", vec![]);
     none.allocatable = Resources::default();
     let view = view(vec![odd, none], []);

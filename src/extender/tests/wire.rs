@@ -41,12 +41,12 @@ fn requests_are_counted_as_the_scheduler_counts_them() {
         (json!({"containers": [cpu("1")], "overhead": {"cpu": "250m"}}), 1250),
         (json!({"containers": [cpu("1")], "resources": {"requests": {"cpu": "2"}}, "overhead": {"cpu": "1"}}), 3000),
     ] {
-        assert_eq!(of(spec.clone()).cpu_milli, cpu_milli, "{spec}");
+        assert_eq!(of(spec.clone()).cpu.0, cpu_milli, "{spec}");
     }
     let all = of(json!({"containers": [{"resources": {"requests": {
         "memory": "1Gi", "ephemeral-storage": "1Mi", "nvidia.com/gpu": "1", "none.of/it": "0"
     }}}]}));
-    assert_eq!((all.memory, all.ephemeral_storage, all.pods), (GI, 1 << 20, 1));
+    assert_eq!((all.memory.0, all.ephemeral_storage.0, all.pods), (GI, 1 << 20, 1));
     assert_eq!(all.extended, [(Arc::from("nvidia.com/gpu"), 1)].into());
 }
 

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use crate::model::offering::InstanceType;
 use crate::model::pod_class::PodClass;
 use crate::model::resources::{Resources, UNLIMITED, attached_by};
+use crate::model::units::{Bytes, Millicores};
 use crate::planner::input::problem::Problem;
 
 /// The resources that are counted, as positions in dense vectors.
@@ -40,14 +41,14 @@ impl Dims {
 
     pub fn dense(&self, resources: &Resources) -> Vec<i64> {
         let mut out = Vec::with_capacity(self.len());
-        out.extend([resources.cpu_milli, resources.memory, resources.pods, resources.ephemeral_storage]);
+        out.extend([resources.cpu.0, resources.memory.0, resources.pods, resources.ephemeral_storage.0]);
         out.extend(self.extended.iter().map(|name| resources.extended.get(name).copied().unwrap_or(0)));
         out
     }
 
     /// Takes resources off a dense vector.
     pub fn subtract(&self, dense: &mut [i64], resources: &Resources) {
-        let common = [resources.cpu_milli, resources.memory, resources.pods, resources.ephemeral_storage];
+        let common = [resources.cpu.0, resources.memory.0, resources.pods, resources.ephemeral_storage.0];
         for (have, less) in dense.iter_mut().zip(common) {
             *have = have.saturating_sub(less);
         }
@@ -76,10 +77,10 @@ impl Dims {
 
     pub fn sparse(&self, dense: &[i64]) -> Resources {
         let mut out = Resources {
-            cpu_milli: dense[0],
-            memory: dense[1],
+            cpu: Millicores(dense[0]),
+            memory: Bytes(dense[1]),
             pods: dense[PODS],
-            ephemeral_storage: dense[3],
+            ephemeral_storage: Bytes(dense[3]),
             ..Resources::default()
         };
         for (name, value) in self.extended.iter().zip(&dense[COMMON..]) {

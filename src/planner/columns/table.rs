@@ -201,7 +201,7 @@ impl ColumnTable {
                     OFFERING_LABELS.contains(&key.as_ref())
                         || set.accepts(instance_type.labels.get(key.as_ref()).map(String::as_str))
                 };
-                if !known.iter().all(admits) || !settings.node_sizes.allow(instance_type.capacity.cpu_milli) {
+                if !known.iter().all(admits) || !settings.node_sizes.allow(instance_type.capacity.cpu) {
                     continue;
                 }
                 let family = instance_type.labels.get(labels::INSTANCE_FAMILY).map(String::as_str);

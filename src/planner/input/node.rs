@@ -5,9 +5,9 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::Taint;
 
 use crate::model::labels;
-use crate::model::offering::MicroUsd;
 use crate::model::pod_class::{NodeTerm, PodClass};
 use crate::model::resources::Resources;
+use crate::model::units::MicroUsd;
 use crate::planner::input::pod::{Labels, NodePods};
 
 /// A node that exists or is being launched.

@@ -196,7 +196,7 @@ mod tests {
         assert_eq!(pool.labels[labels::NODE_POOL], "p");
         assert_eq!(pool.labels[labels::EC2_NODE_CLASS], "c");
         assert_eq!((pool.weight, pool.node_limit), (7, Some(3)));
-        assert_eq!(pool.limits.as_ref().unwrap().cpu_milli, 10_000);
+        assert_eq!(pool.limits.as_ref().unwrap().cpu.0, 10_000);
         assert_eq!(pool.limited, [Arc::from("cpu"), Arc::from("memory")]);
     }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::model::offering::MicroUsd;
+use crate::model::units::{MicroUsd, Millicores};
 
 /// How preferences are treated (`--preference-policy`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -31,10 +31,10 @@ pub struct NodeSizes {
 }
 
 impl NodeSizes {
-    /// Whether a node of this many millicores is within the bounds.
-    pub fn allow(&self, cpu_milli: i64) -> bool {
-        self.least_vcpus.is_none_or(|least| cpu_milli >= least.saturating_mul(1000))
-            && self.most_vcpus.is_none_or(|most| cpu_milli <= most.saturating_mul(1000))
+    /// Whether a node with this much CPU is within the bounds.
+    pub fn allow(&self, cpu: Millicores) -> bool {
+        self.least_vcpus.is_none_or(|least| cpu.0 >= least.saturating_mul(1000))
+            && self.most_vcpus.is_none_or(|most| cpu.0 <= most.saturating_mul(1000))
     }
 }
 

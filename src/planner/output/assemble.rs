@@ -1,6 +1,6 @@
 //! From the final plan state to the plan: pods by index, sorted nodes, and a reason for each unschedulable pod.
 
-use crate::model::offering::MicroUsd;
+use crate::model::units::MicroUsd;
 use crate::planner::output::explain::explain;
 use crate::planner::output::new_nodes::new_nodes;
 use crate::planner::output::plan::{ExistingNodePlacement, Plan, Unschedulable};

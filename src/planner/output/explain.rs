@@ -2,9 +2,9 @@
 
 use crate::model::labels;
 use crate::model::pod_class::{NodeTerm, PodClass};
-use crate::model::quantity::HumanBytes;
 use crate::model::requirement::{Requirements, ValueSet};
 use crate::model::resources::attached_by;
+use crate::model::units::{Bytes, Millicores};
 use crate::planner::columns::dims::{COMMON, fits};
 use crate::planner::columns::sets::ColumnSets;
 use crate::planner::groups::group::Group;
@@ -121,7 +121,7 @@ fn pool_reason(
             class.requests,
             column_sets.instance_type(*largest).name,
             room[0],
-            HumanBytes(room[1].max(0))
+            Bytes(room[1].max(0)).human()
         ));
     }
     let smallest = holding.iter().min_by_key(|c| (column_sets.columns[**c].price, **c))?;
@@ -145,13 +145,9 @@ fn limit_text(pool: &Pool, name: &str) -> String {
     let limit = pool.limits.as_ref().map_or(0, |l| l.get(name));
     let used = pool.usage.get(name);
     match name {
-        "cpu" => format!(
-            "cpu {} of {} before this plan",
-            crate::model::quantity::format_cpu(used),
-            crate::model::quantity::format_cpu(limit)
-        ),
+        "cpu" => format!("cpu {} of {} before this plan", Millicores(used), Millicores(limit)),
         "memory" | "ephemeral-storage" => {
-            format!("{name} {} of {} before this plan", HumanBytes(used), HumanBytes(limit))
+            format!("{name} {} of {} before this plan", Bytes(used).human(), Bytes(limit).human())
         }
         _ => format!("{name} {used} of {limit} before this plan"),
     }

@@ -4,8 +4,8 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use crate::api::Requirement;
-use crate::model::offering::MicroUsd;
 use crate::model::resources::Resources;
+use crate::model::units::MicroUsd;
 use crate::planner::columns::sets::ColumnSets;
 use crate::planner::output::assemble::PodCursor;
 use crate::planner::output::choices::choices;

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use crate::api::Requirement;
-use crate::model::offering::{CapacityType, InstanceType, MicroUsd};
+use crate::model::offering::{CapacityType, InstanceType};
 use crate::model::resources::Resources;
+use crate::model::units::MicroUsd;
 
 /// An offering that can hold all pods of a planned node.
 #[derive(Clone, Debug, PartialEq)]

@@ -31,8 +31,8 @@ impl Limit {
 
     fn get(&self, capacity: &Resources) -> i64 {
         match self {
-            Self::Cpu => capacity.cpu_milli,
-            Self::Memory => capacity.memory,
+            Self::Cpu => capacity.cpu.0,
+            Self::Memory => capacity.memory.0,
             Self::Other(name) => capacity.get(name),
         }
     }

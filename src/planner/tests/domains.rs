@@ -194,7 +194,7 @@ fn a_term_that_can_not_be_understood_leaves_the_others() {
     assert!(world.interner.intern(&alone).is_err());
     let mut running = alone;
     running.spec.as_mut().unwrap().node_name = Some("n".into());
-    assert_eq!(world.interner.intern(&running).unwrap().class.requests.cpu_milli, 1000, "it takes room where it runs");
+    assert_eq!(world.interner.intern(&running).unwrap().class.requests.cpu.0, 1000, "it takes room where it runs");
 }
 
 #[test]

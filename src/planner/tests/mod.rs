@@ -22,8 +22,9 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use crate::model::offering::{CapacityType, Catalog, InstanceType, MicroUsd, Offering};
+use crate::model::offering::{CapacityType, Catalog, InstanceType, Offering};
 use crate::model::resources::Resources;
+use crate::model::units::{Bytes, MicroUsd, Millicores};
 use crate::planner::columns::table::ColumnCache;
 use crate::planner::input::intern::Interner;
 use crate::planner::input::node::NodeState;
@@ -52,10 +53,10 @@ pub(crate) fn catalog() -> Arc<Catalog> {
 fn instance(family: &str, cpus: i64, gib: i64, gpus: i64, arch: &str, price: i64) -> InstanceType {
     let name = format!("{family}.x{cpus}");
     let mut capacity = Resources {
-        cpu_milli: cpus * 1000,
-        memory: gib << 30,
+        cpu: Millicores::from_cores(cpus),
+        memory: Bytes::from_gib(gib),
         pods: cpus * 8,
-        ephemeral_storage: 20 << 30,
+        ephemeral_storage: Bytes::from_gib(20),
         ..Default::default()
     };
     capacity.set("nvidia.com/gpu", gpus);
@@ -152,10 +153,10 @@ impl World {
             labels: labels.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect(),
             taints: Vec::new(),
             allocatable: Resources {
-                cpu_milli: cpus * 1000,
-                memory: (cpus * 4) << 30,
+                cpu: Millicores::from_cores(cpus),
+                memory: Bytes::from_gib(cpus * 4),
                 pods: 50,
-                ephemeral_storage: 20 << 30,
+                ephemeral_storage: Bytes::from_gib(20),
                 ..Default::default()
             },
             pods,

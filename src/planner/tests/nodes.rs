@@ -5,8 +5,8 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::Taint;
 use serde_json::json;
 
-use crate::model::offering::MicroUsd;
 use crate::model::resources::Resources;
+use crate::model::units::{MicroUsd, Millicores};
 use crate::planner::tests::{HOST, World, ZONE, affinity, spread, zones};
 
 #[test]
@@ -33,7 +33,7 @@ fn initialized_nodes_come_before_others_and_then_names_decide() {
 #[test]
 fn an_existing_node_keeps_room_for_its_daemons_and_its_taints() {
     let mut world = World::new();
-    world.node("n", "z-a", 2, &[]).daemon_reserve = Resources { cpu_milli: 1500, ..Resources::default() };
+    world.node("n", "z-a", 2, &[]).daemon_reserve = Resources { cpu: Millicores(1500), ..Resources::default() };
     world.pods("p", 1, &json!({}), "1", "1Gi", &json!({}));
     assert!(world.plan().placements.is_empty());
     let mut world = World::new();

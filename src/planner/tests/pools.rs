@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use crate::model::offering::{CapacityType, MicroUsd, Offering};
+use crate::model::offering::{CapacityType, Offering};
 use crate::model::resources::Resources;
+use crate::model::units::{MicroUsd, Millicores};
 use crate::planner::columns::table::ColumnCache;
 use crate::planner::output::plan::Plan;
 use crate::planner::tests::{HOST, World, ZONE, affinity, lone, reason, types};
@@ -58,7 +59,7 @@ fn b36_a_limit_that_is_reached_sends_pods_to_the_next_pool_and_is_named_when_the
 #[test]
 fn b37_limits_count_what_is_in_flight_and_nodes_are_counted_one_by_one() {
     let mut world = World::with_pools(&[("default", json!({"limits": {"cpu": "6"}}))]);
-    world.problem.pools[0].usage = Resources { cpu_milli: 4000, ..Resources::default() };
+    world.problem.pools[0].usage = Resources { cpu: Millicores(4000), ..Resources::default() };
     world.pods("p", 4, &json!({}), "1", "1Gi", &json!({}));
     assert_eq!(world.plan().unschedulable.len(), 2);
     let labels = json!({"app": "p"});
@@ -76,11 +77,8 @@ fn whatever_choice_is_launched_the_limits_hold() {
     world.pods("p", 4, &json!({"app": "p"}), "1", "1Gi", &affinity("podAntiAffinity", HOST, &json!({"app": "p"})));
     let plan = world.plan();
     assert!(plan.unschedulable.is_empty());
-    let most: i64 = plan
-        .new_nodes
-        .iter()
-        .map(|n| n.choices.iter().map(|c| c.instance_type.capacity.cpu_milli).max().unwrap())
-        .sum();
+    let most: i64 =
+        plan.new_nodes.iter().map(|n| n.choices.iter().map(|c| c.instance_type.capacity.cpu.0).max().unwrap()).sum();
     assert!(most <= 10_000, "{most}");
 }
 

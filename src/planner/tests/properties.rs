@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 use serde_json::{Value, json};
 
-use crate::model::offering::MicroUsd;
+use crate::model::units::{Bytes, MicroUsd};
 use crate::planner::columns::table::ColumnCache;
 use crate::planner::output::plan::Plan;
 use crate::planner::tests::{HOST, World, ZONE, affinity, spread, volumes};
@@ -192,7 +192,7 @@ proptest! {
             let class = &world.problem.pods[left.pod].class;
             // Larger than any node, more than zones for zone anti-affinity, company too large for one node, no GPU zone,
             // or an Arm or GPU node too small for the memory.
-            let excuse = class.requests.memory > 24 << 30
+            let excuse = class.requests.memory > Bytes::from_gib(24)
                 || class.anti_affinity.iter().any(|t| &*t.key == ZONE)
                 || class.affinity.iter().any(|t| &*t.key == HOST)
                 || class.requests.get("nvidia.com/gpu") > 0;

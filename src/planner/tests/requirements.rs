@@ -24,7 +24,7 @@ fn b02_gt_and_lt_bound_both_sides() {
     let both = json!([expression(key, "Gt", &["2"]), expression(key, "Lt", &["8"])]);
     let plan = lone(&node_affinity(&json!([{"matchExpressions": both}]))).plan();
     assert_eq!(types(&plan), ["a1.x4"]);
-    assert!(plan.new_nodes[0].choices.iter().all(|c| c.instance_type.capacity.cpu_milli == 4000));
+    assert!(plan.new_nodes[0].choices.iter().all(|c| c.instance_type.capacity.cpu.0 == 4000));
 }
 
 #[test]

@@ -49,7 +49,7 @@ fn b17_daemon_overhead_shrinks_room_only_where_the_daemon_runs() {
     world.daemon("500m", &json!({}));
     let plan = world.plan();
     assert_eq!(types(&plan), ["a1.x4"]);
-    assert_eq!(plan.new_nodes[0].requests.cpu_milli, 2500, "pods, and the daemons of whichever type is launched");
+    assert_eq!(plan.new_nodes[0].requests.cpu.0, 2500, "pods, and the daemons of whichever type is launched");
 }
 
 #[test]
@@ -59,7 +59,7 @@ fn a_daemon_that_asks_for_what_a_type_lacks_is_not_expected_there() {
     world.daemon("500m", &json!({"requests": {"nvidia.com/gpu": "1"}}));
     let plan = world.plan();
     assert_eq!(types(&plan), ["a1.x2"]);
-    assert_eq!((plan.new_nodes[0].requests.cpu_milli, plan.new_nodes[0].requests.extended.len()), (2000, 0));
+    assert_eq!((plan.new_nodes[0].requests.cpu.0, plan.new_nodes[0].requests.extended.len()), (2000, 0));
 }
 
 #[test]
@@ -68,7 +68,7 @@ fn a_daemon_that_asks_for_what_only_a_device_plugin_knows_has_its_room() {
     world.pods("p", 1, &json!({}), "2", "1Gi", &json!({}));
     world.daemon("500m", &json!({"requests": {"smarter-devices/fuse": "1"}}));
     let plan = world.plan();
-    assert_eq!(plan.new_nodes[0].requests.cpu_milli, 2500);
+    assert_eq!(plan.new_nodes[0].requests.cpu.0, 2500);
     // Nobody waits for it: the type may never have it.
     assert!(plan.new_nodes[0].requests.extended.is_empty());
 }
@@ -80,7 +80,7 @@ fn no_node_is_bought_that_is_too_small_for_its_daemons() {
     world.daemon("3", &json!({}));
     let plan = world.plan();
     assert!(plan.unschedulable.is_empty());
-    assert!(plan.new_nodes[0].choices[0].instance_type.allocatable.cpu_milli >= 3000, "{:?}", types(&plan));
+    assert!(plan.new_nodes[0].choices[0].instance_type.allocatable.cpu.0 >= 3000, "{:?}", types(&plan));
     world.daemon("5000", &json!({}));
     let plan = world.plan();
     assert!(reason(&plan).contains("no instance type holds its DaemonSets together"), "{}", reason(&plan));

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use crate::model::offering::{CapacityType, MicroUsd};
+use crate::model::offering::CapacityType;
+use crate::model::units::MicroUsd;
 use crate::planner::input::settings::NodeSizes;
 use crate::planner::output::plan::Plan;
 use crate::planner::tests::{World, reason, types};
@@ -27,7 +28,7 @@ fn node_sizes_bound_what_is_bought() {
         world.pods("p", 1, &json!({}), "1", "1Gi", &json!({}));
         let plan = world.plan();
         assert_eq!(types(&plan), [want]);
-        let sizes = plan.new_nodes[0].choices.iter().map(|c| c.instance_type.capacity.cpu_milli / 1000);
+        let sizes = plan.new_nodes[0].choices.iter().map(|c| c.instance_type.capacity.cpu.0 / 1000);
         assert!(sizes.clone().all(|n| least.is_none_or(|l| n >= l) && most.is_none_or(|m| n <= m)));
     }
     let mut world = World::new();

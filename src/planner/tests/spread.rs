@@ -215,7 +215,7 @@ fn node_policies_say_which_nodes_are_domains() {
         let two = json!([{"key": ZONE, "operator": "In", "values": ["z-a", "z-b"]}]);
         let mut world = World::with_pools(&[("default", json!({"requirements": two}))]);
         let node = world.node("n", "z-c", 1, &[]);
-        node.allocatable.cpu_milli = 0;
+        node.allocatable.cpu.0 = 0;
         let mut spec = spread(ZONE, &labels, &policy);
         if tainted {
             node.taints = vec![taint.clone()];

@@ -2,6 +2,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::model::offering::Offering;
+use crate::model::units::{Bytes, Millicores};
 
 fn read<T: serde::de::DeserializeOwned>(object: &Value) -> T {
     serde_json::from_value(object.clone()).unwrap()
@@ -10,7 +11,12 @@ fn read<T: serde::de::DeserializeOwned>(object: &Value) -> T {
 /// A pool `p` that may buy `x2`, `x4` and `x8`, of as many vCPUs.
 fn pools() -> Vec<ReadyPool> {
     let instance_type = |cpus: i64| {
-        let capacity = Resources { cpu_milli: cpus * 1000, memory: cpus << 30, pods: 50, ..Resources::default() };
+        let capacity = Resources {
+            cpu: Millicores::from_cores(cpus),
+            memory: Bytes::from_gib(cpus),
+            pods: 50,
+            ..Resources::default()
+        };
         Arc::new(InstanceType {
             name: format!("x{cpus}").into(),
             labels: BTreeMap::new(),
@@ -66,12 +72,12 @@ fn look(state: &ClusterState, without: &[&str]) -> Snapshot {
 
 #[test]
 fn a_claim_counts_against_limits_as_the_largest_it_may_become_until_it_is_what_it_is() {
-    let used = |state: &ClusterState| look(state, &[]).problem.pools[0].usage.cpu_milli;
+    let used = |state: &ClusterState| look(state, &[]).problem.pools[0].usage.cpu.0;
     let mut state = ClusterState::default();
     let mut object = claim("c", &["x2", "x4", "x8"]);
     state.apply_claim(read(&object));
     assert_eq!(used(&state), 8_000, "planned as x2, but it may be launched as x8");
-    assert_eq!(look(&state, &["c"]).problem.pools[0].usage.cpu_milli, 0, "and as much is free without it");
+    assert_eq!(look(&state, &["c"]).problem.pools[0].usage.cpu.0, 0, "and as much is free without it");
     for (key, value) in [(labels::INSTANCE_TYPE, "x4"), (labels::ZONE, "z"), (labels::CAPACITY_TYPE, "on-demand")] {
         object["metadata"]["labels"][key] = json!(value);
     }
@@ -113,7 +119,7 @@ fn b41_the_pods_of_a_node_being_deleted_need_another_place() {
     assert_eq!((&now.displaced, now.problem.pods.len()), (&displaced, 1));
     let nodes: Vec<&str> = now.problem.nodes.iter().map(|node| &*node.name).collect();
     assert_eq!(nodes, ["stays"], "what goes is gone already");
-    assert_eq!(now.problem.pools[0].usage.cpu_milli, 4_000, "and is none of its pool's usage");
+    assert_eq!(now.problem.pools[0].usage.cpu.0, 4_000, "and is none of its pool's usage");
     assert_eq!(look(&state, &["stays"]).displaced.len(), 2, "as if it were deleted too");
 }
 
@@ -126,7 +132,7 @@ fn a_pod_that_begins_to_end_keeps_its_room_on_its_node_and_is_marked() {
     let seen = |state: &ClusterState| {
         let now = look(state, &[]);
         let pods = &now.problem.nodes[0].pods;
-        (pods.iter().map(|pod| pod.deleting).collect::<Vec<_>>(), pods.requests().cpu_milli)
+        (pods.iter().map(|pod| pod.deleting).collect::<Vec<_>>(), pods.requests().cpu.0)
     };
     assert_eq!(seen(&state), (vec![false], 1_000));
     object["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");

@@ -18,7 +18,8 @@ use crate::cloud::ec2::tags::{CLAIM_TAG, LAUNCH_TAG, tag_specification};
 use crate::cloud::launch_group::LaunchGroup;
 use crate::cloud::reservation::ReservationKind;
 use crate::cloud::{LaunchError, Override, ReservedIn};
-use crate::model::offering::{CapacityType, MicroUsd};
+use crate::model::offering::CapacityType;
+use crate::model::units::MicroUsd;
 
 /// An offering in the request.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -156,7 +156,7 @@ impl Tried {
             zone: zone_of(class, subnet),
             subnet: subnet.clone(),
             image: self.template.image_id.clone(),
-            price: crate::model::offering::MicroUsd(0),
+            price: crate::model::units::MicroUsd(0),
         };
         FleetRequest {
             token: String::new(),

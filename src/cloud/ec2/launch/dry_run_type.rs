@@ -8,8 +8,9 @@ use crate::api::node_class::AmiStatus;
 use crate::cloud::ec2::boot_image::image_of;
 use crate::cloud::ec2::launch::select::{Candidate, is_exotic};
 use crate::model::labels;
-use crate::model::offering::{CapacityType, Catalog, InstanceType, MicroUsd, Offering};
+use crate::model::offering::{CapacityType, Catalog, InstanceType, Offering};
 use crate::model::requirement::{Requirements, ValueSet};
+use crate::model::units::MicroUsd;
 
 /// Types that every account may launch.
 const USUAL: [&str; 2] = ["m5.large", "m6g.large"];

@@ -9,7 +9,8 @@ use crate::api::Requirement;
 use crate::cloud::{Override, ReservedIn};
 use crate::model::labels;
 use crate::model::labels::normalize_key;
-use crate::model::offering::{CapacityType, Catalog, InstanceType, MicroUsd, Offering};
+use crate::model::offering::{CapacityType, Catalog, InstanceType, Offering};
+use crate::model::units::MicroUsd;
 
 /// Most instance types in one request.
 pub const MOST_TYPES: usize = 60;

@@ -10,8 +10,9 @@ use std::sync::Arc;
 
 use crate::cloud::ec2::launch::select::{Candidate, Choice, is_exotic};
 use crate::cloud::{Override, ReservedIn};
-use crate::model::offering::{CapacityType, Catalog, InstanceType, MicroUsd, OFFERING_LABELS, Offering};
+use crate::model::offering::{CapacityType, Catalog, InstanceType, OFFERING_LABELS, Offering};
 use crate::model::requirement::Requirements;
+use crate::model::units::MicroUsd;
 
 /// What decides among reservations besides their offerings.
 #[derive(Clone, Copy)]

@@ -109,7 +109,7 @@ mod tests {
     use super::*;
     use crate::cloud::catalog::embedded;
     use crate::cloud::ec2::interruption::messages::EventKind;
-    use crate::model::offering::MicroUsd;
+    use crate::model::units::MicroUsd;
 
     #[test]
     fn every_offering_of_the_region_has_a_price_and_says_whether_it_may_be_had() {

@@ -19,7 +19,8 @@ use crate::cloud::ec2::offerings::spot_risk::SpotRisk;
 use crate::cloud::ec2::offerings::unavailable::Unavailable;
 use crate::cloud::ec2::options::Options;
 use crate::cloud::ec2::placement_group::PlacementGroup;
-use crate::model::offering::{CapacityType, Catalog, InstanceType, MicroUsd};
+use crate::model::offering::{CapacityType, Catalog, InstanceType};
+use crate::model::units::{Bytes, MicroUsd};
 
 #[derive(Debug)]
 struct Kept {
@@ -142,15 +143,15 @@ fn without(found: &Arc<InstanceType>, zones: &BTreeSet<String>) -> Arc<InstanceT
 
 /// The type with as much memory as its nodes showed, unless that can't be true. What is kept from pods stays as it was reckoned
 /// from the estimate.
-fn with_memory(found: Arc<InstanceType>, shown: Option<i64>) -> Arc<InstanceType> {
-    let believed = |shown: &i64| *shown > found.capacity.memory / 2 && *shown < found.capacity.memory * 2;
+fn with_memory(found: Arc<InstanceType>, shown: Option<Bytes>) -> Arc<InstanceType> {
+    let believed = |shown: &Bytes| shown.0 > found.capacity.memory.0 / 2 && shown.0 < found.capacity.memory.0 * 2;
     let Some(shown) = shown.filter(believed).filter(|shown| *shown != found.capacity.memory) else { return found };
     let mut out = Arc::unwrap_or_clone(found);
-    let more = shown - out.capacity.memory;
+    let more = shown.0 - out.capacity.memory.0;
     out.capacity.memory = shown;
     // Where all was kept, how much it should have been is not known.
-    if out.allocatable.memory > 0 {
-        out.allocatable.memory = (out.allocatable.memory + more).max(0);
+    if out.allocatable.memory.0 > 0 {
+        out.allocatable.memory = Bytes((out.allocatable.memory.0 + more).max(0));
     }
     Arc::new(out)
 }
@@ -274,7 +275,7 @@ mod tests {
         let (first, others) = (world.see(&class, 0), world.see(&other, 0));
         let room = |catalog: &Catalog| {
             let found = catalog.instance_types.iter().find(|found| &*found.name == "m5.large").unwrap();
-            (found.capacity.memory / MIB, found.allocatable.memory / MIB)
+            (found.capacity.memory.0 / MIB, found.allocatable.memory.0 / MIB)
         };
         assert_eq!(room(&first), (7577, 6903), "7.5 % less than 8 GiB");
         note(&mut world.memory, "ami-1", "m5.large", "7700Mi", 1);

@@ -12,7 +12,8 @@ use crate::cloud::catalog::{NodeSettings, RawInstanceType, SpotPricing};
 use crate::cloud::ec2::offerings::catalog_key::{ClassView, Reservation};
 use crate::cloud::ec2::offerings::region::RegionSnapshot;
 use crate::model::labels;
-use crate::model::offering::{CapacityType, InstanceType, MicroUsd, Offering};
+use crate::model::offering::{CapacityType, InstanceType, Offering};
+use crate::model::units::MicroUsd;
 
 /// A reservation is paid for already: what is left of the price only orders reservations among each other. A share that,
 /// rounded up, keeps most of the order.

@@ -10,13 +10,14 @@ use kube::ResourceExt;
 use crate::api::NodeClaim;
 use crate::model::labels;
 use crate::model::quantity::parse_bytes;
+use crate::model::units::Bytes;
 
 /// How long a reading holds after a node last showed as much or less, milliseconds.
 const TTL_MS: i64 = 60 * 24 * 3_600_000;
 
 #[derive(Clone, Copy, Debug)]
 struct Reading {
-    bytes: i64,
+    bytes: Bytes,
     until_ms: i64,
 }
 
@@ -39,7 +40,7 @@ impl DiscoveredMemory {
         }
         if known.is_none_or(|known| known.bytes != bytes) {
             self.changes += 1;
-            tracing::debug!(image, instance_type, bytes, "a node showed how much memory its type has");
+            tracing::debug!(image, instance_type, bytes = bytes.0, "a node showed how much memory its type has");
         }
         readings.insert(instance_type.to_owned(), Reading { bytes, until_ms: now_ms + TTL_MS });
     }
@@ -59,17 +60,17 @@ impl DiscoveredMemory {
 
     /// Bytes of memory that a node of an instance type has with an image, as of the last [`DiscoveredMemory::prune`]; `None`
     /// where no node has shown it.
-    pub fn of(&self, image: &str, instance_type: &str) -> Option<i64> {
+    pub fn of(&self, image: &str, instance_type: &str) -> Option<Bytes> {
         self.by_image.get(image)?.get(instance_type).map(|reading| reading.bytes)
     }
 }
 
 /// Image, instance type and bytes of memory of a claim's node. The type is what was launched: a node may say what it likes of itself.
-fn shown<'a>(claim: &'a NodeClaim, node: &'a Node) -> Option<(&'a str, &'a str, i64)> {
+fn shown<'a>(claim: &'a NodeClaim, node: &'a Node) -> Option<(&'a str, &'a str, Bytes)> {
     let image = claim.status.as_ref()?.image_id.as_deref().filter(|image| !image.is_empty())?;
     let instance_type = claim.labels().get(labels::INSTANCE_TYPE)?;
     let memory = node.status.as_ref()?.capacity.as_ref()?.get("memory")?;
-    let bytes = parse_bytes(&memory.0).ok().filter(|bytes| *bytes > 0)?;
+    let bytes = parse_bytes(&memory.0).ok().filter(|bytes| bytes.0 > 0)?;
     Some((image, instance_type, bytes))
 }
 
@@ -109,7 +110,7 @@ pub mod tests {
             changes.push(table.prune(0));
         }
         assert_eq!(changes, [1, 2, 2, 2, 3, 4], "a reading that changes nothing is no change");
-        let of = |image: &str, instance_type: &str| table.of(image, instance_type).map(|bytes| bytes / 1024);
+        let of = |image: &str, instance_type: &str| table.of(image, instance_type).map(|bytes| bytes.0 / 1024);
         assert_eq!((of("ami-1", "m5.large"), of("ami-2", "m5.large")), (Some(7900), Some(7000)));
         assert_eq!(
             (of("ami-1", "c5.large"), of("ami-2", "c5.large"), of("ami-3", "m5.large")),
@@ -128,7 +129,7 @@ pub mod tests {
             }
             let before = table.changes;
             let lapsed = table.prune(day * DAY_MS) != before;
-            (table.of("ami-1", "m5.large").map(|bytes| bytes / 1024), lapsed)
+            (table.of("ami-1", "m5.large").map(|bytes| bytes.0 / 1024), lapsed)
         };
         assert_eq!(at(&[], 59), (Some(7900), false));
         assert_eq!(at(&[], 60), (None, true));

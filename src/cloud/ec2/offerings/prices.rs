@@ -9,7 +9,7 @@ use serde::Deserialize;
 use crate::cloud::catalog::micro_usd;
 use crate::cloud::ec2::aws::errors::ApiError;
 use crate::cloud::ec2::offerings::instance_types::unusable_answer;
-use crate::model::offering::MicroUsd;
+use crate::model::units::MicroUsd;
 
 const PRODUCTS: &str = "pricing:GetProducts";
 /// Products of one answer, the API's most.

@@ -16,7 +16,8 @@ use crate::cloud::ec2::offerings::prices;
 use crate::cloud::ec2::offerings::prices::OnDemandPrices;
 use crate::cloud::ec2::offerings::spot_prices;
 use crate::cloud::ec2::offerings::spot_prices::{SpotHistory, SpotPrices};
-use crate::model::offering::{CapacityType, Catalog, InstanceType, MicroUsd};
+use crate::model::offering::{CapacityType, Catalog, InstanceType};
+use crate::model::units::MicroUsd;
 use crate::sync::lock;
 
 /// Catalogs that are kept; node classes that share one are many more.

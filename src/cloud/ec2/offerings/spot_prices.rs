@@ -9,7 +9,7 @@ use aws_sdk_ec2::types::SpotPrice;
 use crate::cloud::ec2::aws::errors::ApiError;
 use crate::cloud::ec2::offerings::instance_types::unusable_answer;
 use crate::cloud::ec2::offerings::prices::positive_price;
-use crate::model::offering::MicroUsd;
+use crate::model::units::MicroUsd;
 
 const HISTORY: &str = "ec2:DescribeSpotPriceHistory";
 /// Records of one answer.

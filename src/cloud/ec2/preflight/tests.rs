@@ -18,7 +18,7 @@ use crate::cloud::ec2::offerings::region::Answers as RegionAnswers;
 use crate::cloud::ec2::offerings::spot_prices::SpotHistory;
 use crate::cloud::ec2::preflight::class::{Answers, Identity, Profile};
 use crate::model::labels;
-use crate::model::offering::MicroUsd;
+use crate::model::units::MicroUsd;
 
 fn error(action: &'static str, code: &str, message: &str) -> ApiError {
     ApiError { action, code: code.into(), message: message.into(), class: class_of(code) }

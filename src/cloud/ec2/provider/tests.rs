@@ -453,7 +453,7 @@ async fn a_registered_node_changes_what_its_class_offers_and_not_what_classes_of
     let ec2 = world().ec2;
     let of = |class: &Ec2NodeClass| {
         let seen = ec2.catalog(class);
-        seen.instance_types.iter().find(|found| &*found.name == "m5.large").map(|found| found.capacity.memory >> 20)
+        seen.instance_types.iter().find(|found| &*found.name == "m5.large").map(|found| found.capacity.memory.0 >> 20)
     };
     let (own, mut other) = (class(json!({})), class(json!({})));
     other.metadata.name = Some("other".into());

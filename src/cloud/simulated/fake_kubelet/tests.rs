@@ -4,6 +4,7 @@ use super::*;
 use crate::cloud::catalog::{NodeSettings, SpotPricing, embedded};
 use crate::cloud::simulated::record::NodeProgress;
 use crate::model::offering::CapacityType;
+use crate::model::units::{Bytes, Millicores};
 
 fn record(instance_type: &str) -> Record {
     Record {
@@ -147,12 +148,17 @@ fn extended_resources_wait_for_a_slow_device_plugin() {
 
 #[test]
 fn quantities_are_written_as_kubelets_write_them() {
-    let resources =
-        Resources { cpu_milli: 1930, memory: 6903 << 20, ephemeral_storage: 1025, pods: 29, extended: BTreeMap::new() };
+    let resources = Resources {
+        cpu: Millicores(1930),
+        memory: Bytes::from_mib(6903),
+        ephemeral_storage: Bytes(1025),
+        pods: 29,
+        extended: BTreeMap::new(),
+    };
     let text: Vec<String> =
         quantities(&resources, true).into_iter().map(|(name, amount)| format!("{name}={}", amount.0)).collect();
     assert_eq!(text, ["cpu=1930m", "ephemeral-storage=1025", "memory=7068672Ki", "pods=29"]);
-    let whole = Resources { cpu_milli: 4000, ..resources };
+    let whole = Resources { cpu: Millicores(4000), ..resources };
     assert_eq!(quantities(&whole, true)["cpu"], Quantity("4".to_owned()));
 }
 

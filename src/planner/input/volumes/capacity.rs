@@ -7,13 +7,14 @@ use k8s_openapi::api::core::v1::{PersistentVolumeClaimSpec, PersistentVolumeSpec
 
 use crate::model::pod_class::Selector;
 use crate::model::quantity::parse_bytes;
+use crate::model::units::Bytes;
 use crate::planner::input::pod::Labels;
 use crate::planner::input::terms::selector;
 
 /// What a claim asks of the volume that serves it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Wanted {
-    bytes: i64,
+    bytes: Bytes,
     modes: BTreeSet<Arc<str>>,
     block: bool,
     /// `None` can't be understood, and selects nothing.
@@ -23,7 +24,7 @@ pub struct Wanted {
 /// What a free volume has for a claim.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Capacity {
-    pub(crate) bytes: i64,
+    pub(crate) bytes: Bytes,
     modes: BTreeSet<Arc<str>>,
     block: bool,
     labels: Labels,
@@ -34,7 +35,9 @@ impl Wanted {
     pub fn new(spec: &PersistentVolumeClaimSpec) -> Self {
         let requests = spec.resources.as_ref().and_then(|resources| resources.requests.as_ref());
         Self {
-            bytes: requests.and_then(|map| map.get("storage")).map_or(0, |q| parse_bytes(&q.0).unwrap_or(i64::MAX)),
+            bytes: requests
+                .and_then(|map| map.get("storage"))
+                .map_or(Bytes(0), |q| parse_bytes(&q.0).unwrap_or(Bytes(i64::MAX))),
             modes: spec.access_modes.iter().flatten().map(|mode| Arc::from(mode.as_str())).collect(),
             block: spec.volume_mode.as_deref() == Some("Block"),
             selector: match &spec.selector {
@@ -57,7 +60,7 @@ impl Capacity {
     pub fn new(spec: &PersistentVolumeSpec, labels: Option<&Labels>) -> Self {
         let storage = spec.capacity.as_ref().and_then(|map| map.get("storage"));
         Self {
-            bytes: storage.and_then(|q| parse_bytes(&q.0).ok()).unwrap_or(0),
+            bytes: storage.and_then(|q| parse_bytes(&q.0).ok()).unwrap_or_default(),
             modes: spec.access_modes.iter().flatten().map(|mode| Arc::from(mode.as_str())).collect(),
             block: spec.volume_mode.as_deref() == Some("Block"),
             labels: labels.cloned().unwrap_or_default(),

@@ -249,7 +249,7 @@ fn block_device(mapping: &BlockDeviceMapping) -> LaunchTemplateBlockDeviceMappin
 /// A size in whole GiB, rounded up; `None` for what the schema should have kept out.
 fn gibibytes(size: &str) -> Option<i32> {
     let bytes = parse_bytes(size).ok()?;
-    i32::try_from(bytes.checked_add((1 << 30) - 1)? >> 30).ok()
+    i32::try_from(bytes.0.checked_add((1 << 30) - 1)? >> 30).ok()
 }
 
 #[cfg(test)]

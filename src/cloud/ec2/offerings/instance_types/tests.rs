@@ -6,6 +6,7 @@ use aws_sdk_ec2::types::{
 use super::*;
 use crate::cloud::catalog::{NodeSettings, SpotPricing, embedded};
 use crate::cloud::ec2::aws::client::wire;
+use crate::model::units::Bytes;
 
 fn card(index: i32, enis: i32, gbps: Option<f64>) -> NetworkCardInfo {
     NetworkCardInfo::builder()
@@ -86,8 +87,8 @@ fn a_description_becomes_the_entry_that_the_table_holds() {
 #[test]
 fn the_node_of_a_description_is_karpenters() {
     let node = read(&m5_large().build()).as_node("us-east-1", &NodeSettings::default(), SpotPricing::Off);
-    assert_eq!((node.allocatable.cpu_milli, node.allocatable.pods), (1930, 29));
-    assert_eq!(node.allocatable.memory, 6903 << 20);
+    assert_eq!((node.allocatable.cpu.0, node.allocatable.pods), (1930, 29));
+    assert_eq!(node.allocatable.memory, Bytes::from_mib(6903));
     for (key, value) in [
         ("instance-cpu-manufacturer", "intel"),
         ("instance-ebs-bandwidth", "4750"),
