@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """docs/aws names exactly the actions that src/cloud/ec2 calls, whom the controller's role trusts, the queue and the events that
-src/cloud/ec2/messages.rs knows, in CloudFormation and in Terraform alike. What only `stowage preflight` asks for is named in
+src/cloud/ec2/interruption/messages.rs knows, in CloudFormation and in Terraform alike. What only `stowage preflight` asks for is named in
 docs/operations.md."""
 
 import json
@@ -109,7 +109,7 @@ class Policies(unittest.TestCase):
         self.assertEqual(sorted(called()), sorted(snake(action) for action in allowed - IMPLIED))
 
     def test_what_only_preflight_asks_for_is_said(self):
-        said = (ROOT / "docs" / "operations.md").read_text().partition("## Preflight")[2].partition("\n## ")[0].rpartition("that the controller does without")[2]
+        said = (ROOT / "docs" / "operations.md").read_text().partition("## Preflight")[2].partition("\n## ")[0].rpartition("that the controller does not need")[2]
         named = {snake(action) for action in re.findall(r"`([a-z0-9]+:[A-Z]\w+)`", said)}
         self.assertEqual(sorted(named), sorted(called(preflight=True) - called()))
 
@@ -118,7 +118,7 @@ class Policies(unittest.TestCase):
         self.assertEqual(found, cloudformation())
 
     def test_the_events_that_are_sent_are_those_that_are_known(self):
-        known = set(re.findall(r'\("(aws\.\w+)", "([^"]+)"\) =>', (ROOT / "src" / "cloud" / "ec2" / "messages.rs").read_text()))
+        known = set(re.findall(r'\("(aws\.\w+)", "([^"]+)"\) =>', (ROOT / "src" / "cloud" / "ec2" / "interruption" / "messages.rs").read_text()))
         stack, terraform = text_of("cloudformation.yaml"), text_of("main.tf")
         rules = re.findall(r'^      EventPattern: {source: \[([\w.]+)\], detail-type: \["([^"]+)"\]}\n      Targets: \[{Id: \w+, Arn: !GetAtt InterruptionQueue\.Arn}\]$', stack, re.M)
         self.assertEqual((set(rules), len(rules)), (known, stack.count("AWS::Events::Rule")))
