@@ -27,4 +27,6 @@ pub mod server;
 pub mod state;
 pub mod sync;
 pub mod telemetry;
+#[cfg(test)]
+mod test_support;
 pub mod webhook;

@@ -227,3 +227,6 @@ pub fn single_values(claim: &NodeClaim) -> BTreeMap<String, String> {
     }
     out
 }
+
+#[cfg(test)]
+mod write_tests;

@@ -145,3 +145,6 @@ impl Candidate {
         }
     }
 }
+
+#[cfg(test)]
+mod write_tests;

@@ -277,6 +277,9 @@ fn budget_active(budget: &Budget, now: i64) -> Result<bool, String> {
 }
 
 #[cfg(test)]
+mod write_tests;
+
+#[cfg(test)]
 mod tests {
     use super::*;
 

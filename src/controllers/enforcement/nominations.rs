@@ -333,6 +333,9 @@ pub async fn keep(ctx: Arc<Context>) {
 }
 
 #[cfg(test)]
+mod write_tests;
+
+#[cfg(test)]
 pub(crate) mod tests {
     use super::*;
 

@@ -287,6 +287,9 @@ async fn admit(ctx: &Context, pod: Admission) -> (Admission, bool) {
 }
 
 #[cfg(test)]
+mod write_tests;
+
+#[cfg(test)]
 mod tests {
     use super::*;
 

@@ -361,6 +361,9 @@ pub async fn depart(ctx: Arc<Context>) {
 }
 
 #[cfg(test)]
+mod write_tests;
+
+#[cfg(test)]
 mod tests {
     use super::*;
     use crate::model::time::UnixMillis;

@@ -137,6 +137,9 @@ async fn refused(ctx: &Context, error: &CloudError) {
 }
 
 #[cfg(test)]
+mod write_tests;
+
+#[cfg(test)]
 mod tests {
     use super::*;
     use crate::cloud::health::Category;

@@ -134,6 +134,9 @@ async fn relabel(ctx: &Context, demoted: Demotions) {
 }
 
 #[cfg(test)]
+mod write_tests;
+
+#[cfg(test)]
 mod tests {
     use super::*;
     use crate::cloud::reservation::ReservationKind;

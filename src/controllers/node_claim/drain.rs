@@ -204,6 +204,9 @@ pub fn unwritten_deadline(claim: &NodeClaim) -> Option<i64> {
 }
 
 #[cfg(test)]
+mod write_tests;
+
+#[cfg(test)]
 mod tests {
     use super::*;
 

@@ -215,4 +215,7 @@ async fn write(ctx: &Context, claim: &NodeClaim, drift: Option<&Drift>) -> Resul
 }
 
 #[cfg(test)]
+mod write_tests;
+
+#[cfg(test)]
 mod tests;

@@ -57,6 +57,9 @@ pub async fn run(ctx: Arc<Context>) {
 }
 
 #[cfg(test)]
+mod write_tests;
+
+#[cfg(test)]
 mod tests {
     use serde_json::json;
 

@@ -189,4 +189,7 @@ async fn clear(ctx: &Context, garbage: Garbage) {
 }
 
 #[cfg(test)]
+mod write_tests;
+
+#[cfg(test)]
 mod tests;

@@ -337,4 +337,7 @@ async fn record(
 }
 
 #[cfg(test)]
+mod write_tests;
+
+#[cfg(test)]
 mod tests;

@@ -549,4 +549,7 @@ async fn release<F: Future<Output = Result<(), kube::Error>>>(
 }
 
 #[cfg(test)]
+mod write_tests;
+
+#[cfg(test)]
 mod tests;

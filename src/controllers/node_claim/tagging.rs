@@ -73,6 +73,9 @@ async fn tag(ctx: &Context, tagger: &dyn InstanceTagging, due: &[Untagged]) {
 }
 
 #[cfg(test)]
+mod write_tests;
+
+#[cfg(test)]
 mod tests {
     use super::*;
 

@@ -296,6 +296,9 @@ fn waits_for(claims: &[Arc<NodeClaim>]) -> String {
 }
 
 #[cfg(test)]
+mod write_tests;
+
+#[cfg(test)]
 mod tests {
     use super::*;
 

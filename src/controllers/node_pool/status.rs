@@ -184,6 +184,9 @@ fn status(state: &ClusterState, types: &Types, pool: &NodePool, now: &Time) -> V
 }
 
 #[cfg(test)]
+mod write_tests;
+
+#[cfg(test)]
 mod tests {
     use super::*;
 

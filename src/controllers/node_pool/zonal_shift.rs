@@ -59,6 +59,9 @@ async fn tell(ctx: &Context, zone: &str, warning: bool, reason: &str, note: &str
 }
 
 #[cfg(test)]
+mod write_tests;
+
+#[cfg(test)]
 mod tests {
     use serde_json::json;
 

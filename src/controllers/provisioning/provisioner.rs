@@ -347,3 +347,6 @@ fn tell(ctx: &Arc<Context>, taken: &Snapshot, plan: &Plan, no_pools: bool) {
 pub async fn claim_event(ctx: &Context, claim: &NodeClaim, warning: bool, reason: &str, note: &str) {
     ctx.event(reference(claim), warning, reason, note).await;
 }
+
+#[cfg(test)]
+mod write_tests;

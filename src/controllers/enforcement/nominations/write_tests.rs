@@ -1,0 +1,211 @@
+use serde_json::json;
+
+use super::*;
+use crate::test_support::failures::{World, first_turn, outcome, transcript};
+use crate::test_support::kubernetes::store::Refusal;
+use crate::test_support::kubernetes::{FakeApi, Fault};
+use crate::test_support::objects::{claim, launched, node, pod};
+
+const LATER: &str = "2099-01-01T00:00:00Z";
+
+/// The claim `c` with the planned pods a and b, and its closed node x, ready and created at `created`.
+fn world(placement: PlacementMode, created: &str) -> World {
+    let api = FakeApi::default();
+    let plan = json!({(labels::PLANNED_PODS): "[\"n/a\",\"n/b\"]", (labels::HOLD_UNTIL): LATER});
+    api.put(&claim("c", &json!({"metadata": {"annotations": plan}, "status": launched("i-1", &["Launched"])})));
+    let closed = json!({"key": labels::UNREGISTERED_TAINT, "effect": "NoExecute"});
+    let team = json!({"key": "team", "effect": "NoSchedule"});
+    api.put(&node(
+        "x",
+        &json!({"metadata": {"creationTimestamp": created}, "spec": {"providerID": "aws:///z/i-1", "taints": [team, closed]},
+            "status": {"conditions": [{"type": "Ready", "status": "True"}],
+                "allocatable": {"cpu": "2", "memory": "4Gi", "pods": "10"}}}),
+    ));
+    for name in ["a", "b", "stranger"] {
+        api.put(&pod(name, &json!({"spec": {"containers": [{"name": "c", "image": "i"}]}})));
+    }
+    World { placement, ..World::new(api) }
+}
+
+fn fresh() -> String {
+    rfc3339(now_ms() + 600_000)
+}
+
+async fn opened(ctx: Arc<Context>) -> String {
+    let (claim, node) = {
+        let state = ctx.cluster.read();
+        (state.claims.get("c").cloned(), state.nodes.get("x").cloned())
+    };
+    let (Some(claim), Some(node)) = (claim, node) else { return "gone".into() };
+    if node.labels().contains_key(labels::REGISTERED) {
+        return "open already".into();
+    }
+    match open(&ctx, &claim, &node).await {
+        Ok(None) => "open".into(),
+        Ok(Some(wait)) => format!("look again in {wait} ms"),
+        error => outcome(error),
+    }
+}
+
+/// The first look nominates the pods, the second opens the node.
+async fn opened_at_last(ctx: Arc<Context>) -> String {
+    let first = opened(Arc::clone(&ctx)).await;
+    let second = opened(ctx).await;
+    format!("{first}, {second}")
+}
+
+#[tokio::test]
+async fn pods_are_nominated_before_the_node_opens_under_every_failure() {
+    let text = transcript(|| world(PlacementMode::Nominate, &fresh()), opened_at_last).await;
+    insta::assert_snapshot!(text, @r#"
+    undisturbed: look again in 0 ms, open
+      PATCH nodeclaims/c {"metadata":{"annotations":{"stowage.dev/hold-until":"TIME"}}}
+      PATCH pods/n/a/status {"metadata":{"uid":"uid-a"},"status":{"nominatedNodeName":"x"}}
+      PATCH pods/n/b/status {"metadata":{"uid":"uid-b"},"status":{"nominatedNodeName":"x"}}
+      PATCH nodes/x {"metadata":{"labels":{"karpenter.sh/registered":"true"},"resourceVersion":"2"},"spec":{"taints":[{"effect":"NoSchedule","key":"team"},{"effect":"NoSchedule","key":"stowage.dev/planned","timeAdded":"TIME","value":"uid-c"}]}}
+      changes nodes/x (metadata.labels spec.taints), pods/n/a (status), pods/n/b (status)
+    again: open already, open already, no write, as undisturbed
+    PATCH nodeclaims/c
+      written by another: look again in 0 ms, open; again: open already, open already, no write, as undisturbed
+      409: error 409, error 409, sent 2 times; again: look again in 0 ms, open, 4 writes, as undisturbed
+      404: error 404, error 404, sent 2 times; again: gone, gone, no write, differs: nodes/x (metadata.labels spec.taints), pods/n/a (status), pods/n/b (status), -nodeclaims/c
+      422: error 422, error 422, sent 2 times; again: look again in 0 ms, open, 4 writes, as undisturbed
+      429, Retry-After 2 s, once: look again in 0 ms, open, sent 2 times in 2 s; again: open already, open already, no write, as undisturbed
+      504: error 504, error 504, sent 32 times; again: look again in 0 ms, open, 4 writes, as undisturbed
+      no answer: waits forever; again: look again in 0 ms, open, 4 writes, as undisturbed
+      lost answer: error connection reset, look again in 0 ms, sent 2 times; again: open, open already, 1 write, as undisturbed
+      crash before: stopped; again: look again in 0 ms, open, 4 writes, as undisturbed
+      crash after: stopped; again: look again in 0 ms, open, 3 writes, as undisturbed
+    PATCH pods/n/a/status
+      written by another: look again in 0 ms, open; again: open already, open already, no write, as undisturbed
+      409 | 422: look again in 0 ms, look again in 0 ms, sent 2 times; again: look again in 0 ms, open, 2 writes, as undisturbed
+      404: look again in 0 ms, look again in 0 ms, sent 2 times; again: open, open already, 1 write, differs: -pods/n/a
+      429, Retry-After 2 s, once: look again in 0 ms, open, sent 2 times in 2 s; again: open already, open already, no write, as undisturbed
+      504: look again in 0 ms, look again in 0 ms, sent 32 times; again: look again in 0 ms, open, 2 writes, as undisturbed
+      no answer: waits forever; again: look again in 0 ms, open, 2 writes, as undisturbed
+      lost answer: look again in 0 ms, look again in 0 ms, sent 2 times; again: open, open already, 1 write, as undisturbed
+      crash before: stopped; again: look again in 0 ms, open, 2 writes, as undisturbed
+      crash after: stopped; again: open, open already, 1 write, as undisturbed
+    PATCH pods/n/b/status
+      written by another: look again in 0 ms, open; again: open already, open already, no write, as undisturbed
+      409 | 422: look again in 0 ms, look again in 0 ms, sent 2 times; again: look again in 0 ms, open, 2 writes, as undisturbed
+      404: look again in 0 ms, look again in 0 ms, sent 2 times; again: open, open already, 1 write, differs: -pods/n/b
+      429, Retry-After 2 s, once: look again in 0 ms, open, sent 2 times in 2 s; again: open already, open already, no write, as undisturbed
+      504: look again in 0 ms, look again in 0 ms, sent 32 times; again: look again in 0 ms, open, 2 writes, as undisturbed
+      no answer: waits forever; again: look again in 0 ms, open, 2 writes, as undisturbed
+      lost answer: look again in 0 ms, look again in 0 ms, sent 2 times; again: open, open already, 1 write, as undisturbed
+      crash before: stopped; again: look again in 0 ms, open, 2 writes, as undisturbed
+      crash after: stopped; again: open, open already, 1 write, as undisturbed
+    PATCH nodes/x
+      written by another | 409: look again in 0 ms, error 409; again: open, open already, 1 write, as undisturbed
+      404: look again in 0 ms, error 404; again: gone, gone, no write, differs: -nodes/x
+      422: look again in 0 ms, error 422; again: open, open already, 1 write, as undisturbed
+      429, Retry-After 2 s, once: look again in 0 ms, open, sent 2 times in 2 s; again: open already, open already, no write, as undisturbed
+      504: look again in 0 ms, error 504, sent 16 times; again: open, open already, 1 write, as undisturbed
+      no answer: waits forever; again: open, open already, 1 write, as undisturbed
+      lost answer: look again in 0 ms, error connection reset; again: open already, open already, no write, as undisturbed
+      crash before: stopped; again: open, open already, 1 write, as undisturbed
+      crash after: stopped; again: open already, open already, no write, as undisturbed
+    "#);
+}
+
+#[tokio::test]
+async fn a_node_opens_without_nominations_where_placement_is_off_under_every_failure() {
+    let text = transcript(|| world(PlacementMode::Off, &fresh()), opened).await;
+    insta::assert_snapshot!(text, @r#"
+    undisturbed: open
+      PATCH nodeclaims/c {"metadata":{"annotations":{"stowage.dev/hold-until":"TIME"}}}
+      PATCH nodes/x {"metadata":{"labels":{"karpenter.sh/registered":"true"},"resourceVersion":"2"},"spec":{"taints":[{"effect":"NoSchedule","key":"team"}]}}
+      changes nodes/x (metadata.labels spec.taints)
+    again: open already, no write, as undisturbed
+    PATCH nodeclaims/c
+      written by another: open; again: open already, no write, as undisturbed
+      409: error 409; again: open, 2 writes, as undisturbed
+      404: error 404; again: gone, no write, differs: nodes/x (metadata.labels spec.taints), -nodeclaims/c
+      422: error 422; again: open, 2 writes, as undisturbed
+      429, Retry-After 2 s, once: open, sent 2 times in 2 s; again: open already, no write, as undisturbed
+      504: error 504, sent 16 times; again: open, 2 writes, as undisturbed
+      no answer: waits forever; again: open, 2 writes, as undisturbed
+      lost answer: error connection reset; again: open, 1 write, as undisturbed
+      crash before: stopped; again: open, 2 writes, as undisturbed
+      crash after: stopped; again: open, 1 write, as undisturbed
+    PATCH nodes/x
+      written by another | 409: error 409; again: open, 1 write, as undisturbed
+      404: error 404; again: gone, no write, differs: -nodes/x
+      422: error 422; again: open, 1 write, as undisturbed
+      429, Retry-After 2 s, once: open, sent 2 times in 2 s; again: open already, no write, as undisturbed
+      504: error 504, sent 16 times; again: open, 1 write, as undisturbed
+      no answer: waits forever; again: open, 1 write, as undisturbed
+      lost answer: error connection reset; again: open already, no write, as undisturbed
+      crash before: stopped; again: open, 1 write, as undisturbed
+      crash after: stopped; again: open already, no write, as undisturbed
+    "#);
+}
+
+/// DEFECT: while the API server refuses a nomination, the node stays closed for its twenty seconds of patience, and it is looked
+/// at again without a wait, so that the refused request is repeated at every look. Refused nominations are counted, too.
+#[tokio::test]
+async fn a_refused_nomination_keeps_the_node_closed() {
+    let world = world(PlacementMode::Nominate, &fresh());
+    world.api.inject_on("PATCH pods/n/a/status", Fault::Refused(Refusal::invalid("no")));
+    let ctx = world.context();
+    for turn in 1..=5 {
+        assert_eq!(opened(Arc::clone(&ctx)).await, "look again in 0 ms", "look {turn}");
+    }
+    let sent = world.api.lines().iter().filter(|line| *line == "PATCH pods/n/a/status").count();
+    assert_eq!(sent, 5);
+    assert_eq!(ctx.metrics.nominations.get(), 6, "DEFECT: five of them were refused");
+}
+
+#[tokio::test]
+async fn a_node_that_is_not_ready_is_not_written() {
+    let world = world(PlacementMode::Nominate, &fresh());
+    let mut unready = world.api.stored("nodes/x").unwrap();
+    unready["status"]["conditions"][0]["status"] = json!("False");
+    world.api.put::<Node>(&serde_json::from_value(unready).unwrap());
+    assert_eq!(opened(world.context()).await, "look again in 50 ms");
+    assert!(world.api.lines().is_empty());
+}
+
+/// The leader nominates what a restart or a preemption left without a nomination.
+#[tokio::test]
+async fn pods_of_an_open_node_are_nominated_again_under_every_failure() {
+    let open = || {
+        let world = world(PlacementMode::Nominate, &fresh());
+        let mut node = world.api.stored("nodes/x").unwrap();
+        node["spec"]["taints"] = json!([]);
+        node["metadata"]["labels"] = json!({(labels::REGISTERED): "true"});
+        world.api.put::<Node>(&serde_json::from_value(node).unwrap());
+        world
+    };
+    let text = transcript(open, async |ctx| {
+        first_turn(keep(ctx)).await;
+        "waits".into()
+    })
+    .await;
+    insta::assert_snapshot!(text, @r#"
+    undisturbed: waits
+      PATCH pods/n/a/status {"metadata":{"uid":"uid-a"},"status":{"nominatedNodeName":"x"}}
+      PATCH pods/n/b/status {"metadata":{"uid":"uid-b"},"status":{"nominatedNodeName":"x"}}
+      changes pods/n/a (status), pods/n/b (status)
+    again: waits, no write, as undisturbed
+    PATCH pods/n/a/status
+      written by another | lost answer: waits; again: waits, no write, as undisturbed
+      409 | 422: waits; again: waits, 1 write, as undisturbed
+      404: waits; again: waits, no write, differs: -pods/n/a
+      429, Retry-After 2 s, once: waits, sent 2 times in 2 s; again: waits, no write, as undisturbed
+      504: waits, sent 16 times; again: waits, 1 write, as undisturbed
+      no answer: waits forever; again: waits, 1 write, as undisturbed
+      crash before: stopped; again: waits, 1 write, as undisturbed
+      crash after: stopped; again: waits, no write, as undisturbed
+    PATCH pods/n/b/status
+      written by another | lost answer: waits; again: waits, no write, as undisturbed
+      409 | 422: waits; again: waits, 1 write, as undisturbed
+      404: waits; again: waits, no write, differs: -pods/n/b
+      429, Retry-After 2 s, once: waits, sent 2 times in 2 s; again: waits, no write, as undisturbed
+      504: waits, sent 16 times; again: waits, 1 write, as undisturbed
+      no answer: waits forever; again: waits, 1 write, as undisturbed
+      crash before: stopped; again: waits, 1 write, as undisturbed
+      crash after: stopped; again: waits, no write, as undisturbed
+    "#);
+}

@@ -1,0 +1,115 @@
+use serde_json::json;
+
+use super::*;
+use crate::test_support::failures::{World, transcript};
+use crate::test_support::kubernetes::store::Refusal;
+use crate::test_support::kubernetes::{FakeApi, Fault};
+use crate::test_support::objects::{claim, launched, node, pod};
+
+const LATER: &str = "2099-01-01T00:00:00Z";
+
+/// The claim `c` with the planned pods a and b, and its open node x with the guard. The pod b tolerates something already.
+fn world() -> World {
+    let api = FakeApi::default();
+    let plan = json!({(labels::PLANNED_PODS): "[\"n/a\",\"n/b\"]", (labels::HOLD_UNTIL): LATER});
+    api.put(&claim("c", &json!({"metadata": {"annotations": plan}, "status": launched("i-1", &["Launched"])})));
+    let guard = json!({"key": labels::GUARD_TAINT, "value": "uid-c", "effect": "NoSchedule", "timeAdded": LATER});
+    let team = json!({"key": "team", "effect": "NoSchedule"});
+    api.put(&node(
+        "x",
+        &json!({"metadata": {"labels": {(labels::REGISTERED): "true"}},
+            "spec": {"providerID": "aws:///z/i-1", "taints": [team, guard]}}),
+    ));
+    api.put(&pod("a", &json!({})));
+    api.put(&pod("b", &json!({"spec": {"tolerations": [{"key": "team", "operator": "Exists"}]}})));
+    api.put(&pod("stranger", &json!({})));
+    World::new(api)
+}
+
+async fn look(ctx: Arc<Context>) -> String {
+    let mut asked = Asked::default();
+    let holds = ctx.cluster.read().holds(now_ms());
+    keep(&ctx, &holds, &mut asked).await;
+    match asked.refusals.len() {
+        0 => "ok".into(),
+        count => format!("{count} refused"),
+    }
+}
+
+#[tokio::test]
+async fn planned_pods_are_admitted_under_every_failure() {
+    let text = transcript(world, look).await;
+    insta::assert_snapshot!(text, @r#"
+    undisturbed: ok
+      PATCH pods/n/a [{"op":"test","path":"/metadata/uid","value":"uid-a"},{"op":"add","path":"/spec/tolerations","value":[{"effect":"NoSchedule","key":"stowage.dev/planned","operator":"Equal","value":"uid-c"}]}]
+      PATCH pods/n/b [{"op":"test","path":"/metadata/uid","value":"uid-b"},{"op":"add","path":"/spec/tolerations/-","value":{"effect":"NoSchedule","key":"stowage.dev/planned","operator":"Equal","value":"uid-c"}}]
+      changes pods/n/a (spec.tolerations), pods/n/b (spec.tolerations)
+    again: ok, no write, as undisturbed
+    PATCH pods/n/a
+      written by another | 422: 1 refused; again: ok, 1 write, as undisturbed
+      409: ok; again: ok, 1 write, as undisturbed
+      404: ok; again: ok, no write, differs: -pods/n/a
+      429, Retry-After 2 s, once: ok, sent 2 times in 2 s; again: ok, no write, as undisturbed
+      504: ok, sent 16 times; again: ok, 1 write, as undisturbed
+      no answer: waits forever; again: ok, 1 write, as undisturbed
+      lost answer: ok; again: ok, no write, as undisturbed
+      crash before: stopped; again: ok, 1 write, as undisturbed
+      crash after: stopped; again: ok, no write, as undisturbed
+    PATCH pods/n/b
+      written by another | lost answer: ok; again: ok, no write, as undisturbed
+      409: ok; again: ok, 1 write, as undisturbed
+      404: ok; again: ok, no write, differs: -pods/n/b
+      422: 1 refused; again: ok, 1 write, as undisturbed
+      429, Retry-After 2 s, once: ok, sent 2 times in 2 s; again: ok, no write, as undisturbed
+      504: ok, sent 16 times; again: ok, 1 write, as undisturbed
+      no answer: waits forever; again: ok, 1 write, as undisturbed
+      crash before: stopped; again: ok, 1 write, as undisturbed
+      crash after: stopped; again: ok, no write, as undisturbed
+    "#);
+}
+
+#[tokio::test]
+async fn the_guard_is_taken_down_under_every_failure() {
+    let text = transcript(|| World { placement: PlacementMode::Extender, ..world() }, look).await;
+    insta::assert_snapshot!(text, @r#"
+    undisturbed: ok
+      PATCH nodes/x {"metadata":{"resourceVersion":"2"},"spec":{"taints":[{"effect":"NoSchedule","key":"team"}]}}
+      changes nodes/x (spec.taints)
+    again: ok, no write, as undisturbed
+    PATCH nodes/x
+      written by another | 409 | 422: ok; again: ok, 1 write, as undisturbed
+      404: ok; again: ok, no write, differs: -nodes/x
+      429, Retry-After 2 s, once: ok, sent 2 times in 2 s; again: ok, no write, as undisturbed
+      504: ok, sent 16 times; again: ok, 1 write, as undisturbed
+      no answer: waits forever; again: ok, 1 write, as undisturbed
+      lost answer: ok; again: ok, no write, as undisturbed
+      crash before: stopped; again: ok, 1 write, as undisturbed
+      crash after: stopped; again: ok, no write, as undisturbed
+    "#);
+}
+
+#[tokio::test]
+async fn a_pod_that_is_refused_three_times_opens_its_node_to_all() {
+    let world = World { watched: true, ..world() };
+    world.api.inject_on("PATCH pods/n/a", Fault::Refused(Refusal::invalid("no")));
+    let ctx = world.context();
+    let mut asked = Asked::default();
+    for turn in 1..=4 {
+        asked.at.clear();
+        let holds = ctx.cluster.read().holds(now_ms());
+        keep(&ctx, &holds, &mut asked).await;
+        let taints = world.api.stored("nodes/x").unwrap()["spec"]["taints"].clone();
+        let guarded = taints.as_array().unwrap().iter().any(|taint| taint["key"] == labels::GUARD_TAINT);
+        assert_eq!(guarded, turn < 4, "look {turn}");
+    }
+}
+
+/// A pod of the same name that came in place of the planned one has another UID.
+#[tokio::test]
+async fn a_successor_of_the_same_name_is_not_admitted() {
+    let world = world();
+    let ctx = world.context();
+    world.api.put(&pod("a", &json!({"metadata": {"uid": "uid-successor"}})));
+    assert_eq!(look(ctx).await, "1 refused");
+    assert!(world.api.stored("pods/n/a").unwrap()["spec"]["tolerations"].is_null());
+}

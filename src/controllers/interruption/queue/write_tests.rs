@@ -1,0 +1,166 @@
+use serde_json::json;
+
+use super::*;
+use crate::model::time::UnixMillis;
+use crate::test_support::failures::{World, first_turn, outcome, transcript};
+use crate::test_support::kubernetes::FakeApi;
+use crate::test_support::objects::{claim, launched, node};
+
+/// The claims `c` and `other` with their nodes x and y.
+fn world() -> World {
+    let api = FakeApi::default();
+    let finalizers = json!([labels::TERMINATION_FINALIZER]);
+    for (name, id, node_name) in [("c", "i-1", "x"), ("other", "i-2", "y")] {
+        let status = launched(id, &["Launched", "Registered", "Initialized"]);
+        api.put(&claim(name, &json!({"metadata": {"finalizers": finalizers}, "status": status})));
+        let taints = json!([{"key": "team", "effect": "NoSchedule"}]);
+        api.put(&node(node_name, &json!({"spec": {"providerID": format!("aws:///z/{id}"), "taints": taints}})));
+    }
+    World { watched: true, ..World::new(api) }
+}
+
+async fn responded(ctx: Arc<Context>, kind: MessageKind) -> String {
+    let message = Message { receipt: "r".into(), kind, instance_id: "i-1".into(), at: UnixMillis(4_102_444_800_000) };
+    outcome(respond(&ctx, &message).await)
+}
+
+#[tokio::test]
+async fn an_interrupted_node_is_marked_and_closed_under_every_failure() {
+    let text = transcript(world, async |ctx| responded(ctx, MessageKind::SpotInterruption).await).await;
+    insta::assert_snapshot!(text, @r#"
+    undisturbed: ok
+      PATCH nodeclaims/c {"metadata":{"annotations":{"stowage.dev/disrupting":"SpotInterruption/2100-01-01T00:02:00Z"}}}
+      PATCH nodes/x {"metadata":{"labels":{"node.kubernetes.io/exclude-from-external-load-balancers":"karpenter"},"resourceVersion":"2"},"spec":{"taints":[{"effect":"NoSchedule","key":"team"},{"effect":"NoSchedule","key":"karpenter.sh/disrupted"}]}}
+      event Warning SpotInterrupted on NodeClaim/c: EC2 takes the spot instance back in two minutes
+      event Warning SpotInterrupted on Node/x: EC2 takes the spot instance back in two minutes
+      changes nodeclaims/c (metadata.annotations), nodes/x (metadata.labels spec.taints)
+    again: ok, no write, as undisturbed
+    PATCH nodeclaims/c
+      written by another: ok; again: ok, no write, as undisturbed
+      409: error 409; again: ok, 2 writes, as undisturbed
+      404: error 404; again: ok, no write, differs: nodes/x (metadata.labels spec.taints), -nodeclaims/c
+      422: error 422; again: ok, 2 writes, as undisturbed
+      429, Retry-After 2 s, once: ok, sent 2 times in 2 s; again: ok, no write, as undisturbed
+      504: error 504, sent 16 times; again: ok, 2 writes, as undisturbed
+      no answer: waits forever; again: ok, 2 writes, as undisturbed
+      lost answer: error connection reset; again: ok, 1 write, as undisturbed
+      crash before: stopped; again: ok, 2 writes, as undisturbed
+      crash after: stopped; again: ok, 1 write, as undisturbed
+    PATCH nodes/x
+      written by another: ok, sent 2 times; again: ok, no write, as undisturbed
+      409: error 409, sent 8 times; again: ok, 1 write, as undisturbed
+      404: error 404; again: ok, no write, differs: -nodes/x
+      422: error 422; again: ok, 1 write, as undisturbed
+      429, Retry-After 2 s, once: ok, sent 2 times in 2 s; again: ok, no write, as undisturbed
+      504: error 504, sent 16 times; again: ok, 1 write, as undisturbed
+      no answer: waits forever; again: ok, 1 write, as undisturbed
+      lost answer: error connection reset; again: ok, no write, as undisturbed
+      crash before: stopped; again: ok, 1 write, as undisturbed
+      crash after: stopped; again: ok, no write, as undisturbed
+    "#);
+}
+
+#[tokio::test]
+async fn the_claim_of_a_stopped_instance_is_deleted_under_every_failure() {
+    let text = transcript(world, async |ctx| responded(ctx, MessageKind::Stopped).await).await;
+    insta::assert_snapshot!(text, @r#"
+    undisturbed: ok
+      DELETE nodeclaims/c {"preconditions":{"uid":"uid-c"}}
+      event Warning InstanceStopping on NodeClaim/c: the instance stops
+      event Warning InstanceStopping on Node/x: the instance stops
+      event Warning TerminatingOnInterruption on NodeClaim/c: its instance goes or is gone
+      event Warning TerminatingOnInterruption on Node/x: its instance goes or is gone
+      changes nodeclaims/c (metadata.deletionGracePeriodSeconds metadata.deletionTimestamp)
+    again: ok, no write, as undisturbed
+    DELETE nodeclaims/c
+      written by another: ok; again: ok, no write, as undisturbed
+      409: error 409; again: ok, 1 write, as undisturbed
+      404: ok; again: ok, no write, differs: -nodeclaims/c
+      422: error 422; again: ok, 1 write, as undisturbed
+      429, Retry-After 2 s, once: ok, sent 2 times in 2 s; again: ok, no write, as undisturbed
+      504: error 504, sent 16 times; again: ok, 1 write, as undisturbed
+      no answer: waits forever; again: ok, 1 write, as undisturbed
+      lost answer: error connection reset; again: ok, no write, as undisturbed
+      crash before: stopped; again: ok, 1 write, as undisturbed
+      crash after: stopped; again: ok, no write, as undisturbed
+    "#);
+}
+
+#[tokio::test]
+async fn a_recommendation_is_reported_and_nothing_is_written() {
+    let world = world();
+    assert_eq!(responded(world.context(), MessageKind::RebalanceRecommendation).await, "ok");
+    assert!(world.api.lines().is_empty());
+    let note = "EC2 thinks that it may soon take the spot instance back";
+    let event = |about: &str| format!("Normal SpotRebalanceRecommendation on {about}: {note}");
+    assert_eq!(world.api.events(), [event("NodeClaim/c"), event("Node/x")]);
+}
+
+/// DEFECT: the mark is written without the claim's resource version, so that it replaces an interruption that was written since
+/// the claim was read.
+#[tokio::test]
+async fn a_disruption_without_hurry_replaces_an_interruption_that_it_has_not_seen() {
+    let world = World { watched: false, ..world() };
+    let (late, early) = (world.context(), world.context());
+    let marked = async |ctx: &Context, reason: &str, deadline_ms: Option<i64>| {
+        let claim = ctx.cluster.read().claims["c"].clone();
+        mark(ctx, &claim, &Disrupting { reason: reason.into(), deadline_ms }).await.unwrap();
+    };
+    marked(&early, "SpotInterruption", Some(2_000)).await;
+    let node = serde_json::from_value(world.api.stored("nodes/x").unwrap()).unwrap();
+    late.cluster.update(|state| state.apply_node(node));
+    marked(&late, "Empty", None).await;
+    let written = world.api.stored("nodeclaims/c").unwrap()["metadata"]["annotations"][labels::DISRUPTING].clone();
+    assert_eq!(written, "Empty/", "DEFECT: the deadline of the interruption is lost");
+}
+
+/// Of two notices the earlier deadline counts.
+#[tokio::test]
+async fn an_earlier_deadline_stays() {
+    let world = world();
+    let written = async |deadline_ms: Option<i64>| {
+        let ctx = world.context();
+        let claim = ctx.cluster.read().claims["c"].clone();
+        let disrupting = Disrupting { reason: "Reason".into(), deadline_ms };
+        mark(&ctx, &claim, &disrupting).await.unwrap();
+        world.api.stored("nodeclaims/c").unwrap()["metadata"]["annotations"][labels::DISRUPTING].clone()
+    };
+    assert_eq!(written(None).await, "Reason/");
+    assert_eq!(written(Some(2_000)).await, "Reason/1970-01-01T00:00:02Z");
+    assert_eq!(written(Some(3_000)).await, "Reason/1970-01-01T00:00:02Z");
+    assert_eq!(written(None).await, "Reason/1970-01-01T00:00:02Z");
+    assert_eq!(written(Some(1_000)).await, "Reason/1970-01-01T00:00:01Z");
+}
+
+#[tokio::test]
+async fn a_marked_claim_whose_pods_have_moved_is_deleted_under_every_failure() {
+    let marked = || {
+        let world = World { watched: false, ..world() };
+        let meta = json!({"annotations": {(labels::DISRUPTING): "Underutilized/"}, "finalizers": [labels::TERMINATION_FINALIZER]});
+        world.api.put(&claim("c", &json!({"metadata": meta, "status": launched("i-1", &["Launched"])})));
+        let mut empty = meta.clone();
+        empty["annotations"][labels::DISRUPTING] = json!("Empty/");
+        world.api.put(&claim("other", &json!({"metadata": empty, "status": launched("i-2", &["Launched"])})));
+        world
+    };
+    let text = transcript(marked, async |ctx| {
+        first_turn(depart(ctx)).await;
+        "waits".into()
+    })
+    .await;
+    insta::assert_snapshot!(text, @r#"
+    undisturbed: waits
+      DELETE nodeclaims/c {"preconditions":{"uid":"uid-c"}}
+      changes nodeclaims/c (metadata.deletionGracePeriodSeconds metadata.deletionTimestamp)
+    again: waits, no write, as undisturbed
+    DELETE nodeclaims/c
+      written by another | lost answer: waits; again: waits, no write, as undisturbed
+      409 | 422: waits; again: waits, 1 write, as undisturbed
+      404: waits; again: waits, no write, differs: -nodeclaims/c
+      429, Retry-After 2 s, once: waits, sent 2 times in 2 s; again: waits, no write, as undisturbed
+      504: waits, sent 16 times; again: waits, 1 write, as undisturbed
+      no answer: waits forever; again: waits, 1 write, as undisturbed
+      crash before: stopped; again: waits, 1 write, as undisturbed
+      crash after: stopped; again: waits, no write, as undisturbed
+    "#);
+}

@@ -1,0 +1,94 @@
+use serde_json::json;
+
+use super::*;
+use crate::cloud::health::Category;
+use crate::test_support::failures::{World, transcript};
+use crate::test_support::kubernetes::FakeApi;
+use crate::test_support::objects::{claim, launched, node};
+
+fn world() -> World {
+    let api = FakeApi::default();
+    let finalizers = json!([labels::TERMINATION_FINALIZER]);
+    for (name, id, node_name) in [("c", "i-1", "x"), ("other", "i-2", "y")] {
+        let status = launched(id, &["Launched"]);
+        api.put(&claim(name, &json!({"metadata": {"finalizers": finalizers}, "status": status})));
+        api.put(&node(node_name, &json!({"spec": {"providerID": format!("aws:///z/{id}")}})));
+    }
+    World { watched: true, ..World::new(api) }
+}
+
+async fn looked(ctx: Arc<Context>, category: Category) -> String {
+    let found = [Unhealthy { instance_id: "i-1".into(), categories: [category].into() }];
+    look(&ctx, &mut UnhealthyTracker::default(), &found).await;
+    "done".into()
+}
+
+#[tokio::test]
+async fn the_claim_of_a_failed_instance_is_forced_out_under_every_failure() {
+    let text = transcript(world, async |ctx| looked(ctx, Category::SystemStatus).await).await;
+    insta::assert_snapshot!(text, @r#"
+    undisturbed: done
+      PATCH nodeclaims/c {"metadata":{"annotations":{"karpenter.sh/nodeclaim-termination-timestamp":"TIME"}}}
+      DELETE nodeclaims/c {"preconditions":{"uid":"uid-c"}}
+      event Warning InstanceUnhealthy on NodeClaim/c: EC2 says system_status of i-1
+      event Warning InstanceUnhealthy on Node/x: EC2 says system_status of i-1
+      event Warning TerminatingOnInterruption on NodeClaim/c: EC2 says system_status of i-1
+      changes nodeclaims/c (metadata.annotations metadata.deletionGracePeriodSeconds metadata.deletionTimestamp)
+    again: done, no write, as undisturbed
+    PATCH nodeclaims/c
+      written by another: done; again: done, no write, as undisturbed
+      409 | 422: done; again: done, 2 writes, as undisturbed
+      404: done; again: done, no write, differs: -nodeclaims/c
+      429, Retry-After 2 s, once: done, sent 2 times in 2 s; again: done, no write, as undisturbed
+      504: done, sent 16 times; again: done, 2 writes, as undisturbed
+      no answer: waits forever; again: done, 2 writes, as undisturbed
+      lost answer: done; again: done, 1 write, as undisturbed
+      crash before: stopped; again: done, 2 writes, as undisturbed
+      crash after: stopped; again: done, 1 write, as undisturbed
+    DELETE nodeclaims/c
+      written by another | lost answer: done; again: done, no write, as undisturbed
+      409 | 422: done; again: done, 1 write, as undisturbed
+      404: done; again: done, no write, differs: -nodeclaims/c
+      429, Retry-After 2 s, once: done, sent 2 times in 2 s; again: done, no write, as undisturbed
+      504: done, sent 16 times; again: done, 1 write, as undisturbed
+      no answer: waits forever; again: done, 1 write, as undisturbed
+      crash before: stopped; again: done, 1 write, as undisturbed
+      crash after: stopped; again: done, no write, as undisturbed
+    "#);
+}
+
+/// DEFECT: where the mark is written and the taint is not, nothing closes the node later: the mark says that all is done.
+#[tokio::test]
+async fn the_node_of_a_scheduled_event_is_marked_and_closed_under_every_failure() {
+    let text = transcript(world, async |ctx| looked(ctx, Category::EventStatus).await).await;
+    insta::assert_snapshot!(text, @r#"
+    undisturbed: done
+      PATCH nodeclaims/c {"metadata":{"annotations":{"stowage.dev/disrupting":"event_status/TIME"}}}
+      PATCH nodes/x {"metadata":{"labels":{"node.kubernetes.io/exclude-from-external-load-balancers":"karpenter"},"resourceVersion":"2"},"spec":{"taints":[{"effect":"NoSchedule","key":"karpenter.sh/disrupted"}]}}
+      event Warning InstanceUnhealthy on NodeClaim/c: EC2 says event_status of i-1
+      event Warning InstanceUnhealthy on Node/x: EC2 says event_status of i-1
+      changes nodeclaims/c (metadata.annotations), nodes/x (metadata.labels spec.taints)
+    again: done, no write, as undisturbed
+    PATCH nodeclaims/c
+      written by another: done; again: done, no write, as undisturbed
+      409 | 422: done; again: done, 2 writes, as undisturbed
+      404: done; again: done, no write, differs: nodes/x (metadata.labels spec.taints), -nodeclaims/c
+      429, Retry-After 2 s, once: done, sent 2 times in 2 s; again: done, no write, as undisturbed
+      504: done, sent 16 times; again: done, 2 writes, as undisturbed
+      no answer: waits forever; again: done, 2 writes, as undisturbed
+      lost answer: done; again: done, no write, differs: nodes/x (metadata.labels spec.taints)
+      crash before: stopped; again: done, 2 writes, as undisturbed
+      crash after: stopped; again: done, no write, differs: nodes/x (metadata.labels spec.taints)
+    PATCH nodes/x
+      written by another: done, sent 2 times; again: done, no write, as undisturbed
+      409: done, sent 8 times; again: done, no write, differs: nodes/x (metadata.labels spec.taints)
+      404: done; again: done, no write, differs: -nodes/x
+      422: done; again: done, no write, differs: nodes/x (metadata.labels spec.taints)
+      429, Retry-After 2 s, once: done, sent 2 times in 2 s; again: done, no write, as undisturbed
+      504: done, sent 16 times; again: done, no write, differs: nodes/x (metadata.labels spec.taints)
+      no answer: waits forever; again: done, no write, differs: nodes/x (metadata.labels spec.taints)
+      lost answer: done; again: done, no write, as undisturbed
+      crash before: stopped; again: done, no write, differs: nodes/x (metadata.labels spec.taints)
+      crash after: stopped; again: done, no write, as undisturbed
+    "#);
+}

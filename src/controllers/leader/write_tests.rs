@@ -1,0 +1,131 @@
+use serde_json::json;
+
+use super::*;
+use crate::test_support::kubernetes::store::Refusal;
+use crate::test_support::kubernetes::{FakeApi, Fault};
+
+const LEASE: &str = "leases/kube-system/stowage";
+
+fn candidate(api: &FakeApi, identity: &str) -> Candidate {
+    Candidate::new(api.client_without_retries(), "kube-system", "stowage", identity.into())
+}
+
+fn said(outcome: Result<Outcome, kube::Error>) -> String {
+    match outcome {
+        Ok(Outcome::Leads) => "leads".into(),
+        Ok(Outcome::Follows) => "follows".into(),
+        Ok(Outcome::Overtaken) => "overtaken".into(),
+        Err(kube::Error::Api(status)) => format!("error {}", status.code),
+        Err(error) => format!("error {error}"),
+    }
+}
+
+fn holder(api: &FakeApi) -> String {
+    api.stored(LEASE).map_or_else(|| "no lease".into(), |lease| lease["spec"]["holderIdentity"].to_string())
+}
+
+/// A lease that `a` holds.
+async fn held_by_a() -> FakeApi {
+    let api = FakeApi::default();
+    assert_eq!(said(candidate(&api, "a").attempt().await), "leads");
+    api.heal();
+    api
+}
+
+#[tokio::test]
+async fn the_first_candidate_creates_the_lease_and_the_second_follows() {
+    let api = FakeApi::default();
+    let (mut a, mut b) = (candidate(&api, "a"), candidate(&api, "b"));
+    assert_eq!(said(a.attempt().await), "leads");
+    assert_eq!(said(b.attempt().await), "follows");
+    assert_eq!(said(a.attempt().await), "leads");
+    let get = format!("GET {LEASE}");
+    assert_eq!(api.lines(), [&get, "POST leases/kube-system", &get, &get, &format!("PUT {LEASE}")].map(str::to_owned));
+    let lease = api.stored(LEASE).unwrap();
+    assert_eq!(lease["spec"]["leaseDurationSeconds"], 15);
+    assert_eq!(lease["spec"]["leaseTransitions"], 0);
+    assert_eq!(holder(&api), r#""a""#);
+}
+
+#[tokio::test]
+async fn a_lease_is_taken_when_it_was_given_back_or_not_renewed() {
+    let api = held_by_a().await;
+    candidate(&api, "b").give_back().await.unwrap();
+    assert_eq!(holder(&api), r#""a""#, "only its holder gives it back");
+    candidate(&api, "a").give_back().await.unwrap();
+    assert_eq!(holder(&api), "null");
+    assert_eq!(said(candidate(&api, "b").attempt().await), "leads");
+    assert_eq!(api.stored(LEASE).unwrap()["spec"]["leaseTransitions"], 1);
+    let mut c = candidate(&api, "c");
+    assert_eq!(said(c.attempt().await), "follows");
+    let (holder_seen, renewed, since) = c.seen.take().unwrap();
+    c.seen = Some((holder_seen, renewed, since.checked_sub(DURATION).unwrap()));
+    assert_eq!(said(c.attempt().await), "leads", "fifteen seconds by its own clock without a renewal");
+}
+
+/// The write of a renewal, of a first acquisition, and of a release, each under every failure; then once more, undisturbed.
+#[tokio::test]
+async fn the_lease_under_every_failure() {
+    let conflict = Fault::Refused(Refusal { code: 409, ..Refusal::invalid("conflict") });
+    let failures = [
+        ("written by another", Fault::WrittenByAnother),
+        ("409", conflict),
+        ("404", Fault::DeletedByAnother),
+        ("422", Fault::Refused(Refusal::invalid("invalid"))),
+        ("429", Fault::Refused(Refusal::too_many_requests(2))),
+        ("504", Fault::Refused(Refusal::gateway_timeout())),
+        ("lost answer", Fault::LostAnswer),
+        ("no answer", Fault::NoAnswer),
+    ];
+    let mut text = String::new();
+    for (name, fault) in failures {
+        let of = |method: &'static str| {
+            move |request: &crate::test_support::kubernetes::Recorded| request.method.as_str() == method
+        };
+        let stopped = async |api: &FakeApi, done: &mut (dyn Future<Output = String> + Unpin)| {
+            tokio::select! {
+                biased;
+                done = done => done,
+                () = api.stopped() => "stopped".into(),
+            }
+        };
+        let mut line = format!("{name}:");
+        let api = FakeApi::default();
+        api.inject(fault.clone(), 1, of("POST"));
+        let mut a = candidate(&api, "a");
+        let first = stopped(&api, &mut Box::pin(async { said(a.attempt().await) })).await;
+        line += &format!(" create {first}, then {}", said(candidate(&api, "a").attempt().await));
+        let api = held_by_a().await;
+        api.inject(fault.clone(), 1, of("PUT"));
+        let mut a = candidate(&api, "a");
+        let renewal = stopped(&api, &mut Box::pin(async { said(a.attempt().await) })).await;
+        line += &format!("; renew {renewal}, then {}", said(candidate(&api, "a").attempt().await));
+        let api = held_by_a().await;
+        api.inject(fault, 1, of("PUT"));
+        let a = candidate(&api, "a");
+        let back = Box::pin(async { a.give_back().await.map_or_else(|error| said(Err(error)), |()| "ok".into()) });
+        let released = stopped(&api, &mut { back }).await;
+        line += &format!("; release {released}, then held by {}\n", holder(&api));
+        text += &line;
+    }
+    insta::assert_snapshot!(text, @r#"
+    written by another: create leads, then leads; renew overtaken, then leads; release error 409, then held by "a"
+    409: create overtaken, then leads; renew overtaken, then leads; release error 409, then held by "a"
+    404: create leads, then leads; renew error 404, then leads; release error 404, then held by no lease
+    422: create error 422, then leads; renew error 422, then leads; release error 422, then held by "a"
+    429: create error 429, then leads; renew error 429, then leads; release error 429, then held by "a"
+    504: create error 504, then leads; renew error 504, then leads; release error 504, then held by "a"
+    lost answer: create error ServiceError: connection reset, then leads; renew error ServiceError: connection reset, then leads; release error ServiceError: connection reset, then held by null
+    no answer: create stopped, then leads; renew stopped, then leads; release stopped, then held by "a"
+    "#);
+}
+
+#[tokio::test]
+async fn two_candidates_that_see_a_free_lease_do_not_both_lead() {
+    let api = held_by_a().await;
+    candidate(&api, "a").give_back().await.unwrap();
+    api.inject(Fault::WrittenByAnother, 1, |request| request.method == "PUT");
+    assert_eq!(said(candidate(&api, "b").attempt().await), "overtaken");
+    assert_eq!(holder(&api), "null");
+    assert_eq!(api.stored(LEASE).unwrap()["metadata"]["annotations"], json!({"other.example/wrote": "an annotation"}));
+}

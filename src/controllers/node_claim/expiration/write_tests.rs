@@ -1,0 +1,39 @@
+use serde_json::json;
+
+use super::*;
+use crate::model::labels;
+use crate::test_support::failures::{World, first_turn, transcript};
+use crate::test_support::kubernetes::FakeApi;
+use crate::test_support::objects::claim;
+
+#[tokio::test]
+async fn an_expired_claim_is_deleted_under_every_failure() {
+    let world = || {
+        let api = FakeApi::default();
+        let meta = json!({"creationTimestamp": "2026-01-01T00:00:00Z", "finalizers": [labels::TERMINATION_FINALIZER]});
+        api.put(&claim("c", &json!({"metadata": meta, "spec": {"expireAfter": "1m"}})));
+        api.put(&claim("other", &json!({"metadata": meta, "spec": {"expireAfter": "Never"}})));
+        World::new(api)
+    };
+    let text = transcript(world, async |ctx| {
+        first_turn(run(ctx)).await;
+        "waits".into()
+    })
+    .await;
+    insta::assert_snapshot!(text, @r#"
+    undisturbed: waits
+      DELETE nodeclaims/c {"preconditions":{"uid":"uid-c"}}
+      event Normal Expired on NodeClaim/c: older than its expireAfter of 1m
+      changes nodeclaims/c (metadata.deletionGracePeriodSeconds metadata.deletionTimestamp)
+    again: waits, no write, as undisturbed
+    DELETE nodeclaims/c
+      written by another | lost answer: waits; again: waits, no write, as undisturbed
+      409 | 422: waits; again: waits, 1 write, as undisturbed
+      404: waits; again: waits, no write, differs: -nodeclaims/c
+      429, Retry-After 2 s, once: waits, sent 2 times in 2 s; again: waits, no write, as undisturbed
+      504: waits, sent 16 times; again: waits, 1 write, as undisturbed
+      no answer: waits forever; again: waits, 1 write, as undisturbed
+      crash before: stopped; again: waits, 1 write, as undisturbed
+      crash after: stopped; again: waits, no write, as undisturbed
+    "#);
+}

@@ -1,0 +1,91 @@
+use serde_json::json;
+
+use super::*;
+use crate::test_support::cloud::FakeCloud;
+use crate::test_support::failures::{World, transcript};
+use crate::test_support::kubernetes::FakeApi;
+use crate::test_support::objects::{claim, instance, launched, node};
+
+/// The leaked instance i-2 with its Node, the claim `orphan` without an instance, the stranded Node `stranded`, and the claim
+/// `whole` with instance and Node.
+fn world() -> World {
+    let api = FakeApi::default();
+    let finalizers = json!([labels::TERMINATION_FINALIZER]);
+    for (name, id) in [("whole", "i-1"), ("orphan", "i-9")] {
+        let patch = json!({"metadata": {"finalizers": finalizers}, "status": launched(id, &["Launched"])});
+        api.put(&claim(name, &patch));
+    }
+    api.put(&node("whole", &json!({"spec": {"providerID": "aws:///z/i-1"}})));
+    api.put(&node(
+        "leaked",
+        &json!({"metadata": {"finalizers": ["other/finalizer"]}, "spec": {"providerID": "aws:///z/i-2"}}),
+    ));
+    let stranded = json!({"labels": {(labels::NODE_POOL): "p"}, "deletionTimestamp": "2026-01-01T00:00:00Z",
+        "finalizers": [labels::TERMINATION_FINALIZER, "other/finalizer"]});
+    api.put(&node("stranded", &json!({"metadata": stranded, "spec": {"providerID": "aws:///z/i-8"}})));
+    let instances = vec![instance("i-1", "uid-whole", 0), instance("i-2", "unknown", 0)];
+    World::new(api).with_cloud(FakeCloud { instances: instances.into(), ..FakeCloud::default() })
+}
+
+async fn look(ctx: Arc<Context>) -> String {
+    let garbage = Garbage::find(&*ctx.cloud, &ctx.cluster).await.unwrap();
+    let found = (garbage.leaked.len(), garbage.orphaned.len(), garbage.stranded.len());
+    clear(&ctx, garbage).await;
+    format!("leaked, orphaned, stranded {found:?}")
+}
+
+#[tokio::test]
+async fn garbage_is_cleared_under_every_failure() {
+    let text = transcript(world, look).await;
+    insta::assert_snapshot!(text, @r#"
+    undisturbed: leaked, orphaned, stranded (1, 1, 1)
+      DELETE nodes/leaked {"preconditions":{"uid":"uid-leaked"}}
+      DELETE nodeclaims/orphan {"preconditions":{"uid":"uid-orphan"}}
+      PATCH nodes/stranded {"metadata":{"finalizers":["other/finalizer"],"resourceVersion":"5"}}
+      cloud terminate aws:///z/i-2
+      changes nodeclaims/orphan (metadata.deletionGracePeriodSeconds metadata.deletionTimestamp), nodes/leaked (metadata.deletionGracePeriodSeconds metadata.deletionTimestamp), nodes/stranded (metadata.finalizers)
+    again: leaked, orphaned, stranded (0, 0, 0), no write, as undisturbed
+    DELETE nodes/leaked
+      written by another: leaked, orphaned, stranded (1, 1, 1); again: leaked, orphaned, stranded (0, 0, 0), no write, as undisturbed
+      409 | 422: leaked, orphaned, stranded (1, 1, 1); again: leaked, orphaned, stranded (1, 0, 0), 1 write, as undisturbed
+      404: leaked, orphaned, stranded (1, 1, 1); again: leaked, orphaned, stranded (0, 0, 0), no write, differs: -nodes/leaked
+      429, Retry-After 2 s, once: leaked, orphaned, stranded (1, 1, 1), sent 2 times in 2 s; again: leaked, orphaned, stranded (0, 0, 0), no write, as undisturbed
+      504: leaked, orphaned, stranded (1, 1, 1), sent 16 times; again: leaked, orphaned, stranded (1, 0, 0), 1 write, as undisturbed
+      no answer: waits forever; again: leaked, orphaned, stranded (1, 1, 1), 3 writes, as undisturbed
+      lost answer: leaked, orphaned, stranded (1, 1, 1); again: leaked, orphaned, stranded (1, 0, 0), no write, as undisturbed
+      crash before: stopped; again: leaked, orphaned, stranded (1, 1, 1), 3 writes, as undisturbed
+      crash after: stopped; again: leaked, orphaned, stranded (1, 1, 1), 2 writes, as undisturbed
+    DELETE nodeclaims/orphan
+      written by another | lost answer: leaked, orphaned, stranded (1, 1, 1); again: leaked, orphaned, stranded (0, 0, 0), no write, as undisturbed
+      409 | 422: leaked, orphaned, stranded (1, 1, 1); again: leaked, orphaned, stranded (0, 1, 0), 1 write, as undisturbed
+      404: leaked, orphaned, stranded (1, 1, 1); again: leaked, orphaned, stranded (0, 0, 0), no write, differs: -nodeclaims/orphan
+      429, Retry-After 2 s, once: leaked, orphaned, stranded (1, 1, 1), sent 2 times in 2 s; again: leaked, orphaned, stranded (0, 0, 0), no write, as undisturbed
+      504: leaked, orphaned, stranded (1, 1, 1), sent 16 times; again: leaked, orphaned, stranded (0, 1, 0), 1 write, as undisturbed
+      no answer: waits forever; again: leaked, orphaned, stranded (0, 1, 1), 2 writes, as undisturbed
+      crash before: stopped; again: leaked, orphaned, stranded (0, 1, 1), 2 writes, as undisturbed
+      crash after: stopped; again: leaked, orphaned, stranded (0, 0, 1), 1 write, as undisturbed
+    PATCH nodes/stranded
+      written by another | 409 | 422: leaked, orphaned, stranded (1, 1, 1); again: leaked, orphaned, stranded (0, 0, 1), 1 write, as undisturbed
+      404: leaked, orphaned, stranded (1, 1, 1); again: leaked, orphaned, stranded (0, 0, 0), no write, differs: -nodes/stranded
+      429, Retry-After 2 s, once: leaked, orphaned, stranded (1, 1, 1), sent 2 times in 2 s; again: leaked, orphaned, stranded (0, 0, 0), no write, as undisturbed
+      504: leaked, orphaned, stranded (1, 1, 1), sent 16 times; again: leaked, orphaned, stranded (0, 0, 1), 1 write, as undisturbed
+      no answer: waits forever; again: leaked, orphaned, stranded (0, 0, 1), 1 write, as undisturbed
+      lost answer: leaked, orphaned, stranded (1, 1, 1); again: leaked, orphaned, stranded (0, 0, 0), no write, as undisturbed
+      crash before: stopped; again: leaked, orphaned, stranded (0, 0, 1), 1 write, as undisturbed
+      crash after: stopped; again: leaked, orphaned, stranded (0, 0, 0), no write, as undisturbed
+    "#);
+}
+
+#[tokio::test]
+async fn an_instance_that_can_not_be_terminated_is_found_again() {
+    let failing = FakeCloud {
+        instances: vec![instance("i-2", "unknown", 0)].into(),
+        failure: Some(CloudError::Throttled),
+        ..FakeCloud::default()
+    };
+    let world = World::new(FakeApi::default()).with_cloud(failing);
+    for _ in 0..2 {
+        assert_eq!(look(world.context()).await, "leaked, orphaned, stranded (1, 0, 0)");
+    }
+    assert_eq!(world.cloud.calls(), ["terminate aws:///z/i-2", "terminate aws:///z/i-2"]);
+}

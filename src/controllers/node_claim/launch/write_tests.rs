@@ -1,0 +1,136 @@
+use serde_json::json;
+
+use super::*;
+use crate::test_support::cloud::FakeCloud;
+use crate::test_support::failures::{World, outcome, transcript};
+use crate::test_support::kubernetes::FakeApi;
+use crate::test_support::objects::{self, catalog, node_class};
+
+/// The claims `c` and `other`, which may be an m5.large, and their class.
+fn world(launched: Result<Launched, LaunchError>) -> World {
+    let api = FakeApi::default();
+    api.put(&node_class("default", &json!({})));
+    let meta = json!({"labels": {(labels::NODE_POOL): "p"}, "finalizers": [labels::TERMINATION_FINALIZER]});
+    let requirements = json!([{"key": labels::INSTANCE_TYPE, "operator": "In", "values": ["m5.large"]}]);
+    for name in ["c", "other"] {
+        api.put(&objects::claim(name, &json!({"metadata": meta, "spec": {"requirements": requirements}})));
+    }
+    let (catalog, instance_ca) = (Arc::new(catalog()), Some("ca".into()));
+    World::new(api).with_cloud(FakeCloud { catalog, instance_ca, launched: Some(launched), ..FakeCloud::default() })
+}
+
+fn success() -> Result<Launched, LaunchError> {
+    Ok(Launched { instance: objects::instance("i-1", "uid-c", 0), unavailable: vec![] })
+}
+
+async fn launched(ctx: Arc<Context>) -> String {
+    let Some(claim) = ctx.cluster.read().claims.get("c").cloned() else { return "no claim".into() };
+    outcome(launch(&ctx, &claim).await)
+}
+
+#[tokio::test]
+async fn a_launch_is_recorded_under_every_failure() {
+    let text = transcript(|| world(success()), launched).await;
+    insta::assert_snapshot!(text, @r#"
+    undisturbed: ok
+      PATCH nodeclaims/c {"metadata":{"annotations":{"karpenter.k8s.aws/ec2nodeclass-hash":"11102801143440347639","karpenter.k8s.aws/ec2nodeclass-hash-version":"v6"},"labels":{"karpenter.sh/capacity-type":"on-demand","karpenter.sh/nodepool":"p","kubernetes.io/arch":"amd64","kubernetes.io/os":"linux","node.kubernetes.io/instance-type":"m5.large","topology.kubernetes.io/zone":"z"}}}
+      PATCH nodeclaims/c/status {"status":{"allocatable":{"cpu":"2","memory":"8Gi","pods":"29"},"capacity":{"cpu":"2","memory":"8Gi","pods":"29"},"conditions":[{"lastTransitionTime":"TIME","message":"","reason":"Launched","status":"True","type":"Launched"},{"lastTransitionTime":"TIME","message":"object is awaiting reconciliation","reason":"AwaitingReconciliation","status":"Unknown","type":"Registered"},{"lastTransitionTime":"TIME","message":"object is awaiting reconciliation","reason":"AwaitingReconciliation","status":"Unknown","type":"Initialized"},{"lastTransitionTime":"TIME","message":"Registered=Unknown, Initialized=Unknown","reason":"ReconcilingDependents","status":"Unknown","type":"Ready"}],"imageID":"ami-1","providerID":"aws:///z/i-1"}}
+      event Normal Launched on NodeClaim/c: m5.large in z as on-demand
+      cloud launch uid-c
+      changes nodeclaims/c (metadata.annotations metadata.labels status)
+    again: ok, 2 writes, as undisturbed
+    PATCH nodeclaims/c
+      written by another: ok; again: ok, 2 writes, as undisturbed
+      409: error 409; again: ok, 2 writes, as undisturbed
+      404: error 404; again: no claim, no write, differs: -nodeclaims/c
+      422: error 422; again: ok, 2 writes, as undisturbed
+      429, Retry-After 2 s, once: ok, sent 2 times in 2 s; again: ok, 2 writes, as undisturbed
+      504: error 504, sent 16 times; again: ok, 2 writes, as undisturbed
+      no answer: waits forever; again: ok, 2 writes, as undisturbed
+      lost answer: error connection reset; again: ok, 2 writes, as undisturbed
+      crash before | crash after: stopped; again: ok, 2 writes, as undisturbed
+    PATCH nodeclaims/c/status
+      written by another: ok; again: ok, 2 writes, as undisturbed
+      409: error 409; again: ok, 2 writes, as undisturbed
+      404: error 404; again: no claim, no write, differs: -nodeclaims/c
+      422: error 422; again: ok, 2 writes, as undisturbed
+      429, Retry-After 2 s, once: ok, sent 2 times in 2 s; again: ok, 2 writes, as undisturbed
+      504: error 504, sent 16 times; again: ok, 2 writes, as undisturbed
+      no answer: waits forever; again: ok, 2 writes, as undisturbed
+      lost answer: error connection reset; again: ok, 2 writes, as undisturbed
+      crash before | crash after: stopped; again: ok, 2 writes, as undisturbed
+    "#);
+}
+
+#[tokio::test]
+async fn a_failed_launch_is_recorded_under_every_failure() {
+    let text = transcript(|| world(Err(LaunchError::other("broken"))), launched).await;
+    insta::assert_snapshot!(text, @r#"
+    undisturbed: error LaunchFailed: launch failed: broken
+      PATCH nodeclaims/c/status {"status":{"conditions":[{"lastTransitionTime":"TIME","message":"launch failed: broken","reason":"LaunchFailed","status":"Unknown","type":"Launched"},{"lastTransitionTime":"TIME","message":"object is awaiting reconciliation","reason":"AwaitingReconciliation","status":"Unknown","type":"Registered"},{"lastTransitionTime":"TIME","message":"object is awaiting reconciliation","reason":"AwaitingReconciliation","status":"Unknown","type":"Initialized"},{"lastTransitionTime":"TIME","message":"Launched=Unknown, Registered=Unknown, Initialized=Unknown","reason":"ReconcilingDependents","status":"Unknown","type":"Ready"}]}}
+      event Warning LaunchFailed on NodeClaim/c: launch failed: broken
+      cloud launch uid-c
+      changes nodeclaims/c (status)
+    again: error LaunchFailed: launch failed: broken, no write, as undisturbed
+    PATCH nodeclaims/c/status
+      written by another: error LaunchFailed: launch failed: broken; again: error LaunchFailed: launch failed: broken, no write, as undisturbed
+      409: error 409; again: error LaunchFailed: launch failed: broken, 1 write, as undisturbed
+      404: error 404; again: no claim, no write, differs: -nodeclaims/c
+      422: error 422; again: error LaunchFailed: launch failed: broken, 1 write, as undisturbed
+      429, Retry-After 2 s, once: error LaunchFailed: launch failed: broken, sent 2 times in 2 s; again: error LaunchFailed: launch failed: broken, no write, as undisturbed
+      504: error 504, sent 16 times; again: error LaunchFailed: launch failed: broken, 1 write, as undisturbed
+      no answer: waits forever; again: error LaunchFailed: launch failed: broken, 1 write, as undisturbed
+      lost answer: error connection reset; again: error LaunchFailed: launch failed: broken, no write, as undisturbed
+      crash before: stopped; again: error LaunchFailed: launch failed: broken, 1 write, as undisturbed
+      crash after: stopped; again: error LaunchFailed: launch failed: broken, no write, as undisturbed
+    "#);
+}
+
+#[tokio::test]
+async fn a_launch_without_capacity_marks_the_offerings_and_writes_nothing() {
+    let offering = Override {
+        instance_type: "m5.large".into(),
+        zone: "z".into(),
+        capacity_type: crate::model::offering::CapacityType::OnDemand,
+    };
+    let world = world(Err(LaunchError::InsufficientCapacity { unavailable: vec![offering] }));
+    let ctx = world.context();
+    let claim = ctx.cluster.read().claims["c"].clone();
+    let failure = launch(&ctx, &claim).await;
+    assert!(matches!(failure, Err(Failure::Hopeless("insufficient_capacity", _))), "{failure:?}");
+    assert!(world.api.lines().is_empty());
+    assert_eq!(world.cloud.calls(), ["launch uid-c", "mark unavailable m5.large z on-demand"]);
+}
+
+#[tokio::test]
+async fn the_partition_of_an_instance_is_written_under_every_failure() {
+    let with_partition = || {
+        let world = world(success());
+        let meta = json!({"labels": {(labels::PLACEMENT_GROUP_PARTITION): ""}});
+        let status = objects::launched("i-1", &["Launched"]);
+        world.api.put(&objects::claim("c", &json!({"metadata": meta, "status": status})));
+        let instance = Instance { partition: Some(3), ..objects::instance("i-1", "uid-c", 0) };
+        world.with_cloud(FakeCloud { instances: vec![instance].into(), ..FakeCloud::default() })
+    };
+    let text = transcript(with_partition, async |ctx| {
+        let Some(claim) = ctx.cluster.read().claims.get("c").cloned() else { return "no claim".into() };
+        outcome(learn_partition(&ctx, &claim).await)
+    })
+    .await;
+    insta::assert_snapshot!(text, @r#"
+    undisturbed: ok
+      PATCH nodeclaims/c {"metadata":{"labels":{"karpenter.k8s.aws/placement-group-partition":"3"}}}
+      changes nodeclaims/c (metadata.labels)
+    again: ok, 1 write, as undisturbed
+    PATCH nodeclaims/c
+      written by another: ok; again: ok, 1 write, as undisturbed
+      409: error 409; again: ok, 1 write, as undisturbed
+      404: error 404; again: no claim, no write, differs: -nodeclaims/c
+      422: error 422; again: ok, 1 write, as undisturbed
+      429, Retry-After 2 s, once: ok, sent 2 times in 2 s; again: ok, 1 write, as undisturbed
+      504: error 504, sent 16 times; again: ok, 1 write, as undisturbed
+      no answer: waits forever; again: ok, 1 write, as undisturbed
+      lost answer: error connection reset; again: ok, 1 write, as undisturbed
+      crash before | crash after: stopped; again: ok, 1 write, as undisturbed
+    "#);
+}

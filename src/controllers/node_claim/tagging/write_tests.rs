@@ -1,0 +1,64 @@
+use serde_json::json;
+
+use super::*;
+use crate::test_support::cloud::FakeCloud;
+use crate::test_support::failures::{World, transcript};
+use crate::test_support::kubernetes::FakeApi;
+use crate::test_support::objects::{claim, launched};
+
+fn world() -> World {
+    let api = FakeApi::default();
+    for (name, id) in [("a", "i-1"), ("b", "i-2")] {
+        let mut status = launched(id, &["Launched"]);
+        status["nodeName"] = json!(format!("node-{name}"));
+        api.put(&claim(name, &json!({"status": status})));
+    }
+    World::new(api)
+}
+
+async fn look(ctx: Arc<Context>) -> String {
+    let due = untagged(&ctx.cluster.read());
+    tag(&ctx, ctx.cloud.capabilities().instance_tagging.unwrap(), &due).await;
+    format!("{} due", due.len())
+}
+
+#[tokio::test]
+async fn tagged_instances_are_noted_under_every_failure() {
+    let text = transcript(world, look).await;
+    insta::assert_snapshot!(text, @r#"
+    undisturbed: 2 due
+      PATCH nodeclaims/a {"metadata":{"annotations":{"compatibility.karpenter.k8s.aws/cluster-name-tagged":"true","karpenter.k8s.aws/tagged":"true"}}}
+      PATCH nodeclaims/b {"metadata":{"annotations":{"compatibility.karpenter.k8s.aws/cluster-name-tagged":"true","karpenter.k8s.aws/tagged":"true"}}}
+      cloud tag aws:///z/i-1 of a
+      cloud tag aws:///z/i-2 of b
+      changes nodeclaims/a (metadata.annotations), nodeclaims/b (metadata.annotations)
+    again: 0 due, no write, as undisturbed
+    PATCH nodeclaims/a
+      written by another | lost answer: 2 due; again: 0 due, no write, as undisturbed
+      409 | 422: 2 due; again: 1 due, 1 write, as undisturbed
+      404: 2 due; again: 0 due, no write, differs: -nodeclaims/a
+      429, Retry-After 2 s, once: 2 due, sent 2 times in 2 s; again: 0 due, no write, as undisturbed
+      504: 2 due, sent 16 times; again: 1 due, 1 write, as undisturbed
+      no answer: waits forever; again: 2 due, 2 writes, as undisturbed
+      crash before: stopped; again: 2 due, 2 writes, as undisturbed
+      crash after: stopped; again: 1 due, 1 write, as undisturbed
+    PATCH nodeclaims/b
+      written by another | lost answer: 2 due; again: 0 due, no write, as undisturbed
+      409 | 422: 2 due; again: 1 due, 1 write, as undisturbed
+      404: 2 due; again: 0 due, no write, differs: -nodeclaims/b
+      429, Retry-After 2 s, once: 2 due, sent 2 times in 2 s; again: 0 due, no write, as undisturbed
+      504: 2 due, sent 16 times; again: 1 due, 1 write, as undisturbed
+      no answer: waits forever; again: 1 due, 1 write, as undisturbed
+      crash before: stopped; again: 1 due, 1 write, as undisturbed
+      crash after: stopped; again: 0 due, no write, as undisturbed
+    "#);
+}
+
+#[tokio::test]
+async fn nothing_is_noted_where_the_cloud_refuses_the_tags() {
+    let refusal = CloudError::Refused("not allowed".into());
+    let world = world().with_cloud(FakeCloud { failure: Some(refusal), ..FakeCloud::default() });
+    assert_eq!(look(world.context()).await, "2 due");
+    assert!(world.api.lines().is_empty());
+    assert_eq!(world.cloud.calls(), ["tag aws:///z/i-1 of a", "tag aws:///z/i-2 of b"]);
+}

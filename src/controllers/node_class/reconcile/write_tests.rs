@@ -1,0 +1,176 @@
+use serde_json::json;
+
+use super::*;
+use crate::test_support::cloud::FakeCloud;
+use crate::test_support::failures::{World, outcome, transcript};
+use crate::test_support::kubernetes::FakeApi;
+use crate::test_support::objects::{claim, node_class};
+
+/// The class `default` with this metadata, and `other`.
+fn world(metadata: &Value, cloud: FakeCloud) -> World {
+    let api = FakeApi::default();
+    api.put(&node_class("default", &json!({"metadata": metadata})));
+    api.put(&node_class("other", &json!({})));
+    World::new(api).with_cloud(cloud)
+}
+
+/// A cloud of real instances: classes carry a hash and a finalizer.
+fn real() -> FakeCloud {
+    FakeCloud { instance_ca: Some("ca".into()), ..FakeCloud::default() }
+}
+
+async fn reconciled(ctx: Arc<Context>) -> String {
+    let Some(class) = ctx.cluster.read().classes.get("default").cloned() else { return "no class".into() };
+    outcome(reconcile(&ctx, &class).await)
+}
+
+#[tokio::test]
+async fn a_class_gets_hash_finalizer_and_status_under_every_failure() {
+    let text = transcript(|| world(&json!({"finalizers": ["other/finalizer"]}), real()), reconciled).await;
+    insta::assert_snapshot!(text, @r#"
+    undisturbed: ok
+      PATCH ec2nodeclasses/default {"metadata":{"annotations":{"karpenter.k8s.aws/ec2nodeclass-hash":"11102801143440347639","karpenter.k8s.aws/ec2nodeclass-hash-version":"v6"},"finalizers":["other/finalizer","karpenter.k8s.aws/termination"],"resourceVersion":"1"}}
+      PATCH ec2nodeclasses/default/status {"metadata":{"resourceVersion":"3"},"status":{"amis":[],"capacityReservations":[],"conditions":[{"lastTransitionTime":"TIME","message":"","reason":"AMIsReady","status":"True","type":"AMIsReady"},{"lastTransitionTime":"TIME","message":"","reason":"CapacityReservationsReady","status":"True","type":"CapacityReservationsReady"},{"lastTransitionTime":"TIME","message":"","reason":"InstanceProfileReady","status":"True","type":"InstanceProfileReady"},{"lastTransitionTime":"TIME","message":"","reason":"PlacementGroupReady","status":"True","type":"PlacementGroupReady"},{"lastTransitionTime":"TIME","message":"","reason":"SecurityGroupsReady","status":"True","type":"SecurityGroupsReady"},{"lastTransitionTime":"TIME","message":"","reason":"SubnetsReady","status":"True","type":"SubnetsReady"},{"lastTransitionTime":"TIME","message":"","reason":"ValidationSucceeded","status":"True","type":"ValidationSucceeded"},{"lastTransitionTime":"TIME","message":"","reason":"Ready","status":"True","type":"Ready"}],"instanceProfile":null,"securityGroups":[],"subnets":[]}}
+      changes ec2nodeclasses/default (metadata.annotations metadata.finalizers status)
+    again: ok, no write, as undisturbed
+    PATCH ec2nodeclasses/default
+      written by another | 409: error 409; again: ok, 2 writes, as undisturbed
+      404: error 404; again: no class, no write, differs: -ec2nodeclasses/default
+      422: error 422; again: ok, 2 writes, as undisturbed
+      429, Retry-After 2 s, once: ok, sent 2 times in 2 s; again: ok, no write, as undisturbed
+      504: error 504, sent 16 times; again: ok, 2 writes, as undisturbed
+      no answer: waits forever; again: ok, 2 writes, as undisturbed
+      lost answer: error connection reset; again: ok, 1 write, as undisturbed
+      crash before: stopped; again: ok, 2 writes, as undisturbed
+      crash after: stopped; again: ok, 1 write, as undisturbed
+    PATCH ec2nodeclasses/default/status
+      written by another | 409: error 409; again: ok, 1 write, as undisturbed
+      404: error 404; again: no class, no write, differs: -ec2nodeclasses/default
+      422: error 422; again: ok, 1 write, as undisturbed
+      429, Retry-After 2 s, once: ok, sent 2 times in 2 s; again: ok, no write, as undisturbed
+      504: error 504, sent 16 times; again: ok, 1 write, as undisturbed
+      no answer: waits forever; again: ok, 1 write, as undisturbed
+      lost answer: error connection reset; again: ok, no write, as undisturbed
+      crash before: stopped; again: ok, 1 write, as undisturbed
+      crash after: stopped; again: ok, no write, as undisturbed
+    "#);
+}
+
+#[tokio::test]
+async fn claims_get_the_new_version_of_the_hash_before_their_class_under_every_failure() {
+    let old = json!({(labels::EC2_NODE_CLASS_HASH): "1", (labels::EC2_NODE_CLASS_HASH_VERSION): "v5"});
+    let metadata = json!({"finalizers": [labels::EC2_TERMINATION_FINALIZER], "annotations": old});
+    let with_claims = || {
+        let world = world(&metadata, real());
+        for name in ["a", "b"] {
+            world.api.put(&claim(name, &json!({"metadata": {"annotations": old}})));
+        }
+        world
+    };
+    let text = transcript(with_claims, reconciled).await;
+    insta::assert_snapshot!(text, @r#"
+    undisturbed: ok
+      PATCH nodeclaims/a {"metadata":{"annotations":{"karpenter.k8s.aws/ec2nodeclass-hash":"11102801143440347639","karpenter.k8s.aws/ec2nodeclass-hash-version":"v6"}}}
+      PATCH nodeclaims/b {"metadata":{"annotations":{"karpenter.k8s.aws/ec2nodeclass-hash":"11102801143440347639","karpenter.k8s.aws/ec2nodeclass-hash-version":"v6"}}}
+      PATCH ec2nodeclasses/default {"metadata":{"annotations":{"karpenter.k8s.aws/ec2nodeclass-hash":"11102801143440347639","karpenter.k8s.aws/ec2nodeclass-hash-version":"v6"}}}
+      PATCH ec2nodeclasses/default/status {"metadata":{"resourceVersion":"7"},"status":{"amis":[],"capacityReservations":[],"conditions":[{"lastTransitionTime":"TIME","message":"","reason":"AMIsReady","status":"True","type":"AMIsReady"},{"lastTransitionTime":"TIME","message":"","reason":"CapacityReservationsReady","status":"True","type":"CapacityReservationsReady"},{"lastTransitionTime":"TIME","message":"","reason":"InstanceProfileReady","status":"True","type":"InstanceProfileReady"},{"lastTransitionTime":"TIME","message":"","reason":"PlacementGroupReady","status":"True","type":"PlacementGroupReady"},{"lastTransitionTime":"TIME","message":"","reason":"SecurityGroupsReady","status":"True","type":"SecurityGroupsReady"},{"lastTransitionTime":"TIME","message":"","reason":"SubnetsReady","status":"True","type":"SubnetsReady"},{"lastTransitionTime":"TIME","message":"","reason":"ValidationSucceeded","status":"True","type":"ValidationSucceeded"},{"lastTransitionTime":"TIME","message":"","reason":"Ready","status":"True","type":"Ready"}],"instanceProfile":null,"securityGroups":[],"subnets":[]}}
+      changes ec2nodeclasses/default (metadata.annotations status), nodeclaims/a (metadata.annotations), nodeclaims/b (metadata.annotations)
+    again: ok, no write, as undisturbed
+    PATCH nodeclaims/a
+      written by another: ok; again: ok, no write, as undisturbed
+      409: error 409; again: ok, 4 writes, as undisturbed
+      404: ok; again: ok, no write, differs: -nodeclaims/a
+      422: error 422; again: ok, 4 writes, as undisturbed
+      429, Retry-After 2 s, once: ok, sent 2 times in 2 s; again: ok, no write, as undisturbed
+      504: error 504, sent 16 times; again: ok, 4 writes, as undisturbed
+      no answer: waits forever; again: ok, 4 writes, as undisturbed
+      lost answer: error connection reset; again: ok, 3 writes, as undisturbed
+      crash before: stopped; again: ok, 4 writes, as undisturbed
+      crash after: stopped; again: ok, 3 writes, as undisturbed
+    PATCH nodeclaims/b
+      written by another: ok; again: ok, no write, as undisturbed
+      409: error 409; again: ok, 3 writes, as undisturbed
+      404: ok; again: ok, no write, differs: -nodeclaims/b
+      422: error 422; again: ok, 3 writes, as undisturbed
+      429, Retry-After 2 s, once: ok, sent 2 times in 2 s; again: ok, no write, as undisturbed
+      504: error 504, sent 16 times; again: ok, 3 writes, as undisturbed
+      no answer: waits forever; again: ok, 3 writes, as undisturbed
+      lost answer: error connection reset; again: ok, 2 writes, as undisturbed
+      crash before: stopped; again: ok, 3 writes, as undisturbed
+      crash after: stopped; again: ok, 2 writes, as undisturbed
+    PATCH ec2nodeclasses/default
+      written by another: ok; again: ok, no write, as undisturbed
+      409: error 409; again: ok, 2 writes, as undisturbed
+      404: error 404; again: no class, no write, differs: -ec2nodeclasses/default
+      422: error 422; again: ok, 2 writes, as undisturbed
+      429, Retry-After 2 s, once: ok, sent 2 times in 2 s; again: ok, no write, as undisturbed
+      504: error 504, sent 16 times; again: ok, 2 writes, as undisturbed
+      no answer: waits forever; again: ok, 2 writes, as undisturbed
+      lost answer: error connection reset; again: ok, 1 write, as undisturbed
+      crash before: stopped; again: ok, 2 writes, as undisturbed
+      crash after: stopped; again: ok, 1 write, as undisturbed
+    PATCH ec2nodeclasses/default/status
+      written by another | 409: error 409; again: ok, 1 write, as undisturbed
+      404: error 404; again: no class, no write, differs: -ec2nodeclasses/default
+      422: error 422; again: ok, 1 write, as undisturbed
+      429, Retry-After 2 s, once: ok, sent 2 times in 2 s; again: ok, no write, as undisturbed
+      504: error 504, sent 16 times; again: ok, 1 write, as undisturbed
+      no answer: waits forever; again: ok, 1 write, as undisturbed
+      lost answer: error connection reset; again: ok, no write, as undisturbed
+      crash before: stopped; again: ok, 1 write, as undisturbed
+      crash after: stopped; again: ok, no write, as undisturbed
+    "#);
+}
+
+#[tokio::test]
+async fn a_deleted_class_is_released_under_every_failure() {
+    let metadata = json!({"deletionTimestamp": "2026-01-01T00:00:00Z",
+        "finalizers": ["other/finalizer", labels::EC2_TERMINATION_FINALIZER]});
+    let text = transcript(|| world(&metadata, real()), reconciled).await;
+    insta::assert_snapshot!(text, @r#"
+    undisturbed: ok
+      PATCH ec2nodeclasses/default {"metadata":{"finalizers":["other/finalizer"],"resourceVersion":"1"}}
+      cloud release class default
+      changes ec2nodeclasses/default (metadata.finalizers)
+    again: ok, no write, as undisturbed
+    PATCH ec2nodeclasses/default
+      written by another | 409: error 409; again: ok, 1 write, as undisturbed
+      404: ok; again: no class, no write, differs: -ec2nodeclasses/default
+      422: error 422; again: ok, 1 write, as undisturbed
+      429, Retry-After 2 s, once: ok, sent 2 times in 2 s; again: ok, no write, as undisturbed
+      504: error 504, sent 16 times; again: ok, 1 write, as undisturbed
+      no answer: waits forever; again: ok, 1 write, as undisturbed
+      lost answer: error connection reset; again: ok, no write, as undisturbed
+      crash before: stopped; again: ok, 1 write, as undisturbed
+      crash after: stopped; again: ok, no write, as undisturbed
+    "#);
+}
+
+#[tokio::test]
+async fn a_deleted_class_waits_for_its_claims_and_for_the_cloud() {
+    let metadata =
+        json!({"deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": [labels::EC2_TERMINATION_FINALIZER]});
+    let used = world(&metadata, real());
+    used.api.put(&claim("c", &json!({})));
+    assert_eq!(reconciled(used.context()).await, "ok");
+    assert!(used.api.lines().is_empty() && used.cloud.calls().is_empty());
+    let note = "waiting for the NodeClaims of this class to go: c";
+    assert_eq!(used.api.events(), [format!("Normal WaitingOnNodeClaimTermination on EC2NodeClass/default: {note}")]);
+    let failing = FakeCloud { failure: Some(CloudError::Throttled), ..real() };
+    let stuck = world(&metadata, failing);
+    assert!(reconciled(stuck.context()).await.starts_with("error"));
+    assert!(stuck.api.lines().is_empty(), "the finalizer stays until all of it is deleted");
+}
+
+#[tokio::test]
+async fn a_condition_that_becomes_false_is_reported_once() {
+    let verdicts = vec![("SubnetsReady", Verdict::False("SubnetsNotFound", "no subnet matches".into()))];
+    let resolution = Resolution { status: None, verdicts, requeue_after: TICK };
+    let world = world(&json!({}), FakeCloud { resolution: Some(resolution), ..real() });
+    assert_eq!(reconciled(world.context()).await, "ok");
+    let event = "Warning SubnetsNotFound on EC2NodeClass/default: SubnetsReady: no subnet matches";
+    assert_eq!(world.api.events(), [event]);
+    world.api.heal();
+    assert_eq!(reconciled(world.context()).await, "ok");
+    assert!(world.api.lines().is_empty() && world.api.events().is_empty());
+}

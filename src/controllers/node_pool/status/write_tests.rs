@@ -1,0 +1,80 @@
+use serde_json::json;
+
+use super::*;
+use crate::test_support::failures::{World, outcome, transcript};
+use crate::test_support::kubernetes::FakeApi;
+use crate::test_support::objects::{claim, node_class, node_pool};
+
+/// The pools `p`, with this metadata, and `other`, their class, and the claim `c` of `p`.
+fn world(metadata: &Value) -> World {
+    let api = FakeApi::default();
+    api.put(&node_class("default", &json!({})));
+    api.put(&node_pool("p", &json!({"metadata": metadata})));
+    api.put(&node_pool("other", &json!({})));
+    let old = json!({(labels::NODE_POOL_HASH): "1", (labels::NODE_POOL_HASH_VERSION): "v1"});
+    api.put(&claim("c", &json!({"metadata": {"labels": {(labels::NODE_POOL): "p"}, "annotations": old}})));
+    World::new(api)
+}
+
+/// What the loop does for the pool `p`.
+async fn reconciled(ctx: Arc<Context>) -> String {
+    let now = Time(Timestamp::now());
+    let types = Types::new(&ctx.ready_pools());
+    let (pool, status) = {
+        let state = ctx.cluster.read();
+        let Some(pool) = state.pools.get("p").cloned() else { return "no pool".into() };
+        let status = status(&state, &types, &pool, &now);
+        (pool, status)
+    };
+    match restamp(&ctx, &pool).await {
+        Ok(()) => outcome(write(&ctx, &pool, &status, annotations(&pool).as_ref()).await),
+        error => outcome(error),
+    }
+}
+
+#[tokio::test]
+async fn a_pool_gets_hash_and_status_after_its_claims_under_every_failure() {
+    let text = transcript(|| world(&json!({})), reconciled).await;
+    insta::assert_snapshot!(text, @r#"
+    undisturbed: ok
+      PATCH nodeclaims/c {"metadata":{"annotations":{"karpenter.sh/nodepool-hash":"6821555240594823858","karpenter.sh/nodepool-hash-version":"v3"}}}
+      PATCH nodepools/p {"metadata":{"annotations":{"karpenter.sh/nodepool-hash":"6821555240594823858","karpenter.sh/nodepool-hash-version":"v3"}}}
+      PATCH nodepools/p/status {"status":{"conditions":[{"lastTransitionTime":"TIME","message":"","reason":"ValidationSucceeded","status":"True","type":"ValidationSucceeded"},{"lastTransitionTime":"TIME","message":"EC2NodeClass default has not been checked yet","reason":"NodeClassReadinessUnknown","status":"False","type":"NodeClassReady"},{"lastTransitionTime":"TIME","message":"NodeClassReady=False","reason":"UnhealthyDependents","status":"False","type":"Ready"}],"nodes":0,"resources":{"cpu":"0","ephemeral-storage":"0","memory":"0","nodes":"0","pods":"0"}}}
+      event Warning NodeClassReadinessUnknown on NodePool/p: NodeClassReady: EC2NodeClass default has not been checked yet
+      changes nodeclaims/c (metadata.annotations), nodepools/p (metadata.annotations status)
+    again: ok, no write, as undisturbed
+    PATCH nodeclaims/c
+      written by another: ok; again: ok, no write, as undisturbed
+      409: error 409; again: ok, 3 writes, as undisturbed
+      404: ok; again: ok, no write, differs: -nodeclaims/c
+      422: error 422; again: ok, 3 writes, as undisturbed
+      429, Retry-After 2 s, once: ok, sent 2 times in 2 s; again: ok, no write, as undisturbed
+      504: error 504, sent 16 times; again: ok, 3 writes, as undisturbed
+      no answer: waits forever; again: ok, 3 writes, as undisturbed
+      lost answer: error connection reset; again: ok, 2 writes, as undisturbed
+      crash before: stopped; again: ok, 3 writes, as undisturbed
+      crash after: stopped; again: ok, 2 writes, as undisturbed
+    PATCH nodepools/p
+      written by another: ok; again: ok, no write, as undisturbed
+      409: error 409; again: ok, 2 writes, as undisturbed
+      404: error 404; again: no pool, no write, differs: -nodepools/p
+      422: error 422; again: ok, 2 writes, as undisturbed
+      429, Retry-After 2 s, once: ok, sent 2 times in 2 s; again: ok, no write, as undisturbed
+      504: error 504, sent 16 times; again: ok, 2 writes, as undisturbed
+      no answer: waits forever; again: ok, 2 writes, as undisturbed
+      lost answer: error connection reset; again: ok, 1 write, as undisturbed
+      crash before: stopped; again: ok, 2 writes, as undisturbed
+      crash after: stopped; again: ok, 1 write, as undisturbed
+    PATCH nodepools/p/status
+      written by another: ok; again: ok, no write, as undisturbed
+      409: error 409; again: ok, 1 write, as undisturbed
+      404: error 404; again: no pool, no write, differs: -nodepools/p
+      422: error 422; again: ok, 1 write, as undisturbed
+      429, Retry-After 2 s, once: ok, sent 2 times in 2 s; again: ok, no write, as undisturbed
+      504: error 504, sent 16 times; again: ok, 1 write, as undisturbed
+      no answer: waits forever; again: ok, 1 write, as undisturbed
+      lost answer: error connection reset; again: ok, no write, as undisturbed
+      crash before: stopped; again: ok, 1 write, as undisturbed
+      crash after: stopped; again: ok, no write, as undisturbed
+    "#);
+}

@@ -1,0 +1,116 @@
+use serde_json::json;
+
+use super::*;
+use crate::model::labels;
+use crate::test_support::cloud::FakeCloud;
+use crate::test_support::failures::{World, transcript};
+use crate::test_support::kubernetes::FakeApi;
+use crate::test_support::objects::{catalog, claim, launched, node, node_class, node_pool, pod};
+
+/// A ready pool and its class.
+fn world() -> World {
+    let api = FakeApi::default();
+    let ready = json!({"conditions": [{"type": "Ready", "status": "True", "reason": "Ready", "message": "",
+        "lastTransitionTime": "2026-01-01T00:00:00Z"}]});
+    api.put(&node_class("default", &json!({"status": ready})));
+    api.put(&node_pool("p", &json!({"status": ready})));
+    World::new(api).with_cloud(FakeCloud { catalog: Arc::new(catalog()), ..FakeCloud::default() })
+}
+
+/// A pod of this size that the scheduler could not place.
+fn pending(world: &World, name: &str, cpu: &str) {
+    let unschedulable = json!({"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "m"});
+    let container = json!({"name": "c", "image": "i", "resources": {"requests": {"cpu": cpu}}});
+    world.api.put(&pod(name, &json!({"spec": {"containers": [container]}, "status": {"conditions": [unschedulable]}})));
+}
+
+/// Plans and writes the plan down. Returns the pods that room is held for.
+async fn planned(ctx: Arc<Context>) -> String {
+    let pools = ctx.ready_pools();
+    let taken = snapshot::take(&ctx.cluster.read(), &pools, &ctx.settings.plan, &BTreeSet::new(), now_ms());
+    let plan = crate::planner::plan(&taken.problem, &taken.column_cache);
+    let served = write(&ctx, &pools, &taken, &plan, &Queue::default()).await;
+    format!("{} pods, held for {served:?}", taken.problem.pods.len())
+}
+
+#[tokio::test]
+async fn a_plan_is_written_under_every_failure() {
+    let text = transcript(
+        || {
+            let world = world();
+            pending(&world, "a", "1500m");
+            pending(&world, "b", "1500m");
+            world
+        },
+        planned,
+    )
+    .await;
+    insta::assert_snapshot!(text, @r#"
+    undisturbed: 2 pods, held for {"n/a", "n/b"}
+      POST nodeclaims {"apiVersion":"karpenter.sh/v1","kind":"NodeClaim","metadata":{"annotations":{"karpenter.sh/nodepool-hash":"6821555240594823858","karpenter.sh/nodepool-hash-version":"v3","stowage.dev/hold-until":"TIME","stowage.dev/launch-group":"GROUP/2","stowage.dev/planned-offering":"m5.large/z/on-demand","stowage.dev/planned-owners":"{}","stowage.dev/planned-pods":"[\"n/a\"]"},"finalizers":["karpenter.sh/termination"],"generateName":"p-","labels":{"karpenter.k8s.aws/ec2nodeclass":"default","karpenter.sh/nodepool":"p"},"ownerReferences":[{"apiVersion":"karpenter.sh/v1","blockOwnerDeletion":true,"kind":"NodePool","name":"p","uid":"uid-p"}]},"spec":{"expireAfter":"720h","nodeClassRef":{"group":"karpenter.k8s.aws","kind":"EC2NodeClass","name":"default"},"requirements":[{"key":"node.kubernetes.io/instance-type","operator":"In","values":["m5.large"]},{"key":"topology.kubernetes.io/zone","operator":"In","values":["z"]},{"key":"karpenter.sh/capacity-type","operator":"In","values":["on-demand"]}],"resources":{"requests":{"cpu":"1500m","pods":"1"}}}}
+      POST nodeclaims {"apiVersion":"karpenter.sh/v1","kind":"NodeClaim","metadata":{"annotations":{"karpenter.sh/nodepool-hash":"6821555240594823858","karpenter.sh/nodepool-hash-version":"v3","stowage.dev/hold-until":"TIME","stowage.dev/launch-group":"GROUP/2","stowage.dev/planned-offering":"m5.large/z/on-demand","stowage.dev/planned-owners":"{}","stowage.dev/planned-pods":"[\"n/b\"]"},"finalizers":["karpenter.sh/termination"],"generateName":"p-","labels":{"karpenter.k8s.aws/ec2nodeclass":"default","karpenter.sh/nodepool":"p"},"ownerReferences":[{"apiVersion":"karpenter.sh/v1","blockOwnerDeletion":true,"kind":"NodePool","name":"p","uid":"uid-p"}]},"spec":{"expireAfter":"720h","nodeClassRef":{"group":"karpenter.k8s.aws","kind":"EC2NodeClass","name":"default"},"requirements":[{"key":"node.kubernetes.io/instance-type","operator":"In","values":["m5.large"]},{"key":"topology.kubernetes.io/zone","operator":"In","values":["z"]},{"key":"karpenter.sh/capacity-type","operator":"In","values":["on-demand"]}],"resources":{"requests":{"cpu":"1500m","pods":"1"}}}}
+      changes +nodeclaims/p-1, +nodeclaims/p-2
+    again: 0 pods, held for {}, no write, as undisturbed
+    POST nodeclaims
+      written by another | 404: 2 pods, held for {"n/a", "n/b"}, sent 2 times; again: 0 pods, held for {}, no write, as undisturbed
+      409 | 422: 2 pods, held for {}, sent 2 times; again: 2 pods, held for {"n/a", "n/b"}, 2 writes, as undisturbed
+      429, Retry-After 2 s, once: 2 pods, held for {"n/a", "n/b"}, sent 3 times in 2 s; again: 0 pods, held for {}, no write, as undisturbed
+      504: 2 pods, held for {}, sent 32 times; again: 2 pods, held for {"n/a", "n/b"}, 2 writes, as undisturbed
+      no answer: waits forever, sent 2 times; again: 2 pods, held for {"n/a", "n/b"}, 2 writes, as undisturbed
+      lost answer: 2 pods, held for {"n/b"}, sent 2 times; again: 0 pods, held for {}, no write, as undisturbed
+      crash before: stopped, sent 2 times; again: 2 pods, held for {"n/a", "n/b"}, 2 writes, as undisturbed
+      crash after: stopped, sent 2 times; again: 0 pods, held for {}, no write, as undisturbed
+    "#);
+}
+
+/// The plan of the claim `old` holds room for the pod until a time that is over; the claim `new` has room for it.
+#[tokio::test]
+async fn a_pod_moves_from_one_claims_plan_to_anothers_under_every_failure() {
+    let text = transcript(
+        || {
+            let world = world();
+            pending(&world, "a", "500m");
+            let plan = json!({(labels::PLANNED_PODS): "[\"n/a\",\"n/gone\"]", (labels::HOLD_UNTIL): "1970-01-01T00:00:01Z"});
+            let own = json!({(labels::NODE_POOL): "p"});
+            let old = json!({"metadata": {"annotations": plan, "labels": own, "deletionTimestamp": "2026-01-01T00:00:00Z",
+                "finalizers": [labels::TERMINATION_FINALIZER]}, "status": launched("i-1", &["Launched"])});
+            world.api.put(&claim("old", &old));
+            let status = launched("i-2", &["Launched", "Registered", "Initialized"]);
+            world.api.put(&claim("new", &json!({"metadata": {"labels": own}, "status": status})));
+            let open = json!({(labels::REGISTERED): "true", (labels::INITIALIZED): "true", (labels::NODE_POOL): "p"});
+            let room = json!({"cpu": "2", "memory": "8Gi", "pods": "29"});
+            world.api.put(&node("x", &json!({"metadata": {"labels": open}, "spec": {"providerID": "aws:///z/i-2"},
+                "status": {"allocatable": room, "capacity": room, "conditions": [{"type": "Ready", "status": "True"}]}})));
+            world
+        },
+        planned,
+    )
+    .await;
+    insta::assert_snapshot!(text, @r#"
+    undisturbed: 1 pods, held for {"n/a"}
+      PATCH nodeclaims/old {"metadata":{"annotations":{"stowage.dev/hold-until":"1970-01-01T00:00:01Z","stowage.dev/planned-owners":"{}","stowage.dev/planned-pods":"[\"n/gone\"]"}}}
+      PATCH nodeclaims/new {"metadata":{"annotations":{"stowage.dev/hold-until":"TIME","stowage.dev/planned-owners":"{}","stowage.dev/planned-pods":"[\"n/a\"]"}}}
+      changes nodeclaims/new (metadata.annotations), nodeclaims/old (metadata.annotations)
+    again: 0 pods, held for {}, no write, as undisturbed
+    PATCH nodeclaims/old
+      written by another: 1 pods, held for {"n/a"}; again: 0 pods, held for {}, no write, as undisturbed
+      409 | 422: 1 pods, held for {}; again: 1 pods, held for {"n/a"}, 2 writes, as undisturbed
+      404: 1 pods, held for {"n/a"}; again: 0 pods, held for {}, no write, differs: -nodeclaims/old
+      429, Retry-After 2 s, once: 1 pods, held for {"n/a"}, sent 2 times in 2 s; again: 0 pods, held for {}, no write, as undisturbed
+      504: 1 pods, held for {}, sent 16 times; again: 1 pods, held for {"n/a"}, 2 writes, as undisturbed
+      no answer: waits forever; again: 1 pods, held for {"n/a"}, 2 writes, as undisturbed
+      lost answer: 1 pods, held for {}; again: 1 pods, held for {"n/a"}, 1 write, as undisturbed
+      crash before: stopped; again: 1 pods, held for {"n/a"}, 2 writes, as undisturbed
+      crash after: stopped; again: 1 pods, held for {"n/a"}, 1 write, as undisturbed
+    PATCH nodeclaims/new
+      written by another: 1 pods, held for {"n/a"}; again: 0 pods, held for {}, no write, as undisturbed
+      409 | 422: 1 pods, held for {}; again: 1 pods, held for {"n/a"}, 1 write, as undisturbed
+      404: 1 pods, held for {}; again: 1 pods, held for {}, no write, differs: -nodeclaims/new
+      429, Retry-After 2 s, once: 1 pods, held for {"n/a"}, sent 2 times in 2 s; again: 0 pods, held for {}, no write, as undisturbed
+      504: 1 pods, held for {}, sent 16 times; again: 1 pods, held for {"n/a"}, 1 write, as undisturbed
+      no answer: waits forever; again: 1 pods, held for {"n/a"}, 1 write, as undisturbed
+      lost answer: 1 pods, held for {}; again: 0 pods, held for {}, no write, as undisturbed
+      crash before: stopped; again: 1 pods, held for {"n/a"}, 1 write, as undisturbed
+      crash after: stopped; again: 0 pods, held for {}, no write, as undisturbed
+    "#);
+}

@@ -1,0 +1,162 @@
+//! A cloud that answers as a test says and records the calls that change something.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex};
+
+use futures::future::BoxFuture;
+use futures::stream::{self, BoxStream};
+use futures::{FutureExt, StreamExt};
+
+use crate::api::{Ec2NodeClass, NodeClaim, NodePool};
+use crate::cloud::{
+    Capabilities, Cloud, CloudError, Drift, Instance, InstanceTagging, LaunchError, LaunchRequest, Launched, Message,
+    NodeClassCloud, Override, Resolution, ServiceStatus, Untagged,
+};
+use crate::model::offering::Catalog;
+use crate::sync::lock;
+
+/// The answers, and the calls so far. Without answers it is a cloud without instances that refuses nothing.
+#[derive(Default)]
+pub struct FakeCloud {
+    pub catalog: Arc<Catalog>,
+    /// Answer to every launch; without one every launch is throttled.
+    pub launched: Option<Result<Launched, LaunchError>>,
+    /// Instances that exist. A termination removes one.
+    pub instances: Mutex<Vec<Instance>>,
+    /// All conditions are true without one.
+    pub resolution: Option<Resolution>,
+    /// The CA of a cloud that resolves node classes; without one it does not.
+    pub instance_ca: Option<String>,
+    pub shifted_zones: BTreeSet<String>,
+    pub unreadable: BTreeMap<&'static str, String>,
+    /// Failure of every call that changes something, launches aside.
+    pub failure: Option<CloudError>,
+    /// See [`Self::calls`].
+    pub log: Mutex<Vec<String>>,
+}
+
+impl FakeCloud {
+    /// Calls so far that change something, as `terminate aws:///z/i-1`.
+    pub fn calls(&self) -> Vec<String> {
+        lock(&self.log).clone()
+    }
+
+    fn call(&self, call: String) -> Result<(), CloudError> {
+        lock(&self.log).push(call);
+        self.failure.clone().map_or(Ok(()), Err)
+    }
+}
+
+impl Cloud for FakeCloud {
+    fn catalog(&self, _: &Ec2NodeClass) -> Arc<Catalog> {
+        Arc::clone(&self.catalog)
+    }
+
+    fn mark_unavailable(&self, offering: &Override) {
+        let Override { instance_type, zone, capacity_type } = offering;
+        lock(&self.log).push(format!("mark unavailable {instance_type} {zone} {capacity_type}"));
+    }
+
+    fn launch(&self, request: LaunchRequest) -> BoxFuture<'_, Result<Launched, LaunchError>> {
+        lock(&self.log).push(format!("launch {}", request.client_token));
+        let answer = self.launched.clone().unwrap_or(Err(LaunchError::Throttled));
+        if let Ok(launched) = &answer {
+            let mut instances = lock(&self.instances);
+            if !instances.iter().any(|known| known.id == launched.instance.id) {
+                instances.push(launched.instance.clone());
+            }
+        }
+        async move { answer }.boxed()
+    }
+
+    fn describe<'a>(&'a self, provider_id: &'a str) -> BoxFuture<'a, Result<Option<Instance>, CloudError>> {
+        let found = lock(&self.instances).iter().find(|instance| instance.provider_id == provider_id).cloned();
+        async move { Ok(found) }.boxed()
+    }
+
+    fn terminate<'a>(&'a self, provider_id: &'a str) -> BoxFuture<'a, Result<bool, CloudError>> {
+        let result = self.call(format!("terminate {provider_id}")).map(|()| {
+            let mut instances = lock(&self.instances);
+            let before = instances.len();
+            instances.retain(|instance| instance.provider_id != provider_id);
+            instances.len() < before
+        });
+        async move { result }.boxed()
+    }
+
+    fn list(&self) -> BoxFuture<'_, Result<Vec<Instance>, CloudError>> {
+        let all = lock(&self.instances).clone();
+        async move { Ok(all) }.boxed()
+    }
+
+    fn launched_for<'a>(&'a self, claim: &'a NodeClaim) -> BoxFuture<'a, Result<Vec<Instance>, CloudError>> {
+        let mut found = lock(&self.instances).clone();
+        found.retain(|instance| Some(&instance.client_token) == claim.metadata.uid.as_ref());
+        async move { Ok(found) }.boxed()
+    }
+
+    fn receive_messages(&self) -> BoxFuture<'_, Result<Vec<Message>, CloudError>> {
+        std::future::pending().boxed()
+    }
+
+    fn delete_messages<'a>(&'a self, receipts: &'a [String]) -> BoxFuture<'a, Result<(), CloudError>> {
+        let result = self.call(format!("delete messages {receipts:?}"));
+        async move { result }.boxed()
+    }
+
+    fn capabilities(&self) -> Capabilities<'_> {
+        Capabilities {
+            node_classes: self.instance_ca.as_ref().map(|_| self as &dyn NodeClassCloud),
+            instance_tagging: Some(self),
+            service_status: Some(self),
+            capacity_reservations: true,
+            ..Capabilities::default()
+        }
+    }
+}
+
+impl NodeClassCloud for FakeCloud {
+    fn resolve<'a>(&'a self, _: &'a Ec2NodeClass, _: &'a [Arc<NodePool>]) -> BoxFuture<'a, Resolution> {
+        let resolution = self.resolution.clone().unwrap_or_else(Resolution::all_true);
+        async move { resolution }.boxed()
+    }
+
+    fn drift<'a>(&'a self, _: &'a NodeClaim, _: &'a Ec2NodeClass) -> BoxFuture<'a, Result<Option<Drift>, CloudError>> {
+        async { Ok(None) }.boxed()
+    }
+
+    fn instance_ca(&self) -> String {
+        self.instance_ca.clone().unwrap_or_default()
+    }
+
+    fn delete_unused_profiles<'a>(&'a self, used: &'a BTreeSet<String>) -> BoxFuture<'a, Result<(), CloudError>> {
+        let result = self.call(format!("delete profiles other than {used:?}"));
+        async move { result }.boxed()
+    }
+
+    fn release_class<'a>(&'a self, class: &'a Ec2NodeClass) -> BoxFuture<'a, Result<(), CloudError>> {
+        let result = self.call(format!("release class {}", class.metadata.name.as_deref().unwrap_or_default()));
+        async move { result }.boxed()
+    }
+}
+
+impl InstanceTagging for FakeCloud {
+    fn tag<'a>(&'a self, due: &'a [Untagged]) -> BoxStream<'a, (usize, Result<(), CloudError>)> {
+        let tag = |(at, one): (usize, &Untagged)| (at, self.call(format!("tag {} of {}", one.provider_id, one.claim)));
+        stream::iter(due.iter().enumerate().map(tag).collect::<Vec<_>>()).boxed()
+    }
+}
+
+impl ServiceStatus for FakeCloud {
+    fn shifted_zones(&self) -> BTreeSet<String> {
+        self.shifted_zones.clone()
+    }
+
+    fn unreadable(&self) -> BTreeMap<&'static str, String> {
+        self.unreadable.clone()
+    }
+
+    fn unwritable(&self) -> BTreeMap<&'static str, String> {
+        BTreeMap::new()
+    }
+}

@@ -1,0 +1,436 @@
+//! A Kubernetes API server in memory: a `tower` service behind [`kube::Client`] that keeps objects, records requests and fails
+//! on demand.
+//!
+//! Nothing sleeps: the client retries by the policy of the production client, and only adds up the time that it would wait.
+
+pub mod store;
+
+use std::collections::BTreeMap;
+use std::future::{Ready, ready};
+use std::sync::{Arc, Mutex};
+use std::task::{self, Poll};
+use std::time::{Duration, Instant};
+
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use http_body_util::BodyExt;
+use hyper::header::{CONTENT_TYPE, RETRY_AFTER};
+use hyper::{Method, Request, Response};
+use kube::client::retry::RetryPolicy;
+use kube::client::{Body, ClientBuilder};
+use kube::{Api, Client, Resource};
+use prometheus::Registry;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use tokio::sync::Notify;
+use tower::BoxError;
+use tower::retry::{Policy, RetryLayer};
+
+use crate::cloud::Cloud;
+use crate::controllers::context::{Context, PlacementMode, Settings};
+use crate::planner::input::settings::Settings as PlanSettings;
+use crate::state::{Cluster, ClusterState};
+use crate::sync::lock;
+use crate::telemetry::controllers::ControllerMetrics;
+use crate::test_support::kubernetes::store::{Key, Patch, Refusal, Store};
+
+/// A request as the server got it.
+#[derive(Clone, Debug)]
+pub struct Recorded {
+    pub method: Method,
+    pub key: Key,
+    /// `status`, `eviction`, or empty.
+    pub subresource: String,
+    pub query: BTreeMap<String, String>,
+    pub content_type: String,
+    pub body: Value,
+}
+
+impl Recorded {
+    /// As `PATCH nodeclaims/c/status`.
+    pub fn line(&self) -> String {
+        let mut line = format!("{} {}", self.method, self.key);
+        if !self.subresource.is_empty() {
+            line = format!("{line}/{}", self.subresource);
+        }
+        line.trim_end_matches('/').to_owned()
+    }
+
+    /// Whether it is a write of something else than an event.
+    pub fn is_write(&self) -> bool {
+        self.method != Method::GET && self.key.resource != "events"
+    }
+}
+
+/// What goes wrong with a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// The server refuses it.
+    Refused(Refusal),
+    /// Another client writes the object just before; the request is then served as usual.
+    WrittenByAnother,
+    /// Another client deletes the object just before, finalizers notwithstanding.
+    DeletedByAnother,
+    /// It takes no effect, and no answer ever comes.
+    NoAnswer,
+    /// It takes effect, and the connection breaks before the answer.
+    LostAnswer,
+    /// The process ends before the request arrives.
+    CrashBefore,
+    /// The process ends when the request has taken effect, before the answer.
+    CrashAfter,
+}
+
+type Matcher = Box<dyn Fn(&Recorded) -> bool + Send>;
+
+struct Injected {
+    fault: Fault,
+    matches: Matcher,
+    /// How many more requests it meets.
+    left: usize,
+}
+
+#[derive(Default)]
+struct Inner {
+    store: Store,
+    requests: Vec<Recorded>,
+    faults: Vec<Injected>,
+    /// The state that a watch without delay keeps up to date, if there is one.
+    watched: Option<Arc<Cluster>>,
+    waited: Duration,
+}
+
+/// The server. Clones share it.
+#[derive(Clone, Default)]
+pub struct FakeApi {
+    inner: Arc<Mutex<Inner>>,
+    stopped: Arc<Notify>,
+}
+
+/// The end of a client's connection.
+#[derive(Clone)]
+struct Server(FakeApi);
+
+impl tower::Service<Request<Body>> for Server {
+    type Response = Response<Body>;
+    type Error = BoxError;
+    type Future = BoxFuture<'static, Result<Response<Body>, BoxError>>;
+
+    fn poll_ready(&mut self, _: &mut task::Context<'_>) -> Poll<Result<(), BoxError>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        let api = self.0.clone();
+        async move { api.serve(request).await }.boxed()
+    }
+}
+
+/// A retry by the production policy that takes no time.
+#[derive(Clone)]
+struct Impatient(RetryPolicy, Arc<Mutex<Inner>>);
+
+impl<R> Policy<Request<Body>, Response<R>, BoxError> for Impatient {
+    type Future = Ready<()>;
+
+    fn retry(&mut self, request: &mut Request<Body>, result: &mut Result<Response<R>, BoxError>) -> Option<Ready<()>> {
+        let sleep = self.0.retry(request, result)?;
+        let wait = sleep.deadline().into_std().saturating_duration_since(Instant::now());
+        lock(&self.1).waited += wait;
+        Some(ready(()))
+    }
+
+    fn clone_request(&mut self, request: &Request<Body>) -> Option<Request<Body>> {
+        <RetryPolicy as Policy<Request<Body>, Response<R>, BoxError>>::clone_request(&mut self.0, request)
+    }
+}
+
+impl FakeApi {
+    /// Stores an object as if it had been there before. Returns it with its UID and resource version.
+    pub fn put<K>(&self, object: &K) -> K
+    where
+        K: Resource<DynamicType = ()> + Serialize + DeserializeOwned,
+    {
+        let meta = object.meta();
+        let key = Key::new(
+            &K::plural(&()),
+            meta.namespace.as_deref().unwrap_or_default(),
+            meta.name.as_deref().unwrap_or_default(),
+        );
+        let mut value = serde_json::to_value(object).unwrap();
+        value["apiVersion"] = json!(K::api_version(&()));
+        value["kind"] = json!(K::kind(&()));
+        serde_json::from_value(lock(&self.inner).store.put(key, value)).unwrap()
+    }
+
+    /// A stored object, as `stored("nodes/n")`.
+    pub fn stored(&self, path: &str) -> Option<Value> {
+        let inner = lock(&self.inner);
+        inner.store.all().iter().find(|(key, _)| key.to_string() == path).map(|(_, object)| object.clone())
+    }
+
+    /// Every stored object but events, by its path.
+    pub fn objects(&self) -> BTreeMap<String, Value> {
+        let inner = lock(&self.inner);
+        let objects = inner.store.all().iter().filter(|(key, _)| key.resource != "events");
+        objects.map(|(key, object)| (key.to_string(), object.clone())).collect()
+    }
+
+    /// Events written so far, as `Warning Reason on Kind/name: note`.
+    pub fn events(&self) -> Vec<String> {
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let requests = lock(&self.inner).requests.clone();
+        let events =
+            requests.iter().filter(|request| request.key.resource == "events" && request.method == Method::POST);
+        events
+            .map(|request| {
+                let (event, about) = (&request.body, &request.body["regarding"]);
+                let (type_, reason, note) = (text(&event["type"]), text(&event["reason"]), text(&event["note"]));
+                format!("{type_} {reason} on {}/{}: {note}", text(&about["kind"]), text(&about["name"]))
+            })
+            .collect()
+    }
+
+    /// Writes so far, without events.
+    pub fn writes(&self) -> Vec<Recorded> {
+        lock(&self.inner).requests.iter().filter(|request| request.is_write()).cloned().collect()
+    }
+
+    /// [`Recorded::line`] of every request so far, without events.
+    pub fn lines(&self) -> Vec<String> {
+        let inner = lock(&self.inner);
+        inner.requests.iter().filter(|request| request.key.resource != "events").map(Recorded::line).collect()
+    }
+
+    /// How long the client would have waited before it repeated requests.
+    pub fn waited(&self) -> Duration {
+        lock(&self.inner).waited
+    }
+
+    /// The next `times` requests that match meet a fault.
+    pub fn inject(&self, fault: Fault, times: usize, matches: impl Fn(&Recorded) -> bool + Send + 'static) {
+        lock(&self.inner).faults.push(Injected { fault, matches: Box::new(matches), left: times });
+    }
+
+    /// Every request of this [`Recorded::line`] meets a fault.
+    pub fn inject_on(&self, line: &str, fault: Fault) {
+        let line = line.to_owned();
+        self.inject(fault, usize::MAX, move |request| request.line() == line);
+    }
+
+    /// Removes the faults, and forgets requests and waits.
+    pub fn heal(&self) {
+        let mut inner = lock(&self.inner);
+        (inner.faults, inner.requests, inner.waited) = Default::default();
+    }
+
+    /// Ends when a request never gets an answer, or the process would have crashed.
+    pub async fn stopped(&self) {
+        self.stopped.notified().await;
+        // Other requests that are under way come through.
+        for _ in 0..100 {
+            tokio::task::yield_now().await;
+        }
+    }
+
+    /// A client that repeats requests as the production client does.
+    pub fn client(&self) -> Client {
+        let policy = Impatient(RetryPolicy::server_retry(), Arc::clone(&self.inner));
+        ClientBuilder::new(Server(self.clone()), "default").with_layer(&RetryLayer::new(policy)).build()
+    }
+
+    /// A client that makes every request once.
+    pub fn client_without_retries(&self) -> Client {
+        ClientBuilder::new(Server(self.clone()), "default").build()
+    }
+
+    /// What a process that starts now knows of the stored objects.
+    pub fn cluster(&self) -> Arc<Cluster> {
+        let mut state = ClusterState::default();
+        for (key, object) in lock(&self.inner).store.all() {
+            learn(&mut state, key, object.clone());
+        }
+        Arc::new(Cluster::new(state))
+    }
+
+    /// A context of a process that starts now.
+    pub fn context(&self, cloud: Arc<dyn Cloud>, placement: PlacementMode) -> Arc<Context> {
+        self.context_of(self.cluster(), cloud, placement)
+    }
+
+    /// A context whose state a watch without delay keeps up to date.
+    pub fn watching_context(&self, cloud: Arc<dyn Cloud>, placement: PlacementMode) -> Arc<Context> {
+        let cluster = self.cluster();
+        lock(&self.inner).watched = Some(Arc::clone(&cluster));
+        self.context_of(cluster, cloud, placement)
+    }
+
+    fn context_of(&self, cluster: Arc<Cluster>, cloud: Arc<dyn Cloud>, placement: PlacementMode) -> Arc<Context> {
+        let plan = PlanSettings::default();
+        let settings = Settings { placement, batch_idle_ms: 100, batch_max_ms: 1_000, plan };
+        let metrics = ControllerMetrics::new(&Registry::new()).unwrap();
+        Arc::new(Context::new(self.client(), self.client_without_retries(), cluster, cloud, settings, metrics))
+    }
+
+    /// A typed interface to all objects of a cluster-scoped kind.
+    pub fn all<K>(&self) -> Api<K>
+    where
+        K: Resource<Scope = kube::core::ClusterResourceScope, DynamicType = ()>,
+    {
+        Api::all(self.client())
+    }
+
+    async fn serve(&self, request: Request<Body>) -> Result<Response<Body>, BoxError> {
+        let (parts, body) = request.into_parts();
+        let bytes = body.collect().await?.to_bytes();
+        let (key, subresource) = target(parts.uri.path());
+        let query = parts.uri.query().unwrap_or_default().split('&').filter_map(|pair| pair.split_once('='));
+        let request = Recorded {
+            method: parts.method,
+            key,
+            subresource,
+            query: query.map(|(key, value)| (key.to_owned(), value.to_owned())).collect(),
+            content_type: parts.headers.get(CONTENT_TYPE).map_or("", |value| value.to_str().unwrap()).to_owned(),
+            body: if bytes.is_empty() { Value::Null } else { serde_json::from_slice(&bytes)? },
+        };
+        if request.query.contains_key("watch") {
+            return std::future::pending().await;
+        }
+        let (fault, answer) = {
+            let mut inner = lock(&self.inner);
+            inner.requests.push(request.clone());
+            let fault = inner.fault(&request);
+            (fault.clone(), inner.answer(&request, fault.as_ref()))
+        };
+        match fault {
+            Some(Fault::NoAnswer | Fault::CrashBefore | Fault::CrashAfter) => {
+                self.stopped.notify_one();
+                std::future::pending().await
+            }
+            Some(Fault::LostAnswer) => {
+                Err(std::io::Error::new(std::io::ErrorKind::ConnectionReset, "connection reset").into())
+            }
+            _ => Ok(respond(&request, answer)),
+        }
+    }
+}
+
+impl Inner {
+    fn fault(&mut self, request: &Recorded) -> Option<Fault> {
+        let found = self.faults.iter_mut().find(|injected| injected.left > 0 && (injected.matches)(request))?;
+        found.left -= 1;
+        Some(found.fault.clone())
+    }
+
+    fn answer(&mut self, request: &Recorded, fault: Option<&Fault>) -> Result<Value, Refusal> {
+        match fault {
+            Some(Fault::Refused(refusal)) => {
+                // A conflict means that another client wrote: the watch has news.
+                if refusal.code == 409 {
+                    self.tell(&request.key);
+                }
+                return Err(refusal.clone());
+            }
+            Some(Fault::NoAnswer | Fault::CrashBefore) => return Err(Refusal::gateway_timeout()),
+            Some(Fault::WrittenByAnother) => {
+                self.store.interfere(&request.key);
+                self.tell(&request.key);
+            }
+            Some(Fault::DeletedByAnother) => {
+                self.store.remove(&request.key);
+                self.tell(&request.key);
+            }
+            Some(Fault::LostAnswer | Fault::CrashAfter) | None => {}
+        }
+        let answer = self.apply(request);
+        if request.is_write() {
+            self.tell(&request.key);
+        }
+        answer
+    }
+
+    fn apply(&mut self, request: &Recorded) -> Result<Value, Refusal> {
+        let (key, subresource, body) = (&request.key, request.subresource.as_str(), request.body.clone());
+        match (&request.method, subresource) {
+            (&Method::GET, _) if key.name.is_empty() => Ok(self.store.list(&key.resource, &key.namespace)),
+            (&Method::GET, _) => self.store.get(key),
+            (&Method::POST, "eviction") => self.store.evict(key, &body),
+            (&Method::POST, _) => self.store.create(key.clone(), body),
+            (&Method::PUT, _) => self.store.replace(key, subresource, body),
+            (&Method::DELETE, _) => self.store.delete(key, &body),
+            (&Method::PATCH, _) => {
+                let patch = match request.content_type.as_str() {
+                    "application/json-patch+json" => Patch::Json(body),
+                    "application/merge-patch+json" | "application/apply-patch+yaml" => Patch::Merge(body),
+                    other => panic!("the fake API server knows no patch of type {other}"),
+                };
+                self.store.patch(key, subresource, patch)
+            }
+            (method, _) => panic!("the fake API server knows no method {method}"),
+        }
+    }
+
+    /// The watch reports an object.
+    fn tell(&self, key: &Key) {
+        let Some(cluster) = &self.watched else { return };
+        cluster.update(|state| match self.store.get(key) {
+            Ok(object) => learn(state, key, object),
+            Err(_) => forget(state, key),
+        });
+    }
+}
+
+/// Takes an object into the state, as a watch does.
+fn learn(state: &mut ClusterState, key: &Key, object: Value) {
+    fn parsed<K: DeserializeOwned>(object: Value) -> K {
+        serde_json::from_value(object).unwrap()
+    }
+    let name = key.name.clone();
+    match key.resource.as_str() {
+        "nodeclaims" => state.apply_claim(parsed(object)),
+        "nodes" => state.apply_node(parsed(object)),
+        "pods" => state.apply_pod(&parsed(object), 0),
+        "nodepools" => drop(state.pools.insert(name, Arc::new(parsed(object)))),
+        "ec2nodeclasses" => drop(state.classes.insert(name, Arc::new(parsed(object)))),
+        _ => {}
+    }
+}
+
+fn forget(state: &mut ClusterState, key: &Key) {
+    match key.resource.as_str() {
+        "nodeclaims" => state.delete_claim(&key.name),
+        "nodes" => state.delete_node(&key.name),
+        "pods" => state.delete_pod(&format!("{}/{}", key.namespace, key.name), 0),
+        "nodepools" => drop(state.pools.remove(&key.name)),
+        "ec2nodeclasses" => drop(state.classes.remove(&key.name)),
+        _ => {}
+    }
+}
+
+/// The object and the subresource that a path names: `/api/v1/...` or `/apis/GROUP/VERSION/...`.
+fn target(path: &str) -> (Key, String) {
+    let parts: Vec<&str> = path.trim_matches('/').split('/').collect();
+    let rest = if parts[0] == "api" { &parts[2..] } else { &parts[3..] };
+    let (namespace, rest) = if rest[0] == "namespaces" && rest.len() > 2 { (rest[1], &rest[2..]) } else { ("", rest) };
+    let part = |at: usize| rest.get(at).copied().unwrap_or_default();
+    (Key::new(part(0), namespace, part(1)), part(2).to_owned())
+}
+
+fn respond(request: &Recorded, answer: Result<Value, Refusal>) -> Response<Body> {
+    let response = Response::builder().header(CONTENT_TYPE, "application/json");
+    let (response, body) = match answer {
+        Ok(object) => (response.status(if request.method == Method::POST { 201 } else { 200 }), object),
+        Err(refusal) => {
+            let mut response = response.status(refusal.code);
+            if let Some(seconds) = refusal.retry_after {
+                response = response.header(RETRY_AFTER, seconds);
+            }
+            (response, refusal.status())
+        }
+    };
+    response.body(Body::from(serde_json::to_vec(&body).unwrap())).unwrap()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,7 @@
+//! What several test modules share: a Kubernetes API server in memory, a scripted cloud, test objects, and a harness that runs one
+//! write path under every failure. No assertion about a single controller belongs here.
+
+pub mod cloud;
+pub mod failures;
+pub mod kubernetes;
+pub mod objects;
