@@ -5,68 +5,68 @@ use std::time::Duration;
 use anyhow::bail;
 use clap::{ArgAction, Args};
 
-use crate::cli::controller::{parse_bool, parse_duration};
+use crate::cli::args::{parse_bool, parse_duration};
 use crate::cloud::ec2::Options;
 
-/// Settings of Amazon EC2.
+/// Settings of `--cloud ec2`.
 #[derive(Args, Clone, Debug)]
 pub struct AwsArgs {
-    /// EC2: URL of the API server that instances join; asked of EKS when empty.
+    /// EC2: URL of the API server that instances join [default: from EKS].
     #[arg(long, env = "CLUSTER_ENDPOINT", default_value = "", hide_default_value = true, value_parser = parse_endpoint)]
     pub cluster_endpoint: String,
-    /// EC2: CA of the API server, base64; this process's own when empty.
+    /// EC2: CA bundle of the API server, base64 [default: the CA that this process uses].
     #[arg(long, env = "CLUSTER_CA_BUNDLE", default_value = "", hide_default_value = true)]
     pub cluster_ca_bundle: String,
-    /// EC2: addresses of services, as 10.100.0.0/16; asked of EKS or the API server when empty.
+    /// EC2: service CIDR of the cluster, as 10.100.0.0/16 [default: from EKS or the API server].
     #[arg(long, env = "STOWAGE_SERVICE_CIDR", default_value = "", hide_default_value = true)]
     pub service_cidr: String,
-    /// EC2: IAM and the price list can't be reached.
+    /// EC2: the VPC has no route to the IAM and Pricing APIs; do not call them.
     #[arg(long, env = "ISOLATED_VPC", default_value_t = false, num_args = 0..=1, default_missing_value = "true", value_parser = parse_bool, action = ArgAction::Set)]
     pub isolated_vpc: bool,
-    /// EC2: EKS tells the version of the cluster.
+    /// EC2: read the cluster version from the EKS API.
     #[arg(long, env = "EKS_CONTROL_PLANE", default_value_t = false, num_args = 0..=1, default_missing_value = "true", value_parser = parse_bool, action = ArgAction::Set)]
     pub eks_control_plane: bool,
-    /// EC2: share of an instance's memory that the hypervisor keeps, 0 to 1.
+    /// EC2: share of an instance's memory that the hypervisor and the operating system reserve, 0 to 1.
     #[arg(long, env = "VM_MEMORY_OVERHEAD_PERCENT", default_value = "0.075", value_parser = parse_share)]
     pub vm_memory_overhead_percent: Share,
-    /// EC2: name of the interruption queue; empty is none.
+    /// EC2: name of the SQS interruption queue [default: none].
     #[arg(long, env = "INTERRUPTION_QUEUE", default_value = "", hide_default_value = true)]
     pub interruption_queue: String,
-    /// EC2: network interfaces that pods' addresses can't be on.
+    /// EC2: number of ENIs reserved for other uses; subtracted when computing max pods.
     #[arg(long, env = "RESERVED_ENIS", default_value_t = 0, value_parser = clap::value_parser!(i64).range(0..))]
     pub reserved_enis: i64,
-    /// EC2: don't try launches dry before a node class is Ready.
+    /// EC2: skip dry-run validation of EC2NodeClasses.
     #[arg(long, env = "DISABLE_DRY_RUN", default_value_t = false, num_args = 0..=1, default_missing_value = "true", value_parser = parse_bool, action = ArgAction::Set)]
     pub disable_dry_run: bool,
-    /// EC2: keep out of zones that ARC shifts the EKS cluster away from.
+    /// EC2: respect ARC zonal shift: no launches in shifted zones, no calls for instances there.
     #[arg(long, env = "ENABLE_ZONAL_SHIFT", default_value_t = false, num_args = 0..=1, default_missing_value = "true", value_parser = parse_bool, action = ArgAction::Set)]
     pub enable_zonal_shift: bool,
-    /// EC2: a spot placement score below this one counts against an offering, from 1 (none does) to 10.
+    /// EC2: spot placement score, 1 to 10, below which an offering is penalized; 1 disables the penalty.
     #[arg(long, env = "STOWAGE_SPOT_PLACEMENT_SCORE_THRESHOLD", default_value_t = 7, value_parser = clap::value_parser!(u8).range(1..=10))]
     pub spot_placement_score_threshold: u8,
-    /// EC2: how old the list of images may get, 1m or more.
+    /// EC2: maximum age of the resolved AMIs, at least 1m.
     #[arg(long, env = "AMI_REFRESH_INTERVAL", default_value = "1m", value_parser = parse_interval)]
     pub ami_refresh_interval: Duration,
-    /// EC2: how old the list of subnets may get, 1m or more.
+    /// EC2: maximum age of the resolved subnets, at least 1m.
     #[arg(long, env = "SUBNET_REFRESH_INTERVAL", default_value = "1m", value_parser = parse_interval)]
     pub subnet_refresh_interval: Duration,
-    /// EC2: feature gates, as NodeClassCEL=true (kubelet configurations may hold expressions); unknown ones are ignored.
+    /// EC2: feature gates of the AWS provider, as NodeClassCEL=true (CEL expressions in kubelet configurations); unknown gates are ignored.
     #[arg(long, env = "AWS_FEATURE_GATES", default_value = "NodeClassCEL=false")]
     pub aws_feature_gates: String,
-    /// EC2: Karpenter's feature gates, as ReservedCapacity=false; others are ignored.
+    /// EC2: feature gates of Karpenter core; only ReservedCapacity has an effect.
     #[arg(long, env = "FEATURE_GATES", default_value = "ReservedCapacity=true")]
     pub feature_gates: String,
 }
 
-/// A share of a whole, millionths.
+/// A fraction in millionths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Share(pub i64);
 
 impl AwsArgs {
-    /// The settings for a cluster.
+    /// The EC2 options for a cluster.
     ///
     /// # Errors
-    /// No name of a cluster.
+    /// The cluster name is empty.
     pub fn options(&self, cluster_name: &str) -> anyhow::Result<Options> {
         if cluster_name.is_empty() {
             bail!("--cloud ec2 needs the name of the cluster: set --cluster-name or CLUSTER_NAME");
@@ -91,13 +91,13 @@ impl AwsArgs {
         })
     }
 
-    /// Whether kubelet configurations may hold expressions: the gate NodeClassCEL, off by default.
+    /// The feature gate NodeClassCEL: CEL expressions in kubelet configurations, off by default.
     pub fn node_class_cel(&self) -> bool {
         gate(&self.aws_feature_gates, "NodeClassCEL").unwrap_or(false)
     }
 }
 
-/// Whether a gate is on in a list as `One=true,Other=false`; the last word counts. `None` where the list says nothing of it.
+/// The value of a gate in a list such as `One=true,Other=false`; the last entry wins. `None` if the gate is not in the list.
 pub fn gate(list: &str, name: &str) -> Option<bool> {
     let word = |entry: &str| {
         let (_, word) = entry.split_once('=').filter(|(key, _)| key.trim() == name)?;
@@ -115,21 +115,21 @@ fn parse_endpoint(text: &str) -> Result<String, String> {
     if text.is_empty() || host == Some(true) {
         return Ok(text.to_owned());
     }
-    Err("an absolute URL with a host is wanted, as https://api.example.com".into())
+    Err("expected an absolute URL with a host, as https://api.example.com".into())
 }
 
 fn parse_interval(text: &str) -> Result<Duration, String> {
     let interval = parse_duration(text)?;
     if interval < Duration::from_mins(1) {
-        return Err("1m or more is wanted".into());
+        return Err("expected 1m or more".into());
     }
     Ok(interval)
 }
 
 fn parse_share(text: &str) -> Result<Share, String> {
-    let share: f64 = text.parse().map_err(|_| "a number from 0 to 1 is wanted, as 0.075".to_owned())?;
+    let share: f64 = text.parse().map_err(|_| "expected a number from 0 to 1, as 0.075".to_owned())?;
     if !(0.0..=1.0).contains(&share) {
-        return Err("a number from 0 to 1 is wanted, as 0.075".into());
+        return Err("expected a number from 0 to 1, as 0.075".into());
     }
     // In range by the test above, so the cast only drops the fraction that rounding has made zero.
     #[allow(clippy::cast_possible_truncation)]

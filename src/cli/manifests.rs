@@ -1,4 +1,4 @@
-//! What `stowage simulate` plans for, read from a scenario file or from ordinary manifests.
+//! Reads the input of `stowage simulate` from a scenario file or from manifests.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -20,10 +20,10 @@ use crate::planner::input::intern::Interner;
 use crate::planner::input::pod::{Daemon, Labels, PodEntry};
 use crate::planner::input::volumes::objects::{Claim, StorageClass, Volume, Volumes, attach_limits};
 
-/// Input that can't be used: the file, the object and the field are named.
+/// Unusable input; the message names the file, the object and the field.
 #[derive(Debug, thiserror::Error)]
 pub enum InputError {
-    /// A file that can't be read.
+    /// A file cannot be read.
     #[error("{}: {error}", .file.display())]
     Read {
         /// File.
@@ -31,7 +31,7 @@ pub enum InputError {
         /// Why.
         error: std::io::Error,
     },
-    /// Text that is neither JSON nor YAML, or not of the expected shape.
+    /// The text is neither JSON nor YAML, or has an unexpected shape.
     #[error("{}: {problem}", .file.display())]
     Syntax {
         /// File.
@@ -39,7 +39,7 @@ pub enum InputError {
         /// What and where.
         problem: String,
     },
-    /// An object with a wrong field.
+    /// A field of an object is invalid.
     #[error("{}: {object}: {problem}", .file.display())]
     Object {
         /// File.
@@ -51,16 +51,16 @@ pub enum InputError {
     },
 }
 
-/// Everything read, pods interned as they came.
+/// Everything read so far; pods are interned as they are read.
 #[derive(Debug, Default)]
 pub struct Input {
-    /// NodePools, and where they came from.
+    /// NodePools, and the files they were read from.
     pub pools: Vec<(PathBuf, NodePool)>,
     /// EC2NodeClasses by name.
     pub node_classes: BTreeMap<String, Ec2NodeClass>,
     /// Pods to place.
     pub pods: Vec<PodEntry>,
-    /// Pods that run already, by node name.
+    /// Running pods, by node name.
     pub running: BTreeMap<String, Vec<Running>>,
     /// Nodes.
     pub nodes: Vec<Node>,
@@ -68,16 +68,16 @@ pub struct Input {
     pub daemons: Vec<Daemon>,
     /// Labels of namespaces.
     pub namespaces: BTreeMap<String, Labels>,
-    /// Claims, volumes, storage classes and attach limits.
+    /// PersistentVolumeClaims, volumes, storage classes and attach limits.
     pub volumes: Volumes,
-    /// What Services select.
+    /// Selectors of Services.
     pub services: Services,
-    /// What means nothing here, with how many there were.
+    /// Number of skipped objects, by kind.
     pub skipped: BTreeMap<String, usize>,
     interner: Interner,
 }
 
-/// A pod that runs already.
+/// A running pod.
 #[derive(Debug)]
 pub struct Running {
     /// The pod.
@@ -87,13 +87,13 @@ pub struct Running {
 }
 
 impl Input {
-    /// Nothing read yet; pods without topology spread constraints of their own get these.
+    /// Empty input. Pods without topology spread constraints get the default constraints.
     pub fn with_default_spread(default_spread: DefaultSpread) -> Self {
         let services = Services::new(default_spread.clone());
         Self { interner: Interner::with_default_spread(default_spread), services, ..Self::default() }
     }
 
-    /// Reads a scenario file: `{"nodePools", "pods", "nodes", "daemonSets"}`; each pod is forgotten once interned.
+    /// Reads a scenario file: `{"nodePools", "pods", "nodes", "daemonSets"}`; each pod is dropped once interned.
     ///
     /// # Errors
     /// See [`InputError`].
@@ -110,7 +110,7 @@ impl Input {
         }
     }
 
-    /// Reads manifests (YAML or JSON, several documents a file, lists) from a file, or from every such file of a folder.
+    /// Reads manifests (YAML or JSON, several documents per file, lists) from a file or from all such files of a directory.
     ///
     /// # Errors
     /// See [`InputError`].
@@ -206,7 +206,7 @@ impl Input {
         *self.skipped.entry(kind.to_owned()).or_default() += 1;
     }
 
-    /// Takes in a claim. Nobody binds it while we look: one that names its volume counts as bound.
+    /// Adds a PersistentVolumeClaim. A claim that names its volume counts as bound.
     fn claim(&mut self, object: &PersistentVolumeClaim) {
         let namespace = object.metadata.namespace.as_deref().unwrap_or("default");
         let key = format!("{namespace}/{}", object.metadata.name.as_deref().unwrap_or_default());
@@ -215,7 +215,7 @@ impl Input {
         self.volumes.claims.insert(key, claim);
     }
 
-    /// The claims that are made for a pod's ephemeral volumes.
+    /// The PersistentVolumeClaims of a pod's ephemeral volumes.
     fn ephemeral_claims(&mut self, pod: &Pod) {
         let namespace = pod.metadata.namespace.as_deref().unwrap_or("default");
         let name = pod.metadata.name.as_deref().unwrap_or_default();
@@ -229,8 +229,8 @@ impl Input {
         }
     }
 
-    /// Storage classes that claims name and no file has: manifests seldom hold what belongs to the cluster. Each is taken
-    /// to wait for its pod and to make volumes of `driver` anywhere.
+    /// Adds storage classes that claims name and no file contains, since manifests seldom include cluster-level objects. Such a
+    /// class is assumed to wait for the first consumer and to provision volumes of `driver` in any zone.
     pub fn assume_classes(&mut self, driver: &str) -> Vec<String> {
         let named = self.volumes.claims.values().filter_map(|claim| claim.storage_class.as_deref());
         let mut missing: BTreeSet<String> = named
@@ -281,7 +281,7 @@ impl Input {
         Ok(())
     }
 
-    /// The pods that a workload would make.
+    /// The pods that a workload controller would create.
     fn workload(&mut self, file: &Path, kind: &str, object: &Value) -> Result<(), InputError> {
         let name = named(object);
         let label = format!("{kind} {name}");
@@ -310,7 +310,7 @@ impl Input {
         if kind == "Deployment"
             && let Some(labels) = labels.as_object_mut()
         {
-            // The ReplicaSet's label, which matchLabelKeys commonly names.
+            // The label of the ReplicaSet, which matchLabelKeys commonly names.
             labels.entry("pod-template-hash").or_insert_with(|| json!("simulated"));
         }
         let namespace = object.pointer("/metadata/namespace").cloned().unwrap_or_else(|| json!("default"));
@@ -331,7 +331,7 @@ impl Input {
         let templates = object.pointer("/spec/volumeClaimTemplates").filter(|_| kind == "StatefulSet").cloned();
         let templates: Vec<PersistentVolumeClaim> =
             templates.map(|list| typed_as(file, &label, list)).transpose()?.unwrap_or_default();
-        // Pods that mount a template's volume have it without saying so.
+        // Pods that mount a volume of a volumeClaimTemplate do not list it in their own volumes.
         let template_names: Vec<String> = templates.iter().filter_map(|t| t.metadata.name.clone()).collect();
         let own_volumes = pod.spec.as_ref().and_then(|spec| spec.volumes.clone()).unwrap_or_default();
         for index in 0..replicas {
@@ -374,10 +374,10 @@ fn bad_pod(file: &Path, kind: &str, error: &crate::planner::PodError) -> InputEr
     }
 }
 
-/// Pods that are left out, as they are told.
+/// Pods that are skipped, as reported.
 const HELD_BACK: &str = "Pod, gated or being deleted";
 
-/// Whether the scheduler isn't asked for a place for a pod: gated, or being deleted before it got one.
+/// Whether kube-scheduler does not schedule the pod: it is gated, or being deleted while unbound.
 fn is_held_back(pod: &Pod) -> bool {
     let spec = pod.spec.as_ref();
     let unbound = spec.is_none_or(|spec| spec.node_name.as_ref().is_none_or(String::is_empty));
@@ -402,7 +402,7 @@ fn typed_as<T: DeserializeOwned>(file: &Path, name: &str, object: Value) -> Resu
     })
 }
 
-/// Reads the scenario's object section by section.
+/// Reads the scenario section by section.
 struct Sections<'i> {
     input: &'i mut Input,
     file: &'i Path,

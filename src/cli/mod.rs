@@ -1,5 +1,6 @@
-//! The command line: one file for each subcommand.
+//! The command line: one module per subcommand.
 
+pub mod args;
 pub mod aws;
 pub mod controller;
 pub mod manifests;
@@ -17,26 +18,26 @@ use clap::{Parser, Subcommand};
 #[derive(Debug, Parser)]
 #[command(name = "stowage", version, about, max_term_width = 120)]
 pub struct Cli {
-    /// What to do.
+    /// The subcommand.
     #[command(subcommand)]
     pub command: Command,
 }
 
-/// What to do.
+/// The subcommands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Run the service: webhook, extender, provisioner, reconcilers.
     Controller(Box<controller::ControllerArgs>),
-    /// Plan offline: what would be bought for these pods, and why.
+    /// Plan offline: print the nodes to buy for the given pods, and the reasons for unschedulable pods.
     Simulate(Box<simulate::SimulateArgs>),
-    /// Check that a region, a role and a cluster are fit for EC2: what is right, what is wrong, the fix.
+    /// Check AWS permissions, quotas and node classes before using `--cloud ec2`; prints a remediation per finding.
     Preflight(Box<preflight::PreflightArgs>),
 }
 
 /// Runs one subcommand. Returns the exit code.
 ///
 /// # Errors
-/// What the subcommand could not do, for a person to read.
+/// The failure of the subcommand, as a message for the user.
 pub fn run(cli: &Cli, out: &mut dyn Write) -> anyhow::Result<u8> {
     match &cli.command {
         Command::Controller(args) => controller::run(args).map(|()| 0),

@@ -1,4 +1,4 @@
-//! A plan as JSON and as a table.
+//! Renders a plan as JSON and as a table.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -9,7 +9,7 @@ use crate::model::units::MicroUsd;
 use crate::planner::input::problem::Problem;
 use crate::planner::output::plan::{Choice, Plan, PlannedNode};
 
-/// The plan for programs.
+/// The JSON form of a plan.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct JsonPlan<'p> {
@@ -48,12 +48,12 @@ struct JsonNode<'p> {
     node_pool: &'p str,
     #[serde(flatten)]
     offering: JsonOffering<'p>,
-    /// Share of the allocatable resource that its pods and daemons ask for, percent.
+    /// Requests of pods and daemons in percent of the allocatable resource.
     cpu_percent: f64,
     memory_percent: f64,
-    /// Other types that hold the same pods.
+    /// Number of other instance types that fit the same pods.
     alternatives: usize,
-    /// The cheapest of them.
+    /// The cheapest offering of another type.
     next_best: Option<JsonOffering<'p>>,
     pods: Vec<&'p str>,
 }
@@ -70,7 +70,7 @@ struct JsonUnschedulable<'p> {
     reason: &'p str,
 }
 
-/// The plan for programs: the contract of `stowage simulate --output json`.
+/// The JSON form of a plan; the contract of `stowage simulate --output json`.
 pub fn json<'p>(problem: &'p Problem, plan: &'p Plan, seconds: f64) -> JsonPlan<'p> {
     let keys = |pods: &[usize]| pods.iter().map(|pod| problem.pods[*pod].key.as_ref()).collect();
     let node = |node: &'p PlannedNode| {
@@ -104,13 +104,13 @@ pub fn json<'p>(problem: &'p Problem, plan: &'p Plan, seconds: f64) -> JsonPlan<
     }
 }
 
-/// How far the plan's cost is above its bound, percent.
+/// Gap between the cost of a plan and its lower bound, in percent of the bound.
 pub fn gap_percent(plan: &Plan) -> Option<f64> {
     let bound = plan.lower_bound.filter(|bound| bound.0 > 0)?;
     Some((plan.cost.usd() / bound.usd() - 1.0) * 100.0)
 }
 
-/// Share of the planned type's allocatable CPU and memory that pods and daemons ask for, percent.
+/// CPU and memory requests of pods and daemons in percent of the planned type's allocatable resources.
 pub fn filled(node: &PlannedNode) -> Option<(f64, f64)> {
     let allocatable = &node.choices.first()?.instance_type.allocatable;
     #[allow(clippy::cast_precision_loss)]
@@ -119,7 +119,7 @@ pub fn filled(node: &PlannedNode) -> Option<(f64, f64)> {
     Some((percent(requests.cpu.0, allocatable.cpu.0), percent(requests.memory.0, allocatable.memory.0)))
 }
 
-/// The cheapest offering of another type that holds the same pods.
+/// The cheapest offering of another instance type that fits the same pods.
 pub fn next_best(node: &PlannedNode) -> Option<&Choice> {
     let planned = node.choices.first()?;
     node.choices.iter().find(|choice| choice.instance_type.name != planned.instance_type.name)
@@ -132,28 +132,28 @@ fn alternatives(node: &PlannedNode) -> usize {
     names.len().saturating_sub(1)
 }
 
-/// Nodes of one kind.
+/// The new nodes of one offering.
 #[derive(Clone, Debug, Default)]
 pub struct Row {
-    /// Nodes.
+    /// Number of nodes.
     pub nodes: usize,
-    /// Pods on them.
+    /// Number of pods on them.
     pub pods: usize,
     /// Sums of [`filled`], percent.
     filled: (f64, f64),
-    /// The next best type and its price.
+    /// The cheapest alternative type and its price.
     next: Option<(String, MicroUsd)>,
 }
 
 impl Row {
-    /// Mean share of CPU and memory that is asked for, percent.
+    /// Mean requested CPU and memory, in percent.
     pub fn mean_filled(&self) -> (f64, f64) {
         #[allow(clippy::cast_precision_loss)]
         let nodes = self.nodes.max(1) as f64;
         (self.filled.0 / nodes, self.filled.1 / nodes)
     }
 
-    /// The cheapest other type that holds the pods of at least one of the nodes, with its price.
+    /// The cheapest other type that fits the pods of at least one of the nodes, with its price.
     pub fn next_best(&self) -> String {
         self.next.as_ref().map_or_else(|| "none".into(), |(name, price)| format!("{name} at {:.4}", price.usd()))
     }
@@ -162,7 +162,7 @@ impl Row {
 /// NodePool, instance type, zone, capacity type, price.
 pub type Kind<'p> = (&'p str, &'p str, &'p str, &'static str, MicroUsd);
 
-/// New nodes by kind.
+/// New nodes by offering.
 pub fn rows<'p>(problem: &'p Problem, plan: &'p Plan) -> BTreeMap<Kind<'p>, Row> {
     let mut rows: BTreeMap<Kind<'p>, Row> = BTreeMap::new();
     for node in &plan.new_nodes {
@@ -187,7 +187,7 @@ pub fn rows<'p>(problem: &'p Problem, plan: &'p Plan) -> BTreeMap<Kind<'p>, Row>
     rows
 }
 
-/// Pods that fit nowhere, by reason.
+/// Unschedulable pods, by reason.
 pub fn reasons<'p>(problem: &'p Problem, plan: &'p Plan) -> BTreeMap<&'p str, Vec<&'p str>> {
     let mut reasons: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for u in &plan.unschedulable {
@@ -196,16 +196,16 @@ pub fn reasons<'p>(problem: &'p Problem, plan: &'p Plan) -> BTreeMap<&'p str, Ve
     reasons
 }
 
-/// Pods that the plan places.
+/// Number of pods that the plan places.
 pub fn placed(plan: &Plan) -> usize {
     let new: usize = plan.new_nodes.iter().map(|node| node.pods.len()).sum();
     new + plan.placements.iter().map(|placement| placement.pods.len()).sum::<usize>()
 }
 
-/// The plan for people.
+/// Writes the plan as a table.
 ///
 /// # Errors
-/// `out` can't be written to.
+/// `out` cannot be written to.
 pub fn table(problem: &Problem, plan: &Plan, seconds: f64, out: &mut dyn Write) -> std::io::Result<()> {
     writeln!(
         out,

@@ -1,4 +1,4 @@
-//! A plan as a page for a browser: one file, no scripts, nothing fetched.
+//! Renders a plan as a self-contained HTML page without scripts.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -8,11 +8,11 @@ use crate::cli::output::{filled, gap_percent, next_best, placed, reasons, rows};
 use crate::planner::input::problem::Problem;
 use crate::planner::output::plan::{Plan, PlannedNode};
 
-/// So many nodes are drawn, dearest first; a browser has to hold them all.
+/// Maximum number of nodes drawn, most expensive first; bounds the size of the page.
 const DRAWN: usize = 1_000;
-/// Width of a drawn node, units of the drawing.
+/// Width of a node in SVG units.
 const WIDTH: f64 = 400.0;
-/// Colours of workloads, degrees of hue: the golden angle keeps neighbours apart.
+/// Hue step between workloads in degrees: the golden angle keeps adjacent hues distinct.
 const HUE_STEP: u64 = 137;
 
 const STYLE: &str = "body{font:14px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:72rem;padding:0 1rem;color:#1b1f24;background:#fff}\
@@ -26,7 +26,7 @@ td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}\
 .node small{color:#59636e}li{margin:.3rem 0}\
 @media(prefers-color-scheme:dark){body{color:#e6e8eb;background:#14171a}.tile,.node{border-color:#3a4149}th,td{border-color:#2a3036}.node small{color:#9aa4af}}";
 
-/// Text with the characters that mean something in HTML written so that they don't.
+/// HTML-escaped text.
 struct Text<'t>(&'t str);
 
 impl fmt::Display for Text<'_> {
@@ -45,7 +45,7 @@ impl fmt::Display for Text<'_> {
     }
 }
 
-/// Name of the workload that a pod belongs to, as far as its own name tells: without a trailing ordinal or suffix.
+/// Workload of a pod, guessed from its name: without a trailing ordinal or generated suffix.
 fn workload(key: &str) -> &str {
     let name = key.find('/').map_or(0, |slash| slash + 1);
     key[name..].rfind('-').map_or(key, |dash| &key[..name + dash])
@@ -59,7 +59,7 @@ fn hue(name: &str) -> u64 {
 /// Writes the page.
 ///
 /// # Errors
-/// `out` can't be written to.
+/// `out` cannot be written to.
 pub fn write(problem: &Problem, plan: &Plan, seconds: f64, out: &mut dyn Write) -> std::io::Result<()> {
     write!(
         out,
@@ -86,7 +86,7 @@ fn unschedulable(problem: &Problem, plan: &Plan, out: &mut dyn Write) -> std::io
     if plan.unschedulable.is_empty() {
         return Ok(());
     }
-    writeln!(out, "<h2>Pods that fit nowhere</h2><ul>")?;
+    writeln!(out, "<h2>Unschedulable pods</h2><ul>")?;
     for (reason, pods) in reasons(problem, plan) {
         let others = if pods.len() == 1 { String::new() } else { format!(" and {} more", pods.len() - 1) };
         writeln!(out, "<li><b>{}</b>{others}: {}</li>", Text(pods[0]), Text(reason))?;
@@ -97,7 +97,7 @@ fn unschedulable(problem: &Problem, plan: &Plan, out: &mut dyn Write) -> std::io
 fn kinds(problem: &Problem, plan: &Plan, out: &mut dyn Write) -> std::io::Result<()> {
     writeln!(
         out,
-        "<h2>What is bought</h2><table><tr><th class=\"n\">Nodes</th><th>NodePool</th><th>Type</th><th>Zone</th><th>Capacity</th>\
+        "<h2>New nodes</h2><table><tr><th class=\"n\">Nodes</th><th>NodePool</th><th>Type</th><th>Zone</th><th>Capacity</th>\
          <th class=\"n\">USD/h each</th><th class=\"n\">Pods</th><th class=\"n\">CPU</th><th class=\"n\">Memory</th><th>Next best</th></tr>"
     )?;
     for ((pool, instance_type, zone, capacity, price), row) in rows(problem, plan) {
@@ -117,7 +117,7 @@ fn kinds(problem: &Problem, plan: &Plan, out: &mut dyn Write) -> std::io::Result
     }
     writeln!(out, "</table>")?;
     if !plan.placements.is_empty() {
-        writeln!(out, "<h2>Onto nodes that exist</h2><table><tr><th>Node</th><th class=\"n\">Pods</th></tr>")?;
+        writeln!(out, "<h2>Existing nodes</h2><table><tr><th>Node</th><th class=\"n\">Pods</th></tr>")?;
         for placement in &plan.placements {
             let name = &problem.nodes[placement.node].name;
             writeln!(out, "<tr><td>{}</td><td class=\"n\">{}</td></tr>", Text(name), placement.pods.len())?;
@@ -132,10 +132,10 @@ fn drawing(problem: &Problem, plan: &Plan, out: &mut dyn Write) -> std::io::Resu
     nodes.sort_by_key(|node| std::cmp::Reverse(node.choices.first().map(|choice| choice.price)));
     write!(
         out,
-        "<h2>Nodes</h2><p>Upper bar CPU, lower bar memory, a colour for each workload; what is empty is not asked for."
+        "<h2>Nodes</h2><p>Upper bar CPU, lower bar memory, one color per workload; the empty part is not requested."
     )?;
     if nodes.len() > DRAWN {
-        write!(out, " The {DRAWN} dearest of {} are drawn.", nodes.len())?;
+        write!(out, " The {DRAWN} most expensive of {} nodes are drawn.", nodes.len())?;
     }
     writeln!(out, "</p><div class=\"nodes\">")?;
     for node in nodes.into_iter().take(DRAWN) {

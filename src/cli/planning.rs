@@ -1,10 +1,10 @@
-//! Settings of the planner, the same for the service and for `stowage simulate`.
+//! Planner settings, shared by `stowage controller` and `stowage simulate`.
 
 use std::collections::BTreeMap;
 
 use clap::{ArgAction, Args, ValueEnum};
 
-use crate::cli::controller::parse_bool;
+use crate::cli::args::parse_bool;
 use crate::model::units::MicroUsd;
 use crate::planner::input::default_spread::DefaultSpread;
 use crate::planner::input::settings::{MinValuesPolicy, NodeSizes, PreferencePolicy, Settings};
@@ -12,10 +12,10 @@ use crate::planner::input::settings::{MinValuesPolicy, NodeSizes, PreferencePoli
 /// `--preference-policy`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Preferences {
-    /// Met where possible.
+    /// Satisfied where possible
     #[value(name = "Respect")]
     Respect,
-    /// Left to the scheduler.
+    /// Left to kube-scheduler
     #[value(name = "Ignore")]
     Ignore,
 }
@@ -23,40 +23,40 @@ pub enum Preferences {
 /// `--min-values-policy`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum MinValues {
-    /// Must hold.
+    /// minValues must be satisfied
     #[value(name = "Strict")]
     Strict,
-    /// Lowered to what can be had.
+    /// minValues are lowered to what is available
     #[value(name = "BestEffort")]
     BestEffort,
 }
 
-/// Settings of the planner.
+/// Planner settings.
 #[derive(Args, Clone, Debug)]
 pub struct PlanArgs {
-    /// What preferred affinity and ScheduleAnyway mean to the planner.
+    /// Whether the planner respects preferred affinity and ScheduleAnyway constraints.
     #[arg(long, env = "PREFERENCE_POLICY", value_enum, default_value = "Respect")]
     pub preference_policy: Preferences,
-    /// What happens where a NodePool's minValues can't be met.
+    /// What happens when a NodePool's minValues cannot be satisfied.
     #[arg(long, env = "MIN_VALUES_POLICY", value_enum, default_value = "Strict")]
     pub min_values_policy: MinValues,
     /// The cluster's default topology spread: `{podTopologySpread: {defaultConstraints: [{maxSkew: 1, topologyKey: KEY,
-    /// whenUnsatisfiable: ScheduleAnyway}]}}`, as kube-scheduler is told it.
+    /// whenUnsatisfiable: ScheduleAnyway}]}}`, as in kube-scheduler's configuration.
     #[arg(long, env = "SCHEDULER_CONFIG", value_name = "YAML", default_value = "", hide_default_value = true, value_parser = DefaultSpread::parse)]
     pub scheduler_config: DefaultSpread,
-    /// vCPUs that a node must have, as `4-64`, `4-` or `-64`.
+    /// Range of vCPUs per node, as `4-64`, `4-` or `-64`.
     #[arg(long, env = "STOWAGE_NODE_VCPUS", value_name = "RANGE", default_value = "-", hide_default_value = true, allow_hyphen_values = true, value_parser = parse_sizes)]
     pub node_vcpus: NodeSizes,
-    /// What a node costs in USD per hour beyond its price, when plans are compared: more of it means fewer, larger nodes.
+    /// Fixed cost per node in USD/h added to the objective; higher values favor fewer, larger nodes.
     #[arg(long, env = "STOWAGE_NODE_PENALTY", value_name = "USD", default_value = "0", value_parser = parse_usd)]
     pub node_penalty: MicroUsd,
-    /// What an instance family is worth in percent when plans are compared, as `m7g=115,m5=90`; 100 where it isn't named.
+    /// Value of an instance family in percent when plans are compared, as `m7g=115,m5=90`; 100 for families not listed.
     #[arg(long, env = "STOWAGE_FAMILY_WEIGHTS", value_name = "FAMILY=PERCENT,…", default_value = "", hide_default_value = true, value_parser = parse_weights)]
     pub family_weights: FamilyWeights,
-    /// Buy spot or reserved capacity wherever a NodePool allows it and it can be had, even where on-demand is cheaper.
+    /// Buy spot or reserved capacity wherever it is allowed and available, even where on-demand is cheaper.
     #[arg(long, env = "STOWAGE_PREFER_SPOT", default_value_t = false, num_args = 0..=1, default_missing_value = "true", value_parser = parse_bool, action = ArgAction::Set)]
     pub prefer_spot: bool,
-    /// Most pods of one controller (a Deployment's revision, a StatefulSet, a Job) on one node; 0 is any number.
+    /// Maximum number of pods of one controller (a Deployment's revision, a StatefulSet, a Job) per node; 0 means no limit.
     #[arg(long, env = "STOWAGE_MAX_WORKLOAD_PODS_PER_NODE", value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(i32).range(0..))]
     pub max_workload_pods_per_node: i32,
 }
@@ -66,7 +66,7 @@ pub struct PlanArgs {
 pub struct FamilyWeights(BTreeMap<String, i64>);
 
 impl PlanArgs {
-    /// The settings.
+    /// The settings of the planner.
     pub fn settings(&self) -> Settings {
         Settings {
             preference_policy: match self.preference_policy {
@@ -87,14 +87,14 @@ impl PlanArgs {
 }
 
 fn parse_sizes(text: &str) -> Result<NodeSizes, String> {
-    let wanted = "a range of vCPUs such as 4-64, 4- or -64 is wanted";
+    let expected = "expected a range of vCPUs such as 4-64, 4- or -64";
     if text.trim().is_empty() {
         return Ok(NodeSizes::default());
     }
-    let (least, most) = text.split_once('-').ok_or(wanted)?;
+    let (least, most) = text.split_once('-').ok_or(expected)?;
     let bound = |text: &str| match text.trim() {
         "" => Ok(None),
-        number => number.parse::<i64>().ok().filter(|n| *n > 0).map(Some).ok_or(wanted),
+        number => number.parse::<i64>().ok().filter(|n| *n > 0).map(Some).ok_or(expected),
     };
     let sizes = NodeSizes { least_vcpus: bound(least)?, most_vcpus: bound(most)? };
     if let (Some(least), Some(most)) = (sizes.least_vcpus, sizes.most_vcpus)
@@ -106,17 +106,17 @@ fn parse_sizes(text: &str) -> Result<NodeSizes, String> {
 }
 
 fn parse_usd(text: &str) -> Result<MicroUsd, String> {
-    let wanted = "USD per hour from 0 to 1000, with at most six decimals, are wanted";
+    let expected = "expected USD per hour from 0 to 1000 with at most six decimals";
     if text.trim().is_empty() {
         return Ok(MicroUsd(0));
     }
     let (whole, decimals) = text.split_once('.').unwrap_or((text, ""));
     let digits = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
     if whole.is_empty() || whole.len() > 4 || decimals.len() > 6 || !digits(whole) || !digits(decimals) {
-        return Err(wanted.to_owned());
+        return Err(expected.to_owned());
     }
-    let micro = format!("{whole}{decimals:0<6}").parse::<i64>().map_err(|_| wanted.to_owned())?;
-    if micro > 1_000_000_000 { Err(wanted.to_owned()) } else { Ok(MicroUsd(micro)) }
+    let micro = format!("{whole}{decimals:0<6}").parse::<i64>().map_err(|_| expected.to_owned())?;
+    if micro > 1_000_000_000 { Err(expected.to_owned()) } else { Ok(MicroUsd(micro)) }
 }
 
 fn parse_weights(text: &str) -> Result<FamilyWeights, String> {

@@ -1,4 +1,4 @@
-//! `stowage simulate`: the planner, offline. Reads a scenario or manifests, plans, prints what would be bought.
+//! `stowage simulate`: runs the planner offline. Reads a scenario or manifests, plans, prints the plan.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -28,45 +28,45 @@ use crate::planner::plan;
 
 /// Every pod fits.
 const ALL_FIT: u8 = 0;
-/// The input can't be used.
+/// The input is invalid.
 const BAD_INPUT: u8 = 2;
-/// Some pods fit nowhere.
+/// Some pods are unschedulable.
 const SOME_DO_NOT_FIT: u8 = 3;
 
-/// Plans offline: what would be bought for these pods, and what it costs.
+/// Arguments of `stowage simulate`.
 #[derive(Args, Debug, Clone)]
 pub struct SimulateArgs {
-    /// Scenario: {"nodePools": [...], "pods": [...], "nodes": [...], "daemonSets": [...]} in Kubernetes' JSON.
+    /// Scenario: {"nodePools": [...], "pods": [...], "nodes": [...], "daemonSets": [...]} in Kubernetes JSON.
     #[arg(long, value_name = "FILE", required_unless_present = "manifests", conflicts_with = "manifests")]
     pub scenario: Option<PathBuf>,
-    /// Manifests: a YAML or JSON file, or a folder of them. May be repeated.
+    /// Manifests: a YAML or JSON file, or a directory of them. May be repeated.
     #[arg(short = 'f', long = "filename", value_name = "FILE_OR_DIR")]
     pub manifests: Vec<PathBuf>,
-    /// Catalog of instance types; the embedded one without it.
+    /// Catalog of instance types [default: embedded].
     #[arg(long, value_name = "FILE")]
     pub catalog: Option<PathBuf>,
-    /// Spot price as a share of the on-demand price; 0 offers no spot.
+    /// Spot price as a fraction of the on-demand price; 0 offers no spot capacity.
     #[arg(long, value_name = "R", default_value_t = 0.0)]
     pub spot_ratio: f64,
-    /// Feature gates, as NodeClassCEL=true (kubelet configurations may hold expressions); unknown ones are ignored.
+    /// Feature gates of the AWS provider, as NodeClassCEL=true (CEL expressions in kubelet configurations); unknown gates are ignored.
     #[arg(long, env = "AWS_FEATURE_GATES", default_value = "NodeClassCEL=false")]
     pub aws_feature_gates: String,
-    /// How the plan is made.
+    /// Planner settings.
     #[command(flatten)]
     pub plan: PlanArgs,
-    /// Format.
+    /// Output format.
     #[arg(long, value_enum, default_value_t = Output::Table)]
     pub output: Output,
 }
 
-/// How a plan is printed.
+/// `--output`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Output {
-    /// For people.
+    /// Table
     Table,
-    /// For programs.
+    /// JSON
     Json,
-    /// A page that needs nothing else, for a browser.
+    /// Self-contained HTML page
     Html,
 }
 

@@ -1,4 +1,4 @@
-//! Accepting connections: how many at once, and whether the peer showed a certificate.
+//! Accepts connections: enforces the limit per listener and records whether the peer presented a client certificate.
 
 use std::io;
 use std::sync::Arc;
@@ -15,12 +15,12 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::telemetry::Metrics;
 
-/// What is known of the other end; an extension of every request of the connection.
+/// Facts about the peer of a connection; an extension of each of its requests.
 #[derive(Clone, Debug)]
 pub(crate) struct Peer {
-    /// It presented a certificate that the client CA signed. A wrong one never gets past the handshake.
+    /// Whether it presented a certificate signed by the client CA. Any other certificate fails the handshake.
     pub(crate) certified: bool,
-    /// Holds the connection's place while the connection or one of its requests lives.
+    /// Counts against the connection limit while the connection or one of its requests lives.
     _place: Arc<Place>,
 }
 
@@ -36,7 +36,7 @@ impl Drop for Place {
     }
 }
 
-/// Accepts plain connections up to a limit. What is over it is closed at once: a queue would only hide it from the client.
+/// Accepts plain connections up to a limit. Connections beyond the limit are closed at once: a queue would hide the overload from clients.
 #[derive(Clone, Debug)]
 pub(crate) struct Bounded {
     what: &'static str,
@@ -94,7 +94,7 @@ impl Accept<TcpStream, Router> for TlsAccept {
 
     fn accept(&self, stream: TcpStream, router: Router) -> Self::Future {
         let place = self.bounded.place();
-        // Answers are small and awaited by a serial scheduler: never wait to fill a segment.
+        // Responses are small and kube-scheduler awaits them one by one: disable Nagle's algorithm.
         let handshake = stream.set_nodelay(true).map(|()| self.tls.accept(stream, router));
         async move {
             let place = place?;

@@ -1,4 +1,4 @@
-//! Probes and metrics.
+//! Handlers of probes and metrics.
 
 use std::sync::Arc;
 
@@ -10,12 +10,12 @@ use crate::server::middleware::error;
 use crate::server::state::AppState;
 use crate::telemetry::Metrics;
 
-/// Alive as long as it can answer: never depends on the API server, whose outage must not restart us.
+/// Liveness. Independent of the API server: an outage of it must not restart the process.
 pub(crate) async fn live() -> &'static str {
     "ok\n"
 }
 
-/// 200 when ready, else 503 with one reason a line.
+/// Readiness: 200, or 503 with one reason per line.
 pub(crate) async fn ready(State(state): State<Arc<AppState>>) -> Response {
     let missing = state.readiness.missing((state.now)());
     state.metrics.ready.set(i64::from(missing.is_empty()));
@@ -27,11 +27,11 @@ pub(crate) async fn ready(State(state): State<Arc<AppState>>) -> Response {
     (StatusCode::SERVICE_UNAVAILABLE, reasons).into_response()
 }
 
-/// Every metric as text. Those that depend on the clock are set here.
+/// Renders all metrics. Metrics that depend on the clock are set here.
 pub(crate) async fn metrics(State(state): State<Arc<AppState>>) -> Response {
     let now_ms = (state.now)();
     for (certificate, expires_at_ms) in state.readiness.expiries() {
-        // Seconds past 2^53 are no certificate's life.
+        // A float holds every lifetime of a certificate exactly.
         #[allow(clippy::cast_precision_loss)]
         let seconds = (expires_at_ms.saturating_sub(now_ms) / 1000) as f64;
         state.metrics.cert_expiry.with_label_values(&[certificate]).set(seconds);

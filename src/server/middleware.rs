@@ -1,4 +1,4 @@
-//! What stands between the wire and the handlers: bounds, panics, client certificates, counting.
+//! Middleware: time limits, panics, client certificates, request counters.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -16,23 +16,22 @@ use serde_json::json;
 use crate::server::accept::Peer;
 use crate::server::state::AppState;
 
-/// Longest path of the body: reading it included, since handlers read the body.
 #[derive(Clone, Debug)]
 pub(crate) struct Guard {
     pub(crate) state: Arc<AppState>,
     pub(crate) request_timeout: Duration,
 }
 
-/// How a review ended, for the counter; an extension of the response.
+/// Result of a review, for the counter; an extension of the response.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WebhookResult(pub(crate) &'static str);
 
-/// An error as JSON. Bodies are always whole, so `Content-Length` is set and the connection lives on.
+/// An error response as JSON. The body is complete, so that `Content-Length` is set and the connection stays open.
 pub(crate) fn error(status: StatusCode, message: &str) -> Response {
     (status, Json(json!({ "error": message }))).into_response()
 }
 
-/// Turns a panic into 500 and an overlong request into 408, and counts what came out.
+/// Turns a panic into 500 and a request over the time limit into 408, and counts the responses.
 pub(crate) async fn guard(State(guard): State<Guard>, request: Request, next: Next) -> Response {
     let metrics = &guard.state.metrics;
     let verb = match request.uri().path() {
@@ -48,7 +47,7 @@ pub(crate) async fn guard(State(guard): State<Guard>, request: Request, next: Ne
         Ok(Ok(response)) => response,
         Ok(Err(_panic)) => {
             metrics.panics.inc();
-            tracing::error!(verb, "a handler panicked; the request was answered 500");
+            tracing::error!(verb, "handler panicked, answered 500");
             error(StatusCode::INTERNAL_SERVER_ERROR, "internal error")
         }
         Err(_elapsed) => error(StatusCode::REQUEST_TIMEOUT, "the request took too long"),
@@ -65,7 +64,7 @@ pub(crate) async fn guard(State(guard): State<Guard>, request: Request, next: Ne
     response
 }
 
-/// Counts a request while it lives, also when its connection breaks and it is dropped.
+/// Counts a request in flight until it is answered or dropped with its connection.
 struct InFlight<'a>(&'a IntGauge);
 
 impl<'a> InFlight<'a> {
@@ -81,7 +80,7 @@ impl Drop for InFlight<'_> {
     }
 }
 
-/// Lets only peers through that presented a certificate signed by the client CA.
+/// Rejects peers that did not present a certificate signed by the client CA.
 pub(crate) async fn require_client_certificate(
     Extension(peer): Extension<Peer>,
     request: Request,

@@ -1,12 +1,12 @@
-//! The HTTPS service: admission webhook and scheduler extender, and the plain listeners for health and metrics.
+//! The HTTPS service: admission webhook and scheduler extender, and the plain-text listeners for health and metrics.
 //!
-//! Handlers do no I/O: they read [`AppState`] and call the pure rooms. Nothing a client sends can stop the service: bodies, time
-//! and connections are bounded, and a panicking handler answers 500.
+//! Handlers do no I/O: they read [`AppState`] and call pure functions. No client can stop the service: bodies, request times and
+//! connections are bounded, and a panicking handler answers 500.
 //!
 //! | listener | route | who may call |
 //! |---|---|---|
 //! | HTTPS | `POST /mutate` | anyone (the API server presents no client certificate) |
-//! | HTTPS | `POST /v1/filter`, `/v1/prioritize`, `/v1/preempt` | holders of a certificate signed by the client CA, else 403 |
+//! | HTTPS | `POST /v1/filter`, `/v1/prioritize`, `/v1/preempt` | holders of a certificate signed by the client CA; 403 otherwise |
 //! | HTTPS, health | `GET /livez`, `/healthz`, `/readyz` | anyone |
 //! | metrics | `GET /metrics` | anyone |
 
@@ -35,38 +35,38 @@ pub use crate::server::tls::{CertificateError, Certificates};
 
 use crate::server::accept::{Bounded, TlsAccept};
 
-/// Where and how to serve.
+/// Addresses, certificates and limits of the service.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ServerConfig {
-    /// HTTPS address; port 0 takes any free port.
+    /// HTTPS address; port 0 selects a free port.
     pub https_addr: SocketAddr,
-    /// Folder with `tls.crt` and `tls.key`, and usually `ca.crt`: a mounted Secret of type `kubernetes.io/tls`.
+    /// Directory with `tls.crt` and `tls.key`, and usually `ca.crt`: a mounted Secret of type `kubernetes.io/tls`.
     pub cert_dir: PathBuf,
-    /// CA that signs client certificates; `None` takes `ca.crt` of [`ServerConfig::cert_dir`] when it exists. Without either,
-    /// the extender's verbs answer 403.
+    /// CA that signs client certificates; `None` selects `ca.crt` in [`ServerConfig::cert_dir`] if it exists. Without a CA,
+    /// extender requests are answered 403.
     pub client_ca: Option<PathBuf>,
-    /// Address of `/metrics`; `None` serves none.
+    /// Address of `/metrics`; `None` disables the listener.
     pub metrics_addr: Option<SocketAddr>,
     /// Address of plain `/livez`, `/healthz` and `/readyz`; `None` serves them on HTTPS only.
     pub health_addr: Option<SocketAddr>,
-    /// How often certificate files are read again.
+    /// Interval between reads of the certificate files.
     pub cert_poll: Duration,
-    /// Open connections per listener; more are closed at once.
+    /// Maximum number of open connections per listener; further connections are closed at once.
     pub max_connections: usize,
-    /// Longest TLS handshake.
+    /// Time limit of a TLS handshake.
     pub handshake_timeout: Duration,
-    /// Longest request, its body included.
+    /// Time limit of a request, reading its body included.
     pub request_timeout: Duration,
-    /// Longest wait for open requests when shutting down.
+    /// Time limit for open requests during shutdown.
     pub drain_timeout: Duration,
-    /// Largest body of `/mutate` in bytes; larger ones get 413.
+    /// Maximum body of `/mutate` in bytes; larger bodies get 413.
     pub webhook_body_limit: usize,
-    /// Largest body of an extender verb in bytes; larger ones get 413.
+    /// Maximum body of an extender request in bytes; larger bodies get 413.
     pub extender_body_limit: usize,
 }
 
 impl ServerConfig {
-    /// The usual settings, with certificates from `cert_dir`: HTTPS on 9443, metrics on 8080 and health on 8081, everywhere.
+    /// The defaults, with certificates from `cert_dir`: HTTPS on 9443, metrics on 8080 and health on 8081, on all addresses.
     #[must_use]
     pub fn new(cert_dir: impl Into<PathBuf>) -> Self {
         let everywhere = |port| SocketAddr::from(([0, 0, 0, 0], port));
@@ -87,10 +87,10 @@ impl ServerConfig {
     }
 }
 
-/// Why the service could not start or go on.
+/// Why the service could not start or keep running.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
-    /// An address can't be listened on.
+    /// An address cannot be bound.
     #[error("can't listen on {addr} for {what}: {source}; free the port or choose another address")]
     Bind {
         /// `https`, `metrics` or `health`.
@@ -100,10 +100,10 @@ pub enum ServerError {
         /// Cause.
         source: io::Error,
     },
-    /// The certificates can't be used.
+    /// The certificates are unusable.
     #[error(transparent)]
     Certificate(#[from] CertificateError),
-    /// A listener ended by itself.
+    /// A listener failed.
     #[error("the {what} listener ended: {source}")]
     Listener {
         /// `https`, `metrics` or `health`.
@@ -113,7 +113,7 @@ pub enum ServerError {
     },
 }
 
-/// Addresses that are really listened on.
+/// The bound addresses, with the ports that the system selected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BoundAddrs {
     /// HTTPS.
@@ -124,7 +124,7 @@ pub struct BoundAddrs {
     pub health: Option<SocketAddr>,
 }
 
-/// A running service. Dropping it stops it at once; [`Server::shutdown`] drains it first.
+/// A running service. Dropping it stops it immediately; [`Server::shutdown`] drains it first.
 #[derive(Debug)]
 pub struct Server {
     addrs: BoundAddrs,
@@ -142,7 +142,7 @@ struct Listener {
     task: JoinHandle<io::Result<()>>,
 }
 
-/// Serves until `shutdown` completes, then drains. For callers that don't need the bound addresses; others use [`Server`].
+/// Serves until `shutdown` completes, then drains. Use [`Server`] if the bound addresses are needed.
 ///
 /// # Errors
 /// As [`Server::start`] and [`Server::run_until`].
@@ -158,7 +158,7 @@ impl Server {
     /// Loads the certificates, binds every address and serves. Returns as soon as connections are accepted.
     ///
     /// # Errors
-    /// When a certificate, key or CA is missing, unreadable or doesn't match, or an address can't be bound.
+    /// A certificate, key or CA is missing, unreadable or does not match, or an address cannot be bound.
     pub async fn start(config: ServerConfig, state: Arc<AppState>) -> Result<Self, ServerError> {
         let certificates = Arc::new(Certificates::load(&config).await?);
         certificates.note_expiries(&state);
@@ -190,12 +190,12 @@ impl Server {
         Ok(Self { addrs, certificates, state, listeners, poll, drain_timeout: config.drain_timeout })
     }
 
-    /// Addresses that are really listened on.
+    /// The bound addresses, with the ports that the system selected.
     pub fn addrs(&self) -> BoundAddrs {
         self.addrs
     }
 
-    /// Certificates in use.
+    /// The certificates in use.
     pub fn certificates(&self) -> &Certificates {
         &self.certificates
     }
@@ -203,7 +203,7 @@ impl Server {
     /// Serves until `shutdown` completes, then drains.
     ///
     /// # Errors
-    /// When a listener ends by itself.
+    /// A listener failed.
     pub async fn run_until(mut self, shutdown: impl Future<Output = ()>) -> Result<(), ServerError> {
         let ended = {
             let tasks = self.listeners.iter_mut().map(|listener| {
@@ -230,7 +230,7 @@ impl Server {
         Ok(())
     }
 
-    /// Turns unready, refuses new connections, lets open requests end within the drain time-out, stops.
+    /// Becomes unready, refuses new connections, waits for open requests within the drain timeout, stops.
     pub async fn shutdown(mut self) {
         self.state.readiness.set_draining();
         for listener in &self.listeners {
@@ -239,8 +239,8 @@ impl Server {
         for listener in std::mem::take(&mut self.listeners) {
             match listener.task.await {
                 Ok(Ok(())) => {}
-                Ok(Err(error)) => tracing::warn!(listener = listener.what, %error, "listener ended badly"),
-                Err(error) => tracing::warn!(listener = listener.what, %error, "listener ended badly"),
+                Ok(Err(error)) => tracing::warn!(listener = listener.what, %error, "listener failed"),
+                Err(error) => tracing::warn!(listener = listener.what, %error, "listener failed"),
             }
         }
     }
@@ -272,7 +272,7 @@ async fn bind_optional(
     }
 }
 
-/// Serves `router` on `listener` in a task of its own.
+/// Serves `router` on `listener` in its own task.
 fn spawn<A>(what: &'static str, listener: TcpListener, acceptor: A, router: axum::Router) -> Listener
 where
     A: axum_server::accept::Accept<tokio::net::TcpStream, axum::Router> + Clone + Send + Sync + 'static,
@@ -283,7 +283,7 @@ where
     let handle = Handle::new();
     let mut server = axum_server::Server::from_listener(listener).acceptor(acceptor).handle(handle.clone());
     let builder = server.http_builder();
-    // Longer than the 90 s after which Go's clients close an idle connection, so that they never write into one that we closed.
+    // Longer than the 90 s idle timeout of Go clients, so that they never write to a connection that the server has closed.
     builder.http1().timer(TokioTimer::new()).header_read_timeout(Duration::from_mins(2));
     builder
         .http2()

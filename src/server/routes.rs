@@ -1,4 +1,4 @@
-//! Which path goes where, on which listener.
+//! Routes of each listener.
 
 use std::sync::Arc;
 

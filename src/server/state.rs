@@ -1,4 +1,4 @@
-//! What every handler sees.
+//! State shared by all handlers.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
@@ -10,7 +10,7 @@ use crate::extender::View;
 use crate::telemetry::Metrics;
 use crate::webhook::AdmissionConfig;
 
-/// What every handler sees. The controllers store a new [`View`] whenever holds, plans or nodes change.
+/// State shared by all handlers. The controllers store a new [`View`] when holds, plans or nodes change.
 #[derive(Debug)]
 pub struct AppState {
     /// The extender's view.
@@ -19,14 +19,14 @@ pub struct AppState {
     pub admission: AdmissionConfig,
     /// Metrics.
     pub metrics: Metrics,
-    /// Flags behind `/readyz`.
+    /// Conditions of `/readyz`.
     pub readiness: Readiness,
     /// The clock: milliseconds since the epoch. [`system_now_ms`] outside tests.
     pub now: fn() -> i64,
 }
 
 impl AppState {
-    /// State with an empty view, which restrains nobody.
+    /// State with an empty view, which denies nothing.
     #[must_use]
     pub fn new(admission: AdmissionConfig, metrics: Metrics, now: fn() -> i64) -> Self {
         Self { view: Arc::default(), admission, metrics, readiness: Readiness::default(), now }
@@ -39,7 +39,7 @@ pub fn system_now_ms() -> i64 {
     i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
 }
 
-/// Flags behind `/readyz`.
+/// Conditions of `/readyz`.
 #[derive(Debug)]
 pub struct Readiness {
     caches_synced: AtomicBool,
@@ -60,18 +60,18 @@ impl Default for Readiness {
 }
 
 impl Readiness {
-    /// Says whether every watch cache has been filled; set by the controllers.
+    /// Records whether all watch caches are synced; set by the controllers.
     pub fn set_caches_synced(&self, synced: bool) {
         self.caches_synced.store(synced, Ordering::Release);
     }
 
-    /// Notes when the certificates in use end; no client CA is `None`.
+    /// Records when the certificates in use expire; `None` without a client CA.
     pub(crate) fn set_expiries(&self, serving_ms: i64, client_ca_ms: Option<i64>) {
         self.serving_expires_at_ms.store(serving_ms, Ordering::Release);
         self.client_ca_expires_at_ms.store(client_ca_ms.unwrap_or(i64::MIN), Ordering::Release);
     }
 
-    /// When the certificates in use end, by name.
+    /// Expiry of the certificates in use, by name.
     pub(crate) fn expiries(&self) -> impl Iterator<Item = (&'static str, i64)> {
         [
             ("serving", self.serving_expires_at_ms.load(Ordering::Acquire)),
@@ -85,7 +85,7 @@ impl Readiness {
         self.draining.store(true, Ordering::Release);
     }
 
-    /// Why it is not ready; empty when it is.
+    /// The reasons for not being ready; empty when ready.
     pub fn missing(&self, now_ms: i64) -> Vec<&'static str> {
         let expires = self.serving_expires_at_ms.load(Ordering::Acquire);
         [

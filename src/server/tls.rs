@@ -1,7 +1,7 @@
-//! Certificates: loading, checking, and following their files as they rotate.
+//! Certificates: loads and validates them, and reloads them when their files rotate.
 //!
-//! Every certificate and CA in use sits in one `rustls::ServerConfig` that is swapped whole: a connection sees the old set or the
-//! new one, never a mix, and connections that are open go on. A mounted Secret changes by its `..data` link, so the files are read by
+//! All certificates and CAs in use are in one `rustls::ServerConfig` that is swapped atomically: a connection gets the old set or the
+//! new set, never a mix, and open connections continue. A mounted Secret changes through its `..data` link, so the files are read by
 //! path each time and compared by content.
 
 use std::io;
@@ -21,10 +21,10 @@ use crate::server::ServerConfig;
 use crate::server::state::AppState;
 use crate::sync::lock;
 
-/// Why certificates can't be used.
+/// Why certificates are unusable.
 #[derive(Debug, thiserror::Error)]
 pub enum CertificateError {
-    /// A file can't be read.
+    /// A file cannot be read.
     #[error("can't read {path}: {source}; mount the certificate's Secret there")]
     Read {
         /// File.
@@ -32,23 +32,23 @@ pub enum CertificateError {
         /// Cause.
         source: io::Error,
     },
-    /// A file holds nothing of what it should.
+    /// A file lacks the expected content.
     #[error("{path} holds no {expected} in PEM form")]
     Empty {
         /// File.
         path: PathBuf,
-        /// What it should hold.
+        /// Expected content.
         expected: &'static str,
     },
-    /// A file is broken.
+    /// A file is malformed.
     #[error("{path} can't be used: {reason}")]
     Broken {
         /// File.
         path: PathBuf,
-        /// What is wrong.
+        /// The defect.
         reason: String,
     },
-    /// Key and certificate are not a pair.
+    /// Key and certificate do not match.
     #[error("the key in {key} does not belong to the certificate in {certificate}; replace both together")]
     Mismatch {
         /// File of the certificate.
@@ -70,11 +70,11 @@ struct Paths {
     certificate: PathBuf,
     key: PathBuf,
     client_ca: PathBuf,
-    /// Whether the client CA was asked for, or is used only when it happens to be there.
+    /// Whether the client CA is required, or optional.
     client_ca_required: bool,
 }
 
-/// What was last read, good or bad: the same content is not tried and not complained about twice.
+/// The content read last, valid or not: the same content is neither loaded nor reported twice.
 struct Current {
     seen: Files,
     expires_at_ms: i64,
@@ -95,14 +95,14 @@ struct Loaded {
 }
 
 impl std::fmt::Debug for Certificates {
-    /// Paths only: nothing of a key.
+    /// Prints paths only, never key material.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Certificates").field("paths", &self.paths).finish_non_exhaustive()
     }
 }
 
 impl Certificates {
-    /// Reads and checks the files.
+    /// Reads and validates the files.
     pub(crate) async fn load(config: &ServerConfig) -> Result<Self, CertificateError> {
         let paths = Paths {
             certificate: config.cert_dir.join("tls.crt"),
@@ -118,15 +118,15 @@ impl Certificates {
             client_ca_expires_at_ms: loaded.client_ca_expires_at_ms,
         };
         if current.client_ca_expires_at_ms.is_none() {
-            tracing::warn!(path = %paths.client_ca.display(), "no client CA: the extender's verbs will answer 403");
+            tracing::warn!(path = %paths.client_ca.display(), "no client CA, extender requests will be answered 403");
         }
         Ok(Self { paths, rustls: RustlsConfig::from_config(Arc::new(loaded.config)), current: Mutex::new(current) })
     }
 
-    /// Reads the files again and swaps what changed for new connections. `Ok(false)` when nothing changed since the last call.
+    /// Reads the files again and applies changes to new connections. `Ok(false)` if nothing changed since the last call.
     ///
     /// # Errors
-    /// When the new files can't be used. The certificates in use stay, and the same content is not tried again.
+    /// The new files are unusable. The certificates in use stay, and the same content is not loaded again.
     pub async fn reload(&self) -> Result<bool, CertificateError> {
         let files = self.paths.read().await?;
         let mut current = lock(&self.current);
@@ -142,7 +142,7 @@ impl Certificates {
         Ok(true)
     }
 
-    /// When the serving certificate ends, milliseconds since the epoch.
+    /// Expiry of the serving certificate, milliseconds since the epoch.
     pub fn expires_at_ms(&self) -> i64 {
         lock(&self.current).expires_at_ms
     }
@@ -157,7 +157,7 @@ impl Certificates {
     }
 }
 
-/// Follows the files for as long as it is polled.
+/// Reloads the files periodically, until dropped.
 pub(crate) async fn poll(certificates: Arc<Certificates>, state: Arc<AppState>, every: Duration) {
     let every = every.max(Duration::from_millis(1));
     let mut ticks = tokio::time::interval_at(tokio::time::Instant::now() + every, every);
@@ -172,7 +172,7 @@ pub(crate) async fn poll(certificates: Arc<Certificates>, state: Arc<AppState>, 
                 "ok"
             }
             Err(error) => {
-                tracing::error!(%error, "certificates not reloaded; the old ones stay in use");
+                tracing::error!(%error, "certificate reload failed, keeping the old certificates");
                 "error"
             }
         };
@@ -223,7 +223,7 @@ impl Paths {
                 for authority in authorities {
                     roots.add(authority).map_err(|cause| broken(&self.client_ca, &cause))?;
                 }
-                // The API server calls the webhook without a certificate, so none is allowed; a wrong one is not.
+                // The API server calls the webhook without a certificate, so a client certificate is optional but must be valid.
                 let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider)
                     .allow_unauthenticated()
                     .build()
@@ -245,7 +245,7 @@ fn broken(path: &Path, cause: &dyn std::fmt::Display) -> CertificateError {
     CertificateError::Broken { path: path.to_owned(), reason: cause.to_string() }
 }
 
-/// Certificates in a PEM file, at least one.
+/// The certificates of a PEM file; at least one.
 fn certificates(path: &Path, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, CertificateError> {
     let found: Vec<_> =
         CertificateDer::pem_slice_iter(pem).collect::<Result<_, _>>().map_err(|cause| broken(path, &cause))?;
@@ -255,7 +255,7 @@ fn certificates(path: &Path, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>,
     Ok(found)
 }
 
-/// The earliest end among certificates, milliseconds since the epoch.
+/// The earliest expiry of the certificates, milliseconds since the epoch.
 fn expiry_ms(path: &Path, certificates: &[CertificateDer<'_>]) -> Result<i64, CertificateError> {
     let mut earliest = i64::MAX;
     for der in certificates {

@@ -1,4 +1,4 @@
-//! Handlers of the webhook and the extender: bytes in, a pure function, bytes out.
+//! Handlers of the webhook and the extender: decode the body, call a pure function, encode the result.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -16,7 +16,7 @@ use crate::server::middleware::{WebhookResult, error};
 use crate::server::state::AppState;
 use crate::webhook;
 
-/// Bodies larger than this are worked on outside the threads that drive the connections: whole nodes, never names.
+/// Bodies above this size in bytes are processed on a blocking thread. Only requests with whole nodes are that large, not those with names.
 const LARGE_BODY: usize = 1 << 20;
 
 type Body = Result<Bytes, BytesRejection>;
@@ -100,7 +100,7 @@ pub(crate) async fn mutate(State(state): State<Arc<AppState>>, body: Body) -> Re
     off_loop(large, review).await
 }
 
-/// Runs an extender verb on a body and times it.
+/// Runs an extender verb on a body and records its duration.
 async fn verb(name: &'static str, state: Arc<AppState>, body: Body, run: fn(&AppState, &[u8]) -> Outcome) -> Response {
     let body = match body {
         Ok(body) => body,
@@ -119,7 +119,7 @@ async fn verb(name: &'static str, state: Arc<AppState>, body: Body, run: fn(&App
     off_loop(large, answer).await
 }
 
-/// Runs `work` here, or on a blocking thread when it is large. A panic comes out as a panic either way.
+/// Runs `work` inline, or on a blocking thread when the body is large. A panic propagates in both cases.
 async fn off_loop(large: bool, work: impl FnOnce() -> Response + Send + 'static) -> Response {
     if !large {
         return work();

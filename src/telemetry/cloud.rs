@@ -1,61 +1,36 @@
-//! Metrics of Amazon EC2, with the names and labels of Karpenter's AWS provider after our own prefix.
+//! Metrics of Amazon EC2.
 
 use std::sync::Mutex;
 use std::time::Instant;
 
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::MetricFamily;
-use prometheus::{
-    GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGaugeVec, Opts, Registry,
-};
+use prometheus::{GaugeVec, Histogram, HistogramVec, IntCounter, IntCounterVec, IntGaugeVec, Registry};
 
 use crate::sync::lock;
+use crate::telemetry::registry as declared;
 
-/// Buckets of durations, in seconds.
-const SECONDS: &[f64] = &[
-    0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 7.5, 10.0, 15.0, 20.0, 30.0, 45.0,
-    60.0, 90.0, 120.0, 180.0, 300.0, 600.0,
-];
-/// Buckets of what is asked for in one call.
-const SIZES: &[f64] = &[
-    1.0, 2.0, 4.0, 5.0, 10.0, 15.0, 20.0, 25.0, 30.0, 40.0, 50.0, 60.0, 70.0, 80.0, 90.0, 100.0, 125.0, 150.0, 175.0,
-    200.0, 225.0, 250.0, 275.0, 300.0, 350.0, 400.0, 450.0, 500.0, 550.0, 600.0, 700.0, 800.0, 900.0, 1000.0,
-];
-/// The cloud's name in the labels.
+/// Value of the label `provider`.
 const PROVIDER: &str = "aws";
 
-/// What EC2 does and offers. Cheap to clone; clones share their values. Published by [`CloudMetrics::register`].
+/// EC2 metrics, with names and labels of Karpenter's AWS provider after our own prefix; [`declared`] says what each one counts.
+/// Cheap to clone; clones share their values.
 #[derive(Clone, Debug)]
 pub struct CloudMetrics {
-    /// `stowage_cloudprovider_duration_seconds{controller,method,provider}`: see [`CloudMetrics::timed`].
     duration: HistogramVec,
-    /// `stowage_cloudprovider_errors_total{controller,error,method,provider}`.
     errors: IntCounterVec,
-    /// `stowage_cloudprovider_batcher_batch_time_seconds{batcher}`: from the first of a window to its call.
     pub batch_seconds: HistogramVec,
-    /// `stowage_cloudprovider_batcher_batch_size{batcher}`: keys of a window.
     pub batch_size: HistogramVec,
-    /// `stowage_cloudprovider_instance_launch_failures_total{capacity_type,reason,zone,zone_id}`.
     pub launch_failures: IntCounterVec,
-    /// `stowage_cloudprovider_instance_termination_failures_total{zone,zone_id}`.
     pub termination_failures: IntCounterVec,
-    /// `stowage_cloudprovider_instance_type_cpu_cores{instance_type}`.
     pub type_cpus: IntGaugeVec,
-    /// `stowage_cloudprovider_instance_type_memory_bytes{instance_type}`.
     pub type_memory: IntGaugeVec,
-    /// `stowage_cloudprovider_instance_type_offering_available{capacity_type,instance_type,zone}`: 0 or 1.
     pub offering_available: IntGaugeVec,
-    /// `stowage_cloudprovider_instance_type_offering_price_estimate{capacity_type,instance_type,zone}`: USD per hour.
     pub offering_price: GaugeVec,
-    /// `stowage_ec2nodeclasses_userdata_bytes{nodeclass}`.
     pub user_data_bytes: IntGaugeVec,
-    /// `stowage_interruption_received_messages_total{message_type}`.
     pub messages_received: IntCounterVec,
-    /// `stowage_interruption_deleted_messages_total`.
     pub messages_deleted: IntCounter,
-    /// `stowage_interruption_message_queue_duration_seconds`: from the event to its receipt.
     pub message_seconds: Histogram,
-    /// `stowage_ec2_requests_total{action}`: attempts of calls.
     pub requests: IntCounterVec,
 }
 
@@ -66,114 +41,42 @@ impl Default for CloudMetrics {
 }
 
 impl CloudMetrics {
-    /// Metrics that nobody sees yet.
+    /// Collectors that are not registered yet.
     ///
     /// # Panics
     /// Never: the names are distinct and well formed, which a test holds.
     #[must_use]
     pub fn new() -> Self {
-        let full = |name: &str| format!("stowage_{name}");
-        let counters = |name: &str, help: &str, labels: &[&str]| {
-            IntCounterVec::new(Opts::new(full(name), help), labels).expect("a well-formed constant name")
-        };
-        let gauges = |name: &str, help: &str, labels: &[&str]| {
-            IntGaugeVec::new(Opts::new(full(name), help), labels).expect("a well-formed constant name")
-        };
-        let histograms = |name: &str, help: &str, buckets: &[f64], labels: &[&str]| {
-            let options = HistogramOpts::new(full(name), help).buckets(buckets.to_vec());
-            HistogramVec::new(options, labels).expect("a well-formed constant name")
-        };
-        let offering = ["instance_type", "capacity_type", "zone"];
-        let price = Opts::new(
-            full("cloudprovider_instance_type_offering_price_estimate"),
-            "What an offering is thought to cost, USD per hour.",
-        );
-        let queue = HistogramOpts::new(
-            full("interruption_message_queue_duration_seconds"),
-            "Time from an event to the receipt of its message.",
-        );
         Self {
-            duration: histograms(
-                "cloudprovider_duration_seconds",
-                "Time of a call of the cloud.",
-                SECONDS,
-                &["controller", "method", "provider"],
-            ),
-            errors: counters(
-                "cloudprovider_errors_total",
-                "Calls of the cloud that failed.",
-                &["controller", "method", "provider", "error"],
-            ),
-            batch_seconds: histograms(
-                "cloudprovider_batcher_batch_time_seconds",
-                "Time that a window of calls was open.",
-                SECONDS,
-                &["batcher"],
-            ),
-            batch_size: histograms(
-                "cloudprovider_batcher_batch_size",
-                "Requests that went into one call.",
-                SIZES,
-                &["batcher"],
-            ),
-            launch_failures: counters(
-                "cloudprovider_instance_launch_failures_total",
-                "Offerings that EC2 could not launch.",
-                &["zone", "zone_id", "capacity_type", "reason"],
-            ),
-            termination_failures: counters(
-                "cloudprovider_instance_termination_failures_total",
-                "Terminations that failed.",
-                &["zone", "zone_id"],
-            ),
-            type_cpus: gauges(
-                "cloudprovider_instance_type_cpu_cores",
-                "vCPUs of an instance type.",
-                &["instance_type"],
-            ),
-            type_memory: gauges(
-                "cloudprovider_instance_type_memory_bytes",
-                "Memory of an instance type, before any overhead.",
-                &["instance_type"],
-            ),
-            offering_available: gauges(
-                "cloudprovider_instance_type_offering_available",
-                "1 unless the offering was lately seen to have no capacity.",
-                &offering,
-            ),
-            offering_price: GaugeVec::new(price, &offering).expect("a well-formed constant name"),
-            user_data_bytes: gauges(
-                "ec2nodeclasses_userdata_bytes",
-                "User data of a node of the class, bytes before base64.",
-                &["nodeclass"],
-            ),
-            messages_received: counters(
-                "interruption_received_messages_total",
-                "Messages of the interruption queue.",
-                &["message_type"],
-            ),
-            messages_deleted: IntCounter::new(
-                full("interruption_deleted_messages_total"),
-                "Messages of the interruption queue that were deleted.",
-            )
-            .expect("a well-formed constant name"),
-            message_seconds: Histogram::with_opts(queue.buckets(SECONDS.to_vec()))
-                .expect("a well-formed constant name"),
-            requests: counters("ec2_requests_total", "Attempts of calls of EC2.", &["action"]),
+            duration: declared::CLOUD_DURATION.histograms(),
+            errors: declared::CLOUD_ERRORS.counters(),
+            batch_seconds: declared::BATCH_SECONDS.histograms(),
+            batch_size: declared::BATCH_SIZE.histograms(),
+            launch_failures: declared::LAUNCH_FAILURES.counters(),
+            termination_failures: declared::TERMINATION_FAILURES.counters(),
+            type_cpus: declared::TYPE_CPUS.gauges(),
+            type_memory: declared::TYPE_MEMORY.gauges(),
+            offering_available: declared::OFFERING_AVAILABLE.gauges(),
+            offering_price: declared::OFFERING_PRICE.float_gauges(),
+            user_data_bytes: declared::USER_DATA_BYTES.gauges(),
+            messages_received: declared::MESSAGES_RECEIVED.counters(),
+            messages_deleted: declared::MESSAGES_DELETED.counter(),
+            message_seconds: declared::MESSAGE_SECONDS.histogram(),
+            requests: declared::EC2_REQUESTS.counters(),
         }
     }
 
-    /// Publishes them. `refresh` is called whenever somebody asks for them, before what the region offers and what is counted
-    /// elsewhere is told.
+    /// Registers the collectors. `refresh` is called on every scrape, before the gauges of the region's offerings and the
+    /// counters that are kept elsewhere are read.
     ///
     /// # Errors
-    /// Where a name is registered already.
+    /// A name is registered already.
     pub fn register(
         &self,
         registry: &Registry,
         refresh: impl Fn(&Self) + Send + Sync + 'static,
     ) -> Result<(), prometheus::Error> {
-        let refreshed = Refreshed { metrics: self.clone(), refresh: Box::new(refresh), turn: Mutex::default() };
+        let refreshed = Refreshed { metrics: self.clone(), refresh: Box::new(refresh), refreshing: Mutex::default() };
         let all: [Box<dyn Collector>; 9] = [
             Box::new(self.duration.clone()),
             Box::new(self.errors.clone()),
@@ -188,11 +91,11 @@ impl CloudMetrics {
         all.into_iter().try_for_each(|collector| registry.register(collector))
     }
 
-    /// Waits for a call of the cloud, and notes how long it took and how it failed: `method` is Karpenter's word for it, `kind`
-    /// gives that for an error.
+    /// Awaits a cloud provider call and records its duration and failure. `method` is Karpenter's name of the method, `kind`
+    /// maps an error to Karpenter's name of it.
     ///
     /// # Errors
-    /// The call's own.
+    /// The error of the call.
     pub async fn timed<T, E>(
         &self,
         method: &str,
@@ -201,7 +104,7 @@ impl CloudMetrics {
     ) -> Result<T, E> {
         let begin = Instant::now();
         let result = call.await;
-        // Karpenter knows which of its controllers called; here calls are not told apart.
+        // Karpenter's label `controller` names the calling controller; here it stays empty.
         self.duration.with_label_values(&["", method, PROVIDER]).observe(begin.elapsed().as_secs_f64());
         if let Err(error) = &result {
             self.errors.with_label_values(&["", method, PROVIDER, kind(error)]).inc();
@@ -210,12 +113,12 @@ impl CloudMetrics {
     }
 }
 
-/// Metrics that are brought up to date when somebody asks for them.
+/// Collectors that are refreshed on every scrape.
 struct Refreshed {
     metrics: CloudMetrics,
     refresh: Box<dyn Fn(&CloudMetrics) + Send + Sync>,
-    /// One at a time: a counter that is raised to a total by two at once would go beyond it.
-    turn: Mutex<()>,
+    /// Serializes refreshes: two concurrent ones would raise a counter beyond its total.
+    refreshing: Mutex<()>,
 }
 
 impl Refreshed {
@@ -239,13 +142,13 @@ impl Collector for Refreshed {
     }
 
     fn collect(&self) -> Vec<MetricFamily> {
-        let _turn = lock(&self.turn);
+        let _refreshing = lock(&self.refreshing);
         (self.refresh)(&self.metrics);
         self.parts().into_iter().flat_map(Collector::collect).collect()
     }
 }
 
-/// Raises a counter to a total that is counted elsewhere.
+/// Raises a counter to a total that is kept elsewhere.
 pub fn raise_to(counter: &IntCounter, total: u64) {
     counter.inc_by(total.saturating_sub(counter.get()));
 }

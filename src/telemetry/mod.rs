@@ -1,7 +1,8 @@
-//! What Stowage tells about itself: metrics, events, logs.
+//! Metrics: their registry, and the structs that hold the collectors. Imports nothing of the crate but `sync`.
 
 pub mod cloud;
 pub mod controllers;
 pub mod metrics;
+pub mod registry;
 
 pub use crate::telemetry::metrics::Metrics;

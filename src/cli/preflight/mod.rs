@@ -1,4 +1,4 @@
-//! `stowage preflight`: whether an account, a region and a cluster are fit for the controller, and what to do where not.
+//! `stowage preflight`: checks AWS permissions, quotas and node classes, and prints a remediation per finding.
 
 pub mod report;
 
@@ -23,47 +23,47 @@ use crate::planner::input::default_spread::DefaultSpread;
 const FIT: u8 = 0;
 /// Something failed.
 const UNFIT: u8 = 1;
-/// Attempts of each call: somebody waits.
+/// Attempts per call; few, because a person waits.
 const ATTEMPTS: u32 = 3;
 
-/// Checks what the controller needs in AWS. Changes nothing there.
+/// Arguments of `stowage preflight`.
 #[derive(Args, Debug)]
 pub struct PreflightArgs {
     /// Name of the cluster.
     #[arg(long, env = "CLUSTER_NAME", default_value = "", hide_default_value = true)]
     pub cluster_name: String,
-    /// Region; what the SDK's environment says without it.
+    /// Region [default: from the AWS SDK's environment].
     #[arg(long, value_name = "REGION")]
     pub region: Option<String>,
-    /// ARN of a role to assume first, as the controller's; the credentials of the SDK's environment without it.
+    /// ARN of a role to assume first, such as the controller's [default: the credentials of the AWS SDK's environment].
     #[arg(long, value_name = "ARN")]
     pub role: Option<String>,
-    /// EC2NodeClasses to check, from a manifest or a folder of them; those of the cluster without it. May be repeated.
+    /// Manifest or directory with EC2NodeClasses to check [default: the EC2NodeClasses of the cluster]. May be repeated.
     #[arg(short = 'f', long = "file", value_name = "FILE_OR_DIR")]
     pub files: Vec<PathBuf>,
-    /// Format.
+    /// Output format.
     #[arg(long, value_enum, default_value_t = Output::Table)]
     pub output: Output,
-    /// Amazon EC2, as the controller has it.
+    /// EC2 settings, as of the controller.
     #[command(flatten)]
     pub aws: AwsArgs,
 }
 
-/// How the findings are printed.
+/// `--output`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Output {
-    /// For people.
+    /// Table
     Table,
-    /// For programs.
+    /// JSON
     Json,
 }
 
 /// Runs the command: prints the findings on `out` and returns the exit code: 0 when nothing failed, 1 when something did.
 ///
 /// # Errors
-/// Settings, manifests or a kubeconfig that can't be used; `out` can't be written to.
+/// Settings, manifests or a kubeconfig are unusable; `out` cannot be written to.
 pub fn run(args: &PreflightArgs, out: &mut dyn Write) -> anyhow::Result<u8> {
-    // Whoever installed a provider before us chose it.
+    // A provider that is installed already stays.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("starting the runtime")?;
     runtime.block_on(check(args, out))
@@ -76,16 +76,16 @@ async fn check(args: &PreflightArgs, out: &mut dyn Write) -> anyhow::Result<u8> 
         let config = kube::Config::infer()
             .await
             .context("no manifests and no access to a cluster: name manifests by --file, or set KUBECONFIG")?;
-        let client = kube::Client::try_from(config).context("making a client of the API server")?;
+        let client = kube::Client::try_from(config).context("creating a Kubernetes client")?;
         let api: Api<Ec2NodeClass> = Api::all(client.clone());
         let listed = api.list(&kube::api::ListParams::default()).await;
         let listed =
             listed.context("the EC2NodeClasses of the cluster could not be listed: name manifests by --file")?;
-        // Without them only the quotas of standard instances are looked at.
+        // Without NodePools only the quotas of standard instances are checked.
         let pools = Api::<NodePool>::all(client.clone()).list(&kube::api::ListParams::default()).await;
         (Some(client), listed.items, pools.map(|pools| pools.items).unwrap_or_default(), Origin::Cluster)
     } else {
-        // Only asked for what neither the settings nor EKS tell.
+        // Used only for facts that neither the settings nor EKS provide.
         let config = kube::Config::infer().await.ok();
         (config.and_then(|config| kube::Client::try_from(config).ok()), classes, pools, Origin::Files)
     };
@@ -100,7 +100,7 @@ async fn check(args: &PreflightArgs, out: &mut dyn Write) -> anyhow::Result<u8> 
     Ok(if findings.iter().any(|finding| finding.result == Grade::Failed) { UNFIT } else { FIT })
 }
 
-/// The node classes of manifests, by name, and the NodePools.
+/// The EC2NodeClasses of manifests, by name, and the NodePools.
 fn manifests(files: &[PathBuf]) -> anyhow::Result<(Vec<Ec2NodeClass>, Vec<NodePool>)> {
     let mut input = Input::with_default_spread(DefaultSpread::default());
     for file in files {

@@ -1,4 +1,4 @@
-//! Findings as a table and as JSON.
+//! Renders preflight findings as a table and as JSON.
 
 use std::io::Write;
 
@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::cloud::ec2::preflight::{Finding, Grade};
 
-/// Widest cells of details and of fixes, in characters: longer text goes on in the next line.
+/// Maximum width of details and fixes in characters; longer text wraps.
 const WIDEST: usize = 56;
 
 #[derive(Serialize)]
@@ -23,10 +23,10 @@ fn count(findings: &[Finding], grade: Grade) -> usize {
     findings.iter().filter(|finding| finding.result == grade).count()
 }
 
-/// The findings for programs: the contract of `stowage preflight --output json`.
+/// Writes the findings as JSON; the contract of `stowage preflight --output json`.
 ///
 /// # Errors
-/// `out` can't be written to.
+/// `out` cannot be written to.
 pub fn json(findings: &[Finding], region: &str, cluster: &str, out: &mut dyn Write) -> std::io::Result<()> {
     let report = Report {
         region,
@@ -40,10 +40,10 @@ pub fn json(findings: &[Finding], region: &str, cluster: &str, out: &mut dyn Wri
     writeln!(out)
 }
 
-/// The findings for people.
+/// Writes the findings as a table.
 ///
 /// # Errors
-/// `out` can't be written to.
+/// `out` cannot be written to.
 pub fn table(findings: &[Finding], out: &mut dyn Write) -> std::io::Result<()> {
     let rows: Vec<[Vec<String>; 4]> = findings
         .iter()

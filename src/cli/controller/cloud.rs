@@ -1,0 +1,66 @@
+//! The cloud that the arguments select.
+
+use std::sync::Arc;
+
+use anyhow::Context as _;
+
+use crate::cli::controller::{CloudKind, ControllerArgs};
+use crate::cli::planning::MinValues;
+use crate::cloud::catalog::SpotPricing;
+use crate::cloud::ec2;
+use crate::cloud::ec2::Ec2Provider;
+use crate::cloud::simulated::{Script, SimulatedConfig, SimulatedEc2};
+
+/// A cloud whose settings are read.
+pub(crate) enum Prepared {
+    Simulated(Arc<SimulatedEc2>),
+    Ec2(Box<ec2::Options>),
+}
+
+/// A cloud that answers; it is started once this process leads.
+pub(crate) enum Connected {
+    Simulated(Arc<SimulatedEc2>),
+    Ec2(Box<(ec2::Clients, ec2::Options)>),
+}
+
+impl Prepared {
+    pub(crate) async fn connect(self) -> anyhow::Result<Connected> {
+        Ok(match self {
+            Self::Simulated(simulated) => Connected::Simulated(simulated),
+            Self::Ec2(options) => Connected::Ec2(Box::new((Ec2Provider::connect().await?, *options))),
+        })
+    }
+}
+
+pub(crate) fn cloud(args: &ControllerArgs) -> anyhow::Result<Prepared> {
+    match args.cloud {
+        CloudKind::Ec2 => {
+            let strict_min_values = args.plan.min_values_policy == MinValues::Strict;
+            let options = ec2::Options { strict_min_values, ..args.aws.options(&args.cluster_name)? };
+            Ok(Prepared::Ec2(Box::new(options)))
+        }
+        CloudKind::Simulated => Ok(Prepared::Simulated(simulated(args)?)),
+    }
+}
+
+fn simulated(args: &ControllerArgs) -> anyhow::Result<Arc<SimulatedEc2>> {
+    let script = match &args.simulated_script {
+        None => Script::default(),
+        Some(file) => {
+            let text = std::fs::read_to_string(file)
+                .with_context(|| format!("reading --simulated-script {}", file.display()))?;
+            Script::parse(&text).with_context(|| format!("--simulated-script {}", file.display()))?
+        }
+    };
+    let config = SimulatedConfig {
+        seed: args.simulated_seed,
+        spot: SpotPricing::Synthetic { seed: args.simulated_seed },
+        boot_delay: args.simulated_boot_delay,
+        interruption_notice: args.simulated_interruption_notice,
+        state_file: args.simulated_state.clone(),
+        script,
+        node_class_cel: args.aws.node_class_cel(),
+        ..SimulatedConfig::default()
+    };
+    Ok(Arc::new(SimulatedEc2::open(config).context("--simulated-state")?))
+}

@@ -1,0 +1,137 @@
+//! What only the leader runs: the cloud and the reconcilers.
+
+use std::sync::Arc;
+
+use anyhow::Context as _;
+
+use crate::cli::controller::ControllerArgs;
+use crate::cli::controller::cloud::{Connected, cloud};
+use crate::cloud::Cloud;
+use crate::cloud::ec2;
+use crate::cloud::ec2::Ec2Provider;
+use crate::controllers::context::Settings;
+use crate::controllers::disruption::run;
+use crate::controllers::enforcement::nominations;
+use crate::controllers::interruption::{queue, status_checks};
+use crate::controllers::leader::Candidate;
+use crate::controllers::node_claim::{
+    capacity_reservations, drift, expiration, garbage_collection, lifecycle, tagging,
+};
+use crate::controllers::node_class::{degraded_apis, reconcile};
+use crate::controllers::node_pool::{status, zonal_shift};
+use crate::controllers::provisioning::provisioner;
+use crate::controllers::{Context, cloud_sync};
+use crate::server::AppState;
+use crate::state::{Cluster, watch};
+use crate::telemetry::controllers::ControllerMetrics;
+
+#[allow(clippy::too_many_arguments)]
+pub(crate) fn lead(
+    args: &ControllerArgs,
+    client: kube::Client,
+    evictions: kube::Client,
+    mut election: Option<Candidate>,
+    cluster: Arc<Cluster>,
+    metrics: ControllerMetrics,
+    state: Arc<AppState>,
+    mut stopped: tokio::sync::watch::Receiver<bool>,
+) -> impl Future<Output = anyhow::Result<()>> + Send + 'static {
+    let made = cloud(args);
+    let services = !args.plan.scheduler_config.is_empty();
+    let settings = Settings {
+        placement: args.placement,
+        batch_idle_ms: i64::try_from(args.batch_idle_duration.as_millis()).unwrap_or(i64::MAX),
+        batch_max_ms: i64::try_from(args.batch_max_duration.as_millis()).unwrap_or(i64::MAX),
+        plan: args.plan.settings(),
+    };
+    async move {
+        // A replica that cannot reach its cloud fails now, not once it leads.
+        let connected = made?.connect().await?;
+        watch::synced(&cluster, services).await;
+        state.readiness.set_caches_synced(true);
+        tracing::info!("caches synced");
+        if let Some(candidate) = &mut election {
+            tokio::select! {
+                () = candidate.acquire() => tracing::info!("leading"),
+                _ = stopped.wait_for(|stop| *stop) => return Ok(()),
+            }
+        }
+        let mut loops = tokio::task::JoinSet::new();
+        let cloud: Arc<dyn Cloud> = match connected {
+            Connected::Ec2(made) => {
+                let (clients, options) = *made;
+                // Loading the region's catalog takes time; the lease is renewed meanwhile.
+                let started = tokio::select! {
+                    started = Ec2Provider::start(&client, clients, options) => Some(started?),
+                    lost = lost(&mut election) => return Err(lost),
+                    _ = stopped.wait_for(|stop| *stop) => None,
+                };
+                let Some(started) = started else {
+                    release(&mut election).await;
+                    return Ok(());
+                };
+                let ec2 = Arc::new(started);
+                loops.spawn(Arc::clone(&ec2).run(client.clone()));
+                ec2::publish(&ec2, state.metrics.registry()).context("registering metrics of EC2")?;
+                ec2
+            }
+            Connected::Simulated(simulated) => {
+                let mut stopped = stopped.clone();
+                let shutdown = async move {
+                    let _ = stopped.wait_for(|stop| *stop).await;
+                };
+                tokio::spawn(Arc::clone(&simulated).run(client.clone(), shutdown));
+                simulated
+            }
+        };
+        let ctx = Arc::new(Context::new(client, evictions, cluster, cloud, settings, metrics));
+        // Each of these does nothing when the cloud lacks the capability it needs.
+        loops.spawn(tagging::run(Arc::clone(&ctx)));
+        loops.spawn(cloud_sync::run(Arc::clone(&ctx)));
+        loops.spawn(garbage_collection::profiles(Arc::clone(&ctx)));
+        loops.spawn(capacity_reservations::run(Arc::clone(&ctx)));
+        loops.spawn(zonal_shift::run(Arc::clone(&ctx)));
+        loops.spawn(degraded_apis::run(Arc::clone(&ctx)));
+        loops.spawn(reconcile::run(Arc::clone(&ctx)));
+        loops.spawn(status::run(Arc::clone(&ctx)));
+        loops.spawn(provisioner::run(Arc::clone(&ctx)));
+        loops.spawn(provisioner::tell_unreadable(Arc::clone(&ctx)));
+        loops.spawn(lifecycle::run(Arc::clone(&ctx)));
+        loops.spawn(nominations::keep(Arc::clone(&ctx)));
+        loops.spawn(queue::listen(Arc::clone(&ctx)));
+        loops.spawn(queue::depart(Arc::clone(&ctx)));
+        loops.spawn(status_checks::run(Arc::clone(&ctx)));
+        loops.spawn(drift::run(Arc::clone(&ctx)));
+        loops.spawn(expiration::run(Arc::clone(&ctx)));
+        loops.spawn(run::run(Arc::clone(&ctx)));
+        loops.spawn(garbage_collection::run(Arc::clone(&ctx)));
+        let result = tokio::select! {
+            lost = lost(&mut election) => Err(lost),
+            ended = loops.join_next() => Err(anyhow::anyhow!("a reconciler ended: {:?}", ended.and_then(Result::err))),
+            _ = stopped.wait_for(|stop| *stop) => Ok(()),
+        };
+        // Nothing may be written after another replica can lead.
+        loops.shutdown().await;
+        if result.is_ok() {
+            release(&mut election).await;
+        }
+        result
+    }
+}
+
+/// Renews the lease until it is lost; returns the reason.
+async fn lost(election: &mut Option<Candidate>) -> anyhow::Error {
+    match election {
+        Some(candidate) => {
+            let why = candidate.keep().await;
+            anyhow::anyhow!("the leader lease was lost: {why}; this replica starts over")
+        }
+        None => std::future::pending().await,
+    }
+}
+
+async fn release(election: &mut Option<Candidate>) {
+    if let Some(candidate) = election {
+        candidate.release().await;
+    }
+}

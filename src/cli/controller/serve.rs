@@ -1,0 +1,111 @@
+//! Assembly of the service: clients, watches, server and reconcilers, until the process is stopped.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+
+use crate::cli::controller::ControllerArgs;
+use crate::cli::controller::lead::lead;
+use crate::controllers::context::PlacementMode;
+use crate::controllers::enforcement::extender_view;
+use crate::controllers::leader::Candidate;
+use crate::server::{AppState, Server, ServerConfig, system_now_ms};
+use crate::state::{Cluster, ClusterState, watch};
+use crate::telemetry::Metrics;
+use crate::telemetry::controllers::ControllerMetrics;
+use crate::webhook::AdmissionConfig;
+
+pub(crate) async fn serve(args: &ControllerArgs) -> anyhow::Result<()> {
+    let config = kube::Config::infer()
+        .await
+        .context("no access to a cluster: set KUBECONFIG, or run in a pod with a service account")?;
+    let namespace = match args.leader_election_namespace.as_str() {
+        "" => config.default_namespace.clone(),
+        namespace => namespace.to_owned(),
+    };
+    let client = kube::Client::try_from(config.clone()).context("creating a Kubernetes client")?;
+    // The lease has a connection of its own, so that renewals do not queue behind hundreds of NodeClaim writes, and no client
+    // retries, which would outlast the lease.
+    let mut once = config;
+    once.default_retry = false;
+    let own = kube::Client::try_from(once.clone()).context("creating a Kubernetes client for the lease")?;
+    let evictions = kube::Client::try_from(once).context("creating a Kubernetes client for evictions")?;
+    let election = (!args.disable_leader_election).then(|| {
+        let host = std::env::var("HOSTNAME").unwrap_or_else(|_| "stowage".into());
+        let identity = format!("{host}_{}_{}", std::process::id(), system_now_ms());
+        Candidate::new(own, &namespace, &args.leader_election_name, identity)
+    });
+    let cluster = Arc::new(Cluster::new(ClusterState::with_default_spread(args.plan.scheduler_config.clone())));
+
+    let metrics = Metrics::new();
+    let controller_metrics = ControllerMetrics::new(metrics.registry()).context("registering metrics")?;
+    let state = Arc::new(AppState::new(AdmissionConfig::default(), metrics, system_now_ms));
+    let mut server_config = ServerConfig::new(&args.cert_dir);
+    let at = |port| SocketAddr::new(args.bind_address, port);
+    server_config.https_addr = at(args.https_port);
+    server_config.client_ca.clone_from(&args.client_ca);
+    server_config.metrics_addr = Some(at(args.metrics_port));
+    server_config.health_addr = Some(at(args.health_probe_port));
+    let server = Server::start(server_config, Arc::clone(&state)).await?;
+    if let Some(file) = &args.address_file {
+        write_addresses(file, &server)?;
+    }
+
+    let (stop, stopped) = tokio::sync::watch::channel(false);
+    tokio::spawn(async move {
+        stop_signal().await;
+        let _ = stop.send(true);
+    });
+    watch::start(&client, &cluster, !args.plan.scheduler_config.is_empty());
+    if args.placement != PlacementMode::Off {
+        tokio::spawn(extender_view::show(Arc::clone(&cluster), Arc::clone(&state.view)));
+    }
+    let lead =
+        lead(args, client, evictions, election, cluster, controller_metrics, Arc::clone(&state), stopped.clone());
+    let lead = tokio::spawn(lead);
+    let mut end = stopped.clone();
+    let mut lead = lead;
+    let mut led = Ok(());
+    server
+        .run_until(async {
+            tokio::select! {
+                result = &mut lead => led = result.context("the reconcilers failed").and_then(|result| result),
+                _ = end.wait_for(|stop| *stop) => {}
+            }
+        })
+        .await?;
+    if !lead.is_finished() {
+        // The lease is released during shutdown.
+        if let Ok(result) = tokio::time::timeout(Duration::from_secs(5), lead).await {
+            led = result.context("the reconcilers failed").and_then(|result| result);
+        }
+    }
+    led
+}
+
+fn write_addresses(file: &std::path::Path, server: &Server) -> anyhow::Result<()> {
+    let addrs = server.addrs();
+    let text = serde_json::json!({
+        "https": addrs.https.to_string(),
+        "metrics": addrs.metrics.map(|addr| addr.to_string()),
+        "health": addrs.health.map(|addr| addr.to_string()),
+    });
+    let temporary = file.with_extension("tmp");
+    std::fs::write(&temporary, text.to_string())
+        .and_then(|()| std::fs::rename(&temporary, file))
+        .with_context(|| format!("writing --address-file {}", file.display()))
+}
+
+async fn stop_signal() {
+    use tokio::signal::unix::{SignalKind, signal};
+    let (Ok(mut terminate), Ok(mut interrupt)) = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
+    else {
+        return std::future::pending().await;
+    };
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+}

@@ -1,0 +1,334 @@
+//! The registry of metrics: every metric is declared here once, with its type, labels and help text. The structs of this folder create
+//! their collectors from it, and `docs/reference/metrics.md` is rendered from it.
+//!
+//! Names start with `stowage_`. Labels take few values: verbs, codes, rules and reasons, never names of pods or nodes.
+
+use prometheus::core::Collector;
+use prometheus::{
+    GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
+};
+
+/// Buckets of a verdict's duration in seconds; the goal is 1 ms with 5,000 node names.
+const VERDICT_SECONDS: &[f64] =
+    &[0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0];
+/// Buckets of the reconcilers' durations in seconds.
+const RECONCILER_SECONDS: &[f64] = &[0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0];
+/// Buckets of AWS calls in seconds, as Karpenter's AWS provider has them.
+const CLOUD_SECONDS: &[f64] = &[
+    0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 7.5, 10.0, 15.0, 20.0, 30.0, 45.0,
+    60.0, 90.0, 120.0, 180.0, 300.0, 600.0,
+];
+/// Buckets of batch sizes, as Karpenter's AWS provider has them.
+const BATCH_SIZES: &[f64] = &[
+    1.0, 2.0, 4.0, 5.0, 10.0, 15.0, 20.0, 25.0, 30.0, 40.0, 50.0, 60.0, 70.0, 80.0, 90.0, 100.0, 125.0, 150.0, 175.0,
+    200.0, 225.0, 250.0, 275.0, 300.0, 350.0, 400.0, 450.0, 500.0, 550.0, 600.0, 700.0, 800.0, 900.0, 1000.0,
+];
+
+/// The type of a metric.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Kind {
+    /// Only rises.
+    Counter,
+    /// Rises and falls.
+    Gauge,
+    /// Observations in these buckets.
+    Histogram(&'static [f64]),
+}
+
+/// Which replica populates a metric.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// Every replica.
+    Serving,
+    /// The leader.
+    Leader,
+    /// The leader, with `--cloud ec2`; names and labels of Karpenter's AWS provider after our prefix.
+    Ec2,
+}
+
+/// A label, and the values it takes.
+pub type Label = (&'static str, &'static str);
+
+/// One metric.
+#[derive(Debug)]
+pub struct Metric {
+    /// Full name.
+    pub name: &'static str,
+    /// Type.
+    pub kind: Kind,
+    /// Which replica populates it.
+    pub source: Source,
+    /// Labels in the order in which collectors take their values.
+    pub labels: &'static [Label],
+    /// Help text: a sentence.
+    pub help: &'static str,
+}
+
+impl Metric {
+    fn names(&self) -> Vec<&'static str> {
+        self.labels.iter().map(|(name, _)| *name).collect()
+    }
+
+    fn options(&self) -> Opts {
+        Opts::new(self.name, self.help)
+    }
+
+    fn buckets(&self) -> HistogramOpts {
+        let Kind::Histogram(buckets) = self.kind else { unreachable!("{} is declared as {:?}", self.name, self.kind) };
+        HistogramOpts::new(self.name, self.help).buckets(buckets.to_vec())
+    }
+
+    fn made<C>(&self, collector: Result<C, prometheus::Error>) -> C {
+        collector.unwrap_or_else(|error| unreachable!("{} is well formed, which a test holds: {error}", self.name))
+    }
+
+    /// Its collector as a counter without labels.
+    pub fn counter(&self) -> IntCounter {
+        self.made(IntCounter::with_opts(self.options()))
+    }
+
+    /// Its collector as counters by label.
+    pub fn counters(&self) -> IntCounterVec {
+        self.made(IntCounterVec::new(self.options(), &self.names()))
+    }
+
+    /// Its collector as a whole-number gauge without labels.
+    pub fn gauge(&self) -> IntGauge {
+        self.made(IntGauge::with_opts(self.options()))
+    }
+
+    /// Its collector as whole-number gauges by label.
+    pub fn gauges(&self) -> IntGaugeVec {
+        self.made(IntGaugeVec::new(self.options(), &self.names()))
+    }
+
+    /// Its collector as floating-point gauges by label.
+    pub fn float_gauges(&self) -> GaugeVec {
+        self.made(GaugeVec::new(self.options(), &self.names()))
+    }
+
+    /// Its collector as a histogram without labels.
+    pub fn histogram(&self) -> Histogram {
+        self.made(Histogram::with_opts(self.buckets()))
+    }
+
+    /// Its collector as histograms by label.
+    pub fn histograms(&self) -> HistogramVec {
+        self.made(HistogramVec::new(self.buckets(), &self.names()))
+    }
+}
+
+/// Registers a collector and hands it back.
+///
+/// # Errors
+/// A metric of that name is registered already.
+pub fn register<C: Collector + Clone + 'static>(registry: &Registry, collector: C) -> Result<C, prometheus::Error> {
+    registry.register(Box::new(collector.clone()))?;
+    Ok(collector)
+}
+
+/// Declares metrics as constants, and [`ALL`] as the list of them.
+macro_rules! metrics {
+    ($($id:ident = $name:literal, $kind:expr, $source:ident, [$($label:literal: $values:literal),* $(,)?], $help:literal;)*) => {
+        $(
+            #[doc = $help]
+            pub const $id: &Metric = &Metric {
+                name: concat!("stowage_", $name),
+                kind: $kind,
+                source: Source::$source,
+                labels: &[$(($label, $values)),*],
+                help: $help,
+            };
+        )*
+        /// Every metric, in the order of the reference page.
+        pub const ALL: &[&Metric] = &[$($id),*];
+    };
+}
+
+metrics! {
+    PLAN_SECONDS = "plan_seconds", Kind::Histogram(RECONCILER_SECONDS), Leader, [],
+        "Duration of making a plan, in seconds.";
+    PLANS_FAILED = "plans_failed_total", Kind::Counter, Leader, [],
+        "Plans that ended in a panic of the planner, which is a defect.";
+    DETECT_TO_CLAIM_SECONDS = "detect_to_claim_seconds", Kind::Histogram(RECONCILER_SECONDS), Leader, [],
+        "Seconds from observing an unschedulable pod to creating its NodeClaim.";
+    NODECLAIMS_CREATED = "nodeclaims_created_total", Kind::Counter, Leader, [
+            "reason": "always `provisioned`",
+            "nodepool": "name of the NodePool",
+            "min_values_relaxed": "`true`, `false`",
+        ],
+        "NodeClaims created, by reason, NodePool and whether minValues were lowered.";
+    NODECLAIMS_DISRUPTED = "nodeclaims_disrupted_total", Kind::Counter, Leader, [
+            "reason": "`empty`, `underutilized`, `drifted`, `expired`, `spot_interrupted`, `capacity_reservation_interrupted`, `scheduled_change`, `instance_stopped`, `instance_terminated`, `event_status`, `instance_status`, `system_status`, `insufficient_capacity`, `nodeclass_not_ready`, `launch_timeout`, `registration_timeout`, `garbage_collected`, `capacity_block_expiring`",
+            "nodepool": "name of the NodePool",
+            "capacity_type": "`on-demand`, `spot`, `reserved`; empty before the launch",
+            "consolidation_policy": "of the reasons `empty` and `underutilized`, otherwise empty",
+            "termination_mode": "`graceful` without a `terminationGracePeriod`, `forceful` with one of 0, otherwise `eventual`",
+        ],
+        "NodeClaims disrupted, by reason, NodePool, capacity type, consolidation policy and termination mode.";
+    LAUNCH_SECONDS = "launch_seconds", Kind::Histogram(RECONCILER_SECONDS), Leader, [],
+        "Duration of cloud launch calls, failed calls included, in seconds.";
+    NODES_REGISTERED = "nodes_registered_total", Kind::Counter, Leader, [],
+        "Nodes that registered.";
+    NOMINATIONS = "nominations_total", Kind::Counter, Leader, [],
+        "Attempts to write a nomination into a pod's status.";
+    HOLDS_ENDED = "holds_ended_total", Kind::Counter, Leader, [
+            "result": "`planned` (bound to the planned node), `elsewhere` (bound to another node), `released` (pod deleted or hold expired)",
+        ],
+        "Holds that ended, by result.";
+    EVICTIONS = "evictions_total", Kind::Counter, Leader, [
+            "result": "`ok`, `refused` (by a PodDisruptionBudget), `failed`",
+        ],
+        "Eviction API requests, by result.";
+    INTERRUPTION_MESSAGES = "interruption_messages_total", Kind::Counter, Leader, [
+            "kind": "`spot_interrupted`, `rebalance_recommendation`, `capacity_reservation_interrupted`, `scheduled_change`, `instance_stopped`, `instance_terminated`; with EC2 also `no_op` and `malformed`",
+        ],
+        "Messages of the interruption queue, by kind.";
+    GARBAGE_COLLECTED = "garbage_collected_total", Kind::Counter, Leader, [
+            "kind": "`instance`, `nodeclaim`, `node`",
+        ],
+        "Orphaned objects removed, by kind.";
+    INSTANCES_UNHEALTHY = "interruption_instance_status_unhealthy_total", Kind::Counter, Leader, [
+            "category": "`instance_status`, `system_status`, `event_status`",
+        ],
+        "Unhealthy instances reported by EC2, counted once per occurrence.";
+
+    CLOUD_DURATION = "cloudprovider_duration_seconds", Kind::Histogram(CLOUD_SECONDS), Ec2, [
+            "controller": "always empty",
+            "method": "`Create`, `Get`, `List`, `Delete`",
+            "provider": "`aws`",
+        ],
+        "Duration of cloud provider method calls in seconds, waits for the client's rate limit and for a batch included.";
+    CLOUD_ERRORS = "cloudprovider_errors_total", Kind::Counter, Ec2, [
+            "controller": "always empty",
+            "method": "`Create`, `Get`, `List`, `Delete`",
+            "provider": "`aws`",
+            "error": "`InsufficientCapacityError`, `NodeClassNotReadyError`, otherwise empty",
+        ],
+        "Cloud provider method calls that failed.";
+    BATCH_SECONDS = "cloudprovider_batcher_batch_time_seconds", Kind::Histogram(CLOUD_SECONDS), Ec2, [
+            "batcher": "`describe_instances`, `find_instances` (instances of a NodeClaim that names none), `terminate_instances`",
+        ],
+        "Time that a batch of requests was open before its call, in seconds.";
+    BATCH_SIZE = "cloudprovider_batcher_batch_size", Kind::Histogram(BATCH_SIZES), Ec2, [
+            "batcher": "as above",
+        ],
+        "Requests per batched call.";
+    LAUNCH_FAILURES = "cloudprovider_instance_launch_failures_total", Kind::Counter, Ec2, [
+            "zone": "zone name",
+            "zone_id": "zone id",
+            "capacity_type": "`on-demand`, `spot`, `reserved`",
+            "reason": "as in the condition `Launched`",
+        ],
+        "Offerings for which a launch failed, by reason.";
+    TERMINATION_FAILURES = "cloudprovider_instance_termination_failures_total", Kind::Counter, Ec2, [
+            "zone": "zone name",
+            "zone_id": "zone id",
+        ],
+        "Instance terminations that failed.";
+    TYPE_CPUS = "cloudprovider_instance_type_cpu_cores", Kind::Gauge, Ec2, ["instance_type": "name of the instance type"],
+        "vCPUs of an instance type that the region offers.";
+    TYPE_MEMORY = "cloudprovider_instance_type_memory_bytes", Kind::Gauge, Ec2, ["instance_type": "name of the instance type"],
+        "Memory of an instance type that the region offers, before any overhead, in bytes.";
+    OFFERING_AVAILABLE = "cloudprovider_instance_type_offering_available", Kind::Gauge, Ec2, [
+            "instance_type": "name of the instance type",
+            "capacity_type": "`on-demand`, `spot`, `reserved` (with the gate ReservedCapacity)",
+            "zone": "zone name",
+        ],
+        "1 unless the offering recently had insufficient capacity, or, for reserved offerings, no reservation has room.";
+    OFFERING_PRICE = "cloudprovider_instance_type_offering_price_estimate", Kind::Gauge, Ec2, [
+            "instance_type": "name of the instance type",
+            "capacity_type": "as above; `reserved` only where there is a reservation",
+            "zone": "zone name",
+        ],
+        "Estimated price of an offering in USD per hour.";
+    USER_DATA_BYTES = "ec2nodeclasses_userdata_bytes", Kind::Gauge, Ec2, ["nodeclass": "name of the EC2NodeClass"],
+        "User data of the class's nodes at the last validation, in bytes before base64; EC2 accepts 16384.";
+    MESSAGES_RECEIVED = "interruption_received_messages_total", Kind::Counter, Ec2, ["message_type": "Karpenter's names of message types"],
+        "Messages received from the interruption queue.";
+    MESSAGES_DELETED = "interruption_deleted_messages_total", Kind::Counter, Ec2, [],
+        "Messages deleted from the interruption queue.";
+    MESSAGE_SECONDS = "interruption_message_queue_duration_seconds", Kind::Histogram(CLOUD_SECONDS), Ec2, [],
+        "Seconds from an event to the receipt of its message.";
+    EC2_REQUESTS = "ec2_requests_total", Kind::Counter, Ec2, ["action": "name of the EC2 action"],
+        "EC2 API requests, retries included.";
+
+    EXTENDER_REQUESTS = "extender_requests_total", Kind::Counter, Serving, [
+            "verb": "`filter`, `prioritize`, `preempt`",
+            "code": "HTTP status",
+        ],
+        "Extender requests.";
+    EXTENDER_SECONDS = "extender_seconds", Kind::Histogram(VERDICT_SECONDS), Serving, ["verb": "as above"],
+        "Seconds from reading the whole body of an extender request to its answer.";
+    FILTER_DENIED = "filter_denied_total", Kind::Counter, Serving, ["reason": "`planned_elsewhere`, `waiting_for_node`, `room_reserved`, `disrupting`"],
+        "Nodes denied by filter.";
+    EXTENDER_STALE = "extender_stale_total", Kind::Counter, Serving, [],
+        "Extender requests answered without restraint because the view was older than 60 seconds.";
+    PREEMPT_DROPPED = "preempt_dropped_total", Kind::Counter, Serving, ["reason": "as above"],
+        "Preemption candidates dropped.";
+    WEBHOOK_REQUESTS = "webhook_requests_total", Kind::Counter, Serving, [
+            "result": "`exempt`, `unchanged`, `patched`, `doubtful` (a patch that was not sent, a defect), or an HTTP status",
+        ],
+        "Admission reviews, by result.";
+    WEBHOOK_SECONDS = "webhook_seconds", Kind::Histogram(VERDICT_SECONDS), Serving, [],
+        "Seconds from reading the whole body of an admission review to its answer.";
+    WEBHOOK_RULES = "webhook_rule_total", Kind::Counter, Serving, ["rule": "id of the admission rule", "mode": "`enforce`"],
+        "Pods that an admission rule changed.";
+    CERT_EXPIRY = "cert_expiry_seconds", Kind::Gauge, Serving, ["certificate": "`serving`, `client_ca`"],
+        "Seconds until the certificate expires; negative afterwards.";
+    CERT_RELOADS = "cert_reloads_total", Kind::Counter, Serving, ["result": "`ok`, `error`"],
+        "Certificate reloads, by result.";
+    HANDLER_PANICS = "handler_panics_total", Kind::Counter, Serving, [],
+        "Requests answered 500 because their handler panicked, which is a defect.";
+    CONNECTIONS = "connections", Kind::Gauge, Serving, ["listener": "`https`, `metrics`, `health`"],
+        "Open connections.";
+    CONNECTIONS_REFUSED = "connections_refused_total", Kind::Counter, Serving, ["listener": "as above"],
+        "Connections closed at once because the limit of 1,024 was reached.";
+    REQUESTS_IN_FLIGHT = "requests_in_flight", Kind::Gauge, Serving, [],
+        "HTTPS requests whose head is read and that are not answered yet.";
+    READY = "ready", Kind::Gauge, Serving, [],
+        "1 when /readyz answers 200, as of the last probe or scrape.";
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use crate::telemetry::Metrics;
+    use crate::telemetry::cloud::CloudMetrics;
+    use crate::telemetry::controllers::ControllerMetrics;
+
+    #[test]
+    fn every_declared_metric_is_registered_by_its_family() {
+        let metrics = Metrics::new();
+        let registry = metrics.registry();
+        ControllerMetrics::new(registry).unwrap();
+        CloudMetrics::new().register(registry, |_| {}).unwrap();
+        for metric in ALL {
+            let again: Box<dyn Collector> = match metric.kind {
+                Kind::Counter => Box::new(metric.counters()),
+                Kind::Gauge => Box::new(metric.gauges()),
+                Kind::Histogram(_) => Box::new(metric.histograms()),
+            };
+            let refused = registry.register(again).unwrap_err();
+            assert!(matches!(refused, prometheus::Error::AlreadyReg), "{}: {refused}", metric.name);
+        }
+    }
+
+    #[test]
+    fn names_and_help_follow_the_conventions() {
+        let names: BTreeSet<&str> = ALL.iter().map(|metric| metric.name).collect();
+        assert_eq!(names.len(), ALL.len(), "two metrics share a name");
+        for metric in ALL {
+            assert!(metric.name.starts_with("stowage_"), "{}", metric.name);
+            assert_eq!(metric.kind == Kind::Counter, metric.name.ends_with("_total"), "{}", metric.name);
+            assert!(metric.help.ends_with('.'), "{}: {}", metric.name, metric.help);
+            assert!(
+                metric.labels.iter().all(|(name, values)| !name.is_empty() && !values.is_empty()),
+                "{}",
+                metric.name
+            );
+        }
+    }
+}
