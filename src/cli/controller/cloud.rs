@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 
-use crate::cli::controller::{CloudKind, ControllerArgs};
+use crate::cli::controller::arguments::{CloudKind, ControllerArgs};
 use crate::cli::planning::MinValues;
 use crate::cloud::catalog::SpotPricing;
 use crate::cloud::ec2;

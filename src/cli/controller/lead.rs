@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 
-use crate::cli::controller::ControllerArgs;
+use crate::cli::controller::arguments::ControllerArgs;
 use crate::cli::controller::cloud::{Connected, cloud};
 use crate::cloud::Cloud;
 use crate::cloud::ec2;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 
-use crate::cli::controller::ControllerArgs;
+use crate::cli::controller::arguments::ControllerArgs;
 use crate::cli::controller::lead::lead;
 use crate::controllers::context::PlacementMode;
 use crate::controllers::enforcement::extender_view;

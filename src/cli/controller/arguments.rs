@@ -1,0 +1,185 @@
+//! Arguments of `stowage controller`.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{ArgAction, Args, ValueEnum};
+
+use crate::cli::args::{parse_bool, parse_duration};
+use crate::cli::aws::AwsArgs;
+use crate::cli::planning::PlanArgs;
+use crate::cloud::simulated::BootDelay;
+use crate::controllers::context::PlacementMode;
+
+/// `--cloud`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum CloudKind {
+    /// In-process EC2 simulation with real instance types and prices; needs no account
+    Simulated,
+    /// Amazon EC2
+    Ec2,
+}
+
+/// `--log-format`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// One JSON object per line
+    Json,
+    /// Plain text
+    Text,
+}
+
+/// `--log-level`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogLevel {
+    /// Details for troubleshooting
+    Debug,
+    /// Every action
+    Info,
+    /// Failures only
+    Error,
+}
+
+/// Arguments of `stowage controller`.
+#[derive(Args, Debug)]
+pub struct ControllerArgs {
+    /// Cloud that nodes are launched in.
+    #[arg(long, env = "STOWAGE_CLOUD", value_enum, default_value = "simulated")]
+    pub cloud: CloudKind,
+    /// How the plan is enforced on kube-scheduler.
+    #[arg(long, env = "STOWAGE_PLACEMENT", value_enum, default_value = "nominate")]
+    pub placement: PlacementMode,
+    /// Name of the cluster.
+    #[arg(long, env = "CLUSTER_NAME", default_value = "")]
+    pub cluster_name: String,
+
+    /// Address that all listeners bind to.
+    #[arg(long, env = "STOWAGE_BIND_ADDRESS", default_value = "0.0.0.0")]
+    pub bind_address: IpAddr,
+    /// Port of the webhook and the extender (HTTPS); 0 selects a free port.
+    #[arg(long, env = "STOWAGE_HTTPS_PORT", default_value_t = 9443)]
+    pub https_port: u16,
+    /// Directory with tls.crt, tls.key and ca.crt; reloaded when they change.
+    #[arg(long, env = "STOWAGE_CERT_DIR", default_value = "/etc/stowage/tls")]
+    pub cert_dir: PathBuf,
+    /// CA bundle for the scheduler's client certificate [default: ca.crt in --cert-dir].
+    #[arg(long, env = "STOWAGE_CLIENT_CA")]
+    pub client_ca: Option<PathBuf>,
+    /// Port of /metrics; 0 selects a free port.
+    #[arg(long, env = "METRICS_PORT", default_value_t = 8080)]
+    pub metrics_port: u16,
+    /// Port of /livez, /healthz and /readyz; 0 selects a free port.
+    #[arg(long, env = "HEALTH_PROBE_PORT", default_value_t = 8081)]
+    pub health_probe_port: u16,
+    /// File to write the bound addresses to, as JSON.
+    #[arg(long, env = "STOWAGE_ADDRESS_FILE")]
+    pub address_file: Option<PathBuf>,
+
+    /// Idle time after the last new pod before a batch is planned.
+    #[arg(long, env = "BATCH_IDLE_DURATION", default_value = "1s", value_parser = parse_duration)]
+    pub batch_idle_duration: Duration,
+    /// Maximum time that a batch stays open.
+    #[arg(long, env = "BATCH_MAX_DURATION", default_value = "10s", value_parser = parse_duration)]
+    pub batch_max_duration: Duration,
+    /// Planner settings.
+    #[command(flatten)]
+    pub plan: PlanArgs,
+    /// EC2 settings.
+    #[command(flatten)]
+    pub aws: AwsArgs,
+
+    /// Run the reconcilers without a Lease; only safe with a single replica.
+    #[arg(long, env = "DISABLE_LEADER_ELECTION", default_value_t = false, num_args = 0..=1, default_missing_value = "true", value_parser = parse_bool, action = ArgAction::Set)]
+    pub disable_leader_election: bool,
+    /// Name of the leader-election Lease; Karpenter's own by default, so that only one of the two provisions.
+    #[arg(long, env = "LEADER_ELECTION_NAME", default_value = "karpenter-leader-election")]
+    pub leader_election_name: String,
+    /// Namespace of the Lease [default: the pod's namespace].
+    #[arg(long, env = "LEADER_ELECTION_NAMESPACE", default_value = "")]
+    pub leader_election_namespace: String,
+
+    /// Lowest severity that is logged.
+    #[arg(long, env = "LOG_LEVEL", value_enum, default_value = "info")]
+    pub log_level: LogLevel,
+    /// Log format.
+    #[arg(long, env = "STOWAGE_LOG_FORMAT", value_enum, default_value = "json")]
+    pub log_format: LogFormat,
+
+    /// Simulated EC2: file that keeps instances across restarts.
+    #[arg(long, env = "STOWAGE_SIMULATED_STATE")]
+    pub simulated_state: Option<PathBuf>,
+    /// Simulated EC2: script of faults and events (YAML).
+    #[arg(long, env = "STOWAGE_SIMULATED_SCRIPT")]
+    pub simulated_script: Option<PathBuf>,
+    /// Simulated EC2: time from launch to a running kubelet, as 30s or 20s-40s.
+    #[arg(long, env = "STOWAGE_SIMULATED_BOOT_DELAY", default_value = "20s-40s", value_parser = parse_boot_delay)]
+    pub simulated_boot_delay: BootDelay,
+    /// Simulated EC2: time from a spot interruption notice to termination.
+    #[arg(long, env = "STOWAGE_SIMULATED_INTERRUPTION_NOTICE", default_value = "2m", value_parser = parse_duration)]
+    pub simulated_interruption_notice: Duration,
+    /// Simulated EC2: seed of all random draws.
+    #[arg(long, env = "STOWAGE_SIMULATED_SEED", default_value_t = 1)]
+    pub simulated_seed: u64,
+}
+
+fn parse_boot_delay(text: &str) -> Result<BootDelay, String> {
+    match text.split_once('-') {
+        None => parse_duration(text).map(BootDelay::Fixed),
+        Some((least, most)) => {
+            let (least, most) = (parse_duration(least)?, parse_duration(most)?);
+            if least > most {
+                return Err(format!("the first of {text} must not be longer than the second"));
+            }
+            Ok(BootDelay::Between(least, most))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::Cli;
+    use clap::Parser;
+
+    fn parse(args: &[&str]) -> Result<ControllerArgs, String> {
+        let all = ["stowage", "controller"].iter().chain(args);
+        match Cli::try_parse_from(all).map_err(|error| error.to_string())?.command {
+            crate::cli::Command::Controller(args) => Ok(*args),
+            crate::cli::Command::Simulate(_) | crate::cli::Command::Preflight(_) => Err("another subcommand".into()),
+        }
+    }
+
+    #[test]
+    fn a_setting_that_does_not_parse_names_itself_its_value_and_what_would_be_right() {
+        for (args, wanted) in [
+            (["--batch-idle-duration", "soon"], ["--batch-idle-duration", "soon", "10s"]),
+            (["--placement", "magic"], ["--placement", "magic", "extender, nominate, off"]),
+            (["--metrics-port", "80800"], ["--metrics-port", "80800", "65535"]),
+            (["--preference-policy", "respect"], ["--preference-policy", "respect", "Respect, Ignore"]),
+            (["--disable-leader-election", "yes"], ["--disable-leader-election", "yes", "true, false"]),
+            (["--simulated-boot-delay", "9s-3s"], ["--simulated-boot-delay", "9s-3s", "must not be longer"]),
+        ] {
+            let error = parse(&args).unwrap_err();
+            for part in wanted {
+                assert!(error.contains(part), "{part} is not in: {error}");
+            }
+        }
+    }
+
+    #[test]
+    fn durations_and_boot_delays_are_read() {
+        let args = parse(&[
+            "--batch-idle-duration",
+            "250ms",
+            "--batch-max-duration",
+            "1m30s",
+            "--simulated-boot-delay",
+            "2s-3s",
+        ])
+        .unwrap();
+        assert_eq!(args.batch_idle_duration, Duration::from_millis(250));
+        assert_eq!(args.batch_max_duration, Duration::from_secs(90));
+        assert_eq!(args.simulated_boot_delay, BootDelay::Between(Duration::from_secs(2), Duration::from_secs(3)));
+    }
+}
