@@ -8,7 +8,6 @@ use std::time::Duration;
 use serde_json::json;
 use stowage::server::{AppState, Server, ServerError, system_now_ms};
 use stowage::telemetry::Metrics;
-use stowage::webhook::AdmissionConfig;
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -346,7 +345,7 @@ async fn open_requests_are_answered_before_it_stops() {
 
 #[tokio::test]
 async fn what_cannot_be_served_stops_it_at_start_with_the_reason() {
-    let state = || Arc::new(AppState::new(AdmissionConfig::default(), Metrics::new(), system_now_ms));
+    let state = || Arc::new(AppState::new(Metrics::new(), system_now_ms));
     let ca = Authority::new();
     let refused = async |edit: &dyn Fn(&std::path::Path)| {
         let dir = TempDir::new().unwrap();

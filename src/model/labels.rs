@@ -143,6 +143,19 @@ pub const HOLD_RELEASED: &str = "stowage.dev/hold-released";
 /// When the holds of [`PLANNED_PODS`] end: RFC 3339.
 pub const HOLD_UNTIL: &str = "stowage.dev/hold-until";
 
+/// Ids of the admission rules that changed a pod, as `n1,n13`.
+pub const NORMALIZED: &str = "stowage.dev/normalized";
+/// Label with the value `ignore` on pods and namespaces that the webhook leaves unchanged.
+pub const WEBHOOK: &str = "stowage.dev/webhook";
+/// Set on a NodeClaim whose prices an overlay changed.
+pub const PRICE_OVERLAY_APPLIED: &str = "karpenter.sh/price-overlay-applied";
+/// On a Node of the simulated cloud: the event to trigger for its instance.
+pub const SIMULATED_EVENT: &str = "simulated.stowage.dev/event";
+/// On a Node of the simulated cloud: why the requested event had no effect.
+pub const SIMULATED_EVENT_ERROR: &str = "simulated.stowage.dev/event-error";
+/// Dropped in Karpenter v1; the webhook copies it to [`DO_NOT_DISRUPT`].
+pub const DO_NOT_EVICT: &str = "karpenter.sh/do-not-evict";
+
 /// The key that `key` is another name of: `beta.kubernetes.io/*`, `failure-domain.beta.kubernetes.io/*` and the EBS CSI
 /// driver's zone key mean today's keys. Every other key is itself.
 pub fn normalize_key(key: &str) -> &str {

@@ -1,5 +1,6 @@
 //! Domain types that carry their units: quantities, resources, requirements, offerings, pod classes, time. No I/O.
 
+pub mod annotations;
 pub mod labels;
 pub mod offering;
 pub mod pod_class;

@@ -8,15 +8,12 @@ use arc_swap::ArcSwap;
 
 use crate::extender::View;
 use crate::telemetry::Metrics;
-use crate::webhook::AdmissionConfig;
 
 /// State shared by all handlers. The controllers store a new [`View`] when holds, plans or nodes change.
 #[derive(Debug)]
 pub struct AppState {
     /// The extender's view.
     pub view: Arc<ArcSwap<View>>,
-    /// Settings of the webhook.
-    pub admission: AdmissionConfig,
     /// Metrics.
     pub metrics: Metrics,
     /// Conditions of `/readyz`.
@@ -28,8 +25,8 @@ pub struct AppState {
 impl AppState {
     /// State with an empty view, which denies nothing.
     #[must_use]
-    pub fn new(admission: AdmissionConfig, metrics: Metrics, now: fn() -> i64) -> Self {
-        Self { view: Arc::default(), admission, metrics, readiness: Readiness::default(), now }
+    pub fn new(metrics: Metrics, now: fn() -> i64) -> Self {
+        Self { view: Arc::default(), metrics, readiness: Readiness::default(), now }
     }
 }
 

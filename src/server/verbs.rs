@@ -83,12 +83,12 @@ pub(crate) async fn mutate(State(state): State<Arc<AppState>>, body: Body) -> Re
     let large = body.len() > LARGE_BODY;
     let review = move || {
         let started = Instant::now();
-        let review = webhook::review(&body, &state.admission);
+        let review = webhook::review(&body);
         state.metrics.webhook_seconds.with_label_values::<&str>(&[]).observe(started.elapsed().as_secs_f64());
         match review {
             Ok(review) => {
-                for (rule, mode) in &review.rules {
-                    state.metrics.webhook_rules.with_label_values(&[rule.id(), mode.as_str()]).inc();
+                for rule in &review.rules {
+                    state.metrics.webhook_rules.with_label_values(&[*rule, "enforce"]).inc();
                 }
                 let mut response = axum::Json(review.response).into_response();
                 response.extensions_mut().insert(WebhookResult(review.result.as_str()));

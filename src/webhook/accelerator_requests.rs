@@ -5,8 +5,16 @@ use serde_json::{Map, Value};
 
 use crate::webhook::accelerator::accelerators;
 use crate::webhook::pod::{CONTAINERS, list_mut, object_mut};
+use crate::webhook::rule::Rule;
 
-pub(crate) fn apply(pod: &mut Value) -> bool {
+pub(crate) const RULE: Rule = Rule {
+    id: "n22",
+    summary: "Accelerator limits are copied to requests where a container has none.",
+    apply,
+    warnings: Rule::warns_of_nothing,
+};
+
+fn apply(pod: &mut Value) -> bool {
     let Some(spec) = pod.get_mut("spec") else { return false };
     let mut changed = false;
     for member in CONTAINERS {

@@ -5,8 +5,16 @@ use serde_json::{Value, json};
 
 use crate::webhook::accelerator;
 use crate::webhook::pod::{array_mut, list, text};
+use crate::webhook::rule::Rule;
 
-pub(crate) fn apply(pod: &mut Value) -> bool {
+pub(crate) const RULE: Rule = Rule {
+    id: "n13",
+    summary: "A pod that requests an accelerator tolerates the `NoSchedule` taint with the name of the resource.",
+    apply,
+    warnings: Rule::warns_of_nothing,
+};
+
+fn apply(pod: &mut Value) -> bool {
     let wanted = accelerator::requested(pod);
     let Some(spec) = pod.get_mut("spec") else { return false };
     let missing: Vec<Value> = wanted

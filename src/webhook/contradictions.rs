@@ -5,8 +5,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::Value;
 
 use crate::webhook::pod::{REQUIRED_NODE_TERMS, list, text};
+use crate::webhook::rule::Rule;
 
-pub(crate) fn warnings(pod: &Value) -> Vec<String> {
+pub(crate) const RULE: Rule = Rule {
+    id: "n11",
+    summary: "Warns when `nodeSelector` and required node affinity cannot both be satisfied. The pod is not changed.",
+    apply: Rule::changes_nothing,
+    warnings,
+};
+
+fn warnings(pod: &Value) -> Vec<String> {
     let mut selector = BTreeMap::new();
     if let Some(entries) = pod.pointer("/spec/nodeSelector").and_then(Value::as_object) {
         selector.extend(entries.iter().filter_map(|(key, value)| Some((key.as_str(), value.as_str()?))));

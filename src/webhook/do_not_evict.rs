@@ -3,11 +3,17 @@
 
 use serde_json::Value;
 
-use crate::model::labels::DO_NOT_DISRUPT;
+use crate::model::labels::{DO_NOT_DISRUPT, DO_NOT_EVICT};
+use crate::webhook::rule::Rule;
 
-const DO_NOT_EVICT: &str = "karpenter.sh/do-not-evict";
+pub(crate) const RULE: Rule = Rule {
+    id: "n9",
+    summary: r#"`karpenter.sh/do-not-evict: "true"` is copied to `karpenter.sh/do-not-disrupt`, unless that annotation is set."#,
+    apply,
+    warnings: Rule::warns_of_nothing,
+};
 
-pub(crate) fn apply(pod: &mut Value) -> bool {
+fn apply(pod: &mut Value) -> bool {
     let Some(annotations) = pod.pointer_mut("/metadata/annotations").and_then(Value::as_object_mut) else {
         return false;
     };

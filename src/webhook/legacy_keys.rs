@@ -6,6 +6,14 @@
 use serde_json::Value;
 
 use crate::webhook::pod::{NODE_AFFINITY, REQUIRED_NODE_TERMS, list, list_mut, text};
+use crate::webhook::rule::Rule;
+
+pub(crate) const RULE: Rule = Rule {
+    id: "n1",
+    summary: "Node label keys that Kubernetes replaced (`beta.kubernetes.io/*`, `failure-domain.beta.kubernetes.io/*`) are renamed to their current keys in node selectors, affinity and topology spread.",
+    apply,
+    warnings,
+};
 
 /// Legacy key, today's key. From `k8s.io/api/core/v1/well_known_labels.go`.
 const KEYS: [(&str, &str); 5] = [
@@ -21,7 +29,7 @@ fn current(key: &str) -> Option<&'static str> {
     KEYS.into_iter().find(|(legacy, _)| *legacy == key).map(|(_, current)| current)
 }
 
-pub(crate) fn apply(pod: &mut Value) -> bool {
+fn apply(pod: &mut Value) -> bool {
     let mut changed = node_selector(pod);
     if let Some(required) = pod.pointer_mut(REQUIRED_NODE_TERMS) {
         for term in list_mut(required, "nodeSelectorTerms") {
@@ -52,8 +60,8 @@ pub(crate) fn apply(pod: &mut Value) -> bool {
     changed
 }
 
-/// A nodeSelector that asks for both a legacy key and another value of today's.
-pub(crate) fn warnings(pod: &Value) -> Vec<String> {
+/// A nodeSelector with both a legacy key and another value of the current key.
+fn warnings(pod: &Value) -> Vec<String> {
     let Some(selector) = pod.pointer("/spec/nodeSelector").and_then(Value::as_object) else {
         return Vec::new();
     };

@@ -4,13 +4,16 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Map, Value, json};
 
+use crate::model::labels::{NORMALIZED, WEBHOOK};
 use crate::webhook::pod::{list, object_mut, text};
-use crate::webhook::rule::{AdmissionConfig, Mode, NORMALIZED, OPT_OUT_LABEL, Rule};
+use crate::webhook::registry::RULES;
 
 /// Longest warning, in bytes: the API server cuts what is over 256, and asks for less than 120.
 const WARNING_BYTES: usize = 119;
 /// Most warnings of one answer.
 const WARNINGS: usize = 8;
+/// Namespaces that are exempt, whatever the webhook configuration selects.
+const EXCLUDED_NAMESPACES: [&str; 3] = ["kube-system", "kube-node-lease", "kube-public"];
 
 /// Why a body is no review that can be answered. The caller is told with 400.
 #[derive(Debug, thiserror::Error)]
@@ -41,9 +44,8 @@ pub enum AdmissionError {
 pub struct Review {
     /// The `AdmissionReview` to send back.
     pub response: Value,
-    /// Rules that changed the pod, or would have in [`Mode::Warn`].
-    pub rules: Vec<(Rule, Mode)>,
-    /// What came of it, for the metrics.
+    /// Ids of the rules that changed the pod.
+    pub rules: Vec<&'static str>,
     pub result: ReviewResult,
 }
 
@@ -76,7 +78,7 @@ impl ReviewResult {
 ///
 /// # Errors
 /// When the body is no such review, or has no `request.uid` to answer to.
-pub fn review(body: &[u8], config: &AdmissionConfig) -> Result<Review, AdmissionError> {
+pub fn review(body: &[u8]) -> Result<Review, AdmissionError> {
     let review: Value = serde_json::from_slice(body)?;
     let (api_version, kind) = (text(&review, "apiVersion"), text(&review, "kind"));
     if api_version != "admission.k8s.io/v1" || kind != "AdmissionReview" {
@@ -97,10 +99,10 @@ pub fn review(body: &[u8], config: &AdmissionConfig) -> Result<Review, Admission
         .get("object")
         .filter(|object| object.is_object())
         .ok_or(AdmissionError::Member { member: "request.object", expected: "an object" })?;
-    if left_alone(request, pod, config) {
+    if is_exempt(request, pod) {
         return Ok(answer(uid, ReviewResult::Exempt, Outcome::default()));
     }
-    let outcome = normalize(pod, config);
+    let outcome = normalize(pod);
     let result = match (&outcome.patch, outcome.doubtful) {
         (_, true) => ReviewResult::Doubtful,
         (Some(_), false) => ReviewResult::Patched,
@@ -119,69 +121,49 @@ fn creates_a_pod(request: &Value) -> bool {
 
 /// Pods that opted out, of excluded namespaces, placed already, or placed by something else than a scheduler (DaemonSet pods are bound
 /// to their node by affinity; static pods are the kubelet's).
-fn left_alone(request: &Value, pod: &Value, config: &AdmissionConfig) -> bool {
+fn is_exempt(request: &Value, pod: &Value) -> bool {
     let metadata = pod.get("metadata").unwrap_or(&Value::Null);
-    let opted_out = metadata.get("labels").is_some_and(|labels| text(labels, OPT_OUT_LABEL) == "ignore");
+    let opted_out = metadata.get("labels").is_some_and(|labels| text(labels, WEBHOOK) == "ignore");
     let owned =
         list(metadata, "ownerReferences").iter().any(|owner| matches!(text(owner, "kind"), "DaemonSet" | "Node"));
     let placed = pod.get("spec").is_some_and(|spec| !text(spec, "nodeName").is_empty());
-    opted_out || owned || placed || config.excluded_namespaces.contains(text(request, "namespace"))
+    opted_out || owned || placed || EXCLUDED_NAMESPACES.contains(&text(request, "namespace"))
 }
 
 #[derive(Default)]
 struct Outcome {
     patch: Option<String>,
     doubtful: bool,
-    rules: Vec<(Rule, Mode)>,
+    rules: Vec<&'static str>,
     warnings: Vec<String>,
 }
 
-fn normalize(pod: &Value, config: &AdmissionConfig) -> Outcome {
+fn normalize(pod: &Value) -> Outcome {
     let mut wanted = pod.clone();
     let mut outcome = Outcome::default();
-    for rule in Rule::ALL {
-        match config.mode(rule) {
-            Mode::Off => {}
-            Mode::Warn => {
-                if rule.apply(&mut wanted.clone()) {
-                    outcome.rules.push((rule, Mode::Warn));
-                    outcome.warnings.push(rule.advice().to_owned());
-                }
-            }
-            Mode::Enforce => {
-                if rule.apply(&mut wanted) {
-                    outcome.rules.push((rule, Mode::Enforce));
-                }
-            }
-        }
-    }
-    for rule in Rule::ALL {
-        if config.mode(rule) != Mode::Off {
-            outcome.warnings.extend(rule.warnings(&wanted));
-        }
-    }
-    let applied: Vec<Rule> =
-        outcome.rules.iter().filter(|(_, mode)| *mode == Mode::Enforce).map(|(rule, _)| *rule).collect();
-    if applied.is_empty() {
+    outcome.rules.extend(RULES.iter().filter(|rule| (rule.apply)(&mut wanted)).map(|rule| rule.id));
+    outcome.warnings.extend(RULES.iter().flat_map(|rule| (rule.warnings)(&wanted)));
+    if outcome.rules.is_empty() {
         return outcome;
     }
-    if let Some(patch) = note(&mut wanted, &applied).and_then(|()| checked_patch(pod, &wanted)) {
+    if let Some(patch) = annotate(&mut wanted, &outcome.rules).and_then(|()| checked_patch(pod, &wanted)) {
         outcome.patch = Some(STANDARD.encode(patch));
     } else {
         outcome.doubtful = true;
-        outcome.rules.retain(|(_, mode)| *mode != Mode::Enforce);
+        outcome.rules.clear();
     }
     outcome
 }
 
-/// Adds the rules to the pod's annotation, beside those of an earlier round. `None` when its metadata has an odd shape.
-fn note(pod: &mut Value, rules: &[Rule]) -> Option<()> {
+/// Adds the rules to the pod's annotation, which keeps the rules of an earlier call. `None` when the metadata has an unexpected
+/// shape.
+fn annotate(pod: &mut Value, rules: &[&str]) -> Option<()> {
     let annotations = object_mut(pod.get_mut("metadata")?, "annotations")?;
     let before = annotations.get(NORMALIZED).and_then(Value::as_str).unwrap_or_default();
-    let ids: Vec<&str> = Rule::ALL
-        .into_iter()
-        .filter(|rule| rules.contains(rule) || before.split(',').any(|id| id == rule.id()))
-        .map(Rule::id)
+    let ids: Vec<&str> = RULES
+        .iter()
+        .map(|rule| rule.id)
+        .filter(|id| rules.contains(id) || before.split(',').any(|earlier| earlier == *id))
         .collect();
     let ids = Value::from(ids.join(","));
     annotations.insert(NORMALIZED.to_owned(), ids);
@@ -206,9 +188,7 @@ fn answer(uid: &str, result: ReviewResult, outcome: Outcome) -> Review {
     if let Some(patch) = outcome.patch {
         response.insert("patchType".to_owned(), Value::from("JSONPatch"));
         response.insert("patch".to_owned(), Value::from(patch));
-        let ids: Vec<&str> =
-            outcome.rules.iter().filter(|(_, mode)| *mode == Mode::Enforce).map(|(rule, _)| rule.id()).collect();
-        response.insert("auditAnnotations".to_owned(), json!({ "rules": ids.join(",") }));
+        response.insert("auditAnnotations".to_owned(), json!({ "rules": outcome.rules.join(",") }));
     }
     let warnings: Vec<String> =
         outcome.warnings.iter().take(WARNINGS).map(|warning| shortened(&format!("stowage: {warning}"))).collect();

@@ -10,7 +10,6 @@ use stowage::model::resources::Resources;
 use stowage::model::units::Millicores;
 use stowage::server::{AppState, BoundAddrs, Server, ServerConfig, system_now_ms};
 use stowage::telemetry::Metrics;
-use stowage::webhook::AdmissionConfig;
 use tempfile::TempDir;
 
 use crate::wire::{Authority, Connection, HTTP1, Pair};
@@ -37,7 +36,7 @@ impl Setup {
         std::fs::write(dir.path().join("ca.crt"), &ca.pem).unwrap();
         let mut config = config(&dir);
         edit(&mut config);
-        let state = Arc::new(AppState::new(AdmissionConfig::default(), Metrics::new(), now));
+        let state = Arc::new(AppState::new(Metrics::new(), now));
         let server = Server::start(config, Arc::clone(&state)).await.unwrap();
         Self { client: ca.client(), ca, serving, dir, state, server }
     }

@@ -15,7 +15,6 @@ use crate::server::{AppState, Server, ServerConfig, system_now_ms};
 use crate::state::{Cluster, ClusterState, watch};
 use crate::telemetry::Metrics;
 use crate::telemetry::controllers::ControllerMetrics;
-use crate::webhook::AdmissionConfig;
 
 pub(crate) async fn serve(args: &ControllerArgs) -> anyhow::Result<()> {
     let config = kube::Config::infer()
@@ -41,7 +40,7 @@ pub(crate) async fn serve(args: &ControllerArgs) -> anyhow::Result<()> {
 
     let metrics = Metrics::new();
     let controller_metrics = ControllerMetrics::new(metrics.registry()).context("registering metrics")?;
-    let state = Arc::new(AppState::new(AdmissionConfig::default(), metrics, system_now_ms));
+    let state = Arc::new(AppState::new(metrics, system_now_ms));
     let mut server_config = ServerConfig::new(&args.cert_dir);
     let at = |port| SocketAddr::new(args.bind_address, port);
     server_config.https_addr = at(args.https_port);

@@ -30,6 +30,7 @@ use crate::cloud::simulated::node_steps::NodeAction;
 use crate::cloud::simulated::provider::SimulatedEc2;
 use crate::cloud::simulated::record::{NodeStep, Record};
 use crate::cloud::simulated::script::InstanceEvent;
+use crate::model::labels;
 use crate::model::labels as keys;
 use crate::model::offering::InstanceType;
 use crate::model::resources::Resources;
@@ -39,9 +40,9 @@ use crate::model::units::Bytes;
 pub const FAKE_NODE: &str = "kwok.x-k8s.io/node";
 /// Annotation on a Node that makes something happen to its instance, once: `spot-interruption`, `rebalance`,
 /// `scheduled-change`, `terminate` or `kernel-panic`. It is removed when it takes effect.
-pub const EVENT_ANNOTATION: &str = "simulated.stowage.dev/event";
+pub const EVENT_ANNOTATION: &str = labels::SIMULATED_EVENT;
 /// Annotation that says why an [`EVENT_ANNOTATION`] had no effect.
-pub const EVENT_ERROR_ANNOTATION: &str = "simulated.stowage.dev/event-error";
+pub const EVENT_ERROR_ANNOTATION: &str = labels::SIMULATED_EVENT_ERROR;
 
 /// Holder of the lease of a node whose kubelet fell silent. kwok renews no lease that another holds, and leaves the node and its
 /// pods alone. (Taking [`FAKE_NODE`] away would not do: kwok would go on renewing the lease, even of a deleted node.)

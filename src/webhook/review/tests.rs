@@ -17,7 +17,7 @@ fn pod_review(pod: &Value) -> Value {
 }
 
 fn answered(review: &Value) -> Review {
-    crate::webhook::review::review(review.to_string().as_bytes(), &AdmissionConfig::default()).unwrap()
+    crate::webhook::review::review(review.to_string().as_bytes()).unwrap()
 }
 
 /// The pod as the API server would store it.
@@ -171,30 +171,12 @@ fn malformed_reviews_are_refused_with_what_is_wrong() {
             "the AdmissionReview's request.object is missing or is not an object",
         ),
     ] {
-        let error = crate::webhook::review::review(body.as_bytes(), &AdmissionConfig::default()).unwrap_err();
+        let error = crate::webhook::review::review(body.as_bytes()).unwrap_err();
         assert_eq!(error.to_string(), message);
     }
     let deep = "[".repeat(100_000);
-    assert!(
-        crate::webhook::review::review(deep.as_bytes(), &AdmissionConfig::default()).is_err(),
-        "nesting is bounded"
-    );
-    assert!(crate::webhook::review::review(&[0xff, 0xfe], &AdmissionConfig::default()).is_err());
-}
-
-#[test]
-fn a_rule_that_only_warns_leaves_the_pod_and_tells_its_creator() {
-    let pod = json!({"metadata": {}, "spec": {"nodeSelector": {"beta.kubernetes.io/os": "linux"}}});
-    let mut config = AdmissionConfig::default();
-    config.modes.insert(Rule::LegacyKeys, Mode::Warn);
-    let review = crate::webhook::review::review(pod_review(&pod).to_string().as_bytes(), &config).unwrap();
-    assert_eq!(patched(&pod, &review), pod);
-    assert_eq!(review.rules, [(Rule::LegacyKeys, Mode::Warn)]);
-    let warnings = review.response["response"]["warnings"].as_array().unwrap();
-    assert!(warnings[0].as_str().unwrap().starts_with("stowage: legacy node label keys"));
-    config.modes.insert(Rule::LegacyKeys, Mode::Off);
-    let review = crate::webhook::review::review(pod_review(&pod).to_string().as_bytes(), &config).unwrap();
-    assert_eq!((review.rules, review.result), (vec![], ReviewResult::Unchanged));
+    assert!(crate::webhook::review::review(deep.as_bytes()).is_err(), "nesting is bounded");
+    assert!(crate::webhook::review::review(&[0xff, 0xfe]).is_err());
 }
 
 #[test]
@@ -218,14 +200,6 @@ fn ids_of_an_earlier_round_stay_in_the_annotation() {
     });
     let out = patched(&pod, &answered(&pod_review(&pod)));
     assert_eq!(out["metadata"]["annotations"]["stowage.dev/normalized"], "n1,n13");
-}
-
-#[test]
-fn rule_ids_are_distinct_and_read_back() {
-    for rule in Rule::ALL {
-        assert_eq!(Rule::from_id(rule.id()), Some(rule));
-    }
-    assert_eq!(Rule::from_id("n99"), None);
 }
 
 fn key() -> impl Strategy<Value = &'static str> {
@@ -375,6 +349,6 @@ proptest! {
 
     #[test]
     fn no_body_makes_it_panic(body in prop::collection::vec(any::<u8>(), 0..64)) {
-        let _ = crate::webhook::review::review(&body, &AdmissionConfig::default());
+        let _ = crate::webhook::review::review(&body);
     }
 }

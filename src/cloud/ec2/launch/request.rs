@@ -32,8 +32,6 @@ use crate::model::requirement::Requirements;
 const EFA: &str = "vpc.amazonaws.com/efa";
 /// Resource that asks for Nitro Enclaves.
 const NITRO_SANDBOX: &str = "eks.amazonaws.com/nitro-sandbox";
-/// Annotation of claims whose prices are not EC2's, so that EC2 must follow ours.
-const PRICES_OVERLAID: &str = "karpenter.sh/price-overlay-applied";
 
 /// Whether a class may launch: it is PreparedFleet, and that was judged on what it says now.
 ///
@@ -324,7 +322,7 @@ impl LaunchInputs<'_> {
             context: self.class().spec.context.clone().filter(|_| !relaxed),
             capacity_type: choice.capacity_type,
             reservation: choice.reservation.clone(),
-            prioritized: annotation(PRICES_OVERLAID).is_some(),
+            prioritized: annotation(labels::PRICE_OVERLAY_APPLIED).is_some(),
             templates,
             tags,
             instance_tags: BTreeMap::from([(CLAIM_TAG.to_owned(), self.request.node_claim.clone())]),

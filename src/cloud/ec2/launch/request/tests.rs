@@ -237,7 +237,7 @@ fn a_request_holds_each_type_in_each_zone_that_has_a_subnet_cheapest_first() {
 #[test]
 fn annotations_of_the_claim_choose_context_and_priority() {
     let mut annotated = claim(LONG_AGO, json!({}));
-    let keys = [(labels::MIN_VALUES_RELAXED, "true"), (PRICES_OVERLAID, "")];
+    let keys = [(labels::MIN_VALUES_RELAXED, "true"), (labels::PRICE_OVERLAY_APPLIED, "")];
     annotated.metadata.annotations = Some(keys.map(|(key, value)| (key.to_owned(), value.to_owned())).into());
     let request = request(class(json!({"context": "ctx"})), annotated, &["m5.large"]);
     with_groups(&request, None, |groups, ground| {
