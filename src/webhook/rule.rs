@@ -5,8 +5,7 @@ use serde_json::Value;
 /// An admission rule. It works on the raw JSON of a pod and passes over whatever has an unexpected shape.
 #[derive(Debug)]
 pub struct Rule {
-    /// Id in annotations, metrics and documentation. Ids are never reused: gaps are rules that were dropped before the first
-    /// release.
+    /// Id in annotations, metrics and documentation. It is on users' pods: it never changes, and no other rule takes it.
     pub id: &'static str,
     /// One sentence for people.
     pub summary: &'static str,

@@ -233,6 +233,66 @@ mod tests {
 
     use super::*;
 
+    fn in_zone(column_sets: &mut ColumnSets<'_>, set: &ValueSet) -> Vec<String> {
+        let bits = column_sets.requirement(&Arc::from(labels::ZONE), set).clone();
+        let zones: BTreeSet<String> = bits.iter().map(|column| column_sets.columns[column].zone.to_string()).collect();
+        zones.into_iter().collect()
+    }
+
+    #[test]
+    fn equal_sets_are_interned_once() {
+        let world = World::new();
+        let mut column_sets = ColumnSets::new(&world.problem, &ColumnCache::default());
+        let all = Bits::full(column_sets.columns.len());
+        let first = column_sets.column_set(all.clone());
+        assert_eq!(column_sets.column_set(all), first);
+        let none = Bits::empty(column_sets.columns.len());
+        assert_ne!(column_sets.column_set(none), first);
+    }
+
+    #[test]
+    fn a_requirement_selects_the_columns_that_satisfy_it() {
+        let world = World::new();
+        let mut column_sets = ColumnSets::new(&world.problem, &ColumnCache::default());
+        assert_eq!(in_zone(&mut column_sets, &ValueSet::one("z-a")), ["z-a"]);
+        assert_eq!(in_zone(&mut column_sets, &ValueSet::none_of(["z-a"])), ["z-b", "z-c"]);
+        assert!(in_zone(&mut column_sets, &ValueSet::does_not_exist()).is_empty());
+        let host: Arc<str> = Arc::from(labels::HOSTNAME);
+        assert!(column_sets.requirement(&host, &ValueSet::one("n")).is_empty(), "no new node has a given host name");
+        let columns = column_sets.columns.len();
+        assert_eq!(column_sets.requirement(&host, &ValueSet::none_of(["n"])).len(), columns);
+    }
+
+    #[test]
+    fn columns_of_a_tainted_pool_need_a_toleration() {
+        let taint = json!({"taints": [{"key": "k", "effect": "NoSchedule"}]});
+        let mut world = World::with_pools(&[("default", json!({})), ("tainted", taint)]);
+        world.pods("p", 1, &json!({}), "1", "1Gi", &json!({}));
+        world.pods("t", 1, &json!({}), "1", "1Gi", &json!({"tolerations": [{"key": "k", "operator": "Exists"}]}));
+        let column_sets = ColumnSets::new(&world.problem, &ColumnCache::default());
+        let pools = |pod: usize| -> BTreeSet<usize> {
+            column_sets
+                .tolerated(&world.problem.pods[pod].class)
+                .iter()
+                .map(|column| column_sets.pool(column))
+                .collect()
+        };
+        assert_eq!((pools(0), pools(1)), (BTreeSet::from([0]), BTreeSet::from([0, 1])));
+    }
+
+    #[test]
+    fn a_size_is_priced_by_its_largest_share_of_the_cheapest_column() {
+        let world = World::new();
+        let mut column_sets = ColumnSets::new(&world.problem, &ColumnCache::default());
+        let all = Bits::full(column_sets.columns.len());
+        let all = column_sets.column_set(all);
+        // Half of the CPU of c1.x2, 80,000 micro-USD per hour, and a quarter of its memory.
+        assert_eq!(column_sets.price_of(all, &[1000, 1 << 30, 1, 0]), 40_000);
+        let too_large = [1_000_000, 0, 1, 0];
+        assert!(!column_sets.any_fits(all, &too_large));
+        assert_eq!(column_sets.price_of(all, &too_large), i64::MAX);
+    }
+
     #[test]
     fn the_search_by_load_passes_over_what_is_too_small_and_nothing_else() {
         let mut world = World::new();

@@ -10,3 +10,6 @@ pub mod counts;
 pub mod domains;
 pub mod occupied;
 pub mod rules;
+
+#[cfg(test)]
+mod tests;
