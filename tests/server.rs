@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use serde_json::json;
+use stowage::model::time::UnixMillis;
 use stowage::server::{AppState, Server, ServerError, system_now_ms};
 use stowage::telemetry::Metrics;
 use tempfile::TempDir;
@@ -71,7 +72,7 @@ async fn verdicts_follow_the_view_that_is_stored() {
     let mut scheduler = setup.connect(Some(&setup.client)).await;
     let names = |answer: &wire::Answer| answer.json()["NodeNames"].clone();
     assert_eq!(names(&scheduler.post("/v1/filter", ask(&["held", "free"])).await), json!(["held", "free"]));
-    setup.state.view.store(Arc::new(held_view(system_now_ms())));
+    setup.state.view.store(Arc::new(held_view(UnixMillis(system_now_ms()))));
     let judged = scheduler.post("/v1/filter", ask(&["held", "free"])).await;
     assert_eq!(
         judged.json(),

@@ -10,17 +10,18 @@ use crate::extender::ExtenderPod;
 use crate::extender::view::{NodeEntry, Standing, View};
 use crate::extender::wire::{Answer, Denial, FilterArgs, FilterResult, Name, NodeList};
 use crate::model::resources::Resources;
+use crate::model::time::UnixMillis;
 
 /// Judges the nodes in `args` for its pod. Every name that passes was in the input, in the input's order.
 ///
 /// Nodes are denied as `FailedAndUnresolvableNodes`: evicting pods cannot make room that is kept for a plan, so preemption must
 /// not try. The kube-scheduler retries the pod on the next cluster event either way.
 #[must_use]
-pub fn filter<'a>(view: &View, now_ms: i64, args: FilterArgs<'a>) -> FilterResult<'a> {
+pub fn filter<'a>(view: &View, now: UnixMillis, args: FilterArgs<'a>) -> FilterResult<'a> {
     let FilterArgs { pod, nodes, node_names } = args;
-    let answer = if view.is_stale(now_ms) {
+    let answer = if view.is_stale(now) {
         Answer::Stale
-    } else if pod.is_daemon() || !view.restrains(now_ms) {
+    } else if pod.is_daemon() || !view.restrains(now) {
         Answer::Unrestrained
     } else {
         Answer::Judged
@@ -31,7 +32,7 @@ pub fn filter<'a>(view: &View, now_ms: i64, args: FilterArgs<'a>) -> FilterResul
     }
 
     let names = node_names.unwrap_or_else(|| names_of(nodes.as_ref()));
-    let mut judge = Judge::new(view, now_ms, &pod, &names);
+    let mut judge = Judge::new(view, now, &pod, &names);
     let mut result = FilterResult { answer, node_names: Vec::with_capacity(names.len()), ..FilterResult::default() };
     // With whole nodes, items and names run in parallel: an item without a name is judged by the empty name.
     let keep: Option<Vec<bool>> = nodes.as_ref().map(|_| Vec::with_capacity(names.len()));
@@ -73,7 +74,7 @@ pub(crate) fn names_of<'a>(nodes: Option<&NodeList>) -> Vec<Name<'a>> {
 /// Judges one pod against many nodes; allocates per distinct reason, not per node.
 pub(crate) struct Judge<'v, 'p> {
     view: &'v View,
-    now_ms: i64,
+    now: UnixMillis,
     pod: &'p ExtenderPod<'p>,
     key: String,
     /// Room is held for this pod somewhere.
@@ -89,12 +90,12 @@ pub(crate) struct Judge<'v, 'p> {
 }
 
 impl<'v, 'p> Judge<'v, 'p> {
-    pub(crate) fn new(view: &'v View, now_ms: i64, pod: &'p ExtenderPod<'p>, candidates: &[Name<'_>]) -> Self {
+    pub(crate) fn new(view: &'v View, now: UnixMillis, pod: &'p ExtenderPod<'p>, candidates: &[Name<'_>]) -> Self {
         let key = pod.key();
-        let standing = view.standing(now_ms, &key);
+        let standing = view.standing(now, &key);
         let requests = pod.requests();
         let mut slots = match standing {
-            Standing::Free => view.slots(now_ms, pod, &requests),
+            Standing::Free => view.slots(now, pod, &requests),
             Standing::Waiting(_) | Standing::Planned(_) => Vec::new(),
         };
         if !slots.is_empty() && !candidates.iter().any(|name| slots.iter().any(|slot| *slot.name == *name.as_str())) {
@@ -102,7 +103,7 @@ impl<'v, 'p> Judge<'v, 'p> {
         }
         Self {
             view,
-            now_ms,
+            now,
             pod,
             holds_own: view.own(&key).is_some(),
             key,
@@ -143,7 +144,7 @@ impl<'v, 'p> Judge<'v, 'p> {
             return Err((Denial::Disrupting, Arc::clone(reason)));
         }
         let (leftover, binding) =
-            node.leftover(self.now_ms, self.holds_own.then_some(&*self.key), self.pod.priority(), None);
+            node.leftover(self.now, self.holds_own.then_some(&*self.key), self.pod.priority(), None);
         if binding == 0 || self.requests.fits(leftover.get()) {
             return Ok(());
         }

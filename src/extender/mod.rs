@@ -1,7 +1,7 @@
 //! The scheduler extender's verdicts: which nodes a pod may take, and which it should prefer.
 //!
 //! Synchronous functions over an immutable [`View`]: no clock, no client, no lock. The controllers build a new view whenever
-//! holds, plans or nodes change, and also on a timer (a view older than its `max_age_ms` restrains nobody, so that a stalled watch
+//! holds, plans or nodes change, and also on a timer (a view older than its `max_age` restrains nobody, so that a stalled watch
 //! can never keep a pod from starting). Handlers load the current view and call [`filter`], [`prioritize`] or [`preempt`].
 //!
 //! The protocol is that of `k8s.io/kube-scheduler/extender/v1`. Three of its rules shape this room:
@@ -23,7 +23,7 @@ pub use crate::extender::pod::{
 pub use crate::extender::preempt::preempt;
 pub use crate::extender::prioritize::{MAX_SCORE, prioritize};
 pub use crate::extender::quantity::Quantity;
-pub use crate::extender::view::{DEFAULT_MAX_AGE_MS, Hold, NodeRoom, PlannedPod, View, ViewInput};
+pub use crate::extender::view::{DEFAULT_MAX_AGE, Hold, NodeRoom, PlannedPod, View, ViewInput};
 pub use crate::extender::wire::{
     Answer, Denial, DenialCounts, FilterArgs, FilterResult, HostPriority, MetaPod, MetaVictims, Name, NodeList,
     PreemptArgs, PreemptResult, Victims,

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use crate::extender::filter::Judge;
 use crate::extender::view::View;
 use crate::extender::wire::{MetaPod, MetaVictims, Name, PreemptArgs, PreemptResult};
+use crate::model::time::UnixMillis;
 
 /// Keeps those of kube-scheduler's candidates that filter would pass, with their victims as they came.
 ///
@@ -12,7 +13,7 @@ use crate::extender::wire::{MetaPod, MetaVictims, Name, PreemptArgs, PreemptResu
 /// that one is still being made), nodes about to be disrupted, and nodes whose room is reserved for others. Candidates without victims
 /// are dropped too: kube-scheduler treats them as an error of the whole attempt.
 #[must_use]
-pub fn preempt<'a>(view: &View, now_ms: i64, args: PreemptArgs<'a>) -> PreemptResult<'a> {
+pub fn preempt<'a>(view: &View, now: UnixMillis, args: PreemptArgs<'a>) -> PreemptResult<'a> {
     let PreemptArgs { pod, victims, meta_victims } = args;
     let candidates: BTreeMap<Name<'a>, MetaVictims<'a>> = meta_victims.unwrap_or_else(|| {
         victims
@@ -26,9 +27,9 @@ pub fn preempt<'a>(view: &View, now_ms: i64, args: PreemptArgs<'a>) -> PreemptRe
             .collect()
     });
     let mut result = PreemptResult::default();
-    let judged = !(view.is_stale(now_ms) || pod.is_daemon() || !view.restrains(now_ms));
+    let judged = !(view.is_stale(now) || pod.is_daemon() || !view.restrains(now));
     let names: Vec<Name<'a>> = candidates.keys().cloned().collect();
-    let mut judge = judged.then(|| Judge::new(view, now_ms, &pod, &names));
+    let mut judge = judged.then(|| Judge::new(view, now, &pod, &names));
     for (name, victims) in candidates {
         if victims.pods.as_ref().is_none_or(Vec::is_empty) {
             continue;

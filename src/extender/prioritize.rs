@@ -4,6 +4,7 @@ use crate::extender::filter::names_of;
 use crate::extender::view::{NodeEntry, Standing, View};
 use crate::extender::wire::{FilterArgs, HostPriority};
 use crate::model::resources::Resources;
+use crate::model::time::UnixMillis;
 
 /// The planned node's score; every other node gets less.
 pub const MAX_SCORE: i64 = 10;
@@ -11,17 +12,17 @@ pub const MAX_SCORE: i64 = 10;
 /// Scores the nodes in `args` for its pod: 10 for the planned node (or one that keeps a displaced pod's place for it), otherwise
 /// 0 to 9, more the less is left on the node. 0 for nodes not in the view, and for all when the view is stale.
 #[must_use]
-pub fn prioritize<'a>(view: &View, now_ms: i64, args: FilterArgs<'a>) -> Vec<HostPriority<'a>> {
+pub fn prioritize<'a>(view: &View, now: UnixMillis, args: FilterArgs<'a>) -> Vec<HostPriority<'a>> {
     let FilterArgs { pod, nodes, node_names } = args;
     let names = node_names.unwrap_or_else(|| names_of(nodes.as_ref()));
-    if view.is_stale(now_ms) {
+    if view.is_stale(now) {
         return names.into_iter().map(|host| HostPriority { host, score: 0 }).collect();
     }
     let key = pod.key();
     let requests = pod.requests();
-    let standing = view.standing(now_ms, &key);
+    let standing = view.standing(now, &key);
     let own = view.own(&key);
-    let slots = if standing == Standing::Free { view.slots(now_ms, &pod, &requests) } else { Vec::new() };
+    let slots = if standing == Standing::Free { view.slots(now, &pod, &requests) } else { Vec::new() };
     names
         .into_iter()
         .map(|host| {
@@ -29,7 +30,7 @@ pub fn prioritize<'a>(view: &View, now_ms: i64, args: FilterArgs<'a>) -> Vec<Hos
             let planned = standing == Standing::Planned(name) || slots.iter().any(|slot| *slot.name == *name);
             let score = match view.node(name) {
                 _ if planned => MAX_SCORE,
-                Some(node) => tightness(node, now_ms, own, pod.priority(), &requests),
+                Some(node) => tightness(node, now, own, pod.priority(), &requests),
                 None => 0,
             };
             HostPriority { host, score }
@@ -38,8 +39,8 @@ pub fn prioritize<'a>(view: &View, now_ms: i64, args: FilterArgs<'a>) -> Vec<Hos
 }
 
 /// 9 for a node that the pod fills, 0 for one that stays empty: nine times one less the greatest share of CPU or memory left.
-fn tightness(node: &NodeEntry, now_ms: i64, own: Option<&str>, priority: i32, requests: &Resources) -> i64 {
-    let (leftover, _) = node.leftover(now_ms, own, priority, None);
+fn tightness(node: &NodeEntry, now: UnixMillis, own: Option<&str>, priority: i32, requests: &Resources) -> i64 {
+    let (leftover, _) = node.leftover(now, own, priority, None);
     let left = leftover.get();
     let ninths = |left: i64, request: i64, of: i64| -> i64 {
         if of <= 0 {

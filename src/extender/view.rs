@@ -1,21 +1,23 @@
-//! What the extender knows: an immutable snapshot of room, holds and plans.
+//! An immutable snapshot of free resources, holds and plans, indexed for constant-time verdicts.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::extender::pod::ExtenderPod;
 use crate::model::resources::Resources;
+use crate::model::time::UnixMillis;
 
-/// Age past which a view restrains nobody, unless its input says otherwise: milliseconds.
-pub const DEFAULT_MAX_AGE_MS: i64 = 60_000;
+/// Age past which a view restrains no pod, unless its input says otherwise.
+pub const DEFAULT_MAX_AGE: Duration = Duration::from_secs(60);
 
 /// What a [`View`] is built from.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ViewInput {
-    /// When it was gathered, milliseconds since the epoch.
-    pub built_at_ms: i64,
-    /// Past this age the view restrains nobody. Rebuild at least twice in this time, even when nothing changed.
-    pub max_age_ms: i64,
+    /// When the snapshot was taken.
+    pub built_at: UnixMillis,
+    /// Past this age the view restrains no pod. Rebuild at least twice in this time, even when nothing changed.
+    pub max_age: Duration,
     /// Nodes that exist as Node objects.
     pub nodes: Vec<NodeRoom>,
     /// Plans by pod, `namespace/name`. A pod leaves when it is bound or its plan is dropped.
@@ -31,64 +33,64 @@ pub struct NodeRoom {
     pub allocatable: Resources,
     /// Allocatable less the requests of every pod bound to the node (daemons included).
     pub free: Resources,
-    /// Requests of daemon pods that will come but are not bound yet.
+    /// Requests of daemon pods that are expected but not bound yet.
     pub daemon_reserve: Resources,
-    /// About to be disrupted: nothing new may come, except DaemonSet pods and pods that tolerate `karpenter.sh/disrupted`.
+    /// Being disrupted: no new pod may be bound, except DaemonSet pods and pods that tolerate `karpenter.sh/disrupted`.
     pub disrupting: bool,
-    /// Room kept for planned pods that are not bound yet.
+    /// Holds for planned pods that are not bound yet.
     pub holds: Vec<Hold>,
 }
 
-/// Room on a node kept for one pod.
+/// Room on a node that is reserved for one pod.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Hold {
-    /// `namespace/name` of the pod it is kept for.
+    /// `namespace/name` of that pod.
     pub pod: Arc<str>,
-    /// UID of that pod's controlling owner.
+    /// UID of the pod's controlling owner.
     pub owner: Option<Arc<str>>,
-    /// The pod is gone (drained, replaced): the first pod of the same owner takes its place.
+    /// The pod was evicted or deleted: the first successor pod, of the same owner, takes its room.
     pub displaced: bool,
     /// Requests of the pod, one pod slot included.
     pub requests: Resources,
     /// Priority of the pod: pods of higher priority are not bound by the hold.
     pub priority: i32,
-    /// End of the hold, milliseconds since the epoch.
-    pub expires_at_ms: i64,
+    /// End of the hold.
+    pub expires_at: UnixMillis,
 }
 
-/// Where a pod is to go. Drop the plan when its node is gone or can no longer hold the pod: until then, or until it ends, the pod passes
-/// nowhere else.
+/// The node that a pod is planned for. Until the plan expires or is removed from the input, the pod passes the filter on no other node:
+/// remove it when the node is gone or can no longer hold the pod.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PlannedPod {
     /// The node; `None` while it has no Node object yet.
     pub node: Option<Arc<str>>,
     /// NodeClaim of the node, or the node's name when it is not one of ours.
     pub claim: Arc<str>,
-    /// End of the plan, milliseconds since the epoch: afterwards the pod is free to go anywhere.
-    pub expires_at_ms: i64,
+    /// End of the plan: afterwards the pod may be bound to any node.
+    pub expires_at: UnixMillis,
 }
 
 /// An immutable snapshot that answers in constant time per node. See [`View::build`].
 #[derive(Debug, Default)]
 pub struct View {
-    built_at_ms: i64,
-    max_age_ms: i64,
+    built_at: UnixMillis,
+    max_age: Duration,
     nodes: Vec<NodeEntry>,
     /// Every node.
     by_name: HashMap<Arc<str>, usize>,
-    /// Nodes with holds or being disrupted: all that filter must look at.
+    /// Nodes with holds or being disrupted: the only nodes that filter evaluates.
     restrained: HashMap<Arc<str>, usize>,
     planned: HashMap<Arc<str>, PlannedPod>,
-    /// Pods that room is held for.
+    /// Pods with a hold.
     held: HashSet<Arc<str>>,
-    /// Nodes with displaced holds by the owner that may take them.
+    /// Nodes with holds of displaced pods, by the owner whose successor pods may take them.
     displaced: HashMap<Arc<str>, Vec<usize>>,
     any_disrupting: bool,
-    /// When the last hold or plan ends.
-    last_expiry_ms: i64,
+    /// Expiry of the last hold or plan.
+    last_expiry: UnixMillis,
 }
 
-/// A node with what can be summed up beforehand.
+/// A node with precomputed sums.
 #[derive(Debug)]
 pub(crate) struct NodeEntry {
     pub(crate) name: Arc<str>,
@@ -96,31 +98,31 @@ pub(crate) struct NodeEntry {
     pub(crate) disrupting: bool,
     /// Free room less the daemon reserve.
     open: Resources,
-    /// `open` less every hold, for the usual case that all of them bind.
+    /// `open` less every hold: the room when all holds bind, which is the usual case.
     leftover: Resources,
     holds: Vec<Hold>,
     /// While `now` is before this and the pod's priority is not above `min_priority`, every hold binds.
-    first_expiry_ms: i64,
-    last_expiry_ms: i64,
+    first_expiry: UnixMillis,
+    last_expiry: UnixMillis,
     min_priority: i32,
 }
 
-/// What the plan says of a pod.
+/// Where the plan allows a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Standing<'v> {
-    /// Its node does not exist yet.
+    /// Nowhere yet: its node does not exist.
     Waiting(&'v str),
-    /// It belongs on this node.
+    /// On this node only.
     Planned(&'v str),
-    /// It may go anywhere that has room beside the holds.
+    /// On every node with enough room besides the holds.
     Free,
 }
 
-/// Room that is left to a pod on one node.
+/// Room that a node has for a pod.
 pub(crate) enum Leftover<'v> {
-    /// Summed up beforehand.
+    /// Precomputed.
     Known(&'v Resources),
-    /// Worked out for this pod.
+    /// Computed for this pod.
     Computed(Resources),
 }
 
@@ -147,28 +149,28 @@ impl NodeEntry {
             disrupting: node.disrupting,
             open,
             leftover,
-            first_expiry_ms: node.holds.iter().map(|hold| hold.expires_at_ms).min().unwrap_or(i64::MAX),
-            last_expiry_ms: node.holds.iter().map(|hold| hold.expires_at_ms).max().unwrap_or(i64::MIN),
+            first_expiry: node.holds.iter().map(|hold| hold.expires_at).min().unwrap_or(UnixMillis::MAX),
+            last_expiry: node.holds.iter().map(|hold| hold.expires_at).max().unwrap_or(UnixMillis::MIN),
             min_priority: node.holds.iter().map(|hold| hold.priority).min().unwrap_or(i32::MAX),
             holds: node.holds,
         }
     }
 
-    /// Room for a pod of this priority beside the holds that bind it, and how many bind. `own` is its key when room is held for it
-    /// somewhere, `slot` a hold of another pod that it may take.
+    /// Room for a pod of this priority besides the holds that bind it, and the number of those holds. `own` is the pod's key when it has
+    /// a hold on some node, `slot` the hold of another pod that it may take.
     pub(crate) fn leftover(
         &self,
-        now_ms: i64,
+        now: UnixMillis,
         own: Option<&str>,
         priority: i32,
         slot: Option<&Hold>,
     ) -> (Leftover<'_>, usize) {
-        if now_ms >= self.last_expiry_ms {
+        if now >= self.last_expiry {
             return (Leftover::Known(&self.open), 0);
         }
         let is_own = |hold: &Hold| own.is_some_and(|own| *hold.pod == *own);
         if slot.is_none()
-            && now_ms < self.first_expiry_ms
+            && now < self.first_expiry
             && priority <= self.min_priority
             && !(own.is_some() && self.holds.iter().any(is_own))
         {
@@ -177,7 +179,7 @@ impl NodeEntry {
         let mut left = self.open.clone();
         let mut binding = 0;
         for hold in &self.holds {
-            let binds = now_ms < hold.expires_at_ms
+            let binds = now < hold.expires_at
                 && hold.priority >= priority
                 && !is_own(hold)
                 && !slot.is_some_and(|slot| std::ptr::eq(slot, hold));
@@ -190,26 +192,33 @@ impl NodeEntry {
     }
 
     /// A live hold of a displaced pod of `owner` that a pod with these requests can take.
-    fn slot(&self, now_ms: i64, own: Option<&str>, priority: i32, owner: &str, requests: &Resources) -> Option<&Hold> {
+    fn slot(
+        &self,
+        now: UnixMillis,
+        own: Option<&str>,
+        priority: i32,
+        owner: &str,
+        requests: &Resources,
+    ) -> Option<&Hold> {
         self.holds.iter().find(|hold| {
             hold.displaced
-                && now_ms < hold.expires_at_ms
+                && now < hold.expires_at
                 && hold.owner.as_deref() == Some(owner)
-                && requests.fits(self.leftover(now_ms, own, priority, Some(hold)).0.get())
+                && requests.fits(self.leftover(now, own, priority, Some(hold)).0.get())
         })
     }
 }
 
 impl View {
-    /// Sums up the input. Linear in nodes and holds; done by the controllers, never on the request path.
+    /// Builds the indexes. Linear in nodes and holds; called by the controllers, never on the request path.
     #[must_use]
     pub fn build(input: ViewInput) -> Self {
         let mut view = Self {
-            built_at_ms: input.built_at_ms,
-            max_age_ms: input.max_age_ms,
+            built_at: input.built_at,
+            max_age: input.max_age,
             by_name: HashMap::with_capacity(input.nodes.len()),
             nodes: Vec::with_capacity(input.nodes.len()),
-            last_expiry_ms: i64::MIN,
+            last_expiry: UnixMillis::MIN,
             ..Self::default()
         };
         for node in input.nodes {
@@ -217,7 +226,7 @@ impl View {
             let index = view.nodes.len();
             view.by_name.insert(entry.name.clone(), index);
             view.any_disrupting |= entry.disrupting;
-            view.last_expiry_ms = view.last_expiry_ms.max(entry.last_expiry_ms);
+            view.last_expiry = view.last_expiry.max(entry.last_expiry);
             view.held.extend(entry.holds.iter().map(|hold| hold.pod.clone()));
             if entry.disrupting || !entry.holds.is_empty() {
                 view.restrained.insert(entry.name.clone(), index);
@@ -231,33 +240,23 @@ impl View {
             view.nodes.push(entry);
         }
         for (key, plan) in input.planned {
-            view.last_expiry_ms = view.last_expiry_ms.max(plan.expires_at_ms);
+            view.last_expiry = view.last_expiry.max(plan.expires_at);
             view.planned.insert(key, plan);
         }
         view
     }
 
-    /// Milliseconds since the view was gathered.
-    pub fn age_ms(&self, now_ms: i64) -> i64 {
-        now_ms.saturating_sub(self.built_at_ms)
-    }
-
     /// True when the view is too old to restrain anyone. The default view, built from nothing, is.
-    pub fn is_stale(&self, now_ms: i64) -> bool {
-        self.age_ms(now_ms) > self.max_age_ms
+    pub fn is_stale(&self, now: UnixMillis) -> bool {
+        now.saturating_since(self.built_at) > self.max_age
     }
 
-    /// Number of nodes with holds or being disrupted.
-    pub fn restrained_nodes(&self) -> usize {
-        self.restrained.len()
+    /// False when every pod may be bound anywhere: no live hold, no live plan, no node being disrupted.
+    pub(crate) fn restrains(&self, now: UnixMillis) -> bool {
+        self.any_disrupting || now < self.last_expiry
     }
 
-    /// False when every pod may go everywhere: no live hold, no live plan, nothing being disrupted.
-    pub(crate) fn restrains(&self, now_ms: i64) -> bool {
-        self.any_disrupting || now_ms < self.last_expiry_ms
-    }
-
-    /// The key again when room is held for this pod.
+    /// The key, when the pod has a hold.
     pub(crate) fn own<'k>(&self, key: &'k str) -> Option<&'k str> {
         self.held.contains(key).then_some(key)
     }
@@ -267,14 +266,13 @@ impl View {
         self.restrained.get(name).and_then(|index| self.nodes.get(*index))
     }
 
-    /// The node.
     pub(crate) fn node(&self, name: &str) -> Option<&NodeEntry> {
         self.by_name.get(name).and_then(|index| self.nodes.get(*index))
     }
 
-    /// What the plan says of a pod. A plan onto a node that is being disrupted is void.
-    pub(crate) fn standing(&self, now_ms: i64, key: &str) -> Standing<'_> {
-        let Some(plan) = self.planned.get(key).filter(|plan| now_ms < plan.expires_at_ms) else {
+    /// Where the plan allows a pod. A plan for a node that is being disrupted is void.
+    pub(crate) fn standing(&self, now: UnixMillis, key: &str) -> Standing<'_> {
+        let Some(plan) = self.planned.get(key).filter(|plan| now < plan.expires_at) else {
             return Standing::Free;
         };
         match &plan.node {
@@ -284,8 +282,13 @@ impl View {
         }
     }
 
-    /// Nodes that keep the place of a displaced pod for this one, in the input's order.
-    pub(crate) fn slots<'v>(&'v self, now_ms: i64, pod: &ExtenderPod<'_>, requests: &Resources) -> Vec<&'v NodeEntry> {
+    /// Nodes where this pod may take the hold of a displaced pod, in the order of the input.
+    pub(crate) fn slots<'v>(
+        &'v self,
+        now: UnixMillis,
+        pod: &ExtenderPod<'_>,
+        requests: &Resources,
+    ) -> Vec<&'v NodeEntry> {
         let Some((owner, nodes)) =
             pod.controller_uid().and_then(|owner| self.displaced.get(owner).map(|nodes| (owner, nodes)))
         else {
@@ -296,7 +299,7 @@ impl View {
         nodes
             .iter()
             .filter_map(|index| self.nodes.get(*index))
-            .filter(|entry| !entry.disrupting && entry.slot(now_ms, own, pod.priority(), owner, requests).is_some())
+            .filter(|entry| !entry.disrupting && entry.slot(now, own, pod.priority(), owner, requests).is_some())
             .collect()
     }
 }

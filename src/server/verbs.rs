@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::extender;
 use crate::extender::{Answer, Denial, FilterArgs, PreemptArgs};
+use crate::model::time::UnixMillis;
 use crate::server::middleware::{WebhookResult, error};
 use crate::server::state::AppState;
 use crate::webhook;
@@ -45,11 +46,11 @@ pub(crate) async fn filter(State(state): State<Arc<AppState>>, body: Body) -> Re
 pub(crate) async fn prioritize(State(state): State<Arc<AppState>>, body: Body) -> Response {
     verb("prioritize", state, body, |state, body| {
         let args: FilterArgs<'_> = parse("ExtenderArgs", body)?;
-        let (view, now_ms) = (state.view.load(), (state.now)());
-        if view.is_stale(now_ms) {
+        let (view, now) = (state.view.load(), UnixMillis((state.now)()));
+        if view.is_stale(now) {
             state.metrics.extender_stale.inc();
         }
-        encode(&extender::prioritize(&view, now_ms, args))
+        encode(&extender::prioritize(&view, now, args))
     })
     .await
 }
@@ -58,11 +59,11 @@ pub(crate) async fn prioritize(State(state): State<Arc<AppState>>, body: Body) -
 pub(crate) async fn preempt(State(state): State<Arc<AppState>>, body: Body) -> Response {
     verb("preempt", state, body, |state, body| {
         let args: PreemptArgs<'_> = parse("ExtenderPreemptionArgs", body)?;
-        let (view, now_ms) = (state.view.load(), (state.now)());
-        if view.is_stale(now_ms) {
+        let (view, now) = (state.view.load(), UnixMillis((state.now)()));
+        if view.is_stale(now) {
             state.metrics.extender_stale.inc();
         }
-        let result = extender::preempt(&view, now_ms, args);
+        let result = extender::preempt(&view, now, args);
         for denial in Denial::ALL {
             let count = result.denied.get(denial);
             if count > 0 {

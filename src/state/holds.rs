@@ -152,7 +152,7 @@ fn give_successors(state: &ClusterState, holds: &mut Holds, slots: BTreeMap<&Str
             let since = originals.iter().map(|(_, owner)| owner.at_ms).min().unwrap_or(0);
             // Times of creation are whole seconds.
             let young = |pod: &PodRecord| {
-                pod.entry.as_ref().is_ok_and(|entry| entry.created_at_ms.div_euclid(1_000) >= since.div_euclid(1_000))
+                pod.entry.as_ref().is_ok_and(|entry| entry.created_at.0.div_euclid(1_000) >= since.div_euclid(1_000))
             };
             let arrived = pods
                 .iter()

@@ -7,6 +7,7 @@ use std::time::Duration;
 use serde_json::json;
 use stowage::extender::{Hold, NodeRoom, View, ViewInput};
 use stowage::model::resources::Resources;
+use stowage::model::time::UnixMillis;
 use stowage::model::units::Millicores;
 use stowage::server::{AppState, BoundAddrs, Server, ServerConfig, system_now_ms};
 use stowage::telemetry::Metrics;
@@ -94,10 +95,14 @@ pub fn review() -> String {
 }
 
 /// Node `held` is full of holds, node `free` is not.
-pub fn held_view(now_ms: i64) -> View {
+pub fn held_view(now: UnixMillis) -> View {
     let room = Resources { cpu: Millicores(1000), pods: 10, ..Resources::default() };
-    let hold =
-        Hold { pod: "default/q".into(), requests: room.clone(), expires_at_ms: now_ms + 600_000, ..Hold::default() };
+    let hold = Hold {
+        pod: "default/q".into(),
+        requests: room.clone(),
+        expires_at: now + Duration::from_secs(600),
+        ..Hold::default()
+    };
     let node = |name: &str, holds: Vec<Hold>| NodeRoom {
         name: name.into(),
         allocatable: room.clone(),
@@ -106,8 +111,8 @@ pub fn held_view(now_ms: i64) -> View {
         ..NodeRoom::default()
     };
     View::build(ViewInput {
-        built_at_ms: now_ms,
-        max_age_ms: 600_000,
+        built_at: now,
+        max_age: Duration::from_secs(600),
         nodes: vec![node("held", vec![hold]), node("free", vec![])],
         planned: std::collections::BTreeMap::new(),
     })

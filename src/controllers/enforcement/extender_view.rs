@@ -12,6 +12,7 @@ use crate::extender;
 use crate::extender::{NodeRoom, PlannedPod, View, ViewInput};
 use crate::model::labels;
 use crate::model::resources::Resources;
+use crate::model::time::UnixMillis;
 use crate::state::snapshot::{daemons_to_come, is_leaving};
 use crate::state::{Cluster, ClusterState, holds, now_ms};
 
@@ -36,7 +37,7 @@ pub async fn show(cluster: Arc<Cluster>, view: Arc<ArcSwap<View>>) {
 /// What the extender should know of the state.
 pub fn view_input(state: &ClusterState, now: i64) -> ViewInput {
     let holds = state.holds(now);
-    let mut input = ViewInput { built_at_ms: now, max_age_ms: extender::DEFAULT_MAX_AGE_MS, ..ViewInput::default() };
+    let mut input = ViewInput { built_at: UnixMillis(now), max_age: extender::DEFAULT_MAX_AGE, ..ViewInput::default() };
     let mut claims: HashMap<String, &Arc<NodeClaim>> = HashMap::new();
     for claim in state.claims.values() {
         if let Some(node) = state.node_of(claim) {
@@ -92,7 +93,7 @@ pub fn view_input(state: &ClusterState, now: i64) -> ViewInput {
             PlannedPod {
                 node: state.node_of(found).map(|node| Arc::from(node.name_any())),
                 claim: Arc::from(claim.as_str()),
-                expires_at_ms: until,
+                expires_at: UnixMillis(until),
             },
         );
     }
@@ -108,7 +109,7 @@ fn held(state: &ClusterState, hold: &holds::Hold) -> Option<extender::Hold> {
         displaced: hold.owner.is_some() && hold.pod.is_none(),
         requests: entry.class.requests.clone(),
         priority: entry.class.priority,
-        expires_at_ms: hold.expires_ms,
+        expires_at: UnixMillis(hold.expires_ms),
     })
 }
 

@@ -4,15 +4,18 @@ mod verdicts;
 mod wire;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde_json::{Value, json};
 
 use super::*;
 use crate::model::resources::Resources;
+use crate::model::time::UnixMillis;
 use crate::model::units::{Bytes, Millicores};
 
-const NOW: i64 = 1_000_000;
-const LATER: i64 = NOW + 60_000;
+const NOW: UnixMillis = UnixMillis(1_000_000);
+const LATER: UnixMillis = UnixMillis(1_060_000);
+const MILLISECOND: Duration = Duration::from_millis(1);
 const GI: i64 = 1 << 30;
 
 fn room(cpu_milli: i64, memory_gi: i64) -> Resources {
@@ -28,15 +31,15 @@ fn node(name: &str, holds: Vec<Hold>) -> NodeRoom {
 }
 
 fn hold(pod: &str, cpu_milli: i64) -> Hold {
-    Hold { pod: pod.into(), requests: requests(cpu_milli, 1), expires_at_ms: LATER, ..Hold::default() }
+    Hold { pod: pod.into(), requests: requests(cpu_milli, 1), expires_at: LATER, ..Hold::default() }
 }
 
 fn plan(pod: &str, node: Option<&str>) -> (Arc<str>, PlannedPod) {
-    (pod.into(), PlannedPod { node: node.map(Arc::from), claim: "claim-1".into(), expires_at_ms: LATER })
+    (pod.into(), PlannedPod { node: node.map(Arc::from), claim: "claim-1".into(), expires_at: LATER })
 }
 
 fn view<const N: usize>(nodes: Vec<NodeRoom>, planned: [(Arc<str>, PlannedPod); N]) -> View {
-    View::build(ViewInput { built_at_ms: NOW, max_age_ms: 120_000, nodes, planned: planned.into() })
+    View::build(ViewInput { built_at: NOW, max_age: Duration::from_secs(120), nodes, planned: planned.into() })
 }
 
 fn pod(name: &str, cpu: &str) -> Value {
@@ -52,10 +55,10 @@ fn asked(pod: &Value, names: &[&str]) -> String {
 }
 
 /// Names that pass, then `name: reason` of those that don't.
-fn filtered(view: &View, now_ms: i64, pod: &Value, names: &[&str]) -> (Vec<String>, Vec<String>) {
+fn filtered(view: &View, now: UnixMillis, pod: &Value, names: &[&str]) -> (Vec<String>, Vec<String>) {
     let body = asked(pod, names);
     let args: FilterArgs<'_> = serde_json::from_str(&body).unwrap();
-    let result = serde_json::to_value(filter(view, now_ms, args)).unwrap();
+    let result = serde_json::to_value(filter(view, now, args)).unwrap();
     assert_eq!(result["Error"], "");
     assert_eq!(result["FailedNodes"], json!({}));
     let passed = result["NodeNames"].as_array().unwrap().iter().map(|name| name.as_str().unwrap().to_owned()).collect();

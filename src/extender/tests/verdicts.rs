@@ -1,5 +1,8 @@
 //! Filter and prioritize as tables, and what holds for every view.
 
+use std::time::Duration;
+
+use crate::model::time::UnixMillis;
 use crate::model::units::{Bytes, Millicores};
 use proptest::prelude::*;
 
@@ -20,7 +23,7 @@ fn a_planned_pod_passes_on_its_node_only_until_the_plan_ends() {
     let planned = pod("p", "1");
     let on_a = (vec!["a".to_owned()], vec!["b: planned on a".to_owned(), "c: planned on a".to_owned()]);
     assert_eq!(filtered(&view, NOW, &planned, &["a", "b", "c"]), on_a);
-    assert_eq!(filtered(&view, LATER - 1, &planned, &["a", "b", "c"]), on_a);
+    assert_eq!(filtered(&view, LATER - MILLISECOND, &planned, &["a", "b", "c"]), on_a);
     assert_eq!(filtered(&view, LATER, &planned, &["a", "b", "c"]), pass(&["a", "b", "c"]));
     assert_eq!(filtered(&view, NOW, &planned, &["b"]), (vec![], vec!["b: planned on a".to_owned()]));
     assert_eq!(filtered(&view, NOW, &planned, &["a"]), pass(&["a"]), "the single-name call of a nominated pod");
@@ -163,16 +166,19 @@ fn the_successor_of_a_displaced_pod_takes_its_place() {
 #[test]
 fn a_stale_view_restrains_nobody() {
     let view = View::build(ViewInput {
-        built_at_ms: NOW,
-        max_age_ms: 1000,
+        built_at: NOW,
+        max_age: Duration::from_secs(1),
         nodes: vec![node("a", vec![hold("default/p", 4000)])],
         planned: [plan("default/p", None)].into(),
     });
-    assert!(filtered(&view, NOW + 1000, &pod("x", "1"), &["a"]).0.is_empty());
-    assert_eq!(filtered(&view, NOW + 1001, &pod("x", "1"), &["a"]), pass(&["a"]));
-    assert_eq!(filtered(&view, NOW + 1001, &pod("p", "1"), &["a"]), pass(&["a"]));
+    assert!(filtered(&view, NOW + Duration::from_secs(1), &pod("x", "1"), &["a"]).0.is_empty());
+    assert_eq!(filtered(&view, NOW + Duration::from_millis(1001), &pod("x", "1"), &["a"]), pass(&["a"]));
+    assert_eq!(filtered(&view, NOW + Duration::from_millis(1001), &pod("p", "1"), &["a"]), pass(&["a"]));
     let body = asked(&pod("p", "1"), &["a"]);
-    assert_eq!(filter(&view, NOW + 1001, serde_json::from_str(&body).unwrap()).answer, Answer::Stale);
+    assert_eq!(
+        filter(&view, NOW + Duration::from_millis(1001), serde_json::from_str(&body).unwrap()).answer,
+        Answer::Stale
+    );
     assert!(View::default().is_stale(NOW), "a view built from nothing");
 }
 
@@ -238,6 +244,11 @@ fn a_hold_never_binds_the_pod_it_is_for() {
     assert!(filtered(&view, NOW, &pod("x", "4"), &["a"]).0.is_empty());
 }
 
+/// A point in time from `first` to `last` milliseconds after [`NOW`].
+fn moment(first: i64, last: i64) -> impl Strategy<Value = UnixMillis> {
+    (NOW.0 + first..=NOW.0 + last).prop_map(UnixMillis)
+}
+
 fn any_view() -> impl Strategy<Value = View> {
     let name = prop::sample::select(vec!["a", "b", "c", "d"]);
     let hold = (
@@ -245,29 +256,27 @@ fn any_view() -> impl Strategy<Value = View> {
         0..5000_i64,
         -1..2_i32,
         any::<bool>(),
-        NOW - 1..NOW + 2,
+        moment(-1, 1),
     )
-        .prop_map(|(pod, cpu, priority, displaced, expires_at_ms)| Hold {
+        .prop_map(|(pod, cpu, priority, displaced, expires_at)| Hold {
             priority,
             displaced,
-            expires_at_ms,
+            expires_at,
             owner: Some("rs".into()),
             ..self::hold(pod, cpu)
         });
     let node = (name.clone(), prop::collection::vec(hold, 0..4), any::<bool>())
         .prop_map(|(name, holds, disrupting)| NodeRoom { disrupting, ..self::node(name, holds) });
-    let plan = (prop::option::of(name), NOW - 1..NOW + 2)
-        .prop_map(|(node, expires_at_ms)| PlannedPod { expires_at_ms, ..self::plan("default/p", node).1 });
-    (prop::collection::vec(node, 0..4), prop::option::of(plan), NOW - 3..NOW + 1).prop_map(
-        |(nodes, plan, built_at_ms)| {
-            View::build(ViewInput {
-                built_at_ms,
-                max_age_ms: 2,
-                nodes,
-                planned: plan.map(|plan| (Arc::from("default/p"), plan)).into_iter().collect(),
-            })
-        },
-    )
+    let plan = (prop::option::of(name), moment(-1, 1))
+        .prop_map(|(node, expires_at)| PlannedPod { expires_at, ..self::plan("default/p", node).1 });
+    (prop::collection::vec(node, 0..4), prop::option::of(plan), moment(-3, 0)).prop_map(|(nodes, plan, built_at)| {
+        View::build(ViewInput {
+            built_at,
+            max_age: 2 * MILLISECOND,
+            nodes,
+            planned: plan.map(|plan| (Arc::from("default/p"), plan)).into_iter().collect(),
+        })
+    })
 }
 
 proptest! {

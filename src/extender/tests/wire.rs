@@ -1,6 +1,7 @@
 //! The wire in both directions, requests, and preemption.
 
 use super::*;
+use crate::model::time::UnixMillis;
 
 #[test]
 fn whole_nodes_are_given_back_as_they_came() {
@@ -9,9 +10,9 @@ fn whole_nodes_are_given_back_as_they_came() {
         |name: &str| json!({"metadata": {"name": name, "labels": {"x": "y"}}, "spec": {}, "status": {"future": [1]}});
     let body =
         json!({"Pod": pod("x", "1"), "Nodes": {"metadata": {}, "items": [item("b"), item("a")]}, "NodeNames": null});
-    let ask = |now_ms: i64| {
+    let ask = |now: UnixMillis| {
         let body = body.to_string();
-        serde_json::to_value(filter(&view, now_ms, serde_json::from_str(&body).unwrap())).unwrap()
+        serde_json::to_value(filter(&view, now, serde_json::from_str(&body).unwrap())).unwrap()
     };
     let judged = ask(NOW);
     assert_eq!(judged["Nodes"], json!({"metadata": {}, "items": [item("b")]}));

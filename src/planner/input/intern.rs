@@ -7,12 +7,12 @@ use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::{
     Pod, PodAffinityTerm, PodSpec, PodStatus, Toleration as ApiToleration, TopologySpreadConstraint,
 };
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use crate::model::labels::normalize_key;
 use crate::model::pod_class::{HostPort, Namespaces, NodeTerm, PodClass, PodTerm, Selector, Spread, Toleration};
 use crate::model::requirement::ValueSet;
 use crate::model::resources::{ResourceError, Resources};
+use crate::model::time::UnixMillis;
 use crate::planner::input::default_spread::{CONTROLLER, DefaultSpread, spreading_controller};
 use crate::planner::input::pod::{Daemon, Labels, PodEntry};
 use crate::planner::input::terms::{TermError, node_term, selector};
@@ -96,7 +96,7 @@ impl Interner {
             class,
             claims: self.claims(namespace, name, spec),
             owner: owner.map(|o| self.string(&o.uid)),
-            created_at_ms: created_at_ms(&pod.metadata),
+            created_at: pod.metadata.creation_timestamp.as_ref().map_or(UnixMillis(0), UnixMillis::from),
             deleting: pod.metadata.deletion_timestamp.is_some(),
             key,
         })
@@ -228,10 +228,6 @@ const DAEMON_TOLERATIONS: [(&str, &str); 7] = [
     ("node.kubernetes.io/unschedulable", "NoSchedule"),
     ("node.kubernetes.io/network-unavailable", "NoSchedule"),
 ];
-
-fn created_at_ms(metadata: &ObjectMeta) -> i64 {
-    metadata.creation_timestamp.as_ref().map_or(0, |time| time.0.as_millisecond())
-}
 
 /// Whether a toleration is the pod's own. Which node it was admitted to makes no pod ask for something else than its siblings.
 fn own(api: &ApiToleration) -> bool {

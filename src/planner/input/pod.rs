@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use crate::model::pod_class::PodClass;
 use crate::model::resources::Resources;
+use crate::model::time::UnixMillis;
 
 /// Labels of an object.
 pub type Labels = BTreeMap<String, String>;
@@ -24,8 +25,8 @@ pub struct PodEntry {
     pub claims: Arc<[Arc<str>]>,
     /// UID of the controlling owner.
     pub owner: Option<Arc<str>>,
-    /// Creation time, milliseconds since the epoch.
-    pub created_at_ms: i64,
+    /// The epoch when the object has no creation time.
+    pub created_at: UnixMillis,
     /// Has a deletion timestamp: the pod occupies its node until it is gone, but no topology spread counts it.
     pub deleting: bool,
 }

@@ -27,7 +27,7 @@ pub(crate) fn shut_out(problem: &Problem, assigned: &Assigned) -> HashMap<usize,
     }
     pods.sort_by_key(|at| {
         let pod = &problem.pods[*at];
-        (Reverse(pod.class.priority), pod.created_at_ms, &pod.key)
+        (Reverse(pod.class.priority), pod.created_at, &pod.key)
     });
     let mut out = HashMap::new();
     for at in pods {
