@@ -1,0 +1,67 @@
+"""Fixtures of the end-to-end tests.
+
+`control_plane` is one control plane for all suites of a run; each class that uses it finds it empty. Classes that need Stowage in it use
+`simulated` or `ec2`, which install the service once per class. Tests of such a class run in the order of the file: later tests continue
+with the nodes of earlier ones.
+"""
+
+import signal
+
+import pytest
+
+import aws
+import guard
+import harness
+
+
+def pytest_configure(config):
+    # `make` passes SIGTERM on: end as on Ctrl-C, with the teardown of all fixtures.
+    signal.signal(signal.SIGTERM, lambda *_: pytest.exit("terminated", returncode=143))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def directory():
+    """The directory of everything that the run starts and writes."""
+    with guard.guarded_directory() as path:
+        yield path
+
+
+@pytest.fixture(scope="session")
+def shared_control_plane(directory):
+    with harness.ControlPlane() as plane:
+        plane.clean = True
+        yield plane
+
+
+@pytest.fixture(scope="class")
+def control_plane(shared_control_plane):
+    """The control plane of the run, empty."""
+    if not shared_control_plane.clean:
+        shared_control_plane.reset()
+    shared_control_plane.clean = False
+    return shared_control_plane
+
+
+@pytest.fixture(scope="class")
+def moto(directory):
+    """moto's server with an empty account."""
+    with aws.Moto() as server:
+        yield server
+
+
+@pytest.fixture(scope="class")
+def service(request):
+    """A running service, set up by the class of the test: `Class.environment(request)` is a context manager of it."""
+    with request.cls.environment(request) as running:
+        yield running
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    """Adds the logs of the service to the report of a failed test."""
+    report = yield
+    service = getattr(item, "funcargs", {}).get("service")
+    if report.failed and service is not None:
+        for name, text in service.logs().items():
+            report.sections.append((name, text))
+    return report
