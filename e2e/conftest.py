@@ -9,6 +9,8 @@ import signal
 
 import pytest
 
+pytest.register_assert_rewrite("services")
+
 import aws
 import guard
 import harness
@@ -29,17 +31,13 @@ def directory():
 @pytest.fixture(scope="session")
 def shared_control_plane(directory):
     with harness.ControlPlane() as plane:
-        plane.clean = True
         yield plane
 
 
 @pytest.fixture(scope="class")
 def control_plane(shared_control_plane):
     """The control plane of the run, empty."""
-    if not shared_control_plane.clean:
-        shared_control_plane.reset()
-    shared_control_plane.clean = False
-    return shared_control_plane
+    return shared_control_plane.emptied()
 
 
 @pytest.fixture(scope="class")

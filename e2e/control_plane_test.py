@@ -101,9 +101,9 @@ class Cluster:
         return wait_until(lambda: len(pods := self.ready(app)) == count and pods, 30, f"{count} ready pods of {app}")
 
 
-@pytest.fixture(scope="class")
-def cluster(control_plane):
-    return Cluster(control_plane)
+@pytest.fixture(scope="module")
+def cluster(shared_control_plane):
+    return Cluster(shared_control_plane.emptied())
 
 
 class TestRunningControlPlane:
@@ -266,11 +266,6 @@ class TestRunningControlPlane:
         cluster.create(node("after"), workload("Deployment", "after", pod_template("after", "after"), replicas=1))
         cluster.wait_ready("after")
 
-    def test_pods_of_a_deleted_node_are_deleted(self, cluster):
-        # Last, because the controller takes its time.
-        wait_until(lambda: cluster.api.find("Pod", cluster.orphan, "default") is None, 120, "the pod of the deleted node gone")
-        print(f"\npod of a deleted node gone at most {time.monotonic() - cluster.node_deleted:.0f} s later")
-
 
 @pytest.fixture
 def new_directory(request):
@@ -367,3 +362,10 @@ with guard.guarded_directory() as directory, harness.ControlPlane() as plane, aw
         assert len(processes(directory)) >= len(COMPONENTS) + 2
         (run if end == "run" else make).kill()
         wait_until(lambda: not pathlib.Path(directory).exists() and not processes(directory), 60, "everything stopped", lambda: processes(directory))
+
+
+class TestPodGarbageCollection:
+    # Last in the file, because the controller waits for a minute.
+    def test_pods_of_a_deleted_node_are_deleted(self, cluster):
+        wait_until(lambda: cluster.api.find("Pod", cluster.orphan, "default") is None, 120, "the pod of the deleted node gone")
+        print(f"\npod of a deleted node gone at most {time.monotonic() - cluster.node_deleted:.0f} s later")

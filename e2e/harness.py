@@ -99,6 +99,7 @@ class ControlPlane:
         self.keep = keep
         self.api = None
         self.default_scheduler = True
+        self.used = False
 
     def __enter__(self):
         self.dir = pathlib.Path(self.dir or tempfile.mkdtemp(prefix="control-plane-")).resolve()
@@ -175,6 +176,13 @@ class ControlPlane:
             and event.get("reportingController") == reporter
         ]
         return sorted(found, key=lambda event: event["metadata"]["creationTimestamp"])
+
+    def emptied(self):
+        """This control plane without the objects of earlier suites."""
+        if self.used:
+            self.reset()
+        self.used = True
+        return self
 
     def reset(self):
         """Deletes what tests created, so that the next suite finds the control plane as after its start: releases, CRDs with their
