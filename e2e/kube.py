@@ -20,7 +20,8 @@ API_VERSIONS = {
     "Lease": "coordination.k8s.io/v1",
     "PodDisruptionBudget": "policy/v1",
     "CustomResourceDefinition": "apiextensions.k8s.io/v1",
-    "MutatingWebhookConfiguration": "admissionregistration.k8s.io/v1",
+    **dict.fromkeys(("MutatingWebhookConfiguration", "ValidatingAdmissionPolicy"), "admissionregistration.k8s.io/v1"),
+    "ClusterRole": "rbac.authorization.k8s.io/v1",
 }
 FIELD_MANAGER = "e2e"
 CONNECTIONS = 16  # kept open at once
