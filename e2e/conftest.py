@@ -41,6 +41,12 @@ def control_plane(shared_control_plane):
 
 
 @pytest.fixture(scope="class")
+def service_plane(shared_control_plane):
+    """The control plane of the run, empty but for the CRDs of the chart."""
+    return shared_control_plane.emptied(keep_crds=True)
+
+
+@pytest.fixture(scope="class")
 def moto(directory):
     """moto's server with an empty account."""
     with aws.Moto() as server:

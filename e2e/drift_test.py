@@ -47,7 +47,7 @@ class TestDrift:
     def environment(request):
         pool = workloads.node_pool(POOL, consolidate_after="Never", budget="1", labels={"team": "drift", WAVE: "1"})
         server = workloads.workload(SPACE, "server", NODES, 500, 512, nodeSelector={"team": "drift"}, **workloads.host_alone("server"))
-        return services.simulated(request.getfixturevalue("control_plane"), "nominate", workloads.namespace(SPACE), pool, server)
+        return services.simulated(request.getfixturevalue("service_plane"), "nominate", workloads.namespace(SPACE), pool, server)
 
     def test_1_a_changed_template_replaces_every_node_within_the_budget(self, service):
         service.wait(lambda: up(service), 60, "pods bound, one on each node", lambda: state(service))
@@ -109,7 +109,7 @@ class TestDriftOnEc2:
     def environment(request):
         pool = small_pool(POOL, "on-demand")
         pool["spec"]["disruption"] |= {"consolidateAfter": "Never", "budgets": [{"nodes": "1"}]}
-        return services.ec2(request.getfixturevalue("control_plane"), [pool])
+        return services.ec2(request.getfixturevalue("service_plane"), [pool])
 
     @pytest.fixture
     def replacement(self, service):

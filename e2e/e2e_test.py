@@ -37,7 +37,7 @@ FOLLOWED = 97.0
 
 def placement(name):
     """The environment of a class: simulated EC2, the default NodePool, and this placement."""
-    return staticmethod(lambda request: services.simulated(request.getfixturevalue("control_plane"), name, workloads.node_pool()))
+    return staticmethod(lambda request: services.simulated(request.getfixturevalue("service_plane"), name, workloads.node_pool()))
 
 
 def run_mixed(service):

@@ -70,7 +70,7 @@ class TestFaults:
         own["spec"] |= {"amiFamily": "AL2023", "amiSelectorTerms": [{"tags": {"karpenter.sh/discovery": CLUSTER}}]}
         pools = [pool(name, types, "own" if name == "pinned" else "default") for name, types in TEAMS.items()]
         pools.append(pool("spare", [SPARE], team="scarce"))
-        return services.ec2(request.getfixturevalue("control_plane"), pools, [node_class(), own])
+        return services.ec2(request.getfixturevalue("service_plane"), pools, [node_class(), own])
 
     def test_throttling_of_four_calls_in_five(self, service):
         with recovery(service, "throttled", "plain", 8, faults.throttle(0.8), timeout=300):

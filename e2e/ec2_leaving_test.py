@@ -82,7 +82,7 @@ class TestInterruptions:
         pool, graceful = small_pool("guard", "spot"), small_pool("graceful", "on-demand")
         pool["spec"]["disruption"]["budgets"] = [NO_DRIFT]
         graceful["spec"]["template"]["spec"]["terminationGracePeriod"] = f"{GRACE}s"
-        plane = request.getfixturevalue("control_plane")
+        plane = request.getfixturevalue("service_plane")
         return services.ec2(plane, [pool, graceful], settings={"VM_MEMORY_OVERHEAD_PERCENT": "0.05"})
 
     @pytest.fixture(scope="class", autouse=True)

@@ -120,7 +120,7 @@ class TestLaunches:
         for pool in pools:
             # moto's spot price is near zero: without a budget nothing is consolidated onto the spot pool until the last tests.
             pool["spec"]["disruption"]["budgets"] = [{"nodes": "0"}]
-        return services.ec2(request.getfixturevalue("control_plane"), pools)
+        return services.ec2(request.getfixturevalue("service_plane"), pools)
 
     def test_0_failing_optional_apis_do_not_delay_the_start(self, service):
         print(f"\nNodePools ready after {service.ready_seconds:.1f} s", flush=True)
@@ -312,7 +312,7 @@ class TestUserData:
         pool = small_pool("toml", "on-demand", "bottlerocket")
         pool["spec"]["template"]["spec"]["taints"] = [{"key": "dedicated", "value": "toml", "effect": "NoSchedule"}]
         pools = [small_pool("sized", "on-demand"), pool]
-        return services.ec2(request.getfixturevalue("control_plane"), pools, made, {"AWS_FEATURE_GATES": "NodeClassCEL=true"})
+        return services.ec2(request.getfixturevalue("service_plane"), pools, made, {"AWS_FEATURE_GATES": "NodeClassCEL=true"})
 
     def test_1_nodes_have_the_values_of_their_expressions(self, service):
         service.plane.apply(*one_per_node("sized", 2, "sized"))

@@ -36,7 +36,12 @@ READY_TIMEOUT = 30.0  # seconds until the service is ready
 STOP_TIMEOUT = 8.0  # seconds between SIGTERM and SIGKILL
 RESET_TIMEOUT = 60.0  # seconds until the objects of earlier tests are gone
 RESTARTS = 2  # of one installation that loses its lease because the machine stalled
-SYSTEM_NAMESPACES = {"default", "kube-system", "kube-public", "kube-node-lease"}
+KEPT_NAMESPACES = {"default", "kube-system", "kube-public", "kube-node-lease", NAMESPACE}
+CUSTOM_KINDS = {
+    "NodeClaim": "nodeclaims.karpenter.sh",
+    "NodePool": "nodepools.karpenter.sh",
+    "EC2NodeClass": "ec2nodeclasses.karpenter.k8s.aws",
+}
 # All servers listen on loopback: clients must not send requests for them to a proxy.
 os.environ |= {"NO_PROXY": "127.0.0.1,localhost", "no_proxy": "127.0.0.1,localhost"}
 
@@ -177,44 +182,45 @@ class ControlPlane:
         ]
         return sorted(found, key=lambda event: event["metadata"]["creationTimestamp"])
 
-    def emptied(self):
-        """This control plane without the objects of earlier suites."""
+    def emptied(self, keep_crds=False):
+        """This control plane without the objects of earlier suites. With `keep_crds`, the CRDs of the chart may exist."""
         if self.used:
-            self.reset()
+            self.reset(keep_crds)
         self.used = True
         return self
 
-    def reset(self):
-        """Deletes what tests created, so that the next suite finds the control plane as after its start: releases, CRDs with their
-        objects, nodes, pods and namespaces. Nothing that acts on these objects may run any more."""
+    def reset(self, keep_crds):
+        """Deletes the objects that tests created: releases, CRDs with their objects, nodes, pods and namespaces. Nothing that acts on
+        these objects may run any more. Namespaces disappear later; a namespace of the same name is created after that."""
         for release in json.loads(self.helm("list", "--all-namespaces", "--output", "json").stdout):
             self.helm("uninstall", release["name"], "--namespace", release["namespace"], "--no-hooks")
         crds = [crd["metadata"]["name"] for crd in self.api.list("CustomResourceDefinition")]
-        for kind, plural in (("NodeClaim", "nodeclaims.karpenter.sh"), ("NodePool", "nodepools.karpenter.sh"), ("EC2NodeClass", "ec2nodeclasses.karpenter.k8s.aws")):
-            if plural in crds:
+        for kind, crd in CUSTOM_KINDS.items():
+            if crd in crds:
                 self.delete_with_finalizers(kind)
         self.delete_with_finalizers("Node")
-        for crd in crds:
-            self.api.delete("CustomResourceDefinition", crd)
+        if not keep_crds:
+            for crd in crds:
+                self.api.delete("CustomResourceDefinition", crd)
         for kind in ("Deployment", "StatefulSet", "DaemonSet", "Job", "PodDisruptionBudget"):
             for item in self.api.list(kind, "default"):
                 self.api.delete(kind, item["metadata"]["name"], "default")
-        for namespace in self.left_namespaces():
-            self.api.delete("Namespace", namespace)
+        for namespace in self.api.list("Namespace"):
+            if namespace["metadata"]["name"] not in KEPT_NAMESPACES:
+                self.api.delete("Namespace", namespace["metadata"]["name"])
+        # A lease of a killed replica would delay the next one until it expires.
+        self.api.delete_all("Lease", NAMESPACE)
 
-        def empty():
+        def left():
             self.api.delete_all("Pod", grace_seconds=0)
-            return not (self.left_namespaces() or self.api.list("Pod") or self.api.list("Node") or self.api.list("CustomResourceDefinition"))
+            kinds = ("Pod", "Node", *(() if keep_crds else ("CustomResourceDefinition",)))
+            return {kind: len(found) for kind in kinds if (found := self.api.list(kind))}
 
-        left = lambda: f"namespaces {self.left_namespaces()}, {len(self.api.list('Pod'))} pods, {len(self.api.list('Node'))} nodes"
-        wait_until(empty, RESET_TIMEOUT, "an empty cluster", left, every=0.2)
-        for event in self.api.list("Event"):
-            self.api.delete("Event", event["metadata"]["name"], event["metadata"]["namespace"])
+        wait_until(lambda: not left(), RESET_TIMEOUT, "an empty cluster", left, every=0.2)
+        # Events about cluster-scoped objects are in this namespace.
+        self.api.delete_all("Event", "default")
         if not self.default_scheduler:
             self.scheduler()
-
-    def left_namespaces(self):
-        return [item["metadata"]["name"] for item in self.api.list("Namespace") if item["metadata"]["name"] not in SYSTEM_NAMESPACES]
 
     def delete_with_finalizers(self, kind):
         for item in self.api.list(kind):

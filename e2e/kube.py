@@ -9,6 +9,8 @@ import kubernetes
 from kubernetes.dynamic import DynamicClient
 from kubernetes.dynamic.exceptions import DynamicApiError, NotFoundError
 
+from waiting import wait_until
+
 PODS, NODES, CLAIMS, POOLS, CLASSES = "Pod", "Node", "NodeClaim", "NodePool", "EC2NodeClass"
 API_VERSIONS = {
     **dict.fromkeys(("Pod", "Node", "Namespace", "ServiceAccount", "Secret", "ConfigMap"), "v1"),
@@ -27,6 +29,8 @@ FIELD_MANAGER = "e2e"
 CONNECTIONS = 16  # kept open at once
 CONCURRENT_APPLIES = 8
 REQUEST_TIMEOUT = 30.0  # seconds
+NAMESPACE_TIMEOUT = 60.0  # seconds until a terminating namespace is gone
+EMPTY = {"metadata": {}}
 
 PLANNED_PODS = "stowage.dev/planned-pods"
 HOLD_UNTIL = "stowage.dev/hold-until"
@@ -98,6 +102,9 @@ class KubeApi:
         return self.write("server_side_apply", item, field_manager=FIELD_MANAGER, force_conflicts=True)
 
     def write(self, verb, item, **more):
+        if item["kind"] == "Namespace":
+            name = item["metadata"]["name"]
+            wait_until(lambda: not terminating(self.find("Namespace", name) or EMPTY), NAMESPACE_TIMEOUT, f"the earlier namespace {name} deleted")
         resource = self.dynamic.resources.get(api_version=item["apiVersion"], kind=item["kind"])
         strict = [("fieldValidation", "Strict")]
         return parsed(getattr(resource, verb)(body=item, serialize=False, query_params=strict, _request_timeout=REQUEST_TIMEOUT, **more))
@@ -131,9 +138,14 @@ class KubeApi:
             pass
 
     def delete_all(self, kind, namespace=None, grace_seconds=None):
-        """Deletes every object of a kind, without waiting for finalizers."""
-        for item in self.list(kind, namespace):
-            self.delete(kind, item["metadata"]["name"], item["metadata"].get("namespace"), grace_seconds=grace_seconds)
+        """Deletes every object of a kind (in a namespace), without waiting for finalizers."""
+        resource = self.resource(kind)
+        options = {} if grace_seconds is None else {"gracePeriodSeconds": grace_seconds}
+        namespaces = [namespace]
+        if resource.namespaced and namespace is None:
+            namespaces = sorted({item["metadata"]["namespace"] for item in self.list(kind)})
+        for name in namespaces:
+            self.request("delete", f"/{resource.path(namespace=name).lstrip('/')}", options)
 
 
 def parsed(response):

@@ -248,13 +248,13 @@ class Record:
         return self.node_name.get(self.provider.get(claim))
 
     def followed(self, uids=None):
-        """How far kube-scheduler followed the plan, for the bound pods (of `uids`): the number of pods that were never planned, because
-        existing nodes had room; the number bound to their planned node; and the others as (pod, node, planned node)."""
+        """How far kube-scheduler followed the plan, for the bound pods (of `uids`): the number of pods that no NodeClaim was planned
+        for, because existing nodes had room; the number bound to their planned node; and the others as (pod, node, planned node)."""
         unplanned, followed, strays = 0, 0, []
         for uid, (_, node, claim) in self.bound.items():
             if uids is not None and uid not in uids:
                 continue
-            if claim is None and uid not in self.rejected:
+            if claim is None and (uid not in self.rejected or not self.plans.get(self.pod_keys[uid])):
                 unplanned += 1
             elif self.node_of(claim) == node:
                 followed += 1
