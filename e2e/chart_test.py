@@ -736,7 +736,7 @@ class TestInstalled:
             pod("opted-out", labels={"stowage.dev/webhook": "ignore"}),
             pod("system", namespace="kube-system"),
             pod("in-opted-out-namespace", namespace="opted-out"),
-            pod("beside-stowage", namespace="hooked", **restricted, containers=careful),
+            pod("in-the-namespace-of-stowage", namespace="hooked", **restricted, containers=careful),
         )
         assert reviewed() - {"probe"} == {"plain", "of-a-deployment", "ours"}
         hook = cluster.api.get("MutatingWebhookConfiguration", "stowage")["webhooks"][0]
@@ -773,7 +773,7 @@ class TestInstalled:
         assert body["Nodes"] is None
         assert set(body["NodeNames"]) == {"one", "two"}
         assert "/v1/prioritize" in {path for path, _, _ in service.calls}
-        # Scheduling goes on without the extender.
+        # Scheduling continues without the extender.
         service.close()
         cluster.create(pod("on-its-own", schedulerName="stowage-scheduler"))
         cluster.undo.callback(cluster.api.delete, "Pod", "on-its-own", "default", grace_seconds=0)

@@ -5,7 +5,6 @@
 
 import json
 import os
-import pathlib
 import re
 import sys
 
@@ -20,14 +19,13 @@ import messages
 import observe
 import services
 import workloads
+from harness import PEERS
 from kube import DISRUPTED_TAINT, being_disrupted, bound_to, condition, is_true, key, taint_keys, terminating
 from waiting import wait_until
 
 PODS = 500 if os.environ.get("STOWAGE_SOAK") else 150
 MANIFESTS = harness.ROOT / "tests" / "data" / "manifests"
 GUARD = "stowage.dev/planned"
-# The generator of scenarios is outside of the repository: beside the checkout, or where STOWAGE_PEERS points.
-PEERS = pathlib.Path(os.environ.get("STOWAGE_PEERS") or harness.ROOT.parent / "shared" / "peers")
 needs_peers = pytest.mark.skipif(not (PEERS / "scenario.py").exists(), reason=f"the scenario generator is not at {PEERS}")
 KINDS = ["uniform", "fleet", "spread", "diverse", "mixed"]
 # The goal is 99 %. Measured on a quiet machine: 100 % of every kind. On a busy machine pods that wait for their turn in a spread may find

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Cleans up after a test run that was killed.
 
-`guarded_directory()` is a temporary directory for everything that a run starts and writes. This file also runs as a process beside the
-run: when the run ends without cleaning up (SIGKILL included), or when the `make` that started it ends, the process stops every process
+`guarded_directory()` is a temporary directory for everything that a run starts and writes. This file also runs as a separate process:
+when the run ends without cleaning up (SIGKILL included), or when the `make` that started it ends, the process stops every process
 recorded in `DIR/**/pids/*.pid` and removes the directory. Environment: STOWAGE_MAKE_PID is the process id of the outermost `make`.
 """
 

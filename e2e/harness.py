@@ -4,7 +4,8 @@
 as a process of this machine, because there is no container runtime: with the settings that the chart gives its Deployment, and with
 the rights of the chart's ServiceAccount only.
 
-Environment: STOWAGE_BIN names the binary (default: target/debug/stowage of this checkout), STOWAGE_CHART the chart.
+Environment: STOWAGE_BIN is the binary (default: target/debug/stowage of this checkout), STOWAGE_CHART the chart, STOWAGE_PEERS the
+directory of the scenario generator and of the plan checker.
 """
 
 import base64
@@ -32,6 +33,8 @@ HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent
 NAMESPACE = "stowage"
 RELEASE = "stowage"
+# The generator of scenarios and the checker of plans are outside of the repository.
+PEERS = pathlib.Path(os.environ.get("STOWAGE_PEERS") or ROOT.parent / "shared" / "peers")
 READY_TIMEOUT = 30.0  # seconds until the service is ready
 STOP_TIMEOUT = 8.0  # seconds between SIGTERM and SIGKILL
 RESET_TIMEOUT = 60.0  # seconds until the objects of earlier tests are gone

@@ -1,18 +1,15 @@
 """`stowage simulate` on every kind of scenario; its plans are judged by a checker that shares no code with the solver.
 
-The scenario generator and the checker are outside of the repository: in `shared/peers` beside the checkout, or where STOWAGE_PEERS points.
+The scenario generator and the checker are those of STOWAGE_PEERS (see harness.py).
 """
 
 import json
-import os
-import pathlib
 import sys
 
 import pytest
 
-from harness import ROOT, binary, run
+from harness import PEERS, binary, run
 
-PEERS = pathlib.Path(os.environ.get("STOWAGE_PEERS") or ROOT.parent / "shared" / "peers")
 # Kinds, and the largest accepted gap of a plan of 1,000 pods to its own lower bound, in percent (docs/performance.md has measured gaps).
 KINDS = {"uniform": 2, "fleet": 2, "spread": 5, "diverse": 5, "mixed": 5}
 pytestmark = pytest.mark.skipif(not (PEERS / "check_plan.py").exists(), reason=f"the checker is not at {PEERS}")
