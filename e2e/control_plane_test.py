@@ -15,6 +15,7 @@ import time
 import pytest
 
 import harness
+import observe
 from harness import HERE
 from kube import condition, is_true, taint_keys
 from waiting import wait_until
@@ -265,6 +266,33 @@ class TestRunningControlPlane:
                 command("status", where)
         cluster.create(node("after"), workload("Deployment", "after", pod_template("after", "after"), replicas=1))
         cluster.wait_ready("after")
+
+
+class TestMirror:
+    """The mirror of the other tests (observe.py)."""
+
+    def test_a_watch_that_ends_resumes_without_repeating_events(self, cluster, monkeypatch):
+        monkeypatch.setattr(observe, "WATCH_SECONDS", 1)
+        events = []
+        with observe.NodeMirror(cluster.api) as mirror:
+            update = mirror.update
+            monkeypatch.setattr(mirror, "update", lambda *event: (events.append(event), update(*event)))
+            for number in range(4):
+                name = f"mirrored-{number}"
+                cluster.create(node(name))
+                mirror.wait(lambda: name in mirror.objects["Node"], 20, f"node {name} in the mirror")
+                time.sleep(1.0)
+        versions = [(event, item["metadata"]["uid"], item["metadata"]["resourceVersion"]) for _, event, item in events]
+        assert len(versions) >= 4
+        assert len(set(versions)) == len(versions), "events were repeated"
+
+    def test_it_continues_after_a_crash_of_the_api_server(self, cluster):
+        where = cluster.plane.dir
+        with observe.NodeMirror(cluster.api) as mirror:
+            command("stop-component", where, "kube-apiserver", "--kill")
+            command("start-component", where, "kube-apiserver")
+            cluster.create(node("after-the-crash"))
+            mirror.wait(lambda: "after-the-crash" in mirror.objects["Node"], 30, "the new node in the mirror")
 
 
 @pytest.fixture

@@ -19,14 +19,15 @@ WATCH_SECONDS = 60  # a watch ends after this time and resumes; bounds the time 
 
 
 class Source:
-    """List and watch of one kind, as SharedInformer calls it. `synced` is set when every listed object has been handled."""
+    """List and watch of one kind, for SharedInformer. `synced` is set when every listed object has been handled."""
 
     def __init__(self, api, kind):
         self.resource = api.resource(kind)
         self.synced = threading.Event()
 
-    def __call__(self, watch=False, resource_version=None, **_):
-        """Lists, or opens a watch.
+    def list_or_watch(self, watch=False, resource_version=None, **_):
+        """Lists, or opens a watch. The client reads the type from this docstring; without one, a watch that ends does not resume where it
+        ended, but at its beginning.
 
         :rtype: object
         """
@@ -54,7 +55,7 @@ class Mirror:
         self.sources = {kind: Source(api, kind) for kind in self.KINDS}
         self.informers = []
         for kind, source in self.sources.items():
-            informer = SharedInformer(source)
+            informer = SharedInformer(source.list_or_watch)
             for event in (ADDED, MODIFIED, DELETED):
                 informer.add_event_handler(event, lambda item, kind=kind, event=event: self.on_event(kind, event, item))
             self.informers.append(informer)
@@ -248,13 +249,13 @@ class Record:
         return self.node_name.get(self.provider.get(claim))
 
     def followed(self, uids=None):
-        """How far kube-scheduler followed the plan, for the bound pods (of `uids`): the number of pods that no NodeClaim was planned
-        for, because existing nodes had room; the number bound to their planned node; and the others as (pod, node, planned node)."""
+        """How far kube-scheduler followed the plan, for the bound pods (of `uids`): the number of pods that were never planned, because
+        existing nodes had room; the number bound to their planned node; and the others as (pod, node, planned node)."""
         unplanned, followed, strays = 0, 0, []
         for uid, (_, node, claim) in self.bound.items():
             if uids is not None and uid not in uids:
                 continue
-            if claim is None and (uid not in self.rejected or not self.plans.get(self.pod_keys[uid])):
+            if claim is None and uid not in self.rejected:
                 unplanned += 1
             elif self.node_of(claim) == node:
                 followed += 1
