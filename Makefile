@@ -19,7 +19,7 @@ E2E := Extender Nominate Filtered Nominated Off
 CARGO_DENY_VERSION := 0.20.2
 CARGO_DENY := $(CACHE)/cargo-deny-$(CARGO_DENY_VERSION)/bin/cargo-deny
 
-.PHONY: help demo checkout bench bench-launches test soak build tools moto lint deny test-rust test-chart test-control-plane test-policies test-kubelets test-preflight test-ec2 test-ec2-leaving test-ec2-faults test-drift test-scenarios test-e2e $(E2E:%=test-e2e-%) test-without-service test-launches crds clean-cache
+.PHONY: help demo checkout bench bench-launches test soak build tools moto lint deny test-rust test-chart test-control-plane test-policies test-kubelets test-preflight test-ec2 test-ec2-leaving test-ec2-faults test-drift test-scenarios test-e2e $(E2E:%=test-e2e-%) test-without-service test-disruption crds clean-cache
 
 help: ## Say what can be made
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | column -t -s "$$(printf '\t')"
@@ -34,7 +34,7 @@ test: ## Every test
 	$(MAKE) -j2 build tools moto
 	$(MAKE) -j2 --output-sync=target test-rust test-without-service
 	$(MAKE) test-e2e
-	$(MAKE) -j3 --output-sync=target test-ec2-faults test-ec2-leaving test-launches
+	$(MAKE) -j3 --output-sync=target test-ec2 test-ec2-faults test-disruption
 	@echo "make test: all passed"
 
 soak: build tools moto ## The suites of the whole service with 500 pods of each kind instead of 150, for releases
@@ -43,8 +43,8 @@ soak: build tools moto ## The suites of the whole service with 500 pods of each 
 test-without-service: build tools moto ## Suites that need an API server, but not the running service
 	$(call pytest,preflight control_plane chart kubelets scenarios)
 
-test-launches: build tools moto ## Suites of launches and of drift
-	$(call pytest,ec2 drift)
+test-disruption: build tools moto ## Suites of voluntary and involuntary disruption, in one control plane
+	$(call pytest,ec2_leaving drift)
 
 # Tests know the folder that they were built in. Cargo doesn't see that another checkout built them in the same cache.
 checkout:
