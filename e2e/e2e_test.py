@@ -283,7 +283,10 @@ def run_scenario(service, kind, seed=11):
     unplanned, followed, strays = record.followed(uids)
     share = 100 * followed / max(1, PODS - unplanned)
     cost = service.stowage.cost(bought())
-    print(f"\nscenario={kind} pods={PODS} seed={seed} planned={PODS - unplanned} planned_on_node={share:.1f}% nodes={len(bought())} cost_usd_per_hour={cost:.3f}", flush=True)
+    print(
+        f"\nscenario={kind} pods={PODS} seed={seed} planned={PODS - unplanned} planned_on_node={share:.1f}% nodes={len(bought())} cost_usd_per_hour={cost:.3f}",
+        flush=True,
+    )
     print_strays(strays)
     service.api.delete_all("Pod", kind, grace_seconds=0)
     service.api.delete_all("NodeClaim")
