@@ -16,6 +16,10 @@ import botocore.config
 from processes import stop, write_pid
 from waiting import wait_until
 
+# Configuration files and profiles of the user must not affect the tests.
+os.environ |= {"AWS_CONFIG_FILE": os.devnull, "AWS_SHARED_CREDENTIALS_FILE": os.devnull}
+os.environ.pop("AWS_PROFILE", None)
+
 TOOLS = pathlib.Path(__file__).resolve().parent / "tools"
 REGION = "us-east-1"
 CREDENTIALS = ("testing", "testing", None)

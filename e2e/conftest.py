@@ -1,8 +1,8 @@
 """Fixtures of the end-to-end tests.
 
-`control_plane` is one control plane for all suites of a run; each class that uses it finds it empty. Classes that need Stowage in it use
-`simulated` or `ec2`, which install the service once per class. Tests of such a class run in the order of the file: later tests continue
-with the nodes of earlier ones.
+The suites of one run share a control plane: each class that uses it finds it empty. Classes that need Stowage in it use `service`, which
+installs and starts it once per class. Tests of such a class run in the order of the file: later tests continue with the nodes of earlier
+ones.
 """
 
 import signal

@@ -11,7 +11,7 @@ from kubernetes.dynamic.exceptions import DynamicApiError, NotFoundError
 
 from waiting import wait_until
 
-PODS, NODES, CLAIMS, POOLS, CLASSES = "Pod", "Node", "NodeClaim", "NodePool", "EC2NodeClass"
+PODS, NODES, CLAIMS = "Pod", "Node", "NodeClaim"
 API_VERSIONS = {
     **dict.fromkeys(("Pod", "Node", "Namespace", "ServiceAccount", "Secret", "ConfigMap"), "v1"),
     **dict.fromkeys(("Deployment", "StatefulSet", "DaemonSet"), "apps/v1"),
