@@ -47,8 +47,9 @@ def guarded_directory():
 
 
 def clean(directory):
-    """Stops the recorded processes and removes the directory."""
-    stop(sorted(directory.rglob("pids/*.pid")))
+    """Stops the recorded processes and removes the directory. A control plane that is still starting records more of them meanwhile."""
+    while records := sorted(directory.rglob("pids/*.pid")):
+        stop(records)
     shutil.rmtree(directory, ignore_errors=True)
 
 
@@ -71,9 +72,7 @@ def main():
         if not select.select([run], [], [], TEARDOWN_TIMEOUT)[0]:
             signal.pidfd_send_signal(run, signal.SIGKILL)
             select.select([run], [], [])
-    # A control plane that is still starting records more processes until its start has ended.
-    for _ in range(2):
-        clean(pathlib.Path(directory))
+    clean(pathlib.Path(directory))
 
 
 if __name__ == "__main__":
