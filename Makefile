@@ -32,7 +32,7 @@ demo: build tools moto ## The main job, end to end (KEEP=1 leaves it running)
 test: ## Every test
 	$(MAKE) lint deny test-policies
 	$(MAKE) -j2 build tools moto
-	$(MAKE) -j2 --output-sync=target test-rust test-without-service
+	$(MAKE) -j3 --output-sync=target test-rust test-preflight test-without-service
 	$(MAKE) test-e2e
 	$(MAKE) -j3 --output-sync=target test-ec2 test-ec2-faults test-disruption
 	@echo "make test: all passed"
@@ -40,8 +40,8 @@ test: ## Every test
 soak: build tools moto ## The suites of the whole service with 500 pods of each kind instead of 150, for releases
 	STOWAGE_SOAK=1 $(call pytest,e2e)
 
-test-without-service: build tools moto ## Suites that need an API server, but not the running service
-	$(call pytest,preflight control_plane chart kubelets scenarios)
+test-without-service: build tools moto ## Suites that do not need the running service, in one control plane
+	$(call pytest,control_plane chart kubelets scenarios)
 
 test-disruption: build tools moto ## Suites of voluntary and involuntary disruption, in one control plane
 	$(call pytest,ec2_leaving drift)
