@@ -8,28 +8,43 @@ CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/stowage
 export CARGO_TARGET_DIR ?= $(CACHE)/target
 export STOWAGE_BIN ?= $(CARGO_TARGET_DIR)/debug/stowage
 PYTHON ?= python3
-# Classes of e2e/e2e_test.py.
+# The end-to-end tests stop what they started when this process ends.
+export STOWAGE_MAKE_PID ?= $(shell echo $$PPID)
+# The Python of the end-to-end tests, with their packages; runs suites of e2e/: $(call pytest,ec2 drift).
+E2E_PYTHON = $$(e2e/tools/environment)
+pytest = $(E2E_PYTHON) -m pytest $(patsubst %,e2e/%_test.py,$(1))
+# Classes of e2e/e2e_test.py, without their prefix.
 E2E := Extender Nominate Filtered Nominated Off
 # The control plane's binaries: built once by e2e/tools/build, or ready-made ones where STOWAGE_E2E_BIN points.
 CARGO_DENY_VERSION := 0.20.2
 CARGO_DENY := $(CACHE)/cargo-deny-$(CARGO_DENY_VERSION)/bin/cargo-deny
 
-.PHONY: help demo checkout bench bench-launches test build tools moto lint deny test-rust test-chart test-control-plane test-policies test-kubelets test-preflight test-ec2 test-ec2-leaving test-ec2-faults test-drift test-scenarios test-e2e $(E2E:%=test-e2e-%) crds clean-cache
+.PHONY: help demo checkout bench bench-launches test soak build tools moto lint deny test-rust test-chart test-control-plane test-policies test-kubelets test-preflight test-ec2 test-ec2-leaving test-ec2-faults test-drift test-scenarios test-e2e $(E2E:%=test-e2e-%) test-without-service test-disruption crds clean-cache
 
 help: ## Say what can be made
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | column -t -s "$$(printf '\t')"
 
-demo: build tools ## The main job, end to end (KEEP=1 leaves it running)
-	$(PYTHON) e2e/demo.py
+demo: build tools moto ## The main job, end to end (KEEP=1 leaves it running)
+	$(E2E_PYTHON) e2e/demo.py
 
-# Suites wait side by side, but those that say how far kube-scheduler follows a plan have the machine for themselves.
+# Suites that mostly wait run in parallel. Those that measure how far kube-scheduler follows a plan run alone. Suites of one target share
+# a control plane.
 test: ## Every test
 	$(MAKE) lint deny test-policies
 	$(MAKE) -j2 build tools moto
-	$(MAKE) -j2 --output-sync=target test-rust test-preflight test-control-plane test-chart test-kubelets test-scenarios
+	$(MAKE) -j3 --output-sync=target test-rust test-preflight test-without-service
 	$(MAKE) test-e2e
-	$(MAKE) -j2 --output-sync=target test-ec2-faults test-ec2-leaving test-drift test-ec2
+	$(MAKE) -j3 --output-sync=target test-ec2 test-ec2-faults test-disruption
 	@echo "make test: all passed"
+
+soak: build tools moto ## The suites of the whole service with 500 pods of each kind instead of 150, for releases
+	STOWAGE_SOAK=1 $(call pytest,e2e)
+
+test-without-service: build tools moto ## Suites that do not need the running service, in one control plane
+	$(call pytest,control_plane chart kubelets scenarios)
+
+test-disruption: build tools moto ## Suites of voluntary and involuntary disruption, in one control plane
+	$(call pytest,ec2_leaving drift)
 
 # Tests know the folder that they were built in. Cargo doesn't see that another checkout built them in the same cache.
 checkout:
@@ -42,8 +57,8 @@ build: checkout ## The binary
 tools: ## The control plane's binaries, once
 	e2e/tools/build >/dev/null
 
-moto: ## moto's server of AWS protocols, once
-	e2e/tools/moto >/dev/null
+moto: ## The Python packages of the end-to-end tests (moto, pytest, boto3, the Kubernetes client), once
+	e2e/tools/environment >/dev/null
 
 lint: ## Formatting and lints; a warning is an error
 	cargo fmt --all -- --check
@@ -55,43 +70,44 @@ $(CARGO_DENY):
 deny: $(CARGO_DENY) ## Licences, bans and sources of every dependency (advisories: see deny.toml)
 	$(CARGO_DENY) --log-level error check licenses bans sources
 
-test-policies: ## The AWS policies of docs/aws against the calls of the code
-	$(PYTHON) e2e/policies_test.py
+test-policies: moto ## The AWS policies of docs/aws against the calls of the code
+	$(call pytest,policies)
 
 test-rust: checkout ## Unit, property and wire tests
 	cargo test --locked --quiet
 
-test-scenarios: build ## Plans of every scenario kind, judged by the independent checker
-	$(PYTHON) e2e/scenarios_test.py
+test-scenarios: build moto ## Plans of every scenario kind, judged by the independent checker
+	$(call pytest,scenarios)
 
-test-control-plane: tools ## The control plane itself
-	$(PYTHON) e2e/control_plane_test.py
+test-control-plane: tools moto ## The control plane itself
+	$(call pytest,control_plane)
 
-test-chart: tools ## The chart and the plain manifests, on a real control plane
-	$(PYTHON) e2e/chart_test.py
+test-chart: tools moto ## The chart and the plain manifests, on a real control plane
+	$(call pytest,chart)
 
 test-kubelets: tools moto ## moto, and kubelets for its instances
-	$(PYTHON) e2e/kubelets_test.py
+	$(call pytest,kubelets)
 
 test-preflight: build tools moto ## stowage preflight against moto
-	$(PYTHON) e2e/preflight_test.py
+	$(call pytest,preflight)
 
-test-ec2: build tools moto ## The whole service on EC2's wire protocol
-	$(PYTHON) e2e/ec2_test.py
+test-ec2: build tools moto ## The whole service on EC2's wire protocol: launches
+	$(call pytest,ec2)
 
-test-ec2-leaving: build tools moto ## The same: interruptions, status checks, vanished instances, drains with an end
-	$(PYTHON) e2e/ec2_leaving_test.py
+test-ec2-leaving: build tools moto ## The same: interruptions, status checks, vanished instances, grace periods
+	$(call pytest,ec2_leaving)
 
-test-ec2-faults: build tools moto ## What becomes of pods when EC2 throttles, fails, loses answers and runs out
-	$(PYTHON) e2e/ec2_faults_test.py
+test-ec2-faults: build tools moto ## The same: throttling, errors, lost responses, missing capacity
+	$(call pytest,ec2_faults)
 
 test-drift: build tools moto ## Drift and expiration, with simulated EC2 and with moto
-	$(PYTHON) e2e/drift_test.py
+	$(call pytest,drift)
 
-test-e2e: $(E2E:%=test-e2e-%) ## The whole service, with the real kube-scheduler
+test-e2e: build tools moto ## The whole service, with the real kube-scheduler (test-e2e-CLASS: one class of e2e/e2e_test.py)
+	$(call pytest,e2e)
 
-$(E2E:%=test-e2e-%): test-e2e-%: build tools
-	$(PYTHON) e2e/e2e_test.py $*
+$(E2E:%=test-e2e-%): test-e2e-%: build tools moto
+	$(call pytest,e2e)::Test$*
 
 bench: ## Cost, time and memory beside Karpenter's, as a table and a plot (BENCH=--ours-only is quick)
 	cargo build --release --locked
@@ -102,7 +118,7 @@ bench: ## Cost, time and memory beside Karpenter's, as a table and a plot (BENCH
 bench-launches: tools moto ## Calls per 1,000 launches and time from plan to CreateFleet, of the release build against moto
 	cargo build --release --locked
 	@mkdir -p $(CARGO_TARGET_DIR)/bench && rm -f $(CARGO_TARGET_DIR)/bench/launches.json
-	STOWAGE_BIN=$(CARGO_TARGET_DIR)/release/stowage STOWAGE_EC2_FIGURES=$(CARGO_TARGET_DIR)/bench/launches.json $(PYTHON) e2e/ec2_test.py Launches
+	STOWAGE_BIN=$(CARGO_TARGET_DIR)/release/stowage STOWAGE_EC2_FIGURES=$(CARGO_TARGET_DIR)/bench/launches.json $(call pytest,ec2)::TestLaunches
 	set -o pipefail; $(PYTHON) benches/launches.py $(CARGO_TARGET_DIR)/bench/launches.json | tee $(CARGO_TARGET_DIR)/bench/launches.md
 
 crds: ## Write crds/ anew from src/api, and what is made from it

@@ -1,7 +1,8 @@
-#!/usr/bin/env python3
-"""The chart, tried by the real helm on a real control plane. Run: python3 e2e/chart_test.py"""
+"""The chart and the plain manifests, by the real helm and kubectl on a real control plane."""
 
 import base64
+import concurrent.futures
+import contextlib
 import http.server
 import json
 import os
@@ -9,40 +10,19 @@ import pathlib
 import re
 import shutil
 import ssl
-import subprocess
 import tempfile
 import threading
-import time
-import unittest
-import urllib.error
-import urllib.request
 
-HERE = pathlib.Path(__file__).resolve().parent
-ROOT = HERE.parent
+import pytest
+
+import harness
+from harness import ROOT, run
+from waiting import wait_until
+
 CHART = ROOT / "charts" / "stowage"
 SYNC_CRDS = ROOT / "charts" / "sync-crds"
 GENERATE = ROOT / "webhook-config" / "generate"
-CONTROL_PLANE = HERE / "control-plane"
 CA_BUNDLE = base64.b64encode(b"-----BEGIN CERTIFICATE-----\n-----END CERTIFICATE-----\n").decode()
-BIN = None
-
-
-def setUpModule():
-    global BIN
-    done = subprocess.run([HERE / "tools" / "build"], stdout=subprocess.PIPE, text=True, check=True)
-    BIN = pathlib.Path(done.stdout.splitlines()[-1])
-    os.environ["STOWAGE_E2E_BIN"] = str(BIN)
-
-
-def run(*command, check=True, content=None, env=None):
-    done = subprocess.run([str(word) for word in command], input=content, capture_output=True, text=True, check=False, env={**os.environ, **(env or {})})
-    if check and done.returncode:
-        raise AssertionError(f"{' '.join(map(str, command))} ended with {done.returncode}:\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}")
-    return done
-
-
-def helm(*arguments, check=True, env=None):
-    return run(BIN / "helm", *arguments, check=check, env=env)
 
 
 def settings(values):
@@ -50,23 +30,13 @@ def settings(values):
     return [word for path, value in values.items() for word in ("--set-json", f"{path}={json.dumps(value)}")]
 
 
-def eventually(check, seconds=30.0):
-    """The first true value of `check()`; fails if there is none in time."""
-    deadline = time.monotonic() + seconds
-    while not (value := check()):
-        if time.monotonic() > deadline:
-            raise AssertionError(f"not so within {seconds} s; last value: {value!r}")
-        time.sleep(0.1)
-    return value
-
-
 GENERATED = {"tls.mode": "generated"}
 SECRET = {"tls.mode": "secret", "webhook.caBundle": CA_BUNDLE}
-# Every branch of every template is taken by one of these.
+# Together these take every branch of every template.
 MODES = {
     "defaults": {},
     "cert-manager with a scheduler": {"scheduler.enabled": True, "crds.keep": False},
-    "cert-manager with an issuer of one's own": {"tls.certManager.issuerRef": {"kind": "ClusterIssuer", "name": "internal"}, "scheduler.clientCertificate": True},
+    "cert-manager with a custom issuer": {"tls.certManager.issuerRef": {"kind": "ClusterIssuer", "name": "internal"}, "scheduler.clientCertificate": True},
     "generated with a scheduler": {**GENERATED, "scheduler.enabled": True},
     "a secret": SECRET,
     "a secret whose CA something else injects": {"tls.mode": "secret", "tls.secret.name": "mine", "webhook.annotations": {"cert-manager.io/inject-ca-from-secret": "ns/mine"}},
@@ -124,7 +94,7 @@ MODES = {
     "a network policy of its own": {**GENERATED, "networkPolicy.enabled": True},
 }
 
-# A values file of somebody who runs Karpenter: what means the same must be taken as it is.
+# Values of Karpenter's chart that have the same meaning in this chart.
 KARPENTERS = {
     "replicas": 2,
     "serviceAccount": {"create": True, "annotations": {"eks.amazonaws.com/role-arn": "arn:aws:iam::123456789012:role/karpenter"}},
@@ -146,34 +116,50 @@ KARPENTERS = {
 }
 
 
-class Offline(unittest.TestCase):
-    """What needs no cluster."""
+@pytest.fixture
+def folder():
+    return pathlib.Path(tempfile.mkdtemp(prefix="chart-"))
 
-    def setUp(self):
-        self.tmp = pathlib.Path(tempfile.mkdtemp(prefix="stowage-chart-"))
-        self.addCleanup(shutil.rmtree, self.tmp)
 
-    def test_lint_has_no_complaint_about_any_mode(self):
+@pytest.fixture(scope="session")
+def helm(directory):
+    """Runs helm without a cluster."""
+    binaries = harness.tools()
+    environment = {**os.environ, "HOME": str(directory), "KUBECONFIG": os.devnull, "STOWAGE_E2E_BIN": str(binaries)}
+    return lambda *arguments, check=True: run(binaries / "helm", *arguments, check=check, env=environment)
+
+
+@pytest.fixture(scope="session")
+def script(directory):
+    """Runs a script of the repository, with the tools of the control plane."""
+    environment = {**os.environ, "STOWAGE_E2E_BIN": str(harness.tools())}
+    return lambda *arguments, check=True: run(*arguments, check=check, env=environment)
+
+
+class TestOffline:
+    """Without a cluster."""
+
+    def test_lint_accepts_every_mode(self, helm, folder, subtests):
         for mode, values in MODES.items():
-            with self.subTest(mode):
-                file = self.tmp / "values.json"
+            with subtests.test(mode):
+                file = folder / "values.json"
                 file.write_text(json.dumps(nested(values)))
                 helm("lint", "--strict", "--quiet", CHART, "--values", file)
 
-    def test_values_of_karpenters_chart_that_mean_the_same_are_taken_as_they_are(self):
-        file = self.tmp / "values.json"
+    def test_values_of_karpenters_chart_with_the_same_meaning_are_accepted(self, helm, folder):
+        file = folder / "values.json"
         file.write_text(json.dumps(KARPENTERS))
         text = helm("template", "stowage", CHART, "--values", file).stdout
-        self.assertIn(f"eks.amazonaws.com/role-arn: {KARPENTERS['serviceAccount']['annotations']['eks.amazonaws.com/role-arn']}\n", text)
+        assert f"eks.amazonaws.com/role-arn: {KARPENTERS['serviceAccount']['annotations']['eks.amazonaws.com/role-arn']}\n" in text
         for name, value in (("BATCH_IDLE_DURATION", "500ms"), ("MIN_VALUES_POLICY", "BestEffort"), ("LOG_LEVEL", "debug"), ("CLUSTER_NAME", "prod"), ("AWS_FEATURE_GATES", "NodeClassCEL=true")):
-            self.assertRegex(text, rf'name: {name}\n +value: "{value}"')
+            assert re.search(rf'name: {name}\n +value: "{value}"', text)
 
-    def test_a_network_policy_without_egress_rules_leaves_the_way_to_aws_and_to_pod_identitys_agent(self):
-        # Both are outside of the cluster's pods, the agent on the node itself: only an open egress lets them through.
+    def test_a_network_policy_without_egress_rules_allows_aws_and_the_pod_identity_agent(self, helm):
+        # Neither is a pod of the cluster, and the agent runs on the node itself: only open egress allows both.
         text = helm("template", "stowage", CHART, "--set", "networkPolicy.enabled=true", "--show-only", "templates/networkpolicy.yaml").stdout
-        self.assertRegex(text, r"(?m)^  egress:\n    - \{\}$")
+        assert re.search(r"(?m)^  egress:\n    - \{\}$", text)
 
-    def test_wrong_values_are_refused_with_their_path_and_what_would_be_right(self):
+    def test_invalid_values_are_rejected_with_their_path_and_the_valid_values(self, helm, subtests):
         for values, wanted in (
             ({"settings.placement": "magic"}, ["/settings/placement", "extender", "nominate", "off"]),
             ({"settings.cloud": "gce"}, ["/settings/cloud", "simulated", "ec2"]),
@@ -200,73 +186,73 @@ class Offline(unittest.TestCase):
             ({"scheduler.extender.weight": 0}, ["/scheduler/extender/weight", "1"]),
             ({"tls.mode": "secret"}, ["tls.mode is secret", "webhook.caBundle", "webhook.annotations"]),
         ):
-            with self.subTest(values):
+            with subtests.test(values):
                 done = helm("template", "stowage", CHART, *settings(values), check=False)
-                self.assertNotEqual(done.returncode, 0, done.stdout)
+                assert done.returncode != 0, done.stdout
                 for part in wanted:
-                    self.assertIn(part, done.stderr)
+                    assert part in done.stderr
 
-    def test_a_chart_that_is_part_of_another_takes_global_values(self):
+    def test_a_subchart_accepts_global_values(self, helm):
         helm("template", "stowage", CHART, "--set", "global.region=us-east-1")
 
-    def test_the_chart_packages_with_its_crds(self):
-        helm("package", CHART, "--destination", self.tmp)
-        text = helm("template", "stowage", next(self.tmp.glob("stowage-*.tgz"))).stdout
-        self.assertEqual(len(re.findall(r"(?m)^kind: CustomResourceDefinition$", text)), 3)
-        self.assertEqual(text.count("helm.sh/resource-policy: keep"), 3)
+    def test_the_chart_packages_with_its_crds(self, helm, folder):
+        helm("package", CHART, "--destination", folder)
+        text = helm("template", "stowage", next(folder.glob("stowage-*.tgz"))).stdout
+        assert len(re.findall(r"(?m)^kind: CustomResourceDefinition$", text)) == 3
+        assert text.count("helm.sh/resource-policy: keep") == 3
 
-    def test_the_charts_crds_are_those_of_the_project(self):
-        run(SYNC_CRDS, "--check")
+    def test_the_charts_crds_are_those_of_the_project(self, script):
+        script(SYNC_CRDS, "--check")
 
-    def test_stale_crds_are_found_and_named(self):
-        copy, changed = self.tmp / "copy", self.tmp / "crds"
+    def test_stale_crds_are_reported(self, script, folder):
+        copy, changed = folder / "copy", folder / "crds"
         shutil.copytree(CHART / "files" / "crds", changed)
-        run(SYNC_CRDS, "--from", changed, "--to", copy)
-        run(SYNC_CRDS, "--check", "--from", changed, "--to", copy)
+        script(SYNC_CRDS, "--from", changed, "--to", copy)
+        script(SYNC_CRDS, "--check", "--from", changed, "--to", copy)
         file = changed / "karpenter.sh_nodepools.yaml"
         file.write_text(file.read_text() + "# changed\n")
         (copy / "gone.yaml").write_text("")
-        done = run(SYNC_CRDS, "--check", "--from", changed, "--to", copy, check=False)
-        self.assertEqual(done.returncode, 1)
-        self.assertIn("stale", done.stderr)
-        self.assertIn("gone.yaml, karpenter.sh_nodepools.yaml; run charts/sync-crds", done.stderr)
-        run(SYNC_CRDS, "--from", changed, "--to", copy)
-        run(SYNC_CRDS, "--check", "--from", changed, "--to", copy)
+        done = script(SYNC_CRDS, "--check", "--from", changed, "--to", copy, check=False)
+        assert done.returncode == 1
+        assert "stale" in done.stderr
+        assert "gone.yaml, karpenter.sh_nodepools.yaml; run charts/sync-crds" in done.stderr
+        script(SYNC_CRDS, "--from", changed, "--to", copy)
+        script(SYNC_CRDS, "--check", "--from", changed, "--to", copy)
 
-    def test_a_crd_that_the_template_would_break_is_refused(self):
-        folder = self.tmp / "crds"
+    def test_a_crd_that_the_template_would_break_is_rejected(self, script, folder):
+        folder = folder / "crds"
         folder.mkdir()
         (folder / "bad.yaml").write_text("kind: CustomResourceDefinition\nmetadata:\n  annotations:\n    a: b\n  name: bad\nspec: {}\n")
-        done = run(SYNC_CRDS, "--from", folder, "--to", self.tmp / "copy", check=False)
-        self.assertEqual(done.returncode, 1)
-        self.assertIn("bad.yaml", done.stderr)
-        self.assertIn("metadata.annotations", done.stderr)
+        done = script(SYNC_CRDS, "--from", folder, "--to", folder / "copy", check=False)
+        assert done.returncode == 1
+        assert "bad.yaml" in done.stderr
+        assert "metadata.annotations" in done.stderr
 
-    def test_the_plain_manifests_are_those_of_the_chart(self):
-        run(GENERATE, "--check")
+    def test_the_plain_manifests_are_those_of_the_chart(self, script):
+        script(GENERATE, "--check")
 
-    def test_stale_plain_manifests_are_found_and_named(self):
-        run(GENERATE, "--to", self.tmp)
-        run(GENERATE, "--check", "--to", self.tmp)
-        file = self.tmp / "service.yaml"
+    def test_stale_plain_manifests_are_reported(self, script, folder):
+        script(GENERATE, "--to", folder)
+        script(GENERATE, "--check", "--to", folder)
+        file = folder / "service.yaml"
         file.write_text(file.read_text().replace("443", "444"))
-        (self.tmp / "scheduler" / "second-scheduler.yaml").unlink()
-        (self.tmp / "more.yaml").write_text("")
-        done = run(GENERATE, "--check", "--to", self.tmp, check=False)
-        self.assertEqual(done.returncode, 1)
-        self.assertIn("more.yaml, scheduler/second-scheduler.yaml, service.yaml; run webhook-config/generate", done.stderr)
+        (folder / "scheduler" / "second-scheduler.yaml").unlink()
+        (folder / "more.yaml").write_text("")
+        done = script(GENERATE, "--check", "--to", folder, check=False)
+        assert done.returncode == 1
+        assert "more.yaml, scheduler/second-scheduler.yaml, service.yaml; run webhook-config/generate" in done.stderr
 
-    def test_the_scenario_of_helm_test_is_one_that_simulate_takes(self):
+    def test_simulate_accepts_the_scenario_of_helm_test(self):
         scenario = json.loads((CHART / "files" / "test-scenario.json").read_text())
-        self.assertEqual(set(scenario), {"nodePools", "pods"})
-        self.assertEqual(len(scenario["pods"]), 3)
+        assert set(scenario) == {"nodePools", "pods"}
+        assert len(scenario["pods"]) == 3
         if binary := os.environ.get("STOWAGE_BIN"):
             done = run(binary, "simulate", f"--scenario={CHART}/files/test-scenario.json", "--output=json")
-            self.assertEqual(json.loads(done.stdout)["unschedulable"], [])
+            assert json.loads(done.stdout)["unschedulable"] == []
 
 
 def nested(values):
-    """Dotted paths as a tree."""
+    """Dotted paths as nested dictionaries."""
     tree = {}
     for path, value in values.items():
         *folders, last = path.split(".")
@@ -279,7 +265,7 @@ def nested(values):
 
 VERBS = ["get", "list", "watch", "create", "update", "patch", "delete", "deletecollection"]
 READ = {"get", "list", "watch"}
-# What the controller may do, in whole: everything else in VERBS on these and on the rest of RESOURCES must be refused.
+# All rights of the controller: everything else in VERBS on these and on the rest of RESOURCES must be refused.
 RIGHTS = {
     ("", "pods"): READ | {"delete", "patch"},
     ("", "pods/status"): {"patch"},
@@ -317,7 +303,7 @@ RESOURCES = [
     ("apiextensions.k8s.io", "customresourcedefinitions"),
     ("policy", "poddisruptionbudgets"),
 ]
-# Kinds of other projects that the chart makes objects of, with their fields as far as the chart uses them.
+# Kinds of other projects that the chart has objects of, with the fields that the chart uses.
 FOREIGN = {
     ("cert-manager.io", "Issuer"): {"selfSigned": {"type": "object"}, "ca": {"type": "object", "required": ["secretName"], "properties": {"secretName": {"type": "string"}}}},
     ("cert-manager.io", "Certificate"): {
@@ -376,7 +362,7 @@ def pod(name, namespace="default", labels=None, owners=None, **spec):
 
 
 def documents(text):
-    """The objects that kubectl printed as JSON: one after the other, or as a List."""
+    """The objects in the JSON output of kubectl: a sequence, or a List."""
     found, decoder = [], json.JSONDecoder()
     while text := text.lstrip():
         item, end = decoder.raw_decode(text)
@@ -385,8 +371,8 @@ def documents(text):
     return found
 
 
-class Service:
-    """Stands in for Stowage: HTTPS, remembers who asked for what, changes nothing."""
+class FakeService:
+    """An HTTPS server in place of Stowage: records requests and clients, changes nothing."""
 
     def __init__(self, folder):
         self.calls = []
@@ -430,129 +416,177 @@ class Service:
         self.server.server_close()
 
 
-class Installed(unittest.TestCase):
-    """One control plane for all tests; each installs its own release and takes it away."""
+class Cluster:
+    """The control plane with two nodes. Each test installs a release of its own; `undo` runs at the end of the test, last in first out."""
 
-    @classmethod
-    def setUpClass(cls):
-        cls.dir = pathlib.Path(tempfile.mkdtemp(prefix="stowage-chart-"))
-        cls.addClassCleanup(shutil.rmtree, cls.dir)
-        cls.addClassCleanup(run, CONTROL_PLANE, "down", cls.dir)
-        run(CONTROL_PLANE, "up", cls.dir)
-        cls.config = cls.dir / "kubeconfig"
-        # No repository, cache or plugin of whoever runs the tests.
-        cls.env = {"KUBECONFIG": str(cls.config), **{f"HELM_{name}_HOME": str(cls.dir / "helm" / name) for name in ("CACHE", "CONFIG", "DATA")}}
-        cls.apply(node("one", "a"), node("two", "b"))
+    def __init__(self, plane):
+        self.plane, self.api, self.dir = plane, plane.api, plane.dir
+        self.undo = contextlib.ExitStack()
+        self.create(node("one", "a"), node("two", "b"))
 
-    @classmethod
-    def kubectl(cls, *arguments, content=None, check=True, config=None):
-        return run(BIN / "kubectl", f"--kubeconfig={config or cls.config}", f"--cache-dir={cls.dir}/cache", *arguments, content=content, check=check)
+    def kubectl(self, *arguments, content=None, check=True, config=None):
+        return self.plane.kubectl(*arguments, *([f"--kubeconfig={config}"] if config else []), stdin=content, check=check)
 
-    @classmethod
-    def apply(cls, *objects, arguments=("create",)):
-        """Sends objects in one go; returns them as the API server answers."""
-        content = json.dumps({"apiVersion": "v1", "kind": "List", "items": objects})
-        return documents(cls.kubectl(*arguments, "-f", "-", "-o", "json", content=content).stdout)
+    def create(self, *objects, dry_run=False):
+        """Creates objects concurrently; returns them as the API server answers, in order."""
+        with concurrent.futures.ThreadPoolExecutor(8) as pool:
+            return list(pool.map(lambda item: self.api.create(item, dry_run), objects))
 
-    def get(self, *arguments):
-        done = self.kubectl("get", "-o", "json", "--ignore-not-found", *arguments)
-        return json.loads(done.stdout) if done.stdout else None
+    def server_dry_run(self, text):
+        """The objects of a manifest as the API server accepts them, without keeping them; unknown fields are refused."""
+        return documents(self.kubectl("apply", "--dry-run=server", "--validate=strict", "-o", "json", "-f", "-", content=text).stdout)
 
     def namespace(self, name):
-        # The strictest pod security standard is enforced: pods that break it are not made.
-        self.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": {"pod-security.kubernetes.io/enforce": "restricted"}}})
-        self.addCleanup(self.kubectl, "delete", "namespace", name, "--wait=false")
+        # The strictest pod security standard is enforced: pods that violate it are not created.
+        self.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": {"pod-security.kubernetes.io/enforce": "restricted"}}})
+        self.undo.callback(self.api.delete, "Namespace", name)
+
+    def foreign_crds(self):
+        """CRDs of other projects, for this test only: other tests depend on their absence."""
+        names = []
+        for (group, kind), spec in FOREIGN.items():
+            names.append(self.create(foreign_crd(group, kind, spec))[0]["metadata"]["name"])
+        self.undo.callback(self.delete_crds, names)
+        self.kubectl("wait", "--for=condition=Established", "crd", *names)
+
+    def delete_crds(self, names):
+        for name in names:
+            self.api.delete("CustomResourceDefinition", name)
+        wait_until(lambda: not any(self.api.find("CustomResourceDefinition", name) for name in names), 30, f"{', '.join(names)} deleted")
 
     def helm(self, *arguments, check=True):
-        return helm(*arguments, check=check, env=self.env)
+        return self.plane.helm(*arguments, check=check)
 
     def install(self, namespace, values, *arguments, command="install"):
         if command == "install":
-            self.addCleanup(self.uninstall, namespace)
+            self.undo.callback(self.uninstall, namespace)
         self.helm(command, "stowage", CHART, "--namespace", namespace, *settings(values), *arguments)
 
     def uninstall(self, namespace):
         self.helm("uninstall", "stowage", "--namespace", namespace, "--ignore-not-found", "--wait")
 
     def secret(self, namespace, name):
-        return {key: base64.b64decode(value) for key, value in self.get("secret", name, "-n", namespace)["data"].items()}
+        return {key: base64.b64decode(value) for key, value in self.api.get("Secret", name, namespace)["data"].items()}
 
     def everything(self):
-        """Names of all objects but those that come and go by themselves."""
+        """Names of all objects except those that controllers create on their own."""
         kinds = self.kubectl("api-resources", "--verbs=list", "-o", "name").stdout.split()
         kinds = [kind for kind in kinds if not re.match(r"(events|leases|apiservices)\b", kind)]
         names = self.kubectl("get", ",".join(kinds), "-A", "--no-headers", "-o", "custom-columns=K:.kind,S:.metadata.namespace,N:.metadata.name").stdout
         return {" ".join(line.split()) for line in names.splitlines()}
 
-    # The tests
+    def rights(self, account, resources, verbs, **where):
+        """The verbs that the API server's authorizer allows a ServiceAccount, by resource."""
+        namespace, _, name = account.partition("/")
+        attributes = []
+        for group, resource in resources:
+            plural, _, subresource = resource.partition("/")
+            attributes += [{"group": group, "resource": plural, "subresource": subresource, "verb": verb, **where} for verb in verbs]
+        who = {"user": f"system:serviceaccount:{namespace}:{name}", "groups": ["system:serviceaccounts", f"system:serviceaccounts:{namespace}", "system:authenticated"]}
+        reviews = [{"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": {**who, "resourceAttributes": given}} for given in attributes]
+        allowed = {}
+        for given, answer in zip(attributes, self.create(*reviews), strict=True):
+            key = (given["group"], "/".join(filter(None, (given["resource"], given["subresource"]))))
+            if answer["status"]["allowed"]:
+                allowed.setdefault(key, set()).add(given["verb"])
+        return allowed
 
-    def test_every_mode_is_accepted_by_a_real_api_server(self):
-        # Certificate and ServiceMonitor are there only for this test: others depend on their absence.
-        foreign = self.apply(*[foreign_crd(group, kind, spec) for (group, kind), spec in FOREIGN.items()])
-        self.addCleanup(self.kubectl, "delete", "crd", *[crd["metadata"]["name"] for crd in foreign])
-        self.kubectl("wait", "--for=condition=Established", "crd", *[crd["metadata"]["name"] for crd in foreign])
-        self.namespace("modes")
+    def verify(self, secret, purpose, host):
+        """By openssl: the chain is valid for this purpose and name, and the key is that of the certificate."""
+        folder = pathlib.Path(tempfile.mkdtemp(dir=self.dir))
+        for name, content in secret.items():
+            (folder / name).write_bytes(content)
+        words = ["-verify_hostname", host] if host else []
+        run("openssl", "verify", "-CAfile", folder / "ca.crt", "-purpose", purpose, *words, folder / "tls.crt")
+        public = run("openssl", "x509", "-in", folder / "tls.crt", "-noout", "-pubkey").stdout
+        assert public == run("openssl", "pkey", "-in", folder / "tls.key", "-pubout").stdout
+
+    def serve(self, name):
+        """A fake service, with a certificate for the Service of a release in namespace `name`."""
+        folder = self.dir / f"{name}-tls"
+        self.plane.certificate(folder, "--name", "stowage", "--dns", f"stowage.{name}.svc", "--ip", "127.0.0.1")
+        service = FakeService(folder)
+        self.undo.callback(service.close)
+        return service, base64.b64encode((folder / "ca.crt").read_bytes()).decode()
+
+
+@pytest.fixture(scope="class")
+def two_nodes(control_plane):
+    return Cluster(control_plane)
+
+
+@pytest.fixture
+def cluster(two_nodes):
+    with two_nodes.undo:
+        yield two_nodes
+
+
+class TestInstalled:
+    """On a control plane."""
+
+    def test_every_mode_is_accepted_by_a_real_api_server(self, cluster, subtests):
+        cluster.foreign_crds()
+        cluster.namespace("modes")
         for mode, values in MODES.items():
-            with self.subTest(mode):
-                # All that is rendered is applied at the server without being kept, unknown fields refused.
-                text = self.helm("template", "stowage", CHART, "-n", "modes", "--api-versions", "monitoring.coreos.com/v1", *settings(values)).stdout
-                done = self.kubectl("apply", "--dry-run=server", "--validate=strict", "-o", "json", "-f", "-", content=text)
-                objects = documents(done.stdout)
+            with subtests.test(mode):
+                text = cluster.helm("template", "stowage", CHART, "-n", "modes", "--api-versions", "monitoring.coreos.com/v1", *settings(values)).stdout
+                objects = cluster.server_dry_run(text)
                 kinds = {item["kind"] for item in objects}
-                self.assertEqual("ServiceMonitor" in kinds, mode == "all of it")
-                self.assertEqual("NetworkPolicy" in kinds, bool(nested(values).get("networkPolicy")))
-                self.assertEqual("Certificate" in kinds, "tls.mode" not in values)
-                self.assertEqual("CustomResourceDefinition" in kinds, values.get("crds.install", True))
+                assert ("ServiceMonitor" in kinds) == (mode == "all of it")
+                assert ("NetworkPolicy" in kinds) == bool(nested(values).get("networkPolicy"))
+                assert ("Certificate" in kinds) == ("tls.mode" not in values)
+                assert ("CustomResourceDefinition" in kinds) == values.get("crds.install", True)
                 if mode == "all of it":
                     for item in objects:
-                        self.assertEqual((item["kind"], item["metadata"]["labels"].get("team")), (item["kind"], "infra"))
-                        self.assertEqual((item["kind"], item["metadata"]["annotations"].get("note")), (item["kind"], "all"))
+                        assert (item["kind"], item["metadata"]["labels"].get("team")) == (item["kind"], "infra")
+                        assert (item["kind"], item["metadata"]["annotations"].get("note")) == (item["kind"], "all")
 
-    def test_the_plain_manifests_are_accepted_by_a_real_api_server(self):
-        foreign = self.apply(*[foreign_crd(group, kind, spec) for (group, kind), spec in FOREIGN.items()])
-        self.addCleanup(self.kubectl, "delete", "crd", *[crd["metadata"]["name"] for crd in foreign])
-        self.kubectl("wait", "--for=condition=Established", "crd", *[crd["metadata"]["name"] for crd in foreign])
-        self.addCleanup(self.kubectl, "delete", "--wait=false", "--ignore-not-found", "-f", ROOT / "webhook-config", "-f", ROOT / "webhook-config/scheduler/second-scheduler.yaml")
-        self.kubectl("apply", "-f", ROOT / "webhook-config", "-f", ROOT / "webhook-config/scheduler/second-scheduler.yaml")
-        self.assertEqual(self.get("deployment", "stowage", "-n", "stowage")["spec"]["replicas"], 2)
-        applied = self.get("-A", "clusterroles,deployments,mutatingwebhookconfigurations", "-l", "app.kubernetes.io/instance=stowage")["items"]
-        self.assertEqual(len(applied), 6)
-        # Nothing claims to be Helm's, or Helm would take it for its own.
-        self.assertEqual([item["metadata"]["name"] for item in applied if {"helm.sh/chart", "app.kubernetes.io/managed-by"} & item["metadata"]["labels"].keys()], [])
+    def test_the_plain_manifests_are_accepted_by_a_real_api_server(self, cluster):
+        cluster.foreign_crds()
+        files = ["-f", ROOT / "webhook-config", "-f", ROOT / "webhook-config/scheduler/second-scheduler.yaml"]
+        cluster.undo.callback(cluster.kubectl, "delete", "--wait=false", "--ignore-not-found", *files)
+        cluster.kubectl("apply", *files)
+        assert cluster.api.get("Deployment", "stowage", "stowage")["spec"]["replicas"] == 2
+        instance = lambda item: item["metadata"].get("labels", {}).get("app.kubernetes.io/instance")
+        applied = [item for kind in ("ClusterRole", "Deployment", "MutatingWebhookConfiguration") for item in cluster.api.list(kind) if instance(item) == "stowage"]
+        assert len(applied) == 6
+        # No label of Helm, or Helm would adopt the object.
+        assert [item["metadata"]["name"] for item in applied if {"helm.sh/chart", "app.kubernetes.io/managed-by"} & item["metadata"]["labels"].keys()] == []
 
-    def test_without_cert_manager_the_default_mode_says_what_to_do(self):
-        done = self.helm("install", "stowage", CHART, "--namespace", "default", check=False)
-        self.assertNotEqual(done.returncode, 0)
-        self.assertIn("this cluster has no cert-manager.io/v1: install cert-manager, or set tls.mode to generated or secret", done.stderr)
+    def test_without_cert_manager_the_default_mode_names_the_fix(self, cluster):
+        done = cluster.helm("install", "stowage", CHART, "--namespace", "default", check=False)
+        assert done.returncode != 0
+        assert "this cluster has no cert-manager.io/v1: install cert-manager, or set tls.mode to generated or secret" in done.stderr
 
-    def test_a_release_comes_up_changes_and_goes_without_a_trace_but_crds(self):
-        self.namespace("life")
-        self.addCleanup(self.kubectl, "delete", "crd", "--ignore-not-found", "nodepools.karpenter.sh", "nodeclaims.karpenter.sh", "ec2nodeclasses.karpenter.k8s.aws")
-        before = self.everything()
-        # kwok plays the kubelets, so --wait holds once the pods passed admission, the scheduler and their probes' stand-in.
-        self.install("life", GENERATED, "--wait", "--timeout", "90s")
-        first, ca = self.secret("life", "stowage-tls"), self.secret("life", "stowage-ca")
-        self.assertEqual(set(first), {"tls.crt", "tls.key", "ca.crt"})
-        self.assertEqual(first["ca.crt"], ca["tls.crt"])
-        self.verify(first, "sslserver", "stowage.life.svc")
-        bundle = self.get("mutatingwebhookconfiguration", "stowage")["webhooks"][0]["clientConfig"]["caBundle"]
-        self.assertEqual(base64.b64decode(bundle), first["ca.crt"])
-        pods = self.get("pods", "-n", "life", "-l", "app.kubernetes.io/component=controller")["items"]
-        self.assertEqual({item["spec"]["nodeName"] for item in pods}, {"one", "two"})
+    def test_a_release_installs_upgrades_and_uninstalls_leaving_only_crds(self, cluster):
+        cluster.namespace("life")
+        crds = ["nodepools.karpenter.sh", "nodeclaims.karpenter.sh", "ec2nodeclasses.karpenter.k8s.aws"]
+        cluster.undo.callback(cluster.delete_crds, crds)
+        before = cluster.everything()
+        # kwok simulates the kubelets: --wait ends when the pods have passed admission and the scheduler.
+        cluster.install("life", GENERATED, "--wait", "--timeout", "90s")
+        first, ca = cluster.secret("life", "stowage-tls"), cluster.secret("life", "stowage-ca")
+        assert set(first) == {"tls.crt", "tls.key", "ca.crt"}
+        assert first["ca.crt"] == ca["tls.crt"]
+        cluster.verify(first, "sslserver", "stowage.life.svc")
+        bundle = cluster.api.get("MutatingWebhookConfiguration", "stowage")["webhooks"][0]["clientConfig"]["caBundle"]
+        assert base64.b64decode(bundle) == first["ca.crt"]
+        pods = [item for item in cluster.api.list("Pod", "life") if item["metadata"]["labels"].get("app.kubernetes.io/component") == "controller"]
+        assert {item["spec"]["nodeName"] for item in pods} == {"one", "two"}
 
-        # The scheduler comes later: its certificate is of the same CA, and nothing that was there is made anew.
-        self.install("life", {**GENERATED, "scheduler.enabled": True, "settings.placement": "extender"}, "--wait", "--timeout", "90s", command="upgrade")
-        self.assertEqual(self.secret("life", "stowage-tls"), first)
-        self.assertEqual(self.secret("life", "stowage-ca"), ca)
-        client = self.secret("life", "stowage-scheduler-tls")
-        self.verify(client, "sslclient", None)
-        self.assertEqual(client["ca.crt"], ca["tls.crt"])
-        env = self.get("deployment", "stowage", "-n", "life")["spec"]["template"]["spec"]["containers"][0]["env"]
-        self.assertIn({"name": "STOWAGE_PLACEMENT", "value": "extender"}, env)
-        scheduler = self.get("deployment", "stowage-scheduler", "-n", "life")["spec"]["template"]["spec"]["containers"][0]
-        self.assertEqual(scheduler["image"], "registry.k8s.io/kube-scheduler:v1.34.4")
-        self.install("life", {**GENERATED, "scheduler.enabled": True}, command="upgrade")
-        self.assertEqual(self.secret("life", "stowage-scheduler-tls"), client)
+        # The scheduler is enabled later: its certificate is of the same CA, and existing certificates are kept.
+        cluster.install("life", {**GENERATED, "scheduler.enabled": True, "settings.placement": "extender"}, "--wait", "--timeout", "90s", command="upgrade")
+        assert cluster.secret("life", "stowage-tls") == first
+        assert cluster.secret("life", "stowage-ca") == ca
+        client = cluster.secret("life", "stowage-scheduler-tls")
+        cluster.verify(client, "sslclient", None)
+        assert client["ca.crt"] == ca["tls.crt"]
+        env = cluster.api.get("Deployment", "stowage", "life")["spec"]["template"]["spec"]["containers"][0]["env"]
+        assert {"name": "STOWAGE_PLACEMENT", "value": "extender"} in env
+        scheduler = cluster.api.get("Deployment", "stowage-scheduler", "life")["spec"]["template"]["spec"]["containers"][0]
+        assert scheduler["image"] == "registry.k8s.io/kube-scheduler:v1.34.4"
+        cluster.install("life", {**GENERATED, "scheduler.enabled": True}, command="upgrade")
+        assert cluster.secret("life", "stowage-scheduler-tls") == client
 
         pool = {
             "apiVersion": "karpenter.sh/v1",
@@ -560,112 +594,80 @@ class Installed(unittest.TestCase):
             "metadata": {"name": "kept"},
             "spec": {"template": {"spec": {"nodeClassRef": {"group": "karpenter.k8s.aws", "kind": "EC2NodeClass", "name": "default"}, "requirements": [{"key": "kubernetes.io/os", "operator": "In", "values": ["linux"]}]}}},
         }
-        self.apply(pool)
-        self.uninstall("life")
-        kept = {
-            "CustomResourceDefinition <none> nodepools.karpenter.sh",
-            "CustomResourceDefinition <none> nodeclaims.karpenter.sh",
-            "CustomResourceDefinition <none> ec2nodeclasses.karpenter.k8s.aws",
-            "NodePool <none> kept",
-        }
-        # Pods and what controllers made of them go a moment later.
-        deadline = time.monotonic() + 30
-        while (left := self.everything() - before) != kept and time.monotonic() < deadline:
-            time.sleep(0.2)
-        self.assertEqual(left, kept)
-        # And what was kept does not stand in the way.
-        self.install("life", {**GENERATED, "replicas": 0})
+        cluster.create(pool)
+        cluster.uninstall("life")
+        kept = {*(f"CustomResourceDefinition <none> {name}" for name in crds), "NodePool <none> kept"}
+        # Pods and the objects that controllers created for them are deleted asynchronously.
+        left = lambda: cluster.everything() - before
+        wait_until(lambda: left() == kept, 30, "only CRDs and their objects left", left, every=0.5)
+        # The kept CRDs do not prevent another installation.
+        cluster.install("life", {**GENERATED, "replicas": 0})
 
-    def verify(self, secret, purpose, host):
-        """By openssl: the chain holds for this purpose and name, and the key is the certificate's."""
-        folder = pathlib.Path(tempfile.mkdtemp(dir=self.dir))
-        for name, content in secret.items():
-            (folder / name).write_bytes(content)
-        words = ["-verify_hostname", host] if host else []
-        run("openssl", "verify", "-CAfile", folder / "ca.crt", "-purpose", purpose, *words, folder / "tls.crt")
-        public = run("openssl", "x509", "-in", folder / "tls.crt", "-noout", "-pubkey").stdout
-        self.assertEqual(public, run("openssl", "pkey", "-in", folder / "tls.key", "-pubout").stdout)
-
-    def test_the_pod_of_helm_test_is_accepted_under_the_restricted_standard(self):
-        self.namespace("hook")
-        self.install("hook", {**GENERATED, "replicas": 0, "crds.install": False})
-        rendered = self.helm("get", "hooks", "stowage", "-n", "hook").stdout
-        objects = documents(self.kubectl("apply", "--dry-run=server", "--validate=strict", "-o", "json", "-f", "-", content=rendered).stdout)
+    def test_the_pod_of_helm_test_is_accepted_under_the_restricted_standard(self, cluster):
+        cluster.namespace("hook")
+        cluster.install("hook", {**GENERATED, "replicas": 0, "crds.install": False})
+        rendered = cluster.helm("get", "hooks", "stowage", "-n", "hook").stdout
+        objects = cluster.server_dry_run(rendered)
         scenario, planner = objects if objects[0]["kind"] == "ConfigMap" else reversed(objects)
-        self.assertEqual(json.loads(scenario["data"]["scenario.json"]), json.loads((CHART / "files/test-scenario.json").read_text()))
-        self.assertEqual(planner["spec"]["containers"][0]["args"], ["simulate", "--scenario=/etc/stowage/test/scenario.json", "--output=json"])
-        self.assertEqual([item["key"] for volume in planner["spec"]["volumes"] for item in volume.get("secret", {}).get("items", [])], ["tls.crt", "ca.crt"])
+        assert json.loads(scenario["data"]["scenario.json"]) == json.loads((CHART / "files/test-scenario.json").read_text())
+        assert planner["spec"]["containers"][0]["args"] == ["simulate", "--scenario=/etc/stowage/test/scenario.json", "--output=json"]
+        assert [item["key"] for volume in planner["spec"]["volumes"] for item in volume.get("secret", {}).get("items", [])] == ["tls.crt", "ca.crt"]
 
-    def rights(self, account, resources, verbs, **where):
-        """Which of the verbs the API server's authorizer allows to a ServiceAccount, by resource."""
-        namespace, _, name = account.partition("/")
-        asked = []
-        for group, resource in resources:
-            plural, _, subresource = resource.partition("/")
-            asked += [{"group": group, "resource": plural, "subresource": subresource, "verb": verb, **where} for verb in verbs]
-        who = {"user": f"system:serviceaccount:{namespace}:{name}", "groups": ["system:serviceaccounts", f"system:serviceaccounts:{namespace}", "system:authenticated"]}
-        answers = self.apply(*[{"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": {**who, "resourceAttributes": attributes}} for attributes in asked])
-        allowed = {}
-        for attributes, answer in zip(asked, answers, strict=True):
-            key = (attributes["group"], "/".join(filter(None, (attributes["resource"], attributes["subresource"]))))
-            if answer["status"]["allowed"]:
-                allowed.setdefault(key, set()).add(attributes["verb"])
-        return allowed
-
-    def test_the_service_account_may_do_what_the_service_does_and_nothing_else(self):
-        self.namespace("rights")
-        self.install("rights", {**GENERATED, "replicas": 0, "crds.install": False})
+    def test_the_service_account_has_exactly_the_rights_that_the_service_uses(self, cluster):
+        cluster.namespace("rights")
+        cluster.install("rights", {**GENERATED, "replicas": 0, "crds.install": False})
         resources = list(dict.fromkeys(RESOURCES))
         simulated = {key: RIGHTS.get(key, set()) | SIMULATED.get(key, set()) for key in RIGHTS | SIMULATED}
-        self.assertEqual(self.rights("rights/stowage", resources, VERBS), simulated)
+        assert cluster.rights("rights/stowage", resources, VERBS) == simulated
         lease = [("coordination.k8s.io", "leases")]
-        self.assertEqual(self.rights("rights/stowage", lease, VERBS, namespace="rights"), {lease[0]: {"get", "create"}})
-        self.assertEqual(self.rights("rights/stowage", lease, VERBS, namespace="rights", name="karpenter-leader-election"), {lease[0]: {"get", "create", "update"}})
-        self.assertEqual(self.rights("rights/stowage", lease, VERBS, namespace="kube-system", name="karpenter-leader-election"), {})
-        self.assertEqual(self.rights("rights/stowage", lease, VERBS, namespace="kube-node-lease"), {lease[0]: {"create", "patch"}})
+        assert cluster.rights("rights/stowage", lease, VERBS, namespace="rights") == {lease[0]: {"get", "create"}}
+        assert cluster.rights("rights/stowage", lease, VERBS, namespace="rights", name="karpenter-leader-election") == {lease[0]: {"get", "create", "update"}}
+        assert cluster.rights("rights/stowage", lease, VERBS, namespace="kube-system", name="karpenter-leader-election") == {}
+        assert cluster.rights("rights/stowage", lease, VERBS, namespace="kube-node-lease") == {lease[0]: {"create", "patch"}}
 
-        self.install("rights", {**GENERATED, "replicas": 0, "crds.install": False, "settings.cloud": "ec2", "settings.clusterName": "prod"}, command="upgrade")
+        cluster.install("rights", {**GENERATED, "replicas": 0, "crds.install": False, "settings.cloud": "ec2", "settings.clusterName": "prod"}, command="upgrade")
         ec2 = {key: RIGHTS.get(key, set()) | EC2.get(key, set()) for key in RIGHTS | EC2}
-        eventually(lambda: self.rights("rights/stowage", resources, VERBS) == ec2)
-        self.assertEqual(self.rights("rights/stowage", [("", "services")], VERBS, namespace="kube-system", name="kube-dns"), {("", "services"): {"get"}})
-        self.assertEqual(self.rights("rights/stowage", [("", "services")], VERBS, namespace="kube-system", name="other"), {})
+        rights = lambda: cluster.rights("rights/stowage", resources, VERBS)
+        wait_until(lambda: rights() == ec2, 30, "the rights of EC2", rights)
+        assert cluster.rights("rights/stowage", [("", "services")], VERBS, namespace="kube-system", name="kube-dns") == {("", "services"): {"get"}}
+        assert cluster.rights("rights/stowage", [("", "services")], VERBS, namespace="kube-system", name="other") == {}
 
-    def test_a_token_of_the_service_account_takes_the_lease_and_is_refused_another(self):
-        self.namespace("token")
-        self.install("token", {**GENERATED, "replicas": 0, "crds.install": False})
-        config = self.dir / "token.kubeconfig"
-        run(CONTROL_PLANE, "kubeconfig", self.dir, "--service-account", "token/stowage", "--out", config)
+    def test_a_token_of_the_service_account_updates_its_lease_and_no_other(self, cluster):
+        cluster.namespace("token")
+        cluster.install("token", {**GENERATED, "replicas": 0, "crds.install": False})
+        config = cluster.dir / "token.kubeconfig"
+        cluster.plane.service_account("token/stowage", config)
 
         def lease(name):
             return json.dumps({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": name, "namespace": "token"}, "spec": {"holderIdentity": "me"}})
 
-        self.kubectl("create", "-f", "-", content=lease("karpenter-leader-election"), config=config)
-        self.kubectl("replace", "-f", "-", content=lease("karpenter-leader-election"), config=config)
-        self.kubectl("create", "-f", "-", content=lease("other"), config=config)
+        cluster.kubectl("create", "-f", "-", content=lease("karpenter-leader-election"), config=config)
+        cluster.kubectl("replace", "-f", "-", content=lease("karpenter-leader-election"), config=config)
+        cluster.kubectl("create", "-f", "-", content=lease("other"), config=config)
         for refused in (("replace", "-f", "-"), ("delete", "-f", "-")):
-            done = self.kubectl(*refused, content=lease("other"), config=config, check=False)
-            self.assertIn("Forbidden", done.stderr, refused)
-        self.kubectl("get", "nodes", config=config)
-        self.assertIn("forbidden", self.kubectl("get", "secrets", "-n", "token", config=config, check=False).stderr)
+            done = cluster.kubectl(*refused, content=lease("other"), config=config, check=False)
+            assert "Forbidden" in done.stderr, refused
+        cluster.kubectl("get", "nodes", config=config)
+        assert "forbidden" in cluster.kubectl("get", "secrets", "-n", "token", config=config, check=False).stderr
 
-    def test_a_pods_tolerations_are_all_that_may_be_changed_of_it(self):
-        self.namespace("confined")
-        self.install("confined", {**GENERATED, "replicas": 0, "crds.install": False})
-        config = self.dir / "confined.kubeconfig"
-        run(CONTROL_PLANE, "kubeconfig", self.dir, "--service-account", "confined/stowage", "--out", config)
-        eventually(lambda: self.get("serviceaccount", "default", "-n", "default"))
-        self.addCleanup(self.kubectl, "delete", "pod", "p", "-n", "default", "--now")
-        self.apply({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p", "namespace": "default", "labels": {"app": "p"}}, "spec": {"nodeSelector": {"no": "node"}, "containers": [{"name": "c", "image": "i"}]}})
+    def test_only_tolerations_of_a_pod_may_be_changed(self, cluster, subtests):
+        cluster.namespace("confined")
+        cluster.install("confined", {**GENERATED, "replicas": 0, "crds.install": False})
+        config = cluster.dir / "confined.kubeconfig"
+        cluster.plane.service_account("confined/stowage", config)
+        cluster.plane.has_service_account("default")
+        cluster.undo.callback(cluster.api.delete, "Pod", "p", "default", grace_seconds=0)
+        cluster.create({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p", "namespace": "default", "labels": {"app": "p"}}, "spec": {"nodeSelector": {"no": "node"}, "containers": [{"name": "c", "image": "i"}]}})
 
         def patched(*operations):
-            return self.kubectl("patch", "pod", "p", "-n", "default", "--type=json", "--dry-run=server", "-p", json.dumps(operations), config=config, check=False)
+            return cluster.kubectl("patch", "pod", "p", "-n", "default", "--type=json", "--dry-run=server", "-p", json.dumps(operations), config=config, check=False)
 
         def toleration(key):
             return {"op": "add", "path": "/spec/tolerations/-", "value": {"key": key, "operator": "Equal", "value": "x", "effect": "NoSchedule"}}
 
         refused = lambda: patched({"op": "replace", "path": "/spec/containers/0/image", "value": "other"}).stderr
-        # The API server takes a moment to learn of a new policy.
-        eventually(lambda: "may not change images" in refused())
+        # A new policy takes effect after a moment.
+        wait_until(lambda: "may not change images" in refused(), 30, "the policy in effect", refused)
         for operation, why in (
             (toleration("dedicated"), "tolerations of stowage.dev/planned only"),
             ({"op": "add", "path": "/spec/activeDeadlineSeconds", "value": 1}, "nothing of a pod but its tolerations"),
@@ -673,66 +675,55 @@ class Installed(unittest.TestCase):
             ({"op": "add", "path": "/metadata/annotations", "value": {"a": "b"}}, "metadata"),
             ({"op": "add", "path": "/metadata/finalizers", "value": ["a.example/b"]}, "metadata"),
         ):
-            with self.subTest(operation["path"]):
-                self.assertIn(why, patched(operation).stderr)
+            with subtests.test(operation["path"]):
+                assert why in patched(operation).stderr
         every = {"op": "add", "path": "/spec/tolerations/-", "value": {"key": "stowage.dev/planned", "operator": "Exists"}}
-        self.assertIn("tolerations of stowage.dev/planned only", patched(every).stderr)
-        # kubectl would read the status first, which is not allowed.
+        assert "tolerations of stowage.dev/planned only" in patched(every).stderr
+        # Not by kubectl, which reads the status first: that is not allowed.
         access = json.loads(config.read_text())
-        cluster, token = access["clusters"][0]["cluster"], access["users"][0]["user"]["token"]
-        tls = ssl.create_default_context(cadata=base64.b64decode(cluster["certificate-authority-data"]).decode())
+        cluster_of, token = access["clusters"][0]["cluster"], access["users"][0]["user"]["token"]
+        authority = cluster.dir / "confined-ca.crt"
+        authority.write_bytes(base64.b64decode(cluster_of["certificate-authority-data"]))
 
         def status_patched(body):
-            url = f"{cluster['server']}/api/v1/namespaces/default/pods/p/status"
             headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/merge-patch+json"}
-            request = urllib.request.Request(url, json.dumps(body).encode(), headers, method="PATCH")
-            try:
-                with urllib.request.urlopen(request, context=tls, timeout=10) as answer:
-                    return answer.status, answer.read().decode()
-            except urllib.error.HTTPError as error:
-                return error.code, error.read().decode()
+            url = f"{cluster_of['server']}/api/v1/namespaces/default/pods/p/status"
+            answer = harness.http().patch(url, json.dumps(body), headers=headers, verify=str(authority), timeout=10)
+            return answer.status_code, answer.text
 
-        code, said = status_patched({"metadata": {"labels": {"app": "q"}}})
-        self.assertEqual(code, 422, said)
-        self.assertIn("may not change the metadata", said)
-        self.assertEqual(status_patched({"status": {"nominatedNodeName": "n"}})[0], 200)
+        code, text = status_patched({"metadata": {"labels": {"app": "q"}}})
+        assert code == 422, text
+        assert "may not change the metadata" in text
+        assert status_patched({"status": {"nominatedNodeName": "n"}})[0] == 200
         done = patched({"op": "test", "path": "/metadata/labels/app", "value": "p"}, toleration("stowage.dev/planned"))
-        self.assertEqual(done.returncode, 0, done.stderr)
-        # Everybody else may do what RBAC lets them.
-        self.kubectl("label", "pod", "p", "-n", "default", "app=q", "--overwrite")
+        assert done.returncode == 0, done.stderr
+        # The policy does not restrict anyone else.
+        cluster.kubectl("label", "pod", "p", "-n", "default", "app=q", "--overwrite")
 
-    def test_the_right_to_patch_pods_is_given_only_where_it_is_used(self):
-        self.namespace("lean")
-        self.install("lean", {**GENERATED, "replicas": 0, "crds.install": False, "settings.placement": "extender"})
-        self.assertEqual(self.rights("lean/stowage", [("", "pods")], VERBS), {("", "pods"): READ | {"delete"}})
-        self.assertFalse(self.get("validatingadmissionpolicy", "stowage-tolerations-only"))
+    def test_the_right_to_patch_pods_is_granted_only_where_it_is_used(self, cluster):
+        cluster.namespace("lean")
+        cluster.install("lean", {**GENERATED, "replicas": 0, "crds.install": False, "settings.placement": "extender"})
+        assert cluster.rights("lean/stowage", [("", "pods")], VERBS) == {("", "pods"): READ | {"delete"}}
+        assert not cluster.api.find("ValidatingAdmissionPolicy", "stowage-tolerations-only")
 
-    def serve(self, name):
-        """A stand-in for the service, with a certificate for the Service of a release in namespace `name`."""
-        folder = self.dir / f"{name}-tls"
-        run(CONTROL_PLANE, "cert", self.dir, "--name", "stowage", "--dns", f"stowage.{name}.svc", "--ip", "127.0.0.1", "--out", folder)
-        service = Service(folder)
-        self.addCleanup(service.close)
-        return service, base64.b64encode((folder / "ca.crt").read_bytes()).decode()
-
-    def test_the_webhook_is_called_for_the_right_pods_only(self):
-        self.namespace("hooked")
-        service, bundle = self.serve("hooked")
+    def test_the_webhook_is_called_for_matching_pods_only(self, cluster):
+        cluster.namespace("hooked")
+        service, bundle = cluster.serve("hooked")
         values = {"tls.mode": "secret", "webhook.url": f"{service.url}/mutate", "webhook.caBundle": bundle, "replicas": 0, "crds.install": False, "webhook.schedulerNames": ["default-scheduler", "ours"]}
-        self.install("hooked", values)
-        self.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "left-alone", "labels": {"stowage.dev/webhook": "ignore"}}})
-        self.addCleanup(self.kubectl, "delete", "namespace", "left-alone")
-        for namespace in ("default", "left-alone", "hooked"):
-            eventually(lambda namespace=namespace: self.get("serviceaccount", "default", "-n", namespace))
+        cluster.install("hooked", values)
+        cluster.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "opted-out", "labels": {"stowage.dev/webhook": "ignore"}}})
+        cluster.undo.callback(cluster.api.delete, "Namespace", "opted-out")
+        for namespace in ("default", "opted-out", "hooked"):
+            cluster.plane.has_service_account(namespace)
 
-        def asked():
+        def reviewed():
             return {body["request"]["object"]["metadata"]["name"] for path, body, _ in service.calls if path == "/mutate"}
 
         def create(*pods):
-            self.apply(*pods, arguments=("create", "--dry-run=server"))
+            cluster.create(*pods, dry_run=True)
 
-        # The API server takes up a new configuration within a moment.
-        eventually(lambda: create(pod("probe")) or asked())
+        # A new configuration takes effect after a moment.
+        wait_until(lambda: create(pod("probe")) or reviewed(), 30, "the webhook called")
         restricted = {"securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}}
         careful = [{"name": "main", "image": "none", "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}}]
         create(
@@ -744,53 +735,47 @@ class Installed(unittest.TestCase):
             pod("of-a-daemonset", owners=["DaemonSet"]),
             pod("opted-out", labels={"stowage.dev/webhook": "ignore"}),
             pod("system", namespace="kube-system"),
-            pod("in-opted-out-namespace", namespace="left-alone"),
-            pod("beside-stowage", namespace="hooked", **restricted, containers=careful),
+            pod("in-opted-out-namespace", namespace="opted-out"),
+            pod("in-the-namespace-of-stowage", namespace="hooked", **restricted, containers=careful),
         )
-        self.assertEqual(asked() - {"probe"}, {"plain", "of-a-deployment", "ours"})
-        hook = self.get("mutatingwebhookconfiguration", "stowage")["webhooks"][0]
+        assert reviewed() - {"probe"} == {"plain", "of-a-deployment", "ours"}
+        hook = cluster.api.get("MutatingWebhookConfiguration", "stowage")["webhooks"][0]
         wanted = {"failurePolicy": "Ignore", "timeoutSeconds": 2, "sideEffects": "None", "reinvocationPolicy": "IfNeeded", "matchPolicy": "Equivalent", "admissionReviewVersions": ["v1"]}
-        self.assertEqual({key: hook[key] for key in wanted}, wanted)
-        # Pods are made also when nobody answers.
+        assert {key: hook[key] for key in wanted} == wanted
+        # Pods are created although the webhook does not answer.
         service.close()
         create(pod("unanswered"))
 
-    def test_a_real_kube_scheduler_takes_the_configuration_and_asks_the_extender_with_its_certificate(self):
-        self.namespace("sched")
-        service, bundle = self.serve("sched")
+    def test_a_real_kube_scheduler_accepts_the_configuration_and_calls_the_extender_with_its_certificate(self, cluster):
+        cluster.namespace("sched")
+        service, bundle = cluster.serve("sched")
         values = {"tls.mode": "secret", "webhook.caBundle": bundle, "webhook.enabled": False, "replicas": 0, "crds.install": False, "scheduler.enabled": True, "scheduler.replicas": 0, "scheduler.extender.url": f"{service.url}/v1", "scheduler.extender.httpTimeout": "10s"}
-        self.install("sched", values)
+        cluster.install("sched", values)
         account = "sched/stowage-scheduler"
         lease = [("coordination.k8s.io", "leases")]
-        self.assertEqual(self.rights(account, lease, VERBS, namespace="sched", name="stowage-scheduler"), {lease[0]: {"get", "list", "watch", "create", "update"}})
-        reader = self.rights(account, [("", "configmaps")], ["get"], namespace="kube-system", name="extension-apiserver-authentication")
-        self.assertEqual(reader, {("", "configmaps"): {"get"}})
+        assert cluster.rights(account, lease, VERBS, namespace="sched", name="stowage-scheduler") == {lease[0]: {"get", "list", "watch", "create", "update"}}
+        reader = cluster.rights(account, [("", "configmaps")], ["get"], namespace="kube-system", name="extension-apiserver-authentication")
+        assert reader == {("", "configmaps"): {"get"}}
 
-        run(CONTROL_PLANE, "cert", self.dir, "--name", "the-scheduler", "--client", "--out", self.dir / "client")
-        run(CONTROL_PLANE, "kubeconfig", self.dir, "--service-account", account, "--out", self.dir / "scheduler-account.kubeconfig")
-        text = self.get("configmap", "stowage-scheduler", "-n", "sched")["data"]["config.yaml"]
-        text = text.replace("/etc/stowage/scheduler-tls/", f"{self.dir}/client/")
-        text = text.replace("clientConnection:\n", f"clientConnection:\n  kubeconfig: {self.dir}/scheduler-account.kubeconfig\n")
-        # A pod of the default scheduler is left to it, so it gets its configuration back.
-        self.addCleanup(run, CONTROL_PLANE, "scheduler", self.dir)
-        file = self.dir / "scheduler-under-test.yaml"
-        file.write_text(text)
-        run(CONTROL_PLANE, "scheduler", self.dir, "--config", file)
-        self.apply(pod("scheduled", schedulerName="stowage-scheduler"))
-        self.addCleanup(self.kubectl, "delete", "pod", "scheduled", "--force")
-        placed = eventually(lambda: self.get("pod", "scheduled")["spec"].get("nodeName"))
-        self.assertIn(placed, ("one", "two"))
+        cluster.plane.certificate(cluster.dir / "client", "--name", "the-scheduler", "--client")
+        cluster.plane.service_account(account, cluster.dir / "scheduler-account.kubeconfig")
+        text = cluster.api.get("ConfigMap", "stowage-scheduler", "sched")["data"]["config.yaml"]
+        text = text.replace("/etc/stowage/scheduler-tls/", f"{cluster.dir}/client/")
+        text = text.replace("clientConnection:\n", f"clientConnection:\n  kubeconfig: {cluster.dir}/scheduler-account.kubeconfig\n")
+        cluster.undo.callback(cluster.plane.scheduler)
+        cluster.plane.scheduler(text)
+        cluster.create(pod("scheduled", schedulerName="stowage-scheduler"))
+        cluster.undo.callback(cluster.api.delete, "Pod", "scheduled", "default", grace_seconds=0)
+        node_of = lambda name: cluster.api.get("Pod", name, "default")["spec"].get("nodeName")
+        assert wait_until(lambda: node_of("scheduled"), 30, "the pod scheduled") in ("one", "two")
         path, body, name = next(call for call in service.calls if call[0] == "/v1/filter")
-        self.assertEqual(name, "the-scheduler")
-        self.assertIsNone(body["Nodes"])
-        self.assertEqual(set(body["NodeNames"]), {"one", "two"})
-        self.assertIn("/v1/prioritize", {path for path, _, _ in service.calls})
-        # Scheduling goes on without the extender.
+        assert name == "the-scheduler"
+        assert body["Nodes"] is None
+        assert set(body["NodeNames"]) == {"one", "two"}
+        assert "/v1/prioritize" in {path for path, _, _ in service.calls}
+        # Scheduling continues without the extender.
         service.close()
-        self.apply(pod("on-its-own", schedulerName="stowage-scheduler"))
-        self.addCleanup(self.kubectl, "delete", "pod", "on-its-own", "--force")
-        self.assertTrue(eventually(lambda: self.get("pod", "on-its-own")["spec"].get("nodeName"), 60))
+        cluster.create(pod("on-its-own", schedulerName="stowage-scheduler"))
+        cluster.undo.callback(cluster.api.delete, "Pod", "on-its-own", "default", grace_seconds=0)
+        wait_until(lambda: node_of("on-its-own"), 60, "a pod scheduled without the extender")
 
-
-if __name__ == "__main__":
-    unittest.main()

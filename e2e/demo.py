@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""`make demo`: the whole job of Stowage on a real control plane and simulated EC2, told as it happens.
+"""`make demo`: Stowage on a real control plane with simulated EC2, printed as it happens. Runs in the environment of e2e/tools/environment.
 
-A mixed workload arrives, the real scheduler rejects it, Stowage plans and buys nodes, the scheduler follows the plan. A spot node is
-interrupted, the workload shrinks, nodes go. Ends with a table and one line of figures; exits with 1 when anything is not as it
-should be. Everything it started is stopped again, unless --keep (or KEEP=1) is given.
+A mixed workload is applied, the real scheduler rejects it, Stowage plans and buys nodes, the scheduler follows the plan. A spot node is
+interrupted, the workload shrinks, nodes are deleted. Ends with a table and one line of figures; exits with status 1 on any deviation.
+Everything that it started is stopped at the end, unless --keep (or KEEP=1) is given.
 """
 
 import argparse
 import collections
+import contextlib
 import os
 import pathlib
 import shutil
@@ -15,27 +16,36 @@ import signal
 import sys
 import time
 
+import kubernetes.client
+import urllib3.exceptions
+
+import guard
 import harness
+import kube
+import messages
 import observe
 import workloads
-from observe import key
+from kube import being_disrupted, bound_to, is_true, key, terminating
+from processes import stop
+from waiting import WaitTimeout, wait_until
 
 SPACE = "shop"
-PATIENCE = 120.0  # seconds that any phase may take
+PHASE_TIMEOUT = 120.0  # seconds
+ERRORS = (harness.Failure, WaitTimeout, kubernetes.client.ApiException, urllib3.exceptions.HTTPError)
 
 
-class Story:
-    """What is told: one line an event, with the time since the beginning."""
+class Output:
+    """Prints one line per event, with the time since the start."""
 
     def __init__(self):
         self.begin = time.monotonic()
-        self.colours = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+        self.colors = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
         self.last_progress = (0.0, None)
 
     def paint(self, text, code):
-        return f"\033[{code}m{text}\033[0m" if self.colours else text
+        return f"\033[{code}m{text}\033[0m" if self.colors else text
 
-    def tell(self, topic, text, code="36"):
+    def print(self, topic, text, code="36"):
         clock = f"{time.monotonic() - self.begin:6.1f} s"
         print(f"{self.paint(clock, '2')}  {self.paint(f'{topic:<14}', code)} {text}", flush=True)
 
@@ -43,28 +53,28 @@ class Story:
         print(f"{'':26}{text}", flush=True)
 
     def progress(self, topic, text):
-        """Told when it is different, and at most once a second."""
+        """Prints a changed text, at most once a second."""
         now = time.monotonic()
         if now - self.last_progress[0] >= 1.0 and self.last_progress[1] != text:
             self.last_progress = (now, text)
-            self.tell(topic, text, "2")
+            self.print(topic, text, "2")
 
 
 class Demo:
-    def __init__(self, plane, stowage, mirror, story, pods):
-        self.plane, self.stowage, self.mirror, self.story = plane, stowage, mirror, story
+    def __init__(self, plane, stowage, mirror, output, pods):
+        self.plane, self.stowage, self.mirror, self.output = plane, stowage, mirror, output
         self.objects = workloads.mixed(pods, SPACE)
         self.table = []
-        self.plans_told = self.nodes_told = 0
+        self.plans_printed = self.nodes_printed = 0
 
-    def wait(self, predicate, what, timeout=PATIENCE, progress=None):
-        def look():
+    def wait(self, predicate, what, timeout=PHASE_TIMEOUT, progress=None):
+        def check():
             self.stowage.alive()
             if progress:
-                self.story.progress(*progress())
+                self.output.progress(*progress())
             return predicate()
 
-        return self.mirror.wait(look, timeout, what)
+        return self.mirror.wait(check, timeout, what)
 
     def row(self, phase):
         cost = self.stowage.cost(self.mirror.claims())
@@ -76,82 +86,82 @@ class Demo:
 
     def prepare(self):
         self.plane.apply(workloads.node_class(), workloads.node_pool(consolidate_after="5s", budget="100%"))
-        ready = lambda: observe.holds(self.plane.api.get(f"{observe.POOLS}/default"), "Ready")
-        harness.wait_until(ready, 30, "NodePool default ready")
-        self.story.tell("node pool", "NodePool default and EC2NodeClass default applied, as written for Karpenter; ready")
+        ready = lambda: is_true(self.plane.api.get("NodePool", "default"), "Ready")
+        wait_until(ready, 30, "NodePool default ready")
+        self.output.print("node pool", "NodePool default and EC2NodeClass default applied, as written for Karpenter; ready")
 
     def arrive(self):
         count = workloads.count(self.objects)
         kinds = collections.Counter(item["kind"] for item in self.objects if item["kind"] != "Namespace")
         self.plane.apply(*self.objects)
-        self.story.tell("workload", f"{count} pods applied: " + ", ".join(f"{number} {kind}{'s' * (number > 1)}" for kind, number in kinds.items()))
-        self.story.more("zone and host spread, host anti-affinity, zone affinity, arm64 (new and legacy key), GPU, memory-heavy, spot-preferring")
-        record, told = self.mirror.record, []
+        self.output.print("workload", f"{count} pods applied: " + ", ".join(f"{number} {kind}{'s' * (number > 1)}" for kind, number in kinds.items()))
+        self.output.more("zone and host spread, host anti-affinity, zone affinity, arm64 (new and legacy key), GPU, memory-heavy, spot-preferring")
+        record, started = self.mirror.record, []
 
         def state():
-            launched, nodes = len(record.launched), sum(observe.holds(node, "Ready") for node in self.mirror.nodes())
+            launched, nodes = len(record.launched), sum(is_true(node, "Ready") for node in self.mirror.nodes())
             bound = len(self.mirror.pods(SPACE)) - len(self.mirror.pending(SPACE))
-            return "progress", f"{len(record.rejected)} rejected  {record.claims_made} NodeClaims  {launched} launched  {nodes} nodes ready  {bound} bound"
+            return "progress", f"{len(record.rejected)} rejected  {record.claims_created} NodeClaims  {launched} launched  {nodes} nodes ready  {bound} bound"
 
         def done():
-            if not told and record.claims_made:
-                told.append(True)
-                self.story.tell("rejected", f"kube-scheduler found no node for {len(record.rejected)} pods")
+            if not started and record.claims_created:
+                started.append(True)
+                self.output.print("rejected", f"kube-scheduler found no node for {len(record.rejected)} pods")
                 self.plans()
             return self.mirror.all_bound(count, SPACE) and self.mirror.settled()
 
         self.wait(done, "all pods bound and all nodes initialized", progress=state)
         self.plans()
         self.first = {pod["metadata"]["uid"] for pod in self.mirror.pods(SPACE)}
-        self.story.tell("bound", f"all {count} pods, on {len(self.mirror.nodes())} nodes", "32")
+        self.output.print("bound", f"all {count} pods, on {len(self.mirror.nodes())} nodes", "32")
         self.row("after arrival")
 
     def plans(self):
-        """What the log says of the plans made since the last time, and what kinds of nodes they buy."""
-        harness.wait_until(lambda: self.stowage.lines("planned"), 10, "a plan in the log")
-        made = self.stowage.lines("planned")
-        for plan in made[self.plans_told :]:
+        """Prints the plans since the last call, from the log, and the types of the nodes that they buy."""
+        wait_until(lambda: self.stowage.lines(messages.PLANNED), 10, "a plan in the log")
+        made = self.stowage.lines(messages.PLANNED)
+        for plan in made[self.plans_printed :]:
             gap = "" if plan["gap"] == "unknown" else f", {plan['gap']} above the lower bound"
             where = f"{plan['nodes']} new nodes" + (f" and {plan['on_existing']} pods on nodes there are" if plan["on_existing"] else "")
-            self.story.tell("plan", f"{plan['pods']} pods on {where}: {float(plan['usd_per_hour']):.3f} USD/h{gap}, solved in {plan['solve_ms']} ms")
-        if len(made) == self.plans_told:
+            self.output.print("plan", f"{plan['pods']} pods on {where}: {float(plan['usd_per_hour']):.3f} USD/h{gap}, solved in {plan['solve_ms']} ms")
+        if len(made) == self.plans_printed:
             return
-        self.plans_told = len(made)
-        nodes = self.stowage.lines("planned node")
-        kinds = collections.Counter((node["instance_type"], node["capacity_type"]) for node in nodes[self.nodes_told :])
-        self.nodes_told = len(nodes)
+        self.plans_printed = len(made)
+        nodes = self.stowage.lines(messages.PLANNED_NODE)
+        kinds = collections.Counter((node["instance_type"], node["capacity_type"]) for node in nodes[self.nodes_printed :])
+        self.nodes_printed = len(nodes)
         for (instance_type, capacity_type), number in sorted(kinds.items(), key=lambda item: (-item[1], item[0]))[:12]:
-            self.story.more(f"{number:>3} × {instance_type} {capacity_type}")
+            self.output.more(f"{number:>3} × {instance_type} {capacity_type}")
         if len(kinds) > 12:
-            self.story.more(f"    and {len(kinds) - 12} more kinds")
+            self.output.more(f"    and {len(kinds) - 12} more kinds")
 
     def interrupt(self):
-        """EC2 takes a spot node back."""
-        spot = [claim for claim in self.mirror.claims() if claim["metadata"]["labels"].get(observe.CAPACITY_TYPE) == "spot"]
+        """A spot interruption."""
+        spot = [claim for claim in self.mirror.claims() if claim["metadata"]["labels"].get(kube.CAPACITY_TYPE) == "spot"]
         if not spot:
             raise harness.Failure("no spot node was bought, so none can be interrupted")
-        on = collections.Counter(observe.bound_to(pod) for pod in self.mirror.pods(SPACE))
+        on = collections.Counter(bound_to(pod) for pod in self.mirror.pods(SPACE))
         claim = max(spot, key=lambda claim: (on[claim["status"].get("nodeName")], key(claim)))
         name, node = key(claim), claim["status"]["nodeName"]
-        moving = [key(pod) for pod in self.mirror.pods(SPACE) if observe.bound_to(pod) == node]
+        moving = [key(pod) for pod in self.mirror.pods(SPACE) if bound_to(pod) == node]
         before, known = workloads.count(self.objects), {key(other) for other in self.mirror.claims()}
-        self.plane.kubectl("annotate", "node", node, "simulated.stowage.dev/event=spot-interruption")
-        kind = claim["metadata"]["labels"][observe.INSTANCE_TYPE]
-        self.story.tell("interruption", f"EC2 takes spot node {node} ({kind}, {len(moving)} pods) back in two minutes", "33")
-        self.wait(lambda: name in self.mirror.record.left, f"the end of NodeClaim {name}")
+        self.plane.api.annotate("Node", node, {"simulated.stowage.dev/event": "spot-interruption"})
+        kind = claim["metadata"]["labels"][kube.INSTANCE_TYPE]
+        self.output.print("interruption", f"EC2 takes spot node {node} ({kind}, {len(moving)} pods) back in two minutes", "33")
+        self.wait(lambda: name in self.mirror.record.deleted, f"the end of NodeClaim {name}")
         bought = [other for other in self.mirror.claims() if key(other) not in known]
-        homeless = self.mirror.record.homeless_at_departure(name, moving)
-        if homeless:
-            raise harness.Failure(f"{node} was drained before {len(homeless)} of its pods had a new place ready, such as {homeless[0]}")
-        places = ", ".join(f"{other['metadata']['labels'].get(observe.INSTANCE_TYPE, 'a node')}" for other in bought)
-        self.story.tell("replacement", f"{places or 'room on other nodes'} ready for its pods; only then the node is drained")
+        unplaced = self.mirror.record.without_successor(name, moving)
+        if unplaced:
+            raise harness.Failure(f"{node} was drained before {len(unplaced)} of its pods had a new place ready, such as {unplaced[0]}")
+        places = ", ".join(f"{other['metadata']['labels'].get(kube.INSTANCE_TYPE, 'a node')}" for other in bought)
+        self.output.print("replacement", f"{places or 'room on other nodes'} ready for its pods; only then the node is drained")
 
         def over():
             gone = name not in {key(other) for other in self.mirror.claims()}
             return gone and self.mirror.all_bound(before, SPACE) and self.mirror.settled()
 
         self.wait(over, "all pods bound again and the interrupted node gone")
-        self.story.tell("survived", f"all {before} pods bound again, {node} terminated", "32")
+        self.output.print("survived", f"all {before} pods bound again, {node} terminated", "32")
         self.row("after interruption")
 
     def shrink(self):
@@ -159,38 +169,38 @@ class Demo:
         count, nodes = workloads.count(small), len(self.mirror.nodes())
         cost = self.table[-1][-1]
         self.plane.apply(*small)
-        self.story.tell("scale-down", f"{workloads.count(self.objects)} -> {count} pods")
-        quiet = [0.0, None]
+        self.output.print("scale-down", f"{workloads.count(self.objects)} -> {count} pods")
+        last_change = [0.0, None]
 
         def state():
-            leaving = sum(observe.leaving(claim) for claim in self.mirror.claims())
+            leaving = sum(terminating(claim) for claim in self.mirror.claims())
             return "consolidation", f"{len(self.mirror.pods(SPACE))} pods  {len(self.mirror.nodes())} nodes, {leaving} of them going"
 
         def over():
-            # Nodes go one after the other: it is over when a while after the last one nothing has moved.
-            going = any(observe.leaving(claim) or "stowage.dev/disrupting" in claim["metadata"].get("annotations", {}) for claim in self.mirror.claims())
-            now = (sorted(key(claim) for claim in self.mirror.claims()), going)
-            whole = self.mirror.all_bound(count, SPACE) and self.mirror.settled()
-            if now != quiet[1] or going or not whole:
-                quiet[:] = [time.monotonic(), now]
-            return whole and len(self.mirror.nodes()) < nodes and time.monotonic() - quiet[0] > (10.0 if time.monotonic() < end else 0.0)
+            # Consolidation is over when nothing has changed for some time.
+            disrupting = any(being_disrupted(claim) for claim in self.mirror.claims())
+            now = (sorted(key(claim) for claim in self.mirror.claims()), disrupting)
+            settled = self.mirror.all_bound(count, SPACE) and self.mirror.settled()
+            if now != last_change[1] or disrupting or not settled:
+                last_change[:] = [time.monotonic(), now]
+            return settled and len(self.mirror.nodes()) < nodes and time.monotonic() - last_change[0] > (10.0 if time.monotonic() < end else 0.0)
 
         end = time.monotonic() + 45.0
         self.wait(over, "nodes gone after the scale-down", progress=state)
         after = self.row("after scale-down")
-        self.story.tell("consolidated", f"{nodes} -> {len(self.mirror.nodes())} nodes, {cost:.3f} -> {after:.3f} USD/h", "32")
+        self.output.print("consolidated", f"{nodes} -> {len(self.mirror.nodes())} nodes, {cost:.3f} -> {after:.3f} USD/h", "32")
         if after >= cost:
             raise harness.Failure(f"the cost did not fall: {cost:.3f} USD/h before, {after:.3f} after")
 
     def close(self):
-        errors = [line for line in self.stowage.lines() if line.get("level") == "ERROR"]
+        errors = self.stowage.errors()
         if errors:
             raise harness.Failure(f"stowage logged {len(errors)} errors, such as: {errors[0]}")
-        if self.mirror.record.twice:
-            raise harness.Failure("two NodeClaims at a time were planned for pod {} : {} and {}".format(*self.mirror.record.twice[0]))
+        if self.mirror.record.doubly_planned:
+            raise harness.Failure("two NodeClaims at a time were planned for pod {}: {} and {}".format(*self.mirror.record.doubly_planned[0]))
         print()
         heads = ("phase", "pods", "bound", "nodes", "USD/h")
-        print("  " + self.story.paint(f"{heads[0]:<20}{heads[1]:>6}{heads[2]:>7}{heads[3]:>7}{heads[4]:>10}", "1"))
+        print("  " + self.output.paint(f"{heads[0]:<20}{heads[1]:>6}{heads[2]:>7}{heads[3]:>7}{heads[4]:>10}", "1"))
         for phase, pods, bound, nodes, cost in self.table:
             print(f"  {phase:<20}{pods:>6}{bound:>7}{nodes:>7}{cost:>10.3f}")
         print()
@@ -205,39 +215,39 @@ class Demo:
         print(f"demo: ok pods={pods} bound={bound} planned_on_node={share:.1f}% nodes={nodes} cost_usd_per_hour={cost:.3f} detect_to_launch_p99_ms={delay * 1000:.0f}")
 
 
-def play(story, directory, pods, keep):
+def run(output, directory, pods, keep):
     harness.binary()
-    story.tell("control plane", "starting etcd, kube-apiserver, kube-controller-manager, kube-scheduler and kwok")
+    output.print("control plane", "starting etcd, kube-apiserver, kube-controller-manager, kube-scheduler and kwok")
     with harness.ControlPlane(directory, keep) as plane:
-        version = plane.api.get("/version")["gitVersion"]
-        story.tell("control plane", f"Kubernetes {version} at {plane.state['api']}, RBAC on", "32")
+        version = plane.api.version()
+        output.print("control plane", f"Kubernetes {version} at {plane.state['api']}, RBAC on", "32")
         stowage = harness.Stowage(plane, "extender", boot_delay="2s-4s")
         try:
             stowage.install()
-            story.tell("install", f"helm chart installed: CRDs, RBAC, webhook at {stowage.url}/mutate")
+            output.print("install", f"helm chart installed: CRDs, RBAC, webhook at {stowage.url}/mutate")
             stowage.start()
             stowage.scheduler()
-            story.tell("stowage", "ready, under the chart's ServiceAccount; kube-scheduler asks it as an extender over mutual TLS", "32")
+            output.print("stowage", "ready, under the chart's ServiceAccount; kube-scheduler asks it as an extender over mutual TLS", "32")
             with observe.Mirror(plane.api) as mirror:
-                demo = Demo(plane, stowage, mirror, story, pods)
+                demo = Demo(plane, stowage, mirror, output, pods)
                 demo.prepare()
                 demo.arrive()
                 demo.interrupt()
                 demo.shrink()
                 demo.close()
-        except (harness.Failure, observe.Timeout, observe.ApiError):
+        except ERRORS:
             print(f"\nthe end of stowage's log:\n{stowage.tail()}", file=sys.stderr)
             if keep:
-                say_how(plane, stowage)
+                print_access(plane, stowage)
             raise
         finally:
             if not keep:
                 stowage.stop()
     if keep:
-        say_how(plane, stowage)
+        print_access(plane, stowage)
 
 
-def say_how(plane, stowage):
+def print_access(plane, stowage):
     print(
         f"""
 It is still running. To look around:
@@ -252,8 +262,9 @@ To stop it:
     )
 
 
-def stop(directory):
-    harness.stop_process(directory / "stowage" / "pid", "stowage")
+def stop_kept(directory):
+    """Stops what --keep left running."""
+    stop([directory / "pids" / "stowage.pid"], patience=harness.STOP_TIMEOUT)
     harness.run(harness.HERE / "control-plane", "down", directory)
     shutil.rmtree(directory, ignore_errors=True)
 
@@ -263,19 +274,20 @@ def main():
     parser.add_argument("--pods", type=int, default=350, help="pods of the workload (default: 350)")
     parser.add_argument("--keep", action="store_true", default=os.environ.get("KEEP", "") not in ("", "0"), help="leave it running at the end")
     parser.add_argument("--dir", type=pathlib.Path, help="directory of the control plane (default: one of its own)")
-    parser.add_argument("--stop", type=pathlib.Path, metavar="DIR", help="stop what --keep left running, and remove DIR")
+    parser.add_argument("--stop", type=pathlib.Path, metavar="DIR", help="stop the control plane that --keep left running in DIR, and remove DIR")
     args = parser.parse_args()
     if args.stop:
-        stop(args.stop.resolve())
+        stop_kept(args.stop.resolve())
         return 0
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    story = Story()
     try:
-        play(story, args.dir, args.pods, args.keep)
+        # A killed demo leaves nothing, unless its control plane is to be kept.
+        with contextlib.nullcontext() if args.keep or args.dir else guard.guarded_directory():
+            run(Output(), args.dir, args.pods, args.keep)
     except KeyboardInterrupt:
         print("demo: stopped", file=sys.stderr)
         return 130
-    except (harness.Failure, observe.Timeout, observe.ApiError) as error:
+    except ERRORS as error:
         print(f"demo: failed: {error}", file=sys.stderr)
         return 1
     return 0

@@ -1,5 +1,4 @@
-#!/usr/bin/env python3
-"""Launches on EC2's wire protocol (ec2_service.py says what takes part): nodes come, are what NodePool and node class say, and go."""
+"""Launches on EC2's wire protocol (services.py has the participants): nodes match their NodePool and node class, and are terminated."""
 
 import base64
 import collections
@@ -11,260 +10,266 @@ import shlex
 import subprocess
 import time
 import tomllib
-import unittest
+
+import botocore.exceptions
+import pytest
 
 import aws
 import faults
 import harness
+import kube
 import kubelet
 import observe
+import services
 import workloads
-from ec2_service import CLAIM, CLUSTER, CLUSTER_NAME, FIGURES, NODE_CLASS, POOL, UNDRIFTED, Service, node_class, note, one_a_node, small
-from observe import holds, key
+from kube import NODE_POOL, is_true, key
+from services import CLAIM, CLUSTER, CLUSTER_NAME, FIGURES, NO_DRIFT, NODE_CLASS, node_class, one_per_node, record_figures, small_pool
+from waiting import wait_until
 
 UNREGISTERED = {"key": "karpenter.sh/unregistered", "effect": "NoExecute"}
 TAGGED = ("karpenter.k8s.aws/tagged", "compatibility.karpenter.k8s.aws/cluster-name-tagged")
 MANY = 200
 SINGLES = 30  # plans of one node
-READY_SECONDS = 30  # from the first object to NodePools that are ready, though moto answers some of the optional APIs with errors
-PACE = 0.95  # seconds from one call of CreateTags to the next, less what clocks and threads differ by
+READY_SECONDS = 30  # from the first object to ready NodePools, although moto answers some optional APIs with errors
+PACE = 0.95  # seconds between two CreateTags calls, less the jitter of clocks and threads
 TAGGING_SECONDS = 1.5 * MANY
-UNREADABLE = ["OnDemandPricesUnreadable", "PlacementScoresUnreadable"]  # what moto refuses to tell
+UNREADABLE = ["OnDemandPricesUnreadable", "PlacementScoresUnreadable"]  # optional APIs that moto does not have
 DNS = "10.96.0.53"
 
 
 def launch_tags(pool):
-    """Tags that the IAM policy demands of all that is made for a pool, and the user's."""
-    return {f"kubernetes.io/cluster/{CLUSTER}": "owned", POOL: pool, CLUSTER_NAME: CLUSTER, NODE_CLASS: "default", "team": "stowage"}
+    """The tags that the IAM policy requires on everything created for a pool, and the user's."""
+    return {f"kubernetes.io/cluster/{CLUSTER}": "owned", NODE_POOL: pool, CLUSTER_NAME: CLUSTER, NODE_CLASS: "default", "team": "stowage"}
 
 
-class Launches(Service):
-    """Nodes come, are what they should be, and go."""
+def assert_launch_tags(found, pool):
+    """The tags include those of a launch for the pool."""
+    assert launch_tags(pool).items() <= found.items()
 
-    @classmethod
-    def pools(cls):
-        pools = [workloads.node_pool(capacity_types=["on-demand"]), small("spot", "spot"), small("many", "on-demand")]
-        for pool in pools:
-            # Nobody moves pods to the spot pool, which moto gives away, until the last test.
-            pool["spec"]["disruption"]["budgets"] = [{"nodes": "0"}]
-        return pools
 
-    def test_0_optional_apis_that_fail_do_not_hold_up_the_start(self):
-        print(f"\nNodePools ready after {self.ready_seconds:.1f} s", flush=True)
-        self.assertLess(self.ready_seconds, READY_SECONDS)
+def tagged(service, pool="default"):
+    """The number of NodeClaims of a pool whose instance has been tagged, by their annotations."""
+    annotations = [kube.annotations_of(claim) for claim in service.claims(pool)]
+    return sum(all(given.get(name) == "true" for name in TAGGED) for given in annotations)
 
-    def test_1_pods_get_nodes_that_are_instances(self):
-        # Not of the spot pool, which moto gives away.
-        web = workloads.workload("shop", "web", 30, 500, 1024, nodeSelector={POOL: "default"}, **workloads.zone_spread("web"))
-        begin = time.monotonic()
-        self.plane.apply(workloads.namespace("shop"), web)
-        self.bound("shop", 30, 90)
-        instances = self.instances()
-        print(f"\n30 pods on {len(instances)} instances after {time.monotonic() - begin:.1f} s: ", end="")
-        print(", ".join(sorted(f"{item['instanceType']}/{item['placement']['availabilityZone']}" for item in instances.values())), flush=True)
-        self.nothing_is_leaked()
-        zones = {node["metadata"]["labels"][workloads.ZONE] for node in self.mirror.nodes()}
-        self.assertEqual(zones, set(aws.ZONES))
-        for claim in self.claims():
-            labels, instance = claim["metadata"]["labels"], instances[self.instance_of(claim)]
-            self.assertEqual(labels[observe.INSTANCE_TYPE], instance["instanceType"])
-            self.assertEqual(labels[observe.ZONE], instance["placement"]["availabilityZone"])
-            self.assertEqual(claim["status"]["imageID"], instance["imageId"])
-            self.assertIn(instance["subnetId"], self.account.subnets.values())
-        self.no_errors()
 
-    def has_tags(self, found, pool):
-        """Some tags are those of a launch for the pool, among others."""
-        self.assertLessEqual(launch_tags(pool).items(), found.items())
+def assert_read_back(service, pool, capacity_type, kinds):
+    """The launch templates of a pool match its node class, with tags for these kinds of resources (moto adds those of the template
+    itself), and the user data of its instances are those of one of the templates."""
+    profile = service.api.get("EC2NodeClass", "default")["status"]["instanceProfile"]
+    roles = service.aws.iam.get_instance_profile(InstanceProfileName=profile)["InstanceProfile"]["Roles"]
+    assert [role["RoleName"] for role in roles] == [service.account.role]
+    images = {id: name for name, id in service.moto.image_ids.items()}
+    written = set()
+    templates = service.templates(NODE_POOL, pool)
+    assert templates, "there is no launch template"
+    for template in templates:
+        data = service.template_data(template)
+        assert_launch_tags(aws.tags_of(template), pool)
+        by_kind = {entry["ResourceType"]: aws.tags_of(entry) for entry in data["TagSpecifications"]}
+        assert by_kind.keys() - {"launch-template"} == kinds
+        for kind in kinds:
+            assert_launch_tags(by_kind[kind], pool)
+        assert re.search(r"^amazon-eks-node-al2023-(x86_64|arm64)-", images[data["ImageId"]])
+        assert data["IamInstanceProfile"]["Name"] == profile
+        assert data["MetadataOptions"]["HttpTokens"] == "required"
+        assert sorted(data["NetworkInterfaces"][0]["Groups"]) == sorted(service.account.security_groups)
+        disk = data["BlockDeviceMappings"][0]
+        assert (disk["DeviceName"], disk["Ebs"]["VolumeSize"], disk["Ebs"]["Encrypted"]) == ("/dev/xvda", 20, True)
+        assert "InstanceType" not in data, "the fleet chooses the type"
+        written.add((data["ImageId"], data["UserData"]))
+    instances = service.instances()
+    for claim in service.claims(pool):
+        id, node = service.instance_of(claim), service.mirror.node_of(claim)
+        instance, data = instances[id], service.user_data(id)
+        assert (instance["ImageId"], data) in written
+        arch = {"amd64": "x86_64", "arm64": "arm64"}[node["metadata"]["labels"][workloads.ARCH]]
+        assert re.search(f"-{arch}-standard-", images[instance["ImageId"]])
+        settings = kubelet.settings_of(data)
+        assert (settings.labels[NODE_POOL], settings.labels[kube.CAPACITY_TYPE]) == (pool, capacity_type)
+        assert UNREGISTERED in [{name: taint[name] for name in ("key", "effect")} for taint in settings.taints]
+        assert settings.max_pods == service.planned_allocatable(node)["pods"]
+        cluster = cluster_of(data)
+        assert (cluster["name"], cluster["apiServerEndpoint"], cluster["cidr"]) == (CLUSTER, service.plane.state["api"], "10.96.0.0/16")
+        assert service.is_cluster_ca(cluster["certificateAuthority"])
 
-    def test_2_tags_are_those_that_the_iam_policy_demands(self):
-        for instance in self.instances().values():
-            self.has_tags(aws.tags_of(instance), "default")
-        # moto gives volumes no tags of a fleet's request.
-        asked = [call.tags() for call in self.proxy.seen("CreateFleet") if call.form.get("DryRun") != "true"]
-        self.assertTrue(asked)
-        for by_kind in asked:
-            self.assertEqual(set(by_kind), {"fleet", "instance", "volume"})
-            for found in by_kind.values():
-                self.has_tags(found, "default")
-        # Told once the node is registered.
-        names = {self.instance_of(claim): (claim["status"]["nodeName"], key(claim)) for claim in self.claims()}
-        told = lambda: {id: (tags.get("Name"), tags.get(CLAIM)) for id, item in self.instances().items() for tags in [aws.tags_of(item)]}
-        harness.wait_until(lambda: told() == names, 60, "instances named after their nodes", told, every=0.5)
-        self.wait(lambda: self.tagged() == len(names), 10, "NodeClaims that say so", lambda: f"{self.tagged()} of {len(names)}")
-        times = [call.at for call in self.proxy.seen("CreateTags")]
-        self.assertEqual(len(times), len(names))
-        pauses = [later - earlier for earlier, later in itertools.pairwise(times)]
-        self.assertGreater(min(pauses), PACE)
 
-    def tagged(self, pool="default"):
-        """How many NodeClaims of a pool say that their instance has its tags."""
-        annotations = [claim["metadata"].get("annotations", {}) for claim in self.claims(pool)]
-        return sum(all(given.get(name) == "true" for name in TAGGED) for given in annotations)
+def cluster_of(data):
+    """The cluster in user data of Amazon Linux 2023."""
+    message = email.message_from_string(base64.b64decode(data).decode())
+    parts = [part for part in message.walk() if part.get_content_type() == kubelet.NODE_CONFIG]
+    return kubelet.parse_yaml(parts[-1].get_payload())["spec"]["cluster"]
 
-    def test_3_templates_and_user_data_are_read_back(self):
-        self.read_back("default", "on-demand", {"network-interface"})
 
-    def read_back(self, pool, capacity_type, kinds):
-        """The launch templates of a pool are what its node class says, with tags for these kinds of resources (moto adds those of the
-        template itself), and its instances have the user data of one of them."""
-        profile = self.plane.api.get(f"{observe.CLASSES}/default")["status"]["instanceProfile"]
-        roles = self.moto.aws.iam("GetInstanceProfile", InstanceProfileName=profile)["InstanceProfile"]["Roles"]
-        self.assertEqual([role["RoleName"] for role in roles], [self.account.role])
-        images = {id: name for name, id in self.moto.image_ids.items()}
-        written = set()
-        templates = self.templates(POOL, pool)
-        self.assertTrue(templates, "there is no launch template")
-        for template in templates:
-            data = self.data_of(template)
-            with self.subTest(template["launchTemplateName"]):
-                self.has_tags(aws.tags_of(template), pool)
-                tagged = {entry["resourceType"]: aws.tags_of(entry) for entry in data["tagSpecificationSet"]}
-                self.assertEqual(tagged.keys() - {"launch-template"}, kinds)
-                for kind in kinds:
-                    self.has_tags(tagged[kind], pool)
-                self.assertRegex(images[data["imageId"]], r"^amazon-eks-node-al2023-(x86_64|arm64)-")
-                self.assertEqual(data["iamInstanceProfile"]["name"], profile)
-                self.assertEqual(data["metadataOptions"]["httpTokens"], "required")
-                groups = data["networkInterfaceSet"][0]["groupSet"]["groupId"]
-                self.assertEqual(sorted(groups), sorted(self.account.security_groups))
-                disk = data["blockDeviceMappingSet"][0]
-                self.assertEqual((disk["deviceName"], disk["ebs"]["volumeSize"], disk["ebs"]["encrypted"]), ("/dev/xvda", "20", "true"))
-                self.assertNotIn("instanceType", data, "the type is the fleet's to choose")
-                written.add((data["imageId"], data["userData"]))
-        parse, instances = self.parser(), self.instances()
-        for claim in self.claims(pool):
-            id, node = self.instance_of(claim), self.mirror.node_of(claim)
-            instance, data = instances[id], self.user_data(id)
-            self.assertIn((instance["imageId"], data), written)
-            arch = {"amd64": "x86_64", "arm64": "arm64"}[node["metadata"]["labels"][workloads.ARCH]]
-            self.assertRegex(images[instance["imageId"]], f"-{arch}-standard-")
-            settings = kubelet.settings_of(data, parse)
-            self.assertEqual((settings.labels[POOL], settings.labels[observe.CAPACITY_TYPE]), (pool, capacity_type))
-            self.assertIn(UNREGISTERED, [{name: taint[name] for name in ("key", "effect")} for taint in settings.taints])
-            self.assertEqual(settings.max_pods, self.planned(node)["pods"])
-            cluster = self.cluster_of(data, parse)
-            self.assertEqual((cluster["name"], cluster["apiServerEndpoint"], cluster["cidr"]), (CLUSTER, self.plane.state["api"], "10.96.0.0/16"))
-            self.assertTrue(self.is_authority(cluster["certificateAuthority"]))
+def record_calls(service, at, took, fleets):
+    """Records the calls of the launches since a time, and those that tag their instances: one call each, at a limited rate."""
+    tagging = lambda call: call.action == "CreateTags" or (call.action == "DescribeInstances" and call.names_instances)
+    calls = collections.Counter(call.action for call in service.proxy.seen(since=at) if not tagging(call))
+    record_figures(launched={"instances": MANY, "seconds": round(took, 1), "fleets": fleets, "calls": faults.by_action(calls)})
+    service.wait(lambda: tagged(service, "many") == MANY, TAGGING_SECONDS, "all instances tagged", lambda: tagged(service, "many"))
+    calls = collections.Counter(call.action for call in service.proxy.seen(since=at) if tagging(call))
+    record_figures(tagged={"instances": MANY, "seconds": round(time.time() - at, 1), "calls": calls})
 
-    def test_4_nodes_are_as_large_as_they_were_planned(self):
-        for node in self.mirror.nodes():
-            self.as_planned(node)
+
+class TestLaunches:
+    """Nodes are launched, match their specification, and are terminated."""
 
     @staticmethod
-    def cluster_of(data, parse):
-        """What the user data of Amazon Linux 2023 say of the cluster."""
-        message = email.message_from_string(base64.b64decode(data).decode())
-        parts = [part for part in message.walk() if part.get_content_type() == kubelet.NODE_CONFIG]
-        return parse(parts[-1].get_payload())["spec"]["cluster"]
+    def environment(request):
+        pools = [workloads.node_pool(capacity_types=["on-demand"]), small_pool("spot", "spot"), small_pool("many", "on-demand")]
+        for pool in pools:
+            # moto's spot price is near zero: without a budget nothing is consolidated onto the spot pool until the last tests.
+            pool["spec"]["disruption"]["budgets"] = [{"nodes": "0"}]
+        return services.ec2(request.getfixturevalue("service_plane"), pools)
 
-    def test_5_spot_pools_get_spot_instances(self):
-        self.plane.apply(*one_a_node("spots", 3, "spot"))
-        self.bound("spots", 3, 60)
-        claims, instances = self.claims("spot"), self.instances()
-        self.assertEqual(len(claims), 3)
+    def test_0_failing_optional_apis_do_not_delay_the_start(self, service):
+        print(f"\nNodePools ready after {service.ready_seconds:.1f} s", flush=True)
+        assert service.ready_seconds < READY_SECONDS
+
+    def test_1_pods_run_on_nodes_that_are_instances(self, service):
+        # Not on the spot pool, whose price in moto is near zero.
+        web = workloads.workload("shop", "web", 30, 500, 1024, nodeSelector={NODE_POOL: "default"}, **workloads.zone_spread("web"))
+        begin = time.monotonic()
+        service.plane.apply(workloads.namespace("shop"), web)
+        service.wait_bound("shop", 30, 90)
+        instances = service.instances()
+        print(f"\n30 pods on {len(instances)} instances after {time.monotonic() - begin:.1f} s: ", end="")
+        print(", ".join(sorted(f"{item['InstanceType']}/{item['Placement']['AvailabilityZone']}" for item in instances.values())), flush=True)
+        service.assert_nothing_leaked()
+        zones = {node["metadata"]["labels"][workloads.ZONE] for node in service.mirror.nodes()}
+        assert zones == set(aws.ZONES)
+        for claim in service.claims():
+            labels, instance = claim["metadata"]["labels"], instances[service.instance_of(claim)]
+            assert labels[kube.INSTANCE_TYPE] == instance["InstanceType"]
+            assert labels[kube.ZONE] == instance["Placement"]["AvailabilityZone"]
+            assert claim["status"]["imageID"] == instance["ImageId"]
+            assert instance["SubnetId"] in service.account.subnets.values()
+        service.assert_no_errors()
+
+    def test_2_tags_are_those_that_the_iam_policy_requires(self, service):
+        for instance in service.instances().values():
+            assert_launch_tags(aws.tags_of(instance), "default")
+        # moto does not tag volumes by a fleet's request.
+        requested = [call.tags() for call in service.proxy.seen("CreateFleet") if call.form.get("DryRun") != "true"]
+        assert requested
+        for by_kind in requested:
+            assert set(by_kind) == {"fleet", "instance", "volume"}
+            for found in by_kind.values():
+                assert_launch_tags(found, "default")
+        # Tagged once the node is registered.
+        names = {service.instance_of(claim): (claim["status"]["nodeName"], key(claim)) for claim in service.claims()}
+        current = lambda: {id: (tags.get("Name"), tags.get(CLAIM)) for id, item in service.instances().items() for tags in [aws.tags_of(item)]}
+        service.poll(lambda: current() == names, 60, "instances named after their nodes", current)
+        service.wait(lambda: tagged(service) == len(names), 10, "NodeClaims annotated as tagged", lambda: f"{tagged(service)} of {len(names)}")
+        times = [call.at for call in service.proxy.seen("CreateTags")]
+        assert len(times) == len(names)
+        pauses = [later - earlier for earlier, later in itertools.pairwise(times)]
+        assert min(pauses) > PACE
+
+    def test_3_templates_and_user_data_match_the_node_class(self, service):
+        assert_read_back(service, "default", "on-demand", {"network-interface"})
+
+    def test_4_nodes_have_the_planned_resources(self, service):
+        for node in service.mirror.nodes():
+            service.assert_allocatable_as_planned(node)
+
+    def test_5_spot_pools_get_spot_instances(self, service):
+        service.plane.apply(*one_per_node("spots", 3, "spot"))
+        service.wait_bound("spots", 3, 60)
+        claims, instances = service.claims("spot"), service.instances()
+        assert len(claims) == 3
         for claim in claims:
-            self.assertEqual(claim["metadata"]["labels"][observe.CAPACITY_TYPE], "spot")
-            self.assertEqual(instances[self.instance_of(claim)].get("instanceLifecycle"), "spot")
-            self.has_tags(aws.tags_of(instances[self.instance_of(claim)]), "spot")
-        for claim in self.claims("default"):
-            self.assertIsNone(instances[self.instance_of(claim)].get("instanceLifecycle"))
-        self.read_back("spot", "spot", {"network-interface", "spot-instances-request"})
-        requests = self.moto.aws.ec2("DescribeSpotInstanceRequests")["spotInstanceRequestSet"]
-        self.assertEqual({request["instanceId"] for request in requests}, {self.instance_of(claim) for claim in claims})
+            assert claim["metadata"]["labels"][kube.CAPACITY_TYPE] == "spot"
+            assert instances[service.instance_of(claim)].get("InstanceLifecycle") == "spot"
+            assert_launch_tags(aws.tags_of(instances[service.instance_of(claim)]), "spot")
+        for claim in service.claims("default"):
+            assert instances[service.instance_of(claim)].get("InstanceLifecycle") is None
+        assert_read_back(service, "spot", "spot", {"network-interface", "spot-instances-request"})
+        requests = service.aws.ec2.describe_spot_instance_requests()["SpotInstanceRequests"]
+        assert {request["InstanceId"] for request in requests} == {service.instance_of(claim) for claim in claims}
         for request in requests:
-            self.has_tags(aws.tags_of(request), "spot")
-        self.nothing_is_leaked()
-        self.no_errors()
+            assert_launch_tags(aws.tags_of(request), "spot")
+        service.assert_nothing_leaked()
+        service.assert_no_errors()
 
-    def test_6_two_hundred_instances_come_at_once(self):
+    def test_6_two_hundred_instances_launch_at_once(self, service):
         begin, at = time.monotonic(), time.time()
-        self.plane.apply(*one_a_node("crowd", MANY, "many"))
-        launched = lambda: sum(holds(claim, "Launched") for claim in self.claims("many"))
-        self.wait(lambda: launched() == MANY, 120, f"{MANY} instances launched", self.mirror.summary)
+        service.plane.apply(*one_per_node("crowd", MANY, "many"))
+        launched = lambda: sum(is_true(claim, "Launched") for claim in service.claims("many"))
+        service.wait(lambda: launched() == MANY, 120, f"{MANY} instances launched", service.mirror.summary)
         took = time.monotonic() - begin
-        self.bound("crowd", MANY, 180)
+        service.wait_bound("crowd", MANY, 180)
         print(f"\n{MANY} instances launched after {took:.1f} s, their pods bound after {time.monotonic() - begin:.1f} s", flush=True)
-        fleets = self.fleets(at)
+        fleets = service.fleets(at)
         if FIGURES:
-            self.note_calls(at, took, len(fleets))
+            record_calls(service, at, took, len(fleets))
         print(f"{len(fleets)} fleets for {[call.count for call, _ in fleets]}, the last {max(delay for _, delay in fleets) * 1000:.0f} ms after its plan")
-        print(faults.summary(self.proxy.counts(at), MANY), flush=True)
-        # Two on a quiet machine; where NodeClaims are written slowly, a call is not put off until the last of them is there (29 were seen).
-        self.assertLessEqual(len(fleets), MANY // 5, "equal launches share calls")
-        self.assertEqual(len(self.claims("many")), MANY)
-        self.assertEqual(self.mirror.record.twice, [], "room was bought twice for a pod")
-        self.nothing_is_leaked()
-        self.no_errors()
+        print(faults.summary(service.proxy.counts(at), MANY), flush=True)
+        # Two on a quiet machine; while NodeClaims are written slowly, a call does not wait for the last of them (29 were seen).
+        assert len(fleets) <= MANY // 5, "equal launches share calls"
+        assert len(service.claims("many")) == MANY
+        service.assert_not_doubly_planned()
+        service.assert_nothing_leaked()
+        service.assert_no_errors()
 
-    def note_calls(self, at, took, fleets):
-        """Notes the calls of the launches since a time, and those that tag their instances: a call for each, at their own pace."""
-        tagging = lambda call: call.action == "CreateTags" or (call.action == "DescribeInstances" and call.names_instances)
-        calls = collections.Counter(call.action for call in self.proxy.seen(since=at) if not tagging(call))
-        note(launched={"instances": MANY, "seconds": round(took, 1), "fleets": fleets, "calls": faults.by_action(calls)})
-        self.wait(lambda: self.tagged("many") == MANY, TAGGING_SECONDS, "all tagged", lambda: self.tagged("many"))
-        calls = collections.Counter(call.action for call in self.proxy.seen(since=at) if tagging(call))
-        note(tagged={"instances": MANY, "seconds": round(time.time() - at, 1), "calls": calls})
-
-    def test_6b_a_plan_is_soon_a_call(self):
-        self.plane.apply(*one_a_node("trickle", 1, "many"))
-        self.bound("trickle", 1, 60)
+    def test_6b_a_plan_becomes_a_call_quickly(self, service):
+        service.plane.apply(*one_per_node("trickle", 1, "many"))
+        service.wait_bound("trickle", 1, 60)
         at = time.time()
         for replicas in range(2, SINGLES + 2):
-            self.plane.kubectl("scale", "deployment", "server", f"--replicas={replicas}", "-n", "trickle")
-            self.wait(lambda: len(self.claims("many")) == MANY + replicas, 20, "a NodeClaim for it")
-        self.bound("trickle", SINGLES + 1, 60)
-        delays = sorted(delay * 1000 for _, delay in self.fleets(at))
+            service.api.scale("Deployment", "server", "trickle", replicas)
+            service.wait(lambda: len(service.claims("many")) == MANY + replicas, 20, "a NodeClaim for the new pod")
+        service.wait_bound("trickle", SINGLES + 1, 60)
+        delays = sorted(delay * 1000 for _, delay in service.fleets(at))
         print(f"\nfrom plan to CreateFleet, {len(delays)} plans: p50 {observe.percentile(delays, 50):.0f} ms, p99 {observe.percentile(delays, 99):.0f} ms", flush=True)
-        # On a busy machine a plan may be made before the call of the one before it: those are left out.
-        steps = self.steps(at)
-        self.assertGreaterEqual(len(steps), SINGLES // 2)
+        # On a busy machine a plan may precede the call of the plan before it: those are left out.
+        steps = service.steps(at)
+        assert len(steps) >= SINGLES // 2
         parts = {part: sorted(step[part] for step in steps) for part in steps[0]}
         shares = {part: {share: round(observe.percentile(values, share), 1) for share in (50, 99)} for part, values in parts.items()}
         print("; ".join(f"{part} {p[50]:.1f}, {p[99]:.1f}" for part, p in shares.items()), "(p50, p99 in ms)", flush=True)
-        note(plans=len(steps), milliseconds={part: {f"p{share}": value for share, value in p.items()} for part, p in shares.items()})
-        self.assertGreaterEqual(len(delays), SINGLES)
-        self.assertLess(observe.percentile(delays, 50), 250)
-        self.no_errors()
+        record_figures(plans=len(steps), milliseconds={part: {f"p{share}": value for share, value in p.items()} for part, p in shares.items()})
+        assert len(delays) >= SINGLES
+        assert observe.percentile(delays, 50) < 250
+        service.assert_no_errors()
 
-    def test_7_all_go_when_no_pod_is_left(self):
+    def test_7_every_node_is_terminated_when_no_pod_is_left(self, service):
         begin = time.monotonic()
         for name in ("default", "spot", "many"):
-            self.plane.api.patch(f"{observe.POOLS}/{name}", {"spec": {"disruption": {"budgets": [{"nodes": "100%"}, UNDRIFTED]}}})
+            service.api.patch("NodePool", name, {"spec": {"disruption": {"budgets": [{"nodes": "100%"}, NO_DRIFT]}}})
         for space in ("shop", "spots", "crowd", "trickle"):
-            self.plane.kubectl("scale", "deployments", "--all", "--replicas=0", "-n", space)
-        self.wait(lambda: not self.mirror.claims() and not self.mirror.nodes(), 180, "every node gone")
-        harness.wait_until(lambda: not self.instances(), 20, "every instance terminated", lambda: sorted(self.instances()), every=0.5)
-        print(f"\n{MANY} nodes and the others gone after {time.monotonic() - begin:.1f} s", flush=True)
-        self.no_errors()
+            service.api.scale_all(space, 0)
+        service.wait(lambda: not service.mirror.claims() and not service.mirror.nodes(), 180, "every node deleted")
+        wait_until(lambda: not service.instances(), 20, "every instance terminated", lambda: sorted(service.instances()), every=0.5)
+        print(f"\nall nodes deleted after {time.monotonic() - begin:.1f} s", flush=True)
+        service.assert_no_errors()
 
-    def test_8_templates_follow_their_class_ahead_of_launches(self):
+    def test_8_templates_follow_their_class_before_launches(self, service):
         at = time.time()
-        # Those of dry launches belong to no pool.
-        new = lambda: [call for call in self.proxy.seen("CreateLaunchTemplate", at) if {"team-2", "many"} <= set(call.form.values())]
-        self.plane.api.patch(f"{observe.CLASSES}/default", {"spec": {"tags": {"team": "team-2"}}})
-        self.wait(new, 60, "a launch template by what the class says now")
-        print(f"\nlaunch template made {time.time() - at:.1f} s after its class was changed", flush=True)
-        self.assertEqual(self.fleets(at), [], "nothing was launched")
+        # Those of dry runs have no NodePool.
+        new = lambda: [call for call in service.proxy.seen("CreateLaunchTemplate", at) if {"team-2", "many"} <= set(call.form.values())]
+        service.api.patch("EC2NodeClass", "default", {"spec": {"tags": {"team": "team-2"}}})
+        service.wait(new, 60, "a launch template of the changed class")
+        print(f"\nlaunch template created {time.time() - at:.1f} s after its class was changed", flush=True)
+        assert service.fleets(at) == [], "the change launched instances"
         at = time.time()
-        self.plane.kubectl("scale", "deployment", "server", "--replicas=1", "-n", "crowd")
-        self.bound("crowd", 1, 60)
-        self.assertEqual(new(), [], "the launch found its template")
-        self.no_errors()
+        service.api.scale("Deployment", "server", "crowd", 1)
+        service.wait_bound("crowd", 1, 60)
+        assert new() == [], "the launch did not find its template"
+        service.assert_no_errors()
 
-    def test_9_each_optional_api_that_fails_is_told_once(self):
-        told = lambda: [event for event in self.plane.events("default") if event["reason"].endswith("Unreadable")]
-        reasons = lambda: collections.Counter(event["reason"] for event in told() if event["regarding"]["kind"] == "EC2NodeClass")
-        # The SDK tries each again and again at first: they were told 70 and 100 s after the start, which has passed by now.
-        everything = lambda: self.stowage.alive() and len(reasons()) >= len(UNREADABLE)
-        harness.wait_until(everything, 120, "events of what can't be read", reasons, every=0.5)
-        self.assertEqual(sorted(reasons()), UNREADABLE)
-        # A process that is started again knows nothing of what was told.
-        self.assertLessEqual(max(reasons().values()), 1 + self.stowage.restarts)
-        self.assertEqual([event for event in told() if event.get("series")], [], "told again and again")
+    def test_9_each_failing_optional_api_is_reported_once(self, service):
+        events = lambda: [event for event in service.plane.events("default") if event["reason"].endswith("Unreadable")]
+        reasons = lambda: collections.Counter(event["reason"] for event in events() if event["regarding"]["kind"] == "EC2NodeClass")
+        # The SDK retries each at first: the events were seen 70 and 100 s after the start.
+        service.poll(lambda: len(reasons()) >= len(UNREADABLE), 120, "events of the failing APIs", reasons)
+        assert sorted(reasons()) == UNREADABLE
+        # A restarted process reports once more.
+        assert max(reasons().values()) <= 1 + service.stowage.restarts
+        assert [event for event in events() if event.get("series")] == [], "reported repeatedly"
 
 
-# Of what a user asks here, the cluster's facts and the plan's are not the user's to say.
+# Settings of a user; those that the cluster or the plan determine are overridden.
 TOML = """
 [settings.kubernetes]
 api-server = "https://elsewhere.example"
@@ -289,13 +294,11 @@ time-servers = ["169.254.169.123"]
 SCRIPTS = {"al2": ("AL2", "#!/bin/bash\necho own"), "windows": ("Windows2022", "Write-Host own")}
 
 
-class UserData(Service):
-    """What a node class says of kubelets comes to the same in the plan, in the user data and on the node, in each image family's way."""
+class TestUserData:
+    """The kubelet settings of a node class are the same in the plan, in the user data of each image family, and on the node."""
 
-    settings = {"AWS_FEATURE_GATES": "NodeClassCEL=true"}
-
-    @classmethod
-    def classes(cls):
+    @staticmethod
+    def environment(request):
         default, bottlerocket = node_class(), node_class("bottlerocket")
         reserved = {"cpu": "60 + vcpus * 5", "memory": "11 * max_pods + 255", "ephemeral-storage": "vcpus / 0"}
         default["spec"]["kubelet"] = {"maxPods": "vcpus * 10", "kubeReserved": reserved, "systemReserved": {"memory": "memory_mib / 64"}}
@@ -306,131 +309,120 @@ class UserData(Service):
             own = node_class(name)
             own["spec"] |= {"amiFamily": family, "userData": script, "amiSelectorTerms": [{"tags": {"karpenter.sh/discovery": CLUSTER}}]}
             made.append(own)
-        return made
-
-    @classmethod
-    def pools(cls):
-        pool = small("toml", "on-demand", "bottlerocket")
+        pool = small_pool("toml", "on-demand", "bottlerocket")
         pool["spec"]["template"]["spec"]["taints"] = [{"key": "dedicated", "value": "toml", "effect": "NoSchedule"}]
-        return [small("sized", "on-demand"), pool]
+        pools = [small_pool("sized", "on-demand"), pool]
+        return services.ec2(request.getfixturevalue("service_plane"), pools, made, {"AWS_FEATURE_GATES": "NodeClassCEL=true"})
 
-    def test_1_nodes_are_as_their_expressions_say(self):
-        self.plane.apply(*one_a_node("sized", 2, "sized"))
-        self.bound("sized", 2, 90)
-        parse = self.parser()
-        for id in self.instances():
-            told = kubelet.settings_of(self.user_data(id), parse)
-            # Of 2 vCPUs and 8 GiB; 475 MiB are rounded up to 480. What fails is left out, and told.
-            self.assertEqual((told.max_pods, told.kube_reserved, told.system_reserved), (20, {"cpu": "70m", "memory": "480Mi"}, {"memory": "128Mi"}))
-        for node in self.mirror.nodes():
-            self.assertEqual(node["status"]["allocatable"]["pods"], "20")
-            self.as_planned(node)
-        self.assertIn("KubeletExpressionDropped", [event["reason"] for event in self.plane.events("default")])
-        self.no_errors()
+    def test_1_nodes_have_the_values_of_their_expressions(self, service):
+        service.plane.apply(*one_per_node("sized", 2, "sized"))
+        service.wait_bound("sized", 2, 90)
+        for id in service.instances():
+            settings = kubelet.settings_of(service.user_data(id))
+            # Of 2 vCPUs and 8 GiB; 475 MiB are rounded up to 480. A failing expression is left out, and reported.
+            assert (settings.max_pods, settings.kube_reserved, settings.system_reserved) == (20, {"cpu": "70m", "memory": "480Mi"}, {"memory": "128Mi"})
+        for node in service.mirror.nodes():
+            assert node["status"]["allocatable"]["pods"] == "20"
+            service.assert_allocatable_as_planned(node)
+        assert "KubeletExpressionDropped" in [event["reason"] for event in service.plane.events("default")]
+        service.assert_no_errors()
 
-    def test_2_bottlerockets_settings_are_the_users_with_ours_laid_over_them(self):
+    def test_2_bottlerocket_settings_are_those_of_the_user_with_overrides(self, service):
         tolerations = [{"key": "dedicated", "operator": "Exists"}]
         server = workloads.workload("toml", "server", 1, 1200, 512, nodeSelector={"team": "toml"}, tolerations=tolerations)
-        self.plane.apply(workloads.namespace("toml"), server)
-        self.bound("toml", 1, 90)
-        (claim,), (template,) = self.claims("toml"), self.templates(POOL, "toml")
-        data, node = self.data_of(template), self.mirror.node_of(claim)
-        images = {id: name for name, id in self.moto.image_ids.items()}
-        self.assertRegex(images[data["imageId"]], r"^bottlerocket-aws-k8s-.*-x86_64-")
-        self.assertEqual([disk["deviceName"] for disk in data["blockDeviceMappingSet"]], ["/dev/xvda", "/dev/xvdb"])
-        self.assertEqual(self.user_data(self.instance_of(claim)), data["userData"])
-        settings = tomllib.loads(base64.b64decode(data["userData"]).decode())["settings"]
-        told = settings.pop("kubernetes")
-        self.assertEqual(settings, {"ntp": {"time-servers": ["169.254.169.123"]}})
-        self.assertTrue(self.is_authority(told.pop("cluster-certificate")))
-        labels = {"own": "kept", "team": "toml", POOL: "toml", NODE_CLASS: "bottlerocket", observe.CAPACITY_TYPE: "on-demand"}
-        self.assertLessEqual(labels.items(), told.pop("node-labels").items())
+        service.plane.apply(workloads.namespace("toml"), server)
+        service.wait_bound("toml", 1, 90)
+        (claim,), (template,) = service.claims("toml"), service.templates(NODE_POOL, "toml")
+        data, node = service.template_data(template), service.mirror.node_of(claim)
+        images = {id: name for name, id in service.moto.image_ids.items()}
+        assert re.search(r"^bottlerocket-aws-k8s-.*-x86_64-", images[data["ImageId"]])
+        assert [disk["DeviceName"] for disk in data["BlockDeviceMappings"]] == ["/dev/xvda", "/dev/xvdb"]
+        assert service.user_data(service.instance_of(claim)) == data["UserData"]
+        settings = tomllib.loads(base64.b64decode(data["UserData"]).decode())["settings"]
+        kubernetes = settings.pop("kubernetes")
+        assert settings == {"ntp": {"time-servers": ["169.254.169.123"]}}
+        assert service.is_cluster_ca(kubernetes.pop("cluster-certificate"))
+        labels = {"own": "kept", "team": "toml", NODE_POOL: "toml", NODE_CLASS: "bottlerocket", kube.CAPACITY_TYPE: "on-demand"}
+        assert labels.items() <= kubernetes.pop("node-labels").items()
         expected = {
-            "api-server": self.plane.state["api"],
+            "api-server": service.plane.state["api"],
             "cluster-name": CLUSTER,
             "cluster-dns-ip": DNS,
             "cluster-domain": "shop.internal",
-            "max-pods": self.planned(node)["pods"],
+            "max-pods": service.planned_allocatable(node)["pods"],
             "eviction-hard": {"memory.available": "200Mi"},
             "node-taints": {"dedicated": ["toml:NoSchedule"], UNREGISTERED["key"]: [":NoExecute"]},
         }
-        self.assertEqual(told, expected)
-        self.assertLessEqual(labels.items(), node["metadata"]["labels"].items())
-        self.as_planned(node)
-        self.no_errors()
+        assert kubernetes == expected
+        assert labels.items() <= node["metadata"]["labels"].items()
+        service.assert_allocatable_as_planned(node)
+        service.assert_no_errors()
 
-    def test_3_the_boot_scripts_of_other_families_call_that_of_eks(self):
-        # Validation has made their templates; none is launched.
+    def test_3_the_boot_scripts_of_other_families_call_the_bootstrap_script_of_eks(self, service):
+        # Their templates are those of validation; nothing is launched.
         for name in SCRIPTS:
-            ready = lambda name=name: self.stowage.alive() and holds(self.plane.api.get(f"{observe.CLASSES}/{name}"), "Ready")
-            harness.wait_until(ready, 60, f"node class {name} ready", lambda name=name: self.why(name))
-        parse = self.parser()
-        (linux,), (windows,) = (self.templates(NODE_CLASS, name) for name in SCRIPTS)
-        linux, windows = (self.data_of(template)["userData"] for template in (linux, windows))
+            service.wait_class(name)
+        (linux,), (windows,) = (service.templates(NODE_CLASS, name) for name in SCRIPTS)
+        linux, windows = (service.template_data(template)["UserData"] for template in (linux, windows))
         for data in (linux, windows):
-            settings = kubelet.settings_of(data, parse)
-            self.assertEqual(settings.labels[observe.CAPACITY_TYPE], "on-demand")
-            self.assertIn(UNREGISTERED["key"], [taint["key"] for taint in settings.taints])
+            settings = kubelet.settings_of(data)
+            assert settings.labels[kube.CAPACITY_TYPE] == "on-demand"
+            assert UNREGISTERED["key"] in [taint["key"] for taint in settings.taints]
         parts = email.message_from_string(base64.b64decode(linux).decode()).get_payload()
-        self.assertEqual(parts[0].get_payload().strip(), SCRIPTS["al2"][1])
+        assert parts[0].get_payload().strip() == SCRIPTS["al2"][1]
         (call,) = re.findall(r"^/etc/eks/bootstrap\.sh .*", parts[1].get_payload().replace("\\\n", " "), re.M)
         words = shlex.split(call)
-        self.assertEqual(words[1:5], [CLUSTER, "--apiserver-endpoint", self.plane.state["api"], "--b64-cluster-ca"])
-        self.assertTrue(self.is_authority(words[5]))
+        assert words[1:5] == [CLUSTER, "--apiserver-endpoint", service.plane.state["api"], "--b64-cluster-ca"]
+        assert service.is_cluster_ca(words[5])
         text = base64.b64decode(windows).decode()
-        self.assertLess(text.index(SCRIPTS["windows"][1]), text.index("-EKSClusterName"))
+        assert text.index(SCRIPTS["windows"][1]) < text.index("-EKSClusterName")
         found = re.search(r" -EKSClusterName '(.*?)' -APIServerEndpoint '(.*?)' -Base64ClusterCA '(.*?)' ", text)
-        self.assertEqual((found[1], found[2]), (CLUSTER, self.plane.state["api"]))
-        self.assertTrue(self.is_authority(found[3]))
+        assert (found[1], found[2]) == (CLUSTER, service.plane.state["api"])
+        assert service.is_cluster_ca(found[3])
 
-    def test_4_the_end_of_a_class_waits_for_its_claims_and_takes_what_was_made_for_it(self):
-        find = lambda: self.plane.api.find(f"{observe.CLASSES}/bottlerocket")
-        profiles = {name: self.plane.api.get(f"{observe.CLASSES}/{name}")["status"]["instanceProfile"] for name in ("bottlerocket", "default")}
-        (claim,) = self.claims("toml")
-        self.plane.api.delete(f"{observe.CLASSES}/bottlerocket")
-        told = lambda: self.plane.events("bottlerocket", "WaitingOnNodeClaimTermination")
-        harness.wait_until(told, 20, "an event of what it waits for", lambda: self.plane.events("bottlerocket"))
-        self.assertIn(key(claim), told()[0]["note"])
-        self.assertTrue(find() and self.templates(POOL, "toml"))
-        self.moto.aws.iam("GetInstanceProfile", InstanceProfileName=profiles["bottlerocket"])
-        self.plane.kubectl("scale", "deployment", "server", "--replicas=0", "-n", "toml")
-        self.plane.api.delete(f"{observe.CLAIMS}/{key(claim)}")
+    def test_4_deletion_of_a_class_waits_for_its_claims_and_deletes_its_aws_objects(self, service):
+        find = lambda: service.api.find("EC2NodeClass", "bottlerocket")
+        profiles = {name: service.api.get("EC2NodeClass", name)["status"]["instanceProfile"] for name in ("bottlerocket", "default")}
+        (claim,) = service.claims("toml")
+        service.api.delete("EC2NodeClass", "bottlerocket")
+        waiting = lambda: service.plane.events("bottlerocket", "WaitingOnNodeClaimTermination")
+        wait_until(waiting, 20, "an event that names the NodeClaims", lambda: service.plane.events("bottlerocket"))
+        assert key(claim) in waiting()[0]["note"]
+        assert find() and service.templates(NODE_POOL, "toml")
+        service.aws.iam.get_instance_profile(InstanceProfileName=profiles["bottlerocket"])
+        service.api.scale("Deployment", "server", "toml", 0)
+        service.api.delete("NodeClaim", key(claim))
         begin = time.monotonic()
-        harness.wait_until(lambda: self.stowage.alive() and not find(), 60, "the class gone", find)
-        print(f"\nclass gone {time.monotonic() - begin:.1f} s after its last NodeClaim was deleted", flush=True)
-        self.assertEqual(self.claims("toml"), [], "it did not wait")
-        self.assertEqual(self.templates(NODE_CLASS, "bottlerocket"), [])
-        with self.assertRaises(aws.AwsError) as refused:
-            self.moto.aws.iam("GetInstanceProfile", InstanceProfileName=profiles["bottlerocket"])
-        self.assertEqual(refused.exception.code, "NoSuchEntity")
-        self.assertTrue(self.templates(NODE_CLASS, "default"), "another class's went, too")
-        self.moto.aws.iam("GetInstanceProfile", InstanceProfileName=profiles["default"])
-        self.nothing_is_leaked()
-        self.no_errors()
+        service.poll(lambda: not find(), 60, "the class deleted", find)
+        print(f"\nclass deleted {time.monotonic() - begin:.1f} s after its last NodeClaim was deleted", flush=True)
+        assert service.claims("toml") == [], "it did not wait"
+        assert service.templates(NODE_CLASS, "bottlerocket") == []
+        with pytest.raises(botocore.exceptions.ClientError) as refused:
+            service.aws.iam.get_instance_profile(InstanceProfileName=profiles["bottlerocket"])
+        assert aws.code(refused.value) == "NoSuchEntity"
+        assert service.templates(NODE_CLASS, "default"), "the templates of another class were deleted, too"
+        service.aws.iam.get_instance_profile(InstanceProfileName=profiles["default"])
+        service.assert_nothing_leaked()
+        service.assert_no_errors()
 
-    def test_5_a_class_whose_max_pods_fails_is_not_ready(self):
+    def test_5_a_class_whose_max_pods_fails_is_not_ready(self, service):
         broken = node_class()
         broken["spec"]["kubelet"] = {"maxPods": "vcpus *"}
-        self.plane.apply(broken)
+        service.plane.apply(broken)
 
         def condition():
-            status = (self.plane.api.find(f"{observe.CLASSES}/default") or {}).get("status", {})
+            status = (service.api.find("EC2NodeClass", "default") or {}).get("status", {})
             return next((item for item in status.get("conditions", []) if item["type"] == "ValidationSucceeded"), {})
 
-        harness.wait_until(lambda: self.stowage.alive() and condition().get("reason") == "KubeletExpressionInvalid", 60, "the class refused", condition)
-        self.assertIn("spec.kubelet.maxPods", condition()["message"])
+        service.poll(lambda: condition().get("reason") == "KubeletExpressionInvalid", 60, "the class rejected", condition)
+        assert "spec.kubelet.maxPods" in condition()["message"]
 
 
-class Shells(unittest.TestCase):
-    """Rust's tests of the calls alone, which want an endpoint that somebody else wrote."""
+class TestLiveTests:
+    """Rust's tests of single calls, which need an endpoint of independent origin."""
 
-    def test_the_calls_are_understood(self):
-        with aws.Moto() as moto:
-            command = ["cargo", "test", "--locked", "--quiet", "--lib", "ec2::live_tests", "--", "--ignored"]
-            done = subprocess.run(command, cwd=harness.ROOT, env={**os.environ, **moto.env()}, capture_output=True, text=True, check=False)
-        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-        self.assertRegex(done.stdout, r"test result: ok\. [1-9]\d* passed")
-
-
-if __name__ == "__main__":
-    unittest.main(verbosity=2)
+    def test_the_calls_are_understood(self, moto):
+        command = ["cargo", "test", "--locked", "--quiet", "--lib", "ec2::live_tests", "--", "--ignored"]
+        done = subprocess.run(command, cwd=harness.ROOT, env={**os.environ, **moto.env()}, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert re.search(r"test result: ok\. [1-9]\d* passed", done.stdout)

@@ -1,11 +1,11 @@
-"""A proxy before an EC2 endpoint that counts calls and breaks some of them, as a test says.
+"""A proxy in front of an EC2 endpoint that records calls and injects faults.
 
-`Proxy(upstream)` listens on this machine, on a port that the system picks, and hands every request on. A fault is a function of a call
-and of `forward`, which asks upstream: it returns a `Reply`, `DROP` (the connection ends without an answer) or None (it is none of its
-business). Faults are tried in the order in which they were put in; `with proxy.fault(…)` takes one out again at the end.
+`Proxy(upstream)` listens on loopback, on a port that the system picks, and forwards every request. A fault is a function of a call and of
+`forward`, which calls upstream: it returns a `Reply`, `DROP` (the connection ends without a response) or None (the fault does not apply).
+The newest faults are tried first; `with proxy.fault(…)` removes them at the end.
 
-moto takes no notice of ClientToken. The proxy honours it for CreateFleet as EC2 does: a token that is known gets the answer that it got
-before, and with other parameters it is refused.
+moto ignores ClientToken. The proxy honors it for CreateFleet as EC2 does: a known token gets its earlier response, and is refused with
+other parameters.
 """
 
 import collections
@@ -24,13 +24,13 @@ import xml.sax.saxutils
 NAMESPACE = "http://ec2.amazonaws.com/doc/2016-11-15/"
 EC2_VERSION = "2016-11-15"
 HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "content-length", "date", "server"}
-UNHEARD = (ConnectionError, http.client.HTTPException, OSError)
-PATIENCE = 70.0  # seconds until a call that is not answered ends at this side, should the client never give up
+CONNECTION_ERRORS = (ConnectionError, http.client.HTTPException, OSError)
+SILENCE = 70.0  # seconds after which an unanswered call ends at this side if the client does not give up first
 
 
 @dataclasses.dataclass
 class Reply:
-    """An answer."""
+    """A response."""
 
     status: int
     body: bytes
@@ -78,11 +78,11 @@ class Call:
 
     @property
     def names_instances(self):
-        """Whether it is about instances that are named by their ids."""
+        """Whether it selects instances by their ids."""
         return bool(self.members("InstanceId")) or self.form.get("Filter.1.Name") == "instance-id"
 
     def tags(self):
-        """The tags of what it makes, by resource type."""
+        """The tags of the resources that it creates, by resource type."""
         found, number = {}, 1
         while kind := self.form.get(f"TagSpecification.{number}.ResourceType"):
             prefix = f"TagSpecification.{number}.Tag"
@@ -107,7 +107,7 @@ class Proxy:
         self.faults = []
         self.tokens = {}
         self.token_locks = collections.defaultdict(threading.Lock)
-        self.launched = {}  # when each instance was launched by id, by a fleet's answer
+        self.launched = {}  # instance id -> time of launch, by responses of CreateFleet
 
     def __enter__(self):
         proxy = self
@@ -129,7 +129,7 @@ class Proxy:
             request_queue_size = 256
 
             def handle_error(self, *_):
-                """A client that goes away in the middle of an answer is its own business."""
+                """Ignores clients that disconnect during a response."""
 
         self.server = Server(("127.0.0.1", 0), Handler)
         self.endpoint = f"http://127.0.0.1:{self.server.server_address[1]}"
@@ -140,11 +140,11 @@ class Proxy:
         self.server.shutdown()
         self.server.server_close()
 
-    # What a test sees
+    # For tests
 
     @contextlib.contextmanager
     def fault(self, *faults):
-        """Has these faults in place meanwhile."""
+        """Injects these faults until the end of the block."""
         with self.lock:
             self.faults = [*faults, *self.faults]
         try:
@@ -159,10 +159,10 @@ class Proxy:
             return [call for call in self.calls if action in (None, call.action) and call.at >= since]
 
     def counts(self, since=0.0):
-        """How many calls of each action were made."""
+        """The number of calls of each action."""
         return collections.Counter(call.action for call in self.seen(since=since))
 
-    # What it does
+    # Requests
 
     def serve(self, handler):
         length = int(handler.headers.get("Content-Length") or 0)
@@ -178,7 +178,7 @@ class Proxy:
             faults = list(self.faults)
         try:
             reply = next((reply for fault in faults if (reply := fault(call, self.forward)) is not None), None) or self.forward(call)
-        except UNHEARD:
+        except CONNECTION_ERRORS:
             reply = DROP
         call.status = reply.status
         if reply is DROP:
@@ -192,20 +192,20 @@ class Proxy:
         handler.wfile.write(reply.body)
 
     def forward(self, call):
-        """What upstream answers; for a fleet's token that is known, what it answered before."""
+        """The response of upstream, or the earlier response to a known client token of a fleet."""
         token = call.form.get("ClientToken")
         if call.action != "CreateFleet" or not token or call.form.get("DryRun") == "true":
             return self.ask(call)
         with self.lock:
-            turn = self.token_locks[token]
-        with turn:
-            asked = tuple(sorted(call.form.items()))
+            lock = self.token_locks[token]
+        with lock:
+            parameters = tuple(sorted(call.form.items()))
             if token in self.tokens:
                 before, reply = self.tokens[token]
-                return reply if before == asked else error(400, "IdempotentParameterMismatch", "the token was used with other parameters")
+                return reply if before == parameters else error(400, "IdempotentParameterMismatch", "the token was used with other parameters")
             reply = self.ask(call)
             if reply.status == 200:
-                self.tokens[token] = (asked, reply)
+                self.tokens[token] = (parameters, reply)
                 ids = [item.text for item in xml.etree.ElementTree.fromstring(reply.body).iterfind(".//{*}instanceIds/{*}item")]
                 with self.lock:
                     self.launched |= dict.fromkeys(ids, time.time())
@@ -220,8 +220,8 @@ class Proxy:
                 connection.request(call.method, call.path, call.body, headers)
                 response = connection.getresponse()
                 body = response.read()
-            except UNHEARD:
-                # One that upstream closed meanwhile is opened anew, once.
+            except CONNECTION_ERRORS:
+                # Upstream may have closed an idle connection: retry once with a new one.
                 connection.close()
                 self.local.connection = None
                 if known is None:
@@ -232,17 +232,19 @@ class Proxy:
             return Reply(response.status, body, kept)
 
 
-# Answers
+# Responses
+
 
 def error(status, code, message):
-    """EC2's refusal."""
+    """An error response of EC2."""
     text = xml.sax.saxutils.escape(message)
     body = f"<Response><Errors><Error><Code>{code}</Code><Message>{text}</Message></Error></Errors><RequestID>fault</RequestID></Response>"
     return Reply(status, body.encode())
 
 
 def fleet(call, reply, failed):
-    """A fleet's answer with an error for each of `failed`: (code, message, instance type, zone, subnet). Without a reply nothing was launched."""
+    """A CreateFleet response with an error for each of `failed`: (code, message, instance type, zone, subnet). Without a reply nothing was
+    launched."""
     items = "".join(
         f"<item><errorCode>{code}</errorCode><errorMessage>{message}</errorMessage><lifecycle>on-demand</lifecycle><launchTemplateAndOverrides><overrides>"
         f"<instanceType>{kind}</instanceType><availabilityZone>{zone}</availabilityZone><subnetId>{subnet}</subnetId></overrides>"
@@ -258,13 +260,13 @@ def fleet(call, reply, failed):
 
 
 def without_items(reply, path, hidden):
-    """An answer without the items of the lists at `path` of which `hidden(item)` is true."""
+    """A response without the items of the lists at `path` of which `hidden(item)` is true."""
     root = xml.etree.ElementTree.fromstring(reply.body)
     for items in root.iterfind(path):
         for item in list(items):
             if hidden(item):
                 items.remove(item)
-    # moto's actions don't agree on a namespace; who reads it goes by the names.
+    # The XML namespace varies between moto's actions; clients read local names.
     for element in root.iter():
         element.tag = element.tag.rpartition("}")[2]
     return Reply(reply.status, xml.etree.ElementTree.tostring(root), reply.headers)
@@ -272,8 +274,9 @@ def without_items(reply, path, hidden):
 
 # Faults
 
+
 def throttle(share, seed=1):
-    """This share of EC2's calls is refused for its rate."""
+    """This share of EC2's calls is throttled."""
     draw, lock = random.Random(seed), threading.Lock()
 
     def fault(call, _):
@@ -285,7 +288,7 @@ def throttle(share, seed=1):
 
 
 def broken(actions, share=1.0, seed=1):
-    """This share of the calls of some actions fails in EC2 itself, before they have an effect."""
+    """This share of the calls of some actions fails with an internal error, without an effect."""
     draw, lock = random.Random(seed), threading.Lock()
 
     def fault(call, _):
@@ -297,7 +300,7 @@ def broken(actions, share=1.0, seed=1):
 
 
 def times(count, action, inner):
-    """The first `count` calls of an action, and no others, go to `inner`."""
+    """The fault `inner` for the first `count` calls of an action."""
     left, lock = [count], threading.Lock()
 
     def fault(call, forward):
@@ -310,19 +313,19 @@ def times(count, action, inner):
 
 
 def silent(_, __):
-    """No answer until the client gives up; upstream never hears of it."""
-    time.sleep(PATIENCE)
+    """No response until the client gives up; the call is not forwarded."""
+    time.sleep(SILENCE)
     return DROP
 
 
 def lost(call, forward):
-    """Upstream does as it was told, and its answer gets lost."""
+    """The call is forwarded, and its response is lost."""
     forward(call)
     return DROP
 
 
 def short_of(code, message, hit):
-    """A fleet can't use the overrides of which `hit(type, zone, subnet, image)` is true."""
+    """A fleet cannot launch the overrides of which `hit(type, zone, subnet, image)` is true."""
 
     def fault(call, forward):
         if call.action != "CreateFleet" or call.form.get("DryRun") == "true":
@@ -341,7 +344,7 @@ def short_of(code, message, hit):
 
 
 def renumbered(call, gone):
-    """A fleet's request without some overrides; the rest are counted anew, as are the configurations that have some left."""
+    """A fleet's request without some overrides; the rest, and the configurations that have any left, are renumbered."""
     form = {key: value for key, value in call.form.items() if not key.startswith(gone)}
     configs, overrides = {}, {}
     for prefix, *_ in call.with_form(form).overrides():
@@ -364,7 +367,7 @@ def renumbered(call, gone):
 
 
 def at_most(limit):
-    """A fleet gets this many instances at most, for want of capacity."""
+    """A fleet launches at most this many instances, for lack of capacity."""
 
     def fault(call, forward):
         if call.action != "CreateFleet" or call.form.get("DryRun") == "true" or call.count <= limit:
@@ -377,7 +380,7 @@ def at_most(limit):
 
 
 def eventual(proxy, seconds):
-    """Instances don't show in descriptions until they are this old, and their ids are unknown."""
+    """Instances younger than this are missing in descriptions, and their ids are unknown."""
 
     def young(id, now):
         return now - proxy.launched.get(id, 0.0) < seconds
@@ -398,7 +401,7 @@ def eventual(proxy, seconds):
 
 
 def without_images(hidden):
-    """The images of these ids are gone: nothing describes them, and no fleet can use them."""
+    """The images of these ids do not exist: descriptions lack them, and no fleet can launch them."""
     refuse = short_of("InvalidAMIID.NotFound", "The image id does not exist", lambda _kind, _zone, _subnet, image: image in hidden)
 
     def fault(call, forward):
@@ -410,7 +413,7 @@ def without_images(hidden):
 
 
 def failed_check(id, check, seconds):
-    """An instance whose check, `instance` or `system`, has failed for so long: the filter that finds it, and what EC2 says of it."""
+    """An instance whose check, `instance` or `system`, has failed for this time: the filter that matches it, and its description."""
     since = datetime.datetime.fromtimestamp(time.time() - seconds, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.000Z")
     detail = f"<item><impairedSince>{since}</impairedSince><name>reachability</name><status>failed</status></item>"
     status = f"<{check}Status><details>{detail}</details><status>impaired</status></{check}Status>"
@@ -418,14 +421,14 @@ def failed_check(id, check, seconds):
 
 
 def scheduled_event(id, description):
-    """An instance that EC2 means to retire: the filter that finds it, and what EC2 says of it."""
+    """An instance with a scheduled retirement: the filter that matches it, and its description."""
     event = f"<item><code>instance-retirement</code><description>{description}</description></item>"
     return "event.code", f"<item><instanceId>{id}</instanceId><eventsSet>{event}</eventsSet></item>"
 
 
 def unhealthy(found):
-    """The instances of those `failed_check` and `scheduled_event` that `found()` lists at a call are unhealthy, and no others. As in
-    EC2, a filter finds those of which it is true."""
+    """Exactly the instances of `failed_check` and `scheduled_event` that `found()` returns at a call are unhealthy. As in EC2, a filter
+    selects among them."""
 
     def fault(call, _):
         if call.action != "DescribeInstanceStatus":
@@ -438,12 +441,12 @@ def unhealthy(found):
 
 
 def by_action(counts):
-    """Calls by action, without those that are not named by one."""
+    """Calls by action, without requests that have no action."""
     return {action: count for action, count in counts.items() if count and not action.startswith(("GET ", "POST "))}
 
 
 def summary(counts, launches):
-    """Calls by action and in all, for a thousand launches."""
+    """Calls by action and in total, per thousand launches."""
     ours = by_action(counts)
     parts = ", ".join(f"{action} {count}" for action, count in sorted(ours.items(), key=lambda item: -item[1]))
     return f"calls per 1,000 launches: {sum(ours.values()) * 1000 / launches:.0f} ({parts} for {launches} launches)"

@@ -1,54 +1,68 @@
-"""A control plane with Stowage beside it, for the end-to-end tests and the demo.
+"""A control plane with Stowage in it, for the end-to-end tests and the demo.
 
 `ControlPlane` starts and stops e2e/control-plane in a directory. `Stowage` installs the chart with the real helm and runs the service
-as a process of this machine, since there is no container runtime: with the settings that the chart gives its Deployment, and with
-nothing but the rights of the chart's ServiceAccount.
+as a process of this machine, because there is no container runtime: with the settings that the chart gives its Deployment, and with
+the rights of the chart's ServiceAccount only.
 
-Environment: STOWAGE_BIN names the binary (default: target/debug/stowage of this checkout), STOWAGE_CHART the chart.
+Environment: STOWAGE_BIN is the binary (default: target/debug/stowage of this checkout), STOWAGE_CHART the chart, STOWAGE_PEERS the
+directory of the scenario generator and of the plan checker.
 """
 
 import base64
-import concurrent.futures
 import contextlib
-import http.client
 import json
 import os
 import pathlib
 import random
+import re
 import shutil
-import signal
 import socket
-import ssl
 import subprocess
+import sys
 import tempfile
 import time
 
-import observe
+import requests
+
+import kube
+import messages
+from processes import stop, write_pid
+from waiting import wait_until
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent
 NAMESPACE = "stowage"
 RELEASE = "stowage"
+# The generator of scenarios and the checker of plans are outside of the repository.
+PEERS = pathlib.Path(os.environ.get("STOWAGE_PEERS") or ROOT.parent / "shared" / "peers")
 READY_TIMEOUT = 30.0  # seconds until the service is ready
 STOP_TIMEOUT = 8.0  # seconds between SIGTERM and SIGKILL
-STARVED = "the API server took no renewal"  # why a replica starts over where the machine stood still for ten seconds
-RESTARTS = 2  # so often in the life of an installation
+RESET_TIMEOUT = 60.0  # seconds until the objects of earlier tests are gone
+RESTARTS = 2  # of one installation that loses its lease because the machine stalled
+KEPT_NAMESPACES = {"default", "kube-system", "kube-public", "kube-node-lease", NAMESPACE}
+CUSTOM_KINDS = {
+    "NodeClaim": "nodeclaims.karpenter.sh",
+    "NodePool": "nodepools.karpenter.sh",
+    "EC2NodeClass": "ec2nodeclasses.karpenter.k8s.aws",
+}
+# All servers listen on loopback: clients must not send requests for them to a proxy.
+os.environ |= {"NO_PROXY": "127.0.0.1,localhost", "no_proxy": "127.0.0.1,localhost"}
 
 
 class Failure(Exception):
-    """Something a person can act on; the message is all they are shown."""
+    """An error that a person can act on; the message is all that is printed."""
 
 
 def binary():
     """The service's binary."""
     path = pathlib.Path(os.environ.get("STOWAGE_BIN") or ROOT / "target" / "debug" / "stowage").resolve()
     if not os.access(path, os.X_OK):
-        raise Failure(f"{path} is not there: run `cargo build`, or set STOWAGE_BIN")
+        raise Failure(f"{path} does not exist: run `cargo build`, or set STOWAGE_BIN")
     return path
 
 
 def run(*command, stdin=None, env=None, check=True, timeout=180):
-    """Runs a command to its end and returns it done. A failure shows what it said."""
+    """Runs a command to its end and returns the completed process. A failure has its output."""
     done = subprocess.run(
         [str(part) for part in command],
         input=stdin,
@@ -58,27 +72,22 @@ def run(*command, stdin=None, env=None, check=True, timeout=180):
         timeout=timeout,
         check=False,
         env=env,
-        # Ctrl-C is ours to handle: it must not end half of a clean-up.
+        # Ctrl-C is for the harness to handle: it must not end half of a clean-up.
         start_new_session=True,
     )
     if check and done.returncode:
-        said = (done.stderr.strip() or done.stdout.strip())[-3000:]
-        raise Failure(f"{pathlib.Path(str(command[0])).name} {' '.join(str(part) for part in command[1:4])} failed ({done.returncode}): {said}")
+        output = (done.stderr.strip() or done.stdout.strip())[-3000:]
+        raise Failure(f"{pathlib.Path(str(command[0])).name} {' '.join(str(part) for part in command[1:4])} failed ({done.returncode}): {output}")
     return done
 
 
-def wait_until(predicate, timeout, what, last=lambda: "nothing", every=0.05):
-    """Asks until `predicate()` is true and returns its answer. For what no watch tells; `Mirror.wait` is for the rest."""
-    deadline = time.monotonic() + timeout
-    while not (result := predicate()):
-        if time.monotonic() > deadline:
-            raise observe.Timeout(f"{what}: not within {timeout:.0f} s; last seen: {last()}")
-        time.sleep(every)
-    return result
+def tools():
+    """The directory of the control plane's binaries; builds them if they do not exist."""
+    return pathlib.Path(run(HERE / "tools" / "build", timeout=1800).stdout.splitlines()[-1])
 
 
 def free_port():
-    """A port nobody listens on, outside the range that outgoing connections take: it stays ours while the service is down."""
+    """A free port outside the range of outgoing connections: it stays free while the service is down."""
     low = int(pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     ports = range(10_000, low if low > 12_000 else 30_000)
     for port in random.sample(ports, min(100, len(ports))):
@@ -86,28 +95,30 @@ def free_port():
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(("127.0.0.1", port))
             return port
-    raise Failure("no free port was found on 127.0.0.1")
+    raise Failure("no free port on 127.0.0.1")
 
 
 class ControlPlane:
-    """A running control plane, as a context manager. In a directory of its own that it removes, unless one is given."""
+    """A running control plane, as a context manager, in a temporary directory unless one is given."""
 
     def __init__(self, directory=None, keep=False):
         self.given = directory
         self.dir = pathlib.Path(directory) if directory else None
         self.keep = keep
         self.api = None
+        self.default_scheduler = True
+        self.used = False
 
     def __enter__(self):
-        self.dir = pathlib.Path(self.dir or tempfile.mkdtemp(prefix="stowage-e2e-")).resolve()
+        self.dir = pathlib.Path(self.dir or tempfile.mkdtemp(prefix="control-plane-")).resolve()
         try:
-            self.script("up", self.dir, timeout=1800)
+            self.start_output = self.script("up", self.dir, timeout=1800).stderr
         except BaseException:
             self.__exit__()
             raise
         self.state = json.loads((self.dir / "state.json").read_text())
         self.bin = pathlib.Path(self.state["bin"])
-        self.api = observe.Api(self.dir)
+        self.api = kube.KubeApi(self.dir / "kubeconfig")
         return self
 
     def __exit__(self, *_):
@@ -119,50 +130,113 @@ class ControlPlane:
         if not self.given:
             shutil.rmtree(self.dir, ignore_errors=True)
 
-    def script(self, command, *arguments, timeout=180):
-        return run(HERE / "control-plane", command, *arguments, timeout=timeout)
+    def script(self, command, *arguments, timeout=180, check=True):
+        return run(HERE / "control-plane", command, *arguments, timeout=timeout, check=check)
 
     @property
     def env(self):
-        return {**os.environ, "KUBECONFIG": str(self.dir / "kubeconfig"), "HOME": str(self.dir)}
+        """Environment of kubectl and helm: no repository, cache or plugin of the user."""
+        helm = {f"HELM_{name}_HOME": str(self.dir / "helm" / name.lower()) for name in ("CACHE", "CONFIG", "DATA")}
+        return {**os.environ, **helm, "KUBECONFIG": str(self.dir / "kubeconfig"), "HOME": str(self.dir)}
 
     def kubectl(self, *arguments, stdin=None, check=True):
         return run(self.bin / "kubectl", *arguments, stdin=stdin, env=self.env, check=check)
 
-    def helm(self, *arguments):
-        return run(self.bin / "helm", *arguments, env=self.env)
+    def helm(self, *arguments, check=True):
+        return run(self.bin / "helm", *arguments, env=self.env, check=check)
 
     def apply(self, *objects):
-        """Applies objects server-side and at once, namespaces first: a burst as a busy cluster sees it."""
-        first = [item for item in objects if item["kind"] == "Namespace"]
-        rest = [item for item in objects if item["kind"] != "Namespace"]
-        with concurrent.futures.ThreadPoolExecutor(8) as pool:
-            for group in (first, rest):
-                list(pool.map(self.api.apply, group))
+        """Applies objects concurrently: a burst, as in a busy cluster."""
+        self.api.apply(*objects)
 
     def scheduler(self, config=None):
-        """Restarts kube-scheduler with this configuration, or with the plain one."""
+        """Restarts kube-scheduler with this configuration (an object, or a text), or with the default one."""
+        self.default_scheduler = config is None
         if config is None:
             return self.script("scheduler", self.dir)
-        file = self.dir / "extender-scheduler.json"
-        file.write_text(json.dumps(config, indent=2))
+        file = self.dir / "scheduler-override.json"
+        file.write_text(config if isinstance(config, str) else json.dumps(config, indent=2))
         return self.script("scheduler", self.dir, "--config", file)
+
+    def certificate(self, folder, *arguments):
+        """Writes a certificate of Stowage's own CA into a folder."""
+        self.script("cert", self.dir, *arguments, "--out", folder)
+
+    def service_account(self, account, file):
+        """Writes a kubeconfig of a ServiceAccount, given as namespace/name."""
+        self.script("kubeconfig", self.dir, "--service-account", account, "--out", file)
+
+    def namespace(self, name):
+        """Creates a namespace and waits for its service account: pods are refused until it exists."""
+        self.api.apply_one({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+        self.has_service_account(name)
+
+    def has_service_account(self, name):
+        wait_until(lambda: self.api.find("ServiceAccount", "default", name), 20, f"the service account of namespace {name}")
 
     def events(self, about=None, reason=None, reporter="stowage"):
         """Events of `reporter` on the object of this name, newest last."""
         found = [
             event
-            for event in self.api.items(observe.EVENTS)
+            for event in self.api.list("Event")
             if (about is None or event["regarding"].get("name") == about)
             and (reason is None or event.get("reason") == reason)
             and event.get("reportingController") == reporter
         ]
         return sorted(found, key=lambda event: event["metadata"]["creationTimestamp"])
 
+    def emptied(self, keep_crds=False):
+        """This control plane without the objects of earlier suites. With `keep_crds`, the CRDs of the chart may exist."""
+        if self.used:
+            self.reset(keep_crds)
+        self.used = True
+        return self
+
+    def reset(self, keep_crds):
+        """Deletes the objects that tests created: releases, CRDs with their objects, nodes, pods and namespaces. Nothing that acts on
+        these objects may run any more. Namespaces disappear later; a namespace of the same name is created after that."""
+        for release in json.loads(self.helm("list", "--all-namespaces", "--output", "json").stdout):
+            self.helm("uninstall", release["name"], "--namespace", release["namespace"], "--no-hooks")
+        crds = [crd["metadata"]["name"] for crd in self.api.list("CustomResourceDefinition")]
+        for kind, crd in CUSTOM_KINDS.items():
+            if crd in crds:
+                self.delete_with_finalizers(kind)
+        self.delete_with_finalizers("Node")
+        if not keep_crds:
+            for crd in crds:
+                self.api.delete("CustomResourceDefinition", crd)
+        for kind in ("Deployment", "StatefulSet", "DaemonSet", "Job", "PodDisruptionBudget"):
+            for item in self.api.list(kind, "default"):
+                self.api.delete(kind, item["metadata"]["name"], "default")
+        for namespace in self.api.list("Namespace"):
+            if namespace["metadata"]["name"] not in KEPT_NAMESPACES:
+                self.api.delete("Namespace", namespace["metadata"]["name"])
+        # A lease of a killed replica would delay the next one until it expires.
+        self.api.delete_all("Lease", NAMESPACE)
+
+        def left():
+            self.api.delete_all("Pod", grace_seconds=0)
+            kinds = ("Pod", "Node", *(() if keep_crds else ("CustomResourceDefinition",)))
+            return {kind: len(found) for kind in kinds if (found := self.api.list(kind))}
+
+        wait_until(lambda: not left(), RESET_TIMEOUT, "an empty cluster", left, every=0.2)
+        # Events about cluster-scoped objects are in this namespace.
+        self.api.delete_all("Event", "default")
+        if not self.default_scheduler:
+            self.scheduler()
+
+    def delete_with_finalizers(self, kind):
+        for item in self.api.list(kind):
+            name = item["metadata"]["name"]
+            with contextlib.suppress(kube.NotFoundError):
+                if item["metadata"].get("finalizers"):
+                    self.api.patch(kind, name, {"metadata": {"finalizers": None}})
+                self.api.delete(kind, name)
+
 
 class Kubelets:
-    """The kubelets of an EC2 endpoint's instances in a control plane (e2e/kubelets), as a context manager. With `cluster`, of that one's
-    instances alone."""
+    """The kubelets of an EC2 endpoint's instances in a control plane (e2e/kubelets), as a context manager. With `cluster`, of the
+    instances of that cluster only."""
 
     def __init__(self, plane, endpoint, boot_delay="500ms-1s", cluster=None):
         self.plane, self.endpoint, self.boot_delay, self.cluster = plane, endpoint, boot_delay, cluster
@@ -180,10 +254,10 @@ class Kubelets:
         arguments = ["--endpoint", endpoint or self.endpoint, "--boot-delay", self.boot_delay]
         if self.cluster:
             arguments += ["--cluster", self.cluster]
-        return run(HERE / "kubelets", "up", self.plane.dir, *arguments, check=check)
+        return run(sys.executable, HERE / "kubelets", "up", self.plane.dir, *arguments, check=check)
 
     def down(self):
-        return run(HERE / "kubelets", "down", self.plane.dir)
+        return run(sys.executable, HERE / "kubelets", "down", self.plane.dir)
 
     @property
     def pid(self):
@@ -199,6 +273,7 @@ class Stowage:
         self.placement = placement
         self.dir = plane.dir / "stowage"
         self.log = plane.dir / "logs" / "stowage.log"
+        self.pid_file = plane.dir / "pids" / "stowage.pid"
         self.state = self.dir / "instances.jsonl"
         self.port = free_port()
         self.url = f"https://127.0.0.1:{self.port}"
@@ -221,11 +296,14 @@ class Stowage:
     def __exit__(self, *_):
         self.stop()
 
-    # Installing
+    # Installation
 
     def install(self):
-        """The chart by helm, the certificates, and a kubeconfig of the chart's ServiceAccount."""
-        self.dir.mkdir(exist_ok=True)
+        """The chart by helm, the certificates, and a kubeconfig of the chart's ServiceAccount. Logs and instances of an earlier
+        installation in the same control plane are removed."""
+        shutil.rmtree(self.dir, ignore_errors=True)
+        self.log.unlink(missing_ok=True)
+        self.dir.mkdir()
         self.certificate("tls", "--name", "stowage", "--ip", "127.0.0.1", "--dns", "localhost")
         self.certificate("client", "--name", "kube-scheduler", "--client")
         bundle = base64.b64encode((self.dir / "tls" / "ca.crt").read_bytes()).decode()
@@ -240,21 +318,18 @@ class Stowage:
         file = self.dir / "values.json"
         file.write_text(json.dumps(values, indent=2))
         self.plane.helm("upgrade", "--install", RELEASE, chart, "--namespace", NAMESPACE, "--create-namespace", "--values", file)
-        self.deployment = self.the_one("/apis/apps/v1", "deployments")
+        deployments = self.plane.api.list("Deployment", NAMESPACE)
+        if len(deployments) != 1:
+            raise Failure(f"the chart created {len(deployments)} Deployments in namespace {NAMESPACE}, expected one")
+        self.deployment = deployments[0]
         account = self.deployment["spec"]["template"]["spec"]["serviceAccountName"]
-        self.plane.script("kubeconfig", self.plane.dir, "--service-account", f"{NAMESPACE}/{account}", "--out", self.dir / "kubeconfig")
-
-    def the_one(self, group, plural):
-        found = self.plane.api.items(f"{group}/namespaces/{NAMESPACE}/{plural}")
-        if len(found) != 1:
-            raise Failure(f"the chart made {len(found)} {plural} in namespace {NAMESPACE}, expected one")
-        return found[0]
+        self.plane.service_account(f"{NAMESPACE}/{account}", self.dir / "kubeconfig")
 
     def certificate(self, folder, *arguments):
-        self.plane.script("cert", self.plane.dir, *arguments, "--out", self.dir / folder)
+        self.plane.certificate(self.dir / folder, *arguments)
 
     def scheduler(self):
-        """Gives kube-scheduler the extender, where the placement uses one."""
+        """Configures the extender in kube-scheduler, if the placement uses one."""
         if self.placement != "extender":
             return
         files = {"certFile": "client/tls.crt", "keyFile": "client/tls.key", "caFile": "tls/ca.crt"}
@@ -283,10 +358,10 @@ class Stowage:
             }
         )
 
-    # Running
+    # The process
 
     def settings(self):
-        """Flags and environment variables that the chart's Deployment gives the container, as far as they are plain values."""
+        """Flags and environment variables that the chart's Deployment gives the container, if they are literal values."""
         container = self.deployment["spec"]["template"]["spec"]["containers"][0]
         environment = {entry["name"]: entry["value"] for entry in container.get("env", []) if "value" in entry}
         flags, name = {}, None
@@ -309,7 +384,6 @@ class Stowage:
             "--cert-dir": str(self.dir / "tls"),
             "--client-ca": str(self.dir / "tls" / "ca.crt"),
             "--leader-election-namespace": NAMESPACE,
-            # Read by this harness; people read it as well.
             "--log-format": "json",
         }
         arguments = [name if value is None else f"{name}={value}" for name, value in flags.items()]
@@ -325,32 +399,29 @@ class Stowage:
             self.process = subprocess.Popen(
                 command, env=environment, cwd=self.dir, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
-        (self.dir / "pid").write_text(f"{self.process.pid}\n")
+        write_pid(self.pid_file, self.process.pid)
         wait_until(lambda: self.alive() and addresses.exists(), READY_TIMEOUT, "stowage listening", self.tail)
         self.addresses = json.loads(addresses.read_text())
         wait_until(lambda: self.alive() and self.ready(), READY_TIMEOUT, "stowage ready", lambda: f"{self.probe('/readyz')}\n{self.tail()}")
 
     def alive(self):
-        """True, or a Failure. A replica that lost its lease since the machine stood still is started again, as its Deployment would."""
+        """True, or a Failure. A replica that lost its lease because the machine stalled is restarted, as by its Deployment."""
         if self.process is None or self.process.poll() is not None:
-            if self.process and STARVED in self.tail(1) and self.restarts < RESTARTS:
+            if self.process and messages.LEASE_LOST in self.tail(1) and self.restarts < RESTARTS:
                 self.restarts += 1
-                print(f"\nstowage lost its lease and is started again ({self.restarts}): {STARVED}", flush=True)
+                print(f"\nstowage lost its lease and is restarted ({self.restarts}): {messages.LEASE_LOST}", flush=True)
                 self.start()
                 return True
             raise Failure(f"stowage ended with status {self.process and self.process.returncode}; the end of {self.log}:\n{self.tail()}")
         return True
 
     def probe(self, path, listener="health"):
-        """Status and body of a GET on one of the plain listeners; status 0 when it can't be reached."""
-        connection = http.client.HTTPConnection(self.addresses[listener], timeout=5)
+        """Status and body of a GET on one of the plain listeners; status 0 if it is unreachable."""
         try:
-            with contextlib.closing(connection):
-                connection.request("GET", path)
-                response = connection.getresponse()
-                return response.status, response.read().decode()
-        except OSError as error:
+            answer = http().get(f"http://{self.addresses[listener]}{path}", timeout=5)
+        except requests.RequestException as error:
             return 0, str(error)
+        return answer.status_code, answer.text
 
     def ready(self):
         return self.probe("/readyz")[0] == 200
@@ -360,38 +431,32 @@ class Stowage:
         lines = (line for line in self.probe("/metrics", "metrics")[1].splitlines() if line and not line.startswith("#"))
         return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
 
+    def metric(self, name, *labels):
+        """The sum of a metric's samples that have these labels, each as `name="value"`."""
+        return sum(value for sample, value in self.metrics().items() if re.match(rf"{name}[{{]", sample) and all(label in sample for label in labels))
+
     def post(self, path, body, client="client"):
-        """Status and body of a POST of text to the HTTPS listener, with the client certificate in this folder or with none.
-        Raises OSError when the handshake fails."""
-        tls = ssl.create_default_context(cafile=self.dir / "tls" / "ca.crt")
-        if client:
-            tls.load_cert_chain(self.dir / client / "tls.crt", self.dir / client / "tls.key")
-        connection = http.client.HTTPSConnection("127.0.0.1", self.port, timeout=10, context=tls)
-        with contextlib.closing(connection):
-            connection.request("POST", path, body, {"Content-Type": "application/json"})
-            response = connection.getresponse()
-            return response.status, response.read().decode()
+        """Status and body of a POST to the HTTPS listener, with the client certificate of this folder or without one. Raises
+        requests.ConnectionError when the handshake fails."""
+        pair = (str(self.dir / client / "tls.crt"), str(self.dir / client / "tls.key")) if client else None
+        options = {"headers": {"Content-Type": "application/json"}, "timeout": 10, "cert": pair, "verify": str(self.dir / "tls" / "ca.crt")}
+        answer = http().post(f"{self.url}{path}", data=body, **options)
+        return answer.status_code, answer.text
 
     def kill(self):
-        """As in a crash: SIGKILL."""
+        """SIGKILL, as in a crash."""
         self.process.kill()
         self.process.wait()
 
     def stop(self):
-        """SIGTERM, then SIGKILL. Doing so again is fine."""
+        """SIGTERM, then SIGKILL. Idempotent. Returns the exit status."""
         if self.process is None:
             return None
-        if self.process.poll() is None:
-            self.process.terminate()
-            try:
-                self.process.wait(STOP_TIMEOUT)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
-        (self.dir / "pid").unlink(missing_ok=True)
+        stop([self.pid_file], patience=STOP_TIMEOUT)
+        self.process.wait()
         return self.process.returncode
 
-    # What it says and knows
+    # Logs and state
 
     def lines(self, message=None):
         """Log lines as objects, oldest first; with `message`, those of that message."""
@@ -407,23 +472,23 @@ class Stowage:
                 out.append(entry)
         return out
 
+    def errors(self):
+        """Log lines of level ERROR."""
+        return [line for line in self.lines() if line.get("level") == "ERROR"]
+
     def tail(self, lines=15):
         text = self.log.read_text(errors="replace") if self.log.exists() else ""
         return "\n".join(text.splitlines()[-lines:])
 
-    def complaints(self):
-        """Log lines of warnings and errors."""
-        return [line for line in self.lines() if line.get("level") in ("WARN", "ERROR")]
-
     def instances(self, now=None):
-        """Simulated instances that neither shut down nor are gone, by id, read from the state file."""
+        """Simulated instances that are not shut down, by id, read from the state file."""
         now = time.time() * 1000 if now is None else now
         found = {}
         for line in self.state.read_text().splitlines():
             try:
                 entry = json.loads(line)
             except ValueError:
-                continue  # Being written.
+                continue  # incomplete: the service is writing it
             if entry["entry"] == "launched":
                 found[entry["id"]] = entry
             elif entry["entry"] == "shutdown" and entry["id"] in found:
@@ -433,37 +498,33 @@ class Stowage:
         return {id: entry for id, entry in found.items() if (entry.get("shutdown_at_ms") or now + 1) > now}
 
     def prices(self):
-        """USD per hour by `type/zone/capacity type`, as far as the log names them."""
+        """USD per hour by `type/zone/capacity type`, of the offerings that the log names."""
         out = {}
-        for message in ("planned node", "launched"):
+        for message in (messages.PLANNED_NODE, messages.LAUNCHED):
             for line in self.lines(message):
                 if "usd_per_hour" in line:
                     out[f"{line['instance_type']}/{line['zone']}/{line['capacity_type']}"] = float(line["usd_per_hour"])
         return out
 
     def cost(self, claims):
-        """USD per hour of these NodeClaims' instances."""
+        """USD per hour of the instances of these NodeClaims."""
         prices = self.prices()
         total = 0.0
         for claim in claims:
-            labels, annotations = claim["metadata"].get("labels", {}), claim["metadata"].get("annotations", {})
-            if not observe.holds(claim, "Launched"):
+            labels = claim["metadata"].get("labels", {})
+            if not kube.is_true(claim, "Launched"):
                 continue
-            offering = "/".join(labels.get(name, "") for name in (observe.INSTANCE_TYPE, observe.ZONE, observe.CAPACITY_TYPE))
-            planned = annotations.get(observe.PLANNED_OFFERING)
+            offering = "/".join(labels.get(name, "") for name in (kube.INSTANCE_TYPE, kube.ZONE, kube.CAPACITY_TYPE))
+            planned = kube.annotations_of(claim).get(kube.PLANNED_OFFERING)
             price = prices.get(offering, prices.get(planned))
             if price is None:
-                raise Failure(f"no price is known of {offering}, planned as {planned}")
+                raise Failure(f"the log has no price of {offering}, planned as {planned}")
             total += price
         return total
 
 
-def stop_process(pid_file, name):
-    """Ends the process recorded in a file, if it still is the one called `name`."""
-    with contextlib.suppress(OSError, ValueError):
-        pid = int(pid_file.read_text())
-        if name in pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")[0]:
-            handle = os.pidfd_open(pid)
-            signal.pidfd_send_signal(handle, signal.SIGTERM)
-            wait_until(lambda: not pathlib.Path(f"/proc/{pid}").exists(), STOP_TIMEOUT, f"the end of {name}")
-    pid_file.unlink(missing_ok=True)
+def http():
+    """An HTTP session without proxies and user settings."""
+    session = requests.Session()
+    session.trust_env = False
+    return session

@@ -1,32 +1,32 @@
-"""What a kubelet on an EC2 instance makes of its user data and its machine: the Node that it registers. Functions without I/O, but that
-YAML is read by kubectl."""
+"""The Node that a kubelet on an EC2 instance registers, from the instance's user data and type. Functions without I/O; descriptions of
+instances and types are those of boto3."""
 
 import base64
 import dataclasses
 import email
-import json
 import re
 import shlex
-import subprocess
 import tomllib
+
+import yaml
 
 NODE_CONFIG = "application/node.eks.aws"
 UNREGISTERED = {"key": "karpenter.sh/unregistered", "effect": "NoExecute"}
 NOT_READY = {"key": "node.kubernetes.io/not-ready", "effect": "NoSchedule"}
-FAKE_NODE = "kwok.x-k8s.io/node"  # by this annotation kwok knows the nodes it plays
-STARTED_BY = "stowage.dev/e2e-kubelets"  # by this annotation `kubelets` knows the Nodes that it registered; holds the endpoint
+FAKE_NODE = "kwok.x-k8s.io/node"  # annotation of the nodes that kwok simulates
+STARTED_BY = "stowage.dev/e2e-kubelets"  # annotation of the Nodes that `kubelets` registered; its value is the endpoint
 ARCHITECTURES = {"x86_64": "amd64", "arm64": "arm64"}
 MIB, GIB = 1 << 20, 1 << 30
-EPHEMERAL_STORAGE = 20 * GIB  # of the root volume that every image family has by default
-MEMORY_OVERHEAD = 75  # per mille of an instance's memory that the machine keeps for itself
+EPHEMERAL_STORAGE = 20 * GIB  # of the default root volume of every image family
+MEMORY_OVERHEAD = 75  # per mille of an instance's memory that hypervisor and firmware use
 DEVICES = {"NVIDIA": "nvidia.com/gpu", "AMD": "amd.com/gpu", "Habana": "habana.ai/gaudi"}
-# Suffixes of quantities that occur in kubelet settings.
+# Suffixes of quantities in kubelet settings.
 UNITS = {"": 1, "m": 0.001, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "Ki": 1 << 10, "Mi": MIB, "Gi": GIB, "Ti": 1 << 40}
 
 
 @dataclasses.dataclass
 class Settings:
-    """What user data tell a kubelet."""
+    """The kubelet settings in user data."""
 
     labels: dict = dataclasses.field(default_factory=dict)
     taints: list = dataclasses.field(default_factory=list)
@@ -40,11 +40,8 @@ class Settings:
 # User data
 
 
-def settings_of(data, parse_yaml):
-    """The settings in user data as they are on the wire, in base64. `parse_yaml` makes an object of a YAML document.
-
-    Raises ValueError for data that no node could boot from.
-    """
+def settings_of(data):
+    """The settings in user data, which are in base64 as on the wire. Raises ValueError for user data that no node can boot from."""
     text = base64.b64decode(data or "").decode(errors="replace")
     settings = Settings()
     start = text.lstrip()
@@ -67,26 +64,21 @@ def settings_of(data, parse_yaml):
     else:
         known = bootstrap(start, settings)
     if not known:
-        # An image of someone's own, whose contract is to register with this taint.
+        # A custom image, which must register with this taint.
         settings.taints.append(dict(UNREGISTERED))
     return settings
 
 
-def yaml_by(kubectl, home):
-    """A parser of Kubernetes-like objects in YAML: kubectl's, which nodeadm uses too. The folder `home` keeps it from anyone's kubeconfig."""
-
-    def parse(text):
-        command = [kubectl, "annotate", "--local", "--filename=-", "--output=json", "stowage.dev/parsed=yes"]
-        done = subprocess.run(command, input=text, env={"HOME": str(home)}, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise ValueError(f"NodeConfig can't be read: {done.stderr.strip()}")
-        return json.loads(done.stdout)
-
-    return parse
+def parse_yaml(text):
+    """A YAML document as an object. Raises ValueError."""
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(f"the NodeConfig is not valid YAML: {error}") from None
 
 
 def bootstrap(script, settings):
-    """Takes what a shell script hands to bootstrap.sh of Amazon Linux 2. Says whether it does."""
+    """Applies the arguments of bootstrap.sh in a script of Amazon Linux 2. Returns whether the script calls it."""
     found = re.search(r"^/etc/eks/bootstrap\.sh\s.*$", script.replace("\\\n", " "), re.M)
     if not found:
         return False
@@ -104,7 +96,7 @@ def extra_arguments(found, settings):
 
 
 def node_config(config, settings):
-    """Takes a NodeConfig of nodeadm; what was taken before gives way, as nodeadm merges them in order."""
+    """Applies a NodeConfig of nodeadm over earlier ones: nodeadm merges them in order."""
     kubelet = config.get("spec", {}).get("kubelet", {})
     given = kubelet.get("config", {})
     settings.taints = given.get("registerWithTaints", settings.taints)
@@ -116,7 +108,7 @@ def node_config(config, settings):
 
 
 def bottlerocket_table(text):
-    """The table settings.kubernetes, or None where the text is no such TOML."""
+    """The table settings.kubernetes, or None if the text is not such a TOML document."""
     try:
         return tomllib.loads(text).get("settings", {}).get("kubernetes")
     except tomllib.TOMLDecodeError:
@@ -136,7 +128,7 @@ def bottlerocket(kubernetes, settings):
 
 
 def flags(words, settings):
-    """Takes the kubelet's command-line flags."""
+    """Applies the kubelet's command-line flags."""
     for word in words:
         name, _, value = word.partition("=")
         items = [item for item in value.split(",") if item]
@@ -172,22 +164,22 @@ def quantity(text):
     """A quantity such as 500m, 1Gi or 2 as a number."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([A-Za-z]*)", str(text))
     if not found or found[2] not in UNITS:
-        raise ValueError(f"{text} is no quantity")
+        raise ValueError(f"{text} is not a quantity")
     return float(found[1]) * UNITS[found[2]]
 
 
 def eni_pods(shape):
-    """Pods that a type's network interfaces give addresses to, of an answer's item of DescribeInstanceTypes."""
-    network = shape["networkInfo"]
-    cards = network.get("networkCards") or [{"maximumNetworkInterfaces": network["maximumNetworkInterfaces"]}]
-    interfaces = int(cards[int(network.get("defaultNetworkCardIndex") or 0)]["maximumNetworkInterfaces"])
-    return interfaces * (int(network["ipv4AddressesPerInterface"]) - 1) + 2
+    """Pods that the network interfaces of an instance type have addresses for."""
+    network = shape["NetworkInfo"]
+    cards = network.get("NetworkCards") or [{"MaximumNetworkInterfaces": network["MaximumNetworkInterfaces"]}]
+    interfaces = cards[network.get("DefaultNetworkCardIndex") or 0]["MaximumNetworkInterfaces"]
+    return interfaces * (network["Ipv4AddressesPerInterface"] - 1) + 2
 
 
 def resources(shape, settings):
     """Capacity and allocatable of an instance type, as a kubelet reports them."""
-    cores, mib = int(shape["vCpuInfo"]["defaultVCpus"]), int(shape["memoryInfo"]["sizeInMiB"])
-    if shape["processorInfo"]["supportedArchitectures"][0] == "arm64":
+    cores, mib = shape["VCpuInfo"]["DefaultVCpus"], shape["MemoryInfo"]["SizeInMiB"]
+    if shape["ProcessorInfo"]["SupportedArchitectures"][0] == "arm64":
         mib -= 64
     memory = (mib - -(-mib * MEMORY_OVERHEAD // 1000)) * MIB
     pods = settings.max_pods or eni_pods(shape)
@@ -206,20 +198,20 @@ def resources(shape, settings):
 
 
 def devices(shape):
-    """Devices that their plugins report, which start with the kubelet here."""
+    """Devices that device plugins report; here they start with the kubelet."""
     found = {}
-    for gpu in shape.get("gpuInfo", {}).get("gpus") or []:
-        name = DEVICES.get(gpu.get("manufacturer"))
+    for gpu in shape.get("GpuInfo", {}).get("Gpus") or []:
+        name = DEVICES.get(gpu.get("Manufacturer"))
         if name:
-            found[name] = found.get(name, 0) + int(gpu["count"])
-    neurons = shape.get("neuronInfo", {}).get("neuronDevices") or []
+            found[name] = found.get(name, 0) + gpu["Count"]
+    neurons = shape.get("NeuronInfo", {}).get("NeuronDevices") or []
     if neurons:
-        found["aws.amazon.com/neuron"] = sum(int(device["count"]) for device in neurons)
+        found["aws.amazon.com/neuron"] = sum(device["Count"] for device in neurons)
     return found
 
 
 def reserved_cpu(cores):
-    """Millicores that the kubelet keeps: 6 % of the first core, 1 % of the second, 0.5 % of the next two, 0.25 % of the others."""
+    """Millicores reserved for the kubelet: 6 % of the first core, 1 % of the second, 0.5 % of the next two, 0.25 % of the others."""
     bands = [(0, 1, 60), (1, 2, 10), (2, 4, 5), (4, cores, 2.5)]
     return sum(int(max(0, min(cores, high) - low) * share) for low, high, share in bands)
 
@@ -238,7 +230,7 @@ def threshold(text, capacity):
 
 
 def written(amounts):
-    """Amounts as a kubelet writes them."""
+    """Amounts as a kubelet formats them."""
     out = {}
     for name, amount in amounts.items():
         if name == "cpu":
@@ -255,20 +247,20 @@ def written(amounts):
 
 def name_of(instance):
     """The name of an instance's Node: its private DNS name."""
-    return instance.get("privateDnsName") or instance["instanceId"]
+    return instance.get("PrivateDnsName") or instance["InstanceId"]
 
 
 def provider_id(instance):
-    return f"aws:///{instance['placement']['availabilityZone']}/{instance['instanceId']}"
+    return f"aws:///{instance['Placement']['AvailabilityZone']}/{instance['InstanceId']}"
 
 
 def node(instance, shape, settings, region, endpoint, version, now):
-    """The Node that an instance's kubelet registers, with what the cloud controller adds. `now` is a time in RFC 3339."""
-    name, zone, kind = name_of(instance), instance["placement"]["availabilityZone"], instance["instanceType"]
-    arch = ARCHITECTURES[shape["processorInfo"]["supportedArchitectures"][0]]
+    """The Node that an instance's kubelet registers, with the labels of the cloud controller. `now` is a time in RFC 3339."""
+    name, zone, kind = name_of(instance), instance["Placement"]["AvailabilityZone"], instance["InstanceType"]
+    arch = ARCHITECTURES[shape["ProcessorInfo"]["SupportedArchitectures"][0]]
     capacity, allocatable = resources(shape, settings)
     taints = [*(taint for taint in settings.taints if taint["key"] != NOT_READY["key"]), NOT_READY]
-    # Kubelets and cloud controllers still set the old names beside the new.
+    # Kubelets and cloud controllers still set the deprecated labels, too.
     labels = settings.labels | {
         "kubernetes.io/hostname": name,
         "kubernetes.io/os": settings.os,
@@ -289,7 +281,7 @@ def node(instance, shape, settings, region, endpoint, version, now):
         ("PIDPressure", "KubeletHasSufficientPID", "kubelet has sufficient PID available"),
     ]
     times = {"lastHeartbeatTime": now, "lastTransitionTime": now}
-    addresses = [("InternalIP", instance.get("privateIpAddress")), ("InternalDNS", name), ("Hostname", name)]
+    addresses = [("InternalIP", instance.get("PrivateIpAddress")), ("InternalDNS", name), ("Hostname", name)]
     return {
         "apiVersion": "v1",
         "kind": "Node",
@@ -304,14 +296,14 @@ def node(instance, shape, settings, region, endpoint, version, now):
             "nodeInfo": {
                 "architecture": arch,
                 "operatingSystem": settings.os,
-                "osImage": f"played by Stowage's e2e tools ({instance.get('imageId', 'no image')})",
+                "osImage": f"simulated by Stowage's e2e tools ({instance.get('ImageId', 'no image')})",
                 "kernelVersion": "6.12.0",
                 "kubeletVersion": version,
                 "kubeProxyVersion": version,
                 "containerRuntimeVersion": "containerd://2.1.0",
-                "machineID": instance["instanceId"].removeprefix("i-"),
-                "systemUUID": instance["instanceId"],
-                "bootID": instance["instanceId"],
+                "machineID": instance["InstanceId"].removeprefix("i-"),
+                "systemUUID": instance["InstanceId"],
+                "bootID": instance["InstanceId"],
             },
         },
     }

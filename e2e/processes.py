@@ -1,4 +1,4 @@
-"""Processes that outlive the command that started them: recorded in files, and stopped by these records alone."""
+"""Processes that outlive the command that started them: recorded in files, and stopped by these records only."""
 
 import contextlib
 import os
@@ -11,7 +11,7 @@ STOP_TIMEOUT = 3.0  # seconds between SIGTERM and SIGKILL
 
 
 class Failure(Exception):
-    """Something a person can act on; the message is all they are shown."""
+    """An error that a person can act on; the message is all that is printed."""
 
 
 def start_time(pid):
@@ -26,7 +26,7 @@ def start_time(pid):
 
 
 def write_pid(file, pid):
-    """Record a process. Written aside and renamed, so that a reader never sees half of it."""
+    """Record a process. Written aside and renamed, so that a reader never sees a partial record."""
     aside = file.with_suffix(".new")
     aside.write_text(f"{pid} {start_time(pid)}\n")
     aside.rename(file)
@@ -55,7 +55,7 @@ def running(file):
 
 
 def stop(files, patience=STOP_TIMEOUT, first=signal.SIGTERM):
-    """Stop the processes recorded in `files`: ask all of them, then kill what is left; forget them once gone."""
+    """Stop the processes recorded in `files`: SIGTERM to all of them, SIGKILL to those that remain, then remove the files."""
     alive = {}
     for file in files:
         descriptor = open_process(file)

@@ -1,5 +1,5 @@
-"""What the end-to-end tests and the demo run: a NodePool with its EC2NodeClass as written for Karpenter, and workloads that ask for
-all sorts of things. Images don't exist, since kwok runs no containers. The same arguments give the same objects.
+"""Objects of the end-to-end tests and the demo: a NodePool with its EC2NodeClass as written for Karpenter, and workloads with various
+requests and constraints. Images do not exist, because kwok runs no containers. The same arguments return the same objects.
 """
 
 import random
@@ -7,7 +7,7 @@ import random
 ZONE, HOST, ARCH = "topology.kubernetes.io/zone", "kubernetes.io/hostname", "kubernetes.io/arch"
 CAPACITY_TYPE = "karpenter.sh/capacity-type"
 ZONES = ["us-east-1a", "us-east-1b", "us-east-1c"]
-CPU = [50, 100, 100, 200, 250, 250, 500, 500, 1000]  # millicores that a replica asks for
+CPU = [50, 100, 100, 200, 250, 250, 500, 500, 1000]  # millicores that a replica requests
 RATIO = [512, 1024, 2048, 2048, 4096]  # MiB per core
 
 
@@ -30,7 +30,7 @@ def requirement(key, *values, operator="In"):
 
 
 def node_pool(name="default", consolidate_after="5s", budget="100%", capacity_types=("on-demand", "spot"), extra=(), class_name="default", labels=None):
-    """A NodePool of general-purpose machines. `extra` are more requirements."""
+    """A NodePool of general-purpose instances. `extra` are more requirements."""
     return {
         "apiVersion": "karpenter.sh/v1",
         "kind": "NodePool",
@@ -62,8 +62,8 @@ def namespace(name):
 
 
 def workload(space, name, replicas, cpu, memory, kind="Deployment", limits=None, annotations=None, **pod):
-    """A Deployment or StatefulSet whose replicas ask for `cpu` millicores and `memory` MiB. `limits` are limits alone; `pod` is more
-    of the pod's spec."""
+    """A Deployment or StatefulSet whose replicas request `cpu` millicores and `memory` MiB. `limits` are resources with a limit but
+    without a request; `pod` are more fields of the pod's spec."""
     labels = {"app": name}
     resources = {"requests": {"cpu": f"{cpu}m", "memory": f"{memory}Mi"}, **({"limits": limits} if limits else {})}
     container = {"name": "main", "image": "registry.example/app:1", "resources": resources}
@@ -95,7 +95,7 @@ def disruption_budget(space, name, max_unavailable):
 
 
 def pod(space, name, cpu, memory, annotations=None, limits=None, **spec):
-    """A pod of its own, without a controller."""
+    """A pod without a controller."""
     resources = {"requests": {"cpu": f"{cpu}m", "memory": f"{memory}Mi"}, **({"limits": limits} if limits else {})}
     container = {"name": "main", "image": "registry.example/app:1", "resources": resources}
     return {
@@ -155,7 +155,7 @@ def prefers_spot(name):
     return {"affinity": preferred_node_term(CAPACITY_TYPE, "spot")}
 
 
-# Name, share of all pods in percent, most replicas of one workload, what it asks for beside resources.
+# Name, percentage of all pods, maximum replicas of one workload, constraints.
 MIX = [
     ("spread", 18, 24, zone_spread),
     ("even", 6, 12, both_spread),
@@ -169,8 +169,8 @@ MIX = [
 
 
 def mixed(pods, space="shop", seed=1):
-    """Objects with `pods` pods in all, and a DaemonSet beside them: plain web servers, spread over zones, kept apart by host, kept
-    together by zone, arm64, GPU, much memory, on-demand only, spot preferred, stateful."""
+    """Workloads of `pods` pods in total, and a DaemonSet: plain web servers, zone spread, host anti-affinity, zone affinity, arm64, GPU,
+    memory-heavy, on-demand only, spot preferred, stateful."""
     r = random.Random(seed)
     objects = [namespace(space), daemon_set(space, "node-agent", 50, 64)]
     left = pods
@@ -201,12 +201,12 @@ def mixed(pods, space="shop", seed=1):
 
 
 def count(objects):
-    """Pods that these objects make, without those of DaemonSets."""
+    """The number of pods of these objects, without those of DaemonSets."""
     return sum(item["spec"]["replicas"] for item in objects if item["kind"] in ("Deployment", "StatefulSet")) + sum(item["kind"] == "Pod" for item in objects)
 
 
 def scaled(objects, share):
-    """The workloads of these objects with this share of their replicas, at least one each."""
+    """The workloads of these objects with this fraction of their replicas, at least one each."""
     out = []
     for item in objects:
         if item["kind"] in ("Deployment", "StatefulSet"):
