@@ -104,13 +104,13 @@ mod tests {
 
     use super::*;
     use crate::model::time::UnixMillis;
+    use crate::test_support::objects;
 
     fn claim(pods: &str, zone: &str, requests: &serde_json::Value) -> NodeClaim {
-        serde_json::from_value(json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim",
-            "metadata": {"name": pods, "uid": format!("uid-{pods}"), "labels": {"team": "a"}, "annotations": {(labels::PLANNED_PODS): pods}},
-            "spec": {"requirements": [{"key": labels::ZONE, "operator": "In", "values": [zone]}],
-                "resources": {"requests": requests}, "nodeClassRef": {"group": "g", "kind": "k", "name": "n"}}}))
-        .unwrap()
+        let meta = json!({"labels": {"team": "a"}, "annotations": {(labels::PLANNED_PODS): pods}});
+        let requirements = json!([{"key": labels::ZONE, "operator": "In", "values": [zone]}]);
+        let spec = json!({"requirements": requirements, "resources": {"requests": requests}});
+        objects::claim(pods, &json!({"metadata": meta, "spec": spec}))
     }
 
     #[test]

@@ -60,20 +60,15 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::test_support::objects;
 
     fn claim(id: &str) -> NodeClaim {
-        serde_json::from_value(json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim", "metadata": {"name": id},
-            "spec": {"requirements": [], "nodeClassRef": {"group": "g", "kind": "k", "name": "n"}},
-            "status": {"providerID": format!("aws:///z/{id}")}}))
-        .unwrap()
+        objects::claim(id, &json!({"status": objects::launched(id, &[])}))
     }
 
     fn node(id: &str, uid: &str, registered: Option<&str>) -> Node {
-        let own: std::collections::BTreeMap<_, _> =
-            registered.map(|value| (labels::REGISTERED, value)).into_iter().collect();
-        serde_json::from_value(json!({"metadata": {"name": format!("n-{id}"), "uid": uid, "labels": own},
-            "spec": {"providerID": format!("aws:///z/{id}")}}))
-        .unwrap()
+        let meta = json!({"uid": uid, "labels": {(labels::REGISTERED): registered}});
+        objects::node(&format!("n-{id}"), &json!({"metadata": meta, "spec": {"providerID": format!("aws:///z/{id}")}}))
     }
 
     #[test]

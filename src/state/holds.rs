@@ -227,6 +227,7 @@ fn owned(state: &ClusterState) -> HashMap<&str, Vec<&PodRecord>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::test_support::objects;
 
     const LATER: &str = "2030-01-01T00:00:00Z";
 
@@ -234,16 +235,13 @@ mod tests {
         let mut state = ClusterState::default();
         let owners: BTreeMap<_, _> =
             owners.iter().map(|(pod, uid)| (*pod, serde_json::json!({"uid": uid, "at_ms": 5_000}))).collect();
-        state.apply_claim(
-            serde_json::from_value(serde_json::json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim",
-                "metadata": {"name": "c", "uid": "1", "annotations": {
-                    (labels::PLANNED_PODS): serde_json::json!(planned).to_string(),
-                    (labels::PLANNED_OWNERS): serde_json::json!(owners).to_string(),
-                    (labels::HOLD_UNTIL): until}},
-                "spec": {"requirements": [], "nodeClassRef": {"group": "g", "kind": "k", "name": "n"}},
-                "status": {"providerID": "aws:///z/i-1"}}))
-            .unwrap(),
-        );
+        let plan = serde_json::json!({
+            (labels::PLANNED_PODS): serde_json::json!(planned).to_string(),
+            (labels::PLANNED_OWNERS): serde_json::json!(owners).to_string(),
+            (labels::HOLD_UNTIL): until});
+        let status = objects::launched("i-1", &[]);
+        let patch = serde_json::json!({"metadata": {"annotations": plan}, "status": status});
+        state.apply_claim(objects::claim("c", &patch));
         state.apply_node(
             serde_json::from_value(
                 serde_json::json!({"metadata": {"name": "node-c"}, "spec": {"providerID": "aws:///z/i-1"}}),

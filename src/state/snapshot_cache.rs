@@ -110,6 +110,7 @@ mod tests {
     use crate::planner::input::settings::Settings;
     use crate::state::ClusterState;
     use crate::state::snapshot::{Snapshot, take};
+    use crate::test_support::objects;
 
     const NODES: u64 = 9;
 
@@ -143,13 +144,13 @@ mod tests {
         }
 
         fn claim(&mut self, at: u64, planned: &[String], leaving: bool, sized: bool) {
-            let mut claim = json!({
-                "apiVersion": "karpenter.sh/v1", "kind": "NodeClaim",
-                "metadata": {"name": format!("claim-{at}"), "uid": format!("c-{at}-{}", self.lives), "labels": {(labels::NODE_POOL): "p"},
+            let capacity = if sized { json!({"cpu": "4"}) } else { json!({}) };
+            let patch = json!({
+                "metadata": {"uid": format!("c-{at}-{}", self.lives), "labels": {(labels::NODE_POOL): "p"},
                     "annotations": {(labels::PLANNED_PODS): json!(planned).to_string(), (labels::HOLD_UNTIL): "2030-01-01T00:00:00Z"}},
-                "spec": {"requirements": [], "nodeClassRef": {"group": "g", "kind": "k", "name": "n"}},
-                "status": {"providerID": format!("aws:///z/i-{at}"), "capacity": if sized { json!({"cpu": "4"}) } else { json!({}) }},
+                "status": {"providerID": format!("aws:///z/i-{at}"), "capacity": capacity},
             });
+            let mut claim = json!(objects::claim(&format!("claim-{at}"), &patch));
             if leaving {
                 claim["metadata"]["annotations"][labels::DISRUPTING] = json!("Drifted/");
             }
@@ -195,9 +196,8 @@ mod tests {
     }
 
     fn pools(catalog: &Arc<Catalog>) -> Vec<ReadyPool> {
-        let pool = json!({"apiVersion": "karpenter.sh/v1", "kind": "NodePool", "metadata": {"name": "p"},
-            "spec": {"template": {"spec": {"requirements": [], "nodeClassRef": {"group": "g", "kind": "k", "name": "n"}}}}});
-        vec![ReadyPool { pool: Arc::new(read(&pool)), catalog: Arc::clone(catalog) }]
+        let pool = Arc::new(objects::node_pool("p", &json!({})));
+        vec![ReadyPool { pool, catalog: Arc::clone(catalog) }]
     }
 
     fn shown(snapshot: &Snapshot) -> String {

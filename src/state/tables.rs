@@ -423,7 +423,10 @@ fn newer(known: &ObjectMeta, other: &ObjectMeta) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
+    use crate::test_support::objects;
 
     fn pod(json: serde_json::Value) -> Pod {
         serde_json::from_value(json).unwrap()
@@ -468,11 +471,9 @@ mod tests {
     fn a_late_answer_brings_nothing_back() {
         let mut state = ClusterState::default();
         let claim = |version: &str, finalizers: &[&str]| -> NodeClaim {
-            serde_json::from_value(serde_json::json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim",
-                "metadata": {"name": "c", "uid": "1", "resourceVersion": version, "finalizers": finalizers,
-                    "deletionTimestamp": "2026-01-01T00:00:00Z"},
-                "spec": {"requirements": [], "nodeClassRef": {"group": "g", "kind": "k", "name": "n"}}}))
-            .unwrap()
+            let deletion = "2026-01-01T00:00:00Z";
+            let meta = json!({"resourceVersion": version, "finalizers": finalizers, "deletionTimestamp": deletion});
+            objects::claim("c", &json!({ "metadata": meta }))
         };
         state.apply_claim(claim("1", &["f"]));
         assert_eq!(state.claims.len(), 1);
@@ -486,10 +487,8 @@ mod tests {
     fn a_stale_event_does_not_undo_a_write() {
         let mut state = ClusterState::default();
         let claim = |version: &str, annotation: &str| -> NodeClaim {
-            serde_json::from_value(serde_json::json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim",
-                "metadata": {"name": "c", "uid": "1", "resourceVersion": version, "annotations": {"a": annotation}},
-                "spec": {"requirements": [], "nodeClassRef": {"group": "g", "kind": "k", "name": "n"}}}))
-            .unwrap()
+            let meta = json!({"resourceVersion": version, "annotations": {"a": annotation}});
+            objects::claim("c", &json!({ "metadata": meta }))
         };
         state.apply_claim(claim("9", "old"));
         state.apply_claim(claim("10", "new"));

@@ -115,7 +115,7 @@ pub async fn transcript_without(
     }
     let wanted = normalized(&world.api);
     writeln!(out, "  changes {}", changed(&before, &wanted)).unwrap();
-    world.api.heal();
+    world.api.reset();
     let again = run(&world, &act).await;
     writeln!(out, "again: {}, {}", again, effect(&world, &wanted)).unwrap();
     let mut seen: Vec<String> = Vec::new();
@@ -169,7 +169,7 @@ async fn one_failure(
     if matches!(fault, Fault::Refused(refusal) if refusal.retry_after.is_some()) && sent > 1 {
         write!(out, " in {waited} s").unwrap();
     }
-    world.api.heal();
+    world.api.reset();
     let again = run(world, act).await;
     write!(out, "; again: {again}, {}", effect(world, wanted)).unwrap();
     if *fault == Fault::WrittenByAnother {
@@ -201,7 +201,7 @@ async fn run(world: &World, act: &impl AsyncFn(Arc<Context>) -> String) -> Strin
     }
 }
 
-/// What the run since the last [`FakeApi::heal`] wrote, and whether the objects are as wanted now.
+/// What the run since the last [`FakeApi::reset`] wrote, and whether the objects are as wanted now.
 fn effect(world: &World, wanted: &BTreeMap<String, Value>) -> String {
     let now = normalized(&world.api);
     let writes = match world.api.writes().len() {

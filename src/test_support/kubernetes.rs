@@ -219,8 +219,8 @@ impl FakeApi {
         self.inject(fault, usize::MAX, move |request| request.line() == line);
     }
 
-    /// Removes the faults, and forgets requests and waits.
-    pub fn heal(&self) {
+    /// Removes the faults, and clears the record of requests and waits.
+    pub fn reset(&self) {
         let mut inner = lock(&self.inner);
         (inner.faults, inner.requests, inner.waited) = Default::default();
     }
@@ -328,24 +328,24 @@ impl Inner {
             Some(Fault::Refused(refusal)) => {
                 // A conflict means that another client wrote: the watch has news.
                 if refusal.code == 409 {
-                    self.tell(&request.key);
+                    self.report(&request.key);
                 }
                 return Err(refusal.clone());
             }
             Some(Fault::NoAnswer | Fault::CrashBefore) => return Err(Refusal::gateway_timeout()),
             Some(Fault::WrittenByAnother) => {
                 self.store.interfere(&request.key);
-                self.tell(&request.key);
+                self.report(&request.key);
             }
             Some(Fault::DeletedByAnother) => {
                 self.store.remove(&request.key);
-                self.tell(&request.key);
+                self.report(&request.key);
             }
             Some(Fault::LostAnswer | Fault::CrashAfter) | None => {}
         }
         let answer = self.apply(request);
         if request.is_write() {
-            self.tell(&request.key);
+            self.report(&request.key);
         }
         answer
     }
@@ -372,7 +372,7 @@ impl Inner {
     }
 
     /// The watch reports an object.
-    fn tell(&self, key: &Key) {
+    fn report(&self, key: &Key) {
         let Some(cluster) = &self.watched else { return };
         cluster.update(|state| match self.store.get(key) {
             Ok(object) => learn(state, key, object),

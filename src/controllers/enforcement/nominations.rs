@@ -338,27 +338,20 @@ mod write_tests;
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use crate::test_support::objects;
 
     /// A claim with its node, and a pod planned there that waits or is bound.
     pub fn state(bound: Option<&str>) -> ClusterState {
         let mut state = ClusterState::default();
         let later = "2099-01-01T00:00:00Z";
         let planned = |pods: &str| json!({(labels::PLANNED_PODS): pods, (labels::HOLD_UNTIL): later});
-        state.apply_claim(
-            serde_json::from_value(json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim",
-                "metadata": {"name": "c", "uid": "1", "annotations": planned("[\"n/a\"]")},
-                "spec": {"requirements": [], "nodeClassRef": {"group": "g", "kind": "k", "name": "n"}},
-                "status": {"providerID": "aws:///z/i-1"}}))
-            .unwrap(),
-        );
-        state.apply_node(
-            serde_json::from_value(json!({"metadata": {"name": "node-c"}, "spec": {"providerID": "aws:///z/i-1"},
-                "status": {"allocatable": {"cpu": "2", "memory": "4Gi", "pods": "10"}}}))
-            .unwrap(),
-        );
-        let pod = json!({"metadata": {"name": "a", "namespace": "n", "uid": "a"}, "spec": {"nodeName": bound,
-            "containers": [{"name": "c", "image": "i", "resources": {"requests": {"cpu": "500m"}}}]}});
-        state.apply_pod(&serde_json::from_value(pod).unwrap(), 1);
+        let meta = json!({"annotations": planned("[\"n/a\"]")});
+        state.apply_claim(objects::claim("c", &json!({"metadata": meta, "status": objects::launched("i-1", &[])})));
+        let room = json!({"cpu": "2", "memory": "4Gi", "pods": "10"});
+        let node = json!({"spec": {"providerID": "aws:///z/i-1"}, "status": {"allocatable": room}});
+        state.apply_node(objects::node("node-c", &node));
+        let container = json!({"name": "c", "image": "i", "resources": {"requests": {"cpu": "500m"}}});
+        state.apply_pod(&objects::pod("a", &json!({"spec": {"nodeName": bound, "containers": [container]}})), 1);
         state
     }
 
@@ -400,14 +393,9 @@ pub(crate) mod tests {
     #[test]
     fn no_more_pods_of_a_spread_are_nominated_to_a_node_than_may_differ() {
         let mut state = state(None);
-        state.apply_claim(
-            serde_json::from_value(json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim",
-                "metadata": {"name": "c", "uid": "1", "annotations": {
-                    (labels::PLANNED_PODS): "[\"n/s1\",\"n/s2\",\"n/s3\"]", (labels::HOLD_UNTIL): "2099-01-01T00:00:00Z"}},
-                "spec": {"requirements": [], "nodeClassRef": {"group": "g", "kind": "k", "name": "n"}},
-                "status": {"providerID": "aws:///z/i-1"}}))
-            .unwrap(),
-        );
+        let (pods, until) = ("[\"n/s1\",\"n/s2\",\"n/s3\"]", "2099-01-01T00:00:00Z");
+        let meta = json!({"annotations": {(labels::PLANNED_PODS): pods, (labels::HOLD_UNTIL): until}});
+        state.apply_claim(objects::claim("c", &json!({"metadata": meta, "status": objects::launched("i-1", &[])})));
         for name in ["s1", "s2", "s3"] {
             let pod = json!({"metadata": {"name": name, "namespace": "n", "uid": name, "labels": {"app": "s"}},
                 "spec": {"containers": [{"name": "c", "image": "i"}], "topologySpreadConstraints": [{"maxSkew": 2,
@@ -423,9 +411,7 @@ pub(crate) mod tests {
     fn only_pods_without_the_nomination_are_nominated() {
         let mut state = state(None);
         assert_eq!(nominated(&state, PlacementMode::Nominate, false).len(), 1);
-        let pod = json!({"metadata": {"name": "a", "namespace": "n", "uid": "a"}, "spec": {"containers": []},
-            "status": {"nominatedNodeName": "node-c"}});
-        state.apply_pod(&serde_json::from_value(pod).unwrap(), 2);
+        state.apply_pod(&objects::pod("a", &json!({"status": {"nominatedNodeName": "node-c"}})), 2);
         assert!(nominated(&state, PlacementMode::Nominate, false).is_empty());
     }
 }

@@ -292,33 +292,27 @@ mod write_tests;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::test_support::objects;
 
     const LATER: &str = "2099-01-01T00:00:00Z";
 
     fn claim(state: &mut ClusterState, name: &str, pods: &[&str]) {
-        state.apply_claim(
-            serde_json::from_value(json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim",
-                "metadata": {"name": name, "uid": format!("uid-{name}"), "annotations": {
-                    (labels::PLANNED_PODS): json!(pods).to_string(), (labels::HOLD_UNTIL): LATER}},
-                "spec": {"requirements": [], "nodeClassRef": {"group": "g", "kind": "k", "name": "n"}},
-                "status": {"providerID": format!("aws:///z/{name}")}}))
-            .unwrap(),
-        );
+        let plan = json!({(labels::PLANNED_PODS): json!(pods).to_string(), (labels::HOLD_UNTIL): LATER});
+        let status = objects::launched(name, &[]);
+        state.apply_claim(objects::claim(name, &json!({"metadata": {"annotations": plan}, "status": status})));
     }
 
     fn node(state: &mut ClusterState, name: &str, guarded_at: Option<&str>) {
         let taints = guarded_at.map(|at| {
             json!([{"key": labels::GUARD_TAINT, "value": format!("uid-{name}"), "effect": "NoSchedule", "timeAdded": at}])
         });
-        let node = json!({"metadata": {"name": format!("node-{name}"), "labels": {(labels::REGISTERED): "true"}},
-            "spec": {"providerID": format!("aws:///z/{name}"), "taints": taints}});
-        state.apply_node(serde_json::from_value(node).unwrap());
+        let spec = json!({"providerID": format!("aws:///z/{name}"), "taints": taints});
+        let own = json!({(labels::REGISTERED): "true"});
+        state.apply_node(objects::node(&format!("node-{name}"), &json!({"metadata": {"labels": own}, "spec": spec})));
     }
 
     fn pod(state: &mut ClusterState, name: &str, tolerations: serde_json::Value, bound: Option<&str>) {
-        let pod = json!({"metadata": {"name": name, "namespace": "n", "uid": name},
-            "spec": {"containers": [], "tolerations": tolerations, "nodeName": bound}});
-        state.apply_pod(&serde_json::from_value(pod).unwrap(), 1);
+        state.apply_pod(&objects::pod(name, &json!({"spec": {"tolerations": tolerations, "nodeName": bound}})), 1);
     }
 
     #[test]

@@ -367,18 +367,12 @@ mod write_tests;
 mod tests {
     use super::*;
     use crate::model::time::UnixMillis;
+    use crate::test_support::objects;
 
     fn claim(name: &str, id: &str, initialized: bool, annotations: &serde_json::Value) -> NodeClaim {
-        let list = if initialized {
-            json!([{"type": "Initialized", "status": "True", "reason": "Initialized", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"}])
-        } else {
-            json!([])
-        };
-        serde_json::from_value(json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim",
-            "metadata": {"name": name, "uid": name, "annotations": annotations},
-            "spec": {"requirements": [], "nodeClassRef": {"group": "g", "kind": "k", "name": "n"}},
-            "status": {"providerID": id, "conditions": list}}))
-        .unwrap()
+        let conditions: &[&str] = if initialized { &["Initialized"] } else { &[] };
+        let status = json!({"providerID": id, "conditions": objects::conditions_true(conditions)});
+        objects::claim(name, &json!({"metadata": {"annotations": annotations}, "status": status}))
     }
 
     fn state(replacement_ready: bool) -> ClusterState {
@@ -391,10 +385,7 @@ mod tests {
         ));
         state.apply_claim(claim("new", "aws:///z/i-2", replacement_ready, &json!({
             (labels::PLANNED_PODS): "[\"n/a\"]", (labels::PLANNED_OWNERS): "{\"n/a\":{\"uid\":\"rs\",\"at_ms\":0}}", (labels::HOLD_UNTIL): "2099-01-01T00:00:00Z"})));
-        state.apply_node(
-            serde_json::from_value(json!({"metadata": {"name": "node-old"}, "spec": {"providerID": "aws:///z/i-1"}}))
-                .unwrap(),
-        );
+        state.apply_node(objects::node("node-old", &json!({"spec": {"providerID": "aws:///z/i-1"}})));
         let pod = json!({"metadata": {"name": "a", "namespace": "n", "uid": "a",
             "ownerReferences": [{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r", "uid": "rs", "controller": true}]},
             "spec": {"nodeName": "node-old", "terminationGracePeriodSeconds": 30, "containers": [{"name": "c", "image": "i"}]}});

@@ -143,14 +143,12 @@ mod write_tests;
 mod tests {
     use super::*;
     use crate::cloud::health::Category;
+    use crate::test_support::objects;
 
     fn claim(annotations: &serde_json::Value, deleting: bool) -> NodeClaim {
         let deletion = deleting.then_some("2026-01-01T00:00:00Z");
-        serde_json::from_value(json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim",
-            "metadata": {"name": "c", "uid": "c", "annotations": annotations, "deletionTimestamp": deletion, "finalizers": ["f"]},
-            "spec": {"requirements": [], "nodeClassRef": {"group": "g", "kind": "k", "name": "n"}},
-            "status": {"providerID": "aws:///us-east-1a/i-1"}}))
-        .unwrap()
+        let meta = json!({"annotations": annotations, "deletionTimestamp": deletion, "finalizers": ["f"]});
+        objects::claim("c", &json!({"metadata": meta, "status": objects::launched("i-1", &[])}))
     }
 
     fn trouble(id: &str, categories: &[Category]) -> Unhealthy {

@@ -10,7 +10,7 @@ fn candidate(api: &FakeApi, identity: &str) -> Candidate {
     Candidate::new(api.client_without_retries(), "kube-system", "stowage", identity.into())
 }
 
-fn said(outcome: Result<Outcome, kube::Error>) -> String {
+fn described(outcome: Result<Outcome, kube::Error>) -> String {
     match outcome {
         Ok(Outcome::Leads) => "leads".into(),
         Ok(Outcome::Follows) => "follows".into(),
@@ -27,8 +27,8 @@ fn holder(api: &FakeApi) -> String {
 /// A lease that `a` holds.
 async fn held_by_a() -> FakeApi {
     let api = FakeApi::default();
-    assert_eq!(said(candidate(&api, "a").attempt().await), "leads");
-    api.heal();
+    assert_eq!(described(candidate(&api, "a").attempt().await), "leads");
+    api.reset();
     api
 }
 
@@ -36,9 +36,9 @@ async fn held_by_a() -> FakeApi {
 async fn the_first_candidate_creates_the_lease_and_the_second_follows() {
     let api = FakeApi::default();
     let (mut a, mut b) = (candidate(&api, "a"), candidate(&api, "b"));
-    assert_eq!(said(a.attempt().await), "leads");
-    assert_eq!(said(b.attempt().await), "follows");
-    assert_eq!(said(a.attempt().await), "leads");
+    assert_eq!(described(a.attempt().await), "leads");
+    assert_eq!(described(b.attempt().await), "follows");
+    assert_eq!(described(a.attempt().await), "leads");
     let get = format!("GET {LEASE}");
     assert_eq!(api.lines(), [&get, "POST leases/kube-system", &get, &get, &format!("PUT {LEASE}")].map(str::to_owned));
     let lease = api.stored(LEASE).unwrap();
@@ -54,13 +54,13 @@ async fn a_lease_is_taken_when_it_was_given_back_or_not_renewed() {
     assert_eq!(holder(&api), r#""a""#, "only its holder gives it back");
     candidate(&api, "a").give_back().await.unwrap();
     assert_eq!(holder(&api), "null");
-    assert_eq!(said(candidate(&api, "b").attempt().await), "leads");
+    assert_eq!(described(candidate(&api, "b").attempt().await), "leads");
     assert_eq!(api.stored(LEASE).unwrap()["spec"]["leaseTransitions"], 1);
     let mut c = candidate(&api, "c");
-    assert_eq!(said(c.attempt().await), "follows");
+    assert_eq!(described(c.attempt().await), "follows");
     let (holder_seen, renewed, since) = c.seen.take().unwrap();
     c.seen = Some((holder_seen, renewed, since.checked_sub(DURATION).unwrap()));
-    assert_eq!(said(c.attempt().await), "leads", "fifteen seconds by its own clock without a renewal");
+    assert_eq!(described(c.attempt().await), "leads", "fifteen seconds by its own clock without a renewal");
 }
 
 /// The write of a renewal, of a first acquisition, and of a release, each under every failure; then once more, undisturbed.
@@ -93,17 +93,17 @@ async fn the_lease_under_every_failure() {
         let api = FakeApi::default();
         api.inject(fault.clone(), 1, of("POST"));
         let mut a = candidate(&api, "a");
-        let first = stopped(&api, &mut Box::pin(async { said(a.attempt().await) })).await;
-        line += &format!(" create {first}, then {}", said(candidate(&api, "a").attempt().await));
+        let first = stopped(&api, &mut Box::pin(async { described(a.attempt().await) })).await;
+        line += &format!(" create {first}, then {}", described(candidate(&api, "a").attempt().await));
         let api = held_by_a().await;
         api.inject(fault.clone(), 1, of("PUT"));
         let mut a = candidate(&api, "a");
-        let renewal = stopped(&api, &mut Box::pin(async { said(a.attempt().await) })).await;
-        line += &format!("; renew {renewal}, then {}", said(candidate(&api, "a").attempt().await));
+        let renewal = stopped(&api, &mut Box::pin(async { described(a.attempt().await) })).await;
+        line += &format!("; renew {renewal}, then {}", described(candidate(&api, "a").attempt().await));
         let api = held_by_a().await;
         api.inject(fault, 1, of("PUT"));
         let a = candidate(&api, "a");
-        let back = Box::pin(async { a.give_back().await.map_or_else(|error| said(Err(error)), |()| "ok".into()) });
+        let back = Box::pin(async { a.give_back().await.map_or_else(|error| described(Err(error)), |()| "ok".into()) });
         let released = stopped(&api, &mut { back }).await;
         line += &format!("; release {released}, then held by {}\n", holder(&api));
         text += &line;
@@ -125,7 +125,7 @@ async fn two_candidates_that_see_a_free_lease_do_not_both_lead() {
     let api = held_by_a().await;
     candidate(&api, "a").give_back().await.unwrap();
     api.inject(Fault::WrittenByAnother, 1, |request| request.method == "PUT");
-    assert_eq!(said(candidate(&api, "b").attempt().await), "overtaken");
+    assert_eq!(described(candidate(&api, "b").attempt().await), "overtaken");
     assert_eq!(holder(&api), "null");
     assert_eq!(api.stored(LEASE).unwrap()["metadata"]["annotations"], json!({"other.example/wrote": "an annotation"}));
 }

@@ -139,36 +139,21 @@ mod write_tests;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cloud::ReservedIn;
     use crate::cloud::reservation::ReservationKind;
-    use crate::cloud::{InstanceState, ReservedIn};
-    use crate::model::time::UnixMillis;
+    use crate::test_support::objects;
 
     fn instance(id: &str, capacity_type: CapacityType) -> Instance {
         let reserved = ReservedIn { id: "cr-1".into(), kind: ReservationKind::OnDemand };
-        Instance {
-            id: id.into(),
-            provider_id: format!("aws:///z/{id}"),
-            client_token: String::new(),
-            node_claim: String::new(),
-            instance_type: "m5.large".into(),
-            zone: "z".into(),
-            capacity_type,
-            reservation: Some(reserved).filter(|_| capacity_type == CapacityType::Reserved),
-            partition: None,
-            image_id: "ami-1".into(),
-            launched_at: UnixMillis(0),
-            state: InstanceState::Running,
-        }
+        let reservation = Some(reserved).filter(|_| capacity_type == CapacityType::Reserved);
+        Instance { capacity_type, reservation, ..objects::instance(id, "", 0) }
     }
 
     fn claim(name: &str, id: &str, capacity_type: &str, deleting: bool) -> NodeClaim {
         let own = json!({(labels::CAPACITY_TYPE): capacity_type, (labels::CAPACITY_RESERVATION_ID): "cr-1"});
         let deletion = deleting.then_some("2026-01-01T00:00:00Z");
-        serde_json::from_value(json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim",
-            "metadata": {"name": name, "uid": name, "labels": own, "deletionTimestamp": deletion},
-            "spec": {"requirements": [], "nodeClassRef": {"group": "g", "kind": "k", "name": "default"}},
-            "status": {"providerID": format!("aws:///z/{id}")}}))
-        .unwrap()
+        let meta = json!({"labels": own, "deletionTimestamp": deletion});
+        objects::claim(name, &json!({"metadata": meta, "status": objects::launched(id, &[])}))
     }
 
     fn node(name: &str, id: &str, capacity_type: &str, registered: bool) -> k8s_openapi::api::core::v1::Node {

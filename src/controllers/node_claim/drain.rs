@@ -209,19 +209,18 @@ mod write_tests;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::test_support::objects;
 
-    fn pod(name: &str, json: serde_json::Value) -> PodRecord {
-        let mut all =
-            json!({"metadata": {"name": name, "namespace": "n"}, "spec": {"containers": [], "nodeName": "x"}});
-        json_patch::merge(&mut all, &json);
-        PodRecord::new(&serde_json::from_value(all).unwrap(), Err(String::new()))
+    fn pod(name: &str, patch: serde_json::Value) -> PodRecord {
+        let mut bound = json!({"spec": {"nodeName": "x"}});
+        json_patch::merge(&mut bound, &patch);
+        objects::pod_record(name, &bound)
     }
 
     fn claim(annotations: &serde_json::Value) -> NodeClaim {
-        serde_json::from_value(json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim",
-            "metadata": {"name": "c", "annotations": annotations, "deletionTimestamp": "1970-01-01T00:01:40Z", "finalizers": ["f"]},
-            "spec": {"requirements": [], "terminationGracePeriod": "1h", "nodeClassRef": {"group": "g", "kind": "k", "name": "n"}}}))
-        .unwrap()
+        let meta =
+            json!({"annotations": annotations, "deletionTimestamp": "1970-01-01T00:01:40Z", "finalizers": ["f"]});
+        objects::claim("c", &json!({"metadata": meta, "spec": {"terminationGracePeriod": "1h"}}))
     }
 
     #[test]

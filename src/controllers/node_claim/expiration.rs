@@ -64,13 +64,13 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::test_support::objects;
 
     fn claim(name: &str, expire_after: &str, deleting: bool) -> NodeClaim {
         let deletion = deleting.then_some("1970-01-01T00:00:30Z");
-        serde_json::from_value(json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim",
-            "metadata": {"name": name, "creationTimestamp": "1970-01-01T00:00:10Z", "deletionTimestamp": deletion, "finalizers": ["f"]},
-            "spec": {"requirements": [], "expireAfter": expire_after, "nodeClassRef": {"group": "g", "kind": "k", "name": "n"}}}))
-        .unwrap()
+        let created = "1970-01-01T00:00:10Z";
+        let meta = json!({"creationTimestamp": created, "deletionTimestamp": deletion, "finalizers": ["f"]});
+        objects::claim(name, &json!({"metadata": meta, "spec": {"expireAfter": expire_after}}))
     }
 
     #[test]

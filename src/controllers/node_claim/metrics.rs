@@ -82,22 +82,16 @@ mod tests {
     use super::*;
     use crate::telemetry::Metrics;
     use crate::telemetry::controllers::ControllerMetrics;
+    use crate::test_support::objects;
 
     fn claim(grace: Option<&str>, annotations: &serde_json::Value) -> NodeClaim {
         let own = json!({(labels::NODE_POOL): "p", (labels::CAPACITY_TYPE): "spot"});
-        serde_json::from_value(json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim",
-            "metadata": {"name": "c", "labels": own, "annotations": annotations},
-            "spec": {"requirements": [], "terminationGracePeriod": grace, "nodeClassRef": {"group": "g", "kind": "k", "name": "n"}}}))
-        .unwrap()
+        let meta = json!({"labels": own, "annotations": annotations});
+        objects::claim("c", &json!({"metadata": meta, "spec": {"terminationGracePeriod": grace}}))
     }
 
     fn pool(policy: &str) -> NodePool {
-        serde_json::from_value(
-            json!({"apiVersion": "karpenter.sh/v1", "kind": "NodePool", "metadata": {"name": "p"}, "spec": {
-            "disruption": {"consolidationPolicy": policy},
-            "template": {"spec": {"requirements": [], "nodeClassRef": {"group": "g", "kind": "k", "name": "n"}}}}}),
-        )
-        .unwrap()
+        objects::node_pool("p", &json!({"spec": {"disruption": {"consolidationPolicy": policy}}}))
     }
 
     #[test]

@@ -78,14 +78,13 @@ mod write_tests;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::test_support::objects;
 
     fn claim(name: &str, annotations: serde_json::Value, node: Option<&str>, deleting: bool) -> NodeClaim {
         let deletion = deleting.then_some("2026-01-01T00:00:00Z");
-        serde_json::from_value(json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim",
-            "metadata": {"name": name, "annotations": annotations, "deletionTimestamp": deletion},
-            "spec": {"requirements": [], "nodeClassRef": {"group": "g", "kind": "k", "name": "n"}},
-            "status": {"providerID": format!("aws:///z/{name}"), "nodeName": node}}))
-        .unwrap()
+        let meta = json!({"annotations": annotations, "deletionTimestamp": deletion});
+        let status = json!({"providerID": format!("aws:///z/{name}"), "nodeName": node});
+        objects::claim(name, &json!({"metadata": meta, "status": status}))
     }
 
     #[test]

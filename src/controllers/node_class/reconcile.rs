@@ -301,26 +301,17 @@ mod write_tests;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::test_support::objects;
 
     fn class(metadata: Value, status: Value) -> Ec2NodeClass {
-        let mut meta = json!({"name": "default", "uid": "u", "generation": 2});
-        for (key, value) in metadata.as_object().into_iter().flatten() {
-            meta[key] = value.clone();
-        }
-        serde_json::from_value(json!({
-            "apiVersion": "karpenter.k8s.aws/v1", "kind": "EC2NodeClass", "metadata": meta,
-            "spec": {"role": "r", "amiSelectorTerms": [], "subnetSelectorTerms": [], "securityGroupSelectorTerms": []},
-            "status": status,
-        }))
-        .unwrap()
+        let mut meta = json!({"generation": 2});
+        json_patch::merge(&mut meta, &metadata);
+        objects::node_class("default", &json!({"metadata": meta, "status": status}))
     }
 
     fn claim(name: &str, annotations: Value, conditions: Value) -> Arc<NodeClaim> {
-        let claim = json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim",
-            "metadata": {"name": name, "annotations": annotations},
-            "spec": {"requirements": [], "nodeClassRef": {"group": "g", "kind": "k", "name": "default"}},
-            "status": {"conditions": conditions}});
-        Arc::new(serde_json::from_value(claim).unwrap())
+        let patch = json!({"metadata": {"annotations": annotations}, "status": {"conditions": conditions}});
+        Arc::new(objects::claim(name, &patch))
     }
 
     fn at(second: i64) -> Time {

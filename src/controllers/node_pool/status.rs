@@ -189,18 +189,15 @@ mod write_tests;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::test_support::objects;
 
     fn at(second: i64) -> Time {
         Time(Timestamp::from_second(second).unwrap())
     }
 
     fn pool(requirements: Value) -> NodePool {
-        serde_json::from_value(
-            json!({"apiVersion": "karpenter.sh/v1", "kind": "NodePool", "metadata": {"name": "p", "generation": 1},
-            "spec": {"template": {"spec": {"requirements": requirements,
-                "nodeClassRef": {"group": "karpenter.k8s.aws", "kind": "EC2NodeClass", "name": "default"}}}}}),
-        )
-        .unwrap()
+        let template = json!({"spec": {"requirements": requirements}});
+        objects::node_pool("p", &json!({"metadata": {"generation": 1}, "spec": {"template": template}}))
     }
 
     fn condition(status: &Value, kind: &str) -> (String, String) {
@@ -234,11 +231,9 @@ mod tests {
         let mut state = ClusterState::default();
         let mut claim = |name: &str, version: &str, conditions: Value| {
             let annotations = json!({(labels::NODE_POOL_HASH): "1", (labels::NODE_POOL_HASH_VERSION): version});
-            let object = json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim",
-                "metadata": {"name": name, "labels": {(labels::NODE_POOL): "p"}, "annotations": annotations},
-                "spec": {"requirements": [], "nodeClassRef": {"group": "g", "kind": "k", "name": "n"}},
-                "status": {"conditions": conditions}});
-            state.apply_claim(serde_json::from_value(object).unwrap());
+            let meta = json!({"labels": {(labels::NODE_POOL): "p"}, "annotations": annotations});
+            let patch = json!({"metadata": meta, "status": {"conditions": conditions}});
+            state.apply_claim(objects::claim(name, &patch));
         };
         let drifted = json!([{"type": "Drifted", "status": "True", "reason": "r", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"}]);
         claim("old", "v2", json!([]));

@@ -66,20 +66,18 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::test_support::objects;
 
     #[test]
     fn only_pools_that_may_have_nodes_in_the_zone_are_told() {
         let mut state = ClusterState::default();
-        let class = json!({"apiVersion": "karpenter.k8s.aws/v1", "kind": "EC2NodeClass", "metadata": {"name": "default"},
-            "spec": {"amiSelectorTerms": []}, "status": {"subnets": [{"id": "s", "zone": "z-a", "zoneID": "id-a"}]}});
-        state.classes.insert("default".into(), Arc::new(serde_json::from_value(class).unwrap()));
+        let subnets = json!([{"id": "s", "zone": "z-a", "zoneID": "id-a"}]);
+        let class = objects::node_class("default", &json!({"status": {"subnets": subnets}}));
+        state.classes.insert("default".into(), Arc::new(class));
         let pool = |name: &str, key: &str, value: &str| {
             let requirements = json!([{"key": key, "operator": "In", "values": [value]}]);
-            let reference = json!({"group": "karpenter.k8s.aws", "kind": "EC2NodeClass", "name": "default"});
-            let template = json!({"spec": {"nodeClassRef": reference, "requirements": requirements}});
-            let pool = json!({"apiVersion": "karpenter.sh/v1", "kind": "NodePool", "metadata": {"name": name},
-                "spec": {"template": template}});
-            (name.to_owned(), Arc::new(serde_json::from_value(pool).unwrap()))
+            let template = json!({"spec": {"requirements": requirements}});
+            (name.to_owned(), Arc::new(objects::node_pool(name, &json!({"spec": {"template": template}}))))
         };
         state.pools.extend([
             pool("any", labels::ARCH, "amd64"),

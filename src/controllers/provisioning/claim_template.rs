@@ -129,6 +129,7 @@ mod tests {
     use crate::model::offering::{CapacityType, InstanceType};
     use crate::model::resources::Resources;
     use crate::model::units::MicroUsd;
+    use crate::test_support::objects::node_pool;
 
     /// A node that may be any of these types, given by family and size, in these zones.
     fn planned(types: &[(&str, &str)], zones: &[&str]) -> PlannedNode {
@@ -156,10 +157,8 @@ mod tests {
     }
 
     fn claim(node: &PlannedNode, requirements: &serde_json::Value) -> NodeClaim {
-        let pool = json!({"apiVersion": "karpenter.sh/v1", "kind": "NodePool", "metadata": {"name": "p"}, "spec": {
-            "template": {"spec": {"requirements": requirements,
-                "nodeClassRef": {"group": "karpenter.k8s.aws", "kind": "EC2NodeClass", "name": "c"}}}}});
-        of(&serde_json::from_value(pool).unwrap(), node, &Snapshot::default(), 1)
+        let pool = node_pool("p", &json!({"spec": {"template": {"spec": {"requirements": requirements}}}}));
+        of(&pool, node, &Snapshot::default(), 1)
     }
 
     fn told(claim: &NodeClaim, key: &str) -> (Vec<String>, Option<i64>) {

@@ -3,6 +3,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::model::offering::Offering;
 use crate::model::units::{Bytes, Millicores};
+use crate::test_support::objects;
 
 fn read<T: serde::de::DeserializeOwned>(object: &Value) -> T {
     serde_json::from_value(object.clone()).unwrap()
@@ -35,34 +36,32 @@ fn pools() -> Vec<ReadyPool> {
         })
     };
     let catalog = Catalog { region: "r".into(), instance_types: [2, 4, 8].map(instance_type).into() };
-    let pool = json!({"apiVersion": "karpenter.sh/v1", "kind": "NodePool", "metadata": {"name": "p"},
-        "spec": {"limits": {"cpu": "16"},
-            "template": {"spec": {"requirements": [], "nodeClassRef": {"group": "g", "kind": "k", "name": "n"}}}}});
-    vec![ReadyPool { pool: Arc::new(read(&pool)), catalog: Arc::new(catalog) }]
+    let pool = objects::node_pool("p", &json!({"spec": {"limits": {"cpu": "16"}}}));
+    vec![ReadyPool { pool: Arc::new(pool), catalog: Arc::new(catalog) }]
 }
 
 /// A claim that was planned as `x2` and may become any of `types`.
 fn claim(name: &str, types: &[&str]) -> Value {
-    json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim",
-        "metadata": {"name": name, "uid": name, "labels": {(labels::NODE_POOL): "p"},
-            "annotations": {(labels::PLANNED_OFFERING): "x2/z/on-demand"}},
-        "spec": {"requirements": [{"key": labels::INSTANCE_TYPE, "operator": "In", "values": types}],
-            "nodeClassRef": {"group": "g", "kind": "k", "name": "n"}}})
+    let annotations = json!({(labels::PLANNED_OFFERING): "x2/z/on-demand"});
+    let requirements = json!([{"key": labels::INSTANCE_TYPE, "operator": "In", "values": types}]);
+    let meta = json!({"labels": {(labels::NODE_POOL): "p"}, "annotations": annotations});
+    json!(objects::claim(name, &json!({"metadata": meta, "spec": {"requirements": requirements}})))
 }
 
 fn node(name: &str) -> Value {
-    json!({"metadata": {"name": name, "uid": name, "labels": {(labels::INITIALIZED): "true"}},
-        "spec": {"providerID": format!("aws:///z/{name}")},
-        "status": {"allocatable": {"cpu": "4", "memory": "8Gi", "pods": "20"},
-            "conditions": [{"type": "Ready", "status": "True"}]}})
+    let room = json!({"cpu": "4", "memory": "8Gi", "pods": "20"});
+    let status = json!({"allocatable": room, "conditions": [{"type": "Ready", "status": "True"}]});
+    let spec = json!({"providerID": format!("aws:///z/{name}")});
+    let own = json!({(labels::INITIALIZED): "true"});
+    json!(objects::node(name, &json!({"metadata": {"labels": own}, "spec": spec, "status": status})))
 }
 
 fn pod(name: &str, node: Option<&str>, extra: &Value) -> Value {
-    let mut spec = json!({"nodeName": node, "containers": [
-        {"name": "c", "image": "i", "resources": {"requests": {"cpu": "1"}}}]});
-    spec.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+    let container = json!({"name": "c", "image": "i", "resources": {"requests": {"cpu": "1"}}});
+    let mut spec = json!({"nodeName": node, "containers": [container]});
+    json_patch::merge(&mut spec, extra);
     let owner = json!({"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r", "uid": "r", "controller": true});
-    json!({"metadata": {"name": name, "namespace": "n", "uid": name, "ownerReferences": [owner]}, "spec": spec})
+    json!(objects::pod(name, &json!({"metadata": {"ownerReferences": [owner]}, "spec": spec})))
 }
 
 fn look(state: &ClusterState, without: &[&str]) -> Snapshot {

@@ -471,11 +471,7 @@ mod tests {
 
     #[test]
     fn c33_a_verdict_holds_for_half_an_hour_unless_an_annotation_changes() {
-        let mut class: Ec2NodeClass = serde_json::from_value(serde_json::json!({
-            "apiVersion": "karpenter.k8s.aws/v1", "kind": "EC2NodeClass", "metadata": {"name": "default", "uid": "u"},
-            "spec": {"amiSelectorTerms": [], "subnetSelectorTerms": [], "securityGroupSelectorTerms": []},
-        }))
-        .unwrap();
+        let mut class = crate::test_support::objects::node_class("default", &serde_json::json!({}));
         let verdicts = Verdicts::default();
         verdicts.keep("u".into(), state_of(&class, &[]), Verdict::True, 0);
         assert_eq!(verdicts.get("u", state_of(&class, &[]), TTL_MS - 1), Some(Verdict::True));

@@ -71,14 +71,11 @@ mod tests {
     use super::*;
     use crate::cloud::catalog::{SpotPricing, embedded};
     use crate::cloud::ec2::launch::request::tests::class;
+    use crate::test_support::objects::node_pool;
 
     fn pool(requirements: serde_json::Value, own: serde_json::Value, class: &str) -> NodePool {
-        let reference = json!({"group": "karpenter.k8s.aws", "kind": "EC2NodeClass", "name": class});
-        let template =
-            json!({"metadata": {"labels": own}, "spec": {"nodeClassRef": reference, "requirements": requirements}});
-        let pool = json!({"apiVersion": "karpenter.sh/v1", "kind": "NodePool", "metadata": {"name": "p"},
-            "spec": {"template": template}});
-        serde_json::from_value(pool).unwrap()
+        let spec = json!({"nodeClassRef": {"name": class}, "requirements": requirements});
+        node_pool("p", &json!({"spec": {"template": {"metadata": {"labels": own}, "spec": spec}}}))
     }
 
     fn tried(change: impl Fn(&mut InstanceType), images: &[AmiStatus], pools: &[NodePool]) -> Option<String> {

@@ -249,17 +249,13 @@ mod tests {
     use super::*;
     use crate::cloud::ec2::aws::errors::Class;
     use crate::cloud::ec2::node_class::capacity_reservations::tests::reservation;
+    use crate::test_support::objects::node_class;
     use serde_json::json;
 
     fn class(spec: serde_json::Value) -> Ec2NodeClass {
-        let mut whole = json!({"amiSelectorTerms": [], "subnetSelectorTerms": [], "securityGroupSelectorTerms": []});
-        for (key, value) in spec.as_object().unwrap() {
-            whole[key] = value.clone();
-        }
-        serde_json::from_value(json!({
-            "apiVersion": "karpenter.k8s.aws/v1", "kind": "EC2NodeClass", "metadata": {"name": "default"}, "spec": whole,
-        }))
-        .unwrap()
+        let mut whole = json!({"role": null});
+        json_patch::merge(&mut whole, &spec);
+        node_class("default", &json!({"spec": whole}))
     }
 
     fn throttled() -> ApiError {

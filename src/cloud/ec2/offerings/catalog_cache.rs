@@ -175,6 +175,7 @@ mod tests {
     use crate::cloud::ec2::offerings::unavailable::Subject;
     use crate::model::labels;
     use crate::model::offering::Offering;
+    use crate::test_support::objects::node_class;
 
     struct World {
         region: Region,
@@ -215,12 +216,9 @@ mod tests {
     }
 
     fn class(zone: &str, arch: &str) -> Ec2NodeClass {
-        let mut class: Ec2NodeClass = serde_json::from_value(serde_json::json!({
-            "apiVersion": "karpenter.k8s.aws/v1", "kind": "EC2NodeClass", "metadata": {"name": "default"},
-            "spec": {"amiFamily": "AL2023", "amiSelectorTerms": [], "subnetSelectorTerms": [], "securityGroupSelectorTerms": []},
-            "status": {"subnets": [{"id": "subnet-1", "zone": zone, "zoneID": "az1"}]},
-        }))
-        .unwrap();
+        let subnets = serde_json::json!([{"id": "subnet-1", "zone": zone, "zoneID": "az1"}]);
+        let patch = serde_json::json!({"spec": {"amiFamily": "AL2023"}, "status": {"subnets": subnets}});
+        let mut class = node_class("default", &patch);
         let requirements = vec![one_of(labels::ARCH, arch)];
         if let Some(status) = &mut class.status {
             status.amis = vec![AmiStatus { id: "ami-1".into(), requirements, ..AmiStatus::default() }];

@@ -79,6 +79,7 @@ pub mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::test_support::objects;
 
     /// Notes a node of an instance type that runs an image and shows so much memory.
     pub fn note(table: &mut DiscoveredMemory, image: &str, instance_type: &str, memory: &str, now_ms: i64) {
@@ -88,10 +89,9 @@ pub mod tests {
 
     /// A node and its claim.
     pub fn node(image: Value, instance_type: &str, capacity: Value) -> (NodeClaim, Node) {
-        let claim = json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim", "metadata": {"name": "c", "labels": {(labels::INSTANCE_TYPE): instance_type}},
-            "spec": {"requirements": [], "nodeClassRef": {"group": "g", "kind": "k", "name": "n"}}, "status": {"imageID": image}});
-        let node = json!({"metadata": {"name": "n"}, "status": {"capacity": capacity}});
-        (serde_json::from_value(claim).unwrap(), serde_json::from_value(node).unwrap())
+        let own = json!({(labels::INSTANCE_TYPE): instance_type});
+        let claim = objects::claim("c", &json!({"metadata": {"labels": own}, "status": {"imageID": image}}));
+        (claim, objects::node("n", &json!({"status": {"capacity": capacity}})))
     }
 
     #[test]

@@ -19,6 +19,7 @@ use crate::cloud::ec2::offerings::spot_prices::SpotHistory;
 use crate::cloud::ec2::preflight::class::{Answers, Identity, Profile};
 use crate::model::labels;
 use crate::model::units::MicroUsd;
+use crate::test_support::objects::node_class;
 
 fn error(action: &'static str, code: &str, message: &str) -> ApiError {
     ApiError { action, code: code.into(), message: message.into(), class: class_of(code) }
@@ -33,15 +34,9 @@ fn text(findings: &[Finding]) -> String {
 }
 
 fn class(spec: serde_json::Value) -> Ec2NodeClass {
-    let mut whole =
-        json!({"amiSelectorTerms": [{"id": "ami-1"}], "subnetSelectorTerms": [], "securityGroupSelectorTerms": []});
-    for (key, value) in spec.as_object().unwrap() {
-        whole[key] = value.clone();
-    }
-    serde_json::from_value(json!({
-        "apiVersion": "karpenter.k8s.aws/v1", "kind": "EC2NodeClass", "metadata": {"name": "default"}, "spec": whole,
-    }))
-    .unwrap()
+    let mut whole = json!({"role": null, "amiSelectorTerms": [{"id": "ami-1"}]});
+    json_patch::merge(&mut whole, &spec);
+    node_class("default", &json!({"spec": whole}))
 }
 
 fn subnet(id: &str, zone: &str, free: i64) -> Subnet {

@@ -1,6 +1,7 @@
 use serde_json::{Value, json};
 
 use super::*;
+use crate::test_support::objects;
 
 const READY: &str = r#"{"Launched": "00", "Registered": "00", "Initialized": "00", "Drifted": "05"}"#;
 
@@ -11,23 +12,20 @@ fn add(state: &mut ClusterState, name: &str, conditions: &str, claim: &Value, no
         .iter()
         .map(|(kind, at)| json!({"type": kind, "status": "True", "reason": kind, "message": "", "lastTransitionTime": format!("1970-01-01T00:00:{at}Z")}))
         .collect();
-    let mut object = json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim",
-        "metadata": {"name": name, "uid": name, "labels": {(labels::NODE_POOL): "p"}},
-        "spec": {"requirements": [], "nodeClassRef": {"group": "g", "kind": "k", "name": "n"}},
+    let mut object = json!({"metadata": {"labels": {(labels::NODE_POOL): "p"}},
         "status": {"providerID": format!("aws:///z/{name}"), "conditions": list}});
     json_patch::merge(&mut object, claim);
-    state.apply_claim(serde_json::from_value(object).unwrap());
-    let mut object =
-        json!({"metadata": {"name": format!("node-{name}")}, "spec": {"providerID": format!("aws:///z/{name}")}});
+    state.apply_claim(objects::claim(name, &object));
+    let mut object = json!({"spec": {"providerID": format!("aws:///z/{name}")}});
     json_patch::merge(&mut object, node);
-    state.apply_node(serde_json::from_value(object).unwrap());
+    state.apply_node(objects::node(&format!("node-{name}"), &object));
 }
 
 fn bind(state: &mut ClusterState, pod: &str, node: &str, annotations: &Value) {
-    let object = json!({"metadata": {"name": pod, "namespace": "n", "uid": pod, "annotations": annotations,
-            "ownerReferences": [{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r", "uid": "rs", "controller": true}]},
+    let owner = json!({"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r", "uid": "rs", "controller": true});
+    let object = json!({"metadata": {"annotations": annotations, "ownerReferences": [owner]},
         "spec": {"nodeName": node, "containers": [{"name": "c", "image": "i"}]}});
-    state.apply_pod(&serde_json::from_value(object).unwrap(), 1);
+    state.apply_pod(&objects::pod(pod, &object), 1);
 }
 
 fn names(state: &ClusterState) -> Vec<(String, usize, bool)> {

@@ -66,14 +66,14 @@ async fn a_disruption_begins_under_every_failure() {
     "#);
 }
 
-/// DEFECT: an underutilized or drifted node whose mark is written and whose taint is not stays open until it departs: it is no
-/// candidate any more, so that `begin` does not come back, and only marks of empty nodes are completed.
+/// DEFECT: an underutilized or drifted node that has the annotation and not the taint stays schedulable until it is deleted: it is
+/// no candidate any more, so that nothing repeats `begin`, and only the annotations of empty nodes are followed by the taint.
 #[tokio::test]
 async fn a_marked_node_that_is_not_empty_is_no_candidate_and_stays_open() {
     let world = world(&json!({}), None);
     world.api.inject_on("PATCH nodes/x", Fault::Refused(Refusal::invalid("no")));
     begin(&world.context(), "c".into(), UNDERUTILIZED).await;
-    world.api.heal();
+    world.api.reset();
     let ctx = world.context();
     let state = ctx.cluster.read();
     let candidates = candidates(&state, &state.holds(now_ms()), &Types::default());

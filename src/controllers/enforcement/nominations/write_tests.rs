@@ -42,12 +42,12 @@ async fn opened(ctx: Arc<Context>) -> String {
     }
     match open(&ctx, &claim, &node).await {
         Ok(None) => "open".into(),
-        Ok(Some(wait)) => format!("look again in {wait} ms"),
+        Ok(Some(wait)) => format!("requeue in {wait} ms"),
         error => outcome(error),
     }
 }
 
-/// The first look nominates the pods, the second opens the node.
+/// The first pass nominates the pods, the second opens the node.
 async fn opened_at_last(ctx: Arc<Context>) -> String {
     let first = opened(Arc::clone(&ctx)).await;
     let second = opened(ctx).await;
@@ -58,7 +58,7 @@ async fn opened_at_last(ctx: Arc<Context>) -> String {
 async fn pods_are_nominated_before_the_node_opens_under_every_failure() {
     let text = transcript(|| world(PlacementMode::Nominate, &fresh()), opened_at_last).await;
     insta::assert_snapshot!(text, @r#"
-    undisturbed: look again in 0 ms, open
+    undisturbed: requeue in 0 ms, open
       PATCH nodeclaims/c {"metadata":{"annotations":{"stowage.dev/hold-until":"TIME"}}}
       PATCH pods/n/a/status {"metadata":{"uid":"uid-a"},"status":{"nominatedNodeName":"x"}}
       PATCH pods/n/b/status {"metadata":{"uid":"uid-b"},"status":{"nominatedNodeName":"x"}}
@@ -66,44 +66,44 @@ async fn pods_are_nominated_before_the_node_opens_under_every_failure() {
       changes nodes/x (metadata.labels spec.taints), pods/n/a (status), pods/n/b (status)
     again: open already, open already, no write, as undisturbed
     PATCH nodeclaims/c
-      written by another: look again in 0 ms, open; again: open already, open already, no write, as undisturbed
-      409: error 409, error 409, sent 2 times; again: look again in 0 ms, open, 4 writes, as undisturbed
+      written by another: requeue in 0 ms, open; again: open already, open already, no write, as undisturbed
+      409: error 409, error 409, sent 2 times; again: requeue in 0 ms, open, 4 writes, as undisturbed
       404: error 404, error 404, sent 2 times; again: gone, gone, no write, differs: nodes/x (metadata.labels spec.taints), pods/n/a (status), pods/n/b (status), -nodeclaims/c
-      422: error 422, error 422, sent 2 times; again: look again in 0 ms, open, 4 writes, as undisturbed
-      429, Retry-After 2 s, once: look again in 0 ms, open, sent 2 times in 2 s; again: open already, open already, no write, as undisturbed
-      504: error 504, error 504, sent 32 times; again: look again in 0 ms, open, 4 writes, as undisturbed
-      no answer: waits forever; again: look again in 0 ms, open, 4 writes, as undisturbed
-      lost answer: error connection reset, look again in 0 ms, sent 2 times; again: open, open already, 1 write, as undisturbed
-      crash before: stopped; again: look again in 0 ms, open, 4 writes, as undisturbed
-      crash after: stopped; again: look again in 0 ms, open, 3 writes, as undisturbed
+      422: error 422, error 422, sent 2 times; again: requeue in 0 ms, open, 4 writes, as undisturbed
+      429, Retry-After 2 s, once: requeue in 0 ms, open, sent 2 times in 2 s; again: open already, open already, no write, as undisturbed
+      504: error 504, error 504, sent 32 times; again: requeue in 0 ms, open, 4 writes, as undisturbed
+      no answer: waits forever; again: requeue in 0 ms, open, 4 writes, as undisturbed
+      lost answer: error connection reset, requeue in 0 ms, sent 2 times; again: open, open already, 1 write, as undisturbed
+      crash before: stopped; again: requeue in 0 ms, open, 4 writes, as undisturbed
+      crash after: stopped; again: requeue in 0 ms, open, 3 writes, as undisturbed
     PATCH pods/n/a/status
-      written by another: look again in 0 ms, open; again: open already, open already, no write, as undisturbed
-      409 | 422: look again in 0 ms, look again in 0 ms, sent 2 times; again: look again in 0 ms, open, 2 writes, as undisturbed
-      404: look again in 0 ms, look again in 0 ms, sent 2 times; again: open, open already, 1 write, differs: -pods/n/a
-      429, Retry-After 2 s, once: look again in 0 ms, open, sent 2 times in 2 s; again: open already, open already, no write, as undisturbed
-      504: look again in 0 ms, look again in 0 ms, sent 32 times; again: look again in 0 ms, open, 2 writes, as undisturbed
-      no answer: waits forever; again: look again in 0 ms, open, 2 writes, as undisturbed
-      lost answer: look again in 0 ms, look again in 0 ms, sent 2 times; again: open, open already, 1 write, as undisturbed
-      crash before: stopped; again: look again in 0 ms, open, 2 writes, as undisturbed
+      written by another: requeue in 0 ms, open; again: open already, open already, no write, as undisturbed
+      409 | 422: requeue in 0 ms, requeue in 0 ms, sent 2 times; again: requeue in 0 ms, open, 2 writes, as undisturbed
+      404: requeue in 0 ms, requeue in 0 ms, sent 2 times; again: open, open already, 1 write, differs: -pods/n/a
+      429, Retry-After 2 s, once: requeue in 0 ms, open, sent 2 times in 2 s; again: open already, open already, no write, as undisturbed
+      504: requeue in 0 ms, requeue in 0 ms, sent 32 times; again: requeue in 0 ms, open, 2 writes, as undisturbed
+      no answer: waits forever; again: requeue in 0 ms, open, 2 writes, as undisturbed
+      lost answer: requeue in 0 ms, requeue in 0 ms, sent 2 times; again: open, open already, 1 write, as undisturbed
+      crash before: stopped; again: requeue in 0 ms, open, 2 writes, as undisturbed
       crash after: stopped; again: open, open already, 1 write, as undisturbed
     PATCH pods/n/b/status
-      written by another: look again in 0 ms, open; again: open already, open already, no write, as undisturbed
-      409 | 422: look again in 0 ms, look again in 0 ms, sent 2 times; again: look again in 0 ms, open, 2 writes, as undisturbed
-      404: look again in 0 ms, look again in 0 ms, sent 2 times; again: open, open already, 1 write, differs: -pods/n/b
-      429, Retry-After 2 s, once: look again in 0 ms, open, sent 2 times in 2 s; again: open already, open already, no write, as undisturbed
-      504: look again in 0 ms, look again in 0 ms, sent 32 times; again: look again in 0 ms, open, 2 writes, as undisturbed
-      no answer: waits forever; again: look again in 0 ms, open, 2 writes, as undisturbed
-      lost answer: look again in 0 ms, look again in 0 ms, sent 2 times; again: open, open already, 1 write, as undisturbed
-      crash before: stopped; again: look again in 0 ms, open, 2 writes, as undisturbed
+      written by another: requeue in 0 ms, open; again: open already, open already, no write, as undisturbed
+      409 | 422: requeue in 0 ms, requeue in 0 ms, sent 2 times; again: requeue in 0 ms, open, 2 writes, as undisturbed
+      404: requeue in 0 ms, requeue in 0 ms, sent 2 times; again: open, open already, 1 write, differs: -pods/n/b
+      429, Retry-After 2 s, once: requeue in 0 ms, open, sent 2 times in 2 s; again: open already, open already, no write, as undisturbed
+      504: requeue in 0 ms, requeue in 0 ms, sent 32 times; again: requeue in 0 ms, open, 2 writes, as undisturbed
+      no answer: waits forever; again: requeue in 0 ms, open, 2 writes, as undisturbed
+      lost answer: requeue in 0 ms, requeue in 0 ms, sent 2 times; again: open, open already, 1 write, as undisturbed
+      crash before: stopped; again: requeue in 0 ms, open, 2 writes, as undisturbed
       crash after: stopped; again: open, open already, 1 write, as undisturbed
     PATCH nodes/x
-      written by another | 409: look again in 0 ms, error 409; again: open, open already, 1 write, as undisturbed
-      404: look again in 0 ms, error 404; again: gone, gone, no write, differs: -nodes/x
-      422: look again in 0 ms, error 422; again: open, open already, 1 write, as undisturbed
-      429, Retry-After 2 s, once: look again in 0 ms, open, sent 2 times in 2 s; again: open already, open already, no write, as undisturbed
-      504: look again in 0 ms, error 504, sent 16 times; again: open, open already, 1 write, as undisturbed
+      written by another | 409: requeue in 0 ms, error 409; again: open, open already, 1 write, as undisturbed
+      404: requeue in 0 ms, error 404; again: gone, gone, no write, differs: -nodes/x
+      422: requeue in 0 ms, error 422; again: open, open already, 1 write, as undisturbed
+      429, Retry-After 2 s, once: requeue in 0 ms, open, sent 2 times in 2 s; again: open already, open already, no write, as undisturbed
+      504: requeue in 0 ms, error 504, sent 16 times; again: open, open already, 1 write, as undisturbed
       no answer: waits forever; again: open, open already, 1 write, as undisturbed
-      lost answer: look again in 0 ms, error connection reset; again: open already, open already, no write, as undisturbed
+      lost answer: requeue in 0 ms, error connection reset; again: open already, open already, no write, as undisturbed
       crash before: stopped; again: open, open already, 1 write, as undisturbed
       crash after: stopped; again: open already, open already, no write, as undisturbed
     "#);
@@ -142,15 +142,15 @@ async fn a_node_opens_without_nominations_where_placement_is_off_under_every_fai
     "#);
 }
 
-/// DEFECT: while the API server refuses a nomination, the node stays closed for its twenty seconds of patience, and it is looked
-/// at again without a wait, so that the refused request is repeated at every look. Refused nominations are counted, too.
+/// DEFECT: while the API server refuses a nomination, the node stays closed for up to twenty seconds, and the step is repeated
+/// without a wait, and with it the refused request. The metric counts refused nominations, too.
 #[tokio::test]
 async fn a_refused_nomination_keeps_the_node_closed() {
     let world = world(PlacementMode::Nominate, &fresh());
     world.api.inject_on("PATCH pods/n/a/status", Fault::Refused(Refusal::invalid("no")));
     let ctx = world.context();
     for turn in 1..=5 {
-        assert_eq!(opened(Arc::clone(&ctx)).await, "look again in 0 ms", "look {turn}");
+        assert_eq!(opened(Arc::clone(&ctx)).await, "requeue in 0 ms", "pass {turn}");
     }
     let sent = world.api.lines().iter().filter(|line| *line == "PATCH pods/n/a/status").count();
     assert_eq!(sent, 5);
@@ -163,7 +163,7 @@ async fn a_node_that_is_not_ready_is_not_written() {
     let mut unready = world.api.stored("nodes/x").unwrap();
     unready["status"]["conditions"][0]["status"] = json!("False");
     world.api.put::<Node>(&serde_json::from_value(unready).unwrap());
-    assert_eq!(opened(world.context()).await, "look again in 50 ms");
+    assert_eq!(opened(world.context()).await, "requeue in 50 ms");
     assert!(world.api.lines().is_empty());
 }
 

@@ -26,7 +26,7 @@ fn world() -> World {
     World::new(api)
 }
 
-async fn look(ctx: Arc<Context>) -> String {
+async fn pass(ctx: Arc<Context>) -> String {
     let mut asked = Asked::default();
     let holds = ctx.cluster.read().holds(now_ms());
     keep(&ctx, &holds, &mut asked).await;
@@ -38,7 +38,7 @@ async fn look(ctx: Arc<Context>) -> String {
 
 #[tokio::test]
 async fn planned_pods_are_admitted_under_every_failure() {
-    let text = transcript(world, look).await;
+    let text = transcript(world, pass).await;
     insta::assert_snapshot!(text, @r#"
     undisturbed: ok
       PATCH pods/n/a [{"op":"test","path":"/metadata/uid","value":"uid-a"},{"op":"add","path":"/spec/tolerations","value":[{"effect":"NoSchedule","key":"stowage.dev/planned","operator":"Equal","value":"uid-c"}]}]
@@ -70,7 +70,7 @@ async fn planned_pods_are_admitted_under_every_failure() {
 
 #[tokio::test]
 async fn the_guard_is_taken_down_under_every_failure() {
-    let text = transcript(|| World { placement: PlacementMode::Extender, ..world() }, look).await;
+    let text = transcript(|| World { placement: PlacementMode::Extender, ..world() }, pass).await;
     insta::assert_snapshot!(text, @r#"
     undisturbed: ok
       PATCH nodes/x {"metadata":{"resourceVersion":"2"},"spec":{"taints":[{"effect":"NoSchedule","key":"team"}]}}
@@ -100,16 +100,16 @@ async fn a_pod_that_is_refused_three_times_opens_its_node_to_all() {
         keep(&ctx, &holds, &mut asked).await;
         let taints = world.api.stored("nodes/x").unwrap()["spec"]["taints"].clone();
         let guarded = taints.as_array().unwrap().iter().any(|taint| taint["key"] == labels::GUARD_TAINT);
-        assert_eq!(guarded, turn < 4, "look {turn}");
+        assert_eq!(guarded, turn < 4, "pass {turn}");
     }
 }
 
-/// A pod of the same name that came in place of the planned one has another UID.
+/// A pod that replaced the planned pod under the same name has another UID.
 #[tokio::test]
 async fn a_successor_of_the_same_name_is_not_admitted() {
     let world = world();
     let ctx = world.context();
     world.api.put(&pod("a", &json!({"metadata": {"uid": "uid-successor"}})));
-    assert_eq!(look(ctx).await, "1 refused");
+    assert_eq!(pass(ctx).await, "1 refused");
     assert!(world.api.stored("pods/n/a").unwrap()["spec"]["tolerations"].is_null());
 }

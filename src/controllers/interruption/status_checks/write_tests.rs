@@ -17,7 +17,7 @@ fn world() -> World {
     World { watched: true, ..World::new(api) }
 }
 
-async fn looked(ctx: Arc<Context>, category: Category) -> String {
+async fn checked(ctx: Arc<Context>, category: Category) -> String {
     let found = [Unhealthy { instance_id: "i-1".into(), categories: [category].into() }];
     look(&ctx, &mut UnhealthyTracker::default(), &found).await;
     "done".into()
@@ -25,7 +25,7 @@ async fn looked(ctx: Arc<Context>, category: Category) -> String {
 
 #[tokio::test]
 async fn the_claim_of_a_failed_instance_is_forced_out_under_every_failure() {
-    let text = transcript(world, async |ctx| looked(ctx, Category::SystemStatus).await).await;
+    let text = transcript(world, async |ctx| checked(ctx, Category::SystemStatus).await).await;
     insta::assert_snapshot!(text, @r#"
     undisturbed: done
       PATCH nodeclaims/c {"metadata":{"annotations":{"karpenter.sh/nodeclaim-termination-timestamp":"TIME"}}}
@@ -57,10 +57,10 @@ async fn the_claim_of_a_failed_instance_is_forced_out_under_every_failure() {
     "#);
 }
 
-/// DEFECT: where the mark is written and the taint is not, nothing closes the node later: the mark says that all is done.
+/// DEFECT: where the annotation is written and the taint is not, nothing taints the node later: the annotation counts as complete.
 #[tokio::test]
 async fn the_node_of_a_scheduled_event_is_marked_and_closed_under_every_failure() {
-    let text = transcript(world, async |ctx| looked(ctx, Category::EventStatus).await).await;
+    let text = transcript(world, async |ctx| checked(ctx, Category::EventStatus).await).await;
     insta::assert_snapshot!(text, @r#"
     undisturbed: done
       PATCH nodeclaims/c {"metadata":{"annotations":{"stowage.dev/disrupting":"event_status/TIME"}}}

@@ -21,7 +21,7 @@ fn world(annotations: &serde_json::Value, taint: &str) -> World {
     World::new(api)
 }
 
-/// One look at the drain: its error, or whether the next look comes soon.
+/// One pass of the drain: its error, or when the next pass comes.
 async fn drained(ctx: Arc<Context>) -> String {
     let (claim, node) = {
         let state = ctx.cluster.read();
@@ -29,8 +29,8 @@ async fn drained(ctx: Arc<Context>) -> String {
     };
     let Some(node) = node else { return "no node".into() };
     match step(&ctx, &claim, &node).await {
-        Ok(None) => "look soon".into(),
-        Ok(Some(_)) => "look less often".into(),
+        Ok(None) => "requeue soon".into(),
+        Ok(Some(_)) => "requeue later".into(),
         error => outcome(error),
     }
 }
@@ -67,31 +67,31 @@ async fn a_node_is_closed_under_every_failure() {
 async fn pods_are_evicted_under_every_failure() {
     let text = transcript(|| world(&json!({}), labels::DISRUPTED_TAINT), drained).await;
     insta::assert_snapshot!(text, @r#"
-    undisturbed: look soon
+    undisturbed: requeue soon
       POST pods/n/a/eviction {"delete_options":{"preconditions":{"uid":"uid-a"}},"metadata":{"name":"a"}}
       POST pods/n/b/eviction {"delete_options":{"preconditions":{"uid":"uid-b"}},"metadata":{"name":"b"}}
       event Normal Evicted on Pod/a: node x is going away
       event Normal Evicted on Pod/b: node x is going away
       changes pods/n/a (metadata.deletionGracePeriodSeconds metadata.deletionTimestamp), pods/n/b (metadata.deletionGracePeriodSeconds metadata.deletionTimestamp)
-    again: look soon, no write, as undisturbed
+    again: requeue soon, no write, as undisturbed
     POST pods/n/a/eviction
-      written by another: look soon; again: look soon, no write, as undisturbed
-      409: look soon; again: look soon, 1 write, as undisturbed
-      404: look soon; again: look soon, no write, differs: -pods/n/a
-      422 | 429, Retry-After 2 s, once | 504: look less often; again: look soon, 1 write, as undisturbed
-      no answer: waits forever; again: look soon, 1 write, as undisturbed
-      lost answer: look less often; again: look soon, no write, as undisturbed
-      crash before: stopped; again: look soon, 1 write, as undisturbed
-      crash after: stopped; again: look soon, no write, as undisturbed
+      written by another: requeue soon; again: requeue soon, no write, as undisturbed
+      409: requeue soon; again: requeue soon, 1 write, as undisturbed
+      404: requeue soon; again: requeue soon, no write, differs: -pods/n/a
+      422 | 429, Retry-After 2 s, once | 504: requeue later; again: requeue soon, 1 write, as undisturbed
+      no answer: waits forever; again: requeue soon, 1 write, as undisturbed
+      lost answer: requeue later; again: requeue soon, no write, as undisturbed
+      crash before: stopped; again: requeue soon, 1 write, as undisturbed
+      crash after: stopped; again: requeue soon, no write, as undisturbed
     POST pods/n/b/eviction
-      written by another: look soon; again: look soon, no write, as undisturbed
-      409: look soon; again: look soon, 1 write, as undisturbed
-      404: look soon; again: look soon, no write, differs: -pods/n/b
-      422 | 429, Retry-After 2 s, once | 504: look less often; again: look soon, 1 write, as undisturbed
-      no answer: waits forever; again: look soon, 1 write, as undisturbed
-      lost answer: look less often; again: look soon, no write, as undisturbed
-      crash before: stopped; again: look soon, 1 write, as undisturbed
-      crash after: stopped; again: look soon, no write, as undisturbed
+      written by another: requeue soon; again: requeue soon, no write, as undisturbed
+      409: requeue soon; again: requeue soon, 1 write, as undisturbed
+      404: requeue soon; again: requeue soon, no write, differs: -pods/n/b
+      422 | 429, Retry-After 2 s, once | 504: requeue later; again: requeue soon, 1 write, as undisturbed
+      no answer: waits forever; again: requeue soon, 1 write, as undisturbed
+      lost answer: requeue later; again: requeue soon, no write, as undisturbed
+      crash before: stopped; again: requeue soon, 1 write, as undisturbed
+      crash after: stopped; again: requeue soon, no write, as undisturbed
     "#);
 }
 
@@ -100,25 +100,25 @@ async fn pods_are_deleted_after_the_deadline_under_every_failure() {
     let over = json!({(labels::TERMINATION_TIMESTAMP): "2026-01-01T00:00:10Z"});
     let text = transcript(|| world(&over, labels::DISRUPTED_TAINT), drained).await;
     insta::assert_snapshot!(text, @r#"
-    undisturbed: look soon
+    undisturbed: requeue soon
       DELETE pods/n/a {"gracePeriodSeconds":1,"preconditions":{"uid":"uid-a"}}
       DELETE pods/n/b {"gracePeriodSeconds":1,"preconditions":{"uid":"uid-b"}}
       changes pods/n/a (metadata.deletionGracePeriodSeconds metadata.deletionTimestamp), pods/n/b (metadata.deletionGracePeriodSeconds metadata.deletionTimestamp)
-    again: look soon, no write, as undisturbed
+    again: requeue soon, no write, as undisturbed
     DELETE pods/n/a
-      written by another | lost answer: look soon; again: look soon, no write, as undisturbed
-      409 | 422 | 429, Retry-After 2 s, once | 504: look soon; again: look soon, 1 write, as undisturbed
-      404: look soon; again: look soon, no write, differs: -pods/n/a
-      no answer: waits forever; again: look soon, 2 writes, as undisturbed
-      crash before: stopped; again: look soon, 2 writes, as undisturbed
-      crash after: stopped; again: look soon, 1 write, as undisturbed
+      written by another | lost answer: requeue soon; again: requeue soon, no write, as undisturbed
+      409 | 422 | 429, Retry-After 2 s, once | 504: requeue soon; again: requeue soon, 1 write, as undisturbed
+      404: requeue soon; again: requeue soon, no write, differs: -pods/n/a
+      no answer: waits forever; again: requeue soon, 2 writes, as undisturbed
+      crash before: stopped; again: requeue soon, 2 writes, as undisturbed
+      crash after: stopped; again: requeue soon, 1 write, as undisturbed
     DELETE pods/n/b
-      written by another | lost answer: look soon; again: look soon, no write, as undisturbed
-      409 | 422 | 429, Retry-After 2 s, once | 504: look soon; again: look soon, 1 write, as undisturbed
-      404: look soon; again: look soon, no write, differs: -pods/n/b
-      no answer: waits forever; again: look soon, 1 write, as undisturbed
-      crash before: stopped; again: look soon, 1 write, as undisturbed
-      crash after: stopped; again: look soon, no write, as undisturbed
+      written by another | lost answer: requeue soon; again: requeue soon, no write, as undisturbed
+      409 | 422 | 429, Retry-After 2 s, once | 504: requeue soon; again: requeue soon, 1 write, as undisturbed
+      404: requeue soon; again: requeue soon, no write, differs: -pods/n/b
+      no answer: waits forever; again: requeue soon, 1 write, as undisturbed
+      crash before: stopped; again: requeue soon, 1 write, as undisturbed
+      crash after: stopped; again: requeue soon, no write, as undisturbed
     "#);
 }
 
@@ -127,7 +127,7 @@ async fn a_budget_that_allows_no_eviction_is_reported_and_asked_less_often() {
     let world = world(&json!({}), labels::DISRUPTED_TAINT);
     world.api.inject_on("POST pods/n/a/eviction", Fault::Refused(Refusal::disruption_budget()));
     let ctx = world.context();
-    assert_eq!(drained(Arc::clone(&ctx)).await, "look less often");
+    assert_eq!(drained(Arc::clone(&ctx)).await, "requeue later");
     assert_eq!(ctx.metrics.evictions.with_label_values(&["refused"]).get(), 1);
     assert_eq!(ctx.metrics.evictions.with_label_values(&["ok"]).get(), 1);
     let note = "1 pods can't be evicted now without breaking their PodDisruptionBudget";
@@ -139,14 +139,14 @@ async fn a_budget_that_allows_no_eviction_is_reported_and_asked_less_often() {
     assert_eq!(asked, 1, "the client does not repeat what a budget refuses");
 }
 
-/// DEFECT: the client library writes the precondition as `delete_options`, a member that the API server does not know, so that
-/// a pod of the same name that came in place of the seen one is evicted in spite of its other UID.
+/// DEFECT: the client library writes the precondition as `delete_options`, a member that the API server ignores. A pod that
+/// replaced the planned pod under the same name is evicted in spite of its other UID.
 #[tokio::test]
 async fn a_successor_of_the_same_name_is_evicted() {
     let world = world(&json!({}), labels::DISRUPTED_TAINT);
     let ctx = world.context();
     world.api.put(&pod("a", &json!({"metadata": {"uid": "uid-successor"}, "spec": {"nodeName": "y"}})));
-    assert_eq!(drained(ctx).await, "look soon");
+    assert_eq!(drained(ctx).await, "requeue soon");
     let of = |path: &str| world.api.stored(path).unwrap()["metadata"]["deletionTimestamp"].clone();
     assert!(of("pods/n/a").is_string(), "DEFECT: it has another UID");
     assert!(of("pods/n/b").is_string() && of("pods/n/elsewhere").is_null());

@@ -3,16 +3,14 @@ use serde_json::Value;
 use super::*;
 use crate::api::hash;
 use crate::cloud::catalog::{SpotPricing, embedded};
+use crate::test_support::objects;
 
 const CREATED: &str = "2026-01-01T00:00:00Z";
 
 fn pool(template: &Value, requirements: &Value) -> NodePool {
-    let mut whole = json!({"spec": {"requirements": requirements,
-        "nodeClassRef": {"group": "karpenter.k8s.aws", "kind": "EC2NodeClass", "name": "default"}}});
+    let mut whole = json!({"spec": {"requirements": requirements}});
     json_patch::merge(&mut whole, template);
-    let mut pool: NodePool = serde_json::from_value(json!({"apiVersion": "karpenter.sh/v1", "kind": "NodePool",
-        "metadata": {"name": "p"}, "spec": {"template": whole}}))
-    .unwrap();
+    let mut pool = objects::node_pool("p", &json!({"spec": {"template": whole}}));
     let annotations = pool.metadata.annotations.get_or_insert_default();
     annotations.insert(labels::NODE_POOL_HASH.into(), hash::node_pool(&pool.spec));
     annotations.insert(labels::NODE_POOL_HASH_VERSION.into(), hash::NODE_POOL_VERSION.into());
@@ -20,11 +18,7 @@ fn pool(template: &Value, requirements: &Value) -> NodePool {
 }
 
 fn class() -> Ec2NodeClass {
-    serde_json::from_value(
-        json!({"apiVersion": "karpenter.k8s.aws/v1", "kind": "EC2NodeClass", "metadata": {"name": "default"},
-        "spec": {"role": "r", "amiSelectorTerms": [], "subnetSelectorTerms": [], "securityGroupSelectorTerms": []}}),
-    )
-    .unwrap()
+    objects::node_class("default", &json!({}))
 }
 
 fn wanted(pool: NodePool) -> Wanted {
@@ -42,11 +36,9 @@ fn launched(pool: &NodePool, own: &Value, requirements: &Value) -> NodeClaim {
     let mut all = json!({(labels::NODE_POOL): "p", (labels::INSTANCE_TYPE): "m5.large", (labels::ZONE): "us-east-1a",
         (labels::CAPACITY_TYPE): "on-demand", (labels::ARCH): "amd64", (labels::INSTANCE_CPU): "2"});
     json_patch::merge(&mut all, own);
-    serde_json::from_value(json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim",
-        "metadata": {"name": "c", "labels": all, "annotations": pool.metadata.annotations, "creationTimestamp": CREATED},
-        "spec": {"requirements": requirements, "nodeClassRef": {"group": "g", "kind": "k", "name": "default"}},
-        "status": {"conditions": [{"type": "Launched", "status": "True", "reason": "Launched", "message": "", "lastTransitionTime": CREATED}]}}))
-    .unwrap()
+    let meta = json!({"labels": all, "annotations": pool.metadata.annotations, "creationTimestamp": CREATED});
+    let status = json!({"conditions": objects::conditions_true(&["Launched"])});
+    objects::claim("c", &json!({"metadata": meta, "spec": {"requirements": requirements}, "status": status}))
 }
 
 fn at(after_ms: i64) -> i64 {

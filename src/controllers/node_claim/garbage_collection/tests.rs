@@ -6,32 +6,11 @@ use super::*;
 use crate::api::Ec2NodeClass;
 use crate::cloud::{Capabilities, LaunchError, LaunchRequest, Launched, Message, Override};
 use crate::model::offering::{CapacityType, Catalog};
-use crate::model::time::UnixMillis;
-
-fn instance(id: &str, token: &str, launched_at_ms: i64) -> Instance {
-    Instance {
-        id: id.into(),
-        provider_id: format!("aws:///z/{id}"),
-        client_token: token.into(),
-        node_claim: "c".into(),
-        instance_type: "m5.large".into(),
-        zone: "z".into(),
-        capacity_type: CapacityType::OnDemand,
-        reservation: None,
-        partition: None,
-        image_id: "ami-1".into(),
-        launched_at: UnixMillis(launched_at_ms),
-        state: InstanceState::Running,
-    }
-}
+use crate::test_support::objects;
+use crate::test_support::objects::instance;
 
 fn claim(name: &str, id: &str) -> NodeClaim {
-    serde_json::from_value(json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim",
-        "metadata": {"name": name, "uid": format!("uid-{name}")},
-        "spec": {"requirements": [], "nodeClassRef": {"group": "g", "kind": "k", "name": "n"}},
-        "status": {"providerID": format!("aws:///z/{id}"), "conditions": [{"type": "Launched", "status": "True",
-            "reason": "Launched", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"}]}}))
-    .unwrap()
+    objects::claim(name, &json!({"status": objects::launched(id, &["Launched"])}))
 }
 
 /// The claim `c` with the instance i-1, and its node.
@@ -39,8 +18,8 @@ fn state(ready: bool) -> ClusterState {
     let mut state = ClusterState::default();
     state.apply_claim(claim("c", "i-1"));
     let status = json!({"conditions": [{"type": "Ready", "status": if ready { "True" } else { "False" }}]});
-    let node = json!({"metadata": {"name": "n"}, "spec": {"providerID": "aws:///z/i-1"}, "status": status});
-    state.apply_node(serde_json::from_value(node).unwrap());
+    let node = json!({"spec": {"providerID": "aws:///z/i-1"}, "status": status});
+    state.apply_node(objects::node("n", &node));
     state
 }
 

@@ -27,7 +27,7 @@ fn world() -> World {
     World::new(api).with_cloud(FakeCloud { instances: instances.into(), ..FakeCloud::default() })
 }
 
-async fn look(ctx: Arc<Context>) -> String {
+async fn pass(ctx: Arc<Context>) -> String {
     let garbage = Garbage::find(&*ctx.cloud, &ctx.cluster).await.unwrap();
     let found = (garbage.leaked.len(), garbage.orphaned.len(), garbage.stranded.len());
     clear(&ctx, garbage).await;
@@ -36,7 +36,7 @@ async fn look(ctx: Arc<Context>) -> String {
 
 #[tokio::test]
 async fn garbage_is_cleared_under_every_failure() {
-    let text = transcript(world, look).await;
+    let text = transcript(world, pass).await;
     insta::assert_snapshot!(text, @r#"
     undisturbed: leaked, orphaned, stranded (1, 1, 1)
       DELETE nodes/leaked {"preconditions":{"uid":"uid-leaked"}}
@@ -85,7 +85,7 @@ async fn an_instance_that_can_not_be_terminated_is_found_again() {
     };
     let world = World::new(FakeApi::default()).with_cloud(failing);
     for _ in 0..2 {
-        assert_eq!(look(world.context()).await, "leaked, orphaned, stranded (1, 0, 0)");
+        assert_eq!(pass(world.context()).await, "leaked, orphaned, stranded (1, 0, 0)");
     }
     assert_eq!(world.cloud.calls(), ["terminate aws:///z/i-2", "terminate aws:///z/i-2"]);
 }

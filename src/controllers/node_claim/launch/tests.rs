@@ -4,7 +4,7 @@ use super::*;
 use crate::cloud::InstanceState;
 use crate::cloud::reservation::ReservationKind;
 use crate::model::offering::CapacityType;
-use crate::model::time::UnixMillis;
+use crate::test_support::objects;
 
 fn found(partitions: &[&str]) -> Arc<InstanceType> {
     let offering = |partition: &&str| Offering {
@@ -27,20 +27,7 @@ fn found(partitions: &[&str]) -> Arc<InstanceType> {
 }
 
 fn instance(partition: Option<i32>) -> Instance {
-    Instance {
-        id: "i-1".into(),
-        provider_id: "aws:///z/i-1".into(),
-        client_token: String::new(),
-        node_claim: String::new(),
-        instance_type: "m5.large".into(),
-        zone: "z".into(),
-        capacity_type: CapacityType::OnDemand,
-        reservation: None,
-        partition,
-        image_id: "ami-1".into(),
-        launched_at: UnixMillis(0),
-        state: InstanceState::Pending,
-    }
+    Instance { partition, state: InstanceState::Pending, ..objects::instance("i-1", "", 0) }
 }
 
 #[test]
@@ -74,9 +61,8 @@ fn c10_a_claim_that_says_no_capacity_type_admits_all() {
     m5.offerings = kinds.iter().map(|kind| Offering { capacity_type: *kind, ..one.clone() }).collect();
     let catalog = Catalog { region: "r".into(), instance_types: vec![Arc::new(m5)] };
     let admitted = |requirements: serde_json::Value| {
-        let claim = json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim", "metadata": {"name": "c"},
-            "spec": {"requirements": requirements, "nodeClassRef": {"group": "g", "kind": "k", "name": "n"}}});
-        let found = acceptable(&serde_json::from_value(claim).unwrap(), &catalog);
+        let claim = objects::claim("c", &json!({"spec": {"requirements": requirements}}));
+        let found = acceptable(&claim, &catalog);
         found.into_iter().map(|offering| offering.capacity_type).collect::<std::collections::BTreeSet<_>>()
     };
     assert_eq!(admitted(json!([])), kinds.into());
@@ -92,18 +78,12 @@ fn c28_efa_is_promised_only_where_the_instance_was_launched_with_it() {
         room.set("cpu", 8_000);
     }
     let claim = |requests: serde_json::Value| -> NodeClaim {
-        serde_json::from_value(json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim", "metadata": {"name": "c"},
-            "spec": {"requirements": [], "resources": {"requests": requests}, "nodeClassRef": {"group": "g", "kind": "k", "name": "n"}}}))
-        .unwrap()
+        objects::claim("c", &json!({"spec": {"resources": {"requests": requests}}}))
     };
     let class = |kinds: &[&str]| -> Ec2NodeClass {
         let interface = |(device, kind): (usize, &&str)| json!({"networkCardIndex": 0, "deviceIndex": device, "interfaceType": kind});
         let interfaces: Vec<_> = kinds.iter().enumerate().map(interface).collect();
-        serde_json::from_value(
-            json!({"apiVersion": "karpenter.k8s.aws/v1", "kind": "EC2NodeClass", "metadata": {"name": "n"},
-            "spec": {"amiSelectorTerms": [], "networkInterfaces": interfaces}}),
-        )
-        .unwrap()
+        objects::node_class("default", &json!({"spec": {"networkInterfaces": interfaces}}))
     };
     for (what, requests, kinds, efa) in [
         ("plain", json!({"cpu": "1"}), &[][..], false),
@@ -128,10 +108,7 @@ fn a_partition_that_is_yet_to_be_told_is_an_empty_label_and_none_is_none() {
     assert_eq!(label(&[], None), None, "no partitions");
     let claim = |value: Option<&str>| -> NodeClaim {
         let own: BTreeMap<&str, &str> = value.iter().map(|value| (labels::PLACEMENT_GROUP_PARTITION, *value)).collect();
-        serde_json::from_value(json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim",
-            "metadata": {"name": "c", "labels": own},
-            "spec": {"requirements": [], "nodeClassRef": {"group": "g", "kind": "k", "name": "n"}}}))
-        .unwrap()
+        objects::claim("c", &json!({"metadata": {"labels": own}}))
     };
     assert!(lacks_partition(&claim(Some(""))));
     assert!(!lacks_partition(&claim(Some("2"))) && !lacks_partition(&claim(None)));
@@ -182,10 +159,7 @@ fn c12_c13_what_becomes_of_a_claim_depends_on_why_it_was_not_launched() {
 
 #[test]
 fn c12_a_claim_that_is_kept_says_that_it_is_not_known_to_be_launched() {
-    let claim: NodeClaim = serde_json::from_value(json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim",
-        "metadata": {"name": "c", "generation": 1}, "spec": {"requirements": [],
-        "nodeClassRef": {"group": "g", "kind": "k", "name": "n"}}}))
-    .unwrap();
+    let claim = objects::claim("c", &json!({"metadata": {"generation": 1}}));
     let now = Time("2026-01-01T00:00:00Z".parse().unwrap());
     let list = unlaunched(&claim, "Unauthorized", "not permitted", &now);
     let launched = list.iter().find(|condition| condition.type_ == LAUNCHED).unwrap();

@@ -1,26 +1,24 @@
 //! Tests of [`super`]: what is due for a claim.
 
 use super::*;
+use crate::test_support::objects;
 
-fn claim(conditions: &[&str], json: Value) -> NodeClaim {
-    let list: Vec<_> = conditions
-        .iter()
-        .map(|kind| json!({"type": kind, "status": "True", "reason": kind, "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"}))
-        .collect();
-    let mut all = json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim",
-        "metadata": {"name": "c", "finalizers": [labels::TERMINATION_FINALIZER], "creationTimestamp": "2026-01-01T00:00:00Z"},
-        "spec": {"requirements": [], "nodeClassRef": {"group": "g", "kind": "k", "name": "n"},
-            "startupTaints": [{"key": "cni", "effect": "NoSchedule"}], "resources": {"requests": {"nvidia.com/gpu": "1"}}},
-        "status": {"conditions": list, "providerID": "aws:///z/i-1"}});
-    json_patch::merge(&mut all, &json);
-    serde_json::from_value(all).unwrap()
+fn claim(conditions: &[&str], patch: Value) -> NodeClaim {
+    let meta = json!({"finalizers": [labels::TERMINATION_FINALIZER], "creationTimestamp": "2026-01-01T00:00:00Z"});
+    let startup = json!([{"key": "cni", "effect": "NoSchedule"}]);
+    let spec = json!({"startupTaints": startup, "resources": {"requests": {"nvidia.com/gpu": "1"}}});
+    let mut whole = json!({"metadata": meta, "spec": spec, "status": objects::launched("i-1", conditions)});
+    json_patch::merge(&mut whole, &patch);
+    objects::claim("c", &whole)
 }
 
-fn node(json: Value) -> Node {
-    let mut all = json!({"metadata": {"name": "n", "finalizers": [labels::TERMINATION_FINALIZER], "labels": {(labels::REGISTERED): "true"}},
-        "status": {"conditions": [{"type": "Ready", "status": "True"}], "allocatable": {"nvidia.com/gpu": "1"}}});
-    json_patch::merge(&mut all, &json);
-    serde_json::from_value(all).unwrap()
+fn node(patch: Value) -> Node {
+    let meta = json!({"finalizers": [labels::TERMINATION_FINALIZER], "labels": {(labels::REGISTERED): "true"}});
+    let ready = json!([{"type": "Ready", "status": "True"}]);
+    let status = json!({"conditions": ready, "allocatable": {"nvidia.com/gpu": "1"}});
+    let mut whole = json!({"metadata": meta, "status": status});
+    json_patch::merge(&mut whole, &patch);
+    objects::node("n", &whole)
 }
 
 #[test]

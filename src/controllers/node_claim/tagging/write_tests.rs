@@ -16,7 +16,7 @@ fn world() -> World {
     World::new(api)
 }
 
-async fn look(ctx: Arc<Context>) -> String {
+async fn pass(ctx: Arc<Context>) -> String {
     let due = untagged(&ctx.cluster.read());
     tag(&ctx, ctx.cloud.capabilities().instance_tagging.unwrap(), &due).await;
     format!("{} due", due.len())
@@ -24,7 +24,7 @@ async fn look(ctx: Arc<Context>) -> String {
 
 #[tokio::test]
 async fn tagged_instances_are_noted_under_every_failure() {
-    let text = transcript(world, look).await;
+    let text = transcript(world, pass).await;
     insta::assert_snapshot!(text, @r#"
     undisturbed: 2 due
       PATCH nodeclaims/a {"metadata":{"annotations":{"compatibility.karpenter.k8s.aws/cluster-name-tagged":"true","karpenter.k8s.aws/tagged":"true"}}}
@@ -58,7 +58,7 @@ async fn tagged_instances_are_noted_under_every_failure() {
 async fn nothing_is_noted_where_the_cloud_refuses_the_tags() {
     let refusal = CloudError::Refused("not allowed".into());
     let world = world().with_cloud(FakeCloud { failure: Some(refusal), ..FakeCloud::default() });
-    assert_eq!(look(world.context()).await, "2 due");
+    assert_eq!(pass(world.context()).await, "2 due");
     assert!(world.api.lines().is_empty());
     assert_eq!(world.cloud.calls(), ["tag aws:///z/i-1 of a", "tag aws:///z/i-2 of b"]);
 }

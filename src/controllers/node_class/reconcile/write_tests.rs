@@ -170,7 +170,7 @@ async fn a_condition_that_becomes_false_is_reported_once() {
     assert_eq!(reconciled(world.context()).await, "ok");
     let event = "Warning SubnetsNotFound on EC2NodeClass/default: SubnetsReady: no subnet matches";
     assert_eq!(world.api.events(), [event]);
-    world.api.heal();
+    world.api.reset();
     assert_eq!(reconciled(world.context()).await, "ok");
     assert!(world.api.lines().is_empty() && world.api.events().is_empty());
 }

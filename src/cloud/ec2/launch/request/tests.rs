@@ -9,47 +9,32 @@ use crate::cloud::catalog::{SpotPricing, embedded};
 use crate::cloud::ec2::launch::select::choose;
 use crate::cloud::ec2::node_class::ami_alias::one_of;
 use crate::cloud::{LaunchDetails, Override};
+use crate::test_support::objects;
 
 /// A class that is ready, with two subnets and an image for each architecture.
 pub fn class(spec: serde_json::Value) -> Ec2NodeClass {
-    let mut whole = json!({
-        "role": "r", "amiFamily": "AL2023", "amiSelectorTerms": [], "subnetSelectorTerms": [], "securityGroupSelectorTerms": [],
-    });
-    for (key, value) in spec.as_object().into_iter().flatten() {
-        whole[key] = value.clone();
-    }
+    let mut whole = json!({"role": "r", "amiFamily": "AL2023"});
+    json_patch::merge(&mut whole, &spec);
     let image = |id: &str, arch: &str| json!({"id": id, "name": "n", "requirements": [one_of(labels::ARCH, arch)]});
-    serde_json::from_value(json!({
-        "apiVersion": "karpenter.k8s.aws/v1", "kind": "EC2NodeClass",
-        "metadata": {"name": "default", "uid": "class-uid", "generation": 3},
-        "spec": whole,
-        "status": {
-            "subnets": [
-                {"id": "subnet-a", "zone": "us-east-1a", "zoneID": "use1-az1"},
-                {"id": "subnet-b", "zone": "us-east-1b", "zoneID": "use1-az2"},
-            ],
-            "securityGroups": [{"id": "sg-1"}],
-            "amis": [image("ami-x86", "amd64"), image("ami-arm", "arm64")],
-            "instanceProfile": "c1_42",
-            "conditions": [{"type": "Ready", "status": "True", "reason": "Ready", "message": "",
-                "observedGeneration": 3, "lastTransitionTime": "2026-01-01T00:00:00Z"}],
-        },
-    }))
-    .unwrap()
+    let status = json!({
+        "subnets": [
+            {"id": "subnet-a", "zone": "us-east-1a", "zoneID": "use1-az1"},
+            {"id": "subnet-b", "zone": "us-east-1b", "zoneID": "use1-az2"},
+        ],
+        "securityGroups": [{"id": "sg-1"}],
+        "amis": [image("ami-x86", "amd64"), image("ami-arm", "arm64")],
+        "instanceProfile": "c1_42",
+        "conditions": [{"type": "Ready", "status": "True", "reason": "Ready", "message": "",
+            "observedGeneration": 3, "lastTransitionTime": "2026-01-01T00:00:00Z"}],
+    });
+    let meta = json!({"uid": "class-uid", "generation": 3});
+    objects::node_class("default", &json!({"metadata": meta, "spec": whole, "status": status}))
 }
 
 /// A claim made at `created`.
 pub fn claim(created: &str, spec: serde_json::Value) -> NodeClaim {
-    let mut whole = json!({"requirements": [], "nodeClassRef": {"group": "g", "kind": "k", "name": "default"}});
-    for (key, value) in spec.as_object().into_iter().flatten() {
-        whole[key] = value.clone();
-    }
-    serde_json::from_value(json!({
-        "apiVersion": "karpenter.sh/v1", "kind": "NodeClaim",
-        "metadata": {"name": "claim-1", "uid": "uid-1", "creationTimestamp": created, "labels": {"team": "a"}},
-        "spec": whole,
-    }))
-    .unwrap()
+    let meta = json!({"uid": "uid-1", "creationTimestamp": created, "labels": {"team": "a"}});
+    objects::claim("claim-1", &json!({"metadata": meta, "spec": spec}))
 }
 
 /// A request for on-demand instances of these types, in the zones of [`class`].

@@ -4,16 +4,12 @@ use serde_json::json;
 
 use super::*;
 use crate::cloud::ec2::aws::client::wire;
+use crate::test_support::objects::node_class;
 
 fn class(role: Option<&str>, profile: Option<&str>, status: Option<&str>) -> Ec2NodeClass {
-    serde_json::from_value(json!({
-        "apiVersion": "karpenter.k8s.aws/v1", "kind": "EC2NodeClass",
-        "metadata": {"name": "default", "uid": "class-uid"},
-        "spec": {"role": role, "instanceProfile": profile, "tags": {"team": "a"},
-            "amiSelectorTerms": [], "subnetSelectorTerms": [], "securityGroupSelectorTerms": []},
-        "status": {"instanceProfile": status},
-    }))
-    .unwrap()
+    let spec = json!({"role": role, "instanceProfile": profile, "tags": {"team": "a"}});
+    let meta = json!({"uid": "class-uid"});
+    node_class("default", &json!({"metadata": meta, "spec": spec, "status": {"instanceProfile": status}}))
 }
 
 /// IAM with profiles by name and their roles; roles that start with `no-` don't exist.

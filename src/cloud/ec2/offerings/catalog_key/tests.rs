@@ -2,15 +2,12 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::cloud::catalog::embedded;
+use crate::test_support::objects::node_class;
 
 fn view(spec: Value) -> ClassView {
-    let mut base = json!({"amiSelectorTerms": [{"alias": "al2023@latest"}]});
-    for (key, value) in spec.as_object().unwrap() {
-        base[key] = value.clone();
-    }
-    let class =
-        json!({"apiVersion": "karpenter.k8s.aws/v1", "kind": "EC2NodeClass", "metadata": {"name": "c"}, "spec": base});
-    ClassView::of(&serde_json::from_value(class).unwrap(), None, true)
+    let mut whole = json!({"amiSelectorTerms": [{"alias": "al2023@latest"}]});
+    json_patch::merge(&mut whole, &spec);
+    ClassView::of(&node_class("c", &json!({"spec": whole})), None, true)
 }
 
 fn entry(name: &str) -> RawInstanceType {
@@ -106,12 +103,11 @@ fn labels_of_the_class_are_put_on_its_types() {
 
 #[test]
 fn subnets_and_reservations_of_the_status_are_read() {
-    let class = json!({"apiVersion": "karpenter.k8s.aws/v1", "kind": "EC2NodeClass", "metadata": {"name": "c"},
-        "spec": {"amiSelectorTerms": [{"id": "ami-1"}]},
+    let class = json!({"spec": {"amiSelectorTerms": [{"id": "ami-1"}]},
         "status": {"subnets": [{"id": "subnet-1", "zone": "a", "zoneID": "use1-az1"}, {"id": "subnet-2", "zone": "b"}],
             "capacityReservations": [{"id": "cr-1", "availabilityZone": "a", "instanceMatchCriteria": "targeted", "ownerID": "1",
                 "instanceType": "m5.large", "reservationType": "capacity-block", "state": "expiring"}]}});
-    let class = serde_json::from_value(class).unwrap();
+    let class = node_class("c", &class);
     let view = ClassView::of(&class, None, true);
     assert_eq!(view.zones, [("a".to_owned(), Some("use1-az1".to_owned())), ("b".to_owned(), None)].into());
     assert_eq!(view.subnets["b"].iter().collect::<Vec<_>>(), ["subnet-2"]);

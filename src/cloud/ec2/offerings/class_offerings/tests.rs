@@ -8,6 +8,7 @@ use crate::cloud::ec2::offerings::region::{Answers, RegionSnapshot};
 use crate::cloud::ec2::offerings::spot_prices::SpotHistory;
 use crate::cloud::ec2::placement_group::PlacementGroup;
 use crate::model::offering::CapacityType::{OnDemand, Reserved, Spot};
+use crate::test_support::objects::node_class;
 
 fn region() -> RegionSnapshot {
     RegionSnapshot::stand_in("us-east-1", embedded(), 0)
@@ -15,12 +16,11 @@ fn region() -> RegionSnapshot {
 
 /// A class in us-east-1a and -1b, with a reservation of m5.large in -1a.
 fn class() -> ClassView {
-    let class = json!({"apiVersion": "karpenter.k8s.aws/v1", "kind": "EC2NodeClass", "metadata": {"name": "c"},
-        "spec": {"amiSelectorTerms": [{"alias": "al2023@latest"}]},
+    let class = json!({"spec": {"amiSelectorTerms": [{"alias": "al2023@latest"}]},
         "status": {"subnets": [{"id": "subnet-1", "zone": "us-east-1a", "zoneID": "use1-az6"}, {"id": "subnet-2", "zone": "us-east-1b"}],
             "capacityReservations": [{"id": "cr-1", "availabilityZone": "us-east-1a", "instanceMatchCriteria": "targeted",
                 "ownerID": "1", "instanceType": "m5.large", "interruptible": true}]}});
-    ClassView::of(&serde_json::from_value(class).unwrap(), None, true)
+    ClassView::of(&node_class("c", &class), None, true)
 }
 
 fn market() -> OfferingInputs<'static> {

@@ -5,11 +5,12 @@ use crate::cloud::catalog::embedded;
 use crate::cloud::ec2::aws::errors::Class;
 use crate::cloud::ec2::degraded_apis::Troubles;
 use crate::cloud::ec2::offerings::instance_types::unusable_answer;
+use crate::test_support::objects::node_class;
 
 fn class(zone: &str) -> ClassView {
-    let class = json!({"apiVersion": "karpenter.k8s.aws/v1", "kind": "EC2NodeClass", "metadata": {"name": "c"},
-        "spec": {"amiSelectorTerms": [{"alias": "al2023@latest"}]}, "status": {"subnets": [{"id": "subnet-1", "zone": zone}]}});
-    ClassView::of(&serde_json::from_value(class).unwrap(), None, false)
+    let spec = json!({"amiSelectorTerms": [{"alias": "al2023@latest"}]});
+    let class = json!({"spec": spec, "status": {"subnets": [{"id": "subnet-1", "zone": zone}]}});
+    ClassView::of(&node_class("c", &class), None, false)
 }
 
 fn refused() -> ApiError {

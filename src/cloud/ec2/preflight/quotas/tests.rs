@@ -5,14 +5,10 @@ use crate::cloud::catalog::embedded;
 use crate::cloud::ec2::aws::client::wire;
 use crate::cloud::ec2::aws::errors::class_of;
 use crate::cloud::ec2::preflight::finding::Grade;
+use crate::test_support::objects::node_pool;
 
 fn pool(requirements: Value) -> NodePool {
-    let class = json!({"group": "karpenter.k8s.aws", "kind": "EC2NodeClass", "name": "default"});
-    serde_json::from_value(json!({
-        "apiVersion": "karpenter.sh/v1", "kind": "NodePool", "metadata": {"name": "default"},
-        "spec": {"template": {"spec": {"requirements": requirements, "nodeClassRef": class}}},
-    }))
-    .unwrap()
+    node_pool("default", &json!({"spec": {"template": {"spec": {"requirements": requirements}}}}))
 }
 
 fn needs(key: &str, operator: &str, values: &[&str]) -> Value {

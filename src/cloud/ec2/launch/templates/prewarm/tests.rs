@@ -19,6 +19,7 @@ use crate::cloud::ec2::options::Options;
 use crate::cloud::{LaunchDetails, LaunchRequest};
 use crate::model::labels;
 use crate::model::offering::CapacityType;
+use crate::test_support::objects::node_pool;
 
 const MINUTE_MS: i64 = 60_000;
 const HOUR_MS: i64 = 60 * MINUTE_MS;
@@ -83,14 +84,8 @@ fn world() -> World {
 }
 
 fn pool(metadata: Value, class: &str) -> Arc<NodePool> {
-    let mut meta = json!({"name": "default"});
-    for (key, value) in metadata.as_object().into_iter().flatten() {
-        meta[key] = value.clone();
-    }
-    let class = json!({"group": "karpenter.k8s.aws", "kind": "EC2NodeClass", "name": class});
-    let spec = json!({"template": {"spec": {"nodeClassRef": class, "requirements": []}}});
-    let pool = json!({"apiVersion": "karpenter.sh/v1", "kind": "NodePool", "metadata": meta, "spec": spec});
-    Arc::new(serde_json::from_value(pool).unwrap())
+    let spec = json!({"template": {"spec": {"nodeClassRef": {"name": class}}}});
+    Arc::new(node_pool("default", &json!({"metadata": metadata, "spec": spec})))
 }
 
 impl World {
