@@ -99,10 +99,12 @@ def free_port():
 
 
 class ControlPlane:
-    """A running control plane, as a context manager, in a temporary directory unless one is given."""
+    """A running control plane, as a context manager, in a temporary directory unless one is given. `arguments` are further arguments of
+    `control-plane up`."""
 
-    def __init__(self, directory=None, keep=False):
+    def __init__(self, directory=None, keep=False, arguments=()):
         self.given = directory
+        self.arguments = arguments
         self.dir = pathlib.Path(directory) if directory else None
         self.keep = keep
         self.api = None
@@ -112,7 +114,7 @@ class ControlPlane:
     def __enter__(self):
         self.dir = pathlib.Path(self.dir or tempfile.mkdtemp(prefix="control-plane-")).resolve()
         try:
-            self.start_output = self.script("up", self.dir, timeout=1800).stderr
+            self.start_output = self.script("up", self.dir, *self.arguments, timeout=1800).stderr
         except BaseException:
             self.__exit__()
             raise

@@ -48,7 +48,7 @@ class Mirror:
 
     def __init__(self, api):
         self.changed = threading.Condition(threading.RLock())
-        self.objects = {PODS: {}, NODES: {}, CLAIMS: {}}
+        self.objects = {kind: {} for kind in {*self.KINDS, PODS, NODES, CLAIMS}}
         self.record = Record()
         self.failure = None  # of an event handler; the informer would only log it
         self.listeners = []  # called without arguments after every event, with the lock held
@@ -207,7 +207,7 @@ class Record:
             self.on_pod(item, now)
         elif kind == CLAIMS:
             self.on_claim(event, item, now)
-        elif "providerID" in item["spec"]:
+        elif kind == NODES and "providerID" in item["spec"]:
             self.node_name[item["spec"]["providerID"]] = item["metadata"]["name"]
 
     def on_pod(self, pod, now):
