@@ -1,4 +1,4 @@
-//! Filter: the guard rail that keeps a planned node's room for the pods it was bought for.
+//! Filter: reserves a planned node for the pods that it was purchased for.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -7,15 +7,16 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use crate::extender::ExtenderPod;
+use crate::extender::name::Name;
 use crate::extender::view::{NodeEntry, Standing, View};
-use crate::extender::wire::{Answer, Denial, FilterArgs, FilterResult, Name, NodeList};
+use crate::extender::wire::{Answer, Denial, FilterArgs, FilterResult, NodeList};
 use crate::model::resources::Resources;
 use crate::model::time::UnixMillis;
 
 /// Judges the nodes in `args` for its pod. Every name that passes was in the input, in the input's order.
 ///
-/// Nodes are denied as `FailedAndUnresolvableNodes`: evicting pods cannot make room that is kept for a plan, so preemption must
-/// not try. The kube-scheduler retries the pod on the next cluster event either way.
+/// Nodes are denied as `FailedAndUnresolvableNodes`: preemption cannot free room that is reserved for a plan. kube-scheduler retries
+/// the pod on the next cluster event either way.
 #[must_use]
 pub fn filter<'a>(view: &View, now: UnixMillis, args: FilterArgs<'a>) -> FilterResult<'a> {
     let FilterArgs { pod, nodes, node_names } = args;
@@ -59,7 +60,7 @@ pub fn filter<'a>(view: &View, now: UnixMillis, args: FilterArgs<'a>) -> FilterR
     result
 }
 
-/// Names of whole nodes, in order, empty where there is none.
+/// Names of whole nodes, in order; empty where a node has no name.
 pub(crate) fn names_of<'a>(nodes: Option<&NodeList>) -> Vec<Name<'a>> {
     let items = nodes.and_then(|nodes| nodes.items.as_deref()).unwrap_or_default();
     items
@@ -77,12 +78,12 @@ pub(crate) struct Judge<'v, 'p> {
     now: UnixMillis,
     pod: &'p ExtenderPod<'p>,
     key: String,
-    /// Room is held for this pod somewhere.
+    /// The pod has a hold on some node.
     holds_own: bool,
     requests: Resources,
     tolerates_disruption: bool,
     standing: Standing<'v>,
-    /// Nodes that keep a displaced pod's place for this pod; when one of them can be had, it is where the pod belongs.
+    /// Nodes where this pod may take the hold of a displaced pod; when one of them is a candidate, the pod passes there only.
     slots: Vec<&'v NodeEntry>,
     elsewhere: Option<Arc<str>>,
     disrupting: Option<Arc<str>>,

@@ -1,14 +1,15 @@
 //! The scheduler extender's verdicts: which nodes a pod may take, and which it should prefer.
 //!
 //! Synchronous functions over an immutable [`View`]: no clock, no client, no lock. The controllers build a new view whenever
-//! holds, plans or nodes change, and also on a timer (a view older than its `max_age` restrains nobody, so that a stalled watch
-//! can never keep a pod from starting). Handlers load the current view and call [`filter`], [`prioritize`] or [`preempt`].
+//! holds, plans or nodes change, and also on a timer (a view older than its `max_age` restrains no pod, so that a stalled watch
+//! never prevents a pod from starting). Handlers load the current view and call [`filter`], [`prioritize`] or [`preempt`].
 //!
-//! The protocol is that of `k8s.io/kube-scheduler/extender/v1`. Three of its rules shape this room:
-//! a pod that must wait is told so by its nodes, never by `Error` (which would make it `SchedulerError`, hidden from autoscalers);
-//! `NodeNames: null` means that no node fits, so a list is always given; a name that was not asked about fails the whole pod.
+//! The protocol is that of `k8s.io/kube-scheduler/extender/v1`. Three of its rules shape this module:
+//! a pod that must wait is denied node by node, never by `Error` (which would make it `SchedulerError`, hidden from autoscalers);
+//! `NodeNames: null` means that no node fits, so the response always has a list; a name that was not in the request fails the whole pod.
 
 pub mod filter;
+pub mod name;
 pub mod pod;
 pub mod preempt;
 pub mod prioritize;
@@ -17,6 +18,7 @@ pub mod view;
 pub mod wire;
 
 pub use crate::extender::filter::filter;
+pub use crate::extender::name::Name;
 pub use crate::extender::pod::{
     Container, ExtenderPod, ObjectMeta, OwnerReference, PodSpec, PodStatus, Requirements, Toleration,
 };
@@ -25,8 +27,8 @@ pub use crate::extender::prioritize::{MAX_SCORE, prioritize};
 pub use crate::extender::quantity::Quantity;
 pub use crate::extender::view::{DEFAULT_MAX_AGE, Hold, NodeRoom, PlannedPod, View, ViewInput};
 pub use crate::extender::wire::{
-    Answer, Denial, DenialCounts, FilterArgs, FilterResult, HostPriority, MetaPod, MetaVictims, Name, NodeList,
-    PreemptArgs, PreemptResult, Victims,
+    Answer, Denial, DenialCounts, FilterArgs, FilterResult, HostPriority, MetaPod, MetaVictims, NodeList, PreemptArgs,
+    PreemptResult, Victims,
 };
 
 #[cfg(test)]

@@ -1,12 +1,12 @@
-//! As much of a pod as a verdict looks at, borrowed from the request.
+//! The fields of a pod that a verdict depends on, borrowed from the request.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::extender::name::Name;
 use crate::extender::quantity::Quantity;
-use crate::extender::wire::Name;
 use crate::model::labels::DISRUPTED_TAINT;
 use crate::model::resources::Resources;
 
@@ -14,13 +14,10 @@ use crate::model::resources::Resources;
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ExtenderPod<'a> {
-    /// `metadata`.
     #[serde(borrow)]
     pub metadata: ObjectMeta<'a>,
-    /// `spec`.
     #[serde(borrow)]
     pub spec: PodSpec<'a>,
-    /// `status`.
     #[serde(borrow)]
     pub status: PodStatus<'a>,
 }
@@ -29,16 +26,12 @@ pub struct ExtenderPod<'a> {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct ObjectMeta<'a> {
-    /// Name.
     #[serde(borrow)]
     pub name: Cow<'a, str>,
-    /// Namespace.
     #[serde(borrow)]
     pub namespace: Cow<'a, str>,
-    /// UID.
     #[serde(borrow)]
     pub uid: Cow<'a, str>,
-    /// Owners.
     #[serde(borrow)]
     pub owner_references: Option<Vec<OwnerReference<'a>>>,
 }
@@ -50,7 +43,6 @@ pub struct OwnerReference<'a> {
     /// Kind, as `ReplicaSet`.
     #[serde(borrow)]
     pub kind: Cow<'a, str>,
-    /// UID.
     #[serde(borrow)]
     pub uid: Cow<'a, str>,
     /// Whether this owner controls the pod.
@@ -61,21 +53,17 @@ pub struct OwnerReference<'a> {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct PodSpec<'a> {
-    /// Priority.
     pub priority: Option<i32>,
-    /// Containers.
     #[serde(borrow)]
     pub containers: Option<Vec<Container<'a>>>,
     /// Init containers; those that always restart are sidecars.
     #[serde(borrow)]
     pub init_containers: Option<Vec<Container<'a>>>,
-    /// Pod-level resources.
     #[serde(borrow)]
     pub resources: Option<Requirements<'a>>,
     /// Overhead of the runtime class.
     #[serde(borrow)]
     pub overhead: Option<BTreeMap<Name<'a>, Quantity<'a>>>,
-    /// Tolerations.
     #[serde(borrow)]
     pub tolerations: Option<Vec<Toleration<'a>>>,
 }
@@ -87,7 +75,6 @@ pub struct Container<'a> {
     /// `Always` on an init container makes it a sidecar.
     #[serde(borrow)]
     pub restart_policy: Option<Name<'a>>,
-    /// Resources.
     #[serde(borrow)]
     pub resources: Option<Requirements<'a>>,
 }
@@ -163,8 +150,8 @@ impl ExtenderPod<'_> {
         })
     }
 
-    /// What kube-scheduler counts for the pod: containers and sidecars together, or an init container's peak where that is more;
-    /// pod-level resources instead where they are set; overhead; one pod slot.
+    /// The pod's requests as kube-scheduler counts them: containers plus sidecars, or the peak of the init containers if it is larger;
+    /// pod-level resources override; overhead is added; one pod slot.
     pub fn requests(&self) -> Resources {
         let mut total = sum(self.spec.containers.as_deref().unwrap_or_default());
         let mut sidecars = Resources::default();

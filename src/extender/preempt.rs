@@ -1,17 +1,18 @@
-//! Preempt: no pod is evicted for one that filter would still refuse afterwards.
+//! Preempt: no pod is evicted for a pod that the filter would still deny afterwards.
 
 use std::collections::BTreeMap;
 
 use crate::extender::filter::Judge;
+use crate::extender::name::Name;
 use crate::extender::view::View;
-use crate::extender::wire::{MetaPod, MetaVictims, Name, PreemptArgs, PreemptResult};
+use crate::extender::wire::{MetaPod, MetaVictims, PreemptArgs, PreemptResult};
 use crate::model::time::UnixMillis;
 
-/// Keeps those of kube-scheduler's candidates that filter would pass, with their victims as they came.
+/// Keeps kube-scheduler's candidates that pass the filter, with their victims unchanged.
 ///
-/// Its dry run knows nothing of plans and holds. Dropped are: every node but the planned one for a planned pod (every node while
-/// that one is still being made), nodes about to be disrupted, and nodes whose room is reserved for others. Candidates without victims
-/// are dropped too: kube-scheduler treats them as an error of the whole attempt.
+/// Its dry run ignores plans and holds. Dropped are: for a planned pod, every node but the planned node (every node until that node
+/// exists); nodes being disrupted; and nodes whose room is reserved for other pods. Candidates without victims are dropped, too:
+/// kube-scheduler treats them as an error of the whole attempt.
 #[must_use]
 pub fn preempt<'a>(view: &View, now: UnixMillis, args: PreemptArgs<'a>) -> PreemptResult<'a> {
     let PreemptArgs { pod, victims, meta_victims } = args;

@@ -1,4 +1,4 @@
-//! Prioritize: the planned node, then the tightest fit. A tie-breaker: kube-scheduler asks only when several nodes pass filter.
+//! Prioritize: the planned node, then best fit. A tie-breaker: kube-scheduler calls it only when several nodes pass the filter.
 
 use crate::extender::filter::names_of;
 use crate::extender::view::{NodeEntry, Standing, View};
@@ -6,11 +6,11 @@ use crate::extender::wire::{FilterArgs, HostPriority};
 use crate::model::resources::Resources;
 use crate::model::time::UnixMillis;
 
-/// The planned node's score; every other node gets less.
+/// Score of the planned node; every other node gets less.
 pub const MAX_SCORE: i64 = 10;
 
-/// Scores the nodes in `args` for its pod: 10 for the planned node (or one that keeps a displaced pod's place for it), otherwise
-/// 0 to 9, more the less is left on the node. 0 for nodes not in the view, and for all when the view is stale.
+/// Scores the nodes in `args` for its pod: 10 for the planned node (or a node where it may take the hold of a displaced pod), otherwise
+/// 0 to 9, higher the less remains free. 0 for nodes that are not in the view, and for all nodes when the view is stale.
 #[must_use]
 pub fn prioritize<'a>(view: &View, now: UnixMillis, args: FilterArgs<'a>) -> Vec<HostPriority<'a>> {
     let FilterArgs { pod, nodes, node_names } = args;
@@ -38,7 +38,7 @@ pub fn prioritize<'a>(view: &View, now: UnixMillis, args: FilterArgs<'a>) -> Vec
         .collect()
 }
 
-/// 9 for a node that the pod fills, 0 for one that stays empty: nine times one less the greatest share of CPU or memory left.
+/// 9 for a node that the pod fills, 0 for a node that stays empty: 9 × (1 − the larger free share of CPU and memory).
 fn tightness(node: &NodeEntry, now: UnixMillis, own: Option<&str>, priority: i32, requests: &Resources) -> i64 {
     let (leftover, _) = node.leftover(now, own, priority, None);
     let left = leftover.get();

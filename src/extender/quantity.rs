@@ -1,4 +1,4 @@
-//! Quantities as they stand in a request: `1500m`, `2Gi`, or a bare number.
+//! Quantities as a request writes them: `1500m`, `2Gi`, or a bare number.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -7,15 +7,14 @@ use serde::{Deserialize, Deserializer, Serialize, de};
 
 use crate::model::quantity::parse_amount;
 
-/// A quantity's text. The API server writes strings; numbers are taken too.
+/// Text of a quantity. The API server writes strings; numbers are accepted, too.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
 pub struct Quantity<'a>(pub Cow<'a, str>);
 
 impl Quantity<'_> {
-    /// The amount of a resource, in the units of [`crate::model::resources::Resources`]. What cannot be read counts as more than
-    /// any node has: a pod that asks for something unknown must not take room that is kept for others, and must not fail the whole
-    /// request either.
+    /// The amount of a resource, in the units of [`crate::model::resources::Resources`]. An unreadable quantity counts as more than
+    /// any node has: such a pod must neither take room that is reserved for other pods nor fail the whole request.
     pub fn amount(&self, resource: &str) -> i64 {
         parse_amount(resource, &self.0).unwrap_or(i64::MAX)
     }

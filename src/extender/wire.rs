@@ -4,7 +4,6 @@
 //! rule), the pods and nodes inside are ordinary Kubernetes JSON without `kind` and `apiVersion`, and an absent list is `null`.
 //! Requests borrow from the body: parsing 5,000 node names allocates one vector.
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -12,32 +11,21 @@ use serde::ser::SerializeMap;
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::Value;
 
+use crate::extender::name::Name;
 use crate::extender::pod::ExtenderPod;
-
-/// A node name, borrowed from the request where it has no escapes.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(transparent)]
-pub struct Name<'a>(#[serde(borrow)] pub Cow<'a, str>);
-
-impl Name<'_> {
-    /// The name.
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-}
 
 /// `NodeList`: whole nodes, sent when the extender is configured with `nodeCacheCapable: false`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct NodeList {
-    /// List metadata, given back as it came.
+    /// List metadata, returned unchanged.
     #[serde(default)]
     pub metadata: Value,
-    /// Nodes, given back as they came.
+    /// Nodes, returned unchanged.
     #[serde(default)]
     pub items: Option<Vec<Value>>,
 }
 
-/// `ExtenderArgs`: what filter and prioritize are asked.
+/// `ExtenderArgs`: the request of filter and prioritize.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct FilterArgs<'a> {
     /// The pod to place.
@@ -56,16 +44,15 @@ pub struct FilterArgs<'a> {
 pub enum Denial {
     /// The pod is planned on another node.
     PlannedElsewhere,
-    /// The node the pod is planned on does not exist yet.
+    /// The planned node does not exist yet.
     WaitingForNode,
-    /// What room there is belongs to planned pods.
+    /// The free resources are reserved for planned pods.
     RoomReserved,
-    /// The node is about to be disrupted.
+    /// The node is being disrupted.
     Disrupting,
 }
 
 impl Denial {
-    /// Every denial.
     pub const ALL: [Self; 4] = [Self::PlannedElsewhere, Self::WaitingForNode, Self::RoomReserved, Self::Disrupting];
 
     /// Name in metrics.
@@ -112,7 +99,7 @@ pub struct FilterResult<'a> {
     /// Nodes that pass, when whole nodes were given.
     #[serde(rename = "Nodes")]
     pub nodes: Option<NodeList>,
-    /// Names of nodes that pass: a list in every answer, because null would mean that none does.
+    /// Names of nodes that pass: a list in every response, because null would mean that no node passes.
     #[serde(rename = "NodeNames")]
     pub node_names: Vec<Name<'a>>,
     /// Nodes on which preemption might help: none, see [`FilterResult::failed_and_unresolvable`].

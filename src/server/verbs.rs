@@ -27,7 +27,7 @@ type Outcome = Result<Vec<u8>, String>;
 pub(crate) async fn filter(State(state): State<Arc<AppState>>, body: Body) -> Response {
     verb("filter", state, body, |state, body| {
         let args: FilterArgs<'_> = parse("ExtenderArgs", body)?;
-        let result = extender::filter(&state.view.load(), (state.now)(), args);
+        let result = extender::filter(&state.view.load(), UnixMillis((state.now)()), args);
         if result.answer == Answer::Stale {
             state.metrics.extender_stale.inc();
         }

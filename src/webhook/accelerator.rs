@@ -1,4 +1,4 @@
-//! Which extended resources are accelerators, and what pods ask of them.
+//! Accelerators among extended resources, and the requests of pods for them.
 
 use std::collections::BTreeSet;
 
@@ -15,7 +15,7 @@ pub(crate) fn is_accelerator(resource: &str) -> bool {
         || resource.starts_with("aws.amazon.com/neuron")
 }
 
-/// Whether a quantity asks for nothing: no digit but zeros before any exponent.
+/// Whether a quantity is zero: no digit but zeros before the exponent.
 pub(crate) fn is_zero(quantity: &Value) -> bool {
     match quantity {
         Value::String(text) => {

@@ -1,5 +1,5 @@
-//! `n22`: accelerator limits become requests where there are none. The API server defaults the same for what it decodes itself; limits
-//! that another webhook injected come without requests, and the planner counts requests.
+//! `n22`: copies accelerator limits to absent requests. The API server defaults requests the same way when it decodes a pod, but limits
+//! that another webhook injects have no requests, and the planner counts requests.
 
 use serde_json::{Map, Value};
 

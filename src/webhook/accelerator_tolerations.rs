@@ -1,5 +1,5 @@
-//! `n13`: a pod that requests an accelerator tolerates the `NoSchedule` taint named after it, as the API server's own
-//! ExtendedResourceToleration plugin (off by default, and on EKS) would have it.
+//! `n13`: a pod that requests an accelerator tolerates the `NoSchedule` taint named after it, as with the API server's
+//! ExtendedResourceToleration plugin, which is off by default and on EKS.
 
 use serde_json::{Value, json};
 

@@ -1,4 +1,5 @@
-//! `n11`: warns of a nodeSelector and required node affinity that no node can satisfy together. Warns only: the pod is the user's.
+//! `n11`: warns when no node can satisfy both the nodeSelector and the required node affinity. The pod stays unchanged: only its author
+//! knows which constraint is wrong.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -22,7 +23,7 @@ fn warnings(pod: &Value) -> Vec<String> {
     let Some(required) = pod.pointer(REQUIRED_NODE_TERMS) else {
         return Vec::new();
     };
-    // Terms are alternatives: one that can hold is enough. An empty term matches nothing, by the API's own rule.
+    // Terms are ORed: one satisfiable term is enough. An empty term matches no node.
     let mut conflicts = Vec::new();
     for term in list(required, "nodeSelectorTerms") {
         if list(term, "matchExpressions").is_empty() && list(term, "matchFields").is_empty() {
@@ -37,7 +38,7 @@ fn warnings(pod: &Value) -> Vec<String> {
     conflicts
 }
 
-/// The first pair of requirements in one term that can't both hold.
+/// The first pair of requirements of a term that contradict each other.
 fn conflict(selector: &BTreeMap<&str, &str>, expressions: &[Value]) -> Option<String> {
     let mut allowed: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
     for expression in expressions {

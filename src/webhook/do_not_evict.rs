@@ -1,5 +1,5 @@
 //! `n9`: `karpenter.sh/do-not-evict: "true"`, dropped in Karpenter v1, also becomes `karpenter.sh/do-not-disrupt: "true"`.
-//! The old annotation stays: tools of the user may read it. A value of today's annotation is never touched.
+//! The old annotation stays, since other tools may read it. An existing value of the current annotation never changes.
 
 use serde_json::Value;
 

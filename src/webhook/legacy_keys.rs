@@ -1,7 +1,7 @@
-//! `n1`: node label keys that Kubernetes replaced become today's, so that they match nodes that carry only those.
+//! `n1`: renames node label keys that Kubernetes replaced to their current keys, the only keys that new nodes carry.
 //!
-//! Guards: a nodeSelector entry stays when today's key is there with another value; a spread constraint stays when another one has
-//! today's key and the same `whenUnsatisfiable`, since the API server refuses such a pair.
+//! A nodeSelector entry stays when the current key is present with another value. A spread constraint stays when another constraint has
+//! the current key and the same `whenUnsatisfiable`, since the API server rejects such a pair.
 
 use serde_json::Value;
 
@@ -15,7 +15,7 @@ pub(crate) const RULE: Rule = Rule {
     warnings,
 };
 
-/// Legacy key, today's key. From `k8s.io/api/core/v1/well_known_labels.go`.
+/// Legacy key, current key. From `k8s.io/api/core/v1/well_known_labels.go`.
 const KEYS: [(&str, &str); 5] = [
     ("beta.kubernetes.io/arch", "kubernetes.io/arch"),
     ("beta.kubernetes.io/os", "kubernetes.io/os"),
@@ -24,7 +24,7 @@ const KEYS: [(&str, &str); 5] = [
     ("failure-domain.beta.kubernetes.io/region", "topology.kubernetes.io/region"),
 ];
 
-/// Today's key for a legacy one.
+/// The current key of a legacy key.
 fn current(key: &str) -> Option<&'static str> {
     KEYS.into_iter().find(|(legacy, _)| *legacy == key).map(|(_, current)| current)
 }
@@ -92,7 +92,7 @@ fn node_selector(pod: &mut Value) -> bool {
     changed
 }
 
-/// Requirements of a term are all to hold, so renaming one is safe whatever the others say.
+/// Requirements of a term are ANDed, so each key can be renamed independently.
 fn expressions(term: &mut Value) -> bool {
     let mut changed = false;
     for expression in list_mut(term, "matchExpressions") {

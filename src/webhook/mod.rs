@@ -1,12 +1,12 @@
-//! The mutating webhook's verdict: constraints made right before the scheduler or the planner sees them.
+//! The mutating webhook: normalizes scheduling constraints of pods before the scheduler and the planner read them.
 //!
-//! [`review`] is a pure function from the bytes of an `AdmissionReview` to its answer. A pod is handled as the raw JSON that came in,
-//! never as a typed object: fields newer than our types must survive. Rules change a copy; the difference becomes a JSON Patch;
-//! the patch is applied here first and must give exactly the copy, because a patch that the API server can't apply rejects the pod
-//! even under `failurePolicy: Ignore`. In any doubt the pod is allowed as it is.
+//! [`review`] is a pure function from the bytes of an `AdmissionReview` to the response. A pod stays raw JSON, never a typed object:
+//! fields newer than our types must survive. Rules change a copy; the difference becomes a JSON Patch; the patch is applied here first
+//! and must produce exactly the copy, because a patch that the API server cannot apply rejects the pod even under
+//! `failurePolicy: Ignore`. In any doubt the pod is allowed unchanged.
 //!
-//! What no rule may do: loosen a constraint, touch a value that the user set, decide on sums of requests (sidecar injectors may run
-//! after us), or change its own output when it is run again.
+//! No rule may relax a constraint, change a value that the user set, depend on sums of requests (sidecar injectors may run later),
+//! or change its own output in a second run.
 
 pub mod accelerator;
 pub mod accelerator_requests;

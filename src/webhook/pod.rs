@@ -1,4 +1,4 @@
-//! Getting about in a raw pod. Whatever has an unexpected shape is passed over.
+//! Accessors for the raw JSON of a pod. A member of an unexpected shape counts as absent.
 
 use serde_json::{Map, Value};
 
@@ -7,7 +7,7 @@ pub(crate) fn list<'a>(object: &'a Value, member: &str) -> &'a [Value] {
     object.get(member).and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default()
 }
 
-/// As [`list`], to be changed.
+/// As [`list`], mutable.
 pub(crate) fn list_mut<'a>(object: &'a mut Value, member: &str) -> &'a mut [Value] {
     object.get_mut(member).and_then(Value::as_array_mut).map(Vec::as_mut_slice).unwrap_or_default()
 }

@@ -1,4 +1,4 @@
-//! From an `AdmissionReview` to its answer.
+//! From an `AdmissionReview` to its response.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -8,14 +8,14 @@ use crate::model::labels::{NORMALIZED, WEBHOOK};
 use crate::webhook::pod::{list, object_mut, text};
 use crate::webhook::registry::RULES;
 
-/// Longest warning, in bytes: the API server cuts what is over 256, and asks for less than 120.
+/// Maximum length of a warning in bytes: the API server truncates at 256 and recommends less than 120.
 const WARNING_BYTES: usize = 119;
-/// Most warnings of one answer.
+/// Maximum warnings in one response.
 const WARNINGS: usize = 8;
 /// Namespaces that are exempt, whatever the webhook configuration selects.
 const EXCLUDED_NAMESPACES: [&str; 3] = ["kube-system", "kube-node-lease", "kube-public"];
 
-/// Why a body is no review that can be answered. The caller is told with 400.
+/// A body that is not a review. The response is 400.
 #[derive(Debug, thiserror::Error)]
 pub enum AdmissionError {
     /// The body is not JSON.
@@ -39,26 +39,26 @@ pub enum AdmissionError {
     },
 }
 
-/// The answer to a review.
+/// The result of a review.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Review {
-    /// The `AdmissionReview` to send back.
+    /// The `AdmissionReview` to return.
     pub response: Value,
     /// Ids of the rules that changed the pod.
     pub rules: Vec<&'static str>,
     pub result: ReviewResult,
 }
 
-/// What came of a review. Every one of them allows the pod.
+/// Result of a review, for the metrics. Every result allows the pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReviewResult {
-    /// Not a pod being created, or one that is to be left alone.
+    /// Not the creation of a pod, or an exempt pod.
     Exempt,
-    /// No rule had anything to do.
+    /// No rule changed the pod.
     Unchanged,
-    /// A patch is sent.
+    /// The response has a patch.
     Patched,
-    /// A patch was made but didn't give what the rules wanted, so it was not sent: a defect, worth an alert.
+    /// Applying the patch did not produce the pod that the rules made, so it was not sent: a defect, worth an alert.
     Doubtful,
 }
 
@@ -74,10 +74,10 @@ impl ReviewResult {
     }
 }
 
-/// Answers an `AdmissionReview` (`admission.k8s.io/v1`), given as its bytes. The pod is always allowed, with or without a patch.
+/// Reviews an `AdmissionReview` (`admission.k8s.io/v1`), given as bytes. The pod is always allowed, with or without a patch.
 ///
 /// # Errors
-/// When the body is no such review, or has no `request.uid` to answer to.
+/// The body is not such a review, or has no `request.uid`.
 pub fn review(body: &[u8]) -> Result<Review, AdmissionError> {
     let review: Value = serde_json::from_slice(body)?;
     let (api_version, kind) = (text(&review, "apiVersion"), text(&review, "kind"));
@@ -119,8 +119,8 @@ fn creates_a_pod(request: &Value) -> bool {
         && text(request, "subResource").is_empty()
 }
 
-/// Pods that opted out, of excluded namespaces, placed already, or placed by something else than a scheduler (DaemonSet pods are bound
-/// to their node by affinity; static pods are the kubelet's).
+/// Whether a pod is exempt: it opted out, is in an excluded namespace, is already bound, or is not placed by a scheduler (DaemonSet pods
+/// are bound to their node by affinity; static pods belong to the kubelet).
 fn is_exempt(request: &Value, pod: &Value) -> bool {
     let metadata = pod.get("metadata").unwrap_or(&Value::Null);
     let opted_out = metadata.get("labels").is_some_and(|labels| text(labels, WEBHOOK) == "ignore");
@@ -170,11 +170,11 @@ fn annotate(pod: &mut Value, rules: &[&str]) -> Option<()> {
     Some(())
 }
 
-/// The patch from `pod` to `wanted`, when applying it really gives `wanted`.
+/// The patch from `pod` to `wanted`, if applying it produces `wanted`.
 fn checked_patch(pod: &Value, wanted: &Value) -> Option<Vec<u8>> {
     let patch = json_patch::diff(pod, wanted);
     let json = serde_json::to_vec(&patch).ok()?;
-    // From its bytes, as the API server will read it.
+    // Parsed from its bytes, as the API server does.
     let reread: json_patch::Patch = serde_json::from_slice(&json).ok()?;
     let mut patched = pod.clone();
     json_patch::patch(&mut patched, &reread).ok()?;
@@ -199,7 +199,7 @@ fn answer(uid: &str, result: ReviewResult, outcome: Outcome) -> Review {
     Review { response, rules: outcome.rules, result }
 }
 
-/// At most [`WARNING_BYTES`] of a text, cut between characters, without line breaks.
+/// At most [`WARNING_BYTES`] of a text, truncated between characters, without line breaks.
 fn shortened(text: &str) -> String {
     let mut end = text.len().min(WARNING_BYTES);
     while !text.is_char_boundary(end) {

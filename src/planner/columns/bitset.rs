@@ -1,6 +1,6 @@
 //! A fixed-size set of column indexes.
 
-/// A set of small integers.
+/// A set of small integers, as a bit vector.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Bits {
     words: Vec<u64>,

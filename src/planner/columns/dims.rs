@@ -1,4 +1,7 @@
-//! Resources as dense vectors: those that everything has come first, then whatever else pods and daemons ask for.
+//! Resources as dense vectors of plain `i64`: the common resources first, then every extended resource that pods or daemons request.
+//!
+//! The entries have no unit type: they are compared in the innermost loops, over all dimensions at once. An entry has the unit of its
+//! dimension: millicores, bytes, pods, bytes, then units.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -9,7 +12,7 @@ use crate::model::resources::{Resources, UNLIMITED, attached_by};
 use crate::model::units::{Bytes, Millicores};
 use crate::planner::input::problem::Problem;
 
-/// The resources that are counted, as positions in dense vectors.
+/// The resources of a problem, as positions in dense vectors.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Dims {
     extended: Vec<Arc<str>>,
@@ -21,12 +24,12 @@ pub(crate) const COMMON: usize = 4;
 pub(crate) const PODS: usize = 2;
 
 impl Dims {
-    /// The dimensions of everything that pods and daemons ask for.
+    /// All dimensions that pods and daemons request.
     pub fn of(problem: &Problem) -> Self {
         let mut names: BTreeSet<&Arc<str>> = BTreeSet::new();
         let mut last: Option<*const PodClass> = None;
         for class in problem.pods.iter().map(|p| &p.class).chain(problem.daemons.iter().map(|d| &d.class)) {
-            // Pods of one class mostly come in runs.
+            // Pods of one class are mostly adjacent.
             if last != Some(Arc::as_ptr(class)) {
                 last = Some(Arc::as_ptr(class));
                 names.extend(class.requests.extended.keys());
@@ -46,7 +49,7 @@ impl Dims {
         out
     }
 
-    /// Takes resources off a dense vector.
+    /// Subtracts resources from a dense vector.
     pub fn subtract(&self, dense: &mut [i64], resources: &Resources) {
         let common = [resources.cpu.0, resources.memory.0, resources.pods, resources.ephemeral_storage.0];
         for (have, less) in dense.iter_mut().zip(common) {
@@ -59,7 +62,7 @@ impl Dims {
         }
     }
 
-    /// What an instance type can hold, its volumes included.
+    /// Allocatable resources of an instance type, attachments included.
     pub fn dense_of(&self, instance_type: &InstanceType) -> Vec<i64> {
         let mut out = self.dense(&instance_type.allocatable);
         for (name, have) in self.extended.iter().zip(&mut out[COMMON..]) {
@@ -70,7 +73,7 @@ impl Dims {
         out
     }
 
-    /// Whether a dimension counts volumes: it is free, and scarce only when it runs out.
+    /// Whether a dimension counts attached volumes. It has no price: it constrains only when it is exhausted.
     pub fn is_attach(&self, dim: usize) -> bool {
         dim.checked_sub(COMMON).is_some_and(|at| attached_by(&self.extended[at]).is_some())
     }
@@ -90,10 +93,10 @@ impl Dims {
     }
 }
 
-/// True when `need` fits `room`; what is not asked for never stops a fit.
+/// Whether `need` fits `room`. A resource that is not requested never prevents a fit, even where it is overcommitted.
 #[inline]
 pub(crate) fn fits(need: &[i64], room: &[i64]) -> bool {
-    // What everything has is compared without a branch for each: this is asked more often than anything else.
+    // The common resources are compared without branches: no other function is called as often.
     match (need.split_first_chunk::<COMMON>(), room.split_first_chunk::<COMMON>()) {
         (Some((need, more)), Some((room, rest))) => {
             let common = need.iter().zip(room).fold(true, |fits, (n, r)| fits & (*n <= (*r).max(0)));

@@ -1,4 +1,4 @@
-//! The [table](crate::planner::columns::table) as one problem sees it: a class's node constraints become a set of columns, each set once.
+//! Interned sets of columns: the node constraints of a class become a set over the [table](crate::planner::columns::table).
 
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Deref;
@@ -19,9 +19,9 @@ use crate::planner::input::problem::Problem;
 #[derive(Debug)]
 pub(crate) struct ColumnSet {
     pub bits: Bits,
-    /// Columns whose room no other column of the set exceeds in every dimension.
+    /// Pareto frontier: the columns whose room no other column of the set dominates.
     pub frontier: Vec<usize>,
-    /// About what a pod of a size costs there, once it was asked for.
+    /// Estimated price of a pod by its size, filled on demand.
     prices: HashMap<Vec<i64>, i64>,
 }
 
@@ -43,7 +43,7 @@ impl Deref for ColumnSets<'_> {
     }
 }
 
-/// What of a class decides which nodes it may use.
+/// The parts of a class that decide which nodes it may use.
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct NodeConstraint {
     terms: Vec<NodeTerm>,
@@ -53,10 +53,10 @@ struct NodeConstraint {
 impl<'p> ColumnSets<'p> {
     pub fn new(problem: &'p Problem, cache: &ColumnCache) -> Self {
         let table = cache.column_table(Asked::of(problem), |asked| {
-            // Which columns a daemon runs on is asked of a column_sets without daemons.
+            // Which columns a daemon runs on is evaluated on the table without daemons.
             let mut bare = Self::over(problem, Arc::new(ColumnTable::bare(problem, asked)));
             let daemons = bare.daemons_of_problem();
-            let mut table = Arc::into_inner(bare.table).expect("nobody else has it yet");
+            let mut table = Arc::into_inner(bare.table).expect("the table is not shared yet");
             table.complete(&daemons);
             table
         });
@@ -105,12 +105,12 @@ impl ColumnSets<'_> {
         id
     }
 
-    /// Whether some column of the set holds this much.
+    /// Whether some column of the set has room for `need`.
     pub fn any_fits(&self, column_set: usize, need: &[i64]) -> bool {
         self.sets[column_set].frontier.iter().any(|column| fits(need, self.room(*column)))
     }
 
-    /// About what one pod of this size costs on the cheapest column of a set: the price of its largest share of a node.
+    /// Estimated price of one pod on the cheapest column of a set: the node's price times the pod's dominant share of its room.
     pub fn price_of(&mut self, column_set: usize, need: &[i64]) -> i64 {
         if let Some(known) = self.sets[column_set].prices.get(need) {
             return *known;
@@ -119,7 +119,7 @@ impl ColumnSets<'_> {
             let price = self.columns[column].price;
             let room = self.room(column);
             let shares = need.iter().zip(room).filter(|(n, _)| **n > 0);
-            // Prices in micro-USD and sizes in bytes overflow 64 bits only for what no machine has.
+            // Large sizes are scaled down by 2^10, so that price times size stays within 64 bits for every real machine.
             let of = |n: i64, r: i64| price.saturating_mul(n >> 10) / (r >> 10).max(1);
             let exact = |n: i64, r: i64| price.saturating_mul(n) / r.max(1);
             shares.map(|(n, r)| if *n > 1 << 30 { of(*n, *r) } else { exact(*n, *r) }).max().unwrap_or(0)
@@ -147,7 +147,7 @@ impl ColumnSets<'_> {
         bits
     }
 
-    /// Columns that `terms` (ORed) allow, taints aside; no terms allow all.
+    /// Columns that `terms` (ORed) allow, without regard to taints; no terms allow all columns.
     pub fn by_terms(&mut self, terms: &[NodeTerm]) -> Bits {
         if terms.is_empty() {
             return Bits::full(self.columns.len());
@@ -170,9 +170,9 @@ impl ColumnSets<'_> {
         bits
     }
 
-    /// Columns without a `PreferNoSchedule` taint that the class doesn't tolerate; `None` when all are.
+    /// Columns without an untolerated `PreferNoSchedule` taint; `None` when those are all columns.
     pub fn without_soft_taints(&self, class: &PodClass) -> Option<Bits> {
-        let disliked: Vec<usize> = self
+        let avoided: Vec<usize> = self
             .soft_tainted
             .iter()
             .copied()
@@ -182,11 +182,11 @@ impl ColumnSets<'_> {
                 taints.any(|taint| !class.tolerations.iter().any(|t| t.tolerates(taint)))
             })
             .collect();
-        (!disliked.is_empty()).then(|| self.where_column(|column| !disliked.contains(&self.pool(column))))
+        (!avoided.is_empty()).then(|| self.where_column(|column| !avoided.contains(&self.pool(column))))
     }
 
     fn term_bits(&mut self, term: &NodeTerm) -> Bits {
-        // The name of a node that doesn't exist yet equals no given name.
+        // A new node never has a given name.
         if term.never || term.name.as_ref().is_some_and(|set| set.finite().is_some()) {
             return Bits::empty(self.columns.len());
         }
@@ -204,7 +204,7 @@ impl ColumnSets<'_> {
             let mut bits = Bits::empty(self.columns.len());
             match key.as_ref() {
                 labels::HOSTNAME => {
-                    // A new node has a host name of its own: any but those that are named.
+                    // A new node has a unique host name: it satisfies exclusions, never a finite set.
                     if set.finite().is_none() {
                         bits = Bits::full(self.columns.len());
                     }

@@ -1,5 +1,5 @@
-//! Everything that could be bought, as columns: one per NodePool variant, instance type, zone and capacity type, each
-//! with a complete label set and the room left after its daemons.
+//! The columns of the covering problem: every node that can be purchased, one column per NodePool variant, instance type, zone and capacity
+//! type, with its complete labels and the room that its daemons leave.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex};
@@ -28,17 +28,17 @@ pub(crate) struct Shape {
     pub end: usize,
 }
 
-/// Something that can be bought.
+/// A kind of node that can be purchased.
 #[derive(Debug)]
 pub(crate) struct Column {
     pub shape: usize,
     pub zone: Arc<str>,
     pub capacity_type: CapacityType,
-    /// Micro-USD per hour, as plans compare it.
+    /// Coefficient in the objective, micro-USD per hour.
     pub price: i64,
-    /// Micro-USD per hour, as it is paid.
+    /// Price that is paid, micro-USD per hour.
     pub paid: i64,
-    /// How many can be had of a counted reservation; `None` is any number.
+    /// Instances left in a counted reservation; `None` is unlimited.
     pub left: Option<i64>,
     /// Labels of the offering alone.
     pub labels: Arc<BTreeMap<String, String>>,
@@ -51,30 +51,30 @@ pub(crate) struct ColumnTable {
     pub variants: Vec<Variant>,
     pub shapes: Vec<Shape>,
     pub columns: Vec<Column>,
-    /// Columns, cheapest first; of one price by capacity type, instance type and zone.
+    /// Columns in ascending order of price; ties by capacity type, instance type and zone.
     pub by_price: Vec<usize>,
     /// Position of each column in `by_price`.
     pub rank: Vec<usize>,
-    /// The most of each resource that any column up to each position of `by_price` has; `dims.len()` numbers a position.
+    /// Maximum room per dimension over the columns up to each position of `by_price`; `dims.len()` numbers per position.
     most: Vec<i64>,
-    /// Room of each column for pods, after daemons; `dims.len()` numbers a column.
+    /// Room of each column for pods, after daemons; `dims.len()` numbers per column.
     room: Vec<i64>,
     /// Daemons of each column, as an index into `daemon_sets`.
     daemon_set: Vec<usize>,
     /// Distinct sets of daemons: their requests and members.
     daemon_sets: Vec<(Vec<i64>, Vec<usize>)>,
-    /// Columns of NodePools with a `PreferNoSchedule` taint, by pool; empty when there is none.
+    /// NodePools with a `PreferNoSchedule` taint.
     pub soft_tainted: Vec<usize>,
-    /// Whether there are columns of counted reservations.
+    /// Whether some column is a counted reservation.
     pub has_counted: bool,
 }
 
-/// What plans have in common while what can be bought stays as it is. Clones share it.
+/// The column table of the last plan, reused while its inputs are unchanged. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub struct ColumnCache(Arc<Mutex<Option<(Asked, Arc<ColumnTable>)>>>);
 
 impl ColumnCache {
-    /// The table of what is asked for: the one before, or else a new one.
+    /// The table of these inputs: the cached table, or else a new table.
     pub(crate) fn column_table(&self, asked: Asked, make: impl FnOnce(&Asked) -> ColumnTable) -> Arc<ColumnTable> {
         let mut known = lock(&self.0);
         if let Some((_, table)) = known.as_ref().filter(|(before, _)| before.is(&asked)) {
@@ -86,7 +86,7 @@ impl ColumnCache {
     }
 }
 
-/// All that a [`ColumnTable`] is made from.
+/// The inputs of a [`ColumnTable`].
 #[derive(Debug)]
 pub(crate) struct Asked {
     pools: Vec<Pool>,
@@ -128,7 +128,7 @@ impl Asked {
 }
 
 impl ColumnTable {
-    /// The table as it is without daemons.
+    /// The table without daemons.
     pub fn bare(problem: &Problem, asked: &Asked) -> Self {
         let mut table = Self { dims: asked.dims.clone(), ..Self::default() };
         for (at, pool) in problem.pools_by_name() {
@@ -140,7 +140,7 @@ impl ColumnTable {
         table
     }
 
-    /// Takes the daemons into account, given by their requests and the columns they run on, and sorts by price.
+    /// Subtracts the daemons, given by their requests and the columns that they run on, and sorts by price.
     pub fn complete(&mut self, daemons: &[(Vec<i64>, Bits)]) {
         self.subtract_daemons(daemons);
         let mut by_price: Vec<usize> = (0..self.columns.len()).collect();
@@ -166,7 +166,7 @@ impl ColumnTable {
 
     fn add_pool(&mut self, problem: &Problem, at: usize, mentioned: &HashMap<Arc<str>, Mentioned>, dedicated: bool) {
         let (pool, settings) = (&problem.pools[at], &problem.settings);
-        // A pool that can't be understood offers nothing; `Pool::new` refuses it with a message.
+        // An invalid pool offers nothing; `Pool::new` reports why.
         let Ok(requirements) = Requirements::from_api(&pool.requirements) else {
             return;
         };
@@ -238,8 +238,8 @@ impl ColumnTable {
         }
     }
 
-    /// A daemon that asks for a device which a column lacks stays pending there, and takes nothing. A column that could not hold its
-    /// daemons together has no room for anything else either: nobody wants a node without them.
+    /// A daemon that requests a device that a column lacks stays pending there and takes no room. A column that cannot hold all its daemons
+    /// has no room for pods: such a node would run without some of them.
     fn subtract_daemons(&mut self, daemons: &[(Vec<i64>, Bits)]) {
         let dims = self.dims.len();
         let allocatable: Vec<Vec<i64>> =
@@ -276,7 +276,7 @@ impl ColumnTable {
         }
     }
 
-    /// Columns, cheapest first, without the first ones that are too small for `load` in some resource.
+    /// The suffix of `by_price` after the columns that all lack room for `load` in some dimension: binary search on the running maxima.
     pub fn by_price_for(&self, load: &[i64]) -> &[usize] {
         let dims = self.dims.len();
         let (mut first, mut end) = (0, self.by_price.len());
@@ -324,7 +324,7 @@ impl ColumnTable {
         self.variant(column).pool
     }
 
-    /// A column's value of a label; `None` where it has none. The host name is not known before launch.
+    /// The value of a label; `None` where the column has no such label. The host name is unknown before launch.
     pub fn label(&self, column: usize, key: &str) -> Option<&str> {
         match key {
             labels::ZONE => Some(&self.columns[column].zone),

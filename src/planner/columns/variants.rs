@@ -1,5 +1,5 @@
-//! A NodePool whose template leaves the value of a custom label open is expanded into variants, one per value that some
-//! pod could care about, so that every column's labels are definite.
+//! A NodePool whose template does not fix the value of a custom label is expanded into variants, one per value that pods distinguish, so
+//! that the labels of every column are definite.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use crate::planner::input::pod::Labels;
 use crate::planner::input::pool::Pool;
 use crate::planner::input::problem::Problem;
 
-/// Most values of one open label, and most variants of one NodePool.
+/// Maximum values of one open label, and maximum variants of one NodePool.
 const MAX_VARIANTS: usize = 128;
 
 /// Values of `karpenter.k8s.aws/instance-tenancy`.
@@ -25,11 +25,11 @@ pub(crate) struct Variant {
     pub pool: usize,
     /// Template labels and chosen custom labels.
     pub labels: Labels,
-    /// Labels that were chosen, to be pinned on the NodeClaim.
+    /// The chosen labels, which become requirements of the NodeClaim.
     pub pinned: Vec<(String, String)>,
 }
 
-/// Keys whose value the instance type or offering decides, never the NodePool alone.
+/// Keys whose value the instance type or the offering decides.
 pub(crate) fn well_known(key: &str) -> bool {
     matches!(
         key,
@@ -45,15 +45,15 @@ pub(crate) fn well_known(key: &str) -> bool {
     ) || (key.starts_with("karpenter.k8s.aws/") && key != labels::EC2_NODE_CLASS)
 }
 
-/// What pods ask of a label.
+/// How pods refer to a label.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Mentioned {
     values: BTreeSet<Arc<str>>,
-    /// Every value matters: pods are kept apart or together by it, or compare numbers.
+    /// Every value is distinguished: by topology rules, or by numeric bounds.
     all: bool,
 }
 
-/// What pods ask of labels, so that open labels get a variant for each value that matters.
+/// How pods and daemons refer to labels, so that open labels get a variant per distinguished value.
 pub(crate) fn mentioned_values(problem: &Problem) -> HashMap<Arc<str>, Mentioned> {
     let mut out: HashMap<Arc<str>, Mentioned> = HashMap::new();
     if problem.pools.iter().all(|pool| pool.requirements.iter().all(|r| well_known(&r.key))) {
@@ -88,7 +88,7 @@ pub(crate) fn has_key(pool: &Pool, requirements: &Requirements, key: &str) -> bo
     pool.labels.contains_key(key) || requirements.get(key).is_some()
 }
 
-/// Whether some pod can only run on dedicated instances, or would rather.
+/// Whether some pod requires or prefers dedicated instances.
 pub(crate) fn dedicated_is_asked_for(problem: &Problem) -> bool {
     let mut last: Option<*const PodClass> = None;
     problem.pods.iter().any(|pod| {
@@ -103,8 +103,8 @@ pub(crate) fn dedicated_is_asked_for(problem: &Problem) -> bool {
     })
 }
 
-/// Every instance type can be had in shared and in dedicated tenancy, and is taken in shared. So each variant is there with
-/// dedicated instances only where `set` leaves nothing else or, by `asked`, a pod wants them; then that is pinned.
+/// Every instance type is available in shared and in dedicated tenancy; shared is the default. A variant with dedicated tenancy is added
+/// where `set` allows nothing else or, with `asked`, where a pod wants it; its tenancy is pinned.
 pub(crate) fn tenancies(variants: Vec<Variant>, set: Option<&ValueSet>, asked: bool) -> Vec<Variant> {
     let may = |value: &str| set.is_none_or(|set| set.accepts(Some(value)));
     let shared = may(SHARED);
@@ -118,17 +118,17 @@ pub(crate) fn tenancies(variants: Vec<Variant>, set: Option<&ValueSet>, asked: b
             pinned.push((key, value));
             Variant { pool: variant.pool, labels, pinned }
         });
-        // Shared first: of equal prices the first is taken.
+        // Shared first: ties in price go to the first variant.
         out.extend(shared.then_some(variant));
         out.extend(alone);
     }
     out
 }
 
-/// Each variant once per value of an open label that matters.
+/// The product of the variants and the distinguished values of an open label.
 pub(crate) fn expand(variants: Vec<Variant>, key: &str, set: &ValueSet, mentioned: Option<&Mentioned>) -> Vec<Variant> {
     let mut options: Vec<Option<String>> = Vec::new();
-    // What pods name comes first: it must not be cut off.
+    // Values that pods name come first: the cap must not drop them.
     let named = |value: &&Arc<str>| mentioned.is_some_and(|mentioned| mentioned.values.contains(*value));
     if set.finite().is_some() {
         let values = || set.finite().into_iter().flatten();
@@ -145,7 +145,7 @@ pub(crate) fn expand(variants: Vec<Variant>, key: &str, set: &ValueSet, mentione
     if set.accepts_absence() {
         options.insert(0, None);
     }
-    // Nobody asks for the label: its value may be any, one is as good as another.
+    // No pod refers to the label: any single value is enough.
     if mentioned.is_none() {
         options.truncate(1);
     }

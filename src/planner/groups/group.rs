@@ -1,5 +1,5 @@
-//! Pods of one problem that no rule tells apart: the same class, selected by the same selectors. Everything after this
-//! works on groups with counts. Rules about the host name (and host ports) become caps on counts per node here.
+//! Groups: pods of one class that the same selectors select, which no rule distinguishes. All later stages work on groups with counts.
+//! Rules on the host name, and host ports, become caps on counters per node.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -15,18 +15,18 @@ use crate::planner::input::pod::{Labels, PodEntry};
 use crate::planner::input::problem::Problem;
 use crate::planner::input::settings::PreferencePolicy;
 
-/// Rules of a group about the pods that share its node. Ids name counters that each node has.
+/// Rules of a group about the pods on the same node. Ids name counters that every node has.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct HostRules {
     /// Counters that a pod of the group raises.
     pub raises: Vec<u32>,
-    /// Greatest value, the pod itself included, that a counter may have on its node.
+    /// Maximum value of a counter on its node, the pod itself included.
     pub caps: Vec<(u32, i32)>,
-    /// Counters that are better kept low on its node.
+    /// Counters that are preferred low on its node (soft spread, preferred anti-affinity).
     pub soft: Vec<u32>,
-    /// Counters that are better above zero on its node.
+    /// Counters that are preferred above zero on its node (preferred affinity).
     pub likes: Vec<u32>,
-    /// Counters that must be above zero on its node, and whether the pod itself raises them.
+    /// Counters that must be above zero on its node (required affinity), and whether the pod itself raises them.
     pub wants: Vec<(u32, bool)>,
 }
 
@@ -40,11 +40,11 @@ impl HostRules {
     }
 }
 
-/// Pods that no rule of the problem tells apart.
+/// Pods that no rule of the problem distinguishes.
 #[derive(Debug)]
 pub(crate) struct Group {
     pub class: Arc<PodClass>,
-    /// Controller of its pods, where controllers are told apart.
+    /// Controller of its pods, where the maximum of pods per controller and node is set.
     owner: Option<Arc<str>>,
     /// Indexes of the pods, ordered by key.
     pub pods: Vec<usize>,
@@ -53,20 +53,20 @@ pub(crate) struct Group {
     /// Selectors that select its pods.
     pub matches: Arc<[u32]>,
     pub host: HostRules,
-    /// Columns it may use, most preferred first; the last holds all that its requirements allow.
+    /// Columns by preference level, most preferred first; the last level has all columns that its requirements allow.
     pub levels: Vec<Bits>,
-    /// Columns whose domains count for its spread: its volumes may keep it out of some.
+    /// Columns whose domains count for its spread: volumes may exclude some of them for the pod, but not for the count.
     pub domains: Bits,
 }
 
-/// The counters of nodes.
+/// The counters that nodes have: per selector, host port and controller.
 #[derive(Debug, Default)]
 pub(crate) struct HostCounters {
     of_selector: HashMap<u32, u32>,
-    /// As `of_selector`, for spread constraints: pods being deleted don't raise these.
+    /// As `of_selector`, for spread constraints, which ignore pods being deleted.
     of_spread: HashMap<u32, u32>,
     of_port: HashMap<HostPort, u32>,
-    /// Counters of pods of one controller, and how many of them a node may have.
+    /// Counters of pods of one controller; `per_owner` is the maximum on a node.
     of_owner: HashMap<Arc<str>, u32>,
     per_owner: Option<i32>,
     len: u32,
@@ -112,7 +112,7 @@ impl HostCounters {
         rules
     }
 
-    /// Rules of a pod: what it raises and caps, whether it runs already or not.
+    /// Rules of a pod, `pending` or running: the counters that it raises and caps.
     fn rules(&self, class: &PodClass, matches: &[u32], selectors: &mut Selectors, pending: bool) -> HostRules {
         let mut rules = HostRules {
             raises: matches.iter().filter_map(|s| self.of_selector.get(s).copied()).collect(),
@@ -136,7 +136,7 @@ impl HostCounters {
         if pending {
             for spread in class.spread.iter().filter(|s| s.hard && on_host(&s.key)) {
                 if let Some(counter) = self.spread_counter(class, spread, selectors) {
-                    // An empty node is always possible, so the least count over nodes is taken as zero.
+                    // A new node is always possible, so the minimum over nodes is zero.
                     cap(counter, spread.max_skew);
                 }
             }
@@ -145,7 +145,7 @@ impl HostCounters {
             for (other, counter) in &self.of_port {
                 let same_port = other.port == port.port && other.protocol == port.protocol;
                 if same_port && (other == port || other.ip.is_empty() || port.ip.is_empty()) {
-                    // A pod doesn't stand in its own strategy.
+                    // A pod does not conflict with its own ports.
                     cap(*counter, i64::from(class.host_ports.contains(other)));
                 }
             }
@@ -181,7 +181,7 @@ impl HostCounters {
         self.of_spread.get(&id).copied()
     }
 
-    /// Rules of a pod that runs already.
+    /// Rules of a running pod.
     pub fn running(&self, pod: &PodEntry, selectors: &mut Selectors) -> HostRules {
         if self.len == 0 {
             return HostRules::default();
@@ -195,13 +195,13 @@ impl HostCounters {
         rules
     }
 
-    /// Rules of a daemon: only its ports can matter.
+    /// Rules of a daemon: only its host ports are relevant.
     pub fn daemon(&self, class: &PodClass, selectors: &mut Selectors) -> HostRules {
         if self.of_port.is_empty() { HostRules::default() } else { self.rules(class, &[], selectors, false) }
     }
 }
 
-/// Gives a selector the next number, unless it has one.
+/// Assigns the next counter to a selector without one.
 fn number(of: &mut HashMap<u32, u32>, selector: u32, next: &mut u32) {
     of.entry(selector).or_insert_with(|| {
         *next += 1;
@@ -209,19 +209,19 @@ fn number(of: &mut HashMap<u32, u32>, selector: u32, next: &mut u32) {
     });
 }
 
-/// The selector of a spread constraint, which looks into the pod's own namespace.
+/// The selector of a spread constraint, over the pod's own namespace.
 pub(crate) fn add_spread(selectors: &mut Selectors, class: &PodClass, spread: &Spread) -> Option<u32> {
     let namespaces = Namespaces { names: [Arc::clone(&class.namespace)].into(), selector: None };
     selectors.add(spread.selector.as_ref(), &namespaces)
 }
 
-/// Registers every selector that a rule of the problem uses, and the counters of nodes.
+/// Registers every selector and host counter that the rules of the problem use.
 pub(crate) fn register(problem: &Problem) -> (Selectors<'_>, HostCounters) {
     let mut selectors = Selectors::new(&problem.namespaces);
     let mut counters = HostCounters::default();
     let respect = problem.settings.preference_policy == PreferencePolicy::Respect;
     let mut seen: HashSet<*const PodClass> = HashSet::new();
-    // In an order that the order of input doesn't change: by the first key of each class.
+    // Classes by their first pod key: the order of the input must not change the ids.
     let mut first: HashMap<*const PodClass, &PodEntry> = HashMap::new();
     for pod in &problem.pods {
         let have = first.entry(Arc::as_ptr(&pod.class)).or_insert(pod);
@@ -259,7 +259,7 @@ pub(crate) fn register(problem: &Problem) -> (Selectors<'_>, HostCounters) {
             counters.port(port);
         }
     }
-    // A running pod's required anti-affinity keeps newcomers away; nothing else of it asks anything of them.
+    // Of the rules of running pods only required anti-affinity and host ports constrain new pods.
     let mut nodes: Vec<_> = problem.nodes.iter().filter(|node| !node.pods.exclusive().is_empty()).collect();
     nodes.sort_by(|a, b| a.name.cmp(&b.name));
     for class in nodes.into_iter().flat_map(|node| node.pods.exclusive()) {
@@ -284,14 +284,14 @@ pub(crate) fn register(problem: &Problem) -> (Selectors<'_>, HostCounters) {
             counters.owner(owner);
         }
     }
-    // Without a pending pod that wants a port, no port can conflict.
+    // Without a pending pod with a host port, no port can conflict.
     if !counters.of_port.is_empty() {
         problem.daemons.iter().flat_map(|d| &d.class.host_ports).for_each(|port| counters.port(port));
     }
     (selectors, counters)
 }
 
-/// Groups the pods: equal classes that equal selectors select, in an order that doesn't depend on the order of input.
+/// Groups the pods by class and matching selectors, in an order that does not depend on the order of the input.
 pub(crate) fn group(
     column_sets: &mut ColumnSets<'_>,
     selectors: &mut Selectors<'_>,
@@ -301,7 +301,7 @@ pub(crate) fn group(
     let mut ids: HashMap<(*const PodClass, Arc<[u32]>, Option<Arc<str>>), usize> = HashMap::new();
     let by_owner = problem.settings.workload_pods_per_node.is_some();
     let mut groups: Vec<Group> = Vec::new();
-    // Pods of one workload mostly come in runs: remember the last.
+    // Pods of one workload are mostly adjacent: the last group is tried first.
     let mut last: Option<(*const PodClass, *const Labels, usize)> = None;
     for (at, pod) in problem.pods.iter().enumerate() {
         let (class, pod_labels) = (Arc::as_ptr(&pod.class), Arc::as_ptr(&pod.labels));
@@ -349,8 +349,7 @@ pub(crate) fn group(
     groups
 }
 
-/// Columns that the node constraints of a class allow, volumes aside, and that have what it asks for beyond the common
-/// resources.
+/// Columns that the node constraints of a class allow, without regard to volumes, and that offer its extended resources.
 fn allowed(column_sets: &mut ColumnSets<'_>, class: &PodClass, need: &[i64]) -> Bits {
     let extended = COMMON..need.len();
     let has_extended = extended.clone().any(|dim| need[dim] > 0);
@@ -363,7 +362,7 @@ fn allowed(column_sets: &mut ColumnSets<'_>, class: &PodClass, need: &[i64]) -> 
     allowed
 }
 
-/// Columns that a group's requirements and volumes allow, those of counted reservations among them: its levels are without.
+/// Columns that a group's requirements and volumes allow, counted reservations included, which its levels exclude.
 pub(crate) fn usable(column_sets: &mut ColumnSets<'_>, group: &Group) -> Bits {
     let mut bits = group.domains.clone();
     if !group.class.volume_terms.is_empty() {
@@ -372,8 +371,8 @@ pub(crate) fn usable(column_sets: &mut ColumnSets<'_>, group: &Group) -> Bits {
     bits
 }
 
-/// Columns by preference: each preferred node term that can be met (heaviest first), then none; and within each, first
-/// without `PreferNoSchedule` taints (Karpenter core reference 3.6).
+/// Columns by preference level: each preferred node term that some column satisfies (highest weight first), then all columns; each of
+/// them first without `PreferNoSchedule` taints (Karpenter core reference 3.6).
 fn levels(column_sets: &mut ColumnSets<'_>, class: &PodClass, need: &[i64], allowed: &Bits) -> Vec<Bits> {
     let mut required = allowed.clone();
     if !class.volume_terms.is_empty() {

@@ -1,4 +1,4 @@
-//! Pods that no rule distinguishes, as groups, and the assignment of groups to topology domains.
+//! Groups of pods that no rule distinguishes, the nodes that exist, and the assignment of groups to topology domains.
 
 pub mod existing;
 pub mod group;

@@ -1,5 +1,5 @@
-//! The pod selectors of a problem, each once, and which of them select a pod: matching is by an index on the first
-//! label of each selector, so that its cost doesn't grow with pods times selectors.
+//! Interned pod selectors of a problem. Matching uses an index on one label of each selector, so that its cost does not grow with pods
+//! times selectors.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -11,11 +11,11 @@ use crate::planner::input::pod::{Labels, PodEntry};
 struct Entry {
     selector: Selector,
     namespaces: Namespaces,
-    /// What must select a pod as well.
+    /// Further selectors that must select the pod, too.
     others: Vec<(Selector, Namespaces)>,
 }
 
-/// A table of selectors; ids count from zero.
+/// A table of selectors; ids start at zero.
 #[derive(Default)]
 pub(crate) struct Selectors<'p> {
     entries: Vec<Entry>,
@@ -23,7 +23,7 @@ pub(crate) struct Selectors<'p> {
     by_label: HashMap<(Arc<str>, Arc<str>), Vec<u32>>,
     unindexed: Vec<u32>,
     namespace_labels: Option<&'p BTreeMap<String, Labels>>,
-    /// By where the labels and the namespace are: equal ones mostly share their place.
+    /// By the addresses of labels and namespace: interned, so equal values mostly share an address.
     cache: HashMap<(*const Labels, *const u8), Arc<[u32]>>,
 }
 
@@ -32,7 +32,7 @@ impl<'p> Selectors<'p> {
         Self { namespace_labels: Some(namespace_labels), ..Self::default() }
     }
 
-    /// Adds a selector over namespaces; `None` selects no pod and needs no entry. Matches made before are forgotten.
+    /// Adds a selector over namespaces; `None` selects no pod and has no id. Invalidates cached matches.
     pub fn add(&mut self, selector: Option<&Selector>, namespaces: &Namespaces) -> Option<u32> {
         self.enter(Entry { selector: selector?.clone(), namespaces: namespaces.clone(), others: Vec::new() })
     }
@@ -61,8 +61,7 @@ impl<'p> Selectors<'p> {
         self.add(term.selector.as_ref(), &term.namespaces)
     }
 
-    /// Adds what all of a pod's required affinity terms select: a pod that only some of them select counts for none of them,
-    /// as kube-scheduler has it.
+    /// Adds the conjunction of a pod's required affinity terms: as in kube-scheduler, a pod that only some terms select counts for none.
     pub fn add_required(&mut self, terms: &[PodTerm]) -> Option<u32> {
         let all: Option<Vec<_>> =
             terms.iter().map(|term| Some((term.selector.as_ref()?.clone(), term.namespaces.clone()))).collect();

@@ -1,5 +1,4 @@
-//! The cluster's default topology spread constraints, as kube-scheduler's `PodTopologySpread` plugin has them: what pods get
-//! that declare no constraint of their own.
+//! Default topology spread constraints of kube-scheduler's `PodTopologySpread` plugin, for pods that declare no constraint.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -13,7 +12,7 @@ use crate::model::pod_class::{Selector, Spread};
 use crate::model::requirement::ValueSet;
 use crate::planner::input::pod::{Labels, PodEntry};
 
-/// The label under which the planner keeps a pod's controller, so that a selector can be about it.
+/// Label under which the planner keeps the UID of a pod's controller, so that a selector can match it. On no object of the cluster.
 pub(crate) const CONTROLLER: &str = "stowage.dev/controller-uid";
 
 /// Constraints for pods that declare none; empty by default.
@@ -52,11 +51,11 @@ struct Entry {
 }
 
 impl DefaultSpread {
-    /// Reads `podTopologySpread.defaultConstraints` from YAML or JSON; empty text is no constraint.
+    /// Parses `podTopologySpread.defaultConstraints` from YAML or JSON; empty text is no constraint.
     ///
     /// # Errors
-    /// Says which field is wrong and what would be right. A selector is refused, as kube-scheduler refuses it: it is that of
-    /// the pod's controller.
+    /// Names the invalid field and the valid values. A selector is rejected, as by kube-scheduler: the selector of the pod's controller
+    /// applies.
     pub fn parse(text: &str) -> Result<Self, String> {
         if text.trim().is_empty() {
             return Ok(Self::default());
@@ -90,7 +89,6 @@ impl DefaultSpread {
         Ok(Self { constraints })
     }
 
-    /// Whether there is none.
     pub fn is_empty(&self) -> bool {
         self.constraints.is_empty()
     }
@@ -114,8 +112,8 @@ impl DefaultSpread {
     }
 }
 
-/// UID of the controller whose selector kube-scheduler takes for a default constraint. A `ReplicaSet`'s selects the pods of
-/// one revision, which are those it owns. Selectors of Services are not looked at: they can only narrow a controller's
+/// UID of the controller whose selector kube-scheduler applies to a default constraint. The selector of a `ReplicaSet` matches the pods of
+/// one revision, which are the pods that it owns. Selectors of Services are ignored here: they can only narrow a controller's
 /// pods, all of which have the same labels. Pods without such a controller use the selectors of their Services
 /// ([`Services`]).
 pub(crate) fn spreading_controller(pod: &Pod) -> Option<&str> {
@@ -124,21 +122,20 @@ pub(crate) fn spreading_controller(pod: &Pod) -> Option<&str> {
     spreads.then_some(owner.uid.as_str())
 }
 
-/// What Services select, and the constraints that pods without a spreading controller get by it.
+/// Selectors of Services, and the default constraints of the pods that they select and that no controller spreads.
 #[derive(Clone, Debug, Default)]
 pub struct Services {
     spread: DefaultSpread,
-    /// Selector by name, by namespace; those that select by nothing are left out.
+    /// Selector by name, by namespace; Services without a selector are left out.
     selectors: BTreeMap<String, BTreeMap<String, Labels>>,
 }
 
 impl Services {
-    /// None yet.
     pub fn new(spread: DefaultSpread) -> Self {
         Self { spread, selectors: BTreeMap::new() }
     }
 
-    /// Takes in a Service.
+    /// Adds or updates a Service.
     pub fn apply(&mut self, service: &Service) {
         let namespace = service.namespace().unwrap_or_else(|| "default".to_owned());
         let selector = service.spec.as_ref().and_then(|spec| spec.selector.clone()).unwrap_or_default();
@@ -150,7 +147,7 @@ impl Services {
         }
     }
 
-    /// Forgets the Service of this `namespace/name`.
+    /// Removes the Service of this `namespace/name`.
     pub fn delete(&mut self, key: &str) {
         let Some((namespace, name)) = key.split_once('/') else { return };
         if let Some(inside) = self.selectors.get_mut(namespace) {
@@ -161,7 +158,7 @@ impl Services {
         }
     }
 
-    /// `namespace/name` of all that select something.
+    /// `namespace/name` of all Services with a selector.
     pub fn keys(&self) -> BTreeSet<String> {
         let inside = |(namespace, names): (&String, &BTreeMap<String, Labels>)| {
             names.keys().map(|name| format!("{namespace}/{name}")).collect::<Vec<_>>()

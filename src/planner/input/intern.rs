@@ -1,4 +1,4 @@
-//! From Kubernetes pods to interned classes: strings are read here, once, and never again.
+//! Kubernetes pods to interned classes. Strings are parsed here once and nowhere else.
 
 use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use crate::planner::input::default_spread::{CONTROLLER, DefaultSpread, spreading
 use crate::planner::input::pod::{Daemon, Labels, PodEntry};
 use crate::planner::input::terms::{TermError, node_term, selector};
 
-/// A pod that can't be planned for.
+/// A pod that is excluded from planning.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{pod}: {problem}")]
 pub struct PodError {
@@ -53,20 +53,19 @@ pub struct Interner {
 }
 
 impl Interner {
-    /// An interner that knows nothing yet.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// One that gives pods without constraints of their own these.
+    /// With default topology spread for pods without constraints of their own.
     pub fn with_default_spread(default_spread: DefaultSpread) -> Self {
         Self { default_spread, ..Self::default() }
     }
 
-    /// Reads a pod.
+    /// Parses a pod.
     ///
     /// # Errors
-    /// The pod has no name or spec, or a quantity, operator or field that can't be understood.
+    /// The pod has no name or spec, or an invalid quantity, operator or field.
     pub fn intern(&mut self, pod: &Pod) -> Result<PodEntry, PodError> {
         let namespace = pod.metadata.namespace.as_deref().unwrap_or("default");
         let name = pod.metadata.name.as_deref().unwrap_or_default();
@@ -79,7 +78,7 @@ impl Interner {
         let controller = spreading_controller(pod).filter(|_| !self.default_spread.is_empty());
         let mut read = self.class(namespace, pod.metadata.labels.as_ref(), spec, &[], controller, pod.status.as_ref());
         if read.is_err() && spec.node_name.is_some() {
-            // It runs, whatever its rules: what it takes must not count as free.
+            // The pod runs, whatever its rules: its requests must not count as free.
             let bare = PodSpec { affinity: None, topology_spread_constraints: None, ..spec.clone() };
             read = self.class(namespace, pod.metadata.labels.as_ref(), &bare, &[], controller, pod.status.as_ref());
         }
@@ -102,7 +101,7 @@ impl Interner {
         })
     }
 
-    /// Reads a DaemonSet as the pod it puts on each node, with the tolerations its controller adds.
+    /// Parses a DaemonSet as the pod that it runs on each node, with the tolerations that its controller adds.
     ///
     /// # Errors
     /// As [`Interner::intern`].
@@ -229,7 +228,7 @@ const DAEMON_TOLERATIONS: [(&str, &str); 7] = [
     ("node.kubernetes.io/network-unavailable", "NoSchedule"),
 ];
 
-/// Whether a toleration is the pod's own. Which node it was admitted to makes no pod ask for something else than its siblings.
+/// Whether a toleration is the pod's own. The toleration of a node's guard taint must not split pods of one workload into classes.
 fn own(api: &ApiToleration) -> bool {
     api.key.as_deref() != Some(crate::model::labels::GUARD_TAINT)
 }
@@ -272,7 +271,7 @@ fn node_terms(spec: &PodSpec, class: &mut PodClass) -> Result<(), TermError> {
     let required = affinity.and_then(|a| a.required_during_scheduling_ignored_during_execution.as_ref());
     match required {
         Some(selector) => {
-            // A term that can't be understood admits no node; the others may.
+            // An invalid term matches no node; the other terms still do.
             let mut wrong = None;
             for term in &selector.node_selector_terms {
                 match node_term(term) {
@@ -301,8 +300,8 @@ fn node_terms(spec: &PodSpec, class: &mut PodClass) -> Result<(), TermError> {
     Ok(())
 }
 
-/// Narrows a selector by the pod's own values of `keys` (`matchLabelKeys`), or away from them (`mismatchLabelKeys`).
-/// A key the pod doesn't have is ignored, as the API server ignores it.
+/// Narrows a selector to the pod's own values of `keys` (`matchLabelKeys`), or excludes them (`mismatchLabelKeys`).
+/// A key that the pod lacks is ignored, as by the API server.
 fn narrow(selector: &mut Selector, keys: Option<&Vec<String>>, labels: &Labels, matching: bool) {
     for key in keys.into_iter().flatten() {
         let Some(value) = labels.get(key) else { continue };

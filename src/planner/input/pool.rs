@@ -57,7 +57,7 @@ pub enum PoolProblem {
     /// An operator or its values.
     #[error("spec.template.spec.requirements: {0}")]
     Requirement(RequirementError),
-    /// Requirements on one key that no value satisfies.
+    /// No value satisfies all requirements on a key.
     #[error(
         "spec.template.spec.requirements: the requirements on {0} contradict each other, no value satisfies all of them"
     )]
@@ -76,11 +76,11 @@ pub enum PoolProblem {
 }
 
 impl Pool {
-    /// Reads a NodePool. `usage` is the capacity of its nodes and `node_count` their number, launches in flight included
-    /// and deleting nodes not.
+    /// Parses a NodePool. `usage` is the capacity of its nodes and `node_count` their number, launching nodes included, nodes being deleted
+    /// not.
     ///
     /// # Errors
-    /// A requirement or limit that can't be understood, requirements that contradict each other, a restricted label.
+    /// An invalid requirement or limit, requirements that contradict each other, a restricted label.
     pub fn new(
         node_pool: &NodePool,
         catalog: Arc<Catalog>,

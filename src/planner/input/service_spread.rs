@@ -9,8 +9,8 @@ use crate::planner::input::default_spread::CONTROLLER;
 use crate::planner::input::pod::Labels;
 use crate::planner::input::problem::Problem;
 
-/// The problem with default constraints on the pods that declare none, have no controller of a kind that spreads, and are
-/// selected by a Service; `None` where there is no such pod. The constraint counts whatever the Services select.
+/// The problem with default constraints on the pods that declare none, have no controller that spreads them, and are selected by a
+/// Service; `None` where there is no such pod. The constraint counts every pod that the Services select.
 pub(crate) fn with_services(problem: &Problem) -> Option<Problem> {
     let services = &problem.services;
     if services.is_empty() {

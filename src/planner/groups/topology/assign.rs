@@ -1,4 +1,4 @@
-//! Dividing groups over the domains of a key, those first that have least choice.
+//! Assigns groups to topology domains greedily, most constrained groups first, one pod at a time to the domain of least cost.
 
 use crate::planner::columns::bitset::Bits;
 use crate::planner::columns::sets::ColumnSets;
@@ -10,7 +10,7 @@ use crate::planner::groups::topology::domains::{Assignment, with};
 use crate::planner::groups::topology::rules::{Counter, Rules, SpreadRule};
 
 impl Topology {
-    /// Divides every group over the domains its rules concern.
+    /// Assigns every group to domains of the keys that its rules refer to.
     pub fn assign(
         &mut self,
         column_sets: &mut ColumnSets<'_>,
@@ -69,7 +69,7 @@ impl Topology {
             if progress {
                 continue;
             }
-            // Nothing to follow: the first group that its own terms select starts a domain for all that will follow it.
+            // No group can follow another one: the first group that its own affinity terms select starts a domain for its followers.
             let start = waiting.iter().position(|w| w.concerned.iter().all(|(_, rules)| self.may_start(rules)));
             let Some(at) = start else {
                 for w in waiting {
@@ -109,7 +109,7 @@ impl Topology {
             .all(|(c, own, _)| self.counters.get(*c).is_some_and(|counter| *own || counter.anywhere()))
     }
 
-    /// How a part could be placed in each domain of a key.
+    /// Feasibility and price of each domain of a key for a part of a group.
     fn possible(
         &self,
         column_sets: &mut ColumnSets<'_>,
@@ -158,7 +158,7 @@ impl Topology {
                         && node.state.admits(&group.class)
                 });
                 if exists && group.levels.len() == 1 {
-                    // No preference between nodes: one that is there is as good as one to buy.
+                    // Without preferences an existing node ranks like a new node.
                     level = 0;
                 }
                 Possible { new, exists, level, price }
@@ -218,7 +218,7 @@ impl Topology {
                         && self.allowed(key, rules, *d)
                 })
                 .min_by_key(|d| {
-                    // Pods that must stay together go where there is room for all of them.
+                    // Pods with required affinity prefer a domain with room for all of them.
                     let together = rules.affinity.iter().any(|(_, _, hard)| *hard);
                     let left_over = (part.count - placed).saturating_sub(self.room_in(part.group, &part.pins, key, *d));
                     (if together { left_over } else { 0 }, self.cost_of(key, rules, *d, &possible[*d], followers))
@@ -232,7 +232,7 @@ impl Topology {
             {
                 *room -= 1;
             }
-            // Nodes without the label are in no domain: nothing is counted there.
+            // Nodes without the label are in no domain: no pods are counted there.
             if self.keys[key].absent != Some(domain) {
                 for counter in &rules.raises {
                     self.counters[*counter].planned[domain] += 1;
@@ -248,7 +248,7 @@ impl Topology {
             out.push(Assignment { group: part.group, pins, count, refused: None });
         }
         if placed < part.count && !rules.must_hold(&self.counters) {
-            // What is only liked keeps no pod out.
+            // Preferences never leave a pod unplaced.
             out.push(Assignment { count: part.count - placed, ..part.clone() });
         } else if placed < part.count {
             let refused = Some(self.refusal(key, rules, possible));
@@ -281,9 +281,8 @@ impl Topology {
         count(domain) + rule.own - least
     }
 
-    /// Order of the allowed domains: what must stay level, then what is liked, in the order in which Karpenter gives
-    /// preferences up, last first (soft spread, node affinity, anti-affinity, affinity: core reference 3.6), then what is
-    /// free and what evens out.
+    /// Lexicographic cost of an allowed domain: level counts of hard spread, then preferences in the reverse of the order in which Karpenter
+    /// relaxes them (soft spread, node affinity, anti-affinity, affinity: Karpenter core reference 3.6), then existing nodes, price and load.
     fn cost_of(
         &self,
         key: usize,
@@ -301,7 +300,7 @@ impl Topology {
         for s in &rules.spread {
             let count = s.base[domain] + self.counters[s.counter].planned[domain];
             if s.hard {
-                // Who keeps to others' counts doesn't change them: wherever those allow it is as good.
+                // A pod that its own spread selector does not select leaves the counts unchanged: any domain within maxSkew is equal.
                 level += if s.own > 0 { count } else { 0 };
             } else {
                 soft += count;
@@ -311,7 +310,7 @@ impl Topology {
         }
         let others =
             rules.raises.iter().map(|c| &self.counters[*c]).filter(|c| c.spread).map(|c| c.spread_total(domain)).sum();
-        let disliked: i64 =
+        let avoided: i64 =
             rules.anti.iter().filter(|(_, _, hard)| !hard).map(|(c, _, _)| self.counters[*c].total(domain)).sum();
         let missed = rules.affinity.iter().filter(|(c, _, hard)| !hard && self.counters[*c].total(domain) == 0).count();
         [
@@ -320,7 +319,7 @@ impl Topology {
             others,
             skewed,
             wide(possible.level),
-            disliked,
+            avoided,
             wide(missed),
             soft,
             i64::from(!possible.exists),
@@ -356,21 +355,21 @@ impl Topology {
     }
 }
 
-/// A group that waits for its domains.
+/// A group without an assignment yet.
 struct Waiting {
     group: usize,
     concerned: Vec<(usize, Rules)>,
     possible: Vec<Vec<Possible>>,
 }
 
-/// Whether a domain could take a pod.
+/// Feasibility of a domain for a pod.
 #[derive(Clone, Debug)]
 struct Possible {
     new: bool,
     exists: bool,
     /// First preference level with a column there.
     level: usize,
-    /// About what a pod costs there.
+    /// Estimated price of a pod there.
     price: i64,
 }
 
@@ -395,7 +394,7 @@ fn reservable(column_sets: &mut ColumnSets<'_>, group: &Group) -> Bits {
     bits
 }
 
-/// A price to about three percent, so that small differences between zones don't draw everything into one.
+/// A price rounded down by at most about three percent, so that small price differences do not concentrate all pods in one zone.
 fn coarse(price: i64) -> i64 {
     let shift = 58_u32.saturating_sub(price.leading_zeros());
     (price >> shift) << shift

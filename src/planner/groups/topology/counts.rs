@@ -23,16 +23,16 @@ pub(crate) struct Topology {
     /// Pods of selector `s` raise these counters.
     by_selector: HashMap<u32, Vec<usize>>,
     pub load: Vec<Vec<i64>>,
-    /// Rules of the groups that were divided, by key.
+    /// Group, key and rules of the divided groups.
     pub settled: Vec<(usize, usize, Rules)>,
-    /// Domains that will have a node, though no pod of some group that counts them can go there.
+    /// Domains that get a node from other pods, though no pod of some group that counts them fits there.
     pub occupied_domains: Domains,
     pub room: Room,
 }
 
 impl Topology {
-    /// Collects keys, domains and what runs already. `occupied_domains` are domains that another plan found to get nodes, `room` is
-    /// what it found them to have room for.
+    /// Collects keys, domains and counts of running pods. A previous iteration found `occupied_domains` to get nodes, and `room` for
+    /// pods in domains.
     pub fn new(
         column_sets: &ColumnSets<'_>,
         selectors: &mut Selectors<'_>,
@@ -241,7 +241,7 @@ impl Topology {
         rules
     }
 
-    /// Which running pods a spread constraint counts, and which domains exist for it.
+    /// Running pods that a spread constraint counts, and its eligible domains.
     fn spread_domains(
         &self,
         column_sets: &mut ColumnSets<'_>,
@@ -272,7 +272,7 @@ impl Topology {
             }
             base
         };
-        // A domain where no node could be had for a pod of the group counts only once there is a node.
+        // A domain without a column for the group is eligible only once it has a node.
         let mut eligible: Vec<bool> = Vec::with_capacity(values.len());
         for (domain, columns) in self.keys[key].columns.iter().enumerate() {
             let here = column_sets.column_set(group.domains.intersection(columns));
@@ -297,7 +297,7 @@ impl Topology {
         (base, eligible, counted)
     }
 
-    /// How many more pods of a group, pinned so far, a domain has room for; no end where nothing else is known.
+    /// Remaining room of a domain for pods of a group with these pins; unlimited where nothing is known.
     pub(crate) fn room_in(&self, group: usize, pins: &[(usize, usize)], key: usize, domain: usize) -> usize {
         if self.room.is_empty() {
             return usize::MAX;

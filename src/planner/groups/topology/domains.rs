@@ -6,14 +6,14 @@ use std::sync::Arc;
 use crate::planner::columns::bitset::Bits;
 use crate::planner::groups::group::Group;
 
-/// A group's pods that share their domains.
+/// Pods of a group that are assigned to the same domains.
 #[derive(Clone, Debug)]
 pub(crate) struct Assignment {
     pub group: usize,
-    /// Key and value index of each domain it is pinned to.
+    /// Key and domain index of each pin.
     pub pins: Vec<(usize, usize)>,
     pub count: usize,
-    /// Why these pods can go nowhere.
+    /// Why these pods cannot be placed.
     pub refused: Option<String>,
 }
 
@@ -26,8 +26,8 @@ pub(crate) struct Key {
     pub columns: Vec<Bits>,
     /// Index of each node's value.
     pub of_node: Vec<Option<usize>>,
-    /// What stands for all columns and nodes that have no such label, where there are any: the last of `values`. It is no
-    /// domain: nothing is counted there, no spread and no affinity that must hold admits it, anti-affinity does.
+    /// Pseudo-domain of the columns and nodes without the label, where there are any: the last of `values`. No pods are counted there;
+    /// hard spread and required affinity exclude it, anti-affinity permits it.
     pub absent: Option<usize>,
 }
 
@@ -38,8 +38,8 @@ impl Assignment {
     }
 }
 
-/// How many pods of a group a domain has room for, where that is known: by the group, and the key and the domain with those
-/// of the keys before it.
+/// The number of pods of a group that a domain has room for, where a previous iteration found it: by group, and by key and domain with the
+/// pins of the previous keys.
 pub(crate) type Room = BTreeMap<(usize, Vec<(usize, usize)>), usize>;
 
 /// Values of topology keys.

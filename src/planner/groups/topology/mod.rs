@@ -1,9 +1,8 @@
-//! Topology on counts per domain, before any node is filled: every group that a rule on a zone (or any other key but the
-//! host name) concerns is divided over that key's domains. What leaves here is pinned to its domains and needs no
-//! further topology check but the host's.
+//! The topology stage works on counts per domain, before any node is filled: every group with a rule on a key other than the host name
+//! is divided over the domains of that key. The resulting assignments are pinned to their domains; later stages check rules per host only.
 //!
-//! kube-scheduler binds the pods in any order, so the division is one that every order reaches, as far as the rules leave a
-//! choice: counts of a spread selector are kept level over all pods it selects, whether they carry the constraint or not.
+//! kube-scheduler binds pods in any order. Invariant: as far as the rules permit, every order reaches the division, because the counts of a
+//! spread selector stay level over all pods that it selects, with or without the constraint.
 
 pub mod assign;
 pub mod counts;

@@ -1,4 +1,4 @@
-//! What holds of the counts once nodes are bought: domains that came to count, and pods that others left too many.
+//! Checks of the counts after purchases: domains that became eligible, and pods that exceed the skew because others were not placed.
 
 use std::sync::Arc;
 
@@ -7,8 +7,8 @@ use crate::planner::groups::topology::counts::Topology;
 use crate::planner::groups::topology::domains::Domains;
 
 impl Topology {
-    /// Domains that bought nodes make count against a spread that was planned without them: a zone, say, that no GPU type
-    /// is offered in gets a node of another pod, and kube-scheduler's minimum over zones becomes zero.
+    /// Domains that purchased nodes make eligible although a spread was planned without them: for example, a zone without GPU types gets a
+    /// node for another pod, and kube-scheduler's minimum over zones becomes zero.
     pub fn overlooked(&self, bought: &Bits) -> Domains {
         let mut out = Domains::new();
         for (_, key, rules) in &self.settled {
@@ -34,7 +34,7 @@ impl Topology {
         self.counters.iter().map(|counter| counter.planned.clone()).collect()
     }
 
-    /// Takes pods of a group out of the counts of one key's domain.
+    /// Subtracts pods of a group from the counts of a domain.
     pub fn unplan(&self, planned: &mut [Vec<i64>], group: usize, key: usize, domain: usize, count: usize) {
         for (_, _, rules) in self.settled.iter().filter(|(g, k, _)| *g == group && *k == key) {
             for counter in &rules.raises {
@@ -43,8 +43,8 @@ impl Topology {
         }
     }
 
-    /// The first group that has more pods in a domain than its rules allow once others went unplaced: group, key, domain
-    /// and how many are too many. `placed` tells the group's pods in a domain.
+    /// The first group with more pods in a domain than its rules allow after other pods were left unplaced: group, key, domain and excess.
+    /// `placed` returns the group's pods in a domain.
     pub fn overflow(
         &self,
         planned: &[Vec<i64>],

@@ -9,16 +9,16 @@ use crate::planner::columns::bitset::Bits;
 /// Counts of the pods that a selector selects, by domain of a key.
 pub(crate) struct Counter {
     pub running: Vec<i64>,
-    /// Those of the running ones that a spread constraint counts: kube-scheduler passes over what is being deleted.
+    /// Running pods that a spread constraint counts: kube-scheduler ignores pods being deleted.
     pub staying: Vec<i64>,
     pub planned: Vec<i64>,
-    /// Pods that run or are planned in the domain and refuse, by required anti-affinity, what the selector selects.
+    /// Pods, running or planned in the domain, whose required anti-affinity excludes the selected pods.
     pub refusers: Vec<i64>,
     /// Pods of `staying`, by node.
     pub at: Vec<(usize, i64)>,
-    /// Some rule that must hold uses it.
+    /// A required rule uses it.
     pub hard: bool,
-    /// Some spread constraint that must hold uses it.
+    /// A hard spread constraint uses it.
     pub spread: bool,
 }
 
@@ -27,7 +27,7 @@ impl Counter {
         self.running[domain] + self.planned[domain]
     }
 
-    /// As a spread constraint counts.
+    /// Count for a spread constraint.
     pub fn spread_total(&self, domain: usize) -> i64 {
         self.staying[domain] + self.planned[domain]
     }
@@ -43,11 +43,11 @@ pub(crate) struct SpreadRule {
     pub max_skew: i64,
     pub min_domains: usize,
     pub hard: bool,
-    /// Running pods that count, by domain.
+    /// Running pods that the constraint counts, by domain.
     pub base: Vec<i64>,
-    /// Domains that count for the minimum.
+    /// Domains that the global minimum includes.
     pub eligible: Vec<bool>,
-    /// Columns whose nodes would make their domain count, whether the pod fits there or not.
+    /// Columns whose nodes make their domain eligible, whether or not the pod fits there.
     pub counted: Bits,
 }
 
@@ -55,7 +55,7 @@ pub(crate) struct SpreadRule {
 #[derive(Default)]
 pub(crate) struct Rules {
     pub spread: Vec<SpreadRule>,
-    /// Counter, whether the pod itself is selected, required.
+    /// Counter, whether it selects the pod itself, whether the rule is required.
     pub anti: Vec<(usize, bool, bool)>,
     pub affinity: Vec<(usize, bool, bool)>,
     pub raises: Vec<usize>,
@@ -69,7 +69,7 @@ impl Rules {
             || self.raises.iter().any(|c| counters[*c].hard)
     }
 
-    /// Whether some of it must hold, for the group itself or for those that count it.
+    /// Whether a required rule is affected: a rule of the group, or a rule of pods that count the group.
     pub fn must_hold(&self, counters: &[Counter]) -> bool {
         self.spread.iter().any(|s| s.hard)
             || self.anti.iter().chain(&self.affinity).any(|(_, _, hard)| *hard)

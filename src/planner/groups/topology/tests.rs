@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::planner::columns::bitset::Bits;
 use crate::planner::columns::sets::ColumnSets;
 use crate::planner::columns::table::ColumnCache;
-use crate::planner::groups::existing::existing;
+use crate::planner::groups::existing::existing_nodes;
 use crate::planner::groups::group::{group, register};
 use crate::planner::groups::topology::counts::Topology;
 use crate::planner::groups::topology::domains::{Assignment, Domains, Room};
@@ -19,7 +19,7 @@ fn assigned(world: &World, occupied: Domains, room: Room) -> (Topology, Vec<Assi
     let mut column_sets = ColumnSets::new(&world.problem, &ColumnCache::default());
     let (mut selectors, counters) = register(&world.problem);
     let groups = group(&mut column_sets, &mut selectors, &counters);
-    let (nodes, _) = existing(&column_sets, &mut selectors, &counters, &groups);
+    let (nodes, _) = existing_nodes(&column_sets, &mut selectors, &counters, &groups);
     let mut topology = Topology::new(&column_sets, &mut selectors, &groups, occupied, room);
     let parts = topology.assign(&mut column_sets, &mut selectors, &groups, &nodes);
     (topology, parts, column_sets.columns.len())

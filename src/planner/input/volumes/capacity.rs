@@ -11,17 +11,17 @@ use crate::model::units::Bytes;
 use crate::planner::input::pod::Labels;
 use crate::planner::input::terms::selector;
 
-/// What a claim asks of the volume that serves it.
+/// What a claim requires of a volume.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Wanted {
     bytes: Bytes,
     modes: BTreeSet<Arc<str>>,
     block: bool,
-    /// `None` can't be understood, and selects nothing.
+    /// `None` for a selector that cannot be parsed: it selects nothing.
     selector: Option<Selector>,
 }
 
-/// What a free volume has for a claim.
+/// What a free volume offers to a claim.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Capacity {
     pub(crate) bytes: Bytes,
@@ -31,7 +31,7 @@ pub struct Capacity {
 }
 
 impl Wanted {
-    /// Reads a claim.
+    /// Parses a claim.
     pub fn new(spec: &PersistentVolumeClaimSpec) -> Self {
         let requests = spec.resources.as_ref().and_then(|resources| resources.requests.as_ref());
         Self {
@@ -56,7 +56,7 @@ impl Wanted {
 }
 
 impl Capacity {
-    /// Reads a volume with these labels.
+    /// Parses a volume with these labels.
     pub fn new(spec: &PersistentVolumeSpec, labels: Option<&Labels>) -> Self {
         let storage = spec.capacity.as_ref().and_then(|map| map.get("storage"));
         Self {

@@ -7,7 +7,7 @@ use crate::model::pod_class::NodeTerm;
 /// Maximum alternatives in a conjunction.
 const MAX_TERMS: usize = 64;
 
-/// Alternatives that satisfy both lists of alternatives; no alternatives at all ask nothing. Contradictions are dropped.
+/// Terms that satisfy both lists of ORed terms; an empty list accepts every node. Contradictions are dropped.
 pub(crate) fn both(left: &[NodeTerm], right: &[NodeTerm]) -> Vec<NodeTerm> {
     if left.is_empty() || right.is_empty() {
         return if left.is_empty() { right.to_vec() } else { left.to_vec() };

@@ -1,4 +1,4 @@
-//! `ReadWriteOncePod`: a claim that one pod uses at a time. kube-scheduler puts a pod nowhere while another one has it.
+//! `ReadWriteOncePod`: a claim that one pod uses at a time. kube-scheduler binds no other pod while a pod uses it.
 
 use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
@@ -8,8 +8,8 @@ use crate::planner::input::pod::PodEntry;
 use crate::planner::input::problem::Problem;
 use crate::planner::input::volumes::needs::{Assigned, VolumeProblem};
 
-/// The pods that have to wait for another one to let go of a claim, by index. Of those that wait for one claim the first by
-/// priority, age and key has it.
+/// The pods, by index, that must wait until another pod releases a claim. Among pods that wait for the same claim, the first by
+/// priority, age and key gets it.
 pub(crate) fn shut_out(problem: &Problem, assigned: &Assigned) -> HashMap<usize, VolumeProblem> {
     let volumes = &problem.volumes;
     let single = |claim: &Arc<str>| volumes.claims.get(claim.as_ref()).is_some_and(|claim| claim.single_pod);

@@ -1,5 +1,4 @@
-//! Volumes that nothing makes: which of the free ones serve a claim, as the volume controller and kube-scheduler match them,
-//! and one volume for each claim where several pods wait for some.
+//! Statically provisioned volumes: assigns free volumes of single nodes to the claims of several pods that wait for them.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -14,9 +13,9 @@ use crate::planner::input::volumes::conjunction::both;
 use crate::planner::input::volumes::needs::Assigned;
 use crate::planner::input::volumes::objects::Volume;
 
-/// Gives each claim that waits for a free volume of a node one of its own, where several pods have such claims. Pods in the order
-/// of their keys take, for each claim, the smallest volume that serves it on a node that takes the pod, those of one pod in one
-/// place. Volumes that are for more than a node stay open to all: which of them serve whom is settled with the zones.
+/// Assigns a volume of its own to each claim that waits for a free volume of a node, where several pods have such claims. Greedy: in
+/// the order of their keys, pods take for each claim the smallest volume that serves it on a node that admits the pod; all volumes of
+/// a pod are reachable from one node. Volumes that several nodes can use are not assigned: the topology stage decides about them.
 pub(crate) fn assign(problem: &Problem) -> Assigned {
     let volumes = &problem.volumes;
     let waiting = |pod: &PodEntry| -> Vec<(Arc<str>, Arc<str>)> {
@@ -44,7 +43,7 @@ pub(crate) fn assign(problem: &Problem) -> Assigned {
             let serving = volumes.serving(&volumes.claims[claim.as_ref()], class);
             let mut left: Vec<(&str, &Volume)> = serving.map(|(name, volume)| (name.as_str(), volume)).collect();
             left.retain(|(_, volume)| within_reach(&hosts, pod, volume));
-            // A pod that no node takes has no say in it.
+            // A pod that no node admits does not change what is left for others.
             let reached = !left.is_empty();
             left.retain(|(name, _)| !taken.contains(name));
             if reached && left.is_empty() {
@@ -53,8 +52,8 @@ pub(crate) fn assign(problem: &Problem) -> Assigned {
             left.sort_by_key(|(name, volume)| (volume.free.as_ref().map(|free| free.bytes), *name));
             choices.push(left);
         }
-        // The first claim's volume says where the others are to be.
-        let together = choices.first().into_iter().flatten().find_map(|first| beside(*first, &choices));
+        // The volume of the first claim determines where the others must be.
+        let together = choices.first().into_iter().flatten().find_map(|first| colocated(*first, &choices));
         for ((claim, _), volume) in open.into_iter().zip(together.into_iter().flatten()) {
             taken.insert(volume);
             out.insert(claim, Some(Arc::from(volume)));
@@ -63,8 +62,8 @@ pub(crate) fn assign(problem: &Problem) -> Assigned {
     out
 }
 
-/// A volume of each list, no two of them the same, that can be where `first` is.
-fn beside<'v>(first: (&'v str, &Volume), choices: &[Vec<(&'v str, &Volume)>]) -> Option<Vec<&'v str>> {
+/// A distinct volume of each list, all of them usable from one node with `first`.
+fn colocated<'v>(first: (&'v str, &Volume), choices: &[Vec<(&'v str, &Volume)>]) -> Option<Vec<&'v str>> {
     let (mut names, mut terms) = (vec![first.0], first.1.terms.clone());
     for list in &choices[1..] {
         let (name, joined) = list.iter().filter(|(name, _)| !names.contains(name)).find_map(|(name, volume)| {
@@ -91,17 +90,17 @@ fn hosts(problem: &Problem) -> Hosts<'_> {
     out
 }
 
-/// The hosts that a term names.
+/// The host names in a term.
 fn hosts_of(term: &NodeTerm) -> Option<impl Iterator<Item = &Arc<str>>> {
     term.labels.get(labels::HOSTNAME).or(term.name.as_ref()).and_then(ValueSet::finite)
 }
 
-/// Whether a volume is only for nodes that its terms name.
+/// Whether the terms of a volume restrict it to named nodes.
 fn is_of_nodes(volume: &Volume) -> bool {
     !volume.terms.is_empty() && volume.terms.iter().all(|term| hosts_of(term).is_some())
 }
 
-/// Whether a node that a volume is of has room for a pod.
+/// Whether a node of the volume has room for the pod.
 fn within_reach(hosts: &Hosts<'_>, pod: &PodEntry, volume: &Volume) -> bool {
     let takes = |node: &NodeState| {
         let mut room = node.allocatable.clone();

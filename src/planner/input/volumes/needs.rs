@@ -7,76 +7,54 @@ use crate::model::pod_class::NodeTerm;
 use crate::planner::input::volumes::conjunction::both;
 use crate::planner::input::volumes::objects::{Claim, Volume, Volumes};
 
-/// The volume that each claim is to have; `None` where none is left for it. Claims that no other pod competes with are not
-/// in it: they may have any that serves them.
+/// The volume assigned to each claim; `None` where no volume is left for it. A claim without an entry has no competition: any volume
+/// that serves it is fine.
 pub(crate) type Assigned = HashMap<Arc<str>, Option<Arc<str>>>;
 
-/// Why a pod has to wait for its volumes: no node would help it.
+/// Why a pod must wait for its volumes: no node can help.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum VolumeProblem {
-    /// No such claim.
     #[error("PersistentVolumeClaim {0} does not exist")]
     NoClaim(Arc<str>),
-    /// The claim is being deleted.
     #[error("PersistentVolumeClaim {0} is being deleted")]
     Deleting(Arc<str>),
-    /// The claim lost its volume.
     #[error("PersistentVolumeClaim {0} has lost its volume")]
     Lost(Arc<str>),
-    /// The claim is bound to a volume that is not there.
     #[error("PersistentVolumeClaim {claim} is bound to PersistentVolume {volume}, which does not exist")]
-    NoVolume {
-        /// Claim.
-        claim: Arc<str>,
-        /// Volume.
-        volume: Arc<str>,
-    },
-    /// Neither bound nor of a class that could make a volume.
+    NoVolume { claim: Arc<str>, volume: Arc<str> },
+    /// Neither bound nor of a class that provisions volumes.
     #[error("PersistentVolumeClaim {0} is not bound and has no StorageClass")]
     Classless(Arc<str>),
-    /// The class is not there.
     #[error("PersistentVolumeClaim {claim} is of StorageClass {class}, which does not exist")]
-    NoClass {
-        /// Claim.
-        claim: Arc<str>,
-        /// Storage class.
-        class: Arc<str>,
-    },
-    /// Bound by the volume controller, whatever pods do.
+    NoClass { claim: Arc<str>, class: Arc<str> },
+    /// Bound by the volume controller without a pod (`Immediate` binding).
     #[error("PersistentVolumeClaim {0} is not bound yet, and its StorageClass does not wait for a pod to bind it")]
     Unbound(Arc<str>),
-    /// Nothing makes volumes of the class, and none is free.
+    /// The class has no provisioner, and no volume is free.
     #[error(
         "no PersistentVolume of StorageClass {class} is free for PersistentVolumeClaim {claim}, and nothing makes one"
     )]
-    NoneFree {
-        /// Claim.
-        claim: Arc<str>,
-        /// Storage class.
-        class: Arc<str>,
-    },
-    /// Another pod uses a claim that one pod may use.
+    NoneFree { claim: Arc<str>, class: Arc<str> },
+    /// A running pod uses the `ReadWriteOncePod` claim.
     #[error("its PersistentVolumeClaim {claim} is ReadWriteOncePod and in use by pod {pod}")]
     InUse {
-        /// Claim.
         claim: Arc<str>,
-        /// `namespace/name` of the pod that has it.
+        /// `namespace/name` of that pod.
         pod: Arc<str>,
     },
-    /// Another pod is planned to use a claim that one pod may use.
+    /// Another pod of the plan gets the `ReadWriteOncePod` claim.
     #[error("its PersistentVolumeClaim {claim} is ReadWriteOncePod, and pod {pod} comes first")]
     Taken {
-        /// Claim.
         claim: Arc<str>,
-        /// `namespace/name` of the pod that comes first.
+        /// `namespace/name` of that pod.
         pod: Arc<str>,
     },
-    /// Volumes that can't be on one node.
+    /// No node can use all volumes of the pod.
     #[error("no node can have all its volumes: {0} and the others are in different places")]
     Apart(Arc<str>),
 }
 
-/// What a pod's volumes ask of its node.
+/// What a pod's volumes require of its node.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Needs {
     pub terms: Vec<NodeTerm>,
@@ -105,7 +83,7 @@ impl Volumes {
         }
     }
 
-    /// The driver that attaches a claim's volume, where that is known.
+    /// The driver that attaches the volume of a claim, where it is known.
     pub(crate) fn driver_of(&self, claim: &str) -> Option<Arc<str>> {
         let claim = self.claims.get(claim)?;
         match claim.volume.as_ref().and_then(|name| self.volumes.get(name.as_ref())) {
@@ -114,7 +92,7 @@ impl Volumes {
         }
     }
 
-    /// Where one claim lets its pod run, and what attaches it.
+    /// The node terms of a claim, and the driver that attaches its volume.
     fn place(&self, key: &Arc<str>, assigned: &Assigned) -> Result<(Vec<NodeTerm>, Option<Arc<str>>), VolumeProblem> {
         let claim = self.claims.get(key.as_ref()).ok_or_else(|| VolumeProblem::NoClaim(Arc::clone(key)))?;
         if claim.deleting {

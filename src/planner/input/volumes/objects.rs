@@ -13,30 +13,30 @@ use crate::planner::input::terms::{TermError, node_term};
 use crate::planner::input::volumes::capacity::{Capacity, Wanted};
 use crate::planner::input::volumes::conjunction::both;
 
-/// The driver that serves what the in-tree EBS plugin made.
+/// The driver of volumes that the in-tree EBS plugin provisioned.
 const EBS: &str = "ebs.csi.aws.com";
 
 /// A `PersistentVolumeClaim`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Claim {
-    /// Volume it names.
+    /// `spec.volumeName`.
     pub volume: Option<Arc<str>>,
-    /// The volume controller has finished binding it.
+    /// The volume controller completed the binding.
     pub bound: bool,
-    /// Its volume is gone.
+    /// Its volume no longer exists.
     pub lost: bool,
     /// Being deleted.
     pub deleting: bool,
-    /// Storage class; `None` is the cluster's default one, an empty name none at all.
+    /// `None` is the cluster's default class, an empty name is no class.
     pub storage_class: Option<Arc<str>>,
     /// `ReadWriteOncePod`: one pod uses it at a time, wherever it runs.
     pub single_pod: bool,
-    /// What a volume must have to serve it.
+    /// What a volume must offer to serve the claim.
     pub wanted: Wanted,
 }
 
 impl Claim {
-    /// Reads a claim.
+    /// Parses a claim.
     pub fn new(api: &PersistentVolumeClaim) -> Self {
         let spec = api.spec.as_ref();
         let annotated = |key: &str| api.metadata.annotations.as_ref().is_some_and(|map| map.contains_key(key));
@@ -59,22 +59,20 @@ impl Claim {
 /// A `PersistentVolume`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Volume {
-    /// Nodes it can be used on, ORed; empty is every node.
+    /// Nodes that can use it, ORed; empty is every node.
     pub terms: Vec<NodeTerm>,
     /// CSI driver that attaches it.
     pub driver: Option<Arc<str>>,
-    /// Storage class.
     pub storage_class: Arc<str>,
-    /// What it has for a claim, where no claim has it yet.
+    /// What it offers, while no claim is bound to it.
     pub free: Option<Arc<Capacity>>,
 }
 
 impl Volume {
-    /// Reads a volume. Zone labels of volumes that were made without node affinity count as well, as kube-scheduler's
-    /// `VolumeZone` counts them.
+    /// Parses a volume. Zone labels of volumes without node affinity count as terms, as in kube-scheduler's `VolumeZone` plugin.
     ///
     /// # Errors
-    /// An operator of the node affinity is not understood.
+    /// The node affinity has an unknown operator or field.
     pub fn new(api: &PersistentVolume) -> Result<Self, TermError> {
         let spec = api.spec.as_ref();
         let required =
@@ -84,7 +82,7 @@ impl Volume {
         let mut labelled = NodeTerm::default();
         for (key, value) in api.metadata.labels.iter().flatten() {
             if ZONAL.contains(&key.as_str()) {
-                // A regional volume names its zones like so.
+                // A regional volume lists its zones with this separator.
                 labelled.labels.require(key, &ValueSet::any_of(value.split("__")));
             }
         }
@@ -106,7 +104,7 @@ impl Volume {
     }
 }
 
-/// Labels of a volume that say where it is.
+/// Topology labels of volumes.
 const ZONAL: [&str; 4] = [
     "topology.kubernetes.io/zone",
     "topology.kubernetes.io/region",
@@ -117,18 +115,18 @@ const ZONAL: [&str; 4] = [
 /// A `StorageClass`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StorageClass {
-    /// `WaitForFirstConsumer`: the volume is made where the pod goes.
+    /// `WaitForFirstConsumer`: the volume is provisioned where the pod is bound.
     pub waits: bool,
-    /// CSI driver of what it makes; `None` where it makes nothing (`kubernetes.io/no-provisioner`).
+    /// CSI driver of the volumes it provisions; `None` for `kubernetes.io/no-provisioner`.
     pub driver: Option<Arc<str>>,
-    /// `allowedTopologies`, ORed; empty is everywhere.
+    /// `allowedTopologies`, ORed; empty is every node.
     pub terms: Vec<NodeTerm>,
-    /// The cluster's default.
+    /// The default class of the cluster.
     pub default: bool,
 }
 
 impl StorageClass {
-    /// Reads a storage class.
+    /// Parses a storage class.
     pub fn new(api: &ApiStorageClass) -> Self {
         let terms = api.allowed_topologies.iter().flatten().map(|topology| {
             let mut term = NodeTerm::default();
@@ -161,12 +159,12 @@ pub struct Volumes {
     pub volumes: HashMap<String, Volume>,
     /// Storage classes by name.
     pub classes: BTreeMap<String, StorageClass>,
-    /// Volumes that a node can attach, by node and driver; see [`attach_limits`].
+    /// Attachment limits by node and driver; see [`attach_limits`].
     pub limits: HashMap<String, BTreeMap<Arc<str>, i64>>,
 }
 
-/// What a `CSINode` says of each driver of its node. One without a count attaches any number; of a driver that isn't
-/// there yet, the node's instance type says what it will be.
+/// Attachment limits of a node by driver, from its `CSINode`. A driver without a count has no limit; for a driver that is not registered
+/// yet, the limit of the node's instance type applies.
 pub fn attach_limits(api: &CSINode) -> BTreeMap<Arc<str>, i64> {
     let limit = |driver: &CSINodeDriver| {
         let count = driver.allocatable.as_ref().and_then(|allocatable| allocatable.count);

@@ -1,4 +1,4 @@
-//! Claims written into the pods of a problem, before anything is planned.
+//! Translates the claims of a problem's pods into node terms and attachment resources, before planning.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -13,16 +13,16 @@ use crate::planner::input::volumes::exclusive::shut_out;
 use crate::planner::input::volumes::free::assign;
 use crate::planner::input::volumes::needs::{Needs, VolumeProblem};
 
-/// A problem whose pods carry what their volumes ask.
+/// A problem whose pod classes include the constraints of their volumes.
 pub(crate) struct Resolved {
     pub problem: Problem,
-    /// Index of each pod in the problem that was given.
+    /// Index of each pod in the given problem.
     pub pods: Vec<usize>,
     /// Pods, by index in the given problem, that no node can satisfy, and why.
     pub refused: Vec<(usize, VolumeProblem)>,
 }
 
-/// Writes what volumes ask into the pods that have some; `None` where none has.
+/// Resolves the claims of a problem; `None` where no pod has a claim.
 pub(crate) fn resolve(problem: &Problem) -> Option<Resolved> {
     if problem.pods.iter().all(|pod| pod.claims.is_empty()) {
         return None;
@@ -68,13 +68,13 @@ pub(crate) fn resolve(problem: &Problem) -> Option<Resolved> {
             break;
         }
         let node = Arc::make_mut(node);
-        let told = volumes.limits.get(node.name.as_ref());
+        let reported = volumes.limits.get(node.name.as_ref());
         let promised = promised_limits(problem, node);
         // Pods that share a claim share its attachment.
         let attached: BTreeSet<&Arc<str>> = node.pods.iter().flat_map(|pod| pod.claims.iter()).collect();
         let attached: Vec<Option<Arc<str>>> = attached.into_iter().map(|claim| volumes.driver_of(claim)).collect();
         for driver in &drivers {
-            let limit = told.and_then(|limits| limits.get(driver)).or_else(|| promised?.get(driver));
+            let limit = reported.and_then(|limits| limits.get(driver)).or_else(|| promised?.get(driver));
             let limit = limit.copied().unwrap_or(UNLIMITED);
             let used = attached.iter().flatten().filter(|have| *have == driver).count();
             let left = limit.saturating_sub(i64::try_from(used).unwrap_or(i64::MAX));
@@ -86,7 +86,7 @@ pub(crate) fn resolve(problem: &Problem) -> Option<Resolved> {
 
 struct Resolver<'p> {
     problem: &'p Problem,
-    /// Whether anything limits a driver.
+    /// Whether any node or instance type limits a driver.
     limited: HashMap<Arc<str>, bool>,
     classes: HashMap<(*const PodClass, Needs), Arc<PodClass>>,
 }
@@ -116,7 +116,7 @@ impl Resolver<'_> {
     }
 }
 
-/// Limits of a node's instance type, where it is one of a pool's.
+/// Attachment limits of a node's instance type, where a pool offers it.
 fn promised_limits<'p>(problem: &'p Problem, node: &NodeState) -> Option<&'p BTreeMap<Arc<str>, i64>> {
     let (pool, name) = (node.labels.get(labels::NODE_POOL)?, node.labels.get(labels::INSTANCE_TYPE)?);
     let pool = problem.pools.iter().find(|have| *have.name == **pool)?;

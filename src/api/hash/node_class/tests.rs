@@ -1,0 +1,150 @@
+use serde_json::json;
+
+use super::*;
+use crate::api::hash::tests::merge;
+
+fn class(patch: &Value) -> Value {
+    let mut spec = json!({
+        "associatePublicIPAddress": false,
+        "userData": "userdata-test-1",
+        "role": "role-1",
+        "tags": { "keyTag-1": "valueTag-1", "keyTag-2": "valueTag-2" },
+        "blockDeviceMappings": [
+            {
+                "deviceName": "map-device-1",
+                "ebs": {
+                    "deleteOnTermination": false, "encrypted": false, "iops": 0, "kmsKeyID": "fakeKMSKeyID",
+                    "snapshotID": "fakeSnapshot", "throughput": 0, "volumeSize": "2G", "volumeType": "standard",
+                },
+            },
+            { "deviceName": "map-device-2" },
+        ],
+        "detailedMonitoring": false,
+        "metadataOptions": {
+            "httpEndpoint": "disabled", "httpProtocolIPv6": "disabled", "httpPutResponseHopLimit": 1,
+            "httpTokens": "optional",
+        },
+        "context": "fake-context",
+    });
+    merge(&mut spec, patch);
+    spec
+}
+
+/// Vectors of Karpenter's own test of the hash.
+#[test]
+fn node_class_hashes_are_karpenters() {
+    let mut sized = class(&json!({}));
+    sized["blockDeviceMappings"][0]["ebs"]["volumeSize"] = json!("10G");
+    for (name, spec, hash) in [
+        ("base", class(&json!({})), "11148166120438674859"),
+        ("user data", class(&json!({ "userData": "userdata-test-2" })), "11774429238106843388"),
+        ("a tag", class(&json!({ "tags": { "keyTag-test-3": "valueTag-test-3" } })), "9327338697296909506"),
+        ("context", class(&json!({ "context": "context-2" })), "2279761750428738028"),
+        ("monitoring", class(&json!({ "detailedMonitoring": true })), "1936848126751988570"),
+        ("local disks", class(&json!({ "instanceStorePolicy": "RAID0" })), "16697988646989909967"),
+        (
+            "TCP timeout",
+            class(&json!({ "connectionTracking": { "tcpEstablishedTimeout": 300 } })),
+            "1619669030802245540",
+        ),
+        ("UDP timeout", class(&json!({ "connectionTracking": { "udpStreamTimeout": 120 } })), "13743705849402595405"),
+        (
+            "virtualization",
+            class(&json!({ "cpuOptions": { "nestedVirtualization": "enabled" } })),
+            "6157846767212910604",
+        ),
+        ("volume size", sized, "10372902467896351912"),
+        (
+            "instance profile",
+            class(&json!({ "role": null, "instanceProfile": "test-instance-profile" })),
+            "10323991363677716244",
+        ),
+    ] {
+        assert_eq!(node_class_spec(&spec, "Custom", "test-ca-bundle"), hash, "{name}");
+        let typed: Ec2NodeClassSpec = serde_json::from_value(spec).unwrap();
+        assert_eq!(node_class(&typed, "test-ca-bundle"), hash, "typed: {name}");
+    }
+}
+
+/// Vectors made by running hashstructure v2.0.2 on Go types of the same names.
+#[test]
+fn members_that_karpenters_test_leaves_out_are_hashed_as_by_karpenter() {
+    for (name, spec, hash) in [
+        ("nothing", json!({ "kubelet": { "maxPods": 20 } }), "6725173731874275777"),
+        (
+            "the rest",
+            json!({
+                "role": "r",
+                "kubelet": { "maxPods": 20 },
+                "placementGroupSelector": { "name": "g" },
+                "networkInterfaces": [
+                    { "networkCardIndex": 0, "deviceIndex": 0, "interfaceType": "interface" },
+                    { "networkCardIndex": 1, "deviceIndex": 2, "interfaceType": "efa-only" },
+                ],
+                "blockDeviceMappings": [
+                    { "deviceName": "/dev/xvda", "rootVolume": true, "ebs": {
+                        "volumeSize": "1024Gi", "snapshotID": "snap-1", "volumeInitializationRate": 100, "iops": 3000,
+                    } },
+                    { "deviceName": "/dev/xvdb", "ebs": {} },
+                ],
+                "connectionTracking": { "udpTimeout": 45 },
+                "cpuOptions": {},
+                "metadataOptions": {
+                    "httpEndpoint": "enabled", "httpProtocolIPv6": "disabled", "httpPutResponseHopLimit": 1,
+                    "httpTokens": "required",
+                },
+                "tags": {},
+            }),
+            "6237205539988950102",
+        ),
+    ] {
+        assert_eq!(node_class_spec(&spec, "AL2023", "ca"), hash, "{name}");
+    }
+}
+
+#[test]
+fn selector_terms_have_no_part_in_the_hash_but_the_family_of_an_alias_has() {
+    let base = node_class(&Ec2NodeClassSpec::default(), "");
+    let with = |spec: Value| node_class(&serde_json::from_value(spec).unwrap(), "");
+    let null = json!({ "metadataOptions": null });
+    assert_eq!(with(null.clone()), base);
+    let mut terms = null.clone();
+    merge(
+        &mut terms,
+        &json!({ "subnetSelectorTerms": [{ "id": "subnet-1" }], "amiSelectorTerms": [{ "id": "ami-1" }] }),
+    );
+    assert_eq!(with(terms), base);
+    let mut alias = null;
+    merge(&mut alias, &json!({ "amiSelectorTerms": [{ "alias": "al2023@latest" }] }));
+    assert_ne!(with(alias), base);
+}
+
+#[test]
+fn volume_sizes_are_hashed_in_canonical_form() {
+    for (size, canonical) in [
+        ("1024Gi", "1Ti"),
+        ("1000G", "1T"),
+        ("1000Gi", "1000Gi"),
+        ("20Gi", "20Gi"),
+        ("64T", "64T"),
+        ("Ti", "Ti"),
+        ("1024Ti", "1Pi"),
+    ] {
+        assert_eq!(canonical_volume_size(size), canonical, "{size}");
+    }
+}
+
+#[test]
+fn the_kubelets_configuration_is_written_as_go_writes_it() {
+    for (kubelet, text) in [
+        (Value::Null, "null"),
+        (json!({}), "null"),
+        (json!({ "maxPods": 110, "clusterDNS": ["10.0.0.10"] }), r#"{"clusterDNS":["10.0.0.10"],"maxPods":110}"#),
+        (
+            json!({ "kubeReserved": { "cpu": "vcpus < 2 ? 60 : 70" }, "a": { "z": 1, "b": [true, null] } }),
+            r#"{"a":{"b":[true,null],"z":1},"kubeReserved":{"cpu":"vcpus \u003c 2 ? 60 : 70"}}"#,
+        ),
+    ] {
+        assert_eq!(kubelet_text(&kubelet), text);
+    }
+}
