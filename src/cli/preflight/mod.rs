@@ -16,7 +16,7 @@ use crate::cli::manifests::Input;
 use crate::cloud::ec2::Clients;
 use crate::cloud::ec2::aws::client::Instead;
 use crate::cloud::ec2::preflight;
-use crate::cloud::ec2::preflight::{Grade, Origin};
+use crate::cloud::ec2::preflight::{CheckResult, ClassSource};
 use crate::planner::input::default_spread::DefaultSpread;
 
 /// Nothing failed.
@@ -83,11 +83,11 @@ async fn check(args: &PreflightArgs, out: &mut dyn Write) -> anyhow::Result<u8> 
             listed.context("the EC2NodeClasses of the cluster could not be listed: name manifests by --file")?;
         // Without NodePools only the quotas of standard instances are checked.
         let pools = Api::<NodePool>::all(client.clone()).list(&kube::api::ListParams::default()).await;
-        (Some(client), listed.items, pools.map(|pools| pools.items).unwrap_or_default(), Origin::Cluster)
+        (Some(client), listed.items, pools.map(|pools| pools.items).unwrap_or_default(), ClassSource::Cluster)
     } else {
         // Used only for facts that neither the settings nor EKS provide.
         let config = kube::Config::infer().await.ok();
-        (config.and_then(|config| kube::Client::try_from(config).ok()), classes, pools, Origin::Files)
+        (config.and_then(|config| kube::Client::try_from(config).ok()), classes, pools, ClassSource::Files)
     };
     let instead = Instead { region: args.region.clone(), role: args.role.clone(), attempts: Some(ATTEMPTS) };
     let clients = Clients::connect(instead).await?;
@@ -97,7 +97,7 @@ async fn check(args: &PreflightArgs, out: &mut dyn Write) -> anyhow::Result<u8> 
         Output::Json => report::json(&findings, &clients.region, &args.cluster_name, out),
     }
     .context("writing the findings")?;
-    Ok(if findings.iter().any(|finding| finding.result == Grade::Failed) { UNFIT } else { FIT })
+    Ok(if findings.iter().any(|finding| finding.result == CheckResult::Failed) { UNFIT } else { FIT })
 }
 
 /// The EC2NodeClasses of manifests, by name, and the NodePools.

@@ -4,7 +4,7 @@ use std::io::Write;
 
 use serde::Serialize;
 
-use crate::cloud::ec2::preflight::{Finding, Grade};
+use crate::cloud::ec2::preflight::{CheckResult, Finding};
 
 /// Maximum width of details and fixes in characters; longer text wraps.
 const WIDEST: usize = 56;
@@ -19,7 +19,7 @@ struct Report<'f> {
     checks: &'f [Finding],
 }
 
-fn count(findings: &[Finding], grade: Grade) -> usize {
+fn count(findings: &[Finding], grade: CheckResult) -> usize {
     findings.iter().filter(|finding| finding.result == grade).count()
 }
 
@@ -31,9 +31,9 @@ pub fn json(findings: &[Finding], region: &str, cluster: &str, out: &mut dyn Wri
     let report = Report {
         region,
         cluster,
-        ok: count(findings, Grade::Ok),
-        warnings: count(findings, Grade::Warning),
-        failed: count(findings, Grade::Failed),
+        ok: count(findings, CheckResult::Ok),
+        warnings: count(findings, CheckResult::Warning),
+        failed: count(findings, CheckResult::Failed),
         checks: findings,
     };
     serde_json::to_writer_pretty(&mut *out, &report)?;
@@ -79,7 +79,8 @@ pub fn table(findings: &[Finding], out: &mut dyn Write) -> std::io::Result<()> {
             line([cell(0), cell(1), cell(2), cell(3)])?;
         }
     }
-    let [ok, warnings, failed] = [Grade::Ok, Grade::Warning, Grade::Failed].map(|grade| count(findings, grade));
+    let [ok, warnings, failed] =
+        [CheckResult::Ok, CheckResult::Warning, CheckResult::Failed].map(|grade| count(findings, grade));
     let plural = if warnings == 1 { "" } else { "s" };
     writeln!(out, "\n{ok} ok, {warnings} warning{plural}, {failed} failed")
 }

@@ -14,19 +14,20 @@ use crate::cloud::ec2::interruption::queue::Queue;
 use crate::cloud::ec2::node_class::capacity_reservations;
 use crate::cloud::ec2::offerings::instance_types;
 use crate::cloud::ec2::offerings::refresh;
-use crate::cloud::ec2::offerings::refresh::Feeds;
-use crate::cloud::ec2::offerings::region::{Part, Region, RegionSnapshot};
+use crate::cloud::ec2::offerings::refresh::RegionApis;
+use crate::cloud::ec2::offerings::region::Region;
+use crate::cloud::ec2::offerings::region_snapshot::{Dataset, RegionSnapshot};
 
 #[tokio::test]
 #[ignore = "needs an EC2-compatible endpoint in AWS_ENDPOINT_URL"]
 async fn what_the_region_offers_is_read() {
     let clients = Clients::from_environment().await.unwrap();
-    let region = Region::new(RegionSnapshot::stand_in("us-east-1", embedded(), crate::clock::now().0));
-    let feeds = Feeds { ec2: clients.ec2.clone(), pricing: None };
-    refresh::hydrate(&region, &feeds, refresh::patience).await;
+    let region = Region::new(RegionSnapshot::embedded("us-east-1", embedded()));
+    let apis = RegionApis { ec2: clients.ec2.clone(), pricing: None };
+    refresh::hydrate(&region, &apis, refresh::start_timeout).await;
     let snapshot = region.snapshot();
-    for part in [Part::Types, Part::Zones, Part::SpotPrices] {
-        assert!(snapshot.source(part).is_live(), "{part}: {:?}", snapshot.source(part));
+    for dataset in [Dataset::Types, Dataset::Zones, Dataset::SpotPrices] {
+        assert!(snapshot.source(dataset).is_live(), "{dataset}: {:?}", snapshot.source(dataset));
     }
     assert!(snapshot.types.len() > 500, "{} instance types", snapshot.types.len());
 

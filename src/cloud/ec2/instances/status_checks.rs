@@ -6,7 +6,7 @@ use aws_sdk_ec2::Client;
 use aws_sdk_ec2::types::{Filter, InstanceStatus, InstanceStatusSummary, StatusType};
 
 use crate::cloud::ec2::aws::errors::ApiError;
-use crate::cloud::ec2::offerings::instance_types::filter;
+use crate::cloud::ec2::aws::filters::filter;
 use crate::cloud::health::{Category, Unhealthy};
 
 const STATUS: &str = "ec2:DescribeInstanceStatus";
@@ -59,9 +59,9 @@ fn failed(summary: Option<&InstanceStatusSummary>, now_ms: i64) -> bool {
 /// A call fails. If it is refused, it will be refused again: stop asking.
 pub async fn describe_statuses(ec2: &Client) -> Result<Vec<InstanceStatus>, ApiError> {
     let (instance, system, events) = futures::try_join!(
-        scan(ec2, filter("instance-status.status", &["impaired"])),
-        scan(ec2, filter("system-status.status", &["impaired"])),
-        scan(ec2, filter("event.code", &EVENT_CODES)),
+        scan(ec2, filter("instance-status.status", ["impaired"])),
+        scan(ec2, filter("system-status.status", ["impaired"])),
+        scan(ec2, filter("event.code", EVENT_CODES)),
     )?;
     Ok([instance, system, events].concat())
 }

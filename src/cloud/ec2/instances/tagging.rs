@@ -148,11 +148,12 @@ impl Ec2Provider {
                     }
                     _ => error.to_string(),
                 };
-                self.troubles.begin(degraded_apis::TAGS, format!("instances are not named after their nodes: {help}"));
+                self.degraded
+                    .record_failure(degraded_apis::TAGS, format!("instances are not named after their nodes: {help}"));
             }
             Ok(()) => {
                 if untaggable.remove(id) && untaggable.is_empty() {
-                    self.troubles.end(degraded_apis::TAGS);
+                    self.degraded.record_recovery(degraded_apis::TAGS);
                 }
             }
         }
@@ -168,7 +169,7 @@ impl Ec2Provider {
         let due: BTreeSet<&str> = due.iter().filter_map(|one| describe::instance_id(&one.provider_id)).collect();
         untaggable.retain(|id| due.contains(&**id));
         if untaggable.is_empty() {
-            self.troubles.end(degraded_apis::TAGS);
+            self.degraded.record_recovery(degraded_apis::TAGS);
         }
     }
 }

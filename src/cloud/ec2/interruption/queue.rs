@@ -177,7 +177,7 @@ impl Queue {
         let answer = self.client.get_queue_url().queue_name(&self.name).send().await;
         let url = answer.map_err(ApiError::of(GET_QUEUE_URL))?.queue_url.unwrap_or_default();
         if url.is_empty() {
-            return Err(crate::cloud::ec2::offerings::instance_types::unusable_answer(GET_QUEUE_URL, "no URL"));
+            return Err(crate::cloud::ec2::offerings::instance_types::unusable_response(GET_QUEUE_URL, "no URL"));
         }
         self.state().url = Some(url.clone());
         Ok(url)

@@ -13,7 +13,7 @@ use aws_sdk_ec2::types::{
 
 use crate::cloud::ec2::aws::errors;
 use crate::cloud::ec2::aws::errors::{Class, class_of};
-use crate::cloud::ec2::offerings::unavailable::Subject;
+use crate::cloud::ec2::offerings::unavailable::CapacityScope;
 use crate::cloud::ec2::tags::{CLAIM_TAG, LAUNCH_TAG, tag_specification};
 use crate::cloud::launch_group::LaunchGroup;
 use crate::cloud::reservation::ReservationKind;
@@ -238,7 +238,7 @@ impl FleetAnswer {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CapacityFeedback {
     /// What not to try for a while.
-    pub marks: Vec<Subject>,
+    pub marks: Vec<CapacityScope>,
     /// Subnets without free addresses.
     pub exhausted: BTreeSet<String>,
     /// The account may not make the role that spot needs.
@@ -249,11 +249,11 @@ pub struct CapacityFeedback {
 }
 
 impl CapacityFeedback {
-    /// Learns from errors of a request in a placement group or a partition of one ([`scope`](crate::cloud::ec2::offerings::unavailable::scope)), or in
+    /// Learns from errors of a request in a placement group or a partition of one ([`placement_scope`](crate::cloud::ec2::offerings::unavailable::placement_scope)), or in
     /// none.
     pub fn of(errors: &[FleetError], request: &FleetRequest, group: Option<&str>) -> Self {
         let mut out = Self::default();
-        let mut mark = |subject: Subject| {
+        let mut mark = |subject: CapacityScope| {
             if !out.marks.contains(&subject) {
                 out.marks.push(subject);
             }
@@ -261,13 +261,13 @@ impl CapacityFeedback {
         let offering = |instance_type: &str, zone: &str| {
             let (instance_type, zone) = (instance_type.to_owned(), zone.to_owned());
             let offering = Override { instance_type, zone, capacity_type: request.capacity_type };
-            Subject::Offering(offering, group.map(str::to_owned))
+            CapacityScope::Offering(offering, group.map(str::to_owned))
         };
         for error in errors {
             if error.code == "InsufficientFreeAddressesInSubnet"
                 && let Some(subnet) = &error.subnet
             {
-                mark(Subject::Subnet(subnet.clone()));
+                mark(CapacityScope::Subnet(subnet.clone()));
                 out.exhausted.insert(subnet.clone());
             }
             let spread = group.is_some() && error.message.contains("limit of instances in this spread placement group");
@@ -285,7 +285,7 @@ impl CapacityFeedback {
                 }
                 (Class::Unfulfillable, Some(instance_type), Some(zone)) => mark(offering(instance_type, zone)),
                 (Class::NoSpotRole, _, _) => {
-                    mark(Subject::CapacityType(CapacityType::Spot));
+                    mark(CapacityScope::CapacityType(CapacityType::Spot));
                     out.no_spot_role = true;
                 }
                 _ => {}
@@ -296,9 +296,9 @@ impl CapacityFeedback {
 
     /// The single offerings among what is marked.
     pub fn offerings(&self) -> Vec<Override> {
-        let one = |subject: &Subject| match subject {
-            Subject::Offering(offering, _) => Some(offering.clone()),
-            Subject::CapacityType(_) | Subject::Subnet(_) => None,
+        let one = |subject: &CapacityScope| match subject {
+            CapacityScope::Offering(offering, _) => Some(offering.clone()),
+            CapacityScope::CapacityType(_) | CapacityScope::Subnet(_) => None,
         };
         self.marks.iter().filter_map(one).collect()
     }

@@ -4,8 +4,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
-use aws_sdk_ec2::config::retry::RetryConfig;
-use aws_sdk_ec2::types::{InstanceNetworkInterfaceSpecification, LaunchTemplateSpecification, ResourceType};
+use aws_sdk_ec2::types::{InstanceNetworkInterfaceSpecification, LaunchTemplateSpecification};
 use kube::ResourceExt;
 
 use crate::api::{Ec2NodeClass, NodeClaim, NodeClaimSpec, Requirement};
@@ -15,11 +14,11 @@ use crate::cloud::ec2::Ec2Provider;
 use crate::cloud::ec2::aws::errors::{ApiError, Class};
 use crate::cloud::ec2::bootstrap::user_data::ignored_settings;
 use crate::cloud::ec2::launch::create_fleet::{FleetRequest, Slot};
+use crate::cloud::ec2::launch::dry_run_instance::{dry_run_instance, is_permitted, no_retries};
 use crate::cloud::ec2::launch::dry_run_type::dry_type;
 use crate::cloud::ec2::launch::request::Shapes;
 use crate::cloud::ec2::launch::select::Choice;
 use crate::cloud::ec2::launch::templates::spec::Template;
-use crate::cloud::ec2::tags::tag_specification;
 use crate::cloud::{Cloud, LaunchError, LaunchRequest, Verdict};
 use crate::model::labels;
 use crate::model::offering::CapacityType;
@@ -113,9 +112,7 @@ fn fleet_outcome(answer: Result<(), ApiError>) -> Outcome {
 
 /// What the answers to dry RunInstances mean, one for each subnet tried: one that passes is enough, else the first decides.
 fn run_outcome(answers: &[Result<(), ApiError>], own_profile: bool) -> Outcome {
-    let passes =
-        |answer: &Result<(), ApiError>| answer.as_ref().map_or_else(|error| error.class == Class::DryRunOk, |()| true);
-    if answers.iter().any(passes) {
+    if answers.iter().any(is_permitted) {
         return Outcome::Passed;
     }
     let Some(Err(error)) = answers.first() else {
@@ -137,7 +134,7 @@ fn run_outcome(answers: &[Result<(), ApiError>], own_profile: bool) -> Outcome {
 }
 
 /// What is tried dry.
-pub(crate) struct Tried {
+pub(crate) struct Attempt {
     /// The launch template.
     pub(crate) template: Template,
     /// The instance type.
@@ -148,7 +145,7 @@ pub(crate) struct Tried {
     pub(crate) tags: std::collections::BTreeMap<String, String>,
 }
 
-impl Tried {
+impl Attempt {
     /// The request for a fleet by a template of this name.
     pub(crate) fn fleet(&self, class: &Ec2NodeClass, template: &str) -> FleetRequest {
         let slot = |subnet: &String| Slot {
@@ -204,7 +201,7 @@ impl Ec2Provider {
     ///
     /// # Errors
     /// There is nothing to try: what that means.
-    pub(crate) fn to_try(&self, class: &Ec2NodeClass, demands: &[Requirements]) -> Result<Tried, Outcome> {
+    pub(crate) fn to_try(&self, class: &Ec2NodeClass, demands: &[Requirements]) -> Result<Attempt, Outcome> {
         let catalog = self.catalog(class);
         let images = class.status.as_ref().map(|status| status.amis.as_slice()).unwrap_or_default();
         let Some(candidate) = dry_type(&catalog, images, demands) else {
@@ -243,7 +240,7 @@ impl Ec2Provider {
         let mut subnets: Vec<_> = class.status.iter().flat_map(|status| &status.subnets).collect();
         subnets.sort_by_key(|subnet| !candidate.zones.contains_key(&subnet.zone));
         let subnets = subnets.into_iter().map(|subnet| subnet.id.clone()).collect();
-        Ok(Tried { template, instance_type: candidate.instance_type.name.to_string(), subnets, tags })
+        Ok(Attempt { template, instance_type: candidate.instance_type.name.to_string(), subnets, tags })
     }
 
     async fn dry_launch(&self, class: &Ec2NodeClass, demands: &[Requirements]) -> Outcome {
@@ -268,9 +265,9 @@ impl Ec2Provider {
         let mut answers = Vec::new();
         for subnet in &tried.subnets {
             let answer = self.dry_run(class, held.name(), &tried.instance_type, subnet, &tried.tags).await;
-            let passed = answer.as_ref().map_or_else(|error| error.class == Class::DryRunOk, |()| true);
+            let permitted = is_permitted(&answer);
             answers.push(answer);
-            if passed {
+            if permitted {
                 break;
             }
         }
@@ -292,7 +289,7 @@ impl Ec2Provider {
             .set_target_capacity_specification(input.get_target_capacity_specification().clone())
             .set_on_demand_options(input.get_on_demand_options().clone())
             .set_tag_specifications(input.get_tag_specifications().clone());
-        let answer = call.customize().config_override(once()).send().await;
+        let answer = call.customize().config_override(no_retries()).send().await;
         answer.map(|_| ()).map_err(ApiError::of("ec2:CreateFleet"))
     }
 
@@ -318,20 +315,7 @@ impl Ec2Provider {
             listed.collect()
         };
         let template = LaunchTemplateSpecification::builder().launch_template_name(template).version("$Latest").build();
-        let kinds = [ResourceType::Instance, ResourceType::Volume, ResourceType::NetworkInterface];
-        let call = self
-            .clients
-            .ec2
-            .run_instances()
-            .dry_run(true)
-            .min_count(1)
-            .max_count(1)
-            .launch_template(template)
-            .instance_type(instance_type.into())
-            .set_network_interfaces(Some(interfaces))
-            .set_tag_specifications(Some(kinds.into_iter().map(|kind| tag_specification(kind, tags)).collect()));
-        let answer = call.customize().config_override(once()).send().await;
-        answer.map(|_| ()).map_err(ApiError::of("ec2:RunInstances"))
+        dry_run_instance(&self.clients, instance_type, interfaces, tags, |call| call.launch_template(template)).await
     }
 }
 
@@ -342,11 +326,6 @@ fn tenancy(demands: &[Requirements]) -> Vec<Requirement> {
     let asked =
         || Requirement { key: key.into(), operator: "In".into(), values: vec!["dedicated".into()], min_values: None };
     dedicated.then(asked).into_iter().collect()
-}
-
-/// A call that is not tried again.
-pub(crate) fn once() -> aws_sdk_ec2::config::Builder {
-    aws_sdk_ec2::config::Builder::new().retry_config(RetryConfig::disabled())
 }
 
 fn zone_of(class: &Ec2NodeClass, subnet: &str) -> String {
@@ -409,7 +388,10 @@ mod tests {
         ] {
             let zones = zones.iter().map(|zone| (*zone).to_owned()).collect();
             let zones = Some(Ok([("m5.large".to_owned(), zones)].into()));
-            ec2.learn_region(crate::cloud::ec2::offerings::region::Answers { zones, ..Default::default() });
+            ec2.learn_region(crate::cloud::ec2::offerings::region_snapshot::RegionResponses {
+                zones,
+                ..Default::default()
+            });
             let Ok(tried) = ec2.to_try(&class, &[]) else { panic!("there is something to try") };
             assert_eq!(
                 (tried.instance_type.as_str(), &tried.subnets[..]),

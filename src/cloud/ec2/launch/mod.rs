@@ -3,6 +3,7 @@
 
 pub mod create_fleet;
 pub mod dry_run;
+pub mod dry_run_instance;
 pub mod dry_run_type;
 pub mod group_batch;
 pub mod idempotency;
@@ -31,11 +32,12 @@ use crate::cloud::ec2::launch::select_reserved::{Wanted, choose_reserved};
 use crate::cloud::ec2::launch::templates::recent::{Kept, LaunchShape};
 use crate::cloud::ec2::launch::templates::store::Held;
 use crate::cloud::ec2::node_class::subnets::AddressReservation;
-use crate::cloud::ec2::offerings::unavailable::scope;
+use crate::cloud::ec2::offerings::unavailable::placement_scope;
 use crate::cloud::ec2::placement_group::PlacementGroup;
 use crate::cloud::launch_group::LaunchGroup;
 use crate::cloud::{Instance, InstanceState, LaunchDetails, LaunchError, LaunchRequest, Launched, Override};
 use crate::model::requirement::Requirements;
+use crate::model::time::UnixMillis;
 use crate::sync::lock;
 
 /// Reservations that may turn out full in one launch before it is given up.
@@ -197,11 +199,11 @@ impl Ec2Provider {
         let found = describe::of_group(&self.clients, cluster, &group.id).await.map_err(|error| later(&error))?;
         self.remember(&found);
         {
-            let (mut counts, now) = (self.reservations(), crate::clock::now().0);
+            let (mut counts, now) = (self.reservations(), crate::clock::now());
             for instance in &found {
                 if let Some(reservation) = &instance.reservation {
-                    counts.take(&reservation.id, &instance.id, now);
-                    counts.launched(&instance.id, &instance.id, now);
+                    counts.allocate(&reservation.id, &instance.id, now);
+                    counts.record_launched(&instance.id, &instance.id, now);
                 }
             }
         }
@@ -218,11 +220,11 @@ impl Ec2Provider {
         let free_choice = asked.iter().all(|requirement| requirement.min_values.is_none());
         let requirements = Requirements::from_api(asked).unwrap_or_default();
         let mut counts = self.reservations();
-        let left = |id: &str| counts.left(id);
+        let left = |id: &str| counts.available(id);
         let wanted = Wanted { requirements: &requirements, free_choice, left: &left };
         let choice = choose_reserved(&request.overrides, &details.catalog, &wanted);
         if let Some(reservation) = choice.as_ref().and_then(|choice| choice.reservation.as_ref()) {
-            counts.take(&reservation.id, token, crate::clock::now().0);
+            counts.allocate(&reservation.id, token, crate::clock::now());
         }
         drop(counts);
         if choice.is_none()
@@ -254,7 +256,7 @@ impl Ec2Provider {
                 Ok(ready)
             }
             Err(error) => {
-                self.reservations().give_back(&token);
+                self.reservations().release(&token);
                 Err(error)
             }
         }
@@ -292,24 +294,24 @@ impl Ec2Provider {
         let tags = ground.tags()?;
         let groups = ground.groups(choice, &tags)?;
         let subnets = details.class.status.as_ref().map(|status| status.subnets.as_slice()).unwrap_or_default();
-        let (chosen, taken) = self.addresses().take(subnets, &choice.fewest_pods(), count.into());
+        let (chosen, taken) = self.addresses().reserve(subnets, &choice.fewest_pods(), count.into());
         let held = try_join_all(
             groups.iter().map(|group| self.templates.ensure(&self.clients, &group.template, crate::clock::now().0)),
         );
         let templates = held.await.map_err(|error| {
-            self.addresses().give_back(&taken, &[]);
+            self.addresses().release(&taken, &[]);
             refused(&error)
         })?;
         let named: Vec<_> = templates.iter().map(|held| held.name().to_owned()).zip(&groups).collect();
         let Some(fleet) = ground.fleet(token, choice, &named, &chosen, tags) else {
-            self.addresses().give_back(&taken, &[]);
+            self.addresses().release(&taken, &[]);
             let message =
                 format!("EC2NodeClass {} has no subnet in any zone of the offerings", details.class.name_any());
             return Err(LaunchError::Rejected { reason: "SubnetResolutionFailed", message });
         };
         let partition = groups.first().and_then(|group| group.template.partition);
         let number = partition.map(|partition| partition.to_string());
-        let scope = basis.group.as_ref().map(|group| scope(&group.id, number.as_deref()));
+        let scope = basis.group.as_ref().map(|group| placement_scope(&group.id, number.as_deref()));
         if let Some(shape) = LaunchShape::of(request, &details.claim, choice) {
             let names = templates.iter().map(|held| held.name().to_owned()).collect();
             self.shapes.keep(Kept {
@@ -343,7 +345,7 @@ impl Ec2Provider {
             }
             Err(error) => match (error.class, &ready.fleet.reservation) {
                 (Class::Unfulfillable, Some(reservation)) => {
-                    self.is_full(&reservation.id, crate::clock::now().0);
+                    self.is_full(&reservation.id, crate::clock::now());
                     FleetOutcome::ReservationFull
                 }
                 (Class::LaunchTemplateGone, _) => FleetOutcome::TemplateGone,
@@ -358,12 +360,12 @@ impl Ec2Provider {
     fn settle(&self, ready: &PreparedFleet, born: &[LaunchedInstance]) {
         let mut counts = self.reservations();
         match born.first() {
-            Some(born) => counts.launched(&ready.fleet.token, &born.id, crate::clock::now().0),
-            None => counts.give_back(&ready.fleet.token),
+            Some(born) => counts.record_launched(&ready.fleet.token, &born.id, crate::clock::now()),
+            None => counts.release(&ready.fleet.token),
         }
         drop(counts);
         let used: Vec<&str> = born.iter().filter_map(|born| born.subnet.as_deref()).collect();
-        self.addresses().give_back(&ready.taken, &used);
+        self.addresses().release(&ready.taken, &used);
     }
 
     fn forget_templates(&self, ready: &PreparedFleet) {
@@ -388,24 +390,24 @@ impl Ec2Provider {
             let labels = [zone, &self.zone_id(zone), ready.fleet.capacity_type.as_str(), reason];
             self.clients.metrics.launch_failures.with_label_values(&labels).inc();
         }
-        let now = crate::clock::now().0;
-        let mut marks = lock(&self.unavailable);
-        for subject in &lessons.marks {
-            marks.mark(subject.clone(), now);
+        let now = crate::clock::now();
+        let mut unavailable = lock(&self.unavailable);
+        for scope in &lessons.marks {
+            unavailable.mark(scope.clone(), now);
         }
-        drop(marks);
+        drop(unavailable);
         if let Some(reservation) = ready.fleet.reservation.as_ref().filter(|_| lessons.reservation_full) {
             self.is_full(&reservation.id, now);
         }
         for subnet in &lessons.exhausted {
-            self.addresses().exhausted(subnet);
+            self.addresses().record_exhausted(subnet);
         }
         lessons
     }
 
-    fn is_full(&self, reservation: &str, now_ms: i64) {
+    fn is_full(&self, reservation: &str, now: UnixMillis) {
         tracing::info!(reservation, "the capacity reservation is full");
-        self.reservations().found_full(reservation, now_ms);
+        self.reservations().record_exhausted(reservation, now);
     }
 
     /// The placement group that a class asks for, as it was last resolved.
@@ -482,8 +484,8 @@ fn refused(error: &ApiError) -> LaunchError {
 pub(crate) fn mark(ec2: &Ec2Provider, offering: &Override) {
     let mut marks = lock(&ec2.unavailable);
     marks.mark(
-        crate::cloud::ec2::offerings::unavailable::Subject::Offering(offering.clone(), None),
-        crate::clock::now().0,
+        crate::cloud::ec2::offerings::unavailable::CapacityScope::Offering(offering.clone(), None),
+        crate::clock::now(),
     );
 }
 

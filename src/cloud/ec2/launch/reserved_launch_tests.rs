@@ -57,11 +57,11 @@ fn world(reservations: &[(&str, i64)]) -> World {
     let (clients, seen) = wire::clients(Box::new(move |request| answer(&heard, &launched, request)));
     let ec2 = Ec2Provider::new(clients, Options::of("c1"), facts());
     let subnet = |id: &str, zone: &str| Subnet { id: id.into(), zone: zone.into(), zone_id: None, free: 1_000 };
-    ec2.addresses().describe(&[subnet("subnet-a", "us-east-1a"), subnet("subnet-b", "us-east-1b")]);
+    ec2.addresses().set_described(&[subnet("subnet-a", "us-east-1a"), subnet("subnet-b", "us-east-1b")]);
     let mut class = class(json!({}));
     let list = reservations.iter().map(|(id, _)| reservation(id, "default", None));
     class.status.as_mut().unwrap().capacity_reservations = list.collect();
-    ec2.reservations().describe(reservations.iter().copied(), crate::clock::now().0);
+    ec2.reservations().set_described(reservations.iter().copied(), crate::clock::now());
     World { ec2: Arc::new(ec2), class, answers, seen }
 }
 
@@ -105,7 +105,7 @@ impl World {
     }
 
     fn left(&self, id: &str) -> i64 {
-        self.ec2.reservations().left(id)
+        self.ec2.reservations().available(id)
     }
 
     /// Members of the calls of an action.
@@ -185,7 +185,7 @@ async fn c14_a_full_reservation_hands_on_to_the_next_and_then_to_on_demand_at_on
     assert_eq!((world.left("cr-1"), world.left("cr-2")), (0, 0));
     let one = world.request("uid-2", &BOTH).overrides.remove(0);
     assert!(
-        !world.ec2.unavailable.lock().unwrap().covers(&one, None, crate::clock::now().0),
+        !world.ec2.unavailable.lock().unwrap().is_unavailable(&one, None, crate::clock::now()),
         "no mark on the offering"
     );
 }
@@ -209,7 +209,7 @@ async fn c14_a_throttled_call_keeps_its_place_for_the_next_attempt() {
     assert_eq!(world.left("cr-1"), 0, "the call is repeated");
     assert_eq!(world.launch("uid-1", &BOTH).await.unwrap().instance.capacity_type, CapacityType::Reserved);
     world.next(refused("RequestLimitExceeded"));
-    world.ec2.reservations().describe([("cr-1", 1)], crate::clock::now().0 + 1);
+    world.ec2.reservations().set_described([("cr-1", 1)], crate::clock::now() + Duration::from_millis(1));
     let error = world.launch("uid-2", &BOTH).await.unwrap_err();
     assert!(matches!(error, LaunchError::Rejected { reason: "RequestLimitExceeded", .. }), "{error}");
     assert_eq!(

@@ -1,38 +1,30 @@
-//! AMI aliases: `family@version` as the SSM parameters that hold the images, and what each image boots on.
+//! AMI aliases: the SSM parameters behind `family@version`, and the requirements of each image.
 
 use crate::api::node_class::AmiRequirement;
 use crate::model::labels;
 
-/// A parameter that holds an image id.
+/// An SSM parameter that holds an image id.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Parameter {
-    /// Name of the parameter.
     pub name: String,
-    /// What the image boots on: a status entry for each.
+    /// Requirements of the image on instance types: one status entry for each list.
     pub requirements: Vec<Vec<AmiRequirement>>,
-    /// Whether the parameter's value moves (`@latest`).
-    pub moves: bool,
+    /// Whether AWS updates the value with each release (`@latest`).
+    pub is_latest: bool,
 }
 
-/// Why an alias means nothing.
+/// Why an alias can't be resolved.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AliasError {
-    /// AWS makes no such images for this version of Kubernetes.
+    /// AWS publishes no such images for this version of Kubernetes.
     #[error("{alias} has no images for Kubernetes {version}: {hint}")]
-    Unsupported {
-        /// The alias.
-        alias: String,
-        /// Version of the cluster.
-        version: String,
-        /// What to do.
-        hint: &'static str,
-    },
+    Unsupported { alias: String, version: String, hint: &'static str },
     /// Not an alias.
     #[error("{0} is not an alias: expected a family and a version, as al2023@latest")]
     Unknown(String),
 }
 
-/// What accelerators an image is for.
+/// The accelerators that an image supports.
 #[derive(Clone, Copy)]
 enum Variant {
     Standard,
@@ -76,58 +68,58 @@ pub fn sorted(mut requirements: Vec<AmiRequirement>) -> Vec<AmiRequirement> {
 /// [`AliasError`].
 pub fn parameters(alias: &str, version: &str) -> Result<Vec<Parameter>, AliasError> {
     use Variant::{Neuron, Nvidia, Standard};
-    let Some((family, wanted)) = alias.split_once('@') else {
+    let Some((family, release)) = alias.split_once('@') else {
         return Err(AliasError::Unknown(alias.to_owned()));
     };
-    let moves = wanted == "latest";
+    let is_latest = release == "latest";
     let minor = version.split_once('.').and_then(|(_, minor)| minor.parse::<u32>().ok()).unwrap_or(0);
     let unsupported = |hint| AliasError::Unsupported { alias: alias.to_owned(), version: version.to_owned(), hint };
     let parameter = |name: String, arch: &str, variants: &[Variant]| Parameter {
         name,
         requirements: variants.iter().map(|variant| variant.requirements(arch)).collect(),
-        moves,
+        is_latest,
     };
     let optimized = "/aws/service/eks/optimized-ami";
     match family {
         "al2" if minor >= 33 => Err(unsupported("AL2 ends with 1.32, use al2023")),
         "al2" => {
-            let one = |folder: &str, image: &str, arch: &str, variants: &[Variant]| {
-                let image = if moves { "recommended".into() } else { format!("{image}-{version}-{wanted}") };
+            let image_parameter = |folder: &str, image: &str, arch: &str, variants: &[Variant]| {
+                let image = if is_latest { "recommended".into() } else { format!("{image}-{version}-{release}") };
                 parameter(format!("{optimized}/{version}/{folder}/{image}/image_id"), arch, variants)
             };
             Ok(vec![
-                one("amazon-linux-2", "amazon-eks-node", "amd64", &[Standard]),
-                one("amazon-linux-2-arm64", "amazon-eks-arm64-node", "arm64", &[Standard]),
-                one("amazon-linux-2-gpu", "amazon-eks-gpu-node", "amd64", &[Neuron, Nvidia]),
+                image_parameter("amazon-linux-2", "amazon-eks-node", "amd64", &[Standard]),
+                image_parameter("amazon-linux-2-arm64", "amazon-eks-arm64-node", "arm64", &[Standard]),
+                image_parameter("amazon-linux-2-gpu", "amazon-eks-gpu-node", "amd64", &[Neuron, Nvidia]),
             ])
         }
         "al2023" => {
-            let one = |arch: &str, name: &str, variant: Variant| {
-                let node = format!("amazon-eks-node-al2023-{arch}-{name}-{version}-{wanted}");
-                let image = if moves { "recommended".into() } else { node };
+            let image_parameter = |arch: &str, name: &str, variant: Variant| {
+                let node = format!("amazon-eks-node-al2023-{arch}-{name}-{version}-{release}");
+                let image = if is_latest { "recommended".into() } else { node };
                 let kubernetes = if arch == "x86_64" { "amd64" } else { "arm64" };
                 let path = format!("{optimized}/{version}/amazon-linux-2023/{arch}/{name}/{image}/image_id");
                 parameter(path, kubernetes, &[variant])
             };
             Ok(vec![
-                one("x86_64", "standard", Standard),
-                one("x86_64", "nvidia", Nvidia),
-                one("x86_64", "neuron", Neuron),
-                one("arm64", "standard", Standard),
-                one("arm64", "nvidia", Nvidia),
+                image_parameter("x86_64", "standard", Standard),
+                image_parameter("x86_64", "nvidia", Nvidia),
+                image_parameter("x86_64", "neuron", Neuron),
+                image_parameter("arm64", "standard", Standard),
+                image_parameter("arm64", "nvidia", Nvidia),
             ])
         }
         "bottlerocket" => {
-            let image = if moves { "latest" } else { wanted.strip_prefix('v').unwrap_or(wanted) };
-            let one = |flavour: &str, arch: &str, kubernetes: &str, variants: &[Variant]| {
-                let path = format!("/aws/service/bottlerocket/aws-k8s-{version}{flavour}/{arch}/{image}/image_id");
+            let image = if is_latest { "latest" } else { release.strip_prefix('v').unwrap_or(release) };
+            let image_parameter = |flavor: &str, arch: &str, kubernetes: &str, variants: &[Variant]| {
+                let path = format!("/aws/service/bottlerocket/aws-k8s-{version}{flavor}/{arch}/{image}/image_id");
                 parameter(path, kubernetes, variants)
             };
             Ok(vec![
-                one("", "x86_64", "amd64", &[Standard, Neuron]),
-                one("", "arm64", "arm64", &[Standard]),
-                one("-nvidia", "x86_64", "amd64", &[Nvidia]),
-                one("-nvidia", "arm64", "arm64", &[Nvidia]),
+                image_parameter("", "x86_64", "amd64", &[Standard, Neuron]),
+                image_parameter("", "arm64", "arm64", &[Standard]),
+                image_parameter("-nvidia", "x86_64", "amd64", &[Nvidia]),
+                image_parameter("-nvidia", "arm64", "arm64", &[Nvidia]),
             ])
         }
         "windows2025" if minor < 35 => Err(unsupported("Windows Server 2025 starts with 1.35")),
@@ -145,7 +137,7 @@ pub fn parameters(alias: &str, version: &str) -> Result<Vec<Parameter>, AliasErr
                 one_of(labels::ARCH, "amd64"),
                 one_of(labels::WINDOWS_BUILD, build),
             ]);
-            Ok(vec![Parameter { name, requirements: vec![requirements], moves: true }])
+            Ok(vec![Parameter { name, requirements: vec![requirements], is_latest: true }])
         }
         _ => Err(AliasError::Unknown(alias.to_owned())),
     }
@@ -160,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn parameters_are_those_that_aws_publishes() {
+    fn parameters_have_the_names_that_aws_publishes() {
         assert_eq!(
             names("al2023@latest", "1.34"),
             [
@@ -199,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn c29_aliases_without_images_for_the_version_are_told_apart() {
+    fn c29_an_alias_without_images_for_the_version_is_unsupported() {
         for (alias, version, ok) in [
             ("al2@latest", "1.32", true),
             ("al2@latest", "1.33", false),
@@ -218,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn an_image_for_two_kinds_of_accelerators_has_two_entries_and_keys_are_sorted_by_length() {
+    fn an_image_for_two_kinds_of_accelerators_has_two_entries_with_short_keys_first() {
         let gpu = &parameters("al2@latest", "1.30").unwrap()[2];
         let keys: Vec<Vec<&str>> =
             gpu.requirements.iter().map(|list| list.iter().map(|requirement| &*requirement.key).collect()).collect();

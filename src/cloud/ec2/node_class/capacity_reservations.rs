@@ -13,24 +13,25 @@ use crate::api::node_class::{CapacityReservationSelectorTerm, CapacityReservatio
 use crate::cloud::ec2::aws::client::Clients;
 use crate::cloud::ec2::aws::errors::{ApiError, Class};
 use crate::cloud::ec2::aws::filters::{filter, tag_filters};
+use crate::model::time::UnixMillis;
 
 const ACTION: &str = "ec2:DescribeCapacityReservations";
-/// How long before the end of a capacity block its nodes are let go, milliseconds: EC2 begins to take them ten minutes later.
-const EXPIRES_BEFORE_MS: i64 = 40 * 60_000;
+/// How long before the end of a capacity block its nodes are disrupted. EC2 starts to terminate them ten minutes later.
+const EXPIRES_BEFORE: Duration = Duration::from_mins(40);
 
-/// A reservation that was found.
+/// A capacity reservation as EC2 describes it.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Found {
-    /// As a class's status says it. Its state is not looked at: time decides that.
+pub struct DescribedReservation {
+    /// The entry of a class's status. Its state is empty: it depends on the time.
     pub status: CapacityReservationStatus,
     /// Instances that still fit.
     pub available: i64,
 }
 
-/// A call that finds what a term selects.
+/// The call for a selector term.
 #[derive(Clone, Debug, PartialEq)]
 enum Query {
-    /// By id: EC2 takes no page size beside ids, and one unknown id fails the call, so each is asked for alone.
+    /// By id. EC2 accepts no page size with ids, and one unknown id fails the call, so each id has its own call.
     Id(String),
     /// By filters that must all match.
     Filters(Vec<Filter>),
@@ -55,17 +56,20 @@ fn queries(terms: &[CapacityReservationSelectorTerm]) -> Vec<Query> {
     out
 }
 
-/// Asks EC2 for the active reservations that some terms select. A reservation that several terms select is there several
-/// times; an id that EC2 doesn't know selects nothing.
+/// Describes the active reservations that some terms select. A reservation that several terms select is included several times;
+/// an unknown id selects nothing.
 ///
 /// # Errors
-/// EC2's, of any of the calls.
-pub async fn find(clients: &Clients, terms: &[CapacityReservationSelectorTerm]) -> Result<Vec<Found>, ApiError> {
-    let found = try_join_all(queries(terms).into_iter().map(|query| ask(clients, query))).await?;
+/// Any of the calls fails.
+pub async fn find(
+    clients: &Clients,
+    terms: &[CapacityReservationSelectorTerm],
+) -> Result<Vec<DescribedReservation>, ApiError> {
+    let found = try_join_all(queries(terms).into_iter().map(|query| describe(clients, query))).await?;
     Ok(found.into_iter().flatten().collect())
 }
 
-async fn ask(clients: &Clients, query: Query) -> Result<Vec<Found>, ApiError> {
+async fn describe(clients: &Clients, query: Query) -> Result<Vec<DescribedReservation>, ApiError> {
     let call = clients.ec2.describe_capacity_reservations();
     let active = filter("state", ["active"]);
     let call = match query {
@@ -75,9 +79,10 @@ async fn ask(clients: &Clients, query: Query) -> Result<Vec<Found>, ApiError> {
     let mut found = Vec::new();
     let mut next: Option<String> = None;
     loop {
-        // Not every endpoint knows this action, and a class can do without: no long waits.
-        let few = aws_sdk_ec2::config::Builder::new().retry_config(RetryConfig::standard().with_max_attempts(3));
-        let call = call.clone().set_next_token(next.take()).customize().config_override(few);
+        // Some EC2-compatible endpoints lack this action, and a class works without it: few attempts.
+        let few_attempts =
+            aws_sdk_ec2::config::Builder::new().retry_config(RetryConfig::standard().with_max_attempts(3));
+        let call = call.clone().set_next_token(next.take()).customize().config_override(few_attempts);
         let page = match call.send().await.map_err(ApiError::of(ACTION)) {
             Ok(page) => page,
             Err(error) if error.class == Class::NotFound => return Ok(found),
@@ -91,8 +96,8 @@ async fn ask(clients: &Clients, query: Query) -> Result<Vec<Found>, ApiError> {
     }
 }
 
-/// Reads EC2's description; `None`, and a line in the log, for what a class's status can't say.
-fn read(found: &CapacityReservation) -> Option<Found> {
+/// Reads EC2's description; `None`, with a warning, for one that a class's status can't express.
+fn read(found: &CapacityReservation) -> Option<DescribedReservation> {
     let id = found.capacity_reservation_id().unwrap_or_default();
     let owner = found.owner_id().unwrap_or_default();
     let criteria = found.instance_match_criteria().map(InstanceMatchCriteria::as_str).unwrap_or_default();
@@ -101,14 +106,14 @@ fn read(found: &CapacityReservation) -> Option<Found> {
     let zone = found.availability_zone().unwrap_or_default();
     let instance_type = found.instance_type().unwrap_or_default();
     let plain = |text: &str| !text.is_empty() && text.bytes().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit());
-    let is_understood = id.strip_prefix("cr-").is_some_and(plain)
+    let is_valid = id.strip_prefix("cr-").is_some_and(plain)
         && owner.len() == 12
         && owner.bytes().all(|c| c.is_ascii_digit())
         && ["open", "targeted"].contains(&criteria)
         && ["default", "capacity-block"].contains(&kind)
         && !zone.is_empty()
         && !instance_type.is_empty();
-    if !is_understood {
+    if !is_valid {
         tracing::warn!(
             reservation = id,
             owner,
@@ -116,12 +121,12 @@ fn read(found: &CapacityReservation) -> Option<Found> {
             kind,
             zone,
             instance_type,
-            "capacity reservation is left out: not understood"
+            "ignored capacity reservation with unexpected values"
         );
         return None;
     }
     let end = found.end_date().and_then(|end| Timestamp::from_second(end.secs()).ok());
-    Some(Found {
+    Some(DescribedReservation {
         status: CapacityReservationStatus {
             availability_zone: zone.to_owned(),
             end_time: end.map(Time),
@@ -137,36 +142,35 @@ fn read(found: &CapacityReservation) -> Option<Found> {
     })
 }
 
-/// The status list at a time: each reservation once, by id, without those that have ended.
+/// The status list at a time: each reservation once, by id, without expired ones.
 pub fn status(
     found: impl IntoIterator<Item = CapacityReservationStatus>,
-    now_ms: i64,
+    now: UnixMillis,
 ) -> Vec<CapacityReservationStatus> {
-    let lives = |one: &CapacityReservationStatus| end_ms(one).is_none_or(|end| end > now_ms);
+    let has_not_ended = |one: &CapacityReservationStatus| end(one).is_none_or(|end| end > now);
     let by_id: BTreeMap<String, CapacityReservationStatus> =
-        found.into_iter().filter(lives).map(|one| (one.id.clone(), one)).collect();
-    let aged = |one: CapacityReservationStatus| {
-        let expiring = expires_ms(&one).is_some_and(|at| at <= now_ms);
+        found.into_iter().filter(has_not_ended).map(|one| (one.id.clone(), one)).collect();
+    let with_state = |one: CapacityReservationStatus| {
+        let expiring = expiring_from(&one).is_some_and(|at| at <= now);
         let state = if expiring { "expiring" } else { "active" }.to_owned();
         CapacityReservationStatus { state, ..one }
     };
-    by_id.into_values().map(aged).collect()
+    by_id.into_values().map(with_state).collect()
 }
 
-/// How long a status list stays right by itself; `None` for ever.
-pub fn changes_in(list: &[CapacityReservationStatus], now_ms: i64) -> Option<Duration> {
-    let times = list.iter().flat_map(|one| [expires_ms(one), end_ms(one)]).flatten();
-    let next = times.filter(|at| *at > now_ms).min()?;
-    u64::try_from(next - now_ms).ok().map(Duration::from_millis)
+/// Time until the status list changes without a change in EC2; `None` where it never does.
+pub fn changes_in(list: &[CapacityReservationStatus], now: UnixMillis) -> Option<Duration> {
+    let times = list.iter().flat_map(|one| [expiring_from(one), end(one)]).flatten();
+    times.filter(|at| *at > now).min().map(|at| at.saturating_since(now))
 }
 
-fn end_ms(one: &CapacityReservationStatus) -> Option<i64> {
-    one.end_time.as_ref().map(|end| end.0.as_millisecond())
+fn end(one: &CapacityReservationStatus) -> Option<UnixMillis> {
+    one.end_time.as_ref().map(UnixMillis::from)
 }
 
-/// When nodes of a capacity block have to go.
-fn expires_ms(one: &CapacityReservationStatus) -> Option<i64> {
-    end_ms(one).filter(|_| one.reservation_type == "capacity-block").map(|end| end - EXPIRES_BEFORE_MS)
+/// When a capacity block is expiring: its nodes are disrupted from then on.
+fn expiring_from(one: &CapacityReservationStatus) -> Option<UnixMillis> {
+    end(one).filter(|_| one.reservation_type == "capacity-block").map(|end| end - EXPIRES_BEFORE)
 }
 
 #[cfg(test)]

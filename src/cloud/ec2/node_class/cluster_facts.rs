@@ -1,4 +1,4 @@
-//! What instances must know of the cluster they join, and where that is found: in the settings, from EKS, from the API server.
+//! Facts about the cluster that instances need to join it, from the options, EKS and the API server.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -11,47 +11,41 @@ use crate::cloud::ec2::aws::client::Clients;
 use crate::cloud::ec2::aws::errors::ApiError;
 use crate::cloud::ec2::options::Options;
 
-/// CA of the cluster in every pod.
+/// Path of the cluster CA in every pod.
 const POD_CA: &str = "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt";
 
-/// Why nothing can be launched for the cluster.
+/// Why the facts can't be discovered.
 #[derive(Debug, thiserror::Error)]
 pub enum ClusterError {
-    /// EKS doesn't say where the cluster is.
+    /// EKS does not describe the cluster.
     #[error(
         "the endpoint of cluster {cluster} is not known, set CLUSTER_ENDPOINT or let the controller call eks:DescribeCluster: {source}"
     )]
-    Endpoint {
-        /// Name of the cluster.
-        cluster: String,
-        /// What EKS said.
-        source: ApiError,
-    },
+    Endpoint { cluster: String, source: ApiError },
     /// EKS described the cluster without an endpoint.
     #[error("EKS names no endpoint of cluster {0}: it is not active yet, or set CLUSTER_ENDPOINT")]
     NoEndpoint(String),
-    /// The API server doesn't tell its version.
+    /// The API server does not report its version.
     #[error("the version of the API server: {0}")]
     Version(#[from] kube::Error),
-    /// EKS doesn't tell the version.
+    /// EKS does not report the version.
     #[error("the version of the cluster: {0}")]
     EksVersion(ApiError),
 }
 
-/// What instances must know of the cluster.
+/// Facts about the cluster that instances need to join it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClusterFacts {
-    /// Name.
     pub name: String,
     /// URL of the API server.
     pub endpoint: String,
     /// CA of the API server: PEM in base64.
     pub ca_bundle: String,
-    /// Version, as `1.34`.
+    /// Kubernetes version, as `1.34`.
     pub version: String,
-    /// Addresses of services.
+    /// CIDR of services.
     pub service_cidr: Option<String>,
-    /// Address of the cluster's DNS.
+    /// IP address of the cluster DNS.
     pub dns_ip: Option<String>,
 }
 
@@ -62,11 +56,11 @@ impl ClusterFacts {
     }
 }
 
-/// Finds them; without a client of the API server by what the settings and EKS tell. Of those `known` from before, each stays that
-/// can't be read now.
+/// Discovers the facts; without a client of the API server from the options and EKS alone. A fact that can't be read keeps its value
+/// in `known`.
 ///
 /// # Errors
-/// [`ClusterError`]; what AL2023 alone needs (the service CIDR) and the address of DNS may be missing.
+/// [`ClusterError`]. The service CIDR (needed by AL2023 only) and the DNS address may be missing.
 pub async fn discover(
     client: Option<&Client>,
     clients: &Clients,
@@ -102,21 +96,21 @@ pub async fn discover(
         }
     };
     let network = described.and_then(|cluster| cluster.kubernetes_network_config());
-    let of_eks = network.and_then(|network| network.service_ipv4_cidr().or(network.service_ipv6_cidr()));
+    let eks_cidr = network.and_then(|network| network.service_ipv4_cidr().or(network.service_ipv6_cidr()));
     let known_cidr = known.and_then(|known| known.service_cidr.clone());
-    let service_cidr = match (&options.service_cidr, of_eks, client) {
+    let service_cidr = match (&options.service_cidr, eks_cidr, client) {
         (Some(given), ..) => Some(given.clone()),
         (None, Some(found), _) => Some(found.to_owned()),
         (None, None, None) => known_cidr,
         (None, None, Some(client)) => {
-            let own = found_or_known(own_service_cidr(client).await, known_cidr.clone());
-            // An API server without that API says that there is none; what EKS told before it failed stands.
-            own.or(known_cidr.filter(|_| eks.is_err()))
+            let found = found_or_known(service_cidr_of_api_server(client).await, known_cidr.clone());
+            // An API server without that API responds with 404; the value that EKS reported before it failed is kept.
+            found.or(known_cidr.filter(|_| eks.is_err()))
         }
     };
     let ca_bundle = match (&options.cluster_ca_bundle, client) {
         (Some(given), _) => Some(given.clone()),
-        (None, Some(_)) => own_ca().await,
+        (None, Some(_)) => trusted_ca().await,
         (None, None) => {
             let authority = described.and_then(|cluster| cluster.certificate_authority());
             authority.and_then(|authority| authority.data()).map(str::to_owned)
@@ -133,7 +127,7 @@ pub async fn discover(
     Ok(ClusterFacts { name: name.clone(), endpoint, ca_bundle, version, service_cidr, dns_ip })
 }
 
-/// What a read of the API server found: nothing where it says that there is none, what is known where it could not be asked.
+/// The result of a read from the API server: `None` on 404, the known value on other errors.
 fn found_or_known<T>(read: Result<Option<T>, kube::Error>, known: Option<T>) -> Option<T> {
     match read {
         Ok(found) => found,
@@ -147,42 +141,42 @@ fn minor_version(major: &str, minor: &str) -> String {
     format!("{}.{}", major.trim_end_matches('+'), minor.trim_end_matches('+'))
 }
 
-/// Address of the cluster's DNS; `None` where there is none.
+/// IP address of the cluster DNS; `None` where there is none.
 async fn dns_ip(client: &Client) -> Result<Option<String>, kube::Error> {
     let services: Api<Service> = Api::namespaced(client.clone(), "kube-system");
     let service = services.get("kube-dns").await.inspect_err(|error| {
-        tracing::info!(%error, "service kube-system/kube-dns could not be read, unless its address is known nodes find DNS by themselves");
+        tracing::info!(%error, "could not read service kube-system/kube-dns, unless its address is already known nodes detect DNS themselves");
     })?;
     let ip = service.spec.and_then(|spec| spec.cluster_ip);
     Ok(ip.filter(|ip| !ip.is_empty() && ip != "None"))
 }
 
-/// The CIDR that the API server gives services addresses of, where it has the API for it (1.33).
-async fn own_service_cidr(client: &Client) -> Result<Option<String>, kube::Error> {
+/// The service CIDR of the API server, which reports it from Kubernetes 1.33 on.
+async fn service_cidr_of_api_server(client: &Client) -> Result<Option<String>, kube::Error> {
     let cidrs: Api<ServiceCIDR> = Api::all(client.clone());
     let found = cidrs.get("kubernetes").await.inspect_err(|error| {
-        tracing::info!(%error, "the service CIDR could not be read: AL2023 nodes need it, unless it is known set STOWAGE_SERVICE_CIDR");
+        tracing::info!(%error, "could not read the service CIDR: AL2023 nodes need it, unless it is already known set STOWAGE_SERVICE_CIDR");
     })?;
     Ok(found.spec.and_then(|spec| spec.cidrs?.into_iter().next()))
 }
 
-/// The CA that this process trusts the API server by, base64 as it is in the file; `None` where it is not found.
-async fn own_ca() -> Option<String> {
+/// The CA with which this process trusts the API server: PEM in base64, as in the kubeconfig; `None` where it is not found.
+async fn trusted_ca() -> Option<String> {
     if let Ok(kubeconfig) = Kubeconfig::read()
-        && let Some(ca) = of_kubeconfig(&kubeconfig).await
+        && let Some(ca) = ca_of_kubeconfig(&kubeconfig).await
     {
         return Some(ca);
     }
     match tokio::fs::read(POD_CA).await {
         Ok(pem) => Some(STANDARD.encode(pem)),
         Err(error) => {
-            tracing::warn!(%error, "the CA of the API server could not be read, unless it is known set CLUSTER_CA_BUNDLE");
+            tracing::warn!(%error, "could not read the CA of the API server, unless it is already known set CLUSTER_CA_BUNDLE");
             None
         }
     }
 }
 
-async fn of_kubeconfig(kubeconfig: &Kubeconfig) -> Option<String> {
+async fn ca_of_kubeconfig(kubeconfig: &Kubeconfig) -> Option<String> {
     let current = kubeconfig.current_context.as_ref()?;
     let context = kubeconfig.contexts.iter().find(|context| context.name == *current)?.context.as_ref()?;
     let cluster = kubeconfig.clusters.iter().find(|cluster| cluster.name == context.cluster)?.cluster.as_ref()?;
@@ -198,13 +192,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn versions_lose_their_plus() {
+    fn the_minor_version_has_no_plus_sign() {
         assert_eq!(minor_version("1", "34+"), "1.34");
         assert_eq!(minor_version("1", "33"), "1.33");
     }
 
     #[test]
-    fn what_can_not_be_read_again_stays_and_what_is_gone_goes() {
+    fn an_unreadable_fact_is_kept_and_a_deleted_one_is_dropped() {
         let failed = |code: u16| {
             let status = serde_json::json!({"status": "Failure", "message": "m", "reason": "r", "code": code});
             Err(kube::Error::Api(Box::new(serde_json::from_value(status).unwrap())))
@@ -213,18 +207,18 @@ mod tests {
         for (what, read, known, expected) in [
             ("read", Ok(Some("new")), Some("old"), Some("new")),
             ("there is none", Ok(None), Some("old"), None),
-            ("gone", failed(404), Some("old"), None),
+            ("deleted", failed(404), Some("old"), None),
             ("refused", failed(403), Some("old"), Some("old")),
-            ("out of order", failed(500), Some("old"), Some("old")),
-            ("no answer", lost(), Some("old"), Some("old")),
-            ("no answer, and never was", lost(), None, None),
+            ("failed", failed(500), Some("old"), Some("old")),
+            ("no response", lost(), Some("old"), Some("old")),
+            ("no response and no known value", lost(), None, None),
         ] {
             assert_eq!(found_or_known(read, known), expected, "{what}");
         }
     }
 
     #[tokio::test]
-    async fn an_api_server_that_does_not_answer_takes_nothing_away() {
+    async fn facts_are_kept_while_the_api_server_does_not_respond() {
         // Nobody listens on port 1.
         let config = kube::Config::new("http://127.0.0.1:1".parse().unwrap());
         let kube = Client::try_from(config).unwrap();
@@ -243,14 +237,14 @@ mod tests {
     }
 
     #[test]
-    fn an_ipv6_dns_makes_an_ipv6_cluster() {
+    fn a_cluster_with_an_ipv6_dns_address_is_ipv6() {
         let facts = |ip: Option<&str>| ClusterFacts { dns_ip: ip.map(str::to_owned), ..ClusterFacts::default() };
         assert!(facts(Some("fd00::a")).is_ipv6());
         assert!(!facts(Some("10.0.0.10")).is_ipv6() && !facts(None).is_ipv6());
     }
 
     #[tokio::test]
-    async fn the_ca_of_the_current_context_is_taken_as_it_is_written() {
+    async fn the_ca_of_the_current_context_is_used_unchanged() {
         let config: Kubeconfig = serde_json::from_value(serde_json::json!({
             "current-context": "a",
             "contexts": [{"name": "a", "context": {"cluster": "one", "user": "u"}}],
@@ -260,6 +254,6 @@ mod tests {
             ],
         }))
         .unwrap();
-        assert_eq!(of_kubeconfig(&config).await.as_deref(), Some("eQ=="));
+        assert_eq!(ca_of_kubeconfig(&config).await.as_deref(), Some("eQ=="));
     }
 }

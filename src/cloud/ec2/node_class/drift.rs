@@ -1,4 +1,4 @@
-//! Whether an instance is still what its node class comes to (AWS reference 10.1). The first reason in the reference's order is told.
+//! Drift of an instance from its node class (Karpenter AWS reference 10.1). The first reason in that order is reported.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,26 +18,26 @@ const NODE_CLASS: &str = "NodeClassDrift";
 const AMI: &str = "AMIDrift";
 /// The class selects other security groups.
 const SECURITY_GROUP: &str = "SecurityGroupDrift";
-/// The class selects the instance's subnet no more.
+/// The class does not select the instance's subnet any more.
 const SUBNET: &str = "SubnetDrift";
-/// The class selects the instance's capacity reservation no more.
+/// The class does not select the instance's capacity reservation any more.
 const CAPACITY_RESERVATION: &str = "CapacityReservationDrift";
 /// The class selects another placement group, or none.
 const PLACEMENT_GROUP: &str = "PlacementGroupDrift";
 
-/// Why it can't be told whether an instance has drifted.
+/// Why drift can't be evaluated.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DriftError {
-    /// The claim has no instance type, or one that its pool can't buy.
+    /// The claim has no instance type, or one that is not in the catalog.
     #[error("its instance type {0:?} is not in the catalog")]
     UnknownType(String),
-    /// The claim doesn't say which image it runs.
+    /// The claim's status has no image id.
     #[error("the claim's status has no imageID")]
     NoImageId,
     /// The class's status has no images.
     #[error("the class's status has no images")]
     NoImages,
-    /// None of the class's images boots on the type.
+    /// The instance type boots none of the class's images.
     #[error("no image of the class boots on {0}")]
     NoImageFor(String),
     /// The class's status has no security groups.
@@ -46,60 +46,62 @@ pub enum DriftError {
     /// The class's status has no subnets.
     #[error("the class's status has no subnets")]
     NoSubnets,
-    /// The class's placement group was not looked up yet.
+    /// The class's placement group is not resolved yet.
     #[error("the class's placement group was not looked up yet")]
     PlacementGroupUnknown,
-    /// The instance was not listed yet.
+    /// The instance is not in the last list of instances.
     #[error("its instance was not listed yet")]
     InstanceUnknown,
 }
 
-/// The placement group that a class's selector comes to.
+/// The placement group that a class's selector resolves to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum GroupId<'a> {
-    /// It was not looked up yet.
+pub enum ResolvedGroup<'a> {
+    /// Not resolved yet.
     #[default]
     Unknown,
     /// There is none.
     Absent,
     /// As `pg-0123456789abcdef0`.
-    Is(&'a str),
+    Id(&'a str),
 }
 
-/// What is compared besides the claim and the class.
+/// The inputs of drift besides the claim and the class.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Found<'a> {
+pub struct DriftInputs<'a> {
     /// Labels of the claim's instance type, if it is in the catalog.
     pub type_labels: Option<&'a BTreeMap<String, String>>,
-    /// The instance as EC2 listed it, if it did.
+    /// The instance as EC2 last listed it.
     pub instance: Option<&'a InstanceFacts>,
-    /// The class's placement group.
-    pub placement_group: GroupId<'a>,
+    pub placement_group: ResolvedGroup<'a>,
 }
 
-/// Why a claim's instance is not what its class comes to; `None` where it is. No part of it does I/O: what can't be known is an
-/// error.
+/// Why a claim's instance has drifted from its class; `None` where it has not.
 ///
 /// # Errors
-/// [`DriftError`]: what was known before stands.
-pub fn drift_reason(claim: &NodeClaim, class: &Ec2NodeClass, found: &Found<'_>) -> Result<Option<Drift>, DriftError> {
+/// [`DriftError`] where an input is missing: the last evaluation stays valid.
+pub fn drift_reason(
+    claim: &NodeClaim,
+    class: &Ec2NodeClass,
+    inputs: &DriftInputs<'_>,
+) -> Result<Option<Drift>, DriftError> {
     if let Some(drift) = class_drift(claim, class) {
         return Ok(Some(drift));
     }
-    if let Some(drift) = image_drift(claim, class, found.type_labels)? {
+    if let Some(drift) = image_drift(claim, class, inputs.type_labels)? {
         return Ok(Some(drift));
     }
-    let instance = found.instance.ok_or(DriftError::InstanceUnknown)?;
+    let instance = inputs.instance.ok_or(DriftError::InstanceUnknown)?;
     let all = [
         security_group_drift(instance, class)?,
         subnet_drift(instance, class)?,
         reservation_drift(instance, class),
-        placement_group_drift(claim, class, found.placement_group)?,
+        placement_group_drift(claim, class, inputs.placement_group)?,
     ];
     Ok(all.into_iter().flatten().next())
 }
 
-/// The hashes differ. Hashes of different versions, or absent ones, say nothing.
+/// The hashes differ. Absent hashes and hashes of different versions are not comparable: no drift.
 fn class_drift(claim: &NodeClaim, class: &Ec2NodeClass) -> Option<Drift> {
     let of = |annotations: &BTreeMap<String, String>, key: &str| annotations.get(key).cloned();
     let version = labels::EC2_NODE_CLASS_HASH_VERSION;
@@ -112,14 +114,14 @@ fn class_drift(claim: &NodeClaim, class: &Ec2NodeClass) -> Option<Drift> {
     })
 }
 
-/// The class boots another image on this type now.
+/// The class now selects another image for the instance type.
 fn image_drift(
     claim: &NodeClaim,
     class: &Ec2NodeClass,
     type_labels: Option<&BTreeMap<String, String>>,
 ) -> Result<Option<Drift>, DriftError> {
     let name = claim.labels().get(labels::INSTANCE_TYPE).cloned().unwrap_or_default();
-    let own = type_labels.ok_or_else(|| DriftError::UnknownType(name.clone()))?;
+    let type_labels = type_labels.ok_or_else(|| DriftError::UnknownType(name.clone()))?;
     let images = class.status.as_ref().map(|status| status.amis.as_slice()).unwrap_or_default();
     if images.is_empty() {
         return Err(DriftError::NoImages);
@@ -128,12 +130,12 @@ fn image_drift(
     if image.is_empty() {
         return Err(DriftError::NoImageId);
     }
-    let wanted = image_of(images, own).ok_or_else(|| DriftError::NoImageFor(name.clone()))?;
+    let wanted = image_of(images, type_labels).ok_or_else(|| DriftError::NoImageFor(name.clone()))?;
     Ok((wanted.id != image)
         .then(|| Drift { reason: AMI, message: format!("it runs image {image}, and {name} boots {} now", wanted.id) }))
 }
 
-/// The sets differ, in either direction.
+/// The sets of security groups differ.
 fn security_group_drift(instance: &InstanceFacts, class: &Ec2NodeClass) -> Result<Option<Drift>, DriftError> {
     let status = class.status.as_ref().map(|status| status.security_groups.as_slice()).unwrap_or_default();
     let wanted: BTreeSet<&String> = status.iter().map(|group| &group.id).collect();
@@ -141,7 +143,7 @@ fn security_group_drift(instance: &InstanceFacts, class: &Ec2NodeClass) -> Resul
         return Err(DriftError::NoSecurityGroups);
     }
     let has: BTreeSet<&String> = instance.security_groups.iter().collect();
-    // In EC2 every instance has a group: an endpoint that names none doesn't tell.
+    // In EC2 every instance has a security group: a response without any lacks the information.
     Ok((!has.is_empty() && has != wanted).then(|| Drift {
         reason: SECURITY_GROUP,
         message: format!("it has the security groups {}, and {} are selected", list(&has), list(&wanted)),
@@ -157,7 +159,7 @@ fn subnet_drift(instance: &InstanceFacts, class: &Ec2NodeClass) -> Result<Option
     Ok(left.map(|own| Drift { reason: SUBNET, message: format!("its subnet {own} is not selected any more") }))
 }
 
-/// Only where the instance was bought in a reservation: one that became on-demand stays.
+/// Applies only while the instance runs in a reservation: one that became on-demand does not drift.
 fn reservation_drift(instance: &InstanceFacts, class: &Ec2NodeClass) -> Option<Drift> {
     let selected = class.status.as_ref().map(|status| status.capacity_reservations.as_slice()).unwrap_or_default();
     let own = instance.reservation.as_ref().filter(|own| selected.iter().all(|found| found.id != **own))?;
@@ -168,12 +170,12 @@ fn reservation_drift(instance: &InstanceFacts, class: &Ec2NodeClass) -> Option<D
 fn placement_group_drift(
     claim: &NodeClaim,
     class: &Ec2NodeClass,
-    resolved: GroupId<'_>,
+    resolved: ResolvedGroup<'_>,
 ) -> Result<Option<Drift>, DriftError> {
     let wanted = match (&class.spec.placement_group_selector, resolved) {
-        (None, _) | (Some(_), GroupId::Absent) => None,
-        (Some(_), GroupId::Is(id)) => Some(id),
-        (Some(_), GroupId::Unknown) => return Err(DriftError::PlacementGroupUnknown),
+        (None, _) | (Some(_), ResolvedGroup::Absent) => None,
+        (Some(_), ResolvedGroup::Id(id)) => Some(id),
+        (Some(_), ResolvedGroup::Unknown) => return Err(DriftError::PlacementGroupUnknown),
     };
     let has = claim.labels().get(labels::PLACEMENT_GROUP_ID).map(String::as_str).filter(|id| !id.is_empty());
     let name =
@@ -189,8 +191,8 @@ fn list(ids: &BTreeSet<&String>) -> String {
 }
 
 impl Ec2Provider {
-    /// Whether a claim's instance has drifted, by the last listing of instances. That it lies in a reservation that is not
-    /// selected is looked at once more: EC2 turns such instances into on-demand ones, which stay.
+    /// Drift of a claim's instance, by the last list of instances. Drift from a capacity reservation is re-validated with a fresh
+    /// description: EC2 turns such instances into on-demand ones, which do not drift.
     pub(crate) async fn drift_of(&self, claim: &NodeClaim, class: &Ec2NodeClass) -> Result<Option<Drift>, CloudError> {
         let id = claim.status.as_ref().and_then(|status| instance_id(status.provider_id.as_deref()?));
         let catalog = self.catalog(class);
@@ -198,18 +200,18 @@ impl Ec2Provider {
         let entry = catalog.instance_types.iter().find(|entry| *entry.name == *name);
         let group = self.known_group(class);
         let placement_group = match &group {
-            Some(group) => GroupId::Is(&group.id),
-            None if self.looked_for_group(class) => GroupId::Absent,
-            None => GroupId::Unknown,
+            Some(group) => ResolvedGroup::Id(&group.id),
+            None if self.looked_for_group(class) => ResolvedGroup::Absent,
+            None => ResolvedGroup::Unknown,
         };
-        let judge = |instance: Option<&InstanceFacts>| {
-            let found = Found { type_labels: entry.map(|entry| &entry.labels), instance, placement_group };
-            drift_reason(claim, class, &found).map_err(|error| CloudError::Other(error.to_string()))
+        let evaluate = |instance: Option<&InstanceFacts>| {
+            let inputs = DriftInputs { type_labels: entry.map(|entry| &entry.labels), instance, placement_group };
+            drift_reason(claim, class, &inputs).map_err(|error| CloudError::Other(error.to_string()))
         };
-        let drift = judge(id.and_then(|id| self.listed(id)).as_ref())?;
+        let drift = evaluate(id.and_then(|id| self.listed(id)).as_ref())?;
         match (&drift, id) {
             (Some(Drift { reason: CAPACITY_RESERVATION, .. }), Some(id)) => {
-                judge(describe::facts_of(&self.clients, id).await?.as_ref())
+                evaluate(describe::facts_of(&self.clients, id).await?.as_ref())
             }
             _ => Ok(drift),
         }

@@ -1,10 +1,10 @@
-//! Images: which ones a node class selects, and which of them an instance type boots.
+//! Images that a node class selects, and the image that an instance type boots.
 
 use std::collections::{BTreeSet, HashMap};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::Mutex;
+use std::time::Duration;
 
 use aws_sdk_ec2::types::Filter;
-use k8s_openapi::jiff::Timestamp;
 
 use crate::api::node_class::{AmiRequirement, AmiSelectorTerm, AmiStatus};
 use crate::cloud::ec2::aws::client::Clients;
@@ -13,44 +13,41 @@ use crate::cloud::ec2::aws::filters::{filter, tag_filters};
 use crate::cloud::ec2::node_class::ami_alias;
 use crate::cloud::ec2::node_class::ami_alias::{AliasError, one_of};
 use crate::model::labels;
+use crate::model::time::UnixMillis;
 use crate::sync::lock;
 
 /// An image as EC2 describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Image {
-    /// Image id.
     pub id: String,
-    /// Image name.
     pub name: String,
-    /// Milliseconds since the epoch.
-    pub created_ms: i64,
-    /// When it is deprecated from, milliseconds since the epoch.
-    pub deprecated_ms: Option<i64>,
+    pub created_at: UnixMillis,
+    /// When it becomes deprecated.
+    pub deprecated_at: Option<UnixMillis>,
     /// `amd64` or `arm64`.
     pub arch: &'static str,
 }
 
 impl Image {
-    /// Reads EC2's description; `None` for architectures that Kubernetes nodes don't have and for images without an id.
+    /// Reads EC2's description; `None` for an architecture without a Kubernetes name, and for an image without an id.
     pub fn read(image: &aws_sdk_ec2::types::Image) -> Option<Self> {
         let arch = match image.architecture()?.as_str() {
             "x86_64" => "amd64",
             "arm64" => "arm64",
             _ => return None,
         };
-        let time =
-            |text: Option<&str>| text.and_then(|text| text.parse::<Timestamp>().ok()).map(Timestamp::as_millisecond);
+        let time = |text: Option<&str>| text.and_then(UnixMillis::parse_rfc3339);
         Some(Self {
             id: image.image_id()?.to_owned(),
             name: image.name().unwrap_or_default().to_owned(),
-            created_ms: time(image.creation_date()).unwrap_or(0),
-            deprecated_ms: time(image.deprecation_time()),
+            created_at: time(image.creation_date()).unwrap_or_default(),
+            deprecated_at: time(image.deprecation_time()),
             arch,
         })
     }
 
-    fn is_deprecated(&self, now_ms: i64) -> bool {
-        self.deprecated_ms.is_some_and(|at| at <= now_ms)
+    fn is_deprecated(&self, now: UnixMillis) -> bool {
+        self.deprecated_at.is_some_and(|at| at <= now)
     }
 }
 
@@ -59,11 +56,11 @@ impl Image {
 pub struct Query {
     /// Filters besides the state.
     pub filters: Vec<Filter>,
-    /// Owners; empty asks for every owner.
+    /// Owners; empty for every owner.
     pub owners: Vec<String>,
 }
 
-/// The calls that find images by name and tags, one for each such term.
+/// The calls that find images by name and tags, one for each term with neither alias, id nor SSM parameter.
 pub fn queries(terms: &[AmiSelectorTerm]) -> Vec<Query> {
     let explicit = |term: &&AmiSelectorTerm| term.alias.is_none() && term.id.is_none() && term.ssm_parameter.is_none();
     let query = |term: &AmiSelectorTerm| {
@@ -79,15 +76,15 @@ pub fn queries(terms: &[AmiSelectorTerm]) -> Vec<Query> {
     terms.iter().filter(explicit).map(query).collect()
 }
 
-/// Asks for one list of ids.
+/// One call for a list of ids.
 fn by_id(ids: BTreeSet<String>) -> Query {
     Query { filters: vec![filter("image-id", ids)], owners: vec![] }
 }
 
-/// The status list of images with what each boots on. For equal requirements one image is kept: one that isn't deprecated
-/// before one that is, then the newest, then the greatest name. Newest first, then by id.
-pub fn status(found: Vec<(Image, Vec<AmiRequirement>)>, now_ms: i64) -> Vec<AmiStatus> {
-    let rank = |image: &Image| (!image.is_deprecated(now_ms), image.created_ms, image.name.clone());
+/// The status list of images with their requirements, newest first, then by id. Of images with equal requirements one is kept:
+/// first by not being deprecated, then the newest, then the one with the greatest name.
+pub fn status(found: Vec<(Image, Vec<AmiRequirement>)>, now: UnixMillis) -> Vec<AmiStatus> {
+    let rank = |image: &Image| (!image.is_deprecated(now), image.created_at, image.name.clone());
     let mut kept: Vec<(Image, Vec<AmiRequirement>)> = Vec::new();
     for (image, requirements) in found {
         match kept.iter_mut().find(|(_, other)| *other == requirements) {
@@ -99,10 +96,10 @@ pub fn status(found: Vec<(Image, Vec<AmiRequirement>)>, now_ms: i64) -> Vec<AmiS
             }
         }
     }
-    kept.sort_by(|(a, _), (b, _)| b.created_ms.cmp(&a.created_ms).then_with(|| a.id.cmp(&b.id)));
+    kept.sort_by(|(a, _), (b, _)| b.created_at.cmp(&a.created_at).then_with(|| a.id.cmp(&b.id)));
     kept.into_iter()
         .map(|(image, requirements)| AmiStatus {
-            deprecated: image.is_deprecated(now_ms).then_some(true),
+            deprecated: image.is_deprecated(now).then_some(true),
             id: image.id,
             name: Some(image.name),
             requirements,
@@ -110,10 +107,10 @@ pub fn status(found: Vec<(Image, Vec<AmiRequirement>)>, now_ms: i64) -> Vec<AmiS
         .collect()
 }
 
-/// Why no images were found.
+/// Why images could not be resolved.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ImageError {
-    /// The alias can't be had.
+    /// The alias can't be resolved.
     #[error(transparent)]
     Alias(#[from] AliasError),
     /// An API failed.
@@ -121,97 +118,96 @@ pub enum ImageError {
     Api(#[from] ApiError),
 }
 
-/// How long the value of a parameter that moves, or never does, is remembered, milliseconds.
-const ALIAS_TTL_MS: i64 = 86_400_000;
-/// How long the value of a user's own parameter is remembered, milliseconds.
-const CUSTOM_TTL_MS: i64 = 300_000;
+/// How long the value of an alias's parameter is cached.
+const ALIAS_TTL: Duration = Duration::from_hours(24);
+/// How long the value of a user's own parameter is cached.
+const CUSTOM_TTL: Duration = Duration::from_mins(5);
 
-/// Values of SSM parameters, by name.
+/// Cached values of SSM parameters, by name.
 #[derive(Debug, Default)]
-pub struct Parameters {
-    known: Mutex<HashMap<String, Known>>,
+pub struct SsmParameterCache {
+    values: Mutex<HashMap<String, CachedValue>>,
 }
 
 #[derive(Debug)]
-struct Known {
+struct CachedValue {
     value: String,
-    /// When it is asked for again, milliseconds since the epoch.
-    until_ms: i64,
-    /// Whether AWS sets it anew with each image (`@latest`).
-    moves: bool,
+    expires_at: UnixMillis,
+    /// Whether AWS updates the value with each release (`@latest`).
+    is_latest: bool,
 }
 
-impl Parameters {
-    fn known(&self) -> MutexGuard<'_, HashMap<String, Known>> {
-        lock(&self.known)
-    }
-
+impl SsmParameterCache {
     async fn value(
         &self,
         clients: &Clients,
         name: &str,
-        moves: bool,
-        ttl_ms: i64,
-        now_ms: i64,
+        is_latest: bool,
+        ttl: Duration,
+        now: UnixMillis,
     ) -> Result<String, ApiError> {
-        if let Some(known) = self.known().get(name).filter(|known| known.until_ms > now_ms) {
-            return Ok(known.value.clone());
+        if let Some(cached) = lock(&self.values).get(name).filter(|cached| cached.expires_at > now) {
+            return Ok(cached.value.clone());
         }
-        let answer = clients.ssm.get_parameter().name(name).send().await.map_err(ApiError::of("ssm:GetParameter"))?;
-        let value = answer.parameter().and_then(|parameter| parameter.value()).unwrap_or_default().to_owned();
-        self.known().insert(name.to_owned(), Known { value: value.clone(), until_ms: now_ms + ttl_ms, moves });
+        let response = clients.ssm.get_parameter().name(name).send().await.map_err(ApiError::of("ssm:GetParameter"))?;
+        let value = response.parameter().and_then(|parameter| parameter.value()).unwrap_or_default().to_owned();
+        let cached = CachedValue { value: value.clone(), expires_at: now + ttl, is_latest };
+        lock(&self.values).insert(name.to_owned(), cached);
         Ok(value)
     }
 
-    /// Forgets the moving parameters whose image is deprecated by now, or gone: the next look asks for the newer one. Returns their
-    /// names.
+    /// Drops the `@latest` parameters whose image is deprecated or deleted, so that the next resolution reads the newer one.
+    /// Returns their names.
     ///
     /// # Errors
-    /// EC2's, of DescribeImages.
-    pub async fn forget_deprecated(&self, clients: &Clients, now_ms: i64) -> Result<Vec<String>, ApiError> {
-        let moving = |known: &&Known| known.moves && known.until_ms > now_ms && known.value.starts_with("ami-");
-        let asked: BTreeSet<String> = self.known().values().filter(moving).map(|known| known.value.clone()).collect();
-        if asked.is_empty() {
+    /// DescribeImages fails.
+    pub async fn forget_deprecated(&self, clients: &Clients, now: UnixMillis) -> Result<Vec<String>, ApiError> {
+        let is_latest =
+            |cached: &&CachedValue| cached.is_latest && cached.expires_at > now && cached.value.starts_with("ami-");
+        let checked: BTreeSet<String> =
+            lock(&self.values).values().filter(is_latest).map(|cached| cached.value.clone()).collect();
+        if checked.is_empty() {
             return Ok(vec![]);
         }
-        let found = describe(clients, by_id(asked.clone())).await?;
-        let good: BTreeSet<&str> =
-            found.iter().filter(|image| !image.is_deprecated(now_ms)).map(|image| image.id.as_str()).collect();
+        let found = describe(clients, by_id(checked.clone())).await?;
+        let current: BTreeSet<&str> =
+            found.iter().filter(|image| !image.is_deprecated(now)).map(|image| image.id.as_str()).collect();
         let mut names = Vec::new();
-        self.known().retain(|name, known| {
-            // One that was asked for meanwhile has another value, or is as good as the others will be.
-            let old = known.moves && asked.contains(&known.value) && !good.contains(known.value.as_str());
-            names.extend(old.then(|| name.clone()));
-            !old
+        lock(&self.values).retain(|name, cached| {
+            // A value that was read during the call is not among the checked ones, or is as current as a new read.
+            let outdated =
+                cached.is_latest && checked.contains(&cached.value) && !current.contains(cached.value.as_str());
+            names.extend(outdated.then(|| name.clone()));
+            !outdated
         });
         names.sort_unstable();
         Ok(names)
     }
 }
 
-/// Finds what some terms select, for a cluster of `version`: images and what each boots on.
+/// Resolves selector terms for a cluster of `version` to images and their requirements.
 ///
 /// # Errors
-/// [`ImageError`]. That a parameter of an alias isn't there is no error as long as another one is.
+/// [`ImageError`]. A missing parameter of an alias is no error unless all are missing.
 pub async fn find(
     clients: &Clients,
-    parameters: &Parameters,
+    parameters: &SsmParameterCache,
     terms: &[AmiSelectorTerm],
     version: &str,
-    now_ms: i64,
+    now: UnixMillis,
 ) -> Result<Vec<(Image, Vec<AmiRequirement>)>, ImageError> {
     if let Some(alias) = terms.iter().find_map(|term| term.alias.as_deref()) {
-        return by_alias(clients, parameters, alias, version, now_ms).await;
+        return by_alias(clients, parameters, alias, version, now).await;
     }
     let mut ids: BTreeSet<String> = terms.iter().filter_map(|term| term.id.clone()).collect();
     for name in terms.iter().filter(|term| term.id.is_none()).filter_map(|term| term.ssm_parameter.as_deref()) {
-        match parameters.value(clients, name, false, CUSTOM_TTL_MS, now_ms).await {
+        match parameters.value(clients, name, false, CUSTOM_TTL, now).await {
             Ok(value) if value.starts_with("ami-") => {
                 ids.insert(value);
             }
-            Ok(_) => tracing::warn!(parameter = name, "the SSM parameter holds no image id, it is left out"),
+            Ok(_) => tracing::warn!(parameter = name, "ignored SSM parameter, its value is no image id"),
             Err(error) if error.class == Class::NotFound => {
-                tracing::warn!(parameter = name, "the SSM parameter does not exist, it is left out");
+                tracing::warn!(parameter = name, "ignored SSM parameter, it does not exist");
             }
             Err(error) => return Err(error.into()),
         }
@@ -229,21 +225,23 @@ pub async fn find(
 
 async fn by_alias(
     clients: &Clients,
-    parameters: &Parameters,
+    parameters: &SsmParameterCache,
     alias: &str,
     version: &str,
-    now_ms: i64,
+    now: UnixMillis,
 ) -> Result<Vec<(Image, Vec<AmiRequirement>)>, ImageError> {
-    let wanted = ami_alias::parameters(alias, version)?;
-    let values = wanted.iter().map(|one| parameters.value(clients, &one.name, one.moves, ALIAS_TTL_MS, now_ms));
+    let alias_parameters = ami_alias::parameters(alias, version)?;
+    let values = alias_parameters
+        .iter()
+        .map(|parameter| parameters.value(clients, &parameter.name, parameter.is_latest, ALIAS_TTL, now));
     let values = futures::future::join_all(values).await;
     let mut requirements: Vec<(String, &Vec<AmiRequirement>)> = Vec::new();
     let mut failure = None;
-    for (parameter, value) in wanted.iter().zip(values) {
+    for (parameter, value) in alias_parameters.iter().zip(values) {
         match value {
             Ok(id) => requirements.extend(parameter.requirements.iter().map(|list| (id.clone(), list))),
             Err(error) => {
-                tracing::debug!(parameter = parameter.name, %error, "no image from this parameter");
+                tracing::debug!(parameter = parameter.name, %error, "no image in SSM parameter");
                 failure = Some(error);
             }
         }

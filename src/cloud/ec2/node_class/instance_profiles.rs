@@ -1,9 +1,10 @@
-//! Instance profiles: given by name, or made for a role.
+//! Instance profiles of node classes: named by the class, or created for its role.
 //!
-//! A profile is never changed: when the role changes a new one is made, and the old one is kept for the nodes that have it.
+//! A profile is immutable: when the role changes, a new profile is created and the old one is kept for the nodes that use it.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Mutex;
+use std::time::Duration;
 
 use aws_sdk_iam::types::Tag;
 use kube::{Resource, ResourceExt};
@@ -14,33 +15,33 @@ use crate::cloud::ec2::aws::client::Clients;
 use crate::cloud::ec2::aws::errors::{ApiError, Class};
 use crate::cloud::ec2::tags::CLUSTER_TAG;
 use crate::model::labels;
+use crate::model::time::UnixMillis;
 use crate::sync::lock;
 
-/// How long the role of a profile is remembered, milliseconds.
-const PROFILE_TTL_MS: i64 = 900_000;
-/// How long it is remembered that a role doesn't exist, milliseconds.
-const NO_ROLE_TTL_MS: i64 = 60_000;
+/// How long the role of a profile is cached.
+const PROFILE_TTL: Duration = Duration::from_mins(15);
+/// How long the absence of a role is cached.
+const MISSING_ROLE_TTL: Duration = Duration::from_mins(1);
+/// How long an unused profile is kept after its creation or replacement: pending launches may use it.
+const PROTECTION: Duration = Duration::from_hours(1);
 
-/// How long a profile that was made or replaced is kept though nothing names it, milliseconds.
-const PROTECTED_MS: i64 = 3_600_000;
-
-/// The name that IAM knows a role by: what is after the last slash.
+/// The name of a role without its path.
 pub fn role_name(role: &str) -> &str {
     role.rsplit('/').next().unwrap_or(role)
 }
 
-/// Path of the profiles of a class.
+/// IAM path of the profiles of a class.
 pub fn path(region: &str, cluster: &str, uid: &str) -> String {
     format!("/karpenter/{region}/{cluster}/{uid}/")
 }
 
-/// A new name for a profile of a class. `nonce` makes it unlike every earlier one.
+/// A name for a new profile of a class. `nonce` makes it unique.
 fn new_name(region: &str, cluster: &str, class: &str, nonce: &str) -> String {
     format!("{cluster}_{}", draw(0, &[region, class, nonce]))
 }
 
-/// The name that versions of Karpenter before 1.7 gave to the one profile of a class: FNV-1 of region and class. `None` where
-/// IAM allows no such name.
+/// The name that Karpenter before 1.7 gave the only profile of a class: FNV-1 of region and class. `None` where IAM does not allow
+/// the name.
 fn legacy_name(region: &str, cluster: &str, class: &str) -> Option<String> {
     let hash = region
         .bytes()
@@ -61,121 +62,117 @@ fn tags(class: &Ec2NodeClass, cluster: &str, region: &str) -> Vec<(String, Strin
     all.into_iter().collect()
 }
 
-/// What is known of profiles and roles.
+/// Resolves, creates and deletes instance profiles; caches their roles.
 #[derive(Debug, Default)]
-pub struct Profiles {
-    known: Mutex<Known>,
+pub struct InstanceProfiles {
+    cache: Mutex<ProfileCache>,
 }
 
 #[derive(Debug, Default)]
-struct Known {
-    /// Role of a profile, and until when that is believed.
-    roles: HashMap<String, (Option<String>, i64)>,
-    /// Roles that don't exist, and until when that is believed.
-    missing: HashMap<String, (ApiError, i64)>,
-    /// The profile last made for a class UID and role: its status may be older.
-    made: HashMap<(String, String), String>,
-    /// Profiles that are kept though nothing may name them, and until when.
-    protected: HashMap<String, i64>,
+struct ProfileCache {
+    /// Role of a profile, and when the entry expires.
+    roles: HashMap<String, (Option<String>, UnixMillis)>,
+    /// Roles that don't exist, and when the entry expires.
+    missing_roles: HashMap<String, (ApiError, UnixMillis)>,
+    /// The profile last created for a class UID and role: the class's status may be older.
+    created: HashMap<(String, String), String>,
+    /// Profiles that are kept even if unused, and until when.
+    protected: HashMap<String, UnixMillis>,
 }
 
-impl Known {
-    /// Keeps a profile for an hour: launches that are under way may have it.
-    fn protect(&mut self, name: String, now_ms: i64) {
-        self.protected.insert(name, now_ms + PROTECTED_MS);
+impl ProfileCache {
+    /// Protects a profile from deletion for an hour: pending launches may use it.
+    fn protect(&mut self, name: String, now: UnixMillis) {
+        self.protected.insert(name, now + PROTECTION);
     }
 }
 
-impl Profiles {
-    fn known(&self) -> std::sync::MutexGuard<'_, Known> {
-        lock(&self.known)
-    }
-
-    /// The profile that instances of a class get: `spec.instanceProfile`, or one with `spec.role`, which is made where the
-    /// status names none that has this role. `nonce` goes into the name of a new one. One that is replaced is kept for an hour.
+impl InstanceProfiles {
+    /// The profile of a class's instances: `spec.instanceProfile`, or one with `spec.role`, which is created where the status names
+    /// none with this role. `nonce` makes the name of a new profile unique. A replaced profile is protected for an hour.
     ///
     /// # Errors
-    /// IAM's.
+    /// An IAM call fails.
     pub async fn resolve(
         &self,
         clients: &Clients,
         cluster: &str,
         class: &Ec2NodeClass,
         nonce: &str,
-        now_ms: i64,
+        now: UnixMillis,
     ) -> Result<String, ApiError> {
         let before = class.status.as_ref().and_then(|status| status.instance_profile.clone());
         if let Some(given) = &class.spec.instance_profile {
             if let Some(replaced) = before.filter(|before| before != given) {
-                self.known().protect(replaced, now_ms);
+                lock(&self.cache).protect(replaced, now);
             }
             return Ok(given.clone());
         }
         let role = role_name(class.spec.role.as_deref().unwrap_or_default()).to_owned();
         let uid = class.meta().uid.clone().unwrap_or_default();
         let key = (uid.clone(), role.clone());
-        let made = self.known().made.get(&key).cloned();
-        if let Some(name) = made.or(before) {
-            if self.role_of(clients, &name, now_ms).await?.as_deref() == Some(&*role) {
+        let created = lock(&self.cache).created.get(&key).cloned();
+        if let Some(name) = created.or(before) {
+            if self.role_of(clients, &name, now).await?.as_deref() == Some(&*role) {
                 return Ok(name);
             }
-            self.known().protect(name, now_ms);
+            lock(&self.cache).protect(name, now);
         }
-        if let Some((error, until)) = self.known().missing.get(&role)
-            && *until > now_ms
+        if let Some((error, expiry)) = lock(&self.cache).missing_roles.get(&role)
+            && *expiry > now
         {
             return Err(error.clone());
         }
         let name = new_name(&clients.region, cluster, &class.name_any(), nonce);
         let path = path(&clients.region, cluster, &uid);
-        if let Err(error) = make(clients, &name, &path, &role, tags(class, cluster, &clients.region)).await {
-            if let Err(left) = delete(clients, &name).await {
-                tracing::warn!(profile = name, error = %left, "an instance profile without a role is left over");
+        if let Err(error) = create(clients, &name, &path, &role, tags(class, cluster, &clients.region)).await {
+            if let Err(error) = delete(clients, &name).await {
+                tracing::warn!(profile = name, %error, "could not delete instance profile without a role");
             }
             let lacks_role = error.class == Class::NotFound && error.message.to_lowercase().contains("role");
             if lacks_role {
-                self.known().missing.insert(role, (error.clone(), now_ms + NO_ROLE_TTL_MS));
+                lock(&self.cache).missing_roles.insert(role, (error.clone(), now + MISSING_ROLE_TTL));
             }
             return Err(error);
         }
-        tracing::info!(profile = name, role, class = class.name_any(), "instance profile made");
-        let mut known = self.known();
-        known.roles.insert(name.clone(), (Some(role), now_ms + PROFILE_TTL_MS));
-        known.protect(name.clone(), now_ms);
-        known.made.insert(key, name.clone());
+        tracing::info!(profile = name, role, class = class.name_any(), "created instance profile");
+        let mut cache = lock(&self.cache);
+        cache.roles.insert(name.clone(), (Some(role), now + PROFILE_TTL));
+        cache.protect(name.clone(), now);
+        cache.created.insert(key, name.clone());
         Ok(name)
     }
 
-    /// Role of a profile; `None` where the profile or its role isn't there.
-    async fn role_of(&self, clients: &Clients, name: &str, now_ms: i64) -> Result<Option<String>, ApiError> {
-        if let Some((role, until)) = self.known().roles.get(name)
-            && *until > now_ms
+    /// Role of a profile; `None` where the profile does not exist or has no role.
+    async fn role_of(&self, clients: &Clients, name: &str, now: UnixMillis) -> Result<Option<String>, ApiError> {
+        if let Some((role, expiry)) = lock(&self.cache).roles.get(name)
+            && *expiry > now
         {
             return Ok(role.clone());
         }
         let role = get(clients, name).await?.flatten();
-        self.known().roles.insert(name.to_owned(), (role.clone(), now_ms + PROFILE_TTL_MS));
+        lock(&self.cache).roles.insert(name.to_owned(), (role.clone(), now + PROFILE_TTL));
         Ok(role)
     }
 
-    /// Deletes the profiles made for the cluster that are older than an hour and that nothing uses.
+    /// Deletes the unused profiles of the cluster that are older than an hour.
     ///
     /// # Errors
-    /// IAM's.
+    /// An IAM call fails.
     pub async fn delete_unused(
         &self,
         clients: &Clients,
         cluster: &str,
         used: &BTreeSet<String>,
-        now_ms: i64,
+        now: UnixMillis,
     ) -> Result<(), ApiError> {
         let all = list(clients, &format!("/karpenter/{}/{cluster}/", clients.region)).await?;
         let unused: Vec<String> = {
-            let mut known = self.known();
-            known.protected.retain(|_, until| *until > now_ms);
-            let old = all.into_iter().filter(|(_, created_ms)| now_ms - created_ms >= PROTECTED_MS);
+            let mut cache = lock(&self.cache);
+            cache.protected.retain(|_, until| *until > now);
+            let old = all.into_iter().filter(|(_, created_at)| created_at.is_older_than(PROTECTION, now));
             let names = old.map(|(name, _)| name);
-            names.filter(|name| !used.contains(name) && !known.protected.contains_key(name)).collect()
+            names.filter(|name| !used.contains(name) && !cache.protected.contains_key(name)).collect()
         };
         for name in unused {
             delete(clients, &name).await?;
@@ -183,10 +180,10 @@ impl Profiles {
         Ok(())
     }
 
-    /// Deletes every profile that was made for a class.
+    /// Deletes every profile that was created for a class.
     ///
     /// # Errors
-    /// IAM's.
+    /// An IAM call fails.
     pub async fn delete_of_class(
         &self,
         clients: &Clients,
@@ -200,28 +197,29 @@ impl Profiles {
         for name in names {
             delete(clients, &name).await?;
         }
-        self.known().made.retain(|(other, _), _| *other != uid);
+        lock(&self.cache).created.retain(|(other, _), _| *other != uid);
         Ok(())
     }
 }
 
-/// Profiles under a path: names, and when they were made, milliseconds since the epoch.
-async fn list(clients: &Clients, path: &str) -> Result<Vec<(String, i64)>, ApiError> {
+/// Profiles under a path: names and creation times.
+async fn list(clients: &Clients, path: &str) -> Result<Vec<(String, UnixMillis)>, ApiError> {
     let mut pages = clients.iam.list_instance_profiles().path_prefix(path).into_paginator().send();
     let mut found = Vec::new();
     while let Some(page) = pages.next().await {
         let page = page.map_err(ApiError::of("iam:ListInstanceProfiles"))?;
         found.extend(page.instance_profiles().iter().map(|profile| {
-            (profile.instance_profile_name().to_owned(), profile.create_date().to_millis().unwrap_or(i64::MAX))
+            let created_at = profile.create_date().to_millis().map_or(UnixMillis::MAX, UnixMillis);
+            (profile.instance_profile_name().to_owned(), created_at)
         }));
     }
     Ok(found)
 }
 
-/// `None` without a profile; its role, if it has one.
+/// The role of a profile, if it has one; `None` where the profile does not exist.
 ///
 /// # Errors
-/// IAM's.
+/// The IAM call fails.
 pub(crate) async fn get(clients: &Clients, name: &str) -> Result<Option<Option<String>>, ApiError> {
     let call = clients.iam.get_instance_profile().instance_profile_name(name);
     match call.send().await.map_err(ApiError::of("iam:GetInstanceProfile")) {
@@ -234,7 +232,7 @@ pub(crate) async fn get(clients: &Clients, name: &str) -> Result<Option<Option<S
     }
 }
 
-async fn make(
+async fn create(
     clients: &Clients,
     name: &str,
     path: &str,
@@ -253,23 +251,23 @@ async fn make(
     Ok(())
 }
 
-/// Deletes a profile and takes its role off before; one that isn't there is fine.
+/// Removes the role of a profile and deletes it. No error where it does not exist.
 ///
 /// # Errors
-/// IAM's.
+/// An IAM call fails.
 pub async fn delete(clients: &Clients, name: &str) -> Result<(), ApiError> {
     let Some(role) = get(clients, name).await? else { return Ok(()) };
     if let Some(role) = role {
         let call = clients.iam.remove_role_from_instance_profile().instance_profile_name(name).role_name(role);
-        gone_is_fine(call.send().await.map_err(ApiError::of("iam:RemoveRoleFromInstanceProfile")))?;
+        ignore_not_found(call.send().await.map_err(ApiError::of("iam:RemoveRoleFromInstanceProfile")))?;
     }
     let call = clients.iam.delete_instance_profile().instance_profile_name(name);
-    gone_is_fine(call.send().await.map_err(ApiError::of("iam:DeleteInstanceProfile")))?;
-    tracing::info!(profile = name, "instance profile deleted");
+    ignore_not_found(call.send().await.map_err(ApiError::of("iam:DeleteInstanceProfile")))?;
+    tracing::info!(profile = name, "deleted instance profile");
     Ok(())
 }
 
-fn gone_is_fine<T>(result: Result<T, ApiError>) -> Result<(), ApiError> {
+fn ignore_not_found<T>(result: Result<T, ApiError>) -> Result<(), ApiError> {
     match result {
         Err(error) if error.class != Class::NotFound => Err(error),
         _ => Ok(()),

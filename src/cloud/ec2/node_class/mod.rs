@@ -1,5 +1,5 @@
 //! Resolution of an EC2NodeClass to subnets, security groups, images, instance profile, placement group and capacity
-//! reservations, and drift of instances from it.
+//! reservations; drift of instances from it; facts about the cluster that nodes join.
 
 pub mod ami_alias;
 pub mod capacity_reservations;

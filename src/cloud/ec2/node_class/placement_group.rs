@@ -8,10 +8,10 @@ use crate::cloud::ec2::aws::errors::{ApiError, Class};
 use crate::cloud::ec2::aws::filters::filter;
 use crate::cloud::ec2::placement_group::PlacementGroup;
 
-/// Asks EC2 for the group that a selector names; `None` where there is none.
+/// Describes the placement group that a selector names; `None` where there is none.
 ///
 /// # Errors
-/// EC2's.
+/// The call fails.
 pub async fn find(clients: &Clients, selector: &PlacementGroupSelector) -> Result<Option<PlacementGroup>, ApiError> {
     let call = clients
         .ec2
@@ -19,9 +19,15 @@ pub async fn find(clients: &Clients, selector: &PlacementGroupSelector) -> Resul
         .set_group_ids(selector.id.clone().map(|id| vec![id]))
         .set_group_names(selector.name.clone().map(|name| vec![name]))
         .filters(filter("state", ["available"]));
-    // Not every endpoint knows this action: no long waits for one that doesn't.
-    let few = aws_sdk_ec2::config::Builder::new().retry_config(RetryConfig::standard().with_max_attempts(3));
-    match call.customize().config_override(few).send().await.map_err(ApiError::of("ec2:DescribePlacementGroups")) {
+    // Some EC2-compatible endpoints lack this action: few attempts, so that a class does not wait long.
+    let few_attempts = aws_sdk_ec2::config::Builder::new().retry_config(RetryConfig::standard().with_max_attempts(3));
+    match call
+        .customize()
+        .config_override(few_attempts)
+        .send()
+        .await
+        .map_err(ApiError::of("ec2:DescribePlacementGroups"))
+    {
         Ok(answer) => Ok(answer.placement_groups().first().and_then(|group| {
             Some(PlacementGroup {
                 id: group.group_id()?.to_owned(),
@@ -40,7 +46,7 @@ mod tests {
     use crate::cloud::ec2::aws::client::wire;
 
     #[tokio::test]
-    async fn a_group_is_found_by_name_and_a_missing_one_is_none() {
+    async fn a_group_is_described_by_name_and_a_missing_one_is_none() {
         let (clients, seen) = wire::clients(Box::new(|request| match request.form.get("GroupName.1") {
             Some(_) => wire::ok(
                 "DescribePlacementGroups",

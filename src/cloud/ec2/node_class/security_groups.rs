@@ -9,7 +9,7 @@ use crate::cloud::ec2::aws::client::Clients;
 use crate::cloud::ec2::aws::errors::ApiError;
 use crate::cloud::ec2::aws::filters::{filter, tag_filters};
 
-/// The calls that find what some terms select: one for all ids, one for all names, one for each term with tags.
+/// The calls for selector terms: one for all ids, one for all names, one for each term with tags.
 pub fn queries(terms: &[SecurityGroupSelectorTerm]) -> Vec<Vec<Filter>> {
     let ids: Vec<&String> = terms.iter().filter_map(|term| term.id.as_ref()).collect();
     let names: Vec<&String> = terms.iter().filter_map(|term| term.name.as_ref()).collect();
@@ -31,10 +31,10 @@ pub fn status(found: Vec<(String, Option<String>)>) -> Vec<SecurityGroupStatus> 
     by_id.into_iter().map(|(id, name)| SecurityGroupStatus { id, name }).collect()
 }
 
-/// Asks EC2 for what some terms select: ids and names.
+/// Describes the security groups that some terms select: ids and names.
 ///
 /// # Errors
-/// EC2's.
+/// A call fails.
 pub async fn find(
     clients: &Clients,
     terms: &[SecurityGroupSelectorTerm],
@@ -60,7 +60,7 @@ mod tests {
     use crate::cloud::ec2::aws::filters::tests::text;
 
     #[test]
-    fn ids_and_names_go_into_one_call_each() {
+    fn all_ids_share_one_call_and_so_do_all_names() {
         let id = |id: &str| SecurityGroupSelectorTerm { id: Some(id.into()), ..Default::default() };
         let name = |name: &str| SecurityGroupSelectorTerm { name: Some(name.into()), ..Default::default() };
         let tags = SecurityGroupSelectorTerm { tags: [("k".into(), "v".into())].into(), ..Default::default() };
@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn the_status_is_sorted_and_without_doubles() {
+    fn the_status_is_sorted_and_without_duplicates() {
         let group = |id: &str| (id.to_owned(), Some(format!("name-{id}")));
         let list = status(vec![group("sg-2"), group("sg-1"), group("sg-2")]);
         let ids: Vec<&str> = list.iter().map(|group| &*group.id).collect();

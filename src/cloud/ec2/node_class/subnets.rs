@@ -1,4 +1,4 @@
-//! Subnets: which ones a node class selects, and which of a zone's the next instance goes into.
+//! Subnets that a node class selects, and the choice of a zone's subnet for the next launch by free addresses.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -12,11 +12,9 @@ use crate::cloud::ec2::aws::filters::{filter, tag_filters};
 /// A subnet as EC2 describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Subnet {
-    /// Subnet id.
     pub id: String,
     /// Zone name.
     pub zone: String,
-    /// Zone id.
     pub zone_id: Option<String>,
     /// Free IPv4 addresses.
     pub free: i64,
@@ -34,7 +32,7 @@ impl Subnet {
     }
 }
 
-/// The calls that find what some terms select: one for each term with tags, one for all ids.
+/// The calls for selector terms: one for all ids, one for each term with tags.
 pub fn queries(terms: &[SubnetSelectorTerm]) -> Vec<Vec<Filter>> {
     let ids: Vec<&String> = terms.iter().filter_map(|term| term.id.as_ref()).collect();
     let mut out = Vec::new();
@@ -53,10 +51,10 @@ pub fn status(mut found: Vec<Subnet>) -> Vec<SubnetStatus> {
     found.into_iter().map(|subnet| SubnetStatus { id: subnet.id, zone: subnet.zone, zone_id: subnet.zone_id }).collect()
 }
 
-/// Asks EC2 for what some terms select.
+/// Describes the subnets that some terms select.
 ///
 /// # Errors
-/// EC2's.
+/// A call fails.
 pub async fn find(clients: &Clients, terms: &[SubnetSelectorTerm]) -> Result<Vec<Subnet>, ApiError> {
     let mut found = Vec::new();
     for filters in queries(terms) {
@@ -70,89 +68,89 @@ pub async fn find(clients: &Clients, terms: &[SubnetSelectorTerm]) -> Result<Vec
     Ok(found)
 }
 
-/// Free addresses by subnet: as EC2 last said, less what launches under way will take.
+/// Free addresses by subnet: the number EC2 last reported, less those that pending launches will use.
 #[derive(Clone, Debug, Default)]
-pub struct Addresses {
-    by_subnet: HashMap<String, Free>,
+pub struct FreeAddresses {
+    by_subnet: HashMap<String, SubnetAddresses>,
 }
 
 #[derive(Clone, Debug, Default)]
-struct Free {
+struct SubnetAddresses {
     described: i64,
-    /// What is left with launches counted in; `None` since the last description or exhaustion.
-    in_flight: Option<i64>,
-    /// Moves with every description, so that a launch does not give back what was counted anew since.
-    seen: u64,
+    /// The number left with pending launches subtracted; `None` where there is none since the last description or exhaustion.
+    left: Option<i64>,
+    /// Incremented with every description, so that a launch releases only addresses of the description it reserved from.
+    version: u64,
 }
 
-/// Addresses that a launch counts on: subnet, number for each of its instances, and the description they were taken from.
+/// FreeAddresses that a launch reserves in a subnet, and the version of the description it reserves from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AddressReservation {
     subnet: String,
-    pods: i64,
-    count: i64,
-    seen: u64,
+    per_instance: i64,
+    instances: i64,
+    version: u64,
 }
 
-impl Addresses {
-    /// Takes in what EC2 said.
-    pub fn describe(&mut self, subnets: &[Subnet]) {
+impl FreeAddresses {
+    /// Applies the numbers that EC2 reported.
+    pub fn set_described(&mut self, subnets: &[Subnet]) {
         for subnet in subnets {
             let free = self.by_subnet.entry(subnet.id.clone()).or_default();
-            *free = Free { described: subnet.free, in_flight: None, seen: free.seen + 1 };
+            *free = SubnetAddresses { described: subnet.free, left: None, version: free.version + 1 };
         }
     }
 
-    /// Notes that EC2 found no free address in a subnet.
-    pub fn exhausted(&mut self, subnet: &str) {
+    /// Records that EC2 found no free address in a subnet.
+    pub fn record_exhausted(&mut self, subnet: &str) {
         let free = self.by_subnet.entry(subnet.to_owned()).or_default();
-        *free = Free { described: 0, in_flight: None, seen: free.seen + 1 };
+        *free = SubnetAddresses { described: 0, left: None, version: free.version + 1 };
     }
 
     fn left(&self, subnet: &str) -> i64 {
-        self.by_subnet.get(subnet).map_or(0, |free| free.in_flight.unwrap_or(free.described))
+        self.by_subnet.get(subnet).map_or(0, |free| free.left.unwrap_or(free.described))
     }
 
-    /// For each zone of a launch of `count` instances the subnet with most free addresses; the earlier of two that have as many.
-    /// `pods` says how many addresses the smallest node of a zone may take: so many for each instance are counted as gone until
-    /// [`Addresses::give_back`].
-    pub fn take(
+    /// For each zone of a launch the subnet with most free addresses; of equal ones the earlier. `per_instance` is the number of
+    /// addresses that the smallest node of each zone may use: they are reserved for each of the `instances` until
+    /// [`FreeAddresses::release`].
+    pub fn reserve(
         &mut self,
         subnets: &[SubnetStatus],
-        pods: &BTreeMap<String, i64>,
-        count: i64,
+        per_instance: &BTreeMap<String, i64>,
+        instances: i64,
     ) -> (BTreeMap<String, String>, Vec<AddressReservation>) {
         let mut chosen: BTreeMap<String, String> = BTreeMap::new();
         let mut best: BTreeMap<&str, i64> = BTreeMap::new();
-        for subnet in subnets.iter().filter(|subnet| pods.contains_key(&subnet.zone)) {
+        for subnet in subnets.iter().filter(|subnet| per_instance.contains_key(&subnet.zone)) {
             let left = self.left(&subnet.id);
             if best.get(&*subnet.zone).is_none_or(|most| left > *most) {
                 best.insert(&subnet.zone, left);
                 chosen.insert(subnet.zone.clone(), subnet.id.clone());
             }
         }
-        let taken = chosen
+        let reservations = chosen
             .iter()
             .map(|(zone, subnet)| {
-                let pods = pods.get(zone).copied().unwrap_or(0);
+                let per_instance = per_instance.get(zone).copied().unwrap_or(0);
                 let left = self.left(subnet);
                 let free = self.by_subnet.entry(subnet.clone()).or_default();
-                free.in_flight = Some(left - pods * count);
-                AddressReservation { subnet: subnet.clone(), pods, count, seen: free.seen }
+                free.left = Some(left - per_instance * instances);
+                AddressReservation { subnet: subnet.clone(), per_instance, instances, version: free.version }
             })
             .collect();
-        (chosen, taken)
+        (chosen, reservations)
     }
 
-    /// Gives back what a launch did not use: all of it but what its instances took, whose subnets are `used`.
-    pub fn give_back(&mut self, taken: &[AddressReservation], used: &[&str]) {
-        for taken in taken {
-            let here: i64 = used.iter().map(|subnet| i64::from(*subnet == taken.subnet)).sum();
-            if let Some(free) = self.by_subnet.get_mut(&taken.subnet)
-                && free.seen == taken.seen
-                && let Some(left) = &mut free.in_flight
+    /// Releases the reserved addresses that a launch did not use. `used` are the subnets of its instances.
+    pub fn release(&mut self, reservations: &[AddressReservation], used: &[&str]) {
+        for reservation in reservations {
+            let launched: i64 = used.iter().map(|subnet| i64::from(*subnet == reservation.subnet)).sum();
+            if let Some(free) = self.by_subnet.get_mut(&reservation.subnet)
+                && free.version == reservation.version
+                && let Some(left) = &mut free.left
             {
-                *left += taken.pods * (taken.count - here).max(0);
+                *left += reservation.per_instance * (reservation.instances - launched).max(0);
             }
         }
     }
@@ -174,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn ids_go_into_one_call_and_each_term_with_tags_into_its_own() {
+    fn all_ids_share_one_call_and_each_term_with_tags_has_its_own() {
         let terms = [
             term(Some("subnet-1"), &[]),
             term(None, &[("a", "1"), ("b", "*")]),
@@ -193,9 +191,9 @@ mod tests {
         assert_eq!(ids, ["s-2", "s-1", "s-3"]);
     }
 
-    fn addresses(subnets: &[Subnet]) -> (Addresses, Vec<SubnetStatus>) {
-        let mut addresses = Addresses::default();
-        addresses.describe(subnets);
+    fn addresses(subnets: &[Subnet]) -> (FreeAddresses, Vec<SubnetStatus>) {
+        let mut addresses = FreeAddresses::default();
+        addresses.set_described(subnets);
         (addresses, status(subnets.to_vec()))
     }
 
@@ -204,47 +202,47 @@ mod tests {
     }
 
     #[test]
-    fn c16_launches_in_flight_count_and_what_was_not_used_comes_back() {
+    fn c16_pending_launches_reserve_addresses_and_release_unused_ones() {
         let subnets = [subnet("s-1", "a", 100), subnet("s-2", "a", 90), subnet("s-3", "b", 50)];
         let (mut addresses, list) = addresses(&subnets);
-        let (chosen, first) = addresses.take(&list, &zones(&["a", "b"], 20), 1);
+        let (chosen, first) = addresses.reserve(&list, &zones(&["a", "b"], 20), 1);
         assert_eq!((&*chosen["a"], &*chosen["b"]), ("s-1", "s-3"));
-        let (chosen, second) = addresses.take(&list, &zones(&["a"], 20), 1);
-        assert_eq!(chosen["a"], "s-2", "the first launch may take 20 of the other");
-        addresses.give_back(&first, &["s-3"]);
-        addresses.give_back(&second, &[]);
+        let (chosen, second) = addresses.reserve(&list, &zones(&["a"], 20), 1);
+        assert_eq!(chosen["a"], "s-2", "the first launch reserves 20 of the other");
+        addresses.release(&first, &["s-3"]);
+        addresses.release(&second, &[]);
         assert_eq!((addresses.left("s-1"), addresses.left("s-2"), addresses.left("s-3")), (100, 90, 30));
-        let (_, third) = addresses.take(&list, &zones(&["b"], 5), 1);
-        addresses.describe(&subnets);
-        addresses.give_back(&third, &[]);
-        assert_eq!(addresses.left("s-3"), 50, "a description since counts, not what it counted on before");
+        let (_, third) = addresses.reserve(&list, &zones(&["b"], 5), 1);
+        addresses.set_described(&subnets);
+        addresses.release(&third, &[]);
+        assert_eq!(addresses.left("s-3"), 50, "a later description replaces the reservation");
     }
 
     #[test]
-    fn each_instance_of_a_launch_takes_its_own_addresses() {
+    fn each_instance_of_a_launch_reserves_its_own_addresses() {
         let (mut addresses, list) = addresses(&[subnet("s-1", "a", 100), subnet("s-2", "b", 100)]);
-        let (_, taken) = addresses.take(&list, &zones(&["a", "b"], 10), 5);
+        let (_, taken) = addresses.reserve(&list, &zones(&["a", "b"], 10), 5);
         assert_eq!((addresses.left("s-1"), addresses.left("s-2")), (50, 50));
-        addresses.give_back(&taken, &["s-1", "s-1", "s-1", "s-2"]);
+        addresses.release(&taken, &["s-1", "s-1", "s-1", "s-2"]);
         assert_eq!((addresses.left("s-1"), addresses.left("s-2")), (70, 90));
     }
 
     #[test]
-    fn c15_after_exhaustion_the_next_launch_takes_another_subnet() {
+    fn c15_after_exhaustion_the_next_launch_uses_another_subnet() {
         let (mut addresses, list) = addresses(&[subnet("s-1", "a", 100), subnet("s-2", "a", 90)]);
-        addresses.exhausted("s-1");
-        assert_eq!(addresses.take(&list, &zones(&["a"], 10), 1).0["a"], "s-2");
+        addresses.record_exhausted("s-1");
+        assert_eq!(addresses.reserve(&list, &zones(&["a"], 10), 1).0["a"], "s-2");
     }
 
     #[test]
     fn zones_without_offerings_get_no_subnet_and_ties_keep_the_order_of_the_status() {
         let (mut addresses, list) = addresses(&[subnet("s-1", "a", 10), subnet("s-2", "a", 10), subnet("s-3", "b", 1)]);
-        let (chosen, _) = addresses.take(&list, &zones(&["a"], 1), 1);
+        let (chosen, _) = addresses.reserve(&list, &zones(&["a"], 1), 1);
         assert_eq!(chosen, BTreeMap::from([("a".to_owned(), "s-1".to_owned())]));
     }
 
     #[tokio::test]
-    async fn pages_are_followed() {
+    async fn all_pages_are_read() {
         let (clients, seen) = wire::clients(Box::new(|request| {
             let item = |id: &str| {
                 format!(

@@ -1,3 +1,4 @@
 //! EC2 metrics.
 
 pub mod metrics;
+pub mod recording;

@@ -1,5 +1,5 @@
-//! What a node class may buy: the region's catalog, less the types that boot none of its images, the zones without
-//! addresses, and those that are shifted away from, with as much memory as nodes showed. Kept until something in it changes.
+//! The catalog of each node class: the region's catalog without the types that boot none of its images, without zones that are
+//! out of addresses or shifted away from, with the memory that nodes reported. Cached until an input changes.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -10,65 +10,60 @@ use crate::api::Ec2NodeClass;
 use crate::api::node_class::{AmiStatus, SubnetStatus};
 use crate::cloud::Override;
 use crate::cloud::ec2::boot_image::image_of;
-use crate::cloud::ec2::offerings::catalog_key::ClassView;
+use crate::cloud::ec2::offerings::catalog_key::CatalogKey;
 use crate::cloud::ec2::offerings::class_offerings::OfferingInputs;
 use crate::cloud::ec2::offerings::discovered_memory::DiscoveredMemory;
-use crate::cloud::ec2::offerings::region::{Region, shared};
+use crate::cloud::ec2::offerings::region::{Region, reuse_unchanged};
 use crate::cloud::ec2::offerings::reservation_counts::ReservationCounts;
 use crate::cloud::ec2::offerings::spot_risk::SpotRisk;
-use crate::cloud::ec2::offerings::unavailable::Unavailable;
+use crate::cloud::ec2::offerings::unavailable::UnavailableOfferings;
 use crate::cloud::ec2::options::Options;
 use crate::cloud::ec2::placement_group::PlacementGroup;
 use crate::model::offering::{CapacityType, Catalog, InstanceType};
+use crate::model::time::UnixMillis;
 use crate::model::units::{Bytes, MicroUsd};
 
 #[derive(Debug)]
-struct Kept {
-    whole: Arc<Catalog>,
+struct CachedCatalog {
+    /// The region's catalog, before images, zones and memory are applied.
+    region_catalog: Arc<Catalog>,
     images: Vec<AmiStatus>,
-    closed: BTreeSet<String>,
-    /// Changes of discovered memory so far.
-    discoveries: u64,
-    seen: Arc<Catalog>,
+    closed_zones: BTreeSet<String>,
+    memory_version: u64,
+    catalog: Arc<Catalog>,
 }
 
-/// What catalogs are drawn from besides the class.
-pub struct Sources<'a> {
-    /// What the region offers.
+/// The inputs of a catalog besides the class.
+pub struct CatalogSources<'a> {
     pub region: &'a Region,
-    /// How risky spot is.
     pub risk: &'a SpotRisk,
-    /// What had no capacity.
-    pub marks: &'a mut Unavailable,
-    /// What memory nodes showed.
+    pub unavailable: &'a mut UnavailableOfferings,
     pub memory: &'a mut DiscoveredMemory,
-    /// What is left of capacity reservations.
     pub reservations: &'a ReservationCounts,
     /// Ids of zones that are shifted away from.
-    pub shifted: &'a BTreeSet<String>,
-    /// Settings.
+    pub shifted_zone_ids: &'a BTreeSet<String>,
     pub options: &'a Options,
 }
 
-/// Catalogs by name of node class.
+/// CatalogCache by name of node class.
 #[derive(Debug, Default)]
-pub struct Catalogs {
-    kept: HashMap<String, Kept>,
+pub struct CatalogCache {
+    by_class: HashMap<String, CachedCatalog>,
 }
 
-/// Reserved offerings by instance type and zone: whether one of them may be had, and the price.
+/// Reserved offerings by instance type and zone: whether one of them is available, and the price.
 pub type ReservedOfferings = BTreeMap<(String, String), (bool, MicroUsd)>;
 
-impl Catalogs {
-    /// Forgets classes that are not there any more.
-    pub fn keep(&mut self, classes: &[Arc<Ec2NodeClass>]) {
-        self.kept.retain(|name, _| classes.iter().any(|class| class.name_any() == *name));
+impl CatalogCache {
+    /// Drops the catalogs of deleted classes.
+    pub fn retain_classes(&mut self, classes: &[Arc<Ec2NodeClass>]) {
+        self.by_class.retain(|name, _| classes.iter().any(|class| class.name_any() == *name));
     }
 
-    /// The reserved offerings of the classes that were looked at, as they were then.
-    pub fn reserved(&self) -> ReservedOfferings {
+    /// The reserved offerings of the cached catalogs.
+    pub fn reserved_offerings(&self) -> ReservedOfferings {
         let mut out = ReservedOfferings::new();
-        for found in self.kept.values().flat_map(|kept| &kept.seen.instance_types) {
+        for found in self.by_class.values().flat_map(|cached| &cached.catalog.instance_types) {
             let reserved = found.offerings.iter().filter(|offering| offering.capacity_type == CapacityType::Reserved);
             for offering in reserved {
                 let key = (found.name.to_string(), offering.zone.to_string());
@@ -80,57 +75,62 @@ impl Catalogs {
         out
     }
 
-    /// What may be bought now for nodes of a class in a placement group, or in none.
-    pub fn of(
+    /// The current offerings for nodes of a class, in its placement group where it has one. The same `Arc` until they change.
+    pub fn catalog(
         &mut self,
-        sources: &mut Sources<'_>,
+        sources: &mut CatalogSources<'_>,
         class: &Ec2NodeClass,
         group: Option<PlacementGroup>,
-        now_ms: i64,
+        now: UnixMillis,
     ) -> Arc<Catalog> {
         let group_id = group.as_ref().map(|group| group.id.clone());
-        let (changes, discoveries) = (sources.marks.prune(now_ms), sources.memory.prune(now_ms));
-        let risk = sources.risk.at(now_ms);
-        let (marks, reservations, options) = (&*sources.marks, sources.reservations, sources.options);
-        let market = OfferingInputs {
-            stamp: [changes, reservations.changes(), risk.stamp],
+        let (unavailable_version, memory_version) = (sources.unavailable.prune(now), sources.memory.prune(now));
+        let risk = sources.risk.at(now);
+        let (unavailable, reservations, options) = (&*sources.unavailable, sources.reservations, sources.options);
+        let inputs = OfferingInputs {
+            versions: [unavailable_version, reservations.version(), risk.version],
             unavailable: &|offering: &Override, partition| {
-                marks.covers_in(offering, group_id.as_deref(), partition, now_ms)
+                unavailable.is_unavailable_in_partition(offering, group_id.as_deref(), partition, now)
             },
-            left: &|id| reservations.left(id),
+            reserved: &|id| reservations.available(id),
             risk_permille: &|instance_type, zone| risk.permille(instance_type, zone),
         };
-        let mut view = ClassView::of(class, group, options.reserved_capacity);
-        view.settings = options.settings(class);
-        let whole = sources.region.catalog(&view, &market);
+        let mut key = CatalogKey::of(class, group, options.reserved_capacity);
+        key.settings = options.settings(class);
+        let region_catalog = sources.region.catalog(&key, &inputs);
         let status = class.status.clone().unwrap_or_default();
-        let mut closed = marks.exhausted_zones(&status.subnets, now_ms);
-        let away = |subnet: &&SubnetStatus| subnet.zone_id.as_ref().is_some_and(|id| sources.shifted.contains(id));
-        closed.extend(status.subnets.iter().filter(away).map(|subnet| subnet.zone.clone()));
+        let mut closed_zones = unavailable.exhausted_zones(&status.subnets, now);
+        let is_shifted =
+            |subnet: &&SubnetStatus| subnet.zone_id.as_ref().is_some_and(|id| sources.shifted_zone_ids.contains(id));
+        closed_zones.extend(status.subnets.iter().filter(is_shifted).map(|subnet| subnet.zone.clone()));
         let name = class.name_any();
-        let kept = self.kept.get(&name);
-        if let Some(kept) = kept
-            && Arc::ptr_eq(&kept.whole, &whole)
-            && kept.images == status.amis
-            && kept.closed == closed
-            && kept.discoveries == discoveries
+        let cached = self.by_class.get(&name);
+        if let Some(cached) = cached
+            && Arc::ptr_eq(&cached.region_catalog, &region_catalog)
+            && cached.images == status.amis
+            && cached.closed_zones == closed_zones
+            && cached.memory_version == memory_version
         {
-            return Arc::clone(&kept.seen);
+            return Arc::clone(&cached.catalog);
         }
         let of_class = |found: &Arc<InstanceType>| {
             let image = image_of(&status.amis, &found.labels)?;
-            let memory = sources.memory.of(&image.id, &found.name);
-            Some(with_memory(without(found, &closed), memory))
+            let memory = sources.memory.memory(&image.id, &found.name);
+            Some(with_memory(without_zones(found, &closed_zones), memory))
         };
-        let new = whole.instance_types.iter().filter_map(of_class).collect();
-        let seen = renewed(kept.map(|kept| &kept.seen), Catalog { region: whole.region.clone(), instance_types: new });
-        self.kept.insert(name, Kept { whole, images: status.amis, closed, discoveries, seen: Arc::clone(&seen) });
-        seen
+        let instance_types = region_catalog.instance_types.iter().filter_map(of_class).collect();
+        let catalog = Catalog { region: region_catalog.region.clone(), instance_types };
+        let catalog = reusing(cached.map(|cached| &cached.catalog), catalog);
+        let images = status.amis;
+        let cached =
+            CachedCatalog { region_catalog, images, closed_zones, memory_version, catalog: Arc::clone(&catalog) };
+        self.by_class.insert(name, cached);
+        catalog
     }
 }
 
-/// The type with nothing available in some zones; the same one where that changes nothing.
-fn without(found: &Arc<InstanceType>, zones: &BTreeSet<String>) -> Arc<InstanceType> {
+/// The type with its offerings in some zones unavailable; the same `Arc` where that changes nothing.
+fn without_zones(found: &Arc<InstanceType>, zones: &BTreeSet<String>) -> Arc<InstanceType> {
     if !found.offerings.iter().any(|offering| offering.available && zones.contains(&*offering.zone)) {
         return Arc::clone(found);
     }
@@ -141,210 +141,30 @@ fn without(found: &Arc<InstanceType>, zones: &BTreeSet<String>) -> Arc<InstanceT
     Arc::new(out)
 }
 
-/// The type with as much memory as its nodes showed, unless that can't be true. What is kept from pods stays as it was reckoned
-/// from the estimate.
-fn with_memory(found: Arc<InstanceType>, shown: Option<Bytes>) -> Arc<InstanceType> {
-    let believed = |shown: &Bytes| shown.0 > found.capacity.memory.0 / 2 && shown.0 < found.capacity.memory.0 * 2;
-    let Some(shown) = shown.filter(believed).filter(|shown| *shown != found.capacity.memory) else { return found };
+/// The type with the memory that its nodes reported, unless that is implausible. The overhead stays the one computed from the
+/// estimated memory.
+fn with_memory(found: Arc<InstanceType>, reported: Option<Bytes>) -> Arc<InstanceType> {
+    let estimate = found.capacity.memory;
+    let plausible = |reported: &Bytes| reported.0 > estimate.0 / 2 && reported.0 < estimate.0 * 2;
+    let Some(reported) = reported.filter(plausible).filter(|reported| *reported != estimate) else {
+        return found;
+    };
     let mut out = Arc::unwrap_or_clone(found);
-    let more = shown.0 - out.capacity.memory.0;
-    out.capacity.memory = shown;
-    // Where all was kept, how much it should have been is not known.
+    let more = reported.0 - estimate.0;
+    out.capacity.memory = reported;
+    // Where the overhead exceeds the estimate, the true overhead is unknown.
     if out.allocatable.memory.0 > 0 {
         out.allocatable.memory = Bytes((out.allocatable.memory.0 + more).max(0));
     }
     Arc::new(out)
 }
 
-/// A catalog made anew, with the types of the one before that did not change; that one itself where none did.
-fn renewed(before: Option<&Arc<Catalog>>, new: Catalog) -> Arc<Catalog> {
+/// The new catalog with unchanged instance types shared with the previous one; the previous one itself where none changed.
+fn reusing(before: Option<&Arc<Catalog>>, new: Catalog) -> Arc<Catalog> {
     let Some(before) = before else { return Arc::new(new) };
-    let new = Catalog { instance_types: shared(new.instance_types, &before.instance_types), ..new };
+    let new = Catalog { instance_types: reuse_unchanged(new.instance_types, &before.instance_types), ..new };
     if new == **before { Arc::clone(before) } else { Arc::new(new) }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::cloud::catalog::{MIB, embedded};
-    use crate::cloud::ec2::node_class::ami_alias::one_of;
-    use crate::cloud::ec2::node_class::capacity_reservations::tests::reservation;
-    use crate::cloud::ec2::offerings::discovered_memory::tests::note;
-    use crate::cloud::ec2::offerings::placement_scores::ScoreSettings;
-    use crate::cloud::ec2::offerings::region::RegionSnapshot;
-    use crate::cloud::ec2::offerings::unavailable::Subject;
-    use crate::model::labels;
-    use crate::model::offering::Offering;
-    use crate::test_support::objects::node_class;
-
-    struct World {
-        region: Region,
-        risk: SpotRisk,
-        marks: Unavailable,
-        memory: DiscoveredMemory,
-        reservations: ReservationCounts,
-        shifted: BTreeSet<String>,
-        catalogs: Catalogs,
-    }
-
-    impl World {
-        fn new(region: &str) -> Self {
-            Self {
-                region: Region::new(RegionSnapshot::stand_in(region, embedded(), 0)),
-                risk: SpotRisk::new(ScoreSettings::default()),
-                marks: Unavailable::default(),
-                memory: DiscoveredMemory::default(),
-                reservations: ReservationCounts::default(),
-                shifted: BTreeSet::new(),
-                catalogs: Catalogs::default(),
-            }
-        }
-
-        fn see(&mut self, class: &Ec2NodeClass, now_ms: i64) -> Arc<Catalog> {
-            let options = Options::of("c1");
-            let mut sources = Sources {
-                region: &self.region,
-                risk: &self.risk,
-                marks: &mut self.marks,
-                memory: &mut self.memory,
-                reservations: &self.reservations,
-                shifted: &self.shifted,
-                options: &options,
-            };
-            self.catalogs.of(&mut sources, class, None, now_ms)
-        }
-    }
-
-    fn class(zone: &str, arch: &str) -> Ec2NodeClass {
-        let subnets = serde_json::json!([{"id": "subnet-1", "zone": zone, "zoneID": "az1"}]);
-        let patch = serde_json::json!({"spec": {"amiFamily": "AL2023"}, "status": {"subnets": subnets}});
-        let mut class = node_class("default", &patch);
-        let requirements = vec![one_of(labels::ARCH, arch)];
-        if let Some(status) = &mut class.status {
-            status.amis = vec![AmiStatus { id: "ami-1".into(), requirements, ..AmiStatus::default() }];
-        }
-        class
-    }
-
-    #[test]
-    fn a_class_sees_its_zones_and_what_boots_its_images() {
-        let seen = World::new("us-east-1").see(&class("us-east-1b", "arm64"), 0);
-        assert!(seen.instance_types.len() > 100);
-        for found in &seen.instance_types {
-            assert_eq!(found.labels[labels::ARCH], "arm64");
-            let available = found.offerings.iter().filter(|offering| offering.available);
-            assert!(available.into_iter().all(|offering| &*offering.zone == "us-east-1b"));
-        }
-    }
-
-    #[test]
-    fn c11_a_catalog_is_shared_until_a_mark_comes_or_ends_and_then_all_but_one_type_is() {
-        let (mut world, class) = (World::new("us-east-1"), class("us-east-1a", "amd64"));
-        let first = world.see(&class, 0);
-        assert!(Arc::ptr_eq(&first, &world.see(&class, 1)));
-        let (instance_type, zone) = ("m5.xlarge".to_owned(), "us-east-1a".to_owned());
-        let offering = Override { instance_type, zone, capacity_type: CapacityType::Spot };
-        world.marks.mark(Subject::Offering(offering, None), 1);
-        let second = world.see(&class, 2);
-        for (before, after) in first.instance_types.iter().zip(&second.instance_types) {
-            assert_eq!(Arc::ptr_eq(before, after), &*before.name != "m5.xlarge", "{}", before.name);
-        }
-        assert_eq!(*world.see(&class, 200_000), *first, "available again");
-    }
-
-    #[test]
-    fn a_class_that_is_gone_offers_nothing_reserved_any_more() {
-        let (mut world, mut class) = (World::new("us-east-1"), class("us-east-1a", "amd64"));
-        class.status.as_mut().unwrap().capacity_reservations = vec![reservation("cr-1", "default", None)];
-        world.see(&class, 0);
-        assert_eq!(world.catalogs.reserved().len(), 1);
-        world.catalogs.keep(&[Arc::new(class)]);
-        assert_eq!(world.catalogs.reserved().len(), 1);
-        world.catalogs.keep(&[]);
-        assert!(world.catalogs.reserved().is_empty());
-    }
-
-    #[test]
-    fn c11_discovered_memory_is_that_of_one_type_in_the_classes_that_boot_its_image() {
-        let (mut world, class) = (World::new("us-east-1"), class("us-east-1a", "amd64"));
-        let mut other = class.clone();
-        other.metadata.name = Some("other".into());
-        other.status.as_mut().unwrap().amis[0].id = "ami-2".into();
-        let (first, others) = (world.see(&class, 0), world.see(&other, 0));
-        let room = |catalog: &Catalog| {
-            let found = catalog.instance_types.iter().find(|found| &*found.name == "m5.large").unwrap();
-            (found.capacity.memory.0 / MIB, found.allocatable.memory.0 / MIB)
-        };
-        assert_eq!(room(&first), (7577, 6903), "7.5 % less than 8 GiB");
-        note(&mut world.memory, "ami-1", "m5.large", "7700Mi", 1);
-        let higher = world.see(&class, 1);
-        assert_eq!(room(&higher), (7700, 7026), "what is kept from pods stays");
-        for (before, after) in first.instance_types.iter().zip(&higher.instance_types) {
-            assert_eq!(Arc::ptr_eq(before, after), &*before.name != "m5.large", "{}", before.name);
-        }
-        note(&mut world.memory, "ami-1", "m5.large", "7700Mi", 2);
-        assert!(Arc::ptr_eq(&higher, &world.see(&class, 2)), "nothing new");
-        world.marks.mark(Subject::Subnet("subnet-9".into()), 2);
-        assert!(Arc::ptr_eq(&higher, &world.see(&class, 3)), "nothing new for the class");
-        note(&mut world.memory, "ami-1", "m5.large", "7477Mi", 4);
-        assert_eq!(room(&world.see(&class, 4)), (7477, 6803));
-        note(&mut world.memory, "ami-1", "m5.large", "100Mi", 5);
-        assert_eq!(room(&world.see(&class, 5)), (7577, 6903), "not believed");
-        assert!(Arc::ptr_eq(&others, &world.see(&other, 5)), "another image");
-        assert_eq!(*world.see(&class, 6_000_000_000), *first, "lapsed");
-    }
-
-    #[test]
-    fn reservations_of_one_type_and_zone_are_counted_apart_and_their_counts_are_those_of_now() {
-        let (mut world, mut class) = (World::new("us-east-1"), class("us-east-1a", "amd64"));
-        let list = ["cr-1", "cr-2", "cr-3"].map(|id| reservation(id, "default", None));
-        class.status.as_mut().unwrap().capacity_reservations = list.into();
-        let left = |world: &mut World| {
-            let seen = world.see(&class, 0);
-            let m5 = seen.instance_types.iter().find(|found| &*found.name == "m5.large").unwrap();
-            let reserved = m5.offerings.iter().filter(|offering| offering.capacity_type == CapacityType::Reserved);
-            let of = |offering: &Offering| {
-                let id = offering.label(labels::CAPACITY_RESERVATION_ID).unwrap_or_default().to_owned();
-                (id, offering.available, offering.left)
-            };
-            reserved.map(of).collect::<Vec<_>>()
-        };
-        let line = |id: &str, left: i64| (id.to_owned(), left > 0, Some(left));
-        assert_eq!(left(&mut world), [line("cr-1", 0), line("cr-2", 0), line("cr-3", 0)], "nothing is known of them");
-        world.reservations.describe([("cr-1", 1), ("cr-2", 5)], 0);
-        assert_eq!(left(&mut world), [line("cr-1", 1), line("cr-2", 5), line("cr-3", 0)]);
-        world.reservations.take("cr-1", "uid", 1);
-        assert_eq!(left(&mut world), [line("cr-1", 0), line("cr-2", 5), line("cr-3", 0)], "a launch is under way");
-        world.reservations.give_back("uid");
-        assert_eq!(left(&mut world), [line("cr-1", 1), line("cr-2", 5), line("cr-3", 0)], "it failed");
-        let key = ("m5.large".to_owned(), "us-east-1a".to_owned());
-        assert_eq!(world.catalogs.reserved(), [(key.clone(), (true, MicroUsd(1)))].into(), "one of three may be had");
-        world.reservations.describe([("cr-1", 0), ("cr-2", 0)], 1);
-        left(&mut world);
-        assert_eq!(world.catalogs.reserved(), [(key, (false, MicroUsd(1)))].into());
-    }
-
-    #[test]
-    fn c40_a_zone_that_is_shifted_away_from_has_nothing_available() {
-        let (mut world, class) = (World::new("us-east-1"), class("us-east-1a", "amd64"));
-        let available = |world: &mut World| {
-            let seen = world.see(&class, 0);
-            seen.instance_types.iter().flat_map(|found| &found.offerings).any(|offering| offering.available)
-        };
-        assert!(available(&mut world));
-        world.shifted.insert("az2".into());
-        assert!(available(&mut world), "another zone");
-        world.shifted.insert("az1".into());
-        assert!(!available(&mut world));
-        world.shifted.clear();
-        assert!(available(&mut world));
-    }
-
-    #[test]
-    fn c15_an_exhausted_zone_has_nothing_available() {
-        let (mut world, class) = (World::new("us-east-1"), class("us-east-1a", "amd64"));
-        world.marks.mark(Subject::Subnet("subnet-1".into()), 0);
-        let seen = world.see(&class, 1);
-        assert!(seen.instance_types.iter().flat_map(|found| &found.offerings).all(|offering| !offering.available));
-    }
-}
+mod tests;

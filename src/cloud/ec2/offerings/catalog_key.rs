@@ -1,4 +1,4 @@
-//! What a node class decides about the offerings its nodes may be: its part of the key that catalogs are kept under.
+//! The cache key of a catalog: everything of a node class that decides which offerings its nodes can use.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,59 +7,54 @@ use crate::cloud::catalog::{NodeSettings, RawInstanceType, architecture};
 use crate::cloud::ec2::placement_group::PlacementGroup;
 use crate::model::labels;
 
-/// Builds by the AMI family that boots them.
+/// Windows builds by AMI family.
 const WINDOWS_BUILDS: [(&str, &str); 3] =
     [("Windows2019", "10.0.17763"), ("Windows2022", "10.0.20348"), ("Windows2025", "10.0.26100")];
-/// More partitions than EC2 allows a placement group.
-const MOST_PARTITIONS: i32 = 32;
+/// An upper bound of a placement group's partitions: EC2 allows fewer.
+const MAX_PARTITIONS: i32 = 32;
 
 /// A capacity reservation of a class.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Reservation {
     /// As `cr-0123456789abcdef0`.
     pub id: String,
-    /// Instance type it holds.
     pub instance_type: String,
     /// Zone name.
     pub zone: String,
     /// `default` or `capacity-block`.
     pub kind: String,
-    /// Whether its owner can take instances back.
+    /// Whether its owner can reclaim instances.
     pub interruptible: bool,
-    /// A capacity block that is about to end: nothing is launched into it any more.
+    /// Whether it is a capacity block that is about to end: nothing is launched into it.
     pub expiring: bool,
 }
 
-/// A network interface that every node must be able to have.
+/// A network interface that the class requires of every node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-struct Interface {
+struct NetworkInterface {
     card: i32,
     device: i32,
     efa_only: bool,
 }
 
-/// Everything of a node class that its catalog depends on. Classes with equal views share one.
+/// Everything of a node class that its catalog depends on. Classes with equal keys share a catalog.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ClassView {
-    /// Shape of the nodes.
+pub struct CatalogKey {
     pub settings: NodeSettings,
-    /// Zone ids, where known, by the zones of the class's subnets.
+    /// Zone ids, where known, by zone of the class's subnets.
     pub zones: BTreeMap<String, Option<String>>,
-    /// Ids of its subnets by zone: what is out of addresses is so for classes with the same.
+    /// Ids of its subnets by zone.
     pub subnets: BTreeMap<String, BTreeSet<String>>,
-    /// Its capacity reservations.
     pub reservations: Vec<Reservation>,
-    /// Its placement group.
     pub placement_group: Option<PlacementGroup>,
     ami_family: String,
-    interfaces: Vec<Interface>,
+    interfaces: Vec<NetworkInterface>,
     nested_virtualization: bool,
     connection_tracking: bool,
 }
 
-impl ClassView {
-    /// Reads a class. `placement_group` is what its selector resolves to; `with_reservations` says whether reserved capacity
-    /// is used at all (the gate ReservedCapacity).
+impl CatalogKey {
+    /// The key of a class. `placement_group` is the resolved group; `with_reservations` is the feature gate ReservedCapacity.
     pub fn of(class: &Ec2NodeClass, placement_group: Option<PlacementGroup>, with_reservations: bool) -> Self {
         let status = class.status.clone().unwrap_or_default();
         let spec = &class.spec;
@@ -87,7 +82,7 @@ impl ClassView {
             interfaces: spec
                 .network_interfaces
                 .iter()
-                .map(|interface| Interface {
+                .map(|interface| NetworkInterface {
                     card: interface.network_card_index,
                     device: interface.device_index,
                     efa_only: interface.interface_type == "efa-only",
@@ -101,8 +96,8 @@ impl ClassView {
         }
     }
 
-    /// Whether nodes of the class can be of an instance type (Karpenter's list). What the catalog does not know of a type
-    /// counts for it, but for nested virtualization, which few types have.
+    /// Whether nodes of the class can have an instance type (Karpenter's rules). A property that the catalog does not know is
+    /// assumed to be supported, except nested virtualization, which few types support.
     pub fn admits(&self, entry: &RawInstanceType) -> bool {
         if self.windows_build().is_some() && architecture(entry) != Some("amd64") {
             return false;
@@ -116,10 +111,10 @@ impl ClassView {
         if self.connection_tracking && entry.hypervisor != "nitro" {
             return false;
         }
-        let placed = self.placement_group.as_ref().is_none_or(|group| {
-            entry.placement_strategies.as_ref().is_none_or(|known| known.contains(&group.strategy))
+        let supports_group = self.placement_group.as_ref().is_none_or(|group| {
+            entry.placement_strategies.as_ref().is_none_or(|strategies| strategies.contains(&group.strategy))
         });
-        placed && self.interfaces_fit(entry)
+        supports_group && self.interfaces_fit(entry)
     }
 
     fn interfaces_fit(&self, entry: &RawInstanceType) -> bool {
@@ -128,9 +123,9 @@ impl ClassView {
         }
         let one_card = [entry.default_card_enis.unwrap_or(entry.enis)];
         let cards = if entry.network_cards.is_empty() { &one_card[..] } else { &entry.network_cards };
-        let fits = |interface: &Interface| {
+        let fits = |interface: &NetworkInterface| {
             let card = usize::try_from(interface.card).ok().and_then(|index| cards.get(index));
-            card.is_some_and(|most| *most > i64::from(interface.device))
+            card.is_some_and(|slots| *slots > i64::from(interface.device))
         };
         let efa_only = self.interfaces.iter().filter(|interface| interface.efa_only).count();
         entry.ena_supported != Some(false)
@@ -143,8 +138,8 @@ impl ClassView {
         WINDOWS_BUILDS.iter().find(|(family, _)| *family == self.ami_family).map(|(_, build)| *build)
     }
 
-    /// Makes the labels of an instance type those of a node of this class.
-    pub fn put_labels(&self, of_type: &mut BTreeMap<String, String>) {
+    /// Adds the labels that nodes of this class have to those of an instance type.
+    pub fn apply_labels(&self, of_type: &mut BTreeMap<String, String>) {
         if let Some(build) = self.windows_build() {
             of_type.insert(labels::OS.to_owned(), "windows".to_owned());
             of_type.insert(labels::WINDOWS_BUILD.to_owned(), build.to_owned());
@@ -154,11 +149,11 @@ impl ClassView {
         }
     }
 
-    /// Partitions to choose from, from 1; one nameless one where there are none.
+    /// The partitions of the placement group, numbered from 1; a single `None` where it has none.
     pub fn partitions(&self) -> Vec<Option<String>> {
         match &self.placement_group {
             Some(group) if group.strategy == "partition" && group.partitions > 0 => {
-                (1..=group.partitions.min(MOST_PARTITIONS)).map(|partition| Some(partition.to_string())).collect()
+                (1..=group.partitions.min(MAX_PARTITIONS)).map(|partition| Some(partition.to_string())).collect()
             }
             _ => vec![None],
         }

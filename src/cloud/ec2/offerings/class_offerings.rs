@@ -1,57 +1,57 @@
-//! The catalog of a node class: a pure step from what is known of the region, what the class decides, and what changes from
-//! minute to minute (capacity, reservations, risk).
+//! The catalog of a node class: a pure function of the region's snapshot, the class, and inputs that change from minute to
+//! minute (capacity, reservations, risk).
 //!
-//! The step is made in two halves, so that the frequent one is cheap: [`base`] after a refresh or a change of the class,
-//! [`overlaid`] after each change of the market, which copies only the instance types it touches.
+//! It has two steps, so that the frequent one is cheap: [`base`] after a refresh or a change of the class, [`with_inputs`] after
+//! each change of the inputs, which copies only the instance types that it changes.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::cloud::Override;
 use crate::cloud::catalog::{NodeSettings, RawInstanceType, SpotPricing};
-use crate::cloud::ec2::offerings::catalog_key::{ClassView, Reservation};
-use crate::cloud::ec2::offerings::region::RegionSnapshot;
+use crate::cloud::ec2::offerings::catalog_key::{CatalogKey, Reservation};
+use crate::cloud::ec2::offerings::region_snapshot::RegionSnapshot;
 use crate::model::labels;
 use crate::model::offering::{CapacityType, InstanceType, Offering};
 use crate::model::units::MicroUsd;
 
-/// A reservation is paid for already: what is left of the price only orders reservations among each other. A share that,
-/// rounded up, keeps most of the order.
-const RESERVED_SHARE: i64 = 100_000;
-/// No reservation is dearer, micro-USD per hour: the cheapest spot instances cost little more.
-const MOST_RESERVED: i64 = 1_000;
+/// A reservation is paid for in any case, so its price only orders reservations among each other: the on-demand price divided
+/// by this, rounded up, which preserves most of the order.
+const RESERVED_PRICE_DIVISOR: i64 = 100_000;
+/// Upper bound of a reserved price: the cheapest spot instances cost little more.
+const MAX_RESERVED_PRICE: MicroUsd = MicroUsd(1_000);
 
-/// What changes between two refreshes of the region.
+/// Inputs that change between two refreshes of the region.
 pub struct OfferingInputs<'a> {
-    /// Versions of what the three functions answer from, in their order: one that grew says that answers may differ.
-    pub stamp: [u64; 3],
-    /// Whether a spot or on-demand offering is known to have no capacity, or must not be used for another reason; in this
-    /// partition of the class's placement group, where it has partitions.
+    /// Versions of the data behind the three functions, in their order. Equal versions mean equal results.
+    pub versions: [u64; 3],
+    /// Whether a spot or on-demand offering has no capacity, in this partition of the class's placement group where it has
+    /// partitions.
     pub unavailable: &'a dyn Fn(&Override, Option<&str>) -> bool,
     /// Instances that still fit a capacity reservation, by its id; 0 where that is not known.
-    pub left: &'a dyn Fn(&str) -> i64,
-    /// Risk of a spot offering by instance type and zone, thousandths of its price.
+    pub reserved: &'a dyn Fn(&str) -> i64,
+    /// Risk surcharge of a spot offering by instance type and zone, thousandths of its price.
     pub risk_permille: &'a dyn Fn(&str, &str) -> i64,
 }
 
-/// Instance types as nodes of the class, by name, with every offering of the region. One that can't be a node of the class,
-/// or lies outside its zones, is there and unavailable. None at all where the class's expression for `maxPods` fails.
-pub fn base(region: &RegionSnapshot, class: &ClassView) -> Vec<Arc<InstanceType>> {
-    let places = Places::of(class);
+/// Instance types as nodes of the class, by name, with every offering of the region. Offerings of types that the class does not
+/// admit, or outside its zones, are included as unavailable. Empty where the class's expression for `maxPods` fails.
+pub fn base(region: &RegionSnapshot, class: &CatalogKey) -> Vec<Arc<InstanceType>> {
+    let zone_labels = ZoneLabels::of(class);
     let each = class.settings.on_each(region.types.values());
     let both = region.types.values().zip(&each);
-    both.map(|(entry, settings)| Arc::new(shape(region, class, settings, &places, entry))).collect()
+    both.map(|(entry, settings)| Arc::new(instance_type(region, class, settings, &zone_labels, entry))).collect()
 }
 
-fn shape(
+fn instance_type(
     region: &RegionSnapshot,
-    class: &ClassView,
+    class: &CatalogKey,
     settings: &NodeSettings,
-    places: &Places,
+    zone_labels: &ZoneLabels,
     entry: &RawInstanceType,
 ) -> InstanceType {
     let mut node = entry.as_node(&region.region, settings, SpotPricing::Off);
-    class.put_labels(&mut node.labels);
+    class.apply_labels(&mut node.labels);
     let admitted = class.admits(entry);
     let zones: Vec<&String> = match region.zones_of(&entry.name) {
         Some(zones) => zones.iter().collect(),
@@ -74,14 +74,15 @@ fn shape(
         for reservation in reservations.iter().filter(|found| found.zone == *zone) {
             let on_demand = region.on_demand.get(&entry.name).copied().unwrap_or_default();
             let price = reserved_price(on_demand);
-            for own in places.of_zone(zone) {
+            for own in zone_labels.of_zone(zone) {
                 let own = Arc::new(with_reservation(own, reservation));
                 offerings.push(offer(CapacityType::Reserved, price, !reservation.expiring, Some(0), &own));
             }
         }
         for capacity_type in [CapacityType::Spot, CapacityType::OnDemand] {
             if let Some(price) = region.price(entry, zone, capacity_type) {
-                offerings.extend(places.of_zone(zone).iter().map(|own| offer(capacity_type, price, true, None, own)));
+                offerings
+                    .extend(zone_labels.of_zone(zone).iter().map(|own| offer(capacity_type, price, true, None, own)));
             }
         }
     }
@@ -90,7 +91,7 @@ fn shape(
 }
 
 fn reserved_price(on_demand: MicroUsd) -> MicroUsd {
-    MicroUsd(((on_demand.0.max(0) + RESERVED_SHARE - 1) / RESERVED_SHARE).min(MOST_RESERVED))
+    MicroUsd((on_demand.0.max(0) + RESERVED_PRICE_DIVISOR - 1) / RESERVED_PRICE_DIVISOR).min(MAX_RESERVED_PRICE)
 }
 
 fn with_reservation(own: &BTreeMap<String, String>, reservation: &Reservation) -> BTreeMap<String, String> {
@@ -102,13 +103,13 @@ fn with_reservation(own: &BTreeMap<String, String>, reservation: &Reservation) -
 }
 
 /// Labels of offerings by zone: one map for each partition, shared by all instance types.
-struct Places {
+struct ZoneLabels {
     by_zone: BTreeMap<String, Vec<Arc<BTreeMap<String, String>>>>,
     elsewhere: Vec<Arc<BTreeMap<String, String>>>,
 }
 
-impl Places {
-    fn of(class: &ClassView) -> Self {
+impl ZoneLabels {
+    fn of(class: &CatalogKey) -> Self {
         let maps = |zone_id: Option<&String>| {
             let map = |partition: Option<String>| {
                 let id = zone_id.map(|id| (labels::ZONE_ID.to_owned(), id.clone()));
@@ -126,18 +127,17 @@ impl Places {
     }
 }
 
-/// The same instance types as the market has them now. Those that nothing changes are shared with `base`.
-pub fn overlaid(base: &[Arc<InstanceType>], market: &OfferingInputs<'_>) -> Vec<Arc<InstanceType>> {
-    // One probe for all questions: there are some ten thousand.
-    let mut probe =
-        Override { instance_type: String::new(), zone: String::new(), capacity_type: CapacityType::OnDemand };
+/// The instance types with the current inputs. Unchanged ones are shared with `base`.
+pub fn with_inputs(base: &[Arc<InstanceType>], inputs: &OfferingInputs<'_>) -> Vec<Arc<InstanceType>> {
+    // One key, reused for some ten thousand lookups.
+    let mut key = Override { instance_type: String::new(), zone: String::new(), capacity_type: CapacityType::OnDemand };
     base.iter()
         .map(|entry| {
-            probe.instance_type.clear();
-            probe.instance_type.push_str(&entry.name);
+            key.instance_type.clear();
+            key.instance_type.push_str(&entry.name);
             let mut changed: Option<InstanceType> = None;
             for (at, offering) in entry.offerings.iter().enumerate() {
-                let (available, left, risk_permille) = seen(entry, offering, market, &mut probe);
+                let (available, left, risk_permille) = current_state(entry, offering, inputs, &mut key);
                 let now = (offering.available, offering.left, offering.risk_permille);
                 if now != (available, left, risk_permille) {
                     let changed = changed.get_or_insert_with(|| InstanceType::clone(entry));
@@ -150,29 +150,29 @@ pub fn overlaid(base: &[Arc<InstanceType>], market: &OfferingInputs<'_>) -> Vec<
         .collect()
 }
 
-/// Availability, count and risk of an offering now.
-fn seen(
+/// Current availability, instance count and risk of an offering.
+fn current_state(
     entry: &InstanceType,
     offering: &Offering,
-    market: &OfferingInputs<'_>,
-    probe: &mut Override,
+    inputs: &OfferingInputs<'_>,
+    key: &mut Override,
 ) -> (bool, Option<i64>, i64) {
     if !offering.available {
         return (false, offering.left, 0);
     }
     if offering.capacity_type == CapacityType::Reserved {
         let id = offering.labels.get(labels::CAPACITY_RESERVATION_ID);
-        let left = id.map_or(0, |id| (market.left)(id).max(0));
+        let left = id.map_or(0, |id| (inputs.reserved)(id).max(0));
         return (left > 0, Some(left), 0);
     }
-    probe.zone.clear();
-    probe.zone.push_str(&offering.zone);
-    probe.capacity_type = offering.capacity_type;
+    key.zone.clear();
+    key.zone.push_str(&offering.zone);
+    key.capacity_type = offering.capacity_type;
     let risk = match offering.capacity_type {
-        CapacityType::Spot => (market.risk_permille)(&entry.name, &offering.zone).max(0),
+        CapacityType::Spot => (inputs.risk_permille)(&entry.name, &offering.zone).max(0),
         _ => 0,
     };
-    (!(market.unavailable)(probe, offering.label(labels::PLACEMENT_GROUP_PARTITION)), None, risk)
+    (!(inputs.unavailable)(key, offering.label(labels::PLACEMENT_GROUP_PARTITION)), None, risk)
 }
 
 #[cfg(test)]

@@ -1,23 +1,24 @@
-//! What EC2 says of instance types and where it offers them, as entries of the catalog.
+//! Instance types and their zones from the EC2 API, as entries of the catalog.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use aws_sdk_ec2::Client;
 use aws_sdk_ec2::types::{
-    ArchitectureType, EbsOptimizedInfo, EbsOptimizedSupport, EfaInfo, EnaSupport, EphemeralNvmeSupport, Filter,
-    GpuDeviceInfo, GpuDeviceMemoryInfo, InferenceDeviceInfo, InstanceStorageInfo, InstanceTypeInfo,
-    InstanceTypeOffering, LocationType, MemoryInfo, NetworkInfo, NeuronDeviceCoreInfo, NeuronDeviceInfo,
-    NitroEnclavesSupport, ProcessorInfo, SupportedAdditionalProcessorFeature, VCpuInfo,
+    ArchitectureType, EbsOptimizedInfo, EbsOptimizedSupport, EfaInfo, EnaSupport, EphemeralNvmeSupport, GpuDeviceInfo,
+    GpuDeviceMemoryInfo, InferenceDeviceInfo, InstanceStorageInfo, InstanceTypeInfo, InstanceTypeOffering,
+    LocationType, MemoryInfo, NetworkInfo, NeuronDeviceCoreInfo, NeuronDeviceInfo, NitroEnclavesSupport, ProcessorInfo,
+    SupportedAdditionalProcessorFeature, VCpuInfo,
 };
 
 use crate::cloud::catalog::{RawAccelerator, RawCatalog, RawGpu, RawInstanceType, RawNeuronDevice};
 use crate::cloud::ec2::aws::errors::{ApiError, Class};
+use crate::cloud::ec2::aws::filters::filter;
 
 const TYPES: &str = "ec2:DescribeInstanceTypes";
 const OFFERINGS: &str = "ec2:DescribeInstanceTypeOfferings";
-/// Instance types of one answer, the API's most.
+/// Instance types per page, the API's maximum.
 const TYPES_PAGE: i32 = 100;
-/// Offerings of one answer, the API's most.
+/// Offerings per page, the API's maximum.
 const OFFERINGS_PAGE: i32 = 1000;
 
 /// Zones by instance type.
@@ -27,17 +28,16 @@ pub type ZonesByType = BTreeMap<String, BTreeSet<String>>;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{name}: {problem}")]
 pub struct UnusableType {
-    /// Its name, or what stands for it.
     pub name: String,
     /// What is missing or impossible.
     pub problem: String,
 }
 
-/// One instance type of DescribeInstanceTypes. Its zones and its price are left empty: other calls tell them. What EC2 does
-/// not tell at all (branch interfaces) or only of late (baseline bandwidth) comes from `tables` by name.
+/// One instance type of DescribeInstanceTypes. Zones and price are left empty: other APIs report them. Branch interfaces, which
+/// EC2 does not report, and baseline bandwidth, which it reports for newer types only, come from `tables` by name.
 ///
 /// # Errors
-/// A member that everything rests on is absent, or a figure is impossible.
+/// A required member is absent, or a number is impossible.
 pub fn raw_instance_type(info: &InstanceTypeInfo, tables: &RawCatalog) -> Result<RawInstanceType, UnusableType> {
     let name = info.instance_type().map(|name| name.as_str().to_owned()).unwrap_or_default();
     let missing = |member: &str| UnusableType { name: name.clone(), problem: format!("{member} is absent") };
@@ -50,7 +50,7 @@ pub fn raw_instance_type(info: &InstanceTypeInfo, tables: &RawCatalog) -> Result
     let entry = RawInstanceType {
         arch: architectures(processor.map(ProcessorInfo::supported_architectures).unwrap_or_default()),
         cpu_manufacturer: processor.and_then(|processor| processor.manufacturer()).map(str::to_owned),
-        clock_mhz: processor.and_then(ProcessorInfo::sustained_clock_speed_in_ghz).and_then(thousandfold),
+        clock_mhz: processor.and_then(ProcessorInfo::sustained_clock_speed_in_ghz).and_then(times_1000),
         vcpu: info.v_cpu_info().and_then(VCpuInfo::default_v_cpus).ok_or_else(|| missing("vCpuInfo"))?.into(),
         memory_mib: info.memory_info().and_then(MemoryInfo::size_in_mib).ok_or_else(|| missing("memoryInfo"))?,
         hypervisor: info.hypervisor().map(|hypervisor| hypervisor.as_str().to_owned()).unwrap_or_default(),
@@ -111,19 +111,19 @@ pub fn raw_instance_type(info: &InstanceTypeInfo, tables: &RawCatalog) -> Result
     }
 }
 
-/// In EC2's words, those that Kubernetes has no name for included: the first decides what memory the kernel keeps.
+/// EC2's names, including those without a Kubernetes name: the first one decides how much memory the kernel reserves.
 fn architectures(found: &[ArchitectureType]) -> Vec<String> {
     found.iter().map(|architecture| architecture.as_str().to_owned()).collect()
 }
 
 /// Interfaces by card index; a card that is not listed has none.
 fn network_cards(network: &NetworkInfo) -> Vec<i64> {
-    // EC2 knows some dozens; an index far beyond that is no index.
-    const MOST_CARDS: usize = 1024;
+    // EC2 has some dozens; a much larger index is invalid.
+    const MAX_CARDS: usize = 1024;
     let mut cards = Vec::new();
-    for (place, card) in network.network_cards().iter().enumerate() {
-        let index = card.network_card_index().map_or(Some(place), |index| usize::try_from(index).ok());
-        let Some(index) = index.filter(|index| *index < MOST_CARDS) else { continue };
+    for (position, card) in network.network_cards().iter().enumerate() {
+        let index = card.network_card_index().map_or(Some(position), |index| usize::try_from(index).ok());
+        let Some(index) = index.filter(|index| *index < MAX_CARDS) else { continue };
         if cards.len() <= index {
             cards.resize(index + 1, 0);
         }
@@ -132,21 +132,21 @@ fn network_cards(network: &NetworkInfo) -> Vec<i64> {
     cards
 }
 
-/// The baseline of all cards together, for types newer than the table.
+/// The sum of the cards' baselines, for types newer than the table.
 fn baseline_mbps(network: &NetworkInfo) -> Option<i64> {
     let cards = network.network_cards();
     if cards.is_empty() {
         return None;
     }
-    cards.iter().map(|card| card.baseline_bandwidth_in_gbps().and_then(thousandfold)).sum()
+    cards.iter().map(|card| card.baseline_bandwidth_in_gbps().and_then(times_1000)).sum()
 }
 
-/// GHz as MHz, Gbit/s as Mbit/s; `None` for what no such figure is.
-fn thousandfold(figure: f64) -> Option<i64> {
-    let figure = (figure * 1000.0).round();
-    // In range by the test, so nothing but the fraction that rounding has made zero is lost.
+/// GHz as MHz, Gbit/s as Mbit/s; `None` for an impossible number.
+fn times_1000(number: f64) -> Option<i64> {
+    let number = (number * 1000.0).round();
+    // Rounded and in range, so the cast is exact.
     #[allow(clippy::cast_possible_truncation)]
-    (0.0..1e12).contains(&figure).then_some(figure as i64)
+    (0.0..1e12).contains(&number).then_some(number as i64)
 }
 
 fn gpu(device: &GpuDeviceInfo) -> RawGpu {
@@ -174,7 +174,7 @@ fn neuron_device(device: &NeuronDeviceInfo) -> RawNeuronDevice {
     }
 }
 
-/// All instance types that can be used, by name, and those that can't.
+/// All usable instance types by name, and the unusable ones.
 pub fn raw_instance_types(
     infos: &[InstanceTypeInfo],
     tables: &RawCatalog,
@@ -192,7 +192,7 @@ pub fn raw_instance_types(
     (usable, unusable)
 }
 
-/// Zones by instance type, of the answers of DescribeInstanceTypeOfferings.
+/// Zones by instance type, from DescribeInstanceTypeOfferings.
 pub fn zones_by_type(offerings: &[InstanceTypeOffering]) -> ZonesByType {
     let mut zones = ZonesByType::new();
     for offering in offerings {
@@ -203,15 +203,15 @@ pub fn zones_by_type(offerings: &[InstanceTypeOffering]) -> ZonesByType {
     zones
 }
 
-/// All of the region's instance types that Linux or Windows images boot on: hardware virtualization, x86-64 or Arm.
+/// Describes the region's instance types that boot Linux or Windows images: hardware virtualization, x86-64 or Arm.
 ///
 /// # Errors
-/// The call fails, or there is none.
+/// The call fails, or the response is empty.
 pub async fn describe_instance_types(ec2: &Client) -> Result<Vec<InstanceTypeInfo>, ApiError> {
     let found: Result<Vec<_>, _> = ec2
         .describe_instance_types()
-        .filters(filter("supported-virtualization-type", &["hvm"]))
-        .filters(filter("processor-info.supported-architecture", &["x86_64", "arm64"]))
+        .filters(filter("supported-virtualization-type", ["hvm"]))
+        .filters(filter("processor-info.supported-architecture", ["x86_64", "arm64"]))
         .into_paginator()
         .page_size(TYPES_PAGE)
         .items()
@@ -220,15 +220,15 @@ pub async fn describe_instance_types(ec2: &Client) -> Result<Vec<InstanceTypeInf
         .await;
     let found = found.map_err(ApiError::of(TYPES))?;
     if found.is_empty() {
-        return Err(unusable_answer(TYPES, "no instance types"));
+        return Err(unusable_response(TYPES, "no instance types"));
     }
     Ok(found)
 }
 
-/// Which zones offer which instance types; local zones are among them.
+/// Describes which zones offer which instance types, including local zones.
 ///
 /// # Errors
-/// The call fails, or there is none.
+/// The call fails, or the response is empty.
 pub async fn describe_offerings(ec2: &Client) -> Result<Vec<InstanceTypeOffering>, ApiError> {
     let found: Result<Vec<_>, _> = ec2
         .describe_instance_type_offerings()
@@ -241,19 +241,14 @@ pub async fn describe_offerings(ec2: &Client) -> Result<Vec<InstanceTypeOffering
         .await;
     let found = found.map_err(ApiError::of(OFFERINGS))?;
     if found.is_empty() {
-        return Err(unusable_answer(OFFERINGS, "no offerings"));
+        return Err(unusable_response(OFFERINGS, "no offerings"));
     }
     Ok(found)
 }
 
-/// The failure of a call whose answer can't be used.
-pub(crate) fn unusable_answer(action: &'static str, message: impl Into<String>) -> ApiError {
+/// The error of a call that succeeds with an unusable response.
+pub(crate) fn unusable_response(action: &'static str, message: impl Into<String>) -> ApiError {
     ApiError { action, code: String::new(), message: message.into(), class: Class::Server }
-}
-
-/// A filter of an EC2 call.
-pub(crate) fn filter(name: &str, values: &[&str]) -> Filter {
-    Filter::builder().name(name).set_values(Some(values.iter().map(|value| (*value).to_owned()).collect())).build()
 }
 
 #[cfg(test)]

@@ -1,75 +1,82 @@
-//! How often spot instances of an offering were taken back of late: a count that halves every six hours.
+//! Spot interruptions of each offering, as a count that decays exponentially with a half-life of six hours.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
-/// Time in which a count halves, milliseconds.
-const HALF_LIFE_MS: i64 = 6 * 3_600_000;
-/// A count that is as good as none, thousandths.
-const FORGOTTEN: i64 = 10;
-/// The most that a count grows to, thousandths: one bad hour must not outlast a day.
-const MOST: i64 = 16_000;
+use crate::model::time::UnixMillis;
 
-/// What happened to an instance.
+/// Time in which a count halves.
+const HALF_LIFE: Duration = Duration::from_hours(6);
+/// A count of this many thousandths or fewer is dropped.
+const NEGLIGIBLE_PERMILLE: i64 = 10;
+/// Upper bound of a count, thousandths: one bad hour must not outlast a day.
+const MAX_PERMILLE: i64 = 16_000;
+
+/// An event about a spot instance that counts against its offering.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Setback {
-    /// EC2 takes it back.
-    Interrupted,
-    /// EC2 says it may soon.
-    RebalanceRecommended,
+pub enum InterruptionKind {
+    /// Spot interruption warning: EC2 reclaims the instance.
+    Interruption,
+    /// Rebalance recommendation: elevated risk of an interruption.
+    RebalanceRecommendation,
 }
 
-impl Setback {
-    /// Thousandths of an interruption.
-    fn milli(self) -> i64 {
+impl InterruptionKind {
+    /// Weight in thousandths of an interruption.
+    fn weight_permille(self) -> i64 {
         match self {
-            Self::Interrupted => 1_000,
-            Self::RebalanceRecommended => 250,
+            Self::Interruption => 1_000,
+            Self::RebalanceRecommendation => 250,
         }
     }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Count {
-    milli: i64,
-    at_ms: i64,
+struct DecayingCount {
+    /// Thousandths of an interruption at `as_of`.
+    permille: i64,
+    as_of: UnixMillis,
 }
 
-impl Count {
-    /// The count at a time: halved for each half-life gone, and in a line between. Before its own time it is itself.
-    fn at(self, now_ms: i64) -> i64 {
-        let gone = now_ms.saturating_sub(self.at_ms).max(0);
-        let (halvings, rest) = (gone / HALF_LIFE_MS, gone % HALF_LIFE_MS);
+impl DecayingCount {
+    /// The count at a time: halved for each half-life since `as_of`, interpolated linearly in between. Before `as_of` it does
+    /// not change.
+    fn at(self, now: UnixMillis) -> i64 {
+        let (age, half_life) = (now.saturating_since(self.as_of).as_millis(), HALF_LIFE.as_millis());
+        let (halvings, rest) = (age / half_life, age % half_life);
         if halvings >= 62 {
             return 0;
         }
-        let milli = self.milli >> halvings;
-        milli - milli * rest / (2 * HALF_LIFE_MS)
+        let permille = self.permille >> halvings;
+        // Less than the half-life, so in range.
+        let rest = i64::try_from(rest).unwrap_or(0);
+        permille - permille * rest / (2 * i64::try_from(half_life).unwrap_or(i64::MAX / 2))
     }
 }
 
 /// Decaying counts of interruptions by instance type and zone.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct InterruptionHistory {
-    counts: BTreeMap<String, BTreeMap<String, Count>>,
+    counts: BTreeMap<String, BTreeMap<String, DecayingCount>>,
 }
 
 impl InterruptionHistory {
-    /// Notes what happened to a spot instance of an offering.
-    pub fn note(&mut self, instance_type: &str, zone: &str, setback: Setback, now_ms: i64) {
-        let milli = (self.milli(instance_type, zone, now_ms) + setback.milli()).min(MOST);
+    /// Adds an event about a spot instance of an offering.
+    pub fn record(&mut self, instance_type: &str, zone: &str, kind: InterruptionKind, now: UnixMillis) {
+        let permille = (self.permille(instance_type, zone, now) + kind.weight_permille()).min(MAX_PERMILLE);
         let zones = self.counts.entry(instance_type.to_owned()).or_default();
-        zones.insert(zone.to_owned(), Count { milli, at_ms: now_ms });
+        zones.insert(zone.to_owned(), DecayingCount { permille, as_of: now });
     }
 
-    /// Interruptions of an offering as they still count, in thousandths.
-    pub fn milli(&self, instance_type: &str, zone: &str, now_ms: i64) -> i64 {
-        self.counts.get(instance_type).and_then(|zones| zones.get(zone)).map_or(0, |count| count.at(now_ms))
+    /// The decayed count of an offering, in thousandths of an interruption.
+    pub fn permille(&self, instance_type: &str, zone: &str, now: UnixMillis) -> i64 {
+        self.counts.get(instance_type).and_then(|zones| zones.get(zone)).map_or(0, |count| count.at(now))
     }
 
-    /// Drops what is as good as forgotten.
-    pub fn forget(&mut self, now_ms: i64) {
+    /// Drops negligible counts.
+    pub fn prune(&mut self, now: UnixMillis) {
         self.counts.retain(|_, zones| {
-            zones.retain(|_, count| count.at(now_ms) > FORGOTTEN);
+            zones.retain(|_, count| count.at(now) > NEGLIGIBLE_PERMILLE);
             !zones.is_empty()
         });
     }
@@ -81,41 +88,43 @@ mod tests {
 
     use super::*;
 
+    const START: UnixMillis = UnixMillis(0);
+
     #[test]
-    fn a_count_halves_every_six_hours_and_in_a_line_between() {
+    fn a_count_halves_every_six_hours_and_linearly_in_between() {
         let mut history = InterruptionHistory::default();
-        history.note("m5.large", "a", Setback::Interrupted, 0);
+        history.record("m5.large", "a", InterruptionKind::Interruption, START);
         for (hours, expected) in [(0, 1_000), (3, 750), (6, 500), (9, 375), (12, 250), (600, 0)] {
-            assert_eq!(history.milli("m5.large", "a", hours * 3_600_000), expected, "{hours} h");
+            assert_eq!(history.permille("m5.large", "a", START + Duration::from_hours(hours)), expected, "{hours} h");
         }
-        assert_eq!(history.milli("m5.large", "a", -5), 1_000, "a clock that went back changes nothing");
-        assert_eq!(history.milli("m5.large", "b", 0), 0, "another zone is another offering");
+        assert_eq!(history.permille("m5.large", "a", UnixMillis(-5)), 1_000, "a clock set back changes nothing");
+        assert_eq!(history.permille("m5.large", "b", START), 0, "another zone is another offering");
     }
 
     #[test]
-    fn setbacks_add_up_to_a_bound_and_are_forgotten() {
+    fn counts_are_bounded_and_pruned() {
         let mut history = InterruptionHistory::default();
-        history.note("m5.large", "a", Setback::Interrupted, 0);
-        history.note("m5.large", "a", Setback::RebalanceRecommended, HALF_LIFE_MS);
-        assert_eq!(history.milli("m5.large", "a", HALF_LIFE_MS), 750);
+        history.record("m5.large", "a", InterruptionKind::Interruption, START);
+        history.record("m5.large", "a", InterruptionKind::RebalanceRecommendation, START + HALF_LIFE);
+        assert_eq!(history.permille("m5.large", "a", START + HALF_LIFE), 750);
         for _ in 0..100 {
-            history.note("c5.large", "a", Setback::Interrupted, 0);
+            history.record("c5.large", "a", InterruptionKind::Interruption, START);
         }
-        assert_eq!(history.milli("c5.large", "a", 0), MOST);
-        history.forget(8 * HALF_LIFE_MS);
-        assert_eq!(history.milli("m5.large", "a", 0), 0, "forgotten for good");
-        assert_eq!(history.milli("c5.large", "a", 8 * HALF_LIFE_MS), 62);
-        history.forget(i64::MAX);
+        assert_eq!(history.permille("c5.large", "a", START), MAX_PERMILLE);
+        history.prune(START + 8 * HALF_LIFE);
+        assert_eq!(history.permille("m5.large", "a", START), 0, "dropped for good");
+        assert_eq!(history.permille("c5.large", "a", START + 8 * HALF_LIFE), 62);
+        history.prune(UnixMillis::MAX);
         assert_eq!(history, InterruptionHistory::default());
     }
 
     proptest! {
         #[test]
-        fn a_count_never_grows_by_itself(milli in 0..MOST, at in 0..1_i64 << 40, first in 0..1_i64 << 40, then in 0..1_i64 << 40) {
-            let count = Count { milli, at_ms: at };
-            let (early, late) = (at + first.min(then), at + first.max(then));
+        fn a_count_never_grows_with_time(permille in 0..MAX_PERMILLE, at in 0..1_i64 << 40, first in 0..1_i64 << 40, then in 0..1_i64 << 40) {
+            let count = DecayingCount { permille, as_of: UnixMillis(at) };
+            let (early, late) = (UnixMillis(at + first.min(then)), UnixMillis(at + first.max(then)));
             prop_assert!(count.at(late) <= count.at(early));
-            prop_assert!((0..=milli).contains(&count.at(early)));
+            prop_assert!((0..=permille).contains(&count.at(early)));
         }
     }
 }

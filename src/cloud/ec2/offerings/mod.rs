@@ -1,4 +1,4 @@
-//! What can be bought in the region: instance types, prices, spot risk, capacity errors, and the catalog of each node class.
+//! Offerings of the region: instance types, prices, spot risk, capacity errors, and the catalog of each node class.
 
 pub mod catalog_cache;
 pub mod catalog_key;
@@ -6,10 +6,12 @@ pub mod class_offerings;
 pub mod discovered_memory;
 pub mod instance_types;
 pub mod interruption_history;
+pub mod placement_score_table;
 pub mod placement_scores;
 pub mod prices;
 pub mod refresh;
 pub mod region;
+pub mod region_snapshot;
 pub mod reservation_counts;
 pub mod spot_prices;
 pub mod spot_risk;

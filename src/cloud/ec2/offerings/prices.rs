@@ -8,42 +8,41 @@ use serde::Deserialize;
 
 use crate::cloud::catalog::micro_usd;
 use crate::cloud::ec2::aws::errors::ApiError;
-use crate::cloud::ec2::offerings::instance_types::unusable_answer;
+use crate::cloud::ec2::offerings::instance_types::unusable_response;
 use crate::model::units::MicroUsd;
 
 const PRODUCTS: &str = "pricing:GetProducts";
-/// Products of one answer, the API's most.
-const PAGE: i32 = 100;
+/// Products per page, the API's maximum.
+const PAGE_SIZE: i32 = 100;
 
 /// On-demand prices by instance type, millionths of the region's currency per hour.
 pub type OnDemandPrices = BTreeMap<String, MicroUsd>;
 
-/// Whether there is a Pricing API to ask: not from a VPC without a way out, and not for the GovCloud regions.
-pub fn can_be_asked(region: &str, isolated_vpc: bool) -> bool {
+/// Whether there is a reachable Pricing API: not from an isolated VPC, and not for the GovCloud regions.
+pub fn has_pricing_api(region: &str, isolated_vpc: bool) -> bool {
     !isolated_vpc && !region.starts_with("us-gov")
 }
 
-/// Why there is no Pricing API to ask in a region; `None` where there is one.
-pub fn unlisted(region: &str) -> Option<String> {
-    (!can_be_asked(region, false)).then(|| format!("AWS has no Pricing API for {region}"))
+/// The reason why a region has no Pricing API; `None` where it has one.
+pub fn missing_api(region: &str) -> Option<String> {
+    (!has_pricing_api(region, false)).then(|| format!("AWS has no Pricing API for {region}"))
 }
 
-fn is_in_yuan(region: &str) -> bool {
+fn is_priced_in_yuan(region: &str) -> bool {
     region.starts_with("cn-")
 }
 
-/// The currency of a region's prices.
 fn currency(region: &str) -> &'static str {
-    if is_in_yuan(region) { "CNY" } else { "USD" }
+    if is_priced_in_yuan(region) { "CNY" } else { "USD" }
 }
 
-/// Yuan that are taken for a dollar of us-east-1's list. Not the rate of exchange: in Beijing most types cost 8 to 12 times the
-/// number. Without it spot prices, which EC2 tells in yuan there, would seem dearer than on-demand ones.
-const YUAN: i64 = 10;
+/// Factor from a us-east-1 list price in dollars to an estimated price in yuan. Not the exchange rate: in Beijing the prices of
+/// most types are 8 to 12 times as high. Without it spot prices, which EC2 reports in yuan there, would exceed on-demand prices.
+const YUAN_PER_DOLLAR: i64 = 10;
 
-/// What stands in for a region's price while its list can't be read: us-east-1's, in the region's currency.
-pub fn stand_in(region: &str, of_us_east_1: MicroUsd) -> MicroUsd {
-    MicroUsd(of_us_east_1.0.saturating_mul(if is_in_yuan(region) { YUAN } else { 1 }))
+/// The price to use while the region's price list can't be read: the us-east-1 price, in the region's currency.
+pub fn fallback_price(region: &str, us_east_1: MicroUsd) -> MicroUsd {
+    MicroUsd(us_east_1.0.saturating_mul(if is_priced_in_yuan(region) { YUAN_PER_DOLLAR } else { 1 }))
 }
 
 #[derive(Deserialize)]
@@ -84,8 +83,8 @@ struct PriceDimension {
     price_per_unit: HashMap<String, String>,
 }
 
-/// The instance type and price of one entry of a price list, which is JSON in a string. `None` where there is no price
-/// above zero in the region's currency, or no instance type. Of several prices the least counts.
+/// The instance type and price of one entry of a price list, which is a JSON string. `None` where there is no price above zero
+/// in the region's currency, or no instance type. The lowest of several prices is used.
 pub fn product_price(json: &str, region: &str) -> Option<(String, MicroUsd)> {
     let product: PricedProduct = serde_json::from_str(json).ok()?;
     let price = product
@@ -103,15 +102,15 @@ pub(crate) fn positive_price(text: &str) -> Option<MicroUsd> {
     micro_usd(text.parse().ok()?).filter(|price| price.0 > 0)
 }
 
-/// The prices of a price list.
-pub fn read(price_list: &[String], region: &str) -> OnDemandPrices {
+/// Parses the entries of a price list; entries without a price are skipped.
+pub fn parse_price_list(price_list: &[String], region: &str) -> OnDemandPrices {
     price_list.iter().filter_map(|json| product_price(json, region)).collect()
 }
 
-/// Prices of shared instances and, over them, of bare metal, asked side by side.
+/// Reads the prices of shared and of bare-metal instances concurrently. A bare-metal price overrides a shared one.
 ///
 /// # Errors
-/// Either call fails or knows no price.
+/// Either call fails or returns no price.
 pub async fn get_products(pricing: &Client, region: &str) -> Result<OnDemandPrices, ApiError> {
     let (mut shared, metal) = futures::try_join!(
         scan(pricing, region, "Shared", "Compute Instance"),
@@ -136,22 +135,22 @@ async fn scan(pricing: &Client, region: &str, tenancy: &str, family: &str) -> Re
         .into_iter()
         .map(|(field, value)| Filter::builder().r#type(FilterType::TermMatch).field(field).value(value).build())
         .collect();
-    let filters = filters.map_err(|error| unusable_answer(PRODUCTS, error.to_string()))?;
+    let filters = filters.map_err(|error| unusable_response(PRODUCTS, error.to_string()))?;
     let mut pages = pricing
         .get_products()
         .service_code("AmazonEC2")
         .set_filters(Some(filters))
         .into_paginator()
-        .page_size(PAGE)
+        .page_size(PAGE_SIZE)
         .send();
     let mut prices = OnDemandPrices::new();
-    // Page by page: a region's list is some ten megabytes of JSON, of which little is kept.
+    // One page at a time: a region's list has some ten megabytes of JSON.
     while let Some(page) = pages.next().await {
         let page = page.map_err(ApiError::of(PRODUCTS))?;
-        prices.extend(read(page.price_list(), region));
+        prices.extend(parse_price_list(page.price_list(), region));
     }
     if prices.is_empty() {
-        return Err(unusable_answer(PRODUCTS, format!("no prices of tenancy {tenancy}")));
+        return Err(unusable_response(PRODUCTS, format!("no prices of tenancy {tenancy}")));
     }
     Ok(prices)
 }

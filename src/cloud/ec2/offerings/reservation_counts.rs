@@ -1,133 +1,138 @@
-//! How many instances still fit each capacity reservation: what EC2 last said, less what was launched or is being launched
-//! since, more what was terminated since.
+//! How many instances still fit each capacity reservation: the number EC2 last reported, less launches that are pending or
+//! done since, plus terminations since.
 //!
-//! A reservation that nobody has described has no room. Time is an argument.
+//! A reservation that was never described has no capacity left. Time is an argument.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::time::Duration;
 
-/// Counts outlive a failing API for so long, milliseconds.
-const MEMORY_MS: i64 = 86_400_000;
-/// A launch that nobody has heard of for so long does not come about any more, milliseconds: its claim was given up.
-const LAUNCH_MS: i64 = 300_000;
+use crate::model::time::UnixMillis;
 
-/// A place that a claim has in a reservation.
+/// How long counts stay valid while the API fails.
+const COUNT_TTL: Duration = Duration::from_hours(24);
+/// A pending launch without a result for this duration is abandoned: its claim was given up.
+const LAUNCH_TIMEOUT: Duration = Duration::from_mins(5);
+
+/// Capacity of a reservation that a claim uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
-    /// Its launch is under way since then, milliseconds since the epoch.
-    Asked(i64),
-    /// It was launched then, milliseconds since the epoch.
-    Launched(i64),
+enum Allocation {
+    /// The launch is pending since then.
+    Pending(UnixMillis),
+    /// The instance was launched then.
+    Launched(UnixMillis),
 }
 
 #[derive(Clone, Debug, Default)]
-struct Count {
-    /// What EC2 said, corrected by what is known to have left since.
+struct ReservationState {
+    /// The number EC2 reported, plus terminations since.
     described: i64,
-    /// When it was asked, milliseconds since the epoch.
-    asked_ms: i64,
-    /// Places taken since, by UID of the claim.
-    places: BTreeMap<String, Place>,
+    /// When EC2 was called for it.
+    described_at: UnixMillis,
+    /// Allocations since, by UID of the claim.
+    allocations: BTreeMap<String, Allocation>,
 }
 
-impl Count {
-    fn left(&self) -> i64 {
-        (self.described - i64::try_from(self.places.len()).unwrap_or(i64::MAX)).max(0)
+impl ReservationState {
+    fn available(&self) -> i64 {
+        (self.described - i64::try_from(self.allocations.len()).unwrap_or(i64::MAX)).max(0)
     }
 }
 
 /// The counts of all reservations.
 #[derive(Clone, Debug, Default)]
 pub struct ReservationCounts {
-    by_id: BTreeMap<String, Count>,
+    by_id: BTreeMap<String, ReservationState>,
     /// Reservation by id of the instance that runs in it.
     instances: HashMap<String, String>,
-    changes: u64,
+    version: u64,
 }
 
 impl ReservationCounts {
-    /// Takes in what EC2 answered when it was asked at `asked_ms`: available instances by id.
-    pub fn describe<'a>(&mut self, found: impl IntoIterator<Item = (&'a str, i64)>, asked_ms: i64) {
+    /// Applies the available instances by reservation id that EC2 reported when it was called at `called_at`.
+    pub fn set_described<'a>(&mut self, found: impl IntoIterator<Item = (&'a str, i64)>, called_at: UnixMillis) {
         for (id, available) in found {
-            self.change(id, |count| {
-                if asked_ms < count.asked_ms {
+            self.change(id, |state| {
+                if called_at < state.described_at {
                     return;
                 }
-                count.places.retain(|_, place| match place {
-                    Place::Asked(at) => asked_ms - *at < LAUNCH_MS,
-                    Place::Launched(at) => *at >= asked_ms,
+                state.allocations.retain(|_, allocation| match allocation {
+                    Allocation::Pending(at) => !at.is_older_than(LAUNCH_TIMEOUT, called_at),
+                    Allocation::Launched(at) => *at >= called_at,
                 });
-                (count.described, count.asked_ms) = (available, asked_ms);
+                (state.described, state.described_at) = (available, called_at);
             });
         }
         let before = self.by_id.len();
-        self.by_id.retain(|_, count| asked_ms - count.asked_ms < MEMORY_MS);
-        self.changes += u64::from(self.by_id.len() != before);
+        self.by_id.retain(|_, state| !state.described_at.is_older_than(COUNT_TTL, called_at));
+        self.version += u64::from(self.by_id.len() != before);
     }
 
     /// Instances that still fit a reservation; 0 where that is not known.
-    pub fn left(&self, id: &str) -> i64 {
-        self.by_id.get(id).map_or(0, Count::left)
+    pub fn available(&self, id: &str) -> i64 {
+        self.by_id.get(id).map_or(0, ReservationState::available)
     }
 
-    /// A number that is another one whenever a count is.
-    pub fn changes(&self) -> u64 {
-        self.changes
+    /// Changes whenever a count does.
+    pub fn version(&self) -> u64 {
+        self.version
     }
 
-    /// Takes a place for a claim that is being launched. It has one at most.
-    pub fn take(&mut self, id: &str, claim: &str, now_ms: i64) {
-        self.give_back(claim);
-        self.change(id, |count| {
-            count.places.insert(claim.to_owned(), Place::Asked(now_ms));
+    /// Allocates capacity of a reservation to a claim that is being launched. A claim has one allocation at most.
+    pub fn allocate(&mut self, id: &str, claim: &str, now: UnixMillis) {
+        self.release(claim);
+        self.change(id, |state| {
+            state.allocations.insert(claim.to_owned(), Allocation::Pending(now));
         });
     }
 
-    /// Gives back the place of a claim whose launch did not come about.
-    pub fn give_back(&mut self, claim: &str) {
-        let held = |count: &&mut Count| matches!(count.places.get(claim), Some(Place::Asked(_)));
-        for count in self.by_id.values_mut().filter(held) {
-            let before = count.left();
-            count.places.remove(claim);
-            self.changes += u64::from(count.left() != before);
+    /// Releases the pending allocation of a claim whose launch failed.
+    pub fn release(&mut self, claim: &str) {
+        let pending =
+            |state: &&mut ReservationState| matches!(state.allocations.get(claim), Some(Allocation::Pending(_)));
+        for state in self.by_id.values_mut().filter(pending) {
+            let before = state.available();
+            state.allocations.remove(claim);
+            self.version += u64::from(state.available() != before);
         }
     }
 
-    /// A claim's launch came about.
-    pub fn launched(&mut self, claim: &str, instance: &str, now_ms: i64) {
-        for (id, count) in &mut self.by_id {
-            if let Some(place) = count.places.get_mut(claim) {
-                *place = Place::Launched(now_ms);
+    /// Records that a claim's instance was launched.
+    pub fn record_launched(&mut self, claim: &str, instance: &str, now: UnixMillis) {
+        for (id, state) in &mut self.by_id {
+            if let Some(allocation) = state.allocations.get_mut(claim) {
+                *allocation = Allocation::Launched(now);
                 self.instances.insert(instance.to_owned(), id.clone());
             }
         }
     }
 
-    /// EC2 found a reservation full, whatever it said before.
-    pub fn found_full(&mut self, id: &str, now_ms: i64) {
-        self.change(id, |count| {
-            let launched = count.places.values().filter(|place| matches!(place, Place::Launched(_)));
-            count.described = i64::try_from(launched.count()).unwrap_or(i64::MAX);
-            // An answer to a question from before knows nothing of it.
-            count.asked_ms = now_ms;
+    /// Records that EC2 found a reservation full, whatever it reported before.
+    pub fn record_exhausted(&mut self, id: &str, now: UnixMillis) {
+        self.change(id, |state| {
+            let launched = state.allocations.values().filter(|one| matches!(one, Allocation::Launched(_)));
+            state.described = i64::try_from(launched.count()).unwrap_or(i64::MAX);
+            // A response to an earlier call must not overwrite this.
+            state.described_at = now;
         });
     }
 
-    /// The reservation of an instance takes instances back: there is no room in it for a while.
-    pub fn interrupted(&mut self, instance: &str, now_ms: i64) {
+    /// Records that the reservation of an instance reclaims instances: it has no capacity for a while.
+    pub fn record_interrupted(&mut self, instance: &str, now: UnixMillis) {
         if let Some(id) = self.instances.get(instance).cloned() {
-            self.found_full(&id, now_ms);
+            self.record_exhausted(&id, now);
         }
     }
 
-    /// An instance is gone, its place is free again.
-    pub fn gone(&mut self, instance: &str) {
+    /// Records that an instance is terminated: its capacity is available again.
+    pub fn record_terminated(&mut self, instance: &str) {
         if let Some(id) = self.instances.remove(instance) {
-            self.change(&id, |count| count.described += 1);
+            self.change(&id, |state| state.described += 1);
         }
     }
 
-    /// Takes in the instances that run in reservations now, by id with the reservation's; others are gone.
-    pub fn running<'a>(&mut self, found: impl IntoIterator<Item = (&'a str, &'a str)>) {
+    /// Applies the list of instances that run in reservations, as pairs of instance id and reservation id. All others are
+    /// terminated.
+    pub fn reconcile_running<'a>(&mut self, found: impl IntoIterator<Item = (&'a str, &'a str)>) {
         let mut live: BTreeSet<&str> = BTreeSet::new();
         for (instance, id) in found {
             live.insert(instance);
@@ -135,17 +140,18 @@ impl ReservationCounts {
                 self.instances.insert(instance.to_owned(), id.to_owned());
             }
         }
-        let gone: Vec<String> = self.instances.keys().filter(|known| !live.contains(known.as_str())).cloned().collect();
-        for instance in gone {
-            self.gone(&instance);
+        let terminated: Vec<String> =
+            self.instances.keys().filter(|known| !live.contains(known.as_str())).cloned().collect();
+        for instance in terminated {
+            self.record_terminated(&instance);
         }
     }
 
-    fn change(&mut self, id: &str, how: impl FnOnce(&mut Count)) {
-        let count = self.by_id.entry(id.to_owned()).or_default();
-        let before = count.left();
-        how(count);
-        self.changes += u64::from(count.left() != before);
+    fn change(&mut self, id: &str, change: impl FnOnce(&mut ReservationState)) {
+        let state = self.by_id.entry(id.to_owned()).or_default();
+        let before = state.available();
+        change(state);
+        self.version += u64::from(state.available() != before);
     }
 }
 
@@ -153,104 +159,106 @@ impl ReservationCounts {
 mod tests {
     use super::*;
 
+    const DESCRIBED_AT: UnixMillis = UnixMillis(1_000);
+
     fn counts(available: i64) -> ReservationCounts {
         let mut counts = ReservationCounts::default();
-        counts.describe([("cr-1", available)], 1_000);
+        counts.set_described([("cr-1", available)], DESCRIBED_AT);
         counts
     }
 
     #[test]
-    fn an_unknown_reservation_has_no_room() {
-        assert_eq!(counts(3).left("cr-2"), 0);
-        assert_eq!(counts(3).left("cr-1"), 3);
+    fn an_unknown_reservation_has_no_capacity() {
+        assert_eq!(counts(3).available("cr-2"), 0);
+        assert_eq!(counts(3).available("cr-1"), 3);
     }
 
     #[test]
-    fn the_count_falls_with_launches_under_way_and_rises_when_they_fail() {
+    fn the_count_falls_with_pending_launches_and_rises_when_they_fail() {
         let mut counts = counts(2);
-        let before = counts.changes();
-        counts.take("cr-1", "a", 1_100);
-        counts.take("cr-1", "b", 1_100);
-        assert_eq!(counts.left("cr-1"), 0);
-        assert!(counts.changes() > before);
-        counts.take("cr-1", "a", 1_200);
-        assert_eq!(counts.left("cr-1"), 0, "a claim has one place");
-        counts.give_back("a");
-        counts.give_back("a");
-        assert_eq!(counts.left("cr-1"), 1);
-        counts.launched("b", "i-b", 1_300);
-        counts.give_back("b");
-        assert_eq!(counts.left("cr-1"), 1, "what is launched stays");
+        let before = counts.version();
+        counts.allocate("cr-1", "a", UnixMillis(1_100));
+        counts.allocate("cr-1", "b", UnixMillis(1_100));
+        assert_eq!(counts.available("cr-1"), 0);
+        assert!(counts.version() > before);
+        counts.allocate("cr-1", "a", UnixMillis(1_200));
+        assert_eq!(counts.available("cr-1"), 0, "a claim has one allocation");
+        counts.release("a");
+        counts.release("a");
+        assert_eq!(counts.available("cr-1"), 1);
+        counts.record_launched("b", "i-b", UnixMillis(1_300));
+        counts.release("b");
+        assert_eq!(counts.available("cr-1"), 1, "a launched instance stays allocated");
     }
 
     #[test]
     fn a_claim_that_moves_to_another_reservation_leaves_the_first() {
         let mut counts = counts(1);
-        counts.describe([("cr-2", 1)], 1_000);
-        counts.take("cr-1", "a", 1_100);
-        counts.take("cr-2", "a", 1_200);
-        assert_eq!((counts.left("cr-1"), counts.left("cr-2")), (1, 0));
+        counts.set_described([("cr-2", 1)], DESCRIBED_AT);
+        counts.allocate("cr-1", "a", UnixMillis(1_100));
+        counts.allocate("cr-2", "a", UnixMillis(1_200));
+        assert_eq!((counts.available("cr-1"), counts.available("cr-2")), (1, 0));
     }
 
     #[test]
-    fn an_answer_counts_what_was_launched_before_the_question_and_not_what_came_after() {
+    fn a_description_includes_launches_before_the_call_and_not_later_ones() {
         let mut counts = counts(5);
         for (claim, at) in [("a", 1_100), ("b", 2_100)] {
-            counts.take("cr-1", claim, at);
-            counts.launched(claim, claim, at);
+            counts.allocate("cr-1", claim, UnixMillis(at));
+            counts.record_launched(claim, claim, UnixMillis(at));
         }
-        counts.take("cr-1", "c", 2_200);
-        counts.describe([("cr-1", 4)], 2_000);
-        assert_eq!(counts.left("cr-1"), 2, "a is in the answer, b and c are not");
-        counts.describe([("cr-1", 9)], 1_500);
-        assert_eq!(counts.left("cr-1"), 2, "an older answer that comes late is not heard");
-        counts.describe([("cr-1", 3)], 2_200 + LAUNCH_MS);
-        assert_eq!(counts.left("cr-1"), 3, "c was given up");
+        counts.allocate("cr-1", "c", UnixMillis(2_200));
+        counts.set_described([("cr-1", 4)], UnixMillis(2_000));
+        assert_eq!(counts.available("cr-1"), 2, "a is in the response, b and c are not");
+        counts.set_described([("cr-1", 9)], UnixMillis(1_500));
+        assert_eq!(counts.available("cr-1"), 2, "a late response to an earlier call is ignored");
+        counts.set_described([("cr-1", 3)], UnixMillis(2_200) + LAUNCH_TIMEOUT);
+        assert_eq!(counts.available("cr-1"), 3, "the launch of c is abandoned");
     }
 
     #[test]
-    fn c14_a_full_reservation_has_no_room_until_it_is_described_or_an_instance_leaves() {
+    fn c14_a_full_reservation_has_no_capacity_until_described_or_an_instance_leaves() {
         let mut counts = counts(5);
-        counts.take("cr-1", "a", 1_100);
-        counts.launched("a", "i-a", 1_200);
-        counts.take("cr-1", "b", 1_300);
-        counts.found_full("cr-1", 1_400);
-        counts.give_back("b");
-        counts.describe([("cr-1", 5)], 1_350);
-        assert_eq!(counts.left("cr-1"), 0);
-        counts.gone("i-a");
-        counts.gone("i-a");
-        assert_eq!(counts.left("cr-1"), 1, "counted once");
-        counts.describe([("cr-1", 4)], 60_000);
-        assert_eq!(counts.left("cr-1"), 4);
+        counts.allocate("cr-1", "a", UnixMillis(1_100));
+        counts.record_launched("a", "i-a", UnixMillis(1_200));
+        counts.allocate("cr-1", "b", UnixMillis(1_300));
+        counts.record_exhausted("cr-1", UnixMillis(1_400));
+        counts.release("b");
+        counts.set_described([("cr-1", 5)], UnixMillis(1_350));
+        assert_eq!(counts.available("cr-1"), 0);
+        counts.record_terminated("i-a");
+        counts.record_terminated("i-a");
+        assert_eq!(counts.available("cr-1"), 1, "counted once");
+        counts.set_described([("cr-1", 4)], UnixMillis(60_000));
+        assert_eq!(counts.available("cr-1"), 4);
     }
 
     #[test]
     fn an_interrupted_instance_closes_its_reservation() {
         let mut counts = counts(5);
-        counts.running([("i-1", "cr-1")]);
-        counts.interrupted("i-other", 2_000);
-        assert_eq!(counts.left("cr-1"), 5);
-        counts.interrupted("i-1", 2_000);
-        assert_eq!(counts.left("cr-1"), 0);
+        counts.reconcile_running([("i-1", "cr-1")]);
+        counts.record_interrupted("i-other", UnixMillis(2_000));
+        assert_eq!(counts.available("cr-1"), 5);
+        counts.record_interrupted("i-1", UnixMillis(2_000));
+        assert_eq!(counts.available("cr-1"), 0);
     }
 
     #[test]
-    fn an_instance_that_is_not_listed_any_more_has_left() {
+    fn an_instance_that_is_not_listed_any_more_is_terminated() {
         let mut counts = counts(5);
-        counts.running([("i-1", "cr-1"), ("i-2", "cr-1")]);
-        counts.running([("i-2", "cr-1")]);
-        assert_eq!(counts.left("cr-1"), 6);
-        counts.running([("i-2", "cr-1")]);
-        assert_eq!(counts.left("cr-1"), 6);
+        counts.reconcile_running([("i-1", "cr-1"), ("i-2", "cr-1")]);
+        counts.reconcile_running([("i-2", "cr-1")]);
+        assert_eq!(counts.available("cr-1"), 6);
+        counts.reconcile_running([("i-2", "cr-1")]);
+        assert_eq!(counts.available("cr-1"), 6);
     }
 
     #[test]
-    fn counts_outlive_a_failing_api_for_a_day() {
+    fn counts_stay_valid_for_a_day_while_the_api_fails() {
         let mut counts = counts(5);
-        counts.describe([("cr-2", 1)], MEMORY_MS);
-        assert_eq!(counts.left("cr-1"), 5);
-        counts.describe([("cr-2", 1)], MEMORY_MS + 1_000);
-        assert_eq!(counts.left("cr-1"), 0);
+        counts.set_described([("cr-2", 1)], DESCRIBED_AT + COUNT_TTL - Duration::from_secs(1));
+        assert_eq!(counts.available("cr-1"), 5);
+        counts.set_described([("cr-2", 1)], DESCRIBED_AT + COUNT_TTL);
+        assert_eq!(counts.available("cr-1"), 0);
     }
 }

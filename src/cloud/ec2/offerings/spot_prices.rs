@@ -1,4 +1,4 @@
-//! Spot prices now, by instance type and zone.
+//! Current spot prices by instance type and zone.
 
 use std::collections::BTreeMap;
 
@@ -7,29 +7,29 @@ use aws_sdk_ec2::primitives::DateTime;
 use aws_sdk_ec2::types::SpotPrice;
 
 use crate::cloud::ec2::aws::errors::ApiError;
-use crate::cloud::ec2::offerings::instance_types::unusable_answer;
+use crate::cloud::ec2::offerings::instance_types::unusable_response;
 use crate::cloud::ec2::offerings::prices::positive_price;
+use crate::model::time::UnixMillis;
 use crate::model::units::MicroUsd;
 
 const HISTORY: &str = "ec2:DescribeSpotPriceHistory";
-/// Records of one answer.
-const PAGE: i32 = 2000;
+/// Records per page.
+const PAGE_SIZE: i32 = 2000;
 
 /// Spot prices by zone, by instance type.
 pub type SpotPrices = BTreeMap<String, BTreeMap<String, MicroUsd>>;
 
-/// What the history tells.
+/// The contents of a spot price history.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SpotHistory {
-    /// Prices.
     pub prices: SpotPrices,
-    /// Ids of the zones it names, by name.
+    /// Zone ids by zone name.
     pub zone_ids: BTreeMap<String, String>,
 }
 
-/// Reads records: of several for one type and zone the latest counts, of equally late ones the last. Records without a time,
-/// a place or a price above zero are left out.
-pub fn read(records: &[SpotPrice]) -> SpotHistory {
+/// The latest record of each type and zone; of records with the same time, the last. Records without a type, a zone, a time or a
+/// price above zero are skipped.
+pub fn latest_prices(records: &[SpotPrice]) -> SpotHistory {
     let mut latest: BTreeMap<(&str, &str), (DateTime, MicroUsd)> = BTreeMap::new();
     let mut zone_ids = BTreeMap::new();
     for record in records {
@@ -43,7 +43,7 @@ pub fn read(records: &[SpotPrice]) -> SpotHistory {
         }
         let Some(price) = record.spot_price().and_then(positive_price) else { continue };
         let key = (name.as_str(), zone);
-        if latest.get(&key).is_none_or(|(known, _)| known <= at) {
+        if latest.get(&key).is_none_or(|(latest_at, _)| latest_at <= at) {
             latest.insert(key, (*at, price));
         }
     }
@@ -54,32 +54,32 @@ pub fn read(records: &[SpotPrice]) -> SpotHistory {
     SpotHistory { prices, zone_ids }
 }
 
-/// Lays new prices over known ones; nothing is taken away.
-pub fn overlay(known: &mut SpotPrices, new: SpotPrices) {
+/// Adds new prices to `prices`, replacing those of the same type and zone.
+pub fn overlay(prices: &mut SpotPrices, new: SpotPrices) {
     for (name, zones) in new {
-        known.entry(name).or_default().extend(zones);
+        prices.entry(name).or_default().extend(zones);
     }
 }
 
-/// The prices in force at `now_ms`.
+/// Reads the prices in force at `now`.
 ///
 /// # Errors
-/// The call fails, or there is none.
-pub async fn describe_spot_prices(ec2: &Client, now_ms: i64) -> Result<SpotHistory, ApiError> {
+/// The call fails, or returns no price.
+pub async fn describe_spot_prices(ec2: &Client, now: UnixMillis) -> Result<SpotHistory, ApiError> {
     let records: Result<Vec<_>, _> = ec2
         .describe_spot_price_history()
         .product_descriptions("Linux/UNIX")
         .product_descriptions("Linux/UNIX (Amazon VPC)")
-        .start_time(DateTime::from_millis(now_ms))
+        .start_time(DateTime::from_millis(now.0))
         .into_paginator()
-        .page_size(PAGE)
+        .page_size(PAGE_SIZE)
         .items()
         .send()
         .collect()
         .await;
-    let history = read(&records.map_err(ApiError::of(HISTORY))?);
+    let history = latest_prices(&records.map_err(ApiError::of(HISTORY))?);
     if history.prices.is_empty() {
-        return Err(unusable_answer(HISTORY, "no spot prices"));
+        return Err(unusable_response(HISTORY, "no spot prices"));
     }
     Ok(history)
 }

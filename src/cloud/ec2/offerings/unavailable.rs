@@ -1,21 +1,23 @@
-//! What EC2 was seen to have no capacity of: for three minutes it is not tried again.
+//! Offerings, capacity types and subnets that EC2 recently could not provide. Each is skipped for three minutes.
 //!
-//! A mark is on one offering (type, zone and capacity type, in a placement group of its own where the launch was in one), on a
-//! whole capacity type, or on a subnet. Marking again starts the three minutes anew. Time is an argument.
+//! An entry covers one offering (type, zone and capacity type, within a placement group where the launch was in one), a whole
+//! capacity type, or a subnet. Marking it again restarts the three minutes. Time is an argument.
 
 use std::collections::{BTreeSet, HashMap};
+use std::time::Duration;
 
 use crate::api::node_class::SubnetStatus;
 use crate::cloud::Override;
 use crate::model::offering::CapacityType;
+use crate::model::time::UnixMillis;
 
-/// How long a mark lasts, milliseconds.
-pub const TTL_MS: i64 = 180_000;
+/// How long an entry lasts.
+pub const TTL: Duration = Duration::from_mins(3);
 
-/// A mark's subject.
+/// What lacks capacity.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum Subject {
-    /// An offering; in a placement group or a partition of it where the second, a [`scope`], says so.
+pub enum CapacityScope {
+    /// An offering; within a placement group or one of its partitions where the second member, a [`placement_scope`], is set.
     Offering(Override, Option<String>),
     /// Every offering of a capacity type.
     CapacityType(CapacityType),
@@ -24,69 +26,76 @@ pub enum Subject {
 }
 
 /// Where in a placement group a launch was: the group, or one of its partitions.
-pub fn scope(group: &str, partition: Option<&str>) -> String {
+pub fn placement_scope(group: &str, partition: Option<&str>) -> String {
     match partition {
         Some(partition) => format!("{group}/{partition}"),
         None => group.to_owned(),
     }
 }
 
-/// The marks and when they end, milliseconds since the epoch.
+/// The unavailable scopes and when each entry expires.
 #[derive(Clone, Debug, Default)]
-pub struct Unavailable {
-    until: HashMap<Subject, i64>,
-    /// Counts new marks and ended ones: an answer drawn from the marks holds until it moves.
-    changes: u64,
+pub struct UnavailableOfferings {
+    expires_at: HashMap<CapacityScope, UnixMillis>,
+    /// Incremented when an entry is added or expires; results derived from the entries are valid until then.
+    version: u64,
 }
 
-impl Unavailable {
-    /// Marks a subject. Returns true when it was not marked before.
-    pub fn mark(&mut self, subject: Subject, now_ms: i64) -> bool {
-        let before = self.until.insert(subject, now_ms + TTL_MS);
-        let new = before.is_none_or(|until| until <= now_ms);
-        self.changes += u64::from(new);
+impl UnavailableOfferings {
+    /// Marks a scope as unavailable. Returns true when it was not unavailable before.
+    pub fn mark(&mut self, scope: CapacityScope, now: UnixMillis) -> bool {
+        let before = self.expires_at.insert(scope, now + TTL);
+        let new = before.is_none_or(|expiry| expiry <= now);
+        self.version += u64::from(new);
         new
     }
 
-    fn holds(&self, subject: &Subject, now_ms: i64) -> bool {
-        self.until.get(subject).is_some_and(|until| *until > now_ms)
+    fn contains(&self, scope: &CapacityScope, now: UnixMillis) -> bool {
+        self.expires_at.get(scope).is_some_and(|expiry| *expiry > now)
     }
 
-    /// Whether an offering is not to be tried at `now_ms`, in a placement group where `group` names one. Subnets are not looked at:
-    /// see [`Unavailable::exhausted_zones`].
-    pub fn covers(&self, offering: &Override, group: Option<&str>, now_ms: i64) -> bool {
-        if self.until.is_empty() {
+    /// Whether an offering is unavailable, within the placement group `group` where there is one. Subnets are not considered:
+    /// see [`UnavailableOfferings::exhausted_zones`].
+    pub fn is_unavailable(&self, offering: &Override, group: Option<&str>, now: UnixMillis) -> bool {
+        if self.expires_at.is_empty() {
             return false;
         }
-        self.holds(&Subject::CapacityType(offering.capacity_type), now_ms)
-            || self.holds(&Subject::Offering(offering.clone(), None), now_ms)
-            || group.is_some_and(|group| self.holds(&Subject::Offering(offering.clone(), Some(group.into())), now_ms))
+        let in_group = |group: &str| CapacityScope::Offering(offering.clone(), Some(group.into()));
+        self.contains(&CapacityScope::CapacityType(offering.capacity_type), now)
+            || self.contains(&CapacityScope::Offering(offering.clone(), None), now)
+            || group.is_some_and(|group| self.contains(&in_group(group), now))
     }
 
-    /// As [`Unavailable::covers`], in a partition of the group where one is named: what was tried there alone counts too.
-    pub fn covers_in(&self, offering: &Override, group: Option<&str>, partition: Option<&str>, now_ms: i64) -> bool {
-        let alone = || {
-            let scope = scope(group?, Some(partition?));
-            Some(self.holds(&Subject::Offering(offering.clone(), Some(scope)), now_ms))
+    /// As [`UnavailableOfferings::is_unavailable`], and also whether it is unavailable in one partition of the group.
+    pub fn is_unavailable_in_partition(
+        &self,
+        offering: &Override,
+        group: Option<&str>,
+        partition: Option<&str>,
+        now: UnixMillis,
+    ) -> bool {
+        let in_partition = || {
+            let scope = placement_scope(group?, Some(partition?));
+            Some(self.contains(&CapacityScope::Offering(offering.clone(), Some(scope)), now))
         };
-        self.covers(offering, group, now_ms) || (!self.until.is_empty() && alone().unwrap_or(false))
+        self.is_unavailable(offering, group, now) || (!self.expires_at.is_empty() && in_partition().unwrap_or(false))
     }
 
-    /// Forgets what has ended. Returns a number that is another one whenever the marks are.
-    pub fn prune(&mut self, now_ms: i64) -> u64 {
-        let before = self.until.len();
-        self.until.retain(|_, until| *until > now_ms);
-        if self.until.len() != before {
-            self.changes += 1;
+    /// Drops expired entries. Returns a version that changes whenever the entries do.
+    pub fn prune(&mut self, now: UnixMillis) -> u64 {
+        let before = self.expires_at.len();
+        self.expires_at.retain(|_, expiry| *expiry > now);
+        if self.expires_at.len() != before {
+            self.version += 1;
         }
-        self.changes
+        self.version
     }
 
-    /// Zones all of whose subnets, as a class has them, are marked: they have no addresses left.
-    pub fn exhausted_zones(&self, subnets: &[SubnetStatus], now_ms: i64) -> BTreeSet<String> {
-        let marked = |subnet: &SubnetStatus| self.holds(&Subject::Subnet(subnet.id.clone()), now_ms);
+    /// Zones all of whose subnets, among those of a class, are out of addresses.
+    pub fn exhausted_zones(&self, subnets: &[SubnetStatus], now: UnixMillis) -> BTreeSet<String> {
+        let exhausted = |subnet: &SubnetStatus| self.contains(&CapacityScope::Subnet(subnet.id.clone()), now);
         let mut zones: BTreeSet<String> = subnets.iter().map(|subnet| subnet.zone.clone()).collect();
-        for subnet in subnets.iter().filter(|subnet| !marked(subnet)) {
+        for subnet in subnets.iter().filter(|subnet| !exhausted(subnet)) {
             zones.remove(&subnet.zone);
         }
         zones
@@ -97,6 +106,9 @@ impl Unavailable {
 mod tests {
     use super::*;
 
+    const START: UnixMillis = UnixMillis(0);
+    const JUST_AFTER: UnixMillis = UnixMillis(1);
+
     fn offering(instance_type: &str, zone: &str, capacity_type: CapacityType) -> Override {
         Override { instance_type: instance_type.into(), zone: zone.into(), capacity_type }
     }
@@ -105,65 +117,72 @@ mod tests {
         SubnetStatus { id: id.into(), zone: zone.into(), zone_id: None }
     }
 
+    fn last_moment() -> UnixMillis {
+        START + TTL - Duration::from_millis(1)
+    }
+
     #[test]
-    fn c11_one_offering_is_marked_for_three_minutes_and_no_other() {
-        let mut marks = Unavailable::default();
+    fn c11_one_offering_is_unavailable_for_three_minutes_and_no_other() {
+        let mut unavailable = UnavailableOfferings::default();
         let out = offering("m5.xlarge", "a", CapacityType::Spot);
-        assert!(marks.mark(Subject::Offering(out.clone(), None), 1_000));
-        assert!(!marks.mark(Subject::Offering(out.clone(), None), 2_000), "marked again: only its end moves");
-        assert!(marks.covers(&out, None, 2_000 + TTL_MS - 1));
-        assert!(!marks.covers(&out, None, 2_000 + TTL_MS), "available again");
+        assert!(unavailable.mark(CapacityScope::Offering(out.clone(), None), UnixMillis(-1_000)));
+        assert!(!unavailable.mark(CapacityScope::Offering(out.clone(), None), START), "only its expiry moves");
+        assert!(unavailable.is_unavailable(&out, None, last_moment()));
+        assert!(!unavailable.is_unavailable(&out, None, START + TTL), "available again");
         for other in [
             offering("m5.xlarge", "b", CapacityType::Spot),
             offering("m5.xlarge", "a", CapacityType::OnDemand),
             offering("m5.large", "a", CapacityType::Spot),
         ] {
-            assert!(!marks.covers(&other, None, 2_000), "{other:?}");
+            assert!(!unavailable.is_unavailable(&other, None, START), "{other:?}");
         }
-        let before = marks.prune(2_000 + TTL_MS - 1);
-        assert_eq!(marks.prune(2_000 + TTL_MS), before + 1, "an end is a change");
-        assert_eq!(marks.prune(2_000 + TTL_MS), before + 1);
+        let before = unavailable.prune(last_moment());
+        assert_eq!(unavailable.prune(START + TTL), before + 1, "an expiry is a change");
+        assert_eq!(unavailable.prune(START + TTL), before + 1);
     }
 
     #[test]
-    fn c13_a_capacity_type_is_marked_as_a_whole() {
-        let mut marks = Unavailable::default();
-        marks.mark(Subject::CapacityType(CapacityType::Spot), 0);
-        assert!(marks.covers(&offering("m5.large", "a", CapacityType::Spot), None, TTL_MS - 1));
-        assert!(!marks.covers(&offering("m5.large", "a", CapacityType::OnDemand), None, 1));
-        assert!(!marks.covers(&offering("m5.large", "a", CapacityType::Spot), None, TTL_MS));
+    fn c13_a_capacity_type_is_unavailable_as_a_whole() {
+        let mut unavailable = UnavailableOfferings::default();
+        unavailable.mark(CapacityScope::CapacityType(CapacityType::Spot), START);
+        assert!(unavailable.is_unavailable(&offering("m5.large", "a", CapacityType::Spot), None, last_moment()));
+        assert!(!unavailable.is_unavailable(&offering("m5.large", "a", CapacityType::OnDemand), None, JUST_AFTER));
+        assert!(!unavailable.is_unavailable(&offering("m5.large", "a", CapacityType::Spot), None, START + TTL));
     }
 
     #[test]
     fn c15_a_zone_is_out_of_addresses_when_all_its_subnets_are() {
-        let mut marks = Unavailable::default();
-        marks.mark(Subject::Subnet("subnet-1".into()), 0);
-        let zones = |subnets: &[SubnetStatus], now| marks.exhausted_zones(subnets, now);
+        let mut unavailable = UnavailableOfferings::default();
+        unavailable.mark(CapacityScope::Subnet("subnet-1".into()), START);
+        let zones = |subnets: &[SubnetStatus], now| unavailable.exhausted_zones(subnets, now);
         let one = [subnet("subnet-1", "a"), subnet("subnet-3", "b")];
-        assert_eq!(zones(&one, 1), BTreeSet::from(["a".to_owned()]));
-        assert!(zones(&[subnet("subnet-1", "a"), subnet("subnet-2", "a")], 1).is_empty());
-        assert!(zones(&[subnet("subnet-2", "a"), subnet("subnet-1", "a")], 1).is_empty());
-        assert!(zones(&one, TTL_MS).is_empty());
+        assert_eq!(zones(&one, JUST_AFTER), BTreeSet::from(["a".to_owned()]));
+        assert!(zones(&[subnet("subnet-1", "a"), subnet("subnet-2", "a")], JUST_AFTER).is_empty());
+        assert!(zones(&[subnet("subnet-2", "a"), subnet("subnet-1", "a")], JUST_AFTER).is_empty());
+        assert!(zones(&one, START + TTL).is_empty());
     }
 
     #[test]
-    fn a_mark_made_in_a_placement_group_counts_there_only() {
-        let mut marks = Unavailable::default();
+    fn an_entry_of_a_placement_group_applies_to_that_group_only() {
+        let mut unavailable = UnavailableOfferings::default();
         let any = offering("m5.large", "a", CapacityType::OnDemand);
-        marks.mark(Subject::Offering(any.clone(), Some("pg-1".into())), 0);
-        assert!(marks.covers(&any, Some("pg-1"), 1));
-        assert!(!marks.covers(&any, Some("pg-2"), 1));
-        assert!(!marks.covers(&any, None, 1));
-        assert!(marks.covers_in(&any, Some("pg-1"), Some("2"), 1), "in every partition");
+        unavailable.mark(CapacityScope::Offering(any.clone(), Some("pg-1".into())), START);
+        assert!(unavailable.is_unavailable(&any, Some("pg-1"), JUST_AFTER));
+        assert!(!unavailable.is_unavailable(&any, Some("pg-2"), JUST_AFTER));
+        assert!(!unavailable.is_unavailable(&any, None, JUST_AFTER));
+        assert!(
+            unavailable.is_unavailable_in_partition(&any, Some("pg-1"), Some("2"), JUST_AFTER),
+            "in every partition"
+        );
     }
 
     #[test]
-    fn a_mark_made_in_a_partition_counts_in_that_partition_only() {
-        let mut marks = Unavailable::default();
+    fn an_entry_of_a_partition_applies_to_that_partition_only() {
+        let mut unavailable = UnavailableOfferings::default();
         let any = offering("m5.large", "a", CapacityType::OnDemand);
-        marks.mark(Subject::Offering(any.clone(), Some(scope("pg-1", Some("2")))), 0);
-        let covers = |group, partition| marks.covers_in(&any, group, partition, 1);
-        assert!(covers(Some("pg-1"), Some("2")));
-        assert!(!covers(Some("pg-1"), Some("1")) && !covers(Some("pg-1"), None) && !covers(Some("pg-2"), Some("2")));
+        unavailable.mark(CapacityScope::Offering(any.clone(), Some(placement_scope("pg-1", Some("2")))), START);
+        let applies = |group, partition| unavailable.is_unavailable_in_partition(&any, group, partition, JUST_AFTER);
+        assert!(applies(Some("pg-1"), Some("2")));
+        assert!(!applies(Some("pg-1"), Some("1")) && !applies(Some("pg-1"), None) && !applies(Some("pg-2"), Some("2")));
     }
 }

@@ -1,4 +1,4 @@
-//! The account, the region and the cluster: who we are, what may be read, what the region offers and for how much.
+//! Checks of the account, the region and the cluster: credentials, read permissions, offerings and prices.
 
 use std::collections::BTreeMap;
 
@@ -6,56 +6,56 @@ use aws_sdk_ec2::types::TargetCapacityUnitType;
 
 use crate::cloud::ec2::aws::client::Clients;
 use crate::cloud::ec2::aws::errors::{ApiError, Class};
-use crate::cloud::ec2::launch::dry_run::once;
+use crate::cloud::ec2::launch::dry_run_instance::no_retries;
 use crate::cloud::ec2::node_class::cluster_facts::{ClusterError, ClusterFacts};
-use crate::cloud::ec2::offerings::region::{Answers, Part};
-use crate::cloud::ec2::preflight::finding::{Finding, brief, fix};
+use crate::cloud::ec2::offerings::region_snapshot::{Dataset, RegionResponses};
+use crate::cloud::ec2::preflight::finding::{Finding, brief, remediation};
 
-/// Types that placement scores are asked for, dry: EC2 wants three.
-const SCORED: [&str; 3] = ["m5.large", "m5.xlarge", "m5.2xlarge"];
-/// vCPUs that they are asked for.
+/// Instance types of the dry-run request for placement scores: EC2 requires three.
+const SCORED_TYPES: [&str; 3] = ["m5.large", "m5.xlarge", "m5.2xlarge"];
+/// Target capacity of that request.
 const SCORED_VCPUS: i32 = 64;
 
-/// Who we are: the ARN.
+/// The ARN of the caller.
 ///
 /// # Errors
-/// STS's.
-pub async fn ask(clients: &Clients) -> Result<String, ApiError> {
-    let answer = clients.sts.get_caller_identity().send().await.map_err(ApiError::of("sts:GetCallerIdentity"))?;
-    Ok(answer.arn().unwrap_or("an identity without a name").to_owned())
+/// The STS call fails.
+pub async fn caller_identity(clients: &Clients) -> Result<String, ApiError> {
+    let response = clients.sts.get_caller_identity().send().await.map_err(ApiError::of("sts:GetCallerIdentity"))?;
+    Ok(response.arn().unwrap_or("an identity without an ARN").to_owned())
 }
 
-/// What the answer of STS means, where EC2 answers or not. `variable` is the environment.
+/// The finding about the credentials. `ec2_responds` says whether EC2 accepts them; `variable` reads the environment.
 pub fn identity(
     region: &str,
-    answer: &Result<String, ApiError>,
-    ec2_answers: bool,
+    arn: &Result<String, ApiError>,
+    ec2_responds: bool,
     variable: impl Fn(&str) -> Option<String>,
 ) -> Finding {
     let check = "credentials";
-    match answer {
+    match arn {
         Ok(arn) => Finding::ok(check, format!("{arn} in {region}")),
-        Err(error) if ec2_answers => {
-            let detail = format!("EC2 in {region} answers, but who we are is not known: {}", brief(error));
-            Finding::warning(check, detail, "nothing, unless rights are missing below".to_owned())
+        Err(error) if ec2_responds => {
+            let detail = format!("EC2 in {region} responds, but the caller identity is unknown: {}", brief(error));
+            Finding::warning(check, detail, "nothing, unless permissions are missing below".to_owned())
         }
-        Err(error) => Finding::failed(check, brief(error), without_credentials(variable)),
+        Err(error) => Finding::failed(check, brief(error), credentials_remediation(variable)),
     }
 }
 
-/// What to do where there are no credentials: EKS tells a pod by its environment where to get them.
-fn without_credentials(variable: impl Fn(&str) -> Option<String>) -> String {
+/// The remediation for missing credentials, by the environment that EKS sets in a pod.
+fn credentials_remediation(variable: impl Fn(&str) -> Option<String>) -> String {
     let irsa = variable("AWS_WEB_IDENTITY_TOKEN_FILE").zip(variable("AWS_ROLE_ARN"));
-    // In the order in which the SDK looks.
+    // In the order of the SDK's credential chain.
     match (variable("AWS_ACCESS_KEY_ID"), irsa, variable("AWS_CONTAINER_CREDENTIALS_FULL_URI")) {
         (None, Some((file, role)), _) => format!(
             "IRSA: the token must be in {file}, the trust policy of {role} must admit the ServiceAccount (docs/aws has one), and STS must \
-             be in reach"
+             be reachable"
         ),
         (None, None, Some(agent)) => {
             let file = variable("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE").unwrap_or_default();
             format!(
-                "Pod Identity: the token must be in {file}, the add-on eks-pod-identity-agent must answer at {agent}, and the ServiceAccount \
+                "Pod Identity: the token must be in {file}, the add-on eks-pod-identity-agent must respond at {agent}, and the ServiceAccount \
                  must have an association with a role that trusts pods.eks.amazonaws.com (docs/aws has one)"
             )
         }
@@ -64,19 +64,19 @@ fn without_credentials(variable: impl Fn(&str) -> Option<String>) -> String {
     }
 }
 
-/// What the region's APIs answered: one finding for each part.
-pub fn region(answers: &Answers) -> Vec<Finding> {
-    Part::ALL.into_iter().map(|part| of_part(part, counted(part, answers))).collect()
+/// One finding for each dataset of the region.
+pub fn region(responses: &RegionResponses) -> Vec<Finding> {
+    Dataset::ALL.into_iter().map(|dataset| of_dataset(dataset, counted(dataset, responses))).collect()
 }
 
-/// How many there are of a part, in words; `None` where it was not asked.
-fn counted(part: Part, answers: &Answers) -> Option<Result<(usize, String), ApiError>> {
+/// The number of entries of a dataset, also in words; `None` where its API was not called.
+fn counted(dataset: Dataset, responses: &RegionResponses) -> Option<Result<(usize, String), ApiError>> {
     let inner = |map: &BTreeMap<String, BTreeMap<String, _>>| map.values().map(BTreeMap::len).sum::<usize>();
-    match part {
-        Part::Types => answers.types.as_ref().map(|answer| {
+    match dataset {
+        Dataset::Types => responses.types.as_ref().map(|answer| {
             answer.as_ref().map(|types| (types.len(), format!("{} instance types", types.len()))).map_err(Clone::clone)
         }),
-        Part::Zones => answers.zones.as_ref().map(|answer| {
+        Dataset::Zones => responses.zones.as_ref().map(|answer| {
             let text = |types: usize, zones: usize| format!("{types} instance types in {zones} zones");
             answer
                 .as_ref()
@@ -86,70 +86,78 @@ fn counted(part: Part, answers: &Answers) -> Option<Result<(usize, String), ApiE
                 })
                 .map_err(Clone::clone)
         }),
-        Part::OnDemandPrices => answers.on_demand.as_ref().map(|answer| {
+        Dataset::OnDemandPrices => responses.on_demand.as_ref().map(|answer| {
             answer.as_ref().map(|prices| (prices.len(), format!("{} prices", prices.len()))).map_err(Clone::clone)
         }),
-        Part::SpotPrices => answers.spot.as_ref().map(|answer| {
+        Dataset::SpotPrices => responses.spot.as_ref().map(|answer| {
             let count = |prices| (inner(prices), format!("{} prices", inner(prices)));
             answer.as_ref().map(|history| count(&history.prices)).map_err(Clone::clone)
         }),
     }
 }
 
-fn of_part(part: Part, counted: Option<Result<(usize, String), ApiError>>) -> Finding {
-    let check = part.to_string();
-    // Without them nothing starts, or what is bought is a guess.
-    let needed = matches!(part, Part::Types | Part::Zones);
-    let lost = match part {
-        Part::Types => "the controller does not start without them",
-        Part::Zones => "types are tried in zones that may not have them",
-        Part::OnDemandPrices => "the price list of us-east-1 in the binary stands in: plans may not be the cheapest",
-        Part::SpotPrices => "on-demand prices stand in for spot prices: plans may not be the cheapest",
+fn of_dataset(dataset: Dataset, counted: Option<Result<(usize, String), ApiError>>) -> Finding {
+    let check = dataset.to_string();
+    // Without these no launch is possible, or its zone is a guess.
+    let required = matches!(dataset, Dataset::Types | Dataset::Zones);
+    let consequence = match dataset {
+        Dataset::Types => "the controller does not start without them",
+        Dataset::Zones => "launches may be tried in zones that do not offer the type",
+        Dataset::OnDemandPrices => {
+            "using the price list of us-east-1 embedded in the binary: plans may not be the cheapest"
+        }
+        Dataset::SpotPrices => "using on-demand prices as spot prices: plans may not be the cheapest",
     };
     match counted {
         Some(Ok((count, text))) if count > 0 => Finding::ok(&check, text),
-        Some(Ok(_)) if needed => Finding::failed(&check, "none".to_owned(), "check the name of the region".to_owned()),
-        Some(Ok(_)) => Finding::warning(&check, format!("none; {lost}"), "check the name of the region".to_owned()),
-        Some(Err(error)) if needed => Finding::failed(&check, format!("{}; {lost}", brief(&error)), fix(&error)),
-        Some(Err(error)) => Finding::warning(&check, format!("{}; {lost}", brief(&error)), fix(&error)),
+        Some(Ok(_)) if required => {
+            Finding::failed(&check, "none".to_owned(), "check the name of the region".to_owned())
+        }
+        Some(Ok(_)) => {
+            Finding::warning(&check, format!("none; {consequence}"), "check the name of the region".to_owned())
+        }
+        Some(Err(error)) if required => {
+            Finding::failed(&check, format!("{}; {consequence}", brief(&error)), remediation(&error))
+        }
+        Some(Err(error)) => Finding::warning(&check, format!("{}; {consequence}", brief(&error)), remediation(&error)),
         None => {
-            let detail = format!("not asked for: the price list can't be reached from here; {lost}");
-            Finding::warning(&check, detail, "nothing, where ISOLATED_VPC is meant".to_owned())
+            let detail = format!("not read: the price list is not reachable from here; {consequence}");
+            Finding::warning(&check, detail, "nothing, if ISOLATED_VPC is intended".to_owned())
         }
     }
 }
 
-/// Asks for spot placement scores, dry: EC2 allows few real requests a day.
+/// Dry-run request for spot placement scores: EC2 allows few real requests a day.
 ///
 /// # Errors
-/// EC2's; [`Class::DryRunOk`] says that they would be told.
-pub async fn ask_scores(clients: &Clients) -> Result<(), ApiError> {
+/// EC2's error; [`Class::DryRunOk`] where the request would succeed.
+pub async fn dry_run_scores(clients: &Clients) -> Result<(), ApiError> {
     let call = clients
         .ec2
         .get_spot_placement_scores()
         .dry_run(true)
-        .set_instance_types(Some(SCORED.map(str::to_owned).into()))
+        .set_instance_types(Some(SCORED_TYPES.map(str::to_owned).into()))
         .target_capacity(SCORED_VCPUS)
         .target_capacity_unit_type(TargetCapacityUnitType::Vcpu)
         .single_availability_zone(true)
         .region_names(&clients.region);
-    let answer = call.customize().config_override(once()).send().await;
-    answer.map(|_| ()).map_err(ApiError::of("ec2:GetSpotPlacementScores"))
+    let response = call.customize().config_override(no_retries()).send().await;
+    response.map(|_| ()).map_err(ApiError::of("ec2:GetSpotPlacementScores"))
 }
 
-/// What their answer means.
-pub fn scores(answer: &Result<(), ApiError>) -> Finding {
+/// The finding about spot placement scores.
+pub fn scores(response: &Result<(), ApiError>) -> Finding {
     let check = "spot placement scores";
-    match answer {
+    match response {
         Err(error) if error.class != Class::DryRunOk => {
-            let detail = format!("{}; spot is chosen by price and by past interruptions alone", brief(error));
-            Finding::warning(check, detail, fix(error))
+            let detail = format!("{}; spot offerings are compared by price and past interruptions only", brief(error));
+            Finding::warning(check, detail, remediation(error))
         }
-        _ => Finding::ok(check, "may be read".to_owned()),
+        _ => Finding::ok(check, "can be read".to_owned()),
     }
 }
 
-/// Whether the rest of EC2 may be read.
+/// Dry-run reads of EC2 and their findings.
 pub async fn reads(clients: &Clients) -> Vec<Finding> {
     let ec2 = &clients.ec2;
     let (instances, statuses, templates) = futures::join!(
@@ -162,48 +170,50 @@ pub async fn reads(clients: &Clients) -> Vec<Finding> {
                 .map_err(ApiError::of("ec2:DescribeInstances"))
         },
         async {
-            let answer = ec2.describe_instance_status().dry_run(true).send().await;
-            answer.map(|_| ()).map_err(ApiError::of("ec2:DescribeInstanceStatus"))
+            let response = ec2.describe_instance_status().dry_run(true).send().await;
+            response.map(|_| ()).map_err(ApiError::of("ec2:DescribeInstanceStatus"))
         },
         async {
-            let answer = ec2.describe_launch_templates().dry_run(true).send().await;
-            answer.map(|_| ()).map_err(ApiError::of("ec2:DescribeLaunchTemplates"))
+            let response = ec2.describe_launch_templates().dry_run(true).send().await;
+            response.map(|_| ()).map_err(ApiError::of("ec2:DescribeLaunchTemplates"))
         },
     );
     vec![
         read("instances", instances, None),
         read("launch templates", templates, None),
-        read("instance status", statuses, Some("instances that fail EC2's checks are not replaced")),
+        read("instance status", statuses, Some("instances that fail EC2's status checks are not replaced")),
     ]
 }
 
-/// What the answer to a dry read means. `lost` says what works no more without it; without one nothing works.
-fn read(check: &str, answer: Result<(), ApiError>, lost: Option<&str>) -> Finding {
-    match (answer, lost) {
-        (Err(error), None) if error.class != Class::DryRunOk => Finding::failed(check, brief(&error), fix(&error)),
-        (Err(error), Some(lost)) if error.class != Class::DryRunOk => {
-            Finding::warning(check, format!("{}; {lost}", brief(&error)), fix(&error))
+/// The finding about a dry-run read. `consequence` is the limitation without the permission; `None` where it is required.
+fn read(check: &str, response: Result<(), ApiError>, consequence: Option<&str>) -> Finding {
+    match (response, consequence) {
+        (Err(error), None) if error.class != Class::DryRunOk => {
+            Finding::failed(check, brief(&error), remediation(&error))
         }
-        _ => Finding::ok(check, "may be read".to_owned()),
+        (Err(error), Some(consequence)) if error.class != Class::DryRunOk => {
+            Finding::warning(check, format!("{}; {consequence}", brief(&error)), remediation(&error))
+        }
+        _ => Finding::ok(check, "can be read".to_owned()),
     }
 }
 
-/// What is known of the cluster.
+/// The finding about the cluster.
 pub fn cluster(found: &Result<ClusterFacts, ClusterError>) -> Finding {
     let check = "cluster";
     match found {
         Ok(facts) => {
-            let part = |name: &str, value: Option<&str>| format!("{name} {}", value.unwrap_or("not known"));
+            let dataset = |name: &str, value: Option<&str>| format!("{name} {}", value.unwrap_or("unknown"));
             let parts = [
                 facts.name.clone(),
                 format!("Kubernetes {}", facts.version),
                 facts.endpoint.clone(),
-                part("services", facts.service_cidr.as_deref()),
+                dataset("services", facts.service_cidr.as_deref()),
             ];
             let detail = parts.join(", ");
             if facts.ca_bundle.is_empty() {
-                let lost = format!("{detail}; its CA is not known, and nodes can't join without it");
-                return Finding::failed(check, lost, "set CLUSTER_CA_BUNDLE".to_owned());
+                let detail = format!("{detail}; the CA is unknown, and nodes can't join without it");
+                return Finding::failed(check, detail, "set CLUSTER_CA_BUNDLE".to_owned());
             }
             Finding::ok(check, detail)
         }
@@ -214,7 +224,7 @@ pub fn cluster(found: &Result<ClusterFacts, ClusterError>) -> Finding {
                     "check the name, allow eks:DescribeCluster, or set CLUSTER_ENDPOINT",
                 ),
                 ClusterError::EksVersion(source) => (
-                    format!("the version is not known: {}", brief(source)),
+                    format!("the version is unknown: {}", brief(source)),
                     "allow eks:DescribeCluster, or use a kubeconfig",
                 ),
                 other => (other.to_string(), "check the cluster and the kubeconfig"),

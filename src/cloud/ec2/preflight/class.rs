@@ -1,4 +1,4 @@
-//! What a node class selects: subnets, security groups, images, the role or the instance profile, a placement group.
+//! Checks of what a node class selects: subnets, security groups, images, role or instance profile, placement group.
 
 use std::collections::BTreeMap;
 
@@ -11,67 +11,63 @@ use crate::cloud::ec2::aws::client::Clients;
 use crate::cloud::ec2::aws::errors::{ApiError, Class};
 use crate::cloud::ec2::bootstrap::kubelet_validation::InvalidKubelet;
 use crate::cloud::ec2::node_class::images;
-use crate::cloud::ec2::node_class::images::{Image, ImageError, Parameters};
+use crate::cloud::ec2::node_class::images::{Image, ImageError, SsmParameterCache};
 use crate::cloud::ec2::node_class::instance_profiles;
 use crate::cloud::ec2::node_class::instance_profiles::role_name;
 use crate::cloud::ec2::node_class::resolve;
-use crate::cloud::ec2::node_class::resolve::{judge as judge_status, validate};
+use crate::cloud::ec2::node_class::resolve::{resolved_status, validate};
 use crate::cloud::ec2::node_class::subnets;
 use crate::cloud::ec2::node_class::subnets::Subnet;
 use crate::cloud::ec2::node_class::{placement_group, security_groups};
 use crate::cloud::ec2::placement_group::PlacementGroup;
-use crate::cloud::ec2::preflight::finding::{Finding, brief, fix};
+use crate::cloud::ec2::preflight::finding::{Finding, brief, remediation};
 use crate::cloud::kubelet_config::expressions::Unusable;
 use crate::model::labels;
+use crate::model::time::UnixMillis;
 
-/// Addresses of a zone below which it is told that they are few.
-const FEW_ADDRESSES: i64 = 32;
-/// Conditions that validation asks for; each has a finding of its own here.
-const JUDGED: [&str; 4] = ["AMIsReady", "InstanceProfileReady", "SecurityGroupsReady", "SubnetsReady"];
+/// A zone with fewer free addresses is a warning.
+const MIN_ADDRESSES: i64 = 32;
+/// Conditions that validation depends on; each has its own finding here.
+const CHECKED_CONDITIONS: [&str; 4] = ["AMIsReady", "InstanceProfileReady", "SecurityGroupsReady", "SubnetsReady"];
 
-/// What a node gets its rights by.
+/// How nodes of the class get their IAM permissions.
 #[derive(Clone, Debug)]
-pub enum Identity {
+pub enum NodeIdentity {
     /// `spec.instanceProfile`.
-    Profile(Result<Profile, ApiError>),
-    /// `spec.role`: whether there is one of the name; and the profile that the controller made for it, if it did.
+    Profile(Result<ProfileState, ApiError>),
+    /// `spec.role`: whether the role exists, and the profile that the controller created for it.
     Role(Result<bool, ApiError>, Option<String>),
 }
 
-/// What is known of an instance profile.
+/// The state of an instance profile.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Profile {
-    /// There is none of the name.
+pub enum ProfileState {
     Missing,
-    /// It has no role.
-    Empty,
-    /// It has this role.
-    Of(String),
+    WithoutRole,
+    WithRole(String),
 }
 
-/// What was answered about a class.
+/// Responses of the APIs about a class.
 #[derive(Debug)]
-pub struct Answers {
-    /// Subnets.
+pub struct ClassChecks {
     pub subnets: Result<Vec<Subnet>, ApiError>,
     /// Ids and names of security groups.
     pub security_groups: Result<Vec<(String, Option<String>)>, ApiError>,
-    /// Images and what each boots on; `None` where the cluster's version, which decides, is not known.
+    /// Images and their requirements; `None` where they depend on the cluster's version and it is unknown.
     pub images: Option<Result<Vec<(Image, Vec<AmiRequirement>)>, ImageError>>,
-    /// The profile or the role.
-    pub identity: Identity,
-    /// The placement group; `None` where the class asks for none.
+    pub identity: NodeIdentity,
+    /// The placement group; `None` where the class selects none.
     pub placement: Option<Result<Option<PlacementGroup>, ApiError>>,
 }
 
-/// Asks for what a class selects, in a cluster of `version`.
-pub async fn ask(
+/// Calls the APIs for what a class selects, in a cluster of `version`.
+pub async fn fetch(
     clients: &Clients,
-    parameters: &Parameters,
+    parameters: &SsmParameterCache,
     class: &Ec2NodeClass,
     version: Option<&str>,
-    now_ms: i64,
-) -> Answers {
+    now: UnixMillis,
+) -> ClassChecks {
     let spec = &class.spec;
     let by_version = spec.ami_selector_terms.iter().any(|term| term.alias.is_some());
     let find_images = async {
@@ -79,7 +75,7 @@ pub async fn ask(
             None if by_version => None,
             _ => {
                 let version = version.unwrap_or_default();
-                Some(images::find(clients, parameters, &spec.ami_selector_terms, version, now_ms).await)
+                Some(images::find(clients, parameters, &spec.ami_selector_terms, version, now).await)
             }
         }
     };
@@ -93,40 +89,40 @@ pub async fn ask(
         subnets::find(clients, &spec.subnet_selector_terms),
         security_groups::find(clients, &spec.security_group_selector_terms),
         find_images,
-        ask_identity(clients, class),
+        fetch_identity(clients, class),
         find_group,
     );
-    Answers { subnets, security_groups, images, identity, placement }
+    ClassChecks { subnets, security_groups, images, identity, placement }
 }
 
-async fn ask_identity(clients: &Clients, class: &Ec2NodeClass) -> Identity {
+async fn fetch_identity(clients: &Clients, class: &Ec2NodeClass) -> NodeIdentity {
     if let Some(name) = &class.spec.instance_profile {
         let found = instance_profiles::get(clients, name).await;
-        return Identity::Profile(found.map(|found| match found {
-            None => Profile::Missing,
-            Some(None) => Profile::Empty,
-            Some(Some(role)) => Profile::Of(role),
+        return NodeIdentity::Profile(found.map(|found| match found {
+            None => ProfileState::Missing,
+            Some(None) => ProfileState::WithoutRole,
+            Some(Some(role)) => ProfileState::WithRole(role),
         }));
     }
     let role = role_name(class.spec.role.as_deref().unwrap_or_default());
-    let made = class.status.as_ref().and_then(|status| status.instance_profile.clone());
-    let known = match clients.iam.get_role().role_name(role).send().await.map_err(ApiError::of("iam:GetRole")) {
+    let profile = class.status.as_ref().and_then(|status| status.instance_profile.clone());
+    let exists = match clients.iam.get_role().role_name(role).send().await.map_err(ApiError::of("iam:GetRole")) {
         Ok(_) => Ok(true),
         Err(error) if error.class == Class::NotFound => Ok(false),
         Err(error) => Err(error),
     };
-    Identity::Role(known, made)
+    NodeIdentity::Role(exists, profile)
 }
 
-/// What the answers mean.
-pub fn judge(class: &Ec2NodeClass, answers: &Answers, now_ms: i64) -> Vec<Finding> {
+/// The findings about what a class selects.
+pub fn findings(class: &Ec2NodeClass, checks: &ClassChecks, now: UnixMillis) -> Vec<Finding> {
     let mut findings = vec![
-        of_subnets(&answers.subnets),
-        of_groups(&answers.security_groups),
-        of_images(answers.images.as_ref(), now_ms),
-        of_identity(class, &answers.identity),
+        of_subnets(&checks.subnets),
+        of_groups(&checks.security_groups),
+        of_images(checks.images.as_ref(), now),
+        of_identity(class, &checks.identity),
     ];
-    findings.extend(answers.placement.as_ref().map(of_placement));
+    findings.extend(checks.placement.as_ref().map(of_placement));
     findings
 }
 
@@ -134,7 +130,7 @@ fn of_subnets(answer: &Result<Vec<Subnet>, ApiError>) -> Finding {
     let check = "subnets";
     let found = match answer {
         Ok(found) => found,
-        Err(error) => return Finding::failed(check, brief(error), fix(error)),
+        Err(error) => return Finding::failed(check, brief(error), remediation(error)),
     };
     if found.is_empty() {
         let detail = "subnetSelectorTerms select no subnets".to_owned();
@@ -152,11 +148,11 @@ fn of_subnets(answer: &Result<Vec<Subnet>, ApiError>) -> Finding {
     if zones.values().all(|subnets| free(subnets) == 0) {
         return Finding::failed(check, detail, "give the class subnets with free addresses".to_owned());
     }
-    let short: Vec<&str> = zones.iter().filter(|(_, of)| free(of) < FEW_ADDRESSES).map(|(zone, _)| *zone).collect();
+    let short: Vec<&str> = zones.iter().filter(|(_, of)| free(of) < MIN_ADDRESSES).map(|(zone, _)| *zone).collect();
     if short.is_empty() {
         return Finding::ok(check, detail);
     }
-    Finding::warning(check, detail, format!("add subnets in {}: addresses are few there", short.join(", ")))
+    Finding::warning(check, detail, format!("add subnets in {}: few free addresses are left there", short.join(", ")))
 }
 
 fn of_groups(answer: &Result<Vec<(String, Option<String>)>, ApiError>) -> Finding {
@@ -176,15 +172,15 @@ fn of_groups(answer: &Result<Vec<(String, Option<String>)>, ApiError>) -> Findin
             });
             Finding::ok(check, named.collect::<Vec<_>>().join(", "))
         }
-        Err(error) => Finding::failed(check, brief(error), fix(error)),
+        Err(error) => Finding::failed(check, brief(error), remediation(error)),
     }
 }
 
-fn of_images(answer: Option<&Result<Vec<(Image, Vec<AmiRequirement>)>, ImageError>>, now_ms: i64) -> Finding {
+fn of_images(answer: Option<&Result<Vec<(Image, Vec<AmiRequirement>)>, ImageError>>, now: UnixMillis) -> Finding {
     let check = "images";
     let found = match answer {
         None => {
-            let detail = "not looked for: an alias needs the version of the cluster".to_owned();
+            let detail = "not checked: an alias needs the version of the cluster".to_owned();
             return Finding::warning(check, detail, "see the row about the cluster".to_owned());
         }
         Some(Ok(found)) => found,
@@ -192,19 +188,19 @@ fn of_images(answer: Option<&Result<Vec<(Image, Vec<AmiRequirement>)>, ImageErro
             let help = "correct the version in amiSelectorTerms";
             return Finding::failed(check, format!("no image has this alias: {}", brief(error)), help.to_owned());
         }
-        Some(Err(ImageError::Api(error))) => return Finding::failed(check, brief(error), fix(error)),
+        Some(Err(ImageError::Api(error))) => return Finding::failed(check, brief(error), remediation(error)),
         Some(Err(ImageError::Alias(error))) => {
             return Finding::failed(check, error.to_string(), "choose another alias in amiSelectorTerms".to_owned());
         }
     };
-    let kept = images::status(found.clone(), now_ms);
+    let kept = images::status(found.clone(), now);
     if kept.is_empty() {
         let detail = "amiSelectorTerms select no images".to_owned();
-        return Finding::failed(check, detail, "correct the terms: id, name, owner and tags must all fit".to_owned());
+        return Finding::failed(check, detail, "correct the terms: id, name, owner and tags must all match".to_owned());
     }
     let detail = by_architecture(&kept);
     if kept.iter().any(|image| image.deprecated == Some(true)) {
-        let help = "choose newer images: deprecated ones are only used where there is no other";
+        let help = "select newer images: a deprecated one is used only where there is no other";
         return Finding::warning(check, detail, help.to_owned());
     }
     Finding::ok(check, detail)
@@ -227,38 +223,38 @@ fn by_architecture(images: &[AmiStatus]) -> String {
     ["amd64", "arm64"].map(of).join("; ")
 }
 
-fn of_identity(class: &Ec2NodeClass, identity: &Identity) -> Finding {
+fn of_identity(class: &Ec2NodeClass, identity: &NodeIdentity) -> Finding {
     match identity {
-        Identity::Profile(answer) => {
+        NodeIdentity::Profile(answer) => {
             let (check, name) = ("instance profile", class.spec.instance_profile.as_deref().unwrap_or_default());
             match answer {
-                Ok(Profile::Of(role)) => Finding::ok(check, format!("{name} with role {role}")),
-                Ok(Profile::Empty) => {
+                Ok(ProfileState::WithRole(role)) => Finding::ok(check, format!("{name} with role {role}")),
+                Ok(ProfileState::WithoutRole) => {
                     let help = "add the nodes' role to the profile";
                     Finding::failed(check, format!("{name} has no role"), help.to_owned())
                 }
-                Ok(Profile::Missing) => {
-                    let help = "make it, or correct spec.instanceProfile";
+                Ok(ProfileState::Missing) => {
+                    let help = "create it, or correct spec.instanceProfile";
                     Finding::failed(check, format!("there is no instance profile {name}"), help.to_owned())
                 }
-                Err(error) => Finding::failed(check, brief(error), fix(error)),
+                Err(error) => Finding::failed(check, brief(error), remediation(error)),
             }
         }
-        Identity::Role(known, made) => {
+        NodeIdentity::Role(exists, profile) => {
             let (check, role) = ("role", role_name(class.spec.role.as_deref().unwrap_or_default()));
-            let profile = match made {
+            let profile = match profile {
                 Some(name) => format!("instance profile {name}"),
-                None => "the controller makes an instance profile for it".to_owned(),
+                None => "the controller creates an instance profile for it".to_owned(),
             };
-            match known {
+            match exists {
                 Ok(true) => Finding::ok(check, format!("{role}; {profile}")),
                 Ok(false) => {
-                    let help = "make the role for ec2.amazonaws.com (on EKS with AmazonEKSWorkerNodePolicy, AmazonEKS_CNI_Policy and \
+                    let help = "create the role for ec2.amazonaws.com (on EKS with AmazonEKSWorkerNodePolicy, AmazonEKS_CNI_Policy and \
                                 AmazonEC2ContainerRegistryPullOnly), or correct spec.role";
                     Finding::failed(check, format!("there is no role {role}"), help.to_owned())
                 }
                 Err(error) => {
-                    let detail = format!("not known whether there is a role {role}: {}", brief(error));
+                    let detail = format!("unknown whether there is a role {role}: {}", brief(error));
                     Finding::warning(check, detail, "allow iam:GetRole, which only this check needs".to_owned())
                 }
             }
@@ -272,53 +268,53 @@ fn of_placement(answer: &Result<Option<PlacementGroup>, ApiError>) -> Finding {
         Ok(Some(group)) => Finding::ok(check, format!("{} ({})", group.id, group.strategy)),
         Ok(None) => {
             let detail = "placementGroupSelector selects no group".to_owned();
-            Finding::failed(check, detail, "make it, or correct the selector".to_owned())
+            Finding::failed(check, detail, "create it, or correct the selector".to_owned())
         }
-        Err(error) => Finding::failed(check, brief(error), fix(error)),
+        Err(error) => Finding::failed(check, brief(error), remediation(error)),
     }
 }
 
-/// What is wrong with the class by itself: the first thing, or nothing. `known` says whether the cluster is.
-/// `kubelet` is what was found about its kubelet configuration.
+/// The first problem of the class that does not depend on AWS resources. `is_cluster_known` says whether the cluster facts were
+/// discovered; `kubelet` is the result of the validation of its kubelet configuration.
 pub fn settings(
     class: &Ec2NodeClass,
     service_cidr: Option<&str>,
-    known: bool,
+    is_cluster_known: bool,
     kubelet: &Result<Option<Unusable>, InvalidKubelet>,
 ) -> Vec<Finding> {
     let check = "settings";
-    // The cluster has its own finding: here it counts as having what it must.
-    let cidr = service_cidr.or((!known).then_some("0.0.0.0/0"));
-    let fine = JUDGED.map(|kind| (kind, Verdict::True));
-    match validate(class, &fine, cidr, kubelet.as_ref().err()) {
+    // An unknown cluster has its own finding: assume a service CIDR here.
+    let cidr = service_cidr.or((!is_cluster_known).then_some("0.0.0.0/0"));
+    let ready = CHECKED_CONDITIONS.map(|kind| (kind, Verdict::True));
+    match validate(class, &ready, cidr, kubelet.as_ref().err()) {
         Some(Verdict::False(reason, message) | Verdict::Unknown(reason, message)) => {
-            vec![Finding::failed(check, format!("{reason}: {message}"), "do as it says".to_owned())]
+            vec![Finding::failed(check, format!("{reason}: {message}"), "follow the message".to_owned())]
         }
         None if let Ok(Some(unusable)) = kubelet => {
             let detail = format!("{unusable}; what it would reserve counts as not set");
             vec![Finding::warning(check, detail, "correct the expression".to_owned())]
         }
-        _ => vec![Finding::ok(check, "kubelet settings and tags can be used".to_owned())],
+        _ => vec![Finding::ok(check, "kubelet settings and tags are valid".to_owned())],
     }
 }
 
-/// The class with the status that the answers come to, and the name of its instance profile if that is there.
-pub fn resolved(class: &Ec2NodeClass, answers: Answers, now_ms: i64) -> (Ec2NodeClass, Option<String>) {
-    let profile = match &answers.identity {
-        Identity::Profile(Ok(Profile::Of(_))) => class.spec.instance_profile.clone(),
-        Identity::Role(_, made) => made.clone(),
-        Identity::Profile(_) => None,
+/// The class with its resolved status, and the name of its instance profile if that exists.
+pub fn resolved(class: &Ec2NodeClass, checks: ClassChecks, now: UnixMillis) -> (Ec2NodeClass, Option<String>) {
+    let profile = match &checks.identity {
+        NodeIdentity::Profile(Ok(ProfileState::WithRole(_))) => class.spec.instance_profile.clone(),
+        NodeIdentity::Role(_, profile) => profile.clone(),
+        NodeIdentity::Profile(_) => None,
     };
-    let answers = resolve::Answers {
-        subnets: answers.subnets,
-        security_groups: answers.security_groups,
-        images: answers.images.unwrap_or(Ok(vec![])),
-        // A template wants a name, whether there is a profile of it yet or not.
+    let responses = resolve::ClassResponses {
+        subnets: checks.subnets,
+        security_groups: checks.security_groups,
+        images: checks.images.unwrap_or(Ok(vec![])),
+        // A launch template requires a name, even before the profile exists.
         profile: Ok(profile.clone().unwrap_or_else(|| format!("{}-preflight", class.name_any()))),
-        placement: answers.placement,
+        placement: checks.placement,
         reservations: None,
     };
-    let (status, _) = judge_status(&class.status.clone().unwrap_or_default(), answers, now_ms);
+    let (status, _) = resolved_status(&class.status.clone().unwrap_or_default(), responses, now);
     (Ec2NodeClass { status: Some(status), ..class.clone() }, profile)
 }
 

@@ -1,25 +1,25 @@
-//! One line of the answer: what was looked at, how it stands, and what to do.
+//! One row of the report: a check, its result, the detail and the remediation.
 
 use serde::Serialize;
 
 use crate::cloud::ec2::aws::errors::{ApiError, Class};
 
-/// Longest message of an API that is passed on, in characters.
-const MESSAGE_CHARS: usize = 240;
+/// Maximum length of an API's error message, in characters.
+const MAX_MESSAGE_CHARS: usize = 240;
 
-/// How something stands.
+/// The result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Grade {
-    /// As it should be.
+pub enum CheckResult {
+    /// No action is needed.
     Ok,
-    /// Stowage works, but lacks something, or it could not be told.
+    /// Stowage works with a limitation, or the check could not be run.
     Warning,
-    /// Nodes can't be launched, or something that was asked for does not work.
+    /// Nodes can't be launched, or a requested feature does not work.
     Failed,
 }
 
-impl Grade {
+impl CheckResult {
     /// As it is printed.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -30,61 +30,55 @@ impl Grade {
     }
 }
 
-/// What was found about one thing.
+/// The outcome of one check.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Finding {
-    /// What was looked at.
     pub check: String,
-    /// How it stands.
-    pub result: Grade,
-    /// What was found.
+    pub result: CheckResult,
     pub detail: String,
-    /// What to do; empty where there is nothing to do.
+    /// The remediation; empty where no action is needed.
     pub fix: String,
 }
 
 impl Finding {
-    /// It is as it should be.
     pub fn ok(check: &str, detail: String) -> Self {
-        Self { check: check.to_owned(), result: Grade::Ok, detail, fix: String::new() }
+        Self { check: check.to_owned(), result: CheckResult::Ok, detail, fix: String::new() }
     }
 
-    /// Something is lost.
     pub fn warning(check: &str, detail: String, fix: String) -> Self {
-        Self { check: check.to_owned(), result: Grade::Warning, detail, fix }
+        Self { check: check.to_owned(), result: CheckResult::Warning, detail, fix }
     }
 
-    /// It doesn't work.
     pub fn failed(check: &str, detail: String, fix: String) -> Self {
-        Self { check: check.to_owned(), result: Grade::Failed, detail, fix }
+        Self { check: check.to_owned(), result: CheckResult::Failed, detail, fix }
     }
 
-    /// The same about a node class.
+    /// The same finding with the name of the node class in front of the check.
     #[must_use]
-    pub(crate) fn of(mut self, class: &str) -> Self {
+    pub(crate) fn of_class(mut self, class: &str) -> Self {
         self.check = format!("{class}: {}", self.check);
         self
     }
 }
 
-/// An error in one line.
+/// An error in one line, shortened.
 pub fn brief(error: &ApiError) -> String {
     let text = error.to_string();
     let one_line = text.split_whitespace().collect::<Vec<_>>().join(" ");
-    match one_line.char_indices().nth(MESSAGE_CHARS) {
+    match one_line.char_indices().nth(MAX_MESSAGE_CHARS) {
         Some((end, _)) => format!("{}…", &one_line[..end]),
         None => one_line,
     }
 }
 
-/// What helps against an error.
-pub fn fix(error: &ApiError) -> String {
+/// The remediation for an error.
+pub fn remediation(error: &ApiError) -> String {
     match error.class {
         Class::Unauthorized => format!("allow {}; docs/aws has the policy", error.action),
         Class::Throttled => "try again later".to_owned(),
         Class::Server | Class::Unanswered => {
             "try again; check the endpoint, the network and the credentials".to_owned()
         }
-        _ => "see what AWS says".to_owned(),
+        _ => "see the AWS message".to_owned(),
     }
 }

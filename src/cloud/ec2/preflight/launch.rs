@@ -1,28 +1,30 @@
-//! Launch rights, tried dry: CreateLaunchTemplate, CreateFleet and RunInstances as a launch for the class would call them.
+//! Checks of launch permissions by dry runs of CreateLaunchTemplate, CreateFleet and RunInstances, as a launch would call them.
 //!
-//! The controller's own dry launch makes a launch template first. Here nothing may be made, so CreateFleet names a template of the
-//! cluster that is there already, and RunInstances says itself what a template would say.
+//! The controller creates a launch template before its own dry runs. Preflight creates nothing: CreateFleet names an existing
+//! template of the cluster, and RunInstances contains the template's members.
 
-use aws_sdk_ec2::types::{IamInstanceProfileSpecification, InstanceNetworkInterfaceSpecification, ResourceType};
+use aws_sdk_ec2::types::{IamInstanceProfileSpecification, InstanceNetworkInterfaceSpecification};
 
 use crate::api::Ec2NodeClass;
 use crate::cloud::Verdict;
 use crate::cloud::ec2::Ec2Provider;
 use crate::cloud::ec2::aws::errors::{ApiError, Class};
-use crate::cloud::ec2::launch::dry_run::{Outcome, Tried, once};
+use crate::cloud::ec2::launch::dry_run::{Attempt, Outcome};
+use crate::cloud::ec2::launch::dry_run_instance::{dry_run_instance, is_permitted, no_retries};
 use crate::cloud::ec2::launch::templates::spec::Template;
 use crate::cloud::ec2::launch::templates::store;
-use crate::cloud::ec2::preflight::finding::{Finding, brief, fix};
-use crate::cloud::ec2::tags::{CLUSTER_TAG, tag_specification};
+use crate::cloud::ec2::preflight::finding::{Finding, brief, remediation};
+use crate::cloud::ec2::tags::CLUSTER_TAG;
 use crate::model::requirement::Requirements;
 
 const TEMPLATE: &str = "ec2:CreateLaunchTemplate";
 const FLEET: &str = "ec2:CreateFleet";
 const RUN: &str = "ec2:RunInstances";
-/// A template that is not there.
+/// The name of a launch template that does not exist.
 const NO_TEMPLATE: &str = "karpenter.k8s.aws/preflight";
 
-/// Tries to launch for a class, whose status is what it comes to and whose NodePools ask for `demands`. `profile` is its instance profile, if there is one yet.
+/// Runs the dry runs for a class with a resolved status, whose NodePools require `demands`. `profile` is its instance profile, if it
+/// exists.
 pub async fn rights(
     ec2: &Ec2Provider,
     class: &Ec2NodeClass,
@@ -32,30 +34,33 @@ pub async fn rights(
     let check = "launch rights";
     let status = class.status.clone().unwrap_or_default();
     if status.subnets.is_empty() || status.amis.is_empty() || status.security_groups.is_empty() {
-        let detail = "not tried, since subnets, security groups or images are missing".to_owned();
+        let detail = "not checked, since subnets, security groups or images are missing".to_owned();
         return vec![Finding::warning(check, detail, "see the rows above".to_owned())];
     }
-    let tried = match ec2.to_try(class, demands).map_err(Outcome::verdict) {
-        Ok(tried) => tried,
+    let attempt = match ec2.to_try(class, demands).map_err(Outcome::verdict) {
+        Ok(attempt) => attempt,
         Err(Verdict::False(_, why) | Verdict::Unknown(_, why) | Verdict::Unjudged(why)) => {
-            return vec![Finding::failed(check, why, "do as it says".to_owned())];
+            return vec![Finding::failed(check, why, "follow the message".to_owned())];
         }
         Err(_) => return vec![],
     };
     let existing = store::list(&ec2.clients, &[(CLUSTER_TAG, &ec2.options.cluster_name)]).await;
     let existing = existing.ok().and_then(|found| found.into_iter().next()).map(|(name, _)| name);
-    let fleet = tried.fleet(class, existing.as_deref().unwrap_or(NO_TEMPLATE));
-    let (made, fleet, run) =
-        futures::join!(make(ec2, &tried.template), ec2.dry_fleet(&fleet), run(ec2, &tried, profile.as_deref()));
-    let instance_type = &tried.instance_type;
+    let fleet = attempt.fleet(class, existing.as_deref().unwrap_or(NO_TEMPLATE));
+    let (template, fleet, run) = futures::join!(
+        create_template(ec2, &attempt.template),
+        ec2.dry_fleet(&fleet),
+        run(ec2, &attempt, profile.as_deref())
+    );
+    let instance_type = &attempt.instance_type;
     vec![
-        of_template(made),
+        of_template(template),
         of_fleet(fleet, instance_type, existing.is_some()),
         of_run(&run, instance_type, profile.as_deref()),
     ]
 }
 
-async fn make(ec2: &Ec2Provider, template: &Template) -> Result<(), ApiError> {
+async fn create_template(ec2: &Ec2Provider, template: &Template) -> Result<(), ApiError> {
     let call = ec2
         .clients
         .ec2
@@ -64,89 +69,75 @@ async fn make(ec2: &Ec2Provider, template: &Template) -> Result<(), ApiError> {
         .launch_template_name(NO_TEMPLATE)
         .launch_template_data(template.data())
         .tag_specifications(template.tags());
-    call.customize().config_override(once()).send().await.map(|_| ()).map_err(ApiError::of(TEMPLATE))
+    call.customize().config_override(no_retries()).send().await.map(|_| ()).map_err(ApiError::of(TEMPLATE))
 }
 
-/// One try for each subnet until one passes.
-async fn run(ec2: &Ec2Provider, tried: &Tried, profile: Option<&str>) -> Vec<Result<(), ApiError>> {
-    let mut answers = Vec::new();
-    for subnet in &tried.subnets {
-        let answer = run_in(ec2, tried, subnet, profile).await;
-        let passed = passes(&answer);
-        answers.push(answer);
-        if passed {
+/// A dry-run RunInstances request in each subnet until one is permitted.
+async fn run(ec2: &Ec2Provider, attempt: &Attempt, profile: Option<&str>) -> Vec<Result<(), ApiError>> {
+    let mut responses = Vec::new();
+    for subnet in &attempt.subnets {
+        let response = run_in(ec2, attempt, subnet, profile).await;
+        let permitted = is_permitted(&response);
+        responses.push(response);
+        if permitted {
             break;
         }
     }
-    answers
+    responses
 }
 
-async fn run_in(ec2: &Ec2Provider, tried: &Tried, subnet: &str, profile: Option<&str>) -> Result<(), ApiError> {
+async fn run_in(ec2: &Ec2Provider, attempt: &Attempt, subnet: &str, profile: Option<&str>) -> Result<(), ApiError> {
+    let template = &attempt.template;
     let interface = InstanceNetworkInterfaceSpecification::builder()
         .device_index(0)
         .subnet_id(subnet)
-        .set_groups(Some(tried.template.security_groups.clone()))
+        .set_groups(Some(template.security_groups.clone()))
         .build();
     let profile = profile.map(|name| IamInstanceProfileSpecification::builder().name(name).build());
-    let kinds = [ResourceType::Instance, ResourceType::Volume, ResourceType::NetworkInterface];
-    let call = ec2
-        .clients
-        .ec2
-        .run_instances()
-        .dry_run(true)
-        .min_count(1)
-        .max_count(1)
-        .image_id(&tried.template.image_id)
-        .instance_type(tried.instance_type.as_str().into())
-        .user_data(&tried.template.user_data)
-        .network_interfaces(interface)
-        .set_iam_instance_profile(profile)
-        .set_tag_specifications(Some(kinds.into_iter().map(|kind| tag_specification(kind, &tried.tags)).collect()));
-    call.customize().config_override(once()).send().await.map(|_| ()).map_err(ApiError::of(RUN))
+    dry_run_instance(&ec2.clients, &attempt.instance_type, vec![interface], &attempt.tags, |call| {
+        call.image_id(&template.image_id).user_data(&template.user_data).set_iam_instance_profile(profile)
+    })
+    .await
 }
 
-/// Some endpoints know no dry run, and would have done it: they permit it.
-fn passes(answer: &Result<(), ApiError>) -> bool {
-    answer.as_ref().map_or_else(|error| error.class == Class::DryRunOk, |()| true)
-}
-
-/// What the answer to a dry CreateLaunchTemplate means.
-pub fn of_template(answer: Result<(), ApiError>) -> Finding {
-    match answer {
+/// The finding about a dry-run CreateLaunchTemplate request.
+pub fn of_template(response: Result<(), ApiError>) -> Finding {
+    match response {
         Err(error) if error.message.contains("User data is limited to") => {
             Finding::failed(TEMPLATE, brief(&error), "shorten spec.userData".to_owned())
         }
-        Err(error) if error.class != Class::DryRunOk => Finding::failed(TEMPLATE, brief(&error), fix(&error)),
+        Err(error) if error.class != Class::DryRunOk => Finding::failed(TEMPLATE, brief(&error), remediation(&error)),
         _ => Finding::ok(TEMPLATE, "permitted".to_owned()),
     }
 }
 
-/// What the answer to a dry CreateFleet means; `with_template` says whether it named a template that is there.
-pub fn of_fleet(answer: Result<(), ApiError>, instance_type: &str, with_template: bool) -> Finding {
-    let error = match answer {
+/// The finding about a dry-run CreateFleet request. `with_template` says whether it named an existing template.
+pub fn of_fleet(response: Result<(), ApiError>, instance_type: &str, with_template: bool) -> Finding {
+    let error = match response {
         Err(error) if error.class != Class::DryRunOk => error,
         _ => return Finding::ok(FLEET, format!("permitted, for {instance_type}")),
     };
     let about_template = error.class == Class::LaunchTemplateGone || error.message.contains("launch-template/");
     if !with_template && about_template {
-        let detail = "not told: it takes a launch template, and the cluster has none yet".to_owned();
-        let help = "run this again when a node class is Ready in the cluster: the controller has made one then";
+        let detail = "not checked: it requires a launch template, and the cluster has none yet".to_owned();
+        let help = "run this again when a node class is Ready in the cluster: the controller has created one by then";
         return Finding::warning(FLEET, detail, help.to_owned());
     }
-    Finding::failed(FLEET, brief(&error), fix(&error))
+    Finding::failed(FLEET, brief(&error), remediation(&error))
 }
 
-/// What the answers to dry RunInstances mean, one for each subnet tried: one that passes is enough, else the first decides.
-pub fn of_run(answers: &[Result<(), ApiError>], instance_type: &str, profile: Option<&str>) -> Finding {
-    match answers.first() {
-        _ if answers.iter().any(passes) => {
+/// The finding about dry-run RunInstances requests, one for each subnet: one permitted request is enough, else the first error is
+/// reported.
+pub fn of_run(responses: &[Result<(), ApiError>], instance_type: &str, profile: Option<&str>) -> Finding {
+    match responses.first() {
+        _ if responses.iter().any(is_permitted) => {
             let with = profile.map_or_else(
-                || "without an instance profile, which is made later".to_owned(),
+                || "without an instance profile, which is created later".to_owned(),
                 |name| format!("with instance profile {name}"),
             );
             Finding::ok(RUN, format!("permitted, for {instance_type} {with}"))
         }
-        Some(Err(error)) => Finding::failed(RUN, brief(error), fix(error)),
-        _ => Finding::warning(RUN, "not tried".to_owned(), "see the rows above".to_owned()),
+        Some(Err(error)) => Finding::failed(RUN, brief(error), remediation(error)),
+        _ => Finding::warning(RUN, "not checked".to_owned(), "see the rows above".to_owned()),
     }
 }

@@ -1,4 +1,4 @@
-//! The interruption queue: that it is there, that it may be read, and that EventBridge may send to it.
+//! Checks of the interruption queue: it exists, the controller may read it, and EventBridge may send to it.
 
 use std::collections::HashMap;
 
@@ -7,33 +7,31 @@ use serde_json::Value;
 
 use crate::cloud::ec2::aws::client::Clients;
 use crate::cloud::ec2::aws::errors::{ApiError, Class};
-use crate::cloud::ec2::preflight::finding::{Finding, brief, fix};
+use crate::cloud::ec2::preflight::finding::{Finding, brief, remediation};
 
 const GET_QUEUE_URL: &str = "sqs:GetQueueUrl";
 const GET_ATTRIBUTES: &str = "sqs:GetQueueAttributes";
 const RECEIVE: &str = "sqs:ReceiveMessage";
-/// Who sends the events.
+/// The principal that sends the events.
 const SENDER: &str = "events.amazonaws.com";
-/// AWS's own key for SQS, whose policy can't be changed.
+/// The AWS-managed key of SQS, whose policy can't be changed.
 const MANAGED_KEY: &str = "alias/aws/sqs";
 
-/// What SQS answered about a queue that is there.
+/// Responses of SQS about an existing queue.
 #[derive(Clone, Debug)]
-pub struct Queue {
-    /// Whether messages may be received.
+pub struct QueueResponses {
     pub received: Result<(), ApiError>,
-    /// Its attributes.
     pub attributes: Result<HashMap<Attribute, String>, ApiError>,
 }
 
-/// Asks for the queue of a name; `None` without a name.
-pub async fn ask(clients: &Clients, name: Option<&str>) -> Option<Result<Queue, ApiError>> {
+/// Calls SQS for a queue; `None` where no queue is configured.
+pub async fn fetch(clients: &Clients, name: Option<&str>) -> Option<Result<QueueResponses, ApiError>> {
     let name = name?;
     let url = match clients.sqs.get_queue_url().queue_name(name).send().await.map_err(ApiError::of(GET_QUEUE_URL)) {
         Ok(answer) => answer.queue_url.unwrap_or_default(),
         Err(error) => return Some(Err(error)),
     };
-    // A message that is received here stays to be seen by the controller at once.
+    // With a visibility timeout of 0 a message received here stays visible to the controller.
     let receive = clients.sqs.receive_message().queue_url(&url).max_number_of_messages(1).visibility_timeout(0);
     let attributes = clients
         .sqs
@@ -44,7 +42,7 @@ pub async fn ask(clients: &Clients, name: Option<&str>) -> Option<Result<Queue, 
         .attribute_names(Attribute::SqsManagedSseEnabled)
         .attribute_names(Attribute::MessageRetentionPeriod);
     let (received, attributes) = futures::join!(receive.wait_time_seconds(0).send(), attributes.send());
-    Some(Ok(Queue {
+    Some(Ok(QueueResponses {
         received: received.map(|_| ()).map_err(ApiError::of(RECEIVE)),
         attributes: attributes
             .map(|answer| answer.attributes.unwrap_or_default())
@@ -52,31 +50,31 @@ pub async fn ask(clients: &Clients, name: Option<&str>) -> Option<Result<Queue, 
     }))
 }
 
-/// What the answers mean.
-pub fn judge(name: Option<&str>, answer: Option<&Result<Queue, ApiError>>) -> Vec<Finding> {
+/// The findings about the queue.
+pub fn findings(name: Option<&str>, response: Option<&Result<QueueResponses, ApiError>>) -> Vec<Finding> {
     let check = "interruption queue";
-    let (Some(name), Some(answer)) = (name, answer) else {
-        let detail = "none is set; spot interruptions, rebalancing and maintenance are not heard of in time";
-        let help = "make one by docs/aws and set INTERRUPTION_QUEUE";
+    let (Some(name), Some(response)) = (name, response) else {
+        let detail = "not set; spot interruptions, rebalance recommendations and maintenance are not handled in time";
+        let help = "create one as in docs/aws and set INTERRUPTION_QUEUE";
         return vec![Finding::warning(check, detail.to_owned(), help.to_owned())];
     };
-    let queue = match answer {
+    let queue = match response {
         Ok(queue) => queue,
         Err(error) if error.class == Class::NotFound => {
-            let help = "make it by docs/aws, or correct INTERRUPTION_QUEUE";
+            let help = "create it as in docs/aws, or correct INTERRUPTION_QUEUE";
             return vec![Finding::failed(check, format!("there is no queue {name}"), help.to_owned())];
         }
-        Err(error) => return vec![Finding::failed(check, brief(error), fix(error))],
+        Err(error) => return vec![Finding::failed(check, brief(error), remediation(error))],
     };
     let read = match &queue.received {
-        Ok(()) => Finding::ok(check, format!("{name} is there and may be read")),
-        Err(error) => Finding::failed(check, brief(error), fix(error)),
+        Ok(()) => Finding::ok(check, format!("{name} exists and can be read")),
+        Err(error) => Finding::failed(check, brief(error), remediation(error)),
     };
     let mut findings = vec![read];
     match &queue.attributes {
         Ok(attributes) => findings.extend([policy(attributes), encryption(attributes)]),
         Err(error) => {
-            let detail = format!("not looked at, whether EventBridge may send to it: {}", brief(error));
+            let detail = format!("not checked whether EventBridge may send to it: {}", brief(error));
             let help = "allow sqs:GetQueueAttributes, which only this check needs, or compare the queue with docs/aws";
             findings.push(Finding::warning("queue policy", detail, help.to_owned()));
         }
@@ -87,15 +85,15 @@ pub fn judge(name: Option<&str>, answer: Option<&Result<Queue, ApiError>>) -> Ve
 fn policy(attributes: &HashMap<Attribute, String>) -> Finding {
     let check = "queue policy";
     let sent = attributes.get(&Attribute::Policy).and_then(|text| serde_json::from_str::<Value>(text).ok());
-    if sent.is_some_and(|policy| lets_events_in(&policy)) {
+    if sent.is_some_and(|policy| allows_sender(&policy)) {
         return Finding::ok(check, format!("{SENDER} may send"));
     }
-    let detail = format!("no statement lets {SENDER} send to the queue, so no event arrives");
+    let detail = format!("no statement allows {SENDER} to send to the queue, so no event arrives");
     Finding::failed(check, detail, format!("allow {SENDER} sqs:SendMessage in the queue's policy, as docs/aws does"))
 }
 
-/// Whether a queue's policy has a statement that lets EventBridge send. What its conditions ask for is not judged.
-fn lets_events_in(policy: &Value) -> bool {
+/// Whether a queue's policy has a statement that allows EventBridge to send. Conditions are not evaluated.
+fn allows_sender(policy: &Value) -> bool {
     listed(&policy["Statement"]).iter().any(|statement| {
         let action = |action: &&Value| {
             let text = action.as_str().unwrap_or_default().to_ascii_lowercase();
@@ -109,7 +107,7 @@ fn lets_events_in(policy: &Value) -> bool {
     })
 }
 
-/// A value of a policy, which may stand alone or in a list.
+/// The values of a policy element, which is a single value or a list.
 fn listed(value: &Value) -> Vec<&Value> {
     match value {
         Value::Array(all) => all.iter().collect(),
@@ -126,8 +124,8 @@ fn encryption(attributes: &HashMap<Attribute, String>) -> Finding {
             Finding::failed(check, detail, "use SqsManagedSseEnabled, or a KMS key of your own".to_owned())
         }
         Some(key) => {
-            let help = format!("see that its policy allows {SENDER} kms:Decrypt and kms:GenerateDataKey");
-            Finding::warning(check, format!("KMS key {key}, whose policy is not looked at"), help)
+            let help = format!("make sure that its policy allows {SENDER} kms:Decrypt and kms:GenerateDataKey");
+            Finding::warning(check, format!("KMS key {key}, whose policy is not checked"), help)
         }
         None if get(&Attribute::SqsManagedSseEnabled) == Some("true") => {
             Finding::ok(check, "by SQS's own keys".to_owned())

@@ -1,7 +1,7 @@
-//! EC2's quotas of vCPUs in the region: how many there are, and how many every instance of the account uses now.
+//! EC2's vCPU quotas in the region, and their use by the instances of the account.
 //!
-//! Families share quotas in groups. The standard group is always looked at; another where an instance of it runs, or where a
-//! NodePool names it.
+//! Groups of instance families share a quota. The standard group is always checked; another group where one of its instances
+//! runs, or where a NodePool names one of its families.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,33 +12,33 @@ use crate::api::NodePool;
 use crate::cloud::catalog::RawInstanceType;
 use crate::cloud::ec2::aws::client::Clients;
 use crate::cloud::ec2::aws::errors::{ApiError, Class};
-use crate::cloud::ec2::preflight::finding::{Finding, brief, fix};
+use crate::cloud::ec2::preflight::finding::{Finding, brief, remediation};
 use crate::model::labels;
 use crate::model::offering::CapacityType;
 use crate::model::requirement::Requirements;
 
 const GET_QUOTA: &str = "servicequotas:GetServiceQuota";
-/// Service Quotas' name of EC2.
-const SERVICE: &str = "ec2";
-/// Of a quota less than one in so many left is told.
-const FEW: i64 = 5;
-/// vCPUs that at least must be left for an instance.
-const LEAST: i64 = 1;
+/// The service code of EC2.
+const SERVICE_CODE: &str = "ec2";
+/// A quota with less than one in this many vCPUs left is a warning.
+const WARNING_DIVISOR: i64 = 5;
+/// vCPUs of the smallest instance.
+const MIN_VCPUS: i64 = 1;
 
-/// Families that share quotas.
+/// Instance families that share a quota.
 #[derive(Debug, PartialEq, Eq)]
 struct Group {
-    /// As AWS calls it.
+    /// AWS's name.
     name: &'static str,
-    /// What their instance types begin with, up to the first digit or dash.
+    /// Prefixes of their instance types, up to the first digit or dash.
     prefixes: &'static [&'static str],
-    /// Code of the quota of on-demand instances.
+    /// Code of the on-demand quota.
     on_demand: &'static str,
-    /// Code of the quota of spot instances; `None` where there are none.
+    /// Code of the spot quota; `None` where there is none.
     spot: Option<&'static str>,
 }
 
-/// Codes are the same in every region.
+/// The codes are the same in every region.
 static GROUPS: [Group; 10] = [
     Group {
         name: "Standard",
@@ -57,7 +57,7 @@ static GROUPS: [Group; 10] = [
     Group { name: "HPC", prefixes: &["hpc"], on_demand: "L-F7808C92", spot: None },
 ];
 
-/// One quota: a group by its place, and how it is bought.
+/// A quota: an index in [`GROUPS`], and the capacity type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Quota {
     group: usize,
@@ -65,12 +65,12 @@ pub struct Quota {
 }
 
 impl Quota {
-    /// Every quota of a group.
+    /// The quotas of a group.
     fn of_group(group: usize) -> impl Iterator<Item = Self> {
         [false, true].into_iter().map(move |spot| Self { group, spot }).filter(|quota| quota.code().is_some())
     }
 
-    /// Its code; `None` where there is no such quota.
+    /// The quota code; `None` where there is no such quota.
     fn code(self) -> Option<&'static str> {
         let group = &GROUPS[self.group];
         if self.spot { group.spot } else { Some(group.on_demand) }
@@ -81,24 +81,24 @@ impl Quota {
     }
 }
 
-/// What was answered.
+/// Quotas and their use.
 #[derive(Debug)]
-pub struct Answers {
+pub struct QuotaUsage {
     /// vCPUs by quota.
     pub limits: BTreeMap<Quota, Result<i64, ApiError>>,
     /// vCPUs in use by quota.
     pub used: Result<BTreeMap<Quota, i64>, ApiError>,
 }
 
-/// The group of an instance type, an instance family or a category, by its place in [`GROUPS`].
+/// The group of an instance type, family or category, as an index in [`GROUPS`].
 fn group_of(name: &str) -> Option<usize> {
     let end = name.find(|c: char| !c.is_ascii_lowercase()).unwrap_or(name.len());
     GROUPS.iter().position(|group| group.prefixes.contains(&&name[..end]))
 }
 
-/// The quotas that NodePools can come up against: the standard ones, and those of the families that they name. Spot or
-/// on-demand where every pool says so.
-pub fn wanted(pools: &[NodePool]) -> BTreeSet<Quota> {
+/// The quotas that limit these NodePools: the standard ones, and those of the families that they name. Spot or on-demand only
+/// where every pool requires it.
+pub fn relevant(pools: &[NodePool]) -> BTreeSet<Quota> {
     const NAMING: [&str; 3] = [labels::INSTANCE_TYPE, labels::INSTANCE_FAMILY, labels::INSTANCE_CATEGORY];
     const GPU: &str = "karpenter.k8s.aws/instance-gpu-";
     const ACCELERATOR: &str = "karpenter.k8s.aws/instance-accelerator-";
@@ -128,41 +128,42 @@ pub fn wanted(pools: &[NodePool]) -> BTreeSet<Quota> {
     groups.into_iter().flat_map(Quota::of_group).filter(|quota| kinds[usize::from(quota.spot)]).collect()
 }
 
-/// Asks for what instances use, and for the quotas of `wanted` and of whatever is in use.
-pub async fn ask(
+/// Reads the vCPUs in use, and the limits of `relevant` quotas and of those in use.
+pub async fn fetch(
     clients: &Clients,
-    wanted: BTreeSet<Quota>,
+    relevant: BTreeSet<Quota>,
     types: Option<&BTreeMap<String, RawInstanceType>>,
-) -> Answers {
+) -> QuotaUsage {
     let used = used(clients, types).await;
-    let mut all = wanted;
+    let mut all = relevant;
     all.extend(used.iter().flat_map(BTreeMap::keys));
     let limits = join_all(all.into_iter().map(|quota| async move { (quota, limit(clients, quota).await) })).await;
-    Answers { limits: limits.into_iter().collect(), used }
+    QuotaUsage { limits: limits.into_iter().collect(), used }
 }
 
-/// vCPUs of a quota.
+/// The limit of a quota in vCPUs.
 async fn limit(clients: &Clients, quota: Quota) -> Result<i64, ApiError> {
-    let call = clients.quotas.get_service_quota().service_code(SERVICE).quota_code(quota.code().unwrap_or_default());
+    let call =
+        clients.quotas.get_service_quota().service_code(SERVICE_CODE).quota_code(quota.code().unwrap_or_default());
     let answer = call.send().await.map_err(ApiError::of(GET_QUOTA))?;
     let value = answer.quota.and_then(|quota| quota.value).unwrap_or_default();
-    // AWS gives whole vCPUs as doubles; far fewer than 2^53.
+    // AWS returns whole vCPUs as doubles, far below 2^53.
     #[allow(clippy::cast_possible_truncation)]
     Ok(value as i64)
 }
 
-/// vCPUs of the account's instances that are up or coming up, by quota.
+/// vCPUs of the account's pending and running instances, by quota.
 async fn used(
     clients: &Clients,
     types: Option<&BTreeMap<String, RawInstanceType>>,
 ) -> Result<BTreeMap<Quota, i64>, ApiError> {
-    let up = Filter::builder().name("instance-state-name").values("pending").values("running").build();
-    let mut pages = clients.ec2.describe_instances().filters(up).max_results(1000).into_paginator().send();
+    let active = Filter::builder().name("instance-state-name").values("pending").values("running").build();
+    let mut pages = clients.ec2.describe_instances().filters(active).max_results(1000).into_paginator().send();
     let mut used = BTreeMap::new();
     while let Some(page) = pages.next().await {
         let page = page.map_err(ApiError::of("ec2:DescribeInstances"))?;
         for instance in page.reservations().iter().flat_map(aws_sdk_ec2::types::Reservation::instances) {
-            if let Some((quota, vcpus)) = share(instance, types) {
+            if let Some((quota, vcpus)) = usage(instance, types) {
                 *used.entry(quota).or_default() += vcpus;
             }
         }
@@ -170,8 +171,8 @@ async fn used(
     Ok(used)
 }
 
-/// What an instance takes of which quota; nothing where it is of a family without one, or in a capacity block.
-fn share(instance: &Instance, types: Option<&BTreeMap<String, RawInstanceType>>) -> Option<(Quota, i64)> {
+/// The quota of an instance and its vCPUs; `None` for a family without a quota, and for a capacity block.
+fn usage(instance: &Instance, types: Option<&BTreeMap<String, RawInstanceType>>) -> Option<(Quota, i64)> {
     let name = instance.instance_type()?.as_str();
     let lifecycle = instance.instance_lifecycle().map(InstanceLifecycleType::as_str).unwrap_or_default();
     if lifecycle == "capacity-block" {
@@ -179,19 +180,19 @@ fn share(instance: &Instance, types: Option<&BTreeMap<String, RawInstanceType>>)
     }
     let quota = Quota { group: group_of(name)?, spot: lifecycle == "spot" };
     let listed = types.and_then(|types| types.get(name)).map(|entry| entry.vcpu);
-    let told = || {
+    let reported = || {
         let options = instance.cpu_options()?;
         Some(i64::from(options.core_count()?) * i64::from(options.threads_per_core()?))
     };
-    Some((quota, listed.or_else(told)?))
+    Some((quota, listed.or_else(reported)?))
 }
 
-/// What the answers mean. Where nothing is left of any quota of the standard group, no node can be launched.
-pub fn judge(answers: &Answers) -> Vec<Finding> {
-    let in_use = |quota: &Quota| answers.used.as_ref().map(|used| used.get(quota).copied().unwrap_or_default());
-    let is_spent = |quota: &Quota, limit: &Result<i64, ApiError>| matches!((limit, in_use(quota)), (Ok(limit), Ok(used)) if limit - used < LEAST);
-    let mut standard = answers.limits.iter().filter(|(quota, _)| quota.group == 0).peekable();
-    let none_left = standard.peek().is_some() && standard.all(|(quota, limit)| is_spent(quota, limit));
+/// The findings about the quotas. With both quotas of the standard group exhausted no node can be launched.
+pub fn findings(usage: &QuotaUsage) -> Vec<Finding> {
+    let in_use = |quota: &Quota| usage.used.as_ref().map(|used| used.get(quota).copied().unwrap_or_default());
+    let is_exhausted = |quota: &Quota, limit: &Result<i64, ApiError>| matches!((limit, in_use(quota)), (Ok(limit), Ok(used)) if limit - used < MIN_VCPUS);
+    let mut standard = usage.limits.iter().filter(|(quota, _)| quota.group == 0).peekable();
+    let none_left = standard.peek().is_some() && standard.all(|(quota, limit)| is_exhausted(quota, limit));
     let of = |(quota, limit): (&Quota, &Result<i64, ApiError>)| {
         let finding = row(*quota, limit.as_ref(), in_use(quota));
         if none_left && quota.group == 0 {
@@ -200,7 +201,7 @@ pub fn judge(answers: &Answers) -> Vec<Finding> {
             finding
         }
     };
-    answers.limits.iter().map(of).collect()
+    usage.limits.iter().map(of).collect()
 }
 
 fn row(quota: Quota, limit: Result<&i64, &ApiError>, used: Result<i64, &ApiError>) -> Finding {
@@ -211,23 +212,25 @@ fn row(quota: Quota, limit: Result<&i64, &ApiError>, used: Result<i64, &ApiError
             let help = format!("allow {GET_QUOTA}, which only this check needs");
             return Finding::warning(&check, format!("not known: {}", brief(error)), help);
         }
-        Err(error) => return Finding::warning(&check, format!("{code} is not known: {}", brief(error)), fix(error)),
+        Err(error) => {
+            return Finding::warning(&check, format!("{code} is not known: {}", brief(error)), remediation(error));
+        }
     };
     let used = match used {
         Ok(used) => used,
         Err(error) => {
             let detail = format!("{limit} vCPUs; how many are in use is not known: {}", brief(error));
-            return Finding::warning(&check, detail, fix(error));
+            return Finding::warning(&check, detail, remediation(error));
         }
     };
     let left = (limit - used).max(0);
     let detail = format!("{used} of {limit} vCPUs are in use, {left} left");
-    if left >= LEAST && left.saturating_mul(FEW) >= limit {
+    if left >= MIN_VCPUS && left.saturating_mul(WARNING_DIVISOR) >= limit {
         return Finding::ok(&check, detail);
     }
     let more = limit.max(used).max(32).saturating_mul(2);
     let help = format!(
-        "ask for more: aws service-quotas request-service-quota-increase --service-code {SERVICE} --quota-code {code} \
+        "request an increase: aws service-quotas request-service-quota-increase --service-code {SERVICE_CODE} --quota-code {code} \
          --desired-value {more}"
     );
     Finding::warning(&check, detail, help)

@@ -1,4 +1,4 @@
-//! What each answer is judged to be, as it is printed.
+//! The findings for each response, as they are printed.
 
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -14,10 +14,11 @@ use crate::cloud::ec2::node_class::ami_alias::one_of;
 use crate::cloud::ec2::node_class::cluster_facts::{ClusterError, ClusterFacts};
 use crate::cloud::ec2::node_class::images::{Image, ImageError};
 use crate::cloud::ec2::node_class::subnets::Subnet;
-use crate::cloud::ec2::offerings::region::Answers as RegionAnswers;
+use crate::cloud::ec2::offerings::region_snapshot::RegionResponses;
 use crate::cloud::ec2::offerings::spot_prices::SpotHistory;
-use crate::cloud::ec2::preflight::class::{Answers, Identity, Profile};
+use crate::cloud::ec2::preflight::class::{ClassChecks, NodeIdentity, ProfileState};
 use crate::model::labels;
+use crate::model::time::UnixMillis;
 use crate::model::units::MicroUsd;
 use crate::test_support::objects::node_class;
 
@@ -46,59 +47,66 @@ fn subnet(id: &str, zone: &str, free: i64) -> Subnet {
 fn image(
     id: &str,
     arch: &'static str,
-    deprecated_ms: Option<i64>,
+    deprecated_at: Option<i64>,
 ) -> (Image, Vec<crate::api::node_class::AmiRequirement>) {
-    let image = Image { id: id.into(), name: format!("node-{arch}"), created_ms: 1, deprecated_ms, arch };
+    let image = Image {
+        id: id.into(),
+        name: format!("node-{arch}"),
+        created_at: UnixMillis(1),
+        deprecated_at: deprecated_at.map(UnixMillis),
+        arch,
+    };
     (image, vec![one_of(labels::ARCH, arch)])
 }
 
-fn good() -> Answers {
-    Answers {
+fn good() -> ClassChecks {
+    ClassChecks {
         subnets: Ok(vec![subnet("s-1", "a", 4000), subnet("s-2", "a", 91), subnet("s-3", "b", 251)]),
         security_groups: Ok(vec![("sg-1".into(), Some("nodes".into())), ("sg-2".into(), None)]),
         images: Some(Ok(vec![image("ami-1", "amd64", None)])),
-        identity: Identity::Role(Ok(true), None),
+        identity: NodeIdentity::Role(Ok(true), None),
         placement: None,
     }
 }
 
 #[test]
-fn what_a_class_selects_is_judged() {
+fn each_selection_of_a_class_has_a_finding() {
     let role = class(json!({"role": "path/nodes"}));
     let profiled = class(json!({"instanceProfile": "p"}));
     let denied = || error("ec2:DescribeSubnets", "UnauthorizedOperation", "You are not authorized");
-    let nothing = Answers {
+    let nothing = ClassChecks {
         subnets: Ok(vec![]),
         security_groups: Ok(vec![]),
         images: Some(Ok(vec![])),
-        identity: Identity::Role(Ok(false), None),
+        identity: NodeIdentity::Role(Ok(false), None),
         placement: Some(Ok(None)),
     };
-    let doubtful = Answers {
+    let doubtful = ClassChecks {
         subnets: Ok(vec![subnet("s-1", "a", 9), subnet("s-2", "b", 900)]),
         images: Some(Ok(vec![image("ami-1", "arm64", Some(5))])),
-        identity: Identity::Role(Err(error("iam:GetRole", "AccessDenied", "no")), Some("demo_1".into())),
+        identity: NodeIdentity::Role(Err(error("iam:GetRole", "AccessDenied", "no")), Some("demo_1".into())),
         ..good()
     };
-    let failing = Answers {
+    let failing = ClassChecks {
         subnets: Err(denied()),
         images: Some(Err(ImageError::Alias(ami_alias::parameters("al2@latest", "1.34").unwrap_err()))),
-        identity: Identity::Profile(Ok(Profile::Missing)),
+        identity: NodeIdentity::Profile(Ok(ProfileState::Missing)),
         ..good()
     };
-    let exhausted = Answers {
+    let exhausted = ClassChecks {
         subnets: Ok(vec![subnet("s-1", "a", 0)]),
         images: None,
-        identity: Identity::Profile(Ok(Profile::Empty)),
+        identity: NodeIdentity::Profile(Ok(ProfileState::WithoutRole)),
         ..good()
     };
     let all = [(&role, good()), (&role, nothing), (&role, doubtful), (&profiled, failing), (&profiled, exhausted)];
-    let texts: Vec<String> = all.iter().map(|(class, answers)| text(&class::judge(class, answers, 10))).collect();
+    let texts: Vec<String> =
+        all.iter().map(|(class, checks)| text(&class::findings(class, checks, UnixMillis(10)))).collect();
     insta::assert_snapshot!(texts.join("\n"));
 }
 
 #[test]
-fn a_class_is_wrong_by_itself_only_for_what_the_cluster_does_not_decide() {
+fn settings_are_checked_without_aws_resources() {
     let al2023 = class(json!({"amiFamily": "AL2023", "role": "r"}));
     let tagged = class(json!({"amiFamily": "Custom", "role": "r", "tags": {"karpenter.sh/nodepool": "x"}}));
     let all = [
@@ -111,23 +119,26 @@ fn a_class_is_wrong_by_itself_only_for_what_the_cluster_does_not_decide() {
 }
 
 #[test]
-fn a_template_is_tried_with_a_profile_that_may_not_be_there_yet() {
-    let (resolved, profile) = class::resolved(&class(json!({"role": "r"})), good(), 0);
+fn a_class_without_a_profile_is_resolved_with_a_placeholder_name() {
+    let (resolved, profile) = class::resolved(&class(json!({"role": "r"})), good(), UnixMillis(0));
     let status = resolved.status.unwrap();
     assert_eq!((profile, status.instance_profile.as_deref()), (None, Some("default-preflight")));
     assert_eq!((status.subnets.len(), status.amis.len()), (3, 1));
-    let answers = Answers { identity: Identity::Profile(Ok(Profile::Of("r".into()))), ..good() };
-    let (_, profile) = class::resolved(&class(json!({"instanceProfile": "p"})), answers, 0);
+    let checks = ClassChecks { identity: NodeIdentity::Profile(Ok(ProfileState::WithRole("r".into()))), ..good() };
+    let (_, profile) = class::resolved(&class(json!({"instanceProfile": "p"})), checks, UnixMillis(0));
     assert_eq!(profile.as_deref(), Some("p"));
 }
 
 #[test]
-fn the_queue_is_judged_by_what_events_need() {
+fn the_queue_must_exist_be_readable_and_accept_events() {
     let gone = || Ok(());
-    let judged = |attributes: &[(Attribute, &str)]| {
+    let findings_of = |attributes: &[(Attribute, &str)]| {
         let attributes: HashMap<_, _> =
             attributes.iter().map(|(key, value)| (key.clone(), (*value).to_owned())).collect();
-        text(&queue::judge(Some("q"), Some(&Ok(queue::Queue { received: gone(), attributes: Ok(attributes) }))))
+        text(&queue::findings(
+            Some("q"),
+            Some(&Ok(queue::QueueResponses { received: gone(), attributes: Ok(attributes) })),
+        ))
     };
     let statement = |effect: &str, principal: serde_json::Value, action: serde_json::Value| {
         json!({"Statement": [{"Effect": effect, "Principal": principal, "Action": action}]}).to_string()
@@ -138,17 +149,17 @@ fn the_queue_is_judged_by_what_events_need() {
     let other = statement("Allow", json!({"AWS": "arn:aws:iam::1:root"}), json!("sqs:*"));
     let wide = statement("Allow", json!("*"), json!(["SQS:SendMessage"]));
     let texts = [
-        text(&queue::judge(None, None)),
-        text(&queue::judge(Some("q"), Some(&Err(error("sqs:GetQueueUrl", "QueueDoesNotExist", "no"))))),
-        text(&queue::judge(Some("q"), Some(&Err(error("sqs:GetQueueUrl", "AccessDenied", "no"))))),
-        judged(&[(Attribute::Policy, &good), (Attribute::SqsManagedSseEnabled, "true")]),
-        judged(&[(Attribute::Policy, &wide), (Attribute::KmsMasterKeyId, "alias/own")]),
-        judged(&[(Attribute::Policy, &denied), (Attribute::KmsMasterKeyId, "alias/aws/sqs")]),
-        judged(&[(Attribute::Policy, &other)]),
-        judged(&[(Attribute::Policy, "{")]),
-        text(&queue::judge(
+        text(&queue::findings(None, None)),
+        text(&queue::findings(Some("q"), Some(&Err(error("sqs:GetQueueUrl", "QueueDoesNotExist", "no"))))),
+        text(&queue::findings(Some("q"), Some(&Err(error("sqs:GetQueueUrl", "AccessDenied", "no"))))),
+        findings_of(&[(Attribute::Policy, &good), (Attribute::SqsManagedSseEnabled, "true")]),
+        findings_of(&[(Attribute::Policy, &wide), (Attribute::KmsMasterKeyId, "alias/own")]),
+        findings_of(&[(Attribute::Policy, &denied), (Attribute::KmsMasterKeyId, "alias/aws/sqs")]),
+        findings_of(&[(Attribute::Policy, &other)]),
+        findings_of(&[(Attribute::Policy, "{")]),
+        text(&queue::findings(
             Some("q"),
-            Some(&Ok(queue::Queue {
+            Some(&Ok(queue::QueueResponses {
                 received: Err(error("sqs:ReceiveMessage", "AccessDenied", "no")),
                 attributes: Err(error("sqs:GetQueueAttributes", "AccessDenied", "no")),
             })),
@@ -158,9 +169,9 @@ fn the_queue_is_judged_by_what_events_need() {
 }
 
 #[test]
-fn a_refused_api_says_what_is_lost() {
+fn a_denied_api_has_a_consequence_and_a_remediation() {
     let denied = |action| error(action, "UnauthorizedOperation", "You are not authorized");
-    let live = RegionAnswers {
+    let live = RegionResponses {
         types: Some(Ok([("m5.large".to_owned(), crate::cloud::catalog::embedded().instance_types[0].clone())].into())),
         zones: Some(Ok([("m5.large".to_owned(), ["a".to_owned(), "b".to_owned()].into())].into())),
         on_demand: Some(Ok([("m5.large".to_owned(), MicroUsd(96_000))].into())),
@@ -170,14 +181,14 @@ fn a_refused_api_says_what_is_lost() {
             ..SpotHistory::default()
         })),
     };
-    let refused = RegionAnswers {
+    let refused = RegionResponses {
         types: Some(Err(denied("ec2:DescribeInstanceTypes"))),
         zones: Some(Ok(std::collections::BTreeMap::new())),
         on_demand: Some(Err(denied("pricing:GetProducts"))),
         spot: Some(Err(denied("ec2:DescribeSpotPriceHistory"))),
     };
     let isolated =
-        RegionAnswers { on_demand: None, spot: Some(Ok(SpotHistory::default())), ..RegionAnswers::default() };
+        RegionResponses { on_demand: None, spot: Some(Ok(SpotHistory::default())), ..RegionResponses::default() };
     let mut findings = [live, refused, isolated].iter().flat_map(account::region).collect::<Vec<_>>();
     findings.push(account::scores(&Err(denied("ec2:GetSpotPlacementScores"))));
     findings.push(account::scores(&Err(error("ec2:GetSpotPlacementScores", "DryRunOperation", "would have"))));
@@ -189,7 +200,7 @@ fn a_refused_api_says_what_is_lost() {
         ("AWS_CONTAINER_CREDENTIALS_FULL_URI", "http://169.254.170.23/v1/credentials"),
         ("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", "/pods/token"),
     ];
-    for (answer, ec2_answers, environment) in [
+    for (answer, ec2_responds, environment) in [
         (arn(), true, vec![]),
         (nobody(), true, vec![]),
         (nobody(), false, vec![]),
@@ -199,13 +210,13 @@ fn a_refused_api_says_what_is_lost() {
     ] {
         let variable =
             |name: &str| environment.iter().find(|(known, _)| *known == name).map(|(_, is)| (*is).to_owned());
-        findings.push(account::identity("us-east-1", &answer, ec2_answers, variable));
+        findings.push(account::identity("us-east-1", &answer, ec2_responds, variable));
     }
     insta::assert_snapshot!(text(&findings));
 }
 
 #[test]
-fn a_cluster_is_known_or_says_what_to_set() {
+fn an_unknown_cluster_has_a_remediation() {
     let facts = ClusterFacts {
         name: "demo".into(),
         endpoint: "https://api".into(),
@@ -225,7 +236,7 @@ fn a_cluster_is_known_or_says_what_to_set() {
 }
 
 #[test]
-fn launch_rights_are_judged_by_dry_answers() {
+fn launch_permissions_follow_from_dry_run_responses() {
     let dry = |action| Err(error(action, "DryRunOperation", "would have succeeded"));
     let denied = |action, of: &str| Err(error(action, "UnauthorizedOperation", of));
     let (template, fleet, run) = ("ec2:CreateLaunchTemplate", "ec2:CreateFleet", "ec2:RunInstances");
@@ -251,7 +262,7 @@ fn launch_rights_are_judged_by_dry_answers() {
 }
 
 #[tokio::test]
-async fn without_an_answer_the_error_is_one_line_without_innards() {
+async fn an_error_without_a_response_is_one_line() {
     let (clients, _) = wire::clients(Box::new(|_| None));
     let error = clients.ec2.describe_subnets().send().await.map_err(ApiError::of("ec2:DescribeSubnets")).unwrap_err();
     let text = finding::brief(&error);

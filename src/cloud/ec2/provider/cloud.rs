@@ -17,8 +17,8 @@ use crate::cloud::ec2::instances::describe::InstanceFacts;
 use crate::cloud::ec2::instances::{status_checks, tagging};
 use crate::cloud::ec2::launch;
 use crate::cloud::ec2::launch::templates::store;
-use crate::cloud::ec2::observability::metrics;
-use crate::cloud::ec2::offerings::catalog_cache::Sources;
+use crate::cloud::ec2::observability::recording;
+use crate::cloud::ec2::offerings::catalog_cache::CatalogSources;
 use crate::cloud::ec2::provider::{Ec2Provider, NO_QUEUE, bought_as, key, known, unanswered};
 use crate::cloud::health::Unhealthy;
 use crate::cloud::launch_group::LaunchGroup;
@@ -32,11 +32,20 @@ use crate::sync::lock;
 impl Cloud for Ec2Provider {
     fn catalog(&self, class: &Ec2NodeClass) -> Arc<Catalog> {
         let group = self.known_group(class);
-        let (mut marks, mut memory) = (lock(&self.unavailable), lock(&self.memory));
+        let (mut unavailable, mut memory) = (lock(&self.unavailable), lock(&self.memory));
         let (region, risk, reservations) = (&self.region, &self.risk, &self.reservations());
-        let (marks, memory, shifted) = (&mut *marks, &mut *memory, &self.shifts.zone_ids(crate::clock::now().0));
-        let mut sources = Sources { region, risk, marks, memory, reservations, shifted, options: &self.options };
-        lock(&self.catalogs).of(&mut sources, class, group, crate::clock::now().0)
+        let (unavailable, memory, shifted_zone_ids) =
+            (&mut *unavailable, &mut *memory, &self.shifts.shifted_zone_ids(crate::clock::now()));
+        let mut sources = CatalogSources {
+            region,
+            risk,
+            unavailable,
+            memory,
+            reservations,
+            shifted_zone_ids,
+            options: &self.options,
+        };
+        lock(&self.catalogs).catalog(&mut sources, class, group, crate::clock::now())
     }
 
     fn mark_unavailable(&self, offering: &Override) {
@@ -45,7 +54,7 @@ impl Cloud for Ec2Provider {
 
     fn launch(&self, request: LaunchRequest) -> BoxFuture<'_, Result<Launched, LaunchError>> {
         let metrics = &self.clients.metrics;
-        metrics.timed("Create", metrics::launch_error, async move { self.launch_claim(&request).await }).boxed()
+        metrics.timed("Create", recording::launch_error, async move { self.launch_claim(&request).await }).boxed()
     }
 
     fn describe<'a>(&'a self, provider_id: &'a str) -> BoxFuture<'a, Result<Option<Instance>, CloudError>> {
@@ -57,7 +66,7 @@ impl Cloud for Ec2Provider {
             }
             Ok(self.describe_id(id).await?.or_else(|| self.recent(id, crate::clock::now().0)))
         };
-        self.clients.metrics.timed("Get", metrics::cloud_error, call).boxed()
+        self.clients.metrics.timed("Get", recording::cloud_error, call).boxed()
     }
 
     fn terminate<'a>(&'a self, provider_id: &'a str) -> BoxFuture<'a, Result<bool, CloudError>> {
@@ -70,7 +79,7 @@ impl Cloud for Ec2Provider {
             }
             result
         };
-        self.clients.metrics.timed("Delete", metrics::cloud_error, call).boxed()
+        self.clients.metrics.timed("Delete", recording::cloud_error, call).boxed()
     }
 
     fn list(&self) -> BoxFuture<'_, Result<Vec<Instance>, CloudError>> {
@@ -82,11 +91,11 @@ impl Cloud for Ec2Provider {
             lock(&self.listed).clone_from(&found);
             let reserved =
                 found.iter().filter_map(|one| Some((one.id.as_str(), one.reservation.as_ref()?.id.as_str())));
-            self.reservations().running(reserved);
+            self.reservations().reconcile_running(reserved);
             *lock(&self.bought) = found.iter().map(|one| (one.id.clone(), bought_as(one))).collect();
             Ok(found)
         };
-        self.clients.metrics.timed("List", metrics::cloud_error, call).boxed()
+        self.clients.metrics.timed("List", recording::cloud_error, call).boxed()
     }
 
     fn launched_for<'a>(&'a self, claim: &'a NodeClaim) -> BoxFuture<'a, Result<Vec<Instance>, CloudError>> {
@@ -96,7 +105,7 @@ impl Cloud for Ec2Provider {
             let found = found.unwrap_or_else(|| Err(unanswered("ec2:DescribeInstances")))?;
             Ok(self.with_unseen(found, |instance| instance.client_token == group))
         };
-        self.clients.metrics.timed("List", metrics::cloud_error, call).boxed()
+        self.clients.metrics.timed("List", recording::cloud_error, call).boxed()
     }
 
     fn receive_messages(&self) -> BoxFuture<'_, Result<Vec<Message>, CloudError>> {
@@ -109,7 +118,7 @@ impl Cloud for Ec2Provider {
             for event in &received {
                 self.heed(event);
             }
-            metrics::received(&self.clients.metrics, &received, crate::clock::now().0);
+            recording::received(&self.clients.metrics, &received, crate::clock::now());
             Ok(received.into_iter().map(Message::from).collect())
         }
         .boxed()
@@ -160,15 +169,15 @@ impl NodeClassCloud for Ec2Provider {
                 return Ok(());
             }
             let cluster = &self.options.cluster_name;
-            let deleted = self.profiles.delete_unused(&self.clients, cluster, used, crate::clock::now().0).await;
+            let deleted = self.profiles.delete_unused(&self.clients, cluster, used, crate::clock::now()).await;
             match &deleted {
-                Ok(()) => self.troubles.end(degraded_apis::PROFILES),
+                Ok(()) => self.degraded.record_recovery(degraded_apis::PROFILES),
                 Err(error) if error.class == Class::Unauthorized => {
                     let note = format!(
                         "instance profiles that nothing uses any more are kept: allow {} in the controller's policy ({error})",
                         error.action
                     );
-                    self.troubles.begin(degraded_apis::PROFILES, note);
+                    self.degraded.record_failure(degraded_apis::PROFILES, note);
                 }
                 // The next look is in half an hour, and nobody waits for it.
                 Err(_) => {}
@@ -199,13 +208,15 @@ impl InstanceEvents for Ec2Provider {
         async move {
             let statuses = status_checks::describe_statuses(&self.clients.ec2).await;
             match &statuses {
-                Ok(_) => self.troubles.end(degraded_apis::STATUS_CHECKS),
+                Ok(_) => self.degraded.record_recovery(degraded_apis::STATUS_CHECKS),
                 // Whoever asks tells of that by itself, and asks no more.
-                Err(error) if error.class == Class::Unauthorized => self.troubles.end(degraded_apis::STATUS_CHECKS),
+                Err(error) if error.class == Class::Unauthorized => {
+                    self.degraded.record_recovery(degraded_apis::STATUS_CHECKS)
+                }
                 // It lasts: the client has tried again for minutes.
                 Err(error) => {
                     let note = format!("instances whose status checks fail are not replaced: {error}");
-                    self.troubles.begin(degraded_apis::STATUS_CHECKS, note);
+                    self.degraded.record_failure(degraded_apis::STATUS_CHECKS, note);
                 }
             }
             Ok(status_checks::unhealthy(&statuses?, crate::clock::now().0))
@@ -227,24 +238,26 @@ impl InstanceTagging for Ec2Provider {
 impl ClusterObserver for Ec2Provider {
     fn observe(&self, classes: &[Arc<Ec2NodeClass>], pools: &[Arc<NodePool>]) {
         self.shapes.observe(classes, pools);
-        lock(&self.catalogs).keep(classes);
+        lock(&self.catalogs).retain_classes(classes);
     }
 
     fn registered(&self, claim: &NodeClaim, node: &Node) {
-        lock(&self.memory).note(claim, node, crate::clock::now().0);
+        lock(&self.memory).record(claim, node, crate::clock::now());
     }
 }
 
 impl ServiceStatus for Ec2Provider {
     fn shifted_zones(&self) -> BTreeSet<String> {
-        self.shifts.zones(crate::clock::now().0)
+        self.shifts.shifted_zones(crate::clock::now())
     }
 
     fn unreadable(&self) -> BTreeMap<&'static str, String> {
-        self.troubles.unreadable(&self.snapshot())
+        let mut unreadable = self.degraded.unreadable();
+        unreadable.extend(self.snapshot().unreadable());
+        unreadable
     }
 
     fn unwritable(&self) -> BTreeMap<&'static str, String> {
-        self.troubles.unwritable()
+        self.degraded.unwritable()
     }
 }

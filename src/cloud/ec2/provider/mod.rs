@@ -15,7 +15,7 @@ use crate::cloud::catalog::embedded;
 use crate::cloud::ec2::aws::client::{Clients, ConnectError};
 use crate::cloud::ec2::aws::errors::{ApiError, Class};
 use crate::cloud::ec2::degraded_apis;
-use crate::cloud::ec2::degraded_apis::Troubles;
+use crate::cloud::ec2::degraded_apis::DegradedApis;
 use crate::cloud::ec2::instances::describe::{Describer, Finder, InstanceFacts, Terminator};
 use crate::cloud::ec2::instances::describe::{describer, finder, instance_id, terminator};
 use crate::cloud::ec2::interruption::messages::EventKind;
@@ -27,28 +27,29 @@ use crate::cloud::ec2::launch::templates::recent::LaunchShapes;
 use crate::cloud::ec2::launch::templates::store::Templates;
 use crate::cloud::ec2::node_class::cluster_facts;
 use crate::cloud::ec2::node_class::cluster_facts::{ClusterError, ClusterFacts};
-use crate::cloud::ec2::node_class::images::Parameters;
-use crate::cloud::ec2::node_class::instance_profiles::Profiles;
-use crate::cloud::ec2::node_class::subnets::Addresses;
-use crate::cloud::ec2::offerings::catalog_cache::{Catalogs, ReservedOfferings};
+use crate::cloud::ec2::node_class::images::SsmParameterCache;
+use crate::cloud::ec2::node_class::instance_profiles::InstanceProfiles;
+use crate::cloud::ec2::node_class::subnets::FreeAddresses;
+use crate::cloud::ec2::offerings::catalog_cache::{CatalogCache, ReservedOfferings};
 use crate::cloud::ec2::offerings::discovered_memory::DiscoveredMemory;
-use crate::cloud::ec2::offerings::interruption_history::Setback;
+use crate::cloud::ec2::offerings::interruption_history::InterruptionKind;
+use crate::cloud::ec2::offerings::placement_score_table::ScoreSettings;
 use crate::cloud::ec2::offerings::placement_scores;
-use crate::cloud::ec2::offerings::placement_scores::ScoreSettings;
 use crate::cloud::ec2::offerings::prices;
 use crate::cloud::ec2::offerings::refresh;
-use crate::cloud::ec2::offerings::refresh::Feeds;
-use crate::cloud::ec2::offerings::region;
-use crate::cloud::ec2::offerings::region::{Region, RegionSnapshot};
+use crate::cloud::ec2::offerings::refresh::RegionApis;
+use crate::cloud::ec2::offerings::region::Region;
+use crate::cloud::ec2::offerings::region_snapshot::{RegionResponses, RegionSnapshot};
 use crate::cloud::ec2::offerings::reservation_counts::ReservationCounts;
 use crate::cloud::ec2::offerings::spot_risk::SpotRisk;
-use crate::cloud::ec2::offerings::unavailable::Unavailable;
+use crate::cloud::ec2::offerings::unavailable::UnavailableOfferings;
 use crate::cloud::ec2::offerings::zonal_shift;
-use crate::cloud::ec2::offerings::zonal_shift::{Shifts, zone_of};
+use crate::cloud::ec2::offerings::zonal_shift::{ZonalShifts, zone_of};
 use crate::cloud::ec2::options::Options;
 use crate::cloud::ec2::placement_group::PlacementGroup;
 use crate::cloud::{CloudError, Instance, InstanceState, MessageKind, Override};
 use crate::model::offering::CapacityType;
+use crate::model::time::UnixMillis;
 use crate::sync::lock;
 
 /// How long EC2 may take to describe what it launched, milliseconds.
@@ -91,13 +92,13 @@ pub struct Ec2Provider {
     pub(crate) options: Options,
     pub(crate) clients: Clients,
     pub(crate) facts: ArcSwap<ClusterFacts>,
-    pub(crate) unavailable: Mutex<Unavailable>,
+    pub(crate) unavailable: Mutex<UnavailableOfferings>,
     pub(crate) templates: Templates,
     pub(crate) shapes: LaunchShapes,
     /// How often in a row a template could not be made ahead.
     pub(crate) failures_ahead: AtomicUsize,
-    pub(crate) parameters: Parameters,
-    pub(crate) profiles: Profiles,
+    pub(crate) parameters: SsmParameterCache,
+    pub(crate) profiles: InstanceProfiles,
     pub(crate) verdicts: Verdicts,
     pub(crate) batches: Batches<launch::PreparedFleet>,
     /// Since when this process leads, milliseconds since the epoch.
@@ -105,15 +106,15 @@ pub struct Ec2Provider {
     region: Arc<Region>,
     risk: Arc<SpotRisk>,
     queue: Option<Queue>,
-    addresses: Mutex<Addresses>,
+    addresses: Mutex<FreeAddresses>,
     reservations: Mutex<ReservationCounts>,
-    shifts: Shifts,
-    pub(crate) troubles: Troubles,
+    shifts: ZonalShifts,
+    pub(crate) degraded: DegradedApis,
     /// Ids of instances that are due for tags and could not be tagged.
     pub(crate) untaggable: Mutex<BTreeSet<String>>,
     /// What was last listed, for zones that EC2 is not to be asked about.
     listed: Mutex<Vec<Instance>>,
-    catalogs: Mutex<Catalogs>,
+    catalogs: Mutex<CatalogCache>,
     memory: Mutex<DiscoveredMemory>,
     groups: Mutex<HashMap<String, Option<PlacementGroup>>>,
     describer: Describer,
@@ -157,13 +158,13 @@ impl Ec2Provider {
             "EC2 answers"
         );
         let ec2 = Self::new(clients, options, facts);
-        refresh::hydrate(&ec2.region, &ec2.feeds(), refresh::patience).await;
+        refresh::hydrate(&ec2.region, &ec2.apis(), refresh::start_timeout).await;
         Ok(ec2)
     }
 
-    fn feeds(&self) -> Feeds {
-        let priced = prices::can_be_asked(&self.clients.region, self.options.isolated_vpc);
-        Feeds { ec2: self.clients.ec2.clone(), pricing: priced.then(|| self.clients.pricing.clone()) }
+    fn apis(&self) -> RegionApis {
+        let priced = prices::has_pricing_api(&self.clients.region, self.options.isolated_vpc);
+        RegionApis { ec2: self.clients.ec2.clone(), pricing: priced.then(|| self.clients.pricing.clone()) }
     }
 
     /// EC2 through these clients, for a cluster that is known.
@@ -173,9 +174,9 @@ impl Ec2Provider {
             describer: describer(&clients),
             terminator: terminator(&clients),
             finder: finder(&clients, &options.cluster_name),
-            region: Arc::new(Region::new(RegionSnapshot::stand_in(&clients.region, embedded(), crate::clock::now().0))),
+            region: Arc::new(Region::new(RegionSnapshot::embedded(&clients.region, embedded()))),
             risk: Arc::new(SpotRisk::new(scores)),
-            troubles: Troubles::default(),
+            degraded: DegradedApis::default(),
             untaggable: Mutex::default(),
             queue: options.interruption_queue.as_ref().map(|name| Queue::new(clients.sqs.clone(), name)),
             catalogs: Mutex::default(),
@@ -185,14 +186,14 @@ impl Ec2Provider {
             templates: Templates::default(),
             shapes: LaunchShapes::default(),
             failures_ahead: AtomicUsize::default(),
-            parameters: Parameters::default(),
-            profiles: Profiles::default(),
+            parameters: SsmParameterCache::default(),
+            profiles: InstanceProfiles::default(),
             verdicts: Verdicts::default(),
             batches: Batches::default(),
             leading_since_ms: crate::clock::now().0,
             addresses: Mutex::default(),
             reservations: Mutex::default(),
-            shifts: Shifts::default(),
+            shifts: ZonalShifts::default(),
             listed: Mutex::default(),
             groups: Mutex::default(),
             recent: Mutex::default(),
@@ -206,12 +207,12 @@ impl Ec2Provider {
 
     /// Keeps templates, and what is known of the region and the cluster, in order until the process ends.
     pub async fn run(self: Arc<Self>, client: Client) {
-        let fresh = refresh::keep_fresh(Arc::clone(&self.region), self.feeds());
+        let fresh = refresh::run(Arc::clone(&self.region), self.apis());
         let (region, risk) = (Arc::clone(&self.region), Arc::clone(&self.risk));
-        let scores = placement_scores::keep_scoring(region, risk, self.clients.ec2.clone(), &self.troubles);
+        let scores = placement_scores::keep_scoring(region, risk, self.clients.ec2.clone(), &self.degraded);
         let shifts = async {
             if self.options.zonal_shift {
-                zonal_shift::watch(&self.clients, &self.options.cluster_name, &self.shifts, &self.troubles).await;
+                zonal_shift::watch(&self.clients, &self.options.cluster_name, &self.shifts, &self.degraded).await;
             }
         };
         futures::join!(fresh, scores, shifts, self.keep(client));
@@ -234,18 +235,18 @@ impl Ec2Provider {
                 match cluster_facts::discover(Some(&client), &self.clients, &self.options, Some(&known)).await {
                     Ok(facts) => {
                         self.facts.store(Arc::new(facts));
-                        self.troubles.end(degraded_apis::CLUSTER);
+                        self.degraded.record_recovery(degraded_apis::CLUSTER);
                     }
                     Err(error) => {
                         tracing::warn!(%error, "what is known of the cluster stays as it was");
                         let note = format!("what is known of the cluster stays as it was: {error}");
-                        self.troubles.begin(degraded_apis::CLUSTER, note);
+                        self.degraded.record_failure(degraded_apis::CLUSTER, note);
                     }
                 }
             }
             if judged.elapsed() >= DEPRECATION_PERIOD {
                 judged = tokio::time::Instant::now();
-                match self.parameters.forget_deprecated(&self.clients, crate::clock::now().0).await {
+                match self.parameters.forget_deprecated(&self.clients, crate::clock::now()).await {
                     Ok(names) if names.is_empty() => {}
                     Ok(names) => tracing::info!(
                         ?names,
@@ -264,7 +265,7 @@ impl Ec2Provider {
 
     /// The reserved offerings that plans were made of; `None` where reserved capacity is not used.
     pub(crate) fn reserved(&self) -> Option<ReservedOfferings> {
-        self.options.reserved_capacity.then(|| lock(&self.catalogs).reserved())
+        self.options.reserved_capacity.then(|| lock(&self.catalogs).reserved_offerings())
     }
 
     /// What is known of the region.
@@ -285,8 +286,8 @@ impl Ec2Provider {
     }
 
     /// Takes in what the region's APIs answered.
-    pub(crate) fn learn_region(&self, answers: region::Answers) {
-        self.region.learn(answers, crate::clock::now().0);
+    pub(crate) fn learn_region(&self, responses: RegionResponses) {
+        self.region.apply(responses);
     }
 
     /// Attempts of calls so far, by EC2 action.
@@ -294,7 +295,7 @@ impl Ec2Provider {
         self.clients.calls()
     }
 
-    pub(crate) fn addresses(&self) -> MutexGuard<'_, Addresses> {
+    pub(crate) fn addresses(&self) -> MutexGuard<'_, FreeAddresses> {
         lock(&self.addresses)
     }
 
@@ -302,7 +303,7 @@ impl Ec2Provider {
         lock(&self.reservations)
     }
 
-    pub(crate) fn shifts(&self) -> &Shifts {
+    pub(crate) fn shifts(&self) -> &ZonalShifts {
         &self.shifts
     }
 
@@ -319,7 +320,7 @@ impl Ec2Provider {
 
     /// Says no to what is in a zone that is shifted away from: EC2 is not called there.
     fn not_shifted(&self, provider_id: &str) -> Result<(), CloudError> {
-        let away = |zone: &&str| self.shifts.is_away_from(zone, crate::clock::now().0);
+        let away = |zone: &&str| self.shifts.is_shifted(zone, crate::clock::now());
         match zone_of(provider_id).filter(away) {
             Some(zone) => {
                 Err(CloudError::Other(format!("zone {zone} is shifted away from, instances there are left alone")))
@@ -359,11 +360,11 @@ impl Ec2Provider {
     /// What an event about a spot instance says of its offering.
     fn heed(&self, event: &Received) {
         if event.kind == EventKind::CapacityReservationInterrupted {
-            self.reservations().interrupted(&event.instance_id, crate::clock::now().0);
+            self.reservations().record_interrupted(&event.instance_id, crate::clock::now());
         }
         let setback = match event.kind.message_kind() {
-            MessageKind::SpotInterruption => Setback::Interrupted,
-            MessageKind::RebalanceRecommendation => Setback::RebalanceRecommended,
+            MessageKind::SpotInterruption => InterruptionKind::Interruption,
+            MessageKind::RebalanceRecommendation => InterruptionKind::RebalanceRecommendation,
             MessageKind::CapacityReservationInterruption
             | MessageKind::ScheduledChange
             | MessageKind::Stopped
@@ -371,8 +372,8 @@ impl Ec2Provider {
         };
         let offering = lock(&self.bought).get(&event.instance_id).cloned();
         let Some(offering) = offering.filter(|offering| offering.capacity_type == CapacityType::Spot) else { return };
-        self.risk.note(&offering.instance_type, &offering.zone, setback, crate::clock::now().0);
-        if setback == Setback::Interrupted {
+        self.risk.record(&offering.instance_type, &offering.zone, setback, crate::clock::now());
+        if setback == InterruptionKind::Interruption {
             launch::mark(self, &offering);
         }
     }
@@ -394,7 +395,7 @@ impl Ec2Provider {
         let recent: Vec<Instance> = lock(&self.recent).values().cloned().collect();
         let recent = recent.into_iter().filter(|instance| now - instance.launched_at.0 < CONSISTENCY_MS);
         let listed: Vec<Instance> = lock(&self.listed).clone();
-        let hidden = listed.into_iter().filter(|instance| self.shifts.is_away_from(&instance.zone, now));
+        let hidden = listed.into_iter().filter(|instance| self.shifts.is_shifted(&instance.zone, UnixMillis(now)));
         for instance in recent.chain(hidden).filter(wanted) {
             if found.iter().all(|other| other.id != instance.id) {
                 found.push(instance);
@@ -419,7 +420,7 @@ impl Ec2Provider {
         match (&found, &recent) {
             (None, None) => {
                 lock(&self.going).remove(id);
-                self.reservations().gone(id);
+                self.reservations().record_terminated(id);
                 return Ok(false);
             }
             (Some(instance), _) if instance.state == InstanceState::ShuttingDown => {}

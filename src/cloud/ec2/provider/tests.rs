@@ -159,7 +159,7 @@ fn world() -> World {
     let (clients, _) = wire::clients(Box::new(move |request| answers.lock().unwrap().answer(request)));
     let ec2 = Ec2Provider::new(clients, Options::of("c1"), facts());
     let subnet = |id: &str, zone: &str, free| Subnet { id: id.into(), zone: zone.into(), zone_id: None, free };
-    ec2.addresses().describe(&[subnet("subnet-a", "us-east-1a", 100), subnet("subnet-b", "us-east-1b", 100)]);
+    ec2.addresses().set_described(&[subnet("subnet-a", "us-east-1a", 100), subnet("subnet-b", "us-east-1b", 100)]);
     World { ec2, fake }
 }
 
@@ -370,7 +370,7 @@ async fn c11_want_of_capacity_comes_back_at_once_and_is_remembered() {
     let error = world.ec2.launch(request.clone()).await.unwrap_err();
     let LaunchError::InsufficientCapacity { unavailable } = error else { panic!("{error}") };
     assert_eq!(unavailable, [request.overrides[0].clone()]);
-    assert!(world.ec2.unavailable.lock().unwrap().covers(&unavailable[0], None, crate::clock::now().0));
+    assert!(world.ec2.unavailable.lock().unwrap().is_unavailable(&unavailable[0], None, crate::clock::now()));
     world.ec2.launch(request).await.unwrap();
     assert_eq!(world.fake().tokens, ["uid-1", "uid-1-1"], "answered tokens are not used again");
 }
@@ -393,16 +393,16 @@ async fn c15_after_an_exhausted_subnet_the_next_launch_takes_another_one() {
     let mut class = class(json!({}));
     class.status.as_mut().unwrap().subnets = subnets.map(|subnet| serde_json::from_value(subnet).unwrap()).into();
     let third = Subnet { id: "subnet-c".into(), zone: "us-east-1a".into(), zone_id: None, free: 50 };
-    world.ec2.addresses().describe(&[third]);
+    world.ec2.addresses().set_described(&[third]);
     world.fake().fleet.push(refused_slot("InsufficientFreeAddressesInSubnet"));
     let request = request(class.clone(), claim("2026-01-01T00:00:00Z", json!({})), &["m5.large"]);
     world.ec2.launch(request).await.unwrap_err();
     let pods = [("us-east-1a".to_owned(), 10)].into();
-    let (chosen, _) = world.ec2.addresses().take(&class.status.as_ref().unwrap().subnets, &pods, 1);
+    let (chosen, _) = world.ec2.addresses().reserve(&class.status.as_ref().unwrap().subnets, &pods, 1);
     assert_eq!(chosen["us-east-1a"], "subnet-c");
     let marks = world.ec2.unavailable.lock().unwrap();
     assert!(
-        marks.exhausted_zones(&class.status.unwrap().subnets, crate::clock::now().0).is_empty(),
+        marks.exhausted_zones(&class.status.unwrap().subnets, crate::clock::now()).is_empty(),
         "the zone has another subnet"
     );
 }
@@ -442,7 +442,7 @@ async fn an_interrupted_spot_offering_is_left_alone_for_a_while() {
     let event = |kind, id: &str| Received { receipt: "r".into(), kind, instance_id: id.into(), at_ms: 0 };
     world.ec2.heed(&event(EventKind::RebalanceRecommendation, "i-1"));
     world.ec2.heed(&event(EventKind::SpotInterrupted, "i-unknown"));
-    let covered = |world: &World| lock(&world.ec2.unavailable).covers(&spot, None, crate::clock::now().0);
+    let covered = |world: &World| lock(&world.ec2.unavailable).is_unavailable(&spot, None, crate::clock::now());
     assert!(!covered(&world));
     world.ec2.heed(&event(EventKind::SpotInterrupted, "i-1"));
     assert!(covered(&world));
@@ -498,7 +498,7 @@ async fn status_checks_that_fail_are_told_and_those_that_are_refused_are_told_el
     assert!(matches!(refused.unhealthy().await, Err(CloudError::Refused(_))));
     assert!(told(&refused).is_empty());
     let well = scripted(vec![wire::ok("DescribeInstanceStatus", "<instanceStatusSet/>")]);
-    well.troubles.begin(crate::cloud::ec2::degraded_apis::STATUS_CHECKS, "it failed".into());
+    well.degraded.record_failure(crate::cloud::ec2::degraded_apis::STATUS_CHECKS, "it failed".into());
     assert!(well.unhealthy().await.unwrap().is_empty());
     assert!(told(&well).is_empty(), "it is over");
 }

@@ -183,10 +183,10 @@ fn c11_an_error_marks_its_own_offering() {
     let request = request(CapacityType::Spot);
     let errors = [error("InsufficientInstanceCapacity", "m5.xlarge", "1a")];
     let lessons = CapacityFeedback::of(&errors, &request, None);
-    assert_eq!(lessons.marks, [Subject::Offering(offering("m5.xlarge", "1a", CapacityType::Spot), None)]);
+    assert_eq!(lessons.marks, [CapacityScope::Offering(offering("m5.xlarge", "1a", CapacityType::Spot), None)]);
     assert!(CapacityFeedback::of(&[error("InsufficientInstanceCapacity", "", "")], &request, None).marks.is_empty());
     let grouped = CapacityFeedback::of(&errors, &request, Some("pg-1"));
-    assert!(matches!(&grouped.marks[..], [Subject::Offering(_, Some(group))] if group == "pg-1"));
+    assert!(matches!(&grouped.marks[..], [CapacityScope::Offering(_, Some(group))] if group == "pg-1"));
 }
 
 #[test]
@@ -212,7 +212,7 @@ fn c13_a_fleet_quota_and_a_missing_spot_role_are_want_of_capacity() {
     ];
     let lessons = CapacityFeedback::of(&errors, &request, None);
     assert!(lessons.no_spot_role);
-    assert!(lessons.marks.contains(&Subject::CapacityType(CapacityType::Spot)));
+    assert!(lessons.marks.contains(&CapacityScope::CapacityType(CapacityType::Spot)));
     assert_eq!(failure(&errors, &lessons), LaunchError::NoSpotRole);
     assert!(matches!(failure(&errors[..1], &CapacityFeedback::default()), LaunchError::InsufficientCapacity { .. }));
 }
@@ -224,8 +224,8 @@ fn c15_an_exhausted_subnet_is_marked_and_so_is_the_offering_of_the_error() {
     assert_eq!(
         lessons.marks,
         [
-            Subject::Subnet("subnet-1a".into()),
-            Subject::Offering(offering("m5.large", "1a", CapacityType::OnDemand), None),
+            CapacityScope::Subnet("subnet-1a".into()),
+            CapacityScope::Offering(offering("m5.large", "1a", CapacityType::OnDemand), None),
         ]
     );
     assert_eq!(lessons.exhausted, BTreeSet::from(["subnet-1a".to_owned()]));
@@ -247,7 +247,7 @@ fn c14_a_full_reservation_marks_no_offering_and_a_throttled_call_does_not_make_i
         assert!(lessons.marks.is_empty(), "{code}");
     }
     let subnet = learn("InsufficientFreeAddressesInSubnet");
-    assert_eq!(subnet.marks, [Subject::Subnet("subnet-1a".into())], "addresses are another matter");
+    assert_eq!(subnet.marks, [CapacityScope::Subnet("subnet-1a".into())], "addresses are another matter");
     let mut spread = error("InvalidParameter", "m5.large", "1a");
     spread.message = "You have reached the limit of instances in this spread placement group".into();
     assert!(CapacityFeedback::of(&[spread], &request, Some("pg-1")).reservation_full);

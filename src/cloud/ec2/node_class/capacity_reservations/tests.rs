@@ -2,13 +2,13 @@ use super::*;
 use crate::cloud::ec2::aws::client::wire;
 use crate::cloud::ec2::aws::filters::tests::text;
 
-const MINUTE_MS: i64 = 60_000;
+const MINUTE: Duration = Duration::from_mins(1);
 
 /// A reservation of m5.large in us-east-1a that ends at a time, or never.
-pub fn reservation(id: &str, kind: &str, end_ms: Option<i64>) -> CapacityReservationStatus {
+pub fn reservation(id: &str, kind: &str, end: Option<UnixMillis>) -> CapacityReservationStatus {
     CapacityReservationStatus {
         availability_zone: "us-east-1a".into(),
-        end_time: end_ms.map(|end| Time(Timestamp::from_millisecond(end).unwrap())),
+        end_time: end.map(|end| Time(Timestamp::from_millisecond(end.0).unwrap())),
         id: id.into(),
         instance_match_criteria: "targeted".into(),
         instance_type: "m5.large".into(),
@@ -24,7 +24,7 @@ fn term(json: serde_json::Value) -> CapacityReservationSelectorTerm {
 }
 
 #[test]
-fn ids_are_asked_for_alone_and_other_terms_by_all_their_members() {
+fn each_id_has_its_own_call_and_other_terms_combine_their_filters() {
     let terms = [
         term(serde_json::json!({"id": "cr-1"})),
         term(
@@ -78,7 +78,7 @@ async fn reservations_are_found_on_all_pages_and_an_unknown_id_selects_nothing()
 }
 
 #[tokio::test]
-async fn what_a_status_can_not_say_is_left_out() {
+async fn a_reservation_with_unexpected_values_is_ignored() {
     let block = "<reservationType>capacity-block</reservationType><endDate>2026-01-02T03:04:05.600Z</endDate><interruptible>false</interruptible>";
     let items = [
         item("cr-1", TARGETED),
@@ -97,7 +97,7 @@ async fn what_a_status_can_not_say_is_left_out() {
 }
 
 #[tokio::test]
-async fn a_refusal_and_an_answer_that_is_no_answer_come_back_at_once() {
+async fn a_refusal_and_an_unusable_response_are_returned_after_few_attempts() {
     let ask = async |answer: Option<(u16, String)>| {
         let (clients, seen) = wire::clients(Box::new(move |_| answer.clone()));
         let error = find(&clients, &[term(serde_json::json!({"id": "cr-1"}))]).await.unwrap_err();
@@ -111,28 +111,28 @@ async fn a_refusal_and_an_answer_that_is_no_answer_come_back_at_once() {
 }
 
 #[test]
-fn the_status_is_sorted_without_doubles_and_without_what_has_ended() {
+fn the_status_is_sorted_without_duplicates_and_expired_reservations() {
     let list = [
         reservation("cr-2", "default", None),
-        reservation("cr-1", "default", Some(10_000)),
-        reservation("cr-3", "default", Some(1_000)),
+        reservation("cr-1", "default", Some(UnixMillis(10_000))),
+        reservation("cr-3", "default", Some(UnixMillis(1_000))),
         reservation("cr-2", "default", None),
     ];
-    let ids: Vec<String> = status(list, 1_000).into_iter().map(|one| one.id).collect();
+    let ids: Vec<String> = status(list, UnixMillis(1_000)).into_iter().map(|one| one.id).collect();
     assert_eq!(ids, ["cr-1", "cr-2"]);
 }
 
 #[test]
 fn c40_a_capacity_block_is_expiring_forty_minutes_before_its_end() {
-    let end = 100 * MINUTE_MS;
+    let end = UnixMillis(0) + 100 * MINUTE;
     let list = [reservation("cr-1", "capacity-block", Some(end)), reservation("cr-2", "default", Some(end))];
-    let states = |now: i64| status(list.clone(), now).into_iter().map(|one| one.state).collect::<Vec<_>>();
-    assert_eq!(states(60 * MINUTE_MS - 1), ["active", "active"]);
-    assert_eq!(states(60 * MINUTE_MS), ["expiring", "active"]);
+    let states = |now| status(list.clone(), now).into_iter().map(|one| one.state).collect::<Vec<_>>();
+    assert_eq!(states(end - 40 * MINUTE - Duration::from_millis(1)), ["active", "active"]);
+    assert_eq!(states(end - 40 * MINUTE), ["expiring", "active"]);
     assert_eq!(states(end), Vec::<String>::new());
-    let again = |now: i64| changes_in(&list, now).map(|wait| wait.as_millis());
-    assert_eq!(again(50 * MINUTE_MS), Some(600_000), "to the -40th minute");
-    assert_eq!(again(60 * MINUTE_MS), Some(2_400_000), "to the end");
+    let again = |now| changes_in(&list, now);
+    assert_eq!(again(end - 50 * MINUTE), Some(10 * MINUTE), "to the -40th minute");
+    assert_eq!(again(end - 40 * MINUTE), Some(40 * MINUTE), "to the end");
     assert_eq!(again(end), None);
-    assert_eq!(changes_in(&[reservation("cr-3", "default", None)], 0), None);
+    assert_eq!(changes_in(&[reservation("cr-3", "default", None)], UnixMillis(0)), None);
 }

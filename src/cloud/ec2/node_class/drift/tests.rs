@@ -9,14 +9,14 @@ use crate::cloud::ec2::aws::client::wire;
 use crate::cloud::ec2::launch::request::tests::{claim, class, facts};
 use crate::cloud::ec2::options::Options;
 
-/// Something done to a claim.
+/// A change of a claim.
 type Change<'a> = &'a dyn Fn(&mut NodeClaim);
 
 const CA: &str = "Y2EK";
 const VERSION: &str = labels::EC2_NODE_CLASS_HASH_VERSION;
 const HASH: &str = labels::EC2_NODE_CLASS_HASH;
 
-/// A class as the controller stamps it.
+/// A class with the hash annotations that the controller sets.
 fn stamped(spec: Value) -> Ec2NodeClass {
     let mut class = class(spec);
     let annotations = class.metadata.annotations.get_or_insert_default();
@@ -50,12 +50,13 @@ fn reason_of(
     instance: &InstanceFacts,
 ) -> Result<Option<&'static str>, DriftError> {
     let own = type_labels();
-    let found = Found { type_labels: Some(&own), instance: Some(instance), placement_group: GroupId::Absent };
+    let found =
+        DriftInputs { type_labels: Some(&own), instance: Some(instance), placement_group: ResolvedGroup::Absent };
     Ok(drift_reason(claim, class, &found)?.map(|drift| drift.reason))
 }
 
 #[test]
-fn c31_each_field_that_makes_an_instance_drifts_and_what_is_resolved_does_not() {
+fn c31_a_changed_field_of_the_instance_drifts_and_a_changed_selector_does_not() {
     let base = json!({"kubelet": {"maxPods": 12}, "tags": {"a": "b"}});
     let claim = launched(&stamped(base.clone()));
     let drifts = Ok(Some("NodeClassDrift"));
@@ -96,7 +97,7 @@ fn c31_each_field_that_makes_an_instance_drifts_and_what_is_resolved_does_not() 
 }
 
 #[test]
-fn c31_hashes_that_are_absent_or_of_another_version_say_nothing() {
+fn c31_absent_hashes_and_hashes_of_another_version_are_no_drift() {
     let (before, after) = (stamped(json!({})), stamped(json!({"userData": "echo"})));
     let without = |key: &str| {
         let mut claim = launched(&before);
@@ -108,7 +109,7 @@ fn c31_hashes_that_are_absent_or_of_another_version_say_nothing() {
     let mut unstamped = after.clone();
     unstamped.annotations_mut().clear();
     for (what, claim, class, expected) in [
-        ("both there", launched(&before), &after, Some("NodeClassDrift")),
+        ("both present", launched(&before), &after, Some("NodeClassDrift")),
         ("no hash on the claim", without(HASH), &after, None),
         ("no version on the claim", without(VERSION), &after, None),
         ("another version", old, &after, None),
@@ -119,15 +120,15 @@ fn c31_hashes_that_are_absent_or_of_another_version_say_nothing() {
 }
 
 #[test]
-fn c31_a_family_that_an_alias_meant_already_is_no_drift_when_written_out() {
+fn c31_setting_the_family_that_the_alias_implies_is_no_drift() {
     let terms = json!([{"alias": "al2023@latest"}]);
     let implied = stamped(json!({"amiFamily": null, "amiSelectorTerms": terms}));
-    let written = stamped(json!({"amiFamily": "AL2023", "amiSelectorTerms": terms}));
-    assert_eq!(reason_of(&launched(&implied), &written, &instance()), Ok(None));
+    let explicit = stamped(json!({"amiFamily": "AL2023", "amiSelectorTerms": terms}));
+    assert_eq!(reason_of(&launched(&implied), &explicit, &instance()), Ok(None));
 }
 
 #[test]
-fn c32_what_the_class_resolves_to_is_compared_with_the_instance_in_order() {
+fn c32_the_resolved_class_is_compared_with_the_instance_in_order() {
     let class = stamped(json!({}));
     let other_image = |claim: &mut NodeClaim| {
         if let Some(status) = &mut claim.status {
@@ -145,7 +146,7 @@ fn c32_what_the_class_resolves_to_is_compared_with_the_instance_in_order() {
     };
     let untouched = |_: &mut NodeClaim| {};
     let cases: Vec<(&str, Change<'_>, InstanceFacts, Option<&str>)> = vec![
-        ("as it should be", &untouched, instance(), None),
+        ("no drift", &untouched, instance(), None),
         ("image before all else", &other_image, wrong.clone(), Some(AMI)),
         ("groups before subnet", &grouped, wrong.clone(), Some(SECURITY_GROUP)),
         (
@@ -154,7 +155,7 @@ fn c32_what_the_class_resolves_to_is_compared_with_the_instance_in_order() {
             InstanceFacts { security_groups: groups(&["sg-1", "sg-2"]), ..instance() },
             Some(SECURITY_GROUP),
         ),
-        ("groups untold", &untouched, InstanceFacts { security_groups: groups(&[]), ..instance() }, None),
+        ("groups not reported", &untouched, InstanceFacts { security_groups: groups(&[]), ..instance() }, None),
         (
             "subnet before reservation",
             &grouped,
@@ -182,42 +183,42 @@ fn c32_what_the_class_resolves_to_is_compared_with_the_instance_in_order() {
 }
 
 #[test]
-fn c32_a_placement_group_is_compared_by_id_once_it_is_looked_up() {
+fn c32_a_placement_group_is_compared_by_id_after_its_resolution() {
     let class = stamped(json!({"placementGroupSelector": {"name": "g"}}));
     let own = type_labels();
     let mut claim = launched(&class);
-    let judge = |claim: &NodeClaim, placement_group| {
-        let found = Found { type_labels: Some(&own), instance: Some(&instance()), placement_group };
+    let evaluate = |claim: &NodeClaim, placement_group| {
+        let found = DriftInputs { type_labels: Some(&own), instance: Some(&instance()), placement_group };
         drift_reason(claim, &class, &found).map(|drift| drift.map(|drift| drift.reason))
     };
-    assert_eq!(judge(&claim, GroupId::Is("pg-1")), Ok(Some(PLACEMENT_GROUP)));
-    assert_eq!(judge(&claim, GroupId::Unknown), Err(DriftError::PlacementGroupUnknown));
+    assert_eq!(evaluate(&claim, ResolvedGroup::Id("pg-1")), Ok(Some(PLACEMENT_GROUP)));
+    assert_eq!(evaluate(&claim, ResolvedGroup::Unknown), Err(DriftError::PlacementGroupUnknown));
     claim.labels_mut().insert(labels::PLACEMENT_GROUP_ID.into(), "pg-1".into());
-    assert_eq!(judge(&claim, GroupId::Is("pg-1")), Ok(None));
-    assert_eq!(judge(&claim, GroupId::Absent), Ok(Some(PLACEMENT_GROUP)));
+    assert_eq!(evaluate(&claim, ResolvedGroup::Id("pg-1")), Ok(None));
+    assert_eq!(evaluate(&claim, ResolvedGroup::Absent), Ok(Some(PLACEMENT_GROUP)));
 }
 
 #[test]
-fn c32_what_is_missing_is_an_error_and_no_drift() {
+fn c32_a_missing_input_is_an_error_and_no_drift() {
     let class = stamped(json!({}));
     let own = type_labels();
-    let judge = |claim: &NodeClaim, class: &Ec2NodeClass, found: Found<'_>| drift_reason(claim, class, &found);
+    let evaluate = |claim: &NodeClaim, class: &Ec2NodeClass, found: DriftInputs<'_>| drift_reason(claim, class, &found);
     let facts = instance();
-    let whole = Found { type_labels: Some(&own), instance: Some(&facts), placement_group: GroupId::Absent };
+    let whole = DriftInputs { type_labels: Some(&own), instance: Some(&facts), placement_group: ResolvedGroup::Absent };
     let mut imageless = launched(&class);
     imageless.status = None;
-    assert_eq!(judge(&imageless, &class, whole), Err(DriftError::NoImageId));
-    let untyped = Found { type_labels: None, ..whole };
-    assert_eq!(judge(&launched(&class), &class, untyped), Err(DriftError::UnknownType("m5.large".into())));
-    let unlisted = Found { instance: None, ..whole };
-    assert_eq!(judge(&launched(&class), &class, unlisted), Err(DriftError::InstanceUnknown));
+    assert_eq!(evaluate(&imageless, &class, whole), Err(DriftError::NoImageId));
+    let untyped = DriftInputs { type_labels: None, ..whole };
+    assert_eq!(evaluate(&launched(&class), &class, untyped), Err(DriftError::UnknownType("m5.large".into())));
+    let unlisted = DriftInputs { instance: None, ..whole };
+    assert_eq!(evaluate(&launched(&class), &class, unlisted), Err(DriftError::InstanceUnknown));
     let strange = BTreeMap::from([(labels::ARCH.to_owned(), "riscv64".to_owned())]);
-    let unbootable = Found { type_labels: Some(&strange), ..whole };
-    assert_eq!(judge(&launched(&class), &class, unbootable), Err(DriftError::NoImageFor("m5.large".into())));
+    let unbootable = DriftInputs { type_labels: Some(&strange), ..whole };
+    assert_eq!(evaluate(&launched(&class), &class, unbootable), Err(DriftError::NoImageFor("m5.large".into())));
     let with = |change: fn(&mut crate::api::Ec2NodeClassStatus)| {
         let mut changed = class.clone();
         change(changed.status.get_or_insert_default());
-        judge(&launched(&class), &changed, whole)
+        evaluate(&launched(&class), &changed, whole)
     };
     assert_eq!(with(|status| status.amis.clear()), Err(DriftError::NoImages));
     assert_eq!(with(|status| status.security_groups.clear()), Err(DriftError::NoSecurityGroups));
@@ -225,7 +226,7 @@ fn c32_what_is_missing_is_an_error_and_no_drift() {
 }
 
 #[tokio::test]
-async fn c32_a_reservation_that_ran_out_under_an_instance_is_no_drift() {
+async fn c32_a_reservation_that_expired_under_an_instance_is_no_drift() {
     let asked = Arc::new(Mutex::new(vec![]));
     let seen = Arc::clone(&asked);
     let (clients, _) = wire::clients(Box::new(move |request| {
@@ -247,5 +248,5 @@ async fn c32_a_reservation_that_ran_out_under_an_instance_is_no_drift() {
     assert_eq!(unlisted, CloudError::Other(DriftError::InstanceUnknown.to_string()));
     ec2.list().await.unwrap();
     assert_eq!(ec2.drift(&claim, &class).await, Ok(None));
-    assert_eq!(*asked.lock().unwrap(), [false, true], "looked at once more, by itself");
+    assert_eq!(*asked.lock().unwrap(), [false, true], "re-validated with a call for the one instance");
 }

@@ -3,8 +3,9 @@ use crate::cloud::ec2::aws::client::wire;
 use crate::cloud::ec2::aws::filters::tests::text;
 use crate::cloud::ec2::boot_image::image_of;
 
-fn image(id: &str, name: &str, created_ms: i64, deprecated_ms: Option<i64>) -> Image {
-    Image { id: id.into(), name: name.into(), created_ms, deprecated_ms, arch: "amd64" }
+fn image(id: &str, name: &str, created_at: i64, deprecated_at: Option<i64>) -> Image {
+    let (created_at, deprecated_at) = (UnixMillis(created_at), deprecated_at.map(UnixMillis));
+    Image { id: id.into(), name: name.into(), created_at, deprecated_at, arch: "amd64" }
 }
 
 fn amd64() -> Vec<AmiRequirement> {
@@ -12,10 +13,10 @@ fn amd64() -> Vec<AmiRequirement> {
 }
 
 #[test]
-fn c30_not_deprecated_beats_newest_beats_name() {
+fn c30_images_rank_by_deprecation_then_age_then_name() {
     let best = |images: &[Image]| {
         let found = images.iter().map(|image| (image.clone(), amd64())).collect();
-        let list = status(found, 1_000);
+        let list = status(found, UnixMillis(1_000));
         assert_eq!(list.len(), 1);
         (list[0].id.clone(), list[0].deprecated)
     };
@@ -26,23 +27,23 @@ fn c30_not_deprecated_beats_newest_beats_name() {
     assert_eq!(best(&[deprecated.clone(), old.clone()]), ("ami-1".into(), None));
     assert_eq!(best(std::slice::from_ref(&deprecated)), ("ami-3".into(), Some(true)), "better than none");
     assert_eq!(best(&[image("ami-4", "d", 40, Some(1_001)), old]).0, "ami-4", "not deprecated yet");
-    assert_eq!(best(&[image("ami-5", "z", 20, None), new]).0, "ami-5", "the greater name of two as new");
+    assert_eq!(best(&[image("ami-5", "z", 20, None), new]).0, "ami-5", "the greater name of two equally new ones");
 }
 
 #[test]
-fn the_status_is_newest_first_with_one_image_for_each_set_of_requirements() {
+fn the_status_has_one_image_for_each_set_of_requirements_newest_first() {
     let arm = Image { arch: "arm64", ..image("ami-2", "arm", 20, None) };
     let found = vec![
         (image("ami-1", "x", 10, None), amd64()),
         (arm, vec![one_of(labels::ARCH, "arm64")]),
         (image("ami-0", "x", 5, None), amd64()),
     ];
-    let ids: Vec<String> = status(found, 0).into_iter().map(|image| image.id).collect();
+    let ids: Vec<String> = status(found, UnixMillis(0)).into_iter().map(|image| image.id).collect();
     assert_eq!(ids, ["ami-2", "ami-1"]);
 }
 
 #[test]
-fn c30_owners_follow_from_what_a_term_names() {
+fn c30_the_owners_default_to_self_and_amazon_for_a_name() {
     let term = |json: serde_json::Value| serde_json::from_value::<AmiSelectorTerm>(json).unwrap();
     let terms = [
         term(serde_json::json!({"name": "my-*"})),
@@ -65,7 +66,7 @@ fn c30_owners_follow_from_what_a_term_names() {
 }
 
 #[test]
-fn an_instance_type_boots_the_first_image_it_fits() {
+fn an_instance_type_boots_the_first_matching_image() {
     let list = |alias: &str| {
         let parameters = crate::cloud::ec2::node_class::ami_alias::parameters(alias, "1.34").unwrap();
         let all = parameters
@@ -100,7 +101,7 @@ fn described(ids: &[&str]) -> String {
 }
 
 #[tokio::test]
-async fn c29_a_missing_parameter_of_an_alias_leaves_the_others_and_values_are_remembered() {
+async fn c29_a_missing_parameter_of_an_alias_is_skipped_and_values_are_cached() {
     let (clients, seen) = wire::clients(Box::new(|request| match request.action.as_str() {
         "GetParameter" if request.body.contains("x86_64/standard") => {
             Some((200, r#"{"Parameter": {"Value": "ami-standard"}}"#.into()))
@@ -109,19 +110,19 @@ async fn c29_a_missing_parameter_of_an_alias_leaves_the_others_and_values_are_re
         _ => wire::ok("DescribeImages", &described(&["ami-standard"])),
     }));
     let terms = [AmiSelectorTerm { alias: Some("al2023@latest".into()), ..AmiSelectorTerm::default() }];
-    let parameters = Parameters::default();
-    let found = find(&clients, &parameters, &terms, "1.34", 0).await.unwrap();
+    let parameters = SsmParameterCache::default();
+    let found = find(&clients, &parameters, &terms, "1.34", UnixMillis(0)).await.unwrap();
     assert_eq!(found.len(), 1);
-    assert_eq!(found[0].0.created_ms, 1_767_323_045_000);
+    assert_eq!(found[0].0.created_at, UnixMillis(1_767_323_045_000));
     let asked = |seen: &[wire::Seen], body: &str| seen.iter().filter(|request| request.body.contains(body)).count();
-    find(&clients, &parameters, &terms, "1.34", ALIAS_TTL_MS - 1).await.unwrap();
+    find(&clients, &parameters, &terms, "1.34", UnixMillis(0) + ALIAS_TTL - Duration::from_millis(1)).await.unwrap();
     assert_eq!(asked(&seen.lock().unwrap(), "x86_64/standard"), 1);
-    find(&clients, &parameters, &terms, "1.34", ALIAS_TTL_MS).await.unwrap();
+    find(&clients, &parameters, &terms, "1.34", UnixMillis(0) + ALIAS_TTL).await.unwrap();
     assert_eq!(asked(&seen.lock().unwrap(), "x86_64/standard"), 2);
 }
 
 #[tokio::test]
-async fn a_moving_parameter_is_forgotten_when_its_image_is_deprecated_or_gone() {
+async fn a_latest_parameter_is_dropped_when_its_image_is_deprecated_or_deleted() {
     let deprecated = "<deprecationTime>2026-01-03T00:00:00.000Z</deprecationTime>";
     let item = |id: &str, more: &str| {
         format!("<item><imageId>{id}</imageId><name>n</name><architecture>x86_64</architecture>{more}</item>")
@@ -140,38 +141,38 @@ async fn a_moving_parameter_is_forgotten_when_its_image_is_deprecated_or_gone() 
     }));
     let alias = |alias: &str| [AmiSelectorTerm { alias: Some(alias.into()), ..AmiSelectorTerm::default() }];
     let mine = [AmiSelectorTerm { ssm_parameter: Some("/mine".into()), ..AmiSelectorTerm::default() }];
-    let (parameters, at) = (Parameters::default(), 1_767_400_000_000);
+    let (parameters, at) = (SsmParameterCache::default(), UnixMillis(1_767_400_000_000));
     assert!(parameters.forget_deprecated(&clients, at).await.unwrap().is_empty());
-    assert!(seen.lock().unwrap().is_empty(), "nothing is known, so nothing is asked for");
+    assert!(seen.lock().unwrap().is_empty(), "nothing is cached, so EC2 is not called");
     for terms in [alias("al2023@latest"), alias("al2023@v20260101"), mine] {
         find(&clients, &parameters, &terms, "1.34", at).await.unwrap();
     }
-    // Deprecated from the third of January on; those that are gone go at once.
-    let early = parameters.forget_deprecated(&clients, at - 100_000_000).await.unwrap();
-    let stays = |name: &String| ["x86_64/standard", "x86_64/nvidia"].iter().any(|part| name.contains(part));
-    assert!(!early.is_empty() && !early.iter().any(stays), "{early:?}");
+    // Deprecated from January 3 on; parameters of deleted images are dropped at once.
+    let early = parameters.forget_deprecated(&clients, at - Duration::from_secs(100_000)).await.unwrap();
+    let is_kept = |name: &String| ["x86_64/standard", "x86_64/nvidia"].iter().any(|part| name.contains(part));
+    assert!(!early.is_empty() && !early.iter().any(is_kept), "{early:?}");
     let names = parameters.forget_deprecated(&clients, at).await.unwrap();
     assert_eq!(names.len(), 1);
     assert!(names[0].contains("x86_64/standard"), "{names:?}");
     let count = || seen.lock().unwrap().iter().filter(|request| request.action == "GetParameter").count();
     let before = count();
     find(&clients, &parameters, &alias("al2023@v20260101"), "1.34", at).await.unwrap();
-    assert_eq!(count(), before, "what is pinned does not move");
+    assert_eq!(count(), before, "a pinned parameter stays cached");
     find(&clients, &parameters, &alias("al2023@latest"), "1.34", at).await.unwrap();
-    assert!(count() > before, "the newer image is asked for");
+    assert!(count() > before, "the newer image is read");
 }
 
 #[tokio::test]
-async fn c29_an_alias_of_which_nothing_is_there_is_an_error() {
+async fn c29_an_alias_without_any_parameter_is_an_error() {
     let (clients, _) =
         wire::clients(Box::new(|_| Some((400, r#"{"__type": "ParameterNotFound", "message": "no"}"#.into()))));
     let terms = [AmiSelectorTerm { alias: Some("al2023@v20990101".into()), ..AmiSelectorTerm::default() }];
-    let error = find(&clients, &Parameters::default(), &terms, "1.34", 0).await.unwrap_err();
+    let error = find(&clients, &SsmParameterCache::default(), &terms, "1.34", UnixMillis(0)).await.unwrap_err();
     assert!(matches!(error, ImageError::Api(ApiError { class: Class::NotFound, .. })), "{error}");
 }
 
 #[tokio::test]
-async fn c30_ids_and_parameters_go_into_one_call() {
+async fn c30_ids_and_parameters_share_one_call() {
     let (clients, seen) = wire::clients(Box::new(|request| match request.action.as_str() {
         "GetParameter" => Some((200, r#"{"Parameter": {"Value": "ami-3"}}"#.into())),
         _ => wire::ok("DescribeImages", &described(&["ami-1", "ami-2", "ami-3"])),
@@ -179,7 +180,9 @@ async fn c30_ids_and_parameters_go_into_one_call() {
     let id = |id: &str| AmiSelectorTerm { id: Some(id.into()), ..AmiSelectorTerm::default() };
     let parameter = AmiSelectorTerm { ssm_parameter: Some("/mine".into()), ..AmiSelectorTerm::default() };
     let found =
-        find(&clients, &Parameters::default(), &[id("ami-1"), parameter, id("ami-2")], "1.34", 0).await.unwrap();
+        find(&clients, &SsmParameterCache::default(), &[id("ami-1"), parameter, id("ami-2")], "1.34", UnixMillis(0))
+            .await
+            .unwrap();
     assert_eq!(found.len(), 3);
     let seen = seen.lock().unwrap();
     let call = seen.iter().find(|request| request.action == "DescribeImages").unwrap();

@@ -12,7 +12,7 @@ fn class(role: Option<&str>, profile: Option<&str>, status: Option<&str>) -> Ec2
     node_class("default", &json!({"metadata": meta, "spec": spec, "status": {"instanceProfile": status}}))
 }
 
-/// IAM with profiles by name and their roles; roles that start with `no-` don't exist.
+/// A fake IAM with profiles by name and their roles; roles that start with `no-` don't exist.
 #[derive(Default)]
 struct Iam {
     profiles: HashMap<String, Option<String>>,
@@ -84,13 +84,13 @@ fn fake(iam: Arc<Mutex<Iam>>) -> wire::Answer {
                     members.collect::<String>()
                 ))
             }
-            other => panic!("{other} was not expected"),
+            other => panic!("unexpected action {other}"),
         }
     })
 }
 
 #[test]
-fn names_are_unique_and_the_old_one_is_karpenters() {
+fn new_names_are_unique_and_the_legacy_name_is_karpenters() {
     assert_ne!(new_name("r", "c1", "default", "1"), new_name("r", "c1", "default", "2"));
     assert!(new_name("r", "c1", "default", "1").starts_with("c1_"));
     // FNV-1 of the empty text is its offset.
@@ -100,19 +100,19 @@ fn names_are_unique_and_the_old_one_is_karpenters() {
 }
 
 #[tokio::test]
-async fn a_given_profile_is_taken_as_it_is() {
+async fn a_profile_named_by_the_class_is_used_without_a_call() {
     let (clients, seen) = wire::clients(fake(Arc::default()));
-    let profiles = Profiles::default();
-    let name = profiles.resolve(&clients, "c1", &class(None, Some("mine"), None), "n", 0).await.unwrap();
+    let profiles = InstanceProfiles::default();
+    let name = profiles.resolve(&clients, "c1", &class(None, Some("mine"), None), "n", UnixMillis(0)).await.unwrap();
     assert_eq!((name.as_str(), seen.lock().unwrap().len()), ("mine", 0));
 }
 
 #[tokio::test]
-async fn c36_a_profile_is_made_once_and_another_one_when_the_role_changes() {
+async fn c36_a_profile_is_created_once_for_each_role() {
     let iam = Arc::new(Mutex::new(Iam::default()));
     let (clients, seen) = wire::clients(fake(Arc::clone(&iam)));
-    let profiles = Profiles::default();
-    let first = profiles.resolve(&clients, "c1", &class(Some("role-a"), None, None), "1", 0).await.unwrap();
+    let profiles = InstanceProfiles::default();
+    let first = profiles.resolve(&clients, "c1", &class(Some("role-a"), None, None), "1", UnixMillis(0)).await.unwrap();
     assert_eq!(iam.lock().unwrap().profiles[&first].as_deref(), Some("role-a"));
     {
         let seen = seen.lock().unwrap();
@@ -131,51 +131,56 @@ async fn c36_a_profile_is_made_once_and_another_one_when_the_role_changes() {
         );
     }
     let before = seen.lock().unwrap().len();
-    let again = profiles.resolve(&clients, "c1", &class(Some("path/role-a"), None, None), "2", 1).await.unwrap();
-    assert_eq!((&again, seen.lock().unwrap().len()), (&first, before), "made before its status was written");
-    let second = profiles.resolve(&clients, "c1", &class(Some("role-b"), None, Some(&first)), "3", 2).await.unwrap();
+    let again =
+        profiles.resolve(&clients, "c1", &class(Some("path/role-a"), None, None), "2", UnixMillis(1)).await.unwrap();
+    assert_eq!((&again, seen.lock().unwrap().len()), (&first, before), "the status is not written yet");
+    let second =
+        profiles.resolve(&clients, "c1", &class(Some("role-b"), None, Some(&first)), "3", UnixMillis(2)).await.unwrap();
     assert_ne!(second, first);
     let iam = iam.lock().unwrap();
-    assert_eq!(iam.profiles[&first].as_deref(), Some("role-a"), "kept for the nodes that have it");
+    assert_eq!(iam.profiles[&first].as_deref(), Some("role-a"), "kept for the nodes that use it");
     assert_eq!(iam.profiles[&second].as_deref(), Some("role-b"));
 }
 
 #[tokio::test]
-async fn c36_a_missing_role_is_remembered_for_a_minute_and_leaves_no_stub() {
+async fn c36_a_missing_role_is_cached_for_a_minute_and_leaves_no_profile() {
     let iam = Arc::new(Mutex::new(Iam::default()));
     let (clients, seen) = wire::clients(fake(Arc::clone(&iam)));
-    let profiles = Profiles::default();
+    let profiles = InstanceProfiles::default();
     let class = class(Some("no-role"), None, None);
-    profiles.resolve(&clients, "c1", &class, "1", 0).await.unwrap_err();
+    profiles.resolve(&clients, "c1", &class, "1", UnixMillis(0)).await.unwrap_err();
     assert!(iam.lock().unwrap().profiles.is_empty());
     let before = seen.lock().unwrap().len();
-    profiles.resolve(&clients, "c1", &class, "2", NO_ROLE_TTL_MS - 1).await.unwrap_err();
+    profiles
+        .resolve(&clients, "c1", &class, "2", UnixMillis(0) + MISSING_ROLE_TTL - Duration::from_millis(1))
+        .await
+        .unwrap_err();
     assert_eq!(seen.lock().unwrap().len(), before);
-    profiles.resolve(&clients, "c1", &class, "3", NO_ROLE_TTL_MS).await.unwrap_err();
+    profiles.resolve(&clients, "c1", &class, "3", UnixMillis(0) + MISSING_ROLE_TTL).await.unwrap_err();
     assert!(seen.lock().unwrap().len() > before);
 }
 
 #[tokio::test]
-async fn c35_every_profile_of_a_class_goes_with_its_role_taken_off_before() {
+async fn c35_every_profile_of_a_class_is_deleted_after_its_role_is_removed() {
     let legacy = legacy_name("us-east-1", "c1", "default").unwrap();
     let role = || Some("role-a".to_owned());
     let profiles =
         [("c1_1".to_owned(), role()), ("c1_2".to_owned(), None), (legacy, role()), ("other".to_owned(), role())];
     let iam = Arc::new(Mutex::new(Iam { profiles: profiles.into() }));
     let (clients, _) = wire::clients(fake(Arc::clone(&iam)));
-    Profiles::default().delete_of_class(&clients, "c1", &class(Some("role-a"), None, None)).await.unwrap();
+    InstanceProfiles::default().delete_of_class(&clients, "c1", &class(Some("role-a"), None, None)).await.unwrap();
     assert_eq!(iam.lock().unwrap().profiles.keys().collect::<Vec<_>>(), ["other"]);
 }
 
 #[tokio::test]
-async fn c36_a_replaced_profile_is_kept_for_an_hour_and_while_a_claim_names_it() {
+async fn c36_a_replaced_profile_is_kept_for_an_hour_and_while_it_is_used() {
     let iam = Arc::new(Mutex::new(Iam::default()));
     let (clients, _) = wire::clients(fake(Arc::clone(&iam)));
-    let profiles = Profiles::default();
-    // All profiles of the stand-in were made at the begin of 2026.
-    let now = 1_767_225_600_000 + 10 * PROTECTED_MS;
+    let profiles = InstanceProfiles::default();
+    // The fake reports the start of 2026 as the creation time of every profile.
+    let now = UnixMillis(1_767_225_600_000) + 10 * PROTECTION;
     let first =
-        profiles.resolve(&clients, "c1", &class(Some("role-a"), None, None), "1", now - PROTECTED_MS).await.unwrap();
+        profiles.resolve(&clients, "c1", &class(Some("role-a"), None, None), "1", now - PROTECTION).await.unwrap();
     let second = profiles.resolve(&clients, "c1", &class(Some("role-b"), None, Some(&first)), "2", now).await.unwrap();
     let left = || {
         let mut names: Vec<String> = iam.lock().unwrap().profiles.keys().cloned().collect();
@@ -185,29 +190,32 @@ async fn c36_a_replaced_profile_is_kept_for_an_hour_and_while_a_claim_names_it()
     let mut both = vec![first.clone(), second.clone()];
     both.sort();
     let used = BTreeSet::from([second.clone()]);
-    profiles.delete_unused(&clients, "c1", &used, now + PROTECTED_MS - 1).await.unwrap();
+    profiles.delete_unused(&clients, "c1", &used, now + PROTECTION - Duration::from_millis(1)).await.unwrap();
     assert_eq!(left(), both, "replaced less than an hour ago");
     let annotated = BTreeSet::from([first.clone(), second.clone()]);
-    profiles.delete_unused(&clients, "c1", &annotated, now + PROTECTED_MS).await.unwrap();
-    assert_eq!(left(), both, "a claim names it");
-    profiles.delete_unused(&clients, "c1", &used, now + PROTECTED_MS).await.unwrap();
+    profiles.delete_unused(&clients, "c1", &annotated, now + PROTECTION).await.unwrap();
+    assert_eq!(left(), both, "a claim uses it");
+    profiles.delete_unused(&clients, "c1", &used, now + PROTECTION).await.unwrap();
     assert_eq!(left(), [second]);
 }
 
 #[tokio::test]
-async fn c36_a_profile_that_a_given_one_replaces_is_kept_for_an_hour() {
+async fn c36_a_profile_replaced_by_a_named_one_is_kept_for_an_hour() {
     let iam = Arc::new(Mutex::new(Iam::default()));
     let (clients, _) = wire::clients(fake(Arc::clone(&iam)));
-    let profiles = Profiles::default();
-    let now = 1_767_225_600_000 + 10 * PROTECTED_MS;
+    let profiles = InstanceProfiles::default();
+    let now = UnixMillis(1_767_225_600_000) + 10 * PROTECTION;
     let made =
-        profiles.resolve(&clients, "c1", &class(Some("role-a"), None, None), "1", now - PROTECTED_MS).await.unwrap();
+        profiles.resolve(&clients, "c1", &class(Some("role-a"), None, None), "1", now - PROTECTION).await.unwrap();
     let given = profiles.resolve(&clients, "c1", &class(None, Some("mine"), Some(&made)), "2", now).await.unwrap();
     let used = BTreeSet::from([given]);
-    profiles.delete_unused(&clients, "c1", &used, now + PROTECTED_MS - 1).await.unwrap();
+    profiles.delete_unused(&clients, "c1", &used, now + PROTECTION - Duration::from_millis(1)).await.unwrap();
     assert!(iam.lock().unwrap().profiles.contains_key(&made), "replaced less than an hour ago");
-    // The status names the given one by now.
-    profiles.resolve(&clients, "c1", &class(None, Some("mine"), Some("mine")), "3", now + 1).await.unwrap();
-    profiles.delete_unused(&clients, "c1", &used, now + PROTECTED_MS).await.unwrap();
+    // The status now names the profile of the spec.
+    profiles
+        .resolve(&clients, "c1", &class(None, Some("mine"), Some("mine")), "3", now + Duration::from_millis(1))
+        .await
+        .unwrap();
+    profiles.delete_unused(&clients, "c1", &used, now + PROTECTION).await.unwrap();
     assert!(iam.lock().unwrap().profiles.is_empty());
 }

@@ -4,10 +4,10 @@ use super::*;
 use crate::cloud::catalog::embedded;
 use crate::test_support::objects::node_class;
 
-fn view(spec: Value) -> ClassView {
+fn key_of(spec: Value) -> CatalogKey {
     let mut whole = json!({"amiSelectorTerms": [{"alias": "al2023@latest"}]});
     json_patch::merge(&mut whole, &spec);
-    ClassView::of(&node_class("c", &json!({"spec": whole})), None, true)
+    CatalogKey::of(&node_class("c", &json!({"spec": whole})), None, true)
 }
 
 fn entry(name: &str) -> RawInstanceType {
@@ -15,23 +15,23 @@ fn entry(name: &str) -> RawInstanceType {
 }
 
 #[test]
-fn a_class_admits_what_it_can_boot_on() {
+fn a_class_admits_the_types_its_nodes_can_have() {
     let group = |strategy: &str| {
         let placement_group = PlacementGroup { id: "pg-1".into(), strategy: strategy.into(), partitions: 0 };
-        ClassView { placement_group: Some(placement_group), ..view(json!({})) }
+        CatalogKey { placement_group: Some(placement_group), ..key_of(json!({})) }
     };
-    let nested = || view(json!({"cpuOptions": {"nestedVirtualization": "enabled"}}));
-    let tracking = || view(json!({"connectionTracking": {"udpTimeout": 30}}));
-    let windows = || view(json!({"amiSelectorTerms": [{"alias": "windows2022@latest"}]}));
-    let bottlerocket = || view(json!({"amiSelectorTerms": [{"alias": "bottlerocket@latest"}]}));
+    let nested = || key_of(json!({"cpuOptions": {"nestedVirtualization": "enabled"}}));
+    let tracking = || key_of(json!({"connectionTracking": {"udpTimeout": 30}}));
+    let windows = || key_of(json!({"amiSelectorTerms": [{"alias": "windows2022@latest"}]}));
+    let bottlerocket = || key_of(json!({"amiSelectorTerms": [{"alias": "bottlerocket@latest"}]}));
     let with = |name: &str, change: fn(&mut RawInstanceType)| {
         let mut entry = entry(name);
         change(&mut entry);
         entry
     };
-    for (what, class, entry, expected) in [
-        ("plain", view(json!({})), entry("m5.large"), true),
-        ("AL2023 on a1", view(json!({})), entry("a1.large"), false),
+    for (case, class, entry, expected) in [
+        ("plain", key_of(json!({})), entry("m5.large"), true),
+        ("AL2023 on a1", key_of(json!({})), entry("a1.large"), false),
         ("Bottlerocket on a1", bottlerocket(), entry("a1.large"), true),
         ("Windows on amd64", windows(), entry("m5.large"), true),
         ("Windows on arm64", windows(), entry("m7g.large"), false),
@@ -50,7 +50,7 @@ fn a_class_admits_what_it_can_boot_on() {
             false,
         ),
     ] {
-        assert_eq!(class.admits(&entry), expected, "{what}");
+        assert_eq!(class.admits(&entry), expected, "{case}");
     }
 }
 
@@ -61,7 +61,7 @@ fn every_network_interface_of_the_class_must_fit() {
             .iter()
             .map(|(card, device, kind)| json!({"networkCardIndex": card, "deviceIndex": device, "interfaceType": kind}))
             .collect();
-        view(json!({"networkInterfaces": interfaces}))
+        key_of(json!({"networkInterfaces": interfaces}))
     };
     let p5 = RawInstanceType { network_cards: vec![2; 32], efa: 32, ena_supported: Some(true), ..entry("m5.large") };
     for (interfaces, expected) in [
@@ -81,15 +81,15 @@ fn every_network_interface_of_the_class_must_fit() {
 }
 
 #[test]
-fn labels_of_the_class_are_put_on_its_types() {
+fn labels_of_the_class_are_added_to_its_types() {
     let mut labels = BTreeMap::from([("kubernetes.io/os".to_owned(), "linux".to_owned())]);
-    view(json!({})).put_labels(&mut labels);
+    key_of(json!({})).apply_labels(&mut labels);
     assert_eq!(labels.len(), 1);
     for (alias, build) in [("windows2019", "10.0.17763"), ("windows2022", "10.0.20348"), ("windows2025", "10.0.26100")]
     {
-        let mut class = view(json!({"amiSelectorTerms": [{"alias": format!("{alias}@latest")}]}));
+        let mut class = key_of(json!({"amiSelectorTerms": [{"alias": format!("{alias}@latest")}]}));
         class.placement_group = Some(PlacementGroup { id: "pg-1".into(), strategy: "partition".into(), partitions: 3 });
-        class.put_labels(&mut labels);
+        class.apply_labels(&mut labels);
         let expected = [
             ("karpenter.k8s.aws/placement-group-id", "pg-1"),
             ("kubernetes.io/os", "windows"),
@@ -98,19 +98,19 @@ fn labels_of_the_class_are_put_on_its_types() {
         assert_eq!(labels.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect::<Vec<_>>(), expected);
         assert_eq!(class.partitions(), [Some("1".to_owned()), Some("2".to_owned()), Some("3".to_owned())]);
     }
-    assert_eq!(view(json!({})).partitions(), [None]);
+    assert_eq!(key_of(json!({})).partitions(), [None]);
 }
 
 #[test]
-fn subnets_and_reservations_of_the_status_are_read() {
+fn subnets_and_reservations_are_read_from_the_status() {
     let class = json!({"spec": {"amiSelectorTerms": [{"id": "ami-1"}]},
         "status": {"subnets": [{"id": "subnet-1", "zone": "a", "zoneID": "use1-az1"}, {"id": "subnet-2", "zone": "b"}],
             "capacityReservations": [{"id": "cr-1", "availabilityZone": "a", "instanceMatchCriteria": "targeted", "ownerID": "1",
                 "instanceType": "m5.large", "reservationType": "capacity-block", "state": "expiring"}]}});
     let class = node_class("c", &class);
-    let view = ClassView::of(&class, None, true);
-    assert_eq!(view.zones, [("a".to_owned(), Some("use1-az1".to_owned())), ("b".to_owned(), None)].into());
-    assert_eq!(view.subnets["b"].iter().collect::<Vec<_>>(), ["subnet-2"]);
+    let key = CatalogKey::of(&class, None, true);
+    assert_eq!(key.zones, [("a".to_owned(), Some("use1-az1".to_owned())), ("b".to_owned(), None)].into());
+    assert_eq!(key.subnets["b"].iter().collect::<Vec<_>>(), ["subnet-2"]);
     let expected = Reservation {
         id: "cr-1".into(),
         instance_type: "m5.large".into(),
@@ -119,6 +119,6 @@ fn subnets_and_reservations_of_the_status_are_read() {
         interruptible: false,
         expiring: true,
     };
-    assert_eq!(view.reservations, [expected]);
-    assert_eq!(ClassView::of(&class, None, false).reservations, [], "the gate is shut");
+    assert_eq!(key.reservations, [expected]);
+    assert_eq!(CatalogKey::of(&class, None, false).reservations, [], "the gate is off");
 }

@@ -4,27 +4,27 @@ use serde_json::json;
 
 use super::*;
 use crate::cloud::catalog::embedded;
-use crate::cloud::ec2::offerings::region::{Answers, RegionSnapshot};
+use crate::cloud::ec2::offerings::region_snapshot::{RegionResponses, RegionSnapshot};
 use crate::cloud::ec2::offerings::spot_prices::SpotHistory;
 use crate::cloud::ec2::placement_group::PlacementGroup;
 use crate::model::offering::CapacityType::{OnDemand, Reserved, Spot};
 use crate::test_support::objects::node_class;
 
 fn region() -> RegionSnapshot {
-    RegionSnapshot::stand_in("us-east-1", embedded(), 0)
+    RegionSnapshot::embedded("us-east-1", embedded())
 }
 
 /// A class in us-east-1a and -1b, with a reservation of m5.large in -1a.
-fn class() -> ClassView {
+fn class() -> CatalogKey {
     let class = json!({"spec": {"amiSelectorTerms": [{"alias": "al2023@latest"}]},
         "status": {"subnets": [{"id": "subnet-1", "zone": "us-east-1a", "zoneID": "use1-az6"}, {"id": "subnet-2", "zone": "us-east-1b"}],
             "capacityReservations": [{"id": "cr-1", "availabilityZone": "us-east-1a", "instanceMatchCriteria": "targeted",
                 "ownerID": "1", "instanceType": "m5.large", "interruptible": true}]}});
-    ClassView::of(&node_class("c", &class), None, true)
+    CatalogKey::of(&node_class("c", &class), None, true)
 }
 
-fn market() -> OfferingInputs<'static> {
-    OfferingInputs { stamp: [0; 3], unavailable: &|_, _| false, left: &|_| 2, risk_permille: &|_, _| 0 }
+fn inputs() -> OfferingInputs<'static> {
+    OfferingInputs { versions: [0; 3], unavailable: &|_, _| false, reserved: &|_| 2, risk_permille: &|_, _| 0 }
 }
 
 fn find<'a>(types: &'a [Arc<InstanceType>], name: &str) -> &'a Arc<InstanceType> {
@@ -68,15 +68,15 @@ fn a_type_is_offered_in_all_its_zones_and_available_in_those_of_the_class() {
 }
 
 #[test]
-fn a_type_that_the_class_can_not_boot_is_there_and_unavailable() {
+fn a_type_that_the_class_does_not_admit_is_unavailable() {
     let types = base(&region(), &class());
     let a1 = find(&types, "a1.large");
     assert!(!a1.offerings.is_empty() && a1.offerings.iter().all(|offering| !offering.available));
 }
 
 #[test]
-fn where_zones_are_not_known_those_of_the_class_stand_in() {
-    let elsewhere = RegionSnapshot::stand_in("eu-west-1", embedded(), 0);
+fn zones_of_the_class_are_used_where_the_zones_of_types_are_unknown() {
+    let elsewhere = RegionSnapshot::embedded("eu-west-1", embedded());
     let types = base(&elsewhere, &class());
     let zones: BTreeSet<&str> = find(&types, "m5.large").offerings.iter().map(|o| &*o.zone).collect();
     assert_eq!(zones, ["us-east-1a", "us-east-1b"].into());
@@ -84,12 +84,12 @@ fn where_zones_are_not_known_those_of_the_class_stand_in() {
 }
 
 #[test]
-fn spot_costs_the_on_demand_price_until_spot_prices_are_known_and_then_only_where_it_has_one() {
+fn spot_costs_the_on_demand_price_until_spot_prices_are_known() {
     let prices = [("m5.large".to_owned(), [("us-east-1a".to_owned(), MicroUsd(31_500))].into())].into();
     let history = SpotHistory { prices, ..SpotHistory::default() };
     let before = base(&region(), &class());
     assert_eq!(offering(find(&before, "m5.large"), "us-east-1a", Spot).price, MicroUsd(96_000));
-    let (after, _) = region().after(Answers { spot: Some(Ok(history)), ..Answers::default() }, 1);
+    let (after, _) = region().updated(RegionResponses { spot: Some(Ok(history)), ..RegionResponses::default() });
     let types = base(&after, &class());
     let spot: Vec<_> = find(&types, "m5.large").offerings.iter().filter(|o| o.capacity_type == Spot).collect();
     assert_eq!(spot.len(), 1);
@@ -98,19 +98,19 @@ fn spot_costs_the_on_demand_price_until_spot_prices_are_known_and_then_only_wher
 }
 
 #[test]
-fn c10_reserved_is_cheaper_than_spot_and_spot_than_on_demand_and_each_stands_in_for_the_one_before() {
+fn c10_reserved_is_cheaper_than_spot_and_spot_is_cheaper_than_on_demand() {
     let prices = [("m5.large".to_owned(), [("us-east-1a".to_owned(), MicroUsd(31_500))].into())].into();
     let history = SpotHistory { prices, ..SpotHistory::default() };
-    let (region, _) = region().after(Answers { spot: Some(Ok(history)), ..Answers::default() }, 1);
+    let (region, _) = region().updated(RegionResponses { spot: Some(Ok(history)), ..RegionResponses::default() });
     let base = base(&region, &class());
-    let cheapest = |market: &OfferingInputs<'_>| {
-        let types = overlaid(&base, market);
+    let cheapest = |inputs: &OfferingInputs<'_>| {
+        let types = with_inputs(&base, inputs);
         let available = find(&types, "m5.large").offerings.iter().filter(|o| o.available);
         available.min_by_key(|o| o.price).map(|o| (o.zone.to_string(), o.capacity_type))
     };
     let zone = |zone: &str, capacity_type| Some((zone.to_owned(), capacity_type));
-    assert_eq!(cheapest(&market()), zone("us-east-1a", Reserved));
-    let used_up = OfferingInputs { left: &|_| 0, ..market() };
+    assert_eq!(cheapest(&inputs()), zone("us-east-1a", Reserved));
+    let used_up = OfferingInputs { reserved: &|_| 0, ..inputs() };
     assert_eq!(cheapest(&used_up), zone("us-east-1a", Spot));
     let no_spot = OfferingInputs { unavailable: &|o, _| o.capacity_type == Spot, ..used_up };
     assert_eq!(cheapest(&no_spot), zone("us-east-1a", OnDemand));
@@ -120,12 +120,12 @@ fn c10_reserved_is_cheaper_than_spot_and_spot_than_on_demand_and_each_stands_in_
 }
 
 #[test]
-fn c11_an_offering_without_capacity_is_unavailable_and_nothing_else_is_touched() {
+fn c11_an_offering_without_capacity_is_unavailable_and_no_other() {
     let base = base(&region(), &class());
-    let gone = Override { instance_type: "m5.xlarge".into(), zone: "us-east-1a".into(), capacity_type: Spot };
-    let short = |o: &Override, _: Option<&str>| *o == gone;
-    let before = overlaid(&base, &market());
-    let types = overlaid(&base, &OfferingInputs { unavailable: &short, ..market() });
+    let exhausted = Override { instance_type: "m5.xlarge".into(), zone: "us-east-1a".into(), capacity_type: Spot };
+    let unavailable = |o: &Override, _: Option<&str>| *o == exhausted;
+    let before = with_inputs(&base, &inputs());
+    let types = with_inputs(&base, &OfferingInputs { unavailable: &unavailable, ..inputs() });
     let m5 = find(&types, "m5.xlarge");
     assert!(!offering(m5, "us-east-1a", Spot).available);
     assert!(offering(m5, "us-east-1a", OnDemand).available && offering(m5, "us-east-1b", Spot).available);
@@ -134,26 +134,26 @@ fn c11_an_offering_without_capacity_is_unavailable_and_nothing_else_is_touched()
     {
         assert!(Arc::ptr_eq(entry, other), "{}", entry.name);
     }
-    let again = overlaid(&base, &market());
+    let again = with_inputs(&base, &inputs());
     assert_eq!(again, before, "available again after expiry");
 }
 
 #[test]
-fn c14_a_reservation_is_counted_and_only_its_count_closes_it() {
+fn c14_only_its_instance_count_makes_a_reservation_unavailable() {
     let base = base(&region(), &class());
-    let reserved = |market: &OfferingInputs<'_>| {
-        let types = overlaid(&base, market);
+    let reserved = |inputs: &OfferingInputs<'_>| {
+        let types = with_inputs(&base, inputs);
         let found = offering(find(&types, "m5.large"), "us-east-1a", Reserved).clone();
         (found.available, found.left)
     };
-    assert_eq!(reserved(&market()), (true, Some(2)));
+    assert_eq!(reserved(&inputs()), (true, Some(2)));
     assert_eq!(
-        reserved(&OfferingInputs { unavailable: &|_, _| true, ..market() }),
+        reserved(&OfferingInputs { unavailable: &|_, _| true, ..inputs() }),
         (true, Some(2)),
-        "not by missing capacity"
+        "not by an unavailable offering"
     );
-    assert_eq!(reserved(&OfferingInputs { left: &|_| 0, ..market() }), (false, Some(0)));
-    assert_eq!(reserved(&OfferingInputs { left: &|_| -1, ..market() }), (false, Some(0)));
+    assert_eq!(reserved(&OfferingInputs { reserved: &|_| 0, ..inputs() }), (false, Some(0)));
+    assert_eq!(reserved(&OfferingInputs { reserved: &|_| -1, ..inputs() }), (false, Some(0)));
     let labels = offering(find(&base, "m5.large"), "us-east-1a", Reserved).labels.clone();
     let expected = [
         ("karpenter.k8s.aws/capacity-reservation-id", "cr-1"),
@@ -165,15 +165,15 @@ fn c14_a_reservation_is_counted_and_only_its_count_closes_it() {
 }
 
 #[test]
-fn c40_a_capacity_block_that_ends_is_not_launched_into() {
+fn c40_an_expiring_capacity_block_is_unavailable() {
     let mut class = class();
     class.reservations[0].expiring = true;
-    let types = overlaid(&base(&region(), &class), &market());
+    let types = with_inputs(&base(&region(), &class), &inputs());
     assert!(!offering(find(&types, "m5.large"), "us-east-1a", Reserved).available);
 }
 
 #[test]
-fn each_offering_of_a_partition_group_is_there_once_for_each_partition() {
+fn each_offering_in_a_partition_group_is_repeated_for_each_partition() {
     let mut class = class();
     class.placement_group = Some(PlacementGroup { id: "pg-1".into(), strategy: "partition".into(), partitions: 2 });
     let types = base(&region(), &class);
@@ -186,10 +186,10 @@ fn each_offering_of_a_partition_group_is_there_once_for_each_partition() {
 }
 
 #[test]
-fn risk_is_put_on_spot_alone_and_leaves_the_price() {
+fn only_spot_offerings_have_a_risk_and_it_does_not_change_the_price() {
     let base = base(&region(), &class());
     let risky = |name: &str, zone: &str| if name == "m5.large" && zone == "us-east-1a" { 250 } else { 0 };
-    let types = overlaid(&base, &OfferingInputs { risk_permille: &risky, ..market() });
+    let types = with_inputs(&base, &OfferingInputs { risk_permille: &risky, ..inputs() });
     let m5 = find(&types, "m5.large");
     let seen = |zone, capacity_type| {
         let found = offering(m5, zone, capacity_type);
@@ -201,7 +201,7 @@ fn risk_is_put_on_spot_alone_and_leaves_the_price() {
 }
 
 #[test]
-fn reservations_are_as_good_as_free_and_ordered_as_on_demand_is() {
+fn reserved_prices_are_nearly_zero_and_ordered_by_on_demand_price() {
     let prices =
         [0, 4_200, 96_000, 192_000, 3_060_000, 98_320_000, 218_400_000].map(|price| reserved_price(MicroUsd(price)).0);
     assert_eq!(prices, [0, 1, 1, 2, 31, 984, 1_000]);

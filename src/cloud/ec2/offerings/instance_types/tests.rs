@@ -65,11 +65,11 @@ fn read(info: &InstanceTypeInfo) -> RawInstanceType {
 }
 
 #[test]
-fn a_description_becomes_the_entry_that_the_table_holds() {
+fn a_description_becomes_the_entry_of_the_embedded_table() {
     let entry = read(&m5_large().build());
     let table = embedded().instance_type("m5.large").unwrap();
     let expected = RawInstanceType {
-        // What the table does not know, or other calls tell.
+        // What the embedded table does not have, or other APIs report.
         cpu_manufacturer: Some("Intel".into()),
         default_card_enis: Some(3),
         network_cards: vec![3],
@@ -85,7 +85,7 @@ fn a_description_becomes_the_entry_that_the_table_holds() {
 }
 
 #[test]
-fn the_node_of_a_description_is_karpenters() {
+fn a_description_gives_the_node_that_karpenter_computes() {
     let node = read(&m5_large().build()).as_node("us-east-1", &NodeSettings::default(), SpotPricing::Off);
     assert_eq!((node.allocatable.cpu.0, node.allocatable.pods), (1930, 29));
     assert_eq!(node.allocatable.memory, Bytes::from_mib(6903));
@@ -160,7 +160,7 @@ fn every_member_is_read() {
     assert_eq!((entry.hypervisor.as_str(), entry.bare_metal, entry.current_generation), ("", true, true));
     assert_eq!((entry.network_cards.as_slice(), entry.enis, entry.default_card_enis), (&[2, 7][..], 9, Some(7)));
     assert_eq!((entry.ena_supported, entry.efa, entry.branch_enis), (Some(false), 32, 0));
-    assert_eq!((entry.ebs_mbps, entry.network_mbps), (None, Some(112_500)), "the table doesn't know it");
+    assert_eq!((entry.ebs_mbps, entry.network_mbps), (None, Some(112_500)), "not in the embedded table");
     assert_eq!((entry.encryption_in_transit, entry.nitro_enclaves), (Some(true), Some(true)));
     assert_eq!(entry.nested_virtualization, Some(true));
     assert_eq!((entry.instance_store_gb, entry.instance_store_nvme), (Some(30_400), Some(true)));
@@ -184,11 +184,11 @@ fn only_the_default_network_card_carries_pods() {
             .capacity
             .pods
     };
-    assert_eq!((cards(0), cards(1)), (100, 51), "as Karpenter has it for p5.48xlarge");
+    assert_eq!((cards(0), cards(1)), (100, 51), "as Karpenter computes it for p5.48xlarge");
 }
 
 #[test]
-fn an_instance_type_that_makes_no_sense_is_named_and_left_out() {
+fn an_invalid_instance_type_is_reported_and_left_out() {
     let wrong = |info: InstanceTypeInfo| raw_instance_type(&info, embedded()).unwrap_err().to_string();
     assert_eq!(wrong(m5_large().set_memory_info(None).build()), "m5.large: memoryInfo is absent");
     assert_eq!(wrong(m5_large().set_v_cpu_info(None).build()), "m5.large: vCpuInfo is absent");
@@ -202,7 +202,7 @@ fn an_instance_type_that_makes_no_sense_is_named_and_left_out() {
     assert_eq!(
         read(&m5_large().network_info(far).build()).network_cards,
         [3],
-        "cards of impossible places are skipped"
+        "cards with an impossible index are skipped"
     );
     let (usable, unusable) =
         raw_instance_types(&[m5_large().build(), m5_large().set_memory_info(None).build()], embedded());
@@ -223,7 +223,7 @@ fn zones_are_gathered_by_type() {
     assert_eq!(zones, [("m5.large".to_owned(), set(&["a", "b"])), ("c5.large".to_owned(), set(&["a"]))].into());
 }
 
-/// An item of DescribeInstanceTypes, cut to what is looked at.
+/// An item of DescribeInstanceTypes, reduced to the members that are read.
 const C6G: &str = "<item><instanceType>c6g.large</instanceType><currentGeneration>true</currentGeneration>\
     <supportedUsageClasses><item>on-demand</item><item>spot</item></supportedUsageClasses><bareMetal>false</bareMetal>\
     <hypervisor>nitro</hypervisor><processorInfo><supportedArchitectures><item>arm64</item></supportedArchitectures>\
@@ -236,7 +236,7 @@ const C6G: &str = "<item><instanceType>c6g.large</instanceType><currentGeneratio
     </ipv4AddressesPerInterface><enaSupport>required</enaSupport></networkInfo></item>";
 
 #[tokio::test]
-async fn instance_types_are_asked_for_with_the_filters_and_paged() {
+async fn instance_types_are_described_with_filters_and_all_pages() {
     let (clients, seen) = wire::clients(Box::new(|seen| {
         let page = match seen.form.get("NextToken").map(String::as_str) {
             None => format!("<instanceTypeSet>{C6G}</instanceTypeSet><nextToken>t</nextToken>"),
@@ -268,7 +268,7 @@ async fn instance_types_are_asked_for_with_the_filters_and_paged() {
 }
 
 #[tokio::test]
-async fn offerings_are_asked_for_by_zone_and_paged() {
+async fn offerings_are_described_by_zone_and_all_pages() {
     let item = |zone: &str| format!("<item><instanceType>m5.large</instanceType><location>{zone}</location></item>");
     let (clients, seen) = wire::clients(Box::new(move |seen| {
         let (zone, next) = match seen.form.get("NextToken") {
@@ -288,7 +288,7 @@ async fn offerings_are_asked_for_by_zone_and_paged() {
 }
 
 #[tokio::test]
-async fn an_answer_without_a_single_entry_is_a_failure() {
+async fn an_empty_response_is_an_error() {
     let (clients, _) = wire::clients(Box::new(|seen| wire::ok(&seen.action, "")));
     let error = describe_instance_types(&clients.ec2).await.unwrap_err();
     assert_eq!(error.to_string(), "ec2:DescribeInstanceTypes: no instance types");

@@ -41,8 +41,8 @@ fn the_price_of_a_product_is_read() {
 }
 
 #[test]
-fn prices_are_asked_where_they_can_be() {
-    for (region, endpoint, open) in [
+fn only_govcloud_and_isolated_vpcs_have_no_pricing_api() {
+    for (region, endpoint, has_api) in [
         ("us-east-1", "us-east-1", true),
         ("us-west-2", "us-east-1", true),
         ("ap-southeast-2", "ap-south-1", true),
@@ -51,8 +51,8 @@ fn prices_are_asked_where_they_can_be() {
         ("me-south-1", "us-east-1", true),
         ("us-gov-west-1", "us-east-1", false),
     ] {
-        assert_eq!((pricing_region(region), can_be_asked(region, false)), (endpoint, open), "{region}");
-        assert!(!can_be_asked(region, true));
+        assert_eq!((pricing_region(region), has_pricing_api(region, false)), (endpoint, has_api), "{region}");
+        assert!(!has_pricing_api(region, true));
     }
 }
 
@@ -65,7 +65,7 @@ fn page(products: &[String], next: Option<&str>) -> (u16, String) {
 }
 
 #[tokio::test]
-async fn shared_and_bare_metal_prices_are_asked_for_side_by_side_and_paged() {
+async fn shared_and_bare_metal_prices_are_read_concurrently_and_all_pages() {
     let (clients, seen) = wire::clients(Box::new(|seen| {
         let asked: serde_json::Value = serde_json::from_str(&seen.body).unwrap();
         let metal = seen.body.contains("Dedicated");
@@ -106,7 +106,7 @@ async fn shared_and_bare_metal_prices_are_asked_for_side_by_side_and_paged() {
 }
 
 #[tokio::test]
-async fn either_scan_empty_or_refused_fails_the_whole() {
+async fn an_empty_or_refused_scan_fails_the_call() {
     let (clients, _) = wire::clients(Box::new(|seen| {
         let metal = seen.body.contains("Dedicated");
         Some(if metal { page(&[], None) } else { page(&[product("m5.large", &[("USD", "0.096")])], None) })

@@ -20,8 +20,8 @@ fn priced(all: &[(&str, &str, i64)]) -> SpotPrices {
 }
 
 #[test]
-fn the_latest_record_of_a_type_and_zone_counts() {
-    let history = read(&[
+fn the_latest_record_of_a_type_and_zone_is_used() {
+    let history = latest_prices(&[
         record("m5.large", "a", "0.0300", Some(2)),
         record("m5.large", "a", "0.0200", Some(1)),
         record("m5.large", "b", "0.0400", Some(1)),
@@ -44,7 +44,7 @@ fn the_latest_record_of_a_type_and_zone_counts() {
 }
 
 #[test]
-fn new_prices_lie_over_known_ones() {
+fn new_prices_replace_those_of_the_same_type_and_zone() {
     let mut known = priced(&[("m5.large", "a", 1), ("m5.large", "b", 2), ("c5.large", "a", 3)]);
     overlay(&mut known, priced(&[("m5.large", "b", 20), ("r5.large", "a", 4)]));
     let expected = [("m5.large", "a", 1), ("m5.large", "b", 20), ("c5.large", "a", 3), ("r5.large", "a", 4)];
@@ -60,7 +60,7 @@ fn item(name: &str, zone: &str) -> String {
 }
 
 #[tokio::test]
-async fn the_history_is_asked_for_from_now_on_and_paged() {
+async fn the_history_is_read_from_now_on_and_all_pages() {
     let (clients, seen) = wire::clients(Box::new(|seen| {
         let (name, next) = match seen.form.get("NextToken").map(String::as_str) {
             None => ("m5.large", "t"),
@@ -72,7 +72,7 @@ async fn the_history_is_asked_for_from_now_on_and_paged() {
             &format!("<nextToken>{next}</nextToken><spotPriceHistorySet>{set}</spotPriceHistorySet>"),
         )
     }));
-    let history = describe_spot_prices(&clients.ec2, 1_767_225_600_000).await.unwrap();
+    let history = describe_spot_prices(&clients.ec2, UnixMillis(1_767_225_600_000)).await.unwrap();
     assert_eq!(history.prices, priced(&[("m5.large", "us-east-1a", 31_500), ("m5.xlarge", "us-east-1a", 31_500)]));
     let seen = seen.lock().unwrap();
     assert_eq!(seen.len(), 2);
@@ -83,11 +83,11 @@ async fn the_history_is_asked_for_from_now_on_and_paged() {
 }
 
 #[tokio::test]
-async fn no_price_at_all_is_a_failure_and_so_is_a_refusal() {
+async fn an_empty_and_a_refused_response_are_errors() {
     let (clients, _) =
         wire::clients(Box::new(|_| wire::ok("DescribeSpotPriceHistory", "<spotPriceHistorySet/><nextToken/>")));
-    let error = describe_spot_prices(&clients.ec2, 0).await.unwrap_err();
+    let error = describe_spot_prices(&clients.ec2, UnixMillis(0)).await.unwrap_err();
     assert_eq!(error.to_string(), "ec2:DescribeSpotPriceHistory: no spot prices");
     let (clients, _) = wire::clients(Box::new(|_| wire::refusal("UnauthorizedOperation", "no")));
-    assert_eq!(describe_spot_prices(&clients.ec2, 0).await.unwrap_err().class, Class::Unauthorized);
+    assert_eq!(describe_spot_prices(&clients.ec2, UnixMillis(0)).await.unwrap_err().class, Class::Unauthorized);
 }

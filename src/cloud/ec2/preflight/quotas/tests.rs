@@ -4,7 +4,7 @@ use super::*;
 use crate::cloud::catalog::embedded;
 use crate::cloud::ec2::aws::client::wire;
 use crate::cloud::ec2::aws::errors::class_of;
-use crate::cloud::ec2::preflight::finding::Grade;
+use crate::cloud::ec2::preflight::finding::CheckResult;
 use crate::test_support::objects::node_pool;
 
 fn pool(requirements: Value) -> NodePool {
@@ -27,7 +27,7 @@ const ON_DEMAND: Quota = Quota { group: 0, spot: false };
 const SPOT: Quota = Quota { group: 0, spot: true };
 
 #[test]
-fn every_type_in_the_binary_has_a_quota_but_macs() {
+fn every_embedded_type_except_macs_has_a_quota() {
     for entry in &embedded().instance_types {
         let group = group_of(&entry.name).map(|group| GROUPS[group].name);
         assert_eq!(group.is_none(), entry.name.starts_with("mac"), "{}", entry.name);
@@ -62,7 +62,7 @@ fn every_type_in_the_binary_has_a_quota_but_macs() {
 }
 
 #[test]
-fn quotas_are_looked_at_that_pools_can_come_up_against() {
+fn the_relevant_quotas_follow_from_the_requirements_of_the_pools() {
     let gpus = needs("karpenter.k8s.aws/instance-gpu-name", "Exists", &[]);
     for (pools, expected) in [
         (vec![], vec!["Standard on-demand", "Standard spot"]),
@@ -94,18 +94,18 @@ fn quotas_are_looked_at_that_pools_can_come_up_against() {
         ),
     ] {
         let pools: Vec<NodePool> = pools.into_iter().map(pool).collect();
-        assert_eq!(checks(&wanted(&pools)), expected, "{pools:?}");
+        assert_eq!(checks(&relevant(&pools)), expected, "{pools:?}");
     }
 }
 
 #[test]
-fn what_is_left_of_a_quota_is_told_with_what_to_do() {
+fn a_nearly_exhausted_quota_is_a_warning_with_a_remediation() {
     let gpu = Quota { group: 1, spot: false };
-    let judged = |limits: &[(Quota, Result<i64, ApiError>)], used: Result<&[(Quota, i64)], ApiError>| {
+    let results = |limits: &[(Quota, Result<i64, ApiError>)], used: Result<&[(Quota, i64)], ApiError>| {
         let limits = limits.iter().map(|(quota, limit)| (*quota, limit.clone())).collect();
-        judge(&Answers { limits, used: used.map(|used| used.iter().copied().collect()) })
+        findings(&QuotaUsage { limits, used: used.map(|used| used.iter().copied().collect()) })
     };
-    let found = judged(&[(ON_DEMAND, Ok(256)), (SPOT, Ok(256)), (gpu, Ok(0))], Ok(&[(ON_DEMAND, 100), (SPOT, 240)]));
+    let found = results(&[(ON_DEMAND, Ok(256)), (SPOT, Ok(256)), (gpu, Ok(0))], Ok(&[(ON_DEMAND, 100), (SPOT, 240)]));
     let text = |finding: &Finding| format!("{} [{}] {}", finding.check, finding.result.as_str(), finding.detail);
     assert_eq!(
         found.iter().map(text).collect::<Vec<_>>(),
@@ -120,23 +120,27 @@ fn what_is_left_of_a_quota_is_told_with_what_to_do() {
         "{}",
         found[1].fix
     );
-    let grades = |found: Vec<Finding>| found.iter().map(|finding| finding.result).collect::<Vec<_>>();
-    let spent = judged(&[(ON_DEMAND, Ok(8)), (SPOT, Ok(8)), (gpu, Ok(8))], Ok(&[(ON_DEMAND, 8), (SPOT, 9)]));
-    assert_eq!(grades(spent), [Grade::Failed, Grade::Failed, Grade::Ok], "nothing can be launched");
-    let spot_spent = judged(&[(ON_DEMAND, Ok(64)), (SPOT, Ok(8))], Ok(&[(SPOT, 8)]));
-    assert_eq!(grades(spot_spent), [Grade::Ok, Grade::Warning], "nodes are on-demand then");
-    let refused = judged(&[(ON_DEMAND, Err(error("AccessDeniedException"))), (SPOT, Ok(8))], Ok(&[(SPOT, 8)]));
-    assert_eq!(grades(refused.clone()), [Grade::Warning, Grade::Warning]);
+    let results_of = |found: Vec<Finding>| found.iter().map(|finding| finding.result).collect::<Vec<_>>();
+    let exhausted = results(&[(ON_DEMAND, Ok(8)), (SPOT, Ok(8)), (gpu, Ok(8))], Ok(&[(ON_DEMAND, 8), (SPOT, 9)]));
+    assert_eq!(
+        results_of(exhausted),
+        [CheckResult::Failed, CheckResult::Failed, CheckResult::Ok],
+        "nothing can be launched"
+    );
+    let spot_exhausted = results(&[(ON_DEMAND, Ok(64)), (SPOT, Ok(8))], Ok(&[(SPOT, 8)]));
+    assert_eq!(results_of(spot_exhausted), [CheckResult::Ok, CheckResult::Warning], "on-demand nodes can be launched");
+    let refused = results(&[(ON_DEMAND, Err(error("AccessDeniedException"))), (SPOT, Ok(8))], Ok(&[(SPOT, 8)]));
+    assert_eq!(results_of(refused.clone()), [CheckResult::Warning, CheckResult::Warning]);
     assert_eq!(refused[0].fix, "allow servicequotas:GetServiceQuota, which only this check needs");
-    let unknown = judged(&[(ON_DEMAND, Err(error("NoSuchResourceException")))], Ok(&[]));
+    let unknown = results(&[(ON_DEMAND, Err(error("NoSuchResourceException")))], Ok(&[]));
     assert!(unknown[0].detail.starts_with("L-1216C47A is not known: "), "{}", unknown[0].detail);
-    let uncounted = judged(&[(ON_DEMAND, Ok(8))], Err(error("UnauthorizedOperation")));
-    assert_eq!(grades(uncounted), [Grade::Warning]);
-    assert!(judged(&[], Ok(&[])).is_empty());
+    let uncounted = results(&[(ON_DEMAND, Ok(8))], Err(error("UnauthorizedOperation")));
+    assert_eq!(results_of(uncounted), [CheckResult::Warning]);
+    assert!(results(&[], Ok(&[])).is_empty());
 }
 
 #[tokio::test]
-async fn instances_count_by_group_and_by_how_they_are_bought() {
+async fn instances_count_by_group_and_capacity_type() {
     let (clients, seen) = wire::clients(Box::new(|request| {
         if request.action == "GetServiceQuota" {
             let value = if request.body.contains("L-1216C47A") { "256.0" } else { "64.0" };
@@ -162,10 +166,10 @@ async fn instances_count_by_group_and_by_how_they_are_bought() {
         wire::ok("DescribeInstances", &set)
     }));
     let types = embedded().instance_types.iter().map(|entry| (entry.name.clone(), entry.clone())).collect();
-    let answers = ask(&clients, wanted(&[]), Some(&types)).await;
+    let usage = fetch(&clients, relevant(&[]), Some(&types)).await;
     let gpu = Quota { group: 1, spot: false };
-    assert_eq!(answers.used, Ok(BTreeMap::from([(ON_DEMAND, 6), (SPOT, 2), (gpu, 8)])));
-    assert_eq!(answers.limits, BTreeMap::from([(ON_DEMAND, Ok(256)), (SPOT, Ok(64)), (gpu, Ok(64))]));
-    let asked = seen.lock().unwrap().iter().filter(|request| request.action == "GetServiceQuota").count();
-    assert_eq!(asked, 3, "the standard quotas, and what is in use");
+    assert_eq!(usage.used, Ok(BTreeMap::from([(ON_DEMAND, 6), (SPOT, 2), (gpu, 8)])));
+    assert_eq!(usage.limits, BTreeMap::from([(ON_DEMAND, Ok(256)), (SPOT, Ok(64)), (gpu, Ok(64))]));
+    let calls = seen.lock().unwrap().iter().filter(|request| request.action == "GetServiceQuota").count();
+    assert_eq!(calls, 3, "the standard quotas and those in use");
 }

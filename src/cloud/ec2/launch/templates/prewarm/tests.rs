@@ -79,7 +79,7 @@ fn world() -> World {
     let (clients, seen) = wire::clients(Box::new(move |request| answers.lock().unwrap().answer(request)));
     let ec2 = Ec2Provider::new(clients, Options::of("c1"), facts());
     let subnet = |id: &str, zone: &str| Subnet { id: id.into(), zone: zone.into(), zone_id: None, free: 1_000 };
-    ec2.addresses().describe(&[subnet("subnet-a", "us-east-1a"), subnet("subnet-b", "us-east-1b")]);
+    ec2.addresses().set_described(&[subnet("subnet-a", "us-east-1a"), subnet("subnet-b", "us-east-1b")]);
     World { ec2, fake, seen, class: Arc::new(class(json!({}))), pools: vec![pool(json!({}), "default")] }
 }
 
@@ -283,7 +283,7 @@ async fn a_launch_into_a_reservation_is_not_remembered() {
     world.change(|class| {
         class.status.as_mut().unwrap().capacity_reservations = vec![reservation("cr-1", "default", None)];
     });
-    world.ec2.reservations().describe([("cr-1", 5)], crate::clock::now().0);
+    world.ec2.reservations().set_described([("cr-1", 5)], crate::clock::now());
     let mut request = world.request("uid-1");
     for offering in &mut request.overrides {
         offering.capacity_type = CapacityType::Reserved;

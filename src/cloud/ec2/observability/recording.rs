@@ -1,0 +1,58 @@
+//! Values of EC2 metrics that are recorded where the event happens.
+
+use crate::cloud::ec2::interruption::queue::Received;
+use crate::cloud::{CloudError, LaunchError};
+use crate::model::time::UnixMillis;
+use crate::telemetry::cloud::CloudMetrics;
+
+/// The `error` label of a failed launch, by Karpenter's names; empty where Karpenter has no name.
+pub(crate) fn launch_error(error: &LaunchError) -> &'static str {
+    match error {
+        LaunchError::InsufficientCapacity { .. } => "InsufficientCapacityError",
+        LaunchError::NodeClassNotReady { .. } => "NodeClassNotReadyError",
+        LaunchError::Rejected { .. } | LaunchError::NoSpotRole | LaunchError::Throttled | LaunchError::Other { .. } => {
+            ""
+        }
+    }
+}
+
+/// The `error` label of other failed calls. Karpenter names only a missing NodeClaim, which is no error here.
+pub(crate) fn cloud_error(_: &CloudError) -> &'static str {
+    ""
+}
+
+/// Observes the age of interruption events when their messages were received.
+pub(crate) fn received(metrics: &CloudMetrics, events: &[Received], now: UnixMillis) {
+    for event in events {
+        metrics.message_seconds.observe(now.saturating_since(UnixMillis(event.at_ms)).as_secs_f64());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cloud::ec2::interruption::messages::EventKind;
+
+    #[test]
+    fn the_age_of_events_is_observed_and_never_negative() {
+        let metrics = CloudMetrics::new();
+        let event = |at_ms| Received {
+            receipt: String::new(),
+            kind: EventKind::SpotInterrupted,
+            instance_id: "i-1".into(),
+            at_ms,
+        };
+        received(&metrics, &[event(1_500), event(9_000)], UnixMillis(4_000));
+        assert_eq!(metrics.message_seconds.get_sample_count(), 2);
+        assert!((metrics.message_seconds.get_sample_sum() - 2.5).abs() < 1e-9);
+    }
+
+    #[test]
+    fn failed_launches_have_karpenters_error_names() {
+        let out = LaunchError::InsufficientCapacity { unavailable: vec![] };
+        let refused = LaunchError::Rejected { reason: "LaunchFailed", message: String::new() };
+        let not_ready = LaunchError::NodeClassNotReady { name: "n".into(), reason: String::new() };
+        let names = [out, not_ready, refused].map(|error| launch_error(&error));
+        assert_eq!(names, ["InsufficientCapacityError", "NodeClassNotReadyError", ""]);
+    }
+}
