@@ -1,5 +1,4 @@
-//! The catalog inside the binary: a table made by `src/cloud/data/compact.py`, a quarter of the size of the file it
-//! was made from.
+//! The catalog embedded in the binary: a table that `src/cloud/data/compact.py` generates, a quarter of the size of its source.
 
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
@@ -7,7 +6,7 @@ use std::sync::OnceLock;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use crate::cloud::catalog::{CatalogError, Frame, RawCatalog, assemble};
+use crate::cloud::catalog::raw::{CatalogError, Frame, RawCatalog, assemble};
 
 const TABLE: &str = include_str!("../data/ec2-us-east-1.json");
 
@@ -20,10 +19,10 @@ struct Table {
     rows: Vec<Vec<Value>>,
 }
 
-/// The catalog of us-east-1 embedded in the binary; its provenance fields say from when and where. Decoded once.
+/// The catalog of us-east-1 embedded in the binary, with its source and date. Decoded once.
 ///
 /// # Panics
-/// Never in a build whose tests pass: the table is a constant, and a test decodes it.
+/// Never: the table is a constant, and a test decodes it.
 pub fn embedded() -> &'static RawCatalog {
     static CATALOGUE: OnceLock<RawCatalog> = OnceLock::new();
     CATALOGUE.get_or_init(|| decode(TABLE).expect("the embedded table is a constant that a test decodes"))
@@ -61,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_broken_row_is_named() {
+    fn an_invalid_row_is_reported() {
         let table = |rows: &str| {
             format!(
                 r#"{{"region": "r", "zones": ["a"], "shared": {{"zones": [["a"]]}}, "columns": ["name", "zones"], "rows": [{rows}]}}"#

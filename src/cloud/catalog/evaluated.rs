@@ -1,25 +1,25 @@
-//! A class's settings on each instance type, where its kubelet configuration holds expressions.
+//! The settings of a class on each instance type, where its kubelet configuration contains CEL expressions.
 
 use std::borrow::Cow;
 
 use crate::cloud::catalog::overhead::default_pods;
-use crate::cloud::catalog::settings::reserved;
-use crate::cloud::catalog::{NodeSettings, RawInstanceType, Reserved};
-use crate::cloud::kubelet_config::expressions::{Compiled, Evaluated, Expressions, Machine, Unusable};
+use crate::cloud::catalog::raw::RawInstanceType;
+use crate::cloud::catalog::settings::{NodeSettings, Reserved, reserved};
+use crate::cloud::kubelet_config::expressions::{Compiled, Evaluated, Expressions, InstanceTypeFacts, Unusable};
 
-/// What came of the expressions on many instance types.
+/// The result of evaluating the expressions on many instance types.
 #[derive(Debug, Default)]
 pub struct Trial {
-    /// Why there is no number of pods on one of them: nothing of the class can be launched.
+    /// Why `maxPods` fails on an instance type: the class cannot launch nodes.
     pub failed: Option<Unusable>,
-    /// The first reserved amount that counts as not set.
+    /// The first reserved amount that fails and counts as not set.
     pub dropped: Option<Unusable>,
-    /// How many count as not set, over all instance types.
+    /// Number of failed reserved amounts over all instance types.
     pub drops: usize,
 }
 
 impl NodeSettings {
-    /// What the expressions come to on an instance type; `None` where there are none.
+    /// Evaluates the expressions on an instance type; `None` where there are none.
     ///
     /// # Errors
     /// The expression for `maxPods` fails.
@@ -28,7 +28,7 @@ impl NodeSettings {
         compiled.map(|compiled| Ok(compiled.on(&self.machine(entry))?.0)).transpose()
     }
 
-    /// These settings for one instance type: numbers in the place of expressions.
+    /// These settings for one instance type: expressions are replaced by numbers.
     ///
     /// # Errors
     /// The expression for `maxPods` fails.
@@ -39,8 +39,8 @@ impl NodeSettings {
         })
     }
 
-    /// These settings for each of some instance types, in their order; none at all where the expression for `maxPods`
-    /// fails on one of them, as in Karpenter. What fails is logged.
+    /// These settings for each of some instance types, in their order; empty where the expression for `maxPods` fails on any of them,
+    /// as in Karpenter. Failures are logged.
     pub fn on_each<'a>(&self, entries: impl IntoIterator<Item = &'a RawInstanceType>) -> Vec<Cow<'_, Self>> {
         let Some(compiled) = self.expressions.as_ref().map(Expressions::compile) else {
             return entries.into_iter().map(|_| Cow::Borrowed(self)).collect();
@@ -48,16 +48,16 @@ impl NodeSettings {
         let mut each = Vec::new();
         let trial = self.walk(&compiled, entries, |evaluated| each.push(Cow::Owned(self.with(&evaluated))));
         if let Some(unusable) = &trial.dropped {
-            tracing::warn!(times = trial.drops, "{unusable}; what it would reserve counts as not set");
+            tracing::warn!(failures = trial.drops, expression = %unusable, "ignored unusable reserved amount");
         }
         if let Some(unusable) = &trial.failed {
-            tracing::error!("{unusable}; nothing can be bought for nodes of this class");
+            tracing::error!(expression = %unusable, "class has no offerings, maxPods cannot be evaluated");
             each.clear();
         }
         each
     }
 
-    /// Tries the expressions on instance types; there is nothing to tell where there are no expressions.
+    /// Evaluates the expressions on instance types; the result is empty where there are no expressions.
     pub fn try_on<'a>(&self, entries: impl IntoIterator<Item = &'a RawInstanceType>) -> Trial {
         let compiled = self.expressions.as_ref().map(Expressions::compile);
         compiled.map(|compiled| self.walk(&compiled, entries, |_| {})).unwrap_or_default()
@@ -86,8 +86,8 @@ impl NodeSettings {
         trial
     }
 
-    fn machine<'a>(&self, entry: &'a RawInstanceType) -> Machine<'a> {
-        Machine {
+    fn machine<'a>(&self, entry: &'a RawInstanceType) -> InstanceTypeFacts<'a> {
+        InstanceTypeFacts {
             instance_type: &entry.name,
             vcpus: entry.vcpu,
             memory_mib: entry.memory_mib,
@@ -112,7 +112,7 @@ impl NodeSettings {
 }
 
 impl Reserved {
-    /// These amounts, and those of `below` where there is none here.
+    /// These amounts, with defaults from `below`.
     fn over(self, below: &Self) -> Self {
         Self {
             cpu: self.cpu.or(below.cpu),
@@ -134,7 +134,7 @@ mod tests {
         Ec2NodeClass::new("default", serde_json::from_value(json!({"amiFamily": family, "kubelet": kubelet})).unwrap())
     }
 
-    /// Pods, allocatable millicores and the MiB kept for Kubernetes of an instance type, with the gate on.
+    /// Pods, allocatable millicores and kube-reserved MiB of an instance type, with the gate on.
     fn sizes(name: &str, class: &Ec2NodeClass) -> (i64, i64, i64) {
         let settings = NodeSettings::of(Some(class)).with_expressions(class);
         let entry = embedded().instance_type(name).unwrap();
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn c34_nothing_can_be_bought_where_max_pods_fails_on_any_type() {
+    fn c34_a_class_has_no_offerings_where_max_pods_fails_on_any_type() {
         let of = |max_pods: &str| {
             let class = class("AL2023", json!({"maxPods": max_pods}));
             let settings = NodeSettings::of(Some(&class)).with_expressions(&class);
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn c34_drops_are_counted_over_all_types() {
+    fn c34_failed_amounts_are_counted_over_all_types() {
         let class = class("AL2023", json!({"kubeReserved": {"cpu": "instance_type.startsWith('m5.') ? -1 : 100"}}));
         let settings = NodeSettings::of(Some(&class)).with_expressions(&class);
         let trial = settings.try_on(&embedded().instance_types);

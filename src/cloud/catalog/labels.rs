@@ -1,22 +1,13 @@
-//! Labels of an instance type, as Karpenter's AWS provider derives them from EC2's description.
+//! Labels of an instance type, derived from EC2's description as in Karpenter's AWS provider.
 
 use std::collections::BTreeMap;
 
 use crate::cloud::ami_family::AmiFamily;
-use crate::cloud::catalog::RawInstanceType;
+use crate::cloud::catalog::raw::{RawInstanceType, architecture};
 use crate::model::labels as keys;
 
-/// The Kubernetes name of the architecture EC2 lists first; `None` for one Kubernetes has no name for.
-pub fn architecture(entry: &RawInstanceType) -> Option<&'static str> {
-    entry.arch.iter().find_map(|arch| match arch.as_str() {
-        "x86_64" => Some("amd64"),
-        "arm64" => Some("arm64"),
-        _ => None,
-    })
-}
-
-/// Every label that holds for all offerings of the type on nodes of an AMI family. A key with nothing to say is left
-/// out: it does not exist on the node.
+/// The labels that all offerings of the type have on nodes of an AMI family. A key without a value is omitted: it does not exist on
+/// the node.
 pub(crate) fn labels(entry: &RawInstanceType, region: &str, family: AmiFamily) -> BTreeMap<String, String> {
     let mut out = BTreeMap::new();
     let mut put = |key: &str, value: String| {
@@ -75,12 +66,12 @@ pub(crate) fn labels(entry: &RawInstanceType, region: &str, family: AmiFamily) -
     aws("instance-hypervisor", Some(entry.hypervisor.clone()));
     aws("instance-encryption-in-transit-supported", entry.encryption_in_transit.map(|yes| yes.to_string()));
     aws("nitro-sandbox", entry.nitro_enclaves.map(|yes| yes.to_string()));
-    // Dedicated tenancy is an account-wide price of its own; what the catalog prices is shared tenancy.
+    // The catalog has prices of shared tenancy; dedicated tenancy is priced separately.
     aws("instance-tenancy", Some("default".to_owned()));
     out
 }
 
-/// `RTX PRO Server 6000` as `rtx-pro-server-6000`: label values hold no spaces.
+/// `RTX PRO Server 6000` as `rtx-pro-server-6000`: label values contain no spaces.
 fn kebab(text: &str) -> String {
     text.to_lowercase().replace(' ', "-")
 }
@@ -107,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn category_and_generation_are_read_from_the_family() {
+    fn category_and_generation_are_parsed_from_the_family() {
         for (family, expected) in [
             ("m5", Some(("m", "5"))),
             ("u-6tb1", Some(("u", "1"))),

@@ -1,10 +1,9 @@
-//! Capacity and overhead of a node: what the kubelet will report before the node exists. The formulas are Karpenter's,
-//! per AMI family.
+//! Predicted capacity and overhead of a node, by Karpenter's formulas for each AMI family.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::cloud::catalog::RawInstanceType;
+use crate::cloud::catalog::raw::RawInstanceType;
 use crate::cloud::catalog::settings::{NodeSettings, Threshold};
 use crate::model::resources::Resources;
 use crate::model::units::{Bytes, Millicores};
@@ -13,13 +12,12 @@ use crate::model::units::{Bytes, Millicores};
 pub const MIB: i64 = 1 << 20;
 /// Bytes of a GB, the unit of local disks.
 const GB: i64 = 1_000_000_000;
-/// Pods of a node whose number is bounded by nothing else.
+/// Maximum number of pods where nothing else limits it: the kubelet's default.
 const UNBOUNDED_PODS: i64 = 110;
-/// Memory below which pods are evicted, by default.
+/// Default hard eviction threshold of memory.
 const EVICTION_MEMORY: Bytes = Bytes::from_mib(100);
 
-/// Pods that the addresses of the network interfaces allow, two host-network pods included; none where no interface is
-/// left.
+/// Number of pods that the addresses of the network interfaces allow, including two host-network pods; 0 where no interface is left.
 fn interface_pods(entry: &RawInstanceType, settings: &NodeSettings, reserved_enis: i64) -> i64 {
     let efa_only = settings.efa_only.unwrap_or_default().first_card;
     match entry.default_card_enis.unwrap_or(entry.enis) - reserved_enis - efa_only {
@@ -28,7 +26,7 @@ fn interface_pods(entry: &RawInstanceType, settings: &NodeSettings, reserved_eni
     }
 }
 
-/// Most pods of a node where its class says nothing.
+/// Maximum number of pods of a node whose class does not set it.
 pub(crate) fn default_pods(entry: &RawInstanceType, settings: &NodeSettings) -> i64 {
     if settings.family.limits_pods_by_interfaces() {
         interface_pods(entry, settings, settings.reserved_enis)
@@ -37,7 +35,7 @@ pub(crate) fn default_pods(entry: &RawInstanceType, settings: &NodeSettings) -> 
     }
 }
 
-/// Most pods of a node.
+/// Maximum number of pods of a node.
 fn pods(entry: &RawInstanceType, settings: &NodeSettings) -> i64 {
     let pods = settings.max_pods.unwrap_or_else(|| default_pods(entry, settings));
     match settings.pods_per_core {
@@ -46,7 +44,7 @@ fn pods(entry: &RawInstanceType, settings: &NodeSettings) -> i64 {
     }
 }
 
-/// What the node reports as capacity.
+/// The capacity that the node reports.
 pub(crate) fn capacity(entry: &RawInstanceType, settings: &NodeSettings) -> Resources {
     Resources {
         cpu: Millicores::from_cores(entry.vcpu),
@@ -57,7 +55,7 @@ pub(crate) fn capacity(entry: &RawInstanceType, settings: &NodeSettings) -> Reso
     }
 }
 
-/// The local disks where the class wants them for pods and there are any, else the volume.
+/// The size of the local disks where the class uses them for pods and there are any, else of the volume.
 fn ephemeral_storage(entry: &RawInstanceType, settings: &NodeSettings) -> Bytes {
     match entry.instance_store_gb {
         Some(size) if settings.local_disks => Bytes(size * GB),
@@ -65,7 +63,7 @@ fn ephemeral_storage(entry: &RawInstanceType, settings: &NodeSettings) -> Bytes 
     }
 }
 
-/// Memory less what firmware and hypervisor keep. Arm machines lose another 64 MiB to the kernel's own reservations.
+/// Memory without the share that firmware and hypervisor reserve. On Arm the kernel reserves another 64 MiB.
 fn usable_memory_mib(entry: &RawInstanceType, settings: &NodeSettings) -> i64 {
     let arm = entry.arch.first().is_some_and(|arch| arch == "arm64");
     let memory = entry.memory_mib - if arm { 64 } else { 0 };
@@ -73,12 +71,10 @@ fn usable_memory_mib(entry: &RawInstanceType, settings: &NodeSettings) -> i64 {
     (memory - kept).max(0)
 }
 
-/// Capacity less kube-reserved, system-reserved and the hard eviction thresholds, never below zero. Soft thresholds
-/// warn, they reserve nothing.
+/// Capacity minus kube-reserved, system-reserved and the hard eviction thresholds, at least zero. Soft thresholds reserve nothing.
 pub(crate) fn allocatable(entry: &RawInstanceType, settings: &NodeSettings, capacity: &Resources) -> Resources {
     let (kube, system, eviction) = (&settings.kube_reserved, &settings.system_reserved, &settings.eviction_hard);
-    // Where the interfaces bound the pods, memory is kept for as many as they allow even if maxPods or reserved
-    // interfaces say fewer.
+    // Where network interfaces limit pods, memory is reserved for that number, even if maxPods or reserved interfaces lower it.
     let kept_for = if settings.family.reserves_memory_by_interfaces() {
         interface_pods(entry, settings, 0)
     } else {
@@ -92,7 +88,7 @@ pub(crate) fn allocatable(entry: &RawInstanceType, settings: &NodeSettings, capa
         || Bytes(ceil_div(capacity.ephemeral_storage.0, 10)),
         |threshold| threshold.of(capacity.ephemeral_storage),
     );
-    // Every amount is the user's to write: sums stop at the largest number.
+    // Amounts are user input: sums saturate.
     let bytes = |capacity: Bytes, taken: [Option<Bytes>; 3]| {
         Bytes(rest(capacity.0, taken.map(|taken| taken.map(|bytes| bytes.0))))
     };
@@ -108,14 +104,14 @@ pub(crate) fn allocatable(entry: &RawInstanceType, settings: &NodeSettings, capa
     }
 }
 
-/// Capacity less the amounts taken, at least zero.
+/// Capacity minus the reserved amounts, at least zero.
 fn rest<const N: usize>(capacity: i64, taken: [Option<i64>; N]) -> i64 {
     let taken = taken.into_iter().flatten().fold(0_i64, i64::saturating_add);
     capacity.saturating_sub(taken).max(0)
 }
 
 impl Threshold {
-    /// The threshold in bytes, of so much capacity; a share is rounded up.
+    /// The threshold in bytes for a capacity; a share is rounded up.
     fn of(self, capacity: Bytes) -> Bytes {
         match self {
             Self::Bytes(bytes) => bytes,
@@ -136,7 +132,7 @@ fn kube_reserved_cpu(vcpu: i64) -> Millicores {
     Millicores(reserved)
 }
 
-/// Extended resources, by the names their device plugins use.
+/// Extended resources by the names of their device plugins.
 fn extended(entry: &RawInstanceType, settings: &NodeSettings) -> BTreeMap<Arc<str>, i64> {
     let gpus = |manufacturer: &str| {
         entry.gpus.iter().filter(|gpu| gpu.manufacturer == manufacturer).map(|gpu| gpu.count).sum::<i64>()
@@ -169,7 +165,7 @@ mod tests {
     const GIB: i64 = 1 << 30;
 
     #[test]
-    fn reserved_cpu_follows_the_bands() {
+    fn reserved_cpu_follows_the_brackets() {
         for (vcpu, expected) in [(1, 60), (2, 70), (4, 80), (8, 90), (64, 230), (96, 310), (128, 390), (192, 550)] {
             assert_eq!(kube_reserved_cpu(vcpu), Millicores(expected), "{vcpu}");
         }

@@ -1,11 +1,11 @@
-//! Prices: on-demand from the list, spot by a rule.
+//! Prices of the raw catalog: on-demand list prices, and spot prices by a rule.
 
 use serde::{Deserialize, Deserializer};
 
 use crate::cloud::draw::draw_between;
 use crate::model::units::MicroUsd;
 
-/// What to tell people who look at spot prices of [`SpotPricing::Synthetic`].
+/// The note that is shown with prices of [`SpotPricing::Synthetic`].
 pub const SYNTHETIC_SPOT_NOTE: &str =
     "synthetic: 25 to 60 % of the on-demand price, drawn per instance type and zone from a seed; not EC2's spot prices";
 
@@ -14,10 +14,10 @@ pub const SYNTHETIC_SPOT_NOTE: &str =
 #[error("spot ratio {0} is not a number from 0 to 100")]
 pub struct PriceError(String);
 
-/// Spot price divided by on-demand price, held as an integer so that prices are exact.
+/// Spot price divided by on-demand price, as an integer so that prices are exact.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SpotRatio {
-    // Parts per million would be coarser than the tolerance that plans are checked with.
+    // Parts per million would be coarser than the tolerance of the plan checker.
     parts_per_billion: i64,
 }
 
@@ -32,7 +32,7 @@ impl SpotRatio {
         if !(0.0..=100.0).contains(&ratio) {
             return Err(PriceError(ratio.to_string()));
         }
-        // In range by the test above, so the cast only drops the fraction that rounding has made zero.
+        // Rounded and in range, so the cast is exact.
         #[allow(clippy::cast_possible_truncation)]
         let parts_per_billion = (ratio * 1e9).round() as i64;
         Ok(Self { parts_per_billion })
@@ -56,11 +56,11 @@ impl SpotRatio {
 /// Where spot prices come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum SpotPricing {
-    /// No spot is offered.
+    /// No spot offerings.
     Off,
-    /// One share of the on-demand price, everywhere.
+    /// The same share of every on-demand price.
     Ratio(SpotRatio),
-    /// Made up: see [`SYNTHETIC_SPOT_NOTE`]. The same seed gives the same prices.
+    /// Invented prices: see [`SYNTHETIC_SPOT_NOTE`]. The same seed gives the same prices.
     Synthetic {
         /// Seed of the draws.
         seed: u64,
@@ -84,7 +84,7 @@ impl SpotPricing {
             Self::Off => None,
             Self::Ratio(ratio) => Some(ratio.of(on_demand)),
             Self::Synthetic { seed } => {
-                // Zones of one type lie close together, as they do in EC2: most of the draw is the type's own.
+                // Prices of one type are similar in all zones, as in EC2: most of the draw depends on the type only.
                 let own = draw_between(seed, &["spot", instance_type], 250_000, 500_000);
                 let zonal = draw_between(seed, &["spot", instance_type, zone], 0, 100_000);
                 Some(SpotRatio::from_parts_per_million(own + zonal).of(on_demand))
@@ -103,12 +103,12 @@ pub(crate) fn deserialize_usd<'de, D: Deserializer<'de>>(deserializer: D) -> Res
     Ok(Some(price))
 }
 
-/// A price in dollars to the nearest micro-dollar; `None` for what no price is: negative, over a million, not a number.
+/// A price in dollars to the nearest micro-dollar; `None` for a negative number, more than a million, and NaN.
 pub fn micro_usd(usd: f64) -> Option<MicroUsd> {
     if !(0.0..=1e6).contains(&usd) {
         return None;
     }
-    // In range by the test above, so the cast only drops the fraction that rounding has made zero.
+    // Rounded and in range, so the cast is exact.
     #[allow(clippy::cast_possible_truncation)]
     let micro = (usd * 1e6).round() as i64;
     Some(MicroUsd(micro))
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn ratio_zero_offers_no_spot_and_nonsense_is_refused() {
+    fn ratio_zero_has_no_spot_offerings_and_invalid_ratios_are_rejected() {
         assert_eq!(SpotPricing::ratio(0.0), Ok(SpotPricing::Off));
         for bad in [-0.1, 100.5, f64::NAN, f64::INFINITY] {
             let text = SpotPricing::ratio(bad).unwrap_err().to_string();

@@ -1,4 +1,4 @@
-//! What a node class decides about the shape of its nodes.
+//! The settings of a node class that decide the resources of its nodes.
 
 use std::collections::BTreeMap;
 
@@ -10,10 +10,10 @@ use crate::cloud::kubelet_config::expressions::Expressions;
 use crate::model::quantity::{parse_bytes, parse_cpu};
 use crate::model::units::{Bytes, Millicores};
 
-/// Bytes of the volume for pods where nothing says otherwise.
+/// Default size of the volume for pods.
 const DEFAULT_VOLUME: Bytes = Bytes::from_gib(20);
 
-/// Amounts that replace, key by key, what would be reserved otherwise.
+/// Reserved amounts that override the defaults, key by key.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Reserved {
     pub cpu: Option<Millicores>,
@@ -21,18 +21,17 @@ pub struct Reserved {
     pub ephemeral_storage: Option<Bytes>,
 }
 
-/// A threshold of eviction.
+/// An eviction threshold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Threshold {
-    /// So many bytes.
+    /// A number of bytes.
     Bytes(Bytes),
     /// A share of the capacity, in billionths.
     Share(i64),
 }
 
 impl Threshold {
-    /// Reads `500Mi` or `7.5%`; nothing for anything else. All of a resource is as nothing: the kubelet's way to turn a
-    /// threshold off.
+    /// Parses `500Mi` or `7.5%`; `None` for anything else. 100 % is 0: the kubelet's way to disable a threshold.
     pub fn parse(text: &str) -> Option<Self> {
         const ALL: i64 = 1_000_000_000;
         let Some(percent) = text.strip_suffix('%') else {
@@ -45,7 +44,7 @@ impl Threshold {
     }
 }
 
-/// Thresholds of hard eviction that replace the defaults.
+/// Hard eviction thresholds that override the defaults.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct EvictionHard {
     /// `memory.available`.
@@ -54,48 +53,48 @@ pub struct EvictionHard {
     pub ephemeral_storage: Option<Threshold>,
 }
 
-/// Interfaces of a class's own list that carry EFA traffic alone.
+/// EFA-only interfaces in a class's list of network interfaces.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct EfaOnly {
     /// On all network cards.
     pub total: i64,
-    /// On the first one, where each takes an interface from the pods.
+    /// On the first network card, where each one reduces the interfaces for pods.
     pub first_card: i64,
 }
 
-/// What a node class decides about the shape of its nodes, and the two settings of the service that do so too. Nodes of
-/// classes with equal settings have equal catalogs.
+/// The settings of a node class that decide the resources of its nodes, and two controller settings with the same effect. Classes
+/// with equal settings have equal catalogs.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodeSettings {
     /// How the image is booted.
     pub family: AmiFamily,
-    /// Bytes of the volume that pods' ephemeral storage lives on.
+    /// Size of the volume for pods' ephemeral storage.
     pub volume_bytes: Bytes,
-    /// Whether local disks, where there are any, hold pods' ephemeral storage instead (`instanceStorePolicy: RAID0`).
+    /// Whether local disks, if any, are used for pods' ephemeral storage instead (`instanceStorePolicy: RAID0`).
     pub local_disks: bool,
     /// `maxPods` of the kubelet; replaces the limit by network interfaces.
     pub max_pods: Option<i64>,
-    /// `podsPerCore` of the kubelet; 0 is as none.
+    /// `podsPerCore` of the kubelet; 0 for no limit.
     pub pods_per_core: Option<i64>,
     /// `kubeReserved` of the kubelet.
     pub kube_reserved: Reserved,
     /// `systemReserved` of the kubelet.
     pub system_reserved: Reserved,
-    /// Expressions of the kubelet configuration, where the gate NodeClassCEL is on: what they come to on an instance type
-    /// replaces the three members above, key by key.
+    /// CEL expressions of the kubelet configuration, where the gate NodeClassCEL is on: their values on an instance type override the
+    /// three members above, key by key.
     pub expressions: Option<Expressions>,
     /// `evictionHard` of the kubelet.
     pub eviction_hard: EvictionHard,
-    /// What the class's own list of network interfaces says of EFA; nothing without such a list.
+    /// EFA-only interfaces of the class; `None` where it has no list of network interfaces.
     pub efa_only: Option<EfaOnly>,
-    /// Network interfaces of each node that pods get no addresses of (Karpenter's `RESERVED_ENIS`).
+    /// Network interfaces of each node that are reserved for other uses than pods (Karpenter's `RESERVED_ENIS`).
     pub reserved_enis: i64,
-    /// Share of memory the hypervisor and firmware keep, in millionths (Karpenter's `VM_MEMORY_OVERHEAD_PERCENT`).
+    /// Share of memory that hypervisor and firmware reserve, in millionths (Karpenter's `VM_MEMORY_OVERHEAD_PERCENT`).
     pub vm_memory_overhead_ppm: i64,
 }
 
 impl Default for NodeSettings {
-    /// An image that nothing is known of, a 20 GiB volume, pods by network interfaces, 7.5 % memory overhead.
+    /// An unknown image, a 20 GiB volume, pods by network interfaces, 7.5 % memory overhead.
     fn default() -> Self {
         Self {
             family: AmiFamily::default(),
@@ -115,9 +114,8 @@ impl Default for NodeSettings {
 }
 
 impl NodeSettings {
-    /// The settings of a node class. The one place where the class's kubelet, volume and interface fields take effect;
-    /// a class without them, or no class, gives the defaults. A kubelet configuration that can't be read counts as
-    /// none: validation refuses it, and nothing is launched of such a class.
+    /// The settings of a node class from its kubelet, volume and interface fields; the defaults where it has none or there is no class.
+    /// An invalid kubelet configuration counts as none: validation rejects it, and such a class launches nothing.
     #[must_use]
     pub fn of(class: Option<&Ec2NodeClass>) -> Self {
         let Some(spec) = class.map(|class| &class.spec) else {
@@ -140,7 +138,7 @@ impl NodeSettings {
         }
     }
 
-    /// The same with the class's expressions, as they are where the gate NodeClassCEL is on.
+    /// The same settings with the class's expressions, for the gate NodeClassCEL.
     #[must_use]
     pub fn with_expressions(mut self, class: &Ec2NodeClass) -> Self {
         let kubelet = Kubelet::parse(class.spec.kubelet.as_ref()).unwrap_or_default();
@@ -149,8 +147,8 @@ impl NodeSettings {
     }
 }
 
-/// Size of the volume for pods: the one marked as root, else the one on the family's device (the last, where the device
-/// is not known), else the family's default.
+/// Size of the volume for pods: the one marked as root, else the one on the family's device (the last one where the device is
+/// unknown), else the family's default.
 fn volume_bytes(spec: &Ec2NodeClassSpec, family: AmiFamily) -> Bytes {
     let size = |mapping: &BlockDeviceMapping| parse_bytes(mapping.ebs.as_ref()?.volume_size.as_deref()?).ok();
     let on_device = |mappings: &[BlockDeviceMapping]| match family.ephemeral_device() {
@@ -164,7 +162,7 @@ fn volume_bytes(spec: &Ec2NodeClassSpec, family: AmiFamily) -> Bytes {
         .unwrap_or(DEFAULT_VOLUME)
 }
 
-/// Amounts by resource, those that can be read.
+/// The valid amounts by resource.
 pub(crate) fn reserved(amounts: Option<BTreeMap<String, String>>) -> Reserved {
     let amounts = amounts.unwrap_or_default();
     let bytes = |resource: &str| amounts.get(resource).and_then(|amount| parse_bytes(amount).ok());
@@ -205,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn a_class_that_says_nothing_gives_the_defaults() {
+    fn an_empty_class_has_the_defaults() {
         assert_eq!(of(json!({})), NodeSettings::default());
         assert_eq!(NodeSettings::of(None), NodeSettings::default());
     }
@@ -280,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn what_validation_refuses_counts_as_unset() {
+    fn an_invalid_setting_counts_as_unset() {
         for kubelet in [json!({"maxPods": "vcpus * 10"}), json!({"maxPods": true, "podsPerCore": 3})] {
             assert_eq!(of(json!({"amiFamily": "Custom", "kubelet": kubelet})), NodeSettings::default(), "{kubelet}");
         }

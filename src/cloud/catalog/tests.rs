@@ -1,11 +1,16 @@
-//! The embedded figures against the worked values of Karpenter's reference and the rule that plans are checked with.
+//! The embedded numbers compared with the values of the Karpenter AWS reference and with the rule of the plan checker.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::*;
 use crate::cloud::ami_family::AmiFamily;
+use crate::model::offering::CapacityType;
+use crate::model::offering::InstanceType;
+use crate::model::offering::Offering;
 use crate::model::resources::Resources;
+use crate::model::units::MicroUsd;
 use crate::model::units::{Bytes, Millicores};
+use std::sync::Arc;
 
 fn shape(name: &str, settings: &NodeSettings) -> InstanceType {
     embedded().instance_type(name).unwrap_or_else(|| panic!("{name} is embedded")).as_node(
@@ -29,7 +34,7 @@ fn the_embedded_catalog_keeps_its_provenance_and_every_instance_type() {
 }
 
 #[test]
-fn a_daemon_that_asks_for_what_some_types_have_runs_on_no_machine_without_it() {
+fn a_daemon_with_a_type_requirement_runs_on_matching_types_only() {
     let windows = NodeSettings { family: AmiFamily::Windows2022, ..NodeSettings::default() };
     let mut seen = BTreeSet::new();
     for entry in &embedded().instance_types {
@@ -47,7 +52,7 @@ fn a_daemon_that_asks_for_what_some_types_have_runs_on_no_machine_without_it() {
 }
 
 #[test]
-fn capacity_and_overhead_are_karpenters() {
+fn capacity_and_overhead_match_karpenter() {
     for (name, pods, cpu, memory_mib, extra) in [
         ("m5.large", 29, 1930, 6903, vec![("vpc.amazonaws.com/pod-eni", 9)]),
         ("a1.medium", 8, 940, 1392, vec![("vpc.amazonaws.com/pod-eni", 10)]),
@@ -96,9 +101,9 @@ fn only_the_interfaces_of_the_default_network_card_carry_pods() {
     }
 }
 
-/// The allocatable resources that plans are checked against, by the checker's formula: memory rounded up, nothing taken
-/// off for Arm. Ours may be smaller, never larger, else a plan of ours would be refused. But it counts the interfaces
-/// of all network cards, and on types with several cards it keeps memory for pods that have no address.
+/// The allocatable resources by the formula of the plan checker: memory rounded up, no deduction for Arm. Ours may be smaller, but
+/// never larger, or the checker would reject a plan. It counts the interfaces of all network cards, and so reserves memory for pods
+/// without an address on types with several cards.
 fn checkers_limit(entry: &RawInstanceType) -> (i64, i64, i64, i64) {
     let pods = entry.enis * (entry.ipv4_per_eni - 1) + 2;
     let milli = entry.vcpu * 1000;
@@ -112,7 +117,7 @@ fn checkers_limit(entry: &RawInstanceType) -> (i64, i64, i64, i64) {
 }
 
 #[test]
-fn no_instance_type_with_one_network_card_is_taken_for_larger_than_the_plan_checker_takes_it_for() {
+fn no_type_with_one_network_card_exceeds_the_plan_checkers_limit() {
     let (several, one): (Vec<_>, Vec<_>) =
         embedded().instance_types.iter().partition(|entry| entry.default_card_enis.is_some());
     assert_eq!(several.len(), 38);
@@ -120,7 +125,7 @@ fn no_instance_type_with_one_network_card_is_taken_for_larger_than_the_plan_chec
         let ours = entry.as_node("us-east-1", &NodeSettings::default(), SpotPricing::Off).allocatable;
         let (cpu, memory, pods, storage) = checkers_limit(entry);
         assert!(ours.cpu.0 <= cpu, "{}: cpu {} over {cpu}", entry.name, ours.cpu.0);
-        // A machine smaller than its own overhead has nothing to give by either rule.
+        // A type smaller than its overhead has nothing allocatable by either rule.
         assert!(ours.memory.0 <= memory.max(0), "{}: memory {} over {memory}", entry.name, ours.memory.0);
         assert!(ours.memory.0 + 200 * MIB >= memory, "{}: memory far below the checker's", entry.name);
         assert!(ours.pods <= pods && ours.ephemeral_storage.0 <= storage, "{}", entry.name);
@@ -132,7 +137,7 @@ fn no_instance_type_with_one_network_card_is_taken_for_larger_than_the_plan_chec
 }
 
 #[test]
-fn labels_say_what_karpenter_says() {
+fn labels_match_karpenter() {
     let text = |name: &str| {
         let lines = shape(name, &NodeSettings::default()).labels;
         lines.iter().map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>().join("\n")
@@ -211,7 +216,7 @@ fn labels_say_what_karpenter_says() {
 }
 
 #[test]
-fn no_label_value_breaks_kubernetes_rules() {
+fn every_label_value_is_valid_in_kubernetes() {
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
     for entry in &embedded().instance_types {
         for (key, value) in entry.as_node("us-east-1", &NodeSettings::default(), SpotPricing::Off).labels {
@@ -222,7 +227,7 @@ fn no_label_value_breaks_kubernetes_rules() {
 }
 
 #[test]
-fn an_instance_type_is_offered_where_and_how_ec2_offers_it() {
+fn offerings_have_the_zones_and_usage_classes_of_ec2() {
     let catalog = embedded().for_node_class(None, SpotPricing::ratio(0.4).unwrap());
     let offerings = |name: &str| {
         let found = catalog.instance_types.iter().find(|entry| &*entry.name == name).unwrap();
@@ -281,7 +286,7 @@ const ONE: &str = r#"{"region": "r-1", "zones": ["r-1a"], "pricesAsOf": "2026-01
   "efa":0,"ebsMbps":null,"ebsAttachments":27,"ebsAttachmentType":"shared","networkMbps":null,"onDemandUsdPerHour":0.0961234,"zones":["r-1a"]}]}"#;
 
 #[test]
-fn a_catalog_file_is_read() {
+fn a_catalog_file_is_parsed() {
     let catalog = parse(ONE).unwrap();
     assert_eq!((catalog.region.as_str(), catalog.prices_as_of.as_str()), ("r-1", "2026-01-01"));
     let entry = catalog.instance_type("m9.large").unwrap();
@@ -290,7 +295,7 @@ fn a_catalog_file_is_read() {
 }
 
 #[test]
-fn what_is_wrong_with_a_catalog_file_is_named() {
+fn errors_in_a_catalog_file_name_the_entry() {
     let (start, end) = (ONE.find("{\"name\"").unwrap(), ONE.rfind(']').unwrap());
     let twice = format!("{},{}", &ONE[..end], &ONE[start..]);
     for (text, expected) in [

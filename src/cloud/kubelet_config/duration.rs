@@ -1,16 +1,16 @@
-//! Durations as Go reads and writes them, which is how the kubelet does.
+//! Durations in Go's notation, which the kubelet uses.
 
 use std::fmt;
 use std::str::FromStr;
 
 use serde::Deserialize;
 
-/// A span of time in nanoseconds, read and written as Go's `time.Duration`: `1m30s`, `1.5h`, `-2ms`.
+/// A duration in nanoseconds, parsed and formatted as Go's `time.Duration`: `1m30s`, `1.5h`, `-2ms`.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[serde(try_from = "String")]
 pub struct GoDuration(i64);
 
-/// A text that is no duration.
+/// The text is no duration.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not a duration such as 30s, 1m30s or 1.5h")]
 pub struct GoDurationError(String);
@@ -66,7 +66,7 @@ fn nanoseconds(text: &str) -> Option<i64> {
             return None;
         }
         let whole: i128 = if whole.is_empty() { 0 } else { whole.parse().ok()? };
-        // Digits past the fifteenth are less than a nanosecond of an hour.
+        // Digits after the fifteenth are less than a nanosecond, even of an hour.
         let fraction = &fraction[..fraction.len().min(15)];
         let scale = 10_i128.pow(u32::try_from(fraction.len()).ok()?);
         let fraction: i128 = if fraction.is_empty() { 0 } else { fraction.parse().ok()? };
@@ -137,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn durations_are_written_as_go_writes_them() {
+    fn durations_are_formatted_as_in_go() {
         for (text, expected) in [
             ("0", "0s"),
             ("0s", "0s"),
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn anything_else_is_refused() {
+    fn other_texts_are_rejected() {
         for text in ["", "-", "soon", "5", "5x", "1d", "s", ".s", "1..5s", "1h 30m", "2562048h", "９s"] {
             assert_eq!(text.parse::<GoDuration>(), Err(GoDurationError(text.to_owned())), "{text}");
         }

@@ -1,10 +1,10 @@
-//! One expression of a kubelet configuration, in CEL: from its text to a whole number.
+//! A CEL expression of a kubelet configuration, evaluated to an integer.
 //!
-//! The text is whatever the owner of a node class wrote, and nothing of it may stop the process or hold it up:
-//! - macros (`map`, `exists`, `has`, …) and regular expressions are left out. Without them there is no loop and no
-//!   binding, every part of the text is evaluated once, and the work is bounded by the length of the text;
-//! - the text is bounded ([`LONGEST`], [`MOST_OPERATORS`], [`DEEPEST`]), and with it the depth of the recursion over it;
-//! - should parser or interpreter panic all the same, that expression has failed, and nothing else.
+//! The text is user input and must neither crash nor block the process:
+//! - macros (`map`, `exists`, `has`, …) and regular expressions are not available. Without them there are no loops and no bindings,
+//!   each part of the text is evaluated once, and the work is bounded by the length of the text;
+//! - the text is bounded ([`MAX_LENGTH`], [`MAX_OPERATORS`], [`MAX_DEPTH`]), and with it the depth of the recursion;
+//! - a panic of the parser or the interpreter fails that expression only.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, LazyLock};
@@ -14,53 +14,53 @@ use cel::common::value::CowVal;
 use cel::parser::Expression as Parsed;
 use cel::{Context, Env, ExecutionError, Value};
 
-/// Longest text of an expression, in bytes.
-pub const LONGEST: usize = 1024;
-/// Most operators, brackets and dots of an expression: no expression is deeper than it has of them.
-pub const MOST_OPERATORS: usize = 128;
-/// Most brackets and branches within each other.
-pub const DEEPEST: u16 = 16;
-/// Longest reason that is passed on, in characters.
-const REASON_CHARS: usize = 200;
+/// Maximum length of an expression in bytes.
+pub const MAX_LENGTH: usize = 1024;
+/// Maximum number of operators, brackets and dots of an expression: an upper bound of its depth.
+pub const MAX_OPERATORS: usize = 128;
+/// Maximum nesting of brackets and branches.
+pub const MAX_DEPTH: u16 = 16;
+/// Maximum length of an interpreter's error message, in characters.
+const MAX_REASON_CHARS: usize = 200;
 
-/// Doubles between these bounds have a whole part that fits an `i64`.
-const BEYOND: f64 = 9_223_372_036_854_775_808.0;
+/// 2^63: the integer part of a double between its negative and itself fits an `i64`.
+const I64_BOUND: f64 = 9_223_372_036_854_775_808.0;
 
-/// Why an expression gives no number.
+/// Why an expression has no usable value.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, thiserror::Error)]
 pub enum ExpressionError {
-    /// Longer than any that makes sense.
-    #[error("it is {0} bytes long, {LONGEST} are allowed")]
+    /// Longer than [`MAX_LENGTH`].
+    #[error("it is {0} bytes long, {MAX_LENGTH} are allowed")]
     TooLong(usize),
-    /// More complex than any that makes sense.
-    #[error("it has {0} operators, brackets and dots, {MOST_OPERATORS} are allowed")]
+    /// More complex than [`MAX_OPERATORS`].
+    #[error("it has {0} operators, brackets and dots, {MAX_OPERATORS} are allowed")]
     TooComplex(usize),
     /// Not CEL.
     #[error("it is no CEL expression: {0}")]
     Syntax(String),
-    /// It can't be evaluated with these values.
+    /// The evaluation with these values fails.
     #[error("{0}")]
     Failed(String),
-    /// Its result is something else.
+    /// The result is not a number.
     #[error("it gives a {0}, a number (int or double) is wanted")]
     NoNumber(String),
-    /// NaN, infinite, or too large to count with.
+    /// NaN, infinite, or out of range.
     #[error("it gives {0}, which is no number to count with")]
     Unbounded(String),
-    /// Below zero, where nothing can be.
+    /// Negative where that is not allowed.
     #[error("it gives {0}, which is negative")]
     Negative(i64),
-    /// More than a field of 32 bits holds.
+    /// Out of the range of a 32-bit field.
     #[error("it gives {0}, at most 2147483647 can be written")]
     TooLarge(i64),
-    /// A defect of the interpreter.
+    /// A panic of the interpreter.
     #[error("it breaks the interpreter")]
     Panicked,
 }
 
 impl ExpressionError {
-    /// Whether the expression can't even be read, whatever the values.
-    pub const fn is_unreadable(&self) -> bool {
+    /// Whether the expression can't be parsed, independent of the values.
+    pub const fn is_parse_error(&self) -> bool {
         matches!(self, Self::TooLong(_) | Self::TooComplex(_) | Self::Syntax(_))
     }
 }
@@ -82,13 +82,13 @@ pub struct Variables<'a> {
     pub instance_type: &'a str,
 }
 
-/// An expression that was read.
+/// A parsed expression.
 #[derive(Debug)]
 pub struct Expression {
     parsed: Parsed,
 }
 
-/// The standard functions of CEL, less macros, optional values, regular expressions and times; and `max` and `min`.
+/// The standard functions of CEL without macros, optional values, regular expressions and times; plus `max` and `min`.
 static ENV: LazyLock<Arc<Env>> = LazyLock::new(|| {
     let mut env = Env::default().with_optional_support(false).with_stdlib();
     let types: [(&str, fn() -> Type); 2] = [("int", || INT_TYPE), ("double", || DOUBLE_TYPE)];
@@ -105,19 +105,19 @@ static ENV: LazyLock<Arc<Env>> = LazyLock::new(|| {
 });
 
 impl Expression {
-    /// Reads a text.
+    /// Parses a text.
     ///
     /// # Errors
     /// It is too long, too complex, or not CEL.
     pub fn parse(text: &str) -> Result<Self, ExpressionError> {
-        if text.len() > LONGEST {
+        if text.len() > MAX_LENGTH {
             return Err(ExpressionError::TooLong(text.len()));
         }
         let operators = text.bytes().filter(|byte| b"+-*/%<>=!&|?:.([{}])".contains(byte)).count();
-        if operators > MOST_OPERATORS {
+        if operators > MAX_OPERATORS {
             return Err(ExpressionError::TooComplex(operators));
         }
-        let parse = || ENV.parser().max_recursion_depth(DEEPEST).parse(text);
+        let parse = || ENV.parser().max_recursion_depth(MAX_DEPTH).parse(text);
         match catch_unwind(AssertUnwindSafe(parse)) {
             Ok(Ok(parsed)) => Ok(Self { parsed }),
             Ok(Err(errors)) => {
@@ -129,10 +129,10 @@ impl Expression {
         }
     }
 
-    /// The number that it gives, a fraction cut off.
+    /// Evaluates the expression to a number, truncated to an integer.
     ///
     /// # Errors
-    /// It can't be evaluated with these values, or gives no number.
+    /// The evaluation fails, or the result is no number.
     pub fn number(&self, variables: &Variables<'_>) -> Result<i64, ExpressionError> {
         let mut context = Context::with_env(Arc::clone(&ENV));
         for (name, value) in [
@@ -156,8 +156,8 @@ impl Expression {
 }
 
 fn truncated(number: f64) -> Result<i64, ExpressionError> {
-    if number > -BEYOND && number < BEYOND {
-        // In range by the test, so the cast only drops the fraction.
+    if number > -I64_BOUND && number < I64_BOUND {
+        // In range, so the cast only truncates.
         #[allow(clippy::cast_possible_truncation)]
         return Ok(number as i64);
     }
@@ -166,7 +166,7 @@ fn truncated(number: f64) -> Result<i64, ExpressionError> {
 
 fn shortened(reason: &str) -> String {
     let one_line = reason.split_whitespace().collect::<Vec<_>>().join(" ");
-    match one_line.char_indices().nth(REASON_CHARS) {
+    match one_line.char_indices().nth(MAX_REASON_CHARS) {
         Some((end, _)) => format!("{}…", &one_line[..end]),
         None => one_line,
     }
@@ -180,7 +180,7 @@ fn smaller<'b, 'v>(args: &[CowVal<'b, 'v>]) -> Result<CowVal<'b, 'v>, ExecutionE
     one_of("min", args, i64::min, f64::min)
 }
 
-/// One of two numbers; a double where either is one, and NaN where either is that.
+/// One of two numbers: a double where either is a double, NaN where either is NaN.
 fn one_of<'b, 'v>(
     name: &str,
     args: &[CowVal<'b, 'v>],
@@ -194,7 +194,7 @@ fn one_of<'b, 'v>(
     if let (Some(left), Some(right)) = (int(left), int(right)) {
         return Ok(CowVal::owned(CelInt::from(of_ints(left, right))));
     }
-    // An int of more than 53 bits is rounded, as CEL's own double() does.
+    // An int of more than 53 bits is rounded, as by CEL's double().
     #[allow(clippy::cast_precision_loss)]
     let double = |value: &CowVal<'b, 'v>| {
         let double = value.downcast_ref::<CelDouble>().map(|double| *double.inner());

@@ -1,5 +1,4 @@
-//! The expressions of a kubelet configuration together: what they come to on an instance type (Karpenter's feature gate
-//! NodeClassCEL).
+//! The CEL expressions of a kubelet configuration, and their values on an instance type (Karpenter's feature gate NodeClassCEL).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,10 +10,10 @@ use crate::cloud::kubelet_config::expression::{Expression, ExpressionError, Vari
 use crate::cloud::kubelet_config::programs::program;
 use crate::cloud::kubelet_config::{Kubelet, KubeletMap, MaxPods};
 
-/// Members of the configuration that may hold expressions by resource.
+/// Members of the configuration that may contain expressions by resource.
 const RESERVED: [&str; 2] = ["kubeReserved", "systemReserved"];
 
-/// The expressions, by where they stand; everything else of the configuration is not here.
+/// The expressions of a configuration by member.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Expressions {
     max_pods: Option<String>,
@@ -22,9 +21,9 @@ pub struct Expressions {
     reserved: [BTreeMap<String, String>; 2],
 }
 
-/// An instance type, as expressions see it.
+/// The properties of an instance type that expressions can use.
 #[derive(Clone, Copy, Debug)]
-pub struct Machine<'a> {
+pub struct InstanceTypeFacts<'a> {
     /// As `m7g.large`.
     pub instance_type: &'a str,
     /// Default vCPUs.
@@ -35,38 +34,35 @@ pub struct Machine<'a> {
     pub default_enis: i64,
     /// IPv4 addresses of an interface.
     pub ips_per_eni: i64,
-    /// Most pods where the class says nothing.
+    /// Maximum number of pods where the class does not set it.
     pub default_pods: i64,
-    /// Most pods as the class says it in a number.
+    /// `maxPods` of the class, where it is a number.
     pub class_pods: Option<i64>,
 }
 
-/// What the expressions come to on an instance type: quantities, as the kubelet reads them.
+/// The values of the expressions on an instance type, in the kubelet's notation.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Evaluated {
     /// `maxPods`, where it is an expression.
     pub max_pods: Option<i32>,
-    /// Expressions of `kubeReserved` by resource; those that failed are not here.
+    /// Values of `kubeReserved` by resource, without failed ones.
     pub kube_reserved: BTreeMap<String, String>,
-    /// Expressions of `systemReserved` by resource; those that failed are not here.
+    /// Values of `systemReserved` by resource, without failed ones.
     pub system_reserved: BTreeMap<String, String>,
 }
 
-/// An expression that gives nothing usable on an instance type.
+/// An expression without a usable value on an instance type.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("spec.kubelet.{place}: the expression {text:?} can't be used on {instance_type}: {source}")]
 pub struct Unusable {
-    /// Where it stands, as `maxPods` or `kubeReserved[cpu]`.
+    /// The member, as `maxPods` or `kubeReserved[cpu]`.
     pub place: String,
-    /// Its text.
     pub text: String,
-    /// The instance type.
     pub instance_type: String,
-    /// Why.
     pub source: ExpressionError,
 }
 
-/// Expressions that were read once, to be evaluated for many instance types.
+/// Parsed expressions, for evaluation on many instance types.
 #[derive(Debug)]
 pub struct Compiled<'a> {
     max_pods: Option<Entry<'a>>,
@@ -88,7 +84,7 @@ impl<'a> Entry<'a> {
         self.read.as_ref().map_err(Clone::clone)?.number(variables)
     }
 
-    fn unusable(&self, place: String, machine: &Machine<'_>, source: ExpressionError) -> Unusable {
+    fn unusable(&self, place: String, machine: &InstanceTypeFacts<'_>, source: ExpressionError) -> Unusable {
         Unusable { place, text: self.text.to_owned(), instance_type: machine.instance_type.to_owned(), source }
     }
 }
@@ -109,7 +105,7 @@ impl Expressions {
             .then_some(Self { max_pods, reserved })
     }
 
-    /// Reads them. One that can't be read fails when it is evaluated.
+    /// Parses the expressions. A parse error is returned by the evaluation.
     pub fn compile(&self) -> Compiled<'_> {
         let reserved = self
             .reserved
@@ -120,11 +116,11 @@ impl Expressions {
 }
 
 impl Compiled<'_> {
-    /// What they come to on an instance type. What is reserved by an expression that fails counts as not set, and is told.
+    /// Evaluates the expressions on an instance type. A reserved amount that fails counts as not set and is returned.
     ///
     /// # Errors
-    /// `maxPods` gives no number of pods: how large such a node would be nobody knows.
-    pub fn on(&self, machine: &Machine<'_>) -> Result<(Evaluated, Vec<Unusable>), Unusable> {
+    /// `maxPods` fails: the capacity of such a node is unknown.
+    pub fn on(&self, machine: &InstanceTypeFacts<'_>) -> Result<(Evaluated, Vec<Unusable>), Unusable> {
         let mut variables = Variables {
             vcpus: machine.vcpus,
             memory_mib: machine.memory_mib,
@@ -162,8 +158,8 @@ impl Compiled<'_> {
 }
 
 impl Evaluated {
-    /// A configuration with numbers in the place of its expressions.
-    pub fn put_into(&self, map: &KubeletMap) -> KubeletMap {
+    /// A configuration with its expressions replaced by these values.
+    pub fn apply_to(&self, map: &KubeletMap) -> KubeletMap {
         let mut out = map.clone();
         if let Some(pods) = self.max_pods {
             out.insert("maxPods".to_owned(), pods.into());
@@ -187,7 +183,7 @@ fn pods(number: i64) -> Result<i32, ExpressionError> {
     }
 }
 
-/// An amount of a resource in the unit that its expressions count in, rounded up to the step of that resource.
+/// An amount of a resource in the unit of its expressions, rounded up to the resource's step.
 fn quantity(resource: &str, number: i64) -> Result<String, ExpressionError> {
     let (unit, step) = match resource {
         "cpu" => ("m", 10),
@@ -206,7 +202,7 @@ mod tests {
 
     use super::*;
 
-    const M5_LARGE: Machine<'_> = Machine {
+    const M5_LARGE: InstanceTypeFacts<'_> = InstanceTypeFacts {
         instance_type: "m5.large",
         vcpus: 2,
         memory_mib: 8192,
@@ -220,7 +216,7 @@ mod tests {
         serde_json::from_value(value).unwrap()
     }
 
-    fn on(kubelet: Value, machine: &Machine<'_>) -> Result<(Evaluated, Vec<Unusable>), Unusable> {
+    fn on(kubelet: Value, machine: &InstanceTypeFacts<'_>) -> Result<(Evaluated, Vec<Unusable>), Unusable> {
         let kubelet = Kubelet::parse(Some(&map(kubelet))).unwrap();
         Expressions::of(&kubelet).unwrap().compile().on(machine)
     }
@@ -252,9 +248,9 @@ mod tests {
     }
 
     #[test]
-    fn c34_max_pods_is_the_default_in_its_own_expression_and_the_resolved_number_in_others() {
+    fn c34_max_pods_is_the_default_in_its_own_expression_only() {
         let pods = |kubelet: Value, class_pods: Option<i64>| {
-            let (evaluated, _) = on(kubelet, &Machine { class_pods, ..M5_LARGE }).unwrap();
+            let (evaluated, _) = on(kubelet, &InstanceTypeFacts { class_pods, ..M5_LARGE }).unwrap();
             (evaluated.max_pods, evaluated.kube_reserved.get("pid").cloned())
         };
         let reserved = json!({"pid": "max_pods * 1"});
@@ -268,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn c34_max_pods_that_is_no_number_of_pods_fails_the_whole() {
+    fn c34_an_invalid_max_pods_fails_the_evaluation() {
         for (text, expected) in [
             ("0", Ok(0)),
             ("2147483647", Ok(i32::MAX)),
@@ -285,9 +281,9 @@ mod tests {
             match (result, expected) {
                 (Ok((evaluated, _)), Ok(pods)) => assert_eq!(evaluated.max_pods, Some(pods), "{text}"),
                 (Err(error), Err(part)) => {
-                    let told = error.to_string();
-                    assert!(told.starts_with("spec.kubelet.maxPods: the expression "), "{told}");
-                    assert!(told.contains(part) && told.contains("on m5.large"), "{told}");
+                    let message = error.to_string();
+                    assert!(message.starts_with("spec.kubelet.maxPods: the expression "), "{message}");
+                    assert!(message.contains(part) && message.contains("on m5.large"), "{message}");
                 }
                 (result, _) => panic!("{text}: {result:?}"),
             }
@@ -295,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn c34_a_reserved_amount_that_fails_or_is_negative_is_dropped_and_told() {
+    fn c34_a_failed_or_negative_reserved_amount_is_dropped_and_reported() {
         let (evaluated, dropped) = on(
             json!({
                 "kubeReserved": {"cpu": "vcpus / 0", "memory": "0 - vcpus", "pid": "vcpus * 1", "ephemeral-storage": "1Gi"},
@@ -323,14 +319,14 @@ mod tests {
     }
 
     #[test]
-    fn c34_numbers_take_the_place_of_expressions_in_the_configuration() {
+    fn c34_values_replace_expressions_in_the_configuration() {
         let kubelet = map(json!({
             "maxPods": "vcpus * 10", "kubeReserved": {"cpu": "vcpus * 35", "memory": "1Gi", "pid": "nonsense"},
             "systemReserved": {"memory": "memory_mib / 10"}, "serializeImagePulls": false,
         }));
         let read = Kubelet::parse(Some(&kubelet)).unwrap();
         let (evaluated, _) = Expressions::of(&read).unwrap().compile().on(&M5_LARGE).unwrap();
-        let put = evaluated.put_into(&kubelet);
+        let put = evaluated.apply_to(&kubelet);
         assert_eq!(
             json!(put),
             json!({
@@ -342,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn a_configuration_of_numbers_alone_has_no_expressions() {
+    fn a_configuration_of_numbers_has_no_expressions() {
         for kubelet in [json!({}), json!({"maxPods": 10, "kubeReserved": {"cpu": "100m"}, "systemReserved": null})] {
             assert_eq!(Expressions::of(&Kubelet::parse(Some(&map(kubelet))).unwrap()), None);
         }

@@ -1,6 +1,6 @@
-//! The kubelet configuration of a node class: the members that decide how large a node is and how it boots. The map
-//! itself is open (any member of `kubelet.config.k8s.io/v1beta1`); whether it is right is `cloud::ec2::kubelet`'s to
-//! say. Where Karpenter's feature gate NodeClassCEL is on, `maxPods` and reserved amounts may be [`expressions`].
+//! The kubelet configuration of a node class: the members that decide a node's resources and its boot. The map is open (any member
+//! of `kubelet.config.k8s.io/v1beta1`); `cloud::ec2::bootstrap::kubelet_validation` validates it. With Karpenter's feature gate
+//! NodeClassCEL, `maxPods` and reserved amounts may be [`expressions`].
 
 pub mod duration;
 pub mod expression;
@@ -19,38 +19,38 @@ use crate::api::validation::is_quantity;
 /// A class's `spec.kubelet` as it is stored.
 pub type KubeletMap = BTreeMap<String, Value>;
 
-/// A kubelet configuration whose interpreted members have wrong types. Validation says more.
+/// An interpreted member of the kubelet configuration has a wrong type. Validation reports details.
 #[derive(Debug, thiserror::Error)]
 #[error("spec.kubelet can't be read: {0}")]
 pub struct KubeletError(#[from] serde_json::Error);
 
-/// The members of the configuration that are interpreted. `null` is as absent.
+/// The interpreted members of the configuration. `null` counts as absent.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Kubelet {
-    /// Addresses of the cluster's DNS; the one discovered is used when there are none.
+    /// Addresses of the cluster DNS; by default the discovered one.
     #[serde(rename = "clusterDNS")]
     pub cluster_dns: Option<Vec<String>>,
-    /// Most pods of a node.
+    /// Maximum number of pods.
     pub max_pods: Option<MaxPods>,
-    /// Most pods per vCPU; 0 is as none.
+    /// Maximum number of pods per vCPU; 0 for no limit.
     pub pods_per_core: Option<i32>,
-    /// What is kept for the system, by resource.
+    /// Amounts reserved for the system, by resource.
     pub system_reserved: Option<BTreeMap<String, String>>,
-    /// What is kept for Kubernetes' own daemons, by resource.
+    /// Amounts reserved for Kubernetes daemons, by resource.
     pub kube_reserved: Option<BTreeMap<String, String>>,
-    /// Thresholds below which pods are evicted at once, by signal.
+    /// Hard eviction thresholds by signal.
     pub eviction_hard: Option<BTreeMap<String, String>>,
-    /// Thresholds below which pods are evicted after a grace period, by signal.
+    /// Soft eviction thresholds by signal.
     pub eviction_soft: Option<BTreeMap<String, String>>,
     /// Grace periods of [`Kubelet::eviction_soft`], by signal.
     pub eviction_soft_grace_period: Option<BTreeMap<String, GoDuration>>,
-    /// Longest grace period of a pod evicted by a soft threshold, in seconds.
+    /// Maximum grace period of a pod evicted by a soft threshold, in seconds.
     pub eviction_max_pod_grace_period: Option<i32>,
-    /// Disk usage above which images are collected, percent.
+    /// Disk usage above which images are garbage-collected, percent.
     #[serde(rename = "imageGCHighThresholdPercent")]
     pub image_gc_high_threshold_percent: Option<i32>,
-    /// Disk usage below which images are not collected, percent.
+    /// Disk usage below which images are not garbage-collected, percent.
     #[serde(rename = "imageGCLowThresholdPercent")]
     pub image_gc_low_threshold_percent: Option<i32>,
     /// Whether CPU limits are enforced by CFS quota.
@@ -58,17 +58,16 @@ pub struct Kubelet {
     pub cpu_cfs_quota: Option<bool>,
 }
 
-/// `maxPods`: a number, or text, which is an expression to evaluate per instance type.
+/// `maxPods`: a number, or an expression that is evaluated for each instance type.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
 #[serde(untagged)]
 pub enum MaxPods {
-    /// A number.
     Count(i32),
-    /// An expression: as if unset where expressions are off ([`expressions`]).
+    /// An expression; counts as unset where [`expressions`] are off.
     Expression(String),
 }
 
-/// Names of the members of [`Kubelet`] as the configuration spells them, sorted.
+/// The names of the interpreted members in the configuration, sorted.
 pub const INTERPRETED: [&str; 12] = [
     "clusterDNS",
     "cpuCFSQuota",
@@ -85,7 +84,7 @@ pub const INTERPRETED: [&str; 12] = [
 ];
 
 impl Kubelet {
-    /// Reads the interpreted members; none of them when there is no configuration.
+    /// Parses the interpreted members; all are absent where there is no configuration.
     ///
     /// # Errors
     /// A member has a wrong type, or a grace period is no duration.
@@ -113,7 +112,7 @@ impl Kubelet {
             || reserved.into_iter().flatten().flat_map(BTreeMap::values).any(|amount| !is_quantity(amount))
     }
 
-    /// [`Kubelet::kube_reserved`] without its expressions: all there is of it where expressions are off.
+    /// [`Kubelet::kube_reserved`] without its expressions.
     pub fn fixed_kube_reserved(&self) -> Option<BTreeMap<String, String>> {
         self.kube_reserved.as_ref().map(quantities)
     }
@@ -141,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn the_interpreted_members_are_read_and_the_others_left_alone() {
+    fn interpreted_members_are_parsed_and_others_ignored() {
         let read = Kubelet::parse(Some(&map(json!({
             "clusterDNS": ["10.0.0.10"], "maxPods": 30, "podsPerCore": 2, "cpuCFSQuota": false,
             "systemReserved": {"cpu": "100m"}, "kubeReserved": {"memory": "1Gi"},
@@ -176,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn expressions_are_known_and_left_out() {
+    fn expressions_are_recognized_and_left_out() {
         for (value, expected) in [
             (json!({"maxPods": "vcpus * 10"}), true),
             (json!({"maxPods": 10}), false),
@@ -197,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn every_interpreted_member_of_a_wrong_type_is_refused() {
+    fn an_interpreted_member_of_a_wrong_type_is_rejected() {
         let wrong = [
             json!("10.0.0.10"),
             json!("true"),

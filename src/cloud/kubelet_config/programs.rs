@@ -1,4 +1,4 @@
-//! Expressions that were read, kept for as long as they are in use: a launch needs them within milliseconds.
+//! Cache of parsed expressions, so that launches do not parse them again.
 
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex};
@@ -7,38 +7,38 @@ use std::time::{Duration, Instant};
 use crate::cloud::kubelet_config::expression::{Expression, ExpressionError};
 use crate::sync::lock;
 
-/// How long one that nobody asks for is kept. Karpenter's figure.
-const KEPT: Duration = Duration::from_hours(12);
-/// Most that are kept: a cluster has a few node classes, with a few expressions each.
-const MOST: usize = 512;
+/// How long an unused expression is cached, as in Karpenter.
+const TTL: Duration = Duration::from_hours(12);
+/// Maximum number of cached expressions: a cluster has a few node classes with a few expressions each.
+const MAX_ENTRIES: usize = 512;
 
 static PROGRAMS: LazyLock<Mutex<Programs>> = LazyLock::new(Mutex::default);
 
-/// The expression of a text, read or remembered. Gives the same whether it is remembered or not.
+/// The parsed expression of a text.
 ///
 /// # Errors
-/// As [`Expression::parse`]. Failures are not remembered.
+/// As [`Expression::parse`]. Failures are not cached.
 pub fn program(text: &str) -> Result<Arc<Expression>, ExpressionError> {
     lock(&PROGRAMS).get(text, Instant::now())
 }
 
 #[derive(Debug, Default)]
 struct Programs {
-    /// By text, with when each was asked for last.
+    /// By text, with the time of the last use.
     kept: HashMap<String, (Arc<Expression>, Instant)>,
 }
 
 impl Programs {
     fn get(&mut self, text: &str, now: Instant) -> Result<Arc<Expression>, ExpressionError> {
         if let Some((expression, used)) = self.kept.get_mut(text)
-            && now.duration_since(*used) < KEPT
+            && now.duration_since(*used) < TTL
         {
             *used = now;
             return Ok(Arc::clone(expression));
         }
         let expression = Arc::new(Expression::parse(text)?);
-        self.kept.retain(|_, (_, used)| now.duration_since(*used) < KEPT);
-        if self.kept.len() >= MOST {
+        self.kept.retain(|_, (_, used)| now.duration_since(*used) < TTL);
+        if self.kept.len() >= MAX_ENTRIES {
             let oldest = self.kept.iter().min_by_key(|(_, (_, used))| *used).map(|(text, _)| text.clone());
             self.kept.retain(|text, _| oldest.as_ref() != Some(text));
         }
@@ -52,28 +52,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn c34_a_program_is_kept_for_twelve_hours_after_its_last_use() {
+    fn c34_a_program_is_cached_for_twelve_hours_after_its_last_use() {
         let (mut programs, start) = (Programs::default(), Instant::now());
         let first = programs.get("vcpus", start).unwrap();
-        let within = KEPT.saturating_sub(Duration::from_secs(1));
+        let within = TTL.saturating_sub(Duration::from_secs(1));
         let soon = start + within;
         assert!(Arc::ptr_eq(&first, &programs.get("vcpus", soon).unwrap()));
         assert!(Arc::ptr_eq(&first, &programs.get("vcpus", soon + within).unwrap()), "sliding");
-        let late = soon + KEPT * 2;
+        let late = soon + TTL * 2;
         assert!(!Arc::ptr_eq(&first, &programs.get("vcpus", late).unwrap()));
-        programs.get("max_pods", late + KEPT).unwrap();
-        assert_eq!(programs.kept.len(), 1, "what nobody asks for goes");
+        programs.get("max_pods", late + TTL).unwrap();
+        assert_eq!(programs.kept.len(), 1, "the unused program expired");
     }
 
     #[test]
-    fn c34_failures_are_not_kept_and_the_oldest_makes_room() {
+    fn c34_failures_are_not_cached_and_the_least_recently_used_is_evicted() {
         let (mut programs, start) = (Programs::default(), Instant::now());
         assert!(programs.get("vcpus *", start).is_err());
         assert!(programs.kept.is_empty());
-        for number in 0..=MOST {
+        for number in 0..=MAX_ENTRIES {
             programs.get(&number.to_string(), start + Duration::from_secs(number as u64)).unwrap();
         }
-        assert_eq!(programs.kept.len(), MOST);
+        assert_eq!(programs.kept.len(), MAX_ENTRIES);
         assert!(!programs.kept.contains_key("0") && programs.kept.contains_key("1"));
     }
 }

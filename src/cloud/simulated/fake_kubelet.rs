@@ -1,8 +1,8 @@
-//! The simulated instances as Kubernetes sees them: at boot each registers a Node as its kubelet would, and when it is gone
-//! the Node is deleted as the cloud controller manager would. The only file of the simulation that talks to Kubernetes.
+//! The kubelets and the cloud controller manager of simulated instances: a Node is registered at boot and deleted after the
+//! termination. The only module of the simulation that calls Kubernetes.
 //!
-//! The annotation [`FAKE_NODE`] hands the Node over to kwok, which plays the kubelet from then on: heartbeats, pods running.
-//! The annotation [`EVENT_ANNOTATION`] on a Node makes something happen to its instance, for people with kubectl:
+//! With the annotation [`FAKE_NODE`] kwok acts as the kubelet from then on: heartbeats, running pods.
+//! The annotation [`EVENT_ANNOTATION`] on a Node applies an event to its instance:
 //! `kubectl annotate node ip-10-1-2-3.ec2.internal simulated.stowage.dev/event=spot-interruption`.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -28,36 +28,36 @@ use tracing::{debug, info, warn};
 
 use crate::cloud::simulated::node_steps::NodeAction;
 use crate::cloud::simulated::provider::SimulatedEc2;
-use crate::cloud::simulated::record::{NodeStep, Record};
 use crate::cloud::simulated::script::InstanceEvent;
+use crate::cloud::simulated::state::{InstanceRecord, NodeStep};
 use crate::model::labels;
 use crate::model::labels as keys;
 use crate::model::offering::InstanceType;
 use crate::model::resources::Resources;
 use crate::model::units::Bytes;
 
-/// Annotation by which kwok knows the nodes it plays.
+/// Annotation of the nodes that kwok manages.
 pub const FAKE_NODE: &str = "kwok.x-k8s.io/node";
-/// Annotation on a Node that makes something happen to its instance, once: `spot-interruption`, `rebalance`,
+/// Annotation on a Node that applies an event to its instance, once: `spot-interruption`, `rebalance`,
 /// `scheduled-change`, `terminate` or `kernel-panic`. It is removed when it takes effect.
 pub const EVENT_ANNOTATION: &str = labels::SIMULATED_EVENT;
-/// Annotation that says why an [`EVENT_ANNOTATION`] had no effect.
+/// Annotation with the reason why an [`EVENT_ANNOTATION`] had no effect.
 pub const EVENT_ERROR_ANNOTATION: &str = labels::SIMULATED_EVENT_ERROR;
 
-/// Holder of the lease of a node whose kubelet fell silent. kwok renews no lease that another holds, and leaves the node and its
-/// pods alone. (Taking [`FAKE_NODE`] away would not do: kwok would go on renewing the lease, even of a deleted node.)
+/// Lease holder of a node whose kubelet stopped. kwok does not renew a lease of another holder, and does not manage the node and
+/// its pods then. Removing [`FAKE_NODE`] is not enough: kwok keeps renewing the lease, even of a deleted node.
 const SILENT: &str = "stowage-simulated-silence";
-/// How long a silent kubelet's lease is taken from kwok: ten years.
+/// Duration of that lease: ten years.
 const SILENT_SECONDS: i32 = 315_360_000;
 /// Namespace of the kubelets' leases.
 const LEASES: &str = "kube-node-lease";
 
-/// Most requests to the API server at once.
-const MOST_AT_ONCE: usize = 32;
-/// Longest pause between attempts at one Node.
-const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+/// Maximum number of concurrent requests to the API server.
+const MAX_CONCURRENT: usize = 32;
+/// Longest backoff between attempts for one Node.
+const MAX_BACKOFF: Duration = Duration::from_secs(5);
 
-/// Why a step on a Node failed; it is tried again.
+/// Why a step of a Node failed. It is retried.
 #[derive(Debug, thiserror::Error)]
 enum StepError {
     #[error(transparent)]
@@ -68,45 +68,45 @@ enum StepError {
     UnknownType(String),
 }
 
-/// What the simulation writes to.
+/// The API resources that the simulation writes.
 #[derive(Clone)]
-struct Cluster {
+struct ClusterApis {
     nodes: Api<Node>,
     leases: Api<Lease>,
 }
 
-/// The outcome of one request or chain of requests.
-enum Done {
+/// The outcome of a task.
+enum Outcome {
     Step { id: String, step: NodeStep, result: Result<(), StepError> },
     Event,
 }
 
 impl SimulatedEc2 {
-    /// Plays the kubelets and the cloud controller until `shutdown` is ready. Failed requests are repeated with growing
-    /// pauses, for as long as the instance they are about is described; launches never wait for any of it.
+    /// Acts as the kubelets and the cloud controller manager until `shutdown` completes. Failed requests are retried with backoff
+    /// while the instance is described. Launches do not wait for them.
     pub async fn run(self: Arc<Self>, client: Client, shutdown: impl Future<Output = ()> + Send) {
-        let cluster = Cluster { nodes: Api::all(client.clone()), leases: Api::namespaced(client.clone(), LEASES) };
+        let cluster = ClusterApis { nodes: Api::all(client.clone()), leases: Api::namespaced(client.clone(), LEASES) };
         let metadata: Api<PartialObjectMeta<Node>> = Api::all(client);
         let mut watch = watcher(metadata, watcher::Config::default()).default_backoff().touched_objects().boxed();
-        let mut tasks: FuturesUnordered<BoxFuture<'static, Done>> = FuturesUnordered::new();
+        let mut tasks: FuturesUnordered<BoxFuture<'static, Outcome>> = FuturesUnordered::new();
         let mut busy: BTreeSet<String> = BTreeSet::new();
         let mut failures: BTreeMap<String, (u32, Instant)> = BTreeMap::new();
         let mut watching = true;
         tokio::pin!(shutdown);
         loop {
             let now = Instant::now();
-            // Looked for in batches: each look passes over every instance.
-            if tasks.len() <= MOST_AT_ONCE / 2 {
-                let resting = |id: &str| busy.contains(id) || failures.get(id).is_some_and(|(_, until)| now < *until);
-                for action in self.node_actions(MOST_AT_ONCE / 2, resting) {
+            // In batches, because each evaluation iterates over all instances.
+            if tasks.len() <= MAX_CONCURRENT / 2 {
+                let skipped = |id: &str| busy.contains(id) || failures.get(id).is_some_and(|(_, until)| now < *until);
+                for action in self.node_actions(MAX_CONCURRENT / 2, skipped) {
                     busy.insert(action.record.id.clone());
                     tasks.push(Arc::clone(&self).perform(cluster.clone(), action).boxed());
                 }
             }
             tokio::select! {
                 () = &mut shutdown => return,
-                Some(done) = tasks.next(), if !tasks.is_empty() => {
-                    if let Done::Step { id, step, result } = done {
+                Some(outcome) = tasks.next(), if !tasks.is_empty() => {
+                    if let Outcome::Step { id, step, result } = outcome {
                         busy.remove(&id);
                         match result {
                             Ok(()) => {
@@ -115,30 +115,30 @@ impl SimulatedEc2 {
                             }
                             Err(error) => {
                                 let attempt = failures.get(&id).map_or(0, |(attempt, _)| attempt + 1);
-                                // An outage fails every node at once and every few seconds: say it once in a while.
+                                // An outage fails all nodes every few seconds: log every tenth attempt only.
                                 if attempt.is_multiple_of(10) {
-                                    warn!(instance = %id, ?step, attempt, %error, "a simulated node's step failed, trying again");
+                                    warn!(instance = %id, ?step, attempt, %error, "step of a simulated node failed, retrying");
                                 }
-                                failures.insert(id, (attempt, Instant::now() + pause(attempt)));
+                                failures.insert(id, (attempt, Instant::now() + backoff(attempt)));
                             }
                         }
                     }
                 }
-                seen = watch.next(), if watching => match seen {
+                event = watch.next(), if watching => match event {
                     Some(Ok(node)) if node.annotations().contains_key(EVENT_ANNOTATION) => {
-                        tasks.push(Arc::clone(&self).take_event(cluster.nodes.clone(), node).boxed());
+                        tasks.push(Arc::clone(&self).apply_annotation(cluster.nodes.clone(), node).boxed());
                     }
                     Some(Ok(_)) => {}
-                    Some(Err(error)) => warn!(%error, "simulated EC2 can't watch nodes for events"),
-                    // The watch repeats itself for ever; were it to end, only events by annotation would be lost.
+                    Some(Err(error)) => warn!(%error, "could not watch nodes for event annotations"),
+                    // The watch retries for ever; if it ended, only event annotations would have no effect.
                     None => watching = false,
                 },
-                () = self.idle() => {}
+                () = self.wait_for_change() => {}
             }
         }
     }
 
-    async fn perform(self: Arc<Self>, cluster: Cluster, action: NodeAction) -> Done {
+    async fn perform(self: Arc<Self>, cluster: ClusterApis, action: NodeAction) -> Outcome {
         let NodeAction { record, step } = action;
         let result = match step {
             NodeStep::Registered => self.register(&cluster.nodes, &record).await,
@@ -146,23 +146,23 @@ impl SimulatedEc2 {
             NodeStep::Silenced => silence(&cluster, &record).await,
             NodeStep::Removed => remove(&cluster.nodes, &record).await,
         };
-        Done::Step { id: record.id, step, result }
+        Outcome::Step { id: record.id, step, result }
     }
 
-    fn shape_of(&self, record: &Record) -> Result<InstanceType, StepError> {
-        let shape = self.shape(&record.instance_type, &record.node_class);
-        shape.ok_or_else(|| StepError::UnknownType(record.instance_type.clone()))
+    fn instance_type_of(&self, record: &InstanceRecord) -> Result<InstanceType, StepError> {
+        let entry = self.instance_type(&record.instance_type, &record.node_class);
+        entry.ok_or_else(|| StepError::UnknownType(record.instance_type.clone()))
     }
 
-    async fn register(&self, nodes: &Api<Node>, record: &Record) -> Result<(), StepError> {
-        let node = node_object(record, &self.shape_of(record)?, Timestamp::now());
+    async fn register(&self, nodes: &Api<Node>, record: &InstanceRecord) -> Result<(), StepError> {
+        let node = node_object(record, &self.instance_type_of(record)?, Timestamp::now());
         let name = record.node_name();
         match nodes.create(&PostParams::default(), &node).await {
             Ok(_) => {
                 info!(node = %name, instance = %record.id, r#type = %record.instance_type, "simulated instance registered its node");
             }
             Err(kube::Error::Api(status)) if status.code == 409 => {
-                // An earlier attempt whose answer was lost, or a stranger.
+                // Created by an earlier attempt whose response was lost, or by someone else.
                 let existing = nodes.get(&name).await?;
                 let provider_id = existing.spec.and_then(|spec| spec.provider_id).unwrap_or_default();
                 if provider_id != record.provider_id() {
@@ -174,19 +174,19 @@ impl SimulatedEc2 {
         Ok(())
     }
 
-    async fn report_devices(&self, nodes: &Api<Node>, record: &Record) -> Result<(), StepError> {
-        let shape = self.shape_of(record)?;
+    async fn report_devices(&self, nodes: &Api<Node>, record: &InstanceRecord) -> Result<(), StepError> {
+        let entry = self.instance_type_of(record)?;
         let amounts = |resources: &Resources| -> BTreeMap<String, Quantity> {
             resources.extended.iter().map(|(name, amount)| (name.to_string(), Quantity(amount.to_string()))).collect()
         };
         let status =
-            json!({"status": {"capacity": amounts(&shape.capacity), "allocatable": amounts(&shape.allocatable)}});
+            json!({"status": {"capacity": amounts(&entry.capacity), "allocatable": amounts(&entry.allocatable)}});
         let patched = nodes.patch_status(&record.node_name(), &PatchParams::default(), &Patch::Merge(status)).await;
-        unless_gone(patched.map(drop))
+        ignore_not_found(patched.map(drop))
     }
 
-    /// Takes an event from a Node's annotation. The annotation goes first, on the condition that nobody else took it.
-    async fn take_event(self: Arc<Self>, nodes: Api<Node>, node: PartialObjectMeta<Node>) -> Done {
+    /// Applies the event of a Node's annotation. Removes the annotation first, with optimistic locking, so that it applies once.
+    async fn apply_annotation(self: Arc<Self>, nodes: Api<Node>, node: PartialObjectMeta<Node>) -> Outcome {
         let name = node.name_any();
         let text = node.annotations().get(EVENT_ANNOTATION).cloned().unwrap_or_default();
         let patch = json!({"metadata": {
@@ -195,31 +195,31 @@ impl SimulatedEc2 {
         }});
         match nodes.patch_metadata(&name, &PatchParams::default(), &Patch::Merge(patch)).await {
             Ok(_) => {}
-            // Changed meanwhile, so the watch shows it again; or gone, and then there is nobody to tell.
+            // The Node changed, and the watch delivers it again, or it is deleted.
             Err(error) => {
-                debug!(node = %name, %error, "event not taken");
-                return Done::Event;
+                debug!(node = %name, %error, "event annotation not applied");
+                return Outcome::Event;
             }
         }
         let outcome =
             InstanceEvent::parse(&text).and_then(|event| self.trigger(&name, event).map_err(|error| error.to_string()));
         match outcome {
-            Ok(()) => info!(node = %name, event = %text, "simulated event"),
+            Ok(()) => info!(node = %name, event = %text, "applied event annotation"),
             Err(problem) => {
-                warn!(node = %name, %problem, "simulated event refused");
+                warn!(node = %name, %problem, "rejected event annotation");
                 let patch = json!({"metadata": {"annotations": {EVENT_ERROR_ANNOTATION: problem}}});
                 if let Err(error) = nodes.patch_metadata(&name, &PatchParams::default(), &Patch::Merge(patch)).await {
-                    debug!(node = %name, %error, "the reason was not written");
+                    debug!(node = %name, %error, "could not write the rejection");
                 }
             }
         }
-        Done::Event
+        Outcome::Event
     }
 }
 
-/// Stops the heartbeats by taking the node's lease, or by making it before kwok does. Its time of renewal stays, so that the
-/// node becomes unreachable when its grace is over.
-async fn silence(cluster: &Cluster, record: &Record) -> Result<(), StepError> {
+/// Stops the heartbeats by taking over the node's lease, or by creating it before kwok does. The renewal time stays, so that the
+/// node becomes unreachable after the grace period.
+async fn silence(cluster: &ClusterApis, record: &InstanceRecord) -> Result<(), StepError> {
     let name = record.node_name();
     let patch = json!({"spec": {"holderIdentity": SILENT, "leaseDurationSeconds": SILENT_SECONDS}});
     match cluster.leases.patch(&name, &PatchParams::default(), &Patch::Merge(patch)).await {
@@ -249,13 +249,13 @@ async fn silence(cluster: &Cluster, record: &Record) -> Result<(), StepError> {
             ..LeaseSpec::default()
         }),
     };
-    // Should kwok have made it in between, this fails and the next attempt takes it over.
+    // If kwok creates it in between, this fails and the next attempt takes it over.
     cluster.leases.create(&PostParams::default(), &lease).await?;
     Ok(())
 }
 
-/// Deletes the Node if it is this instance's; finalizers may keep it for a while.
-async fn remove(nodes: &Api<Node>, record: &Record) -> Result<(), StepError> {
+/// Deletes the Node if it belongs to this instance; finalizers may delay the deletion.
+async fn remove(nodes: &Api<Node>, record: &InstanceRecord) -> Result<(), StepError> {
     let name = record.node_name();
     let Some(node) = nodes.get_opt(&name).await? else {
         return Ok(());
@@ -266,26 +266,25 @@ async fn remove(nodes: &Api<Node>, record: &Record) -> Result<(), StepError> {
     }
     let only_this = Preconditions { uid: node.uid(), resource_version: None };
     let parameters = DeleteParams { preconditions: Some(only_this), ..DeleteParams::default() };
-    unless_gone(nodes.delete(&name, &parameters).await.map(drop))
+    ignore_not_found(nodes.delete(&name, &parameters).await.map(drop))
 }
 
-/// A Node that is not there any more needs nothing more done to it.
-fn unless_gone(result: Result<(), kube::Error>) -> Result<(), StepError> {
+fn ignore_not_found(result: Result<(), kube::Error>) -> Result<(), StepError> {
     match result {
         Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
         other => Ok(other?),
     }
 }
 
-/// A quarter of a second, doubled with every attempt up to [`LONGEST_PAUSE`].
-fn pause(attempt: u32) -> Duration {
-    Duration::from_millis(250).saturating_mul(1 << attempt.min(8)).min(LONGEST_PAUSE)
+/// A quarter of a second, doubled with every attempt up to [`MAX_BACKOFF`].
+fn backoff(attempt: u32) -> Duration {
+    Duration::from_millis(250).saturating_mul(1 << attempt.min(8)).min(MAX_BACKOFF)
 }
 
-/// The Node that an instance's kubelet registers, with what the cloud controller adds.
-fn node_object(record: &Record, shape: &InstanceType, now: Timestamp) -> Node {
+/// The Node that an instance's kubelet registers, including the fields of the cloud controller manager.
+fn node_object(record: &InstanceRecord, instance_type: &InstanceType, now: Timestamp) -> Node {
     let name = record.node_name();
-    let label = |key: &str| shape.labels.get(key).cloned().unwrap_or_default();
+    let label = |key: &str| instance_type.labels.get(key).cloned().unwrap_or_default();
     let (arch, os, region) = (label(keys::ARCH), label(keys::OS), label(keys::REGION));
     let mut labels = record.labels.clone();
     for (key, value) in [
@@ -295,7 +294,7 @@ fn node_object(record: &Record, shape: &InstanceType, now: Timestamp) -> Node {
         (keys::INSTANCE_TYPE, &record.instance_type),
         (keys::ZONE, &record.zone),
         (keys::REGION, &region),
-        // Kubelets and cloud controllers still set the old names beside the new.
+        // Kubelets and cloud controllers still set the deprecated names, too.
         ("beta.kubernetes.io/os", &os),
         ("beta.kubernetes.io/arch", &arch),
         ("beta.kubernetes.io/instance-type", &record.instance_type),
@@ -310,7 +309,7 @@ fn node_object(record: &Record, shape: &InstanceType, now: Timestamp) -> Node {
     if !taints.iter().any(|taint| taint.key == not_ready.key && taint.effect == not_ready.effect) {
         taints.push(not_ready);
     }
-    let devices = record.devices_at_ms.is_none() || record.node.devices;
+    let devices = record.devices_at.is_none() || record.node.devices;
     let address = |kind: &str, address: &str| NodeAddress { type_: kind.to_owned(), address: address.to_owned() };
     let condition = |kind: &str, reason: &str, message: &str| NodeCondition {
         type_: kind.to_owned(),
@@ -334,8 +333,8 @@ fn node_object(record: &Record, shape: &InstanceType, now: Timestamp) -> Node {
                 address("InternalDNS", &name),
                 address("Hostname", &name),
             ]),
-            capacity: Some(quantities(&shape.capacity, devices)),
-            allocatable: Some(quantities(&shape.allocatable, devices)),
+            capacity: Some(quantities(&instance_type.capacity, devices)),
+            allocatable: Some(quantities(&instance_type.allocatable, devices)),
             conditions: Some(vec![
                 condition("Ready", "KubeletNotReady", "the simulated kubelet has just started"),
                 condition("MemoryPressure", "KubeletHasSufficientMemory", "kubelet has sufficient memory available"),
@@ -360,7 +359,7 @@ fn node_object(record: &Record, shape: &InstanceType, now: Timestamp) -> Node {
     }
 }
 
-/// Resources as a kubelet writes them: whole cores without a unit, memory in Ki.
+/// Resources in the kubelet's notation: whole cores without a unit, memory in Ki.
 fn quantities(resources: &Resources, devices: bool) -> BTreeMap<String, Quantity> {
     let bytes = |bytes: Bytes| match bytes.0 {
         bytes if bytes % 1024 == 0 => format!("{}Ki", bytes / 1024),

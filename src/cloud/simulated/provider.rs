@@ -1,10 +1,10 @@
-//! The shell around the state machine: clock, locks, state file, and the [`Cloud`] trait.
+//! The simulated provider: the state machine with a clock, locks and the state file, behind the [`Cloud`] trait.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
@@ -12,44 +12,46 @@ use tokio::sync::Notify;
 use tracing::{info, warn};
 
 use crate::api::{Ec2NodeClass, NodeClaim};
+use crate::clock;
 use crate::cloud::catalog::{NodeSettings, embedded};
 use crate::cloud::launch_group::LaunchGroup;
-use crate::cloud::simulated::engine::{Ec2State, Pace};
+use crate::cloud::simulated::config::{BootDelay, SimulatedConfig};
+use crate::cloud::simulated::engine::{Engine, Timings};
 use crate::cloud::simulated::journal::{Journal, JournalError};
 use crate::cloud::simulated::node_steps::NodeAction;
-use crate::cloud::simulated::record::{Ledger, NodeStep};
 use crate::cloud::simulated::script::InstanceEvent;
 use crate::cloud::simulated::spot_prices::SpotPriceModel;
-use crate::cloud::simulated::{BootDelay, SimulatedConfig};
+use crate::cloud::simulated::state::{EngineState, NodeStep};
 use crate::cloud::{
     Capabilities, Cloud, CloudError, Instance, LaunchError, LaunchRequest, Launched, Message, Override,
 };
 use crate::model::offering::{Catalog, InstanceType};
+use crate::model::time::UnixMillis;
 use crate::sync::lock;
 
-/// Longest time without looking at the state again, whatever it says of its next change.
-const LONGEST_NAP: Duration = Duration::from_secs(1);
+/// Longest wait for a change of the state.
+const MAX_IDLE: Duration = Duration::from_secs(1);
 
-/// Simulated EC2. Cheap to share behind an `Arc`; no method blocks on anything but its own short locks and the state file.
+/// Simulated EC2. Methods block only on their own short locks and on the state file.
 pub struct SimulatedEc2 {
     config: SimulatedConfig,
-    clock: Clock,
-    /// Locked before `market` wherever both are.
-    engine: Mutex<Engine>,
-    market: Mutex<SpotPriceModel>,
-    /// Settings of the node classes seen so far, by name: a launch only names its class.
+    clock: ClockFn,
+    /// Locked before `prices`.
+    simulation: Mutex<Simulation>,
+    prices: Mutex<SpotPriceModel>,
+    /// Settings by name of the node class: a launch request contains the name only.
     settings: Mutex<BTreeMap<String, NodeSettings>>,
     changed: Notify,
 }
 
-type Clock = Box<dyn Fn() -> i64 + Send + Sync>;
+/// Returns the current time.
+type ClockFn = Box<dyn Fn() -> UnixMillis + Send + Sync>;
 
-/// The state machine with its journal, or what is needed to open it.
-enum Engine {
-    /// Another process, such as the leader before this one, still holds the state file.
-    Waiting,
-    Open {
-        state: Box<Ec2State>,
+enum Simulation {
+    /// Another process, such as the previous leader, still holds the state file.
+    WaitingForStateFile,
+    Running {
+        engine: Box<Engine>,
         journal: Option<Journal>,
     },
 }
@@ -61,83 +63,83 @@ impl fmt::Debug for SimulatedEc2 {
 }
 
 impl SimulatedEc2 {
-    /// Starts the simulation, or goes on with the one in the state file. While another process holds the state file, calls
-    /// fail and say so, and the first call after it lets go takes over: a standby may start beside a leader.
+    /// Starts the simulation, or resumes the one in the state file. While another process holds the state file, calls fail, and the
+    /// first call after its release takes over: a standby may run next to a leader.
     ///
     /// # Errors
-    /// The state file can't be read, written or understood.
+    /// The state file can't be read, written or parsed.
     pub fn open(config: SimulatedConfig) -> Result<Self, JournalError> {
-        Self::with_clock(config, Box::new(wall_clock))
+        Self::with_clock(config, Box::new(clock::now))
     }
 
-    /// As [`SimulatedEc2::open`], with a clock of the caller's: milliseconds since the epoch.
+    /// As [`SimulatedEc2::open`], with a clock of the caller.
     ///
     /// # Errors
     /// As [`SimulatedEc2::open`].
-    pub fn with_clock(config: SimulatedConfig, clock: Clock) -> Result<Self, JournalError> {
+    pub fn with_clock(config: SimulatedConfig, clock: ClockFn) -> Result<Self, JournalError> {
         let raw = config.catalog.clone().unwrap_or_else(|| Arc::new(embedded().clone()));
         let ec2 = Self {
-            market: Mutex::new(SpotPriceModel::new(raw, config.spot)),
+            prices: Mutex::new(SpotPriceModel::new(raw, config.spot)),
             config,
             clock,
-            engine: Mutex::new(Engine::Waiting),
+            simulation: Mutex::new(Simulation::WaitingForStateFile),
             settings: Mutex::default(),
             changed: Notify::new(),
         };
-        match ec2.start(&mut lock(&ec2.engine)) {
+        match ec2.start(&mut lock(&ec2.simulation)) {
             Err(JournalError::InUse(path)) => {
-                info!(state_file = %path.display(), "simulated EC2 waits for its state file");
+                info!(state_file = %path.display(), "waiting for the state file of the simulated EC2");
             }
             other => other?,
         }
         Ok(ec2)
     }
 
-    /// Opens the state file, if there is one, and the state machine on it.
-    fn start(&self, engine: &mut Engine) -> Result<(), JournalError> {
-        let (journal, ledger) = match &self.config.state_file {
-            None => (None, Ledger::default()),
+    /// Opens the state file, if one is configured, and starts the state machine.
+    fn start(&self, simulation: &mut Simulation) -> Result<(), JournalError> {
+        let (journal, state) = match &self.config.state_file {
+            None => (None, EngineState::default()),
             Some(path) => {
-                let (journal, ledger) = Journal::open(path)?;
-                (Some(journal), ledger)
+                let (journal, state) = Journal::open(path)?;
+                (Some(journal), state)
             }
         };
         let config = &self.config;
-        let (least, most) = match config.boot_delay {
+        let boot = match config.boot_delay {
             BootDelay::Fixed(delay) => (delay, delay),
-            BootDelay::Between(least, most) => (least, most),
+            BootDelay::Between(shortest, longest) => (shortest, longest),
         };
-        let pace = Pace {
-            boot_ms: (milliseconds(least), milliseconds(most)),
-            pending_ms: milliseconds(config.api_delay),
-            notice_ms: milliseconds(config.interruption_notice),
-            shutdown_ms: milliseconds(config.shutdown_delay),
-            visibility_ms: milliseconds(config.visibility_timeout),
+        let timings = Timings {
+            boot,
+            pending: config.api_delay,
+            notice: config.interruption_notice,
+            shutdown: config.shutdown_delay,
+            visibility: config.visibility_timeout,
             // As the interruption queue of Karpenter's CloudFormation template.
-            retention_ms: 300_000,
+            retention: Duration::from_mins(5),
         };
-        let mut state = Ec2State::new(config.seed, pace, config.script.clone(), ledger, (self.clock)());
-        lock(&self.market).set_moves(&config.script.events, state.started_at_ms());
+        let mut engine = Engine::new(config.seed, timings, config.script.clone(), state, (self.clock)());
+        lock(&self.prices).set_price_changes(&config.script.events, engine.started_at());
         let mut journal = journal;
         if let Some(journal) = &mut journal {
-            journal.append(&state.take_unwritten())?;
+            journal.append(&engine.take_pending_entries())?;
         }
-        *engine = Engine::Open { state: Box::new(state), journal };
+        *simulation = Simulation::Running { engine: Box::new(engine), journal };
         Ok(())
     }
 
-    /// Runs a step of the state machine and writes what it changed to the state file before its answer is used.
-    fn step<T>(&self, step: impl FnOnce(&mut Ec2State, i64) -> T) -> Result<T, JournalError> {
-        let mut engine = lock(&self.engine);
-        if matches!(*engine, Engine::Waiting) {
-            self.start(&mut engine)?;
+    /// Runs a step of the state machine, and writes its journal entries before the result is used.
+    fn step<T>(&self, step: impl FnOnce(&mut Engine, UnixMillis) -> T) -> Result<T, JournalError> {
+        let mut simulation = lock(&self.simulation);
+        if matches!(*simulation, Simulation::WaitingForStateFile) {
+            self.start(&mut simulation)?;
         }
-        let Engine::Open { state, journal } = &mut *engine else {
-            // `start` opens the engine or fails.
+        let Simulation::Running { engine, journal } = &mut *simulation else {
+            // `start` makes it running or fails.
             return Err(JournalError::InUse(self.config.state_file.clone().unwrap_or_default()));
         };
-        let answer = step(state, (self.clock)());
-        let entries = state.take_unwritten();
+        let result = step(engine, (self.clock)());
+        let entries = engine.take_pending_entries();
         if !entries.is_empty() {
             self.changed.notify_waiters();
         }
@@ -145,70 +147,68 @@ impl SimulatedEc2 {
             Some(journal) => journal.append(&entries)?,
             None => drop(entries),
         }
-        Ok(answer)
+        Ok(result)
     }
 
-    /// As [`SimulatedEc2::step`], for calls of the API.
-    fn call<T>(&self, step: impl FnOnce(&mut Ec2State, i64) -> Result<T, CloudError>) -> Result<T, CloudError> {
+    /// As [`SimulatedEc2::step`], for API calls.
+    fn call<T>(&self, step: impl FnOnce(&mut Engine, UnixMillis) -> Result<T, CloudError>) -> Result<T, CloudError> {
         self.step(step).map_err(|error| CloudError::Other(error.to_string()))?
     }
 
-    /// Makes something happen to an instance, found by its id or its node's name. For tests and the demo; people with
-    /// kubectl use the annotation [`EVENT_ANNOTATION`](crate::cloud::simulated::EVENT_ANNOTATION).
+    /// Applies an event to an instance, selected by its id or node name. With kubectl, use the annotation
+    /// `simulated.stowage.dev/event` instead.
     ///
     /// # Errors
-    /// There is no such living instance, or a spot interruption is asked of an on-demand one.
+    /// There is no such running instance, or a spot interruption is requested for an on-demand one.
     pub fn trigger(&self, id_or_node: &str, event: InstanceEvent) -> Result<(), CloudError> {
-        self.call(|state, now| state.trigger(id_or_node, event, now))
+        self.call(|engine, now| engine.trigger(id_or_node, event, now))
     }
 
-    /// At most so many things to be done to Node objects now, but nothing for the instances to skip.
-    pub(crate) fn node_actions(&self, most: usize, skip: impl Fn(&str) -> bool) -> Vec<NodeAction> {
-        self.step(|state, now| state.node_actions(now, most, skip)).unwrap_or_else(|error| {
-            warn!(%error, "simulated EC2 does nothing");
+    /// The due steps of Node objects, at most `limit`, without the instances to skip.
+    pub(crate) fn node_actions(&self, limit: usize, skip: impl Fn(&str) -> bool) -> Vec<NodeAction> {
+        self.step(|engine, now| engine.node_actions(now, limit, skip)).unwrap_or_else(|error| {
+            warn!(%error, "simulated EC2 is not available");
             Vec::new()
         })
     }
 
-    /// Notes that something was done to a Node.
+    /// Records that a step of an instance's Node is done.
     pub(crate) fn node_step_done(&self, id: &str, step: NodeStep) {
-        if let Err(error) = self.step(|state, _| state.node_step_done(id, step)) {
-            // The step is repeated after a restart, and every step may be repeated.
-            warn!(%error, instance = id, "a step of a simulated node was not written down");
+        if let Err(error) = self.step(|engine, _| engine.node_step_done(id, step)) {
+            // Steps are idempotent, and this one is repeated after a restart.
+            warn!(%error, instance = id, "could not record a step of a simulated node");
         }
     }
 
-    /// An instance type as a node of a class, for the kubelet to report.
-    pub(crate) fn shape(&self, instance_type: &str, node_class: &str) -> Option<InstanceType> {
+    /// The resources and labels that a node of a class reports.
+    pub(crate) fn instance_type(&self, instance_type: &str, node_class: &str) -> Option<InstanceType> {
         let settings = lock(&self.settings).get(node_class).cloned().unwrap_or_default();
-        let market = lock(&self.market);
-        let raw = market.raw();
+        let prices = lock(&self.prices);
+        let raw = prices.raw();
         let entry = raw.instance_type(instance_type)?;
-        // An instance that runs has a size: expressions that fail by now count as not set.
-        let own = settings.on(entry).unwrap_or(Cow::Borrowed(&settings));
-        Some(entry.as_node(&raw.region, &own, self.config.spot))
+        // The instance is already running: an expression that fails now counts as not set.
+        let settings = settings.on(entry).unwrap_or(Cow::Borrowed(&settings)).into_owned();
+        Some(entry.as_node(&raw.region, &settings, self.config.spot))
     }
 
-    /// Waits until the state changes or the time of its next change comes.
-    pub(crate) async fn idle(&self) {
-        self.nap(LONGEST_NAP).await;
+    /// Waits until the state changes.
+    pub(crate) async fn wait_for_change(&self) {
+        self.wait_at_most(MAX_IDLE).await;
     }
 
-    async fn nap(&self, longest: Duration) {
+    async fn wait_at_most(&self, longest: Duration) {
         let changed = self.changed.notified();
         let now = (self.clock)();
-        let wake = self.step(|state, now| state.next_wake_ms(now)).ok().flatten();
-        let wait = wake.map_or(longest, |at| {
-            Duration::from_millis(u64::try_from(at.saturating_sub(now)).unwrap_or(0)).min(longest)
-        });
+        let wake = self.step(|engine, now| engine.next_wake(now)).ok().flatten();
+        let wait = wake.map_or(longest, |at| at.saturating_since(now).min(longest));
         tokio::select! {
             () = changed => {}
             () = tokio::time::sleep(wait) => {}
         }
     }
 
-    /// The time a call takes. After its effect, so that a caller who goes away meanwhile misses only the answer.
-    async fn latency(&self) {
+    /// Waits for the duration of an API call, after its effect: a caller that is canceled meanwhile loses the response only.
+    async fn api_delay(&self) {
         if !self.config.api_delay.is_zero() {
             tokio::time::sleep(self.config.api_delay).await;
         }
@@ -220,22 +220,22 @@ impl Cloud for SimulatedEc2 {
         let settings = NodeSettings::of(Some(class));
         let settings = if self.config.node_class_cel { settings.with_expressions(class) } else { settings };
         if let Some(name) = &class.metadata.name {
-            let mut known = lock(&self.settings);
-            if known.get(name) != Some(&settings) {
-                known.insert(name.clone(), settings.clone());
+            let mut by_class = lock(&self.settings);
+            if by_class.get(name) != Some(&settings) {
+                by_class.insert(name.clone(), settings.clone());
             }
         }
-        lock(&self.market).catalog(&settings, (self.clock)())
+        lock(&self.prices).catalog(&settings, (self.clock)())
     }
 
     fn mark_unavailable(&self, offering: &Override) {
-        lock(&self.market).mark_unavailable(offering, (self.clock)());
+        lock(&self.prices).mark_unavailable(offering, (self.clock)());
     }
 
     fn launch(&self, request: LaunchRequest) -> BoxFuture<'_, Result<Launched, LaunchError>> {
         async move {
-            let launched = self.step(|state, now| state.launch(&request, &lock(&self.market), now));
-            self.latency().await;
+            let launched = self.step(|engine, now| engine.launch(&request, &lock(&self.prices), now));
+            self.api_delay().await;
             launched.map_err(|error| LaunchError::other(error.to_string()))?
         }
         .boxed()
@@ -243,8 +243,8 @@ impl Cloud for SimulatedEc2 {
 
     fn describe<'a>(&'a self, provider_id: &'a str) -> BoxFuture<'a, Result<Option<Instance>, CloudError>> {
         async move {
-            let described = self.call(|state, now| state.describe(provider_id, now));
-            self.latency().await;
+            let described = self.call(|engine, now| engine.describe(provider_id, now));
+            self.api_delay().await;
             described
         }
         .boxed()
@@ -252,8 +252,8 @@ impl Cloud for SimulatedEc2 {
 
     fn terminate<'a>(&'a self, provider_id: &'a str) -> BoxFuture<'a, Result<bool, CloudError>> {
         async move {
-            let terminated = self.call(|state, now| state.terminate(provider_id, now));
-            self.latency().await;
+            let terminated = self.call(|engine, now| engine.terminate(provider_id, now));
+            self.api_delay().await;
             terminated
         }
         .boxed()
@@ -261,8 +261,8 @@ impl Cloud for SimulatedEc2 {
 
     fn list(&self) -> BoxFuture<'_, Result<Vec<Instance>, CloudError>> {
         async move {
-            let listed = self.call(Ec2State::list);
-            self.latency().await;
+            let listed = self.call(Engine::list);
+            self.api_delay().await;
             listed
         }
         .boxed()
@@ -282,12 +282,12 @@ impl Cloud for SimulatedEc2 {
         async move {
             let end = tokio::time::Instant::now() + self.config.poll;
             loop {
-                let messages = self.call(Ec2State::receive)?;
+                let messages = self.call(Engine::receive)?;
                 let left = end.saturating_duration_since(tokio::time::Instant::now());
                 if !messages.is_empty() || left.is_zero() {
                     return Ok(messages);
                 }
-                self.nap(left).await;
+                self.wait_at_most(left).await;
             }
         }
         .boxed()
@@ -295,8 +295,8 @@ impl Cloud for SimulatedEc2 {
 
     fn delete_messages<'a>(&'a self, receipts: &'a [String]) -> BoxFuture<'a, Result<(), CloudError>> {
         async move {
-            let deleted = self.call(|state, now| state.delete_messages(receipts, now));
-            self.latency().await;
+            let deleted = self.call(|engine, now| engine.delete_messages(receipts, now));
+            self.api_delay().await;
             deleted
         }
         .boxed()
@@ -305,14 +305,6 @@ impl Cloud for SimulatedEc2 {
     fn capabilities(&self) -> Capabilities<'_> {
         Capabilities::default()
     }
-}
-
-fn milliseconds(duration: Duration) -> i64 {
-    i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
-}
-
-fn wall_clock() -> i64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, milliseconds)
 }
 
 #[cfg(test)]

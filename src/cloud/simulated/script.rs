@@ -1,7 +1,7 @@
-//! The script of a simulation: what goes wrong, when, and with which instances. Text to data; no clock here.
+//! The script of a simulation: faults and events, their times and their targets. Parsing only; no clock.
 //!
-//! A script is a YAML or JSON list. Each entry says when (`at`, counted from the start of the simulation, or `launch`, the number of
-//! an instance from 1), what (`do`), and with which instances or offerings (`instanceType`, `zone`, `capacityType`, `nodeClaim`,
+//! A script is a YAML or JSON list. Each entry has a time (`at`, from the start of the simulation, or `launch`, the number of
+//! an instance from 1), an action (`do`), and a selector of instances or offerings (`instanceType`, `zone`, `capacityType`, `nodeClaim`,
 //! `nodePool`; `*` matches any run of characters, an absent field everything):
 //!
 //! ```yaml
@@ -11,8 +11,11 @@
 //! - {launch: 5, after: 20s, do: kernel-panic}
 //! ```
 
+use std::time::Duration;
+
 use serde_json::{Map, Value};
 
+use crate::cloud::draw::draw;
 use crate::model::offering::CapacityType;
 
 /// Why a script can't be used.
@@ -36,92 +39,99 @@ pub enum ScriptError {
     },
 }
 
-/// What happens in a simulation, in the order of the script.
+/// The events of a simulation, in the order of the script.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Script {
-    /// The entries.
     pub events: Vec<Event>,
 }
 
 /// One entry of a script.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
-    /// When it begins.
     pub trigger: Trigger,
-    /// What happens.
     pub action: Action,
-    /// To which instances or offerings.
     pub selector: Selector,
-    /// How long a condition holds, in milliseconds; `None` for ever.
-    pub lasts_ms: Option<i64>,
-    /// How many instances or calls it touches at most; `None` all.
+    /// How long a condition lasts; `None` for ever.
+    pub lasts: Option<Duration>,
+    /// Maximum number of affected instances or calls; `None` for all.
     pub count: Option<u64>,
 }
 
-/// When an event begins.
+impl Event {
+    /// Identifies the event in the journal: its position and its content, so that an event of a changed script is a new one. The
+    /// text that is hashed is part of the journal's format.
+    pub fn key(&self, index: usize) -> String {
+        format!("{}-{:016x}", index + 1, draw(0, &[&self.content()]))
+    }
+
+    fn content(&self) -> String {
+        let trigger = match self.trigger {
+            Trigger::At(at) => format!("At({})", at.as_millis()),
+            Trigger::Launch { number, after } => {
+                format!("Launch {{ number: {number}, after_ms: {} }}", after.as_millis())
+            }
+        };
+        let action = match self.action {
+            Action::SlowBoot { delay } => format!("SlowBoot {{ delay_ms: {} }}", delay.as_millis()),
+            Action::SlowDevicePlugin { delay } => format!("SlowDevicePlugin {{ delay_ms: {} }}", delay.as_millis()),
+            other => format!("{other:?}"),
+        };
+        let (selector, lasts, count) = (&self.selector, self.lasts.map(|lasts| lasts.as_millis()), self.count);
+        format!(
+            "Event {{ trigger: {trigger}, action: {action}, selector: {selector:?}, lasts_ms: {lasts:?}, count: {count:?} }}"
+        )
+    }
+}
+
+/// When an event starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Trigger {
-    /// Milliseconds from the start of the simulation.
-    At(i64),
-    /// With an instance, counted from 1.
+    /// At a time from the start of the simulation.
+    At(Duration),
+    /// At the launch of an instance.
     Launch {
-        /// Number of the instance.
+        /// Number of the instance, from 1.
         number: u64,
-        /// Milliseconds from its launch; only for what happens to instances.
-        after_ms: i64,
+        /// Delay from the launch; for instance events only.
+        after: Duration,
     },
 }
 
-/// What happens.
+/// The action of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// To instances, once.
+    /// An event of instances, once each.
     Instance(InstanceEvent),
     /// Matching offerings have no capacity.
     OutOfCapacity,
-    /// This share of the calls is throttled.
-    Throttle {
-        /// Millionths.
-        share_ppm: i64,
-    },
-    /// This share of the calls fails in EC2 itself, without effect.
-    ServerError {
-        /// Millionths.
-        share_ppm: i64,
-    },
+    /// This share of the calls, in millionths, is throttled.
+    Throttle { share_ppm: i64 },
+    /// This share of the calls, in millionths, fails with a server error and without effect.
+    ServerError { share_ppm: i64 },
     /// Prices of matching offerings are multiplied by this many millionths.
-    Price {
-        /// Millionths.
-        factor_ppm: i64,
-    },
-    /// Matching launches boot after this many milliseconds.
-    SlowBoot {
-        /// Milliseconds.
-        delay_ms: i64,
-    },
+    Price { factor_ppm: i64 },
+    /// Matching launches boot after this delay.
+    SlowBoot { delay: Duration },
     /// Matching launches never boot.
     NeverBoot,
-    /// Extended resources of matching launches appear this many milliseconds after the node.
-    SlowDevicePlugin {
-        /// Milliseconds.
-        delay_ms: i64,
-    },
+    /// Extended resources of matching launches are reported this long after the Node.
+    SlowDevicePlugin { delay: Duration },
     /// The instance is launched, but the call fails.
     LaunchErrorAfterSuccess,
 }
 
-/// What can happen to an instance. Also the values of the annotation `simulated.stowage.dev/event`.
+/// An event of an instance. Its names are also the values of the annotation `simulated.stowage.dev/event`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InstanceEvent {
-    /// Notice of a spot interruption, and the end when the notice is over.
+    /// Spot interruption warning, and termination after the notice period.
     SpotInterruption,
     /// A rebalance recommendation.
     Rebalance,
     /// A scheduled maintenance event.
     ScheduledChange,
-    /// Terminated behind everyone's back.
+    /// Termination without a warning.
     Terminate,
-    /// The instance runs on, but its kubelet is silent.
+    /// The instance keeps running, but its kubelet stops.
     KernelPanic,
 }
 
@@ -134,10 +144,10 @@ impl InstanceEvent {
         ("kernel-panic", Self::KernelPanic),
     ];
 
-    /// Parses its name.
+    /// Parses a name.
     ///
     /// # Errors
-    /// The names there are.
+    /// A message with the valid names.
     pub fn parse(text: &str) -> Result<Self, String> {
         Self::ALL.iter().find(|(name, _)| *name == text).map(|(_, event)| *event).ok_or_else(|| {
             let names: Vec<&str> = Self::ALL.iter().map(|(name, _)| *name).collect();
@@ -146,36 +156,31 @@ impl InstanceEvent {
     }
 }
 
-/// Which instances or offerings an event is about. Patterns may hold `*`; an absent one matches everything.
+/// Selects instances or offerings. Patterns may contain `*`; an absent one matches everything.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Selector {
-    /// Instance type.
     pub instance_type: Option<String>,
-    /// Zone.
     pub zone: Option<String>,
-    /// Capacity type.
     pub capacity_type: Option<CapacityType>,
-    /// NodeClaim.
     pub node_claim: Option<String>,
-    /// NodePool.
     pub node_pool: Option<String>,
 }
 
 impl Selector {
-    /// Whether an offering matches; NodeClaim and NodePool are not looked at.
+    /// Whether an offering matches; NodeClaim and NodePool are ignored.
     pub fn matches_offering(&self, instance_type: &str, zone: &str, capacity_type: CapacityType) -> bool {
         matches(self.instance_type.as_deref(), instance_type)
             && matches(self.zone.as_deref(), zone)
             && self.capacity_type.is_none_or(|wanted| wanted == capacity_type)
     }
 
-    /// Whether a NodeClaim of a NodePool matches; the offering is not looked at.
+    /// Whether a NodeClaim of a NodePool matches; the offering is ignored.
     pub fn matches_claim(&self, node_claim: &str, node_pool: &str) -> bool {
         matches(self.node_claim.as_deref(), node_claim) && matches(self.node_pool.as_deref(), node_pool)
     }
 }
 
-/// Whether `text` fits a pattern in which `*` stands for any run of characters.
+/// Whether `text` matches a pattern in which `*` stands for any characters.
 fn matches(pattern: Option<&str>, text: &str) -> bool {
     let Some(pattern) = pattern else {
         return true;
@@ -198,13 +203,13 @@ fn matches(pattern: Option<&str>, text: &str) -> bool {
 }
 
 impl Script {
-    /// Reads a script; an empty text is an empty script.
+    /// Parses a script; an empty text is an empty script.
     ///
     /// # Errors
-    /// Names the entry, the field and what would be right.
+    /// [`ScriptError`] with the entry, the field and the expected value.
     pub fn parse(text: &str) -> Result<Self, ScriptError> {
-        let without_comments = text.lines().all(|line| line.trim().is_empty() || line.trim_start().starts_with('#'));
-        if without_comments {
+        let is_empty = text.lines().all(|line| line.trim().is_empty() || line.trim_start().starts_with('#'));
+        if is_empty {
             return Ok(Self::default());
         }
         let value: Value = serde_saphyr::from_str(text).map_err(|error| ScriptError::Syntax(error.to_string()))?;
@@ -219,7 +224,7 @@ impl Script {
     }
 }
 
-/// An entry while it is read: each field is taken out, and what is left over at the end is unknown.
+/// An entry during parsing: each known field is removed, and the remaining ones are unknown.
 struct Entry {
     number: usize,
     fields: Map<String, Value>,
@@ -236,13 +241,13 @@ impl Entry {
     fn parse(mut self) -> Result<Event, ScriptError> {
         let action = self.action()?;
         let trigger = self.trigger(action)?;
-        let lasts_ms = self.duration("for")?;
-        if lasts_ms.is_some() && (matches!(action, Action::Instance(_)) || matches!(trigger, Trigger::Launch { .. })) {
+        let lasts = self.duration("for")?;
+        if lasts.is_some() && (matches!(action, Action::Instance(_)) || matches!(trigger, Trigger::Launch { .. })) {
             return self
                 .wrong("for", "only goes with `at` and something that lasts, such as out-of-capacity or throttle");
         }
         let count = match (self.count()?, trigger, action) {
-            // What is tied to one launch is over after one try, unless told otherwise.
+            // An event of one launch applies once by default.
             (None, Trigger::Launch { .. }, _) => Some(1),
             (Some(_), _, Action::Price { .. }) => return self.wrong("count", "does not go with price"),
             (count, _, _) => count,
@@ -269,7 +274,7 @@ impl Entry {
             let known = "at, launch, after, do, for, delay, factor, share, count, instanceType, zone, capacityType, nodeClaim, nodePool";
             return self.wrong(unknown, format!("does not go with this entry; the fields are {known}"));
         }
-        Ok(Event { trigger, action, selector, lasts_ms, count })
+        Ok(Event { trigger, action, selector, lasts, count })
     }
 
     fn action(&mut self) -> Result<Action, ScriptError> {
@@ -285,8 +290,8 @@ impl Entry {
             "server-error" => Ok(Action::ServerError { share_ppm: self.share()? }),
             "never-boot" => Ok(Action::NeverBoot),
             "launch-error-after-success" => Ok(Action::LaunchErrorAfterSuccess),
-            "slow-boot" => Ok(Action::SlowBoot { delay_ms: self.required_duration("delay")? }),
-            "slow-device-plugin" => Ok(Action::SlowDevicePlugin { delay_ms: self.required_duration("delay")? }),
+            "slow-boot" => Ok(Action::SlowBoot { delay: self.required_duration("delay")? }),
+            "slow-device-plugin" => Ok(Action::SlowDevicePlugin { delay: self.required_duration("delay")? }),
             "price" => Ok(Action::Price { factor_ppm: self.factor()? }),
             _ => self.wrong("do", format!("`{name}` is no action; expected one of {ACTIONS}")),
         }
@@ -303,7 +308,7 @@ impl Entry {
             (None, Some(_)) if after.is_some() && !matches!(action, Action::Instance(_)) => {
                 self.wrong("after", "only goes with what happens to instances, such as spot-interruption")
             }
-            (None, Some(number)) => Ok(Trigger::Launch { number, after_ms: after.unwrap_or(0) }),
+            (None, Some(number)) => Ok(Trigger::Launch { number, after: after.unwrap_or_default() }),
             (Some(_), Some(_)) => self.wrong("launch", "does not go with `at`; keep one of them"),
             (None, None) => self.wrong("at", "is missing; expected `at` (as 30s) or `launch` (as 3)"),
         }
@@ -313,7 +318,7 @@ impl Entry {
         let value = self.fields.remove("factor").and_then(|value| value.as_f64());
         match value {
             Some(factor) if (0.0..=1000.0).contains(&factor) => {
-                // In range by the guard, so the cast only drops the fraction that rounding has made zero.
+                // Rounded and in range, so the cast is exact.
                 #[allow(clippy::cast_possible_truncation)]
                 let ppm = (factor * 1e6).round() as i64;
                 Ok(ppm)
@@ -326,7 +331,7 @@ impl Entry {
         let value = self.fields.remove("share").map_or(Some(1.0), |value| value.as_f64());
         match value {
             Some(share) if (0.0..=1.0).contains(&share) => {
-                // In range by the guard, so the cast only drops the fraction that rounding has made zero.
+                // Rounded and in range, so the cast is exact.
                 #[allow(clippy::cast_possible_truncation)]
                 let ppm = (share * 1e6).round() as i64;
                 Ok(ppm)
@@ -357,17 +362,17 @@ impl Entry {
         }
     }
 
-    fn required_duration(&mut self, field: &str) -> Result<i64, ScriptError> {
+    fn required_duration(&mut self, field: &str) -> Result<Duration, ScriptError> {
         match self.duration(field)? {
             Some(duration) => Ok(duration),
             None => self.wrong(field, "is missing; expected a duration, as 4m"),
         }
     }
 
-    fn duration(&mut self, field: &str) -> Result<Option<i64>, ScriptError> {
+    fn duration(&mut self, field: &str) -> Result<Option<Duration>, ScriptError> {
         match self.fields.remove(field) {
             None => Ok(None),
-            Some(Value::String(text)) => match milliseconds(&text) {
+            Some(Value::String(text)) => match parse_duration(&text) {
                 Some(duration) => Ok(Some(duration)),
                 None => self.wrong(field, format!("`{text}` is no duration; expected as 30s, 500ms or 1h30m")),
             },
@@ -376,17 +381,17 @@ impl Entry {
     }
 }
 
-/// Milliseconds of a duration as `1h30m`, `45s` or `500ms`, at most a year.
-fn milliseconds(text: &str) -> Option<i64> {
-    const YEAR: i64 = 365 * 24 * 3_600_000;
-    let mut total = 0_i64;
+/// Parses a duration as `1h30m`, `45s` or `500ms`, at most a year.
+fn parse_duration(text: &str) -> Option<Duration> {
+    const YEAR: Duration = Duration::from_hours(365 * 24);
+    let mut total = Duration::ZERO;
     let mut rest = text.trim();
     if rest.is_empty() {
         return None;
     }
     while !rest.is_empty() {
         let digits = rest.find(|c: char| !c.is_ascii_digit())?;
-        let amount: i64 = rest[..digits].parse().ok()?;
+        let amount: u64 = rest[..digits].parse().ok()?;
         rest = &rest[digits..];
         let letters = rest.find(|c: char| !c.is_ascii_alphabetic()).unwrap_or(rest.len());
         let unit = match &rest[..letters] {
@@ -397,143 +402,11 @@ fn milliseconds(text: &str) -> Option<i64> {
             _ => return None,
         };
         rest = &rest[letters..];
-        total = total.checked_add(amount.checked_mul(unit)?).filter(|total| *total <= YEAR)?;
+        let part = Duration::from_millis(amount.checked_mul(unit)?);
+        total = total.checked_add(part).filter(|total| *total <= YEAR)?;
     }
     Some(total)
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_script_is_read_as_yaml_and_as_json() {
-        let yaml = "# what goes wrong\n- {at: 1h30m, do: spot-interruption, capacityType: spot, count: 2}\n\
-                    - at: 0s\n  for: 5m\n  do: out-of-capacity\n  instanceType: \"m7g.*\"\n  zone: us-east-1a\n\
-                    - {launch: 3, do: slow-boot, delay: 4m}\n- {launch: 5, after: 20s, do: kernel-panic, nodePool: p}\n\
-                    - {at: 500ms, do: price, factor: 1.5}\n";
-        let json = r#"[{"at": "1h30m", "do": "spot-interruption", "capacityType": "spot", "count": 2},
-            {"at": "0s", "for": "5m", "do": "out-of-capacity", "instanceType": "m7g.*", "zone": "us-east-1a"},
-            {"launch": 3, "do": "slow-boot", "delay": "4m"}, {"launch": 5, "after": "20s", "do": "kernel-panic", "nodePool": "p"},
-            {"at": "500ms", "do": "price", "factor": 1.5}]"#;
-        let parsed = Script::parse(yaml).unwrap();
-        assert_eq!(parsed, Script::parse(json).unwrap());
-        assert_eq!(
-            parsed.events[0],
-            Event {
-                trigger: Trigger::At(5_400_000),
-                action: Action::Instance(InstanceEvent::SpotInterruption),
-                selector: Selector { capacity_type: Some(CapacityType::Spot), ..Selector::default() },
-                lasts_ms: None,
-                count: Some(2),
-            }
-        );
-        assert_eq!((parsed.events[1].lasts_ms, parsed.events[1].count), (Some(300_000), None));
-        assert_eq!(parsed.events[2].action, Action::SlowBoot { delay_ms: 240_000 });
-        assert_eq!(parsed.events[2].count, Some(1));
-        assert_eq!(parsed.events[3].trigger, Trigger::Launch { number: 5, after_ms: 20_000 });
-        assert_eq!(parsed.events[4].action, Action::Price { factor_ppm: 1_500_000 });
-        assert_eq!(Script::parse("\n# nothing\n").unwrap(), Script::default());
-        let share = |text| Script::parse(text).unwrap().events[0].action;
-        assert_eq!(share("[{at: 0s, do: throttle, share: 0.8}]"), Action::Throttle { share_ppm: 800_000 });
-        assert_eq!(share("[{at: 0s, do: server-error}]"), Action::ServerError { share_ppm: 1_000_000 });
-    }
-
-    #[test]
-    fn what_is_wrong_with_a_script_is_named() {
-        let durations = "expected as 30s, 500ms or 1h30m";
-        let cases = [
-            ("at: 3s", "the script is not a list of entries, each as {at: 30s, do: throttle, for: 10s}".to_owned()),
-            ("- throttle", "the script is not a list of entries, each as {at: 30s, do: throttle, for: 10s}".to_owned()),
-            ("- {at: 3s}", format!("entry 1 of the script, field `do`: is missing; expected one of {ACTIONS}")),
-            (
-                "- {at: 3s, do: throttle}\n- {at: 3s, do: spot-interupt}",
-                format!("entry 2 of the script, field `do`: `spot-interupt` is no action; expected one of {ACTIONS}"),
-            ),
-            (
-                "- {do: throttle}",
-                "entry 1 of the script, field `at`: is missing; expected `at` (as 30s) or `launch` (as 3)".to_owned(),
-            ),
-            ("- {at: 30, do: throttle}", format!("entry 1 of the script, field `at`: 30 is no duration; {durations}")),
-            ("- {at: 3d, do: throttle}", format!("entry 1 of the script, field `at`: `3d` is no duration; {durations}")),
-            (
-                "- {at: 3s, launch: 1, do: throttle}",
-                "entry 1 of the script, field `launch`: does not go with `at`; keep one of them".to_owned(),
-            ),
-            (
-                "- {launch: 0, do: throttle}",
-                "entry 1 of the script, field `launch`: 0 is no count; expected a whole number from 1".to_owned(),
-            ),
-            (
-                "- {launch: 1, do: slow-boot}",
-                "entry 1 of the script, field `delay`: is missing; expected a duration, as 4m".to_owned(),
-            ),
-            (
-                "- {at: 1s, do: price, factor: -1}",
-                "entry 1 of the script, field `factor`: expected a number from 0 to 1000 that prices are multiplied by, as 1.5".to_owned(),
-            ),
-            (
-                "- {at: 1s, do: throttle, share: 2}",
-                "entry 1 of the script, field `share`: expected the share of the calls, a number from 0 to 1, as 0.8".to_owned(),
-            ),
-            (
-                "- {at: 1s, do: throttle, capacityType: cheap}",
-                "entry 1 of the script, field `capacityType`: `cheap` is no capacity type; expected spot or on-demand".to_owned(),
-            ),
-            (
-                "- {at: 1s, do: rebalance, for: 3s}",
-                "entry 1 of the script, field `for`: only goes with `at` and something that lasts, such as out-of-capacity or throttle".to_owned(),
-            ),
-            (
-                "- {at: 1s, do: throttle, instance-type: m5.large}",
-                "entry 1 of the script, field `instance-type`: does not go with this entry; the fields are at, launch, after, do, for, delay, \
-                 factor, share, count, instanceType, zone, capacityType, nodeClaim, nodePool"
-                    .to_owned(),
-            ),
-            (
-                "- {at: 1s, do: throttle, delay: 3s}",
-                "entry 1 of the script, field `delay`: does not go with this entry; the fields are at, launch, after, do, for, delay, \
-                 factor, share, count, instanceType, zone, capacityType, nodeClaim, nodePool"
-                    .to_owned(),
-            ),
-        ];
-        for (text, expected) in cases {
-            assert_eq!(Script::parse(text).unwrap_err().to_string(), expected, "{text}");
-        }
-        assert!(matches!(Script::parse("- {at: 3s, do: [}"), Err(ScriptError::Syntax(_))));
-    }
-
-    #[test]
-    fn patterns_match_with_stars() {
-        for (pattern, text, expected) in [
-            (None, "m5.large", true),
-            (Some("m5.large"), "m5.large", true),
-            (Some("m5.large"), "m5.xlarge", false),
-            (Some("m5.*"), "m5.xlarge", true),
-            (Some("*.large"), "m5.large", true),
-            (Some("*.large"), "m5.xlarge", false),
-            (Some("m*.x*"), "m5.2xlarge", false),
-            (Some("m*x*e"), "m5.2xlarge", true),
-            (Some("*"), "", true),
-            (Some("a*a"), "a", false),
-        ] {
-            assert_eq!(matches(pattern, text), expected, "{pattern:?} {text}");
-        }
-    }
-
-    #[test]
-    fn durations_are_read() {
-        for (text, expected) in [
-            ("0s", Some(0)),
-            ("1h2m3s4ms", Some(3_723_004)),
-            ("90s", Some(90_000)),
-            ("", None),
-            ("s", None),
-            ("5", None),
-            ("-5s", None),
-            ("9999999999999h", None),
-        ] {
-            assert_eq!(milliseconds(text), expected, "{text}");
-        }
-    }
-}
+mod tests;

@@ -1,4 +1,4 @@
-//! What an instance gets at boot: user data by AMI family, and validation of the kubelet configuration.
+//! User data of instances by AMI family, and validation of the kubelet configuration.
 
 pub mod kubelet_validation;
 pub mod user_data;

@@ -201,7 +201,7 @@ impl LaunchInputs<'_> {
     ) -> Result<String, UserDataError> {
         let spec = &self.class().spec;
         let family = AmiFamily::of(spec);
-        let kubelet = evaluated.zip(spec.kubelet.as_ref()).map(|(evaluated, map)| evaluated.put_into(map));
+        let kubelet = evaluated.zip(spec.kubelet.as_ref()).map(|(evaluated, map)| evaluated.apply_to(map));
         let mut own = self.claim.labels().clone();
         // Labels that the claim's requirements fix; what the instance type fixes comes from the claim at registration.
         let fixed = self.request.labels.iter().filter(|(key, _)| !labels::is_well_known(key));

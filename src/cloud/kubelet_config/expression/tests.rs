@@ -11,7 +11,7 @@ fn number(text: &str) -> Result<i64, ExpressionError> {
 }
 
 #[test]
-fn c34_an_expression_gives_a_whole_number() {
+fn c34_an_expression_evaluates_to_an_integer() {
     for (text, expected) in [
         ("110", 110),
         ("vcpus * 10", 20),
@@ -41,7 +41,7 @@ fn c34_an_expression_gives_a_whole_number() {
 }
 
 #[test]
-fn c34_what_gives_no_number_is_told() {
+fn c34_an_expression_without_a_number_is_an_error() {
     for (text, expected) in [
         ("", "it is no CEL expression"),
         ("vcpus *", "it is no CEL expression"),
@@ -73,7 +73,7 @@ fn c34_what_gives_no_number_is_told() {
 }
 
 #[test]
-fn c34_no_expression_has_loops_or_patterns() {
+fn c34_macros_and_regular_expressions_are_rejected() {
     for text in [
         "[1, 2].map(x, x * 2)[0]",
         "[1].exists(x, x == 1) ? 1 : 2",
@@ -87,15 +87,15 @@ fn c34_no_expression_has_loops_or_patterns() {
 }
 
 #[test]
-fn c34_a_hostile_expression_is_refused_or_ends() {
+fn c34_a_hostile_expression_is_rejected_or_terminates() {
     let repeated = |part: &str, count: usize, last: &str| format!("{}{last}", part.repeat(count));
     let nested = |open: &str, close: &str, count: usize| format!("{}1{}", open.repeat(count), close.repeat(count));
-    assert_eq!(number(&"1".repeat(LONGEST + 1)), Err(ExpressionError::TooLong(LONGEST + 1)));
+    assert_eq!(number(&"1".repeat(MAX_LENGTH + 1)), Err(ExpressionError::TooLong(MAX_LENGTH + 1)));
     assert_eq!(number(&repeated("1+", 129, "1")), Err(ExpressionError::TooComplex(129)));
     assert_eq!(number(&repeated("1+", 128, "1")), Ok(129), "as deep as a chain may be");
-    let depth = usize::from(DEEPEST);
+    let depth = usize::from(MAX_DEPTH);
     assert_eq!(number(&nested("(", ")", depth)), Ok(1), "as deep as brackets may be");
-    // In a quarter of the stack that a thread of the service has.
+    // With a quarter of the stack size of a worker thread.
     let quarter = std::thread::Builder::new().stack_size(512 << 10);
     let deepest = [nested("(", ")", depth), nested("max(1,", ")", depth), repeated("instance_type+", 70, "'a'")];
     let chain = repeated("1+", 112, &nested("(", ")", 8));
@@ -115,25 +115,25 @@ fn c34_a_hostile_expression_is_refused_or_ends() {
         repeated("instance_type+", 60, "instance_type"),
         repeated("true?1:", 60, "1"),
         repeated("'a'.b().", 30, "c()"),
-        "\"".repeat(LONGEST),
-        "\\".repeat(LONGEST),
+        "\"".repeat(MAX_LENGTH),
+        "\\".repeat(MAX_LENGTH),
         "'\\u00".to_owned(),
         "b'\\xff'".to_owned(),
-        "\0".repeat(LONGEST),
-        "é".repeat(LONGEST / 2),
+        "\0".repeat(MAX_LENGTH),
+        "é".repeat(MAX_LENGTH / 2),
         "r'''".to_owned(),
         "0x".to_owned(),
         "u".to_owned(),
         "`".to_owned(),
-        "1".repeat(LONGEST),
+        "1".repeat(MAX_LENGTH),
     ] {
-        // An error or a number, soon.
+        // Returns an error or a number without a delay.
         let _ = number(&text);
     }
 }
 
-/// Texts made of what expressions are made of, so that many of them are nearly right.
-fn nearly() -> impl Strategy<Value = String> {
+/// Texts of expression tokens, many of which are almost valid.
+fn almost_valid() -> impl Strategy<Value = String> {
     const PARTS: &[&str] = &[
         "vcpus",
         "memory_mib",
@@ -197,7 +197,7 @@ proptest! {
     }
 
     #[test]
-    fn c34_no_nearly_right_text_panics(text in nearly()) {
+    fn c34_no_almost_valid_text_panics(text in almost_valid()) {
         prop_assert_ne!(number(&text), Err(ExpressionError::Panicked), "{}", text);
     }
 }

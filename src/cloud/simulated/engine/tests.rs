@@ -5,56 +5,61 @@ use std::sync::Arc;
 use super::*;
 use crate::cloud::catalog::{SpotPricing, embedded};
 
-pub const START: i64 = 1_000_000;
+pub const START: UnixMillis = UnixMillis(1_000_000);
 
-pub fn pace() -> Pace {
-    Pace {
-        boot_ms: (30_000, 30_000),
-        pending_ms: 200,
-        notice_ms: 120_000,
-        shutdown_ms: 5_000,
-        visibility_ms: 30_000,
-        retention_ms: 300_000,
+/// A time in milliseconds after the start.
+pub fn at(millis: i64) -> UnixMillis {
+    UnixMillis(START.0 + millis)
+}
+
+pub fn timings() -> Timings {
+    Timings {
+        boot: (Duration::from_secs(30), Duration::from_secs(30)),
+        pending: Duration::from_millis(200),
+        notice: Duration::from_mins(2),
+        shutdown: Duration::from_secs(5),
+        visibility: Duration::from_secs(30),
+        retention: Duration::from_mins(5),
     }
 }
 
 pub struct Simulation {
-    pub state: Ec2State,
-    pub market: SpotPriceModel,
+    pub engine: Engine,
+    pub prices: SpotPriceModel,
 }
 
 impl Simulation {
     pub fn new(script: &str) -> Self {
-        Self::resumed(script, Ledger::default(), START)
+        Self::resumed(script, EngineState::default(), START)
     }
 
-    fn resumed(script: &str, ledger: Ledger, now: i64) -> Self {
+    fn resumed(script: &str, state: EngineState, now: UnixMillis) -> Self {
         let script = Script::parse(script).unwrap();
-        let mut market = SpotPriceModel::new(Arc::new(embedded().clone()), SpotPricing::ratio(0.5).unwrap());
-        let state = Ec2State::new(7, pace(), script, ledger, now);
-        market.set_moves(&state.script().events, state.started_at_ms());
-        Self { state, market }
+        let mut prices = SpotPriceModel::new(Arc::new(embedded().clone()), SpotPricing::ratio(0.5).unwrap());
+        let engine = Engine::new(7, timings(), script, state, now);
+        prices.set_price_changes(&engine.script().events, engine.started_at());
+        Self { engine, prices }
     }
 
-    pub fn launch(&mut self, request: &LaunchRequest, at: i64) -> Result<Launched, LaunchError> {
-        self.state.launch(request, &self.market, START + at)
+    pub fn launch(&mut self, request: &LaunchRequest, millis: i64) -> Result<Launched, LaunchError> {
+        self.engine.launch(request, &self.prices, at(millis))
     }
 
-    fn launched(&mut self, claim: &str, at: i64) -> Instance {
-        self.launch(&request(claim, &[("m5.large", "a", "spot")]), at).unwrap().instance
+    fn launched(&mut self, claim: &str, millis: i64) -> Instance {
+        self.launch(&request(claim, &[("m5.large", "a", "spot")]), millis).unwrap().instance
     }
 
-    fn messages(&mut self, at: i64) -> Vec<(MessageKind, String)> {
-        let received = self.state.receive(START + at).unwrap();
+    fn messages(&mut self, millis: i64) -> Vec<(MessageKind, String)> {
+        let received = self.engine.receive(at(millis)).unwrap();
         received.into_iter().map(|message| (message.kind, message.instance_id)).collect()
     }
 
-    fn states(&mut self, at: i64) -> Vec<InstanceState> {
-        self.state.ledger.instances.values().map(|record| record.state(START + at)).collect()
+    fn states(&mut self, millis: i64) -> Vec<InstanceState> {
+        self.engine.state.instances.values().map(|record| record.state(at(millis))).collect()
     }
 
-    fn steps(&mut self, at: i64) -> Vec<NodeStep> {
-        self.state.node_actions(START + at, usize::MAX, |_| false).into_iter().map(|action| action.step).collect()
+    fn steps(&mut self, millis: i64) -> Vec<NodeStep> {
+        self.engine.node_actions(at(millis), usize::MAX, |_| false).into_iter().map(|action| action.step).collect()
     }
 }
 
@@ -80,7 +85,7 @@ pub fn request(claim: &str, overrides: &[(&str, &str, &str)]) -> LaunchRequest {
 }
 
 #[test]
-fn a_launch_takes_the_cheapest_offering_with_capacity_and_says_which_had_none() {
+fn a_launch_uses_the_cheapest_offering_with_capacity_and_reports_the_others() {
     let wanted = [
         ("m5.large", "a", "on-demand"),
         ("m5.xlarge", "a", "spot"),
@@ -110,39 +115,40 @@ fn a_launch_takes_the_cheapest_offering_with_capacity_and_says_which_had_none() 
 }
 
 #[test]
-fn a_price_move_changes_the_choice() {
+fn a_price_change_changes_the_choice() {
     let wanted = [("m5.large", "a", "on-demand"), ("m5.large", "a", "spot")];
     let mut simulation = Simulation::new("[{at: 10s, for: 10s, do: price, factor: 3, capacityType: spot}]");
-    for (at, expected) in [(9_999, CapacityType::Spot), (10_000, CapacityType::OnDemand), (20_000, CapacityType::Spot)]
+    for (millis, expected) in
+        [(9_999, CapacityType::Spot), (10_000, CapacityType::OnDemand), (20_000, CapacityType::Spot)]
     {
-        let launched = simulation.launch(&request(&at.to_string(), &wanted), at).unwrap();
-        assert_eq!(launched.instance.capacity_type, expected, "{at}");
+        let launched = simulation.launch(&request(&millis.to_string(), &wanted), millis).unwrap();
+        assert_eq!(launched.instance.capacity_type, expected, "{millis}");
     }
 }
 
 #[test]
-fn a_launch_without_any_capacity_names_every_offering() {
+fn a_launch_without_any_capacity_reports_every_offering() {
     let mut simulation = Simulation::new("[{at: 0s, for: 10s, do: out-of-capacity}]");
     let wanted = [("m5.large", "a", "spot"), ("m5.nonsense", "a", "spot"), ("u-6tb1.112xlarge", "a", "spot")];
     let error = simulation.launch(&request("one", &wanted), 9_999).unwrap_err();
     let LaunchError::InsufficientCapacity { unavailable } = &error else { panic!("{error}") };
     assert_eq!(unavailable.len(), 3);
-    assert!(simulation.state.list(START + 9_999).unwrap().is_empty());
+    assert!(simulation.engine.list(at(9_999)).unwrap().is_empty());
     let again = simulation.launch(&request("one", &wanted), 10_000).unwrap();
-    assert_eq!(again.unavailable.len(), 2, "what is not offered stays unavailable");
+    assert_eq!(again.unavailable.len(), 2, "unknown offerings stay unavailable");
     assert!(matches!(simulation.launch(&request("two", &[]), 0), Err(LaunchError::Other { .. })));
 }
 
 #[test]
-fn the_same_token_gets_the_same_instance_whatever_became_of_it() {
+fn a_repeated_token_returns_the_same_instance() {
     let mut simulation = Simulation::new("");
     let first = simulation.launched("one", 0);
     assert_eq!(simulation.launched("one", 50).id, first.id);
     assert_ne!(simulation.launched("two", 50).id, first.id);
-    assert!(simulation.state.terminate(&first.provider_id, START + 60).unwrap());
+    assert!(simulation.engine.terminate(&first.provider_id, at(60)).unwrap());
     let after = simulation.launched("one", 60_000);
     assert_eq!((after.id, after.state), (first.id, InstanceState::Terminated));
-    assert_eq!(simulation.state.ledger().launches, 2);
+    assert_eq!(simulation.engine.state().launches, 2);
 }
 
 #[test]
@@ -150,10 +156,10 @@ fn a_launch_that_fails_after_success_is_found_by_its_token() {
     let mut simulation = Simulation::new("[{launch: 1, do: launch-error-after-success}]");
     let lost = request("one", &[("m5.large", "a", "spot")]);
     assert!(matches!(simulation.launch(&lost, 0), Err(LaunchError::Other { .. })));
-    let listed = simulation.state.list(START + 1).unwrap();
+    let listed = simulation.engine.list(at(1)).unwrap();
     assert_eq!(listed.len(), 1);
     assert_eq!(simulation.launch(&lost, 10).unwrap().instance.id, listed[0].id);
-    assert_eq!(simulation.state.list(START + 20).unwrap().len(), 1);
+    assert_eq!(simulation.engine.list(at(20)).unwrap().len(), 1);
 }
 
 #[test]
@@ -163,19 +169,19 @@ fn an_instance_goes_through_its_states_in_time() {
     assert_eq!(instance.state, InstanceState::Pending);
     assert_eq!(simulation.states(199), [InstanceState::Pending]);
     assert_eq!(simulation.states(200), [InstanceState::Running]);
-    assert!(simulation.state.terminate(&instance.provider_id, START + 1_000).unwrap());
-    assert!(simulation.state.terminate(&instance.provider_id, START + 2_000).unwrap(), "repeating is no error");
+    assert!(simulation.engine.terminate(&instance.provider_id, at(1_000)).unwrap());
+    assert!(simulation.engine.terminate(&instance.provider_id, at(2_000)).unwrap(), "repeating is no error");
     assert_eq!(simulation.states(5_999), [InstanceState::ShuttingDown]);
-    assert_eq!(simulation.state.list(START + 5_999).unwrap().len(), 1);
+    assert_eq!(simulation.engine.list(at(5_999)).unwrap().len(), 1);
     assert_eq!(simulation.states(6_000), [InstanceState::Terminated]);
-    assert!(simulation.state.list(START + 6_000).unwrap().is_empty());
-    assert!(!simulation.state.terminate(&instance.provider_id, START + 6_000).unwrap());
+    assert!(simulation.engine.list(at(6_000)).unwrap().is_empty());
+    assert!(!simulation.engine.terminate(&instance.provider_id, at(6_000)).unwrap());
     let described =
-        |simulation: &mut Simulation, at| simulation.state.describe(&instance.provider_id, START + at).unwrap();
+        |simulation: &mut Simulation, millis| simulation.engine.describe(&instance.provider_id, at(millis)).unwrap();
     assert_eq!(described(&mut simulation, 3_605_999).map(|found| found.state), Some(InstanceState::Terminated));
     assert_eq!(described(&mut simulation, 3_606_000), None);
-    assert!(!simulation.state.terminate("aws:///us-east-1a/i-0", START).unwrap());
-    assert!(!simulation.state.terminate("nonsense", START).unwrap());
+    assert!(!simulation.engine.terminate("aws:///us-east-1a/i-0", START).unwrap());
+    assert!(!simulation.engine.terminate("nonsense", START).unwrap());
 }
 
 #[test]
@@ -186,100 +192,105 @@ fn identities_are_well_formed_and_unique() {
         let instance = simulation.launched(&n.to_string(), n);
         assert_eq!(instance.id.len(), 19, "{}", instance.id);
         assert_eq!(instance.provider_id, format!("aws:///us-east-1a/{}", instance.id));
-        let name = simulation.state.ledger().instances[&instance.id].node_name();
+        let name = simulation.engine.state().instances[&instance.id].node_name();
         assert!(name.starts_with("ip-10-") && name.ends_with(".ec2.internal"), "{name}");
         assert!(seen.insert(instance.id) && seen.insert(name));
     }
 }
 
 #[test]
-fn node_actions_come_in_the_order_of_launch_and_leave_out_what_is_to_be_skipped() {
+fn node_actions_are_in_the_order_of_launch_without_skipped_instances() {
     let mut simulation = Simulation::new("");
     let ids: Vec<String> = (0..5).map(|n| simulation.launched(&n.to_string(), n).id).collect();
-    let actions = simulation.state.node_actions(START + 60_000, 3, |id| id == ids[1]);
+    let actions = simulation.engine.node_actions(at(60_000), 3, |id| id == ids[1]);
     let chosen: Vec<&String> = actions.iter().map(|action| &action.record.id).collect();
     assert_eq!(chosen, [&ids[0], &ids[2], &ids[3]]);
 }
 
 #[test]
-fn a_node_is_registered_at_boot_silenced_at_the_end_and_then_removed() {
+fn a_node_is_registered_at_boot_silenced_at_shutdown_and_then_removed() {
     let mut simulation = Simulation::new("");
     let instance = simulation.launched("one", 0);
-    assert_eq!(simulation.state.next_wake_ms(START), Some(START + 30_000));
+    assert_eq!(simulation.engine.next_wake(START), Some(at(30_000)));
     assert!(simulation.steps(29_999).is_empty());
     assert_eq!(simulation.steps(30_000), [NodeStep::Registered]);
     assert_eq!(simulation.steps(31_000), [NodeStep::Registered], "until it is reported as done");
-    simulation.state.node_step_done(&instance.id, NodeStep::Registered);
+    simulation.engine.node_step_done(&instance.id, NodeStep::Registered);
     assert!(simulation.steps(31_000).is_empty());
-    simulation.state.terminate(&instance.provider_id, START + 40_000).unwrap();
+    simulation.engine.terminate(&instance.provider_id, at(40_000)).unwrap();
     assert_eq!(simulation.steps(40_000), [NodeStep::Silenced]);
-    simulation.state.node_step_done(&instance.id, NodeStep::Silenced);
+    simulation.engine.node_step_done(&instance.id, NodeStep::Silenced);
     assert!(simulation.steps(44_999).is_empty());
-    assert_eq!(simulation.state.next_wake_ms(START + 40_001), Some(START + 45_000));
+    assert_eq!(simulation.engine.next_wake(at(40_001)), Some(at(45_000)));
     assert_eq!(simulation.steps(45_000), [NodeStep::Removed]);
-    simulation.state.node_step_done(&instance.id, NodeStep::Removed);
+    simulation.engine.node_step_done(&instance.id, NodeStep::Removed);
     assert!(simulation.steps(100_000).is_empty());
 }
 
 #[test]
-fn an_instance_that_ends_before_it_boots_gets_no_node_and_one_that_may_have_registered_is_cleaned_up() {
+fn an_instance_that_shuts_down_before_it_boots_gets_no_node() {
     let mut simulation = Simulation::new("");
     let early = simulation.launched("early", 0);
-    simulation.state.terminate(&early.provider_id, START + 10_000).unwrap();
+    simulation.engine.terminate(&early.provider_id, at(10_000)).unwrap();
     assert!(simulation.steps(100_000).is_empty());
     let late = simulation.launched("late", 200_000);
     assert_eq!(simulation.steps(230_000), [NodeStep::Registered]);
-    simulation.state.terminate(&late.provider_id, START + 240_000).unwrap();
+    simulation.engine.terminate(&late.provider_id, at(240_000)).unwrap();
     assert!(simulation.steps(240_001).is_empty(), "too late to register");
     assert_eq!(simulation.steps(245_000), [NodeStep::Removed]);
 }
 
 #[test]
-fn boots_are_slow_or_never_come_as_scripted_and_drawn_within_bounds_otherwise() {
+fn boot_times_are_scripted_or_drawn_within_bounds() {
     let script = "[{launch: 1, do: slow-boot, delay: 4m}, {launch: 2, do: never-boot},
                    {at: 1m, for: 1m, do: slow-boot, delay: 1s, instanceType: m5.*, count: 1},
                    {launch: 4, do: slow-device-plugin, delay: 20s}]";
     let mut simulation = Simulation::new(script);
-    for (claim, at) in [("one", 0), ("two", 0), ("three", 60_000), ("four", 60_000)] {
-        simulation.launched(claim, at);
+    for (claim, millis) in [("one", 0), ("two", 0), ("three", 60_000), ("four", 60_000)] {
+        simulation.launched(claim, millis);
     }
-    let mut records: Vec<&Record> = simulation.state.ledger().instances.values().collect();
+    let mut records: Vec<&InstanceRecord> = simulation.engine.state().instances.values().collect();
     records.sort_by_key(|record| record.number);
-    let boots: Vec<Option<i64>> = records.iter().map(|record| record.boot_at_ms.map(|boot| boot - START)).collect();
-    assert_eq!(boots, [Some(240_000), None, Some(61_000), Some(90_000)]);
-    assert_eq!(records[3].devices_at_ms, Some(START + 110_000));
-    assert_eq!(records[2].devices_at_ms, None);
+    let boots: Vec<Option<UnixMillis>> = records.iter().map(|record| record.boot_at).collect();
+    assert_eq!(boots, [Some(at(240_000)), None, Some(at(61_000)), Some(at(90_000))]);
+    assert_eq!(records[3].devices_at, Some(at(110_000)));
+    assert_eq!(records[2].devices_at, None);
     let id = records[3].id.clone();
-    simulation.state.node_step_done(&id, NodeStep::Registered);
-    let devices = |simulation: &mut Simulation, at| simulation.steps(at).contains(&NodeStep::Devices);
+    simulation.engine.node_step_done(&id, NodeStep::Registered);
+    let devices = |simulation: &mut Simulation, millis| simulation.steps(millis).contains(&NodeStep::Devices);
     assert!(!devices(&mut simulation, 109_999) && devices(&mut simulation, 110_000));
 
-    let mut drawn =
-        Ec2State::new(7, Pace { boot_ms: (20_000, 40_000), ..pace() }, Script::default(), Ledger::default(), START);
+    let mut drawn = Engine::new(
+        7,
+        Timings { boot: (Duration::from_secs(20), Duration::from_secs(40)), ..timings() },
+        Script::default(),
+        EngineState::default(),
+        START,
+    );
     for n in 0..300 {
-        drawn.launch(&request(&n.to_string(), &[("m5.large", "a", "spot")]), &simulation.market, START).unwrap();
+        drawn.launch(&request(&n.to_string(), &[("m5.large", "a", "spot")]), &simulation.prices, START).unwrap();
     }
-    let boots: Vec<i64> = drawn.ledger().instances.values().filter_map(|record| record.boot_at_ms).collect();
-    assert!(boots.iter().all(|boot| (START + 20_000..=START + 40_000).contains(boot)));
-    assert!(boots.iter().min() < Some(&(START + 21_000)) && boots.iter().max() > Some(&(START + 39_000)));
+    let boots: Vec<UnixMillis> = drawn.state().instances.values().filter_map(|record| record.boot_at).collect();
+    assert!(boots.iter().all(|boot| (at(20_000)..=at(40_000)).contains(boot)));
+    assert!(boots.iter().min() < Some(&(at(21_000))) && boots.iter().max() > Some(&(at(39_000))));
 }
 
 #[test]
-fn a_spot_interruption_gives_notice_and_then_ends_the_instance() {
+fn a_spot_interruption_sends_a_warning_and_then_terminates() {
     let mut simulation = Simulation::new("[{at: 60s, do: spot-interruption, count: 1}]");
     let on_demand = simulation.launch(&request("od", &[("m5.large", "a", "on-demand")]), 0).unwrap().instance;
     let spot = simulation.launched("spot", 1);
     let other = simulation.launched("other", 2);
     assert!(simulation.messages(59_999).is_empty());
     assert_eq!(simulation.messages(60_000), [(MessageKind::SpotInterruption, spot.id.clone())]);
-    assert!(simulation.messages(60_001).is_empty(), "hidden while it is handled");
+    assert!(simulation.messages(60_001).is_empty(), "invisible to other receivers");
     assert_eq!(
         simulation.messages(90_000),
         [(MessageKind::SpotInterruption, spot.id.clone())],
-        "seen again when not deleted"
+        "visible again when not deleted"
     );
-    let living = |simulation: &mut Simulation, at| {
-        let listed = simulation.state.list(START + at).unwrap();
+    let living = |simulation: &mut Simulation, millis| {
+        let listed = simulation.engine.list(at(millis)).unwrap();
         listed.into_iter().filter(|i| i.state == InstanceState::Running).map(|i| i.id).collect::<Vec<_>>()
     };
     assert_eq!(living(&mut simulation, 179_999), [on_demand.id.clone(), spot.id.clone(), other.id.clone()]);
@@ -289,136 +300,133 @@ fn a_spot_interruption_gives_notice_and_then_ends_the_instance() {
 }
 
 #[test]
-fn a_deleted_message_never_returns_and_an_old_one_is_dropped() {
+fn a_deleted_message_never_returns_and_an_old_one_expires() {
     let mut simulation =
         Simulation::new("[{at: 0s, do: rebalance, count: 1}, {at: 1s, do: scheduled-change, count: 1}]");
     let instance = simulation.launched("one", 0);
-    simulation.state.advance(START + 1_000);
+    simulation.engine.advance(at(1_000));
     // The rebalance at the start found no instance; the scheduled change did.
-    let received = simulation.state.receive(START + 2_000).unwrap();
+    let received = simulation.engine.receive(at(2_000)).unwrap();
     assert_eq!(received.len(), 1);
-    assert_eq!((received[0].kind, received[0].at.0), (MessageKind::ScheduledChange, START + 1_000));
-    simulation.state.delete_messages(&[received[0].receipt.clone()], START + 3_000).unwrap();
-    simulation.state.delete_messages(&[received[0].receipt.clone()], START + 3_000).unwrap();
+    assert_eq!((received[0].kind, received[0].at), (MessageKind::ScheduledChange, at(1_000)));
+    simulation.engine.delete_messages(&[received[0].receipt.clone()], at(3_000)).unwrap();
+    simulation.engine.delete_messages(&[received[0].receipt.clone()], at(3_000)).unwrap();
     assert!(simulation.messages(100_000).is_empty());
-    simulation.state.trigger(&instance.id, InstanceEvent::Rebalance, START + 200_000).unwrap();
+    simulation.engine.trigger(&instance.id, InstanceEvent::Rebalance, at(200_000)).unwrap();
     assert!(simulation.messages(500_000).is_empty(), "the queue keeps a message for five minutes");
-    assert!(simulation.state.ledger().queue.is_empty());
+    assert!(simulation.engine.state().queue.is_empty());
 }
 
 #[test]
-fn an_earlier_end_replaces_a_later_one() {
+fn an_earlier_shutdown_replaces_a_later_one() {
     let mut simulation = Simulation::new("");
     let instance = simulation.launched("one", 0);
-    simulation.state.trigger(&instance.id, InstanceEvent::SpotInterruption, START + 1_000).unwrap();
-    simulation.state.terminate(&instance.provider_id, START + 10_000).unwrap();
+    simulation.engine.trigger(&instance.id, InstanceEvent::SpotInterruption, at(1_000)).unwrap();
+    simulation.engine.terminate(&instance.provider_id, at(10_000)).unwrap();
     assert_eq!(simulation.states(15_000), [InstanceState::Terminated]);
     let kinds: Vec<MessageKind> = simulation.messages(15_000).into_iter().map(|(kind, _)| kind).collect();
     assert_eq!(kinds, [MessageKind::SpotInterruption, MessageKind::StateChange]);
-    simulation.state.advance(START + 200_000);
-    assert_eq!(simulation.state.ledger().queue.len(), 2, "one state change, not two");
+    simulation.engine.advance(at(200_000));
+    assert_eq!(simulation.engine.state().queue.len(), 2, "one state change, not two");
 }
 
 #[test]
-fn events_strike_the_numbered_instance_once_and_after_its_delay() {
+fn an_event_applies_to_the_numbered_instance_once_after_its_delay() {
     let mut simulation = Simulation::new("[{launch: 2, after: 20s, do: terminate}]");
     let first = simulation.launched("one", 0);
     let second = simulation.launched("two", 1_000);
-    assert_eq!(simulation.state.next_wake_ms(START + 1_000), Some(START + 21_000));
-    simulation.state.advance(START + 20_999);
-    assert!(simulation.state.ledger().instances[&second.id].shutdown_at_ms.is_none());
-    simulation.state.advance(START + 21_000);
-    simulation.state.advance(START + 22_000);
-    assert_eq!(simulation.state.ledger().instances[&second.id].shutdown_at_ms, Some(START + 21_000));
-    assert!(simulation.state.ledger().instances[&first.id].shutdown_at_ms.is_none());
+    assert_eq!(simulation.engine.next_wake(at(1_000)), Some(at(21_000)));
+    simulation.engine.advance(at(20_999));
+    assert!(simulation.engine.state().instances[&second.id].shutdown_at.is_none());
+    simulation.engine.advance(at(21_000));
+    simulation.engine.advance(at(22_000));
+    assert_eq!(simulation.engine.state().instances[&second.id].shutdown_at, Some(at(21_000)));
+    assert!(simulation.engine.state().instances[&first.id].shutdown_at.is_none());
 }
 
 #[test]
-fn events_by_hand_find_the_instance_by_id_or_node_and_refuse_what_cannot_be() {
+fn a_triggered_event_selects_the_instance_by_id_or_node_name() {
     let mut simulation = Simulation::new("");
     let spot = simulation.launched("one", 0);
     let on_demand = simulation.launch(&request("od", &[("m5.large", "a", "on-demand")]), 0).unwrap().instance;
-    let node = simulation.state.ledger().instances[&spot.id].node_name();
-    simulation.state.trigger(&node, InstanceEvent::KernelPanic, START + 40_000).unwrap();
+    let node = simulation.engine.state().instances[&spot.id].node_name();
+    simulation.engine.trigger(&node, InstanceEvent::KernelPanic, at(40_000)).unwrap();
     assert!(
         simulation.steps(40_000).iter().all(|step| *step == NodeStep::Registered),
-        "a dead kernel registers nothing"
+        "a panicked kernel registers nothing"
     );
     assert_eq!(simulation.states(41_000), [InstanceState::Running; 2]);
     let error =
-        simulation.state.trigger(&on_demand.id, InstanceEvent::SpotInterruption, START).unwrap_err().to_string();
+        simulation.engine.trigger(&on_demand.id, InstanceEvent::SpotInterruption, START).unwrap_err().to_string();
     assert!(error.ends_with("is on-demand, only spot instances are interrupted; use terminate"), "{error}");
-    let error = simulation.state.trigger("i-0", InstanceEvent::Terminate, START).unwrap_err().to_string();
+    let error = simulation.engine.trigger("i-0", InstanceEvent::Terminate, START).unwrap_err().to_string();
     assert_eq!(error, "no living simulated instance has the id or node name i-0");
 }
 
 #[test]
-fn a_kernel_panic_silences_a_registered_node_and_its_end_still_removes_it() {
+fn a_kernel_panic_silences_a_registered_node_until_its_termination() {
     let mut simulation = Simulation::new("[{launch: 1, after: 60s, do: kernel-panic}]");
     let instance = simulation.launched("one", 0);
-    simulation.state.node_step_done(&instance.id, NodeStep::Registered);
+    simulation.engine.node_step_done(&instance.id, NodeStep::Registered);
     assert_eq!(simulation.steps(60_000), [NodeStep::Silenced]);
-    simulation.state.node_step_done(&instance.id, NodeStep::Silenced);
+    simulation.engine.node_step_done(&instance.id, NodeStep::Silenced);
     assert!(simulation.steps(600_000).is_empty());
-    simulation.state.terminate(&instance.provider_id, START + 700_000).unwrap();
+    simulation.engine.terminate(&instance.provider_id, at(700_000)).unwrap();
     assert_eq!(simulation.steps(705_000), [NodeStep::Removed]);
 }
 
 #[test]
-fn throttling_holds_for_its_time_or_its_count() {
+fn throttling_lasts_for_its_duration_or_its_count() {
     let mut simulation = Simulation::new("[{at: 10s, for: 5s, do: throttle}, {launch: 1, do: throttle, count: 2}]");
     let wanted = request("one", &[("m5.large", "a", "spot")]);
     for _ in 0..2 {
         assert_eq!(simulation.launch(&wanted, 0).unwrap_err(), LaunchError::Throttled);
-        assert!(simulation.state.list(START).is_ok(), "what is tied to a launch throttles only launches");
+        assert!(simulation.engine.list(START).is_ok(), "an event of a launch throttles launches only");
     }
     let instance = simulation.launch(&wanted, 0).unwrap().instance;
-    for at in [10_000, 14_999] {
-        assert_eq!(simulation.launch(&wanted, at).unwrap_err(), LaunchError::Throttled);
-        assert_eq!(simulation.state.list(START + at), Err(CloudError::Throttled));
-        assert_eq!(simulation.state.describe(&instance.provider_id, START + at), Err(CloudError::Throttled));
-        assert_eq!(simulation.state.terminate(&instance.provider_id, START + at), Err(CloudError::Throttled));
-        assert_eq!(simulation.state.receive(START + at), Err(CloudError::Throttled));
-        assert_eq!(simulation.state.delete_messages(&["m".to_owned()], START + at), Err(CloudError::Throttled));
+    for millis in [10_000, 14_999] {
+        assert_eq!(simulation.launch(&wanted, millis).unwrap_err(), LaunchError::Throttled);
+        assert_eq!(simulation.engine.list(at(millis)), Err(CloudError::Throttled));
+        assert_eq!(simulation.engine.describe(&instance.provider_id, at(millis)), Err(CloudError::Throttled));
+        assert_eq!(simulation.engine.terminate(&instance.provider_id, at(millis)), Err(CloudError::Throttled));
+        assert_eq!(simulation.engine.receive(at(millis)), Err(CloudError::Throttled));
+        assert_eq!(simulation.engine.delete_messages(&["m".to_owned()], at(millis)), Err(CloudError::Throttled));
     }
-    assert_eq!(simulation.state.list(START + 15_000).unwrap().len(), 1);
+    assert_eq!(simulation.engine.list(at(15_000)).unwrap().len(), 1);
 }
 
 #[test]
-fn a_replayed_journal_gives_the_state_that_wrote_it() {
+fn a_replayed_journal_restores_the_state() {
     let script = "[{at: 5s, do: spot-interruption, count: 1}, {launch: 2, do: out-of-capacity}]";
     let mut simulation = Simulation::new(script);
     let mut written = Vec::new();
     let first = simulation.launched("one", 0);
-    written.extend(simulation.state.take_unwritten());
+    written.extend(simulation.engine.take_pending_entries());
     assert!(simulation.launch(&request("two", &[("m5.large", "a", "spot")]), 1_000).is_err());
     let second = simulation.launched("two", 2_000);
-    simulation.state.advance(START + 5_000);
-    simulation.state.node_step_done(&first.id, NodeStep::Registered);
-    simulation.state.terminate(&second.provider_id, START + 9_000).unwrap();
-    let received = simulation.state.receive(START + 9_000).unwrap();
-    simulation.state.delete_messages(&[received[0].receipt.clone()], START + 9_000).unwrap();
-    written.extend(simulation.state.take_unwritten());
+    simulation.engine.advance(at(5_000));
+    simulation.engine.node_step_done(&first.id, NodeStep::Registered);
+    simulation.engine.terminate(&second.provider_id, at(9_000)).unwrap();
+    let received = simulation.engine.receive(at(9_000)).unwrap();
+    simulation.engine.delete_messages(&[received[0].receipt.clone()], at(9_000)).unwrap();
+    written.extend(simulation.engine.take_pending_entries());
 
-    let mut replayed = Ledger::default();
+    let mut replayed = EngineState::default();
     for entry in &written {
         replayed.apply(entry);
     }
-    assert_eq!(&replayed, simulation.state.ledger());
-    let mut compacted = Ledger::default();
+    assert_eq!(&replayed, simulation.engine.state());
+    let mut compacted = EngineState::default();
     for entry in &replayed.entries() {
         compacted.apply(entry);
     }
     assert_eq!(compacted, replayed);
 
-    let mut resumed = Simulation::resumed(script, compacted, START + 60_000);
-    assert_eq!(resumed.state.started_at_ms(), START);
-    assert_eq!(resumed.launched("one", 60_000).id, first.id, "no instance is bought twice");
+    let mut resumed = Simulation::resumed(script, compacted, at(60_000));
+    assert_eq!(resumed.engine.started_at(), START);
+    assert_eq!(resumed.launched("one", 60_000).id, first.id, "no instance is launched twice");
     let third = resumed.launched("three", 60_000);
     assert_ne!(third.id, first.id);
-    assert!(
-        resumed.state.ledger().instances[&third.id].shutdown_at_ms.is_none(),
-        "an event that was fired stays fired"
-    );
+    assert!(resumed.engine.state().instances[&third.id].shutdown_at.is_none(), "an applied event is not applied again");
     assert_eq!(resumed.states(125_000).iter().filter(|state| **state == InstanceState::ShuttingDown).count(), 1);
 }

@@ -1,13 +1,14 @@
-//! The Node that a simulated kubelet registers. What talks to an API server is tried in e2e.
+//! The Node that a simulated kubelet registers. Requests to an API server are tested in e2e.
 
 use super::*;
 use crate::cloud::catalog::{NodeSettings, SpotPricing, embedded};
-use crate::cloud::simulated::record::NodeProgress;
+use crate::cloud::simulated::state::NodeProgress;
 use crate::model::offering::CapacityType;
+use crate::model::time::UnixMillis;
 use crate::model::units::{Bytes, Millicores};
 
-fn record(instance_type: &str) -> Record {
-    Record {
+fn record(instance_type: &str) -> InstanceRecord {
+    InstanceRecord {
         number: 1,
         id: "i-00112233445566778".to_owned(),
         client_token: "uid".to_owned(),
@@ -28,23 +29,23 @@ fn record(instance_type: &str) -> Record {
             effect: "NoExecute".to_owned(),
             ..Taint::default()
         }],
-        launched_at_ms: 0,
-        running_at_ms: 0,
-        boot_at_ms: Some(0),
-        devices_at_ms: None,
-        shutdown_at_ms: None,
-        gone_at_ms: None,
+        launched_at: UnixMillis(0),
+        running_at: UnixMillis(0),
+        boot_at: Some(UnixMillis(0)),
+        devices_at: None,
+        shutdown_at: None,
+        terminated_at: None,
         node: NodeProgress::default(),
     }
 }
 
-fn registered(record: &Record) -> Node {
+fn registered(record: &InstanceRecord) -> Node {
     let entry = embedded().instance_type(&record.instance_type).unwrap();
     node_object(record, &entry.as_node("us-east-1", &NodeSettings::default(), SpotPricing::Off), Timestamp::UNIX_EPOCH)
 }
 
 #[test]
-fn a_node_registers_as_a_kubelet_would() {
+fn a_node_is_registered_as_by_a_kubelet() {
     insta::assert_snapshot!(serde_saphyr::to_string(&registered(&record("g5.xlarge"))).unwrap(), @r#"
     apiVersion: v1
     kind: Node
@@ -137,9 +138,9 @@ fn a_node_registers_as_a_kubelet_would() {
 }
 
 #[test]
-fn extended_resources_wait_for_a_slow_device_plugin() {
+fn extended_resources_are_absent_until_the_device_plugin_reports_them() {
     let mut slow = record("g5.xlarge");
-    slow.devices_at_ms = Some(10);
+    slow.devices_at = Some(UnixMillis(10));
     let gpus = |node: Node| node.status.unwrap().allocatable.unwrap().get("nvidia.com/gpu").cloned();
     assert_eq!(gpus(registered(&slow)), None);
     slow.node.devices = true;
@@ -147,7 +148,7 @@ fn extended_resources_wait_for_a_slow_device_plugin() {
 }
 
 #[test]
-fn quantities_are_written_as_kubelets_write_them() {
+fn quantities_are_in_the_kubelets_notation() {
     let resources = Resources {
         cpu: Millicores(1930),
         memory: Bytes::from_mib(6903),
@@ -163,7 +164,7 @@ fn quantities_are_written_as_kubelets_write_them() {
 }
 
 #[test]
-fn pauses_grow_up_to_five_seconds() {
-    let milliseconds: Vec<u128> = [0, 1, 2, 3, 4, 5, 40].map(|attempt| pause(attempt).as_millis()).to_vec();
+fn the_backoff_grows_up_to_five_seconds() {
+    let milliseconds: Vec<u128> = [0, 1, 2, 3, 4, 5, 40].map(|attempt| backoff(attempt).as_millis()).to_vec();
     assert_eq!(milliseconds, [250, 500, 1000, 2000, 4000, 5000, 5000]);
 }

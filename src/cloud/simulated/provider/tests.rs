@@ -1,16 +1,16 @@
-//! The shell with a clock that only the test moves.
+//! The provider with a clock that only the test advances.
 
 use std::sync::atomic::{AtomicI64, Ordering};
 
 use super::*;
 use crate::cloud::MessageKind;
-use crate::cloud::simulated::Script;
+use crate::cloud::simulated::script::Script;
 use crate::model::offering::CapacityType;
 
 fn opened(config: SimulatedConfig) -> (Arc<SimulatedEc2>, Arc<AtomicI64>) {
     let time = Arc::new(AtomicI64::new(1_000_000));
     let clock = Arc::clone(&time);
-    let ec2 = SimulatedEc2::with_clock(config, Box::new(move || clock.load(Ordering::SeqCst))).unwrap();
+    let ec2 = SimulatedEc2::with_clock(config, Box::new(move || UnixMillis(clock.load(Ordering::SeqCst)))).unwrap();
     (Arc::new(ec2), time)
 }
 
@@ -36,7 +36,7 @@ fn request(claim: &str) -> LaunchRequest {
 }
 
 #[tokio::test]
-async fn instances_outlive_the_process_and_no_token_buys_twice() {
+async fn instances_survive_a_restart_and_no_token_launches_twice() {
     let folder = tempfile::tempdir().unwrap();
     let config = SimulatedConfig { state_file: Some(folder.path().join("state")), ..quick() };
     let (ec2, _) = opened(config.clone());
@@ -53,7 +53,7 @@ async fn instances_outlive_the_process_and_no_token_buys_twice() {
 }
 
 #[tokio::test]
-async fn a_standby_takes_the_state_file_over_when_the_leader_is_gone() {
+async fn a_standby_takes_over_the_state_file_after_the_leader_exits() {
     let folder = tempfile::tempdir().unwrap();
     let config = SimulatedConfig { state_file: Some(folder.path().join("state")), ..quick() };
     let (leader, _) = opened(config.clone());
@@ -83,22 +83,22 @@ async fn messages_are_received_and_deleted_through_the_trait() {
 }
 
 #[tokio::test]
-async fn a_waiting_receive_is_woken_by_an_event() {
+async fn an_event_wakes_a_waiting_receive() {
     let config =
         SimulatedConfig { api_delay: Duration::ZERO, poll: Duration::from_hours(1), ..SimulatedConfig::default() };
     let (ec2, _) = opened(config);
     let instance = ec2.launch(request("one")).await.unwrap().instance;
     let waiting = ec2.receive_messages();
-    let striking = async {
+    let event = async {
         tokio::task::yield_now().await;
         ec2.trigger(&instance.id, InstanceEvent::Rebalance).unwrap();
     };
-    let (messages, ()) = tokio::join!(waiting, striking);
+    let (messages, ()) = tokio::join!(waiting, event);
     assert_eq!(messages.unwrap().len(), 1);
 }
 
 #[tokio::test]
-async fn an_offering_marked_unavailable_shows_in_the_catalog_and_a_launch_still_may_try_it() {
+async fn an_unavailable_offering_is_so_in_the_catalog_and_may_still_be_launched() {
     let (ec2, time) = opened(quick());
     let class = Ec2NodeClass::new("class", crate::api::Ec2NodeClassSpec::default());
     let offering = request("one").overrides.remove(0);
@@ -113,7 +113,7 @@ async fn an_offering_marked_unavailable_shows_in_the_catalog_and_a_launch_still_
     };
     let before = ec2.catalog(&class);
     assert!(available(&before));
-    assert!(Arc::ptr_eq(&before, &ec2.catalog(&class)), "nothing changed, nothing is made anew");
+    assert!(Arc::ptr_eq(&before, &ec2.catalog(&class)), "nothing changed, so the catalog is shared");
     ec2.mark_unavailable(&offering);
     assert!(!available(&ec2.catalog(&class)));
     assert!(ec2.launch(request("one")).await.is_ok());

@@ -1,5 +1,5 @@
-//! What is wrong with a node class's kubelet configuration. The API server checks nothing of it, so that whatever
-//! passes here reaches a kubelet, and a kubelet that can't read its configuration never becomes a node.
+//! Validation of a node class's kubelet configuration. The API server does not validate it, and a kubelet with an invalid
+//! configuration never registers its node.
 
 pub mod schema;
 
@@ -15,27 +15,27 @@ use crate::cloud::ec2::options::Options;
 use crate::cloud::kubelet_config::expressions::Unusable;
 use crate::cloud::kubelet_config::{GoDuration, INTERPRETED, Kubelet, KubeletMap};
 
-/// Why a class's kubelet configuration can't be used. [`InvalidKubelet::reason`] is the reason of the condition
-/// ValidationSucceeded, the message its message.
+/// Why a class's kubelet configuration is invalid: reason ([`InvalidKubelet::reason`]) and message of the condition
+/// ValidationSucceeded.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidKubelet {
-    /// Something the kubelet would refuse or ignore; everything that is wrong.
+    /// All members that the kubelet would reject or ignore.
     #[error("{}", .0.join("; "))]
     Invalid(Vec<String>),
-    /// An expression where expressions are off, as they are by default.
+    /// An expression while expressions are off, which is the default.
     #[error(
         "spec.kubelet holds an expression in {}, and expressions are off: write a number, or set AWS_FEATURE_GATES to \
          NodeClassCEL=true",
         .0.join(", ")
     )]
     ExpressionsDisabled(Vec<String>),
-    /// An expression that is none.
+    /// An expression that can't be parsed.
     #[error("{0}")]
     ExpressionInvalid(Unusable),
-    /// An expression for the number of pods that fails on an instance type.
+    /// An expression for `maxPods` that fails on an instance type.
     #[error("{0}")]
     EvaluationFailed(Unusable),
-    /// A setting that the class's AMI family has no place for.
+    /// A setting that the class's AMI family does not support.
     #[error("{}", .0.join("; "))]
     Unsupported(Vec<String>),
 }
@@ -53,14 +53,13 @@ impl InvalidKubelet {
     }
 }
 
-/// What is done with expressions.
+/// How expressions are handled.
 #[derive(Clone, Copy, Debug)]
 pub enum Gate<'a> {
-    /// They are refused.
+    /// They are rejected.
     Off,
     /// They are evaluated on the instance types of the region (the feature gate NodeClassCEL).
     On {
-        /// What the class decides about its nodes.
         settings: &'a NodeSettings,
         /// Instance types by name.
         types: &'a BTreeMap<String, RawInstanceType>,
@@ -68,13 +67,12 @@ pub enum Gate<'a> {
 }
 
 impl<'a> Gate<'a> {
-    /// The gate as it is set.
     pub fn of(options: &Options, settings: &'a NodeSettings, types: &'a BTreeMap<String, RawInstanceType>) -> Self {
         if options.node_class_cel { Self::On { settings, types } } else { Self::Off }
     }
 }
 
-/// Signals of eviction that the kubelet knows; it ignores any other.
+/// Eviction signals that the kubelet supports; it ignores others.
 const EVICTION_SIGNALS: [&str; 6] = [
     "memory.available",
     "nodefs.available",
@@ -83,15 +81,14 @@ const EVICTION_SIGNALS: [&str; 6] = [
     "imagefs.inodesFree",
     "pid.available",
 ];
-/// Resources that can be reserved; the kubelet ignores any other.
+/// Resources that can be reserved; the kubelet ignores others.
 const RESERVABLE: [&str; 4] = ["cpu", "memory", "ephemeral-storage", "pid"];
 
-/// Checks `spec.kubelet` in the order of Karpenter: what a kubelet would refuse, expressions, what the AMI family has
-/// no place for. Within a step everything that is wrong is said at once. What may be used all the same is returned: an
-/// expression of a reserved amount that fails on an instance type, where the amount counts as not set.
+/// Validates `spec.kubelet` in Karpenter's order: members that a kubelet would reject, expressions, members that the AMI family does
+/// not support. Returns an expression of a reserved amount that fails on an instance type: the amount counts as not set.
 ///
 /// # Errors
-/// The first step that finds something wrong, with all of it.
+/// All problems of the first step that finds any.
 pub fn validate(spec: &Ec2NodeClassSpec, gate: Gate<'_>) -> Result<Option<Unusable>, InvalidKubelet> {
     let Some(map) = spec.kubelet.as_ref().filter(|map| !map.is_empty()) else {
         return Ok(None);
@@ -106,7 +103,7 @@ pub fn validate(spec: &Ec2NodeClassSpec, gate: Gate<'_>) -> Result<Option<Unusab
         Gate::Off => Trial::default(),
         Gate::On { settings, types } => settings.try_on(types.values()),
     };
-    if let Some(unusable) = trial.failed.clone().filter(|unusable| unusable.source.is_unreadable()) {
+    if let Some(unusable) = trial.failed.clone().filter(|unusable| unusable.source.is_parse_error()) {
         return Err(InvalidKubelet::ExpressionInvalid(unusable));
     }
     let unsupported = unsupported(AmiFamily::of(spec), map, &kubelet);
@@ -119,7 +116,7 @@ pub fn validate(spec: &Ec2NodeClassSpec, gate: Gate<'_>) -> Result<Option<Unusab
     }
 }
 
-/// Everything that a kubelet would refuse or ignore. An expression is not wrong here.
+/// All members that a kubelet would reject or ignore. Expressions are accepted here.
 fn problems_of(map: &KubeletMap) -> Vec<String> {
     let mut problems = Vec::new();
     for (name, value) in map {
@@ -168,8 +165,8 @@ fn check_signal(field: &str, signal: &str, problems: &mut Vec<String>) {
     }
 }
 
-/// Grace periods are durations, and each soft threshold has one: the kubelet ignores a threshold without, and does not
-/// start with a period without.
+/// Grace periods must be durations, and each soft threshold needs one: the kubelet ignores a threshold without a grace period, and
+/// does not start with a grace period without a threshold.
 fn check_grace_periods(map: &KubeletMap, problems: &mut Vec<String>) {
     let field = "evictionSoftGracePeriod";
     let periods: BTreeMap<_, _> = texts(map, field).collect();
@@ -203,7 +200,7 @@ fn check_numbers(map: &KubeletMap, problems: &mut Vec<String>) {
             problems.push(format!("spec.kubelet.{field}: {count} is negative"));
         }
     }
-    // The kubelet collects images above the high mark until the low one is reached.
+    // The kubelet collects images above the high threshold until usage reaches the low one.
     if let (Some(high_percent), Some(low_percent)) = (number(high), number(low))
         && high_percent <= low_percent
     {
@@ -211,7 +208,7 @@ fn check_numbers(map: &KubeletMap, problems: &mut Vec<String>) {
     }
 }
 
-/// What is wrong with a threshold: neither a percentage from 0 to 100 nor a quantity from 0 up.
+/// The problem of a threshold that is neither a percentage from 0 to 100 nor a non-negative quantity.
 fn threshold_problem(threshold: &str) -> Option<&'static str> {
     if let Some(percent) = threshold.strip_suffix('%') {
         let in_range = percent.parse::<f64>().is_ok_and(|percent| (0.0..=100.0).contains(&percent));
@@ -225,13 +222,13 @@ fn threshold_problem(threshold: &str) -> Option<&'static str> {
     (threshold.starts_with('-') && !nothing).then_some("is negative")
 }
 
-/// The entries of a map of strings; none where the member is absent or something else, which the schema check says.
+/// The entries of a map of strings; none where the member is absent or has another type, which the schema check reports.
 fn texts<'a>(map: &'a KubeletMap, field: &str) -> impl Iterator<Item = (&'a str, &'a str)> {
     let entries = map.get(field).and_then(Value::as_object).into_iter().flatten();
     entries.filter_map(|(key, value)| Some((key.as_str(), value.as_str()?)))
 }
 
-/// Where the expressions are.
+/// The members that are expressions.
 fn expressions(map: &KubeletMap) -> Vec<String> {
     let mut found: Vec<String> = Vec::new();
     for field in ["kubeReserved", "systemReserved"] {
@@ -244,7 +241,7 @@ fn expressions(map: &KubeletMap) -> Vec<String> {
     found
 }
 
-/// Settings that would be lost on the way to a node of the family.
+/// Settings that nodes of the family would not get.
 fn unsupported(family: AmiFamily, map: &KubeletMap, kubelet: &Kubelet) -> Vec<String> {
     if family == AmiFamily::Custom || family.takes_any_kubelet_field() {
         return Vec::new();

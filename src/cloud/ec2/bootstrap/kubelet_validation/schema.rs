@@ -1,6 +1,5 @@
-//! The shape of `KubeletConfiguration`, `kubelet.config.k8s.io/v1beta1`, as Kubernetes 1.36 has it: names and types of
-//! its members. The API server does not know them (the class's map is open), and a kubelet that meets a stranger does
-//! not start.
+//! The schema of `KubeletConfiguration` (`kubelet.config.k8s.io/v1beta1`) of Kubernetes 1.36: names and types of its members. The API
+//! server does not check it, since the class's map is open, and a kubelet with an unknown member does not start.
 
 use std::fmt;
 
@@ -9,7 +8,7 @@ use serde_json::Value;
 use crate::api::validation::is_quantity;
 use crate::cloud::kubelet_config::GoDuration;
 
-/// What a member may hold. `null` is as absent everywhere but in a duration.
+/// The type of a member. `null` counts as absent, except in a duration.
 #[derive(Debug)]
 enum Shape {
     Bool,
@@ -18,9 +17,9 @@ enum Shape {
     Uint32,
     Number,
     Text,
-    /// Text that is a duration.
+    /// A string with a duration.
     Duration,
-    /// A duration, or a whole number of nanoseconds.
+    /// A duration, or an integer number of nanoseconds.
     DurationOrNanoseconds,
     Quantity,
     List(&'static Shape),
@@ -194,7 +193,7 @@ const KUBELET: Members = &[
     ("volumeStatsAggPeriod", Shape::Duration),
 ];
 
-/// Appends what is wrong with the shape of a member of the configuration and of everything in it.
+/// Appends the type errors of a member of the configuration and of its children.
 pub(crate) fn check_member(name: &str, value: &Value, problems: &mut Vec<String>) {
     check_in(KUBELET, "spec.kubelet", name, value, problems);
 }
@@ -232,7 +231,7 @@ fn check(shape: &Shape, at: &str, value: &Value, problems: &mut Vec<String>) {
 }
 
 impl Shape {
-    /// Whether a plain value has this shape; lists, maps and objects are looked into by [`check`].
+    /// Whether a scalar value has this type; [`check`] checks lists, maps and objects.
     fn holds(&self, value: &Value) -> bool {
         match self {
             Self::Bool => value.is_boolean(),
@@ -271,7 +270,7 @@ impl fmt::Display for Shape {
     }
 }
 
-/// What a value is, with the value where it is short.
+/// The type of a value, with the value where it is short.
 fn kind(value: &Value) -> String {
     match value {
         Value::Null => "null".to_owned(),
@@ -290,12 +289,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn members_are_sorted_and_each_is_there_once() {
+    fn members_are_sorted_and_unique() {
         assert!(KUBELET.windows(2).all(|pair| pair[0].0 < pair[1].0));
     }
 
     #[test]
-    fn each_shape_takes_its_values_and_names_the_place_of_others() {
+    fn each_shape_accepts_its_values_and_reports_the_path_of_others() {
         for (name, value, expected) in [
             ("failSwapOn", json!(true), ""),
             ("failSwapOn", json!("true"), "spec.kubelet.failSwapOn: expected true or false, found \"true\""),

@@ -1,4 +1,4 @@
-//! The matrix of kubelet validation: what each configuration is told, per AMI family.
+//! Kubelet validation: the result of each configuration by AMI family.
 
 use serde_json::json;
 
@@ -15,7 +15,7 @@ fn outcome(family: &str, kubelet: Value) -> Result<(), InvalidKubelet> {
     validate(&spec(family, kubelet), Gate::Off).map(|dropped| assert_eq!(dropped, None))
 }
 
-/// With the gate on, on the instance types in the binary: what may be used and the place that counts as not set.
+/// The result with the gate on, on the embedded instance types: the member that counts as not set, if any.
 fn outcome_with_gate(family: &str, kubelet: Value) -> Result<Option<String>, InvalidKubelet> {
     let class = Ec2NodeClass::new("default", spec(family, kubelet));
     let settings = NodeSettings::of(Some(&class)).with_expressions(&class);
@@ -32,7 +32,7 @@ fn problems(kubelet: Value) -> Vec<String> {
 }
 
 #[test]
-fn c34_what_a_kubelet_would_accept_is_accepted() {
+fn c34_a_valid_configuration_is_accepted() {
     for kubelet in [
         json!(null),
         json!({}),
@@ -60,7 +60,7 @@ fn c34_what_a_kubelet_would_accept_is_accepted() {
 }
 
 #[test]
-fn c34_what_a_kubelet_would_refuse_or_ignore_is_named() {
+fn c34_members_that_a_kubelet_rejects_or_ignores_are_reported() {
     let signals = "use one of memory.available, nodefs.available, nodefs.inodesFree, imagefs.available, \
                    imagefs.inodesFree, pid.available";
     for (kubelet, expected) in [
@@ -194,7 +194,7 @@ fn c34_what_a_kubelet_would_refuse_or_ignore_is_named() {
 }
 
 #[test]
-fn c34_soft_thresholds_and_periods_of_strange_signals_are_each_named() {
+fn c34_soft_thresholds_and_periods_of_unknown_signals_are_reported() {
     let found =
         problems(json!({"evictionSoft": {"notASignal": "5%"}, "evictionSoftGracePeriod": {"notASignal": "1m"}}));
     assert_eq!(found.len(), 2);
@@ -207,7 +207,7 @@ fn c34_soft_thresholds_and_periods_of_strange_signals_are_each_named() {
 }
 
 #[test]
-fn c34_everything_that_is_wrong_is_said_at_once() {
+fn c34_all_problems_are_reported_at_once() {
     let error = outcome(
         "AL2023",
         json!({"podsPerCore": -1, "kubeReserved": {"gpu": "1", "cpu": "-1"}, "evictionHard": {"notASignal": "5%"}}),
@@ -218,7 +218,7 @@ fn c34_everything_that_is_wrong_is_said_at_once() {
 }
 
 #[test]
-fn c34_expressions_are_refused_while_they_are_off_and_shape_comes_first() {
+fn c34_expressions_are_rejected_while_off_after_the_schema_check() {
     for (kubelet, place) in [
         (json!({"maxPods": "vcpus * 10"}), "maxPods"),
         (json!({"maxPods": "vcpus * 10", "podsPerCore": 10}), "maxPods"),
@@ -242,7 +242,7 @@ fn c34_expressions_are_refused_while_they_are_off_and_shape_comes_first() {
 }
 
 #[test]
-fn c34_expressions_are_accepted_while_they_are_on_and_give_numbers_on_every_type() {
+fn c34_expressions_are_accepted_while_on_if_they_evaluate_on_every_type() {
     for (kubelet, dropped) in [
         (json!({"maxPods": "min(110, vcpus * 10)", "podsPerCore": 10}), None),
         (json!({"maxPods": 110, "kubeReserved": {"memory": "11 * max_pods + 255"}}), None),
@@ -266,8 +266,11 @@ fn c34_expressions_are_accepted_while_they_are_on_and_give_numbers_on_every_type
     ] {
         let error = outcome_with_gate("AL2023", json!({"maxPods": max_pods})).unwrap_err();
         assert_eq!(error.reason(), reason);
-        let told = error.to_string();
-        assert!(told.starts_with("spec.kubelet.maxPods: the expression ") && told.contains(expected), "{told}");
+        let message = error.to_string();
+        assert!(
+            message.starts_with("spec.kubelet.maxPods: the expression ") && message.contains(expected),
+            "{message}"
+        );
     }
     let shape = outcome_with_gate("AL2", json!({"maxPods": "vcpus * 10", "podsPerCore": -1})).unwrap_err();
     assert_eq!(shape.reason(), "InvalidKubeletConfiguration");
@@ -282,7 +285,7 @@ fn c34_expressions_are_accepted_while_they_are_on_and_give_numbers_on_every_type
 }
 
 #[test]
-fn c34_each_family_refuses_what_would_be_lost_on_the_way_to_its_nodes() {
+fn c34_each_family_rejects_unsupported_settings() {
     let lost = "spec.kubelet: nodes of the AMI family {} can't be given ";
     let one = "spec.kubelet.clusterDNS: nodes of the AMI family {} take one address, found 2";
     let passthrough = json!({"serializeImagePulls": false, "cpuManagerPolicy": "static"});
@@ -321,8 +324,8 @@ fn c34_each_family_refuses_what_would_be_lost_on_the_way_to_its_nodes() {
 }
 
 #[test]
-fn c34_whatever_passes_can_be_read() {
-    // One wrong value for each member that is interpreted: none of them may pass, since a launch would then fail on it.
+fn c34_a_configuration_that_passes_can_be_parsed() {
+    // One wrong value for each interpreted member: none may pass, since a launch would fail.
     for (field, wrong) in [
         ("clusterDNS", json!("10.0.0.10")),
         ("cpuCFSQuota", json!("true")),

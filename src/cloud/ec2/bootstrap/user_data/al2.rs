@@ -1,14 +1,13 @@
-//! AL2: a shell script that calls the EKS bootstrap script, after the user's own parts. EKS images of Ubuntu take the
-//! same.
+//! AL2: a shell script that calls the EKS bootstrap script, after the user's parts. EKS images of Ubuntu use the same format.
 
 use std::net::IpAddr;
 
 use crate::cloud::ec2::bootstrap::user_data::flags::kubelet_flags;
+use crate::cloud::ec2::bootstrap::user_data::input::{BootParameters, UserDataError};
 use crate::cloud::ec2::bootstrap::user_data::mime;
 use crate::cloud::ec2::bootstrap::user_data::mime::Part;
-use crate::cloud::ec2::bootstrap::user_data::{Boot, UserDataError};
 
-pub(crate) fn user_data(boot: &Boot<'_>) -> Result<String, UserDataError> {
+pub(crate) fn user_data(boot: &BootParameters<'_>) -> Result<String, UserDataError> {
     let mut parts = match boot.custom() {
         None => Vec::new(),
         Some(text) if mime::is_mime(text) => mime::parts(text)?,
@@ -18,9 +17,9 @@ pub(crate) fn user_data(boot: &Boot<'_>) -> Result<String, UserDataError> {
     Ok(mime::write(&parts))
 }
 
-fn script(boot: &Boot<'_>) -> String {
+fn script(boot: &BootParameters<'_>) -> String {
     let input = boot.input;
-    // The script tells a value from a flag by the space between them.
+    // The script separates values from flags by a space.
     let mut call = vec![
         "/etc/eks/bootstrap.sh".to_owned(),
         quoted(input.cluster_name),
@@ -34,7 +33,7 @@ fn script(boot: &Boot<'_>) -> String {
     let flags = [
         dns.filter(|address| is_ipv6(address)).map(|_| "--ip-family ipv6".to_owned()),
         dns.map(|address| format!("--dns-cluster-ip {}", quoted(address))),
-        // The kubelet is told the number itself, see below.
+        // The number is passed to the kubelet below.
         Some("--use-max-pods false".to_owned()),
         Some(format!("--kubelet-extra-args {}", quoted(&kubelet_flags(boot)))),
         input.local_disks.then(|| "--local-disks raid0".to_owned()),
@@ -47,7 +46,7 @@ fn is_ipv6(address: &str) -> bool {
     address.parse().is_ok_and(|address: IpAddr| address.to_canonical().is_ipv6())
 }
 
-/// A word that the shell takes as it is.
+/// A literal string for the shell.
 fn quoted(text: &str) -> String {
     format!("'{}'", text.replace('\'', r"'\''"))
 }

@@ -1,4 +1,4 @@
-//! Bottlerocket: TOML settings, the user's with ours laid over them.
+//! Bottlerocket: TOML settings; the controller's settings override the user's.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -6,30 +6,30 @@ use std::fmt::Display;
 use toml::{Table, Value};
 
 use crate::api::node_class::{AmiSelectorTerm, AmiStatus};
-use crate::cloud::ec2::bootstrap::user_data::{Boot, UserDataError};
+use crate::cloud::ec2::bootstrap::user_data::input::{BootParameters, UserDataError};
 
-/// What a setting may hold.
+/// The type of a setting.
 #[derive(Clone, Copy)]
 enum Kind {
     Text,
     Integer,
     Boolean,
     Texts,
-    /// One text or several.
+    /// A string or a list of strings.
     TextOrTexts,
     TextByName,
-    /// A table of these members.
+    /// A table with these members.
     Table(Members),
-    /// Tables of these members, by name.
+    /// Tables with these members, by name.
     Tables(Members),
-    /// Replaced whatever it is.
+    /// Any value: the controller overrides it.
     Ours,
 }
 
 type Members = &'static [(&'static str, Kind)];
 
-/// Settings below `settings.kubernetes` that a user's TOML may name, sorted. Others are dropped: Bottlerocket would
-/// refuse them, and the instance would not boot.
+/// Known settings below `settings.kubernetes`, sorted. Others are dropped: Bottlerocket would reject them, and the instance would not
+/// boot.
 const KUBERNETES: Members = &[
     ("allowed-unsafe-sysctls", Kind::Texts),
     ("api-server", Kind::Ours),
@@ -101,15 +101,15 @@ const KUBERNETES: Members = &[
     ("topology-manager-scope", Kind::Text),
 ];
 
-/// Name of the command that makes one volume of the local disks; commands run in the order of their names.
+/// Name of the command that combines the local disks into one volume. Commands run in the order of their names.
 const MOUNT_COMMAND: &str = "000-mount-instance-storage";
 
-pub(crate) fn user_data(boot: &Boot<'_>) -> Result<String, UserDataError> {
+pub(crate) fn user_data(boot: &BootParameters<'_>) -> Result<String, UserDataError> {
     let mut document = parse(boot.custom().unwrap_or_default())?;
     let mut settings = take_table(&mut document, "settings", "settings")?;
     let user = take_table(&mut settings, "kubernetes", "settings.kubernetes")?;
-    let mut kubernetes = keep(KUBERNETES, "settings.kubernetes", user, &mut Vec::new())?;
-    lay_over(&mut kubernetes, boot)?;
+    let mut kubernetes = known_members(KUBERNETES, "settings.kubernetes", user, &mut Vec::new())?;
+    override_settings(&mut kubernetes, boot)?;
     settings.insert("kubernetes".to_owned(), kubernetes.into());
     if boot.input.local_disks {
         let mut commands = take_table(&mut settings, "bootstrap-commands", "settings.bootstrap-commands")?;
@@ -120,16 +120,17 @@ pub(crate) fn user_data(boot: &Boot<'_>) -> Result<String, UserDataError> {
     toml::to_string(&document).map_err(|error| UserDataError::Write(error.to_string()))
 }
 
-/// Settings in a class's user data that its nodes will not get, by path: `settings.kubernetes` takes those it knows
-/// alone. Empty for what is no TOML; [`crate::cloud::ec2::bootstrap::user_data::user_data`] says so.
+/// Paths of settings in a class's user data that are dropped: unknown members of `settings.kubernetes`. Empty for invalid TOML, which
+/// [`user_data`] reports.
 pub fn ignored_settings(custom: &str) -> Vec<String> {
     let mut ignored = Vec::new();
     let kubernetes = parse(custom).and_then(|mut document| {
         let mut settings = take_table(&mut document, "settings", "settings")?;
         take_table(&mut settings, "kubernetes", "settings.kubernetes")
     });
-    // What is kept, and whether all of it has the right type, is not the question here.
-    let _ = kubernetes.and_then(|kubernetes| keep(KUBERNETES, "settings.kubernetes", kubernetes, &mut ignored));
+    // Only the dropped settings matter here, not the types of the others.
+    let _ =
+        kubernetes.and_then(|kubernetes| known_members(KUBERNETES, "settings.kubernetes", kubernetes, &mut ignored));
     ignored
 }
 
@@ -150,7 +151,7 @@ fn version_in(name: &str) -> Option<&str> {
     name.split('-').find(|part| part.starts_with('v') && part.contains('.'))
 }
 
-/// Whether `apiclient ephemeral-storage bind` knows by itself what to bind: from 1.46 on.
+/// Whether `apiclient ephemeral-storage bind` has default targets: from 1.46 on.
 fn binds_by_default(version: Option<&str>) -> bool {
     let Some(version) = version else {
         return false;
@@ -170,7 +171,7 @@ fn parse(text: &str) -> Result<Table, UserDataError> {
     })
 }
 
-/// Takes a table out of another; an empty one where there is none.
+/// Removes a table from another; an empty one where there is none.
 fn take_table(from: &mut Table, key: &str, path: &str) -> Result<Table, UserDataError> {
     match from.remove(key) {
         None => Ok(Table::new()),
@@ -183,8 +184,13 @@ fn wrong(path: &str, expected: &'static str, found: &Value) -> UserDataError {
     UserDataError::Setting { setting: path.to_owned(), expected, found: found.type_str() }
 }
 
-/// The known members of a table, each checked; the paths of the others are added to `ignored`.
-fn keep(members: Members, path: &str, table: Table, ignored: &mut Vec<String>) -> Result<Table, UserDataError> {
+/// The known members of a table after a type check; the paths of the others are added to `ignored`.
+fn known_members(
+    members: Members,
+    path: &str,
+    table: Table,
+    ignored: &mut Vec<String>,
+) -> Result<Table, UserDataError> {
     let mut kept = Table::new();
     for (key, value) in table {
         let path = format!("{path}.{key}");
@@ -213,7 +219,7 @@ fn check(kind: Kind, path: &str, value: Value, ignored: &mut Vec<String>) -> Res
         }
         Kind::Table(members) => {
             return match value {
-                Value::Table(table) => keep(members, path, table, ignored).map(Value::from),
+                Value::Table(table) => known_members(members, path, table, ignored).map(Value::from),
                 other => Err(wrong(path, "a table", &other)),
             };
         }
@@ -232,8 +238,8 @@ fn check(kind: Kind, path: &str, value: Value, ignored: &mut Vec<String>) -> Res
     if fits { Ok(value) } else { Err(wrong(path, expected, &value)) }
 }
 
-/// What the NodeClaim, the class's kubelet configuration and the cluster decide.
-fn lay_over(kubernetes: &mut Table, boot: &Boot<'_>) -> Result<(), UserDataError> {
+/// Sets the settings from the NodeClaim, the class's kubelet configuration and the cluster.
+fn override_settings(kubernetes: &mut Table, boot: &BootParameters<'_>) -> Result<(), UserDataError> {
     let (input, kubelet) = (boot.input, &boot.kubelet);
     let mut set = |key: &str, value: Option<Value>| {
         if let Some(value) = value {
@@ -271,7 +277,7 @@ fn texts(map: &BTreeMap<String, impl Display>) -> Value {
 }
 
 /// `value:effect` by key; a key may have several.
-fn node_taints(boot: &Boot<'_>) -> Value {
+fn node_taints(boot: &BootParameters<'_>) -> Value {
     let mut by_key: BTreeMap<&str, Vec<Value>> = BTreeMap::new();
     for taint in &boot.taints {
         let text = format!("{}:{}", taint.value.as_deref().unwrap_or_default(), taint.effect);

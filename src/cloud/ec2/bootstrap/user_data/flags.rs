@@ -5,10 +5,10 @@ use std::fmt::Display;
 
 use k8s_openapi::api::core::v1::Taint;
 
-use crate::cloud::ec2::bootstrap::user_data::Boot;
+use crate::cloud::ec2::bootstrap::user_data::input::BootParameters;
 
-/// The flags in one line, those with nothing to say left out.
-pub(crate) fn kubelet_flags(boot: &Boot<'_>) -> String {
+/// The flags on one line, without empty ones.
+pub(crate) fn kubelet_flags(boot: &BootParameters<'_>) -> String {
     let kubelet = &boot.kubelet;
     let mut flags = vec![node_labels(&boot.labels), register_with_taints(&boot.taints)];
     flags.push(Some(format!("--max-pods={}", boot.max_pods)));

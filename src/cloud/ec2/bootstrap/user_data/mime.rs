@@ -1,8 +1,8 @@
-//! MIME of several parts, as cloud-init takes it: read as RFC 2046 has it, and written.
+//! Multipart MIME for cloud-init: parsing and formatting by RFC 2046.
 
 use std::fmt::Write as _;
 
-/// Why a text is not MIME of several parts.
+/// Why a text is no multipart MIME.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MimeError {
     /// A header line without a name.
@@ -27,7 +27,7 @@ pub enum MimeError {
 /// One part: headers and body.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Part {
-    /// Header lines in their order, each as it was written; one that goes on over several lines is one entry.
+    /// Header lines in order and unchanged; a folded header is one entry.
     headers: Vec<String>,
     body: String,
 }
@@ -44,20 +44,19 @@ impl Part {
         Self::new(&format!("text/x-shellscript; charset=\"{charset}\""), body)
     }
 
-    /// Drops every header but these.
+    /// Removes all other headers.
     pub(crate) fn keep_headers(&mut self, names: &[&str]) {
         self.headers.retain(|header| names.iter().any(|name| value_of(header, name).is_some()));
     }
 }
 
-/// Whether a text says of itself that it is MIME.
+/// Whether a text starts as MIME.
 pub(crate) fn is_mime(text: &str) -> bool {
     let text = text.trim_start();
     text.starts_with("MIME-Version:") || text.starts_with("Content-Type:")
 }
 
-/// The parts of a text. Carriage returns are dropped. Nothing is decoded: a part keeps its transfer encoding and the
-/// header that names it.
+/// The parts of a text. Carriage returns are removed. Nothing is decoded: a part keeps its transfer encoding and its header.
 pub(crate) fn parts(text: &str) -> Result<Vec<Part>, MimeError> {
     let text = text.replace('\r', "");
     let Part { headers, body } = part(text.trim_start())?;
@@ -68,7 +67,7 @@ pub(crate) fn parts(text: &str) -> Result<Vec<Part>, MimeError> {
     let boundary = parameter(content_type, "boundary").filter(|name| !name.is_empty()).ok_or(MimeError::NoBoundary)?;
     let (next, last) = (format!("--{boundary}"), format!("--{boundary}--"));
     let mut parts = Vec::new();
-    // What stands before the first boundary belongs to no part.
+    // Text before the first boundary belongs to no part.
     let mut open: Option<String> = None;
     let mut ended = false;
     for line in body.split_inclusive('\n') {
@@ -88,7 +87,7 @@ pub(crate) fn parts(text: &str) -> Result<Vec<Part>, MimeError> {
             text.push_str(line);
         }
     }
-    // Go's reader, and so Karpenter, takes a boundary that opens an empty part for the end.
+    // A boundary that opens an empty part is the end, as for Go's parser and therefore Karpenter.
     if !ended && open.is_some_and(|text| !text.trim().is_empty()) {
         return Err(MimeError::Unterminated(boundary));
     }
@@ -121,7 +120,7 @@ fn is_header(line: &str) -> bool {
     line.split_once(':').is_some_and(|(name, _)| !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_graphic()))
 }
 
-/// The value of a header line if it is of that name.
+/// The value of a header line with that name.
 fn value_of<'a>(header: &'a str, name: &str) -> Option<&'a str> {
     let (found, value) = header.split_once(':')?;
     found.eq_ignore_ascii_case(name).then(|| value.trim())
@@ -147,7 +146,7 @@ fn parameter(value: &str, name: &str) -> Option<String> {
     }
 }
 
-/// The text up to the closing quote, backslashes taken away, and what follows it.
+/// The text up to the closing quote with backslashes removed, and the rest.
 fn unquoted(text: &str) -> Option<(String, &str)> {
     let mut out = String::new();
     let mut chars = text.char_indices();
@@ -161,7 +160,7 @@ fn unquoted(text: &str) -> Option<(String, &str)> {
     None
 }
 
-/// The text of several parts.
+/// Formats the parts as multipart MIME.
 pub(crate) fn write(parts: &[Part]) -> String {
     let boundary = boundary(parts);
     let mut out = format!("MIME-Version: 1.0\nContent-Type: multipart/mixed; boundary=\"{boundary}\"\n");
@@ -177,7 +176,7 @@ pub(crate) fn write(parts: &[Part]) -> String {
     out
 }
 
-/// `//` as ever, or another where a line of a part would be taken for it.
+/// `//`, or another boundary where a line of a part starts with it.
 fn boundary(parts: &[Part]) -> String {
     let taken = |boundary: &str| {
         let mut lines = parts.iter().flat_map(|part| part.body.lines());
@@ -197,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_are_read_with_their_headers_and_bodies() {
+    fn parts_are_parsed_with_their_headers_and_bodies() {
         let text = "  \nMIME-Version: 1.0\r\ncontent-type: multipart/mixed;\r\n charset=\"a;b\"; Boundary=\"x \\\"y\"\r\n\r\nbefore\r\n\
                     --x \"y\r\nContent-Type: text/plain;\r\n\tcharset=utf-8\r\nX-Mine: 1\r\n\r\none\r\n\r\n--x \"y  \r\n\r\n--x\r\ntwo\r\n\
                     --x \"y--\r\nafter\r\n--x \"y\r\n";
@@ -214,13 +213,13 @@ mod tests {
     }
 
     #[test]
-    fn a_boundary_may_stand_without_quotes_and_an_opened_empty_part_ends() {
+    fn a_boundary_needs_no_quotes_and_an_opened_empty_part_ends() {
         let text = "Content-Type: multipart/mixed; boundary=b; x=y\n\n--b\nA: 1\n\n#!/bin/sh\n--b\n";
         assert_eq!(read(text), [(vec!["A: 1".to_owned()], "#!/bin/sh".to_owned())]);
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn errors_name_the_problem() {
         for (text, expected) in [
             ("MIME-Version: 1.0\nCONTENT_TYPE = x\n\n--//\n", MimeError::Header("CONTENT_TYPE = x".into())),
             ("MIME-Version: 1.0\n\n--//\n", MimeError::NotMultipart(String::new())),
@@ -238,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_looks_like_the_boundary_moves_the_boundary() {
+    fn a_line_that_looks_like_the_boundary_changes_the_boundary() {
         let parts = [Part::script("--// a comment\n--//1\n"), Part::new("text/plain", "x\r\n")];
         let text = write(&parts);
         assert!(text.contains("boundary=\"//2\""), "{text}");

@@ -1,5 +1,4 @@
-//! AL2023: a NodeConfig for nodeadm, after the user's own parts. nodeadm merges NodeConfigs in their order, so the last
-//! one wins.
+//! AL2023: a NodeConfig for nodeadm after the user's parts. nodeadm merges NodeConfigs in order, and the last one wins.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -7,16 +6,16 @@ use serde_json::{Map, Value, json};
 use serde_saphyr::DuplicateKeyPolicy;
 
 use crate::cloud::ec2::bootstrap::user_data::flags::node_labels;
+use crate::cloud::ec2::bootstrap::user_data::input::{BootParameters, UserDataError};
 use crate::cloud::ec2::bootstrap::user_data::mime;
 use crate::cloud::ec2::bootstrap::user_data::mime::Part;
-use crate::cloud::ec2::bootstrap::user_data::{Boot, UserDataError};
 use crate::cloud::kubelet_config::KubeletMap;
 
 const NODE_CONFIG: &str = "application/node.eks.aws";
-/// Headers of a user's part that are kept: what it is, and how it is encoded.
+/// Headers of a user's part that are kept.
 const KEPT_HEADERS: [&str; 2] = ["Content-Type", "Content-Transfer-Encoding"];
 
-pub(crate) fn user_data(boot: &Boot<'_>) -> Result<String, UserDataError> {
+pub(crate) fn user_data(boot: &BootParameters<'_>) -> Result<String, UserDataError> {
     let mut parts = match boot.custom() {
         None => Vec::new(),
         Some(text) if mime::is_mime(text) => {
@@ -33,8 +32,8 @@ pub(crate) fn user_data(boot: &Boot<'_>) -> Result<String, UserDataError> {
     Ok(mime::write(&parts))
 }
 
-/// Whether a text is YAML of members, not a script. Many a line of a script is a mapping to YAML (`echo "a: b"`), so
-/// the first line decides where it names an interpreter.
+/// Whether a text is a YAML mapping and not a script. Many script lines parse as a YAML mapping (`echo "a: b"`), so a first line that
+/// names an interpreter decides.
 fn is_node_config(text: &str) -> bool {
     if text.trim_start().starts_with("#!") {
         return false;
@@ -44,8 +43,8 @@ fn is_node_config(text: &str) -> bool {
     documents.is_ok_and(|documents| documents.first().is_some_and(Value::is_object))
 }
 
-/// The NodeConfig as YAML, with a comment that says whose it is.
-fn node_config(boot: &Boot<'_>) -> Result<String, UserDataError> {
+/// The NodeConfig as YAML, with a comment about its origin.
+fn node_config(boot: &BootParameters<'_>) -> Result<String, UserDataError> {
     let input = boot.input;
     let mut cluster = Map::new();
     cluster.insert("name".to_owned(), input.cluster_name.into());
@@ -69,21 +68,21 @@ fn node_config(boot: &Boot<'_>) -> Result<String, UserDataError> {
             "kubelet": {"config": kubelet_config(boot), "flags": flags},
         },
     });
-    // A value is easier to find, and to paste, in one line.
+    // Values on one line are easier to find and to copy.
     let options = serde_saphyr::ser_options! { prefer_block_scalars: false };
     let yaml = serde_saphyr::to_string_with_options(&config, options)
         .map_err(|error| UserDataError::Write(error.to_string()))?;
     Ok(format!("# NodeConfig made by Stowage\n{yaml}"))
 }
 
-/// The class's own configuration, with what it left open and what is not its to say.
-fn kubelet_config(boot: &Boot<'_>) -> KubeletMap {
+/// The kubelet configuration of the class, with defaults and with the members that the controller sets.
+fn kubelet_config(boot: &BootParameters<'_>) -> KubeletMap {
     let mut config = boot.input.kubelet.cloned().unwrap_or_default();
     if !boot.cluster_dns.is_empty() {
         config.insert("clusterDNS".to_owned(), json!(boot.cluster_dns));
     }
     config.insert("maxPods".to_owned(), boot.max_pods.into());
-    // Without the expressions, which no kubelet can read.
+    // Without expressions, which the kubelet can't parse.
     for (name, amounts) in
         [("kubeReserved", &boot.kubelet.kube_reserved), ("systemReserved", &boot.kubelet.system_reserved)]
     {

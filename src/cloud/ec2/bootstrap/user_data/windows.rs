@@ -1,10 +1,9 @@
-//! Windows: a PowerShell block that calls the EKS bootstrap script, after the user's own lines. Local disks are left as
-//! they are.
+//! Windows: a PowerShell block that calls the EKS bootstrap script, after the user's lines. Local disks are not configured.
 
-use crate::cloud::ec2::bootstrap::user_data::Boot;
 use crate::cloud::ec2::bootstrap::user_data::flags::kubelet_flags;
+use crate::cloud::ec2::bootstrap::user_data::input::BootParameters;
 
-pub(crate) fn user_data(boot: &Boot<'_>) -> String {
+pub(crate) fn user_data(boot: &BootParameters<'_>) -> String {
     let input = boot.input;
     let flags = kubelet_flags(boot);
     let arguments = [
@@ -26,7 +25,7 @@ pub(crate) fn user_data(boot: &Boot<'_>) -> String {
     lines.join("\n")
 }
 
-/// A word that PowerShell takes as it is.
+/// A literal string for PowerShell.
 fn quoted(text: &str) -> String {
     format!("'{}'", text.replace('\'', "''"))
 }

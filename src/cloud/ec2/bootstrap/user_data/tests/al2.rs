@@ -2,10 +2,10 @@
 
 use serde_json::json;
 
+use super::*;
 use crate::cloud::ec2::bootstrap::user_data::tests::{
     SCRIPT, SHELL, all_settings, input, kubelet, made, mime_parts, our_script,
 };
-use crate::cloud::ec2::bootstrap::user_data::*;
 
 #[test]
 fn c21_al2_user_data_merges_mime_script_and_empty() {

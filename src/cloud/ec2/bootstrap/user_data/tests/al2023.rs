@@ -2,10 +2,10 @@
 
 use serde_json::json;
 
+use super::*;
 use crate::cloud::ec2::bootstrap::user_data::tests::{
     NODE_CONFIG, OUR_LABELS, SCRIPT, SHELL, all_settings, input, made, mime_parts, our_node_config,
 };
-use crate::cloud::ec2::bootstrap::user_data::*;
 
 #[test]
 fn c22_al2023_user_data_merges_shell_yaml_mime_and_empty() {
@@ -39,7 +39,7 @@ fn c22_al2023_user_data_merges_shell_yaml_mime_and_empty() {
 }
 
 #[test]
-fn c22_al2023_node_config_says_all_that_the_node_needs() {
+fn c22_al2023_node_config_is_complete() {
     let raw = mime_parts(&made(AmiFamily::Al2023, &input())).pop().unwrap().1;
     assert!(
         raw.starts_with("# NodeConfig made by Stowage\n") && raw.ends_with('\n') && !raw.ends_with("\n\n"),

@@ -1,12 +1,12 @@
-//! Bottlerocket: TOML with our settings laid over the user's.
+//! Bottlerocket: TOML with the controller's settings merged over the user's.
 
 use serde_json::json;
 
+use super::*;
 use crate::cloud::ec2::bootstrap::user_data::tests::{all_settings, input, settings};
-use crate::cloud::ec2::bootstrap::user_data::*;
 
 #[test]
-fn c23_bottlerocket_settings_are_laid_over_the_users() {
+fn c23_bottlerocket_settings_override_the_users() {
     let custom = r#"
         [settings.kubernetes]
         "unknown-setting" = "unknown"
@@ -93,7 +93,7 @@ fn c23_bottlerocket_each_kubelet_map_replaces_the_users_of_that_name() {
 }
 
 #[test]
-fn c23_bottlerocket_makes_a_volume_of_local_disks_before_the_users_commands() {
+fn c23_bottlerocket_combines_local_disks_before_the_users_commands() {
     let custom = "[settings.bootstrap-commands.100-mine]\ncommands = [['true']]\nmode = 'once'\nessential = false\n";
     let long = [
         "apiclient",
@@ -123,7 +123,7 @@ fn c23_bottlerocket_makes_a_volume_of_local_disks_before_the_users_commands() {
 }
 
 #[test]
-fn c23_bottlerocket_user_data_that_is_wrong_is_named() {
+fn c23_invalid_bottlerocket_user_data_is_reported() {
     for (custom, expected) in [
         ("[settings]\nkubernetes = 5", "spec.userData: settings.kubernetes: expected a table, found integer"),
         ("settings = 'x'", "spec.userData: settings: expected a table, found string"),

@@ -2,13 +2,13 @@
 
 use serde_json::json;
 
+use super::*;
 use crate::cloud::ec2::bootstrap::user_data::tests::{
     LABELS, input, kubelet, made, our_node_config, our_script, settings, taint,
 };
-use crate::cloud::ec2::bootstrap::user_data::*;
 
 #[test]
-fn c21_a_quote_in_a_word_stays_in_the_word() {
+fn c21_quotes_are_escaped() {
     let script = our_script(&UserDataInput { cluster_name: "it's; reboot", ..input() });
     assert!(script.contains(r"/etc/eks/bootstrap.sh 'it'\''s; reboot' --apiserver-endpoint"), "{script}");
     let text = made(AmiFamily::Windows2022, &UserDataInput { cluster_name: "it's; reboot", ..input() });
@@ -16,7 +16,7 @@ fn c21_a_quote_in_a_word_stays_in_the_word() {
 }
 
 #[test]
-fn c25_custom_user_data_is_the_users_alone() {
+fn c25_custom_user_data_is_not_changed() {
     for custom in [None, Some(""), Some("any\r\nthing \u{1f980}\0"), Some("MIME-Version: nonsense")] {
         let text = made(AmiFamily::Custom, &UserDataInput { custom, service_cidr: None, ..input() });
         assert_eq!(text, custom.unwrap_or_default());
@@ -58,7 +58,7 @@ fn c26_labels_that_a_kubelet_may_not_set_are_left_out() {
 }
 
 #[test]
-fn the_claims_own_unregistered_taint_is_not_doubled() {
+fn an_unregistered_taint_of_the_claim_is_not_duplicated() {
     let own = [
         taint("karpenter.sh/unregistered", "", "NoExecute"),
         taint("a", "1", "NoSchedule"),
@@ -75,7 +75,7 @@ fn the_claims_own_unregistered_taint_is_not_doubled() {
 }
 
 #[test]
-fn a_kubelet_configuration_that_cannot_be_read_launches_nothing() {
+fn an_invalid_kubelet_configuration_is_an_error() {
     let wrong = kubelet(json!({"clusterDNS": "10.0.0.10"}));
     for family in AmiFamily::ALL.into_iter().filter(|family| *family != AmiFamily::Custom) {
         let error = user_data(family, &UserDataInput { kubelet: Some(&wrong), ..input() }).unwrap_err();

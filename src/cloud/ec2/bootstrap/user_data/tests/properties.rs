@@ -4,12 +4,12 @@ use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 use serde_json::{Map, Value, json};
 
+use super::*;
 use crate::cloud::ec2::bootstrap::user_data::tests::{
     NODE_CONFIG, SHELL, input, mime_parts, our_node_config, settings,
 };
-use crate::cloud::ec2::bootstrap::user_data::*;
 
-/// 256 cases, the same in every run, so that a red run can be told from a green one; PROPTEST_CASES and PROPTEST_RNG_SEED try others.
+/// 256 cases with a fixed seed, so that results are reproducible; PROPTEST_CASES and PROPTEST_RNG_SEED change them.
 fn config() -> ProptestConfig {
     let mut config = ProptestConfig { failure_persistence: None, ..ProptestConfig::default() };
     if config.rng_seed == RngSeed::Random {
@@ -84,7 +84,7 @@ proptest! {
         for family in [AmiFamily::Al2, AmiFamily::Al2023] {
             let alone = UserDataInput { custom: None, ..input() };
             let ours = mime_parts(&user_data(family, &alone).unwrap());
-            // One by itself, or several in MIME.
+            // A single script, or several in MIME.
             let texts = [(scripts[0].clone(), &scripts[..1]), (multipart(&scripts), &scripts[..])];
             for (custom, expected) in texts {
                 let text = user_data(family, &UserDataInput { custom: Some(&custom), ..input() }).unwrap();
@@ -122,12 +122,12 @@ proptest! {
         for name in ours.iter().filter(|name| ["cluster-name", "max-pods", "api-server"].contains(&name.as_str())) {
             kubernetes[name] = json!("theirs");
         }
-        let whole = json!({"settings": {"kubernetes": kubernetes, (section.clone()): other}, "beside": {"a": 1}});
+        let whole = json!({"settings": {"kubernetes": kubernetes, (section.clone()): other}, "other": {"a": 1}});
         let custom = toml::to_string(&whole).unwrap();
         let with = UserDataInput { custom: Some(&custom), ..input() };
         let text = user_data(AmiFamily::Bottlerocket, &with).unwrap();
         let document: Value = serde_json::to_value(text.parse::<toml::Table>().unwrap()).unwrap();
-        prop_assert_eq!(&document["beside"], &json!({"a": 1}));
+        prop_assert_eq!(&document["other"], &json!({"a": 1}));
         let merged = &document["settings"];
         prop_assert_eq!(&merged[&section], &json!(other));
         let alone = settings(&input())["kubernetes"].take();

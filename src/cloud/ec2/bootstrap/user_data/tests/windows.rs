@@ -2,11 +2,11 @@
 
 use serde_json::json;
 
+use super::*;
 use crate::cloud::ec2::bootstrap::user_data::tests::{input, kubelet, made};
-use crate::cloud::ec2::bootstrap::user_data::*;
 
 #[test]
-fn c24_windows_arguments_stand_in_order_after_the_users_lines() {
+fn c24_windows_arguments_are_in_order_after_the_users_lines() {
     let kubelet = kubelet(json!({"podsPerCore": 2, "kubeReserved": {"cpu": "50m"}}));
     let full = UserDataInput {
         kubelet: Some(&kubelet),

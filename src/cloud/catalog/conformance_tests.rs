@@ -1,5 +1,5 @@
-//! Karpenter's conformance cases of capacity and overhead, and every embedded instance type against a table that is
-//! checked in.
+//! Karpenter's conformance cases of capacity and overhead, and a comparison of every embedded instance type with a checked-in
+//! table.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -7,9 +7,11 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::api::Ec2NodeClass;
 use crate::cloud::ami_family::AmiFamily;
 use crate::cloud::ec2::bootstrap::kubelet_validation;
 use crate::cloud::ec2::bootstrap::kubelet_validation::Gate;
+use crate::model::offering::InstanceType;
 
 const GIB: i64 = 1 << 30;
 
@@ -18,7 +20,7 @@ fn node(name: &str, spec: Value) -> InstanceType {
     with(name, |_| (), spec)
 }
 
-/// A node of a class, under settings of the service.
+/// A node of a class with changed controller settings.
 fn with(name: &str, change: impl FnOnce(&mut NodeSettings), spec: Value) -> InstanceType {
     let class = Ec2NodeClass::new("default", serde_json::from_value(spec).unwrap());
     let mut settings = NodeSettings::of(Some(&class));
@@ -26,13 +28,13 @@ fn with(name: &str, change: impl FnOnce(&mut NodeSettings), spec: Value) -> Inst
     embedded().instance_type(name).unwrap().as_node("us-east-1", &settings, SpotPricing::Off)
 }
 
-/// MiB that are kept for Kubernetes, where nothing but the defaults is kept besides.
+/// MiB of kube-reserved memory, where everything else has its default.
 fn kube_reserved_mib(node: &InstanceType) -> i64 {
     (node.capacity.memory.0 - node.allocatable.memory.0) / MIB - 100
 }
 
 #[test]
-fn c01_m5_large_of_al2023_is_as_published() {
+fn c01_m5_large_on_al2023_has_the_published_values() {
     let node = node("m5.large", json!({"amiSelectorTerms": [{"alias": "al2023@latest"}]}));
     let allocatable = &node.allocatable;
     assert_eq!((allocatable.cpu.0, allocatable.memory.0, allocatable.pods), (1930, 6903 * MIB, 29));
@@ -83,7 +85,7 @@ fn table() -> String {
 }
 
 #[test]
-fn c01_every_embedded_type_is_as_in_the_table() {
+fn c01_every_embedded_type_matches_the_table() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/instance-types.txt");
     let made = table();
     if std::env::var_os("STOWAGE_REGENERATE").is_some() {
@@ -91,21 +93,21 @@ fn c01_every_embedded_type_is_as_in_the_table() {
     }
     let kept = std::fs::read_to_string(&path).unwrap();
     for (made, kept) in made.lines().zip(kept.lines()) {
-        assert_eq!(made, kept, "STOWAGE_REGENERATE=1 cargo test --lib catalog writes the table anew");
+        assert_eq!(made, kept, "STOWAGE_REGENERATE=1 cargo test --lib catalog regenerates the table");
     }
     assert_eq!(made.lines().count(), kept.lines().count());
     assert_eq!(made.lines().count(), 1236);
 }
 
 #[test]
-fn c02_arm_loses_64_mib_before_the_overhead() {
+fn c02_arm_has_64_mib_less_before_the_overhead() {
     let node = node("a1.medium", json!({"amiFamily": "AL2"}));
     assert_eq!(node.allocatable.memory.0, 1392 * MIB);
     assert_eq!(node.capacity.memory.0, (2048 - 64 - 149) * MIB, "149 is 7.5 % of 1984, rounded up");
 }
 
 #[test]
-fn c03_reserved_interfaces_take_their_pods_and_on_bottlerocket_the_memory_kept_for_them() {
+fn c03_reserved_enis_reduce_pods_and_on_bottlerocket_reserved_memory() {
     // m5.large has three interfaces of ten addresses.
     for (family, reserved_enis, pods, kept_mib) in [
         ("AL2023", 0, 29, 11 * 29 + 255),
@@ -135,7 +137,7 @@ fn c03_reserved_interfaces_take_their_pods_and_on_bottlerocket_the_memory_kept_f
 }
 
 #[test]
-fn c04_max_pods_changes_the_memory_kept_on_bottlerocket_and_windows_only() {
+fn c04_max_pods_changes_reserved_memory_on_bottlerocket_and_windows_only() {
     for (family, kept_for) in
         [("AL2023", 29), ("AL2", 29), ("Custom", 29), ("Bottlerocket", 10), ("Windows2019", 10), ("Windows2025", 10)]
     {
@@ -146,7 +148,7 @@ fn c04_max_pods_changes_the_memory_kept_on_bottlerocket_and_windows_only() {
 }
 
 #[test]
-fn c05_pods_per_core_bounds_the_pods_where_the_family_honours_it() {
+fn c05_pods_per_core_limits_pods_where_the_family_supports_it() {
     for (family, kubelet, pods) in [
         ("AL2023", json!({"podsPerCore": 2, "maxPods": 20}), 8),
         ("AL2023", json!({"podsPerCore": 9, "maxPods": 20}), 20),
@@ -166,7 +168,7 @@ fn c05_pods_per_core_bounds_the_pods_where_the_family_honours_it() {
 }
 
 #[test]
-fn c06_hard_thresholds_of_eviction_replace_the_defaults_and_soft_ones_nothing() {
+fn c06_hard_eviction_thresholds_replace_the_defaults_and_soft_ones_do_not() {
     let capacity = node("m5.large", json!({"amiFamily": "AL2023"})).capacity;
     let kept = (11 * 29 + 255) * MIB;
     let tenth = (capacity.memory.0 + 9) / 10;
@@ -226,7 +228,7 @@ fn c07_storage_is_the_first_of_local_disks_root_device_and_default() {
 }
 
 #[test]
-fn c24_windows_nodes_are_amd64_with_110_pods_and_an_address_less_than_an_interface_has() {
+fn c24_windows_nodes_are_amd64_with_110_pods_and_one_eni_address_less() {
     for (family, build) in [("Windows2019", "10.0.17763"), ("Windows2022", "10.0.20348"), ("Windows2025", "10.0.26100")]
     {
         let spec = json!({"amiFamily": family, "instanceStorePolicy": "RAID0"});
@@ -246,7 +248,7 @@ fn c24_windows_nodes_are_amd64_with_110_pods_and_an_address_less_than_an_interfa
 }
 
 #[test]
-fn al2023_is_never_bought_on_a1() {
+fn al2023_is_never_offered_on_a1() {
     let available = |family: &str| {
         let node = node("a1.medium", json!({"amiFamily": family}));
         node.offerings.iter().all(|offering| offering.available)

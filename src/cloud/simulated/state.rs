@@ -1,5 +1,5 @@
-//! What the simulation remembers of itself: the entries of its journal and the ledger they add up to.
-//! Every change goes through [`Ledger::apply`], so a replayed journal gives the very state that wrote it.
+//! State of the simulation, and the journal entries that change it. Every change goes through [`EngineState::apply`], so that a
+//! replayed journal restores the state.
 
 use std::collections::BTreeMap;
 
@@ -10,69 +10,67 @@ use crate::cloud::{Instance, InstanceState, MessageKind};
 use crate::model::offering::CapacityType;
 use crate::model::time::UnixMillis;
 
-/// An instance and how far its life has come. Times are milliseconds since the epoch.
+/// An instance and its life cycle.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
-pub struct Record {
-    /// Number of the instance in its simulation, from 1.
+pub struct InstanceRecord {
+    /// Number of the launch in the simulation, from 1.
     pub number: u64,
     /// As `i-0123456789abcdef0`.
     pub id: String,
-    /// Token it was launched with.
+    /// Idempotency token of the launch.
     pub client_token: String,
-    /// NodeClaim it was launched for.
     pub node_claim: String,
-    /// NodePool of that NodeClaim.
     pub node_pool: String,
-    /// EC2NodeClass of that NodeClaim.
     pub node_class: String,
-    /// Instance type.
     pub instance_type: String,
-    /// Zone.
     pub zone: String,
     /// Capacity type, as the label value.
     #[serde(with = "capacity_type")]
     pub capacity_type: CapacityType,
-    /// Image.
     pub image_id: String,
-    /// Address within the network, as `10.1.2.3`; also the node's name.
+    /// As `10.1.2.3`. The node name is derived from it.
     pub private_ip: String,
     /// Labels its kubelet registers with.
     pub labels: BTreeMap<String, String>,
     /// Taints its kubelet registers with.
     pub taints: Vec<Taint>,
-    /// When it was launched.
-    pub launched_at_ms: i64,
-    /// When it stops being pending.
-    pub running_at_ms: i64,
-    /// When its kubelet starts; `None` never.
-    pub boot_at_ms: Option<i64>,
-    /// When extended resources appear, where not with the node.
-    pub devices_at_ms: Option<i64>,
-    /// When it begins to shut down, once that is certain. May lie ahead.
-    pub shutdown_at_ms: Option<i64>,
+    #[serde(rename = "launched_at_ms")]
+    pub launched_at: UnixMillis,
+    /// End of the pending state.
+    #[serde(rename = "running_at_ms")]
+    pub running_at: UnixMillis,
+    /// Start of the kubelet; `None` for never.
+    #[serde(rename = "boot_at_ms")]
+    pub boot_at: Option<UnixMillis>,
+    /// When the device plugin reports extended resources; `None` where they are reported with the Node.
+    #[serde(rename = "devices_at_ms")]
+    pub devices_at: Option<UnixMillis>,
+    /// When it starts to shut down, once scheduled. May be in the future.
+    #[serde(rename = "shutdown_at_ms")]
+    pub shutdown_at: Option<UnixMillis>,
     /// When it is terminated.
-    pub gone_at_ms: Option<i64>,
-    /// What has been done to its Node.
+    #[serde(rename = "gone_at_ms")]
+    pub terminated_at: Option<UnixMillis>,
     pub node: NodeProgress,
 }
 
-/// What has been done to an instance's Node object.
+/// The steps that are done for an instance's Node object.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 #[allow(clippy::struct_excessive_bools)] // Four independent facts, each set once.
 pub struct NodeProgress {
-    /// The kubelet has registered it.
+    /// The kubelet registered the Node.
     pub registered: bool,
-    /// Its extended resources were reported.
+    /// The extended resources are reported.
     pub devices: bool,
-    /// Its kubelet fell silent by a scripted kernel panic.
+    /// A scripted kernel panic stopped the kubelet.
     pub panicked: bool,
-    /// Its heartbeats were stopped.
+    /// The heartbeats are stopped.
     pub silenced: bool,
-    /// It was deleted after the instance was gone.
+    /// The Node is deleted after the termination.
     pub removed: bool,
 }
 
-impl Record {
+impl InstanceRecord {
     /// As `ip-10-1-2-3.ec2.internal`, the name a node has in us-east-1.
     pub fn node_name(&self) -> String {
         format!("ip-{}.ec2.internal", self.private_ip.replace('.', "-"))
@@ -84,26 +82,26 @@ impl Record {
     }
 
     /// State at a time.
-    pub fn state(&self, now_ms: i64) -> InstanceState {
-        let past = |at: Option<i64>| at.is_some_and(|at| at <= now_ms);
-        if past(self.gone_at_ms) {
+    pub fn state(&self, now: UnixMillis) -> InstanceState {
+        let past = |at: Option<UnixMillis>| at.is_some_and(|at| at <= now);
+        if past(self.terminated_at) {
             InstanceState::Terminated
-        } else if past(self.shutdown_at_ms) {
+        } else if past(self.shutdown_at) {
             InstanceState::ShuttingDown
-        } else if now_ms < self.running_at_ms {
+        } else if now < self.running_at {
             InstanceState::Pending
         } else {
             InstanceState::Running
         }
     }
 
-    /// Neither shutting down nor gone at a time.
-    pub fn lives(&self, now_ms: i64) -> bool {
-        matches!(self.state(now_ms), InstanceState::Pending | InstanceState::Running)
+    /// Pending or running at a time.
+    pub fn is_alive(&self, now: UnixMillis) -> bool {
+        matches!(self.state(now), InstanceState::Pending | InstanceState::Running)
     }
 
-    /// The instance as the cloud describes it at a time.
-    pub fn describe(&self, now_ms: i64) -> Instance {
+    /// The instance as the EC2 API describes it at a time.
+    pub fn describe(&self, now: UnixMillis) -> Instance {
         Instance {
             id: self.id.clone(),
             provider_id: self.provider_id(),
@@ -115,144 +113,131 @@ impl Record {
             reservation: None,
             partition: None,
             image_id: self.image_id.clone(),
-            launched_at: UnixMillis(self.launched_at_ms),
-            state: self.state(now_ms),
+            launched_at: self.launched_at,
+            state: self.state(now),
         }
     }
 }
 
-/// A step in the life of a Node object that was done.
+/// A step in the life cycle of a Node object.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum NodeStep {
-    /// Registered.
     Registered,
-    /// Extended resources reported.
+    /// Extended resources are reported.
     Devices,
-    /// Heartbeats stopped.
+    /// Heartbeats are stopped.
     Silenced,
-    /// Deleted.
+    /// The Node is deleted.
     Removed,
 }
 
-/// A message waiting in the queue.
+/// A message in the interruption queue.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 pub struct QueuedMessage {
-    /// Identity and receipt.
+    /// Message id, also the receipt handle.
     pub id: String,
-    /// What it says.
     #[serde(with = "message_kind")]
     pub kind: MessageKind,
-    /// Instance.
     pub instance_id: String,
-    /// When it is sent. May lie ahead.
-    pub at_ms: i64,
+    /// When it is sent. May be in the future.
+    #[serde(rename = "at_ms")]
+    pub sent_at: UnixMillis,
 }
 
-/// A change of the simulation, one line of its journal.
+/// A change of the state: one line of the journal.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(tag = "entry", rename_all = "kebab-case")]
-pub enum Entry {
-    /// The simulation began.
+pub enum JournalEntry {
     Started {
-        /// When.
-        at_ms: i64,
-        /// How many instances were launched before this line.
+        #[serde(rename = "at_ms")]
+        at: UnixMillis,
+        /// Instances launched before this entry.
         launches: u64,
-        /// How many messages were sent before this line.
+        /// Messages sent before this entry.
         messages: u64,
     },
-    /// An instance was launched.
-    Launched(Box<Record>),
-    /// The end of an instance became certain.
+    Launched(Box<InstanceRecord>),
+    /// The shutdown of an instance was scheduled.
     Shutdown {
-        /// Instance.
         id: String,
-        /// When it begins to shut down.
-        at_ms: i64,
-        /// When it is terminated.
-        gone_at_ms: i64,
+        #[serde(rename = "at_ms")]
+        at: UnixMillis,
+        #[serde(rename = "gone_at_ms")]
+        terminated_at: UnixMillis,
     },
-    /// Its kubelet fell silent.
+    /// The kubelet of an instance stopped.
     Panicked {
-        /// Instance.
         id: String,
     },
-    /// Something was done to its Node.
+    /// A step of an instance's Node is done.
     Node {
-        /// Instance.
         id: String,
-        /// What.
         step: NodeStep,
     },
-    /// A message was sent.
     Sent(QueuedMessage),
     /// A message was deleted.
     Deleted {
-        /// Message.
         id: String,
     },
-    /// An event of the script was used.
+    /// A scripted event was applied.
     Fired {
-        /// Which.
+        /// Key of the event.
         event: String,
-        /// How many times.
         times: u64,
     },
     /// A terminated instance is no longer described.
     Forgotten {
-        /// Instance.
         id: String,
     },
 }
 
-/// What all entries so far add up to.
+/// The state of the simulation: the sum of all journal entries.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Ledger {
-    /// When the simulation began.
-    pub started_at_ms: Option<i64>,
+pub struct EngineState {
+    pub started_at: Option<UnixMillis>,
     /// Instances launched so far.
     pub launches: u64,
     /// Messages sent so far.
     pub messages: u64,
     /// Instances by id.
-    pub instances: BTreeMap<String, Record>,
+    pub instances: BTreeMap<String, InstanceRecord>,
     /// Instance id by client token.
     pub tokens: BTreeMap<String, String>,
     /// Messages by id.
     pub queue: BTreeMap<String, QueuedMessage>,
-    /// How often each event of the script was used.
+    /// How often each scripted event was applied, by its key.
     pub fired: BTreeMap<String, u64>,
 }
 
-impl Ledger {
-    /// Takes a change in. An entry about something unknown changes nothing: a journal may tell of an instance that was forgotten.
-    pub fn apply(&mut self, entry: &Entry) {
+impl EngineState {
+    /// Applies a change. An entry about an unknown instance or message changes nothing: the journal may refer to a forgotten one.
+    pub fn apply(&mut self, entry: &JournalEntry) {
         match entry {
-            Entry::Started { at_ms, launches, messages } => {
-                self.started_at_ms = Some(*at_ms);
+            JournalEntry::Started { at, launches, messages } => {
+                self.started_at = Some(*at);
                 self.launches = self.launches.max(*launches);
                 self.messages = self.messages.max(*messages);
             }
-            Entry::Launched(record) => {
+            JournalEntry::Launched(record) => {
                 self.launches = self.launches.max(record.number);
                 self.tokens.insert(record.client_token.clone(), record.id.clone());
-                self.instances.insert(record.id.clone(), Record::clone(record));
+                self.instances.insert(record.id.clone(), InstanceRecord::clone(record));
             }
-            Entry::Shutdown { id, at_ms, gone_at_ms } => {
+            JournalEntry::Shutdown { id, at, terminated_at } => {
                 if let Some(record) = self.instances.get_mut(id)
-                    && record.shutdown_at_ms.is_none_or(|earlier| *at_ms < earlier)
+                    && record.shutdown_at.is_none_or(|earlier| *at < earlier)
                 {
-                    record.shutdown_at_ms = Some(*at_ms);
-                    record.gone_at_ms = Some(*gone_at_ms);
+                    record.shutdown_at = Some(*at);
+                    record.terminated_at = Some(*terminated_at);
                 }
             }
-            Entry::Panicked { id } => {
+            JournalEntry::Panicked { id } => {
                 if let Some(record) = self.instances.get_mut(id) {
                     record.node.panicked = true;
                 }
             }
-            Entry::Node { id, step } => {
+            JournalEntry::Node { id, step } => {
                 if let Some(record) = self.instances.get_mut(id) {
                     match step {
                         NodeStep::Registered => record.node.registered = true,
@@ -262,15 +247,15 @@ impl Ledger {
                     }
                 }
             }
-            Entry::Sent(message) => {
+            JournalEntry::Sent(message) => {
                 self.messages += 1;
                 self.queue.insert(message.id.clone(), message.clone());
             }
-            Entry::Deleted { id } => {
+            JournalEntry::Deleted { id } => {
                 self.queue.remove(id);
             }
-            Entry::Fired { event, times } => *self.fired.entry(event.clone()).or_default() += times,
-            Entry::Forgotten { id } => {
+            JournalEntry::Fired { event, times } => *self.fired.entry(event.clone()).or_default() += times,
+            JournalEntry::Forgotten { id } => {
                 if let Some(record) = self.instances.remove(id) {
                     self.tokens.remove(&record.client_token);
                 }
@@ -278,17 +263,17 @@ impl Ledger {
         }
     }
 
-    /// The fewest entries that give this ledger.
-    pub fn entries(&self) -> Vec<Entry> {
+    /// A minimal list of entries that restore this state.
+    pub fn entries(&self) -> Vec<JournalEntry> {
         let mut out = Vec::new();
-        if let Some(at_ms) = self.started_at_ms {
-            // Replaying the messages below counts them again.
+        if let Some(at) = self.started_at {
+            // Replaying the queued messages counts them again.
             let messages = self.messages.saturating_sub(self.queue.len() as u64);
-            out.push(Entry::Started { at_ms, launches: self.launches, messages });
+            out.push(JournalEntry::Started { at, launches: self.launches, messages });
         }
-        out.extend(self.instances.values().map(|record| Entry::Launched(Box::new(record.clone()))));
-        out.extend(self.queue.values().map(|message| Entry::Sent(message.clone())));
-        out.extend(self.fired.iter().map(|(event, times)| Entry::Fired { event: event.clone(), times: *times }));
+        out.extend(self.instances.values().map(|record| JournalEntry::Launched(Box::new(record.clone()))));
+        out.extend(self.queue.values().map(|message| JournalEntry::Sent(message.clone())));
+        out.extend(self.fired.iter().map(|(event, times)| JournalEntry::Fired { event: event.clone(), times: *times }));
         out
     }
 }
