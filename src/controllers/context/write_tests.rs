@@ -168,6 +168,17 @@ async fn an_event_waits_as_long_as_the_server_asks() {
     assert!(world.api.stored("nodes/x").is_some());
 }
 
+/// DEFECT: the client repeats a request that times out for longer than the two minutes of a spot interruption notice, even without
+/// the time that the server takes for each answer.
+#[tokio::test]
+async fn a_server_that_times_out_keeps_the_caller_for_minutes() {
+    let world = world();
+    world.api.inject_on("PATCH nodes/x", Fault::Refused(Refusal::gateway_timeout()));
+    let patched = world.context().patch_node("x", &json!({"metadata": {"labels": {"a": "b"}}})).await;
+    assert_eq!(outcome(patched), "error 504");
+    assert!(world.api.waited() > Duration::from_mins(2), "{:?}", world.api.waited());
+}
+
 #[tokio::test]
 async fn every_node_class_gets_the_event() {
     let api = FakeApi::default();

@@ -5,7 +5,7 @@ use serde_json::json;
 use super::*;
 use crate::api::Ec2NodeClass;
 use crate::cloud::{Capabilities, LaunchError, LaunchRequest, Launched, Message, Override};
-use crate::model::offering::{CapacityType, Catalog};
+use crate::model::offering::Catalog;
 use crate::test_support::objects;
 use crate::test_support::objects::instance;
 

@@ -1,7 +1,7 @@
 use super::*;
 use crate::test_support::cloud::FakeCloud;
-use crate::test_support::failures::{World, outcome, transcript};
-use crate::test_support::kubernetes::FakeApi;
+use crate::test_support::failures::{World, first_turn, outcome, transcript};
+use crate::test_support::kubernetes::{FakeApi, Fault};
 use crate::test_support::objects::{claim, instance, launched, node, node_class};
 
 /// Takes the steps that are due for the claim `c`, one after the other, until none is due or one fails.
@@ -283,6 +283,27 @@ async fn a_claim_is_given_up_under_every_failure() {
       no answer: waits forever; again: ok, 1 write, as undisturbed
       crash before | crash after: stopped; again: ok, 1 write, as undisturbed
     "#);
+}
+
+#[tokio::test]
+async fn a_claim_that_no_offering_serves_is_deleted() {
+    // The catalog of this cloud is empty.
+    let world = world(&json!({}), None);
+    first_turn(run(world.context())).await;
+    assert_eq!(world.api.lines()[0], "DELETE nodeclaims/c");
+    let event = &world.api.events()[0];
+    assert!(event.starts_with("Warning Disrupted on NodeClaim/c: insufficient_capacity"), "{event}");
+}
+
+#[tokio::test]
+async fn a_step_that_meets_a_conflict_is_followed_by_a_read() {
+    let world =
+        world(&json!({"metadata": {"finalizers": []}, "status": launched("i-1", &["Launched"])}), Some(&json!({})));
+    world.api.inject(Fault::WrittenByAnother, 1, |request| request.is_write());
+    let ctx = world.context();
+    first_turn(run(Arc::clone(&ctx))).await;
+    assert_eq!(world.api.lines()[..3], ["PATCH nodeclaims/c", "GET nodes/x", "GET nodeclaims/c"]);
+    assert!(ctx.cluster.read().claims["c"].annotations().contains_key("other.example/wrote"));
 }
 
 /// After a conflict the claim and its Node are read again, so that the next step does not depend on the watch.
