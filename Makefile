@@ -8,6 +8,8 @@ CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/stowage
 export CARGO_TARGET_DIR ?= $(CACHE)/target
 export STOWAGE_BIN ?= $(CARGO_TARGET_DIR)/debug/stowage
 PYTHON ?= python3
+# The release of Rust whose rustfmt and clippy `make lint` expects.
+RUST_VERSION := 1.95
 # The end-to-end tests stop what they started when this process ends.
 export STOWAGE_MAKE_PID ?= $(shell echo $$PPID)
 # The Python of the end-to-end tests, with their packages; runs suites of e2e/: $(call pytest,ec2 drift).
@@ -19,9 +21,9 @@ E2E := Extender Nominate Filtered Nominated Off
 CARGO_DENY_VERSION := 0.20.2
 CARGO_DENY := $(CACHE)/cargo-deny-$(CARGO_DENY_VERSION)/bin/cargo-deny
 
-.PHONY: help demo checkout bench bench-launches test soak build tools moto lint deny test-rust test-chart test-control-plane test-policies test-kubelets test-preflight test-ec2 test-ec2-leaving test-ec2-faults test-drift test-scenarios test-e2e $(E2E:%=test-e2e-%) test-without-service test-disruption crds clean-cache
+.PHONY: help demo checkout bench bench-launches test soak build tools moto lint deny test-rust test-chart test-control-plane test-policies test-kubelets test-preflight test-ec2 test-ec2-leaving test-ec2-faults test-drift test-scenarios test-e2e $(E2E:%=test-e2e-%) test-without-service test-disruption quick reference crds clean-cache
 
-help: ## Say what can be made
+help: ## List the targets
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | column -t -s "$$(printf '\t')"
 
 demo: build tools moto ## The main job, end to end (KEEP=1 leaves it running)
@@ -60,14 +62,16 @@ tools: ## The control plane's binaries, once
 moto: ## The Python packages of the end-to-end tests (moto, pytest, boto3, the Kubernetes client), once
 	e2e/tools/environment >/dev/null
 
-lint: ## Formatting and lints; a warning is an error
+lint: moto ## Formatting, lints and spelling; a warning is an error
+	@rustc --version | grep -q "^rustc $(RUST_VERSION)\." || { echo "make lint needs Rust $(RUST_VERSION), this is $$(rustc --version): rustfmt and clippy change between releases" >&2; exit 1; }
+	$$(dirname $$(e2e/tools/environment))/typos --format brief
 	cargo fmt --all -- --check
 	cargo clippy --locked --all-targets -- -D warnings
 
 $(CARGO_DENY):
 	cargo install --locked --quiet --debug --version $(CARGO_DENY_VERSION) --root $(CACHE)/cargo-deny-$(CARGO_DENY_VERSION) cargo-deny
 
-deny: $(CARGO_DENY) ## Licences, bans and sources of every dependency (advisories: see deny.toml)
+deny: $(CARGO_DENY) ## Licenses, bans and sources of every dependency (advisories: see deny.toml)
 	$(CARGO_DENY) --log-level error check licenses bans sources
 
 test-policies: moto ## The AWS policies of docs/aws against the calls of the code; the comparison of recorded requests (e2e/wire_record.py)
@@ -121,10 +125,16 @@ bench-launches: tools moto ## Calls per 1,000 launches and time from plan to Cre
 	STOWAGE_BIN=$(CARGO_TARGET_DIR)/release/stowage STOWAGE_EC2_FIGURES=$(CARGO_TARGET_DIR)/bench/launches.json $(call pytest,ec2)::TestLaunches
 	set -o pipefail; $(PYTHON) benches/launches.py $(CARGO_TARGET_DIR)/bench/launches.json | tee $(CARGO_TARGET_DIR)/bench/launches.md
 
-crds: ## Write crds/ anew from src/api, and what is made from it
+quick: lint test-scenarios ## The inner loop: lints, unit tests, and plans of every scenario kind
+	cargo test --locked --quiet --lib --test architecture
+
+reference: ## Regenerate the pages of docs/reference that are rendered from the code
+	STOWAGE_REGENERATE=1 cargo test --locked --quiet --test reference_pages
+
+crds: ## Regenerate crds/ from src/api, and the copies of it
 	STOWAGE_REGENERATE=1 cargo test --locked --quiet --lib api::crds
 	charts/sync-crds
 	webhook-config/generate
 
-clean-cache: ## Forget everything that was built or installed outside the checkout
+clean-cache: ## Delete everything that was built or installed outside the checkout
 	rm -rf $(CACHE)
