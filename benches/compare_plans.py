@@ -9,7 +9,7 @@ earlier run wrote with `--save`: then the old binary is no longer needed.
 
 Kinds are those of the scenario generator, and three variants: `mixed-spot` adds spot offerings at 40 % of the on-demand price,
 `mixed-limit` limits the NodePool so that pods are left out, with their reasons, and `fleet-nodes` adds running nodes, twice as many as
-pods and at most 5,000. The generator is in `shared/peers` beside the checkout, or where STOWAGE_PEERS points.
+pods and at most 5,000. The generator is in the directory that STOWAGE_PEERS names.
 """
 
 import argparse

@@ -33,6 +33,7 @@ OPAQUE = {
     "holderIdentity": "<replica>",
 }
 IDS = ("InstanceId", "ResourceId")
+MESSAGES = ("note", "message")  # members of Events and of conditions
 
 
 class Names:
@@ -189,6 +190,24 @@ def counted(entries):
             del entry["count"]
     order = lambda entry: (entry["to"], entry["what"], key_of(entry))
     return sorted(found.values(), key=order)
+
+
+def without_messages(entries):
+    """Entries without messages for people, which are the notes of Events and the messages of conditions. Their reasons remain."""
+    out = {}
+    for entry in entries:
+        if entry["to"] == "kubernetes":
+            entry = {**entry, "content": stripped(entry["content"])}
+        known = out.setdefault(key_of(entry), entry)
+        if known is not entry and "count" in entry:
+            out[key_of(entry)] = {**known, "count": known["count"] + entry["count"]}
+    return list(out.values())
+
+
+def stripped(value):
+    if isinstance(value, dict):
+        return {name: stripped(inner) for name, inner in value.items() if name not in MESSAGES}
+    return [stripped(inner) for inner in value] if isinstance(value, list) else value
 
 
 def leaves(value, at=""):

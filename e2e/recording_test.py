@@ -122,6 +122,18 @@ class TestComparison:
 
         assert_differs(change, "update leases", "<time>", "soon")
 
+    def test_messages_can_be_ignored_but_not_reasons(self):
+        def event(reason, note):
+            content = {"path": "/events", "body": {"reason": reason, "note": note}}
+            return {"to": "kubernetes", "kind": "write", "what": "create events", "content": content, "status": 201, "count": 1}
+
+        compare = lambda *both: recording.compare(*map(recording.without_messages, both))
+        assert compare([event("Launched", "one text"), event("Launched", "two")], [{**event("Launched", "text"), "count": 2}]) == []
+        assert len(compare([event("Launched", "text")], [event("Disrupted", "text")])) == 1
+        assert len(compare([event("Launched", "text")], [{**event("Launched", "text"), "count": 2}])) == 1
+        tagged = {"to": "aws", "kind": "write", "what": "ec2 CreateTags", "content": {"message": "a"}, "status": 200, "count": 1}
+        assert len(compare([tagged], [{**tagged, "content": {"message": "b"}}])) == 1
+
 
 class TestParameters:
     def test_a_form_is_a_tree(self):

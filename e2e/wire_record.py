@@ -4,11 +4,11 @@ environment of e2e/tools/environment.
 
     $(e2e/tools/environment) e2e/wire_record.py record FILE [--raw RAW]
     $(e2e/tools/environment) e2e/wire_record.py renormalize RAW FILE
-    $(e2e/tools/environment) e2e/wire_record.py compare A B
+    $(e2e/tools/environment) e2e/wire_record.py compare A B [--ignore-messages]
 
 `record` runs the service (STOWAGE_BIN names the binary) with `--cloud ec2` against a seeded moto, on a real control plane whose kubelets
 boot moto's instances. The sequence is fixed: a node class and NodePools, a Deployment, a spot interruption, scale-down, consolidation,
-drift, deletion of the class, the end of the process. The proxy before moto records the AWS requests, the API server's audit log the
+drift, deletion of the class, the end of the process. The proxy in front of moto records the AWS requests, the API server's audit log the
 Kubernetes requests. A run takes about three minutes. FILE holds the normalized requests (recording.py); `--raw` also keeps the originals,
 which `renormalize` normalizes again.
 
@@ -18,6 +18,7 @@ status patches, of Events, and of renewals of a Lease, the set of distinct conte
   - what a NodePool counts within a step; the value at the end of a step is compared
   - nominations in steps that replace a node, where kube-scheduler may bind the pod first
   - the taint node.kubernetes.io/not-ready in patches of a Node's taints, which another controller removes
+With `--ignore-messages`, the notes of Events and the messages of conditions are not compared either; their reasons are.
 """
 
 import argparse
@@ -453,6 +454,8 @@ def read(file):
 
 def compare(args):
     a, b = read(args.a), read(args.b)
+    if args.ignore_messages:
+        a, b = recording.without_messages(a), recording.without_messages(b)
     found = recording.compare(a, b)
     for text in found:
         print(text)
@@ -474,6 +477,7 @@ def main():
     made = commands.add_parser("compare", help="compare two recordings")
     made.add_argument("a", type=pathlib.Path)
     made.add_argument("b", type=pathlib.Path)
+    made.add_argument("--ignore-messages", action="store_true", help="do not compare notes of Events and messages of conditions")
     made.set_defaults(does=compare)
     args = parser.parse_args()
     # End as on Ctrl-C, with all clean-up.
