@@ -74,8 +74,8 @@ $(CARGO_DENY):
 deny: $(CARGO_DENY) ## Licenses, bans and sources of every dependency (advisories: see deny.toml)
 	$(CARGO_DENY) --log-level error check licenses bans sources
 
-test-policies: moto ## The AWS policies of docs/aws against the calls of the code; the comparison of recorded requests (e2e/wire_record.py)
-	$(call pytest,policies recording)
+test-policies: moto ## The AWS policies of docs/aws against the calls of the code; log messages that the tests search for; the comparison of recorded requests
+	$(call pytest,policies recording messages)
 
 test-rust: checkout ## Unit, property and wire tests
 	cargo test --locked --quiet

@@ -1,9 +1,21 @@
-"""Log messages of Stowage that the tests and the demo search for, in one place: a reworded message changes here only."""
+"""Log messages of Stowage that the tests and the demo search for, in one place: a reworded message changes here only. messages_test.py
+compares them with the source."""
 
-PLANNED = "planned"  # fields: pods, nodes, on_existing, usd_per_hour, gap, solve_ms
-PLANNED_NODE = "planned node"  # fields: instance_type, zone, capacity_type, usd_per_hour
-LAUNCHED = "launched"  # the same fields
-CLAIMS_WRITTEN = "node claims written"  # fields: api_us
-FLEET_REQUESTED = "asking EC2 for a fleet"  # fields: token, prepared_us
-INSTANCE_GONE = "its instance is gone, it goes"  # fields: claim
+PLANNED = "planned"
+PLANNED_NODE = "planned node"
+LAUNCHED = "launched"
+CLAIMS_WRITTEN = "node claims written"
+FLEET_REQUESTED = "asking EC2 for a fleet"
+INSTANCE_GONE = "its instance is gone, it goes"
+# The fields that the tests and the demo read.
+OFFERING = ("instance_type", "zone", "capacity_type", "usd_per_hour")
+FIELDS = {
+    PLANNED: ("pods", "nodes", "on_existing", "usd_per_hour", "gap", "solve_ms"),
+    PLANNED_NODE: OFFERING,
+    LAUNCHED: OFFERING,
+    CLAIMS_WRITTEN: ("api_us",),
+    FLEET_REQUESTED: ("token", "prepared_us"),
+    INSTANCE_GONE: ("claim",),
+}
+
 LEASE_LOST = "the API server took no renewal"  # part of the last line of a replica that could not renew its lease

@@ -1,0 +1,28 @@
+"""The source of the service has the log messages of messages.py, with their fields."""
+
+import functools
+import re
+
+import pytest
+
+import harness
+import messages
+
+CALL = re.compile(r'\b(?:trace|debug|info|warn|error)!\(([^;]*?)"((?:[^"\\]|\\.)*)"\s*\)', re.DOTALL)
+
+
+@functools.cache
+def source():
+    return "\n".join(file.read_text() for file in sorted((harness.ROOT / "src").rglob("*.rs")))
+
+
+@pytest.mark.parametrize("message", messages.FIELDS)
+def test_a_log_call_has_the_message_and_its_fields(message):
+    calls = [fields for fields, text in CALL.findall(source()) if text == message]
+    assert len(calls) == 1, f"{len(calls)} log calls have the message {message!r}"
+    for field in messages.FIELDS[message]:
+        assert re.search(rf"(^|[\s,%?]){field}\s*[,=]", calls[0]), f"{message!r} has no field {field}"
+
+
+def test_the_message_of_a_lost_lease_is_in_the_source():
+    assert source().count(f'"{messages.LEASE_LOST}') == 1
