@@ -1,4 +1,4 @@
-//! Label, annotation, taint and finalizer keys, and what may be said about a label key.
+//! Label, annotation, taint and finalizer keys, and rules about label keys.
 
 /// NodePool that owns a NodeClaim or Node.
 pub const NODE_POOL: &str = "karpenter.sh/nodepool";
@@ -10,7 +10,7 @@ pub const REGISTERED: &str = "karpenter.sh/registered";
 pub const INITIALIZED: &str = "karpenter.sh/initialized";
 /// `"true"` on a Node whose bootstrap sets its taints: they are not synced from the NodeClaim at registration.
 pub const DO_NOT_SYNC_TAINTS: &str = "karpenter.sh/do-not-sync-taints";
-/// Name of the EC2NodeClass a node was made from.
+/// EC2NodeClass that a node was launched from.
 pub const EC2_NODE_CLASS: &str = "karpenter.k8s.aws/ec2nodeclass";
 /// Set to `karpenter` on a node that drains, so that load balancers leave it.
 pub const EXCLUDE_FROM_LOAD_BALANCERS: &str = "node.kubernetes.io/exclude-from-external-load-balancers";
@@ -49,15 +49,15 @@ pub const INSTANCE_TENANCY: &str = "karpenter.k8s.aws/instance-tenancy";
 pub const CAPACITY_RESERVATION_ID: &str = "karpenter.k8s.aws/capacity-reservation-id";
 /// `default` or `capacity-block`.
 pub const CAPACITY_RESERVATION_TYPE: &str = "karpenter.k8s.aws/capacity-reservation-type";
-/// Whether the reservation's owner can take the instance back.
+/// Whether the owner of the reservation can reclaim the instance.
 pub const CAPACITY_RESERVATION_INTERRUPTIBLE: &str = "karpenter.k8s.aws/capacity-reservation-interruptible";
 /// Placement group an instance runs in.
 pub const PLACEMENT_GROUP_ID: &str = "karpenter.k8s.aws/placement-group-id";
 /// Partition of the placement group.
 pub const PLACEMENT_GROUP_PARTITION: &str = "karpenter.k8s.aws/placement-group-partition";
 
-/// Keys of `karpenter.k8s.aws` that a NodePool's labels and requirements and a NodeClaim's requirements may name; the
-/// domain's other keys are refused at admission.
+/// Keys of `karpenter.k8s.aws` that a NodePool's labels and requirements and a NodeClaim's requirements may name; other keys of the
+/// domain are rejected at admission.
 pub const EC2_LABELS: [&str; 29] = [
     EC2_NODE_CLASS,
     INSTANCE_TENANCY,
@@ -90,14 +90,13 @@ pub const EC2_LABELS: [&str; 29] = [
     PLACEMENT_GROUP_PARTITION,
 ];
 
-/// Well-known keys outside `karpenter.k8s.aws`: a node that is yet to be made can have any value of them that an instance
-/// type offers.
+/// Well-known keys outside `karpenter.k8s.aws`: a new node can have any value of them that an instance type offers.
 const WELL_KNOWN: [&str; 9] = [NODE_POOL, ZONE, ZONE_ID, REGION, INSTANCE_TYPE, ARCH, OS, CAPACITY_TYPE, WINDOWS_BUILD];
 
 /// Tag keys that an EC2NodeClass may not set (besides those that start with `kubernetes.io/cluster`).
 pub const RESTRICTED_TAGS: [&str; 4] = ["eks:eks-cluster-name", NODE_POOL, "karpenter.sh/nodeclaim", EC2_NODE_CLASS];
 
-/// Taint put on a node about to be disrupted.
+/// Taint of a node that is being disrupted.
 pub const DISRUPTED_TAINT: &str = "karpenter.sh/disrupted";
 /// Taint that keeps all but the planned pods off a node that was just opened; its value is the UID of the node's NodeClaim, and
 /// the planned pods are given a toleration of it.
@@ -120,25 +119,25 @@ pub const EC2_NODE_CLASS_HASH: &str = "karpenter.k8s.aws/ec2nodeclass-hash";
 pub const EC2_NODE_CLASS_HASH_VERSION: &str = "karpenter.k8s.aws/ec2nodeclass-hash-version";
 /// When a NodeClaim's drain must end: RFC 3339.
 pub const TERMINATION_TIMESTAMP: &str = "karpenter.sh/nodeclaim-termination-timestamp";
-/// Whether a NodeClaim was made with fewer distinct values than `minValues`: `"true"` or `"false"`.
+/// Whether a NodeClaim was planned with fewer distinct values than `minValues`: `"true"` or `"false"`.
 pub const MIN_VALUES_RELAXED: &str = "karpenter.sh/nodeclaim-min-values-relaxed";
-/// `"true"` on a NodeClaim whose instance has got its tags.
+/// `"true"` on a NodeClaim whose instance has its tags.
 pub const TAGGED: &str = "karpenter.k8s.aws/tagged";
-/// `"true"` on a NodeClaim whose instance has got its cluster's tag, which old versions did not give it.
+/// `"true"` on a NodeClaim whose instance has the tag of its cluster, which old versions did not set.
 pub const CLUSTER_NAME_TAGGED: &str = "compatibility.karpenter.k8s.aws/cluster-name-tagged";
 /// Instance profile of a NodeClaim's instance.
 pub const INSTANCE_PROFILE_NAME: &str = "karpenter.k8s.aws/instance-profile-name";
-/// Pods a NodeClaim was bought for: a JSON list of `namespace/name`.
+/// Pods that a NodeClaim was purchased for: a JSON list of `namespace/name`.
 pub const PLANNED_PODS: &str = "stowage.dev/planned-pods";
 /// Owner by pod, for the planned pods that were displaced from another node: a JSON object of `{"uid", "at_ms"}`.
 pub const PLANNED_OWNERS: &str = "stowage.dev/planned-owners";
-/// The offering the plan counted on: `type/zone/capacity-type`.
+/// The offering that the plan assumed: `type/zone/capacity-type`.
 pub const PLANNED_OFFERING: &str = "stowage.dev/planned-offering";
-/// Claims that one plan wants alike, and one call launches: `group/size`. Absent on a claim that is alone.
+/// Group of equal NodeClaims that one CreateFleet call launches: `id/size`. Absent on a NodeClaim that is alone.
 pub const LAUNCH_GROUP: &str = "stowage.dev/launch-group";
-/// Why a NodeClaim is being disrupted and until when there is time: `reason/RFC 3339`.
+/// Why a NodeClaim is being disrupted, and the deadline: `reason/RFC 3339`.
 pub const DISRUPTING: &str = "stowage.dev/disrupting";
-/// On a Node: when a hold on it last ended, so that the scheduler tries again the pods that only holds kept away.
+/// On a Node: when a hold on it last ended. The watch event makes kube-scheduler retry pods that only holds prevented.
 pub const HOLD_RELEASED: &str = "stowage.dev/hold-released";
 /// When the holds of [`PLANNED_PODS`] end: RFC 3339.
 pub const HOLD_UNTIL: &str = "stowage.dev/hold-until";
@@ -156,8 +155,8 @@ pub const SIMULATED_EVENT_ERROR: &str = "simulated.stowage.dev/event-error";
 /// Dropped in Karpenter v1; the webhook copies it to [`DO_NOT_DISRUPT`].
 pub const DO_NOT_EVICT: &str = "karpenter.sh/do-not-evict";
 
-/// The key that `key` is another name of: `beta.kubernetes.io/*`, `failure-domain.beta.kubernetes.io/*` and the EBS CSI
-/// driver's zone key mean today's keys. Every other key is itself.
+/// The current key of an alias: `beta.kubernetes.io/*`, `failure-domain.beta.kubernetes.io/*` and the zone key of the EBS CSI driver
+/// (Karpenter core reference 3.7, Karpenter AWS reference 2.2). Every other key is returned unchanged.
 pub fn normalize_key(key: &str) -> &str {
     match key {
         "failure-domain.beta.kubernetes.io/zone" | "topology.ebs.csi.aws.com/zone" => ZONE,
@@ -169,13 +168,13 @@ pub fn normalize_key(key: &str) -> &str {
     }
 }
 
-/// True for keys whose values come from what is bought, so that a NodePool that doesn't name them leaves them open.
-/// `karpenter.k8s.aws/ec2nodeclass` is not one: its value is fixed by the NodePool.
+/// Whether the instance type or offering decides the value of a key, so that a NodePool without a requirement on it leaves it open.
+/// `karpenter.k8s.aws/ec2nodeclass` is not well-known: the NodePool fixes its value.
 pub fn is_well_known(key: &str) -> bool {
     WELL_KNOWN.contains(&key) || (key != EC2_NODE_CLASS && EC2_LABELS.contains(&key))
 }
 
-/// True for keys that a NodePool may not name and a pod may not ask for: those of `karpenter.sh` and `karpenter.k8s.aws` and
+/// Whether a NodePool may not name a key and a pod may not require it: keys of `karpenter.sh` and `karpenter.k8s.aws` and
 /// their subdomains that are neither well-known nor allowed, and the host name.
 pub fn is_restricted(key: &str) -> bool {
     if key == HOSTNAME {

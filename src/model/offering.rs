@@ -1,4 +1,4 @@
-//! What can be bought: instance types, their offerings and prices.
+//! The catalog: instance types, their offerings and prices.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,7 +9,7 @@ use crate::model::requirement::Requirements;
 use crate::model::resources::Resources;
 use crate::model::units::MicroUsd;
 
-/// How capacity is bought.
+/// The purchase option of capacity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum CapacityType {
     /// A capacity reservation.
@@ -49,7 +49,7 @@ impl fmt::Display for CapacityType {
     }
 }
 
-/// An instance type in one zone, bought one way.
+/// An instance type in one zone with one capacity type.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Offering {
     /// Zone name.
@@ -58,19 +58,19 @@ pub struct Offering {
     pub capacity_type: CapacityType,
     /// Price.
     pub price: MicroUsd,
-    /// False while it is known to be out of capacity.
+    /// False while its capacity is known to be insufficient.
     pub available: bool,
-    /// How many more can be had; `None` is any number. Only reservations are counted.
+    /// Instances left in a reservation; `None` is unlimited.
     pub left: Option<i64>,
-    /// Labels of this offering alone, beside zone and capacity type: zone id, reservation, partition. Mostly shared
+    /// Labels of this offering alone, besides zone and capacity type: zone id, reservation, partition. Mostly shared
     /// between the offerings of a zone.
     pub labels: Arc<BTreeMap<String, String>>,
-    /// What the risk of losing it is worth, in thousandths of its price: added where plans are compared, never paid.
+    /// Risk premium in thousandths of the price: part of the objective of a plan, never paid.
     pub risk_permille: i64,
 }
 
 impl Offering {
-    /// Labels that an offering has a value of, or none, whatever the instance type: all of [`OFFERING_LABELS`].
+    /// The value of one of [`OFFERING_LABELS`].
     pub fn label(&self, key: &str) -> Option<&str> {
         match key {
             labels::ZONE => Some(&self.zone),
@@ -79,14 +79,14 @@ impl Offering {
         }
     }
 
-    /// The price with what the risk of losing it is worth, for comparisons.
+    /// The price with its risk premium, for the objective.
     pub fn price_at_risk(&self) -> MicroUsd {
         let thousandths = i128::from(self.price.0) * i128::from(1_000 + self.risk_permille.max(0));
         MicroUsd(i64::try_from(thousandths / 1_000).unwrap_or(i64::MAX))
     }
 }
 
-/// Labels that the offering decides, not the instance type.
+/// Labels whose values the offering decides, not the instance type.
 pub const OFFERING_LABELS: [&str; 7] = [
     labels::ZONE,
     labels::CAPACITY_TYPE,
@@ -109,18 +109,18 @@ pub struct InstanceType {
     pub capacity: Resources,
     /// Capacity less kube-reserved, system-reserved and the eviction threshold.
     pub allocatable: Resources,
-    /// Volumes that a node can attach, by CSI driver; no entry is no limit.
+    /// Attachment limits by CSI driver; no entry is no limit.
     pub volume_limits: BTreeMap<Arc<str>, i64>,
     /// Offerings, by zone then capacity type.
     pub offerings: Vec<Offering>,
 }
 
 impl InstanceType {
-    /// Whether nodes of the type may serve requirements: what both name must agree. Keys of offerings are not looked at, and keys
-    /// that only the requirements name are labels of the template.
+    /// Whether nodes of the type can satisfy requirements. Keys of offerings are ignored, and keys that only the requirements name are labels
+    /// of the template.
     pub fn serves(&self, requirements: &Requirements) -> bool {
         requirements.iter().all(|(key, set)| match self.labels.get(&**key) {
-            // Every type can be had in both; the launch asks for the one that is named.
+            // Every type is available in both tenancies; the launch requests the required one.
             _ if **key == *labels::INSTANCE_TENANCY => set.accepts(Some("default")) || set.accepts(Some("dedicated")),
             Some(value) => set.accepts(Some(value)),
             None => {
@@ -131,7 +131,7 @@ impl InstanceType {
     }
 }
 
-/// Everything that can be bought for one node class. Immutable and shared.
+/// All instance types and offerings of one node class. Immutable and shared.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Catalog {
     /// Region.

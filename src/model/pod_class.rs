@@ -1,4 +1,4 @@
-//! Pod classes: pods that ask for the same thing. Labels are not part of a class.
+//! Pod classes: pods with equal requests and constraints. Labels are not part of a class.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::Taint;
 use crate::model::requirement::{Requirements, ValueSet};
 use crate::model::resources::Resources;
 
-/// Everything scheduling looks at but identity and labels.
+/// Everything that scheduling considers, except identity and labels.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct PodClass {
     /// Namespace.
@@ -19,7 +19,7 @@ pub struct PodClass {
     pub priority: i32,
     /// Required node terms, ORed, the node selector merged into each; empty accepts every node.
     pub node_terms: Vec<NodeTerm>,
-    /// Nodes that can have its volumes, ORed; empty is every node. Set by the planner alone.
+    /// Nodes that can attach its volumes, ORed; empty is every node. Set by the planner only.
     pub volume_terms: Vec<NodeTerm>,
     /// Preferred node terms, heaviest first.
     pub preferred_nodes: Vec<(i32, NodeTerm)>,
@@ -73,7 +73,7 @@ impl NodeTerm {
         !self.never && self.labels.accept(labels) && self.name.as_ref().is_none_or(|set| set.contains(name))
     }
 
-    /// What both ask.
+    /// The conjunction of both terms.
     #[must_use]
     pub fn and(&self, other: &Self) -> Self {
         let mut out = self.clone();
@@ -125,7 +125,7 @@ impl Selector {
     }
 }
 
-/// Namespaces a pod term looks into.
+/// Namespaces that a pod term covers.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Namespaces {
     /// By name.
@@ -139,9 +139,9 @@ pub struct Namespaces {
 pub struct PodTerm {
     /// Topology key.
     pub key: Arc<str>,
-    /// Pods it is about; `None` selects no pod.
+    /// Selected pods; `None` selects no pod.
     pub selector: Option<Selector>,
-    /// Where those pods are.
+    /// Namespaces of the selected pods.
     pub namespaces: Namespaces,
 }
 

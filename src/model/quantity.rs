@@ -2,7 +2,7 @@
 
 use crate::model::units::{Bytes, Millicores};
 
-/// A quantity that can't be used.
+/// An invalid quantity.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum QuantityError {
     /// Not a number with an optional suffix.
@@ -57,7 +57,7 @@ fn scaled(text: &str, scale: i128) -> Result<i64, QuantityError> {
     let mut mantissa: i128 = 0;
     let mut inexact = false;
     for (at, digit) in whole.bytes().chain(fraction.bytes()).enumerate() {
-        // Past 27 significant digits only the fact that something is there matters, for rounding up.
+        // Beyond 27 significant digits, a digit only decides whether the result is rounded up.
         if mantissa > 100_000_000_000_000_000_000_000_000 {
             inexact |= digit != b'0';
             if at < whole.len() {

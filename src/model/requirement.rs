@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::model::labels::normalize_key;
 
-/// A requirement that can't be understood.
+/// An invalid requirement.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RequirementError {
     /// Not one of the eight operators.
@@ -82,7 +82,7 @@ impl ValueSet {
         Self::none_of([])
     }
 
-    /// Whether it bounds numbers.
+    /// Whether it has a numeric bound.
     pub(crate) fn has_bounds(&self) -> bool {
         self.least.is_some() || self.greatest.is_some()
     }
@@ -114,7 +114,7 @@ impl ValueSet {
             "NotIn" => Self::none_of(strings()),
             "Exists" => Self::exists(),
             "DoesNotExist" => Self::does_not_exist(),
-            // Past the last integer nothing is left, not even absence.
+            // No integer is beyond the last one: the set is empty, without absence.
             "Gt" => numeric()?.checked_add(1).map_or_else(|| Self::any_of([]), |n| Self::between(Some(n), None)),
             "Lt" => numeric()?.checked_sub(1).map_or_else(|| Self::any_of([]), |n| Self::between(None, Some(n))),
             "Gte" => Self::between(Some(numeric()?), None),
@@ -159,7 +159,7 @@ impl ValueSet {
         self.values.iter()
     }
 
-    /// What both accept.
+    /// The intersection of both sets.
     #[must_use]
     pub fn intersect(&self, other: &Self) -> Self {
         let least = self.least.max(other.least);
@@ -204,7 +204,7 @@ impl ValueSet {
                 .chain((0..=self.values.len()).map(|n| format!("any-{n}")))
                 .find(|candidate| !self.values.contains(candidate.as_str()));
         }
-        // At most one more candidate than there are exclusions has to be looked at.
+        // One more candidate than there are exclusions is enough.
         let steps = i64::try_from(self.values.len()).unwrap_or(i64::MAX);
         let start = self.least.unwrap_or_else(|| self.greatest.unwrap_or(0).saturating_sub(steps));
         let end = self.greatest.unwrap_or(i64::MAX).min(start.saturating_add(steps));
@@ -239,7 +239,7 @@ impl fmt::Display for ValueSet {
     }
 }
 
-/// Requirements by key, each the intersection of all that was asked of the key.
+/// Requirements by key, each the intersection of all requirements on the key.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Requirements {
     sets: BTreeMap<Arc<str>, ValueSet>,
@@ -267,7 +267,7 @@ impl Requirements {
         self.sets.get(key)
     }
 
-    /// Whether nothing is asked.
+    /// Whether there is no requirement.
     pub fn is_empty(&self) -> bool {
         self.sets.is_empty()
     }

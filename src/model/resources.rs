@@ -10,7 +10,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use crate::model::quantity::{QuantityError, parse_amount};
 use crate::model::units::{Bytes, Millicores};
 
-/// Extended resources that an instance type has or hasn't. Of any other nobody knows before a device plugin reports it.
+/// Extended resources that the instance type determines. Others are unknown until a device plugin reports them.
 const OF_TYPES: [&str; 8] = [
     "amd.com/gpu",
     "aws.amazon.com/neuron",
@@ -49,7 +49,7 @@ pub struct Resources {
     pub extended: BTreeMap<Arc<str>, i64>,
 }
 
-/// A resource whose quantity can't be used.
+/// A resource with an invalid quantity.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("resource {resource}: {source}")]
 pub struct ResourceError {
@@ -61,7 +61,7 @@ pub struct ResourceError {
 }
 
 impl Resources {
-    /// Reads a Kubernetes resource list.
+    /// Parses a Kubernetes resource list.
     ///
     /// # Errors
     /// A quantity is malformed or negative; the error names the resource and the text.
@@ -134,12 +134,12 @@ impl Resources {
         self.combine(other, i64::saturating_add);
     }
 
-    /// Takes `other` away; may go below zero.
+    /// Subtracts `other`, saturating; may become negative.
     pub fn sub(&mut self, other: &Self) {
         self.combine(other, i64::saturating_sub);
     }
 
-    /// Takes the larger of both, resource by resource.
+    /// The elementwise maximum.
     pub fn raise_to(&mut self, other: &Self) {
         self.combine(other, i64::max);
     }
@@ -173,18 +173,17 @@ impl Resources {
         }
     }
 
-    /// True when this much fits in `room`. A resource that is not asked for never stops a fit.
+    /// Whether the requests fit `room`. A resource that is not requested never prevents a fit.
     pub fn fits(&self, room: &Self) -> bool {
         self.iter().all(|(name, value)| value <= 0 || value <= room.get(name))
     }
 
-    /// Whether a machine has the devices that this asks for, as far as instance types tell of them: a daemon that misses one stays
-    /// pending there for good.
+    /// Whether an instance type has the requested devices that instance types determine: a daemon that lacks one stays pending there.
     pub fn may_run_on(&self, allocatable: &Self) -> bool {
         OF_TYPES.iter().all(|name| self.get(name) <= allocatable.get(name))
     }
 
-    /// This without what only a device plugin tells of: a node that is yet to be bought is not known to have it, nor to lack it.
+    /// Without the resources that only a device plugin reports: whether a new node has them is unknown.
     #[must_use]
     pub fn foreseeable(&self) -> Self {
         let mut out = self.clone();
@@ -192,13 +191,13 @@ impl Resources {
         out
     }
 
-    /// True when nothing is asked for.
+    /// Whether every amount is zero.
     pub fn is_zero(&self) -> bool {
         self.iter().all(|(_, value)| value == 0)
     }
 
-    /// What a pod takes of its node: as [`Resources::of_pod`], but while containers are resized in place, the larger of
-    /// what is asked for and what they have.
+    /// Requests of a running pod: as [`Resources::of_pod`], but while containers are resized in place, the larger of the requested and the
+    /// allocated resources.
     ///
     /// # Errors
     /// As [`Resources::of_pod`].
@@ -230,9 +229,9 @@ impl Resources {
         Self::of_pod(resized.as_ref().unwrap_or(spec))
     }
 
-    /// What a pod asks of a node, one pod slot included: the larger of (containers + sidecars) and the peak of the init
+    /// Requests of a pod, one pod slot included: the larger of (containers + sidecars) and the peak of the init
     /// containers with the sidecars started before them; pod-level resources override; overhead is added.
-    /// A container's limit stands in for a request that is absent, as the API server defaults it.
+    /// A container's limit replaces an absent request, as the API server defaults it.
     ///
     /// # Errors
     /// A quantity is malformed or negative.
@@ -261,7 +260,7 @@ impl Resources {
             let requested = |name: &str| pod_level.requests.as_ref().is_some_and(|map| map.contains_key(name));
             for name in declared_names(pod_level) {
                 let supported = name == "cpu" || name == "memory" || name.starts_with("hugepages-");
-                // As the API server defaults it: a limit stands in only where no container requests anything.
+                // As the API server defaults it: a limit replaces the request only where no container requests the resource.
                 if supported && (requested(name) || running.get(name) == 0) {
                     running.set(name, declared.get(name));
                 }

@@ -1,7 +1,6 @@
-//! Behaviours of the planner as tables, and properties that every plan has. A small catalog stands in for EC2's.
+//! Behaviors of the planner as tables, and properties of every plan, on a small catalog.
 //!
-//! `b01` to `b42` are the numbered behaviours of the Karpenter core reference, section 14; the rest of them are about
-//! disruption and the life of nodes.
+//! `b01` to `b42` are numbered behaviors of Karpenter core reference 14; the others are about disruption and the lifecycle of nodes.
 
 mod affinity;
 mod checker;

@@ -1,4 +1,4 @@
-//! Behaviours 1 to 10 of the Karpenter core reference, section 14: requirements on labels.
+//! Behaviors 1 to 10 of Karpenter core reference 14: requirements on labels.
 
 use std::collections::BTreeSet;
 
