@@ -9,10 +9,13 @@ use std::time::Instant;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use stowage::cloud::catalog::{SpotPricing, embedded};
+use stowage::controllers::derived_state::DerivedState;
+use stowage::model::time::UnixMillis;
 use stowage::planner::input::settings::Settings;
 use stowage::planner::plan;
 use stowage::state::ClusterState;
-use stowage::state::snapshot::{ReadyPool, take};
+use stowage::state::instance_types::ReadyPool;
+use stowage::state::snapshot::SnapshotRequest;
 
 const NODES: usize = 5_000;
 const PODS_PER_NODE: usize = 10;
@@ -64,7 +67,8 @@ fn cluster(room: &str) -> ClusterState {
         })));
         for index in 0..PODS_PER_NODE {
             let number = at * PODS_PER_NODE + index;
-            state.apply_pod(&read(pod(&format!("running-{number}"), number % 200, Some(at), &json!({}))), 1);
+            state
+                .apply_pod(&read(pod(&format!("running-{number}"), number % 200, Some(at), &json!({}))), UnixMillis(1));
         }
     }
     state
@@ -97,13 +101,16 @@ fn main() {
         ("10,000 pods, no room", "", 10_000, json!({})),
     ] {
         let mut state = cluster(room);
+        let (derived, settings, without) = (DerivedState::default(), Settings::default(), BTreeSet::new());
         let (mut took, mut solved, mut first) = (Vec::new(), Vec::new(), 0.0);
         for run in 0..RUNS {
             for at in 0..count {
-                state.apply_pod(&read(pod(&format!("pending-{run}-{at}"), at % 200, None, &spec)), 1);
+                state.apply_pod(&read(pod(&format!("pending-{run}-{at}"), at % 200, None, &spec)), UnixMillis(1));
             }
             let clock = Instant::now();
-            let snapshot = take(&state, &pools, &Settings::default(), &BTreeSet::new(), 1_000);
+            let request =
+                SnapshotRequest { pools: &pools, settings: &settings, without: &without, now: UnixMillis(1_000) };
+            let snapshot = derived.snapshot(&state, request);
             let taken = clock.elapsed().as_secs_f64() * 1e3;
             let clock = Instant::now();
             let made = plan(&snapshot.problem, &snapshot.column_cache);
@@ -115,7 +122,7 @@ fn main() {
                 took.push(taken);
             }
             for at in 0..count {
-                state.delete_pod(&format!("n/pending-{run}-{at}"), 1);
+                state.delete_pod(&format!("n/pending-{run}-{at}"), UnixMillis(1));
             }
         }
         println!("| {name} | {:.2} | {:.2} | {first:.1} |", median(took), median(solved));

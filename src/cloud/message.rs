@@ -1,22 +1,7 @@
 //! Messages of the interruption queue.
 
+pub use crate::model::interruption::MessageKind;
 use crate::model::time::UnixMillis;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MessageKind {
-    /// Spot interruption warning, two minutes ahead.
-    SpotInterruption,
-    /// Elevated risk of a spot interruption.
-    RebalanceRecommendation,
-    /// The owner of an interruptible capacity reservation reclaims the instance in two minutes.
-    CapacityReservationInterruption,
-    /// Scheduled maintenance.
-    ScheduledChange,
-    /// The instance is stopping or stopped.
-    Stopped,
-    /// The instance is shutting down or terminated.
-    StateChange,
-}
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message {

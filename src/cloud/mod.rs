@@ -5,7 +5,6 @@ pub mod catalog;
 pub mod draw;
 pub mod ec2;
 pub mod error;
-pub mod health;
 pub mod instance;
 pub mod interface;
 pub mod kubelet_config;

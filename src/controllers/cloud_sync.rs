@@ -1,5 +1,5 @@
-//! What the cloud learns from the cluster: how node classes and NodePools are now, and what a Node shows of its instance type, once
-//! it is registered and again after a restart.
+//! Reports the cluster to the cloud: node classes, NodePools, and each Node of ours once after its registration. A restart reports
+//! every Node again.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -10,48 +10,46 @@ use kube::ResourceExt;
 
 use crate::api::{Ec2NodeClass, NodeClaim, NodePool};
 use crate::controllers::context::Context;
+use crate::controllers::run_loop::{Pace, RunLoop};
 use crate::model::labels;
 use crate::state::ClusterState;
+use crate::state::object_ext::ObjectExt;
 
-/// The state is looked at no more often than this.
-const LOOK: Duration = Duration::from_secs(1);
+const PACE: Pace = Pace { debounce: Duration::from_secs(1), resync: Duration::MAX };
 
-/// Registered Nodes of ours that are not `told` of yet, with their claims. They are then, by UID; those that are gone are not.
-fn untold(state: &ClusterState, told: &mut HashSet<String>) -> Vec<(Arc<NodeClaim>, Arc<Node>)> {
-    let registered = |node: &&Arc<Node>| node.labels().get(labels::REGISTERED).is_some_and(|value| value == "true");
-    let mut seen = HashSet::with_capacity(told.len());
-    let mut due = Vec::new();
+/// Registered Nodes with claims whose UID is not in `reported`. Afterwards `reported` holds the UIDs of all registered Nodes.
+fn unreported(state: &ClusterState, reported: &mut HashSet<String>) -> Vec<(Arc<NodeClaim>, Arc<Node>)> {
+    let mut registered = HashSet::with_capacity(reported.len());
+    let mut new = Vec::new();
     for claim in state.claims.values() {
-        let Some(node) = state.node_of(claim).filter(registered) else { continue };
+        let Some(node) = state.node_of(claim).filter(|node| node.is_labeled(labels::REGISTERED)) else { continue };
         let uid = node.uid().unwrap_or_default();
-        if !told.contains(&uid) {
-            due.push((Arc::clone(claim), Arc::clone(node)));
+        if !reported.contains(&uid) {
+            new.push((Arc::clone(claim), Arc::clone(node)));
         }
-        seen.insert(uid);
+        registered.insert(uid);
     }
-    *told = seen;
-    due
+    *reported = registered;
+    new
 }
 
-/// Runs until the process ends.
+/// Runs until the process ends. Does nothing when the cloud does not observe the cluster.
 pub async fn run(ctx: Arc<Context>) {
     let Some(observer) = ctx.cloud.capabilities().cluster_observer else { return std::future::pending().await };
-    let mut changes = ctx.cluster.changes();
-    let mut told = HashSet::new();
+    let mut run_loop = RunLoop::new(&ctx.cluster, PACE);
+    let mut reported = HashSet::new();
     loop {
-        let (due, classes, pools) = {
+        let (new, classes, pools) = {
             let state = ctx.cluster.read();
             let classes: Vec<Arc<Ec2NodeClass>> = state.classes.values().cloned().collect();
             let pools: Vec<Arc<NodePool>> = state.pools.values().cloned().collect();
-            (untold(&state, &mut told), classes, pools)
+            (unreported(&state, &mut reported), classes, pools)
         };
         observer.observe(&classes, &pools);
-        for (claim, node) in due {
+        for (claim, node) in new {
             observer.registered(&claim, &node);
         }
-        let _ = changes.changed().await;
-        tokio::time::sleep(LOOK).await;
-        changes.mark_unchanged();
+        run_loop.next().await;
     }
 }
 
@@ -72,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn each_registered_node_of_ours_is_told_once() {
+    fn each_registered_node_of_ours_is_reported_once() {
         let mut state = ClusterState::default();
         for id in ["i-1", "i-2", "i-3", "i-4"] {
             state.apply_claim(claim(id));
@@ -81,17 +79,20 @@ mod tests {
         state.apply_node(node("i-2", "u2", None));
         state.apply_node(node("i-3", "u3", Some("false")));
         state.apply_node(node("i-9", "u9", Some("true")));
-        let mut told = HashSet::new();
-        let mut look = |state: &ClusterState| {
-            untold(state, &mut told).iter().map(|(claim, node)| (claim.name_any(), node.name_any())).collect::<Vec<_>>()
+        let mut reported = HashSet::new();
+        let mut new = |state: &ClusterState| {
+            unreported(state, &mut reported)
+                .iter()
+                .map(|(claim, node)| (claim.name_any(), node.name_any()))
+                .collect::<Vec<_>>()
         };
         let pair = |id: &str| (id.to_owned(), format!("n-{id}"));
-        assert_eq!(look(&state), [pair("i-1")], "at the start; others are not registered, or nobody's");
-        assert_eq!(look(&state), []);
+        assert_eq!(new(&state), [pair("i-1")], "the others are not registered, or not ours");
+        assert_eq!(new(&state), []);
         state.apply_node(node("i-2", "u2", Some("true")));
-        assert_eq!(look(&state), [pair("i-2")], "it registered");
+        assert_eq!(new(&state), [pair("i-2")], "registered");
         state.apply_node(node("i-1", "u1-again", Some("true")));
-        assert_eq!(look(&state), [pair("i-1")], "another Node of that name");
-        assert_eq!(look(&state), []);
+        assert_eq!(new(&state), [pair("i-1")], "another Node with the same name");
+        assert_eq!(new(&state), []);
     }
 }

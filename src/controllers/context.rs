@@ -1,7 +1,8 @@
-//! What every reconciler works with.
+//! The dependencies of every controller, and its writes to the API server.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::api::{Patch, PatchParams};
@@ -11,85 +12,102 @@ use serde_json::Value;
 use tokio::sync::Notify;
 
 use crate::api::NodeClaim;
+use crate::clock;
 use crate::cloud::Cloud;
+use crate::controllers::derived_state::DerivedState;
+use crate::decisions::demand::may_launch;
+use crate::model::time::UnixMillis;
 use crate::planner::input::settings::Settings as PlanSettings;
-use crate::state::snapshot::{ReadyPool, pool_ready};
-use crate::state::{Cluster, now_ms};
+use crate::state::Cluster;
+use crate::state::instance_types::ReadyPool;
 use crate::sync::lock;
 use crate::telemetry::controllers::ControllerMetrics;
 
-/// How the scheduler is made to follow the plan (`--placement`).
+/// How kube-scheduler is made to follow the plan (`--placement`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum PlacementMode {
-    /// The extender's filter holds the room, and pods are nominated.
+    /// The extender's filter reserves the room, and pods are nominated.
     Extender,
-    /// Pods are nominated to their nodes; no extender needed.
+    /// Pods are nominated to their nodes; without an extender.
     Nominate,
-    /// Nodes are bought and the scheduler does as it likes.
+    /// Nodes are launched, and kube-scheduler places pods on its own.
     Off,
 }
 
-/// Settings of the reconcilers.
+/// Settings of the controllers.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// How the scheduler is made to follow.
     pub placement: PlacementMode,
-    /// A window closes when nothing new came for so long, milliseconds.
-    pub batch_idle_ms: i64,
-    /// A window is never open longer, milliseconds.
-    pub batch_max_ms: i64,
-    /// Settings of the planner.
+    /// Idle time after the last new pod before a batch is planned.
+    pub batch_idle: Duration,
+    /// Maximum time that a batch stays open.
+    pub batch_max: Duration,
     pub plan: PlanSettings,
 }
 
-/// What every reconciler works with.
+/// The dependencies of every controller.
 pub struct Context {
-    /// The API server.
     pub client: Client,
-    /// The API server, for evictions: asked once. That a budget refuses one (429) is an answer, which the client's own
-    /// retries would keep back for minutes, past the end of a drain.
+    /// A client without retries, for evictions: a refusal by a PodDisruptionBudget (429) is a result, which retries would delay
+    /// for minutes, past the deadline of a drain.
     pub evictions: Client,
-    /// The watched state.
     pub cluster: Arc<Cluster>,
-    /// The cloud.
+    pub derived: Arc<DerivedState>,
     pub cloud: Arc<dyn Cloud>,
-    /// Settings.
     pub settings: Settings,
-    /// Metrics.
     pub metrics: ControllerMetrics,
-    /// Told when the NodeClaims of a plan are written: they are launched at once.
-    pub claimed: Notify,
+    /// Notified when the NodeClaims of a plan have been created: they are launched at once.
+    pub claims_created: Notify,
     recorder: Recorder,
-    said: Mutex<HashMap<(String, String, String), i64>>,
+    /// When an event was last emitted, by UID of its object, reason and note.
+    emitted: Mutex<HashMap<(String, String, String), UnixMillis>>,
 }
 
-/// Equal events on one object are sent again only after so long.
-const EVENT_REPEAT_MS: i64 = 120_000;
-/// More remembered events than this are forgotten by age.
+/// An event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EventSpec<'a> {
+    pub warning: bool,
+    pub reason: &'a str,
+    pub note: &'a str,
+}
+
+impl<'a> EventSpec<'a> {
+    pub fn normal(reason: &'a str, note: &'a str) -> Self {
+        Self { warning: false, reason, note }
+    }
+
+    pub fn warning(reason: &'a str, note: &'a str) -> Self {
+        Self { warning: true, reason, note }
+    }
+}
+
+/// Equal events about one object are emitted at most once in this period.
+const EVENT_REPEAT: Duration = Duration::from_mins(2);
+/// Beyond this number, remembered events older than [`EVENT_REPEAT`] are dropped.
 const EVENT_MEMORY: usize = 20_000;
-/// Longest note of an event (the API refuses more than 1,024 characters).
+/// Longest note of an event: the API server refuses more than 1,024 characters.
 const EVENT_NOTE_CHARS: usize = 1_000;
 
 impl Context {
-    /// Puts a context together.
     pub fn new(
         client: Client,
         evictions: Client,
         cluster: Arc<Cluster>,
+        derived: Arc<DerivedState>,
         cloud: Arc<dyn Cloud>,
         settings: Settings,
         metrics: ControllerMetrics,
     ) -> Self {
         let reporter = Reporter { controller: "stowage".into(), instance: None };
         let recorder = Recorder::new(client.clone(), reporter);
-        let claimed = Notify::new();
-        Self { client, evictions, cluster, cloud, settings, metrics, claimed, recorder, said: Mutex::default() }
+        let (claims_created, emitted) = (Notify::new(), Mutex::default());
+        Self { client, evictions, cluster, derived, cloud, settings, metrics, claims_created, recorder, emitted }
     }
 
-    /// Pools that may buy now, with what they may buy.
+    /// Pools that may launch nodes now, with their offerings.
     pub fn ready_pools(&self) -> Vec<ReadyPool> {
         let state = self.cluster.read();
-        let ready = state.pools.values().filter(|pool| pool_ready(pool));
+        let ready = state.pools.values().filter(|pool| may_launch(pool));
         ready
             .filter_map(|pool| {
                 let class = state.classes.get(&pool.spec.template.spec.node_class_ref.name)?;
@@ -98,19 +116,20 @@ impl Context {
             .collect()
     }
 
-    /// Tells something about an object in an event, once in two minutes for equal texts. A failure is only logged.
-    pub async fn event(&self, about: ObjectReference, warning: bool, reason: &str, note: &str) {
+    /// Emits an event about an object, unless an equal one was emitted in the last two minutes. A failure is only logged.
+    pub async fn emit(&self, about: ObjectReference, event: EventSpec<'_>) {
+        let EventSpec { warning, reason, note } = event;
         let key = (about.uid.clone().unwrap_or_default(), reason.to_owned(), note.to_owned());
         {
-            let mut said = lock(&self.said);
-            let now = now_ms();
-            if said.len() > EVENT_MEMORY {
-                said.retain(|_, at| now - *at < EVENT_REPEAT_MS);
+            let mut emitted = lock(&self.emitted);
+            let now = clock::now();
+            if emitted.len() > EVENT_MEMORY {
+                emitted.retain(|_, at| !at.is_older_than(EVENT_REPEAT, now));
             }
-            if said.get(&key).is_some_and(|at| now - at < EVENT_REPEAT_MS) {
+            if emitted.get(&key).is_some_and(|at| !at.is_older_than(EVENT_REPEAT, now)) {
                 return;
             }
-            said.insert(key, now);
+            emitted.insert(key, now);
         }
         let event = Event {
             type_: if warning { EventType::Warning } else { EventType::Normal },
@@ -120,22 +139,33 @@ impl Context {
             secondary: None,
         };
         if let Err(error) = self.recorder.publish(&event, &about).await {
-            tracing::debug!(%error, reason, "event could not be written");
+            tracing::debug!(%error, reason, "failed to emit event");
         }
     }
 
-    /// Tells something about the cloud in an event on every node class.
-    pub async fn tell_classes(&self, warning: bool, reason: &str, note: &str) {
+    /// Emits an event about a NodeClaim.
+    pub async fn emit_for_claim(&self, claim: &NodeClaim, event: EventSpec<'_>) {
+        self.emit(reference(claim), event).await;
+    }
+
+    /// Emits an event about a NodeClaim, and the same about its Node, if it has one.
+    pub async fn emit_for_claim_and_node(&self, claim: &NodeClaim, event: EventSpec<'_>) {
+        self.emit_for_claim(claim, event).await;
+        let node = self.cluster.read().node_of(claim).cloned();
+        if let Some(node) = node {
+            self.emit(reference(&*node), event).await;
+        }
+    }
+
+    /// Emits an event about every EC2NodeClass.
+    pub async fn emit_for_classes(&self, event: EventSpec<'_>) {
         let classes: Vec<_> = self.cluster.read().classes.values().cloned().collect();
         for class in classes {
-            self.event(reference(&*class), warning, reason, note).await;
+            self.emit(reference(&*class), event).await;
         }
     }
 
-    /// Merge-patches a NodeClaim and takes the answer into the state.
-    ///
-    /// # Errors
-    /// The API server's.
+    /// Merge-patches a NodeClaim and applies the response to the state.
     pub async fn patch_claim(&self, name: &str, patch: &Value) -> Result<(), kube::Error> {
         let api: Api<NodeClaim> = Api::all(self.client.clone());
         let claim = api.patch(name, &PatchParams::default(), &Patch::Merge(patch)).await?;
@@ -143,10 +173,7 @@ impl Context {
         Ok(())
     }
 
-    /// Merge-patches a NodeClaim's status and takes the answer into the state.
-    ///
-    /// # Errors
-    /// The API server's.
+    /// Merge-patches the status of a NodeClaim and applies the response to the state.
     pub async fn patch_claim_status(&self, name: &str, status: &Value) -> Result<(), kube::Error> {
         let api: Api<NodeClaim> = Api::all(self.client.clone());
         let patch = serde_json::json!({ "status": status });
@@ -155,10 +182,7 @@ impl Context {
         Ok(())
     }
 
-    /// [`Self::patch_claim_status`], and fails with a conflict where the claim was written since it was read.
-    ///
-    /// # Errors
-    /// The API server's.
+    /// [`Self::patch_claim_status`] that fails with a conflict when the claim was written since it was read.
     pub async fn patch_claim_status_at(&self, claim: &NodeClaim, status: &Value) -> Result<(), kube::Error> {
         let api: Api<NodeClaim> = Api::all(self.client.clone());
         let patch = serde_json::json!({ "metadata": {"resourceVersion": claim.resource_version()}, "status": status });
@@ -167,10 +191,7 @@ impl Context {
         Ok(())
     }
 
-    /// Merge-patches a Node and takes the answer into the state.
-    ///
-    /// # Errors
-    /// The API server's.
+    /// Merge-patches a Node and applies the response to the state.
     pub async fn patch_node(&self, name: &str, patch: &Value) -> Result<(), kube::Error> {
         let api: Api<k8s_openapi::api::core::v1::Node> = Api::all(self.client.clone());
         let node = api.patch(name, &PatchParams::default(), &Patch::Merge(patch)).await?;
@@ -179,12 +200,12 @@ impl Context {
     }
 }
 
-/// A reference to an object, for events.
+/// A reference to an object, for events about it.
 pub fn reference<K: Resource<DynamicType = ()>>(object: &K) -> ObjectReference {
     object.object_ref(&())
 }
 
-/// A reference to a pod, for events.
+/// A reference to a pod, for events about it.
 pub fn pod_reference(namespace: &str, name: &str, uid: &str) -> ObjectReference {
     ObjectReference {
         api_version: Some("v1".into()),
@@ -196,28 +217,25 @@ pub fn pod_reference(namespace: &str, name: &str, uid: &str) -> ObjectReference 
     }
 }
 
-/// Whether the API server said that the object isn't there.
+/// Whether the API server responded that the object does not exist.
 pub fn is_not_found(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if status.code == 404)
 }
 
-/// Whether the API server said that somebody else was faster.
+/// Whether the object was written or replaced since it was read.
 pub fn is_conflict(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if status.code == 409)
 }
 
-/// Nothing, where a write found that its object is gone already.
-///
-/// # Errors
-/// Every other failure.
-pub fn gone_is_fine(result: Result<(), kube::Error>) -> Result<(), kube::Error> {
+/// Success when the object of a write no longer exists.
+pub fn ignore_not_found(result: Result<(), kube::Error>) -> Result<(), kube::Error> {
     match result {
         Err(error) if is_not_found(&error) => Ok(()),
         other => other,
     }
 }
 
-/// Labels of a claim with one value each: its template's, and every requirement that leaves one value.
+/// Labels of a claim's node: the claim's own, and every requirement with a single value.
 pub fn single_values(claim: &NodeClaim) -> BTreeMap<String, String> {
     let mut out = claim.labels().clone();
     for requirement in &claim.spec.requirements {

@@ -1,4 +1,4 @@
-//! One leader by a Lease: it provisions and disrupts; every replica serves.
+//! Leader election by a Lease: the leader provisions and disrupts, every replica serves.
 
 use std::time::{Duration, Instant};
 
@@ -8,83 +8,84 @@ use k8s_openapi::jiff::Timestamp;
 use kube::api::{ObjectMeta, PostParams};
 use kube::{Api, Client};
 
-/// A lease that isn't renewed for so long is anybody's.
+/// A lease that is not renewed for this long may be acquired by another replica.
 const DURATION: Duration = Duration::from_secs(15);
-/// The leader stops leading when it could not renew for so long.
+/// A leader that could not renew its lease for this long stops leading.
 const RENEW_DEADLINE: Duration = Duration::from_secs(10);
-/// How often giving the lease back is tried, and the wait in between: what ends the process waits for five seconds.
-const RELEASES: usize = 3;
-const RELEASE_PAUSE: Duration = Duration::from_millis(500);
-/// How often the lease is looked at.
+/// Attempts to release the lease, and the wait between two of them: the shutdown allows five seconds.
+const RELEASE_ATTEMPTS: usize = 3;
+const RELEASE_RETRY: Duration = Duration::from_millis(500);
+/// How often the lease is read.
 const PERIOD: Duration = Duration::from_secs(2);
 
-/// What came of a look at the Lease.
+/// Result of an attempt to acquire or renew the lease.
 enum Outcome {
-    /// It is this candidate's.
-    Leads,
-    /// It is another's.
-    Follows,
-    /// Somebody wrote between the look and the write: the next look tells who.
-    Overtaken,
+    /// This candidate holds the lease.
+    Leading,
+    /// Another candidate holds the lease.
+    Following,
+    /// Another candidate wrote the lease between the read and the write.
+    Conflict,
 }
 
-/// A claim on the Lease.
+/// A candidate for the lease.
 pub struct Candidate {
     api: Api<Lease>,
     name: String,
     identity: String,
-    /// The record seen last and when it changed by our own clock: other machines' clocks aren't trusted.
-    seen: Option<(Option<String>, Option<Timestamp>, Instant)>,
+    /// Holder and renewal time of the last record, and when that record was first observed by the local clock: the clocks of other
+    /// machines are not trusted.
+    observed: Option<(Option<String>, Option<Timestamp>, Instant)>,
 }
 
 impl Candidate {
-    /// A candidate of this identity for the Lease `namespace/name`.
+    /// A candidate with this identity for the Lease `namespace/name`.
     pub fn new(client: Client, namespace: &str, name: &str, identity: String) -> Self {
-        Self { api: Api::namespaced(client, namespace), name: name.to_owned(), identity, seen: None }
+        Self { api: Api::namespaced(client, namespace), name: name.to_owned(), identity, observed: None }
     }
 
-    /// Waits until this candidate leads.
+    /// Waits until this candidate holds the lease.
     pub async fn acquire(&mut self) {
         loop {
             match self.attempt().await {
-                Ok(Outcome::Leads) => return,
-                Ok(Outcome::Follows | Outcome::Overtaken) => {}
-                Err(error) => tracing::warn!(lease = self.name, %error, "lease could not be had, trying again"),
+                Ok(Outcome::Leading) => return,
+                Ok(Outcome::Following | Outcome::Conflict) => {}
+                Err(error) => tracing::warn!(lease = self.name, %error, "failed to acquire lease, retrying"),
             }
             tokio::time::sleep(PERIOD).await;
         }
     }
 
-    /// Keeps the lease; returns why it is lost.
-    pub async fn keep(&mut self) -> &'static str {
+    /// Renews the lease until it is lost; returns why.
+    pub async fn renew(&mut self) -> &'static str {
         let mut renewed = Instant::now();
         while renewed.elapsed() < RENEW_DEADLINE {
             tokio::time::sleep(PERIOD).await;
             let left = RENEW_DEADLINE.saturating_sub(renewed.elapsed()).min(RENEW_DEADLINE / 2);
-            let asked = Instant::now();
+            let started = Instant::now();
             match tokio::time::timeout(left, self.attempt()).await {
-                Ok(Ok(Outcome::Leads)) => renewed = asked,
-                Ok(Ok(Outcome::Overtaken)) => {}
-                Ok(Ok(Outcome::Follows)) => return "another replica leads now",
-                Ok(Err(error)) => tracing::warn!(lease = self.name, %error, "lease could not be renewed, trying again"),
-                Err(_) => tracing::warn!(lease = self.name, "renewing the lease took too long, trying again"),
+                Ok(Ok(Outcome::Leading)) => renewed = started,
+                Ok(Ok(Outcome::Conflict)) => {}
+                Ok(Ok(Outcome::Following)) => return "another replica leads now",
+                Ok(Err(error)) => tracing::warn!(lease = self.name, %error, "failed to renew lease, retrying"),
+                Err(_) => tracing::warn!(lease = self.name, "lease renewal timed out, retrying"),
             }
         }
-        "the API server took no renewal for ten seconds"
+        "no renewal succeeded for ten seconds"
     }
 
-    /// Gives the lease back, so that the next leader need not wait for it to run out.
+    /// Releases the lease, so that the next leader need not wait for its expiry.
     pub async fn release(&mut self) {
-        for _ in 0..RELEASES {
-            match self.give_back().await {
+        for _ in 0..RELEASE_ATTEMPTS {
+            match self.try_release().await {
                 Ok(()) => return,
-                Err(error) => tracing::debug!(%error, "lease could not be given back"),
+                Err(error) => tracing::debug!(%error, "failed to release lease"),
             }
-            tokio::time::sleep(RELEASE_PAUSE).await;
+            tokio::time::sleep(RELEASE_RETRY).await;
         }
     }
 
-    async fn give_back(&self) -> Result<(), kube::Error> {
+    async fn try_release(&self) -> Result<(), kube::Error> {
         let Some(mut lease) = self.api.get_opt(&self.name).await? else { return Ok(()) };
         let spec = lease.spec.get_or_insert_with(LeaseSpec::default);
         if spec.holder_identity.as_deref() == Some(&self.identity) {
@@ -95,7 +96,7 @@ impl Candidate {
         Ok(())
     }
 
-    /// One look, and a write where the lease is ours or free.
+    /// Reads the lease, and writes it if it is held by this candidate, free, or expired.
     async fn attempt(&mut self) -> Result<Outcome, kube::Error> {
         let Some(mut lease) = self.api.get_opt(&self.name).await? else {
             let lease = Lease {
@@ -103,21 +104,21 @@ impl Candidate {
                 spec: Some(self.spec(0)),
             };
             return match self.api.create(&PostParams::default(), &lease).await {
-                Ok(_) => Ok(Outcome::Leads),
-                Err(kube::Error::Api(status)) if status.code == 409 => Ok(Outcome::Overtaken),
+                Ok(_) => Ok(Outcome::Leading),
+                Err(kube::Error::Api(status)) if status.code == 409 => Ok(Outcome::Conflict),
                 Err(error) => Err(error),
             };
         };
         let spec = lease.spec.clone().unwrap_or_default();
         let record = (spec.holder_identity.clone(), spec.renew_time.as_ref().map(|time| time.0));
-        if self.seen.as_ref().is_none_or(|(holder, renewed, _)| (holder, renewed) != (&record.0, &record.1)) {
-            self.seen = Some((record.0.clone(), record.1, Instant::now()));
+        if self.observed.as_ref().is_none_or(|(holder, renewed, _)| (holder, renewed) != (&record.0, &record.1)) {
+            self.observed = Some((record.0.clone(), record.1, Instant::now()));
         }
         let ours = record.0.as_deref() == Some(&self.identity);
         let free = record.0.as_deref().is_none_or(str::is_empty);
-        let lapsed = self.seen.as_ref().is_some_and(|(_, _, since)| since.elapsed() >= DURATION);
-        if !(ours || free || lapsed) {
-            return Ok(Outcome::Follows);
+        let expired = self.observed.as_ref().is_some_and(|(_, _, since)| since.elapsed() >= DURATION);
+        if !(ours || free || expired) {
+            return Ok(Outcome::Following);
         }
         let transitions = spec.lease_transitions.unwrap_or(0) + i32::from(!ours);
         let mut next = self.spec(transitions);
@@ -125,10 +126,10 @@ impl Candidate {
             next.acquire_time = spec.acquire_time;
         }
         lease.spec = Some(next);
-        // The resource version makes sure that nobody else took it since the look.
+        // The resource version makes the write conflict if another candidate wrote since the read.
         match self.api.replace(&self.name, &PostParams::default(), &lease).await {
-            Ok(_) => Ok(Outcome::Leads),
-            Err(kube::Error::Api(status)) if status.code == 409 => Ok(Outcome::Overtaken),
+            Ok(_) => Ok(Outcome::Leading),
+            Err(kube::Error::Api(status)) if status.code == 409 => Ok(Outcome::Conflict),
             Err(error) => Err(error),
         }
     }

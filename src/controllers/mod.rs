@@ -1,9 +1,13 @@
-//! The reconcilers: each gathers what it needs from [`crate::state`], asks a pure function what to do, and does it.
-//! Decisions belong in the pure rooms; what is here may fail half-way at any line and must go on from there.
+//! The controllers: each gathers a snapshot of [`crate::state`], calls a pure function that decides what to do, and does it.
+//! Policy belongs in [`crate::decisions`]. Every write may be the last one before a restart: the next pass continues from there.
 
 pub mod cloud_sync;
+pub mod condition_writer;
 pub mod context;
+pub mod deletion;
+pub mod derived_state;
 pub mod disruption;
+pub mod drift_hash;
 pub mod enforcement;
 pub mod interruption;
 pub mod leader;
@@ -11,5 +15,6 @@ pub mod node_claim;
 pub mod node_class;
 pub mod node_pool;
 pub mod provisioning;
+pub mod run_loop;
 
 pub use crate::controllers::context::Context;

@@ -1,3 +1,9 @@
-//! Decisions about the cluster as pure functions of a snapshot: no clock, no client, no lock.
+//! Policy decisions about the cluster, as pure functions of the watched state and the time: no clock, no client, no lock. The
+//! controllers gather the inputs and carry out the results.
 
+pub mod demand;
 pub mod disruption;
+pub mod holds;
+pub mod interruption;
+pub mod snapshot;
+pub mod termination;

@@ -1,6 +1,8 @@
 //! Domain types that carry their units: quantities, resources, requirements, offerings, pod classes, time. No I/O.
 
 pub mod annotations;
+pub mod instance_health;
+pub mod interruption;
 pub mod labels;
 pub mod offering;
 pub mod pod_class;

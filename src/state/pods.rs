@@ -1,53 +1,50 @@
-//! A pod reduced to what controllers look at.
+//! A pod reduced to the fields that controllers read.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
 
 use crate::model::labels;
+use crate::model::time::UnixMillis;
 use crate::planner::input::pod::PodEntry;
 
-/// Where a pod stands with the scheduler.
+/// The scheduler's progress with a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Scheduling {
-    /// Held back by a scheduling gate.
+    /// The pod has a scheduling gate.
     Gated,
-    /// The scheduler hasn't tried it yet.
-    Untried,
-    /// The scheduler tried and an extender or plugin failed with an error.
-    Failed,
-    /// The scheduler found no node; since when (milliseconds since the epoch) and its message.
+    /// The scheduler has not attempted the pod yet.
+    Unattempted,
+    /// An extender or plugin failed with an error (reason `SchedulerError`).
+    SchedulerError,
+    /// The scheduler found no node (reason `Unschedulable`).
     Unschedulable {
         /// Last transition of the condition.
-        since_ms: i64,
+        since: UnixMillis,
         /// The scheduler's message.
         message: String,
     },
-    /// Bound to a node.
     Bound,
 }
 
-/// A pod as the controllers see it.
+/// A pod.
 #[derive(Clone, Debug)]
 pub struct PodRecord {
-    /// Namespace.
     pub namespace: String,
-    /// Name.
     pub name: String,
-    /// UID.
     pub uid: String,
-    /// The pod as the planner sees it, or why it can't be understood.
+    /// The pod as the planner sees it, or why its spec is invalid.
     pub entry: Result<PodEntry, String>,
-    /// Node it is bound to.
+    /// `spec.nodeName`.
     pub node: Option<Arc<str>>,
     /// `status.nominatedNodeName`.
     pub nominated: Option<String>,
-    /// Where it stands with the scheduler.
     pub scheduling: Scheduling,
-    /// Succeeded or failed.
+    /// Phase Succeeded or Failed.
     pub terminal: bool,
-    /// Being deleted: since when, milliseconds since the epoch.
-    pub deleting_since_ms: Option<i64>,
+    /// `metadata.deletionTimestamp`: the end of the pod's grace period.
+    pub deleted_at: Option<UnixMillis>,
     /// Controlled by a DaemonSet.
     pub daemon: bool,
     /// A static pod's mirror, or controlled by a Node.
@@ -58,25 +55,27 @@ pub struct PodRecord {
     pub tolerates_disruption: bool,
     /// `system-cluster-critical` or `system-node-critical`.
     pub critical: bool,
-    /// Termination grace period, seconds; a year at most.
-    pub grace_seconds: i64,
-    /// Resource version, where it is a number.
+    /// Termination grace period, at most [`MAX_GRACE_PERIOD`].
+    pub grace_period: Duration,
+    /// Resource version, if it is a number.
     pub version: Option<u64>,
     /// The Ready condition is true.
     pub ready: bool,
-    /// Nodes whose guard it tolerates: the values of its tolerations of [`labels::GUARD_TAINT`].
+    /// Values of its tolerations of [`labels::GUARD_TAINT`]: UIDs of the NodeClaims whose nodes admit it.
     pub admitted: Vec<Box<str>>,
-    /// Has tolerations of any kind.
+    /// Has at least one toleration.
     pub tolerates: bool,
-    /// When this process first saw it unschedulable, milliseconds since the epoch.
-    pub first_unschedulable_ms: Option<i64>,
+    /// When this process first observed it as unschedulable.
+    pub first_unschedulable: Option<UnixMillis>,
 }
 
-/// Longer grace periods than a year are as good as a year, and can be reckoned with.
-const MAX_GRACE_SECONDS: i64 = 366 * 86_400;
+/// Longer grace periods count as this long, so that sums with points in time do not saturate.
+const MAX_GRACE_PERIOD: Duration = Duration::from_secs(366 * 86_400);
+/// `terminationGracePeriodSeconds` of a pod that sets none.
+const DEFAULT_GRACE_SECONDS: i64 = 30;
 
 impl PodRecord {
-    /// Reduces a pod. `entry` is what the interner made of it.
+    /// Reduces a pod. `entry` is the interner's result.
     pub fn new(pod: &Pod, entry: Result<PodEntry, String>) -> Self {
         let meta = &pod.metadata;
         let spec = pod.spec.as_ref();
@@ -93,11 +92,11 @@ impl PodRecord {
         } else {
             match condition("PodScheduled").filter(|condition| condition.status == "False") {
                 Some(condition) if condition.reason.as_deref() == Some("Unschedulable") => Scheduling::Unschedulable {
-                    since_ms: condition.last_transition_time.as_ref().map_or(0, |time| time.0.as_millisecond()),
+                    since: condition.last_transition_time.as_ref().map(UnixMillis::from).unwrap_or_default(),
                     message: condition.message.clone().unwrap_or_default(),
                 },
-                Some(condition) if condition.reason.as_deref() == Some("SchedulerError") => Scheduling::Failed,
-                _ => Scheduling::Untried,
+                Some(condition) if condition.reason.as_deref() == Some("SchedulerError") => Scheduling::SchedulerError,
+                _ => Scheduling::Unattempted,
             }
         };
         let annotation = |key: &str| meta.annotations.as_ref().and_then(|map| map.get(key)).map(String::as_str);
@@ -114,6 +113,8 @@ impl PodRecord {
                     }
             })
         });
+        let grace_seconds =
+            spec.and_then(|spec| spec.termination_grace_period_seconds).unwrap_or(DEFAULT_GRACE_SECONDS);
         let tolerations = || spec.iter().flat_map(|spec| spec.tolerations.iter().flatten());
         let admitted = tolerations().filter(|toleration| toleration.key.as_deref() == Some(labels::GUARD_TAINT));
         Self {
@@ -127,7 +128,7 @@ impl PodRecord {
             terminal: status
                 .and_then(|status| status.phase.as_deref())
                 .is_some_and(|phase| phase == "Succeeded" || phase == "Failed"),
-            deleting_since_ms: meta.deletion_timestamp.as_ref().map(|time| time.0.as_millisecond()),
+            deleted_at: meta.deletion_timestamp.as_ref().map(UnixMillis::from),
             daemon: owner.is_some_and(|owner| owner.kind == "DaemonSet"),
             mirror: annotation("kubernetes.io/config.mirror").is_some()
                 || owner.is_some_and(|owner| owner.kind == "Node"),
@@ -136,15 +137,12 @@ impl PodRecord {
             critical: spec
                 .and_then(|spec| spec.priority_class_name.as_deref())
                 .is_some_and(|class| class == "system-cluster-critical" || class == "system-node-critical"),
-            grace_seconds: spec
-                .and_then(|spec| spec.termination_grace_period_seconds)
-                .unwrap_or(30)
-                .clamp(0, MAX_GRACE_SECONDS),
+            grace_period: Duration::from_secs(u64::try_from(grace_seconds).unwrap_or(0)).min(MAX_GRACE_PERIOD),
             version: meta.resource_version.as_deref().and_then(|version| version.parse().ok()),
             ready: condition("Ready").is_some_and(|condition| condition.status == "True"),
             admitted: admitted.filter_map(|toleration| toleration.value.as_deref().map(Box::from)).collect(),
             tolerates: tolerations().next().is_some(),
-            first_unschedulable_ms: None,
+            first_unschedulable: None,
         }
     }
 
@@ -153,26 +151,32 @@ impl PodRecord {
         format!("{}/{}", self.namespace, self.name)
     }
 
-    /// Still needs its resources: not finished.
+    /// Whether the pod still uses its resources: not finished.
     pub fn active(&self) -> bool {
         !self.terminal
     }
 
-    /// Needs a node that the scheduler could not find, and nobody else is finding one.
+    /// Whether the pod needs a new node: rejected by the scheduler, not leaving, and no DaemonSet's or static pod's.
     pub fn unschedulable(&self) -> bool {
         matches!(self.scheduling, Scheduling::Unschedulable { .. })
             && !self.terminal
-            && self.deleting_since_ms.is_none()
+            && self.deleted_at.is_none()
             && !self.daemon
             && !self.mirror
     }
 
-    /// Would need a new place if its node went away: not finished, not a daemon's, not a mirror.
+    /// Whether the pod needs another node if its node is removed: not finished, not deleting, and no DaemonSet's or static pod's.
     pub fn reschedulable(&self) -> bool {
-        !self.terminal && self.deleting_since_ms.is_none() && !self.daemon && !self.mirror
+        !self.terminal && self.deleted_at.is_none() && !self.daemon && !self.mirror
     }
 
-    /// A drain has to wait for it: not finished, not tolerating disruption, not a mirror.
+    /// Whether the pod is deleting and its controller creates it again under the same name (StatefulSet): its node is not empty
+    /// until it is gone.
+    pub fn recreated_in_place(&self) -> bool {
+        self.deleted_at.is_some() && !self.terminal && !self.daemon && !self.mirror
+    }
+
+    /// Whether a drain waits for the pod: not finished, no static pod, and not tolerating the disruption taint.
     pub fn drainable(&self) -> bool {
         !self.terminal && !self.mirror && !self.tolerates_disruption
     }
@@ -189,14 +193,14 @@ mod tests {
     #[test]
     fn only_a_rejected_pod_is_unschedulable() {
         let base = serde_json::json!({"metadata": {"name": "a", "namespace": "n"}, "spec": {"containers": []}});
-        assert_eq!(record(base.clone()).scheduling, Scheduling::Untried);
+        assert_eq!(record(base.clone()).scheduling, Scheduling::Unattempted);
         let mut rejected = base.clone();
         rejected["status"] = serde_json::json!({"conditions": [
             {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes"}]});
         assert!(record(rejected.clone()).unschedulable());
         rejected["metadata"]["ownerReferences"] = serde_json::json!([
             {"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "d", "uid": "u", "controller": true}]);
-        assert!(!record(rejected).unschedulable(), "a daemon's pod asks for no node");
+        assert!(!record(rejected).unschedulable(), "a DaemonSet's pod needs no new node");
         let mut gated = base.clone();
         gated["spec"]["schedulingGates"] = serde_json::json!([{"name": "g"}]);
         assert_eq!(record(gated).scheduling, Scheduling::Gated);

@@ -1,4 +1,4 @@
-//! Feeds the state from the API server's watches.
+//! Updates the state from watches of the API server.
 
 use std::collections::BTreeSet;
 use std::fmt::Debug;
@@ -15,9 +15,11 @@ use kube::{Api, Client, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
 
 use crate::api::{Ec2NodeClass, NodeClaim, NodePool};
-use crate::state::{Cluster, ClusterState, now_ms};
+use crate::model::time::UnixMillis;
+use crate::state::cluster::Cluster;
+use crate::state::tables::ClusterState;
 
-/// Kinds that must be listed before anything is decided.
+/// Kinds that must be listed before the first decision.
 pub const KINDS: [&str; 11] = [
     "pods",
     "nodes",
@@ -32,11 +34,12 @@ pub const KINDS: [&str; 11] = [
     "csinodes",
 ];
 
-/// Listed besides [`KINDS`] where pods get a default spread.
+/// Listed in addition to [`KINDS`] when pods get default topology spread constraints.
 const SERVICES: &str = "services";
 
-/// Starts every watch; that of Services only where they are asked for. They retry with backoff until the process ends.
-pub fn start(client: &Client, cluster: &Arc<Cluster>, services: bool) {
+/// Starts every watch, that of Services only on request. Watches retry with backoff until the process ends. `clock` returns the
+/// current time.
+pub fn start(client: &Client, cluster: &Arc<Cluster>, services: bool, clock: fn() -> UnixMillis) {
     if services {
         feed(
             cluster,
@@ -51,8 +54,8 @@ pub fn start(client: &Client, cluster: &Arc<Cluster>, services: bool) {
         cluster,
         "pods",
         Api::<Pod>::all(client.clone()),
-        |state, pod| state.apply_pod(&pod, now_ms()),
-        |state, key| state.delete_pod(key, now_ms()),
+        move |state, pod| state.apply_pod(&pod, clock()),
+        move |state, key| state.delete_pod(key, clock()),
         |state| state.pods.keys().cloned().collect(),
     );
     feed(
@@ -159,7 +162,7 @@ fn start_volumes(client: &Client, cluster: &Arc<Cluster>) {
     );
 }
 
-/// Spawns one watch. `known` lists the keys in the table, so that a new listing drops what is gone.
+/// Spawns one watch. `known` returns the keys in the table, so that a new listing deletes objects that are not on it.
 fn feed<K>(
     cluster: &Arc<Cluster>,
     kind: &'static str,
@@ -177,7 +180,7 @@ fn feed<K>(
         let (mut before, mut listed) = (BTreeSet::new(), BTreeSet::new());
         while let Some(event) = stream.next().await {
             match event {
-                // What a write adds while the listing is under way is newer than the listing: it must outlive it.
+                // An object that a write adds during the listing is newer than the listing and must not be deleted by it.
                 Ok(Event::Init) => (before, listed) = (known(&cluster.read()), BTreeSet::new()),
                 Ok(Event::InitApply(object)) => {
                     listed.insert(key(&object));
@@ -204,7 +207,7 @@ fn key<K: Resource<DynamicType = ()>>(object: &K) -> String {
     }
 }
 
-/// Waits until every kind that is watched has been listed once.
+/// Waits until every watched kind has been listed once.
 pub async fn synced(cluster: &Cluster, services: bool) {
     let mut changes = cluster.changes();
     while cluster.read().synced.len() < KINDS.len() + usize::from(services) {

@@ -29,6 +29,7 @@ use tower::retry::{Policy, RetryLayer};
 
 use crate::cloud::Cloud;
 use crate::controllers::context::{Context, PlacementMode, Settings};
+use crate::model::time::UnixMillis;
 use crate::planner::input::settings::Settings as PlanSettings;
 use crate::state::{Cluster, ClusterState};
 use crate::sync::lock;
@@ -268,9 +269,11 @@ impl FakeApi {
 
     fn context_of(&self, cluster: Arc<Cluster>, cloud: Arc<dyn Cloud>, placement: PlacementMode) -> Arc<Context> {
         let plan = PlanSettings::default();
-        let settings = Settings { placement, batch_idle_ms: 100, batch_max_ms: 1_000, plan };
+        let settings =
+            Settings { placement, batch_idle: Duration::from_millis(100), batch_max: Duration::from_secs(1), plan };
         let metrics = ControllerMetrics::new(&Registry::new()).unwrap();
-        Arc::new(Context::new(self.client(), self.client_without_retries(), cluster, cloud, settings, metrics))
+        let derived = Arc::default();
+        Arc::new(Context::new(self.client(), self.client_without_retries(), cluster, derived, cloud, settings, metrics))
     }
 
     /// A typed interface to all objects of a cluster-scoped kind.
@@ -390,7 +393,7 @@ fn learn(state: &mut ClusterState, key: &Key, object: Value) {
     match key.resource.as_str() {
         "nodeclaims" => state.apply_claim(parsed(object)),
         "nodes" => state.apply_node(parsed(object)),
-        "pods" => state.apply_pod(&parsed(object), 0),
+        "pods" => state.apply_pod(&parsed(object), UnixMillis(0)),
         "nodepools" => drop(state.pools.insert(name, Arc::new(parsed(object)))),
         "ec2nodeclasses" => drop(state.classes.insert(name, Arc::new(parsed(object)))),
         _ => {}
@@ -401,7 +404,7 @@ fn forget(state: &mut ClusterState, key: &Key) {
     match key.resource.as_str() {
         "nodeclaims" => state.delete_claim(&key.name),
         "nodes" => state.delete_node(&key.name),
-        "pods" => state.delete_pod(&format!("{}/{}", key.namespace, key.name), 0),
+        "pods" => state.delete_pod(&format!("{}/{}", key.namespace, key.name), UnixMillis(0)),
         "nodepools" => drop(state.pools.remove(&key.name)),
         "ec2nodeclasses" => drop(state.classes.remove(&key.name)),
         _ => {}

@@ -2,6 +2,9 @@
 //! write path under every failure. No assertion about a single controller belongs here.
 
 pub mod cloud;
+mod cluster_state;
 pub mod failures;
 pub mod kubernetes;
 pub mod objects;
+
+pub(crate) use cluster_state::state_with_planned_pod;

@@ -10,16 +10,17 @@ use crate::cloud::Cloud;
 use crate::cloud::ec2;
 use crate::cloud::ec2::Ec2Provider;
 use crate::controllers::context::Settings;
-use crate::controllers::disruption::run;
+use crate::controllers::derived_state::DerivedState;
+use crate::controllers::disruption;
 use crate::controllers::enforcement::nominations;
-use crate::controllers::interruption::{queue, status_checks};
+use crate::controllers::interruption::{departure, queue, status_checks};
 use crate::controllers::leader::Candidate;
 use crate::controllers::node_claim::{
     capacity_reservations, drift, expiration, garbage_collection, lifecycle, tagging,
 };
 use crate::controllers::node_class::{degraded_apis, reconcile};
 use crate::controllers::node_pool::{status, zonal_shift};
-use crate::controllers::provisioning::provisioner;
+use crate::controllers::provisioning::{pod_events, provisioner};
 use crate::controllers::{Context, cloud_sync};
 use crate::server::AppState;
 use crate::state::{Cluster, watch};
@@ -32,6 +33,7 @@ pub(crate) fn lead(
     evictions: kube::Client,
     mut election: Option<Candidate>,
     cluster: Arc<Cluster>,
+    derived: Arc<DerivedState>,
     metrics: ControllerMetrics,
     state: Arc<AppState>,
     mut stopped: tokio::sync::watch::Receiver<bool>,
@@ -40,8 +42,8 @@ pub(crate) fn lead(
     let services = !args.plan.scheduler_config.is_empty();
     let settings = Settings {
         placement: args.placement,
-        batch_idle_ms: i64::try_from(args.batch_idle_duration.as_millis()).unwrap_or(i64::MAX),
-        batch_max_ms: i64::try_from(args.batch_max_duration.as_millis()).unwrap_or(i64::MAX),
+        batch_idle: args.batch_idle_duration,
+        batch_max: args.batch_max_duration,
         plan: args.plan.settings(),
     };
     async move {
@@ -84,7 +86,7 @@ pub(crate) fn lead(
                 simulated
             }
         };
-        let ctx = Arc::new(Context::new(client, evictions, cluster, cloud, settings, metrics));
+        let ctx = Arc::new(Context::new(client, evictions, cluster, derived, cloud, settings, metrics));
         // Each of these does nothing when the cloud lacks the capability it needs.
         loops.spawn(tagging::run(Arc::clone(&ctx)));
         loops.spawn(cloud_sync::run(Arc::clone(&ctx)));
@@ -95,15 +97,15 @@ pub(crate) fn lead(
         loops.spawn(reconcile::run(Arc::clone(&ctx)));
         loops.spawn(status::run(Arc::clone(&ctx)));
         loops.spawn(provisioner::run(Arc::clone(&ctx)));
-        loops.spawn(provisioner::tell_unreadable(Arc::clone(&ctx)));
+        loops.spawn(pod_events::report_invalid(Arc::clone(&ctx)));
         loops.spawn(lifecycle::run(Arc::clone(&ctx)));
-        loops.spawn(nominations::keep(Arc::clone(&ctx)));
-        loops.spawn(queue::listen(Arc::clone(&ctx)));
-        loops.spawn(queue::depart(Arc::clone(&ctx)));
+        loops.spawn(nominations::run(Arc::clone(&ctx)));
+        loops.spawn(queue::run(Arc::clone(&ctx)));
+        loops.spawn(departure::run(Arc::clone(&ctx)));
         loops.spawn(status_checks::run(Arc::clone(&ctx)));
         loops.spawn(drift::run(Arc::clone(&ctx)));
         loops.spawn(expiration::run(Arc::clone(&ctx)));
-        loops.spawn(run::run(Arc::clone(&ctx)));
+        loops.spawn(disruption::run::run(Arc::clone(&ctx)));
         loops.spawn(garbage_collection::run(Arc::clone(&ctx)));
         let result = tokio::select! {
             lost = lost(&mut election) => Err(lost),
@@ -123,7 +125,7 @@ pub(crate) fn lead(
 async fn lost(election: &mut Option<Candidate>) -> anyhow::Error {
     match election {
         Some(candidate) => {
-            let why = candidate.keep().await;
+            let why = candidate.renew().await;
             anyhow::anyhow!("the leader lease was lost: {why}; this replica starts over")
         }
         None => std::future::pending().await,

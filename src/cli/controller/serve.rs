@@ -8,7 +8,9 @@ use anyhow::Context as _;
 
 use crate::cli::controller::arguments::ControllerArgs;
 use crate::cli::controller::lead::lead;
+use crate::clock;
 use crate::controllers::context::PlacementMode;
+use crate::controllers::derived_state::DerivedState;
 use crate::controllers::enforcement::extender_view;
 use crate::controllers::leader::Candidate;
 use crate::server::{AppState, Server, ServerConfig, system_now_ms};
@@ -57,12 +59,22 @@ pub(crate) async fn serve(args: &ControllerArgs) -> anyhow::Result<()> {
         stop_signal().await;
         let _ = stop.send(true);
     });
-    watch::start(&client, &cluster, !args.plan.scheduler_config.is_empty());
+    watch::start(&client, &cluster, !args.plan.scheduler_config.is_empty(), clock::now);
+    let derived = Arc::new(DerivedState::default());
     if args.placement != PlacementMode::Off {
-        tokio::spawn(extender_view::show(Arc::clone(&cluster), Arc::clone(&state.view)));
+        tokio::spawn(extender_view::run(Arc::clone(&cluster), Arc::clone(&derived), Arc::clone(&state.view)));
     }
-    let lead =
-        lead(args, client, evictions, election, cluster, controller_metrics, Arc::clone(&state), stopped.clone());
+    let lead = lead(
+        args,
+        client,
+        evictions,
+        election,
+        cluster,
+        derived,
+        controller_metrics,
+        Arc::clone(&state),
+        stopped.clone(),
+    );
     let lead = tokio::spawn(lead);
     let mut end = stopped.clone();
     let mut lead = lead;

@@ -43,7 +43,7 @@ async fn a_claim_is_patched_under_every_failure() {
 #[tokio::test]
 async fn a_node_is_patched_under_every_failure() {
     let patch = json!({"metadata": {"labels": {"a": "b"}}});
-    let text = transcript(world, async |ctx| outcome(gone_is_fine(ctx.patch_node("x", &patch).await))).await;
+    let text = transcript(world, async |ctx| outcome(ignore_not_found(ctx.patch_node("x", &patch).await))).await;
     insta::assert_snapshot!(text, @r#"
     undisturbed: ok
       PATCH nodes/x {"metadata":{"labels":{"a":"b"}}}
@@ -110,7 +110,7 @@ async fn a_status_of_an_old_claim_is_refused_when_another_wrote_it() {
 }
 
 #[tokio::test]
-async fn an_answer_to_a_write_is_in_the_state_before_the_watch_reports_it() {
+async fn a_response_to_a_write_is_applied_before_the_watch_reports_it() {
     let ctx = world().context();
     ctx.patch_claim("c", &json!({"metadata": {"annotations": {"a": "b"}}})).await.unwrap();
     ctx.patch_node("x", &json!({"metadata": {"labels": {"a": "b"}}})).await.unwrap();
@@ -125,10 +125,10 @@ async fn an_event_is_written_once_for_equal_texts() {
     let ctx = world.context();
     let about: Arc<Node> = ctx.cluster.read().nodes["x"].clone();
     for note in ["first", "first", "second"] {
-        ctx.event(reference(&*about), true, "Reason", note).await;
+        ctx.emit(reference(&*about), EventSpec::warning("Reason", note)).await;
     }
     let long = "ä".repeat(2_000);
-    ctx.event(reference(&*about), false, "Long", &long).await;
+    ctx.emit(reference(&*about), EventSpec::normal("Long", &long)).await;
     let events = world.api.events();
     assert_eq!(events[0], "Warning Reason on Node/x: first");
     assert!(events[1].starts_with("Normal Long on Node/x: ää"));
@@ -149,9 +149,9 @@ async fn an_event_that_the_server_refuses_is_dropped() {
         let ctx = world.context();
         let about: Arc<Node> = ctx.cluster.read().nodes["x"].clone();
         world.api.inject(fault, usize::MAX, |request| request.key.resource == "events");
-        ctx.event(reference(&*about), true, "Reason", "note").await;
+        ctx.emit(reference(&*about), EventSpec::warning("Reason", "note")).await;
         world.api.reset();
-        ctx.event(reference(&*about), true, "Reason", "note").await;
+        ctx.emit(reference(&*about), EventSpec::warning("Reason", "note")).await;
         assert_eq!(world.api.events(), Vec::<String>::new());
     }
 }
@@ -162,7 +162,7 @@ async fn an_event_waits_as_long_as_the_server_asks() {
     let ctx = world.context();
     let about: Arc<Node> = ctx.cluster.read().nodes["x"].clone();
     world.api.inject(Fault::Refused(Refusal::too_many_requests(3)), 1, |_| true);
-    ctx.event(reference(&*about), true, "Reason", "note").await;
+    ctx.emit(reference(&*about), EventSpec::warning("Reason", "note")).await;
     assert_eq!(world.api.waited().as_secs_f64().round(), Duration::from_secs(3).as_secs_f64());
     assert_eq!(world.api.events().len(), 2, "sent twice");
     assert!(world.api.stored("nodes/x").is_some());
@@ -185,7 +185,7 @@ async fn every_node_class_gets_the_event() {
     api.put(&node_class("a", &json!({})));
     api.put(&node_class("b", &json!({})));
     let ctx = api.context(Arc::new(FakeCloud::default()), PlacementMode::Nominate);
-    ctx.tell_classes(false, "PricesReadable", "again").await;
+    ctx.emit_for_classes(EventSpec::normal("PricesReadable", "again")).await;
     let events = api.events();
     assert_eq!(events, ["a", "b"].map(|name| format!("Normal PricesReadable on EC2NodeClass/{name}: again")));
 }

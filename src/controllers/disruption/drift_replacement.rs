@@ -1,124 +1,87 @@
-//! Which drifted nodes are replaced now (core reference 4.12). As with consolidation their pods' new places come first: on nodes
-//! that are up, or on new ones. Price is no matter.
+//! Chooses the drifted nodes to replace (Karpenter core reference 4.12). Their pods need other nodes first, as in consolidation;
+//! the price does not matter.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use std::time::Duration;
 
-use kube::ResourceExt;
+use crate::clock;
+use crate::controllers::context::{Context, EventSpec};
+use crate::controllers::disruption::simulate::simulate;
+use crate::decisions::disruption::candidates::allowances;
+use crate::decisions::disruption::drift_order::{drifted, order};
+use crate::decisions::disruption::reason::DisruptionReason;
+use crate::model::time::UnixMillis;
+use crate::state::instance_types::{InstanceTypes, ReadyPool};
 
-use crate::api::{NodeClaim, conditions};
-use crate::controllers::context::{Context, reference};
-use crate::controllers::disruption::run::{initialized_ms, pods_of, rules};
-use crate::controllers::disruption::simulate::imagine;
-use crate::decisions::disruption::drift_order::{Candidate, order};
-use crate::model::labels;
-use crate::state::holds::Holds;
-use crate::state::snapshot::{ReadyPool, Types, is_leaving};
-use crate::state::{ClusterState, PodRecord, now_ms};
+/// Maximum number of nodes that one pass simulates.
+const MAX_CANDIDATES: usize = 20;
+/// Backoff of a node whose pods have no other node.
+const BLOCKED_BACKOFF: Duration = Duration::from_mins(1);
+/// Backoff of a node whose replacement was not ready in time.
+const ABANDONED_BACKOFF: Duration = Duration::from_mins(10);
 
-/// Reason of a drifted node, as budgets name it.
-pub const DRIFTED: &str = "Drifted";
-/// At most so many nodes are tried in one pass.
-const TRIES: usize = 20;
-/// A node whose pods have no other place is tried again after so long, milliseconds: others get their turn.
-const PUT_OFF_MS: i64 = 60_000;
-/// A node whose replacement did not come up in time is tried again after so long, milliseconds.
-const GIVEN_UP_MS: i64 = 600_000;
-
-/// Drifted nodes that could not be replaced, and until when they are left alone: milliseconds since the epoch, by claim.
+/// Drifted nodes that could not be replaced, by claim, with the end of their backoff.
 #[derive(Debug, Default)]
-pub struct Replacement {
-    put_off_until_ms: BTreeMap<String, i64>,
+pub struct DriftReplacement {
+    backoff_until: BTreeMap<String, UnixMillis>,
 }
 
-impl Replacement {
-    /// Notes that a replacement did not come up in time.
-    pub fn given_up(&mut self, claim: &str, now_ms: i64) {
-        self.put_off_until_ms.insert(claim.to_owned(), now_ms + GIVEN_UP_MS);
+impl DriftReplacement {
+    /// Records that the replacement of a node was not ready in time.
+    pub fn abandoned(&mut self, claim: &str, now: UnixMillis) {
+        self.backoff_until.insert(claim.to_owned(), now + ABANDONED_BACKOFF);
     }
 
-    /// Claims whose nodes are to be replaced now, within their pools' budgets.
-    pub async fn choose(&mut self, ctx: &Arc<Context>, pools: &[ReadyPool], types: &Types) -> Vec<String> {
-        let now = now_ms();
-        let (candidates, mut rules) = {
+    /// Claims whose nodes are to be replaced now, within the budgets of their pools.
+    pub async fn choose(&mut self, ctx: &Context, pools: &[ReadyPool], types: &InstanceTypes) -> Vec<String> {
+        let now = clock::now();
+        let (nodes, mut allowances) = {
             let state = ctx.cluster.read();
-            (drifted(&state, &state.holds(now)), rules(&state, DRIFTED, now))
+            let holds = ctx.derived.holds(&state, now);
+            (drifted(&state, &holds), allowances(&state, DisruptionReason::Drifted, now))
         };
-        self.put_off_until_ms.retain(|_, until| *until > now);
-        for candidate in &candidates {
-            if let Some(obstacle) = &candidate.obstacle {
-                blocked(ctx, &candidate.claim, obstacle).await;
+        self.backoff_until.retain(|_, until| *until > now);
+        for node in &nodes {
+            if let Some(blocked_by) = &node.blocked_by {
+                emit_blocked(ctx, &node.claim, blocked_by).await;
             }
         }
-        let mut taken = BTreeSet::new();
-        let mut tries = 0;
-        let put_off: BTreeSet<String> = self.put_off_until_ms.keys().cloned().collect();
-        for candidate in order(&candidates, &put_off) {
-            let Some(rule) = rules.get_mut(&candidate.pool).filter(|rule| rule.allowed > 0) else { continue };
-            if candidate.pods > 0 {
-                tries += 1;
-                if tries > TRIES {
+        let mut chosen = BTreeSet::new();
+        let mut simulated = 0;
+        let backed_off: BTreeSet<String> = self.backoff_until.keys().cloned().collect();
+        for node in order(&nodes, &backed_off) {
+            let Some(allowance) = allowances.get_mut(&node.pool).filter(|allowance| allowance.nodes > 0) else {
+                continue;
+            };
+            if node.pods > 0 {
+                simulated += 1;
+                if simulated > MAX_CANDIDATES {
                     break;
                 }
-                let mut without = taken.clone();
-                without.insert(candidate.claim.clone());
-                if !imagine(ctx, pools, types, &without, now).await.is_some_and(|outcome| outcome.whole) {
-                    self.put_off_until_ms.insert(candidate.claim.clone(), now + PUT_OFF_MS);
-                    let why = "its pods have no place on other nodes, and none can be bought for them";
-                    blocked(ctx, &candidate.claim, why).await;
+                let mut without = chosen.clone();
+                without.insert(node.claim.clone());
+                if !simulate(ctx, pools, types, &without, now).await.is_some_and(|outcome| outcome.complete) {
+                    self.backoff_until.insert(node.claim.clone(), now + BLOCKED_BACKOFF);
+                    emit_blocked(
+                        ctx,
+                        &node.claim,
+                        "its pods fit on no other node, and no node can be launched for them",
+                    )
+                    .await;
                     continue;
                 }
             }
-            rule.allowed -= 1;
-            taken.insert(candidate.claim.clone());
+            allowance.nodes -= 1;
+            chosen.insert(node.claim.clone());
         }
-        taken.into_iter().collect()
+        chosen.into_iter().collect()
     }
 }
 
-async fn blocked(ctx: &Context, claim: &str, why: &str) {
+async fn emit_blocked(ctx: &Context, claim: &str, why: &str) {
     let claim = ctx.cluster.read().claims.get(claim).cloned();
     if let Some(claim) = claim {
-        let note = format!("drifted, and can't be replaced now: {why}");
-        ctx.event(reference(&*claim), false, "DisruptionBlocked", &note).await;
+        let note = format!("drifted, but can't be replaced now: {why}");
+        ctx.emit_for_claim(&claim, EventSpec::normal("DisruptionBlocked", &note)).await;
     }
 }
-
-/// Drifted nodes that are up and not about to go. One that room is held on is just being filled: it comes later.
-fn drifted(state: &ClusterState, holds: &Holds) -> Vec<Candidate> {
-    let all = state.claims.iter().filter_map(|(name, claim)| {
-        let list = &claim.status.as_ref()?.conditions;
-        let condition = conditions::get(list, conditions::DRIFTED).filter(|condition| condition.status == "True")?;
-        let node = state.node_of(claim)?;
-        let busy = is_leaving(claim)
-            || node.metadata.deletion_timestamp.is_some()
-            || initialized_ms(claim).is_none()
-            || holds.by_claim.contains_key(name);
-        (!busy).then(|| Candidate {
-            claim: name.clone(),
-            pool: claim.labels().get(labels::NODE_POOL).cloned().unwrap_or_default(),
-            since_ms: condition.last_transition_time.0.as_millisecond(),
-            pods: pods_of(state, holds, claim),
-            obstacle: obstacle(state, claim, node),
-        })
-    });
-    all.collect()
-}
-
-/// What protects a node. Pods don't where the claim has a time by which its drain ends (core reference 4.2).
-fn obstacle(state: &ClusterState, claim: &NodeClaim, node: &k8s_openapi::api::core::v1::Node) -> Option<String> {
-    let key = labels::DO_NOT_DISRUPT;
-    if node.annotations().get(key).is_some_and(|value| value == "true") {
-        return Some(format!("its Node has the annotation {key}"));
-    }
-    if claim.spec.termination_grace_period.is_some() {
-        return None;
-    }
-    let name = node.name_any();
-    let guarded: Option<&PodRecord> =
-        state.pods_on(&name).filter(|pod| pod.do_not_disrupt && pod.active()).min_by_key(|pod| pod.key());
-    guarded.map(|pod| format!("pod {} has the annotation {key}", pod.key()))
-}
-
-#[cfg(test)]
-mod tests;

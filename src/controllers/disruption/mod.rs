@@ -1,6 +1,8 @@
-//! Voluntary disruption: empty, drifted and underutilized nodes.
+//! Voluntary disruption: empty, drifted and underutilized nodes; and the mark and taint of every disruption.
 
 pub mod consolidation;
 pub mod drift_replacement;
+pub mod mark;
 pub mod run;
 pub mod simulate;
+pub mod taint;

@@ -1,4 +1,4 @@
-//! The extender's view of holds, kept current on every replica.
+//! Rebuilds the extender's view of nodes and holds, on every replica.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -8,36 +8,38 @@ use arc_swap::ArcSwap;
 use kube::ResourceExt;
 
 use crate::api::NodeClaim;
+use crate::clock;
+use crate::controllers::derived_state::DerivedState;
+use crate::controllers::run_loop::{Pace, RunLoop};
 use crate::extender;
 use crate::extender::{NodeRoom, PlannedPod, View, ViewInput};
 use crate::model::labels;
 use crate::model::resources::Resources;
 use crate::model::time::UnixMillis;
-use crate::state::snapshot::{daemons_to_come, is_leaving};
-use crate::state::{Cluster, ClusterState, holds, now_ms};
+use crate::state::node_state::missing_daemon_requests;
+use crate::state::object_ext::{NodeClaimExt, NodeExt, ObjectExt};
+use crate::state::plan_record::{self, Holds};
+use crate::state::{Cluster, ClusterState};
 
-/// The state is looked at no more often than this.
-const LOOK: Duration = Duration::from_millis(20);
-/// The state is looked at at least this often.
-const TICK: Duration = Duration::from_millis(500);
+const PACE: Pace = Pace { debounce: Duration::from_millis(20), resync: Duration::from_millis(500) };
 
-/// Every replica's part: keeps the extender's view current.
-pub async fn show(cluster: Arc<Cluster>, view: Arc<ArcSwap<View>>) {
-    let mut changes = cluster.changes();
+/// Runs until the process ends.
+pub async fn run(cluster: Arc<Cluster>, derived: Arc<DerivedState>, view: Arc<ArcSwap<View>>) {
+    let mut run_loop = RunLoop::new(&cluster, PACE);
     loop {
-        let now = now_ms();
-        let input = view_input(&cluster.read(), now);
+        let now = clock::now();
+        let input = {
+            let state = cluster.read();
+            view_input(&state, &derived.holds(&state, now), now)
+        };
         view.store(Arc::new(View::build(input)));
-        let _ = tokio::time::timeout(TICK, changes.changed()).await;
-        tokio::time::sleep(LOOK).await;
-        changes.mark_unchanged();
+        run_loop.next().await;
     }
 }
 
-/// What the extender should know of the state.
-pub fn view_input(state: &ClusterState, now: i64) -> ViewInput {
-    let holds = state.holds(now);
-    let mut input = ViewInput { built_at: UnixMillis(now), max_age: extender::DEFAULT_MAX_AGE, ..ViewInput::default() };
+/// The content of the view.
+fn view_input(state: &ClusterState, holds: &Holds, now: UnixMillis) -> ViewInput {
+    let mut input = ViewInput { built_at: now, max_age: extender::DEFAULT_MAX_AGE, ..ViewInput::default() };
     let mut claims: HashMap<String, &Arc<NodeClaim>> = HashMap::new();
     for claim in state.claims.values() {
         if let Some(node) = state.node_of(claim) {
@@ -46,10 +48,9 @@ pub fn view_input(state: &ClusterState, now: i64) -> ViewInput {
     }
     for (name, node) in &state.nodes {
         let claim = claims.get(name).copied();
-        let taints = || node.spec.iter().flat_map(|spec| spec.taints.iter().flatten());
-        let disrupting = node.metadata.deletion_timestamp.is_some()
-            || claim.is_some_and(|claim| is_leaving(claim))
-            || taints().any(|taint| taint.key == labels::DISRUPTED_TAINT);
+        let disrupting = node.is_deleting()
+            || claim.is_some_and(|claim| claim.is_leaving())
+            || node.taints().any(|taint| taint.key == labels::DISRUPTED_TAINT);
         let live = claim.and_then(|claim| holds.by_claim.get(&claim.name_any()));
         if claim.is_none() && !disrupting {
             continue;
@@ -60,7 +61,7 @@ pub fn view_input(state: &ClusterState, now: i64) -> ViewInput {
             .and_then(|status| status.allocatable.as_ref())
             .and_then(|map| Resources::from_map(map).ok())
             .unwrap_or_default();
-        let daemon_reserve = live.map(|_| daemons_to_come(state, node)).unwrap_or_default();
+        let daemon_reserve = live.map(|_| missing_daemon_requests(state, node)).unwrap_or_default();
         let mut free = allocatable.clone();
         for pod in state.pods_on(name).filter(|pod| pod.active()) {
             if let Ok(entry) = &pod.entry {
@@ -68,8 +69,8 @@ pub fn view_input(state: &ClusterState, now: i64) -> ViewInput {
             }
         }
         if let Some(live) = live {
-            // What the scheduler has put there lately may not show yet: while room is held, only held room is given out.
-            // Who is to use the rest is for the planner to say, in a hold.
+            // Pods that the scheduler just bound may not be visible yet: while a node has holds, only held room is offered. The
+            // planner assigns the remaining room by further holds.
             free = Resources::default();
             for hold in live.iter().filter_map(|hold| held(state, hold)) {
                 free.add(&hold.requests);
@@ -87,20 +88,20 @@ pub fn view_input(state: &ClusterState, now: i64) -> ViewInput {
     }
     for (pod, claim) in &holds.by_pod {
         let Some(found) = state.claims.get(claim) else { continue };
-        let until = state.planned.get(claim).map_or(0, |planned| planned.until_ms);
+        let until = state.planned.get(claim).map(|plan| plan.hold_until).unwrap_or_default();
         input.planned.insert(
             Arc::from(pod.as_str()),
             PlannedPod {
                 node: state.node_of(found).map(|node| Arc::from(node.name_any())),
                 claim: Arc::from(claim.as_str()),
-                expires_at: UnixMillis(until),
+                expires_at: until,
             },
         );
     }
     input
 }
 
-fn held(state: &ClusterState, hold: &holds::Hold) -> Option<extender::Hold> {
+fn held(state: &ClusterState, hold: &plan_record::Hold) -> Option<extender::Hold> {
     let key = hold.pod.as_ref().unwrap_or(&hold.original);
     let entry = state.pods.get(key).and_then(|pod| pod.entry.as_ref().ok())?;
     Some(extender::Hold {
@@ -109,22 +110,28 @@ fn held(state: &ClusterState, hold: &holds::Hold) -> Option<extender::Hold> {
         displaced: hold.owner.is_some() && hold.pod.is_none(),
         requests: entry.class.requests.clone(),
         priority: entry.class.priority,
-        expires_at: UnixMillis(hold.expires_ms),
+        expires_at: hold.expires_at,
     })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::controllers::enforcement::nominations::tests::state;
+    use crate::decisions::holds::resolve;
+    use crate::test_support::state_with_planned_pod;
+
+    fn view_of(bound: Option<&str>) -> ViewInput {
+        let (state, now) = (state_with_planned_pod(bound), UnixMillis(5));
+        view_input(&state, &resolve(&state, now), now)
+    }
 
     #[test]
-    fn a_planned_pod_is_shown_with_its_node_and_its_room() {
-        let input = view_input(&state(None), 5);
+    fn a_planned_pod_is_in_the_view_with_its_node_and_hold() {
+        let input = view_of(None);
         assert_eq!(input.planned["n/a"].node.as_deref(), Some("node-c"));
         let room = &input.nodes[0];
         assert_eq!((room.holds.len(), room.holds[0].requests.cpu.0, room.free.cpu.0), (1, 500, 500));
-        let input = view_input(&state(Some("node-c")), 5);
+        let input = view_of(Some("node-c"));
         assert!(input.planned.is_empty() && input.nodes[0].holds.is_empty());
         assert_eq!(input.nodes[0].free.cpu.0, 1_500, "a bound pod takes its room");
     }

@@ -1,5 +1,4 @@
-//! Instances that the cloud finds unhealthy (AWS reference 9.4): after a failed check there is nothing left to drain, before a
-//! scheduled event there is time to.
+//! Unhealthy instances reported by the cloud (Karpenter AWS reference 9.4).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,123 +7,87 @@ use kube::ResourceExt;
 use serde_json::json;
 
 use crate::api::NodeClaim;
+use crate::clock;
 use crate::cloud::CloudError;
-use crate::cloud::health::{Remedy, Unhealthy, UnhealthyTracker};
-use crate::controllers::context::{Context, gone_is_fine, reference};
-use crate::controllers::interruption::queue;
-use crate::controllers::interruption::queue::{Disrupting, SCHEDULED_NOTICE_MS};
-use crate::controllers::node_claim::{lifecycle, metrics};
+use crate::controllers::context::{Context, EventSpec, ignore_not_found};
+use crate::controllers::deletion::delete_claim;
+use crate::controllers::disruption::mark::mark;
+use crate::controllers::interruption::departure::TERMINATING;
+use crate::decisions::interruption::health_response::{HealthAction, action, reason};
+use crate::model::instance_health::{Unhealthy, UnhealthyTracker};
 use crate::model::labels;
-use crate::state::{ClusterState, now_ms, rfc3339};
+use crate::state::ClusterState;
+use crate::state::object_ext::NodeClaimExt;
 
-/// How often the cloud is asked.
+/// How often the cloud is queried.
 const PERIOD: Duration = Duration::from_mins(1);
 
-/// What is due for a claim whose instance is unhealthy.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Response {
-    /// Replace its node, then let it go by the deadline.
-    Replace(Disrupting),
-    /// Write that its drain is over (`stamp`), and delete it (`delete`): the one or the other may be done already.
-    Force {
-        /// Whether to write the termination timestamp.
-        stamp: bool,
-        /// Whether to delete it.
-        delete: bool,
-    },
-}
-
-/// What is due for a claim; `None` where all of it was done.
-pub fn response(claim: &NodeClaim, unhealthy: &Unhealthy, now_ms: i64) -> Option<Response> {
-    let deleting = claim.metadata.deletion_timestamp.is_some();
-    match unhealthy.remedy() {
-        Remedy::Force => {
-            let stamp = !claim.annotations().contains_key(labels::TERMINATION_TIMESTAMP);
-            (stamp || !deleting).then_some(Response::Force { stamp, delete: !deleting })
-        }
-        Remedy::Drain => {
-            let hurried = Disrupting::of(claim).is_some_and(|disrupting| disrupting.deadline_ms.is_some());
-            let deadline_ms = Some(now_ms + SCHEDULED_NOTICE_MS);
-            let replace = Response::Replace(Disrupting { reason: unhealthy.reason().into(), deadline_ms });
-            (!deleting && !hurried).then_some(replace)
-        }
-    }
-}
-
-/// The claims of unhealthy instances. The cloud tells of other clusters' instances, too.
-pub fn ours(state: &ClusterState, found: &[Unhealthy]) -> Vec<(Arc<NodeClaim>, Unhealthy)> {
-    let id = |claim: &NodeClaim| {
-        let id = claim.status.as_ref()?.provider_id.as_deref()?.rsplit('/').next()?;
-        Some(id.to_owned())
-    };
-    let claims = state.claims.values().filter_map(|claim| Some((id(claim)?, claim)));
-    let with_trouble = claims.filter_map(|(id, claim)| {
-        let trouble = found.iter().find(|trouble| trouble.instance_id == id)?;
-        Some((Arc::clone(claim), trouble.clone()))
-    });
-    with_trouble.collect()
-}
-
-/// Runs until the process ends. A cloud that refuses the question isn't asked again.
+/// Runs until the process ends. A cloud that denies the query is not queried again. Does nothing when the cloud does not report
+/// instance events.
 pub async fn run(ctx: Arc<Context>) {
     let Some(events) = ctx.cloud.capabilities().instance_events else { return std::future::pending().await };
-    let mut known = UnhealthyTracker::default();
+    let mut tracker = UnhealthyTracker::default();
     loop {
         match events.unhealthy().await {
-            Ok(found) => look(&ctx, &mut known, &found).await,
+            Ok(found) => handle(&ctx, &mut tracker, &found).await,
             Err(error @ CloudError::Refused(_)) => {
-                refused(&ctx, &error).await;
+                report_denied(&ctx, &error).await;
                 return std::future::pending().await;
             }
-            Err(error) => tracing::warn!(%error, "instance status checks could not be read, trying again"),
+            Err(error) => tracing::warn!(%error, "failed to read instance status checks, retrying"),
         }
         tokio::time::sleep(PERIOD).await;
     }
 }
 
-async fn look(ctx: &Context, known: &mut UnhealthyTracker, found: &[Unhealthy]) {
-    let ours = ours(&ctx.cluster.read(), found);
-    let troubles: Vec<Unhealthy> = ours.iter().map(|(_, trouble)| trouble.clone()).collect();
-    for (instance, category) in known.newly_unhealthy(&troubles) {
+/// The claims of unhealthy instances. The cloud reports instances of other clusters, too.
+fn with_claims(state: &ClusterState, found: &[Unhealthy]) -> Vec<(Arc<NodeClaim>, Unhealthy)> {
+    let claims = state.claims.values().filter_map(|claim| {
+        let id = claim.provider_id()?.rsplit('/').next()?;
+        let unhealthy = found.iter().find(|unhealthy| unhealthy.instance_id == id)?;
+        Some((Arc::clone(claim), unhealthy.clone()))
+    });
+    claims.collect()
+}
+
+async fn handle(ctx: &Context, tracker: &mut UnhealthyTracker, found: &[Unhealthy]) {
+    let claims = with_claims(&ctx.cluster.read(), found);
+    let ours: Vec<Unhealthy> = claims.iter().map(|(_, unhealthy)| unhealthy.clone()).collect();
+    for (instance, category) in tracker.newly_unhealthy(&ours) {
         tracing::warn!(instance, category = category.label(), "instance is unhealthy");
         ctx.metrics.instances_unhealthy.with_label_values(&[category.label()]).inc();
     }
-    for (claim, trouble) in ours {
-        let Some(response) = response(&claim, &trouble, now_ms()) else { continue };
-        if let Err(error) = respond(ctx, &claim, &trouble, response).await {
-            tracing::warn!(claim = claim.name_any(), %error, "unhealthy instance was not handled, trying again");
+    for (claim, unhealthy) in claims {
+        let Some(action) = action(&claim, &unhealthy, clock::now()) else { continue };
+        if let Err(error) = act(ctx, &claim, &unhealthy, action).await {
+            tracing::warn!(claim = claim.name_any(), %error, "failed to handle unhealthy instance, retrying");
         }
     }
 }
 
-async fn respond(ctx: &Context, claim: &NodeClaim, trouble: &Unhealthy, response: Response) -> Result<(), kube::Error> {
-    let reason = trouble.reason();
-    let note = format!("EC2 says {reason} of {}", trouble.instance_id);
-    ctx.event(reference(claim), true, "InstanceUnhealthy", &note).await;
-    let node = ctx.cluster.read().node_of(claim).cloned();
-    if let Some(node) = node {
-        ctx.event(reference(&*node), true, "InstanceUnhealthy", &note).await;
-    }
-    match response {
-        Response::Replace(disrupting) => queue::mark(ctx, claim, &disrupting).await,
-        Response::Force { stamp, delete } => {
-            if stamp {
-                let annotations = json!({(labels::TERMINATION_TIMESTAMP): rfc3339(now_ms())});
+async fn act(ctx: &Context, claim: &NodeClaim, unhealthy: &Unhealthy, action: HealthAction) -> Result<(), kube::Error> {
+    let reason = reason(unhealthy);
+    let note = format!("{} reported for instance {}", reason.as_str(), unhealthy.instance_id);
+    ctx.emit_for_claim_and_node(claim, EventSpec::warning("InstanceUnhealthy", &note)).await;
+    match action {
+        HealthAction::Mark(new) => mark(ctx, claim, new).await,
+        HealthAction::Terminate { expire, delete } => {
+            if expire {
+                let annotations = json!({(labels::TERMINATION_TIMESTAMP): clock::now().rfc3339()});
                 let patch = json!({"metadata": {"annotations": annotations}});
-                gone_is_fine(ctx.patch_claim(&claim.name_any(), &patch).await)?;
+                ignore_not_found(ctx.patch_claim(&claim.name_any(), &patch).await)?;
             }
             if delete {
-                lifecycle::delete_claim(ctx, claim).await?;
-                metrics::count(ctx, claim, reason);
-                ctx.event(reference(claim), true, "TerminatingOnInterruption", &note).await;
+                delete_claim(ctx, claim, reason).await?;
+                ctx.emit_for_claim(claim, EventSpec::warning(TERMINATING, &note)).await;
             }
             Ok(())
         }
     }
 }
 
-/// Says once that nobody watches over instances, and what would change that.
-async fn refused(ctx: &Context, error: &CloudError) {
+/// Reports once that unhealthy instances are not replaced, and the remedy.
+async fn report_denied(ctx: &Context, error: &CloudError) {
     tracing::error!(
         %error,
         "instance status checks are off until the next start: allow ec2:DescribeInstanceStatus in the controller's policy"
@@ -133,7 +96,7 @@ async fn refused(ctx: &Context, error: &CloudError) {
         "instances whose status checks fail are not replaced: allow ec2:DescribeInstanceStatus in the controller's policy and \
          restart it ({error})"
     );
-    ctx.tell_classes(true, "StatusChecksRefused", &note).await;
+    ctx.emit_for_classes(EventSpec::warning("StatusChecksRefused", &note)).await;
 }
 
 #[cfg(test)]
@@ -142,51 +105,19 @@ mod write_tests;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cloud::health::Category;
-    use crate::test_support::objects;
-
-    fn claim(annotations: &serde_json::Value, deleting: bool) -> NodeClaim {
-        let deletion = deleting.then_some("2026-01-01T00:00:00Z");
-        let meta = json!({"annotations": annotations, "deletionTimestamp": deletion, "finalizers": ["f"]});
-        objects::claim("c", &json!({"metadata": meta, "status": objects::launched("i-1", &[])}))
-    }
-
-    fn trouble(id: &str, categories: &[Category]) -> Unhealthy {
-        Unhealthy { instance_id: id.into(), categories: categories.iter().copied().collect() }
-    }
+    use crate::model::instance_health::Category;
 
     #[test]
-    fn c38_a_failed_check_ends_the_drain_and_a_scheduled_event_begins_one() {
-        use Category::{EventStatus, InstanceStatus, SystemStatus};
-        let force = |stamp, delete| Some(Response::Force { stamp, delete });
-        let replace =
-            || Some(Response::Replace(Disrupting { reason: "event_status".into(), deadline_ms: Some(600_000) }));
-        let stamped = json!({(labels::TERMINATION_TIMESTAMP): "2026-01-01T00:00:00Z"});
-        let interrupted = json!({(labels::DISRUPTING): "SpotInterruption/2026-01-01T00:02:00Z"});
-        let consolidated = json!({(labels::DISRUPTING): "Underutilized/"});
-        for (what, annotations, deleting, categories, expected) in [
-            ("instance", json!({}), false, &[InstanceStatus][..], force(true, true)),
-            ("system", json!({}), false, &[SystemStatus], force(true, true)),
-            ("both kinds", json!({}), false, &[SystemStatus, EventStatus], force(true, true)),
-            ("an earlier time stays", stamped.clone(), false, &[InstanceStatus], force(false, true)),
-            ("stuck in its drain", json!({}), true, &[InstanceStatus], force(true, false)),
-            ("all done", stamped, true, &[InstanceStatus], None),
-            ("event", json!({}), false, &[EventStatus], replace()),
-            ("event, draining", json!({}), true, &[EventStatus], None),
-            ("event, interrupted", interrupted, false, &[EventStatus], None),
-            ("event, no hurry before", consolidated, false, &[EventStatus], replace()),
-        ] {
-            assert_eq!(response(&claim(&annotations, deleting), &trouble("i-1", categories), 0), expected, "{what}");
-        }
-    }
-
-    #[test]
-    fn c38_instances_without_a_claim_are_nobodys_business() {
+    fn c38_instances_without_a_claim_are_ignored() {
         let mut state = ClusterState::default();
-        state.apply_claim(claim(&json!({}), false));
-        let found = [trouble("i-1", &[Category::EventStatus]), trouble("i-11", &[Category::InstanceStatus])];
-        let ours = ours(&state, &found);
-        assert_eq!(ours.len(), 1);
-        assert_eq!((ours[0].0.name_any(), &*ours[0].1.instance_id), ("c".to_owned(), "i-1"));
+        let claim = json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim", "metadata": {"name": "c", "uid": "c"},
+            "spec": {"requirements": [], "nodeClassRef": {"group": "g", "kind": "k", "name": "n"}},
+            "status": {"providerID": "aws:///us-east-1a/i-1"}});
+        state.apply_claim(serde_json::from_value(claim).unwrap());
+        let unhealthy = |id: &str, category| Unhealthy { instance_id: id.into(), categories: [category].into() };
+        let found = [unhealthy("i-1", Category::EventStatus), unhealthy("i-11", Category::InstanceStatus)];
+        let claims = with_claims(&state, &found);
+        assert_eq!(claims.len(), 1);
+        assert_eq!((claims[0].0.name_any(), &*claims[0].1.instance_id), ("c".to_owned(), "i-1"));
     }
 }

@@ -12,9 +12,9 @@ fn candidate(api: &FakeApi, identity: &str) -> Candidate {
 
 fn described(outcome: Result<Outcome, kube::Error>) -> String {
     match outcome {
-        Ok(Outcome::Leads) => "leads".into(),
-        Ok(Outcome::Follows) => "follows".into(),
-        Ok(Outcome::Overtaken) => "overtaken".into(),
+        Ok(Outcome::Leading) => "leads".into(),
+        Ok(Outcome::Following) => "follows".into(),
+        Ok(Outcome::Conflict) => "overtaken".into(),
         Err(kube::Error::Api(status)) => format!("error {}", status.code),
         Err(error) => format!("error {error}"),
     }
@@ -48,18 +48,18 @@ async fn the_first_candidate_creates_the_lease_and_the_second_follows() {
 }
 
 #[tokio::test]
-async fn a_lease_is_taken_when_it_was_given_back_or_not_renewed() {
+async fn a_lease_is_acquired_when_it_was_released_or_not_renewed() {
     let api = held_by_a().await;
-    candidate(&api, "b").give_back().await.unwrap();
-    assert_eq!(holder(&api), r#""a""#, "only its holder gives it back");
-    candidate(&api, "a").give_back().await.unwrap();
+    candidate(&api, "b").try_release().await.unwrap();
+    assert_eq!(holder(&api), r#""a""#, "only its holder releases it");
+    candidate(&api, "a").try_release().await.unwrap();
     assert_eq!(holder(&api), "null");
     assert_eq!(described(candidate(&api, "b").attempt().await), "leads");
     assert_eq!(api.stored(LEASE).unwrap()["spec"]["leaseTransitions"], 1);
     let mut c = candidate(&api, "c");
     assert_eq!(described(c.attempt().await), "follows");
-    let (holder_seen, renewed, since) = c.seen.take().unwrap();
-    c.seen = Some((holder_seen, renewed, since.checked_sub(DURATION).unwrap()));
+    let (holder_seen, renewed, since) = c.observed.take().unwrap();
+    c.observed = Some((holder_seen, renewed, since.checked_sub(DURATION).unwrap()));
     assert_eq!(described(c.attempt().await), "leads", "fifteen seconds by its own clock without a renewal");
 }
 
@@ -103,7 +103,8 @@ async fn the_lease_under_every_failure() {
         let api = held_by_a().await;
         api.inject(fault, 1, of("PUT"));
         let a = candidate(&api, "a");
-        let back = Box::pin(async { a.give_back().await.map_or_else(|error| described(Err(error)), |()| "ok".into()) });
+        let back =
+            Box::pin(async { a.try_release().await.map_or_else(|error| described(Err(error)), |()| "ok".into()) });
         let released = stopped(&api, &mut { back }).await;
         line += &format!("; release {released}, then held by {}\n", holder(&api));
         text += &line;
@@ -123,7 +124,7 @@ async fn the_lease_under_every_failure() {
 #[tokio::test]
 async fn two_candidates_that_see_a_free_lease_do_not_both_lead() {
     let api = held_by_a().await;
-    candidate(&api, "a").give_back().await.unwrap();
+    candidate(&api, "a").try_release().await.unwrap();
     api.inject(Fault::WrittenByAnother, 1, |request| request.method == "PUT");
     assert_eq!(described(candidate(&api, "b").attempt().await), "overtaken");
     assert_eq!(holder(&api), "null");

@@ -1,5 +1,5 @@
-//! Nodes in capacity reservations: those whose reservation has ended under them are relabelled on-demand, and those of a capacity
-//! block that is about to end are let go.
+//! Nodes in capacity reservations: relabeled as on-demand when their reservation has ended, and deleted before their capacity block
+//! ends.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,68 +11,65 @@ use serde_json::{Value, json};
 use crate::api::NodeClaim;
 use crate::cloud::Instance;
 use crate::cloud::reservation::RESERVATION_LABELS;
-use crate::controllers::context::{Context, gone_is_fine};
-use crate::controllers::node_claim::{lifecycle, metrics};
-use crate::controllers::provisioning::provisioner::claim_event;
+use crate::controllers::context::{Context, EventSpec, ignore_not_found};
+use crate::controllers::deletion::delete_claim_or_log;
+use crate::decisions::disruption::reason::DisruptionReason;
 use crate::model::labels;
 use crate::model::offering::CapacityType;
 use crate::state::ClusterState;
+use crate::state::object_ext::{NodeClaimExt, ObjectExt};
 
 /// How often instances are compared with their labels.
 const PERIOD: Duration = Duration::from_mins(1);
-/// Why claims of an ending capacity block go, as metrics say it.
-const EXPIRING: &str = "capacity_block_expiring";
 
-/// What says something else than the cloud does: EC2 keeps an instance running on demand when its reservation ends.
+/// Names of claims and registered Nodes whose labels are out of date: EC2 keeps an instance running as on-demand when its reservation
+/// ends.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Demotions {
-    /// Names of claims.
-    pub claims: Vec<String>,
-    /// Names of registered Nodes.
-    pub nodes: Vec<String>,
+struct Demotions {
+    claims: Vec<String>,
+    nodes: Vec<String>,
 }
 
-fn says_reserved(own: &BTreeMap<String, String>) -> bool {
+fn is_labeled_reserved(own: &BTreeMap<String, String>) -> bool {
     own.get(labels::CAPACITY_TYPE).is_some_and(|value| value == CapacityType::Reserved.as_str())
 }
 
-/// Claims of instances in reservations, as their labels say, that are not on their way out; and their Node, if it is registered
-/// and says so too.
+/// Claims that are not deleting and are labeled as reserved, or whose registered Node is: the claim, the name of such a Node, and
+/// whether the claim is labeled.
 fn reserved(state: &ClusterState) -> impl Iterator<Item = (&Arc<NodeClaim>, Option<String>, bool)> {
-    state.claims.values().filter(|claim| claim.metadata.deletion_timestamp.is_none()).filter_map(|claim| {
-        let registered = |value: &String| value == "true";
-        let node = state.node_of(claim).filter(|node| node.labels().get(labels::REGISTERED).is_some_and(registered));
-        let node = node.filter(|node| says_reserved(node.labels())).map(|node| node.name_any());
-        let claimed = says_reserved(claim.labels());
-        (claimed || node.is_some()).then_some((claim, node, claimed))
+    state.claims.values().filter(|claim| !claim.is_deleting()).filter_map(|claim| {
+        let node = state.node_of(claim).filter(|node| node.is_labeled(labels::REGISTERED));
+        let node = node.filter(|node| is_labeled_reserved(node.labels())).map(|node| node.name_any());
+        let labeled = is_labeled_reserved(claim.labels());
+        (labeled || node.is_some()).then_some((claim, node, labeled))
     })
 }
 
-/// Claims and Nodes that are in no reservation any more.
-pub fn demoted(state: &ClusterState, instances: &[Instance]) -> Demotions {
+/// Claims and Nodes that are no longer in a reservation.
+fn demoted(state: &ClusterState, instances: &[Instance]) -> Demotions {
     let on_demand = |claim: &NodeClaim| {
-        let id = claim.status.as_ref().and_then(|status| status.provider_id.as_deref());
+        let id = claim.provider_id();
         let instance = instances.iter().find(|instance| Some(instance.provider_id.as_str()) == id);
         instance.is_some_and(|instance| instance.capacity_type == CapacityType::OnDemand)
     };
     let mut out = Demotions::default();
-    for (claim, node, claimed) in reserved(state).filter(|(claim, ..)| on_demand(claim)) {
-        out.claims.extend(claimed.then(|| claim.name_any()));
+    for (claim, node, labeled) in reserved(state).filter(|(claim, ..)| on_demand(claim)) {
+        out.claims.extend(labeled.then(|| claim.name_any()));
         out.nodes.extend(node);
     }
     out
 }
 
-/// Claims in capacity blocks that their class says are expiring.
-pub fn expiring(state: &ClusterState) -> Vec<Arc<NodeClaim>> {
+/// Claims in capacity blocks that are expiring according to the status of their class.
+fn expiring(state: &ClusterState) -> Vec<Arc<NodeClaim>> {
     let ends = |claim: &&Arc<NodeClaim>| {
         let id = claim.labels().get(labels::CAPACITY_RESERVATION_ID);
         let class = state.classes.get(&claim.spec.node_class_ref.name);
         let mut known = class.iter().filter_map(|class| class.status.as_ref()).flat_map(|s| &s.capacity_reservations);
         known.any(|known| known.state == "expiring" && Some(&known.id) == id)
     };
-    let live = state.claims.values().filter(|claim| claim.metadata.deletion_timestamp.is_none());
-    live.filter(|claim| says_reserved(claim.labels())).filter(ends).cloned().collect()
+    let live = state.claims.values().filter(|claim| !claim.is_deleting());
+    live.filter(|claim| is_labeled_reserved(claim.labels())).filter(ends).cloned().collect()
 }
 
 /// The labels of an on-demand node, as a merge patch.
@@ -91,44 +88,40 @@ pub async fn run(ctx: Arc<Context>) {
     loop {
         let ended = expiring(&ctx.cluster.read());
         for claim in ended {
-            let_go(&ctx, &claim).await;
+            delete_expiring(&ctx, &claim).await;
         }
-        // Without reservations nobody asks for the instances.
+        // Without reserved nodes, the instances are not listed.
         if reserved(&ctx.cluster.read()).next().is_some() {
             match ctx.cloud.list().await {
                 Ok(instances) => {
                     let demoted = demoted(&ctx.cluster.read(), &instances);
                     relabel(&ctx, demoted).await;
                 }
-                Err(error) => tracing::warn!(%error, "instances could not be listed, trying again"),
+                Err(error) => tracing::warn!(%error, "failed to list instances, retrying"),
             }
         }
         tokio::time::sleep(PERIOD).await;
     }
 }
 
-async fn let_go(ctx: &Context, claim: &NodeClaim) {
-    let name = claim.name_any();
-    tracing::info!(claim = name, "its capacity block is about to end, it goes");
-    claim_event(ctx, claim, true, "CapacityBlockExpiring", "the capacity block is about to end; its pods are moved")
-        .await;
-    match lifecycle::delete_claim(ctx, claim).await {
-        Ok(()) => metrics::count(ctx, claim, EXPIRING),
-        Err(error) => tracing::warn!(claim = name, %error, "node claim could not be deleted, trying again"),
-    }
+async fn delete_expiring(ctx: &Context, claim: &NodeClaim) {
+    tracing::info!(claim = claim.name_any(), "deleting node claim in expiring capacity block");
+    let note = "the capacity block is about to end; its pods are moved";
+    ctx.emit_for_claim(claim, EventSpec::warning("CapacityBlockExpiring", note)).await;
+    delete_claim_or_log(ctx, claim, DisruptionReason::CapacityBlockExpiring).await;
 }
 
-/// Relabels claims, then Nodes: a Node is synced from its claim.
+/// Relabels claims, then Nodes: an unregistered Node is synced from its claim.
 async fn relabel(ctx: &Context, demoted: Demotions) {
     for name in demoted.claims {
-        tracing::info!(claim = name, "its reservation has ended, it runs on demand");
-        if let Err(error) = gone_is_fine(ctx.patch_claim(&name, &as_on_demand()).await) {
-            tracing::warn!(claim = name, %error, "node claim could not be relabelled, trying again");
+        tracing::info!(claim = name, "reservation ended, relabeling node as on-demand");
+        if let Err(error) = ignore_not_found(ctx.patch_claim(&name, &as_on_demand()).await) {
+            tracing::warn!(claim = name, %error, "failed to relabel node claim, retrying");
         }
     }
     for name in demoted.nodes {
-        if let Err(error) = gone_is_fine(ctx.patch_node(&name, &as_on_demand()).await) {
-            tracing::warn!(node = name, %error, "node could not be relabelled, trying again");
+        if let Err(error) = ignore_not_found(ctx.patch_node(&name, &as_on_demand()).await) {
+            tracing::warn!(node = name, %error, "failed to relabel node, retrying");
         }
     }
 }
@@ -165,28 +158,28 @@ mod tests {
     }
 
     #[test]
-    fn c40_what_lost_its_reservation_is_demoted_claim_and_node_alike() {
+    fn c40_a_claim_and_its_node_without_reservation_are_demoted() {
         let mut state = ClusterState::default();
         state.apply_claim(claim("both", "i-1", "reserved", false));
         state.apply_node(node("node-1", "i-1", "reserved", true));
-        state.apply_claim(claim("in it", "i-2", "reserved", false));
+        state.apply_claim(claim("reserved", "i-2", "reserved", false));
         state.apply_node(node("node-2", "i-2", "reserved", true));
-        state.apply_claim(claim("half done", "i-3", "on-demand", false));
+        state.apply_claim(claim("claim done", "i-3", "on-demand", false));
         state.apply_node(node("node-3", "i-3", "reserved", true));
         state.apply_claim(claim("booting", "i-4", "reserved", false));
         state.apply_node(node("node-4", "i-4", "reserved", false));
-        state.apply_claim(claim("going", "i-5", "reserved", true));
+        state.apply_claim(claim("deleting", "i-5", "reserved", true));
         state.apply_claim(claim("gone", "i-6", "reserved", false));
         let lost = ["i-1", "i-3", "i-4", "i-5"].map(|id| instance(id, CapacityType::OnDemand));
         let mut instances = lost.to_vec();
         instances.push(instance("i-2", CapacityType::Reserved));
         let found = demoted(&state, &instances);
         assert_eq!(found.claims, ["booting", "both"]);
-        assert_eq!(found.nodes, ["node-1", "node-3"], "one that is not registered is synced from its claim");
+        assert_eq!(found.nodes, ["node-1", "node-3"], "an unregistered Node is synced from its claim");
     }
 
     #[test]
-    fn c40_the_patch_leaves_no_label_of_the_reservation() {
+    fn c40_the_patch_removes_every_label_of_the_reservation() {
         let expected = json!({"metadata": {"labels": {
             "karpenter.sh/capacity-type": "on-demand",
             "karpenter.k8s.aws/capacity-reservation-id": null,
@@ -197,10 +190,10 @@ mod tests {
     }
 
     #[test]
-    fn c40_claims_of_an_expiring_capacity_block_go() {
+    fn c40_claims_of_an_expiring_capacity_block_are_deleted() {
         let mut state = ClusterState::default();
-        state.apply_claim(claim("in it", "i-1", "reserved", false));
-        state.apply_claim(claim("going", "i-2", "reserved", true));
+        state.apply_claim(claim("reserved", "i-1", "reserved", false));
+        state.apply_claim(claim("deleting", "i-2", "reserved", true));
         state.apply_claim(claim("demoted", "i-3", "on-demand", false));
         let class = |state: &str| {
             let block = json!({"id": "cr-1", "availabilityZone": "z", "instanceMatchCriteria": "targeted", "ownerID": "1",
@@ -209,10 +202,10 @@ mod tests {
                 "spec": {"amiSelectorTerms": []}, "status": {"capacityReservations": [block]}});
             Arc::new(serde_json::from_value(class).unwrap())
         };
-        assert!(expiring(&state).is_empty(), "of a class that nobody knows");
+        assert!(expiring(&state).is_empty(), "the class is unknown");
         state.classes.insert("default".into(), class("active"));
         assert!(expiring(&state).is_empty());
         state.classes.insert("default".into(), class("expiring"));
-        assert_eq!(expiring(&state).iter().map(|claim| claim.name_any()).collect::<Vec<_>>(), ["in it"]);
+        assert_eq!(expiring(&state).iter().map(|claim| claim.name_any()).collect::<Vec<_>>(), ["reserved"]);
     }
 }

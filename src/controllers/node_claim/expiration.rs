@@ -1,5 +1,5 @@
-//! NodeClaims that are older than their `expireAfter`: they go, whatever budgets say and whether or not their pods have another
-//! place (core reference 5.7). The drain that follows is the usual one.
+//! Expiration: NodeClaims older than their `expireAfter` are deleted, regardless of budgets and of replacements (Karpenter core
+//! reference 5.7). Their nodes are drained as usual.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,28 +7,30 @@ use std::time::Duration;
 use kube::ResourceExt;
 
 use crate::api::{NodeClaim, duration};
-use crate::controllers::context::{Context, reference};
-use crate::controllers::node_claim::{lifecycle, metrics};
-use crate::state::{ClusterState, now_ms};
+use crate::clock;
+use crate::controllers::context::{Context, EventSpec};
+use crate::controllers::deletion::delete_claim_or_log;
+use crate::decisions::disruption::reason::DisruptionReason;
+use crate::model::time::UnixMillis;
+use crate::state::ClusterState;
+use crate::state::object_ext::ObjectExt;
 
-/// Claims are looked at at least this often.
-const TICK: Duration = Duration::from_secs(10);
-/// Claims are looked at no more often than this.
-const LOOK: Duration = Duration::from_millis(500);
+/// Shortest and longest wait between two passes.
+const PERIOD: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(10));
 
-/// When a claim expires, milliseconds since the epoch; `None` for never, also where the text can't be understood.
-pub fn expires_ms(claim: &NodeClaim) -> Option<i64> {
-    let created = claim.metadata.creation_timestamp.as_ref()?.0.as_millisecond();
+/// When a claim expires; `None` for never, and for an invalid duration.
+fn expires_at(claim: &NodeClaim) -> Option<UnixMillis> {
+    let created = UnixMillis::from(claim.metadata.creation_timestamp.as_ref()?);
     let after = duration::parse_or_never(claim.spec.expire_after.as_deref()?).ok()??;
-    created.checked_add(after)
+    created.0.checked_add(after).map(UnixMillis)
 }
 
-/// Claims whose time has come, and when the next one's comes.
-pub fn expired(state: &ClusterState, now_ms: i64) -> (Vec<Arc<NodeClaim>>, Option<i64>) {
-    let (mut due, mut next) = (Vec::new(), None::<i64>);
-    for claim in state.claims.values().filter(|claim| claim.metadata.deletion_timestamp.is_none()) {
-        match expires_ms(claim) {
-            Some(at) if at <= now_ms => due.push(Arc::clone(claim)),
+/// Expired claims, and when the next claim expires.
+fn expired(state: &ClusterState, now: UnixMillis) -> (Vec<Arc<NodeClaim>>, Option<UnixMillis>) {
+    let (mut due, mut next) = (Vec::new(), None::<UnixMillis>);
+    for claim in state.claims.values().filter(|claim| !claim.is_deleting()) {
+        match expires_at(claim) {
+            Some(at) if at <= now => due.push(Arc::clone(claim)),
             Some(at) => next = Some(next.map_or(at, |next| next.min(at))),
             None => {}
         }
@@ -39,20 +41,16 @@ pub fn expired(state: &ClusterState, now_ms: i64) -> (Vec<Arc<NodeClaim>>, Optio
 /// Runs until the process ends.
 pub async fn run(ctx: Arc<Context>) {
     loop {
-        let (due, next) = expired(&ctx.cluster.read(), now_ms());
+        let (due, next) = expired(&ctx.cluster.read(), clock::now());
         for claim in due {
             let after = claim.spec.expire_after.as_deref().unwrap_or_default();
-            tracing::info!(claim = claim.name_any(), expire_after = after, "expired, it goes");
-            ctx.event(reference(&*claim), false, "Expired", &format!("older than its expireAfter of {after}")).await;
-            match lifecycle::delete_claim(&ctx, &claim).await {
-                Ok(()) => metrics::count(&ctx, &claim, "expired"),
-                Err(error) => {
-                    tracing::warn!(claim = claim.name_any(), %error, "node claim could not be deleted, trying again");
-                }
-            }
+            tracing::info!(claim = claim.name_any(), expire_after = after, "deleting expired node claim");
+            let note = format!("older than its expireAfter of {after}");
+            ctx.emit_for_claim(&claim, EventSpec::normal("Expired", &note)).await;
+            delete_claim_or_log(&ctx, &claim, DisruptionReason::Expired).await;
         }
-        let wait = next.map_or(TICK, |at| Duration::from_millis(u64::try_from(at - now_ms()).unwrap_or(0)));
-        tokio::time::sleep(wait.clamp(LOOK, TICK)).await;
+        let wait = next.map_or(PERIOD.1, |at| at.saturating_since(clock::now()));
+        tokio::time::sleep(wait.clamp(PERIOD.0, PERIOD.1)).await;
     }
 }
 
@@ -74,16 +72,16 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_goes_at_its_age_and_never_never() {
+    fn a_claim_expires_at_its_age_and_not_with_never() {
         let mut state = ClusterState::default();
         for (name, after, deleting) in
-            [("minute", "1m", false), ("hour", "1h", false), ("never", "Never", false), ("going", "1s", true)]
+            [("minute", "1m", false), ("hour", "1h", false), ("never", "Never", false), ("deleting", "1s", true)]
         {
             state.apply_claim(claim(name, after, deleting));
         }
         let names = |now| {
-            let (due, next) = expired(&state, now);
-            (due.iter().map(|claim| claim.name_any()).collect::<Vec<_>>(), next)
+            let (due, next) = expired(&state, UnixMillis(now));
+            (due.iter().map(|claim| claim.name_any()).collect::<Vec<_>>(), next.map(|at| at.0))
         };
         assert_eq!(names(69_999), (vec![], Some(70_000)));
         assert_eq!(names(70_000), (vec!["minute".to_owned()], Some(3_610_000)));

@@ -1,67 +1,55 @@
-//! A NodeClaim becomes an instance.
+//! Launches the instance of a NodeClaim and writes the result to the claim.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Instant;
 
 use k8s_openapi::api::core::v1::Taint;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
-use k8s_openapi::jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::ResourceExt;
 use serde_json::json;
 
-use crate::api::conditions::{Conditions, LAUNCHED, NODE_CLAIM_DEPENDENTS};
+use crate::api::conditions::LAUNCHED;
 use crate::api::{Ec2NodeClass, NodeClaim, hash};
+use crate::clock;
 use crate::cloud::launch_group;
 use crate::cloud::launch_group::LaunchGroup;
 use crate::cloud::{
     Instance, LaunchDetails, LaunchError, LaunchRequest, Launched, NodeClassCloud, Override, ReservedIn,
     without_encoded_details,
 };
-use crate::controllers::context::{Context, single_values};
-use crate::controllers::provisioning::provisioner::claim_event;
+use crate::controllers::condition_writer::ConditionWriter;
+use crate::controllers::context::{Context, EventSpec, single_values};
+use crate::controllers::node_claim::step_result::StepError;
+use crate::decisions::disruption::reason::DisruptionReason;
 use crate::model::labels;
 use crate::model::offering::{Catalog, InstanceType, OFFERING_LABELS, Offering};
 use crate::model::requirement::Requirements;
 use crate::model::resources::Resources;
+use crate::model::time::UnixMillis;
 use crate::model::units::MicroUsd;
-use crate::state::now_ms;
+use crate::state::object_ext::{NodeClaimExt, ObjectExt};
 
-/// Resource of the interfaces that an instance has only where it is launched with them.
+/// Resource name of EFA interfaces, which an instance has only when it is launched with them.
 const EFA: &str = "vpc.amazonaws.com/efa";
 
-/// Longest message of a failure that nobody has named (core reference 5.2).
-const CONDITION_BYTES: usize = 300;
+/// Longest message of an unclassified failure (Karpenter core reference 5.2).
+const MAX_MESSAGE_BYTES: usize = 300;
 
-/// Why a launch did not come about.
-#[derive(Debug, thiserror::Error)]
-pub enum Failure {
-    /// The claim can never be launched: it is deleted, and its pods are planned anew.
-    #[error("{1}")]
-    Hopeless(&'static str, String),
-    /// It may be launched later.
-    #[error("{0}")]
-    Later(String),
-    /// The API server refused a write.
-    #[error("writing the node claim: {0}")]
-    Api(#[from] kube::Error),
-}
-
-/// Launches a claim's instance and writes down what came of it. Safe to repeat: the claim's UID is the client token.
-///
-/// # Errors
-/// [`Failure`].
-pub async fn launch(ctx: &Arc<Context>, claim: &NodeClaim) -> Result<(), Failure> {
+/// Launches a claim's instance and writes the result to the claim. Idempotent: the claim's UID is the client token.
+pub async fn launch(ctx: &Context, claim: &NodeClaim) -> Result<(), StepError> {
     let name = claim.name_any();
     let class_name = &claim.spec.node_class_ref.name;
     let class = ctx.cluster.read().classes.get(class_name).cloned();
     let Some(class) = class else {
-        return Err(Failure::Hopeless("nodeclass_not_ready", format!("EC2NodeClass {class_name} does not exist")));
+        let message = format!("EC2NodeClass {class_name} does not exist");
+        return Err(StepError::abandon(DisruptionReason::NodeClassNotReady, message));
     };
     let catalog = ctx.cloud.catalog(&class);
     let overrides = acceptable(claim, &catalog);
     if overrides.is_empty() {
-        let why = "none of its offerings is available any more".to_owned();
-        return Err(Failure::Hopeless("insufficient_capacity", why));
+        let message = "none of its offerings is available any more";
+        return Err(StepError::abandon(DisruptionReason::InsufficientCapacity, message));
     }
     let mut taints = claim.spec.taints.clone();
     taints.extend(claim.spec.startup_taints.clone());
@@ -73,7 +61,7 @@ pub async fn launch(ctx: &Arc<Context>, claim: &NodeClaim) -> Result<(), Failure
     let request = LaunchRequest {
         client_token: claim.uid().unwrap_or_default(),
         node_claim: name.clone(),
-        node_pool: claim.labels().get(labels::NODE_POOL).cloned().unwrap_or_default(),
+        node_pool: claim.node_pool().unwrap_or_default().to_owned(),
         node_class: class_name.clone(),
         overrides,
         labels: single_values(claim),
@@ -85,10 +73,9 @@ pub async fn launch(ctx: &Arc<Context>, claim: &NodeClaim) -> Result<(), Failure
             named,
         })),
     };
-    let started = now_ms();
+    let started = Instant::now();
     let result = ctx.cloud.launch(request).await;
-    #[allow(clippy::cast_precision_loss)]
-    ctx.metrics.launch_seconds.observe((now_ms() - started) as f64 / 1e3);
+    ctx.metrics.launch_seconds.observe(started.elapsed().as_secs_f64());
     match result {
         Ok(launched) => {
             for offering in &launched.unavailable {
@@ -102,53 +89,71 @@ pub async fn launch(ctx: &Arc<Context>, claim: &NodeClaim) -> Result<(), Failure
                     ctx.cloud.mark_unavailable(offering);
                 }
             }
-            let (fate, event, why) = outcome(&error);
+            let LaunchFailure { disposition, event, message } = LaunchFailure::of(&error);
             if let Some(event) = event {
-                claim_event(ctx, claim, true, event, &why).await;
+                ctx.emit_for_claim(claim, EventSpec::warning(event, &message)).await;
             }
-            Err(match fate {
-                Fate::Deleted(reason) => Failure::Hopeless(reason, why),
-                Fate::Kept(reason) => {
-                    not_launched(ctx, claim, reason, &why).await?;
-                    Failure::Later(format!("{reason}: {why}"))
+            Err(match disposition {
+                LaunchDisposition::Delete(reason) => StepError::abandon(reason, message),
+                LaunchDisposition::Retry(reason) => {
+                    report_not_launched(ctx, claim, reason, &message).await?;
+                    StepError::Retry(format!("{reason}: {message}"))
                 }
             })
         }
     }
 }
 
-/// What becomes of a claim that was not launched.
+/// What happens to a claim that was not launched.
 #[derive(Debug, PartialEq, Eq)]
-enum Fate {
-    /// It is deleted, for this reason in the metrics, and its pods are planned anew.
-    Deleted(&'static str),
-    /// It is launched again later; until then Launched is Unknown for this reason.
-    Kept(&'static str),
+enum LaunchDisposition {
+    /// It is deleted, and its pods are re-planned.
+    Delete(DisruptionReason),
+    /// The launch is retried; until then the Launched condition is Unknown with this reason.
+    Retry(&'static str),
 }
 
-/// What a failed launch means: the claim's fate, the reason of the event that tells it, where one does, and why (AWS reference
-/// 5.1 and 5.9).
-fn outcome(error: &LaunchError) -> (Fate, Option<&'static str>, String) {
-    let no_capacity = Fate::Deleted("insufficient_capacity");
-    match error {
-        LaunchError::NoSpotRole => (no_capacity, Some("SpotSLRCreationFailed"), error.to_string()),
-        LaunchError::InsufficientCapacity { unavailable } => {
-            let why = format!("{} offerings are out of capacity; its pods are planned anew", unavailable.len());
-            (no_capacity, Some("InsufficientCapacityError"), why)
-        }
-        LaunchError::NodeClassNotReady { name, reason } => {
-            (Fate::Deleted("nodeclass_not_ready"), None, format!("EC2NodeClass {name} is not ready: {reason}"))
-        }
-        LaunchError::Rejected { reason, message } => (Fate::Kept(reason), Some(*reason), message.clone()),
-        LaunchError::Throttled => (Fate::Kept("RequestLimitExceeded"), Some("LaunchFailed"), error.to_string()),
-        LaunchError::Other { reason, .. } => {
-            (Fate::Kept(reason), Some("LaunchFailed"), brief(&error.to_string()).to_owned())
-        }
+/// A failed launch (Karpenter AWS reference 5.1 and 5.9).
+#[derive(Debug, PartialEq, Eq)]
+struct LaunchFailure {
+    disposition: LaunchDisposition,
+    /// Reason of the event about it, if one is emitted.
+    event: Option<&'static str>,
+    message: String,
+}
+
+impl LaunchFailure {
+    fn of(error: &LaunchError) -> Self {
+        let no_capacity = LaunchDisposition::Delete(DisruptionReason::InsufficientCapacity);
+        let (disposition, event, message) = match error {
+            LaunchError::NoSpotRole => (no_capacity, Some("SpotSLRCreationFailed"), error.to_string()),
+            LaunchError::InsufficientCapacity { unavailable } => {
+                let count = unavailable.len();
+                let message =
+                    format!("all {count} offerings returned insufficient capacity; its pods will be re-planned");
+                (no_capacity, Some("InsufficientCapacityError"), message)
+            }
+            LaunchError::NodeClassNotReady { name, reason } => {
+                let message = format!("EC2NodeClass {name} is not ready: {reason}");
+                (LaunchDisposition::Delete(DisruptionReason::NodeClassNotReady), None, message)
+            }
+            LaunchError::Rejected { reason, message } => {
+                (LaunchDisposition::Retry(reason), Some(*reason), message.clone())
+            }
+            LaunchError::Throttled => {
+                (LaunchDisposition::Retry("RequestLimitExceeded"), Some("LaunchFailed"), error.to_string())
+            }
+            LaunchError::Other { reason, .. } => {
+                let message = brief(&error.to_string()).to_owned();
+                (LaunchDisposition::Retry(reason), Some("LaunchFailed"), message)
+            }
+        };
+        Self { disposition, event, message }
     }
 }
 
-/// Offerings that a claim may be launched as, cheapest first.
-pub fn acceptable(claim: &NodeClaim, catalog: &Catalog) -> Vec<Override> {
+/// Offerings that a claim may be launched as, in ascending order of price.
+fn acceptable(claim: &NodeClaim, catalog: &Catalog) -> Vec<Override> {
     let allowed = |key: &str| {
         let found = claim.spec.requirements.iter().find(|r| r.key == key && r.operator == "In");
         move |value: &str| found.is_none_or(|r| r.values.iter().any(|other| other == value))
@@ -165,7 +170,7 @@ pub fn acceptable(claim: &NodeClaim, catalog: &Catalog) -> Vec<Override> {
             if offering.available
                 && zone_ok(&offering.zone)
                 && capacity_ok(offering.capacity_type.as_str())
-                && offered(&requirements, offering)
+                && satisfies(&requirements, offering)
             {
                 found.push((
                     offering.price.0,
@@ -184,12 +189,12 @@ pub fn acceptable(claim: &NodeClaim, catalog: &Catalog) -> Vec<Override> {
     found.into_iter().map(|(_, offering)| offering).collect()
 }
 
-/// Whether an offering may serve a claim, by the labels that are its own.
-fn offered(requirements: &Requirements, offering: &Offering) -> bool {
+/// Whether the offering's own labels satisfy the requirements of a claim.
+fn satisfies(requirements: &Requirements, offering: &Offering) -> bool {
     OFFERING_LABELS.iter().all(|key| requirements.get(key).is_none_or(|set| set.accepts(offering.label(key))))
 }
 
-/// Labels that an instance gives its claim: its type's, and those of the offering that it was launched as.
+/// Labels that a claim gets from its instance: those of its instance type and of its offering.
 fn instance_labels(found: Option<&Arc<InstanceType>>, instance: &Instance) -> BTreeMap<String, String> {
     let mut own: BTreeMap<String, String> = found.map(|found| found.labels.clone()).unwrap_or_default();
     own.insert(labels::INSTANCE_TYPE.into(), instance.instance_type.clone());
@@ -203,7 +208,7 @@ fn instance_labels(found: Option<&Arc<InstanceType>>, instance: &Instance) -> BT
     own
 }
 
-/// The label of an instance's partition, where its placement group has some; empty while EC2 hasn't told which.
+/// The partition label, if the placement group has partitions; empty until EC2 reports the partition.
 fn partition(found: Option<&Arc<InstanceType>>, instance: &Instance) -> Option<(String, String)> {
     let key = labels::PLACEMENT_GROUP_PARTITION;
     let has_some = found?.offerings.iter().any(|offering| offering.label(key).is_some());
@@ -211,28 +216,25 @@ fn partition(found: Option<&Arc<InstanceType>>, instance: &Instance) -> Option<(
     has_some.then(|| (key.to_owned(), value))
 }
 
-/// Whether a claim's instance is in a partition that nobody knows yet.
+/// Whether the partition of a claim's instance is not known yet.
 pub fn lacks_partition(claim: &NodeClaim) -> bool {
     claim.labels().get(labels::PLACEMENT_GROUP_PARTITION).is_some_and(String::is_empty)
 }
 
-/// Asks in which partition a claim's instance is and writes it down. Returns false where EC2 doesn't know yet.
-///
-/// # Errors
-/// [`Failure`].
-pub async fn learn_partition(ctx: &Context, claim: &NodeClaim) -> Result<bool, Failure> {
-    let Some(id) = claim.status.as_ref().and_then(|status| status.provider_id.as_deref()) else { return Ok(false) };
-    let told = ctx.cloud.describe(id).await;
-    let told = told.map_err(|error| Failure::Later(format!("looking for its partition: {error}")))?;
-    let Some(partition) = told.and_then(|instance| instance.partition) else { return Ok(false) };
+/// Queries the partition of a claim's instance and labels the claim. Returns false when EC2 does not report it yet.
+pub async fn learn_partition(ctx: &Context, claim: &NodeClaim) -> Result<bool, StepError> {
+    let Some(id) = claim.provider_id() else { return Ok(false) };
+    let instance = ctx.cloud.describe(id).await;
+    let instance = instance.map_err(|error| StepError::Retry(format!("describing its partition: {error}")))?;
+    let Some(partition) = instance.and_then(|instance| instance.partition) else { return Ok(false) };
     let labels = json!({(labels::PLACEMENT_GROUP_PARTITION): partition.to_string()});
     ctx.patch_claim(&claim.name_any(), &json!({"metadata": {"labels": labels}})).await?;
     Ok(true)
 }
 
-/// Capacity and allocatable of a claim's instance. It has EFA interfaces only where the claim asks for them or the class lists
-/// them: what the type could have is no promise.
-fn room(found: &InstanceType, claim: &NodeClaim, class: &Ec2NodeClass) -> (Resources, Resources) {
+/// Capacity and allocatable of a claim's instance. It has EFA interfaces only if the claim requests them or the class lists them,
+/// whatever its type supports.
+fn capacity_and_allocatable(found: &InstanceType, claim: &NodeClaim, class: &Ec2NodeClass) -> (Resources, Resources) {
     let asked = claim.spec.resources.requests.get(EFA);
     let asked = asked.is_some_and(|amount| amount.0.chars().any(|c| ('1'..='9').contains(&c)));
     let listed = class.spec.network_interfaces.iter().any(|interface| interface.interface_type == "efa-only");
@@ -244,7 +246,7 @@ fn room(found: &InstanceType, claim: &NodeClaim, class: &Ec2NodeClass) -> (Resou
     (capacity, allocatable)
 }
 
-/// What an instance costs.
+/// The hourly price of an instance; zero when unknown.
 fn price(found: Option<&Arc<InstanceType>>, instance: &Instance) -> MicroUsd {
     let offering = found.and_then(|found| {
         let mut offerings = found.offerings.iter();
@@ -253,33 +255,31 @@ fn price(found: Option<&Arc<InstanceType>>, instance: &Instance) -> MicroUsd {
     offering.map_or_else(MicroUsd::default, |offering| offering.price)
 }
 
-/// The beginning of what is told of a failure that nobody has named.
-fn brief(why: &str) -> &str {
-    let fits = why.char_indices().map(|(at, c)| at + c.len_utf8()).take_while(|end| *end <= CONDITION_BYTES).last();
-    &why[..fits.unwrap_or(0)]
+/// The beginning of the message of an unclassified failure.
+fn brief(message: &str) -> &str {
+    let fits =
+        message.char_indices().map(|(at, c)| at + c.len_utf8()).take_while(|end| *end <= MAX_MESSAGE_BYTES).last();
+    &message[..fits.unwrap_or(0)]
 }
 
-/// Says on the claim why it isn't launched. Writes only what is new: launches are tried again and again.
-async fn not_launched(ctx: &Context, claim: &NodeClaim, reason: &str, message: &str) -> Result<(), Failure> {
-    let list = unlaunched(claim, reason, message, &Time(Timestamp::now()));
-    if claim.status.as_ref().is_none_or(|status| status.conditions != list) {
-        ctx.patch_claim_status(&claim.name_any(), &json!({ "conditions": list })).await?;
+/// Writes to the Launched condition why the claim is not launched.
+async fn report_not_launched(ctx: &Context, claim: &NodeClaim, reason: &str, message: &str) -> Result<(), kube::Error> {
+    match unlaunched_conditions(claim, reason, message, clock::now()) {
+        Some(list) => ctx.patch_claim_status(&claim.name_any(), &json!({ "conditions": list })).await,
+        None => Ok(()),
     }
-    Ok(())
 }
 
-/// Conditions of a claim that isn't launched yet.
-fn unlaunched(claim: &NodeClaim, reason: &str, message: &str, now: &Time) -> Vec<Condition> {
-    let mut list = claim.status.as_ref().map(|status| status.conditions.clone()).unwrap_or_default();
-    let (generation, created) = (claim.metadata.generation, claim.metadata.creation_timestamp.as_ref());
-    let mut judged = Conditions::open(&mut list, NODE_CLAIM_DEPENDENTS, generation, created, now);
-    // What is another at each try would be written at each.
-    judged.set_unknown(LAUNCHED, reason, without_encoded_details(message));
-    list
+/// Conditions of a claim that is not launched; `None` when it has them already.
+fn unlaunched_conditions(claim: &NodeClaim, reason: &str, message: &str, now: UnixMillis) -> Option<Vec<Condition>> {
+    let mut writer = ConditionWriter::for_claim(claim, now);
+    // Details that differ in every attempt would be written in every attempt.
+    writer.edit().set_unknown(LAUNCHED, reason, without_encoded_details(message));
+    writer.changed()
 }
 
-/// What a launched claim says of the class it was launched from, where the cloud makes real instances of it.
-fn origin(class: &Ec2NodeClass, ca: &str) -> BTreeMap<&'static str, String> {
+/// Annotations of a launched claim about its node class.
+fn class_annotations(class: &Ec2NodeClass, ca: &str) -> BTreeMap<&'static str, String> {
     let profile = class.status.as_ref().and_then(|status| status.instance_profile.clone());
     let hash = [
         (labels::EC2_NODE_CLASS_HASH, hash::node_class(&class.spec, ca)),
@@ -289,35 +289,33 @@ fn origin(class: &Ec2NodeClass, ca: &str) -> BTreeMap<&'static str, String> {
 }
 
 async fn record(
-    ctx: &Arc<Context>,
+    ctx: &Context,
     claim: &NodeClaim,
     class: &Ec2NodeClass,
     launched: &Launched,
     catalog: &Catalog,
-) -> Result<(), Failure> {
+) -> Result<(), StepError> {
     let name = claim.name_any();
     let instance = &launched.instance;
     let found: Option<&Arc<InstanceType>> =
         catalog.instance_types.iter().find(|found| *found.name == instance.instance_type);
-    let mut own = instance_labels(found, instance);
-    // What the user put on the claim wins (core reference 5.2).
-    own.extend(single_values(claim));
-    let mut metadata = json!({ "labels": own });
+    let mut node_labels = instance_labels(found, instance);
+    // The claim's own labels take precedence (Karpenter core reference 5.2).
+    node_labels.extend(single_values(claim));
+    let mut metadata = json!({ "labels": node_labels });
     if let Some(ca) = ctx.cloud.capabilities().node_classes.map(NodeClassCloud::instance_ca) {
-        metadata["annotations"] = json!(origin(class, &ca));
+        metadata["annotations"] = json!(class_annotations(class, &ca));
     }
     ctx.patch_claim(&name, &json!({ "metadata": metadata })).await?;
-    let generation = claim.metadata.generation;
-    let mut list = claim.status.as_ref().map(|status| status.conditions.clone()).unwrap_or_default();
-    let created = claim.metadata.creation_timestamp.as_ref();
-    Conditions::open(&mut list, NODE_CLAIM_DEPENDENTS, generation, created, &Time(Timestamp::now())).set_true(LAUNCHED);
+    let mut writer = ConditionWriter::for_claim(claim, clock::now());
+    writer.edit().set_true(LAUNCHED);
     let mut status = json!({
         "providerID": instance.provider_id,
         "imageID": instance.image_id,
-        "conditions": list,
+        "conditions": writer.finish(),
     });
     if let Some(found) = found {
-        let (capacity, allocatable) = room(found, claim, class);
+        let (capacity, allocatable) = capacity_and_allocatable(found, claim, class);
         status["capacity"] = json!(capacity.to_map());
         status["allocatable"] = json!(allocatable.to_map());
     }
@@ -332,7 +330,7 @@ async fn record(
         "launched"
     );
     let note = format!("{} in {} as {}", instance.instance_type, instance.zone, instance.capacity_type);
-    claim_event(ctx, claim, false, "Launched", &note).await;
+    ctx.emit_for_claim(claim, EventSpec::normal("Launched", &note)).await;
     Ok(())
 }
 

@@ -1,302 +1,181 @@
-//! The life of a NodeClaim: launched, registered, initialized; then drained, terminated, gone.
-//! [`next_step`] says what is due; [`run`] does it, one step at a time for each claim, and tries again what failed.
+//! The lifecycle of NodeClaims: launched, registered, initialized; then drained, terminated, deleted.
+//! [`next_step`] decides; [`run`] carries out the steps, one at a time for each claim, and retries failed steps.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use futures::future::join_all;
-use k8s_openapi::api::core::v1::{Node, Taint};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use k8s_openapi::jiff::Timestamp;
-use kube::api::{DeleteParams, Preconditions};
-use kube::{Api, Resource, ResourceExt};
-use serde_json::{Value, json};
+use k8s_openapi::api::core::v1::Node;
+use kube::{Api, ResourceExt};
+use serde_json::json;
+use tokio::task::JoinSet;
 
 use crate::api::NodeClaim;
-use crate::api::conditions;
-use crate::api::conditions::{Conditions, NODE_CLAIM_DEPENDENTS};
+use crate::clock;
 use crate::cloud::launch_group;
-use crate::controllers::context::{Context, gone_is_fine, is_conflict, is_not_found, single_values};
-use crate::controllers::enforcement::nominations;
+use crate::controllers::context::{Context, EventSpec, is_conflict, is_not_found};
+use crate::controllers::deletion::{delete_claim_or_log, delete_node, request_deletion};
+use crate::controllers::enforcement::opening::{Opening, open};
+use crate::controllers::node_claim::drain::{DrainProgress, drain};
 use crate::controllers::node_claim::launch;
-use crate::controllers::node_claim::launch::Failure;
-use crate::controllers::node_claim::{drain, metrics};
+use crate::controllers::node_claim::next_step::{REGISTRATION_TIMEOUT, Step, next_step};
+use crate::controllers::node_claim::registration::{initialize, register, report_uninitialized, sync_patch};
+use crate::controllers::node_claim::step_result::{Requeue, StepError};
+use crate::controllers::node_claim::termination::terminate;
+use crate::controllers::run_loop::{Pace, RunLoop};
+use crate::decisions::disruption::reason::DisruptionReason;
+use crate::decisions::termination::deadlines::termination_deadline;
+use crate::decisions::termination::drain_order;
 use crate::model::labels;
-use crate::state::snapshot::{is_ephemeral, node_ready};
-use crate::state::{ClusterState, created_ms, now_ms, rfc3339};
+use crate::model::time::UnixMillis;
+use crate::state::ClusterState;
+use crate::state::object_ext::ObjectExt;
 use crate::sync::lock;
 
-/// A claim that isn't launched after so long is given up (core reference 5.5), milliseconds.
-const LAUNCH_TIMEOUT_MS: i64 = 300_000;
-/// A launched claim whose node doesn't register in so long is given up, milliseconds.
-const REGISTRATION_TIMEOUT_MS: i64 = 900_000;
-/// The state is looked at no more often than this.
-const LOOK: Duration = Duration::from_millis(20);
-/// The state is looked at at least this often, since time passes without events.
-const TICK: Duration = Duration::from_millis(500);
-/// First and longest wait after a step failed, milliseconds.
-const BACKOFF_MS: (i64, i64) = (250, 10_000);
-/// Wait between two looks at something under way (a drain, an instance going down), milliseconds.
-const POLL_MS: i64 = 500;
-/// Wait between two questions after the partition of an instance, milliseconds.
-const PARTITION_POLL_MS: i64 = 1_000;
-/// Steps under way at the same time, launches aside: however long EC2 keeps those waiting, nodes go on coming up and going.
+const PACE: Pace = Pace { debounce: Duration::from_millis(20), resync: Duration::from_millis(500) };
+/// First and longest wait after a failed step; the wait doubles.
+const BACKOFF: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(10));
+/// Wait between two passes over a claim that waits for something outside, such as a drain.
+const POLL_PERIOD: Duration = Duration::from_millis(500);
+/// Wait between two queries for the partition of an instance.
+const PARTITION_POLL_PERIOD: Duration = Duration::from_secs(1);
+/// Concurrent steps other than launches: launches that wait for EC2 do not delay other steps.
 const CONCURRENCY: usize = 100;
-/// Launches under way at the same time: those of a group share a call.
-const LAUNCHES: usize = launch_group::MOST;
+/// Concurrent launches. The launches of a group share a call.
+const LAUNCH_CONCURRENCY: usize = launch_group::MOST;
 
-/// What is due for a claim.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Step {
-    /// Nothing.
-    Nothing,
-    /// Put our finalizer on it.
-    AddFinalizer,
-    /// Launch its instance.
-    Launch,
-    /// Give it up, for this reason.
-    GiveUp(&'static str),
-    /// Put the claim's labels, taints and our finalizer on its Node.
-    Sync,
-    /// Nominate its pods and take the unregistered taint off.
-    Open,
-    /// Say that it is registered.
-    Register,
-    /// Say that it is initialized.
-    Initialize,
-    /// Say why it isn't initialized.
-    Explain(&'static str),
-    /// Write on it when its drain must be over, milliseconds since the epoch.
-    WriteDeadline(i64),
-    /// Delete its Node.
-    DeleteNode,
-    /// Keep pods off its Node and evict those there.
-    Drain,
-    /// Terminate its instance, and let go of the Node and the claim when it is gone.
-    Terminate,
-    /// Delete the claim, since its Node was deleted.
-    FollowNode,
-}
-
-/// What is due for a claim at `now_ms`. `drained` says whether no pod on its node has to be waited for.
-pub fn next_step(claim: &NodeClaim, node: Option<&Node>, drained: bool, now_ms: i64) -> Step {
-    let status = claim.status.as_ref();
-    let holds = |kind: &str| status.is_some_and(|status| conditions::is_true(&status.conditions, kind));
-    let ours = claim.finalizers().iter().any(|finalizer| finalizer == labels::TERMINATION_FINALIZER);
-    if claim.metadata.deletion_timestamp.is_some() {
-        if !ours {
-            return Step::Nothing;
-        }
-        if let Some(deadline) = drain::unwritten_deadline(claim) {
-            return Step::WriteDeadline(deadline);
-        }
-        return match node {
-            Some(node) if node.metadata.deletion_timestamp.is_none() => Step::DeleteNode,
-            Some(node) if !drained || !drain::is_closed(node) => Step::Drain,
-            _ => Step::Terminate,
-        };
-    }
-    if !ours {
-        return Step::AddFinalizer;
-    }
-    let age = now_ms - created_ms(&claim.metadata);
-    if !holds("Launched") {
-        return if age > LAUNCH_TIMEOUT_MS { Step::GiveUp("launch_timeout") } else { Step::Launch };
-    }
-    let Some(node) = node else {
-        let timed_out = !holds("Registered") && age > REGISTRATION_TIMEOUT_MS;
-        return if timed_out { Step::GiveUp("registration_timeout") } else { Step::Nothing };
-    };
-    if node.metadata.deletion_timestamp.is_some() {
-        return Step::FollowNode;
-    }
-    let taints = || node.spec.iter().flat_map(|spec| spec.taints.iter().flatten());
-    let registered_label = node.labels().get(labels::REGISTERED).is_some_and(|value| value == "true");
-    if !holds("Registered") {
-        let synced = node.finalizers().iter().any(|finalizer| finalizer == labels::TERMINATION_FINALIZER);
-        return if !synced {
-            Step::Sync
-        } else if !registered_label || taints().any(|taint| taint.key == labels::UNREGISTERED_TAINT) {
-            Step::Open
-        } else {
-            Step::Register
-        };
-    }
-    if holds("Initialized") {
-        return Step::Nothing;
-    }
-    match missing(claim, node) {
-        None => Step::Initialize,
-        Some(reason) => Step::Explain(reason),
-    }
-}
-
-/// Whether a taint is one that a claim's node starts with and something takes off.
-pub fn is_startup(claim: &NodeClaim, taint: &Taint) -> bool {
-    claim.spec.startup_taints.iter().any(|other| other.key == taint.key && other.effect == taint.effect)
-}
-
-/// Whether a node has neither start-up taints nor resources that are yet to be reported.
-pub fn is_complete(claim: &NodeClaim, node: &Node) -> bool {
-    let mut taints = node.spec.iter().flat_map(|spec| spec.taints.iter().flatten());
-    !taints.any(|taint| is_startup(claim, taint)) && reports_all(claim, node)
-}
-
-/// Whether a node reports every resource that its claim asks for.
-fn reports_all(claim: &NodeClaim, node: &Node) -> bool {
-    let zero = |text: &str| text.chars().all(|c| !c.is_ascii_digit() || c == '0');
-    let allocatable = node.status.as_ref().and_then(|status| status.allocatable.as_ref());
-    let reported = |name: &String| allocatable.and_then(|map| map.get(name)).is_some_and(|value| !zero(&value.0));
-    claim.spec.resources.requests.iter().all(|(name, value)| zero(&value.0) || reported(name))
-}
-
-/// Why a registered node isn't initialized (core reference 5.4).
-fn missing(claim: &NodeClaim, node: &Node) -> Option<&'static str> {
-    let taints: Vec<&Taint> = node.spec.iter().flat_map(|spec| spec.taints.iter().flatten()).collect();
-    if !node_ready(node) {
-        return Some("NodeNotReady");
-    }
-    if taints.iter().any(|taint| is_startup(claim, taint)) {
-        return Some("StartupTaintsExist");
-    }
-    if taints.iter().any(|taint| is_ephemeral(taint)) {
-        return Some("KnownEphemeralTaintsExist");
-    }
-    if !reports_all(claim, node) {
-        return Some("ResourceNotRegistered");
-    }
-    None
-}
-
-/// How long a claim is left alone after a step.
-enum Wait {
-    /// Not at all.
-    No,
-    /// So long, milliseconds.
-    For(i64),
-    /// Longer each time, but not past this, milliseconds since the epoch.
-    Longer(i64),
-}
-
-#[derive(Default)]
-struct Work {
-    busy: HashSet<String>,
-    /// Launches among them.
+/// Which claims are being processed, and when the others are processed again.
+#[derive(Debug, Default)]
+struct Queue {
+    running: HashSet<String>,
+    /// How many of the running steps are launches.
     launching: usize,
-    later: HashMap<String, Later>,
+    waiting: HashMap<String, Waiting>,
 }
 
-/// A claim that is left alone for a while.
-struct Later {
-    /// Until then, milliseconds since the epoch.
-    at: i64,
-    /// The wait of the next step that fails, milliseconds.
-    next: i64,
-    /// When its drain must be over, as it was known then: with another one, it is looked at at once.
-    deadline: Option<i64>,
+/// A claim that is not processed for a while.
+#[derive(Debug)]
+struct Waiting {
+    until: UnixMillis,
+    /// The wait after the next failed step.
+    next_backoff: Duration,
+    /// The deadline of the claim's drain; the wait ends when it changes.
+    deadline: Option<UnixMillis>,
+}
+
+/// A step to carry out.
+struct DueStep {
+    claim: String,
+    step: Step,
+    /// The deadline of the claim's drain.
+    deadline: Option<UnixMillis>,
+}
+
+impl Queue {
+    /// Chooses the steps to start now, and records them as running.
+    fn start_due(&mut self, state: &ClusterState, now: UnixMillis) -> Vec<DueStep> {
+        self.waiting.retain(|name, _| state.claims.contains_key(name));
+        let mut out = Vec::new();
+        for (name, claim) in &state.claims {
+            let deleting = claim.is_deleting();
+            let deadline = termination_deadline(claim).filter(|_| deleting);
+            let waits =
+                self.waiting.get(name).is_some_and(|waiting| waiting.until > now && waiting.deadline == deadline);
+            if waits || self.running.contains(name) {
+                continue;
+            }
+            let node = state.node_of(claim);
+            let drained = !deleting
+                || node.is_none_or(|node| drain_order::waiting(state, claim, &node.name_any(), now).is_empty());
+            let step = next_step(claim, node.map(|node| &**node), drained, now);
+            let launch = step == Step::Launch;
+            let has_capacity = if launch {
+                self.launching < LAUNCH_CONCURRENCY
+            } else {
+                self.running.len() - self.launching < CONCURRENCY
+            };
+            if has_capacity && step != Step::Nothing {
+                self.running.insert(name.clone());
+                self.launching += usize::from(launch);
+                out.push(DueStep { claim: name.clone(), step, deadline });
+            }
+        }
+        out
+    }
+
+    /// Records the end of a step.
+    fn finish(&mut self, due: DueStep, requeue: Requeue, now: UnixMillis) {
+        let DueStep { claim, step, deadline } = due;
+        self.running.remove(&claim);
+        self.launching -= usize::from(step == Step::Launch);
+        let (until, next_backoff) = match requeue {
+            Requeue::Now => {
+                self.waiting.remove(&claim);
+                return;
+            }
+            Requeue::After(wait) => (now + wait, BACKOFF.0),
+            Requeue::Backoff { until } => {
+                let wait = self.waiting.get(&claim).map_or(BACKOFF.0, |waiting| waiting.next_backoff);
+                ((now + wait).min(until), (wait * 2).min(BACKOFF.1))
+            }
+        };
+        self.waiting.insert(claim, Waiting { until, next_backoff, deadline });
+    }
 }
 
 /// Runs until the process ends.
 pub async fn run(ctx: Arc<Context>) {
-    let mut changes = ctx.cluster.changes();
-    let work = Arc::new(Mutex::new(Work::default()));
+    let mut run_loop = RunLoop::new(&ctx.cluster, PACE);
+    let queue = Arc::new(Mutex::new(Queue::default()));
     let (done, mut finished) = tokio::sync::mpsc::unbounded_channel::<()>();
-    // Dropped, and its steps with it, when this loop is.
-    let mut steps = tokio::task::JoinSet::new();
+    // Aborts the running steps when this future is dropped.
+    let mut steps = JoinSet::new();
     loop {
         while steps.try_join_next().is_some() {}
-        for (name, step, deadline) in due(&ctx.cluster.read(), &work, now_ms()) {
-            let (ctx, work, done) = (Arc::clone(&ctx), Arc::clone(&work), done.clone());
+        let due = lock(&queue).start_due(&ctx.cluster.read(), clock::now());
+        for due in due {
+            let (ctx, queue, done) = (Arc::clone(&ctx), Arc::clone(&queue), done.clone());
             steps.spawn(async move {
-                let wait = match take(&ctx, &name, &step).await {
-                    Ok(wait) => wait,
-                    Err(Failure::Hopeless(reason, why)) => {
-                        give_up(&ctx, &name, reason, &why).await;
-                        Wait::No
-                    }
-                    Err(Failure::Api(error)) if is_not_found(&error) => Wait::For(POLL_MS),
-                    Err(Failure::Api(error)) if is_conflict(&error) => {
-                        look_again(&ctx, &name).await;
-                        Wait::Longer(i64::MAX)
-                    }
-                    Err(error) => {
-                        tracing::warn!(claim = name, ?step, %error, "step failed, trying again");
-                        Wait::Longer(i64::MAX)
-                    }
-                };
-                {
-                    let mut work = lock(&work);
-                    work.busy.remove(&name);
-                    work.launching -= usize::from(step == Step::Launch);
-                    match wait {
-                        Wait::No => {
-                            work.later.remove(&name);
-                        }
-                        Wait::Longer(until) => {
-                            let wait = work.later.get(&name).map_or(BACKOFF_MS.0, |later| later.next);
-                            let (at, next) = ((now_ms() + wait).min(until), (wait * 2).min(BACKOFF_MS.1));
-                            work.later.insert(name, Later { at, next, deadline });
-                        }
-                        Wait::For(wait) => {
-                            work.later.insert(name, Later { at: now_ms() + wait, next: BACKOFF_MS.0, deadline });
-                        }
-                    }
-                }
+                let requeue = process(&ctx, &due).await;
+                lock(&queue).finish(due, requeue, clock::now());
                 let _ = done.send(());
             });
         }
-        let planned = tokio::select! {
-            _ = changes.changed() => false,
-            _ = finished.recv() => false,
-            () = ctx.claimed.notified() => true,
-            () = tokio::time::sleep(TICK) => false,
+        // The claims of a plan are launched at once; other changes are debounced.
+        let wake = async {
+            finished.recv().await;
         };
-        // What else happens may wait for more of its kind; the claims of a plan are all there.
-        if !planned {
-            tokio::select! {
-                () = tokio::time::sleep(LOOK) => {}
-                () = ctx.claimed.notified() => {}
-            }
-        }
-        changes.mark_unchanged();
+        run_loop.next_or(wake, &ctx.claims_created).await;
         while finished.try_recv().is_ok() {}
     }
 }
 
-/// Claims with their next steps, and when their drains must be over.
-fn due(state: &ClusterState, work: &Mutex<Work>, now: i64) -> Vec<(String, Step, Option<i64>)> {
-    let mut work = lock(&work);
-    work.later.retain(|name, _| state.claims.contains_key(name));
-    let mut out = Vec::new();
-    for (name, claim) in &state.claims {
-        let deleting = claim.metadata.deletion_timestamp.is_some();
-        let deadline = drain::termination_deadline(claim).filter(|_| deleting);
-        let waits = work.later.get(name).is_some_and(|later| later.at > now && later.deadline == deadline);
-        if waits || work.busy.contains(name) {
-            continue;
+/// Carries out a step and handles its failure.
+async fn process(ctx: &Context, due: &DueStep) -> Requeue {
+    let DueStep { claim, step, .. } = due;
+    match carry_out(ctx, claim, step).await {
+        Ok(requeue) => requeue,
+        Err(StepError::Abandon { reason, message }) => {
+            abandon(ctx, claim, reason, &message).await;
+            Requeue::Now
         }
-        let node = state.node_of(claim);
-        let drained =
-            !deleting || node.is_none_or(|node| drain::waiting(state, claim, &node.name_any(), now).is_empty());
-        let step = next_step(claim, node.map(|node| &**node), drained, now);
-        let launch = step == Step::Launch;
-        let room = if launch { work.launching < LAUNCHES } else { work.busy.len() - work.launching < CONCURRENCY };
-        if room && step != Step::Nothing {
-            work.busy.insert(name.clone());
-            work.launching += usize::from(launch);
-            out.push((name.clone(), step, deadline));
+        Err(StepError::Api(error)) if is_not_found(&error) => Requeue::After(POLL_PERIOD),
+        Err(StepError::Api(error)) if is_conflict(&error) => {
+            refresh(ctx, claim).await;
+            Requeue::Backoff { until: UnixMillis::MAX }
+        }
+        Err(error) => {
+            tracing::warn!(claim, ?step, %error, "step failed, retrying");
+            Requeue::Backoff { until: UnixMillis::MAX }
         }
     }
-    out
 }
 
-/// Does one step. Returns how long to leave the claim alone afterwards.
-async fn take(ctx: &Arc<Context>, name: &str, step: &Step) -> Result<Wait, Failure> {
+async fn carry_out(ctx: &Context, name: &str, step: &Step) -> Result<Requeue, StepError> {
     let (claim, node) = {
         let state = ctx.cluster.read();
         let Some(claim) = state.claims.get(name).cloned() else {
-            return Ok(Wait::No);
+            return Ok(Requeue::Now);
         };
         let node = state.node_of(&claim).cloned();
         (claim, node)
@@ -309,69 +188,62 @@ async fn take(ctx: &Arc<Context>, name: &str, step: &Step) -> Result<Wait, Failu
             ctx.patch_claim(name, &patch).await?;
         }
         (Step::Launch, _) => launch::launch(ctx, &claim).await?,
-        (Step::GiveUp(reason), _) => {
-            give_up(ctx, name, reason, "it did not come up in time").await;
-            return Ok(Wait::For(POLL_MS));
+        (Step::Abandon(reason), _) => {
+            abandon(ctx, name, *reason, "launch or registration timed out").await;
+            return Ok(Requeue::After(POLL_PERIOD));
         }
-        // Spread over partitions must not be judged by a label that is yet to come.
-        (Step::Sync, Some(_)) if launch::lacks_partition(&claim) => {
-            if now_ms() - created_ms(&claim.metadata) > REGISTRATION_TIMEOUT_MS {
-                let why = "EC2 does not say in which partition its instance is".to_owned();
-                return Err(Failure::Hopeless("registration_timeout", why));
-            }
-            let learnt = launch::learn_partition(ctx, &claim).await?;
-            return Ok(if learnt { Wait::No } else { Wait::For(PARTITION_POLL_MS) });
-        }
-        (Step::Sync, Some(node)) => {
-            ctx.patch_node(&node.name_any(), &sync_patch(&claim, node)).await?;
-        }
+        // The scheduler must not evaluate topology spread over partitions without the partition label.
+        (Step::Sync, Some(_)) if launch::lacks_partition(&claim) => return learn_partition(ctx, &claim).await,
+        (Step::Sync, Some(node)) => ctx.patch_node(&node.name_any(), &sync_patch(&claim, node)).await?,
         (Step::Open, Some(node)) => {
-            return Ok(nominations::open(ctx, &claim, node).await?.map_or(Wait::No, Wait::For));
+            return Ok(match open(ctx, &claim, node).await? {
+                Opening::Opened => Requeue::Now,
+                Opening::Wait(wait) => Requeue::After(wait),
+            });
         }
-        (Step::Register, Some(node)) => {
-            let note = json!({"nodeName": node.name_any()});
-            set(ctx, &claim, "Registered", None, Some(note)).await?;
-            ctx.metrics.nodes_registered.inc();
+        (Step::Register, Some(node)) => register(ctx, &claim, node).await?,
+        (Step::Initialize, Some(node)) => initialize(ctx, &claim, node).await?,
+        (Step::ReportUninitialized(reason), _) => {
+            report_uninitialized(ctx, &claim, reason).await?;
+            return Ok(Requeue::After(POLL_PERIOD));
         }
-        (Step::Initialize, Some(node)) => {
-            ctx.patch_node(&node.name_any(), &json!({"metadata": {"labels": {(labels::INITIALIZED): "true"}}})).await?;
-            set(ctx, &claim, "Initialized", None, None).await?;
-            tracing::info!(claim = name, node = node.name_any(), "initialized");
-        }
-        (Step::Explain(reason), _) => {
-            set(ctx, &claim, "Initialized", Some(reason), None).await?;
-            return Ok(Wait::For(POLL_MS));
-        }
-        (Step::WriteDeadline(at), _) => {
-            let at = rfc3339(*at);
-            let patch = json!({"metadata": {"annotations": {(labels::TERMINATION_TIMESTAMP): at}}});
-            ctx.patch_claim(name, &patch).await?;
-            let note = format!("all its pods will be deleted by {at}");
-            crate::controllers::provisioning::provisioner::claim_event(
-                ctx,
-                &claim,
-                true,
-                "TerminationGracePeriodExpiring",
-                &note,
-            )
-            .await;
-        }
+        (Step::WriteDeadline(deadline), _) => write_deadline(ctx, &claim, *deadline).await?,
         (Step::DeleteNode, Some(node)) => delete_node(ctx, node).await?,
-        (Step::FollowNode, _) => delete_claim(ctx, &claim).await?,
+        (Step::DeleteClaim, _) => request_deletion(ctx, &claim).await?,
         (Step::Drain, Some(node)) => {
-            // Where only budgets are in the way, asking again and again helps nobody.
-            return Ok(drain::step(ctx, &claim, node).await?.map_or(Wait::For(POLL_MS), Wait::Longer));
+            return Ok(match drain(ctx, &claim, node).await? {
+                DrainProgress::InProgress => Requeue::After(POLL_PERIOD),
+                DrainProgress::Blocked { until } => Requeue::Backoff { until },
+            });
         }
         (Step::Terminate, node) => return terminate(ctx, &claim, node.as_deref()).await,
-        // The node went away between the look and the step: look again.
+        // The Node was deleted since the step was chosen: choose again.
         (_, _) => {}
     }
-    Ok(Wait::No)
+    Ok(Requeue::Now)
 }
 
-/// Reads a claim and its Node anew, after a conflict. Under a burst the watch lags behind, and to write again on what it shows
-/// would fail again and keep the API server from catching up.
-async fn look_again(ctx: &Context, name: &str) {
+async fn learn_partition(ctx: &Context, claim: &NodeClaim) -> Result<Requeue, StepError> {
+    if clock::now() > claim.created_at() + REGISTRATION_TIMEOUT {
+        let message = "EC2 does not report the partition of the instance";
+        return Err(StepError::abandon(DisruptionReason::RegistrationTimeout, message));
+    }
+    let learned = launch::learn_partition(ctx, claim).await?;
+    Ok(if learned { Requeue::Now } else { Requeue::After(PARTITION_POLL_PERIOD) })
+}
+
+async fn write_deadline(ctx: &Context, claim: &NodeClaim, deadline: UnixMillis) -> Result<(), kube::Error> {
+    let deadline = deadline.rfc3339();
+    let patch = json!({"metadata": {"annotations": {(labels::TERMINATION_TIMESTAMP): deadline}}});
+    ctx.patch_claim(&claim.name_any(), &patch).await?;
+    let note = format!("all its pods will be deleted by {deadline}");
+    ctx.emit_for_claim(claim, EventSpec::warning("TerminationGracePeriodExpiring", &note)).await;
+    Ok(())
+}
+
+/// Reads a claim and its Node from the API server after a conflict. The watch lags behind in a burst: another write based on it
+/// would conflict again and keep the API server busy.
+async fn refresh(ctx: &Context, name: &str) {
     let node = {
         let state = ctx.cluster.read();
         state.claims.get(name).and_then(|claim| state.node_of(claim)).map(|node| node.name_any())
@@ -386,166 +258,13 @@ async fn look_again(ctx: &Context, name: &str) {
     }
 }
 
-/// Sets a condition: true, or unknown with a reason. Writes only what changes.
-async fn set(
-    ctx: &Context,
-    claim: &NodeClaim,
-    kind: &str,
-    unknown: Option<&str>,
-    more: Option<Value>,
-) -> Result<(), kube::Error> {
-    let before = claim.status.as_ref().map(|status| status.conditions.clone()).unwrap_or_default();
-    let mut list = before.clone();
-    let generation = claim.metadata.generation;
-    let created = claim.metadata.creation_timestamp.as_ref();
-    let now = Time(Timestamp::now());
-    let mut judged = Conditions::open(&mut list, NODE_CLAIM_DEPENDENTS, generation, created, &now);
-    match unknown {
-        None => judged.set_true(kind),
-        Some(reason) => judged.set_unknown(kind, reason, ""),
-    };
-    if list == before && more.is_none() {
-        return Ok(());
-    }
-    let mut status = more.unwrap_or_else(|| json!({}));
-    status["conditions"] = json!(list);
-    ctx.patch_claim_status(&claim.name_any(), &status).await
-}
-
-fn sync_patch(claim: &NodeClaim, node: &Node) -> Value {
-    let mut finalizers = node.finalizers().to_vec();
-    finalizers.push(labels::TERMINATION_FINALIZER.into());
-    let mut taints: Vec<Taint> = node.spec.as_ref().and_then(|spec| spec.taints.clone()).unwrap_or_default();
-    if node.labels().get(labels::DO_NOT_SYNC_TAINTS).is_none_or(|value| value != "true") {
-        for taint in claim.spec.taints.iter().chain(&claim.spec.startup_taints) {
-            if !taints.iter().any(|other| other.key == taint.key && other.effect == taint.effect) {
-                taints.push(taint.clone());
-            }
-        }
-    }
-    let mut owners = node.owner_references().to_vec();
-    if let Some(mut owner) = claim.owner_ref(&())
-        && !owners.iter().any(|other| other.uid == owner.uid)
-    {
-        owner.block_owner_deletion = Some(true);
-        owners.push(owner);
-    }
-    // Our own bookkeeping on the claim is no business of the node's.
-    let annotations: std::collections::BTreeMap<_, _> =
-        claim.annotations().iter().filter(|(key, _)| !key.starts_with("stowage.dev/")).collect();
-    json!({
-        "metadata": {
-            "resourceVersion": node.resource_version(),
-            "finalizers": finalizers,
-            "ownerReferences": owners,
-            "labels": single_values(claim),
-            "annotations": annotations,
-        },
-        "spec": {"taints": taints},
-    })
-}
-
-async fn give_up(ctx: &Context, name: &str, reason: &str, why: &str) {
+async fn abandon(ctx: &Context, name: &str, reason: DisruptionReason, why: &str) {
     let claim = ctx.cluster.read().claims.get(name).cloned();
     let Some(claim) = claim else { return };
-    tracing::warn!(claim = name, reason, why, "node claim is given up");
-    crate::controllers::provisioning::provisioner::claim_event(
-        ctx,
-        &claim,
-        true,
-        "Disrupted",
-        &format!("{reason}: {why}"),
-    )
-    .await;
-    match delete_claim(ctx, &claim).await {
-        Ok(()) => metrics::count(ctx, &claim, reason),
-        Err(error) => tracing::warn!(claim = name, %error, "node claim could not be deleted, trying again"),
-    }
-}
-
-/// Deletes a claim; its finalizer does the rest.
-///
-/// # Errors
-/// The API server's, unless the claim is gone already.
-pub async fn delete_claim(ctx: &Context, claim: &NodeClaim) -> Result<(), kube::Error> {
-    let api: Api<NodeClaim> = Api::all(ctx.client.clone());
-    let deleted = api.delete(&claim.name_any(), &same_uid(claim.uid())).await;
-    gone_is_fine(deleted.map(|answer| {
-        if let Some(claim) = answer.left() {
-            ctx.cluster.update(|state| state.apply_claim(claim));
-        }
-    }))
-}
-
-/// Deletes a Node; its finalizer, where it has one, does the rest.
-///
-/// # Errors
-/// The API server's, unless the Node is gone already.
-pub async fn delete_node(ctx: &Context, node: &Node) -> Result<(), kube::Error> {
-    let api: Api<Node> = Api::all(ctx.client.clone());
-    let deleted = api.delete(&node.name_any(), &same_uid(node.uid())).await;
-    gone_is_fine(deleted.map(|answer| {
-        if let Some(node) = answer.left() {
-            ctx.cluster.update(|state| state.apply_node(node));
-        }
-    }))
-}
-
-fn same_uid(uid: Option<String>) -> DeleteParams {
-    DeleteParams { preconditions: Some(Preconditions { uid, resource_version: None }), ..DeleteParams::default() }
-}
-
-/// Terminates a claim's instance; when it is gone, lets go of the Node and then of the claim.
-async fn terminate(ctx: &Context, claim: &NodeClaim, node: Option<&Node>) -> Result<Wait, Failure> {
-    let cloud = |error: crate::cloud::CloudError| Failure::Later(format!("terminating its instance: {error}"));
-    let ids = if let Some(id) = claim.status.as_ref().and_then(|status| status.provider_id.clone()) {
-        vec![id]
-    } else {
-        // It may have been launched by a process that died before it could write so, or by a call whose answer was lost.
-        let found = ctx.cloud.launched_for(claim).await.map_err(cloud)?;
-        let state = ctx.cluster.read();
-        launch_group::left_behind(claim, state.claims.values().map(|claim| &**claim), &found)
-    };
-    // Each is asked for, whatever becomes of the others.
-    let going = join_all(ids.iter().map(|id| ctx.cloud.terminate(id))).await;
-    if going.iter().any(|going| matches!(going, Ok(true))) {
-        return Ok(Wait::For(POLL_MS));
-    }
-    going.into_iter().collect::<Result<Vec<bool>, _>>().map_err(cloud)?;
-    if let Some(node) = node {
-        release_node(ctx, node).await?;
-    }
-    release(claim.finalizers(), |left| {
-        let patch = json!({"metadata": {"finalizers": left, "resourceVersion": claim.resource_version()}});
-        async move { gone_is_fine(ctx.patch_claim(&claim.name_any(), &patch).await) }
-    })
-    .await?;
-    tracing::info!(claim = claim.name_any(), "terminated");
-    Ok(Wait::For(POLL_MS))
-}
-
-/// Takes our finalizer off a Node.
-///
-/// # Errors
-/// The API server's, unless the Node is gone already.
-pub async fn release_node(ctx: &Context, node: &Node) -> Result<(), kube::Error> {
-    release(node.finalizers(), |left| {
-        let patch = json!({"metadata": {"finalizers": left, "resourceVersion": node.resource_version()}});
-        async move { gone_is_fine(ctx.patch_node(&node.name_any(), &patch).await) }
-    })
-    .await
-}
-
-async fn release<F: Future<Output = Result<(), kube::Error>>>(
-    finalizers: &[String],
-    write: impl FnOnce(Vec<String>) -> F,
-) -> Result<(), kube::Error> {
-    let left: Vec<String> =
-        finalizers.iter().filter(|finalizer| *finalizer != labels::TERMINATION_FINALIZER).cloned().collect();
-    if left.len() == finalizers.len() {
-        return Ok(());
-    }
-    write(left).await
+    tracing::warn!(claim = name, reason = reason.as_str(), why, "abandoning node claim");
+    let note = format!("{}: {why}", reason.as_str());
+    ctx.emit_for_claim(&claim, EventSpec::warning("Disrupted", &note)).await;
+    delete_claim_or_log(ctx, &claim, reason).await;
 }
 
 #[cfg(test)]

@@ -1,52 +1,48 @@
-//! What is counted of NodeClaims that come and go, by the labels of Karpenter's metrics (core reference 8).
-
-use kube::ResourceExt;
+//! NodeClaim lifecycle metrics, labeled as Karpenter labels them (Karpenter core reference 8).
 
 use crate::api::{NodeClaim, NodePool, duration};
 use crate::controllers::context::Context;
-use crate::controllers::disruption::run::{EMPTY, UNDERUTILIZED};
+use crate::decisions::disruption::reason::DisruptionReason;
 use crate::model::labels;
+use crate::state::object_ext::ObjectExt;
 
-/// Why a claim is made: here always for pods that wait.
+/// Reason of every new claim: pods need it.
 const PROVISIONED: &str = "provisioned";
 
-/// Counts a claim that is made.
+/// Counts a new claim.
 pub fn count_created(ctx: &Context, claim: &NodeClaim) {
     ctx.metrics.claims_created.with_label_values(&created(claim)).inc();
 }
 
-/// Counts a claim that is taken away. `reason` as events say it, or as metrics do.
-pub fn count(ctx: &Context, claim: &NodeClaim, reason: &str) {
-    let pool = claim.labels().get(labels::NODE_POOL).and_then(|pool| ctx.cluster.read().pools.get(pool).cloned());
+/// Counts a disrupted claim.
+pub fn count_disrupted(ctx: &Context, claim: &NodeClaim, reason: DisruptionReason) {
+    let pool = claim.node_pool().and_then(|pool| ctx.cluster.read().pools.get(pool).cloned());
     ctx.metrics.claims_disrupted.with_label_values(&disrupted(claim, pool.as_deref(), reason)).inc();
 }
 
-/// Labels of a claim that is made: reason, pool, and whether its `minValues` were lowered.
+/// Labels of a new claim: reason, pool, and whether its `minValues` were relaxed.
 fn created(claim: &NodeClaim) -> [String; 3] {
-    let relaxed = claim.annotations().get(labels::MIN_VALUES_RELAXED).is_some_and(|value| value == "true");
+    let relaxed = claim.is_annotated(labels::MIN_VALUES_RELAXED);
     [PROVISIONED.to_owned(), label(claim, labels::NODE_POOL), relaxed.to_string()]
 }
 
-/// Labels of a claim that is taken away: reason, pool, capacity type, the policy where it is consolidated, and how it ends.
-fn disrupted(claim: &NodeClaim, pool: Option<&NodePool>, reason: &str) -> [String; 5] {
-    let reason = word(reason);
-    let consolidated = [EMPTY, UNDERUTILIZED].iter().any(|other| snake(other) == reason);
-    let policy = pool.filter(|_| consolidated).map(|pool| snake(&pool.spec.disruption.consolidation_policy));
+/// Labels of a disrupted claim: reason, pool, capacity type, consolidation policy, termination mode.
+fn disrupted(claim: &NodeClaim, pool: Option<&NodePool>, reason: DisruptionReason) -> [String; 5] {
+    let pool = pool.filter(|_| reason.is_consolidation());
     [
-        reason,
+        reason.metric_label().to_owned(),
         label(claim, labels::NODE_POOL),
         label(claim, labels::CAPACITY_TYPE),
-        policy.unwrap_or_default(),
-        mode(claim).to_owned(),
+        pool.map(|pool| snake_case(&pool.spec.disruption.consolidation_policy)).unwrap_or_default(),
+        termination_mode(claim).to_owned(),
     ]
 }
 
 fn label(claim: &NodeClaim, key: &str) -> String {
-    claim.labels().get(key).cloned().unwrap_or_default()
+    claim.metadata.labels.as_ref().and_then(|labels| labels.get(key)).cloned().unwrap_or_default()
 }
 
-/// How patiently a claim's pods are drained, by its `terminationGracePeriod`.
-fn mode(claim: &NodeClaim) -> &'static str {
+fn termination_mode(claim: &NodeClaim) -> &'static str {
     match claim.spec.termination_grace_period.as_deref() {
         None => "graceful",
         Some(grace) if duration::parse(grace) == Ok(0) => "forceful",
@@ -54,17 +50,8 @@ fn mode(claim: &NodeClaim) -> &'static str {
     }
 }
 
-/// Karpenter's word for a reason.
-pub fn word(reason: &str) -> String {
-    match reason {
-        "SpotInterruption" => "spot_interrupted".to_owned(),
-        "CapacityReservationInterruption" => "capacity_reservation_interrupted".to_owned(),
-        other => snake(other),
-    }
-}
-
-/// `CamelCase` as `camel_case`; what is that already stays.
-fn snake(text: &str) -> String {
+/// `CamelCase` as `camel_case`.
+fn snake_case(text: &str) -> String {
     let mut out = String::new();
     for c in text.chars() {
         if c.is_ascii_uppercase() && !out.is_empty() {
@@ -95,38 +82,42 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_that_goes_is_counted_by_karpenters_words() {
+    fn a_disrupted_claim_is_counted_with_karpenters_labels() {
         for (reason, policy, grace, expected) in [
-            ("Empty", "WhenEmpty", None, ["empty", "when_empty", "graceful"]),
-            ("Underutilized", "Balanced", Some("1h"), ["underutilized", "balanced", "eventual"]),
+            (DisruptionReason::Empty, "WhenEmpty", None, ["empty", "when_empty", "graceful"]),
+            (DisruptionReason::Underutilized, "Balanced", Some("1h"), ["underutilized", "balanced", "eventual"]),
             (
-                "Underutilized",
+                DisruptionReason::Underutilized,
                 "WhenEmptyOrUnderutilized",
                 Some("0s"),
                 ["underutilized", "when_empty_or_underutilized", "forceful"],
             ),
-            ("Drifted", "WhenEmpty", None, ["drifted", "", "graceful"]),
-            ("expired", "WhenEmpty", None, ["expired", "", "graceful"]),
-            ("SpotInterruption", "WhenEmpty", None, ["spot_interrupted", "", "graceful"]),
+            (DisruptionReason::Drifted, "WhenEmpty", None, ["drifted", "", "graceful"]),
+            (DisruptionReason::Expired, "WhenEmpty", None, ["expired", "", "graceful"]),
+            (DisruptionReason::SpotInterruption, "WhenEmpty", None, ["spot_interrupted", "", "graceful"]),
             (
-                "CapacityReservationInterruption",
+                DisruptionReason::CapacityReservationInterruption,
                 "WhenEmpty",
                 None,
                 ["capacity_reservation_interrupted", "", "graceful"],
             ),
-            ("ScheduledChange", "WhenEmpty", None, ["scheduled_change", "", "graceful"]),
-            ("insufficient_capacity", "WhenEmpty", None, ["insufficient_capacity", "", "graceful"]),
+            (DisruptionReason::ScheduledChange, "WhenEmpty", None, ["scheduled_change", "", "graceful"]),
+            (DisruptionReason::InsufficientCapacity, "WhenEmpty", None, ["insufficient_capacity", "", "graceful"]),
         ] {
             let found = disrupted(&claim(grace, &json!({})), Some(&pool(policy)), reason);
             let [reason, policy, mode] = expected;
             assert_eq!(found, [reason, "p", "spot", policy, mode]);
         }
         let bare = NodeClaim { metadata: kube::api::ObjectMeta::default(), ..claim(None, &json!({})) };
-        assert_eq!(disrupted(&bare, None, "Empty"), ["empty", "", "", "", "graceful"], "its pool is gone");
+        assert_eq!(
+            disrupted(&bare, None, DisruptionReason::Empty),
+            ["empty", "", "", "", "graceful"],
+            "without its pool"
+        );
     }
 
     #[test]
-    fn a_claim_that_is_made_says_whether_its_min_values_were_lowered() {
+    fn a_new_claim_is_counted_by_whether_its_min_values_were_relaxed() {
         for (annotations, relaxed) in [
             (json!({}), "false"),
             (json!({(labels::MIN_VALUES_RELAXED): "false"}), "false"),
@@ -137,12 +128,15 @@ mod tests {
     }
 
     #[test]
-    fn the_values_stand_under_the_names_of_their_labels() {
+    fn the_values_match_the_label_names() {
         let all = Metrics::new();
         let metrics = ControllerMetrics::new(all.registry()).unwrap();
         let claim = claim(None, &json!({}));
         metrics.claims_created.with_label_values(&created(&claim)).inc();
-        metrics.claims_disrupted.with_label_values(&disrupted(&claim, Some(&pool("WhenEmpty")), "Empty")).inc();
+        metrics
+            .claims_disrupted
+            .with_label_values(&disrupted(&claim, Some(&pool("WhenEmpty")), DisruptionReason::Empty))
+            .inc();
         let text = all.text().unwrap();
         for line in [
             "stowage_nodeclaims_created_total{min_values_relaxed=\"false\",nodepool=\"p\",reason=\"provisioned\"} 1",

@@ -8,4 +8,8 @@ pub mod garbage_collection;
 pub mod launch;
 pub mod lifecycle;
 pub mod metrics;
+pub mod next_step;
+pub mod registration;
+pub mod step_result;
 pub mod tagging;
+pub mod termination;

@@ -1,4 +1,4 @@
-//! Instances are tagged with their node's name once they have one. How fast is the cloud's business.
+//! Tags instances with the names of their nodes after registration. The cloud limits the rate.
 
 use std::collections::{BTreeMap, HashMap};
 use std::mem::{Discriminant, discriminant};
@@ -11,48 +11,41 @@ use serde_json::json;
 
 use crate::api::NodeClaim;
 use crate::cloud::{CloudError, InstanceTagging, Untagged};
-use crate::controllers::context::{Context, gone_is_fine};
+use crate::controllers::context::{Context, ignore_not_found};
+use crate::controllers::run_loop::{Pace, RunLoop};
 use crate::model::labels;
 use crate::state::ClusterState;
+use crate::state::object_ext::{NodeClaimExt, ObjectExt};
 
-/// Least wait between two looks.
-const PAUSE: Duration = Duration::from_secs(1);
-/// The state is looked at at least this often.
-const TICK: Duration = Duration::from_secs(10);
+const PACE: Pace = Pace { debounce: Duration::from_secs(1), resync: Duration::from_secs(10) };
 
-/// Instances that have a node and not yet its tags.
-pub fn untagged(state: &ClusterState) -> Vec<Untagged> {
-    let due = |claim: &&Arc<NodeClaim>| {
-        claim.metadata.deletion_timestamp.is_none()
-            && ANNOTATIONS.iter().any(|key| claim.annotations().get(*key).is_none_or(|value| value != "true"))
-    };
-    let told = |claim: &Arc<NodeClaim>| {
-        let status = claim.status.as_ref()?;
-        let (provider_id, node) = (status.provider_id.clone()?, status.node_name.clone()?);
+/// Instances with a node and without its tags.
+fn untagged(state: &ClusterState) -> Vec<Untagged> {
+    let due = |claim: &&Arc<NodeClaim>| !claim.is_deleting() && ANNOTATIONS.iter().any(|key| !claim.is_annotated(key));
+    let to_tag = |claim: &Arc<NodeClaim>| {
+        let (provider_id, node) = (claim.provider_id()?.to_owned(), claim.status.as_ref()?.node_name.clone()?);
         Some(Untagged { provider_id, node, claim: claim.name_any() })
     };
-    state.claims.values().filter(due).filter_map(told).collect()
+    state.claims.values().filter(due).filter_map(to_tag).collect()
 }
 
-/// Annotations of a claim whose instance has got its tags.
+/// Annotations of a claim whose instance has its tags.
 const ANNOTATIONS: [&str; 2] = [labels::TAGGED, labels::CLUSTER_NAME_TAGGED];
 
 /// Runs until the process ends.
 pub async fn run(ctx: Arc<Context>) {
     let Some(tagger) = ctx.cloud.capabilities().instance_tagging else { return std::future::pending().await };
-    let mut changes = ctx.cluster.changes();
+    let mut run_loop = RunLoop::new(&ctx.cluster, PACE);
     loop {
         let due = untagged(&ctx.cluster.read());
         tag(&ctx, tagger, &due).await;
-        let _ = tokio::time::timeout(TICK, changes.changed()).await;
-        tokio::time::sleep(PAUSE).await;
-        changes.mark_unchanged();
+        run_loop.next().await;
     }
 }
 
-/// Tags instances, and writes on each claim when its instance has its tags.
+/// Tags instances, and annotates the claims of those that are tagged.
 async fn tag(ctx: &Context, tagger: &dyn InstanceTagging, due: &[Untagged]) {
-    // One line for each kind of failure: a right that is missing fails every instance in the same way.
+    // One log line for each kind of failure: a missing permission fails every instance in the same way.
     let mut failures: HashMap<Discriminant<CloudError>, (CloudError, &str, usize)> = HashMap::new();
     let mut outcomes = tagger.tag(due);
     while let Some((at, outcome)) = outcomes.next().await {
@@ -63,12 +56,12 @@ async fn tag(ctx: &Context, tagger: &dyn InstanceTagging, due: &[Untagged]) {
         }
         let annotations: BTreeMap<&str, &str> = ANNOTATIONS.map(|key| (key, "true")).into();
         let patch = json!({"metadata": {"annotations": annotations}});
-        if let Err(error) = gone_is_fine(ctx.patch_claim(claim, &patch).await) {
-            tracing::warn!(claim, %error, "that its instance is tagged could not be written down");
+        if let Err(error) = ignore_not_found(ctx.patch_claim(claim, &patch).await) {
+            tracing::warn!(claim, %error, "failed to annotate node claim of tagged instance");
         }
     }
     for (error, claim, count) in failures.into_values() {
-        tracing::warn!(claim, count, %error, "instances could not be tagged, trying again");
+        tracing::warn!(claim, count, %error, "failed to tag instances, retrying");
     }
 }
 
@@ -88,15 +81,15 @@ mod tests {
     }
 
     #[test]
-    fn c20_claims_with_a_node_are_tagged_once_unless_they_are_going() {
+    fn c20_instances_with_a_node_are_tagged_once_unless_deleting() {
         let done = json!({(labels::TAGGED): "true", (labels::CLUSTER_NAME_TAGGED): "true"});
         let mut state = ClusterState::default();
         state.apply_claim(claim("due", json!({}), Some("n1"), false));
         state.apply_claim(claim("half", json!({(labels::TAGGED): "true"}), Some("n2"), false));
         state.apply_claim(claim("done", done, Some("n3"), false));
         state.apply_claim(claim("booting", json!({}), None, false));
-        state.apply_claim(claim("going", json!({}), Some("n4"), true));
-        let names: Vec<String> = untagged(&state).into_iter().map(|one| one.claim).collect();
+        state.apply_claim(claim("deleting", json!({}), Some("n4"), true));
+        let names: Vec<String> = untagged(&state).into_iter().map(|untagged| untagged.claim).collect();
         assert_eq!(names, ["due", "half"]);
     }
 }

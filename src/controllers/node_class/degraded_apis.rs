@@ -1,53 +1,71 @@
-//! People are told, in an event on the node classes, when something optional can't be read from the cloud or written there any more,
-//! and when it can be again.
+//! Emits an event on every EC2NodeClass when an optional AWS API becomes unavailable or recovers.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::controllers::context::Context;
+use crate::controllers::context::{Context, EventSpec};
 
-/// How often the cloud is looked at.
+/// How often the cloud is queried.
 const PERIOD: Duration = Duration::from_secs(5);
 
-/// An event: whether it is a warning, its reason, and its note.
-type Told = (bool, String, String);
+/// Unavailable APIs by name, with the effect and the cause.
+type DegradedApis = BTreeMap<&'static str, String>;
 
-/// What can't be done, by a word for each: what that means and why.
-type Troubles = BTreeMap<&'static str, String>;
-
-/// What one does with something optional, as events say it.
-struct Deed {
-    /// How the reason ends when it begins to fail.
-    fails: &'static str,
-    /// How the reason ends when it works again.
-    works: &'static str,
-    /// The note when it works again.
+/// How transitions of an API appear in events.
+struct ApiTransition {
+    /// Suffix of the reason when the API becomes unavailable.
+    unavailable: &'static str,
+    /// Suffix of the reason when the API recovers.
+    recovered: &'static str,
+    /// Note when the API recovers.
     note: &'static str,
 }
 
-const READING: Deed = Deed { fails: "Unreadable", works: "Readable", note: "it can be read again" };
-const WRITING: Deed = Deed { fails: "Unwritable", works: "Writable", note: "it can be written again" };
+const READ: ApiTransition =
+    ApiTransition { unavailable: "Unreadable", recovered: "Readable", note: "it can be read again" };
+const WRITE: ApiTransition =
+    ApiTransition { unavailable: "Unwritable", recovered: "Writable", note: "it can be written again" };
 
-/// What is to be told of a change. That something fails in another way is no news.
-fn news(deed: &Deed, before: &Troubles, now: &Troubles) -> Vec<Told> {
-    let begun = now.iter().filter(|(what, _)| !before.contains_key(*what));
-    let over = before.keys().filter(|what| !now.contains_key(*what));
-    let begun = begun.map(|(what, note)| (true, format!("{what}{}", deed.fails), note.clone()));
-    begun.chain(over.map(|what| (false, format!("{what}{}", deed.works), deed.note.to_owned()))).collect()
+/// An event to emit.
+#[derive(Debug, PartialEq, Eq)]
+struct TransitionEvent {
+    warning: bool,
+    reason: String,
+    note: String,
 }
 
-/// Runs until the process ends.
+impl ApiTransition {
+    /// Events for the APIs that became unavailable or recovered. A change of the cause is no transition.
+    fn events(&self, before: &DegradedApis, now: &DegradedApis) -> Vec<TransitionEvent> {
+        let new = now.iter().filter(|(api, _)| !before.contains_key(*api));
+        let over = before.keys().filter(|api| !now.contains_key(*api));
+        let new = new.map(|(api, note)| TransitionEvent {
+            warning: true,
+            reason: format!("{api}{}", self.unavailable),
+            note: note.clone(),
+        });
+        let over = over.map(|api| TransitionEvent {
+            warning: false,
+            reason: format!("{api}{}", self.recovered),
+            note: self.note.to_owned(),
+        });
+        new.chain(over).collect()
+    }
+}
+
+/// Runs until the process ends. Does nothing when the cloud does not report the status of its services.
 pub async fn run(ctx: Arc<Context>) {
     let Some(services) = ctx.cloud.capabilities().service_status else { return std::future::pending().await };
-    let (mut unreadable, mut unwritable) = (Troubles::new(), Troubles::new());
+    let (mut unreadable, mut unwritable) = (DegradedApis::new(), DegradedApis::new());
     loop {
-        // Where there is no class yet, there is nobody to tell.
-        let heard = !ctx.cluster.read().classes.is_empty();
-        let now = if heard { (services.unreadable(), services.unwritable()) } else { Default::default() };
-        let all = [news(&READING, &unreadable, &now.0), news(&WRITING, &unwritable, &now.1)].concat();
-        for (warning, reason, note) in all {
-            ctx.tell_classes(warning, &reason, &note).await;
+        // Without a class, no event could be emitted: the transition is reported with the first class.
+        let has_class = !ctx.cluster.read().classes.is_empty();
+        let now = if has_class { (services.unreadable(), services.unwritable()) } else { Default::default() };
+        let mut events = READ.events(&unreadable, &now.0);
+        events.extend(WRITE.events(&unwritable, &now.1));
+        for TransitionEvent { warning, reason, note } in &events {
+            ctx.emit_for_classes(EventSpec { warning: *warning, reason, note }).await;
         }
         (unreadable, unwritable) = now;
         tokio::time::sleep(PERIOD).await;
@@ -61,28 +79,29 @@ mod write_tests;
 mod tests {
     use super::*;
 
-    #[test]
-    fn each_change_is_told_once() {
-        let map = |pairs: &[(&'static str, &str)]| -> Troubles {
-            pairs.iter().map(|(what, note)| (*what, (*note).to_owned())).collect()
-        };
-        let news = |before: &Troubles, now: &Troubles| news(&READING, before, now);
-        let (none, one) = (map(&[]), map(&[("Prices", "refused")]));
-        assert_eq!(news(&none, &one), [(true, "PricesUnreadable".to_owned(), "refused".to_owned())]);
-        assert_eq!(news(&one, &map(&[("Prices", "throttled")])), []);
-        let other = map(&[("Zones", "refused")]);
-        let reasons: Vec<String> = news(&one, &other).into_iter().map(|(_, reason, _)| reason).collect();
-        assert_eq!(reasons, ["ZonesUnreadable", "PricesReadable"]);
-        assert_eq!(news(&one, &none), [(false, "PricesReadable".to_owned(), "it can be read again".to_owned())]);
+    fn apis(pairs: &[(&'static str, &str)]) -> DegradedApis {
+        pairs.iter().map(|(api, note)| (*api, (*note).to_owned())).collect()
+    }
+
+    fn events(transition: &ApiTransition, before: &DegradedApis, now: &DegradedApis) -> Vec<(bool, String, String)> {
+        transition.events(before, now).into_iter().map(|event| (event.warning, event.reason, event.note)).collect()
     }
 
     #[test]
-    fn what_can_not_be_written_has_words_of_its_own() {
-        let one: Troubles = [("InstanceTags", "refused".to_owned())].into();
-        let reasons = |before: &Troubles, now: &Troubles| {
-            news(&WRITING, before, now).into_iter().map(|(warning, reason, _)| (warning, reason)).collect::<Vec<_>>()
-        };
-        assert_eq!(reasons(&Troubles::new(), &one), [(true, "InstanceTagsUnwritable".to_owned())]);
-        assert_eq!(reasons(&one, &Troubles::new()), [(false, "InstanceTagsWritable".to_owned())]);
+    fn each_transition_emits_one_event() {
+        let (none, prices, zones) = (apis(&[]), apis(&[("Prices", "refused")]), apis(&[("Zones", "refused")]));
+        let unreadable = |api: &str| (true, format!("{api}Unreadable"), "refused".to_owned());
+        let readable = (false, "PricesReadable".to_owned(), "it can be read again".to_owned());
+        assert_eq!(events(&READ, &none, &prices), [unreadable("Prices")]);
+        assert_eq!(events(&READ, &prices, &apis(&[("Prices", "throttled")])), []);
+        assert_eq!(events(&READ, &prices, &zones), [unreadable("Zones"), readable.clone()]);
+        assert_eq!(events(&READ, &prices, &none), [readable]);
+    }
+
+    #[test]
+    fn writes_have_reasons_of_their_own() {
+        let (none, tags) = (apis(&[]), apis(&[("InstanceTags", "refused")]));
+        assert_eq!(events(&WRITE, &none, &tags)[0].1, "InstanceTagsUnwritable");
+        assert_eq!(events(&WRITE, &tags, &none)[0].1, "InstanceTagsWritable");
     }
 }

@@ -1,4 +1,5 @@
 //! EC2NodeClasses: status, finalizer, drift hash, and events about optional AWS APIs.
 
+pub mod class_hash;
 pub mod degraded_apis;
 pub mod reconcile;

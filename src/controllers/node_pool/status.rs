@@ -1,53 +1,58 @@
-//! NodePool status: is it valid, is its class ready, what does it hold; and the drift hash on it.
+//! NodePool status: conditions and resources; and the drift hash.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use k8s_openapi::jiff::Timestamp;
 use kube::api::{Patch, PatchParams};
 use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
 
 use crate::api::conditions;
-use crate::api::conditions::{Conditions, DRIFTED, NODE_CLASS_READY, NODE_POOL_DEPENDENTS, VALIDATION_SUCCEEDED};
-use crate::api::{NodePool, hash, validation};
-use crate::controllers::context::{Context, gone_is_fine, reference};
-use crate::model::labels;
+use crate::api::conditions::{NODE_CLASS_READY, VALIDATION_SUCCEEDED};
+use crate::api::{NodeClaim, NodePool, validation};
+use crate::clock;
+use crate::controllers::condition_writer::ConditionWriter;
+use crate::controllers::context::{Context, EventSpec, ignore_not_found, reference};
+use crate::controllers::node_pool::pool_hash;
+use crate::controllers::run_loop::{Pace, RunLoop};
 use crate::model::resources::Resources;
+use crate::model::time::UnixMillis;
 use crate::state::ClusterState;
-use crate::state::snapshot::{Types, capacity_of, is_leaving};
+use crate::state::instance_types::InstanceTypes;
+use crate::state::object_ext::{NodeClaimExt, ObjectExt};
 
-/// The state is looked at at least this often.
-const TICK: Duration = Duration::from_secs(5);
+const PACE: Pace = Pace { debounce: Duration::from_millis(500), resync: Duration::from_secs(5) };
 
 /// Runs until the process ends.
 pub async fn run(ctx: Arc<Context>) {
-    let mut changes = ctx.cluster.changes();
+    let mut run_loop = RunLoop::new(&ctx.cluster, PACE);
     loop {
-        let now = Time(Timestamp::now());
-        let types = Types::new(&ctx.ready_pools());
-        let due: Vec<(Arc<NodePool>, Value, Option<Value>)> = {
-            let state = ctx.cluster.read();
-            let all = state.pools.values();
-            all.map(|pool| (Arc::clone(pool), status(&state, &types, pool, &now), annotations(pool))).collect()
+        let types = InstanceTypes::new(&ctx.ready_pools());
+        let all: Vec<(Arc<NodePool>, Value)> = {
+            let (state, now) = (ctx.cluster.read(), clock::now());
+            state.pools.values().map(|pool| (Arc::clone(pool), status(&state, &types, pool, now))).collect()
         };
-        for (pool, status, annotations) in due {
-            let name = pool.name_any();
-            let written = match restamp(&ctx, &pool).await {
-                Ok(()) => write(&ctx, &pool, &status, annotations.as_ref()).await,
-                // The pool keeps its version, so that the next look repeats it.
-                Err(error) => Err(error),
-            };
-            if let Err(error) = gone_is_fine(written) {
-                tracing::warn!(node_pool = name, %error, "status could not be written, trying again");
+        for (pool, status) in all {
+            if let Err(error) = ignore_not_found(reconcile(&ctx, &pool, &status).await) {
+                tracing::warn!(node_pool = pool.name_any(), %error, "failed to write status, retrying");
             }
         }
-        let _ = tokio::time::timeout(TICK, changes.changed()).await;
-        tokio::time::sleep(Duration::from_millis(500)).await;
-        changes.mark_unchanged();
+        run_loop.next().await;
     }
+}
+
+/// Writes the hash to the claims and the pool, then the status. The pool keeps the version of its hash until all claims are patched.
+async fn reconcile(ctx: &Context, pool: &NodePool, status: &Value) -> Result<(), kube::Error> {
+    let hash = pool_hash::drift_hash(pool);
+    let claims: Vec<Arc<NodeClaim>> = {
+        let (state, name) = (ctx.cluster.read(), pool.name_any());
+        state.claims.values().filter(|claim| claim.node_pool() == Some(&*name)).cloned().collect()
+    };
+    for (claim, patch) in hash.claim_patches(pool, &claims) {
+        ignore_not_found(ctx.patch_claim(&claim, &patch).await)?;
+    }
+    let annotations = (!hash.is_on(pool)).then(|| json!(hash.annotations()));
+    write(ctx, pool, status, annotations.as_ref()).await
 }
 
 async fn write(ctx: &Context, pool: &NodePool, status: &Value, annotations: Option<&Value>) -> Result<(), kube::Error> {
@@ -65,7 +70,7 @@ async fn write(ctx: &Context, pool: &NodePool, status: &Value, annotations: Opti
         for condition in written.status.iter().flat_map(|status| &status.conditions) {
             if condition.status == "False" && condition.type_ != "Ready" {
                 let note = format!("{}: {}", condition.type_, condition.message);
-                ctx.event(reference(&written), true, &condition.reason, &note).await;
+                ctx.emit(reference(&written), EventSpec::warning(&condition.reason, &note)).await;
             }
         }
         current = Some(written);
@@ -76,98 +81,48 @@ async fn write(ctx: &Context, pool: &NodePool, status: &Value, annotations: Opti
     Ok(())
 }
 
-/// Whether the hash on a pool is that of what it says now.
-pub fn is_stamped(pool: &NodePool) -> bool {
-    annotations(pool).is_none()
-}
-
-/// Writes what [`restamped`] says.
-async fn restamp(ctx: &Context, pool: &NodePool) -> Result<(), kube::Error> {
-    let patches = restamped(pool, &ctx.cluster.read());
-    for (claim, patch) in patches {
-        gone_is_fine(ctx.patch_claim(&claim, &patch).await)?;
-    }
-    Ok(())
-}
-
-/// What has to be written on claims when the pool's hash has another version than ours: the hash counts anew, so that a new way
-/// of counting drifts no node. One that has drifted already keeps its hash.
-fn restamped(pool: &NodePool, state: &ClusterState) -> Vec<(String, Value)> {
-    let version = |annotations: &BTreeMap<String, String>| {
-        annotations.get(labels::NODE_POOL_HASH_VERSION).map(String::as_str) == Some(hash::NODE_POOL_VERSION)
-    };
-    if version(pool.annotations()) {
-        return vec![];
-    }
+/// The status that a pool should have.
+fn status(state: &ClusterState, types: &InstanceTypes, pool: &NodePool, now: UnixMillis) -> Value {
     let name = pool.name_any();
-    let new = hash::node_pool(&pool.spec);
-    let own = state.claims.values().filter(|claim| claim.labels().get(labels::NODE_POOL) == Some(&name));
-    own.filter(|claim| !version(claim.annotations()))
-        .map(|claim| {
-            let drifted = claim.status.iter().any(|status| conditions::get(&status.conditions, DRIFTED).is_some());
-            let mut annotations = json!({(labels::NODE_POOL_HASH_VERSION): hash::NODE_POOL_VERSION});
-            if !drifted {
-                annotations[labels::NODE_POOL_HASH] = json!(new);
-            }
-            (claim.name_any(), json!({"metadata": {"annotations": annotations}}))
-        })
-        .collect()
-}
-
-/// Hash annotations, where they aren't right yet.
-fn annotations(pool: &NodePool) -> Option<Value> {
-    let wanted = [
-        (labels::NODE_POOL_HASH, hash::node_pool(&pool.spec)),
-        (labels::NODE_POOL_HASH_VERSION, hash::NODE_POOL_VERSION.to_owned()),
-    ];
-    let right = wanted.iter().all(|(key, value)| pool.annotations().get(*key) == Some(value));
-    (!right).then(|| json!(BTreeMap::from(wanted)))
-}
-
-/// The status a pool should have.
-fn status(state: &ClusterState, types: &Types, pool: &NodePool, now: &Time) -> Value {
-    let name = pool.name_any();
-    let generation = pool.metadata.generation;
-    let mut list = pool.status.as_ref().map(|status| status.conditions.clone()).unwrap_or_default();
-    let created = pool.metadata.creation_timestamp.as_ref();
-    let mut judged = Conditions::open(&mut list, NODE_POOL_DEPENDENTS, generation, created, now);
+    let mut writer = ConditionWriter::for_pool(pool, now);
+    let mut conditions = writer.edit();
     let errors = validation::node_pool(&pool.spec);
     if errors.is_empty() {
-        judged.set_true(VALIDATION_SUCCEEDED);
+        conditions.set_true(VALIDATION_SUCCEEDED);
     } else {
         let text = errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
-        judged.set_false(VALIDATION_SUCCEEDED, "NodePoolValidationFailed", &text);
+        conditions.set_false(VALIDATION_SUCCEEDED, "NodePoolValidationFailed", &text);
     }
     let class_name = &pool.spec.template.spec.node_class_ref.name;
     let class = state.classes.get(class_name);
-    let ready = class.and_then(|class| conditions::get(&class.status.as_ref()?.conditions, "Ready"));
+    let ready = class.and_then(|class| conditions::get(&class.status.as_ref()?.conditions, conditions::READY));
     match (class, ready) {
         (None, _) => {
             let text = format!(
                 "EC2NodeClass {class_name} does not exist: create it or name another in spec.template.spec.nodeClassRef"
             );
-            judged.set_false(NODE_CLASS_READY, "NodeClassNotFound", &text);
+            conditions.set_false(NODE_CLASS_READY, "NodeClassNotFound", &text);
         }
-        (Some(class), _) if class.metadata.deletion_timestamp.is_some() => {
+        (Some(class), _) if class.is_deleting() => {
             let text = format!("EC2NodeClass {class_name} is being deleted");
-            judged.set_false(NODE_CLASS_READY, "NodeClassTerminating", &text);
+            conditions.set_false(NODE_CLASS_READY, "NodeClassTerminating", &text);
         }
         (_, Some(ready)) if ready.status == "True" => {
-            judged.set_true(NODE_CLASS_READY);
+            conditions.set_true(NODE_CLASS_READY);
         }
         (_, Some(ready)) if ready.status == "False" => {
-            judged.set_false(NODE_CLASS_READY, &ready.reason, &ready.message);
+            conditions.set_false(NODE_CLASS_READY, &ready.reason, &ready.message);
         }
         (Some(_), _) => {
             let text = format!("EC2NodeClass {class_name} has not been checked yet");
-            judged.set_false(NODE_CLASS_READY, "NodeClassReadinessUnknown", &text);
+            conditions.set_false(NODE_CLASS_READY, "NodeClassReadinessUnknown", &text);
         }
     }
     let mut used = Resources::default();
     let mut nodes = 0_i64;
-    for claim in state.claims.values().filter(|claim| claim.labels().get(labels::NODE_POOL) == Some(&name)) {
-        if !is_leaving(claim) && state.node_of(claim).is_some() {
-            used.add(&capacity_of(types, claim));
+    for claim in state.claims.values().filter(|claim| claim.node_pool() == Some(&*name)) {
+        if !claim.is_leaving() && state.node_of(claim).is_some() {
+            used.add(&types.capacity(claim));
             nodes += 1;
         }
     }
@@ -177,7 +132,7 @@ fn status(state: &ClusterState, types: &Types, pool: &NodePool, now: &Time) -> V
     }
     resources["nodes"] = json!(nodes.to_string());
     let mut out = pool.status.as_ref().map_or_else(|| json!({}), |status| json!(status));
-    out["conditions"] = json!(list);
+    out["conditions"] = json!(writer.finish());
     out["resources"] = resources;
     out["nodes"] = json!(nodes);
     out
@@ -189,15 +144,18 @@ mod write_tests;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::test_support::objects;
 
-    fn at(second: i64) -> Time {
-        Time(Timestamp::from_second(second).unwrap())
+    fn at(second: i64) -> UnixMillis {
+        UnixMillis(second * 1_000)
     }
 
     fn pool(requirements: Value) -> NodePool {
-        let template = json!({"spec": {"requirements": requirements}});
-        objects::node_pool("p", &json!({"metadata": {"generation": 1}, "spec": {"template": template}}))
+        serde_json::from_value(
+            json!({"apiVersion": "karpenter.sh/v1", "kind": "NodePool", "metadata": {"name": "p", "generation": 1},
+            "spec": {"template": {"spec": {"requirements": requirements,
+                "nodeClassRef": {"group": "karpenter.k8s.aws", "kind": "EC2NodeClass", "name": "default"}}}}}),
+        )
+        .unwrap()
     }
 
     fn condition(status: &Value, kind: &str) -> (String, String) {
@@ -207,8 +165,8 @@ mod tests {
     }
 
     #[test]
-    fn a_pool_without_its_class_says_which_is_missing() {
-        let status = status(&ClusterState::default(), &Types::default(), &pool(json!([])), &at(1));
+    fn a_pool_without_its_class_names_the_missing_class() {
+        let status = status(&ClusterState::default(), &InstanceTypes::default(), &pool(json!([])), at(1));
         let (class, message) = condition(&status, "NodeClassReady");
         assert_eq!(class, "False");
         assert!(message.contains("EC2NodeClass default does not exist"), "{message}");
@@ -220,44 +178,18 @@ mod tests {
         let requirements = json!([
             {"key": "kubernetes.io/arch", "operator": "In", "values": ["amd64"]},
             {"key": "kubernetes.io/arch", "operator": "In", "values": ["arm64"]}]);
-        let status = status(&ClusterState::default(), &Types::default(), &pool(requirements), &at(1));
+        let status = status(&ClusterState::default(), &InstanceTypes::default(), &pool(requirements), at(1));
         let (valid, message) = condition(&status, "ValidationSucceeded");
         assert_eq!(valid, "False");
         assert!(message.contains("kubernetes.io/arch"), "{message}");
     }
 
     #[test]
-    fn c31_a_new_version_of_the_hash_drifts_no_node() {
-        let mut state = ClusterState::default();
-        let mut claim = |name: &str, version: &str, conditions: Value| {
-            let annotations = json!({(labels::NODE_POOL_HASH): "1", (labels::NODE_POOL_HASH_VERSION): version});
-            let meta = json!({"labels": {(labels::NODE_POOL): "p"}, "annotations": annotations});
-            let patch = json!({"metadata": meta, "status": {"conditions": conditions}});
-            state.apply_claim(objects::claim(name, &patch));
-        };
-        let drifted = json!([{"type": "Drifted", "status": "True", "reason": "r", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"}]);
-        claim("old", "v2", json!([]));
-        claim("drifted", "v2", drifted);
-        claim("current", "v3", json!([]));
+    fn an_up_to_date_status_is_not_written_again() {
         let mut pool = pool(json!([]));
-        assert!(!is_stamped(&pool));
-        pool.annotations_mut().insert(labels::NODE_POOL_HASH_VERSION.into(), "v2".into());
-        let patches = restamped(&pool, &state);
-        let names: Vec<&str> = patches.iter().map(|(name, _)| name.as_str()).collect();
-        assert_eq!(names, ["drifted", "old"]);
-        let hashes: Vec<&Value> =
-            patches.iter().map(|(_, patch)| &patch["metadata"]["annotations"][labels::NODE_POOL_HASH]).collect();
-        assert_eq!(hashes, [&Value::Null, &json!(hash::node_pool(&pool.spec))], "a drifted node keeps its hash");
-        pool.annotations_mut().insert(labels::NODE_POOL_HASH_VERSION.into(), "v3".into());
-        assert!(restamped(&pool, &state).is_empty());
-    }
-
-    #[test]
-    fn a_status_that_is_right_is_not_written_again() {
-        let mut pool = pool(json!([]));
-        let first = status(&ClusterState::default(), &Types::default(), &pool, &at(1));
+        let first = status(&ClusterState::default(), &InstanceTypes::default(), &pool, at(1));
         pool.status = Some(serde_json::from_value(first.clone()).unwrap());
-        let second = status(&ClusterState::default(), &Types::default(), &pool, &at(2));
+        let second = status(&ClusterState::default(), &InstanceTypes::default(), &pool, at(2));
         assert_eq!(json!(pool.status), second);
     }
 }

@@ -1,4 +1,4 @@
-//! NodePools are told when a zone that they use is shifted away from, and when it is theirs again.
+//! Emits an event on the NodePools that use a zone when a zonal shift begins or ends there.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -7,16 +7,16 @@ use std::time::Duration;
 use kube::ResourceExt;
 
 use crate::api::NodePool;
-use crate::controllers::context::{Context, reference};
+use crate::controllers::context::{Context, EventSpec, reference};
 use crate::model::labels;
 use crate::model::requirement::Requirements;
 use crate::state::ClusterState;
 
-/// How often the cloud is looked at.
+/// How often the cloud is queried.
 const PERIOD: Duration = Duration::from_secs(5);
 
 /// Pools that may have nodes in a zone: their class has subnets there, and their requirements admit it.
-pub fn users(state: &ClusterState, zone: &str) -> Vec<Arc<NodePool>> {
+fn users(state: &ClusterState, zone: &str) -> Vec<Arc<NodePool>> {
     let uses = |pool: &&Arc<NodePool>| {
         let template = &pool.spec.template.spec;
         let class = state.classes.get(&template.node_class_ref.name);
@@ -31,30 +31,30 @@ pub fn users(state: &ClusterState, zone: &str) -> Vec<Arc<NodePool>> {
     state.pools.values().filter(uses).cloned().collect()
 }
 
-/// Runs until the process ends.
+/// Runs until the process ends. Does nothing when the cloud does not report the status of its services.
 pub async fn run(ctx: Arc<Context>) {
     let Some(services) = ctx.cloud.capabilities().service_status else { return std::future::pending().await };
     let mut before: BTreeSet<String> = BTreeSet::new();
     loop {
         let now = services.shifted_zones();
         for zone in now.difference(&before) {
-            let note =
-                format!("zone {zone} is shifted away from: nothing is launched there, and its nodes are left alone");
-            tell(&ctx, zone, true, "ZonalShiftActive", &note).await;
+            let note = format!("zonal shift away from {zone}: nothing is launched there, and its nodes are left alone");
+            emit(&ctx, zone, EventSpec::warning("ZonalShiftActive", &note)).await;
         }
         for zone in before.difference(&now) {
-            tell(&ctx, zone, false, "ZonalShiftCleared", &format!("zone {zone} is used again")).await;
+            let note = format!("zone {zone} is used again");
+            emit(&ctx, zone, EventSpec::normal("ZonalShiftCleared", &note)).await;
         }
         before = now;
         tokio::time::sleep(PERIOD).await;
     }
 }
 
-async fn tell(ctx: &Context, zone: &str, warning: bool, reason: &str, note: &str) {
+async fn emit(ctx: &Context, zone: &str, event: EventSpec<'_>) {
     let pools = users(&ctx.cluster.read(), zone);
     for pool in pools {
-        tracing::info!(node_pool = pool.name_any(), zone, reason, "zonal shift");
-        ctx.event(reference(&*pool), warning, reason, note).await;
+        tracing::info!(node_pool = pool.name_any(), zone, reason = event.reason, "zonal shift changed");
+        ctx.emit(reference(&*pool), event).await;
     }
 }
 
@@ -69,7 +69,7 @@ mod tests {
     use crate::test_support::objects;
 
     #[test]
-    fn only_pools_that_may_have_nodes_in_the_zone_are_told() {
+    fn only_pools_that_may_have_nodes_in_the_zone_are_affected() {
         let mut state = ClusterState::default();
         let subnets = json!([{"id": "s", "zone": "z-a", "zoneID": "id-a"}]);
         let class = objects::node_class("default", &json!({"status": {"subnets": subnets}}));

@@ -1,54 +1,62 @@
-//! When to plan: at once for a lone pod, after the burst for a burst.
+//! When a batch of pods is planned: soon for a single pod, at the end of the burst for a burst.
 
-/// What a window has seen. Times are milliseconds since the epoch.
+use std::time::Duration;
+
+use crate::model::time::UnixMillis;
+
+/// An open batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Window {
-    /// When the first pod that needs a node was seen.
-    pub opened_ms: i64,
-    /// When the newest pod that needs a node was seen.
-    pub latest_ms: i64,
-    /// When any pod was last created in the cluster.
-    pub last_created_ms: i64,
-    /// Pods that the scheduler hasn't tried yet.
-    pub untried: usize,
+pub struct BatchWindow {
+    /// When the first pod of the batch was observed.
+    pub opened: UnixMillis,
+    /// When the newest pod of the batch was observed.
+    pub latest: UnixMillis,
+    /// When the last new pod in the cluster was observed.
+    pub last_created: UnixMillis,
+    /// Number of pods that the scheduler has not attempted yet.
+    pub unattempted: usize,
 }
 
-/// A window with nothing untried closes after so long without news, milliseconds: a controller that scales up creates
-/// its next pod sooner than this.
-pub const QUIET_MS: i64 = 100;
+/// A batch without unattempted pods closes this long after the last new pod: a controller that scales up creates its next pod
+/// sooner.
+const QUIET_PERIOD: Duration = Duration::from_millis(100);
 
-/// When the window closes if nothing more happens, milliseconds since the epoch.
+/// When the batch closes if no other pod joins.
 ///
-/// Where no pod waits for its first try and none was created lately, nobody is about to join: the window closes after
-/// [`QUIET_MS`]. Otherwise it closes when it was idle for `idle_ms`, and in any case `max_ms` after it opened.
-pub fn closes_at(window: &Window, idle_ms: i64, max_ms: i64) -> i64 {
-    let quiet_since = window.latest_ms.max(window.last_created_ms);
-    let idle = if window.untried == 0 { quiet_since + QUIET_MS.min(idle_ms) } else { window.latest_ms + idle_ms };
-    idle.min(window.opened_ms + max_ms).max(window.opened_ms)
+/// Without unattempted pods and without a recently created pod, no pod is about to join: the batch closes after [`QUIET_PERIOD`].
+/// Otherwise it closes `idle` after its newest pod. It never stays open longer than `max`.
+pub fn closes_at(window: &BatchWindow, idle: Duration, max: Duration) -> UnixMillis {
+    let quiet_since = window.latest.max(window.last_created);
+    let idle_end = if window.unattempted == 0 { quiet_since + QUIET_PERIOD.min(idle) } else { window.latest + idle };
+    idle_end.min(window.opened + max).max(window.opened)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn closes(window: (i64, i64, i64, usize), idle: u64, max: u64) -> i64 {
+        let (opened, latest, last_created, unattempted) = window;
+        let [opened, latest, last_created] = [opened, latest, last_created].map(UnixMillis);
+        let window = BatchWindow { opened, latest, last_created, unattempted };
+        closes_at(&window, Duration::from_millis(idle), Duration::from_millis(max)).0
+    }
+
     #[test]
-    fn a_lone_pod_is_planned_at_once_and_a_burst_is_waited_out() {
-        let window =
-            |opened_ms, latest_ms, last_created_ms, untried| Window { opened_ms, latest_ms, last_created_ms, untried };
-        for (case, window, closes) in [
-            ("a lone pod", window(1_000, 1_000, 990, 0), 1_100),
-            ("pods still being created", window(1_000, 1_050, 1_900, 0), 2_000),
-            ("pods the scheduler has not tried", window(1_000, 1_050, 1_040, 7), 2_050),
-            ("a burst without end", window(1_000, 10_990, 10_995, 40), 11_000),
+    fn a_single_pod_is_planned_soon_and_a_burst_at_its_end() {
+        for (case, window, expected) in [
+            ("a single pod", (1_000, 1_000, 990, 0), 1_100),
+            ("pods still being created", (1_000, 1_050, 1_900, 0), 2_000),
+            ("pods that the scheduler has not attempted", (1_000, 1_050, 1_040, 7), 2_050),
+            ("a burst without end", (1_000, 10_990, 10_995, 40), 11_000),
         ] {
-            assert_eq!(closes_at(&window, 1_000, 10_000), closes, "{case}");
+            assert_eq!(closes(window, 1_000, 10_000), expected, "{case}");
         }
     }
 
     #[test]
-    fn the_windows_are_settings() {
-        let window = Window { opened_ms: 0, latest_ms: 0, last_created_ms: 0, untried: 3 };
-        assert_eq!(closes_at(&window, 20, 10_000), 20);
-        assert_eq!(closes_at(&window, 5_000, 300), 300);
+    fn both_durations_are_settings() {
+        assert_eq!(closes((0, 0, 0, 3), 20, 10_000), 20);
+        assert_eq!(closes((0, 0, 0, 3), 5_000, 300), 300);
     }
 }

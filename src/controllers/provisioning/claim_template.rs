@@ -8,29 +8,30 @@ use crate::api::{NodeClaim, NodeClaimSpec, NodePool, Requirement, hash};
 use crate::model::labels;
 use crate::model::labels::normalize_key;
 use crate::model::offering::Offering;
+use crate::model::time::UnixMillis;
 use crate::planner::output::plan::{Choice, PlannedNode};
-use crate::state::holds::{Owner, Planned};
+use crate::state::plan_record::{Owner, PlanRecord};
 use crate::state::snapshot::Snapshot;
 
-/// The NodeClaim of a planned node, with the plan on it: its pods are held until `until_ms`, milliseconds since the epoch.
-pub fn of(pool: &NodePool, node: &PlannedNode, taken: &Snapshot, until_ms: i64) -> NodeClaim {
+/// The NodeClaim of a planned node, with the plan in its annotations. Its pods have holds until `hold_until`.
+pub fn claim_of(pool: &NodePool, node: &PlannedNode, snapshot: &Snapshot, hold_until: UnixMillis) -> NodeClaim {
     let template = &pool.spec.template;
     let name = pool.name_any();
-    let pods: Vec<_> = node.pods.iter().map(|pod| &taken.problem.pods[*pod]).collect();
-    let planned = Planned {
+    let pods: Vec<_> = node.pods.iter().map(|pod| &snapshot.problem.pods[*pod]).collect();
+    let plan = PlanRecord {
         pods: pods.iter().map(|pod| pod.key.to_string()).collect(),
         owners: pods
             .iter()
-            .filter(|pod| taken.displaced.contains(&*pod.key))
+            .filter(|pod| snapshot.displaced.contains(&*pod.key))
             .filter_map(|pod| {
-                let owner = Owner { uid: pod.owner.as_ref()?.to_string(), at_ms: taken.at_ms };
+                let owner = Owner { uid: pod.owner.as_ref()?.to_string(), planned_at: snapshot.taken_at };
                 Some((pod.key.to_string(), owner))
             })
             .collect(),
-        until_ms,
+        hold_until,
     };
     let mut annotations = template.metadata.annotations.clone();
-    annotations.extend(planned.annotations());
+    annotations.extend(plan.annotations());
     annotations.insert(labels::NODE_POOL_HASH.into(), hash::node_pool(&pool.spec));
     annotations.insert(labels::NODE_POOL_HASH_VERSION.into(), hash::NODE_POOL_VERSION.into());
     if let Some(choice) = node.choices.first() {
@@ -80,7 +81,7 @@ pub fn of(pool: &NodePool, node: &PlannedNode, taken: &Snapshot, until_ms: i64) 
     claim
 }
 
-/// The distinct values of a label among a node's choices, in their order.
+/// The distinct values of a label among a node's choices, in the order of the choices.
 fn values_of(node: &PlannedNode, key: &str) -> Vec<String> {
     let mut values: Vec<String> = Vec::new();
     for value in node.choices.iter().filter_map(|choice| value_of(choice, key)) {
@@ -104,8 +105,8 @@ fn value_of<'c>(choice: &'c Choice, key: &str) -> Option<&'c str> {
     }
 }
 
-/// Lowers `minValues` to what the choices have where a plan of `BestEffort` has fewer: the API server refuses a claim that
-/// names fewer values than it asks for. Returns whether any was lowered; `None` where there are none.
+/// Lowers `minValues` to the number of values among the choices if a `BestEffort` plan has fewer: the API server refuses a claim
+/// with fewer values than its `minValues`. Returns whether one was lowered; `None` when the claim has none.
 fn relax_min_values(requirements: &mut [Requirement], node: &PlannedNode) -> Option<bool> {
     let mut relaxed = None;
     for requirement in requirements {
@@ -129,9 +130,8 @@ mod tests {
     use crate::model::offering::{CapacityType, InstanceType};
     use crate::model::resources::Resources;
     use crate::model::units::MicroUsd;
-    use crate::test_support::objects::node_pool;
 
-    /// A node that may be any of these types, given by family and size, in these zones.
+    /// A node with these choices of types, given by family and size, and zones.
     fn planned(types: &[(&str, &str)], zones: &[&str]) -> PlannedNode {
         let choice = |(family, size): &(&str, &str), zone: &str| Choice {
             instance_type: Arc::new(InstanceType {
@@ -157,11 +157,13 @@ mod tests {
     }
 
     fn claim(node: &PlannedNode, requirements: &serde_json::Value) -> NodeClaim {
-        let pool = node_pool("p", &json!({"spec": {"template": {"spec": {"requirements": requirements}}}}));
-        of(&pool, node, &Snapshot::default(), 1)
+        let pool = json!({"apiVersion": "karpenter.sh/v1", "kind": "NodePool", "metadata": {"name": "p"}, "spec": {
+            "template": {"spec": {"requirements": requirements,
+                "nodeClassRef": {"group": "karpenter.k8s.aws", "kind": "EC2NodeClass", "name": "c"}}}}});
+        claim_of(&serde_json::from_value(pool).unwrap(), node, &Snapshot::default(), UnixMillis(1))
     }
 
-    fn told(claim: &NodeClaim, key: &str) -> (Vec<String>, Option<i64>) {
+    fn requirement(claim: &NodeClaim, key: &str) -> (Vec<String>, Option<i64>) {
         let found = claim.spec.requirements.iter().find(|r| r.key == key).unwrap();
         (found.values.clone(), found.min_values)
     }
@@ -171,16 +173,16 @@ mod tests {
         let node = planned(&[("m1", "x2"), ("c1", "x2")], &["z-b", "z-a"]);
         let of_pool = json!([{"key": labels::ZONE, "operator": "In", "values": ["z-a", "z-b", "z-c"]}]);
         let claim = claim(&node, &of_pool);
-        assert_eq!(told(&claim, labels::INSTANCE_TYPE), (vec!["m1.x2".into(), "c1.x2".into()], None));
-        assert_eq!(told(&claim, labels::ZONE), (vec!["z-b".into(), "z-a".into()], None));
-        assert_eq!(told(&claim, labels::CAPACITY_TYPE), (vec!["on-demand".into()], None));
+        assert_eq!(requirement(&claim, labels::INSTANCE_TYPE), (vec!["m1.x2".into(), "c1.x2".into()], None));
+        assert_eq!(requirement(&claim, labels::ZONE), (vec!["z-b".into(), "z-a".into()], None));
+        assert_eq!(requirement(&claim, labels::CAPACITY_TYPE), (vec!["on-demand".into()], None));
         assert_eq!(claim.spec.requirements.len(), 3);
         assert_eq!(claim.annotations()[labels::PLANNED_OFFERING], "m1.x2/z-b/on-demand");
         assert!(!claim.annotations().contains_key(labels::MIN_VALUES_RELAXED), "no minValues");
     }
 
     #[test]
-    fn min_values_that_the_choices_fall_short_of_are_lowered_and_told() {
+    fn min_values_are_relaxed_to_the_number_of_values_of_the_choices() {
         let of_pool = |types: i64, families: i64| {
             json!([{"key": labels::INSTANCE_TYPE, "operator": "Exists", "minValues": types},
                 {"key": labels::INSTANCE_FAMILY, "operator": "In", "values": ["m1", "c1", "r1"], "minValues": families}])
@@ -190,7 +192,7 @@ mod tests {
             [(3, 2, (3, 2), "false"), (3, 3, (3, 2), "true"), (5, 1, (3, 1), "true")]
         {
             let claim = claim(&node, &of_pool(types, families));
-            let least = |key| told(&claim, key).1.unwrap();
+            let least = |key| requirement(&claim, key).1.unwrap();
             assert_eq!((least(labels::INSTANCE_TYPE), least(labels::INSTANCE_FAMILY)), want);
             assert_eq!(claim.annotations()[labels::MIN_VALUES_RELAXED], relaxed);
         }

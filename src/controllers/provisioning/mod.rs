@@ -1,5 +1,7 @@
-//! From rejected pods to NodeClaims: the batch window, the plan, and the NodeClaims that carry it.
+//! Provisioning: unschedulable pods become NodeClaims.
 
 pub mod batch_window;
 pub mod claim_template;
+pub mod plan_writer;
+pub mod pod_events;
 pub mod provisioner;

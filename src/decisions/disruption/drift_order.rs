@@ -1,56 +1,73 @@
-//! Nodes that are not what is asked for any more, and go once something else is there.
+//! Drifted nodes and the order in which they are replaced (Karpenter core reference 4.12).
 
 use std::collections::BTreeSet;
 
+use k8s_openapi::api::core::v1::Node;
+use kube::ResourceExt;
+
+use crate::api::{NodeClaim, conditions};
+use crate::decisions::disruption::candidates::pods_to_reschedule;
+use crate::model::labels;
+use crate::model::time::UnixMillis;
+use crate::state::object_ext::{NodeClaimExt, ObjectExt};
+use crate::state::plan_record::Holds;
+use crate::state::tables::ClusterState;
+
 /// A drifted node.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Candidate {
-    /// NodeClaim.
+pub struct DriftedNode {
     pub claim: String,
-    /// NodePool.
     pub pool: String,
-    /// Since when it has drifted, milliseconds since the epoch.
-    pub since_ms: i64,
-    /// Pods on it that need another place.
+    /// Transition of the Drifted condition.
+    pub since: UnixMillis,
+    /// Pods on it that need another node.
     pub pods: usize,
-    /// Why it may not be disrupted now, for people.
-    pub obstacle: Option<String>,
+    /// Why it may not be disrupted now, for an event.
+    pub blocked_by: Option<String>,
 }
 
-/// The candidates that may go now, in the order in which they are tried: empty ones first, then those that drifted first (core
-/// reference 4.12). Claims in `put_off` are left out.
-pub fn order<'a>(candidates: &'a [Candidate], put_off: &BTreeSet<String>) -> Vec<&'a Candidate> {
-    let due = |candidate: &&Candidate| candidate.obstacle.is_none() && !put_off.contains(&candidate.claim);
-    let mut out: Vec<&Candidate> = candidates.iter().filter(due).collect();
-    out.sort_by(|a, b| (a.pods > 0, a.since_ms, &a.claim).cmp(&(b.pods > 0, b.since_ms, &b.claim)));
+/// Drifted nodes that are initialized, not leaving, and not held: a held node is still being filled.
+pub fn drifted(state: &ClusterState, holds: &Holds) -> Vec<DriftedNode> {
+    let all = state.claims.iter().filter_map(|(name, claim)| {
+        let since = claim.true_since(conditions::DRIFTED)?;
+        let node = state.node_of(claim)?;
+        let excluded = claim.is_leaving()
+            || node.is_deleting()
+            || !claim.has_condition(conditions::INITIALIZED)
+            || holds.by_claim.contains_key(name);
+        (!excluded).then(|| DriftedNode {
+            claim: name.clone(),
+            pool: claim.node_pool().unwrap_or_default().to_owned(),
+            since,
+            pods: pods_to_reschedule(state, holds, claim),
+            blocked_by: blocked_by(state, claim, node),
+        })
+    });
+    all.collect()
+}
+
+/// What protects a node. Pods do not when the claim has a `terminationGracePeriod` (Karpenter core reference 4.2).
+fn blocked_by(state: &ClusterState, claim: &NodeClaim, node: &Node) -> Option<String> {
+    let key = labels::DO_NOT_DISRUPT;
+    if node.is_annotated(key) {
+        return Some(format!("its Node has the annotation {key}"));
+    }
+    if claim.spec.termination_grace_period.is_some() {
+        return None;
+    }
+    let name = node.name_any();
+    let protected = state.pods_on(&name).filter(|pod| pod.do_not_disrupt && pod.active());
+    protected.map(|pod| pod.key()).min().map(|pod| format!("pod {pod} has the annotation {key}"))
+}
+
+/// The nodes that may be replaced now, in the order in which they are tried: empty ones first, then by time of the drift. Claims in
+/// `backed_off` are left out.
+pub fn order<'a>(nodes: &'a [DriftedNode], backed_off: &BTreeSet<String>) -> Vec<&'a DriftedNode> {
+    let due = |node: &&DriftedNode| node.blocked_by.is_none() && !backed_off.contains(&node.claim);
+    let mut out: Vec<&DriftedNode> = nodes.iter().filter(due).collect();
+    out.sort_by(|a, b| (a.pods > 0, a.since, &a.claim).cmp(&(b.pods > 0, b.since, &b.claim)));
     out
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn empty_nodes_go_first_and_then_those_that_drifted_first() {
-        let candidate = |claim: &str, since_ms, pods, obstacle: Option<&str>| Candidate {
-            claim: claim.into(),
-            pool: "p".into(),
-            since_ms,
-            pods,
-            obstacle: obstacle.map(str::to_owned),
-        };
-        let all = [
-            candidate("young", 30, 2, None),
-            candidate("old", 10, 5, None),
-            candidate("empty", 40, 0, None),
-            candidate("guarded", 1, 0, Some("a pod is protected")),
-            candidate("failed", 5, 1, None),
-        ];
-        let names = |put_off: &[&str]| {
-            let put_off = put_off.iter().map(|name| (*name).to_owned()).collect();
-            order(&all, &put_off).into_iter().map(|found| found.claim.clone()).collect::<Vec<_>>()
-        };
-        assert_eq!(names(&["failed"]), ["empty", "old", "young"]);
-        assert_eq!(names(&[]), ["empty", "failed", "old", "young"]);
-    }
-}
+mod tests;

@@ -1,103 +1,112 @@
-//! Nodes that nobody needs any more.
+//! Empty-node consolidation: which empty nodes to mark, and what to do with marked ones.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
-/// A node that may be empty.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Candidate {
-    /// NodeClaim.
-    pub claim: String,
-    /// NodePool.
-    pub pool: String,
-    /// Pods on it or held for it that would need another place.
-    pub pods: usize,
-    /// Last time a pod came or went, or its initialization: milliseconds since the epoch.
-    pub quiet_since_ms: i64,
-    /// Protected by `karpenter.sh/do-not-disrupt`.
-    pub protected: bool,
-    /// Micro-USD per hour: dearer nodes go first.
-    pub price: i64,
-}
+use crate::decisions::disruption::candidates::{Candidate, PoolAllowance};
+use crate::model::time::UnixMillis;
 
-/// What a pool says of its empty nodes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Rule {
-    /// `consolidateAfter`; `None` is `Never`.
-    pub consolidate_after_ms: Option<i64>,
-    /// How many may go now.
-    pub allowed: i64,
-}
+/// Minimum time between the taint and the deletion of an empty node: pods that the scheduler was binding when the taint was
+/// written are bound by then.
+const SETTLING_PERIOD: Duration = Duration::from_secs(2);
 
-/// Claims to delete now, dearest first within each pool's allowance, and when to look again.
-pub fn decide(candidates: &[Candidate], rules: &BTreeMap<String, Rule>, now_ms: i64) -> (Vec<String>, Option<i64>) {
+/// Claims to mark as empty, in descending order of price, within each pool's allowance.
+pub fn choose(candidates: &[Candidate], allowances: &BTreeMap<String, PoolAllowance>, now: UnixMillis) -> Vec<String> {
     let mut left: BTreeMap<&str, i64> = BTreeMap::new();
     let mut order: Vec<&Candidate> =
         candidates.iter().filter(|candidate| candidate.pods == 0 && !candidate.protected).collect();
     order.sort_by(|a, b| b.price.cmp(&a.price).then_with(|| a.claim.cmp(&b.claim)));
-    let (mut go, mut again) = (Vec::new(), None::<i64>);
+    let mut chosen = Vec::new();
     for candidate in order {
-        let Some(rule) = rules.get(&candidate.pool) else {
-            continue;
-        };
-        let Some(after) = rule.consolidate_after_ms else {
-            continue;
-        };
-        let due = candidate.quiet_since_ms + after;
-        if due > now_ms {
-            again = Some(again.map_or(due, |at| at.min(due)));
-            continue;
-        }
-        let left = left.entry(&candidate.pool).or_insert(rule.allowed);
-        if *left > 0 {
+        let Some(allowance) = allowances.get(&candidate.pool) else { continue };
+        let due = allowance.consolidate_after.is_some_and(|after| candidate.quiet_since.is_older_than(after, now));
+        let left = left.entry(&candidate.pool).or_insert(allowance.nodes);
+        if due && *left > 0 {
             *left -= 1;
-            go.push(candidate.claim.clone());
+            chosen.push(candidate.claim.clone());
         }
     }
-    (go, again)
+    chosen
+}
+
+/// The next step for a claim that was marked as empty.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EmptyNodeStep {
+    /// A pod was bound meanwhile: remove the mark.
+    Unmark,
+    /// The mark was written and the taint was not.
+    Taint,
+    /// Wait for the end of the settling period.
+    Wait,
+    Delete,
+}
+
+/// Re-validates a claim marked as empty and observed as marked `since`. `pods` need another node; `tainted` is false for a Node
+/// without the disruption taint, and true without a Node.
+pub fn next_step(pods: usize, tainted: bool, since: UnixMillis, now: UnixMillis) -> EmptyNodeStep {
+    if pods > 0 {
+        EmptyNodeStep::Unmark
+    } else if !tainted {
+        EmptyNodeStep::Taint
+    } else if since.is_older_than(SETTLING_PERIOD, now) {
+        EmptyNodeStep::Delete
+    } else {
+        EmptyNodeStep::Wait
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::units::MicroUsd;
 
-    #[test]
-    fn b42_a_nominated_node_is_not_empty() {
-        // Pods that are held for a node count as pods on it.
-        let candidate = |pods| Candidate {
-            claim: "c".into(),
-            pool: "p".into(),
-            pods,
-            quiet_since_ms: 0,
-            protected: false,
-            price: 1,
-        };
-        let rules = BTreeMap::from([("p".to_owned(), Rule { consolidate_after_ms: Some(0), allowed: 10 })]);
-        assert_eq!(decide(&[candidate(1)], &rules, 1_000_000), (vec![], None));
-        assert_eq!(decide(&[candidate(0)], &rules, 1_000_000).0, ["c"]);
-    }
-
-    #[test]
-    fn an_empty_node_goes_after_its_quiet_time_within_the_budget() {
-        let candidate = |claim: &str, pods, quiet_since_ms, price| Candidate {
+    fn candidate(claim: &str, pods: usize, quiet_since: i64, price: i64) -> Candidate {
+        Candidate {
             claim: claim.into(),
             pool: "p".into(),
             pods,
-            quiet_since_ms,
+            quiet_since: UnixMillis(quiet_since),
             protected: false,
-            price,
-        };
-        let rules = |after, allowed| BTreeMap::from([("p".to_owned(), Rule { consolidate_after_ms: after, allowed })]);
+            price: MicroUsd(price),
+        }
+    }
+
+    fn allowances(after: Option<u64>, nodes: i64) -> BTreeMap<String, PoolAllowance> {
+        let consolidate_after = after.map(Duration::from_millis);
+        BTreeMap::from([("p".to_owned(), PoolAllowance { consolidate_after, nodes })])
+    }
+
+    #[test]
+    fn b42_a_nominated_node_is_not_empty() {
+        // Held pods count as pods on the node.
+        let chosen = |pods| choose(&[candidate("c", pods, 0, 1)], &allowances(Some(0), 10), UnixMillis(1_000_000));
+        assert!(chosen(1).is_empty());
+        assert_eq!(chosen(0), ["c"]);
+    }
+
+    #[test]
+    fn an_empty_node_is_chosen_after_consolidate_after_within_the_budget() {
         let all = [
             candidate("cheap", 0, 0, 1),
-            candidate("dear", 0, 0, 9),
-            candidate("busy", 1, 0, 99),
-            candidate("fresh", 0, 500, 5),
-            Candidate { protected: true, ..candidate("guarded", 0, 0, 50) },
+            candidate("expensive", 0, 0, 9),
+            candidate("occupied", 1, 0, 99),
+            candidate("recent", 0, 500, 5),
+            Candidate { protected: true, ..candidate("protected", 0, 0, 50) },
         ];
-        assert_eq!(decide(&all, &rules(Some(600), 10), 700), (vec!["dear".into(), "cheap".into()], Some(1_100)));
-        assert_eq!(decide(&all, &rules(Some(600), 1), 700).0, ["dear"]);
-        assert_eq!(decide(&all, &rules(Some(600), 0), 700).0, Vec::<String>::new());
-        assert_eq!(decide(&all, &rules(Some(600), 10), 599).0, Vec::<String>::new(), "not before its time");
-        assert_eq!(decide(&all, &rules(None, 10), i64::MAX / 2), (vec![], None), "never is never");
+        let chosen = |after, nodes, now| choose(&all, &allowances(after, nodes), UnixMillis(now));
+        assert_eq!(chosen(Some(600), 10, 700), ["expensive", "cheap"]);
+        assert_eq!(chosen(Some(600), 1, 700), ["expensive"]);
+        assert!(chosen(Some(600), 0, 700).is_empty());
+        assert!(chosen(Some(600), 10, 599).is_empty(), "too early");
+        assert!(chosen(None, 10, i64::MAX / 2).is_empty(), "Never");
+    }
+
+    #[test]
+    fn a_marked_node_is_deleted_after_the_settling_period_unless_a_pod_was_bound() {
+        let step = |pods, tainted, now| next_step(pods, tainted, UnixMillis(1_000), UnixMillis(now));
+        assert_eq!(step(1, true, 9_000), EmptyNodeStep::Unmark);
+        assert_eq!(step(0, false, 9_000), EmptyNodeStep::Taint);
+        assert_eq!(step(0, true, 2_999), EmptyNodeStep::Wait);
+        assert_eq!(step(0, true, 3_000), EmptyNodeStep::Delete);
     }
 }

@@ -1,5 +1,11 @@
-//! What may be taken away: pure decisions over plain data. No clock, no client.
+//! Voluntary disruption: which nodes to remove, when, and when a marked node may be deleted.
 
 pub mod budget;
+pub mod candidates;
+pub mod consolidation;
+pub mod departure;
 pub mod drift_order;
 pub mod emptiness;
+pub mod mark;
+pub mod reason;
+pub mod simulate;

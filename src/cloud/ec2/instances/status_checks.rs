@@ -7,7 +7,7 @@ use aws_sdk_ec2::types::{Filter, InstanceStatus, InstanceStatusSummary, StatusTy
 
 use crate::cloud::ec2::aws::errors::ApiError;
 use crate::cloud::ec2::aws::filters::filter;
-use crate::cloud::health::{Category, Unhealthy};
+use crate::model::instance_health::{Category, Unhealthy};
 
 const STATUS: &str = "ec2:DescribeInstanceStatus";
 /// How long a check must have failed to count, milliseconds.

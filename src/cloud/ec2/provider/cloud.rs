@@ -20,12 +20,12 @@ use crate::cloud::ec2::launch::templates::store;
 use crate::cloud::ec2::observability::recording;
 use crate::cloud::ec2::offerings::catalog_cache::CatalogSources;
 use crate::cloud::ec2::provider::{Ec2Provider, NO_QUEUE, bought_as, key, known, unanswered};
-use crate::cloud::health::Unhealthy;
 use crate::cloud::launch_group::LaunchGroup;
 use crate::cloud::{
     Capabilities, Cloud, CloudError, ClusterObserver, Drift, Instance, InstanceEvents, InstanceTagging, LaunchError,
     LaunchRequest, Launched, Message, NodeClassCloud, Override, Resolution, ServiceStatus, Untagged,
 };
+use crate::model::instance_health::Unhealthy;
 use crate::model::offering::Catalog;
 use crate::sync::lock;
 

@@ -1,6 +1,7 @@
 use serde_json::json;
 
 use super::*;
+use crate::model::labels;
 use crate::test_support::failures::{World, outcome, transcript};
 use crate::test_support::kubernetes::store::Refusal;
 use crate::test_support::kubernetes::{FakeApi, Fault};
@@ -30,7 +31,7 @@ async fn a_disruption_begins_under_every_failure() {
     let text = transcript(
         || World { watched: true, ..world(&json!({}), None) },
         async |ctx| {
-            begin(&ctx, "c".into(), EMPTY).await;
+            start(&ctx, "c".into(), DisruptionReason::Empty).await;
             "done".into()
         },
     )
@@ -66,29 +67,29 @@ async fn a_disruption_begins_under_every_failure() {
     "#);
 }
 
-/// DEFECT: an underutilized or drifted node that has the annotation and not the taint stays schedulable until it is deleted: it is
-/// no candidate any more, so that nothing repeats `begin`, and only the annotations of empty nodes are followed by the taint.
+/// DEFECT: an underutilized or drifted node whose mark is written and whose taint is not stays untainted until it departs: it is no
+/// candidate any more, so that `start` does not come back, and only marks of empty nodes are completed.
 #[tokio::test]
-async fn a_marked_node_that_is_not_empty_is_no_candidate_and_stays_open() {
+async fn a_marked_node_that_is_not_empty_is_no_candidate_and_stays_untainted() {
     let world = world(&json!({}), None);
     world.api.inject_on("PATCH nodes/x", Fault::Refused(Refusal::invalid("no")));
-    begin(&world.context(), "c".into(), UNDERUTILIZED).await;
+    start(&world.context(), "c".into(), DisruptionReason::Underutilized).await;
     world.api.reset();
     let ctx = world.context();
     let state = ctx.cluster.read();
-    let candidates = candidates(&state, &state.holds(now_ms()), &Types::default());
+    let candidates = candidates(&state, &ctx.derived.holds(&state, clock::now()), &InstanceTypes::default());
     assert_eq!(candidates.iter().map(|candidate| candidate.claim.as_str()).collect::<Vec<_>>(), ["other"]);
-    assert!(Disrupting::of(&state.claims["c"]).is_some() && !drain::is_closed(&state.nodes["x"]));
+    assert!(DisruptionMark::of(&state.claims["c"]).is_some() && !is_tainted(&state.nodes["x"]));
 }
 
 #[tokio::test]
-async fn a_node_is_opened_again_under_every_failure() {
+async fn a_node_is_unmarked_under_every_failure() {
     let marked = json!({(labels::DISRUPTING): "Empty/"});
     let text = transcript(
         || world(&marked, Some(labels::DISRUPTED_TAINT)),
         async |ctx| {
             let Some(claim) = claim_of(&ctx) else { return "no claim".into() };
-            outcome(reopen(&ctx, &claim, "a pod came").await)
+            outcome(unmark(&ctx, &claim).await)
         },
     )
     .await;
@@ -126,7 +127,7 @@ async fn an_empty_node_is_deleted_under_every_failure() {
         || world(&marked, Some(labels::DISRUPTED_TAINT)),
         async |ctx| {
             let Some(claim) = claim_of(&ctx) else { return "no claim".into() };
-            take_step(&ctx, claim, Step::Delete).await;
+            take_step(&ctx, claim, EmptyNodeStep::Delete).await;
             "done".into()
         },
     )

@@ -1,6 +1,8 @@
+use k8s_openapi::api::core::v1::Node;
 use serde_json::json;
 
 use super::*;
+use crate::controllers::enforcement::opening::{Opening, open};
 use crate::test_support::failures::{World, first_turn, outcome, transcript};
 use crate::test_support::kubernetes::store::Refusal;
 use crate::test_support::kubernetes::{FakeApi, Fault};
@@ -28,7 +30,7 @@ fn world(placement: PlacementMode, created: &str) -> World {
 }
 
 fn fresh() -> String {
-    rfc3339(now_ms() + 600_000)
+    (clock::now() + Duration::from_mins(10)).rfc3339()
 }
 
 async fn opened(ctx: Arc<Context>) -> String {
@@ -41,8 +43,8 @@ async fn opened(ctx: Arc<Context>) -> String {
         return "open already".into();
     }
     match open(&ctx, &claim, &node).await {
-        Ok(None) => "open".into(),
-        Ok(Some(wait)) => format!("requeue in {wait} ms"),
+        Ok(Opening::Opened) => "open".into(),
+        Ok(Opening::Wait(wait)) => format!("wait {} ms", wait.as_millis()),
         error => outcome(error),
     }
 }
@@ -58,7 +60,7 @@ async fn opened_at_last(ctx: Arc<Context>) -> String {
 async fn pods_are_nominated_before_the_node_opens_under_every_failure() {
     let text = transcript(|| world(PlacementMode::Nominate, &fresh()), opened_at_last).await;
     insta::assert_snapshot!(text, @r#"
-    undisturbed: requeue in 0 ms, open
+    undisturbed: wait 0 ms, open
       PATCH nodeclaims/c {"metadata":{"annotations":{"stowage.dev/hold-until":"TIME"}}}
       PATCH pods/n/a/status {"metadata":{"uid":"uid-a"},"status":{"nominatedNodeName":"x"}}
       PATCH pods/n/b/status {"metadata":{"uid":"uid-b"},"status":{"nominatedNodeName":"x"}}
@@ -66,44 +68,44 @@ async fn pods_are_nominated_before_the_node_opens_under_every_failure() {
       changes nodes/x (metadata.labels spec.taints), pods/n/a (status), pods/n/b (status)
     again: open already, open already, no write, as undisturbed
     PATCH nodeclaims/c
-      written by another: requeue in 0 ms, open; again: open already, open already, no write, as undisturbed
-      409: error 409, error 409, sent 2 times; again: requeue in 0 ms, open, 4 writes, as undisturbed
+      written by another: wait 0 ms, open; again: open already, open already, no write, as undisturbed
+      409: error 409, error 409, sent 2 times; again: wait 0 ms, open, 4 writes, as undisturbed
       404: error 404, error 404, sent 2 times; again: gone, gone, no write, differs: nodes/x (metadata.labels spec.taints), pods/n/a (status), pods/n/b (status), -nodeclaims/c
-      422: error 422, error 422, sent 2 times; again: requeue in 0 ms, open, 4 writes, as undisturbed
-      429, Retry-After 2 s, once: requeue in 0 ms, open, sent 2 times in 2 s; again: open already, open already, no write, as undisturbed
-      504: error 504, error 504, sent 32 times; again: requeue in 0 ms, open, 4 writes, as undisturbed
-      no answer: waits forever; again: requeue in 0 ms, open, 4 writes, as undisturbed
-      lost answer: error connection reset, requeue in 0 ms, sent 2 times; again: open, open already, 1 write, as undisturbed
-      crash before: stopped; again: requeue in 0 ms, open, 4 writes, as undisturbed
-      crash after: stopped; again: requeue in 0 ms, open, 3 writes, as undisturbed
+      422: error 422, error 422, sent 2 times; again: wait 0 ms, open, 4 writes, as undisturbed
+      429, Retry-After 2 s, once: wait 0 ms, open, sent 2 times in 2 s; again: open already, open already, no write, as undisturbed
+      504: error 504, error 504, sent 32 times; again: wait 0 ms, open, 4 writes, as undisturbed
+      no answer: waits forever; again: wait 0 ms, open, 4 writes, as undisturbed
+      lost answer: error connection reset, wait 0 ms, sent 2 times; again: open, open already, 1 write, as undisturbed
+      crash before: stopped; again: wait 0 ms, open, 4 writes, as undisturbed
+      crash after: stopped; again: wait 0 ms, open, 3 writes, as undisturbed
     PATCH pods/n/a/status
-      written by another: requeue in 0 ms, open; again: open already, open already, no write, as undisturbed
-      409 | 422: requeue in 0 ms, requeue in 0 ms, sent 2 times; again: requeue in 0 ms, open, 2 writes, as undisturbed
-      404: requeue in 0 ms, requeue in 0 ms, sent 2 times; again: open, open already, 1 write, differs: -pods/n/a
-      429, Retry-After 2 s, once: requeue in 0 ms, open, sent 2 times in 2 s; again: open already, open already, no write, as undisturbed
-      504: requeue in 0 ms, requeue in 0 ms, sent 32 times; again: requeue in 0 ms, open, 2 writes, as undisturbed
-      no answer: waits forever; again: requeue in 0 ms, open, 2 writes, as undisturbed
-      lost answer: requeue in 0 ms, requeue in 0 ms, sent 2 times; again: open, open already, 1 write, as undisturbed
-      crash before: stopped; again: requeue in 0 ms, open, 2 writes, as undisturbed
+      written by another: wait 0 ms, open; again: open already, open already, no write, as undisturbed
+      409 | 422: wait 0 ms, wait 0 ms, sent 2 times; again: wait 0 ms, open, 2 writes, as undisturbed
+      404: wait 0 ms, wait 0 ms, sent 2 times; again: open, open already, 1 write, differs: -pods/n/a
+      429, Retry-After 2 s, once: wait 0 ms, open, sent 2 times in 2 s; again: open already, open already, no write, as undisturbed
+      504: wait 0 ms, wait 0 ms, sent 32 times; again: wait 0 ms, open, 2 writes, as undisturbed
+      no answer: waits forever; again: wait 0 ms, open, 2 writes, as undisturbed
+      lost answer: wait 0 ms, wait 0 ms, sent 2 times; again: open, open already, 1 write, as undisturbed
+      crash before: stopped; again: wait 0 ms, open, 2 writes, as undisturbed
       crash after: stopped; again: open, open already, 1 write, as undisturbed
     PATCH pods/n/b/status
-      written by another: requeue in 0 ms, open; again: open already, open already, no write, as undisturbed
-      409 | 422: requeue in 0 ms, requeue in 0 ms, sent 2 times; again: requeue in 0 ms, open, 2 writes, as undisturbed
-      404: requeue in 0 ms, requeue in 0 ms, sent 2 times; again: open, open already, 1 write, differs: -pods/n/b
-      429, Retry-After 2 s, once: requeue in 0 ms, open, sent 2 times in 2 s; again: open already, open already, no write, as undisturbed
-      504: requeue in 0 ms, requeue in 0 ms, sent 32 times; again: requeue in 0 ms, open, 2 writes, as undisturbed
-      no answer: waits forever; again: requeue in 0 ms, open, 2 writes, as undisturbed
-      lost answer: requeue in 0 ms, requeue in 0 ms, sent 2 times; again: open, open already, 1 write, as undisturbed
-      crash before: stopped; again: requeue in 0 ms, open, 2 writes, as undisturbed
+      written by another: wait 0 ms, open; again: open already, open already, no write, as undisturbed
+      409 | 422: wait 0 ms, wait 0 ms, sent 2 times; again: wait 0 ms, open, 2 writes, as undisturbed
+      404: wait 0 ms, wait 0 ms, sent 2 times; again: open, open already, 1 write, differs: -pods/n/b
+      429, Retry-After 2 s, once: wait 0 ms, open, sent 2 times in 2 s; again: open already, open already, no write, as undisturbed
+      504: wait 0 ms, wait 0 ms, sent 32 times; again: wait 0 ms, open, 2 writes, as undisturbed
+      no answer: waits forever; again: wait 0 ms, open, 2 writes, as undisturbed
+      lost answer: wait 0 ms, wait 0 ms, sent 2 times; again: open, open already, 1 write, as undisturbed
+      crash before: stopped; again: wait 0 ms, open, 2 writes, as undisturbed
       crash after: stopped; again: open, open already, 1 write, as undisturbed
     PATCH nodes/x
-      written by another | 409: requeue in 0 ms, error 409; again: open, open already, 1 write, as undisturbed
-      404: requeue in 0 ms, error 404; again: gone, gone, no write, differs: -nodes/x
-      422: requeue in 0 ms, error 422; again: open, open already, 1 write, as undisturbed
-      429, Retry-After 2 s, once: requeue in 0 ms, open, sent 2 times in 2 s; again: open already, open already, no write, as undisturbed
-      504: requeue in 0 ms, error 504, sent 16 times; again: open, open already, 1 write, as undisturbed
+      written by another | 409: wait 0 ms, error 409; again: open, open already, 1 write, as undisturbed
+      404: wait 0 ms, error 404; again: gone, gone, no write, differs: -nodes/x
+      422: wait 0 ms, error 422; again: open, open already, 1 write, as undisturbed
+      429, Retry-After 2 s, once: wait 0 ms, open, sent 2 times in 2 s; again: open already, open already, no write, as undisturbed
+      504: wait 0 ms, error 504, sent 16 times; again: open, open already, 1 write, as undisturbed
       no answer: waits forever; again: open, open already, 1 write, as undisturbed
-      lost answer: requeue in 0 ms, error connection reset; again: open already, open already, no write, as undisturbed
+      lost answer: wait 0 ms, error connection reset; again: open already, open already, no write, as undisturbed
       crash before: stopped; again: open, open already, 1 write, as undisturbed
       crash after: stopped; again: open already, open already, no write, as undisturbed
     "#);
@@ -150,7 +152,7 @@ async fn a_refused_nomination_keeps_the_node_closed() {
     world.api.inject_on("PATCH pods/n/a/status", Fault::Refused(Refusal::invalid("no")));
     let ctx = world.context();
     for turn in 1..=5 {
-        assert_eq!(opened(Arc::clone(&ctx)).await, "requeue in 0 ms", "pass {turn}");
+        assert_eq!(opened(Arc::clone(&ctx)).await, "wait 0 ms", "pass {turn}");
     }
     let sent = world.api.lines().iter().filter(|line| *line == "PATCH pods/n/a/status").count();
     assert_eq!(sent, 5);
@@ -163,7 +165,7 @@ async fn a_node_that_is_not_ready_is_not_written() {
     let mut unready = world.api.stored("nodes/x").unwrap();
     unready["status"]["conditions"][0]["status"] = json!("False");
     world.api.put::<Node>(&serde_json::from_value(unready).unwrap());
-    assert_eq!(opened(world.context()).await, "requeue in 50 ms");
+    assert_eq!(opened(world.context()).await, "wait 50 ms");
     assert!(world.api.lines().is_empty());
 }
 
@@ -179,7 +181,7 @@ async fn pods_of_an_open_node_are_nominated_again_under_every_failure() {
         world
     };
     let text = transcript(open, async |ctx| {
-        first_turn(keep(ctx)).await;
+        first_turn(run(ctx)).await;
         "waits".into()
     })
     .await;

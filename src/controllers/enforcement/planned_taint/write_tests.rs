@@ -26,11 +26,11 @@ fn world() -> World {
     World::new(api)
 }
 
-async fn pass(ctx: Arc<Context>) -> String {
-    let mut asked = Asked::default();
-    let holds = ctx.cluster.read().holds(now_ms());
-    keep(&ctx, &holds, &mut asked).await;
-    match asked.refusals.len() {
+async fn reconciled(ctx: Arc<Context>) -> String {
+    let mut taints = PlannedTaints::default();
+    let holds = ctx.derived.holds(&ctx.cluster.read(), clock::now());
+    taints.reconcile(&ctx, &holds).await;
+    match taints.rejections.len() {
         0 => "ok".into(),
         count => format!("{count} refused"),
     }
@@ -38,7 +38,7 @@ async fn pass(ctx: Arc<Context>) -> String {
 
 #[tokio::test]
 async fn planned_pods_are_admitted_under_every_failure() {
-    let text = transcript(world, pass).await;
+    let text = transcript(world, reconciled).await;
     insta::assert_snapshot!(text, @r#"
     undisturbed: ok
       PATCH pods/n/a [{"op":"test","path":"/metadata/uid","value":"uid-a"},{"op":"add","path":"/spec/tolerations","value":[{"effect":"NoSchedule","key":"stowage.dev/planned","operator":"Equal","value":"uid-c"}]}]
@@ -70,7 +70,7 @@ async fn planned_pods_are_admitted_under_every_failure() {
 
 #[tokio::test]
 async fn the_guard_is_taken_down_under_every_failure() {
-    let text = transcript(|| World { placement: PlacementMode::Extender, ..world() }, pass).await;
+    let text = transcript(|| World { placement: PlacementMode::Extender, ..world() }, reconciled).await;
     insta::assert_snapshot!(text, @r#"
     undisturbed: ok
       PATCH nodes/x {"metadata":{"resourceVersion":"2"},"spec":{"taints":[{"effect":"NoSchedule","key":"team"}]}}
@@ -93,11 +93,11 @@ async fn a_pod_that_is_refused_three_times_opens_its_node_to_all() {
     let world = World { watched: true, ..world() };
     world.api.inject_on("PATCH pods/n/a", Fault::Refused(Refusal::invalid("no")));
     let ctx = world.context();
-    let mut asked = Asked::default();
+    let mut controller = PlannedTaints::default();
     for turn in 1..=4 {
-        asked.at.clear();
-        let holds = ctx.cluster.read().holds(now_ms());
-        keep(&ctx, &holds, &mut asked).await;
+        controller.admitted.clear();
+        let holds = ctx.derived.holds(&ctx.cluster.read(), clock::now());
+        controller.reconcile(&ctx, &holds).await;
         let taints = world.api.stored("nodes/x").unwrap()["spec"]["taints"].clone();
         let guarded = taints.as_array().unwrap().iter().any(|taint| taint["key"] == labels::GUARD_TAINT);
         assert_eq!(guarded, turn < 4, "pass {turn}");
@@ -110,6 +110,6 @@ async fn a_successor_of_the_same_name_is_not_admitted() {
     let world = world();
     let ctx = world.context();
     world.api.put(&pod("a", &json!({"metadata": {"uid": "uid-successor"}})));
-    assert_eq!(pass(ctx).await, "1 refused");
+    assert_eq!(reconciled(ctx).await, "1 refused");
     assert!(world.api.stored("pods/n/a").unwrap()["spec"]["tolerations"].is_null());
 }

@@ -1,6 +1,10 @@
 use serde_json::json;
 
 use super::*;
+use crate::controllers::interruption::departure;
+use crate::decisions::disruption::mark::DisruptionMark;
+use crate::decisions::disruption::reason::DisruptionReason;
+use crate::model::labels;
 use crate::model::time::UnixMillis;
 use crate::test_support::failures::{World, first_turn, outcome, transcript};
 use crate::test_support::kubernetes::FakeApi;
@@ -31,8 +35,8 @@ async fn an_interrupted_node_is_marked_and_closed_under_every_failure() {
     undisturbed: ok
       PATCH nodeclaims/c {"metadata":{"annotations":{"stowage.dev/disrupting":"SpotInterruption/2100-01-01T00:02:00Z"}}}
       PATCH nodes/x {"metadata":{"labels":{"node.kubernetes.io/exclude-from-external-load-balancers":"karpenter"},"resourceVersion":"2"},"spec":{"taints":[{"effect":"NoSchedule","key":"team"},{"effect":"NoSchedule","key":"karpenter.sh/disrupted"}]}}
-      event Warning SpotInterrupted on NodeClaim/c: EC2 takes the spot instance back in two minutes
-      event Warning SpotInterrupted on Node/x: EC2 takes the spot instance back in two minutes
+      event Warning SpotInterrupted on NodeClaim/c: Spot interruption warning: instance will be reclaimed in 2 minutes
+      event Warning SpotInterrupted on Node/x: Spot interruption warning: instance will be reclaimed in 2 minutes
       changes nodeclaims/c (metadata.annotations), nodes/x (metadata.labels spec.taints)
     again: ok, no write, as undisturbed
     PATCH nodeclaims/c
@@ -66,10 +70,10 @@ async fn the_claim_of_a_stopped_instance_is_deleted_under_every_failure() {
     insta::assert_snapshot!(text, @r#"
     undisturbed: ok
       DELETE nodeclaims/c {"preconditions":{"uid":"uid-c"}}
-      event Warning InstanceStopping on NodeClaim/c: the instance stops
-      event Warning InstanceStopping on Node/x: the instance stops
-      event Warning TerminatingOnInterruption on NodeClaim/c: its instance goes or is gone
-      event Warning TerminatingOnInterruption on Node/x: its instance goes or is gone
+      event Warning InstanceStopping on NodeClaim/c: instance is stopping
+      event Warning InstanceStopping on Node/x: instance is stopping
+      event Warning TerminatingOnInterruption on NodeClaim/c: instance is shutting down or terminated
+      event Warning TerminatingOnInterruption on Node/x: instance is shutting down or terminated
       changes nodeclaims/c (metadata.deletionGracePeriodSeconds metadata.deletionTimestamp)
     again: ok, no write, as undisturbed
     DELETE nodeclaims/c
@@ -91,7 +95,7 @@ async fn a_recommendation_is_reported_and_nothing_is_written() {
     let world = world();
     assert_eq!(responded(world.context(), MessageKind::RebalanceRecommendation).await, "ok");
     assert!(world.api.lines().is_empty());
-    let note = "EC2 thinks that it may soon take the spot instance back";
+    let note = "elevated risk of spot interruption (rebalance recommendation)";
     let event = |about: &str| format!("Normal SpotRebalanceRecommendation on {about}: {note}");
     assert_eq!(world.api.events(), [event("NodeClaim/c"), event("Node/x")]);
 }
@@ -99,17 +103,18 @@ async fn a_recommendation_is_reported_and_nothing_is_written() {
 /// DEFECT: the mark is written without the claim's resource version, so that it replaces an interruption that was written since
 /// the claim was read.
 #[tokio::test]
-async fn a_disruption_without_hurry_replaces_an_interruption_that_it_has_not_seen() {
+async fn a_voluntary_mark_replaces_an_interruption_that_it_has_not_observed() {
     let world = World { watched: false, ..world() };
     let (late, early) = (world.context(), world.context());
-    let marked = async |ctx: &Context, reason: &str, deadline_ms: Option<i64>| {
+    let marked = async |ctx: &Context, reason: DisruptionReason, deadline: Option<i64>| {
         let claim = ctx.cluster.read().claims["c"].clone();
-        mark(ctx, &claim, &Disrupting { reason: reason.into(), deadline_ms }).await.unwrap();
+        let deadline = deadline.map(UnixMillis);
+        mark(ctx, &claim, DisruptionMark { reason, deadline }).await.unwrap();
     };
-    marked(&early, "SpotInterruption", Some(2_000)).await;
+    marked(&early, DisruptionReason::SpotInterruption, Some(2_000)).await;
     let node = serde_json::from_value(world.api.stored("nodes/x").unwrap()).unwrap();
     late.cluster.update(|state| state.apply_node(node));
-    marked(&late, "Empty", None).await;
+    marked(&late, DisruptionReason::Empty, None).await;
     let written = world.api.stored("nodeclaims/c").unwrap()["metadata"]["annotations"][labels::DISRUPTING].clone();
     assert_eq!(written, "Empty/", "DEFECT: the deadline of the interruption is lost");
 }
@@ -118,18 +123,19 @@ async fn a_disruption_without_hurry_replaces_an_interruption_that_it_has_not_see
 #[tokio::test]
 async fn an_earlier_deadline_stays() {
     let world = world();
-    let written = async |deadline_ms: Option<i64>| {
+    let written = async |deadline: Option<i64>| {
         let ctx = world.context();
         let claim = ctx.cluster.read().claims["c"].clone();
-        let disrupting = Disrupting { reason: "Reason".into(), deadline_ms };
-        mark(&ctx, &claim, &disrupting).await.unwrap();
+        let deadline = deadline.map(UnixMillis);
+        let new = DisruptionMark { reason: DisruptionReason::ScheduledChange, deadline };
+        mark(&ctx, &claim, new).await.unwrap();
         world.api.stored("nodeclaims/c").unwrap()["metadata"]["annotations"][labels::DISRUPTING].clone()
     };
-    assert_eq!(written(None).await, "Reason/");
-    assert_eq!(written(Some(2_000)).await, "Reason/1970-01-01T00:00:02Z");
-    assert_eq!(written(Some(3_000)).await, "Reason/1970-01-01T00:00:02Z");
-    assert_eq!(written(None).await, "Reason/1970-01-01T00:00:02Z");
-    assert_eq!(written(Some(1_000)).await, "Reason/1970-01-01T00:00:01Z");
+    assert_eq!(written(None).await, "ScheduledChange/");
+    assert_eq!(written(Some(2_000)).await, "ScheduledChange/1970-01-01T00:00:02Z");
+    assert_eq!(written(Some(3_000)).await, "ScheduledChange/1970-01-01T00:00:02Z");
+    assert_eq!(written(None).await, "ScheduledChange/1970-01-01T00:00:02Z");
+    assert_eq!(written(Some(1_000)).await, "ScheduledChange/1970-01-01T00:00:01Z");
 }
 
 #[tokio::test]
@@ -144,7 +150,7 @@ async fn a_marked_claim_whose_pods_have_moved_is_deleted_under_every_failure() {
         world
     };
     let text = transcript(marked, async |ctx| {
-        first_turn(depart(ctx)).await;
+        first_turn(departure::run(ctx)).await;
         "waits".into()
     })
     .await;

@@ -1,7 +1,7 @@
 use serde_json::json;
 
 use super::*;
-use crate::cloud::health::Category;
+use crate::model::instance_health::Category;
 use crate::test_support::failures::{World, transcript};
 use crate::test_support::kubernetes::FakeApi;
 use crate::test_support::objects::{claim, launched, node};
@@ -19,7 +19,7 @@ fn world() -> World {
 
 async fn checked(ctx: Arc<Context>, category: Category) -> String {
     let found = [Unhealthy { instance_id: "i-1".into(), categories: [category].into() }];
-    look(&ctx, &mut UnhealthyTracker::default(), &found).await;
+    handle(&ctx, &mut UnhealthyTracker::default(), &found).await;
     "done".into()
 }
 
@@ -30,9 +30,9 @@ async fn the_claim_of_a_failed_instance_is_forced_out_under_every_failure() {
     undisturbed: done
       PATCH nodeclaims/c {"metadata":{"annotations":{"karpenter.sh/nodeclaim-termination-timestamp":"TIME"}}}
       DELETE nodeclaims/c {"preconditions":{"uid":"uid-c"}}
-      event Warning InstanceUnhealthy on NodeClaim/c: EC2 says system_status of i-1
-      event Warning InstanceUnhealthy on Node/x: EC2 says system_status of i-1
-      event Warning TerminatingOnInterruption on NodeClaim/c: EC2 says system_status of i-1
+      event Warning InstanceUnhealthy on NodeClaim/c: system_status reported for instance i-1
+      event Warning InstanceUnhealthy on Node/x: system_status reported for instance i-1
+      event Warning TerminatingOnInterruption on NodeClaim/c: system_status reported for instance i-1
       changes nodeclaims/c (metadata.annotations metadata.deletionGracePeriodSeconds metadata.deletionTimestamp)
     again: done, no write, as undisturbed
     PATCH nodeclaims/c
@@ -65,8 +65,8 @@ async fn the_node_of_a_scheduled_event_is_marked_and_closed_under_every_failure(
     undisturbed: done
       PATCH nodeclaims/c {"metadata":{"annotations":{"stowage.dev/disrupting":"event_status/TIME"}}}
       PATCH nodes/x {"metadata":{"labels":{"node.kubernetes.io/exclude-from-external-load-balancers":"karpenter"},"resourceVersion":"2"},"spec":{"taints":[{"effect":"NoSchedule","key":"karpenter.sh/disrupted"}]}}
-      event Warning InstanceUnhealthy on NodeClaim/c: EC2 says event_status of i-1
-      event Warning InstanceUnhealthy on Node/x: EC2 says event_status of i-1
+      event Warning InstanceUnhealthy on NodeClaim/c: event_status reported for instance i-1
+      event Warning InstanceUnhealthy on Node/x: event_status reported for instance i-1
       changes nodeclaims/c (metadata.annotations), nodes/x (metadata.labels spec.taints)
     again: done, no write, as undisturbed
     PATCH nodeclaims/c

@@ -57,7 +57,7 @@ async fn a_node_whose_reservation_has_ended_is_relabeled_under_every_failure() {
 async fn a_claim_of_an_ending_capacity_block_is_deleted_under_every_failure() {
     let text = transcript(world, async |ctx| {
         let Some(claim) = ctx.cluster.read().claims.get("c").cloned() else { return "no claim".into() };
-        let_go(&ctx, &claim).await;
+        delete_expiring(&ctx, &claim).await;
         "done".into()
     })
     .await;

@@ -1,6 +1,9 @@
+use std::sync::Arc;
+
 use serde_json::json;
 
 use super::*;
+use crate::model::labels;
 use crate::test_support::failures::{World, outcome, transcript};
 use crate::test_support::kubernetes::store::Refusal;
 use crate::test_support::kubernetes::{FakeApi, Fault};
@@ -21,16 +24,16 @@ fn world(annotations: &serde_json::Value, taint: &str) -> World {
     World::new(api)
 }
 
-/// One pass of the drain: its error, or when the next pass comes.
+/// One pass of the drain: its error or its progress.
 async fn drained(ctx: Arc<Context>) -> String {
     let (claim, node) = {
         let state = ctx.cluster.read();
         (state.claims["c"].clone(), state.nodes.get("x").cloned())
     };
     let Some(node) = node else { return "no node".into() };
-    match step(&ctx, &claim, &node).await {
-        Ok(None) => "requeue soon".into(),
-        Ok(Some(_)) => "requeue later".into(),
+    match drain(&ctx, &claim, &node).await {
+        Ok(DrainProgress::InProgress) => "in progress".into(),
+        Ok(DrainProgress::Blocked { .. }) => "blocked".into(),
         error => outcome(error),
     }
 }
@@ -41,7 +44,7 @@ async fn a_node_is_closed_under_every_failure() {
         || world(&json!({}), "team"),
         async |ctx| {
             let Some(node) = ctx.cluster.read().nodes.get("x").cloned() else { return "no node".into() };
-            outcome(close(&ctx, &node).await)
+            outcome(taint(&ctx, &node).await)
         },
     )
     .await;
@@ -67,31 +70,31 @@ async fn a_node_is_closed_under_every_failure() {
 async fn pods_are_evicted_under_every_failure() {
     let text = transcript(|| world(&json!({}), labels::DISRUPTED_TAINT), drained).await;
     insta::assert_snapshot!(text, @r#"
-    undisturbed: requeue soon
+    undisturbed: in progress
       POST pods/n/a/eviction {"delete_options":{"preconditions":{"uid":"uid-a"}},"metadata":{"name":"a"}}
       POST pods/n/b/eviction {"delete_options":{"preconditions":{"uid":"uid-b"}},"metadata":{"name":"b"}}
-      event Normal Evicted on Pod/a: node x is going away
-      event Normal Evicted on Pod/b: node x is going away
+      event Normal Evicted on Pod/a: node x is being drained
+      event Normal Evicted on Pod/b: node x is being drained
       changes pods/n/a (metadata.deletionGracePeriodSeconds metadata.deletionTimestamp), pods/n/b (metadata.deletionGracePeriodSeconds metadata.deletionTimestamp)
-    again: requeue soon, no write, as undisturbed
+    again: in progress, no write, as undisturbed
     POST pods/n/a/eviction
-      written by another: requeue soon; again: requeue soon, no write, as undisturbed
-      409: requeue soon; again: requeue soon, 1 write, as undisturbed
-      404: requeue soon; again: requeue soon, no write, differs: -pods/n/a
-      422 | 429, Retry-After 2 s, once | 504: requeue later; again: requeue soon, 1 write, as undisturbed
-      no answer: waits forever; again: requeue soon, 1 write, as undisturbed
-      lost answer: requeue later; again: requeue soon, no write, as undisturbed
-      crash before: stopped; again: requeue soon, 1 write, as undisturbed
-      crash after: stopped; again: requeue soon, no write, as undisturbed
+      written by another: in progress; again: in progress, no write, as undisturbed
+      409: in progress; again: in progress, 1 write, as undisturbed
+      404: in progress; again: in progress, no write, differs: -pods/n/a
+      422 | 429, Retry-After 2 s, once | 504: blocked; again: in progress, 1 write, as undisturbed
+      no answer: waits forever; again: in progress, 1 write, as undisturbed
+      lost answer: blocked; again: in progress, no write, as undisturbed
+      crash before: stopped; again: in progress, 1 write, as undisturbed
+      crash after: stopped; again: in progress, no write, as undisturbed
     POST pods/n/b/eviction
-      written by another: requeue soon; again: requeue soon, no write, as undisturbed
-      409: requeue soon; again: requeue soon, 1 write, as undisturbed
-      404: requeue soon; again: requeue soon, no write, differs: -pods/n/b
-      422 | 429, Retry-After 2 s, once | 504: requeue later; again: requeue soon, 1 write, as undisturbed
-      no answer: waits forever; again: requeue soon, 1 write, as undisturbed
-      lost answer: requeue later; again: requeue soon, no write, as undisturbed
-      crash before: stopped; again: requeue soon, 1 write, as undisturbed
-      crash after: stopped; again: requeue soon, no write, as undisturbed
+      written by another: in progress; again: in progress, no write, as undisturbed
+      409: in progress; again: in progress, 1 write, as undisturbed
+      404: in progress; again: in progress, no write, differs: -pods/n/b
+      422 | 429, Retry-After 2 s, once | 504: blocked; again: in progress, 1 write, as undisturbed
+      no answer: waits forever; again: in progress, 1 write, as undisturbed
+      lost answer: blocked; again: in progress, no write, as undisturbed
+      crash before: stopped; again: in progress, 1 write, as undisturbed
+      crash after: stopped; again: in progress, no write, as undisturbed
     "#);
 }
 
@@ -100,40 +103,40 @@ async fn pods_are_deleted_after_the_deadline_under_every_failure() {
     let over = json!({(labels::TERMINATION_TIMESTAMP): "2026-01-01T00:00:10Z"});
     let text = transcript(|| world(&over, labels::DISRUPTED_TAINT), drained).await;
     insta::assert_snapshot!(text, @r#"
-    undisturbed: requeue soon
+    undisturbed: in progress
       DELETE pods/n/a {"gracePeriodSeconds":1,"preconditions":{"uid":"uid-a"}}
       DELETE pods/n/b {"gracePeriodSeconds":1,"preconditions":{"uid":"uid-b"}}
       changes pods/n/a (metadata.deletionGracePeriodSeconds metadata.deletionTimestamp), pods/n/b (metadata.deletionGracePeriodSeconds metadata.deletionTimestamp)
-    again: requeue soon, no write, as undisturbed
+    again: in progress, no write, as undisturbed
     DELETE pods/n/a
-      written by another | lost answer: requeue soon; again: requeue soon, no write, as undisturbed
-      409 | 422 | 429, Retry-After 2 s, once | 504: requeue soon; again: requeue soon, 1 write, as undisturbed
-      404: requeue soon; again: requeue soon, no write, differs: -pods/n/a
-      no answer: waits forever; again: requeue soon, 2 writes, as undisturbed
-      crash before: stopped; again: requeue soon, 2 writes, as undisturbed
-      crash after: stopped; again: requeue soon, 1 write, as undisturbed
+      written by another | lost answer: in progress; again: in progress, no write, as undisturbed
+      409 | 422 | 429, Retry-After 2 s, once | 504: in progress; again: in progress, 1 write, as undisturbed
+      404: in progress; again: in progress, no write, differs: -pods/n/a
+      no answer: waits forever; again: in progress, 2 writes, as undisturbed
+      crash before: stopped; again: in progress, 2 writes, as undisturbed
+      crash after: stopped; again: in progress, 1 write, as undisturbed
     DELETE pods/n/b
-      written by another | lost answer: requeue soon; again: requeue soon, no write, as undisturbed
-      409 | 422 | 429, Retry-After 2 s, once | 504: requeue soon; again: requeue soon, 1 write, as undisturbed
-      404: requeue soon; again: requeue soon, no write, differs: -pods/n/b
-      no answer: waits forever; again: requeue soon, 1 write, as undisturbed
-      crash before: stopped; again: requeue soon, 1 write, as undisturbed
-      crash after: stopped; again: requeue soon, no write, as undisturbed
+      written by another | lost answer: in progress; again: in progress, no write, as undisturbed
+      409 | 422 | 429, Retry-After 2 s, once | 504: in progress; again: in progress, 1 write, as undisturbed
+      404: in progress; again: in progress, no write, differs: -pods/n/b
+      no answer: waits forever; again: in progress, 1 write, as undisturbed
+      crash before: stopped; again: in progress, 1 write, as undisturbed
+      crash after: stopped; again: in progress, no write, as undisturbed
     "#);
 }
 
 #[tokio::test]
-async fn a_budget_that_allows_no_eviction_is_reported_and_asked_less_often() {
+async fn a_budget_that_allows_no_eviction_is_reported_and_blocks_the_drain() {
     let world = world(&json!({}), labels::DISRUPTED_TAINT);
     world.api.inject_on("POST pods/n/a/eviction", Fault::Refused(Refusal::disruption_budget()));
     let ctx = world.context();
-    assert_eq!(drained(Arc::clone(&ctx)).await, "requeue later");
+    assert_eq!(drained(Arc::clone(&ctx)).await, "blocked");
     assert_eq!(ctx.metrics.evictions.with_label_values(&["refused"]).get(), 1);
     assert_eq!(ctx.metrics.evictions.with_label_values(&["ok"]).get(), 1);
     let note = "1 pods can't be evicted now without breaking their PodDisruptionBudget";
     assert_eq!(
         world.api.events(),
-        ["Normal Evicted on Pod/b: node x is going away", &format!("Warning FailedDraining on Node/x: {note}")]
+        ["Normal Evicted on Pod/b: node x is being drained", &format!("Warning FailedDraining on Node/x: {note}")]
     );
     let asked = world.api.lines().iter().filter(|line| *line == "POST pods/n/a/eviction").count();
     assert_eq!(asked, 1, "the client does not repeat what a budget refuses");
@@ -146,7 +149,7 @@ async fn a_successor_of_the_same_name_is_evicted() {
     let world = world(&json!({}), labels::DISRUPTED_TAINT);
     let ctx = world.context();
     world.api.put(&pod("a", &json!({"metadata": {"uid": "uid-successor"}, "spec": {"nodeName": "y"}})));
-    assert_eq!(drained(ctx).await, "requeue soon");
+    assert_eq!(drained(ctx).await, "in progress");
     let of = |path: &str| world.api.stored(path).unwrap()["metadata"]["deletionTimestamp"].clone();
     assert!(of("pods/n/a").is_string(), "DEFECT: it has another UID");
     assert!(of("pods/n/b").is_string() && of("pods/n/elsewhere").is_null());

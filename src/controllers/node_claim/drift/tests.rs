@@ -1,7 +1,7 @@
 use serde_json::Value;
 
 use super::*;
-use crate::api::hash;
+use crate::api::{conditions, hash};
 use crate::cloud::catalog::{SpotPricing, embedded};
 use crate::test_support::objects;
 
@@ -21,9 +21,9 @@ fn class() -> Ec2NodeClass {
     objects::node_class("default", &json!({}))
 }
 
-fn wanted(pool: NodePool) -> Wanted {
+fn desired(pool: NodePool) -> DesiredState {
     let catalog = embedded().for_node_class(Some(&class()), SpotPricing::Off);
-    Wanted {
+    DesiredState {
         requirements: Requirements::from_api(&pool.spec.template.spec.requirements).unwrap(),
         pool: Arc::new(pool),
         class: Arc::new(class()),
@@ -31,7 +31,7 @@ fn wanted(pool: NodePool) -> Wanted {
     }
 }
 
-/// A claim that the pool made, as an m5.large in us-east-1a.
+/// A claim of the pool, launched as m5.large in us-east-1a.
 fn launched(pool: &NodePool, own: &Value, requirements: &Value) -> NodeClaim {
     let mut all = json!({(labels::NODE_POOL): "p", (labels::INSTANCE_TYPE): "m5.large", (labels::ZONE): "us-east-1a",
         (labels::CAPACITY_TYPE): "on-demand", (labels::ARCH): "amd64", (labels::INSTANCE_CPU): "2"});
@@ -41,16 +41,16 @@ fn launched(pool: &NodePool, own: &Value, requirements: &Value) -> NodeClaim {
     objects::claim("c", &json!({"metadata": meta, "spec": {"requirements": requirements}, "status": status}))
 }
 
-fn at(after_ms: i64) -> i64 {
-    CREATED.parse::<Timestamp>().unwrap().as_millisecond() + after_ms
+fn at(age: Duration) -> UnixMillis {
+    UnixMillis::parse_rfc3339(CREATED).unwrap() + age
 }
 
-fn reason_of(claim: &NodeClaim, wanted: &Wanted) -> Option<&'static str> {
-    pool_drift(claim, wanted, at(0)).map(|drift| drift.reason)
+fn reason_of(claim: &NodeClaim, desired: &DesiredState) -> Option<&'static str> {
+    pool_drift(claim, desired, at(Duration::ZERO)).map(|drift| drift.reason)
 }
 
 #[test]
-fn c31_a_change_of_the_template_drifts_and_what_is_not_hashed_does_not() {
+fn c31_a_hashed_change_of_the_template_drifts() {
     let before = pool(&json!({}), &json!([]));
     let claim = launched(&before, &json!({}), &json!([]));
     for (template, expected) in [
@@ -65,19 +65,19 @@ fn c31_a_change_of_the_template_drifts_and_what_is_not_hashed_does_not() {
         (json!({"spec": {"nodeClassRef": {"name": "other"}}}), Some(NODE_POOL)),
         (json!({"spec": {"requirements": [{"key": labels::ARCH, "operator": "In", "values": ["amd64"]}]}}), None),
     ] {
-        assert_eq!(reason_of(&claim, &wanted(pool(&template, &json!([])))), expected, "{template}");
+        assert_eq!(reason_of(&claim, &desired(pool(&template, &json!([])))), expected, "{template}");
     }
     let mut other = before.clone();
     other.spec.weight = Some(7);
     other.spec.disruption.consolidate_after = "5m".into();
-    assert_eq!(reason_of(&claim, &wanted(other)), None, "weight and disruption are the pool's own matter");
+    assert_eq!(reason_of(&claim, &desired(other)), None, "weight and disruption are the pool's own matter");
 }
 
 #[test]
-fn c31_template_hashes_that_are_absent_or_of_another_version_say_nothing() {
+fn c31_absent_hashes_and_hashes_of_other_versions_do_not_drift() {
     let (before, after) =
         (pool(&json!({}), &json!([])), pool(&json!({"metadata": {"labels": {"a": "b"}}}), &json!([])));
-    let after = wanted(after);
+    let after = desired(after);
     let claim = launched(&before, &json!({}), &json!([]));
     assert_eq!(reason_of(&claim, &after), Some(NODE_POOL));
     for key in [labels::NODE_POOL_HASH, labels::NODE_POOL_HASH_VERSION] {
@@ -95,7 +95,7 @@ fn b56_a_requirement_that_no_longer_admits_the_node_drifts_it() {
     let requirement =
         |key: &str, operator: &str, values: &[&str]| json!([{"key": key, "operator": operator, "values": values}]);
     let open = requirement("team", "In", &["a", "b"]);
-    for (what, wants, own, asked, expected) in [
+    for (case, wants, own, asked, expected) in [
         ("admitted", requirement(labels::ARCH, "In", &["amd64"]), json!({}), json!([]), None),
         ("another value", requirement(labels::ARCH, "In", &["arm64"]), json!({}), json!([]), Some(REQUIREMENTS)),
         ("within bounds", requirement(labels::INSTANCE_CPU, "Gt", &["1"]), json!({}), json!([]), None),
@@ -117,12 +117,12 @@ fn b56_a_requirement_that_no_longer_admits_the_node_drifts_it() {
             json!([]),
             Some(REQUIREMENTS),
         ),
-        ("left open when it was made", open.clone(), json!({}), open.clone(), None),
+        ("left open by the claim", open.clone(), json!({}), open.clone(), None),
         ("left open otherwise", requirement("team", "In", &["c"]), json!({}), open, Some(REQUIREMENTS)),
     ] {
         let pool = pool(&json!({}), &wants);
         let claim = launched(&pool, &own, &asked);
-        assert_eq!(reason_of(&claim, &wanted(pool)), expected, "{what}");
+        assert_eq!(reason_of(&claim, &desired(pool)), expected, "{case}");
     }
 }
 
@@ -131,55 +131,55 @@ fn the_template_comes_before_the_requirements_and_those_before_the_instance_type
     let before = pool(&json!({}), &json!([]));
     let claim = launched(&before, &json!({(labels::INSTANCE_TYPE): "m0.gone"}), &json!([]));
     let arm = json!([{"key": labels::ARCH, "operator": "In", "values": ["arm64"]}]);
-    let late = |wanted: &Wanted| pool_drift(&claim, wanted, at(TYPE_GRACE_MS)).map(|drift| drift.reason);
-    assert_eq!(late(&wanted(pool(&json!({"metadata": {"labels": {"a": "b"}}}), &arm))), Some(NODE_POOL));
-    assert_eq!(late(&wanted(pool(&json!({}), &arm))), Some(REQUIREMENTS));
-    assert_eq!(late(&wanted(before)), Some(INSTANCE_TYPE));
+    let late = |desired: &DesiredState| pool_drift(&claim, desired, at(TYPE_GRACE)).map(|drift| drift.reason);
+    assert_eq!(late(&desired(pool(&json!({"metadata": {"labels": {"a": "b"}}}), &arm))), Some(NODE_POOL));
+    assert_eq!(late(&desired(pool(&json!({}), &arm))), Some(REQUIREMENTS));
+    assert_eq!(late(&desired(before)), Some(INSTANCE_TYPE));
 }
 
 #[test]
-fn an_offering_that_is_gone_for_good_drifts_its_nodes_after_an_hour() {
+fn a_removed_offering_drifts_its_nodes_after_an_hour() {
     let pool = pool(&json!({}), &json!([]));
-    let wanted = wanted(pool.clone());
-    for (what, own, after, expected) in [
-        ("sold", json!({}), TYPE_GRACE_MS, None),
-        ("an unknown type", json!({(labels::INSTANCE_TYPE): "m0.gone"}), TYPE_GRACE_MS, Some(INSTANCE_TYPE)),
-        ("too young to say", json!({(labels::INSTANCE_TYPE): "m0.gone"}), TYPE_GRACE_MS - 1, None),
-        ("an unknown zone", json!({(labels::ZONE): "mars-1a"}), TYPE_GRACE_MS, Some(INSTANCE_TYPE)),
-        ("reserved, and sold on demand", json!({(labels::CAPACITY_TYPE): "reserved"}), TYPE_GRACE_MS, None),
+    let desired = desired(pool.clone());
+    for (case, own, after, expected) in [
+        ("offered", json!({}), TYPE_GRACE, None),
+        ("an unknown type", json!({(labels::INSTANCE_TYPE): "m0.gone"}), TYPE_GRACE, Some(INSTANCE_TYPE)),
+        ("too young", json!({(labels::INSTANCE_TYPE): "m0.gone"}), TYPE_GRACE - Duration::from_millis(1), None),
+        ("an unknown zone", json!({(labels::ZONE): "mars-1a"}), TYPE_GRACE, Some(INSTANCE_TYPE)),
+        ("reserved, and offered on demand", json!({(labels::CAPACITY_TYPE): "reserved"}), TYPE_GRACE, None),
     ] {
         let claim = launched(&pool, &own, &json!([]));
-        assert_eq!(pool_drift(&claim, &wanted, at(after)).map(|drift| drift.reason), expected, "{what}");
+        assert_eq!(pool_drift(&claim, &desired, at(after)).map(|drift| drift.reason), expected, "{case}");
     }
-    let nothing = Wanted { types: HashMap::new(), ..wanted };
+    let nothing = DesiredState { types: HashMap::new(), ..desired };
     let claim = launched(&pool, &json!({}), &json!([]));
-    assert_eq!(pool_drift(&claim, &nothing, at(TYPE_GRACE_MS)), None, "no catalog, no verdict");
+    assert_eq!(pool_drift(&claim, &nothing, at(TYPE_GRACE)), None, "no catalog, no verdict");
 }
 
 #[test]
-fn the_condition_comes_keeps_its_time_and_goes() {
-    let second = |n| Time(Timestamp::from_second(n).unwrap());
+fn the_condition_is_set_keeps_its_transition_time_and_is_cleared() {
+    let second = |n: i64| UnixMillis(n * 1_000);
     let pool = pool(&json!({}), &json!([]));
     let mut claim = launched(&pool, &json!({}), &json!([]));
-    assert_eq!(judged(&claim, None, &second(1)), None, "nothing to write");
+    assert_eq!(conditions_with(&claim, None, second(1)), None, "nothing to write");
     let drift = Drift { reason: NODE_POOL, message: "m".into() };
-    let list = judged(&claim, Some(&drift), &second(2)).unwrap();
+    let list = conditions_with(&claim, Some(&drift), second(2)).unwrap();
     assert_eq!(
         conditions::get(&list, DRIFTED).map(|found| (found.status.as_str(), found.reason.as_str())),
         Some(("True", NODE_POOL))
     );
     claim.status.as_mut().unwrap().conditions = list;
-    assert_eq!(judged(&claim, Some(&drift), &second(3)), None, "it says so already");
+    assert_eq!(conditions_with(&claim, Some(&drift), second(3)), None, "unchanged");
     let other = Drift { reason: REQUIREMENTS, message: "m".into() };
-    let list = judged(&claim, Some(&other), &second(4)).unwrap();
-    assert_eq!(conditions::get(&list, DRIFTED).unwrap().last_transition_time, second(2));
+    let list = conditions_with(&claim, Some(&other), second(4)).unwrap();
+    assert_eq!(UnixMillis::from(&conditions::get(&list, DRIFTED).unwrap().last_transition_time), second(2));
     claim.status.as_mut().unwrap().conditions = list;
-    let list = judged(&claim, None, &second(5)).unwrap();
+    let list = conditions_with(&claim, None, second(5)).unwrap();
     assert!(conditions::get(&list, DRIFTED).is_none() && conditions::is_true(&list, LAUNCHED));
 }
 
 #[test]
-fn nothing_is_compared_with_a_pool_or_class_whose_hash_is_yet_to_be_written() {
+fn pools_and_classes_without_an_up_to_date_hash_are_not_compared() {
     let mut state = ClusterState::default();
     let mut ready = pool(&json!({}), &json!([]));
     state.pools.insert("p".into(), Arc::new(ready.clone()));
@@ -196,5 +196,5 @@ fn nothing_is_compared_with_a_pool_or_class_whose_hash_is_yet_to_be_written() {
     assert!(comparable(&state, Some("another")).is_empty());
     ready.spec.template.metadata.labels.insert("a".into(), "b".into());
     state.pools.insert("p".into(), Arc::new(ready));
-    assert!(comparable(&state, Some("ca")).is_empty(), "the pool says something new");
+    assert!(comparable(&state, Some("ca")).is_empty(), "the pool changed");
 }

@@ -24,47 +24,54 @@ fn state(ready: bool) -> ClusterState {
 }
 
 #[test]
-fn c39_an_orphan_older_than_thirty_seconds_is_leaked_and_one_that_is_going_is_not() {
-    let going = |state| Instance { state, ..instance("i-5", "other", 0) };
+fn c39_an_instance_without_a_claim_is_leaked_after_thirty_seconds() {
+    let stopping = |state| Instance { state, ..instance("i-5", "other", 0) };
     let all = [
         instance("i-1", "uid-c", 0),
         instance("i-2", "other", 0),
         instance("i-3", "other", 30_000),
         instance("i-4", "other", 29_999),
-        going(InstanceState::ShuttingDown),
-        going(InstanceState::Terminated),
+        stopping(InstanceState::ShuttingDown),
+        stopping(InstanceState::Terminated),
     ];
-    assert_eq!(leaked(&state(true), &all, 60_000), ["aws:///z/i-2", "aws:///z/i-4"]);
+    assert_eq!(leaked(&state(true), &all, UnixMillis(60_000)), ["aws:///z/i-2", "aws:///z/i-4"]);
 }
 
 #[test]
-fn an_instance_is_known_by_its_claims_provider_id_whoever_launched_it() {
+fn an_instance_is_known_by_the_provider_id_of_its_claim() {
     let adopted = instance("i-1", "", 0);
-    assert!(leaked(&state(true), &[adopted], 60_000).is_empty());
+    assert!(leaked(&state(true), &[adopted], UnixMillis(60_000)).is_empty());
     let twin = instance("i-2", "uid-c", 0);
-    assert_eq!(leaked(&state(true), std::slice::from_ref(&twin), 60_000), ["aws:///z/i-2"], "launched twice");
+    assert_eq!(
+        leaked(&state(true), std::slice::from_ref(&twin), UnixMillis(60_000)),
+        ["aws:///z/i-2"],
+        "launched twice"
+    );
     let mut unwritten = state(true);
     let mut claim = unwritten.claims["c"].as_ref().clone();
     claim.status = None;
     unwritten.apply_claim(claim);
-    assert!(leaked(&unwritten, &[twin], 60_000).is_empty(), "its launch is not written down yet");
+    assert!(leaked(&unwritten, &[twin], UnixMillis(60_000)).is_empty(), "the provider id is not written yet");
 }
 
 #[test]
-fn a_claim_without_its_instance_goes_unless_its_node_is_ready() {
-    let launched = "2026-01-01T00:00:00Z".parse::<k8s_openapi::jiff::Timestamp>().unwrap().as_millisecond();
-    let now = launched + YOUNG_CLAIM_MS;
-    let there = instance("i-1", "uid-c", 0);
-    assert!(orphaned(&state(false), std::slice::from_ref(&there), now).is_empty());
+fn a_claim_without_its_instance_is_orphaned_unless_its_node_is_ready() {
+    let launched = UnixMillis::parse_rfc3339("2026-01-01T00:00:00Z").unwrap();
+    let now = launched + MIN_LAUNCH_AGE;
+    let running = instance("i-1", "uid-c", 0);
+    assert!(orphaned(&state(false), std::slice::from_ref(&running), now).is_empty());
     assert_eq!(orphaned(&state(false), &[], now).len(), 1);
     assert!(orphaned(&state(true), &[], now).is_empty());
-    assert!(orphaned(&state(false), &[], now - 1).is_empty(), "launched since the list was made");
-    let going = Instance { state: InstanceState::ShuttingDown, ..there };
-    assert_eq!(orphaned(&state(false), &[going], now).len(), 1);
+    assert!(
+        orphaned(&state(false), &[], now - Duration::from_millis(1)).is_empty(),
+        "launched after the list was made"
+    );
+    let stopping = Instance { state: InstanceState::ShuttingDown, ..running };
+    assert_eq!(orphaned(&state(false), &[stopping], now).len(), 1);
 }
 
 #[test]
-fn c39_a_deleted_node_is_let_go_of_once_neither_claim_nor_instance_is_left() {
+fn c39_a_deleted_node_without_claim_and_instance_is_released() {
     let node = |labels: serde_json::Value, finalizer: &str, deleting: bool| {
         let deletion = deleting.then_some("2026-01-01T00:00:00Z");
         let metadata = json!({"name": "n", "labels": labels, "finalizers": [finalizer], "deletionTimestamp": deletion});
@@ -76,19 +83,19 @@ fn c39_a_deleted_node_is_let_go_of_once_neither_claim_nor_instance_is_left() {
     let (ours, finalizer) = (json!({(labels::NODE_POOL): "p"}), labels::TERMINATION_FINALIZER);
     let count = |state: &ClusterState, instances: &[Instance]| stranded(state, instances).len();
     assert_eq!(count(&node(ours.clone(), finalizer, true), &[]), 1);
-    assert_eq!(count(&node(ours.clone(), finalizer, true), &[instance("i-1", "", 0)]), 0, "its instance still goes");
-    assert_eq!(count(&node(ours.clone(), finalizer, false), &[]), 0, "nobody deletes it");
-    assert_eq!(count(&node(ours.clone(), "other/finalizer", true), &[]), 0, "nothing of ours is on it");
-    assert_eq!(count(&node(json!({}), finalizer, true), &[]), 0, "another's node");
+    assert_eq!(count(&node(ours.clone(), finalizer, true), &[instance("i-1", "", 0)]), 0, "its instance still exists");
+    assert_eq!(count(&node(ours.clone(), finalizer, false), &[]), 0, "it is not deleted");
+    assert_eq!(count(&node(ours.clone(), "other/finalizer", true), &[]), 0, "it does not have our finalizer");
+    assert_eq!(count(&node(json!({}), finalizer, true), &[]), 0, "not our node");
     let mut claimed = node(ours, finalizer, true);
     claimed.apply_claim(claim("c", "i-1"));
-    assert_eq!(count(&claimed, &[]), 0, "its claim lets go of it");
+    assert_eq!(count(&claimed, &[]), 0, "its claim exists");
 }
 
-/// A cloud with one instance, whose claim is made while the cloud is being asked.
-struct Meanwhile(Arc<Cluster>);
+/// A cloud with an instance whose claim is created during the query.
+struct LateClaim(Arc<Cluster>);
 
-impl Cloud for Meanwhile {
+impl Cloud for LateClaim {
     fn list(&self) -> BoxFuture<'_, Result<Vec<Instance>, CloudError>> {
         self.0.update(|state| state.apply_claim(claim("late", "i-2")));
         async { Ok(vec![instance("i-2", "unknown", 0), instance("i-3", "unknown", 0)]) }.boxed()
@@ -132,12 +139,12 @@ impl Cloud for Meanwhile {
 #[tokio::test]
 async fn c39_the_cloud_is_listed_before_the_cluster() {
     let cluster = Arc::new(Cluster::default());
-    let garbage = Garbage::find(&Meanwhile(Arc::clone(&cluster)), &cluster).await.unwrap();
+    let garbage = Garbage::find(&LateClaim(Arc::clone(&cluster)), &cluster).await.unwrap();
     assert_eq!(garbage.leaked, ["aws:///z/i-3"]);
 }
 
 #[test]
-fn an_instance_of_a_group_waits_for_the_last_claim_of_the_group() {
+fn an_instance_of_a_launch_group_is_kept_until_every_claim_has_one() {
     let mut state = state(true);
     let mut waiting = claim("d", "i-3");
     waiting.metadata.annotations = Some([(labels::LAUNCH_GROUP.to_owned(), "group/2".to_owned())].into());
@@ -145,7 +152,7 @@ fn an_instance_of_a_group_waits_for_the_last_claim_of_the_group() {
     waiting.status = None;
     state.apply_claim(waiting);
     let all = [instance("i-1", "group", 0), instance("i-2", "group", 0)];
-    assert!(leaked(&state, &all, 60_000).is_empty(), "it may be that claim's");
+    assert!(leaked(&state, &all, UnixMillis(60_000)).is_empty(), "it may belong to the waiting claim");
     state.apply_claim(launched);
-    assert_eq!(leaked(&state, &all, 60_000), ["aws:///z/i-2"]);
+    assert_eq!(leaked(&state, &all, UnixMillis(60_000)), ["aws:///z/i-2"]);
 }

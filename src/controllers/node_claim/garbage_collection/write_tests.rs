@@ -30,7 +30,7 @@ fn world() -> World {
 async fn pass(ctx: Arc<Context>) -> String {
     let garbage = Garbage::find(&*ctx.cloud, &ctx.cluster).await.unwrap();
     let found = (garbage.leaked.len(), garbage.orphaned.len(), garbage.stranded.len());
-    clear(&ctx, garbage).await;
+    collect(&ctx, garbage).await;
     format!("leaked, orphaned, stranded {found:?}")
 }
 

@@ -1,10 +1,10 @@
-//! Tests of [`super`]: what a claim may be launched as, and what it says afterwards.
+//! Tests of [`super`]: the offerings a claim may be launched as, and what is written to it afterwards.
 
 use super::*;
 use crate::cloud::InstanceState;
 use crate::cloud::reservation::ReservationKind;
 use crate::model::offering::CapacityType;
-use crate::test_support::objects;
+use crate::model::time::UnixMillis;
 
 fn found(partitions: &[&str]) -> Arc<InstanceType> {
     let offering = |partition: &&str| Offering {
@@ -27,11 +27,24 @@ fn found(partitions: &[&str]) -> Arc<InstanceType> {
 }
 
 fn instance(partition: Option<i32>) -> Instance {
-    Instance { partition, state: InstanceState::Pending, ..objects::instance("i-1", "", 0) }
+    Instance {
+        id: "i-1".into(),
+        provider_id: "aws:///z/i-1".into(),
+        client_token: String::new(),
+        node_claim: String::new(),
+        instance_type: "m5.large".into(),
+        zone: "z".into(),
+        capacity_type: CapacityType::OnDemand,
+        reservation: None,
+        partition,
+        image_id: "ami-1".into(),
+        launched_at: UnixMillis(0),
+        state: InstanceState::Pending,
+    }
 }
 
 #[test]
-fn only_what_was_launched_into_a_reservation_has_its_labels() {
+fn only_an_instance_in_a_reservation_has_its_labels() {
     let reservation = ReservedIn { id: "cr-1".into(), kind: ReservationKind::CapacityBlock };
     let reserved = Instance { capacity_type: CapacityType::Reserved, reservation: Some(reservation), ..instance(None) };
     let lines = |instance: &Instance| {
@@ -54,15 +67,16 @@ fn only_what_was_launched_into_a_reservation_has_its_labels() {
 }
 
 #[test]
-fn c10_a_claim_that_says_no_capacity_type_admits_all() {
+fn c10_a_claim_without_capacity_type_admits_all() {
     let kinds = [CapacityType::OnDemand, CapacityType::Spot, CapacityType::Reserved];
     let mut m5 = InstanceType::clone(&found(&["1"]));
     let one = m5.offerings[0].clone();
     m5.offerings = kinds.iter().map(|kind| Offering { capacity_type: *kind, ..one.clone() }).collect();
     let catalog = Catalog { region: "r".into(), instance_types: vec![Arc::new(m5)] };
     let admitted = |requirements: serde_json::Value| {
-        let claim = objects::claim("c", &json!({"spec": {"requirements": requirements}}));
-        let found = acceptable(&claim, &catalog);
+        let claim = json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim", "metadata": {"name": "c"},
+            "spec": {"requirements": requirements, "nodeClassRef": {"group": "g", "kind": "k", "name": "n"}}});
+        let found = acceptable(&serde_json::from_value(claim).unwrap(), &catalog);
         found.into_iter().map(|offering| offering.capacity_type).collect::<std::collections::BTreeSet<_>>()
     };
     assert_eq!(admitted(json!([])), kinds.into());
@@ -71,120 +85,147 @@ fn c10_a_claim_that_says_no_capacity_type_admits_all() {
 }
 
 #[test]
-fn c28_efa_is_promised_only_where_the_instance_was_launched_with_it() {
+fn c28_efa_is_promised_only_if_the_instance_was_launched_with_it() {
     let mut found = InstanceType::clone(&found(&[]));
     for room in [&mut found.capacity, &mut found.allocatable] {
         room.set(EFA, 4);
         room.set("cpu", 8_000);
     }
     let claim = |requests: serde_json::Value| -> NodeClaim {
-        objects::claim("c", &json!({"spec": {"resources": {"requests": requests}}}))
+        serde_json::from_value(json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim", "metadata": {"name": "c"},
+            "spec": {"requirements": [], "resources": {"requests": requests}, "nodeClassRef": {"group": "g", "kind": "k", "name": "n"}}}))
+        .unwrap()
     };
     let class = |kinds: &[&str]| -> Ec2NodeClass {
         let interface = |(device, kind): (usize, &&str)| json!({"networkCardIndex": 0, "deviceIndex": device, "interfaceType": kind});
         let interfaces: Vec<_> = kinds.iter().enumerate().map(interface).collect();
-        objects::node_class("default", &json!({"spec": {"networkInterfaces": interfaces}}))
+        serde_json::from_value(
+            json!({"apiVersion": "karpenter.k8s.aws/v1", "kind": "EC2NodeClass", "metadata": {"name": "n"},
+            "spec": {"amiSelectorTerms": [], "networkInterfaces": interfaces}}),
+        )
+        .unwrap()
     };
-    for (what, requests, kinds, efa) in [
+    for (case, requests, kinds, efa) in [
         ("plain", json!({"cpu": "1"}), &[][..], false),
-        ("asked for", json!({(EFA): "1"}), &[], true),
-        ("none asked for", json!({(EFA): "0"}), &[], false),
-        ("listed", json!({}), &["interface", "efa-only"], true),
-        ("others listed", json!({}), &["interface"], false),
+        ("requested", json!({(EFA): "1"}), &[], true),
+        ("zero requested", json!({(EFA): "0"}), &[], false),
+        ("listed by the class", json!({}), &["interface", "efa-only"], true),
+        ("other interfaces listed", json!({}), &["interface"], false),
     ] {
-        let (capacity, allocatable) = room(&found, &claim(requests), &class(kinds));
+        let (capacity, allocatable) = capacity_and_allocatable(&found, &claim(requests), &class(kinds));
         let promised = [&capacity, &allocatable].map(|room| room.to_map().contains_key(EFA));
-        assert_eq!(promised, [efa, efa], "{what}");
-        assert!(capacity.to_map().contains_key("cpu"), "{what}");
+        assert_eq!(promised, [efa, efa], "{case}");
+        assert!(capacity.to_map().contains_key("cpu"), "{case}");
     }
 }
 
 #[test]
-fn a_partition_that_is_yet_to_be_told_is_an_empty_label_and_none_is_none() {
+fn an_unknown_partition_is_an_empty_label_and_no_partition_is_no_label() {
     let label =
-        |partitions: &[&str], told| partition(Some(&found(partitions)), &instance(told)).map(|(_, value)| value);
+        |partitions: &[&str], number| partition(Some(&found(partitions)), &instance(number)).map(|(_, value)| value);
     assert_eq!(label(&["1", "2"], Some(2)).as_deref(), Some("2"));
     assert_eq!(label(&["1", "2"], None).as_deref(), Some(""));
     assert_eq!(label(&[], None), None, "no partitions");
     let claim = |value: Option<&str>| -> NodeClaim {
         let own: BTreeMap<&str, &str> = value.iter().map(|value| (labels::PLACEMENT_GROUP_PARTITION, *value)).collect();
-        objects::claim("c", &json!({"metadata": {"labels": own}}))
+        serde_json::from_value(json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim",
+            "metadata": {"name": "c", "labels": own},
+            "spec": {"requirements": [], "nodeClassRef": {"group": "g", "kind": "k", "name": "n"}}}))
+        .unwrap()
     };
     assert!(lacks_partition(&claim(Some(""))));
     assert!(!lacks_partition(&claim(Some("2"))) && !lacks_partition(&claim(None)));
 }
 
 #[test]
-fn c12_c13_what_becomes_of_a_claim_depends_on_why_it_was_not_launched() {
+fn c12_c13_the_disposition_of_a_claim_depends_on_the_launch_error() {
     let offering =
         Override { instance_type: "m5.large".into(), zone: "z".into(), capacity_type: CapacityType::OnDemand };
     let rejected = |reason| LaunchError::Rejected { reason, message: "m".into() };
     let not_ready = LaunchError::NodeClassNotReady { name: "n".into(), reason: "no subnets".into() };
-    let full = "1 offerings are out of capacity; its pods are planned anew";
+    let full = "all 1 offerings returned insufficient capacity; its pods will be re-planned";
     for (error, expected, event, why) in [
         (
             LaunchError::InsufficientCapacity { unavailable: vec![offering] },
-            Fate::Deleted("insufficient_capacity"),
+            LaunchDisposition::Delete(DisruptionReason::InsufficientCapacity),
             Some("InsufficientCapacityError"),
             full,
         ),
         (
             LaunchError::NoSpotRole,
-            Fate::Deleted("insufficient_capacity"),
+            LaunchDisposition::Delete(DisruptionReason::InsufficientCapacity),
             Some("SpotSLRCreationFailed"),
             "the account lacks the service-linked role of EC2 spot",
         ),
-        (not_ready, Fate::Deleted("nodeclass_not_ready"), None, "EC2NodeClass n is not ready: no subnets"),
-        (rejected("Unauthorized"), Fate::Kept("Unauthorized"), Some("Unauthorized"), "m"),
+        (
+            not_ready,
+            LaunchDisposition::Delete(DisruptionReason::NodeClassNotReady),
+            None,
+            "EC2NodeClass n is not ready: no subnets",
+        ),
+        (rejected("Unauthorized"), LaunchDisposition::Retry("Unauthorized"), Some("Unauthorized"), "m"),
         (
             rejected("NodeClassReadinessUnknown"),
-            Fate::Kept("NodeClassReadinessUnknown"),
+            LaunchDisposition::Retry("NodeClassReadinessUnknown"),
             Some("NodeClassReadinessUnknown"),
             "m",
         ),
-        (LaunchError::Throttled, Fate::Kept("RequestLimitExceeded"), Some("LaunchFailed"), "request rate exceeded"),
-        (LaunchError::other("no answer"), Fate::Kept("LaunchFailed"), Some("LaunchFailed"), "launch failed: no answer"),
+        (
+            LaunchError::Throttled,
+            LaunchDisposition::Retry("RequestLimitExceeded"),
+            Some("LaunchFailed"),
+            "request rate exceeded",
+        ),
+        (
+            LaunchError::other("no answer"),
+            LaunchDisposition::Retry("LaunchFailed"),
+            Some("LaunchFailed"),
+            "launch failed: no answer",
+        ),
         (
             LaunchError::Other { reason: "InternalError", message: "ec2:CreateFleet: InternalError: oh".into() },
-            Fate::Kept("InternalError"),
+            LaunchDisposition::Retry("InternalError"),
             Some("LaunchFailed"),
             "launch failed: ec2:CreateFleet: InternalError",
         ),
     ] {
-        let (fate, told, text) = outcome(&error);
-        assert_eq!((fate, told), (expected, event), "{error}");
-        assert!(text.starts_with(why), "{text}");
+        let failure = LaunchFailure::of(&error);
+        assert_eq!((failure.disposition, failure.event), (expected, event), "{error}");
+        assert!(failure.message.starts_with(why), "{}", failure.message);
     }
 }
 
 #[test]
-fn c12_a_claim_that_is_kept_says_that_it_is_not_known_to_be_launched() {
-    let claim = objects::claim("c", &json!({"metadata": {"generation": 1}}));
-    let now = Time("2026-01-01T00:00:00Z".parse().unwrap());
-    let list = unlaunched(&claim, "Unauthorized", "not permitted", &now);
+fn c12_a_retried_claim_has_an_unknown_launched_condition() {
+    let claim: NodeClaim = serde_json::from_value(json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim",
+        "metadata": {"name": "c", "generation": 1}, "spec": {"requirements": [],
+        "nodeClassRef": {"group": "g", "kind": "k", "name": "n"}}}))
+    .unwrap();
+    let now = UnixMillis::parse_rfc3339("2026-01-01T00:00:00Z").unwrap();
+    let list = unlaunched_conditions(&claim, "Unauthorized", "not permitted", now).unwrap();
     let launched = list.iter().find(|condition| condition.type_ == LAUNCHED).unwrap();
-    let said = [&launched.status, &launched.reason, &launched.message].map(String::as_str);
-    assert_eq!(said, ["Unknown", "Unauthorized", "not permitted"]);
+    let written = [&launched.status, &launched.reason, &launched.message].map(String::as_str);
+    assert_eq!(written, ["Unknown", "Unauthorized", "not permitted"]);
     let again = NodeClaim {
         status: Some(crate::api::NodeClaimStatus { conditions: list.clone(), ..Default::default() }),
         ..claim
     };
-    let later = Time("2026-01-01T00:01:00Z".parse().unwrap());
+    let later = UnixMillis::parse_rfc3339("2026-01-01T00:01:00Z").unwrap();
     for message in ["not permitted", "not permitted Encoded authorization failure message: a"] {
-        assert_eq!(unlaunched(&again, "Unauthorized", message, &later), list, "nothing to write the second time");
+        assert_eq!(unlaunched_conditions(&again, "Unauthorized", message, later), None, "nothing to write");
     }
-    assert_ne!(unlaunched(&again, "RequestLimitExceeded", "not permitted", &later), list);
+    assert!(unlaunched_conditions(&again, "RequestLimitExceeded", "not permitted", later).is_some());
 }
 
 #[test]
-fn c12_what_is_told_of_a_failure_without_a_name_is_short() {
-    for (what, why, expected) in [
+fn c12_the_message_of_an_unclassified_failure_is_short() {
+    for (case, message, expected) in [
         ("short", "m".to_owned(), "m".to_owned()),
         ("long", "x".repeat(400), "x".repeat(300)),
         ("just fits", "x".repeat(300), "x".repeat(300)),
         ("no half characters", format!("x{}", "ü".repeat(200)), format!("x{}", "ü".repeat(149))),
         ("empty", String::new(), String::new()),
     ] {
-        assert_eq!(brief(&why), expected, "{what}");
+        assert_eq!(brief(&message), expected, "{case}");
     }
 }

@@ -97,7 +97,10 @@ async fn a_launch_without_capacity_marks_the_offerings_and_writes_nothing() {
     let ctx = world.context();
     let claim = ctx.cluster.read().claims["c"].clone();
     let failure = launch(&ctx, &claim).await;
-    assert!(matches!(failure, Err(Failure::Hopeless("insufficient_capacity", _))), "{failure:?}");
+    assert!(
+        matches!(failure, Err(StepError::Abandon { reason: DisruptionReason::InsufficientCapacity, .. })),
+        "{failure:?}"
+    );
     assert!(world.api.lines().is_empty());
     assert_eq!(world.cloud.calls(), ["launch uid-c", "mark unavailable m5.large z on-demand"]);
 }

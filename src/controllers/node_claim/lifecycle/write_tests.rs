@@ -1,3 +1,5 @@
+use serde_json::Value;
+
 use super::*;
 use crate::test_support::cloud::FakeCloud;
 use crate::test_support::failures::{World, first_turn, outcome, transcript};
@@ -8,11 +10,11 @@ use crate::test_support::objects::{claim, instance, launched, node, node_class};
 async fn settle(ctx: Arc<Context>) -> String {
     let mut taken: Vec<String> = Vec::new();
     for _ in 0..20 {
-        let due = due(&ctx.cluster.read(), &Mutex::new(Work::default()), now_ms());
-        let Some((name, step, _)) = due.into_iter().find(|(name, ..)| name == "c") else { break };
+        let due = Queue::default().start_due(&ctx.cluster.read(), clock::now());
+        let Some(DueStep { claim, step, .. }) = due.into_iter().find(|due| due.claim == "c") else { break };
         let word = format!("{step:?}");
         let word = word.split('(').next().unwrap().to_owned();
-        match take(&ctx, &name, &step).await {
+        match carry_out(&ctx, &claim, &step).await {
             Ok(_) if taken.last() == Some(&word) && step != Step::Terminate => break,
             Ok(_) => taken.push(word),
             error => {
@@ -25,7 +27,7 @@ async fn settle(ctx: Arc<Context>) -> String {
 }
 
 fn now() -> String {
-    rfc3339(now_ms())
+    clock::now().rfc3339()
 }
 
 /// The claim `c` and its node x, merged with these.
@@ -135,21 +137,21 @@ async fn the_reason_why_a_node_is_not_initialized_is_written_under_every_failure
     let of_node = json!({"status": {"conditions": [{"type": "Ready", "status": "False"}]}});
     let text = transcript(|| world(&of_claim, Some(&of_node)), settle).await;
     insta::assert_snapshot!(text, @r#"
-    undisturbed: Explain
+    undisturbed: ReportUninitialized
       PATCH nodeclaims/c/status {"status":{"conditions":[{"lastTransitionTime":"TIME","message":"","reason":"Launched","status":"True","type":"Launched"},{"lastTransitionTime":"TIME","message":"","reason":"Registered","status":"True","type":"Registered"},{"lastTransitionTime":"TIME","message":"","reason":"NodeNotReady","status":"Unknown","type":"Initialized"},{"lastTransitionTime":"TIME","message":"Initialized=Unknown","reason":"ReconcilingDependents","status":"Unknown","type":"Ready"}]}}
       changes nodeclaims/c (status.conditions)
-    again: Explain, no write, as undisturbed
+    again: ReportUninitialized, no write, as undisturbed
     PATCH nodeclaims/c/status
-      written by another: Explain; again: Explain, no write, as undisturbed, LOSES THE OTHER'S WRITE
-      409: Explain: error 409; again: Explain, 1 write, as undisturbed
-      404: Explain: error 404; again: nothing due, no write, differs: -nodeclaims/c
-      422: Explain: error 422; again: Explain, 1 write, as undisturbed
-      429, Retry-After 2 s, once: Explain, sent 2 times in 2 s; again: Explain, no write, as undisturbed
-      504: Explain: error 504, sent 16 times; again: Explain, 1 write, as undisturbed
-      no answer: waits forever; again: Explain, 1 write, as undisturbed
-      lost answer: Explain: error connection reset; again: Explain, no write, as undisturbed
-      crash before: stopped; again: Explain, 1 write, as undisturbed
-      crash after: stopped; again: Explain, no write, as undisturbed
+      written by another: ReportUninitialized; again: ReportUninitialized, no write, as undisturbed, LOSES THE OTHER'S WRITE
+      409: ReportUninitialized: error 409; again: ReportUninitialized, 1 write, as undisturbed
+      404: ReportUninitialized: error 404; again: nothing due, no write, differs: -nodeclaims/c
+      422: ReportUninitialized: error 422; again: ReportUninitialized, 1 write, as undisturbed
+      429, Retry-After 2 s, once: ReportUninitialized, sent 2 times in 2 s; again: ReportUninitialized, no write, as undisturbed
+      504: ReportUninitialized: error 504, sent 16 times; again: ReportUninitialized, 1 write, as undisturbed
+      no answer: waits forever; again: ReportUninitialized, 1 write, as undisturbed
+      lost answer: ReportUninitialized: error connection reset; again: ReportUninitialized, no write, as undisturbed
+      crash before: stopped; again: ReportUninitialized, 1 write, as undisturbed
+      crash after: stopped; again: ReportUninitialized, no write, as undisturbed
     "#);
 }
 
@@ -236,7 +238,7 @@ async fn a_claim_without_provider_id_terminates_what_was_launched_for_it() {
 async fn a_claim_follows_its_deleted_node_under_every_failure() {
     let of_claim = json!({"status": launched("i-1", &["Launched", "Registered", "Initialized"])});
     let of_node = json!({"metadata": {"deletionTimestamp": now(), "finalizers": ["other/finalizer"]}});
-    let first = async |ctx: Arc<Context>| match take(&ctx, "c", &Step::FollowNode).await {
+    let first = async |ctx: Arc<Context>| match carry_out(&ctx, "c", &Step::DeleteClaim).await {
         Ok(_) => "ok".to_owned(),
         error => outcome(error.map(|_| ())),
     };
@@ -260,10 +262,10 @@ async fn a_claim_follows_its_deleted_node_under_every_failure() {
 }
 
 #[tokio::test]
-async fn a_claim_is_given_up_under_every_failure() {
+async fn a_claim_is_abandoned_under_every_failure() {
     let text = transcript(
         || world(&json!({}), None),
-        async |ctx| match take(&ctx, "c", &Step::GiveUp("launch_timeout")).await {
+        async |ctx| match carry_out(&ctx, "c", &Step::Abandon(DisruptionReason::LaunchTimeout)).await {
             Ok(_) => "ok".to_owned(),
             error => outcome(error.map(|_| ())),
         },
@@ -272,7 +274,7 @@ async fn a_claim_is_given_up_under_every_failure() {
     insta::assert_snapshot!(text, @r#"
     undisturbed: ok
       DELETE nodeclaims/c {"preconditions":{"uid":"uid-c"}}
-      event Warning Disrupted on NodeClaim/c: launch_timeout: it did not come up in time
+      event Warning Disrupted on NodeClaim/c: launch_timeout: launch or registration timed out
       changes nodeclaims/c (metadata.deletionGracePeriodSeconds metadata.deletionTimestamp)
     again: ok, 1 write, as undisturbed
     DELETE nodeclaims/c
@@ -312,7 +314,7 @@ async fn a_conflict_is_followed_by_a_read() {
     let world = world(&json!({"status": launched("i-1", &["Launched"])}), Some(&json!({})));
     let ctx = world.context();
     world.api.put(&node("x", &json!({"metadata": {"labels": {"a": "b"}}, "spec": {"providerID": "aws:///z/i-1"}})));
-    look_again(&ctx, "c").await;
+    refresh(&ctx, "c").await;
     assert_eq!(world.api.lines(), ["GET nodes/x", "GET nodeclaims/c"]);
     assert_eq!(ctx.cluster.read().nodes["x"].labels()["a"], "b");
 }

@@ -154,7 +154,7 @@ async fn a_deleted_class_waits_for_its_claims_and_for_the_cloud() {
     used.api.put(&claim("c", &json!({})));
     assert_eq!(reconciled(used.context()).await, "ok");
     assert!(used.api.lines().is_empty() && used.cloud.calls().is_empty());
-    let note = "waiting for the NodeClaims of this class to go: c";
+    let note = "waiting for 1 NodeClaims to be deleted: c";
     assert_eq!(used.api.events(), [format!("Normal WaitingOnNodeClaimTermination on EC2NodeClass/default: {note}")]);
     let failing = FakeCloud { failure: Some(CloudError::Throttled), ..real() };
     let stuck = world(&metadata, failing);
@@ -165,7 +165,7 @@ async fn a_deleted_class_waits_for_its_claims_and_for_the_cloud() {
 #[tokio::test]
 async fn a_condition_that_becomes_false_is_reported_once() {
     let verdicts = vec![("SubnetsReady", Verdict::False("SubnetsNotFound", "no subnet matches".into()))];
-    let resolution = Resolution { status: None, verdicts, requeue_after: TICK };
+    let resolution = Resolution { status: None, verdicts, requeue_after: PACE.resync };
     let world = world(&json!({}), FakeCloud { resolution: Some(resolution), ..real() });
     assert_eq!(reconciled(world.context()).await, "ok");
     let event = "Warning SubnetsNotFound on EC2NodeClass/default: SubnetsReady: no subnet matches";

@@ -1,6 +1,7 @@
 use serde_json::json;
 
 use super::*;
+use crate::model::labels;
 use crate::test_support::failures::{World, outcome, transcript};
 use crate::test_support::kubernetes::FakeApi;
 use crate::test_support::objects::{claim, node_class, node_pool};
@@ -18,18 +19,14 @@ fn world(metadata: &Value) -> World {
 
 /// What the loop does for the pool `p`.
 async fn reconciled(ctx: Arc<Context>) -> String {
-    let now = Time(Timestamp::now());
-    let types = Types::new(&ctx.ready_pools());
+    let types = InstanceTypes::new(&ctx.ready_pools());
     let (pool, status) = {
         let state = ctx.cluster.read();
         let Some(pool) = state.pools.get("p").cloned() else { return "no pool".into() };
-        let status = status(&state, &types, &pool, &now);
+        let status = status(&state, &types, &pool, clock::now());
         (pool, status)
     };
-    match restamp(&ctx, &pool).await {
-        Ok(()) => outcome(write(&ctx, &pool, &status, annotations(&pool).as_ref()).await),
-        error => outcome(error),
-    }
+    outcome(reconcile(&ctx, &pool, &status).await)
 }
 
 #[tokio::test]

@@ -24,13 +24,16 @@ fn pending(world: &World, name: &str, cpu: &str) {
     world.api.put(&pod(name, &json!({"spec": {"containers": [container]}, "status": {"conditions": [unschedulable]}})));
 }
 
-/// Plans and writes the plan down. Returns the pods that room is held for.
+/// Plans and writes the plan. Returns the pods that have a hold.
 async fn planned(ctx: Arc<Context>) -> String {
     let pools = ctx.ready_pools();
-    let taken = snapshot::take(&ctx.cluster.read(), &pools, &ctx.settings.plan, &BTreeSet::new(), now_ms());
-    let plan = crate::planner::plan(&taken.problem, &taken.column_cache);
-    let served = write(&ctx, &pools, &taken, &plan, &Queue::default()).await;
-    format!("{} pods, held for {served:?}", taken.problem.pods.len())
+    let (settings, without) = (&ctx.settings.plan, BTreeSet::new());
+    let request = SnapshotRequest { pools: &pools, settings, without: &without, now: clock::now() };
+    let snapshot = ctx.derived.snapshot(&ctx.cluster.read(), request);
+    let plan = plan(&snapshot.problem, &snapshot.column_cache);
+    let writer = PlanWriter { ctx: &ctx, pools: &pools, snapshot: &snapshot, plan: &plan };
+    let served = writer.write(&BTreeMap::new()).await;
+    format!("{} pods, held for {served:?}", snapshot.problem.pods.len())
 }
 
 #[tokio::test]

@@ -4,7 +4,7 @@ use aws_sdk_ec2::types::{InstanceStatusDetails, InstanceStatusEvent, StatusName}
 use super::*;
 use crate::cloud::ec2::aws::client::wire;
 use crate::cloud::ec2::aws::errors::Class;
-use crate::cloud::health::Remedy;
+use crate::model::instance_health::Remedy;
 
 const NOW: i64 = 1_800_000_000_000;
 

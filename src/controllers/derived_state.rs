@@ -1,0 +1,88 @@
+//! Results derived from the watched state that several loops share, so that each change is evaluated once.
+
+use std::sync::{Arc, Mutex};
+
+use crate::decisions::disruption::simulate::Removal;
+use crate::decisions::holds::HoldsCache;
+use crate::decisions::snapshot::snapshot;
+use crate::model::time::UnixMillis;
+use crate::state::ClusterState;
+use crate::state::instance_types::InstanceTypes;
+use crate::state::plan_record::Holds;
+use crate::state::snapshot::{Snapshot, SnapshotRequest};
+use crate::state::snapshot_cache::SnapshotCache;
+use crate::sync::lock;
+
+/// Caches for the state of one [`Cluster`](crate::state::Cluster). Lock order: the state first.
+#[derive(Debug, Default)]
+pub struct DerivedState {
+    holds: Mutex<HoldsCache>,
+    snapshots: Mutex<SnapshotCache>,
+}
+
+impl DerivedState {
+    /// The live holds at `now`.
+    pub fn holds(&self, state: &ClusterState, now: UnixMillis) -> Arc<Holds> {
+        lock(&self.holds).resolve(state, now)
+    }
+
+    /// The planner's problem.
+    pub fn snapshot(&self, state: &ClusterState, request: SnapshotRequest<'_>) -> Snapshot {
+        let holds = self.holds(state, request.now);
+        self.with_cache(|cache| snapshot(state, &holds, cache, request))
+    }
+
+    /// The simulated removal of the claims in `request.without`.
+    pub fn removal(&self, state: &ClusterState, types: &InstanceTypes, request: SnapshotRequest<'_>) -> Removal {
+        let holds = self.holds(state, request.now);
+        self.with_cache(|cache| Removal::new(state, &holds, types, cache, request))
+    }
+
+    fn with_cache<T>(&self, take: impl FnOnce(&mut SnapshotCache) -> T) -> T {
+        let mut cache = self.snapshots.lock().unwrap_or_else(|poisoned| {
+            // A panic during a snapshot may have left nodes that were not rebuilt.
+            let mut cache = poisoned.into_inner();
+            *cache = SnapshotCache::default();
+            self.snapshots.clear_poison();
+            cache
+        });
+        take(&mut cache)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use serde_json::json;
+
+    use super::*;
+    use crate::planner::input::settings::Settings;
+
+    #[test]
+    fn a_panic_during_a_snapshot_loses_no_change() {
+        let (derived, mut state) = (DerivedState::default(), ClusterState::default());
+        let take = |state: &ClusterState| {
+            let (settings, without) = (Settings::default(), BTreeSet::new());
+            let request = SnapshotRequest { pools: &[], settings: &settings, without: &without, now: UnixMillis(1) };
+            let nodes = derived.snapshot(state, request).problem.nodes;
+            nodes.iter().map(|node| node.pods.len()).collect::<Vec<_>>()
+        };
+        state.apply_node(serde_json::from_value(json!({"metadata": {"name": "n"}})).unwrap());
+        assert_eq!(take(&state), [0]);
+        let pod = json!({"metadata": {"name": "a", "namespace": "n"}, "spec": {"nodeName": "n", "containers": []}});
+        state.apply_pod(&serde_json::from_value(pod).unwrap(), UnixMillis(1));
+        let result = std::thread::scope(|scope| {
+            let panicking = scope.spawn(|| {
+                derived.with_cache(|cache| {
+                    assert_eq!(cache.begin(&state, &[], std::iter::empty()).1.len(), 1);
+                    panic!("after the changes were read");
+                })
+            });
+            panicking.join()
+        });
+        assert!(result.is_err() && derived.snapshots.is_poisoned());
+        assert_eq!(take(&state), [1]);
+        assert!(!derived.snapshots.is_poisoned());
+    }
+}

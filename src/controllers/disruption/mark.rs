@@ -1,0 +1,53 @@
+//! Marks NodeClaims for disruption and taints their nodes, or reverts both.
+
+use std::time::Duration;
+
+use kube::ResourceExt;
+use serde_json::json;
+
+use crate::api::NodeClaim;
+use crate::controllers::context::{Context, is_conflict};
+use crate::controllers::disruption::taint::{taint, untaint};
+use crate::decisions::disruption::mark::DisruptionMark;
+use crate::model::labels;
+
+/// Attempts to taint a node that other clients write at the same time, and the wait for the watch between two of them.
+const ATTEMPTS: u32 = 8;
+const RETRY_DELAY: Duration = Duration::from_millis(200);
+
+/// Marks a claim and taints its node. A mark with an earlier deadline is kept.
+pub async fn mark(ctx: &Context, claim: &NodeClaim, mark: DisruptionMark) -> Result<(), kube::Error> {
+    if mark.replaces(DisruptionMark::of(claim)) {
+        let patch = json!({"metadata": {"annotations": {(labels::DISRUPTING): mark.annotation()}}});
+        ctx.patch_claim(&claim.name_any(), &patch).await?;
+    }
+    let mut changes = ctx.cluster.changes();
+    for _ in 1..ATTEMPTS {
+        match taint_node_of(ctx, claim).await {
+            // Another client wrote the Node; the watch delivers its present version.
+            Err(error) if is_conflict(&error) => drop(tokio::time::timeout(RETRY_DELAY, changes.changed()).await),
+            done => return done,
+        }
+    }
+    taint_node_of(ctx, claim).await
+}
+
+async fn taint_node_of(ctx: &Context, claim: &NodeClaim) -> Result<(), kube::Error> {
+    let node = ctx.cluster.read().node_of(claim).cloned();
+    match node {
+        Some(node) => taint(ctx, &node).await,
+        None => Ok(()),
+    }
+}
+
+/// Removes the taint and the mark.
+pub async fn unmark(ctx: &Context, claim: &NodeClaim) -> Result<(), kube::Error> {
+    let node = ctx.cluster.read().node_of(claim).cloned();
+    if let Some(node) = node {
+        untaint(ctx, &node).await?;
+    }
+    // Conflicts when another mark, such as that of an interruption, was written since the claim was read.
+    let version = claim.resource_version();
+    let patch = json!({"metadata": {"resourceVersion": version, "annotations": {(labels::DISRUPTING): null}}});
+    ctx.patch_claim(&claim.name_any(), &patch).await
+}

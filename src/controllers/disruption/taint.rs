@@ -1,0 +1,47 @@
+//! The disruption taint, which keeps new pods off a leaving node.
+
+use k8s_openapi::api::core::v1::{Node, Taint};
+use kube::ResourceExt;
+use serde_json::json;
+
+use crate::controllers::context::Context;
+use crate::model::labels;
+use crate::state::object_ext::NodeExt;
+
+/// Whether a node has the disruption taint.
+pub fn is_tainted(node: &Node) -> bool {
+    node.taints().any(|taint| taint.key == labels::DISRUPTED_TAINT && taint.effect == "NoSchedule")
+}
+
+/// Taints a node and excludes it from load balancers, unless it is tainted already.
+pub async fn taint(ctx: &Context, node: &Node) -> Result<(), kube::Error> {
+    if is_tainted(node) {
+        return Ok(());
+    }
+    let taint = Taint { key: labels::DISRUPTED_TAINT.into(), effect: "NoSchedule".into(), ..Taint::default() };
+    let taints: Vec<&Taint> = other_taints(node).chain([&taint]).collect();
+    let patch = json!({
+        "metadata": {
+            "resourceVersion": node.resource_version(),
+            "labels": {(labels::EXCLUDE_FROM_LOAD_BALANCERS): "karpenter"},
+        },
+        "spec": {"taints": taints},
+    });
+    ctx.patch_node(&node.name_any(), &patch).await
+}
+
+/// Reverts [`taint`].
+pub async fn untaint(ctx: &Context, node: &Node) -> Result<(), kube::Error> {
+    let patch = json!({
+        "metadata": {
+            "resourceVersion": node.resource_version(),
+            "labels": {(labels::EXCLUDE_FROM_LOAD_BALANCERS): null},
+        },
+        "spec": {"taints": other_taints(node).collect::<Vec<_>>()},
+    });
+    ctx.patch_node(&node.name_any(), &patch).await
+}
+
+fn other_taints(node: &Node) -> impl Iterator<Item = &Taint> {
+    node.taints().filter(|taint| taint.key != labels::DISRUPTED_TAINT)
+}

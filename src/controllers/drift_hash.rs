@@ -1,0 +1,86 @@
+//! Drift hashes: annotations of a NodePool or EC2NodeClass that are copied to its NodeClaims and compared later.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use kube::ResourceExt;
+use serde_json::{Value, json};
+
+use crate::api::NodeClaim;
+use crate::api::conditions::DRIFTED;
+use crate::state::object_ext::NodeClaimExt;
+
+/// A hash and the version of the hash algorithm, with their annotation keys.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DriftHash {
+    pub key: &'static str,
+    pub value: String,
+    pub version_key: &'static str,
+    pub version: &'static str,
+}
+
+impl DriftHash {
+    /// The annotations.
+    pub fn annotations(&self) -> BTreeMap<&'static str, &str> {
+        BTreeMap::from([(self.key, &*self.value), (self.version_key, self.version)])
+    }
+
+    /// Whether an object has the annotations.
+    pub fn is_on(&self, object: &impl ResourceExt) -> bool {
+        self.annotations().iter().all(|(key, value)| object.annotations().get(*key).is_some_and(|own| own == value))
+    }
+
+    /// Whether an object's hash has the present version.
+    pub fn has_version(&self, object: &impl ResourceExt) -> bool {
+        object.annotations().get(self.version_key).is_some_and(|version| version == self.version)
+    }
+
+    /// Patches for the claims of an object whose hash has another version, by name: they get a hash of the present version, so that a
+    /// new hash algorithm drifts no node. A drifted claim keeps its hash.
+    pub fn claim_patches(&self, owner: &impl ResourceExt, claims: &[Arc<NodeClaim>]) -> Vec<(String, Value)> {
+        if self.has_version(owner) {
+            return Vec::new();
+        }
+        let outdated = claims.iter().filter(|claim| !self.has_version(&***claim));
+        let patches = outdated.map(|claim| {
+            let mut annotations = self.annotations();
+            if claim.condition(DRIFTED).is_some() {
+                annotations.remove(self.key);
+            }
+            (claim.name_any(), json!({"metadata": {"annotations": annotations}}))
+        });
+        patches.collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KEY: &str = "example.com/hash";
+    const VERSION_KEY: &str = "example.com/hash-version";
+
+    fn claim(name: &str, version: &str, drifted: bool) -> Arc<NodeClaim> {
+        let condition = json!({"type": "Drifted", "status": "True", "reason": "r", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"});
+        let claim = json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim",
+            "metadata": {"name": name, "annotations": {(KEY): "1", (VERSION_KEY): version}},
+            "spec": {"requirements": [], "nodeClassRef": {"group": "g", "kind": "k", "name": "n"}},
+            "status": {"conditions": if drifted { json!([condition]) } else { json!([]) }}});
+        Arc::new(serde_json::from_value(claim).unwrap())
+    }
+
+    #[test]
+    fn c31_a_new_version_of_the_hash_drifts_no_node() {
+        let hash = DriftHash { key: KEY, value: "2".into(), version_key: VERSION_KEY, version: "v2" };
+        let claims = [claim("old", "v1", false), claim("drifted", "v1", true), claim("current", "v2", false)];
+        assert_eq!(
+            hash.claim_patches(&*claim("owner", "v1", false), &claims),
+            [
+                ("old".to_owned(), json!({"metadata": {"annotations": {(KEY): "2", (VERSION_KEY): "v2"}}})),
+                ("drifted".to_owned(), json!({"metadata": {"annotations": {(VERSION_KEY): "v2"}}})),
+            ]
+        );
+        assert!(hash.claim_patches(&*claim("owner", "v2", false), &claims).is_empty());
+        assert!(!hash.is_on(&*claim("owner", "v2", false)), "another hash of the same version");
+    }
+}

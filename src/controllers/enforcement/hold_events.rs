@@ -1,0 +1,145 @@
+//! How holds end, and which holds are renewed.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use kube::ResourceExt;
+
+use crate::model::pod_class::PodClass;
+use crate::model::time::UnixMillis;
+use crate::state::ClusterState;
+use crate::state::object_ext::ObjectExt;
+use crate::state::plan_record::Holds;
+
+/// After this time without a pod bound as planned, the pods of a class no longer count as progressing.
+const PROGRESS_TIMEOUT: Duration = Duration::from_secs(15);
+/// A hold is renewed when it ends within this time.
+const RENEW_BEFORE: Duration = Duration::from_secs(20);
+/// No hold is renewed on a node older than this.
+const MAX_HOLD_AGE: Duration = Duration::from_mins(10);
+
+/// How a hold ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HoldEnd {
+    /// Its pod was bound to the planned node.
+    Planned,
+    /// Its pod was bound to another node.
+    Elsewhere,
+    /// Its pod was deleted, or the hold expired.
+    Released,
+}
+
+impl HoldEnd {
+    pub fn metric_label(self) -> &'static str {
+        match self {
+            Self::Planned => "planned",
+            Self::Elsewhere => "elsewhere",
+            Self::Released => "released",
+        }
+    }
+}
+
+/// Holds of `before` that are not in `after`: claim, pod, and how each ended.
+pub fn ended<'a>(before: &'a Holds, after: &Holds, state: &ClusterState) -> Vec<(&'a str, &'a str, HoldEnd)> {
+    let mut out = Vec::new();
+    for (pod, claim) in &before.by_pod {
+        if after.by_pod.contains_key(pod) {
+            continue;
+        }
+        let node = state.claims.get(claim).and_then(|claim| state.node_of(claim)).map(|node| node.name_any());
+        let bound = state.pods.get(pod).and_then(|pod| pod.node.as_deref());
+        let end = match (bound, node) {
+            (Some(bound), Some(node)) if bound == node => HoldEnd::Planned,
+            (Some(_), _) => HoldEnd::Elsewhere,
+            (None, _) => HoldEnd::Released,
+        };
+        out.push((claim.as_str(), pod.as_str(), end));
+    }
+    out.sort_by_key(|(claim, pod, _)| (*claim, *pod));
+    out
+}
+
+/// When a pod of each class was last bound as planned. A topology spread of hundreds of pods is bound step by step: while it
+/// progresses, the holds of the waiting pods are renewed.
+#[derive(Debug, Default)]
+pub struct Progress {
+    bound: HashMap<Arc<PodClass>, UnixMillis>,
+}
+
+impl Progress {
+    /// Records that a pod was bound as planned.
+    pub fn record(&mut self, state: &ClusterState, pod: &str, now: UnixMillis) {
+        if let Some(class) = class_of(state, pod) {
+            self.bound.insert(Arc::clone(class), now);
+        }
+    }
+
+    /// Forgets classes without recent progress.
+    pub fn expire(&mut self, now: UnixMillis) {
+        self.bound.retain(|_, at| !at.is_older_than(PROGRESS_TIMEOUT, now));
+    }
+
+    /// Claims whose holds end soon although pods of a held class are still being bound.
+    pub fn to_renew(&self, state: &ClusterState, holds: &Holds, now: UnixMillis) -> Vec<String> {
+        let is_due = |claim: &&String| {
+            let node = state.claims.get(*claim).and_then(|claim| state.node_of(claim));
+            let young = node.is_some_and(|node| !node.created_at().is_older_than(MAX_HOLD_AGE, now));
+            let ends = state.planned.get(*claim).is_some_and(|plan| plan.hold_until < now + RENEW_BEFORE);
+            let mut classes = holds.by_claim[*claim].iter().filter_map(|hold| class_of(state, hold.pod.as_ref()?));
+            young && ends && classes.any(|class| self.bound.contains_key(class))
+        };
+        holds.by_claim.keys().filter(is_due).cloned().collect()
+    }
+}
+
+fn class_of<'s>(state: &'s ClusterState, pod: &str) -> Option<&'s Arc<PodClass>> {
+    Some(&state.pods.get(pod)?.entry.as_ref().ok()?.class)
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::core::v1::Node;
+    use serde_json::json;
+
+    use super::*;
+    use crate::decisions::holds::resolve;
+    use crate::test_support::state_with_planned_pod;
+
+    #[test]
+    fn a_hold_that_ends_is_reported_with_how_it_ended() {
+        let before = resolve(&state_with_planned_pod(None), UnixMillis(5));
+        for (bound, end) in [(Some("node-c"), HoldEnd::Planned), (Some("other"), HoldEnd::Elsewhere)] {
+            let now = state_with_planned_pod(bound);
+            assert_eq!(ended(&before, &resolve(&now, UnixMillis(5)), &now), [("c", "n/a", end)]);
+        }
+        let mut gone = state_with_planned_pod(None);
+        gone.delete_pod("n/a", UnixMillis(6));
+        assert_eq!(ended(&before, &resolve(&gone, UnixMillis(6)), &gone), [("c", "n/a", HoldEnd::Released)]);
+    }
+
+    #[test]
+    fn a_hold_is_renewed_while_other_pods_of_its_class_are_bound() {
+        let mut state = state_with_planned_pod(None);
+        let mut node = Node::clone(&state.nodes["node-c"]);
+        node.metadata.creation_timestamp = serde_json::from_value(json!("1970-01-01T00:00:00Z")).ok();
+        state.apply_node(node);
+        let mut progress = Progress::default();
+        let due = |now: UnixMillis, progress: &Progress, state: &ClusterState| {
+            progress.to_renew(state, &resolve(state, UnixMillis(5)), now)
+        };
+        let until = state.planned["c"].hold_until;
+        let moment = Duration::from_millis(1);
+        progress.record(&state, "n/a", UnixMillis(1));
+        assert!(due(until - RENEW_BEFORE, &progress, &state).is_empty(), "it lasts, and the node is too old");
+        let until = UnixMillis(60_000);
+        state.planned.get_mut("c").unwrap().hold_until = until;
+        assert!(due(until - RENEW_BEFORE, &progress, &state).is_empty(), "it lasts");
+        assert_eq!(due(until - RENEW_BEFORE + moment, &progress, &state), ["c"]);
+        assert!(due(until - RENEW_BEFORE + moment, &Progress::default(), &state).is_empty(), "no progress");
+        state.planned.get_mut("c").unwrap().hold_until = UnixMillis(0) + MAX_HOLD_AGE;
+        assert!(due(UnixMillis(0) + MAX_HOLD_AGE, &progress, &state).is_empty(), "the node is too old");
+        progress.expire(UnixMillis(1) + PROGRESS_TIMEOUT);
+        assert!(progress.bound.is_empty());
+    }
+}

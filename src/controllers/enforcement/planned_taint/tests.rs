@@ -1,0 +1,128 @@
+use super::*;
+use crate::decisions::holds::resolve;
+
+const LATER: &str = "2099-01-01T00:00:00Z";
+
+fn claim(state: &mut ClusterState, name: &str, pods: &[&str]) {
+    state.apply_claim(
+        serde_json::from_value(json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim",
+            "metadata": {"name": name, "uid": format!("uid-{name}"), "annotations": {
+                (labels::PLANNED_PODS): json!(pods).to_string(), (labels::HOLD_UNTIL): LATER}},
+            "spec": {"requirements": [], "nodeClassRef": {"group": "g", "kind": "k", "name": "n"}},
+            "status": {"providerID": format!("aws:///z/{name}")}}))
+        .unwrap(),
+    );
+}
+
+fn node(state: &mut ClusterState, name: &str, guarded_at: Option<&str>) {
+    let taints = guarded_at.map(|at| {
+        json!([{"key": labels::GUARD_TAINT, "value": format!("uid-{name}"), "effect": "NoSchedule", "timeAdded": at}])
+    });
+    let node = json!({"metadata": {"name": format!("node-{name}"), "labels": {(labels::REGISTERED): "true"}},
+        "spec": {"providerID": format!("aws:///z/{name}"), "taints": taints}});
+    state.apply_node(serde_json::from_value(node).unwrap());
+}
+
+fn pod(state: &mut ClusterState, name: &str, tolerations: serde_json::Value, bound: Option<&str>) {
+    let pod = json!({"metadata": {"name": name, "namespace": "n", "uid": name},
+        "spec": {"containers": [], "tolerations": tolerations, "nodeName": bound}});
+    state.apply_pod(&serde_json::from_value(pod).unwrap(), UnixMillis(1));
+}
+
+#[test]
+fn planned_pods_are_admitted_once_when_their_node_is_open_and_tainted() {
+    let admitted = |node_of: fn(&mut ClusterState), tolerations: serde_json::Value| {
+        let mut state = ClusterState::default();
+        claim(&mut state, "c", &["n/a"]);
+        node_of(&mut state);
+        pod(&mut state, "a", tolerations, None);
+        let pods = to_admit(&state, &resolve(&state, UnixMillis(5)), UnixMillis(5)).into_iter();
+        pods.map(|pod| (pod.name, pod.claim, pod.first)).collect::<Vec<_>>()
+    };
+    let want = |first| vec![("a".to_owned(), "uid-c".to_owned(), first)];
+    let guarded: fn(&mut ClusterState) = |state| node(state, "c", Some(LATER));
+    assert_eq!(admitted(|_| {}, json!(null)), [], "its node is still booting");
+    assert_eq!(admitted(guarded, json!(null)), want(true));
+    assert_eq!(admitted(guarded, json!([{"operator": "Exists", "key": "x"}])), want(false));
+    let own = |value: &str| json!([{"key": labels::GUARD_TAINT, "value": value, "effect": "NoSchedule"}]);
+    assert_eq!(admitted(guarded, own("uid-other")), want(false), "re-planned");
+    assert_eq!(admitted(guarded, own("uid-c")), []);
+    assert_eq!(admitted(|state| node(state, "c", None), json!(null)), [], "open to all");
+}
+
+#[test]
+fn pods_of_a_hard_spread_are_admitted_in_balanced_order() {
+    let mut state = ClusterState::default();
+    let put = |state: &mut ClusterState, name: &str, admitted: Option<&str>, bound: Option<&str>| {
+        let tolerations = admitted.map(
+            |claim| json!([{"key": labels::GUARD_TAINT, "value": format!("uid-{claim}"), "effect": "NoSchedule"}]),
+        );
+        let pod = json!({"metadata": {"name": name, "namespace": "n", "uid": name}, "spec": {"containers": [], "nodeName": bound,
+            "tolerations": tolerations, "topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": labels::ZONE,
+                "whenUnsatisfiable": "DoNotSchedule", "labelSelector": {"matchLabels": {"app": "s"}}}]}});
+        state.apply_pod(&serde_json::from_value(pod).unwrap(), UnixMillis(1));
+    };
+    let zoned = |state: &mut ClusterState, name: &str, guarded_at: &str| {
+        node(state, name, Some(guarded_at));
+        let mut open = Node::clone(&state.nodes[&format!("node-{name}")]);
+        open.metadata.labels.get_or_insert_default().insert(labels::ZONE.into(), format!("zone-{name}"));
+        state.apply_node(open);
+    };
+    let admitted = |state: &ClusterState, now: i64| {
+        let now = UnixMillis(now);
+        let mut names: Vec<String> =
+            to_admit(state, &resolve(state, now), now).into_iter().map(|pod| pod.name).collect();
+        names.sort();
+        names.join(" ")
+    };
+    claim(&mut state, "x", &["n/x1", "n/x2", "n/x3", "n/x4"]);
+    claim(&mut state, "y", &["n/y1", "n/y2", "n/y3", "n/y4"]);
+    for name in ["x1", "x2", "x3", "x4", "y1", "y2", "y3", "y4"] {
+        put(&mut state, name, None, None);
+    }
+    let opened = "1970-01-01T00:01:00Z";
+    let soon = 61_000;
+    zoned(&mut state, "x", opened);
+    assert_eq!(admitted(&state, soon), "x1 x2", "the zone of the other claim is unknown: no domain to balance with");
+    let mut known = NodeClaim::clone(&state.claims["y"]);
+    known.metadata.labels.get_or_insert_default().insert(labels::ZONE.into(), "zone-y".into());
+    state.apply_claim(known);
+    assert_eq!(admitted(&state, soon), "x1", "one more than in the other zone, whose node is not open");
+    zoned(&mut state, "y", opened);
+    assert_eq!(admitted(&state, soon), "x1 x2 y1 y2", "twice the skew in each zone");
+    put(&mut state, "x1", Some("x"), None);
+    put(&mut state, "x2", Some("x"), None);
+    put(&mut state, "y1", Some("y"), Some("node-y"));
+    assert_eq!(admitted(&state, soon), "y2 y3", "balanced, and at most two unbound in each zone");
+    assert_eq!(admitted(&state, 60_000 + 10_000), "x3 x4 y2 y3 y4", "after the order timeout");
+}
+
+#[test]
+fn the_taint_is_removed_when_its_pods_are_bound_and_no_others_wait() {
+    let second = 1_000;
+    let hold = 60_000;
+    let untainted = |own: Option<&str>, other: Option<&str>, placement, rejected: &[&str], now| {
+        let mut state = ClusterState::default();
+        claim(&mut state, "c", &["n/a"]);
+        claim(&mut state, "d", &["n/b"]);
+        node(&mut state, "c", Some("1970-01-01T00:00:00Z"));
+        pod(&mut state, "a", json!(null), own);
+        pod(&mut state, "b", json!(null), other);
+        node(&mut state, "d", None);
+        let now = UnixMillis(now);
+        let rejected = rejected.iter().map(|claim| (*claim).to_owned()).collect();
+        to_untaint(&state, &resolve(&state, now), placement, &rejected, now)
+    };
+    let removed = vec!["node-c".to_owned()];
+    assert_eq!(untainted(None, Some("node-d"), PlacementMode::Nominate, &[], second), Vec::<String>::new());
+    assert_eq!(untainted(Some("node-c"), None, PlacementMode::Nominate, &[], second), Vec::<String>::new());
+    assert_eq!(untainted(None, None, PlacementMode::Nominate, &[], hold), Vec::<String>::new(), "held");
+    assert_eq!(untainted(Some("node-c"), None, PlacementMode::Nominate, &[], hold), removed);
+    assert_eq!(untainted(Some("node-c"), Some("node-d"), PlacementMode::Nominate, &[], second), removed);
+    assert_eq!(
+        untainted(None, None, PlacementMode::Extender, &[], second),
+        removed,
+        "left over from another placement mode"
+    );
+    assert_eq!(untainted(None, None, PlacementMode::Nominate, &["uid-c"], second), removed, "a pod can't be admitted");
+}

@@ -1,0 +1,63 @@
+//! Deletes marked NodeClaims when their pods' replacements are ready or their deadline is near.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use kube::ResourceExt;
+
+use crate::api::NodeClaim;
+use crate::clock;
+use crate::controllers::context::{Context, EventSpec};
+use crate::controllers::deletion::delete_claim;
+use crate::controllers::run_loop::{Pace, RunLoop};
+use crate::decisions::disruption::departure::may_be_deleted;
+use crate::decisions::disruption::mark::DisruptionMark;
+use crate::decisions::disruption::reason::DisruptionReason;
+use crate::state::object_ext::ObjectExt;
+
+const PACE: Pace = Pace { debounce: Duration::from_millis(50), resync: Duration::from_millis(500) };
+
+/// Reason of the event on a claim that is deleted because of its instance.
+pub const TERMINATING: &str = "TerminatingOnInterruption";
+
+/// Runs until the process ends.
+pub async fn run(ctx: Arc<Context>) {
+    let mut run_loop = RunLoop::new(&ctx.cluster, PACE);
+    loop {
+        for (claim, mark) in due(&ctx) {
+            depart(&ctx, &claim, mark).await;
+        }
+        run_loop.next().await;
+    }
+}
+
+/// Marked claims that may be deleted. Those of empty nodes are left to [`crate::controllers::disruption::run`].
+fn due(ctx: &Context) -> Vec<(Arc<NodeClaim>, DisruptionMark)> {
+    let state = ctx.cluster.read();
+    let marked = || {
+        let claims = state.claims.values().filter(|claim| !claim.is_deleting());
+        let marked = claims.filter_map(|claim| Some((claim, DisruptionMark::of(claim)?)));
+        marked.filter(|(_, mark)| mark.reason != DisruptionReason::Empty)
+    };
+    if marked().next().is_none() {
+        return Vec::new();
+    }
+    let now = clock::now();
+    let holds = ctx.derived.holds(&state, now);
+    let due = marked().filter(|(claim, _)| may_be_deleted(&state, &holds, claim, now));
+    due.map(|(claim, mark)| (Arc::clone(claim), mark)).collect()
+}
+
+async fn depart(ctx: &Context, claim: &NodeClaim, mark: DisruptionMark) {
+    let (name, reason) = (claim.name_any(), mark.reason);
+    tracing::info!(claim = name, reason = reason.as_str(), "deleting marked node claim");
+    if let Err(error) = delete_claim(ctx, claim, reason).await {
+        tracing::warn!(claim = name, %error, "failed to delete node claim, retrying");
+        return;
+    }
+    // Voluntary disruption has no deadline, and an event of its own.
+    if mark.deadline.is_some() {
+        let note = "replacement is ready or the deadline has passed; terminating";
+        ctx.emit_for_claim_and_node(claim, EventSpec::warning(TERMINATING, note)).await;
+    }
+}

@@ -1,0 +1,141 @@
+use serde_json::{Value, json};
+
+use super::*;
+
+fn claim(conditions: &[&str], json: Value) -> NodeClaim {
+    let list: Vec<_> = conditions
+        .iter()
+        .map(|kind| json!({"type": kind, "status": "True", "reason": kind, "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"}))
+        .collect();
+    let mut all = json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim",
+        "metadata": {"name": "c", "finalizers": [labels::TERMINATION_FINALIZER], "creationTimestamp": "2026-01-01T00:00:00Z"},
+        "spec": {"requirements": [], "nodeClassRef": {"group": "g", "kind": "k", "name": "n"},
+            "startupTaints": [{"key": "cni", "effect": "NoSchedule"}], "resources": {"requests": {"nvidia.com/gpu": "1"}}},
+        "status": {"conditions": list, "providerID": "aws:///z/i-1"}});
+    json_patch::merge(&mut all, &json);
+    serde_json::from_value(all).unwrap()
+}
+
+fn node(json: Value) -> Node {
+    let mut all = json!({"metadata": {"name": "n", "finalizers": [labels::TERMINATION_FINALIZER], "labels": {(labels::REGISTERED): "true"}},
+        "status": {"conditions": [{"type": "Ready", "status": "True"}], "allocatable": {"nvidia.com/gpu": "1"}}});
+    json_patch::merge(&mut all, &json);
+    serde_json::from_value(all).unwrap()
+}
+
+#[test]
+fn every_state_of_a_claim_has_one_next_step() {
+    let start = UnixMillis::parse_rfc3339("2026-01-01T00:00:00Z").unwrap();
+    let none = json!({});
+    let deleting = json!({"metadata": {"deletionTimestamp": "2026-01-01T00:01:00Z"}});
+    let tainted = json!({"metadata": {"deletionTimestamp": "2026-01-01T00:01:00Z"}, "spec": {"taints": [{"key": labels::DISRUPTED_TAINT, "effect": "NoSchedule"}]}});
+    let ready: &[&str] = &["Launched", "Registered", "Initialized"];
+    let taint = |key: &str| json!({"spec": {"taints": [{"key": key, "effect": "NoSchedule"}]}});
+    let cases: Vec<(&str, NodeClaim, Option<Node>, bool, u64, Step)> = vec![
+        ("new", claim(&[], json!({"metadata": {"finalizers": null}})), None, true, 0, Step::AddFinalizer),
+        ("not launched", claim(&[], none.clone()), None, true, 1, Step::Launch),
+        (
+            "never launched",
+            claim(&[], none.clone()),
+            None,
+            true,
+            300_001,
+            Step::Abandon(DisruptionReason::LaunchTimeout),
+        ),
+        ("booting", claim(&["Launched"], none.clone()), None, true, 300_001, Step::Nothing),
+        (
+            "never booted",
+            claim(&["Launched"], none.clone()),
+            None,
+            true,
+            900_001,
+            Step::Abandon(DisruptionReason::RegistrationTimeout),
+        ),
+        (
+            "node exists",
+            claim(&["Launched"], none.clone()),
+            Some(node(json!({"metadata": {"finalizers": null}}))),
+            true,
+            1,
+            Step::Sync,
+        ),
+        (
+            "node is unregistered",
+            claim(&["Launched"], none.clone()),
+            Some(node(taint(labels::UNREGISTERED_TAINT))),
+            true,
+            1,
+            Step::Open,
+        ),
+        ("node is open", claim(&["Launched"], none.clone()), Some(node(none.clone())), true, 1, Step::Register),
+        (
+            "node not ready",
+            claim(&["Launched", "Registered"], none.clone()),
+            Some(node(json!({"status": {"conditions": null}}))),
+            true,
+            1,
+            Step::ReportUninitialized("NodeNotReady"),
+        ),
+        (
+            "startup taint",
+            claim(&["Launched", "Registered"], none.clone()),
+            Some(node(taint("cni"))),
+            true,
+            1,
+            Step::ReportUninitialized("StartupTaintsExist"),
+        ),
+        (
+            "not-ready taint",
+            claim(&["Launched", "Registered"], none.clone()),
+            Some(node(taint("node.kubernetes.io/not-ready"))),
+            true,
+            1,
+            Step::ReportUninitialized("KnownEphemeralTaintsExist"),
+        ),
+        (
+            "no GPU yet",
+            claim(&["Launched", "Registered"], none.clone()),
+            Some(node(json!({"status": {"allocatable": {"nvidia.com/gpu": "0"}}}))),
+            true,
+            1,
+            Step::ReportUninitialized("ResourceNotRegistered"),
+        ),
+        (
+            "complete",
+            claim(&["Launched", "Registered"], none.clone()),
+            Some(node(none.clone())),
+            true,
+            1,
+            Step::Initialize,
+        ),
+        ("initialized", claim(ready, none.clone()), Some(node(none.clone())), true, 1, Step::Nothing),
+        ("node deleted by hand", claim(ready, none.clone()), Some(node(deleting.clone())), true, 1, Step::DeleteClaim),
+        (
+            "claim deleted, with a grace period",
+            claim(
+                ready,
+                json!({"metadata": {"deletionTimestamp": "2026-01-01T00:01:00Z"}, "spec": {"terminationGracePeriod": "30s"}}),
+            ),
+            Some(node(none.clone())),
+            false,
+            1,
+            Step::WriteDeadline(start + Duration::from_secs(90)),
+        ),
+        ("claim deleted", claim(ready, deleting.clone()), Some(node(none.clone())), false, 1, Step::DeleteNode),
+        ("draining", claim(ready, deleting.clone()), Some(node(deleting.clone())), false, 1, Step::Drain),
+        ("not tainted", claim(ready, deleting.clone()), Some(node(deleting.clone())), true, 1, Step::Drain),
+        ("drained", claim(ready, deleting.clone()), Some(node(tainted.clone())), true, 1, Step::Terminate),
+        ("deleted before it had a node", claim(&[], deleting.clone()), None, true, 1, Step::Terminate),
+        (
+            "without our finalizer",
+            claim(ready, json!({"metadata": {"deletionTimestamp": "2026-01-01T00:01:00Z", "finalizers": null}})),
+            None,
+            true,
+            1,
+            Step::Nothing,
+        ),
+    ];
+    for (case, claim, node, drained, after, step) in cases {
+        assert_eq!(next_step(&claim, node.as_ref(), drained, start + Duration::from_millis(after)), step, "{case}");
+    }
+}

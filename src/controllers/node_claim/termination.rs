@@ -1,0 +1,43 @@
+//! Termination of a drained NodeClaim: its instance, then our finalizer on the Node and on the claim.
+
+use std::time::Duration;
+
+use futures::future::join_all;
+use k8s_openapi::api::core::v1::Node;
+use kube::ResourceExt;
+
+use crate::api::NodeClaim;
+use crate::cloud::{CloudError, launch_group};
+use crate::controllers::context::Context;
+use crate::controllers::deletion::{release_claim, release_node};
+use crate::controllers::node_claim::step_result::{Requeue, StepError};
+use crate::state::object_ext::NodeClaimExt;
+
+/// Wait between two queries of an instance that shuts down.
+const POLL_PERIOD: Duration = Duration::from_millis(500);
+
+/// Terminates a claim's instance. When it is gone, removes our finalizer from the Node and then from the claim.
+pub async fn terminate(ctx: &Context, claim: &NodeClaim, node: Option<&Node>) -> Result<Requeue, StepError> {
+    let retry = |error: CloudError| StepError::Retry(format!("terminating its instance: {error}"));
+    let ids = if let Some(id) = claim.provider_id() {
+        vec![id.to_owned()]
+    } else {
+        // The instance may have been launched by a process that died before it wrote the provider id, or by a call whose response
+        // was lost.
+        let found = ctx.cloud.launched_for(claim).await.map_err(retry)?;
+        let state = ctx.cluster.read();
+        launch_group::left_behind(claim, state.claims.values().map(|claim| &**claim), &found)
+    };
+    // Every instance is terminated, also when the call for another one fails.
+    let shutting_down = join_all(ids.iter().map(|id| ctx.cloud.terminate(id))).await;
+    if shutting_down.iter().any(|result| matches!(result, Ok(true))) {
+        return Ok(Requeue::After(POLL_PERIOD));
+    }
+    shutting_down.into_iter().collect::<Result<Vec<bool>, _>>().map_err(retry)?;
+    if let Some(node) = node {
+        release_node(ctx, node).await?;
+    }
+    release_claim(ctx, claim).await?;
+    tracing::info!(claim = claim.name_any(), "terminated");
+    Ok(Requeue::After(POLL_PERIOD))
+}

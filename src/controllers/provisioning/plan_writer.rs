@@ -1,0 +1,173 @@
+//! Writes a plan to the API server: a NodeClaim for each new node, and the planned pods on the NodeClaims of existing nodes.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Instant;
+
+use futures::{StreamExt, stream};
+use kube::api::PostParams;
+use kube::{Api, ResourceExt};
+use serde_json::json;
+
+use crate::api::NodeClaim;
+use crate::clock;
+use crate::cloud::launch_group;
+use crate::controllers::context::{Context, ignore_not_found};
+use crate::controllers::node_claim::metrics;
+use crate::controllers::provisioning::claim_template::claim_of;
+use crate::decisions::holds::{HOLD_LAUNCH, HOLD_READY};
+use crate::model::time::UnixMillis;
+use crate::planner::output::plan::{ExistingNodePlacement, Plan};
+use crate::state::PodRecord;
+use crate::state::instance_types::ReadyPool;
+use crate::state::plan_record::{Owner, PlanRecord};
+use crate::state::snapshot::Snapshot;
+
+/// NodeClaims that are created concurrently.
+const CONCURRENCY: usize = 16;
+
+/// A plan with its inputs.
+pub struct PlanWriter<'a> {
+    pub ctx: &'a Context,
+    pub pools: &'a [ReadyPool],
+    pub snapshot: &'a Snapshot,
+    pub plan: &'a Plan,
+}
+
+impl PlanWriter<'_> {
+    /// Writes the plan. Returns the pods that have a hold now. `first_seen` is when each pod was first observed to need a node.
+    pub async fn write(&self, first_seen: &BTreeMap<String, UnixMillis>) -> BTreeSet<String> {
+        if let Err(error) = self.withdraw_stale_plans().await {
+            tracing::warn!(%error, "failed to withdraw stale plans, the pods will be planned again");
+            return BTreeSet::new();
+        }
+        let hold_until = clock::now() + HOLD_LAUNCH;
+        let mut served = self.create_claims(hold_until, first_seen).await;
+        for placement in &self.plan.placements {
+            if let Some(claim) = &self.snapshot.node_refs[placement.node].claim {
+                served.extend(self.extend_plan(claim, placement, hold_until).await);
+            }
+        }
+        served
+    }
+
+    /// Removes the pods of this plan from the NodeClaims that they were planned on before, whose holds expired or whose nodes are
+    /// leaving: a pod is in the plan of one claim at a time.
+    async fn withdraw_stale_plans(&self) -> Result<(), kube::Error> {
+        let planned: BTreeSet<&str> = self.snapshot.problem.pods.iter().map(|pod| &*pod.key).collect();
+        let stale: Vec<(String, PlanRecord)> = {
+            let state = self.ctx.cluster.read();
+            let is_stale = |plan: &PlanRecord| plan.pods.iter().any(|pod| planned.contains(pod.as_str()));
+            let without = |plan: &PlanRecord| {
+                let mut plan = plan.clone();
+                plan.pods.retain(|pod| !planned.contains(pod.as_str()));
+                plan.owners.retain(|pod, _| plan.pods.contains(pod));
+                plan
+            };
+            let plans = state.planned.iter().filter(|(_, plan)| is_stale(plan));
+            plans.map(|(claim, plan)| (claim.clone(), without(plan))).collect()
+        };
+        for (claim, plan) in stale {
+            let patch = json!({"metadata": {"annotations": plan.annotations()}});
+            ignore_not_found(self.ctx.patch_claim(&claim, &patch).await)?;
+        }
+        Ok(())
+    }
+
+    /// Creates the NodeClaims of the new nodes. Returns the pods that are planned on them.
+    async fn create_claims(
+        &self,
+        hold_until: UnixMillis,
+        first_seen: &BTreeMap<String, UnixMillis>,
+    ) -> BTreeSet<String> {
+        let (ctx, problem) = (self.ctx, &self.snapshot.problem);
+        let (mut nodes, mut claims) = (Vec::new(), Vec::new());
+        for node in &self.plan.new_nodes {
+            let name = &problem.pools[node.pool].name;
+            let Some(ready) = self.pools.iter().find(|ready| *ready.pool.name_any() == **name) else {
+                continue;
+            };
+            nodes.push(node);
+            claims.push(claim_of(&ready.pool, node, self.snapshot, hold_until));
+        }
+        launch_group::mark(&mut claims, hold_until.0);
+        let api: Api<NodeClaim> = Api::all(ctx.client.clone());
+        let creations = nodes.into_iter().zip(claims).map(|(node, claim)| {
+            let api = api.clone();
+            async move { (node, api.create(&PostParams::default(), &claim).await) }
+        });
+        let creations: Vec<_> = creations.collect();
+        let (started, total) = (Instant::now(), creations.len());
+        let mut served = BTreeSet::new();
+        let mut results = stream::iter(creations).buffer_unordered(CONCURRENCY);
+        while let Some((node, result)) = results.next().await {
+            match result {
+                Ok(claim) => {
+                    metrics::count_created(ctx, &claim);
+                    for key in node.pods.iter().map(|pod| &problem.pods[*pod].key) {
+                        if let Some(seen) = first_seen.get(&**key) {
+                            let delay = clock::now().saturating_since(*seen);
+                            ctx.metrics.detect_to_claim_seconds.observe(delay.as_secs_f64());
+                        }
+                        served.insert(key.to_string());
+                    }
+                    ctx.cluster.update(|state| state.apply_claim(claim));
+                }
+                Err(error) => tracing::warn!(%error, "failed to create node claim, its pods will be planned again"),
+            }
+        }
+        if total > 0 {
+            ctx.claims_created.notify_one();
+            tracing::info!(
+                claims = total,
+                api_us = u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX),
+                "node claims written"
+            );
+        }
+        served
+    }
+
+    /// Adds the pods planned on an existing node to the plan of its NodeClaim. Returns the added pods.
+    async fn extend_plan(
+        &self,
+        claim: &str,
+        placement: &ExistingNodePlacement,
+        hold_until_launched: UnixMillis,
+    ) -> Vec<String> {
+        let now = clock::now();
+        let plan = {
+            let state = self.ctx.cluster.read();
+            // The Node may have registered since the snapshot.
+            let registered = state.claims.get(claim).and_then(|claim| state.node_of(claim)).is_some();
+            let hold_until = if registered { now + HOLD_READY } else { hold_until_launched };
+            state.planned.get(claim).cloned().map(|mut plan| {
+                // Finished and deleted pods need not stay in the list.
+                let active = |pod: &str| state.pods.get(pod).is_some_and(PodRecord::active);
+                plan.pods.retain(|pod| active(pod) || plan.owners.contains_key(pod) && plan.hold_until > now);
+                plan.owners.retain(|pod, _| plan.pods.contains(pod));
+                plan.hold_until = plan.hold_until.max(hold_until);
+                plan
+            })
+        };
+        let Some(mut plan) = plan else { return Vec::new() };
+        let mut added = Vec::new();
+        for pod in placement.pods.iter().map(|pod| &self.snapshot.problem.pods[*pod]) {
+            let key = pod.key.to_string();
+            if !plan.pods.contains(&key) {
+                plan.pods.push(key.clone());
+            }
+            if let Some(owner) = pod.owner.as_ref().filter(|_| self.snapshot.displaced.contains(&key)) {
+                let owner = Owner { uid: owner.to_string(), planned_at: self.snapshot.taken_at };
+                plan.owners.insert(key.clone(), owner);
+            }
+            added.push(key);
+        }
+        let patch = json!({"metadata": {"annotations": plan.annotations()}});
+        match self.ctx.patch_claim(claim, &patch).await {
+            Ok(()) => added,
+            Err(error) => {
+                tracing::warn!(claim, %error, "failed to write plan to node claim");
+                Vec::new()
+            }
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! Candidates of voluntary disruption: initialized nodes that are not leaving, and what their NodePools allow.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use kube::ResourceExt;
+
+use crate::api::{NodeClaim, NodePool, conditions, duration};
+use crate::decisions::disruption::budget;
+use crate::decisions::disruption::reason::DisruptionReason;
+use crate::model::labels;
+use crate::model::time::UnixMillis;
+use crate::model::units::MicroUsd;
+use crate::state::instance_types::InstanceTypes;
+use crate::state::object_ext::{NodeClaimExt, NodeExt, ObjectExt};
+use crate::state::plan_record::Holds;
+use crate::state::tables::ClusterState;
+
+/// A node that may be empty or underutilized.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Candidate {
+    pub claim: String,
+    pub pool: String,
+    /// Pods on the node or held for it that need another node.
+    pub pods: usize,
+    /// The last time a pod was bound to or removed from the node, or its initialization.
+    pub quiet_since: UnixMillis,
+    /// Protected by `karpenter.sh/do-not-disrupt`.
+    pub protected: bool,
+    /// Hourly price.
+    pub price: MicroUsd,
+}
+
+/// What a NodePool allows for one reason.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PoolAllowance {
+    /// `consolidateAfter`; `None` is `Never`.
+    pub consolidate_after: Option<Duration>,
+    /// Number of nodes that may be disrupted now.
+    pub nodes: i64,
+}
+
+/// Every candidate, by claim name.
+pub fn candidates(state: &ClusterState, holds: &Holds, types: &InstanceTypes) -> Vec<Candidate> {
+    let mut out = Vec::new();
+    for (name, claim) in &state.claims {
+        let (Some(node), Some(initialized)) = (state.node_of(claim), claim.true_since(conditions::INITIALIZED)) else {
+            continue;
+        };
+        if claim.is_leaving() || node.is_deleting() {
+            continue;
+        }
+        let node_name = node.name_any();
+        let last_event = state.last_pod_event.get(&*node_name).copied().unwrap_or_default();
+        out.push(Candidate {
+            claim: name.clone(),
+            pool: claim.node_pool().unwrap_or_default().to_owned(),
+            pods: pods_to_reschedule(state, holds, claim),
+            quiet_since: initialized.max(last_event),
+            protected: node.is_annotated(labels::DO_NOT_DISRUPT)
+                || state.pods_on(&node_name).any(|pod| pod.do_not_disrupt && pod.active()),
+            price: types.price(claim),
+        });
+    }
+    out
+}
+
+/// What each NodePool allows for a reason.
+pub fn allowances(state: &ClusterState, reason: DisruptionReason, now: UnixMillis) -> BTreeMap<String, PoolAllowance> {
+    state.pools.iter().map(|(name, pool)| (name.clone(), allowance(state, name, pool, reason, now))).collect()
+}
+
+fn allowance(
+    state: &ClusterState,
+    name: &str,
+    pool: &NodePool,
+    reason: DisruptionReason,
+    now: UnixMillis,
+) -> PoolAllowance {
+    let (mut nodes, mut consuming) = (0, 0);
+    let claims = state.claims.values().filter(|claim| claim.node_pool() == Some(name));
+    for claim in claims.filter(|claim| claim.has_condition(conditions::INITIALIZED)) {
+        nodes += 1;
+        let ready = state.node_of(claim).is_some_and(|node| node.is_ready());
+        if claim.is_leaving() || !ready {
+            consuming += 1;
+        }
+    }
+    let disruption = &pool.spec.disruption;
+    let after = duration::parse_or_never(&disruption.consolidate_after).unwrap_or(None);
+    PoolAllowance {
+        consolidate_after: after.map(|after| Duration::from_millis(u64::try_from(after).unwrap_or(0))),
+        nodes: budget::allowed(&disruption.budgets, reason, nodes, consuming, now),
+    }
+}
+
+/// Number of pods on a claim's node, or held for it, that need another node when it is removed.
+pub fn pods_to_reschedule(state: &ClusterState, holds: &Holds, claim: &NodeClaim) -> usize {
+    let bound = state.node_of(claim).map_or(0, |node| {
+        state.pods_on(&node.name_any()).filter(|pod| pod.reschedulable() || pod.recreated_in_place()).count()
+    });
+    bound + holds.by_claim.get(&claim.name_any()).map_or(0, Vec::len)
+}
+
+/// Whether a node has pods that need another node.
+pub fn is_occupied(state: &ClusterState, node: &str) -> bool {
+    state.pods_on(node).any(|pod| pod.reschedulable() || pod.recreated_in_place())
+}

@@ -1,0 +1,197 @@
+//! Multi-node consolidation: nodes whose pods fit on the remaining nodes, or on new nodes that cost less.
+//!
+//! Candidates are removed in simulation one at a time, cumulatively with those already accepted.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use kube::ResourceExt;
+
+use crate::api::conditions;
+use crate::decisions::disruption::candidates::{Candidate, PoolAllowance, allowances, candidates, is_occupied};
+use crate::decisions::disruption::reason::DisruptionReason;
+use crate::decisions::disruption::simulate::Outcome;
+use crate::model::time::UnixMillis;
+use crate::model::units::MicroUsd;
+use crate::state::instance_types::InstanceTypes;
+use crate::state::node_state::BOOT_TIMEOUT;
+use crate::state::object_ext::{NodeClaimExt, ObjectExt};
+use crate::state::plan_record::Holds;
+use crate::state::pods::{PodRecord, Scheduling};
+use crate::state::tables::ClusterState;
+
+/// Maximum number of candidates that one pass simulates.
+pub const MAX_CANDIDATES: usize = 20;
+/// A node is removed only when that saves at least its price divided by this: moving pods has a cost, too.
+const MIN_SAVING_DIVISOR: i64 = 10;
+/// A pod without a node that is younger than this may still be bound or planned.
+const PENDING_PERIOD: Duration = Duration::from_secs(30);
+
+/// Whether no pod is moving or waiting for a node, so that a simulation sees where every pod is.
+pub fn is_settled(state: &ClusterState, now: UnixMillis) -> bool {
+    let moving = state.claims.values().filter(|claim| !claim.is_deleting()).any(|claim| {
+        let booting =
+            !claim.has_condition(conditions::INITIALIZED) && !claim.created_at().is_older_than(BOOT_TIMEOUT, now);
+        booting || claim.is_leaving() && state.node_of(claim).is_some_and(|node| is_occupied(state, &node.name_any()))
+    });
+    // A pod that no node was launched for in this time is not going to move.
+    let is_recent = |at: UnixMillis| !at.is_older_than(PENDING_PERIOD, now);
+    let pending = |pod: &PodRecord| match pod.scheduling {
+        Scheduling::Unattempted => is_recent(state.last_pod_created),
+        Scheduling::Unschedulable { .. } => pod.first_unschedulable.is_some_and(is_recent),
+        _ => false,
+    };
+    let mut unbound = state.unbound.iter().filter_map(|key| state.pods.get(key));
+    !moving && !unbound.any(|pod| !pod.daemon && pending(pod))
+}
+
+/// One pass over the candidates.
+#[derive(Debug)]
+pub struct Consolidation {
+    allowances: BTreeMap<String, PoolAllowance>,
+    accepted: BTreeSet<String>,
+    saved: i64,
+}
+
+impl Consolidation {
+    /// Begins a pass: returns the candidates to simulate, in order.
+    pub fn begin(
+        state: &ClusterState,
+        holds: &Holds,
+        types: &InstanceTypes,
+        now: UnixMillis,
+    ) -> (Self, Vec<Candidate>) {
+        let allowances = allowances(state, DisruptionReason::Underutilized, now);
+        let mut order = candidates(state, holds, types);
+        order.retain(|candidate| {
+            let pool = state.pools.get(&candidate.pool);
+            allowances.get(&candidate.pool).zip(pool).is_some_and(|(allowance, pool)| {
+                let held = holds.by_claim.contains_key(&candidate.claim);
+                is_eligible(candidate, allowance, &pool.spec.disruption.consolidation_policy, held, now)
+            })
+        });
+        sort_by_price_per_pod(&mut order);
+        order.truncate(MAX_CANDIDATES);
+        (Self { allowances, accepted: BTreeSet::new(), saved: 0 }, order)
+    }
+
+    /// Claims to remove in the simulation of this candidate; `None` when its pool allows no more.
+    pub fn removal(&self, candidate: &Candidate) -> Option<BTreeSet<String>> {
+        self.allowances.get(&candidate.pool).filter(|allowance| allowance.nodes > 0)?;
+        let mut without = self.accepted.clone();
+        without.insert(candidate.claim.clone());
+        Some(without)
+    }
+
+    /// Accepts a candidate whose simulated removal saves enough.
+    pub fn record(&mut self, candidate: &Candidate, outcome: &Outcome) {
+        let Some(saving) = saving(outcome) else { return };
+        if saving - self.saved >= candidate.price.0 / MIN_SAVING_DIVISOR {
+            self.saved = saving;
+            if let Some(allowance) = self.allowances.get_mut(&candidate.pool) {
+                allowance.nodes -= 1;
+            }
+            self.accepted.insert(candidate.claim.clone());
+        }
+    }
+
+    /// The accepted claims, and what their removal saves per hour.
+    pub fn finish(self) -> (Vec<String>, MicroUsd) {
+        (self.accepted.into_iter().collect(), MicroUsd(self.saved))
+    }
+}
+
+/// Whether a candidate may be simulated. `held` says whether a pod is expected on it.
+fn is_eligible(candidate: &Candidate, allowance: &PoolAllowance, policy: &str, held: bool, now: UnixMillis) -> bool {
+    let quiet = allowance.consolidate_after.is_some_and(|after| candidate.quiet_since.is_older_than(after, now));
+    quiet && policy != "WhenEmpty" && candidate.pods > 0 && !candidate.protected && !held
+}
+
+/// Hourly saving of a removal, in micro-USD, when it is acceptable.
+fn saving(outcome: &Outcome) -> Option<i64> {
+    // Replacing a spot node by a spot node would trade a running node for one that may be interrupted sooner.
+    (outcome.complete && (outcome.new_nodes == 0 || !outcome.any_spot)).then_some(outcome.saving)
+}
+
+/// Descending by price per pod that has to move.
+fn sort_by_price_per_pod(candidates: &mut [Candidate]) {
+    candidates.sort_by(|a, b| {
+        let price = |candidate: &Candidate| i128::from(candidate.price.0);
+        let pods = |candidate: &Candidate| i128::try_from(candidate.pods).unwrap_or(i128::MAX);
+        (price(b) * pods(a)).cmp(&(price(a) * pods(b))).then_with(|| a.claim.cmp(&b.claim))
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn candidate(claim: &str, pods: usize, price: i64) -> Candidate {
+        Candidate {
+            claim: claim.into(),
+            pool: "p".into(),
+            pods,
+            quiet_since: UnixMillis(0),
+            protected: false,
+            price: MicroUsd(price),
+        }
+    }
+
+    fn outcome(complete: bool, new_nodes: usize, any_spot: bool) -> Outcome {
+        Outcome { complete, new_nodes, any_spot, saving: 5 }
+    }
+
+    #[test]
+    fn a_spot_node_is_replaced_by_existing_room_but_not_by_a_new_node() {
+        assert_eq!(saving(&outcome(true, 1, false)), Some(5));
+        assert_eq!(saving(&outcome(true, 0, true)), Some(5));
+        assert_eq!(saving(&outcome(true, 1, true)), None);
+        assert_eq!(saving(&outcome(false, 0, false)), None, "a pod is left without a node");
+    }
+
+    #[test]
+    fn b42_a_nominated_node_is_not_consolidated() {
+        let candidate = |pods, quiet_since, protected| Candidate {
+            quiet_since: UnixMillis(quiet_since),
+            protected,
+            ..candidate("c", pods, 1)
+        };
+        let ten = Some(Duration::from_millis(10));
+        let policy = "WhenEmptyOrUnderutilized";
+        for (case, candidate, consolidate_after, policy, held, want) in [
+            ("its pods may move", candidate(2, 0, false), ten, policy, false, true),
+            ("a pod is held for it", candidate(2, 0, false), ten, policy, true, false),
+            ("it is empty", candidate(0, 0, false), ten, policy, false, false),
+            ("a pod was bound recently", candidate(2, 91, false), ten, policy, false, false),
+            ("it is protected", candidate(2, 0, true), ten, policy, false, false),
+            ("Never", candidate(2, 0, false), None, policy, false, false),
+            ("only when empty", candidate(2, 0, false), ten, "WhenEmpty", false, false),
+        ] {
+            let allowance = PoolAllowance { consolidate_after, nodes: 1 };
+            assert_eq!(is_eligible(&candidate, &allowance, policy, held, UnixMillis(100)), want, "{case}");
+        }
+    }
+
+    #[test]
+    fn the_most_expensive_node_per_pod_is_first() {
+        let mut order = vec![candidate("full", 10, 100), candidate("light", 1, 50), candidate("same", 1, 10)];
+        sort_by_price_per_pod(&mut order);
+        assert_eq!(order.iter().map(|candidate| &*candidate.claim).collect::<Vec<_>>(), ["light", "full", "same"]);
+    }
+
+    #[test]
+    fn candidates_are_accepted_cumulatively_within_budget_and_minimum_saving() {
+        let allowance = PoolAllowance { consolidate_after: Some(Duration::ZERO), nodes: 2 };
+        let mut pass =
+            Consolidation { allowances: [("p".to_owned(), allowance)].into(), accepted: BTreeSet::new(), saved: 0 };
+        let outcome = |saving| Outcome { saving, ..outcome(true, 0, false) };
+        let all = ["a", "b", "c", "d"].map(|name| candidate(name, 1, 100));
+        pass.record(&all[0], &outcome(50));
+        assert_eq!(pass.removal(&all[1]), Some(["a".to_owned(), "b".to_owned()].into()));
+        pass.record(&all[1], &outcome(59));
+        assert_eq!(pass.removal(&all[2]), Some(["a".to_owned(), "c".to_owned()].into()), "b saved less than a tenth");
+        pass.record(&all[2], &outcome(60));
+        assert_eq!(pass.removal(&all[3]), None, "the budget is used up");
+        assert_eq!(pass.finish(), (vec!["a".to_owned(), "c".to_owned()], MicroUsd(60)));
+    }
+}

@@ -1,0 +1,109 @@
+//! When a marked NodeClaim may be deleted, and when its mark is removed.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use kube::ResourceExt;
+
+use crate::api::{NodeClaim, conditions};
+use crate::decisions::disruption::mark::DisruptionMark;
+use crate::decisions::disruption::reason::DisruptionReason;
+use crate::model::time::UnixMillis;
+use crate::state::object_ext::NodeClaimExt;
+use crate::state::plan_record::Holds;
+use crate::state::tables::ClusterState;
+
+/// Longest pod grace period that is subtracted from the deadline.
+const MAX_GRACE_PERIOD: Duration = Duration::from_mins(1);
+/// Duration of a drain in addition to the pods' grace period.
+const DRAIN_MARGIN: Duration = Duration::from_secs(15);
+
+/// Whether a marked claim may be deleted: no pod on its node needs another node, or the replacement of every such pod is ready, or
+/// the deadline is near.
+pub fn may_be_deleted(state: &ClusterState, holds: &Holds, claim: &NodeClaim, now: UnixMillis) -> bool {
+    let Some(mark) = DisruptionMark::of(claim) else {
+        return false;
+    };
+    let Some(node) = state.node_of(claim) else { return true };
+    let node = node.name_any();
+    let moving: Vec<_> = state
+        .pods_on(&node)
+        .filter(|pod| pod.reschedulable())
+        .filter(|pod| pod.entry.as_ref().is_ok_and(|entry| entry.owner.is_some()))
+        .collect();
+    let grace = moving.iter().map(|pod| pod.grace_period).max().unwrap_or_default().min(MAX_GRACE_PERIOD);
+    if mark.deadline.is_some_and(|deadline| now >= deadline - grace - DRAIN_MARGIN) {
+        return true;
+    }
+    let ready: BTreeSet<&String> = holds
+        .by_claim
+        .iter()
+        .filter(|(name, _)| state.claims.get(*name).is_some_and(|claim| claim.has_condition(conditions::INITIALIZED)))
+        .flat_map(|(_, holds)| holds.iter().filter(|hold| hold.owner.is_some()).map(|hold| &hold.original))
+        .collect();
+    moving.iter().all(|pod| ready.contains(&pod.key()))
+}
+
+/// A mark for this reason is removed when the node's pods have found no other node within this time; `None` for never.
+pub fn abandon_after(reason: DisruptionReason) -> Option<Duration> {
+    match reason {
+        DisruptionReason::Underutilized => Some(Duration::from_mins(5)),
+        DisruptionReason::Drifted => Some(Duration::from_mins(10)),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::decisions::holds::resolve;
+    use crate::model::labels;
+
+    fn claim(name: &str, id: &str, initialized: bool, annotations: &serde_json::Value) -> NodeClaim {
+        let list = if initialized {
+            json!([{"type": "Initialized", "status": "True", "reason": "Initialized", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"}])
+        } else {
+            json!([])
+        };
+        serde_json::from_value(json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim",
+            "metadata": {"name": name, "uid": name, "annotations": annotations},
+            "spec": {"requirements": [], "nodeClassRef": {"group": "g", "kind": "k", "name": "n"}},
+            "status": {"providerID": id, "conditions": list}}))
+        .unwrap()
+    }
+
+    fn state(replacement_ready: bool) -> ClusterState {
+        let mut state = ClusterState::default();
+        state.apply_claim(claim(
+            "old",
+            "aws:///z/i-1",
+            true,
+            &json!({(labels::DISRUPTING): "SpotInterruption/1970-01-01T00:02:00Z"}),
+        ));
+        state.apply_claim(claim("new", "aws:///z/i-2", replacement_ready, &json!({
+            (labels::PLANNED_PODS): "[\"n/a\"]", (labels::PLANNED_OWNERS): "{\"n/a\":{\"uid\":\"rs\",\"at_ms\":0}}", (labels::HOLD_UNTIL): "2099-01-01T00:00:00Z"})));
+        state.apply_node(
+            serde_json::from_value(json!({"metadata": {"name": "node-old"}, "spec": {"providerID": "aws:///z/i-1"}}))
+                .unwrap(),
+        );
+        let pod = json!({"metadata": {"name": "a", "namespace": "n", "uid": "a",
+            "ownerReferences": [{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r", "uid": "rs", "controller": true}]},
+            "spec": {"nodeName": "node-old", "terminationGracePeriodSeconds": 30, "containers": [{"name": "c", "image": "i"}]}});
+        state.apply_pod(&serde_json::from_value(pod).unwrap(), UnixMillis(1));
+        state
+    }
+
+    #[test]
+    fn an_interrupted_node_waits_for_its_replacement_until_shortly_before_the_deadline() {
+        let deleted = |ready: bool, now: i64| {
+            let (state, now) = (state(ready), UnixMillis(now));
+            may_be_deleted(&state, &resolve(&state, now), &state.claims["old"], now)
+        };
+        assert!(!deleted(false, 10_000), "the replacement is not ready");
+        assert!(deleted(true, 10_000), "the replacement is ready");
+        assert!(!deleted(false, 74_999));
+        assert!(deleted(false, 75_000), "30 s of grace period and 15 s of margin before the deadline");
+    }
+}

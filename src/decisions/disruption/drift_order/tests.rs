@@ -1,0 +1,116 @@
+use std::collections::BTreeMap;
+
+use serde_json::{Value, json};
+
+use super::*;
+use crate::decisions::holds::resolve;
+
+const READY: &str = r#"{"Launched": "00", "Registered": "00", "Initialized": "00", "Drifted": "05"}"#;
+
+/// A claim with its node; conditions by type with the second of their transition.
+fn add(state: &mut ClusterState, name: &str, conditions: &str, claim: &Value, node: &Value) {
+    let times: BTreeMap<String, String> = serde_json::from_str(conditions).unwrap();
+    let list: Vec<Value> = times
+        .iter()
+        .map(|(kind, at)| json!({"type": kind, "status": "True", "reason": kind, "message": "", "lastTransitionTime": format!("1970-01-01T00:00:{at}Z")}))
+        .collect();
+    let mut object = json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim",
+        "metadata": {"name": name, "uid": name, "labels": {(labels::NODE_POOL): "p"}},
+        "spec": {"requirements": [], "nodeClassRef": {"group": "g", "kind": "k", "name": "n"}},
+        "status": {"providerID": format!("aws:///z/{name}"), "conditions": list}});
+    json_patch::merge(&mut object, claim);
+    state.apply_claim(serde_json::from_value(object).unwrap());
+    let mut object =
+        json!({"metadata": {"name": format!("node-{name}")}, "spec": {"providerID": format!("aws:///z/{name}")}});
+    json_patch::merge(&mut object, node);
+    state.apply_node(serde_json::from_value(object).unwrap());
+}
+
+fn bind(state: &mut ClusterState, pod: &str, node: &str, annotations: &Value) {
+    let object = json!({"metadata": {"name": pod, "namespace": "n", "uid": pod, "annotations": annotations,
+            "ownerReferences": [{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r", "uid": "rs", "controller": true}]},
+        "spec": {"nodeName": node, "containers": [{"name": "c", "image": "i"}]}});
+    state.apply_pod(&serde_json::from_value(object).unwrap(), UnixMillis(1));
+}
+
+fn names(state: &ClusterState) -> Vec<(String, usize, bool)> {
+    let all = drifted(state, &resolve(state, UnixMillis(1_000)));
+    all.into_iter().map(|found| (found.claim, found.pods, found.blocked_by.is_some())).collect()
+}
+
+#[test]
+fn drifted_nodes_are_candidates_when_initialized_and_not_leaving() {
+    let mut state = ClusterState::default();
+    let none = json!({});
+    let up = r#"{"Launched": "00", "Registered": "00", "Initialized": "00"}"#;
+    add(&mut state, "drifted", READY, &none, &none);
+    add(&mut state, "current", up, &none, &none);
+    add(&mut state, "booting", r#"{"Launched": "00", "Drifted": "05"}"#, &none, &none);
+    add(
+        &mut state,
+        "marked",
+        READY,
+        &json!({"metadata": {"annotations": {(labels::DISRUPTING): "Underutilized/"}}}),
+        &none,
+    );
+    let deleting = json!({"metadata": {"deletionTimestamp": "1970-01-01T00:00:01Z", "finalizers": [labels::TERMINATION_FINALIZER]}});
+    add(&mut state, "deleting", READY, &deleting, &none);
+    add(&mut state, "by-hand", READY, &none, &deleting);
+    bind(&mut state, "a", "node-drifted", &none);
+    assert_eq!(names(&state), [("drifted".to_owned(), 1, false)]);
+    let all = drifted(&state, &resolve(&state, UnixMillis(1_000)));
+    assert_eq!((all[0].since, &*all[0].pool), (UnixMillis(5_000), "p"));
+}
+
+#[test]
+fn a_held_node_is_not_a_candidate() {
+    let mut state = ClusterState::default();
+    let planned = json!({"metadata": {"annotations": {(labels::PLANNED_PODS): "[\"n/a\"]", (labels::HOLD_UNTIL): "2099-01-01T00:00:00Z"}}});
+    add(&mut state, "c", READY, &planned, &json!({}));
+    assert_eq!(names(&state).len(), 1);
+    let waiting = json!({"metadata": {"name": "a", "namespace": "n", "uid": "a"},
+        "spec": {"containers": [{"name": "c", "image": "i"}]}});
+    state.apply_pod(&serde_json::from_value(waiting).unwrap(), UnixMillis(1));
+    assert_eq!(names(&state), []);
+}
+
+#[test]
+fn b50_protected_pods_block_a_replacement_unless_the_drain_has_a_deadline() {
+    let protected = json!({(labels::DO_NOT_DISRUPT): "true"});
+    let bounded = json!({"spec": {"terminationGracePeriod": "1h"}});
+    for (case, claim, pod, node, blocked) in [
+        ("nothing protected", json!({}), json!({}), json!({}), false),
+        ("a pod", json!({}), protected.clone(), json!({}), true),
+        ("a pod, with a terminationGracePeriod", bounded.clone(), protected.clone(), json!({}), false),
+        ("the node", bounded, json!({}), json!({"metadata": {"annotations": protected}}), true),
+    ] {
+        let mut state = ClusterState::default();
+        add(&mut state, "c", READY, &claim, &node);
+        bind(&mut state, "a", "node-c", &pod);
+        assert_eq!(names(&state), [("c".to_owned(), 1, blocked)], "{case}");
+    }
+}
+
+#[test]
+fn empty_nodes_are_first_and_then_the_earliest_drift() {
+    let node = |claim: &str, since, pods, blocked_by: Option<&str>| DriftedNode {
+        claim: claim.into(),
+        pool: "p".into(),
+        since: UnixMillis(since),
+        pods,
+        blocked_by: blocked_by.map(str::to_owned),
+    };
+    let all = [
+        node("young", 30, 2, None),
+        node("old", 10, 5, None),
+        node("empty", 40, 0, None),
+        node("protected", 1, 0, Some("a pod is protected")),
+        node("failed", 5, 1, None),
+    ];
+    let names = |backed_off: &[&str]| {
+        let backed_off = backed_off.iter().map(|name| (*name).to_owned()).collect();
+        order(&all, &backed_off).into_iter().map(|found| found.claim.clone()).collect::<Vec<_>>()
+    };
+    assert_eq!(names(&["failed"]), ["empty", "old", "young"]);
+    assert_eq!(names(&[]), ["empty", "failed", "old", "young"]);
+}

@@ -1,0 +1,81 @@
+//! Simulated removal of nodes: the plan for the cluster without them.
+
+use std::collections::BTreeSet;
+
+use kube::ResourceExt;
+
+use crate::decisions::snapshot::snapshot;
+use crate::model::offering::CapacityType;
+use crate::planner::plan;
+use crate::state::instance_types::{InstanceTypes, offering_of};
+use crate::state::plan_record::Holds;
+use crate::state::pods::PodRecord;
+use crate::state::snapshot::{Snapshot, SnapshotRequest};
+use crate::state::snapshot_cache::SnapshotCache;
+use crate::state::tables::ClusterState;
+
+/// Result of a simulated removal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Outcome {
+    /// Every pod of the removed nodes has a node: an initialized node of ours, where a hold can be written, or a new node.
+    pub complete: bool,
+    /// Number of new nodes.
+    pub new_nodes: usize,
+    /// Whether a removed node is a spot instance.
+    pub any_spot: bool,
+    /// Price of the removed nodes less that of the new nodes, micro-USD per hour.
+    pub saving: i64,
+}
+
+/// Nodes to remove, with the snapshot of the cluster without them.
+#[derive(Debug)]
+pub struct Removal {
+    snapshot: Snapshot,
+    /// Keys of the pods on the removed nodes.
+    moving: BTreeSet<String>,
+    any_spot: bool,
+    /// Price of the removed nodes, micro-USD per hour.
+    price: i64,
+}
+
+impl Removal {
+    /// Prepares the removal of the nodes of the claims in `request.without`.
+    pub fn new(
+        state: &ClusterState,
+        holds: &Holds,
+        types: &InstanceTypes,
+        cache: &mut SnapshotCache,
+        request: SnapshotRequest<'_>,
+    ) -> Self {
+        let claims = || request.without.iter().filter_map(|name| state.claims.get(name));
+        let mut moving = BTreeSet::new();
+        for node in claims().filter_map(|claim| state.node_of(claim)) {
+            moving.extend(state.pods_on(&node.name_any()).map(PodRecord::key));
+        }
+        let is_spot = |capacity_type| capacity_type == CapacityType::Spot;
+        Self {
+            any_spot: claims().any(|claim| offering_of(claim).is_some_and(|(_, _, kind)| is_spot(kind))),
+            price: claims().map(|claim| types.price(claim).0).sum(),
+            snapshot: snapshot(state, holds, cache, request),
+            moving,
+        }
+    }
+
+    /// Plans. Takes as long as the planner does.
+    pub fn simulate(&self) -> Outcome {
+        let problem = &self.snapshot.problem;
+        let plan = plan(problem, &self.snapshot.column_cache);
+        // Other pending or displaced pods do not affect the outcome.
+        let moves = |pod: &usize| self.moving.contains(&*problem.pods[*pod].key);
+        // Only existing nodes of ours that are initialized: holds are written on NodeClaims.
+        let holdable = plan.placements.iter().filter(|placement| placement.pods.iter().any(moves)).all(|placement| {
+            problem.nodes[placement.node].initialized && self.snapshot.node_refs[placement.node].claim.is_some()
+        });
+        Outcome {
+            complete: holdable && !plan.unschedulable.iter().any(|left_out| moves(&left_out.pod)),
+            new_nodes: plan.new_nodes.len(),
+            any_spot: self.any_spot,
+            saving: self.price - plan.cost.0,
+        }
+    }
+}

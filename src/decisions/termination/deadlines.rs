@@ -1,0 +1,48 @@
+//! When the drain of a deleted NodeClaim must be over.
+
+use kube::ResourceExt;
+
+use crate::api::{NodeClaim, duration};
+use crate::model::labels;
+use crate::model::time::UnixMillis;
+
+/// The deadline: the annotation of the claim, or else its deletion timestamp plus its `terminationGracePeriod`.
+pub fn termination_deadline(claim: &NodeClaim) -> Option<UnixMillis> {
+    let text = claim.annotations().get(labels::TERMINATION_TIMESTAMP);
+    text.and_then(|text| UnixMillis::parse_rfc3339(text)).or_else(|| from_grace_period(claim))
+}
+
+/// The deadline that follows from the grace period of a deleted claim, unless the annotation is set.
+pub fn unwritten_deadline(claim: &NodeClaim) -> Option<UnixMillis> {
+    if claim.annotations().contains_key(labels::TERMINATION_TIMESTAMP) { None } else { from_grace_period(claim) }
+}
+
+fn from_grace_period(claim: &NodeClaim) -> Option<UnixMillis> {
+    let deleted = UnixMillis::from(claim.metadata.deletion_timestamp.as_ref()?);
+    let grace = duration::parse(claim.spec.termination_grace_period.as_deref()?).ok()?;
+    deleted.0.checked_add(grace).map(UnixMillis)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn claim(annotations: &serde_json::Value) -> NodeClaim {
+        serde_json::from_value(json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim",
+            "metadata": {"name": "c", "annotations": annotations, "deletionTimestamp": "1970-01-01T00:01:40Z", "finalizers": ["f"]},
+            "spec": {"requirements": [], "terminationGracePeriod": "1h", "nodeClassRef": {"group": "g", "kind": "k", "name": "n"}}}))
+        .unwrap()
+    }
+
+    #[test]
+    fn the_annotation_takes_precedence_over_the_grace_period() {
+        assert_eq!(termination_deadline(&claim(&json!({}))), Some(UnixMillis(3_700_000)));
+        let written = |text: &str| termination_deadline(&claim(&json!({(labels::TERMINATION_TIMESTAMP): text})));
+        assert_eq!(written("1970-01-01T00:00:50Z"), Some(UnixMillis(50_000)));
+        assert_eq!(written("soon"), Some(UnixMillis(3_700_000)), "an invalid annotation is ignored");
+        assert_eq!(unwritten_deadline(&claim(&json!({}))), Some(UnixMillis(3_700_000)));
+        assert_eq!(unwritten_deadline(&claim(&json!({(labels::TERMINATION_TIMESTAMP): "soon"}))), None);
+    }
+}

@@ -1,0 +1,4 @@
+//! Termination of a node: which pods a drain waits for, evicts or deletes, and when it must be over.
+
+pub mod deadlines;
+pub mod drain_order;

@@ -1,0 +1,74 @@
+//! The plan in the annotations of a NodeClaim, and the holds that follow from it.
+
+use std::collections::{BTreeMap, HashMap};
+
+use kube::ResourceExt;
+
+use crate::api::NodeClaim;
+use crate::model::labels;
+use crate::model::time::UnixMillis;
+
+/// Room on one node reserved for one pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hold {
+    /// The pod that the node was bought for, `namespace/name`.
+    pub original: String,
+    /// The pod that takes the room: the original or its successor. `None` while no successor exists.
+    pub pod: Option<String>,
+    /// UID of the controller whose next pod takes the room; set only when the original is displaced from another node.
+    pub owner: Option<String>,
+    /// End of the hold.
+    pub expires_at: UnixMillis,
+}
+
+/// Every live hold.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Holds {
+    /// Holds by NodeClaim.
+    pub by_claim: BTreeMap<String, Vec<Hold>>,
+    /// NodeClaim by the pod that takes the room.
+    pub by_pod: HashMap<String, String>,
+}
+
+/// The controller that creates the successor of a displaced pod.
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Deserialize, serde::Serialize)]
+pub struct Owner {
+    /// UID of the controlling owner.
+    pub uid: String,
+    /// When the displacement was planned: pods created earlier are not successors.
+    #[serde(rename = "at_ms")]
+    pub planned_at: UnixMillis,
+}
+
+/// The plan that a NodeClaim carries.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PlanRecord {
+    /// Pods, `namespace/name`, in order.
+    pub pods: Vec<String>,
+    /// Owner by pod, for pods displaced from another node.
+    pub owners: BTreeMap<String, Owner>,
+    /// End of the holds; the epoch when absent or unreadable, so that an unbounded hold is no hold.
+    pub hold_until: UnixMillis,
+}
+
+impl PlanRecord {
+    /// Reads the annotations of a NodeClaim. Unreadable annotations count as absent.
+    pub fn of(claim: &NodeClaim) -> Self {
+        let annotation = |key: &str| claim.annotations().get(key).map(String::as_str).unwrap_or_default();
+        Self {
+            pods: serde_json::from_str(annotation(labels::PLANNED_PODS)).unwrap_or_default(),
+            owners: serde_json::from_str(annotation(labels::PLANNED_OWNERS)).unwrap_or_default(),
+            hold_until: UnixMillis::parse_rfc3339(annotation(labels::HOLD_UNTIL)).unwrap_or_default(),
+        }
+    }
+
+    /// The annotations.
+    pub fn annotations(&self) -> BTreeMap<String, String> {
+        let json = |value: serde_json::Value| value.to_string();
+        BTreeMap::from([
+            (labels::PLANNED_PODS.to_owned(), json(self.pods.clone().into())),
+            (labels::PLANNED_OWNERS.to_owned(), json(serde_json::json!(self.owners))),
+            (labels::HOLD_UNTIL.to_owned(), self.hold_until.rfc3339()),
+        ])
+    }
+}

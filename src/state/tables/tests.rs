@@ -1,0 +1,74 @@
+use super::*;
+
+fn pod(json: serde_json::Value) -> Pod {
+    serde_json::from_value(json).unwrap()
+}
+
+#[test]
+fn a_problem_keeps_the_volumes_that_it_was_built_with() {
+    let read = |object: serde_json::Value| serde_json::from_value::<PersistentVolumeClaim>(object).unwrap();
+    let mut state = ClusterState::default();
+    state.apply_volume_claim(&read(serde_json::json!({"metadata": {"name": "c", "namespace": "n"}, "spec": {}})));
+    let before = Arc::clone(&state.volumes);
+    let metadata =
+        serde_json::json!({"name": "c", "namespace": "n", "annotations": {"pv.kubernetes.io/bind-completed": "yes"}});
+    state.apply_volume_claim(&read(serde_json::json!({"metadata": metadata, "spec": {"volumeName": "v"}})));
+    assert!(!before.claims["n/c"].bound && state.volumes.claims["n/c"].bound);
+    let volume = serde_json::json!({"metadata": {"name": "v"}, "spec": {"nodeAffinity": {"required": {"nodeSelectorTerms": [
+        {"matchExpressions": [{"key": "z", "operator": "Near"}]}]}}}});
+    state.apply_volume(&serde_json::from_value(volume).unwrap());
+    assert!(state.volumes.volumes.is_empty(), "invalid");
+}
+
+#[test]
+fn a_pod_moves_from_unbound_to_its_node_and_is_removed() {
+    let mut state = ClusterState::default();
+    let mut json = serde_json::json!({"metadata": {"name": "a", "namespace": "n", "uid": "1"},
+        "spec": {"containers": [{"name": "c", "image": "i"}]}});
+    state.apply_pod(&pod(json.clone()), UnixMillis(10));
+    assert!(state.unbound.contains("n/a"));
+    assert_eq!(state.last_pod_created, UnixMillis(10));
+    json["spec"]["nodeName"] = "node-1".into();
+    state.apply_pod(&pod(json), UnixMillis(20));
+    assert!(state.unbound.is_empty());
+    assert_eq!(state.pods_on("node-1").count(), 1);
+    assert_eq!(state.last_pod_event.get("node-1"), Some(&UnixMillis(20)));
+    state.apply_node(serde_json::from_value(serde_json::json!({"metadata": {"name": "node-1"}})).unwrap());
+    state.delete_pod("n/a", UnixMillis(30));
+    assert_eq!(state.pods_on("node-1").count(), 0);
+    assert!(state.pods_by_node.is_empty());
+    assert_eq!(state.last_pod_event.get("node-1"), Some(&UnixMillis(30)));
+}
+
+#[test]
+fn a_late_response_does_not_restore_a_deleted_claim() {
+    let mut state = ClusterState::default();
+    let claim = |version: &str, finalizers: &[&str]| -> NodeClaim {
+        serde_json::from_value(serde_json::json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim",
+            "metadata": {"name": "c", "uid": "1", "resourceVersion": version, "finalizers": finalizers,
+                "deletionTimestamp": "2026-01-01T00:00:00Z"},
+            "spec": {"requirements": [], "nodeClassRef": {"group": "g", "kind": "k", "name": "n"}}}))
+        .unwrap()
+    };
+    state.apply_claim(claim("1", &["f"]));
+    assert_eq!(state.claims.len(), 1);
+    state.apply_claim(claim("2", &[]));
+    assert!(state.claims.is_empty(), "the write removed the last finalizer");
+    state.apply_claim(claim("1", &["f"]));
+    assert!(state.claims.is_empty(), "a response older than the deletion");
+}
+
+#[test]
+fn a_stale_event_does_not_undo_a_write() {
+    let mut state = ClusterState::default();
+    let claim = |version: &str, annotation: &str| -> NodeClaim {
+        serde_json::from_value(serde_json::json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim",
+            "metadata": {"name": "c", "uid": "1", "resourceVersion": version, "annotations": {"a": annotation}},
+            "spec": {"requirements": [], "nodeClassRef": {"group": "g", "kind": "k", "name": "n"}}}))
+        .unwrap()
+    };
+    state.apply_claim(claim("9", "old"));
+    state.apply_claim(claim("10", "new"));
+    state.apply_claim(claim("9", "old"));
+    assert_eq!(state.claims["c"].annotations()["a"], "new");
+}
