@@ -8,14 +8,9 @@ use std::time::Instant;
 
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
-use stowage::cloud::catalog::{SpotPricing, embedded};
-use stowage::controllers::derived_state::DerivedState;
-use stowage::model::time::UnixMillis;
-use stowage::planner::input::settings::Settings;
-use stowage::planner::plan;
-use stowage::state::ClusterState;
-use stowage::state::instance_types::ReadyPool;
-use stowage::state::snapshot::SnapshotRequest;
+use stowage::parts::{
+    ClusterState, DerivedState, ReadyPool, Settings, SnapshotRequest, SpotPricing, UnixMillis, embedded, plan,
+};
 
 const NODES: usize = 5_000;
 const PODS_PER_NODE: usize = 10;

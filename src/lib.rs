@@ -12,21 +12,43 @@
 //! | Kubernetes objects | [`api`] |
 //! | domain types | [`model`] |
 //!
+//! Only [`cli`] and [`parts`] are public; everything else is private, so that the compiler finds unused code.
+//!
 //! [`telemetry`] and [`clock`] may be used by `cli`, `controllers`, `server` and `cloud` only; [`sync`] by all.
 
-pub mod api;
+mod api;
 pub mod cli;
-pub mod clock;
-pub mod cloud;
-pub mod controllers;
-pub mod decisions;
-pub mod extender;
-pub mod model;
-pub mod planner;
-pub mod server;
-pub mod state;
-pub mod sync;
-pub mod telemetry;
+mod clock;
+mod cloud;
+mod controllers;
+mod decisions;
+mod extender;
+mod model;
+mod planner;
+mod server;
+mod state;
+mod sync;
+mod telemetry;
 #[cfg(test)]
 mod test_support;
-pub mod webhook;
+mod webhook;
+
+/// What the integration tests and benches of this package use.
+#[doc(hidden)]
+pub mod parts {
+    pub use crate::cloud::catalog::{SpotPricing, embedded};
+    pub use crate::controllers::derived_state::DerivedState;
+    pub use crate::extender::{Hold, NodeRoom, View, ViewInput};
+    pub use crate::model::resources::Resources;
+    pub use crate::model::time::UnixMillis;
+    pub use crate::model::units::Millicores;
+    pub use crate::model::{annotations, labels};
+    pub use crate::planner::input::settings::Settings;
+    pub use crate::planner::plan;
+    pub use crate::server::{AppState, BoundAddrs, Server, ServerConfig, ServerError};
+    pub use crate::state::ClusterState;
+    pub use crate::state::instance_types::ReadyPool;
+    pub use crate::state::snapshot::SnapshotRequest;
+    pub use crate::telemetry::{Metrics, registry};
+    pub use crate::webhook::registry::RULES;
+}

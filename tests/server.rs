@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use serde_json::json;
-use stowage::model::time::UnixMillis;
-use stowage::server::{AppState, Server, ServerError, system_now_ms};
-use stowage::telemetry::Metrics;
+use stowage::parts::Metrics;
+use stowage::parts::UnixMillis;
+use stowage::parts::{AppState, Server, ServerError, system_now_ms};
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 

@@ -11,8 +11,6 @@ pub const READY: &str = "Ready";
 pub const VALIDATION_SUCCEEDED: &str = "ValidationSucceeded";
 /// NodePool: its node class is there and Ready.
 pub const NODE_CLASS_READY: &str = "NodeClassReady";
-/// NodePool: whether the last launches became nodes. Ready does not depend on it.
-pub const NODE_REGISTRATION_HEALTHY: &str = "NodeRegistrationHealthy";
 
 /// NodeClaim: there is an instance.
 pub const LAUNCHED: &str = "Launched";
@@ -20,20 +18,8 @@ pub const LAUNCHED: &str = "Launched";
 pub const REGISTERED: &str = "Registered";
 /// NodeClaim: the Node is ready for pods.
 pub const INITIALIZED: &str = "Initialized";
-/// NodeClaim: quiet for as long as `consolidateAfter` says.
-pub const CONSOLIDATABLE: &str = "Consolidatable";
 /// NodeClaim: not what its NodePool or node class ask for any more.
 pub const DRIFTED: &str = "Drifted";
-/// NodeClaim: its pods are gone.
-pub const DRAINED: &str = "Drained";
-/// NodeClaim: its volumes are detached.
-pub const VOLUMES_DETACHED: &str = "VolumesDetached";
-/// NodeClaim: EC2 was told to terminate the instance.
-pub const INSTANCE_TERMINATING: &str = "InstanceTerminating";
-/// NodeClaim: the Node is what was asked for.
-pub const CONSISTENT_STATE_FOUND: &str = "ConsistentStateFound";
-/// NodeClaim: being disrupted, its reason says why.
-pub const DISRUPTION_REASON: &str = "DisruptionReason";
 
 /// What Ready of a NodePool depends on.
 pub const NODE_POOL_DEPENDENTS: &[&str] = &[VALIDATION_SUCCEEDED, NODE_CLASS_READY];
@@ -167,11 +153,6 @@ impl<'a> Conditions<'a> {
         get(self.list, type_)
     }
 
-    /// True when the condition is True and was judged on this generation.
-    pub fn is_true(&self, type_: &str) -> bool {
-        self.get(type_).is_some_and(|condition| self.is_current(condition, Status::True))
-    }
-
     fn is_current(&self, condition: &Condition, status: Status) -> bool {
         condition.status == status.as_str() && condition.observed_generation == self.generation
     }
@@ -302,7 +283,9 @@ mod tests {
         conditions.set_true(VALIDATION_SUCCEEDED);
         conditions.set_true(NODE_CLASS_READY);
         let mut conditions = open(&mut list, 2, 20);
-        assert!(!conditions.is_true(NODE_CLASS_READY));
+        assert!(!conditions.get(NODE_CLASS_READY).is_some_and(
+            |condition| condition.status == "True" && condition.observed_generation == conditions.generation
+        ));
         conditions.set_true(VALIDATION_SUCCEEDED);
         assert_eq!(ready(&list).0, "Unknown");
         open(&mut list, 2, 30).set_true(NODE_CLASS_READY);
@@ -315,11 +298,11 @@ mod tests {
         let mut conditions = open(&mut list, 1, 10);
         conditions.set_true(VALIDATION_SUCCEEDED);
         conditions.set_true(NODE_CLASS_READY);
-        conditions.set_false(NODE_REGISTRATION_HEALTHY, "RegistrationFailed", "");
-        assert!(conditions.is_true(READY));
+        conditions.set_false("NodeRegistrationHealthy", "RegistrationFailed", "");
+        assert!(is_true(conditions.list, READY));
         assert_eq!(conditions.list.last().map(|condition| condition.type_.as_str()), Some(READY));
-        assert!(conditions.clear(NODE_REGISTRATION_HEALTHY));
-        assert!(!conditions.clear(NODE_REGISTRATION_HEALTHY));
+        assert!(conditions.clear("NodeRegistrationHealthy"));
+        assert!(!conditions.clear("NodeRegistrationHealthy"));
         assert!(!conditions.clear(VALIDATION_SUCCEEDED));
         assert!(!conditions.clear(READY));
         assert_eq!(list.len(), 3);

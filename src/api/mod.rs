@@ -3,15 +3,17 @@
 //! No logic that needs a cluster, a clock or a cloud may enter.
 
 pub mod conditions;
-pub mod crds;
+#[cfg(test)]
+mod crds;
 pub mod duration;
 pub mod hash;
 pub mod node_claim;
 pub mod node_class;
 pub mod node_pool;
 pub mod requirement;
+pub mod schema;
 pub mod validation;
 
-pub use crate::api::node_claim::{NodeClaim, NodeClaimSpec, NodeClaimStatus};
+pub use crate::api::node_claim::{NodeClaim, NodeClaimSpec};
 pub use crate::api::node_class::{Ec2NodeClass, Ec2NodeClassSpec, Ec2NodeClassStatus};
-pub use crate::api::node_pool::{NodeClassRef, NodePool, NodePoolSpec, NodePoolStatus, Requirement};
+pub use crate::api::node_pool::{NodeClassRef, NodePool, NodePoolSpec, Requirement};

@@ -11,8 +11,8 @@ use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::api::crds::schema;
 use crate::api::node_pool::thirty_days;
+use crate::api::schema;
 use crate::api::{NodeClassRef, Requirement};
 
 /// One node: asked for, launched, registered, initialized.

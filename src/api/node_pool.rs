@@ -11,7 +11,7 @@ use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::api::crds::schema;
+use crate::api::schema;
 
 /// Desired nodes of one kind: what they must be, how many there may be and when they may be replaced.
 #[derive(CustomResource, Clone, Debug, Deserialize, JsonSchema, PartialEq, Serialize)]

@@ -18,18 +18,11 @@ pub mod view;
 pub mod wire;
 
 pub use crate::extender::filter::filter;
-pub use crate::extender::name::Name;
-pub use crate::extender::pod::{
-    Container, ExtenderPod, ObjectMeta, OwnerReference, PodSpec, PodStatus, Requirements, Toleration,
-};
+pub use crate::extender::pod::ExtenderPod;
 pub use crate::extender::preempt::preempt;
-pub use crate::extender::prioritize::{MAX_SCORE, prioritize};
-pub use crate::extender::quantity::Quantity;
+pub use crate::extender::prioritize::prioritize;
 pub use crate::extender::view::{DEFAULT_MAX_AGE, Hold, NodeRoom, PlannedPod, View, ViewInput};
-pub use crate::extender::wire::{
-    Answer, Denial, DenialCounts, FilterArgs, FilterResult, HostPriority, MetaPod, MetaVictims, NodeList, PreemptArgs,
-    PreemptResult, Victims,
-};
+pub use crate::extender::wire::{Answer, Denial, FilterArgs, PreemptArgs};
 
 #[cfg(test)]
 mod tests;

@@ -26,7 +26,6 @@ pub mod solve;
 pub mod state;
 
 pub use crate::planner::input::intern::{Interner, PodError};
-pub use crate::planner::input::pool::PoolError;
 pub use crate::planner::solve::plan;
 
 #[cfg(test)]

@@ -142,18 +142,6 @@ struct Listener {
     task: JoinHandle<io::Result<()>>,
 }
 
-/// Serves until `shutdown` completes, then drains. Use [`Server`] if the bound addresses are needed.
-///
-/// # Errors
-/// As [`Server::start`] and [`Server::run_until`].
-pub async fn serve(
-    config: ServerConfig,
-    state: Arc<AppState>,
-    shutdown: impl Future<Output = ()>,
-) -> Result<(), ServerError> {
-    Server::start(config, state).await?.run_until(shutdown).await
-}
-
 impl Server {
     /// Loads the certificates, binds every address and serves. Returns as soon as connections are accepted.
     ///

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::json;
-use stowage::extender::{Hold, NodeRoom, View, ViewInput};
-use stowage::model::resources::Resources;
-use stowage::model::time::UnixMillis;
-use stowage::model::units::Millicores;
-use stowage::server::{AppState, BoundAddrs, Server, ServerConfig, system_now_ms};
-use stowage::telemetry::Metrics;
+use stowage::parts::Metrics;
+use stowage::parts::Millicores;
+use stowage::parts::Resources;
+use stowage::parts::UnixMillis;
+use stowage::parts::{AppState, BoundAddrs, Server, ServerConfig, system_now_ms};
+use stowage::parts::{Hold, NodeRoom, View, ViewInput};
 use tempfile::TempDir;
 
 use crate::wire::{Authority, Connection, HTTP1, Pair};

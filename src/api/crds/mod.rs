@@ -3,7 +3,6 @@
 //! `STOWAGE_REGENERATE=1 cargo test --lib crds` writes them anew; without the variable the same test fails when a file is stale.
 
 pub mod rules;
-pub mod schema;
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::CustomResourceExt;

@@ -8,8 +8,8 @@ pub mod go;
 pub mod node_class;
 pub mod node_pool;
 
-pub use crate::api::hash::node_class::{NODE_CLASS_VERSION, node_class, node_class_spec};
-pub use crate::api::hash::node_pool::{NODE_POOL_VERSION, node_pool, node_pool_template};
+pub use crate::api::hash::node_class::{NODE_CLASS_VERSION, node_class};
+pub use crate::api::hash::node_pool::{NODE_POOL_VERSION, node_pool};
 
 #[cfg(test)]
 mod tests {

@@ -84,17 +84,6 @@ pub fn node_pool(spec: &NodePoolSpec) -> Vec<Invalid> {
     invalid
 }
 
-/// Everything that is wrong with a NodeClaim's spec.
-pub fn node_claim(spec: &NodeClaimSpec) -> Vec<Invalid> {
-    let mut invalid = Vec::new();
-    check_taints("spec", &spec.taints, &spec.startup_taints, &mut invalid);
-    invalid.extend(requirements("spec.requirements", &spec.requirements, false));
-    invalid.extend(contradictions("spec.requirements", &spec.requirements, &std::collections::BTreeMap::new()));
-    check_node_class_ref("spec", &spec.node_class_ref, &mut invalid);
-    check_durations("spec", spec.termination_grace_period.as_deref(), spec.expire_after.as_deref(), &mut invalid);
-    invalid
-}
-
 fn template_label(key: &str, value: &str, invalid: &mut Vec<Invalid>) {
     let field = format!("spec.template.metadata.labels[{key}]");
     if !is_qualified_name(key) {

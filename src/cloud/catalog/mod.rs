@@ -16,12 +16,11 @@ pub mod settings;
 pub use crate::cloud::catalog::embedded::embedded;
 pub use crate::cloud::catalog::evaluated::Trial;
 pub use crate::cloud::catalog::node::EBS_DRIVER;
-pub use crate::cloud::catalog::overhead::MIB;
-pub use crate::cloud::catalog::price::{PriceError, SYNTHETIC_SPOT_NOTE, SpotPricing, SpotRatio, micro_usd};
+pub use crate::cloud::catalog::price::{SpotPricing, SpotRatio, micro_usd};
 pub use crate::cloud::catalog::raw::{
-    CatalogError, RawAccelerator, RawCatalog, RawGpu, RawInstanceType, RawNeuronDevice, architecture, parse,
+    RawAccelerator, RawCatalog, RawGpu, RawInstanceType, RawNeuronDevice, architecture, parse,
 };
-pub use crate::cloud::catalog::settings::{EfaOnly, EvictionHard, NodeSettings, Reserved, Threshold};
+pub use crate::cloud::catalog::settings::{NodeSettings, Reserved};
 
 #[cfg(test)]
 mod conformance_tests;

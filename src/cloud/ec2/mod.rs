@@ -37,7 +37,7 @@ pub mod tags;
 pub use crate::cloud::ec2::aws::client::Clients;
 pub use crate::cloud::ec2::observability::metrics::publish;
 pub use crate::cloud::ec2::options::Options;
-pub use crate::cloud::ec2::provider::{Ec2Provider, StartError};
+pub use crate::cloud::ec2::provider::Ec2Provider;
 
 #[cfg(test)]
 mod live_tests;

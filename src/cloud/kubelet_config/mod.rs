@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-pub use crate::cloud::kubelet_config::duration::{GoDuration, GoDurationError};
+pub use crate::cloud::kubelet_config::duration::GoDuration;
 
 use crate::api::validation::is_quantity;
 

@@ -71,14 +71,6 @@ impl Engine {
         self.state.started_at.unwrap_or_default()
     }
 
-    pub fn script(&self) -> &Script {
-        &self.script
-    }
-
-    pub fn state(&self) -> &EngineState {
-        &self.state
-    }
-
     /// The entries since the last call, in order, for the journal.
     pub fn take_pending_entries(&mut self) -> Vec<JournalEntry> {
         std::mem::take(&mut self.pending_entries)

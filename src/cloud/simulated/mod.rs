@@ -16,7 +16,5 @@ pub mod spot_prices;
 pub mod state;
 
 pub use crate::cloud::simulated::config::{BootDelay, SimulatedConfig};
-pub use crate::cloud::simulated::fake_kubelet::EVENT_ANNOTATION;
-pub use crate::cloud::simulated::journal::JournalError;
 pub use crate::cloud::simulated::provider::SimulatedEc2;
-pub use crate::cloud::simulated::script::{InstanceEvent, Script, ScriptError};
+pub use crate::cloud::simulated::script::Script;

@@ -10,8 +10,7 @@ pub mod nodeadm;
 pub mod windows;
 
 pub use crate::cloud::ec2::bootstrap::user_data::bottlerocket::{ignored_settings, image_version};
-pub use crate::cloud::ec2::bootstrap::user_data::input::{UserDataError, UserDataInput, node_labels};
-pub use crate::cloud::ec2::bootstrap::user_data::mime::MimeError;
+pub use crate::cloud::ec2::bootstrap::user_data::input::{UserDataError, UserDataInput};
 
 use crate::cloud::ami_family::AmiFamily;
 use crate::cloud::ec2::bootstrap::user_data::input::BootParameters;
