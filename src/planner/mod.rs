@@ -30,4 +30,4 @@ pub use crate::planner::input::pool::PoolError;
 pub use crate::planner::solve::plan;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
