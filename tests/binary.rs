@@ -256,3 +256,29 @@ fn the_service_without_a_cluster_says_what_to_set() {
         );
     }
 }
+
+/// Text of the fenced blocks of a page that begin with `start`, without the fences and that line.
+fn blocks(page: &str, start: &str) -> Vec<String> {
+    let fenced = page.split("```").skip(1).step_by(2);
+    fenced.filter_map(|block| block.strip_prefix(start)).map(str::to_owned).collect()
+}
+
+#[test]
+fn the_worked_plan_in_the_planner_page_is_what_the_command_prints() {
+    let page = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/planner.md")).unwrap();
+    let (inputs, outputs) = (blocks(&page, "yaml\n"), blocks(&page, "console\n"));
+    let [spread] = inputs.as_slice() else { panic!("one input: {inputs:?}") };
+    let from = spread.find("      topologySpreadConstraints:").unwrap();
+    let to = from + spread[from..].find("      containers:").unwrap();
+    let without = format!("{}{}", &spread[..from], &spread[to..]);
+    assert_eq!(outputs.len(), 2);
+    let folder = tempfile::tempdir().unwrap();
+    for (input, shown) in [spread, &without].into_iter().zip(&outputs) {
+        let file = folder.path().join("twelve.yaml");
+        std::fs::write(&file, input).unwrap();
+        let printed = text(&stowage(&["simulate", "-f", &file.display().to_string()]).stdout);
+        let shown = shown.trim_start_matches("$ stowage simulate -f twelve.yaml\n");
+        let timeless = |output: &str| output.split(", planned in").next().unwrap().trim_end().to_owned();
+        assert_eq!(timeless(&printed), timeless(shown));
+    }
+}

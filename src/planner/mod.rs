@@ -29,4 +29,4 @@ pub use crate::planner::input::intern::{Interner, PodError};
 pub use crate::planner::solve::plan;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -6,5 +6,6 @@ mod cluster_state;
 pub mod failures;
 pub mod kubernetes;
 pub mod objects;
+pub(crate) mod plan_stages;
 
 pub(crate) use cluster_state::state_with_planned_pod;

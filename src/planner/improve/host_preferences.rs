@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, HashMap};
 use crate::planner::columns::dims::fits;
 use crate::planner::groups::existing::HostState;
 use crate::planner::pack::min_values::min_values_still_hold;
-use crate::planner::state::demand::{Bin, Pattern, add_pods, remove_pods};
+use crate::planner::state::demand::pattern::{Bin, Pattern, add_pods, remove_pods};
 use crate::planner::state::plan_state::{PlanState, PurchasedNode};
 
 /// Feasibility checks per plan.
@@ -334,3 +334,6 @@ fn exchange(from: &mut Pattern, to: &mut Pattern, change: &Move) {
         add_pods(from, other, change.count);
     }
 }
+
+#[cfg(test)]
+mod tests;

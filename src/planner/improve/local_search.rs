@@ -133,3 +133,63 @@ fn ruin_and_recreate(state: &mut PlanState<'_, '_>, subproblem: &mut Subproblem,
     state.budgets = budgets;
     false
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use crate::planner::improve::local_search::improve_purchases;
+    use crate::planner::tests::{HOST, World, affinity};
+    use crate::test_support::plan_stages::{instance, purchase, purchased, subproblem};
+
+    /// Four nodes of a1.x4 with one pod of 1 CPU each, improved; with or without dual prices.
+    fn improved(spec: &Value, priced: bool) -> (i64, Vec<String>) {
+        let mut world = World::new();
+        world.pods("p", 4, &json!({"app": "p"}), "1", "4Gi", spec);
+        let mut instance = instance(&world);
+        let mut state = instance.state(false);
+        let mut subproblem = subproblem(&mut state);
+        if priced {
+            subproblem.price(&mut state).unwrap();
+        }
+        for _ in 0..4 {
+            purchase(&mut state, "a1.x4", "z-a", &[("p", 1)]);
+        }
+        improve_purchases(&mut state, &mut subproblem);
+        assert!(state.demand.is_empty(), "every pod is placed again");
+        (state.cost(), purchased(&state))
+    }
+
+    #[test]
+    fn nodes_with_slack_are_removed_and_their_pods_repacked() {
+        let (cost, _) = improved(&json!({}), true);
+        assert_eq!(cost, 160_000, "4 CPUs of a1, none unused");
+    }
+
+    #[test]
+    fn pods_that_exclude_each_other_keep_a_node_each_of_the_right_size() {
+        let apart = affinity("podAntiAffinity", HOST, &json!({"app": "p"}));
+        let (cost, nodes) = improved(&apart, true);
+        assert_eq!((cost, nodes.len()), (320_000, 4), "right-sized to a1.x2");
+    }
+
+    #[test]
+    fn an_optimal_plan_stays_as_it_is() {
+        let mut world = World::new();
+        world.pods("p", 4, &json!({}), "1", "4Gi", &json!({}));
+        let mut instance = instance(&world);
+        let mut state = instance.state(false);
+        let mut subproblem = subproblem(&mut state);
+        subproblem.price(&mut state).unwrap();
+        purchase(&mut state, "a1.x2", "z-b", &[("p", 2)]);
+        purchase(&mut state, "a1.x2", "z-b", &[("p", 2)]);
+        let before = purchased(&state);
+        improve_purchases(&mut state, &mut subproblem);
+        assert_eq!(purchased(&state), before);
+    }
+
+    #[test]
+    fn without_dual_prices_there_is_no_search() {
+        assert_eq!(improved(&json!({}), false).0, 640_000, "an exact solution cannot be improved");
+    }
+}

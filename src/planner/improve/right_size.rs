@@ -47,3 +47,53 @@ fn cheaper_column(state: &PlanState<'_, '_>, column: usize, pattern: &[(usize, u
                 && min_values_hold(state, *c, pattern)
         })
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use crate::planner::improve::right_size::right_size;
+    use crate::planner::tests::World;
+    use crate::test_support::plan_stages::{column, instance, purchase, purchased};
+
+    fn world(pool: Value, spec: &Value) -> World {
+        let mut world = World::with_pools(&[("default", pool)]);
+        world.pods("p", 3, &json!({}), "1", "1Gi", spec);
+        world
+    }
+
+    #[test]
+    fn each_node_becomes_the_cheapest_column_that_holds_its_pattern() {
+        let world = world(json!({}), &json!({}));
+        let mut instance = instance(&world);
+        let mut state = instance.state(false);
+        purchase(&mut state, "r1.x16", "z-c", &[("p", 2)]);
+        purchase(&mut state, "c1.x2", "z-b", &[("p", 1)]);
+        right_size(&mut state, 0);
+        let expected = ["a1.x2 in z-a: p 2", "c1.x2 in z-b: p 1"];
+        assert_eq!(purchased(&state), expected, "an equal price is no reason to change");
+    }
+
+    #[test]
+    fn nodes_before_the_first_and_constraints_of_pods_are_kept() {
+        let world = world(json!({}), &json!({"nodeSelector": {"kubernetes.io/arch": "amd64"}}));
+        let mut instance = instance(&world);
+        let mut state = instance.state(false);
+        purchase(&mut state, "m1.x16", "z-a", &[("p", 1)]);
+        purchase(&mut state, "m1.x16", "z-a", &[("p", 2)]);
+        right_size(&mut state, 1);
+        assert_eq!(purchased(&state), ["m1.x16 in z-a: p 1", "c1.x2 in z-a: p 2"]);
+    }
+
+    #[test]
+    fn the_freed_capacity_returns_to_the_budget() {
+        let world = world(json!({"limits": {"cpu": "16"}}), &json!({}));
+        let mut instance = instance(&world);
+        let mut state = instance.state(false);
+        purchase(&mut state, "a1.x16", "z-a", &[("p", 1)]);
+        let next = column(&state, "a1.x8", "z-a");
+        assert_eq!(state.affordable_copies(next, 9), 0);
+        right_size(&mut state, 0);
+        assert_eq!(state.affordable_copies(next, 9), 1, "14 CPUs are left");
+    }
+}

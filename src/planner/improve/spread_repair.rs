@@ -79,3 +79,64 @@ fn remove_placed(state: &mut PlanState<'_, '_>, item: usize, mut count: usize) {
     });
     emptied.into_iter().for_each(|column| state.refund(column));
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use crate::planner::improve::spread_repair::repair_spread;
+    use crate::planner::state::plan_state::{PlanState, PurchasedNode};
+    use crate::planner::tests::{World, ZONE, spread};
+    use crate::test_support::plan_stages::{column, instance};
+
+    /// Purchases a node in each zone for the given number of the spread pods assigned there.
+    fn purchase_in(state: &mut PlanState<'_, '_>, zones: &[(&str, usize)]) {
+        for (zone, count) in zones {
+            let column = column(state, "a1.x4", zone);
+            let in_zone = |item: &usize| {
+                let pool = &state.demand.column_pools[state.demand.items[*item].column_pool];
+                state.column_sets.sets[pool.levels[0]].bits.contains(column)
+            };
+            let item = (0..state.demand.items.len()).find(in_zone).unwrap();
+            state.purchase(PurchasedNode { column, pattern: vec![(item, *count)] }, 1);
+        }
+    }
+
+    fn counts(state: &PlanState<'_, '_>) -> Vec<(String, usize)> {
+        let zone = |node: &PurchasedNode| state.column_sets.columns[node.column].zone.to_string();
+        let pods = |node: &PurchasedNode| node.pattern.iter().map(|(_, count)| count).sum();
+        state.purchased.iter().map(|node| (zone(node), pods(node))).collect()
+    }
+
+    /// Six pods spread over three zones, of which the given numbers are placed; what is placed after the repair.
+    fn repaired(zones: &[(&str, usize)]) -> (Vec<(String, usize)>, usize) {
+        let labels = json!({"app": "p"});
+        let mut world = World::with_pools(&[("default", json!({"limits": {"cpu": "100"}}))]);
+        world.pods("p", 6, &labels, "1", "1Gi", &spread(ZONE, &labels, &json!({})));
+        let mut instance = instance(&world);
+        let mut state = instance.state(false);
+        purchase_in(&mut state, zones);
+        state.split_merged();
+        repair_spread(&mut state);
+        let unspent = state.affordable_copies(column(&state, "a1.x4", "z-a"), 100);
+        assert_eq!(unspent, 25 - state.purchased.len(), "nodes that became empty are not paid for");
+        (counts(&state), state.demand.remaining())
+    }
+
+    fn zones(expected: &[(&str, usize)]) -> Vec<(String, usize)> {
+        expected.iter().map(|(zone, count)| ((*zone).to_owned(), *count)).collect()
+    }
+
+    #[test]
+    fn pods_beyond_the_skew_are_removed_where_a_domain_came_up_short() {
+        assert_eq!(repaired(&[("z-a", 2), ("z-b", 2)]), (zones(&[("z-a", 1), ("z-b", 1)]), 4));
+    }
+
+    #[test]
+    fn a_skew_within_the_constraint_is_left() {
+        let placed = [("z-a", 2), ("z-b", 2), ("z-c", 1)];
+        assert_eq!(repaired(&placed), (zones(&placed), 1));
+        let whole = [("z-a", 2), ("z-b", 2), ("z-c", 2)];
+        assert_eq!(repaired(&whole), (zones(&whole), 0));
+    }
+}

@@ -88,3 +88,68 @@ pub(crate) fn choices(state: &PlanState<'_, '_>, node: &PurchasedNode, is_roomy:
     allowed.retain(|column| kept.contains(&type_of(*column)));
     allowed
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use serde_json::{Value, json};
+
+    use crate::planner::output::choices::{MAX_TYPES, choices};
+    use crate::planner::state::plan_state::PurchasedNode;
+    use crate::planner::tests::World;
+    use crate::test_support::plan_stages::{column, instance, pattern};
+
+    /// The choices of an a1.x4 in z-b with one pod, as type and zone.
+    fn offered(world: &World, is_roomy: bool) -> Vec<String> {
+        let mut instance = instance(world);
+        let mut state = instance.state(false);
+        let node = PurchasedNode { column: column(&state, "a1.x4", "z-b"), pattern: pattern(&state, &[("p", 1)]) };
+        state.purchase(node.clone(), 1);
+        let text = |column: usize| {
+            format!("{} {}", state.column_sets.instance_type(column).name, state.column_sets.columns[column].zone)
+        };
+        choices(&state, &node, is_roomy).into_iter().map(text).collect()
+    }
+
+    fn world(pool: Value, cpu: &str) -> World {
+        let mut world = World::with_pools(&[("default", pool)]);
+        world.pods("p", 1, &json!({}), cpu, "1Gi", &json!({}));
+        world
+    }
+
+    #[test]
+    fn the_purchased_column_is_first_and_the_others_ascend_by_price() {
+        let found = offered(&world(json!({}), "3"), true);
+        assert_eq!(found[..6], ["a1.x4 z-b", "a1.x4 z-a", "a1.x4 z-c", "c1.x4 z-a", "c1.x4 z-b", "c1.x4 z-c"]);
+        assert_eq!(found.len(), 4 * 3 * 3 + 2 * 2, "three sizes of four families, and both of g1 in two zones");
+    }
+
+    #[test]
+    fn near_a_limit_only_choices_within_it_remain() {
+        let found = offered(&world(json!({"limits": {"cpu": "4"}}), "1"), false);
+        assert!(found.iter().all(|choice| choice.contains(".x2") || choice.contains(".x4")), "{found:?}");
+    }
+
+    #[test]
+    fn at_most_sixty_types_are_chosen_with_all_their_offerings() {
+        let mut world = world(json!({}), "3");
+        let pool = &mut world.problem.pools[0];
+        let mut catalog = (*pool.catalog).clone();
+        let model = catalog.instance_types.iter().find(|t| &*t.name == "a1.x4").unwrap().clone();
+        for number in 0..70 {
+            let mut another = (*model).clone();
+            another.name = format!("a2.x{number}").into();
+            // In z-c it costs more than the first offering of any other of these types.
+            let last = another.offerings.iter_mut().filter(|offering| &*offering.zone == "z-c");
+            last.for_each(|offering| offering.price.0 += 1000);
+            catalog.instance_types.push(Arc::new(another));
+        }
+        pool.catalog = Arc::new(catalog);
+        let found = offered(&world, true);
+        let mut types: Vec<&str> = found.iter().filter_map(|choice| choice.split(' ').next()).collect();
+        types.sort_unstable();
+        types.dedup();
+        assert_eq!((types.len(), found.len()), (MAX_TYPES, 3 * MAX_TYPES));
+    }
+}

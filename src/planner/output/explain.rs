@@ -40,11 +40,12 @@ pub(crate) fn explain(
             .unwrap_or_else(|| "the rules about pods on one node leave no room".to_owned());
         lines.push(format!("NodePool {}: {why}", pool.name));
     }
-    let needs = extended_needs(column_sets, group);
+    let needs = extended_requests(column_sets, group);
     if needs.is_empty() { lines.join("; ") } else { format!("needs {needs}; {}", lines.join("; ")) }
 }
 
-fn extended_needs(column_sets: &ColumnSets<'_>, group: &Group) -> String {
+/// The extended resources that a pod requests, volume attachments left out.
+fn extended_requests(column_sets: &ColumnSets<'_>, group: &Group) -> String {
     let requests = column_sets.dims.sparse(&group.need);
     let extended = requests.extended.iter().filter(|(name, _)| attached_by(name).is_none());
     extended.map(|(name, n)| format!("{n} {name}")).collect::<Vec<_>>().join(", ")
@@ -74,41 +75,40 @@ fn pool_reason(
     if let Some(conflict) = conflict(pool, class) {
         return Some(conflict);
     }
-    if !of_pool.iter().any(|c| accepts_without_extended(column_sets, &class.volume_terms, *c)) {
-        return Some(format!("its volumes ask for {}, where it has no instance type", asked(&class.volume_terms)));
+    if !of_pool.iter().any(|c| satisfies_terms(column_sets, &class.volume_terms, *c)) {
+        return Some(format!("its volumes ask for {}, where it has no instance type", terms_text(&class.volume_terms)));
     }
     let required = group.levels.last()?;
-    let needs_extended =
+    let has_extended =
         |column: usize| group.need.iter().zip(column_sets.room(column)).skip(COMMON).all(|(need, room)| need <= room);
     let constrained: Vec<usize> =
-        of_pool.iter().copied().filter(|c| accepts_without_extended(column_sets, &class.node_terms, *c)).collect();
+        of_pool.iter().copied().filter(|c| satisfies_terms(column_sets, &class.node_terms, *c)).collect();
     let in_domains = |c: &usize| pins.iter().all(|(key, domain)| topology.keys[*key].columns[*domain].contains(*c));
     let domains =
         pins.iter().map(|(key, domain)| topology.keys[*key].values[*domain].to_string()).collect::<Vec<_>>().join(", ");
-    let place = if domains.is_empty() { zones_asked(class) } else { format!(" in {domains}") };
+    let location = if domains.is_empty() { required_zones(class) } else { format!(" in {domains}") };
     if constrained.is_empty() {
-        let asked = asked(&class.node_terms);
-        return Some(format!("no instance type has {asked}"));
+        return Some(format!("no instance type has {}", terms_text(&class.node_terms)));
     }
-    let with_volumes = |c: &usize| accepts_without_extended(column_sets, &class.volume_terms, *c);
+    let with_volumes = |c: &usize| satisfies_terms(column_sets, &class.volume_terms, *c);
     if !constrained.iter().any(with_volumes) {
-        let (own, volumes) = (asked(&class.node_terms), asked(&class.volume_terms));
+        let (own, volumes) = (terms_text(&class.node_terms), terms_text(&class.volume_terms));
         return Some(format!("no instance type has {own} where its volumes are: {volumes}"));
     }
-    if !constrained.iter().any(|c| needs_extended(*c) && in_domains(c) && with_volumes(c)) {
+    if !constrained.iter().any(|c| has_extended(*c) && in_domains(c) && with_volumes(c)) {
         let requests = column_sets.dims.sparse(&group.need);
         let missing = requests.extended.keys().map(AsRef::as_ref).collect::<Vec<&str>>().join(", ");
         if missing.is_empty() {
-            return Some(format!("no instance type is offered{place}"));
+            return Some(format!("no instance type is offered{location}"));
         }
-        return Some(format!("allows no type with {missing}{place}"));
+        return Some(format!("allows no type with {missing}{location}"));
     }
     let usable: Vec<usize> = required.iter().filter(|c| column_sets.pool(*c) == pool_index && in_domains(c)).collect();
     let holding: Vec<usize> = usable.iter().copied().filter(|c| fits(&group.need, column_sets.room(*c))).collect();
     if holding.is_empty() {
-        let cramped =
+        let only_daemons_overflow =
             |c: &usize| !fits(column_sets.overhead(*c), &column_sets.dims.dense_of(column_sets.instance_type(*c)));
-        if !usable.is_empty() && usable.iter().all(cramped) {
+        if !usable.is_empty() && usable.iter().all(only_daemons_overflow) {
             return Some("no instance type holds its DaemonSets together".to_owned());
         }
         let largest = usable.iter().max_by_key(|c| {
@@ -174,7 +174,8 @@ fn conflict(pool: &Pool, class: &PodClass) -> Option<String> {
     first
 }
 
-fn accepts_without_extended(column_sets: &ColumnSets<'_>, terms: &[NodeTerm], column: usize) -> bool {
+/// Whether one of `terms` accepts a column, or there are none. No term can name a node that does not exist yet.
+fn satisfies_terms(column_sets: &ColumnSets<'_>, terms: &[NodeTerm], column: usize) -> bool {
     terms.is_empty()
         || terms.iter().any(|term| {
             !term.never
@@ -189,7 +190,8 @@ fn accepts_without_extended(column_sets: &ColumnSets<'_>, terms: &[NodeTerm], co
         })
 }
 
-fn asked(terms: &[NodeTerm]) -> String {
+/// Node terms as text, alternatives joined by `or`.
+fn terms_text(terms: &[NodeTerm]) -> String {
     let terms: Vec<String> = terms
         .iter()
         .map(|term| {
@@ -203,7 +205,8 @@ fn asked(terms: &[NodeTerm]) -> String {
     terms.join(", or ")
 }
 
-fn zones_asked(class: &PodClass) -> String {
+/// ` in` the zones that a class with one node term requires; empty otherwise.
+fn required_zones(class: &PodClass) -> String {
     match class.node_terms.as_slice() {
         [term] => term.labels.get(labels::ZONE).map_or(String::new(), |set| match set.finite() {
             Some(zones) => format!(" in {}", zones.map(AsRef::as_ref).collect::<Vec<&str>>().join(", ")),

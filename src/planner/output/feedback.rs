@@ -80,3 +80,61 @@ fn fits_empty_plan(state: &mut PlanState<'_, '_>, item: usize) -> bool {
                 && fits(need, &free_on(column_sets, node.state))
         })
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use crate::planner::groups::topology::domains::Room;
+    use crate::planner::output::feedback::{feedback, placed_per_domain};
+    use crate::planner::tests::{World, ZONE, spread};
+    use crate::test_support::plan_stages::{column, instance, purchase};
+
+    #[test]
+    fn the_highest_priority_that_would_fit_an_empty_plan_is_displaced() {
+        let pool = json!({"limits": {"cpu": "4"}});
+        let priority = |priority: i32| json!({"priority": priority});
+        for (cpu, high, displaced) in [("1", 10, Some(10)), ("9", 10, None), ("1", 0, None)] {
+            let mut world = World::with_pools(&[("default", pool.clone())]);
+            world.pods("high", 1, &json!({}), cpu, "1Gi", &priority(high));
+            world.pods("low", 4, &json!({}), "1", "2Gi", &priority(0));
+            let mut instance = instance(&world);
+            let mut state = instance.state(false);
+            purchase(&mut state, "a1.x4", "z-a", &[("low", 4)]);
+            state.split_merged();
+            let found = feedback(&mut state, Room::new(), false);
+            assert_eq!(found.displaced_priority, displaced, "{cpu} CPUs at priority {high}");
+            assert_eq!(
+                feedback(&mut state, Room::new(), true).displaced_priority,
+                None,
+                "placed in this order already"
+            );
+        }
+    }
+
+    #[test]
+    fn placed_pods_are_counted_per_domain_only_where_pods_of_the_group_are_unplaced() {
+        let labels = json!({"app": "p"});
+        let counted = |placed: usize| -> Vec<usize> {
+            let mut world = World::new();
+            let constraint: Value = spread(ZONE, &labels, &json!({"nodeAffinityPolicy": "Honor"}));
+            world.pods("p", 6, &labels, "1", "1Gi", &constraint);
+            let mut instance = instance(&world);
+            let mut state = instance.state(false);
+            for zone in ["z-a", "z-b", "z-c"] {
+                let column = column(&state, "a1.x4", zone);
+                let in_zone = |item: &usize| {
+                    let pool = &state.demand.column_pools[state.demand.items[*item].column_pool];
+                    state.column_sets.sets[pool.levels[0]].bits.contains(column)
+                };
+                let item = (0..state.demand.items.len()).find(in_zone).unwrap();
+                let node = crate::planner::state::plan_state::PurchasedNode { column, pattern: vec![(item, placed)] };
+                state.purchase(node, 1);
+            }
+            state.split_merged();
+            placed_per_domain(&state).into_values().collect()
+        };
+        assert_eq!(counted(1), [1, 1, 1], "two are assigned to each zone");
+        assert!(counted(2).is_empty(), "all are placed");
+    }
+}

@@ -6,4 +6,5 @@ pub mod explain;
 pub mod feedback;
 pub mod new_nodes;
 pub mod plan;
+pub mod pod_cursor;
 pub mod restore;

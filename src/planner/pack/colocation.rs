@@ -4,7 +4,7 @@
 use std::cmp::Reverse;
 
 use crate::planner::pricing::subproblem::Subproblem;
-use crate::planner::state::demand::{Bin, Pattern, add_pods};
+use crate::planner::state::demand::pattern::{Bin, Pattern, add_pods};
 use crate::planner::state::plan_state::{PlanState, PurchasedNode};
 
 /// Purchases nodes for followers, i.e. items with required host affinity: a node per pod of a leader that they can follow, or one
@@ -93,4 +93,59 @@ fn buy_for_followers(
     added.into_iter().for_each(|(item, count)| add_pods(&mut pattern, item, count));
     state.purchase(PurchasedNode { column, pattern }, 1);
     true
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use crate::planner::pack::colocation::buy_for_affinity_groups;
+    use crate::planner::tests::{HOST, World, affinity};
+    use crate::test_support::plan_stages::{instance, purchased, remaining, subproblem};
+
+    fn bought(world: &World) -> (Vec<String>, String) {
+        let mut instance = instance(world);
+        let mut state = instance.state(false);
+        let subproblem = subproblem(&mut state);
+        buy_for_affinity_groups(&mut state, &subproblem);
+        (purchased(&state), remaining(&state))
+    }
+
+    #[test]
+    fn a_leader_and_its_followers_get_the_cheapest_node_that_holds_most_of_them() {
+        let mut world = World::new();
+        world.pods("lead", 2, &json!({"app": "lead"}), "1", "1Gi", &json!({}));
+        world.pods("side", 3, &json!({}), "1", "1Gi", &affinity("podAffinity", HOST, &json!({"app": "lead"})));
+        let (nodes, left) = bought(&world);
+        assert_eq!((nodes, left.as_str()), (vec!["a1.x4 in z-a: lead 1, side 3".to_owned()], "lead 1"));
+    }
+
+    #[test]
+    fn followers_beyond_one_node_get_a_node_with_another_leader() {
+        let mut world = World::new();
+        world.pods("lead", 2, &json!({"app": "lead"}), "1", "1Gi", &json!({}));
+        world.pods("side", 20, &json!({}), "1", "1Gi", &affinity("podAffinity", HOST, &json!({"app": "lead"})));
+        let (nodes, left) = bought(&world);
+        let expected = ["a1.x16 in z-a: lead 1, side 15", "a1.x8 in z-a: lead 1, side 5"];
+        assert_eq!((nodes, left.as_str()), (expected.map(str::to_owned).to_vec(), ""));
+    }
+
+    #[test]
+    fn a_group_that_only_follows_itself_gets_one_node() {
+        let labels = json!({"app": "club"});
+        let together = affinity("podAffinity", HOST, &labels);
+        let mut world = World::new();
+        world.pods("club", 20, &labels, "1", "1Gi", &together);
+        let (nodes, left) = bought(&world);
+        assert_eq!((nodes, left.as_str()), (vec!["a1.x16 in z-a: club 16".to_owned()], "club 4"), "no second start");
+        world.node("n", "z-a", 2, &[(&labels, &json!({}))]);
+        assert!(bought(&world).0.is_empty(), "a member runs already");
+    }
+
+    #[test]
+    fn followers_without_a_leader_are_left() {
+        let mut world = World::new();
+        world.pods("side", 1, &json!({}), "1", "1Gi", &affinity("podAffinity", HOST, &json!({"app": "lead"})));
+        assert_eq!(bought(&world), (vec![], "side 1".to_owned()));
+    }
 }

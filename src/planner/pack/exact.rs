@@ -9,7 +9,7 @@ use crate::planner::pack::min_values::min_values_hold;
 use crate::planner::pack::substitutes::load;
 use crate::planner::pricing::subproblem::Subproblem;
 use crate::planner::state::budget::Budget;
-use crate::planner::state::demand::{Bin, Pattern};
+use crate::planner::state::demand::pattern::{Bin, Pattern};
 use crate::planner::state::plan_state::{PlanState, PurchasedNode};
 
 /// States of the dynamic program above which the instance is not small.
@@ -159,4 +159,70 @@ fn cheapest_column(
         }
     }
     None
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use crate::planner::pack::exact::buy_exactly;
+    use crate::planner::state::plan_state::PlanState;
+    use crate::planner::tests::{HOST, World, affinity};
+    use crate::test_support::plan_stages::{instance, purchased, subproblem};
+
+    fn bought(state: &mut PlanState<'_, '_>) -> Option<Vec<String>> {
+        let subproblem = subproblem(state);
+        let remaining = state.demand.remaining();
+        let (nodes, _) = buy_exactly(state, &subproblem)?;
+        assert_eq!((state.demand.remaining(), state.purchased.len()), (remaining, 0), "the state is unchanged");
+        state.purchased = nodes;
+        let mut out = purchased(state);
+        out.sort();
+        Some(out)
+    }
+
+    fn of(pods: &[(&str, usize, &str, &str)], pool: Value, spec: &Value) -> Option<Vec<String>> {
+        let mut world = World::with_pools(&[("default", pool)]);
+        for (name, count, cpu, memory) in pods {
+            world.pods(name, *count, &json!({"app": "p"}), cpu, memory, spec);
+        }
+        let mut instance = instance(&world);
+        bought(&mut instance.state(false))
+    }
+
+    #[test]
+    fn the_division_over_nodes_is_the_cheapest_and_of_equals_has_the_fewest_nodes() {
+        // Six CPUs would be 320,000 on one node of eight.
+        let nodes = of(&[("p", 3, "2", "1Gi")], json!({}), &json!({})).unwrap();
+        assert_eq!(nodes, ["a1.x2 in z-a: p 1", "a1.x4 in z-a: p 2"]);
+        let nodes = of(&[("p", 8, "1", "1Gi")], json!({}), &json!({})).unwrap();
+        assert_eq!(nodes, ["a1.x8 in z-a: p 8"]);
+    }
+
+    #[test]
+    fn pods_of_different_shape_share_a_node_where_that_is_cheaper() {
+        let pods = [("cpu", 1, "3", "1Gi"), ("memory", 1, "1", "14Gi")];
+        assert_eq!(of(&pods, json!({}), &json!({})).unwrap(), ["a1.x4 in z-a: cpu 1, memory 1"]);
+    }
+
+    #[test]
+    fn pods_that_exclude_each_other_get_a_node_each() {
+        let apart = affinity("podAntiAffinity", HOST, &json!({"app": "p"}));
+        let nodes = of(&[("p", 2, "1", "1Gi")], json!({}), &apart).unwrap();
+        assert_eq!(nodes, ["a1.x2 in z-a: p 1", "a1.x2 in z-a: p 1"]);
+    }
+
+    #[test]
+    fn pods_that_no_column_holds_are_left_out() {
+        let pods = [("p", 1, "1", "1Gi"), ("huge", 1, "17", "1Gi")];
+        assert_eq!(of(&pods, json!({}), &json!({})).unwrap(), ["a1.x2 in z-a: p 1"]);
+    }
+
+    #[test]
+    fn large_instances_followers_and_limits_are_left_to_the_strategies() {
+        assert!(of(&[("p", 1_100, "1", "1Gi")], json!({}), &json!({})).is_none(), "too many loads");
+        let together = affinity("podAffinity", HOST, &json!({"app": "p"}));
+        assert!(of(&[("p", 2, "1", "1Gi")], json!({}), &together).is_none(), "required host affinity");
+        assert!(of(&[("p", 8, "2", "1Gi")], json!({"limits": {"cpu": "8"}}), &json!({})).is_none(), "limit");
+    }
 }

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use crate::planner::columns::dims::PODS;
-use crate::planner::state::demand::Bin;
+use crate::planner::state::demand::pattern::Bin;
 use crate::planner::state::plan_state::PlanState;
 
 /// First fit over existing nodes, in their order, each filled greedily at the reference prices. `active` is by column pool.
@@ -45,5 +45,68 @@ pub(crate) fn fill_existing(state: &mut PlanState<'_, '_>, active: &[bool]) {
             }
         }
         state.placements.push((at, pattern));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use crate::planner::pack::existing::fill_existing;
+    use crate::planner::tests::{HOST, World, affinity};
+    use crate::test_support::plan_stages::{active, instance, placed, remaining};
+
+    #[test]
+    fn nodes_are_filled_in_order_and_their_capacity_is_used_up() {
+        let mut world = World::new();
+        world.node("late", "z-a", 8, &[]).initialized = false;
+        world.node("b", "z-a", 2, &[]);
+        world.node("a", "z-a", 2, &[(&json!({}), &json!({}))]);
+        world.pods("p", 20, &json!({}), "1", "1Gi", &json!({}));
+        let mut instance = instance(&world);
+        let mut state = instance.state(false);
+        let active = active(&state);
+        fill_existing(&mut state, &active);
+        assert_eq!(placed(&state), ["a: p 1", "b: p 2", "late: p 8"], "initialized first, then by name");
+        assert_eq!(remaining(&state), "p 9");
+        assert!(state.existing.iter().all(|node| node.free[0] == 0));
+        fill_existing(&mut state, &active);
+        assert_eq!(placed(&state).len(), 3, "full");
+    }
+
+    #[test]
+    fn only_active_pods_that_a_node_admits_are_placed() {
+        let mut world = World::new();
+        world.node("n", "z-a", 8, &[]);
+        world.pods(
+            "elsewhere",
+            1,
+            &json!({}),
+            "1",
+            "1Gi",
+            &json!({"nodeSelector": {"topology.kubernetes.io/zone": "z-b"}}),
+        );
+        world.pods("here", 1, &json!({}), "1", "1Gi", &json!({"nodeSelector": {"topology.kubernetes.io/zone": "z-a"}}));
+        let mut instance = instance(&world);
+        let mut state = instance.state(false);
+        fill_existing(&mut state, &[false, false]);
+        assert!(placed(&state).is_empty());
+        fill_existing(&mut state, &[true, true]);
+        assert_eq!(placed(&state), ["n: here 1"]);
+    }
+
+    #[test]
+    fn pods_that_a_running_pod_excludes_go_elsewhere() {
+        let labels = json!({"app": "p"});
+        let apart = affinity("podAntiAffinity", HOST, &labels);
+        let mut world = World::new();
+        world.node("a", "z-a", 8, &[(&labels, &apart)]);
+        world.node("b", "z-a", 8, &[]);
+        world.pods("p", 3, &labels, "1", "1Gi", &apart);
+        let mut instance = instance(&world);
+        let mut state = instance.state(false);
+        let active = active(&state);
+        fill_existing(&mut state, &active);
+        assert_eq!((placed(&state), remaining(&state)), (vec!["b: p 1".to_owned()], "p 2".to_owned()));
     }
 }

@@ -59,3 +59,67 @@ pub(crate) fn nameable_choices(state: &PlanState<'_, '_>, pool: usize, columns: 
     let others = [Order::Types, Order::Zones].into_iter().map(|order| nameable(state.column_sets, columns, order));
     others.into_iter().find(|columns| satisfies_min_values(state, pool, columns)).unwrap_or(by_price)
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use crate::planner::input::settings::MinValuesPolicy;
+    use crate::planner::pack::min_values::{min_values_hold, min_values_still_hold};
+    use crate::planner::tests::World;
+    use crate::test_support::plan_stages::{column, instance, purchase};
+
+    /// A pool that wants `families` instance families, and a pod.
+    fn world(families: i64, cpu: &str, limit: &str) -> World {
+        let requirement =
+            json!({"key": "karpenter.k8s.aws/instance-family", "operator": "Exists", "minValues": families});
+        let pool = json!({"requirements": [requirement], "limits": {"cpu": limit}});
+        let mut world = World::with_pools(&[("default", pool)]);
+        world.pods("p", 1, &json!({}), cpu, "1Gi", &json!({}));
+        world
+    }
+
+    #[test]
+    fn enough_values_must_remain_among_the_types_that_hold_the_pattern() {
+        // Five families: a1, c1, m1, r1 and g1.
+        for (families, cpu, holds) in [(5, "1", true), (6, "1", false), (5, "15", true)] {
+            let world = world(families, cpu, "100");
+            let mut instance = instance(&world);
+            let state = instance.state(false);
+            let column = column(&state, "a1.x16", "z-a");
+            assert_eq!(min_values_hold(&state, column, &[(0, 1)]), holds, "{families} families, {cpu} CPUs");
+        }
+    }
+
+    #[test]
+    fn types_beyond_the_limits_do_not_count() {
+        // Within 2 CPUs there is no g1.
+        for (families, limit, holds) in [(4, "2", true), (5, "2", false), (5, "4", true)] {
+            let world = world(families, "1", limit);
+            let mut instance = instance(&world);
+            let state = instance.state(false);
+            let column = column(&state, "a1.x2", "z-a");
+            assert_eq!(min_values_hold(&state, column, &[(0, 1)]), holds, "{families} families within {limit} CPUs");
+        }
+    }
+
+    #[test]
+    fn the_capacity_of_a_purchased_node_counts_as_its_own() {
+        let world = world(4, "1", "2");
+        let mut instance = instance(&world);
+        let mut state = instance.state(false);
+        purchase(&mut state, "a1.x2", "z-a", &[("p", 1)]);
+        let column = column(&state, "a1.x2", "z-a");
+        assert!(!min_values_hold(&state, column, &[(0, 1)]), "for another node the limit is used up");
+        assert!(min_values_still_hold(&state, column, &[(0, 1)]));
+    }
+
+    #[test]
+    fn with_best_effort_they_always_hold() {
+        let mut world = world(9, "1", "100");
+        world.problem.settings.min_values_policy = MinValuesPolicy::BestEffort;
+        let mut instance = instance(&world);
+        let state = instance.state(false);
+        assert!(min_values_hold(&state, column(&state, "a1.x2", "z-a"), &[(0, 1)]));
+    }
+}

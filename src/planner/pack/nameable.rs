@@ -121,3 +121,51 @@ impl<'u> Axes<'u> {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use crate::planner::pack::nameable::{Order, nameable};
+    use crate::planner::tests::World;
+    use crate::test_support::plan_stages::{column, instance};
+
+    /// The columns, as type and zone, of which a NodeClaim can name the result.
+    fn named(columns: &[(&str, &str)], order: Order) -> Vec<String> {
+        let mut world = World::new();
+        world.pods("p", 1, &json!({}), "1", "1Gi", &json!({}));
+        let mut instance = instance(&world);
+        let state = instance.state(false);
+        let columns: Vec<usize> = columns.iter().map(|(name, zone)| column(&state, name, zone)).collect();
+        let text = |column: usize| {
+            format!("{} {}", state.column_sets.instance_type(column).name, state.column_sets.columns[column].zone)
+        };
+        nameable(state.column_sets, &columns, order).into_iter().map(text).collect()
+    }
+
+    #[test]
+    fn a_full_product_of_types_and_zones_is_nameable() {
+        let columns = [("a1.x2", "z-a"), ("a1.x2", "z-b"), ("m1.x2", "z-a"), ("m1.x2", "z-b")];
+        assert_eq!(named(&columns, Order::Price).len(), 4);
+    }
+
+    #[test]
+    fn types_that_exclude_each_others_zones_are_not_named_together() {
+        let columns = [("a1.x2", "z-a"), ("m1.x2", "z-b")];
+        assert_eq!(named(&columns, Order::Price), ["a1.x2 z-a"]);
+    }
+
+    #[test]
+    fn the_order_decides_between_more_types_and_more_zones() {
+        // Without m1.x2 in z-b, either m1.x2 or z-b can be named.
+        let columns = [("a1.x2", "z-a"), ("a1.x2", "z-b"), ("m1.x2", "z-a")];
+        assert_eq!(named(&columns, Order::Types), ["a1.x2 z-a", "m1.x2 z-a"]);
+        assert_eq!(named(&columns, Order::Zones), ["a1.x2 z-a", "a1.x2 z-b"]);
+    }
+
+    #[test]
+    fn a_combination_that_is_not_offered_is_no_gap() {
+        let columns = [("a1.x4", "z-a"), ("a1.x4", "z-c"), ("g1.x4", "z-a")];
+        assert_eq!(named(&columns, Order::Price).len(), 3, "there is no g1.x4 in z-c");
+    }
+}

@@ -5,7 +5,7 @@ use crate::planner::columns::dims::{dot, fits, float, real};
 use crate::planner::pack::min_values::min_values_hold;
 use crate::planner::pricing::duals::Prices;
 use crate::planner::pricing::subproblem::Subproblem;
-use crate::planner::state::demand::{Bin, Pattern};
+use crate::planner::state::demand::pattern::{Bin, Pattern};
 use crate::planner::state::plan_state::{PlanState, PurchasedNode};
 
 /// Share of its value at the last pricing at which the remaining demand is priced again.
@@ -269,4 +269,62 @@ fn promising_columns(
 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
 fn copies_within(value: f64, each: f64) -> usize {
     (value / each.max(1.0)) as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use crate::planner::pack::purchase::{REPRICE_SHARE, buy};
+    use crate::planner::tests::World;
+    use crate::test_support::plan_stages::{instance, purchased, remaining, subproblem};
+
+    /// Cost in micro-USD per hour, nodes, and what remains.
+    fn bought(pods: &[(&str, usize, &str, &str, Value)], pool: Value) -> (i64, Vec<String>, String) {
+        let mut world = World::with_pools(&[("default", pool)]);
+        for (name, count, cpu, memory, spec) in pods {
+            world.pods(name, *count, &json!({}), cpu, memory, spec);
+        }
+        let mut instance = instance(&world);
+        let mut state = instance.state(false);
+        let mut subproblem = subproblem(&mut state);
+        buy(&mut state, &mut subproblem, REPRICE_SHARE);
+        (state.cost(), purchased(&state), remaining(&state))
+    }
+
+    #[test]
+    fn pods_that_fill_nodes_exactly_are_bought_at_the_price_of_their_capacity() {
+        let (cost, _, left) = bought(&[("p", 40, "1", "4Gi", json!({}))], json!({}));
+        assert_eq!((cost, left.as_str()), (1_600_000, ""), "40 CPUs of a1");
+    }
+
+    #[test]
+    fn pods_of_complementary_shape_are_mixed_on_a_node() {
+        let pods = [("cpu", 8, "3", "4Gi", json!({})), ("memory", 8, "1", "12Gi", json!({}))];
+        let (cost, nodes, left) = bought(&pods, json!({}));
+        let apart = bought(&pods[..1], json!({})).0 + bought(&pods[1..], json!({})).0;
+        assert!(nodes.iter().any(|node| node.contains("cpu") && node.contains("memory")), "{nodes:?}");
+        assert!(cost < apart && left.is_empty(), "{cost} together, {apart} apart");
+    }
+
+    #[test]
+    fn the_most_constrained_column_pool_is_served_first_and_others_fill_up_its_nodes() {
+        let gpu = json!({"requests": {"nvidia.com/gpu": "1"}});
+        let (_, nodes, left) = bought(&[("p", 3, "1", "1Gi", json!({})), ("gpu", 1, "1", "1Gi", gpu)], json!({}));
+        assert_eq!((nodes, left.as_str()), (vec!["g1.x4 in z-a: gpu 1, p 3".to_owned()], ""));
+    }
+
+    #[test]
+    fn limits_end_the_purchase_and_the_rest_stays_in_the_demand() {
+        let (cost, _, left) = bought(&[("p", 10, "1", "4Gi", json!({}))], json!({"limits": {"cpu": "8"}}));
+        assert_eq!((cost, left.as_str()), (320_000, "p 2"));
+    }
+
+    #[test]
+    fn pods_that_no_column_holds_stay_in_the_demand_and_do_not_influence_the_others() {
+        let alone = bought(&[("p", 5, "1", "4Gi", json!({}))], json!({}));
+        let pods = [("p", 5, "1", "4Gi", json!({})), ("huge", 2, "17", "1Gi", json!({}))];
+        let (cost, nodes, left) = bought(&pods, json!({}));
+        assert_eq!((cost, nodes, left.as_str()), (alone.0, alone.1, "huge 2"));
+    }
 }

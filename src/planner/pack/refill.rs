@@ -1,7 +1,7 @@
 //! Spare capacity of purchased nodes: filled with remaining demand before further nodes are purchased.
 
 use crate::planner::pack::min_values::min_values_still_hold;
-use crate::planner::state::demand::{Bin, add_pods};
+use crate::planner::state::demand::pattern::{Bin, add_pods};
 use crate::planner::state::plan_state::PlanState;
 
 /// First fit over purchased nodes, in their order, each filled greedily at the reference prices. `active` is by column pool; a pod
@@ -29,5 +29,42 @@ pub(crate) fn refill_purchased(state: &mut PlanState<'_, '_>, active: &[bool]) {
             state.demand.take(&added, 1);
             state.purchased[at].pattern = pattern;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use crate::planner::pack::refill::refill_purchased;
+    use crate::planner::tests::World;
+    use crate::test_support::plan_stages::{instance, purchase, purchased, remaining};
+
+    #[test]
+    fn spare_capacity_of_purchased_nodes_takes_what_remains() {
+        let mut world = World::new();
+        world.pods("p", 7, &json!({}), "1", "1Gi", &json!({}));
+        let mut instance = instance(&world);
+        let mut state = instance.state(false);
+        purchase(&mut state, "a1.x4", "z-a", &[("p", 1)]);
+        purchase(&mut state, "a1.x2", "z-a", &[("p", 2)]);
+        let cost = state.cost();
+        refill_purchased(&mut state, &[false]);
+        assert_eq!(remaining(&state), "p 4", "not active");
+        refill_purchased(&mut state, &[true]);
+        assert_eq!(purchased(&state), ["a1.x4 in z-a: p 4", "a1.x2 in z-a: p 2"]);
+        assert_eq!((remaining(&state), state.cost()), ("p 1".to_owned(), cost), "nothing is bought");
+    }
+
+    #[test]
+    fn a_node_of_no_preference_level_of_a_pod_is_not_used() {
+        let mut world = World::new();
+        world.pods("any", 1, &json!({}), "1", "1Gi", &json!({}));
+        world.pods("amd", 1, &json!({}), "1", "1Gi", &json!({"nodeSelector": {"kubernetes.io/arch": "amd64"}}));
+        let mut instance = instance(&world);
+        let mut state = instance.state(false);
+        purchase(&mut state, "a1.x4", "z-a", &[("any", 1)]);
+        refill_purchased(&mut state, &[true, true]);
+        assert_eq!(remaining(&state), "amd 1");
     }
 }

@@ -10,7 +10,7 @@ use crate::planner::columns::dims::{dot, float};
 use crate::planner::columns::sets::ColumnSets;
 use crate::planner::groups::group::usable;
 use crate::planner::pack::min_values::min_values_hold;
-use crate::planner::state::demand::{Bin, Pattern};
+use crate::planner::state::demand::pattern::{Bin, Pattern};
 use crate::planner::state::plan_state::{PlanState, PurchasedNode};
 
 /// Remaining instances of each reservation. NodePools that may use the same reservation share it, and so do partitions.
@@ -97,4 +97,63 @@ pub(crate) fn reservable(state: &mut PlanState<'_, '_>, column_pool: usize) -> B
         bits.and(&state.topology.keys[*key].columns[*domain]);
     }
     bits
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use serde_json::{Value, json};
+
+    use crate::model::offering::CapacityType;
+    use crate::model::units::MicroUsd;
+    use crate::planner::pack::reserved::{Reservations, fill_reservations};
+    use crate::planner::tests::World;
+    use crate::test_support::plan_stages::{active, all_columns, instance, purchased, remaining};
+
+    /// Reservations of the given types and counts in z-b, pods of 1 CPU, and what the stage purchases.
+    fn filled(reserved: &[(&str, i64)], pool: Value, pods: usize) -> (Vec<String>, String) {
+        let mut world = World::with_pools(&[("default", pool)]);
+        let pool = &mut world.problem.pools[0];
+        pool.requirements.retain(|r| r.key != "karpenter.sh/capacity-type");
+        let mut catalog = (*pool.catalog).clone();
+        for (name, count) in reserved {
+            let instance_type = catalog.instance_types.iter_mut().find(|t| &*t.name == *name).unwrap();
+            let mut changed = (**instance_type).clone();
+            let mut offering = changed.offerings.iter().find(|o| &*o.zone == "z-b").unwrap().clone();
+            offering.capacity_type = CapacityType::Reserved;
+            (offering.price, offering.left) = (MicroUsd(0), Some(*count));
+            changed.offerings.push(offering);
+            *instance_type = Arc::new(changed);
+        }
+        pool.catalog = Arc::new(catalog);
+        world.pods("p", pods, &json!({}), "1", "1Gi", &json!({}));
+        let mut instance = instance(&world);
+        let mut state = instance.state(false);
+        let mut reservations = Reservations::new(state.column_sets);
+        let (all, active) = (all_columns(&state), active(&state));
+        fill_reservations(&mut state, &mut reservations, &all, &active);
+        (purchased(&state), remaining(&state))
+    }
+
+    #[test]
+    fn a_reservation_is_used_up_to_its_count() {
+        let full = "a1.x4 in z-b: p 4".to_owned();
+        assert_eq!(filled(&[("a1.x4", 2)], json!({}), 10), (vec![full.clone(), full], "p 2".to_owned()));
+        assert_eq!(filled(&[], json!({}), 10), (vec![], "p 10".to_owned()));
+        assert_eq!(filled(&[("a1.x4", 0)], json!({}), 10), (vec![], "p 10".to_owned()));
+    }
+
+    #[test]
+    fn the_reservation_that_the_demand_fills_best_comes_first() {
+        let reserved = [("a1.x16", 1), ("a1.x4", 1)];
+        let (nodes, _) = filled(&reserved, json!({}), 5);
+        assert_eq!(nodes, ["a1.x4 in z-b: p 4", "a1.x16 in z-b: p 1"]);
+    }
+
+    #[test]
+    fn limits_hold_for_reservations_too() {
+        let (nodes, left) = filled(&[("a1.x4", 3)], json!({"limits": {"cpu": "4"}}), 8);
+        assert_eq!((nodes.len(), left.as_str()), (1, "p 4"));
+    }
 }

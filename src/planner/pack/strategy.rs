@@ -65,3 +65,69 @@ fn record(state: &mut PlanState<'_, '_>, purchased: Vec<PurchasedNode>, budgets:
     state.purchased.extend(purchased);
     state.budgets = budgets;
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use crate::planner::pack::purchase::{REPRICE_SHARE, buy};
+    use crate::planner::pack::strategy::buy_best;
+    use crate::planner::state::plan_state::{STRATEGIES, Strategy};
+    use crate::planner::tests::{HOST, World, affinity};
+    use crate::test_support::plan_stages::{instance, purchased, subproblem};
+
+    /// Too many distinct sizes for an exact solution; some pods exclude each other.
+    fn world() -> World {
+        let mut world = World::new();
+        for (at, (cpu, memory)) in
+            [("700m", "3Gi"), ("1300m", "1Gi"), ("2900m", "9Gi"), ("1", "7Gi")].iter().enumerate()
+        {
+            let name = format!("p{at}");
+            world.pods(&name, 9, &json!({}), cpu, memory, &json!({}));
+        }
+        let labels = json!({"app": "apart"});
+        world.pods("apart", 7, &labels, "300m", "1Gi", &affinity("podAntiAffinity", HOST, &labels));
+        world
+    }
+
+    fn cost_of(strategy: Strategy) -> i64 {
+        let world = world();
+        let mut instance = instance(&world);
+        let mut state = instance.state(false);
+        let mut subproblem = subproblem(&mut state);
+        state.strategy = strategy;
+        buy(&mut state, &mut subproblem, REPRICE_SHARE);
+        assert!(state.demand.is_empty());
+        state.cost()
+    }
+
+    #[test]
+    fn the_cheapest_strategy_of_the_portfolio_is_kept() {
+        let costs = STRATEGIES.map(cost_of);
+        let world = world();
+        let mut instance = instance(&world);
+        let mut state = instance.state(false);
+        let mut subproblem = subproblem(&mut state);
+        buy_best(&mut state, &mut subproblem);
+        let best = costs.iter().position(|cost| cost == costs.iter().min().unwrap()).unwrap();
+        assert!(costs.iter().any(|cost| *cost != costs[best]), "the strategies differ: {costs:?}");
+        assert_eq!((state.cost(), state.strategy), (costs[best], STRATEGIES[best]));
+        assert!(state.demand.is_empty());
+        let pods: usize = state.purchased.iter().flat_map(|node| &node.pattern).map(|(_, count)| count).sum();
+        assert_eq!(pods, 43, "every pod is on one node");
+    }
+
+    #[test]
+    fn a_small_instance_is_solved_exactly() {
+        let mut world = World::new();
+        world.pods("p", 3, &json!({}), "2", "1Gi", &json!({}));
+        let mut instance = instance(&world);
+        let mut state = instance.state(false);
+        let mut subproblem = subproblem(&mut state);
+        buy_best(&mut state, &mut subproblem);
+        let mut nodes = purchased(&state);
+        nodes.sort();
+        assert_eq!(nodes, ["a1.x2 in z-a: p 1", "a1.x4 in z-a: p 2"]);
+        assert!(state.demand.is_empty() && subproblem.initial_prices.is_empty(), "without dual prices");
+    }
+}

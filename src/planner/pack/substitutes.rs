@@ -74,3 +74,56 @@ pub(crate) fn is_compatible(state: &PlanState<'_, '_>, candidate: usize, column:
         && sets.variant(candidate).pinned == sets.variant(column).pinned
         && (state.daemon_host(candidate).is_empty() || sets.daemon_set(candidate) == sets.daemon_set(column))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use serde_json::{Value, json};
+
+    use crate::planner::pack::substitutes::{load, substitutes};
+    use crate::planner::tests::World;
+    use crate::test_support::plan_stages::{column, instance};
+
+    /// Names of the types that can replace a1.x4 in z-a for one pod, and whether prices ascend.
+    fn replacing(cpu: &str, spec: &Value, pools: &[(&str, Value)]) -> BTreeSet<String> {
+        let mut world = World::with_pools(pools);
+        world.pods("p", 1, &json!({}), cpu, "1Gi", spec);
+        let mut instance = instance(&world);
+        let state = instance.state(false);
+        let found: Vec<usize> = substitutes(&state, column(&state, "a1.x4", "z-a"), &[(0, 1)]).collect();
+        let prices: Vec<i64> = found.iter().map(|column| state.column_sets.columns[*column].price).collect();
+        assert!(prices.is_sorted(), "ascending by price");
+        found.iter().map(|column| state.column_sets.instance_type(*column).name.to_string()).collect()
+    }
+
+    #[test]
+    fn every_column_of_the_pool_that_holds_the_load_is_a_substitute() {
+        let default = [("default", json!({}))];
+        assert_eq!(replacing("1", &json!({}), &default).len(), 18, "all types");
+        let large = replacing("9", &json!({}), &default);
+        assert_eq!(large, ["a1.x16", "c1.x16", "g1.x16", "m1.x16", "r1.x16"].map(str::to_owned).into());
+    }
+
+    #[test]
+    fn substitutes_satisfy_the_constraints_of_every_pod() {
+        let arm = json!({"nodeSelector": {"kubernetes.io/arch": "arm64"}});
+        let found = replacing("1", &arm, &[("default", json!({}))]);
+        assert_eq!(found, ["a1.x16", "a1.x2", "a1.x4", "a1.x8"].map(str::to_owned).into());
+    }
+
+    #[test]
+    fn another_node_pool_is_no_substitute() {
+        let amd = json!({"requirements": [{"key": "kubernetes.io/arch", "operator": "In", "values": ["amd64"]}]});
+        let arm = json!({"requirements": [{"key": "kubernetes.io/arch", "operator": "In", "values": ["arm64"]}]});
+        assert_eq!(replacing("1", &json!({}), &[("amd", amd), ("arm", arm)]).len(), 4, "a1 of its pool");
+    }
+
+    #[test]
+    fn the_load_is_the_sum_of_requests() {
+        let mut world = World::new();
+        world.pods("p", 3, &json!({}), "1500m", "2Gi", &json!({}));
+        let mut instance = instance(&world);
+        assert_eq!(load(&instance.state(false), &[(0, 3)]), [4500, 6 << 30, 3, 0]);
+    }
+}

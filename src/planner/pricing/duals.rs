@@ -175,7 +175,7 @@ impl CoveringLp {
             solution = Some(Prices {
                 by_set: set_vars.iter().map(|vars| unscaled(&vars.iter().map(value).collect::<Vec<_>>())).collect(),
                 by_kind: by_kind.iter().map(|prices| unscaled(prices)).chain([vec![0.0; dims]]).collect(),
-                // Prices divided by the largest violation are dual feasible, so weak duality makes this a bound.
+                // Prices divided by the largest violation are dual feasible, so this is a bound (Farley's bound).
                 bound: solved.objective() * self.price_scale / excess,
             });
             if done {
@@ -309,3 +309,6 @@ fn undominated(
     }
     out
 }
+
+#[cfg(test)]
+mod tests;

@@ -89,3 +89,57 @@ fn reaches(state: &PlanState<'_, '_>) -> Vec<Option<Reach>> {
     }
     requests.iter().map(Reach::of).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use crate::planner::pricing::lower_bound::lower_bound;
+    use crate::planner::tests::{HOST, World, affinity, spread};
+    use crate::test_support::plan_stages::instance;
+
+    /// Bound of one deployment, in micro-USD per hour.
+    #[allow(clippy::cast_possible_truncation)]
+    fn bound(pods: usize, cpu: &str, memory: &str, spec: &Value) -> i64 {
+        let mut world = World::new();
+        world.pods("p", pods, &json!({"app": "p"}), cpu, memory, spec);
+        let mut instance = instance(&world);
+        let mut state = instance.state(false);
+        let bound = lower_bound(&mut state).unwrap().round() as i64;
+        assert_eq!(state.demand.remaining(), pods, "the demand is unchanged");
+        bound
+    }
+
+    #[test]
+    fn pods_without_rules_cost_at_least_their_share_of_the_cheapest_nodes() {
+        assert_eq!(bound(3, "1", "1Gi", &json!({})), 120_000, "3 CPUs at 40,000");
+        assert_eq!(bound(2, "1", "8Gi", &json!({})), 128_000, "16 GiB of r1 at 8,000");
+    }
+
+    #[test]
+    fn capacity_that_no_sum_of_requests_reaches_is_not_counted() {
+        // Ten pods of 1500m fill a node of 16 CPUs up to 15, and no size is better.
+        assert_eq!(bound(4, "1500m", "1Gi", &json!({})), 256_000);
+    }
+
+    #[test]
+    fn pods_that_exclude_each_other_need_a_node_each_and_spread_pods_do_not() {
+        let labels = json!({"app": "p"});
+        assert_eq!(bound(3, "100m", "1Gi", &affinity("podAntiAffinity", HOST, &labels)), 240_000);
+        assert!(bound(3, "100m", "1Gi", &spread(HOST, &labels, &json!({}))) < 80_000);
+    }
+
+    #[test]
+    fn a_pod_with_an_extended_resource_is_held_whole() {
+        // Four GPUs in one pod fit the larger type only; a share of the smaller type would cost less per CPU, not per GPU.
+        let four = json!({"requests": {"nvidia.com/gpu": "4"}});
+        assert_eq!(bound(1, "1", "1Gi", &four), 1_900_000);
+        let one = json!({"requests": {"nvidia.com/gpu": "1"}});
+        assert_eq!(bound(4, "1", "1Gi", &one), 1_900_000, "475,000 each on the larger type");
+    }
+
+    #[test]
+    fn pods_that_no_column_holds_cost_nothing() {
+        assert_eq!(bound(2, "100", "1Gi", &json!({})), 0);
+    }
+}

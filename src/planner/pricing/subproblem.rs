@@ -2,7 +2,7 @@
 
 use crate::planner::columns::bitset::Bits;
 use crate::planner::pricing::duals::{CoveringLp, Offer, Prices};
-use crate::planner::state::demand::Pattern;
+use crate::planner::state::demand::pattern::Pattern;
 use crate::planner::state::plan_state::PlanState;
 
 /// Column sets that dual prices distinguish when nodes are purchased.
@@ -102,7 +102,7 @@ impl Subproblem {
         unplaceable.map(|(at, item)| (at, item.remaining)).collect()
     }
 
-    /// Solves the LP for the remaining demand, and sets the demand's prices. `None` when nothing remains or the LP fails.
+    /// Solves the LP for the remaining demand, and sets the demand's prices. `None` when the LP fails.
     pub fn price(&mut self, state: &mut PlanState<'_, '_>) -> Option<Prices> {
         let mut amounts = self.amounts(state);
         if self.lp.is_none() {
@@ -150,5 +150,74 @@ impl Subproblem {
             }
         }
         amounts.into_iter().enumerate().filter_map(|(pool, amount)| Some((pool, amount?))).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use crate::planner::pricing::subproblem::Subproblem;
+    use crate::planner::tests::World;
+    use crate::test_support::plan_stages::{active, all_columns, described, instance, subproblem};
+
+    #[test]
+    fn a_subproblem_is_restricted_to_a_level_a_tier_and_active_column_pools() {
+        let mut world = World::new();
+        let preferred = json!({"affinity": {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [
+            {"weight": 1, "preference": {"matchExpressions": [
+                {"key": "kubernetes.io/arch", "operator": "In", "values": ["arm64"]}]}}]}}});
+        world.pods("p", 1, &json!({}), "1", "1Gi", &preferred);
+        let mut instance = instance(&world);
+        let mut state = instance.state(false);
+        let all = all_columns(&state);
+        let tier =
+            state.column_sets.where_column(|column| state.column_sets.instance_type(column).name.ends_with("x2"));
+        let mut width = |level: usize, tier, active: bool| Subproblem::new(&mut state, level, tier, &[active]).width(0);
+        // Four sizes of a1 in three zones; then c1, m1, r1 and the two sizes of g1 in two zones as well.
+        assert_eq!((width(0, &all, true), width(1, &all, true)), (12, 52));
+        assert_eq!((width(0, &tier, true), width(1, &tier, true)), (3, 12));
+        assert_eq!((width(2, &all, true), width(0, &all, false)), (0, 0), "no such level, not active");
+        assert_eq!(Subproblem::relaxed(&mut state).width(0), 52);
+    }
+
+    #[test]
+    fn pods_that_no_column_holds_are_unplaceable_and_an_exhausted_pool_has_no_columns() {
+        let mut world = World::new();
+        world.pods("p", 2, &json!({}), "1", "1Gi", &json!({}));
+        world.pods("huge", 3, &json!({}), "17", "1Gi", &json!({}));
+        let mut instance = instance(&world);
+        let mut state = instance.state(false);
+        let mut subproblem = subproblem(&mut state);
+        assert_eq!(described(&state, &subproblem.unplaceable(&state)), "huge 3");
+        subproblem.exhaust(0);
+        assert!(subproblem.column_set(0).is_none() && subproblem.covers(0));
+        assert_eq!(subproblem.price(&mut state).unwrap().bound.to_bits(), 0, "no demand costs nothing");
+        subproblem.reset_exhausted();
+        assert!(subproblem.column_set(0).is_some());
+    }
+
+    #[test]
+    #[allow(clippy::cast_possible_truncation)]
+    fn pricing_sets_the_dual_prices_of_the_demand_and_keeps_the_first() {
+        let mut world = World::new();
+        world.pods("cpu", 4, &json!({}), "2", "1Gi", &json!({}));
+        world.pods("memory", 1, &json!({}), "1", "64Gi", &json!({}));
+        let mut instance = instance(&world);
+        let mut state = instance.state(false);
+        assert_eq!(active(&state), [true], "one column pool");
+        let mut subproblem = subproblem(&mut state);
+        let per_cpu = |prices: &[f64]| (prices[0] * 1000.0).round() as i64;
+        // 9 CPUs and 68 GiB are one CPU of a1 and eight of r1: 16,000 a CPU and 6,000 a GiB make both cost what they do.
+        let prices = subproblem.price(&mut state).unwrap();
+        assert_eq!(
+            (prices.bound.round() as i64, state.demand.pattern_value(&[(0, 4), (1, 1)]).round() as i64),
+            (552_000, 552_000)
+        );
+        assert_eq!(per_cpu(&state.demand.prices()[0]), 16_000);
+        state.demand.take(&[(1, 1)], 1);
+        subproblem.price(&mut state).unwrap();
+        assert_eq!(per_cpu(&state.demand.prices()[0]), 40_000, "without the memory only CPU has a price");
+        assert_ne!(subproblem.initial_prices, state.demand.prices(), "the first prices are kept");
     }
 }

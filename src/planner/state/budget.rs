@@ -108,3 +108,50 @@ impl Budget {
         self.remaining.iter().find(exceeds).map(|(limit, _)| limit.name())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::model::units::{Bytes, Millicores};
+    use crate::planner::tests::read_pool;
+
+    fn budget(limits: &Value) -> Budget {
+        let pool = if limits.is_null() { json!({}) } else { json!({"limits": limits}) };
+        Budget::of(&read_pool("p", &pool).unwrap())
+    }
+
+    fn capacity(cpus: i64) -> Resources {
+        Resources { cpu: Millicores(cpus * 1000), memory: Bytes(cpus << 30), ..Resources::default() }
+    }
+
+    #[test]
+    fn copies_are_bounded_by_every_limit() {
+        for (limits, copies) in [
+            (json!(null), 9),
+            (json!({"cpu": "10"}), 5),
+            (json!({"cpu": "10", "memory": "6Gi"}), 3),
+            (json!({"nodes": "2"}), 2),
+            (json!({"cpu": "1"}), 0),
+            (json!({"nvidia.com/gpu": "0"}), 9),
+        ] {
+            let budget = budget(&limits);
+            assert_eq!(budget.copies(&capacity(2), 9), copies, "{limits}");
+            assert_eq!(budget.allows(&capacity(2)), copies > 0, "{limits}");
+            assert_eq!(budget.is_limited(), !limits.is_null(), "{limits}");
+        }
+    }
+
+    #[test]
+    fn spending_and_refunding_are_inverse_and_name_the_exceeded_limit() {
+        let mut budget = budget(&json!({"cpu": "4", "nodes": "2"}));
+        assert_eq!((budget.exceeded_limit(&capacity(2)), budget.exceeded_limit(&capacity(5))), (None, Some("cpu")));
+        budget.spend(&capacity(1), 2);
+        assert_eq!((budget.allows(&capacity(1)), budget.exceeded_limit(&capacity(1))), (false, Some("nodes")));
+        budget.add_node();
+        assert_eq!(budget.copies(&capacity(1), 9), 1, "the node count alone is restored");
+        budget.refund(&capacity(1));
+        assert_eq!(budget.copies(&capacity(1), 9), 2);
+    }
+}

@@ -10,7 +10,8 @@ use crate::planner::groups::group::HostRules;
 use crate::planner::groups::topology::counts::Topology;
 use crate::planner::groups::topology::domains::Assignment;
 use crate::planner::state::budget::Budget;
-use crate::planner::state::demand::{Demand, Pattern};
+use crate::planner::state::demand::Demand;
+use crate::planner::state::demand::pattern::Pattern;
 
 /// A new node: the column it is purchased as and the pods on it.
 #[derive(Clone, Debug, PartialEq, Eq)]

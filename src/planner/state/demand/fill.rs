@@ -3,7 +3,8 @@
 use std::collections::HashSet;
 
 use crate::planner::columns::dims::{dot, fits, real};
-use crate::planner::state::demand::{Bin, Demand, Pattern, add_pods};
+use crate::planner::state::demand::Demand;
+use crate::planner::state::demand::pattern::{Bin, Pattern, add_pods};
 
 /// Items tried per bucket before the bucket is dropped for this bin.
 const MAX_ITEMS_TRIED: usize = 48;
@@ -384,3 +385,6 @@ fn subtract(room: &mut [i64], need: &[i64], count: usize) {
 fn priced_direction(room: &[i64], prices: &[f64]) -> impl Iterator<Item = f64> {
     room.iter().zip(prices).map(|(r, p)| real((*r).max(0)) * p * p)
 }
+
+#[cfg(test)]
+mod tests;

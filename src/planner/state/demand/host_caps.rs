@@ -96,3 +96,65 @@ impl HostCap {
         pods.div_ceil(usize::try_from(self.per_node).unwrap_or(1))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use crate::planner::tests::{HOST, World, affinity, spread};
+    use crate::test_support::plan_stages::instance;
+
+    #[test]
+    fn anti_affinity_is_a_certain_host_cap_and_spread_over_hosts_is_not() {
+        let labels = json!({"app": "p"});
+        let anti = affinity("podAntiAffinity", HOST, &labels);
+        let over_hosts = spread(HOST, &labels, &json!({"maxSkew": 2}));
+        for (spec, certain, caps, nodes) in [
+            (&anti, true, vec![1], 5),
+            (&anti, false, vec![1], 5),
+            (&over_hosts, true, vec![], 0),
+            (&over_hosts, false, vec![2], 3),
+            (&json!({}), false, vec![], 0),
+        ] {
+            let mut world = World::new();
+            world.pods("p", 5, &labels, "1", "1Gi", spec);
+            let mut instance = instance(&world);
+            let mut state = instance.state(false);
+            state.demand.choose_host_caps(certain);
+            let found = (state.demand.caps_per_node(), state.demand.nodes_for_host_caps());
+            assert_eq!(found, (caps, nodes), "{spec}, certain: {certain}");
+        }
+    }
+
+    #[test]
+    fn only_the_caps_that_require_most_nodes_are_chosen() {
+        let mut world = World::new();
+        for (name, pods) in [("a", 2), ("b", 5), ("c", 4), ("d", 3)] {
+            let labels = json!({"app": name});
+            world.pods(name, pods, &labels, "1", "1Gi", &affinity("podAntiAffinity", HOST, &labels));
+        }
+        let mut instance = instance(&world);
+        let mut state = instance.state(false);
+        state.demand.choose_host_caps(true);
+        assert_eq!((state.demand.host_caps.len(), state.demand.nodes_for_host_caps()), (3, 5));
+        state.demand.take(&[(1, 3)], 1);
+        assert_eq!(state.demand.nodes_for_host_caps(), 4, "of what remains");
+    }
+
+    #[test]
+    fn a_cap_is_a_resource_with_an_amount_a_price_and_a_value() {
+        let labels = json!({"app": "p"});
+        let mut world = World::new();
+        world.pods("p", 3, &labels, "2", "1Gi", &affinity("podAntiAffinity", HOST, &labels));
+        let mut instance = instance(&world);
+        let mut state = instance.state(false);
+        state.demand.choose_host_caps(true);
+        let mut amount = vec![0; 5];
+        state.demand.add_amount(0, &mut amount);
+        assert_eq!(amount, [6000, 3 << 30, 3, 0, 3]);
+        assert!(state.demand.binding_counters().is_empty(), "no price yet");
+        state.demand.set_prices(0, vec![1.0, 0.0, 0.0, 0.0, 500.0]);
+        assert_eq!((state.demand.binding_counters().len(), state.demand.value(0)), (1, 2500.0));
+        assert_eq!(state.demand.caps_value(&[1.0, 0.0, 0.0, 0.0, 500.0]), 500.0);
+    }
+}
