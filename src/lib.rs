@@ -36,6 +36,7 @@ mod webhook;
 /// What the integration tests and benches of this package use.
 #[doc(hidden)]
 pub mod parts {
+    pub use crate::clock::now;
     pub use crate::cloud::catalog::{SpotPricing, embedded};
     pub use crate::controllers::derived_state::DerivedState;
     pub use crate::extender::{Hold, NodeRoom, View, ViewInput};

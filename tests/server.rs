@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde_json::json;
 use stowage::parts::Metrics;
 use stowage::parts::UnixMillis;
-use stowage::parts::{AppState, Server, ServerError, system_now_ms};
+use stowage::parts::{AppState, Server, ServerError, now};
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -72,7 +72,7 @@ async fn verdicts_follow_the_view_that_is_stored() {
     let mut scheduler = setup.connect(Some(&setup.client)).await;
     let names = |answer: &wire::Answer| answer.json()["NodeNames"].clone();
     assert_eq!(names(&scheduler.post("/v1/filter", ask(&["held", "free"])).await), json!(["held", "free"]));
-    setup.state.view.store(Arc::new(held_view(UnixMillis(system_now_ms()))));
+    setup.state.view.store(Arc::new(held_view(now())));
     let judged = scheduler.post("/v1/filter", ask(&["held", "free"])).await;
     assert_eq!(
         judged.json(),
@@ -242,7 +242,7 @@ static BROKEN_CLOCK: AtomicBool = AtomicBool::new(false);
 async fn a_panic_in_a_handler_is_one_500_and_the_service_goes_on() {
     let clock = || {
         assert!(!BROKEN_CLOCK.load(Ordering::SeqCst), "the clock of this test panics on purpose");
-        system_now_ms()
+        now()
     };
     let setup = Setup::start_with_clock(clock, |_| {}).await;
     let mut scheduler = setup.connect(Some(&setup.client)).await;
@@ -331,7 +331,7 @@ async fn open_requests_are_answered_before_it_stops() {
         let _ = stopped.await;
     }));
     stop.send(()).unwrap();
-    while state.readiness.missing(0).last() != Some(&"shutting down") {
+    while state.readiness.missing(UnixMillis(0)).last() != Some(&"shutting down") {
         tokio::task::yield_now().await;
     }
     stream.write_all(&body.as_bytes()[body.len() / 2..]).await.unwrap();
@@ -346,7 +346,7 @@ async fn open_requests_are_answered_before_it_stops() {
 
 #[tokio::test]
 async fn what_cannot_be_served_stops_it_at_start_with_the_reason() {
-    let state = || Arc::new(AppState::new(Metrics::new(), system_now_ms));
+    let state = || Arc::new(AppState::new(Metrics::new(), now));
     let ca = Authority::new();
     let refused = async |edit: &dyn Fn(&std::path::Path)| {
         let dir = TempDir::new().unwrap();

@@ -49,11 +49,6 @@ impl Unhealthy {
             Remedy::Drain
         }
     }
-
-    /// The label of the category that determines the remedy.
-    pub fn reason(&self) -> &'static str {
-        self.categories.first().map_or("unknown", |category| category.label())
-    }
 }
 
 /// The unhealthy instances of the previous poll, so that each failure is counted once until it ends.

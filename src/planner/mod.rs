@@ -25,7 +25,7 @@ pub mod pricing;
 pub mod solve;
 pub mod state;
 
-pub use crate::planner::input::intern::{Interner, PodError};
+pub use crate::planner::input::intern::PodError;
 pub use crate::planner::solve::plan;
 
 #[cfg(test)]

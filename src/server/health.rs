@@ -29,14 +29,14 @@ pub(crate) async fn ready(State(state): State<Arc<AppState>>) -> Response {
 
 /// Renders all metrics. Metrics that depend on the clock are set here.
 pub(crate) async fn metrics(State(state): State<Arc<AppState>>) -> Response {
-    let now_ms = (state.now)();
-    for (certificate, expires_at_ms) in state.readiness.expiries() {
+    let now = (state.now)();
+    for (certificate, expires_at) in state.readiness.expiries() {
         // A float holds every lifetime of a certificate exactly.
         #[allow(clippy::cast_precision_loss)]
-        let seconds = (expires_at_ms.saturating_sub(now_ms) / 1000) as f64;
+        let seconds = (expires_at.0.saturating_sub(now.0) / 1000) as f64;
         state.metrics.cert_expiry.with_label_values(&[certificate]).set(seconds);
     }
-    state.metrics.ready.set(i64::from(state.readiness.missing(now_ms).is_empty()));
+    state.metrics.ready.set(i64::from(state.readiness.missing(now).is_empty()));
     match state.metrics.text() {
         Ok(text) => ([(header::CONTENT_TYPE, Metrics::content_type())], text).into_response(),
         Err(cause) => error(StatusCode::INTERNAL_SERVER_ERROR, &format!("can't encode the metrics: {cause}")),

@@ -30,7 +30,7 @@ use hyper_util::rt::TokioTimer;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
-pub use crate::server::state::{AppState, Readiness, system_now_ms};
+pub use crate::server::state::AppState;
 pub use crate::server::tls::{CertificateError, Certificates};
 
 use crate::server::accept::{Bounded, TlsAccept};

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use arc_swap::ArcSwap;
 
 use crate::extender::View;
+use crate::model::time::UnixMillis;
 use crate::telemetry::Metrics;
 
 /// State shared by all handlers. The controllers store a new [`View`] when holds, plans or nodes change.
@@ -18,22 +18,16 @@ pub struct AppState {
     pub metrics: Metrics,
     /// Conditions of `/readyz`.
     pub readiness: Readiness,
-    /// The clock: milliseconds since the epoch. [`system_now_ms`] outside tests.
-    pub now: fn() -> i64,
+    /// The clock; [`crate::clock::now`] outside tests.
+    pub now: fn() -> UnixMillis,
 }
 
 impl AppState {
     /// State with an empty view, which denies nothing.
     #[must_use]
-    pub fn new(metrics: Metrics, now: fn() -> i64) -> Self {
+    pub fn new(metrics: Metrics, now: fn() -> UnixMillis) -> Self {
         Self { view: Arc::default(), metrics, readiness: Readiness::default(), now }
     }
-}
-
-/// Milliseconds since the epoch by the system's clock.
-pub fn system_now_ms() -> i64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
 }
 
 /// Conditions of `/readyz`.
@@ -41,8 +35,8 @@ pub fn system_now_ms() -> i64 {
 pub struct Readiness {
     caches_synced: AtomicBool,
     draining: AtomicBool,
-    serving_expires_at_ms: AtomicI64,
-    client_ca_expires_at_ms: AtomicI64,
+    serving_expires_at: AtomicI64,
+    client_ca_expires_at: AtomicI64,
 }
 
 impl Default for Readiness {
@@ -50,8 +44,8 @@ impl Default for Readiness {
         Self {
             caches_synced: AtomicBool::new(false),
             draining: AtomicBool::new(false),
-            serving_expires_at_ms: AtomicI64::new(i64::MIN),
-            client_ca_expires_at_ms: AtomicI64::new(i64::MIN),
+            serving_expires_at: AtomicI64::new(i64::MIN),
+            client_ca_expires_at: AtomicI64::new(i64::MIN),
         }
     }
 }
@@ -63,19 +57,20 @@ impl Readiness {
     }
 
     /// Records when the certificates in use expire; `None` without a client CA.
-    pub(crate) fn set_expiries(&self, serving_ms: i64, client_ca_ms: Option<i64>) {
-        self.serving_expires_at_ms.store(serving_ms, Ordering::Release);
-        self.client_ca_expires_at_ms.store(client_ca_ms.unwrap_or(i64::MIN), Ordering::Release);
+    pub(crate) fn set_expiries(&self, serving: UnixMillis, client_ca: Option<UnixMillis>) {
+        self.serving_expires_at.store(serving.0, Ordering::Release);
+        self.client_ca_expires_at.store(client_ca.map_or(i64::MIN, |at| at.0), Ordering::Release);
     }
 
     /// Expiry of the certificates in use, by name.
-    pub(crate) fn expiries(&self) -> impl Iterator<Item = (&'static str, i64)> {
+    pub(crate) fn expiries(&self) -> impl Iterator<Item = (&'static str, UnixMillis)> {
         [
-            ("serving", self.serving_expires_at_ms.load(Ordering::Acquire)),
-            ("client_ca", self.client_ca_expires_at_ms.load(Ordering::Acquire)),
+            ("serving", self.serving_expires_at.load(Ordering::Acquire)),
+            ("client_ca", self.client_ca_expires_at.load(Ordering::Acquire)),
         ]
         .into_iter()
         .filter(|(_, expires)| *expires != i64::MIN)
+        .map(|(name, expires)| (name, UnixMillis(expires)))
     }
 
     pub(crate) fn set_draining(&self) {
@@ -83,12 +78,12 @@ impl Readiness {
     }
 
     /// The reasons for not being ready; empty when ready.
-    pub fn missing(&self, now_ms: i64) -> Vec<&'static str> {
-        let expires = self.serving_expires_at_ms.load(Ordering::Acquire);
+    pub fn missing(&self, now: UnixMillis) -> Vec<&'static str> {
+        let expires = self.serving_expires_at.load(Ordering::Acquire);
         [
             (!self.caches_synced.load(Ordering::Acquire), "watch caches are not synced"),
             (expires == i64::MIN, "no serving certificate is loaded"),
-            (expires != i64::MIN && expires <= now_ms, "the serving certificate has expired"),
+            (expires != i64::MIN && expires <= now.0, "the serving certificate has expired"),
             (self.draining.load(Ordering::Acquire), "shutting down"),
         ]
         .into_iter()
@@ -104,12 +99,15 @@ mod tests {
     #[test]
     fn ready_needs_caches_and_a_live_certificate_and_ends_with_draining() {
         let readiness = Readiness::default();
-        assert_eq!(readiness.missing(0), ["watch caches are not synced", "no serving certificate is loaded"]);
+        assert_eq!(
+            readiness.missing(UnixMillis(0)),
+            ["watch caches are not synced", "no serving certificate is loaded"]
+        );
         readiness.set_caches_synced(true);
-        readiness.set_expiries(1000, None);
-        assert!(readiness.missing(999).is_empty());
-        assert_eq!(readiness.missing(1000), ["the serving certificate has expired"]);
+        readiness.set_expiries(UnixMillis(1000), None);
+        assert!(readiness.missing(UnixMillis(999)).is_empty());
+        assert_eq!(readiness.missing(UnixMillis(1000)), ["the serving certificate has expired"]);
         readiness.set_draining();
-        assert_eq!(readiness.missing(0), ["shutting down"]);
+        assert_eq!(readiness.missing(UnixMillis(0)), ["shutting down"]);
     }
 }

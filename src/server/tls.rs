@@ -17,6 +17,7 @@ use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use rustls::{InconsistentKeys, RootCertStore};
 use tokio::time::MissedTickBehavior;
 
+use crate::model::time::UnixMillis;
 use crate::server::ServerConfig;
 use crate::server::state::AppState;
 use crate::sync::lock;
@@ -77,8 +78,8 @@ struct Paths {
 /// The content read last, valid or not: the same content is neither loaded nor reported twice.
 struct Current {
     seen: Files,
-    expires_at_ms: i64,
-    client_ca_expires_at_ms: Option<i64>,
+    expires_at: UnixMillis,
+    client_ca_expires_at: Option<UnixMillis>,
 }
 
 #[derive(PartialEq, Eq)]
@@ -90,8 +91,8 @@ struct Files {
 
 struct Loaded {
     config: rustls::ServerConfig,
-    expires_at_ms: i64,
-    client_ca_expires_at_ms: Option<i64>,
+    expires_at: UnixMillis,
+    client_ca_expires_at: Option<UnixMillis>,
 }
 
 impl std::fmt::Debug for Certificates {
@@ -112,12 +113,9 @@ impl Certificates {
         };
         let seen = paths.read().await?;
         let loaded = paths.load(&seen)?;
-        let current = Current {
-            seen,
-            expires_at_ms: loaded.expires_at_ms,
-            client_ca_expires_at_ms: loaded.client_ca_expires_at_ms,
-        };
-        if current.client_ca_expires_at_ms.is_none() {
+        let current =
+            Current { seen, expires_at: loaded.expires_at, client_ca_expires_at: loaded.client_ca_expires_at };
+        if current.client_ca_expires_at.is_none() {
             tracing::warn!(path = %paths.client_ca.display(), "no client CA, extender requests will be answered 403");
         }
         Ok(Self { paths, rustls: RustlsConfig::from_config(Arc::new(loaded.config)), current: Mutex::new(current) })
@@ -136,15 +134,15 @@ impl Certificates {
         let loaded = self.paths.load(&files);
         current.seen = files;
         let loaded = loaded?;
-        current.expires_at_ms = loaded.expires_at_ms;
-        current.client_ca_expires_at_ms = loaded.client_ca_expires_at_ms;
+        current.expires_at = loaded.expires_at;
+        current.client_ca_expires_at = loaded.client_ca_expires_at;
         self.rustls.reload_from_config(Arc::new(loaded.config));
         Ok(true)
     }
 
-    /// Expiry of the serving certificate, milliseconds since the epoch.
-    pub fn expires_at_ms(&self) -> i64 {
-        lock(&self.current).expires_at_ms
+    /// Expiry of the serving certificate.
+    pub fn expires_at(&self) -> UnixMillis {
+        lock(&self.current).expires_at
     }
 
     pub(crate) fn rustls(&self) -> &RustlsConfig {
@@ -153,7 +151,7 @@ impl Certificates {
 
     pub(crate) fn note_expiries(&self, state: &AppState) {
         let current = lock(&self.current);
-        state.readiness.set_expiries(current.expires_at_ms, current.client_ca_expires_at_ms);
+        state.readiness.set_expiries(current.expires_at, current.client_ca_expires_at);
     }
 }
 
@@ -168,7 +166,7 @@ pub(crate) async fn poll(certificates: Arc<Certificates>, state: Arc<AppState>, 
             Ok(false) => continue,
             Ok(true) => {
                 certificates.note_expiries(&state);
-                tracing::info!(expires_at_ms = certificates.expires_at_ms(), "certificates reloaded");
+                tracing::info!(expires_at = %certificates.expires_at(), "certificates reloaded");
                 "ok"
             }
             Err(error) => {
@@ -197,7 +195,7 @@ impl Paths {
     fn load(&self, files: &Files) -> Result<Loaded, CertificateError> {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let chain = certificates(&self.certificate, &files.certificate)?;
-        let expires_at_ms = expiry_ms(&self.certificate, &chain[..1])?;
+        let expires_at = expiry(&self.certificate, &chain[..1])?;
         let key = PrivateKeyDer::from_pem_slice(&files.key).map_err(|cause| match cause {
             rustls::pki_types::pem::Error::NoItemsFound => {
                 CertificateError::Empty { path: self.key.clone(), expected: "private key" }
@@ -214,11 +212,11 @@ impl Paths {
         let builder = rustls::ServerConfig::builder_with_provider(Arc::clone(&provider))
             .with_safe_default_protocol_versions()
             .map_err(|cause| broken(&self.certificate, &cause))?;
-        let (builder, client_ca_expires_at_ms) = match &files.client_ca {
+        let (builder, client_ca_expires_at) = match &files.client_ca {
             None => (builder.with_no_client_auth(), None),
             Some(pem) => {
                 let authorities = certificates(&self.client_ca, pem)?;
-                let expires_at_ms = expiry_ms(&self.client_ca, &authorities)?;
+                let expires_at = expiry(&self.client_ca, &authorities)?;
                 let mut roots = RootCertStore::empty();
                 for authority in authorities {
                     roots.add(authority).map_err(|cause| broken(&self.client_ca, &cause))?;
@@ -228,12 +226,12 @@ impl Paths {
                     .allow_unauthenticated()
                     .build()
                     .map_err(|cause| broken(&self.client_ca, &cause))?;
-                (builder.with_client_cert_verifier(verifier), Some(expires_at_ms))
+                (builder.with_client_cert_verifier(verifier), Some(expires_at))
             }
         };
         let mut config = builder.with_cert_resolver(Arc::new(SingleCertAndKey::from(pair)));
         config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
-        Ok(Loaded { config, expires_at_ms, client_ca_expires_at_ms })
+        Ok(Loaded { config, expires_at, client_ca_expires_at })
     }
 }
 
@@ -255,12 +253,12 @@ fn certificates(path: &Path, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>,
     Ok(found)
 }
 
-/// The earliest expiry of the certificates, milliseconds since the epoch.
-fn expiry_ms(path: &Path, certificates: &[CertificateDer<'_>]) -> Result<i64, CertificateError> {
+/// The earliest expiry of the certificates.
+fn expiry(path: &Path, certificates: &[CertificateDer<'_>]) -> Result<UnixMillis, CertificateError> {
     let mut earliest = i64::MAX;
     for der in certificates {
         let (_, certificate) = x509_parser::parse_x509_certificate(der).map_err(|cause| broken(path, &cause))?;
         earliest = earliest.min(certificate.validity().not_after.timestamp().saturating_mul(1000));
     }
-    Ok(earliest)
+    Ok(UnixMillis(earliest))
 }

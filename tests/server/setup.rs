@@ -9,7 +9,7 @@ use stowage::parts::Metrics;
 use stowage::parts::Millicores;
 use stowage::parts::Resources;
 use stowage::parts::UnixMillis;
-use stowage::parts::{AppState, BoundAddrs, Server, ServerConfig, system_now_ms};
+use stowage::parts::{AppState, BoundAddrs, Server, ServerConfig, now};
 use stowage::parts::{Hold, NodeRoom, View, ViewInput};
 use tempfile::TempDir;
 
@@ -27,10 +27,10 @@ pub struct Setup {
 
 impl Setup {
     pub async fn start(edit: impl FnOnce(&mut ServerConfig)) -> Self {
-        Self::start_with_clock(system_now_ms, edit).await
+        Self::start_with_clock(now, edit).await
     }
 
-    pub async fn start_with_clock(now: fn() -> i64, edit: impl FnOnce(&mut ServerConfig)) -> Self {
+    pub async fn start_with_clock(now: fn() -> UnixMillis, edit: impl FnOnce(&mut ServerConfig)) -> Self {
         let (ca, dir) = (Authority::new(), TempDir::new().unwrap());
         let serving = ca.server();
         serving.write(dir.path());

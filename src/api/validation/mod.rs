@@ -13,7 +13,7 @@ use std::fmt;
 use k8s_openapi::api::core::v1::Taint;
 
 use crate::api::node_pool::{Budget, NodeClaimTemplateSpec, NodePoolSpec};
-use crate::api::{NodeClaimSpec, NodeClassRef, duration};
+use crate::api::{NodeClassRef, duration};
 use crate::model::labels;
 
 pub use crate::api::validation::requirements::{contradictions, requirements};

@@ -143,19 +143,3 @@ fn a_static_pool_has_neither_weight_nor_limits_but_nodes() {
     let found: Vec<String> = node_pool(&spec).into_iter().map(|invalid| invalid.field).collect();
     assert_eq!(found, ["spec.weight", "spec.limits.cpu"]);
 }
-
-#[test]
-fn a_claim_may_name_its_pool_and_no_host() {
-    let spec = |key: &str| NodeClaimSpec {
-        requirements: vec![crate::api::Requirement {
-            key: key.into(),
-            operator: "In".into(),
-            values: vec!["a".into()],
-            min_values: None,
-        }],
-        node_class_ref: NodeClassRef { group: "g".into(), kind: "K".into(), name: "n".into() },
-        ..NodeClaimSpec::default()
-    };
-    assert_eq!(node_claim(&spec(labels::NODE_POOL)), []);
-    assert_eq!(node_claim(&spec(labels::HOSTNAME))[0].field, "spec.requirements[0].key");
-}

@@ -13,7 +13,7 @@ use crate::controllers::context::PlacementMode;
 use crate::controllers::derived_state::DerivedState;
 use crate::controllers::enforcement::extender_view;
 use crate::controllers::leader::Candidate;
-use crate::server::{AppState, Server, ServerConfig, system_now_ms};
+use crate::server::{AppState, Server, ServerConfig};
 use crate::state::{Cluster, ClusterState, watch};
 use crate::telemetry::Metrics;
 use crate::telemetry::controllers::ControllerMetrics;
@@ -35,14 +35,14 @@ pub(crate) async fn serve(args: &ControllerArgs) -> anyhow::Result<()> {
     let evictions = kube::Client::try_from(once).context("creating a Kubernetes client for evictions")?;
     let election = (!args.disable_leader_election).then(|| {
         let host = std::env::var("HOSTNAME").unwrap_or_else(|_| "stowage".into());
-        let identity = format!("{host}_{}_{}", std::process::id(), system_now_ms());
+        let identity = format!("{host}_{}_{}", std::process::id(), clock::now().0);
         Candidate::new(own, &namespace, &args.leader_election_name, identity)
     });
     let cluster = Arc::new(Cluster::new(ClusterState::with_default_spread(args.plan.scheduler_config.clone())));
 
     let metrics = Metrics::new();
     let controller_metrics = ControllerMetrics::new(metrics.registry()).context("registering metrics")?;
-    let state = Arc::new(AppState::new(metrics, system_now_ms));
+    let state = Arc::new(AppState::new(metrics, clock::now));
     let mut server_config = ServerConfig::new(&args.cert_dir);
     let at = |port| SocketAddr::new(args.bind_address, port);
     server_config.https_addr = at(args.https_port);

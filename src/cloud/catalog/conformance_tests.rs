@@ -1,6 +1,7 @@
 //! Karpenter's conformance cases of capacity and overhead, and a comparison of every embedded instance type with a checked-in
 //! table.
 
+use crate::cloud::catalog::overhead::MIB;
 use std::collections::BTreeSet;
 use std::path::Path;
 

@@ -128,7 +128,8 @@ mod tests {
 
     use super::*;
     use crate::api::Ec2NodeClass;
-    use crate::cloud::catalog::{MIB, SpotPricing, embedded};
+    use crate::cloud::catalog::overhead::MIB;
+    use crate::cloud::catalog::{SpotPricing, embedded};
 
     fn class(family: &str, kubelet: Value) -> Ec2NodeClass {
         Ec2NodeClass::new("default", serde_json::from_value(json!({"amiFamily": family, "kubelet": kubelet})).unwrap())

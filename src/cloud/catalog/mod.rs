@@ -20,7 +20,7 @@ pub use crate::cloud::catalog::price::{SpotPricing, SpotRatio, micro_usd};
 pub use crate::cloud::catalog::raw::{
     RawAccelerator, RawCatalog, RawGpu, RawInstanceType, RawNeuronDevice, architecture, parse,
 };
-pub use crate::cloud::catalog::settings::{NodeSettings, Reserved};
+pub use crate::cloud::catalog::settings::NodeSettings;
 
 #[cfg(test)]
 mod conformance_tests;

@@ -9,6 +9,7 @@ use crate::model::resources::Resources;
 use crate::model::units::{Bytes, Millicores};
 
 /// Bytes of a MiB.
+#[cfg(test)]
 pub const MIB: i64 = 1 << 20;
 /// Bytes of a GB, the unit of local disks.
 const GB: i64 = 1_000_000_000;

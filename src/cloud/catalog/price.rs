@@ -5,10 +5,6 @@ use serde::{Deserialize, Deserializer};
 use crate::cloud::draw::draw_between;
 use crate::model::units::MicroUsd;
 
-/// The note that is shown with prices of [`SpotPricing::Synthetic`].
-pub const SYNTHETIC_SPOT_NOTE: &str =
-    "synthetic: 25 to 60 % of the on-demand price, drawn per instance type and zone from a seed; not EC2's spot prices";
-
 /// Why a spot ratio can't be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("spot ratio {0} is not a number from 0 to 100")]
@@ -60,7 +56,7 @@ pub enum SpotPricing {
     Off,
     /// The same share of every on-demand price.
     Ratio(SpotRatio),
-    /// Invented prices: see [`SYNTHETIC_SPOT_NOTE`]. The same seed gives the same prices.
+    /// Synthetic prices, not those of EC2: 25 to 60 % of the on-demand price, drawn per instance type and zone from the seed.
     Synthetic {
         /// Seed of the draws.
         seed: u64,

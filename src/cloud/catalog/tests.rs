@@ -1,5 +1,7 @@
 //! The embedded numbers compared with the values of the Karpenter AWS reference and with the rule of the plan checker.
 
+use crate::cloud::catalog::overhead::MIB;
+use crate::cloud::catalog::settings::Reserved;
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::*;

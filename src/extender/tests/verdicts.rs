@@ -7,6 +7,7 @@ use crate::model::units::{Bytes, Millicores};
 use proptest::prelude::*;
 
 use super::*;
+use crate::extender::prioritize::MAX_SCORE;
 
 #[test]
 fn without_holds_plans_or_disruption_names_are_echoed_in_order() {

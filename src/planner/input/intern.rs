@@ -53,10 +53,6 @@ pub struct Interner {
 }
 
 impl Interner {
-    pub fn new() -> Self {
-        Self::default()
-    }
-
     /// With default topology spread for pods without constraints of their own.
     pub fn with_default_spread(default_spread: DefaultSpread) -> Self {
         Self { default_spread, ..Self::default() }
@@ -360,7 +356,7 @@ mod tests {
 
     #[test]
     fn pods_that_ask_for_the_same_share_class_and_labels() {
-        let mut interner = Interner::new();
+        let mut interner = Interner::default();
         let spec = json!({"containers": [{"name": "c", "resources": {"requests": {"cpu": "1"}}}]});
         let a = interner.intern(&pod("a", &json!({"app": "x"}), &spec)).unwrap();
         let b = interner.intern(&pod("b", &json!({"app": "x"}), &spec)).unwrap();
@@ -378,7 +374,7 @@ mod tests {
             "whenUnsatisfiable": "DoNotSchedule", "labelSelector": {"matchLabels": {"app": "x"}},
             "matchLabelKeys": ["pod-template-hash", "absent"]}]});
         let labels = json!({"app": "x", "pod-template-hash": "v2"});
-        let class = Interner::new().intern(&pod("a", &labels, &spec)).unwrap().class;
+        let class = Interner::default().intern(&pod("a", &labels, &spec)).unwrap().class;
         let spread = &class.spread[0];
         assert_eq!(&*spread.key, "topology.kubernetes.io/zone");
         let selector = spread.selector.as_ref().unwrap();
@@ -393,7 +389,7 @@ mod tests {
             let mut term = json!({"topologyKey": "kubernetes.io/hostname", "labelSelector": {}});
             term.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
             let spec = json!({"containers": [], "affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}});
-            Interner::new().intern(&pod("a", &json!({"t": "1"}), &spec)).unwrap().class.anti_affinity[0].clone()
+            Interner::default().intern(&pod("a", &json!({"t": "1"}), &spec)).unwrap().class.anti_affinity[0].clone()
         };
         assert_eq!(term(json!({})).namespaces.names, [Arc::from("ns")].into());
         assert_eq!(term(json!({"namespaces": ["b"]})).namespaces.names, [Arc::from("b")].into());
@@ -409,7 +405,7 @@ mod tests {
             "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
                 {"matchExpressions": [{"key": "z", "operator": "In", "values": ["1"]}]},
                 {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n"]}]}, {}]}}}});
-        let class = Interner::new().intern(&pod("a", &json!({}), &spec)).unwrap().class;
+        let class = Interner::default().intern(&pod("a", &json!({}), &spec)).unwrap().class;
         let labels =
             |arch: &str, z: &str| Labels::from([("kubernetes.io/arch".into(), arch.into()), ("z".into(), z.into())]);
         assert!(class.accepts_node(&labels("arm64", "1"), "m"));
@@ -421,10 +417,10 @@ mod tests {
     #[test]
     fn a_bad_pod_is_refused_by_name_and_field() {
         let quantity = json!({"containers": [{"name": "c", "resources": {"requests": {"cpu": "lots"}}}]});
-        let text = Interner::new().intern(&pod("a", &json!({}), &quantity)).unwrap_err().to_string();
+        let text = Interner::default().intern(&pod("a", &json!({}), &quantity)).unwrap_err().to_string();
         assert!(text.contains("ns/a") && text.contains("cpu") && text.contains("lots"), "{text}");
         let nameless: Pod = serde_json::from_value(json!({"spec": {"containers": []}})).unwrap();
-        assert!(Interner::new().intern(&nameless).is_err());
+        assert!(Interner::default().intern(&nameless).is_err());
     }
 
     #[test]
@@ -432,7 +428,7 @@ mod tests {
         let set: DaemonSet = serde_json::from_value(json!({"metadata": {"name": "d", "namespace": "kube-system"}, "spec": {
             "selector": {}, "template": {"spec": {"containers": [{"name": "c", "ports": [{"containerPort": 80}]}], "hostNetwork": true}}}}))
         .unwrap();
-        let daemon = Interner::new().intern_daemon(&set).unwrap();
+        let daemon = Interner::default().intern_daemon(&set).unwrap();
         let taint = k8s_openapi::api::core::v1::Taint {
             key: "node.kubernetes.io/not-ready".into(),
             effect: "NoExecute".into(),

@@ -261,7 +261,7 @@ pub(crate) fn lone(spec: &Value) -> World {
 }
 
 /// A pool of on-demand capacity, or of the `capacity-types` given, with what else is given merged into it.
-pub(crate) fn read_pool(name: &str, extra: &Value) -> Result<Pool, crate::planner::PoolError> {
+pub(crate) fn read_pool(name: &str, extra: &Value) -> Result<Pool, crate::planner::input::pool::PoolError> {
     let on_demand = json!(["on-demand"]);
     let capacity_types = extra.get("capacity-types").unwrap_or(&on_demand);
     let mut requirements =

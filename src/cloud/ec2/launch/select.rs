@@ -46,17 +46,6 @@ pub struct Choice {
 }
 
 impl Choice {
-    /// The offerings of it.
-    pub fn offerings(&self) -> Vec<Override> {
-        let of = |candidate: &Candidate| {
-            let instance_type = candidate.instance_type.name.to_string();
-            let capacity_type = self.capacity_type;
-            let zones = candidate.zones.keys().cloned();
-            zones.map(|zone| Override { instance_type: instance_type.clone(), zone, capacity_type }).collect::<Vec<_>>()
-        };
-        self.candidates.iter().flat_map(of).collect()
-    }
-
     /// How many pods the smallest type may run, by zone: so many addresses a launch may take there.
     pub fn fewest_pods(&self) -> BTreeMap<String, i64> {
         let mut out: BTreeMap<String, i64> = BTreeMap::new();

@@ -109,10 +109,6 @@ impl ScoreTable {
     pub fn len(&self) -> usize {
         self.scores.values().map(BTreeMap::len).sum()
     }
-
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
 }
 
 #[cfg(test)]

@@ -37,7 +37,7 @@ impl Simulation {
         let script = Script::parse(script).unwrap();
         let mut prices = SpotPriceModel::new(Arc::new(embedded().clone()), SpotPricing::ratio(0.5).unwrap());
         let engine = Engine::new(7, timings(), script, state, now);
-        prices.set_price_changes(&engine.script().events, engine.started_at());
+        prices.set_price_changes(&engine.script.events, engine.started_at());
         Self { engine, prices }
     }
 
@@ -148,7 +148,7 @@ fn a_repeated_token_returns_the_same_instance() {
     assert!(simulation.engine.terminate(&first.provider_id, at(60)).unwrap());
     let after = simulation.launched("one", 60_000);
     assert_eq!((after.id, after.state), (first.id, InstanceState::Terminated));
-    assert_eq!(simulation.engine.state().launches, 2);
+    assert_eq!(simulation.engine.state.launches, 2);
 }
 
 #[test]
@@ -192,7 +192,7 @@ fn identities_are_well_formed_and_unique() {
         let instance = simulation.launched(&n.to_string(), n);
         assert_eq!(instance.id.len(), 19, "{}", instance.id);
         assert_eq!(instance.provider_id, format!("aws:///us-east-1a/{}", instance.id));
-        let name = simulation.engine.state().instances[&instance.id].node_name();
+        let name = simulation.engine.state.instances[&instance.id].node_name();
         assert!(name.starts_with("ip-10-") && name.ends_with(".ec2.internal"), "{name}");
         assert!(seen.insert(instance.id) && seen.insert(name));
     }
@@ -249,7 +249,7 @@ fn boot_times_are_scripted_or_drawn_within_bounds() {
     for (claim, millis) in [("one", 0), ("two", 0), ("three", 60_000), ("four", 60_000)] {
         simulation.launched(claim, millis);
     }
-    let mut records: Vec<&InstanceRecord> = simulation.engine.state().instances.values().collect();
+    let mut records: Vec<&InstanceRecord> = simulation.engine.state.instances.values().collect();
     records.sort_by_key(|record| record.number);
     let boots: Vec<Option<UnixMillis>> = records.iter().map(|record| record.boot_at).collect();
     assert_eq!(boots, [Some(at(240_000)), None, Some(at(61_000)), Some(at(90_000))]);
@@ -270,7 +270,7 @@ fn boot_times_are_scripted_or_drawn_within_bounds() {
     for n in 0..300 {
         drawn.launch(&request(&n.to_string(), &[("m5.large", "a", "spot")]), &simulation.prices, START).unwrap();
     }
-    let boots: Vec<UnixMillis> = drawn.state().instances.values().filter_map(|record| record.boot_at).collect();
+    let boots: Vec<UnixMillis> = drawn.state.instances.values().filter_map(|record| record.boot_at).collect();
     assert!(boots.iter().all(|boot| (at(20_000)..=at(40_000)).contains(boot)));
     assert!(boots.iter().min() < Some(&(at(21_000))) && boots.iter().max() > Some(&(at(39_000))));
 }
@@ -314,7 +314,7 @@ fn a_deleted_message_never_returns_and_an_old_one_expires() {
     assert!(simulation.messages(100_000).is_empty());
     simulation.engine.trigger(&instance.id, InstanceEvent::Rebalance, at(200_000)).unwrap();
     assert!(simulation.messages(500_000).is_empty(), "the queue keeps a message for five minutes");
-    assert!(simulation.engine.state().queue.is_empty());
+    assert!(simulation.engine.state.queue.is_empty());
 }
 
 #[test]
@@ -327,7 +327,7 @@ fn an_earlier_shutdown_replaces_a_later_one() {
     let kinds: Vec<MessageKind> = simulation.messages(15_000).into_iter().map(|(kind, _)| kind).collect();
     assert_eq!(kinds, [MessageKind::SpotInterruption, MessageKind::StateChange]);
     simulation.engine.advance(at(200_000));
-    assert_eq!(simulation.engine.state().queue.len(), 2, "one state change, not two");
+    assert_eq!(simulation.engine.state.queue.len(), 2, "one state change, not two");
 }
 
 #[test]
@@ -337,11 +337,11 @@ fn an_event_applies_to_the_numbered_instance_once_after_its_delay() {
     let second = simulation.launched("two", 1_000);
     assert_eq!(simulation.engine.next_wake(at(1_000)), Some(at(21_000)));
     simulation.engine.advance(at(20_999));
-    assert!(simulation.engine.state().instances[&second.id].shutdown_at.is_none());
+    assert!(simulation.engine.state.instances[&second.id].shutdown_at.is_none());
     simulation.engine.advance(at(21_000));
     simulation.engine.advance(at(22_000));
-    assert_eq!(simulation.engine.state().instances[&second.id].shutdown_at, Some(at(21_000)));
-    assert!(simulation.engine.state().instances[&first.id].shutdown_at.is_none());
+    assert_eq!(simulation.engine.state.instances[&second.id].shutdown_at, Some(at(21_000)));
+    assert!(simulation.engine.state.instances[&first.id].shutdown_at.is_none());
 }
 
 #[test]
@@ -349,7 +349,7 @@ fn a_triggered_event_selects_the_instance_by_id_or_node_name() {
     let mut simulation = Simulation::new("");
     let spot = simulation.launched("one", 0);
     let on_demand = simulation.launch(&request("od", &[("m5.large", "a", "on-demand")]), 0).unwrap().instance;
-    let node = simulation.engine.state().instances[&spot.id].node_name();
+    let node = simulation.engine.state.instances[&spot.id].node_name();
     simulation.engine.trigger(&node, InstanceEvent::KernelPanic, at(40_000)).unwrap();
     assert!(
         simulation.steps(40_000).iter().all(|step| *step == NodeStep::Registered),
@@ -415,7 +415,7 @@ fn a_replayed_journal_restores_the_state() {
     for entry in &written {
         replayed.apply(entry);
     }
-    assert_eq!(&replayed, simulation.engine.state());
+    assert_eq!(replayed, simulation.engine.state);
     let mut compacted = EngineState::default();
     for entry in &replayed.entries() {
         compacted.apply(entry);
@@ -427,6 +427,6 @@ fn a_replayed_journal_restores_the_state() {
     assert_eq!(resumed.launched("one", 60_000).id, first.id, "no instance is launched twice");
     let third = resumed.launched("three", 60_000);
     assert_ne!(third.id, first.id);
-    assert!(resumed.engine.state().instances[&third.id].shutdown_at.is_none(), "an applied event is not applied again");
+    assert!(resumed.engine.state.instances[&third.id].shutdown_at.is_none(), "an applied event is not applied again");
     assert_eq!(resumed.states(125_000).iter().filter(|state| **state == InstanceState::ShuttingDown).count(), 1);
 }

@@ -207,7 +207,7 @@ fn c12_a_retried_claim_has_an_unknown_launched_condition() {
     let written = [&launched.status, &launched.reason, &launched.message].map(String::as_str);
     assert_eq!(written, ["Unknown", "Unauthorized", "not permitted"]);
     let again = NodeClaim {
-        status: Some(crate::api::NodeClaimStatus { conditions: list.clone(), ..Default::default() }),
+        status: Some(crate::api::node_claim::NodeClaimStatus { conditions: list.clone(), ..Default::default() }),
         ..claim
     };
     let later = UnixMillis::parse_rfc3339("2026-01-01T00:01:00Z").unwrap();

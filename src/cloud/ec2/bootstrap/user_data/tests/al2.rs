@@ -42,7 +42,10 @@ fn c21_al2_user_data_merges_mime_script_and_empty() {
         );
     }
     let broken = UserDataInput { custom: Some("MIME-Version: 1.0\n\nhello"), ..input() };
-    assert_eq!(user_data(AmiFamily::Al2, &broken), Err(UserDataError::Mime(MimeError::NotMultipart(String::new()))));
+    assert_eq!(
+        user_data(AmiFamily::Al2, &broken),
+        Err(UserDataError::Mime(crate::cloud::ec2::bootstrap::user_data::mime::MimeError::NotMultipart(String::new())))
+    );
 }
 
 #[test]
