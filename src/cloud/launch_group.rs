@@ -13,8 +13,8 @@ use crate::cloud::draw::draw;
 use crate::cloud::instance::Instance;
 use crate::model::labels;
 
-/// Most claims of a group: so many instances one call asks for.
-pub const MOST: usize = 1_000;
+/// Maximum claims of a launch group, which are the instances of one CreateFleet call.
+pub const MAX_SIZE: usize = 1_000;
 /// Resources of which every type in a claim's requirements has enough, or it would not be there.
 const FITTED: [&str; 4] = ["cpu", "memory", "pods", "ephemeral-storage"];
 
@@ -32,7 +32,7 @@ impl LaunchGroup {
     pub fn of(claim: &NodeClaim) -> Self {
         let written = claim.annotations().get(labels::LAUNCH_GROUP).and_then(|text| {
             let (id, size) = text.split_once('/')?;
-            let size = size.parse().ok().filter(|size| (1..=MOST).contains(size))?;
+            let size = size.parse().ok().filter(|size| (1..=MAX_SIZE).contains(size))?;
             (!id.is_empty()).then(|| Self { id: id.to_owned(), size })
         });
         written.unwrap_or_else(|| Self { id: claim.uid().unwrap_or_default(), size: 1 })
@@ -48,7 +48,7 @@ pub fn mark(claims: &mut [NodeClaim], at_ms: i64) {
         alike.entry(shape(claim)).or_default().push(index);
     }
     for (shape, members) in alike {
-        for (number, part) in members.chunks(MOST).enumerate().filter(|(_, part)| part.len() > 1) {
+        for (number, part) in members.chunks(MAX_SIZE).enumerate().filter(|(_, part)| part.len() > 1) {
             let first = claims[part[0]].annotations().get(labels::PLANNED_PODS).cloned().unwrap_or_default();
             let id = draw(at_ms.unsigned_abs(), &[&shape, &first, &number.to_string()]);
             for index in part {
@@ -138,9 +138,9 @@ mod tests {
         assert_eq!(id("a", 1), id("a", 1));
         assert_ne!(id("a", 1), id("a", 2));
         assert_ne!(id("a", 1), id("b", 1));
-        let mut many = vec![claim("a", "z", &json!({})); MOST + 2];
+        let mut many = vec![claim("a", "z", &json!({})); MAX_SIZE + 2];
         mark(&mut many, 1);
-        assert_eq!((LaunchGroup::of(&many[0]).size, LaunchGroup::of(&many[MOST]).size), (MOST, 2));
+        assert_eq!((LaunchGroup::of(&many[0]).size, LaunchGroup::of(&many[MAX_SIZE]).size), (MAX_SIZE, 2));
     }
 
     #[test]

@@ -42,7 +42,7 @@ const PARTITION_POLL_PERIOD: Duration = Duration::from_secs(1);
 /// Concurrent steps other than launches: launches that wait for EC2 do not delay other steps.
 const CONCURRENCY: usize = 100;
 /// Concurrent launches. The launches of a group share a call.
-const LAUNCH_CONCURRENCY: usize = launch_group::MOST;
+const LAUNCH_CONCURRENCY: usize = launch_group::MAX_SIZE;
 
 /// Which claims are being processed, and when the others are processed again.
 #[derive(Debug, Default)]

@@ -165,11 +165,11 @@ pub async fn facts_of(clients: &Clients, id: &str) -> Result<Option<InstanceFact
     }
 }
 
-/// The living instances that were launched for a group, the oldest first.
+/// The pending and running instances of a launch group, oldest first.
 ///
 /// # Errors
-/// EC2's.
-pub async fn of_group(clients: &Clients, cluster: &str, group: &str) -> Result<Vec<Instance>, ApiError> {
+/// DescribeInstances failed.
+pub async fn of_launch_group(clients: &Clients, cluster: &str, group: &str) -> Result<Vec<Instance>, ApiError> {
     let filters = vec![
         filter(format!("tag:{LAUNCH_TAG}"), [group]),
         filter(format!("tag:{CLUSTER_TAG}"), [cluster]),
@@ -191,10 +191,10 @@ pub type Terminator = Coalescer<String, Result<bool, ApiError>>;
 pub fn finder(clients: &Clients, cluster: &str) -> Finder {
     let (clients, cluster) = (clients.clone(), cluster.to_owned());
     let told = Told::new(&clients.metrics, "find_instances");
-    Coalescer::start(BY_GROUP, told, move |groups| of_groups(clients.clone(), cluster.clone(), groups))
+    Coalescer::start(BY_GROUP, told, move |groups| of_launch_groups(clients.clone(), cluster.clone(), groups))
 }
 
-async fn of_groups(
+async fn of_launch_groups(
     clients: Clients,
     cluster: String,
     groups: Vec<String>,

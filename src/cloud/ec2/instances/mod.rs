@@ -2,4 +2,5 @@
 
 pub mod describe;
 pub mod status_checks;
+pub mod store;
 pub mod tagging;

@@ -1,25 +1,28 @@
-//! Tags that instances get once they are Nodes. The controller's IAM policy allows no others after the launch.
+//! Tags instances with the names of their Node, NodeClaim and cluster after they become Nodes. The IAM policy of the controller
+//! permits no other tags after the launch.
 //!
-//! What instances have is read for many in one call. Each has a name of its own, so most calls that write tags are for one; those
-//! that lack the very same share a call.
+//! One call reads the tags of many instances. Most calls that write tags are for one instance, since names differ; instances that
+//! lack the same tags share a call.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures::{Stream, StreamExt, stream};
 
-use crate::cloud::ec2::Ec2Provider;
 use crate::cloud::ec2::aws::client::Clients;
 use crate::cloud::ec2::aws::errors::{ApiError, Class};
 use crate::cloud::ec2::degraded_apis;
+use crate::cloud::ec2::degraded_apis::DegradedApis;
 use crate::cloud::ec2::instances::describe;
+use crate::cloud::ec2::instances::store::InstanceStore;
 use crate::cloud::ec2::tags::CLAIM_TAG;
 use crate::cloud::ec2::tags::{CLUSTER_TAG, tags};
 use crate::cloud::{CloudError, Untagged, without_encoded_details};
 use crate::sync::lock;
 
-/// Instances whose tags are read in one call: few, since those that are read first must still be so when the last is written.
-const LOOK: usize = 10;
+/// Instances whose tags are read in one call: few, so that what was read is still current when the last tag is written.
+const READ_BATCH: usize = 10;
 /// Wait after each call that writes tags.
 pub const PAUSE: Duration = Duration::from_secs(1);
 
@@ -28,13 +31,13 @@ const CREATE: &str = "ec2:CreateTags";
 /// Tags by key.
 type Tags = BTreeMap<String, String>;
 
-/// The place of an instance among those that are due, and its id.
-type Place<'a> = (usize, &'a str);
+/// The index of an instance among the due instances, and its id.
+type Indexed<'a> = (usize, &'a str);
 
-/// What became of the instance at a place.
+/// The result for the instance at an index.
 pub type Outcome = (usize, Result<(), CloudError>);
 
-/// What is missing of an instance's tags: its node's name as `Name`, unless the user has one, its claim and its cluster.
+/// The missing tags of an instance: the name of its Node as `Name`, unless the user sets one, its NodeClaim and its cluster.
 pub fn missing(present: &Tags, node: &str, claim: &str, cluster: &str) -> Tags {
     let wanted = [("Name", node), (CLAIM_TAG, claim), (CLUSTER_TAG, cluster)];
     let absent = wanted.into_iter().filter(|(key, _)| !present.contains_key(*key));
@@ -51,55 +54,71 @@ async fn create(clients: &Clients, missing: &Tags, ids: Vec<String>) -> Result<(
     call.send().await.map_err(ApiError::of(CREATE)).map(|_| ())
 }
 
-impl Ec2Provider {
-    /// Tags what lacks tags, and waits for `pause` after each call that does.
-    pub(crate) fn tag_all<'a>(
-        &'a self,
-        due: &'a [Untagged],
-        pause: Duration,
-    ) -> impl Stream<Item = Outcome> + Send + 'a {
-        self.keep_untaggable(due);
-        let (mut out_of_reach, mut places) = (Vec::new(), Vec::new());
+/// Writes the tags. Locks `untaggable` before the list of degraded APIs.
+#[derive(Debug)]
+pub struct Tagger {
+    clients: Clients,
+    cluster_name: String,
+    instances: Arc<InstanceStore>,
+    degraded_apis: Arc<DegradedApis>,
+    /// Ids of due instances whose last tagging failed.
+    untaggable: Mutex<BTreeSet<String>>,
+}
+
+impl Tagger {
+    pub fn new(
+        clients: Clients,
+        cluster_name: &str,
+        instances: Arc<InstanceStore>,
+        degraded_apis: Arc<DegradedApis>,
+    ) -> Self {
+        Self { clients, cluster_name: cluster_name.to_owned(), instances, degraded_apis, untaggable: Mutex::default() }
+    }
+
+    /// Tags the instances that lack tags, and waits for `pause` after each CreateTags call.
+    pub fn tag_all<'a>(&'a self, due: &'a [Untagged], pause: Duration) -> impl Stream<Item = Outcome> + Send + 'a {
+        self.retain_due(due);
+        let (mut unreachable, mut indexed) = (Vec::new(), Vec::new());
         for (at, one) in due.iter().enumerate() {
-            match self.reachable(&one.provider_id) {
-                Ok(id) => places.push((at, id)),
-                Err(error) => out_of_reach.push((at, Err(error))),
+            match self.instances.reachable(&one.provider_id) {
+                Ok(id) => indexed.push((at, id)),
+                Err(error) => unreachable.push((at, Err(error))),
             }
         }
-        let chunks: Vec<Vec<Place<'a>>> = places.chunks(LOOK).map(<[_]>::to_vec).collect();
-        let looked = stream::iter(chunks).then(move |chunk| self.read_tags(due, chunk));
-        let tagged = looked.flat_map(move |(known, lacking)| {
+        let chunks: Vec<Vec<Indexed<'a>>> = indexed.chunks(READ_BATCH).map(<[_]>::to_vec).collect();
+        let read = stream::iter(chunks).then(move |chunk| self.read_tags(due, chunk));
+        let tagged = read.flat_map(move |(known, lacking)| {
             let calls = stream::iter(lacking).then(move |(missing, of)| self.write_tags(missing, of, pause));
             stream::iter(known).chain(calls.flat_map(stream::iter))
         });
-        stream::iter(out_of_reach).chain(tagged)
+        stream::iter(unreachable).chain(tagged)
     }
 
-    /// Reads the tags of instances: outcomes that need no call more, and the instances that lack the same, by what they lack.
+    /// Reads the tags of instances. Returns the outcomes that need no further call, and the other instances by their missing tags.
     async fn read_tags<'a>(
         &self,
         due: &[Untagged],
-        chunk: Vec<Place<'a>>,
-    ) -> (Vec<Outcome>, BTreeMap<Tags, Vec<Place<'a>>>) {
+        chunk: Vec<Indexed<'a>>,
+    ) -> (Vec<Outcome>, BTreeMap<Tags, Vec<Indexed<'a>>>) {
         let ids: Vec<String> = chunk.iter().map(|(_, id)| (*id).to_owned()).collect();
         let found = describe::each(&self.clients, &ids, read).await;
-        let (mut known, mut lacking) = (Vec::new(), BTreeMap::<Tags, Vec<Place<'a>>>::new());
+        let (mut known, mut lacking) = (Vec::new(), BTreeMap::<Tags, Vec<Indexed<'a>>>::new());
         for (at, id) in chunk {
             let one = &due[at];
             match found.get(id) {
-                Some(Ok(Some(present))) => match missing(present, &one.node, &one.claim, &self.options.cluster_name) {
-                    missing if missing.is_empty() => known.push((at, self.note_tagged(id, Ok(())))),
+                Some(Ok(Some(present))) => match missing(present, &one.node, &one.claim, &self.cluster_name) {
+                    missing if missing.is_empty() => known.push((at, self.record_tagged(id, Ok(())))),
                     missing => lacking.entry(missing).or_default().push((at, id)),
                 },
                 Some(Err(error)) => known.push((at, Err(error.clone().into()))),
-                Some(Ok(None)) | None => known.push((at, self.note_absent(id))),
+                Some(Ok(None)) | None => known.push((at, self.record_absent(id))),
             }
         }
         (known, lacking)
     }
 
-    /// Writes tags onto instances. One that is gone fails the whole call: then each is tried by itself.
-    async fn write_tags(&self, missing: Tags, of: Vec<Place<'_>>, pause: Duration) -> Vec<Outcome> {
+    /// Writes tags. A terminated instance fails the whole call; each instance is then tagged by a separate call.
+    async fn write_tags(&self, missing: Tags, of: Vec<Indexed<'_>>, pause: Duration) -> Vec<Outcome> {
         let ids = of.iter().map(|(_, id)| (*id).to_owned()).collect();
         let answer = create(&self.clients, &missing, ids).await;
         tokio::time::sleep(pause).await;
@@ -119,22 +138,22 @@ impl Ec2Provider {
 
     fn tagged(&self, id: &str, answer: Result<(), ApiError>) -> Result<(), CloudError> {
         match answer {
-            Err(error) if error.class == Class::NotFound => self.note_absent(id),
-            answer => self.note_tagged(id, answer),
+            Err(error) if error.class == Class::NotFound => self.record_absent(id),
+            answer => self.record_tagged(id, answer),
         }
     }
 
-    /// What an instance's absence means: it is gone, unless it was just launched.
-    fn note_absent(&self, id: &str) -> Result<(), CloudError> {
-        self.note_tagged(id, Ok(()))?;
-        if self.just_launched(id) {
+    /// The outcome of an instance that EC2 does not know: it is terminated, unless it was launched recently.
+    fn record_absent(&self, id: &str) -> Result<(), CloudError> {
+        self.record_tagged(id, Ok(()))?;
+        if self.instances.recent(id, crate::clock::now()).is_some() {
             return Err(CloudError::Other(format!("EC2 does not know {id} yet, which it just launched")));
         }
         Ok(())
     }
 
-    /// Notes whether an instance could be tagged: while one can't, people are told so.
-    fn note_tagged(&self, id: &str, answer: Result<(), ApiError>) -> Result<(), CloudError> {
+    /// Records whether an instance was tagged. Tagging is degraded while any due instance fails.
+    fn record_tagged(&self, id: &str, answer: Result<(), ApiError>) -> Result<(), CloudError> {
         let mut untaggable = lock(&self.untaggable);
         match &answer {
             Err(error) => {
@@ -148,20 +167,20 @@ impl Ec2Provider {
                     }
                     _ => error.to_string(),
                 };
-                self.degraded
+                self.degraded_apis
                     .record_failure(degraded_apis::TAGS, format!("instances are not named after their nodes: {help}"));
             }
             Ok(()) => {
                 if untaggable.remove(id) && untaggable.is_empty() {
-                    self.degraded.record_recovery(degraded_apis::TAGS);
+                    self.degraded_apis.record_recovery(degraded_apis::TAGS);
                 }
             }
         }
         Ok(answer?)
     }
 
-    /// Forgets those that could not be tagged and are not due any more.
-    fn keep_untaggable(&self, due: &[Untagged]) {
+    /// Removes failed instances that are no longer due.
+    fn retain_due(&self, due: &[Untagged]) {
         let mut untaggable = lock(&self.untaggable);
         if untaggable.is_empty() {
             return;
@@ -169,7 +188,7 @@ impl Ec2Provider {
         let due: BTreeSet<&str> = due.iter().filter_map(|one| describe::instance_id(&one.provider_id)).collect();
         untaggable.retain(|id| due.contains(&**id));
         if untaggable.is_empty() {
-            self.degraded.record_recovery(degraded_apis::TAGS);
+            self.degraded_apis.record_recovery(degraded_apis::TAGS);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! CreateFleet: the request for the instances of a launch group, and what its answer means.
+//! CreateFleet: the request for the instances of a launch group, and the interpretation of its answer. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,48 +21,47 @@ use crate::cloud::{LaunchError, Override, ReservedIn};
 use crate::model::offering::CapacityType;
 use crate::model::units::MicroUsd;
 
-/// An offering in the request.
+/// An offering of the request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Slot {
-    /// Instance type.
+pub struct FleetOverride {
     pub instance_type: String,
     /// Zone name.
     pub zone: String,
-    /// Subnet.
+    /// Subnet id.
     pub subnet: String,
-    /// Image.
+    /// Image id.
     pub image: String,
-    /// Price, which is the priority where prices were overlaid.
+    /// The priority of the override: the lowest price comes first when prices are overlaid.
     pub price: MicroUsd,
 }
 
-/// A request for instances that are alike.
+/// A request for equivalent instances.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FleetRequest {
     /// Idempotency token.
     pub token: String,
-    /// How many instances.
+    /// Number of instances.
     pub count: i32,
-    /// EC2's opaque context, where the class has one.
+    /// The `context` of the class, passed to EC2 unchanged.
     pub context: Option<String>,
-    /// Capacity type of all slots.
+    /// Capacity type of all overrides.
     pub capacity_type: CapacityType,
-    /// The capacity reservation that all slots are in.
+    /// Capacity reservation of all overrides.
     pub reservation: Option<ReservedIn>,
-    /// Whether EC2 should follow our prices instead of its own.
+    /// Whether EC2 allocates by the priority of the overrides instead of by its own prices.
     pub prioritized: bool,
-    /// Slots by launch template.
-    pub templates: Vec<(String, Vec<Slot>)>,
-    /// Tags of fleet, volumes and instances.
+    /// Overrides by name of the launch template.
+    pub templates: Vec<(String, Vec<FleetOverride>)>,
+    /// Tags of the fleet, the volumes and the instances.
     pub tags: BTreeMap<String, String>,
-    /// Tags of the instances besides.
+    /// Additional tags of the instances.
     pub instance_tags: BTreeMap<String, String>,
 }
 
 impl FleetRequest {
-    /// Makes it a request for `count` claims of a launch group. Whose each instance is can't be told beforehand, so that those of
-    /// several claims are tagged with their group alone until they are nodes.
-    pub fn for_group(&mut self, group: &LaunchGroup, count: i32) {
+    /// Makes this a request for `count` claims of a launch group. Which claim gets which instance is not known in advance, so that
+    /// the instances of several claims carry only the tag of their launch group until they are Nodes.
+    pub fn for_launch_group(&mut self, group: &LaunchGroup, count: i32) {
         self.count = count;
         self.instance_tags.insert(LAUNCH_TAG.to_owned(), group.id.clone());
         if group.size > 1 {
@@ -70,7 +69,7 @@ impl FleetRequest {
         }
     }
 
-    /// The request as EC2 takes it.
+    /// The input of the API call.
     pub fn input(&self) -> CreateFleetInputBuilder {
         let target = TargetCapacitySpecificationRequest::builder()
             .total_target_capacity(self.count)
@@ -81,7 +80,9 @@ impl FleetRequest {
             .r#type(FleetType::Instant)
             .client_token(&self.token)
             .set_context(self.context.clone())
-            .set_launch_template_configs(Some(self.templates.iter().map(|(name, slots)| config(name, slots)).collect()))
+            .set_launch_template_configs(Some(
+                self.templates.iter().map(|(name, overrides)| config(name, overrides)).collect(),
+            ))
             .target_capacity_specification(target.build())
             .tag_specifications(tag_specification(ResourceType::Instance, &instance))
             .tag_specifications(tag_specification(ResourceType::Volume, &self.tags))
@@ -113,7 +114,7 @@ impl FleetRequest {
         }
     }
 
-    /// What EC2 calls the capacity: instances in an On-Demand Capacity Reservation are on-demand to it.
+    /// The target capacity type of EC2: instances in an On-Demand Capacity Reservation are on-demand.
     fn target(&self) -> DefaultTargetCapacityType {
         match (self.capacity_type, self.reservation.as_ref().map(|reservation| reservation.kind)) {
             (CapacityType::Spot, _) => DefaultTargetCapacityType::Spot,
@@ -124,30 +125,28 @@ impl FleetRequest {
     }
 }
 
-fn config(template: &str, slots: &[Slot]) -> FleetLaunchTemplateConfigRequest {
-    let one = |slot: &Slot| {
+fn config(template: &str, overrides: &[FleetOverride]) -> FleetLaunchTemplateConfigRequest {
+    let one = |fleet_override: &FleetOverride| {
         FleetLaunchTemplateOverridesRequest::builder()
-            .instance_type(slot.instance_type.as_str().into())
-            .subnet_id(&slot.subnet)
-            .image_id(&slot.image)
-            .availability_zone(&slot.zone)
-            .priority(slot.price.usd())
+            .instance_type(fleet_override.instance_type.as_str().into())
+            .subnet_id(&fleet_override.subnet)
+            .image_id(&fleet_override.image)
+            .availability_zone(&fleet_override.zone)
+            .priority(fleet_override.price.usd())
             .build()
     };
     let specification =
         FleetLaunchTemplateSpecificationRequest::builder().launch_template_name(template).version("$Latest").build();
     FleetLaunchTemplateConfigRequest::builder()
         .launch_template_specification(specification)
-        .set_overrides(Some(slots.iter().map(one).collect()))
+        .set_overrides(Some(overrides.iter().map(one).collect()))
         .build()
 }
 
 /// An instance that a fleet launched.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LaunchedInstance {
-    /// Instance id.
     pub id: String,
-    /// Instance type.
     pub instance_type: String,
     /// Zone name.
     pub zone: String,
@@ -157,51 +156,55 @@ pub struct LaunchedInstance {
     pub image: String,
 }
 
-/// Why a fleet could not use a slot.
+/// Why a fleet could not use an override.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FleetError {
-    /// Error code.
     pub code: String,
-    /// What EC2 says.
     pub message: String,
-    /// Instance type, where the error is about one.
+    /// Instance type that the error names.
     pub instance_type: Option<String>,
-    /// Zone, where the error is about one.
+    /// Zone that the error names.
     pub zone: Option<String>,
-    /// Subnet, where the error is about one.
+    /// Subnet that the error names.
     pub subnet: Option<String>,
 }
 
-/// What EC2 answered.
+/// The answer of EC2.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FleetAnswer {
-    /// Instances; as many as were asked for or fewer, unless EC2 does what it was not asked for.
-    pub born: Vec<LaunchedInstance>,
-    /// Slots that did not work, also when another one did.
+    /// At most as many instances as requested, unless EC2 exceeds the request.
+    pub launched: Vec<LaunchedInstance>,
+    /// Overrides that failed, possibly beside launched instances.
     pub errors: Vec<FleetError>,
 }
 
 impl FleetAnswer {
-    /// Reads EC2's answer. Where it leaves the zone or the image out they are those of the request.
+    /// Reads the answer of EC2. A missing zone or image is taken from the request.
     pub fn read(answer: &CreateFleetOutput, request: &FleetRequest) -> Self {
-        let slots = || request.templates.iter().flat_map(|(_, slots)| slots);
-        let mut born = Vec::new();
-        for launched in answer.instances() {
-            let overrides = launched.launch_template_and_overrides().and_then(|used| used.overrides());
-            let subnet = overrides.and_then(|used| used.subnet_id()).or(launched.subnet_id());
-            let instance_type = launched
+        let requested = || request.templates.iter().flat_map(|(_, overrides)| overrides);
+        let mut launched = Vec::new();
+        for reported in answer.instances() {
+            let overrides = reported.launch_template_and_overrides().and_then(|used| used.overrides());
+            let subnet = overrides.and_then(|used| used.subnet_id()).or(reported.subnet_id());
+            let instance_type = reported
                 .instance_type()
                 .or(overrides.and_then(|used| used.instance_type()))
                 .map(|kind| kind.as_str().to_owned())
                 .unwrap_or_default();
-            let slot = slots()
-                .find(|slot| slot.instance_type == instance_type && subnet.is_none_or(|subnet| subnet == slot.subnet));
-            let zone = overrides.and_then(|used| used.availability_zone()).or(launched.availability_zone());
-            let zone = zone.map(str::to_owned).or_else(|| slot.map(|slot| slot.zone.clone())).unwrap_or_default();
+            let fleet_override = requested().find(|fleet_override| {
+                fleet_override.instance_type == instance_type
+                    && subnet.is_none_or(|subnet| subnet == fleet_override.subnet)
+            });
+            let zone = overrides.and_then(|used| used.availability_zone()).or(reported.availability_zone());
+            let zone = zone
+                .map(str::to_owned)
+                .or_else(|| fleet_override.map(|fleet_override| fleet_override.zone.clone()))
+                .unwrap_or_default();
             let image = overrides.and_then(|used| used.image_id()).map(str::to_owned);
-            let image = image.or_else(|| slot.map(|slot| slot.image.clone())).unwrap_or_default();
-            for id in launched.instance_ids() {
-                born.push(LaunchedInstance {
+            let image =
+                image.or_else(|| fleet_override.map(|fleet_override| fleet_override.image.clone())).unwrap_or_default();
+            for id in reported.instance_ids() {
+                launched.push(LaunchedInstance {
                     id: id.clone(),
                     instance_type: instance_type.clone(),
                     zone: zone.clone(),
@@ -213,10 +216,11 @@ impl FleetAnswer {
         let errors = answer.errors().iter().map(|error| {
             let overrides = error.launch_template_and_overrides().and_then(|used| used.overrides());
             let subnet = overrides.and_then(|used| used.subnet_id()).map(str::to_owned);
-            let zone = overrides
-                .and_then(|used| used.availability_zone())
-                .map(str::to_owned)
-                .or_else(|| slots().find(|slot| Some(&slot.subnet) == subnet.as_ref()).map(|slot| slot.zone.clone()));
+            let zone = overrides.and_then(|used| used.availability_zone()).map(str::to_owned).or_else(|| {
+                requested()
+                    .find(|fleet_override| Some(&fleet_override.subnet) == subnet.as_ref())
+                    .map(|fleet_override| fleet_override.zone.clone())
+            });
             FleetError {
                 code: error.error_code().unwrap_or_default().to_owned(),
                 message: error.error_message().unwrap_or_default().to_owned(),
@@ -225,33 +229,33 @@ impl FleetAnswer {
                 subnet,
             }
         });
-        Self { born, errors: errors.collect() }
+        Self { launched, errors: errors.collect() }
     }
 
-    /// Whether nothing was launched because a launch template isn't there any more.
+    /// Whether nothing was launched because a launch template no longer exists.
     pub fn lacks_template(&self) -> bool {
-        self.born.is_empty() && self.errors.iter().any(|error| class_of(&error.code) == Class::LaunchTemplateGone)
+        self.launched.is_empty() && self.errors.iter().any(|error| class_of(&error.code) == Class::LaunchTemplateGone)
     }
 }
 
-/// What a fleet's errors teach.
+/// What the errors of a fleet say about capacity.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CapacityFeedback {
-    /// What not to try for a while.
+    /// Capacity that is unavailable for a while.
     pub marks: Vec<CapacityScope>,
     /// Subnets without free addresses.
     pub exhausted: BTreeSet<String>,
-    /// The account may not make the role that spot needs.
+    /// The service-linked role of EC2 spot is missing, and the controller may not create it.
     pub no_spot_role: bool,
-    /// The capacity reservation of the request has no room. Its count says so, not a mark on the offering: other reservations
-    /// of that type and zone may have.
+    /// The capacity reservation of the request is full. Its count records that instead of a mark on the offering, since other
+    /// reservations of the type and zone may have capacity.
     pub reservation_full: bool,
 }
 
 impl CapacityFeedback {
-    /// Learns from errors of a request in a placement group or a partition of one ([`placement_scope`](crate::cloud::ec2::offerings::unavailable::placement_scope)), or in
-    /// none.
-    pub fn of(errors: &[FleetError], request: &FleetRequest, group: Option<&str>) -> Self {
+    /// Evaluates the errors of a request. `placement_scope` is its placement group or a partition of it
+    /// ([`placement_scope`](crate::cloud::ec2::offerings::unavailable::placement_scope)).
+    pub fn of(errors: &[FleetError], request: &FleetRequest, placement_scope: Option<&str>) -> Self {
         let mut out = Self::default();
         let mut mark = |subject: CapacityScope| {
             if !out.marks.contains(&subject) {
@@ -261,7 +265,7 @@ impl CapacityFeedback {
         let offering = |instance_type: &str, zone: &str| {
             let (instance_type, zone) = (instance_type.to_owned(), zone.to_owned());
             let offering = Override { instance_type, zone, capacity_type: request.capacity_type };
-            CapacityScope::Offering(offering, group.map(str::to_owned))
+            CapacityScope::Offering(offering, placement_scope.map(str::to_owned))
         };
         for error in errors {
             if error.code == "InsufficientFreeAddressesInSubnet"
@@ -270,17 +274,19 @@ impl CapacityFeedback {
                 mark(CapacityScope::Subnet(subnet.clone()));
                 out.exhausted.insert(subnet.clone());
             }
-            let spread = group.is_some() && error.message.contains("limit of instances in this spread placement group");
+            let spread_is_full = placement_scope.is_some()
+                && error.message.contains("limit of instances in this spread placement group");
             if request.reservation.is_some() {
-                // A full spread group too (Karpenter leaves the count alone): or the next plan would come to the same.
-                out.reservation_full |= spread || class_of(&error.code) == Class::Unfulfillable;
+                // A full spread placement group counts as full, too: the next plan would otherwise be identical. Karpenter leaves the
+                // count unchanged.
+                out.reservation_full |= spread_is_full || class_of(&error.code) == Class::Unfulfillable;
                 continue;
             }
             match (class_of(&error.code), &error.instance_type, &error.zone) {
-                (_, _, Some(zone)) if spread => {
-                    let slots = request.templates.iter().flat_map(|(_, slots)| slots);
-                    for slot in slots.filter(|slot| slot.zone == *zone) {
-                        mark(offering(&slot.instance_type, zone));
+                (_, _, Some(zone)) if spread_is_full => {
+                    let overrides = request.templates.iter().flat_map(|(_, overrides)| overrides);
+                    for fleet_override in overrides.filter(|fleet_override| fleet_override.zone == *zone) {
+                        mark(offering(&fleet_override.instance_type, zone));
                     }
                 }
                 (Class::Unfulfillable, Some(instance_type), Some(zone)) => mark(offering(instance_type, zone)),
@@ -294,7 +300,7 @@ impl CapacityFeedback {
         out
     }
 
-    /// The single offerings among what is marked.
+    /// The marked offerings, without marked capacity types and subnets.
     pub fn offerings(&self) -> Vec<Override> {
         let one = |subject: &CapacityScope| match subject {
             CapacityScope::Offering(offering, _) => Some(offering.clone()),
@@ -304,14 +310,14 @@ impl CapacityFeedback {
     }
 }
 
-/// Why nothing was launched.
-pub fn failure(errors: &[FleetError], lessons: &CapacityFeedback) -> LaunchError {
-    let passing = |error: &FleetError| matches!(class_of(&error.code), Class::Unfulfillable | Class::NoSpotRole);
-    if !errors.is_empty() && errors.iter().all(passing) {
-        if lessons.no_spot_role {
+/// The error of a request that launched nothing.
+pub fn failure(errors: &[FleetError], feedback: &CapacityFeedback) -> LaunchError {
+    let is_capacity = |error: &FleetError| matches!(class_of(&error.code), Class::Unfulfillable | Class::NoSpotRole);
+    if !errors.is_empty() && errors.iter().all(is_capacity) {
+        if feedback.no_spot_role {
             return LaunchError::NoSpotRole;
         }
-        return LaunchError::InsufficientCapacity { unavailable: lessons.offerings() };
+        return LaunchError::InsufficientCapacity { unavailable: feedback.offerings() };
     }
     let texts: BTreeSet<String> = errors.iter().map(|error| format!("{}: {}", error.code, error.message)).collect();
     let message = texts.into_iter().collect::<Vec<_>>().join("; ");

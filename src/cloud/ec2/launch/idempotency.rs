@@ -1,84 +1,87 @@
-//! The calls of a launch group: which token the next CreateFleet carries, whether to look for instances first, and whose they
-//! are. Pure.
+//! Idempotency of the calls of a launch group: the token of the next CreateFleet call, whether to search for instances first, and
+//! which instances are unassigned. Pure.
 //!
-//! A crash between the call and the write must launch nothing twice, and neither may an answer that got lost. Three things hold
-//! that. Every instance carries its group's name as a tag, and any of them serves any of the group's claims, so that one that no
-//! claim names yet is given to the first that wants one. A call that was not answered is made again as it was, before any other,
-//! and EC2 answers a token it knows with what it did before. And after a restart, where that call is forgotten, the tag is looked
-//! up first; EC2 then refuses the token of a call that the look-up did not show yet, until its instances show themselves. The
-//! token is the group's name until EC2 has answered it, then `name-1`, `name-2` and so on.
+//! Neither a crash between the call and the write of its result nor a lost answer may launch twice:
+//! - Every instance carries its launch group as a tag, and serves any claim of the group. An instance that no claim names is
+//!   assigned to the first claim that needs one.
+//! - An unanswered call is repeated unchanged before any other call. EC2 answers a known token with the original result.
+//! - After a restart, which loses the unanswered call, instances are searched by tag first. If the search does not show them yet,
+//!   EC2 rejects the reused token until they are described.
+//!
+//! The token is the id of the launch group until EC2 has answered it, then `id-1`, `id-2` and so on.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use crate::cloud::Instance;
+use crate::model::time::UnixMillis;
 
-/// A claim that was made so shortly after this process began to lead may be another leader's, milliseconds: creation times are
-/// whole seconds of the API server's clock.
-const SKEW_MS: i64 = 10_000;
-/// How long an instance that must be there may take to show itself before a new token is used, milliseconds.
-const PATIENCE_MS: i64 = 60_000;
+/// Claims created this long after the process began to lead may still belong to the previous leader: creation times are whole
+/// seconds of the clock of the API server.
+const SKEW: Duration = Duration::from_secs(10);
+/// How long to wait for the instances of a reused token before the next token is used.
+const REUSED_TOKEN_TIMEOUT: Duration = Duration::from_mins(1);
 
-/// What is known of a group's calls.
+/// The calls of a launch group and their instances.
 #[derive(Clone, Debug, Default)]
 pub struct Attempts {
     /// Calls that EC2 has answered.
     answered: u32,
-    /// Since when EC2 says that a token was used for something else.
-    mismatch_ms: Option<i64>,
-    /// Ids of the instances that were seen or given away.
+    /// Since when EC2 rejects a token as reused with other parameters.
+    token_reused_since: Option<UnixMillis>,
+    /// Ids of all instances seen so far.
     known: BTreeSet<String>,
-    /// Instances that no claim has yet.
-    spare: Vec<Instance>,
+    unassigned: Vec<Instance>,
 }
 
 impl Attempts {
-    /// Whether instances may be there that this process does not know of, for claims made at `created_ms`.
-    pub fn must_look(&self, unanswered: bool, created_ms: i64, leading_since_ms: i64) -> bool {
-        let inherited = self.answered == 0 && created_ms < leading_since_ms + SKEW_MS;
-        unanswered || inherited || self.mismatch_ms.is_some()
+    /// Whether instances may exist that this process does not know, for claims created at `created`.
+    pub fn must_search(&self, unanswered: bool, created: UnixMillis, leading_since: UnixMillis) -> bool {
+        let inherited = self.answered == 0 && created < leading_since + SKEW;
+        unanswered || inherited || self.token_reused_since.is_some()
     }
 
-    /// The token of the group's next call.
-    pub fn token(&self, group: &str) -> String {
+    /// The token of the next call.
+    pub fn token(&self, launch_group: &str) -> String {
         match self.answered {
-            0 => group.to_owned(),
-            answered => format!("{group}-{answered}"),
+            0 => launch_group.to_owned(),
+            answered => format!("{launch_group}-{answered}"),
         }
     }
 
-    /// EC2 answered a call: the next one is another.
+    /// Records that EC2 answered a call, so that the next call uses the next token.
     pub fn answered(&mut self) {
         self.answered += 1;
     }
 
-    /// EC2 says that the token was used before, with other parameters, and no instance shows. Returns true when it had time
-    /// enough to: then the next token may be used. Only an earlier process can have used it, so what one token has waited need
-    /// not be waited again for the next.
-    pub fn token_reused(&mut self, now_ms: i64) -> bool {
-        let since = *self.mismatch_ms.get_or_insert(now_ms);
-        let over = now_ms - since >= PATIENCE_MS;
-        self.answered += u32::from(over);
-        over
+    /// Records that EC2 rejected the token as used with other parameters, and no instance is described. Returns whether the wait
+    /// has timed out, so that the next token is used. Only an earlier process can have used the tokens, so the timeout applies
+    /// once to all of them.
+    pub fn token_reused(&mut self, now: UnixMillis) -> bool {
+        let since = *self.token_reused_since.get_or_insert(now);
+        let expired = since.is_older_than(REUSED_TOKEN_TIMEOUT, now);
+        self.answered += u32::from(expired);
+        expired
     }
 
-    /// Takes in instances of the group, of an answer or a look-up; those that a claim names already, `named` by their provider
-    /// ids, are nobody else's. Returns how many are new.
+    /// Adds instances of the launch group from an answer or a search. Instances whose provider id is in `named` are already
+    /// assigned. Returns how many new instances are unassigned.
     pub fn found(&mut self, instances: impl IntoIterator<Item = Instance>, named: &BTreeSet<String>) -> usize {
-        let before = self.spare.len();
+        let before = self.unassigned.len();
         for instance in instances {
             if self.known.insert(instance.id.clone()) && !named.contains(&instance.provider_id) {
-                self.spare.push(instance);
+                self.unassigned.push(instance);
             }
         }
-        self.spare.len() - before
+        self.unassigned.len() - before
     }
 
-    /// An instance for a claim.
-    pub fn give(&mut self) -> Option<Instance> {
-        (!self.spare.is_empty()).then(|| self.spare.remove(0))
+    /// The next unassigned instance.
+    pub fn assign(&mut self) -> Option<Instance> {
+        (!self.unassigned.is_empty()).then(|| self.unassigned.remove(0))
     }
 
-    /// How many instances of the group are somebody's or nobody's yet, as far as is known.
+    /// The number of known instances of the launch group, assigned or not.
     pub fn seen(&self) -> usize {
         self.known.len()
     }
@@ -89,7 +92,6 @@ mod tests {
     use super::*;
     use crate::cloud::InstanceState;
     use crate::model::offering::CapacityType;
-    use crate::model::time::UnixMillis;
 
     fn instance(id: &str) -> Instance {
         Instance {
@@ -109,14 +111,14 @@ mod tests {
     }
 
     #[test]
-    fn a_fresh_group_is_launched_at_once_and_what_may_be_there_is_looked_for_first() {
+    fn a_new_launch_group_is_not_searched_and_an_inherited_group_is() {
         let mut attempts = Attempts::default();
-        assert!(!attempts.must_look(false, 150_000, 100_000));
-        assert!(attempts.must_look(false, 90_000, 100_000), "of another leader");
-        assert!(attempts.must_look(false, 105_000, 100_000), "clocks differ");
-        assert!(attempts.must_look(true, 150_000, 100_000), "an answer is missing");
+        assert!(!attempts.must_search(false, UnixMillis(150_000), UnixMillis(100_000)));
+        assert!(attempts.must_search(false, UnixMillis(90_000), UnixMillis(100_000)), "of the previous leader");
+        assert!(attempts.must_search(false, UnixMillis(105_000), UnixMillis(100_000)), "clocks differ");
+        assert!(attempts.must_search(true, UnixMillis(150_000), UnixMillis(100_000)), "an answer is missing");
         attempts.answered();
-        assert!(!attempts.must_look(false, 90_000, 100_000), "it has been looked for");
+        assert!(!attempts.must_search(false, UnixMillis(90_000), UnixMillis(100_000)), "already searched");
     }
 
     #[test]
@@ -130,25 +132,25 @@ mod tests {
     }
 
     #[test]
-    fn a_token_of_another_call_is_given_up_after_a_minute_without_an_instance_and_those_after_it_at_once() {
+    fn a_reused_token_times_out_after_a_minute_and_later_tokens_at_once() {
         let mut attempts = Attempts::default();
-        assert!(!attempts.token_reused(60_000));
-        assert!(!attempts.token_reused(119_999));
-        assert!(attempts.token_reused(120_000));
+        assert!(!attempts.token_reused(UnixMillis(60_000)));
+        assert!(!attempts.token_reused(UnixMillis(119_999)));
+        assert!(attempts.token_reused(UnixMillis(120_000)));
         assert_eq!(attempts.token("g"), "g-1");
-        assert!(attempts.token_reused(120_100), "of the same earlier process");
-        assert!(attempts.must_look(false, 999_000, 0), "it may still show itself");
+        assert!(attempts.token_reused(UnixMillis(120_100)), "of the same earlier process");
+        assert!(attempts.must_search(false, UnixMillis(999_000), UnixMillis(0)), "its instances may still appear");
     }
 
     #[test]
-    fn an_instance_is_given_to_one_claim_and_never_one_that_is_somebodys() {
+    fn an_instance_is_assigned_to_one_claim_and_never_when_a_claim_names_it() {
         let mut attempts = Attempts::default();
         let named = BTreeSet::from(["aws:///z/i-2".to_owned()]);
         assert_eq!(attempts.found([instance("i-1"), instance("i-2")], &named), 1);
-        assert_eq!(attempts.give().map(|instance| instance.id), Some("i-1".into()));
-        assert_eq!(attempts.give(), None);
+        assert_eq!(attempts.assign().map(|instance| instance.id), Some("i-1".into()));
+        assert_eq!(attempts.assign(), None);
         assert_eq!(attempts.found([instance("i-1"), instance("i-2"), instance("i-3")], &named), 1, "seen again");
-        assert_eq!(attempts.give().map(|instance| instance.id), Some("i-3".into()));
+        assert_eq!(attempts.assign().map(|instance| instance.id), Some("i-3".into()));
         assert_eq!(attempts.seen(), 3);
     }
 }

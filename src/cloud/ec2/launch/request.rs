@@ -1,5 +1,5 @@
-//! From a claim to the launch templates of its fleet request: which image each instance type boots and what it is told at
-//! boot. Types that come to the same share a template. Pure.
+//! The launch templates and the fleet request of a claim: the image and the user data of each instance type. Types with equal
+//! templates share one. Pure.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -15,7 +15,7 @@ use crate::cloud::ami_family::AmiFamily;
 use crate::cloud::catalog::{NodeSettings, RawInstanceType};
 use crate::cloud::ec2::boot_image::image_of;
 use crate::cloud::ec2::bootstrap::user_data::{UserDataError, UserDataInput, image_version, user_data};
-use crate::cloud::ec2::launch::create_fleet::{FleetRequest, Slot};
+use crate::cloud::ec2::launch::create_fleet::{FleetOverride, FleetRequest};
 use crate::cloud::ec2::launch::select::{Candidate, Choice};
 use crate::cloud::ec2::launch::templates::spec::Template;
 use crate::cloud::ec2::node_class::cluster_facts::ClusterFacts;
@@ -27,15 +27,15 @@ use crate::model::labels;
 use crate::model::offering::{CapacityType, InstanceType};
 use crate::model::requirement::Requirements;
 
-/// Resource that asks for EFA interfaces.
+/// Resource that requests EFA interfaces.
 const EFA: &str = "vpc.amazonaws.com/efa";
-/// Resource that asks for Nitro Enclaves.
+/// Resource that requests Nitro Enclaves.
 const NITRO_SANDBOX: &str = "eks.amazonaws.com/nitro-sandbox";
 
-/// Whether a class may launch: it is PreparedFleet, and that was judged on what it says now.
+/// Checks that a class is Ready, and that Ready is of its current generation.
 ///
 /// # Errors
-/// [`LaunchError::NodeClassNotReady`]; [`LaunchError::Rejected`] while it isn't known.
+/// [`LaunchError::NodeClassNotReady`]; [`LaunchError::Rejected`] while readiness is unknown.
 pub fn launchable(class: &Ec2NodeClass) -> Result<(), LaunchError> {
     let not_ready = |reason: String| LaunchError::NodeClassNotReady { name: class.name_any(), reason };
     if class.metadata.deletion_timestamp.is_some() {
@@ -55,69 +55,63 @@ pub fn launchable(class: &Ec2NodeClass) -> Result<(), LaunchError> {
     }
 }
 
-/// What templates are made of besides the launch, and what may change between two launches.
+/// The inputs of launch templates that may change between two launches.
 #[derive(Clone, Debug)]
 pub struct TemplateInputs {
-    /// The node class.
     pub class: Arc<Ec2NodeClass>,
-    /// The cluster.
     pub cluster: Arc<ClusterFacts>,
-    /// The class's placement group.
-    pub group: Option<PlacementGroup>,
+    /// The placement group of the class.
+    pub placement_group: Option<PlacementGroup>,
 }
 
 impl TemplateInputs {
-    /// Whether the same templates come of it. A class that was read anew counts as another one.
-    pub fn is(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.class, &other.class) && self.cluster == other.cluster && self.group == other.group
+    /// Whether both give the same templates. A class object that was read again counts as changed.
+    pub fn same_as(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.class, &other.class)
+            && self.cluster == other.cluster
+            && self.placement_group == other.placement_group
     }
 }
 
-/// What a launch is made of besides the choice of offerings.
+/// The inputs of a launch except the selected offerings.
 #[derive(Clone, Copy, Debug)]
 pub struct LaunchInputs<'a> {
-    /// The request.
     pub request: &'a LaunchRequest,
-    /// The claim behind it.
     pub claim: &'a NodeClaim,
-    /// Its class, and the cluster.
-    pub basis: &'a TemplateInputs,
-    /// Region.
+    pub template_inputs: &'a TemplateInputs,
+    /// As `us-east-1`.
     pub region: &'a str,
-    /// Whether capacity reservations are ours to use.
+    /// Whether the controller chooses capacity reservations; otherwise EC2 uses open reservations.
     pub manages_reservations: bool,
-    /// What the class's expressions are evaluated on; `None` where it has none, or they are off.
+    /// What the CEL expressions of the class are evaluated on; `None` without expressions, or with the feature gate disabled.
     pub shapes: Option<Shapes<'a>>,
 }
 
-/// What the class decides about its nodes, and the instance types that they may be.
+/// The node settings of a class, and the instance types they are evaluated on.
 #[derive(Clone, Copy, Debug)]
 pub struct Shapes<'a> {
-    /// What the class decides.
     pub settings: &'a NodeSettings,
     /// Instance types by name.
     pub types: &'a BTreeMap<String, RawInstanceType>,
 }
 
 impl<'a> Shapes<'a> {
-    /// The shapes that matter at a launch: those of a class with expressions.
+    /// `None` for a class without expressions, whose settings do not depend on the instance type.
     pub fn of(settings: &'a NodeSettings, types: &'a BTreeMap<String, RawInstanceType>) -> Option<Self> {
         settings.expressions.is_some().then_some(Self { settings, types })
     }
 }
 
-/// A template and the candidates that are launched from it, cheapest first.
+/// A launch template and the candidates that use it, cheapest first.
 #[derive(Clone, Debug)]
-pub struct Group<'a> {
-    /// The template.
+pub struct TemplateGroup<'a> {
     pub template: Template,
-    /// The candidates.
     pub candidates: Vec<&'a Candidate>,
 }
 
 impl LaunchInputs<'_> {
     fn class(&self) -> &Ec2NodeClass {
-        &self.basis.class
+        &self.template_inputs.class
     }
 
     fn requests(&self, resource: &str) -> bool {
@@ -128,33 +122,33 @@ impl LaunchInputs<'_> {
     /// Tags of everything that is launched.
     ///
     /// # Errors
-    /// [`LaunchError::NodeClassNotReady`] where the class sets one that it may not.
+    /// [`LaunchError::NodeClassNotReady`] when the class sets a restricted tag.
     pub fn tags(&self) -> Result<BTreeMap<String, String>, LaunchError> {
         let name = self.class().name_any();
-        launch_tags(&self.class().spec.tags, &self.basis.cluster.name, &name, &self.request.node_pool)
+        launch_tags(&self.class().spec.tags, &self.template_inputs.cluster.name, &name, &self.request.node_pool)
             .map_err(|reason| LaunchError::NodeClassNotReady { name, reason })
     }
 
-    /// The templates of a choice. Types for which the class has no image are left out.
+    /// The templates of the selected offerings. Instance types that boot no image of the class are omitted.
     ///
     /// # Errors
-    /// No type is left, or the user data can't be made.
-    pub fn groups<'a>(
+    /// No instance type is left, or the user data is invalid.
+    pub fn template_groups<'a>(
         &self,
         choice: &'a Choice,
         tags: &BTreeMap<String, String>,
-    ) -> Result<Vec<Group<'a>>, LaunchError> {
+    ) -> Result<Vec<TemplateGroup<'a>>, LaunchError> {
         let none = vec![];
         let images = self.class().status.as_ref().map_or(&none, |status| &status.amis);
         let mut texts: BTreeMap<(&str, i64, Option<Evaluated>), String> = BTreeMap::new();
-        let mut groups: Vec<Group<'a>> = Vec::new();
+        let mut groups: Vec<TemplateGroup<'a>> = Vec::new();
         for candidate in &choice.candidates {
             let found = &candidate.instance_type;
             let Some(image) = image_of(images, &found.labels) else { continue };
             let evaluated = match self.shapes {
                 None => None,
                 Some(shapes) => {
-                    // A type that EC2 does not describe any more can't be sized, and not launched either.
+                    // EC2 no longer describes this type, so it can neither be sized nor launched.
                     let Some(entry) = shapes.types.get(&*found.name) else { continue };
                     shapes.settings.evaluated_on(entry).map_err(|unusable| self.refused(&unusable))?
                 }
@@ -168,13 +162,13 @@ impl LaunchInputs<'_> {
                 texts.entry(key).or_insert(STANDARD.encode(text)).clone()
             };
             let efa = if self.requests(EFA) { i32::try_from(found.capacity.get(EFA)).unwrap_or(0) } else { 0 };
-            let shares = |group: &&mut Group| {
+            let shares = |group: &&mut TemplateGroup| {
                 let template = &group.template;
                 template.image_id == image.id && template.efa == efa && template.user_data == text
             };
             match groups.iter_mut().find(shares) {
                 Some(group) => group.candidates.push(candidate),
-                None => groups.push(Group {
+                None => groups.push(TemplateGroup {
                     template: self.template(image, text, efa, choice, tags),
                     candidates: vec![candidate],
                 }),
@@ -203,18 +197,20 @@ impl LaunchInputs<'_> {
         let family = AmiFamily::of(spec);
         let kubelet = evaluated.zip(spec.kubelet.as_ref()).map(|(evaluated, map)| evaluated.apply_to(map));
         let mut own = self.claim.labels().clone();
-        // Labels that the claim's requirements fix; what the instance type fixes comes from the claim at registration.
+        // Labels that the requirements of the claim determine. Labels of the instance type are synced at registration.
         let fixed = self.request.labels.iter().filter(|(key, _)| !labels::is_well_known(key));
         own.extend(fixed.map(|(key, value)| (key.clone(), value.clone())));
         let version = image_version(&spec.ami_selector_terms, std::slice::from_ref(image));
         user_data(
             family,
             &UserDataInput {
-                cluster_name: &self.basis.cluster.name,
-                endpoint: &self.basis.cluster.endpoint,
-                ca_bundle: Some(&self.basis.cluster.ca_bundle).filter(|ca| !ca.is_empty()).map(String::as_str),
-                service_cidr: self.basis.cluster.service_cidr.as_deref(),
-                cluster_dns: self.basis.cluster.dns_ip.as_deref().and_then(|ip| ip.parse::<IpAddr>().ok()),
+                cluster_name: &self.template_inputs.cluster.name,
+                endpoint: &self.template_inputs.cluster.endpoint,
+                ca_bundle: Some(&self.template_inputs.cluster.ca_bundle)
+                    .filter(|ca| !ca.is_empty())
+                    .map(String::as_str),
+                service_cidr: self.template_inputs.cluster.service_cidr.as_deref(),
+                cluster_dns: self.template_inputs.cluster.dns_ip.as_deref().and_then(|ip| ip.parse::<IpAddr>().ok()),
                 kubelet: kubelet.as_ref().or(spec.kubelet.as_ref()),
                 max_pods: found.capacity.pods,
                 labels: &own,
@@ -241,7 +237,7 @@ impl LaunchInputs<'_> {
         let shared = requirements.get(labels::INSTANCE_TENANCY).is_none_or(|tenancy| tenancy.contains("default"));
         let partition = requirements.get(labels::PLACEMENT_GROUP_PARTITION).and_then(|partitions| {
             let mut wanted: Vec<String> = partitions.finite()?.map(ToString::to_string).collect();
-            // The lowest as text, as Karpenter takes it.
+            // The lowest in text order, as in Karpenter.
             wanted.sort();
             wanted.first()?.parse().ok()
         });
@@ -251,7 +247,7 @@ impl LaunchInputs<'_> {
             spec.block_device_mappings.clone()
         };
         Template {
-            cluster: self.basis.cluster.name.clone(),
+            cluster: self.template_inputs.cluster.name.clone(),
             region: self.region.to_owned(),
             class: self.class().name_any(),
             image_id: image.id.clone(),
@@ -264,14 +260,14 @@ impl LaunchInputs<'_> {
             nested_virtualization: spec.cpu_options.as_ref().and_then(|options| options.nested_virtualization.clone()),
             enclave: self.requests(NITRO_SANDBOX),
             tenancy: if shared { "default" } else { "dedicated" }.to_owned(),
-            placement_group: self.basis.group.as_ref().map(|group| group.id.clone()),
-            partition: partition.filter(|_| self.basis.group.is_some()),
+            placement_group: self.template_inputs.placement_group.as_ref().map(|group| group.id.clone()),
+            partition: partition.filter(|_| self.template_inputs.placement_group.is_some()),
             network_interfaces: spec.network_interfaces.clone(),
             efa,
             public_ip: spec.associate_public_ip_address,
             ip_prefixes: spec.ip_prefix_count,
             connection_tracking: spec.connection_tracking.clone(),
-            ipv6: self.basis.cluster.is_ipv6(),
+            ipv6: self.template_inputs.cluster.is_ipv6(),
             tags: tags.clone(),
             capacity_type: choice.capacity_type,
             reservation: choice.reservation.clone(),
@@ -279,19 +275,19 @@ impl LaunchInputs<'_> {
         }
     }
 
-    /// The fleet request of a choice: templates by name, in the subnets chosen by zone; `None` where no zone has one.
+    /// The fleet request for the selected offerings: `templates` by name, in the `subnets` by zone; `None` when no zone has a subnet.
     pub fn fleet(
         &self,
         token: String,
         choice: &Choice,
-        templates: &[(String, &Group<'_>)],
+        templates: &[(String, &TemplateGroup<'_>)],
         subnets: &BTreeMap<String, String>,
         tags: BTreeMap<String, String>,
     ) -> Option<FleetRequest> {
-        let slots = |group: &Group<'_>| {
-            let of = |candidate: &&Candidate| {
+        let overrides = |group: &TemplateGroup<'_>| {
+            let overrides_of = |candidate: &&Candidate| {
                 let instance_type = candidate.instance_type.name.to_string();
-                let slot = |(zone, price): (&String, _)| Slot {
+                let fleet_override = |(zone, price): (&String, _)| FleetOverride {
                     instance_type: instance_type.clone(),
                     subnet: subnets[zone].clone(),
                     zone: zone.clone(),
@@ -299,16 +295,16 @@ impl LaunchInputs<'_> {
                     price,
                 };
                 let zones = candidate.zones.iter().filter(|(zone, _)| subnets.contains_key(*zone));
-                zones.map(|(zone, price)| slot((zone, *price))).collect::<Vec<_>>()
+                zones.map(|(zone, price)| fleet_override((zone, *price))).collect::<Vec<_>>()
             };
-            let mut slots: Vec<Slot> = group.candidates.iter().flat_map(of).collect();
-            slots.sort_by_key(|slot| slot.price);
-            slots
+            let mut sorted: Vec<FleetOverride> = group.candidates.iter().flat_map(overrides_of).collect();
+            sorted.sort_by_key(|one| one.price);
+            sorted
         };
-        let templates: Vec<(String, Vec<Slot>)> = templates
+        let templates: Vec<(String, Vec<FleetOverride>)> = templates
             .iter()
-            .map(|(name, group)| (name.clone(), slots(group)))
-            .filter(|(_, slots)| !slots.is_empty())
+            .map(|(name, group)| (name.clone(), overrides(group)))
+            .filter(|(_, overrides)| !overrides.is_empty())
             .collect();
         if templates.is_empty() {
             return None;

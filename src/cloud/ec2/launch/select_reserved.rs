@@ -1,8 +1,8 @@
-//! The one capacity reservation that a claim's fleet request is for, where it may use one that has room.
+//! Selects the capacity reservation of a fleet request. Pure.
 //!
-//! Karpenter names several in one request and lets EC2 pick. We name the one that EC2 would pick, so that a place in it can be
-//! counted while the launch is under way, and a capacity block is alone in its request by itself. When it turns out full, the
-//! next launch of the claim chooses anew, at once.
+//! Karpenter names several reservations in one request, and EC2 selects one. Stowage names the reservation that EC2 would select, so
+//! that a place in it is counted while the launch is in flight, and a capacity block is the only reservation of its request. When
+//! the reservation turns out to be full, the launch selects again immediately.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -14,20 +14,20 @@ use crate::model::offering::{CapacityType, Catalog, InstanceType, OFFERING_LABEL
 use crate::model::requirement::Requirements;
 use crate::model::units::MicroUsd;
 
-/// What decides among reservations besides their offerings.
+/// What a claim requires of a reservation.
 #[derive(Clone, Copy)]
-pub struct Wanted<'a> {
-    /// What the claim demands of labels.
+pub struct ReservationQuery<'a> {
+    /// The requirements of the claim.
     pub requirements: &'a Requirements,
-    /// False for a claim that asks for a least number of distinct values (`minValues`): no kind of type is held against it.
+    /// False for a claim with `minValues`, which also considers exotic instance types.
     pub free_choice: bool,
-    /// Instances that still fit a reservation, by its id.
+    /// The free places of a reservation, by its id.
     pub left: &'a dyn Fn(&str) -> i64,
 }
 
-/// Chooses a reservation with room among `overrides`: of the type that would cost least on demand; of those the kind that binds
-/// least; of those the one with most room. `None` where there is none.
-pub fn choose_reserved(overrides: &[Override], catalog: &Catalog, wanted: &Wanted<'_>) -> Option<Choice> {
+/// Selects a reservation with free places among `overrides`: lowest on-demand price of the instance type first, then the least
+/// restrictive kind, then most free places. `None` when there is none.
+pub fn choose_reserved(overrides: &[Override], catalog: &Catalog, query: &ReservationQuery<'_>) -> Option<Choice> {
     let types: BTreeMap<&str, &Arc<InstanceType>> =
         catalog.instance_types.iter().map(|found| (&*found.name, found)).collect();
     let offers = overrides.iter().filter(|offer| offer.capacity_type == CapacityType::Reserved).filter_map(|offer| {
@@ -37,8 +37,8 @@ pub fn choose_reserved(overrides: &[Override], catalog: &Catalog, wanted: &Wante
     });
     let usable = offers.flatten().filter_map(|(found, offering)| {
         let reservation = ReservedIn::of(&offering.labels)?;
-        let left = (wanted.left)(&reservation.id);
-        (left > 0 && is_open(offering) && admits(wanted.requirements, offering)).then_some((
+        let left = (query.left)(&reservation.id);
+        (left > 0 && is_open(offering) && admits(query.requirements, offering)).then_some((
             found,
             offering,
             reservation,
@@ -46,15 +46,15 @@ pub fn choose_reserved(overrides: &[Override], catalog: &Catalog, wanted: &Wante
         ))
     });
     let (found, offering, reservation, _) = usable.min_by_key(|(found, offering, reservation, left)| {
-        let exotic = wanted.free_choice && is_exotic(found);
-        (exotic, worth(found, offering), reservation.kind, Reverse(*left), reservation.id.clone())
+        let exotic = query.free_choice && is_exotic(found);
+        (exotic, on_demand_price(found, offering), reservation.kind, Reverse(*left), reservation.id.clone())
     })?;
     let zones = BTreeMap::from([(offering.zone.to_string(), offering.price)]);
     let candidates = vec![Candidate { instance_type: Arc::clone(found), zones }];
     Some(Choice { capacity_type: CapacityType::Reserved, reservation: Some(reservation), candidates })
 }
 
-/// Whether an offering is closed for nothing but its count, which may have changed since the catalog was made.
+/// Whether an offering is available, or unavailable only by its count, which may have changed since the catalog was built.
 fn is_open(offering: &Offering) -> bool {
     offering.available || offering.left == Some(0)
 }
@@ -63,8 +63,8 @@ fn admits(requirements: &Requirements, offering: &Offering) -> bool {
     OFFERING_LABELS.iter().all(|key| requirements.get(key).is_none_or(|set| set.accepts(offering.label(key))))
 }
 
-/// What an instance of the type would cost there on demand. The price of a reservation itself is next to nothing.
-fn worth(found: &InstanceType, offering: &Offering) -> MicroUsd {
+/// The on-demand price of the instance type in the zone. The price of the reserved offering itself is near zero.
+fn on_demand_price(found: &InstanceType, offering: &Offering) -> MicroUsd {
     let on_demand = found
         .offerings
         .iter()
@@ -122,7 +122,11 @@ mod tests {
                 capacity_type: CapacityType::Reserved,
             })
             .collect();
-        let choice = choose_reserved(&overrides, &catalog, &Wanted { requirements: &requirements, free_choice, left })?;
+        let choice = choose_reserved(
+            &overrides,
+            &catalog,
+            &ReservationQuery { requirements: &requirements, free_choice, left },
+        )?;
         assert_eq!((choice.capacity_type, choice.candidates.len()), (CapacityType::Reserved, 1));
         choice.reservation.map(|reservation| (reservation.id, reservation.kind))
     }

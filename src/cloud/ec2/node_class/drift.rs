@@ -5,11 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use kube::ResourceExt;
 
 use crate::api::{Ec2NodeClass, NodeClaim};
-use crate::cloud::ec2::Ec2Provider;
+use crate::cloud::Drift;
 use crate::cloud::ec2::boot_image::image_of;
-use crate::cloud::ec2::instances::describe;
-use crate::cloud::ec2::instances::describe::{InstanceFacts, instance_id};
-use crate::cloud::{Cloud, CloudError, Drift};
+use crate::cloud::ec2::instances::describe::InstanceFacts;
 use crate::model::labels;
 
 /// The class's own fields changed.
@@ -21,7 +19,7 @@ const SECURITY_GROUP: &str = "SecurityGroupDrift";
 /// The class does not select the instance's subnet any more.
 const SUBNET: &str = "SubnetDrift";
 /// The class does not select the instance's capacity reservation any more.
-const CAPACITY_RESERVATION: &str = "CapacityReservationDrift";
+pub const CAPACITY_RESERVATION: &str = "CapacityReservationDrift";
 /// The class selects another placement group, or none.
 const PLACEMENT_GROUP: &str = "PlacementGroupDrift";
 
@@ -188,34 +186,6 @@ fn placement_group_drift(
 
 fn list(ids: &BTreeSet<&String>) -> String {
     ids.iter().map(|id| id.as_str()).collect::<Vec<_>>().join(", ")
-}
-
-impl Ec2Provider {
-    /// Drift of a claim's instance, by the last list of instances. Drift from a capacity reservation is re-validated with a fresh
-    /// description: EC2 turns such instances into on-demand ones, which do not drift.
-    pub(crate) async fn drift_of(&self, claim: &NodeClaim, class: &Ec2NodeClass) -> Result<Option<Drift>, CloudError> {
-        let id = claim.status.as_ref().and_then(|status| instance_id(status.provider_id.as_deref()?));
-        let catalog = self.catalog(class);
-        let name = claim.labels().get(labels::INSTANCE_TYPE).map(String::as_str).unwrap_or_default();
-        let entry = catalog.instance_types.iter().find(|entry| *entry.name == *name);
-        let group = self.known_group(class);
-        let placement_group = match &group {
-            Some(group) => ResolvedGroup::Id(&group.id),
-            None if self.looked_for_group(class) => ResolvedGroup::Absent,
-            None => ResolvedGroup::Unknown,
-        };
-        let evaluate = |instance: Option<&InstanceFacts>| {
-            let inputs = DriftInputs { type_labels: entry.map(|entry| &entry.labels), instance, placement_group };
-            drift_reason(claim, class, &inputs).map_err(|error| CloudError::Other(error.to_string()))
-        };
-        let drift = evaluate(id.and_then(|id| self.listed(id)).as_ref())?;
-        match (&drift, id) {
-            (Some(Drift { reason: CAPACITY_RESERVATION, .. }), Some(id)) => {
-                evaluate(describe::facts_of(&self.clients, id).await?.as_ref())
-            }
-            _ => Ok(drift),
-        }
-    }
 }
 
 #[cfg(test)]

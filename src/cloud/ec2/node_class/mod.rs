@@ -10,4 +10,5 @@ pub mod instance_profiles;
 pub mod placement_group;
 pub mod resolve;
 pub mod security_groups;
+pub mod store;
 pub mod subnets;

@@ -1,30 +1,21 @@
 //! Resolves an EC2NodeClass to subnets, security groups, images, instance profile, placement group and capacity reservations, and
 //! decides the status condition of each.
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use kube::ResourceExt;
-
 use crate::api::conditions;
-use crate::api::conditions::VALIDATION_SUCCEEDED;
 use crate::api::node_class::AmiRequirement;
-use crate::api::{Ec2NodeClass, Ec2NodeClassStatus, NodePool};
-use crate::clock;
+use crate::api::{Ec2NodeClass, Ec2NodeClassStatus};
+use crate::cloud::Verdict;
 use crate::cloud::ami_family::AmiFamily;
-use crate::cloud::ec2::Ec2Provider;
 use crate::cloud::ec2::aws::errors::ApiError;
-use crate::cloud::ec2::bootstrap::kubelet_validation;
-use crate::cloud::ec2::bootstrap::kubelet_validation::{Gate, InvalidKubelet};
-use crate::cloud::ec2::launch::dry_run_type::demands;
+use crate::cloud::ec2::bootstrap::kubelet_validation::InvalidKubelet;
 use crate::cloud::ec2::node_class::images;
 use crate::cloud::ec2::node_class::images::ImageError;
 use crate::cloud::ec2::node_class::subnets::Subnet;
-use crate::cloud::ec2::node_class::{capacity_reservations, placement_group, security_groups, subnets};
+use crate::cloud::ec2::node_class::{capacity_reservations, security_groups, subnets};
 use crate::cloud::ec2::placement_group::PlacementGroup;
 use crate::cloud::ec2::tags::restricted_tag;
-use crate::cloud::kubelet_config::expressions::Unusable;
-use crate::cloud::{Resolution, Verdict};
 use crate::model::time::UnixMillis;
 
 /// Conditions, by the names that [`conditions::EC2_NODE_CLASS_DEPENDENTS`] lists.
@@ -38,7 +29,7 @@ const SUBNETS: &str = "SubnetsReady";
 /// Conditions that validation depends on.
 const BEFORE_VALIDATION: [&str; 4] = [AMIS, PROFILE, SECURITY_GROUPS, SUBNETS];
 /// Wait before the next resolution after an API failed.
-const RETRY: Duration = Duration::from_secs(10);
+pub const RETRY: Duration = Duration::from_secs(10);
 
 /// Responses of EC2, SSM and IAM for a class.
 pub struct ClassResponses {
@@ -166,82 +157,6 @@ pub fn validate(
     }
     restricted_tag(&class.spec.tags)
         .map(|key| Verdict::False("TagValidationFailed", format!("tag {key} may not be set, remove it from spec.tags")))
-}
-
-impl Ec2Provider {
-    /// Validates a class's kubelet configuration on the instance types of the region.
-    pub(crate) fn validate_kubelet(&self, class: &Ec2NodeClass) -> Result<Option<Unusable>, InvalidKubelet> {
-        let settings = self.options.settings(class);
-        kubelet_validation::validate(&class.spec, Gate::of(&self.options, &settings, &self.snapshot().types))
-    }
-
-    /// Resolves and validates a class.
-    pub(crate) async fn resolve_class(&self, class: &Ec2NodeClass, pools: &[Arc<NodePool>]) -> Resolution {
-        let (clients, spec, now) = (&self.clients, &class.spec, clock::now());
-        let facts = self.facts.load_full();
-        let placement = async {
-            match &spec.placement_group_selector {
-                None => None,
-                Some(selector) => Some(placement_group::find(clients, selector).await),
-            }
-        };
-        let reservations = async {
-            let terms = &spec.capacity_reservation_selector_terms;
-            let selected = self.options.reserved_capacity && !terms.is_empty();
-            if selected { Some(capacity_reservations::find(clients, terms).await) } else { None }
-        };
-        // Names of new profiles must be unique, even if two processes start in the same millisecond.
-        let nonce = format!("{}/{}", now.0, std::process::id());
-        let (subnets, security_groups, images, profile, placement, reservations) = futures::join!(
-            subnets::find(clients, &spec.subnet_selector_terms),
-            security_groups::find(clients, &spec.security_group_selector_terms),
-            images::find(clients, &self.parameters, &spec.ami_selector_terms, &facts.version, now),
-            self.profiles.resolve(clients, &self.options.cluster_name, class, &nonce, now),
-            placement,
-            reservations,
-        );
-        if let Ok(subnets) = &subnets {
-            self.addresses().set_described(subnets);
-            let zones = subnets.iter().filter_map(|subnet| Some((subnet.zone.as_str(), subnet.zone_id.as_deref()?)));
-            self.shifts().record_zone_ids(zones);
-        }
-        match &placement {
-            None => self.know_group(class, None),
-            Some(Ok(group)) => self.know_group(class, group.clone()),
-            // The last resolved group stays valid, so that launches keep working.
-            Some(Err(_)) => {}
-        }
-        if let Some(Ok(found)) = &reservations {
-            let counts = found.iter().map(|one| (one.status.id.as_str(), one.available));
-            self.reservations().set_described(counts, now);
-        }
-        let before = class.status.clone().unwrap_or_default();
-        let responses = ClassResponses { subnets, security_groups, images, profile, placement, reservations };
-        let (status, mut verdicts) = resolved_status(&before, responses, now);
-        let mut resolved = class.clone();
-        resolved.status = Some(status.clone());
-        let kubelet = self.validate_kubelet(class);
-        let verdict = validate(&resolved, &verdicts, facts.service_cidr.as_deref(), kubelet.as_ref().err());
-        let validation = if let Some(verdict) = verdict {
-            verdict
-        } else {
-            let demands = demands(pools.iter().map(|pool| &**pool), &class.name_any());
-            self.try_dry(&resolved, &demands, now.0).await
-        };
-        let validation = match (validation, kubelet) {
-            (Verdict::True, Ok(Some(unusable))) => Verdict::Degraded(
-                "KubeletExpressionDropped",
-                format!("{unusable}; what it would reserve counts as not set"),
-            ),
-            (verdict, _) => verdict,
-        };
-        verdicts.push((VALIDATION_SUCCEEDED, validation));
-        let failed = verdicts.iter().any(|(_, verdict)| matches!(verdict, Verdict::Unjudged(_)));
-        let again = if failed { RETRY } else { self.options.refresh };
-        let again =
-            capacity_reservations::changes_in(&status.capacity_reservations, now).map_or(again, |wait| again.min(wait));
-        Resolution { status: Some(status), verdicts, requeue_after: again }
-    }
 }
 
 #[cfg(test)]

@@ -15,5 +15,6 @@ pub mod region_snapshot;
 pub mod reservation_counts;
 pub mod spot_prices;
 pub mod spot_risk;
+pub mod store;
 pub mod unavailable;
 pub mod zonal_shift;

@@ -219,8 +219,8 @@ mod tests {
         }));
         let ec2 = Ec2Provider::new(clients, Options::of("c1"), facts());
         assert_eq!(ec2.list().await.unwrap().len(), 1);
-        ec2.shifts().record_zone_ids([("us-east-1a", "use1-az1")]);
-        ec2.shifts().set_active([("use1-az1".to_owned(), UnixMillis::MAX)].into());
+        ec2.offerings.shifts().record_zone_ids([("us-east-1a", "use1-az1")]);
+        ec2.offerings.shifts().set_active([("use1-az1".to_owned(), UnixMillis::MAX)].into());
         let id = "aws:///us-east-1a/i-1";
         let before = calls.lock().unwrap().len();
         assert!(ec2.describe(id).await.unwrap().is_some(), "as it was last listed");
@@ -232,7 +232,7 @@ mod tests {
         assert_eq!(calls.lock().unwrap().len(), before, "EC2 was not called");
         is_seen.store(false, Ordering::SeqCst);
         assert_eq!(ec2.list().await.unwrap().len(), 1, "kept although EC2 does not list it");
-        ec2.shifts().set_active(BTreeMap::new());
+        ec2.offerings.shifts().set_active(BTreeMap::new());
         assert!(ec2.list().await.unwrap().is_empty());
     }
 

@@ -9,7 +9,7 @@ use crate::api::Ec2NodeClass;
 use crate::cloud::Verdict;
 use crate::cloud::ec2::Ec2Provider;
 use crate::cloud::ec2::aws::errors::{ApiError, Class};
-use crate::cloud::ec2::launch::dry_run::{Attempt, Outcome};
+use crate::cloud::ec2::launch::dry_run::{DryRunInputs, Outcome};
 use crate::cloud::ec2::launch::dry_run_instance::{dry_run_instance, is_permitted, no_retries};
 use crate::cloud::ec2::launch::templates::spec::Template;
 use crate::cloud::ec2::launch::templates::store;
@@ -37,7 +37,7 @@ pub async fn rights(
         let detail = "not checked, since subnets, security groups or images are missing".to_owned();
         return vec![Finding::warning(check, detail, "see the rows above".to_owned())];
     }
-    let attempt = match ec2.to_try(class, demands).map_err(Outcome::verdict) {
+    let attempt = match ec2.dry_run.inputs(class, demands).map_err(Outcome::verdict) {
         Ok(attempt) => attempt,
         Err(Verdict::False(_, why) | Verdict::Unknown(_, why) | Verdict::Unjudged(why)) => {
             return vec![Finding::failed(check, why, "follow the message".to_owned())];
@@ -49,7 +49,7 @@ pub async fn rights(
     let fleet = attempt.fleet(class, existing.as_deref().unwrap_or(NO_TEMPLATE));
     let (template, fleet, run) = futures::join!(
         create_template(ec2, &attempt.template),
-        ec2.dry_fleet(&fleet),
+        ec2.dry_run.create_fleet(&fleet),
         run(ec2, &attempt, profile.as_deref())
     );
     let instance_type = &attempt.instance_type;
@@ -73,7 +73,7 @@ async fn create_template(ec2: &Ec2Provider, template: &Template) -> Result<(), A
 }
 
 /// A dry-run RunInstances request in each subnet until one is permitted.
-async fn run(ec2: &Ec2Provider, attempt: &Attempt, profile: Option<&str>) -> Vec<Result<(), ApiError>> {
+async fn run(ec2: &Ec2Provider, attempt: &DryRunInputs, profile: Option<&str>) -> Vec<Result<(), ApiError>> {
     let mut responses = Vec::new();
     for subnet in &attempt.subnets {
         let response = run_in(ec2, attempt, subnet, profile).await;
@@ -86,7 +86,12 @@ async fn run(ec2: &Ec2Provider, attempt: &Attempt, profile: Option<&str>) -> Vec
     responses
 }
 
-async fn run_in(ec2: &Ec2Provider, attempt: &Attempt, subnet: &str, profile: Option<&str>) -> Result<(), ApiError> {
+async fn run_in(
+    ec2: &Ec2Provider,
+    attempt: &DryRunInputs,
+    subnet: &str,
+    profile: Option<&str>,
+) -> Result<(), ApiError> {
     let template = &attempt.template;
     let interface = InstanceNetworkInterfaceSpecification::builder()
         .device_index(0)

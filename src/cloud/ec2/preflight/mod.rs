@@ -77,7 +77,7 @@ pub async fn check(
     findings.extend(queue::findings(options.interruption_queue.as_deref(), queue.as_ref()));
     let ec2 = cluster.ok().map(|facts| Ec2Provider::new(clients.clone(), options.clone(), facts));
     if let Some(ec2) = &ec2 {
-        ec2.learn_region(responses);
+        ec2.offerings.learn_region(responses);
     }
     if classes.is_empty() {
         let detail = "there is no EC2NodeClass, so no node can be launched".to_owned();
@@ -114,18 +114,18 @@ async fn of_class(
     class: &Ec2NodeClass,
     demands: &[Requirements],
 ) -> Vec<Finding> {
-    let facts = ec2.map(|ec2| ec2.facts.load_full());
+    let facts = ec2.map(|ec2| ec2.node_classes.cluster());
     let now = clock::now();
     let version = facts.as_ref().map(|facts| facts.version.as_str());
     let checks = class::fetch(clients, parameters, class, version, now).await;
     let mut findings = class::findings(class, &checks, now);
     let cidr = facts.as_ref().and_then(|facts| facts.service_cidr.as_deref());
-    let (settings, region) = (options.settings(class), ec2.map(Ec2Provider::snapshot));
+    let (settings, region) = (options.settings(class), ec2.map(|ec2| ec2.offerings.snapshot()));
     let types = region.map(|region| Arc::clone(&region.types)).unwrap_or_default();
     let kubelet = kubelet_validation::validate(&class.spec, Gate::of(options, &settings, &types));
     findings.extend(class::settings(class, cidr, facts.is_some(), &kubelet));
     if let (Some(ec2), Some(Ok(group))) = (ec2, &checks.placement) {
-        ec2.know_group(class, group.clone());
+        ec2.node_classes.set_placement_group(class, group.clone());
     }
     let (resolved, profile) = class::resolved(class, checks, now);
     let rights = match ec2 {

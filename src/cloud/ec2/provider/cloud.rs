@@ -1,7 +1,8 @@
-//! The trait [`Cloud`], as EC2 keeps it.
+//! [`Cloud`] and its optional interfaces, implemented by EC2.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures::future::BoxFuture;
 use futures::stream::BoxStream;
@@ -12,14 +13,9 @@ use kube::ResourceExt;
 use crate::api::{Ec2NodeClass, NodeClaim, NodePool};
 use crate::cloud::ec2::aws::errors::Class;
 use crate::cloud::ec2::degraded_apis;
-use crate::cloud::ec2::instances::describe;
-use crate::cloud::ec2::instances::describe::InstanceFacts;
 use crate::cloud::ec2::instances::{status_checks, tagging};
-use crate::cloud::ec2::launch;
 use crate::cloud::ec2::launch::templates::store;
-use crate::cloud::ec2::observability::recording;
-use crate::cloud::ec2::offerings::catalog_cache::CatalogSources;
-use crate::cloud::ec2::provider::{Ec2Provider, NO_QUEUE, bought_as, key, known, unanswered};
+use crate::cloud::ec2::provider::{Ec2Provider, recording};
 use crate::cloud::launch_group::LaunchGroup;
 use crate::cloud::{
     Capabilities, Cloud, CloudError, ClusterObserver, Drift, Instance, InstanceEvents, InstanceTagging, LaunchError,
@@ -27,84 +23,40 @@ use crate::cloud::{
 };
 use crate::model::instance_health::Unhealthy;
 use crate::model::offering::Catalog;
-use crate::sync::lock;
+
+/// How long a receive waits without a queue.
+const NO_QUEUE: Duration = Duration::from_secs(20);
 
 impl Cloud for Ec2Provider {
     fn catalog(&self, class: &Ec2NodeClass) -> Arc<Catalog> {
-        let group = self.known_group(class);
-        let (mut unavailable, mut memory) = (lock(&self.unavailable), lock(&self.memory));
-        let (region, risk, reservations) = (&self.region, &self.risk, &self.reservations());
-        let (unavailable, memory, shifted_zone_ids) =
-            (&mut *unavailable, &mut *memory, &self.shifts.shifted_zone_ids(crate::clock::now()));
-        let mut sources = CatalogSources {
-            region,
-            risk,
-            unavailable,
-            memory,
-            reservations,
-            shifted_zone_ids,
-            options: &self.options,
-        };
-        lock(&self.catalogs).catalog(&mut sources, class, group, crate::clock::now())
+        self.launch_context.catalog(class)
     }
 
     fn mark_unavailable(&self, offering: &Override) {
-        launch::mark(self, offering);
+        self.offerings.mark_offering_unavailable(offering, crate::clock::now());
     }
 
     fn launch(&self, request: LaunchRequest) -> BoxFuture<'_, Result<Launched, LaunchError>> {
-        let metrics = &self.clients.metrics;
-        metrics.timed("Create", recording::launch_error, async move { self.launch_claim(&request).await }).boxed()
+        let call = async move { self.launcher.launch(&request).await };
+        self.clients.metrics.timed("Create", recording::launch_error, call).boxed()
     }
 
     fn describe<'a>(&'a self, provider_id: &'a str) -> BoxFuture<'a, Result<Option<Instance>, CloudError>> {
-        let call = async move {
-            let id = known(provider_id)?;
-            if let Err(error) = self.not_shifted(provider_id) {
-                let cached = lock(&self.listed).iter().find(|instance| instance.id == id).cloned();
-                return cached.map(Some).ok_or(error);
-            }
-            Ok(self.describe_id(id).await?.or_else(|| self.recent(id, crate::clock::now().0)))
-        };
+        let call = self.instances.describe(provider_id);
         self.clients.metrics.timed("Get", recording::cloud_error, call).boxed()
     }
 
     fn terminate<'a>(&'a self, provider_id: &'a str) -> BoxFuture<'a, Result<bool, CloudError>> {
-        let call = async move {
-            let id = known(provider_id)?;
-            self.not_shifted(provider_id)?;
-            let result = self.terminate_id(id).await;
-            if result.is_err() {
-                self.not_terminated(provider_id);
-            }
-            result
-        };
+        let call = self.instances.terminate(provider_id);
         self.clients.metrics.timed("Delete", recording::cloud_error, call).boxed()
     }
 
     fn list(&self) -> BoxFuture<'_, Result<Vec<Instance>, CloudError>> {
-        let call = async move {
-            let found = describe::of_cluster(&self.clients, &self.options.cluster_name).await?;
-            let (mut found, facts): (Vec<Instance>, Vec<InstanceFacts>) = found.into_iter().unzip();
-            *lock(&self.facts_of) = found.iter().map(|instance| instance.id.clone()).zip(facts).collect();
-            found = self.with_unseen(found, |_| true);
-            lock(&self.listed).clone_from(&found);
-            let reserved =
-                found.iter().filter_map(|one| Some((one.id.as_str(), one.reservation.as_ref()?.id.as_str())));
-            self.reservations().reconcile_running(reserved);
-            *lock(&self.bought) = found.iter().map(|one| (one.id.clone(), bought_as(one))).collect();
-            Ok(found)
-        };
-        self.clients.metrics.timed("List", recording::cloud_error, call).boxed()
+        self.clients.metrics.timed("List", recording::cloud_error, self.instances.list()).boxed()
     }
 
     fn launched_for<'a>(&'a self, claim: &'a NodeClaim) -> BoxFuture<'a, Result<Vec<Instance>, CloudError>> {
-        let call = async move {
-            let group = LaunchGroup::of(claim).id;
-            let found = self.finder.ask(group.clone()).await;
-            let found = found.unwrap_or_else(|| Err(unanswered("ec2:DescribeInstances")))?;
-            Ok(self.with_unseen(found, |instance| instance.client_token == group))
-        };
+        let call = async move { self.instances.of_launch_group(LaunchGroup::of(claim).id).await };
         self.clients.metrics.timed("List", recording::cloud_error, call).boxed()
     }
 
@@ -116,7 +68,7 @@ impl Cloud for Ec2Provider {
             };
             let received = queue.receive(|| crate::clock::now().0).await?;
             for event in &received {
-                self.heed(event);
+                self.record_event(event);
             }
             recording::received(&self.clients.metrics, &received, crate::clock::now());
             Ok(received.into_iter().map(Message::from).collect())
@@ -148,7 +100,7 @@ impl Cloud for Ec2Provider {
 
 impl NodeClassCloud for Ec2Provider {
     fn resolve<'a>(&'a self, class: &'a Ec2NodeClass, pools: &'a [Arc<NodePool>]) -> BoxFuture<'a, Resolution> {
-        async move { self.resolve_class(class, pools).await }.boxed()
+        self.resolve_class(class, pools).boxed()
     }
 
     fn drift<'a>(
@@ -156,11 +108,11 @@ impl NodeClassCloud for Ec2Provider {
         claim: &'a NodeClaim,
         class: &'a Ec2NodeClass,
     ) -> BoxFuture<'a, Result<Option<Drift>, CloudError>> {
-        async move { self.drift_of(claim, class).await }.boxed()
+        self.drift_of(claim, class).boxed()
     }
 
     fn instance_ca(&self) -> String {
-        self.facts.load().ca_bundle.clone()
+        self.node_classes.cluster().ca_bundle.clone()
     }
 
     fn delete_unused_profiles<'a>(&'a self, used: &'a BTreeSet<String>) -> BoxFuture<'a, Result<(), CloudError>> {
@@ -168,18 +120,18 @@ impl NodeClassCloud for Ec2Provider {
             if self.options.isolated_vpc {
                 return Ok(());
             }
-            let cluster = &self.options.cluster_name;
-            let deleted = self.profiles.delete_unused(&self.clients, cluster, used, crate::clock::now()).await;
+            let (profiles, cluster) = (self.node_classes.profiles(), &self.options.cluster_name);
+            let deleted = profiles.delete_unused(&self.clients, cluster, used, crate::clock::now()).await;
             match &deleted {
-                Ok(()) => self.degraded.record_recovery(degraded_apis::PROFILES),
+                Ok(()) => self.degraded_apis.record_recovery(degraded_apis::PROFILES),
                 Err(error) if error.class == Class::Unauthorized => {
                     let note = format!(
                         "instance profiles that nothing uses any more are kept: allow {} in the controller's policy ({error})",
                         error.action
                     );
-                    self.degraded.record_failure(degraded_apis::PROFILES, note);
+                    self.degraded_apis.record_failure(degraded_apis::PROFILES, note);
                 }
-                // The next look is in half an hour, and nobody waits for it.
+                // Retried in half an hour; nothing depends on it.
                 Err(_) => {}
             }
             Ok(deleted?)
@@ -191,11 +143,11 @@ impl NodeClassCloud for Ec2Provider {
         async move {
             let cluster = &self.options.cluster_name;
             if !self.options.isolated_vpc {
-                self.profiles.delete_of_class(&self.clients, cluster, class).await?;
+                self.node_classes.profiles().delete_of_class(&self.clients, cluster, class).await?;
             }
             store::delete_of_class(&self.clients, cluster, &class.name_any()).await?;
-            lock(&self.groups).remove(&key(class));
-            // There is none where the class was never tried.
+            self.node_classes.forget(class);
+            // A class without a dry run has no series.
             let _ = self.clients.metrics.user_data_bytes.remove_label_values(&[class.name_any()]);
             Ok(())
         }
@@ -208,15 +160,15 @@ impl InstanceEvents for Ec2Provider {
         async move {
             let statuses = status_checks::describe_statuses(&self.clients.ec2).await;
             match &statuses {
-                Ok(_) => self.degraded.record_recovery(degraded_apis::STATUS_CHECKS),
-                // Whoever asks tells of that by itself, and asks no more.
+                Ok(_) => self.degraded_apis.record_recovery(degraded_apis::STATUS_CHECKS),
+                // The caller reports a refusal with an event of its own and stops polling.
                 Err(error) if error.class == Class::Unauthorized => {
-                    self.degraded.record_recovery(degraded_apis::STATUS_CHECKS)
+                    self.degraded_apis.record_recovery(degraded_apis::STATUS_CHECKS);
                 }
-                // It lasts: the client has tried again for minutes.
+                // Not transient: the client has retried for minutes.
                 Err(error) => {
                     let note = format!("instances whose status checks fail are not replaced: {error}");
-                    self.degraded.record_failure(degraded_apis::STATUS_CHECKS, note);
+                    self.degraded_apis.record_failure(degraded_apis::STATUS_CHECKS, note);
                 }
             }
             Ok(status_checks::unhealthy(&statuses?, crate::clock::now().0))
@@ -225,39 +177,39 @@ impl InstanceEvents for Ec2Provider {
     }
 
     fn messages_received(&self) -> BTreeMap<&'static str, u64> {
-        self.queue.as_ref().map(|queue| queue.counts().received).unwrap_or_default()
+        self.queue_counts().map(|counts| counts.received).unwrap_or_default()
     }
 }
 
 impl InstanceTagging for Ec2Provider {
     fn tag<'a>(&'a self, due: &'a [Untagged]) -> BoxStream<'a, (usize, Result<(), CloudError>)> {
-        self.tag_all(due, tagging::PAUSE).boxed()
+        self.tagger.tag_all(due, tagging::PAUSE).boxed()
     }
 }
 
 impl ClusterObserver for Ec2Provider {
     fn observe(&self, classes: &[Arc<Ec2NodeClass>], pools: &[Arc<NodePool>]) {
-        self.shapes.observe(classes, pools);
-        lock(&self.catalogs).retain_classes(classes);
+        self.launch_context.recent_shapes.observe(classes, pools);
+        self.offerings.retain_classes(classes);
     }
 
     fn registered(&self, claim: &NodeClaim, node: &Node) {
-        lock(&self.memory).record(claim, node, crate::clock::now());
+        self.offerings.record_memory(claim, node, crate::clock::now());
     }
 }
 
 impl ServiceStatus for Ec2Provider {
     fn shifted_zones(&self) -> BTreeSet<String> {
-        self.shifts.shifted_zones(crate::clock::now())
+        self.offerings.shifts().shifted_zones(crate::clock::now())
     }
 
     fn unreadable(&self) -> BTreeMap<&'static str, String> {
-        let mut unreadable = self.degraded.unreadable();
-        unreadable.extend(self.snapshot().unreadable());
-        unreadable
+        let mut out = self.degraded_apis.unreadable();
+        out.extend(self.offerings.snapshot().unreadable());
+        out
     }
 
     fn unwritable(&self) -> BTreeMap<&'static str, String> {
-        self.degraded.unwritable()
+        self.degraded_apis.unwritable()
     }
 }

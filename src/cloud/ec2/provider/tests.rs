@@ -1,7 +1,11 @@
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Mutex, MutexGuard};
+
 use futures::StreamExt;
 use serde_json::json;
 
 use super::*;
+use crate::api::Ec2NodeClass;
 use crate::cloud::ec2::aws::client::wire;
 use crate::cloud::ec2::aws::client::wire::Seen;
 use crate::cloud::ec2::interruption::messages::EventKind;
@@ -9,9 +13,11 @@ use crate::cloud::ec2::launch::request::tests::{claim, class, facts, request};
 use crate::cloud::ec2::node_class::subnets::Subnet;
 use crate::cloud::ec2::offerings::discovered_memory::tests::node;
 use crate::cloud::{
-    Cloud, ClusterObserver, InstanceEvents, InstanceTagging, LaunchDetails, LaunchError, LaunchRequest, Launched,
-    NodeClassCloud, ServiceStatus, Untagged,
+    Cloud, CloudError, ClusterObserver, InstanceEvents, InstanceTagging, LaunchDetails, LaunchError, LaunchRequest,
+    Launched, NodeClassCloud, ServiceStatus, Untagged,
 };
+use crate::cloud::{Instance, InstanceState, Override};
+use crate::model::time::UnixMillis;
 
 /// EC2 in a few lines: templates by name, instances by id, and what goes wrong.
 #[derive(Default)]
@@ -159,7 +165,8 @@ fn world() -> World {
     let (clients, _) = wire::clients(Box::new(move |request| answers.lock().unwrap().answer(request)));
     let ec2 = Ec2Provider::new(clients, Options::of("c1"), facts());
     let subnet = |id: &str, zone: &str, free| Subnet { id: id.into(), zone: zone.into(), zone_id: None, free };
-    ec2.addresses().set_described(&[subnet("subnet-a", "us-east-1a", 100), subnet("subnet-b", "us-east-1b", 100)]);
+    let subnets = [subnet("subnet-a", "us-east-1a", 100), subnet("subnet-b", "us-east-1b", 100)];
+    ec2.node_classes.with_addresses(|addresses| addresses.set_described(&subnets));
     World { ec2, fake }
 }
 
@@ -226,8 +233,8 @@ async fn a_claim_becomes_an_instance() {
     assert_eq!((&*instance.client_token, &*instance.node_claim, &*instance.image_id), ("uid-1", "claim-1", "ami-x86"));
     assert_eq!((instance.capacity_type, instance.state), (CapacityType::OnDemand, InstanceState::Pending));
     assert_eq!(world.fake().tokens, ["uid-1"]);
-    assert_eq!(world.ec2.calls()["CreateFleet"], 1);
-    assert!(!world.ec2.calls().contains_key("DescribeInstances"), "nothing to look for");
+    assert_eq!(world.ec2.clients.calls()["CreateFleet"], 1);
+    assert!(!world.ec2.clients.calls().contains_key("DescribeInstances"), "nothing to look for");
 }
 
 #[tokio::test]
@@ -250,12 +257,12 @@ async fn the_claims_of_a_group_share_a_call_and_each_gets_an_instance_of_its_own
     let uids: Vec<String> = (0..50).map(|number| format!("u{number}")).collect();
     let requests = || uids.iter().map(|uid| member(uid, "group", 50)).collect::<Vec<_>>();
     let answers = launch_all(&world, requests()).await;
-    assert_eq!((ids(&answers).len(), world.ec2.calls()["CreateFleet"]), (50, 1));
+    assert_eq!((ids(&answers).len(), world.ec2.clients.calls()["CreateFleet"]), (50, 1));
     assert_eq!(answers[7].as_ref().unwrap().instance.node_claim, "claim-u7");
     let again = launch_all(&world, requests()).await;
     let id = |answer: &Result<Launched, LaunchError>| answer.as_ref().unwrap().instance.id.clone();
     assert!(answers.iter().zip(&again).all(|(first, second)| id(first) == id(second)), "what is not written yet stays");
-    assert_eq!(world.ec2.calls()["CreateFleet"], 1);
+    assert_eq!(world.ec2.clients.calls()["CreateFleet"], 1);
 }
 
 #[tokio::test]
@@ -358,7 +365,7 @@ async fn c17_a_template_deleted_behind_our_back_is_made_again() {
     world.ec2.launch(fresh()).await.unwrap();
     world.fake().templates.clear();
     world.ec2.launch(member("uid-2", "uid-2", 1)).await.unwrap();
-    assert_eq!(world.ec2.calls()["CreateLaunchTemplate"], 2);
+    assert_eq!(world.ec2.clients.calls()["CreateLaunchTemplate"], 2);
     assert_eq!(world.fake().instances.len(), 2);
 }
 
@@ -370,7 +377,7 @@ async fn c11_want_of_capacity_comes_back_at_once_and_is_remembered() {
     let error = world.ec2.launch(request.clone()).await.unwrap_err();
     let LaunchError::InsufficientCapacity { unavailable } = error else { panic!("{error}") };
     assert_eq!(unavailable, [request.overrides[0].clone()]);
-    assert!(world.ec2.unavailable.lock().unwrap().is_unavailable(&unavailable[0], None, crate::clock::now()));
+    assert!(world.ec2.offerings.unavailable().is_unavailable(&unavailable[0], None, crate::clock::now()));
     world.ec2.launch(request).await.unwrap();
     assert_eq!(world.fake().tokens, ["uid-1", "uid-1-1"], "answered tokens are not used again");
 }
@@ -393,14 +400,15 @@ async fn c15_after_an_exhausted_subnet_the_next_launch_takes_another_one() {
     let mut class = class(json!({}));
     class.status.as_mut().unwrap().subnets = subnets.map(|subnet| serde_json::from_value(subnet).unwrap()).into();
     let third = Subnet { id: "subnet-c".into(), zone: "us-east-1a".into(), zone_id: None, free: 50 };
-    world.ec2.addresses().set_described(&[third]);
+    world.ec2.node_classes.with_addresses(|addresses| addresses.set_described(&[third]));
     world.fake().fleet.push(refused_slot("InsufficientFreeAddressesInSubnet"));
     let request = request(class.clone(), claim("2026-01-01T00:00:00Z", json!({})), &["m5.large"]);
     world.ec2.launch(request).await.unwrap_err();
     let pods = [("us-east-1a".to_owned(), 10)].into();
-    let (chosen, _) = world.ec2.addresses().reserve(&class.status.as_ref().unwrap().subnets, &pods, 1);
+    let subnets = &class.status.as_ref().unwrap().subnets;
+    let (chosen, _) = world.ec2.node_classes.with_addresses(|addresses| addresses.reserve(subnets, &pods, 1));
     assert_eq!(chosen["us-east-1a"], "subnet-c");
-    let marks = world.ec2.unavailable.lock().unwrap();
+    let marks = world.ec2.offerings.unavailable();
     assert!(
         marks.exhausted_zones(&class.status.unwrap().subnets, crate::clock::now()).is_empty(),
         "the zone has another subnet"
@@ -420,7 +428,7 @@ async fn what_ec2_does_not_describe_yet_is_neither_gone_nor_let_go() {
     world.fake().hide_instances = false;
     assert!(world.ec2.terminate(&id).await.unwrap(), "it is going");
     assert!(world.ec2.terminate(&id).await.unwrap());
-    assert_eq!(world.ec2.calls()["TerminateInstances"], 2, "one refused, one that worked");
+    assert_eq!(world.ec2.clients.calls()["TerminateInstances"], 2, "one refused, one that worked");
 }
 
 #[tokio::test]
@@ -438,13 +446,26 @@ async fn an_interrupted_spot_offering_is_left_alone_for_a_while() {
     let world = world();
     let spot =
         Override { instance_type: "m5.large".into(), zone: "us-east-1a".into(), capacity_type: CapacityType::Spot };
-    lock(&world.ec2.bought).insert("i-1".into(), spot.clone());
+    world.ec2.instances.remember(&[Instance {
+        id: "i-1".into(),
+        provider_id: "aws:///us-east-1a/i-1".into(),
+        client_token: String::new(),
+        node_claim: String::new(),
+        instance_type: spot.instance_type.clone(),
+        zone: spot.zone.clone(),
+        capacity_type: spot.capacity_type,
+        reservation: None,
+        partition: None,
+        image_id: String::new(),
+        launched_at: UnixMillis(0),
+        state: InstanceState::Running,
+    }]);
     let event = |kind, id: &str| Received { receipt: "r".into(), kind, instance_id: id.into(), at_ms: 0 };
-    world.ec2.heed(&event(EventKind::RebalanceRecommendation, "i-1"));
-    world.ec2.heed(&event(EventKind::SpotInterrupted, "i-unknown"));
-    let covered = |world: &World| lock(&world.ec2.unavailable).is_unavailable(&spot, None, crate::clock::now());
+    world.ec2.record_event(&event(EventKind::RebalanceRecommendation, "i-1"));
+    world.ec2.record_event(&event(EventKind::SpotInterrupted, "i-unknown"));
+    let covered = |world: &World| world.ec2.offerings.unavailable().is_unavailable(&spot, None, crate::clock::now());
     assert!(!covered(&world));
-    world.ec2.heed(&event(EventKind::SpotInterrupted, "i-1"));
+    world.ec2.record_event(&event(EventKind::SpotInterrupted, "i-1"));
     assert!(covered(&world));
 }
 
@@ -498,7 +519,7 @@ async fn status_checks_that_fail_are_told_and_those_that_are_refused_are_told_el
     assert!(matches!(refused.unhealthy().await, Err(CloudError::Refused(_))));
     assert!(told(&refused).is_empty());
     let well = scripted(vec![wire::ok("DescribeInstanceStatus", "<instanceStatusSet/>")]);
-    well.degraded.record_failure(crate::cloud::ec2::degraded_apis::STATUS_CHECKS, "it failed".into());
+    well.degraded_apis.record_failure(crate::cloud::ec2::degraded_apis::STATUS_CHECKS, "it failed".into());
     assert!(well.unhealthy().await.unwrap().is_empty());
     assert!(told(&well).is_empty(), "it is over");
 }

@@ -207,7 +207,7 @@ async fn what_was_launched_for_groups_is_looked_for_in_one_call() {
 #[tokio::test]
 async fn a_failed_search_for_groups_is_each_ones_failure() {
     let (clients, _) = wire::clients(Box::new(|_| wire::refusal("UnauthorizedOperation", "no")));
-    let answers = of_groups(clients, "c1".into(), vec!["a".into(), "b".into()]).await;
+    let answers = of_launch_groups(clients, "c1".into(), vec!["a".into(), "b".into()]).await;
     assert_eq!(answers.len(), 2);
     assert!(answers.values().all(|answer| answer.as_ref().is_err_and(|error| error.class == Class::Unauthorized)));
 }
@@ -218,7 +218,7 @@ async fn the_instances_of_a_group_are_found_by_their_tag_the_oldest_first() {
         let young = item("i-1", "").replace("2026-01-02", "2026-01-03");
         reservations(&(young + &item("i-2", "")))
     }));
-    let found = of_group(&clients, "c1", "group").await.unwrap();
+    let found = of_launch_group(&clients, "c1", "group").await.unwrap();
     assert_eq!(found.iter().map(|instance| &*instance.id).collect::<Vec<_>>(), ["i-2", "i-1"]);
     let form = &seen.lock().unwrap()[0].form;
     assert_eq!((&*form["Filter.1.Name"], &*form["Filter.1.Value.1"]), ("tag:stowage.dev/launch", "group"));

@@ -10,6 +10,7 @@ use crate::cloud::ec2::aws::client::wire;
 use crate::cloud::ec2::aws::client::wire::Seen;
 use crate::cloud::ec2::launch::request::tests::facts;
 use crate::cloud::ec2::options::Options;
+use crate::cloud::ec2::provider::Ec2Provider;
 
 const CLAIM: &str = "karpenter.sh/nodeclaim";
 const CLUSTER: &str = "eks:eks-cluster-name";
@@ -52,7 +53,7 @@ fn ec2(answer: wire::Answer) -> (Ec2Provider, Arc<std::sync::Mutex<Vec<Seen>>>) 
 
 /// Tags without pauses. Returns what became of each.
 async fn outcomes(ec2: &Ec2Provider, due: &[Untagged]) -> Vec<Result<(), CloudError>> {
-    let mut all: Vec<Outcome> = ec2.tag_all(due, Duration::ZERO).collect().await;
+    let mut all: Vec<Outcome> = ec2.tagger.tag_all(due, Duration::ZERO).collect().await;
     all.sort_by_key(|(at, _)| *at);
     let places: Vec<usize> = all.iter().map(|(at, _)| *at).collect();
     assert_eq!(places, (0..due.len()).collect::<Vec<_>>(), "each has one outcome");
@@ -105,11 +106,11 @@ async fn c20_all_are_read_in_one_call_and_those_that_lack_the_same_share_one() {
 #[tokio::test]
 async fn c20_many_are_read_a_few_at_a_time() {
     let (ec2, seen) = ec2(Box::new(|request| described(request, |_| Some(vec!["Name", CLUSTER, CLAIM]))));
-    let ids: Vec<String> = (0..=LOOK).map(|n| format!("i-{n}")).collect();
+    let ids: Vec<String> = (0..=READ_BATCH).map(|n| format!("i-{n}")).collect();
     let due = due(&ids.iter().map(String::as_str).collect::<Vec<_>>());
     assert!(outcomes(&ec2, &due).await.iter().all(Result::is_ok));
     let sizes: Vec<usize> = seen.lock().unwrap().iter().map(|request| listed(request, "InstanceId.N").len()).collect();
-    assert_eq!(sizes, [LOOK, 1]);
+    assert_eq!(sizes, [READ_BATCH, 1]);
 }
 
 #[tokio::test]
@@ -142,11 +143,11 @@ async fn c20_only_a_call_that_writes_tags_is_waited_after() {
     }));
     let (pause, begin) = (Duration::from_millis(40), Instant::now());
     let lacking = due(&["i-1", "i-2", "i-3"]);
-    assert_eq!(ec2.tag_all(&lacking, pause).count().await, 3);
+    assert_eq!(ec2.tagger.tag_all(&lacking, pause).count().await, 3);
     assert!(begin.elapsed() >= pause * 3, "{:?}", begin.elapsed());
     assert_eq!(written(&seen.lock().unwrap()).len(), 3);
     let full = due(&["i-full1", "i-full2"]);
-    let all = ec2.tag_all(&full, Duration::MAX).count();
+    let all = ec2.tagger.tag_all(&full, Duration::MAX).count();
     assert_eq!(tokio::time::timeout(Duration::from_secs(30), all).await, Ok(2));
 }
 
@@ -159,7 +160,7 @@ async fn what_is_known_at_once_does_not_wait_for_calls() {
         _ => created(),
     }));
     let due = due(&["i-1", "i-full"]);
-    let mut all = std::pin::pin!(ec2.tag_all(&due, Duration::MAX));
+    let mut all = std::pin::pin!(ec2.tagger.tag_all(&due, Duration::MAX));
     assert_eq!(tokio::time::timeout(Duration::from_secs(30), all.next()).await, Ok(Some((1, Ok(())))));
 }
 

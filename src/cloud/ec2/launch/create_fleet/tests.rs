@@ -1,8 +1,8 @@
 use super::*;
 use crate::cloud::ec2::aws::client::wire;
 
-fn slot(instance_type: &str, zone: &str, price: i64) -> Slot {
-    Slot {
+fn slot(instance_type: &str, zone: &str, price: i64) -> FleetOverride {
+    FleetOverride {
         instance_type: instance_type.into(),
         zone: zone.into(),
         subnet: format!("subnet-{zone}"),
@@ -79,9 +79,9 @@ async fn several_claims_share_a_call_and_the_tag_of_their_group() {
     let mut fleet = request(CapacityType::OnDemand);
     fleet.instance_tags = BTreeMap::from([(CLAIM_TAG.to_owned(), "claim-1".to_owned())]);
     let mut alone = fleet.clone();
-    alone.for_group(&LaunchGroup { id: "uid-1".into(), size: 1 }, 1);
+    alone.for_launch_group(&LaunchGroup { id: "uid-1".into(), size: 1 }, 1);
     assert_eq!((alone.instance_tags.len(), &*alone.instance_tags[LAUNCH_TAG]), (2, "uid-1"), "it is known whose it is");
-    fleet.for_group(&LaunchGroup { id: "group".into(), size: 200 }, 150);
+    fleet.for_launch_group(&LaunchGroup { id: "group".into(), size: 200 }, 150);
     let form = sent(&fleet).await;
     assert_eq!(form["TargetCapacitySpecification.TotalTargetCapacity"], "150");
     assert_eq!(
@@ -149,7 +149,7 @@ async fn instances_and_errors_are_read_together() {
         subnet: Some("subnet-1a".into()),
         image: "ami-9".into(),
     };
-    assert_eq!(read.born, [born]);
+    assert_eq!(read.launched, [born]);
     assert_eq!(read.errors[0].zone.as_deref(), Some("1b"), "the subnet's, where the answer leaves it out");
     assert!(!read.lacks_template());
 }
@@ -160,7 +160,7 @@ async fn what_an_answer_leaves_out_is_the_requests() {
         "<fleetInstanceSet><item><instanceIds><item>i-1</item></instanceIds><instanceType>m5.xlarge</instanceType></item></fleetInstanceSet>",
     )
     .await;
-    assert_eq!((&*read.born[0].zone, &*read.born[0].image), ("1a", "ami-1"));
+    assert_eq!((&*read.launched[0].zone, &*read.launched[0].image), ("1a", "ami-1"));
 }
 
 fn error(code: &str, instance_type: &str, zone: &str) -> FleetError {
@@ -182,8 +182,8 @@ fn offering(instance_type: &str, zone: &str, capacity_type: CapacityType) -> Ove
 fn c11_an_error_marks_its_own_offering() {
     let request = request(CapacityType::Spot);
     let errors = [error("InsufficientInstanceCapacity", "m5.xlarge", "1a")];
-    let lessons = CapacityFeedback::of(&errors, &request, None);
-    assert_eq!(lessons.marks, [CapacityScope::Offering(offering("m5.xlarge", "1a", CapacityType::Spot), None)]);
+    let feedback = CapacityFeedback::of(&errors, &request, None);
+    assert_eq!(feedback.marks, [CapacityScope::Offering(offering("m5.xlarge", "1a", CapacityType::Spot), None)]);
     assert!(CapacityFeedback::of(&[error("InsufficientInstanceCapacity", "", "")], &request, None).marks.is_empty());
     let grouped = CapacityFeedback::of(&errors, &request, Some("pg-1"));
     assert!(matches!(&grouped.marks[..], [CapacityScope::Offering(_, Some(group))] if group == "pg-1"));
@@ -210,25 +210,25 @@ fn c13_a_fleet_quota_and_a_missing_spot_role_are_want_of_capacity() {
         error("MaxFleetCountExceeded", "m5.large", "1a"),
         error("AuthFailure.ServiceLinkedRoleCreationNotPermitted", "m5.large", "1b"),
     ];
-    let lessons = CapacityFeedback::of(&errors, &request, None);
-    assert!(lessons.no_spot_role);
-    assert!(lessons.marks.contains(&CapacityScope::CapacityType(CapacityType::Spot)));
-    assert_eq!(failure(&errors, &lessons), LaunchError::NoSpotRole);
+    let feedback = CapacityFeedback::of(&errors, &request, None);
+    assert!(feedback.no_spot_role);
+    assert!(feedback.marks.contains(&CapacityScope::CapacityType(CapacityType::Spot)));
+    assert_eq!(failure(&errors, &feedback), LaunchError::NoSpotRole);
     assert!(matches!(failure(&errors[..1], &CapacityFeedback::default()), LaunchError::InsufficientCapacity { .. }));
 }
 
 #[test]
 fn c15_an_exhausted_subnet_is_marked_and_so_is_the_offering_of_the_error() {
     let errors = [error("InsufficientFreeAddressesInSubnet", "m5.large", "1a")];
-    let lessons = CapacityFeedback::of(&errors, &request(CapacityType::OnDemand), None);
+    let feedback = CapacityFeedback::of(&errors, &request(CapacityType::OnDemand), None);
     assert_eq!(
-        lessons.marks,
+        feedback.marks,
         [
             CapacityScope::Subnet("subnet-1a".into()),
             CapacityScope::Offering(offering("m5.large", "1a", CapacityType::OnDemand), None),
         ]
     );
-    assert_eq!(lessons.exhausted, BTreeSet::from(["subnet-1a".to_owned()]));
+    assert_eq!(feedback.exhausted, BTreeSet::from(["subnet-1a".to_owned()]));
 }
 
 #[test]
@@ -242,9 +242,9 @@ fn c14_a_full_reservation_marks_no_offering_and_a_throttled_call_does_not_make_i
         ("UnauthorizedOperation", false),
         ("InternalError", false),
     ] {
-        let lessons = learn(code);
-        assert_eq!(lessons.reservation_full, full, "{code}");
-        assert!(lessons.marks.is_empty(), "{code}");
+        let feedback = learn(code);
+        assert_eq!(feedback.reservation_full, full, "{code}");
+        assert!(feedback.marks.is_empty(), "{code}");
     }
     let subnet = learn("InsufficientFreeAddressesInSubnet");
     assert_eq!(subnet.marks, [CapacityScope::Subnet("subnet-1a".into())], "addresses are another matter");
@@ -257,8 +257,8 @@ fn c14_a_full_reservation_marks_no_offering_and_a_throttled_call_does_not_make_i
 fn a_full_spread_group_marks_every_type_of_the_zone() {
     let mut full = error("Unsupported", "m5.large", "1a");
     full.message = "You have reached the limit of instances in this spread placement group".into();
-    let lessons = CapacityFeedback::of(&[full], &request(CapacityType::OnDemand), Some("pg-1"));
-    let types: Vec<String> = lessons.offerings().into_iter().map(|offering| offering.instance_type).collect();
+    let feedback = CapacityFeedback::of(&[full], &request(CapacityType::OnDemand), Some("pg-1"));
+    let types: Vec<String> = feedback.offerings().into_iter().map(|offering| offering.instance_type).collect();
     assert_eq!(types, ["m5.large", "m5.xlarge"]);
 }
 

@@ -78,27 +78,31 @@ pub fn facts() -> ClusterFacts {
 
 const LONG_AGO: &str = "2026-01-01T00:00:00Z";
 
-fn basis(details: &LaunchDetails) -> TemplateInputs {
-    TemplateInputs { class: Arc::clone(&details.class), cluster: Arc::new(facts()), group: None }
+fn template_inputs(details: &LaunchDetails) -> TemplateInputs {
+    TemplateInputs { class: Arc::clone(&details.class), cluster: Arc::new(facts()), placement_group: None }
 }
 
-fn ground<'a>(request: &'a LaunchRequest, details: &'a LaunchDetails, basis: &'a TemplateInputs) -> LaunchInputs<'a> {
+fn inputs<'a>(
+    request: &'a LaunchRequest,
+    details: &'a LaunchDetails,
+    template_inputs: &'a TemplateInputs,
+) -> LaunchInputs<'a> {
     let claim = &details.claim;
-    LaunchInputs { request, claim, basis, region: "us-east-1", manages_reservations: true, shapes: None }
+    LaunchInputs { request, claim, template_inputs, region: "us-east-1", manages_reservations: true, shapes: None }
 }
 
 fn with_groups<T>(
     request: &LaunchRequest,
     group: Option<&str>,
-    then: impl FnOnce(&[Group<'_>], &LaunchInputs<'_>) -> T,
+    then: impl FnOnce(&[TemplateGroup<'_>], &LaunchInputs<'_>) -> T,
 ) -> T {
     let details = request.details.clone().unwrap();
     let group = group.map(|id| PlacementGroup { id: id.to_owned(), strategy: "partition".to_owned(), partitions: 10 });
-    let basis = TemplateInputs { group, ..basis(&details) };
-    let ground = ground(request, &details, &basis);
+    let template_inputs = TemplateInputs { placement_group: group, ..template_inputs(&details) };
+    let inputs = inputs(request, &details, &template_inputs);
     let choice = choose(&request.overrides, &details.catalog, true).unwrap();
-    let groups = ground.groups(&choice, &ground.tags().unwrap()).unwrap();
-    then(&groups, &ground)
+    let groups = inputs.template_groups(&choice, &inputs.tags().unwrap()).unwrap();
+    then(&groups, &inputs)
 }
 
 /// A choice of on-demand offerings, of which the fleet request takes only the kind.
@@ -106,7 +110,7 @@ fn on_demand() -> Choice {
     Choice { capacity_type: CapacityType::OnDemand, reservation: None, candidates: vec![] }
 }
 
-fn names<'a>(group: &'a Group<'_>) -> Vec<&'a str> {
+fn names<'a>(group: &'a TemplateGroup<'_>) -> Vec<&'a str> {
     group.candidates.iter().map(|candidate| &*candidate.instance_type.name).collect()
 }
 
@@ -161,10 +165,10 @@ fn c22_an_al2023_class_is_not_ready_where_the_service_cidr_is_not_known() {
     let request = request(class(json!({})), claim(LONG_AGO, json!({})), &["m5.large"]);
     let details = request.details.clone().unwrap();
     let cluster = Arc::new(ClusterFacts { service_cidr: None, ..facts() });
-    let basis = TemplateInputs { cluster, ..basis(&details) };
-    let ground = ground(&request, &details, &basis);
+    let template_inputs = TemplateInputs { cluster, ..template_inputs(&details) };
+    let inputs = inputs(&request, &details, &template_inputs);
     let choice = choose(&request.overrides, &details.catalog, true).unwrap();
-    let error = ground.groups(&choice, &BTreeMap::new()).unwrap_err();
+    let error = inputs.template_groups(&choice, &BTreeMap::new()).unwrap_err();
     let LaunchError::NodeClassNotReady { name, reason } = error else { panic!("{error}") };
     assert_eq!(name, "default");
     assert!(reason.contains("service CIDR"), "{reason}");
@@ -206,16 +210,16 @@ fn tenancy_partition_and_enclaves_come_from_the_claim() {
 #[test]
 fn a_request_holds_each_type_in_each_zone_that_has_a_subnet_cheapest_first() {
     let request = request(class(json!({"context": "ctx"})), claim(LONG_AGO, json!({})), &["m5.large", "m5.xlarge"]);
-    with_groups(&request, None, |groups, ground| {
+    with_groups(&request, None, |groups, inputs| {
         let named: Vec<_> = groups.iter().enumerate().map(|(n, group)| (format!("lt-{n}"), group)).collect();
         let subnets = BTreeMap::from([("us-east-1a".to_owned(), "subnet-a".to_owned())]);
-        let fleet = ground.fleet("t".into(), &on_demand(), &named, &subnets, BTreeMap::new()).unwrap();
+        let fleet = inputs.fleet("t".into(), &on_demand(), &named, &subnets, BTreeMap::new()).unwrap();
         assert_eq!(fleet.templates.len(), 2);
         assert_eq!(fleet.templates[0].1[0].instance_type, "m5.large");
         assert!(fleet.templates.iter().flat_map(|(_, slots)| slots).all(|slot| slot.subnet == "subnet-a"));
         assert_eq!(fleet.instance_tags[CLAIM_TAG], "claim-1");
         assert_eq!((fleet.context.as_deref(), fleet.prioritized), (Some("ctx"), false));
-        assert!(ground.fleet("t".into(), &on_demand(), &named, &BTreeMap::new(), BTreeMap::new()).is_none());
+        assert!(inputs.fleet("t".into(), &on_demand(), &named, &BTreeMap::new(), BTreeMap::new()).is_none());
     });
 }
 
@@ -225,10 +229,10 @@ fn annotations_of_the_claim_choose_context_and_priority() {
     let keys = [(labels::MIN_VALUES_RELAXED, "true"), (labels::PRICE_OVERLAY_APPLIED, "")];
     annotated.metadata.annotations = Some(keys.map(|(key, value)| (key.to_owned(), value.to_owned())).into());
     let request = request(class(json!({"context": "ctx"})), annotated, &["m5.large"]);
-    with_groups(&request, None, |groups, ground| {
+    with_groups(&request, None, |groups, inputs| {
         let named = [("lt".to_owned(), &groups[0])];
         let subnets = BTreeMap::from([("us-east-1a".to_owned(), "subnet-a".to_owned())]);
-        let fleet = ground.fleet("t".into(), &on_demand(), &named, &subnets, BTreeMap::new()).unwrap();
+        let fleet = inputs.fleet("t".into(), &on_demand(), &named, &subnets, BTreeMap::new()).unwrap();
         assert_eq!((fleet.context, fleet.prioritized), (None, true));
     });
 }
@@ -261,9 +265,9 @@ fn c19_a_restricted_tag_is_refused_at_launch() {
     let tagged = class(json!({"tags": {"karpenter.sh/nodeclaim": "x"}}));
     let request = request(tagged, claim(LONG_AGO, json!({})), &["m5.large"]);
     let details = request.details.clone().unwrap();
-    let basis = basis(&details);
-    let ground = ground(&request, &details, &basis);
-    assert!(matches!(ground.tags(), Err(LaunchError::NodeClassNotReady { .. })));
+    let template_inputs = template_inputs(&details);
+    let inputs = inputs(&request, &details, &template_inputs);
+    assert!(matches!(inputs.tags(), Err(LaunchError::NodeClassNotReady { .. })));
 }
 
 #[test]
@@ -291,10 +295,11 @@ fn c34_each_type_is_told_what_the_expressions_come_to_on_it() {
         let settings = NodeSettings::of(Some(&class)).with_expressions(&class);
         let request = request(class, claim(LONG_AGO, json!({})), &["m5.large", "c5.large", "m5.xlarge"]);
         let details = request.details.clone().unwrap();
-        let basis = basis(&details);
-        let ground = LaunchInputs { shapes: Shapes::of(&settings, &types), ..ground(&request, &details, &basis) };
+        let template_inputs = template_inputs(&details);
+        let inputs =
+            LaunchInputs { shapes: Shapes::of(&settings, &types), ..inputs(&request, &details, &template_inputs) };
         let choice = choose(&request.overrides, &details.catalog, true).unwrap();
-        let groups = ground.groups(&choice, &BTreeMap::new()).unwrap();
+        let groups = inputs.template_groups(&choice, &BTreeMap::new()).unwrap();
         let texts: BTreeMap<Vec<&str>, String> = groups
             .iter()
             .map(|group| {
@@ -310,8 +315,8 @@ fn c34_each_type_is_told_what_the_expressions_come_to_on_it() {
             }
             assert!(!text.contains("vcpus") && !text.contains("pid"), "{family}: {text}");
         }
-        let gone = LaunchInputs { shapes: Some(Shapes { settings: &settings, types: &BTreeMap::new() }), ..ground };
-        assert!(gone.groups(&choice, &BTreeMap::new()).is_err(), "what EC2 does not describe is not launched");
+        let gone = LaunchInputs { shapes: Some(Shapes { settings: &settings, types: &BTreeMap::new() }), ..inputs };
+        assert!(gone.template_groups(&choice, &BTreeMap::new()).is_err(), "what EC2 does not describe is not launched");
     }
 }
 
@@ -321,8 +326,8 @@ fn types_without_an_image_are_left_out_and_none_left_is_an_error() {
     class.status.as_mut().unwrap().amis.remove(0);
     let request = request(class, claim(LONG_AGO, json!({})), &["m5.large"]);
     let details = request.details.clone().unwrap();
-    let basis = basis(&details);
-    let ground = ground(&request, &details, &basis);
+    let template_inputs = template_inputs(&details);
+    let inputs = inputs(&request, &details, &template_inputs);
     let choice = choose(&request.overrides, &details.catalog, true).unwrap();
-    assert!(matches!(ground.groups(&choice, &BTreeMap::new()), Err(LaunchError::Rejected { .. })));
+    assert!(matches!(inputs.template_groups(&choice, &BTreeMap::new()), Err(LaunchError::Rejected { .. })));
 }

@@ -1,7 +1,8 @@
-//! What the last launches made their templates of, so that these are there before the next launch asks. No I/O.
+//! The shapes of recent launches, from which templates are created before the next launch needs them. No I/O.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
 
 use kube::ResourceExt;
 use kube::api::ObjectMeta;
@@ -11,17 +12,18 @@ use crate::cloud::LaunchRequest;
 use crate::cloud::ec2::launch::request::TemplateInputs;
 use crate::cloud::ec2::launch::select::{Candidate, Choice};
 use crate::model::offering::{CapacityType, Catalog};
+use crate::model::time::UnixMillis;
 use crate::sync::lock;
 
-/// Shapes that are kept of one NodePool's launches with one class. The list of instance types is no part of a template, so that
-/// few shapes want the templates of many launches.
-const MOST_OF_POOL: usize = 4;
-/// Templates that all shapes together want: a fifth of what EC2 allows a region.
-const MOST_TEMPLATES: usize = 1_000;
-/// How long a shape is kept after its last launch, milliseconds.
-const KEPT_MS: i64 = 3_600_000;
+/// Maximum shapes of a NodePool and a class. Templates do not contain the list of instance types, so that few shapes cover the
+/// templates of many launches.
+const MAX_SHAPES_OF_POOL: usize = 4;
+/// Maximum templates of all shapes: a fifth of the quota of a region.
+const MAX_TEMPLATES: usize = 1_000;
+/// How long a shape is kept after its last launch.
+const RETENTION: Duration = Duration::from_hours(1);
 
-/// What templates of a launch are made of besides their [`TemplateInputs`].
+/// The inputs of the templates of a launch except the [`TemplateInputs`].
 #[derive(Clone, Debug)]
 pub struct LaunchShape {
     /// The request: labels, taints, names of pool and class.
@@ -33,7 +35,7 @@ pub struct LaunchShape {
 }
 
 impl LaunchShape {
-    /// The shape of a launch; `None` where it goes into a capacity reservation, which has templates of its own.
+    /// The shape of a launch; `None` for a launch into a capacity reservation, whose template names the reservation.
     pub fn of(request: &LaunchRequest, claim: &NodeClaim, choice: &Choice) -> Option<Self> {
         if choice.reservation.is_some() {
             return None;
@@ -54,7 +56,7 @@ impl LaunchShape {
         Some(Self { request, claim, capacity_type: choice.capacity_type, types })
     }
 
-    /// What would be launched by a catalog, as far as templates depend on it: the zones don't matter.
+    /// The offerings of `catalog` for this shape, as far as templates depend on them: without zones.
     pub fn choice(&self, catalog: &Catalog) -> Choice {
         let known = catalog.instance_types.iter().filter(|known| self.types.contains(&*known.name));
         let candidate = |known| Candidate { instance_type: Arc::clone(known), zones: BTreeMap::new() };
@@ -66,63 +68,61 @@ impl LaunchShape {
     }
 }
 
-/// A shape and the templates that it wants.
+/// A shape and its templates.
 #[derive(Debug)]
-pub struct Kept {
-    /// The shape.
+pub struct RecentShape {
     pub shape: LaunchShape,
-    /// Its class, as last seen.
+    /// The class as last observed.
     pub class: Arc<Ec2NodeClass>,
-    /// What the templates were made of.
-    pub basis: TemplateInputs,
-    /// Names of the templates. Those of two shapes of a pool and a class differ.
+    /// The inputs of the templates.
+    pub template_inputs: TemplateInputs,
+    /// Names of the templates. Two shapes of the same pool and class differ in them.
     pub names: BTreeSet<String>,
-    /// When something was last launched, milliseconds since the epoch.
-    pub used_ms: i64,
+    /// The last launch.
+    pub used_at: UnixMillis,
 }
 
 /// The shapes of the launches of the last hour.
 #[derive(Debug, Default)]
-pub struct LaunchShapes {
-    kept: Mutex<Vec<Kept>>,
+pub struct RecentShapes {
+    kept: Mutex<Vec<RecentShape>>,
 }
 
-impl LaunchShapes {
-    fn kept(&self) -> MutexGuard<'_, Vec<Kept>> {
+impl RecentShapes {
+    fn kept(&self) -> MutexGuard<'_, Vec<RecentShape>> {
         lock(&self.kept)
     }
 
-    /// Takes a shape in, instead of one that wants the same templates. Where there are too many, those go that were not launched
-    /// for longest.
-    pub fn keep(&self, new: Kept) {
+    /// Adds a shape, or replaces the shape with the same templates. Evicts the least recently used shapes over the limits.
+    pub fn keep(&self, new: RecentShape) {
         let mut kept = self.kept();
-        let same = |one: &&mut Kept| one.shape.pool() == new.shape.pool() && one.names == new.names;
+        let same = |one: &&mut RecentShape| one.shape.pool() == new.shape.pool() && one.names == new.names;
         if let Some(known) = kept.iter_mut().find(same) {
-            if known.used_ms <= new.used_ms {
+            if known.used_at <= new.used_at {
                 *known = new;
             }
             return;
         }
         let pool = new.shape.request.clone();
         kept.push(new);
-        let of_pool = |one: &Kept| one.shape.pool() == (&*pool.node_pool, &*pool.node_class);
-        if kept.iter().filter(|one| of_pool(one)).count() > MOST_OF_POOL {
+        let of_pool = |one: &RecentShape| one.shape.pool() == (&*pool.node_pool, &*pool.node_class);
+        if kept.iter().filter(|one| of_pool(one)).count() > MAX_SHAPES_OF_POOL {
             remove_oldest(&mut kept, of_pool);
         }
-        while kept.iter().map(|one| one.names.len()).sum::<usize>() > MOST_TEMPLATES {
+        while kept.iter().map(|one| one.names.len()).sum::<usize>() > MAX_TEMPLATES {
             remove_oldest(&mut kept, |_| true);
         }
     }
 
-    /// Takes out the shapes of the last hour, and forgets older ones.
-    pub fn take(&self, now_ms: i64) -> Vec<Kept> {
+    /// Removes all shapes and returns the shapes of the last hour.
+    pub fn take(&self, now: UnixMillis) -> Vec<RecentShape> {
         let mut taken = std::mem::take(&mut *self.kept());
-        taken.retain(|one| now_ms - one.used_ms < KEPT_MS);
+        taken.retain(|one| !one.used_at.is_older_than(RETENTION, now));
         taken
     }
 
-    /// Takes in how the classes are now. Shapes whose class or pool is gone or going, or has nothing to do with the other any more,
-    /// are forgotten.
+    /// Updates the classes of the shapes. Deletes shapes whose class or pool no longer exists, is being deleted, or no longer
+    /// references the other.
     pub fn observe(&self, classes: &[Arc<Ec2NodeClass>], pools: &[Arc<NodePool>]) {
         self.kept().retain_mut(|one| {
             let (pool, class) = one.shape.pool();
@@ -139,8 +139,8 @@ impl LaunchShapes {
     }
 }
 
-fn remove_oldest(kept: &mut Vec<Kept>, of: impl Fn(&Kept) -> bool) {
-    let oldest = kept.iter().enumerate().filter(|(_, one)| of(one)).min_by_key(|(_, one)| one.used_ms);
+fn remove_oldest(kept: &mut Vec<RecentShape>, of: impl Fn(&RecentShape) -> bool) {
+    let oldest = kept.iter().enumerate().filter(|(_, one)| of(one)).min_by_key(|(_, one)| one.used_at);
     if let Some(index) = oldest.map(|(index, _)| index) {
         kept.remove(index);
     }
@@ -156,55 +156,57 @@ pub(crate) mod tests {
     use crate::cloud::ec2::launch::request::tests::{claim, class, facts, request};
     use crate::cloud::ec2::launch::select::choose;
 
-    /// A launch of m5.large. The catalog behind it takes long to make.
+    /// A launch of m5.large, shared because its catalog is slow to build.
     static LAUNCH: LazyLock<LaunchRequest> =
         LazyLock::new(|| request(class(json!({})), claim("2026-01-01T00:00:00Z", json!({})), &["m5.large"]));
 
-    /// A shape of a pool that wants so many templates of its own.
-    pub fn kept(pool: &str, own: &str, templates: usize, used_ms: i64) -> Kept {
+    /// A shape of a pool with this number of templates.
+    pub fn recent_shape(pool: &str, own: &str, templates: usize, used_ms: i64) -> RecentShape {
         let request = LAUNCH.clone();
         let details = request.details.clone().unwrap();
         let choice = choose(&request.overrides, &details.catalog, true).unwrap();
         let request = LaunchRequest { node_pool: pool.to_owned(), ..request };
         let class = Arc::clone(&details.class);
-        let basis = TemplateInputs { class: Arc::clone(&class), cluster: Arc::new(facts()), group: None };
+        let cluster = Arc::new(facts());
+        let template_inputs = TemplateInputs { class: Arc::clone(&class), cluster, placement_group: None };
         let names = (0..templates).map(|number| format!("{pool}/{own}/{number}")).collect();
-        Kept { shape: LaunchShape::of(&request, &details.claim, &choice).unwrap(), class, basis, names, used_ms }
+        let shape = LaunchShape::of(&request, &details.claim, &choice).unwrap();
+        RecentShape { shape, class, template_inputs, names, used_at: UnixMillis(used_ms) }
     }
 
-    fn firsts(shapes: &LaunchShapes, now_ms: i64) -> Vec<String> {
-        shapes.take(now_ms).into_iter().filter_map(|one| one.names.into_iter().next()).collect()
+    fn firsts(shapes: &RecentShapes, now_ms: i64) -> Vec<String> {
+        shapes.take(UnixMillis(now_ms)).into_iter().filter_map(|one| one.names.into_iter().next()).collect()
     }
 
     #[test]
-    fn no_more_templates_are_wanted_than_leave_the_region_most_of_its_quota() {
-        let shapes = LaunchShapes::default();
+    fn shapes_never_use_most_of_the_template_quota() {
+        let shapes = RecentShapes::default();
         for (pool, used_ms) in [("a", 3), ("b", 1), ("c", 2), ("d", 4)] {
-            shapes.keep(kept(pool, "x", 300, used_ms));
+            shapes.keep(recent_shape(pool, "x", 300, used_ms));
         }
-        assert_eq!(firsts(&shapes, 5), ["a/x/0", "c/x/0", "d/x/0"], "the one that was not launched for longest goes");
+        assert_eq!(firsts(&shapes, 5), ["a/x/0", "c/x/0", "d/x/0"], "the least recently used shape is evicted");
     }
 
     #[test]
-    fn shapes_that_want_the_same_are_one_that_was_used_last() {
-        let shapes = LaunchShapes::default();
+    fn shapes_with_equal_templates_are_merged() {
+        let shapes = RecentShapes::default();
         for used_ms in [1, 3, 2] {
-            shapes.keep(kept("a", "x", 2, used_ms));
+            shapes.keep(recent_shape("a", "x", 2, used_ms));
         }
-        let taken = shapes.take(KEPT_MS + 2);
-        assert_eq!(taken.iter().map(|one| one.used_ms).collect::<Vec<_>>(), [3]);
+        let taken = shapes.take(UnixMillis(2) + RETENTION);
+        assert_eq!(taken.iter().map(|one| one.used_at.0).collect::<Vec<_>>(), [3]);
         for one in taken {
             shapes.keep(one);
         }
-        assert!(shapes.take(KEPT_MS + 3).is_empty(), "an hour is over");
+        assert!(shapes.take(UnixMillis(3) + RETENTION).is_empty(), "expired after an hour");
     }
 
     #[test]
-    fn a_pool_has_four_shapes_whatever_others_have() {
-        let shapes = LaunchShapes::default();
-        shapes.keep(kept("b", "x", 1, 0));
+    fn a_pool_has_at_most_four_shapes() {
+        let shapes = RecentShapes::default();
+        shapes.keep(recent_shape("b", "x", 1, 0));
         for (own, used_ms) in [("v", 2), ("w", 1), ("x", 3), ("y", 4), ("z", 5)] {
-            shapes.keep(kept("a", own, 1, used_ms));
+            shapes.keep(recent_shape("a", own, 1, used_ms));
         }
         assert_eq!(firsts(&shapes, 6), ["b/x/0", "a/v/0", "a/x/0", "a/y/0", "a/z/0"]);
     }

@@ -1,9 +1,12 @@
-//! Launch templates in EC2: made when first needed, or [ahead](crate::cloud::ec2::launch::templates::prewarm) of that; kept while they are wanted, deleted a minute
-//! after.
+//! Launch templates in EC2: created on first use or [in advance](crate::cloud::ec2::launch::templates::prewarm), deleted a minute
+//! after the last use.
+//!
+//! Locks: `entries` is released before the id of an entry is awaited. Both are held together only by `touch`, which does not wait.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
 
 use crate::cloud::ec2::aws::client::Clients;
 use crate::cloud::ec2::aws::errors::{ApiError, Class};
@@ -11,70 +14,75 @@ use crate::cloud::ec2::aws::filters::filter;
 use crate::cloud::ec2::launch::templates::spec::Template;
 use crate::cloud::ec2::tags::CLUSTER_TAG;
 use crate::model::labels;
+use crate::model::time::UnixMillis;
 use crate::sync::lock;
 
-/// A template that nobody used or wanted for so long is deleted, milliseconds.
-const TTL_MS: i64 = 60_000;
+/// A template is deleted this long after its last use.
+const TTL: Duration = Duration::from_mins(1);
 
-/// Templates that are deleted in one go: launches share their rate limit.
-const MOST_DELETED: usize = 20;
-/// Bytes of user data that are warned of: nine tenths of what EC2 takes.
-const NEARLY_TOO_LONG: usize = 14_745;
+/// Maximum deletions of a sweep: launches share their rate limit.
+const MAX_DELETED: usize = 20;
+/// Bytes of user data that cause a warning: 90 % of the limit of EC2.
+const USER_DATA_WARNING: usize = 14_745;
 
-/// A template that is known to be in EC2. While one of these is held the template is not deleted for being unused.
+/// A reference to a template in EC2. The template is not deleted as unused while a reference exists.
 #[derive(Clone, Debug)]
-pub struct Held {
-    slot: Arc<Slot>,
+pub struct TemplateRef {
+    entry: Arc<Entry>,
 }
 
-impl Held {
-    /// Name of the template.
+impl TemplateRef {
     pub fn name(&self) -> &str {
-        &self.slot.name
+        &self.entry.name
     }
 }
 
 #[derive(Debug)]
-struct Slot {
+struct Entry {
     name: String,
-    /// Id in EC2, once it is known to be there. Held while it is looked up or made, so that a burst does so once.
+    /// Id in EC2 once known. Locked while the template is searched or created, so that a burst does so once.
     id: tokio::sync::Mutex<Option<String>>,
-    used_ms: AtomicI64,
+    used_at: AtomicI64,
 }
 
-impl Slot {
-    fn is_unused(&self, now_ms: i64) -> bool {
-        now_ms - self.used_ms.load(Ordering::Relaxed) >= TTL_MS
+impl Entry {
+    fn is_unused(&self, now: UnixMillis) -> bool {
+        UnixMillis(self.used_at.load(Ordering::Relaxed)).is_older_than(TTL, now)
     }
 }
 
-/// The templates this process knows.
+/// The known templates by name.
 #[derive(Debug, Default)]
-pub struct Templates {
-    slots: Mutex<HashMap<String, Arc<Slot>>>,
+pub struct TemplateStore {
+    entries: Mutex<HashMap<String, Arc<Entry>>>,
 }
 
-impl Templates {
-    fn slots(&self) -> MutexGuard<'_, HashMap<String, Arc<Slot>>> {
-        lock(&self.slots)
+impl TemplateStore {
+    fn entries(&self) -> MutexGuard<'_, HashMap<String, Arc<Entry>>> {
+        lock(&self.entries)
     }
 
-    /// The template in EC2; makes it where it isn't there.
+    /// Returns a reference to the template in EC2, and creates it if it does not exist.
     ///
     /// # Errors
-    /// EC2's, of DescribeLaunchTemplates and CreateLaunchTemplate.
-    pub async fn ensure(&self, clients: &Clients, template: &Template, now_ms: i64) -> Result<Held, ApiError> {
+    /// DescribeLaunchTemplates or CreateLaunchTemplate failed.
+    pub async fn ensure(
+        &self,
+        clients: &Clients,
+        template: &Template,
+        now: UnixMillis,
+    ) -> Result<TemplateRef, ApiError> {
         let name = template.name();
-        let slot = {
-            let mut slots = self.slots();
+        let entry = {
+            let mut entries = self.entries();
             let new = || {
-                let (id, used_ms) = (tokio::sync::Mutex::default(), AtomicI64::new(now_ms));
-                Arc::new(Slot { name: name.clone(), id, used_ms })
+                let (id, used_at) = (tokio::sync::Mutex::default(), AtomicI64::new(now.0));
+                Arc::new(Entry { name: name.clone(), id, used_at })
             };
-            Arc::clone(slots.entry(name.clone()).or_insert_with(new))
+            Arc::clone(entries.entry(name.clone()).or_insert_with(new))
         };
-        slot.used_ms.fetch_max(now_ms, Ordering::Relaxed);
-        let mut id = slot.id.lock().await;
+        entry.used_at.fetch_max(now.0, Ordering::Relaxed);
+        let mut id = entry.id.lock().await;
         if id.is_none() {
             let found = match find(clients, &name).await? {
                 Some(found) => found,
@@ -83,85 +91,85 @@ impl Templates {
             *id = Some(found);
         }
         drop(id);
-        Ok(Held { slot })
+        Ok(TemplateRef { entry })
     }
 
-    /// Notes that a template is wanted. Returns whether it is known to be in EC2.
-    pub fn touch(&self, name: &str, now_ms: i64) -> bool {
-        self.slots().get(name).is_some_and(|slot| {
-            slot.used_ms.fetch_max(now_ms, Ordering::Relaxed);
-            slot.id.try_lock().is_ok_and(|id| id.is_some())
+    /// Records a use of a template. Returns whether it is known to exist in EC2.
+    pub fn touch(&self, name: &str, now: UnixMillis) -> bool {
+        self.entries().get(name).is_some_and(|entry| {
+            entry.used_at.fetch_max(now.0, Ordering::Relaxed);
+            entry.id.try_lock().is_ok_and(|id| id.is_some())
         })
     }
 
-    /// Forgets templates that EC2 says aren't there, so that they are made anew.
+    /// Removes templates that EC2 reported as missing, so that their next use creates them.
     pub fn forget<'a>(&self, names: impl IntoIterator<Item = &'a str>) {
-        let mut slots = self.slots();
+        let mut entries = self.entries();
         for name in names {
-            slots.remove(name);
+            entries.remove(name);
         }
     }
 
-    /// Takes in the templates of the cluster that an earlier process left: they are deleted in a minute unless used.
+    /// Adds the existing templates of the cluster, left by an earlier process: they expire in a minute unless used.
     ///
     /// # Errors
-    /// EC2's.
-    pub async fn hydrate(&self, clients: &Clients, cluster: &str, now_ms: i64) -> Result<usize, ApiError> {
+    /// DescribeLaunchTemplates failed.
+    pub async fn hydrate(&self, clients: &Clients, cluster: &str, now: UnixMillis) -> Result<usize, ApiError> {
         let found = list(clients, &[(CLUSTER_TAG, cluster)]).await?;
         let count = found.len();
-        let mut slots = self.slots();
+        let mut entries = self.entries();
         for (name, id) in found {
             let new = || {
-                let (id, used_ms) = (tokio::sync::Mutex::new(Some(id)), AtomicI64::new(now_ms));
-                Arc::new(Slot { name: name.clone(), id, used_ms })
+                let (id, used_at) = (tokio::sync::Mutex::new(Some(id)), AtomicI64::new(now.0));
+                Arc::new(Entry { name: name.clone(), id, used_at })
             };
-            slots.entry(name.clone()).or_insert_with(new);
+            entries.entry(name.clone()).or_insert_with(new);
         }
         Ok(count)
     }
 
-    /// Deletes templates that nobody used or wanted for a minute and nobody holds, a few at a time. One that can't be deleted is
-    /// tried again in a minute.
-    pub async fn delete_unused(&self, clients: &Clients, now_ms: i64) {
-        for slot in self.unused(now_ms) {
-            // A launch that wants it after all waits here, and makes it anew.
-            let mut id = slot.id.lock().await;
-            if !slot.is_unused(now_ms) {
+    /// Deletes a few of the templates that were not used for a minute and have no reference. A failed deletion is retried in a
+    /// minute.
+    pub async fn delete_unused(&self, clients: &Clients, now: UnixMillis) {
+        for entry in self.unused(now) {
+            // A launch that needs the template now waits for this lock and recreates it.
+            let mut id = entry.id.lock().await;
+            if !entry.is_unused(now) {
                 continue;
             }
             if let Some(known) = id.as_deref() {
                 if let Err(error) = delete(clients, known).await {
-                    tracing::warn!(id = known, %error, "unused launch template could not be deleted, trying again in a minute");
-                    slot.used_ms.fetch_max(now_ms, Ordering::Relaxed);
+                    tracing::warn!(id = known, %error, "failed to delete unused launch template, retrying in a minute");
+                    entry.used_at.fetch_max(now.0, Ordering::Relaxed);
                     continue;
                 }
-                tracing::info!(id = known, "unused launch template deleted");
+                tracing::info!(id = known, "deleted unused launch template");
                 *id = None;
             }
             drop(id);
-            self.remove(&slot);
+            self.remove(&entry);
         }
     }
 
-    /// The first few templates that nobody used or wanted for a minute and nobody holds.
-    fn unused(&self, now_ms: i64) -> Vec<Arc<Slot>> {
-        // One is this table's own.
-        let unused = |slot: &&Arc<Slot>| slot.is_unused(now_ms) && Arc::strong_count(slot) == 1;
-        self.slots().values().filter(unused).take(MOST_DELETED).cloned().collect()
+    /// Up to [`MAX_DELETED`] templates that were not used for a minute and have no reference.
+    fn unused(&self, now: UnixMillis) -> Vec<Arc<Entry>> {
+        // One reference is the table's own.
+        let unused = |entry: &&Arc<Entry>| entry.is_unused(now) && Arc::strong_count(entry) == 1;
+        self.entries().values().filter(unused).take(MAX_DELETED).cloned().collect()
     }
 
-    /// Forgets a template that is gone, unless somebody waits to make it anew.
-    fn remove(&self, slot: &Arc<Slot>) {
-        let mut slots = self.slots();
-        let is_same = slots.get(&slot.name).is_some_and(|known| Arc::ptr_eq(known, slot));
-        // The table's and the caller's. Another could only be had from the table, which is locked.
-        if is_same && Arc::strong_count(slot) == 2 {
-            slots.remove(&slot.name);
+    /// Removes a deleted template, unless a launch waits to recreate it.
+    fn remove(&self, entry: &Arc<Entry>) {
+        let mut entries = self.entries();
+        let is_same = entries.get(&entry.name).is_some_and(|known| Arc::ptr_eq(known, entry));
+        // The references of the table and the caller. A third could only come from the table, which is locked.
+        if is_same && Arc::strong_count(entry) == 2 {
+            entries.remove(&entry.name);
         }
     }
 }
 
-/// Id of the template of a name.
+/// The id of the template with this name.
 async fn find(clients: &Clients, name: &str) -> Result<Option<String>, ApiError> {
     let call = clients.ec2.describe_launch_templates().launch_template_names(name);
     match call.send().await.map_err(ApiError::of("ec2:DescribeLaunchTemplates")) {
@@ -173,10 +181,7 @@ async fn find(clients: &Clients, name: &str) -> Result<Option<String>, ApiError>
     }
 }
 
-/// Makes a template; returns its id.
-///
-/// # Errors
-/// EC2's.
+/// Creates a template and returns its id.
 async fn create(clients: &Clients, name: &str, template: &Template) -> Result<String, ApiError> {
     let call = clients
         .ec2
@@ -185,8 +190,8 @@ async fn create(clients: &Clients, name: &str, template: &Template) -> Result<St
         .launch_template_data(template.data())
         .tag_specifications(template.tags());
     let bytes = template.user_data_bytes();
-    if bytes >= NEARLY_TOO_LONG {
-        tracing::warn!(class = template.class, bytes, "user data is nearly as long as EC2 allows, 16384 bytes");
+    if bytes >= USER_DATA_WARNING {
+        tracing::warn!(class = template.class, bytes, "user data is close to the limit of 16384 bytes");
     }
     match call.send().await.map_err(ApiError::of("ec2:CreateLaunchTemplate")) {
         Ok(answer) => {
@@ -196,11 +201,11 @@ async fn create(clients: &Clients, name: &str, template: &Template) -> Result<St
                 id,
                 image = template.image_id,
                 class = template.class,
-                "launch template made"
+                "created launch template"
             );
             Ok(id.to_owned())
         }
-        // An attempt whose answer was lost, or another process of ours: the same name is the same content.
+        // Created by an attempt whose answer was lost, or by another replica: equal names mean equal contents.
         Err(error) if error.class == Class::AlreadyExists => find(clients, name).await?.ok_or(error),
         Err(error) => Err(error),
     }
@@ -209,7 +214,7 @@ async fn create(clients: &Clients, name: &str, template: &Template) -> Result<St
 /// Names and ids of the templates with these tags.
 ///
 /// # Errors
-/// EC2's.
+/// DescribeLaunchTemplates failed.
 pub(crate) async fn list(clients: &Clients, tags: &[(&str, &str)]) -> Result<Vec<(String, String)>, ApiError> {
     let filters = tags.iter().map(|(key, value)| filter(format!("tag:{key}"), [*value])).collect();
     let call = clients.ec2.describe_launch_templates().set_filters(Some(filters)).max_results(200);
@@ -224,10 +229,7 @@ pub(crate) async fn list(clients: &Clients, tags: &[(&str, &str)]) -> Result<Vec
     Ok(found)
 }
 
-/// Deletes a template; one that is gone already is fine.
-///
-/// # Errors
-/// EC2's.
+/// Deletes a template; a missing template is no error.
 async fn delete(clients: &Clients, id: &str) -> Result<(), ApiError> {
     let call = clients.ec2.delete_launch_template().launch_template_id(id);
     match call.send().await.map_err(ApiError::of("ec2:DeleteLaunchTemplate")) {
@@ -236,185 +238,17 @@ async fn delete(clients: &Clients, id: &str) -> Result<(), ApiError> {
     }
 }
 
-/// Deletes every template that was made for a node class.
+/// Deletes every template of a node class.
 ///
 /// # Errors
-/// EC2's.
+/// DescribeLaunchTemplates or DeleteLaunchTemplate failed.
 pub async fn delete_of_class(clients: &Clients, cluster: &str, class: &str) -> Result<(), ApiError> {
     for (name, id) in list(clients, &[(CLUSTER_TAG, cluster), (labels::EC2_NODE_CLASS, class)]).await? {
         delete(clients, &id).await?;
-        tracing::info!(template = name, class, "launch template of a deleted node class is gone");
+        tracing::info!(template = name, class, "deleted launch template of a deleted node class");
     }
     Ok(())
 }
 
 #[cfg(test)]
-mod tests {
-    use std::sync::atomic::AtomicBool;
-
-    use super::*;
-    use crate::cloud::ec2::aws::client::wire;
-    use crate::cloud::ec2::launch::templates::spec::tests::template;
-
-    fn answers(exists: Arc<AtomicBool>) -> wire::Answer {
-        let described = "<launchTemplates><item><launchTemplateId>lt-1</launchTemplateId></item></launchTemplates>";
-        Box::new(move |request| match request.action.as_str() {
-            "DescribeLaunchTemplates" if !exists.load(Ordering::SeqCst) => {
-                wire::refusal("InvalidLaunchTemplateName.NotFoundException", "gone")
-            }
-            "DescribeLaunchTemplates" => wire::ok("DescribeLaunchTemplates", described),
-            "CreateLaunchTemplate" => {
-                exists.store(true, Ordering::SeqCst);
-                wire::ok(
-                    "CreateLaunchTemplate",
-                    "<launchTemplate><launchTemplateId>lt-1</launchTemplateId></launchTemplate>",
-                )
-            }
-            "DeleteLaunchTemplate" => {
-                exists.store(false, Ordering::SeqCst);
-                wire::ok("DeleteLaunchTemplate", "")
-            }
-            other => panic!("{other} was not expected"),
-        })
-    }
-
-    fn actions(seen: &Mutex<Vec<wire::Seen>>) -> Vec<String> {
-        seen.lock().unwrap().iter().map(|request| request.action.clone()).collect()
-    }
-
-    #[tokio::test]
-    async fn c18_a_burst_makes_one_template_and_later_launches_find_it() {
-        let (clients, seen) = wire::clients(answers(Arc::default()));
-        let (templates, content) = (Templates::default(), template());
-        let burst = (0..20).map(|_| templates.ensure(&clients, &content, 0));
-        for held in futures::future::join_all(burst).await {
-            assert_eq!(held.unwrap().name(), content.name());
-        }
-        assert_eq!(actions(&seen), ["DescribeLaunchTemplates", "CreateLaunchTemplate"]);
-        let made = &seen.lock().unwrap()[1].form;
-        assert_eq!(made["LaunchTemplateName"], content.name());
-        assert_eq!(made["TagSpecification.1.ResourceType"], "launch-template");
-        assert_eq!(made["LaunchTemplateData.ImageId"], "ami-std-x86");
-        assert_eq!(made["LaunchTemplateData.NetworkInterface.1.SecurityGroupId.1"], "sg-1");
-    }
-
-    #[tokio::test]
-    async fn a_template_is_deleted_a_minute_after_its_last_use_but_not_while_held() {
-        let exists = Arc::new(AtomicBool::new(false));
-        let (clients, _) = wire::clients(answers(Arc::clone(&exists)));
-        let (templates, content) = (Templates::default(), template());
-        let held = templates.ensure(&clients, &content, 0).await.unwrap();
-        let there = async |now_ms: i64| {
-            templates.delete_unused(&clients, now_ms).await;
-            exists.load(Ordering::SeqCst)
-        };
-        assert!(there(TTL_MS).await, "held");
-        drop(held);
-        drop(templates.ensure(&clients, &content, 30_000).await.unwrap());
-        assert!(there(89_999).await, "used again");
-        assert!(!there(90_000).await);
-        drop(templates.ensure(&clients, &content, 90_001).await.unwrap());
-        assert!(exists.load(Ordering::SeqCst), "made again");
-    }
-
-    #[tokio::test]
-    async fn a_launch_and_the_deletion_of_its_template_wait_for_each_other() {
-        let exists = Arc::new(AtomicBool::new(false));
-        let (clients, seen) = wire::clients(answers(Arc::clone(&exists)));
-        let (templates, content) = (Templates::default(), template());
-        drop(templates.ensure(&clients, &content, 0).await.unwrap());
-        let launch = templates.ensure(&clients, &content, TTL_MS);
-        let (held, ()) = tokio::join!(biased; launch, templates.delete_unused(&clients, TTL_MS));
-        drop(held.unwrap());
-        assert_eq!(actions(&seen).len(), 2, "the launch came first");
-        let launch = templates.ensure(&clients, &content, 3 * TTL_MS);
-        let ((), held) = tokio::join!(biased; templates.delete_unused(&clients, 3 * TTL_MS), launch);
-        assert_eq!(
-            actions(&seen)[2..],
-            ["DeleteLaunchTemplate", "DescribeLaunchTemplates", "CreateLaunchTemplate"],
-            "the deletion came first, and the launch waited for it"
-        );
-        assert!(templates.touch(held.unwrap().name(), 3 * TTL_MS), "and it is known");
-    }
-
-    #[tokio::test]
-    async fn many_unused_templates_are_deleted_a_few_at_a_time() {
-        let item = |number: usize| {
-            format!(
-                "<item><launchTemplateId>lt-{number}</launchTemplateId><launchTemplateName>{number}</launchTemplateName></item>"
-            )
-        };
-        let items: String = (0..50).map(item).collect();
-        let (clients, seen) = wire::clients(Box::new(move |request| match request.action.as_str() {
-            "DescribeLaunchTemplates" => {
-                wire::ok("DescribeLaunchTemplates", &format!("<launchTemplates>{items}</launchTemplates>"))
-            }
-            _ => wire::ok("DeleteLaunchTemplate", ""),
-        }));
-        let templates = Templates::default();
-        assert_eq!(templates.hydrate(&clients, "c1", 0).await.unwrap(), 50);
-        let mut deleted = Vec::new();
-        for _ in 0..4 {
-            templates.delete_unused(&clients, TTL_MS).await;
-            deleted.push(actions(&seen).len() - 1);
-        }
-        assert_eq!(deleted, [20, 40, 50, 50]);
-    }
-
-    #[tokio::test]
-    async fn a_template_that_could_not_be_deleted_is_tried_again() {
-        let refusals = AtomicI64::new(1);
-        let (clients, seen) = wire::clients(Box::new(move |request| match request.action.as_str() {
-            "DescribeLaunchTemplates" => wire::ok(
-                "DescribeLaunchTemplates",
-                "<launchTemplates><item><launchTemplateId>lt-1</launchTemplateId><launchTemplateName>a</launchTemplateName></item></launchTemplates>",
-            ),
-            _ if refusals.fetch_sub(1, Ordering::SeqCst) > 0 => wire::refusal("UnauthorizedOperation", "no"),
-            _ => wire::ok("DeleteLaunchTemplate", ""),
-        }));
-        let templates = Templates::default();
-        assert_eq!(templates.hydrate(&clients, "c1", 0).await.unwrap(), 1);
-        let deletes = async |now_ms: i64| {
-            templates.delete_unused(&clients, now_ms).await;
-            actions(&seen).iter().filter(|action| *action == "DeleteLaunchTemplate").count()
-        };
-        assert_eq!(deletes(TTL_MS).await, 1, "refused");
-        assert_eq!(deletes(2 * TTL_MS - 1).await, 1, "not at once");
-        assert_eq!(deletes(2 * TTL_MS).await, 2);
-        assert_eq!(deletes(9 * TTL_MS).await, 2, "it is gone");
-    }
-
-    #[tokio::test]
-    async fn c17_a_forgotten_template_is_looked_up_and_made_anew() {
-        let exists = Arc::new(AtomicBool::new(false));
-        let (clients, seen) = wire::clients(answers(Arc::clone(&exists)));
-        let (templates, content) = (Templates::default(), template());
-        let held = templates.ensure(&clients, &content, 0).await.unwrap();
-        exists.store(false, Ordering::SeqCst);
-        templates.forget([held.name()]);
-        templates.ensure(&clients, &content, 1).await.unwrap();
-        assert_eq!(actions(&seen).iter().filter(|action| *action == "CreateLaunchTemplate").count(), 2);
-    }
-
-    #[tokio::test]
-    async fn c35_the_templates_of_a_class_are_found_by_their_tags_and_deleted() {
-        let (clients, seen) = wire::clients(Box::new(|request| match request.action.as_str() {
-            "DescribeLaunchTemplates" => wire::ok(
-                "DescribeLaunchTemplates",
-                "<launchTemplates><item><launchTemplateId>lt-1</launchTemplateId><launchTemplateName>a</launchTemplateName></item>\
-                 <item><launchTemplateId>lt-2</launchTemplateId><launchTemplateName>b</launchTemplateName></item></launchTemplates>",
-            ),
-            _ if request.form["LaunchTemplateId"] == "lt-1" => {
-                wire::refusal("InvalidLaunchTemplateId.NotFound", "gone")
-            }
-            _ => wire::ok("DeleteLaunchTemplate", ""),
-        }));
-        delete_of_class(&clients, "c1", "default").await.unwrap();
-        assert_eq!(actions(&seen), ["DescribeLaunchTemplates", "DeleteLaunchTemplate", "DeleteLaunchTemplate"]);
-        let asked = &seen.lock().unwrap()[0].form;
-        assert_eq!(
-            (&*asked["Filter.1.Name"], &*asked["Filter.2.Name"]),
-            ("tag:eks:eks-cluster-name", "tag:karpenter.k8s.aws/ec2nodeclass")
-        );
-    }
-}
+mod tests;

@@ -4,10 +4,12 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::api::hash;
-use crate::cloud::NodeClassCloud;
+use crate::cloud::CloudError;
 use crate::cloud::ec2::aws::client::wire;
 use crate::cloud::ec2::launch::request::tests::{claim, class, facts};
 use crate::cloud::ec2::options::Options;
+use crate::cloud::ec2::provider::Ec2Provider;
+use crate::cloud::{Cloud, NodeClassCloud};
 
 /// A change of a claim.
 type Change<'a> = &'a dyn Fn(&mut NodeClaim);

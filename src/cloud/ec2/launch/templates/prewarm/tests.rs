@@ -7,18 +7,20 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::api::{Ec2NodeClass, NodePool};
-use crate::cloud::ClusterObserver;
 use crate::cloud::ec2::aws::client::wire;
 use crate::cloud::ec2::aws::client::wire::Seen;
 use crate::cloud::ec2::launch::request::tests::{claim, class, facts, request};
-use crate::cloud::ec2::launch::templates::recent::tests::kept;
+use crate::cloud::ec2::launch::templates::recent::tests::recent_shape;
 use crate::cloud::ec2::node_class::capacity_reservations::tests::reservation;
 use crate::cloud::ec2::node_class::cluster_facts::ClusterFacts;
 use crate::cloud::ec2::node_class::subnets::Subnet;
 use crate::cloud::ec2::options::Options;
+use crate::cloud::ec2::provider::Ec2Provider;
+use crate::cloud::{Cloud, ClusterObserver};
 use crate::cloud::{LaunchDetails, LaunchRequest};
 use crate::model::labels;
 use crate::model::offering::CapacityType;
+use crate::model::time::UnixMillis;
 use crate::test_support::objects::node_pool;
 
 const MINUTE_MS: i64 = 60_000;
@@ -79,7 +81,8 @@ fn world() -> World {
     let (clients, seen) = wire::clients(Box::new(move |request| answers.lock().unwrap().answer(request)));
     let ec2 = Ec2Provider::new(clients, Options::of("c1"), facts());
     let subnet = |id: &str, zone: &str| Subnet { id: id.into(), zone: zone.into(), zone_id: None, free: 1_000 };
-    ec2.addresses().set_described(&[subnet("subnet-a", "us-east-1a"), subnet("subnet-b", "us-east-1b")]);
+    let subnets = [subnet("subnet-a", "us-east-1a"), subnet("subnet-b", "us-east-1b")];
+    ec2.node_classes.with_addresses(|addresses| addresses.set_described(&subnets));
     World { ec2, fake, seen, class: Arc::new(class(json!({}))), pools: vec![pool(json!({}), "default")] }
 }
 
@@ -134,7 +137,7 @@ impl World {
     /// Sweeps; returns calls that it took.
     async fn sweep(&self, now_ms: i64) -> usize {
         let before = self.calls();
-        self.ec2.sweep_templates(now_ms).await;
+        self.ec2.prewarmer.sweep(UnixMillis(now_ms)).await;
         self.calls() - before
     }
 }
@@ -185,7 +188,7 @@ async fn a_template_is_made_anew_by_what_the_class_and_the_cluster_say_now() {
     let user_data = &world.seen.lock().unwrap().last().unwrap().form["LaunchTemplateData.UserData"].clone();
     let user_data = String::from_utf8(STANDARD.decode(user_data).unwrap()).unwrap();
     assert!(user_data.contains("maxPods: 50"), "{user_data}");
-    world.ec2.facts.store(Arc::new(ClusterFacts { ca_bundle: "bmV3".into(), ..facts() }));
+    world.ec2.node_classes.set_cluster(ClusterFacts { ca_bundle: "bmV3".into(), ..facts() });
     assert!(made(&world).await, "CA");
     world.change(|class| class.metadata.annotations = Some([("touched".to_owned(), "1".to_owned())].into()));
     assert!(!made(&world).await, "nothing that a template is made of");
@@ -257,10 +260,10 @@ async fn a_template_that_can_not_be_made_holds_up_no_other_and_is_tried_again_by
 #[tokio::test]
 async fn a_sweep_makes_so_few_templates_that_launches_can_be_asked_for_beside_it() {
     let world = world();
-    for number in 0..=MOST_MADE {
-        world.ec2.shapes.keep(kept(&format!("pool-{number}"), "x", 1, 0));
+    for number in 0..=MAX_CREATED {
+        world.ec2.launch_context.recent_shapes.keep(recent_shape(&format!("pool-{number}"), "x", 1, 0));
     }
-    assert_eq!(world.sweep(0).await, 2 * MOST_MADE);
+    assert_eq!(world.sweep(0).await, 2 * MAX_CREATED);
     assert_eq!(world.sweep(10_000).await, 2);
     assert_eq!(world.sweep(20_000).await, 0);
 }
@@ -283,7 +286,7 @@ async fn a_launch_into_a_reservation_is_not_remembered() {
     world.change(|class| {
         class.status.as_mut().unwrap().capacity_reservations = vec![reservation("cr-1", "default", None)];
     });
-    world.ec2.reservations().set_described([("cr-1", 5)], crate::clock::now());
+    world.ec2.offerings.with_reservations(|counts| counts.set_described([("cr-1", 5)], crate::clock::now()));
     let mut request = world.request("uid-1");
     for offering in &mut request.overrides {
         offering.capacity_type = CapacityType::Reserved;
@@ -302,7 +305,7 @@ async fn a_template_that_a_launch_found_deleted_is_kept_again() {
     world.launch("uid-1", "web").await;
     let name = world.fake.lock().unwrap().templates.keys().next().unwrap().clone();
     world.fake.lock().unwrap().templates.clear();
-    world.ec2.templates.forget([name.as_str()]);
+    world.ec2.launch_context.templates.forget([name.as_str()]);
     assert_eq!(world.sweep(crate::clock::now().0).await, 2);
     assert_eq!(world.images(), ["ami-x86"]);
 }

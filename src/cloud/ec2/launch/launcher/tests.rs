@@ -6,14 +6,17 @@ use std::sync::{Arc, Mutex};
 use serde_json::json;
 
 use super::*;
+use crate::api::Ec2NodeClass;
 use crate::cloud::ec2::aws::client::wire;
 use crate::cloud::ec2::aws::client::wire::Seen;
 use crate::cloud::ec2::launch::request::tests::{claim, class, facts};
 use crate::cloud::ec2::node_class::capacity_reservations::tests::reservation;
 use crate::cloud::ec2::node_class::subnets::Subnet;
 use crate::cloud::ec2::options::Options;
+use crate::cloud::ec2::placement_group::PlacementGroup;
+use crate::cloud::ec2::provider::Ec2Provider;
 use crate::cloud::reservation::ReservationKind;
-use crate::cloud::{Cloud, ReservedIn};
+use crate::cloud::{Cloud, Override, ReservedIn};
 use crate::model::labels;
 use crate::model::offering::CapacityType;
 
@@ -52,16 +55,21 @@ fn answer(answers: &Answers, launched: &Mutex<usize>, request: &Seen) -> Option<
 
 /// A class with reservations of m5.large in us-east-1a, by id and with the instances that still fit.
 fn world(reservations: &[(&str, i64)]) -> World {
+    world_with(Options::of("c1"), reservations)
+}
+
+fn world_with(options: Options, reservations: &[(&str, i64)]) -> World {
     let (answers, launched) = (Answers::default(), Mutex::default());
     let heard = Arc::clone(&answers);
     let (clients, seen) = wire::clients(Box::new(move |request| answer(&heard, &launched, request)));
-    let ec2 = Ec2Provider::new(clients, Options::of("c1"), facts());
+    let ec2 = Ec2Provider::new(clients, options, facts());
     let subnet = |id: &str, zone: &str| Subnet { id: id.into(), zone: zone.into(), zone_id: None, free: 1_000 };
-    ec2.addresses().set_described(&[subnet("subnet-a", "us-east-1a"), subnet("subnet-b", "us-east-1b")]);
+    let subnets = [subnet("subnet-a", "us-east-1a"), subnet("subnet-b", "us-east-1b")];
+    ec2.node_classes.with_addresses(|addresses| addresses.set_described(&subnets));
     let mut class = class(json!({}));
     let list = reservations.iter().map(|(id, _)| reservation(id, "default", None));
     class.status.as_mut().unwrap().capacity_reservations = list.collect();
-    ec2.reservations().set_described(reservations.iter().copied(), crate::clock::now());
+    ec2.offerings.with_reservations(|counts| counts.set_described(reservations.iter().copied(), crate::clock::now()));
     World { ec2: Arc::new(ec2), class, answers, seen }
 }
 
@@ -105,7 +113,7 @@ impl World {
     }
 
     fn left(&self, id: &str) -> i64 {
-        self.ec2.reservations().available(id)
+        self.ec2.offerings.with_reservations(|counts| counts.available(id))
     }
 
     /// Members of the calls of an action.
@@ -185,7 +193,7 @@ async fn c14_a_full_reservation_hands_on_to_the_next_and_then_to_on_demand_at_on
     assert_eq!((world.left("cr-1"), world.left("cr-2")), (0, 0));
     let one = world.request("uid-2", &BOTH).overrides.remove(0);
     assert!(
-        !world.ec2.unavailable.lock().unwrap().is_unavailable(&one, None, crate::clock::now()),
+        !world.ec2.offerings.unavailable().is_unavailable(&one, None, crate::clock::now()),
         "no mark on the offering"
     );
 }
@@ -209,7 +217,10 @@ async fn c14_a_throttled_call_keeps_its_place_for_the_next_attempt() {
     assert_eq!(world.left("cr-1"), 0, "the call is repeated");
     assert_eq!(world.launch("uid-1", &BOTH).await.unwrap().instance.capacity_type, CapacityType::Reserved);
     world.next(refused("RequestLimitExceeded"));
-    world.ec2.reservations().set_described([("cr-1", 1)], crate::clock::now() + Duration::from_millis(1));
+    world
+        .ec2
+        .offerings
+        .with_reservations(|counts| counts.set_described([("cr-1", 1)], UnixMillis(crate::clock::now().0 + 1)));
     let error = world.launch("uid-2", &BOTH).await.unwrap_err();
     assert!(matches!(error, LaunchError::Rejected { reason: "RequestLimitExceeded", .. }), "{error}");
     assert_eq!(
@@ -252,9 +263,7 @@ async fn a_claim_that_may_only_be_reserved_is_planned_anew_when_nothing_is_left(
 
 #[tokio::test]
 async fn with_the_gate_shut_reservations_are_not_ours_to_use() {
-    let mut world = world(&[("cr-1", 1)]);
-    let ec2 = Arc::get_mut(&mut world.ec2).unwrap();
-    ec2.options.reserved_capacity = false;
+    let world = world_with(Options { reserved_capacity: false, ..Options::of("c1") }, &[("cr-1", 1)]);
     let launched = world.launch("uid-1", &BOTH).await.unwrap();
     assert_eq!(launched.instance.capacity_type, CapacityType::OnDemand);
     assert_eq!(world.sent("CreateLaunchTemplate", PREFERENCE), [None], "EC2 may fill open ones");
@@ -265,7 +274,7 @@ async fn a_partition_that_was_asked_for_is_the_instances_and_its_failure_is_its_
     let mut world = world(&[]);
     world.class.spec.placement_group_selector = serde_json::from_value(json!({"id": "pg-1"})).unwrap();
     let group = PlacementGroup { id: "pg-1".into(), strategy: "partition".into(), partitions: 3 };
-    world.ec2.know_group(&world.class, Some(group));
+    world.ec2.node_classes.set_placement_group(&world.class, Some(group));
     let wants = |partition: &str| {
         let mut request = world.request("uid-1", &[CapacityType::OnDemand]);
         let spec = json!({"requirements": [{"key": labels::PLACEMENT_GROUP_PARTITION, "operator": "In", "values": [partition]}]});

@@ -6,11 +6,10 @@ use prometheus::Registry;
 
 use crate::clock;
 use crate::cloud::Override;
-use crate::cloud::ec2::Ec2Provider;
 use crate::cloud::ec2::offerings::catalog_cache::ReservedOfferings;
 use crate::cloud::ec2::offerings::region_snapshot::RegionSnapshot;
+use crate::cloud::ec2::provider::Ec2Provider;
 use crate::model::offering::CapacityType;
-use crate::sync::lock;
 use crate::telemetry::cloud::{CloudMetrics, raise_to};
 
 /// The capacity types of the region's own offerings; reservations belong to node classes.
@@ -27,16 +26,16 @@ pub fn publish(ec2: &Arc<Ec2Provider>, registry: &Registry) -> Result<(), promet
 
 fn refresh(metrics: &CloudMetrics, ec2: &Ec2Provider) {
     let now = clock::now();
-    let unavailable = lock(&ec2.unavailable).clone();
-    let region = ec2.snapshot();
+    let unavailable = ec2.offerings.unavailable();
+    let region = ec2.offerings.snapshot();
     set_region_offerings(metrics, &region, &|offering| unavailable.is_unavailable(offering, None, now));
-    if let Some(reserved) = ec2.reserved() {
+    if let Some(reserved) = ec2.offerings.reserved() {
         set_reserved_offerings(metrics, &region, &reserved);
     }
-    for (action, total) in ec2.calls() {
+    for (action, total) in ec2.clients.calls() {
         raise_to(&metrics.requests.with_label_values(&[action]), total);
     }
-    if let Some(counts) = ec2.heard() {
+    if let Some(counts) = ec2.queue_counts() {
         for (kind, total) in counts.received {
             raise_to(&metrics.messages_received.with_label_values(&[kind]), total);
         }

@@ -1,0 +1,132 @@
+use super::*;
+use crate::cloud::ec2::aws::client::Clients;
+use crate::cloud::ec2::launch::request::tests as fixtures;
+use crate::cloud::ec2::node_class::store::NodeClassStore;
+use crate::cloud::ec2::offerings::store::OfferingStore;
+use crate::cloud::ec2::options::Options;
+
+fn validator(clients: Clients, options: Options) -> DryRunValidator {
+    let options = Arc::new(options);
+    let offerings = Arc::new(OfferingStore::new(&clients.region, Arc::clone(&options)));
+    let node_classes = Arc::new(NodeClassStore::new(fixtures::facts()));
+    DryRunValidator::new(Arc::new(LaunchContext::new(clients, options, offerings, node_classes)))
+}
+
+fn error(code: &str, message: &str) -> ApiError {
+    let class = crate::cloud::ec2::aws::errors::class_of(code);
+    ApiError { action: "ec2:X", code: code.into(), message: message.into(), class }
+}
+
+fn reason(outcome: Outcome) -> (&'static str, bool) {
+    match outcome {
+        Outcome::Passed => ("passed", true),
+        Outcome::Final(Verdict::False(reason, _)) => (reason, true),
+        Outcome::Transient(Verdict::False(reason, _)) => (reason, false),
+        Outcome::Transient(Verdict::Unjudged(_)) => ("unjudged", false),
+        Outcome::Final(other) | Outcome::Transient(other) => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn c33_each_denied_action_has_its_reason() {
+    let denied = error("UnauthorizedOperation", "no");
+    assert_eq!(reason(template_outcome(&denied)), ("CreateLaunchTemplateAuthCheckFailed", true));
+    let long = error("InvalidUserData.Malformed", "User data is limited to 16384 bytes");
+    assert_eq!(reason(template_outcome(&long)), ("UserDataSizeLimitExceeded", true));
+    assert_eq!(reason(template_outcome(&error("InternalError", ""))), ("unjudged", false));
+    assert_eq!(reason(fleet_outcome(Err(denied.clone()))), ("CreateFleetAuthCheckFailed", true));
+    assert_eq!(reason(fleet_outcome(Err(error("DryRunOperation", "")))), ("passed", true));
+    assert_eq!(reason(run_outcome(&[Err(denied)], true)), ("RunInstancesAuthCheckFailed", true));
+}
+
+#[test]
+fn c33_a_later_subnet_that_passes_is_enough_and_else_the_first_decides() {
+    let (denied, dry) = (error("UnauthorizedOperation", "no"), error("DryRunOperation", ""));
+    assert_eq!(reason(run_outcome(&[Err(denied.clone()), Err(dry)], true)), ("passed", true));
+    let answers = [Err(error("InvalidSubnetID.NotFound", "")), Err(denied)];
+    assert_eq!(reason(run_outcome(&answers, true)), ("unjudged", false));
+    assert_eq!(reason(run_outcome(&[], true)), ("unjudged", false));
+}
+
+#[tokio::test]
+async fn c33_subnets_in_zones_without_the_type_are_tried_last() {
+    let (clients, _) = crate::cloud::ec2::aws::client::wire::clients(Box::new(|_| None));
+    let validator = validator(clients, Options::of("c1"));
+    let mut class = fixtures::class(serde_json::json!({}));
+    let subnets = &mut class.status.as_mut().unwrap().subnets;
+    let second = serde_json::json!({"id": "subnet-b2", "zone": "us-east-1b", "zoneID": "use1-az2"});
+    subnets.push(serde_json::from_value(second).unwrap());
+    for (zones, expected) in [
+        (&["us-east-1a", "us-east-1b"][..], ["subnet-a", "subnet-b", "subnet-b2"]),
+        (&["us-east-1b"], ["subnet-b", "subnet-b2", "subnet-a"]),
+    ] {
+        let zones = zones.iter().map(|zone| (*zone).to_owned()).collect();
+        let zones = Some(Ok([("m5.large".to_owned(), zones)].into()));
+        validator.context.offerings.learn_region(crate::cloud::ec2::offerings::region_snapshot::RegionResponses {
+            zones,
+            ..Default::default()
+        });
+        let Ok(tried) = validator.inputs(&class, &[]) else { panic!("the class has something to launch") };
+        assert_eq!((tried.instance_type.as_str(), &tried.subnets[..]), ("m5.large", &expected.map(str::to_owned)[..]));
+    }
+}
+
+#[tokio::test]
+async fn c33_a_class_is_tried_as_dedicated_where_a_pool_may_have_dedicated_nodes() {
+    let (clients, _) = crate::cloud::ec2::aws::client::wire::clients(Box::new(|_| None));
+    let validator = validator(clients, Options::of("c1"));
+    let class = fixtures::class(serde_json::json!({}));
+    let asks = |operator: &str, values: &[&str]| {
+        let values = values.iter().map(|value| (*value).to_owned()).collect();
+        let key = labels::INSTANCE_TENANCY.to_owned();
+        Requirements::from_api(&[Requirement { key, operator: operator.into(), values, min_values: None }]).unwrap()
+    };
+    let silent = Requirements::default;
+    for (what, demands, expected) in [
+        ("no pool", vec![], "default"),
+        ("a pool that says nothing", vec![silent()], "default"),
+        ("shared hardware", vec![asks("In", &["default"])], "default"),
+        ("not dedicated", vec![asks("NotIn", &["dedicated"])], "default"),
+        ("dedicated", vec![asks("In", &["dedicated"])], "dedicated"),
+        ("either", vec![asks("In", &["default", "dedicated"])], "dedicated"),
+        ("any", vec![asks("Exists", &[])], "dedicated"),
+        ("one of two pools", vec![silent(), asks("In", &["dedicated"])], "dedicated"),
+    ] {
+        let Ok(tried) = validator.inputs(&class, &demands) else { panic!("the class has something to launch") };
+        assert_eq!(tried.template.tenancy, expected, "{what}");
+    }
+}
+
+#[test]
+fn c33_a_profile_that_ec2_does_not_know_is_the_users_fault_only_when_it_is_the_users() {
+    let unknown = || [Err(error("InvalidParameterValue", "Value (x) ... Invalid IAM Instance Profile name"))];
+    assert_eq!(reason(run_outcome(&unknown(), true)), ("unjudged", false));
+    assert_eq!(reason(run_outcome(&unknown(), false)), ("InstanceProfileNotFound", false));
+}
+
+#[tokio::test]
+async fn invalid_user_data_is_reported_without_a_dry_run() {
+    let class = |user_data: &str| {
+        let mut class = fixtures::class(serde_json::json!({"amiFamily": "Bottlerocket", "userData": user_data}));
+        class.metadata.uid = Some(user_data.to_owned());
+        class
+    };
+    let (clients, seen) = crate::cloud::ec2::aws::client::wire::clients(Box::new(|_| None));
+    let options = Options { dry_run: false, ..Options::of("c1") };
+    let validator = validator(clients, options);
+    let verdict = validator.validate(&class("settings = 3"), &[], UnixMillis(0)).await;
+    assert!(matches!(verdict, Verdict::False("UserDataInvalid", _)), "{verdict:?}");
+    assert_eq!(validator.validate(&class("[settings.motd]"), &[], UnixMillis(0)).await, Verdict::True);
+    assert!(seen.lock().unwrap().is_empty(), "EC2 was not called");
+}
+
+#[test]
+fn c33_a_verdict_holds_for_half_an_hour_unless_an_annotation_changes() {
+    let mut class = crate::test_support::objects::node_class("default", &serde_json::json!({}));
+    let verdicts = Verdicts::default();
+    verdicts.put("u".into(), inputs_of(&class, &[]), Verdict::True, UnixMillis(0));
+    assert_eq!(verdicts.get("u", inputs_of(&class, &[]), UnixMillis(-1) + TTL), Some(Verdict::True));
+    assert_eq!(verdicts.get("u", inputs_of(&class, &[]), UnixMillis(0) + TTL), None);
+    class.metadata.annotations = Some([("touched".to_owned(), "1".to_owned())].into());
+    assert_eq!(verdicts.get("u", inputs_of(&class, &[]), UnixMillis(1)), None);
+}

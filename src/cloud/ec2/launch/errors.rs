@@ -1,0 +1,20 @@
+//! Errors of AWS calls as errors of launches.
+
+use crate::cloud::LaunchError;
+use crate::cloud::ec2::aws::errors::{ApiError, Class};
+
+/// The error of a call whose effect is unknown: an instance may have been launched, so retry with the same token.
+pub fn unanswered(error: &ApiError) -> LaunchError {
+    match error.class {
+        Class::Throttled => LaunchError::Throttled,
+        _ => LaunchError::Other { reason: error.reason(), message: error.to_string() },
+    }
+}
+
+/// The error of a call that EC2 refused, so that nothing was launched. Server errors count as unanswered.
+pub fn refused(error: &ApiError) -> LaunchError {
+    if error.is_passing() {
+        return unanswered(error);
+    }
+    LaunchError::Rejected { reason: error.reason(), message: error.to_string() }
+}

@@ -1,0 +1,96 @@
+//! Sends a prepared CreateFleet request, and records what its answer says about capacity.
+
+use crate::cloud::ec2::aws::errors;
+use crate::cloud::ec2::aws::errors::{ApiError, Class};
+use crate::cloud::ec2::launch::context::LaunchContext;
+use crate::cloud::ec2::launch::create_fleet::{CapacityFeedback, FleetAnswer};
+use crate::cloud::ec2::launch::errors::{refused, unanswered};
+use crate::cloud::ec2::launch::prepare::PreparedFleet;
+use crate::cloud::{LaunchError, LaunchRequest};
+
+/// The result of a CreateFleet call.
+pub enum FleetOutcome {
+    /// EC2 answered: what it launched, and what it could not.
+    Answered(FleetAnswer, CapacityFeedback),
+    /// The capacity reservation is full: select again.
+    ReservationFull,
+    /// A launch template no longer exists: recreate it and retry.
+    TemplateGone,
+    /// An earlier call used the same token with other parameters.
+    TokenReused,
+    /// EC2 refused, so that nothing was launched.
+    Refused(LaunchError),
+    /// EC2 may have received the call.
+    Unanswered(LaunchError),
+}
+
+/// Calls CreateFleet and records the capacity feedback of its answer.
+pub async fn create_fleet(context: &LaunchContext, request: &LaunchRequest, prepared: &PreparedFleet) -> FleetOutcome {
+    let fleet = &prepared.fleet;
+    tracing::info!(
+        claim = request.node_claim,
+        token = fleet.token,
+        instances = fleet.count,
+        capacity_type = %fleet.capacity_type,
+        offerings = fleet.templates.iter().map(|(_, offerings)| offerings.len()).sum::<usize>(),
+        prepared_us = u64::try_from(prepared.took.as_micros()).unwrap_or(u64::MAX),
+        "calling CreateFleet"
+    );
+    let answer = fleet.input().send_with(&context.clients.ec2).await;
+    match answer.map_err(ApiError::of("ec2:CreateFleet")) {
+        Ok(answer) => {
+            let answer = FleetAnswer::read(&answer, fleet);
+            let feedback = record(context, request, &answer, prepared);
+            FleetOutcome::Answered(answer, feedback)
+        }
+        Err(error) => match (error.class, &fleet.reservation) {
+            (Class::Unfulfillable, Some(reservation)) => {
+                record_full_reservation(context, &reservation.id);
+                FleetOutcome::ReservationFull
+            }
+            (Class::LaunchTemplateGone, _) => FleetOutcome::TemplateGone,
+            (Class::TokenReused, _) => FleetOutcome::TokenReused,
+            _ if error.is_passing() => FleetOutcome::Unanswered(unanswered(&error)),
+            _ => FleetOutcome::Refused(refused(&error)),
+        },
+    }
+}
+
+fn record(
+    context: &LaunchContext,
+    request: &LaunchRequest,
+    answer: &FleetAnswer,
+    prepared: &PreparedFleet,
+) -> CapacityFeedback {
+    let fleet = &prepared.fleet;
+    let feedback = CapacityFeedback::of(&answer.errors, fleet, prepared.placement_scope.as_deref());
+    for error in &answer.errors {
+        tracing::info!(
+            claim = request.node_claim,
+            code = error.code,
+            instance_type = error.instance_type,
+            zone = error.zone,
+            message = error.message,
+            "CreateFleet could not use an offering"
+        );
+        let zone = error.zone.as_deref().unwrap_or_default();
+        let reason = errors::reason(&format!("{}: {}", error.code, error.message));
+        let labels = [zone, &context.offerings.zone_id(zone), fleet.capacity_type.as_str(), reason];
+        context.clients.metrics.launch_failures.with_label_values(&labels).inc();
+    }
+    context.offerings.mark_unavailable(feedback.marks.iter().cloned(), crate::clock::now());
+    if let Some(reservation) = fleet.reservation.as_ref().filter(|_| feedback.reservation_full) {
+        record_full_reservation(context, &reservation.id);
+    }
+    context.node_classes.with_addresses(|addresses| {
+        for subnet in &feedback.exhausted {
+            addresses.record_exhausted(subnet);
+        }
+    });
+    feedback
+}
+
+fn record_full_reservation(context: &LaunchContext, reservation: &str) {
+    tracing::info!(reservation, "capacity reservation is full");
+    context.offerings.with_reservations(|reservations| reservations.record_exhausted(reservation, crate::clock::now()));
+}

@@ -1,0 +1,229 @@
+//! Launches the claims of a launch group: adopts what earlier attempts launched, calls CreateFleet for the rest, and assigns an
+//! instance to each claim.
+
+use std::sync::Arc;
+
+use kube::ResourceExt;
+
+use crate::cloud::ec2::aws::errors::ApiError;
+use crate::cloud::ec2::instances::describe;
+use crate::cloud::ec2::instances::describe::provider_id;
+use crate::cloud::ec2::instances::store::InstanceStore;
+use crate::cloud::ec2::launch::batch::{Answer, BatchState, LaunchBatches};
+use crate::cloud::ec2::launch::context::LaunchContext;
+use crate::cloud::ec2::launch::create_fleet::{LaunchedInstance, failure};
+use crate::cloud::ec2::launch::errors::unanswered;
+use crate::cloud::ec2::launch::feedback::{FleetOutcome, create_fleet};
+use crate::cloud::ec2::launch::prepare::{PreparedFleet, prepare, release_unused};
+use crate::cloud::ec2::launch::request::launchable;
+use crate::cloud::ec2::launch::templates::store::TemplateRef;
+use crate::cloud::launch_group::LaunchGroup;
+use crate::cloud::{Instance, InstanceState, LaunchDetails, LaunchError, LaunchRequest, Launched};
+use crate::model::time::UnixMillis;
+
+/// Full capacity reservations that one launch skips before it gives up.
+const MAX_FULL_RESERVATIONS: u32 = 16;
+
+#[derive(Debug)]
+pub struct Launcher {
+    context: Arc<LaunchContext>,
+    instances: Arc<InstanceStore>,
+    batches: LaunchBatches<PreparedFleet>,
+    /// When this process began to lead: claims created before may have instances of the previous leader.
+    leading_since: UnixMillis,
+}
+
+impl Launcher {
+    pub fn new(context: Arc<LaunchContext>, instances: Arc<InstanceStore>) -> Self {
+        Self { context, instances, batches: LaunchBatches::default(), leading_since: crate::clock::now() }
+    }
+
+    /// Launches one instance for a claim, together with the other claims of its launch group, or returns the instance that the
+    /// claim already has.
+    ///
+    /// # Errors
+    /// Nothing was launched for the claim, or its instance is not known yet: retry with the same request.
+    pub async fn launch(&self, request: &LaunchRequest) -> Result<Launched, LaunchError> {
+        let Some(details) = &request.details else {
+            return Err(LaunchError::other("the request lacks its node claim and class"));
+        };
+        launchable(&details.class)?;
+        let uid = &request.client_token;
+        let launch_group = LaunchGroup::of(&details.claim);
+        let batch = self.batches.of(&launch_group.id, crate::clock::now());
+        let _ticket = batch.join(uid);
+        let mut state = batch.lock().await;
+        if let Some(answer) = state.take(uid) {
+            return with_claim_name(request, answer);
+        }
+        let expected = launch_group.size.saturating_sub(state.attempts.seen()).max(1);
+        let members = batch.gather(&state, expected).await;
+        if let Err(error) = self.launch_members(request, details, &launch_group, members.clone(), &mut state).await {
+            for member in members {
+                state.answer_unless(member, &error);
+            }
+        }
+        let answer = state.take(uid);
+        with_claim_name(request, answer.unwrap_or_else(|| Err(LaunchError::other("its group was launched without it"))))
+    }
+
+    /// Launches an instance for each of `pending`, claims of a launch group whose requests are equivalent to `request`.
+    ///
+    /// # Errors
+    /// Why the claims that are not answered have no instance.
+    async fn launch_members(
+        &self,
+        request: &LaunchRequest,
+        details: &LaunchDetails,
+        launch_group: &LaunchGroup,
+        mut pending: Vec<String>,
+        state: &mut BatchState<PreparedFleet>,
+    ) -> Result<(), LaunchError> {
+        let context = &*self.context;
+        let created = details.claim.creation_timestamp().map_or(UnixMillis(0), |time| UnixMillis::from(&time));
+        if state.attempts.must_search(state.unanswered.is_some(), created, self.leading_since) {
+            self.adopt(launch_group, details, state).await?;
+        }
+        let (mut template_gone, mut full_reservations) = (false, 0);
+        let mut failed = None;
+        while !assign(state, &mut pending) {
+            if let Some(error) = failed {
+                return Err(error);
+            }
+            let (prepared, is_retry) = match state.unanswered.take() {
+                Some(prepared) => (prepared, true),
+                None => {
+                    let token = state.attempts.token(&launch_group.id);
+                    (prepare(context, request, details, launch_group, pending.len(), token).await?, false)
+                }
+            };
+            match create_fleet(context, request, &prepared).await {
+                FleetOutcome::Answered(answer, feedback) => {
+                    state.attempts.answered();
+                    release_unused(context, &prepared, &answer.launched);
+                    let launched: Vec<Instance> =
+                        answer.launched.iter().map(|one| instance(&launch_group.id, one, &prepared)).collect();
+                    self.instances.remember(&launched);
+                    let reserved = prepared.fleet.reservation.is_some() && !launched.is_empty();
+                    state.attempts.found(launched, &details.named);
+                    if answer.lacks_template() && !template_gone {
+                        template_gone = true;
+                        self.forget_templates(&prepared);
+                    } else if feedback.reservation_full && full_reservations < MAX_FULL_RESERVATIONS {
+                        full_reservations += 1;
+                    } else if !is_retry && !reserved {
+                        failed = Some(failure(&answer.errors, &feedback));
+                    }
+                }
+                FleetOutcome::ReservationFull => {
+                    release_unused(context, &prepared, &[]);
+                    state.attempts.answered();
+                    full_reservations += 1;
+                    if full_reservations > MAX_FULL_RESERVATIONS {
+                        return Err(LaunchError::InsufficientCapacity { unavailable: vec![] });
+                    }
+                }
+                FleetOutcome::TemplateGone => {
+                    release_unused(context, &prepared, &[]);
+                    self.forget_templates(&prepared);
+                    if template_gone {
+                        let message = "launch templates vanish as soon as they are made".to_owned();
+                        return Err(LaunchError::Rejected { reason: "LaunchTemplateNotFound", message });
+                    }
+                    template_gone = true;
+                }
+                FleetOutcome::TokenReused => {
+                    // A call of an earlier process was received: wait until its instances are described.
+                    release_unused(context, &prepared, &[]);
+                    self.adopt(launch_group, details, state).await?;
+                    let expired = state.attempts.token_reused(crate::clock::now());
+                    let what = if expired {
+                        "no instance of it came up, starting over"
+                    } else {
+                        "waiting for its instances to show"
+                    };
+                    failed = Some(LaunchError::other(format!("an earlier call had the same token; {what}")));
+                }
+                FleetOutcome::Refused(error) => {
+                    release_unused(context, &prepared, &[]);
+                    return Err(error);
+                }
+                FleetOutcome::Unanswered(error) => {
+                    state.unanswered = Some(prepared);
+                    return Err(error);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Adopts instances of earlier calls whose answers were lost or not recorded.
+    async fn adopt(
+        &self,
+        launch_group: &LaunchGroup,
+        details: &LaunchDetails,
+        state: &mut BatchState<PreparedFleet>,
+    ) -> Result<(), LaunchError> {
+        let cluster = &self.context.options.cluster_name;
+        let found = describe::of_launch_group(&self.context.clients, cluster, &launch_group.id).await;
+        let found = found.map_err(|error: ApiError| unanswered(&error))?;
+        self.instances.remember(&found);
+        let now = crate::clock::now();
+        self.context.offerings.with_reservations(|reservations| {
+            for instance in &found {
+                if let Some(reservation) = &instance.reservation {
+                    reservations.allocate(&reservation.id, &instance.id, now);
+                    reservations.record_launched(&instance.id, &instance.id, now);
+                }
+            }
+        });
+        let new = state.attempts.found(found, &details.named);
+        if new > 0 {
+            tracing::info!(launch_group = launch_group.id, instances = new, "adopted instances of an earlier launch");
+        }
+        Ok(())
+    }
+
+    fn forget_templates(&self, prepared: &PreparedFleet) {
+        let names: Vec<&str> = prepared.templates.iter().map(TemplateRef::name).collect();
+        tracing::warn!(?names, "launch template no longer exists (deleted externally), recreating");
+        self.context.templates.forget(names);
+    }
+}
+
+/// Assigns unassigned instances to `pending` claims. Returns whether every claim has one.
+fn assign(state: &mut BatchState<PreparedFleet>, pending: &mut Vec<String>) -> bool {
+    while !pending.is_empty() {
+        let Some(instance) = state.attempts.assign() else { return false };
+        state.answer(pending.remove(0), Ok(Launched { instance, unavailable: vec![] }));
+    }
+    true
+}
+
+/// The answer for a claim; its instance carries the name of the claim.
+fn with_claim_name(request: &LaunchRequest, answer: Answer) -> Answer {
+    answer.map(|mut launched| {
+        launched.instance.node_claim.clone_from(&request.node_claim);
+        launched
+    })
+}
+
+fn instance(launch_group: &str, launched: &LaunchedInstance, prepared: &PreparedFleet) -> Instance {
+    Instance {
+        id: launched.id.clone(),
+        provider_id: provider_id(&launched.zone, &launched.id),
+        client_token: launch_group.to_owned(),
+        node_claim: String::new(),
+        instance_type: launched.instance_type.clone(),
+        zone: launched.zone.clone(),
+        capacity_type: prepared.fleet.capacity_type,
+        reservation: prepared.fleet.reservation.clone(),
+        partition: prepared.partition,
+        image_id: launched.image.clone(),
+        launched_at: crate::clock::now(),
+        state: InstanceState::Pending,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,4 +1,0 @@
-//! EC2 metrics.
-
-pub mod metrics;
-pub mod recording;
