@@ -5,7 +5,7 @@ PLANNED = "planned"
 PLANNED_NODE = "planned node"
 LAUNCHED = "launched"
 CLAIMS_WRITTEN = "node claims written"
-FLEET_REQUESTED = "asking EC2 for a fleet"
+FLEET_REQUESTED = "calling CreateFleet"
 INSTANCE_GONE = "its instance is gone, it goes"
 # The fields that the tests and the demo read.
 OFFERING = ("instance_type", "zone", "capacity_type", "usd_per_hour")
@@ -18,4 +18,4 @@ FIELDS = {
     INSTANCE_GONE: ("claim",),
 }
 
-LEASE_LOST = "the API server took no renewal"  # part of the last line of a replica that could not renew its lease
+LEASE_LOST = "no renewal succeeded"  # part of the last line of a replica that could not renew its lease

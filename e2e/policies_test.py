@@ -26,8 +26,8 @@ REFERENCES = {
 }
 # Operations that an action of another name allows.
 ALLOWED_BY = {"delete_message_batch": "delete_message"}
-# Calls of operations on an SDK client, such as `ec2.describe_subnets()`; methods of kube's client and of options are excluded.
-CALL = re.compile(r"\b(?:client|arc|ec2|eks|iam|pricing|quotas|sqs|ssm|sts)\s*\.((?!as_|is_|apiserver_)[a-z]+_\w+)\(\)")
+# Calls of operations on an SDK client, such as `ec2.describe_subnets()`; methods of kube's client, of options and of the provider are excluded.
+CALL = re.compile(r"\b(?:client|arc|ec2|eks|iam|pricing|quotas|sqs|ssm|sts)\s*\.((?!as_|is_|apiserver_|queue_counts)[a-z]+_\w+)\(\)")
 
 
 def snake(action):
