@@ -70,7 +70,7 @@ fn record(
             code = error.code,
             instance_type = error.instance_type,
             zone = error.zone,
-            message = error.message,
+            error = error.message,
             "CreateFleet could not use an offering"
         );
         let zone = error.zone.as_deref().unwrap_or_default();

@@ -21,7 +21,7 @@ fn a_score_applies_to_the_types_of_its_group_for_an_hour() {
     let groups: Groups = [("m/amd64".to_owned(), vec!["m5.large".to_owned()])].into();
     let read_at = UnixMillis(1_000);
     let mut table = ScoreTable::new(&groups, read_at);
-    assert!(table.is_empty());
+    assert_eq!(table.len(), 0);
     let score = |id: &str, score| SpotPlacementScore::builder().availability_zone_id(id).score(score).build();
     let zone_ids = [("us-east-1a".to_owned(), "use1-az6".to_owned())].into();
     let all = [score("use1-az6", 3), score("use1-az9", 4), score("use1-az6", 11), score("use1-az6", 0)];
