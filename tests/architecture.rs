@@ -1,5 +1,6 @@
 //! The structure of `src/`: every file is a module, imports point to lower layers only, no modules import each other in a circle, and
 //! tests stand where CONTRIBUTING.md says. The sources are parsed, not searched as text.
+#![allow(clippy::unwrap_used, reason = "a failed step of a test is a failed test")]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -99,18 +100,15 @@ impl Crate {
                 if module.attrs.iter().any(|attribute| attribute.path().is_ident("path")) {
                     self.attributes_with_path.push(file.to_path_buf());
                 }
-                match &module.content {
-                    Some((_, items)) => {
-                        if test && module.ident == "tests" {
-                            self.measure(file, &module.ident.to_string(), lines);
-                        }
-                        self.read_items(items, file, &folder.join(module.ident.to_string()), child, test, lines);
+                if let Some((_, items)) = &module.content {
+                    if test && module.ident == "tests" {
+                        self.measure(file, &module.ident.to_string(), lines);
                     }
-                    None => {
-                        let flat = folder.join(format!("{}.rs", module.ident));
-                        let nested = folder.join(module.ident.to_string()).join("mod.rs");
-                        self.read_file(if flat.exists() { &flat } else { &nested }, child, test);
-                    }
+                    self.read_items(items, file, &folder.join(module.ident.to_string()), child, test, lines);
+                } else {
+                    let flat = folder.join(format!("{}.rs", module.ident));
+                    let nested = folder.join(module.ident.to_string()).join("mod.rs");
+                    self.read_file(if flat.exists() { &flat } else { &nested }, child, test);
                 }
             } else if !test && !item_is_test(item) {
                 names.visit_item(item);

@@ -1,5 +1,6 @@
 //! The pages of `docs/reference/` that are rendered from registries of the code. A stale page fails; `STOWAGE_REGENERATE=1 cargo test --test
 //! reference_pages` (`make reference`) writes them.
+#![allow(clippy::unwrap_used, reason = "a failed step of a test is a failed test")]
 
 use std::fmt::Write as _;
 use std::path::Path;

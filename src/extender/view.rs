@@ -9,7 +9,7 @@ use crate::model::resources::Resources;
 use crate::model::time::UnixMillis;
 
 /// Age past which a view restrains no pod, unless its input says otherwise.
-pub const DEFAULT_MAX_AGE: Duration = Duration::from_secs(60);
+pub const DEFAULT_MAX_AGE: Duration = Duration::from_mins(1);
 
 /// What a [`View`] is built from.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -70,7 +70,7 @@ pub struct PodRecord {
 }
 
 /// Longer grace periods count as this long, so that sums with points in time do not saturate.
-const MAX_GRACE_PERIOD: Duration = Duration::from_secs(366 * 86_400);
+const MAX_GRACE_PERIOD: Duration = Duration::from_hours(8784);
 /// `terminationGracePeriodSeconds` of a pod that sets none.
 const DEFAULT_GRACE_SECONDS: i64 = 30;
 

@@ -327,16 +327,13 @@ fn strip_times(text: &str) -> String {
     let mut rest = text;
     while let Some(at) = rest.find("20") {
         let end = rest[at..].find('Z').map(|length| at + length + 1);
-        match end.filter(|end| rest[at..*end].parse::<Timestamp>().is_ok()) {
-            Some(end) => {
-                out.push_str(&rest[..at]);
-                out.push_str("TIME");
-                rest = &rest[end..];
-            }
-            None => {
-                out.push_str(&rest[..at + 2]);
-                rest = &rest[at + 2..];
-            }
+        if let Some(end) = end.filter(|end| rest[at..*end].parse::<Timestamp>().is_ok()) {
+            out.push_str(&rest[..at]);
+            out.push_str("TIME");
+            rest = &rest[end..];
+        } else {
+            out.push_str(&rest[..at + 2]);
+            rest = &rest[at + 2..];
         }
     }
     out + rest

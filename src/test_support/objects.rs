@@ -55,11 +55,6 @@ pub fn pod(name: &str, patch: &Value) -> Pod {
     merged(json!({"metadata": meta, "spec": {"containers": []}}), patch)
 }
 
-/// The record of [`pod`], without what the planner makes of it.
-pub fn pod_record(name: &str, patch: &Value) -> PodRecord {
-    PodRecord::new(&pod(name, patch), Err(String::new()))
-}
-
 /// The NodePool `name` of the node class `default`.
 pub fn node_pool(name: &str, patch: &Value) -> NodePool {
     let class = json!({"group": "karpenter.k8s.aws", "kind": "EC2NodeClass", "name": "default"});

@@ -100,7 +100,7 @@ pub fn held_view(now: UnixMillis) -> View {
     let hold = Hold {
         pod: "default/q".into(),
         requests: room.clone(),
-        expires_at: now + Duration::from_secs(600),
+        expires_at: now + Duration::from_mins(10),
         ..Hold::default()
     };
     let node = |name: &str, holds: Vec<Hold>| NodeRoom {
@@ -112,7 +112,7 @@ pub fn held_view(now: UnixMillis) -> View {
     };
     View::build(ViewInput {
         built_at: now,
-        max_age: Duration::from_secs(600),
+        max_age: Duration::from_mins(10),
         nodes: vec![node("held", vec![hold]), node("free", vec![])],
         planned: std::collections::BTreeMap::new(),
     })

@@ -3,6 +3,7 @@ use serde_json::json;
 use super::*;
 use crate::test_support::kubernetes::store::Refusal;
 use crate::test_support::kubernetes::{FakeApi, Fault};
+use std::fmt::Write as _;
 
 const LEASE: &str = "leases/kube-system/stowage";
 
@@ -94,19 +95,19 @@ async fn the_lease_under_every_failure() {
         api.inject(fault.clone(), 1, of("POST"));
         let mut a = candidate(&api, "a");
         let first = stopped(&api, &mut Box::pin(async { described(a.attempt().await) })).await;
-        line += &format!(" create {first}, then {}", described(candidate(&api, "a").attempt().await));
+        write!(line, " create {first}, then {}", described(candidate(&api, "a").attempt().await)).unwrap();
         let api = held_by_a().await;
         api.inject(fault.clone(), 1, of("PUT"));
         let mut a = candidate(&api, "a");
         let renewal = stopped(&api, &mut Box::pin(async { described(a.attempt().await) })).await;
-        line += &format!("; renew {renewal}, then {}", described(candidate(&api, "a").attempt().await));
+        write!(line, "; renew {renewal}, then {}", described(candidate(&api, "a").attempt().await)).unwrap();
         let api = held_by_a().await;
         api.inject(fault, 1, of("PUT"));
         let a = candidate(&api, "a");
         let back =
             Box::pin(async { a.try_release().await.map_or_else(|error| described(Err(error)), |()| "ok".into()) });
         let released = stopped(&api, &mut { back }).await;
-        line += &format!("; release {released}, then held by {}\n", holder(&api));
+        write!(line, "; release {released}, then held by {}\n", holder(&api)).unwrap();
         text += &line;
     }
     insta::assert_snapshot!(text, @r#"

@@ -40,8 +40,8 @@ impl PodId {
         Self { namespace: pod.namespace.clone(), name: pod.name.clone(), uid: pod.uid.clone() }
     }
 
-    fn preconditions(&self) -> Option<Preconditions> {
-        Some(Preconditions { uid: Some(self.uid.clone()), resource_version: None })
+    fn preconditions(&self) -> Preconditions {
+        Preconditions { uid: Some(self.uid.clone()), resource_version: None }
     }
 
     fn reference(&self) -> ObjectReference {
@@ -83,7 +83,7 @@ async fn evict(ctx: &Context, node: &Node, pods: Vec<PodId>) -> bool {
     let name = node.name_any();
     let evictions = pods.into_iter().map(|pod| async move {
         let api: Api<Pod> = Api::namespaced(ctx.evictions.clone(), &pod.namespace);
-        let delete = DeleteParams { preconditions: pod.preconditions(), ..DeleteParams::default() };
+        let delete = DeleteParams { preconditions: Some(pod.preconditions()), ..DeleteParams::default() };
         let params = EvictParams { delete_options: Some(delete), ..EvictParams::default() };
         (api.evict(&pod.name, &params).await, pod)
     });
@@ -123,7 +123,7 @@ async fn delete(ctx: &Context, node: &str, pods: Vec<PodId>, deadline: UnixMilli
         let api: Api<Pod> = Api::namespaced(ctx.evictions.clone(), &pod.namespace);
         let params = DeleteParams {
             grace_period_seconds: u32::try_from(seconds).ok(),
-            preconditions: pod.preconditions(),
+            preconditions: Some(pod.preconditions()),
             ..DeleteParams::default()
         };
         match api.delete(&pod.name, &params).await {

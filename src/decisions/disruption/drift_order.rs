@@ -57,7 +57,7 @@ fn blocked_by(state: &ClusterState, claim: &NodeClaim, node: &Node) -> Option<St
     }
     let name = node.name_any();
     let protected = state.pods_on(&name).filter(|pod| pod.do_not_disrupt && pod.active());
-    protected.map(|pod| pod.key()).min().map(|pod| format!("pod {pod} has the annotation {key}"))
+    protected.map(crate::state::pods::PodRecord::key).min().map(|pod| format!("pod {pod} has the annotation {key}"))
 }
 
 /// The nodes that may be replaced now, in the order in which they are tried: empty ones first, then by time of the drift. Claims in

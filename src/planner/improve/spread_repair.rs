@@ -77,7 +77,9 @@ fn remove_placed(state: &mut PlanState<'_, '_>, item: usize, mut count: usize) {
         }
         !node.pattern.is_empty()
     });
-    emptied.into_iter().for_each(|column| state.refund(column));
+    for column in emptied {
+        state.refund(column);
+    }
 }
 
 #[cfg(test)]

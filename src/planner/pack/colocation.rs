@@ -90,7 +90,9 @@ fn buy_for_followers(
         return false;
     }
     let mut pattern = vec![start];
-    added.into_iter().for_each(|(item, count)| add_pods(&mut pattern, item, count));
+    for (item, count) in added {
+        add_pods(&mut pattern, item, count);
+    }
     state.purchase(PurchasedNode { column, pattern }, 1);
     true
 }

@@ -24,7 +24,9 @@ pub(crate) fn refill_purchased(state: &mut PlanState<'_, '_>, active: &[bool]) {
             continue;
         }
         let mut pattern = node.pattern.clone();
-        added.iter().for_each(|(item, count)| add_pods(&mut pattern, *item, *count));
+        for (item, count) in &added {
+            add_pods(&mut pattern, *item, *count);
+        }
         if min_values_still_hold(state, node.column, &pattern) {
             state.demand.take(&added, 1);
             state.purchased[at].pattern = pattern;

@@ -43,7 +43,9 @@ pub(crate) fn buy_best(state: &mut PlanState<'_, '_>, subproblem: &mut Subproble
         let unplaced = state.demand.remaining();
         let purchased = state.purchased.split_off(before);
         let cost = purchased.iter().map(|node| state.column_sets.columns[node.column].price).sum();
-        purchased.iter().for_each(|node| state.demand.restore(&node.pattern));
+        for node in &purchased {
+            state.demand.restore(&node.pattern);
+        }
         let spent = std::mem::replace(&mut state.budgets, budgets.clone());
         let objective = (unplaced, cost);
         if incumbent.as_ref().is_none_or(|incumbent| objective < incumbent.objective) {
@@ -61,7 +63,9 @@ pub(crate) fn buy_best(state: &mut PlanState<'_, '_>, subproblem: &mut Subproble
 
 /// Adds purchased nodes whose budget is spent already.
 fn record(state: &mut PlanState<'_, '_>, purchased: Vec<PurchasedNode>, budgets: Vec<Budget>) {
-    purchased.iter().for_each(|node| state.demand.take(&node.pattern, 1));
+    for node in &purchased {
+        state.demand.take(&node.pattern, 1);
+    }
     state.purchased.extend(purchased);
     state.budgets = budgets;
 }

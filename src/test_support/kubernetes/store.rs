@@ -292,7 +292,7 @@ impl Store {
         match key.resource.as_str() {
             "nodes" => list(&mut object, "taints", json!({"key": "other.example/taint", "effect": "NoExecute"})),
             "pods" => {
-                list(&mut object, "tolerations", json!({"key": "other.example/toleration", "operator": "Exists"}))
+                list(&mut object, "tolerations", json!({"key": "other.example/toleration", "operator": "Exists"}));
             }
             _ => {}
         }

@@ -18,7 +18,7 @@ use crate::model::time::UnixMillis;
 use crate::sync::lock;
 
 /// How long EC2 may omit an instance from its answers after the launch.
-const CONSISTENCY: Duration = Duration::from_secs(60);
+const CONSISTENCY: Duration = Duration::from_mins(1);
 /// Minimum time between two polls of an instance that is shutting down.
 const TERMINATION_POLL: Duration = Duration::from_secs(2);
 /// How long the last poll of a terminating instance is remembered.

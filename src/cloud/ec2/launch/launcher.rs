@@ -90,12 +90,11 @@ impl Launcher {
             if let Some(error) = failed {
                 return Err(error);
             }
-            let (prepared, is_retry) = match state.unanswered.take() {
-                Some(prepared) => (prepared, true),
-                None => {
-                    let token = state.attempts.token(&launch_group.id);
-                    (prepare(context, request, details, launch_group, pending.len(), token).await?, false)
-                }
+            let (prepared, is_retry) = if let Some(prepared) = state.unanswered.take() {
+                (prepared, true)
+            } else {
+                let token = state.attempts.token(&launch_group.id);
+                (prepare(context, request, details, launch_group, pending.len(), token).await?, false)
             };
             match create_fleet(context, request, &prepared).await {
                 FleetOutcome::Answered(answer, feedback) => {

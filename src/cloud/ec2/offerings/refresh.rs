@@ -71,11 +71,10 @@ async fn refresh_dataset(region: &Region, apis: &RegionApis, dataset: Dataset) {
     let name = region.snapshot().region.clone();
     let responses = apis.fetch(&name, &BTreeSet::from([dataset]), clock::now()).await;
     for SourceTransition { dataset, error } in region.apply(responses) {
-        match error {
-            Some(error) => {
-                warn!(region = name, %dataset, error, fallback = dataset.fallback(), "could not read region data");
-            }
-            None => info!(region = name, %dataset, "region data is read from AWS again"),
+        if let Some(error) = error {
+            warn!(region = name, %dataset, error, fallback = dataset.fallback(), "could not read region data");
+        } else {
+            info!(region = name, %dataset, "region data is read from AWS again")
         }
     }
 }

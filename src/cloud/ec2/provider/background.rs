@@ -75,7 +75,7 @@ impl Ec2Provider {
         match self.node_classes.parameters().forget_deprecated(&self.clients, crate::clock::now()).await {
             Ok(names) if names.is_empty() => {}
             Ok(names) => {
-                tracing::info!(?names, "images of SSM parameters are deprecated, reading the parameters again")
+                tracing::info!(?names, "images of SSM parameters are deprecated, reading the parameters again");
             }
             Err(error) => tracing::warn!(%error, "failed to check images for deprecation, keeping them"),
         }

@@ -144,7 +144,12 @@ fn a_removed_offering_drifts_its_nodes_after_an_hour() {
     for (case, own, after, expected) in [
         ("offered", json!({}), TYPE_GRACE, None),
         ("an unknown type", json!({(labels::INSTANCE_TYPE): "m0.gone"}), TYPE_GRACE, Some(INSTANCE_TYPE)),
-        ("too young", json!({(labels::INSTANCE_TYPE): "m0.gone"}), TYPE_GRACE - Duration::from_millis(1), None),
+        (
+            "too young",
+            json!({(labels::INSTANCE_TYPE): "m0.gone"}),
+            TYPE_GRACE.checked_sub(Duration::from_millis(1)).unwrap(),
+            None,
+        ),
         ("an unknown zone", json!({(labels::ZONE): "mars-1a"}), TYPE_GRACE, Some(INSTANCE_TYPE)),
         ("reserved, and offered on demand", json!({(labels::CAPACITY_TYPE): "reserved"}), TYPE_GRACE, None),
     ] {

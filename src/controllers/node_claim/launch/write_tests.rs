@@ -19,6 +19,7 @@ fn world(launched: Result<Launched, LaunchError>) -> World {
     World::new(api).with_cloud(FakeCloud { catalog, instance_ca, launched: Some(launched), ..FakeCloud::default() })
 }
 
+#[allow(clippy::unnecessary_wraps, reason = "an answer of the fake cloud")]
 fn success() -> Result<Launched, LaunchError> {
     Ok(Launched { instance: objects::instance("i-1", "uid-c", 0), unavailable: vec![] })
 }

@@ -301,7 +301,7 @@ async fn a_claim_that_no_offering_serves_is_deleted() {
 async fn a_step_that_meets_a_conflict_is_followed_by_a_read() {
     let world =
         world(&json!({"metadata": {"finalizers": []}, "status": launched("i-1", &["Launched"])}), Some(&json!({})));
-    world.api.inject(Fault::WrittenByAnother, 1, |request| request.is_write());
+    world.api.inject(Fault::WrittenByAnother, 1, crate::test_support::kubernetes::Recorded::is_write);
     let ctx = world.context();
     first_turn(run(Arc::clone(&ctx))).await;
     assert_eq!(world.api.lines()[..3], ["PATCH nodeclaims/c", "GET nodes/x", "GET nodeclaims/c"]);

@@ -46,6 +46,7 @@ fn the_bound_is_the_cheapest_cover_and_the_dual_value_of_the_demand() {
         let amount = [cpus * 1000, gib * GIB, 0, 0];
         let (lp, prices) = solve(&sets, &[(&all, &amount)], &[], 12);
         assert_eq!(micro_usd(prices.bound), bound, "{cpus} CPUs, {gib} GiB");
+        #[allow(clippy::cast_precision_loss, reason = "amounts far below 2^53")]
         let value: f64 = amount.iter().zip(lp.of_demand(&prices, 0)).map(|(n, price)| *n as f64 * price).sum();
         assert_eq!(micro_usd(value), bound, "strong duality");
     }

@@ -98,6 +98,7 @@ impl HostCap {
 }
 
 #[cfg(test)]
+#[allow(clippy::float_cmp, reason = "sums of whole numbers are exact")]
 mod tests {
     use serde_json::json;
 

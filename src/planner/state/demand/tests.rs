@@ -1,3 +1,4 @@
+#![allow(clippy::float_cmp, reason = "sums of whole numbers are exact")]
 use serde_json::json;
 
 use crate::planner::state::demand::pattern::{add_pods, remove_pods};
