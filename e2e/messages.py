@@ -6,7 +6,7 @@ PLANNED_NODE = "planned node"
 LAUNCHED = "launched"
 CLAIMS_WRITTEN = "node claims written"
 FLEET_REQUESTED = "calling CreateFleet"
-INSTANCE_GONE = "its instance is gone, it goes"
+INSTANCE_GONE = "deleting node claim without instance"
 # The fields that the tests and the demo read.
 OFFERING = ("instance_type", "zone", "capacity_type", "usd_per_hour")
 FIELDS = {

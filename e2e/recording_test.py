@@ -16,8 +16,8 @@ def run(suffix, number, polls=3):
     names.add(instance, "<instance general>")
 
     def ec2(action, body="", **form):
-        asked = {"service": "ec2", "method": "POST", "path": "/", "action": action, "form": {"Action": action, "Version": "1", **form}}
-        return {**asked, "body": body, "target": None, "status": 200, "answer": f"<launchTemplateId>lt-{number:017x}</launchTemplateId>"}
+        call = {"service": "ec2", "method": "POST", "path": "/", "action": action, "form": {"Action": action, "Version": "1", **form}}
+        return {**call, "body": body, "target": None, "status": 200, "answer": f"<launchTemplateId>lt-{number:017x}</launchTemplateId>"}
 
     data = base64.b64encode(f"cluster: demo\nnode: {claim}\n".encode()).decode()
     fleet = {"ClientToken": f"token-{number}", "TagSpecification.1.ResourceType": "instance", "TagSpecification.1.Tag.1.Key": "team", "TagSpecification.1.Tag.1.Value": "a"}

@@ -260,8 +260,8 @@ class Run(services.Ec2):
             found = re.search(r"Credential=[^/]+/\d+/[^/]+/([^/]+)/", headers.get("authorization", ""))
             answer = reply.body.decode(errors="replace") if call.action in ("CreateFleet", "CreateLaunchTemplate") else None
             body = call.body.decode(errors="replace")
-            asked = {"service": found[1] if found else "", "method": call.method, "path": call.path, "action": call.action, "form": call.form, "body": body}
-            calls.append({**asked, "target": headers.get("x-amz-target"), "status": reply.status, "answer": answer})
+            request = {"service": found[1] if found else "", "method": call.method, "path": call.path, "action": call.action, "form": call.form, "body": body}
+            calls.append({**request, "target": headers.get("x-amz-target"), "status": reply.status, "answer": answer})
         with self.audit.open() as lines:
             events = [json.loads(line) for line in lines]
         return {"aws": calls, "kubernetes": events, "steps": self.steps}
@@ -466,19 +466,19 @@ def compare(args):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True)
-    made = commands.add_parser("record", help="run the service and record its requests")
-    made.add_argument("file", type=pathlib.Path)
-    made.add_argument("--raw", type=pathlib.Path, help="also keep the requests without normalization")
-    made.set_defaults(does=record)
-    made = commands.add_parser("renormalize", help="normalize a raw recording again")
-    made.add_argument("raw", type=pathlib.Path)
-    made.add_argument("file", type=pathlib.Path)
-    made.set_defaults(does=renormalize)
-    made = commands.add_parser("compare", help="compare two recordings")
-    made.add_argument("a", type=pathlib.Path)
-    made.add_argument("b", type=pathlib.Path)
-    made.add_argument("--ignore-messages", action="store_true", help="do not compare notes of Events and messages of conditions")
-    made.set_defaults(does=compare)
+    command = commands.add_parser("record", help="run the service and record its requests")
+    command.add_argument("file", type=pathlib.Path)
+    command.add_argument("--raw", type=pathlib.Path, help="also keep the requests without normalization")
+    command.set_defaults(does=record)
+    command = commands.add_parser("renormalize", help="normalize a raw recording again")
+    command.add_argument("raw", type=pathlib.Path)
+    command.add_argument("file", type=pathlib.Path)
+    command.set_defaults(does=renormalize)
+    command = commands.add_parser("compare", help="compare two recordings")
+    command.add_argument("a", type=pathlib.Path)
+    command.add_argument("b", type=pathlib.Path)
+    command.add_argument("--ignore-messages", action="store_true", help="do not compare notes of Events and messages of conditions")
+    command.set_defaults(does=compare)
     args = parser.parse_args()
     # End as on Ctrl-C, with all clean-up.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))

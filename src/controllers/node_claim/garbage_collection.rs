@@ -159,7 +159,7 @@ async fn collect(ctx: &Context, garbage: Garbage) {
         }
     }
     for claim in garbage.orphaned {
-        tracing::warn!(claim = claim.name_any(), "its instance is gone, it goes");
+        tracing::warn!(claim = claim.name_any(), "deleting node claim without instance");
         ctx.metrics.garbage_collected.with_label_values(&["nodeclaim"]).inc();
         delete_claim_or_log(ctx, &claim, DisruptionReason::GarbageCollected).await;
     }

@@ -34,7 +34,7 @@ pub async fn create_fleet(context: &LaunchContext, request: &LaunchRequest, prep
         capacity_type = %fleet.capacity_type,
         offerings = fleet.templates.iter().map(|(_, offerings)| offerings.len()).sum::<usize>(),
         prepared_us = u64::try_from(prepared.took.as_micros()).unwrap_or(u64::MAX),
-        "asking EC2 for a fleet"
+        "calling CreateFleet"
     );
     let answer = fleet.input().send_with(&context.clients.ec2).await;
     match answer.map_err(ApiError::of("ec2:CreateFleet")) {
