@@ -156,11 +156,11 @@ def plot(rows):
             out.append(f'<line x1="{left}" x2="{panel}" y1="{y:.1f}" y2="{y:.1f}" stroke="#ddd"/>')
             out.append(f'<text x="{left - 6}" y="{y + 4:.1f}" text-anchor="end">{label}</text>')
         for at, pair in enumerate(values):
-            for side, (value, colour) in enumerate(zip(pair, ["#1b7f5c", "#b9bec4"])):
+            for side, (value, color) in enumerate(zip(pair, ["#1b7f5c", "#b9bec4"])):
                 if value is not None:
                     x = left + at * (wide + gap) + side * wide / 2
                     tall = max(1.0, scale(value))
-                    out.append(f'<rect x="{x:.1f}" y="{top + high - tall:.1f}" width="{wide / 2 - 1}" height="{tall:.1f}" fill="{colour}"/>')
+                    out.append(f'<rect x="{x:.1f}" y="{top + high - tall:.1f}" width="{wide / 2 - 1}" height="{tall:.1f}" fill="{color}"/>')
 
     over = [(row["cost"] / row["bound"] - 1, row["peer"]["costUsdPerHour"] / row["bound"] - 1) if row.get("peer") and row["bound"]
             else (row["cost"] / row["bound"] - 1 if row["bound"] else None, None) for row in rows]

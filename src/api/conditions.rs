@@ -1,5 +1,5 @@
 //! Status conditions by the rules of Karpenter's objects (awslabs/operatorpkg): a condition's transition time moves only when
-//! its status does, each judgement is stamped with the generation it was made on, and Ready follows from the others.
+//! its status does, each judgment is stamped with the generation it was made on, and Ready follows from the others.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use k8s_openapi::jiff::Timestamp;
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn a_judgement_on_an_older_generation_does_not_count() {
+    fn a_judgment_on_an_older_generation_does_not_count() {
         let mut list = vec![];
         let mut conditions = open(&mut list, 1, 10);
         conditions.set_true(VALIDATION_SUCCEEDED);

@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_of_one_workload_have_one_colour() {
+    fn pods_of_one_workload_have_one_color() {
         assert_eq!(workload("shop/web-7d9f-abcde"), "shop/web-7d9f");
         assert_eq!(workload("team-a/web"), "team-a/web");
         assert_eq!(hue(workload("n/db-0")), hue(workload("n/db-1")));

@@ -84,7 +84,7 @@ impl AmiFamily {
     }
 
     /// Whether the image's kubelet can be given `podsPerCore`.
-    pub const fn honours_pods_per_core(self) -> bool {
+    pub const fn honors_pods_per_core(self) -> bool {
         !matches!(self, Self::Bottlerocket)
     }
 
@@ -195,7 +195,7 @@ mod tests {
         ] {
             let have = [
                 family.reserves_memory_by_interfaces(),
-                family.honours_pods_per_core(),
+                family.honors_pods_per_core(),
                 family.limits_pods_by_interfaces(),
                 family.takes_any_kubelet_field(),
             ];

@@ -14,7 +14,6 @@ use crate::model::offering::{CapacityType, Catalog, InstanceType, Offering};
 use crate::model::resources::Resources;
 use crate::model::time::UnixMillis;
 use crate::model::units::MicroUsd;
-use crate::state::PodRecord;
 
 fn merged<K: DeserializeOwned>(mut object: Value, patch: &Value) -> K {
     json_patch::merge(&mut object, patch);

@@ -123,7 +123,7 @@ impl NodeSettings {
         };
         let family = AmiFamily::of(spec);
         let kubelet = Kubelet::parse(spec.kubelet.as_ref()).unwrap_or_default();
-        let per_core = kubelet.pods_per_core.filter(|_| family.honours_pods_per_core());
+        let per_core = kubelet.pods_per_core.filter(|_| family.honors_pods_per_core());
         Self {
             family,
             volume_bytes: volume_bytes(spec, family),

@@ -107,7 +107,7 @@ async fn the_lease_under_every_failure() {
         let back =
             Box::pin(async { a.try_release().await.map_or_else(|error| described(Err(error)), |()| "ok".into()) });
         let released = stopped(&api, &mut { back }).await;
-        write!(line, "; release {released}, then held by {}\n", holder(&api)).unwrap();
+        writeln!(line, "; release {released}, then held by {}", holder(&api)).unwrap();
         text += &line;
     }
     insta::assert_snapshot!(text, @r#"

@@ -1,4 +1,4 @@
-//! Behaviours 29 to 34: affinity and anti-affinity between pods.
+//! Behaviors 29 to 34: affinity and anti-affinity between pods.
 
 use serde_json::{Value, json};
 

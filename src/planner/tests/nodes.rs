@@ -1,4 +1,4 @@
-//! Behaviours 40 to 42: nodes that exist or are being made.
+//! Behaviors 40 to 42: nodes that exist or are being made.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Behaviours 35 to 39: NodePools, their order, limits and taints; prices.
+//! Behaviors 35 to 39: NodePools, their order, limits and taints; prices.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -307,12 +307,12 @@ fn pods_spread_over_partitions_and_each_node_demands_its_own() {
         let mut catalog = (*world.problem.pools[0].catalog).clone();
         for instance_type in &mut catalog.instance_types {
             let mut copy = (**instance_type).clone();
-            let labelled = |offering: &Offering, partition: &str| Offering {
+            let labeled = |offering: &Offering, partition: &str| Offering {
                 labels: Arc::new([(PARTITION.to_owned(), partition.to_owned())].into()),
                 ..offering.clone()
             };
             copy.offerings =
-                copy.offerings.iter().flat_map(|o| ["1", "2", "3"].map(|partition| labelled(o, partition))).collect();
+                copy.offerings.iter().flat_map(|o| ["1", "2", "3"].map(|partition| labeled(o, partition))).collect();
             *instance_type = Arc::new(copy);
         }
         world.problem.pools[0].catalog = Arc::new(catalog);

@@ -110,7 +110,7 @@ fn b08_a_legacy_label_in_a_selector_is_its_ga_twin() {
 
 #[test]
 fn b09_a_pool_label_matches_the_pods_selector() {
-    let mut world = World::with_pools(&[("plain", json!({})), ("labelled", json!({"labels": {"team": "a"}}))]);
+    let mut world = World::with_pools(&[("plain", json!({})), ("labeled", json!({"labels": {"team": "a"}}))]);
     world.pods("p", 1, &json!({}), "1", "1Gi", &json!({"nodeSelector": {"team": "a"}}));
     assert_eq!(world.plan().new_nodes[0].pool, 1);
 }

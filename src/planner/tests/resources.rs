@@ -1,4 +1,4 @@
-//! Behaviours 11 to 18: what pods ask for and what nodes have.
+//! Behaviors 11 to 18: what pods ask for and what nodes have.
 
 use std::sync::Arc;
 

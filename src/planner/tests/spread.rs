@@ -1,4 +1,4 @@
-//! Behaviours 23 to 28: topology spread.
+//! Behaviors 23 to 28: topology spread.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Behaviours 19 to 22: volumes.
+//! Behaviors 19 to 22: volumes.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -129,11 +129,11 @@ fn b20_a_bound_volumes_zone_binds_the_pod() {
     // Made before volumes had node affinity: the label says where it is.
     let mut world = World::new();
     bound(&mut world, "data", &json!([{"key": "kubernetes.io/os", "operator": "In", "values": ["linux"]}]));
-    let labelled = json!({"metadata": {"labels": {"failure-domain.beta.kubernetes.io/zone": "z-b"}},
+    let labeled = json!({"metadata": {"labels": {"failure-domain.beta.kubernetes.io/zone": "z-b"}},
         "spec": {"awsElasticBlockStore": {"volumeID": "v"}}});
-    let labelled = Volume::new(&serde_json::from_value(labelled).unwrap()).unwrap();
-    assert_eq!(labelled.driver.as_deref(), Some(EBS));
-    volumes(&mut world).volumes.insert("pv-data".into(), labelled);
+    let labeled = Volume::new(&serde_json::from_value(labeled).unwrap()).unwrap();
+    assert_eq!(labeled.driver.as_deref(), Some(EBS));
+    volumes(&mut world).volumes.insert("pv-data".into(), labeled);
     world.pods("p", 1, &json!({}), "1", "1Gi", &claims(&["data"]));
     assert_eq!(zones(&world.plan()).into_keys().collect::<Vec<_>>(), ["z-b"]);
 }

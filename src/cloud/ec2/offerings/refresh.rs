@@ -74,7 +74,7 @@ async fn refresh_dataset(region: &Region, apis: &RegionApis, dataset: Dataset) {
         if let Some(error) = error {
             warn!(region = name, %dataset, error, fallback = dataset.fallback(), "could not read region data");
         } else {
-            info!(region = name, %dataset, "region data is read from AWS again")
+            info!(region = name, %dataset, "region data is read from AWS again");
         }
     }
 }

@@ -79,15 +79,15 @@ impl Volume {
             spec.and_then(|spec| spec.node_affinity.as_ref()).and_then(|affinity| affinity.required.as_ref());
         let mut terms: Vec<NodeTerm> =
             required.iter().flat_map(|r| &r.node_selector_terms).map(node_term).collect::<Result<_, _>>()?;
-        let mut labelled = NodeTerm::default();
+        let mut labeled = NodeTerm::default();
         for (key, value) in api.metadata.labels.iter().flatten() {
             if ZONAL.contains(&key.as_str()) {
                 // A regional volume lists its zones with this separator.
-                labelled.labels.require(key, &ValueSet::any_of(value.split("__")));
+                labeled.labels.require(key, &ValueSet::any_of(value.split("__")));
             }
         }
-        if !labelled.labels.is_empty() {
-            terms = both(&terms, &[labelled]);
+        if !labeled.labels.is_empty() {
+            terms = both(&terms, &[labeled]);
         }
         let phase = api.status.as_ref().and_then(|status| status.phase.as_deref());
         let csi = spec.and_then(|spec| spec.csi.as_ref()).map(|csi| csi.driver.as_str());

@@ -247,7 +247,7 @@ fn unsupported(family: AmiFamily, map: &KubeletMap, kubelet: &Kubelet) -> Vec<St
         return Vec::new();
     }
     let mut problems = Vec::new();
-    let per_core = kubelet.pods_per_core.is_some() && !family.honours_pods_per_core();
+    let per_core = kubelet.pods_per_core.is_some() && !family.honors_pods_per_core();
     let lost = |name: &&str| !INTERPRETED.contains(name) || (per_core && *name == "podsPerCore");
     let lost: Vec<&str> = map.keys().map(String::as_str).filter(lost).collect();
     if !lost.is_empty() {

@@ -1,4 +1,4 @@
-//! Launches into capacity reservations, from the claim to what EC2 is asked and what is learnt from its answer.
+//! Launches into capacity reservations, from the claim to what EC2 is asked and what is learned from its answer.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex};

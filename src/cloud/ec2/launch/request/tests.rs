@@ -146,12 +146,12 @@ fn c18_the_list_of_types_does_not_change_a_template_but_labels_taints_and_the_ku
     let of = |spec, claim, types: &[&str]| request(class(spec), claim, types);
     let base = name(&of(json!({}), plain(), &["m5.large"]));
     assert_eq!(name(&of(json!({}), plain(), &["m5.large", "c5.large", "m5.xlarge"])), base);
-    let mut labelled = plain();
-    labelled.metadata.labels = Some([("team".to_owned(), "b".to_owned())].into());
+    let mut labeled = plain();
+    labeled.metadata.labels = Some([("team".to_owned(), "b".to_owned())].into());
     let mut tainted = of(json!({}), plain(), &["m5.large"]);
     tainted.taints = vec![Taint { key: "team".into(), effect: "NoSchedule".into(), ..Taint::default() }];
     for (what, request) in [
-        ("labels", of(json!({}), labelled, &["m5.large"])),
+        ("labels", of(json!({}), labeled, &["m5.large"])),
         ("taints", tainted),
         ("maxPods", of(json!({"kubelet": {"maxPods": 20}}), plain(), &["m5.large"])),
         ("another kubelet setting", of(json!({"kubelet": {"cpuCFSQuota": false}}), plain(), &["m5.large"])),

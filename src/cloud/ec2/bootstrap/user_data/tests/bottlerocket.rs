@@ -27,7 +27,7 @@ fn c23_bottlerocket_settings_override_the_users() {
         [settings.kubernetes.static-pods.web]
         enabled = true
         manifest = "cG9k"
-        colour = "blue"
+        color = "blue"
         [settings.network]
         hostname = "test.local"
         hosts = [["10.0.0.0", ["test.example.com", "test1.example.com"]]]
@@ -54,7 +54,7 @@ fn c23_bottlerocket_settings_override_the_users() {
         ignored_settings(custom),
         [
             "settings.kubernetes.labels",
-            "settings.kubernetes.static-pods.web.colour",
+            "settings.kubernetes.static-pods.web.color",
             "settings.kubernetes.unknown-setting"
         ]
     );
