@@ -159,7 +159,7 @@ metrics! {
         ],
         "NodeClaims created, by reason, NodePool and whether minValues were lowered.";
     NODECLAIMS_DISRUPTED = "nodeclaims_disrupted_total", Kind::Counter, Leader, [
-            "reason": "`empty`, `underutilized`, `drifted`, `expired`, `spot_interrupted`, `capacity_reservation_interrupted`, `scheduled_change`, `instance_stopped`, `instance_terminated`, `event_status`, `instance_status`, `system_status`, `insufficient_capacity`, `nodeclass_not_ready`, `launch_timeout`, `registration_timeout`, `garbage_collected`, `capacity_block_expiring`",
+            "reason": "`empty`, `underutilized`, `drifted`, `expired`, `spot_interrupted`, `capacity_reservation_interrupted`, `scheduled_change`, `instance_stopped`, `instance_terminated`, `event_status`, `instance_status`, `system_status`, `insufficient_capacity`, `nodeclass_not_ready`, `launch_timeout`, `registration_timeout`, `garbage_collected`, `capacity_block_expiring`, `unknown` (a disruption that another program marked)",
             "nodepool": "name of the NodePool",
             "capacity_type": "`on-demand`, `spot`, `reserved`; empty before the launch",
             "consolidation_policy": "of the reasons `empty` and `underutilized`, otherwise empty",

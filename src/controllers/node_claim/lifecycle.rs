@@ -132,7 +132,11 @@ pub async fn run(ctx: Arc<Context>) {
     let mut steps = JoinSet::new();
     loop {
         while steps.try_join_next().is_some() {}
-        let due = lock(&queue).start_due(&ctx.cluster.read(), clock::now());
+        let due = {
+            // The cluster state is locked before the queue, so that a step that finishes never waits behind a writer of the state.
+            let state = ctx.cluster.read();
+            lock(&queue).start_due(&state, clock::now())
+        };
         for due in due {
             let (ctx, queue, done) = (Arc::clone(&ctx), Arc::clone(&queue), done.clone());
             steps.spawn(async move {

@@ -123,7 +123,7 @@ impl Queue {
         let (events, dropped) = self.state().take_in(messages, clock());
         // The events wait for it: it is one round trip, or is given up soon.
         if let Err(error) = self.delete_messages(&dropped).await {
-            warn!(%error, "messages without effect could not be deleted, they come back");
+            warn!(%error, "could not delete messages without effect, they will be received again");
         }
         Ok(events)
     }
@@ -158,7 +158,7 @@ impl Queue {
             let call = call.config_override(Builder::default().timeout_config(timeouts));
             let answer = call.send().await.map_err(ApiError::of(DELETE))?;
             for kept in answer.failed() {
-                warn!(code = kept.code(), message = kept.message(), "a message could not be deleted, it comes back");
+                warn!(code = kept.code(), error = kept.message(), "could not delete message, it will be received again");
             }
             let mut state = self.state();
             let ids = answer.successful().iter().filter_map(|deleted| deleted.id().parse::<usize>().ok());
