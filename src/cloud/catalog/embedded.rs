@@ -24,8 +24,8 @@ struct Table {
 /// # Panics
 /// Never: the table is a constant, and a test decodes it.
 pub fn embedded() -> &'static RawCatalog {
-    static CATALOGUE: OnceLock<RawCatalog> = OnceLock::new();
-    CATALOGUE.get_or_init(|| decode(TABLE).expect("the embedded table is a constant that a test decodes"))
+    static CATALOG: OnceLock<RawCatalog> = OnceLock::new();
+    CATALOG.get_or_init(|| decode(TABLE).expect("the embedded table is a constant that a test decodes"))
 }
 
 /// Reads a table: `columns` name the fields, a column named in `shared` holds an index into that list, and a row may

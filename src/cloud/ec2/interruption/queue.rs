@@ -158,7 +158,11 @@ impl Queue {
             let call = call.config_override(Builder::default().timeout_config(timeouts));
             let answer = call.send().await.map_err(ApiError::of(DELETE))?;
             for kept in answer.failed() {
-                warn!(code = kept.code(), error = kept.message(), "could not delete message, it will be received again");
+                warn!(
+                    code = kept.code(),
+                    error = kept.message(),
+                    "could not delete message, it will be received again"
+                );
             }
             let mut state = self.state();
             let ids = answer.successful().iter().filter_map(|deleted| deleted.id().parse::<usize>().ok());

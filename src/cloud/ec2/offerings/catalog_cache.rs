@@ -45,7 +45,7 @@ pub struct CatalogSources<'a> {
     pub options: &'a Options,
 }
 
-/// CatalogCache by name of node class.
+/// The catalogs of node classes, by name of the class.
 #[derive(Debug, Default)]
 pub struct CatalogCache {
     by_class: HashMap<String, CachedCatalog>,
