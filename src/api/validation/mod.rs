@@ -51,7 +51,7 @@ pub fn node_pool(spec: &NodePoolSpec) -> Vec<Invalid> {
     } = &spec.template.spec;
     let at = "spec.template.spec";
     check_taints(at, taints, startup_taints, &mut invalid);
-    invalid.extend(requirements(&format!("{at}.requirements"), list, true));
+    invalid.extend(requirements(&format!("{at}.requirements"), list));
     invalid.extend(contradictions(&format!("{at}.requirements"), list, &spec.template.metadata.labels));
     check_node_class_ref(at, node_class_ref, &mut invalid);
     check_durations(at, termination_grace_period.as_deref(), expire_after.as_deref(), &mut invalid);

@@ -14,21 +14,21 @@ const KNOWN_VALUES: [(&str, &[&str]); 2] = [
     (labels::INSTANCE_TENANCY, &["dedicated", "default"]),
 ];
 
-/// What is wrong with each requirement of the list at `field`. In a NodePool (`pool`) its own key is not allowed either.
-pub fn requirements(field: &str, list: &[Requirement], pool: bool) -> Vec<Invalid> {
+/// The defects of each requirement of a NodePool, at `field`.
+pub fn requirements(field: &str, list: &[Requirement]) -> Vec<Invalid> {
     let mut invalid = Vec::new();
     for (index, requirement) in list.iter().enumerate() {
-        check(&format!("{field}[{index}]"), requirement, pool, &mut invalid);
+        check(&format!("{field}[{index}]"), requirement, &mut invalid);
     }
     invalid
 }
 
-fn check(field: &str, requirement: &Requirement, pool: bool, invalid: &mut Vec<Invalid>) {
+fn check(field: &str, requirement: &Requirement, invalid: &mut Vec<Invalid>) {
     let Requirement { key, operator, values, min_values } = requirement;
     let normal = labels::normalize_key(key);
     if !is_qualified_name(key) {
         invalid.push(Invalid::new(format_args!("{field}.key"), format_args!("'{key}' is not a label key")));
-    } else if pool && normal == labels::NODE_POOL {
+    } else if normal == labels::NODE_POOL {
         invalid.push(Invalid::new(
             format_args!("{field}.key"),
             format_args!("'{key}' is restricted: it is set to the name of the NodePool"),
@@ -274,7 +274,7 @@ mod tests {
                 "r[0].minValues: asks for 2 values of 'karpenter.sh/capacity-type', and only 1 are possible",
             ),
         ] {
-            let found: Vec<String> = requirements("r", &list(&[text]), true).iter().map(ToString::to_string).collect();
+            let found: Vec<String> = requirements("r", &list(&[text])).iter().map(ToString::to_string).collect();
             assert_eq!(found, [expected], "{text}");
         }
         for text in [
@@ -284,7 +284,7 @@ mod tests {
             "example.com/a Exists min=5",
             "topology.k8s.aws/zone-id DoesNotExist",
         ] {
-            assert_eq!(requirements("r", &list(&[text]), true), [], "{text}");
+            assert_eq!(requirements("r", &list(&[text])), [], "{text}");
         }
     }
 

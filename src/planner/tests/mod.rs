@@ -102,6 +102,8 @@ fn instance(family: &str, cpus: i64, gib: i64, gpus: i64, arch: &str, price: i64
 pub(crate) struct World {
     pub problem: Problem,
     pub interner: Interner,
+    /// Kept from plan to plan, as the service keeps it.
+    pub column_cache: ColumnCache,
 }
 
 impl World {
@@ -183,7 +185,7 @@ impl World {
 
     /// Plans, and checks the plan with the independent checker.
     pub fn plan(&self) -> Plan {
-        let plan = crate::planner::plan(&self.problem, &ColumnCache::default());
+        let plan = crate::planner::plan(&self.problem, &self.column_cache);
         checker::check(&self.problem, &plan).unwrap();
         plan
     }

@@ -164,7 +164,8 @@ proptest! {
     ) {
         let mut world = world(&workloads, nodes, limit, features);
         let plan = world.plan();
-        prop_assert_eq!(&plan, &crate::planner::plan(&world.problem, &ColumnCache::default()));
+        prop_assert_eq!(&plan, &crate::planner::plan(&world.problem, &ColumnCache::default()), "without a cache");
+        prop_assert_eq!(&plan, &crate::planner::plan(&world.problem, &world.column_cache), "with the cache");
         if let (Some(bound), true) = (plan.lower_bound, plan.unschedulable.is_empty()) {
             prop_assert!(bound <= plan.cost, "bound {:?} over cost {:?}", bound, plan.cost);
         }

@@ -320,7 +320,7 @@ fn of_pods_that_share_a_read_write_once_pod_claim_one_is_planned() {
     for name in ["data", "other"] {
         single(&mut world, name);
     }
-    // First by priority; a pod that waits for another claim of its own stands in nobody's strategy.
+    // First by priority; a pod that waits for another claim of its own blocks no other pod.
     world.pods("missing", 1, &json!({}), "1", "1Gi", &claims(&["data", "gone"]));
     world.pods("late", 1, &json!({}), "1", "1Gi", &claims(&["data"]));
     let mut first = claims(&["data", "other"]);

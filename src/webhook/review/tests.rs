@@ -125,13 +125,15 @@ fn only_created_pods_that_a_scheduler_places_are_changed() {
         answered(&review).result
     };
     assert_eq!(change(&|_| {}), ReviewResult::Patched);
-    let exempt: [&dyn Fn(&mut Value); 10] = [
+    let exempt: [&dyn Fn(&mut Value); 12] = [
         &|request| request["operation"] = json!("UPDATE"),
         &|request| request["operation"] = json!("DELETE"),
         &|request| request["resource"]["resource"] = json!("deployments"),
         &|request| request["resource"]["group"] = json!("apps"),
         &|request| request["subResource"] = json!("ephemeralcontainers"),
         &|request| request["namespace"] = json!("kube-system"),
+        &|request| request["namespace"] = json!("kube-public"),
+        &|request| request["namespace"] = json!("kube-node-lease"),
         &|request| request["object"]["metadata"]["labels"] = json!({"stowage.dev/webhook": "ignore"}),
         &|request| request["object"]["metadata"]["ownerReferences"] = json!([{"kind": "DaemonSet"}]),
         &|request| request["object"]["metadata"]["ownerReferences"] = json!([{"kind": "Node"}]),

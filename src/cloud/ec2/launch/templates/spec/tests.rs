@@ -115,6 +115,10 @@ fn c18_what_makes_a_difference_makes_another_template() {
     let name = base.name();
     assert!(name.starts_with("karpenter.k8s.aws/"));
     assert_eq!(template().name(), name, "same content, same template");
+    assert_eq!(
+        name, "karpenter.k8s.aws/1601366691206327847",
+        "the name hashes the names of types and fields, too: another name makes every template again"
+    );
     let mut names = std::collections::BTreeSet::from([name]);
     let changes: [fn(&mut Template); 10] = [
         |t| t.user_data = "b3RoZXI=".into(),
