@@ -1,31 +1,31 @@
 //! Status conditions by the rules of Karpenter's objects (awslabs/operatorpkg): a condition's transition time moves only when
-//! its status does, each judgment is stamped with the generation it was made on, and Ready follows from the others.
+//! its status does, each condition records the generation it was evaluated on, and Ready is computed from its dependents.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use k8s_openapi::jiff::Timestamp;
 
-/// The root condition, computed from those it depends on.
+/// The root condition, computed from its dependents.
 pub const READY: &str = "Ready";
 
-/// NodePool: the pool says nothing that can't be.
+/// NodePool: the spec is valid.
 pub const VALIDATION_SUCCEEDED: &str = "ValidationSucceeded";
-/// NodePool: its node class is there and Ready.
+/// NodePool: its node class exists and is Ready.
 pub const NODE_CLASS_READY: &str = "NodeClassReady";
 
-/// NodeClaim: there is an instance.
+/// NodeClaim: the instance is launched.
 pub const LAUNCHED: &str = "Launched";
-/// NodeClaim: the instance is a Node.
+/// NodeClaim: the Node is registered.
 pub const REGISTERED: &str = "Registered";
-/// NodeClaim: the Node is ready for pods.
+/// NodeClaim: the Node is initialized.
 pub const INITIALIZED: &str = "Initialized";
-/// NodeClaim: not what its NodePool or node class ask for any more.
+/// NodeClaim: it no longer matches its NodePool or node class.
 pub const DRIFTED: &str = "Drifted";
 
-/// What Ready of a NodePool depends on.
+/// Dependents of Ready of a NodePool.
 pub const NODE_POOL_DEPENDENTS: &[&str] = &[VALIDATION_SUCCEEDED, NODE_CLASS_READY];
-/// What Ready of a NodeClaim depends on.
+/// Dependents of Ready of a NodeClaim.
 pub const NODE_CLAIM_DEPENDENTS: &[&str] = &[LAUNCHED, REGISTERED, INITIALIZED];
-/// What Ready of an EC2NodeClass depends on.
+/// Dependents of Ready of an EC2NodeClass.
 pub const EC2_NODE_CLASS_DEPENDENTS: &[&str] = &[
     "AMIsReady",
     "CapacityReservationsReady",
@@ -36,22 +36,22 @@ pub const EC2_NODE_CLASS_DEPENDENTS: &[&str] = &[
     VALIDATION_SUCCEEDED,
 ];
 
-/// Longest message the API server takes, in characters.
+/// Maximum length of a message that the API server accepts, in characters.
 const MAX_MESSAGE: usize = 32_768;
 
-/// Whether a condition holds.
+/// Status of a condition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Status {
-    /// It does.
+    /// `True`.
     True,
-    /// It doesn't.
+    /// `False`.
     False,
-    /// Nobody knows yet.
+    /// `Unknown`.
     Unknown,
 }
 
 impl Status {
-    /// As it is written.
+    /// The value in the API.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::True => "True",
@@ -66,12 +66,12 @@ pub fn get<'a>(conditions: &'a [Condition], type_: &str) -> Option<&'a Condition
     conditions.iter().find(|condition| condition.type_ == type_)
 }
 
-/// True when the condition is there and True.
+/// Whether the condition exists and is True.
 pub fn is_true(conditions: &[Condition], type_: &str) -> bool {
     get(conditions, type_).is_some_and(|condition| condition.status == Status::True.as_str())
 }
 
-/// The conditions of one object while they are judged anew.
+/// The conditions of one object during an evaluation.
 #[derive(Debug)]
 pub struct Conditions<'a> {
     list: &'a mut Vec<Condition>,
@@ -81,8 +81,8 @@ pub struct Conditions<'a> {
 }
 
 impl<'a> Conditions<'a> {
-    /// Opens `list`, the conditions of an object of this `generation`. Conditions that Ready depends on and that nobody has
-    /// judged are Unknown since `created`.
+    /// Opens `list`, the conditions of an object of this `generation`. Dependents of Ready that were never evaluated are Unknown
+    /// since `created`.
     pub fn open(
         list: &'a mut Vec<Condition>,
         dependents: &'a [&'a str],
@@ -138,7 +138,7 @@ impl<'a> Conditions<'a> {
         self.set(type_, Status::Unknown, reason, message)
     }
 
-    /// Removes a condition. Those that Ready depends on, and Ready, stay. Returns whether it went.
+    /// Removes a condition, unless it is Ready or a dependent of Ready. Returns whether it was removed.
     pub fn clear(&mut self, type_: &str) -> bool {
         if type_ == READY || self.dependents.contains(&type_) {
             return false;
@@ -161,7 +161,7 @@ impl<'a> Conditions<'a> {
         let reason = if reason.is_empty() { type_ } else { reason };
         let message: String = message.chars().take(MAX_MESSAGE).collect();
         let Some(condition) = self.list.iter_mut().find(|condition| condition.type_ == type_) else {
-            // Ready stays last, where people look for it.
+            // Ready stays last, as in Karpenter.
             let at = self.list.iter().position(|condition| condition.type_ == READY).unwrap_or(self.list.len());
             self.list.insert(
                 at,
@@ -215,7 +215,7 @@ impl<'a> Conditions<'a> {
     }
 }
 
-/// What the API server will give back: Kubernetes writes times in whole seconds.
+/// The time as the API server returns it, in whole seconds.
 fn whole_seconds(time: &Time) -> Time {
     Time(Timestamp::from_second(time.0.as_second()).unwrap_or(time.0))
 }

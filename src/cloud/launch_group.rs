@@ -1,8 +1,8 @@
-//! Claims that one plan wants alike are launched together.
+//! Launch groups: equal NodeClaims of one plan are launched by one CreateFleet call.
 //!
-//! Which ones is written on the claims when they are made, since what a later process would guess from what is left of them is
-//! another set. It is what makes a call for many instances safe to lose: each instance carries its group as a tag, and any of a
-//! group's instances serves any of its claims. Pure.
+//! The group is written on the claims at creation, because a later process cannot derive the same set from the claims that remain. It
+//! makes a lost call for many instances recoverable: each instance carries its launch group as a tag, and any instance of a group
+//! serves any claim of it. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,20 +15,20 @@ use crate::model::labels;
 
 /// Maximum claims of a launch group, which are the instances of one CreateFleet call.
 pub const MAX_SIZE: usize = 1_000;
-/// Resources of which every type in a claim's requirements has enough, or it would not be there.
+/// Resources that every type in a claim's requirements provides in sufficient quantity.
 const FITTED: [&str; 4] = ["cpu", "memory", "pods", "ephemeral-storage"];
 
-/// The group of a claim.
+/// The launch group of a claim.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LaunchGroup {
-    /// Names it: of the tag of its instances, and of its calls' tokens. The UID of a claim that is alone.
+    /// Id of the group: value of the instance tag and base of client tokens. The UID of the claim if it is alone.
     pub id: String,
-    /// Claims that were made in it.
+    /// Number of claims created in it.
     pub size: usize,
 }
 
 impl LaunchGroup {
-    /// The group that is written on a claim; one of its own where none is, or none that can be read.
+    /// The launch group of the annotation; a group of its own if the annotation is absent or invalid.
     pub fn of(claim: &NodeClaim) -> Self {
         let written = claim.annotations().get(labels::LAUNCH_GROUP).and_then(|text| {
             let (id, size) = text.split_once('/')?;
@@ -39,9 +39,8 @@ impl LaunchGroup {
     }
 }
 
-/// Writes their groups on the claims of a plan made at `at_ms`, before they are created. Alike are those with the same labels,
-/// annotations of the user, requirements, taints and class; what else they ask for may differ, since each type that they admit
-/// has enough of it.
+/// Writes launch groups on the claims of a plan made at `at_ms`, before they are created. Claims are equal if labels, user
+/// annotations, requirements, taints and node class are; requests may differ, because each admitted type satisfies them.
 pub fn mark(claims: &mut [NodeClaim], at_ms: i64) {
     let mut alike: BTreeMap<String, Vec<usize>> = BTreeMap::new();
     for (index, claim) in claims.iter().enumerate() {
@@ -60,7 +59,7 @@ pub fn mark(claims: &mut [NodeClaim], at_ms: i64) {
     }
 }
 
-/// What two claims of a group have in common.
+/// The attributes that claims of a group share.
 fn shape(claim: &NodeClaim) -> String {
     let mut spec = claim.spec.clone();
     spec.resources.requests.retain(|name, _| !FITTED.contains(&name.as_str()));
@@ -69,14 +68,14 @@ fn shape(claim: &NodeClaim) -> String {
     serde_json::json!([spec, claim.labels(), users]).to_string()
 }
 
-/// Provider ids that the claims of a group name: instances that are somebody's.
+/// Provider ids that claims of a group name: instances with an owner.
 pub fn named<'a>(group: &str, claims: impl IntoIterator<Item = &'a NodeClaim>) -> BTreeSet<String> {
     let members = claims.into_iter().filter(|claim| LaunchGroup::of(claim).id == group);
     members.filter_map(|claim| claim.status.as_ref()?.provider_id.clone()).collect()
 }
 
-/// Of the instances `found` for a claim that names none, the provider ids of those that go with it: its own, and what is left of
-/// its group when no other of its `claims` waits for an instance.
+/// Provider ids of the instances `found` that are terminated with a claim that names none: its own, and the unclaimed instances of
+/// its group unless another of its `claims` waits for an instance.
 pub fn left_behind<'a>(
     claim: &NodeClaim,
     claims: impl IntoIterator<Item = &'a NodeClaim>,

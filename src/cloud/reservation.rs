@@ -4,19 +4,19 @@ use std::collections::BTreeMap;
 
 use crate::model::labels;
 
-/// What kind of reservation it is. In the order in which kinds of one price are used.
+/// The kind of a reservation, in order of use at equal price.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ReservationKind {
     /// An on-demand capacity reservation.
     OnDemand,
-    /// A capacity block: it has an end, and its instances with it.
+    /// A capacity block; its instances end with it.
     CapacityBlock,
-    /// An on-demand capacity reservation whose owner can take instances back at two minutes' notice.
+    /// An on-demand capacity reservation whose owner can reclaim instances with two minutes' notice.
     Interruptible,
 }
 
 impl ReservationKind {
-    /// The kind, by EC2's reservation type (`default` or `capacity-block`) and whether instances can be taken back.
+    /// The kind, from EC2's reservation type (`default` or `capacity-block`) and whether instances are interruptible.
     pub fn of(reservation_type: &str, interruptible: bool) -> Self {
         match (reservation_type, interruptible) {
             ("capacity-block", _) => Self::CapacityBlock,
@@ -33,12 +33,12 @@ impl ReservationKind {
     }
 }
 
-/// A reservation, as the labels of its nodes say it.
+/// A reservation, as in the labels of its nodes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReservedIn {
     /// As `cr-0123456789abcdef0`.
     pub id: String,
-    /// What kind it is.
+    /// Its kind.
     pub kind: ReservationKind,
 }
 

@@ -1,6 +1,6 @@
 //! The CustomResourceDefinitions, made from the Rust types and checked in under `crds/`.
 //!
-//! `STOWAGE_REGENERATE=1 cargo test --lib crds` writes them anew; without the variable the same test fails when a file is stale.
+//! `STOWAGE_REGENERATE=1 cargo test --lib crds` regenerates them; without the variable the same test fails when a file is stale.
 
 pub mod rules;
 

@@ -19,7 +19,7 @@ pub fn node_class(spec: &Ec2NodeClassSpec, ca_bundle: &str) -> String {
     node_class_spec(&spec, family, ca_bundle)
 }
 
-/// [`node_class`] of the JSON of `spec`, which also tells an empty list from an absent one.
+/// [`node_class`] of the JSON of `spec`, which also distinguishes an empty list from an absent one.
 pub fn node_class_spec(spec: &Value, ami_family: &str, ca_bundle: &str) -> String {
     let selector = &spec["placementGroupSelector"];
     let placement = Struct::new("PlacementGroupSelector")

@@ -18,7 +18,7 @@ pub fn node_pool(spec: &NodePoolSpec) -> String {
     )
 }
 
-/// [`node_pool`] of the JSON of `spec.template`, which also tells an empty list from an absent one.
+/// [`node_pool`] of the JSON of `spec.template`, which also distinguishes an empty list from an absent one.
 pub fn node_pool_template(template: &Value) -> String {
     let metadata = &template["metadata"];
     let spec = &template["spec"];
@@ -146,7 +146,7 @@ mod tests {
         }
     }
 
-    /// Vectors made by running hashstructure v2.0.2 on Go types of the same names. Our types can't tell an empty list or map
+    /// Vectors made by running hashstructure v2.0.2 on Go types of the same names. Our types cannot distinguish an empty list or map
     /// from an absent one, so only the JSON has these hashes.
     #[test]
     fn what_is_present_counts_even_when_empty() {

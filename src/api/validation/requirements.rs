@@ -104,7 +104,7 @@ fn check_known_values(field: &str, requirement: &Requirement, invalid: &mut Vec<
 }
 
 /// Keys on which the requirements of the list at `field` and the template's labels can't hold together, each named once. An
-/// entry that is wrong by itself is left to [`requirements`], and `minValues` to the planner, which may be told to lower it.
+/// entry that is wrong by itself is left to [`requirements`], and `minValues` to the planner, which may lower it.
 pub fn contradictions(field: &str, list: &[Requirement], template_labels: &BTreeMap<String, String>) -> Vec<Invalid> {
     let mut by_key: BTreeMap<&str, (Allowed, Vec<String>)> = BTreeMap::new();
     for requirement in list {

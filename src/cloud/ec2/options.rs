@@ -5,45 +5,45 @@ use std::time::Duration;
 use crate::api::Ec2NodeClass;
 use crate::cloud::catalog::NodeSettings;
 
-/// Settings of EC2, with the names and defaults of Karpenter's.
+/// Settings of EC2, with Karpenter's names and defaults.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Name of the cluster: instances, templates and profiles are found by it.
+    /// Cluster name; instances, launch templates and instance profiles are found by it.
     pub cluster_name: String,
-    /// URL of the API server that instances are told; from EKS when absent.
+    /// URL of the API server for instances; `None` reads it from EKS.
     pub cluster_endpoint: Option<String>,
-    /// CA of the API server that instances are told, base64; this process's own when absent.
+    /// CA bundle of the API server for instances, base64; `None` selects the CA that this process uses.
     pub cluster_ca_bundle: Option<String>,
-    /// Addresses of services; from EKS or the API server when absent.
+    /// Service CIDR; `None` reads it from EKS or the API server.
     pub service_cidr: Option<String>,
-    /// Whether EKS tells the version of the cluster.
+    /// Whether the cluster version is read from the EKS API.
     pub eks_control_plane: bool,
-    /// Whether IAM and the price list can't be reached.
+    /// Whether the VPC has no route to IAM and the price list.
     pub isolated_vpc: bool,
     /// Name of the interruption queue.
     pub interruption_queue: Option<String>,
-    /// Whether launches are tried dry before a class is Ready.
+    /// Whether dry-run launches validate a class before it is Ready.
     pub dry_run: bool,
-    /// How old what a node class comes to may get.
+    /// Maximum age of a resolved node class.
     pub refresh: Duration,
-    /// Network interfaces that pods' addresses can't be on.
+    /// ENIs reserved for other uses; subtracted when computing max pods.
     pub reserved_enis: i64,
-    /// Share of memory that hypervisor and firmware keep, millionths.
+    /// Fraction of memory that hypervisor and firmware reserve, in millionths.
     pub vm_memory_overhead_ppm: i64,
     /// Whether capacity reservations are used (the feature gate ReservedCapacity).
     pub reserved_capacity: bool,
-    /// Whether a launch that has fewer distinct values left than a claim's `minValues` is no launch (`--min-values-policy Strict`).
+    /// Whether a launch with fewer distinct values left than a claim's `minValues` is refused (`--min-values-policy Strict`).
     pub strict_min_values: bool,
-    /// A placement score below this one counts against a spot offering; from 1 (none does) to 10.
+    /// Spot placement score, 1 to 10, below which an offering is penalized.
     pub spot_score_threshold: u8,
-    /// Whether zones that ARC shifts the cluster away from are left alone.
+    /// Whether ARC zonal shift is respected.
     pub zonal_shift: bool,
-    /// Whether kubelet configurations may hold expressions (the feature gate NodeClassCEL).
+    /// Whether kubelet configurations may contain CEL expressions (the feature gate NodeClassCEL).
     pub node_class_cel: bool,
 }
 
 impl Options {
-    /// The defaults, for a cluster.
+    /// The defaults for a cluster.
     pub fn of(cluster_name: impl Into<String>) -> Self {
         Self {
             cluster_name: cluster_name.into(),

@@ -29,14 +29,14 @@ fn a_lone_pod_gets_the_cheapest_node_that_holds_it() {
 }
 
 #[test]
-fn b35_the_heavier_pool_comes_first_even_when_dearer_and_equal_weights_compete_by_price() {
-    let dear = json!({"requirements": [{"key": "karpenter.k8s.aws/instance-family", "operator": "In", "values": ["r1"]}], "weight": 10});
-    let mut world = World::with_pools(&[("cheap", json!({})), ("dear", dear.clone())]);
+fn b35_a_heavier_pool_comes_first_and_equal_weights_compete_by_price() {
+    let expensive = json!({"requirements": [{"key": "karpenter.k8s.aws/instance-family", "operator": "In", "values": ["r1"]}], "weight": 10});
+    let mut world = World::with_pools(&[("cheap", json!({})), ("expensive", expensive.clone())]);
     world.pods("p", 3, &json!({}), "1", "1Gi", &json!({}));
     assert!(world.plan().new_nodes.iter().all(|n| n.pool == 1));
-    let mut level = dear;
+    let mut level = expensive;
     level.as_object_mut().unwrap().remove("weight");
-    let mut world = World::with_pools(&[("cheap", json!({})), ("dear", level)]);
+    let mut world = World::with_pools(&[("cheap", json!({})), ("expensive", level)]);
     world.pods("p", 3, &json!({}), "1", "1Gi", &json!({}));
     assert!(world.plan().new_nodes.iter().all(|n| n.pool == 0));
 }
@@ -474,7 +474,7 @@ fn plans_that_share_what_they_know_of_the_market_are_what_they_would_be_alone() 
     ];
     let alone: Vec<String> = worlds.iter().map(|world| format!("{:?}", world.plan())).collect();
     let distinct: BTreeSet<&String> = alone.iter().collect();
-    assert!(distinct.len() > 9, "worlds that are told apart: {}", distinct.len());
+    assert!(distinct.len() > 9, "distinct plans: {}", distinct.len());
     let cache = ColumnCache::default();
     let order = (0..worlds.len()).chain((0..worlds.len()).rev()).chain((0..40).map(|at| at * 5 % worlds.len()));
     for at in order {

@@ -126,7 +126,7 @@ fn world(workloads: &[Workload], nodes: usize, limit: Option<i64>, features: Fea
     world
 }
 
-/// 256 cases, the same in every run, so that a red run can be told from a green one; PROPTEST_CASES and PROPTEST_RNG_SEED try others.
+/// 256 cases, the same in every run, so that failures are reproducible; PROPTEST_CASES and PROPTEST_RNG_SEED try others.
 fn config() -> ProptestConfig {
     let mut config = ProptestConfig { failure_persistence: None, ..ProptestConfig::default() };
     config.max_global_rejects = config.cases;

@@ -43,9 +43,9 @@ fn a_penalty_per_node_makes_nodes_fewer_and_is_no_part_of_the_cost() {
     // The largest size costs a little more than its share.
     let mut catalog = (*world.problem.pools[0].catalog).clone();
     for instance_type in catalog.instance_types.iter_mut().filter(|t| t.name.ends_with("x16")) {
-        let mut dearer = (**instance_type).clone();
-        dearer.offerings.iter_mut().for_each(|o| o.price.0 += 1_000);
-        *instance_type = Arc::new(dearer);
+        let mut raised = (**instance_type).clone();
+        raised.offerings.iter_mut().for_each(|o| o.price.0 += 1_000);
+        *instance_type = Arc::new(raised);
     }
     world.problem.pools[0].catalog = Arc::new(catalog);
     world.pods("p", 8, &json!({}), "2", "8Gi", &json!({}));

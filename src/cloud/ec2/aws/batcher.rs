@@ -1,4 +1,4 @@
-//! Many callers, one call: what is asked for within a short window is asked for together.
+//! Batches requests: keys that callers ask for within a short window go into one call.
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -11,32 +11,32 @@ use tokio::time::Instant;
 
 use crate::telemetry::cloud::CloudMetrics;
 
-/// When a window closes.
+/// When a batch window closes.
 #[derive(Clone, Copy, Debug)]
 pub struct Window {
-    /// Nothing new came for so long.
+    /// Time without a new key.
     pub idle: Duration,
-    /// It has been open for so long.
+    /// Maximum time that the window stays open.
     pub longest: Duration,
-    /// So much is in it.
+    /// Maximum number of keys.
     pub most: usize,
 }
 
 /// Windows of DescribeInstances and TerminateInstances by id.
 pub const BY_ID: Window = Window { idle: Duration::from_millis(100), longest: Duration::from_secs(1), most: 500 };
 
-/// Windows of DescribeInstances by launch group: EC2 takes 200 values of a filter.
+/// Windows of DescribeInstances by launch group: EC2 accepts 200 values per filter.
 pub const BY_GROUP: Window = Window { most: 200, ..BY_ID };
 
-/// What is told of windows: how long they were open, and how many keys were in them.
+/// Metrics of batch windows: how long they were open, and how many keys they held.
 #[derive(Clone, Debug)]
-pub struct Told {
+pub struct BatchMetrics {
     seconds: Histogram,
     sizes: Histogram,
 }
 
-impl Told {
-    /// Under the name of a batcher.
+impl BatchMetrics {
+    /// The metrics of a batcher.
     pub fn new(metrics: &CloudMetrics, batcher: &str) -> Self {
         let labels = [batcher];
         Self {
@@ -53,7 +53,7 @@ impl Told {
     }
 }
 
-/// Collects keys into windows. Dropping it ends its task.
+/// Collects keys into batch windows. Dropping it ends its task.
 #[derive(Debug)]
 pub struct Coalescer<K, V> {
     sender: mpsc::UnboundedSender<(K, oneshot::Sender<V>)>,
@@ -64,8 +64,8 @@ where
     K: Clone + Eq + Hash + Send + 'static,
     V: Clone + Send + 'static,
 {
-    /// Starts collecting. `run` is given the distinct keys of a window, and answers each; windows may run at the same time.
-    pub fn start<F, R>(window: Window, told: Told, run: F) -> Self
+    /// Starts collecting. `run` receives the distinct keys of a window and answers each; several windows may run concurrently.
+    pub fn start<F, R>(window: Window, metrics: BatchMetrics, run: F) -> Self
     where
         F: Fn(Vec<K>) -> R + Send + 'static,
         R: Future<Output = HashMap<K, V>> + Send + 'static,
@@ -75,14 +75,14 @@ where
             while let Some(first) = receiver.recv().await {
                 let begin = Instant::now();
                 let batch = collect(&mut receiver, first, window).await;
-                told.closed(begin.elapsed(), batch.len());
+                metrics.closed(begin.elapsed(), batch.len());
                 let call = run(batch.keys().cloned().collect());
                 tokio::spawn(async move {
                     let answers = call.await;
                     for (key, callers) in batch {
                         if let Some(answer) = answers.get(&key) {
                             for caller in callers {
-                                // A caller that went away needs no answer.
+                                // The caller may have been dropped.
                                 let _ = caller.send(answer.clone());
                             }
                         }
@@ -93,7 +93,7 @@ where
         Self { sender }
     }
 
-    /// The answer for a key; `None` where the call gave none.
+    /// The answer for a key; `None` if the call returned none.
     pub async fn ask(&self, key: K) -> Option<V> {
         let (sender, receiver) = oneshot::channel();
         self.sender.send((key, sender)).ok()?;
@@ -129,13 +129,13 @@ mod tests {
     const SHORT: Window = Window { idle: Duration::from_millis(30), longest: Duration::from_millis(500), most: 3 };
 
     fn recording() -> (Coalescer<u32, u32>, Arc<Mutex<Vec<usize>>>) {
-        recording_told(Told::new(&CloudMetrics::new(), "test"))
+        recording_with(BatchMetrics::new(&CloudMetrics::new(), "test"))
     }
 
-    fn recording_told(told: Told) -> (Coalescer<u32, u32>, Arc<Mutex<Vec<usize>>>) {
+    fn recording_with(metrics: BatchMetrics) -> (Coalescer<u32, u32>, Arc<Mutex<Vec<usize>>>) {
         let sizes = Arc::new(Mutex::new(Vec::new()));
         let seen = Arc::clone(&sizes);
-        let coalescer = Coalescer::start(SHORT, told, move |keys: Vec<u32>| {
+        let coalescer = Coalescer::start(SHORT, metrics, move |keys: Vec<u32>| {
             seen.lock().unwrap().push(keys.len());
             async move { keys.into_iter().filter(|key| *key != 13).map(|key| (key, key * 10)).collect() }
         });
@@ -152,14 +152,14 @@ mod tests {
 
     #[tokio::test]
     async fn each_window_is_told() {
-        let told = Told::new(&CloudMetrics::new(), "test");
-        let (coalescer, _) = recording_told(told.clone());
+        let metrics = BatchMetrics::new(&CloudMetrics::new(), "test");
+        let (coalescer, _) = recording_with(metrics.clone());
         futures::future::join_all([1, 2].map(|key| coalescer.ask(key))).await;
         coalescer.ask(3).await;
-        assert_eq!((told.sizes.get_sample_count(), told.seconds.get_sample_count()), (2, 2));
+        assert_eq!((metrics.sizes.get_sample_count(), metrics.seconds.get_sample_count()), (2, 2));
         // Two keys and one.
-        assert!((told.sizes.get_sample_sum() - 3.0).abs() < f64::EPSILON);
-        assert!(told.seconds.get_sample_sum() >= 0.06, "each was open for as long as nothing new came");
+        assert!((metrics.sizes.get_sample_sum() - 3.0).abs() < f64::EPSILON);
+        assert!(metrics.seconds.get_sample_sum() >= 0.06, "each stays open for its idle time");
     }
 
     #[tokio::test]

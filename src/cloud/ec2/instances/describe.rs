@@ -1,11 +1,11 @@
-//! Instances in EC2: describing, listing and terminating them.
+//! Describes, lists and terminates instances.
 
 use std::collections::{BTreeSet, HashMap};
 
 use aws_sdk_ec2::types::{Filter, InstanceLifecycleType, InstanceStateName, Placement};
 use futures::future::join_all;
 
-use crate::cloud::ec2::aws::batcher::{BY_GROUP, BY_ID, Coalescer, Told};
+use crate::cloud::ec2::aws::batcher::{BY_GROUP, BY_ID, BatchMetrics, Coalescer};
 use crate::cloud::ec2::aws::client::Clients;
 use crate::cloud::ec2::aws::errors::{ApiError, Class};
 use crate::cloud::ec2::aws::filters::filter;
@@ -17,22 +17,22 @@ use crate::model::labels;
 use crate::model::offering::CapacityType;
 use crate::model::time::UnixMillis;
 
-/// States of instances that are there: a terminated one reads as gone.
+/// States of instances that exist; terminated instances count as gone.
 const THERE: [&str; 5] = ["pending", "running", "stopping", "stopped", "shutting-down"];
 
-/// Where the id of an instance is written on Nodes.
+/// The provider id of an instance, as Nodes have it.
 pub fn provider_id(zone: &str, id: &str) -> String {
     format!("aws:///{zone}/{id}")
 }
 
-/// The instance id in a provider id; `None` for another cloud's.
+/// The instance id in a provider id; `None` for another cloud.
 pub fn instance_id(provider_id: &str) -> Option<&str> {
     let (scheme, rest) = provider_id.split_once("://")?;
     let id = rest.rsplit('/').next()?;
     (scheme == "aws" && id.starts_with("i-")).then_some(id)
 }
 
-/// Reads EC2's description; `None` where it lacks an id.
+/// Converts EC2's description; `None` without an id.
 pub fn read(instance: &aws_sdk_ec2::types::Instance) -> Option<Instance> {
     let id = instance.instance_id()?.to_owned();
     let zone = instance.placement().and_then(|placement| placement.availability_zone()).unwrap_or_default().to_owned();
@@ -64,7 +64,7 @@ pub fn read(instance: &aws_sdk_ec2::types::Instance) -> Option<Instance> {
         zone,
         capacity_type,
         reservation,
-        // EC2 says 0 while it doesn't know.
+        // EC2 returns 0 while the value is unknown.
         partition: partition.filter(|partition| *partition > 0),
         image_id: instance.image_id().unwrap_or_default().to_owned(),
         launched_at: UnixMillis(instance.launch_time().and_then(|time| time.to_millis().ok()).unwrap_or(0)),
@@ -72,18 +72,18 @@ pub fn read(instance: &aws_sdk_ec2::types::Instance) -> Option<Instance> {
     })
 }
 
-/// What a node class decided of an instance that the instance itself tells, for drift.
+/// The attributes of an instance that its node class determines; inputs of drift detection.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct InstanceFacts {
     /// Ids of its security groups.
     pub security_groups: BTreeSet<String>,
     /// Id of its subnet.
     pub subnet: Option<String>,
-    /// Id of the capacity reservation that it was bought in.
+    /// Id of the capacity reservation that it was launched into.
     pub reservation: Option<String>,
 }
 
-/// Reads what decides of drift.
+/// Reads the inputs of drift detection.
 pub fn read_facts(instance: &aws_sdk_ec2::types::Instance) -> InstanceFacts {
     let groups = instance.security_groups().iter().filter_map(|group| group.group_id());
     InstanceFacts {
@@ -97,7 +97,7 @@ fn read_both(instance: &aws_sdk_ec2::types::Instance) -> Option<(Instance, Insta
     Some((read(instance)?, read_facts(instance)))
 }
 
-/// The reservation that an instance was launched into. One that merely fell into an open reservation was bought on demand.
+/// The reservation that an instance was launched into. An instance that merely matched an open reservation is on-demand.
 fn reservation(instance: &aws_sdk_ec2::types::Instance, lifecycle: &str) -> Option<ReservedIn> {
     let only = instance
         .capacity_reservation_specification()
@@ -116,13 +116,13 @@ fn there() -> Filter {
     filter("instance-state-name", THERE)
 }
 
-/// Every instance that matches.
+/// All instances that match the filters.
 async fn matching<T>(clients: &Clients, filters: Vec<Filter>, read: Read<T>) -> Result<Vec<T>, ApiError> {
     let call = clients.ec2.describe_instances().set_filters(Some(filters)).max_results(1000);
     pages(call, read).await
 }
 
-/// What is read off one of EC2's descriptions; `None` leaves it out.
+/// Extracts a value from a description; `None` skips the instance.
 pub type Read<T> = fn(&aws_sdk_ec2::types::Instance) -> Option<T>;
 
 async fn pages<T>(
@@ -138,10 +138,10 @@ async fn pages<T>(
     Ok(found)
 }
 
-/// Every instance of a cluster that a pool launched and that isn't terminated.
+/// All instances of a cluster that a NodePool launched and that are not terminated.
 ///
 /// # Errors
-/// EC2's.
+/// DescribeInstances failed.
 pub async fn of_cluster(clients: &Clients, cluster: &str) -> Result<Vec<(Instance, InstanceFacts)>, ApiError> {
     let filters = vec![
         filter("tag-key", [labels::NODE_POOL]),
@@ -152,10 +152,10 @@ pub async fn of_cluster(clients: &Clients, cluster: &str) -> Result<Vec<(Instanc
     matching(clients, filters, read_both).await
 }
 
-/// What decides of an instance's drift, as EC2 has it now; `None` for one that isn't there.
+/// The inputs of drift detection of an instance; `None` if it does not exist.
 ///
 /// # Errors
-/// EC2's.
+/// DescribeInstances failed.
 pub async fn facts_of(clients: &Clients, id: &str) -> Result<Option<InstanceFacts>, ApiError> {
     let call = clients.ec2.describe_instances().instance_ids(id).filters(there());
     match pages(call, |instance| Some(read_facts(instance))).await {
@@ -180,18 +180,18 @@ pub async fn of_launch_group(clients: &Clients, cluster: &str, group: &str) -> R
     Ok(found)
 }
 
-/// Answers of DescribeInstances by launch group: its instances that are there.
+/// Results of DescribeInstances by launch group: its existing instances.
 pub type Finder = Coalescer<String, Result<Vec<Instance>, ApiError>>;
-/// Answers of DescribeInstances by id; `None` for an instance that isn't there.
+/// Results of DescribeInstances by id; `None` for an instance that does not exist.
 pub type Describer = Coalescer<String, Result<Option<Instance>, ApiError>>;
-/// Answers of TerminateInstances by id; false for an instance that isn't there.
+/// Results of TerminateInstances by id; false for an instance that does not exist.
 pub type Terminator = Coalescer<String, Result<bool, ApiError>>;
 
-/// Finds what was launched for groups, those of a short window in one call.
+/// Finds the instances of launch groups, batched.
 pub fn finder(clients: &Clients, cluster: &str) -> Finder {
     let (clients, cluster) = (clients.clone(), cluster.to_owned());
-    let told = Told::new(&clients.metrics, "find_instances");
-    Coalescer::start(BY_GROUP, told, move |groups| of_launch_groups(clients.clone(), cluster.clone(), groups))
+    let metrics = BatchMetrics::new(&clients.metrics, "find_instances");
+    Coalescer::start(BY_GROUP, metrics, move |groups| of_launch_groups(clients.clone(), cluster.clone(), groups))
 }
 
 async fn of_launch_groups(
@@ -209,26 +209,26 @@ async fn of_launch_groups(
     groups.iter().map(|group| (group.clone(), of_group(group))).collect()
 }
 
-/// Describes instances, those of a short window in one call.
+/// Describes instances, batched.
 pub fn describer(clients: &Clients) -> Describer {
     let clients = clients.clone();
-    let told = Told::new(&clients.metrics, "describe_instances");
-    Coalescer::start(BY_ID, told, move |ids| describe_all(clients.clone(), ids))
+    let metrics = BatchMetrics::new(&clients.metrics, "describe_instances");
+    Coalescer::start(BY_ID, metrics, move |ids| describe_all(clients.clone(), ids))
 }
 
-/// Terminates instances, those of a short window in one call.
+/// Terminates instances, batched.
 pub fn terminator(clients: &Clients) -> Terminator {
     let clients = clients.clone();
-    let told = Told::new(&clients.metrics, "terminate_instances");
-    Coalescer::start(BY_ID, told, move |ids| terminate_all(clients.clone(), ids))
+    let metrics = BatchMetrics::new(&clients.metrics, "terminate_instances");
+    Coalescer::start(BY_ID, metrics, move |ids| terminate_all(clients.clone(), ids))
 }
 
 async fn describe_all(clients: Clients, ids: Vec<String>) -> HashMap<String, Result<Option<Instance>, ApiError>> {
     each(&clients, &ids, |instance| read(instance).map(|found| (found.id.clone(), found))).await
 }
 
-/// Describes by id, in one call, and reads something off each. One id that EC2 doesn't know fails the whole call: then, and where
-/// the answer leaves some out, each of those is asked for by itself. Every id is answered; `None` for an instance that isn't there.
+/// Describes instances by id in one call and extracts a value from each. One unknown id fails the whole call: then, and for ids
+/// that the result omits, each id is described on its own. Every id is answered; `None` for an instance that does not exist.
 pub async fn each<T: Clone>(
     clients: &Clients,
     ids: &[String],
@@ -237,7 +237,7 @@ pub async fn each<T: Clone>(
     let mut out = HashMap::new();
     match describe(clients, ids.to_vec(), read).await {
         Ok(found) => out.extend(found.into_iter().map(|(id, found)| (id, Ok(Some(found))))),
-        // Asking one by one helps against nothing but an unknown id.
+        // Single calls help only against an unknown id.
         Err(error) if error.class != Class::NotFound => {
             return ids.iter().map(|id| (id.clone(), Err(error.clone()))).collect();
         }
@@ -262,7 +262,7 @@ async fn describe<T>(clients: &Clients, ids: Vec<String>, read: Read<T>) -> Resu
     pages(clients.ec2.describe_instances().set_instance_ids(Some(ids)).filters(there()), read).await
 }
 
-/// Terminates by id. Where EC2 refuses the whole call, or leaves some out, each of those is tried by itself.
+/// Terminates instances by id. If EC2 refuses the whole call, or omits some ids, each of these is terminated on its own.
 async fn terminate_all(clients: Clients, ids: Vec<String>) -> HashMap<String, Result<bool, ApiError>> {
     let mut out: HashMap<String, Result<bool, ApiError>> = HashMap::new();
     match terminate(&clients, ids.clone()).await {
@@ -290,7 +290,7 @@ async fn terminate_all(clients: Clients, ids: Vec<String>) -> HashMap<String, Re
     out
 }
 
-/// Ids that are going away now.
+/// Ids of instances that are being terminated.
 async fn terminate(clients: &Clients, ids: Vec<String>) -> Result<Vec<String>, ApiError> {
     let call = clients.ec2.terminate_instances().set_instance_ids(Some(ids));
     let answer = call.send().await.map_err(ApiError::of("ec2:TerminateInstances"))?;

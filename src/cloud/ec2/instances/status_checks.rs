@@ -10,17 +10,17 @@ use crate::cloud::ec2::aws::filters::filter;
 use crate::model::instance_health::{Category, Unhealthy};
 
 const STATUS: &str = "ec2:DescribeInstanceStatus";
-/// How long a check must have failed to count, milliseconds.
+/// Time in milliseconds that a check must have failed to count.
 const TOLERATED_MS: i64 = 120_000;
-/// Codes of scheduled events that an instance does not outlive as it is.
+/// Codes of scheduled events that stop, reboot or retire an instance.
 const EVENT_CODES: [&str; 5] =
     ["instance-reboot", "system-reboot", "system-maintenance", "instance-retirement", "instance-stop"];
-/// How EC2 begins the description of an event that is over, which it goes on to tell for days.
+/// Prefixes of descriptions of finished events, which EC2 returns for days.
 const OVER: [&str; 2] = ["[Completed]", "[Canceled]"];
 
-/// The unhealthy instances among answers, by id, each once. A failed check counts after two minutes, and not when EC2 does
-/// not say since when it fails: what follows spares no pod. A scheduled event counts at once, until it is over. Checks of
-/// attached volumes are not looked at.
+/// The unhealthy instances, by id, without duplicates. A failed check counts after two minutes, and not without a start time, because
+/// the response is a forced termination. A scheduled event counts at once, until it is finished. Checks of attached volumes are
+/// ignored.
 pub fn unhealthy(statuses: &[InstanceStatus], now_ms: i64) -> Vec<Unhealthy> {
     let mut found: BTreeMap<&str, BTreeSet<Category>> = BTreeMap::new();
     for status in statuses {
@@ -52,11 +52,11 @@ fn failed(summary: Option<&InstanceStatusSummary>, now_ms: i64) -> bool {
     })
 }
 
-/// Asks for all instances of the account that a check fails of or an event is scheduled for. Three scans, since EC2's
-/// filters all have to hold: an instance may be in several.
+/// Describes all instances of the account with a failed check or a scheduled event. Three scans, because EC2 combines filters with
+/// AND: an instance may appear in several.
 ///
 /// # Errors
-/// A call fails. If it is refused, it will be refused again: stop asking.
+/// A call fails. After an authorization failure the caller stops polling.
 pub async fn describe_statuses(ec2: &Client) -> Result<Vec<InstanceStatus>, ApiError> {
     let (instance, system, events) = futures::try_join!(
         scan(ec2, filter("instance-status.status", ["impaired"])),

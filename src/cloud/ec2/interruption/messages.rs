@@ -1,7 +1,7 @@
-//! What the messages of the interruption queue say: EventBridge events of EC2 and AWS Health, in JSON.
+//! Parses messages of the interruption queue: EventBridge events of EC2 and AWS Health, in JSON.
 //!
-//! Anyone who may send to the queue writes them, so nothing is believed but what is looked at here: size, envelope, and that
-//! an instance id looks like one.
+//! Anyone with the right to send to the queue can write messages, so everything is validated here: size, envelope, and the form of
+//! instance ids.
 
 use std::collections::BTreeSet;
 
@@ -10,30 +10,30 @@ use serde::Deserialize;
 
 use crate::cloud::MessageKind;
 
-/// The largest body that is read, bytes. SQS's own limit was this for long; events are a few kilobytes.
+/// Maximum body in bytes, the former limit of SQS; events have a few kilobytes.
 const LARGEST_BODY: usize = 256 << 10;
-/// The longest instance id.
+/// Maximum length of an instance id.
 const LONGEST_ID: usize = 40;
 
-/// What an event says of its instances.
+/// The kind of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum EventKind {
-    /// Two minutes' notice of a spot interruption.
+    /// Spot interruption warning, two minutes ahead.
     SpotInterrupted,
-    /// Raised risk of one.
+    /// Elevated risk of spot interruption (rebalance recommendation).
     RebalanceRecommendation,
-    /// It stops or has stopped.
+    /// The instance is stopping or stopped.
     InstanceStopped,
-    /// It shuts down or has terminated.
+    /// The instance is shutting down or terminated.
     InstanceTerminated,
     /// Maintenance is scheduled.
     ScheduledChange,
-    /// Two minutes' notice by the owner of the capacity reservation.
+    /// Interruption warning of the owner of the capacity reservation, two minutes ahead.
     CapacityReservationInterrupted,
 }
 
 impl EventKind {
-    /// The `message_type` of metrics, Karpenter's word.
+    /// The label `message_type` of metrics, in Karpenter's spelling.
     pub fn label(self) -> &'static str {
         match self {
             Self::SpotInterrupted => "spot_interrupted",
@@ -45,7 +45,7 @@ impl EventKind {
         }
     }
 
-    /// The kind that the interruption controller knows.
+    /// The corresponding kind of the interruption controller.
     pub fn message_kind(self) -> MessageKind {
         match self {
             Self::SpotInterrupted => MessageKind::SpotInterruption,
@@ -61,31 +61,31 @@ impl EventKind {
 /// An event about instances.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
-    /// What it says.
+    /// Its kind.
     pub kind: EventKind,
-    /// Of which instances; never empty, each once.
+    /// The instances; never empty, without duplicates.
     pub instances: Vec<String>,
-    /// When it happened by AWS's clock, milliseconds since the epoch; `None` when the event doesn't say.
+    /// Time of the event by AWS's clock, milliseconds since the epoch; `None` if absent.
     pub at_ms: Option<i64>,
 }
 
 /// Why a message is deleted without effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Dropped {
-    /// No body.
+    /// The body is absent.
     Empty,
-    /// Too large to be an event.
+    /// The body is too large.
     TooLarge,
-    /// Not the JSON of an event, or without the instance it is about.
+    /// The body is not the JSON of an event, or names no instance.
     Malformed,
-    /// An event that nobody here knows.
+    /// The event type is unknown.
     Unknown,
-    /// An event of a known kind that asks for nothing, as that an instance runs.
+    /// The event needs no action, for example an instance that is running.
     Irrelevant,
 }
 
 impl Dropped {
-    /// The `message_type` of metrics: Karpenter counts what asks for nothing as `no_op`.
+    /// The label `message_type` of metrics: Karpenter counts events without action as `no_op`.
     pub fn label(self) -> &'static str {
         match self {
             Self::Empty | Self::Unknown | Self::Irrelevant => "no_op",
@@ -108,7 +108,7 @@ struct Envelope {
     detail: serde_json::Value,
 }
 
-/// Members of the details that are looked at, of every kind.
+/// The members of `detail` that are read, of all kinds.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Detail {
@@ -129,10 +129,10 @@ struct Entity {
     value: String,
 }
 
-/// Reads the body of a message.
+/// Parses the body of a message.
 ///
 /// # Errors
-/// It has no effect: why.
+/// Why the message has no effect.
 pub fn parse(body: &str) -> Result<Event, Dropped> {
     if body.trim().is_empty() {
         return Err(Dropped::Empty);
@@ -140,7 +140,7 @@ pub fn parse(body: &str) -> Result<Event, Dropped> {
     if body.len() > LARGEST_BODY {
         return Err(Dropped::TooLarge);
     }
-    // Serde would take the members from a list, too.
+    // Serde also accepts a list for a struct.
     if !body.trim_start().starts_with('{') {
         return Err(Dropped::Malformed);
     }
@@ -163,7 +163,7 @@ pub fn parse(body: &str) -> Result<Event, Dropped> {
     Ok(Event { kind, instances: instances.into_iter().collect(), at_ms })
 }
 
-/// What an event of a kind says, by its details; `None` for nothing.
+/// The kind of an event by its details; `None` if no action is needed.
 type Route = fn(&Detail) -> Option<EventKind>;
 
 fn route(source: &str, detail_type: &str) -> Option<Route> {
@@ -189,7 +189,7 @@ fn route(source: &str, detail_type: &str) -> Option<Route> {
     Some(route)
 }
 
-/// The instance id in a name or ARN; `None` where there is none.
+/// The instance id in a name or ARN; `None` without one.
 fn instance_id(text: &str) -> Option<&str> {
     let id = text.rsplit('/').next()?.trim();
     let digits = id.strip_prefix("i-")?;

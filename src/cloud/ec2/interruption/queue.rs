@@ -1,4 +1,4 @@
-//! The interruption queue on SQS: long polls, and what they bring in the shape that the interruption controller reads.
+//! The interruption queue on SQS: long polls, and conversion of messages for the interruption controller.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, MutexGuard};
@@ -23,27 +23,27 @@ use crate::sync::lock;
 const GET_QUEUE_URL: &str = "sqs:GetQueueUrl";
 const RECEIVE: &str = "sqs:ReceiveMessage";
 const DELETE: &str = "sqs:DeleteMessageBatch";
-/// Messages of one poll or delete, SQS's most.
+/// Messages per poll or delete; the maximum of SQS.
 const BATCH: u8 = 10;
-/// How long a poll waits for a message, SQS's most.
+/// Wait time of a poll; the maximum of SQS.
 const WAIT_SECONDS: i32 = 20;
-/// How long a received message is hidden: what was not deleted by then comes back.
+/// Visibility timeout: a message that is not deleted within it is received again.
 const VISIBILITY_SECONDS: i32 = 20;
-/// How long a poll may take, its tries together: the wait, and what the network needs.
+/// Timeout of a poll including retries: the wait time plus network time.
 const POLL_TIMEOUT: Duration = Duration::from_secs(40);
-/// How long a delete may take, its tries together: other messages wait meanwhile, and what stays comes back.
+/// Timeout of a delete including retries: other messages wait meanwhile, and messages that stay are received again.
 const DELETE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// An event about one instance.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Received {
-    /// What [`Queue::delete`] takes once the instance is handled.
+    /// The receipt for [`Queue::delete`] once the instance is handled.
     pub receipt: String,
-    /// What it says.
+    /// Its kind.
     pub kind: EventKind,
-    /// Of which instance.
+    /// The instance.
     pub instance_id: String,
-    /// When it happened by this machine's clock, milliseconds since the epoch.
+    /// Time of the event by this machine's clock, milliseconds since the epoch.
     pub at_ms: i64,
 }
 
@@ -54,7 +54,7 @@ impl From<Received> for Message {
     }
 }
 
-/// How many messages went by, since the start.
+/// Message counts since the start.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct QueueCounts {
     /// Received, by `message_type`.
@@ -63,7 +63,7 @@ pub struct QueueCounts {
     pub deleted: u64,
 }
 
-/// The interruption queue. Safe to share; each poll gets other messages.
+/// The interruption queue. Safe to share; concurrent polls receive different messages.
 #[derive(Debug)]
 pub struct Queue {
     client: Client,
@@ -73,7 +73,7 @@ pub struct Queue {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Known after the first answer of GetQueueUrl.
+    /// Known after the first GetQueueUrl.
     url: Option<String>,
     receipts: Receipts,
     counts: QueueCounts,
@@ -81,16 +81,16 @@ struct State {
 }
 
 impl Queue {
-    /// The queue of a name. Nothing is asked yet: it may come to be later.
+    /// The queue with a name. Makes no call: the queue may be created later.
     pub fn new(client: Client, name: impl Into<String>) -> Self {
         Self { client, name: name.into(), state: Mutex::default() }
     }
 
-    /// Waits up to 20 s for messages, and gives the events in them, one for each instance. Messages that have no effect are
-    /// counted and deleted here; the others are deleted by [`Queue::delete`], or come back after 20 s.
+    /// Waits up to 20 s for messages and returns their events, one per instance. Messages without effect are counted and deleted
+    /// here; the others are deleted by [`Queue::delete`], or received again after 20 s.
     ///
     /// # Errors
-    /// The queue is not there or can't be read. The next call looks for it again.
+    /// The queue does not exist or cannot be read. The next call resolves it again.
     pub async fn receive(&self, clock: impl Fn() -> i64) -> Result<Vec<Received>, ApiError> {
         let url = self.url().await?;
         let timeouts = TimeoutConfig::builder().operation_timeout(POLL_TIMEOUT).build();
@@ -114,25 +114,25 @@ impl Queue {
             Err(error) => {
                 let error = ApiError::of(RECEIVE)(error);
                 if error.class == Class::NotFound {
-                    // Deleted, and perhaps made again under another URL.
+                    // Deleted, and perhaps created again under another URL.
                     self.state().url = None;
                 }
                 return Err(error);
             }
         };
         let (events, dropped) = self.state().take_in(messages, clock());
-        // The events wait for it: it is one round trip, or is given up soon.
+        // The events wait for this call, which is one round trip with a short timeout.
         if let Err(error) = self.delete_messages(&dropped).await {
             warn!(%error, "could not delete messages without effect, they will be received again");
         }
         Ok(events)
     }
 
-    /// Notes that events are handled, and deletes the messages that have no other event left. One that SQS keeps is warned of and
-    /// comes back.
+    /// Records that events are handled, and deletes messages without further events. A message that SQS does not delete is logged and
+    /// received again.
     ///
     /// # Errors
-    /// SQS could not be asked: the messages come back.
+    /// The call failed: the messages are received again.
     pub async fn delete(&self, receipts: &[String]) -> Result<(), ApiError> {
         let handles: Vec<String> = {
             let mut state = self.state();
@@ -141,7 +141,7 @@ impl Queue {
         self.delete_messages(&handles).await
     }
 
-    /// What went by so far.
+    /// The message counts so far.
     pub fn counts(&self) -> QueueCounts {
         self.state().counts.clone()
     }
@@ -188,7 +188,7 @@ impl Queue {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // Each change is whole, so a panic elsewhere leaves nothing half done.
+        // Each change is atomic, so a panic of another holder leaves a consistent state.
         lock(&self.state)
     }
 }
@@ -198,7 +198,7 @@ impl State {
     fn take_in(&mut self, batch: Vec<SqsMessage>, now_ms: i64) -> (Vec<Received>, Vec<String>) {
         let (mut events, mut dropped) = (Vec::new(), Vec::new());
         for message in batch {
-            // Without a handle it can be neither deleted nor told from others.
+            // Without a handle the message can be neither deleted nor identified.
             let Some(handle) = message.receipt_handle else { continue };
             match messages::parse(message.body.as_deref().unwrap_or_default()) {
                 Ok(event) => {
@@ -209,7 +209,7 @@ impl State {
                 }
                 Err(why) => {
                     self.count(why.label());
-                    tell(why, message.message_id.as_deref().unwrap_or_default());
+                    log_dropped(why, message.message_id.as_deref().unwrap_or_default());
                     dropped.push(handle);
                 }
             }
@@ -228,7 +228,7 @@ impl State {
     }
 }
 
-fn tell(why: Dropped, message: &str) {
+fn log_dropped(why: Dropped, message: &str) {
     match why {
         Dropped::Irrelevant | Dropped::Unknown => debug!(message, ?why, "message without effect"),
         Dropped::Empty | Dropped::TooLarge | Dropped::Malformed => {
@@ -237,12 +237,12 @@ fn tell(why: Dropped, message: &str) {
     }
 }
 
-/// What SQS says of a message's times, milliseconds since the epoch by SQS's clock.
+/// Timestamps of a message, milliseconds since the epoch by SQS's clock.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Times {
     sent: Option<i64>,
     first_received: Option<i64>,
-    /// This is the first time that it is received.
+    /// Whether this is the first receipt.
     is_first: bool,
 }
 
@@ -257,16 +257,15 @@ impl Times {
     }
 }
 
-/// How far this machine's clock is ahead of AWS's, as the last message told it.
+/// Offset of this machine's clock from AWS's, measured at the last message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Skew {
     ahead_ms: i64,
 }
 
 impl Skew {
-    /// The time of an event by this machine's clock, never later than now. A message received for the first time tells how
-    /// far the clocks are apart: SQS's time of the receipt is now. An event that doesn't say its time happened when the
-    /// message was sent.
+    /// The time of an event by this machine's clock, never later than now. A message received for the first time shows the offset
+    /// of the clocks: SQS's time of the receipt is now. An event without a time is dated when the message was sent.
     fn local_time(&mut self, event_ms: Option<i64>, times: &Times, now_ms: i64) -> i64 {
         if let (Some(received), true) = (times.first_received, times.is_first) {
             self.ahead_ms = now_ms.saturating_sub(received);

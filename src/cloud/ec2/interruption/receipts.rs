@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// Between SQS's receipt handle and the number of the instance. Handles are base64, which has no such character.
 const SEPARATOR: char = '#';
-/// Age at which a message's receipts are worthless, milliseconds: its handle has long been replaced by then.
+/// Age in milliseconds at which receipts of a message are dropped: its handle has long been replaced.
 const WORTHLESS_MS: i64 = 600_000;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -13,7 +13,7 @@ struct Open {
     since_ms: i64,
 }
 
-/// Messages of several instances that are not handled yet, by handle.
+/// Messages with several instances that are not all handled yet, by handle.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Receipts {
     open: BTreeMap<String, Open>,
@@ -30,8 +30,8 @@ impl Receipts {
         (0..instances).map(|index| format!("{handle}{SEPARATOR}{index}")).collect()
     }
 
-    /// Takes the receipt of a handled instance back: the handle of the message to delete, if every instance of it is handled. One
-    /// that is handed in twice, or that is too old, asks for nothing: the message comes back by itself if it is still there.
+    /// Redeems the receipt of a handled instance: returns the handle of the message to delete if all its instances are handled. A
+    /// receipt that is redeemed twice, or is too old, has no effect: a message that still exists is received again.
     pub fn hand_in(&mut self, receipt: &str) -> Option<String> {
         let Some((handle, index)) = receipt.rsplit_once(SEPARATOR) else {
             return Some(receipt.to_owned());
@@ -43,7 +43,7 @@ impl Receipts {
         open.unhandled.is_empty().then(|| handle.to_owned())
     }
 
-    /// Notes that a message is deleted.
+    /// Records that a message is deleted.
     pub fn deleted(&mut self, handle: &str) {
         self.open.remove(handle);
     }

@@ -44,13 +44,13 @@ pub fn launchable(class: &Ec2NodeClass) -> Result<(), LaunchError> {
     let list = class.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
     match conditions::get(list, conditions::READY) {
         Some(ready) if ready.observed_generation != class.metadata.generation => {
-            Err(not_ready("it has changed since it was looked at".into()))
+            Err(not_ready("spec changed since it was last reconciled".into()))
         }
         Some(ready) if ready.status == "True" => Ok(()),
         Some(ready) if ready.status == "False" => Err(not_ready(ready.message.clone())),
         _ => Err(LaunchError::Rejected {
             reason: "NodeClassReadinessUnknown",
-            message: format!("EC2NodeClass {} was not looked at yet", class.name_any()),
+            message: format!("EC2NodeClass {} has not been reconciled yet", class.name_any()),
         }),
     }
 }

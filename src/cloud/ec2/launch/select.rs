@@ -1,5 +1,5 @@
-//! From the offerings that a claim admits to those of one fleet request: what is exotic or too dear goes, one capacity type
-//! stays, sixty instance types at most. Reserved capacity, which comes before both, is chosen in
+//! Selects the offerings of one fleet request from those that a claim admits: exotic and too expensive types are dropped, one capacity
+//! type remains, and at most sixty instance types. Reserved capacity takes precedence and is selected in
 //! [`choose_reserved`](crate::cloud::ec2::launch::select_reserved).
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,14 +12,14 @@ use crate::model::labels::normalize_key;
 use crate::model::offering::{CapacityType, Catalog, InstanceType, Offering};
 use crate::model::units::MicroUsd;
 
-/// Most instance types in one request.
+/// Maximum number of instance types per request.
 pub const MOST_TYPES: usize = 60;
 
-/// Resources that generic claims are not given: nodes that have them are dear and scarce.
+/// Resources that exclude a type from generic claims: such nodes are expensive and scarce.
 const EXOTIC: [&str; 5] =
     ["aws.amazon.com/neuron", "aws.amazon.com/neuroncore", "amd.com/gpu", "nvidia.com/gpu", "habana.ai/gaudi"];
 
-/// An instance type and where it may be bought, by zone.
+/// An instance type and its offerings by zone.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Candidate {
     /// The instance type.
@@ -34,19 +34,19 @@ impl Candidate {
     }
 }
 
-/// What one fleet request may choose from.
+/// The offerings of one fleet request.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Choice {
-    /// The capacity type of all of it.
+    /// The capacity type of all offerings.
     pub capacity_type: CapacityType,
-    /// The capacity reservation it is for.
+    /// The capacity reservation to launch into.
     pub reservation: Option<ReservedIn>,
     /// Cheapest first, never empty.
     pub candidates: Vec<Candidate>,
 }
 
 impl Choice {
-    /// How many pods the smallest type may run, by zone: so many addresses a launch may take there.
+    /// Pod capacity of the smallest type, by zone: the number of IP addresses that a launch may use there.
     pub fn fewest_pods(&self) -> BTreeMap<String, i64> {
         let mut out: BTreeMap<String, i64> = BTreeMap::new();
         for candidate in &self.candidates {
@@ -68,8 +68,8 @@ struct Priced<'a> {
     price: MicroUsd,
 }
 
-/// Chooses from `overrides` by the prices of `catalog`; `None` where nothing is left. `free_choice` is false for a claim that
-/// asks for a least number of distinct values (`minValues`): nothing is taken away from it by price or kind.
+/// Selects from `overrides` by the prices of `catalog`; `None` if nothing is left. `free_choice` is false for a claim with
+/// `minValues`: nothing is dropped from it by price or kind.
 pub fn choose(overrides: &[Override], catalog: &Catalog, free_choice: bool) -> Option<Choice> {
     let mut offers = offers(overrides, catalog);
     if free_choice {
@@ -96,7 +96,7 @@ pub fn choose(overrides: &[Override], catalog: &Catalog, free_choice: bool) -> O
     (!candidates.is_empty()).then_some(Choice { capacity_type, reservation: None, candidates })
 }
 
-/// The overrides that are still there, with their types and prices; without reservations.
+/// The overrides that the catalog still offers, with types and prices; without reservations.
 fn offers<'a>(overrides: &'a [Override], catalog: &'a Catalog) -> Vec<Priced<'a>> {
     let types: BTreeMap<&str, &Arc<InstanceType>> =
         catalog.instance_types.iter().map(|found| (&*found.name, found)).collect();
@@ -134,7 +134,7 @@ pub fn min_values_hold(overrides: &[Override], catalog: &Catalog, asked: &[Requi
             offer.offering.label(key).or_else(of_type).map(str::to_owned)
         };
         let values: BTreeSet<String> = offers.iter().filter_map(value).collect();
-        // What no offering has a value of is a label of the template: it has the same value whatever is launched.
+        // A key without values in any offering is a label of the template: its value does not depend on the launched type.
         (values.is_empty() && !offers.is_empty())
             || usize::try_from(requirement.min_values.unwrap_or(0)).is_ok_and(|least| values.len() >= least)
     })
@@ -200,9 +200,9 @@ mod tests {
         let only: Vec<Override> =
             offers.iter().filter(|offer| offer.capacity_type == CapacityType::OnDemand).cloned().collect();
         assert_eq!(choose(&only, &cheap, true).unwrap().capacity_type, CapacityType::OnDemand);
-        let dear = catalog(1.5);
-        let choice = choose(&all(&dear, &["m5.large"]), &dear, true).unwrap();
-        assert_eq!(choice.capacity_type, CapacityType::OnDemand, "spot was dearer");
+        let expensive = catalog(1.5);
+        let choice = choose(&all(&expensive, &["m5.large"]), &expensive, true).unwrap();
+        assert_eq!(choice.capacity_type, CapacityType::OnDemand, "spot was more expensive");
         assert_eq!(choose(&[], &cheap, true), None);
     }
 

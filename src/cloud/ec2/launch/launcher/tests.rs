@@ -223,11 +223,7 @@ async fn c14_a_throttled_call_keeps_its_place_for_the_next_attempt() {
         .with_reservations(|counts| counts.set_described([("cr-1", 1)], UnixMillis(crate::clock::now().0 + 1)));
     let error = world.launch("uid-2", &BOTH).await.unwrap_err();
     assert!(matches!(error, LaunchError::Rejected { reason: "RequestLimitExceeded", .. }), "{error}");
-    assert_eq!(
-        world.left("cr-1"),
-        1,
-        "told for one slot: nothing was launched, and it says nothing of the reservation"
-    );
+    assert_eq!(world.left("cr-1"), 1, "reported for one slot: nothing was launched, and the reservation is unaffected");
 }
 
 #[tokio::test]
