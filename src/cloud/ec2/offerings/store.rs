@@ -1,4 +1,4 @@
-//! The offerings of the region: what node classes may buy, what has no capacity, and what is left of capacity reservations.
+//! The offerings of the region: what node classes may buy, insufficient capacity, and the remaining counts of capacity reservations.
 //!
 //! Locks: `state` is held while a catalog is built, which locks the internals of [`Region`] and [`SpotRisk`]; these lock nothing
 //! else. Every other method holds one lock at a time, and no lock is held across an `await`.

@@ -510,18 +510,18 @@ fn scripted(answers: Vec<Option<(u16, String)>>) -> Ec2Provider {
 
 #[tokio::test]
 async fn status_checks_that_fail_are_told_and_those_that_are_refused_are_told_elsewhere() {
-    let told = |ec2: &Ec2Provider| ec2.unreadable().into_keys().collect::<Vec<_>>();
+    let reported = |ec2: &Ec2Provider| ec2.unreadable().into_keys().collect::<Vec<_>>();
     let failing = scripted(vec![wire::refusal("InvalidParameterValue", "odd")]);
     failing.unhealthy().await.unwrap_err();
-    assert_eq!(told(&failing), ["StatusChecks"]);
+    assert_eq!(reported(&failing), ["StatusChecks"]);
     assert!(failing.unreadable()["StatusChecks"].contains("ec2:DescribeInstanceStatus: InvalidParameterValue"));
     let refused = scripted(vec![wire::refusal("UnauthorizedOperation", "no")]);
     assert!(matches!(refused.unhealthy().await, Err(CloudError::Refused(_))));
-    assert!(told(&refused).is_empty());
+    assert!(reported(&refused).is_empty());
     let well = scripted(vec![wire::ok("DescribeInstanceStatus", "<instanceStatusSet/>")]);
     well.degraded_apis.record_failure(crate::cloud::ec2::degraded_apis::STATUS_CHECKS, "it failed".into());
     assert!(well.unhealthy().await.unwrap().is_empty());
-    assert!(told(&well).is_empty(), "it is over");
+    assert!(reported(&well).is_empty(), "it is over");
 }
 
 #[tokio::test]
@@ -535,11 +535,11 @@ async fn profiles_that_iam_does_not_let_go_are_told_until_it_does() {
         <InstanceProfiles/><IsTruncated>false</IsTruncated></ListInstanceProfilesResult></ListInstanceProfilesResponse>"#;
     let ec2 = scripted(vec![Some((200, none.to_owned())), refusal("ValidationError"), refusal("AccessDenied")]);
     let used = BTreeSet::new();
-    let told = || ec2.unwritable().into_values().collect::<String>();
+    let reported = || ec2.unwritable().into_values().collect::<String>();
     assert!(matches!(ec2.delete_unused_profiles(&used).await, Err(CloudError::Refused(_))));
-    assert!(told().contains("allow iam:ListInstanceProfiles in the controller's policy"), "{}", told());
+    assert!(reported().contains("allow iam:ListInstanceProfiles in the controller's policy"), "{}", reported());
     ec2.delete_unused_profiles(&used).await.unwrap_err();
-    assert!(!told().is_empty(), "another failure says nothing of rights");
+    assert!(!reported().is_empty(), "another failure says nothing of rights");
     ec2.delete_unused_profiles(&used).await.unwrap();
-    assert_eq!(told(), "");
+    assert_eq!(reported(), "");
 }

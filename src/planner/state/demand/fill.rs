@@ -22,7 +22,7 @@ struct OpenBucket {
     cosine: Option<(f64, i32)>,
 }
 
-/// The bin being filled: what is left of its capacity, and the pods added to it.
+/// The bin being filled: its remaining capacity, and the pods added to it.
 struct Fill {
     room: Vec<i64>,
     added: Pattern,

@@ -179,13 +179,13 @@ async fn tags_that_can_not_be_written_are_told_until_the_last_instance_has_them(
     let found = outcomes(&ec2, &all).await;
     assert!(matches!(found[0], Err(CloudError::Refused(_))) && matches!(found[2], Err(CloudError::Refused(_))));
     assert_eq!(found[1], Ok(()));
-    let told = ec2.unwritable();
+    let reported = ec2.unwritable();
     assert_eq!(
-        told.keys().copied().collect::<Vec<_>>(),
+        reported.keys().copied().collect::<Vec<_>>(),
         [crate::cloud::ec2::degraded_apis::TAGS],
         "and one that works does not end it"
     );
-    let note = &told[crate::cloud::ec2::degraded_apis::TAGS];
+    let note = &reported[crate::cloud::ec2::degraded_apis::TAGS];
     assert!(note.contains("allow ec2:CreateTags") && note.contains("UnauthorizedOperation"), "{note}");
     assert!(outcomes(&ec2, &all[..1]).await[0].is_err());
     assert!(!ec2.unwritable().is_empty());
