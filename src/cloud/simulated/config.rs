@@ -63,3 +63,20 @@ impl Default for SimulatedConfig {
         }
     }
 }
+
+/// Durations of the simulation, as the state machine uses them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Timings {
+    /// Minimum and maximum time from launch to a running kubelet; drawn for each instance.
+    pub boot: (Duration, Duration),
+    /// Time that an instance stays pending.
+    pub pending: Duration,
+    /// Time from a spot interruption warning to the shutdown.
+    pub notice: Duration,
+    /// Time from shutting down to terminated.
+    pub shutdown: Duration,
+    /// How long a received message stays invisible to other receivers.
+    pub visibility: Duration,
+    /// How long the queue keeps a message.
+    pub retention: Duration,
+}

@@ -1,44 +1,27 @@
 //! The simulated EC2 as a state machine: inputs are API calls and the time, outputs are responses and journal entries. No clock, no
 //! I/O.
 
-use std::collections::BTreeMap;
-use std::net::Ipv4Addr;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use crate::cloud::draw::{draw, draw_between};
+use crate::cloud::draw::draw_between;
+use crate::cloud::simulated::config::Timings;
+use crate::cloud::simulated::new_instance::NewInstance;
 use crate::cloud::simulated::node_steps::{NodeAction, next_step};
 use crate::cloud::simulated::script::{Action, Event, InstanceEvent, Script, Trigger};
+use crate::cloud::simulated::scripted_events;
+use crate::cloud::simulated::scripted_events::{active, interrupts_on_demand, matches_launch};
 use crate::cloud::simulated::spot_prices::SpotPriceModel;
-use crate::cloud::simulated::state::{
-    EngineState, InstanceRecord, JournalEntry, NodeProgress, NodeStep, QueuedMessage,
-};
+use crate::cloud::simulated::state::{EngineState, InstanceRecord, JournalEntry, NodeStep, QueuedMessage};
 use crate::cloud::{
     CloudError, Instance, InstanceState, LaunchError, LaunchRequest, Launched, Message, MessageKind, Override,
 };
-use crate::model::offering::CapacityType;
 use crate::model::time::UnixMillis;
 
 /// How long a terminated instance is still described; EC2 documents about an hour.
 const DESCRIBED_AFTER_TERMINATION: Duration = Duration::from_hours(1);
 /// Maximum number of messages per receive call, as in SQS.
 const MAX_RECEIVED: usize = 10;
-
-/// Durations of the simulation.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Timings {
-    /// Minimum and maximum time from launch to a running kubelet; drawn for each instance.
-    pub boot: (Duration, Duration),
-    /// Time that an instance stays pending.
-    pub pending: Duration,
-    /// Time from a spot interruption warning to the shutdown.
-    pub notice: Duration,
-    /// Time from shutting down to terminated.
-    pub shutdown: Duration,
-    /// How long a received message stays invisible to other receivers.
-    pub visibility: Duration,
-    /// How long the queue keeps a message.
-    pub retention: Duration,
-}
 
 /// The state machine.
 #[derive(Debug)]
@@ -86,7 +69,12 @@ impl Engine {
     pub fn advance(&mut self, now: UnixMillis) {
         for (index, event) in self.script.events.clone().iter().enumerate() {
             if let Action::Instance(kind) = event.action {
-                self.apply_scripted_event(&event.key(index), event, kind, now);
+                let key = event.key(index);
+                let Some(targets) = scripted_events::targets(&key, event, kind, &self.state, now) else { continue };
+                self.record(JournalEntry::Fired { event: key, times: 1 });
+                for id in targets {
+                    self.apply_event(&id, kind, now);
+                }
             }
         }
         let expired = |record: &&InstanceRecord| {
@@ -102,40 +90,6 @@ impl Engine {
         for id in stale {
             self.invisible.remove(&id);
             self.record(JournalEntry::Deleted { id });
-        }
-    }
-
-    fn apply_scripted_event(&mut self, key: &str, event: &Event, kind: InstanceEvent, now: UnixMillis) {
-        if self.state.fired.contains_key(key) {
-            return;
-        }
-        let due = |record: &InstanceRecord| match event.trigger {
-            Trigger::At(at) => self.started_at() + at <= now,
-            Trigger::Launch { number, after } => record.number == number && record.launched_at + after <= now,
-        };
-        let mut targets: Vec<&InstanceRecord> = self
-            .state
-            .instances
-            .values()
-            .filter(|record| due(record) && record.is_alive(now) && !interrupts_on_demand(kind, record))
-            .filter(|record| {
-                event.selector.matches_offering(&record.instance_type, &record.zone, record.capacity_type)
-                    && event.selector.matches_claim(&record.node_claim, &record.node_pool)
-            })
-            .collect();
-        targets.sort_by_key(|record| record.number);
-        let limit = event.count.and_then(|count| usize::try_from(count).ok()).unwrap_or(usize::MAX);
-        let ids: Vec<String> = targets.into_iter().take(limit).map(|record| record.id.clone()).collect();
-        let is_applied = match event.trigger {
-            Trigger::At(at) => self.started_at() + at <= now,
-            // The event waits until the instance exists.
-            Trigger::Launch { .. } => !ids.is_empty(),
-        };
-        if is_applied {
-            self.record(JournalEntry::Fired { event: key.to_owned(), times: 1 });
-            for id in ids {
-                self.apply_event(&id, kind, now);
-            }
         }
     }
 
@@ -222,7 +176,15 @@ impl Engine {
         let Some(offering) = offering else {
             return Err(LaunchError::InsufficientCapacity { unavailable });
         };
-        let record = self.new_record(request, &offering, now);
+        let boot = self.use_event(now, |event| {
+            matches!(event.action, Action::SlowBoot { .. } | Action::NeverBoot)
+                && matches_launch(event, &offering, request)
+        });
+        let devices = self.use_event(now, |event| {
+            matches!(event.action, Action::SlowDevicePlugin { .. }) && matches_launch(event, &offering, request)
+        });
+        let launch = NewInstance { number: self.state.launches + 1, request, offering: &offering, boot, devices };
+        let record = launch.record(self.seed, &self.timings, self.started_at(), now);
         let instance = record.describe(now);
         let fails = self.use_event(now, |event| {
             event.action == Action::LaunchErrorAfterSuccess && matches_launch(event, &offering, request)
@@ -253,12 +215,11 @@ impl Engine {
         priced.sort_by_key(|(price, position, _)| (*price, *position));
         // One launch counts once against the event's limit, however many offerings it makes unavailable.
         let next = self.state.launches + 1;
-        let shortages: Vec<(String, Event)> = self
-            .active_events(now, next)
+        let shortages: Vec<(String, Event)> = active(&self.script, &self.state, now, next)
             .filter(|(_, event)| event.action == Action::OutOfCapacity)
             .map(|(key, event)| (key, event.clone()))
             .collect();
-        let mut used = std::collections::BTreeSet::new();
+        let mut used = BTreeSet::new();
         let mut chosen = None;
         for (_, _, offering) in priced {
             let Some((key, _)) = shortages.iter().find(|(_, event)| matches_launch(event, offering, request)) else {
@@ -272,64 +233,6 @@ impl Engine {
             self.record(JournalEntry::Fired { event, times: 1 });
         }
         (chosen, unavailable)
-    }
-
-    fn new_record(&mut self, request: &LaunchRequest, offering: &Override, now: UnixMillis) -> InstanceRecord {
-        let number = self.state.launches + 1;
-        let (start, count) = (self.started_at().0.to_string(), number.to_string());
-        let slow = self.use_event(now, |event| {
-            matches!(event.action, Action::SlowBoot { .. } | Action::NeverBoot)
-                && matches_launch(event, offering, request)
-        });
-        let boot_at = match slow {
-            Some(Action::NeverBoot) => None,
-            Some(Action::SlowBoot { delay }) => Some(now + delay),
-            _ => {
-                let (shortest, longest) = self.timings.boot;
-                let delay = draw_between(self.seed, &["boot", &start, &count], millis(shortest), millis(longest));
-                Some(now + Duration::from_millis(u64::try_from(delay).unwrap_or(0)))
-            }
-        };
-        let devices = self.use_event(now, |event| {
-            matches!(event.action, Action::SlowDevicePlugin { .. }) && matches_launch(event, offering, request)
-        });
-        let devices_at = match (devices, boot_at) {
-            (Some(Action::SlowDevicePlugin { delay }), Some(boot)) => Some(boot + delay),
-            _ => None,
-        };
-        let high = draw(self.seed, &["instance", &start, &count]);
-        let low = draw(self.seed, &["instance", &start, &count, "low"]) & 0xf;
-        InstanceRecord {
-            number,
-            id: format!("i-{high:016x}{low:x}"),
-            client_token: request.client_token.clone(),
-            node_claim: request.node_claim.clone(),
-            node_pool: request.node_pool.clone(),
-            node_class: request.node_class.clone(),
-            instance_type: offering.instance_type.clone(),
-            zone: offering.zone.clone(),
-            capacity_type: offering.capacity_type,
-            image_id: "ami-0512a1ed5104a7ed0".to_owned(),
-            private_ip: self.address(number, &start),
-            labels: request.labels.clone(),
-            taints: request.taints.clone(),
-            launched_at: now,
-            running_at: now + self.timings.pending,
-            boot_at,
-            devices_at,
-            shutdown_at: None,
-            terminated_at: None,
-            node: NodeProgress::default(),
-        }
-    }
-
-    /// An address in 10.0.0.0/10, unique among the first four million instances of the simulation.
-    fn address(&self, number: u64, start: &str) -> String {
-        const SPACE: u64 = 1 << 22;
-        // An odd factor permutes the space; the offset separates consecutive simulations.
-        let index = number.wrapping_mul(2_654_435_761).wrapping_add(draw(self.seed, &["address", start])) % SPACE;
-        let index = u32::try_from(index).unwrap_or(0);
-        Ipv4Addr::from((10 << 24) | index).to_string()
     }
 
     /// Describes an instance; `None` where EC2 no longer describes it.
@@ -428,14 +331,7 @@ impl Engine {
     pub fn next_wake(&self, now: UnixMillis) -> Option<UnixMillis> {
         let steps = self.state.instances.values().filter_map(|record| next_step(record, now).map(|(at, _)| at));
         let messages = self.state.queue.values().map(|message| message.sent_at);
-        let events = self.script.events.iter().enumerate().filter_map(|(index, event)| match event.trigger {
-            _ if self.state.fired.contains_key(&event.key(index)) => None,
-            Trigger::At(at) => Some(self.started_at() + at),
-            Trigger::Launch { number, after } => {
-                let launched = self.state.instances.values().find(|record| record.number == number);
-                launched.map(|record| record.launched_at + after)
-            }
-        });
+        let events = scripted_events::due_times(&self.script, &self.state);
         steps.chain(messages).chain(events).filter(|at| *at > now).min()
     }
 
@@ -471,47 +367,14 @@ impl Engine {
     /// The action of the first active event that applies; counts against its limit.
     fn use_event(&mut self, now: UnixMillis, applies: impl Fn(&Event) -> bool) -> Option<Action> {
         let next = self.state.launches + 1;
-        let (key, event) = self.active_events(now, next).find(|(_, event)| applies(event))?;
+        let (key, event) = active(&self.script, &self.state, now, next).find(|(_, event)| applies(event))?;
         let (action, limited) = (event.action, event.count.is_some());
         if limited {
             self.record(JournalEntry::Fired { event: key, times: 1 });
         }
         Some(action)
     }
-
-    /// The events that are active at a time for the launch with a number, below their limit.
-    fn active_events(&self, now: UnixMillis, next_launch: u64) -> impl Iterator<Item = (String, &Event)> {
-        let started = self.started_at();
-        self.script.events.iter().enumerate().filter_map(move |(index, event)| {
-            let is_active = match event.trigger {
-                Trigger::At(at) => {
-                    let from = started + at;
-                    from <= now && event.lasts.is_none_or(|lasts| now < from + lasts)
-                }
-                Trigger::Launch { number, .. } => number == next_launch,
-            };
-            let key = event.key(index);
-            let used = self.state.fired.get(&key).copied().unwrap_or(0);
-            (is_active && event.count.is_none_or(|count| used < count)).then_some((key, event))
-        })
-    }
-}
-
-fn interrupts_on_demand(kind: InstanceEvent, record: &InstanceRecord) -> bool {
-    kind == InstanceEvent::SpotInterruption && record.capacity_type != CapacityType::Spot
-}
-
-fn matches_launch(event: &Event, offering: &Override, request: &LaunchRequest) -> bool {
-    event.selector.matches_offering(&offering.instance_type, &offering.zone, offering.capacity_type)
-        && event.selector.matches_claim(&request.node_claim, &request.node_pool)
-}
-
-fn millis(duration: Duration) -> i64 {
-    i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
 }
 
 #[cfg(test)]
-mod fault_tests;
-
-#[cfg(test)]
-pub(crate) mod tests;
+mod tests;

@@ -2,10 +2,9 @@
 //! exponential backoff, and a launch without capacity is re-planned without the unavailable offerings. No claim is launched twice or
 //! lost, and the time to recovery is bounded.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::HashSet;
 
 use super::*;
-use crate::cloud::simulated::engine::tests::{Simulation, at, offering, request};
 
 const CLAIMS: usize = 50;
 /// First and longest wait after a failure in milliseconds, as in the NodeClaim lifecycle controller.
@@ -74,7 +73,6 @@ fn recovery_millis(script: &str) -> i64 {
     }
     let (listed, _) = retry(end + 600_000, |millis| simulation.engine.list(at(millis)));
     assert!(listed.iter().all(|instance| instance.state == InstanceState::Terminated), "{listed:?}");
-    println!("{script}: the last claim had an instance after {worst} ms");
     worst
 }
 
