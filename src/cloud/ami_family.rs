@@ -1,15 +1,14 @@
-//! AMI families: how an image is booted, and what follows from that for its user data, its volumes and the shape of its
-//! nodes.
+//! AMI families: the bootstrap format of an image, and its consequences for user data, volumes and node resources.
 
 use std::fmt;
 
 use crate::api::Ec2NodeClassSpec;
 use crate::api::node_class::{BlockDevice, BlockDeviceMapping};
 
-/// How an image is booted. Follows from `spec.amiFamily` or an alias ([`AmiFamily::of`]).
+/// The bootstrap format of an image, from `spec.amiFamily` or an alias ([`AmiFamily::of`]).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum AmiFamily {
-    /// Amazon Linux 2; its user data also suits EKS images of Ubuntu.
+    /// Amazon Linux 2; its user data also works with EKS images of Ubuntu.
     Al2,
     /// Amazon Linux 2023, configured by nodeadm.
     Al2023,
@@ -21,18 +20,17 @@ pub enum AmiFamily {
     Windows2022,
     /// Windows Server 2025.
     Windows2025,
-    /// An image that nothing is known of: its user data is the user's alone.
+    /// An unknown image: its user data is the class's, unchanged.
     #[default]
     Custom,
 }
 
-/// Device names of the volumes that families start with.
+/// Device names of default volumes.
 const XVDA: &str = "/dev/xvda";
 const XVDB: &str = "/dev/xvdb";
 const SDA1: &str = "/dev/sda1";
 
 impl AmiFamily {
-    /// Every family.
     pub const ALL: [Self; 7] = [
         Self::Al2,
         Self::Al2023,
@@ -43,8 +41,8 @@ impl AmiFamily {
         Self::Custom,
     ];
 
-    /// The family of a class's images: `amiFamily`, else the alias's, else [`AmiFamily::Custom`]. A name that the
-    /// schema does not know counts as AL2, as it always has for `Ubuntu`.
+    /// The family of a class's images: `amiFamily`, else that of the alias, else [`AmiFamily::Custom`]. A name that is not in the
+    /// schema, as `Ubuntu`, is AL2.
     pub fn of(spec: &Ec2NodeClassSpec) -> Self {
         let name = spec.effective_ami_family();
         Self::ALL.into_iter().find(|family| family.as_str() == name).unwrap_or(Self::Al2)
@@ -78,30 +76,28 @@ impl AmiFamily {
         }
     }
 
-    /// Whether memory is kept for as many pods as the network interfaces allow, whatever `maxPods` says.
+    /// Whether kube-reserved memory follows the number of pods that the network interfaces allow, regardless of `maxPods`.
     pub const fn reserves_memory_by_interfaces(self) -> bool {
         matches!(self, Self::Al2 | Self::Al2023 | Self::Custom)
     }
 
-    /// Whether the image's kubelet can be given `podsPerCore`.
+    /// Whether the image can configure `podsPerCore`.
     pub const fn honors_pods_per_core(self) -> bool {
         !matches!(self, Self::Bottlerocket)
     }
 
-    /// Whether pods get the addresses of network interfaces, so that these bound their number.
+    /// Whether pods use addresses of the network interfaces, which limit their number.
     pub const fn limits_pods_by_interfaces(self) -> bool {
         !self.is_windows()
     }
 
-    /// Whether every field of the class's kubelet configuration reaches the node, not only those that are mapped one by
-    /// one.
-    pub const fn takes_any_kubelet_field(self) -> bool {
+    /// Whether the node gets every field of the class's kubelet configuration, instead of a fixed set of mapped fields.
+    pub const fn passes_all_kubelet_fields(self) -> bool {
         matches!(self, Self::Al2023)
     }
 
-    /// Whether instances of an instance family (as `m7g`) and Kubernetes architecture can run such an image at all:
-    /// AL2023 is not built for the processors of a1, Windows for none of Arm. Nothing is known of
-    /// [`AmiFamily::Custom`].
+    /// Whether an image can boot on an instance family (as `m7g`) and Kubernetes architecture: AL2023 does not support the
+    /// processors of a1, and Windows does not support Arm. [`AmiFamily::Custom`] is assumed to boot.
     pub fn boots_on(self, instance_family: &str, architecture: &str) -> bool {
         match self {
             Self::Al2023 => instance_family != "a1",
@@ -110,7 +106,7 @@ impl AmiFamily {
         }
     }
 
-    /// Device of the volume that holds pods' ephemeral storage; not known of [`AmiFamily::Custom`].
+    /// Device of the volume with the pods' ephemeral storage; unknown for [`AmiFamily::Custom`].
     pub const fn ephemeral_device(self) -> Option<&'static str> {
         match self {
             Self::Al2 | Self::Al2023 => Some(XVDA),
@@ -120,7 +116,7 @@ impl AmiFamily {
         }
     }
 
-    /// Volumes of a class that names none. Empty for [`AmiFamily::Custom`]: the image brings its own.
+    /// Volumes of a class without block device mappings. Empty for [`AmiFamily::Custom`]: the image defines them.
     pub fn default_block_devices(self) -> Vec<BlockDeviceMapping> {
         let volumes: &[(&str, &str)] = match self {
             Self::Al2 | Self::Al2023 => &[(XVDA, "20Gi")],
@@ -154,7 +150,7 @@ mod tests {
     use crate::api::node_class::AmiSelectorTerm;
 
     #[test]
-    fn the_family_is_the_named_one_else_the_aliass_else_custom() {
+    fn the_family_is_named_or_that_of_the_alias_or_custom() {
         for (named, alias, expected) in [
             (None, Some("al2@v20240807"), AmiFamily::Al2),
             (None, Some("al2023@latest"), AmiFamily::Al2023),
@@ -182,8 +178,8 @@ mod tests {
     }
 
     #[test]
-    fn features_are_those_of_the_reference() {
-        // Memory by interfaces, podsPerCore, pods by interfaces, any kubelet field.
+    fn features_match_the_reference() {
+        // Memory by interfaces, podsPerCore, pods by interfaces, all kubelet fields.
         for (family, features) in [
             (AmiFamily::Al2, [true, true, true, false]),
             (AmiFamily::Al2023, [true, true, true, true]),
@@ -197,14 +193,14 @@ mod tests {
                 family.reserves_memory_by_interfaces(),
                 family.honors_pods_per_core(),
                 family.limits_pods_by_interfaces(),
-                family.takes_any_kubelet_field(),
+                family.passes_all_kubelet_fields(),
             ];
             assert_eq!(have, features, "{family}");
         }
     }
 
     #[test]
-    fn the_ephemeral_device_is_one_of_the_default_volumes() {
+    fn the_ephemeral_device_is_the_last_default_volume() {
         for (family, expected) in [
             (AmiFamily::Al2, "/dev/xvda 20Gi"),
             (AmiFamily::Al2023, "/dev/xvda 20Gi"),
@@ -225,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn a1_cannot_run_al2023_and_arm_cannot_run_windows() {
+    fn al2023_does_not_boot_on_a1_nor_windows_on_arm() {
         for (family, instance_family, architecture, expected) in [
             (AmiFamily::Al2023, "a1", "arm64", false),
             (AmiFamily::Al2023, "m7g", "arm64", true),

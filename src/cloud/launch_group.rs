@@ -12,6 +12,7 @@ use crate::api::NodeClaim;
 use crate::cloud::draw::draw;
 use crate::cloud::instance::Instance;
 use crate::model::labels;
+use crate::model::time::UnixMillis;
 
 /// Maximum claims of a launch group, which are the instances of one CreateFleet call.
 pub const MAX_SIZE: usize = 1_000;
@@ -39,9 +40,9 @@ impl LaunchGroup {
     }
 }
 
-/// Writes launch groups on the claims of a plan made at `at_ms`, before they are created. Claims are equal if labels, user
+/// Writes launch groups on the claims of a plan made at `planned_at`, before they are created. Claims are equal if labels, user
 /// annotations, requirements, taints and node class are; requests may differ, because each admitted type satisfies them.
-pub fn mark(claims: &mut [NodeClaim], at_ms: i64) {
+pub fn mark(claims: &mut [NodeClaim], planned_at: UnixMillis) {
     let mut alike: BTreeMap<String, Vec<usize>> = BTreeMap::new();
     for (index, claim) in claims.iter().enumerate() {
         alike.entry(shape(claim)).or_default().push(index);
@@ -49,7 +50,7 @@ pub fn mark(claims: &mut [NodeClaim], at_ms: i64) {
     for (shape, members) in alike {
         for (number, part) in members.chunks(MAX_SIZE).enumerate().filter(|(_, part)| part.len() > 1) {
             let first = claims[part[0]].annotations().get(labels::PLANNED_PODS).cloned().unwrap_or_default();
-            let id = draw(at_ms.unsigned_abs(), &[&shape, &first, &number.to_string()]);
+            let id = draw(planned_at.0.unsigned_abs(), &[&shape, &first, &number.to_string()]);
             for index in part {
                 claims[*index]
                     .annotations_mut()
@@ -102,7 +103,6 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::model::time::UnixMillis;
     use crate::test_support::objects;
 
     fn claim(pods: &str, zone: &str, requests: &serde_json::Value) -> NodeClaim {
@@ -120,7 +120,7 @@ mod tests {
             claim("c", "z1", &json!({"cpu": "2", "memory": "1Gi"})),
             claim("d", "z1", &json!({"cpu": "1", "vpc.amazonaws.com/efa": "1"})),
         ];
-        mark(&mut claims, 1);
+        mark(&mut claims, UnixMillis(1));
         let groups = claims.each_ref().map(LaunchGroup::of);
         assert_eq!((groups[0].size, &groups[0]), (2, &groups[2]));
         assert_eq!(groups[1], LaunchGroup { id: "uid-b".into(), size: 1 }, "alone in its zone");
@@ -129,16 +129,16 @@ mod tests {
 
     #[test]
     fn no_two_plans_share_a_group_and_none_is_larger_than_a_call() {
-        let id = |pods: &str, at_ms: i64| {
+        let id = |pods: &str, planned_at: i64| {
             let mut claims = [claim(pods, "z", &json!({})), claim("other", "z", &json!({}))];
-            mark(&mut claims, at_ms);
+            mark(&mut claims, UnixMillis(planned_at));
             LaunchGroup::of(&claims[0]).id
         };
         assert_eq!(id("a", 1), id("a", 1));
         assert_ne!(id("a", 1), id("a", 2));
         assert_ne!(id("a", 1), id("b", 1));
         let mut many = vec![claim("a", "z", &json!({})); MAX_SIZE + 2];
-        mark(&mut many, 1);
+        mark(&mut many, UnixMillis(1));
         assert_eq!((LaunchGroup::of(&many[0]).size, LaunchGroup::of(&many[MAX_SIZE]).size), (MAX_SIZE, 2));
     }
 

@@ -10,6 +10,9 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use crate::model::quantity::{QuantityError, parse_amount};
 use crate::model::units::{Bytes, Millicores};
 
+/// Elastic Fabric Adapter interfaces. An instance has them only if its launch requests them.
+pub const EFA: &str = "vpc.amazonaws.com/efa";
+
 /// Extended resources that the instance type determines. Others are unknown until a device plugin reports them.
 const OF_TYPES: [&str; 8] = [
     "amd.com/gpu",
@@ -18,7 +21,7 @@ const OF_TYPES: [&str; 8] = [
     "habana.ai/gaudi",
     "nvidia.com/gpu",
     "vpc.amazonaws.com/PrivateIPv4Address",
-    "vpc.amazonaws.com/efa",
+    EFA,
     "vpc.amazonaws.com/pod-eni",
 ];
 

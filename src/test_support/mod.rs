@@ -1,9 +1,10 @@
-//! What several test modules share: a Kubernetes API server in memory, a scripted cloud, test objects, and a harness that runs one
+//! What several test modules share: a Kubernetes API server and AWS endpoints in memory, a scripted cloud, test objects, and a harness that runs one
 //! write path under every failure. No assertion about a single controller belongs here.
 
 pub mod cloud;
 mod cluster_state;
 pub mod failures;
+pub mod fake_aws;
 pub mod kubernetes;
 pub mod objects;
 pub(crate) mod plan_stages;

@@ -14,7 +14,7 @@ use crate::api::{Ec2NodeClass, NodePool};
 use crate::cli::aws::AwsArgs;
 use crate::cli::manifests::Input;
 use crate::cloud::ec2::Clients;
-use crate::cloud::ec2::aws::client::Instead;
+use crate::cloud::ec2::aws::client::ClientOverrides;
 use crate::cloud::ec2::preflight;
 use crate::cloud::ec2::preflight::{CheckResult, ClassSource};
 use crate::planner::input::default_spread::DefaultSpread;
@@ -89,8 +89,8 @@ async fn check(args: &PreflightArgs, out: &mut dyn Write) -> anyhow::Result<u8> 
         let config = kube::Config::infer().await.ok();
         (config.and_then(|config| kube::Client::try_from(config).ok()), classes, pools, ClassSource::Files)
     };
-    let instead = Instead { region: args.region.clone(), role: args.role.clone(), attempts: Some(ATTEMPTS) };
-    let clients = Clients::connect(instead).await?;
+    let overrides = ClientOverrides { region: args.region.clone(), role: args.role.clone(), attempts: Some(ATTEMPTS) };
+    let clients = Clients::connect(overrides).await?;
     let findings = Box::pin(preflight::check(&clients, &options, kube.as_ref(), origin, &classes, &pools)).await;
     match args.output {
         Output::Table => report::table(&findings, out),

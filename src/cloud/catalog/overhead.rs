@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::cloud::catalog::raw::RawInstanceType;
 use crate::cloud::catalog::settings::{NodeSettings, Threshold};
-use crate::model::resources::Resources;
+use crate::model::resources::{EFA, Resources};
 use crate::model::units::{Bytes, Millicores};
 
 /// Bytes of a MiB.
@@ -147,7 +147,7 @@ fn extended(entry: &RawInstanceType, settings: &NodeSettings) -> BTreeMap<Arc<st
         ("habana.ai/gaudi", gpus("Habana")),
         ("aws.amazon.com/neuron", neuron),
         ("aws.amazon.com/neuroncore", cores),
-        ("vpc.amazonaws.com/efa", settings.efa_only.map_or(entry.efa, |list| list.total)),
+        (EFA, settings.efa_only.map_or(entry.efa, |list| list.total)),
         ("vpc.amazonaws.com/pod-eni", entry.branch_enis),
         ("vpc.amazonaws.com/PrivateIPv4Address", addresses),
     ];

@@ -290,8 +290,8 @@ fn problem_of(entry: &RawInstanceType, zones: &BTreeSet<&str>) -> Option<String>
     {
         return Some(format!("onDemandUsdPerHour is {}, expected 0 or more", price.usd()));
     }
-    let stranger = entry.zones.iter().find(|zone| !zones.contains(zone.as_str()))?;
-    Some(format!("zone {stranger} is not one of the catalog's zones"))
+    let unknown = entry.zones.iter().find(|zone| !zones.contains(zone.as_str()))?;
+    Some(format!("zone {unknown} is not one of the catalog's zones"))
 }
 
 impl RawCatalog {
@@ -303,7 +303,7 @@ impl RawCatalog {
 }
 
 impl RawInstanceType {
-    /// What makes it impossible, if anything; `zones` are those of the region.
+    /// The reason why the entry is invalid, if it is; `zones` are the zones of the region.
     pub fn problem(&self, zones: &BTreeSet<&str>) -> Option<String> {
         problem_of(self, zones)
     }

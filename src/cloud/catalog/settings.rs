@@ -66,7 +66,6 @@ pub struct EfaOnly {
 /// with equal settings have equal catalogs.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodeSettings {
-    /// How the image is booted.
     pub family: AmiFamily,
     /// Size of the volume for pods' ephemeral storage.
     pub volume_bytes: Bytes,

@@ -59,7 +59,7 @@ async fn messages_go_through_the_queue() {
     let clients = Clients::from_environment().await.unwrap();
     let name = format!("stowage-test-{}", crate::clock::now().0);
     let queue = Queue::new(clients.sqs.clone(), &name);
-    assert!(queue.receive(|| crate::clock::now().0).await.is_err(), "there is no such queue yet");
+    assert!(queue.receive(crate::clock::now).await.is_err(), "there is no such queue yet");
     let url = clients.sqs.create_queue().queue_name(&name).send().await.unwrap().queue_url.unwrap();
     let event = |kind: &str, detail: serde_json::Value| {
         let source = if kind.starts_with("AWS") { "aws.health" } else { "aws.ec2" };
@@ -78,7 +78,7 @@ async fn messages_go_through_the_queue() {
     let mut events = Vec::new();
     for _ in 0..5 {
         if events.len() < 3 || queue.counts().deleted < 1 {
-            events.extend(queue.receive(|| crate::clock::now().0).await.unwrap());
+            events.extend(queue.receive(crate::clock::now).await.unwrap());
         }
     }
     events.sort_by(|a, b| a.instance_id.cmp(&b.instance_id));
@@ -97,7 +97,7 @@ async fn messages_go_through_the_queue() {
 async fn statuses_and_offerings_are_read() {
     let clients = Clients::from_environment().await.unwrap();
     let statuses = status_checks::describe_statuses(&clients.ec2).await.unwrap();
-    assert_eq!(status_checks::unhealthy(&statuses, crate::clock::now().0), []);
+    assert_eq!(status_checks::unhealthy(&statuses, crate::clock::now()), []);
     let zones = instance_types::zones_by_type(&instance_types::describe_offerings(&clients.ec2).await.unwrap());
     assert!(zones["m5.large"].contains("us-east-1a"));
 }

@@ -25,13 +25,10 @@ use crate::decisions::disruption::reason::DisruptionReason;
 use crate::model::labels;
 use crate::model::offering::{Catalog, InstanceType, OFFERING_LABELS, Offering};
 use crate::model::requirement::Requirements;
-use crate::model::resources::Resources;
+use crate::model::resources::{EFA, Resources};
 use crate::model::time::UnixMillis;
 use crate::model::units::MicroUsd;
 use crate::state::object_ext::{NodeClaimExt, ObjectExt};
-
-/// Resource name of EFA interfaces, which an instance has only when it is launched with them.
-const EFA: &str = "vpc.amazonaws.com/efa";
 
 /// Longest message of an unclassified failure (Karpenter core reference 5.2).
 const MAX_MESSAGE_BYTES: usize = 300;

@@ -89,7 +89,7 @@ impl PlanWriter<'_> {
             nodes.push(node);
             claims.push(claim_of(&ready.pool, node, self.snapshot, hold_until));
         }
-        launch_group::mark(&mut claims, hold_until.0);
+        launch_group::mark(&mut claims, hold_until);
         let api: Api<NodeClaim> = Api::all(ctx.client.clone());
         let creations = nodes.into_iter().zip(claims).map(|(node, claim)| {
             let api = api.clone();

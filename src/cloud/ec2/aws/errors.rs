@@ -1,4 +1,4 @@
-//! What an AWS error means, from its code.
+//! Classification of AWS errors by their code.
 
 use std::error::Error;
 use std::fmt;
@@ -6,33 +6,30 @@ use std::fmt;
 use aws_sdk_ec2::config::http::HttpResponse;
 use aws_sdk_ec2::error::{ProvideErrorMetadata, SdkError};
 
-/// What can be done about an error.
+/// The meaning of an error to a caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
-    /// What was named isn't there.
+    /// A resource of the request does not exist.
     NotFound,
-    /// A launch template that was named isn't there: deleted behind our back.
-    LaunchTemplateGone,
-    /// It is there already.
+    /// The launch template of the request does not exist: deleted externally.
+    LaunchTemplateNotFound,
     AlreadyExists,
-    /// EC2 has no capacity of that kind, or the account may have no more of it.
+    /// EC2 has no such capacity, or a quota of the account is exhausted.
     Unfulfillable,
-    /// The account has no role for spot instances and may not make it.
+    /// The account has no service-linked role for spot instances, and the caller may not create it.
     NoSpotRole,
-    /// A dry run says that the call would have worked.
+    /// A dry run succeeded.
     DryRunOk,
-    /// Not permitted.
     Unauthorized,
-    /// Too many calls.
     Throttled,
-    /// The token of this call was used with other parameters.
+    /// The client token was used before with other parameters.
     TokenReused,
     /// The service failed.
     Server,
-    /// No answer: whether the call had an effect is not known.
-    Unanswered,
-    /// Anything else: the request is wrong.
-    Refused,
+    /// No response: the effect of the call is unknown.
+    NoResponse,
+    /// Any other error: the request is invalid.
+    Rejected,
 }
 
 /// The class of an error code.
@@ -47,7 +44,9 @@ pub fn class_of(code: &str) -> Class {
         | "MaxFleetCountExceeded"
         | "ReservationCapacityExceeded" => Class::Unfulfillable,
         "AuthFailure.ServiceLinkedRoleCreationNotPermitted" => Class::NoSpotRole,
-        "InvalidLaunchTemplateName.NotFoundException" | "InvalidLaunchTemplateId.NotFound" => Class::LaunchTemplateGone,
+        "InvalidLaunchTemplateName.NotFoundException" | "InvalidLaunchTemplateId.NotFound" => {
+            Class::LaunchTemplateNotFound
+        }
         "InvalidCapacityReservationId.NotFound"
         | "InvalidCapacityReservationId.Malformed"
         | "InvalidInstanceID.NotFound"
@@ -75,20 +74,18 @@ pub fn class_of(code: &str) -> Class {
         | "BandwidthLimitExceeded"
         | "ResourceCountLimitExceeded" => Class::Throttled,
         "InternalError" | "InternalFailure" | "ServerInternal" | "ServiceUnavailable" | "Unavailable" => Class::Server,
-        _ => Class::Refused,
+        _ => Class::Rejected,
     }
 }
 
 /// A call that failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ApiError {
-    /// What was called, as `ec2:CreateFleet`.
+    /// The IAM action of the call, as `ec2:CreateFleet`.
     pub action: &'static str,
-    /// The service's code; empty where there was no answer.
+    /// The error code; empty without one, as without a response.
     pub code: String,
-    /// The service's message.
     pub message: String,
-    /// What it means.
     pub class: Class,
 }
 
@@ -102,7 +99,7 @@ impl fmt::Display for ApiError {
 impl Error for ApiError {}
 
 impl ApiError {
-    /// Reads an error of the SDK. Made for `map_err`.
+    /// Converts an SDK error; for `map_err`.
     pub fn of<E>(action: &'static str) -> impl Fn(SdkError<E, HttpResponse>) -> Self
     where
         E: ProvideErrorMetadata + Error + 'static,
@@ -113,7 +110,7 @@ impl ApiError {
                 && let Some(code) = service.code()
             {
                 let class = match class_of(code) {
-                    Class::Refused if status.is_some_and(|status| status >= 500) => Class::Server,
+                    Class::Rejected if status.is_some_and(|status| status >= 500) => Class::Server,
                     class => class,
                 };
                 let message = service.message().unwrap_or_default().to_owned();
@@ -123,31 +120,31 @@ impl ApiError {
                 Some(status) if status >= 500 => Class::Server,
                 Some(429) => Class::Throttled,
                 Some(403) => Class::Unauthorized,
-                Some(status) if status >= 300 => Class::Refused,
-                // An answer that broke off or can't be read: the call may have had its effect.
-                Some(_) | None => Class::Unanswered,
+                Some(status) if status >= 300 => Class::Rejected,
+                // A truncated or unreadable response: the call may have succeeded.
+                Some(_) | None => Class::NoResponse,
             };
             Self { action, code: String::new(), message: with_causes(&error), class }
         }
     }
 
-    /// A call that was not made, where an answer is wanted.
-    pub fn unasked(action: &'static str) -> Self {
-        Self { action, code: String::new(), message: "not asked".into(), class: Class::Unanswered }
+    /// The error of a call that was not made.
+    pub fn not_called(action: &'static str) -> Self {
+        Self { action, code: String::new(), message: "not asked".into(), class: Class::NoResponse }
     }
 
-    /// Whether trying again later may help by itself.
-    pub fn is_passing(&self) -> bool {
-        matches!(self.class, Class::Throttled | Class::Server | Class::Unanswered)
+    /// Whether a later retry may succeed.
+    pub fn is_transient(&self) -> bool {
+        matches!(self.class, Class::Throttled | Class::Server | Class::NoResponse)
     }
 
-    /// The reason for people and metrics: see [`reason`].
+    /// The reason in conditions and metrics: see [`reason`].
     pub fn reason(&self) -> &'static str {
         reason(&self.to_string())
     }
 }
 
-/// An error and its causes. The SDK's own display adds the error as it is in memory, answers included.
+/// An error and its causes. The SDK's error chain formatter also prints the raw response.
 fn with_causes(error: &dyn Error) -> String {
     let causes = std::iter::successors(error.source(), |&cause| cause.source());
     causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
@@ -163,8 +160,7 @@ impl From<ApiError> for crate::cloud::CloudError {
     }
 }
 
-/// Why a launch failed, in a word: the reasons that Karpenter writes into the Launched condition, tested in its order on the
-/// error's text.
+/// The reason of a failed launch: Karpenter's reasons in the Launched condition, matched on the error text in Karpenter's order.
 pub fn reason(text: &str) -> &'static str {
     let has = |part: &str| text.contains(part);
     if has("AuthFailure.ServiceLinkedRoleCreationNotPermitted") {
@@ -197,16 +193,16 @@ pub fn reason(text: &str) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cloud::ec2::aws::client::wire;
+    use crate::test_support::fake_aws;
 
     #[test]
-    fn codes_are_classed() {
+    fn codes_are_classified() {
         for (code, class) in [
             ("InsufficientInstanceCapacity", Class::Unfulfillable),
             ("MaxFleetCountExceeded", Class::Unfulfillable),
             ("Unsupported", Class::Unfulfillable),
             ("AuthFailure.ServiceLinkedRoleCreationNotPermitted", Class::NoSpotRole),
-            ("InvalidLaunchTemplateName.NotFoundException", Class::LaunchTemplateGone),
+            ("InvalidLaunchTemplateName.NotFoundException", Class::LaunchTemplateNotFound),
             ("InvalidInstanceID.NotFound", Class::NotFound),
             ("NoSuchEntity", Class::NotFound),
             ("EntityAlreadyExists", Class::AlreadyExists),
@@ -215,14 +211,14 @@ mod tests {
             ("RequestLimitExceeded", Class::Throttled),
             ("IdempotentParameterMismatch", Class::TokenReused),
             ("InternalError", Class::Server),
-            ("InvalidParameterValue", Class::Refused),
+            ("InvalidParameterValue", Class::Rejected),
         ] {
             assert_eq!(class_of(code), class, "{code}");
         }
     }
 
     #[test]
-    fn reasons_are_karpenters_and_tested_in_its_order() {
+    fn reasons_are_karpenters_and_matched_in_its_order() {
         for (text, expected) in [
             ("AuthFailure.ServiceLinkedRoleCreationNotPermitted: no", "SpotSLRCreationFailed"),
             ("UnauthorizedOperation: denied", "Unauthorized"),
@@ -239,19 +235,19 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn errors_on_the_wire_are_read() {
-        let ask = async |answer: Option<(u16, String)>| {
-            let (clients, _) = wire::clients(Box::new(move |_| answer.clone()));
+    async fn sdk_errors_are_classified() {
+        let call = async |response: Option<(u16, String)>| {
+            let (clients, _) = fake_aws::clients(Box::new(move |_| response.clone()));
             let error = clients.ec2.describe_subnets().send().await.unwrap_err();
             ApiError::of("ec2:DescribeSubnets")(error)
         };
-        let error = ask(wire::refusal("UnauthorizedOperation", "You are not")).await;
+        let error = call(fake_aws::error("UnauthorizedOperation", "You are not")).await;
         assert_eq!(error.class, Class::Unauthorized);
         assert_eq!(error.to_string(), "ec2:DescribeSubnets: UnauthorizedOperation: You are not");
-        assert_eq!(ask(wire::refusal("RequestLimitExceeded", "slow")).await.class, Class::Throttled);
-        assert_eq!(ask(Some((503, "<html>".into()))).await.class, Class::Server);
-        let error = ask(None).await;
-        assert_eq!((error.class, error.is_passing()), (Class::Unanswered, true));
-        assert_eq!(error.message, "dispatch failure: timeout: no answer", "the causes, and no innards of the SDK");
+        assert_eq!(call(fake_aws::error("RequestLimitExceeded", "slow")).await.class, Class::Throttled);
+        assert_eq!(call(Some((503, "<html>".into()))).await.class, Class::Server);
+        let error = call(None).await;
+        assert_eq!((error.class, error.is_transient()), (Class::NoResponse, true));
+        assert_eq!(error.message, "dispatch failure: timeout: no answer", "the causes without the raw response");
     }
 }

@@ -5,3 +5,4 @@ pub mod client;
 pub mod errors;
 pub mod filters;
 pub mod rate_limit;
+pub(crate) mod rate_limited_http;

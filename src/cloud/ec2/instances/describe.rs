@@ -267,7 +267,7 @@ async fn terminate_all(clients: Clients, ids: Vec<String>) -> HashMap<String, Re
     let mut out: HashMap<String, Result<bool, ApiError>> = HashMap::new();
     match terminate(&clients, ids.clone()).await {
         Ok(going) => out.extend(going.into_iter().map(|id| (id, Ok(true)))),
-        Err(error) if error.is_passing() || ids.len() == 1 => {
+        Err(error) if error.is_transient() || ids.len() == 1 => {
             let answer = if error.class == Class::NotFound { Ok(false) } else { Err(error) };
             return ids.into_iter().map(|id| (id, answer.clone())).collect();
         }

@@ -1,6 +1,7 @@
 //! Status checks and scheduled events of instances, from DescribeInstanceStatus.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use aws_sdk_ec2::Client;
 use aws_sdk_ec2::types::{Filter, InstanceStatus, InstanceStatusSummary, StatusType};
@@ -8,47 +9,48 @@ use aws_sdk_ec2::types::{Filter, InstanceStatus, InstanceStatusSummary, StatusTy
 use crate::cloud::ec2::aws::errors::ApiError;
 use crate::cloud::ec2::aws::filters::filter;
 use crate::model::instance_health::{Category, Unhealthy};
+use crate::model::time::UnixMillis;
 
 const STATUS: &str = "ec2:DescribeInstanceStatus";
-/// Time in milliseconds that a check must have failed to count.
-const TOLERATED_MS: i64 = 120_000;
+/// Time that a check must have failed to count.
+const TOLERATED: Duration = Duration::from_mins(2);
 /// Codes of scheduled events that stop, reboot or retire an instance.
 const EVENT_CODES: [&str; 5] =
     ["instance-reboot", "system-reboot", "system-maintenance", "instance-retirement", "instance-stop"];
 /// Prefixes of descriptions of finished events, which EC2 returns for days.
-const OVER: [&str; 2] = ["[Completed]", "[Canceled]"];
+const FINISHED: [&str; 2] = ["[Completed]", "[Canceled]"];
 
 /// The unhealthy instances, by id, without duplicates. A failed check counts after two minutes, and not without a start time, because
 /// the response is a forced termination. A scheduled event counts at once, until it is finished. Checks of attached volumes are
 /// ignored.
-pub fn unhealthy(statuses: &[InstanceStatus], now_ms: i64) -> Vec<Unhealthy> {
+pub fn unhealthy(statuses: &[InstanceStatus], now: UnixMillis) -> Vec<Unhealthy> {
     let mut found: BTreeMap<&str, BTreeSet<Category>> = BTreeMap::new();
     for status in statuses {
         let Some(id) = status.instance_id() else { continue };
-        let mut note = |wrong: bool, category| {
-            if wrong {
+        let mut report = |is_unhealthy: bool, category| {
+            if is_unhealthy {
                 found.entry(id).or_default().insert(category);
             }
         };
-        note(failed(status.instance_status(), now_ms), Category::InstanceStatus);
-        note(failed(status.system_status(), now_ms), Category::SystemStatus);
-        let ahead = status.events().iter().any(|event| {
+        report(failed(status.instance_status(), now), Category::InstanceStatus);
+        report(failed(status.system_status(), now), Category::SystemStatus);
+        let is_scheduled = status.events().iter().any(|event| {
             let known = event.code().is_some_and(|code| EVENT_CODES.contains(&code.as_str()));
             let text = event.description().unwrap_or_default().trim_start();
-            known && !OVER.iter().any(|prefix| text.starts_with(prefix))
+            known && !FINISHED.iter().any(|prefix| text.starts_with(prefix))
         });
-        note(ahead, Category::EventStatus);
+        report(is_scheduled, Category::EventStatus);
     }
     let one = |(id, categories): (&str, _)| Unhealthy { instance_id: id.to_owned(), categories };
     found.into_iter().map(one).collect()
 }
 
-fn failed(summary: Option<&InstanceStatusSummary>, now_ms: i64) -> bool {
+fn failed(summary: Option<&InstanceStatusSummary>, now: UnixMillis) -> bool {
     let details = summary.map(InstanceStatusSummary::details).unwrap_or_default();
     details.iter().any(|detail| {
-        let since = detail.impaired_since().and_then(|since| since.to_millis().ok());
+        let since = detail.impaired_since().and_then(|since| since.to_millis().ok()).map(UnixMillis);
         detail.status() == Some(&StatusType::Failed)
-            && since.is_some_and(|since| now_ms.saturating_sub(since) >= TOLERATED_MS)
+            && since.is_some_and(|since| now.saturating_since(since) >= TOLERATED)
     })
 }
 

@@ -254,5 +254,5 @@ fn parse(provider_id: &str) -> Result<&str, CloudError> {
 }
 
 fn unanswered(action: &'static str) -> ApiError {
-    ApiError::unasked(action)
+    ApiError::not_called(action)
 }

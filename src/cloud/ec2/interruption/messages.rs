@@ -5,10 +5,10 @@
 
 use std::collections::BTreeSet;
 
-use k8s_openapi::jiff::Timestamp;
 use serde::Deserialize;
 
 use crate::cloud::MessageKind;
+use crate::model::time::UnixMillis;
 
 /// Maximum body in bytes, the former limit of SQS; events have a few kilobytes.
 const LARGEST_BODY: usize = 256 << 10;
@@ -65,8 +65,8 @@ pub struct Event {
     pub kind: EventKind,
     /// The instances; never empty, without duplicates.
     pub instances: Vec<String>,
-    /// Time of the event by AWS's clock, milliseconds since the epoch; `None` if absent.
-    pub at_ms: Option<i64>,
+    /// Time of the event by AWS's clock; `None` if absent.
+    pub at: Option<UnixMillis>,
 }
 
 /// Why a message is deleted without effect.
@@ -159,8 +159,8 @@ pub fn parse(body: &str) -> Result<Event, Dropped> {
     if instances.is_empty() {
         return Err(Dropped::Malformed);
     }
-    let at_ms = envelope.time.and_then(|time| time.parse::<Timestamp>().ok()).map(Timestamp::as_millisecond);
-    Ok(Event { kind, instances: instances.into_iter().collect(), at_ms })
+    let at = envelope.time.and_then(|time| UnixMillis::parse_rfc3339(&time));
+    Ok(Event { kind, instances: instances.into_iter().collect(), at })
 }
 
 /// The kind of an event by its details; `None` if no action is needed.

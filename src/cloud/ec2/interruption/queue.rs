@@ -43,14 +43,14 @@ pub struct Received {
     pub kind: EventKind,
     /// The instance.
     pub instance_id: String,
-    /// Time of the event by this machine's clock, milliseconds since the epoch.
-    pub at_ms: i64,
+    /// Time of the event by this machine's clock.
+    pub at: UnixMillis,
 }
 
 impl From<Received> for Message {
     fn from(received: Received) -> Self {
         let kind = received.kind.message_kind();
-        Self { receipt: received.receipt, kind, instance_id: received.instance_id, at: UnixMillis(received.at_ms) }
+        Self { receipt: received.receipt, kind, instance_id: received.instance_id, at: received.at }
     }
 }
 
@@ -91,7 +91,7 @@ impl Queue {
     ///
     /// # Errors
     /// The queue does not exist or cannot be read. The next call resolves it again.
-    pub async fn receive(&self, clock: impl Fn() -> i64) -> Result<Vec<Received>, ApiError> {
+    pub async fn receive(&self, clock: impl Fn() -> UnixMillis) -> Result<Vec<Received>, ApiError> {
         let url = self.url().await?;
         let timeouts = TimeoutConfig::builder().operation_timeout(POLL_TIMEOUT).build();
         let answer = self
@@ -120,7 +120,7 @@ impl Queue {
                 return Err(error);
             }
         };
-        let (events, dropped) = self.state().take_in(messages, clock());
+        let (events, dropped) = self.state().receive(messages, clock());
         // The events wait for this call, which is one round trip with a short timeout.
         if let Err(error) = self.delete_messages(&dropped).await {
             warn!(%error, "could not delete messages without effect, they will be received again");
@@ -136,7 +136,7 @@ impl Queue {
     pub async fn delete(&self, receipts: &[String]) -> Result<(), ApiError> {
         let handles: Vec<String> = {
             let mut state = self.state();
-            receipts.iter().filter_map(|receipt| state.receipts.hand_in(receipt)).collect()
+            receipts.iter().filter_map(|receipt| state.receipts.redeem(receipt)).collect()
         };
         self.delete_messages(&handles).await
     }
@@ -157,10 +157,10 @@ impl Queue {
             let call = self.client.delete_message_batch().queue_url(url).set_entries(Some(entries)).customize();
             let call = call.config_override(Builder::default().timeout_config(timeouts));
             let answer = call.send().await.map_err(ApiError::of(DELETE))?;
-            for kept in answer.failed() {
+            for failure in answer.failed() {
                 warn!(
-                    code = kept.code(),
-                    error = kept.message(),
+                    code = failure.code(),
+                    error = failure.message(),
                     "could not delete message, it will be received again"
                 );
             }
@@ -195,7 +195,7 @@ impl Queue {
 
 impl State {
     /// Reads a batch: the events in it, and the handles of messages to delete at once.
-    fn take_in(&mut self, batch: Vec<SqsMessage>, now_ms: i64) -> (Vec<Received>, Vec<String>) {
+    fn receive(&mut self, batch: Vec<SqsMessage>, now: UnixMillis) -> (Vec<Received>, Vec<String>) {
         let (mut events, mut dropped) = (Vec::new(), Vec::new());
         for message in batch {
             // Without a handle the message can be neither deleted nor identified.
@@ -204,8 +204,8 @@ impl State {
                 Ok(event) => {
                     self.count(event.kind.label());
                     let times = Times::of(message.attributes.as_ref());
-                    let at_ms = self.skew.local_time(event.at_ms, &times, now_ms);
-                    events.extend(self.events(&handle, event, at_ms, now_ms));
+                    let at = self.skew.local_time(event.at, &times, now);
+                    events.extend(self.events(&handle, event, at, now));
                 }
                 Err(why) => {
                     self.count(why.label());
@@ -217,9 +217,9 @@ impl State {
         (events, dropped)
     }
 
-    fn events(&mut self, handle: &str, event: Event, at_ms: i64, now_ms: i64) -> Vec<Received> {
-        let receipts = self.receipts.issue(handle, event.instances.len(), now_ms);
-        let one = |(receipt, instance_id)| Received { receipt, kind: event.kind, instance_id, at_ms };
+    fn events(&mut self, handle: &str, event: Event, at: UnixMillis, now: UnixMillis) -> Vec<Received> {
+        let receipts = self.receipts.issue(handle, event.instances.len(), now);
+        let one = |(receipt, instance_id)| Received { receipt, kind: event.kind, instance_id, at };
         receipts.into_iter().zip(event.instances).map(one).collect()
     }
 
@@ -232,16 +232,16 @@ fn log_dropped(why: Dropped, message: &str) {
     match why {
         Dropped::Irrelevant | Dropped::Unknown => debug!(message, ?why, "message without effect"),
         Dropped::Empty | Dropped::TooLarge | Dropped::Malformed => {
-            warn!(message, ?why, "message that can't be read is deleted");
+            warn!(message, ?why, "deleting unreadable message");
         }
     }
 }
 
-/// Timestamps of a message, milliseconds since the epoch by SQS's clock.
+/// Timestamps of a message by SQS's clock.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Times {
-    sent: Option<i64>,
-    first_received: Option<i64>,
+    sent: Option<UnixMillis>,
+    first_received: Option<UnixMillis>,
     /// Whether this is the first receipt.
     is_first: bool,
 }
@@ -250,8 +250,8 @@ impl Times {
     fn of(attributes: Option<&HashMap<Attribute, String>>) -> Self {
         let number = |name| attributes.and_then(|all| all.get(&name)).and_then(|text| text.parse::<i64>().ok());
         Self {
-            sent: number(Attribute::SentTimestamp),
-            first_received: number(Attribute::ApproximateFirstReceiveTimestamp),
+            sent: number(Attribute::SentTimestamp).map(UnixMillis),
+            first_received: number(Attribute::ApproximateFirstReceiveTimestamp).map(UnixMillis),
             is_first: number(Attribute::ApproximateReceiveCount) == Some(1),
         }
     }
@@ -260,19 +260,20 @@ impl Times {
 /// Offset of this machine's clock from AWS's, measured at the last message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Skew {
-    ahead_ms: i64,
+    /// Milliseconds, negative if this machine's clock is behind: [`Duration`] has no sign.
+    ahead_millis: i64,
 }
 
 impl Skew {
     /// The time of an event by this machine's clock, never later than now. A message received for the first time shows the offset
     /// of the clocks: SQS's time of the receipt is now. An event without a time is dated when the message was sent.
-    fn local_time(&mut self, event_ms: Option<i64>, times: &Times, now_ms: i64) -> i64 {
+    fn local_time(&mut self, event: Option<UnixMillis>, times: &Times, now: UnixMillis) -> UnixMillis {
         if let (Some(received), true) = (times.first_received, times.is_first) {
-            self.ahead_ms = now_ms.saturating_sub(received);
+            self.ahead_millis = now.0.saturating_sub(received.0);
         }
-        match event_ms.or(times.sent) {
-            Some(at) => at.saturating_add(self.ahead_ms).min(now_ms),
-            None => now_ms,
+        match event.or(times.sent) {
+            Some(at) => UnixMillis(at.0.saturating_add(self.ahead_millis)).min(now),
+            None => now,
         }
     }
 }

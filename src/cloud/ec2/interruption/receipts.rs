@@ -1,16 +1,19 @@
 //! Receipts of messages that name several instances: such a message is deleted once the last of them is handled.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use crate::model::time::UnixMillis;
 
 /// Between SQS's receipt handle and the number of the instance. Handles are base64, which has no such character.
 const SEPARATOR: char = '#';
-/// Age in milliseconds at which receipts of a message are dropped: its handle has long been replaced.
-const WORTHLESS_MS: i64 = 600_000;
+/// Age at which receipts of a message are dropped: a later receipt has long replaced its handle.
+const RETENTION: Duration = Duration::from_mins(10);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Open {
     unhandled: BTreeSet<usize>,
-    since_ms: i64,
+    issued_at: UnixMillis,
 }
 
 /// Messages with several instances that are not all handled yet, by handle.
@@ -21,18 +24,18 @@ pub struct Receipts {
 
 impl Receipts {
     /// Receipts for the instances of a message, in order. That of a single instance is the handle itself.
-    pub fn issue(&mut self, handle: &str, instances: usize, now_ms: i64) -> Vec<String> {
-        self.open.retain(|_, open| now_ms.saturating_sub(open.since_ms) < WORTHLESS_MS);
+    pub fn issue(&mut self, handle: &str, instances: usize, now: UnixMillis) -> Vec<String> {
+        self.open.retain(|_, open| now.saturating_since(open.issued_at) < RETENTION);
         if instances < 2 {
             return vec![handle.to_owned(); instances];
         }
-        self.open.insert(handle.to_owned(), Open { unhandled: (0..instances).collect(), since_ms: now_ms });
+        self.open.insert(handle.to_owned(), Open { unhandled: (0..instances).collect(), issued_at: now });
         (0..instances).map(|index| format!("{handle}{SEPARATOR}{index}")).collect()
     }
 
     /// Redeems the receipt of a handled instance: returns the handle of the message to delete if all its instances are handled. A
     /// receipt that is redeemed twice, or is too old, has no effect: a message that still exists is received again.
-    pub fn hand_in(&mut self, receipt: &str) -> Option<String> {
+    pub fn redeem(&mut self, receipt: &str) -> Option<String> {
         let Some((handle, index)) = receipt.rsplit_once(SEPARATOR) else {
             return Some(receipt.to_owned());
         };
@@ -54,33 +57,33 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_message_of_one_instance_is_deleted_by_its_handle() {
+    fn the_receipt_of_a_single_instance_is_the_handle() {
         let mut receipts = Receipts::default();
-        assert_eq!(receipts.issue("h", 1, 0), ["h"]);
-        assert_eq!(receipts.hand_in("h"), Some("h".into()));
+        assert_eq!(receipts.issue("h", 1, UnixMillis(0)), ["h"]);
+        assert_eq!(receipts.redeem("h"), Some("h".into()));
         assert_eq!(receipts, Receipts::default());
     }
 
     #[test]
-    fn a_message_of_several_is_deleted_once_the_last_is_handled() {
+    fn a_message_of_several_instances_is_deleted_after_the_last_is_handled() {
         let mut receipts = Receipts::default();
-        assert_eq!(receipts.issue("h", 3, 0), ["h#0", "h#1", "h#2"]);
-        assert_eq!(receipts.hand_in("h#1"), None);
-        assert_eq!(receipts.hand_in("h#1"), None);
-        assert_eq!(receipts.hand_in("h#nonsense"), None);
-        assert_eq!(receipts.hand_in("h#0"), None);
-        assert_eq!(receipts.hand_in("h#2"), Some("h".into()));
-        assert_eq!(receipts.hand_in("h#2"), Some("h".into()), "a failed delete may be tried again");
+        assert_eq!(receipts.issue("h", 3, UnixMillis(0)), ["h#0", "h#1", "h#2"]);
+        assert_eq!(receipts.redeem("h#1"), None);
+        assert_eq!(receipts.redeem("h#1"), None);
+        assert_eq!(receipts.redeem("h#nonsense"), None);
+        assert_eq!(receipts.redeem("h#0"), None);
+        assert_eq!(receipts.redeem("h#2"), Some("h".into()));
+        assert_eq!(receipts.redeem("h#2"), Some("h".into()), "a failed delete can be repeated");
         receipts.deleted("h");
-        assert_eq!(receipts.hand_in("h#2"), None);
+        assert_eq!(receipts.redeem("h#2"), None);
     }
 
     #[test]
-    fn receipts_of_messages_that_nobody_finished_are_dropped() {
+    fn receipts_of_unfinished_messages_expire() {
         let mut receipts = Receipts::default();
-        receipts.issue("old", 2, 0);
-        receipts.issue("new", 2, WORTHLESS_MS);
-        assert_eq!(receipts.hand_in("old#0"), None);
+        receipts.issue("old", 2, UnixMillis(0));
+        receipts.issue("new", 2, UnixMillis(0) + RETENTION);
+        assert_eq!(receipts.redeem("old#0"), None);
         assert_eq!(receipts.open.keys().collect::<Vec<_>>(), ["new"]);
     }
 }

@@ -234,7 +234,8 @@ impl FleetAnswer {
 
     /// Whether nothing was launched because a launch template no longer exists.
     pub fn lacks_template(&self) -> bool {
-        self.launched.is_empty() && self.errors.iter().any(|error| class_of(&error.code) == Class::LaunchTemplateGone)
+        self.launched.is_empty()
+            && self.errors.iter().any(|error| class_of(&error.code) == Class::LaunchTemplateNotFound)
     }
 }
 

@@ -13,7 +13,7 @@ pub fn unanswered(error: &ApiError) -> LaunchError {
 
 /// The error of a call that EC2 refused, so that nothing was launched. Server errors count as unanswered.
 pub fn refused(error: &ApiError) -> LaunchError {
-    if error.is_passing() {
+    if error.is_transient() {
         return unanswered(error);
     }
     LaunchError::Rejected { reason: error.reason(), message: error.to_string() }

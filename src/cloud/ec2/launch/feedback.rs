@@ -48,9 +48,9 @@ pub async fn create_fleet(context: &LaunchContext, request: &LaunchRequest, prep
                 record_full_reservation(context, &reservation.id);
                 FleetOutcome::ReservationFull
             }
-            (Class::LaunchTemplateGone, _) => FleetOutcome::TemplateGone,
+            (Class::LaunchTemplateNotFound, _) => FleetOutcome::TemplateGone,
             (Class::TokenReused, _) => FleetOutcome::TokenReused,
-            _ if error.is_passing() => FleetOutcome::Unanswered(unanswered(&error)),
+            _ if error.is_transient() => FleetOutcome::Unanswered(unanswered(&error)),
             _ => FleetOutcome::Refused(refused(&error)),
         },
     }

@@ -26,9 +26,8 @@ use crate::cloud::{LaunchError, LaunchRequest};
 use crate::model::labels;
 use crate::model::offering::{CapacityType, InstanceType};
 use crate::model::requirement::Requirements;
+use crate::model::resources::EFA;
 
-/// Resource that requests EFA interfaces.
-const EFA: &str = "vpc.amazonaws.com/efa";
 /// Resource that requests Nitro Enclaves.
 const NITRO_SANDBOX: &str = "eks.amazonaws.com/nitro-sandbox";
 

@@ -73,7 +73,7 @@ pub async fn discover(
         let call = clients.eks.describe_cluster().name(name);
         call.send().await.map_err(ApiError::of("eks:DescribeCluster"))
     } else {
-        Err(ApiError::unasked("eks:DescribeCluster"))
+        Err(ApiError::not_called("eks:DescribeCluster"))
     };
     let described = eks.as_ref().ok().and_then(|answer| answer.cluster());
     let endpoint = match (&options.cluster_endpoint, &eks) {
@@ -223,7 +223,7 @@ mod tests {
         let config = kube::Config::new("http://127.0.0.1:1".parse().unwrap());
         let kube = Client::try_from(config).unwrap();
         let body = serde_json::json!({"cluster": {"version": "1.34", "endpoint": "https://eks"}}).to_string();
-        let (clients, _) = crate::cloud::ec2::aws::client::wire::clients(Box::new(move |_| Some((200, body.clone()))));
+        let (clients, _) = crate::test_support::fake_aws::clients(Box::new(move |_| Some((200, body.clone()))));
         let options = Options { eks_control_plane: true, ..Options::of("c1") };
         let known = ClusterFacts {
             service_cidr: Some("10.100.0.0/16".into()),

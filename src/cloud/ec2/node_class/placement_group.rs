@@ -43,16 +43,16 @@ pub async fn find(clients: &Clients, selector: &PlacementGroupSelector) -> Resul
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cloud::ec2::aws::client::wire;
+    use crate::test_support::fake_aws;
 
     #[tokio::test]
     async fn a_group_is_described_by_name_and_a_missing_one_is_none() {
-        let (clients, seen) = wire::clients(Box::new(|request| match request.form.get("GroupName.1") {
-            Some(_) => wire::ok(
+        let (clients, seen) = fake_aws::clients(Box::new(|request| match request.form.get("GroupName.1") {
+            Some(_) => fake_aws::ok(
                 "DescribePlacementGroups",
                 "<placementGroupSet><item><groupId>pg-1</groupId><strategy>partition</strategy><partitionCount>3</partitionCount></item></placementGroupSet>",
             ),
-            None => wire::refusal("InvalidPlacementGroup.Unknown", "no"),
+            None => fake_aws::error("InvalidPlacementGroup.Unknown", "no"),
         }));
         let by = |name: Option<&str>, id: Option<&str>| PlacementGroupSelector {
             name: name.map(str::to_owned),

@@ -159,8 +159,8 @@ impl FreeAddresses {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cloud::ec2::aws::client::wire;
     use crate::cloud::ec2::aws::filters::tests::text;
+    use crate::test_support::fake_aws;
 
     fn subnet(id: &str, zone: &str, free: i64) -> Subnet {
         Subnet { id: id.into(), zone: zone.into(), zone_id: Some(format!("use1-{zone}")), free }
@@ -243,7 +243,7 @@ mod tests {
 
     #[tokio::test]
     async fn all_pages_are_read() {
-        let (clients, seen) = wire::clients(Box::new(|request| {
+        let (clients, seen) = fake_aws::clients(Box::new(|request| {
             let item = |id: &str| {
                 format!(
                     "<subnetSet><item><subnetId>{id}</subnetId><availabilityZone>us-east-1a</availabilityZone>\
@@ -251,8 +251,8 @@ mod tests {
                 )
             };
             match request.form.get("NextToken") {
-                None => wire::ok("DescribeSubnets", &format!("{}<nextToken>more</nextToken>", item("subnet-1"))),
-                Some(_) => wire::ok("DescribeSubnets", &item("subnet-2")),
+                None => fake_aws::ok("DescribeSubnets", &format!("{}<nextToken>more</nextToken>", item("subnet-1"))),
+                Some(_) => fake_aws::ok("DescribeSubnets", &item("subnet-2")),
             }
         }));
         let found = find(&clients, &[term(None, &[("k", "v")])]).await.unwrap();

@@ -146,13 +146,13 @@ fn next_wait(age: Duration, failures: u32, failed: bool) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cloud::ec2::aws::client::wire;
     use crate::cloud::ec2::offerings::region_snapshot::{RegionSnapshot, Source};
+    use crate::test_support::fake_aws;
 
     #[tokio::test]
     async fn a_price_list_without_a_response_does_not_delay_the_start() {
-        let (clients, _) = wire::clients(Box::new(|request| match request.action.as_str() {
-            "DescribeInstanceTypeOfferings" => wire::ok(
+        let (clients, _) = fake_aws::clients(Box::new(|request| match request.action.as_str() {
+            "DescribeInstanceTypeOfferings" => fake_aws::ok(
                 "DescribeInstanceTypeOfferings",
                 "<instanceTypeOfferingSet><item><instanceType>m5.large</instanceType><location>us-east-1a</location></item></instanceTypeOfferingSet>",
             ),

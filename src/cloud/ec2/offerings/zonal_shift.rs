@@ -163,10 +163,10 @@ mod tests {
     use futures::StreamExt;
 
     use super::*;
-    use crate::cloud::ec2::aws::client::wire;
     use crate::cloud::ec2::launch::request::tests::facts;
     use crate::cloud::ec2::{Ec2Provider, Options};
     use crate::cloud::{Cloud, InstanceTagging, Untagged};
+    use crate::test_support::fake_aws;
 
     #[test]
     fn the_zone_is_read_from_a_provider_id() {
@@ -189,7 +189,7 @@ mod tests {
             shift("use1-az1", "APPLIED", 90),
         ];
         let answer = serde_json::json!({"zonalShifts": list}).to_string();
-        let (clients, _) = wire::clients(Box::new(move |_| Some((200, answer.clone()))));
+        let (clients, _) = fake_aws::clients(Box::new(move |_| Some((200, answer.clone()))));
         let mut arn = Some("arn:aws:eks:us-east-1:1:cluster/c1".to_owned());
         let active = fetch(&clients, "c1", &mut arn).await.unwrap();
         let expiry = UnixMillis(100_000);
@@ -209,13 +209,13 @@ mod tests {
     async fn c40_ec2_is_not_called_for_instances_in_a_shifted_zone() {
         let is_seen = Arc::new(AtomicBool::new(true));
         let seen_now = Arc::clone(&is_seen);
-        let (clients, calls) = wire::clients(Box::new(move |request| {
+        let (clients, calls) = fake_aws::clients(Box::new(move |request| {
             assert_eq!(request.action, "DescribeInstances");
             let instance = "<item><instancesSet><item><instanceId>i-1</instanceId><instanceType>m5.large</instanceType>\
                 <instanceState><name>running</name></instanceState><placement><availabilityZone>us-east-1a</availabilityZone></placement>\
                 </item></instancesSet></item>";
             let items = if seen_now.load(Ordering::SeqCst) { instance } else { "" };
-            wire::ok("DescribeInstances", &format!("<reservationSet>{items}</reservationSet>"))
+            fake_aws::ok("DescribeInstances", &format!("<reservationSet>{items}</reservationSet>"))
         }));
         let ec2 = Ec2Provider::new(clients, Options::of("c1"), facts());
         assert_eq!(ec2.list().await.unwrap().len(), 1);
@@ -238,7 +238,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_cluster_is_described_once() {
-        let (clients, seen) = wire::clients(Box::new(|_| {
+        let (clients, seen) = fake_aws::clients(Box::new(|_| {
             let body = serde_json::json!({"cluster": {"arn": "arn:aws:eks:us-east-1:1:cluster/c1"}, "zonalShifts": []});
             Some((200, body.to_string()))
         }));

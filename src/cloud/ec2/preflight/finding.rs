@@ -76,7 +76,7 @@ pub fn remediation(error: &ApiError) -> String {
     match error.class {
         Class::Unauthorized => format!("allow {}; docs/aws has the policy", error.action),
         Class::Throttled => "try again later".to_owned(),
-        Class::Server | Class::Unanswered => {
+        Class::Server | Class::NoResponse => {
             "try again; check the endpoint, the network and the credentials".to_owned()
         }
         _ => "see the AWS message".to_owned(),

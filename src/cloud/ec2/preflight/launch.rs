@@ -122,7 +122,7 @@ pub fn of_fleet(response: Result<(), ApiError>, instance_type: &str, with_templa
         Err(error) if error.class != Class::DryRunOk => error,
         _ => return Finding::ok(FLEET, format!("permitted, for {instance_type}")),
     };
-    let about_template = error.class == Class::LaunchTemplateGone || error.message.contains("launch-template/");
+    let about_template = error.class == Class::LaunchTemplateNotFound || error.message.contains("launch-template/");
     if !with_template && about_template {
         let detail = "not checked: it requires a launch template, and the cluster has none yet".to_owned();
         let help = "run this again when a node class is Ready in the cluster: the controller has created one by then";

@@ -7,7 +7,6 @@ use aws_sdk_sqs::types::QueueAttributeName as Attribute;
 use serde_json::json;
 
 use super::*;
-use crate::cloud::ec2::aws::client::wire;
 use crate::cloud::ec2::aws::errors::{ApiError, class_of};
 use crate::cloud::ec2::node_class::ami_alias;
 use crate::cloud::ec2::node_class::ami_alias::one_of;
@@ -20,6 +19,7 @@ use crate::cloud::ec2::preflight::class::{ClassChecks, NodeIdentity, ProfileStat
 use crate::model::labels;
 use crate::model::time::UnixMillis;
 use crate::model::units::MicroUsd;
+use crate::test_support::fake_aws;
 use crate::test_support::objects::node_class;
 
 fn error(action: &'static str, code: &str, message: &str) -> ApiError {
@@ -263,7 +263,7 @@ fn launch_permissions_follow_from_dry_run_responses() {
 
 #[tokio::test]
 async fn an_error_without_a_response_is_one_line() {
-    let (clients, _) = wire::clients(Box::new(|_| None));
+    let (clients, _) = fake_aws::clients(Box::new(|_| None));
     let error = clients.ec2.describe_subnets().send().await.map_err(ApiError::of("ec2:DescribeSubnets")).unwrap_err();
     let text = finding::brief(&error);
     assert!(text.starts_with("ec2:DescribeSubnets: ") && text.contains("no answer"), "{text}");

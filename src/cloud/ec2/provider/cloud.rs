@@ -66,7 +66,7 @@ impl Cloud for Ec2Provider {
                 tokio::time::sleep(NO_QUEUE).await;
                 return Ok(vec![]);
             };
-            let received = queue.receive(|| crate::clock::now().0).await?;
+            let received = queue.receive(crate::clock::now).await?;
             for event in &received {
                 self.record_event(event);
             }
@@ -171,7 +171,7 @@ impl InstanceEvents for Ec2Provider {
                     self.degraded_apis.record_failure(degraded_apis::STATUS_CHECKS, note);
                 }
             }
-            Ok(status_checks::unhealthy(&statuses?, crate::clock::now().0))
+            Ok(status_checks::unhealthy(&statuses?, crate::clock::now()))
         }
         .boxed()
     }

@@ -32,7 +32,7 @@ fn refresh(metrics: &CloudMetrics, ec2: &Ec2Provider) {
     if let Some(reserved) = ec2.offerings.reserved() {
         set_reserved_offerings(metrics, &region, &reserved);
     }
-    for (action, total) in ec2.clients.calls() {
+    for (action, total) in ec2.clients.attempts() {
         raise_to(&metrics.requests.with_label_values(&[action]), total);
     }
     if let Some(counts) = ec2.queue_counts() {

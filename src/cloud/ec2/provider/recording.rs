@@ -24,7 +24,7 @@ pub(crate) fn cloud_error(_: &CloudError) -> &'static str {
 /// Observes the age of interruption events when their messages were received.
 pub(crate) fn received(metrics: &CloudMetrics, events: &[Received], now: UnixMillis) {
     for event in events {
-        metrics.message_seconds.observe(now.saturating_since(UnixMillis(event.at_ms)).as_secs_f64());
+        metrics.message_seconds.observe(now.saturating_since(event.at).as_secs_f64());
     }
 }
 
@@ -36,11 +36,11 @@ mod tests {
     #[test]
     fn the_age_of_events_is_observed_and_never_negative() {
         let metrics = CloudMetrics::new();
-        let event = |at_ms| Received {
+        let event = |at| Received {
             receipt: String::new(),
             kind: EventKind::SpotInterrupted,
             instance_id: "i-1".into(),
-            at_ms,
+            at: UnixMillis(at),
         };
         received(&metrics, &[event(1_500), event(9_000)], UnixMillis(4_000));
         assert_eq!(metrics.message_seconds.get_sample_count(), 2);

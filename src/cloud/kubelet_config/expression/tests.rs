@@ -64,8 +64,8 @@ fn c34_an_expression_without_a_number_is_an_error() {
         ("0.0 / 0.0", "it gives NaN"),
         ("1.0 / 0.0", "it gives inf"),
         ("max(0.0 / 0.0, 1.0)", "it gives NaN"),
-        ("9.3e18", "which is no number to count with"),
-        ("-9.3e18", "which is no number to count with"),
+        ("9.3e18", "which is not a finite 64-bit number"),
+        ("-9.3e18", "which is not a finite 64-bit number"),
     ] {
         let error = number(text).unwrap_err().to_string();
         assert!(error.contains(expected), "{text}: {error}");
@@ -92,9 +92,9 @@ fn c34_a_hostile_expression_is_rejected_or_terminates() {
     let nested = |open: &str, close: &str, count: usize| format!("{}1{}", open.repeat(count), close.repeat(count));
     assert_eq!(number(&"1".repeat(MAX_LENGTH + 1)), Err(ExpressionError::TooLong(MAX_LENGTH + 1)));
     assert_eq!(number(&repeated("1+", 129, "1")), Err(ExpressionError::TooComplex(129)));
-    assert_eq!(number(&repeated("1+", 128, "1")), Ok(129), "as deep as a chain may be");
+    assert_eq!(number(&repeated("1+", 128, "1")), Ok(129), "the longest chain");
     let depth = usize::from(MAX_DEPTH);
-    assert_eq!(number(&nested("(", ")", depth)), Ok(1), "as deep as brackets may be");
+    assert_eq!(number(&nested("(", ")", depth)), Ok(1), "the deepest brackets");
     // With a quarter of the stack size of a worker thread.
     let quarter = std::thread::Builder::new().stack_size(512 << 10);
     let deepest = [nested("(", ")", depth), nested("max(1,", ")", depth), repeated("instance_type+", 70, "'a'")];

@@ -243,7 +243,7 @@ fn expressions(map: &KubeletMap) -> Vec<String> {
 
 /// Settings that nodes of the family would not get.
 fn unsupported(family: AmiFamily, map: &KubeletMap, kubelet: &Kubelet) -> Vec<String> {
-    if family == AmiFamily::Custom || family.takes_any_kubelet_field() {
+    if family == AmiFamily::Custom || family.passes_all_kubelet_fields() {
         return Vec::new();
     }
     let mut problems = Vec::new();

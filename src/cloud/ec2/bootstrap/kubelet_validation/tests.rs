@@ -261,8 +261,8 @@ fn c34_expressions_are_accepted_while_on_if_they_evaluate_on_every_type() {
         ("pods * 2", failed, "Undeclared reference to 'pods'"),
         ("8 - vcpus", failed, "which is negative"),
         ("vcpus / (vcpus - 2)", failed, "Division by zero"),
-        ("vcpus * 2147483647", failed, "at most 2147483647 can be written"),
-        ("instance_type", failed, "it gives a string, a number (int or double) is wanted"),
+        ("vcpus * 2147483647", failed, "the maximum is 2147483647"),
+        ("instance_type", failed, "it gives a string, expected a number (int or double)"),
     ] {
         let error = outcome_with_gate("AL2023", json!({"maxPods": max_pods})).unwrap_err();
         assert_eq!(error.reason(), reason);

@@ -1,7 +1,7 @@
 use std::sync::Mutex;
 
 use super::*;
-use crate::cloud::ec2::aws::client::wire;
+use crate::test_support::fake_aws;
 
 fn item(id: &str, more: &str) -> String {
     format!(
@@ -12,14 +12,14 @@ fn item(id: &str, more: &str) -> String {
 }
 
 fn reservations(items: &str) -> Option<(u16, String)> {
-    wire::ok("DescribeInstances", &format!("<reservationSet>{items}</reservationSet>"))
+    fake_aws::ok("DescribeInstances", &format!("<reservationSet>{items}</reservationSet>"))
 }
 
-fn ids(request: &wire::Seen) -> Vec<String> {
+fn ids(request: &fake_aws::Request) -> Vec<String> {
     (1..).map_while(|n| request.form.get(&format!("InstanceId.{n}")).cloned()).collect()
 }
 
-fn counted(seen: &Mutex<Vec<wire::Seen>>) -> Vec<usize> {
+fn counted(seen: &Mutex<Vec<fake_aws::Request>>) -> Vec<usize> {
     seen.lock().unwrap().iter().map(|request| ids(request).len()).collect()
 }
 
@@ -39,7 +39,7 @@ fn ids_are_read_off_provider_ids() {
 
 #[tokio::test]
 async fn an_instance_is_read_with_its_tags_and_capacity_type() {
-    let (clients, _) = wire::clients(Box::new(|_| {
+    let (clients, _) = fake_aws::clients(Box::new(|_| {
         let tags = format!(
             "<tagSet><item><key>{LAUNCH_TAG}</key><value>uid</value></item><item><key>{CLAIM_TAG}</key><value>claim</value></item></tagSet>"
         );
@@ -81,7 +81,7 @@ async fn an_instance_is_read_with_its_tags_and_capacity_type() {
 
 #[tokio::test]
 async fn c39_instances_with_another_clusters_tags_or_without_a_pools_are_not_listed() {
-    let (clients, seen) = wire::clients(Box::new(|_| reservations("")));
+    let (clients, seen) = fake_aws::clients(Box::new(|_| reservations("")));
     assert!(of_cluster(&clients, "c1").await.unwrap().is_empty());
     let form = &seen.lock().unwrap()[0].form;
     let filter = |n: usize| (form[&format!("Filter.{n}.Name")].as_str(), form[&format!("Filter.{n}.Value.1")].as_str());
@@ -92,7 +92,7 @@ async fn c39_instances_with_another_clusters_tags_or_without_a_pools_are_not_lis
 
 #[tokio::test]
 async fn only_what_may_run_nowhere_else_is_in_a_reservation() {
-    let (clients, _) = wire::clients(Box::new(|_| {
+    let (clients, _) = fake_aws::clients(Box::new(|_| {
         let only = "<capacityReservationSpecification><capacityReservationPreference>capacity-reservations-only</capacityReservationPreference></capacityReservationSpecification>";
         let id = "<capacityReservationId>cr-1</capacityReservationId>";
         let lifecycle = |kind: &str| format!("{id}{only}<instanceLifecycle>{kind}</instanceLifecycle>");
@@ -127,7 +127,7 @@ async fn only_what_may_run_nowhere_else_is_in_a_reservation() {
 
 #[tokio::test]
 async fn a_partition_is_known_when_ec2_says_which() {
-    let (clients, _) = wire::clients(Box::new(|_| {
+    let (clients, _) = fake_aws::clients(Box::new(|_| {
         let placed = |id: &str, number: i32| {
             let zone = "<availabilityZone>us-east-1a</availabilityZone>";
             item(id, "").replace(zone, &format!("{zone}<partitionNumber>{number}</partitionNumber>"))
@@ -140,10 +140,10 @@ async fn a_partition_is_known_when_ec2_says_which() {
 
 #[tokio::test]
 async fn one_unknown_id_does_not_hide_the_others() {
-    let (clients, seen) = wire::clients(Box::new(|request| {
+    let (clients, seen) = fake_aws::clients(Box::new(|request| {
         let ids = ids(request);
         match ids.iter().find(|id| *id == "i-gone") {
-            Some(_) => wire::refusal("InvalidInstanceID.NotFound", "i-gone"),
+            Some(_) => fake_aws::error("InvalidInstanceID.NotFound", "i-gone"),
             None => reservations(&ids.iter().map(|id| item(id, "")).collect::<String>()),
         }
     }));
@@ -157,7 +157,7 @@ async fn one_unknown_id_does_not_hide_the_others() {
 
 #[tokio::test]
 async fn a_refused_describe_is_not_repeated_for_each() {
-    let (clients, seen) = wire::clients(Box::new(|_| wire::refusal("UnauthorizedOperation", "no")));
+    let (clients, seen) = fake_aws::clients(Box::new(|_| fake_aws::error("UnauthorizedOperation", "no")));
     let answers = describe_all(clients, vec!["i-1".into(), "i-2".into()]).await;
     assert!(answers.values().all(|answer| answer.as_ref().is_err_and(|error| error.class == Class::Unauthorized)));
     assert_eq!(seen.lock().unwrap().len(), 1);
@@ -165,15 +165,15 @@ async fn a_refused_describe_is_not_repeated_for_each() {
 
 #[tokio::test]
 async fn terminations_share_a_call_and_those_left_out_are_tried_alone() {
-    let (clients, seen) = wire::clients(Box::new(|request| {
+    let (clients, seen) = fake_aws::clients(Box::new(|request| {
         let ids = ids(request);
         if ids == ["i-gone"] {
-            return wire::refusal("InvalidInstanceID.NotFound", "i-gone");
+            return fake_aws::error("InvalidInstanceID.NotFound", "i-gone");
         }
         let going = ids.iter().filter(|id| *id != "i-gone").map(|id| {
             format!("<item><instanceId>{id}</instanceId><currentState><name>shutting-down</name></currentState></item>")
         });
-        wire::ok("TerminateInstances", &format!("<instancesSet>{}</instancesSet>", going.collect::<String>()))
+        fake_aws::ok("TerminateInstances", &format!("<instancesSet>{}</instancesSet>", going.collect::<String>()))
     }));
     let terminator = terminator(&clients);
     let ask = |id: &str| terminator.ask(id.to_owned());
@@ -184,7 +184,7 @@ async fn terminations_share_a_call_and_those_left_out_are_tried_alone() {
 
 #[tokio::test]
 async fn what_was_launched_for_groups_is_looked_for_in_one_call() {
-    let (clients, seen) = wire::clients(Box::new(|_| {
+    let (clients, seen) = fake_aws::clients(Box::new(|_| {
         let of = |id: &str, group: &str| {
             item(id, &format!("<tagSet><item><key>{LAUNCH_TAG}</key><value>{group}</value></item></tagSet>"))
         };
@@ -206,7 +206,7 @@ async fn what_was_launched_for_groups_is_looked_for_in_one_call() {
 
 #[tokio::test]
 async fn a_failed_search_for_groups_is_each_ones_failure() {
-    let (clients, _) = wire::clients(Box::new(|_| wire::refusal("UnauthorizedOperation", "no")));
+    let (clients, _) = fake_aws::clients(Box::new(|_| fake_aws::error("UnauthorizedOperation", "no")));
     let answers = of_launch_groups(clients, "c1".into(), vec!["a".into(), "b".into()]).await;
     assert_eq!(answers.len(), 2);
     assert!(answers.values().all(|answer| answer.as_ref().is_err_and(|error| error.class == Class::Unauthorized)));
@@ -214,7 +214,7 @@ async fn a_failed_search_for_groups_is_each_ones_failure() {
 
 #[tokio::test]
 async fn the_instances_of_a_group_are_found_by_their_tag_the_oldest_first() {
-    let (clients, seen) = wire::clients(Box::new(|_| {
+    let (clients, seen) = fake_aws::clients(Box::new(|_| {
         let young = item("i-1", "").replace("2026-01-02", "2026-01-03");
         reservations(&(young + &item("i-2", "")))
     }));

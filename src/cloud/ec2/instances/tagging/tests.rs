@@ -6,11 +6,11 @@ use std::time::Instant;
 
 use super::*;
 use crate::cloud::ServiceStatus;
-use crate::cloud::ec2::aws::client::wire;
-use crate::cloud::ec2::aws::client::wire::Seen;
 use crate::cloud::ec2::launch::request::tests::facts;
 use crate::cloud::ec2::options::Options;
 use crate::cloud::ec2::provider::Ec2Provider;
+use crate::test_support::fake_aws;
+use crate::test_support::fake_aws::Request;
 
 const CLAIM: &str = "karpenter.sh/nodeclaim";
 const CLUSTER: &str = "eks:eks-cluster-name";
@@ -25,29 +25,29 @@ fn due(ids: &[&str]) -> Vec<Untagged> {
 }
 
 /// Members of a list in a request.
-fn listed(request: &Seen, name: &str) -> Vec<String> {
+fn listed(request: &Request, name: &str) -> Vec<String> {
     (1..).map_while(|n| request.form.get(&name.replace('N', &n.to_string())).cloned()).collect()
 }
 
 /// An answer with these of the instances that were asked for, each with the tags that `tags` gives it; one without fails it all.
-fn described(request: &Seen, tags: impl Fn(&str) -> Option<Vec<&'static str>>) -> Option<(u16, String)> {
+fn described(request: &Request, tags: impl Fn(&str) -> Option<Vec<&'static str>>) -> Option<(u16, String)> {
     let mut items = Vec::new();
     for id in listed(request, "InstanceId.N") {
-        let Some(tags) = tags(&id) else { return wire::refusal("InvalidInstanceID.NotFound", &id) };
+        let Some(tags) = tags(&id) else { return fake_aws::error("InvalidInstanceID.NotFound", &id) };
         let tags: Vec<String> =
             tags.iter().map(|key| format!("<item><key>{key}</key><value>x</value></item>")).collect();
         let item = format!("<item><instanceId>{id}</instanceId><tagSet>{}</tagSet></item>", tags.concat());
         items.push(format!("<item><instancesSet>{item}</instancesSet></item>"));
     }
-    wire::ok("DescribeInstances", &format!("<reservationSet>{}</reservationSet>", items.concat()))
+    fake_aws::ok("DescribeInstances", &format!("<reservationSet>{}</reservationSet>", items.concat()))
 }
 
 fn created() -> Option<(u16, String)> {
-    wire::ok("CreateTags", "<return>true</return>")
+    fake_aws::ok("CreateTags", "<return>true</return>")
 }
 
-fn ec2(answer: wire::Answer) -> (Ec2Provider, Arc<std::sync::Mutex<Vec<Seen>>>) {
-    let (clients, seen) = wire::clients(answer);
+fn ec2(answer: fake_aws::Responder) -> (Ec2Provider, Arc<std::sync::Mutex<Vec<Request>>>) {
+    let (clients, seen) = fake_aws::clients(answer);
     (Ec2Provider::new(clients, Options::of("c1"), facts()), seen)
 }
 
@@ -61,7 +61,7 @@ async fn outcomes(ec2: &Ec2Provider, due: &[Untagged]) -> Vec<Result<(), CloudEr
 }
 
 /// Resources and keys of each call that wrote tags.
-fn written(seen: &[Seen]) -> Vec<(Vec<String>, Vec<String>)> {
+fn written(seen: &[Request]) -> Vec<(Vec<String>, Vec<String>)> {
     let calls = seen.iter().filter(|request| request.action == "CreateTags");
     calls.map(|request| (listed(request, "ResourceId.N"), listed(request, "Tag.N.Key"))).collect()
 }
@@ -121,7 +121,7 @@ async fn c20_an_instance_that_is_gone_is_passed_over_and_fails_no_other() {
         }),
         // It went after it was described.
         _ if listed(request, "ResourceId.N").contains(&"i-going".to_owned()) => {
-            wire::refusal("InvalidInstanceID.NotFound", "i-going")
+            fake_aws::error("InvalidInstanceID.NotFound", "i-going")
         }
         _ => created(),
     }));
@@ -171,7 +171,7 @@ async fn tags_that_can_not_be_written_are_told_until_the_last_instance_has_them(
     let (ec2, _) = ec2(Box::new(move |request| match request.action.as_str() {
         "DescribeInstances" => described(request, |_| Some(vec![CLUSTER, CLAIM])),
         _ if refused_now.load(Ordering::SeqCst) && request.form["ResourceId.1"] != "i-ours" => {
-            wire::refusal("UnauthorizedOperation", "You are not authorized")
+            fake_aws::error("UnauthorizedOperation", "You are not authorized")
         }
         _ => created(),
     }));
@@ -198,7 +198,7 @@ async fn tags_that_can_not_be_written_are_told_until_the_last_instance_has_them(
 async fn an_instance_that_is_not_due_any_more_is_no_trouble() {
     let (ec2, _) = ec2(Box::new(|request| match request.action.as_str() {
         "DescribeInstances" => described(request, |_| Some(vec![])),
-        _ => wire::refusal("TagLimitExceeded", "too many"),
+        _ => fake_aws::error("TagLimitExceeded", "too many"),
     }));
     assert!(outcomes(&ec2, &due(&["i-1"])).await[0].is_err());
     let note = &ec2.unwritable()[crate::cloud::ec2::degraded_apis::TAGS];
@@ -209,7 +209,7 @@ async fn an_instance_that_is_not_due_any_more_is_no_trouble() {
 
 #[tokio::test]
 async fn a_refused_look_fails_all_and_writes_nothing() {
-    let (ec2, seen) = ec2(Box::new(|_| wire::refusal("UnauthorizedOperation", "no")));
+    let (ec2, seen) = ec2(Box::new(|_| fake_aws::error("UnauthorizedOperation", "no")));
     assert!(outcomes(&ec2, &due(&["i-1", "i-2"])).await.iter().all(Result::is_err));
     assert_eq!(seen.lock().unwrap().len(), 1);
 }

@@ -12,14 +12,14 @@ fn body(source: &str, detail_type: &str, detail: serde_json::Value) -> String {
 }
 
 /// 2026-01-01T00:00:00Z.
-const AT_MS: i64 = 1_767_225_600_000;
+const EVENT_AT: UnixMillis = UnixMillis(1_767_225_600_000);
 
 const SPOT: &str = "EC2 Spot Instance Interruption Warning";
 const STATE: &str = "EC2 Instance State-change Notification";
 const HEALTH: &str = "AWS Health Event";
 
 #[test]
-fn c37_every_kind_of_event_is_read() {
+fn c37_every_kind_of_event_is_parsed() {
     let scheduled = |entities: serde_json::Value| json!({"service": "EC2", "eventTypeCategory": "scheduledChange", "eventTypeCode": "X", "affectedEntities": entities});
     for (source, detail_type, detail, kind, instances) in [
         (
@@ -75,13 +75,13 @@ fn c37_every_kind_of_event_is_read() {
         ),
     ] {
         let expected =
-            Event { kind, instances: instances.into_iter().map(str::to_owned).collect(), at_ms: Some(AT_MS) };
+            Event { kind, instances: instances.into_iter().map(str::to_owned).collect(), at: Some(EVENT_AT) };
         assert_eq!(parse(&body(source, detail_type, detail)), Ok(expected), "{detail_type}");
     }
 }
 
 #[test]
-fn c37_malformed_and_unknown_messages_are_told_apart_and_have_no_effect() {
+fn c37_malformed_and_unknown_messages_are_distinguished() {
     let spot = body("aws.ec2", SPOT, json!({"instance-id": "i-1"}));
     for (text, expected) in [
         (String::new(), Dropped::Empty),
@@ -119,16 +119,16 @@ fn c37_malformed_and_unknown_messages_are_told_apart_and_have_no_effect() {
 }
 
 #[test]
-fn an_event_without_a_readable_time_still_counts() {
+fn an_event_without_a_valid_time_is_accepted() {
     let spot = body("aws.ec2", SPOT, json!({"instance-id": "i-1"}));
     for time in ["\"yesterday\"", "null"] {
         let event = parse(&spot.replace("\"2026-01-01T00:00:00Z\"", time)).unwrap();
-        assert_eq!((event.kind, event.at_ms), (EventKind::SpotInterrupted, None));
+        assert_eq!((event.kind, event.at), (EventKind::SpotInterrupted, None));
     }
 }
 
 #[test]
-fn metrics_have_karpenters_words() {
+fn metric_labels_are_karpenters() {
     assert_eq!(EventKind::CapacityReservationInterrupted.label(), "capacity_reservation_interrupted");
     assert_eq!((Dropped::Unknown.label(), Dropped::Malformed.label()), ("no_op", "malformed"));
 }

@@ -5,12 +5,11 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::cloud::MessageKind;
-use crate::cloud::ec2::aws::client::wire;
-use crate::model::time::UnixMillis;
+use crate::test_support::fake_aws;
 
 const URL: &str = "https://sqs.us-east-1.amazonaws.com/000000000000/q";
 /// 2026-01-01T00:00:00Z.
-const EVENT_MS: i64 = 1_767_225_600_000;
+const EVENT_AT: UnixMillis = UnixMillis(1_767_225_600_000);
 
 fn event(detail_type: &str, detail: Value) -> String {
     let source = if detail_type.starts_with("AWS") { "aws.health" } else { "aws.ec2" };
@@ -32,26 +31,26 @@ fn health(ids: &[&str]) -> String {
 
 fn message(handle: &str, body: &str) -> Value {
     json!({"MessageId": handle, "ReceiptHandle": handle, "Body": body, "Attributes": {
-        "SentTimestamp": (EVENT_MS + 500).to_string(), "ApproximateReceiveCount": "1",
-        "ApproximateFirstReceiveTimestamp": (EVENT_MS + 2_000).to_string()}})
+        "SentTimestamp": (EVENT_AT.0 + 500).to_string(), "ApproximateReceiveCount": "1",
+        "ApproximateFirstReceiveTimestamp": (EVENT_AT.0 + 2_000).to_string()}})
 }
 
-type Seen = Arc<Mutex<Vec<wire::Seen>>>;
+type Requests = Arc<Mutex<Vec<fake_aws::Request>>>;
 
-/// A queue that gives one batch at every poll, and what it was asked. It keeps the messages of which `keeps(handle)` is true.
-fn queue(batch: Value, keeps: impl Fn(&str) -> bool + Send + Sync + 'static) -> (Queue, Seen) {
-    let (clients, seen) = wire::clients(Box::new(move |seen| {
-        let answer = match seen.action.as_str() {
+/// A queue with the same batch at every poll, and its requests. Deletion fails for the handles for which `keeps` is true.
+fn queue(batch: Value, keeps: impl Fn(&str) -> bool + Send + Sync + 'static) -> (Queue, Requests) {
+    let (clients, requests) = fake_aws::clients(Box::new(move |request| {
+        let response = match request.action.as_str() {
             "GetQueueUrl" => json!({"QueueUrl": URL}),
             "ReceiveMessage" => json!({"Messages": batch}),
-            _ => deletion(&seen.body, &keeps),
+            _ => deletion(&request.body, &keeps),
         };
-        Some((200, answer.to_string()))
+        Some((200, response.to_string()))
     }));
-    (Queue::new(clients.sqs, "q"), seen)
+    (Queue::new(clients.sqs, "q"), requests)
 }
 
-/// SQS's answer to a DeleteMessageBatch.
+/// SQS's response to a DeleteMessageBatch.
 fn deletion(body: &str, keeps: &impl Fn(&str) -> bool) -> Value {
     let body: Value = serde_json::from_str(body).unwrap();
     let entries = body["Entries"].as_array().unwrap().iter().cloned();
@@ -64,27 +63,29 @@ fn deletion(body: &str, keeps: &impl Fn(&str) -> bool) -> Value {
 }
 
 /// The handles of each DeleteMessageBatch.
-fn deletes(seen: &Seen) -> Vec<Vec<String>> {
+fn deletes(requests: &Requests) -> Vec<Vec<String>> {
     let handles = |body: &Value| {
         let entries = body["Entries"].as_array().unwrap();
         let ids: std::collections::BTreeSet<_> = entries.iter().map(|entry| entry["Id"].as_str().unwrap()).collect();
-        assert_eq!(ids.len(), entries.len(), "SQS wants distinct ids");
+        assert_eq!(ids.len(), entries.len(), "SQS requires distinct ids");
         entries.iter().map(|entry| entry["ReceiptHandle"].as_str().unwrap().to_owned()).collect()
     };
-    asked(seen, "DeleteMessageBatch").iter().map(handles).collect()
+    bodies(requests, "DeleteMessageBatch").iter().map(handles).collect()
 }
 
 fn receipts(all: &[&str]) -> Vec<String> {
     all.iter().map(|receipt| (*receipt).to_owned()).collect()
 }
 
-fn asked(seen: &Seen, action: &str) -> Vec<Value> {
-    let seen = seen.lock().unwrap();
-    seen.iter().filter(|one| one.action == action).map(|one| serde_json::from_str(&one.body).unwrap()).collect()
+/// The bodies of the requests of an action.
+fn bodies(requests: &Requests, action: &str) -> Vec<Value> {
+    let requests = requests.lock().unwrap();
+    let of_action = requests.iter().filter(|request| request.action == action);
+    of_action.map(|request| serde_json::from_str(&request.body).unwrap()).collect()
 }
 
 #[tokio::test]
-async fn c37_a_poll_gives_events_and_deletes_what_has_no_effect() {
+async fn c37_a_poll_returns_events_and_deletes_messages_without_effect() {
     let running = event("EC2 Instance State-change Notification", json!({"instance-id": "i-9", "state": "running"}));
     let batch = json!([
         message("h1", &spot("i-1")),
@@ -94,29 +95,29 @@ async fn c37_a_poll_gives_events_and_deletes_what_has_no_effect() {
         message("h5", ""),
         message("h6", &event("EC2 Fleet State Change", json!({}))),
     ]);
-    let (queue, seen) = queue(batch, |_| false);
-    let events = queue.receive(|| EVENT_MS + 2_000).await.unwrap();
-    let lines: Vec<_> = events.iter().map(|e| (e.receipt.as_str(), e.kind, e.instance_id.as_str(), e.at_ms)).collect();
+    let (queue, requests) = queue(batch, |_| false);
+    let events = queue.receive(|| EVENT_AT + Duration::from_secs(2)).await.unwrap();
+    let lines: Vec<_> = events.iter().map(|e| (e.receipt.as_str(), e.kind, e.instance_id.as_str(), e.at)).collect();
     assert_eq!(
         lines,
         [
-            ("h1", EventKind::SpotInterrupted, "i-1", EVENT_MS),
-            ("h3#0", EventKind::ScheduledChange, "i-2", EVENT_MS),
-            ("h3#1", EventKind::ScheduledChange, "i-3", EVENT_MS),
+            ("h1", EventKind::SpotInterrupted, "i-1", EVENT_AT),
+            ("h3#0", EventKind::ScheduledChange, "i-2", EVENT_AT),
+            ("h3#1", EventKind::ScheduledChange, "i-3", EVENT_AT),
         ]
     );
-    assert_eq!(deletes(&seen), [["h2", "h4", "h5", "h6"]], "by one call");
+    assert_eq!(deletes(&requests), [["h2", "h4", "h5", "h6"]], "in one call");
 
     queue.delete(&receipts(&["h3#1"])).await.unwrap();
-    assert_eq!(deletes(&seen).len(), 1, "i-2 is still to be handled");
+    assert_eq!(deletes(&requests).len(), 1, "i-2 is not handled yet");
     queue.delete(&receipts(&["h3#0", "h1"])).await.unwrap();
-    assert_eq!(deletes(&seen)[1..], [["h3", "h1"]]);
+    assert_eq!(deletes(&requests)[1..], [["h3", "h1"]]);
 
     let counts = queue.counts();
     let expected = [("malformed", 1), ("no_op", 3), ("scheduled_change", 1), ("spot_interrupted", 1)];
     assert_eq!((counts.received, counts.deleted), (expected.into(), 6));
 
-    let poll = &asked(&seen, "ReceiveMessage")[0];
+    let poll = &bodies(&requests, "ReceiveMessage")[0];
     for (key, value) in [
         ("QueueUrl", json!(URL)),
         ("MaxNumberOfMessages", json!(10)),
@@ -127,65 +128,65 @@ async fn c37_a_poll_gives_events_and_deletes_what_has_no_effect() {
         assert_eq!(poll[key], value, "{key}");
     }
     assert!(poll["MessageSystemAttributeNames"].as_array().unwrap().contains(&json!("SentTimestamp")));
-    assert_eq!(asked(&seen, "GetQueueUrl"), [json!({"QueueName": "q"})]);
+    assert_eq!(bodies(&requests, "GetQueueUrl"), [json!({"QueueName": "q"})]);
 }
 
 #[tokio::test]
-async fn c37_messages_of_a_batch_are_deleted_by_one_call_and_those_that_sqs_keeps_hold_up_no_other() {
+async fn c37_a_batch_is_deleted_in_one_call_and_failed_deletions_block_no_others() {
     let batch: Vec<Value> = (0..10).map(|n| message(&format!("h{n}"), &spot(&format!("i-{n}")))).collect();
     let kept = Arc::new(Mutex::new(vec!["h3"]));
     let keeps = Arc::clone(&kept);
-    let (queue, seen) = queue(json!(batch), move |handle| keeps.lock().unwrap().contains(&handle));
-    let all: Vec<String> = queue.receive(|| EVENT_MS).await.unwrap().into_iter().map(|event| event.receipt).collect();
-    assert_eq!(asked(&seen, "DeleteMessageBatch").len(), 0, "nothing is deleted before it is handled");
+    let (queue, requests) = queue(json!(batch), move |handle| keeps.lock().unwrap().contains(&handle));
+    let all: Vec<String> = queue.receive(|| EVENT_AT).await.unwrap().into_iter().map(|event| event.receipt).collect();
+    assert_eq!(bodies(&requests, "DeleteMessageBatch").len(), 0, "nothing is deleted before it is handled");
     queue.delete(&all).await.unwrap();
-    assert_eq!(deletes(&seen), [(0..10).map(|n| format!("h{n}")).collect::<Vec<_>>()]);
+    assert_eq!(deletes(&requests), [(0..10).map(|n| format!("h{n}")).collect::<Vec<_>>()]);
     assert_eq!(queue.counts().deleted, 9);
-    // It comes again, and goes.
+    // It is received again and deleted.
     kept.lock().unwrap().clear();
     queue.delete(&receipts(&["h3"])).await.unwrap();
     assert_eq!(queue.counts().deleted, 10);
 }
 
 #[tokio::test]
-async fn no_call_deletes_more_messages_than_sqs_takes() {
-    let (queue, seen) = queue(json!([]), |_| false);
+async fn a_call_deletes_at_most_ten_messages() {
+    let (queue, requests) = queue(json!([]), |_| false);
     queue.delete(&[]).await.unwrap();
-    assert_eq!(deletes(&seen).len(), 0);
+    assert_eq!(deletes(&requests).len(), 0);
     let many: Vec<String> = (0..23).map(|n| format!("h{n}")).collect();
     queue.delete(&many).await.unwrap();
-    assert_eq!(deletes(&seen).iter().map(Vec::len).collect::<Vec<_>>(), [10, 10, 3]);
-    assert_eq!((deletes(&seen).concat(), queue.counts().deleted), (many, 23));
+    assert_eq!(deletes(&requests).iter().map(Vec::len).collect::<Vec<_>>(), [10, 10, 3]);
+    assert_eq!((deletes(&requests).concat(), queue.counts().deleted), (many, 23));
 }
 
 #[tokio::test]
-async fn messages_without_effect_that_can_not_be_deleted_hold_up_no_event() {
+async fn failed_deletions_of_messages_without_effect_block_no_event() {
     let batch = json!([message("h1", "not json"), message("h2", &spot("i-2"))]);
-    let (clients, _) = wire::clients(Box::new(move |seen| match seen.action.as_str() {
+    let (clients, _) = fake_aws::clients(Box::new(move |request| match request.action.as_str() {
         "GetQueueUrl" => Some((200, json!({"QueueUrl": URL}).to_string())),
         "ReceiveMessage" => Some((200, json!({"Messages": batch}).to_string())),
         _ => Some((403, json!({"__type": "com.amazonaws.sqs#AccessDenied", "message": "no"}).to_string())),
     }));
     let queue = Queue::new(clients.sqs, "q");
-    let events = queue.receive(|| EVENT_MS).await.unwrap();
+    let events = queue.receive(|| EVENT_AT).await.unwrap();
     assert_eq!(events.iter().map(|event| event.instance_id.as_str()).collect::<Vec<_>>(), ["i-2"]);
     assert_eq!(queue.counts().deleted, 0);
 }
 
 #[tokio::test]
-async fn a_message_that_is_not_deleted_leaves_its_others_alone_and_a_failed_delete_may_be_repeated() {
+async fn a_failed_delete_can_be_repeated() {
     let failures = AtomicUsize::new(0);
     let batch = json!([message("h", &health(&["i-1", "i-2"]))]);
-    let (clients, _) = wire::clients(Box::new(move |seen| match seen.action.as_str() {
+    let (clients, _) = fake_aws::clients(Box::new(move |request| match request.action.as_str() {
         "GetQueueUrl" => Some((200, json!({"QueueUrl": URL}).to_string())),
         "ReceiveMessage" => Some((200, json!({"Messages": batch}).to_string())),
         _ if failures.fetch_add(1, Ordering::SeqCst) == 0 => {
             Some((400, json!({"__type": "com.amazonaws.sqs#QueueDoesNotExist", "message": "no"}).to_string()))
         }
-        _ => Some((200, deletion(&seen.body, &|_| false).to_string())),
+        _ => Some((200, deletion(&request.body, &|_| false).to_string())),
     }));
     let queue = Queue::new(clients.sqs, "q");
-    let events = queue.receive(|| EVENT_MS).await.unwrap();
+    let events = queue.receive(|| EVENT_AT).await.unwrap();
     let [first, second] = [0, 1].map(|n| vec![events[n].receipt.clone()]);
     queue.delete(&first).await.unwrap();
     assert!(queue.delete(&second).await.is_err());
@@ -195,32 +196,33 @@ async fn a_message_that_is_not_deleted_leaves_its_others_alone_and_a_failed_dele
 }
 
 #[tokio::test]
-async fn a_queue_that_comes_late_or_goes_is_looked_for_again() {
+async fn the_url_of_a_missing_queue_is_resolved_again() {
     let polls = AtomicUsize::new(0);
     let urls = AtomicUsize::new(0);
     let missing = || {
         let body = json!({"__type": "com.amazonaws.sqs#QueueDoesNotExist", "message": "no such queue"});
         Some((400, body.to_string()))
     };
-    let (clients, seen) = wire::clients(Box::new(move |seen| match seen.action.as_str() {
+    let (clients, requests) = fake_aws::clients(Box::new(move |request| match request.action.as_str() {
         "GetQueueUrl" if urls.fetch_add(1, Ordering::SeqCst) == 0 => missing(),
         "GetQueueUrl" => Some((200, json!({"QueueUrl": URL}).to_string())),
         _ if polls.fetch_add(1, Ordering::SeqCst) == 1 => missing(),
         _ => Some((200, "{}".into())),
     }));
     let queue = Queue::new(clients.sqs, "q");
-    let error = queue.receive(|| 0).await.unwrap_err();
+    let error = queue.receive(|| UnixMillis(0)).await.unwrap_err();
     assert_eq!((error.action, error.class), ("sqs:GetQueueUrl", Class::NotFound));
-    assert_eq!(queue.receive(|| 0).await.unwrap(), []);
-    assert_eq!(queue.receive(|| 0).await.unwrap_err().action, "sqs:ReceiveMessage");
-    assert_eq!(queue.receive(|| 0).await.unwrap(), []);
-    assert_eq!(asked(&seen, "GetQueueUrl").len(), 3);
+    assert_eq!(queue.receive(|| UnixMillis(0)).await.unwrap(), []);
+    assert_eq!(queue.receive(|| UnixMillis(0)).await.unwrap_err().action, "sqs:ReceiveMessage");
+    assert_eq!(queue.receive(|| UnixMillis(0)).await.unwrap(), []);
+    assert_eq!(bodies(&requests, "GetQueueUrl").len(), 3);
 }
 
 #[test]
-fn times_of_events_are_told_by_this_machines_clock() {
-    let first = |received| Times { sent: Some(9_000), first_received: Some(received), is_first: true };
-    let again = Times { sent: Some(9_000), first_received: Some(10_000), is_first: false };
+fn event_times_are_converted_to_the_local_clock() {
+    let sent = Some(UnixMillis(9_000));
+    let first = |received| Times { sent, first_received: Some(UnixMillis(received)), is_first: true };
+    let again = Times { sent, first_received: Some(UnixMillis(10_000)), is_first: false };
     let hour = 3_600_000;
     for (what, event, times, now, expected) in [
         ("clocks agree", Some(8_000), first(10_000), 10_000, 8_000),
@@ -229,17 +231,20 @@ fn times_of_events_are_told_by_this_machines_clock() {
         ("no time in the event", None, first(10_000), 10_000, 9_000),
         ("no time at all", None, Times::default(), 10_000, 10_000),
         ("in the future", Some(90_000), Times::default(), 10_000, 10_000),
-        ("received again, nothing known", Some(8_000), again, 99_000, 8_000),
+        ("received again, offset unknown", Some(8_000), again, 99_000, 8_000),
     ] {
-        assert_eq!(Skew::default().local_time(event, &times, now), expected, "{what}");
+        let local = Skew::default().local_time(event.map(UnixMillis), &times, UnixMillis(now));
+        assert_eq!(local, UnixMillis(expected), "{what}");
     }
     let mut skew = Skew::default();
-    skew.local_time(Some(8_000), &first(10_000), 10_000 + hour);
-    assert_eq!(skew.local_time(Some(8_000), &again, 99_000 + hour), 8_000 + hour, "what the last message told holds");
+    let event = Some(UnixMillis(8_000));
+    skew.local_time(event, &first(10_000), UnixMillis(10_000 + hour));
+    let local = skew.local_time(event, &again, UnixMillis(99_000 + hour));
+    assert_eq!(local, UnixMillis(8_000 + hour), "the offset of the last message applies");
 }
 
 #[test]
-fn the_controller_gets_messages_in_its_own_shape() {
+fn every_event_kind_has_a_message_kind() {
     for (kind, expected) in [
         (EventKind::SpotInterrupted, MessageKind::SpotInterruption),
         (EventKind::CapacityReservationInterrupted, MessageKind::CapacityReservationInterruption),
@@ -248,7 +253,8 @@ fn the_controller_gets_messages_in_its_own_shape() {
         (EventKind::InstanceTerminated, MessageKind::StateChange),
         (EventKind::ScheduledChange, MessageKind::ScheduledChange),
     ] {
-        let message: Message = Received { receipt: "r".into(), kind, instance_id: "i-1".into(), at_ms: 4 }.into();
+        let message: Message =
+            Received { receipt: "r".into(), kind, instance_id: "i-1".into(), at: UnixMillis(4) }.into();
         assert_eq!((message.kind, message.receipt.as_str(), message.at), (expected, "r", UnixMillis(4)));
     }
 }

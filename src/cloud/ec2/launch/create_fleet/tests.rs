@@ -1,5 +1,5 @@
 use super::*;
-use crate::cloud::ec2::aws::client::wire;
+use crate::test_support::fake_aws;
 
 fn slot(instance_type: &str, zone: &str, price: i64) -> FleetOverride {
     FleetOverride {
@@ -29,7 +29,7 @@ fn request(capacity_type: CapacityType) -> FleetRequest {
 }
 
 async fn sent(request: &FleetRequest) -> BTreeMap<String, String> {
-    let (clients, seen) = wire::clients(Box::new(|_| wire::ok("CreateFleet", "<fleetId>fleet-1</fleetId>")));
+    let (clients, seen) = fake_aws::clients(Box::new(|_| fake_aws::ok("CreateFleet", "<fleetId>fleet-1</fleetId>")));
     request.input().send_with(&clients.ec2).await.unwrap();
     let seen = seen.lock().unwrap();
     seen[0].form.clone()
@@ -125,7 +125,7 @@ async fn c40_each_kind_of_reservation_is_asked_for_in_its_own_way() {
 }
 
 async fn answer(inner: &'static str) -> FleetAnswer {
-    let (clients, _) = wire::clients(Box::new(move |_| wire::ok("CreateFleet", inner)));
+    let (clients, _) = fake_aws::clients(Box::new(move |_| fake_aws::ok("CreateFleet", inner)));
     let request = request(CapacityType::OnDemand);
     let output = request.input().send_with(&clients.ec2).await.unwrap();
     FleetAnswer::read(&output, &request)

@@ -50,7 +50,7 @@ fn c33_a_later_subnet_that_passes_is_enough_and_else_the_first_decides() {
 
 #[tokio::test]
 async fn c33_subnets_in_zones_without_the_type_are_tried_last() {
-    let (clients, _) = crate::cloud::ec2::aws::client::wire::clients(Box::new(|_| None));
+    let (clients, _) = crate::test_support::fake_aws::clients(Box::new(|_| None));
     let validator = validator(clients, Options::of("c1"));
     let mut class = fixtures::class(serde_json::json!({}));
     let subnets = &mut class.status.as_mut().unwrap().subnets;
@@ -73,7 +73,7 @@ async fn c33_subnets_in_zones_without_the_type_are_tried_last() {
 
 #[tokio::test]
 async fn c33_a_class_is_tried_as_dedicated_where_a_pool_may_have_dedicated_nodes() {
-    let (clients, _) = crate::cloud::ec2::aws::client::wire::clients(Box::new(|_| None));
+    let (clients, _) = crate::test_support::fake_aws::clients(Box::new(|_| None));
     let validator = validator(clients, Options::of("c1"));
     let class = fixtures::class(serde_json::json!({}));
     let asks = |operator: &str, values: &[&str]| {
@@ -111,7 +111,7 @@ async fn invalid_user_data_is_reported_without_a_dry_run() {
         class.metadata.uid = Some(user_data.to_owned());
         class
     };
-    let (clients, seen) = crate::cloud::ec2::aws::client::wire::clients(Box::new(|_| None));
+    let (clients, seen) = crate::test_support::fake_aws::clients(Box::new(|_| None));
     let options = Options { dry_run: false, ..Options::of("c1") };
     let validator = validator(clients, options);
     let verdict = validator.validate(&class("settings = 3"), &[], UnixMillis(0)).await;

@@ -7,8 +7,6 @@ use serde_json::json;
 
 use super::*;
 use crate::api::Ec2NodeClass;
-use crate::cloud::ec2::aws::client::wire;
-use crate::cloud::ec2::aws::client::wire::Seen;
 use crate::cloud::ec2::launch::request::tests::{claim, class, facts};
 use crate::cloud::ec2::node_class::capacity_reservations::tests::reservation;
 use crate::cloud::ec2::node_class::subnets::Subnet;
@@ -19,6 +17,8 @@ use crate::cloud::reservation::ReservationKind;
 use crate::cloud::{Cloud, Override, ReservedIn};
 use crate::model::labels;
 use crate::model::offering::CapacityType;
+use crate::test_support::fake_aws;
+use crate::test_support::fake_aws::Request;
 
 /// What EC2 answers to CreateFleet, first to last; an instance when there is nothing left.
 type Answers = Arc<Mutex<VecDeque<Option<(u16, String)>>>>;
@@ -27,21 +27,21 @@ struct World {
     ec2: Arc<Ec2Provider>,
     class: Ec2NodeClass,
     answers: Answers,
-    seen: Arc<Mutex<Vec<Seen>>>,
+    seen: Arc<Mutex<Vec<Request>>>,
 }
 
-fn answer(answers: &Answers, launched: &Mutex<usize>, request: &Seen) -> Option<(u16, String)> {
+fn answer(answers: &Answers, launched: &Mutex<usize>, request: &Request) -> Option<(u16, String)> {
     match request.action.as_str() {
-        "DescribeLaunchTemplates" => wire::refusal("InvalidLaunchTemplateName.NotFoundException", "gone"),
-        "CreateLaunchTemplate" => wire::ok(
+        "DescribeLaunchTemplates" => fake_aws::error("InvalidLaunchTemplateName.NotFoundException", "gone"),
+        "CreateLaunchTemplate" => fake_aws::ok(
             "CreateLaunchTemplate",
             "<launchTemplate><launchTemplateId>lt-1</launchTemplateId></launchTemplate>",
         ),
-        "DescribeInstances" => wire::ok("DescribeInstances", "<reservationSet/>"),
+        "DescribeInstances" => fake_aws::ok("DescribeInstances", "<reservationSet/>"),
         "CreateFleet" => answers.lock().unwrap().pop_front().unwrap_or_else(|| {
             let mut count = launched.lock().unwrap();
             *count += 1;
-            wire::ok(
+            fake_aws::ok(
                 "CreateFleet",
                 &format!(
                     "<fleetInstanceSet><item><instanceIds><item>i-{count}</item></instanceIds><instanceType>m5.large</instanceType>\
@@ -61,7 +61,7 @@ fn world(reservations: &[(&str, i64)]) -> World {
 fn world_with(options: Options, reservations: &[(&str, i64)]) -> World {
     let (answers, launched) = (Answers::default(), Mutex::default());
     let heard = Arc::clone(&answers);
-    let (clients, seen) = wire::clients(Box::new(move |request| answer(&heard, &launched, request)));
+    let (clients, seen) = fake_aws::clients(Box::new(move |request| answer(&heard, &launched, request)));
     let ec2 = Ec2Provider::new(clients, options, facts());
     let subnet = |id: &str, zone: &str| Subnet { id: id.into(), zone: zone.into(), zone_id: None, free: 1_000 };
     let subnets = [subnet("subnet-a", "us-east-1a"), subnet("subnet-b", "us-east-1b")];
@@ -125,7 +125,7 @@ impl World {
 
 fn refused(code: &str) -> Option<(u16, String)> {
     let slot = "<overrides><instanceType>m5.large</instanceType><subnetId>subnet-a</subnetId><availabilityZone>us-east-1a</availabilityZone></overrides>";
-    wire::ok(
+    fake_aws::ok(
         "CreateFleet",
         &format!(
             "<errorSet><item><errorCode>{code}</errorCode><errorMessage>m</errorMessage>\
@@ -201,7 +201,7 @@ async fn c14_a_full_reservation_hands_on_to_the_next_and_then_to_on_demand_at_on
 #[tokio::test]
 async fn c14_a_call_that_is_refused_for_a_full_reservation_says_the_same() {
     let world = world(&[("cr-1", 5)]);
-    world.next(wire::refusal("ReservationCapacityExceeded", "full"));
+    world.next(fake_aws::error("ReservationCapacityExceeded", "full"));
     let launched = world.launch("uid-1", &BOTH).await.unwrap();
     assert_eq!((launched.instance.capacity_type, world.left("cr-1")), (CapacityType::OnDemand, 0));
 }
@@ -210,7 +210,7 @@ async fn c14_a_call_that_is_refused_for_a_full_reservation_says_the_same() {
 async fn c14_a_throttled_call_keeps_its_place_for_the_next_attempt() {
     let world = world(&[("cr-1", 1)]);
     for _ in 0..2 {
-        world.next(wire::refusal("RequestLimitExceeded", "slow down"));
+        world.next(fake_aws::error("RequestLimitExceeded", "slow down"));
     }
     let error = world.launch("uid-1", &BOTH).await.unwrap_err();
     assert_eq!(error, LaunchError::Throttled);
@@ -229,7 +229,7 @@ async fn c14_a_throttled_call_keeps_its_place_for_the_next_attempt() {
 #[tokio::test]
 async fn a_refused_launch_gives_its_place_back() {
     let world = world(&[("cr-1", 1)]);
-    world.next(wire::refusal("UnauthorizedOperation", "no"));
+    world.next(fake_aws::error("UnauthorizedOperation", "no"));
     let error = world.launch("uid-1", &BOTH).await.unwrap_err();
     assert!(matches!(error, LaunchError::Rejected { reason: "Unauthorized", .. }), "{error}");
     assert_eq!(world.left("cr-1"), 1);

@@ -161,7 +161,7 @@ pub(crate) mod tests {
         LazyLock::new(|| request(class(json!({})), claim("2026-01-01T00:00:00Z", json!({})), &["m5.large"]));
 
     /// A shape of a pool with this number of templates.
-    pub fn recent_shape(pool: &str, own: &str, templates: usize, used_ms: i64) -> RecentShape {
+    pub fn recent_shape(pool: &str, own: &str, templates: usize, used_at: UnixMillis) -> RecentShape {
         let request = LAUNCH.clone();
         let details = request.details.clone().unwrap();
         let choice = choose(&request.overrides, &details.catalog, true).unwrap();
@@ -171,27 +171,31 @@ pub(crate) mod tests {
         let template_inputs = TemplateInputs { class: Arc::clone(&class), cluster, placement_group: None };
         let names = (0..templates).map(|number| format!("{pool}/{own}/{number}")).collect();
         let shape = LaunchShape::of(&request, &details.claim, &choice).unwrap();
-        RecentShape { shape, class, template_inputs, names, used_at: UnixMillis(used_ms) }
+        RecentShape { shape, class, template_inputs, names, used_at }
     }
 
-    fn firsts(shapes: &RecentShapes, now_ms: i64) -> Vec<String> {
-        shapes.take(UnixMillis(now_ms)).into_iter().filter_map(|one| one.names.into_iter().next()).collect()
+    fn firsts(shapes: &RecentShapes, now: UnixMillis) -> Vec<String> {
+        shapes.take(now).into_iter().filter_map(|one| one.names.into_iter().next()).collect()
     }
 
     #[test]
     fn shapes_never_use_most_of_the_template_quota() {
         let shapes = RecentShapes::default();
-        for (pool, used_ms) in [("a", 3), ("b", 1), ("c", 2), ("d", 4)] {
-            shapes.keep(recent_shape(pool, "x", 300, used_ms));
+        for (pool, used_at) in [("a", 3), ("b", 1), ("c", 2), ("d", 4)] {
+            shapes.keep(recent_shape(pool, "x", 300, UnixMillis(used_at)));
         }
-        assert_eq!(firsts(&shapes, 5), ["a/x/0", "c/x/0", "d/x/0"], "the least recently used shape is evicted");
+        assert_eq!(
+            firsts(&shapes, UnixMillis(5)),
+            ["a/x/0", "c/x/0", "d/x/0"],
+            "the least recently used shape is evicted"
+        );
     }
 
     #[test]
     fn shapes_with_equal_templates_are_merged() {
         let shapes = RecentShapes::default();
-        for used_ms in [1, 3, 2] {
-            shapes.keep(recent_shape("a", "x", 2, used_ms));
+        for used_at in [1, 3, 2].map(UnixMillis) {
+            shapes.keep(recent_shape("a", "x", 2, used_at));
         }
         let taken = shapes.take(UnixMillis(2) + RETENTION);
         assert_eq!(taken.iter().map(|one| one.used_at.0).collect::<Vec<_>>(), [3]);
@@ -204,10 +208,10 @@ pub(crate) mod tests {
     #[test]
     fn a_pool_has_at_most_four_shapes() {
         let shapes = RecentShapes::default();
-        shapes.keep(recent_shape("b", "x", 1, 0));
-        for (own, used_ms) in [("v", 2), ("w", 1), ("x", 3), ("y", 4), ("z", 5)] {
-            shapes.keep(recent_shape("a", own, 1, used_ms));
+        shapes.keep(recent_shape("b", "x", 1, UnixMillis(0)));
+        for (own, used_at) in [("v", 2), ("w", 1), ("x", 3), ("y", 4), ("z", 5)] {
+            shapes.keep(recent_shape("a", own, 1, UnixMillis(used_at)));
         }
-        assert_eq!(firsts(&shapes, 6), ["b/x/0", "a/v/0", "a/x/0", "a/y/0", "a/z/0"]);
+        assert_eq!(firsts(&shapes, UnixMillis(6)), ["b/x/0", "a/v/0", "a/x/0", "a/y/0", "a/z/0"]);
     }
 }

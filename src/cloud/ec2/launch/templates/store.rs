@@ -176,7 +176,7 @@ async fn find(clients: &Clients, name: &str) -> Result<Option<String>, ApiError>
         Ok(answer) => {
             Ok(answer.launch_templates().first().and_then(|found| found.launch_template_id()).map(str::to_owned))
         }
-        Err(error) if error.class == Class::LaunchTemplateGone => Ok(None),
+        Err(error) if error.class == Class::LaunchTemplateNotFound => Ok(None),
         Err(error) => Err(error),
     }
 }
@@ -233,7 +233,7 @@ pub(crate) async fn list(clients: &Clients, tags: &[(&str, &str)]) -> Result<Vec
 async fn delete(clients: &Clients, id: &str) -> Result<(), ApiError> {
     let call = clients.ec2.delete_launch_template().launch_template_id(id);
     match call.send().await.map_err(ApiError::of("ec2:DeleteLaunchTemplate")) {
-        Err(error) if !matches!(error.class, Class::LaunchTemplateGone | Class::NotFound) => Err(error),
+        Err(error) if !matches!(error.class, Class::LaunchTemplateNotFound | Class::NotFound) => Err(error),
         _ => Ok(()),
     }
 }

@@ -1,6 +1,6 @@
 use super::*;
-use crate::cloud::ec2::aws::client::wire;
 use crate::cloud::ec2::aws::filters::tests::text;
+use crate::test_support::fake_aws;
 
 const MINUTE: Duration = Duration::from_mins(1);
 
@@ -54,15 +54,15 @@ fn item(id: &str, more: &str) -> String {
 
 fn answer(items: &str, more: &str) -> Option<(u16, String)> {
     let set = format!("<capacityReservationSet>{items}</capacityReservationSet>{more}");
-    wire::ok("DescribeCapacityReservations", &set)
+    fake_aws::ok("DescribeCapacityReservations", &set)
 }
 
 const TARGETED: &str = "<instanceMatchCriteria>targeted</instanceMatchCriteria>";
 
 #[tokio::test]
 async fn reservations_are_found_on_all_pages_and_an_unknown_id_selects_nothing() {
-    let (clients, seen) = wire::clients(Box::new(|request| match request.form.get("CapacityReservationId.1") {
-        Some(_) => wire::refusal("InvalidCapacityReservationId.NotFound", "cr-9"),
+    let (clients, seen) = fake_aws::clients(Box::new(|request| match request.form.get("CapacityReservationId.1") {
+        Some(_) => fake_aws::error("InvalidCapacityReservationId.NotFound", "cr-9"),
         None if request.form.contains_key("NextToken") => answer(&item("cr-2", TARGETED), ""),
         None => answer(&item("cr-1", TARGETED), "<nextToken>more</nextToken>"),
     }));
@@ -88,7 +88,7 @@ async fn a_reservation_with_unexpected_values_is_ignored() {
         item("CR-5", TARGETED),
         item("cr-6", TARGETED).replace("111122223333", "self"),
     ];
-    let (clients, _) = wire::clients(Box::new(move |_| answer(&items.concat(), "")));
+    let (clients, _) = fake_aws::clients(Box::new(move |_| answer(&items.concat(), "")));
     let found = find(&clients, &[term(serde_json::json!({"instanceMatchCriteria": "open"}))]).await.unwrap();
     let ids: Vec<&str> = found.iter().map(|one| one.status.id.as_str()).collect();
     assert_eq!(ids, ["cr-1", "cr-4"]);
@@ -99,12 +99,12 @@ async fn a_reservation_with_unexpected_values_is_ignored() {
 #[tokio::test]
 async fn a_refusal_and_an_unusable_response_are_returned_after_few_attempts() {
     let ask = async |answer: Option<(u16, String)>| {
-        let (clients, seen) = wire::clients(Box::new(move |_| answer.clone()));
+        let (clients, seen) = fake_aws::clients(Box::new(move |_| answer.clone()));
         let error = find(&clients, &[term(serde_json::json!({"id": "cr-1"}))]).await.unwrap_err();
         let calls = seen.lock().unwrap().len();
         (error, calls)
     };
-    let (error, calls) = ask(wire::refusal("UnauthorizedOperation", "no")).await;
+    let (error, calls) = ask(fake_aws::error("UnauthorizedOperation", "no")).await;
     assert_eq!((error.class, calls), (Class::Unauthorized, 1));
     let (error, calls) = ask(Some((500, "<!doctype html><title>500 Internal Server Error</title>".into()))).await;
     assert!(error.class == Class::Server && calls <= 3, "{error}, {calls} calls");

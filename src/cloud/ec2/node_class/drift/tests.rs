@@ -5,11 +5,11 @@ use serde_json::{Value, json};
 use super::*;
 use crate::api::hash;
 use crate::cloud::CloudError;
-use crate::cloud::ec2::aws::client::wire;
 use crate::cloud::ec2::launch::request::tests::{claim, class, facts};
 use crate::cloud::ec2::options::Options;
 use crate::cloud::ec2::provider::Ec2Provider;
 use crate::cloud::{Cloud, NodeClassCloud};
+use crate::test_support::fake_aws;
 
 /// A change of a claim.
 type Change<'a> = &'a dyn Fn(&mut NodeClaim);
@@ -231,7 +231,7 @@ fn c32_a_missing_input_is_an_error_and_no_drift() {
 async fn c32_a_reservation_that_expired_under_an_instance_is_no_drift() {
     let asked = Arc::new(Mutex::new(vec![]));
     let seen = Arc::clone(&asked);
-    let (clients, _) = wire::clients(Box::new(move |request| {
+    let (clients, _) = fake_aws::clients(Box::new(move |request| {
         let alone = request.form.contains_key("InstanceId.1");
         seen.lock().unwrap().push(alone);
         let reserved = "<capacityReservationId>cr-x</capacityReservationId><capacityReservationSpecification>\
@@ -241,7 +241,7 @@ async fn c32_a_reservation_that_expired_under_an_instance_is_no_drift() {
              <groupSet><item><groupId>sg-1</groupId></item></groupSet>{}</item></instancesSet></item>",
             if alone { "" } else { reserved }
         );
-        wire::ok("DescribeInstances", &format!("<reservationSet>{item}</reservationSet>"))
+        fake_aws::ok("DescribeInstances", &format!("<reservationSet>{item}</reservationSet>"))
     }));
     let ec2 = Ec2Provider::new(clients, Options::of("c1"), facts());
     let class = stamped(json!({}));

@@ -1,7 +1,7 @@
 use super::*;
-use crate::cloud::ec2::aws::client::wire;
 use crate::cloud::ec2::aws::filters::tests::text;
 use crate::cloud::ec2::boot_image::image_of;
+use crate::test_support::fake_aws;
 
 fn image(id: &str, name: &str, created_at: i64, deprecated_at: Option<i64>) -> Image {
     let (created_at, deprecated_at) = (UnixMillis(created_at), deprecated_at.map(UnixMillis));
@@ -102,19 +102,20 @@ fn described(ids: &[&str]) -> String {
 
 #[tokio::test]
 async fn c29_a_missing_parameter_of_an_alias_is_skipped_and_values_are_cached() {
-    let (clients, seen) = wire::clients(Box::new(|request| match request.action.as_str() {
+    let (clients, seen) = fake_aws::clients(Box::new(|request| match request.action.as_str() {
         "GetParameter" if request.body.contains("x86_64/standard") => {
             Some((200, r#"{"Parameter": {"Value": "ami-standard"}}"#.into()))
         }
         "GetParameter" => Some((400, r#"{"__type": "ParameterNotFound", "message": "no"}"#.into())),
-        _ => wire::ok("DescribeImages", &described(&["ami-standard"])),
+        _ => fake_aws::ok("DescribeImages", &described(&["ami-standard"])),
     }));
     let terms = [AmiSelectorTerm { alias: Some("al2023@latest".into()), ..AmiSelectorTerm::default() }];
     let parameters = SsmParameterCache::default();
     let found = find(&clients, &parameters, &terms, "1.34", UnixMillis(0)).await.unwrap();
     assert_eq!(found.len(), 1);
     assert_eq!(found[0].0.created_at, UnixMillis(1_767_323_045_000));
-    let asked = |seen: &[wire::Seen], body: &str| seen.iter().filter(|request| request.body.contains(body)).count();
+    let asked =
+        |seen: &[fake_aws::Request], body: &str| seen.iter().filter(|request| request.body.contains(body)).count();
     find(&clients, &parameters, &terms, "1.34", UnixMillis(0) + ALIAS_TTL - Duration::from_millis(1)).await.unwrap();
     assert_eq!(asked(&seen.lock().unwrap(), "x86_64/standard"), 1);
     find(&clients, &parameters, &terms, "1.34", UnixMillis(0) + ALIAS_TTL).await.unwrap();
@@ -128,7 +129,7 @@ async fn a_latest_parameter_is_dropped_when_its_image_is_deprecated_or_deleted()
         format!("<item><imageId>{id}</imageId><name>n</name><architecture>x86_64</architecture>{more}</item>")
     };
     let images = format!("<imagesSet>{}{}</imagesSet>", item("ami-standard", deprecated), item("ami-nvidia", ""));
-    let (clients, seen) = wire::clients(Box::new(move |request| {
+    let (clients, seen) = fake_aws::clients(Box::new(move |request| {
         let value = |id: &str| Some((200, format!("{{\"Parameter\": {{\"Value\": \"{id}\"}}}}")));
         match request.action.as_str() {
             "GetParameter" if request.body.contains("/mine") => value("ami-mine"),
@@ -136,7 +137,7 @@ async fn a_latest_parameter_is_dropped_when_its_image_is_deprecated_or_deleted()
             "GetParameter" if request.body.contains("x86_64/standard") => value("ami-standard"),
             "GetParameter" if request.body.contains("x86_64/nvidia") => value("ami-nvidia"),
             "GetParameter" => value("ami-gone"),
-            _ => wire::ok("DescribeImages", &images),
+            _ => fake_aws::ok("DescribeImages", &images),
         }
     }));
     let alias = |alias: &str| [AmiSelectorTerm { alias: Some(alias.into()), ..AmiSelectorTerm::default() }];
@@ -165,7 +166,7 @@ async fn a_latest_parameter_is_dropped_when_its_image_is_deprecated_or_deleted()
 #[tokio::test]
 async fn c29_an_alias_without_any_parameter_is_an_error() {
     let (clients, _) =
-        wire::clients(Box::new(|_| Some((400, r#"{"__type": "ParameterNotFound", "message": "no"}"#.into()))));
+        fake_aws::clients(Box::new(|_| Some((400, r#"{"__type": "ParameterNotFound", "message": "no"}"#.into()))));
     let terms = [AmiSelectorTerm { alias: Some("al2023@v20990101".into()), ..AmiSelectorTerm::default() }];
     let error = find(&clients, &SsmParameterCache::default(), &terms, "1.34", UnixMillis(0)).await.unwrap_err();
     assert!(matches!(error, ImageError::Api(ApiError { class: Class::NotFound, .. })), "{error}");
@@ -173,9 +174,9 @@ async fn c29_an_alias_without_any_parameter_is_an_error() {
 
 #[tokio::test]
 async fn c30_ids_and_parameters_share_one_call() {
-    let (clients, seen) = wire::clients(Box::new(|request| match request.action.as_str() {
+    let (clients, seen) = fake_aws::clients(Box::new(|request| match request.action.as_str() {
         "GetParameter" => Some((200, r#"{"Parameter": {"Value": "ami-3"}}"#.into())),
-        _ => wire::ok("DescribeImages", &described(&["ami-1", "ami-2", "ami-3"])),
+        _ => fake_aws::ok("DescribeImages", &described(&["ami-1", "ami-2", "ami-3"])),
     }));
     let id = |id: &str| AmiSelectorTerm { id: Some(id.into()), ..AmiSelectorTerm::default() };
     let parameter = AmiSelectorTerm { ssm_parameter: Some("/mine".into()), ..AmiSelectorTerm::default() };

@@ -3,7 +3,7 @@ use std::sync::Arc;
 use serde_json::json;
 
 use super::*;
-use crate::cloud::ec2::aws::client::wire;
+use crate::test_support::fake_aws;
 use crate::test_support::objects::node_class;
 
 fn class(role: Option<&str>, profile: Option<&str>, status: Option<&str>) -> Ec2NodeClass {
@@ -38,7 +38,7 @@ fn refused(code: &str, message: &str) -> (u16, String) {
     (404, body)
 }
 
-fn fake(iam: Arc<Mutex<Iam>>) -> wire::Answer {
+fn fake(iam: Arc<Mutex<Iam>>) -> fake_aws::Responder {
     Box::new(move |request| {
         let mut iam = iam.lock().unwrap();
         let name = request.form.get("InstanceProfileName").cloned().unwrap_or_default();
@@ -101,7 +101,7 @@ fn new_names_are_unique_and_the_legacy_name_is_karpenters() {
 
 #[tokio::test]
 async fn a_profile_named_by_the_class_is_used_without_a_call() {
-    let (clients, seen) = wire::clients(fake(Arc::default()));
+    let (clients, seen) = fake_aws::clients(fake(Arc::default()));
     let profiles = InstanceProfiles::default();
     let name = profiles.resolve(&clients, "c1", &class(None, Some("mine"), None), "n", UnixMillis(0)).await.unwrap();
     assert_eq!((name.as_str(), seen.lock().unwrap().len()), ("mine", 0));
@@ -110,7 +110,7 @@ async fn a_profile_named_by_the_class_is_used_without_a_call() {
 #[tokio::test]
 async fn c36_a_profile_is_created_once_for_each_role() {
     let iam = Arc::new(Mutex::new(Iam::default()));
-    let (clients, seen) = wire::clients(fake(Arc::clone(&iam)));
+    let (clients, seen) = fake_aws::clients(fake(Arc::clone(&iam)));
     let profiles = InstanceProfiles::default();
     let first = profiles.resolve(&clients, "c1", &class(Some("role-a"), None, None), "1", UnixMillis(0)).await.unwrap();
     assert_eq!(iam.lock().unwrap().profiles[&first].as_deref(), Some("role-a"));
@@ -145,7 +145,7 @@ async fn c36_a_profile_is_created_once_for_each_role() {
 #[tokio::test]
 async fn c36_a_missing_role_is_cached_for_a_minute_and_leaves_no_profile() {
     let iam = Arc::new(Mutex::new(Iam::default()));
-    let (clients, seen) = wire::clients(fake(Arc::clone(&iam)));
+    let (clients, seen) = fake_aws::clients(fake(Arc::clone(&iam)));
     let profiles = InstanceProfiles::default();
     let class = class(Some("no-role"), None, None);
     profiles.resolve(&clients, "c1", &class, "1", UnixMillis(0)).await.unwrap_err();
@@ -167,7 +167,7 @@ async fn c35_every_profile_of_a_class_is_deleted_after_its_role_is_removed() {
     let profiles =
         [("c1_1".to_owned(), role()), ("c1_2".to_owned(), None), (legacy, role()), ("other".to_owned(), role())];
     let iam = Arc::new(Mutex::new(Iam { profiles: profiles.into() }));
-    let (clients, _) = wire::clients(fake(Arc::clone(&iam)));
+    let (clients, _) = fake_aws::clients(fake(Arc::clone(&iam)));
     InstanceProfiles::default().delete_of_class(&clients, "c1", &class(Some("role-a"), None, None)).await.unwrap();
     assert_eq!(iam.lock().unwrap().profiles.keys().collect::<Vec<_>>(), ["other"]);
 }
@@ -175,7 +175,7 @@ async fn c35_every_profile_of_a_class_is_deleted_after_its_role_is_removed() {
 #[tokio::test]
 async fn c36_a_replaced_profile_is_kept_for_an_hour_and_while_it_is_used() {
     let iam = Arc::new(Mutex::new(Iam::default()));
-    let (clients, _) = wire::clients(fake(Arc::clone(&iam)));
+    let (clients, _) = fake_aws::clients(fake(Arc::clone(&iam)));
     let profiles = InstanceProfiles::default();
     // The fake reports the start of 2026 as the creation time of every profile.
     let now = UnixMillis(1_767_225_600_000) + 10 * PROTECTION;
@@ -202,7 +202,7 @@ async fn c36_a_replaced_profile_is_kept_for_an_hour_and_while_it_is_used() {
 #[tokio::test]
 async fn c36_a_profile_replaced_by_a_named_one_is_kept_for_an_hour() {
     let iam = Arc::new(Mutex::new(Iam::default()));
-    let (clients, _) = wire::clients(fake(Arc::clone(&iam)));
+    let (clients, _) = fake_aws::clients(fake(Arc::clone(&iam)));
     let profiles = InstanceProfiles::default();
     let now = UnixMillis(1_767_225_600_000) + 10 * PROTECTION;
     let made =

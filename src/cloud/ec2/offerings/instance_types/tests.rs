@@ -5,8 +5,8 @@ use aws_sdk_ec2::types::{
 
 use super::*;
 use crate::cloud::catalog::{NodeSettings, SpotPricing, embedded};
-use crate::cloud::ec2::aws::client::wire;
 use crate::model::units::Bytes;
+use crate::test_support::fake_aws;
 
 fn card(index: i32, enis: i32, gbps: Option<f64>) -> NetworkCardInfo {
     NetworkCardInfo::builder()
@@ -237,12 +237,12 @@ const C6G: &str = "<item><instanceType>c6g.large</instanceType><currentGeneratio
 
 #[tokio::test]
 async fn instance_types_are_described_with_filters_and_all_pages() {
-    let (clients, seen) = wire::clients(Box::new(|seen| {
+    let (clients, seen) = fake_aws::clients(Box::new(|seen| {
         let page = match seen.form.get("NextToken").map(String::as_str) {
             None => format!("<instanceTypeSet>{C6G}</instanceTypeSet><nextToken>t</nextToken>"),
             Some(_) => format!("<instanceTypeSet>{}</instanceTypeSet>", C6G.replace("c6g", "m6g")),
         };
-        wire::ok("DescribeInstanceTypes", &page)
+        fake_aws::ok("DescribeInstanceTypes", &page)
     }));
     let infos = describe_instance_types(&clients.ec2).await.unwrap();
     let (usable, unusable) = raw_instance_types(&infos, embedded());
@@ -270,13 +270,13 @@ async fn instance_types_are_described_with_filters_and_all_pages() {
 #[tokio::test]
 async fn offerings_are_described_by_zone_and_all_pages() {
     let item = |zone: &str| format!("<item><instanceType>m5.large</instanceType><location>{zone}</location></item>");
-    let (clients, seen) = wire::clients(Box::new(move |seen| {
+    let (clients, seen) = fake_aws::clients(Box::new(move |seen| {
         let (zone, next) = match seen.form.get("NextToken") {
             None => ("us-east-1a", "<nextToken>t</nextToken>"),
             Some(_) => ("us-east-1b", ""),
         };
         let set = item(zone);
-        wire::ok(
+        fake_aws::ok(
             "DescribeInstanceTypeOfferings",
             &format!("<instanceTypeOfferingSet>{set}</instanceTypeOfferingSet>{next}"),
         )
@@ -289,7 +289,7 @@ async fn offerings_are_described_by_zone_and_all_pages() {
 
 #[tokio::test]
 async fn an_empty_response_is_an_error() {
-    let (clients, _) = wire::clients(Box::new(|seen| wire::ok(&seen.action, "")));
+    let (clients, _) = fake_aws::clients(Box::new(|seen| fake_aws::ok(&seen.action, "")));
     let error = describe_instance_types(&clients.ec2).await.unwrap_err();
     assert_eq!(error.to_string(), "ec2:DescribeInstanceTypes: no instance types");
     let error = describe_offerings(&clients.ec2).await.unwrap_err();

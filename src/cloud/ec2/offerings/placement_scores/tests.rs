@@ -1,6 +1,6 @@
 use super::*;
 use crate::cloud::catalog::embedded;
-use crate::cloud::ec2::aws::client::wire;
+use crate::test_support::fake_aws;
 
 fn snapshot() -> RegionSnapshot {
     let mut snapshot = RegionSnapshot::embedded("us-east-1", embedded());
@@ -10,10 +10,10 @@ fn snapshot() -> RegionSnapshot {
 
 #[tokio::test]
 async fn each_group_is_one_request_for_single_zones() {
-    let (clients, seen) = wire::clients(Box::new(|_| {
+    let (clients, seen) = fake_aws::clients(Box::new(|_| {
         let scores = "<spotPlacementScoreSet><item><region>us-east-1</region><availabilityZoneId>use1-az6</availabilityZoneId>\
             <score>4</score></item></spotPlacementScoreSet>";
-        wire::ok("GetSpotPlacementScores", scores)
+        fake_aws::ok("GetSpotPlacementScores", scores)
     }));
     let table = get_scores(&clients.ec2, &snapshot(), &ScoreSettings::default(), UnixMillis(5)).await.unwrap();
     assert_eq!(table.score("m7i.large", "us-east-1a", UnixMillis(5)), Some(4));
@@ -36,7 +36,7 @@ async fn a_denied_call_is_not_retried_and_too_many_requests_wait_a_day() {
         ("MaxConfigLimitExceeded", Retry::After(TOO_MANY_REQUESTS_WAIT)),
         ("InvalidParameterValue", Retry::After(PERIOD)),
     ] {
-        let (clients, seen) = wire::clients(Box::new(move |_| wire::refusal(code, "no")));
+        let (clients, seen) = fake_aws::clients(Box::new(move |_| fake_aws::error(code, "no")));
         let error = get_scores(&clients.ec2, &snapshot(), &ScoreSettings::default(), UnixMillis(5)).await.unwrap_err();
         assert_eq!(retry(&error), expected, "{code}");
         assert_eq!(seen.lock().unwrap().len(), 1, "the first failure ends it");

@@ -2,8 +2,8 @@ use serde_json::json;
 
 use super::*;
 use crate::cloud::ec2::aws::client::pricing_region;
-use crate::cloud::ec2::aws::client::wire;
 use crate::cloud::ec2::aws::errors::Class;
+use crate::test_support::fake_aws;
 
 fn product(name: &str, prices: &[(&str, &str)]) -> String {
     let dimensions: serde_json::Map<String, serde_json::Value> = prices
@@ -66,7 +66,7 @@ fn page(products: &[String], next: Option<&str>) -> (u16, String) {
 
 #[tokio::test]
 async fn shared_and_bare_metal_prices_are_read_concurrently_and_all_pages() {
-    let (clients, seen) = wire::clients(Box::new(|seen| {
+    let (clients, seen) = fake_aws::clients(Box::new(|seen| {
         let asked: serde_json::Value = serde_json::from_str(&seen.body).unwrap();
         let metal = seen.body.contains("Dedicated");
         Some(match (metal, asked.get("NextToken").and_then(|token| token.as_str())) {
@@ -107,13 +107,13 @@ async fn shared_and_bare_metal_prices_are_read_concurrently_and_all_pages() {
 
 #[tokio::test]
 async fn an_empty_or_refused_scan_fails_the_call() {
-    let (clients, _) = wire::clients(Box::new(|seen| {
+    let (clients, _) = fake_aws::clients(Box::new(|seen| {
         let metal = seen.body.contains("Dedicated");
         Some(if metal { page(&[], None) } else { page(&[product("m5.large", &[("USD", "0.096")])], None) })
     }));
     let error = get_products(&clients.pricing, "us-west-2").await.unwrap_err();
     assert_eq!(error.to_string(), "pricing:GetProducts: no prices of tenancy Dedicated");
-    let (clients, _) = wire::clients(Box::new(|_| {
+    let (clients, _) = fake_aws::clients(Box::new(|_| {
         Some((400, r#"{"__type": "com.amazonaws.pricing#AccessDeniedException", "Message": "no"}"#.into()))
     }));
     assert_eq!(get_products(&clients.pricing, "us-west-2").await.unwrap_err().class, Class::Unauthorized);

@@ -1,6 +1,6 @@
 use super::*;
-use crate::cloud::ec2::aws::client::wire;
 use crate::cloud::ec2::aws::errors::Class;
+use crate::test_support::fake_aws;
 
 fn record(name: &str, zone: &str, price: &str, at: Option<i64>) -> SpotPrice {
     SpotPrice::builder()
@@ -61,13 +61,13 @@ fn item(name: &str, zone: &str) -> String {
 
 #[tokio::test]
 async fn the_history_is_read_from_now_on_and_all_pages() {
-    let (clients, seen) = wire::clients(Box::new(|seen| {
+    let (clients, seen) = fake_aws::clients(Box::new(|seen| {
         let (name, next) = match seen.form.get("NextToken").map(String::as_str) {
             None => ("m5.large", "t"),
             Some(_) => ("m5.xlarge", ""),
         };
         let set = item(name, "us-east-1a");
-        wire::ok(
+        fake_aws::ok(
             "DescribeSpotPriceHistory",
             &format!("<nextToken>{next}</nextToken><spotPriceHistorySet>{set}</spotPriceHistorySet>"),
         )
@@ -85,9 +85,9 @@ async fn the_history_is_read_from_now_on_and_all_pages() {
 #[tokio::test]
 async fn an_empty_and_a_refused_response_are_errors() {
     let (clients, _) =
-        wire::clients(Box::new(|_| wire::ok("DescribeSpotPriceHistory", "<spotPriceHistorySet/><nextToken/>")));
+        fake_aws::clients(Box::new(|_| fake_aws::ok("DescribeSpotPriceHistory", "<spotPriceHistorySet/><nextToken/>")));
     let error = describe_spot_prices(&clients.ec2, UnixMillis(0)).await.unwrap_err();
     assert_eq!(error.to_string(), "ec2:DescribeSpotPriceHistory: no spot prices");
-    let (clients, _) = wire::clients(Box::new(|_| wire::refusal("UnauthorizedOperation", "no")));
+    let (clients, _) = fake_aws::clients(Box::new(|_| fake_aws::error("UnauthorizedOperation", "no")));
     assert_eq!(describe_spot_prices(&clients.ec2, UnixMillis(0)).await.unwrap_err().class, Class::Unauthorized);
 }

@@ -2,9 +2,9 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::cloud::catalog::embedded;
-use crate::cloud::ec2::aws::client::wire;
 use crate::cloud::ec2::aws::errors::class_of;
 use crate::cloud::ec2::preflight::finding::CheckResult;
+use crate::test_support::fake_aws;
 use crate::test_support::objects::node_pool;
 
 fn pool(requirements: Value) -> NodePool {
@@ -141,7 +141,7 @@ fn a_nearly_exhausted_quota_is_a_warning_with_a_remediation() {
 
 #[tokio::test]
 async fn instances_count_by_group_and_capacity_type() {
-    let (clients, seen) = wire::clients(Box::new(|request| {
+    let (clients, seen) = fake_aws::clients(Box::new(|request| {
         if request.action == "GetServiceQuota" {
             let value = if request.body.contains("L-1216C47A") { "256.0" } else { "64.0" };
             return Some((200, format!("{{\"Quota\": {{\"Value\": {value}}}}}")));
@@ -163,7 +163,7 @@ async fn instances_count_by_group_and_capacity_type() {
         ];
         let set =
             format!("<reservationSet><item><instancesSet>{}</instancesSet></item></reservationSet>", all.concat());
-        wire::ok("DescribeInstances", &set)
+        fake_aws::ok("DescribeInstances", &set)
     }));
     let types = embedded().instance_types.iter().map(|entry| (entry.name.clone(), entry.clone())).collect();
     let usage = fetch(&clients, relevant(&[]), Some(&types)).await;

@@ -1,5 +1,6 @@
 use std::collections::BTreeSet;
 use std::sync::Mutex;
+use std::time::Duration;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -7,8 +8,6 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::api::{Ec2NodeClass, NodePool};
-use crate::cloud::ec2::aws::client::wire;
-use crate::cloud::ec2::aws::client::wire::Seen;
 use crate::cloud::ec2::launch::request::tests::{claim, class, facts, request};
 use crate::cloud::ec2::launch::templates::recent::tests::recent_shape;
 use crate::cloud::ec2::node_class::capacity_reservations::tests::reservation;
@@ -21,10 +20,14 @@ use crate::cloud::{LaunchDetails, LaunchRequest};
 use crate::model::labels;
 use crate::model::offering::CapacityType;
 use crate::model::time::UnixMillis;
+use crate::test_support::fake_aws;
+use crate::test_support::fake_aws::Request;
 use crate::test_support::objects::node_pool;
 
-const MINUTE_MS: i64 = 60_000;
-const HOUR_MS: i64 = 60 * MINUTE_MS;
+const MINUTE: Duration = Duration::from_mins(1);
+const HOUR: Duration = Duration::from_hours(1);
+/// Interval of sweeps.
+const SWEEP: Duration = Duration::from_secs(10);
 
 /// Launch templates by name, each with its image; what is refused.
 #[derive(Default)]
@@ -35,31 +38,31 @@ struct Fake {
 }
 
 impl Fake {
-    fn answer(&mut self, request: &Seen) -> Option<(u16, String)> {
+    fn answer(&mut self, request: &Request) -> Option<(u16, String)> {
         let form = &request.form;
         match request.action.as_str() {
             "DescribeLaunchTemplates" => {
                 assert!(!self.templates.contains_key(&form["LaunchTemplateName.1"]), "it is known");
-                wire::refusal("InvalidLaunchTemplateName.NotFoundException", "gone")
+                fake_aws::error("InvalidLaunchTemplateName.NotFoundException", "gone")
             }
             "CreateLaunchTemplate" => {
                 let (name, image) = (&form["LaunchTemplateName"], &form["LaunchTemplateData.ImageId"]);
                 if self.refused_image == Some(image) {
-                    return wire::refusal("UnauthorizedOperation", "no");
+                    return fake_aws::error("UnauthorizedOperation", "no");
                 }
                 self.templates.insert(name.clone(), image.clone());
                 let id = format!("<launchTemplate><launchTemplateId>{name}</launchTemplateId></launchTemplate>");
-                wire::ok("CreateLaunchTemplate", &id)
+                fake_aws::ok("CreateLaunchTemplate", &id)
             }
             "DeleteLaunchTemplate" => {
                 self.templates.remove(&form["LaunchTemplateId"]).unwrap();
-                wire::ok("DeleteLaunchTemplate", "")
+                fake_aws::ok("DeleteLaunchTemplate", "")
             }
             "CreateFleet" => {
                 self.launched += 1;
                 let items = format!("<instanceIds><item>i-{}</item></instanceIds>", self.launched);
                 let item = format!("<item>{items}<instanceType>m5.large</instanceType></item>");
-                wire::ok("CreateFleet", &format!("<fleetInstanceSet>{item}</fleetInstanceSet>"))
+                fake_aws::ok("CreateFleet", &format!("<fleetInstanceSet>{item}</fleetInstanceSet>"))
             }
             other => panic!("{other} was not expected"),
         }
@@ -69,7 +72,7 @@ impl Fake {
 struct World {
     ec2: Ec2Provider,
     fake: Arc<Mutex<Fake>>,
-    seen: Arc<Mutex<Vec<Seen>>>,
+    seen: Arc<Mutex<Vec<Request>>>,
     class: Arc<Ec2NodeClass>,
     pools: Vec<Arc<NodePool>>,
 }
@@ -78,7 +81,7 @@ struct World {
 fn world() -> World {
     let fake = Arc::new(Mutex::new(Fake::default()));
     let answers = Arc::clone(&fake);
-    let (clients, seen) = wire::clients(Box::new(move |request| answers.lock().unwrap().answer(request)));
+    let (clients, seen) = fake_aws::clients(Box::new(move |request| answers.lock().unwrap().answer(request)));
     let ec2 = Ec2Provider::new(clients, Options::of("c1"), facts());
     let subnet = |id: &str, zone: &str| Subnet { id: id.into(), zone: zone.into(), zone_id: None, free: 1_000 };
     let subnets = [subnet("subnet-a", "us-east-1a"), subnet("subnet-b", "us-east-1b")];
@@ -94,9 +97,7 @@ fn pool(metadata: Value, class: &str) -> Arc<NodePool> {
 impl World {
     /// A request of a fresh claim for m5.large, as the class is now.
     fn request(&self, uid: &str) -> LaunchRequest {
-        let created =
-            k8s_openapi::jiff::Timestamp::from_millisecond(crate::clock::now().0 + MINUTE_MS).unwrap().to_string();
-        let mut claim = claim(&created, json!({}));
+        let mut claim = claim(&(crate::clock::now() + MINUTE).rfc3339(), json!({}));
         claim.metadata.uid = Some(uid.to_owned());
         let base = request(Ec2NodeClass::clone(&self.class), claim.clone(), &["m5.large"]);
         let (class, catalog) = (Arc::clone(&self.class), self.ec2.catalog(&self.class));
@@ -135,9 +136,9 @@ impl World {
     }
 
     /// Sweeps; returns calls that it took.
-    async fn sweep(&self, now_ms: i64) -> usize {
+    async fn sweep(&self, now: UnixMillis) -> usize {
         let before = self.calls();
-        self.ec2.prewarmer.sweep(UnixMillis(now_ms)).await;
+        self.ec2.prewarmer.sweep(now).await;
         self.calls() - before
     }
 }
@@ -145,29 +146,29 @@ impl World {
 #[tokio::test]
 async fn a_template_stays_for_an_hour_after_the_last_launch_and_costs_no_calls() {
     let world = world();
-    let begin = crate::clock::now().0;
+    let begin = crate::clock::now();
     assert_eq!(world.launch("uid-1", "web").await, 2, "looked for and made");
-    for now in (begin..begin + HOUR_MS).step_by(10_000) {
-        assert_eq!(world.sweep(now).await, 0);
+    for number in 0..360 {
+        assert_eq!(world.sweep(begin + SWEEP * number).await, 0);
     }
     assert_eq!(world.launch("uid-2", "web").await, 0);
-    assert_eq!(world.sweep(begin + HOUR_MS - 1).await, 0);
-    let end = crate::clock::now().0 + HOUR_MS;
+    assert_eq!(world.sweep(begin + HOUR - Duration::from_millis(1)).await, 0);
+    let end = crate::clock::now() + HOUR;
     assert_eq!((world.sweep(end).await, world.images().len()), (0, 1), "it was wanted a moment ago");
-    assert_eq!((world.sweep(end + MINUTE_MS).await, world.images().len()), (1, 0));
+    assert_eq!((world.sweep(end + MINUTE).await, world.images().len()), (1, 0));
 }
 
 #[tokio::test]
 async fn a_new_image_has_its_template_before_a_launch_and_the_old_one_goes_a_minute_later() {
     let mut world = world();
-    let begin = crate::clock::now().0;
+    let begin = crate::clock::now();
     world.launch("uid-1", "web").await;
-    assert_eq!(world.sweep(begin + 5 * MINUTE_MS).await, 0);
+    assert_eq!(world.sweep(begin + MINUTE * 5).await, 0);
     world.set_image("ami-new");
-    assert_eq!(world.sweep(begin + 5 * MINUTE_MS + 10_000).await, 2, "looked for and made");
+    assert_eq!(world.sweep(begin + MINUTE * 5 + SWEEP).await, 2, "looked for and made");
     assert_eq!(world.images().len(), 2);
-    assert_eq!(world.sweep(begin + 6 * MINUTE_MS - 1).await, 0);
-    assert_eq!(world.sweep(begin + 6 * MINUTE_MS).await, 1, "the old one is deleted");
+    assert_eq!(world.sweep(begin + MINUTE * 6 - Duration::from_millis(1)).await, 0);
+    assert_eq!(world.sweep(begin + MINUTE * 6).await, 1, "the old one is deleted");
     assert_eq!(world.images(), ["ami-new"]);
     assert_eq!(world.launch("uid-2", "web").await, 0);
 }
@@ -175,10 +176,10 @@ async fn a_new_image_has_its_template_before_a_launch_and_the_old_one_goes_a_min
 #[tokio::test]
 async fn a_template_is_made_anew_by_what_the_class_and_the_cluster_say_now() {
     let mut world = world();
-    let mut now = crate::clock::now().0;
+    let mut now = crate::clock::now();
     world.launch("uid-1", "web").await;
     let mut made = async |world: &World| {
-        now += 10_000;
+        now += SWEEP;
         world.sweep(now).await == 2
     };
     world.change(|class| class.status.as_mut().unwrap().security_groups[0].id = "sg-2".into());
@@ -198,16 +199,16 @@ async fn a_template_is_made_anew_by_what_the_class_and_the_cluster_say_now() {
 #[tokio::test]
 async fn a_class_that_may_not_launch_makes_nothing_until_it_may() {
     let mut world = world();
-    let begin = crate::clock::now().0;
+    let begin = crate::clock::now();
     world.launch("uid-1", "web").await;
     world.set_image("ami-new");
     world.change(|class| class.metadata.generation = Some(4));
-    assert_eq!(world.sweep(begin + 10_000).await, 0);
+    assert_eq!(world.sweep(begin + SWEEP).await, 0);
     world.change(|class| class.status.as_mut().unwrap().conditions[0].observed_generation = Some(4));
-    assert_eq!(world.sweep(begin + 20_000).await, 2);
+    assert_eq!(world.sweep(begin + SWEEP * 2).await, 2);
     world.change(|class| class.status.as_mut().unwrap().conditions[0].status = "False".into());
-    let last = crate::clock::now().0.max(begin + 20_000);
-    assert_eq!((world.sweep(last + MINUTE_MS).await, world.images().len()), (1, 1), "only what was wanted last stays");
+    let last = crate::clock::now().max(begin + SWEEP * 2);
+    assert_eq!((world.sweep(last + MINUTE).await, world.images().len()), (1, 1), "only what was wanted last stays");
 }
 
 #[tokio::test]
@@ -227,11 +228,11 @@ async fn what_is_gone_or_going_keeps_no_template() {
     ] {
         let world = world();
         world.launch("uid-1", "web").await;
-        let end = crate::clock::now().0;
+        let end = crate::clock::now();
         world.ec2.observe(&classes, &pools);
-        assert_eq!((world.sweep(end + MINUTE_MS).await, world.images().len()), expected, "{what}");
+        assert_eq!((world.sweep(end + MINUTE).await, world.images().len()), expected, "{what}");
         world.ec2.observe(std::slice::from_ref(&own_class), std::slice::from_ref(&own_pool));
-        assert_eq!(world.sweep(end + 2 * MINUTE_MS - 1).await, 0, "{what}: nothing comes back");
+        assert_eq!(world.sweep(end + MINUTE * 2 - Duration::from_millis(1)).await, 0, "{what}: nothing comes back");
     }
 }
 
@@ -239,21 +240,21 @@ async fn what_is_gone_or_going_keeps_no_template() {
 async fn a_template_that_can_not_be_made_holds_up_no_other_and_is_tried_again_by_each_sweep() {
     for refused in ["ami-x86-new", "ami-arm-new"] {
         let mut world = world();
-        let begin = crate::clock::now().0;
+        let begin = crate::clock::now();
         world.launch("uid-1", "web").await;
         let of_arm = request(class(json!({})), claim("2026-01-01T00:00:00Z", json!({})), &["m6g.large"]).overrides;
         world.ec2.launch(LaunchRequest { overrides: of_arm, ..world.request("uid-2") }).await.unwrap();
         world.change(|class| class.status.as_mut().unwrap().amis.iter_mut().for_each(|image| image.id += "-new"));
         world.fake.lock().unwrap().refused_image = Some(refused);
         let new = |world: &World| world.images().iter().filter(|image| image.ends_with("-new")).count();
-        world.sweep(begin + 10_000).await;
-        world.sweep(begin + 20_000).await;
+        world.sweep(begin + SWEEP).await;
+        world.sweep(begin + SWEEP * 2).await;
         assert_eq!(new(&world), 1);
-        assert_eq!(world.sweep(begin + 30_000).await, 2, "looked for and refused");
+        assert_eq!(world.sweep(begin + SWEEP * 3).await, 2, "looked for and refused");
         world.fake.lock().unwrap().refused_image = None;
-        assert_eq!(world.sweep(begin + 40_000).await, 2);
+        assert_eq!(world.sweep(begin + SWEEP * 4).await, 2);
         assert_eq!(new(&world), 2);
-        assert_eq!(world.sweep(begin + 50_000).await, 0);
+        assert_eq!(world.sweep(begin + SWEEP * 5).await, 0);
     }
 }
 
@@ -261,11 +262,11 @@ async fn a_template_that_can_not_be_made_holds_up_no_other_and_is_tried_again_by
 async fn a_sweep_makes_so_few_templates_that_launches_can_be_asked_for_beside_it() {
     let world = world();
     for number in 0..=MAX_CREATED {
-        world.ec2.launch_context.recent_shapes.keep(recent_shape(&format!("pool-{number}"), "x", 1, 0));
+        world.ec2.launch_context.recent_shapes.keep(recent_shape(&format!("pool-{number}"), "x", 1, UnixMillis(0)));
     }
-    assert_eq!(world.sweep(0).await, 2 * MAX_CREATED);
-    assert_eq!(world.sweep(10_000).await, 2);
-    assert_eq!(world.sweep(20_000).await, 0);
+    assert_eq!(world.sweep(UnixMillis(0)).await, 2 * MAX_CREATED);
+    assert_eq!(world.sweep(UnixMillis(0) + SWEEP).await, 2);
+    assert_eq!(world.sweep(UnixMillis(0) + SWEEP * 2).await, 0);
 }
 
 #[tokio::test]
@@ -274,8 +275,8 @@ async fn of_a_pools_launches_the_last_four_that_differ_keep_their_templates() {
     for tier in ["a", "b", "c", "d", "e"] {
         world.launch(&format!("uid-{tier}"), tier).await;
     }
-    let end = crate::clock::now().0;
-    assert_eq!((world.sweep(end + MINUTE_MS).await, world.images().len()), (1, 4), "the first one is deleted");
+    let end = crate::clock::now();
+    assert_eq!((world.sweep(end + MINUTE).await, world.images().len()), (1, 4), "the first one is deleted");
     assert_eq!(world.launch("uid-b2", "b").await, 0);
     assert_eq!(world.launch("uid-a2", "a").await, 2);
 }
@@ -296,7 +297,7 @@ async fn a_launch_into_a_reservation_is_not_remembered() {
     details.claim.spec.requirements = serde_json::from_value(requirement).unwrap();
     let launched = world.ec2.launch(LaunchRequest { details: Some(Arc::new(details)), ..request }).await.unwrap();
     assert_eq!(launched.instance.reservation.map(|reservation| reservation.id).as_deref(), Some("cr-1"));
-    assert_eq!((world.sweep(crate::clock::now().0 + MINUTE_MS).await, world.images().len()), (1, 0), "deleted");
+    assert_eq!((world.sweep(crate::clock::now() + MINUTE).await, world.images().len()), (1, 0), "deleted");
 }
 
 #[tokio::test]
@@ -306,6 +307,6 @@ async fn a_template_that_a_launch_found_deleted_is_kept_again() {
     let name = world.fake.lock().unwrap().templates.keys().next().unwrap().clone();
     world.fake.lock().unwrap().templates.clear();
     world.ec2.launch_context.templates.forget([name.as_str()]);
-    assert_eq!(world.sweep(crate::clock::now().0).await, 2);
+    assert_eq!(world.sweep(crate::clock::now()).await, 2);
     assert_eq!(world.images(), ["ami-x86"]);
 }

@@ -1,38 +1,38 @@
 use std::sync::atomic::AtomicBool;
 
 use super::*;
-use crate::cloud::ec2::aws::client::wire;
 use crate::cloud::ec2::launch::templates::spec::tests::template;
+use crate::test_support::fake_aws;
 
-fn answers(exists: Arc<AtomicBool>) -> wire::Answer {
+fn answers(exists: Arc<AtomicBool>) -> fake_aws::Responder {
     let described = "<launchTemplates><item><launchTemplateId>lt-1</launchTemplateId></item></launchTemplates>";
     Box::new(move |request| match request.action.as_str() {
         "DescribeLaunchTemplates" if !exists.load(Ordering::SeqCst) => {
-            wire::refusal("InvalidLaunchTemplateName.NotFoundException", "gone")
+            fake_aws::error("InvalidLaunchTemplateName.NotFoundException", "gone")
         }
-        "DescribeLaunchTemplates" => wire::ok("DescribeLaunchTemplates", described),
+        "DescribeLaunchTemplates" => fake_aws::ok("DescribeLaunchTemplates", described),
         "CreateLaunchTemplate" => {
             exists.store(true, Ordering::SeqCst);
-            wire::ok(
+            fake_aws::ok(
                 "CreateLaunchTemplate",
                 "<launchTemplate><launchTemplateId>lt-1</launchTemplateId></launchTemplate>",
             )
         }
         "DeleteLaunchTemplate" => {
             exists.store(false, Ordering::SeqCst);
-            wire::ok("DeleteLaunchTemplate", "")
+            fake_aws::ok("DeleteLaunchTemplate", "")
         }
         other => panic!("{other} was not expected"),
     })
 }
 
-fn actions(seen: &Mutex<Vec<wire::Seen>>) -> Vec<String> {
+fn actions(seen: &Mutex<Vec<fake_aws::Request>>) -> Vec<String> {
     seen.lock().unwrap().iter().map(|request| request.action.clone()).collect()
 }
 
 #[tokio::test]
 async fn c18_a_burst_makes_one_template_and_later_launches_find_it() {
-    let (clients, seen) = wire::clients(answers(Arc::default()));
+    let (clients, seen) = fake_aws::clients(answers(Arc::default()));
     let (templates, content) = (TemplateStore::default(), template());
     let burst = (0..20).map(|_| templates.ensure(&clients, &content, UnixMillis(0)));
     for held in futures::future::join_all(burst).await {
@@ -49,7 +49,7 @@ async fn c18_a_burst_makes_one_template_and_later_launches_find_it() {
 #[tokio::test]
 async fn a_template_is_deleted_a_minute_after_its_last_use_but_not_while_held() {
     let exists = Arc::new(AtomicBool::new(false));
-    let (clients, _) = wire::clients(answers(Arc::clone(&exists)));
+    let (clients, _) = fake_aws::clients(answers(Arc::clone(&exists)));
     let (templates, content) = (TemplateStore::default(), template());
     let held = templates.ensure(&clients, &content, UnixMillis(0)).await.unwrap();
     let there = async |now: UnixMillis| {
@@ -68,7 +68,7 @@ async fn a_template_is_deleted_a_minute_after_its_last_use_but_not_while_held() 
 #[tokio::test]
 async fn a_launch_and_the_deletion_of_its_template_wait_for_each_other() {
     let exists = Arc::new(AtomicBool::new(false));
-    let (clients, seen) = wire::clients(answers(Arc::clone(&exists)));
+    let (clients, seen) = fake_aws::clients(answers(Arc::clone(&exists)));
     let (templates, content) = (TemplateStore::default(), template());
     drop(templates.ensure(&clients, &content, UnixMillis(0)).await.unwrap());
     let launch = templates.ensure(&clients, &content, UnixMillis(0) + TTL);
@@ -93,11 +93,11 @@ async fn many_unused_templates_are_deleted_a_few_at_a_time() {
         )
     };
     let items: String = (0..50).map(item).collect();
-    let (clients, seen) = wire::clients(Box::new(move |request| match request.action.as_str() {
+    let (clients, seen) = fake_aws::clients(Box::new(move |request| match request.action.as_str() {
         "DescribeLaunchTemplates" => {
-            wire::ok("DescribeLaunchTemplates", &format!("<launchTemplates>{items}</launchTemplates>"))
+            fake_aws::ok("DescribeLaunchTemplates", &format!("<launchTemplates>{items}</launchTemplates>"))
         }
-        _ => wire::ok("DeleteLaunchTemplate", ""),
+        _ => fake_aws::ok("DeleteLaunchTemplate", ""),
     }));
     let templates = TemplateStore::default();
     assert_eq!(templates.hydrate(&clients, "c1", UnixMillis(0)).await.unwrap(), 50);
@@ -112,13 +112,13 @@ async fn many_unused_templates_are_deleted_a_few_at_a_time() {
 #[tokio::test]
 async fn a_template_that_could_not_be_deleted_is_tried_again() {
     let refusals = AtomicI64::new(1);
-    let (clients, seen) = wire::clients(Box::new(move |request| match request.action.as_str() {
-        "DescribeLaunchTemplates" => wire::ok(
+    let (clients, seen) = fake_aws::clients(Box::new(move |request| match request.action.as_str() {
+        "DescribeLaunchTemplates" => fake_aws::ok(
             "DescribeLaunchTemplates",
             "<launchTemplates><item><launchTemplateId>lt-1</launchTemplateId><launchTemplateName>a</launchTemplateName></item></launchTemplates>",
         ),
-        _ if refusals.fetch_sub(1, Ordering::SeqCst) > 0 => wire::refusal("UnauthorizedOperation", "no"),
-        _ => wire::ok("DeleteLaunchTemplate", ""),
+        _ if refusals.fetch_sub(1, Ordering::SeqCst) > 0 => fake_aws::error("UnauthorizedOperation", "no"),
+        _ => fake_aws::ok("DeleteLaunchTemplate", ""),
     }));
     let templates = TemplateStore::default();
     assert_eq!(templates.hydrate(&clients, "c1", UnixMillis(0)).await.unwrap(), 1);
@@ -135,7 +135,7 @@ async fn a_template_that_could_not_be_deleted_is_tried_again() {
 #[tokio::test]
 async fn c17_a_forgotten_template_is_looked_up_and_made_anew() {
     let exists = Arc::new(AtomicBool::new(false));
-    let (clients, seen) = wire::clients(answers(Arc::clone(&exists)));
+    let (clients, seen) = fake_aws::clients(answers(Arc::clone(&exists)));
     let (templates, content) = (TemplateStore::default(), template());
     let held = templates.ensure(&clients, &content, UnixMillis(0)).await.unwrap();
     exists.store(false, Ordering::SeqCst);
@@ -146,14 +146,14 @@ async fn c17_a_forgotten_template_is_looked_up_and_made_anew() {
 
 #[tokio::test]
 async fn c35_the_templates_of_a_class_are_found_by_their_tags_and_deleted() {
-    let (clients, seen) = wire::clients(Box::new(|request| match request.action.as_str() {
-        "DescribeLaunchTemplates" => wire::ok(
+    let (clients, seen) = fake_aws::clients(Box::new(|request| match request.action.as_str() {
+        "DescribeLaunchTemplates" => fake_aws::ok(
             "DescribeLaunchTemplates",
             "<launchTemplates><item><launchTemplateId>lt-1</launchTemplateId><launchTemplateName>a</launchTemplateName></item>\
              <item><launchTemplateId>lt-2</launchTemplateId><launchTemplateName>b</launchTemplateName></item></launchTemplates>",
         ),
-        _ if request.form["LaunchTemplateId"] == "lt-1" => wire::refusal("InvalidLaunchTemplateId.NotFound", "gone"),
-        _ => wire::ok("DeleteLaunchTemplate", ""),
+        _ if request.form["LaunchTemplateId"] == "lt-1" => fake_aws::error("InvalidLaunchTemplateId.NotFound", "gone"),
+        _ => fake_aws::ok("DeleteLaunchTemplate", ""),
     }));
     delete_of_class(&clients, "c1", "default").await.unwrap();
     assert_eq!(actions(&seen), ["DescribeLaunchTemplates", "DeleteLaunchTemplate", "DeleteLaunchTemplate"]);
