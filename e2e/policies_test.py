@@ -2,9 +2,11 @@
 the events that the interruption controller knows, in CloudFormation and in Terraform alike. Actions of `stowage preflight` alone are
 listed in docs/operations.md."""
 
+import functools
 import json
 import pathlib
 import re
+import subprocess
 
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -26,8 +28,8 @@ REFERENCES = {
 }
 # Operations that an action of another name allows.
 ALLOWED_BY = {"delete_message_batch": "delete_message"}
-# Calls of operations on an SDK client, such as `ec2.describe_subnets()`; methods of kube's client, of options and of the provider are excluded.
-CALL = re.compile(r"\b(?:client|arc|ec2|eks|iam|pricing|quotas|sqs|ssm|sts)\s*\.((?!as_|is_|apiserver_|queue_counts)[a-z]+_\w+)\(\)")
+# Calls of methods without arguments, among them the operations of SDK clients, such as `ec2.describe_subnets()`.
+CALL = re.compile(r"\.(\w+)\(\)")
 
 
 def snake(action):
@@ -43,9 +45,18 @@ def sources(preflight=False):
             yield path.read_text().partition("#[cfg(test)]")[0]
 
 
+@functools.cache
+def operations():
+    """The operations of the SDK's clients: each has a module in its crate."""
+    command = ["cargo", "metadata", "--format-version", "1", "--locked"]
+    packages = json.loads(subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout)["packages"]
+    crates = [pathlib.Path(package["manifest_path"]).parent for package in packages if package["name"].startswith("aws-sdk-")]
+    return {module.stem for crate in crates for module in (crate / "src" / "operation").glob("*.rs")}
+
+
 def called(preflight=False):
     """Operations that the controller calls, or `stowage preflight`, without those of tests."""
-    found = {name for text in sources(preflight) for name in CALL.findall(text)}
+    found = {name for text in sources(preflight) for name in CALL.findall(text)} & operations()
     return {ALLOWED_BY.get(name, name) for name in found}
 
 

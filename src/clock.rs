@@ -1,8 +1,15 @@
 //! The wall clock. This is the only module that reads it: pure modules get the time as an argument.
 
+use k8s_openapi::jiff::Timestamp;
+
 use crate::model::time::UnixMillis;
 
 /// The current time.
 pub fn now() -> UnixMillis {
-    UnixMillis(k8s_openapi::jiff::Timestamp::now().as_millisecond())
+    UnixMillis(timestamp().as_millisecond())
+}
+
+/// The current time in full resolution, for fields of the Kubernetes API.
+pub fn timestamp() -> Timestamp {
+    Timestamp::now()
 }

@@ -1,10 +1,10 @@
-//! Seeded draws without state: the same seed and the same words give the same number, in whatever order they are asked
-//! for. That keeps a simulation repeatable across restarts and under concurrent calls, where a stream of random numbers would not.
+//! Seeded draws without state: the same seed and words give the same number, in any order of calls. A simulation is therefore
+//! repeatable across restarts and under concurrent calls, unlike with a stream of random numbers.
 
 /// A 64-bit number that depends on `seed` and every one of `words`.
 #[must_use]
 pub fn draw(seed: u64, words: &[&str]) -> u64 {
-    // FNV-1a over the words, with a separator no word can hold, then the splitmix64 finalizer.
+    // FNV-1a over the words, with a separator that no word contains, then the splitmix64 finalizer.
     let mut hash = 0xcbf2_9ce4_8422_2325_u64 ^ mix(seed);
     for word in words {
         for byte in word.bytes().chain(std::iter::once(0xff)) {
@@ -37,7 +37,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_draw_depends_on_the_seed_and_on_where_one_word_ends() {
+    fn a_draw_depends_on_the_seed_and_the_boundaries_of_words() {
         assert_eq!(draw(7, &["a", "b"]), draw(7, &["a", "b"]));
         assert_ne!(draw(7, &["a", "b"]), draw(8, &["a", "b"]));
         assert_ne!(draw(7, &["ab", "c"]), draw(7, &["a", "bc"]));

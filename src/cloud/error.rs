@@ -13,7 +13,7 @@ pub enum CloudError {
     Other(String),
 }
 
-/// The text of an error without the encoded authorization details, which EC2 encrypts differently in each answer.
+/// The text of an error without the encoded authorization details, which EC2 encrypts differently in each response.
 pub fn without_encoded_details(text: &str) -> &str {
     text.split_once("Encoded authorization failure message").map_or(text, |(stable, _)| stable).trim_end()
 }

@@ -90,12 +90,12 @@ pub fn left_behind<'a>(
         other.metadata.deletion_timestamp.is_none() && !has_instance
     });
     let named = named(&group, others);
-    let goes = |instance: &&Instance| {
+    let is_terminated = |instance: &&Instance| {
         let own =
             claim.uid().is_some_and(|uid| uid == instance.client_token) || instance.node_claim == claim.name_any();
         !named.contains(&instance.provider_id) && (own || !waits)
     };
-    found.iter().filter(goes).map(|instance| instance.provider_id.clone()).collect()
+    found.iter().filter(is_terminated).map(|instance| instance.provider_id.clone()).collect()
 }
 
 #[cfg(test)]
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn claims_that_admit_the_same_share_a_group_whatever_room_they_need() {
+    fn claims_with_equal_requirements_share_a_group_for_any_requests() {
         let mut claims = [
             claim("a", "z1", &json!({"cpu": "1"})),
             claim("b", "z2", &json!({"cpu": "1"})),
@@ -123,12 +123,12 @@ mod tests {
         mark(&mut claims, UnixMillis(1));
         let groups = claims.each_ref().map(LaunchGroup::of);
         assert_eq!((groups[0].size, &groups[0]), (2, &groups[2]));
-        assert_eq!(groups[1], LaunchGroup { id: "uid-b".into(), size: 1 }, "alone in its zone");
-        assert_eq!(groups[3].id, "uid-d", "only its instances get the interface");
+        assert_eq!(groups[1], LaunchGroup { id: "uid-b".into(), size: 1 }, "the only claim in its zone");
+        assert_eq!(groups[3].id, "uid-d", "only its instances have EFA interfaces");
     }
 
     #[test]
-    fn no_two_plans_share_a_group_and_none_is_larger_than_a_call() {
+    fn plans_have_distinct_groups_and_groups_are_at_most_one_call() {
         let id = |pods: &str, planned_at: i64| {
             let mut claims = [claim(pods, "z", &json!({})), claim("other", "z", &json!({}))];
             mark(&mut claims, UnixMillis(planned_at));
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_not_be_read_is_a_group_of_its_own() {
+    fn an_invalid_annotation_is_a_group_of_its_own() {
         for text in ["", "x", "x/0", "/3", "x/many", "x/1001"] {
             let mut odd = claim("a", "z", &json!({}));
             odd.annotations_mut().insert(labels::LAUNCH_GROUP.into(), text.into());
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn instances_that_claims_of_the_group_name_are_theirs() {
+    fn provider_ids_of_the_claims_of_a_group_are_named() {
         let with = |pods: &str, group: &str, id: Option<&str>| {
             let mut claim = claim(pods, "z", &json!({}));
             claim.annotations_mut().insert(labels::LAUNCH_GROUP.into(), format!("{group}/3"));
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn c39_a_claim_that_names_no_instance_goes_with_those_that_it_may_have() {
+    fn c39_a_claim_without_an_instance_is_deleted_with_its_unclaimed_instances() {
         let member = |name: &str, id: Option<&str>, deleting: bool| {
             let mut claim = claim(name, "z", &json!({}));
             claim.annotations_mut().insert(labels::LAUNCH_GROUP.into(), "group/3".into());
@@ -188,15 +188,15 @@ mod tests {
             state: crate::cloud::InstanceState::Running,
         };
         let found = [instance("i-1", "group", ""), instance("i-2", "group", ""), instance("i-3", "group", "a")];
-        let going = member("a", None, true);
+        let deleted = member("a", None, true);
         for (what, others, expected) in [
             ("alone", vec![], &["i-1", "i-2", "i-3"][..]),
-            ("another names one", vec![member("b", Some("aws:///z/i-2"), false)], &["i-1", "i-3"]),
-            ("another names one and goes", vec![member("b", Some("aws:///z/i-2"), true)], &["i-1", "i-3"]),
-            ("another waits for one", vec![member("b", None, false)], &["i-3"]),
-            ("another goes, too", vec![member("b", None, true)], &["i-1", "i-2", "i-3"]),
+            ("another claim names one", vec![member("b", Some("aws:///z/i-2"), false)], &["i-1", "i-3"]),
+            ("another claim names one and is deleted", vec![member("b", Some("aws:///z/i-2"), true)], &["i-1", "i-3"]),
+            ("another claim waits for one", vec![member("b", None, false)], &["i-3"]),
+            ("another claim is deleted, too", vec![member("b", None, true)], &["i-1", "i-2", "i-3"]),
         ] {
-            let ids = left_behind(&going, others.iter().chain([&going]), &found);
+            let ids = left_behind(&deleted, others.iter().chain([&deleted]), &found);
             let expected: Vec<String> = expected.iter().map(|id| format!("aws:///z/{id}")).collect();
             assert_eq!(ids, expected, "{what}");
         }

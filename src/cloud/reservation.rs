@@ -38,7 +38,6 @@ impl ReservationKind {
 pub struct ReservedIn {
     /// As `cr-0123456789abcdef0`.
     pub id: String,
-    /// Its kind.
     pub kind: ReservationKind,
 }
 
@@ -59,9 +58,9 @@ impl ReservedIn {
     pub fn labels(&self) -> [(String, String); 3] {
         let interruptible = self.kind == ReservationKind::Interruptible;
         let values = [self.id.clone(), self.kind.reservation_type().to_owned(), interruptible.to_string()];
-        let [id, kind, taken_back] = RESERVATION_LABELS.map(str::to_owned);
+        let [id, kind, interruptible_key] = RESERVATION_LABELS.map(str::to_owned);
         let [first, second, third] = values;
-        [(id, first), (kind, second), (taken_back, third)]
+        [(id, first), (kind, second), (interruptible_key, third)]
     }
 }
 
@@ -70,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn labels_say_id_type_and_whether_it_can_be_taken_back() {
+    fn labels_contain_id_type_and_interruptibility() {
         for (kind, reservation_type, interruptible) in [
             (ReservationKind::OnDemand, "default", "false"),
             (ReservationKind::CapacityBlock, "capacity-block", "false"),

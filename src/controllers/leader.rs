@@ -135,7 +135,7 @@ impl Candidate {
     }
 
     fn spec(&self, transitions: i32) -> LeaseSpec {
-        let now = MicroTime(Timestamp::now());
+        let now = MicroTime(crate::clock::timestamp());
         LeaseSpec {
             holder_identity: Some(self.identity.clone()),
             lease_duration_seconds: i32::try_from(DURATION.as_secs()).ok(),

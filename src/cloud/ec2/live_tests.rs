@@ -1,5 +1,4 @@
-//! The shells against an EC2-compatible endpoint that somebody else wrote. `AWS_ENDPOINT_URL` names it, as for the SDK; region
-//! us-east-1.
+//! Calls of an EC2-compatible endpoint of another project. `AWS_ENDPOINT_URL` names it, as for the SDK; region us-east-1.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -20,7 +19,7 @@ use crate::cloud::ec2::offerings::region_snapshot::{Dataset, RegionSnapshot};
 
 #[tokio::test]
 #[ignore = "needs an EC2-compatible endpoint in AWS_ENDPOINT_URL"]
-async fn what_the_region_offers_is_read() {
+async fn region_data_is_read() {
     let clients = Clients::from_environment().await.unwrap();
     let region = Region::new(RegionSnapshot::embedded("us-east-1", embedded()));
     let apis = RegionApis { ec2: clients.ec2.clone(), pricing: None };
@@ -31,7 +30,7 @@ async fn what_the_region_offers_is_read() {
     }
     assert!(snapshot.types.len() > 500, "{} instance types", snapshot.types.len());
 
-    // What both know of a type they know alike, and so its node is the same.
+    // The endpoint and the embedded table agree on the instance types that both contain.
     let shape = |entry: &RawInstanceType| {
         let node = entry.as_node("us-east-1", &NodeSettings::default(), SpotPricing::Off);
         (node.capacity, node.allocatable)
@@ -55,7 +54,7 @@ async fn what_the_region_offers_is_read() {
 
 #[tokio::test]
 #[ignore = "needs an EC2-compatible endpoint in AWS_ENDPOINT_URL"]
-async fn messages_go_through_the_queue() {
+async fn messages_are_sent_received_and_deleted() {
     let clients = Clients::from_environment().await.unwrap();
     let name = format!("stowage-test-{}", crate::clock::now().0);
     let queue = Queue::new(clients.sqs.clone(), &name);
@@ -104,7 +103,7 @@ async fn statuses_and_offerings_are_read() {
 
 #[tokio::test]
 #[ignore = "needs an EC2-compatible endpoint in AWS_ENDPOINT_URL"]
-async fn an_endpoint_without_capacity_reservations_says_so_soon() {
+async fn an_endpoint_without_capacity_reservations_fails_quickly() {
     let clients = Clients::from_environment().await.unwrap();
     let terms = [serde_json::from_value(json!({"tags": {"stowage": "*"}})).unwrap()];
     let began = Instant::now();

@@ -65,7 +65,7 @@ impl Options {
         }
     }
 
-    /// What a class decides about the shape of its nodes, with what these settings add.
+    /// The settings of a class that decide the resources of its nodes, with the additions of these options.
     pub fn settings(&self, class: &Ec2NodeClass) -> NodeSettings {
         let settings = NodeSettings::of(Some(class));
         let settings = if self.node_class_cel { settings.with_expressions(class) } else { settings };

@@ -10,7 +10,7 @@ use crate::model::labels;
 pub const CLUSTER_TAG: &str = "eks:eks-cluster-name";
 /// Tag key of an instance; the value is the name of its NodeClaim.
 pub const CLAIM_TAG: &str = "karpenter.sh/nodeclaim";
-/// Tag key of an instance; the value is its launch group. Finds the instances of a launch whose answer was lost.
+/// Tag key of an instance; the value is its launch group. Finds the instances of a launch whose response was lost.
 pub const LAUNCH_TAG: &str = "stowage.dev/launch";
 
 pub fn tags(tags: &BTreeMap<String, String>) -> Vec<Tag> {

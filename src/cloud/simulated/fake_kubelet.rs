@@ -26,6 +26,7 @@ use serde_json::json;
 use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
+use crate::clock;
 use crate::cloud::simulated::node_steps::NodeAction;
 use crate::cloud::simulated::provider::SimulatedEc2;
 use crate::cloud::simulated::script::InstanceEvent;
@@ -155,14 +156,14 @@ impl SimulatedEc2 {
     }
 
     async fn register(&self, nodes: &Api<Node>, record: &InstanceRecord) -> Result<(), StepError> {
-        let node = node_object(record, &self.instance_type_of(record)?, Timestamp::now());
+        let node = node_object(record, &self.instance_type_of(record)?, clock::timestamp());
         let name = record.node_name();
         match nodes.create(&PostParams::default(), &node).await {
             Ok(_) => {
                 info!(node = %name, instance = %record.id, r#type = %record.instance_type, "simulated instance registered its node");
             }
             Err(kube::Error::Api(status)) if status.code == 409 => {
-                // Created by an earlier attempt whose response was lost, or by someone else.
+                // Created by an earlier attempt whose response was lost, or by another component.
                 let existing = nodes.get(&name).await?;
                 let provider_id = existing.spec.and_then(|spec| spec.provider_id).unwrap_or_default();
                 if provider_id != record.provider_id() {
@@ -245,7 +246,7 @@ async fn silence(cluster: &ClusterApis, record: &InstanceRecord) -> Result<(), S
         spec: Some(LeaseSpec {
             holder_identity: Some(SILENT.to_owned()),
             lease_duration_seconds: Some(SILENT_SECONDS),
-            renew_time: Some(MicroTime(Timestamp::now())),
+            renew_time: Some(MicroTime(clock::timestamp())),
             ..LeaseSpec::default()
         }),
     };

@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_comes_together_is_asked_for_together_and_each_key_once() {
+    async fn keys_of_a_window_share_a_call_without_duplicates() {
         let (coalescer, sizes) = recording();
         let answers = futures::future::join_all([1, 2, 1].map(|key| coalescer.ask(key))).await;
         assert_eq!(answers, [Some(10), Some(20), Some(10)]);
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn each_window_is_told() {
+    async fn each_window_is_observed() {
         let metrics = BatchMetrics::new(&CloudMetrics::new(), "test");
         let (coalescer, _) = recording_with(metrics.clone());
         futures::future::join_all([1, 2].map(|key| coalescer.ask(key))).await;
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_full_window_closes_at_once_and_the_rest_goes_into_the_next() {
+    async fn a_full_window_closes_at_once_and_later_keys_use_the_next() {
         let (coalescer, sizes) = recording();
         let answers = futures::future::join_all((1..=5).map(|key| coalescer.ask(key))).await;
         assert_eq!(answers, [10, 20, 30, 40, 50].map(Some));
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_key_without_an_answer_says_so() {
+    async fn a_key_without_an_answer_is_none() {
         let (coalescer, _) = recording();
         assert_eq!(coalescer.ask(13).await, None);
     }

@@ -130,7 +130,7 @@ impl ApiError {
 
     /// The error of a call that was not made.
     pub fn not_called(action: &'static str) -> Self {
-        Self { action, code: String::new(), message: "not asked".into(), class: Class::NoResponse }
+        Self { action, code: String::new(), message: "the call was not made".into(), class: Class::NoResponse }
     }
 
     /// Whether a later retry may succeed.

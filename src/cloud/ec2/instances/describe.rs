@@ -17,8 +17,8 @@ use crate::model::labels;
 use crate::model::offering::CapacityType;
 use crate::model::time::UnixMillis;
 
-/// States of instances that exist; terminated instances count as gone.
-const THERE: [&str; 5] = ["pending", "running", "stopping", "stopped", "shutting-down"];
+/// States of instances that exist: all except `terminated`.
+const EXISTING: [&str; 5] = ["pending", "running", "stopping", "stopped", "shutting-down"];
 
 /// The provider id of an instance, as Nodes have it.
 pub fn provider_id(zone: &str, id: &str) -> String {
@@ -112,8 +112,8 @@ fn reservation(instance: &aws_sdk_ec2::types::Instance, lifecycle: &str) -> Opti
     Some(ReservedIn { id, kind })
 }
 
-fn there() -> Filter {
-    filter("instance-state-name", THERE)
+fn existing() -> Filter {
+    filter("instance-state-name", EXISTING)
 }
 
 /// All instances that match the filters.
@@ -147,7 +147,7 @@ pub async fn of_cluster(clients: &Clients, cluster: &str) -> Result<Vec<(Instanc
         filter("tag-key", [labels::NODE_POOL]),
         filter("tag-key", [labels::EC2_NODE_CLASS]),
         filter(format!("tag:{CLUSTER_TAG}"), [cluster]),
-        there(),
+        existing(),
     ];
     matching(clients, filters, read_both).await
 }
@@ -157,7 +157,7 @@ pub async fn of_cluster(clients: &Clients, cluster: &str) -> Result<Vec<(Instanc
 /// # Errors
 /// DescribeInstances failed.
 pub async fn facts_of(clients: &Clients, id: &str) -> Result<Option<InstanceFacts>, ApiError> {
-    let call = clients.ec2.describe_instances().instance_ids(id).filters(there());
+    let call = clients.ec2.describe_instances().instance_ids(id).filters(existing());
     match pages(call, |instance| Some(read_facts(instance))).await {
         Ok(found) => Ok(found.into_iter().next()),
         Err(error) if error.class == Class::NotFound => Ok(None),
@@ -200,7 +200,7 @@ async fn of_launch_groups(
     groups: Vec<String>,
 ) -> HashMap<String, Result<Vec<Instance>, ApiError>> {
     let filters =
-        vec![filter(format!("tag:{LAUNCH_TAG}"), &groups), filter(format!("tag:{CLUSTER_TAG}"), [cluster]), there()];
+        vec![filter(format!("tag:{LAUNCH_TAG}"), &groups), filter(format!("tag:{CLUSTER_TAG}"), [cluster]), existing()];
     let found = matching(&clients, filters, read).await;
     let of_group = |group: &String| {
         let of = |all: &Vec<Instance>| all.iter().filter(|one| one.client_token == *group).cloned().collect();
@@ -228,7 +228,7 @@ async fn describe_all(clients: Clients, ids: Vec<String>) -> HashMap<String, Res
 }
 
 /// Describes instances by id in one call and extracts a value from each. One unknown id fails the whole call: then, and for ids
-/// that the result omits, each id is described on its own. Every id is answered; `None` for an instance that does not exist.
+/// that the response omits, each id is described on its own. The result has every id; `None` for an instance that does not exist.
 pub async fn each<T: Clone>(
     clients: &Clients,
     ids: &[String],
@@ -259,14 +259,14 @@ pub async fn each<T: Clone>(
 }
 
 async fn describe<T>(clients: &Clients, ids: Vec<String>, read: Read<T>) -> Result<Vec<T>, ApiError> {
-    pages(clients.ec2.describe_instances().set_instance_ids(Some(ids)).filters(there()), read).await
+    pages(clients.ec2.describe_instances().set_instance_ids(Some(ids)).filters(existing()), read).await
 }
 
 /// Terminates instances by id. If EC2 refuses the whole call, or omits some ids, each of these is terminated on its own.
 async fn terminate_all(clients: Clients, ids: Vec<String>) -> HashMap<String, Result<bool, ApiError>> {
     let mut out: HashMap<String, Result<bool, ApiError>> = HashMap::new();
     match terminate(&clients, ids.clone()).await {
-        Ok(going) => out.extend(going.into_iter().map(|id| (id, Ok(true)))),
+        Ok(terminating) => out.extend(terminating.into_iter().map(|id| (id, Ok(true)))),
         Err(error) if error.is_transient() || ids.len() == 1 => {
             let answer = if error.class == Class::NotFound { Ok(false) } else { Err(error) };
             return ids.into_iter().map(|id| (id, answer.clone())).collect();
@@ -294,11 +294,11 @@ async fn terminate_all(clients: Clients, ids: Vec<String>) -> HashMap<String, Re
 async fn terminate(clients: &Clients, ids: Vec<String>) -> Result<Vec<String>, ApiError> {
     let call = clients.ec2.terminate_instances().set_instance_ids(Some(ids));
     let answer = call.send().await.map_err(ApiError::of("ec2:TerminateInstances"))?;
-    let going = answer.terminating_instances().iter().filter(|change| {
+    let terminating = answer.terminating_instances().iter().filter(|change| {
         let state = change.current_state().and_then(|state| state.name());
         matches!(state, Some(InstanceStateName::ShuttingDown | InstanceStateName::Terminated))
     });
-    Ok(going.filter_map(|change| change.instance_id()).map(str::to_owned).collect())
+    Ok(terminating.filter_map(|change| change.instance_id()).map(str::to_owned).collect())
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The instances of the cluster: calls to describe, list and terminate them, and what EC2's eventual consistency hides. At most
+//! The instances of the cluster: calls to describe, list and terminate them, with corrections for EC2's eventual consistency. At most
 //! one lock is held at a time, and none across an `await`.
 
 use std::collections::HashMap;
@@ -17,7 +17,7 @@ use crate::cloud::{CloudError, Instance, InstanceState, Override};
 use crate::model::time::UnixMillis;
 use crate::sync::lock;
 
-/// How long EC2 may omit an instance from its answers after the launch.
+/// How long EC2 may omit an instance from its responses after the launch.
 const CONSISTENCY: Duration = Duration::from_mins(1);
 /// Minimum time between two polls of an instance that is shutting down.
 const TERMINATION_POLL: Duration = Duration::from_secs(2);
@@ -38,9 +38,9 @@ pub struct InstanceStore {
 /// All maps are by instance id.
 #[derive(Debug, Default)]
 struct State {
-    /// The last listing, which answers for zones with an active zonal shift.
+    /// The last listing; used for zones with an active zonal shift.
     listed: Vec<Instance>,
-    /// What drift detection needs of each listed instance.
+    /// The inputs of drift detection of each listed instance.
     facts: HashMap<String, InstanceFacts>,
     /// The offering of each instance: queue messages name only the instance.
     offerings: HashMap<String, Override>,
@@ -79,7 +79,7 @@ impl InstanceStore {
         state.terminating.retain(|_, polled| !polled.is_older_than(TERMINATION_MEMORY, now));
     }
 
-    /// An instance that was launched so recently that its absence from an answer of EC2 means nothing.
+    /// An instance that was launched so recently that its absence from a response of EC2 is not conclusive.
     pub fn recent(&self, id: &str, now: UnixMillis) -> Option<Instance> {
         lock(&self.state).recent.get(id).filter(|instance| is_recent(instance, now)).cloned()
     }
@@ -108,7 +108,7 @@ impl InstanceStore {
         let now = crate::clock::now();
         match zone_of(provider_id).filter(|zone| self.offerings.shifts().is_shifted(zone, now)) {
             Some(zone) => {
-                Err(CloudError::Other(format!("zone {zone} is shifted away from, instances there are left alone")))
+                Err(CloudError::Other(format!("zone {zone} has an active zonal shift, its instances are not changed")))
             }
             None => Ok(()),
         }
@@ -129,8 +129,11 @@ impl InstanceStore {
     }
 
     async fn describe_id(&self, id: &str) -> Result<Option<Instance>, CloudError> {
-        let found =
-            self.describer.ask(id.to_owned()).await.unwrap_or_else(|| Err(unanswered("ec2:DescribeInstances")))?;
+        let found = self
+            .describer
+            .ask(id.to_owned())
+            .await
+            .unwrap_or_else(|| Err(ApiError::not_called("ec2:DescribeInstances")))?;
         Ok(found.filter(|instance| instance.state != InstanceState::Terminated))
     }
 
@@ -165,7 +168,7 @@ impl InstanceStore {
             (Some(instance), _) if instance.state == InstanceState::ShuttingDown => {}
             _ => {
                 let terminated = self.terminator.ask(id.to_owned()).await;
-                if !terminated.unwrap_or_else(|| Err(unanswered("ec2:TerminateInstances")))? {
+                if !terminated.unwrap_or_else(|| Err(ApiError::not_called("ec2:TerminateInstances")))? {
                     return match recent {
                         // Reporting it as absent would leak it.
                         Some(_) => {
@@ -215,12 +218,12 @@ impl InstanceStore {
     /// EC2's.
     pub async fn of_launch_group(&self, launch_group: String) -> Result<Vec<Instance>, CloudError> {
         let found = self.finder.ask(launch_group.clone()).await;
-        let found = found.unwrap_or_else(|| Err(unanswered("ec2:DescribeInstances")))?;
+        let found = found.unwrap_or_else(|| Err(ApiError::not_called("ec2:DescribeInstances")))?;
         Ok(self.with_hidden(found, |instance| instance.client_token == launch_group))
     }
 
-    /// Adds the `wanted` instances that EC2 does not describe: recent launches, and instances in zones with an active zonal shift.
-    fn with_hidden(&self, mut found: Vec<Instance>, wanted: impl Fn(&Instance) -> bool) -> Vec<Instance> {
+    /// Adds the instances that match `filter` and that EC2 does not describe: recent launches, and instances in zones with an active zonal shift.
+    fn with_hidden(&self, mut found: Vec<Instance>, filter: impl Fn(&Instance) -> bool) -> Vec<Instance> {
         let now = crate::clock::now();
         let (recent, listed): (Vec<Instance>, Vec<Instance>) = {
             let state = lock(&self.state);
@@ -228,7 +231,7 @@ impl InstanceStore {
         };
         let shifts = self.offerings.shifts();
         let shifted = listed.into_iter().filter(|instance| shifts.is_shifted(&instance.zone, now));
-        for instance in recent.into_iter().chain(shifted).filter(wanted) {
+        for instance in recent.into_iter().chain(shifted).filter(filter) {
             if found.iter().all(|other| other.id != instance.id) {
                 found.push(instance);
             }
@@ -251,8 +254,4 @@ fn offering_of(instance: &Instance) -> Override {
 
 fn parse(provider_id: &str) -> Result<&str, CloudError> {
     instance_id(provider_id).ok_or_else(|| CloudError::Other(format!("{provider_id} names no EC2 instance")))
-}
-
-fn unanswered(action: &'static str) -> ApiError {
-    ApiError::not_called(action)
 }

@@ -21,7 +21,7 @@ use crate::cloud::ec2::tags::{CLUSTER_TAG, tags};
 use crate::cloud::{CloudError, Untagged, without_encoded_details};
 use crate::sync::lock;
 
-/// Instances whose tags are read in one call: few, so that what was read is still current when the last tag is written.
+/// Instances whose tags are read in one call: a small number, so that the tags are still current when the last of them is written.
 const READ_BATCH: usize = 10;
 /// Wait after each call that writes tags.
 pub const PAUSE: Duration = Duration::from_secs(1);

@@ -42,6 +42,7 @@ pub struct LaunchBatch<C> {
     /// UIDs of the waiting claims, in order of arrival.
     waiting: Mutex<Vec<String>>,
     arrived: Notify,
+    /// [`UnixMillis`] of the last use.
     used_at: AtomicI64,
 }
 
@@ -195,7 +196,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_cancelled_request_leaves_the_queue_and_releases_the_lock() {
+    async fn a_canceled_request_leaves_the_queue_and_releases_the_lock() {
         let batches = LaunchBatches::default();
         let early = tokio::time::timeout(Duration::from_millis(1), request(&batches, "a", 3)).await;
         assert!(early.is_err());

@@ -1,4 +1,4 @@
-//! What launches, dry runs and the pre-creation of templates share.
+//! The state that launches, dry runs and the pre-creation of templates share.
 
 use std::sync::Arc;
 
@@ -35,7 +35,7 @@ impl LaunchContext {
         Self { clients, options, offerings, node_classes, templates, recent_shapes }
     }
 
-    /// What a class may buy now.
+    /// The current offerings for nodes of a class.
     pub fn catalog(&self, class: &Ec2NodeClass) -> Arc<Catalog> {
         self.offerings.catalog(class, self.node_classes.placement_group(class), crate::clock::now())
     }

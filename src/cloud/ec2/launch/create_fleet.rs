@@ -150,9 +150,9 @@ pub struct LaunchedInstance {
     pub instance_type: String,
     /// Zone name.
     pub zone: String,
-    /// Subnet.
+    /// Subnet id.
     pub subnet: Option<String>,
-    /// Image.
+    /// Image id.
     pub image: String,
 }
 
@@ -174,7 +174,7 @@ pub struct FleetError {
 pub struct FleetAnswer {
     /// At most as many instances as requested, unless EC2 exceeds the request.
     pub launched: Vec<LaunchedInstance>,
-    /// Overrides that failed, possibly beside launched instances.
+    /// Overrides that failed, possibly in addition to launched instances.
     pub errors: Vec<FleetError>,
 }
 
@@ -239,7 +239,7 @@ impl FleetAnswer {
     }
 }
 
-/// What the errors of a fleet say about capacity.
+/// The capacity information in the errors of a fleet.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CapacityFeedback {
     /// Capacity that is unavailable for a while.
@@ -323,7 +323,7 @@ pub fn failure(errors: &[FleetError], feedback: &CapacityFeedback) -> LaunchErro
     let texts: BTreeSet<String> = errors.iter().map(|error| format!("{}: {}", error.code, error.message)).collect();
     let message = texts.into_iter().collect::<Vec<_>>().join("; ");
     if message.is_empty() {
-        let message = "EC2 launched fewer instances than it was asked for and did not say why".to_owned();
+        let message = "EC2 launched fewer instances than requested and reported no error".to_owned();
         return LaunchError::Rejected { reason: "LaunchFailed", message };
     }
     LaunchError::Rejected { reason: errors::reason(&message), message }

@@ -117,7 +117,7 @@ fn run_outcome(answers: &[Result<(), ApiError>], own_profile: bool) -> Outcome {
         return Outcome::Passed;
     }
     let Some(Err(error)) = answers.first() else {
-        return Outcome::Transient(Verdict::Unjudged("the class has no subnet to try".into()));
+        return Outcome::Transient(Verdict::Unjudged("the class has no subnet for a dry run".into()));
     };
     if error.code == "InvalidParameterValue" && error.message.contains("Invalid IAM Instance Profile name") {
         return Outcome::Transient(if own_profile {
@@ -244,7 +244,7 @@ impl DryRunValidator {
             Err(error) => return Err(Outcome::Transient(Verdict::Unjudged(error.to_string()))),
         };
         let Some(template) = groups.into_iter().next().map(|group| group.template) else {
-            return Err(Outcome::Transient(Verdict::Unjudged("nothing to try".into())));
+            return Err(Outcome::Transient(Verdict::Unjudged("no launch template for a dry run".into())));
         };
         let user_data_bytes = context.clients.metrics.user_data_bytes.with_label_values(&[class.name_any()]);
         user_data_bytes.set(i64::try_from(template.user_data_bytes()).unwrap_or(i64::MAX));
@@ -340,9 +340,9 @@ impl DryRunValidator {
 fn tenancy(demands: &[Requirements]) -> Vec<Requirement> {
     let key = labels::INSTANCE_TENANCY;
     let dedicated = demands.iter().filter_map(|demand| demand.get(key)).any(|tenancy| tenancy.contains("dedicated"));
-    let asked =
+    let requirement =
         || Requirement { key: key.into(), operator: "In".into(), values: vec!["dedicated".into()], min_values: None };
-    dedicated.then(asked).into_iter().collect()
+    dedicated.then(requirement).into_iter().collect()
 }
 
 fn zone_of(class: &Ec2NodeClass, subnet: &str) -> String {

@@ -1,4 +1,4 @@
-//! The instance type that a class is tried with: one that a launch for it could be of, so that what EC2 says of it holds. Pure.
+//! Selects the instance type of dry runs: a type that launches of the class may use, so that the verdict of EC2 applies to them. Pure.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,9 +13,9 @@ use crate::model::requirement::{Requirements, ValueSet};
 use crate::model::units::MicroUsd;
 
 /// Types that every account may launch.
-const USUAL: [&str; 2] = ["m5.large", "m6g.large"];
+const COMMON: [&str; 2] = ["m5.large", "m6g.large"];
 
-/// What the NodePools of a class ask of nodes, their labels included. A pool that can't be read asks nothing.
+/// The requirements of the NodePools of a class, including their labels. A pool with invalid requirements is skipped.
 pub fn demands<'a>(pools: impl IntoIterator<Item = &'a NodePool>, class: &str) -> Vec<Requirements> {
     let of_class = pools.into_iter().filter(|pool| pool.spec.template.spec.node_class_ref.name == class);
     let read = |pool: &NodePool| {
@@ -29,8 +29,8 @@ pub fn demands<'a>(pools: impl IntoIterator<Item = &'a NodePool>, class: &str) -
     of_class.filter_map(read).collect()
 }
 
-/// The type to try, of those that the class admits, sells on demand in its zones and has an image for: one that a NodePool asks
-/// for before any other, an everyday one before metal and accelerators, a usual one before the cheapest. `None` where there is none.
+/// Selects a type that the class admits and has an image for, and that is offered on demand in its zones. Types that a NodePool
+/// admits come first, then types without accelerators or bare metal, then [`COMMON`] types, then the cheapest. `None` without a type.
 pub fn dry_type(catalog: &Catalog, images: &[AmiStatus], demands: &[Requirements]) -> Option<Candidate> {
     let booting = catalog.instance_types.iter().filter(|found| image_of(images, &found.labels).is_some());
     let offered = booting.filter_map(|found| {
@@ -41,21 +41,21 @@ pub fn dry_type(catalog: &Catalog, images: &[AmiStatus], demands: &[Requirements
     });
     let first = offered.min_by_key(|(cheapest, candidate)| {
         let found = &candidate.instance_type;
-        let asked = demands.iter().any(|demand| is_asked(found, demand));
-        let usual = USUAL.iter().position(|name| **name == *found.name).unwrap_or(USUAL.len());
-        (!asked, is_exotic(found), usual, *cheapest)
+        let admitted = demands.iter().any(|demand| is_admitted(found, demand));
+        let common = COMMON.iter().position(|name| **name == *found.name).unwrap_or(COMMON.len());
+        (!admitted, is_exotic(found), common, *cheapest)
     });
     first.map(|(_, candidate)| candidate)
 }
 
-/// What can be bought of a type on demand. What is lately out of capacity can't: there are others to try.
+/// The available on-demand offerings of a type. Offerings without capacity are skipped.
 fn on_demand(found: &InstanceType) -> impl Iterator<Item = &Offering> {
     let offered = |offering: &&Offering| offering.available && offering.capacity_type == CapacityType::OnDemand;
     found.offerings.iter().filter(offered)
 }
 
-/// Whether a pool may have nodes of the type. Which capacity type it wants doesn't matter: the rights are the same.
-fn is_asked(found: &InstanceType, demand: &Requirements) -> bool {
+/// Whether a pool admits nodes of the type. Its capacity type is ignored, because the permissions are the same.
+fn is_admitted(found: &InstanceType, demand: &Requirements) -> bool {
     let somewhere = on_demand(found).any(|offering| {
         [labels::ZONE, labels::ZONE_ID]
             .iter()
@@ -88,20 +88,20 @@ mod tests {
     }
 
     #[test]
-    fn c33_a_class_is_tried_with_a_type_that_its_pools_may_have() {
+    fn c33_the_dry_run_uses_a_type_that_the_pools_admit() {
         let images = class(json!({})).status.unwrap().amis;
         let one = |key: &str, value: &str| json!([{"key": key, "operator": "In", "values": [value]}]);
         let of = |requirements| vec![pool(requirements, json!({}), "default")];
         for (what, pools, expected) in [
             ("no pool", vec![], "m5.large"),
-            ("a pool that takes anything", of(json!([])), "m5.large"),
+            ("a pool without requirements", of(json!([])), "m5.large"),
             ("a pool for spot", of(one(labels::CAPACITY_TYPE, "spot")), "m5.large"),
             ("a pool of arm", of(one(labels::ARCH, "arm64")), "m6g.large"),
             ("a pool of one type", of(one(labels::INSTANCE_TYPE, "c5.4xlarge")), "c5.4xlarge"),
             ("a pool of dedicated hardware", of(one(labels::INSTANCE_TENANCY, "dedicated")), "m5.large"),
             ("a pool of GPUs", of(one(labels::INSTANCE_FAMILY, "g4dn")), "g4dn.xlarge"),
-            ("a pool that nothing fits", of(one(labels::INSTANCE_TYPE, "x9.huge")), "m5.large"),
-            ("a pool of a zone that is not the class's", of(one(labels::ZONE, "eu-west-1a")), "m5.large"),
+            ("a pool that no type satisfies", of(one(labels::INSTANCE_TYPE, "x9.huge")), "m5.large"),
+            ("a pool of a zone outside the class", of(one(labels::ZONE, "eu-west-1a")), "m5.large"),
             (
                 "a label of the pool",
                 vec![pool(json!([]), json!({(labels::INSTANCE_TYPE): "r5.large"}), "default")],
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn c33_a_class_is_not_tried_with_a_type_that_it_does_not_admit_or_has_no_image_for() {
+    fn c33_the_dry_run_uses_an_admitted_type_with_an_image() {
         let images = class(json!({})).status.unwrap().amis;
         let (x86, arm): (Vec<_>, Vec<_>) = images.iter().cloned().partition(|image| image.id == "ami-x86");
         assert_eq!(tried(|_| {}, &arm, &[]).as_deref(), Some("m6g.large"));
@@ -132,8 +132,8 @@ mod tests {
             }
         };
         assert_eq!(tried(closed(&["m5.large"]), &images, &[]).as_deref(), Some("m6g.large"));
-        let cheapest = tried(closed(&USUAL), &x86, &[]).unwrap();
-        assert!(!USUAL.contains(&&*cheapest), "{cheapest}");
+        let cheapest = tried(closed(&COMMON), &x86, &[]).unwrap();
+        assert!(!COMMON.contains(&&*cheapest), "{cheapest}");
         assert_eq!(tried(|found| found.offerings.clear(), &images, &[]), None);
         let only_spot = |found: &mut InstanceType| {
             found.offerings.retain(|offering| offering.capacity_type == CapacityType::Spot);

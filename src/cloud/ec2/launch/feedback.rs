@@ -1,4 +1,4 @@
-//! Sends a prepared CreateFleet request, and records what its answer says about capacity.
+//! Sends a prepared CreateFleet request, and records the capacity feedback of its response.
 
 use crate::cloud::ec2::aws::errors;
 use crate::cloud::ec2::aws::errors::{ApiError, Class};
@@ -10,7 +10,7 @@ use crate::cloud::{LaunchError, LaunchRequest};
 
 /// The result of a CreateFleet call.
 pub enum FleetOutcome {
-    /// EC2 answered: what it launched, and what it could not.
+    /// EC2 responded: the launched instances and the failed overrides.
     Answered(FleetAnswer, CapacityFeedback),
     /// The capacity reservation is full: select again.
     ReservationFull,

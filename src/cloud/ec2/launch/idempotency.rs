@@ -114,15 +114,21 @@ mod tests {
     fn a_new_launch_group_is_not_searched_and_an_inherited_group_is() {
         let mut attempts = Attempts::default();
         assert!(!attempts.must_search(false, UnixMillis(150_000), UnixMillis(100_000)));
-        assert!(attempts.must_search(false, UnixMillis(90_000), UnixMillis(100_000)), "of the previous leader");
-        assert!(attempts.must_search(false, UnixMillis(105_000), UnixMillis(100_000)), "clocks differ");
-        assert!(attempts.must_search(true, UnixMillis(150_000), UnixMillis(100_000)), "an answer is missing");
+        assert!(
+            attempts.must_search(false, UnixMillis(90_000), UnixMillis(100_000)),
+            "possibly created by the previous leader"
+        );
+        assert!(
+            attempts.must_search(false, UnixMillis(105_000), UnixMillis(100_000)),
+            "within the tolerance for clock skew"
+        );
+        assert!(attempts.must_search(true, UnixMillis(150_000), UnixMillis(100_000)), "a call has no response");
         attempts.answered();
         assert!(!attempts.must_search(false, UnixMillis(90_000), UnixMillis(100_000)), "already searched");
     }
 
     #[test]
-    fn the_token_changes_only_when_ec2_has_answered_it() {
+    fn the_token_changes_only_after_a_response() {
         let mut attempts = Attempts::default();
         assert_eq!((attempts.token("g"), attempts.token("g")), ("g".into(), "g".into()));
         attempts.answered();
@@ -138,7 +144,7 @@ mod tests {
         assert!(!attempts.token_reused(UnixMillis(119_999)));
         assert!(attempts.token_reused(UnixMillis(120_000)));
         assert_eq!(attempts.token("g"), "g-1");
-        assert!(attempts.token_reused(UnixMillis(120_100)), "of the same earlier process");
+        assert!(attempts.token_reused(UnixMillis(120_100)), "used by the same earlier process");
         assert!(attempts.must_search(false, UnixMillis(999_000), UnixMillis(0)), "its instances may still appear");
     }
 

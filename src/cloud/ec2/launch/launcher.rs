@@ -126,7 +126,7 @@ impl Launcher {
                     release_unused(context, &prepared, &[]);
                     self.forget_templates(&prepared);
                     if template_gone {
-                        let message = "launch templates vanish as soon as they are made".to_owned();
+                        let message = "launch templates are deleted as soon as they are created".to_owned();
                         return Err(LaunchError::Rejected { reason: "LaunchTemplateNotFound", message });
                     }
                     template_gone = true;
@@ -137,9 +137,9 @@ impl Launcher {
                     self.adopt(launch_group, details, state).await?;
                     let expired = state.attempts.token_reused(crate::clock::now());
                     let what = if expired {
-                        "no instance of it came up, starting over"
+                        "its instances did not appear, retrying with another token"
                     } else {
-                        "waiting for its instances to show"
+                        "waiting for its instances to appear"
                     };
                     failed = Some(LaunchError::other(format!("an earlier call had the same token; {what}")));
                 }

@@ -1,4 +1,4 @@
-//! Prepares the CreateFleet request of a launch: selects offerings, reserves subnet addresses and places in capacity reservations,
+//! Prepares the CreateFleet request of a launch: selects offerings, reserves subnet addresses and capacity in reservations,
 //! and ensures that the launch templates exist.
 
 use std::sync::Arc;
@@ -54,7 +54,7 @@ pub async fn prepare(
     let Some(choice) = select(context, request, details, &token) else {
         return Err(LaunchError::InsufficientCapacity { unavailable: vec![] });
     };
-    // Places in a reservation are counted one by one.
+    // Each launch into a reservation has an allocation of its own.
     let count = if choice.reservation.is_some() { 1 } else { i32::try_from(count).unwrap_or(i32::MAX) };
     match prepare_fleet(context, request, details, &choice, count, token.clone()).await {
         Ok(mut prepared) => {
@@ -68,7 +68,7 @@ pub async fn prepare(
     }
 }
 
-/// Selects the offerings of a launch. A place in a capacity reservation is taken under `token`.
+/// Selects the offerings of a launch. A capacity reservation gets an allocation under `token`.
 fn select(context: &LaunchContext, request: &LaunchRequest, details: &LaunchDetails, token: &str) -> Option<Choice> {
     let requirements = &details.claim.spec.requirements;
     let free_choice = requirements.iter().all(|requirement| requirement.min_values.is_none());
@@ -159,7 +159,7 @@ async fn resolve_placement_group(
     }
 }
 
-/// Releases the addresses and the place in a reservation that a call did not use.
+/// Releases the addresses and the allocation in a reservation that a call did not use.
 pub fn release_unused(context: &LaunchContext, prepared: &PreparedFleet, launched: &[LaunchedInstance]) {
     let token = &prepared.fleet.token;
     context.offerings.with_reservations(|reservations| match launched.first() {

@@ -112,9 +112,9 @@ fn offers<'a>(overrides: &'a [Override], catalog: &'a Catalog) -> Vec<Priced<'a>
     priced.collect()
 }
 
-/// Whether the sixty cheapest types of `overrides` have as many distinct values of each key as is `asked` of them (`minValues`).
-pub fn min_values_hold(overrides: &[Override], catalog: &Catalog, asked: &[Requirement]) -> bool {
-    if asked.iter().all(|requirement| requirement.min_values.is_none()) {
+/// Whether the sixty cheapest types of `overrides` have as many distinct values of each key as `requirements` demand (`minValues`).
+pub fn min_values_hold(overrides: &[Override], catalog: &Catalog, requirements: &[Requirement]) -> bool {
+    if requirements.iter().all(|requirement| requirement.min_values.is_none()) {
         return true;
     }
     let mut offers = offers(overrides, catalog);
@@ -127,7 +127,7 @@ pub fn min_values_hold(overrides: &[Override], catalog: &Catalog, asked: &[Requi
         }
     }
     offers.retain(|offer| named.contains(&&*offer.instance_type.name));
-    asked.iter().all(|requirement| {
+    requirements.iter().all(|requirement| {
         let key = normalize_key(&requirement.key);
         let value = |offer: &Priced<'_>| {
             let of_type = || offer.instance_type.labels.get(key).map(String::as_str);
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn c08_metal_and_accelerators_are_left_out_unless_nothing_else_is_left() {
+    fn c08_metal_and_accelerators_are_used_only_if_nothing_else_is_left() {
         let catalog = catalog(0.0);
         let mixed = all(&catalog, &["m5.large", "m5.metal", "g4dn.xlarge", "inf2.xlarge"]);
         assert_eq!(names(&choose(&mixed, &catalog, true).unwrap()), ["m5.large"]);
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn c09_spot_that_is_dearer_than_the_cheapest_on_demand_goes() {
+    fn c09_spot_above_the_cheapest_on_demand_price_is_removed() {
         let catalog = catalog(0.4);
         let offers = all(&catalog, &["m5.large", "m5.4xlarge"]);
         let choice = choose(&offers, &catalog, true).unwrap();
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn c10_spot_comes_before_on_demand_and_on_demand_where_there_is_no_spot() {
+    fn c10_spot_is_preferred_to_on_demand() {
         let cheap = catalog(0.4);
         let offers = all(&cheap, &["m5.large"]);
         assert_eq!(choose(&offers, &cheap, true).unwrap().capacity_type, CapacityType::Spot);
@@ -202,7 +202,7 @@ mod tests {
         assert_eq!(choose(&only, &cheap, true).unwrap().capacity_type, CapacityType::OnDemand);
         let expensive = catalog(1.5);
         let choice = choose(&all(&expensive, &["m5.large"]), &expensive, true).unwrap();
-        assert_eq!(choice.capacity_type, CapacityType::OnDemand, "spot was more expensive");
+        assert_eq!(choice.capacity_type, CapacityType::OnDemand, "spot is more expensive");
         assert_eq!(choose(&[], &cheap, true), None);
     }
 
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn min_values_must_hold_among_the_types_that_a_request_may_name() {
+    fn min_values_hold_among_the_types_of_the_request() {
         let catalog = catalog(0.4);
         let asked = |key: &str, least: Option<i64>| {
             vec![Requirement { key: key.into(), operator: "Exists".into(), values: vec![], min_values: least }]
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn a_launch_counts_on_the_addresses_of_the_smallest_type_of_each_zone() {
+    fn a_launch_reserves_the_addresses_of_the_smallest_type_of_each_zone() {
         let catalog = catalog(0.0);
         let offers = all(&catalog, &["m5.large", "m5.4xlarge"]);
         let fewest = choose(&offers, &catalog, true).unwrap().fewest_pods();

@@ -1,7 +1,7 @@
 //! Selects the capacity reservation of a fleet request. Pure.
 //!
 //! Karpenter names several reservations in one request, and EC2 selects one. Stowage names the reservation that EC2 would select, so
-//! that a place in it is counted while the launch is in flight, and a capacity block is the only reservation of its request. When
+//! that the launch counts against it while in flight, and a capacity block is the only reservation of its request. When
 //! the reservation turns out to be full, the launch selects again immediately.
 
 use std::cmp::Reverse;
@@ -14,19 +14,19 @@ use crate::model::offering::{CapacityType, Catalog, InstanceType, OFFERING_LABEL
 use crate::model::requirement::Requirements;
 use crate::model::units::MicroUsd;
 
-/// What a claim requires of a reservation.
+/// The requirements of a claim on a reservation.
 #[derive(Clone, Copy)]
 pub struct ReservationQuery<'a> {
     /// The requirements of the claim.
     pub requirements: &'a Requirements,
     /// False for a claim with `minValues`, which also considers exotic instance types.
     pub free_choice: bool,
-    /// The free places of a reservation, by its id.
+    /// The available instances of a reservation, by its id.
     pub left: &'a dyn Fn(&str) -> i64,
 }
 
-/// Selects a reservation with free places among `overrides`: lowest on-demand price of the instance type first, then the least
-/// restrictive kind, then most free places. `None` when there is none.
+/// Selects a reservation with available instances among `overrides`: lowest on-demand price of the instance type first, then the least
+/// restrictive kind, then most available instances. `None` when there is none.
 pub fn choose_reserved(overrides: &[Override], catalog: &Catalog, query: &ReservationQuery<'_>) -> Option<Choice> {
     let types: BTreeMap<&str, &Arc<InstanceType>> =
         catalog.instance_types.iter().map(|found| (&*found.name, found)).collect();
@@ -139,7 +139,7 @@ mod tests {
     const PLAIN: ReservationKind = ReservationKind::OnDemand;
 
     #[test]
-    fn c10_a_reservation_with_room_is_chosen_and_none_where_all_are_full() {
+    fn c10_a_reservation_with_capacity_is_chosen() {
         let lines = [("cr-1", "m5.large", A, PLAIN)];
         assert_eq!(id(&lines, &|_| 1).as_deref(), Some("cr-1"));
         assert_eq!(id(&lines, &|_| 0), None);
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn of_several_the_cheapest_type_is_chosen_and_of_one_type_and_zone_the_one_with_most_room() {
+    fn the_cheapest_type_is_chosen_then_the_reservation_with_most_capacity() {
         let lines = [("cr-1", "m5.4xlarge", A, PLAIN), ("cr-2", "m5.large", A, PLAIN), ("cr-3", "m5.large", A, PLAIN)];
         assert_eq!(id(&lines, &|_| 1).as_deref(), Some("cr-2"));
         assert_eq!(id(&lines, &|id| if id == "cr-3" { 2 } else { 1 }).as_deref(), Some("cr-3"));
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn of_one_price_plain_reservations_come_before_blocks_and_blocks_before_interruptible_ones() {
+    fn at_equal_price_on_demand_comes_before_blocks_before_interruptible() {
         let lines = [
             ("cr-1", "m5.large", A, ReservationKind::Interruptible),
             ("cr-2", "m5.large", A, ReservationKind::CapacityBlock),
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn a_claims_requirements_on_reservations_hold() {
+    fn requirements_of_the_claim_select_reservations() {
         let lines = [
             ("cr-1", "m5.large", A, PLAIN),
             ("cr-2", "m5.large", A, PLAIN),
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn a_generic_claim_takes_accelerators_only_where_nothing_else_is_reserved() {
+    fn a_generic_claim_uses_accelerators_only_if_nothing_else_is_reserved() {
         let lines = [("cr-1", "g4dn.xlarge", A, PLAIN), ("cr-2", "m5.24xlarge", A, PLAIN)];
         assert_eq!(chosen(&lines, json!([]), true, &|_| 1).unwrap().0, "cr-2");
         assert_eq!(chosen(&lines, json!([]), false, &|_| 1).unwrap().0, "cr-1", "minValues");

@@ -24,7 +24,7 @@ const EXPIRES_BEFORE: Duration = Duration::from_mins(40);
 pub struct DescribedReservation {
     /// The entry of a class's status. Its state is empty: it depends on the time.
     pub status: CapacityReservationStatus,
-    /// Instances that still fit.
+    /// Available instances.
     pub available: i64,
 }
 

@@ -145,7 +145,7 @@ fn minor_version(major: &str, minor: &str) -> String {
 async fn dns_ip(client: &Client) -> Result<Option<String>, kube::Error> {
     let services: Api<Service> = Api::namespaced(client.clone(), "kube-system");
     let service = services.get("kube-dns").await.inspect_err(|error| {
-        tracing::info!(%error, "could not read service kube-system/kube-dns, unless its address is already known nodes detect DNS themselves");
+        tracing::info!(%error, "could not read service kube-system/kube-dns; nodes detect DNS themselves unless its address is already known");
     })?;
     let ip = service.spec.and_then(|spec| spec.cluster_ip);
     Ok(ip.filter(|ip| !ip.is_empty() && ip != "None"))
@@ -155,7 +155,7 @@ async fn dns_ip(client: &Client) -> Result<Option<String>, kube::Error> {
 async fn service_cidr_of_api_server(client: &Client) -> Result<Option<String>, kube::Error> {
     let cidrs: Api<ServiceCIDR> = Api::all(client.clone());
     let found = cidrs.get("kubernetes").await.inspect_err(|error| {
-        tracing::info!(%error, "could not read the service CIDR: AL2023 nodes need it, unless it is already known set STOWAGE_SERVICE_CIDR");
+        tracing::info!(%error, "could not read the service CIDR, which AL2023 nodes need; set STOWAGE_SERVICE_CIDR unless it is already known");
     })?;
     Ok(found.spec.and_then(|spec| spec.cidrs?.into_iter().next()))
 }
@@ -170,7 +170,7 @@ async fn trusted_ca() -> Option<String> {
     match tokio::fs::read(POD_CA).await {
         Ok(pem) => Some(STANDARD.encode(pem)),
         Err(error) => {
-            tracing::warn!(%error, "could not read the CA of the API server, unless it is already known set CLUSTER_CA_BUNDLE");
+            tracing::warn!(%error, "could not read the CA of the API server; set CLUSTER_CA_BUNDLE unless it is already known");
             None
         }
     }
@@ -219,7 +219,7 @@ mod tests {
 
     #[tokio::test]
     async fn facts_are_kept_while_the_api_server_does_not_respond() {
-        // Nobody listens on port 1.
+        // No server listens on port 1.
         let config = kube::Config::new("http://127.0.0.1:1".parse().unwrap());
         let kube = Client::try_from(config).unwrap();
         let body = serde_json::json!({"cluster": {"version": "1.34", "endpoint": "https://eks"}}).to_string();

@@ -98,7 +98,7 @@ pub fn resolved_status(
         // Known reservations stay, and the class stays Ready: reservations save money, but no node depends on them.
         Some(Err(error)) => {
             let known = std::mem::take(&mut status.capacity_reservations);
-            let left = if known.is_empty() { "none is used" } else { "those known so far are used" };
+            let left = if known.is_empty() { "none is used" } else { "the last known ones are used" };
             let message = format!("capacity reservations could not be read, {left}: {error}");
             (known, Verdict::Degraded("CapacityReservationsUnreadable", message))
         }

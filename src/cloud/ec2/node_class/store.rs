@@ -1,4 +1,4 @@
-//! What is known of node classes and the cluster: cluster facts, placement groups, free subnet addresses, and the caches of SSM
+//! Facts about node classes and the cluster: cluster facts, placement groups, free subnet addresses, and the caches of SSM
 //! parameters and instance profiles. At most one lock is held at a time, and none across an `await`.
 
 use std::collections::HashMap;
@@ -63,7 +63,7 @@ impl NodeClassStore {
         lock(&self.placement_groups).get(&key(class)).cloned().flatten()
     }
 
-    /// Whether the placement group of a class is resolved, be it to none.
+    /// Whether the placement group of a class is resolved, also if it does not exist.
     pub fn is_placement_group_resolved(&self, class: &Ec2NodeClass) -> bool {
         lock(&self.placement_groups).contains_key(&key(class))
     }

@@ -83,7 +83,7 @@ struct SubnetAddresses {
     version: u64,
 }
 
-/// FreeAddresses that a launch reserves in a subnet, and the version of the description it reserves from.
+/// Addresses that a launch reserves in a subnet, and the version of the description it reserves from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AddressReservation {
     subnet: String,

@@ -28,7 +28,7 @@ pub struct OfferingInputs<'a> {
     /// Whether a spot or on-demand offering has no capacity, in this partition of the class's placement group where it has
     /// partitions.
     pub unavailable: &'a dyn Fn(&Override, Option<&str>) -> bool,
-    /// Instances that still fit a capacity reservation, by its id; 0 where that is not known.
+    /// The available instances of a capacity reservation, by its id; 0 while unknown.
     pub reserved: &'a dyn Fn(&str) -> i64,
     /// Risk surcharge of a spot offering by instance type and zone, thousandths of its price.
     pub risk_permille: &'a dyn Fn(&str, &str) -> i64,

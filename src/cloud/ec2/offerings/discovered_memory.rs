@@ -135,10 +135,10 @@ pub(crate) mod tests {
         };
         assert_eq!(at(&[], 59), (Some(7900), false));
         assert_eq!(at(&[], 60), (None, true));
-        assert_eq!(at(&[("7900Ki", 50)], 109), (Some(7900), false), "an equal one renews it");
-        assert_eq!(at(&[("7800Ki", 50)], 109), (Some(7800), false), "a lower one replaces it");
-        assert_eq!(at(&[("8000Ki", 50)], 60), (None, true), "a higher one does neither");
-        assert_eq!(at(&[("8000Ki", 60)], 61), (Some(8000), false), "after it has expired, a higher one counts");
+        assert_eq!(at(&[("7900Ki", 50)], 109), (Some(7900), false), "an equal reading renews it");
+        assert_eq!(at(&[("7800Ki", 50)], 109), (Some(7800), false), "a lower reading replaces it");
+        assert_eq!(at(&[("8000Ki", 50)], 60), (None, true), "a higher reading does neither");
+        assert_eq!(at(&[("8000Ki", 60)], 61), (Some(8000), false), "after the expiry a higher reading applies");
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! How many instances still fit each capacity reservation: the number EC2 last reported, less launches that are pending or
-//! done since, plus terminations since.
+//! The available instances of each capacity reservation: the number that EC2 last reported, minus launches since (pending launches
+//! included), plus terminations since.
 //!
 //! A reservation that was never described has no capacity left. Time is an argument.
 
@@ -67,7 +67,7 @@ impl ReservationCounts {
         self.version += u64::from(self.by_id.len() != before);
     }
 
-    /// Instances that still fit a reservation; 0 where that is not known.
+    /// The available instances of a reservation; 0 while unknown.
     pub fn available(&self, id: &str) -> i64 {
         self.by_id.get(id).map_or(0, ReservationState::available)
     }
@@ -106,7 +106,7 @@ impl ReservationCounts {
         }
     }
 
-    /// Records that EC2 found a reservation full, whatever it reported before.
+    /// Records that EC2 found a reservation full, regardless of earlier reports.
     pub fn record_exhausted(&mut self, id: &str, now: UnixMillis) {
         self.change(id, |state| {
             let launched = state.allocations.values().filter(|one| matches!(one, Allocation::Launched(_)));

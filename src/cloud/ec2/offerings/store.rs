@@ -1,4 +1,4 @@
-//! The offerings of the region: what node classes may buy, insufficient capacity, and the remaining counts of capacity reservations.
+//! The offerings of the region: the catalogs of node classes, insufficient capacity, and the remaining counts of capacity reservations.
 //!
 //! Locks: `state` is held while a catalog is built, which locks the internals of [`Region`] and [`SpotRisk`]; these lock nothing
 //! else. Every other method holds one lock at a time, and no lock is held across an `await`.
@@ -44,7 +44,7 @@ struct State {
 }
 
 impl OfferingStore {
-    /// The store of a region of which no API has answered yet.
+    /// The store of a region before the first API response.
     pub fn new(region: &str, options: Arc<Options>) -> Self {
         let scores = ScoreSettings { threshold: options.spot_score_threshold, ..ScoreSettings::default() };
         let snapshot = RegionSnapshot::embedded(region, embedded());
@@ -82,12 +82,12 @@ impl OfferingStore {
         self.region.snapshot().zone_ids.get(zone).cloned().unwrap_or_default()
     }
 
-    /// Records what the APIs of the region answered.
+    /// Records the responses of the region's APIs.
     pub fn learn_region(&self, responses: RegionResponses) {
         self.region.apply(responses);
     }
 
-    /// What a class in a placement group may buy now.
+    /// The current offerings for nodes of a class in a placement group.
     pub fn catalog(&self, class: &Ec2NodeClass, group: Option<PlacementGroup>, now: UnixMillis) -> Arc<Catalog> {
         let shifted: BTreeSet<String> = self.shifts.shifted_zone_ids(now);
         let mut state = lock(&self.state);

@@ -14,7 +14,7 @@ use crate::model::time::UnixMillis;
 /// How long an entry lasts.
 pub const TTL: Duration = Duration::from_mins(3);
 
-/// What lacks capacity.
+/// The scope of missing capacity.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum CapacityScope {
     /// An offering; within a placement group or one of its partitions where the second member, a [`placement_scope`], is set.
@@ -91,7 +91,7 @@ impl UnavailableOfferings {
         self.version
     }
 
-    /// Zones all of whose subnets, among those of a class, are out of addresses.
+    /// The zones in which every subnet of a class has no free addresses.
     pub fn exhausted_zones(&self, subnets: &[SubnetStatus], now: UnixMillis) -> BTreeSet<String> {
         let exhausted = |subnet: &SubnetStatus| self.contains(&CapacityScope::Subnet(subnet.id.clone()), now);
         let mut zones: BTreeSet<String> = subnets.iter().map(|subnet| subnet.zone.clone()).collect();
@@ -126,7 +126,7 @@ mod tests {
         let mut unavailable = UnavailableOfferings::default();
         let out = offering("m5.xlarge", "a", CapacityType::Spot);
         assert!(unavailable.mark(CapacityScope::Offering(out.clone(), None), UnixMillis(-1_000)));
-        assert!(!unavailable.mark(CapacityScope::Offering(out.clone(), None), START), "only its expiry moves");
+        assert!(!unavailable.mark(CapacityScope::Offering(out.clone(), None), START), "only its expiry changes");
         assert!(unavailable.is_unavailable(&out, None, last_moment()));
         assert!(!unavailable.is_unavailable(&out, None, START + TTL), "available again");
         for other in [

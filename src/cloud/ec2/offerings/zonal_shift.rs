@@ -225,7 +225,7 @@ mod tests {
         let before = calls.lock().unwrap().len();
         assert!(ec2.describe(id).await.unwrap().is_some(), "as it was last listed");
         let error = ec2.terminate(id).await.unwrap_err().to_string();
-        assert!(error.contains("us-east-1a is shifted away from"), "{error}");
+        assert!(error.contains("zone us-east-1a has an active zonal shift"), "{error}");
         let due = [Untagged { provider_id: id.into(), node: "node".into(), claim: "claim".into() }];
         assert!(ec2.tag(&due).next().await.unwrap().1.is_err());
         ec2.describe("aws:///us-east-1a/i-2").await.unwrap_err();

@@ -131,13 +131,13 @@ fn a_class_without_a_profile_is_resolved_with_a_placeholder_name() {
 
 #[test]
 fn the_queue_must_exist_be_readable_and_accept_events() {
-    let gone = || Ok(());
+    let readable = || Ok(());
     let findings_of = |attributes: &[(Attribute, &str)]| {
         let attributes: HashMap<_, _> =
             attributes.iter().map(|(key, value)| (key.clone(), (*value).to_owned())).collect();
         text(&queue::findings(
             Some("q"),
-            Some(&Ok(queue::QueueResponses { received: gone(), attributes: Ok(attributes) })),
+            Some(&Ok(queue::QueueResponses { received: readable(), attributes: Ok(attributes) })),
         ))
     };
     let statement = |effect: &str, principal: serde_json::Value, action: serde_json::Value| {
@@ -193,7 +193,7 @@ fn a_denied_api_has_a_consequence_and_a_remediation() {
     findings.push(account::scores(&Err(denied("ec2:GetSpotPlacementScores"))));
     findings.push(account::scores(&Err(error("ec2:GetSpotPlacementScores", "DryRunOperation", "would have"))));
     let arn = || Ok("arn:aws:iam::111122223333:user/me".to_owned());
-    let nobody = || Err(error("sts:GetCallerIdentity", "InvalidClientTokenId", "The token is invalid"));
+    let invalid_token = || Err(error("sts:GetCallerIdentity", "InvalidClientTokenId", "The token is invalid"));
     let key = ("AWS_ACCESS_KEY_ID", "AKIA");
     let irsa = [("AWS_ROLE_ARN", "arn:aws:iam::1:role/r"), ("AWS_WEB_IDENTITY_TOKEN_FILE", "/irsa/token")];
     let agent = [
@@ -202,11 +202,11 @@ fn a_denied_api_has_a_consequence_and_a_remediation() {
     ];
     for (answer, ec2_responds, environment) in [
         (arn(), true, vec![]),
-        (nobody(), true, vec![]),
-        (nobody(), false, vec![]),
-        (nobody(), false, vec![irsa[0], irsa[1], agent[0], agent[1]]),
-        (nobody(), false, agent.into()),
-        (nobody(), false, vec![key, irsa[0], irsa[1]]),
+        (invalid_token(), true, vec![]),
+        (invalid_token(), false, vec![]),
+        (invalid_token(), false, vec![irsa[0], irsa[1], agent[0], agent[1]]),
+        (invalid_token(), false, agent.into()),
+        (invalid_token(), false, vec![key, irsa[0], irsa[1]]),
     ] {
         let variable =
             |name: &str| environment.iter().find(|(known, _)| *known == name).map(|(_, is)| (*is).to_owned());

@@ -65,7 +65,7 @@ impl Ec2Provider {
             }
             Err(error) => {
                 tracing::warn!(%error, "failed to discover the cluster, keeping the last known facts");
-                let note = format!("what is known of the cluster stays as it was: {error}");
+                let note = format!("the last known facts of the cluster are used: {error}");
                 self.degraded_apis.record_failure(degraded_apis::CLUSTER, note);
             }
         }

@@ -126,7 +126,7 @@ impl NodeClassCloud for Ec2Provider {
                 Ok(()) => self.degraded_apis.record_recovery(degraded_apis::PROFILES),
                 Err(error) if error.class == Class::Unauthorized => {
                     let note = format!(
-                        "instance profiles that nothing uses any more are kept: allow {} in the controller's policy ({error})",
+                        "unused instance profiles are not deleted: allow {} in the controller's policy ({error})",
                         error.action
                     );
                     self.degraded_apis.record_failure(degraded_apis::PROFILES, note);
@@ -161,7 +161,7 @@ impl InstanceEvents for Ec2Provider {
             let statuses = status_checks::describe_statuses(&self.clients.ec2).await;
             match &statuses {
                 Ok(_) => self.degraded_apis.record_recovery(degraded_apis::STATUS_CHECKS),
-                // The caller reports a refusal with an event of its own and stops polling.
+                // The caller reports a missing permission with a separate event and stops polling.
                 Err(error) if error.class == Class::Unauthorized => {
                     self.degraded_apis.record_recovery(degraded_apis::STATUS_CHECKS);
                 }

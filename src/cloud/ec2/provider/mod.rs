@@ -80,7 +80,7 @@ impl Ec2Provider {
     }
 
     /// Discovers the cluster and the region. Called by the leader: the time of this call separates the launches of the previous
-    /// leader from its own.
+    /// leader from the launches of this process.
     ///
     /// # Errors
     /// [`StartError::Cluster`].
@@ -145,7 +145,7 @@ impl Ec2Provider {
         self.queue.as_ref().map(Queue::counts)
     }
 
-    /// Records what an event says about the offering or the reservation of its instance.
+    /// Records the consequences of an event for the offering or the reservation of its instance.
     pub(crate) fn record_event(&self, event: &Received) {
         let now = crate::clock::now();
         if event.kind == EventKind::CapacityReservationInterrupted {
@@ -168,14 +168,14 @@ impl Ec2Provider {
     }
 }
 
-/// Checks that EC2 answers and accepts the credentials.
+/// Checks that EC2 responds and accepts the credentials.
 async fn probe(clients: &Clients) -> Result<(), StartError> {
     let call = clients.ec2.describe_instance_types().dry_run(true);
     match call.send().await.map_err(ApiError::of("ec2:DescribeInstanceTypes")) {
         Err(source) if source.class != Class::DryRunOk => {
             Err(StartError::Probe { region: clients.region.clone(), source })
         }
-        // Some endpoints ignore `DryRun` and answer.
+        // Some endpoints ignore `DryRun` and respond.
         _ => Ok(()),
     }
 }

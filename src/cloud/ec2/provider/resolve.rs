@@ -1,4 +1,4 @@
-//! Resolution of a node class, and drift from it: gathers the answers of AWS, evaluates them with the pure functions of
+//! Resolution of a node class, and drift from it: gathers the responses of AWS, evaluates them with the pure functions of
 //! [`crate::cloud::ec2::node_class`], and runs the dry-run validation.
 
 use std::sync::Arc;

@@ -98,7 +98,7 @@ async fn an_event_wakes_a_waiting_receive() {
 }
 
 #[tokio::test]
-async fn an_unavailable_offering_is_so_in_the_catalog_and_may_still_be_launched() {
+async fn an_offering_marked_unavailable_can_still_be_launched() {
     let (ec2, time) = opened(quick());
     let class = Ec2NodeClass::new("class", crate::api::Ec2NodeClassSpec::default());
     let offering = request("one").overrides.remove(0);

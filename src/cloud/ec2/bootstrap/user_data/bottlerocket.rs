@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn the_version_is_the_aliass_else_one_in_a_name() {
+    fn the_version_is_in_the_alias_or_in_a_name() {
         let alias = |alias: &str| AmiSelectorTerm { alias: Some(alias.to_owned()), ..AmiSelectorTerm::default() };
         let name = |name: &str| AmiSelectorTerm { name: Some(name.to_owned()), ..AmiSelectorTerm::default() };
         let id = |id: &str| AmiSelectorTerm { id: Some(id.to_owned()), ..AmiSelectorTerm::default() };
@@ -345,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn the_short_form_of_bind_is_there_from_1_46_on() {
+    fn the_bind_command_has_defaults_from_1_46_on() {
         for (version, expected) in [
             (Some("v1.45.0"), false),
             (Some("1.45.9"), false),

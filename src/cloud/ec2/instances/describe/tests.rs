@@ -24,7 +24,7 @@ fn counted(seen: &Mutex<Vec<fake_aws::Request>>) -> Vec<usize> {
 }
 
 #[test]
-fn ids_are_read_off_provider_ids() {
+fn instance_ids_are_parsed_from_provider_ids() {
     for (provider_id, expected) in [
         ("aws:///us-east-1a/i-0123", Some("i-0123")),
         ("aws:///i-0123", Some("i-0123")),
@@ -38,13 +38,13 @@ fn ids_are_read_off_provider_ids() {
 }
 
 #[tokio::test]
-async fn an_instance_is_read_with_its_tags_and_capacity_type() {
+async fn an_instance_is_converted_with_its_tags_and_capacity_type() {
     let (clients, _) = fake_aws::clients(Box::new(|_| {
         let tags = format!(
             "<tagSet><item><key>{LAUNCH_TAG}</key><value>uid</value></item><item><key>{CLAIM_TAG}</key><value>claim</value></item></tagSet>"
         );
         let spot = item("i-1", &format!("{tags}<spotInstanceRequestId>sir-1</spotInstanceRequestId>"));
-        // One that merely fell into an open reservation was bought on demand.
+        // An on-demand instance that EC2 placed into an open reservation.
         let open = item(
             "i-2",
             "<capacityReservationId>cr-1</capacityReservationId><subnetId>subnet-1</subnetId>\
@@ -80,7 +80,7 @@ async fn an_instance_is_read_with_its_tags_and_capacity_type() {
 }
 
 #[tokio::test]
-async fn c39_instances_with_another_clusters_tags_or_without_a_pools_are_not_listed() {
+async fn c39_only_instances_with_the_clusters_and_a_pools_tags_are_listed() {
     let (clients, seen) = fake_aws::clients(Box::new(|_| reservations("")));
     assert!(of_cluster(&clients, "c1").await.unwrap().is_empty());
     let form = &seen.lock().unwrap()[0].form;
@@ -91,7 +91,7 @@ async fn c39_instances_with_another_clusters_tags_or_without_a_pools_are_not_lis
 }
 
 #[tokio::test]
-async fn only_what_may_run_nowhere_else_is_in_a_reservation() {
+async fn only_instances_restricted_to_a_reservation_are_reserved() {
     let (clients, _) = fake_aws::clients(Box::new(|_| {
         let only = "<capacityReservationSpecification><capacityReservationPreference>capacity-reservations-only</capacityReservationPreference></capacityReservationSpecification>";
         let id = "<capacityReservationId>cr-1</capacityReservationId>";
@@ -126,7 +126,7 @@ async fn only_what_may_run_nowhere_else_is_in_a_reservation() {
 }
 
 #[tokio::test]
-async fn a_partition_is_known_when_ec2_says_which() {
+async fn the_partition_is_that_of_ec2() {
     let (clients, _) = fake_aws::clients(Box::new(|_| {
         let placed = |id: &str, number: i32| {
             let zone = "<availabilityZone>us-east-1a</availabilityZone>";
@@ -156,7 +156,7 @@ async fn one_unknown_id_does_not_hide_the_others() {
 }
 
 #[tokio::test]
-async fn a_refused_describe_is_not_repeated_for_each() {
+async fn an_unauthorized_describe_is_not_repeated_for_each_id() {
     let (clients, seen) = fake_aws::clients(Box::new(|_| fake_aws::error("UnauthorizedOperation", "no")));
     let answers = describe_all(clients, vec!["i-1".into(), "i-2".into()]).await;
     assert!(answers.values().all(|answer| answer.as_ref().is_err_and(|error| error.class == Class::Unauthorized)));
@@ -164,7 +164,7 @@ async fn a_refused_describe_is_not_repeated_for_each() {
 }
 
 #[tokio::test]
-async fn terminations_share_a_call_and_those_left_out_are_tried_alone() {
+async fn terminations_share_a_call_and_missing_ids_get_their_own() {
     let (clients, seen) = fake_aws::clients(Box::new(|request| {
         let ids = ids(request);
         if ids == ["i-gone"] {
@@ -183,7 +183,7 @@ async fn terminations_share_a_call_and_those_left_out_are_tried_alone() {
 }
 
 #[tokio::test]
-async fn what_was_launched_for_groups_is_looked_for_in_one_call() {
+async fn the_instances_of_several_launch_groups_are_found_in_one_call() {
     let (clients, seen) = fake_aws::clients(Box::new(|_| {
         let of = |id: &str, group: &str| {
             item(id, &format!("<tagSet><item><key>{LAUNCH_TAG}</key><value>{group}</value></item></tagSet>"))
@@ -205,7 +205,7 @@ async fn what_was_launched_for_groups_is_looked_for_in_one_call() {
 }
 
 #[tokio::test]
-async fn a_failed_search_for_groups_is_each_ones_failure() {
+async fn a_failed_search_fails_for_each_group() {
     let (clients, _) = fake_aws::clients(Box::new(|_| fake_aws::error("UnauthorizedOperation", "no")));
     let answers = of_launch_groups(clients, "c1".into(), vec!["a".into(), "b".into()]).await;
     assert_eq!(answers.len(), 2);
@@ -213,7 +213,7 @@ async fn a_failed_search_for_groups_is_each_ones_failure() {
 }
 
 #[tokio::test]
-async fn the_instances_of_a_group_are_found_by_their_tag_the_oldest_first() {
+async fn instances_of_a_launch_group_are_found_by_tag_oldest_first() {
     let (clients, seen) = fake_aws::clients(Box::new(|_| {
         let young = item("i-1", "").replace("2026-01-02", "2026-01-03");
         reservations(&(young + &item("i-2", "")))

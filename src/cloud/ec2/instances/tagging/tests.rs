@@ -1,4 +1,4 @@
-//! Tests of [`super`].
+//! Tagging: missing tags, shared calls, failures.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,12 +24,12 @@ fn due(ids: &[&str]) -> Vec<Untagged> {
     ids.iter().map(one).collect()
 }
 
-/// Members of a list in a request.
+/// The members of a list in a request.
 fn listed(request: &Request, name: &str) -> Vec<String> {
     (1..).map_while(|n| request.form.get(&name.replace('N', &n.to_string())).cloned()).collect()
 }
 
-/// An answer with these of the instances that were asked for, each with the tags that `tags` gives it; one without fails it all.
+/// Describes the instances of a request with their `tags`; an instance for which `tags` returns `None` fails the call.
 fn described(request: &Request, tags: impl Fn(&str) -> Option<Vec<&'static str>>) -> Option<(u16, String)> {
     let mut items = Vec::new();
     for id in listed(request, "InstanceId.N") {
@@ -46,12 +46,12 @@ fn created() -> Option<(u16, String)> {
     fake_aws::ok("CreateTags", "<return>true</return>")
 }
 
-fn ec2(answer: fake_aws::Responder) -> (Ec2Provider, Arc<std::sync::Mutex<Vec<Request>>>) {
-    let (clients, seen) = fake_aws::clients(answer);
+fn ec2(respond: fake_aws::Responder) -> (Ec2Provider, Arc<std::sync::Mutex<Vec<Request>>>) {
+    let (clients, seen) = fake_aws::clients(respond);
     (Ec2Provider::new(clients, Options::of("c1"), facts()), seen)
 }
 
-/// Tags without pauses. Returns what became of each.
+/// Tags the instances without pauses. Returns the outcomes in the order of `due`.
 async fn outcomes(ec2: &Ec2Provider, due: &[Untagged]) -> Vec<Result<(), CloudError>> {
     let mut all: Vec<Outcome> = ec2.tagger.tag_all(due, Duration::ZERO).collect().await;
     all.sort_by_key(|(at, _)| *at);
@@ -60,7 +60,7 @@ async fn outcomes(ec2: &Ec2Provider, due: &[Untagged]) -> Vec<Result<(), CloudEr
     all.into_iter().map(|(_, outcome)| outcome).collect()
 }
 
-/// Resources and keys of each call that wrote tags.
+/// Resources and keys of each CreateTags call.
 fn written(seen: &[Request]) -> Vec<(Vec<String>, Vec<String>)> {
     let calls = seen.iter().filter(|request| request.action == "CreateTags");
     calls.map(|request| (listed(request, "ResourceId.N"), listed(request, "Tag.N.Key"))).collect()
@@ -72,7 +72,7 @@ fn call(ids: &[&str], keys: &[&str]) -> (Vec<String>, Vec<String>) {
 }
 
 #[test]
-fn c20_a_users_name_stays_and_what_is_missing_is_added() {
+fn c20_missing_tags_are_added_and_a_users_name_is_kept() {
     let present = |keys: &[&str]| keys.iter().map(|key| ((*key).to_owned(), "x".to_owned())).collect();
     let keys = |have: &[&str]| missing(&present(have), "node", "claim", "c1").into_keys().collect::<Vec<_>>();
     assert_eq!(keys(&[]), ["Name", CLUSTER, CLAIM]);
@@ -81,7 +81,7 @@ fn c20_a_users_name_stays_and_what_is_missing_is_added() {
 }
 
 #[tokio::test]
-async fn c20_all_are_read_in_one_call_and_those_that_lack_the_same_share_one() {
+async fn c20_instances_are_read_in_one_call_and_equal_tags_are_written_in_one() {
     let (ec2, seen) = ec2(Box::new(|request| match request.action.as_str() {
         "DescribeInstances" => described(request, |id| {
             Some(match id {
@@ -104,7 +104,7 @@ async fn c20_all_are_read_in_one_call_and_those_that_lack_the_same_share_one() {
 }
 
 #[tokio::test]
-async fn c20_many_are_read_a_few_at_a_time() {
+async fn c20_instances_are_read_in_batches() {
     let (ec2, seen) = ec2(Box::new(|request| described(request, |_| Some(vec!["Name", CLUSTER, CLAIM]))));
     let ids: Vec<String> = (0..=READ_BATCH).map(|n| format!("i-{n}")).collect();
     let due = due(&ids.iter().map(String::as_str).collect::<Vec<_>>());
@@ -114,12 +114,12 @@ async fn c20_many_are_read_a_few_at_a_time() {
 }
 
 #[tokio::test]
-async fn c20_an_instance_that_is_gone_is_passed_over_and_fails_no_other() {
+async fn c20_a_terminated_instance_is_skipped_and_fails_no_other() {
     let (ec2, seen) = ec2(Box::new(|request| match request.action.as_str() {
         "DescribeInstances" => described(request, |id| {
             (id != "i-gone").then(|| if id == "i-full" { vec!["Name", CLUSTER, CLAIM] } else { vec!["Name", CLAIM] })
         }),
-        // It went after it was described.
+        // Terminated after DescribeInstances.
         _ if listed(request, "ResourceId.N").contains(&"i-going".to_owned()) => {
             fake_aws::error("InvalidInstanceID.NotFound", "i-going")
         }
@@ -134,7 +134,7 @@ async fn c20_an_instance_that_is_gone_is_passed_over_and_fails_no_other() {
 }
 
 #[tokio::test]
-async fn c20_only_a_call_that_writes_tags_is_waited_after() {
+async fn c20_only_calls_that_write_tags_are_followed_by_a_pause() {
     let (ec2, seen) = ec2(Box::new(|request| match request.action.as_str() {
         "DescribeInstances" => described(request, |id| {
             Some(if id.starts_with("i-full") { vec!["Name", CLUSTER, CLAIM] } else { vec![CLUSTER, CLAIM] })
@@ -152,7 +152,7 @@ async fn c20_only_a_call_that_writes_tags_is_waited_after() {
 }
 
 #[tokio::test]
-async fn what_is_known_at_once_does_not_wait_for_calls() {
+async fn outcomes_without_a_write_do_not_wait_for_writes() {
     let (ec2, _) = ec2(Box::new(|request| match request.action.as_str() {
         "DescribeInstances" => {
             described(request, |id| Some(if id == "i-full" { vec!["Name", CLUSTER, CLAIM] } else { vec![] }))
@@ -165,7 +165,7 @@ async fn what_is_known_at_once_does_not_wait_for_calls() {
 }
 
 #[tokio::test]
-async fn tags_that_can_not_be_written_are_told_until_the_last_instance_has_them() {
+async fn tagging_is_degraded_until_the_last_instance_is_tagged() {
     let is_refused = Arc::new(AtomicBool::new(true));
     let refused_now = Arc::clone(&is_refused);
     let (ec2, _) = ec2(Box::new(move |request| match request.action.as_str() {
@@ -183,7 +183,7 @@ async fn tags_that_can_not_be_written_are_told_until_the_last_instance_has_them(
     assert_eq!(
         reported.keys().copied().collect::<Vec<_>>(),
         [crate::cloud::ec2::degraded_apis::TAGS],
-        "and one that works does not end it"
+        "a success for another instance does not end it"
     );
     let note = &reported[crate::cloud::ec2::degraded_apis::TAGS];
     assert!(note.contains("allow ec2:CreateTags") && note.contains("UnauthorizedOperation"), "{note}");
@@ -195,7 +195,7 @@ async fn tags_that_can_not_be_written_are_told_until_the_last_instance_has_them(
 }
 
 #[tokio::test]
-async fn an_instance_that_is_not_due_any_more_is_no_trouble() {
+async fn an_instance_that_is_no_longer_due_does_not_count_as_degraded() {
     let (ec2, _) = ec2(Box::new(|request| match request.action.as_str() {
         "DescribeInstances" => described(request, |_| Some(vec![])),
         _ => fake_aws::error("TagLimitExceeded", "too many"),
@@ -208,7 +208,7 @@ async fn an_instance_that_is_not_due_any_more_is_no_trouble() {
 }
 
 #[tokio::test]
-async fn a_refused_look_fails_all_and_writes_nothing() {
+async fn a_failed_read_fails_all_and_writes_nothing() {
     let (ec2, seen) = ec2(Box::new(|_| fake_aws::error("UnauthorizedOperation", "no")));
     assert!(outcomes(&ec2, &due(&["i-1", "i-2"])).await.iter().all(Result::is_err));
     assert_eq!(seen.lock().unwrap().len(), 1);

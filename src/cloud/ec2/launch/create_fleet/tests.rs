@@ -36,7 +36,7 @@ async fn sent(request: &FleetRequest) -> BTreeMap<String, String> {
 }
 
 #[tokio::test]
-async fn the_worked_example_of_the_reference_goes_over_the_wire() {
+async fn the_example_of_the_reference_is_sent() {
     let form = sent(&request(CapacityType::OnDemand)).await;
     for (key, value) in [
         ("Type", "instant"),
@@ -60,7 +60,7 @@ async fn the_worked_example_of_the_reference_goes_over_the_wire() {
 }
 
 #[tokio::test]
-async fn c19_instance_volume_and_fleet_are_tagged_and_only_the_instance_with_its_claim() {
+async fn c19_instance_volume_and_fleet_are_tagged_and_the_instance_with_its_claim() {
     let form = sent(&request(CapacityType::Spot)).await;
     let tags = |number: usize| {
         let kind = form[&format!("TagSpecification.{number}.ResourceType")].clone();
@@ -75,12 +75,12 @@ async fn c19_instance_volume_and_fleet_are_tagged_and_only_the_instance_with_its
 }
 
 #[tokio::test]
-async fn several_claims_share_a_call_and_the_tag_of_their_group() {
+async fn claims_of_a_group_share_a_call_and_the_group_tag() {
     let mut fleet = request(CapacityType::OnDemand);
     fleet.instance_tags = BTreeMap::from([(CLAIM_TAG.to_owned(), "claim-1".to_owned())]);
     let mut alone = fleet.clone();
     alone.for_launch_group(&LaunchGroup { id: "uid-1".into(), size: 1 }, 1);
-    assert_eq!((alone.instance_tags.len(), &*alone.instance_tags[LAUNCH_TAG]), (2, "uid-1"), "it is known whose it is");
+    assert_eq!((alone.instance_tags.len(), &*alone.instance_tags[LAUNCH_TAG]), (2, "uid-1"), "a single claim is named");
     fleet.for_launch_group(&LaunchGroup { id: "group".into(), size: 200 }, 150);
     let form = sent(&fleet).await;
     assert_eq!(form["TargetCapacitySpecification.TotalTargetCapacity"], "150");
@@ -88,7 +88,7 @@ async fn several_claims_share_a_call_and_the_tag_of_their_group() {
         (&*form["TagSpecification.1.Tag.2.Key"], &*form["TagSpecification.1.Tag.2.Value"]),
         (LAUNCH_TAG, "group")
     );
-    assert!(!form.contains_key("TagSpecification.1.Tag.3.Key"), "not with one of the claims' names");
+    assert!(!form.contains_key("TagSpecification.1.Tag.3.Key"), "no claim is named");
 }
 
 #[tokio::test]
@@ -109,7 +109,7 @@ fn reserved(kind: ReservationKind) -> FleetRequest {
 }
 
 #[tokio::test]
-async fn c40_each_kind_of_reservation_is_asked_for_in_its_own_way() {
+async fn c40_the_request_depends_on_the_kind_of_reservation() {
     let target = "TargetCapacitySpecification.DefaultTargetCapacityType";
     let form = sent(&reserved(ReservationKind::OnDemand)).await;
     assert_eq!((&*form[target], &*form["OnDemandOptions.AllocationStrategy"]), ("on-demand", "lowest-price"));
@@ -132,7 +132,7 @@ async fn answer(inner: &'static str) -> FleetAnswer {
 }
 
 #[tokio::test]
-async fn instances_and_errors_are_read_together() {
+async fn instances_and_errors_of_a_response_are_both_read() {
     let read = answer(
         "<fleetInstanceSet><item><instanceIds><item>i-1</item></instanceIds><instanceType>m5.xlarge</instanceType>\
          <launchTemplateAndOverrides><overrides><subnetId>subnet-1a</subnetId><availabilityZone>1a</availabilityZone>\
@@ -142,20 +142,20 @@ async fn instances_and_errors_are_read_together() {
          </launchTemplateAndOverrides></item></errorSet>",
     )
     .await;
-    let born = LaunchedInstance {
+    let launched = LaunchedInstance {
         id: "i-1".into(),
         instance_type: "m5.xlarge".into(),
         zone: "1a".into(),
         subnet: Some("subnet-1a".into()),
         image: "ami-9".into(),
     };
-    assert_eq!(read.launched, [born]);
-    assert_eq!(read.errors[0].zone.as_deref(), Some("1b"), "the subnet's, where the answer leaves it out");
+    assert_eq!(read.launched, [launched]);
+    assert_eq!(read.errors[0].zone.as_deref(), Some("1b"), "the zone of the subnet, where the response has none");
     assert!(!read.lacks_template());
 }
 
 #[tokio::test]
-async fn what_an_answer_leaves_out_is_the_requests() {
+async fn fields_missing_in_a_response_are_those_of_the_request() {
     let read = answer(
         "<fleetInstanceSet><item><instanceIds><item>i-1</item></instanceIds><instanceType>m5.xlarge</instanceType></item></fleetInstanceSet>",
     )
@@ -204,7 +204,7 @@ fn c12_only_unfulfillable_errors_make_an_insufficient_capacity_error() {
 }
 
 #[test]
-fn c13_a_fleet_quota_and_a_missing_spot_role_are_want_of_capacity() {
+fn c13_a_fleet_quota_and_a_missing_spot_role_are_insufficient_capacity() {
     let request = request(CapacityType::Spot);
     let errors = [
         error("MaxFleetCountExceeded", "m5.large", "1a"),
@@ -218,7 +218,7 @@ fn c13_a_fleet_quota_and_a_missing_spot_role_are_want_of_capacity() {
 }
 
 #[test]
-fn c15_an_exhausted_subnet_is_marked_and_so_is_the_offering_of_the_error() {
+fn c15_an_exhausted_subnet_and_the_offering_of_the_error_are_marked() {
     let errors = [error("InsufficientFreeAddressesInSubnet", "m5.large", "1a")];
     let feedback = CapacityFeedback::of(&errors, &request(CapacityType::OnDemand), None);
     assert_eq!(
@@ -232,7 +232,7 @@ fn c15_an_exhausted_subnet_is_marked_and_so_is_the_offering_of_the_error() {
 }
 
 #[test]
-fn c14_a_full_reservation_marks_no_offering_and_a_throttled_call_does_not_make_it_full() {
+fn c14_only_capacity_errors_make_a_reservation_full() {
     let request = reserved(ReservationKind::OnDemand);
     let learn = |code: &str| CapacityFeedback::of(&[error(code, "m5.large", "1a")], &request, None);
     for (code, full) in [
@@ -247,7 +247,7 @@ fn c14_a_full_reservation_marks_no_offering_and_a_throttled_call_does_not_make_i
         assert!(feedback.marks.is_empty(), "{code}");
     }
     let subnet = learn("InsufficientFreeAddressesInSubnet");
-    assert_eq!(subnet.marks, [CapacityScope::Subnet("subnet-1a".into())], "addresses are another matter");
+    assert_eq!(subnet.marks, [CapacityScope::Subnet("subnet-1a".into())], "exhausted addresses mark the subnet");
     let mut spread = error("InvalidParameter", "m5.large", "1a");
     spread.message = "You have reached the limit of instances in this spread placement group".into();
     assert!(CapacityFeedback::of(&[spread], &request, Some("pg-1")).reservation_full);
@@ -263,7 +263,7 @@ fn a_full_spread_group_marks_every_type_of_the_zone() {
 }
 
 #[tokio::test]
-async fn c17_a_missing_template_is_known_by_its_code() {
+async fn c17_a_missing_template_is_recognized_by_its_code() {
     let read = answer(
         "<errorSet><item><errorCode>InvalidLaunchTemplateName.NotFoundException</errorCode><errorMessage>gone</errorMessage></item></errorSet>",
     )

@@ -40,7 +40,7 @@ fn c33_each_denied_action_has_its_reason() {
 }
 
 #[test]
-fn c33_a_later_subnet_that_passes_is_enough_and_else_the_first_decides() {
+fn c33_one_permitted_subnet_suffices_else_the_first_decides() {
     let (denied, dry) = (error("UnauthorizedOperation", "no"), error("DryRunOperation", ""));
     assert_eq!(reason(run_outcome(&[Err(denied.clone()), Err(dry)], true)), ("passed", true));
     let answers = [Err(error("InvalidSubnetID.NotFound", "")), Err(denied)];
@@ -72,25 +72,25 @@ async fn c33_subnets_in_zones_without_the_type_are_tried_last() {
 }
 
 #[tokio::test]
-async fn c33_a_class_is_tried_as_dedicated_where_a_pool_may_have_dedicated_nodes() {
+async fn c33_dedicated_tenancy_is_tried_where_a_pool_admits_it() {
     let (clients, _) = crate::test_support::fake_aws::clients(Box::new(|_| None));
     let validator = validator(clients, Options::of("c1"));
     let class = fixtures::class(serde_json::json!({}));
-    let asks = |operator: &str, values: &[&str]| {
+    let tenancy = |operator: &str, values: &[&str]| {
         let values = values.iter().map(|value| (*value).to_owned()).collect();
         let key = labels::INSTANCE_TENANCY.to_owned();
         Requirements::from_api(&[Requirement { key, operator: operator.into(), values, min_values: None }]).unwrap()
     };
-    let silent = Requirements::default;
+    let unrestricted = Requirements::default;
     for (what, demands, expected) in [
         ("no pool", vec![], "default"),
-        ("a pool that says nothing", vec![silent()], "default"),
-        ("shared hardware", vec![asks("In", &["default"])], "default"),
-        ("not dedicated", vec![asks("NotIn", &["dedicated"])], "default"),
-        ("dedicated", vec![asks("In", &["dedicated"])], "dedicated"),
-        ("either", vec![asks("In", &["default", "dedicated"])], "dedicated"),
-        ("any", vec![asks("Exists", &[])], "dedicated"),
-        ("one of two pools", vec![silent(), asks("In", &["dedicated"])], "dedicated"),
+        ("a pool without a tenancy", vec![unrestricted()], "default"),
+        ("shared hardware", vec![tenancy("In", &["default"])], "default"),
+        ("not dedicated", vec![tenancy("NotIn", &["dedicated"])], "default"),
+        ("dedicated", vec![tenancy("In", &["dedicated"])], "dedicated"),
+        ("either", vec![tenancy("In", &["default", "dedicated"])], "dedicated"),
+        ("any", vec![tenancy("Exists", &[])], "dedicated"),
+        ("one of two pools", vec![unrestricted(), tenancy("In", &["dedicated"])], "dedicated"),
     ] {
         let Ok(tried) = validator.inputs(&class, &demands) else { panic!("the class has something to launch") };
         assert_eq!(tried.template.tenancy, expected, "{what}");
@@ -98,7 +98,7 @@ async fn c33_a_class_is_tried_as_dedicated_where_a_pool_may_have_dedicated_nodes
 }
 
 #[test]
-fn c33_a_profile_that_ec2_does_not_know_is_the_users_fault_only_when_it_is_the_users() {
+fn c33_an_unknown_profile_is_reported_only_if_the_user_named_it() {
     let unknown = || [Err(error("InvalidParameterValue", "Value (x) ... Invalid IAM Instance Profile name"))];
     assert_eq!(reason(run_outcome(&unknown(), true)), ("unjudged", false));
     assert_eq!(reason(run_outcome(&unknown(), false)), ("InstanceProfileNotFound", false));

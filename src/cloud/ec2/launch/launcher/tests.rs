@@ -1,7 +1,8 @@
-//! Launches into capacity reservations, from the claim to what EC2 is asked and what is learned from its answer.
+//! Launches into capacity reservations: requests to EC2, and the counts and marks after its responses.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use serde_json::json;
 
@@ -20,17 +21,17 @@ use crate::model::offering::CapacityType;
 use crate::test_support::fake_aws;
 use crate::test_support::fake_aws::Request;
 
-/// What EC2 answers to CreateFleet, first to last; an instance when there is nothing left.
-type Answers = Arc<Mutex<VecDeque<Option<(u16, String)>>>>;
+/// The next responses to CreateFleet, first to last; afterwards each call launches an instance.
+type Responses = Arc<Mutex<VecDeque<Option<(u16, String)>>>>;
 
 struct World {
     ec2: Arc<Ec2Provider>,
     class: Ec2NodeClass,
-    answers: Answers,
+    responses: Responses,
     seen: Arc<Mutex<Vec<Request>>>,
 }
 
-fn answer(answers: &Answers, launched: &Mutex<usize>, request: &Request) -> Option<(u16, String)> {
+fn respond(responses: &Responses, launched: &Mutex<usize>, request: &Request) -> Option<(u16, String)> {
     match request.action.as_str() {
         "DescribeLaunchTemplates" => fake_aws::error("InvalidLaunchTemplateName.NotFoundException", "gone"),
         "CreateLaunchTemplate" => fake_aws::ok(
@@ -38,7 +39,7 @@ fn answer(answers: &Answers, launched: &Mutex<usize>, request: &Request) -> Opti
             "<launchTemplate><launchTemplateId>lt-1</launchTemplateId></launchTemplate>",
         ),
         "DescribeInstances" => fake_aws::ok("DescribeInstances", "<reservationSet/>"),
-        "CreateFleet" => answers.lock().unwrap().pop_front().unwrap_or_else(|| {
+        "CreateFleet" => responses.lock().unwrap().pop_front().unwrap_or_else(|| {
             let mut count = launched.lock().unwrap();
             *count += 1;
             fake_aws::ok(
@@ -49,19 +50,19 @@ fn answer(answers: &Answers, launched: &Mutex<usize>, request: &Request) -> Opti
                 ),
             )
         }),
-        other => panic!("{other} was not expected"),
+        other => panic!("unexpected call {other}"),
     }
 }
 
-/// A class with reservations of m5.large in us-east-1a, by id and with the instances that still fit.
+/// A class with reservations of m5.large in us-east-1a: ids and available instances.
 fn world(reservations: &[(&str, i64)]) -> World {
     world_with(Options::of("c1"), reservations)
 }
 
 fn world_with(options: Options, reservations: &[(&str, i64)]) -> World {
-    let (answers, launched) = (Answers::default(), Mutex::default());
-    let heard = Arc::clone(&answers);
-    let (clients, seen) = fake_aws::clients(Box::new(move |request| answer(&heard, &launched, request)));
+    let (responses, launched) = (Responses::default(), Mutex::default());
+    let endpoint = Arc::clone(&responses);
+    let (clients, seen) = fake_aws::clients(Box::new(move |request| respond(&endpoint, &launched, request)));
     let ec2 = Ec2Provider::new(clients, options, facts());
     let subnet = |id: &str, zone: &str| Subnet { id: id.into(), zone: zone.into(), zone_id: None, free: 1_000 };
     let subnets = [subnet("subnet-a", "us-east-1a"), subnet("subnet-b", "us-east-1b")];
@@ -70,15 +71,14 @@ fn world_with(options: Options, reservations: &[(&str, i64)]) -> World {
     let list = reservations.iter().map(|(id, _)| reservation(id, "default", None));
     class.status.as_mut().unwrap().capacity_reservations = list.collect();
     ec2.offerings.with_reservations(|counts| counts.set_described(reservations.iter().copied(), crate::clock::now()));
-    World { ec2: Arc::new(ec2), class, answers, seen }
+    World { ec2: Arc::new(ec2), class, responses, seen }
 }
 
 impl World {
-    /// A request for m5.large by a fresh claim, as any of these capacity types.
+    /// A request for m5.large of any of these capacity types, for a claim that this process created.
     fn request(&self, uid: &str, capacity_types: &[CapacityType]) -> LaunchRequest {
         let catalog = self.ec2.catalog(&self.class);
-        let created =
-            k8s_openapi::jiff::Timestamp::from_millisecond(crate::clock::now().0 + 60_000).unwrap().to_string();
+        let created = (crate::clock::now() + Duration::from_mins(1)).rfc3339();
         let offerings = |capacity_type: &CapacityType| {
             let one = |zone: &str| Override {
                 instance_type: "m5.large".into(),
@@ -108,22 +108,22 @@ impl World {
         self.ec2.launch(self.request(uid, capacity_types)).await
     }
 
-    fn next(&self, answer: Option<(u16, String)>) {
-        self.answers.lock().unwrap().push_back(answer);
+    fn next(&self, response: Option<(u16, String)>) {
+        self.responses.lock().unwrap().push_back(response);
     }
 
     fn left(&self, id: &str) -> i64 {
         self.ec2.offerings.with_reservations(|counts| counts.available(id))
     }
 
-    /// Members of the calls of an action.
+    /// A form field of each call of an action.
     fn sent(&self, action: &str, member: &str) -> Vec<Option<String>> {
         let seen = self.seen.lock().unwrap();
         seen.iter().filter(|one| one.action == action).map(|one| one.form.get(member).cloned()).collect()
     }
 }
 
-fn refused(code: &str) -> Option<(u16, String)> {
+fn failed_override(code: &str) -> Option<(u16, String)> {
     let slot = "<overrides><instanceType>m5.large</instanceType><subnetId>subnet-a</subnetId><availabilityZone>us-east-1a</availabilityZone></overrides>";
     fake_aws::ok(
         "CreateFleet",
@@ -140,7 +140,7 @@ const TARGET: &str =
 const PREFERENCE: &str = "LaunchTemplateData.CapacityReservationSpecification.CapacityReservationPreference";
 
 #[tokio::test]
-async fn a_claim_is_launched_into_a_reservation_and_takes_a_place_in_it() {
+async fn a_launch_into_a_reservation_decreases_its_count() {
     let world = world(&[("cr-1", 2)]);
     let instance = world.launch("uid-1", &BOTH).await.unwrap().instance;
     assert_eq!(instance.capacity_type, CapacityType::Reserved);
@@ -155,7 +155,7 @@ async fn a_claim_is_launched_into_a_reservation_and_takes_a_place_in_it() {
 }
 
 #[tokio::test]
-async fn c10_a_claim_is_launched_reserved_then_as_spot_then_on_demand() {
+async fn c10_reserved_comes_before_spot_and_spot_before_on_demand() {
     let world = world(&[("cr-1", 1)]);
     let all = [CapacityType::OnDemand, CapacityType::Spot, CapacityType::Reserved];
     let launch =
@@ -166,7 +166,7 @@ async fn c10_a_claim_is_launched_reserved_then_as_spot_then_on_demand() {
 }
 
 #[tokio::test]
-async fn launches_under_way_never_go_for_more_places_than_there_are() {
+async fn concurrent_launches_never_exceed_the_capacity_of_reservations() {
     let world = world(&[("cr-1", 1), ("cr-2", 1)]);
     let launches = ["uid-1", "uid-2", "uid-3", "uid-4"].map(|uid| world.launch(uid, &BOTH));
     let mut ids: Vec<Option<String>> = futures::future::join_all(launches)
@@ -180,10 +180,10 @@ async fn launches_under_way_never_go_for_more_places_than_there_are() {
 }
 
 #[tokio::test]
-async fn c14_a_full_reservation_hands_on_to_the_next_and_then_to_on_demand_at_once() {
+async fn c14_after_full_reservations_the_next_and_then_on_demand_are_tried_at_once() {
     let world = world(&[("cr-1", 5), ("cr-2", 3)]);
-    world.next(refused("ReservationCapacityExceeded"));
-    world.next(refused("ReservationCapacityExceeded"));
+    world.next(failed_override("ReservationCapacityExceeded"));
+    world.next(failed_override("ReservationCapacityExceeded"));
     let launched = world.launch("uid-1", &BOTH).await.unwrap();
     assert_eq!((launched.instance.capacity_type, launched.unavailable), (CapacityType::OnDemand, vec![]));
     let asked: Vec<Option<String>> = world.sent("CreateLaunchTemplate", TARGET);
@@ -194,12 +194,12 @@ async fn c14_a_full_reservation_hands_on_to_the_next_and_then_to_on_demand_at_on
     let one = world.request("uid-2", &BOTH).overrides.remove(0);
     assert!(
         !world.ec2.offerings.unavailable().is_unavailable(&one, None, crate::clock::now()),
-        "no mark on the offering"
+        "the offering is not marked"
     );
 }
 
 #[tokio::test]
-async fn c14_a_call_that_is_refused_for_a_full_reservation_says_the_same() {
+async fn c14_a_call_that_fails_for_a_full_reservation_falls_back_to_on_demand() {
     let world = world(&[("cr-1", 5)]);
     world.next(fake_aws::error("ReservationCapacityExceeded", "full"));
     let launched = world.launch("uid-1", &BOTH).await.unwrap();
@@ -207,7 +207,7 @@ async fn c14_a_call_that_is_refused_for_a_full_reservation_says_the_same() {
 }
 
 #[tokio::test]
-async fn c14_a_throttled_call_keeps_its_place_for_the_next_attempt() {
+async fn c14_a_throttled_call_keeps_its_allocation_for_the_retry() {
     let world = world(&[("cr-1", 1)]);
     for _ in 0..2 {
         world.next(fake_aws::error("RequestLimitExceeded", "slow down"));
@@ -216,18 +216,21 @@ async fn c14_a_throttled_call_keeps_its_place_for_the_next_attempt() {
     assert_eq!(error, LaunchError::Throttled);
     assert_eq!(world.left("cr-1"), 0, "the call is repeated");
     assert_eq!(world.launch("uid-1", &BOTH).await.unwrap().instance.capacity_type, CapacityType::Reserved);
-    world.next(refused("RequestLimitExceeded"));
-    world
-        .ec2
-        .offerings
-        .with_reservations(|counts| counts.set_described([("cr-1", 1)], UnixMillis(crate::clock::now().0 + 1)));
+    world.next(failed_override("RequestLimitExceeded"));
+    world.ec2.offerings.with_reservations(|counts| {
+        counts.set_described([("cr-1", 1)], crate::clock::now() + Duration::from_millis(1));
+    });
     let error = world.launch("uid-2", &BOTH).await.unwrap_err();
     assert!(matches!(error, LaunchError::Rejected { reason: "RequestLimitExceeded", .. }), "{error}");
-    assert_eq!(world.left("cr-1"), 1, "reported for one slot: nothing was launched, and the reservation is unaffected");
+    assert_eq!(
+        world.left("cr-1"),
+        1,
+        "throttling of one override: nothing was launched, and the reservation is unaffected"
+    );
 }
 
 #[tokio::test]
-async fn a_refused_launch_gives_its_place_back() {
+async fn a_failed_launch_releases_its_allocation() {
     let world = world(&[("cr-1", 1)]);
     world.next(fake_aws::error("UnauthorizedOperation", "no"));
     let error = world.launch("uid-1", &BOTH).await.unwrap_err();
@@ -245,33 +248,37 @@ async fn a_refused_launch_gives_its_place_back() {
 }
 
 #[tokio::test]
-async fn a_claim_that_may_only_be_reserved_is_planned_anew_when_nothing_is_left() {
+async fn a_reserved_only_claim_is_re_planned_when_all_reservations_are_full() {
     let world = world(&[("cr-1", 1)]);
-    world.next(refused("ReservationCapacityExceeded"));
+    world.next(failed_override("ReservationCapacityExceeded"));
     let error = world.launch("uid-1", &[CapacityType::Reserved]).await.unwrap_err();
     assert_eq!(error, LaunchError::InsufficientCapacity { unavailable: vec![] });
     let closed = world.ec2.catalog(&world.class);
     let m5 = closed.instance_types.iter().find(|found| &*found.name == "m5.large").unwrap();
     let reserved = m5.offerings.iter().filter(|offering| offering.capacity_type == CapacityType::Reserved);
     let seen: Vec<_> = reserved.map(|one| (one.label(labels::CAPACITY_RESERVATION_ID), one.available)).collect();
-    assert_eq!(seen, [(Some("cr-1"), false)], "the next plan knows");
+    assert_eq!(seen, [(Some("cr-1"), false)], "the next plan does not use it");
 }
 
 #[tokio::test]
-async fn with_the_gate_shut_reservations_are_not_ours_to_use() {
+async fn reservations_are_not_used_while_the_gate_is_off() {
     let world = world_with(Options { reserved_capacity: false, ..Options::of("c1") }, &[("cr-1", 1)]);
     let launched = world.launch("uid-1", &BOTH).await.unwrap();
     assert_eq!(launched.instance.capacity_type, CapacityType::OnDemand);
-    assert_eq!(world.sent("CreateLaunchTemplate", PREFERENCE), [None], "EC2 may fill open ones");
+    assert_eq!(
+        world.sent("CreateLaunchTemplate", PREFERENCE),
+        [None],
+        "EC2 may place instances into open reservations"
+    );
 }
 
 #[tokio::test]
-async fn a_partition_that_was_asked_for_is_the_instances_and_its_failure_is_its_own() {
+async fn a_failure_in_a_partition_marks_that_partition_only() {
     let mut world = world(&[]);
     world.class.spec.placement_group_selector = serde_json::from_value(json!({"id": "pg-1"})).unwrap();
     let group = PlacementGroup { id: "pg-1".into(), strategy: "partition".into(), partitions: 3 };
     world.ec2.node_classes.set_placement_group(&world.class, Some(group));
-    let wants = |partition: &str| {
+    let in_partition = |partition: &str| {
         let mut request = world.request("uid-1", &[CapacityType::OnDemand]);
         let spec = json!({"requirements": [{"key": labels::PLACEMENT_GROUP_PARTITION, "operator": "In", "values": [partition]}]});
         let details = request.details.take().unwrap();
@@ -280,8 +287,8 @@ async fn a_partition_that_was_asked_for_is_the_instances_and_its_failure_is_its_
         request.details = Some(Arc::new(LaunchDetails { claim, class, catalog, named: BTreeSet::new() }));
         request
     };
-    world.next(refused("InsufficientInstanceCapacity"));
-    world.ec2.launch(wants("2")).await.unwrap_err();
+    world.next(failed_override("InsufficientInstanceCapacity"));
+    world.ec2.launch(in_partition("2")).await.unwrap_err();
     let available = |partition: &str| {
         let seen = world.ec2.catalog(&world.class);
         let m5 = seen.instance_types.iter().find(|found| &*found.name == "m5.large").unwrap();
@@ -291,7 +298,7 @@ async fn a_partition_that_was_asked_for_is_the_instances_and_its_failure_is_its_
         here.find(|one| one.capacity_type == CapacityType::OnDemand).unwrap().available
     };
     assert!(available("1") && !available("2") && available("3"));
-    let launched = world.ec2.launch(wants("3")).await.unwrap();
+    let launched = world.ec2.launch(in_partition("3")).await.unwrap();
     assert_eq!(launched.instance.partition, Some(3));
     let number = world.sent("CreateLaunchTemplate", "LaunchTemplateData.Placement.PartitionNumber");
     assert_eq!(number, [Some("2".to_owned()), Some("3".to_owned())]);

@@ -11,7 +11,7 @@ use crate::cloud::ec2::node_class::ami_alias::one_of;
 use crate::cloud::{LaunchDetails, Override};
 use crate::test_support::objects;
 
-/// A class that is ready, with two subnets and an image for each architecture.
+/// A ready class with two subnets and an image for each architecture.
 pub fn class(spec: serde_json::Value) -> Ec2NodeClass {
     let mut whole = json!({"role": "r", "amiFamily": "AL2023"});
     json_patch::merge(&mut whole, &spec);
@@ -31,7 +31,7 @@ pub fn class(spec: serde_json::Value) -> Ec2NodeClass {
     objects::node_class("default", &json!({"metadata": meta, "spec": whole, "status": status}))
 }
 
-/// A claim made at `created`.
+/// A claim with this creation timestamp.
 pub fn claim(created: &str, spec: serde_json::Value) -> NodeClaim {
     let meta = json!({"uid": "uid-1", "creationTimestamp": created, "labels": {"team": "a"}});
     objects::claim("claim-1", &json!({"metadata": meta, "spec": spec}))
@@ -64,7 +64,6 @@ pub fn request(class: Ec2NodeClass, claim: NodeClaim, types: &[&str]) -> LaunchR
     }
 }
 
-/// A cluster.
 pub fn facts() -> ClusterFacts {
     ClusterFacts {
         name: "c1".into(),
@@ -105,7 +104,7 @@ fn with_groups<T>(
     then(&groups, &inputs)
 }
 
-/// A choice of on-demand offerings, of which the fleet request takes only the kind.
+/// A choice without candidates: the fleet request reads its capacity type only.
 fn on_demand() -> Choice {
     Choice { capacity_type: CapacityType::OnDemand, reservation: None, candidates: vec![] }
 }
@@ -115,7 +114,7 @@ fn names<'a>(group: &'a TemplateGroup<'_>) -> Vec<&'a str> {
 }
 
 #[test]
-fn types_share_a_template_when_image_and_pods_are_the_same() {
+fn types_with_the_same_image_and_pods_share_a_template() {
     let request =
         request(class(json!({})), claim(LONG_AGO, json!({})), &["m5.large", "c5.large", "m5.xlarge", "m6g.large"]);
     with_groups(&request, None, |groups, _| {
@@ -135,7 +134,7 @@ fn types_share_a_template_when_image_and_pods_are_the_same() {
 }
 
 #[test]
-fn c18_the_list_of_types_does_not_change_a_template_but_labels_taints_and_the_kubelet_do() {
+fn c18_labels_taints_and_kubelet_change_a_template_and_types_do_not() {
     let name = |request: &LaunchRequest| {
         with_groups(request, None, |groups, _| {
             let group = groups.iter().find(|group| names(group).contains(&"m5.large")).unwrap();
@@ -161,7 +160,7 @@ fn c18_the_list_of_types_does_not_change_a_template_but_labels_taints_and_the_ku
 }
 
 #[test]
-fn c22_an_al2023_class_is_not_ready_where_the_service_cidr_is_not_known() {
+fn c22_an_al2023_class_without_a_service_cidr_is_not_ready() {
     let request = request(class(json!({})), claim(LONG_AGO, json!({})), &["m5.large"]);
     let details = request.details.clone().unwrap();
     let cluster = Arc::new(ClusterFacts { service_cidr: None, ..facts() });
@@ -175,7 +174,7 @@ fn c22_an_al2023_class_is_not_ready_where_the_service_cidr_is_not_known() {
 }
 
 #[test]
-fn families_bring_their_volumes_and_the_users_own_replace_them() {
+fn block_device_mappings_of_the_class_replace_the_families_volumes() {
     let devices = |spec| {
         with_groups(&request(class(spec), claim(LONG_AGO, json!({})), &["m5.large"]), None, |groups, _| {
             let devices = groups[0].template.block_devices.iter();
@@ -208,7 +207,7 @@ fn tenancy_partition_and_enclaves_come_from_the_claim() {
 }
 
 #[test]
-fn a_request_holds_each_type_in_each_zone_that_has_a_subnet_cheapest_first() {
+fn a_request_has_each_type_in_each_zone_with_a_subnet_cheapest_first() {
     let request = request(class(json!({"context": "ctx"})), claim(LONG_AGO, json!({})), &["m5.large", "m5.xlarge"]);
     with_groups(&request, None, |groups, inputs| {
         let named: Vec<_> = groups.iter().enumerate().map(|(n, group)| (format!("lt-{n}"), group)).collect();
@@ -224,7 +223,7 @@ fn a_request_holds_each_type_in_each_zone_that_has_a_subnet_cheapest_first() {
 }
 
 #[test]
-fn annotations_of_the_claim_choose_context_and_priority() {
+fn annotations_of_the_claim_set_context_and_priority() {
     let mut annotated = claim(LONG_AGO, json!({}));
     let keys = [(labels::MIN_VALUES_RELAXED, "true"), (labels::PRICE_OVERLAY_APPLIED, "")];
     annotated.metadata.annotations = Some(keys.map(|(key, value)| (key.to_owned(), value.to_owned())).into());
@@ -238,7 +237,7 @@ fn annotations_of_the_claim_choose_context_and_priority() {
 }
 
 #[test]
-fn only_a_class_that_is_ready_as_it_stands_launches() {
+fn only_a_class_that_is_ready_in_its_current_generation_launches() {
     assert_eq!(launchable(&class(json!({}))), Ok(()));
     let changed = |change: &dyn Fn(&mut Ec2NodeClass)| {
         let mut class = class(json!({}));
@@ -261,7 +260,7 @@ fn only_a_class_that_is_ready_as_it_stands_launches() {
 }
 
 #[test]
-fn c19_a_restricted_tag_is_refused_at_launch() {
+fn c19_a_restricted_tag_fails_the_launch() {
     let tagged = class(json!({"tags": {"karpenter.sh/nodeclaim": "x"}}));
     let request = request(tagged, claim(LONG_AGO, json!({})), &["m5.large"]);
     let details = request.details.clone().unwrap();
@@ -271,7 +270,7 @@ fn c19_a_restricted_tag_is_refused_at_launch() {
 }
 
 #[test]
-fn c34_each_type_is_told_what_the_expressions_come_to_on_it() {
+fn c34_user_data_contains_the_values_of_expressions_on_each_type() {
     let kubelet = json!({
         "maxPods": "vcpus * 10", "kubeReserved": {"cpu": "vcpus * 31", "memory": "1Gi", "pid": "vcpus / 0"},
         "systemReserved": {"memory": "11 * max_pods"},
@@ -316,12 +315,15 @@ fn c34_each_type_is_told_what_the_expressions_come_to_on_it() {
             assert!(!text.contains("vcpus") && !text.contains("pid"), "{family}: {text}");
         }
         let gone = LaunchInputs { shapes: Some(Shapes { settings: &settings, types: &BTreeMap::new() }), ..inputs };
-        assert!(gone.template_groups(&choice, &BTreeMap::new()).is_err(), "what EC2 does not describe is not launched");
+        assert!(
+            gone.template_groups(&choice, &BTreeMap::new()).is_err(),
+            "a type that EC2 does not describe is not launched"
+        );
     }
 }
 
 #[test]
-fn types_without_an_image_are_left_out_and_none_left_is_an_error() {
+fn types_without_an_image_are_omitted_and_no_type_is_an_error() {
     let mut class = class(json!({}));
     class.status.as_mut().unwrap().amis.remove(0);
     let request = request(class, claim(LONG_AGO, json!({})), &["m5.large"]);

@@ -1,4 +1,4 @@
-//! What a launch template says. Everything that makes two templates differ is in [`Template`]; its name is a hash of it.
+//! The contents of a launch template. [`Template`] contains everything that makes two templates differ; the name is a hash of it.
 
 use std::collections::BTreeMap;
 
@@ -24,42 +24,37 @@ use crate::cloud::reservation::ReservationKind;
 use crate::model::offering::CapacityType;
 use crate::model::quantity::parse_bytes;
 
-/// Everything that a launch template is made of.
+/// The inputs of a launch template. [`Template::name`] hashes the names of this type and its fields, too.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Template {
-    /// Cluster.
     pub cluster: String,
-    /// Region: some don't know every option.
+    /// Some regions do not support every option.
     pub region: String,
-    /// Node class: two classes never share a template.
+    /// Name of the node class: classes never share a template.
     pub class: String,
-    /// Image.
     pub image_id: String,
     /// User data, base64; empty for none.
     pub user_data: String,
-    /// Instance profile.
     pub instance_profile: String,
     /// Security groups of every interface.
     pub security_groups: Vec<String>,
-    /// Volumes.
     pub block_devices: Vec<BlockDeviceMapping>,
-    /// Access to instance metadata.
     pub metadata: Option<MetadataOptions>,
-    /// Figures each minute.
+    /// Whether CloudWatch gets metrics every minute.
     pub detailed_monitoring: bool,
-    /// enabled or disabled.
+    /// `enabled` or `disabled`.
     pub nested_virtualization: Option<String>,
-    /// Whether Nitro Enclaves are on.
+    /// Whether Nitro Enclaves are enabled.
     pub enclave: bool,
-    /// default or dedicated.
+    /// `default` or `dedicated`.
     pub tenancy: String,
-    /// Placement group.
+    /// Id of the placement group.
     pub placement_group: Option<String>,
-    /// Partition of the placement group, where one was asked for.
+    /// The requested partition of the placement group.
     pub partition: Option<i32>,
-    /// Interfaces that the class asks for.
+    /// Interfaces of the class.
     pub network_interfaces: Vec<NetworkInterface>,
-    /// EFA interfaces that the claim asks for; 0 is none.
+    /// Number of EFA interfaces, for a claim that requests them; else 0.
     pub efa: i32,
     /// Whether the first interface gets a public address.
     pub public_ip: Option<bool>,
@@ -67,34 +62,33 @@ pub struct Template {
     pub ip_prefixes: Option<i32>,
     /// Idle timeouts of tracked connections.
     pub connection_tracking: Option<ConnectionTracking>,
-    /// Whether the cluster's addresses are IPv6.
+    /// Whether the cluster uses IPv6 addresses.
     pub ipv6: bool,
-    /// Tags of everything that is made.
+    /// Tags of the template and of the resources that it creates.
     pub tags: BTreeMap<String, String>,
-    /// Capacity type.
     pub capacity_type: CapacityType,
     /// Capacity reservation that instances are launched into.
     pub reservation: Option<ReservedIn>,
-    /// Whether reservations are ours to use; where they aren't, EC2 fills open ones as it likes.
+    /// Whether the controller chooses capacity reservations; otherwise EC2 uses open reservations.
     pub manages_reservations: bool,
 }
 
-/// Regions that refuse HttpProtocolIpv6.
+/// Regions that reject HttpProtocolIpv6.
 const NO_METADATA_IPV6: [&str; 6] =
     ["us-iso-east-1", "us-iso-west-1", "us-isob-east-1", "us-isob-west-1", "us-isof-south-1", "us-isof-east-1"];
 
 impl Template {
-    /// How long its user data is, which EC2 counts before base64.
+    /// Length of the user data before base64, as EC2 limits it.
     pub fn user_data_bytes(&self) -> usize {
         STANDARD.decode(&self.user_data).map_or(0, |text| text.len())
     }
 
-    /// Name of the template: the same for the same content.
+    /// Name of the template: equal contents have equal names.
     pub fn name(&self) -> String {
         format!("karpenter.k8s.aws/{}", draw(0, &[&format!("{self:?}")]))
     }
 
-    /// The template as EC2 takes it.
+    /// The template in the form of the API.
     pub fn data(&self) -> RequestLaunchTemplateData {
         let mut data = RequestLaunchTemplateData::builder()
             .image_id(&self.image_id)
@@ -142,7 +136,7 @@ impl Template {
             .build()
     }
 
-    /// Which reservations instances may run in: the one that is asked for, or none, so that what was not chosen is not used up.
+    /// Restricts instances to the chosen reservation, or to none, so that EC2 does not use other open reservations.
     fn reservations(&self) -> Option<LaunchTemplateCapacityReservationSpecificationRequest> {
         let request = LaunchTemplateCapacityReservationSpecificationRequest::builder();
         let request = match &self.reservation {
@@ -156,7 +150,7 @@ impl Template {
         self.manages_reservations.then(|| request.build())
     }
 
-    /// The market of kinds of reservations that have one of their own.
+    /// The market type of capacity blocks and interruptible reservations.
     fn market(&self) -> Option<LaunchTemplateInstanceMarketOptionsRequest> {
         let market = match self.reservation.as_ref()?.kind {
             ReservationKind::OnDemand => return None,
@@ -178,7 +172,7 @@ impl Template {
         out.build()
     }
 
-    /// The class's interfaces, or those that EFA needs, or one.
+    /// The interfaces of the class, else one EFA interface per card, else a single interface.
     fn interfaces(&self) -> Vec<LaunchTemplateInstanceNetworkInterfaceSpecificationRequest> {
         if !self.network_interfaces.is_empty() {
             return self.network_interfaces.iter().map(|interface| self.listed(interface)).collect();
@@ -246,7 +240,7 @@ fn block_device(mapping: &BlockDeviceMapping) -> LaunchTemplateBlockDeviceMappin
     LaunchTemplateBlockDeviceMappingRequest::builder().set_device_name(mapping.device_name.clone()).set_ebs(ebs).build()
 }
 
-/// A size in whole GiB, rounded up; `None` for what the schema should have kept out.
+/// A size in whole GiB, rounded up; `None` for a text that the schema rejects.
 fn gibibytes(size: &str) -> Option<i32> {
     let bytes = parse_bytes(size).ok()?;
     i32::try_from(bytes.0.checked_add((1 << 30) - 1)? >> 30).ok()

@@ -40,8 +40,9 @@ impl TemplateRef {
 #[derive(Debug)]
 struct Entry {
     name: String,
-    /// Id in EC2 once known. Locked while the template is searched or created, so that a burst does so once.
+    /// Id in EC2 once known. Locked while the template is searched or created, so that concurrent launches do so once.
     id: tokio::sync::Mutex<Option<String>>,
+    /// [`UnixMillis`] of the last use.
     used_at: AtomicI64,
 }
 
@@ -128,7 +129,7 @@ impl TemplateStore {
         Ok(count)
     }
 
-    /// Deletes a few of the templates that were not used for a minute and have no reference. A failed deletion is retried in a
+    /// Deletes up to [`MAX_DELETED`] templates that were not used for a minute and have no reference. A failed deletion is retried in a
     /// minute.
     pub async fn delete_unused(&self, clients: &Clients, now: UnixMillis) {
         for entry in self.unused(now) {
@@ -153,7 +154,7 @@ impl TemplateStore {
 
     /// Up to [`MAX_DELETED`] templates that were not used for a minute and have no reference.
     fn unused(&self, now: UnixMillis) -> Vec<Arc<Entry>> {
-        // One reference is the table's own.
+        // The table holds one reference.
         let unused = |entry: &&Arc<Entry>| entry.is_unused(now) && Arc::strong_count(entry) == 1;
         self.entries().values().filter(unused).take(MAX_DELETED).cloned().collect()
     }
@@ -205,7 +206,7 @@ async fn create(clients: &Clients, name: &str, template: &Template) -> Result<St
             );
             Ok(id.to_owned())
         }
-        // Created by an attempt whose answer was lost, or by another replica: equal names mean equal contents.
+        // Created by an attempt whose response was lost, or by another replica: equal names mean equal contents.
         Err(error) if error.class == Class::AlreadyExists => find(clients, name).await?.ok_or(error),
         Err(error) => Err(error),
     }

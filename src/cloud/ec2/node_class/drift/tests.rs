@@ -152,7 +152,7 @@ fn c32_the_resolved_class_is_compared_with_the_instance_in_order() {
         ("image before all else", &other_image, wrong.clone(), Some(AMI)),
         ("groups before subnet", &grouped, wrong.clone(), Some(SECURITY_GROUP)),
         (
-            "a group too many",
+            "an additional group",
             &untouched,
             InstanceFacts { security_groups: groups(&["sg-1", "sg-2"]), ..instance() },
             Some(SECURITY_GROUP),
@@ -181,7 +181,7 @@ fn c32_the_resolved_class_is_compared_with_the_instance_in_order() {
     if let Some(status) = &mut fewer.status {
         status.security_groups.push(crate::api::node_class::SecurityGroupStatus { id: "sg-9".into(), name: None });
     }
-    assert_eq!(reason_of(&launched(&class), &fewer, &instance()), Ok(Some(SECURITY_GROUP)), "a group too few");
+    assert_eq!(reason_of(&launched(&class), &fewer, &instance()), Ok(Some(SECURITY_GROUP)), "a missing group");
 }
 
 #[test]

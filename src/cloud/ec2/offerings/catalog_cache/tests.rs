@@ -155,7 +155,7 @@ fn reservations_of_one_type_and_zone_have_separate_counts() {
     assert_eq!(
         world.catalogs.reserved_offerings(),
         [(key.clone(), (true, MicroUsd(1)))].into(),
-        "one of three may be had"
+        "one of three reservations has capacity"
     );
     world.reservations.set_described([("cr-1", 0), ("cr-2", 0)], UnixMillis(1));
     left(&mut world);

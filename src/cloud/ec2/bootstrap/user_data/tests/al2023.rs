@@ -11,7 +11,7 @@ use crate::cloud::ec2::bootstrap::user_data::tests::{
 fn c22_al2023_user_data_merges_shell_yaml_mime_and_empty() {
     let yaml =
         "apiVersion: node.eks.aws/v1alpha1\nkind: NodeConfig\nspec:\n  kubelet:\n    config:\n      maxPods: 42\n";
-    // As in the reference's golden, the last boundary need not say that it is the last.
+    // As in the reference, the last boundary may lack the closing dashes.
     let mime = format!(
         "MIME-Version: 1.0\nContent-Type: multipart/mixed; boundary=\"//\"\n\n--//\nContent-Type: {NODE_CONFIG}\nX-Mine: 1\n\n{yaml}--//\n\
          Content-Type: text/x-shellscript; charset=\"us-ascii\"\n\n{SCRIPT}\n--//\n"
@@ -82,7 +82,11 @@ fn c22_al2023_passes_every_kubelet_field_and_local_disks() {
     let mut expected = kubelet;
     expected.insert("kubeReserved".to_owned(), json!({"memory": "0755"}));
     expected.insert("registerWithTaints".to_owned(), config["spec"]["kubelet"]["config"]["registerWithTaints"].clone());
-    assert_eq!(config["spec"]["kubelet"]["config"], json!(expected), "expressions are left out, all else is as it was");
+    assert_eq!(
+        config["spec"]["kubelet"]["config"],
+        json!(expected),
+        "expressions are omitted, everything else is unchanged"
+    );
 }
 
 #[test]

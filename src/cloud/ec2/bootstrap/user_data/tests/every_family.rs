@@ -1,4 +1,4 @@
-//! What holds for several families, and for Custom.
+//! User data of several families, and of Custom.
 
 use serde_json::json;
 

@@ -74,7 +74,7 @@ fn mime_parts(text: &str) -> Vec<(String, String)> {
         let name = format!("{}/{}", kind.c_type, kind.c_subtype.as_deref().unwrap_or_default());
         (name, String::from_utf8(part.contents().to_vec()).unwrap())
     };
-    // The first is the whole.
+    // The first entry is the whole message.
     message.parts[1..].iter().map(part).collect()
 }
 
@@ -82,7 +82,7 @@ fn made(family: AmiFamily, input: &UserDataInput<'_>) -> String {
     user_data(family, input).unwrap()
 }
 
-/// The part that is ours: the last.
+/// The generated part: the last one.
 fn our_script(input: &UserDataInput<'_>) -> String {
     let (kind, body) = mime_parts(&made(AmiFamily::Al2, input)).pop().unwrap();
     assert_eq!(kind, SHELL);

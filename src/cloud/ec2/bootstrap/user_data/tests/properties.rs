@@ -1,4 +1,5 @@
-//! What holds of every merge: what the user wrote outside of ours survives, ours wins, and the result parses.
+//! Properties of every merge: settings of the user are kept unless they are generated, generated settings take precedence, and the
+//! result parses.
 
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
@@ -18,7 +19,7 @@ fn config() -> ProptestConfig {
     config
 }
 
-/// A line that may be anything but an end of line, with boundaries, quotes and markup more often than chance would have them.
+/// A line that may be anything but an end of line, with more boundaries, quotes and markup than random text has.
 fn line() -> impl Strategy<Value = String> {
     prop_oneof![
         "[ -~]{0,40}",
@@ -34,7 +35,7 @@ fn script() -> impl Strategy<Value = String> {
     prop::collection::vec(line(), 0..12).prop_map(|lines| format!("#!/bin/bash\n{}", lines.join("\n")))
 }
 
-/// A text that is a boundary in no script above.
+/// A text that no script above contains as a boundary.
 const BOUNDARY: &str = "=====outer=====";
 
 /// MIME of several scripts.
@@ -44,7 +45,7 @@ fn multipart(scripts: &[String]) -> String {
     format!("MIME-Version: 1.0\nContent-Type: multipart/mixed; boundary=\"{BOUNDARY}\"\n\n{parts}--{BOUNDARY}--\n")
 }
 
-/// A setting's name, often one that is ours or that a family takes from the user.
+/// The name of a setting, often of a generated setting or of one that a family keeps.
 fn name() -> impl Strategy<Value = String> {
     prop_oneof![
         "[a-z][a-z0-9-]{0,10}",
@@ -56,7 +57,7 @@ fn name() -> impl Strategy<Value = String> {
     ]
 }
 
-/// A value of a setting, as JSON that TOML and YAML can say, too.
+/// A value of a setting, as JSON that TOML and YAML can express.
 fn value() -> impl Strategy<Value = Value> {
     let leaf = prop_oneof![
         any::<bool>().prop_map(Value::from),
@@ -106,7 +107,7 @@ proptest! {
         prop_assert!(parts.iter().all(|(kind, _)| kind == NODE_CONFIG));
         let first: Value = serde_saphyr::from_str(&parts[0].1).unwrap();
         prop_assert_eq!(first, theirs);
-        prop_assert_eq!(our_node_config(&with), our_node_config(&input()), "what is ours does not depend on theirs");
+        prop_assert_eq!(our_node_config(&with), our_node_config(&input()), "the generated part does not depend on the user's parts");
     }
 
     #[test]
@@ -164,7 +165,7 @@ proptest! {
     fn no_text_breaks_a_merge(custom in prop::collection::vec(prop_oneof![line(), any::<String>()], 0..6)) {
         let custom = custom.join("\n");
         for family in AmiFamily::ALL {
-            // An error is an answer; what must not happen is a panic, or a text that its own parser refuses.
+            // An error is valid; a panic, or a text that its parser rejects, is not.
             let Ok(text) = user_data(family, &UserDataInput { custom: Some(&custom), ..input() }) else { continue };
             match family {
                 AmiFamily::Bottlerocket => prop_assert!(text.parse::<toml::Table>().is_ok()),

@@ -29,7 +29,7 @@ const HOUR: Duration = Duration::from_hours(1);
 /// Interval of sweeps.
 const SWEEP: Duration = Duration::from_secs(10);
 
-/// Launch templates by name, each with its image; what is refused.
+/// EC2 in memory: the images of launch templates by name, and an image whose templates can't be created.
 #[derive(Default)]
 struct Fake {
     templates: BTreeMap<String, String>,
@@ -38,11 +38,11 @@ struct Fake {
 }
 
 impl Fake {
-    fn answer(&mut self, request: &Request) -> Option<(u16, String)> {
+    fn respond(&mut self, request: &Request) -> Option<(u16, String)> {
         let form = &request.form;
         match request.action.as_str() {
             "DescribeLaunchTemplates" => {
-                assert!(!self.templates.contains_key(&form["LaunchTemplateName.1"]), "it is known");
+                assert!(!self.templates.contains_key(&form["LaunchTemplateName.1"]), "it was created before");
                 fake_aws::error("InvalidLaunchTemplateName.NotFoundException", "gone")
             }
             "CreateLaunchTemplate" => {
@@ -64,7 +64,7 @@ impl Fake {
                 let item = format!("<item>{items}<instanceType>m5.large</instanceType></item>");
                 fake_aws::ok("CreateFleet", &format!("<fleetInstanceSet>{item}</fleetInstanceSet>"))
             }
-            other => panic!("{other} was not expected"),
+            other => panic!("unexpected call {other}"),
         }
     }
 }
@@ -77,11 +77,11 @@ struct World {
     pools: Vec<Arc<NodePool>>,
 }
 
-/// EC2, of which one class and the NodePool `default` are known.
+/// A provider with one class and the NodePool `default`.
 fn world() -> World {
     let fake = Arc::new(Mutex::new(Fake::default()));
-    let answers = Arc::clone(&fake);
-    let (clients, seen) = fake_aws::clients(Box::new(move |request| answers.lock().unwrap().answer(request)));
+    let endpoint = Arc::clone(&fake);
+    let (clients, seen) = fake_aws::clients(Box::new(move |request| endpoint.lock().unwrap().respond(request)));
     let ec2 = Ec2Provider::new(clients, Options::of("c1"), facts());
     let subnet = |id: &str, zone: &str| Subnet { id: id.into(), zone: zone.into(), zone_id: None, free: 1_000 };
     let subnets = [subnet("subnet-a", "us-east-1a"), subnet("subnet-b", "us-east-1b")];
@@ -95,7 +95,7 @@ fn pool(metadata: Value, class: &str) -> Arc<NodePool> {
 }
 
 impl World {
-    /// A request of a fresh claim for m5.large, as the class is now.
+    /// A request for m5.large with the current class, for a claim that this process created.
     fn request(&self, uid: &str) -> LaunchRequest {
         let mut claim = claim(&(crate::clock::now() + MINUTE).rfc3339(), json!({}));
         claim.metadata.uid = Some(uid.to_owned());
@@ -105,7 +105,7 @@ impl World {
         LaunchRequest { client_token: uid.to_owned(), details: Some(Arc::new(details)), ..base }
     }
 
-    /// Launches a claim of its own with a label of this value. Returns calls for templates that it took.
+    /// Launches a claim with a label of this value. Returns the number of launch template calls.
     async fn launch(&self, uid: &str, tier: &str) -> usize {
         let before = self.calls();
         let request = LaunchRequest { labels: [("tier".to_owned(), tier.to_owned())].into(), ..self.request(uid) };
@@ -113,7 +113,7 @@ impl World {
         self.calls() - before
     }
 
-    /// Changes the class, and lets the cloud see it.
+    /// Changes the class and reports it to the provider.
     fn change(&mut self, change: impl Fn(&mut Ec2NodeClass)) {
         let mut class = Ec2NodeClass::clone(&self.class);
         change(&mut class);
@@ -125,7 +125,7 @@ impl World {
         self.change(|class| class.status.as_mut().unwrap().amis[0].id = id.to_owned());
     }
 
-    /// Calls for launch templates so far.
+    /// Launch template calls so far.
     fn calls(&self) -> usize {
         self.seen.lock().unwrap().iter().filter(|request| request.action.contains("LaunchTemplate")).count()
     }
@@ -135,7 +135,7 @@ impl World {
         self.fake.lock().unwrap().templates.values().cloned().collect()
     }
 
-    /// Sweeps; returns calls that it took.
+    /// Runs a sweep and returns the number of launch template calls.
     async fn sweep(&self, now: UnixMillis) -> usize {
         let before = self.calls();
         self.ec2.prewarmer.sweep(now).await;
@@ -144,60 +144,60 @@ impl World {
 }
 
 #[tokio::test]
-async fn a_template_stays_for_an_hour_after_the_last_launch_and_costs_no_calls() {
+async fn a_template_stays_for_an_hour_after_the_last_launch_without_calls() {
     let world = world();
     let begin = crate::clock::now();
-    assert_eq!(world.launch("uid-1", "web").await, 2, "looked for and made");
+    assert_eq!(world.launch("uid-1", "web").await, 2, "described and created");
     for number in 0..360 {
         assert_eq!(world.sweep(begin + SWEEP * number).await, 0);
     }
     assert_eq!(world.launch("uid-2", "web").await, 0);
     assert_eq!(world.sweep(begin + HOUR - Duration::from_millis(1)).await, 0);
     let end = crate::clock::now() + HOUR;
-    assert_eq!((world.sweep(end).await, world.images().len()), (0, 1), "it was wanted a moment ago");
+    assert_eq!((world.sweep(end).await, world.images().len()), (0, 1), "it was used less than a minute ago");
     assert_eq!((world.sweep(end + MINUTE).await, world.images().len()), (1, 0));
 }
 
 #[tokio::test]
-async fn a_new_image_has_its_template_before_a_launch_and_the_old_one_goes_a_minute_later() {
+async fn a_new_image_gets_its_template_before_a_launch() {
     let mut world = world();
     let begin = crate::clock::now();
     world.launch("uid-1", "web").await;
     assert_eq!(world.sweep(begin + MINUTE * 5).await, 0);
     world.set_image("ami-new");
-    assert_eq!(world.sweep(begin + MINUTE * 5 + SWEEP).await, 2, "looked for and made");
+    assert_eq!(world.sweep(begin + MINUTE * 5 + SWEEP).await, 2, "described and created");
     assert_eq!(world.images().len(), 2);
     assert_eq!(world.sweep(begin + MINUTE * 6 - Duration::from_millis(1)).await, 0);
-    assert_eq!(world.sweep(begin + MINUTE * 6).await, 1, "the old one is deleted");
+    assert_eq!(world.sweep(begin + MINUTE * 6).await, 1, "the old template is deleted after a minute");
     assert_eq!(world.images(), ["ami-new"]);
     assert_eq!(world.launch("uid-2", "web").await, 0);
 }
 
 #[tokio::test]
-async fn a_template_is_made_anew_by_what_the_class_and_the_cluster_say_now() {
+async fn a_changed_input_of_class_or_cluster_creates_a_new_template() {
     let mut world = world();
     let mut now = crate::clock::now();
     world.launch("uid-1", "web").await;
-    let mut made = async |world: &World| {
+    let mut created = async |world: &World| {
         now += SWEEP;
         world.sweep(now).await == 2
     };
     world.change(|class| class.status.as_mut().unwrap().security_groups[0].id = "sg-2".into());
-    assert!(made(&world).await, "security group");
+    assert!(created(&world).await, "security group");
     world.change(|class| class.spec.kubelet = serde_json::from_value(json!({"maxPods": 50})).unwrap());
-    assert!(made(&world).await, "pods of a node");
+    assert!(created(&world).await, "pods of a node");
     let user_data = &world.seen.lock().unwrap().last().unwrap().form["LaunchTemplateData.UserData"].clone();
     let user_data = String::from_utf8(STANDARD.decode(user_data).unwrap()).unwrap();
     assert!(user_data.contains("maxPods: 50"), "{user_data}");
     world.ec2.node_classes.set_cluster(ClusterFacts { ca_bundle: "bmV3".into(), ..facts() });
-    assert!(made(&world).await, "CA");
+    assert!(created(&world).await, "CA");
     world.change(|class| class.metadata.annotations = Some([("touched".to_owned(), "1".to_owned())].into()));
-    assert!(!made(&world).await, "nothing that a template is made of");
+    assert!(!created(&world).await, "annotations are no input of templates");
     assert_eq!(world.launch("uid-2", "web").await, 0);
 }
 
 #[tokio::test]
-async fn a_class_that_may_not_launch_makes_nothing_until_it_may() {
+async fn a_class_that_is_not_ready_gets_no_templates() {
     let mut world = world();
     let begin = crate::clock::now();
     world.launch("uid-1", "web").await;
@@ -208,23 +208,23 @@ async fn a_class_that_may_not_launch_makes_nothing_until_it_may() {
     assert_eq!(world.sweep(begin + SWEEP * 2).await, 2);
     world.change(|class| class.status.as_mut().unwrap().conditions[0].status = "False".into());
     let last = crate::clock::now().max(begin + SWEEP * 2);
-    assert_eq!((world.sweep(last + MINUTE).await, world.images().len()), (1, 1), "only what was wanted last stays");
+    assert_eq!((world.sweep(last + MINUTE).await, world.images().len()), (1, 1), "only the current template stays");
 }
 
 #[tokio::test]
-async fn what_is_gone_or_going_keeps_no_template() {
-    let going = json!({"deletionTimestamp": "2026-01-01T00:00:00Z"});
+async fn a_deleted_class_or_pool_keeps_no_template() {
+    let deleting = json!({"deletionTimestamp": "2026-01-01T00:00:00Z"});
     let (own_class, own_pool) = (Arc::new(class(json!({}))), pool(json!({}), "default"));
     let mut deleted = class(json!({}));
-    deleted.metadata.deletion_timestamp = serde_json::from_value(going["deletionTimestamp"].clone()).unwrap();
+    deleted.metadata.deletion_timestamp = serde_json::from_value(deleting["deletionTimestamp"].clone()).unwrap();
     let (kept, gone) = ((0, 1), (1, 0));
     for (what, classes, pools, expected) in [
-        ("all is there", vec![Arc::clone(&own_class)], vec![Arc::clone(&own_pool)], kept),
+        ("class and pool exist", vec![Arc::clone(&own_class)], vec![Arc::clone(&own_pool)], kept),
         ("no class", vec![], vec![Arc::clone(&own_pool)], gone),
-        ("a class that is deleted", vec![Arc::new(deleted)], vec![Arc::clone(&own_pool)], gone),
+        ("a class that is being deleted", vec![Arc::new(deleted)], vec![Arc::clone(&own_pool)], gone),
         ("no pool", vec![Arc::clone(&own_class)], vec![], gone),
-        ("a pool that is deleted", vec![Arc::clone(&own_class)], vec![pool(going, "default")], gone),
-        ("a pool that has another class", vec![Arc::clone(&own_class)], vec![pool(json!({}), "other")], gone),
+        ("a pool that is being deleted", vec![Arc::clone(&own_class)], vec![pool(deleting, "default")], gone),
+        ("a pool of another class", vec![Arc::clone(&own_class)], vec![pool(json!({}), "other")], gone),
     ] {
         let world = world();
         world.launch("uid-1", "web").await;
@@ -232,25 +232,29 @@ async fn what_is_gone_or_going_keeps_no_template() {
         world.ec2.observe(&classes, &pools);
         assert_eq!((world.sweep(end + MINUTE).await, world.images().len()), expected, "{what}");
         world.ec2.observe(std::slice::from_ref(&own_class), std::slice::from_ref(&own_pool));
-        assert_eq!(world.sweep(end + MINUTE * 2 - Duration::from_millis(1)).await, 0, "{what}: nothing comes back");
+        assert_eq!(
+            world.sweep(end + MINUTE * 2 - Duration::from_millis(1)).await,
+            0,
+            "{what}: no template is created again"
+        );
     }
 }
 
 #[tokio::test]
-async fn a_template_that_can_not_be_made_holds_up_no_other_and_is_tried_again_by_each_sweep() {
+async fn a_template_that_can_not_be_created_blocks_no_others_and_is_retried() {
     for refused in ["ami-x86-new", "ami-arm-new"] {
         let mut world = world();
         let begin = crate::clock::now();
         world.launch("uid-1", "web").await;
-        let of_arm = request(class(json!({})), claim("2026-01-01T00:00:00Z", json!({})), &["m6g.large"]).overrides;
-        world.ec2.launch(LaunchRequest { overrides: of_arm, ..world.request("uid-2") }).await.unwrap();
+        let arm = request(class(json!({})), claim("2026-01-01T00:00:00Z", json!({})), &["m6g.large"]).overrides;
+        world.ec2.launch(LaunchRequest { overrides: arm, ..world.request("uid-2") }).await.unwrap();
         world.change(|class| class.status.as_mut().unwrap().amis.iter_mut().for_each(|image| image.id += "-new"));
         world.fake.lock().unwrap().refused_image = Some(refused);
         let new = |world: &World| world.images().iter().filter(|image| image.ends_with("-new")).count();
         world.sweep(begin + SWEEP).await;
         world.sweep(begin + SWEEP * 2).await;
         assert_eq!(new(&world), 1);
-        assert_eq!(world.sweep(begin + SWEEP * 3).await, 2, "looked for and refused");
+        assert_eq!(world.sweep(begin + SWEEP * 3).await, 2, "described, not created");
         world.fake.lock().unwrap().refused_image = None;
         assert_eq!(world.sweep(begin + SWEEP * 4).await, 2);
         assert_eq!(new(&world), 2);
@@ -259,7 +263,7 @@ async fn a_template_that_can_not_be_made_holds_up_no_other_and_is_tried_again_by
 }
 
 #[tokio::test]
-async fn a_sweep_makes_so_few_templates_that_launches_can_be_asked_for_beside_it() {
+async fn a_sweep_creates_a_limited_number_of_templates() {
     let world = world();
     for number in 0..=MAX_CREATED {
         world.ec2.launch_context.recent_shapes.keep(recent_shape(&format!("pool-{number}"), "x", 1, UnixMillis(0)));
@@ -270,19 +274,23 @@ async fn a_sweep_makes_so_few_templates_that_launches_can_be_asked_for_beside_it
 }
 
 #[tokio::test]
-async fn of_a_pools_launches_the_last_four_that_differ_keep_their_templates() {
+async fn templates_of_the_last_four_distinct_shapes_of_a_pool_are_kept() {
     let world = world();
     for tier in ["a", "b", "c", "d", "e"] {
         world.launch(&format!("uid-{tier}"), tier).await;
     }
     let end = crate::clock::now();
-    assert_eq!((world.sweep(end + MINUTE).await, world.images().len()), (1, 4), "the first one is deleted");
+    assert_eq!(
+        (world.sweep(end + MINUTE).await, world.images().len()),
+        (1, 4),
+        "the template of the oldest shape is deleted"
+    );
     assert_eq!(world.launch("uid-b2", "b").await, 0);
     assert_eq!(world.launch("uid-a2", "a").await, 2);
 }
 
 #[tokio::test]
-async fn a_launch_into_a_reservation_is_not_remembered() {
+async fn a_launch_into_a_reservation_is_no_recent_shape() {
     let mut world = world();
     world.change(|class| {
         class.status.as_mut().unwrap().capacity_reservations = vec![reservation("cr-1", "default", None)];
@@ -301,7 +309,7 @@ async fn a_launch_into_a_reservation_is_not_remembered() {
 }
 
 #[tokio::test]
-async fn a_template_that_a_launch_found_deleted_is_kept_again() {
+async fn a_template_that_was_found_deleted_is_created_again() {
     let world = world();
     world.launch("uid-1", "web").await;
     let name = world.fake.lock().unwrap().templates.keys().next().unwrap().clone();

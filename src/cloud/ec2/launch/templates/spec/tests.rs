@@ -43,7 +43,7 @@ pub fn template() -> Template {
 }
 
 #[test]
-fn the_worked_example_of_the_reference_comes_out() {
+fn the_example_of_the_reference_is_rendered() {
     let data = template().data();
     assert_eq!(data.image_id(), Some("ami-std-x86"));
     assert_eq!(data.user_data(), Some("dXNlcg=="));
@@ -74,7 +74,7 @@ fn the_worked_example_of_the_reference_comes_out() {
 }
 
 #[test]
-fn instances_run_in_the_reservation_that_was_chosen_and_otherwise_in_none() {
+fn instances_run_in_the_chosen_reservation_or_in_none() {
     for (kind, market) in [
         (ReservationKind::OnDemand, None),
         (ReservationKind::CapacityBlock, Some("capacity-block")),
@@ -90,14 +90,14 @@ fn instances_run_in_the_reservation_that_was_chosen_and_otherwise_in_none() {
         assert_eq!(reservation.capacity_reservation_preference().unwrap().as_str(), "capacity-reservations-only");
         assert_eq!(reservation.capacity_reservation_target().unwrap().capacity_reservation_id(), Some("cr-1"));
         let options = data.instance_market_options();
-        let asked = options.and_then(|options| options.market_type()).map(|market| market.as_str().to_owned());
-        assert_eq!(asked.as_deref(), market);
+        let requested = options.and_then(|options| options.market_type()).map(|market| market.as_str().to_owned());
+        assert_eq!(requested.as_deref(), market);
     }
     let data = template().data();
     assert!(data.instance_market_options().is_none());
     assert!(data.capacity_reservation_specification().unwrap().capacity_reservation_target().is_none());
     let data = Template { manages_reservations: false, ..template() }.data();
-    assert!(data.capacity_reservation_specification().is_none(), "EC2's own rule");
+    assert!(data.capacity_reservation_specification().is_none(), "the default of EC2");
 }
 
 #[test]
@@ -110,14 +110,14 @@ fn c07_sizes_are_rounded_up_to_whole_gibibytes() {
 }
 
 #[test]
-fn c18_what_makes_a_difference_makes_another_template() {
+fn c18_any_difference_in_content_changes_the_name() {
     let base = template();
     let name = base.name();
     assert!(name.starts_with("karpenter.k8s.aws/"));
     assert_eq!(template().name(), name, "same content, same template");
     assert_eq!(
         name, "karpenter.k8s.aws/1601366691206327847",
-        "the name hashes the names of types and fields, too: another name makes every template again"
+        "the hash includes names of types and fields: a renamed field replaces every template"
     );
     let mut names = std::collections::BTreeSet::from([name]);
     let changes: [fn(&mut Template); 10] = [
@@ -140,7 +140,7 @@ fn c18_what_makes_a_difference_makes_another_template() {
 }
 
 #[test]
-fn c19_tags_are_those_that_the_stock_policy_demands() {
+fn c19_tags_are_those_that_karpenters_policy_requires() {
     let own = BTreeMap::from([("Name".to_owned(), "mine".to_owned())]);
     let tags = launch_tags(&own, "c1", "default", "").unwrap();
     let expected = [
@@ -176,7 +176,7 @@ fn c19_spot_requests_are_tagged_for_spot_only() {
 }
 
 #[test]
-fn c27_an_ipv6_cluster_asks_for_a_primary_ipv6_address() {
+fn c27_an_ipv6_cluster_requests_a_primary_ipv6_address() {
     let data = Template { ipv6: true, ip_prefixes: Some(2), ..template() }.data();
     let interface = &data.network_interfaces()[0];
     assert_eq!((interface.primary_ipv6(), interface.ipv6_address_count()), (Some(true), Some(1)));
@@ -187,7 +187,7 @@ fn c27_an_ipv6_cluster_asks_for_a_primary_ipv6_address() {
 }
 
 #[test]
-fn c28_efa_takes_one_interface_a_card_and_the_classs_own_list_goes_first() {
+fn c28_efa_has_one_interface_per_card_unless_the_class_lists_interfaces() {
     let tracking = Some(ConnectionTracking { udp_timeout: Some(45), ..ConnectionTracking::default() });
     let efa = Template { efa: 3, connection_tracking: tracking.clone(), public_ip: Some(true), ..template() };
     let data = efa.data();
@@ -218,7 +218,7 @@ fn c28_efa_takes_one_interface_a_card_and_the_classs_own_list_goes_first() {
 }
 
 #[test]
-fn placement_nested_virtualization_and_regions_without_ipv6_metadata() {
+fn placement_nested_virtualization_and_ipv6_metadata_are_rendered() {
     let data = Template {
         placement_group: Some("pg-1".into()),
         partition: Some(2),

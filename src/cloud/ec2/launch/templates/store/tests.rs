@@ -4,7 +4,8 @@ use super::*;
 use crate::cloud::ec2::launch::templates::spec::tests::template;
 use crate::test_support::fake_aws;
 
-fn answers(exists: Arc<AtomicBool>) -> fake_aws::Responder {
+/// Responds as EC2 with one launch template.
+fn endpoint(exists: Arc<AtomicBool>) -> fake_aws::Responder {
     let described = "<launchTemplates><item><launchTemplateId>lt-1</launchTemplateId></item></launchTemplates>";
     Box::new(move |request| match request.action.as_str() {
         "DescribeLaunchTemplates" if !exists.load(Ordering::SeqCst) => {
@@ -22,7 +23,7 @@ fn answers(exists: Arc<AtomicBool>) -> fake_aws::Responder {
             exists.store(false, Ordering::SeqCst);
             fake_aws::ok("DeleteLaunchTemplate", "")
         }
-        other => panic!("{other} was not expected"),
+        other => panic!("unexpected call {other}"),
     })
 }
 
@@ -31,62 +32,62 @@ fn actions(seen: &Mutex<Vec<fake_aws::Request>>) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn c18_a_burst_makes_one_template_and_later_launches_find_it() {
-    let (clients, seen) = fake_aws::clients(answers(Arc::default()));
+async fn c18_concurrent_launches_create_one_template() {
+    let (clients, seen) = fake_aws::clients(endpoint(Arc::default()));
     let (templates, content) = (TemplateStore::default(), template());
     let burst = (0..20).map(|_| templates.ensure(&clients, &content, UnixMillis(0)));
     for held in futures::future::join_all(burst).await {
         assert_eq!(held.unwrap().name(), content.name());
     }
     assert_eq!(actions(&seen), ["DescribeLaunchTemplates", "CreateLaunchTemplate"]);
-    let made = &seen.lock().unwrap()[1].form;
-    assert_eq!(made["LaunchTemplateName"], content.name());
-    assert_eq!(made["TagSpecification.1.ResourceType"], "launch-template");
-    assert_eq!(made["LaunchTemplateData.ImageId"], "ami-std-x86");
-    assert_eq!(made["LaunchTemplateData.NetworkInterface.1.SecurityGroupId.1"], "sg-1");
+    let created = &seen.lock().unwrap()[1].form;
+    assert_eq!(created["LaunchTemplateName"], content.name());
+    assert_eq!(created["TagSpecification.1.ResourceType"], "launch-template");
+    assert_eq!(created["LaunchTemplateData.ImageId"], "ami-std-x86");
+    assert_eq!(created["LaunchTemplateData.NetworkInterface.1.SecurityGroupId.1"], "sg-1");
 }
 
 #[tokio::test]
-async fn a_template_is_deleted_a_minute_after_its_last_use_but_not_while_held() {
+async fn a_template_is_deleted_a_minute_after_its_last_use() {
     let exists = Arc::new(AtomicBool::new(false));
-    let (clients, _) = fake_aws::clients(answers(Arc::clone(&exists)));
+    let (clients, _) = fake_aws::clients(endpoint(Arc::clone(&exists)));
     let (templates, content) = (TemplateStore::default(), template());
     let held = templates.ensure(&clients, &content, UnixMillis(0)).await.unwrap();
-    let there = async |now: UnixMillis| {
+    let remains = async |now: UnixMillis| {
         templates.delete_unused(&clients, now).await;
         exists.load(Ordering::SeqCst)
     };
-    assert!(there(UnixMillis(0) + TTL).await, "held");
+    assert!(remains(UnixMillis(0) + TTL).await, "held");
     drop(held);
     drop(templates.ensure(&clients, &content, UnixMillis(30_000)).await.unwrap());
-    assert!(there(UnixMillis(89_999)).await, "used again");
-    assert!(!there(UnixMillis(90_000)).await);
+    assert!(remains(UnixMillis(89_999)).await, "used since");
+    assert!(!remains(UnixMillis(90_000)).await);
     drop(templates.ensure(&clients, &content, UnixMillis(90_001)).await.unwrap());
-    assert!(exists.load(Ordering::SeqCst), "made again");
+    assert!(exists.load(Ordering::SeqCst), "created again");
 }
 
 #[tokio::test]
-async fn a_launch_and_the_deletion_of_its_template_wait_for_each_other() {
+async fn a_launch_and_the_deletion_of_its_template_exclude_each_other() {
     let exists = Arc::new(AtomicBool::new(false));
-    let (clients, seen) = fake_aws::clients(answers(Arc::clone(&exists)));
+    let (clients, seen) = fake_aws::clients(endpoint(Arc::clone(&exists)));
     let (templates, content) = (TemplateStore::default(), template());
     drop(templates.ensure(&clients, &content, UnixMillis(0)).await.unwrap());
     let launch = templates.ensure(&clients, &content, UnixMillis(0) + TTL);
     let (held, ()) = tokio::join!(biased; launch, templates.delete_unused(&clients, UnixMillis(0) + TTL));
     drop(held.unwrap());
-    assert_eq!(actions(&seen).len(), 2, "the launch came first");
+    assert_eq!(actions(&seen).len(), 2, "launch first: the template is kept");
     let launch = templates.ensure(&clients, &content, UnixMillis(0) + 3 * TTL);
     let ((), held) = tokio::join!(biased; templates.delete_unused(&clients, UnixMillis(0) + 3 * TTL), launch);
     assert_eq!(
         actions(&seen)[2..],
         ["DeleteLaunchTemplate", "DescribeLaunchTemplates", "CreateLaunchTemplate"],
-        "the deletion came first, and the launch waited for it"
+        "deletion first: the launch creates it again"
     );
-    assert!(templates.touch(held.unwrap().name(), UnixMillis(0) + 3 * TTL), "and it is known");
+    assert!(templates.touch(held.unwrap().name(), UnixMillis(0) + 3 * TTL), "the new template is recorded");
 }
 
 #[tokio::test]
-async fn many_unused_templates_are_deleted_a_few_at_a_time() {
+async fn unused_templates_are_deleted_in_batches() {
     let item = |number: usize| {
         format!(
             "<item><launchTemplateId>lt-{number}</launchTemplateId><launchTemplateName>{number}</launchTemplateName></item>"
@@ -110,7 +111,7 @@ async fn many_unused_templates_are_deleted_a_few_at_a_time() {
 }
 
 #[tokio::test]
-async fn a_template_that_could_not_be_deleted_is_tried_again() {
+async fn a_failed_deletion_is_retried() {
     let refusals = AtomicI64::new(1);
     let (clients, seen) = fake_aws::clients(Box::new(move |request| match request.action.as_str() {
         "DescribeLaunchTemplates" => fake_aws::ok(
@@ -127,15 +128,15 @@ async fn a_template_that_could_not_be_deleted_is_tried_again() {
         actions(&seen).iter().filter(|action| *action == "DeleteLaunchTemplate").count()
     };
     assert_eq!(deletes(UnixMillis(0) + TTL).await, 1, "refused");
-    assert_eq!(deletes(UnixMillis(-1) + 2 * TTL).await, 1, "not at once");
+    assert_eq!(deletes(UnixMillis(-1) + 2 * TTL).await, 1, "not before the retry interval");
     assert_eq!(deletes(UnixMillis(0) + 2 * TTL).await, 2);
-    assert_eq!(deletes(UnixMillis(0) + 9 * TTL).await, 2, "it is gone");
+    assert_eq!(deletes(UnixMillis(0) + 9 * TTL).await, 2, "it is deleted");
 }
 
 #[tokio::test]
-async fn c17_a_forgotten_template_is_looked_up_and_made_anew() {
+async fn c17_a_forgotten_template_is_described_and_created_again() {
     let exists = Arc::new(AtomicBool::new(false));
-    let (clients, seen) = fake_aws::clients(answers(Arc::clone(&exists)));
+    let (clients, seen) = fake_aws::clients(endpoint(Arc::clone(&exists)));
     let (templates, content) = (TemplateStore::default(), template());
     let held = templates.ensure(&clients, &content, UnixMillis(0)).await.unwrap();
     exists.store(false, Ordering::SeqCst);
@@ -157,9 +158,9 @@ async fn c35_the_templates_of_a_class_are_found_by_their_tags_and_deleted() {
     }));
     delete_of_class(&clients, "c1", "default").await.unwrap();
     assert_eq!(actions(&seen), ["DescribeLaunchTemplates", "DeleteLaunchTemplate", "DeleteLaunchTemplate"]);
-    let asked = &seen.lock().unwrap()[0].form;
+    let form = &seen.lock().unwrap()[0].form;
     assert_eq!(
-        (&*asked["Filter.1.Name"], &*asked["Filter.2.Name"]),
+        (&*form["Filter.1.Name"], &*form["Filter.2.Name"]),
         ("tag:eks:eks-cluster-name", "tag:karpenter.k8s.aws/ec2nodeclass")
     );
 }
