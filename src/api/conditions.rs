@@ -51,7 +51,7 @@ pub enum Status {
 }
 
 impl Status {
-    /// The value in the API.
+    /// The value of `status` in the API.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::True => "True",
@@ -61,7 +61,7 @@ impl Status {
     }
 }
 
-/// The condition of a type.
+/// The condition of this type, if present.
 pub fn get<'a>(conditions: &'a [Condition], type_: &str) -> Option<&'a Condition> {
     conditions.iter().find(|condition| condition.type_ == type_)
 }
@@ -81,8 +81,8 @@ pub struct Conditions<'a> {
 }
 
 impl<'a> Conditions<'a> {
-    /// Opens `list`, the conditions of an object of this `generation`. Dependents of Ready that were never evaluated are Unknown
-    /// since `created`.
+    /// Starts an evaluation of the conditions in `list`, which belong to an object of this `generation`. Dependents of Ready that
+    /// were never evaluated become Unknown since `created`.
     pub fn open(
         list: &'a mut Vec<Condition>,
         dependents: &'a [&'a str],
@@ -111,7 +111,7 @@ impl<'a> Conditions<'a> {
                 ready.last_transition_time = since;
             }
         }
-        conditions.judge_ready();
+        conditions.compute_ready();
         conditions
     }
 
@@ -119,7 +119,7 @@ impl<'a> Conditions<'a> {
     /// Returns whether anything but the observed generation changed.
     pub fn set(&mut self, type_: &str, status: Status, reason: &str, message: &str) -> bool {
         let changed = self.write(type_, status, reason, message);
-        self.judge_ready();
+        self.compute_ready();
         changed
     }
 
@@ -148,7 +148,7 @@ impl<'a> Conditions<'a> {
         self.list.len() != before
     }
 
-    /// The condition of a type.
+    /// The condition of this type, if present.
     pub fn get(&self, type_: &str) -> Option<&Condition> {
         get(self.list, type_)
     }
@@ -188,7 +188,7 @@ impl<'a> Conditions<'a> {
         true
     }
 
-    fn judge_ready(&mut self) {
+    fn compute_ready(&mut self) {
         let unless = |status: Status| -> Vec<String> {
             self.dependents
                 .iter()
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_has_judged_is_unknown_since_creation() {
+    fn unevaluated_conditions_are_unknown_since_creation() {
         let mut list = vec![];
         open(&mut list, 1, 10);
         let types: Vec<_> = list.iter().map(|condition| condition.type_.as_str()).collect();
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn ready_follows_from_its_dependents() {
+    fn ready_is_computed_from_its_dependents() {
         let mut list = vec![];
         let mut conditions = open(&mut list, 1, 10);
         conditions.set_true(VALIDATION_SUCCEEDED);
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn a_judgment_on_an_older_generation_does_not_count() {
+    fn a_condition_of_an_older_generation_leaves_ready_unknown() {
         let mut list = vec![];
         let mut conditions = open(&mut list, 1, 10);
         conditions.set_true(VALIDATION_SUCCEEDED);
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn an_independent_condition_does_not_touch_ready_and_can_be_cleared() {
+    fn an_independent_condition_leaves_ready_unchanged_and_can_be_cleared() {
         let mut list = vec![];
         let mut conditions = open(&mut list, 1, 10);
         conditions.set_true(VALIDATION_SUCCEEDED);

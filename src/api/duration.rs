@@ -1,8 +1,8 @@
-//! Durations as Karpenter's objects write them.
+//! Durations in the syntax of Karpenter's objects.
 
 use std::fmt;
 
-/// A text that is no duration.
+/// A text that is not a duration.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("'{0}' is not a duration: write hours, minutes and seconds, as 720h, 30s or 1h30m{1}")]
 pub struct ParseDurationError(String, Hint);
@@ -24,13 +24,13 @@ impl fmt::Display for Hint {
     }
 }
 
-/// Longest duration Karpenter can hold: 2^63 - 1 nanoseconds.
+/// Longest duration that Karpenter can represent: 2^63 - 1 nanoseconds.
 const MAX_MILLIS: i64 = i64::MAX / 1_000_000;
 
-/// Milliseconds of a duration of hours, minutes and seconds in any order, as `720h`, `30s` or `1h30m`.
+/// Parses a duration of hours, minutes and seconds in any order, such as `720h`, `30s` or `1h30m`; in milliseconds.
 ///
 /// # Errors
-/// When `text` is something else, or longer than 292 years.
+/// When `text` is not a duration, or longer than 292 years.
 pub fn parse(text: &str) -> Result<i64, ParseDurationError> {
     let error = |hint| ParseDurationError(text.to_owned(), hint);
     let mut total = 0_i64;
@@ -57,10 +57,10 @@ pub fn parse(text: &str) -> Result<i64, ParseDurationError> {
     if text.is_empty() { Err(error(Hint::None)) } else { Ok(total) }
 }
 
-/// Milliseconds of a duration, nothing for `Never`.
+/// Parses a duration, in milliseconds, or `Never`, which is `None`.
 ///
 /// # Errors
-/// When `text` is neither.
+/// When `text` is neither, or the duration is longer than 292 years.
 pub fn parse_or_never(text: &str) -> Result<Option<i64>, ParseDurationError> {
     if text == "Never" {
         return Ok(None);
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn anything_else_is_refused() {
+    fn any_other_text_is_rejected() {
         for text in [
             "",
             "5",
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn the_error_says_what_would_be_right() {
+    fn the_error_message_shows_the_syntax() {
         insta::assert_snapshot!(parse("30d").unwrap_err(), @"'30d' is not a duration: write hours, minutes and seconds, as 720h, 30s or 1h30m");
         insta::assert_snapshot!(
             parse_or_never("never").unwrap_err(),

@@ -1,6 +1,6 @@
 //! Typed Kubernetes objects: `karpenter.sh/v1` NodePool and NodeClaim, `karpenter.k8s.aws/v1` EC2NodeClass, and the rules that
-//! need nothing but the object: validation, drift hashes, conditions.
-//! No logic that needs a cluster, a clock or a cloud may enter.
+//! depend on the object alone: validation, drift hashes, conditions.
+//! Logic that depends on a cluster, a clock or a cloud does not belong here.
 
 pub mod conditions;
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! NodeClaim, `karpenter.sh/v1`.
 
-#![allow(clippy::duplicated_attributes, reason = "columns of a CRD share members such as their type")]
+#![allow(clippy::duplicated_attributes, reason = "printer columns of a CRD repeat arguments such as their type")]
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ use crate::api::node_pool::thirty_days;
 use crate::api::schema;
 use crate::api::{NodeClassRef, Requirement};
 
-/// One node: asked for, launched, registered, initialized.
+/// A requested node, from its launch to its termination.
 #[derive(CustomResource, Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[kube(
     group = "karpenter.sh",
@@ -26,7 +26,7 @@ use crate::api::{NodeClassRef, Requirement};
     category = "karpenter",
     status = "NodeClaimStatus",
     derive = "PartialEq",
-    doc = "One node: asked for, launched, registered, initialized. Its spec can't be changed.",
+    doc = "A requested node, from its launch to its termination. Its spec can't be changed.",
     printcolumn(name = "Type", type_ = "string", json_path = r".metadata.labels.node\.kubernetes\.io/instance-type"),
     printcolumn(name = "Capacity", type_ = "string", json_path = r".metadata.labels.karpenter\.sh/capacity-type"),
     printcolumn(name = "Zone", type_ = "string", json_path = r".metadata.labels.topology\.kubernetes\.io/zone"),
@@ -55,39 +55,39 @@ pub struct NodeClaimSpec {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::taints")]
     pub taints: Vec<Taint>,
-    /// Taints that something on the node removes during start-up: a pod need not tolerate them.
+    /// Taints that another component removes while the node starts: a pod need not tolerate them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::taints")]
     pub startup_taints: Vec<Taint>,
-    /// Requirements on instance type, zone, capacity type and labels; all must hold.
+    /// Requirements on instance type, zone, capacity type and labels; the node satisfies all of them.
     #[schemars(length(max = 100), extend("x-kubernetes-list-type" = "atomic"))]
     pub requirements: Vec<Requirement>,
-    /// Least resources of the node.
+    /// Minimum resources of the node.
     #[serde(default, skip_serializing_if = "ResourceRequirements::is_empty")]
     pub resources: ResourceRequirements,
-    /// The EC2NodeClass that says how the instance is made.
+    /// The EC2NodeClass with the launch configuration of the instance.
     pub node_class_ref: NodeClassRef,
-    /// Longest time the node may drain before its pods are deleted regardless, as `1h30m`; absent is without bound.
+    /// Maximum time that a drain may take, such as `1h30m`; the remaining pods are then deleted. Absent means no maximum.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(regex(pattern = schema::DURATION))]
     pub termination_grace_period: Option<String>,
-    /// Age at which the node is replaced: `Never` or a duration as `720h`.
+    /// Age at which the node is replaced: `Never` or a duration such as `720h`.
     #[serde(default = "thirty_days", skip_serializing_if = "Option::is_none")]
     #[schemars(regex(pattern = schema::DURATION_OR_NEVER))]
     pub expire_after: Option<String>,
 }
 
-/// Resources a NodeClaim asks for.
+/// Resources that a NodeClaim requests.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 pub struct ResourceRequirements {
-    /// Sum of the planned pods' and daemons' requests.
+    /// Sum of the requests of the planned pods and of the DaemonSet pods.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(schema_with = "schema::quantities")]
     pub requests: BTreeMap<String, Quantity>,
 }
 
 impl ResourceRequirements {
-    /// True when nothing is asked for.
+    /// True when no resource is requested.
     pub fn is_empty(&self) -> bool {
         self.requests.is_empty()
     }
@@ -100,24 +100,24 @@ pub struct NodeClaimStatus {
     /// Name of the Node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node_name: Option<String>,
-    /// `aws:///zone/instance-id`.
+    /// Provider ID of the instance: `aws:///zone/instance-id`.
     #[serde(default, rename = "providerID", skip_serializing_if = "Option::is_none")]
     pub provider_id: Option<String>,
-    /// Image the instance runs.
+    /// ID of the image that the instance was launched with.
     #[serde(default, rename = "imageID", skip_serializing_if = "Option::is_none")]
     pub image_id: Option<String>,
-    /// Capacity of the instance.
+    /// Total resources of the instance.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(schema_with = "schema::quantities")]
     pub capacity: BTreeMap<String, Quantity>,
-    /// Capacity less overhead.
+    /// Resources available to pods: capacity minus overhead.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(schema_with = "schema::quantities")]
     pub allocatable: BTreeMap<String, Quantity>,
-    /// Last time a pod came or went.
+    /// Last time that a pod was bound to the node, terminated or was removed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_pod_event_time: Option<Time>,
-    /// Launched, Registered, Initialized, Ready and what happens to the node later.
+    /// Conditions: Launched, Registered, Initialized, Ready, and those of disruption and termination.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::conditions_with_optional_reason")]
     pub conditions: Vec<Condition>,

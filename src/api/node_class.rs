@@ -1,9 +1,9 @@
 //! EC2NodeClass, `karpenter.k8s.aws/v1`.
 //!
-//! Members with a closed set of values are strings here and enums in the schema: an object that a newer schema let in must
-//! not stop a watch of all of them.
+//! Members with a closed set of values are strings here and enums in the schema: an object that a newer schema accepted must not
+//! break the watch.
 
-#![allow(clippy::duplicated_attributes, reason = "columns of a CRD share members such as their type")]
+#![allow(clippy::duplicated_attributes, reason = "printer columns of a CRD repeat arguments such as their type")]
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::api::schema;
 
-/// How instances are made: image, network, storage, identity.
+/// Launch configuration of instances: image, network, storage, identity.
 #[derive(CustomResource, Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[kube(
     group = "karpenter.k8s.aws",
@@ -28,90 +28,91 @@ use crate::api::schema;
     category = "karpenter",
     status = "Ec2NodeClassStatus",
     derive = "PartialEq",
-    doc = "How instances are made: image, network, storage, identity.",
+    doc = "Launch configuration of instances: image, network, storage, identity.",
     printcolumn(name = "Ready", type_ = "string", json_path = r#".status.conditions[?(@.type=="Ready")].status"#),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
     printcolumn(name = "Role", type_ = "string", json_path = ".spec.role", priority = 1)
 )]
 #[serde(rename_all = "camelCase")]
 pub struct Ec2NodeClassSpec {
-    /// Subnets instances may start in; a subnet that any term matches is in.
+    /// Subnets to launch instances in: all that match at least one term.
     #[serde(default)]
     #[schemars(length(max = 30))]
     pub subnet_selector_terms: Vec<SubnetSelectorTerm>,
-    /// Security groups of the instances; a group that any term matches is in.
+    /// Security groups of the instances: all that match at least one term.
     #[serde(default)]
     #[schemars(length(max = 30))]
     pub security_group_selector_terms: Vec<SecurityGroupSelectorTerm>,
-    /// Capacity reservations to use before anything else; a reservation that any term matches is in.
+    /// Capacity reservations, used before other capacity: all that match at least one term.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 30))]
     pub capacity_reservation_selector_terms: Vec<CapacityReservationSelectorTerm>,
-    /// Placement group to start instances in.
+    /// Placement group to launch instances in.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub placement_group_selector: Option<PlacementGroupSelector>,
-    /// Whether instances get a public IPv4 address; absent leaves it to the subnet.
+    /// Whether instances get a public IPv4 address. Absent means the setting of the subnet.
     #[serde(default, rename = "associatePublicIPAddress", skip_serializing_if = "Option::is_none")]
     pub associate_public_ip_address: Option<bool>,
-    /// Number of IP prefixes given to each network interface at launch.
+    /// Number of IP prefixes assigned to each network interface at launch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0))]
     pub ip_prefix_count: Option<i32>,
-    /// Images instances may run; an image that any term matches is in.
+    /// Images to launch instances with: all that match at least one term.
     #[serde(default)]
     #[schemars(length(min = 1, max = 30))]
     pub ami_selector_terms: Vec<AmiSelectorTerm>,
-    /// How the image is booted: format of its user data, default volumes. Follows from an alias when absent.
+    /// Operating system family of the image, which determines the user data format and the default volumes. Derived from the alias
+    /// when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::ami_family")]
     pub ami_family: Option<String>,
-    /// User data, merged with what the AMI family needs.
+    /// Custom user data, merged with the bootstrap configuration of the AMI family.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user_data: Option<String>,
-    /// IAM role of the instances; an instance profile is made for it. Excludes `instanceProfile`.
+    /// IAM role of the instances; the controller creates an instance profile with it. Mutually exclusive with `instanceProfile`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub role: Option<String>,
-    /// Instance profile of the instances, made by the user. Excludes `role`.
+    /// Existing instance profile of the instances. Mutually exclusive with `role`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub instance_profile: Option<String>,
-    /// Tags of every EC2 resource made.
+    /// Tags of every EC2 resource that the controller creates for the class.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub tags: BTreeMap<String, String>,
-    /// Members of the kubelet's configuration, `kubelet.config.k8s.io/v1beta1`.
+    /// Kubelet configuration, members of `kubelet.config.k8s.io/v1beta1`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::open_object")]
     pub kubelet: Option<BTreeMap<String, serde_json::Value>>,
-    /// Volumes of the instances; absent is what the AMI family has by default.
+    /// Volumes of the instances. Absent means the defaults of the AMI family.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 50))]
     pub block_device_mappings: Vec<BlockDeviceMapping>,
-    /// What to do with local NVMe disks; RAID0 makes one volume of them for pods.
+    /// Use of local NVMe disks. RAID0 combines them into one volume for ephemeral storage.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::instance_store_policy")]
     pub instance_store_policy: Option<String>,
-    /// Network interfaces of the instances; absent is what fits the instance type.
+    /// Network interfaces of the instances. Absent means a default for the instance type.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 150))]
     pub network_interfaces: Vec<NetworkInterface>,
-    /// Whether CloudWatch gets figures each minute.
+    /// Whether detailed (one-minute) CloudWatch monitoring is enabled.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub detailed_monitoring: Option<bool>,
-    /// Access to the instance metadata service.
+    /// Options of the instance metadata service (IMDS).
     #[serde(default = "default_metadata_options", skip_serializing_if = "Option::is_none")]
     pub metadata_options: Option<MetadataOptions>,
-    /// Idle timeouts of tracked connections.
+    /// Idle timeouts of connection tracking.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub connection_tracking: Option<ConnectionTracking>,
-    /// CreateFleet context, an opaque value that EC2 gives.
+    /// Context of CreateFleet requests, an opaque value issued by EC2.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub context: Option<String>,
-    /// Processor options.
+    /// CPU options.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu_options: Option<CpuOptions>,
 }
 
 impl Ec2NodeClassSpec {
-    /// The AMI family that counts: `amiFamily`, else the alias's, else Custom.
+    /// The AMI family in effect: `amiFamily`, else the family of the alias, else Custom.
     pub fn effective_ami_family(&self) -> &str {
         if let Some(family) = &self.ami_family {
             return family;
@@ -120,27 +121,27 @@ impl Ec2NodeClassSpec {
     }
 }
 
-/// Selects subnets by tags or by id.
+/// Selects subnets by tags or by ID.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Eq, Serialize)]
 pub struct SubnetSelectorTerm {
-    /// Tags the subnet must have; the value `*` asks for the key only.
+    /// Required tags of the subnet; the value `*` matches any value of the key.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(schema_with = "schema::selector_tags")]
     pub tags: BTreeMap<String, String>,
-    /// Subnet id.
+    /// Subnet ID.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(regex(pattern = "subnet-[0-9a-z]+"))]
     pub id: Option<String>,
 }
 
-/// Selects security groups by tags, by id or by name.
+/// Selects security groups by tags, by ID or by name.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Eq, Serialize)]
 pub struct SecurityGroupSelectorTerm {
-    /// Tags the group must have; the value `*` asks for the key only.
+    /// Required tags of the group; the value `*` matches any value of the key.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(schema_with = "schema::selector_tags")]
     pub tags: BTreeMap<String, String>,
-    /// Security group id.
+    /// Security group ID.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(regex(pattern = "sg-[0-9a-z]+"))]
     pub id: Option<String>,
@@ -149,15 +150,15 @@ pub struct SecurityGroupSelectorTerm {
     pub name: Option<String>,
 }
 
-/// Selects capacity reservations by tags, by id or by match criteria.
+/// Selects capacity reservations by tags, by ID or by match criteria.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CapacityReservationSelectorTerm {
-    /// Tags the reservation must have; the value `*` asks for the key only.
+    /// Required tags of the reservation; the value `*` matches any value of the key.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(schema_with = "schema::selector_tags")]
     pub tags: BTreeMap<String, String>,
-    /// Capacity reservation id.
+    /// Capacity reservation ID.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(regex(pattern = "^cr-[0-9a-z]+$"))]
     pub id: Option<String>,
@@ -165,61 +166,61 @@ pub struct CapacityReservationSelectorTerm {
     #[serde(default, rename = "ownerID", skip_serializing_if = "Option::is_none")]
     #[schemars(regex(pattern = "^[0-9]{12}$"))]
     pub owner_id: Option<String>,
-    /// Which instances the reservation takes: open or targeted.
+    /// Instance match criteria of the reservation: open or targeted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::instance_match_criteria")]
     pub instance_match_criteria: Option<String>,
 }
 
-/// Selects a placement group by name or by id.
+/// Selects a placement group by name or by ID.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Eq, Serialize)]
 pub struct PlacementGroupSelector {
     /// Placement group name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1))]
     pub name: Option<String>,
-    /// Placement group id.
+    /// Placement group ID.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(regex(pattern = "^pg-[0-9a-z]+$"))]
     pub id: Option<String>,
 }
 
-/// Selects images.
+/// Selects images (AMIs) by alias, tags, ID, name, owner or SSM parameter.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AmiSelectorTerm {
-    /// `family@version`, as `al2023@latest` or `bottlerocket@v1.20.4`.
+    /// AMI family and version, such as `al2023@latest` or `bottlerocket@v1.20.4`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 30))]
     pub alias: Option<String>,
-    /// Tags the image must have; the value `*` asks for the key only.
+    /// Required tags of the image; the value `*` matches any value of the key.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(schema_with = "schema::selector_tags")]
     pub tags: BTreeMap<String, String>,
-    /// Image id.
+    /// Image ID.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(regex(pattern = "ami-[0-9a-z]+"))]
     pub id: Option<String>,
     /// Image name (the field, not the Name tag); `*` and `?` are wildcards.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// Owner of the image: an account id, `self`, `amazon` or `aws-marketplace`.
+    /// Owner of the image: an account ID, `self`, `amazon` or `aws-marketplace`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub owner: Option<String>,
-    /// Name or ARN of the SSM parameter that holds the image id.
+    /// Name or ARN of an SSM parameter whose value is the image ID.
     #[serde(default, rename = "ssmParameter", skip_serializing_if = "Option::is_none")]
     pub ssm_parameter: Option<String>,
 }
 
 impl AmiSelectorTerm {
-    /// The AMI family of the term's alias, as `AL2023`; nothing without an alias or with one of no known family.
+    /// The AMI family of the term's alias, such as `AL2023`; `None` without an alias or if the family is unknown.
     pub fn alias_family(&self) -> Option<&'static str> {
         let (family, _) = self.alias.as_deref()?.split_once('@')?;
         ALIAS_FAMILIES.iter().find(|(alias, _)| *alias == family).map(|(_, family)| *family)
     }
 }
 
-/// Family part of an alias, and the AMI family it stands for.
+/// Family part of an alias and the corresponding AMI family.
 pub const ALIAS_FAMILIES: [(&str, &str); 6] = [
     ("al2", "AL2"),
     ("al2023", "AL2023"),
@@ -233,13 +234,13 @@ pub const ALIAS_FAMILIES: [(&str, &str); 6] = [
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct BlockDeviceMapping {
-    /// Device name, as `/dev/xvda`.
+    /// Device name, such as `/dev/xvda`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device_name: Option<String>,
     /// The EBS volume.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ebs: Option<BlockDevice>,
-    /// True for the one volume that holds the kubelet's data.
+    /// True for the single volume that holds the kubelet's data.
     #[serde(default, skip_serializing_if = "is_false")]
     pub root_volume: bool,
 }
@@ -248,33 +249,33 @@ pub struct BlockDeviceMapping {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct BlockDevice {
-    /// Whether the volume goes when the instance does.
+    /// Whether the volume is deleted when the instance terminates.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub delete_on_termination: Option<bool>,
-    /// Whether it is encrypted.
+    /// Whether the volume is encrypted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub encrypted: Option<bool>,
-    /// Provisioned operations per second.
+    /// Provisioned I/O operations per second.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub iops: Option<i64>,
-    /// KMS key: id, alias or ARN.
+    /// KMS key for the encryption: ID, alias or ARN.
     #[serde(default, rename = "kmsKeyID", skip_serializing_if = "Option::is_none")]
     pub kms_key_id: Option<String>,
-    /// Snapshot it starts from.
+    /// ID of the snapshot that the volume is created from.
     #[serde(default, rename = "snapshotID", skip_serializing_if = "Option::is_none")]
     pub snapshot_id: Option<String>,
-    /// Provisioned throughput, MiB/s.
+    /// Provisioned throughput in MiB/s.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub throughput: Option<i64>,
-    /// Rate at which the snapshot is copied in, MiB/s.
+    /// Rate in MiB/s at which the snapshot's blocks are downloaded to the volume.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 100, max = 300))]
     pub volume_initialization_rate: Option<i32>,
-    /// Size, whole Gi, G, Ti or T.
+    /// Volume size, an integer with the unit Gi, G, Ti or T.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(regex(pattern = schema::VOLUME_SIZE))]
     pub volume_size: Option<String>,
-    /// Volume type.
+    /// EBS volume type.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::volume_type")]
     pub volume_type: Option<String>,
@@ -284,41 +285,41 @@ pub struct BlockDevice {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NetworkInterface {
-    /// Network card.
+    /// Index of the network card.
     #[schemars(range(min = 0))]
     pub network_card_index: i32,
-    /// Device on the card.
+    /// Device index of the interface.
     #[schemars(range(min = 0))]
     pub device_index: i32,
-    /// interface or efa-only.
+    /// Type of the interface: interface or efa-only.
     #[schemars(extend("enum" = ["interface", "efa-only"]))]
     pub interface_type: String,
 }
 
-/// Access to the instance metadata service.
+/// Options of the instance metadata service (IMDS).
 #[derive(Clone, Debug, Deserialize, JsonSchema, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MetadataOptions {
-    /// Whether the service answers at all: enabled or disabled.
+    /// Whether the HTTP endpoint is reachable: enabled or disabled.
     #[serde(default = "enabled", skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::http_endpoint")]
     pub http_endpoint: Option<String>,
-    /// Whether it answers on IPv6: enabled or disabled.
+    /// Whether the IPv6 endpoint is reachable: enabled or disabled.
     #[serde(default = "disabled", rename = "httpProtocolIPv6", skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::http_protocol_ipv6")]
     pub http_protocol_ipv6: Option<String>,
-    /// Hops its answer may travel; 1 keeps it from pods without host network.
+    /// Maximum number of network hops of a response; with 1, pods without host network can't reach the service.
     #[serde(default = "one_hop", skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 64))]
     pub http_put_response_hop_limit: Option<i64>,
-    /// Whether a session token is needed: required or optional.
+    /// Whether requests need a session token (IMDSv2): required or optional.
     #[serde(default = "required", skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::http_tokens")]
     pub http_tokens: Option<String>,
 }
 
 impl Default for MetadataOptions {
-    /// What the API server stores when the block is absent.
+    /// The API server's defaults for an absent block.
     fn default() -> Self {
         Self {
             http_endpoint: enabled(),
@@ -329,29 +330,29 @@ impl Default for MetadataOptions {
     }
 }
 
-/// Idle timeouts of tracked connections, in seconds.
+/// Idle timeouts of connection tracking, in seconds.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ConnectionTracking {
-    /// Of established TCP connections.
+    /// Timeout of established TCP connections.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 60, max = 432_000))]
     pub tcp_established_timeout: Option<i32>,
-    /// Of UDP flows with more than one request and response.
+    /// Timeout of UDP flows with more than one request and response.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 60, max = 180))]
     pub udp_stream_timeout: Option<i32>,
-    /// Of UDP flows with traffic in one direction or a single request and response.
+    /// Timeout of UDP flows with traffic in one direction or a single request and response.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 30, max = 60))]
     pub udp_timeout: Option<i32>,
 }
 
-/// Processor options.
+/// CPU options.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CpuOptions {
-    /// Whether virtual machines may run inside the instance: enabled or disabled.
+    /// Nested virtualization on the instance: enabled or disabled.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::enabled_or_disabled")]
     pub nested_virtualization: Option<String>,
@@ -361,95 +362,95 @@ pub struct CpuOptions {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Ec2NodeClassStatus {
-    /// Subnets the terms select: most free addresses first, then by id.
+    /// Selected subnets, by number of free addresses in descending order, then by ID.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub subnets: Vec<SubnetStatus>,
-    /// Security groups the terms select, by id.
+    /// Selected security groups, ordered by ID.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub security_groups: Vec<SecurityGroupStatus>,
-    /// Capacity reservations the terms select, by id.
+    /// Selected capacity reservations, ordered by ID.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub capacity_reservations: Vec<CapacityReservationStatus>,
-    /// Images the terms select: newest first, then by id.
+    /// Selected images, newest first, then by ID.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub amis: Vec<AmiStatus>,
     /// Instance profile in use.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub instance_profile: Option<String>,
-    /// What is resolved, ValidationSucceeded and Ready.
+    /// Conditions: one for each resolved resource, ValidationSucceeded and Ready.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::conditions")]
     pub conditions: Vec<Condition>,
 }
 
-/// A subnet in use.
+/// A selected subnet.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Eq, Serialize)]
 pub struct SubnetStatus {
-    /// Subnet id.
+    /// Subnet ID.
     pub id: String,
     /// Zone name.
     pub zone: String,
-    /// Zone id; absent in objects of old versions.
+    /// Zone ID; absent in objects written by old versions.
     #[serde(default, rename = "zoneID", skip_serializing_if = "Option::is_none")]
     pub zone_id: Option<String>,
 }
 
-/// A security group in use.
+/// A selected security group.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Eq, Serialize)]
 pub struct SecurityGroupStatus {
-    /// Security group id.
+    /// Security group ID.
     pub id: String,
     /// Group name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
 }
 
-/// A capacity reservation in use.
+/// A selected capacity reservation.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CapacityReservationStatus {
     /// Zone name.
     pub availability_zone: String,
-    /// When the reservation ends.
+    /// Time at which the reservation ends.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub end_time: Option<Time>,
-    /// Capacity reservation id.
+    /// Capacity reservation ID.
     #[schemars(regex(pattern = "^cr-[0-9a-z]+$"))]
     pub id: String,
-    /// Which instances it takes: open or targeted.
+    /// Instance match criteria: open or targeted.
     #[schemars(extend("enum" = ["open", "targeted"]))]
     pub instance_match_criteria: String,
-    /// Instance type it holds.
+    /// Instance type of the reserved capacity.
     pub instance_type: String,
-    /// AWS account that owns it.
+    /// AWS account that owns the reservation.
     #[serde(rename = "ownerID")]
     #[schemars(regex(pattern = "^[0-9]{12}$"))]
     pub owner_id: String,
-    /// default or capacity-block.
+    /// Type of the reservation: default or capacity-block.
     #[serde(default = "default_reservation")]
     #[schemars(extend("enum" = ["default", "capacity-block"]))]
     pub reservation_type: String,
-    /// Whether its instances can be taken back by the owner.
+    /// Whether the owner can interrupt instances in the reservation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub interruptible: Option<bool>,
-    /// active or expiring.
+    /// State of the reservation: active or expiring.
     #[serde(default = "active")]
     #[schemars(extend("enum" = ["active", "expiring"]))]
     pub state: String,
 }
 
-/// An image in use.
+/// A selected image.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Eq, Serialize)]
 pub struct AmiStatus {
-    /// Image id.
+    /// Image ID.
     pub id: String,
     /// Image name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// Whether its owner has deprecated it.
+    /// Whether the image is deprecated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deprecated: Option<bool>,
-    /// Which instance types it boots on.
+    /// Requirements on the instance types that the image supports.
     pub requirements: Vec<AmiRequirement>,
 }
 
@@ -471,24 +472,24 @@ fn is_false(value: &bool) -> bool {
     !value
 }
 
-// Defaults of optional members: what the API server would have stored.
-#[expect(clippy::unnecessary_wraps, reason = "serde wants a value of the field's type")]
+// Defaults of optional members, the same as the API server's.
+#[expect(clippy::unnecessary_wraps, reason = "serde requires a value of the field's type")]
 fn default_metadata_options() -> Option<MetadataOptions> {
     Some(MetadataOptions::default())
 }
-#[expect(clippy::unnecessary_wraps, reason = "serde wants a value of the field's type")]
+#[expect(clippy::unnecessary_wraps, reason = "serde requires a value of the field's type")]
 fn enabled() -> Option<String> {
     Some("enabled".into())
 }
-#[expect(clippy::unnecessary_wraps, reason = "serde wants a value of the field's type")]
+#[expect(clippy::unnecessary_wraps, reason = "serde requires a value of the field's type")]
 fn disabled() -> Option<String> {
     Some("disabled".into())
 }
-#[expect(clippy::unnecessary_wraps, reason = "serde wants a value of the field's type")]
+#[expect(clippy::unnecessary_wraps, reason = "serde requires a value of the field's type")]
 fn one_hop() -> Option<i64> {
     Some(1)
 }
-#[expect(clippy::unnecessary_wraps, reason = "serde wants a value of the field's type")]
+#[expect(clippy::unnecessary_wraps, reason = "serde requires a value of the field's type")]
 fn required() -> Option<String> {
     Some("required".into())
 }

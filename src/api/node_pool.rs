@@ -1,6 +1,6 @@
 //! NodePool, `karpenter.sh/v1`.
 
-#![allow(clippy::duplicated_attributes, reason = "columns of a CRD share members such as their type")]
+#![allow(clippy::duplicated_attributes, reason = "printer columns of a CRD repeat arguments such as their type")]
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::api::schema;
 
-/// Desired nodes of one kind: what they must be, how many there may be and when they may be replaced.
+/// A template for nodes, with limits on their number and size and rules for their disruption.
 #[derive(CustomResource, Clone, Debug, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[kube(
     group = "karpenter.sh",
@@ -24,7 +24,7 @@ use crate::api::schema;
     category = "karpenter",
     status = "NodePoolStatus",
     derive = "PartialEq",
-    doc = "Desired nodes of one kind: what they must be, how many there may be and when they may be replaced.",
+    doc = "A template for nodes, with limits on their number and size and rules for their disruption.",
     scale(spec_replicas_path = ".spec.replicas", status_replicas_path = ".status.nodes"),
     printcolumn(name = "NodeClass", type_ = "string", json_path = ".spec.template.spec.nodeClassRef.name"),
     printcolumn(name = "Nodes", type_ = "string", json_path = ".status.nodes"),
@@ -36,21 +36,22 @@ use crate::api::schema;
 )]
 #[serde(rename_all = "camelCase")]
 pub struct NodePoolSpec {
-    /// Template of the NodeClaims this pool makes. A change here replaces the nodes (drift), except to requirements.
+    /// Template of the pool's NodeClaims. Nodes drift and are replaced when it changes; a change of requirements replaces only the
+    /// nodes that no longer satisfy them.
     pub template: NodeClaimTemplate,
-    /// When nodes may be disrupted.
+    /// Rules for voluntary disruption of the nodes.
     #[serde(default)]
     #[schemars(extend("default" = { "consolidateAfter": "0s" }))]
     pub disruption: Disruption,
-    /// Upper bound on the sum of the pool's capacity, by resource; `nodes` bounds the number of nodes.
+    /// Maximum total capacity of the pool's nodes, by resource; `nodes` limits the number of nodes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::quantities")]
     pub limits: Option<BTreeMap<String, Quantity>>,
-    /// Order of preference among NodePools: 1 to 100, higher first; absent is 0.
+    /// Preference among NodePools, 1 to 100; pools with a higher weight are used first. Absent means 0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 100))]
     pub weight: Option<i32>,
-    /// Number of nodes of a static pool, kept whether or not pods need them. Absent makes the pool dynamic.
+    /// Number of nodes of a static pool, independent of pods. Absent means a dynamic pool.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0))]
     pub replicas: Option<i64>,
@@ -62,7 +63,7 @@ pub struct NodeClaimTemplate {
     /// Labels and annotations of the nodes.
     #[serde(default, skip_serializing_if = "TemplateMetadata::is_empty")]
     pub metadata: TemplateMetadata,
-    /// What the nodes must be.
+    /// Specification of the nodes.
     pub spec: NodeClaimTemplateSpec,
 }
 
@@ -80,13 +81,13 @@ pub struct TemplateMetadata {
 }
 
 impl TemplateMetadata {
-    /// True when there is neither a label nor an annotation.
+    /// True without labels and annotations.
     pub fn is_empty(&self) -> bool {
         self.labels.is_empty() && self.annotations.is_empty()
     }
 }
 
-/// What the nodes of a pool must be.
+/// Specification of a pool's nodes.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeClaimTemplateSpec {
@@ -94,27 +95,27 @@ pub struct NodeClaimTemplateSpec {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::taints")]
     pub taints: Vec<Taint>,
-    /// Taints that something on the node removes during start-up: a pod need not tolerate them.
+    /// Taints that another component removes while a node starts: a pod need not tolerate them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::taints")]
     pub startup_taints: Vec<Taint>,
-    /// Requirements on instance type, zone, capacity type and labels; all must hold.
+    /// Requirements on instance type, zone, capacity type and labels; every node satisfies all of them.
     #[schemars(length(max = 100), extend("x-kubernetes-list-type" = "atomic"))]
     pub requirements: Vec<Requirement>,
-    /// The EC2NodeClass that says how instances are made.
+    /// The EC2NodeClass with the launch configuration of the instances.
     pub node_class_ref: NodeClassRef,
-    /// Longest time a node may drain before its pods are deleted regardless, as `1h30m`; absent is without bound.
+    /// Maximum time that a drain may take, such as `1h30m`; the remaining pods are then deleted. Absent means no maximum.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(regex(pattern = schema::DURATION))]
     pub termination_grace_period: Option<String>,
-    /// Age at which a node is replaced: `Never` or a duration as `720h`.
+    /// Age at which a node is replaced: `Never` or a duration such as `720h`.
     #[serde(default = "thirty_days", skip_serializing_if = "Option::is_none")]
     #[schemars(regex(pattern = schema::DURATION_OR_NEVER))]
     pub expire_after: Option<String>,
 }
 
-/// The API server's default of `expireAfter`, applied here too for objects that never met an API server.
-#[expect(clippy::unnecessary_wraps, reason = "serde wants a value of the field's type")]
+/// The API server's default of `expireAfter`, for objects that were not read from an API server.
+#[expect(clippy::unnecessary_wraps, reason = "serde requires a value of the field's type")]
 pub(crate) fn thirty_days() -> Option<String> {
     Some("720h".into())
 }
@@ -137,37 +138,37 @@ pub struct Requirement {
         extend("x-kubernetes-list-type" = "atomic")
     )]
     pub values: Vec<String>,
-    /// Fewest distinct values of this key that must stay possible when a node is bought.
+    /// Minimum number of distinct values of this key among the instance types of a launch request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 50))]
     pub min_values: Option<i64>,
 }
 
-/// Reference to the object that says how instances are made.
+/// Reference to the object with the launch configuration of the instances.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Eq, Serialize)]
 pub struct NodeClassRef {
-    /// API group, as `karpenter.k8s.aws`.
+    /// API group, such as `karpenter.k8s.aws`.
     #[schemars(regex(pattern = "^[^/]*$"))]
     pub group: String,
-    /// Kind, as `EC2NodeClass`.
+    /// Kind, such as `EC2NodeClass`.
     pub kind: String,
     /// Name.
     pub name: String,
 }
 
-/// When nodes may be disrupted.
+/// Rules for voluntary disruption of the nodes.
 #[derive(Clone, Debug, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Disruption {
-    /// Quiet time of a node before it may be consolidated: `Never` or a duration as `30s`.
+    /// Time since the last pod event on a node before it may be consolidated: `Never` or a duration such as `30s`.
     #[serde(default = "zero_seconds")]
     #[schemars(regex(pattern = schema::DURATION_OR_NEVER))]
     pub consolidate_after: String,
-    /// WhenEmpty, WhenEmptyOrUnderutilized or Balanced.
+    /// Nodes that may be consolidated: WhenEmpty, WhenEmptyOrUnderutilized or Balanced.
     #[serde(default = "when_empty_or_underutilized")]
     #[schemars(extend("enum" = ["WhenEmpty", "WhenEmptyOrUnderutilized", "Balanced"]))]
     pub consolidation_policy: String,
-    /// How many nodes may be disrupted at once; the tightest active budget counts.
+    /// Limits on the number of nodes disrupted at once; the most restrictive active budget applies.
     #[serde(default = "ten_percent")]
     #[schemars(length(max = 50), extend("x-kubernetes-list-type" = "atomic"))]
     pub budgets: Vec<Budget>,
@@ -196,24 +197,24 @@ impl Default for Disruption {
     }
 }
 
-/// A bound on simultaneous disruption.
+/// A limit on the number of nodes disrupted at once.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Eq, Serialize)]
 pub struct Budget {
     /// A count (`5`) or a percentage of the pool's nodes (`10%`).
     #[serde(default = "ten_percent_of_nodes")]
     #[schemars(regex(pattern = "^((100|[0-9]{1,2})%|[0-9]+)$"))]
     pub nodes: String,
-    /// Reasons it applies to; absent is all.
+    /// Disruption reasons that the budget applies to. Absent means all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::disruption_reasons")]
     pub reasons: Option<Vec<String>>,
-    /// Cron schedule (UTC) of its activation, as `0 9 * * mon-fri` or `@daily`; needs `duration`.
+    /// Cron schedule (UTC) at which the budget becomes active, such as `0 9 * * mon-fri` or `@daily`; requires `duration`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(regex(
         pattern = r"^(@(annually|yearly|monthly|weekly|daily|midnight|hourly))|((.+)\s(.+)\s(.+)\s(.+)\s(.+))$"
     ))]
     pub schedule: Option<String>,
-    /// How long it stays active from each activation, in hours and minutes as `8h30m`; needs `schedule`.
+    /// Time that the budget stays active after each activation, in hours and minutes such as `8h30m`; requires `schedule`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(regex(pattern = "^((([0-9]+(h|m))|([0-9]+h[0-9]+m))(0s)?)$"))]
     pub duration: Option<String>,
@@ -231,10 +232,10 @@ pub struct NodePoolStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("default" = 0))]
     pub nodes: Option<i64>,
-    /// Generation of the node class that the registration health was last judged on.
+    /// Generation of the node class at the last evaluation of the registration health.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node_class_observed_generation: Option<i64>,
-    /// ValidationSucceeded, NodeClassReady, NodeRegistrationHealthy and Ready.
+    /// Conditions: ValidationSucceeded, NodeClassReady, NodeRegistrationHealthy and Ready.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::conditions")]
     pub conditions: Vec<Condition>,

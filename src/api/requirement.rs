@@ -1,4 +1,4 @@
-//! Requirements of NodePools and NodeClaims to and from the sets of values of [`crate::model::requirement`].
+//! Conversion of the requirements of NodePools and NodeClaims to the value sets of [`crate::model::requirement`].
 
 use crate::api::node_pool::Requirement;
 use crate::model::requirement::{RequirementError, Requirements, ValueSet};

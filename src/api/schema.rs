@@ -1,14 +1,14 @@
-//! Parts of the schema that derive macros cannot say: patterns, and members whose schema is not that of their Rust type.
-//! Patterns and bounds are facts of Karpenter's CRDs: stored objects and manifests depend on each character.
+//! Parts of the schema that derive macros cannot express: patterns, and members whose schema differs from their Rust type.
+//! Patterns and bounds are those of Karpenter's CRDs: stored objects and manifests depend on each character.
 
 use schemars::{Schema, SchemaGenerator, json_schema};
 
 /// A Kubernetes qualified name: an optional DNS prefix and a slash, then a name.
 pub const QUALIFIED_NAME: &str =
     r"^([a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*(\/))?([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]$";
-/// The value of a label; empty is one.
+/// The value of a label, which may be empty.
 pub const LABEL_VALUE: &str = r"^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?$";
-/// Hours, minutes and seconds, as `1h30m`.
+/// Hours, minutes and seconds, such as `1h30m`.
 pub const DURATION: &str = "^([0-9]+(s|m|h))+$";
 /// [`DURATION`] or `Never`.
 pub const DURATION_OR_NEVER: &str = "^(([0-9]+(s|m|h))+|Never)$";
@@ -22,7 +22,7 @@ const CONDITION_TYPE: &str =
 const CONDITION_REASON: &str = "^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$";
 const CONDITION_REASON_OR_EMPTY: &str = "^([A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?|)$";
 
-/// Amounts by resource name; an amount is a number or a quantity.
+/// Quantities by resource name; a quantity is an integer or a string.
 pub fn quantities(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
         "type": "object",
@@ -51,7 +51,7 @@ pub fn taints(_: &mut SchemaGenerator) -> Schema {
         "x-kubernetes-list-type": "atomic",
         "items": {
             "type": "object",
-            "description": "A pod that doesn't tolerate the taint is kept off the node.",
+            "description": "A taint of the node; only pods that tolerate it are scheduled there.",
             "required": ["effect", "key"],
             "properties": {
                 "key": {
@@ -63,12 +63,12 @@ pub fn taints(_: &mut SchemaGenerator) -> Schema {
                 "value": { "type": "string", "description": "Value of the taint.", "pattern": QUALIFIED_NAME },
                 "effect": {
                     "type": "string",
-                    "description": "What happens to pods that don't tolerate it.",
+                    "description": "Effect on pods that don't tolerate the taint.",
                     "enum": ["NoSchedule", "PreferNoSchedule", "NoExecute"],
                 },
                 "timeAdded": {
                     "type": "string",
-                    "description": "When the taint was added.",
+                    "description": "Time at which the taint was added.",
                     "format": "date-time",
                 },
             },
@@ -76,7 +76,7 @@ pub fn taints(_: &mut SchemaGenerator) -> Schema {
     })
 }
 
-/// Reasons of disruption that a budget can name. `Unhealthy` is known from Karpenter 1.15 on.
+/// Disruption reasons that a budget can name. `Unhealthy` exists since Karpenter 1.15.
 pub fn disruption_reasons(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
         "type": "array",
@@ -86,7 +86,7 @@ pub fn disruption_reasons(_: &mut SchemaGenerator) -> Schema {
     })
 }
 
-/// Status conditions, one of each type.
+/// Status conditions, a map list by type.
 pub fn conditions(_: &mut SchemaGenerator) -> Schema {
     conditions_with(
         &["lastTransitionTime", "message", "reason", "status", "type"],
@@ -105,41 +105,41 @@ pub fn conditions_with_optional_reason(_: &mut SchemaGenerator) -> Schema {
 fn conditions_with(required: &[&str], reason: &Schema) -> Schema {
     let mut reason = reason.clone();
     reason.insert("type".into(), "string".into());
-    reason.insert("description".into(), "Why the condition is as it is, in one word.".into());
+    reason.insert("description".into(), "Machine-readable reason of the last transition, in CamelCase.".into());
     json_schema!({
         "type": "array",
         "x-kubernetes-list-type": "map",
         "x-kubernetes-list-map-keys": ["type"],
         "items": {
             "type": "object",
-            "description": "One aspect of the object's state.",
+            "description": "A condition of the object.",
             "required": required,
             "properties": {
                 "type": {
                     "type": "string",
-                    "description": "Which aspect.",
+                    "description": "Type of the condition.",
                     "maxLength": 316,
                     "pattern": CONDITION_TYPE,
                 },
                 "status": {
                     "type": "string",
-                    "description": "Whether it holds.",
+                    "description": "Status of the condition: True, False or Unknown.",
                     "enum": ["True", "False", "Unknown"],
                 },
                 "reason": reason,
                 "message": {
                     "type": "string",
-                    "description": "Why, for people.",
+                    "description": "Human-readable details of the last transition.",
                     "maxLength": 32768,
                 },
                 "lastTransitionTime": {
                     "type": "string",
-                    "description": "When status last changed.",
+                    "description": "Time at which the status last changed.",
                     "format": "date-time",
                 },
                 "observedGeneration": {
                     "type": "integer",
-                    "description": "Generation of the object that the condition was judged on.",
+                    "description": "Generation of the object at the last evaluation of the condition.",
                     "format": "int64",
                     "minimum": 0,
                 },
@@ -182,7 +182,7 @@ pub fn volume_type(_: &mut SchemaGenerator) -> Schema {
     one_of(&["standard", "io1", "io2", "gp2", "sc1", "st1", "gp3"])
 }
 
-/// A switch.
+/// An enum of `enabled` and `disabled`.
 pub fn enabled_or_disabled(_: &mut SchemaGenerator) -> Schema {
     one_of(&["enabled", "disabled"])
 }

@@ -1,4 +1,4 @@
-//! The CustomResourceDefinitions, made from the Rust types and checked in under `crds/`.
+//! The CustomResourceDefinitions, generated from the Rust types and checked in under `crds/`.
 //!
 //! `STOWAGE_REGENERATE=1 cargo test --lib crds` regenerates them; without the variable the same test fails when a file is stale.
 
@@ -11,21 +11,21 @@ use serde_json::{Value, json};
 use crate::api::crds::rules::Rule;
 use crate::api::{Ec2NodeClass, NodeClaim, NodePool};
 
-/// NodePool, NodeClaim and EC2NodeClass as the API server must know them.
+/// The CRDs of NodePool, NodeClaim and EC2NodeClass.
 ///
 /// # Panics
-/// Never: what is made here has only constants in it, and the tests make it.
+/// Never: the documents consist of constants, and the tests generate all of them.
 pub fn all() -> Vec<CustomResourceDefinition> {
     documents()
         .into_iter()
-        .map(|(_, document)| serde_json::from_value(document).expect("made from a CustomResourceDefinition"))
+        .map(|(_, document)| serde_json::from_value(document).expect("generated from a CustomResourceDefinition"))
         .collect()
 }
 
 /// Each CRD's file name (`group_plural.yaml`) and its text.
 ///
 /// # Errors
-/// When YAML can't be written, which no schema of ours causes.
+/// When a document can't be written as YAML, which no schema here causes.
 pub fn files() -> Result<Vec<(String, String)>, serde_saphyr::ser::Error> {
     documents()
         .into_iter()
@@ -49,8 +49,8 @@ fn documents() -> Vec<(String, Value)> {
     ]
 }
 
-/// Finishes what the derive macros made. `required` names members of spec that our types read leniently and that the API
-/// server must insist on.
+/// Completes a CRD from the derive macros. `required` names members of spec that the Rust types treat as optional and that the
+/// API server must require.
 fn document(name: &str, crd: &CustomResourceDefinition, required: &[&str], rules: Vec<Rule>) -> (String, Value) {
     let mut document = serde_json::to_value(crd).expect("a CustomResourceDefinition is JSON");
     document["spec"]["names"]["listKind"] = json!(format!("{}List", crd.spec.names.kind));
@@ -88,7 +88,7 @@ fn document(name: &str, crd: &CustomResourceDefinition, required: &[&str], rules
 /// The schema node at `path` below `root`.
 ///
 /// # Panics
-/// When there is none: a path is a constant of this module and every one of them is walked by a test.
+/// When there is none: a path is a constant of this module, and a test resolves every path.
 fn node<'a>(root: &'a mut Value, path: &str) -> &'a mut Value {
     path.split('.').fold(root, |at, step| {
         let (member, is_list) = step.strip_suffix("[]").map_or((step, false), |member| (member, true));
@@ -99,8 +99,8 @@ fn node<'a>(root: &'a mut Value, path: &str) -> &'a mut Value {
     })
 }
 
-/// Brings a schema and everything below it to Karpenter's form: absent members are absent, never null; whole numbers are
-/// written as such; an amount is an integer or a string.
+/// Converts a schema and everything below it to Karpenter's form: no member is nullable; integers are written without a
+/// fraction; a quantity is an integer or a string.
 fn finish(schema: &mut Value) {
     match schema {
         Value::Object(members) => {

@@ -1,22 +1,22 @@
-//! What the API server checks beyond the schema: CEL rules, each with the sentence a person gets when it fails.
+//! CEL validation rules, which the API server evaluates in addition to the schema, each with its error message.
 //!
-//! Karpenter's rules, with three differences on purpose: a rule about one entry of a list stands on the entry, so that the
-//! message carries its index; a selector term that mixes members that exclude each other is refused in each position of the
-//! list (Karpenter refuses the list only when every term does); and a restricted domain is that domain and its subdomains,
-//! not every domain that ends in the same letters.
+//! The rules are Karpenter's, with three deliberate differences: a rule about an entry of a list is attached to the entry, so
+//! that the message carries its index; a selector term with mutually exclusive members is rejected at every position of the list
+//! (Karpenter rejects the list only when every term is invalid); and a restricted domain is that domain and its subdomains, not
+//! every domain that ends in the same letters.
 
 use crate::api::node_class::ALIAS_FAMILIES;
 use crate::model::labels;
 
-/// A rule and the schema node it belongs to.
+/// A rule and the schema node that it is attached to.
 pub(crate) struct Rule {
     /// Path of the node from the root of the object; `[]` steps into a list.
     pub(crate) at: &'static str,
-    /// CEL, true when all is well.
+    /// CEL expression, true when the value is valid.
     pub(crate) cel: String,
-    /// What a person reads when it isn't.
+    /// Error message when the expression is false.
     pub(crate) message: String,
-    /// CEL that makes a better message, one that names what is wrong; `message` is for when it can't be evaluated.
+    /// CEL expression for an error message that names the invalid value; `message` is the fallback if the evaluation fails.
     pub(crate) naming: Option<String>,
 }
 
@@ -24,14 +24,14 @@ fn rule(at: &'static str, cel: impl Into<String>, message: impl Into<String>) ->
     Rule { at, cel: cel.into(), message: message.into(), naming: None }
 }
 
-/// `["a", "b"]` in CEL.
+/// A list literal in CEL: `["a", "b"]`.
 fn list<'a>(items: impl IntoIterator<Item = &'a str>) -> String {
     let quoted: Vec<String> = items.into_iter().map(|item| format!("'{item}'")).collect();
     format!("[{}]", quoted.join(", "))
 }
 
-/// What may not be named as a label: CEL that is true when `key` is fine, and the rest of the sentence that begins with the
-/// key when it isn't.
+/// Rules for restricted label keys: a CEL expression that is true when `key` is allowed, and the rest of the error message, which
+/// begins with the key.
 fn key_restrictions(key: &str, pool: bool) -> Vec<(String, &'static str)> {
     let mut all = vec![
         (
@@ -118,7 +118,7 @@ pub(crate) fn node_pool() -> Vec<Rule> {
         ),
     ];
     for (cel, why) in key_restrictions("k", true) {
-        // No naming: the length of a key of a map has no bound, so the API server thinks it too costly to write one out.
+        // The message does not name the key: map keys have no length bound, so the API server's CEL cost estimate would be exceeded.
         rules.push(rule("spec.template.metadata.labels", format!("self.all(k, {cel})"), format!("a label {why}")));
     }
     rules.extend(node_class_ref_rules([
@@ -316,7 +316,7 @@ fn tag_rules() -> Vec<Rule> {
             rule(
                 at,
                 "self.all(k, k != '' && self[k] != '')",
-                "keys and values of selector tags may not be empty; the value '*' asks for the key only",
+                "keys and values of selector tags may not be empty; the value '*' matches any value of the key",
             )
         })
         .collect();

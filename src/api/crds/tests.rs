@@ -3,7 +3,7 @@ use std::path::Path;
 use super::*;
 
 #[test]
-fn checked_in_crds_are_what_the_types_say() {
+fn checked_in_crds_match_the_types() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("crds");
     let files = files().unwrap();
     if std::env::var_os("STOWAGE_REGENERATE").is_some() {
@@ -25,7 +25,7 @@ fn checked_in_crds_are_what_the_types_say() {
 }
 
 #[test]
-fn yaml_reads_back_as_what_was_written() {
+fn yaml_parses_back_to_the_same_document() {
     for ((name, document), (_, text)) in documents().into_iter().zip(files().unwrap()) {
         let read: Value = serde_saphyr::from_str(&text).unwrap();
         assert_eq!(read, document, "{name}");
@@ -40,7 +40,7 @@ fn no_member_may_be_null() {
 }
 
 #[test]
-fn typed_definitions_carry_the_rules() {
+fn typed_crds_contain_the_cel_rules() {
     let all = all();
     let names: Vec<_> = all.iter().map(|crd| crd.metadata.name.clone().unwrap_or_default()).collect();
     assert_eq!(names, ["nodepools.karpenter.sh", "nodeclaims.karpenter.sh", "ec2nodeclasses.karpenter.k8s.aws"]);
@@ -75,7 +75,7 @@ fn typed(manifest: &Value) -> Result<Value, serde_json::Error> {
     }
 }
 
-/// Where `typed` lacks something that `manifest` says.
+/// Paths and values of `manifest` that `typed` lost or changed.
 fn lost(manifest: &Value, typed: &Value, at: &str) -> Vec<String> {
     match (manifest, typed) {
         (Value::Object(manifest), Value::Object(_)) => {
@@ -84,7 +84,7 @@ fn lost(manifest: &Value, typed: &Value, at: &str) -> Vec<String> {
         (Value::Array(manifest), Value::Array(typed)) if manifest.len() == typed.len() => {
             manifest.iter().zip(typed).flat_map(|(value, typed)| lost(value, typed, &format!("{at}[]"))).collect()
         }
-        // Amounts written as numbers are read as text.
+        // Quantities written as numbers are read as text.
         (Value::Number(number), Value::String(text)) if number.to_string() == *text => vec![],
         (manifest, typed) if manifest == typed => vec![],
         (manifest, typed) => vec![format!("{at}: {manifest} became {typed}")],
@@ -92,7 +92,7 @@ fn lost(manifest: &Value, typed: &Value, at: &str) -> Vec<String> {
 }
 
 #[test]
-fn types_hold_all_that_a_good_manifest_says() {
+fn types_lose_nothing_of_a_valid_manifest() {
     for (name, documents) in manifests("good") {
         for manifest in documents {
             assert_eq!(lost(&manifest, &typed(&manifest).unwrap(), ""), Vec::<String>::new(), "{name}");
@@ -134,7 +134,7 @@ fn types_apply_the_defaults_of_the_api_server() {
     assert_eq!(spec("nodeclaim-minimal")["expireAfter"], "720h");
 }
 
-/// What only an API server can know or say: changes, members that our types don't have, and sizes of lists.
+/// Manifests that only an API server can reject: changes, members that the Rust types don't have, and sizes of lists.
 const ONLY_THE_API_SERVER: [&str; 6] = [
     "nodepool-budget-reason-twice",
     "nodepool-nodeclassref-group-changed",
@@ -145,7 +145,7 @@ const ONLY_THE_API_SERVER: [&str; 6] = [
 ];
 
 #[test]
-fn validation_finds_in_pools_what_the_api_server_refuses() {
+fn validation_rejects_the_pools_that_the_api_server_rejects() {
     let valid = |spec: Value| match serde_json::from_value(spec) {
         Ok(spec) => crate::api::validation::node_pool(&spec),
         Err(error) => vec![crate::api::validation::Invalid { field: "spec".into(), message: error.to_string() }],

@@ -1,4 +1,4 @@
-//! How hashstructure hashes Go values. A value that is absent, and so has no part in the hash, is `None`.
+//! Hashes of Go values as the Go library hashstructure computes them. `None` is an absent value, which is not hashed.
 
 use serde_json::Value;
 
@@ -23,7 +23,7 @@ pub(crate) fn int32(value: &Value) -> Option<u64> {
     value.as_i64().and_then(|value| i32::try_from(value).ok()).map(|value| fnv1(&value.to_le_bytes()))
 }
 
-/// A map of strings: order has no part in it.
+/// A map of strings; the hash does not depend on the order.
 pub(crate) fn strings(value: &Value) -> Option<u64> {
     let members = value.as_object()?;
     let hash =
@@ -31,12 +31,12 @@ pub(crate) fn strings(value: &Value) -> Option<u64> {
     Some(finish(hash))
 }
 
-/// A list as a set: order has no part in it, and a pair of equal items cancels out.
+/// A list as a set: the hash does not depend on the order, and a pair of equal items cancels out.
 pub(crate) fn set(value: &Value, item: impl Fn(&Value) -> u64) -> Option<u64> {
     Some(value.as_array()?.iter().fold(0, |hash, value| hash ^ item(value)))
 }
 
-/// The hash of a Go struct as its fields are added, in the order of their declaration; absent ones have no part in it.
+/// The hash of a Go struct. Fields are added in the order of their declaration; absent fields are not hashed.
 pub(crate) struct Struct {
     hash: u64,
     fields: usize,
@@ -59,7 +59,7 @@ impl Struct {
         self.hash
     }
 
-    /// Nothing when the struct is its zero value.
+    /// The hash, or `None` when the struct is its zero value.
     pub(crate) fn non_zero(self) -> Option<u64> {
         (self.fields > 0).then_some(self.hash)
     }

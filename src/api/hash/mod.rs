@@ -1,8 +1,8 @@
-//! Drift hashes of NodePools and EC2NodeClasses, equal to Karpenter's: nodes of a cluster that changes over must not drift.
+//! Drift hashes of NodePools and EC2NodeClasses, equal to Karpenter's: the nodes of a cluster that migrates must not drift.
 //!
 //! Karpenter hashes its Go values with hashstructure v2 (format 2, slices as sets, zero values ignored) over 64-bit FNV-1. The
-//! Go names of types and fields and their order are part of the result, so they are spelled out here. Values come from JSON,
-//! not from our types: an empty list or map that is present counts, one that is absent does not.
+//! Go names of types and fields and their order are part of the result, so they are listed here. Values come from JSON, not from
+//! the Rust types: an empty list or map that is present is hashed, an absent list or map is not.
 
 pub mod go;
 pub mod node_class;
@@ -15,7 +15,7 @@ pub use crate::api::hash::node_pool::{NODE_POOL_VERSION, node_pool};
 mod tests {
     use serde_json::Value;
 
-    /// Lays `patch` over `into`, member by member.
+    /// Merges `patch` into `into`, member by member.
     pub(crate) fn merge(into: &mut Value, patch: &Value) {
         match (into, patch) {
             (Value::Object(into), Value::Object(patch)) => {

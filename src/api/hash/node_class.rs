@@ -8,8 +8,8 @@ use crate::api::hash::go::{Struct, boolean, int32, int64, non_empty, set, string
 /// Version of [`node_class`], for `karpenter.k8s.aws/ec2nodeclass-hash-version`.
 pub const NODE_CLASS_VERSION: &str = "v6";
 
-/// Drift hash of an EC2NodeClass, in decimal. `ca_bundle` is the cluster's CA as instances get it, base64; empty when there is
-/// none. Selector terms have no part in it, what they resolve to is compared instead.
+/// Drift hash of an EC2NodeClass, in decimal. `ca_bundle` is the cluster's CA in base64, as in the user data; empty when there is
+/// no CA. Selector terms are not hashed: drift compares the resources that they select.
 ///
 /// # Panics
 /// Never: every EC2NodeClass can be written as JSON.
@@ -19,7 +19,7 @@ pub fn node_class(spec: &Ec2NodeClassSpec, ca_bundle: &str) -> String {
     node_class_spec(&spec, family, ca_bundle)
 }
 
-/// [`node_class`] of the JSON of `spec`, which also distinguishes an empty list from an absent one.
+/// [`node_class`] of the JSON of `spec`, which distinguishes an empty list from an absent list.
 pub fn node_class_spec(spec: &Value, ami_family: &str, ca_bundle: &str) -> String {
     let selector = &spec["placementGroupSelector"];
     let placement = Struct::new("PlacementGroupSelector")
@@ -85,7 +85,7 @@ fn network_interface(interface: &Value) -> u64 {
         .finish()
 }
 
-/// Quantities are hashed as Kubernetes writes them: the largest unit that keeps the number whole, so 1024Gi is 1Ti.
+/// Quantities are hashed in the canonical form of Kubernetes: the largest unit that keeps the number whole, so 1024Gi is 1Ti.
 fn canonical_volume_size(size: &str) -> String {
     let digits = size.bytes().take_while(u8::is_ascii_digit).count();
     let (number, unit) = size.split_at(digits);
@@ -107,14 +107,14 @@ fn canonical_volume_size(size: &str) -> String {
     format!("{number}{}", units[index])
 }
 
-/// The kubelet's configuration as Go writes it: compact, keys sorted, `null` when there is none.
+/// The kubelet configuration as Go's JSON encoder writes it: compact, keys sorted, `null` when absent.
 fn kubelet_text(kubelet: &Value) -> String {
     let Some(members) = kubelet.as_object().filter(|members| !members.is_empty()) else {
         return "null".into();
     };
     let mut json = String::new();
     write_sorted(&mut json, members);
-    // Go's encoder escapes what HTML might misread.
+    // Go's JSON encoder escapes the characters that are special in HTML.
     for (raw, escaped) in
         [("<", r"\u003c"), (">", r"\u003e"), ("&", r"\u0026"), ("\u{2028}", r"\u2028"), ("\u{2029}", r"\u2029")]
     {

@@ -8,7 +8,7 @@ use crate::api::{NodePoolSpec, duration};
 /// Version of [`node_pool`], for `karpenter.sh/nodepool-hash-version`.
 pub const NODE_POOL_VERSION: &str = "v3";
 
-/// Drift hash of a NodePool, in decimal. Requirements, limits, weight and disruption have no part in it.
+/// Drift hash of a NodePool, in decimal. Requirements, limits, weight and disruption are not hashed.
 ///
 /// # Panics
 /// Never: every NodePool can be written as JSON.
@@ -18,7 +18,7 @@ pub fn node_pool(spec: &NodePoolSpec) -> String {
     )
 }
 
-/// [`node_pool`] of the JSON of `spec.template`, which also distinguishes an empty list from an absent one.
+/// [`node_pool`] of the JSON of `spec.template`, which distinguishes an empty list from an absent list.
 pub fn node_pool_template(template: &Value) -> String {
     let metadata = &template["metadata"];
     let spec = &template["spec"];
@@ -54,13 +54,13 @@ fn taints(list: &Value) -> Option<u64> {
     })
 }
 
-/// A `metav1.Duration`, present even when it is zero.
+/// A `metav1.Duration`, hashed even when it is zero.
 fn grace_period(value: &Value) -> Option<u64> {
     let nanos = nanoseconds(value)?;
     Some(Struct::new("Duration").field("Duration", (nanos != 0).then(|| fnv1(&nanos.to_le_bytes()))).finish())
 }
 
-/// A `NillableDuration`: `Never` is the same as nothing.
+/// A `NillableDuration`: `Never` is the same as absent.
 fn expiry(value: &Value) -> Option<u64> {
     let nanos = nanoseconds(value)?;
     Some(Struct::new("NillableDuration").field("Duration", Some(fnv1(&nanos.to_le_bytes()))).finish())
@@ -101,14 +101,14 @@ mod tests {
         template
     }
 
-    /// Vectors made by running Karpenter's own code.
+    /// Test vectors computed with Karpenter's own code.
     #[test]
     fn node_pool_hashes_are_karpenters() {
         let noschedule = json!([{ "key": "k", "value": "v", "effect": "NoSchedule" }]);
         for (name, patch, hash) in [
             ("base", json!({}), "6821555240594823858"),
             (
-                "requirements have no part in it",
+                "requirements are not hashed",
                 json!({ "spec": { "requirements": [{ "key": "a", "operator": "Exists" }] } }),
                 "6821555240594823858",
             ),
@@ -128,15 +128,23 @@ mod tests {
                 "8668838401552382031",
             ),
             (
-                "two taints, the other way round",
+                "two taints in the other order",
                 json!({ "spec": { "taints": [
                     { "key": "j", "effect": "NoExecute" }, { "key": "k", "effect": "NoSchedule" },
                 ] } }),
                 "8668838401552382031",
             ),
             ("a start-up taint", json!({ "spec": { "startupTaints": noschedule } }), "15284629203317741040"),
-            ("1h to drain", json!({ "spec": { "terminationGracePeriod": "1h" } }), "14948894070871102041"),
-            ("no time to drain", json!({ "spec": { "terminationGracePeriod": "0s" } }), "10356118934572431967"),
+            (
+                "a termination grace period of 1h",
+                json!({ "spec": { "terminationGracePeriod": "1h" } }),
+                "14948894070871102041",
+            ),
+            (
+                "a termination grace period of 0s",
+                json!({ "spec": { "terminationGracePeriod": "0s" } }),
+                "10356118934572431967",
+            ),
             ("another node class", json!({ "spec": { "nodeClassRef": { "name": "other" } } }), "1124401764309382548"),
         ] {
             let template = pool(&patch);
@@ -146,10 +154,10 @@ mod tests {
         }
     }
 
-    /// Vectors made by running hashstructure v2.0.2 on Go types of the same names. Our types cannot distinguish an empty list or map
-    /// from an absent one, so only the JSON has these hashes.
+    /// Test vectors computed with hashstructure v2.0.2 on Go types of the same names. The Rust types cannot distinguish an empty list
+    /// or map from an absent list or map, so only the JSON has these hashes.
     #[test]
-    fn what_is_present_counts_even_when_empty() {
+    fn empty_members_that_are_present_are_hashed() {
         for (name, patch, hash) in [
             ("no labels", json!({ "metadata": { "labels": {} } }), "1287117484082965808"),
             ("no taints", json!({ "spec": { "taints": [] } }), "17700736223175069915"),
@@ -161,7 +169,7 @@ mod tests {
                 "13425324752680102820",
             ),
             (
-                "much at once",
+                "many members",
                 json!({
                     "metadata": { "labels": { "a": "b" }, "annotations": { "c": "d" } },
                     "spec": {
@@ -173,7 +181,7 @@ mod tests {
                 }),
                 "9622146656929632697",
             ),
-            ("expired at birth", json!({ "spec": { "expireAfter": "0s" } }), "15640125381500602090"),
+            ("expires at once", json!({ "spec": { "expireAfter": "0s" } }), "15640125381500602090"),
         ] {
             assert_eq!(node_pool_template(&pool(&patch)), hash, "{name}");
         }

@@ -1,8 +1,8 @@
-//! What is wrong with an object, beyond and beside what the API server checks.
+//! Validation of objects, independent of the API server.
 //!
-//! The API server refuses most of this at admission (`crds/`); an object that never met one (`stowage simulate`), one from
-//! before a rule, and one that can never be satisfied are found here. Rules are Karpenter's runtime validation, plus the check
-//! for requirements that contradict each other.
+//! The API server rejects most invalid objects at admission (`crds/`). This module also finds invalid objects that were not read
+//! from an API server (`stowage simulate`) or are older than a rule, and objects that can never be satisfied. The rules are
+//! Karpenter's runtime validation, plus the check for requirements that contradict each other.
 
 pub mod requirements;
 pub mod syntax;
@@ -19,13 +19,13 @@ use crate::model::labels;
 pub use crate::api::validation::requirements::{contradictions, requirements};
 pub use crate::api::validation::syntax::{is_label_value, is_qualified_name, is_quantity};
 
-/// One thing that is wrong.
+/// A validation error.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{field}: {message}")]
 pub struct Invalid {
-    /// Where, as `spec.template.spec.requirements[2].values[0]`.
+    /// Path of the field, such as `spec.template.spec.requirements[2].values[0]`.
     pub field: String,
-    /// What, and what would be right.
+    /// The error and the accepted values.
     pub message: String,
 }
 
@@ -35,7 +35,7 @@ impl Invalid {
     }
 }
 
-/// Everything that is wrong with a NodePool, in the order of its fields; empty when nothing is.
+/// All validation errors of a NodePool, in the order of its fields; empty when it is valid.
 pub fn node_pool(spec: &NodePoolSpec) -> Vec<Invalid> {
     let mut invalid = Vec::new();
     for (key, value) in &spec.template.metadata.labels {

@@ -1,4 +1,4 @@
-//! Requirements one by one, and requirements that no node can meet together.
+//! Validation of single requirements, and of requirements that contradict each other.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,13 +8,13 @@ use crate::model::labels;
 
 const OPERATORS: [&str; 8] = ["In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt", "Gte", "Lte"];
 
-/// Keys of which every possible value is known.
+/// Keys with a closed set of values.
 const KNOWN_VALUES: [(&str, &[&str]); 2] = [
     (labels::CAPACITY_TYPE, &["on-demand", "reserved", "spot"]),
     (labels::INSTANCE_TENANCY, &["dedicated", "default"]),
 ];
 
-/// The defects of each requirement of a NodePool, at `field`.
+/// The validation errors of each requirement of the list at `field`.
 pub fn requirements(field: &str, list: &[Requirement]) -> Vec<Invalid> {
     let mut invalid = Vec::new();
     for (index, requirement) in list.iter().enumerate() {
@@ -58,7 +58,7 @@ fn check(field: &str, requirement: &Requirement, invalid: &mut Vec<Invalid>) {
                     ),
                 ));
             }
-            // What isn't a number is named above, better than as a bad label value.
+            // A value that isn't a number is reported above, so it is not reported as an invalid label value too.
             return;
         }
         other if !OPERATORS.contains(&other) => {
@@ -77,7 +77,7 @@ fn check(field: &str, requirement: &Requirement, invalid: &mut Vec<Invalid>) {
     }
 }
 
-/// Values that can't be are an error only when too few others remain, as in Karpenter.
+/// Impossible values are an error only when too few possible values remain, as in Karpenter.
 fn check_known_values(field: &str, requirement: &Requirement, invalid: &mut Vec<Invalid>) {
     let Requirement { key, values, min_values, .. } = requirement;
     let key = labels::normalize_key(key);
@@ -98,13 +98,13 @@ fn check_known_values(field: &str, requirement: &Requirement, invalid: &mut Vec<
     {
         invalid.push(Invalid::new(
             format_args!("{field}.minValues"),
-            format_args!("asks for {min} values of '{key}', and only {possible} are possible"),
+            format_args!("requires {min} values of '{key}', and only {possible} are possible"),
         ));
     }
 }
 
-/// Keys on which the requirements of the list at `field` and the template's labels can't hold together, each named once. An
-/// entry that is wrong by itself is left to [`requirements`], and `minValues` to the planner, which may lower it.
+/// Keys on which the requirements of the list at `field` and the template's labels contradict each other, each reported once.
+/// Invalid entries are reported by [`requirements`]; `minValues` is left to the planner, which may lower it.
 pub fn contradictions(field: &str, list: &[Requirement], template_labels: &BTreeMap<String, String>) -> Vec<Invalid> {
     let mut by_key: BTreeMap<&str, (Allowed, Vec<String>)> = BTreeMap::new();
     for requirement in list {
@@ -142,25 +142,25 @@ fn integer(text: &str) -> Option<i64> {
     text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok()).flatten()
 }
 
-/// Values that every requirement on one key so far allows.
+/// The intersection of the requirements on one key.
 #[derive(Clone, Debug, Default)]
 struct Allowed {
-    /// In: nothing else is allowed.
+    /// Values of In; `None` without such a requirement.
     only: Option<BTreeSet<String>>,
-    /// NotIn.
+    /// Values of NotIn.
     not: BTreeSet<String>,
-    /// Gt and Gte, as an inclusive bound; nothing is beyond `i64::MAX`.
+    /// Lower bound of Gt and Gte, inclusive; may exceed `i64::MAX`, which no value does.
     at_least: Option<i128>,
-    /// Lt and Lte, as an inclusive bound.
+    /// Upper bound of Lt and Lte, inclusive.
     at_most: Option<i128>,
-    /// Something needs the key to be there.
+    /// A requirement demands that the label exists.
     present: bool,
-    /// DoesNotExist.
+    /// DoesNotExist: the label must be absent.
     absent: bool,
 }
 
 impl Allowed {
-    /// Takes a requirement in; false when it says nothing that can be understood.
+    /// Intersects with a requirement; false when the requirement is invalid and ignored.
     fn narrow(&mut self, requirement: &Requirement) -> bool {
         let Requirement { operator, values, .. } = requirement;
         let bound = || values.first().filter(|_| values.len() == 1).and_then(|value| integer(value)).map(i128::from);
@@ -194,7 +194,7 @@ impl Allowed {
         });
     }
 
-    /// Why no value is left, if none is.
+    /// The reason why no value is possible, or `None`.
     fn contradiction(&self) -> Option<&'static str> {
         if self.absent && self.present {
             return Some("it can't both be absent and have a value");
@@ -208,7 +208,7 @@ impl Allowed {
             Some(only) => {
                 Some(only.iter().filter(|value| !self.not.contains(*value) && in_range(value)).count() as i128)
             }
-            // Two spellings of a number, as 4 and 04, are two values: only the plain one can be a label's.
+            // 4 and 04 are different label values; only the canonical spelling counts.
             None if bounded => {
                 let excluded: BTreeSet<i64> =
                     self.not.iter().filter(|value| in_range(value)).filter_map(|value| integer(value)).collect();
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn each_faulty_requirement_names_its_member() {
+    fn each_invalid_requirement_names_its_member() {
         for (text, expected) in [
             ("a In", "r[0].values: operator 'In' on 'a' needs at least one value"),
             ("a Within b", "r[0].operator: 'Within' is none of In, NotIn, Exists, DoesNotExist, Gt, Lt, Gte, Lte"),
@@ -263,7 +263,7 @@ mod tests {
                 "kubernetes.io/hostname In a",
                 "r[0].key: 'kubernetes.io/hostname' is restricted: no requirement may name it",
             ),
-            ("a In b min=2", "r[0].minValues: asks for 2 values of 'a', and only 1 are possible"),
+            ("a In b min=2", "r[0].minValues: requires 2 values of 'a', and only 1 are possible"),
             ("a Exists min=51", "r[0].minValues: must be 1 to 50"),
             (
                 "karpenter.sh/capacity-type In cheap",
@@ -271,7 +271,7 @@ mod tests {
             ),
             (
                 "karpenter.sh/capacity-type In spot cheap min=2",
-                "r[0].minValues: asks for 2 values of 'karpenter.sh/capacity-type', and only 1 are possible",
+                "r[0].minValues: requires 2 values of 'karpenter.sh/capacity-type', and only 1 are possible",
             ),
         ] {
             let found: Vec<String> = requirements("r", &list(&[text])).iter().map(ToString::to_string).collect();
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn requirements_that_no_value_satisfies_contradict_each_other() {
+    fn requirements_without_a_common_value_contradict_each_other() {
         for texts in [
             &["a In x", "a In y"][..],
             &["a In x y", "a NotIn x y"],
@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn requirements_that_some_value_satisfies_do_not() {
+    fn requirements_with_a_common_value_do_not_contradict_each_other() {
         for texts in [
             &["a In x y", "a In y z"][..],
             &["a In x y", "a NotIn x"],
@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn a_contradiction_names_the_key_and_what_was_said_about_it() {
+    fn a_contradiction_names_the_key_and_its_requirements() {
         let texts = ["topology.kubernetes.io/zone In a b", "failure-domain.beta.kubernetes.io/zone NotIn a b"];
         insta::assert_snapshot!(
             contradictions("spec.requirements", &list(&texts), &BTreeMap::new())[0],

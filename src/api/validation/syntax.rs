@@ -1,4 +1,4 @@
-//! What Kubernetes takes for a name, a label value and an amount.
+//! Syntax of qualified names, label values and quantities in Kubernetes.
 
 /// True for a qualified name: an optional DNS subdomain and a slash, then at most 63 letters, digits, `-`, `_` and `.` with a
 /// letter or digit at both ends.
@@ -30,7 +30,7 @@ fn is_subdomain(text: &str) -> bool {
         })
 }
 
-/// True for a Kubernetes quantity, as `100`, `1500m`, `1.5Gi` or `2e3`.
+/// True for a Kubernetes quantity, such as `100`, `1500m`, `1.5Gi` or `2e3`.
 pub fn is_quantity(text: &str) -> bool {
     let unsigned = |text: &str| -> usize {
         let digits = |text: &str| text.bytes().take_while(u8::is_ascii_digit).count();
@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_values_and_amounts_are_told_from_others() {
+    fn qualified_names_label_values_and_quantities_are_recognized() {
         let long = "x".repeat(64);
         let long_prefix = format!("{}/a", "x".repeat(254));
         for name in ["a", "A-b_c.d", "example.com/a", "a-1.b/x_y"] {

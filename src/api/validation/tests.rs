@@ -20,7 +20,7 @@ fn pool(spec: &Value) -> NodePoolSpec {
 }
 
 #[test]
-fn a_pool_as_people_write_them_is_valid() {
+fn a_typical_pool_is_valid() {
     let spec = pool(&json!({
         "/template/metadata/labels": { "team": "a", "karpenter.k8s.aws/instance-family": "m7g" },
         "/template/spec/taints": [{ "key": "a", "value": "b", "effect": "NoSchedule" }],
@@ -39,7 +39,7 @@ fn a_pool_as_people_write_them_is_valid() {
 }
 
 #[test]
-fn each_fault_names_its_field() {
+fn each_validation_error_names_its_field() {
     for (pointer, value, expected) in [
         (
             "/template/metadata/labels",
@@ -138,7 +138,7 @@ fn each_fault_names_its_field() {
 }
 
 #[test]
-fn a_static_pool_has_neither_weight_nor_limits_but_nodes() {
+fn a_static_pool_has_no_weight_and_only_a_limit_on_nodes() {
     let spec = pool(&json!({ "/replicas": 2, "/weight": 5, "/limits": { "cpu": "1", "nodes": "3" } }));
     let found: Vec<String> = node_pool(&spec).into_iter().map(|invalid| invalid.field).collect();
     assert_eq!(found, ["spec.weight", "spec.limits.cpu"]);

@@ -30,7 +30,7 @@ fn class(patch: &Value) -> Value {
     spec
 }
 
-/// Vectors of Karpenter's own test of the hash.
+/// Test vectors of Karpenter's own test of the hash.
 #[test]
 fn node_class_hashes_are_karpenters() {
     let mut sized = class(&json!({}));
@@ -66,9 +66,9 @@ fn node_class_hashes_are_karpenters() {
     }
 }
 
-/// Vectors made by running hashstructure v2.0.2 on Go types of the same names.
+/// Test vectors computed with hashstructure v2.0.2 on Go types of the same names.
 #[test]
-fn members_that_karpenters_test_leaves_out_are_hashed_as_by_karpenter() {
+fn members_missing_in_karpenters_test_are_hashed_as_by_karpenter() {
     for (name, spec, hash) in [
         ("nothing", json!({ "kubelet": { "maxPods": 20 } }), "6725173731874275777"),
         (
@@ -103,7 +103,7 @@ fn members_that_karpenters_test_leaves_out_are_hashed_as_by_karpenter() {
 }
 
 #[test]
-fn selector_terms_have_no_part_in_the_hash_but_the_family_of_an_alias_has() {
+fn selector_terms_are_not_hashed_but_the_family_of_an_alias_is() {
     let base = node_class(&Ec2NodeClassSpec::default(), "");
     let with = |spec: Value| node_class(&serde_json::from_value(spec).unwrap(), "");
     let null = json!({ "metadataOptions": null });
@@ -135,7 +135,7 @@ fn volume_sizes_are_hashed_in_canonical_form() {
 }
 
 #[test]
-fn the_kubelets_configuration_is_written_as_go_writes_it() {
+fn the_kubelet_configuration_is_encoded_as_in_go() {
     for (kubelet, text) in [
         (Value::Null, "null"),
         (json!({}), "null"),
