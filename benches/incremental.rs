@@ -1,6 +1,5 @@
-//! What a change costs in a large cluster: snapshot and plan of one pending pod, and of many, against 5,000 nodes with ten
-//! pods each, after the first snapshot has been taken. `make bench` runs it; it prints a table and judges nothing but that
-//! every pod has a place.
+//! Benchmark of incremental work in a large cluster: snapshot and plan of one pending pod, and of many, with 5,000 nodes of ten
+//! pods each, after the first snapshot. `make bench` runs it; it prints a table and asserts only that every pod is placed.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -37,7 +36,7 @@ fn pod(name: &str, app: usize, node: Option<usize>, spec: &Value) -> Value {
     })
 }
 
-/// Nodes with a claim each; `room` says how much CPU each has beyond its pods.
+/// Nodes with a claim each; `room` is the free CPU of each node.
 fn cluster(room: &str) -> ClusterState {
     let mut state = ClusterState::default();
     let cpu = if room.is_empty() { "2500m" } else { room };
@@ -110,7 +109,7 @@ fn main() {
             let clock = Instant::now();
             let made = plan(&snapshot.problem, &snapshot.column_cache);
             solved.push(clock.elapsed().as_secs_f64() * 1e3);
-            assert!(made.unschedulable.is_empty() && snapshot.problem.pods.len() == count, "a pod without a place");
+            assert!(made.unschedulable.is_empty() && snapshot.problem.pods.len() == count, "a pod is not placed");
             if run == 0 {
                 first = taken;
             } else {

@@ -1,5 +1,5 @@
 //! The structure of `src/`: every file is a module, imports point to lower layers only, no modules import each other in a circle, and
-//! tests stand where CONTRIBUTING.md says. The sources are parsed, not searched as text.
+//! tests are in the files that CONTRIBUTING.md names. The sources are parsed, not searched as text.
 #![allow(clippy::unwrap_used, reason = "a failed step of a test is a failed test")]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -32,7 +32,7 @@ type ModulePath = Vec<String>;
 struct Module {
     /// Paths that non-test code of the module names, absolute from the crate root, items included.
     names: BTreeSet<ModulePath>,
-    /// `pub use`: the name that is offered, and the absolute path behind it.
+    /// `pub use`: the exported name and the absolute path of the item.
     reexports: BTreeMap<String, ModulePath>,
 }
 
@@ -170,7 +170,7 @@ struct Names {
 }
 
 impl Names {
-    /// The absolute path of one that starts with `crate`, `self` or `super`.
+    /// The absolute path of a path that starts with `crate`, `self` or `super`.
     fn absolute(&self, segments: &[String]) -> Option<ModulePath> {
         let mut rest = segments;
         let mut path = match segments.first()?.as_str() {
@@ -276,7 +276,7 @@ fn layer(module: &str) -> Option<usize> {
     LAYERS.iter().position(|modules| modules.contains(&module))
 }
 
-/// Whether code of one top-level module may import another one.
+/// Whether code of one top-level module may import another top-level module.
 fn may_import(from: &str, to: &str) -> bool {
     if from == to {
         return true;
@@ -366,7 +366,7 @@ fn no_modules_import_each_other_in_a_circle() {
 }
 
 #[test]
-fn tests_stand_inline_when_short_and_in_a_tests_file_otherwise() {
+fn short_tests_are_inline_and_long_tests_in_a_tests_file() {
     assert!(CRATE.attributes_with_path.is_empty(), "#[path] in {:#?}", CRATE.attributes_with_path);
     assert!(CRATE.long_inline_tests.is_empty(), "move to foo/tests.rs: {:#?}", CRATE.long_inline_tests);
 }

@@ -1,6 +1,6 @@
-//! The built binary, as a script or a person sees it: output, exit codes, messages.
+//! Tests of the built binary: output, exit codes, messages.
 
-// A test ends where something is not as it should be.
+// A failed step of a test is a failed test.
 #![allow(clippy::unwrap_used)]
 
 use std::path::Path;
@@ -46,7 +46,7 @@ fn a_scenario_that_fits_is_planned_with_every_promised_field() {
         for field in ["nodePool", "instanceType", "zone", "capacityType"] {
             assert!(node[field].is_string(), "{field} of {node}");
         }
-        assert_eq!(node["capacityType"], "on-demand", "no spot unless asked for");
+        assert_eq!(node["capacityType"], "on-demand", "no spot unless requested");
         cost += node["priceUsdPerHour"].as_f64().unwrap();
         placed.extend(node["pods"].as_array().unwrap().iter().map(|pod| pod.as_str().unwrap().to_owned()));
     }
@@ -58,7 +58,7 @@ fn a_scenario_that_fits_is_planned_with_every_promised_field() {
 }
 
 #[test]
-fn a_plan_says_why_each_node_and_can_be_looked_at() {
+fn a_plan_explains_each_node_and_can_be_rendered_as_a_page() {
     let folder = tempfile::tempdir().unwrap();
     let file = scenario(folder.path(), &[pod("<b>a</b>", "1"), pod("huge", "5000")]);
     let plan: Value =
@@ -82,7 +82,7 @@ fn a_plan_says_why_each_node_and_can_be_looked_at() {
 }
 
 #[test]
-fn what_does_not_fit_is_named_with_its_reason_and_exit_code_3() {
+fn unschedulable_pods_are_listed_with_a_reason_and_exit_code_3() {
     let folder = tempfile::tempdir().unwrap();
     let file = scenario(folder.path(), &[pod("huge", "5000"), pod("fine", "1")]);
     let done = stowage(&["simulate", "--scenario", &file, "--output", "json"]);
@@ -90,7 +90,7 @@ fn what_does_not_fit_is_named_with_its_reason_and_exit_code_3() {
     let plan: Value = serde_json::from_slice(&done.stdout).unwrap();
     assert_eq!(plan["unschedulable"][0]["pod"], "shop/huge");
     assert!(plan["unschedulable"][0]["reason"].as_str().unwrap().contains("no instance type holds cpu 5000"));
-    assert_eq!(plan["nodes"][0]["pods"], json!(["shop/fine"]), "the other one is not held up");
+    assert_eq!(plan["nodes"][0]["pods"], json!(["shop/fine"]), "the other pod is placed");
 }
 
 #[test]
@@ -114,7 +114,7 @@ fn bad_input_exits_2_and_names_the_file_the_object_and_the_field() {
 }
 
 #[test]
-fn manifests_are_expanded_to_their_pods_and_other_kinds_are_named() {
+fn workloads_are_expanded_to_pods_and_skipped_kinds_are_listed() {
     let folder = tempfile::tempdir().unwrap();
     let template = json!({"metadata": {"labels": {"app": "x"}}, "spec": {"restartPolicy": "Never", "containers": [
         {"name": "c", "image": "i", "resources": {"requests": {"cpu": "1", "memory": "1Gi"}}}]}});
@@ -153,7 +153,7 @@ fn manifests_are_expanded_to_their_pods_and_other_kinds_are_named() {
 }
 
 #[test]
-fn pods_that_the_scheduler_does_not_try_are_left_out_and_told() {
+fn gated_and_deleting_pods_are_skipped_and_reported() {
     let folder = tempfile::tempdir().unwrap();
     let pod = |name: &str, metadata: Value, spec: Value| {
         let mut pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": {"containers": [
@@ -224,7 +224,7 @@ fn manifests_of_volumes_bind_pods_to_their_zones() {
             plan["unschedulable"].as_array().unwrap().iter().map(|u| u["reason"].as_str().unwrap()).collect();
         match (code, zones.is_empty()) {
             (0, _) => assert!(reasons.is_empty()),
-            // Its scratch volume is to be made in c, its data is in d.
+            // Its scratch volume must be provisioned in c, its data volume is in d.
             (_, true) => {
                 assert!(reasons.len() == 1 && reasons[0].contains("no node can have all its volumes"), "{reasons:?}");
             }
@@ -237,7 +237,7 @@ fn manifests_of_volumes_bind_pods_to_their_zones() {
 }
 
 #[test]
-fn the_service_without_a_cluster_says_what_to_set() {
+fn the_service_without_a_cluster_names_the_missing_setting() {
     let done = Command::new(env!("CARGO_BIN_EXE_stowage"))
         .args(["controller"])
         .env("KUBECONFIG", "/no/such/kubeconfig")

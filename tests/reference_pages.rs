@@ -87,7 +87,7 @@ fn settings_of(page: &mut String, command: &Command) {
 
 fn settings_page() -> String {
     let mut page = format!(
-        "{GENERATED}# Settings\n\nA flag wins over its variable. Settings that mean what one of Karpenter's means have Karpenter's name and default.\n"
+        "{GENERATED}# Settings\n\nA flag takes precedence over its variable. Settings with an equivalent in Karpenter have Karpenter's name and default.\n"
     );
     let mut command = Cli::command();
     command.build();

@@ -130,7 +130,7 @@ fn every_behavior_id_in_a_test_name_exists() {
 }
 
 #[test]
-fn citations_are_read_over_line_breaks() {
+fn citations_are_found_across_line_breaks() {
     let text = "//! One (Karpenter AWS\n//! reference 9.4): two (core reference, section 14).\n/// no reference 7 here";
     let read: Vec<(String, String)> = citations(text);
     let read: Vec<(&str, &str)> = read.iter().map(|(page, section)| (page.as_str(), section.as_str())).collect();

@@ -49,14 +49,14 @@ async fn the_extender_needs_a_client_certificate_and_the_webhook_does_not() {
 async fn a_client_certificate_of_another_authority_fails_the_handshake() {
     let setup = Setup::start(|_| {}).await;
     for wrong in [Authority::new().client(), setup.serving.clone()] {
-        // In TLS 1.3 the client learns of it with the first bytes it reads.
+        // In TLS 1.3 the client gets the alert with its first read.
         let failed = match Connection::tls(setup.addrs().https, &setup.ca, Some(&wrong), HTTP1).await {
             Ok(mut connection) => connection.send("POST", "/mutate", review()).await.is_err(),
             Err(_) => true,
         };
         assert!(failed, "neither the extender nor the webhook may be reached");
     }
-    assert_eq!(setup.connect(None).await.post("/mutate", review()).await.status, 200, "the service goes on");
+    assert_eq!(setup.connect(None).await.post("/mutate", review()).await.status, 200, "the service keeps running");
 }
 
 #[tokio::test]
@@ -67,7 +67,7 @@ async fn without_a_client_ca_the_extender_is_closed() {
 }
 
 #[tokio::test]
-async fn verdicts_follow_the_view_that_is_stored() {
+async fn verdicts_use_the_stored_view() {
     let setup = Setup::start(|_| {}).await;
     let mut scheduler = setup.connect(Some(&setup.client)).await;
     let names = |answer: &wire::Answer| answer.json()["NodeNames"].clone();
@@ -88,7 +88,7 @@ async fn verdicts_follow_the_view_that_is_stored() {
 }
 
 #[tokio::test]
-async fn answers_are_whole_and_the_connection_lives_on_over_http_1_and_2() {
+async fn responses_are_complete_and_connections_stay_open_over_http_1_and_2() {
     let setup = Setup::start(|_| {}).await;
     for alpn in [HTTP1, HTTP2] {
         let mut connection = Connection::tls(setup.addrs().https, &setup.ca, Some(&setup.client), alpn).await.unwrap();
@@ -112,7 +112,7 @@ async fn answers_are_whole_and_the_connection_lives_on_over_http_1_and_2() {
 }
 
 #[tokio::test]
-async fn malformed_bodies_get_400_that_says_what_is_wrong_and_the_service_goes_on() {
+async fn malformed_bodies_get_400_with_the_reason() {
     let setup = Setup::start(|_| {}).await;
     let mut scheduler = setup.connect(Some(&setup.client)).await;
     let deep = "[".repeat(50_000);
@@ -137,7 +137,7 @@ async fn malformed_bodies_get_400_that_says_what_is_wrong_and_the_service_goes_o
 }
 
 #[tokio::test]
-async fn bodies_over_the_limit_get_413_and_the_service_goes_on() {
+async fn bodies_over_the_limit_get_413() {
     let setup = Setup::start(|config| {
         config.extender_body_limit = 3 << 20;
         config.webhook_body_limit = 1000;
@@ -160,13 +160,13 @@ async fn bodies_over_the_limit_get_413_and_the_service_goes_on() {
 }
 
 #[tokio::test]
-async fn a_rotated_certificate_is_shown_to_new_connections_and_open_ones_go_on() {
+async fn a_rotated_certificate_is_presented_to_new_connections_only() {
     let setup = Setup::start(|config| config.cert_poll = Duration::from_millis(5)).await;
     let addr = setup.addrs().https;
     let mut open = setup.connect(Some(&setup.client)).await;
     assert_eq!(shown(addr, &setup.ca).await.unwrap(), setup.serving.der());
 
-    // The pair is never written at once: with the new certificate and the old key the old pair stays in use.
+    // The two files are not written atomically: with the new certificate and the old key, the old pair stays in use.
     let new = setup.ca.server();
     replace(&setup.dir.path().join("tls.crt"), &new.certificate);
     while setup.metric("stowage_cert_reloads_total{result=\"error\"}").await.is_none() {
@@ -178,16 +178,20 @@ async fn a_rotated_certificate_is_shown_to_new_connections_and_open_ones_go_on()
             assert_eq!(open.post("/v1/filter", ask(&["a"])).await.status, 200);
         }
     };
-    tokio::time::timeout(Duration::from_secs(30), turned).await.expect("the new certificate is shown in the end");
+    tokio::time::timeout(Duration::from_secs(30), turned).await.expect("the new certificate is presented eventually");
     assert_eq!(open.post("/v1/filter", ask(&["a"])).await.status, 200);
     assert_eq!(setup.metric("stowage_cert_reloads_total{result=\"ok\"}").await.as_deref(), Some("1"));
-    assert_eq!(setup.metric("stowage_cert_reloads_total{result=\"error\"}").await.as_deref(), Some("1"), "told once");
+    assert_eq!(
+        setup.metric("stowage_cert_reloads_total{result=\"error\"}").await.as_deref(),
+        Some("1"),
+        "reported once"
+    );
 }
 
 #[tokio::test]
 async fn a_mounted_secret_is_followed_through_its_data_link() {
     let setup = Setup::start(|config| {
-        // As the kubelet lays it out: files are links into ..data, which is a link to a folder that is replaced.
+        // The kubelet's layout: files are links into ..data, which is a link to a directory that is replaced.
         let dir = &config.cert_dir;
         std::fs::create_dir(dir.join("..first")).unwrap();
         for file in ["tls.crt", "tls.key", "ca.crt"] {
@@ -211,7 +215,7 @@ async fn a_mounted_secret_is_followed_through_its_data_link() {
 }
 
 #[tokio::test]
-async fn a_new_client_ca_takes_the_place_of_the_old_one() {
+async fn a_new_client_ca_replaces_the_old_client_ca() {
     let clients = Authority::new();
     let setup = Setup::start(|config| {
         let path = config.cert_dir.join("clients.crt");
@@ -239,7 +243,7 @@ async fn a_new_client_ca_takes_the_place_of_the_old_one() {
 static BROKEN_CLOCK: AtomicBool = AtomicBool::new(false);
 
 #[tokio::test]
-async fn a_panic_in_a_handler_is_one_500_and_the_service_goes_on() {
+async fn a_panic_in_a_handler_gets_500_and_the_service_keeps_running() {
     let clock = || {
         assert!(!BROKEN_CLOCK.load(Ordering::SeqCst), "the clock of this test panics on purpose");
         now()
@@ -258,7 +262,7 @@ async fn a_panic_in_a_handler_is_one_500_and_the_service_goes_on() {
 }
 
 #[tokio::test]
-async fn probes_tell_alive_from_ready() {
+async fn liveness_and_readiness_are_separate_probes() {
     let setup = Setup::start(|_| {}).await;
     let mut health = Connection::plain(setup.addrs().health.unwrap()).await;
     let mut https = setup.connect(None).await;
@@ -300,12 +304,12 @@ async fn a_body_that_never_ends_gets_408() {
 }
 
 #[tokio::test]
-async fn connections_over_the_limit_are_closed_and_places_come_back() {
+async fn connections_over_the_limit_are_closed_until_others_end() {
     let setup = Setup::start(|config| config.max_connections = 1).await;
     let mut first = setup.connect(None).await;
     assert_eq!(first.get("/livez").await.status, 200);
     assert!(handshake(setup.addrs().https, &setup.ca, None, HTTP1).await.is_err());
-    assert_eq!(first.get("/livez").await.status, 200, "the open one is not disturbed");
+    assert_eq!(first.get("/livez").await.status, 200, "the open connection is not affected");
     assert_eq!(setup.metric("stowage_connections{listener=\"https\"}").await.as_deref(), Some("1"));
     assert_eq!(setup.metric("stowage_connections_refused_total{listener=\"https\"}").await.as_deref(), Some("1"));
     drop(first);
@@ -335,7 +339,7 @@ async fn open_requests_are_answered_before_it_stops() {
         tokio::task::yield_now().await;
     }
     stream.write_all(&body.as_bytes()[body.len() / 2..]).await.unwrap();
-    // The server closes after the answer; what TLS says of the close is not our subject.
+    // The server closes the connection after the response; the kind of TLS close is not tested here.
     let mut bytes = Vec::new();
     let _ = stream.read_to_end(&mut bytes).await;
     let answer = String::from_utf8_lossy(&bytes);
@@ -345,7 +349,7 @@ async fn open_requests_are_answered_before_it_stops() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_served_stops_it_at_start_with_the_reason() {
+async fn unusable_certificates_and_addresses_fail_the_start_with_the_reason() {
     let state = || Arc::new(AppState::new(Metrics::new(), now));
     let ca = Authority::new();
     let refused = async |edit: &dyn Fn(&std::path::Path)| {

@@ -17,7 +17,7 @@ pub struct AwsArgs {
     /// EC2: CA bundle of the API server, base64 [default: the CA that this process uses].
     #[arg(long, env = "CLUSTER_CA_BUNDLE", default_value = "", hide_default_value = true)]
     pub cluster_ca_bundle: String,
-    /// EC2: service CIDR of the cluster, as 10.100.0.0/16 [default: from EKS or the API server].
+    /// EC2: service CIDR of the cluster, such as 10.100.0.0/16 [default: from EKS or the API server].
     #[arg(long, env = "STOWAGE_SERVICE_CIDR", default_value = "", hide_default_value = true)]
     pub service_cidr: String,
     /// EC2: the VPC has no route to the IAM and Pricing APIs; do not call them.
@@ -50,7 +50,7 @@ pub struct AwsArgs {
     /// EC2: maximum age of the resolved subnets, at least 1m.
     #[arg(long, env = "SUBNET_REFRESH_INTERVAL", default_value = "1m", value_parser = parse_interval)]
     pub subnet_refresh_interval: Duration,
-    /// EC2: feature gates of the AWS provider, as NodeClassCEL=true (CEL expressions in kubelet configurations); unknown gates are ignored.
+    /// EC2: feature gates of the AWS provider, such as NodeClassCEL=true (CEL expressions in kubelet configurations); unknown gates are ignored.
     #[arg(long, env = "AWS_FEATURE_GATES", default_value = "NodeClassCEL=false")]
     pub aws_feature_gates: String,
     /// EC2: feature gates of Karpenter core; only ReservedCapacity has an effect.
@@ -106,7 +106,7 @@ pub fn gate(list: &str, name: &str) -> Option<bool> {
     list.rsplit(',').find_map(word)
 }
 
-/// An absolute URL with a host, or nothing.
+/// An absolute URL with a host, or an empty string.
 fn parse_endpoint(text: &str) -> Result<String, String> {
     let host = text.split_once("://").map(|(scheme, rest)| {
         let host = rest.split(['/', '?', '#']).next().unwrap_or_default();
@@ -131,7 +131,7 @@ fn parse_share(text: &str) -> Result<Share, String> {
     if !(0.0..=1.0).contains(&share) {
         return Err("expected a number from 0 to 1, as 0.075".into());
     }
-    // In range by the test above, so the cast only drops the fraction that rounding has made zero.
+    // In range by the test above, and rounded, so the cast loses nothing.
     #[allow(clippy::cast_possible_truncation)]
     let millionths = (share * 1e6).round() as i64;
     Ok(Share(millionths))
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn truth_is_told_as_karpenter_reads_it() {
+    fn booleans_are_parsed_as_in_karpenter() {
         for (args, expected) in [
             (&[][..], false),
             (&["--isolated-vpc"], true),
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn c34_expressions_are_off_unless_the_gate_says_otherwise() {
+    fn c34_expressions_are_off_unless_the_gate_enables_them() {
         for (list, expected) in [
             ("", false),
             ("NodeClassCEL=false", false),
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_or_wrong_is_named() {
+    fn missing_and_invalid_settings_are_named() {
         let error = parse(&[]).unwrap().options("").unwrap_err().to_string();
         assert!(error.contains("CLUSTER_NAME"), "{error}");
         for (args, wanted) in [

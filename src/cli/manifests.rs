@@ -20,7 +20,7 @@ use crate::planner::input::intern::Interner;
 use crate::planner::input::pod::{Daemon, Labels, PodEntry};
 use crate::planner::input::volumes::objects::{Claim, StorageClass, Volume, Volumes, attach_limits};
 
-/// Unusable input; the message names the file, the object and the field.
+/// Invalid input; the message names the file, the object and the field.
 #[derive(Debug, thiserror::Error)]
 pub enum InputError {
     /// A file cannot be read.
@@ -28,7 +28,7 @@ pub enum InputError {
     Read {
         /// File.
         file: PathBuf,
-        /// Why.
+        /// Cause.
         error: std::io::Error,
     },
     /// The text is neither JSON nor YAML, or has an unexpected shape.
@@ -36,7 +36,7 @@ pub enum InputError {
     Syntax {
         /// File.
         file: PathBuf,
-        /// What and where.
+        /// The error and its position.
         problem: String,
     },
     /// A field of an object is invalid.
@@ -46,7 +46,7 @@ pub enum InputError {
         file: PathBuf,
         /// Kind and name.
         object: String,
-        /// Field and what is wrong with it.
+        /// Field and error.
         problem: String,
     },
 }
@@ -54,7 +54,7 @@ pub enum InputError {
 /// Everything read so far; pods are interned as they are read.
 #[derive(Debug, Default)]
 pub struct Input {
-    /// NodePools, and the files they were read from.
+    /// NodePools and their files.
     pub pools: Vec<(PathBuf, NodePool)>,
     /// EC2NodeClasses by name.
     pub node_classes: BTreeMap<String, Ec2NodeClass>,

@@ -14,7 +14,7 @@ use std::io::Write;
 
 use clap::{Parser, Subcommand};
 
-/// Plans where every pod goes, buys exactly the EC2 nodes that plan needs, and makes kube-scheduler follow it.
+/// Just-in-time node autoscaler for Kubernetes on EC2: plans the placement of every pod and purchases the nodes for it.
 #[derive(Debug, Parser)]
 #[command(name = "stowage", version, about, max_term_width = 120)]
 pub struct Cli {

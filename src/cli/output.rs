@@ -153,7 +153,7 @@ impl Row {
         (self.filled.0 / nodes, self.filled.1 / nodes)
     }
 
-    /// The cheapest other type that fits the pods of at least one of the nodes, with its price.
+    /// The cheapest other type that fits the pods of at least one node of the group, with its price.
     pub fn next_best(&self) -> String {
         self.next.as_ref().map_or_else(|| "none".into(), |(name, price)| format!("{name} at {:.4}", price.usd()))
     }

@@ -196,7 +196,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_can_not_break_out_of_the_page() {
+    fn names_are_escaped_in_the_page() {
         assert_eq!(Text("<b a=\"1\">'&").to_string(), "&lt;b a=&quot;1&quot;&gt;&#39;&amp;");
     }
 

@@ -12,10 +12,10 @@ use crate::planner::input::settings::{MinValuesPolicy, NodeSizes, PreferencePoli
 /// `--preference-policy`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Preferences {
-    /// Satisfied where possible
+    /// Preferences are satisfied where possible
     #[value(name = "Respect")]
     Respect,
-    /// Left to kube-scheduler
+    /// Preferences are ignored by the planner and left to kube-scheduler
     #[value(name = "Ignore")]
     Ignore,
 }
@@ -44,16 +44,16 @@ pub struct PlanArgs {
     /// whenUnsatisfiable: ScheduleAnyway}]}}`, as in kube-scheduler's configuration.
     #[arg(long, env = "SCHEDULER_CONFIG", value_name = "YAML", default_value = "", hide_default_value = true, value_parser = DefaultSpread::parse)]
     pub scheduler_config: DefaultSpread,
-    /// Range of vCPUs per node, as `4-64`, `4-` or `-64`.
+    /// Range of vCPUs per node, such as `4-64`, `4-` or `-64`.
     #[arg(long, env = "STOWAGE_NODE_VCPUS", value_name = "RANGE", default_value = "-", hide_default_value = true, allow_hyphen_values = true, value_parser = parse_sizes)]
     pub node_vcpus: NodeSizes,
     /// Fixed cost per node in USD/h added to the objective; higher values favor fewer, larger nodes.
     #[arg(long, env = "STOWAGE_NODE_PENALTY", value_name = "USD", default_value = "0", value_parser = parse_usd)]
     pub node_penalty: MicroUsd,
-    /// Value of an instance family in percent when plans are compared, as `m7g=115,m5=90`; 100 for families not listed.
+    /// Value of an instance family in percent when plans are compared, such as `m7g=115,m5=90`; 100 for families not listed.
     #[arg(long, env = "STOWAGE_FAMILY_WEIGHTS", value_name = "FAMILY=PERCENT,…", default_value = "", hide_default_value = true, value_parser = parse_weights)]
     pub family_weights: FamilyWeights,
-    /// Buy spot or reserved capacity wherever it is allowed and available, even where on-demand is cheaper.
+    /// Purchase spot or reserved capacity wherever it is allowed and available, even where on-demand is cheaper.
     #[arg(long, env = "STOWAGE_PREFER_SPOT", default_value_t = false, num_args = 0..=1, default_missing_value = "true", value_parser = parse_bool, action = ArgAction::Set)]
     pub prefer_spot: bool,
     /// Maximum number of pods of one controller (a Deployment's revision, a StatefulSet, a Job) per node; 0 means no limit.
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn the_settings_of_a_plan_are_read() {
+    fn planner_settings_are_parsed() {
         assert_eq!(settings(&[]).unwrap(), Settings::default());
         let read = settings(&[
             "--node-vcpus",
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn a_setting_that_does_not_parse_names_itself_its_value_and_what_would_be_right() {
+    fn an_invalid_setting_is_an_error_with_its_name_and_the_expected_syntax() {
         for (name, value, wanted) in [
             ("--node-vcpus", "8", "4-64"),
             ("--node-vcpus", "64-4", "must not be larger"),

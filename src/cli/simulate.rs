@@ -48,7 +48,7 @@ pub struct SimulateArgs {
     /// Spot price as a fraction of the on-demand price; 0 offers no spot capacity.
     #[arg(long, value_name = "R", default_value_t = 0.0)]
     pub spot_ratio: f64,
-    /// Feature gates of the AWS provider, as NodeClassCEL=true (CEL expressions in kubelet configurations); unknown gates are ignored.
+    /// Feature gates of the AWS provider, such as NodeClassCEL=true (CEL expressions in kubelet configurations); unknown gates are ignored.
     #[arg(long, env = "AWS_FEATURE_GATES", default_value = "NodeClassCEL=false")]
     pub aws_feature_gates: String,
     /// Planner settings.
@@ -195,7 +195,7 @@ fn problem_of(
                 && daemon.class.untolerated(&state.taints).is_none()
             {
                 state.daemon_reserve.add(&daemon.class.requests);
-                // Where its pod is there already, the ports are taken either way.
+                // If the DaemonSet's pod already runs there, the ports are in use either way.
                 state.daemons.extend(Some(&daemon.class).filter(|class| !class.host_ports.is_empty()).cloned());
             }
         }

@@ -13,7 +13,7 @@ use crate::extender::wire::{Answer, Denial, FilterArgs, FilterResult, NodeList};
 use crate::model::resources::Resources;
 use crate::model::time::UnixMillis;
 
-/// Judges the nodes in `args` for its pod. Every name that passes was in the input, in the input's order.
+/// Filters the nodes in `args` for its pod. Every name that passes was in the input; the order is the input's.
 ///
 /// Nodes are denied as `FailedAndUnresolvableNodes`: preemption cannot free room that is reserved for a plan. kube-scheduler retries
 /// the pod on the next cluster event either way.
@@ -35,7 +35,7 @@ pub fn filter<'a>(view: &View, now: UnixMillis, args: FilterArgs<'a>) -> FilterR
     let names = node_names.unwrap_or_else(|| names_of(nodes.as_ref()));
     let mut judge = Judge::new(view, now, &pod, &names);
     let mut result = FilterResult { answer, node_names: Vec::with_capacity(names.len()), ..FilterResult::default() };
-    // With whole nodes, items and names run in parallel: an item without a name is judged by the empty name.
+    // With whole nodes, items and names are parallel lists: an item without a name is filtered by the empty name.
     let keep: Option<Vec<bool>> = nodes.as_ref().map(|_| Vec::with_capacity(names.len()));
     let mut keep = keep;
     for name in names {
@@ -72,7 +72,7 @@ pub(crate) fn names_of<'a>(nodes: Option<&NodeList>) -> Vec<Name<'a>> {
         .collect()
 }
 
-/// Judges one pod against many nodes; allocates per distinct reason, not per node.
+/// Verdicts for one pod and many nodes; allocates per distinct reason, not per node.
 pub(crate) struct Judge<'v, 'p> {
     view: &'v View,
     now: UnixMillis,

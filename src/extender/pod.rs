@@ -40,7 +40,7 @@ pub struct ObjectMeta<'a> {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct OwnerReference<'a> {
-    /// Kind, as `ReplicaSet`.
+    /// Kind, such as `ReplicaSet`.
     #[serde(borrow)]
     pub kind: Cow<'a, str>,
     #[serde(borrow)]

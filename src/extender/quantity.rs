@@ -1,4 +1,4 @@
-//! Quantities as a request writes them: `1500m`, `2Gi`, or a bare number.
+//! Quantities in a request: `1500m`, `2Gi`, or a bare number.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -14,7 +14,7 @@ pub struct Quantity<'a>(pub Cow<'a, str>);
 
 impl Quantity<'_> {
     /// The amount of a resource, in the units of [`crate::model::resources::Resources`]. An unreadable quantity counts as more than
-    /// any node has: such a pod must neither take room that is reserved for other pods nor fail the whole request.
+    /// any node has: such a pod must neither use room that is reserved for other pods nor fail the whole request.
     pub fn amount(&self, resource: &str) -> i64 {
         parse_amount(resource, &self.0).unwrap_or(i64::MAX)
     }
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_more_than_any_node_has() {
+    fn an_unreadable_quantity_is_more_than_any_node_has() {
         for text in ["", "-1", "abc", "1x", "1.2.3"] {
             for resource in ["cpu", "memory", "nvidia.com/gpu"] {
                 assert_eq!(Quantity(text.into()).amount(resource), i64::MAX, "{text:?} {resource}");

@@ -11,10 +11,10 @@ use crate::model::time::UnixMillis;
 /// Age past which a view restrains no pod, unless its input says otherwise.
 pub const DEFAULT_MAX_AGE: Duration = Duration::from_mins(1);
 
-/// What a [`View`] is built from.
+/// The input of [`View::build`].
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ViewInput {
-    /// When the snapshot was taken.
+    /// Time of the snapshot.
     pub built_at: UnixMillis,
     /// Past this age the view restrains no pod. Rebuild at least twice in this time, even when nothing changed.
     pub max_age: Duration,
@@ -64,7 +64,7 @@ pub struct Hold {
 pub struct PlannedPod {
     /// The node; `None` while it has no Node object yet.
     pub node: Option<Arc<str>>,
-    /// NodeClaim of the node, or the node's name when it is not one of ours.
+    /// NodeClaim of the node, or the node's name for a node that this controller does not manage.
     pub claim: Arc<str>,
     /// End of the plan: afterwards the pod may be bound to any node.
     pub expires_at: UnixMillis,
@@ -107,14 +107,14 @@ pub(crate) struct NodeEntry {
     min_priority: i32,
 }
 
-/// Where the plan allows a pod.
+/// The nodes on which the plan allows a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Standing<'v> {
-    /// Nowhere yet: its node does not exist.
+    /// None yet: the planned node does not exist.
     Waiting(&'v str),
-    /// On this node only.
+    /// This node only.
     Planned(&'v str),
-    /// On every node with enough room besides the holds.
+    /// Every node with enough room besides the holds.
     Free,
 }
 
@@ -256,7 +256,7 @@ impl View {
         self.any_disrupting || now < self.last_expiry
     }
 
-    /// The key, when the pod has a hold.
+    /// The pod's key, when it has a hold.
     pub(crate) fn own<'k>(&self, key: &'k str) -> Option<&'k str> {
         self.held.contains(key).then_some(key)
     }
@@ -270,7 +270,7 @@ impl View {
         self.by_name.get(name).and_then(|index| self.nodes.get(*index))
     }
 
-    /// Where the plan allows a pod. A plan for a node that is being disrupted is void.
+    /// The nodes on which the plan allows a pod. A plan for a node that is being disrupted is void.
     pub(crate) fn standing(&self, now: UnixMillis, key: &str) -> Standing<'_> {
         let Some(plan) = self.planned.get(key).filter(|plan| now < plan.expires_at) else {
             return Standing::Free;

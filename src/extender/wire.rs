@@ -39,7 +39,7 @@ pub struct FilterArgs<'a> {
     pub node_names: Option<Vec<Name<'a>>>,
 }
 
-/// Why a node is denied to a pod.
+/// The reason why a node is denied to a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Denial {
     /// The pod is planned on another node.
@@ -81,15 +81,15 @@ impl DenialCounts {
     }
 }
 
-/// How an answer came about.
+/// The basis of an answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Answer {
     /// Nothing restrains the pod: the nodes are echoed.
     #[default]
     Unrestrained,
-    /// The view is too old to be trusted: the nodes are echoed.
+    /// The view is stale: the nodes are echoed.
     Stale,
-    /// Each node was judged.
+    /// Each node was evaluated.
     Judged,
 }
 
@@ -105,7 +105,7 @@ pub struct FilterResult<'a> {
     /// Nodes on which preemption might help: none, see [`FilterResult::failed_and_unresolvable`].
     #[serde(rename = "FailedNodes")]
     pub failed: BTreeMap<Name<'a>, &'static str>,
-    /// Nodes that fail, with the reason that ends up in the pod's condition, sorted by nothing but the request's order.
+    /// Nodes that fail, with the reason that kube-scheduler writes into the pod's condition, in the order of the request.
     /// "Unresolvable" because evicting pods frees no room here for this pod: preemption must not try.
     #[serde(rename = "FailedAndUnresolvableNodes", serialize_with = "as_map")]
     pub failed_and_unresolvable: Vec<(Name<'a>, Arc<str>)>,
@@ -115,7 +115,7 @@ pub struct FilterResult<'a> {
     /// Denials by reason, for the metrics.
     #[serde(skip)]
     pub denied: DenialCounts,
-    /// How the answer came about, for the metrics.
+    /// The basis of the answer, for the metrics.
     #[serde(skip)]
     pub answer: Answer,
 }
@@ -134,7 +134,7 @@ pub struct HostPriority<'a> {
     /// Node name.
     #[serde(rename = "Host", borrow)]
     pub host: Name<'a>,
-    /// 0 to 10, more is better.
+    /// Score from 0 to 10; higher is preferred.
     #[serde(rename = "Score")]
     pub score: i64,
 }

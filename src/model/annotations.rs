@@ -3,7 +3,7 @@
 
 use crate::model::labels;
 
-/// Where a key stands on an object.
+/// The part of an object that carries the key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
     Annotation,

@@ -34,7 +34,7 @@ pub enum Remedy {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unhealthy {
-    /// As `i-0123456789abcdef0`.
+    /// Instance ID, such as `i-0123456789abcdef0`.
     pub instance_id: String,
     /// Never empty.
     pub categories: BTreeSet<Category>,

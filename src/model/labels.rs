@@ -33,25 +33,25 @@ pub const WINDOWS_BUILD: &str = "node.kubernetes.io/windows-build";
 
 /// Virtual CPUs of the instance type.
 pub const INSTANCE_CPU: &str = "karpenter.k8s.aws/instance-cpu";
-/// Memory of the instance type, MiB.
+/// Memory of the instance type in MiB.
 pub const INSTANCE_MEMORY: &str = "karpenter.k8s.aws/instance-memory";
-/// Category of the instance type, as `m`.
+/// Category of the instance type, such as `m`.
 pub const INSTANCE_CATEGORY: &str = "karpenter.k8s.aws/instance-category";
-/// Family of the instance type, as `m7g`.
+/// Family of the instance type, such as `m7g`.
 pub const INSTANCE_FAMILY: &str = "karpenter.k8s.aws/instance-family";
-/// Generation of the instance type, as `7`.
+/// Generation of the instance type, such as `7`.
 pub const INSTANCE_GENERATION: &str = "karpenter.k8s.aws/instance-generation";
-/// Size of the instance type, as `large`.
+/// Size of the instance type, such as `large`.
 pub const INSTANCE_SIZE: &str = "karpenter.k8s.aws/instance-size";
 /// `default` or `dedicated`.
 pub const INSTANCE_TENANCY: &str = "karpenter.k8s.aws/instance-tenancy";
-/// Capacity reservation an instance runs in.
+/// Capacity reservation that an instance was launched into.
 pub const CAPACITY_RESERVATION_ID: &str = "karpenter.k8s.aws/capacity-reservation-id";
 /// `default` or `capacity-block`.
 pub const CAPACITY_RESERVATION_TYPE: &str = "karpenter.k8s.aws/capacity-reservation-type";
 /// Whether the owner of the reservation can reclaim the instance.
 pub const CAPACITY_RESERVATION_INTERRUPTIBLE: &str = "karpenter.k8s.aws/capacity-reservation-interruptible";
-/// Placement group an instance runs in.
+/// Placement group that an instance was launched into.
 pub const PLACEMENT_GROUP_ID: &str = "karpenter.k8s.aws/placement-group-id";
 /// Partition of the placement group.
 pub const PLACEMENT_GROUP_PARTITION: &str = "karpenter.k8s.aws/placement-group-partition";
@@ -98,8 +98,8 @@ pub const RESTRICTED_TAGS: [&str; 4] = ["eks:eks-cluster-name", NODE_POOL, "karp
 
 /// Taint of a node that is being disrupted.
 pub const DISRUPTED_TAINT: &str = "karpenter.sh/disrupted";
-/// Taint that keeps all but the planned pods off a node that was just opened; its value is the UID of the node's NodeClaim, and
-/// the planned pods are given a toleration of it.
+/// The planned taint: keeps all but the planned pods off a node that was just opened. Its value is the UID of the node's
+/// NodeClaim; the planned pods get a toleration of it.
 pub const GUARD_TAINT: &str = "stowage.dev/planned";
 /// Taint a node boots with until it is registered.
 pub const UNREGISTERED_TAINT: &str = "karpenter.sh/unregistered";
@@ -117,7 +117,7 @@ pub const NODE_POOL_HASH_VERSION: &str = "karpenter.sh/nodepool-hash-version";
 pub const EC2_NODE_CLASS_HASH: &str = "karpenter.k8s.aws/ec2nodeclass-hash";
 /// Version of the algorithm behind [`EC2_NODE_CLASS_HASH`].
 pub const EC2_NODE_CLASS_HASH_VERSION: &str = "karpenter.k8s.aws/ec2nodeclass-hash-version";
-/// When a NodeClaim's drain must end: RFC 3339.
+/// Deadline of a NodeClaim's drain, RFC 3339.
 pub const TERMINATION_TIMESTAMP: &str = "karpenter.sh/nodeclaim-termination-timestamp";
 /// Whether a NodeClaim was planned with fewer distinct values than `minValues`: `"true"` or `"false"`.
 pub const MIN_VALUES_RELAXED: &str = "karpenter.sh/nodeclaim-min-values-relaxed";
@@ -133,20 +133,20 @@ pub const PLANNED_PODS: &str = "stowage.dev/planned-pods";
 pub const PLANNED_OWNERS: &str = "stowage.dev/planned-owners";
 /// The offering that the plan assumed: `type/zone/capacity-type`.
 pub const PLANNED_OFFERING: &str = "stowage.dev/planned-offering";
-/// Group of equal NodeClaims that one CreateFleet call launches: `id/size`. Absent on a NodeClaim that is alone.
+/// Launch group of the NodeClaim, `id/size`: equal NodeClaims that share CreateFleet calls. Absent on a NodeClaim without a group.
 pub const LAUNCH_GROUP: &str = "stowage.dev/launch-group";
 /// Why a NodeClaim is being disrupted, and the deadline: `reason/RFC 3339`.
 pub const DISRUPTING: &str = "stowage.dev/disrupting";
-/// On a Node: when a hold on it last ended. The watch event makes kube-scheduler retry pods that only holds prevented.
+/// On a Node: time at which a hold on it last ended. The watch event makes kube-scheduler retry pods that only holds prevented.
 pub const HOLD_RELEASED: &str = "stowage.dev/hold-released";
-/// When the holds of [`PLANNED_PODS`] end: RFC 3339.
+/// Time at which the holds of [`PLANNED_PODS`] end, RFC 3339.
 pub const HOLD_UNTIL: &str = "stowage.dev/hold-until";
 
-/// Ids of the admission rules that changed a pod, as `n1,n13`.
+/// IDs of the admission rules that changed a pod, such as `n1,n13`.
 pub const NORMALIZED: &str = "stowage.dev/normalized";
 /// Label with the value `ignore` on pods and namespaces that the webhook leaves unchanged.
 pub const WEBHOOK: &str = "stowage.dev/webhook";
-/// Set on a NodeClaim whose prices an overlay changed.
+/// Set on a NodeClaim if an overlay changed its prices.
 pub const PRICE_OVERLAY_APPLIED: &str = "karpenter.sh/price-overlay-applied";
 /// On a Node of the simulated cloud: the event to trigger for its instance.
 pub const SIMULATED_EVENT: &str = "simulated.stowage.dev/event";
@@ -196,7 +196,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn old_keys_mean_todays_keys() {
+    fn legacy_keys_are_normalized_to_current_keys() {
         for (old, new) in [
             ("failure-domain.beta.kubernetes.io/zone", ZONE),
             ("failure-domain.beta.kubernetes.io/region", REGION),
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn restricted_keys_are_those_of_our_domains_that_nobody_may_set() {
+    fn keys_of_our_domains_are_restricted_unless_allowed() {
         for (key, restricted, well_known) in [
             (CAPACITY_TYPE, false, true),
             (NODE_POOL, false, true),

@@ -100,12 +100,12 @@ pub const OFFERING_LABELS: [&str; 7] = [
 /// An instance type as a node of one node class.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InstanceType {
-    /// As `m7g.large`.
+    /// Name, such as `m7g.large`.
     pub name: Arc<str>,
     /// Every label that is the same in each of its offerings (arch, os, instance-type, region, `karpenter.k8s.aws/*`).
     /// A well-known key that is absent here does not exist on the node.
     pub labels: BTreeMap<String, String>,
-    /// What the node reports as capacity.
+    /// Capacity that the node reports.
     pub capacity: Resources,
     /// Capacity less kube-reserved, system-reserved and the eviction threshold.
     pub allocatable: Resources,

@@ -150,11 +150,11 @@ pub struct PodTerm {
 pub struct Spread {
     /// Topology key.
     pub key: Arc<str>,
-    /// Largest difference of counts between domains; at least 1.
+    /// `maxSkew`: maximum difference of counts between domains; at least 1.
     pub max_skew: i64,
-    /// Fewer domains than this make the global minimum zero.
+    /// `minDomains`: with fewer domains, the global minimum is zero.
     pub min_domains: i64,
-    /// Pods counted; `None` counts none.
+    /// Selector of the counted pods; `None` selects no pod.
     pub selector: Option<Selector>,
     /// `DoNotSchedule`.
     pub hard: bool,
@@ -180,7 +180,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_toleration_matches_as_the_scheduler_matches() {
+    fn a_toleration_matches_the_same_taints_as_in_kube_scheduler() {
         let taint = Taint {
             key: "dedicated".into(),
             value: Some("gpu".into()),

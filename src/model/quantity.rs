@@ -129,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_suffix_and_exponent_is_read_and_rounded_up() {
+    fn every_suffix_and_exponent_is_parsed_and_rounded_up() {
         for (text, cpu, bytes) in [
             ("0", 0, 0),
             ("1", 1000, 1),
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_quantity_is_refused_by_its_text() {
+    fn an_invalid_quantity_is_an_error_that_quotes_it() {
         for text in ["", "x", "1x", "1.2.3", "Gi", "1 Gi", "--1", "1e", "."] {
             assert_eq!(parse_bytes(text), Err(QuantityError::Malformed(text.into())));
         }
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn formatted_amounts_are_read_back() {
+    fn formatted_amounts_parse_back() {
         for millicores in [0, 1, 999, 1000, 1500, 64_000].map(Millicores) {
             assert_eq!(parse_cpu(&millicores.to_string()), Ok(millicores));
         }

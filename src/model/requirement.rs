@@ -39,9 +39,9 @@ pub struct ValueSet {
     /// True: every value but `values`. False: only `values`.
     complement: bool,
     values: BTreeSet<Arc<str>>,
-    /// Least integer, inclusive; a value that is no integer is refused when a bound is set.
+    /// Minimum integer, inclusive; with a bound, a value that is not an integer is rejected.
     least: Option<i64>,
-    /// Greatest integer, inclusive.
+    /// Maximum integer, inclusive.
     greatest: Option<i64>,
 }
 
@@ -95,7 +95,7 @@ impl ValueSet {
     /// The set of an operator and its values.
     ///
     /// # Errors
-    /// The operator is unknown, or a numeric one has no single integer.
+    /// The operator is unknown, or a numeric operator does not have exactly one integer.
     pub fn parse(key: &str, operator: &str, values: &[String]) -> Result<Self, RequirementError> {
         let strings = || values.iter().map(String::as_str);
         let number = || match values {
@@ -213,7 +213,7 @@ impl ValueSet {
 }
 
 impl fmt::Display for ValueSet {
-    /// As a person writes it: `In [a b]`, `NotIn [a]`, `Exists`, `Gte 5`.
+    /// Human-readable form: `In [a b]`, `NotIn [a]`, `Exists`, `Gte 5`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let list = self.values.iter().map(AsRef::as_ref).collect::<Vec<&str>>().join(" ");
         if !self.complement {
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn each_operator_accepts_what_kubernetes_says() {
+    fn each_operator_accepts_the_same_values_as_in_kubernetes() {
         for (operator, values, label, want) in [
             ("In", &["a", "b"][..], Some("a"), true),
             ("In", &["a"], Some("b"), false),
@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn b08_a_legacy_key_is_its_ga_twin() {
+    fn b08_a_legacy_key_is_normalized() {
         let mut r = Requirements::default();
         r.require("failure-domain.beta.kubernetes.io/zone", &ValueSet::one("a"));
         r.require("topology.kubernetes.io/zone", &ValueSet::one("b"));
@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_requirement_is_refused_by_name() {
+    fn an_invalid_requirement_is_an_error_that_names_it() {
         assert!(matches!(ValueSet::parse("k", "Near", &[]), Err(RequirementError::Operator { .. })));
         assert!(matches!(ValueSet::parse("k", "Gt", &["x".into()]), Err(RequirementError::Number { .. })));
         assert!(matches!(ValueSet::parse("k", "Gt", &[]), Err(RequirementError::Number { .. })));

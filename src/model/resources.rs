@@ -27,7 +27,7 @@ const OF_TYPES: [&str; 8] = [
 
 /// Attachments of a node without a limit: more than any pod or node has.
 pub const UNLIMITED: i64 = 1 << 20;
-/// Prefix of the resource names that count attached volumes, as the in-tree limits had it.
+/// Prefix of the resource names that count attached volumes, the same as for the limits of in-tree volumes.
 const ATTACHED: &str = "attachable-volumes-csi-";
 
 /// The CSI driver whose attached volumes a resource counts.
@@ -48,7 +48,7 @@ pub struct Resources {
     pub ephemeral_storage: Bytes,
     /// Pod slots.
     pub pods: i64,
-    /// Extended resources by name, as `nvidia.com/gpu`; no zero entries.
+    /// Extended resources by name, such as `nvidia.com/gpu`; no zero entries.
     pub extended: BTreeMap<Arc<str>, i64>,
 }
 
@@ -58,7 +58,7 @@ pub struct Resources {
 pub struct ResourceError {
     /// Resource name.
     pub resource: String,
-    /// What is wrong with the quantity.
+    /// The error of the quantity.
     #[source]
     pub source: QuantityError,
 }
@@ -300,7 +300,7 @@ fn declared_names(resources: &ResourceRequirements) -> impl Iterator<Item = &str
 }
 
 impl fmt::Display for Resources {
-    /// For people: `cpu 2, memory 4Gi, nvidia.com/gpu 1`; pod slots are left out.
+    /// Human-readable form without pod slots: `cpu 2, memory 4Gi, nvidia.com/gpu 1`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut first = true;
         for (name, value) in self.iter().filter(|(name, value)| *value != 0 && *name != "pods") {
@@ -331,7 +331,7 @@ mod tests {
     fn pod_requests_follow_the_kubelet() {
         for (name, spec, cpu, memory, gpu) in [
             (
-                "b11 an init container larger than the sum decides",
+                "b11 an init container larger than the sum determines the requests",
                 json!({"containers": [{"name": "a", "resources": {"requests": {"cpu": "1"}}}],
                        "initContainers": [{"name": "i", "resources": {"requests": {"cpu": "3", "memory": "1Gi"}}}]}),
                 3000,
@@ -339,7 +339,7 @@ mod tests {
                 0,
             ),
             (
-                "b12 a sidecar counts on top",
+                "b12 a sidecar is added",
                 json!({"containers": [{"name": "a", "resources": {"requests": {"cpu": "1"}}}],
                        "initContainers": [
                          {"name": "s", "restartPolicy": "Always", "resources": {"requests": {"cpu": "500m"}}},
@@ -349,7 +349,7 @@ mod tests {
                 0,
             ),
             (
-                "an init container after a sidecar runs beside it",
+                "an init container after a sidecar runs concurrently with it",
                 json!({"containers": [{"name": "a", "resources": {"requests": {"cpu": "1"}}}],
                        "initContainers": [
                          {"name": "s", "restartPolicy": "Always", "resources": {"requests": {"cpu": "500m"}}},
@@ -359,7 +359,7 @@ mod tests {
                 0,
             ),
             (
-                "b13 pod overhead counts",
+                "b13 pod overhead is added",
                 json!({"containers": [{"name": "a", "resources": {"requests": {"cpu": "1"}}}],
                        "overhead": {"cpu": "250m", "memory": "120Mi"}}),
                 1250,
@@ -367,7 +367,7 @@ mod tests {
                 0,
             ),
             (
-                "b14 a limit stands in for an absent request",
+                "b14 a limit replaces an absent request",
                 json!({"containers": [{"name": "a", "resources": {"limits": {"nvidia.com/gpu": "2"}}}]}),
                 0,
                 0,
@@ -423,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_names_the_resource_and_the_text() {
+    fn an_error_names_the_resource_and_quotes_the_quantity() {
         let map = BTreeMap::from([("memory".to_owned(), Quantity("12Q".into()))]);
         let text = Resources::from_map(&map).unwrap_err().to_string();
         assert!(text.contains("memory"), "{text}");
@@ -444,7 +444,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_asked_for_can_stop_a_fit() {
+    fn only_requested_resources_can_prevent_a_fit() {
         let gpu =
             |n| Resources { extended: BTreeMap::from([(Arc::from("nvidia.com/gpu"), n)]), ..Resources::default() };
         assert!(!gpu(1).fits(&Resources::default()));

@@ -31,13 +31,13 @@ impl UnixMillis {
         self + period <= now
     }
 
-    /// RFC 3339 in UTC, whole seconds, as annotations hold it. A time that cannot be written is the epoch.
+    /// RFC 3339 in UTC, whole seconds, the format of annotations. A time that RFC 3339 cannot represent is written as the epoch.
     #[must_use]
     pub fn rfc3339(self) -> String {
         Timestamp::from_second(self.0.div_euclid(1_000)).unwrap_or_default().to_string()
     }
 
-    /// Reads RFC 3339.
+    /// Parses RFC 3339.
     pub fn parse_rfc3339(text: &str) -> Option<Self> {
         text.parse::<Timestamp>().ok().map(|time| Self(time.as_millisecond()))
     }
@@ -99,10 +99,10 @@ mod tests {
     }
 
     #[test]
-    fn rfc3339_has_whole_seconds_and_is_read_back() {
+    fn rfc3339_has_whole_seconds_and_parses_back() {
         assert_eq!(UnixMillis(1_999).rfc3339(), "1970-01-01T00:00:01Z");
         assert_eq!(UnixMillis::parse_rfc3339("1970-01-01T00:00:01Z"), Some(UnixMillis(1_000)));
         assert_eq!(UnixMillis::parse_rfc3339("soon"), None);
-        assert_eq!(UnixMillis::MAX.rfc3339(), "1970-01-01T00:00:00Z", "a year that RFC 3339 cannot hold");
+        assert_eq!(UnixMillis::MAX.rfc3339(), "1970-01-01T00:00:00Z", "a year that RFC 3339 cannot represent");
     }
 }

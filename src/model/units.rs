@@ -22,7 +22,7 @@ impl Millicores {
 }
 
 impl fmt::Display for Millicores {
-    /// As Kubernetes writes CPU: `2`, `1500m`.
+    /// The CPU quantity in the format of Kubernetes: `2`, `1500m`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.0 % 1000 == 0 { write!(f, "{}", self.0 / 1000) } else { write!(f, "{}m", self.0) }
     }
@@ -39,14 +39,14 @@ impl Bytes {
         Self(gib * (1 << 30))
     }
 
-    /// The largest binary suffix, at most one decimal, rounded down: `1.5Gi`. For people: the text may lose precision.
+    /// Human-readable form: the largest binary suffix, at most one decimal, rounded down: `1.5Gi`. May lose precision.
     pub fn human(self) -> impl fmt::Display {
         HumanBytes(self.0)
     }
 }
 
 impl fmt::Display for Bytes {
-    /// As Kubernetes writes memory: the largest binary suffix that loses nothing.
+    /// The memory quantity in the format of Kubernetes: the largest binary suffix that loses no precision.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let exact = [(40, "Ti"), (30, "Gi"), (20, "Mi"), (10, "Ki")]
             .into_iter()
@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn amounts_are_written_as_kubernetes_writes_them() {
+    fn amounts_are_formatted_as_in_kubernetes() {
         for (millicores, text) in [(0, "0"), (1, "1m"), (999, "999m"), (1000, "1"), (1500, "1500m"), (64_000, "64")] {
             assert_eq!(Millicores(millicores).to_string(), text);
         }

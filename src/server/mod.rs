@@ -87,7 +87,7 @@ impl ServerConfig {
     }
 }
 
-/// Why the service could not start or keep running.
+/// The service could not start, or failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
     /// An address cannot be bound.

@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ready_needs_caches_and_a_live_certificate_and_ends_with_draining() {
+    fn readiness_requires_caches_and_a_valid_certificate_and_ends_with_draining() {
         let readiness = Readiness::default();
         assert_eq!(
             readiness.missing(UnixMillis(0)),

@@ -22,7 +22,7 @@ use crate::server::ServerConfig;
 use crate::server::state::AppState;
 use crate::sync::lock;
 
-/// Why certificates are unusable.
+/// The certificates are unusable.
 #[derive(Debug, thiserror::Error)]
 pub enum CertificateError {
     /// A file cannot be read.
@@ -59,7 +59,7 @@ pub enum CertificateError {
     },
 }
 
-/// Certificates in use and the files they come from.
+/// Certificates in use and their files.
 pub struct Certificates {
     paths: Paths,
     rustls: RustlsConfig,
@@ -75,7 +75,7 @@ struct Paths {
     client_ca_required: bool,
 }
 
-/// The content read last, valid or not: the same content is neither loaded nor reported twice.
+/// The content that was read last, valid or not: the same content is neither loaded nor reported twice.
 struct Current {
     seen: Files,
     expires_at: UnixMillis,

@@ -14,7 +14,7 @@ pub struct ChangeLog {
 }
 
 impl ChangeLog {
-    /// Far more names than nodes exist at a time.
+    /// Maximum number of names; far more than nodes exist at a time.
     const CAPACITY: usize = 100_000;
 
     /// Records a change of `name`.
@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_that_fell_behind_the_oldest_entry_is_refused() {
+    fn a_reader_older_than_the_oldest_entry_gets_none() {
         let mut log = ChangeLog::default();
         for number in 0..=ChangeLog::CAPACITY {
             log.record(&number.to_string());

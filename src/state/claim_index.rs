@@ -1,4 +1,4 @@
-//! Index of NodeClaims by provider id, by NodePool and of those that leave; updated with every change of a claim.
+//! Index of NodeClaims by provider ID and by NodePool, and of leaving NodeClaims; updated with every change of a claim.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -44,7 +44,7 @@ impl ClaimIndex {
         }
     }
 
-    /// Removes a claim, given as it was added.
+    /// Removes a claim; `claim` must be equal to the claim that was added.
     pub fn remove(&mut self, name: &str, claim: &NodeClaim) {
         if let Some(id) = claim.provider_id()
             && let Some(names) = self.by_provider_id.get_mut(id)
@@ -69,7 +69,7 @@ impl ClaimIndex {
         }
     }
 
-    /// The claim of a provider id.
+    /// The claim with a provider ID.
     pub fn of_provider_id(&self, id: &str) -> Option<&str> {
         self.by_provider_id.get(id)?.last().map(String::as_str)
     }

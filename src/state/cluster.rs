@@ -25,7 +25,7 @@ impl Cluster {
         Self { state: RwLock::new(state), version: watch::Sender::new(0) }
     }
 
-    /// Reads the state. The guard must not be held across an await.
+    /// Reads the state. The lock guard must not be held across an await.
     pub fn read(&self) -> RwLockReadGuard<'_, ClusterState> {
         self.state.read().unwrap_or_else(PoisonError::into_inner)
     }

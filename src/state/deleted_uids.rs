@@ -12,7 +12,7 @@ pub struct DeletedUids {
 }
 
 impl DeletedUids {
-    /// Far more than the number of writes in flight.
+    /// Maximum number of UIDs; far more than the writes in flight.
     const CAPACITY: usize = 10_000;
 
     /// Records a deletion.

@@ -1,4 +1,4 @@
-//! Instance types of NodePools, and what a NodeClaim's node has and costs.
+//! Instance types of NodePools, and the capacity and price of a NodeClaim's node.
 
 use std::collections::HashMap;
 use std::sync::Arc;

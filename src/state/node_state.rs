@@ -1,4 +1,4 @@
-//! A Node, or a NodeClaim without a Node, as the planner sees it.
+//! Conversion of a Node, or of a NodeClaim without a Node, to the planner's node.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -147,7 +147,7 @@ fn allocatable_of(types: &InstanceTypes, claim: &NodeClaim) -> Resources {
     }
 }
 
-/// Entries of the pods that a claim's node is held for. Between the deletion of a displaced pod and the creation of its
+/// Entries of the pods that have holds on a claim's node. Between the deletion of a displaced pod and the creation of its
 /// successor, another pod of the same owner represents it.
 fn held_pods(state: &ClusterState, holds: &Holds, claim: &str) -> Vec<PodEntry> {
     let Some(live) = holds.by_claim.get(claim) else {

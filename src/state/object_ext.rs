@@ -81,7 +81,7 @@ pub trait NodeClaimExt {
     /// Whether a condition of the status is True.
     fn has_condition(&self, kind: &str) -> bool;
 
-    /// When a condition that is True became so; `None` for every other condition.
+    /// Last transition of a condition that is True; `None` for every other condition.
     fn true_since(&self, kind: &str) -> Option<UnixMillis>;
 
     /// Whether the claim is deleted or marked for disruption.

@@ -28,13 +28,13 @@ pub enum Scheduling {
     Bound,
 }
 
-/// A pod.
+/// A watched pod.
 #[derive(Clone, Debug)]
 pub struct PodRecord {
     pub namespace: String,
     pub name: String,
     pub uid: String,
-    /// The pod as the planner sees it, or why its spec is invalid.
+    /// The planner's form of the pod, or the error of its spec.
     pub entry: Result<PodEntry, String>,
     /// `spec.nodeName`.
     pub node: Option<Arc<str>>,
@@ -69,7 +69,7 @@ pub struct PodRecord {
     pub first_unschedulable: Option<UnixMillis>,
 }
 
-/// Longer grace periods count as this long, so that sums with points in time do not saturate.
+/// Longer grace periods are clamped to this value, so that sums with points in time do not saturate.
 const MAX_GRACE_PERIOD: Duration = Duration::from_hours(8784);
 /// `terminationGracePeriodSeconds` of a pod that sets none.
 const DEFAULT_GRACE_SECONDS: i64 = 30;

@@ -1,4 +1,4 @@
-//! The planner's problem, built from the state: pods to place, nodes, and what can be bought.
+//! The planner's problem, built from the state: pods to place, nodes, and instance types to purchase.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use crate::state::plan_record::Holds;
 use crate::state::snapshot_cache::{CachedNode, NodeRef, SnapshotCache};
 use crate::state::tables::ClusterState;
 
-/// What a snapshot is taken for.
+/// The parameters of a snapshot.
 #[derive(Clone, Copy, Debug)]
 pub struct SnapshotRequest<'a> {
     /// Pools that may launch nodes.
@@ -63,7 +63,7 @@ pub fn take(
 ) -> Snapshot {
     let SnapshotRequest { pools, settings, without, now } = request;
     let mut out = Snapshot { taken_at: now, ..Snapshot::default() };
-    // Holds end with time, without a change of an object.
+    // Holds expire without a change of an object.
     let held = holds.by_claim.keys().filter_map(|claim| state.node_of(state.claims.get(claim)?));
     let (types, rebuild) = cache.begin(state, pools, held.map(|node| node.name_any()));
     for name in rebuild {

@@ -1,5 +1,5 @@
-//! Nodes as the last snapshot had them, so that a snapshot costs in proportion to the changes since the last one: a node is
-//! rebuilt only when it, its claim or its pods changed, or while it changes with time.
+//! The nodes of the last snapshot, so that the cost of a snapshot is proportional to the changes since then: a node is rebuilt
+//! only when it, its claim or its pods changed, or while it changes with time.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -26,7 +26,7 @@ pub struct NodeRef {
 pub struct CachedNode {
     pub state: Arc<NodeState>,
     pub node_ref: Arc<NodeRef>,
-    /// The node does not change until one of its objects does.
+    /// False while the node changes with time, without a change of its objects.
     pub stable: bool,
 }
 

@@ -13,7 +13,7 @@ use crate::telemetry::registry as declared;
 /// Value of the label `provider`.
 const PROVIDER: &str = "aws";
 
-/// EC2 metrics, with names and labels of Karpenter's AWS provider after our own prefix; [`declared`] says what each one counts.
+/// EC2 metrics, with names and labels of Karpenter's AWS provider after our own prefix; [`declared`] describes each metric.
 /// Cheap to clone; clones share their values.
 #[derive(Clone, Debug)]
 pub struct CloudMetrics {
@@ -44,7 +44,7 @@ impl CloudMetrics {
     /// Collectors that are not registered yet.
     ///
     /// # Panics
-    /// Never: the names are distinct and well formed, which a test holds.
+    /// Never: the names are distinct and well formed; a test verifies it.
     #[must_use]
     pub fn new() -> Self {
         Self {
@@ -70,7 +70,7 @@ impl CloudMetrics {
     /// counters that are kept elsewhere are read.
     ///
     /// # Errors
-    /// A name is registered already.
+    /// A metric with the same name is already registered.
     pub fn register(
         &self,
         registry: &Registry,
@@ -117,7 +117,7 @@ impl CloudMetrics {
 struct Refreshed {
     metrics: CloudMetrics,
     refresh: Box<dyn Fn(&CloudMetrics) + Send + Sync>,
-    /// Serializes refreshes: two concurrent ones would raise a counter beyond its total.
+    /// Serializes refreshes: two concurrent refreshes would raise a counter beyond its total.
     refreshing: Mutex<()>,
 }
 
@@ -159,7 +159,7 @@ mod tests {
     use crate::telemetry::Metrics;
 
     #[tokio::test]
-    async fn every_metric_is_published_under_its_name_and_only_once() {
+    async fn every_metric_is_published_exactly_once_under_its_name() {
         let all = Metrics::new();
         let metrics = CloudMetrics::new();
         let refresh = |metrics: &CloudMetrics| {

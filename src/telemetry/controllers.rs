@@ -4,7 +4,7 @@ use prometheus::{Histogram, IntCounter, IntCounterVec, Registry};
 
 use crate::telemetry::registry::{self as declared, register};
 
-/// Metrics of the reconcilers; [`declared`] says what each one counts and which labels it has.
+/// Metrics of the reconcilers; [`declared`] describes each metric and its labels.
 #[derive(Clone, Debug)]
 pub struct ControllerMetrics {
     pub plan_seconds: Histogram,
@@ -26,7 +26,7 @@ impl ControllerMetrics {
     /// Creates and registers the collectors.
     ///
     /// # Errors
-    /// A name is registered already.
+    /// A metric with the same name is already registered.
     pub fn new(registry: &Registry) -> Result<Self, prometheus::Error> {
         Ok(Self {
             plan_seconds: register(registry, declared::PLAN_SECONDS.histogram())?,

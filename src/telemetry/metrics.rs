@@ -1,4 +1,4 @@
-//! The serving metrics, and the Prometheus registry that the other families add theirs to.
+//! The serving metrics, and the Prometheus registry of all families.
 
 use prometheus::{
     Encoder, GaugeVec, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Registry, TextEncoder,
@@ -37,7 +37,7 @@ impl Metrics {
     /// Metrics in a registry of their own.
     ///
     /// # Panics
-    /// Never: the names are distinct and well formed, which a test holds.
+    /// Never: the names are distinct and well formed; a test verifies it.
     #[must_use]
     pub fn new() -> Self {
         let registry = Registry::new();

@@ -13,12 +13,12 @@ const VERDICT_SECONDS: &[f64] =
     &[0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0];
 /// Buckets of the reconcilers' durations in seconds.
 const RECONCILER_SECONDS: &[f64] = &[0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0];
-/// Buckets of AWS calls in seconds, as Karpenter's AWS provider has them.
+/// Buckets of AWS calls in seconds, the same as in Karpenter's AWS provider.
 const CLOUD_SECONDS: &[f64] = &[
     0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 7.5, 10.0, 15.0, 20.0, 30.0, 45.0,
     60.0, 90.0, 120.0, 180.0, 300.0, 600.0,
 ];
-/// Buckets of batch sizes, as Karpenter's AWS provider has them.
+/// Buckets of batch sizes, the same as in Karpenter's AWS provider.
 const BATCH_SIZES: &[f64] = &[
     1.0, 2.0, 4.0, 5.0, 10.0, 15.0, 20.0, 25.0, 30.0, 40.0, 50.0, 60.0, 70.0, 80.0, 90.0, 100.0, 125.0, 150.0, 175.0,
     200.0, 225.0, 250.0, 275.0, 300.0, 350.0, 400.0, 450.0, 500.0, 550.0, 600.0, 700.0, 800.0, 900.0, 1000.0,
@@ -27,9 +27,9 @@ const BATCH_SIZES: &[f64] = &[
 /// The type of a metric.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Kind {
-    /// Only rises.
+    /// Increases only.
     Counter,
-    /// Rises and falls.
+    /// Increases and decreases.
     Gauge,
     /// Observations in these buckets.
     Histogram(&'static [f64]),
@@ -46,7 +46,7 @@ pub enum Source {
     Ec2,
 }
 
-/// A label, and the values it takes.
+/// A label and its values.
 pub type Label = (&'static str, &'static str);
 
 /// One metric.
@@ -79,49 +79,49 @@ impl Metric {
     }
 
     fn made<C>(&self, collector: Result<C, prometheus::Error>) -> C {
-        collector.unwrap_or_else(|error| unreachable!("{} is well formed, which a test holds: {error}", self.name))
+        collector.unwrap_or_else(|error| unreachable!("{} is well formed; a test verifies it: {error}", self.name))
     }
 
-    /// Its collector as a counter without labels.
+    /// A counter without labels.
     pub fn counter(&self) -> IntCounter {
         self.made(IntCounter::with_opts(self.options()))
     }
 
-    /// Its collector as counters by label.
+    /// Counters by label.
     pub fn counters(&self) -> IntCounterVec {
         self.made(IntCounterVec::new(self.options(), &self.names()))
     }
 
-    /// Its collector as a whole-number gauge without labels.
+    /// An integer gauge without labels.
     pub fn gauge(&self) -> IntGauge {
         self.made(IntGauge::with_opts(self.options()))
     }
 
-    /// Its collector as whole-number gauges by label.
+    /// Integer gauges by label.
     pub fn gauges(&self) -> IntGaugeVec {
         self.made(IntGaugeVec::new(self.options(), &self.names()))
     }
 
-    /// Its collector as floating-point gauges by label.
+    /// Floating-point gauges by label.
     pub fn float_gauges(&self) -> GaugeVec {
         self.made(GaugeVec::new(self.options(), &self.names()))
     }
 
-    /// Its collector as a histogram without labels.
+    /// A histogram without labels.
     pub fn histogram(&self) -> Histogram {
         self.made(Histogram::with_opts(self.buckets()))
     }
 
-    /// Its collector as histograms by label.
+    /// Histograms by label.
     pub fn histograms(&self) -> HistogramVec {
         self.made(HistogramVec::new(self.buckets(), &self.names()))
     }
 }
 
-/// Registers a collector and hands it back.
+/// Registers and returns a collector.
 ///
 /// # Errors
-/// A metric of that name is registered already.
+/// A metric with the same name is already registered.
 pub fn register<C: Collector + Clone + 'static>(registry: &Registry, collector: C) -> Result<C, prometheus::Error> {
     registry.register(Box::new(collector.clone()))?;
     Ok(collector)
@@ -147,7 +147,7 @@ macro_rules! metrics {
 
 metrics! {
     PLAN_SECONDS = "plan_seconds", Kind::Histogram(RECONCILER_SECONDS), Leader, [],
-        "Duration of making a plan, in seconds.";
+        "Duration of planning, in seconds.";
     PLANS_FAILED = "plans_failed_total", Kind::Counter, Leader, [],
         "Plans that ended in a panic of the planner, which is a defect.";
     DETECT_TO_CLAIM_SECONDS = "detect_to_claim_seconds", Kind::Histogram(RECONCILER_SECONDS), Leader, [],

@@ -1,4 +1,4 @@
-//! A cloud that answers as a test says and records the calls that change something.
+//! A scripted cloud: returns the answers of a test and records the mutating calls.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
@@ -15,28 +15,28 @@ use crate::cloud::{
 use crate::model::offering::Catalog;
 use crate::sync::lock;
 
-/// The answers, and the calls so far. Without answers it is a cloud without instances that refuses nothing.
+/// The scripted answers and the recorded calls. Without answers it is a cloud without instances on which every call succeeds.
 #[derive(Default)]
 pub struct FakeCloud {
     pub catalog: Arc<Catalog>,
-    /// Answer to every launch; without one every launch is throttled.
+    /// Answer to every launch; `None` throttles every launch.
     pub launched: Option<Result<Launched, LaunchError>>,
-    /// Instances that exist. A termination removes one.
+    /// Existing instances. A termination removes its instance.
     pub instances: Mutex<Vec<Instance>>,
-    /// All conditions are true without one.
+    /// Answer to the resolution of a node class; `None` sets all conditions to true.
     pub resolution: Option<Resolution>,
-    /// The CA of a cloud that resolves node classes; without one it does not.
+    /// The cluster's CA; `None` is a cloud that does not resolve node classes.
     pub instance_ca: Option<String>,
     pub shifted_zones: BTreeSet<String>,
     pub unreadable: BTreeMap<&'static str, String>,
-    /// Failure of every call that changes something, launches aside.
+    /// Failure of every mutating call except launches.
     pub failure: Option<CloudError>,
     /// See [`Self::calls`].
     pub log: Mutex<Vec<String>>,
 }
 
 impl FakeCloud {
-    /// Calls so far that change something, as `terminate aws:///z/i-1`.
+    /// The mutating calls so far, such as `terminate aws:///z/i-1`.
     pub fn calls(&self) -> Vec<String> {
         lock(&self.log).clone()
     }

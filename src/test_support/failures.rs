@@ -1,5 +1,5 @@
-//! One write path under every failure: as it should be, refused, without an answer, cut off between two writes; and whether a
-//! repetition by a fresh process ends in the state of the undisturbed run.
+//! Runs one write path without failures and with every failure (rejected requests, lost responses, a crash between two writes),
+//! and verifies that a repetition by a fresh process ends in the state of the run without failures.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -19,22 +19,22 @@ pub struct World {
     pub api: FakeApi,
     pub cloud: Arc<FakeCloud>,
     pub placement: PlacementMode,
-    /// Whether a watch without delay reports every write.
+    /// Whether a watch without delay applies every write to the state.
     pub watched: bool,
 }
 
 impl World {
-    /// A world with these objects in it, and a cloud without instances.
+    /// A world with these objects and a cloud without instances.
     pub fn new(api: FakeApi) -> Self {
         Self { api, cloud: Arc::default(), placement: PlacementMode::Nominate, watched: false }
     }
 
-    /// A world whose cloud answers as this one.
+    /// A world with this scripted cloud.
     pub fn with_cloud(self, cloud: FakeCloud) -> Self {
         Self { cloud: Arc::new(cloud), ..self }
     }
 
-    /// The context of a process that starts now.
+    /// The context of a process that has just started.
     pub fn context(&self) -> Arc<Context> {
         let cloud = Arc::clone(&self.cloud) as Arc<_>;
         if self.watched {
@@ -45,7 +45,7 @@ impl World {
     }
 }
 
-/// The failures that every write meets, by name.
+/// The failures that are injected into every write, by name.
 fn failures() -> Vec<(&'static str, Fault)> {
     let conflict = Refusal::conflict(&Key::new("objects", "", "o"));
     vec![
@@ -62,7 +62,7 @@ fn failures() -> Vec<(&'static str, Fault)> {
     ]
 }
 
-/// What a write path reports: `ok`, or the error in short.
+/// The result of a write path: `ok`, or a short form of the error.
 pub fn outcome<T, E: std::error::Error + 'static>(result: Result<T, E>) -> String {
     match result {
         Ok(_) => "ok".into(),
@@ -70,7 +70,7 @@ pub fn outcome<T, E: std::error::Error + 'static>(result: Result<T, E>) -> Strin
     }
 }
 
-/// An error of the API server by its code, any other in its own words.
+/// The code of an API server error, or the message of any other error.
 fn brief(error: &(dyn std::error::Error + 'static)) -> String {
     let mut cause = Some(error);
     while let Some(error) = cause {
@@ -83,10 +83,10 @@ fn brief(error: &(dyn std::error::Error + 'static)) -> String {
     format!("error {error}")
 }
 
-/// Runs `act` in the worlds that `setup` makes: undisturbed, again by a fresh process, and with each failure of each of its
-/// writes, followed by an undisturbed run of a fresh process. Returns a transcript.
+/// Runs `act` in worlds created by `setup`: without failures, again by a fresh process, and with each failure of each of its
+/// writes, followed by a run of a fresh process without failures. Returns a transcript.
 ///
-/// The transcript lists the writes and events of the undisturbed run and which objects it changed; then, for each write and
+/// The transcript lists the writes and events of the run without failures and the objects it changed; then, for each write and
 /// failure: the outcome, how often the write was sent, and the outcome and the end state of the repetition.
 pub async fn transcript(setup: impl Fn() -> World, act: impl AsyncFn(Arc<Context>) -> String) -> String {
     transcript_without(&[], setup, act).await
@@ -121,7 +121,7 @@ pub async fn transcript_without(
     let mut seen: Vec<String> = Vec::new();
     for write in &writes {
         let line = write.line();
-        // Of two equal requests the first is enough: the fault meets it wherever it comes.
+        // Equal requests are tested once: the fault applies to the first of them.
         if seen.contains(&line) {
             continue;
         }
@@ -178,7 +178,7 @@ async fn one_failure(
     out
 }
 
-/// Runs a loop that never ends until it waits for the first time: yields far more often than its requests take.
+/// Runs an endless loop until its first wait: yields far more often than its requests need.
 pub async fn first_turn(forever: impl Future<Output = ()>) {
     let turns = async {
         for _ in 0..2_000 {
@@ -192,7 +192,7 @@ pub async fn first_turn(forever: impl Future<Output = ()>) {
     }
 }
 
-/// Runs the write path in a fresh process, until it ends or can't go on.
+/// Runs the write path in a fresh process until it ends or crashes.
 async fn run(world: &World, act: &impl AsyncFn(Arc<Context>) -> String) -> String {
     tokio::select! {
         biased;
@@ -201,7 +201,7 @@ async fn run(world: &World, act: &impl AsyncFn(Arc<Context>) -> String) -> Strin
     }
 }
 
-/// What the run since the last [`FakeApi::reset`] wrote, and whether the objects are as wanted now.
+/// The writes since the last [`FakeApi::reset`], and whether the objects are in the wanted state.
 fn effect(world: &World, wanted: &BTreeMap<String, Value>) -> String {
     let now = normalized(&world.api);
     let writes = match world.api.writes().len() {
@@ -213,7 +213,7 @@ fn effect(world: &World, wanted: &BTreeMap<String, Value>) -> String {
     if differing == "nothing" { format!("{writes}, as undisturbed") } else { format!("{writes}, differs: {differing}") }
 }
 
-/// Objects that differ, with what happened to each.
+/// The objects that differ, and how.
 fn changed(before: &BTreeMap<String, Value>, after: &BTreeMap<String, Value>) -> String {
     let mut out: Vec<String> = Vec::new();
     for (path, object) in after {
@@ -252,7 +252,7 @@ fn differences(old: &Value, new: &Value, path: &str, depth: usize, out: &mut Vec
     }
 }
 
-/// The objects without what differs from run to run: resource versions, times, and the marks of another client's write.
+/// The objects without the members that differ between runs: resource versions, times, and the marks of another client's write.
 fn normalized(api: &FakeApi) -> BTreeMap<String, Value> {
     let mut objects = api.objects();
     for object in objects.values_mut() {
@@ -275,13 +275,13 @@ fn normalized(api: &FakeApi) -> BTreeMap<String, Value> {
                 entries.retain(|entry| !entry["key"].as_str().unwrap_or_default().starts_with("other.example/"));
             }
         }
-        // An absent list and an empty one mean the same.
+        // An absent list and an empty list are equivalent.
         spec.retain(|_, value| !value.is_null() && value.as_array().is_none_or(|entries| !entries.is_empty()));
     }
     objects
 }
 
-/// Whether every object that another client wrote still has all that it wrote, or was deleted since.
+/// Whether every object that another client wrote still contains that write, or was deleted since.
 fn keeps_the_others_write(api: &FakeApi) -> bool {
     let whole = |path: &str, object: &Value| {
         let has = |list: &str| {
@@ -304,7 +304,7 @@ fn keeps_the_others_write(api: &FakeApi) -> bool {
     api.objects().iter().all(|(path, object)| whole(path, object))
 }
 
-/// A value without times and what follows from them: the id of a launch group.
+/// A value without times and without launch group IDs, which derive from times.
 fn without_times(value: &Value) -> Value {
     let member = |(key, value): (&String, &Value)| match value {
         Value::String(group) if key == labels::LAUNCH_GROUP => {

@@ -36,7 +36,7 @@ use crate::sync::lock;
 use crate::telemetry::controllers::ControllerMetrics;
 use crate::test_support::kubernetes::store::{Key, Patch, Refusal, Store};
 
-/// A request as the server got it.
+/// A request that the server received.
 #[derive(Clone, Debug)]
 pub struct Recorded {
     pub method: Method,
@@ -49,7 +49,7 @@ pub struct Recorded {
 }
 
 impl Recorded {
-    /// As `PATCH nodeclaims/c/status`.
+    /// Method and path, such as `PATCH nodeclaims/c/status`.
     pub fn line(&self) -> String {
         let mut line = format!("{} {}", self.method, self.key);
         if !self.subresource.is_empty() {
@@ -58,28 +58,28 @@ impl Recorded {
         line.trim_end_matches('/').to_owned()
     }
 
-    /// Whether it is a write of something else than an event.
+    /// Whether it writes an object other than an event.
     pub fn is_write(&self) -> bool {
         self.method != Method::GET && self.key.resource != "events"
     }
 }
 
-/// What goes wrong with a request.
+/// The failure of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// The server refuses it.
+    /// The server rejects it.
     Refused(Refusal),
     /// Another client writes the object just before; the request is then served as usual.
     WrittenByAnother,
     /// Another client deletes the object just before, finalizers notwithstanding.
     DeletedByAnother,
-    /// It takes no effect, and no answer ever comes.
+    /// It has no effect, and no response ever arrives.
     NoAnswer,
-    /// It takes effect, and the connection breaks before the answer.
+    /// It takes effect, and the connection breaks before the response.
     LostAnswer,
-    /// The process ends before the request arrives.
+    /// The process crashes before the request arrives.
     CrashBefore,
-    /// The process ends when the request has taken effect, before the answer.
+    /// The process crashes after the request has taken effect and before the response.
     CrashAfter,
 }
 
@@ -88,7 +88,7 @@ type Matcher = Box<dyn Fn(&Recorded) -> bool + Send>;
 struct Injected {
     fault: Fault,
     matches: Matcher,
-    /// How many more requests it meets.
+    /// Number of further requests that it applies to.
     left: usize,
 }
 
@@ -97,7 +97,7 @@ struct Inner {
     store: Store,
     requests: Vec<Recorded>,
     faults: Vec<Injected>,
-    /// The state that a watch without delay keeps up to date, if there is one.
+    /// The state that a watch without delay updates, if any.
     watched: Option<Arc<Cluster>>,
     waited: Duration,
 }
@@ -128,7 +128,7 @@ impl tower::Service<Request<Body>> for Server {
     }
 }
 
-/// A retry by the production policy that takes no time.
+/// The production retry policy, without waiting.
 #[derive(Clone)]
 struct Impatient(RetryPolicy, Arc<Mutex<Inner>>);
 
@@ -148,7 +148,7 @@ impl<R> Policy<Request<Body>, Response<R>, BoxError> for Impatient {
 }
 
 impl FakeApi {
-    /// Stores an object as if it had been there before. Returns it with its UID and resource version.
+    /// Stores an object without recording a request. Returns it with its UID and resource version.
     pub fn put<K>(&self, object: &K) -> K
     where
         K: Resource<DynamicType = ()> + Serialize + DeserializeOwned,
@@ -165,7 +165,7 @@ impl FakeApi {
         serde_json::from_value(lock(&self.inner).store.put(key, value)).unwrap()
     }
 
-    /// A stored object, as `stored("nodes/n")`.
+    /// A stored object, by a path such as `nodes/n`.
     pub fn stored(&self, path: &str) -> Option<Value> {
         let inner = lock(&self.inner);
         inner.store.all().iter().find(|(key, _)| key.to_string() == path).map(|(_, object)| object.clone())
@@ -178,7 +178,7 @@ impl FakeApi {
         objects.map(|(key, object)| (key.to_string(), object.clone())).collect()
     }
 
-    /// Events written so far, as `Warning Reason on Kind/name: note`.
+    /// Events written so far, in the form `Warning Reason on Kind/name: note`.
     pub fn events(&self) -> Vec<String> {
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         let requests = lock(&self.inner).requests.clone();
@@ -204,17 +204,17 @@ impl FakeApi {
         inner.requests.iter().filter(|request| request.key.resource != "events").map(Recorded::line).collect()
     }
 
-    /// How long the client would have waited before it repeated requests.
+    /// The total backoff that the client would have waited before its retries.
     pub fn waited(&self) -> Duration {
         lock(&self.inner).waited
     }
 
-    /// The next `times` requests that match meet a fault.
+    /// Injects a fault into the next `times` matching requests.
     pub fn inject(&self, fault: Fault, times: usize, matches: impl Fn(&Recorded) -> bool + Send + 'static) {
         lock(&self.inner).faults.push(Injected { fault, matches: Box::new(matches), left: times });
     }
 
-    /// Every request of this [`Recorded::line`] meets a fault.
+    /// Injects a fault into every request with this [`Recorded::line`].
     pub fn inject_on(&self, line: &str, fault: Fault) {
         let line = line.to_owned();
         self.inject(fault, usize::MAX, move |request| request.line() == line);
@@ -226,27 +226,27 @@ impl FakeApi {
         (inner.faults, inner.requests, inner.waited) = Default::default();
     }
 
-    /// Ends when a request never gets an answer, or the process would have crashed.
+    /// Completes when a request stays without a response, or when the process would have crashed.
     pub async fn stopped(&self) {
         self.stopped.notified().await;
-        // Other requests that are under way come through.
+        // Other requests in flight are served.
         for _ in 0..100 {
             tokio::task::yield_now().await;
         }
     }
 
-    /// A client that repeats requests as the production client does.
+    /// A client with the production retry policy.
     pub fn client(&self) -> Client {
         let policy = Impatient(RetryPolicy::server_retry(), Arc::clone(&self.inner));
         ClientBuilder::new(Server(self.clone()), "default").with_layer(&RetryLayer::new(policy)).build()
     }
 
-    /// A client that makes every request once.
+    /// A client without retries.
     pub fn client_without_retries(&self) -> Client {
         ClientBuilder::new(Server(self.clone()), "default").build()
     }
 
-    /// What a process that starts now knows of the stored objects.
+    /// The state of a process that has just listed the stored objects.
     pub fn cluster(&self) -> Arc<Cluster> {
         let mut state = ClusterState::default();
         for (key, object) in lock(&self.inner).store.all() {
@@ -255,12 +255,12 @@ impl FakeApi {
         Arc::new(Cluster::new(state))
     }
 
-    /// A context of a process that starts now.
+    /// The context of a process that has just started.
     pub fn context(&self, cloud: Arc<dyn Cloud>, placement: PlacementMode) -> Arc<Context> {
         self.context_of(self.cluster(), cloud, placement)
     }
 
-    /// A context whose state a watch without delay keeps up to date.
+    /// A context whose state a watch without delay updates.
     pub fn watching_context(&self, cloud: Arc<dyn Cloud>, placement: PlacementMode) -> Arc<Context> {
         let cluster = self.cluster();
         lock(&self.inner).watched = Some(Arc::clone(&cluster));
@@ -329,7 +329,7 @@ impl Inner {
     fn answer(&mut self, request: &Recorded, fault: Option<&Fault>) -> Result<Value, Refusal> {
         match fault {
             Some(Fault::Refused(refusal)) => {
-                // A conflict means that another client wrote: the watch has news.
+                // A conflict means that another client wrote: the watch reports its write.
                 if refusal.code == 409 {
                     self.report(&request.key);
                 }
@@ -366,11 +366,11 @@ impl Inner {
                 let patch = match request.content_type.as_str() {
                     "application/json-patch+json" => Patch::Json(body),
                     "application/merge-patch+json" | "application/apply-patch+yaml" => Patch::Merge(body),
-                    other => panic!("the fake API server knows no patch of type {other}"),
+                    other => panic!("the fake API server does not support patches of type {other}"),
                 };
                 self.store.patch(key, subresource, patch)
             }
-            (method, _) => panic!("the fake API server knows no method {method}"),
+            (method, _) => panic!("the fake API server does not support the method {method}"),
         }
     }
 
@@ -384,7 +384,7 @@ impl Inner {
     }
 }
 
-/// Takes an object into the state, as a watch does.
+/// Applies an object to the state, as a watch does.
 fn learn(state: &mut ClusterState, key: &Key, object: Value) {
     fn parsed<K: DeserializeOwned>(object: Value) -> K {
         serde_json::from_value(object).unwrap()

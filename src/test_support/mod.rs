@@ -1,5 +1,5 @@
-//! What several test modules share: a Kubernetes API server and AWS endpoints in memory, a scripted cloud, test objects, and a harness that runs one
-//! write path under every failure. No assertion about a single controller belongs here.
+//! Shared fixtures of test modules: a Kubernetes API server and AWS endpoints in memory, a scripted cloud, test objects, and a
+//! harness that runs one write path under every failure. No assertion about a single controller belongs here.
 
 pub mod cloud;
 mod cluster_state;

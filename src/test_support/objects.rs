@@ -1,4 +1,4 @@
-//! Test objects: each function gives the smallest object of its kind that is valid, merged (RFC 7386) with what the test is about.
+//! Test objects: each function returns the minimal valid object of its kind, merged (RFC 7386) with a patch.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! A plan state for tests of single stages of the solver, and readable names for what is in it.
+//! A plan state for tests of single stages of the solver, and readable forms of its contents.
 
 use crate::model::offering::CapacityType;
 use crate::planner::columns::bitset::Bits;

@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn devices_are_accelerators_and_other_resources_are_not() {
+    fn only_devices_are_accelerators() {
         for resource in
             ["nvidia.com/gpu", "nvidia.com/mig-1g.5gb", "aws.amazon.com/neuron", "aws.amazon.com/neuroncore"]
         {
@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn zero_in_any_notation_asks_for_nothing() {
+    fn zero_in_any_notation_is_no_request() {
         for quantity in [json!("0"), json!("0m"), json!("0.0"), json!("0e3"), json!(0), json!(""), json!(null)] {
             assert!(is_zero(&quantity), "{quantity}");
         }

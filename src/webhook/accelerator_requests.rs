@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn limits_fill_absent_requests_of_every_container_and_touch_nothing_else() {
+    fn limits_fill_only_absent_requests_of_every_container() {
         for (resources, expected) in [
             (
                 json!({"limits": {"nvidia.com/gpu": "1", "cpu": "2"}}),

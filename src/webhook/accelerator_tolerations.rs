@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_tolerated_already_is_not_tolerated_twice() {
+    fn an_existing_toleration_is_not_duplicated() {
         for covering in [
             json!([{"operator": "Exists"}]),
             json!([{"operator": "Exists", "effect": "NoSchedule"}]),

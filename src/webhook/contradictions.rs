@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_pods_that_no_term_lets_through_are_warned_of() {
+    fn only_pods_without_a_satisfiable_term_get_a_warning() {
         let zone = |operator: &str, values: &[&str]| json!({"key": "zone", "operator": operator, "values": values});
         for (terms, expected) in [
             (

@@ -32,7 +32,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_true_mark_without_todays_annotation_is_carried_over() {
+    fn only_the_value_true_is_copied_and_only_to_an_absent_annotation() {
         for (annotations, expected) in [
             (json!({DO_NOT_EVICT: "true"}), Some(json!({DO_NOT_EVICT: "true", DO_NOT_DISRUPT: "true"}))),
             (json!({DO_NOT_EVICT: "false"}), None),

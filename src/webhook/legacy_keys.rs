@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn every_legacy_key_becomes_todays_in_the_node_selector() {
+    fn every_legacy_key_is_renamed_in_the_node_selector() {
         for (legacy, current) in KEYS {
             let (changed, pod) = applied(json!({"spec": {"nodeSelector": {legacy: "v", "mine": "x"}}}));
             assert!(changed);
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_in_affinity_and_topology_are_renamed_wherever_they_stand() {
+    fn keys_are_renamed_everywhere_in_affinity_and_topology_spread() {
         let build = |zone: &str, arch: &str| {
             json!({"spec": {
                 "affinity": {
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn odd_shapes_are_passed_over() {
+    fn unexpected_shapes_are_ignored() {
         for pod in [
             json!({"spec": {}}),
             json!({"spec": null}),

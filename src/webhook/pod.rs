@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-/// Elements of an array member; none when it is absent, null or something else.
+/// Elements of an array member; none when it is absent, null or of another type.
 pub(crate) fn list<'a>(object: &'a Value, member: &str) -> &'a [Value] {
     object.get(member).and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default()
 }
@@ -12,12 +12,12 @@ pub(crate) fn list_mut<'a>(object: &'a mut Value, member: &str) -> &'a mut [Valu
     object.get_mut(member).and_then(Value::as_array_mut).map(Vec::as_mut_slice).unwrap_or_default()
 }
 
-/// A string member; empty when it is absent or something else.
+/// A string member; empty when it is absent or of another type.
 pub(crate) fn text<'a>(object: &'a Value, member: &str) -> &'a str {
     object.get(member).and_then(Value::as_str).unwrap_or_default()
 }
 
-/// The object at a member of `object`, made when absent or null; `None` when either is something else.
+/// The object at a member of `object`, created when absent or null; `None` when either is of another type.
 pub(crate) fn object_mut<'a>(object: &'a mut Value, member: &str) -> Option<&'a mut Map<String, Value>> {
     let slot = object.as_object_mut()?.entry(member).or_insert(Value::Null);
     if slot.is_null() {
@@ -26,7 +26,7 @@ pub(crate) fn object_mut<'a>(object: &'a mut Value, member: &str) -> Option<&'a 
     slot.as_object_mut()
 }
 
-/// The array at a member of `object`, made when absent or null; `None` when either is something else.
+/// The array at a member of `object`, created when absent or null; `None` when either is of another type.
 pub(crate) fn array_mut<'a>(object: &'a mut Value, member: &str) -> Option<&'a mut Vec<Value>> {
     let slot = object.as_object_mut()?.entry(member).or_insert(Value::Null);
     if slot.is_null() {

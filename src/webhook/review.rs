@@ -24,9 +24,9 @@ pub enum AdmissionError {
     /// A member is missing or has the wrong type.
     #[error("the AdmissionReview's {member} is missing or is not {expected}")]
     Member {
-        /// Where, as `request.uid`.
+        /// Path, such as `request.uid`.
         member: &'static str,
-        /// What it should be.
+        /// The expected type.
         expected: &'static str,
     },
     /// It is a review of another version or another kind of object.
@@ -58,7 +58,7 @@ pub enum ReviewResult {
     Unchanged,
     /// The response has a patch.
     Patched,
-    /// Applying the patch did not produce the pod that the rules made, so it was not sent: a defect, worth an alert.
+    /// Applying the patch did not produce the pod that the rules returned, so it was not sent: a defect, worth an alert.
     Doubtful,
 }
 

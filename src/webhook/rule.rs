@@ -1,13 +1,13 @@
-//! What an admission rule is.
+//! The type of an admission rule.
 
 use serde_json::Value;
 
-/// An admission rule. It works on the raw JSON of a pod and passes over whatever has an unexpected shape.
+/// An admission rule. It works on the raw JSON of a pod and ignores members with an unexpected shape.
 #[derive(Debug)]
 pub struct Rule {
-    /// Id in annotations, metrics and documentation. It is on users' pods: it never changes, and no other rule takes it.
+    /// ID in annotations, metrics and documentation. Users' pods carry it: it never changes and is never reused.
     pub id: &'static str,
-    /// One sentence for people.
+    /// One sentence for the documentation.
     pub summary: &'static str,
     /// Changes the pod and returns whether it did. A second run on its own output changes nothing.
     pub apply: fn(&mut Value) -> bool,

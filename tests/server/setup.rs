@@ -1,4 +1,4 @@
-//! A server to test, and what to ask it.
+//! A server under test, and request bodies.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -69,7 +69,7 @@ pub fn config(dir: &TempDir) -> ServerConfig {
         metrics_addr: Some(any),
         health_addr: Some(any),
         drain_timeout: Duration::from_secs(5),
-        // Tests that rotate certificates say so themselves.
+        // Tests of certificate rotation set a shorter interval.
         cert_poll: Duration::from_hours(1),
         ..ServerConfig::new(dir.path())
     }

@@ -1,4 +1,4 @@
-//! Certificates made on the spot, and a client that speaks TLS and HTTP to the server under test.
+//! Generated certificates, and a TLS and HTTP client for the server under test.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -80,7 +80,7 @@ pub fn replace(path: &Path, content: &str) {
     std::fs::rename(new, path).unwrap();
 }
 
-/// An answer, its body whole.
+/// A response with its complete body.
 #[derive(Debug)]
 pub struct Answer {
     pub status: StatusCode,
@@ -98,7 +98,7 @@ impl Answer {
     }
 }
 
-/// Shakes hands, trusting `ca` only and showing `client` when given.
+/// Performs the TLS handshake, trusting only `ca` and presenting `client` when given.
 pub async fn handshake(
     addr: SocketAddr,
     ca: &Authority,
@@ -122,7 +122,7 @@ pub async fn handshake(
     TlsConnector::from(Arc::new(config)).connect(ServerName::try_from("localhost").unwrap(), stream).await
 }
 
-/// The certificate the server shows to new connections.
+/// The certificate that the server presents to new connections.
 pub async fn shown(addr: SocketAddr, ca: &Authority) -> std::io::Result<CertificateDer<'static>> {
     let stream = handshake(addr, ca, None, HTTP1).await?;
     Ok(stream.get_ref().1.peer_certificates().unwrap()[0].clone().into_owned())

@@ -112,7 +112,7 @@ pub struct ControllerArgs {
     /// Simulated EC2: script of faults and events (YAML).
     #[arg(long, env = "STOWAGE_SIMULATED_SCRIPT")]
     pub simulated_script: Option<PathBuf>,
-    /// Simulated EC2: time from launch to a running kubelet, as 30s or 20s-40s.
+    /// Simulated EC2: time from launch to a running kubelet, such as 30s or 20s-40s.
     #[arg(long, env = "STOWAGE_SIMULATED_BOOT_DELAY", default_value = "20s-40s", value_parser = parse_boot_delay)]
     pub simulated_boot_delay: BootDelay,
     /// Simulated EC2: time from a spot interruption notice to termination.
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn a_setting_that_does_not_parse_names_itself_its_value_and_what_would_be_right() {
+    fn an_invalid_setting_is_an_error_with_its_name_and_the_expected_syntax() {
         for (args, wanted) in [
             (["--batch-idle-duration", "soon"], ["--batch-idle-duration", "soon", "10s"]),
             (["--placement", "magic"], ["--placement", "magic", "extender, nominate, off"]),

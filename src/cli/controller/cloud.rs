@@ -11,13 +11,13 @@ use crate::cloud::ec2;
 use crate::cloud::ec2::Ec2Provider;
 use crate::cloud::simulated::{Script, SimulatedConfig, SimulatedEc2};
 
-/// A cloud whose settings are read.
+/// A cloud with parsed settings, not connected yet.
 pub(crate) enum Prepared {
     Simulated(Arc<SimulatedEc2>),
     Ec2(Box<ec2::Options>),
 }
 
-/// A cloud that answers; it is started once this process leads.
+/// A connected cloud; its background loops start once this process leads.
 pub(crate) enum Connected {
     Simulated(Arc<SimulatedEc2>),
     Ec2(Box<(ec2::Clients, ec2::Options)>),

@@ -1,4 +1,4 @@
-//! What only the leader runs: the cloud and the reconcilers.
+//! The leader's part of the service: the cloud and the reconcilers.
 
 use std::sync::Arc;
 
@@ -74,7 +74,7 @@ pub(crate) fn lead(
                 };
                 let ec2 = Arc::new(started);
                 loops.spawn(Arc::clone(&ec2).run(client.clone()));
-                ec2::publish(&ec2, state.metrics.registry()).context("registering metrics of EC2")?;
+                ec2::publish(&ec2, state.metrics.registry()).context("registering the EC2 metrics")?;
                 ec2
             }
             Connected::Simulated(simulated) => {

@@ -1,4 +1,4 @@
-//! `stowage controller`: the service. Settings that mean what one of Karpenter's means keep its flag and variable.
+//! `stowage controller`: the service. Settings with an equivalent in Karpenter have Karpenter's flag and variable.
 
 pub mod arguments;
 pub mod cloud;
@@ -29,7 +29,7 @@ pub fn run(args: &ControllerArgs) -> anyhow::Result<()> {
         LogFormat::Json => logs.json().flatten_event(true).init(),
         LogFormat::Text => logs.with_ansi(false).init(),
     }
-    // A provider that is installed already stays.
+    // An already installed provider stays.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("starting the runtime")?;
     let result = runtime.block_on(serve(args));

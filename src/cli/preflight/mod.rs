@@ -19,11 +19,11 @@ use crate::cloud::ec2::preflight;
 use crate::cloud::ec2::preflight::{CheckResult, ClassSource};
 use crate::planner::input::default_spread::DefaultSpread;
 
-/// Nothing failed.
+/// No check failed.
 const FIT: u8 = 0;
-/// Something failed.
+/// A check failed.
 const UNFIT: u8 = 1;
-/// Attempts per call; few, because a person waits.
+/// Attempts per call; few, because the command is interactive.
 const ATTEMPTS: u32 = 3;
 
 /// Arguments of `stowage preflight`.
@@ -44,7 +44,7 @@ pub struct PreflightArgs {
     /// Output format.
     #[arg(long, value_enum, default_value_t = Output::Table)]
     pub output: Output,
-    /// EC2 settings, as of the controller.
+    /// EC2 settings, the same as for the controller.
     #[command(flatten)]
     pub aws: AwsArgs,
 }
@@ -58,12 +58,12 @@ pub enum Output {
     Json,
 }
 
-/// Runs the command: prints the findings on `out` and returns the exit code: 0 when nothing failed, 1 when something did.
+/// Runs the command: prints the findings on `out` and returns the exit code: 0 when no check failed, 1 otherwise.
 ///
 /// # Errors
 /// Settings, manifests or a kubeconfig are unusable; `out` cannot be written to.
 pub fn run(args: &PreflightArgs, out: &mut dyn Write) -> anyhow::Result<u8> {
-    // A provider that is installed already stays.
+    // An already installed provider stays.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("starting the runtime")?;
     runtime.block_on(check(args, out))
@@ -75,12 +75,12 @@ async fn check(args: &PreflightArgs, out: &mut dyn Write) -> anyhow::Result<u8> 
     let (kube, classes, pools, origin) = if args.files.is_empty() {
         let config = kube::Config::infer()
             .await
-            .context("no manifests and no access to a cluster: name manifests by --file, or set KUBECONFIG")?;
+            .context("no manifests and no access to a cluster: select manifests with --file, or set KUBECONFIG")?;
         let client = kube::Client::try_from(config).context("creating a Kubernetes client")?;
         let api: Api<Ec2NodeClass> = Api::all(client.clone());
         let listed = api.list(&kube::api::ListParams::default()).await;
         let listed =
-            listed.context("the EC2NodeClasses of the cluster could not be listed: name manifests by --file")?;
+            listed.context("the EC2NodeClasses of the cluster could not be listed: select manifests with --file")?;
         // Without NodePools only the quotas of standard instances are checked.
         let pools = Api::<NodePool>::all(client.clone()).list(&kube::api::ListParams::default()).await;
         (Some(client), listed.items, pools.map(|pools| pools.items).unwrap_or_default(), ClassSource::Cluster)
@@ -108,7 +108,7 @@ fn manifests(files: &[PathBuf]) -> anyhow::Result<(Vec<Ec2NodeClass>, Vec<NodePo
     }
     let classes: BTreeMap<String, Ec2NodeClass> = input.node_classes;
     if !files.is_empty() && classes.is_empty() {
-        bail!("there is no EC2NodeClass in the manifests: name the right ones by --file");
+        bail!("there is no EC2NodeClass in the manifests: select other manifests with --file");
     }
     if classes.values().any(|class| class.name_any().is_empty()) {
         bail!("an EC2NodeClass in the manifests has no name: set metadata.name");

@@ -85,7 +85,7 @@ pub fn table(findings: &[Finding], out: &mut dyn Write) -> std::io::Result<()> {
     writeln!(out, "\n{ok} ok, {warnings} warning{plural}, {failed} failed")
 }
 
-/// A text in lines of at most [`WIDEST`] characters, broken between words where one is no longer than that.
+/// Wraps a text into lines of at most [`WIDEST`] characters, between words; longer words are split.
 fn lines(text: &str) -> Vec<String> {
     let mut out: Vec<String> = Vec::new();
     for word in text.split_whitespace() {
@@ -109,7 +109,7 @@ mod tests {
             Finding::ok("credentials", "arn:aws:sts::111122223333:assumed-role/stowage/s in us-east-1".to_owned()),
             Finding::warning(
                 "on-demand prices",
-                "pricing:GetProducts: AccessDeniedException: no; the price list of us-east-1 in the binary stands in: plans may not be the cheapest".to_owned(),
+                "pricing:GetProducts: AccessDeniedException: no; the price list of us-east-1 in the binary is used instead: plans may not be the cheapest".to_owned(),
                 "allow pricing:GetProducts; docs/aws has the policy".to_owned(),
             ),
             Finding::failed(
@@ -121,21 +121,21 @@ mod tests {
     }
 
     #[test]
-    fn the_table_says_what_is_right_what_is_wrong_and_the_fix() {
+    fn the_table_shows_status_details_and_fix() {
         let mut out = Vec::new();
         table(&findings(), &mut out).unwrap();
         insta::assert_snapshot!(String::from_utf8(out).unwrap());
     }
 
     #[test]
-    fn the_json_says_the_same() {
+    fn the_json_has_the_same_findings() {
         let mut out = Vec::new();
         json(&findings(), "us-east-1", "demo", &mut out).unwrap();
         insta::assert_snapshot!(String::from_utf8(out).unwrap());
     }
 
     #[test]
-    fn no_word_is_lost_by_the_breaking_of_lines() {
+    fn wrapping_loses_no_word() {
         let long = "x".repeat(WIDEST + 10);
         for text in ["", "one", "one two three", &format!("a {long} b"), &"word ".repeat(40)] {
             let broken = lines(text);

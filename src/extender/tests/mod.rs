@@ -1,4 +1,4 @@
-//! Tests of the verdicts: what they share.
+//! Tests of the verdicts, and their shared fixtures.
 
 mod verdicts;
 mod wire;

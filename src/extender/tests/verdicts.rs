@@ -1,4 +1,4 @@
-//! Filter and prioritize as tables, and what holds for every view.
+//! Table tests of filter and prioritize, and properties of every view.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use super::*;
 use crate::extender::prioritize::MAX_SCORE;
 
 #[test]
-fn without_holds_plans_or_disruption_names_are_echoed_in_order() {
+fn names_are_echoed_in_order_without_holds_plans_and_disruption() {
     let view = view(vec![node("a", vec![]), node("b", vec![])], []);
     let body = asked(&pod("p", "64"), &["b", "ghost", "a"]);
     let result = filter(&view, NOW, serde_json::from_str(&body).unwrap());
@@ -32,7 +32,7 @@ fn a_planned_pod_passes_on_its_node_only_until_the_plan_ends() {
 }
 
 #[test]
-fn a_pod_whose_node_is_still_being_made_waits_until_the_plan_ends() {
+fn a_pod_whose_node_does_not_exist_waits_until_the_plan_ends() {
     let view = view(vec![node("a", vec![])], [plan("default/p", None)]);
     let waiting = (vec![], vec!["a: waiting for planned node of nodeclaim claim-1".to_owned()]);
     assert_eq!(filtered(&view, NOW, &pod("p", "1"), &["a"]), waiting);
@@ -41,7 +41,7 @@ fn a_pod_whose_node_is_still_being_made_waits_until_the_plan_ends() {
 }
 
 #[test]
-fn strangers_get_what_the_holds_and_daemons_leave() {
+fn unplanned_pods_get_the_room_besides_holds_and_daemons() {
     let mut held = node("a", vec![hold("default/p", 1000), hold("default/q", 1000)]);
     held.daemon_reserve = Resources { cpu: Millicores(500), ..Resources::default() };
     let view = view(vec![held, node("b", vec![])], []);
@@ -53,7 +53,7 @@ fn strangers_get_what_the_holds_and_daemons_leave() {
 }
 
 #[test]
-fn every_kind_of_resource_is_guarded() {
+fn holds_reserve_every_kind_of_resource() {
     let mut full = hold("default/p", 0);
     full.requests = Resources { pods: 9, ..Resources::default() };
     let with_extended = |amount: i64| {
@@ -111,13 +111,13 @@ fn daemon_pods_pass_everywhere() {
 }
 
 #[test]
-fn nothing_new_comes_to_a_node_about_to_be_disrupted() {
+fn a_node_that_is_being_disrupted_gets_no_new_pod() {
     let mut disrupting = node("a", vec![hold("default/p", 100)]);
     disrupting.disrupting = true;
     let view = view(vec![disrupting, node("b", vec![])], [plan("default/p", Some("a"))]);
     let denied = (vec!["b".to_owned()], vec!["a: node is about to be disrupted".to_owned()]);
     assert_eq!(filtered(&view, NOW, &pod("x", "1"), &["a", "b"]), denied);
-    assert_eq!(filtered(&view, NOW, &pod("p", "1"), &["a", "b"]), denied, "a plan onto such a node is void");
+    assert_eq!(filtered(&view, NOW, &pod("p", "1"), &["a", "b"]), denied, "a plan for such a node is void");
     assert_eq!(filtered(&view, LATER, &pod("x", "1"), &["a", "b"]), denied, "this does not end with the holds");
     for (toleration, passes) in [
         (json!({"key": "karpenter.sh/disrupted", "operator": "Exists"}), true),
@@ -134,7 +134,7 @@ fn nothing_new_comes_to_a_node_about_to_be_disrupted() {
 }
 
 #[test]
-fn the_successor_of_a_displaced_pod_takes_its_place() {
+fn the_successor_of_a_displaced_pod_takes_its_hold() {
     let mut displaced = hold("default/web-old", 3000);
     displaced.owner = Some("rs".into());
     displaced.displaced = true;
@@ -151,21 +151,25 @@ fn the_successor_of_a_displaced_pod_takes_its_place() {
     assert_eq!(
         filtered(&view, NOW, &owned("rs", "3"), &["b"]),
         pass(&["b"]),
-        "it doesn't wait for a node it wasn't offered"
+        "a successor does not wait for a node that is not a candidate"
     );
-    assert_eq!(filtered(&view, NOW, &owned("rs", "3500m"), &["a", "b"]), not_a, "it takes no more than its place");
+    assert_eq!(
+        filtered(&view, NOW, &owned("rs", "3500m"), &["a", "b"]),
+        not_a,
+        "a successor takes no more room than the hold"
+    );
     assert_eq!(filtered(&view, NOW, &owned("other", "3"), &["a", "b"]), not_a);
     assert_eq!(filtered(&view, LATER, &owned("rs", "3"), &["a", "b"]), pass(&["a", "b"]));
     displaced.displaced = false;
     assert_eq!(
         filtered(&input(displaced), NOW, &owned("rs", "3"), &["a", "b"]),
         not_a,
-        "the pod itself is still there"
+        "the original pod still exists"
     );
 }
 
 #[test]
-fn a_stale_view_restrains_nobody() {
+fn a_stale_view_restrains_no_pod() {
     let view = View::build(ViewInput {
         built_at: NOW,
         max_age: Duration::from_secs(1),
@@ -222,7 +226,7 @@ fn the_planned_node_beats_the_tightest_fit() {
     assert_eq!(scores(&plain, &pod("x", "1"), &names), [1, 6, 9, 1, 2, 0]);
     let planned = view(nodes(), [plan("default/x", Some("empty"))]);
     assert_eq!(scores(&planned, &pod("x", "1"), &names)[0], MAX_SCORE);
-    assert_eq!(scores(&View::default(), &pod("x", "1"), &names), [0; 6], "a stale view has no opinion");
+    assert_eq!(scores(&View::default(), &pod("x", "1"), &names), [0; 6], "a stale view scores every node 0");
 }
 
 #[test]
@@ -239,9 +243,9 @@ fn scores_stay_in_range_whatever_the_amounts() {
 }
 
 #[test]
-fn a_hold_never_binds_the_pod_it_is_for() {
+fn a_hold_never_binds_its_own_pod() {
     let view = view(vec![node("a", vec![hold("default/p", 4000)])], []);
-    assert_eq!(filtered(&view, NOW, &pod("p", "4"), &["a"]), pass(&["a"]), "its plan is gone, its hold not yet");
+    assert_eq!(filtered(&view, NOW, &pod("p", "4"), &["a"]), pass(&["a"]), "the plan is dropped, the hold is not");
     assert!(filtered(&view, NOW, &pod("x", "4"), &["a"]).0.is_empty());
 }
 
@@ -283,9 +287,9 @@ fn any_view() -> impl Strategy<Value = View> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 512, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// A name that was not asked about fails the whole pod in kube-scheduler, and one that is dropped without a reason hides it.
+    /// A name that was not in the request fails the whole pod in kube-scheduler, and a name dropped without a reason hides the node.
     #[test]
-    fn every_name_asked_about_comes_back_once_and_no_other(
+    fn every_requested_name_is_returned_exactly_once_and_no_other(
         view in any_view(),
         names in prop::sample::subsequence(vec!["a", "b", "c", "d", "ghost"], 0..=5),
         cpu in 0..5000_i64,

@@ -1,10 +1,10 @@
-//! The wire in both directions, requests, and preemption.
+//! Tests of the wire format in both directions, of requests, and of preemption.
 
 use super::*;
 use crate::model::time::UnixMillis;
 
 #[test]
-fn whole_nodes_are_given_back_as_they_came() {
+fn whole_nodes_are_returned_unchanged() {
     let view = view(vec![node("a", vec![hold("default/p", 4000)]), node("b", vec![])], []);
     let item =
         |name: &str| json!({"metadata": {"name": name, "labels": {"x": "y"}}, "spec": {}, "status": {"future": [1]}});
@@ -24,7 +24,7 @@ fn whole_nodes_are_given_back_as_they_came() {
 }
 
 #[test]
-fn requests_are_counted_as_the_scheduler_counts_them() {
+fn requests_are_computed_as_in_kube_scheduler() {
     let of = |spec: Value| {
         let body = json!({"metadata": {"name": "p", "namespace": "n"}, "spec": spec, "status": {}}).to_string();
         serde_json::from_str::<ExtenderPod<'_>>(&body).unwrap().requests()
@@ -52,7 +52,7 @@ fn requests_are_counted_as_the_scheduler_counts_them() {
 }
 
 #[test]
-fn the_wire_has_exactly_gos_names() {
+fn the_wire_format_has_exactly_the_names_of_the_go_types() {
     let body = asked(&pod("x", "1"), &["a"]);
     let result = filter(&View::default(), NOW, serde_json::from_str(&body).unwrap());
     assert_eq!(
@@ -77,7 +77,7 @@ fn the_wire_has_exactly_gos_names() {
 }
 
 #[test]
-fn names_are_borrowed_and_escapes_are_read() {
+fn names_are_borrowed_unless_they_contain_escapes() {
     let body = r#"{"Pod": {"metadata": {"name": "p", "namespace": "n"}}, "NodeNames": ["plain", "esc\u0061ped"]}"#;
     let args: FilterArgs<'_> = serde_json::from_str(body).unwrap();
     let names = args.node_names.unwrap();
@@ -86,7 +86,7 @@ fn names_are_borrowed_and_escapes_are_read() {
 }
 
 #[test]
-fn malformed_arguments_are_errors_that_say_what_is_missing() {
+fn malformed_arguments_are_errors_that_name_the_missing_field() {
     for (body, message) in [
         ("{}", "missing field `Pod`"),
         (r#"{"Pod": null}"#, "invalid type: null"),
@@ -100,7 +100,7 @@ fn malformed_arguments_are_errors_that_say_what_is_missing() {
 }
 
 #[test]
-fn preemption_is_kept_off_nodes_that_filter_would_still_refuse() {
+fn preemption_drops_nodes_that_filter_would_still_deny() {
     let mut disrupting = node("c", vec![]);
     disrupting.disrupting = true;
     let view = view(
@@ -124,7 +124,7 @@ fn preemption_is_kept_off_nodes_that_filter_would_still_refuse() {
 }
 
 #[test]
-fn whole_victims_come_back_as_uids_and_candidates_without_victims_go() {
+fn victims_are_returned_as_uids_and_candidates_without_victims_dropped() {
     let body = json!({"Pod": pod("x", "1"), "NodeNameToMetaVictims": null, "NodeNameToVictims": {
         "a": {"Pods": [pod("v", "1")], "NumPDBViolations": 1}, "b": {"Pods": [], "NumPDBViolations": 0}, "c": {"Pods": null}
     }})

@@ -95,7 +95,7 @@ fn before_its_launch_a_claim_counts_as_its_largest_alternative_against_limits() 
 }
 
 #[test]
-fn a_terminating_pod_keeps_its_room_and_is_marked_as_deleting() {
+fn a_terminating_pod_keeps_its_room_and_is_flagged_as_deleting() {
     let mut state = ClusterState::default();
     state.apply_node(read(&node("n")));
     let mut object = pod("web", Some("n"), &json!({}));

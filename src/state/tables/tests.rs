@@ -5,7 +5,7 @@ fn pod(json: serde_json::Value) -> Pod {
 }
 
 #[test]
-fn a_problem_keeps_the_volumes_that_it_was_built_with() {
+fn a_problem_keeps_the_volumes_that_existed_when_it_was_built() {
     let read = |object: serde_json::Value| serde_json::from_value::<PersistentVolumeClaim>(object).unwrap();
     let mut state = ClusterState::default();
     state.apply_volume_claim(&read(serde_json::json!({"metadata": {"name": "c", "namespace": "n"}, "spec": {}})));

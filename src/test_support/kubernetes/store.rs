@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use serde_json::{Value, json};
 
-/// Where an object is: plural resource, namespace (empty for cluster-scoped kinds), name.
+/// The key of an object: plural resource, namespace (empty for cluster-scoped kinds), name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Key {
     pub resource: String,
@@ -29,7 +29,7 @@ impl std::fmt::Display for Key {
     }
 }
 
-/// An answer of the API server that is not a success.
+/// An error response of the API server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
     pub code: u16,
@@ -37,7 +37,7 @@ pub struct Refusal {
     pub message: String,
     /// Seconds in the Retry-After header.
     pub retry_after: Option<u64>,
-    /// Reason of the cause in `details.causes`, as an eviction that a budget refuses has it.
+    /// Reason of the cause in `details.causes`, as in the response to an eviction that a budget refuses.
     pub cause: Option<&'static str>,
 }
 
@@ -69,7 +69,7 @@ impl Refusal {
         Self { cause: Some("DisruptionBudget"), ..Self::new(429, "TooManyRequests", message) }
     }
 
-    /// The server's own time limit ended.
+    /// The server's time limit expired.
     pub fn gateway_timeout() -> Self {
         Self::new(504, "Timeout", "request did not complete within the allotted timeout")
     }
@@ -132,7 +132,7 @@ impl Store {
         json!({"apiVersion": "v1", "kind": "List", "metadata": {"resourceVersion": self.version.to_string()}, "items": items})
     }
 
-    /// Stores an object as it is, as if it had been there before; gives it a UID and a resource version.
+    /// Stores an object unchanged except for a UID and a resource version.
     pub fn put(&mut self, key: Key, mut object: Value) -> Value {
         self.version += 1;
         let meta = &mut object["metadata"];
@@ -192,7 +192,7 @@ impl Store {
         self.store(key, subresource, &old, new)
     }
 
-    /// Stores `new` in place of `old` by the rules of an update.
+    /// Replaces `old` with `new` by the rules of an update.
     fn store(&mut self, key: &Key, subresource: &str, old: &Value, mut new: Value) -> Result<Value, Refusal> {
         let version = |object: &Value| object["metadata"]["resourceVersion"].clone();
         if !version(&new).is_null() && version(&new) != version(old) {
@@ -272,8 +272,8 @@ impl Store {
         Ok(success())
     }
 
-    /// Another client writes an object, and what it writes must survive: an annotation, a condition, on a Node a taint, too,
-    /// and on a pod a toleration.
+    /// Writes an object as another client: an annotation, a condition, on a Node also a taint, and on a pod a toleration. Code under
+    /// test must preserve these members.
     pub fn interfere(&mut self, key: &Key) {
         let Some(mut object) = self.objects.get(key).cloned() else { return };
         let list = |object: &mut Value, name: &str, entry: Value| {

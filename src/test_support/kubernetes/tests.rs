@@ -27,14 +27,14 @@ async fn objects_are_written_and_read_through_the_client() {
     let list = claims.list(&ListParams::default()).await.unwrap();
     assert_eq!(list.items[0].metadata.labels.as_ref().unwrap()["a"], "b");
     let gone = claims.delete("c", &DeleteParams::default()).await.unwrap();
-    assert!(gone.is_right(), "without a finalizer it is gone at once");
+    assert!(gone.is_right(), "without a finalizer the object is deleted at once");
     assert_eq!(code(claims.get("c").await.unwrap_err()), 404);
     let lines = ["POST nodeclaims", "PATCH nodeclaims/c", "GET nodeclaims", "DELETE nodeclaims/c", "GET nodeclaims/c"];
     assert_eq!(fake.lines(), lines);
 }
 
 #[tokio::test]
-async fn a_throttled_request_is_repeated_after_the_time_that_the_server_names() {
+async fn a_throttled_request_is_retried_after_the_retry_after_time() {
     let fake = FakeApi::default();
     fake.put(&node("x", &json!({})));
     fake.inject(Fault::Refused(Refusal::too_many_requests(7)), 2, |_| true);
@@ -47,7 +47,7 @@ async fn a_throttled_request_is_repeated_after_the_time_that_the_server_names() 
 }
 
 #[tokio::test]
-async fn a_lost_answer_is_an_error_after_the_effect() {
+async fn a_lost_response_is_an_error_after_the_effect() {
     let fake = FakeApi::default();
     fake.put(&node("x", &json!({})));
     fake.inject_on("PATCH nodes/x", Fault::LostAnswer);

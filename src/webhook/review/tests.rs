@@ -1,4 +1,4 @@
-//! Tests of the pipeline: answers on the wire, what is left alone, and that a second round changes nothing.
+//! Tests of the pipeline: responses on the wire, exempt pods, and that a second review changes nothing.
 
 use proptest::prelude::*;
 
@@ -31,7 +31,7 @@ fn patched(pod: &Value, review: &Review) -> Value {
 }
 
 #[test]
-fn a_legacy_gpu_pod_comes_out_as_every_rule_wants_it() {
+fn every_rule_is_applied_to_a_legacy_gpu_pod() {
     let pod = json!({
         "kind": "Pod", "apiVersion": "v1",
         "metadata": {"generateName": "web-7d9-", "annotations": {"karpenter.sh/do-not-evict": "true"}, "creationTimestamp": null},
@@ -77,7 +77,7 @@ fn a_legacy_gpu_pod_comes_out_as_every_rule_wants_it() {
 }
 
 #[test]
-fn the_answer_without_a_patch_has_neither_patch_nor_patch_type() {
+fn a_response_without_a_patch_has_no_patch_type() {
     for pod in [
         json!({"metadata": {"name": "p"}, "spec": {}}),
         json!({"metadata": {}, "spec": {"containers": null}}),
@@ -93,7 +93,7 @@ fn the_answer_without_a_patch_has_neither_patch_nor_patch_type() {
 }
 
 #[test]
-fn annotations_are_made_where_there_were_none() {
+fn absent_annotations_are_created() {
     for annotations in [None, Some(Value::Null), Some(json!({}))] {
         let mut pod = json!({"metadata": {"name": "p"}, "spec": {"nodeSelector": {"beta.kubernetes.io/os": "linux"}}});
         if let Some(annotations) = annotations {
@@ -106,7 +106,7 @@ fn annotations_are_made_where_there_were_none() {
 }
 
 #[test]
-fn a_pod_that_cannot_be_annotated_is_allowed_as_it_is() {
+fn a_pod_that_cannot_be_annotated_is_allowed_unchanged() {
     for metadata in [json!(null), json!([]), json!({"annotations": "odd"})] {
         let pod = json!({"metadata": metadata, "spec": {"nodeSelector": {"beta.kubernetes.io/os": "linux"}}});
         let review = answered(&pod_review(&pod));
@@ -145,7 +145,7 @@ fn only_created_pods_that_a_scheduler_places_are_changed() {
 }
 
 #[test]
-fn malformed_reviews_are_refused_with_what_is_wrong() {
+fn malformed_reviews_are_rejected_with_the_reason() {
     let with = |edit: &dyn Fn(&mut Value)| {
         let mut review = pod_review(&json!({"spec": {}}));
         edit(&mut review);
@@ -182,7 +182,7 @@ fn malformed_reviews_are_refused_with_what_is_wrong() {
 }
 
 #[test]
-fn warnings_are_short_few_and_of_one_line() {
+fn warnings_are_limited_in_length_and_number_and_have_one_line() {
     let long = "é".repeat(200);
     let pod = json!({"metadata": {}, "spec": {
         "nodeSelector": {"beta.kubernetes.io/os": format!("a\n{long}"), "kubernetes.io/os": "b"}
@@ -195,7 +195,7 @@ fn warnings_are_short_few_and_of_one_line() {
 }
 
 #[test]
-fn ids_of_an_earlier_round_stay_in_the_annotation() {
+fn ids_of_an_earlier_review_stay_in_the_annotation() {
     let pod = json!({
         "metadata": {"annotations": {"stowage.dev/normalized": "n13,junk"}},
         "spec": {"nodeSelector": {"beta.kubernetes.io/os": "linux"}}
@@ -223,7 +223,7 @@ fn value() -> impl Strategy<Value = &'static str> {
     prop::sample::select(vec!["a", "b", "amd64"])
 }
 
-/// Mostly `shape`, sometimes null or something no pod has.
+/// Mostly `shape`, sometimes null or a value of a wrong type.
 fn mostly(shape: impl Strategy<Value = Value> + 'static) -> BoxedStrategy<Value> {
     prop_oneof![8 => shape, 1 => Just(Value::Null), 1 => Just(json!("odd")), 1 => Just(json!([7]))].boxed()
 }
@@ -313,7 +313,7 @@ fn pod() -> impl Strategy<Value = Value> {
     )
 }
 
-/// A pod without what rules may change.
+/// A pod without the members that rules may change.
 fn untouchable(pod: &Value) -> Value {
     let mut pod = pod.clone();
     for pointer in ["/metadata", "/spec"] {
@@ -339,7 +339,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 512, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn a_second_round_changes_nothing_and_the_rest_of_the_pod_is_kept(pod in pod()) {
+    fn a_second_review_changes_nothing_and_other_members_are_kept(pod in pod()) {
         let first = answered(&pod_review(&pod));
         let once = patched(&pod, &first);
         let second = answered(&pod_review(&once));
@@ -350,7 +350,7 @@ proptest! {
     }
 
     #[test]
-    fn no_body_makes_it_panic(body in prop::collection::vec(any::<u8>(), 0..64)) {
+    fn no_body_causes_a_panic(body in prop::collection::vec(any::<u8>(), 0..64)) {
         let _ = crate::webhook::review::review(&body);
     }
 }

@@ -10,7 +10,7 @@ fn store(finalizers: &[&str]) -> (Store, Key) {
 }
 
 #[test]
-fn a_write_on_an_old_resource_version_is_a_conflict() {
+fn a_write_with_an_old_resource_version_is_a_conflict() {
     let (mut store, key) = store(&[]);
     let old = store.get(&key).unwrap();
     let label = |version: &Value| json!({"metadata": {"resourceVersion": version, "labels": {"a": "b"}}});
@@ -20,7 +20,7 @@ fn a_write_on_an_old_resource_version_is_a_conflict() {
     assert_eq!(store.replace(&key, "", old).unwrap_err().code, 409);
     let before = store.get(&key).unwrap();
     let unchanged = store.patch(&key, "", Patch::Merge(json!({"metadata": {"labels": {"a": "b"}}}))).unwrap();
-    assert_eq!(unchanged, before, "a write that changes nothing leaves the resource version");
+    assert_eq!(unchanged, before, "a write without a change keeps the resource version");
 }
 
 #[test]
@@ -35,7 +35,7 @@ fn a_status_is_written_through_its_subresource_only() {
 }
 
 #[test]
-fn an_object_stays_until_its_last_finalizer_goes() {
+fn an_object_stays_until_its_last_finalizer_is_removed() {
     let (mut store, key) = store(&["a", "b"]);
     let wrong = store.delete(&key, &json!({"preconditions": {"uid": "other"}}));
     assert_eq!(wrong.unwrap_err().code, 409);
@@ -65,7 +65,7 @@ fn a_bound_pod_is_deleted_when_its_grace_period_ends() {
 }
 
 #[test]
-fn names_are_generated_and_taken_once() {
+fn generated_names_are_unique() {
     let mut store = Store::default();
     let key = Key::new("nodeclaims", "", "");
     let named = |store: &mut Store, meta: Value| store.create(key.clone(), json!({ "metadata": meta }));
