@@ -1,4 +1,4 @@
-//! The pure core: which nodes to buy and where every pod goes. No clock, no client, no randomness that is not passed in.
+//! The pure core: decides which nodes to purchase and the placement of every pod. No clock, no client, no randomness except the input.
 //!
 //! [`solve`] is the list of stages. Folders import downwards only:
 //!
@@ -10,7 +10,7 @@
 //! | [`pricing`] | covering LP: dual prices and the lower bound |
 //! | [`state`] | the plan under construction: remaining demand, purchased nodes, budgets |
 //! | [`groups`] | pods as groups with counts; their assignment to topology domains |
-//! | [`columns`] | what can be bought, as columns, and interned sets of columns |
+//! | [`columns`] | purchasable nodes as columns, and interned sets of columns |
 //! | [`input`] | the problem as plain data |
 //!
 //! Work grows with groups times offerings, not with pods times nodes.

@@ -32,7 +32,7 @@ use crate::planner::state::plan_state::PlanState;
 /// Re-solves for groups that were assigned to a domain without enough capacity.
 const MAX_RETRIES: usize = 6;
 
-/// Plans where every pod goes: onto existing nodes, onto new nodes at least cost, or nowhere with a reason.
+/// Plans the placement of every pod: on an existing node, on a new node at least cost, or unschedulable with a reason.
 ///
 /// Synchronous and deterministic: the same problem gives the same plan, and the order of its pods, nodes and NodePools affects
 /// nothing but indexes. Every pod is in exactly one of the plan's three lists. `cache` keeps the column table between plans of problems

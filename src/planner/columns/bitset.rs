@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sets_behave_like_sets() {
+    fn operations_match_those_of_a_set_of_integers() {
         for len in [0, 1, 63, 64, 65, 200] {
             assert_eq!(Bits::full(len).iter().collect::<Vec<_>>(), (0..len).collect::<Vec<_>>());
             assert!(Bits::empty(len).is_empty());

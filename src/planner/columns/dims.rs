@@ -133,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_asked_for_fits_even_where_nothing_is_left() {
+    fn an_empty_request_fits_even_without_room() {
         let table = [
             (vec![0, 0, 1, 0], vec![-5, -1, 1, 0], true),
             (vec![1, 0, 1, 0], vec![0, 5, 5, 5], false),

@@ -12,7 +12,7 @@ use crate::model::pod_class::{NodeTerm, PodClass};
 use crate::model::requirement::ValueSet;
 use crate::planner::columns::bitset::Bits;
 use crate::planner::columns::dims::fits;
-use crate::planner::columns::table::{Asked, ColumnCache, ColumnTable};
+use crate::planner::columns::table::{ColumnCache, ColumnTable, TableInputs};
 use crate::planner::input::problem::Problem;
 
 /// An interned set of columns.
@@ -52,9 +52,9 @@ struct NodeConstraint {
 
 impl<'p> ColumnSets<'p> {
     pub fn new(problem: &'p Problem, cache: &ColumnCache) -> Self {
-        let table = cache.column_table(Asked::of(problem), |asked| {
+        let table = cache.column_table(TableInputs::of(problem), |inputs| {
             // Which columns a daemon runs on is evaluated on the table without daemons.
-            let mut bare = Self::over(problem, Arc::new(ColumnTable::bare(problem, asked)));
+            let mut bare = Self::over(problem, Arc::new(ColumnTable::bare(problem, inputs)));
             let daemons = bare.daemons_of_problem();
             let mut table = Arc::into_inner(bare.table).expect("the table is not shared yet");
             table.complete(&daemons);
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn the_search_by_load_passes_over_what_is_too_small_and_nothing_else() {
+    fn the_search_by_load_skips_only_columns_that_are_too_small() {
         let mut world = World::new();
         world.pods("p", 1, &json!({}), "1", "1Gi", &json!({"requests": {"nvidia.com/gpu": "1"}}));
         let column_sets = ColumnSets::new(&world.problem, &ColumnCache::default());

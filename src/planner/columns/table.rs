@@ -11,7 +11,7 @@ use crate::model::requirement::{Requirements, ValueSet};
 use crate::planner::columns::bitset::Bits;
 use crate::planner::columns::dims::{COMMON, Dims, fits};
 use crate::planner::columns::variants::{
-    Mentioned, Variant, dedicated_is_asked_for, expand, has_key, mentioned_values, tenancies, well_known,
+    Mentioned, Variant, dedicated_is_requested, expand, has_key, mentioned_values, tenancies, well_known,
 };
 use crate::planner::input::pool::Pool;
 use crate::planner::input::problem::Problem;
@@ -71,24 +71,28 @@ pub(crate) struct ColumnTable {
 
 /// The column table of the last plan, reused while its inputs are unchanged. Clones share it.
 #[derive(Clone, Debug, Default)]
-pub struct ColumnCache(Arc<Mutex<Option<(Asked, Arc<ColumnTable>)>>>);
+pub struct ColumnCache(Arc<Mutex<Option<(TableInputs, Arc<ColumnTable>)>>>);
 
 impl ColumnCache {
     /// The table of these inputs: the cached table, or else a new table.
-    pub(crate) fn column_table(&self, asked: Asked, make: impl FnOnce(&Asked) -> ColumnTable) -> Arc<ColumnTable> {
-        let mut known = lock(&self.0);
-        if let Some((_, table)) = known.as_ref().filter(|(before, _)| before.is(&asked)) {
+    pub(crate) fn column_table(
+        &self,
+        inputs: TableInputs,
+        make: impl FnOnce(&TableInputs) -> ColumnTable,
+    ) -> Arc<ColumnTable> {
+        let mut entry = lock(&self.0);
+        if let Some((_, table)) = entry.as_ref().filter(|(cached, _)| cached.matches(&inputs)) {
             return Arc::clone(table);
         }
-        let table = Arc::new(make(&asked));
-        *known = Some((asked, Arc::clone(&table)));
+        let table = Arc::new(make(&inputs));
+        *entry = Some((inputs, Arc::clone(&table)));
         table
     }
 }
 
 /// The inputs of a [`ColumnTable`].
 #[derive(Debug)]
-pub(crate) struct Asked {
+pub(crate) struct TableInputs {
     pools: Vec<Pool>,
     daemons: Vec<Arc<PodClass>>,
     settings: Settings,
@@ -97,7 +101,7 @@ pub(crate) struct Asked {
     dedicated: bool,
 }
 
-impl Asked {
+impl TableInputs {
     pub fn of(problem: &Problem) -> Self {
         Self {
             pools: problem.pools.clone(),
@@ -105,11 +109,11 @@ impl Asked {
             settings: problem.settings.clone(),
             dims: Dims::of(problem),
             mentioned: mentioned_values(problem),
-            dedicated: dedicated_is_asked_for(problem),
+            dedicated: dedicated_is_requested(problem),
         }
     }
 
-    fn is(&self, other: &Self) -> bool {
+    fn matches(&self, other: &Self) -> bool {
         let same_pool = |(a, b): (&Pool, &Pool)| {
             Arc::ptr_eq(&a.catalog, &b.catalog)
                 && a.labels == b.labels
@@ -129,13 +133,13 @@ impl Asked {
 
 impl ColumnTable {
     /// The table without daemons.
-    pub fn bare(problem: &Problem, asked: &Asked) -> Self {
-        let mut table = Self { dims: asked.dims.clone(), ..Self::default() };
+    pub fn bare(problem: &Problem, inputs: &TableInputs) -> Self {
+        let mut table = Self { dims: inputs.dims.clone(), ..Self::default() };
         for (at, pool) in problem.pools_by_name() {
             if pool.taints.iter().any(|t| t.effect == "PreferNoSchedule") {
                 table.soft_tainted.push(at);
             }
-            table.add_pool(problem, at, &asked.mentioned, asked.dedicated);
+            table.add_pool(problem, at, &inputs.mentioned, inputs.dedicated);
         }
         table
     }
@@ -189,8 +193,8 @@ impl ColumnTable {
         if dedicated && !has_key(pool, &requirements, labels::INSTANCE_TENANCY) {
             variants = tenancies(variants, None, true);
         }
-        let asked = |key: &'static str| (key, pool.labels.get(key), requirements.get(key));
-        let drawn: Vec<_> = (OFFERING_LABELS.into_iter().map(asked))
+        let inputs = |key: &'static str| (key, pool.labels.get(key), requirements.get(key));
+        let drawn: Vec<_> = (OFFERING_LABELS.into_iter().map(inputs))
             .filter(|(_, fixed, set)| fixed.is_some() || set.is_some())
             .collect();
         for variant in variants {

@@ -89,7 +89,7 @@ pub(crate) fn has_key(pool: &Pool, requirements: &Requirements, key: &str) -> bo
 }
 
 /// Whether some pod requires or prefers dedicated instances.
-pub(crate) fn dedicated_is_asked_for(problem: &Problem) -> bool {
+pub(crate) fn dedicated_is_requested(problem: &Problem) -> bool {
     let mut last: Option<*const PodClass> = None;
     problem.pods.iter().any(|pod| {
         if last.replace(Arc::as_ptr(&pod.class)) == Some(Arc::as_ptr(&pod.class)) {
@@ -104,11 +104,11 @@ pub(crate) fn dedicated_is_asked_for(problem: &Problem) -> bool {
 }
 
 /// Every instance type is available in shared and in dedicated tenancy; shared is the default. A variant with dedicated tenancy is added
-/// where `set` allows nothing else or, with `asked`, where a pod wants it; its tenancy is pinned.
-pub(crate) fn tenancies(variants: Vec<Variant>, set: Option<&ValueSet>, asked: bool) -> Vec<Variant> {
+/// where `set` allows nothing else or, with `requested`, where a pod requests it; its tenancy is pinned.
+pub(crate) fn tenancies(variants: Vec<Variant>, set: Option<&ValueSet>, requested: bool) -> Vec<Variant> {
     let may = |value: &str| set.is_none_or(|set| set.accepts(Some(value)));
     let shared = may(SHARED);
-    let dedicated = may(DEDICATED) && (asked || !shared);
+    let dedicated = may(DEDICATED) && (requested || !shared);
     let mut out = Vec::new();
     for variant in variants {
         let alone = dedicated.then(|| {

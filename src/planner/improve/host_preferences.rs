@@ -68,7 +68,7 @@ pub(crate) fn improve_host_preferences(state: &mut PlanState<'_, '_>) {
             preferred.entry(*counter).or_default();
         }
     }
-    // Spread has the last word: where both conflict, Karpenter relaxes preferred affinity first.
+    // Spread runs last: where both conflict, Karpenter relaxes preferred affinity first.
     count_raised(state, &search.hosts, &mut preferred);
     for (counter, counts) in preferred {
         search.colocate(state, counter, &counts);

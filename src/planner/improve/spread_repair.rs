@@ -110,7 +110,7 @@ mod tests {
         state.purchased.iter().map(|node| (zone(node), pods(node))).collect()
     }
 
-    /// Six pods spread over three zones, of which the given numbers are placed; what is placed after the repair.
+    /// Six pods spread over three zones, of which the given numbers are placed. Returns the placed pods after the repair.
     fn repaired(zones: &[(&str, usize)]) -> (Vec<(String, usize)>, usize) {
         let labels = json!({"app": "p"});
         let mut world = World::with_pools(&[("default", json!({"limits": {"cpu": "100"}}))]);
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_beyond_the_skew_are_removed_where_a_domain_came_up_short() {
+    fn pods_beyond_the_skew_are_removed_after_a_shortage_in_one_domain() {
         assert_eq!(repaired(&[("z-a", 2), ("z-b", 2)]), (zones(&[("z-a", 1), ("z-b", 1)]), 4));
     }
 

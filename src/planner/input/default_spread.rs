@@ -61,7 +61,7 @@ impl DefaultSpread {
             return Ok(Self::default());
         }
         let config: Config = serde_saphyr::from_str(text).map_err(|error| {
-            format!("{error}; podTopologySpread.defaultConstraints with maxSkew, topologyKey and whenUnsatisfiable is wanted")
+            format!("{error}; podTopologySpread.defaultConstraints with maxSkew, topologyKey and whenUnsatisfiable is expected")
         })?;
         let mut constraints: Vec<Constraint> = Vec::new();
         for (at, entry) in config.pod_topology_spread.default_constraints.into_iter().enumerate() {
@@ -191,7 +191,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn constraints_are_read_and_what_is_wrong_is_named() {
+    fn constraints_are_parsed_and_errors_name_the_field() {
         let read = DefaultSpread::parse(
             "podTopologySpread:\n  defaultConstraints:\n  - {maxSkew: 5, topologyKey: failure-domain.beta.kubernetes.io/zone, whenUnsatisfiable: ScheduleAnyway}\n",
         )

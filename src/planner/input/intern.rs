@@ -23,12 +23,12 @@ use crate::planner::input::terms::{TermError, node_term, selector};
 pub struct PodError {
     /// `namespace/name` of the pod or DaemonSet.
     pub pod: String,
-    /// Field and what is wrong with it.
+    /// Field and error.
     #[source]
     pub problem: PodProblem,
 }
 
-/// What is wrong with a pod.
+/// The error of a pod.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PodProblem {
     /// No name or no spec.
@@ -74,7 +74,7 @@ impl Interner {
         let controller = spreading_controller(pod).filter(|_| !self.default_spread.is_empty());
         let mut read = self.class(namespace, pod.metadata.labels.as_ref(), spec, &[], controller, pod.status.as_ref());
         if read.is_err() && spec.node_name.is_some() {
-            // The pod runs, whatever its rules: its requests must not count as free.
+            // The pod runs, although its constraints are invalid: its requests must not count as free.
             let bare = PodSpec { affinity: None, topology_spread_constraints: None, ..spec.clone() };
             read = self.class(namespace, pod.metadata.labels.as_ref(), &bare, &[], controller, pod.status.as_ref());
         }
@@ -224,7 +224,7 @@ const DAEMON_TOLERATIONS: [(&str, &str); 7] = [
     ("node.kubernetes.io/network-unavailable", "NoSchedule"),
 ];
 
-/// Whether a toleration is the pod's own. The toleration of a node's guard taint must not split pods of one workload into classes.
+/// Whether a toleration is the pod's own. The toleration of a planned taint must not split the pods of one workload into classes.
 fn own(api: &ApiToleration) -> bool {
     api.key.as_deref() != Some(crate::model::labels::GUARD_TAINT)
 }
@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_that_ask_for_the_same_share_class_and_labels() {
+    fn pods_with_equal_constraints_share_class_and_labels() {
         let mut interner = Interner::default();
         let spec = json!({"containers": [{"name": "c", "resources": {"requests": {"cpu": "1"}}}]});
         let a = interner.intern(&pod("a", &json!({"app": "x"}), &spec)).unwrap();
@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn b34_match_label_keys_take_the_pods_own_value_and_ignore_what_it_lacks() {
+    fn b34_match_label_keys_use_the_pods_values_and_ignore_absent_keys() {
         let spec = json!({"containers": [], "topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": "failure-domain.beta.kubernetes.io/zone",
             "whenUnsatisfiable": "DoNotSchedule", "labelSelector": {"matchLabels": {"app": "x"}},
             "matchLabelKeys": ["pod-template-hash", "absent"]}]});
@@ -384,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn b33_a_term_without_namespaces_looks_into_its_own() {
+    fn b33_a_term_without_namespaces_selects_in_the_pods_namespace() {
         let term = |extra: Value| {
             let mut term = json!({"topologyKey": "kubernetes.io/hostname", "labelSelector": {}});
             term.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
@@ -400,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn b06_node_selector_terms_are_alternatives_and_the_node_selector_holds_in_each() {
+    fn b06_node_selector_terms_are_ored_and_each_includes_the_node_selector() {
         let spec = json!({"containers": [], "nodeSelector": {"beta.kubernetes.io/arch": "arm64"}, "affinity": {"nodeAffinity": {
             "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
                 {"matchExpressions": [{"key": "z", "operator": "In", "values": ["1"]}]},
@@ -411,11 +411,11 @@ mod tests {
         assert!(class.accepts_node(&labels("arm64", "1"), "m"));
         assert!(!class.accepts_node(&labels("amd64", "1"), "m"));
         assert!(class.accepts_node(&labels("arm64", "2"), "n"));
-        assert!(!class.accepts_node(&labels("arm64", "2"), "m"), "an empty term matches nothing");
+        assert!(!class.accepts_node(&labels("arm64", "2"), "m"), "an empty term matches no node");
     }
 
     #[test]
-    fn a_bad_pod_is_refused_by_name_and_field() {
+    fn an_invalid_pod_is_an_error_with_its_name_and_field() {
         let quantity = json!({"containers": [{"name": "c", "resources": {"requests": {"cpu": "lots"}}}]});
         let text = Interner::default().intern(&pod("a", &json!({}), &quantity)).unwrap_err().to_string();
         assert!(text.contains("ns/a") && text.contains("cpu") && text.contains("lots"), "{text}");
@@ -424,7 +424,7 @@ mod tests {
     }
 
     #[test]
-    fn a_daemon_tolerates_what_its_controller_adds() {
+    fn a_daemon_has_the_tolerations_that_its_controller_adds() {
         let set: DaemonSet = serde_json::from_value(json!({"metadata": {"name": "d", "namespace": "kube-system"}, "spec": {
             "selector": {}, "template": {"spec": {"containers": [{"name": "c", "ports": [{"containerPort": 80}]}], "hostNetwork": true}}}}))
         .unwrap();

@@ -24,7 +24,7 @@ pub struct NodeState {
     pub pods: NodePods,
     /// Requests of daemon pods that are expected but not in `pods` yet.
     pub daemon_reserve: Resources,
-    /// The expected daemons with host ports, which no other pod may take.
+    /// The expected daemons with host ports, which no other pod may use.
     pub daemons: Vec<Arc<PodClass>>,
     /// False when no pod may be added (cordoned, being disrupted, not ready): its pods still count for topology.
     pub schedulable: bool,

@@ -43,12 +43,12 @@ pub struct Pool {
 pub struct PoolError {
     /// Name of the NodePool.
     pub pool: String,
-    /// Field and what is wrong with it.
+    /// Field and error.
     #[source]
     pub problem: PoolProblem,
 }
 
-/// What is wrong with a NodePool.
+/// The error of a NodePool.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PoolProblem {
     /// No name.
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn b10_a_restricted_label_is_refused() {
+    fn b10_a_restricted_label_is_rejected() {
         for (metadata, requirements, want) in [
             (json!({"labels": {"kubernetes.io/hostname": "h"}}), json!([]), "kubernetes.io/hostname"),
             (json!({"labels": {"karpenter.sh/nodepool": "x"}}), json!([]), "karpenter.sh/nodepool"),
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn b01_contradictory_requirements_are_refused_by_key() {
+    fn b01_contradictory_requirements_are_an_error_with_the_key() {
         let arch =
             |operator: &str| json!({"key": "beta.kubernetes.io/arch", "operator": operator, "values": ["arm64"]});
         let error = read(template(json!({}), json!([arch("In"), arch("NotIn")]))).unwrap_err().to_string();

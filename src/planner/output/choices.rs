@@ -91,6 +91,7 @@ pub(crate) fn choices(state: &PlanState<'_, '_>, node: &PurchasedNode, is_roomy:
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
     use std::sync::Arc;
 
     use serde_json::{Value, json};
@@ -126,9 +127,12 @@ mod tests {
     }
 
     #[test]
-    fn near_a_limit_only_choices_within_it_remain() {
+    fn choices_are_within_the_remaining_limit() {
         let found = offered(&world(json!({"limits": {"cpu": "4"}}), "1"), false);
-        assert!(found.iter().all(|choice| choice.contains(".x2") || choice.contains(".x4")), "{found:?}");
+        let types: BTreeSet<&str> = found.iter().filter_map(|choice| choice.split(' ').next()).collect();
+        let within = ["a1.x2", "a1.x4", "c1.x2", "c1.x4", "g1.x4", "m1.x2", "m1.x4", "r1.x2", "r1.x4"];
+        assert_eq!(types.into_iter().collect::<Vec<_>>(), within);
+        assert_eq!(found.len(), 8 * 3 + 2, "in every zone; g1 is in two");
     }
 
     #[test]

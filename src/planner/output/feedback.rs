@@ -107,7 +107,7 @@ mod tests {
             assert_eq!(
                 feedback(&mut state, Room::new(), true).displaced_priority,
                 None,
-                "placed in this order already"
+                "already placed in this order"
             );
         }
     }

@@ -61,7 +61,7 @@ pub(crate) fn new_nodes(state: &mut PlanState<'_, '_>, pods: &mut PodCursor) -> 
             shared.insert(columns.clone(), choice_set(state.column_sets, &columns));
         }
         let set = &shared[&columns];
-        // Limits must hold whichever choice is launched: the largest is what is spent.
+        // Limits must hold whichever choice is launched, so the largest choice is spent.
         if limited {
             let mut extra = set.max_capacity.clone();
             extra.sub(&state.column_sets.instance_type(node.column).capacity);

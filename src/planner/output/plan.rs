@@ -51,7 +51,7 @@ pub struct Unschedulable {
     pub reason: String,
 }
 
-/// Where every pod of a [`crate::planner::input::problem::Problem`] goes. Each pod is in exactly one of the three lists.
+/// The placement of every pod of a [`crate::planner::input::problem::Problem`]. Each pod is in exactly one of the three lists.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Plan {
     pub new_nodes: Vec<PlannedNode>,

@@ -6,7 +6,7 @@ use crate::planner::input::settings::PreferencePolicy;
 use crate::planner::tests::{HOST, World, ZONE, affinity, reason, spread, types, zones};
 
 #[test]
-fn b29_zone_anti_affinity_takes_a_zone_each_and_no_more() {
+fn b29_zone_anti_affinity_places_one_pod_per_zone() {
     let labels = json!({"app": "p"});
     let mut world = World::new();
     world.pods("p", 4, &labels, "100m", "64Mi", &affinity("podAntiAffinity", ZONE, &labels));
@@ -16,7 +16,7 @@ fn b29_zone_anti_affinity_takes_a_zone_each_and_no_more() {
 }
 
 #[test]
-fn b30_a_running_pods_anti_affinity_keeps_a_newcomer_away() {
+fn b30_anti_affinity_of_a_running_pod_excludes_a_new_pod() {
     let (guard, web) = (json!({"app": "guard"}), json!({"app": "web"}));
     for (key, elsewhere) in [(HOST, 1), (ZONE, 1)] {
         let mut world = World::new();
@@ -29,7 +29,7 @@ fn b30_a_running_pods_anti_affinity_keeps_a_newcomer_away() {
 }
 
 #[test]
-fn b31_affinity_to_a_running_pod_takes_its_zone() {
+fn b31_affinity_to_a_running_pod_uses_its_zone() {
     let db = json!({"app": "db"});
     let mut world = World::new();
     world.node("n", "z-b", 1, &[(&db, &json!({}))]);
@@ -48,7 +48,7 @@ fn affinity_to_pods_of_the_same_plan_follows_them() {
 }
 
 #[test]
-fn b32_self_affinity_on_zone_keeps_all_in_one_zone_and_on_host_on_one_node() {
+fn b32_self_affinity_keeps_all_pods_in_one_zone_or_on_one_node() {
     let labels = json!({"app": "p"});
     let mut world = World::new();
     world.pods("p", 20, &labels, "1", "1Gi", &affinity("podAffinity", ZONE, &labels));
@@ -102,7 +102,7 @@ fn b33_namespaces_and_their_selector_are_respected() {
 }
 
 #[test]
-fn b34_match_label_keys_spread_each_revision_alone() {
+fn b34_match_label_keys_spread_each_revision_separately() {
     let mut world = World::new();
     for revision in ["v1", "v2"] {
         let labels = json!({"app": "p", "pod-template-hash": revision});
@@ -114,9 +114,9 @@ fn b34_match_label_keys_spread_each_revision_alone() {
 }
 
 #[test]
-fn preferences_give_way_to_each_other_in_karpenters_order() {
-    // Given up first: pod affinity, then pod anti-affinity, node affinity, soft spread; last, an untolerated
-    // PreferNoSchedule taint is put up with.
+fn preferences_are_relaxed_in_karpenters_order() {
+    // Relaxed first: pod affinity, then pod anti-affinity, node affinity, soft spread; the last relaxation accepts an untolerated
+    // PreferNoSchedule taint.
     let (db, web) = (json!({"app": "db"}), json!({"app": "web"}));
     let term = |labels: &Value| json!({"weight": 1, "podAffinityTerm": {"topologyKey": ZONE, "labelSelector": {"matchLabels": labels}}});
     let near = |labels: &Value| ("podAffinity", json!([term(labels)]));
@@ -146,7 +146,7 @@ fn preferences_give_way_to_each_other_in_karpenters_order() {
 }
 
 #[test]
-fn preferred_host_affinity_is_met_where_there_is_room() {
+fn preferred_host_affinity_is_satisfied_where_there_is_room() {
     let db = json!({"app": "db"});
     let mut near = affinity("podAffinity", HOST, &db);
     let terms = near["affinity"]["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"].take();
@@ -162,10 +162,10 @@ fn preferred_host_affinity_is_met_where_there_is_room() {
         counts.sort_unstable();
         counts
     };
-    assert_eq!(on(&world), [(0, 2), (1, 3)], "three fit beside it");
+    assert_eq!(on(&world), [(0, 2), (1, 3)], "three fit on its node");
     world.problem.settings.preference_policy = PreferencePolicy::Ignore;
     assert_eq!(on(&world), [(0, 5)]);
-    // A new node that is emptied so is not bought.
+    // A new node that becomes empty is not purchased.
     let mut world = World::new();
     world.pods("db", 2, &db, "1", "1Gi", &affinity("podAntiAffinity", HOST, &db));
     world.pods("p", 2, &json!({"app": "p"}), "1", "1Gi", &near);

@@ -1,5 +1,5 @@
-//! A checker that shares nothing with the solver but the problem and the plan: it places every pod on a list of nodes
-//! with labels and asks, rule by rule, whether kube-scheduler would agree.
+//! An independent checker of plans, which shares only the types of problem and plan with the solver: it places every pod on a
+//! list of labeled nodes and checks the rules of kube-scheduler one by one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -153,7 +153,7 @@ pub(crate) fn check(problem: &Problem, plan: &Plan) -> Result<(), String> {
     between_pods(problem, &places)
 }
 
-/// A claim names types, zones and capacity types: whatever of their combinations is offered must be among the choices.
+/// A claim names types, zones and capacity types: every offered combination of them must be among the choices.
 fn named(pool: &Pool, node: &PlannedNode) -> Result<(), String> {
     let accepts = |offering: &Offering, r: &Requirement| {
         let set = ValueSet::parse(&r.key, &r.operator, &r.values).unwrap();
@@ -171,7 +171,7 @@ fn named(pool: &Pool, node: &PlannedNode) -> Result<(), String> {
             let capacity_type = node.choices.iter().any(|choice| choice.capacity_type == offering.capacity_type);
             if asked && zone && capacity_type && !node.choices.iter().any(|choice| is(choice, name, offering)) {
                 return Err(format!(
-                    "{name} in {} as {} may be launched but is no choice",
+                    "{name} in {} as {} may be launched but is not a choice",
                     offering.zone, offering.capacity_type
                 ));
             }
@@ -278,7 +278,7 @@ fn between_pods(problem: &Problem, places: &[Place<'_>]) -> Result<(), String> {
             if running {
                 continue;
             }
-            // A pod that only some of the required terms select counts for none of them.
+            // A pod that only some of the required terms select is not counted.
             let wanted = |p: &PodEntry| {
                 pod.class.affinity.iter().all(|t| selects(problem, t.selector.as_ref(), &t.namespaces, p))
             };
@@ -292,7 +292,7 @@ fn between_pods(problem: &Problem, places: &[Place<'_>]) -> Result<(), String> {
                 let own = wanted(pod);
                 let anywhere = places.iter().flat_map(&all).filter(|p| p.key != pod.key && wanted(p));
                 if matching.next().is_none() && (!own || anywhere.count() > 0) {
-                    return Err(format!("{} misses its company on {}", pod.key, term.key));
+                    return Err(format!("{} has no pod for its affinity on {}", pod.key, term.key));
                 }
             }
             for spread in pod.class.spread.iter().filter(|s| s.hard) {

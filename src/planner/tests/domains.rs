@@ -1,4 +1,5 @@
-//! What a domain has room for: pods go to others where limits, sizes or the room on nodes end it; and nodes without the label.
+//! Capacity of topology domains: pods are placed in other domains where limits, sizes or the room on nodes are exhausted; and nodes
+//! without the label.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +17,7 @@ fn zoned(zone: &str, extra: Value) -> Value {
     pool
 }
 
-/// Three pools of a zone each, of which the first may buy no more than so many CPUs.
+/// Three pools with one zone each; the first has this CPU limit.
 fn limited(cpu: &str) -> World {
     World::with_pools(&[
         ("a", zoned("z-a", json!({"limits": {"cpu": cpu}}))),
@@ -30,14 +31,14 @@ fn preferred(kind: &str, key: &str, labels: &Value) -> Value {
         [{"weight": 10, "podAffinityTerm": {"topologyKey": key, "labelSelector": {"matchLabels": labels}}}]}}})
 }
 
-/// How many pods were planned onto each node that exists, by name.
+/// Number of pods planned on each existing node, by name.
 fn onto(world: &World, plan: &Plan) -> BTreeMap<String, usize> {
     let of = |node: usize| world.problem.nodes[node].name.to_string();
     plan.placements.iter().map(|placement| (of(placement.node), placement.pods.len())).collect()
 }
 
 #[test]
-fn pods_that_a_limit_keeps_out_of_a_zone_go_to_another() {
+fn pods_excluded_from_a_zone_by_a_limit_use_another_zone() {
     let labels = json!({"app": "p"});
     let soft = json!({"whenUnsatisfiable": "ScheduleAnyway"});
     for (what, pods, cpu, spec) in [
@@ -46,7 +47,7 @@ fn pods_that_a_limit_keeps_out_of_a_zone_go_to_another() {
         ("soft spread", 6, "0", spread(ZONE, &labels, &soft)),
         ("anti-affinity", 2, "0", affinity("podAntiAffinity", ZONE, &labels)),
         ("affinity", 6, "0", affinity("podAffinity", ZONE, &labels)),
-        ("affinity where some would fit", 6, "2", affinity("podAffinity", ZONE, &labels)),
+        ("affinity, some pods would fit", 6, "2", affinity("podAffinity", ZONE, &labels)),
         ("hard spread where some fit", 5, "2", spread(ZONE, &labels, &json!({}))),
     ] {
         let mut world = limited(cpu);
@@ -57,7 +58,7 @@ fn pods_that_a_limit_keeps_out_of_a_zone_go_to_another() {
 }
 
 #[test]
-fn where_no_zone_has_room_the_limit_is_the_reason() {
+fn the_limit_is_the_reason_when_no_zone_has_room() {
     let labels = json!({"app": "p"});
     let mut world = World::with_pools(&[("default", json!({"limits": {"cpu": "4"}}))]);
     world.pods("p", 6, &labels, "1500m", "1Gi", &spread(ZONE, &labels, &json!({})));
@@ -67,10 +68,10 @@ fn where_no_zone_has_room_the_limit_is_the_reason() {
 }
 
 #[test]
-fn a_zone_with_little_room_on_a_node_takes_what_fits_there_and_no_more() {
+fn a_zone_gets_only_the_pods_that_fit_on_its_node() {
     let (app, db) = (json!({"app": "p"}), json!({"app": "db"}));
     let pools = [("default", json!({"requirements": [{"key": ZONE, "operator": "In", "values": ["z-a", "z-b"]}]}))];
-    // Two CPUs of which the database has one.
+    // A node of two CPUs; the database uses one.
     let world = |spec: &Value, pods: usize| {
         let mut world = World::with_pools(&pools);
         world.node("n", "z-c", 2, &[(&db, &json!({}))]);
@@ -88,7 +89,7 @@ fn a_zone_with_little_room_on_a_node_takes_what_fits_there_and_no_more() {
 }
 
 #[test]
-fn a_zone_whose_types_are_too_small_is_no_domain_until_it_has_a_node() {
+fn a_zone_with_types_too_small_becomes_a_domain_with_its_first_node() {
     let labels = json!({"app": "p"});
     let small = json!({"requirements": [{"key": "karpenter.k8s.aws/instance-cpu", "operator": "In", "values": ["2"]}]});
     let pools = [("a", zoned("z-a", json!({}))), ("b", zoned("z-b", json!({}))), ("c", zoned("z-c", small))];
@@ -103,7 +104,7 @@ fn a_zone_whose_types_are_too_small_is_no_domain_until_it_has_a_node() {
 }
 
 #[test]
-fn a_rule_on_a_label_that_nothing_has_keeps_out_only_whom_it_must() {
+fn a_rule_on_an_unknown_label_excludes_only_pods_that_require_it() {
     let labels = json!({"app": "p"});
     let soft = json!({"whenUnsatisfiable": "ScheduleAnyway"});
     for (what, spec, placed) in [
@@ -121,9 +122,9 @@ fn a_rule_on_a_label_that_nothing_has_keeps_out_only_whom_it_must() {
 }
 
 #[test]
-fn nodes_without_the_label_are_for_those_whose_rules_allow_it() {
+fn nodes_without_the_label_hold_pods_whose_rules_allow_it() {
     let labels = json!({"app": "p"});
-    // No pool: one node that has the label, full, and one that hasn't.
+    // No pool: a full node with the label, and a node without it.
     let soft = json!({"whenUnsatisfiable": "ScheduleAnyway"});
     let refusing = affinity("podAntiAffinity", "rack", &labels);
     for (what, spec, placed) in [
@@ -131,7 +132,7 @@ fn nodes_without_the_label_are_for_those_whose_rules_allow_it() {
         ("hard spread", spread("rack", &labels, &json!({})), false),
         ("required anti-affinity", refusing.clone(), true),
         ("required affinity", affinity("podAffinity", "rack", &labels), false),
-        ("nothing, but a running pod refuses it on its rack", json!({}), true),
+        ("no rule, but a running pod excludes it on its rack", json!({}), true),
     ] {
         let mut world = World::with_pools(&[]);
         world.node("full", "z-a", 1, &[(&labels, &refusing)]).labels.insert("rack".into(), "r1".into());
@@ -144,7 +145,7 @@ fn nodes_without_the_label_are_for_those_whose_rules_allow_it() {
 }
 
 #[test]
-fn several_required_affinity_terms_want_a_pod_that_all_of_them_select() {
+fn required_affinity_terms_need_a_pod_that_all_of_them_select() {
     let (front, db, both) = (json!({"tier": "front"}), json!({"app": "db"}), json!({"tier": "front", "app": "db"}));
     for key in [ZONE, HOST] {
         let mut spec = affinity("podAffinity", key, &front);
@@ -163,7 +164,7 @@ fn several_required_affinity_terms_want_a_pod_that_all_of_them_select() {
 }
 
 #[test]
-fn affinity_without_a_selector_can_not_be_met() {
+fn affinity_without_a_selector_cannot_be_satisfied() {
     for key in [ZONE, HOST] {
         let mut world = World::new();
         let spec = json!({"affinity": {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": key}]}}});
@@ -173,7 +174,7 @@ fn affinity_without_a_selector_can_not_be_met() {
 }
 
 #[test]
-fn a_pod_does_not_stand_in_its_own_way_with_two_addresses_of_a_port() {
+fn a_pod_does_not_conflict_with_its_own_port_on_two_addresses() {
     let port = |ip: &str| json!({"containerPort": 80, "hostPort": 80, "hostIP": ip});
     let mut world = World::new();
     world.pods("p", 2, &json!({}), "1", "1Gi", &json!({"ports": [port("0.0.0.0"), port("10.0.0.1")]}));
@@ -183,7 +184,7 @@ fn a_pod_does_not_stand_in_its_own_way_with_two_addresses_of_a_port() {
 }
 
 #[test]
-fn a_term_that_can_not_be_understood_leaves_the_others() {
+fn an_invalid_term_does_not_invalidate_the_others() {
     let wrong = json!({"matchExpressions": [{"key": "size", "operator": "Gt", "values": ["x"]}]});
     let right = json!({"matchExpressions": [{"key": ZONE, "operator": "In", "values": ["z-b"]}]});
     let mut world = World::new();
@@ -194,11 +195,11 @@ fn a_term_that_can_not_be_understood_leaves_the_others() {
     assert!(world.interner.intern(&alone).is_err());
     let mut running = alone;
     running.spec.as_mut().unwrap().node_name = Some("n".into());
-    assert_eq!(world.interner.intern(&running).unwrap().class.requests.cpu.0, 1000, "it takes room where it runs");
+    assert_eq!(world.interner.intern(&running).unwrap().class.requests.cpu.0, 1000, "it uses room on its node");
 }
 
 #[test]
-fn a_pod_that_nothing_can_hold_does_not_order_the_others_by_priority() {
+fn a_pod_that_no_node_holds_does_not_trigger_placement_by_priority() {
     let mut world = World::new();
     world.pods("giant", 1, &json!({}), "64", "1Gi", &json!({"priority": 1000}));
     world.pods("p", 4, &json!({}), "1", "1Gi", &json!({"priority": 1}));
@@ -208,7 +209,7 @@ fn a_pod_that_nothing_can_hold_does_not_order_the_others_by_priority() {
 }
 
 #[test]
-fn a_label_with_many_values_has_one_for_every_pod_that_names_it() {
+fn an_open_label_has_a_variant_for_every_value_that_pods_name() {
     let teams: Vec<String> = (0..100).map(|n| format!("team-{n:03}")).collect();
     let of_pool = json!({"requirements": [{"key": "team", "operator": "In", "values": teams}]});
     let mut world = World::with_pools(&[("default", of_pool)]);
@@ -221,7 +222,7 @@ fn a_label_with_many_values_has_one_for_every_pod_that_names_it() {
 }
 
 #[test]
-fn a_preference_between_capacity_types_keeps_no_pod_out_of_a_zone_that_must_be() {
+fn a_capacity_type_preference_does_not_exclude_a_required_zone() {
     let labels = json!({"app": "p"});
     let of_type = |kind: &str, more: Value| {
         let mut pool = more;
@@ -245,7 +246,7 @@ fn a_preference_between_capacity_types_keeps_no_pod_out_of_a_zone_that_must_be()
 }
 
 #[test]
-fn numbers_that_a_pod_compares_are_all_there() {
+fn numeric_bounds_on_an_open_label_are_satisfiable() {
     let tiers = json!({"requirements": [{"key": "tier", "operator": "In", "values": ["4", "8", "16"]}]});
     for (operator, bound, placed) in [("Lt", "10", true), ("Gt", "5", true), ("Gt", "16", false)] {
         let mut world = World::with_pools(&[("default", tiers.clone())]);

@@ -102,7 +102,7 @@ fn instance(family: &str, cpus: i64, gib: i64, gpus: i64, arch: &str, price: i64
 pub(crate) struct World {
     pub problem: Problem,
     pub interner: Interner,
-    /// Kept from plan to plan, as the service keeps it.
+    /// The column cache, kept between plans as in the service.
     pub column_cache: ColumnCache,
 }
 
@@ -112,7 +112,7 @@ impl World {
         Self::with_pools(&[("default", json!({}))])
     }
 
-    /// Pools by name; what is given is merged into the spec of a plain one (`requirements`, `taints`, `labels` go into the
+    /// Pools by name; each value is merged into the spec of a default pool (`requirements`, `taints`, `labels` are merged into the
     /// template).
     pub fn with_pools(pools: &[(&str, Value)]) -> Self {
         let mut world = Self::default();
@@ -240,7 +240,7 @@ pub(crate) fn types(plan: &Plan) -> Vec<String> {
 }
 
 pub(crate) fn reason(plan: &Plan) -> &str {
-    &plan.unschedulable.first().expect("something is unschedulable").reason
+    &plan.unschedulable.first().expect("a pod is unschedulable").reason
 }
 
 pub(crate) fn node_affinity(terms: &Value) -> Value {
@@ -255,6 +255,11 @@ pub(crate) fn one(key: &str, operator: &str, values: &[&str]) -> Value {
     node_affinity(&json!([{"matchExpressions": [expression(key, operator, values)]}]))
 }
 
+/// Whether a plan has this lower bound, in micro-USD per hour, up to the rounding of the LP.
+pub(crate) fn is_bound(plan: &Plan, micro_usd: i64) -> bool {
+    plan.lower_bound.is_some_and(|bound| (micro_usd - 1..=micro_usd).contains(&bound.0))
+}
+
 /// A world with one default pool and one pod of 1 CPU with this spec.
 pub(crate) fn lone(spec: &Value) -> World {
     let mut world = World::new();
@@ -262,7 +267,7 @@ pub(crate) fn lone(spec: &Value) -> World {
     world
 }
 
-/// A pool of on-demand capacity, or of the `capacity-types` given, with what else is given merged into it.
+/// A pool of on-demand capacity, or of the given `capacity-types`, with the other members merged into it.
 pub(crate) fn read_pool(name: &str, extra: &Value) -> Result<Pool, crate::planner::input::pool::PoolError> {
     let on_demand = json!(["on-demand"]);
     let capacity_types = extra.get("capacity-types").unwrap_or(&on_demand);

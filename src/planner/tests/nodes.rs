@@ -1,4 +1,4 @@
-//! Behaviors 40 to 42: nodes that exist or are being made.
+//! Behaviors 40 to 42: existing and launching nodes.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::model::units::{MicroUsd, Millicores};
 use crate::planner::tests::{HOST, World, ZONE, affinity, spread, zones};
 
 #[test]
-fn b40_room_on_a_node_in_flight_buys_nothing() {
+fn b40_pods_use_room_on_a_node_in_flight_without_a_purchase() {
     let mut world = World::new();
     world.node("n", "z-a", 8, &[]).initialized = false;
     world.pods("p", 8, &json!({}), "1", "1Gi", &json!({}));
@@ -21,7 +21,7 @@ fn b40_room_on_a_node_in_flight_buys_nothing() {
 }
 
 #[test]
-fn initialized_nodes_come_before_others_and_then_names_decide() {
+fn initialized_nodes_are_filled_first_and_then_by_name() {
     let mut world = World::new();
     world.node("a", "z-a", 8, &[]).initialized = false;
     world.node("c", "z-a", 8, &[]);
@@ -31,7 +31,7 @@ fn initialized_nodes_come_before_others_and_then_names_decide() {
 }
 
 #[test]
-fn an_existing_node_keeps_room_for_its_daemons_and_its_taints() {
+fn an_existing_node_reserves_room_for_daemons_and_keeps_its_taints() {
     let mut world = World::new();
     world.node("n", "z-a", 2, &[]).daemon_reserve = Resources { cpu: Millicores(1500), ..Resources::default() };
     world.pods("p", 1, &json!({}), "1", "1Gi", &json!({}));
@@ -44,7 +44,7 @@ fn an_existing_node_keeps_room_for_its_daemons_and_its_taints() {
 }
 
 #[test]
-fn the_host_ports_of_daemons_to_come_stay_free() {
+fn the_host_ports_of_expected_daemons_are_reserved() {
     let on = |port: i32| json!({"ports": [{"containerPort": 1, "hostPort": port}]});
     for (port, placed) in [(80, 0), (81, 1)] {
         let mut world = World::new();
@@ -62,20 +62,20 @@ fn the_host_ports_of_daemons_to_come_stay_free() {
 }
 
 #[test]
-fn a_member_on_a_node_that_takes_no_pods_keeps_the_others_of_its_host_affinity_waiting() {
+fn host_affinity_to_a_pod_on_an_unschedulable_node_waits() {
     let labels = json!({"app": "p"});
     let together = affinity("podAffinity", HOST, &labels);
     let mut world = World::new();
     world.node("n", "z-a", 8, &[(&labels, &together)]).schedulable = false;
     world.pods("p", 1, &labels, "1", "1Gi", &together);
     let plan = world.plan();
-    assert_eq!((plan.new_nodes.len(), plan.unschedulable.len()), (0, 1), "kube-scheduler would refuse a new node");
+    assert_eq!((plan.new_nodes.len(), plan.unschedulable.len()), (0, 1), "kube-scheduler would reject a new node");
     world.at(0).schedulable = true;
     assert_eq!(world.plan().placements.len(), 1);
 }
 
 #[test]
-fn b41_a_node_that_takes_no_pods_is_not_used_but_its_pods_count() {
+fn b41_an_unschedulable_node_is_not_used_but_its_pods_count() {
     let labels = json!({"app": "p"});
     let mut world = World::new();
     world.node("n", "z-a", 8, &[(&labels, &json!({}))]).schedulable = false;

@@ -1,4 +1,4 @@
-//! Our plans beside the best there are, on cases small enough to try every way of dividing pods among nodes.
+//! Comparison with the optimum, on instances small enough to enumerate every division of the pods over nodes.
 
 use serde_json::{Value, json};
 
@@ -7,7 +7,7 @@ use crate::model::resources::Resources;
 use crate::planner::input::pod::PodEntry;
 use crate::planner::tests::{HOST, World, affinity, catalog};
 
-/// Cases tried.
+/// Number of instances.
 const CASES: u64 = 400;
 
 /// A small demand of `least` to `least` + 2 pods without rules about zones: one workload of up to `replicas`
@@ -64,7 +64,7 @@ fn cheapest(pods: &[&PodEntry]) -> Option<i64> {
     offerings.filter(|offering| offering.capacity_type == CapacityType::OnDemand).map(|offering| offering.price.0).min()
 }
 
-/// The least that nodes for all of these pods can cost: every way to divide them is tried.
+/// Minimum cost of nodes for all of these pods, by enumeration of their divisions.
 fn optimum(pods: &[PodEntry]) -> Option<i64> {
     let full = (1_usize << pods.len()) - 1;
     let price: Vec<Option<i64>> = (0..=full)
@@ -93,7 +93,7 @@ fn optimum(pods: &[PodEntry]) -> Option<i64> {
 }
 
 #[test]
-fn small_plans_are_the_best_there_are() {
+fn small_plans_are_optimal() {
     let mut compared = 0;
     for seed in 0..CASES {
         let world = world(seed, 3 + usize::try_from(seed).unwrap() % 4, 4);
@@ -103,23 +103,23 @@ fn small_plans_are_the_best_there_are() {
         let Some(best) = best else { continue };
         assert_eq!(plan.cost.0, best, "seed {seed}: {plan:?}");
         if let Some(bound) = plan.lower_bound {
-            assert!(bound.0 <= best, "seed {seed}: the bound {} is over the best plan, {best}", bound.0);
+            assert!(bound.0 <= best, "seed {seed}: the bound {} is above the optimum, {best}", bound.0);
         }
         compared += 1;
     }
-    assert!(compared > 300, "{compared} cases can be planned");
+    assert!(compared > 300, "only {compared} instances can be planned");
 }
 
 #[test]
-fn somewhat_larger_plans_are_near_the_best_there_is() {
+fn medium_plans_are_near_the_optimum() {
     let mut over: Vec<i64> = Vec::new();
     for seed in 0..CASES / 8 {
-        // Every pod of a size of its own: too much for the exact search.
+        // Every pod has a different size: too many states for the exact solver.
         let world = world(seed, 11, 1);
         let plan = world.plan();
         let Some(best) = optimum(&world.problem.pods) else { continue };
-        assert!(plan.cost.0 >= best, "seed {seed}: {} is less than the least there can be, {best}", plan.cost.0);
-        assert!(plan.lower_bound.is_none_or(|bound| bound.0 <= best), "seed {seed}: the bound is over the best plan");
+        assert!(plan.cost.0 >= best, "seed {seed}: {} is below the optimum, {best}", plan.cost.0);
+        assert!(plan.lower_bound.is_none_or(|bound| bound.0 <= best), "seed {seed}: the bound is above the optimum");
         over.push((plan.cost.0 - best) * 10_000 / best);
     }
     over.sort_unstable();
@@ -133,12 +133,12 @@ fn somewhat_larger_plans_are_near_the_best_there_is() {
         at(99),
         at(100)
     );
-    assert!(len > 25, "{len} cases can be planned");
+    assert!(len > 25, "only {len} instances can be planned");
     assert!(mean <= MEAN, "mean {mean}");
     assert!(at(100) <= WORST, "worst {}", at(100));
 }
 
-/// Mean distance from the optimum, hundredths of a percent.
+/// Maximum mean distance from the optimum, in hundredths of a percent.
 const MEAN: i64 = 500;
-/// Largest distance from the optimum, hundredths of a percent.
+/// Maximum distance from the optimum, in hundredths of a percent.
 const WORST: i64 = 4_500;

@@ -8,9 +8,9 @@ use serde_json::{Value, json};
 use crate::model::offering::{CapacityType, Offering};
 use crate::model::resources::Resources;
 use crate::model::units::{MicroUsd, Millicores};
-use crate::planner::columns::table::ColumnCache;
+use crate::planner::columns::table::{ColumnCache, TableInputs};
 use crate::planner::output::plan::Plan;
-use crate::planner::tests::{HOST, World, ZONE, affinity, lone, reason, types};
+use crate::planner::tests::{HOST, World, ZONE, affinity, is_bound, lone, reason, types};
 
 #[test]
 fn nothing_to_place_costs_nothing() {
@@ -19,17 +19,18 @@ fn nothing_to_place_costs_nothing() {
 }
 
 #[test]
-fn a_lone_pod_gets_the_cheapest_node_that_holds_it() {
+fn a_single_pod_gets_the_cheapest_node_that_holds_it() {
     let plan = lone(&json!({})).plan();
     assert_eq!(types(&plan), ["a1.x2"]);
     let choices = &plan.new_nodes[0].choices;
     assert!(choices.windows(2).all(|w| w[0].price <= w[1].price), "cheapest first");
     assert!(choices.iter().any(|c| &*c.zone == "z-c") && choices.iter().any(|c| &*c.instance_type.name == "r1.x16"));
-    assert!(plan.lower_bound.unwrap() <= plan.cost);
+    assert_eq!(plan.cost, MicroUsd(80_000));
+    assert!(is_bound(&plan, 40_000), "one of two CPUs at 40,000: {:?}", plan.lower_bound);
 }
 
 #[test]
-fn b35_a_heavier_pool_comes_first_and_equal_weights_compete_by_price() {
+fn b35_a_higher_weight_is_used_first_and_equal_weights_compete_by_price() {
     let expensive = json!({"requirements": [{"key": "karpenter.k8s.aws/instance-family", "operator": "In", "values": ["r1"]}], "weight": 10});
     let mut world = World::with_pools(&[("cheap", json!({})), ("expensive", expensive.clone())]);
     world.pods("p", 3, &json!({}), "1", "1Gi", &json!({}));
@@ -42,7 +43,7 @@ fn b35_a_heavier_pool_comes_first_and_equal_weights_compete_by_price() {
 }
 
 #[test]
-fn b36_a_limit_that_is_reached_sends_pods_to_the_next_pool_and_is_named_when_there_is_none() {
+fn b36_pods_beyond_a_limit_use_the_next_pool_or_name_the_limit() {
     let heavy = json!({"weight": 10, "limits": {"cpu": "4"}});
     let mut world = World::with_pools(&[("first", heavy.clone()), ("second", json!({}))]);
     world.pods("p", 8, &json!({}), "1", "1Gi", &json!({}));
@@ -57,7 +58,7 @@ fn b36_a_limit_that_is_reached_sends_pods_to_the_next_pool_and_is_named_when_the
 }
 
 #[test]
-fn b37_limits_count_what_is_in_flight_and_nodes_are_counted_one_by_one() {
+fn b37_limits_include_nodes_in_flight_and_the_number_of_nodes() {
     let mut world = World::with_pools(&[("default", json!({"limits": {"cpu": "6"}}))]);
     world.problem.pools[0].usage = Resources { cpu: Millicores(4000), ..Resources::default() };
     world.pods("p", 4, &json!({}), "1", "1Gi", &json!({}));
@@ -72,18 +73,18 @@ fn b37_limits_count_what_is_in_flight_and_nodes_are_counted_one_by_one() {
 }
 
 #[test]
-fn whatever_choice_is_launched_the_limits_hold() {
+fn limits_hold_for_every_choice_of_a_node() {
     let mut world = World::with_pools(&[("default", json!({"limits": {"cpu": "10"}}))]);
     world.pods("p", 4, &json!({"app": "p"}), "1", "1Gi", &affinity("podAntiAffinity", HOST, &json!({"app": "p"})));
     let plan = world.plan();
     assert!(plan.unschedulable.is_empty());
     let most: i64 =
         plan.new_nodes.iter().map(|n| n.choices.iter().map(|c| c.instance_type.capacity.cpu.0).max().unwrap()).sum();
-    assert!(most <= 10_000, "{most}");
+    assert_eq!((plan.new_nodes.len(), most), (4, 10_000), "a1.x2 each; the rest of the limit admits one larger choice");
 }
 
 #[test]
-fn higher_priority_comes_first_where_limits_do_not_allow_all() {
+fn higher_priority_is_placed_first_where_limits_exclude_some_pods() {
     let mut world = World::with_pools(&[("default", json!({"limits": {"cpu": "4"}}))]);
     world.pods("low", 4, &json!({}), "1", "1Gi", &json!({"priority": 1}));
     world.pods("top", 3, &json!({}), "1", "1Gi", &json!({"priority": 100}));
@@ -139,7 +140,7 @@ fn the_capacity_type_with_the_lowest_price_wins() {
 }
 
 #[test]
-fn an_offering_without_capacity_is_not_bought() {
+fn an_unavailable_offering_is_not_purchased() {
     let mut world = World::new();
     let mut catalog = (*world.problem.pools[0].catalog).clone();
     for instance_type in &mut catalog.instance_types {
@@ -155,14 +156,14 @@ fn an_offering_without_capacity_is_not_bought() {
 }
 
 #[test]
-fn without_pools_the_reason_says_so() {
+fn without_pools_the_reason_is_that_no_pool_is_ready() {
     let mut world = World::default();
     world.pods("p", 1, &json!({}), "1", "1Gi", &json!({}));
     assert!(reason(&world.plan()).contains("no NodePool is ready"));
 }
 
 #[test]
-fn what_limits_leave_room_for_is_still_bought() {
+fn nodes_within_the_limits_are_purchased_despite_unplaced_pods() {
     let mut world = World::with_pools(&[("default", json!({"limits": {"cpu": "4"}}))]);
     world.pods("large", 1, &json!({}), "8", "1Gi", &json!({}));
     world.pods("small", 3, &json!({}), "1", "1Gi", &json!({}));
@@ -171,7 +172,7 @@ fn what_limits_leave_room_for_is_still_bought() {
 }
 
 #[test]
-fn capacity_is_bought_reserved_then_spot_then_on_demand() {
+fn reserved_capacity_is_purchased_before_spot_and_spot_before_on_demand() {
     let mut gone: Vec<CapacityType> = Vec::new();
     for want in [CapacityType::Reserved, CapacityType::Spot, CapacityType::OnDemand] {
         let mut world = World::new();
@@ -180,7 +181,7 @@ fn capacity_is_bought_reserved_then_spot_then_on_demand() {
         let mut catalog = (*pool.catalog).clone();
         for instance_type in &mut catalog.instance_types {
             let mut changed = (**instance_type).clone();
-            // A reservation is paid for already: its price is next to nothing.
+            // A reservation is already paid for: its price is almost zero.
             let reserved: Vec<Offering> = changed
                 .offerings
                 .iter()
@@ -202,7 +203,7 @@ fn capacity_is_bought_reserved_then_spot_then_on_demand() {
     }
 }
 
-/// A world whose `a1.x4` is reserved in z-b, `count` of them.
+/// A world with `count` reserved instances of `a1.x4` in z-b.
 fn reserved(pools: &[(&str, Value)], count: i64) -> World {
     let mut world = World::with_pools(pools);
     for pool in &mut world.problem.pools {
@@ -222,7 +223,7 @@ fn reserved(pools: &[(&str, Value)], count: i64) -> World {
 }
 
 #[test]
-fn a_reservation_is_filled_before_anything_is_bought_and_never_beyond_its_count() {
+fn a_reservation_is_filled_first_and_never_beyond_its_count() {
     let count_of = |plan: &Plan| {
         let of = |n: &&crate::planner::output::plan::PlannedNode| n.choices[0].capacity_type == CapacityType::Reserved;
         plan.new_nodes.iter().filter(of).count()
@@ -236,7 +237,7 @@ fn a_reservation_is_filled_before_anything_is_bought_and_never_beyond_its_count(
         assert_eq!((count_of(&plan), plan.new_nodes.len() > used), (used, others), "{pods} pods, {count} reserved");
         assert!(plan.unschedulable.is_empty());
     }
-    // Two pools share it; a pod that may not use it doesn't.
+    // Two pools share the reservation; a pod that may not use it does not.
     let mut world =
         reserved(&[("one", json!({"labels": {"team": "1"}})), ("two", json!({"labels": {"team": "2"}}))], 1);
     for team in ["1", "2"] {
@@ -245,14 +246,14 @@ fn a_reservation_is_filled_before_anything_is_bought_and_never_beyond_its_count(
     world.pods("elsewhere", 4, &json!({}), "1", "1Gi", &json!({"nodeSelector": {ZONE: "z-a"}}));
     let plan = world.plan();
     assert_eq!((count_of(&plan), plan.unschedulable.len()), (1, 0));
-    // Limits hold for it, too.
+    // NodePool limits include reserved capacity.
     let mut world = reserved(&[("default", json!({"limits": {"cpu": "4"}}))], 3);
     world.pods("p", 12, &json!({}), "1", "1Gi", &json!({}));
     let plan = world.plan();
     assert_eq!((count_of(&plan), plan.unschedulable.len()), (1, 8));
 }
 
-/// A world with two reservations of `a1.x4` in z-b, of so many instances, that only pods of arm64 fit.
+/// A world with the reservations `cr-1` and `cr-2` of `a1.x4` in z-b, with these counts, and unreserved capacity.
 fn two_reserved(counts: [i64; 2], pool: Value) -> World {
     let mut world = reserved(&[("default", pool)], 0);
     let pool = &mut world.problem.pools[0];
@@ -270,7 +271,7 @@ fn two_reserved(counts: [i64; 2], pool: Value) -> World {
 }
 
 #[test]
-fn reservations_of_one_type_and_zone_are_counted_apart() {
+fn reservations_of_one_type_and_zone_are_counted_separately() {
     let used =
         |plan: &Plan| plan.new_nodes.iter().filter(|n| n.choices[0].capacity_type == CapacityType::Reserved).count();
     for (counts, want) in [([1, 2], 3), ([2, 1], 3), ([0, 2], 2), ([1, 0], 1)] {
@@ -282,7 +283,7 @@ fn reservations_of_one_type_and_zone_are_counted_apart() {
     let only = json!({"nodeSelector": {"karpenter.k8s.aws/capacity-reservation-id": "cr-1"}});
     world.pods("p", 8, &json!({}), "1", "1Gi", &only);
     let plan = world.plan();
-    assert_eq!((used(&plan), plan.unschedulable.len()), (1, 4), "the other one is not theirs");
+    assert_eq!((used(&plan), plan.unschedulable.len()), (1, 4), "the other reservation is not selected");
     let requirement = &plan.new_nodes[0].requirements[0];
     assert_eq!(
         (&*requirement.key, &requirement.values[..]),
@@ -291,7 +292,7 @@ fn reservations_of_one_type_and_zone_are_counted_apart() {
 }
 
 #[test]
-fn a_node_that_may_run_outside_its_reservation_names_none() {
+fn a_node_with_unreserved_choices_requires_no_reservation() {
     let mut world = two_reserved([1, 1], json!({}));
     world.pods("p", 4, &json!({}), "1", "1Gi", &json!({}));
     let plan = world.plan();
@@ -300,7 +301,7 @@ fn a_node_that_may_run_outside_its_reservation_names_none() {
 }
 
 #[test]
-fn pods_spread_over_partitions_and_each_node_demands_its_own() {
+fn pods_are_spread_over_partitions_and_each_node_requires_one() {
     const PARTITION: &str = "karpenter.k8s.aws/placement-group-partition";
     let world = || {
         let mut world = World::with_pools(&[("default", json!({}))]);
@@ -331,10 +332,10 @@ fn pods_spread_over_partitions_and_each_node_demands_its_own() {
     assert_eq!(pods, [("1", 2), ("2", 2), ("3", 2)].into());
     let mut careless = world();
     careless.pods("p", 6, &labels, "1", "1Gi", &json!({}));
-    assert!(careless.plan().new_nodes.iter().all(|node| node.requirements.is_empty()), "EC2 picks");
+    assert!(careless.plan().new_nodes.iter().all(|node| node.requirements.is_empty()), "EC2 selects the partition");
 }
 
-/// Each offering of the first pool as `change` makes it.
+/// Applies `change` to each offering of the first pool.
 fn changed(pools: &[(&str, Value)], change: impl Fn(&mut Offering)) -> World {
     let mut world = World::with_pools(pools);
     let mut catalog = (*world.problem.pools[0].catalog).clone();
@@ -348,7 +349,7 @@ fn changed(pools: &[(&str, Value)], change: impl Fn(&mut Offering)) -> World {
 }
 
 #[test]
-fn pools_and_pods_may_ask_for_labels_that_only_an_offering_has() {
+fn pools_and_pods_can_require_labels_of_offerings() {
     const ID: &str = "topology.k8s.aws/zone-id";
     let with_ids = |offering: &mut Offering| {
         let id = format!("id-{}", offering.zone);
@@ -367,14 +368,14 @@ fn pools_and_pods_may_ask_for_labels_that_only_an_offering_has() {
     }
     let mut world = changed(&[("default", json!({"requirements": in_b}))], with_ids);
     world.pods("p", 1, &json!({}), "1", "1Gi", &json!({"nodeSelector": {ZONE: "z-a"}}));
-    assert_eq!(world.plan().unschedulable.len(), 1, "the pool's zone is another");
+    assert_eq!(world.plan().unschedulable.len(), 1, "the pool requires another zone");
     let mut world = changed(&[("default", json!({"requirements": in_b}))], |_| {});
     world.pods("p", 1, &json!({}), "1", "1Gi", &json!({}));
     assert_eq!(world.plan().unschedulable.len(), 1, "no offering has an id");
 }
 
 #[test]
-fn risk_turns_a_plan_to_other_offerings_and_costs_nothing() {
+fn a_risk_premium_changes_the_offering_but_not_the_cost() {
     let mut plain = World::new();
     plain.pods("p", 1, &json!({}), "1", "1Gi", &json!({}));
     let plain = plain.plan();
@@ -398,7 +399,7 @@ fn risk_turns_a_plan_to_other_offerings_and_costs_nothing() {
 }
 
 #[test]
-fn instances_are_shared_unless_the_pool_or_a_pod_wants_dedicated_ones() {
+fn instances_are_shared_unless_a_pool_or_pod_requires_dedicated() {
     const TENANCY: &str = "karpenter.k8s.aws/instance-tenancy";
     let only = |value: &str| json!({"requirements": [{"key": TENANCY, "operator": "In", "values": [value]}]});
     let wants = |value: &str| json!({"nodeSelector": {TENANCY: value}});
@@ -433,7 +434,7 @@ fn instances_are_shared_unless_the_pool_or_a_pod_wants_dedicated_ones() {
 }
 
 #[test]
-fn plans_that_share_what_they_know_of_the_market_are_what_they_would_be_alone() {
+fn the_column_cache_is_reused_and_does_not_change_plans() {
     let team = json!({"requirements": [{"key": "team", "operator": "Exists"}]});
     let catalog = crate::planner::tests::catalog();
     let with = |pools: &[(&str, Value)], change: &dyn Fn(&mut World)| {
@@ -478,7 +479,11 @@ fn plans_that_share_what_they_know_of_the_market_are_what_they_would_be_alone() 
     let cache = ColumnCache::default();
     let order = (0..worlds.len()).chain((0..worlds.len()).rev()).chain((0..40).map(|at| at * 5 % worlds.len()));
     for at in order {
-        let plan = crate::planner::plan(&worlds[at].problem, &cache);
-        assert_eq!(format!("{plan:?}"), alone[at], "world {at}");
+        let problem = &worlds[at].problem;
+        let cached = || cache.column_table(TableInputs::of(problem), |_| panic!("world {at}: its table is not cached"));
+        assert_eq!(format!("{:?}", crate::planner::plan(problem, &cache)), alone[at], "world {at}");
+        let table = cached();
+        assert_eq!(format!("{:?}", crate::planner::plan(problem, &cache)), alone[at], "world {at}, again");
+        assert!(Arc::ptr_eq(&table, &cached()), "world {at}: the second plan made another table");
     }
 }

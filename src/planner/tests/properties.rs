@@ -1,4 +1,4 @@
-//! What holds for every plan.
+//! Properties of every plan.
 
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
@@ -18,9 +18,9 @@ struct Workload {
     namespace: usize,
 }
 
-/// Kinds of rules that are about a workload alone.
+/// Kinds of rules that refer to their own workload only.
 const OWN: usize = 16;
-/// Those and rules about other workloads, or about labels that few nodes have.
+/// The same kinds, and rules that refer to other workloads, or to labels that few nodes have.
 const ALL: usize = 22;
 
 fn workload(rules: usize) -> impl Strategy<Value = Workload> {
@@ -28,7 +28,7 @@ fn workload(rules: usize) -> impl Strategy<Value = Workload> {
         .prop_map(|(replicas, cpu, memory, rule, namespace)| Workload { replicas, cpu, memory, rule, namespace })
 }
 
-/// What a cluster has beyond a NodePool and nodes.
+/// Variations of the cluster.
 #[derive(Clone, Copy, Debug, Default)]
 struct Features {
     /// A NodePool for each zone, of which one is limited.
@@ -110,7 +110,7 @@ fn world(workloads: &[Workload], nodes: usize, limit: Option<i64>, features: Fea
             world.pods(&format!("w{at}"), w.replicas, &labels, cpu, memory, &spec);
             continue;
         }
-        // A volume for each: bound in one zone after the other, or made where its pod goes.
+        // A volume for each pod: bound in alternating zones, or provisioned where its pod is placed.
         for replica in 0..w.replicas {
             let name = format!("data-{at}-{replica}");
             if w.rule == 14 {
@@ -158,7 +158,7 @@ proptest! {
     #![proptest_config(config())]
 
     #[test]
-    fn no_plan_breaks_a_rule_and_the_same_input_gives_the_same_plan(
+    fn plans_satisfy_all_rules_and_are_deterministic(
         workloads in prop::collection::vec(workload(ALL), 1..14), nodes in 0_usize..5,
         limit in prop::option::of(0_i64..40), features in features(), seed in any::<u64>(),
     ) {
@@ -170,7 +170,7 @@ proptest! {
             prop_assert!(bound <= plan.cost, "bound {:?} over cost {:?}", bound, plan.cost);
         }
         let before = named(&world, &plan);
-        // Another order of input: the same plan by name.
+        // The order of the input does not change the plan.
         let len = world.problem.pods.len() as u64;
         let mut at = seed;
         for i in (1..world.problem.pods.len()).rev() {
@@ -184,7 +184,7 @@ proptest! {
     }
 
     #[test]
-    fn a_plan_without_limits_leaves_out_only_what_cannot_be(
+    fn without_limits_only_impossible_pods_are_unschedulable(
         workloads in prop::collection::vec(workload(OWN), 1..10),
     ) {
         let world = world(&workloads, 0, None, Features::default());
@@ -202,20 +202,20 @@ proptest! {
     }
 
     #[test]
-    fn without_a_pod_a_plan_is_dearer_at_most_by_the_stated_bound(
+    fn removing_a_pod_raises_the_cost_at_most_by_the_documented_bound(
         workloads in prop::collection::vec(workload(OWN), 1..10), nodes in 0_usize..3, which in any::<prop::sample::Index>(),
     ) {
         let mut world = world(&workloads, nodes, None, Features::default());
         let before = world.plan();
         world.problem.pods.remove(which.index(world.problem.pods.len()));
         let after = world.plan();
-        // A pod that others may only follow takes them with it, and one without which a zone counts no pods lets others be placed.
+        // Without the pod, its followers are unschedulable, and pods may be placed whose spread counted its zone.
         prop_assume!(after.unschedulable.len() == before.unschedulable.len());
         prop_assert!(within(before.cost, after.cost), "{:?} became {:?}", before.cost, after.cost);
     }
 
     #[test]
-    fn with_another_instance_type_a_plan_is_dearer_at_most_by_the_stated_bound(
+    fn adding_an_instance_type_raises_the_cost_at_most_by_the_bound(
         workloads in prop::collection::vec(workload(OWN), 1..10), which in any::<prop::sample::Index>(),
     ) {
         let mut world = world(&workloads, 0, None, Features::default());
@@ -229,7 +229,7 @@ proptest! {
     }
 }
 
-/// The solver is no exact one: less to place, or more to choose from, may cost so much more, percent. See docs/performance.md.
+/// The solver is a heuristic: fewer pods or more instance types may raise the cost by this percentage. See docs/performance.md.
 const SLACK_PERCENT: i64 = 50;
 
 fn within(before: MicroUsd, after: MicroUsd) -> bool {

@@ -9,7 +9,7 @@ use crate::planner::output::plan::PlannedNode;
 use crate::planner::tests::{World, ZONE, expression, lone, node_affinity, one, read_pool, reason, types, zones};
 
 #[test]
-fn b01_in_and_not_in_that_leave_nothing_name_the_key() {
+fn b01_contradictory_in_and_not_in_name_the_key() {
     let both = json!([
         expression("kubernetes.io/arch", "In", &["arm64"]),
         expression("kubernetes.io/arch", "NotIn", &["arm64"])
@@ -19,7 +19,7 @@ fn b01_in_and_not_in_that_leave_nothing_name_the_key() {
 }
 
 #[test]
-fn b02_gt_and_lt_bound_both_sides() {
+fn b02_gt_and_lt_are_lower_and_upper_bounds() {
     let key = "karpenter.k8s.aws/instance-cpu";
     let both = json!([expression(key, "Gt", &["2"]), expression(key, "Lt", &["8"])]);
     let plan = lone(&node_affinity(&json!([{"matchExpressions": both}]))).plan();
@@ -44,7 +44,7 @@ fn b03_exists_on_a_custom_label_matches_only_pools_that_define_it() {
 }
 
 #[test]
-fn a_custom_label_left_open_is_pinned_to_what_the_pods_ask() {
+fn an_open_custom_label_is_pinned_to_the_value_that_pods_require() {
     let open = json!({"requirements": [{"key": "team", "operator": "In", "values": ["a", "b"]}]});
     let mut world = World::with_pools(&[("teams", open)]);
     for team in ["a", "b"] {
@@ -91,7 +91,7 @@ fn b07_min_values_keeps_that_many_families_among_the_choices() {
     world.pods("p", 6, &json!({}), "1", "1Gi", &json!({}));
     let plan = world.plan();
     assert!(plan.unschedulable.is_empty() && plan.new_nodes.iter().all(|node| families(node) == 3));
-    // 100Gi fits r1.x16 alone: strict refuses, best effort doesn't.
+    // 100Gi fits r1.x16 only: the pod is unschedulable with Strict, not with BestEffort.
     let mut world = World::with_pools(&[("default", pool(3))]);
     world.pods("big", 1, &json!({}), "1", "100Gi", &json!({}));
     assert!(reason(&world.plan()).contains("minValues"));
@@ -100,7 +100,7 @@ fn b07_min_values_keeps_that_many_families_among_the_choices() {
 }
 
 #[test]
-fn b08_a_legacy_label_in_a_selector_is_its_ga_twin() {
+fn b08_a_legacy_label_in_a_selector_is_normalized() {
     let plan = lone(
         &json!({"nodeSelector": {"failure-domain.beta.kubernetes.io/zone": "z-c", "beta.kubernetes.io/arch": "amd64"}}),
     )
@@ -116,7 +116,7 @@ fn b09_a_pool_label_matches_the_pods_selector() {
 }
 
 #[test]
-fn preferred_node_affinity_is_met_where_it_can_be_and_dropped_where_not() {
+fn preferred_node_affinity_is_satisfied_where_possible() {
     let prefer = |zone: &str| {
         json!({"affinity": {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [
         {"weight": 1, "preference": {"matchExpressions": [expression(ZONE, "In", &["z-b"])]}},
@@ -140,7 +140,7 @@ fn a_requirement_that_conflicts_with_the_pool_is_named_with_both_sides() {
 }
 
 #[test]
-fn b10_a_restricted_label_on_a_pool_is_refused() {
+fn b10_a_restricted_label_on_a_pool_is_rejected() {
     for (labels, requirements, key) in [
         (json!({"kubernetes.io/hostname": "h"}), json!([]), "kubernetes.io/hostname"),
         (json!({"karpenter.sh/nodepool": "other"}), json!([]), "karpenter.sh/nodepool"),
@@ -155,11 +155,11 @@ fn b10_a_restricted_label_on_a_pool_is_refused() {
     }
     let spot =
         json!({"requirements": [{"key": "karpenter.sh/capacity-type", "operator": "In", "values": ["on-demand"]}]});
-    assert!(read_pool("p", &spot).is_ok(), "the one key of the domain that a pool may set");
+    assert!(read_pool("p", &spot).is_ok(), "the only key of the domain that a pool may set");
 }
 
 #[test]
-fn every_numeric_operator_of_a_pool_bounds_what_is_bought() {
+fn numeric_operators_of_a_pool_bound_the_purchased_types() {
     for (operator, value, want) in
         [("Gt", "4", "a1.x8"), ("Gte", "4", "a1.x4"), ("Lt", "4", "a1.x2"), ("Lte", "2", "a1.x2"), ("Gte", "17", "")]
     {
@@ -172,7 +172,7 @@ fn every_numeric_operator_of_a_pool_bounds_what_is_bought() {
 }
 
 #[test]
-fn match_fields_name_a_node_and_no_new_one() {
+fn match_fields_match_existing_nodes_only() {
     let on = |operator: &str| {
         node_affinity(&json!([{"matchFields": [{"key": "metadata.name", "operator": operator, "values": ["n"]}]}]))
     };

@@ -37,7 +37,7 @@ fn b24_skew_counts_running_pods() {
 }
 
 #[test]
-fn pods_that_keep_to_the_counts_of_others_stay_level_among_their_own_kind() {
+fn pods_spread_by_the_counts_of_other_pods_are_spread_too() {
     let (a, b) = (json!({"app": "a"}), json!({"app": "b"}));
     let mut world = World::new();
     // 4 pods of `a`: one zone has one more than the others.
@@ -50,12 +50,12 @@ fn pods_that_keep_to_the_counts_of_others_stay_level_among_their_own_kind() {
         let of_b = node.pods.iter().filter(|pod| world.problem.pods[**pod].key.contains("/b-")).count();
         *counts.entry(node.choices[0].zone.as_ref()).or_default() += of_b;
     }
-    // kube-scheduler may come to the last pod of `b` when all the others are bound.
+    // kube-scheduler may try the last pod of `b` after it has bound all others.
     assert_eq!(counts.into_values().collect::<Vec<_>>(), [3, 3, 3]);
 }
 
 #[test]
-fn a_pod_being_deleted_keeps_its_room_but_counts_for_no_spread() {
+fn a_deleting_pod_keeps_its_room_but_no_spread_counts_it() {
     let labels = json!({"app": "p"});
     let mut world = World::new();
     let plain = json!({});
@@ -67,7 +67,7 @@ fn a_pod_being_deleted_keeps_its_room_but_counts_for_no_spread() {
     world.at(0).pods = leaving;
     world.pods("p", 1, &labels, "1", "1Gi", &spread(ZONE, &labels, &json!({})));
     assert_eq!(zones(&world.plan()).keys().collect::<Vec<_>>(), ["z-a"], "the fullest, had it been counted");
-    // On a host: the node has room for one more beside what leaves.
+    // On a host: besides the deleting pod, the node has room for one pod.
     for (deleting, placed) in [(false, 0), (true, 1)] {
         let mut world = World::new();
         world.node("a", "z-a", 4, &running[..1]);
@@ -75,7 +75,7 @@ fn a_pod_being_deleted_keeps_its_room_but_counts_for_no_spread() {
         world.at(0).pods = pods;
         world.pods("p", 1, &labels, "1", "1Gi", &spread(HOST, &labels, &json!({})));
         assert_eq!(world.plan().placements.len(), placed, "deleting: {deleting}");
-        // Anti-affinity minds it until it is gone.
+        // Anti-affinity includes it until it is removed.
         let mut spec = spread(HOST, &labels, &json!({}));
         spec["affinity"] = affinity("podAntiAffinity", HOST, &labels)["affinity"].clone();
         world.problem.pods.clear();
@@ -96,7 +96,7 @@ fn b25_spread_is_limited_by_the_pods_own_node_affinity() {
 }
 
 #[test]
-fn b26_min_domains_unmet_makes_the_minimum_zero() {
+fn b26_with_fewer_domains_than_min_domains_the_minimum_is_zero() {
     let labels = json!({"app": "p"});
     let mut spec = spread(ZONE, &labels, &json!({"minDomains": 4}));
     let mut world = World::new();
@@ -111,7 +111,7 @@ fn b26_min_domains_unmet_makes_the_minimum_zero() {
 }
 
 #[test]
-fn b27_schedule_anyway_levels_but_never_keeps_a_pod_out() {
+fn b27_schedule_anyway_is_balanced_but_excludes_no_pod() {
     let labels = json!({"app": "p"});
     let soft = json!({"whenUnsatisfiable": "ScheduleAnyway"});
     let mut world = World::new();
@@ -124,7 +124,7 @@ fn b27_schedule_anyway_levels_but_never_keeps_a_pod_out() {
     assert!(world.plan().unschedulable.is_empty());
     let mut world = World::new();
     world.pods("p", 12, &labels, "100m", "64Mi", &spread(HOST, &labels, &soft));
-    assert_eq!(world.plan().new_nodes.len(), 1, "a preference about hosts doesn't multiply nodes");
+    assert_eq!(world.plan().new_nodes.len(), 1, "a host preference does not add nodes");
 }
 
 #[test]
@@ -138,7 +138,7 @@ fn b28_host_spread_of_skew_one_is_one_pod_a_node() {
     assert_eq!(world.plan().new_nodes.len(), 3);
 }
 
-/// How many of these pods each node of the plan has, existing ones first.
+/// Number of these pods on each node of the plan, existing nodes first.
 fn per_node(plan: &Plan, from: usize, to: usize) -> Vec<usize> {
     let old = plan.placements.iter().map(|p| &p.pods);
     let counts = old.chain(plan.new_nodes.iter().map(|n| &n.pods));
@@ -146,7 +146,7 @@ fn per_node(plan: &Plan, from: usize, to: usize) -> Vec<usize> {
 }
 
 #[test]
-fn soft_host_spread_evens_out_what_is_bought_anyway() {
+fn soft_host_spread_balances_pods_without_more_nodes() {
     let labels = json!({"app": "p"});
     let soft = spread(HOST, &labels, &json!({"whenUnsatisfiable": "ScheduleAnyway"}));
     let mut prefers = affinity("podAntiAffinity", HOST, &labels);
@@ -154,7 +154,7 @@ fn soft_host_spread_evens_out_what_is_bought_anyway() {
     prefers["affinity"]["podAntiAffinity"] = json!({"preferredDuringSchedulingIgnoredDuringExecution": [
         {"weight": 1, "podAffinityTerm": term[0]}]});
     for spec in [soft, prefers] {
-        // Small pods that like to be apart, beside three that must be.
+        // Small pods that prefer different nodes, and three pods that require different nodes.
         let apart = affinity("podAntiAffinity", HOST, &json!({"app": "q"}));
         let plan_of = |spec: &Value| {
             let mut world = World::new();
@@ -164,9 +164,9 @@ fn soft_host_spread_evens_out_what_is_bought_anyway() {
         };
         let plan = plan_of(&spec);
         assert_eq!(per_node(&plan, 0, 6), [2, 2, 2]);
-        assert_eq!(plan.cost, plan_of(&json!({})).cost, "it costs nothing");
+        assert_eq!(plan.cost, plan_of(&json!({})).cost, "it does not raise the cost");
 
-        // Three nodes with room: two each, where one would do.
+        // Three nodes with room: two pods on each, although one node could hold all.
         let mut world = World::new();
         for name in ["a", "b", "c"] {
             world.node(name, "z-a", 8, &[]);
@@ -174,11 +174,11 @@ fn soft_host_spread_evens_out_what_is_bought_anyway() {
         world.pods("p", 6, &labels, "1", "1Gi", &spec);
         assert_eq!(per_node(&world.plan(), 0, 6), [2, 2, 2]);
 
-        // No pod waits for a node to come up for the sake of a preference.
+        // A preference does not make a pod wait for a launching node.
         world.at(1).initialized = false;
         assert_eq!(per_node(&world.plan(), 0, 6), [3, 3]);
 
-        // Full nodes change pods with each other.
+        // Full nodes swap pods.
         let mut world = World::new();
         for name in ["a", "b"] {
             world.node(name, "z-a", 4, &[]);
@@ -190,7 +190,7 @@ fn soft_host_spread_evens_out_what_is_bought_anyway() {
 }
 
 #[test]
-fn ignored_preferences_spread_nothing() {
+fn ignored_preferences_have_no_effect() {
     let labels = json!({"app": "p"});
     let mut world = World::new();
     for name in ["a", "b", "c"] {
@@ -202,10 +202,10 @@ fn ignored_preferences_spread_nothing() {
 }
 
 #[test]
-fn node_policies_say_which_nodes_are_domains() {
+fn node_policies_determine_the_domains() {
     let labels = json!({"app": "p"});
     let taint = Taint { key: "k".into(), effect: "NoSchedule".into(), ..Taint::default() };
-    // Two zones may be used; in the third a node stands that the pods' affinity or tolerations exclude.
+    // Two zones are allowed; the third has a node that the pods' affinity or tolerations exclude.
     for (tainted, policy, level) in [
         (false, json!({"nodeAffinityPolicy": "Honor"}), true),
         (false, json!({"nodeAffinityPolicy": "Ignore"}), false),
@@ -230,7 +230,7 @@ fn node_policies_say_which_nodes_are_domains() {
 }
 
 #[test]
-fn default_constraints_spread_the_pods_of_a_controller_that_declare_none() {
+fn default_constraints_apply_to_pods_of_a_controller_without_any() {
     let default = |when: &str| {
         let constraint = json!({"maxSkew": 1, "topologyKey": ZONE, "whenUnsatisfiable": when});
         let config = json!({"podTopologySpread": {"defaultConstraints": [constraint]}});
@@ -264,7 +264,7 @@ fn default_constraints_spread_the_pods_of_a_controller_that_declare_none() {
 }
 
 #[test]
-fn default_constraints_spread_what_services_select_where_no_controller_spreads() {
+fn default_constraints_apply_to_pods_that_a_service_selects() {
     let constraint = json!({"maxSkew": 1, "topologyKey": ZONE, "whenUnsatisfiable": "DoNotSchedule"});
     let config = json!({"podTopologySpread": {"defaultConstraints": [constraint]}}).to_string();
     let service = |namespace: &str, selector: Value| -> Service {
@@ -297,8 +297,8 @@ fn default_constraints_spread_what_services_select_where_no_controller_spreads()
 }
 
 #[test]
-fn a_zone_that_other_pods_open_counts_for_those_that_cannot_go_there() {
-    // The GPU is not sold in z-c: with a node there for somebody else, kube-scheduler's minimum is that of z-c.
+fn a_zone_occupied_by_other_pods_counts_for_pods_excluded_there() {
+    // z-c has no GPU types: with a node there for another pod, kube-scheduler's minimum is the count in z-c.
     let labels = json!({"app": "gpu"});
     let mut spec = spread(ZONE, &labels, &json!({}));
     spec["requests"] = json!({"nvidia.com/gpu": "1"});
@@ -309,7 +309,7 @@ fn a_zone_that_other_pods_open_counts_for_those_that_cannot_go_there() {
     let plan = world.plan();
     assert_eq!(plan.unschedulable.len(), 2, "{:?}", zones(&plan));
     assert!(reason(&plan).contains("topology spread on topology.kubernetes.io/zone"), "{}", reason(&plan));
-    // Whoever selects its zones is not concerned.
+    // A pod that selects its zones is not affected.
     let mut chosen = spec.clone();
     chosen["affinity"] = one(ZONE, "In", &["z-a", "z-b"])["affinity"].clone();
     let mut world = World::new();

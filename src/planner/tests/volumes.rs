@@ -81,7 +81,7 @@ fn b19_a_csi_attach_limit_opens_a_second_node() {
 }
 
 #[test]
-fn b19_the_limit_of_an_existing_node_counts_what_is_attached_there_once() {
+fn b19_the_limit_of_an_existing_node_counts_each_attached_volume_once() {
     let mut world = World::new();
     waiting_class(&mut world);
     let shared = claims(&["shared"]);
@@ -95,7 +95,7 @@ fn b19_the_limit_of_an_existing_node_counts_what_is_attached_there_once() {
     }
     let plan = world.plan();
     assert_eq!((plan.placements[0].pods.len(), plan.new_nodes.len()), (2, 1));
-    // Without a CSINode its instance type says it, if anything does.
+    // Without a CSINode, the limit of its instance type applies, if there is one.
     volumes(&mut world).limits.clear();
     assert_eq!(world.plan().placements[0].pods.len(), 4);
     world.at(0).labels.insert("node.kubernetes.io/instance-type".into(), "m1.x2".into());
@@ -107,17 +107,17 @@ fn b19_the_limit_of_an_existing_node_counts_what_is_attached_there_once() {
     world.pods("more", 1, &json!({}), "100m", "64Mi", &claims(&extra));
     let plan = crate::planner::plan(&world.problem, &ColumnCache::default());
     let on_node: usize = plan.placements[0].pods.iter().map(|pod| world.problem.pods[*pod].claims.len()).sum();
-    assert!(on_node <= 5 && plan.new_nodes.len() == 1, "6 of m1.x2, one of them taken: {on_node}");
+    assert_eq!((on_node, plan.new_nodes.len()), (5, 1), "an m1.x2 attaches 6 volumes, one is attached");
 }
 
 #[test]
-fn b20_a_bound_volumes_zone_binds_the_pod() {
+fn b20_a_bound_volume_restricts_the_pod_to_its_zone() {
     let mut world = World::new();
     bound(&mut world, "data", &in_zone("z-c"));
     world.node("n", "z-a", 8, &[]);
     world.pods("p", 1, &json!({}), "1", "1Gi", &claims(&["data"]));
     let plan = world.plan();
-    assert_eq!(zones(&plan).into_keys().collect::<Vec<_>>(), ["z-c"], "not the room in z-a");
+    assert_eq!(zones(&plan).into_keys().collect::<Vec<_>>(), ["z-c"], "the room in z-a is not used");
     assert!(plan.new_nodes[0].choices.iter().all(|c| &*c.zone == "z-c"));
 
     let mut world = World::new();
@@ -126,7 +126,7 @@ fn b20_a_bound_volumes_zone_binds_the_pod() {
     let text = reason(&world.plan()).to_owned();
     assert!(text.contains("its volumes ask for topology.kubernetes.io/zone In [z-elsewhere]"), "{text}");
 
-    // Made before volumes had node affinity: the label says where it is.
+    // A volume from before volumes had node affinity: its label names the zone.
     let mut world = World::new();
     bound(&mut world, "data", &json!([{"key": "kubernetes.io/os", "operator": "In", "values": ["linux"]}]));
     let labeled = json!({"metadata": {"labels": {"failure-domain.beta.kubernetes.io/zone": "z-b"}},
@@ -139,7 +139,7 @@ fn b20_a_bound_volumes_zone_binds_the_pod() {
 }
 
 #[test]
-fn b21_wait_for_first_consumer_goes_where_the_storage_class_allows() {
+fn b21_wait_for_first_consumer_follows_the_storage_class_topology() {
     let topologies = |zones: &[&str]| json!([{"matchLabelExpressions": [{"key": ZONE, "values": zones}]}]);
     for (mode, allowed, want) in [
         ("WaitForFirstConsumer", json!(null), Ok("z-a")),
@@ -163,7 +163,7 @@ fn b21_wait_for_first_consumer_goes_where_the_storage_class_allows() {
 }
 
 #[test]
-fn b22_a_missing_claim_is_told_and_the_others_go_on() {
+fn b22_a_missing_claim_is_reported_and_other_pods_are_planned() {
     let bind_completed = json!({"annotations": {"pv.kubernetes.io/bind-completed": "yes"}});
     let deleting = json!({"deletionTimestamp": "2026-01-01T00:00:00Z"});
     for (object, want) in [
@@ -198,7 +198,7 @@ fn b22_a_missing_claim_is_told_and_the_others_go_on() {
 }
 
 #[test]
-fn a_claim_without_a_class_is_of_the_default_one() {
+fn a_claim_without_a_class_has_the_default_class() {
     let mut world = World::new();
     let annotations = json!({"annotations": {"storageclass.kubernetes.io/is-default-class": "true"}});
     class(
@@ -233,12 +233,12 @@ fn a_local_volume_keeps_its_pod_on_its_node() {
     world.pods("p", 1, &json!({}), "1", "1Gi", &claims(&["data"]));
     assert_eq!(world.plan().placements[0].node, 1);
     world.at(1).schedulable = false;
-    assert!(world.plan().new_nodes.is_empty(), "a new node can't have it");
+    assert!(world.plan().new_nodes.is_empty(), "a new node can't attach it");
     assert!(reason(&world.plan()).contains("kubernetes.io/hostname In [n]"), "{}", reason(&world.plan()));
 }
 
 #[test]
-fn volumes_of_one_pod_must_be_in_one_place() {
+fn volumes_of_one_pod_must_be_reachable_from_one_node() {
     for (second, want) in [("z-b", None), ("z-a", Some("z-a"))] {
         let mut world = World::new();
         bound(&mut world, "one", &in_zone("z-a"));
@@ -253,8 +253,8 @@ fn volumes_of_one_pod_must_be_in_one_place() {
 }
 
 #[test]
-fn spread_counts_the_domains_that_volumes_keep_a_pod_out_of() {
-    // As kube-scheduler does: only the pod's own affinity takes domains away.
+fn spread_counts_domains_that_volumes_exclude() {
+    // As in kube-scheduler, only the pod's own affinity excludes domains.
     let labels = json!({"app": "db"});
     let mut world = World::new();
     for pod in 0..3 {
@@ -270,7 +270,7 @@ fn spread_counts_the_domains_that_volumes_keep_a_pod_out_of() {
 }
 
 #[test]
-fn pods_whose_volumes_ask_for_the_same_share_nodes() {
+fn pods_whose_volumes_have_equal_requirements_share_nodes() {
     let mut world = World::new();
     waiting_class(&mut world);
     for pod in 0..4 {
@@ -281,7 +281,7 @@ fn pods_whose_volumes_ask_for_the_same_share_nodes() {
 }
 
 #[test]
-fn a_csi_node_tells_the_limit_of_each_driver() {
+fn a_csi_node_has_the_limit_of_each_driver() {
     let csi_node = json!({"spec": {"drivers": [
         {"name": EBS, "nodeID": "i", "allocatable": {"count": 26}}, {"name": "efs.csi.aws.com", "nodeID": "i"}]}});
     let limits = attach_limits(&serde_json::from_value(csi_node).unwrap());
@@ -289,13 +289,13 @@ fn a_csi_node_tells_the_limit_of_each_driver() {
     assert!(limits["efs.csi.aws.com"] > 1_000);
 }
 
-/// A claim that one pod at a time may use.
+/// A `ReadWriteOncePod` claim.
 fn single(world: &mut World, name: &str) {
     claim(world, name, &json!({"spec": {"storageClassName": "gp3", "accessModes": ["ReadWriteOncePod"]}}));
 }
 
 #[test]
-fn a_read_write_once_pod_claim_in_use_buys_nothing_until_it_is_let_go() {
+fn a_pod_waits_for_a_read_write_once_pod_claim_in_use() {
     let mut world = World::new();
     waiting_class(&mut world);
     single(&mut world, "data");
@@ -307,7 +307,7 @@ fn a_read_write_once_pod_claim_in_use_buys_nothing_until_it_is_let_go() {
     let want = "its PersistentVolumeClaim default/data is ReadWriteOncePod and in use by pod default/n-running-0";
     assert_eq!(reason(&plan), want);
     world.at(0).pods = std::iter::empty().collect();
-    assert!(world.plan().unschedulable.is_empty(), "its pod is gone");
+    assert!(world.plan().unschedulable.is_empty(), "the pod that used it is removed");
     claim(&mut world, "data", &json!({"spec": {"storageClassName": "gp3", "accessModes": ["ReadWriteOnce"]}}));
     world.node("m", "z-a", 2, &[(&running, &claims(&["data"]))]);
     assert!(world.plan().unschedulable.is_empty(), "any number of pods of one node");
@@ -335,7 +335,7 @@ fn of_pods_that_share_a_read_write_once_pod_claim_one_is_planned() {
     );
 }
 
-/// A free volume of class `local` on a node, with what is given merged into its spec.
+/// A free volume of class `local` on a node; `spec` is merged into its spec.
 fn local_volume(world: &mut World, name: &str, host: &str, extra: &Value) {
     let mut object = json!({"metadata": {"labels": {"disk": "fast"}}, "spec": {"storageClassName": "local",
         "capacity": {"storage": "10Gi"}, "accessModes": ["ReadWriteOnce"], "nodeAffinity": {"required": {
@@ -358,7 +358,7 @@ fn local_claim(world: &mut World, name: &str, extra: &Value) {
 }
 
 #[test]
-fn a_free_volume_serves_a_claim_that_it_is_large_enough_and_made_for() {
+fn a_free_volume_serves_a_claim_that_it_satisfies() {
     let none = json!({});
     for (of_claim, of_volume, serves) in [
         (none.clone(), none.clone(), true),
@@ -386,7 +386,7 @@ fn a_free_volume_serves_a_claim_that_it_is_large_enough_and_made_for() {
 }
 
 #[test]
-fn a_free_volume_serves_one_claim_and_those_of_one_pod_are_in_one_place() {
+fn a_free_volume_serves_one_claim_and_a_pods_volumes_share_a_node() {
     let mut world = World::new();
     local_class(&mut world);
     // Node `full` has no room, `m` has two volumes, `n` one; four pods of a volume each, of which one is left out.
@@ -426,10 +426,10 @@ fn a_free_volume_serves_one_claim_and_those_of_one_pod_are_in_one_place() {
 }
 
 #[test]
-fn free_volumes_of_a_zone_are_for_whoever_may_run_there() {
+fn free_volumes_of_a_zone_serve_pods_that_may_run_there() {
     let mut world = World::new();
     local_class(&mut world);
-    // In the order of their names the volumes don't suit the pods.
+    // In the order of their names, the volumes do not match the pods.
     for (name, zone) in [("a", "z-b"), ("b", "z-a")] {
         let terms =
             json!([{"matchExpressions": [{"key": crate::planner::tests::ZONE, "operator": "In", "values": [zone]}]}]);

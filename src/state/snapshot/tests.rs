@@ -6,6 +6,7 @@ use super::*;
 use crate::model::offering::{CapacityType, Catalog, InstanceType, Offering};
 use crate::model::resources::Resources;
 use crate::model::units::{Bytes, MicroUsd, Millicores};
+use crate::planner::columns::table::{ColumnTable, TableInputs};
 
 fn read<T: serde::de::DeserializeOwned>(object: &Value) -> T {
     serde_json::from_value(object.clone()).unwrap()
@@ -92,6 +93,32 @@ fn before_its_launch_a_claim_counts_as_its_largest_alternative_against_limits() 
     object["status"] = json!({"providerID": "aws:///z/i", "capacity": {"cpu": "3900m"}});
     state.apply_claim(read(&object));
     assert_eq!(used(&state), 3_900, "as reported");
+}
+
+#[test]
+fn snapshots_share_the_column_table_until_its_inputs_change() {
+    let mut state = ClusterState::default();
+    state.apply_node(read(&node("n")));
+    let (pools, settings, without) = (pools(), Settings::default(), BTreeSet::new());
+    let mut cache = SnapshotCache::default();
+    let mut next = |state: &ClusterState| {
+        let request = SnapshotRequest { pools: &pools, settings: &settings, without: &without, now: UnixMillis(1_000) };
+        take(state, &Holds::default(), Demand::default(), &mut cache, request)
+    };
+    let inputs = |snapshot: &Snapshot| TableInputs::of(&snapshot.problem);
+    let first = next(&state);
+    let table = first.column_cache.column_table(inputs(&first), |_| ColumnTable::default());
+
+    state.apply_pod(&read(&pod("a", Some("n"), &json!({}))), UnixMillis(1));
+    let second = next(&state);
+    let cached = second.column_cache.column_table(inputs(&second), |_| panic!("a bound pod is no input of the table"));
+    assert!(Arc::ptr_eq(&table, &cached));
+
+    state.apply_daemon_set(&read(&json!({"metadata": {"name": "d", "namespace": "n", "uid": "d"}, "spec": {
+        "selector": {}, "template": {"spec": {"containers": [{"name": "c"}]}}}})));
+    let third = next(&state);
+    let changed = third.column_cache.column_table(inputs(&third), |_| ColumnTable::default());
+    assert!(!Arc::ptr_eq(&table, &changed), "the daemon is an input");
 }
 
 #[test]

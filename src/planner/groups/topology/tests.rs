@@ -55,7 +55,7 @@ fn world(count: usize, spec: &Value) -> World {
     world
 }
 
-/// A hard spread over zones, of pods that ask for a GPU, which only two zones offer.
+/// A hard spread over zones, of pods that request a GPU, which only two zones offer.
 fn gpu_spread() -> Value {
     let mut spec = spread(ZONE, &labels(), &json!({}));
     spec["requests"] = json!({"nvidia.com/gpu": "1"});
@@ -97,7 +97,7 @@ fn required_anti_affinity_refuses_pods_beyond_the_number_of_domains() {
 }
 
 #[test]
-fn a_domain_takes_no_more_pods_than_it_has_room_for() {
+fn a_domain_is_assigned_no_more_pods_than_it_has_room_for() {
     let world = world(6, &spread(ZONE, &labels(), &json!({})));
     let room = Room::from([((0, vec![(0, 0)]), 1)]);
     let (topology, parts, _) = assigned(&world, Domains::default(), room);

@@ -14,7 +14,8 @@ fn preferred_affinity(labels: &Value) -> Value {
         {"weight": 1, "podAffinityTerm": {"topologyKey": HOST, "labelSelector": {"matchLabels": labels}}}]}}})
 }
 
-/// Pods as name and count, each `app: name` with the spec of its name, on nodes of a1; what is on each node afterwards.
+/// Places pods, given by name and count, on nodes of a1; each has the label `app: name` and the spec of its name. Returns the
+/// contents of each node afterwards.
 fn improved(specs: &[(&str, Value)], nodes: &[(&str, &[(&str, usize)])]) -> Vec<String> {
     let mut world = World::new();
     for (name, spec) in specs {
@@ -29,7 +30,7 @@ fn improved(specs: &[(&str, Value)], nodes: &[(&str, &[(&str, usize)])]) -> Vec<
     state.split_merged();
     let cost = state.cost();
     improve_host_preferences(&mut state);
-    assert!(state.cost() <= cost && state.demand.is_empty(), "free of cost, and no pod is lost");
+    assert!(state.cost() <= cost && state.demand.is_empty(), "the cost does not increase, and no pod is lost");
     purchased(&state)
 }
 
@@ -41,14 +42,14 @@ fn pods_that_prefer_to_be_apart_move_to_nodes_with_room() {
 }
 
 #[test]
-fn without_room_they_change_places_with_indifferent_pods() {
+fn without_room_they_are_swapped_with_pods_without_preferences() {
     let specs = [("p", soft_spread(&json!({"app": "p"}))), ("q", json!({}))];
     let nodes = improved(&specs, &[("a1.x2", &[("p", 2)]), ("a1.x2", &[("q", 2)])]);
     assert_eq!(nodes, ["a1.x2 in z-a: p 1, q 1", "a1.x2 in z-a: q 1, p 1"]);
 }
 
 #[test]
-fn pods_that_prefer_company_move_to_it_and_an_emptied_node_is_not_purchased() {
+fn pods_move_to_pods_they_prefer_and_empty_nodes_are_not_purchased() {
     let specs = [("p", preferred_affinity(&json!({"app": "lead"}))), ("lead", json!({}))];
     let nodes = improved(&specs, &[("a1.x2", &[("p", 1)]), ("a1.x4", &[("lead", 1)])]);
     assert_eq!(nodes, ["a1.x4 in z-a: lead 1, p 1"]);

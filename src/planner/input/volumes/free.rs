@@ -43,7 +43,7 @@ pub(crate) fn assign(problem: &Problem) -> Assigned {
             let serving = volumes.serving(&volumes.claims[claim.as_ref()], class);
             let mut left: Vec<(&str, &Volume)> = serving.map(|(name, volume)| (name.as_str(), volume)).collect();
             left.retain(|(_, volume)| within_reach(&hosts, pod, volume));
-            // A pod that no node admits does not change what is left for others.
+            // A pod that no node admits does not reduce the volumes for other pods.
             let reached = !left.is_empty();
             left.retain(|(name, _)| !taken.contains(name));
             if reached && left.is_empty() {

@@ -139,7 +139,7 @@ mod tests {
         state.demand.choose_host_caps(true);
         assert_eq!((state.demand.host_caps.len(), state.demand.nodes_for_host_caps()), (3, 5));
         state.demand.take(&[(1, 3)], 1);
-        assert_eq!(state.demand.nodes_for_host_caps(), 4, "of what remains");
+        assert_eq!(state.demand.nodes_for_host_caps(), 4, "of the remaining demand");
     }
 
     #[test]

@@ -55,7 +55,7 @@ pub(crate) struct HostCap {
     members: Bits,
 }
 
-/// What is left to place. Counts only decrease by [`Demand::take`] and increase by [`Demand::restore`].
+/// The remaining demand. Counts only decrease by [`Demand::take`] and increase by [`Demand::restore`].
 pub(crate) struct Demand<'g> {
     pub groups: &'g [Group],
     pub items: Vec<DemandItem>,

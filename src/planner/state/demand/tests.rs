@@ -6,7 +6,7 @@ use crate::planner::tests::{HOST, World, affinity};
 use crate::test_support::plan_stages::{described, instance, item};
 
 #[test]
-fn items_without_host_rules_and_of_one_size_are_merged_until_they_are_split() {
+fn items_of_one_size_without_host_rules_are_merged_until_split() {
     let mut world = World::new();
     world.pods("a", 2, &json!({"app": "a"}), "1", "1Gi", &json!({}));
     world.pods("b", 3, &json!({"app": "b"}), "1", "1Gi", &json!({"priority": 5}));

@@ -35,7 +35,7 @@ fn fill(state: &mut PlanState<'_, '_>, room: &[i64], cosine_power: i32) -> Vec<(
 }
 
 #[test]
-fn a_bin_takes_as_many_pods_as_fit_in_every_resource() {
+fn a_bin_is_filled_until_a_resource_is_exhausted() {
     let pods = [("p", 9, "1", "1Gi")];
     assert_eq!(filled(&pods, &room(5, 100), 0), "p 5");
     assert_eq!(filled(&pods, &room(100, 3), 0), "p 3");
@@ -45,16 +45,16 @@ fn a_bin_takes_as_many_pods_as_fit_in_every_resource() {
 }
 
 #[test]
-fn by_dot_product_the_largest_goes_first_and_by_cosine_what_keeps_the_mix() {
+fn dot_product_scores_prefer_large_pods_and_cosine_scores_keep_the_mix() {
     let pods = [("cpu", 1, "4", "512Mi"), ("even", 9, "1", "1Gi")];
     assert_eq!(filled(&pods, &room(4, 4), 0), "cpu 1");
     assert_eq!(filled(&pods, &room(4, 4), 2), "even 4");
 }
 
 #[test]
-fn a_swap_replaces_a_pod_by_a_more_valuable_pod_that_fits_in_its_place() {
+fn a_swap_replaces_a_pod_by_a_more_valuable_pod_that_fits() {
     let pods = [("small", 3, "1", "1Gi"), ("large", 2, "2", "512Mi")];
-    // The cosine puts in three small pods, which leaves one CPU unused.
+    // The cosine selects three small pods, which leaves one CPU unused.
     assert_eq!(filled(&pods, &room(4, 4), 2), "small 2, large 1");
 }
 
@@ -73,7 +73,7 @@ fn a_bin_without_room_for_its_seed_stays_empty() {
 }
 
 #[test]
-fn host_rules_limit_a_bin_and_decide_what_is_feasible() {
+fn host_rules_limit_a_bin_and_determine_feasibility() {
     let labels = json!({"app": "p"});
     let mut world = World::new();
     world.pods("p", 3, &labels, "1", "1Gi", &affinity("podAntiAffinity", HOST, &labels));
@@ -95,7 +95,7 @@ fn host_rules_limit_a_bin_and_decide_what_is_feasible() {
 }
 
 #[test]
-fn followers_join_only_where_the_pod_that_they_follow_is() {
+fn followers_join_only_bins_with_a_pod_that_they_follow() {
     let follow: Value = affinity("podAffinity", HOST, &json!({"app": "lead"}));
     let mut world = World::new();
     world.pods("lead", 1, &json!({"app": "lead"}), "1", "1Gi", &json!({}));
