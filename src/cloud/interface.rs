@@ -59,7 +59,7 @@ pub trait NodeClassCloud: Send + Sync {
     /// Resolves a class to subnets, security groups, images and so on, and evaluates its conditions. `pools` are the NodePools
     /// that reference it.
     fn resolve<'a>(&'a self, class: &'a Ec2NodeClass, pools: &'a [Arc<NodePool>]) -> BoxFuture<'a, Resolution>;
-    /// The difference between the instance of a claim and its resolved node class; `None` without one. Mostly answered from
+    /// The difference between the instance of a claim and its resolved node class; `None` without one. Mostly evaluated from
     /// caches.
     ///
     /// # Errors

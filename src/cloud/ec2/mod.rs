@@ -1,4 +1,4 @@
-//! Amazon EC2 through the AWS SDK. Requests and the interpretation of answers are pure functions, tested with tables; the calls
+//! Amazon EC2 through the AWS SDK. Requests and the interpretation of responses are pure functions, tested with tables; the calls
 //! around them only send, page and delegate. Nothing that the planner calls does I/O.
 //!
 //! Groups, bottom to top; imports point downwards only:

@@ -246,12 +246,12 @@ pub async fn each<T: Clone>(
     }
     let left: Vec<&String> = ids.iter().filter(|id| !out.contains_key(*id)).collect();
     let alone = left.into_iter().map(|id| async move {
-        let answer = match describe(clients, vec![id.clone()], read).await {
+        let response = match describe(clients, vec![id.clone()], read).await {
             Ok(found) => Ok(found.into_iter().next().map(|(_, found)| found)),
             Err(error) if error.class == Class::NotFound => Ok(None),
             Err(error) => Err(error),
         };
-        (id.clone(), answer)
+        (id.clone(), response)
     });
     let alone = join_all(alone).await;
     out.extend(alone);
@@ -268,8 +268,8 @@ async fn terminate_all(clients: Clients, ids: Vec<String>) -> HashMap<String, Re
     match terminate(&clients, ids.clone()).await {
         Ok(terminating) => out.extend(terminating.into_iter().map(|id| (id, Ok(true)))),
         Err(error) if error.is_transient() || ids.len() == 1 => {
-            let answer = if error.class == Class::NotFound { Ok(false) } else { Err(error) };
-            return ids.into_iter().map(|id| (id, answer.clone())).collect();
+            let response = if error.class == Class::NotFound { Ok(false) } else { Err(error) };
+            return ids.into_iter().map(|id| (id, response.clone())).collect();
         }
         Err(_) => {}
     }
@@ -277,12 +277,12 @@ async fn terminate_all(clients: Clients, ids: Vec<String>) -> HashMap<String, Re
     let alone = left.into_iter().map(|id| {
         let clients = &clients;
         async move {
-            let answer = match terminate(clients, vec![id.clone()]).await {
+            let response = match terminate(clients, vec![id.clone()]).await {
                 Ok(_) => Ok(true),
                 Err(error) if error.class == Class::NotFound => Ok(false),
                 Err(error) => Err(error),
             };
-            (id.clone(), answer)
+            (id.clone(), response)
         }
     });
     let alone = join_all(alone).await;
@@ -293,8 +293,8 @@ async fn terminate_all(clients: Clients, ids: Vec<String>) -> HashMap<String, Re
 /// Ids of instances that are being terminated.
 async fn terminate(clients: &Clients, ids: Vec<String>) -> Result<Vec<String>, ApiError> {
     let call = clients.ec2.terminate_instances().set_instance_ids(Some(ids));
-    let answer = call.send().await.map_err(ApiError::of("ec2:TerminateInstances"))?;
-    let terminating = answer.terminating_instances().iter().filter(|change| {
+    let response = call.send().await.map_err(ApiError::of("ec2:TerminateInstances"))?;
+    let terminating = response.terminating_instances().iter().filter(|change| {
         let state = change.current_state().and_then(|state| state.name());
         matches!(state, Some(InstanceStateName::ShuttingDown | InstanceStateName::Terminated))
     });

@@ -114,7 +114,7 @@ impl InstanceStore {
         }
     }
 
-    /// Describes an instance; `None` when it no longer exists. An instance in a zone with an active zonal shift is answered from
+    /// Describes an instance; `None` when it no longer exists. An instance in a zone with an active zonal shift is read from
     /// the last listing.
     ///
     /// # Errors

@@ -120,26 +120,26 @@ impl Tagger {
     /// Writes tags. A terminated instance fails the whole call; each instance is then tagged by a separate call.
     async fn write_tags(&self, missing: Tags, of: Vec<Indexed<'_>>, pause: Duration) -> Vec<Outcome> {
         let ids = of.iter().map(|(_, id)| (*id).to_owned()).collect();
-        let answer = create(&self.clients, &missing, ids).await;
+        let response = create(&self.clients, &missing, ids).await;
         tokio::time::sleep(pause).await;
-        match answer {
+        match response {
             Err(error) if error.class == Class::NotFound && of.len() > 1 => {
                 let mut out = Vec::new();
                 for (at, id) in of {
-                    let answer = create(&self.clients, &missing, vec![id.to_owned()]).await;
+                    let response = create(&self.clients, &missing, vec![id.to_owned()]).await;
                     tokio::time::sleep(pause).await;
-                    out.push((at, self.tagged(id, answer)));
+                    out.push((at, self.tagged(id, response)));
                 }
                 out
             }
-            answer => of.into_iter().map(|(at, id)| (at, self.tagged(id, answer.clone()))).collect(),
+            response => of.into_iter().map(|(at, id)| (at, self.tagged(id, response.clone()))).collect(),
         }
     }
 
-    fn tagged(&self, id: &str, answer: Result<(), ApiError>) -> Result<(), CloudError> {
-        match answer {
+    fn tagged(&self, id: &str, response: Result<(), ApiError>) -> Result<(), CloudError> {
+        match response {
             Err(error) if error.class == Class::NotFound => self.record_absent(id),
-            answer => self.record_tagged(id, answer),
+            response => self.record_tagged(id, response),
         }
     }
 
@@ -153,9 +153,9 @@ impl Tagger {
     }
 
     /// Records whether an instance was tagged. Tagging is degraded while any due instance fails.
-    fn record_tagged(&self, id: &str, answer: Result<(), ApiError>) -> Result<(), CloudError> {
+    fn record_tagged(&self, id: &str, response: Result<(), ApiError>) -> Result<(), CloudError> {
         let mut untaggable = lock(&self.untaggable);
-        match &answer {
+        match &response {
             Err(error) => {
                 untaggable.insert(id.to_owned());
                 let help = match error.class {
@@ -176,7 +176,7 @@ impl Tagger {
                 }
             }
         }
-        Ok(answer?)
+        Ok(response?)
     }
 
     /// Removes failed instances that are no longer due.

@@ -94,7 +94,7 @@ impl Queue {
     pub async fn receive(&self, clock: impl Fn() -> UnixMillis) -> Result<Vec<Received>, ApiError> {
         let url = self.url().await?;
         let timeouts = TimeoutConfig::builder().operation_timeout(POLL_TIMEOUT).build();
-        let answer = self
+        let response = self
             .client
             .receive_message()
             .queue_url(&url)
@@ -109,8 +109,8 @@ impl Queue {
             .config_override(Builder::default().timeout_config(timeouts))
             .send()
             .await;
-        let messages = match answer {
-            Ok(answer) => answer.messages.unwrap_or_default(),
+        let messages = match response {
+            Ok(response) => response.messages.unwrap_or_default(),
             Err(error) => {
                 let error = ApiError::of(RECEIVE)(error);
                 if error.class == Class::NotFound {
@@ -156,8 +156,8 @@ impl Queue {
             let timeouts = TimeoutConfig::builder().operation_timeout(DELETE_TIMEOUT).build();
             let call = self.client.delete_message_batch().queue_url(url).set_entries(Some(entries)).customize();
             let call = call.config_override(Builder::default().timeout_config(timeouts));
-            let answer = call.send().await.map_err(ApiError::of(DELETE))?;
-            for failure in answer.failed() {
+            let response = call.send().await.map_err(ApiError::of(DELETE))?;
+            for failure in response.failed() {
                 warn!(
                     code = failure.code(),
                     error = failure.message(),
@@ -165,7 +165,7 @@ impl Queue {
                 );
             }
             let mut state = self.state();
-            let ids = answer.successful().iter().filter_map(|deleted| deleted.id().parse::<usize>().ok());
+            let ids = response.successful().iter().filter_map(|deleted| deleted.id().parse::<usize>().ok());
             for handle in ids.filter_map(|id| batch.get(id)) {
                 state.receipts.deleted(handle);
                 state.counts.deleted += 1;
@@ -178,8 +178,8 @@ impl Queue {
         if let Some(url) = &self.state().url {
             return Ok(url.clone());
         }
-        let answer = self.client.get_queue_url().queue_name(&self.name).send().await;
-        let url = answer.map_err(ApiError::of(GET_QUEUE_URL))?.queue_url.unwrap_or_default();
+        let response = self.client.get_queue_url().queue_name(&self.name).send().await;
+        let url = response.map_err(ApiError::of(GET_QUEUE_URL))?.queue_url.unwrap_or_default();
         if url.is_empty() {
             return Err(crate::cloud::ec2::offerings::instance_types::unusable_response(GET_QUEUE_URL, "no URL"));
         }

@@ -1,7 +1,7 @@
 //! Batches the claims of a launch group into one call.
 //!
 //! The first claim makes the call on behalf of all claims that arrive within a short window; the others receive its answers. The
-//! calls of a launch group are serialized, so that an unanswered call is resolved before the next call.
+//! calls of a launch group are serialized, so that a call without a response is resolved before the next call.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -54,8 +54,8 @@ pub type BatchGuard<'a, C> = tokio::sync::MutexGuard<'a, BatchState<C>>;
 pub struct BatchState<C> {
     /// Tokens and instances.
     pub attempts: Attempts,
-    /// The call that EC2 may have received and did not answer.
-    pub unanswered: Option<C>,
+    /// The call that EC2 may have received, without a response.
+    pub without_response: Option<C>,
     answers: HashMap<String, Answer>,
 }
 
@@ -81,7 +81,7 @@ impl<C> LaunchBatches<C> {
             Arc::strong_count(batch) > 1 || !used_at.is_older_than(MEMORY, now)
         });
         let batch = batches.entry(launch_group.to_owned()).or_insert_with(|| {
-            let state = BatchState { attempts: Attempts::default(), unanswered: None, answers: HashMap::new() };
+            let state = BatchState { attempts: Attempts::default(), without_response: None, answers: HashMap::new() };
             let (waiting, arrived) = (Mutex::default(), Notify::new());
             let (state, used_at) = (tokio::sync::Mutex::new(state), AtomicI64::new(now.0));
             Arc::new(LaunchBatch { state, waiting, arrived, used_at })
@@ -109,8 +109,8 @@ impl<C> LaunchBatch<C> {
         let end = Instant::now() + MAX_WINDOW;
         loop {
             let arrived = self.arrived.notified();
-            let is_unanswered = |uid: &&String| !state.answers.contains_key(*uid);
-            let ready: Vec<String> = lock(&self.waiting).iter().filter(is_unanswered).take(MAX_SIZE).cloned().collect();
+            let is_waiting = |uid: &&String| !state.answers.contains_key(*uid);
+            let ready: Vec<String> = lock(&self.waiting).iter().filter(is_waiting).take(MAX_SIZE).cloned().collect();
             if ready.len() >= expected.min(MAX_SIZE) {
                 return ready;
             }

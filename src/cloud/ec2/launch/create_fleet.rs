@@ -1,4 +1,4 @@
-//! CreateFleet: the request for the instances of a launch group, and the interpretation of its answer. Pure.
+//! CreateFleet: the request for the instances of a launch group, and the interpretation of its response. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -169,21 +169,21 @@ pub struct FleetError {
     pub subnet: Option<String>,
 }
 
-/// The answer of EC2.
+/// The response of EC2.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct FleetAnswer {
+pub struct FleetResponse {
     /// At most as many instances as requested, unless EC2 exceeds the request.
     pub launched: Vec<LaunchedInstance>,
     /// Overrides that failed, possibly in addition to launched instances.
     pub errors: Vec<FleetError>,
 }
 
-impl FleetAnswer {
-    /// Reads the answer of EC2. A missing zone or image is taken from the request.
-    pub fn read(answer: &CreateFleetOutput, request: &FleetRequest) -> Self {
+impl FleetResponse {
+    /// Reads the response of EC2. A missing zone or image is taken from the request.
+    pub fn read(response: &CreateFleetOutput, request: &FleetRequest) -> Self {
         let requested = || request.templates.iter().flat_map(|(_, overrides)| overrides);
         let mut launched = Vec::new();
-        for reported in answer.instances() {
+        for reported in response.instances() {
             let overrides = reported.launch_template_and_overrides().and_then(|used| used.overrides());
             let subnet = overrides.and_then(|used| used.subnet_id()).or(reported.subnet_id());
             let instance_type = reported
@@ -213,7 +213,7 @@ impl FleetAnswer {
                 });
             }
         }
-        let errors = answer.errors().iter().map(|error| {
+        let errors = response.errors().iter().map(|error| {
             let overrides = error.launch_template_and_overrides().and_then(|used| used.overrides());
             let subnet = overrides.and_then(|used| used.subnet_id()).map(str::to_owned);
             let zone = overrides.and_then(|used| used.availability_zone()).map(str::to_owned).or_else(|| {

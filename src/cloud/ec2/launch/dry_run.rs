@@ -97,8 +97,8 @@ fn template_outcome(error: &ApiError) -> Outcome {
 }
 
 /// The result of a CreateFleet dry run.
-fn fleet_outcome(answer: Result<(), ApiError>) -> Outcome {
-    match answer {
+fn fleet_outcome(response: Result<(), ApiError>) -> Outcome {
+    match response {
         Ok(()) => Outcome::Passed,
         Err(error) => match error.class {
             Class::DryRunOk => Outcome::Passed,
@@ -112,11 +112,11 @@ fn fleet_outcome(answer: Result<(), ApiError>) -> Outcome {
 }
 
 /// The result of RunInstances dry runs, one per subnet: one success is enough, otherwise the first error decides.
-fn run_outcome(answers: &[Result<(), ApiError>], own_profile: bool) -> Outcome {
-    if answers.iter().any(is_permitted) {
+fn run_outcome(responses: &[Result<(), ApiError>], own_profile: bool) -> Outcome {
+    if responses.iter().any(is_permitted) {
         return Outcome::Passed;
     }
-    let Some(Err(error)) = answers.first() else {
+    let Some(Err(error)) = responses.first() else {
         return Outcome::Transient(Verdict::Unjudged("the class has no subnet for a dry run".into()));
     };
     if error.code == "InvalidParameterValue" && error.message.contains("Invalid IAM Instance Profile name") {
@@ -276,16 +276,16 @@ impl DryRunValidator {
             Outcome::Passed => {}
             other => return other,
         }
-        let mut answers = Vec::new();
+        let mut responses = Vec::new();
         for subnet in &inputs.subnets {
-            let answer = self.run_instances(class, template.name(), &inputs, subnet).await;
-            let passed = is_permitted(&answer);
-            answers.push(answer);
+            let response = self.run_instances(class, template.name(), &inputs, subnet).await;
+            let passed = is_permitted(&response);
+            responses.push(response);
             if passed {
                 break;
             }
         }
-        run_outcome(&answers, class.spec.instance_profile.is_none())
+        run_outcome(&responses, class.spec.instance_profile.is_none())
     }
 
     /// Calls CreateFleet as a dry run.
@@ -303,8 +303,8 @@ impl DryRunValidator {
             .set_target_capacity_specification(input.get_target_capacity_specification().clone())
             .set_on_demand_options(input.get_on_demand_options().clone())
             .set_tag_specifications(input.get_tag_specifications().clone());
-        let answer = call.customize().config_override(no_retries()).send().await;
-        answer.map(|_| ()).map_err(ApiError::of("ec2:CreateFleet"))
+        let response = call.customize().config_override(no_retries()).send().await;
+        response.map(|_| ()).map_err(ApiError::of("ec2:CreateFleet"))
     }
 
     /// Calls RunInstances as a dry run.

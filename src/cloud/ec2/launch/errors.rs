@@ -4,17 +4,17 @@ use crate::cloud::LaunchError;
 use crate::cloud::ec2::aws::errors::{ApiError, Class};
 
 /// The error of a call whose effect is unknown: an instance may have been launched, so retry with the same token.
-pub fn unanswered(error: &ApiError) -> LaunchError {
+pub fn no_response(error: &ApiError) -> LaunchError {
     match error.class {
         Class::Throttled => LaunchError::Throttled,
         _ => LaunchError::Other { reason: error.reason(), message: error.to_string() },
     }
 }
 
-/// The error of a call that EC2 refused, so that nothing was launched. Server errors count as unanswered.
+/// The error of a call that EC2 rejected, so that nothing was launched. The effect of a transient error is unknown.
 pub fn refused(error: &ApiError) -> LaunchError {
     if error.is_transient() {
-        return unanswered(error);
+        return no_response(error);
     }
     LaunchError::Rejected { reason: error.reason(), message: error.to_string() }
 }

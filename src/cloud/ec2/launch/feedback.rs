@@ -3,15 +3,15 @@
 use crate::cloud::ec2::aws::errors;
 use crate::cloud::ec2::aws::errors::{ApiError, Class};
 use crate::cloud::ec2::launch::context::LaunchContext;
-use crate::cloud::ec2::launch::create_fleet::{CapacityFeedback, FleetAnswer};
-use crate::cloud::ec2::launch::errors::{refused, unanswered};
+use crate::cloud::ec2::launch::create_fleet::{CapacityFeedback, FleetResponse};
+use crate::cloud::ec2::launch::errors::{no_response, refused};
 use crate::cloud::ec2::launch::prepare::PreparedFleet;
 use crate::cloud::{LaunchError, LaunchRequest};
 
 /// The result of a CreateFleet call.
 pub enum FleetOutcome {
     /// EC2 responded: the launched instances and the failed overrides.
-    Answered(FleetAnswer, CapacityFeedback),
+    Responded(FleetResponse, CapacityFeedback),
     /// The capacity reservation is full: select again.
     ReservationFull,
     /// A launch template no longer exists: recreate it and retry.
@@ -21,10 +21,10 @@ pub enum FleetOutcome {
     /// EC2 refused, so that nothing was launched.
     Refused(LaunchError),
     /// EC2 may have received the call.
-    Unanswered(LaunchError),
+    NoResponse(LaunchError),
 }
 
-/// Calls CreateFleet and records the capacity feedback of its answer.
+/// Calls CreateFleet and records the capacity feedback of its response.
 pub async fn create_fleet(context: &LaunchContext, request: &LaunchRequest, prepared: &PreparedFleet) -> FleetOutcome {
     let fleet = &prepared.fleet;
     tracing::info!(
@@ -36,12 +36,12 @@ pub async fn create_fleet(context: &LaunchContext, request: &LaunchRequest, prep
         prepared_us = u64::try_from(prepared.took.as_micros()).unwrap_or(u64::MAX),
         "calling CreateFleet"
     );
-    let answer = fleet.input().send_with(&context.clients.ec2).await;
-    match answer.map_err(ApiError::of("ec2:CreateFleet")) {
-        Ok(answer) => {
-            let answer = FleetAnswer::read(&answer, fleet);
-            let feedback = record(context, request, &answer, prepared);
-            FleetOutcome::Answered(answer, feedback)
+    let response = fleet.input().send_with(&context.clients.ec2).await;
+    match response.map_err(ApiError::of("ec2:CreateFleet")) {
+        Ok(response) => {
+            let response = FleetResponse::read(&response, fleet);
+            let feedback = record(context, request, &response, prepared);
+            FleetOutcome::Responded(response, feedback)
         }
         Err(error) => match (error.class, &fleet.reservation) {
             (Class::Unfulfillable, Some(reservation)) => {
@@ -50,7 +50,7 @@ pub async fn create_fleet(context: &LaunchContext, request: &LaunchRequest, prep
             }
             (Class::LaunchTemplateNotFound, _) => FleetOutcome::TemplateGone,
             (Class::TokenReused, _) => FleetOutcome::TokenReused,
-            _ if error.is_transient() => FleetOutcome::Unanswered(unanswered(&error)),
+            _ if error.is_transient() => FleetOutcome::NoResponse(no_response(&error)),
             _ => FleetOutcome::Refused(refused(&error)),
         },
     }
@@ -59,12 +59,12 @@ pub async fn create_fleet(context: &LaunchContext, request: &LaunchRequest, prep
 fn record(
     context: &LaunchContext,
     request: &LaunchRequest,
-    answer: &FleetAnswer,
+    response: &FleetResponse,
     prepared: &PreparedFleet,
 ) -> CapacityFeedback {
     let fleet = &prepared.fleet;
-    let feedback = CapacityFeedback::of(&answer.errors, fleet, prepared.placement_scope.as_deref());
-    for error in &answer.errors {
+    let feedback = CapacityFeedback::of(&response.errors, fleet, prepared.placement_scope.as_deref());
+    for error in &response.errors {
         tracing::info!(
             claim = request.node_claim,
             code = error.code,

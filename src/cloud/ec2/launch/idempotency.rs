@@ -1,14 +1,14 @@
 //! Idempotency of the calls of a launch group: the token of the next CreateFleet call, whether to search for instances first, and
 //! which instances are unassigned. Pure.
 //!
-//! Neither a crash between the call and the write of its result nor a lost answer may launch twice:
+//! Neither a crash between the call and the write of its result nor a lost response may launch twice:
 //! - Every instance carries its launch group as a tag, and serves any claim of the group. An instance that no claim names is
 //!   assigned to the first claim that needs one.
-//! - An unanswered call is repeated unchanged before any other call. EC2 answers a known token with the original result.
-//! - After a restart, which loses the unanswered call, instances are searched by tag first. If the search does not show them yet,
+//! - A call without a response is repeated unchanged before any other call. EC2 returns the original result for a known token.
+//! - After a restart, which loses that call, instances are searched by tag first. If the search does not show them yet,
 //!   EC2 rejects the reused token until they are described.
 //!
-//! The token is the id of the launch group until EC2 has answered it, then `id-1`, `id-2` and so on.
+//! The token is the id of the launch group until EC2 has responded, then `id-1`, `id-2` and so on.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -25,8 +25,8 @@ const REUSED_TOKEN_TIMEOUT: Duration = Duration::from_mins(1);
 /// The calls of a launch group and their instances.
 #[derive(Clone, Debug, Default)]
 pub struct Attempts {
-    /// Calls that EC2 has answered.
-    answered: u32,
+    /// Calls with a response of EC2.
+    responded: u32,
     /// Since when EC2 rejects a token as reused with other parameters.
     token_reused_since: Option<UnixMillis>,
     /// Ids of all instances seen so far.
@@ -36,22 +36,22 @@ pub struct Attempts {
 
 impl Attempts {
     /// Whether instances may exist that this process does not know, for claims created at `created`.
-    pub fn must_search(&self, unanswered: bool, created: UnixMillis, leading_since: UnixMillis) -> bool {
-        let inherited = self.answered == 0 && created < leading_since + SKEW;
-        unanswered || inherited || self.token_reused_since.is_some()
+    pub fn must_search(&self, is_response_missing: bool, created: UnixMillis, leading_since: UnixMillis) -> bool {
+        let inherited = self.responded == 0 && created < leading_since + SKEW;
+        is_response_missing || inherited || self.token_reused_since.is_some()
     }
 
     /// The token of the next call.
     pub fn token(&self, launch_group: &str) -> String {
-        match self.answered {
+        match self.responded {
             0 => launch_group.to_owned(),
-            answered => format!("{launch_group}-{answered}"),
+            responded => format!("{launch_group}-{responded}"),
         }
     }
 
-    /// Records that EC2 answered a call, so that the next call uses the next token.
-    pub fn answered(&mut self) {
-        self.answered += 1;
+    /// Records that EC2 responded to a call, so that the next call uses the next token.
+    pub fn responded(&mut self) {
+        self.responded += 1;
     }
 
     /// Records that EC2 rejected the token as used with other parameters, and no instance is described. Returns whether the wait
@@ -60,11 +60,11 @@ impl Attempts {
     pub fn token_reused(&mut self, now: UnixMillis) -> bool {
         let since = *self.token_reused_since.get_or_insert(now);
         let expired = since.is_older_than(REUSED_TOKEN_TIMEOUT, now);
-        self.answered += u32::from(expired);
+        self.responded += u32::from(expired);
         expired
     }
 
-    /// Adds instances of the launch group from an answer or a search. Instances whose provider id is in `named` are already
+    /// Adds instances of the launch group from a response or a search. Instances whose provider id is in `named` are already
     /// assigned. Returns how many new instances are unassigned.
     pub fn found(&mut self, instances: impl IntoIterator<Item = Instance>, named: &BTreeSet<String>) -> usize {
         let before = self.unassigned.len();
@@ -123,7 +123,7 @@ mod tests {
             "within the tolerance for clock skew"
         );
         assert!(attempts.must_search(true, UnixMillis(150_000), UnixMillis(100_000)), "a call has no response");
-        attempts.answered();
+        attempts.responded();
         assert!(!attempts.must_search(false, UnixMillis(90_000), UnixMillis(100_000)), "already searched");
     }
 
@@ -131,9 +131,9 @@ mod tests {
     fn the_token_changes_only_after_a_response() {
         let mut attempts = Attempts::default();
         assert_eq!((attempts.token("g"), attempts.token("g")), ("g".into(), "g".into()));
-        attempts.answered();
+        attempts.responded();
         assert_eq!(attempts.token("g"), "g-1");
-        attempts.answered();
+        attempts.responded();
         assert_eq!(attempts.token("g"), "g-2");
     }
 

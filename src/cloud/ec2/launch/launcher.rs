@@ -12,7 +12,7 @@ use crate::cloud::ec2::instances::store::InstanceStore;
 use crate::cloud::ec2::launch::batch::{Answer, BatchState, LaunchBatches};
 use crate::cloud::ec2::launch::context::LaunchContext;
 use crate::cloud::ec2::launch::create_fleet::{LaunchedInstance, failure};
-use crate::cloud::ec2::launch::errors::unanswered;
+use crate::cloud::ec2::launch::errors::no_response;
 use crate::cloud::ec2::launch::feedback::{FleetOutcome, create_fleet};
 use crate::cloud::ec2::launch::prepare::{PreparedFleet, prepare, release_unused};
 use crate::cloud::ec2::launch::request::launchable;
@@ -81,7 +81,7 @@ impl Launcher {
     ) -> Result<(), LaunchError> {
         let context = &*self.context;
         let created = details.claim.creation_timestamp().map_or(UnixMillis(0), |time| UnixMillis::from(&time));
-        if state.attempts.must_search(state.unanswered.is_some(), created, self.leading_since) {
+        if state.attempts.must_search(state.without_response.is_some(), created, self.leading_since) {
             self.adopt(launch_group, details, state).await?;
         }
         let (mut template_gone, mut full_reservations) = (false, 0);
@@ -90,33 +90,33 @@ impl Launcher {
             if let Some(error) = failed {
                 return Err(error);
             }
-            let (prepared, is_retry) = if let Some(prepared) = state.unanswered.take() {
+            let (prepared, is_retry) = if let Some(prepared) = state.without_response.take() {
                 (prepared, true)
             } else {
                 let token = state.attempts.token(&launch_group.id);
                 (prepare(context, request, details, launch_group, pending.len(), token).await?, false)
             };
             match create_fleet(context, request, &prepared).await {
-                FleetOutcome::Answered(answer, feedback) => {
-                    state.attempts.answered();
-                    release_unused(context, &prepared, &answer.launched);
+                FleetOutcome::Responded(response, feedback) => {
+                    state.attempts.responded();
+                    release_unused(context, &prepared, &response.launched);
                     let launched: Vec<Instance> =
-                        answer.launched.iter().map(|one| instance(&launch_group.id, one, &prepared)).collect();
+                        response.launched.iter().map(|one| instance(&launch_group.id, one, &prepared)).collect();
                     self.instances.remember(&launched);
                     let reserved = prepared.fleet.reservation.is_some() && !launched.is_empty();
                     state.attempts.found(launched, &details.named);
-                    if answer.lacks_template() && !template_gone {
+                    if response.lacks_template() && !template_gone {
                         template_gone = true;
                         self.forget_templates(&prepared);
                     } else if feedback.reservation_full && full_reservations < MAX_FULL_RESERVATIONS {
                         full_reservations += 1;
                     } else if !is_retry && !reserved {
-                        failed = Some(failure(&answer.errors, &feedback));
+                        failed = Some(failure(&response.errors, &feedback));
                     }
                 }
                 FleetOutcome::ReservationFull => {
                     release_unused(context, &prepared, &[]);
-                    state.attempts.answered();
+                    state.attempts.responded();
                     full_reservations += 1;
                     if full_reservations > MAX_FULL_RESERVATIONS {
                         return Err(LaunchError::InsufficientCapacity { unavailable: vec![] });
@@ -147,8 +147,8 @@ impl Launcher {
                     release_unused(context, &prepared, &[]);
                     return Err(error);
                 }
-                FleetOutcome::Unanswered(error) => {
-                    state.unanswered = Some(prepared);
+                FleetOutcome::NoResponse(error) => {
+                    state.without_response = Some(prepared);
                     return Err(error);
                 }
             }
@@ -156,7 +156,7 @@ impl Launcher {
         Ok(())
     }
 
-    /// Adopts instances of earlier calls whose answers were lost or not recorded.
+    /// Adopts instances of earlier calls whose responses were lost or not recorded.
     async fn adopt(
         &self,
         launch_group: &LaunchGroup,
@@ -165,7 +165,7 @@ impl Launcher {
     ) -> Result<(), LaunchError> {
         let cluster = &self.context.options.cluster_name;
         let found = describe::of_launch_group(&self.context.clients, cluster, &launch_group.id).await;
-        let found = found.map_err(|error: ApiError| unanswered(&error))?;
+        let found = found.map_err(|error: ApiError| no_response(&error))?;
         self.instances.remember(&found);
         let now = crate::clock::now();
         self.context.offerings.with_reservations(|reservations| {

@@ -10,7 +10,7 @@ use kube::ResourceExt;
 use crate::api::Ec2NodeClass;
 use crate::cloud::ec2::launch::context::LaunchContext;
 use crate::cloud::ec2::launch::create_fleet::{FleetRequest, LaunchedInstance};
-use crate::cloud::ec2::launch::errors::{refused, unanswered};
+use crate::cloud::ec2::launch::errors::{no_response, refused};
 use crate::cloud::ec2::launch::request::Shapes;
 use crate::cloud::ec2::launch::select::{Choice, choose, min_values_hold};
 use crate::cloud::ec2::launch::select_reserved::{ReservationQuery, choose_reserved};
@@ -28,7 +28,7 @@ use crate::model::requirement::Requirements;
 #[derive(Debug)]
 pub struct PreparedFleet {
     pub fleet: FleetRequest,
-    /// Keep the templates from being deleted until EC2 has answered.
+    /// Keep the templates from being deleted until EC2 has responded.
     pub templates: Vec<TemplateRef>,
     pub addresses: Vec<AddressReservation>,
     /// The placement group or the partition of it that failures apply to.
@@ -155,7 +155,7 @@ async fn resolve_placement_group(
             name: class.name_any(),
             reason: "its placement group does not exist".into(),
         }),
-        Err(error) => Err(unanswered(&error)),
+        Err(error) => Err(no_response(&error)),
     }
 }
 

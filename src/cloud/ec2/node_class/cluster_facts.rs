@@ -75,7 +75,7 @@ pub async fn discover(
     } else {
         Err(ApiError::not_called("eks:DescribeCluster"))
     };
-    let described = eks.as_ref().ok().and_then(|answer| answer.cluster());
+    let described = eks.as_ref().ok().and_then(|response| response.cluster());
     let endpoint = match (&options.cluster_endpoint, &eks) {
         (Some(given), _) => given.clone(),
         (None, Err(error)) => return Err(ClusterError::Endpoint { cluster: name.clone(), source: error.clone() }),

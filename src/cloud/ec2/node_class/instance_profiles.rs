@@ -223,8 +223,8 @@ async fn list(clients: &Clients, path: &str) -> Result<Vec<(String, UnixMillis)>
 pub(crate) async fn get(clients: &Clients, name: &str) -> Result<Option<Option<String>>, ApiError> {
     let call = clients.iam.get_instance_profile().instance_profile_name(name);
     match call.send().await.map_err(ApiError::of("iam:GetInstanceProfile")) {
-        Ok(answer) => {
-            let roles = answer.instance_profile().map(aws_sdk_iam::types::InstanceProfile::roles).unwrap_or_default();
+        Ok(response) => {
+            let roles = response.instance_profile().map(aws_sdk_iam::types::InstanceProfile::roles).unwrap_or_default();
             Ok(Some(roles.first().map(|role| role.role_name().to_owned())))
         }
         Err(error) if error.class == Class::NotFound => Ok(None),

@@ -28,7 +28,7 @@ pub async fn find(clients: &Clients, selector: &PlacementGroupSelector) -> Resul
         .await
         .map_err(ApiError::of("ec2:DescribePlacementGroups"))
     {
-        Ok(answer) => Ok(answer.placement_groups().first().and_then(|group| {
+        Ok(response) => Ok(response.placement_groups().first().and_then(|group| {
             Some(PlacementGroup {
                 id: group.group_id()?.to_owned(),
                 strategy: group.strategy().map(|strategy| strategy.as_str().to_owned()).unwrap_or_default(),

@@ -48,8 +48,8 @@ impl RegionApis {
             OptionFuture::from(pricing.map(|pricing| prices::get_products(pricing, region))),
             OptionFuture::from(wanted(Dataset::SpotPrices).map(|()| spot_prices::describe_spot_prices(&self.ec2, now))),
         );
-        let types = types.map(|answer| {
-            answer.map(|infos| {
+        let types = types.map(|response| {
+            response.map(|infos| {
                 let (usable, unusable) = instance_types::raw_instance_types(&infos, embedded());
                 if let Some(first) = unusable.first() {
                     warn!(count = unusable.len(), %first, "left out instance types with unusable descriptions");
@@ -57,7 +57,7 @@ impl RegionApis {
                 usable
             })
         });
-        let zones = zones.map(|answer| answer.map(|offerings| instance_types::zones_by_type(&offerings)));
+        let zones = zones.map(|response| response.map(|offerings| instance_types::zones_by_type(&offerings)));
         RegionResponses { types, zones, on_demand, spot }
     }
 }

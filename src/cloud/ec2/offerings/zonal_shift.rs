@@ -188,8 +188,8 @@ mod tests {
             shift("use1-az2", "NOT_APPLIED", 100),
             shift("use1-az1", "APPLIED", 90),
         ];
-        let answer = serde_json::json!({"zonalShifts": list}).to_string();
-        let (clients, _) = fake_aws::clients(Box::new(move |_| Some((200, answer.clone()))));
+        let response = serde_json::json!({"zonalShifts": list}).to_string();
+        let (clients, _) = fake_aws::clients(Box::new(move |_| Some((200, response.clone()))));
         let mut arn = Some("arn:aws:eks:us-east-1:1:cluster/c1".to_owned());
         let active = fetch(&clients, "c1", &mut arn).await.unwrap();
         let expiry = UnixMillis(100_000);

@@ -73,12 +73,15 @@ pub fn region(responses: &RegionResponses) -> Vec<Finding> {
 fn counted(dataset: Dataset, responses: &RegionResponses) -> Option<Result<(usize, String), ApiError>> {
     let inner = |map: &BTreeMap<String, BTreeMap<String, _>>| map.values().map(BTreeMap::len).sum::<usize>();
     match dataset {
-        Dataset::Types => responses.types.as_ref().map(|answer| {
-            answer.as_ref().map(|types| (types.len(), format!("{} instance types", types.len()))).map_err(Clone::clone)
+        Dataset::Types => responses.types.as_ref().map(|response| {
+            response
+                .as_ref()
+                .map(|types| (types.len(), format!("{} instance types", types.len())))
+                .map_err(Clone::clone)
         }),
-        Dataset::Zones => responses.zones.as_ref().map(|answer| {
+        Dataset::Zones => responses.zones.as_ref().map(|response| {
             let text = |types: usize, zones: usize| format!("{types} instance types in {zones} zones");
-            answer
+            response
                 .as_ref()
                 .map(|zones| {
                     let names: std::collections::BTreeSet<_> = zones.values().flatten().collect();
@@ -86,12 +89,12 @@ fn counted(dataset: Dataset, responses: &RegionResponses) -> Option<Result<(usiz
                 })
                 .map_err(Clone::clone)
         }),
-        Dataset::OnDemandPrices => responses.on_demand.as_ref().map(|answer| {
-            answer.as_ref().map(|prices| (prices.len(), format!("{} prices", prices.len()))).map_err(Clone::clone)
+        Dataset::OnDemandPrices => responses.on_demand.as_ref().map(|response| {
+            response.as_ref().map(|prices| (prices.len(), format!("{} prices", prices.len()))).map_err(Clone::clone)
         }),
-        Dataset::SpotPrices => responses.spot.as_ref().map(|answer| {
+        Dataset::SpotPrices => responses.spot.as_ref().map(|response| {
             let count = |prices| (inner(prices), format!("{} prices", inner(prices)));
-            answer.as_ref().map(|history| count(&history.prices)).map_err(Clone::clone)
+            response.as_ref().map(|history| count(&history.prices)).map_err(Clone::clone)
         }),
     }
 }

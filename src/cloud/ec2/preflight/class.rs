@@ -126,9 +126,9 @@ pub fn findings(class: &Ec2NodeClass, checks: &ClassChecks, now: UnixMillis) -> 
     findings
 }
 
-fn of_subnets(answer: &Result<Vec<Subnet>, ApiError>) -> Finding {
+fn of_subnets(response: &Result<Vec<Subnet>, ApiError>) -> Finding {
     let check = "subnets";
-    let found = match answer {
+    let found = match response {
         Ok(found) => found,
         Err(error) => return Finding::failed(check, brief(error), remediation(error)),
     };
@@ -155,9 +155,9 @@ fn of_subnets(answer: &Result<Vec<Subnet>, ApiError>) -> Finding {
     Finding::warning(check, detail, format!("add subnets in {}: few free addresses are left there", short.join(", ")))
 }
 
-fn of_groups(answer: &Result<Vec<(String, Option<String>)>, ApiError>) -> Finding {
+fn of_groups(response: &Result<Vec<(String, Option<String>)>, ApiError>) -> Finding {
     let check = "security groups";
-    match answer {
+    match response {
         Ok(found) if found.is_empty() => {
             let help = "tag the security groups as the terms say, or correct the terms";
             let detail = "securityGroupSelectorTerms select no security groups";
@@ -176,9 +176,9 @@ fn of_groups(answer: &Result<Vec<(String, Option<String>)>, ApiError>) -> Findin
     }
 }
 
-fn of_images(answer: Option<&Result<Vec<(Image, Vec<AmiRequirement>)>, ImageError>>, now: UnixMillis) -> Finding {
+fn of_images(response: Option<&Result<Vec<(Image, Vec<AmiRequirement>)>, ImageError>>, now: UnixMillis) -> Finding {
     let check = "images";
-    let found = match answer {
+    let found = match response {
         None => {
             let detail = "not checked: an alias needs the version of the cluster".to_owned();
             return Finding::warning(check, detail, "see the row about the cluster".to_owned());
@@ -225,9 +225,9 @@ fn by_architecture(images: &[AmiStatus]) -> String {
 
 fn of_identity(class: &Ec2NodeClass, identity: &NodeIdentity) -> Finding {
     match identity {
-        NodeIdentity::Profile(answer) => {
+        NodeIdentity::Profile(response) => {
             let (check, name) = ("instance profile", class.spec.instance_profile.as_deref().unwrap_or_default());
-            match answer {
+            match response {
                 Ok(ProfileState::WithRole(role)) => Finding::ok(check, format!("{name} with role {role}")),
                 Ok(ProfileState::WithoutRole) => {
                     let help = "add the nodes' role to the profile";
@@ -262,9 +262,9 @@ fn of_identity(class: &Ec2NodeClass, identity: &NodeIdentity) -> Finding {
     }
 }
 
-fn of_placement(answer: &Result<Option<PlacementGroup>, ApiError>) -> Finding {
+fn of_placement(response: &Result<Option<PlacementGroup>, ApiError>) -> Finding {
     let check = "placement group";
-    match answer {
+    match response {
         Ok(Some(group)) => Finding::ok(check, format!("{} ({})", group.id, group.strategy)),
         Ok(None) => {
             let detail = "placementGroupSelector selects no group".to_owned();

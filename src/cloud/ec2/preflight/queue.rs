@@ -28,7 +28,7 @@ pub struct QueueResponses {
 pub async fn fetch(clients: &Clients, name: Option<&str>) -> Option<Result<QueueResponses, ApiError>> {
     let name = name?;
     let url = match clients.sqs.get_queue_url().queue_name(name).send().await.map_err(ApiError::of(GET_QUEUE_URL)) {
-        Ok(answer) => answer.queue_url.unwrap_or_default(),
+        Ok(response) => response.queue_url.unwrap_or_default(),
         Err(error) => return Some(Err(error)),
     };
     // With a visibility timeout of 0 a message received here stays visible to the controller.
@@ -45,7 +45,7 @@ pub async fn fetch(clients: &Clients, name: Option<&str>) -> Option<Result<Queue
     Some(Ok(QueueResponses {
         received: received.map(|_| ()).map_err(ApiError::of(RECEIVE)),
         attributes: attributes
-            .map(|answer| answer.attributes.unwrap_or_default())
+            .map(|response| response.attributes.unwrap_or_default())
             .map_err(ApiError::of(GET_ATTRIBUTES)),
     }))
 }

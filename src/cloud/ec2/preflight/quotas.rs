@@ -145,8 +145,8 @@ pub async fn fetch(
 async fn limit(clients: &Clients, quota: Quota) -> Result<i64, ApiError> {
     let call =
         clients.quotas.get_service_quota().service_code(SERVICE_CODE).quota_code(quota.code().unwrap_or_default());
-    let answer = call.send().await.map_err(ApiError::of(GET_QUOTA))?;
-    let value = answer.quota.and_then(|quota| quota.value).unwrap_or_default();
+    let response = call.send().await.map_err(ApiError::of(GET_QUOTA))?;
+    let value = response.quota.and_then(|quota| quota.value).unwrap_or_default();
     // AWS returns whole vCPUs as doubles, far below 2^53.
     #[allow(clippy::cast_possible_truncation)]
     Ok(value as i64)

@@ -149,17 +149,19 @@ async fn one_unknown_id_does_not_hide_the_others() {
     }));
     let describer = describer(&clients);
     let ask = |id: &str| describer.ask(id.to_owned());
-    let answers = futures::future::join3(ask("i-1"), ask("i-gone"), ask("i-2")).await;
-    assert!(matches!(answers.0, Some(Ok(Some(_)))) && matches!(answers.2, Some(Ok(Some(_)))));
-    assert_eq!(answers.1, Some(Ok(None)));
+    let responses = futures::future::join3(ask("i-1"), ask("i-gone"), ask("i-2")).await;
+    assert!(matches!(responses.0, Some(Ok(Some(_)))) && matches!(responses.2, Some(Ok(Some(_)))));
+    assert_eq!(responses.1, Some(Ok(None)));
     assert_eq!(counted(&seen), [3, 1, 1, 1]);
 }
 
 #[tokio::test]
 async fn an_unauthorized_describe_is_not_repeated_for_each_id() {
     let (clients, seen) = fake_aws::clients(Box::new(|_| fake_aws::error("UnauthorizedOperation", "no")));
-    let answers = describe_all(clients, vec!["i-1".into(), "i-2".into()]).await;
-    assert!(answers.values().all(|answer| answer.as_ref().is_err_and(|error| error.class == Class::Unauthorized)));
+    let responses = describe_all(clients, vec!["i-1".into(), "i-2".into()]).await;
+    assert!(
+        responses.values().all(|response| response.as_ref().is_err_and(|error| error.class == Class::Unauthorized))
+    );
     assert_eq!(seen.lock().unwrap().len(), 1);
 }
 
@@ -177,8 +179,8 @@ async fn terminations_share_a_call_and_missing_ids_get_their_own() {
     }));
     let terminator = terminator(&clients);
     let ask = |id: &str| terminator.ask(id.to_owned());
-    let answers = futures::future::join3(ask("i-1"), ask("i-gone"), ask("i-2")).await;
-    assert_eq!(answers, (Some(Ok(true)), Some(Ok(false)), Some(Ok(true))));
+    let responses = futures::future::join3(ask("i-1"), ask("i-gone"), ask("i-2")).await;
+    assert_eq!(responses, (Some(Ok(true)), Some(Ok(false)), Some(Ok(true))));
     assert_eq!(counted(&seen), [3, 1]);
 }
 
@@ -191,9 +193,9 @@ async fn the_instances_of_several_launch_groups_are_found_in_one_call() {
         reservations(&[of("i-1", "a"), of("i-2", "b"), of("i-3", "a")].concat())
     }));
     let finder = finder(&clients, "c1");
-    let answers = futures::future::join_all(["a", "b", "c"].map(|group| finder.ask(group.to_owned()))).await;
+    let responses = futures::future::join_all(["a", "b", "c"].map(|group| finder.ask(group.to_owned()))).await;
     let ids = |found: Vec<Instance>| found.into_iter().map(|one| one.id).collect::<Vec<_>>();
-    let found: Vec<_> = answers.into_iter().map(|answer| ids(answer.unwrap().unwrap())).collect();
+    let found: Vec<_> = responses.into_iter().map(|response| ids(response.unwrap().unwrap())).collect();
     assert_eq!(found, [vec!["i-1", "i-3"], vec!["i-2"], vec![]]);
     let seen = seen.lock().unwrap();
     assert_eq!(seen.len(), 1);
@@ -207,9 +209,11 @@ async fn the_instances_of_several_launch_groups_are_found_in_one_call() {
 #[tokio::test]
 async fn a_failed_search_fails_for_each_group() {
     let (clients, _) = fake_aws::clients(Box::new(|_| fake_aws::error("UnauthorizedOperation", "no")));
-    let answers = of_launch_groups(clients, "c1".into(), vec!["a".into(), "b".into()]).await;
-    assert_eq!(answers.len(), 2);
-    assert!(answers.values().all(|answer| answer.as_ref().is_err_and(|error| error.class == Class::Unauthorized)));
+    let responses = of_launch_groups(clients, "c1".into(), vec!["a".into(), "b".into()]).await;
+    assert_eq!(responses.len(), 2);
+    assert!(
+        responses.values().all(|response| response.as_ref().is_err_and(|error| error.class == Class::Unauthorized))
+    );
 }
 
 #[tokio::test]

@@ -124,16 +124,16 @@ async fn c40_the_request_depends_on_the_kind_of_reservation() {
     assert!(!form.keys().any(|key| key.starts_with("OnDemandOptions")));
 }
 
-async fn answer(inner: &'static str) -> FleetAnswer {
+async fn response(inner: &'static str) -> FleetResponse {
     let (clients, _) = fake_aws::clients(Box::new(move |_| fake_aws::ok("CreateFleet", inner)));
     let request = request(CapacityType::OnDemand);
     let output = request.input().send_with(&clients.ec2).await.unwrap();
-    FleetAnswer::read(&output, &request)
+    FleetResponse::read(&output, &request)
 }
 
 #[tokio::test]
 async fn instances_and_errors_of_a_response_are_both_read() {
-    let read = answer(
+    let read = response(
         "<fleetInstanceSet><item><instanceIds><item>i-1</item></instanceIds><instanceType>m5.xlarge</instanceType>\
          <launchTemplateAndOverrides><overrides><subnetId>subnet-1a</subnetId><availabilityZone>1a</availabilityZone>\
          <imageId>ami-9</imageId></overrides></launchTemplateAndOverrides></item></fleetInstanceSet>\
@@ -156,7 +156,7 @@ async fn instances_and_errors_of_a_response_are_both_read() {
 
 #[tokio::test]
 async fn fields_missing_in_a_response_are_those_of_the_request() {
-    let read = answer(
+    let read = response(
         "<fleetInstanceSet><item><instanceIds><item>i-1</item></instanceIds><instanceType>m5.xlarge</instanceType></item></fleetInstanceSet>",
     )
     .await;
@@ -264,7 +264,7 @@ fn a_full_spread_group_marks_every_type_of_the_zone() {
 
 #[tokio::test]
 async fn c17_a_missing_template_is_recognized_by_its_code() {
-    let read = answer(
+    let read = response(
         "<errorSet><item><errorCode>InvalidLaunchTemplateName.NotFoundException</errorCode><errorMessage>gone</errorMessage></item></errorSet>",
     )
     .await;

@@ -43,8 +43,8 @@ fn c33_each_denied_action_has_its_reason() {
 fn c33_one_permitted_subnet_suffices_else_the_first_decides() {
     let (denied, dry) = (error("UnauthorizedOperation", "no"), error("DryRunOperation", ""));
     assert_eq!(reason(run_outcome(&[Err(denied.clone()), Err(dry)], true)), ("passed", true));
-    let answers = [Err(error("InvalidSubnetID.NotFound", "")), Err(denied)];
-    assert_eq!(reason(run_outcome(&answers, true)), ("unjudged", false));
+    let responses = [Err(error("InvalidSubnetID.NotFound", "")), Err(denied)];
+    assert_eq!(reason(run_outcome(&responses, true)), ("unjudged", false));
     assert_eq!(reason(run_outcome(&[], true)), ("unjudged", false));
 }
 

@@ -174,8 +174,8 @@ impl TemplateStore {
 async fn find(clients: &Clients, name: &str) -> Result<Option<String>, ApiError> {
     let call = clients.ec2.describe_launch_templates().launch_template_names(name);
     match call.send().await.map_err(ApiError::of("ec2:DescribeLaunchTemplates")) {
-        Ok(answer) => {
-            Ok(answer.launch_templates().first().and_then(|found| found.launch_template_id()).map(str::to_owned))
+        Ok(response) => {
+            Ok(response.launch_templates().first().and_then(|found| found.launch_template_id()).map(str::to_owned))
         }
         Err(error) if error.class == Class::LaunchTemplateNotFound => Ok(None),
         Err(error) => Err(error),
@@ -195,8 +195,8 @@ async fn create(clients: &Clients, name: &str, template: &Template) -> Result<St
         tracing::warn!(class = template.class, bytes, "user data is close to the limit of 16384 bytes");
     }
     match call.send().await.map_err(ApiError::of("ec2:CreateLaunchTemplate")) {
-        Ok(answer) => {
-            let id = answer.launch_template().and_then(|made| made.launch_template_id()).unwrap_or_default();
+        Ok(response) => {
+            let id = response.launch_template().and_then(|made| made.launch_template_id()).unwrap_or_default();
             tracing::info!(
                 template = name,
                 id,

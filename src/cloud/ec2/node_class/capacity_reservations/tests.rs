@@ -52,7 +52,7 @@ fn item(id: &str, more: &str) -> String {
     )
 }
 
-fn answer(items: &str, more: &str) -> Option<(u16, String)> {
+fn response(items: &str, more: &str) -> Option<(u16, String)> {
     let set = format!("<capacityReservationSet>{items}</capacityReservationSet>{more}");
     fake_aws::ok("DescribeCapacityReservations", &set)
 }
@@ -63,8 +63,8 @@ const TARGETED: &str = "<instanceMatchCriteria>targeted</instanceMatchCriteria>"
 async fn reservations_are_found_on_all_pages_and_an_unknown_id_selects_nothing() {
     let (clients, seen) = fake_aws::clients(Box::new(|request| match request.form.get("CapacityReservationId.1") {
         Some(_) => fake_aws::error("InvalidCapacityReservationId.NotFound", "cr-9"),
-        None if request.form.contains_key("NextToken") => answer(&item("cr-2", TARGETED), ""),
-        None => answer(&item("cr-1", TARGETED), "<nextToken>more</nextToken>"),
+        None if request.form.contains_key("NextToken") => response(&item("cr-2", TARGETED), ""),
+        None => response(&item("cr-1", TARGETED), "<nextToken>more</nextToken>"),
     }));
     let terms = [term(serde_json::json!({"id": "cr-9"})), term(serde_json::json!({"tags": {"a": "b"}}))];
     let found = find(&clients, &terms).await.unwrap();
@@ -88,7 +88,7 @@ async fn a_reservation_with_unexpected_values_is_ignored() {
         item("CR-5", TARGETED),
         item("cr-6", TARGETED).replace("111122223333", "self"),
     ];
-    let (clients, _) = fake_aws::clients(Box::new(move |_| answer(&items.concat(), "")));
+    let (clients, _) = fake_aws::clients(Box::new(move |_| response(&items.concat(), "")));
     let found = find(&clients, &[term(serde_json::json!({"instanceMatchCriteria": "open"}))]).await.unwrap();
     let ids: Vec<&str> = found.iter().map(|one| one.status.id.as_str()).collect();
     assert_eq!(ids, ["cr-1", "cr-4"]);
@@ -98,8 +98,8 @@ async fn a_reservation_with_unexpected_values_is_ignored() {
 
 #[tokio::test]
 async fn a_refusal_and_an_unusable_response_are_returned_after_few_attempts() {
-    let ask = async |answer: Option<(u16, String)>| {
-        let (clients, seen) = fake_aws::clients(Box::new(move |_| answer.clone()));
+    let ask = async |response: Option<(u16, String)>| {
+        let (clients, seen) = fake_aws::clients(Box::new(move |_| response.clone()));
         let error = find(&clients, &[term(serde_json::json!({"id": "cr-1"}))]).await.unwrap_err();
         let calls = seen.lock().unwrap().len();
         (error, calls)

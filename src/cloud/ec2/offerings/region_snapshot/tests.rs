@@ -38,9 +38,9 @@ fn in_china_fallback_prices_are_comparable_with_spot_prices() {
     // In yuan, as EC2 reports spot prices there.
     let spot = [("m5.large".to_owned(), [(zone.to_owned(), MicroUsd(400_000))].into())].into();
     let history = SpotHistory { prices: spot, ..SpotHistory::default() };
-    let answers =
+    let responses =
         RegionResponses { spot: Some(Ok(history)), on_demand: Some(Err(refused())), ..RegionResponses::default() };
-    let (second, transitions) = first.updated(answers);
+    let (second, transitions) = first.updated(responses);
     assert_eq!(transitions.len(), 1, "the failed price list is reported");
     let price = |snapshot: &RegionSnapshot, kind| snapshot.price(m5, zone, kind).unwrap();
     assert!(price(&second, CapacityType::Spot) < price(&second, CapacityType::OnDemand));
@@ -52,7 +52,7 @@ fn in_china_fallback_prices_are_comparable_with_spot_prices() {
 #[test]
 fn responses_are_applied_and_a_failure_is_reported_once() {
     let first = RegionSnapshot::embedded("us-east-1", embedded());
-    let answers = RegionResponses {
+    let responses = RegionResponses {
         types: Some(Ok((*first.types).clone())),
         zones: Some(Ok((**first.zones.as_ref().unwrap()).clone())),
         on_demand: Some(Err(refused())),
@@ -61,7 +61,7 @@ fn responses_are_applied_and_a_failure_is_reported_once() {
             ..SpotHistory::default()
         })),
     };
-    let (second, transitions) = first.updated(answers);
+    let (second, transitions) = first.updated(responses);
     assert_eq!(second.version, 2, "types and zones are unchanged, spot prices are known now");
     assert_eq!(second.zone_ids["us-east-1a"], "use1-az6");
     let lines: Vec<String> = transitions.iter().map(SourceTransition::to_string).collect();
@@ -78,8 +78,8 @@ fn responses_are_applied_and_a_failure_is_reported_once() {
     let (third, transitions) = second.updated(again);
     assert_eq!((third.version, transitions.len()), (2, 0), "reported once");
 
-    let answered = RegionResponses { on_demand: Some(Ok(prices(&[("m5.large", 1)]))), ..RegionResponses::default() };
-    let (fourth, transitions) = third.updated(answered);
+    let recovered = RegionResponses { on_demand: Some(Ok(prices(&[("m5.large", 1)]))), ..RegionResponses::default() };
+    let (fourth, transitions) = third.updated(recovered);
     assert_eq!(transitions, [SourceTransition { dataset: Dataset::OnDemandPrices, error: None }]);
     assert_eq!(transitions[0].to_string(), "on-demand prices are read from AWS again");
     assert_eq!((fourth.version, fourth.on_demand["m5.large"]), (3, MicroUsd(1)));

@@ -212,8 +212,8 @@ pub(super) async fn launch_all(world: &World, requests: Vec<LaunchRequest>) -> V
     futures::future::join_all(requests.into_iter().map(|request| world.ec2.launch(request))).await
 }
 
-pub(super) fn ids(answers: &[Result<Launched, LaunchError>]) -> BTreeSet<String> {
-    answers.iter().flatten().map(|launched| launched.instance.id.clone()).collect()
+pub(super) fn ids(results: &[Result<Launched, LaunchError>]) -> BTreeSet<String> {
+    results.iter().flatten().map(|launched| launched.instance.id.clone()).collect()
 }
 
 impl World {

@@ -45,13 +45,13 @@ async fn claims_of_a_group_share_a_call_and_get_one_instance_each() {
     let world = world();
     let uids: Vec<String> = (0..50).map(|number| format!("u{number}")).collect();
     let requests = || uids.iter().map(|uid| member(uid, "group", 50)).collect::<Vec<_>>();
-    let answers = launch_all(&world, requests()).await;
-    assert_eq!((ids(&answers).len(), world.ec2.clients.attempts()["CreateFleet"]), (50, 1));
-    assert_eq!(answers[7].as_ref().unwrap().instance.node_claim, "claim-u7");
+    let results = launch_all(&world, requests()).await;
+    assert_eq!((ids(&results).len(), world.ec2.clients.attempts()["CreateFleet"]), (50, 1));
+    assert_eq!(results[7].as_ref().unwrap().instance.node_claim, "claim-u7");
     let again = launch_all(&world, requests()).await;
-    let id = |answer: &Result<Launched, LaunchError>| answer.as_ref().unwrap().instance.id.clone();
+    let id = |result: &Result<Launched, LaunchError>| result.as_ref().unwrap().instance.id.clone();
     assert!(
-        answers.iter().zip(&again).all(|(first, second)| id(first) == id(second)),
+        results.iter().zip(&again).all(|(first, second)| id(first) == id(second)),
         "assignments are kept until they are written to the claims"
     );
     assert_eq!(world.ec2.clients.attempts()["CreateFleet"], 1);
@@ -62,9 +62,9 @@ async fn claims_without_an_instance_of_a_partial_launch_get_an_error() {
     let world = world();
     world.fake().max_launched = Some(2);
     let requests = ["a", "b", "c"].map(|uid| member(uid, "group", 3)).to_vec();
-    let answers = launch_all(&world, requests).await;
-    assert_eq!(ids(&answers).len(), 2);
-    assert!(matches!(answers[2], Err(LaunchError::InsufficientCapacity { .. })), "{:?}", answers[2]);
+    let results = launch_all(&world, requests).await;
+    assert_eq!(ids(&results).len(), 2);
+    assert!(matches!(results[2], Err(LaunchError::InsufficientCapacity { .. })), "{:?}", results[2]);
     world.fake().max_launched = None;
     world.ec2.launch(member("c", "group", 3)).await.unwrap();
     assert_eq!(world.fake().tokens, ["group", "group-1"]);
@@ -97,8 +97,8 @@ async fn after_a_crash_claims_without_an_instance_get_the_instances_of_their_gro
     }
     // i-a was written to its claim before the crash; the third claim was never launched.
     let requests = ["b", "c"].map(|uid| inherited_member(uid, "group", 3, &["i-a"])).to_vec();
-    let answers = launch_all(&world, requests).await;
-    assert_eq!(ids(&answers), BTreeSet::from(["i-b".to_owned(), "i-00000000000000003".to_owned()]));
+    let results = launch_all(&world, requests).await;
+    assert_eq!(ids(&results), BTreeSet::from(["i-b".to_owned(), "i-00000000000000003".to_owned()]));
     assert_eq!(world.fake().tokens, ["group"]);
 }
 
@@ -107,8 +107,8 @@ async fn after_a_crash_instances_that_are_not_described_yet_are_awaited() {
     let world = world();
     world.fake().by_token.insert("group".into(), ("3".into(), String::new()));
     let requests = || ["b", "c"].map(|uid| inherited_member(uid, "group", 3, &[])).to_vec();
-    let answers = launch_all(&world, requests()).await;
-    assert!(answers.iter().all(|answer| answer.as_ref().is_err_and(|error| error.to_string().contains("waiting"))));
+    let results = launch_all(&world, requests()).await;
+    assert!(results.iter().all(|result| result.as_ref().is_err_and(|error| error.to_string().contains("waiting"))));
     for id in ["i-a", "i-b"] {
         world.fake().instances.push((id.into(), "group".into(), "pending"));
     }
