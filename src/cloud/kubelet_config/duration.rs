@@ -23,7 +23,6 @@ const MINUTE: i128 = 60 * SECOND;
 const HOUR: i128 = 60 * MINUTE;
 
 impl GoDuration {
-    /// Below zero.
     pub const fn is_negative(self) -> bool {
         self.0 < 0
     }

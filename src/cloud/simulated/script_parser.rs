@@ -21,7 +21,6 @@ pub enum ScriptError {
     Field {
         /// Place in the list, from 1.
         entry: usize,
-        /// Field.
         field: String,
         /// What is wrong and what would be right.
         problem: String,

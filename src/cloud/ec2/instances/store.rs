@@ -193,7 +193,7 @@ impl InstanceStore {
     /// Lists the instances of the cluster that are not terminated.
     ///
     /// # Errors
-    /// EC2's.
+    /// DescribeInstances failed.
     pub async fn list(&self) -> Result<Vec<Instance>, CloudError> {
         let described = describe::of_cluster(&self.clients, &self.cluster_name).await?;
         let (found, facts): (Vec<Instance>, Vec<InstanceFacts>) = described.into_iter().unzip();
@@ -215,7 +215,7 @@ impl InstanceStore {
     /// Lists the instances of a launch group that are not terminated.
     ///
     /// # Errors
-    /// EC2's.
+    /// DescribeInstances failed.
     pub async fn of_launch_group(&self, launch_group: String) -> Result<Vec<Instance>, CloudError> {
         let found = self.finder.ask(launch_group.clone()).await;
         let found = found.unwrap_or_else(|| Err(ApiError::not_called("ec2:DescribeInstances")))?;

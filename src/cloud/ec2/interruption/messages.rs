@@ -61,7 +61,6 @@ impl EventKind {
 /// An event about instances.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
-    /// Its kind.
     pub kind: EventKind,
     /// The instances; never empty, without duplicates.
     pub instances: Vec<String>,

@@ -39,9 +39,7 @@ const DELETE_TIMEOUT: Duration = Duration::from_secs(5);
 pub struct Received {
     /// The receipt for [`Queue::delete`] once the instance is handled.
     pub receipt: String,
-    /// Its kind.
     pub kind: EventKind,
-    /// The instance.
     pub instance_id: String,
     /// Time of the event by this machine's clock.
     pub at: UnixMillis,
@@ -59,7 +57,6 @@ impl From<Received> for Message {
 pub struct QueueCounts {
     /// Received, by `message_type`.
     pub received: BTreeMap<&'static str, u64>,
-    /// Deleted.
     pub deleted: u64,
 }
 

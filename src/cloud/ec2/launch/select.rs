@@ -22,7 +22,6 @@ const EXOTIC: [&str; 5] =
 /// An instance type and its offerings by zone.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Candidate {
-    /// The instance type.
     pub instance_type: Arc<InstanceType>,
     /// Price by zone.
     pub zones: BTreeMap<String, MicroUsd>,

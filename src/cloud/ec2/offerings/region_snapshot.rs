@@ -63,7 +63,6 @@ pub enum Dataset {
 }
 
 impl Dataset {
-    /// Every dataset.
     pub const ALL: [Self; 4] = [Self::Types, Self::Zones, Self::OnDemandPrices, Self::SpotPrices];
 
     /// The fallback while there is no response, for log lines and event notes.

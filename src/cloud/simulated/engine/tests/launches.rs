@@ -81,7 +81,7 @@ fn a_launch_that_fails_after_success_is_found_by_its_token() {
 }
 
 #[test]
-fn an_instance_goes_through_its_states_in_time() {
+fn an_instance_changes_state_on_time() {
     let mut simulation = Simulation::new("");
     let instance = simulation.launched("one", 0);
     assert_eq!(instance.state, InstanceState::Pending);

@@ -241,7 +241,7 @@ async fn a_deleted_class_or_pool_keeps_no_template() {
 }
 
 #[tokio::test]
-async fn a_template_that_can_not_be_created_blocks_no_others_and_is_retried() {
+async fn a_failed_creation_blocks_no_other_template_and_is_retried() {
     for refused in ["ami-x86-new", "ami-arm-new"] {
         let mut world = world();
         let begin = crate::clock::now();
