@@ -7,6 +7,7 @@ pub mod conditions;
 mod crds;
 pub mod duration;
 pub mod hash;
+pub mod launch_group;
 pub mod node_claim;
 pub mod node_class;
 pub mod node_pool;

@@ -9,10 +9,11 @@ use k8s_openapi::api::core::v1::Node;
 
 use crate::api::{Ec2NodeClass, NodeClaim, NodePool};
 use crate::cloud::error::CloudError;
-use crate::cloud::instance::Instance;
 use crate::cloud::launch::{LaunchError, LaunchRequest, Launched, Override};
 use crate::cloud::message::Message;
-use crate::cloud::node_class::{Drift, Resolution};
+use crate::cloud::node_class::Resolution;
+use crate::model::drift::Drift;
+use crate::model::instance::Instance;
 use crate::model::instance_health::Unhealthy;
 use crate::model::offering::Catalog;
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::Taint;
 
 use crate::api::{Ec2NodeClass, NodeClaim};
-use crate::cloud::instance::Instance;
+use crate::model::instance::Instance;
 use crate::model::offering::{CapacityType, Catalog};
 
 /// An offering that a launch may use.

@@ -4,41 +4,18 @@
 //! makes a lost call for many instances recoverable: each instance carries its launch group as a tag, and any instance of a group
 //! serves any claim of it. Pure.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use kube::ResourceExt;
 
 use crate::api::NodeClaim;
+use crate::api::launch_group::MAX_SIZE;
 use crate::cloud::draw::draw;
-use crate::cloud::instance::Instance;
 use crate::model::labels;
 use crate::model::time::UnixMillis;
 
-/// Maximum claims of a launch group, which are the instances of one CreateFleet call.
-pub const MAX_SIZE: usize = 1_000;
 /// Resources that every type in a claim's requirements provides in sufficient quantity.
 const FITTED: [&str; 4] = ["cpu", "memory", "pods", "ephemeral-storage"];
-
-/// The launch group of a claim.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LaunchGroup {
-    /// Id of the group: value of the instance tag and base of client tokens. The UID of the claim if it is alone.
-    pub id: String,
-    /// Number of claims created in it.
-    pub size: usize,
-}
-
-impl LaunchGroup {
-    /// The launch group of the annotation; a group of its own if the annotation is absent or invalid.
-    pub fn of(claim: &NodeClaim) -> Self {
-        let written = claim.annotations().get(labels::LAUNCH_GROUP).and_then(|text| {
-            let (id, size) = text.split_once('/')?;
-            let size = size.parse().ok().filter(|size| (1..=MAX_SIZE).contains(size))?;
-            (!id.is_empty()).then(|| Self { id: id.to_owned(), size })
-        });
-        written.unwrap_or_else(|| Self { id: claim.uid().unwrap_or_default(), size: 1 })
-    }
-}
 
 /// Writes launch groups on the claims of a plan made at `planned_at`, before they are created. Claims are equal if labels, user
 /// annotations, requirements, taints and node class are; requests may differ, because each admitted type satisfies them.
@@ -69,40 +46,12 @@ fn shape(claim: &NodeClaim) -> String {
     serde_json::json!([spec, claim.labels(), users]).to_string()
 }
 
-/// Provider ids that claims of a group name: instances with an owner.
-pub fn named<'a>(group: &str, claims: impl IntoIterator<Item = &'a NodeClaim>) -> BTreeSet<String> {
-    let members = claims.into_iter().filter(|claim| LaunchGroup::of(claim).id == group);
-    members.filter_map(|claim| claim.status.as_ref()?.provider_id.clone()).collect()
-}
-
-/// Provider ids of the instances `found` that are terminated with a claim that names none: its own, and the unclaimed instances of
-/// its group unless another of its `claims` waits for an instance.
-pub fn left_behind<'a>(
-    claim: &NodeClaim,
-    claims: impl IntoIterator<Item = &'a NodeClaim>,
-    found: &[Instance],
-) -> Vec<String> {
-    let group = LaunchGroup::of(claim).id;
-    let other = |other: &&NodeClaim| other.metadata.uid != claim.metadata.uid && LaunchGroup::of(other).id == group;
-    let others: Vec<&NodeClaim> = claims.into_iter().filter(other).collect();
-    let waits = others.iter().any(|other| {
-        let has_instance = other.status.as_ref().is_some_and(|status| status.provider_id.is_some());
-        other.metadata.deletion_timestamp.is_none() && !has_instance
-    });
-    let named = named(&group, others);
-    let is_terminated = |instance: &&Instance| {
-        let own =
-            claim.uid().is_some_and(|uid| uid == instance.client_token) || instance.node_claim == claim.name_any();
-        !named.contains(&instance.provider_id) && (own || !waits)
-    };
-    found.iter().filter(is_terminated).map(|instance| instance.provider_id.clone()).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::api::launch_group::LaunchGroup;
     use crate::test_support::objects;
 
     fn claim(pods: &str, zone: &str, requests: &serde_json::Value) -> NodeClaim {
@@ -140,68 +89,5 @@ mod tests {
         let mut many = vec![claim("a", "z", &json!({})); MAX_SIZE + 2];
         mark(&mut many, UnixMillis(1));
         assert_eq!((LaunchGroup::of(&many[0]).size, LaunchGroup::of(&many[MAX_SIZE]).size), (MAX_SIZE, 2));
-    }
-
-    #[test]
-    fn an_invalid_annotation_is_a_group_of_its_own() {
-        for text in ["", "x", "x/0", "/3", "x/many", "x/1001"] {
-            let mut odd = claim("a", "z", &json!({}));
-            odd.annotations_mut().insert(labels::LAUNCH_GROUP.into(), text.into());
-            assert_eq!(LaunchGroup::of(&odd), LaunchGroup { id: "uid-a".into(), size: 1 }, "{text}");
-        }
-    }
-
-    #[test]
-    fn provider_ids_of_the_claims_of_a_group_are_named() {
-        let with = |pods: &str, group: &str, id: Option<&str>| {
-            let mut claim = claim(pods, "z", &json!({}));
-            claim.annotations_mut().insert(labels::LAUNCH_GROUP.into(), format!("{group}/3"));
-            claim.status = serde_json::from_value(json!({"providerID": id})).unwrap();
-            claim
-        };
-        let claims = [with("a", "g", Some("i-1")), with("b", "g", None), with("c", "h", Some("i-2"))];
-        assert_eq!(named("g", &claims), BTreeSet::from(["i-1".to_owned()]));
-    }
-
-    #[test]
-    fn c39_a_claim_without_an_instance_is_deleted_with_its_unclaimed_instances() {
-        let member = |name: &str, id: Option<&str>, deleting: bool| {
-            let mut claim = claim(name, "z", &json!({}));
-            claim.annotations_mut().insert(labels::LAUNCH_GROUP.into(), "group/3".into());
-            claim.status = serde_json::from_value(json!({"providerID": id})).unwrap();
-            let deletion = deleting.then_some("2026-01-01T00:01:00Z");
-            claim.metadata.deletion_timestamp = serde_json::from_value(json!(deletion)).unwrap();
-            claim
-        };
-        let instance = |id: &str, token: &str, node_claim: &str| Instance {
-            id: id.into(),
-            provider_id: format!("aws:///z/{id}"),
-            client_token: token.into(),
-            node_claim: node_claim.into(),
-            instance_type: "m5.large".into(),
-            zone: "z".into(),
-            capacity_type: crate::model::offering::CapacityType::OnDemand,
-            reservation: None,
-            partition: None,
-            image_id: "ami-1".into(),
-            launched_at: UnixMillis(0),
-            state: crate::cloud::InstanceState::Running,
-        };
-        let found = [instance("i-1", "group", ""), instance("i-2", "group", ""), instance("i-3", "group", "a")];
-        let deleted = member("a", None, true);
-        for (what, others, expected) in [
-            ("alone", vec![], &["i-1", "i-2", "i-3"][..]),
-            ("another claim names one", vec![member("b", Some("aws:///z/i-2"), false)], &["i-1", "i-3"]),
-            ("another claim names one and is deleted", vec![member("b", Some("aws:///z/i-2"), true)], &["i-1", "i-3"]),
-            ("another claim waits for one", vec![member("b", None, false)], &["i-3"]),
-            ("another claim is deleted, too", vec![member("b", None, true)], &["i-1", "i-2", "i-3"]),
-        ] {
-            let ids = left_behind(&deleted, others.iter().chain([&deleted]), &found);
-            let expected: Vec<String> = expected.iter().map(|id| format!("aws:///z/{id}")).collect();
-            assert_eq!(ids, expected, "{what}");
-        }
-        let alone = claim("c", "z", &json!({}));
-        let ids = left_behind(&alone, [&alone], &[instance("i-1", "uid-c", "")]);
-        assert_eq!(ids, ["aws:///z/i-1"]);
     }
 }

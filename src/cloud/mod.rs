@@ -5,22 +5,22 @@ pub mod catalog;
 pub mod draw;
 pub mod ec2;
 pub mod error;
-pub mod instance;
 pub mod interface;
 pub mod kubelet_config;
 pub mod launch;
 pub mod launch_group;
 pub mod message;
 pub mod node_class;
-pub mod reservation;
 pub mod simulated;
 
 pub use crate::cloud::error::{CloudError, without_encoded_details};
-pub use crate::cloud::instance::{Instance, InstanceState};
+
 pub use crate::cloud::interface::{
     Capabilities, Cloud, ClusterObserver, InstanceEvents, InstanceTagging, NodeClassCloud, ServiceStatus, Untagged,
 };
 pub use crate::cloud::launch::{LaunchDetails, LaunchError, LaunchRequest, Launched, Override};
 pub use crate::cloud::message::{Message, MessageKind};
-pub use crate::cloud::node_class::{Drift, Resolution, Verdict};
-pub use crate::cloud::reservation::ReservedIn;
+pub use crate::cloud::node_class::{Resolution, Verdict};
+pub use crate::model::drift::Drift;
+pub use crate::model::instance::{Instance, InstanceState};
+pub use crate::model::reservation::ReservedIn;

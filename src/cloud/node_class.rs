@@ -1,4 +1,4 @@
-//! The resolution of a node class, and the drift of an instance from it.
+//! The resolution of a node class.
 
 use std::time::Duration;
 
@@ -34,13 +34,4 @@ impl Resolution {
         let verdicts = EC2_NODE_CLASS_DEPENDENTS.iter().map(|kind| (*kind, Verdict::True)).collect();
         Self { status: None, verdicts, requeue_after: Duration::ZERO }
     }
-}
-
-/// A difference between an instance and its node class.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Drift {
-    /// Reason of the `Drifted` condition.
-    pub reason: &'static str,
-    /// Actual and desired value, for people.
-    pub message: String,
 }

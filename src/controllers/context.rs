@@ -16,23 +16,13 @@ use crate::clock;
 use crate::cloud::Cloud;
 use crate::controllers::derived_state::DerivedState;
 use crate::decisions::demand::may_launch;
+use crate::decisions::placement::mode::PlacementMode;
 use crate::model::time::UnixMillis;
 use crate::planner::input::settings::Settings as PlanSettings;
 use crate::state::Cluster;
 use crate::state::instance_types::ReadyPool;
 use crate::sync::lock;
 use crate::telemetry::controllers::ControllerMetrics;
-
-/// How kube-scheduler is made to follow the plan (`--placement`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum PlacementMode {
-    /// The extender's filter reserves the room, and pods are nominated.
-    Extender,
-    /// Pods are nominated to their nodes; without an extender.
-    Nominate,
-    /// Nodes are launched, and kube-scheduler places pods on its own.
-    Off,
-}
 
 /// Settings of the controllers.
 #[derive(Clone, Debug)]

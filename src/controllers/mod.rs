@@ -7,7 +7,6 @@ pub mod context;
 pub mod deletion;
 pub mod derived_state;
 pub mod disruption;
-pub mod drift_hash;
 pub mod enforcement;
 pub mod interruption;
 pub mod leader;

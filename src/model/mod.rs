@@ -1,6 +1,8 @@
 //! Domain types that carry their units: quantities, resources, requirements, offerings, pod classes, time. No I/O.
 
 pub mod annotations;
+pub mod drift;
+pub mod instance;
 pub mod instance_health;
 pub mod interruption;
 pub mod labels;
@@ -8,6 +10,7 @@ pub mod offering;
 pub mod pod_class;
 pub mod quantity;
 pub mod requirement;
+pub mod reservation;
 pub mod resources;
 pub mod time;
 pub mod units;

@@ -16,5 +16,5 @@ pub mod tables;
 pub mod watch;
 
 pub use crate::state::cluster::Cluster;
-pub use crate::state::pods::{PodRecord, Scheduling};
+pub use crate::state::pods::PodRecord;
 pub use crate::state::tables::ClusterState;

@@ -8,7 +8,8 @@ use std::sync::Arc;
 use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 
-use crate::controllers::context::{Context, PlacementMode};
+use crate::controllers::context::Context;
+use crate::decisions::placement::mode::PlacementMode;
 use crate::model::labels;
 use crate::test_support::cloud::FakeCloud;
 use crate::test_support::kubernetes::store::{Key, Refusal};

@@ -28,7 +28,8 @@ use tower::BoxError;
 use tower::retry::{Policy, RetryLayer};
 
 use crate::cloud::Cloud;
-use crate::controllers::context::{Context, PlacementMode, Settings};
+use crate::controllers::context::{Context, Settings};
+use crate::decisions::placement::mode::PlacementMode;
 use crate::model::time::UnixMillis;
 use crate::planner::input::settings::Settings as PlanSettings;
 use crate::state::{Cluster, ClusterState};

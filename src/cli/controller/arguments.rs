@@ -10,7 +10,7 @@ use crate::cli::args::{parse_bool, parse_duration};
 use crate::cli::aws::AwsArgs;
 use crate::cli::planning::PlanArgs;
 use crate::cloud::simulated::BootDelay;
-use crate::controllers::context::PlacementMode;
+use crate::decisions::placement::mode::PlacementMode;
 
 /// `--cloud`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

@@ -11,10 +11,10 @@ use futures::future::BoxFuture;
 use tokio::sync::Notify;
 use tracing::{info, warn};
 
+use crate::api::launch_group::LaunchGroup;
 use crate::api::{Ec2NodeClass, NodeClaim};
 use crate::clock;
 use crate::cloud::catalog::{NodeSettings, embedded};
-use crate::cloud::launch_group::LaunchGroup;
 use crate::cloud::simulated::config::{BootDelay, SimulatedConfig, Timings};
 use crate::cloud::simulated::engine::Engine;
 use crate::cloud::simulated::journal::{Journal, JournalError};

@@ -3,7 +3,6 @@
 //! Every node is marked and tainted first. An empty node is re-validated after a settling period, then deleted or unmarked. A node
 //! with pods is deleted when its pods' replacements are ready ([`crate::controllers::interruption::departure`]).
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,18 +13,17 @@ use crate::api::NodeClaim;
 use crate::clock;
 use crate::controllers::context::{Context, EventSpec};
 use crate::controllers::deletion::delete_claim;
-use crate::controllers::disruption::consolidation;
-use crate::controllers::disruption::drift_replacement::DriftReplacement;
 use crate::controllers::disruption::mark::{mark, unmark};
-use crate::controllers::disruption::taint::{is_tainted, taint};
-use crate::decisions::disruption::candidates::{allowances, candidates, pods_to_reschedule};
-use crate::decisions::disruption::departure::abandon_after;
+use crate::controllers::disruption::taint::taint;
+use crate::controllers::disruption::{consolidation, drift_replacement};
+use crate::decisions::disruption::candidates::{allowances, candidates};
+use crate::decisions::disruption::drift_replacement::DriftReplacement;
 use crate::decisions::disruption::emptiness::{self, EmptyNodeStep};
 use crate::decisions::disruption::mark::DisruptionMark;
+use crate::decisions::disruption::marked::MarkedNodes;
 use crate::decisions::disruption::reason::DisruptionReason;
 use crate::model::time::UnixMillis;
 use crate::state::instance_types::{InstanceTypes, ReadyPool};
-use crate::state::object_ext::ObjectExt;
 
 /// How often empty nodes are evaluated.
 const PERIOD: Duration = Duration::from_secs(1);
@@ -54,43 +52,23 @@ pub async fn run(ctx: Arc<Context>) {
 /// Disruption between two passes.
 #[derive(Debug, Default)]
 struct Disruption {
-    /// Claims marked as empty and tainted, with the time when that was first observed.
-    empty_since: BTreeMap<String, UnixMillis>,
-    /// Claims marked as drifted or underutilized, with the time when that was first observed.
-    marked_since: BTreeMap<String, UnixMillis>,
+    marked: MarkedNodes,
     drift: DriftReplacement,
 }
 
 impl Disruption {
     /// One pass for empty nodes and abandoned replacements.
     async fn remove_empty(&mut self, ctx: &Context, types: &InstanceTypes, now: UnixMillis) {
-        let (chosen, marked) = {
+        let (chosen, steps) = {
             let state = ctx.cluster.read();
             let holds = ctx.derived.holds(&state, now);
             let allowances = allowances(&state, DisruptionReason::Empty, now);
             let chosen = emptiness::choose(&candidates(&state, &holds, types), &allowances, now);
-            let marked = state.claims.values().filter(|claim| {
-                let mark = DisruptionMark::of(claim);
-                !claim.is_deleting() && mark.is_some_and(|mark| mark.reason == DisruptionReason::Empty)
-            });
-            let marked: Vec<_> =
-                marked.map(|claim| (Arc::clone(claim), pods_to_reschedule(&state, &holds, claim))).collect();
-            (chosen, marked)
+            (chosen, self.marked.empty_steps(&state, &holds, now))
         };
-        self.empty_since.retain(|name, _| marked.iter().any(|(claim, _)| claim.name_any() == *name));
-        let mut steps = Vec::new();
-        for (claim, pods) in marked {
-            let name = claim.name_any();
-            let since = *self.empty_since.entry(name.clone()).or_insert(now);
-            let tainted = ctx.cluster.read().node_of(&claim).is_none_or(|node| is_tainted(node));
-            let step = emptiness::next_step(pods, tainted, since, now);
-            if step == EmptyNodeStep::Taint {
-                self.empty_since.insert(name, now);
-            }
-            steps.push((claim, step));
-        }
         stream::iter(steps).for_each_concurrent(CONCURRENCY, |(claim, step)| take_step(ctx, claim, step)).await;
-        for claim in self.abandoned(ctx, now) {
+        let abandoned = self.marked.abandoned(&ctx.cluster.read(), now);
+        for claim in abandoned {
             self.drift.abandoned(&claim.name_any(), now);
             cancel(ctx, &claim, "its pods found no other node in time").await;
         }
@@ -99,29 +77,13 @@ impl Disruption {
 
     /// One pass for drifted nodes, or else for underutilized ones.
     async fn replace(&mut self, ctx: &Context, pools: &[ReadyPool], types: &InstanceTypes) {
-        let drifted = self.drift.choose(ctx, pools, types).await;
+        let drifted = drift_replacement::choose(&mut self.drift, ctx, pools, types).await;
         let (chosen, reason) = if drifted.is_empty() {
             (consolidation::choose(ctx, pools, types).await, DisruptionReason::Underutilized)
         } else {
             (drifted, DisruptionReason::Drifted)
         };
         start_all(ctx, chosen, reason).await;
-    }
-
-    /// Marked claims whose pods have found no other node in time.
-    fn abandoned(&mut self, ctx: &Context, now: UnixMillis) -> Vec<Arc<NodeClaim>> {
-        let state = ctx.cluster.read();
-        let timeout = |claim: &NodeClaim| {
-            DisruptionMark::of(claim).filter(|_| !claim.is_deleting()).and_then(|mark| abandon_after(mark.reason))
-        };
-        self.marked_since.retain(|name, _| state.claims.get(name).is_some_and(|claim| timeout(claim).is_some()));
-        let marked = state.claims.values().filter_map(|claim| Some((claim, timeout(claim)?)));
-        marked
-            .filter(|(claim, timeout)| {
-                self.marked_since.entry(claim.name_any()).or_insert(now).is_older_than(*timeout, now)
-            })
-            .map(|(claim, _)| Arc::clone(claim))
-            .collect()
     }
 }
 

@@ -5,13 +5,9 @@ use kube::ResourceExt;
 use serde_json::json;
 
 use crate::controllers::context::Context;
+use crate::decisions::disruption::mark::is_tainted;
 use crate::model::labels;
 use crate::state::object_ext::NodeExt;
-
-/// Whether a node has the disruption taint.
-pub fn is_tainted(node: &Node) -> bool {
-    node.taints().any(|taint| taint.key == labels::DISRUPTED_TAINT && taint.effect == "NoSchedule")
-}
 
 /// Taints a node and excludes it from load balancers, unless it is tainted already.
 pub async fn taint(ctx: &Context, node: &Node) -> Result<(), kube::Error> {

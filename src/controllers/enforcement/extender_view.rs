@@ -1,25 +1,16 @@
 //! Rebuilds the extender's view of nodes and holds, on every replica.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use kube::ResourceExt;
 
-use crate::api::NodeClaim;
 use crate::clock;
 use crate::controllers::derived_state::DerivedState;
 use crate::controllers::run_loop::{Pace, RunLoop};
-use crate::extender;
-use crate::extender::{NodeRoom, PlannedPod, View, ViewInput};
-use crate::model::labels;
-use crate::model::resources::Resources;
-use crate::model::time::UnixMillis;
-use crate::state::node_state::missing_daemon_requests;
-use crate::state::object_ext::{NodeClaimExt, NodeExt, ObjectExt};
-use crate::state::plan_record::{self, Holds};
-use crate::state::{Cluster, ClusterState};
+use crate::decisions::placement::view::view_input;
+use crate::extender::View;
+use crate::state::Cluster;
 
 const PACE: Pace = Pace { debounce: Duration::from_millis(20), resync: Duration::from_millis(500) };
 
@@ -34,105 +25,5 @@ pub async fn run(cluster: Arc<Cluster>, derived: Arc<DerivedState>, view: Arc<Ar
         };
         view.store(Arc::new(View::build(input)));
         run_loop.next().await;
-    }
-}
-
-/// The content of the view.
-fn view_input(state: &ClusterState, holds: &Holds, now: UnixMillis) -> ViewInput {
-    let mut input = ViewInput { built_at: now, max_age: extender::DEFAULT_MAX_AGE, ..ViewInput::default() };
-    let mut claims: HashMap<String, &Arc<NodeClaim>> = HashMap::new();
-    for claim in state.claims.values() {
-        if let Some(node) = state.node_of(claim) {
-            claims.insert(node.name_any(), claim);
-        }
-    }
-    for (name, node) in &state.nodes {
-        let claim = claims.get(name).copied();
-        let disrupting = node.is_deleting()
-            || claim.is_some_and(|claim| claim.is_leaving())
-            || node.taints().any(|taint| taint.key == labels::DISRUPTED_TAINT);
-        let live = claim.and_then(|claim| holds.by_claim.get(&claim.name_any()));
-        if claim.is_none() && !disrupting {
-            continue;
-        }
-        let allocatable = node
-            .status
-            .as_ref()
-            .and_then(|status| status.allocatable.as_ref())
-            .and_then(|map| Resources::from_map(map).ok())
-            .unwrap_or_default();
-        let daemon_reserve = live.map(|_| missing_daemon_requests(state, node)).unwrap_or_default();
-        let mut free = allocatable.clone();
-        for pod in state.pods_on(name).filter(|pod| pod.active()) {
-            if let Ok(entry) = &pod.entry {
-                free.sub(&entry.class.requests);
-            }
-        }
-        if let Some(live) = live {
-            // Pods that the scheduler just bound may not be visible yet: while a node has holds, only held room is offered. The
-            // planner assigns the remaining room by further holds.
-            free = Resources::default();
-            for hold in live.iter().filter_map(|hold| held(state, hold)) {
-                free.add(&hold.requests);
-            }
-            free.add(&daemon_reserve);
-        }
-        input.nodes.push(NodeRoom {
-            name: Arc::from(name.as_str()),
-            allocatable,
-            free,
-            daemon_reserve,
-            disrupting,
-            holds: live.into_iter().flatten().filter_map(|hold| held(state, hold)).collect(),
-        });
-    }
-    for (pod, claim) in &holds.by_pod {
-        let Some(found) = state.claims.get(claim) else { continue };
-        let until = state.planned.get(claim).map(|plan| plan.hold_until).unwrap_or_default();
-        input.planned.insert(
-            Arc::from(pod.as_str()),
-            PlannedPod {
-                node: state.node_of(found).map(|node| Arc::from(node.name_any())),
-                claim: Arc::from(claim.as_str()),
-                expires_at: until,
-            },
-        );
-    }
-    input
-}
-
-fn held(state: &ClusterState, hold: &plan_record::Hold) -> Option<extender::Hold> {
-    let key = hold.pod.as_ref().unwrap_or(&hold.original);
-    let entry = state.pods.get(key).and_then(|pod| pod.entry.as_ref().ok())?;
-    Some(extender::Hold {
-        pod: Arc::from(key.as_str()),
-        owner: hold.owner.as_deref().map(Arc::from),
-        displaced: hold.owner.is_some() && hold.pod.is_none(),
-        requests: entry.class.requests.clone(),
-        priority: entry.class.priority,
-        expires_at: hold.expires_at,
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::decisions::holds::resolve;
-    use crate::test_support::state_with_planned_pod;
-
-    fn view_of(bound: Option<&str>) -> ViewInput {
-        let (state, now) = (state_with_planned_pod(bound), UnixMillis(5));
-        view_input(&state, &resolve(&state, now), now)
-    }
-
-    #[test]
-    fn a_planned_pod_is_in_the_view_with_its_node_and_hold() {
-        let input = view_of(None);
-        assert_eq!(input.planned["n/a"].node.as_deref(), Some("node-c"));
-        let room = &input.nodes[0];
-        assert_eq!((room.holds.len(), room.holds[0].requests.cpu.0, room.free.cpu.0), (1, 500, 500));
-        let input = view_of(Some("node-c"));
-        assert!(input.planned.is_empty() && input.nodes[0].holds.is_empty());
-        assert_eq!(input.nodes[0].free.cpu.0, 1_500, "a bound pod takes its room");
     }
 }

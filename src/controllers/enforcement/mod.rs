@@ -2,7 +2,6 @@
 //! answers from.
 
 pub mod extender_view;
-pub mod hold_events;
 pub mod nominations;
 pub mod opening;
 pub mod planned_taint;

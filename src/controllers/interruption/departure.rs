@@ -10,10 +10,8 @@ use crate::clock;
 use crate::controllers::context::{Context, EventSpec};
 use crate::controllers::deletion::delete_claim;
 use crate::controllers::run_loop::{Pace, RunLoop};
-use crate::decisions::disruption::departure::may_be_deleted;
+use crate::decisions::disruption::departure;
 use crate::decisions::disruption::mark::DisruptionMark;
-use crate::decisions::disruption::reason::DisruptionReason;
-use crate::state::object_ext::ObjectExt;
 
 const PACE: Pace = Pace { debounce: Duration::from_millis(50), resync: Duration::from_millis(500) };
 
@@ -31,21 +29,14 @@ pub async fn run(ctx: Arc<Context>) {
     }
 }
 
-/// Marked claims that may be deleted. Those of empty nodes are left to [`crate::controllers::disruption::run`].
+/// Marked claims that may be deleted.
 fn due(ctx: &Context) -> Vec<(Arc<NodeClaim>, DisruptionMark)> {
     let state = ctx.cluster.read();
-    let marked = || {
-        let claims = state.claims.values().filter(|claim| !claim.is_deleting());
-        let marked = claims.filter_map(|claim| Some((claim, DisruptionMark::of(claim)?)));
-        marked.filter(|(_, mark)| mark.reason != DisruptionReason::Empty)
-    };
-    if marked().next().is_none() {
+    if !departure::any_marked(&state) {
         return Vec::new();
     }
     let now = clock::now();
-    let holds = ctx.derived.holds(&state, now);
-    let due = marked().filter(|(claim, _)| may_be_deleted(&state, &holds, claim, now));
-    due.map(|(claim, mark)| (Arc::clone(claim), mark)).collect()
+    departure::due(&state, &ctx.derived.holds(&state, now), now)
 }
 
 async fn depart(ctx: &Context, claim: &NodeClaim, mark: DisruptionMark) {

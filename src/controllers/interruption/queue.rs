@@ -8,15 +8,12 @@ use std::time::Duration;
 use futures::stream::{self, StreamExt};
 use kube::ResourceExt;
 
-use crate::api::NodeClaim;
 use crate::cloud::{InstanceEvents, Message, MessageKind};
 use crate::controllers::context::{Context, EventSpec};
 use crate::controllers::deletion::delete_claim;
 use crate::controllers::disruption::mark::mark;
 use crate::controllers::interruption::departure::TERMINATING;
-use crate::decisions::interruption::response::{InterruptionAction, action, kind_label};
-use crate::state::ClusterState;
-use crate::state::object_ext::{NodeClaimExt, ObjectExt};
+use crate::decisions::interruption::response::{InterruptionAction, action, claim_of, kind_label};
 
 /// First and longest wait after a failed read of the queue; the wait doubles.
 const RETRY: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(10));
@@ -138,17 +135,9 @@ fn event_of(kind: MessageKind) -> EventSpec<'static> {
     }
 }
 
-/// The claim of a message's instance; `None` without one, or when it is deleted already.
-fn claim_of(state: &ClusterState, message: &Message) -> Option<Arc<NodeClaim>> {
-    let suffix = format!("/{}", message.instance_id);
-    let mut claims = state.claims.values();
-    let claim = claims.find(|claim| claim.provider_id().is_some_and(|id| id.ends_with(&suffix)))?;
-    (!claim.is_deleting()).then(|| Arc::clone(claim))
-}
-
 /// Acts on a message, then emits events: time is short.
 async fn respond(ctx: &Context, message: &Message) -> Result<(), kube::Error> {
-    let claim = claim_of(&ctx.cluster.read(), message);
+    let claim = claim_of(&ctx.cluster.read(), &message.instance_id);
     let Some(claim) = claim else { return Ok(()) };
     let kind = kind_label(message.kind);
     tracing::info!(claim = claim.name_any(), instance = message.instance_id, kind, "received interruption message");
@@ -171,18 +160,8 @@ mod write_tests;
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
     use crate::model::time::UnixMillis;
-
-    fn claim(name: &str, id: &str) -> NodeClaim {
-        serde_json::from_value(json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim",
-            "metadata": {"name": name, "uid": name},
-            "spec": {"requirements": [], "nodeClassRef": {"group": "g", "kind": "k", "name": "n"}},
-            "status": {"providerID": id}}))
-        .unwrap()
-    }
 
     fn message(instance: &str, receipt: &str) -> Message {
         let (receipt, instance_id) = (receipt.to_owned(), instance.to_owned());
@@ -219,20 +198,6 @@ mod tests {
         tokio::time::timeout(Duration::from_secs(20), handled).await.expect("instances do not wait for each other");
         let order = order.lock().unwrap();
         assert!(order[..CONCURRENCY].iter().all(|turn| turn == "first"), "{order:?}");
-    }
-
-    #[test]
-    fn c37_a_deleted_claim_is_left_alone() {
-        let mut state = ClusterState::default();
-        state.apply_claim(claim("present", "aws:///z/i-1"));
-        let mut deleting = claim("deleting", "aws:///z/i-2");
-        deleting.metadata.deletion_timestamp = serde_json::from_value(json!("2026-01-01T00:00:00Z")).unwrap();
-        deleting.metadata.finalizers = Some(vec!["f".into()]);
-        state.apply_claim(deleting);
-        for (instance, expected) in [("i-1", Some("present")), ("i-2", None), ("i-11", None), ("1", None)] {
-            let found = claim_of(&state, &message(instance, "r")).map(|claim| claim.name_any());
-            assert_eq!(found.as_deref(), expected, "{instance}");
-        }
     }
 
     #[test]

@@ -13,11 +13,9 @@ use crate::controllers::context::{Context, EventSpec, ignore_not_found};
 use crate::controllers::deletion::delete_claim;
 use crate::controllers::disruption::mark::mark;
 use crate::controllers::interruption::departure::TERMINATING;
-use crate::decisions::interruption::health_response::{HealthAction, action, reason};
+use crate::decisions::interruption::health_response::{HealthAction, action, reason, with_claims};
 use crate::model::instance_health::{Unhealthy, UnhealthyTracker};
 use crate::model::labels;
-use crate::state::ClusterState;
-use crate::state::object_ext::NodeClaimExt;
 
 /// How often the cloud is queried.
 const PERIOD: Duration = Duration::from_mins(1);
@@ -38,16 +36,6 @@ pub async fn run(ctx: Arc<Context>) {
         }
         tokio::time::sleep(PERIOD).await;
     }
-}
-
-/// The claims of unhealthy instances. The cloud reports instances of other clusters, too.
-fn with_claims(state: &ClusterState, found: &[Unhealthy]) -> Vec<(Arc<NodeClaim>, Unhealthy)> {
-    let claims = state.claims.values().filter_map(|claim| {
-        let id = claim.provider_id()?.rsplit('/').next()?;
-        let unhealthy = found.iter().find(|unhealthy| unhealthy.instance_id == id)?;
-        Some((Arc::clone(claim), unhealthy.clone()))
-    });
-    claims.collect()
 }
 
 async fn handle(ctx: &Context, tracker: &mut UnhealthyTracker, found: &[Unhealthy]) {
@@ -101,23 +89,3 @@ async fn report_denied(ctx: &Context, error: &CloudError) {
 
 #[cfg(test)]
 mod write_tests;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::model::instance_health::Category;
-
-    #[test]
-    fn c38_instances_without_a_claim_are_ignored() {
-        let mut state = ClusterState::default();
-        let claim = json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim", "metadata": {"name": "c", "uid": "c"},
-            "spec": {"requirements": [], "nodeClassRef": {"group": "g", "kind": "k", "name": "n"}},
-            "status": {"providerID": "aws:///us-east-1a/i-1"}});
-        state.apply_claim(serde_json::from_value(claim).unwrap());
-        let unhealthy = |id: &str, category| Unhealthy { instance_id: id.into(), categories: [category].into() };
-        let found = [unhealthy("i-1", Category::EventStatus), unhealthy("i-11", Category::InstanceStatus)];
-        let claims = with_claims(&state, &found);
-        assert_eq!(claims.len(), 1);
-        assert_eq!((claims[0].0.name_any(), &*claims[0].1.instance_id), ("c".to_owned(), "i-1"));
-    }
-}

@@ -1,7 +1,9 @@
 //! Drains a leaving node: taints it and evicts its pods in order, respecting PodDisruptionBudgets until the deadline.
 
+use std::time::Duration;
+
 use futures::{StreamExt, stream};
-use k8s_openapi::api::core::v1::{Node, ObjectReference, Pod};
+use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::{DeleteParams, EvictParams, Preconditions};
 use kube::core::Status;
 use kube::{Api, ResourceExt};
@@ -10,10 +12,9 @@ use crate::api::NodeClaim;
 use crate::clock;
 use crate::controllers::context::{Context, EventSpec, is_conflict, is_not_found, pod_reference, reference};
 use crate::controllers::disruption::taint::taint;
-use crate::decisions::termination::deadlines::termination_deadline;
-use crate::decisions::termination::drain_order::{must_be_deleted, next_deletion, next_group, waiting};
+use crate::decisions::pod_ref::PodRef;
+use crate::decisions::termination::drain_order::DrainPass;
 use crate::model::time::UnixMillis;
-use crate::state::PodRecord;
 
 /// Concurrent evictions for one node.
 const CONCURRENCY: usize = 10;
@@ -28,62 +29,28 @@ pub enum DrainProgress {
     },
 }
 
-/// A pod to evict or delete.
-struct PodId {
-    namespace: String,
-    name: String,
-    uid: String,
-}
-
-impl PodId {
-    fn of(pod: &PodRecord) -> Self {
-        Self { namespace: pod.namespace.clone(), name: pod.name.clone(), uid: pod.uid.clone() }
-    }
-
-    fn preconditions(&self) -> Preconditions {
-        Preconditions { uid: Some(self.uid.clone()), resource_version: None }
-    }
-
-    fn reference(&self) -> ObjectReference {
-        pod_reference(&self.namespace, &self.name, &self.uid)
-    }
-}
-
-/// The pods of one pass.
-struct Pass {
-    evict: Vec<PodId>,
-    delete: Vec<PodId>,
-    next_deletion: UnixMillis,
+fn preconditions(pod: &PodRef) -> Preconditions {
+    Preconditions { uid: Some(pod.uid.clone()), resource_version: None }
 }
 
 /// One pass over a draining node: taints it, evicts the next group of pods, and deletes the pods that would outlast the deadline.
 pub async fn drain(ctx: &Context, claim: &NodeClaim, node: &Node) -> Result<DrainProgress, kube::Error> {
     taint(ctx, node).await?;
     let name = node.name_any();
-    let deadline = termination_deadline(claim);
     let now = clock::now();
-    let pass = {
-        let state = ctx.cluster.read();
-        let waiting = waiting(&state, claim, &name, now);
-        let late = |pod: &PodRecord| deadline.is_some_and(|deadline| must_be_deleted(pod, deadline, now));
-        Pass {
-            evict: next_group(&waiting).into_iter().filter(|pod| !late(pod)).map(PodId::of).collect(),
-            delete: waiting.iter().copied().filter(|pod| late(pod)).map(PodId::of).collect(),
-            next_deletion: deadline.map_or(UnixMillis::MAX, |deadline| next_deletion(&waiting, deadline, now)),
-        }
-    };
+    let pass = DrainPass::new(&ctx.cluster.read(), claim, &name, now);
     let refused = evict(ctx, node, pass.evict).await;
-    let deleted = delete(ctx, &name, pass.delete, deadline.unwrap_or(now), now).await;
+    let deleted = delete(ctx, &name, pass.delete, pass.grace_period).await;
     let blocked = refused && deleted;
     Ok(if blocked { DrainProgress::Blocked { until: pass.next_deletion } } else { DrainProgress::InProgress })
 }
 
 /// Evicts pods. Returns whether an eviction was refused or failed.
-async fn evict(ctx: &Context, node: &Node, pods: Vec<PodId>) -> bool {
+async fn evict(ctx: &Context, node: &Node, pods: Vec<PodRef>) -> bool {
     let name = node.name_any();
     let evictions = pods.into_iter().map(|pod| async move {
         let api: Api<Pod> = Api::namespaced(ctx.evictions.clone(), &pod.namespace);
-        let delete = DeleteParams { preconditions: Some(pod.preconditions()), ..DeleteParams::default() };
+        let delete = DeleteParams { preconditions: Some(preconditions(&pod)), ..DeleteParams::default() };
         let params = EvictParams { delete_options: Some(delete), ..EvictParams::default() };
         (api.evict(&pod.name, &params).await, pod)
     });
@@ -94,7 +61,7 @@ async fn evict(ctx: &Context, node: &Node, pods: Vec<PodId>) -> bool {
             Ok(_) => {
                 ctx.metrics.evictions.with_label_values(&["ok"]).inc();
                 let note = format!("node {name} is being drained");
-                ctx.emit(pod.reference(), EventSpec::normal("Evicted", &note)).await;
+                ctx.emit(pod_reference(&pod.namespace, &pod.name, &pod.uid), EventSpec::normal("Evicted", &note)).await;
             }
             Err(error) if is_not_found(&error) || is_conflict(&error) => {}
             Err(kube::Error::Api(status)) if is_refused_by_budget(&status) => {
@@ -115,15 +82,15 @@ async fn evict(ctx: &Context, node: &Node, pods: Vec<PodId>) -> bool {
     blocked > 0 || failed
 }
 
-/// Deletes pods with a grace period that ends at the deadline. Returns whether all of them are deleted.
-async fn delete(ctx: &Context, node: &str, pods: Vec<PodId>, deadline: UnixMillis, now: UnixMillis) -> bool {
+/// Deletes pods with this grace period. Returns whether all of them are deleted.
+async fn delete(ctx: &Context, node: &str, pods: Vec<PodRef>, grace_period: Duration) -> bool {
     let mut all = true;
-    let seconds = deadline.saturating_since(now).as_secs().max(1);
+    let seconds = grace_period.as_secs();
     for pod in pods {
         let api: Api<Pod> = Api::namespaced(ctx.evictions.clone(), &pod.namespace);
         let params = DeleteParams {
             grace_period_seconds: u32::try_from(seconds).ok(),
-            preconditions: Some(pod.preconditions()),
+            preconditions: Some(preconditions(&pod)),
             ..DeleteParams::default()
         };
         match api.delete(&pod.name, &params).await {

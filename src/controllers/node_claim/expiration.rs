@@ -1,42 +1,18 @@
-//! Expiration: NodeClaims older than their `expireAfter` are deleted, regardless of budgets and of replacements (Karpenter core
-//! reference 5.7). Their nodes are drained as usual.
+//! Deletes expired NodeClaims.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use kube::ResourceExt;
 
-use crate::api::{NodeClaim, duration};
 use crate::clock;
 use crate::controllers::context::{Context, EventSpec};
 use crate::controllers::deletion::delete_claim_or_log;
 use crate::decisions::disruption::reason::DisruptionReason;
-use crate::model::time::UnixMillis;
-use crate::state::ClusterState;
-use crate::state::object_ext::ObjectExt;
+use crate::decisions::lifecycle::expiration::expired;
 
 /// Shortest and longest wait between two passes.
 const PERIOD: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(10));
-
-/// When a claim expires; `None` for never, and for an invalid duration.
-fn expires_at(claim: &NodeClaim) -> Option<UnixMillis> {
-    let created = UnixMillis::from(claim.metadata.creation_timestamp.as_ref()?);
-    let after = duration::parse_or_never(claim.spec.expire_after.as_deref()?).ok()??;
-    created.0.checked_add(after).map(UnixMillis)
-}
-
-/// Expired claims, and when the next claim expires.
-fn expired(state: &ClusterState, now: UnixMillis) -> (Vec<Arc<NodeClaim>>, Option<UnixMillis>) {
-    let (mut due, mut next) = (Vec::new(), None::<UnixMillis>);
-    for claim in state.claims.values().filter(|claim| !claim.is_deleting()) {
-        match expires_at(claim) {
-            Some(at) if at <= now => due.push(Arc::clone(claim)),
-            Some(at) => next = Some(next.map_or(at, |next| next.min(at))),
-            None => {}
-        }
-    }
-    (due, next)
-}
 
 /// Runs until the process ends.
 pub async fn run(ctx: Arc<Context>) {
@@ -56,35 +32,3 @@ pub async fn run(ctx: Arc<Context>) {
 
 #[cfg(test)]
 mod write_tests;
-
-#[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-    use crate::test_support::objects;
-
-    fn claim(name: &str, expire_after: &str, deleting: bool) -> NodeClaim {
-        let deletion = deleting.then_some("1970-01-01T00:00:30Z");
-        let created = "1970-01-01T00:00:10Z";
-        let meta = json!({"creationTimestamp": created, "deletionTimestamp": deletion, "finalizers": ["f"]});
-        objects::claim(name, &json!({"metadata": meta, "spec": {"expireAfter": expire_after}}))
-    }
-
-    #[test]
-    fn a_claim_expires_at_its_age_and_not_with_never() {
-        let mut state = ClusterState::default();
-        for (name, after, deleting) in
-            [("minute", "1m", false), ("hour", "1h", false), ("never", "Never", false), ("deleting", "1s", true)]
-        {
-            state.apply_claim(claim(name, after, deleting));
-        }
-        let names = |now| {
-            let (due, next) = expired(&state, UnixMillis(now));
-            (due.iter().map(|claim| claim.name_any()).collect::<Vec<_>>(), next.map(|at| at.0))
-        };
-        assert_eq!(names(69_999), (vec![], Some(70_000)));
-        assert_eq!(names(70_000), (vec!["minute".to_owned()], Some(3_610_000)));
-        assert_eq!(names(i64::MAX), (vec!["hour".to_owned(), "minute".to_owned()], None));
-    }
-}

@@ -10,18 +10,18 @@ use kube::ResourceExt;
 use serde_json::json;
 
 use crate::api::conditions::LAUNCHED;
+use crate::api::launch_group::LaunchGroup;
 use crate::api::{Ec2NodeClass, NodeClaim, hash};
 use crate::clock;
-use crate::cloud::launch_group;
-use crate::cloud::launch_group::LaunchGroup;
 use crate::cloud::{
     Instance, LaunchDetails, LaunchError, LaunchRequest, Launched, NodeClassCloud, Override, ReservedIn,
     without_encoded_details,
 };
 use crate::controllers::condition_writer::ConditionWriter;
 use crate::controllers::context::{Context, EventSpec, single_values};
-use crate::controllers::node_claim::step_result::StepError;
+use crate::controllers::node_claim::step_error::StepError;
 use crate::decisions::disruption::reason::DisruptionReason;
+use crate::decisions::lifecycle::launch_group::named;
 use crate::model::labels;
 use crate::model::offering::{Catalog, InstanceType, OFFERING_LABELS, Offering};
 use crate::model::requirement::Requirements;
@@ -53,7 +53,7 @@ pub async fn launch(ctx: &Context, claim: &NodeClaim) -> Result<(), StepError> {
     taints.push(Taint { key: labels::UNREGISTERED_TAINT.into(), effect: "NoExecute".into(), ..Taint::default() });
     let named = match LaunchGroup::of(claim) {
         LaunchGroup { size: 1, .. } => BTreeSet::new(),
-        group => launch_group::named(&group.id, ctx.cluster.read().claims.values().map(|claim| &**claim)),
+        group => named(&group.id, ctx.cluster.read().claims.values().map(|claim| &**claim)),
     };
     let request = LaunchRequest {
         client_token: claim.uid().unwrap_or_default(),

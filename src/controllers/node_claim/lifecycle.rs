@@ -1,7 +1,6 @@
 //! The lifecycle of NodeClaims: launched, registered, initialized; then drained, terminated, deleted.
-//! [`next_step`] decides; [`run`] carries out the steps, one at a time for each claim, and retries failed steps.
+//! [`Queue`] decides which steps are due; [`run`] carries them out and retries failed steps.
 
-use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -12,117 +11,28 @@ use tokio::task::JoinSet;
 
 use crate::api::NodeClaim;
 use crate::clock;
-use crate::cloud::launch_group;
 use crate::controllers::context::{Context, EventSpec, is_conflict, is_not_found};
 use crate::controllers::deletion::{delete_claim_or_log, delete_node, request_deletion};
 use crate::controllers::enforcement::opening::{Opening, open};
 use crate::controllers::node_claim::drain::{DrainProgress, drain};
 use crate::controllers::node_claim::launch;
-use crate::controllers::node_claim::next_step::{REGISTRATION_TIMEOUT, Step, next_step};
 use crate::controllers::node_claim::registration::{initialize, register, report_uninitialized, sync_patch};
-use crate::controllers::node_claim::step_result::{Requeue, StepError};
+use crate::controllers::node_claim::step_error::StepError;
 use crate::controllers::node_claim::termination::terminate;
 use crate::controllers::run_loop::{Pace, RunLoop};
 use crate::decisions::disruption::reason::DisruptionReason;
-use crate::decisions::termination::deadlines::termination_deadline;
-use crate::decisions::termination::drain_order;
+use crate::decisions::lifecycle::next_step::{REGISTRATION_TIMEOUT, Step};
+use crate::decisions::lifecycle::queue::{DueStep, Queue, Requeue};
 use crate::model::labels;
 use crate::model::time::UnixMillis;
-use crate::state::ClusterState;
 use crate::state::object_ext::ObjectExt;
 use crate::sync::lock;
 
 const PACE: Pace = Pace { debounce: Duration::from_millis(20), resync: Duration::from_millis(500) };
-/// First and longest wait after a failed step; the wait doubles.
-const BACKOFF: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(10));
 /// Wait between two passes over a claim that waits for something outside, such as a drain.
 const POLL_PERIOD: Duration = Duration::from_millis(500);
 /// Wait between two queries for the partition of an instance.
 const PARTITION_POLL_PERIOD: Duration = Duration::from_secs(1);
-/// Concurrent steps other than launches: launches that wait for EC2 do not delay other steps.
-const CONCURRENCY: usize = 100;
-/// Concurrent launches. The launches of a group share a call.
-const LAUNCH_CONCURRENCY: usize = launch_group::MAX_SIZE;
-
-/// Which claims are being processed, and when the others are processed again.
-#[derive(Debug, Default)]
-struct Queue {
-    running: HashSet<String>,
-    /// How many of the running steps are launches.
-    launching: usize,
-    waiting: HashMap<String, Waiting>,
-}
-
-/// A claim that is not processed for a while.
-#[derive(Debug)]
-struct Waiting {
-    until: UnixMillis,
-    /// The wait after the next failed step.
-    next_backoff: Duration,
-    /// The deadline of the claim's drain; the wait ends when it changes.
-    deadline: Option<UnixMillis>,
-}
-
-/// A step to carry out.
-struct DueStep {
-    claim: String,
-    step: Step,
-    /// The deadline of the claim's drain.
-    deadline: Option<UnixMillis>,
-}
-
-impl Queue {
-    /// Chooses the steps to start now, and records them as running.
-    fn start_due(&mut self, state: &ClusterState, now: UnixMillis) -> Vec<DueStep> {
-        self.waiting.retain(|name, _| state.claims.contains_key(name));
-        let mut out = Vec::new();
-        for (name, claim) in &state.claims {
-            let deleting = claim.is_deleting();
-            let deadline = termination_deadline(claim).filter(|_| deleting);
-            let waits =
-                self.waiting.get(name).is_some_and(|waiting| waiting.until > now && waiting.deadline == deadline);
-            if waits || self.running.contains(name) {
-                continue;
-            }
-            let node = state.node_of(claim);
-            let drained = !deleting
-                || node.is_none_or(|node| drain_order::waiting(state, claim, &node.name_any(), now).is_empty());
-            let step = next_step(claim, node.map(|node| &**node), drained, now);
-            let launch = step == Step::Launch;
-            let has_capacity = if launch {
-                self.launching < LAUNCH_CONCURRENCY
-            } else {
-                self.running.len() - self.launching < CONCURRENCY
-            };
-            if has_capacity && step != Step::Nothing {
-                self.running.insert(name.clone());
-                self.launching += usize::from(launch);
-                out.push(DueStep { claim: name.clone(), step, deadline });
-            }
-        }
-        out
-    }
-
-    /// Records the end of a step.
-    fn finish(&mut self, due: DueStep, requeue: Requeue, now: UnixMillis) {
-        let DueStep { claim, step, deadline } = due;
-        self.running.remove(&claim);
-        self.launching -= usize::from(step == Step::Launch);
-        let (until, next_backoff) = match requeue {
-            Requeue::Now => {
-                self.waiting.remove(&claim);
-                return;
-            }
-            Requeue::After(wait) => (now + wait, BACKOFF.0),
-            Requeue::Backoff { until } => {
-                let wait = self.waiting.get(&claim).map_or(BACKOFF.0, |waiting| waiting.next_backoff);
-                ((now + wait).min(until), (wait * 2).min(BACKOFF.1))
-            }
-        };
-        self.waiting.insert(claim, Waiting { until, next_backoff, deadline });
-    }
-}
-
 /// Runs until the process ends.
 pub async fn run(ctx: Arc<Context>) {
     let mut run_loop = RunLoop::new(&ctx.cluster, PACE);
@@ -273,6 +183,3 @@ async fn abandon(ctx: &Context, name: &str, reason: DisruptionReason, why: &str)
 
 #[cfg(test)]
 mod write_tests;
-
-#[cfg(test)]
-mod tests;

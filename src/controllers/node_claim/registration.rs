@@ -1,4 +1,4 @@
-//! Registration and initialization: what is written to the Node of a claim, and when it is complete.
+//! Registration and initialization: what is written to the Node of a claim, and the conditions of the claim.
 
 use std::collections::BTreeMap;
 
@@ -11,35 +11,7 @@ use crate::clock;
 use crate::controllers::condition_writer::ConditionWriter;
 use crate::controllers::context::{Context, single_values};
 use crate::model::labels;
-use crate::state::node_state::is_ephemeral;
-use crate::state::object_ext::{NodeClaimExt, NodeExt, ObjectExt};
-
-/// Whether a node has no startup taint and reports every requested resource.
-pub fn is_complete(claim: &NodeClaim, node: &Node) -> bool {
-    !node.taints().any(|taint| claim.is_startup_taint(taint)) && reports_all(claim, node)
-}
-
-/// Whether a node reports every resource that its claim requests.
-fn reports_all(claim: &NodeClaim, node: &Node) -> bool {
-    let zero = |text: &str| text.chars().all(|c| !c.is_ascii_digit() || c == '0');
-    let allocatable = node.status.as_ref().and_then(|status| status.allocatable.as_ref());
-    let reported = |name: &String| allocatable.and_then(|map| map.get(name)).is_some_and(|value| !zero(&value.0));
-    claim.spec.resources.requests.iter().all(|(name, value)| zero(&value.0) || reported(name))
-}
-
-/// Why a registered node is not initialized, as the reason of the condition (Karpenter core reference 5.4); `None` when it is.
-pub fn uninitialized_reason(claim: &NodeClaim, node: &Node) -> Option<&'static str> {
-    if !node.is_ready() {
-        return Some("NodeNotReady");
-    }
-    if node.taints().any(|taint| claim.is_startup_taint(taint)) {
-        return Some("StartupTaintsExist");
-    }
-    if node.taints().any(is_ephemeral) {
-        return Some("KnownEphemeralTaintsExist");
-    }
-    (!reports_all(claim, node)).then_some("ResourceNotRegistered")
-}
+use crate::state::object_ext::{NodeExt, ObjectExt};
 
 /// The patch that writes the claim's labels, annotations and taints, its owner reference and our finalizer to its Node.
 pub fn sync_patch(claim: &NodeClaim, node: &Node) -> Value {

@@ -7,10 +7,12 @@ use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
 
 use crate::api::NodeClaim;
-use crate::cloud::{CloudError, launch_group};
+use crate::cloud::CloudError;
 use crate::controllers::context::Context;
 use crate::controllers::deletion::{release_claim, release_node};
-use crate::controllers::node_claim::step_result::{Requeue, StepError};
+use crate::controllers::node_claim::step_error::StepError;
+use crate::decisions::lifecycle::launch_group::left_behind;
+use crate::decisions::lifecycle::queue::Requeue;
 use crate::state::object_ext::NodeClaimExt;
 
 /// Wait between two queries of an instance that shuts down.
@@ -26,7 +28,7 @@ pub async fn terminate(ctx: &Context, claim: &NodeClaim, node: Option<&Node>) ->
         // was lost.
         let found = ctx.cloud.launched_for(claim).await.map_err(retry)?;
         let state = ctx.cluster.read();
-        launch_group::left_behind(claim, state.claims.values().map(|claim| &**claim), &found)
+        left_behind(claim, state.claims.values().map(|claim| &**claim), &found)
     };
     // Every instance is terminated, also when the call for another one fails.
     let shutting_down = join_all(ids.iter().map(|id| ctx.cloud.terminate(id))).await;

@@ -1,5 +1,4 @@
 //! EC2NodeClasses: status, finalizer, drift hash, and events about optional AWS APIs.
 
-pub mod class_hash;
 pub mod degraded_apis;
 pub mod reconcile;

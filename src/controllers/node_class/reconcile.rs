@@ -16,9 +16,8 @@ use crate::clock;
 use crate::cloud::{CloudError, NodeClassCloud, Resolution, Verdict};
 use crate::controllers::condition_writer::ConditionWriter;
 use crate::controllers::context::{Context, EventSpec, ignore_not_found, is_conflict, is_not_found, reference};
-use crate::controllers::drift_hash::DriftHash;
-use crate::controllers::node_class::class_hash;
 use crate::controllers::run_loop::{Pace, RunLoop};
+use crate::decisions::lifecycle::drift_hash::DriftHash;
 use crate::model::labels;
 use crate::model::time::UnixMillis;
 use crate::state::ClusterState;
@@ -109,7 +108,7 @@ async fn reconcile(ctx: &Context, class: &Arc<Ec2NodeClass>) -> Result<(Duration
     let mut class = Arc::clone(class);
     let node_classes = ctx.cloud.capabilities().node_classes;
     if let Some(ca) = node_classes.map(NodeClassCloud::instance_ca) {
-        let hash = class_hash::drift_hash(&class, &ca);
+        let hash = DriftHash::of_class(&class, &ca);
         let claims: Vec<Arc<NodeClaim>> = claims_of(&ctx.cluster.read(), &class.name_any());
         for (name, patch) in hash.claim_patches(&*class, &claims) {
             ignore_not_found(ctx.patch_claim(&name, &patch).await)?;

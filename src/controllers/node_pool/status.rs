@@ -13,8 +13,8 @@ use crate::api::{NodeClaim, NodePool, validation};
 use crate::clock;
 use crate::controllers::condition_writer::ConditionWriter;
 use crate::controllers::context::{Context, EventSpec, ignore_not_found, reference};
-use crate::controllers::node_pool::pool_hash;
 use crate::controllers::run_loop::{Pace, RunLoop};
+use crate::decisions::lifecycle::drift_hash::DriftHash;
 use crate::model::resources::Resources;
 use crate::model::time::UnixMillis;
 use crate::state::ClusterState;
@@ -43,7 +43,7 @@ pub async fn run(ctx: Arc<Context>) {
 
 /// Writes the hash to the claims and the pool, then the status. The pool keeps the version of its hash until all claims are patched.
 async fn reconcile(ctx: &Context, pool: &NodePool, status: &Value) -> Result<(), kube::Error> {
-    let hash = pool_hash::drift_hash(pool);
+    let hash = DriftHash::of_pool(pool);
     let claims: Vec<Arc<NodeClaim>> = {
         let (state, name) = (ctx.cluster.read(), pool.name_any());
         state.claims.values().filter(|claim| claim.node_pool() == Some(&*name)).cloned().collect()

@@ -1,6 +1,5 @@
 //! Provisioning: unschedulable pods become NodeClaims.
 
-pub mod batch_window;
 pub mod claim_template;
 pub mod plan_writer;
 pub mod pod_events;

@@ -14,12 +14,11 @@ use crate::cloud::launch_group;
 use crate::controllers::context::{Context, ignore_not_found};
 use crate::controllers::node_claim::metrics;
 use crate::controllers::provisioning::claim_template::claim_of;
-use crate::decisions::holds::{HOLD_LAUNCH, HOLD_READY};
+use crate::decisions::holds::HOLD_LAUNCH;
+use crate::decisions::provisioning::plan_changes::{with_placement, without_pods};
 use crate::model::time::UnixMillis;
 use crate::planner::output::plan::{ExistingNodePlacement, Plan};
-use crate::state::PodRecord;
 use crate::state::instance_types::ReadyPool;
-use crate::state::plan_record::{Owner, PlanRecord};
 use crate::state::snapshot::Snapshot;
 
 /// NodeClaims that are created concurrently.
@@ -54,18 +53,7 @@ impl PlanWriter<'_> {
     /// leaving: a pod is in the plan of one claim at a time.
     async fn withdraw_stale_plans(&self) -> Result<(), kube::Error> {
         let planned: BTreeSet<&str> = self.snapshot.problem.pods.iter().map(|pod| &*pod.key).collect();
-        let stale: Vec<(String, PlanRecord)> = {
-            let state = self.ctx.cluster.read();
-            let is_stale = |plan: &PlanRecord| plan.pods.iter().any(|pod| planned.contains(pod.as_str()));
-            let without = |plan: &PlanRecord| {
-                let mut plan = plan.clone();
-                plan.pods.retain(|pod| !planned.contains(pod.as_str()));
-                plan.owners.retain(|pod, _| plan.pods.contains(pod));
-                plan
-            };
-            let plans = state.planned.iter().filter(|(_, plan)| is_stale(plan));
-            plans.map(|(claim, plan)| (claim.clone(), without(plan))).collect()
-        };
+        let stale = without_pods(&self.ctx.cluster.read(), &planned);
         for (claim, plan) in stale {
             let patch = json!({"metadata": {"annotations": plan.annotations()}});
             ignore_not_found(self.ctx.patch_claim(&claim, &patch).await)?;
@@ -134,33 +122,9 @@ impl PlanWriter<'_> {
         hold_until_launched: UnixMillis,
     ) -> Vec<String> {
         let now = clock::now();
-        let plan = {
-            let state = self.ctx.cluster.read();
-            // The Node may have registered since the snapshot.
-            let registered = state.claims.get(claim).and_then(|claim| state.node_of(claim)).is_some();
-            let hold_until = if registered { now + HOLD_READY } else { hold_until_launched };
-            state.planned.get(claim).cloned().map(|mut plan| {
-                // Finished and deleted pods need not stay in the list.
-                let active = |pod: &str| state.pods.get(pod).is_some_and(PodRecord::active);
-                plan.pods.retain(|pod| active(pod) || plan.owners.contains_key(pod) && plan.hold_until > now);
-                plan.owners.retain(|pod, _| plan.pods.contains(pod));
-                plan.hold_until = plan.hold_until.max(hold_until);
-                plan
-            })
-        };
-        let Some(mut plan) = plan else { return Vec::new() };
-        let mut added = Vec::new();
-        for pod in placement.pods.iter().map(|pod| &self.snapshot.problem.pods[*pod]) {
-            let key = pod.key.to_string();
-            if !plan.pods.contains(&key) {
-                plan.pods.push(key.clone());
-            }
-            if let Some(owner) = pod.owner.as_ref().filter(|_| self.snapshot.displaced.contains(&key)) {
-                let owner = Owner { uid: owner.to_string(), planned_at: self.snapshot.taken_at };
-                plan.owners.insert(key.clone(), owner);
-            }
-            added.push(key);
-        }
+        let extended =
+            with_placement(&self.ctx.cluster.read(), self.snapshot, claim, placement, hold_until_launched, now);
+        let Some((plan, added)) = extended else { return Vec::new() };
         let patch = json!({"metadata": {"annotations": plan.annotations()}});
         match self.ctx.patch_claim(claim, &patch).await {
             Ok(()) => added,

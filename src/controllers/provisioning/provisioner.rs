@@ -1,62 +1,26 @@
 //! Provisioning loop: waits for the end of a burst, plans, writes the plan.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::clock;
 use crate::controllers::context::Context;
-use crate::controllers::provisioning::batch_window::{BatchWindow, closes_at};
 use crate::controllers::provisioning::plan_writer::PlanWriter;
 use crate::controllers::provisioning::pod_events::emit_plan_events;
 use crate::controllers::run_loop::{Pace, RunLoop};
-use crate::decisions::demand::demand;
-use crate::model::time::UnixMillis;
+use crate::decisions::provisioning::batch_window::closes_at;
+use crate::decisions::provisioning::pod_queue::PodQueue;
 use crate::planner::output::plan::Plan;
 use crate::planner::plan;
-use crate::state::plan_record::Holds;
 use crate::state::snapshot::{Snapshot, SnapshotRequest};
-use crate::state::{ClusterState, Scheduling};
 
 const PACE: Pace = Pace { debounce: Duration::from_millis(20), resync: Duration::from_secs(1) };
-/// A pod that a plan left without a node is planned again after this time.
-const RETRY_AFTER: Duration = Duration::from_secs(10);
-
-/// Pods that need a node.
-#[derive(Debug, Default)]
-struct Queue {
-    /// When each pod was first observed to need a node.
-    first_seen: BTreeMap<String, UnixMillis>,
-    /// When a plan last left a pod without a node.
-    failed: HashMap<String, UnixMillis>,
-}
-
-impl Queue {
-    /// Updates the queue with the present demand. Returns the batch of pods to plan; `None` when there are none.
-    fn observe(&mut self, state: &ClusterState, holds: &Holds, now: UnixMillis) -> Option<BatchWindow> {
-        let demand = demand(state, holds, &BTreeSet::new());
-        let demand: BTreeSet<&String> = demand.pending.iter().chain(&demand.displaced).collect();
-        self.failed.retain(|key, at| demand.contains(key) && !at.is_older_than(RETRY_AFTER, now));
-        self.first_seen.retain(|key, _| demand.contains(key));
-        for key in demand {
-            if !self.failed.contains_key(key) {
-                self.first_seen.entry(key.clone()).or_insert(now);
-            }
-        }
-        let batch = || self.first_seen.iter().filter(|(key, _)| !self.failed.contains_key(*key)).map(|(_, at)| *at);
-        let unbound = state.unbound.iter().filter_map(|key| state.pods.get(key));
-        let unattempted = unbound
-            .filter(|pod| pod.scheduling == Scheduling::Unattempted && !pod.daemon && pod.deleted_at.is_none())
-            .count();
-        let (opened, latest) = (batch().min()?, batch().max()?);
-        Some(BatchWindow { opened, latest, last_created: state.last_pod_created, unattempted })
-    }
-}
 
 /// Runs until the process ends.
 pub async fn run(ctx: Arc<Context>) {
     let mut run_loop = RunLoop::new(&ctx.cluster, PACE);
-    let mut queue = Queue::default();
+    let mut queue = PodQueue::default();
     loop {
         let now = clock::now();
         let window = {
@@ -77,7 +41,7 @@ pub async fn run(ctx: Arc<Context>) {
     }
 }
 
-async fn provision(ctx: &Arc<Context>, queue: &mut Queue) {
+async fn provision(ctx: &Arc<Context>, queue: &mut PodQueue) {
     let pools = ctx.ready_pools();
     let snapshot = {
         let (settings, without) = (&ctx.settings.plan, BTreeSet::new());
@@ -96,20 +60,18 @@ async fn provision(ctx: &Arc<Context>, queue: &mut Queue) {
             // A panic in the planner is a defect, but must not end the service: the pods are planned again later.
             tracing::error!(%error, "planner panicked");
             ctx.metrics.plans_failed.inc();
-            for key in queue.first_seen.keys() {
-                queue.failed.insert(key.clone(), clock::now());
-            }
+            queue.fail_all(clock::now());
             return;
         }
     };
     ctx.metrics.plan_seconds.observe(took.as_secs_f64());
     log_plan(&snapshot, &plan, took);
     let writer = PlanWriter { ctx, pools: &pools, snapshot: &snapshot, plan: &plan };
-    let served = writer.write(&queue.first_seen).await;
+    let served = writer.write(queue.first_seen()).await;
     let now = clock::now();
     for pod in &snapshot.problem.pods {
         if !served.contains(&*pod.key) {
-            queue.failed.insert(pod.key.to_string(), now);
+            queue.fail(&pod.key, now);
         }
     }
     emit_plan_events(ctx, &snapshot, &plan, pools.is_empty());

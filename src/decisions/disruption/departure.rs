@@ -1,6 +1,7 @@
 //! When a marked NodeClaim may be deleted, and when its mark is removed.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use kube::ResourceExt;
@@ -9,7 +10,7 @@ use crate::api::{NodeClaim, conditions};
 use crate::decisions::disruption::mark::DisruptionMark;
 use crate::decisions::disruption::reason::DisruptionReason;
 use crate::model::time::UnixMillis;
-use crate::state::object_ext::NodeClaimExt;
+use crate::state::object_ext::{NodeClaimExt, ObjectExt};
 use crate::state::plan_record::Holds;
 use crate::state::tables::ClusterState;
 
@@ -18,12 +19,33 @@ const MAX_GRACE_PERIOD: Duration = Duration::from_mins(1);
 /// Duration of a drain in addition to the pods' grace period.
 const DRAIN_MARGIN: Duration = Duration::from_secs(15);
 
+/// Marked claims other than those of empty nodes ([`crate::decisions::disruption::marked`]).
+fn marked(state: &ClusterState) -> impl Iterator<Item = (&Arc<NodeClaim>, DisruptionMark)> {
+    let claims = state.claims.values().filter(|claim| !claim.is_deleting());
+    let marked = claims.filter_map(|claim| Some((claim, DisruptionMark::of(claim)?)));
+    marked.filter(|(_, mark)| mark.reason != DisruptionReason::Empty)
+}
+
+/// Whether [`due`] may find a claim.
+pub fn any_marked(state: &ClusterState) -> bool {
+    marked(state).next().is_some()
+}
+
+/// Marked claims that may be deleted, with their marks.
+pub fn due(state: &ClusterState, holds: &Holds, now: UnixMillis) -> Vec<(Arc<NodeClaim>, DisruptionMark)> {
+    let due = marked(state).filter(|(claim, mark)| may_be_deleted(state, holds, claim, *mark, now));
+    due.map(|(claim, mark)| (Arc::clone(claim), mark)).collect()
+}
+
 /// Whether a marked claim may be deleted: no pod on its node needs another node, or the replacement of every such pod is ready, or
 /// the deadline is near.
-pub fn may_be_deleted(state: &ClusterState, holds: &Holds, claim: &NodeClaim, now: UnixMillis) -> bool {
-    let Some(mark) = DisruptionMark::of(claim) else {
-        return false;
-    };
+fn may_be_deleted(
+    state: &ClusterState,
+    holds: &Holds,
+    claim: &NodeClaim,
+    mark: DisruptionMark,
+    now: UnixMillis,
+) -> bool {
     let Some(node) = state.node_of(claim) else { return true };
     let node = node.name_any();
     let moving: Vec<_> = state
@@ -60,6 +82,7 @@ mod tests {
     use super::*;
     use crate::decisions::holds::resolve;
     use crate::model::labels;
+    use crate::test_support::objects;
 
     fn claim(name: &str, id: &str, initialized: bool, annotations: &serde_json::Value) -> NodeClaim {
         let list = if initialized {
@@ -99,11 +122,28 @@ mod tests {
     fn an_interrupted_node_waits_for_its_replacement_until_shortly_before_the_deadline() {
         let deleted = |ready: bool, now: i64| {
             let (state, now) = (state(ready), UnixMillis(now));
-            may_be_deleted(&state, &resolve(&state, now), &state.claims["old"], now)
+            assert!(any_marked(&state));
+            !due(&state, &resolve(&state, now), now).is_empty()
         };
         assert!(!deleted(false, 10_000), "the replacement is not ready");
         assert!(deleted(true, 10_000), "the replacement is ready");
         assert!(!deleted(false, 74_999));
         assert!(deleted(false, 75_000), "30 s of grace period and 15 s of margin before the deadline");
+    }
+
+    #[test]
+    fn unmarked_claims_deleted_claims_and_claims_of_empty_nodes_do_not_depart() {
+        for (annotations, deletion, departs) in [
+            (json!({(labels::DISRUPTING): "Underutilized/"}), None, true),
+            (json!({(labels::DISRUPTING): "Underutilized/"}), Some("2026-01-01T00:00:00Z"), false),
+            (json!({(labels::DISRUPTING): "Empty/"}), None, false),
+            (json!({}), None, false),
+        ] {
+            let mut state = ClusterState::default();
+            let meta = json!({"annotations": annotations, "deletionTimestamp": deletion, "finalizers": ["f"]});
+            state.apply_claim(objects::claim("c", &json!({"metadata": meta})));
+            let due = due(&state, &Holds::default(), UnixMillis(0));
+            assert_eq!((due.len(), any_marked(&state)), (usize::from(departs), departs), "{annotations} {deletion:?}");
+        }
     }
 }

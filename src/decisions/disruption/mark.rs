@@ -1,11 +1,14 @@
-//! The mark of a disruption in progress, an annotation of the NodeClaim: `<reason>/<deadline>`, the deadline being optional.
+//! The mark of a disruption in progress, an annotation of the NodeClaim: `<reason>/<deadline>`, the deadline being optional; and the
+//! taint of its Node.
 
+use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
 
 use crate::api::NodeClaim;
 use crate::decisions::disruption::reason::DisruptionReason;
 use crate::model::labels;
 use crate::model::time::UnixMillis;
+use crate::state::object_ext::NodeExt;
 
 /// The mark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,6 +39,11 @@ impl DisruptionMark {
             (Some(_), None) => false,
         })
     }
+}
+
+/// Whether a node has the disruption taint.
+pub fn is_tainted(node: &Node) -> bool {
+    node.taints().any(|taint| taint.key == labels::DISRUPTED_TAINT && taint.effect == "NoSchedule")
 }
 
 #[cfg(test)]

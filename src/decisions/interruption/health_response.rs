@@ -1,6 +1,8 @@
 //! The response to an unhealthy instance (Karpenter AWS reference 9.4): after a failed status check the pods are as good as gone;
 //! before a scheduled event there is time to drain.
 
+use std::sync::Arc;
+
 use kube::ResourceExt;
 
 use crate::api::NodeClaim;
@@ -10,7 +12,8 @@ use crate::decisions::interruption::response::SCHEDULED_NOTICE;
 use crate::model::instance_health::{Category, Remedy, Unhealthy};
 use crate::model::labels;
 use crate::model::time::UnixMillis;
-use crate::state::object_ext::ObjectExt;
+use crate::state::object_ext::{NodeClaimExt, ObjectExt};
+use crate::state::tables::ClusterState;
 
 /// What to do about a claim whose instance is unhealthy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,6 +22,16 @@ pub enum HealthAction {
     Mark(DisruptionMark),
     /// Terminate without a drain: set the termination timestamp to now (`expire`) and delete the claim (`delete`), unless done.
     Terminate { expire: bool, delete: bool },
+}
+
+/// The claims of unhealthy instances. The cloud reports instances of other clusters, too.
+pub fn with_claims(state: &ClusterState, found: &[Unhealthy]) -> Vec<(Arc<NodeClaim>, Unhealthy)> {
+    let claims = state.claims.values().filter_map(|claim| {
+        let id = claim.provider_id()?.rsplit('/').next()?;
+        let unhealthy = found.iter().find(|unhealthy| unhealthy.instance_id == id)?;
+        Some((Arc::clone(claim), unhealthy.clone()))
+    });
+    claims.collect()
 }
 
 /// The category that decides about the response, as a reason.
@@ -52,13 +65,12 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::test_support::objects;
 
     fn claim(annotations: &serde_json::Value, deleting: bool) -> NodeClaim {
         let deletion = deleting.then_some("2026-01-01T00:00:00Z");
-        serde_json::from_value(json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim",
-            "metadata": {"name": "c", "uid": "c", "annotations": annotations, "deletionTimestamp": deletion, "finalizers": ["f"]},
-            "spec": {"requirements": [], "nodeClassRef": {"group": "g", "kind": "k", "name": "n"}}}))
-        .unwrap()
+        let meta = json!({"annotations": annotations, "deletionTimestamp": deletion, "finalizers": ["f"]});
+        objects::claim("c", &json!({"metadata": meta}))
     }
 
     #[test]
@@ -87,5 +99,16 @@ mod tests {
             let unhealthy = Unhealthy { instance_id: "i-1".into(), categories: categories.iter().copied().collect() };
             assert_eq!(action(&claim(&annotations, deleting), &unhealthy, UnixMillis(0)), expected, "{case}");
         }
+    }
+
+    #[test]
+    fn c38_instances_without_a_claim_are_ignored() {
+        let mut state = ClusterState::default();
+        state.apply_claim(objects::claim("c", &json!({"status": objects::launched("i-1", &[])})));
+        let unhealthy = |id: &str, category| Unhealthy { instance_id: id.into(), categories: [category].into() };
+        let found = [unhealthy("i-1", Category::EventStatus), unhealthy("i-11", Category::InstanceStatus)];
+        let claims = with_claims(&state, &found);
+        assert_eq!(claims.len(), 1);
+        assert_eq!((claims[0].0.name_any(), &*claims[0].1.instance_id), ("c".to_owned(), "i-1"));
     }
 }

@@ -1,11 +1,15 @@
 //! The response to a message of the interruption queue.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use crate::api::NodeClaim;
 use crate::decisions::disruption::mark::DisruptionMark;
 use crate::decisions::disruption::reason::DisruptionReason;
 use crate::model::interruption::MessageKind;
 use crate::model::time::UnixMillis;
+use crate::state::object_ext::{NodeClaimExt, ObjectExt};
+use crate::state::tables::ClusterState;
 
 /// Notice that EC2 gives of a spot interruption.
 const SPOT_NOTICE: Duration = Duration::from_mins(2);
@@ -41,6 +45,14 @@ pub fn action(kind: MessageKind, at: UnixMillis) -> InterruptionAction {
     }
 }
 
+/// The claim of the instance with this id; `None` without one, or when it is deleted already.
+pub fn claim_of(state: &ClusterState, instance_id: &str) -> Option<Arc<NodeClaim>> {
+    let suffix = format!("/{instance_id}");
+    let mut claims = state.claims.values();
+    let claim = claims.find(|claim| claim.provider_id().is_some_and(|id| id.ends_with(&suffix)))?;
+    (!claim.is_deleting()).then(|| Arc::clone(claim))
+}
+
 /// The value of the metric label of a message's kind, the same as Karpenter's.
 pub fn kind_label(kind: MessageKind) -> &'static str {
     match kind {
@@ -55,7 +67,11 @@ pub fn kind_label(kind: MessageKind) -> &'static str {
 
 #[cfg(test)]
 mod tests {
+    use kube::ResourceExt;
+    use serde_json::json;
+
     use super::*;
+    use crate::test_support::objects;
 
     #[test]
     fn every_kind_of_message_has_its_action_and_disruptions_are_counted_under_its_label() {
@@ -77,6 +93,20 @@ mod tests {
             if let Delete(reason) | Mark(DisruptionMark { reason, .. }) = action {
                 assert_eq!(reason.metric_label(), kind_label(kind));
             }
+        }
+    }
+
+    #[test]
+    fn c37_a_deleted_claim_is_left_alone() {
+        let mut state = ClusterState::default();
+        for (name, id, deletion) in [("present", "i-1", None), ("deleting", "i-2", Some("2026-01-01T00:00:00Z"))] {
+            let meta = json!({"deletionTimestamp": deletion, "finalizers": ["f"]});
+            let status = objects::launched(id, &[]);
+            state.apply_claim(objects::claim(name, &json!({"metadata": meta, "status": status})));
+        }
+        for (instance, expected) in [("i-1", Some("present")), ("i-2", None), ("i-11", None), ("1", None)] {
+            let found = claim_of(&state, instance).map(|claim| claim.name_any());
+            assert_eq!(found.as_deref(), expected, "{instance}");
         }
     }
 }

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::api::NodeClaim;
+use crate::decisions::pod_ref::PodRef;
 use crate::decisions::termination::deadlines::termination_deadline;
 use crate::model::time::UnixMillis;
 use crate::state::pods::PodRecord;
@@ -16,6 +17,38 @@ const STUCK_AFTER_DEADLINE: Duration = Duration::from_secs(5);
 /// A pod that is deleted again gets a grace period of at least a second; a pod that ends within this time is left alone.
 const MIN_SHORTENING: Duration = Duration::from_secs(2);
 
+/// A pod that is deleted gets a grace period of at least this.
+const MIN_GRACE_PERIOD: Duration = Duration::from_secs(1);
+
+/// What one pass of a drain does.
+#[derive(Debug, PartialEq, Eq)]
+pub struct DrainPass {
+    /// Pods to evict.
+    pub evict: Vec<PodRef>,
+    /// Pods to delete regardless of their budgets.
+    pub delete: Vec<PodRef>,
+    /// Grace period of the deleted pods, in whole seconds: it ends at the deadline.
+    pub grace_period: Duration,
+    /// When the next of the other pods must be deleted; [`UnixMillis::MAX`] when none must be.
+    pub next_deletion: UnixMillis,
+}
+
+impl DrainPass {
+    /// Evicts the next group of pods of the claim's node, and deletes the pods that would outlast the deadline.
+    pub fn new(state: &ClusterState, claim: &NodeClaim, node: &str, now: UnixMillis) -> Self {
+        let deadline = termination_deadline(claim);
+        let waiting = waiting(state, claim, node, now);
+        let late = |pod: &PodRecord| deadline.is_some_and(|deadline| must_be_deleted(pod, deadline, now));
+        let left = deadline.map_or(Duration::ZERO, |deadline| deadline.saturating_since(now));
+        Self {
+            evict: next_group(&waiting).into_iter().filter(|pod| !late(pod)).map(PodRef::of).collect(),
+            delete: waiting.iter().copied().filter(|pod| late(pod)).map(PodRef::of).collect(),
+            grace_period: Duration::from_secs(left.as_secs()).max(MIN_GRACE_PERIOD),
+            next_deletion: deadline.map_or(UnixMillis::MAX, |deadline| next_deletion(&waiting, deadline, now)),
+        }
+    }
+}
+
 /// Pods that the drain of the claim's node waits for.
 pub fn waiting<'a>(state: &'a ClusterState, claim: &NodeClaim, node: &str, now: UnixMillis) -> Vec<&'a PodRecord> {
     let over = termination_deadline(claim).is_some_and(|deadline| now > deadline);
@@ -26,7 +59,7 @@ pub fn waiting<'a>(state: &'a ClusterState, claim: &NodeClaim, node: &str, now: 
 
 /// The waiting pods to evict now: the first nonempty group of other pods, DaemonSet pods, critical pods, critical DaemonSet pods.
 /// A protected pod is waited for and not evicted.
-pub fn next_group<'a>(waiting: &[&'a PodRecord]) -> Vec<&'a PodRecord> {
+fn next_group<'a>(waiting: &[&'a PodRecord]) -> Vec<&'a PodRecord> {
     let group = |pod: &PodRecord| (pod.critical, pod.daemon);
     let Some(first) = waiting.iter().map(|pod| group(pod)).min() else {
         return Vec::new();
@@ -42,7 +75,7 @@ pub fn next_group<'a>(waiting: &[&'a PodRecord]) -> Vec<&'a PodRecord> {
 
 /// Whether a pod must be deleted to meet the deadline: it runs and needs the remaining time to terminate, or it terminates after the
 /// deadline.
-pub fn must_be_deleted(pod: &PodRecord, deadline: UnixMillis, now: UnixMillis) -> bool {
+fn must_be_deleted(pod: &PodRecord, deadline: UnixMillis, now: UnixMillis) -> bool {
     match pod.deleted_at {
         None => now > latest_deletion(pod, deadline),
         Some(end) => end > deadline.max(now + MIN_SHORTENING),
@@ -55,7 +88,7 @@ fn latest_deletion(pod: &PodRecord, deadline: UnixMillis) -> UnixMillis {
 }
 
 /// When the next of these pods must be deleted; [`UnixMillis::MAX`] when none must be.
-pub fn next_deletion(waiting: &[&PodRecord], deadline: UnixMillis, now: UnixMillis) -> UnixMillis {
+fn next_deletion(waiting: &[&PodRecord], deadline: UnixMillis, now: UnixMillis) -> UnixMillis {
     let running = waiting.iter().filter(|pod| pod.deleted_at.is_none());
     let due = running.map(|pod| latest_deletion(pod, deadline) + Duration::from_millis(1));
     due.filter(|at| *at > now).min().unwrap_or(UnixMillis::MAX)
@@ -67,6 +100,7 @@ mod tests {
 
     use super::*;
     use crate::model::labels;
+    use crate::test_support::objects;
 
     fn pod(name: &str, json: serde_json::Value) -> PodRecord {
         let mut all =
@@ -76,10 +110,36 @@ mod tests {
     }
 
     fn claim(annotations: &serde_json::Value) -> NodeClaim {
-        serde_json::from_value(json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim",
-            "metadata": {"name": "c", "annotations": annotations, "deletionTimestamp": "1970-01-01T00:01:40Z", "finalizers": ["f"]},
-            "spec": {"requirements": [], "terminationGracePeriod": "1h", "nodeClassRef": {"group": "g", "kind": "k", "name": "n"}}}))
-        .unwrap()
+        let deletion = "1970-01-01T00:01:40Z";
+        let meta = json!({"annotations": annotations, "deletionTimestamp": deletion, "finalizers": ["f"]});
+        objects::claim("c", &json!({"metadata": meta, "spec": {"terminationGracePeriod": "1h"}}))
+    }
+
+    #[test]
+    fn a_pass_evicts_a_group_and_deletes_pods_that_would_outlast_the_deadline() {
+        let mut state = ClusterState::default();
+        for (name, grace) in [("short", 10), ("long", 40)] {
+            let spec = json!({"nodeName": "x", "terminationGracePeriodSeconds": grace});
+            state.apply_pod(&objects::pod(name, &json!({"spec": spec})), UnixMillis(1));
+        }
+        let names = |pods: Vec<PodRef>| pods.into_iter().map(|pod| pod.name).collect::<Vec<_>>().join(" ");
+        let pass = |deadline: Option<&str>, now: i64| {
+            let pass = DrainPass::new(
+                &state,
+                &claim(&json!({(labels::TERMINATION_TIMESTAMP): deadline})),
+                "x",
+                UnixMillis(now),
+            );
+            (names(pass.evict), names(pass.delete), pass.grace_period.as_secs(), pass.next_deletion.0)
+        };
+        let text = |evict: &str, delete: &str| (evict.to_owned(), delete.to_owned());
+        let expect = |(evict, delete), grace: u64, next: i64| (evict, delete, grace, next);
+        let deadline = Some("1970-01-01T00:01:40Z");
+        assert_eq!(pass(deadline, 60_000), expect(text("long short", ""), 40, 60_001));
+        assert_eq!(pass(deadline, 60_001), expect(text("short", "long"), 39, 90_001), "long needs 40 s");
+        assert_eq!(pass(deadline, 99_999), expect(text("", "long short"), 1, i64::MAX), "at least a second");
+        let grace_period = pass(None, 100_000);
+        assert_eq!(grace_period, expect(text("long short", ""), 3_600, 3_660_001), "an hour after the deletion");
     }
 
     #[test]

@@ -11,10 +11,10 @@ use crate::cloud::ec2::aws::errors::{ApiError, Class};
 use crate::cloud::ec2::aws::filters::filter;
 use crate::cloud::ec2::tags::CLUSTER_TAG;
 use crate::cloud::ec2::tags::{CLAIM_TAG, LAUNCH_TAG};
-use crate::cloud::reservation::{ReservationKind, ReservedIn};
 use crate::cloud::{Instance, InstanceState};
 use crate::model::labels;
 use crate::model::offering::CapacityType;
+use crate::model::reservation::{ReservationKind, ReservedIn};
 use crate::model::time::UnixMillis;
 
 /// States of instances that exist: all except `terminated`.

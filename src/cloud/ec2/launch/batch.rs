@@ -11,8 +11,8 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
+use crate::api::launch_group::MAX_SIZE;
 use crate::cloud::ec2::launch::idempotency::Attempts;
-use crate::cloud::launch_group::MAX_SIZE;
 use crate::cloud::{LaunchError, Launched};
 use crate::model::time::UnixMillis;
 use crate::sync::lock;

@@ -11,14 +11,14 @@ use aws_sdk_ec2::types::{
     TargetCapacitySpecificationRequest,
 };
 
+use crate::api::launch_group::LaunchGroup;
 use crate::cloud::ec2::aws::errors;
 use crate::cloud::ec2::aws::errors::{Class, class_of};
 use crate::cloud::ec2::offerings::unavailable::CapacityScope;
 use crate::cloud::ec2::tags::{CLAIM_TAG, LAUNCH_TAG, tag_specification};
-use crate::cloud::launch_group::LaunchGroup;
-use crate::cloud::reservation::ReservationKind;
 use crate::cloud::{LaunchError, Override, ReservedIn};
 use crate::model::offering::CapacityType;
+use crate::model::reservation::ReservationKind;
 use crate::model::units::MicroUsd;
 
 /// An offering of the request.

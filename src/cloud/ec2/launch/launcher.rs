@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use kube::ResourceExt;
 
+use crate::api::launch_group::LaunchGroup;
 use crate::cloud::ec2::aws::errors::ApiError;
 use crate::cloud::ec2::instances::describe;
 use crate::cloud::ec2::instances::describe::provider_id;
@@ -17,7 +18,6 @@ use crate::cloud::ec2::launch::feedback::{FleetOutcome, create_fleet};
 use crate::cloud::ec2::launch::prepare::{PreparedFleet, prepare, release_unused};
 use crate::cloud::ec2::launch::request::launchable;
 use crate::cloud::ec2::launch::templates::store::TemplateRef;
-use crate::cloud::launch_group::LaunchGroup;
 use crate::cloud::{Instance, InstanceState, LaunchDetails, LaunchError, LaunchRequest, Launched};
 use crate::model::time::UnixMillis;
 

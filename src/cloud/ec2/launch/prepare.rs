@@ -8,6 +8,7 @@ use futures::future::try_join_all;
 use kube::ResourceExt;
 
 use crate::api::Ec2NodeClass;
+use crate::api::launch_group::LaunchGroup;
 use crate::cloud::ec2::launch::context::LaunchContext;
 use crate::cloud::ec2::launch::create_fleet::{FleetRequest, LaunchedInstance};
 use crate::cloud::ec2::launch::errors::{no_response, refused};
@@ -20,7 +21,6 @@ use crate::cloud::ec2::node_class::placement_group;
 use crate::cloud::ec2::node_class::subnets::AddressReservation;
 use crate::cloud::ec2::offerings::unavailable::placement_scope;
 use crate::cloud::ec2::placement_group::PlacementGroup;
-use crate::cloud::launch_group::LaunchGroup;
 use crate::cloud::{LaunchDetails, LaunchError, LaunchRequest};
 use crate::model::requirement::Requirements;
 

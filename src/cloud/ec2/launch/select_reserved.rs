@@ -79,8 +79,8 @@ mod tests {
     use super::*;
     use crate::api::Requirement;
     use crate::cloud::catalog::{SpotPricing, embedded};
-    use crate::cloud::reservation::ReservationKind;
     use crate::model::labels;
+    use crate::model::reservation::ReservationKind;
 
     /// A reservation: its id, instance type, zone and kind.
     type Line<'a> = (&'a str, &'a str, &'a str, ReservationKind);

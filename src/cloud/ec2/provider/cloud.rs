@@ -10,13 +10,13 @@ use futures::{FutureExt, StreamExt};
 use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
 
+use crate::api::launch_group::LaunchGroup;
 use crate::api::{Ec2NodeClass, NodeClaim, NodePool};
 use crate::cloud::ec2::aws::errors::Class;
 use crate::cloud::ec2::degraded_apis;
 use crate::cloud::ec2::instances::{status_checks, tagging};
 use crate::cloud::ec2::launch::templates::store;
 use crate::cloud::ec2::provider::{Ec2Provider, recording};
-use crate::cloud::launch_group::LaunchGroup;
 use crate::cloud::{
     Capabilities, Cloud, CloudError, ClusterObserver, Drift, Instance, InstanceEvents, InstanceTagging, LaunchError,
     LaunchRequest, Launched, Message, NodeClassCloud, Override, Resolution, ServiceStatus, Untagged,

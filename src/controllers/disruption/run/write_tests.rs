@@ -1,6 +1,7 @@
 use serde_json::json;
 
 use super::*;
+use crate::decisions::disruption::mark::is_tainted;
 use crate::model::labels;
 use crate::test_support::failures::{World, outcome, transcript};
 use crate::test_support::kubernetes::store::Refusal;

@@ -1,8 +1,10 @@
 use k8s_openapi::api::core::v1::Node;
+use kube::ResourceExt;
 use serde_json::json;
 
 use super::*;
 use crate::controllers::enforcement::opening::{Opening, open};
+use crate::decisions::placement::mode::PlacementMode;
 use crate::test_support::failures::{World, first_turn, outcome, transcript};
 use crate::test_support::kubernetes::store::Refusal;
 use crate::test_support::kubernetes::{FakeApi, Fault};

@@ -1,6 +1,10 @@
+use std::sync::Arc;
+use std::time::Duration;
+
 use serde_json::json;
 
 use super::*;
+use crate::decisions::placement::mode::PlacementMode;
 use crate::test_support::failures::{World, transcript};
 use crate::test_support::kubernetes::store::Refusal;
 use crate::test_support::kubernetes::{FakeApi, Fault};
@@ -28,9 +32,10 @@ fn world() -> World {
 
 async fn reconciled(ctx: Arc<Context>) -> String {
     let mut taints = PlannedTaints::default();
-    let holds = ctx.derived.holds(&ctx.cluster.read(), clock::now());
-    taints.reconcile(&ctx, &holds).await;
-    match taints.rejections.len() {
+    let now = clock::now();
+    let holds = ctx.derived.holds(&ctx.cluster.read(), now);
+    reconcile(&mut taints, &ctx, &holds, now).await;
+    match taints.rejected_pods() {
         0 => "ok".into(),
         count => format!("{count} refused"),
     }
@@ -93,11 +98,12 @@ async fn a_pod_that_is_refused_three_times_opens_its_node_to_all() {
     let world = World { watched: true, ..world() };
     world.api.inject_on("PATCH pods/n/a", Fault::Refused(Refusal::invalid("no")));
     let ctx = world.context();
-    let mut controller = PlannedTaints::default();
+    let mut planned_taints = PlannedTaints::default();
+    let mut now = clock::now();
     for turn in 1..=4 {
-        controller.admitted.clear();
-        let holds = ctx.derived.holds(&ctx.cluster.read(), clock::now());
-        controller.reconcile(&ctx, &holds).await;
+        now = now + Duration::from_secs(1);
+        let holds = ctx.derived.holds(&ctx.cluster.read(), now);
+        reconcile(&mut planned_taints, &ctx, &holds, now).await;
         let taints = world.api.stored("nodes/x").unwrap()["spec"]["taints"].clone();
         let guarded = taints.as_array().unwrap().iter().any(|taint| taint["key"] == labels::GUARD_TAINT);
         assert_eq!(guarded, turn < 4, "pass {turn}");

@@ -14,7 +14,7 @@ fn world() -> World {
 
 #[tokio::test]
 async fn drift_is_written_under_every_failure() {
-    let drift = Drift { reason: NODE_POOL, message: "the template changed".into() };
+    let drift = Drift { reason: "NodePoolDrifted", message: "the template changed".into() };
     let text = transcript(world, async |ctx| {
         let Some(claim) = ctx.cluster.read().claims.get("c").cloned() else { return "no claim".into() };
         outcome(write(&ctx, &claim, Some(&drift)).await)

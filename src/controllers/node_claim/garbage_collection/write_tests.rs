@@ -1,6 +1,7 @@
 use serde_json::json;
 
 use super::*;
+use crate::model::labels;
 use crate::test_support::cloud::FakeCloud;
 use crate::test_support::failures::{World, transcript};
 use crate::test_support::kubernetes::FakeApi;
@@ -28,7 +29,7 @@ fn world() -> World {
 }
 
 async fn pass(ctx: Arc<Context>) -> String {
-    let garbage = Garbage::find(&*ctx.cloud, &ctx.cluster).await.unwrap();
+    let garbage = find(&*ctx.cloud, &ctx.cluster).await.unwrap();
     let found = (garbage.leaked.len(), garbage.orphaned.len(), garbage.stranded.len());
     collect(&ctx, garbage).await;
     format!("leaked, orphaned, stranded {found:?}")

@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::cloud::InstanceState;
-use crate::cloud::reservation::ReservationKind;
 use crate::model::offering::CapacityType;
+use crate::model::reservation::ReservationKind;
 use crate::model::time::UnixMillis;
 
 fn found(partitions: &[&str]) -> Arc<InstanceType> {

@@ -1,7 +1,7 @@
 use serde_json::json;
 
 use super::*;
-use crate::controllers::context::PlacementMode;
+use crate::decisions::placement::mode::PlacementMode;
 use crate::test_support::cloud::FakeCloud;
 use crate::test_support::failures::first_turn;
 use crate::test_support::kubernetes::FakeApi;

@@ -78,7 +78,7 @@ fn empty_lists_and_absent_fields_are_part_of_the_patch() {
 
 #[test]
 fn a_class_gets_its_finalizer_and_its_hash_once() {
-    let marks = |class: &Ec2NodeClass, ca: &str| metadata_patch(class, &class_hash::drift_hash(class, ca));
+    let marks = |class: &Ec2NodeClass, ca: &str| metadata_patch(class, &DriftHash::of_class(class, ca));
     let patch = marks(&class(json!({"finalizers": ["other/one"]}), Value::Null), "ca").unwrap();
     let finalizers = &patch["metadata"]["finalizers"];
     assert_eq!(*finalizers, json!(["other/one", "karpenter.k8s.aws/termination"]));

@@ -14,10 +14,10 @@ use crate::cloud::ec2::node_class::subnets::Subnet;
 use crate::cloud::ec2::options::Options;
 use crate::cloud::ec2::placement_group::PlacementGroup;
 use crate::cloud::ec2::provider::Ec2Provider;
-use crate::cloud::reservation::ReservationKind;
 use crate::cloud::{Cloud, Override, ReservedIn};
 use crate::model::labels;
 use crate::model::offering::CapacityType;
+use crate::model::reservation::ReservationKind;
 use crate::test_support::fake_aws;
 use crate::test_support::fake_aws::Request;
 

@@ -20,9 +20,9 @@ use crate::api::node_class::{BlockDeviceMapping, ConnectionTracking, MetadataOpt
 use crate::cloud::ReservedIn;
 use crate::cloud::draw::draw;
 use crate::cloud::ec2::tags::{tag_specification, tags};
-use crate::cloud::reservation::ReservationKind;
 use crate::model::offering::CapacityType;
 use crate::model::quantity::parse_bytes;
+use crate::model::reservation::ReservationKind;
 
 /// The inputs of a launch template. [`Template::name`] hashes the names of this type and its fields, too.
 #[derive(Clone, Debug, PartialEq)]

@@ -1,7 +1,7 @@
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::*;
-use crate::api::{conditions, hash};
+use crate::api::hash;
 use crate::cloud::catalog::{SpotPricing, embedded};
 use crate::test_support::objects;
 
@@ -23,12 +23,7 @@ fn class() -> Ec2NodeClass {
 
 fn desired(pool: NodePool) -> DesiredState {
     let catalog = embedded().for_node_class(Some(&class()), SpotPricing::Off);
-    DesiredState {
-        requirements: Requirements::from_api(&pool.spec.template.spec.requirements).unwrap(),
-        pool: Arc::new(pool),
-        class: Arc::new(class()),
-        types: catalog.instance_types.iter().map(|found| (Arc::clone(&found.name), Arc::clone(found))).collect(),
-    }
+    DesiredState::new(Arc::new(pool), Arc::new(class()), &catalog).unwrap()
 }
 
 /// A claim of the pool, launched as m5.large in us-east-1a.
@@ -162,28 +157,6 @@ fn a_removed_offering_drifts_its_nodes_after_an_hour() {
 }
 
 #[test]
-fn the_condition_is_set_keeps_its_transition_time_and_is_cleared() {
-    let second = |n: i64| UnixMillis(n * 1_000);
-    let pool = pool(&json!({}), &json!([]));
-    let mut claim = launched(&pool, &json!({}), &json!([]));
-    assert_eq!(conditions_with(&claim, None, second(1)), None, "nothing to write");
-    let drift = Drift { reason: NODE_POOL, message: "m".into() };
-    let list = conditions_with(&claim, Some(&drift), second(2)).unwrap();
-    assert_eq!(
-        conditions::get(&list, DRIFTED).map(|found| (found.status.as_str(), found.reason.as_str())),
-        Some(("True", NODE_POOL))
-    );
-    claim.status.as_mut().unwrap().conditions = list;
-    assert_eq!(conditions_with(&claim, Some(&drift), second(3)), None, "unchanged");
-    let other = Drift { reason: REQUIREMENTS, message: "m".into() };
-    let list = conditions_with(&claim, Some(&other), second(4)).unwrap();
-    assert_eq!(UnixMillis::from(&conditions::get(&list, DRIFTED).unwrap().last_transition_time), second(2));
-    claim.status.as_mut().unwrap().conditions = list;
-    let list = conditions_with(&claim, None, second(5)).unwrap();
-    assert!(conditions::get(&list, DRIFTED).is_none() && conditions::is_true(&list, LAUNCHED));
-}
-
-#[test]
 fn pools_and_classes_without_an_up_to_date_hash_are_not_compared() {
     let mut state = ClusterState::default();
     let mut ready = pool(&json!({}), &json!([]));
@@ -202,4 +175,27 @@ fn pools_and_classes_without_an_up_to_date_hash_are_not_compared() {
     ready.spec.template.metadata.labels.insert("a".into(), "b".into());
     state.pools.insert("p".into(), Arc::new(ready));
     assert!(comparable(&state, Some("ca")).is_empty(), "the pool changed");
+}
+
+#[test]
+fn only_launched_claims_of_known_pools_are_compared_and_the_cloud_is_asked_last() {
+    let pool = pool(&json!({}), &json!([]));
+    let claim = launched(&pool, &json!({}), &json!([]));
+    let check = |claim: &NodeClaim, pools: &HashMap<String, DesiredState>| match check(claim, pools, at(Duration::ZERO))
+    {
+        DriftCheck::Incomparable => "keep".to_owned(),
+        DriftCheck::Settled(None) => "clear".to_owned(),
+        DriftCheck::Settled(Some(drift)) => drift.reason.to_owned(),
+        DriftCheck::MatchesPool(class) => format!("compare with {}", class.name_any()),
+    };
+    let pools = HashMap::from([("p".to_owned(), desired(pool.clone()))]);
+    assert_eq!(check(&claim, &pools), "compare with default");
+    assert_eq!(check(&claim, &HashMap::new()), "keep", "its pool is being changed");
+    let mut launching = claim.clone();
+    launching.status = None;
+    assert_eq!(check(&launching, &HashMap::new()), "clear", "not launched");
+    let changed = self::pool(&json!({"metadata": {"labels": {"a": "b"}}}), &json!([]));
+    assert_eq!(check(&claim, &HashMap::from([("p".to_owned(), desired(changed))])), NODE_POOL);
+    let invalid = self::pool(&json!({}), &json!([{"key": "k", "operator": "Odd", "values": []}]));
+    assert!(DesiredState::new(Arc::new(invalid), Arc::new(class()), &Catalog::default()).is_none());
 }

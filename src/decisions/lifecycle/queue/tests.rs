@@ -1,6 +1,8 @@
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::*;
+use crate::api::NodeClaim;
+use crate::model::labels;
 
 fn deleted(annotations: &Value) -> NodeClaim {
     serde_json::from_value(json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim",
@@ -53,7 +55,7 @@ fn the_backoff_doubles_up_to_its_limit_and_a_poll_resets_it() {
     let backoff = Requeue::Backoff { until: UnixMillis::MAX };
     let waits: Vec<u128> = (0..7).map(|_| wait(backoff)).collect();
     assert_eq!(waits, [250, 500, 1_000, 2_000, 4_000, 8_000, 10_000]);
-    assert_eq!(wait(Requeue::After(POLL_PERIOD)), 500);
+    assert_eq!(wait(Requeue::After(Duration::from_millis(500))), 500);
     assert_eq!(wait(backoff), 250);
     let soon = UnixMillis(26_600);
     assert_eq!(wait(Requeue::Backoff { until: soon }), 100, "not later than asked for");

@@ -1,7 +1,7 @@
 //! An instance as the cloud describes it.
 
-use crate::cloud::reservation::ReservedIn;
 use crate::model::offering::CapacityType;
+use crate::model::reservation::ReservedIn;
 use crate::model::time::UnixMillis;
 
 #[derive(Clone, Debug, PartialEq)]

@@ -1,20 +1,6 @@
-//! Results of a step of the NodeClaim lifecycle.
-
-use std::time::Duration;
+//! Failures of a step of the NodeClaim lifecycle.
 
 use crate::decisions::disruption::reason::DisruptionReason;
-use crate::model::time::UnixMillis;
-
-/// When the claim is processed again after a step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Requeue {
-    Now,
-    After(Duration),
-    /// With exponential backoff, but not later than `until`.
-    Backoff {
-        until: UnixMillis,
-    },
-}
 
 /// Why a step failed.
 #[derive(Debug, thiserror::Error)]

@@ -1,3 +1,5 @@
+use serde_json::json;
+
 use super::*;
 use crate::decisions::holds::resolve;
 
@@ -37,7 +39,7 @@ fn planned_pods_are_admitted_once_when_their_node_is_open_and_tainted() {
         node_of(&mut state);
         pod(&mut state, "a", tolerations, None);
         let pods = to_admit(&state, &resolve(&state, UnixMillis(5)), UnixMillis(5)).into_iter();
-        pods.map(|pod| (pod.name, pod.claim, pod.first)).collect::<Vec<_>>()
+        pods.map(|admission| (admission.pod.name, admission.claim, admission.first)).collect::<Vec<_>>()
     };
     let want = |first| vec![("a".to_owned(), "uid-c".to_owned(), first)];
     let guarded: fn(&mut ClusterState) = |state| node(state, "c", Some(LATER));
@@ -71,7 +73,7 @@ fn pods_of_a_hard_spread_are_admitted_in_balanced_order() {
     let admitted = |state: &ClusterState, now: i64| {
         let now = UnixMillis(now);
         let mut names: Vec<String> =
-            to_admit(state, &resolve(state, now), now).into_iter().map(|pod| pod.name).collect();
+            to_admit(state, &resolve(state, now), now).into_iter().map(|admission| admission.pod.name).collect();
         names.sort();
         names.join(" ")
     };
@@ -125,4 +127,46 @@ fn the_taint_is_removed_when_its_pods_are_bound_and_no_others_wait() {
         "left over from another placement mode"
     );
     assert_eq!(untainted(None, None, PlacementMode::Nominate, &["uid-c"], second), removed, "a pod can't be admitted");
+}
+
+#[test]
+fn a_pod_is_admitted_again_after_a_second_and_given_up_after_three_rejections() {
+    let mut state = ClusterState::default();
+    claim(&mut state, "c", &["n/a"]);
+    node(&mut state, "c", Some(LATER));
+    pod(&mut state, "a", json!(null), None);
+    let holds = resolve(&state, UnixMillis(5));
+    let mut taints = PlannedTaints::default();
+    let pass = |taints: &mut PlannedTaints, state: &ClusterState, now| {
+        let (admissions, untaint) = taints.choose(state, &holds, PlacementMode::Nominate, UnixMillis(now));
+        (admissions, untaint.len())
+    };
+    let (admissions, _) = pass(&mut taints, &state, 1_000);
+    assert_eq!(admissions.len(), 1);
+    assert_eq!(pass(&mut taints, &state, 1_999).0, [], "admitted a moment ago");
+    assert_eq!(pass(&mut taints, &state, 2_000).0, admissions);
+    assert_eq!(taints.record(&admissions[0], false), None);
+    assert_eq!(taints.record(&admissions[0], false), None);
+    assert_eq!(taints.record(&admissions[0], true), None, "a success starts the count again");
+    assert_eq!([1, 2, 3, 4].map(|_| taints.record(&admissions[0], false)), [None, None, Some(3), Some(4)]);
+    taints.forget_deleted(&state);
+    assert_eq!(pass(&mut taints, &state, 3_000).1, 1, "the taint is removed");
+    state.delete_pod("n/a", UnixMillis(2));
+    taints.forget_deleted(&state);
+    assert!(taints.rejections.is_empty() && !taints.rejected.is_empty());
+    taints.forget_deleted(&ClusterState::default());
+    assert!(taints.rejected.is_empty());
+}
+
+#[test]
+fn no_pod_is_admitted_in_another_placement_mode() {
+    let mut state = ClusterState::default();
+    claim(&mut state, "c", &["n/a"]);
+    node(&mut state, "c", Some(LATER));
+    pod(&mut state, "a", json!(null), None);
+    for (placement, admitted) in [(PlacementMode::Nominate, 1), (PlacementMode::Extender, 0), (PlacementMode::Off, 0)] {
+        let holds = resolve(&state, UnixMillis(5));
+        let (admissions, _) = PlannedTaints::default().choose(&state, &holds, placement, UnixMillis(5));
+        assert_eq!(admissions.len(), admitted, "{placement:?}");
+    }
 }

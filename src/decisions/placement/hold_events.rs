@@ -8,9 +8,9 @@ use kube::ResourceExt;
 
 use crate::model::pod_class::PodClass;
 use crate::model::time::UnixMillis;
-use crate::state::ClusterState;
 use crate::state::object_ext::ObjectExt;
 use crate::state::plan_record::Holds;
+use crate::state::tables::ClusterState;
 
 /// After this time without a pod bound as planned, the pods of a class no longer count as progressing.
 const PROGRESS_TIMEOUT: Duration = Duration::from_secs(15);
@@ -40,8 +40,16 @@ impl HoldEnd {
     }
 }
 
-/// Holds of `before` that are not in `after`: claim, pod, and how each ended.
-pub fn ended<'a>(before: &'a Holds, after: &Holds, state: &ClusterState) -> Vec<(&'a str, &'a str, HoldEnd)> {
+/// A hold that ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EndedHold {
+    pub claim: String,
+    pub pod: String,
+    pub end: HoldEnd,
+}
+
+/// Holds of `before` that are not in `after`, by claim and pod.
+pub fn ended(before: &Holds, after: &Holds, state: &ClusterState) -> Vec<EndedHold> {
     let mut out = Vec::new();
     for (pod, claim) in &before.by_pod {
         if after.by_pod.contains_key(pod) {
@@ -54,9 +62,9 @@ pub fn ended<'a>(before: &'a Holds, after: &Holds, state: &ClusterState) -> Vec<
             (Some(_), _) => HoldEnd::Elsewhere,
             (None, _) => HoldEnd::Released,
         };
-        out.push((claim.as_str(), pod.as_str(), end));
+        out.push(EndedHold { claim: claim.clone(), pod: pod.clone(), end });
     }
-    out.sort_by_key(|(claim, pod, _)| (*claim, *pod));
+    out.sort_by(|a, b| (&a.claim, &a.pod).cmp(&(&b.claim, &b.pod)));
     out
 }
 
@@ -106,16 +114,20 @@ mod tests {
     use crate::decisions::holds::resolve;
     use crate::test_support::state_with_planned_pod;
 
+    fn hold(end: HoldEnd) -> EndedHold {
+        EndedHold { claim: "c".into(), pod: "n/a".into(), end }
+    }
+
     #[test]
     fn a_hold_that_ends_is_reported_with_how_it_ended() {
         let before = resolve(&state_with_planned_pod(None), UnixMillis(5));
         for (bound, end) in [(Some("node-c"), HoldEnd::Planned), (Some("other"), HoldEnd::Elsewhere)] {
             let now = state_with_planned_pod(bound);
-            assert_eq!(ended(&before, &resolve(&now, UnixMillis(5)), &now), [("c", "n/a", end)]);
+            assert_eq!(ended(&before, &resolve(&now, UnixMillis(5)), &now), [hold(end)]);
         }
         let mut gone = state_with_planned_pod(None);
         gone.delete_pod("n/a", UnixMillis(6));
-        assert_eq!(ended(&before, &resolve(&gone, UnixMillis(6)), &gone), [("c", "n/a", HoldEnd::Released)]);
+        assert_eq!(ended(&before, &resolve(&gone, UnixMillis(6)), &gone), [hold(HoldEnd::Released)]);
     }
 
     #[test]

@@ -5,9 +5,9 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::Node;
 
 use crate::api::{NodeClaim, conditions};
-use crate::controllers::disruption::taint::is_tainted;
-use crate::controllers::node_claim::registration::uninitialized_reason;
+use crate::decisions::disruption::mark::is_tainted;
 use crate::decisions::disruption::reason::DisruptionReason;
+use crate::decisions::lifecycle::initialization::uninitialized_reason;
 use crate::decisions::termination::deadlines::unwritten_deadline;
 use crate::model::labels;
 use crate::model::time::UnixMillis;

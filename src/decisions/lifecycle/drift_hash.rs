@@ -6,8 +6,9 @@ use std::sync::Arc;
 use kube::ResourceExt;
 use serde_json::{Value, json};
 
-use crate::api::NodeClaim;
 use crate::api::conditions::DRIFTED;
+use crate::api::{Ec2NodeClass, NodeClaim, NodePool, hash};
+use crate::model::labels;
 use crate::state::object_ext::NodeClaimExt;
 
 /// A hash and the version of the hash algorithm, with their annotation keys.
@@ -20,6 +21,26 @@ pub struct DriftHash {
 }
 
 impl DriftHash {
+    /// The hash of the present template of a pool.
+    pub fn of_pool(pool: &NodePool) -> Self {
+        Self {
+            key: labels::NODE_POOL_HASH,
+            value: hash::node_pool(&pool.spec),
+            version_key: labels::NODE_POOL_HASH_VERSION,
+            version: hash::NODE_POOL_VERSION,
+        }
+    }
+
+    /// The hash of the present spec of a class, for a cloud whose instances trust `ca`.
+    pub fn of_class(class: &Ec2NodeClass, ca: &str) -> Self {
+        Self {
+            key: labels::EC2_NODE_CLASS_HASH,
+            value: hash::node_class(&class.spec, ca),
+            version_key: labels::EC2_NODE_CLASS_HASH_VERSION,
+            version: hash::NODE_CLASS_VERSION,
+        }
+    }
+
     /// The annotations.
     pub fn annotations(&self) -> BTreeMap<&'static str, &str> {
         BTreeMap::from([(self.key, &*self.value), (self.version_key, self.version)])

@@ -1,0 +1,178 @@
+//! Replacement of drifted nodes (Karpenter core reference 4.12). Their pods need other nodes first, as in consolidation; the price does
+//! not matter.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use crate::decisions::disruption::candidates::{PoolAllowance, allowances};
+use crate::decisions::disruption::drift_order::{DriftedNode, drifted, order};
+use crate::decisions::disruption::reason::DisruptionReason;
+use crate::model::time::UnixMillis;
+use crate::state::plan_record::Holds;
+use crate::state::tables::ClusterState;
+
+/// Maximum number of nodes that one pass simulates.
+const MAX_CANDIDATES: usize = 20;
+/// Backoff of a node whose pods have no other node.
+const BLOCKED_BACKOFF: Duration = Duration::from_mins(1);
+/// Backoff of a node whose replacement was not ready in time.
+const ABANDONED_BACKOFF: Duration = Duration::from_mins(10);
+
+/// Drifted nodes that could not be replaced, by claim, with the end of their backoff.
+#[derive(Debug, Default)]
+pub struct DriftReplacement {
+    backoff_until: BTreeMap<String, UnixMillis>,
+}
+
+impl DriftReplacement {
+    /// Records that the replacement of a node was not ready in time.
+    pub fn abandoned(&mut self, claim: &str, now: UnixMillis) {
+        self.backoff_until.insert(claim.to_owned(), now + ABANDONED_BACKOFF);
+    }
+
+    /// Records that the pods of a node have no other node.
+    pub fn blocked(&mut self, claim: &str, now: UnixMillis) {
+        self.backoff_until.insert(claim.to_owned(), now + BLOCKED_BACKOFF);
+    }
+
+    /// Begins a pass over the drifted nodes.
+    pub fn begin(&mut self, state: &ClusterState, holds: &Holds, now: UnixMillis) -> DriftPass {
+        self.pass(&drifted(state, holds), allowances(state, DisruptionReason::Drifted, now), now)
+    }
+
+    fn pass(
+        &mut self,
+        nodes: &[DriftedNode],
+        allowances: BTreeMap<String, PoolAllowance>,
+        now: UnixMillis,
+    ) -> DriftPass {
+        self.backoff_until.retain(|_, until| *until > now);
+        let backed_off: BTreeSet<String> = self.backoff_until.keys().cloned().collect();
+        let blocked = nodes.iter().filter_map(|node| Some((node.claim.clone(), node.blocked_by.clone()?)));
+        DriftPass {
+            blocked: blocked.collect(),
+            order: order(nodes, &backed_off).into_iter().cloned().collect(),
+            allowances,
+            chosen: BTreeSet::new(),
+            simulated: 0,
+        }
+    }
+}
+
+/// One pass over the drifted nodes.
+#[derive(Debug)]
+pub struct DriftPass {
+    /// Claims whose nodes may not be disrupted now, and why.
+    pub blocked: Vec<(String, String)>,
+    /// Nodes to try, in this order.
+    pub order: Vec<DriftedNode>,
+    allowances: BTreeMap<String, PoolAllowance>,
+    chosen: BTreeSet<String>,
+    simulated: usize,
+}
+
+/// What to do with a drifted node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DriftAttempt {
+    /// Its pool allows no more disruptions.
+    OverBudget,
+    /// The pass has simulated as many nodes as it may.
+    EndPass,
+    /// It has no pods: it is replaced.
+    Accept,
+    /// Simulate the removal of these claims: its own and those accepted.
+    Simulate(BTreeSet<String>),
+}
+
+impl DriftPass {
+    /// What to do with the next node.
+    pub fn attempt(&mut self, node: &DriftedNode) -> DriftAttempt {
+        if self.allowances.get(&node.pool).is_none_or(|allowance| allowance.nodes <= 0) {
+            return DriftAttempt::OverBudget;
+        }
+        if node.pods == 0 {
+            return DriftAttempt::Accept;
+        }
+        self.simulated += 1;
+        if self.simulated > MAX_CANDIDATES {
+            return DriftAttempt::EndPass;
+        }
+        let mut without = self.chosen.clone();
+        without.insert(node.claim.clone());
+        DriftAttempt::Simulate(without)
+    }
+
+    /// Accepts a node.
+    pub fn accept(&mut self, node: &DriftedNode) {
+        if let Some(allowance) = self.allowances.get_mut(&node.pool) {
+            allowance.nodes -= 1;
+        }
+        self.chosen.insert(node.claim.clone());
+    }
+
+    /// The claims of the accepted nodes.
+    pub fn finish(self) -> Vec<String> {
+        self.chosen.into_iter().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node(claim: &str, pods: usize, blocked_by: Option<&str>) -> DriftedNode {
+        let (pool, blocked_by) = ("p".into(), blocked_by.map(str::to_owned));
+        DriftedNode { claim: claim.into(), pool, since: UnixMillis(0), pods, blocked_by }
+    }
+
+    fn allowances(nodes: i64) -> BTreeMap<String, PoolAllowance> {
+        BTreeMap::from([("p".to_owned(), PoolAllowance { consolidate_after: None, nodes })])
+    }
+
+    #[test]
+    fn nodes_are_removed_cumulatively_within_the_budget_and_empty_ones_without_a_simulation() {
+        let mut replacement = DriftReplacement::default();
+        let nodes = [node("a", 1, None), node("b", 1, None), node("empty", 0, None), node("protected", 1, Some("why"))];
+        let mut pass = replacement.pass(&nodes, allowances(2), UnixMillis(0));
+        assert_eq!(pass.blocked, [("protected".to_owned(), "why".to_owned())]);
+        let [empty, a, b] = [&nodes[2], &nodes[0], &nodes[1]];
+        assert_eq!(pass.order.iter().collect::<Vec<_>>(), [empty, a, b]);
+        assert_eq!(pass.attempt(empty), DriftAttempt::Accept);
+        pass.accept(empty);
+        let with_empty = |name: &str| DriftAttempt::Simulate(["empty".to_owned(), name.to_owned()].into());
+        assert_eq!(pass.attempt(a), with_empty("a"));
+        assert_eq!(pass.attempt(b), with_empty("b"), "the simulation of the other was not complete");
+        pass.accept(b);
+        assert_eq!(pass.attempt(a), DriftAttempt::OverBudget);
+        assert_eq!(pass.finish(), ["b", "empty"]);
+        let unknown = DriftedNode { pool: "deleted".into(), ..node("a", 0, None) };
+        assert_eq!(replacement.pass(&[], allowances(2), UnixMillis(0)).attempt(&unknown), DriftAttempt::OverBudget);
+    }
+
+    #[test]
+    fn one_pass_simulates_at_most_twenty_nodes() {
+        let mut pass = DriftReplacement::default().pass(&[], allowances(100), UnixMillis(0));
+        for _ in 0..MAX_CANDIDATES {
+            assert!(matches!(pass.attempt(&node("a", 1, None)), DriftAttempt::Simulate(_)));
+        }
+        assert_eq!(pass.attempt(&node("empty", 0, None)), DriftAttempt::Accept);
+        assert_eq!(pass.attempt(&node("a", 1, None)), DriftAttempt::EndPass);
+    }
+
+    #[test]
+    fn a_node_that_could_not_be_replaced_is_tried_again_after_its_backoff() {
+        let mut replacement = DriftReplacement::default();
+        replacement.blocked("blocked", UnixMillis(0));
+        replacement.abandoned("abandoned", UnixMillis(0));
+        let nodes = [node("blocked", 1, None), node("abandoned", 1, None)];
+        for (now, expected) in [
+            (59_999, vec![]),
+            (60_000, vec!["blocked"]),
+            (599_999, vec!["blocked"]),
+            (600_000, vec!["abandoned", "blocked"]),
+        ] {
+            let pass = replacement.pass(&nodes, allowances(9), UnixMillis(now));
+            assert_eq!(pass.order.iter().map(|node| node.claim.as_str()).collect::<Vec<_>>(), expected, "at {now}");
+        }
+    }
+}

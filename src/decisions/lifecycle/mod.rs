@@ -1,0 +1,11 @@
+//! The life of a NodeClaim: its next step, initialization, drift, expiration, capacity reservations, garbage collection.
+
+pub mod capacity_reservations;
+pub mod drift;
+pub mod drift_hash;
+pub mod expiration;
+pub mod garbage;
+pub mod initialization;
+pub mod launch_group;
+pub mod next_step;
+pub mod queue;

@@ -1,0 +1,262 @@
+//! The planned taint of a new node: until its planned pods are bound, only they tolerate it. Replaces the extender's filter.
+//!
+//! A nomination makes the scheduler try a node first and reserves room there, but does not keep the pod off other nodes; and of pods
+//! with a hard topology spread constraint, at most `maxSkew` can be nominated to one node. The taint has neither limit.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{Node, Taint};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff::Timestamp;
+use kube::ResourceExt;
+
+use crate::api::NodeClaim;
+use crate::decisions::holds::HOLD_READY;
+use crate::decisions::placement::mode::PlacementMode;
+use crate::decisions::pod_ref::PodRef;
+use crate::model::labels;
+use crate::model::pod_class::PodClass;
+use crate::model::time::UnixMillis;
+use crate::state::instance_types::offering_of;
+use crate::state::object_ext::NodeExt;
+use crate::state::plan_record::Holds;
+use crate::state::pods::PodRecord;
+use crate::state::tables::ClusterState;
+
+/// In each topology domain, at most this many times `maxSkew` pods of a hard spread constraint are admitted and not bound.
+const MAX_UNBOUND_SKEWS: i64 = 2;
+/// A pod whose node has been open for this long is admitted regardless of the order: if the nodes of other domains do not appear, the
+/// scheduler decides whether the pod may be bound first.
+const ORDER_TIMEOUT: Duration = Duration::from_secs(10);
+/// Minimum time between two admissions of a pod.
+const READMIT_PERIOD: Duration = Duration::from_secs(1);
+/// A pod that the API server rejects this many times in a row will not be admitted. A single rejection may be a race, such as with
+/// another pod created under the same name.
+const MAX_REJECTIONS: u32 = 3;
+
+/// The planned taint of a claim's node, added at `now`.
+pub fn planned_taint(claim: &NodeClaim, now: UnixMillis) -> Option<Taint> {
+    Some(Taint {
+        key: labels::GUARD_TAINT.into(),
+        value: Some(claim.uid()?),
+        effect: "NoSchedule".into(),
+        time_added: Timestamp::from_millisecond(now.0).ok().map(Time),
+    })
+}
+
+/// The planned taint on a node.
+pub fn planned_taint_of(node: &Node) -> Option<&Taint> {
+    node.taints().find(|taint| taint.key == labels::GUARD_TAINT)
+}
+
+fn added_at(taint: &Taint) -> UnixMillis {
+    taint.time_added.as_ref().map(UnixMillis::from).unwrap_or_default()
+}
+
+/// A pod that gets the toleration of its planned node's taint.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Admission {
+    pub pod: PodRef,
+    /// UID of the NodeClaim.
+    pub claim: String,
+    /// The pod has no toleration at all: the patch adds the list.
+    pub first: bool,
+}
+
+/// Held pods of a claim that are not bound.
+fn waiting<'a>(state: &'a ClusterState, holds: &'a Holds, claim: &str) -> impl Iterator<Item = &'a PodRecord> {
+    let live = holds.by_claim.get(claim).into_iter().flatten();
+    live.filter_map(|hold| state.pods.get(hold.pod.as_ref()?)).filter(|pod| pod.node.is_none())
+}
+
+fn is_admitted(pod: &PodRecord, claim: &NodeClaim) -> bool {
+    claim.metadata.uid.as_ref().is_some_and(|uid| pod.admitted.iter().any(|admitted| **admitted == **uid))
+}
+
+/// Topology keys of a pod's hard spread constraints, with their `maxSkew`. Every host name is a domain of its own: the order of
+/// admission does not matter for it.
+fn hard_spreads(pod: &PodRecord) -> impl Iterator<Item = (&str, i64)> {
+    let spread = pod.entry.iter().flat_map(|entry| &entry.class.spread);
+    spread
+        .filter(|spread| spread.hard && *spread.key != *labels::HOSTNAME)
+        .map(|spread| (&*spread.key, spread.max_skew))
+}
+
+/// Waiting pods of one class that are planned in one topology domain.
+#[derive(Clone, Copy, Debug, Default)]
+struct Domain {
+    waiting: i64,
+    admitted: i64,
+}
+
+impl Domain {
+    fn not_admitted(self) -> i64 {
+        self.waiting - self.admitted
+    }
+}
+
+/// Waiting pods by class and topology key, and by domain.
+type Domains<'a> = HashMap<(*const PodClass, &'a str), BTreeMap<String, Domain>>;
+
+/// The topology domain of a claim's node.
+fn domain_of(state: &ClusterState, claim: &NodeClaim, key: &str) -> Option<String> {
+    let node = state.node_of(claim).and_then(|node| node.labels().get(key));
+    node.or_else(|| claim.labels().get(key)).cloned().or_else(|| {
+        let (instance_type, zone, capacity_type) = offering_of(claim)?;
+        match key {
+            labels::ZONE => Some(zone),
+            labels::CAPACITY_TYPE => Some(capacity_type.as_str().to_owned()),
+            labels::INSTANCE_TYPE => Some(instance_type),
+            _ => None,
+        }
+    })
+}
+
+/// Pods to admit to nodes with the planned taint. The toleration triggers a retry of the scheduler, so it is not added before the node
+/// is open, and pods with a hard spread constraint get it in the order in which they can be bound: no attempt fails.
+fn to_admit(state: &ClusterState, holds: &Holds, now: UnixMillis) -> Vec<Admission> {
+    let mut out = Vec::new();
+    let mut domains: Domains<'_> = HashMap::new();
+    let mut candidates = Vec::new();
+    for claim in holds.by_claim.keys().filter_map(|name| state.claims.get(name)) {
+        let tainted_at = state.node_of(claim).and_then(|node| planned_taint_of(node)).map(added_at);
+        for pod in waiting(state, holds, &claim.name_any()) {
+            let admitted = is_admitted(pod, claim);
+            let mut own = Vec::new();
+            for (key, skew) in hard_spreads(pod) {
+                let (Ok(entry), Some(domain)) = (&pod.entry, domain_of(state, claim, key)) else { continue };
+                let spread = (Arc::as_ptr(&entry.class), key);
+                let counts = domains.entry(spread).or_default().entry(domain.clone()).or_default();
+                counts.waiting += 1;
+                counts.admitted += i64::from(admitted);
+                own.push((spread, domain, skew));
+            }
+            let Some(tainted_at) = tainted_at.filter(|_| !admitted) else { continue };
+            let admission =
+                Admission { pod: PodRef::of(pod), claim: claim.uid().unwrap_or_default(), first: !pod.tolerates };
+            if own.is_empty() || tainted_at.is_older_than(ORDER_TIMEOUT, now) {
+                out.push(admission);
+            } else {
+                candidates.push((own, admission));
+            }
+        }
+    }
+    // Each round admits at most one pod of each domain, so that the domains advance together.
+    let mut advanced = true;
+    while std::mem::take(&mut advanced) {
+        let mut round: HashSet<(*const PodClass, &str, String)> = HashSet::new();
+        candidates.retain(|(own, admission)| {
+            let admit = own.iter().all(|((class, key), domain, skew)| {
+                let counts = &domains[&(*class, *key)];
+                let most = counts.values().map(|domain| domain.not_admitted()).max().unwrap_or(0);
+                let own = counts[domain];
+                own.not_admitted() + skew > most
+                    && own.admitted < skew * MAX_UNBOUND_SKEWS
+                    && !round.contains(&(*class, *key, domain.clone()))
+            });
+            if admit {
+                for ((class, key), domain, _) in own {
+                    round.insert((*class, *key, domain.clone()));
+                }
+                out.push(admission.clone());
+                advanced = true;
+            }
+            !admit
+        });
+        for (class, key, domain) in round {
+            if let Some(counts) = domains.get_mut(&(class, key)).and_then(|counts| counts.get_mut(&domain)) {
+                counts.admitted += 1;
+            }
+        }
+    }
+    out
+}
+
+/// Nodes to remove the planned taint from. After its own pods are bound, a node keeps the taint while pods wait for other nodes:
+/// otherwise they would take the remaining room, and their nodes would stay empty. It keeps it no longer than the hold of a new node.
+fn to_untaint(
+    state: &ClusterState,
+    holds: &Holds,
+    placement: PlacementMode,
+    rejected: &HashSet<String>,
+    now: UnixMillis,
+) -> Vec<String> {
+    let held: HashSet<&str> =
+        holds.by_claim.keys().filter_map(|claim| state.claims.get(claim)?.metadata.uid.as_deref()).collect();
+    let needed = |taint: &Taint| {
+        let rejects_pods = taint.value.as_ref().is_some_and(|claim| rejected.contains(claim));
+        let young = !added_at(taint).is_older_than(HOLD_READY, now);
+        let own = taint.value.as_deref().is_some_and(|claim| held.contains(claim));
+        placement == PlacementMode::Nominate && !rejects_pods && (own || young) && !holds.by_claim.is_empty()
+    };
+    let tainted = state.nodes.iter().filter_map(|(name, node)| Some((name, planned_taint_of(node)?)));
+    tainted.filter(|(_, taint)| !needed(taint)).map(|(name, _)| name.clone()).collect()
+}
+
+/// What is remembered between two passes.
+#[derive(Debug, Default)]
+pub struct PlannedTaints {
+    /// When each pod was last admitted, by UID.
+    admitted: HashMap<String, UnixMillis>,
+    /// Consecutive rejections of a pod's admission, by its UID.
+    rejections: HashMap<String, u32>,
+    /// UIDs of NodeClaims with pods that can't be admitted: their taint must not keep them off.
+    rejected: HashSet<String>,
+}
+
+impl PlannedTaints {
+    /// Chooses the pods to admit and the nodes to remove the taint from, and records the admissions.
+    pub fn choose(
+        &mut self,
+        state: &ClusterState,
+        holds: &Holds,
+        placement: PlacementMode,
+        now: UnixMillis,
+    ) -> (Vec<Admission>, Vec<String>) {
+        let enabled = placement == PlacementMode::Nominate;
+        let mut admissions = if enabled { to_admit(state, holds, now) } else { Vec::new() };
+        self.admitted.retain(|_, at| !at.is_older_than(READMIT_PERIOD, now));
+        admissions.retain(|admission| !self.admitted.contains_key(&admission.pod.uid));
+        self.admitted.extend(admissions.iter().map(|admission| (admission.pod.uid.clone(), now)));
+        (admissions, to_untaint(state, holds, placement, &self.rejected, now))
+    }
+
+    /// Records whether the API server accepted an admission. Returns the number of consecutive rejections when there are too many: the
+    /// taint of the pod's node is removed.
+    pub fn record(&mut self, admission: &Admission, accepted: bool) -> Option<u32> {
+        if accepted {
+            self.rejections.remove(&admission.pod.uid);
+            return None;
+        }
+        let rejections = self.rejections.entry(admission.pod.uid.clone()).or_default();
+        *rejections += 1;
+        if *rejections < MAX_REJECTIONS {
+            return None;
+        }
+        self.rejected.insert(admission.claim.clone());
+        Some(*rejections)
+    }
+
+    /// Number of waiting pods whose last admission was rejected.
+    #[cfg(test)]
+    pub fn rejected_pods(&self) -> usize {
+        self.rejections.len()
+    }
+
+    /// Forgets the rejections of pods and claims that are gone, and of pods that are bound.
+    pub fn forget_deleted(&mut self, state: &ClusterState) {
+        if self.rejected.is_empty() && self.rejections.is_empty() {
+            return;
+        }
+        let waiting: HashSet<&String> =
+            state.unbound.iter().filter_map(|key| Some(&state.pods.get(key)?.uid)).collect();
+        self.rejections.retain(|pod, _| waiting.contains(pod));
+        let known: HashSet<&String> = state.claims.values().filter_map(|claim| claim.metadata.uid.as_ref()).collect();
+        self.rejected.retain(|claim| known.contains(claim));
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,128 @@
+//! Changes of the plans on existing NodeClaims by a new plan.
+
+use std::collections::BTreeSet;
+
+use crate::decisions::holds::HOLD_READY;
+use crate::model::time::UnixMillis;
+use crate::planner::output::plan::ExistingNodePlacement;
+use crate::state::plan_record::{Owner, PlanRecord};
+use crate::state::pods::PodRecord;
+use crate::state::snapshot::Snapshot;
+use crate::state::tables::ClusterState;
+
+/// The plans that name one of these pods, without them, by claim: their holds expired or their nodes are leaving.
+pub fn without_pods(state: &ClusterState, pods: &BTreeSet<&str>) -> Vec<(String, PlanRecord)> {
+    let names_one = |plan: &PlanRecord| plan.pods.iter().any(|pod| pods.contains(pod.as_str()));
+    let without = |plan: &PlanRecord| {
+        let mut plan = plan.clone();
+        plan.pods.retain(|pod| !pods.contains(pod.as_str()));
+        plan.owners.retain(|pod, _| plan.pods.contains(pod));
+        plan
+    };
+    let plans = state.planned.iter().filter(|(_, plan)| names_one(plan));
+    plans.map(|(claim, plan)| (claim.clone(), without(plan))).collect()
+}
+
+/// The plan of a claim with the pods of a placement on its node, and the keys of these pods; `None` when the claim has no plan. Its
+/// holds end at `hold_until_launched` while it has no Node.
+pub fn with_placement(
+    state: &ClusterState,
+    snapshot: &Snapshot,
+    claim: &str,
+    placement: &ExistingNodePlacement,
+    hold_until_launched: UnixMillis,
+    now: UnixMillis,
+) -> Option<(PlanRecord, Vec<String>)> {
+    let mut plan = state.planned.get(claim)?.clone();
+    // The Node may have registered since the snapshot.
+    let registered = state.claims.get(claim).and_then(|claim| state.node_of(claim)).is_some();
+    let hold_until = if registered { now + HOLD_READY } else { hold_until_launched };
+    // Finished and deleted pods need not stay in the list.
+    let active = |pod: &str| state.pods.get(pod).is_some_and(PodRecord::active);
+    plan.pods.retain(|pod| active(pod) || plan.owners.contains_key(pod) && plan.hold_until > now);
+    plan.owners.retain(|pod, _| plan.pods.contains(pod));
+    plan.hold_until = plan.hold_until.max(hold_until);
+    let mut added = Vec::new();
+    for pod in placement.pods.iter().map(|pod| &snapshot.problem.pods[*pod]) {
+        let key = pod.key.to_string();
+        if !plan.pods.contains(&key) {
+            plan.pods.push(key.clone());
+        }
+        if let Some(owner) = pod.owner.as_ref().filter(|_| snapshot.displaced.contains(&key)) {
+            plan.owners.insert(key.clone(), Owner { uid: owner.to_string(), planned_at: snapshot.taken_at });
+        }
+        added.push(key);
+    }
+    Some((plan, added))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::decisions::snapshot::snapshot;
+    use crate::model::labels;
+    use crate::planner::input::settings::Settings;
+    use crate::state::snapshot::SnapshotRequest;
+    use crate::state::snapshot_cache::SnapshotCache;
+    use crate::test_support::objects;
+
+    const NOW: UnixMillis = UnixMillis(100_000);
+
+    /// The claim `c` with this plan, whose holds end at `until`, its node, if it is registered, and the pods a and b, of which b is
+    /// rejected by the scheduler.
+    fn state(pods: &[&str], owners: &Value, until: &str, registered: bool) -> ClusterState {
+        let mut state = ClusterState::default();
+        let annotations = json!({(labels::PLANNED_PODS): json!(pods).to_string(), (labels::HOLD_UNTIL): until,
+            (labels::PLANNED_OWNERS): owners.to_string()});
+        let meta = json!({"annotations": annotations});
+        state.apply_claim(objects::claim("c", &json!({"metadata": meta, "status": objects::launched("i-1", &[])})));
+        if registered {
+            state.apply_node(objects::node("x", &json!({"spec": {"providerID": "aws:///z/i-1"}})));
+        }
+        let rejected = json!([{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]);
+        state.apply_pod(&objects::pod("a", &json!({"spec": {"nodeName": "x"}})), UnixMillis(1));
+        state.apply_pod(&objects::pod("b", &json!({"status": {"conditions": rejected}})), UnixMillis(1));
+        state
+    }
+
+    fn extended(state: &ClusterState) -> (PlanRecord, Vec<String>) {
+        let (settings, without) = (Settings::default(), BTreeSet::new());
+        let request = SnapshotRequest { pools: &[], settings: &settings, without: &without, now: NOW };
+        let holds = crate::state::plan_record::Holds::default();
+        let snapshot = snapshot(state, &holds, &mut SnapshotCache::default(), request);
+        assert_eq!(&*snapshot.problem.pods[0].key, "n/b");
+        let placement = ExistingNodePlacement { node: 0, pods: vec![0] };
+        with_placement(state, &snapshot, "c", &placement, UnixMillis(400_000), NOW).unwrap()
+    }
+
+    #[test]
+    fn a_plan_is_extended_by_new_pods_and_loses_those_that_are_gone() {
+        let owners = json!({"n/displaced": {"uid": "rs", "at_ms": 0}});
+        let (late, early) = ("1970-01-01T00:10:00Z", "1970-01-01T00:01:40Z");
+        for (case, registered, until, pods, hold_until) in [
+            ("booting", false, early, vec!["n/a", "n/b"], 400_000),
+            ("registered", true, early, vec!["n/a", "n/b"], 160_000),
+            ("a longer hold is kept, and room for successors", true, late, vec!["n/a", "n/displaced", "n/b"], 600_000),
+        ] {
+            let state = state(&["n/a", "n/displaced", "n/gone"], &owners, until, registered);
+            let (plan, added) = extended(&state);
+            assert_eq!(plan.pods, pods, "{case}");
+            assert_eq!((plan.owners.len(), plan.hold_until.0), (pods.len() - 2, hold_until), "{case}");
+            assert_eq!(added, ["n/b"], "{case}");
+        }
+        assert_eq!(extended(&state(&["n/b"], &json!({}), late, true)).0.pods, ["n/b"], "it is named once");
+    }
+
+    #[test]
+    fn a_pod_is_removed_from_the_plans_that_name_it() {
+        let owners = json!({"n/a": {"uid": "rs", "at_ms": 0}, "n/b": {"uid": "rs", "at_ms": 0}});
+        let state = state(&["n/a", "n/b"], &owners, "1970-01-01T00:10:00Z", true);
+        assert_eq!(without_pods(&state, &["n/other"].into()), []);
+        let changed = without_pods(&state, &["n/a", "n/other"].into());
+        assert_eq!(changed.len(), 1);
+        let (claim, plan) = &changed[0];
+        assert_eq!((claim.as_str(), plan.pods.as_slice(), plan.owners.len()), ("c", &["n/b".to_owned()][..], 1));
+    }
+}
