@@ -192,6 +192,19 @@ class TestOffline:
                 for part in wanted:
                     assert part in done.stderr
 
+    def test_every_variable_of_the_deployment_is_a_setting_with_the_default_of_the_service(self, helm, subtests):
+        # A variable with a typo would be ignored by the service.
+        page = (ROOT / "docs" / "reference" / "settings.md").read_text().split("## `stowage simulate`")[0]
+        defaults = dict(re.findall(r"(?m)^\| `--[^|]* \| `(\w+)` \| `?([^|`]*)`? \|", page))
+        for mode, chosen in ({}, {"LEADER_ELECTION_NAMESPACE": "default"}), ({"settings.cloud": "ec2", "settings.clusterName": "prod"}, {"STOWAGE_CLOUD": "ec2", "CLUSTER_NAME": "prod", "LEADER_ELECTION_NAMESPACE": "default"}):
+            text = helm("template", "stowage", CHART, *settings(mode), "--show-only", "templates/deployment.yaml").stdout
+            variables = re.findall(r'(?m)^ +- name: ([A-Z][A-Z_]*)\n +value: "?(.*?)"?$', text)
+            assert len(variables) > 15, text
+            for name, value in variables:
+                with subtests.test(name):
+                    assert name in defaults, f"{name} is no variable of docs/reference/settings.md"
+                    assert value == chosen.get(name, defaults[name].strip()), f"the default of {name} in values.yaml differs"
+
     def test_a_subchart_accepts_global_values(self, helm):
         helm("template", "stowage", CHART, "--set", "global.region=us-east-1")
 

@@ -121,7 +121,7 @@ fn admission_rules_page() -> String {
          namespaces, pods that opted out, and pods that no scheduler places. The annotation `stowage.dev/normalized` names the rules \
          that changed a pod.\n\n| id | rule |\n|---|---|\n"
     );
-    for rule in &RULES {
+    for rule in RULES {
         writeln!(page, "| `{}` | {} |", rule.id, cell(rule.summary)).unwrap();
     }
     page

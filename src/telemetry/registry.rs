@@ -311,7 +311,9 @@ mod tests {
                 Kind::Gauge => Box::new(metric.gauges()),
                 Kind::Histogram(_) => Box::new(metric.histograms()),
             };
-            let refused = registry.register(again).unwrap_err();
+            let Err(refused) = registry.register(again) else {
+                panic!("{} has no collector: create it in metrics.rs, controllers.rs or cloud.rs", metric.name)
+            };
             assert!(matches!(refused, prometheus::Error::AlreadyReg), "{}: {refused}", metric.name);
         }
     }
@@ -322,8 +324,9 @@ mod tests {
         assert_eq!(names.len(), ALL.len(), "two metrics share a name");
         for metric in ALL {
             assert!(metric.name.starts_with("stowage_"), "{}", metric.name);
-            assert_eq!(metric.kind == Kind::Counter, metric.name.ends_with("_total"), "{}", metric.name);
-            assert!(metric.help.ends_with('.'), "{}: {}", metric.name, metric.help);
+            let (counter, total) = (metric.kind == Kind::Counter, metric.name.ends_with("_total"));
+            assert_eq!(counter, total, "{}: counters, and no others, end in _total", metric.name);
+            assert!(metric.help.ends_with('.'), "{}: the help text is no sentence: {}", metric.name, metric.help);
             assert!(
                 metric.labels.iter().all(|(name, values)| !name.is_empty() && !values.is_empty()),
                 "{}",

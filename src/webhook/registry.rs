@@ -1,10 +1,10 @@
-//! The admission rules and their order. A new rule is a file with a `RULE` and a line here.
+//! The admission rules and their order. A new rule is a file with a `RULE`, a line here, and its id in the test.
 
 use crate::webhook::rule::Rule;
 use crate::webhook::{accelerator_requests, accelerator_tolerations, contradictions, do_not_evict, legacy_keys};
 
 /// Every rule, in the order in which they run: tolerations follow from requests, and warnings refer to the final pod.
-pub static RULES: [Rule; 5] = [
+pub static RULES: &[Rule] = &[
     legacy_keys::RULE,
     do_not_evict::RULE,
     accelerator_requests::RULE,
@@ -18,6 +18,7 @@ mod tests {
 
     #[test]
     fn ids_and_their_order_never_change() {
-        assert_eq!(RULES.each_ref().map(|rule| rule.id), ["n1", "n9", "n22", "n13", "n11"]);
+        let ids: Vec<&str> = RULES.iter().map(|rule| rule.id).collect();
+        assert_eq!(ids, ["n1", "n9", "n22", "n13", "n11"], "a new rule adds its id here; nothing else changes");
     }
 }

@@ -1,8 +1,11 @@
 //! Tests of the pipeline: responses on the wire, exempt pods, and that a second review changes nothing.
 
 use proptest::prelude::*;
+use proptest::strategy::ValueTree;
+use proptest::test_runner::TestRunner;
 
 use super::*;
+use crate::webhook::rule::Rule;
 
 fn pod_review(pod: &Value) -> Value {
     json!({
@@ -311,6 +314,15 @@ fn pod() -> impl Strategy<Value = Value> {
             })
         },
     )
+}
+
+#[test]
+fn every_rule_acts_on_some_generated_pod() {
+    let mut runner = TestRunner::deterministic();
+    let pods: Vec<Value> = (0..512).map(|_| pod().new_tree(&mut runner).unwrap().current()).collect();
+    let acts = |rule: &Rule| pods.iter().any(|pod| (rule.apply)(&mut pod.clone()) || !(rule.warnings)(pod).is_empty());
+    let idle: Vec<&str> = RULES.iter().filter(|rule| !acts(rule)).map(|rule| rule.id).collect();
+    assert!(idle.is_empty(), "no property tests the rules {idle:?}: add the fields that they read to `pod()`");
 }
 
 /// A pod without the members that rules may change.
