@@ -63,7 +63,7 @@ moto: ## The Python packages of the end-to-end tests (moto, pytest, boto3, the K
 	e2e/tools/environment >/dev/null
 
 lint: moto ## Formatting, lints and spelling; a warning is an error
-	@rustc --version | grep -q "^rustc $(RUST_VERSION)\." || { echo "make lint needs Rust $(RUST_VERSION), this is $$(rustc --version): rustfmt and clippy change between releases" >&2; exit 1; }
+	@rustc --version | grep -q "^rustc $(RUST_VERSION)\." || { echo "make lint needs Rust $(RUST_VERSION), this is $$(rustc --version): rustfmt and clippy change between releases; run 'rustup override set $(RUST_VERSION)'" >&2; exit 1; }
 	$$(dirname $$(e2e/tools/environment))/typos --format brief
 	cargo fmt --all -- --check
 	cargo clippy --locked --all-targets -- -D warnings
@@ -125,8 +125,8 @@ bench-launches: tools moto ## Calls per 1,000 launches and time from plan to Cre
 	STOWAGE_BIN=$(CARGO_TARGET_DIR)/release/stowage STOWAGE_EC2_FIGURES=$(CARGO_TARGET_DIR)/bench/launches.json $(call pytest,ec2)::TestLaunches
 	set -o pipefail; $(PYTHON) benches/launches.py $(CARGO_TARGET_DIR)/bench/launches.json | tee $(CARGO_TARGET_DIR)/bench/launches.md
 
-quick: lint test-scenarios ## The inner loop: lints, unit tests, and plans of every scenario kind
-	cargo test --locked --quiet --lib --test architecture
+quick: lint test-scenarios ## The inner loop: lints, plans of every scenario kind, unit tests, layers, generated pages
+	cargo test --locked --quiet --lib --test architecture --test reference_pages
 
 reference: ## Regenerate the pages of docs/reference that are rendered from the code
 	STOWAGE_REGENERATE=1 cargo test --locked --quiet --test reference_pages

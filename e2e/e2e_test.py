@@ -19,14 +19,14 @@ import messages
 import observe
 import services
 import workloads
-from harness import PEERS
+from harness import NO_PEERS, PEERS
 from kube import DISRUPTED_TAINT, being_disrupted, bound_to, condition, is_true, key, taint_keys, terminating
 from waiting import wait_until
 
 PODS = 500 if os.environ.get("STOWAGE_SOAK") else 150
 MANIFESTS = harness.ROOT / "tests" / "data" / "manifests"
 GUARD = "stowage.dev/planned"
-needs_peers = pytest.mark.skipif(not (PEERS / "scenario.py").exists(), reason=f"the scenario generator is not at {PEERS}")
+needs_peers = pytest.mark.skipif(not (PEERS / "scenario.py").exists(), reason=NO_PEERS)
 KINDS = ["uniform", "fleet", "spread", "diverse", "mixed"]
 # The goal is 99 %. Measured on a quiet machine: 100 % of every kind. On a busy machine pods that wait for their turn in a spread may find
 # room elsewhere.

@@ -4,7 +4,7 @@
 as a process of this machine, because there is no container runtime: with the settings that the chart gives its Deployment, and with
 the rights of the chart's ServiceAccount only.
 
-Environment: STOWAGE_BIN is the binary (default: target/debug/stowage of this checkout), STOWAGE_CHART the chart, STOWAGE_PEERS the
+Environment: STOWAGE_BIN is the binary (default: debug/stowage in CARGO_TARGET_DIR, or in target of this checkout), STOWAGE_CHART the chart, STOWAGE_PEERS the
 directory of the scenario generator and of the plan checker.
 """
 
@@ -35,6 +35,7 @@ NAMESPACE = "stowage"
 RELEASE = "stowage"
 # The generator of scenarios and the checker of plans are outside of the repository.
 PEERS = pathlib.Path(os.environ.get("STOWAGE_PEERS") or ROOT.parent / "shared" / "peers")
+NO_PEERS = f"the scenario generator and the checker are not at {PEERS}: set STOWAGE_PEERS (CONTRIBUTING.md, set-up)"
 READY_TIMEOUT = 30.0  # seconds until the service is ready
 STOP_TIMEOUT = 8.0  # seconds between SIGTERM and SIGKILL
 RESET_TIMEOUT = 60.0  # seconds until the objects of earlier tests are gone
@@ -55,9 +56,10 @@ class Failure(Exception):
 
 def binary():
     """The service's binary."""
-    path = pathlib.Path(os.environ.get("STOWAGE_BIN") or ROOT / "target" / "debug" / "stowage").resolve()
+    target = pathlib.Path(os.environ.get("CARGO_TARGET_DIR") or "target")
+    path = pathlib.Path(os.environ.get("STOWAGE_BIN") or ROOT / target / "debug" / "stowage").resolve()
     if not os.access(path, os.X_OK):
-        raise Failure(f"{path} does not exist: run `cargo build`, or set STOWAGE_BIN")
+        raise Failure(f"{path} does not exist: run `make build` with CARGO_TARGET_DIR exported (CONTRIBUTING.md, set-up), or set STOWAGE_BIN")
     return path
 
 

@@ -8,11 +8,11 @@ import sys
 
 import pytest
 
-from harness import PEERS, binary, run
+from harness import NO_PEERS, PEERS, binary, run
 
 # Kinds, and the largest accepted gap of a plan of 1,000 pods to its own lower bound, in percent (docs/performance.md has measured gaps).
 KINDS = {"uniform": 2, "fleet": 2, "spread": 5, "diverse": 5, "mixed": 5}
-pytestmark = pytest.mark.skipif(not (PEERS / "check_plan.py").exists(), reason=f"the checker is not at {PEERS}")
+pytestmark = pytest.mark.skipif(not (PEERS / "check_plan.py").exists(), reason=NO_PEERS)
 
 
 def judge(folder, kind, pods, seed, *more):
