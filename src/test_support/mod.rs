@@ -8,5 +8,6 @@ pub mod fake_aws;
 pub mod kubernetes;
 pub mod objects;
 pub(crate) mod plan_stages;
+pub(crate) mod planner;
 
 pub(crate) use cluster_state::state_with_planned_pod;

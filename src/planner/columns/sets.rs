@@ -228,7 +228,7 @@ impl ColumnSets<'_> {
 
 #[cfg(test)]
 mod tests {
-    use crate::planner::tests::World;
+    use crate::test_support::planner::World;
     use serde_json::json;
 
     use super::*;

@@ -139,8 +139,8 @@ mod tests {
     use serde_json::{Value, json};
 
     use crate::planner::improve::local_search::improve_purchases;
-    use crate::planner::tests::{HOST, World, affinity};
     use crate::test_support::plan_stages::{instance, purchase, purchased, subproblem};
+    use crate::test_support::planner::{HOST, World, affinity};
 
     /// Four nodes of a1.x4 with one pod of 1 CPU each, improved; with or without dual prices.
     fn improved(spec: &Value, priced: bool) -> (i64, Vec<String>) {

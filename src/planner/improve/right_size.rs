@@ -53,8 +53,8 @@ mod tests {
     use serde_json::{Value, json};
 
     use crate::planner::improve::right_size::right_size;
-    use crate::planner::tests::World;
     use crate::test_support::plan_stages::{column, instance, purchase, purchased};
+    use crate::test_support::planner::World;
 
     fn world(pool: Value, spec: &Value) -> World {
         let mut world = World::with_pools(&[("default", pool)]);

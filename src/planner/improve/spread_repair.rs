@@ -88,8 +88,8 @@ mod tests {
 
     use crate::planner::improve::spread_repair::repair_spread;
     use crate::planner::state::plan_state::{PlanState, PurchasedNode};
-    use crate::planner::tests::{World, ZONE, spread};
     use crate::test_support::plan_stages::{column, instance};
+    use crate::test_support::planner::{World, ZONE, spread};
 
     /// Purchases a node in each zone for the given number of the spread pods assigned there.
     fn purchase_in(state: &mut PlanState<'_, '_>, zones: &[(&str, usize)]) {

@@ -98,8 +98,8 @@ mod tests {
 
     use crate::planner::output::choices::{MAX_TYPES, choices};
     use crate::planner::state::plan_state::PurchasedNode;
-    use crate::planner::tests::World;
     use crate::test_support::plan_stages::{column, instance, pattern};
+    use crate::test_support::planner::World;
 
     /// The choices of an a1.x4 in z-b with one pod, as type and zone.
     fn offered(world: &World, is_roomy: bool) -> Vec<String> {

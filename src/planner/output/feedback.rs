@@ -87,8 +87,8 @@ mod tests {
 
     use crate::planner::groups::topology::domains::Room;
     use crate::planner::output::feedback::{feedback, placed_per_domain};
-    use crate::planner::tests::{World, ZONE, spread};
     use crate::test_support::plan_stages::{column, instance, purchase};
+    use crate::test_support::planner::{World, ZONE, spread};
 
     #[test]
     fn the_highest_priority_that_would_fit_an_empty_plan_is_displaced() {

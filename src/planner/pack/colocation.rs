@@ -102,8 +102,8 @@ mod tests {
     use serde_json::json;
 
     use crate::planner::pack::colocation::buy_for_affinity_groups;
-    use crate::planner::tests::{HOST, World, affinity};
     use crate::test_support::plan_stages::{instance, purchased, remaining, subproblem};
+    use crate::test_support::planner::{HOST, World, affinity};
 
     fn bought(world: &World) -> (Vec<String>, String) {
         let mut instance = instance(world);

@@ -167,8 +167,8 @@ mod tests {
 
     use crate::planner::pack::exact::buy_exactly;
     use crate::planner::state::plan_state::PlanState;
-    use crate::planner::tests::{HOST, World, affinity};
     use crate::test_support::plan_stages::{instance, purchased, subproblem};
+    use crate::test_support::planner::{HOST, World, affinity};
 
     fn bought(state: &mut PlanState<'_, '_>) -> Option<Vec<String>> {
         let subproblem = subproblem(state);

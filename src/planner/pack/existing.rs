@@ -53,8 +53,8 @@ mod tests {
     use serde_json::json;
 
     use crate::planner::pack::existing::fill_existing;
-    use crate::planner::tests::{HOST, World, affinity};
     use crate::test_support::plan_stages::{active, instance, placed, remaining};
+    use crate::test_support::planner::{HOST, World, affinity};
 
     #[test]
     fn nodes_are_filled_in_order_and_their_capacity_is_used_up() {

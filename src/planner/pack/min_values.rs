@@ -66,8 +66,8 @@ mod tests {
 
     use crate::planner::input::settings::MinValuesPolicy;
     use crate::planner::pack::min_values::{min_values_hold, min_values_still_hold};
-    use crate::planner::tests::World;
     use crate::test_support::plan_stages::{column, instance, purchase};
+    use crate::test_support::planner::World;
 
     /// A pool that wants `families` instance families, and a pod.
     fn world(families: i64, cpu: &str, limit: &str) -> World {

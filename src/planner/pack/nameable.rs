@@ -127,8 +127,8 @@ mod tests {
     use serde_json::json;
 
     use crate::planner::pack::nameable::{Order, nameable};
-    use crate::planner::tests::World;
     use crate::test_support::plan_stages::{column, instance};
+    use crate::test_support::planner::World;
 
     /// The columns, as type and zone, of which a NodeClaim can name the result.
     fn named(columns: &[(&str, &str)], order: Order) -> Vec<String> {

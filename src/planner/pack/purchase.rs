@@ -276,8 +276,8 @@ mod tests {
     use serde_json::{Value, json};
 
     use crate::planner::pack::purchase::{REPRICE_SHARE, buy};
-    use crate::planner::tests::World;
     use crate::test_support::plan_stages::{instance, purchased, remaining, subproblem};
+    use crate::test_support::planner::World;
 
     /// Cost in micro-USD per hour, nodes, and what remains.
     fn bought(pods: &[(&str, usize, &str, &str, Value)], pool: Value) -> (i64, Vec<String>, String) {

@@ -39,8 +39,8 @@ mod tests {
     use serde_json::json;
 
     use crate::planner::pack::refill::refill_purchased;
-    use crate::planner::tests::World;
     use crate::test_support::plan_stages::{instance, purchase, purchased, remaining};
+    use crate::test_support::planner::World;
 
     #[test]
     fn spare_capacity_of_purchased_nodes_takes_what_remains() {

@@ -108,8 +108,8 @@ mod tests {
     use crate::model::offering::CapacityType;
     use crate::model::units::MicroUsd;
     use crate::planner::pack::reserved::{Reservations, fill_reservations};
-    use crate::planner::tests::World;
     use crate::test_support::plan_stages::{active, all_columns, instance, purchased, remaining};
+    use crate::test_support::planner::World;
 
     /// Reservations of the given types and counts in z-b, pods of 1 CPU, and what the stage purchases.
     fn filled(reserved: &[(&str, i64)], pool: Value, pods: usize) -> (Vec<String>, String) {

@@ -77,8 +77,8 @@ mod tests {
     use crate::planner::pack::purchase::{REPRICE_SHARE, buy};
     use crate::planner::pack::strategy::buy_best;
     use crate::planner::state::plan_state::{STRATEGIES, Strategy};
-    use crate::planner::tests::{HOST, World, affinity};
     use crate::test_support::plan_stages::{instance, purchased, subproblem};
+    use crate::test_support::planner::{HOST, World, affinity};
 
     /// Too many distinct sizes for an exact solution; some pods exclude each other.
     fn world() -> World {

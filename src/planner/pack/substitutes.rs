@@ -82,8 +82,8 @@ mod tests {
     use serde_json::{Value, json};
 
     use crate::planner::pack::substitutes::{load, substitutes};
-    use crate::planner::tests::World;
     use crate::test_support::plan_stages::{column, instance};
+    use crate::test_support::planner::World;
 
     /// Names of the types that can replace a1.x4 in z-a for one pod, and whether prices ascend.
     fn replacing(cpu: &str, spec: &Value, pools: &[(&str, Value)]) -> BTreeSet<String> {

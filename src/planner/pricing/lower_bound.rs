@@ -95,8 +95,8 @@ mod tests {
     use serde_json::{Value, json};
 
     use crate::planner::pricing::lower_bound::lower_bound;
-    use crate::planner::tests::{HOST, World, affinity, spread};
     use crate::test_support::plan_stages::instance;
+    use crate::test_support::planner::{HOST, World, affinity, spread};
 
     /// Bound of one deployment, in micro-USD per hour.
     #[allow(clippy::cast_possible_truncation)]

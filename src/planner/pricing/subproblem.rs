@@ -158,8 +158,8 @@ mod tests {
     use serde_json::json;
 
     use crate::planner::pricing::subproblem::Subproblem;
-    use crate::planner::tests::World;
     use crate::test_support::plan_stages::{active, all_columns, described, instance, subproblem};
+    use crate::test_support::planner::World;
 
     #[test]
     fn a_subproblem_is_restricted_to_a_level_a_tier_and_active_column_pools() {

@@ -115,7 +115,7 @@ mod tests {
 
     use super::*;
     use crate::model::units::{Bytes, Millicores};
-    use crate::planner::tests::read_pool;
+    use crate::test_support::planner::read_pool;
 
     fn budget(limits: &Value) -> Budget {
         let pool = if limits.is_null() { json!({}) } else { json!({"limits": limits}) };

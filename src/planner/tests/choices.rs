@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::model::offering::CapacityType;
 use crate::planner::input::settings::MinValuesPolicy;
 use crate::planner::output::plan::PlannedNode;
-use crate::planner::tests::{World, ZONE, expression, node_affinity, reason};
+use crate::test_support::planner::{World, ZONE, expression, node_affinity, reason};
 
 const ARCH: &str = "kubernetes.io/arch";
 const FAMILY: &str = "karpenter.k8s.aws/instance-family";
@@ -127,7 +127,7 @@ fn strict_min_values_hold_within_limits_or_no_node_is_purchased() {
 
     // Of nodes that compete for the limit, as many are purchased as can keep their choices.
     let labels = json!({"app": "p"});
-    let apart = crate::planner::tests::affinity("podAntiAffinity", crate::planner::tests::HOST, &labels);
+    let apart = crate::test_support::planner::affinity("podAntiAffinity", crate::test_support::planner::HOST, &labels);
     let mut world = World::with_pools(&[("default", min_values(3, &json!({"limits": {"memory": "40Gi"}})))]);
     world.pods("p", 4, &labels, "1", "1Gi", &apart);
     let plan = world.plan();

@@ -7,7 +7,7 @@ use serde_json::json;
 
 use crate::model::resources::Resources;
 use crate::model::units::{MicroUsd, Millicores};
-use crate::planner::tests::{HOST, World, ZONE, affinity, spread, zones};
+use crate::test_support::planner::{HOST, World, ZONE, affinity, spread, zones};
 
 #[test]
 fn b40_pods_use_room_on_a_node_in_flight_without_a_purchase() {

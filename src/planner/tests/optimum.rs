@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use crate::model::offering::CapacityType;
 use crate::model::resources::Resources;
 use crate::planner::input::pod::PodEntry;
-use crate::planner::tests::{HOST, World, affinity, catalog};
+use crate::test_support::planner::{HOST, World, affinity, catalog};
 
 /// Number of instances.
 const CASES: u64 = 400;

@@ -10,7 +10,7 @@ use crate::model::resources::Resources;
 use crate::model::units::{MicroUsd, Millicores};
 use crate::planner::columns::table::{ColumnCache, TableInputs};
 use crate::planner::output::plan::Plan;
-use crate::planner::tests::{HOST, World, ZONE, affinity, is_bound, lone, reason, types};
+use crate::test_support::planner::{HOST, World, ZONE, affinity, is_bound, lone, reason, types};
 
 #[test]
 fn nothing_to_place_costs_nothing() {
@@ -321,7 +321,7 @@ fn pods_are_spread_over_partitions_and_each_node_requires_one() {
     };
     let mut spread_out = world();
     let labels = json!({"app": "p"});
-    spread_out.pods("p", 6, &labels, "1", "1Gi", &crate::planner::tests::spread(PARTITION, &labels, &json!({})));
+    spread_out.pods("p", 6, &labels, "1", "1Gi", &crate::test_support::planner::spread(PARTITION, &labels, &json!({})));
     let plan = spread_out.plan();
     let mut pods: std::collections::BTreeMap<&str, usize> = std::collections::BTreeMap::new();
     for node in &plan.new_nodes {
@@ -436,7 +436,7 @@ fn instances_are_shared_unless_a_pool_or_pod_requires_dedicated() {
 #[test]
 fn the_column_cache_is_reused_and_does_not_change_plans() {
     let team = json!({"requirements": [{"key": "team", "operator": "Exists"}]});
-    let catalog = crate::planner::tests::catalog();
+    let catalog = crate::test_support::planner::catalog();
     let with = |pools: &[(&str, Value)], change: &dyn Fn(&mut World)| {
         let mut world = World::with_pools(pools);
         for pool in &mut world.problem.pools {
@@ -454,7 +454,7 @@ fn the_column_cache_is_reused_and_does_not_change_plans() {
         with(&plain, &|world| world.daemon("1500m", &json!({}))),
         with(&plain, &|world| world.daemon("500m", &json!({"nodeSelector": {"kubernetes.io/arch": "arm64"}}))),
         with(&plain, &|world| world.problem.settings.node_penalty = MicroUsd(500_000)),
-        with(&plain, &|world| world.problem.pools[0].catalog = crate::planner::tests::catalog()),
+        with(&plain, &|world| world.problem.pools[0].catalog = crate::test_support::planner::catalog()),
         with(&plain, &|world| world.pods("q", 40, &json!({}), "2", "1Gi", &json!({}))),
         with(&[("default", json!({"taints": [{"key": "t", "effect": "NoSchedule"}]}))], &|_| {}),
         with(

@@ -7,7 +7,8 @@ use serde_json::{Value, json};
 use crate::model::units::{Bytes, MicroUsd};
 use crate::planner::columns::table::ColumnCache;
 use crate::planner::output::plan::Plan;
-use crate::planner::tests::{HOST, World, ZONE, affinity, spread, volumes};
+use crate::planner::tests::volumes;
+use crate::test_support::planner::{HOST, World, ZONE, affinity, spread};
 
 #[derive(Clone, Debug)]
 struct Workload {
@@ -47,7 +48,7 @@ fn world(workloads: &[Workload], nodes: usize, limit: Option<i64>, features: Fea
     let pool = limit.map_or(json!({}), |cpus| json!({"limits": {"cpu": cpus.to_string()}}));
     let mut world = World::default();
     if features.pools {
-        for (at, zone) in crate::planner::tests::ZONES.iter().enumerate() {
+        for (at, zone) in crate::test_support::planner::ZONES.iter().enumerate() {
             let mut pool = if at == 0 { pool.clone() } else { json!({}) };
             pool["requirements"] = json!([{"key": ZONE, "operator": "In", "values": [zone]}]);
             world.pool(&format!("pool-{zone}"), &pool);
@@ -68,7 +69,7 @@ fn world(workloads: &[Workload], nodes: usize, limit: Option<i64>, features: Fea
         let labels = json!({"app": format!("app-{at}")});
         let rule = affinity("podAntiAffinity", HOST, &labels);
         let spec = if at % 2 == 0 { json!({}) } else { rule };
-        world.node(&format!("n{at}"), crate::planner::tests::ZONES[at % 3], 4, &[(&labels, &spec)]);
+        world.node(&format!("n{at}"), crate::test_support::planner::ZONES[at % 3], 4, &[(&labels, &spec)]);
     }
     for (at, w) in workloads.iter().enumerate() {
         let labels = json!({"app": format!("app-{at}")});
@@ -114,7 +115,7 @@ fn world(workloads: &[Workload], nodes: usize, limit: Option<i64>, features: Fea
         for replica in 0..w.replicas {
             let name = format!("data-{at}-{replica}");
             if w.rule == 14 {
-                volumes::bound(&mut world, &name, &volumes::in_zone(crate::planner::tests::ZONES[replica % 3]));
+                volumes::bound(&mut world, &name, &volumes::in_zone(crate::test_support::planner::ZONES[replica % 3]));
             } else {
                 volumes::unbound(&mut world, &name);
             }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use crate::model::units::MicroUsd;
-use crate::planner::tests::{World, ZONE, is_bound, lone, reason, types};
+use crate::test_support::planner::{World, ZONE, is_bound, lone, reason, types};
 
 #[test]
 fn b14_a_gpu_pod_gets_a_gpu_type_or_a_reason_that_names_the_gpu() {

@@ -9,7 +9,7 @@ use crate::model::offering::CapacityType;
 use crate::model::units::MicroUsd;
 use crate::planner::input::settings::NodeSizes;
 use crate::planner::output::plan::Plan;
-use crate::planner::tests::{World, is_bound, reason, types};
+use crate::test_support::planner::{World, is_bound, reason, types};
 
 const AMD64: &str = "kubernetes.io/arch";
 

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::planner::columns::table::ColumnCache;
 use crate::planner::input::volumes::objects::{Claim, StorageClass, Volume, Volumes, attach_limits};
-use crate::planner::tests::{HOST, World, ZONE, reason, spread, types, zones};
+use crate::test_support::planner::{HOST, World, ZONE, reason, spread, types, zones};
 
 const EBS: &str = "ebs.csi.aws.com";
 
@@ -431,14 +431,13 @@ fn free_volumes_of_a_zone_serve_pods_that_may_run_there() {
     local_class(&mut world);
     // In the order of their names, the volumes do not match the pods.
     for (name, zone) in [("a", "z-b"), ("b", "z-a")] {
-        let terms =
-            json!([{"matchExpressions": [{"key": crate::planner::tests::ZONE, "operator": "In", "values": [zone]}]}]);
+        let terms = json!([{"matchExpressions": [{"key": crate::test_support::planner::ZONE, "operator": "In", "values": [zone]}]}]);
         local_volume(&mut world, name, "none", &json!({"nodeAffinity": {"required": {"nodeSelectorTerms": terms}}}));
     }
     for (pod, zone) in [("p", "z-a"), ("q", "z-b")] {
         local_claim(&mut world, &format!("data-{pod}"), &json!({}));
         let mut spec = claims(&[&format!("data-{pod}")]);
-        spec["nodeSelector"] = json!({crate::planner::tests::ZONE: zone});
+        spec["nodeSelector"] = json!({crate::test_support::planner::ZONE: zone});
         world.pods(pod, 1, &json!({}), "1", "1Gi", &spec);
     }
     let plan = crate::planner::plan(&world.problem, &ColumnCache::default());

@@ -12,7 +12,7 @@ use crate::planner::groups::existing::existing_nodes;
 use crate::planner::groups::group::{group, register};
 use crate::planner::groups::topology::counts::Topology;
 use crate::planner::groups::topology::domains::{Assignment, Domains, Room};
-use crate::planner::tests::{World, ZONE, affinity, spread};
+use crate::test_support::planner::{World, ZONE, affinity, spread};
 
 /// The stage's result, and the number of columns.
 fn assigned(world: &World, occupied: Domains, room: Room) -> (Topology, Vec<Assignment>, usize) {

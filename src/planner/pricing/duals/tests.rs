@@ -4,7 +4,7 @@ use crate::planner::columns::bitset::Bits;
 use crate::planner::columns::sets::ColumnSets;
 use crate::planner::columns::table::ColumnCache;
 use crate::planner::pricing::duals::{CoveringLp, Offer, Prices};
-use crate::planner::tests::World;
+use crate::test_support::planner::World;
 
 const GIB: i64 = 1 << 30;
 

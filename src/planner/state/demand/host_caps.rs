@@ -102,8 +102,8 @@ impl HostCap {
 mod tests {
     use serde_json::json;
 
-    use crate::planner::tests::{HOST, World, affinity, spread};
     use crate::test_support::plan_stages::instance;
+    use crate::test_support::planner::{HOST, World, affinity, spread};
 
     #[test]
     fn anti_affinity_is_a_certain_host_cap_and_spread_over_hosts_is_not() {

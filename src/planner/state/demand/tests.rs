@@ -2,8 +2,8 @@
 use serde_json::json;
 
 use crate::planner::state::demand::pattern::{add_pods, remove_pods};
-use crate::planner::tests::{HOST, World, affinity};
 use crate::test_support::plan_stages::{described, instance, item};
+use crate::test_support::planner::{HOST, World, affinity};
 
 #[test]
 fn items_of_one_size_without_host_rules_are_merged_until_split() {
