@@ -8,15 +8,27 @@ use k8s_openapi::jiff::Timestamp;
 use kube::api::{ObjectMeta, PostParams};
 use kube::{Api, Client};
 
-/// A lease that is not renewed for this long may be acquired by another replica.
-const DURATION: Duration = Duration::from_secs(15);
-/// A leader that could not renew its lease for this long stops leading.
-const RENEW_DEADLINE: Duration = Duration::from_secs(10);
-/// Attempts to release the lease, and the wait between two of them: the shutdown allows five seconds.
+/// The periods of the election.
+#[derive(Clone, Copy, Debug)]
+struct Timing {
+    /// How often the lease is read.
+    period: Duration,
+    /// A lease that is not renewed for this long may be acquired by another replica.
+    duration: Duration,
+    /// A leader that could not renew its lease for this long stops leading.
+    renew_deadline: Duration,
+    /// Wait between two attempts to release the lease.
+    release_retry: Duration,
+}
+
+const TIMING: Timing = Timing {
+    period: Duration::from_secs(2),
+    duration: Duration::from_secs(15),
+    renew_deadline: Duration::from_secs(10),
+    release_retry: Duration::from_millis(500),
+};
+/// Attempts to release the lease: the shutdown allows five seconds.
 const RELEASE_ATTEMPTS: usize = 3;
-const RELEASE_RETRY: Duration = Duration::from_millis(500);
-/// How often the lease is read.
-const PERIOD: Duration = Duration::from_secs(2);
 
 /// Result of an attempt to acquire or renew the lease.
 enum Outcome {
@@ -33,6 +45,7 @@ pub struct Candidate {
     api: Api<Lease>,
     name: String,
     identity: String,
+    timing: Timing,
     /// Holder and renewal time of the last record, and when that record was first observed by the local clock: the clocks of other
     /// machines are not trusted.
     observed: Option<(Option<String>, Option<Timestamp>, Instant)>,
@@ -41,7 +54,13 @@ pub struct Candidate {
 impl Candidate {
     /// A candidate with this identity for the Lease `namespace/name`.
     pub fn new(client: Client, namespace: &str, name: &str, identity: String) -> Self {
-        Self { api: Api::namespaced(client, namespace), name: name.to_owned(), identity, observed: None }
+        Self {
+            api: Api::namespaced(client, namespace),
+            name: name.to_owned(),
+            identity,
+            timing: TIMING,
+            observed: None,
+        }
     }
 
     /// Waits until this candidate holds the lease.
@@ -52,16 +71,17 @@ impl Candidate {
                 Ok(Outcome::Following | Outcome::Conflict) => {}
                 Err(error) => tracing::warn!(lease = self.name, %error, "failed to acquire lease, retrying"),
             }
-            tokio::time::sleep(PERIOD).await;
+            tokio::time::sleep(self.timing.period).await;
         }
     }
 
     /// Renews the lease until it is lost; returns why.
     pub async fn renew(&mut self) -> &'static str {
+        let Timing { period, renew_deadline, .. } = self.timing;
         let mut renewed = Instant::now();
-        while renewed.elapsed() < RENEW_DEADLINE {
-            tokio::time::sleep(PERIOD).await;
-            let left = RENEW_DEADLINE.saturating_sub(renewed.elapsed()).min(RENEW_DEADLINE / 2);
+        while renewed.elapsed() < renew_deadline {
+            tokio::time::sleep(period).await;
+            let left = renew_deadline.saturating_sub(renewed.elapsed()).min(renew_deadline / 2);
             let started = Instant::now();
             match tokio::time::timeout(left, self.attempt()).await {
                 Ok(Ok(Outcome::Leading)) => renewed = started,
@@ -81,7 +101,7 @@ impl Candidate {
                 Ok(()) => return,
                 Err(error) => tracing::debug!(%error, "failed to release lease"),
             }
-            tokio::time::sleep(RELEASE_RETRY).await;
+            tokio::time::sleep(self.timing.release_retry).await;
         }
     }
 
@@ -116,7 +136,7 @@ impl Candidate {
         }
         let ours = record.0.as_deref() == Some(&self.identity);
         let free = record.0.as_deref().is_none_or(str::is_empty);
-        let expired = self.observed.as_ref().is_some_and(|(_, _, since)| since.elapsed() >= DURATION);
+        let expired = self.observed.as_ref().is_some_and(|(_, _, since)| since.elapsed() >= self.timing.duration);
         if !(ours || free || expired) {
             return Ok(Outcome::Following);
         }
@@ -138,7 +158,7 @@ impl Candidate {
         let now = MicroTime(crate::clock::timestamp());
         LeaseSpec {
             holder_identity: Some(self.identity.clone()),
-            lease_duration_seconds: i32::try_from(DURATION.as_secs()).ok(),
+            lease_duration_seconds: i32::try_from(self.timing.duration.as_secs()).ok(),
             acquire_time: Some(now.clone()),
             renew_time: Some(now),
             lease_transitions: Some(transitions),

@@ -70,3 +70,113 @@ fn displaced(state: &ClusterState, holds: &Holds, without: &BTreeSet<String>) ->
     }
     out
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::model::time::UnixMillis;
+    use crate::test_support::objects;
+
+    /// The claim `c` with this metadata, and its node x.
+    fn state(meta: &Value, spec: &Value) -> ClusterState {
+        let mut state = ClusterState::default();
+        let status = objects::launched("i-1", &[]);
+        state.apply_claim(objects::claim("c", &json!({"metadata": meta, "spec": spec, "status": status})));
+        state.apply_node(objects::node("x", &json!({"spec": {"providerID": "aws:///z/i-1"}})));
+        state
+    }
+
+    fn put(state: &mut ClusterState, name: &str, patch: &Value) {
+        state.apply_pod(&objects::pod(name, patch), UnixMillis(1));
+    }
+
+    fn rejected(nominated: Option<&str>) -> Value {
+        let condition = json!({"type": "PodScheduled", "status": "False", "reason": "Unschedulable"});
+        json!({"status": {"conditions": [condition], "nominatedNodeName": nominated}})
+    }
+
+    #[test]
+    fn a_preempting_pod_is_no_demand_unless_a_plan_nominated_it() {
+        for (case, nominated, planned, victim, pending) in [
+            ("not nominated", None, "[]", true, true),
+            ("nominated to a node without victims", Some("x"), "[]", false, true),
+            ("nominated to a node with victims", Some("x"), "[]", true, false),
+            ("nominated by a plan whose hold is over", Some("x"), "[\"n/a\"]", true, true),
+            ("the plan names another pod", Some("x"), "[\"n/b\"]", true, false),
+            ("nominated to an unknown node", Some("y"), "[]", true, true),
+        ] {
+            let mut state = state(&json!({"annotations": {(labels::PLANNED_PODS): planned}}), &json!({}));
+            put(&mut state, "a", &rejected(nominated));
+            let deletion = victim.then_some("2026-01-01T00:00:00Z");
+            put(
+                &mut state,
+                "running",
+                &json!({"metadata": {"deletionTimestamp": deletion}, "spec": {"nodeName": "x"}}),
+            );
+            let demand = demand(&state, &Holds::default(), &BTreeSet::new());
+            assert_eq!(demand.pending.contains("n/a"), pending, "{case}");
+            assert!(demand.displaced.is_empty(), "{case}");
+        }
+    }
+
+    #[test]
+    fn a_pod_with_a_hold_is_no_demand() {
+        let mut state = state(&json!({}), &json!({}));
+        put(&mut state, "a", &rejected(None));
+        let holds = Holds { by_pod: [("n/a".to_owned(), "c".to_owned())].into(), ..Holds::default() };
+        assert!(demand(&state, &holds, &BTreeSet::new()).pending.is_empty());
+    }
+
+    #[test]
+    fn a_protected_pod_is_displaced_only_when_its_node_has_a_deadline() {
+        let marked = |mark: &str| json!({"annotations": {(labels::DISRUPTING): mark}});
+        let deadline = "SpotInterruption/2026-01-01T00:02:00Z";
+        let timestamp = json!({"annotations": {(labels::TERMINATION_TIMESTAMP): "2026-01-01T00:00:00Z"},
+            "deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": ["f"]});
+        for (case, meta, spec, displaced) in [
+            ("not leaving", json!({}), json!({}), &[][..]),
+            ("voluntary", marked("Drifted/"), json!({}), &["n/web"]),
+            ("interrupted", marked(deadline), json!({}), &["n/protected", "n/web"]),
+            (
+                "voluntary, with a grace period",
+                marked("Drifted/"),
+                json!({"terminationGracePeriod": "1h"}),
+                &["n/protected", "n/web"],
+            ),
+            ("terminated", timestamp, json!({}), &["n/protected", "n/web"]),
+        ] {
+            let mut state = state(&meta, &spec);
+            let owner =
+                json!({"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r", "uid": "r", "controller": true});
+            for (name, owners, protected) in
+                [("web", json!([owner]), false), ("protected", json!([owner]), true), ("bare", json!([]), false)]
+            {
+                let meta = json!({"ownerReferences": owners, "annotations": {(labels::DO_NOT_DISRUPT): protected.to_string()}});
+                put(&mut state, name, &json!({"metadata": meta, "spec": {"nodeName": "x"}}));
+            }
+            let demand = demand(&state, &Holds::default(), &BTreeSet::new());
+            assert_eq!(demand.displaced.iter().map(String::as_str).collect::<Vec<_>>(), displaced, "{case}");
+        }
+    }
+
+    #[test]
+    fn only_a_ready_pool_that_is_neither_static_nor_deleted_may_launch() {
+        let ready = json!({"status": {"conditions": objects::conditions_true(&["Ready"])}});
+        let deletion = json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": ["f"]}});
+        let fixed = json!({"spec": {"replicas": 3}});
+        for (case, patches, launches) in [
+            ("ready", vec![&ready], true),
+            ("not ready", vec![], false),
+            ("deleted", vec![&ready, &deletion], false),
+            ("static", vec![&ready, &fixed], false),
+        ] {
+            let mut patch = json!({});
+            for one in patches {
+                json_patch::merge(&mut patch, one);
+            }
+            assert_eq!(may_launch(&objects::node_pool("p", &patch)), launches, "{case}");
+        }
+    }
+}

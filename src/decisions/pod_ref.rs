@@ -2,7 +2,7 @@
 
 use crate::state::pods::PodRecord;
 
-/// A pod. The UID tells it from a later pod of the same name.
+/// A pod. The UID distinguishes it from a later pod of the same name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodRef {
     pub namespace: String,

@@ -1,6 +1,6 @@
 //! A scripted cloud: returns the answers of a test and records the mutating calls.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex};
 
 use futures::future::BoxFuture;
@@ -27,6 +27,8 @@ pub struct FakeCloud {
     pub resolution: Option<Resolution>,
     /// The cluster's CA; `None` is a cloud that does not resolve node classes.
     pub instance_ca: Option<String>,
+    /// Messages of the queue, by read.
+    pub messages: Mutex<VecDeque<Vec<Message>>>,
     pub shifted_zones: BTreeSet<String>,
     pub unreadable: BTreeMap<&'static str, String>,
     /// Failure of every mutating call except launches.
@@ -96,7 +98,10 @@ impl Cloud for FakeCloud {
     }
 
     fn receive_messages(&self) -> BoxFuture<'_, Result<Vec<Message>, CloudError>> {
-        std::future::pending().boxed()
+        match lock(&self.messages).pop_front() {
+            Some(messages) => async move { Ok(messages) }.boxed(),
+            None => std::future::pending().boxed(),
+        }
     }
 
     fn delete_messages<'a>(&'a self, receipts: &'a [String]) -> BoxFuture<'a, Result<(), CloudError>> {

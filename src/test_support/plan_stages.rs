@@ -8,7 +8,7 @@ use crate::planner::state::demand::pattern::Pattern;
 use crate::planner::state::feedback::Feedback;
 use crate::planner::state::instance::Instance;
 use crate::planner::state::plan_state::{PlanState, PurchasedNode};
-use crate::planner::tests::World;
+use crate::test_support::planner::World;
 
 pub(crate) fn instance(world: &World) -> Instance<'_> {
     Instance::new(&world.problem, &ColumnCache::default(), &Feedback::default())

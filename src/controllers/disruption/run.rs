@@ -34,29 +34,37 @@ const CONCURRENCY: usize = 16;
 
 /// Runs until the process ends.
 pub async fn run(ctx: Arc<Context>) {
-    let mut disruption = Disruption::default();
-    let mut replaced = clock::now();
+    let mut disruption = Disruption::new(clock::now());
     loop {
         tokio::time::sleep(PERIOD).await;
-        let now = clock::now();
-        let pools = ctx.ready_pools();
-        let types = InstanceTypes::new(&pools);
-        disruption.remove_empty(&ctx, &types, now).await;
-        if replaced.is_older_than(REPLACEMENT_PERIOD, now) {
-            replaced = now;
-            disruption.replace(&ctx, &pools, &types).await;
-        }
+        disruption.pass(&ctx, clock::now()).await;
     }
 }
 
 /// Disruption between two passes.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Disruption {
     marked: MarkedNodes,
     drift: DriftReplacement,
+    /// When drifted and underutilized nodes were last evaluated.
+    replaced: UnixMillis,
 }
 
 impl Disruption {
+    fn new(now: UnixMillis) -> Self {
+        Self { marked: MarkedNodes::default(), drift: DriftReplacement::default(), replaced: now }
+    }
+
+    async fn pass(&mut self, ctx: &Context, now: UnixMillis) {
+        let pools = ctx.ready_pools();
+        let types = InstanceTypes::new(&pools);
+        self.remove_empty(ctx, &types, now).await;
+        if self.replaced.is_older_than(REPLACEMENT_PERIOD, now) {
+            self.replaced = now;
+            self.replace(ctx, &pools, &types).await;
+        }
+    }
+
     /// One pass for empty nodes and abandoned replacements.
     async fn remove_empty(&mut self, ctx: &Context, types: &InstanceTypes, now: UnixMillis) {
         let (chosen, steps) = {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use futures::stream::{self, StreamExt};
 use kube::ResourceExt;
 
-use crate::cloud::{InstanceEvents, Message, MessageKind};
+use crate::cloud::{CloudError, InstanceEvents, Message, MessageKind};
 use crate::controllers::context::{Context, EventSpec};
 use crate::controllers::deletion::delete_claim;
 use crate::controllers::disruption::mark::mark;
@@ -22,23 +22,42 @@ const CONCURRENCY: usize = 10;
 
 /// Runs until the process ends.
 pub async fn run(ctx: Arc<Context>) {
-    let (mut counted, mut failures) = (BTreeMap::new(), 0);
+    let mut reader = Reader::default();
     loop {
-        let messages = match ctx.cloud.receive_messages().await {
+        let received = ctx.cloud.receive_messages().await;
+        if let Some(wait) = reader.process(&ctx, received).await {
+            tokio::time::sleep(wait).await;
+        }
+    }
+}
+
+/// What is remembered between two reads of the queue.
+#[derive(Debug, Default)]
+struct Reader {
+    /// The cloud's cumulative counters at the last read.
+    counted: BTreeMap<&'static str, u64>,
+    /// Consecutive failed reads.
+    failures: u32,
+}
+
+impl Reader {
+    /// Handles the messages of one read, or its failure. Returns the wait before the next read after a failure.
+    async fn process(&mut self, ctx: &Context, received: Result<Vec<Message>, CloudError>) -> Option<Duration> {
+        let messages = match received {
             Ok(messages) => messages,
             Err(error) => {
-                if failures == 0 {
+                if self.failures == 0 {
                     tracing::warn!(%error, "failed to read interruption queue, retrying");
                     let note = format!("instance interruptions go unnoticed, the queue could not be read: {error}");
-                    emit_about_queue(&ctx, EventSpec::warning("InterruptionQueueUnreadable", &note)).await;
+                    emit_about_queue(ctx, EventSpec::warning("InterruptionQueueUnreadable", &note)).await;
                 }
-                tokio::time::sleep(retry_after(failures)).await;
-                failures += 1;
-                continue;
+                let wait = retry_after(self.failures);
+                self.failures += 1;
+                return Some(wait);
             }
         };
         let received = ctx.cloud.capabilities().instance_events.map(InstanceEvents::messages_received);
-        for (kind, new) in increments(&mut counted, received.clone().unwrap_or_default()) {
+        for (kind, new) in increments(&mut self.counted, received.clone().unwrap_or_default()) {
             ctx.metrics.interruption_messages.with_label_values(&[kind]).inc_by(new);
         }
         if received.is_none() {
@@ -46,22 +65,19 @@ pub async fn run(ctx: Arc<Context>) {
                 ctx.metrics.interruption_messages.with_label_values(&[kind_label(message.kind)]).inc();
             }
         }
-        let respond = |message| {
-            let ctx = Arc::clone(&ctx);
-            async move { respond(&ctx, &message).await }
-        };
-        let handled = handle(messages, respond).await;
+        let handled = handle(messages, |message| async move { respond(ctx, &message).await }).await;
         if !handled.is_empty()
             && let Err(error) = ctx.cloud.delete_messages(&handled).await
         {
             tracing::warn!(%error, "failed to delete messages, they will be redelivered");
         }
-        if failures > 0 {
-            failures = 0;
+        if self.failures > 0 {
+            self.failures = 0;
             tracing::info!("interruption queue is readable again");
             let note = "the interruption queue is readable again";
-            emit_about_queue(&ctx, EventSpec::normal("InterruptionQueueReadable", note)).await;
+            emit_about_queue(ctx, EventSpec::normal("InterruptionQueueReadable", note)).await;
         }
+        None
     }
 }
 
@@ -180,7 +196,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn c37_ten_instances_are_handled_concurrently_and_each_ones_messages_in_order() {
+    async fn c37_instances_are_handled_concurrently_and_messages_of_an_instance_in_order() {
         // Opens only when all instances wait at the same time.
         let barrier = tokio::sync::Barrier::new(CONCURRENCY);
         let order = std::sync::Mutex::new(Vec::new());

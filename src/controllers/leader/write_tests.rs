@@ -60,7 +60,7 @@ async fn a_lease_is_acquired_when_it_was_released_or_not_renewed() {
     let mut c = candidate(&api, "c");
     assert_eq!(described(c.attempt().await), "follows");
     let (holder_seen, renewed, since) = c.observed.take().unwrap();
-    c.observed = Some((holder_seen, renewed, since.checked_sub(DURATION).unwrap()));
+    c.observed = Some((holder_seen, renewed, since.checked_sub(TIMING.duration).unwrap()));
     assert_eq!(described(c.attempt().await), "leads", "fifteen seconds by its own clock without a renewal");
 }
 
@@ -130,4 +130,73 @@ async fn two_candidates_that_see_a_free_lease_do_not_both_lead() {
     assert_eq!(described(candidate(&api, "b").attempt().await), "overtaken");
     assert_eq!(holder(&api), "null");
     assert_eq!(api.stored(LEASE).unwrap()["metadata"]["annotations"], json!({"other.example/wrote": "an annotation"}));
+}
+
+/// A candidate whose periods are short, and whose lease expires only if `duration` passes.
+fn impatient(api: &FakeApi, identity: &str, duration: Duration) -> Candidate {
+    let millis = Duration::from_millis;
+    let timing = Timing { period: millis(1), duration, renew_deadline: millis(50), release_retry: millis(1) };
+    Candidate { timing, ..candidate(api, identity) }
+}
+
+const NEVER: Duration = Duration::from_hours(1);
+
+#[tokio::test]
+async fn a_candidate_acquires_a_lease_that_is_released_and_one_that_expires() {
+    let api = held_by_a().await;
+    let mut b = impatient(&api, "b", NEVER);
+    assert_eq!(described(b.attempt().await), "follows");
+    let waiting = tokio::spawn(async move { b.acquire().await });
+    impatient(&api, "a", NEVER).release().await;
+    waiting.await.unwrap();
+    assert_eq!(holder(&api), r#""b""#);
+    let begin = Instant::now();
+    let duration = Duration::from_millis(20);
+    impatient(&api, "c", duration).acquire().await;
+    assert!(begin.elapsed() >= duration, "not before the lease of b expired");
+    assert_eq!(holder(&api), r#""c""#);
+}
+
+#[tokio::test]
+async fn a_leader_renews_until_another_replica_leads() {
+    let api = held_by_a().await;
+    let mut a = impatient(&api, "a", NEVER);
+    let renewals = async {
+        while api.lines().iter().filter(|line| line.starts_with("PUT")).count() < 3 {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::select! {
+        why = a.renew() => panic!("{why}"),
+        () = renewals => {}
+    }
+    impatient(&api, "b", Duration::ZERO).acquire().await;
+    assert_eq!(a.renew().await, "another replica leads now");
+    assert_eq!(holder(&api), r#""b""#);
+}
+
+#[tokio::test]
+async fn a_leader_that_can_not_renew_stops_leading_at_the_deadline() {
+    for fault in [Fault::Refused(Refusal::gateway_timeout()), Fault::NoAnswer] {
+        let api = held_by_a().await;
+        api.inject_on(&format!("PUT {LEASE}"), fault.clone());
+        let mut a = impatient(&api, "a", NEVER);
+        let begin = Instant::now();
+        assert_eq!(a.renew().await, "no renewal succeeded for ten seconds");
+        assert!(begin.elapsed() >= a.timing.renew_deadline, "{fault:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_release_is_attempted_three_times() {
+    let api = held_by_a().await;
+    let put = format!("PUT {LEASE}");
+    let attempts = |api: &FakeApi| api.lines().iter().filter(|line| **line == put).count();
+    api.inject_on(&put, Fault::Refused(Refusal::gateway_timeout()));
+    impatient(&api, "a", NEVER).release().await;
+    assert_eq!((attempts(&api), holder(&api)), (3, r#""a""#.to_owned()));
+    api.reset();
+    api.inject(Fault::Refused(Refusal::gateway_timeout()), 2, |request| request.method == "PUT");
+    impatient(&api, "a", NEVER).release().await;
+    assert_eq!((attempts(&api), holder(&api)), (3, "null".to_owned()));
 }

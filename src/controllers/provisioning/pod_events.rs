@@ -7,8 +7,8 @@ use k8s_openapi::api::core::v1::ObjectReference;
 
 use crate::controllers::context::{Context, EventSpec, pod_reference};
 use crate::planner::output::plan::Plan;
-use crate::state::PodRecord;
 use crate::state::snapshot::Snapshot;
+use crate::state::{ClusterState, PodRecord};
 
 /// How often invalid pods are reported.
 const INVALID_PERIOD: Duration = Duration::from_secs(10);
@@ -25,17 +25,19 @@ fn reference_of(pod: &PodRecord) -> ObjectReference {
 pub async fn report_invalid(ctx: Arc<Context>) {
     loop {
         tokio::time::sleep(INVALID_PERIOD).await;
-        let invalid: Vec<_> = {
-            let state = ctx.cluster.read();
-            let pending = state.unbound.iter().filter_map(|key| state.pods.get(key)).filter(|pod| pod.unschedulable());
-            let invalid = pending.filter_map(|pod| Some((reference_of(pod), pod.entry.as_ref().err()?.clone())));
-            invalid.take(MAX_EVENTS).collect()
-        };
+        let invalid = invalid(&ctx.cluster.read());
         for (pod, why) in invalid {
             let note = format!("no node can be planned for it: {why}");
             ctx.emit(pod, EventSpec::warning("FailedScheduling", &note)).await;
         }
     }
+}
+
+/// Pods that wait for a node and whose specs are invalid, with the error.
+fn invalid(state: &ClusterState) -> Vec<(ObjectReference, String)> {
+    let pending = state.unbound.iter().filter_map(|key| state.pods.get(key)).filter(|pod| pod.unschedulable());
+    let invalid = pending.filter_map(|pod| Some((reference_of(pod), pod.entry.as_ref().err()?.clone())));
+    invalid.take(MAX_EVENTS).collect()
 }
 
 /// Emits the events of a plan in the background. `no_pools` says that no NodePool is ready.
@@ -68,4 +70,32 @@ pub fn emit_plan_events(ctx: &Arc<Context>, snapshot: &Snapshot, plan: &Plan, no
             ctx.emit(pod, EventSpec { warning, reason, note: &note }).await;
         }
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::model::time::UnixMillis;
+    use crate::test_support::objects;
+
+    #[test]
+    fn a_pod_that_waits_with_an_invalid_spec_is_reported_with_the_error() {
+        let rejected = json!({"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]});
+        let terms = json!([{"matchExpressions": [{"key": "k", "operator": "Odd"}]}]);
+        let affinity =
+            json!({"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}});
+        let mut state = ClusterState::default();
+        for (name, spec, status) in [
+            ("invalid", json!({"affinity": affinity}), rejected.clone()),
+            ("untried", json!({"affinity": affinity}), json!({})),
+            ("valid", json!({}), rejected),
+        ] {
+            state.apply_pod(&objects::pod(name, &json!({"spec": spec, "status": status})), UnixMillis(1));
+        }
+        let found = invalid(&state);
+        assert_eq!(found.iter().map(|(pod, _)| pod.name.as_deref()).collect::<Vec<_>>(), [Some("invalid")]);
+        assert!(found[0].1.contains("Odd"), "{}", found[0].1);
+    }
 }

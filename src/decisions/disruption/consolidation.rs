@@ -34,7 +34,7 @@ pub fn is_settled(state: &ClusterState, now: UnixMillis) -> bool {
             !claim.has_condition(conditions::INITIALIZED) && !claim.created_at().is_older_than(BOOT_TIMEOUT, now);
         booting || claim.is_leaving() && state.node_of(claim).is_some_and(|node| is_occupied(state, &node.name_any()))
     });
-    // A pod that no node was launched for in this time is not going to move.
+    // A pod that no node was launched for in this time will not move.
     let is_recent = |at: UnixMillis| !at.is_older_than(PENDING_PERIOD, now);
     let pending = |pod: &PodRecord| match pod.scheduling {
         Scheduling::Unattempted => is_recent(state.last_pod_created),
@@ -124,7 +124,11 @@ fn sort_by_price_per_pod(candidates: &mut [Candidate]) {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
+    use crate::model::labels;
+    use crate::test_support::objects;
 
     fn candidate(claim: &str, pods: usize, price: i64) -> Candidate {
         Candidate {
@@ -193,5 +197,49 @@ mod tests {
         pass.record(&all[2], &outcome(60));
         assert_eq!(pass.removal(&all[3]), None, "the budget is used up");
         assert_eq!(pass.finish(), (vec!["a".to_owned(), "c".to_owned()], MicroUsd(60)));
+    }
+
+    #[test]
+    fn consolidation_waits_while_nodes_boot_or_drain_and_while_pods_wait_for_nodes() {
+        let now = UnixMillis(1_000_000);
+        let moment = Duration::from_secs(1);
+        let rejected = json!({"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]});
+        let bound = json!({"spec": {"nodeName": "x"}});
+        let unbound = json!({"status": rejected});
+        let daemon = json!({"metadata": {"ownerReferences":
+            [{"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "d", "uid": "d", "controller": true}]}});
+        let marked = json!({(labels::DISRUPTING): "Empty/"});
+        let old = (now - BOOT_TIMEOUT).rfc3339();
+        for (case, conditions, created, annotations, pod, seen, settled) in [
+            ("initialized", &["Initialized"][..], &old, json!({}), None, now, true),
+            ("booting", &[], &(now - BOOT_TIMEOUT + moment).rfc3339(), json!({}), None, now, false),
+            ("never booted", &[], &old, json!({}), None, now, true),
+            ("leaving, with a pod", &["Initialized"], &old, marked.clone(), Some(&bound), UnixMillis(0), false),
+            ("leaving, without a pod", &["Initialized"], &old, marked, None, now, true),
+            ("a pod runs", &["Initialized"], &old, json!({}), Some(&bound), now, true),
+            ("a rejected pod", &["Initialized"], &old, json!({}), Some(&unbound), now - PENDING_PERIOD + moment, false),
+            ("a pod rejected long ago", &["Initialized"], &old, json!({}), Some(&unbound), now - PENDING_PERIOD, true),
+            ("a new pod", &["Initialized"], &old, json!({}), Some(&json!({})), now - PENDING_PERIOD + moment, false),
+            (
+                "a pod that no one schedules",
+                &["Initialized"],
+                &old,
+                json!({}),
+                Some(&json!({})),
+                now - PENDING_PERIOD,
+                true,
+            ),
+            ("a new DaemonSet pod", &["Initialized"], &old, json!({}), Some(&daemon), now, true),
+        ] {
+            let mut state = ClusterState::default();
+            let meta = json!({"annotations": annotations, "creationTimestamp": created});
+            let status = objects::launched("i-1", conditions);
+            state.apply_claim(objects::claim("c", &json!({"metadata": meta, "status": status})));
+            state.apply_node(objects::node("x", &json!({"spec": {"providerID": "aws:///z/i-1"}})));
+            if let Some(patch) = pod {
+                state.apply_pod(&objects::pod("a", patch), seen);
+            }
+            assert_eq!(is_settled(&state, now), settled, "{case}");
+        }
     }
 }

@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_are_removed_cumulatively_within_the_budget_and_empty_ones_without_a_simulation() {
+    fn drifted_nodes_are_removed_cumulatively_within_the_budget() {
         let mut replacement = DriftReplacement::default();
         let nodes = [node("a", 1, None), node("b", 1, None), node("empty", 0, None), node("protected", 1, Some("why"))];
         let mut pass = replacement.pass(&nodes, allowances(2), UnixMillis(0));

@@ -1,4 +1,4 @@
-//! Claims marked for voluntary disruption: the next step of those marked as empty, and when the others are given up.
+//! Claims marked for voluntary disruption: the next step of those marked as empty, and when the others are abandoned.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

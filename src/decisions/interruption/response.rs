@@ -74,7 +74,7 @@ mod tests {
     use crate::test_support::objects;
 
     #[test]
-    fn every_kind_of_message_has_its_action_and_disruptions_are_counted_under_its_label() {
+    fn every_kind_of_message_has_its_action_and_metric_label() {
         use InterruptionAction::{Delete, Mark, Report};
         let mark = |reason, deadline| Mark(DisruptionMark { reason, deadline: Some(UnixMillis(deadline)) });
         for (kind, expected) in [

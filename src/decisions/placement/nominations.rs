@@ -134,14 +134,14 @@ impl Nominations {
             let freed: Vec<String> = unplanned.filter_map(|hold| node_of(&hold.claim)).collect();
             let waited_for = |claim: &str| holds.by_claim[claim].iter().any(|hold| hold.pod.is_some());
             let awaited = open().find(|(claim, ..)| waited_for(claim)).map(|(_, name, _)| name);
-            trigger = self.to_trigger(freed, awaited, now);
+            trigger = self.nodes_to_update(freed, awaited, now);
         }
         NominationActions { ended, renew, nominate, trigger }
     }
 
     /// Nodes to update: those `freed` by holds that ended other than as planned, and periodically an open node that a held pod waits
     /// for (`awaited`).
-    fn to_trigger(&mut self, freed: Vec<String>, awaited: Option<String>, now: UnixMillis) -> Vec<String> {
+    fn nodes_to_update(&mut self, freed: Vec<String>, awaited: Option<String>, now: UnixMillis) -> Vec<String> {
         let mut nodes = freed;
         if awaited.is_none() {
             self.triggered = now;
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn retries_are_triggered_when_a_hold_ends_otherwise_than_planned_and_every_two_seconds_of_waiting() {
+    fn a_retry_is_triggered_by_an_unplanned_end_and_every_two_seconds() {
         let mut nominations = Nominations::new(UnixMillis(0));
         let mut trigger = |state: &ClusterState, placement, at| pass(&mut nominations, state, placement, at).trigger;
         let waiting = open(None);

@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_are_nominated_before_a_node_opens_and_a_complete_node_gets_the_planned_taint() {
+    fn pods_are_nominated_first_and_a_complete_node_gets_the_planned_taint() {
         use PlacementMode::{Extender, Nominate, Off};
         let state = state_with_planned_pod(None);
         let bound = state_with_planned_pod(Some("node-c"));

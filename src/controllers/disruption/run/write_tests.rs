@@ -6,7 +6,7 @@ use crate::model::labels;
 use crate::test_support::failures::{World, outcome, transcript};
 use crate::test_support::kubernetes::store::Refusal;
 use crate::test_support::kubernetes::{FakeApi, Fault};
-use crate::test_support::objects::{claim, launched, node};
+use crate::test_support::objects::{claim, launched, node, node_pool};
 
 /// The claims `c` and `other` with their nodes x and y; c and x have these annotations and taints.
 fn world(annotations: &serde_json::Value, taint: Option<&str>) -> World {
@@ -146,4 +146,51 @@ async fn an_empty_node_is_deleted_under_every_failure() {
       no answer: waits forever; again: done, 1 write, as undisturbed
       crash before | crash after: stopped; again: done, 1 write, as undisturbed
     "#);
+}
+
+/// A world with the pool `p` that consolidates at once, the claim `c` of it, and the node x, which has no pod.
+fn with_pool(conditions: &[&str], consolidate_after: &str) -> World {
+    let api = FakeApi::default();
+    let template = json!({"disruption": {"consolidateAfter": consolidate_after, "budgets": [{"nodes": "100%"}]}});
+    api.put(&node_pool("p", &json!({"spec": template})));
+    let meta = json!({"labels": {(labels::NODE_POOL): "p"}, "finalizers": [labels::TERMINATION_FINALIZER]});
+    api.put(&claim("c", &json!({"metadata": meta, "status": launched("i-1", conditions)})));
+    let status = json!({"conditions": [{"type": "Ready", "status": "True"}]});
+    api.put(&node("x", &json!({"spec": {"providerID": "aws:///z/i-1"}, "status": status})));
+    World { watched: true, ..World::new(api) }
+}
+
+fn mark_of(world: &World) -> serde_json::Value {
+    world.api.stored("nodeclaims/c").unwrap()["metadata"]["annotations"][labels::DISRUPTING].clone()
+}
+
+#[tokio::test]
+async fn an_empty_node_is_marked_then_deleted_two_seconds_after_the_mark_was_observed() {
+    let world = with_pool(&["Launched", "Registered", "Initialized"], "0s");
+    let (ctx, now) = (world.context(), clock::now());
+    let mut disruption = Disruption::new(now);
+    let deleted = |world: &World| !world.api.stored("nodeclaims/c").unwrap()["metadata"]["deletionTimestamp"].is_null();
+    disruption.pass(&ctx, now).await;
+    assert_eq!(mark_of(&world), "Empty/");
+    for (seconds, expected) in [(1, false), (2, false), (3, true)] {
+        disruption.pass(&ctx, now + Duration::from_secs(seconds)).await;
+        assert_eq!(deleted(&world), expected, "after {seconds} s");
+    }
+}
+
+#[tokio::test]
+async fn drifted_nodes_are_evaluated_every_five_seconds_and_abandoned_after_ten_minutes() {
+    let world = with_pool(&["Launched", "Registered", "Initialized", "Drifted"], "Never");
+    let (ctx, begin) = (world.context(), clock::now());
+    let mut disruption = Disruption::new(begin);
+    let after = |seconds| begin + Duration::from_secs(seconds);
+    disruption.pass(&ctx, after(4)).await;
+    assert!(mark_of(&world).is_null());
+    disruption.pass(&ctx, after(5)).await;
+    assert_eq!(mark_of(&world), "Drifted/");
+    disruption.pass(&ctx, after(6)).await;
+    disruption.pass(&ctx, after(605)).await;
+    assert_eq!(mark_of(&world), "Drifted/", "ten minutes after the mark was observed");
+    disruption.pass(&ctx, after(606)).await;
+    assert!(mark_of(&world).is_null(), "abandoned");
 }

@@ -213,3 +213,29 @@ async fn pods_of_an_open_node_are_nominated_again_under_every_failure() {
       crash after: stopped; again: waits, no write, as undisturbed
     "#);
 }
+
+#[tokio::test]
+async fn holds_are_renewed_while_pods_of_their_class_are_bound_as_planned() {
+    let mut world = world(PlacementMode::Nominate, &clock::now().rfc3339());
+    world.watched = true;
+    let (now, second) = (clock::now(), Duration::from_secs(1));
+    let soon = (now + second).rfc3339();
+    let plan = json!({(labels::PLANNED_PODS): "[\"n/a\",\"n/b\"]", (labels::HOLD_UNTIL): soon});
+    world.api.put(&claim("c", &json!({"metadata": {"annotations": plan}, "status": launched("i-1", &["Launched"])})));
+    let ctx = world.context();
+    let (mut nominations, mut taints) = (Nominations::new(now), PlannedTaints::default());
+    let hold_until =
+        || world.api.stored("nodeclaims/c").unwrap()["metadata"]["annotations"][labels::HOLD_UNTIL].clone();
+    reconcile(&ctx, &mut nominations, &mut taints, now).await;
+    assert_eq!(hold_until(), soon, "no pod was bound");
+    let bound = json!({"spec": {"nodeName": "x", "containers": [{"name": "c", "image": "i"}]}});
+    ctx.cluster.update(|state| state.apply_pod(&pod("a", &bound), now));
+    reconcile(&ctx, &mut nominations, &mut taints, now).await;
+    assert_eq!(hold_until(), (now + Duration::from_mins(1)).rfc3339());
+    let writes = world.api.writes();
+    assert_eq!(
+        writes.iter().map(crate::test_support::kubernetes::Recorded::line).collect::<Vec<_>>(),
+        ["PATCH nodeclaims/c"]
+    );
+    assert_eq!(ctx.metrics.holds_ended.with_label_values(&["planned"]).get(), 1);
+}

@@ -12,17 +12,17 @@ use crate::test_support::objects::{claim, launched, node, pod};
 
 const LATER: &str = "2099-01-01T00:00:00Z";
 
-/// The claim `c` with the planned pods a and b, and its open node x with the guard. The pod b tolerates something already.
+/// The claim `c` with the planned pods a and b, and its open node x with the planned taint. The pod b tolerates something already.
 fn world() -> World {
     let api = FakeApi::default();
     let plan = json!({(labels::PLANNED_PODS): "[\"n/a\",\"n/b\"]", (labels::HOLD_UNTIL): LATER});
     api.put(&claim("c", &json!({"metadata": {"annotations": plan}, "status": launched("i-1", &["Launched"])})));
-    let guard = json!({"key": labels::GUARD_TAINT, "value": "uid-c", "effect": "NoSchedule", "timeAdded": LATER});
+    let planned = json!({"key": labels::GUARD_TAINT, "value": "uid-c", "effect": "NoSchedule", "timeAdded": LATER});
     let team = json!({"key": "team", "effect": "NoSchedule"});
     api.put(&node(
         "x",
         &json!({"metadata": {"labels": {(labels::REGISTERED): "true"}},
-            "spec": {"providerID": "aws:///z/i-1", "taints": [team, guard]}}),
+            "spec": {"providerID": "aws:///z/i-1", "taints": [team, planned]}}),
     ));
     api.put(&pod("a", &json!({})));
     api.put(&pod("b", &json!({"spec": {"tolerations": [{"key": "team", "operator": "Exists"}]}})));
@@ -74,7 +74,7 @@ async fn planned_pods_are_admitted_under_every_failure() {
 }
 
 #[tokio::test]
-async fn the_guard_is_taken_down_under_every_failure() {
+async fn the_planned_taint_is_removed_under_every_failure() {
     let text = transcript(|| World { placement: PlacementMode::Extender, ..world() }, reconciled).await;
     insta::assert_snapshot!(text, @r#"
     undisturbed: ok
@@ -101,12 +101,12 @@ async fn a_pod_that_is_refused_three_times_opens_its_node_to_all() {
     let mut planned_taints = PlannedTaints::default();
     let mut now = clock::now();
     for turn in 1..=4 {
-        now = now + Duration::from_secs(1);
+        now += Duration::from_secs(1);
         let holds = ctx.derived.holds(&ctx.cluster.read(), now);
         reconcile(&mut planned_taints, &ctx, &holds, now).await;
         let taints = world.api.stored("nodes/x").unwrap()["spec"]["taints"].clone();
-        let guarded = taints.as_array().unwrap().iter().any(|taint| taint["key"] == labels::GUARD_TAINT);
-        assert_eq!(guarded, turn < 4, "pass {turn}");
+        let tainted = taints.as_array().unwrap().iter().any(|taint| taint["key"] == labels::GUARD_TAINT);
+        assert_eq!(tainted, turn < 4, "pass {turn}");
     }
 }
 

@@ -6,9 +6,11 @@ use crate::decisions::disruption::mark::DisruptionMark;
 use crate::decisions::disruption::reason::DisruptionReason;
 use crate::model::labels;
 use crate::model::time::UnixMillis;
+use crate::sync::lock;
+use crate::test_support::cloud::FakeCloud;
 use crate::test_support::failures::{World, first_turn, outcome, transcript};
 use crate::test_support::kubernetes::FakeApi;
-use crate::test_support::objects::{claim, launched, node};
+use crate::test_support::objects::{claim, launched, node, node_class};
 
 /// The claims `c` and `other` with their nodes x and y.
 fn world() -> World {
@@ -29,7 +31,7 @@ async fn responded(ctx: Arc<Context>, kind: MessageKind) -> String {
 }
 
 #[tokio::test]
-async fn an_interrupted_node_is_marked_and_closed_under_every_failure() {
+async fn an_interrupted_node_is_marked_and_tainted_under_every_failure() {
     let text = transcript(world, async |ctx| responded(ctx, MessageKind::SpotInterruption).await).await;
     insta::assert_snapshot!(text, @r#"
     undisturbed: ok
@@ -169,4 +171,42 @@ async fn a_marked_claim_whose_pods_have_moved_is_deleted_under_every_failure() {
       crash before: stopped; again: waits, 1 write, as undisturbed
       crash after: stopped; again: waits, no write, as undisturbed
     "#);
+}
+
+fn message(receipt: &str, instance_id: &str) -> Message {
+    let (receipt, instance_id) = (receipt.to_owned(), instance_id.to_owned());
+    Message { receipt, kind: MessageKind::RebalanceRecommendation, instance_id, at: UnixMillis(0) }
+}
+
+#[tokio::test]
+async fn messages_are_received_handled_and_deleted_until_the_queue_is_empty() {
+    let cloud = FakeCloud::default();
+    let batches = [("r1", "i-1"), ("r2", "i-9"), ("r3", "i-2")].map(|(receipt, id)| vec![message(receipt, id)]);
+    lock(&cloud.messages).extend(batches);
+    let world = world().with_cloud(cloud);
+    let ctx = world.context();
+    first_turn(run(Arc::clone(&ctx))).await;
+    let deleted = ["r1", "r2", "r3"].map(|receipt| format!("delete messages [{receipt:?}]"));
+    assert_eq!(world.cloud.calls(), deleted);
+    assert_eq!(ctx.metrics.interruption_messages.with_label_values(&["rebalance_recommendation"]).get(), 3);
+    assert_eq!(world.api.events().len(), 4, "on claim and Node of i-1 and i-2, none for an unknown instance");
+    assert!(world.api.writes().is_empty());
+}
+
+#[tokio::test]
+async fn an_unreadable_queue_is_reported_once_and_its_recovery_once() {
+    let world = world();
+    world.api.put(&node_class("default", &json!({})));
+    let (ctx, mut reader) = (world.context(), Reader::default());
+    let failure = || Err(CloudError::Refused("no".into()));
+    let seconds = |wait: Option<Duration>| wait.map(|wait| wait.as_secs());
+    assert_eq!(seconds(reader.process(&ctx, failure()).await), Some(2));
+    assert_eq!(seconds(reader.process(&ctx, failure()).await), Some(4));
+    assert_eq!(world.api.events().len(), 1);
+    assert!(world.api.events()[0].starts_with("Warning InterruptionQueueUnreadable on EC2NodeClass/default: "));
+    assert_eq!(reader.process(&ctx, Ok(vec![])).await, None);
+    assert_eq!(reader.process(&ctx, Ok(vec![])).await, None);
+    assert_eq!(world.api.events().len(), 2);
+    assert!(world.api.events()[1].starts_with("Normal InterruptionQueueReadable on EC2NodeClass/default: "));
+    assert_eq!(seconds(reader.process(&ctx, failure()).await), Some(2), "the backoff starts again");
 }

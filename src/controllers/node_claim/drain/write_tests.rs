@@ -39,7 +39,7 @@ async fn drained(ctx: Arc<Context>) -> String {
 }
 
 #[tokio::test]
-async fn a_node_is_closed_under_every_failure() {
+async fn a_node_is_tainted_under_every_failure() {
     let text = transcript(
         || world(&json!({}), "team"),
         async |ctx| {

@@ -13,9 +13,8 @@ struct LateClaim(Arc<Cluster>);
 
 impl Cloud for LateClaim {
     fn list(&self) -> BoxFuture<'_, Result<Vec<Instance>, CloudError>> {
-        self.0.update(|state| {
-            state.apply_claim(objects::claim("late", &json!({"status": objects::launched("i-2", &["Launched"])})))
-        });
+        let late = objects::claim("late", &json!({"status": objects::launched("i-2", &["Launched"])}));
+        self.0.update(|state| state.apply_claim(late));
         async { Ok(vec![objects::instance("i-2", "unknown", 0), objects::instance("i-3", "unknown", 0)]) }.boxed()
     }
 

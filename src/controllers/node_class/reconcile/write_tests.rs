@@ -174,3 +174,22 @@ async fn a_condition_that_becomes_false_is_reported_once() {
     assert_eq!(reconciled(world.context()).await, "ok");
     assert!(world.api.lines().is_empty() && world.api.events().is_empty());
 }
+
+#[tokio::test]
+async fn an_event_reports_a_condition_that_is_degraded_or_could_not_be_evaluated() {
+    let verdicts = vec![
+        ("SubnetsReady", Verdict::Unjudged("ec2:DescribeSubnets refused".into())),
+        ("AMIsReady", Verdict::Degraded("SomeImagesMissing", "no image for arm64".into())),
+        ("SecurityGroupsReady", Verdict::False("SecurityGroupsNotFound", "none matches".into())),
+    ];
+    let resolution = Resolution { verdicts, ..Resolution::all_true() };
+    let world = world(&json!({}), FakeCloud { resolution: Some(resolution), ..real() });
+    assert_eq!(reconciled(world.context()).await, "ok");
+    let expected = [
+        "Warning NotJudged on EC2NodeClass/default: condition SubnetsReady unknown (ec2:DescribeSubnets refused); \
+         keeping last status",
+        "Warning SomeImagesMissing on EC2NodeClass/default: no image for arm64",
+        "Warning SecurityGroupsNotFound on EC2NodeClass/default: SecurityGroupsReady: none matches",
+    ];
+    assert_eq!(world.api.events(), expected);
+}

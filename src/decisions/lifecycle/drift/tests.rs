@@ -122,7 +122,7 @@ fn b56_a_requirement_that_no_longer_admits_the_node_drifts_it() {
 }
 
 #[test]
-fn the_template_comes_before_the_requirements_and_those_before_the_instance_type() {
+fn drift_is_reported_in_the_order_template_requirements_instance_type() {
     let before = pool(&json!({}), &json!([]));
     let claim = launched(&before, &json!({(labels::INSTANCE_TYPE): "m0.gone"}), &json!([]));
     let arm = json!([{"key": labels::ARCH, "operator": "In", "values": ["arm64"]}]);
@@ -178,7 +178,7 @@ fn pools_and_classes_without_an_up_to_date_hash_are_not_compared() {
 }
 
 #[test]
-fn only_launched_claims_of_known_pools_are_compared_and_the_cloud_is_asked_last() {
+fn only_launched_claims_of_known_pools_are_compared() {
     let pool = pool(&json!({}), &json!([]));
     let claim = launched(&pool, &json!({}), &json!([]));
     let check = |claim: &NodeClaim, pools: &HashMap<String, DesiredState>| match check(claim, pools, at(Duration::ZERO))

@@ -16,8 +16,8 @@ fn claim(state: &mut ClusterState, name: &str, pods: &[&str]) {
     );
 }
 
-fn node(state: &mut ClusterState, name: &str, guarded_at: Option<&str>) {
-    let taints = guarded_at.map(|at| {
+fn node(state: &mut ClusterState, name: &str, tainted_at: Option<&str>) {
+    let taints = tainted_at.map(|at| {
         json!([{"key": labels::GUARD_TAINT, "value": format!("uid-{name}"), "effect": "NoSchedule", "timeAdded": at}])
     });
     let node = json!({"metadata": {"name": format!("node-{name}"), "labels": {(labels::REGISTERED): "true"}},
@@ -42,13 +42,13 @@ fn planned_pods_are_admitted_once_when_their_node_is_open_and_tainted() {
         pods.map(|admission| (admission.pod.name, admission.claim, admission.first)).collect::<Vec<_>>()
     };
     let want = |first| vec![("a".to_owned(), "uid-c".to_owned(), first)];
-    let guarded: fn(&mut ClusterState) = |state| node(state, "c", Some(LATER));
+    let tainted: fn(&mut ClusterState) = |state| node(state, "c", Some(LATER));
     assert_eq!(admitted(|_| {}, json!(null)), [], "its node is still booting");
-    assert_eq!(admitted(guarded, json!(null)), want(true));
-    assert_eq!(admitted(guarded, json!([{"operator": "Exists", "key": "x"}])), want(false));
+    assert_eq!(admitted(tainted, json!(null)), want(true));
+    assert_eq!(admitted(tainted, json!([{"operator": "Exists", "key": "x"}])), want(false));
     let own = |value: &str| json!([{"key": labels::GUARD_TAINT, "value": value, "effect": "NoSchedule"}]);
-    assert_eq!(admitted(guarded, own("uid-other")), want(false), "re-planned");
-    assert_eq!(admitted(guarded, own("uid-c")), []);
+    assert_eq!(admitted(tainted, own("uid-other")), want(false), "re-planned");
+    assert_eq!(admitted(tainted, own("uid-c")), []);
     assert_eq!(admitted(|state| node(state, "c", None), json!(null)), [], "open to all");
 }
 
@@ -64,8 +64,8 @@ fn pods_of_a_hard_spread_are_admitted_in_balanced_order() {
                 "whenUnsatisfiable": "DoNotSchedule", "labelSelector": {"matchLabels": {"app": "s"}}}]}});
         state.apply_pod(&serde_json::from_value(pod).unwrap(), UnixMillis(1));
     };
-    let zoned = |state: &mut ClusterState, name: &str, guarded_at: &str| {
-        node(state, name, Some(guarded_at));
+    let zoned = |state: &mut ClusterState, name: &str, tainted_at: &str| {
+        node(state, name, Some(tainted_at));
         let mut open = Node::clone(&state.nodes[&format!("node-{name}")]);
         open.metadata.labels.get_or_insert_default().insert(labels::ZONE.into(), format!("zone-{name}"));
         state.apply_node(open);
@@ -130,7 +130,7 @@ fn the_taint_is_removed_when_its_pods_are_bound_and_no_others_wait() {
 }
 
 #[test]
-fn a_pod_is_admitted_again_after_a_second_and_given_up_after_three_rejections() {
+fn a_pod_is_admitted_again_after_a_second_and_abandoned_after_three_rejections() {
     let mut state = ClusterState::default();
     claim(&mut state, "c", &["n/a"]);
     node(&mut state, "c", Some(LATER));
