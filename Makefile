@@ -1,7 +1,7 @@
 # Two commands do everything on a fresh machine with Rust, Go, Python 3, make and a C compiler:
 #   make demo    the main job, end to end: a real control plane and simulated EC2, no account needed (KEEP=1 leaves it running)
 #   make test    every test
-# What is built or installed on the way is pinned and cached outside the checkout, so that a second run is quick.
+# Everything that the targets build or install is pinned and cached outside the checkout, so that a second run is quick.
 
 SHELL := /bin/bash
 CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/stowage
@@ -26,7 +26,7 @@ CARGO_DENY := $(CACHE)/cargo-deny-$(CARGO_DENY_VERSION)/bin/cargo-deny
 help: ## List the targets
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | column -t -s "$$(printf '\t')"
 
-demo: build tools moto ## The main job, end to end (KEEP=1 leaves it running)
+demo: build tools moto ## The main use case, end to end (KEEP=1 leaves it running)
 	$(E2E_PYTHON) e2e/demo.py
 
 # Suites that mostly wait run in parallel. Those that measure how far kube-scheduler follows a plan run alone. Suites of one target share
@@ -113,7 +113,7 @@ test-e2e: build tools moto ## The whole service, with the real kube-scheduler (t
 $(E2E:%=test-e2e-%): test-e2e-%: build tools moto
 	$(call pytest,e2e)::Test$*
 
-bench: ## Cost, time and memory beside Karpenter's, as a table and a plot (BENCH=--ours-only is quick)
+bench: ## Cost, time and memory compared with Karpenter's, as a table and a plot (BENCH=--ours-only is quick)
 	cargo build --release --locked
 	$(PYTHON) benches/bench.py --binary $(CARGO_TARGET_DIR)/release/stowage --out $(CARGO_TARGET_DIR)/bench $(BENCH)
 	cargo bench --locked --quiet --bench incremental | tee $(CARGO_TARGET_DIR)/bench/incremental.md

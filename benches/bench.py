@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Cost, time and memory of our plans beside Karpenter's, on the same scenario files in the same run.
+"""Cost, time and memory of Stowage's plans compared with Karpenter's, on the same scenario files in the same run.
 
     benches/bench.py --binary target/release/stowage [--out target/bench] [--ours-only] [--only REGEX]
 
-Writes `bench.md` (the table of docs/performance.md) and `bench.svg` to --out. The peers (scenario generator, plan checker,
-Karpenter's own scheduler as a Go program) lie in `shared/peers` beside the checkout, or where STOWAGE_PEERS points.
-Every plan of ours of up to 10,000 pods is judged by check_plan.py; one that it refuses ends the run with exit code 1.
+Writes `bench.md` (the table of docs/performance.md) and `bench.svg` to --out. The scenario generator, the plan checker and
+Karpenter's own scheduler (a Go program) are in a separate folder, which STOWAGE_PEERS names. check_plan.py judges every plan of Stowage of up to
+10,000 pods; a plan that it rejects ends the run with exit code 1.
 """
 
 import argparse

@@ -122,7 +122,7 @@ class Demo:
         made = self.stowage.lines(messages.PLANNED)
         for plan in made[self.plans_printed :]:
             gap = "" if plan["gap"] == "unknown" else f", {plan['gap']} above the lower bound"
-            where = f"{plan['nodes']} new nodes" + (f" and {plan['on_existing']} pods on nodes there are" if plan["on_existing"] else "")
+            where = f"{plan['nodes']} new nodes" + (f" and {plan['on_existing']} pods on existing nodes" if plan["on_existing"] else "")
             self.output.print("plan", f"{plan['pods']} pods on {where}: {float(plan['usd_per_hour']):.3f} USD/h{gap}, solved in {plan['solve_ms']} ms")
         if len(made) == self.plans_printed:
             return
@@ -147,14 +147,14 @@ class Demo:
         before, known = workloads.count(self.objects), {key(other) for other in self.mirror.claims()}
         self.plane.api.annotate("Node", node, {"simulated.stowage.dev/event": "spot-interruption"})
         kind = claim["metadata"]["labels"][kube.INSTANCE_TYPE]
-        self.output.print("interruption", f"EC2 takes spot node {node} ({kind}, {len(moving)} pods) back in two minutes", "33")
+        self.output.print("interruption", f"EC2 reclaims spot node {node} ({kind}, {len(moving)} pods) in two minutes", "33")
         self.wait(lambda: name in self.mirror.record.deleted, f"the end of NodeClaim {name}")
         bought = [other for other in self.mirror.claims() if key(other) not in known]
         unplaced = self.mirror.record.without_successor(name, moving)
         if unplaced:
-            raise harness.Failure(f"{node} was drained before {len(unplaced)} of its pods had a new place ready, such as {unplaced[0]}")
+            raise harness.Failure(f"{node} was drained before replacement nodes were ready for {len(unplaced)} of its pods, such as {unplaced[0]}")
         places = ", ".join(f"{other['metadata']['labels'].get(kube.INSTANCE_TYPE, 'a node')}" for other in bought)
-        self.output.print("replacement", f"{places or 'room on other nodes'} ready for its pods; only then the node is drained")
+        self.output.print("replacement", f"{places or 'room on other nodes'} ready for its pods; the node is drained only now")
 
         def over():
             gone = name not in {key(other) for other in self.mirror.claims()}
@@ -174,7 +174,7 @@ class Demo:
 
         def state():
             leaving = sum(terminating(claim) for claim in self.mirror.claims())
-            return "consolidation", f"{len(self.mirror.pods(SPACE))} pods  {len(self.mirror.nodes())} nodes, {leaving} of them going"
+            return "consolidation", f"{len(self.mirror.pods(SPACE))} pods  {len(self.mirror.nodes())} nodes, {leaving} of them leaving"
 
         def over():
             # Consolidation is over when nothing has changed for some time.
@@ -227,7 +227,7 @@ def run(output, directory, pods, keep):
             output.print("install", f"helm chart installed: CRDs, RBAC, webhook at {stowage.url}/mutate")
             stowage.start()
             stowage.scheduler()
-            output.print("stowage", "ready, under the chart's ServiceAccount; kube-scheduler asks it as an extender over mutual TLS", "32")
+            output.print("stowage", "ready, under the chart's ServiceAccount; kube-scheduler calls its extender over mutual TLS", "32")
             with observe.Mirror(plane.api) as mirror:
                 demo = Demo(plane, stowage, mirror, output, pods)
                 demo.prepare()

@@ -1,6 +1,6 @@
 {{/*
-Certificates of `tls.mode: generated`, as YAML: ca, server and client, each {crt, key}. What an earlier release made is
-taken from its Secrets; what is missing is made. Made once a rendering: every template must see the same.
+Certificates of `tls.mode: generated`, as YAML: ca, server and client, each {crt, key}. Certificates of an earlier release
+are reused from its Secrets; missing ones are generated. Evaluated once per rendering: every template must get the same.
 */}}
 {{- define "stowage.generated" -}}
 {{- if not (hasKey . "stowageGenerated") -}}
@@ -32,7 +32,7 @@ taken from its Secrets; what is missing is made. Made once a rendering: every te
 {{- .stowageGenerated -}}
 {{- end -}}
 
-{{/* The webhook's caBundle in base64, where it is known here. */}}
+{{/* The webhook's caBundle in base64, if the chart knows it. */}}
 {{- define "stowage.caBundle" -}}
 {{- if .Values.webhook.caBundle -}}
 {{- .Values.webhook.caBundle -}}

@@ -20,7 +20,7 @@
 {{- include "stowage.fullname" . }}-scheduler
 {{- end -}}
 
-{{/* The name that the serving certificate is checked for. */}}
+{{/* The DNS name of the serving certificate. */}}
 {{- define "stowage.serverName" -}}
 {{- include "stowage.fullname" . }}.{{ .Release.Namespace }}.svc
 {{- end -}}
@@ -40,14 +40,14 @@
 {{- eq .Values.tls.mode "secret" | ternary (.Values.tls.secret.schedulerName | default $own) $own -}}
 {{- end -}}
 
-{{/* Labels that select the pods of a component. Takes root, component. */}}
+{{/* Labels that select the pods of a component. Arguments: root, component. */}}
 {{- define "stowage.selectorLabels" -}}
 app.kubernetes.io/name: {{ include "stowage.name" .root }}
 app.kubernetes.io/instance: {{ .root.Release.Name }}
 app.kubernetes.io/component: {{ .component }}
 {{- end -}}
 
-{{/* Labels and annotations of an object. Takes root and, if need be, component, labels, annotations. */}}
+{{/* Labels and annotations of an object. Arguments: root; optionally component, labels, annotations. */}}
 {{- define "stowage.meta" -}}
 {{- $labels := dict
   "helm.sh/chart" (printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" | trunc 63)
@@ -62,13 +62,13 @@ annotations:
 {{- end }}
 {{- end -}}
 
-{{/* Reference of an image. Takes image, tag (when the image names none). */}}
+{{/* Reference of an image. Arguments: image, tag (the default). */}}
 {{- define "stowage.image" -}}
 {{- .image.repository -}}
 {{- if .image.digest }}@{{ .image.digest }}{{ else }}:{{ .image.tag | default .tag }}{{ end -}}
 {{- end -}}
 
-{{/* What a container of the restricted pod security standard says. */}}
+{{/* Security context of a container under the restricted pod security standard. */}}
 {{- define "stowage.restricted" -}}
 allowPrivilegeEscalation: false
 capabilities:
@@ -81,12 +81,12 @@ runAsNonRoot: true
 runAsUser: 65532
 {{- end -}}
 
-{{/* Whether the scheduler's client certificate is wanted: "true" or nothing. */}}
+{{/* "true" if the scheduler's client certificate is created, otherwise empty. */}}
 {{- define "stowage.clientCertificate" -}}
 {{- if or .Values.scheduler.enabled .Values.scheduler.clientCertificate }}true{{ end -}}
 {{- end -}}
 
-{{/* Affinity with the pods' own labels in pod terms that have no selector. */}}
+{{/* Affinity; pod terms without a selector select the pods of the Deployment. */}}
 {{- define "stowage.affinity" -}}
 {{- $affinity := deepCopy .Values.affinity -}}
 {{- $own := dict "matchLabels" (include "stowage.selectorLabels" (dict "root" . "component" "controller") | fromYaml) -}}
@@ -102,7 +102,7 @@ runAsUser: 65532
 {{- toYaml $affinity -}}
 {{- end -}}
 
-{{/* Spread with the pods' own labels in constraints that have no selector. */}}
+{{/* Topology spread; constraints without a selector select the pods of the Deployment. */}}
 {{- define "stowage.topologySpread" -}}
 {{- $own := dict "matchLabels" (include "stowage.selectorLabels" (dict "root" . "component" "controller") | fromYaml) -}}
 {{- $constraints := list -}}

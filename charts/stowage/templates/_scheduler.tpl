@@ -1,4 +1,4 @@
-{{/* The KubeSchedulerConfiguration. In the pod there is no kubeconfig: its ServiceAccount speaks for it. */}}
+{{/* The KubeSchedulerConfiguration. The pod has no kubeconfig: it authenticates by its ServiceAccount. */}}
 {{- define "stowage.schedulerConfiguration" -}}
 apiVersion: kubescheduler.config.k8s.io/v1
 kind: KubeSchedulerConfiguration
@@ -10,7 +10,7 @@ leaderElection:
   resourceLock: leases
   resourceName: {{ include "stowage.schedulerFullname" . }}
   resourceNamespace: {{ .Release.Namespace }}
-# Pods that must be bound in turn, those of a hard topology spread, are tried again soon (kube-scheduler's own default is 10).
+# Pods that must be bound in turn, those of a hard topology spread, are retried soon (kube-scheduler's own default is 10).
 podMaxBackoffSeconds: 2
 profiles:
   - schedulerName: {{ .Values.scheduler.name }}
@@ -38,9 +38,9 @@ extenders:
       keyFile: /etc/stowage/scheduler-tls/tls.key
       caFile: /etc/stowage/scheduler-tls/ca.crt
     httpTimeout: {{ .Values.scheduler.extender.httpTimeout }}
-    # Names of nodes only, for Stowage watches them itself.
+    # Send node names only: Stowage watches the nodes itself.
     nodeCacheCapable: true
-    # Scheduling goes on without Stowage.
+    # Scheduling continues without Stowage.
     ignorable: true
 {{- end -}}
 
