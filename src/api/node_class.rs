@@ -5,14 +5,24 @@
 
 #![allow(clippy::duplicated_attributes, reason = "printer columns of a CRD repeat arguments such as their type")]
 
+pub mod selectors;
+pub mod status;
+
 use std::collections::BTreeMap;
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::api::schema;
+
+pub use crate::api::node_class::selectors::{
+    AmiSelectorTerm, CapacityReservationSelectorTerm, PlacementGroupSelector, SecurityGroupSelectorTerm,
+    SubnetSelectorTerm,
+};
+pub use crate::api::node_class::status::{
+    AmiRequirement, AmiStatus, CapacityReservationStatus, Ec2NodeClassStatus, SecurityGroupStatus, SubnetStatus,
+};
 
 /// Launch configuration of instances: image, network, storage, identity.
 #[derive(CustomResource, Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
@@ -120,115 +130,6 @@ impl Ec2NodeClassSpec {
         self.ami_selector_terms.iter().find_map(AmiSelectorTerm::alias_family).unwrap_or("Custom")
     }
 }
-
-/// Selects subnets by tags or by ID.
-#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Eq, Serialize)]
-pub struct SubnetSelectorTerm {
-    /// Required tags of the subnet; the value `*` matches any value of the key.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    #[schemars(schema_with = "schema::selector_tags")]
-    pub tags: BTreeMap<String, String>,
-    /// Subnet ID.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(regex(pattern = "subnet-[0-9a-z]+"))]
-    pub id: Option<String>,
-}
-
-/// Selects security groups by tags, by ID or by name.
-#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Eq, Serialize)]
-pub struct SecurityGroupSelectorTerm {
-    /// Required tags of the group; the value `*` matches any value of the key.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    #[schemars(schema_with = "schema::selector_tags")]
-    pub tags: BTreeMap<String, String>,
-    /// Security group ID.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(regex(pattern = "sg-[0-9a-z]+"))]
-    pub id: Option<String>,
-    /// Group name (the field, not the Name tag).
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub name: Option<String>,
-}
-
-/// Selects capacity reservations by tags, by ID or by match criteria.
-#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct CapacityReservationSelectorTerm {
-    /// Required tags of the reservation; the value `*` matches any value of the key.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    #[schemars(schema_with = "schema::selector_tags")]
-    pub tags: BTreeMap<String, String>,
-    /// Capacity reservation ID.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(regex(pattern = "^cr-[0-9a-z]+$"))]
-    pub id: Option<String>,
-    /// AWS account that owns the reservation.
-    #[serde(default, rename = "ownerID", skip_serializing_if = "Option::is_none")]
-    #[schemars(regex(pattern = "^[0-9]{12}$"))]
-    pub owner_id: Option<String>,
-    /// Instance match criteria of the reservation: open or targeted.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(schema_with = "schema::instance_match_criteria")]
-    pub instance_match_criteria: Option<String>,
-}
-
-/// Selects a placement group by name or by ID.
-#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Eq, Serialize)]
-pub struct PlacementGroupSelector {
-    /// Placement group name.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 1))]
-    pub name: Option<String>,
-    /// Placement group ID.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(regex(pattern = "^pg-[0-9a-z]+$"))]
-    pub id: Option<String>,
-}
-
-/// Selects images (AMIs) by alias, tags, ID, name, owner or SSM parameter.
-#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct AmiSelectorTerm {
-    /// AMI family and version, such as `al2023@latest` or `bottlerocket@v1.20.4`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = 30))]
-    pub alias: Option<String>,
-    /// Required tags of the image; the value `*` matches any value of the key.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    #[schemars(schema_with = "schema::selector_tags")]
-    pub tags: BTreeMap<String, String>,
-    /// Image ID.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(regex(pattern = "ami-[0-9a-z]+"))]
-    pub id: Option<String>,
-    /// Image name (the field, not the Name tag); `*` and `?` are wildcards.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub name: Option<String>,
-    /// Owner of the image: an account ID, `self`, `amazon` or `aws-marketplace`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub owner: Option<String>,
-    /// Name or ARN of an SSM parameter whose value is the image ID.
-    #[serde(default, rename = "ssmParameter", skip_serializing_if = "Option::is_none")]
-    pub ssm_parameter: Option<String>,
-}
-
-impl AmiSelectorTerm {
-    /// The AMI family of the term's alias, such as `AL2023`; `None` without an alias or if the family is unknown.
-    pub fn alias_family(&self) -> Option<&'static str> {
-        let (family, _) = self.alias.as_deref()?.split_once('@')?;
-        ALIAS_FAMILIES.iter().find(|(alias, _)| *alias == family).map(|(_, family)| *family)
-    }
-}
-
-/// Family part of an alias and the corresponding AMI family.
-pub const ALIAS_FAMILIES: [(&str, &str); 6] = [
-    ("al2", "AL2"),
-    ("al2023", "AL2023"),
-    ("bottlerocket", "Bottlerocket"),
-    ("windows2019", "Windows2019"),
-    ("windows2022", "Windows2022"),
-    ("windows2025", "Windows2025"),
-];
 
 /// A volume of an instance.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Eq, Serialize)]
@@ -358,115 +259,6 @@ pub struct CpuOptions {
     pub nested_virtualization: Option<String>,
 }
 
-/// Observed state of an EC2NodeClass.
-#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Ec2NodeClassStatus {
-    /// Selected subnets, by number of free addresses in descending order, then by ID.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub subnets: Vec<SubnetStatus>,
-    /// Selected security groups, ordered by ID.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub security_groups: Vec<SecurityGroupStatus>,
-    /// Selected capacity reservations, ordered by ID.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub capacity_reservations: Vec<CapacityReservationStatus>,
-    /// Selected images, newest first, then by ID.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub amis: Vec<AmiStatus>,
-    /// Instance profile in use.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub instance_profile: Option<String>,
-    /// Conditions: one for each resolved resource, ValidationSucceeded and Ready.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(schema_with = "schema::conditions")]
-    pub conditions: Vec<Condition>,
-}
-
-/// A selected subnet.
-#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Eq, Serialize)]
-pub struct SubnetStatus {
-    /// Subnet ID.
-    pub id: String,
-    /// Zone name.
-    pub zone: String,
-    /// Zone ID; absent in objects written by old versions.
-    #[serde(default, rename = "zoneID", skip_serializing_if = "Option::is_none")]
-    pub zone_id: Option<String>,
-}
-
-/// A selected security group.
-#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Eq, Serialize)]
-pub struct SecurityGroupStatus {
-    /// Security group ID.
-    pub id: String,
-    /// Group name.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub name: Option<String>,
-}
-
-/// A selected capacity reservation.
-#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct CapacityReservationStatus {
-    /// Zone name.
-    pub availability_zone: String,
-    /// Time at which the reservation ends.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub end_time: Option<Time>,
-    /// Capacity reservation ID.
-    #[schemars(regex(pattern = "^cr-[0-9a-z]+$"))]
-    pub id: String,
-    /// Instance match criteria: open or targeted.
-    #[schemars(extend("enum" = ["open", "targeted"]))]
-    pub instance_match_criteria: String,
-    /// Instance type of the reserved capacity.
-    pub instance_type: String,
-    /// AWS account that owns the reservation.
-    #[serde(rename = "ownerID")]
-    #[schemars(regex(pattern = "^[0-9]{12}$"))]
-    pub owner_id: String,
-    /// Type of the reservation: default or capacity-block.
-    #[serde(default = "default_reservation")]
-    #[schemars(extend("enum" = ["default", "capacity-block"]))]
-    pub reservation_type: String,
-    /// Whether the owner can interrupt instances in the reservation.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub interruptible: Option<bool>,
-    /// State of the reservation: active or expiring.
-    #[serde(default = "active")]
-    #[schemars(extend("enum" = ["active", "expiring"]))]
-    pub state: String,
-}
-
-/// A selected image.
-#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Eq, Serialize)]
-pub struct AmiStatus {
-    /// Image ID.
-    pub id: String,
-    /// Image name.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub name: Option<String>,
-    /// Whether the image is deprecated.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub deprecated: Option<bool>,
-    /// Requirements on the instance types that the image supports.
-    pub requirements: Vec<AmiRequirement>,
-}
-
-/// A requirement on the labels of an instance type.
-#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Eq, Serialize)]
-pub struct AmiRequirement {
-    /// Label key.
-    pub key: String,
-    /// In, NotIn, Exists, DoesNotExist, Gt or Lt.
-    pub operator: String,
-    /// Values of the operator.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
-    pub values: Vec<String>,
-}
-
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes the field by reference")]
 fn is_false(value: &bool) -> bool {
     !value
@@ -492,10 +284,4 @@ fn one_hop() -> Option<i64> {
 #[expect(clippy::unnecessary_wraps, reason = "serde requires a value of the field's type")]
 fn required() -> Option<String> {
     Some("required".into())
-}
-fn default_reservation() -> String {
-    "default".into()
-}
-fn active() -> String {
-    "active".into()
 }

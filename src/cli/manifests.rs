@@ -1,55 +1,27 @@
 //! Reads the input of `stowage simulate` from a scenario file or from manifests.
 
+mod error;
+mod scenario;
+mod workload;
+
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
-use std::fs::File;
-use std::io::BufReader;
 use std::path::{Path, PathBuf};
 
 use k8s_openapi::api::apps::v1::DaemonSet;
-use k8s_openapi::api::core::v1::{
-    Node, PersistentVolume, PersistentVolumeClaim, PersistentVolumeClaimVolumeSource, Pod, Service, Volume as PodVolume,
-};
+use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod, Service};
 use k8s_openapi::api::storage::v1::{CSINode, StorageClass as ApiStorageClass};
-use serde::de::{DeserializeOwned, DeserializeSeed, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::{Value, json};
 
 use crate::api::{Ec2NodeClass, NodePool};
+use crate::cli::manifests::error::{named, typed};
+use crate::cli::manifests::scenario::Part;
+use crate::cli::manifests::workload::{Workload, is_held_back};
 use crate::planner::input::default_spread::{DefaultSpread, Services};
 use crate::planner::input::intern::Interner;
 use crate::planner::input::pod::{Daemon, Labels, PodEntry};
 use crate::planner::input::volumes::objects::{Claim, StorageClass, Volume, Volumes, attach_limits};
 
-/// Invalid input; the message names the file, the object and the field.
-#[derive(Debug, thiserror::Error)]
-pub enum InputError {
-    /// A file cannot be read.
-    #[error("{}: {error}", .file.display())]
-    Read {
-        /// File.
-        file: PathBuf,
-        /// Cause.
-        error: std::io::Error,
-    },
-    /// The text is neither JSON nor YAML, or has an unexpected shape.
-    #[error("{}: {problem}", .file.display())]
-    Syntax {
-        /// File.
-        file: PathBuf,
-        /// The error and its position.
-        problem: String,
-    },
-    /// A field of an object is invalid.
-    #[error("{}: {object}: {problem}", .file.display())]
-    Object {
-        /// File.
-        file: PathBuf,
-        /// Kind and name.
-        object: String,
-        /// Field and error.
-        problem: String,
-    },
-}
+pub use crate::cli::manifests::error::InputError;
 
 /// Everything read so far; pods are interned as they are read.
 #[derive(Debug, Default)]
@@ -98,16 +70,13 @@ impl Input {
     /// # Errors
     /// See [`InputError`].
     pub fn read_scenario(&mut self, file: &Path) -> Result<(), InputError> {
-        let open = File::open(file).map_err(|error| InputError::Read { file: file.into(), error })?;
-        let mut stopped = None;
-        let mut reader = serde_json::Deserializer::from_reader(BufReader::with_capacity(1 << 18, open));
-        let sections = Sections { input: self, file, stopped: &mut stopped };
-        let read = sections.deserialize(&mut reader).and_then(|()| reader.end());
-        match (stopped, read) {
-            (Some(error), _) => Err(error),
-            (None, Ok(())) => Ok(()),
-            (None, Err(error)) => Err(InputError::Syntax { file: file.into(), problem: error.to_string() }),
-        }
+        scenario::read(file, &mut |part| match part {
+            Part::Object(object) => self.object(file, object),
+            Part::Unknown(section) => {
+                self.skip(&section);
+                Ok(())
+            }
+        })
     }
 
     /// Reads manifests (YAML or JSON, several documents per file, lists) from a file or from all such files of a directory.
@@ -208,11 +177,9 @@ impl Input {
 
     /// Adds a PersistentVolumeClaim. A claim that names its volume counts as bound.
     fn claim(&mut self, object: &PersistentVolumeClaim) {
-        let namespace = object.metadata.namespace.as_deref().unwrap_or("default");
-        let key = format!("{namespace}/{}", object.metadata.name.as_deref().unwrap_or_default());
         let mut claim = Claim::new(object);
         claim.bound = claim.volume.is_some();
-        self.volumes.claims.insert(key, claim);
+        self.volumes.claims.insert(claim_key(object), claim);
     }
 
     /// The PersistentVolumeClaims of a pod's ephemeral volumes.
@@ -281,80 +248,17 @@ impl Input {
         Ok(())
     }
 
-    /// The pods that a workload controller would create.
+    /// The pods that a workload controller would create. A claim of a file takes precedence over one of a volumeClaimTemplate.
     fn workload(&mut self, file: &Path, kind: &str, object: &Value) -> Result<(), InputError> {
-        let name = named(object);
-        let label = format!("{kind} {name}");
-        let spec = if kind == "CronJob" { "/spec/jobTemplate/spec" } else { "/spec" };
-        let count = |field: &str, default: i64| -> Result<i64, InputError> {
-            match object.pointer(&format!("{spec}/{field}")) {
-                None | Some(Value::Null) => Ok(default),
-                Some(value) => {
-                    value.as_i64().filter(|n| (0..=1_000_000).contains(n)).ok_or_else(|| InputError::Object {
-                        file: file.into(),
-                        object: label.clone(),
-                        problem: format!("{}.{field}: {value} is not a count", &spec[1..].replace('/', ".")),
-                    })
-                }
-            }
-        };
-        let replicas = match kind {
-            "Job" | "CronJob" => {
-                let parallel = count("parallelism", 1)?;
-                count("completions", parallel)?.min(parallel)
-            }
-            _ => count("replicas", 1)?,
-        };
-        let template = object.pointer(&format!("{spec}/template")).cloned().unwrap_or_else(|| json!({}));
-        let mut labels = template.pointer("/metadata/labels").cloned().unwrap_or_else(|| json!({}));
-        if kind == "Deployment"
-            && let Some(labels) = labels.as_object_mut()
-        {
-            // The label of the ReplicaSet, which matchLabelKeys commonly names.
-            labels.entry("pod-template-hash").or_insert_with(|| json!("simulated"));
-        }
-        let namespace = object.pointer("/metadata/namespace").cloned().unwrap_or_else(|| json!("default"));
-        let controller = match kind {
-            "Deployment" => "ReplicaSet",
-            "CronJob" => "Job",
-            other => other,
-        };
-        let uid = format!("{kind}/{}/{name}", namespace.as_str().unwrap_or_default());
-        let owner = json!({"apiVersion": "v1", "kind": controller, "name": name, "uid": uid, "controller": true});
-        let metadata = json!({"name": name, "namespace": namespace, "labels": labels, "ownerReferences": [owner]});
-        let pod = json!({"metadata": metadata, "spec": template.get("spec")});
-        let mut pod: Pod = typed_as(file, &label, pod)?;
-        if is_held_back(&pod) {
-            (0..replicas).for_each(|_| self.skip(HELD_BACK));
+        let workload = Workload::new(file, kind, object)?;
+        if workload.held_back {
+            (0..workload.replicas).for_each(|_| self.skip(HELD_BACK));
             return Ok(());
         }
-        let templates = object.pointer("/spec/volumeClaimTemplates").filter(|_| kind == "StatefulSet").cloned();
-        let templates: Vec<PersistentVolumeClaim> =
-            templates.map(|list| typed_as(file, &label, list)).transpose()?.unwrap_or_default();
-        // Pods that mount a volume of a volumeClaimTemplate do not list it in their own volumes.
-        let template_names: Vec<String> = templates.iter().filter_map(|t| t.metadata.name.clone()).collect();
-        let own_volumes = pod.spec.as_ref().and_then(|spec| spec.volumes.clone()).unwrap_or_default();
-        for index in 0..replicas {
-            pod.metadata.name = Some(format!("{name}-{index}"));
-            if let Some(spec) = pod.spec.as_mut().filter(|_| !template_names.is_empty()) {
-                let claim_of = |template: &String| PodVolume {
-                    name: template.clone(),
-                    persistent_volume_claim: Some(PersistentVolumeClaimVolumeSource {
-                        claim_name: format!("{template}-{name}-{index}"),
-                        read_only: None,
-                    }),
-                    ..Default::default()
-                };
-                let own = own_volumes.iter().filter(|volume| !template_names.contains(&volume.name)).cloned();
-                spec.volumes = Some(own.chain(template_names.iter().map(claim_of)).collect());
-            }
-            for template in &templates {
-                let mut claim = template.clone();
-                let of = template.metadata.name.as_deref().unwrap_or_default();
-                claim.metadata.name = Some(format!("{of}-{name}-{index}"));
-                claim.metadata.namespace.clone_from(&pod.metadata.namespace);
-                let key = format!("{}/{of}-{name}-{index}", pod.metadata.namespace.as_deref().unwrap_or("default"));
-                if !self.volumes.claims.contains_key(&key) {
+        for index in 0..workload.replicas {
+            let (pod, claims) = workload.pod(index);
+            for claim in claims {
+                if !self.volumes.claims.contains_key(&claim_key(&claim)) {
                     self.claim(&claim);
                 }
             }
@@ -364,6 +268,11 @@ impl Input {
         }
         Ok(())
     }
+}
+
+fn claim_key(claim: &PersistentVolumeClaim) -> String {
+    let namespace = claim.metadata.namespace.as_deref().unwrap_or("default");
+    format!("{namespace}/{}", claim.metadata.name.as_deref().unwrap_or_default())
 }
 
 fn bad_pod(file: &Path, kind: &str, error: &crate::planner::PodError) -> InputError {
@@ -376,109 +285,3 @@ fn bad_pod(file: &Path, kind: &str, error: &crate::planner::PodError) -> InputEr
 
 /// Pods that are skipped, as reported.
 const HELD_BACK: &str = "Pod, gated or being deleted";
-
-/// Whether kube-scheduler does not schedule the pod: it is gated, or being deleted while unbound.
-fn is_held_back(pod: &Pod) -> bool {
-    let spec = pod.spec.as_ref();
-    let unbound = spec.is_none_or(|spec| spec.node_name.as_ref().is_none_or(String::is_empty));
-    let gated = spec.and_then(|spec| spec.scheduling_gates.as_ref()).is_some_and(|gates| !gates.is_empty());
-    unbound && (gated || pod.metadata.deletion_timestamp.is_some())
-}
-
-fn named(object: &Value) -> String {
-    object.pointer("/metadata/name").and_then(Value::as_str).unwrap_or("without a name").to_owned()
-}
-
-fn typed<T: DeserializeOwned>(file: &Path, kind: &str, object: Value) -> Result<T, InputError> {
-    let name = named(&object);
-    typed_as(file, &format!("{kind} {name}"), object)
-}
-
-fn typed_as<T: DeserializeOwned>(file: &Path, name: &str, object: Value) -> Result<T, InputError> {
-    serde_path_to_error::deserialize(object).map_err(|error| InputError::Object {
-        file: file.into(),
-        object: name.to_owned(),
-        problem: format!("{}: {}", error.path(), error.inner()),
-    })
-}
-
-/// Reads the scenario section by section.
-struct Sections<'i> {
-    input: &'i mut Input,
-    file: &'i Path,
-    stopped: &'i mut Option<InputError>,
-}
-
-impl<'de> DeserializeSeed<'de> for Sections<'_> {
-    type Value = ();
-    fn deserialize<D: serde::Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
-        deserializer.deserialize_map(self)
-    }
-}
-
-impl<'de> Visitor<'de> for Sections<'_> {
-    type Value = ();
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("an object with nodePools, pods, nodes and daemonSets")
-    }
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
-        while let Some(section) = map.next_key::<String>()? {
-            let kind = match section.as_str() {
-                "nodePools" => "NodePool",
-                "pods" => "Pod",
-                "nodes" => "Node",
-                "daemonSets" => "DaemonSet",
-                "nodeClasses" => "EC2NodeClass",
-                "namespaces" => "Namespace",
-                "persistentVolumes" => "PersistentVolume",
-                "persistentVolumeClaims" => "PersistentVolumeClaim",
-                "storageClasses" => "StorageClass",
-                "csiNodes" => "CSINode",
-                _ => {
-                    map.next_value::<IgnoredAny>()?;
-                    self.input.skip(&section);
-                    continue;
-                }
-            };
-            map.next_value_seed(Section { input: self.input, file: self.file, stopped: self.stopped, kind })?;
-        }
-        Ok(())
-    }
-}
-
-/// Reads one list of objects, one object at a time.
-struct Section<'i> {
-    input: &'i mut Input,
-    file: &'i Path,
-    stopped: &'i mut Option<InputError>,
-    kind: &'static str,
-}
-
-impl<'de> DeserializeSeed<'de> for Section<'_> {
-    type Value = ();
-    fn deserialize<D: serde::Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
-        deserializer.deserialize_any(self)
-    }
-}
-
-impl<'de> Visitor<'de> for Section<'_> {
-    type Value = ();
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "a list of {}s", self.kind)
-    }
-    fn visit_unit<E>(self) -> Result<(), E> {
-        Ok(())
-    }
-    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<(), A::Error> {
-        while let Some(mut object) = seq.next_element::<Value>()? {
-            if let Some(fields) = object.as_object_mut() {
-                fields.insert("kind".into(), self.kind.into());
-            }
-            if let Err(error) = self.input.object(self.file, object) {
-                *self.stopped = Some(error);
-                return Err(serde::de::Error::custom("stopped"));
-            }
-        }
-        Ok(())
-    }
-}

@@ -8,6 +8,7 @@ pub mod interruption;
 pub mod labels;
 pub mod offering;
 pub mod pod_class;
+pub mod pod_requests;
 pub mod quantity;
 pub mod requirement;
 pub mod reservation;

@@ -3,7 +3,9 @@
 //!
 //! Nothing sleeps: the client retries by the policy of the production client, and only adds up the time that it would wait.
 
+pub mod request;
 pub mod store;
+mod watch;
 
 use std::collections::BTreeMap;
 use std::future::{Ready, ready};
@@ -30,59 +32,14 @@ use tower::retry::{Policy, RetryLayer};
 use crate::cloud::Cloud;
 use crate::controllers::context::{Context, Settings};
 use crate::decisions::placement::mode::PlacementMode;
-use crate::model::time::UnixMillis;
 use crate::planner::input::settings::Settings as PlanSettings;
 use crate::state::{Cluster, ClusterState};
 use crate::sync::lock;
 use crate::telemetry::controllers::ControllerMetrics;
+use crate::test_support::kubernetes::request::target;
 use crate::test_support::kubernetes::store::{Key, Patch, Refusal, Store};
 
-/// A request that the server received.
-#[derive(Clone, Debug)]
-pub struct Recorded {
-    pub method: Method,
-    pub key: Key,
-    /// `status`, `eviction`, or empty.
-    pub subresource: String,
-    pub query: BTreeMap<String, String>,
-    pub content_type: String,
-    pub body: Value,
-}
-
-impl Recorded {
-    /// Method and path, such as `PATCH nodeclaims/c/status`.
-    pub fn line(&self) -> String {
-        let mut line = format!("{} {}", self.method, self.key);
-        if !self.subresource.is_empty() {
-            line = format!("{line}/{}", self.subresource);
-        }
-        line.trim_end_matches('/').to_owned()
-    }
-
-    /// Whether it writes an object other than an event.
-    pub fn is_write(&self) -> bool {
-        self.method != Method::GET && self.key.resource != "events"
-    }
-}
-
-/// The failure of a request.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Fault {
-    /// The server rejects it.
-    Refused(Refusal),
-    /// Another client writes the object just before; the request is then served as usual.
-    WrittenByAnother,
-    /// Another client deletes the object just before, finalizers notwithstanding.
-    DeletedByAnother,
-    /// It has no effect, and no response ever arrives.
-    NoAnswer,
-    /// It takes effect, and the connection breaks before the response.
-    LostAnswer,
-    /// The process crashes before the request arrives.
-    CrashBefore,
-    /// The process crashes after the request has taken effect and before the response.
-    CrashAfter,
-}
+pub use crate::test_support::kubernetes::request::{Fault, Recorded};
 
 type Matcher = Box<dyn Fn(&Recorded) -> bool + Send>;
 
@@ -251,7 +208,7 @@ impl FakeApi {
     pub fn cluster(&self) -> Arc<Cluster> {
         let mut state = ClusterState::default();
         for (key, object) in lock(&self.inner).store.all() {
-            learn(&mut state, key, object.clone());
+            watch::apply(&mut state, key, object.clone());
         }
         Arc::new(Cluster::new(state))
     }
@@ -379,46 +336,10 @@ impl Inner {
     fn report(&self, key: &Key) {
         let Some(cluster) = &self.watched else { return };
         cluster.update(|state| match self.store.get(key) {
-            Ok(object) => learn(state, key, object),
-            Err(_) => forget(state, key),
+            Ok(object) => watch::apply(state, key, object),
+            Err(_) => watch::remove(state, key),
         });
     }
-}
-
-/// Applies an object to the state, as a watch does.
-fn learn(state: &mut ClusterState, key: &Key, object: Value) {
-    fn parsed<K: DeserializeOwned>(object: Value) -> K {
-        serde_json::from_value(object).unwrap()
-    }
-    let name = key.name.clone();
-    match key.resource.as_str() {
-        "nodeclaims" => state.apply_claim(parsed(object)),
-        "nodes" => state.apply_node(parsed(object)),
-        "pods" => state.apply_pod(&parsed(object), UnixMillis(0)),
-        "nodepools" => drop(state.pools.insert(name, Arc::new(parsed(object)))),
-        "ec2nodeclasses" => drop(state.classes.insert(name, Arc::new(parsed(object)))),
-        _ => {}
-    }
-}
-
-fn forget(state: &mut ClusterState, key: &Key) {
-    match key.resource.as_str() {
-        "nodeclaims" => state.delete_claim(&key.name),
-        "nodes" => state.delete_node(&key.name),
-        "pods" => state.delete_pod(&format!("{}/{}", key.namespace, key.name), UnixMillis(0)),
-        "nodepools" => drop(state.pools.remove(&key.name)),
-        "ec2nodeclasses" => drop(state.classes.remove(&key.name)),
-        _ => {}
-    }
-}
-
-/// The object and the subresource that a path names: `/api/v1/...` or `/apis/GROUP/VERSION/...`.
-fn target(path: &str) -> (Key, String) {
-    let parts: Vec<&str> = path.trim_matches('/').split('/').collect();
-    let rest = if parts[0] == "api" { &parts[2..] } else { &parts[3..] };
-    let (namespace, rest) = if rest[0] == "namespaces" && rest.len() > 2 { (rest[1], &rest[2..]) } else { ("", rest) };
-    let part = |at: usize| rest.get(at).copied().unwrap_or_default();
-    (Key::new(part(0), namespace, part(1)), part(2).to_owned())
 }
 
 fn respond(request: &Recorded, answer: Result<Value, Refusal>) -> Response<Body> {

@@ -5,7 +5,7 @@
 //! (Karpenter rejects the list only when every term is invalid); and a restricted domain is that domain and its subdomains, not
 //! every domain that ends in the same letters.
 
-use crate::api::node_class::ALIAS_FAMILIES;
+use crate::api::node_class::selectors::ALIAS_FAMILIES;
 use crate::model::labels;
 
 /// A rule and the schema node that it is attached to.

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use crate::planner::columns::dims::fits;
 use crate::planner::columns::sets::ColumnSets;
-use crate::planner::groups::group::{Group, HostCounters, HostRules};
+use crate::planner::groups::group::Group;
+use crate::planner::groups::host_rules::{HostCounters, HostRules};
 use crate::planner::groups::selectors::Selectors;
 use crate::planner::input::node::NodeState;
 

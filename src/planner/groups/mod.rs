@@ -2,5 +2,6 @@
 
 pub mod existing;
 pub mod group;
+pub mod host_rules;
 pub mod selectors;
 pub mod topology;

@@ -5,6 +5,7 @@ pub mod default_spread;
 pub mod intern;
 pub mod node;
 pub mod pod;
+pub mod pod_rules;
 pub mod pool;
 pub mod problem;
 pub mod service_spread;

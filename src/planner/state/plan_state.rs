@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use crate::model::pod_class::PodClass;
 use crate::planner::columns::sets::ColumnSets;
 use crate::planner::groups::existing::{ExistingNode, HostState};
-use crate::planner::groups::group::HostRules;
+use crate::planner::groups::host_rules::HostRules;
 use crate::planner::groups::topology::counts::Topology;
 use crate::planner::groups::topology::domains::Assignment;
 use crate::planner::state::budget::Budget;

@@ -4,8 +4,11 @@
 
 mod affinity;
 mod choices;
+mod column_cache;
 mod domains;
+mod free_volumes;
 mod nodes;
+mod offerings;
 mod optimum;
 mod pools;
 mod properties;

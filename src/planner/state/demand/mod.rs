@@ -12,7 +12,8 @@ pub mod pattern;
 
 use crate::planner::columns::bitset::Bits;
 use crate::planner::columns::dims::{dot, float, real};
-use crate::planner::groups::group::{Group, HostRules};
+use crate::planner::groups::group::Group;
+use crate::planner::groups::host_rules::HostRules;
 use crate::planner::state::demand::pattern::Pattern;
 
 /// Columns and topology domains that items may use.

@@ -1,0 +1,65 @@
+//! The column cache between plans.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+
+use crate::model::units::MicroUsd;
+use crate::planner::columns::table::{ColumnCache, TableInputs};
+use crate::test_support::planner::World;
+
+#[test]
+fn the_column_cache_is_reused_and_does_not_change_plans() {
+    let team = json!({"requirements": [{"key": "team", "operator": "Exists"}]});
+    let catalog = crate::test_support::planner::catalog();
+    let with = |pools: &[(&str, Value)], change: &dyn Fn(&mut World)| {
+        let mut world = World::with_pools(pools);
+        for pool in &mut world.problem.pools {
+            pool.catalog = Arc::clone(&catalog);
+        }
+        world.pods("p", 5, &json!({"app": "p"}), "1", "3Gi", &json!({}));
+        change(&mut world);
+        world
+    };
+    let plain = [("default", json!({}))];
+    let pods = |spec: Value| move |world: &mut World| world.pods("q", 2, &json!({"app": "q"}), "1", "1Gi", &spec);
+    let worlds = [
+        with(&plain, &|_| {}),
+        with(&plain, &pods(json!({"requests": {"nvidia.com/gpu": "1"}}))),
+        with(&plain, &|world| world.daemon("1500m", &json!({}))),
+        with(&plain, &|world| world.daemon("500m", &json!({"nodeSelector": {"kubernetes.io/arch": "arm64"}}))),
+        with(&plain, &|world| world.problem.settings.node_penalty = MicroUsd(500_000)),
+        with(&plain, &|world| world.problem.pools[0].catalog = crate::test_support::planner::catalog()),
+        with(&plain, &|world| world.pods("q", 40, &json!({}), "2", "1Gi", &json!({}))),
+        with(&[("default", json!({"taints": [{"key": "t", "effect": "NoSchedule"}]}))], &|_| {}),
+        with(
+            &[("default", json!({"taints": [{"key": "t", "effect": "PreferNoSchedule"}]})), ("other", json!({}))],
+            &|_| {},
+        ),
+        with(&[("default", json!({"labels": {"team": "a"}}))], &pods(json!({"nodeSelector": {"team": "a"}}))),
+        with(&[("default", team.clone())], &pods(json!({"nodeSelector": {"team": "a"}}))),
+        with(&[("default", team)], &pods(json!({"nodeSelector": {"team": "b"}}))),
+        with(
+            &[(
+                "default",
+                json!({"requirements": [{"key": "kubernetes.io/arch", "operator": "In", "values": ["arm64"]}]}),
+            )],
+            &|_| {},
+        ),
+        with(&[("default", json!({})), ("second", json!({}))], &|_| {}),
+    ];
+    let alone: Vec<String> = worlds.iter().map(|world| format!("{:?}", world.plan())).collect();
+    let distinct: BTreeSet<&String> = alone.iter().collect();
+    assert!(distinct.len() > 9, "distinct plans: {}", distinct.len());
+    let cache = ColumnCache::default();
+    let order = (0..worlds.len()).chain((0..worlds.len()).rev()).chain((0..40).map(|at| at * 5 % worlds.len()));
+    for at in order {
+        let problem = &worlds[at].problem;
+        let cached = || cache.column_table(TableInputs::of(problem), |_| panic!("world {at}: its table is not cached"));
+        assert_eq!(format!("{:?}", crate::planner::plan(problem, &cache)), alone[at], "world {at}");
+        let table = cached();
+        assert_eq!(format!("{:?}", crate::planner::plan(problem, &cache)), alone[at], "world {at}, again");
+        assert!(Arc::ptr_eq(&table, &cached()), "world {at}: the second plan made another table");
+    }
+}
