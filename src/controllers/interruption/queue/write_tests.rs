@@ -198,15 +198,15 @@ async fn an_unreadable_queue_is_reported_once_and_its_recovery_once() {
     let world = world();
     world.api.put(&node_class("default", &json!({})));
     let (ctx, mut reader) = (world.context(), Reader::default());
-    let failure = || Err(CloudError::Refused("no".into()));
+    let failure = |text: &str| Err(CloudError::Refused(text.into()));
     let seconds = |wait: Option<Duration>| wait.map(|wait| wait.as_secs());
-    assert_eq!(seconds(reader.process(&ctx, failure()).await), Some(2));
-    assert_eq!(seconds(reader.process(&ctx, failure()).await), Some(4));
+    assert_eq!(seconds(reader.process(&ctx, failure("no")).await), Some(2));
+    assert_eq!(seconds(reader.process(&ctx, failure("still no")).await), Some(4));
     assert_eq!(world.api.events().len(), 1);
     assert!(world.api.events()[0].starts_with("Warning InterruptionQueueUnreadable on EC2NodeClass/default: "));
     assert_eq!(reader.process(&ctx, Ok(vec![])).await, None);
     assert_eq!(reader.process(&ctx, Ok(vec![])).await, None);
     assert_eq!(world.api.events().len(), 2);
     assert!(world.api.events()[1].starts_with("Normal InterruptionQueueReadable on EC2NodeClass/default: "));
-    assert_eq!(seconds(reader.process(&ctx, failure()).await), Some(2), "the backoff starts again");
+    assert_eq!(seconds(reader.process(&ctx, failure("no again")).await), Some(2), "the backoff starts again");
 }
