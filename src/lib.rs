@@ -40,6 +40,8 @@ pub mod parts {
     pub use crate::cloud::catalog::{SpotPricing, embedded};
     pub use crate::controllers::derived_state::DerivedState;
     pub use crate::extender::{Hold, NodeRoom, View, ViewInput};
+    // Not the constants: the compiler reports a constant that no code emits.
+    pub use crate::model::events::{ALL as EVENTS, EventType, InKarpenter, Topic};
     pub use crate::model::resources::Resources;
     pub use crate::model::time::UnixMillis;
     pub use crate::model::units::Millicores;

@@ -12,6 +12,7 @@ use crate::cloud::error::CloudError;
 use crate::cloud::launch::{LaunchError, LaunchRequest, Launched, Override};
 use crate::cloud::message::Message;
 use crate::cloud::node_class::Resolution;
+use crate::cloud::optional_api::OptionalApi;
 use crate::model::drift::Drift;
 use crate::model::instance::Instance;
 use crate::model::instance_health::Unhealthy;
@@ -81,9 +82,9 @@ pub trait NodeClassCloud: Send + Sync {
 /// Reports of the cloud about instances.
 pub trait InstanceEvents: Send + Sync {
     /// Unhealthy instances of the account, including instances of other clusters.
-    fn unhealthy(&self) -> BoxFuture<'_, Result<Vec<Unhealthy>, CloudError>>;
     /// Messages received since the start, by kind, including messages without effect.
     fn messages_received(&self) -> BTreeMap<&'static str, u64>;
+    fn unhealthy(&self) -> BoxFuture<'_, Result<Vec<Unhealthy>, CloudError>>;
 }
 
 /// An instance that has a Node, but not yet the tags that name it.
@@ -115,8 +116,6 @@ pub trait ClusterObserver: Send + Sync {
 pub trait ServiceStatus: Send + Sync {
     /// Names of zones with an active zonal shift: nothing is launched there, and instances there are not touched.
     fn shifted_zones(&self) -> BTreeSet<String>;
-    /// Optional APIs that cannot be read now, by a keyword each: consequence and cause.
-    fn unreadable(&self) -> BTreeMap<&'static str, String>;
-    /// Optional APIs that cannot be written now, by a keyword each: consequence and cause.
-    fn unwritable(&self) -> BTreeMap<&'static str, String>;
+    /// Optional APIs that fail now, with consequence and cause.
+    fn failing_apis(&self) -> BTreeMap<OptionalApi, String>;
 }

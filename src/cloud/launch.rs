@@ -6,6 +6,8 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::Taint;
 
 use crate::api::{Ec2NodeClass, NodeClaim};
+use crate::model::events;
+use crate::model::events::DeclaredEvent;
 use crate::model::instance::Instance;
 use crate::model::offering::{CapacityType, Catalog};
 
@@ -65,10 +67,10 @@ pub enum LaunchError {
         "the account lacks the service-linked role of EC2 spot: run aws iam create-service-linked-role --aws-service-name spot.amazonaws.com"
     )]
     NoSpotRole,
-    /// EC2 refused for a reason that needs an operator; nothing was launched. `reason` is the reason of the `Launched` condition,
-    /// `message` is the text of EC2.
-    #[error("launch refused, {reason}: {message}")]
-    Rejected { reason: &'static str, message: String },
+    /// EC2 refused for a reason that needs an operator; nothing was launched. The reason of `event` is the reason of the `Launched`
+    /// condition, too; `message` is the text of EC2.
+    #[error("launch refused, {event}: {message}")]
+    Rejected { event: &'static DeclaredEvent, message: String },
     #[error("node class {name} is not ready: {reason}")]
     NodeClassNotReady { name: String, reason: String },
     /// Any other error. An instance may have been launched: retry with the same token. `reason` is the reason of the `Launched`
@@ -80,7 +82,7 @@ pub enum LaunchError {
 impl LaunchError {
     /// A failure without a more specific reason than `LaunchFailed`.
     pub fn other(message: impl Into<String>) -> Self {
-        Self::Other { reason: "LaunchFailed", message: message.into() }
+        Self::Other { reason: events::LAUNCH_FAILED.reason(), message: message.into() }
     }
 }
 

@@ -11,6 +11,7 @@ pub mod launch;
 pub mod launch_group;
 pub mod message;
 pub mod node_class;
+pub mod optional_api;
 pub mod simulated;
 
 pub use crate::cloud::error::{CloudError, without_encoded_details};
@@ -21,6 +22,7 @@ pub use crate::cloud::interface::{
 pub use crate::cloud::launch::{LaunchDetails, LaunchError, LaunchRequest, Launched, Override};
 pub use crate::cloud::message::{Message, MessageKind};
 pub use crate::cloud::node_class::{Resolution, Verdict};
+pub use crate::cloud::optional_api::OptionalApi;
 pub use crate::model::drift::Drift;
 pub use crate::model::instance::{Instance, InstanceState};
 pub use crate::model::reservation::ReservedIn;

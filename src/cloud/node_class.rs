@@ -4,14 +4,17 @@ use std::time::Duration;
 
 use crate::api::Ec2NodeClassStatus;
 use crate::api::conditions::EC2_NODE_CLASS_DEPENDENTS;
+use crate::model::events::DeclaredEvent;
 
-/// The evaluation of one condition of a node class. The pairs are reason and message of the condition.
+/// The evaluation of one condition of a node class.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
     True,
-    False(&'static str, String),
-    /// True, but without something that the class requests. An event reports reason and message.
-    Degraded(&'static str, String),
+    /// The event that reports it, whose reason is the condition's reason; and the message.
+    False(&'static DeclaredEvent, String),
+    /// True, but without something that the class requests. Only the event has the message.
+    Degraded(&'static DeclaredEvent, String),
+    /// Reason and message of the condition.
     Unknown(&'static str, String),
     /// An API call failed, so that the condition keeps its previous status. The message names the failure.
     Unjudged(String),

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::api::{Patch, PatchParams};
-use kube::runtime::events::{Event, EventType, Recorder, Reporter};
+use kube::runtime::events as kube_events;
+use kube::runtime::events::{Event, Recorder, Reporter};
 use kube::{Api, Client, Resource, ResourceExt};
 use serde_json::Value;
 use tokio::sync::Notify;
@@ -17,6 +18,7 @@ use crate::cloud::Cloud;
 use crate::controllers::derived_state::DerivedState;
 use crate::decisions::demand::may_launch;
 use crate::decisions::placement::mode::PlacementMode;
+use crate::model::events::{EventSpec, EventType};
 use crate::model::time::UnixMillis;
 use crate::planner::input::settings::Settings as PlanSettings;
 use crate::state::Cluster;
@@ -51,24 +53,6 @@ pub struct Context {
     recorder: Recorder,
     /// When an event was last emitted, by UID of its object, reason and note.
     emitted: Mutex<HashMap<(String, String, String), UnixMillis>>,
-}
-
-/// An event.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct EventSpec<'a> {
-    pub warning: bool,
-    pub reason: &'a str,
-    pub note: &'a str,
-}
-
-impl<'a> EventSpec<'a> {
-    pub fn normal(reason: &'a str, note: &'a str) -> Self {
-        Self { warning: false, reason, note }
-    }
-
-    pub fn warning(reason: &'a str, note: &'a str) -> Self {
-        Self { warning: true, reason, note }
-    }
 }
 
 /// Equal events about one object are emitted at most once in this period.
@@ -108,7 +92,8 @@ impl Context {
 
     /// Emits an event about an object, unless an equal one was emitted in the last two minutes. A failure is only logged.
     pub async fn emit(&self, about: ObjectReference, event: EventSpec<'_>) {
-        let EventSpec { warning, reason, note } = event;
+        let (declared, note) = (event.declared(), event.note());
+        let reason = declared.reason();
         let key = (about.uid.clone().unwrap_or_default(), reason.to_owned(), note.to_owned());
         {
             let mut emitted = lock(&self.emitted);
@@ -122,7 +107,10 @@ impl Context {
             emitted.insert(key, now);
         }
         let event = Event {
-            type_: if warning { EventType::Warning } else { EventType::Normal },
+            type_: match declared.event_type() {
+                EventType::Warning => kube_events::EventType::Warning,
+                EventType::Normal => kube_events::EventType::Normal,
+            },
             reason: reason.to_owned(),
             note: Some(note.chars().take(EVENT_NOTE_CHARS).collect()),
             action: reason.to_owned(),

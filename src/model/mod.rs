@@ -2,6 +2,7 @@
 
 pub mod annotations;
 pub mod drift;
+pub mod events;
 pub mod instance;
 pub mod instance_health;
 pub mod interruption;

@@ -10,7 +10,7 @@ use futures::{FutureExt, StreamExt};
 use crate::api::{Ec2NodeClass, NodeClaim, NodePool};
 use crate::cloud::{
     Capabilities, Cloud, CloudError, Drift, Instance, InstanceTagging, LaunchError, LaunchRequest, Launched, Message,
-    NodeClassCloud, Override, Resolution, ServiceStatus, Untagged,
+    NodeClassCloud, OptionalApi, Override, Resolution, ServiceStatus, Untagged,
 };
 use crate::model::offering::Catalog;
 use crate::sync::lock;
@@ -30,7 +30,7 @@ pub struct FakeCloud {
     /// Messages of the queue, by read.
     pub messages: Mutex<VecDeque<Vec<Message>>>,
     pub shifted_zones: BTreeSet<String>,
-    pub unreadable: BTreeMap<&'static str, String>,
+    pub failing_apis: BTreeMap<OptionalApi, String>,
     /// Failure of every mutating call except launches.
     pub failure: Option<CloudError>,
     /// See [`Self::calls`].
@@ -157,11 +157,7 @@ impl ServiceStatus for FakeCloud {
         self.shifted_zones.clone()
     }
 
-    fn unreadable(&self) -> BTreeMap<&'static str, String> {
-        self.unreadable.clone()
-    }
-
-    fn unwritable(&self) -> BTreeMap<&'static str, String> {
-        BTreeMap::new()
+    fn failing_apis(&self) -> BTreeMap<OptionalApi, String> {
+        self.failing_apis.clone()
     }
 }

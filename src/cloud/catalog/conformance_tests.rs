@@ -165,7 +165,7 @@ fn c05_pods_per_core_limits_pods_where_the_family_supports_it() {
     }
     let class = json!({"amiFamily": "Bottlerocket", "kubelet": {"podsPerCore": 2}});
     let refused = kubelet_validation::validate(&serde_json::from_value(class).unwrap(), Gate::Off).unwrap_err();
-    assert_eq!(refused.reason(), "UnsupportedKubeletConfiguration");
+    assert_eq!(refused.event().reason(), "UnsupportedKubeletConfiguration");
 }
 
 #[test]

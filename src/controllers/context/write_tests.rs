@@ -4,6 +4,7 @@ use k8s_openapi::api::core::v1::Node;
 use serde_json::json;
 
 use super::*;
+use crate::model::events;
 use crate::test_support::cloud::FakeCloud;
 use crate::test_support::failures::{World, outcome, transcript};
 use crate::test_support::kubernetes::store::Refusal;
@@ -125,19 +126,19 @@ async fn an_event_is_written_once_for_equal_texts() {
     let ctx = world.context();
     let about: Arc<Node> = ctx.cluster.read().nodes["x"].clone();
     for note in ["first", "first", "second"] {
-        ctx.emit(reference(&*about), EventSpec::warning("Reason", note)).await;
+        ctx.emit(reference(&*about), events::FAILED_DRAINING.note(note)).await;
     }
     let long = "ä".repeat(2_000);
-    ctx.emit(reference(&*about), EventSpec::normal("Long", &long)).await;
+    ctx.emit(reference(&*about), events::LAUNCHED.note(&long)).await;
     let events = world.api.events();
-    assert_eq!(events[0], "Warning Reason on Node/x: first");
-    assert!(events[1].starts_with("Normal Long on Node/x: ää"));
+    assert_eq!(events[0], "Warning FailedDraining on Node/x: first");
+    assert!(events[1].starts_with("Normal Launched on Node/x: ää"));
     assert_eq!(
         events.len(),
         2,
         "DEFECT: the client library counts \"second\" as a repetition of \"first\" and drops its text"
     );
-    assert_eq!(events[1].chars().count(), "Normal Long on Node/x: ".len() + EVENT_NOTE_CHARS);
+    assert_eq!(events[1].chars().count(), "Normal Launched on Node/x: ".len() + EVENT_NOTE_CHARS);
 }
 
 /// DEFECT: a refused event counts as written, so that an equal event is dropped for two minutes.
@@ -149,9 +150,9 @@ async fn an_event_that_the_server_refuses_is_dropped() {
         let ctx = world.context();
         let about: Arc<Node> = ctx.cluster.read().nodes["x"].clone();
         world.api.inject(fault, usize::MAX, |request| request.key.resource == "events");
-        ctx.emit(reference(&*about), EventSpec::warning("Reason", "note")).await;
+        ctx.emit(reference(&*about), events::FAILED_DRAINING.note("note")).await;
         world.api.reset();
-        ctx.emit(reference(&*about), EventSpec::warning("Reason", "note")).await;
+        ctx.emit(reference(&*about), events::FAILED_DRAINING.note("note")).await;
         assert_eq!(world.api.events(), Vec::<String>::new());
     }
 }
@@ -162,7 +163,7 @@ async fn an_event_waits_as_long_as_the_server_asks() {
     let ctx = world.context();
     let about: Arc<Node> = ctx.cluster.read().nodes["x"].clone();
     world.api.inject(Fault::Refused(Refusal::too_many_requests(3)), 1, |_| true);
-    ctx.emit(reference(&*about), EventSpec::warning("Reason", "note")).await;
+    ctx.emit(reference(&*about), events::FAILED_DRAINING.note("note")).await;
     assert_eq!((world.api.waited() + Duration::from_millis(500)).as_secs(), 3);
     assert_eq!(world.api.events().len(), 2, "sent twice");
     assert!(world.api.stored("nodes/x").is_some());
@@ -185,7 +186,7 @@ async fn every_node_class_gets_the_event() {
     api.put(&node_class("a", &json!({})));
     api.put(&node_class("b", &json!({})));
     let ctx = api.context(Arc::new(FakeCloud::default()), PlacementMode::Nominate);
-    ctx.emit_for_classes(EventSpec::normal("PricesReadable", "again")).await;
+    ctx.emit_for_classes(events::SPOT_PRICES_READABLE.note("again")).await;
     let events = api.events();
-    assert_eq!(events, ["a", "b"].map(|name| format!("Normal PricesReadable on EC2NodeClass/{name}: again")));
+    assert_eq!(events, ["a", "b"].map(|name| format!("Normal SpotPricesReadable on EC2NodeClass/{name}: again")));
 }

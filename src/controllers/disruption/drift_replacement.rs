@@ -1,9 +1,10 @@
 //! Chooses the drifted nodes to replace: simulates the removal of those with pods.
 
 use crate::clock;
-use crate::controllers::context::{Context, EventSpec};
+use crate::controllers::context::Context;
 use crate::controllers::disruption::simulate::simulate;
 use crate::decisions::disruption::drift_replacement::{DriftAttempt, DriftReplacement};
+use crate::model::events;
 use crate::state::instance_types::{InstanceTypes, ReadyPool};
 
 /// Claims whose nodes are to be replaced now, within the budgets of their pools.
@@ -44,6 +45,6 @@ async fn emit_blocked(ctx: &Context, claim: &str, why: &str) {
     let claim = ctx.cluster.read().claims.get(claim).cloned();
     if let Some(claim) = claim {
         let note = format!("drifted, but can't be replaced now: {why}");
-        ctx.emit_for_claim(&claim, EventSpec::normal("DisruptionBlocked", &note)).await;
+        ctx.emit_for_claim(&claim, events::DISRUPTION_BLOCKED.note(&note)).await;
     }
 }

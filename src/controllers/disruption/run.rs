@@ -11,7 +11,7 @@ use kube::ResourceExt;
 
 use crate::api::NodeClaim;
 use crate::clock;
-use crate::controllers::context::{Context, EventSpec};
+use crate::controllers::context::Context;
 use crate::controllers::deletion::delete_claim;
 use crate::controllers::disruption::mark::{mark, unmark};
 use crate::controllers::disruption::taint::taint;
@@ -22,6 +22,7 @@ use crate::decisions::disruption::emptiness::{self, EmptyNodeStep};
 use crate::decisions::disruption::mark::DisruptionMark;
 use crate::decisions::disruption::marked::MarkedNodes;
 use crate::decisions::disruption::reason::DisruptionReason;
+use crate::model::events;
 use crate::model::time::UnixMillis;
 use crate::state::instance_types::{InstanceTypes, ReadyPool};
 
@@ -129,7 +130,7 @@ async fn start(ctx: &Context, name: String, reason: DisruptionReason) {
     let Some(claim) = claim else { return };
     tracing::info!(claim = name, reason = reason.as_str(), "disruption started");
     let note = format!("disrupting node: {}", reason.as_str());
-    ctx.emit_for_claim(&claim, EventSpec::normal("DisruptionTerminating", &note)).await;
+    ctx.emit_for_claim(&claim, events::DISRUPTION_TERMINATING.note(&note)).await;
     if let Err(error) = mark(ctx, &claim, DisruptionMark { reason, deadline: None }).await {
         tracing::warn!(claim = name, %error, "failed to mark node claim for disruption, retrying");
     }

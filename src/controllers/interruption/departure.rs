@@ -7,16 +7,14 @@ use kube::ResourceExt;
 
 use crate::api::NodeClaim;
 use crate::clock;
-use crate::controllers::context::{Context, EventSpec};
+use crate::controllers::context::Context;
 use crate::controllers::deletion::delete_claim;
 use crate::controllers::run_loop::{Pace, RunLoop};
 use crate::decisions::disruption::departure;
 use crate::decisions::disruption::mark::DisruptionMark;
+use crate::model::events;
 
 const PACE: Pace = Pace { debounce: Duration::from_millis(50), resync: Duration::from_millis(500) };
-
-/// Reason of the event on a claim that is deleted because of its instance.
-pub const TERMINATING: &str = "TerminatingOnInterruption";
 
 /// Runs until the process ends.
 pub async fn run(ctx: Arc<Context>) {
@@ -49,6 +47,6 @@ async fn depart(ctx: &Context, claim: &NodeClaim, mark: DisruptionMark) {
     // Voluntary disruption has no deadline, and an event of its own.
     if mark.deadline.is_some() {
         let note = "replacement is ready or the deadline has passed; terminating";
-        ctx.emit_for_claim_and_node(claim, EventSpec::warning(TERMINATING, note)).await;
+        ctx.emit_for_claim_and_node(claim, events::TERMINATING_ON_INTERRUPTION.note(note)).await;
     }
 }

@@ -9,11 +9,12 @@ use futures::stream::{self, StreamExt};
 use kube::ResourceExt;
 
 use crate::cloud::{CloudError, InstanceEvents, Message, MessageKind};
-use crate::controllers::context::{Context, EventSpec};
+use crate::controllers::context::Context;
 use crate::controllers::deletion::delete_claim;
 use crate::controllers::disruption::mark::mark;
-use crate::controllers::interruption::departure::TERMINATING;
 use crate::decisions::interruption::response::{InterruptionAction, action, claim_of, kind_label};
+use crate::model::events;
+use crate::model::events::EventSpec;
 
 /// First and longest wait after a failed read of the queue; the wait doubles.
 const RETRY: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(10));
@@ -49,7 +50,7 @@ impl Reader {
                 if self.failures == 0 {
                     tracing::warn!(%error, "failed to read interruption queue, retrying");
                     let note = format!("instance interruptions go unnoticed, the queue could not be read: {error}");
-                    emit_about_queue(ctx, EventSpec::warning("InterruptionQueueUnreadable", &note)).await;
+                    emit_about_queue(ctx, events::INTERRUPTION_QUEUE_UNREADABLE.note(&note)).await;
                 }
                 let wait = retry_after(self.failures);
                 self.failures += 1;
@@ -75,7 +76,7 @@ impl Reader {
             self.failures = 0;
             tracing::info!("interruption queue is readable again");
             let note = "the interruption queue is readable again";
-            emit_about_queue(ctx, EventSpec::normal("InterruptionQueueReadable", note)).await;
+            emit_about_queue(ctx, events::INTERRUPTION_QUEUE_READABLE.note(note)).await;
         }
         None
     }
@@ -84,7 +85,7 @@ impl Reader {
 /// Emits an event about every node class, but does not delay the queue when the API server takes no event.
 async fn emit_about_queue(ctx: &Context, event: EventSpec<'_>) {
     if tokio::time::timeout(RETRY.1, ctx.emit_for_classes(event)).await.is_err() {
-        tracing::warn!(reason = event.reason, "emitting an event about node classes timed out");
+        tracing::warn!(reason = event.declared().reason(), "emitting an event about node classes timed out");
     }
 }
 
@@ -133,21 +134,18 @@ fn increments(counted: &mut BTreeMap<&'static str, u64>, now: BTreeMap<&'static 
 fn event_of(kind: MessageKind) -> EventSpec<'static> {
     match kind {
         MessageKind::SpotInterruption => {
-            EventSpec::warning("SpotInterrupted", "Spot interruption warning: instance will be reclaimed in 2 minutes")
+            events::SPOT_INTERRUPTED.note("Spot interruption warning: instance will be reclaimed in 2 minutes")
         }
-        MessageKind::RebalanceRecommendation => EventSpec::normal(
-            "SpotRebalanceRecommendation",
-            "elevated risk of spot interruption (rebalance recommendation)",
-        ),
-        MessageKind::CapacityReservationInterruption => EventSpec::warning(
-            "CapacityReservationInstanceInterrupted",
-            "the owner of the capacity reservation reclaims the instance in 2 minutes",
-        ),
+        MessageKind::RebalanceRecommendation => {
+            events::SPOT_REBALANCE_RECOMMENDATION.note("elevated risk of spot interruption (rebalance recommendation)")
+        }
+        MessageKind::CapacityReservationInterruption => events::CAPACITY_RESERVATION_INSTANCE_INTERRUPTED
+            .note("the owner of the capacity reservation reclaims the instance in 2 minutes"),
         MessageKind::ScheduledChange => {
-            EventSpec::warning("InstanceUnhealthy", "AWS Health has scheduled a change of the instance")
+            events::INSTANCE_UNHEALTHY.note("AWS Health has scheduled a change of the instance")
         }
-        MessageKind::Stopped => EventSpec::warning("InstanceStopping", "instance is stopping"),
-        MessageKind::StateChange => EventSpec::warning("InstanceTerminating", "instance is shutting down"),
+        MessageKind::Stopped => events::INSTANCE_STOPPING.note("instance is stopping"),
+        MessageKind::StateChange => events::INSTANCE_TERMINATING.note("instance is shutting down"),
     }
 }
 
@@ -165,7 +163,7 @@ async fn respond(ctx: &Context, message: &Message) -> Result<(), kube::Error> {
     }
     ctx.emit_for_claim_and_node(&claim, event_of(message.kind)).await;
     if let InterruptionAction::Delete(_) = action {
-        let event = EventSpec::warning(TERMINATING, "instance is shutting down or terminated");
+        let event = events::TERMINATING_ON_INTERRUPTION.note("instance is shutting down or terminated");
         ctx.emit_for_claim_and_node(&claim, event).await;
     }
     Ok(())
@@ -177,6 +175,7 @@ mod write_tests;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::events::EventType;
     use crate::model::time::UnixMillis;
 
     fn message(instance: &str, receipt: &str) -> Message {
@@ -232,16 +231,20 @@ mod tests {
 
     #[test]
     fn every_kind_of_message_has_karpenters_event_reason() {
-        for (kind, warning, reason) in [
-            (MessageKind::SpotInterruption, true, "SpotInterrupted"),
-            (MessageKind::RebalanceRecommendation, false, "SpotRebalanceRecommendation"),
-            (MessageKind::CapacityReservationInterruption, true, "CapacityReservationInstanceInterrupted"),
-            (MessageKind::ScheduledChange, true, "InstanceUnhealthy"),
-            (MessageKind::Stopped, true, "InstanceStopping"),
-            (MessageKind::StateChange, true, "InstanceTerminating"),
+        for (kind, event_type, reason) in [
+            (MessageKind::SpotInterruption, EventType::Warning, "SpotInterrupted"),
+            (MessageKind::RebalanceRecommendation, EventType::Normal, "SpotRebalanceRecommendation"),
+            (
+                MessageKind::CapacityReservationInterruption,
+                EventType::Warning,
+                "CapacityReservationInstanceInterrupted",
+            ),
+            (MessageKind::ScheduledChange, EventType::Warning, "InstanceUnhealthy"),
+            (MessageKind::Stopped, EventType::Warning, "InstanceStopping"),
+            (MessageKind::StateChange, EventType::Warning, "InstanceTerminating"),
         ] {
-            let event = event_of(kind);
-            assert_eq!((event.warning, event.reason), (warning, reason));
+            let event = event_of(kind).declared();
+            assert_eq!((event.event_type(), event.reason()), (event_type, reason));
         }
     }
 }

@@ -9,11 +9,11 @@ use serde_json::json;
 use crate::api::NodeClaim;
 use crate::clock;
 use crate::cloud::CloudError;
-use crate::controllers::context::{Context, EventSpec, ignore_not_found};
+use crate::controllers::context::{Context, ignore_not_found};
 use crate::controllers::deletion::delete_claim;
 use crate::controllers::disruption::mark::mark;
-use crate::controllers::interruption::departure::TERMINATING;
 use crate::decisions::interruption::health_response::{HealthAction, action, reason, with_claims};
+use crate::model::events;
 use crate::model::instance_health::{Unhealthy, UnhealthyTracker};
 use crate::model::labels;
 
@@ -56,7 +56,7 @@ async fn handle(ctx: &Context, tracker: &mut UnhealthyTracker, found: &[Unhealth
 async fn act(ctx: &Context, claim: &NodeClaim, unhealthy: &Unhealthy, action: HealthAction) -> Result<(), kube::Error> {
     let reason = reason(unhealthy);
     let note = format!("{} reported for instance {}", reason.as_str(), unhealthy.instance_id);
-    ctx.emit_for_claim_and_node(claim, EventSpec::warning("InstanceUnhealthy", &note)).await;
+    ctx.emit_for_claim_and_node(claim, events::INSTANCE_UNHEALTHY.note(&note)).await;
     match action {
         HealthAction::Mark(new) => mark(ctx, claim, new).await,
         HealthAction::Terminate { expire, delete } => {
@@ -67,7 +67,7 @@ async fn act(ctx: &Context, claim: &NodeClaim, unhealthy: &Unhealthy, action: He
             }
             if delete {
                 delete_claim(ctx, claim, reason).await?;
-                ctx.emit_for_claim(claim, EventSpec::warning(TERMINATING, &note)).await;
+                ctx.emit_for_claim(claim, events::TERMINATING_ON_INTERRUPTION.note(&note)).await;
             }
             Ok(())
         }
@@ -84,7 +84,7 @@ async fn report_denied(ctx: &Context, error: &CloudError) {
         "instances whose status checks fail are not replaced: allow ec2:DescribeInstanceStatus in the controller's policy and \
          restart it ({error})"
     );
-    ctx.emit_for_classes(EventSpec::warning("StatusChecksRefused", &note)).await;
+    ctx.emit_for_classes(events::STATUS_CHECKS_REFUSED.note(&note)).await;
 }
 
 #[cfg(test)]

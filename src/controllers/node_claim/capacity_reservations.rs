@@ -8,10 +8,11 @@ use kube::ResourceExt;
 use serde_json::{Value, json};
 
 use crate::api::NodeClaim;
-use crate::controllers::context::{Context, EventSpec, ignore_not_found};
+use crate::controllers::context::{Context, ignore_not_found};
 use crate::controllers::deletion::delete_claim_or_log;
 use crate::decisions::disruption::reason::DisruptionReason;
 use crate::decisions::lifecycle::capacity_reservations::{Demotions, demoted, expiring, has_reserved};
+use crate::model::events;
 use crate::model::labels;
 use crate::model::offering::CapacityType;
 use crate::model::reservation::RESERVATION_LABELS;
@@ -54,7 +55,7 @@ pub async fn run(ctx: Arc<Context>) {
 async fn delete_expiring(ctx: &Context, claim: &NodeClaim) {
     tracing::info!(claim = claim.name_any(), "deleting node claim in expiring capacity block");
     let note = "the capacity block is about to end; its pods are moved";
-    ctx.emit_for_claim(claim, EventSpec::warning("CapacityBlockExpiring", note)).await;
+    ctx.emit_for_claim(claim, events::CAPACITY_BLOCK_EXPIRING.note(note)).await;
     delete_claim_or_log(ctx, claim, DisruptionReason::CapacityBlockExpiring).await;
 }
 

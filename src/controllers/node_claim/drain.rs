@@ -10,10 +10,11 @@ use kube::{Api, ResourceExt};
 
 use crate::api::NodeClaim;
 use crate::clock;
-use crate::controllers::context::{Context, EventSpec, is_conflict, is_not_found, pod_reference, reference};
+use crate::controllers::context::{Context, is_conflict, is_not_found, pod_reference, reference};
 use crate::controllers::disruption::taint::taint;
 use crate::decisions::pod_ref::PodRef;
 use crate::decisions::termination::drain_order::DrainPass;
+use crate::model::events;
 use crate::model::time::UnixMillis;
 
 /// Concurrent evictions for one node.
@@ -61,7 +62,7 @@ async fn evict(ctx: &Context, node: &Node, pods: Vec<PodRef>) -> bool {
             Ok(_) => {
                 ctx.metrics.evictions.with_label_values(&["ok"]).inc();
                 let note = format!("node {name} is being drained");
-                ctx.emit(pod_reference(&pod.namespace, &pod.name, &pod.uid), EventSpec::normal("Evicted", &note)).await;
+                ctx.emit(pod_reference(&pod.namespace, &pod.name, &pod.uid), events::EVICTED.note(&note)).await;
             }
             Err(error) if is_not_found(&error) || is_conflict(&error) => {}
             Err(kube::Error::Api(status)) if is_refused_by_budget(&status) => {
@@ -77,7 +78,7 @@ async fn evict(ctx: &Context, node: &Node, pods: Vec<PodRef>) -> bool {
     }
     if blocked > 0 {
         let note = format!("{blocked} pods can't be evicted now without breaking their PodDisruptionBudget");
-        ctx.emit(reference(node), EventSpec::warning("FailedDraining", &note)).await;
+        ctx.emit(reference(node), events::FAILED_DRAINING.note(&note)).await;
     }
     blocked > 0 || failed
 }

@@ -13,7 +13,7 @@ use crate::api::conditions::{DRIFTED, Status};
 use crate::clock;
 use crate::cloud::{Drift, NodeClassCloud};
 use crate::controllers::condition_writer::ConditionWriter;
-use crate::controllers::context::{Context, EventSpec, is_conflict, is_not_found};
+use crate::controllers::context::{Context, is_conflict, is_not_found};
 use crate::controllers::run_loop::{Pace, RunLoop};
 use crate::decisions::lifecycle::drift::{DesiredState, DriftCheck, check, comparable, live_claims};
 use crate::model::time::UnixMillis;
@@ -28,7 +28,7 @@ fn conditions_with(claim: &NodeClaim, drift: Option<&Drift>, now: UnixMillis) ->
     }
     let mut writer = ConditionWriter::for_claim(claim, now);
     match drift {
-        Some(drift) => writer.edit().set(DRIFTED, Status::True, drift.reason, &drift.message),
+        Some(drift) => writer.edit().set(DRIFTED, Status::True, drift.event.reason(), &drift.message),
         None => writer.edit().clear(DRIFTED),
     };
     writer.changed()
@@ -86,8 +86,13 @@ async fn write(ctx: &Context, claim: &NodeClaim, drift: Option<&Drift>) -> Resul
     ctx.patch_claim_status_at(claim, &json!({ "conditions": list })).await?;
     match drift {
         Some(drift) if new => {
-            tracing::info!(claim = claim.name_any(), reason = drift.reason, why = drift.message, "drift detected");
-            ctx.emit_for_claim(claim, EventSpec::normal(drift.reason, &drift.message)).await;
+            tracing::info!(
+                claim = claim.name_any(),
+                reason = drift.event.reason(),
+                why = drift.message,
+                "drift detected"
+            );
+            ctx.emit_for_claim(claim, drift.event.note(&drift.message)).await;
         }
         Some(_) => {}
         None => tracing::info!(claim = claim.name_any(), "drift resolved"),
@@ -102,6 +107,7 @@ mod write_tests;
 mod tests {
     use super::*;
     use crate::api::conditions;
+    use crate::model::events;
     use crate::test_support::objects;
 
     #[test]
@@ -109,7 +115,7 @@ mod tests {
         let second = |n: i64| UnixMillis(n * 1_000);
         let mut claim = objects::claim("c", &json!({"status": objects::launched("i-1", &["Launched"])}));
         assert_eq!(conditions_with(&claim, None, second(1)), None, "nothing to write");
-        let drift = Drift { reason: "NodePoolDrifted", message: "m".into() };
+        let drift = Drift { event: events::NODE_POOL_DRIFTED, message: "m".into() };
         let list = conditions_with(&claim, Some(&drift), second(2)).unwrap();
         assert_eq!(
             conditions::get(&list, DRIFTED).map(|found| (found.status.as_str(), found.reason.as_str())),
@@ -117,7 +123,7 @@ mod tests {
         );
         claim.status.as_mut().unwrap().conditions = list;
         assert_eq!(conditions_with(&claim, Some(&drift), second(3)), None, "unchanged");
-        let other = Drift { reason: "RequirementsDrifted", message: "m".into() };
+        let other = Drift { event: events::REQUIREMENTS_DRIFTED, message: "m".into() };
         let list = conditions_with(&claim, Some(&other), second(4)).unwrap();
         assert_eq!(UnixMillis::from(&conditions::get(&list, DRIFTED).unwrap().last_transition_time), second(2));
         claim.status.as_mut().unwrap().conditions = list;

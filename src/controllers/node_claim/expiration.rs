@@ -6,10 +6,11 @@ use std::time::Duration;
 use kube::ResourceExt;
 
 use crate::clock;
-use crate::controllers::context::{Context, EventSpec};
+use crate::controllers::context::Context;
 use crate::controllers::deletion::delete_claim_or_log;
 use crate::decisions::disruption::reason::DisruptionReason;
 use crate::decisions::lifecycle::expiration::expired;
+use crate::model::events;
 
 /// Shortest and longest wait between two passes.
 const PERIOD: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(10));
@@ -22,7 +23,7 @@ pub async fn run(ctx: Arc<Context>) {
             let after = claim.spec.expire_after.as_deref().unwrap_or_default();
             tracing::info!(claim = claim.name_any(), expire_after = after, "deleting expired node claim");
             let note = format!("older than its expireAfter of {after}");
-            ctx.emit_for_claim(&claim, EventSpec::normal("Expired", &note)).await;
+            ctx.emit_for_claim(&claim, events::EXPIRED.note(&note)).await;
             delete_claim_or_log(&ctx, &claim, DisruptionReason::Expired).await;
         }
         let wait = next.map_or(PERIOD.1, |at| at.saturating_since(clock::now()));

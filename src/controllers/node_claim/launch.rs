@@ -18,10 +18,12 @@ use crate::cloud::{
     without_encoded_details,
 };
 use crate::controllers::condition_writer::ConditionWriter;
-use crate::controllers::context::{Context, EventSpec, single_values};
+use crate::controllers::context::{Context, single_values};
 use crate::controllers::node_claim::step_error::StepError;
 use crate::decisions::disruption::reason::DisruptionReason;
 use crate::decisions::lifecycle::launch_group::named;
+use crate::model::events;
+use crate::model::events::DeclaredEvent;
 use crate::model::labels;
 use crate::model::offering::{Catalog, InstanceType, OFFERING_LABELS, Offering};
 use crate::model::requirement::Requirements;
@@ -88,7 +90,7 @@ pub async fn launch(ctx: &Context, claim: &NodeClaim) -> Result<(), StepError> {
             }
             let LaunchFailure { disposition, event, message } = LaunchFailure::of(&error);
             if let Some(event) = event {
-                ctx.emit_for_claim(claim, EventSpec::warning(event, &message)).await;
+                ctx.emit_for_claim(claim, event.note(&message)).await;
             }
             Err(match disposition {
                 LaunchDisposition::Delete(reason) => StepError::abandon(reason, message),
@@ -114,8 +116,8 @@ enum LaunchDisposition {
 #[derive(Debug, PartialEq, Eq)]
 struct LaunchFailure {
     disposition: LaunchDisposition,
-    /// Reason of the event about it, if one is emitted.
-    event: Option<&'static str>,
+    /// The event about it, if one is emitted.
+    event: Option<&'static DeclaredEvent>,
     message: String,
 }
 
@@ -123,26 +125,28 @@ impl LaunchFailure {
     fn of(error: &LaunchError) -> Self {
         let no_capacity = LaunchDisposition::Delete(DisruptionReason::InsufficientCapacity);
         let (disposition, event, message) = match error {
-            LaunchError::NoSpotRole => (no_capacity, Some("SpotSLRCreationFailed"), error.to_string()),
+            LaunchError::NoSpotRole => (no_capacity, Some(events::SPOT_SLR_CREATION_FAILED), error.to_string()),
             LaunchError::InsufficientCapacity { unavailable } => {
                 let count = unavailable.len();
                 let message =
                     format!("all {count} offerings returned insufficient capacity; its pods will be re-planned");
-                (no_capacity, Some("InsufficientCapacityError"), message)
+                (no_capacity, Some(events::INSUFFICIENT_CAPACITY_ERROR), message)
             }
             LaunchError::NodeClassNotReady { name, reason } => {
                 let message = format!("EC2NodeClass {name} is not ready: {reason}");
                 (LaunchDisposition::Delete(DisruptionReason::NodeClassNotReady), None, message)
             }
-            LaunchError::Rejected { reason, message } => {
-                (LaunchDisposition::Retry(reason), Some(*reason), message.clone())
+            LaunchError::Rejected { event, message } => {
+                (LaunchDisposition::Retry(event.reason()), Some(*event), message.clone())
             }
-            LaunchError::Throttled => {
-                (LaunchDisposition::Retry("RequestLimitExceeded"), Some("LaunchFailed"), error.to_string())
-            }
+            LaunchError::Throttled => (
+                LaunchDisposition::Retry(events::REQUEST_LIMIT_EXCEEDED.reason()),
+                Some(events::LAUNCH_FAILED),
+                error.to_string(),
+            ),
             LaunchError::Other { reason, .. } => {
                 let message = brief(&error.to_string()).to_owned();
-                (LaunchDisposition::Retry(reason), Some("LaunchFailed"), message)
+                (LaunchDisposition::Retry(reason), Some(events::LAUNCH_FAILED), message)
             }
         };
         Self { disposition, event, message }
@@ -327,7 +331,7 @@ async fn record(
         "launched"
     );
     let note = format!("{} in {} as {}", instance.instance_type, instance.zone, instance.capacity_type);
-    ctx.emit_for_claim(claim, EventSpec::normal("Launched", &note)).await;
+    ctx.emit_for_claim(claim, events::LAUNCHED.note(&note)).await;
     Ok(())
 }
 

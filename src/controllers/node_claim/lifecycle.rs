@@ -11,7 +11,7 @@ use tokio::task::JoinSet;
 
 use crate::api::NodeClaim;
 use crate::clock;
-use crate::controllers::context::{Context, EventSpec, is_conflict, is_not_found};
+use crate::controllers::context::{Context, is_conflict, is_not_found};
 use crate::controllers::deletion::{delete_claim_or_log, delete_node, request_deletion};
 use crate::controllers::enforcement::opening::{Opening, open};
 use crate::controllers::node_claim::drain::{DrainProgress, drain};
@@ -23,6 +23,7 @@ use crate::controllers::run_loop::{Pace, RunLoop};
 use crate::decisions::disruption::reason::DisruptionReason;
 use crate::decisions::lifecycle::next_step::{REGISTRATION_TIMEOUT, Step};
 use crate::decisions::lifecycle::queue::{DueStep, Queue, Requeue};
+use crate::model::events;
 use crate::model::labels;
 use crate::model::time::UnixMillis;
 use crate::state::object_ext::ObjectExt;
@@ -151,7 +152,7 @@ async fn write_deadline(ctx: &Context, claim: &NodeClaim, deadline: UnixMillis) 
     let patch = json!({"metadata": {"annotations": {(labels::TERMINATION_TIMESTAMP): deadline}}});
     ctx.patch_claim(&claim.name_any(), &patch).await?;
     let note = format!("all its pods will be deleted by {deadline}");
-    ctx.emit_for_claim(claim, EventSpec::warning("TerminationGracePeriodExpiring", &note)).await;
+    ctx.emit_for_claim(claim, events::TERMINATION_GRACE_PERIOD_EXPIRING.note(&note)).await;
     Ok(())
 }
 
@@ -177,7 +178,7 @@ async fn abandon(ctx: &Context, name: &str, reason: DisruptionReason, why: &str)
     let Some(claim) = claim else { return };
     tracing::warn!(claim = name, reason = reason.as_str(), why, "abandoning node claim");
     let note = format!("{}: {why}", reason.as_str());
-    ctx.emit_for_claim(&claim, EventSpec::warning("Disrupted", &note)).await;
+    ctx.emit_for_claim(&claim, events::DISRUPTED.note(&note)).await;
     delete_claim_or_log(ctx, &claim, reason).await;
 }
 

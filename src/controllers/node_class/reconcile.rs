@@ -15,9 +15,11 @@ use crate::api::{Ec2NodeClass, Ec2NodeClassStatus, NodeClaim, NodePool};
 use crate::clock;
 use crate::cloud::{CloudError, NodeClassCloud, Resolution, Verdict};
 use crate::controllers::condition_writer::ConditionWriter;
-use crate::controllers::context::{Context, EventSpec, ignore_not_found, is_conflict, is_not_found, reference};
+use crate::controllers::context::{Context, ignore_not_found, is_conflict, is_not_found, reference};
 use crate::controllers::run_loop::{Pace, RunLoop};
 use crate::decisions::lifecycle::drift_hash::DriftHash;
+use crate::model::events;
+use crate::model::events::DeclaredEvent;
 use crate::model::labels;
 use crate::model::time::UnixMillis;
 use crate::state::ClusterState;
@@ -132,8 +134,8 @@ async fn reconcile(ctx: &Context, class: &Arc<Ec2NodeClass>) -> Result<(Duration
         // Conflicts when the class was written since it was read; the next pass resolves it again.
         let patch = json!({"metadata": {"resourceVersion": class.resource_version()}, "status": status_patch(&after)});
         let written = api.patch_status(&class.name_any(), &PatchParams::default(), &Patch::Merge(&patch)).await?;
-        for (reason, note) in newly_false(&before, &after) {
-            ctx.emit(reference(&written), EventSpec::warning(&reason, &note)).await;
+        for (event, note) in newly_false(&before, &after, &resolution) {
+            ctx.emit(reference(&written), event.note(&note)).await;
         }
         ctx.cluster.update(|state| state.classes.insert(class.name_any(), Arc::new(written)));
     }
@@ -147,11 +149,12 @@ async fn report(ctx: &Context, class: &Ec2NodeClass, kind: &str, verdict: &Verdi
         Verdict::Unjudged(error) => {
             tracing::warn!(class = class.name_any(), condition = kind, error, "condition unknown, keeping last status");
             let note = format!("condition {kind} unknown ({error}); keeping last status");
-            ctx.emit(reference(class), EventSpec::warning("NotJudged", &note)).await;
+            ctx.emit(reference(class), events::NOT_JUDGED.note(&note)).await;
         }
-        Verdict::Degraded(reason, message) => {
-            tracing::warn!(class = class.name_any(), condition = kind, reason, message, "node class is degraded");
-            ctx.emit(reference(class), EventSpec::warning(reason, message)).await;
+        Verdict::Degraded(event, message) => {
+            let (class_name, reason) = (class.name_any(), event.reason());
+            tracing::warn!(class = class_name, condition = kind, reason, message, "node class is degraded");
+            ctx.emit(reference(class), event.note(message)).await;
         }
         Verdict::True | Verdict::False(..) | Verdict::Unknown(..) => {}
     }
@@ -178,7 +181,7 @@ fn status(class: &Ec2NodeClass, resolution: &Resolution, now: UnixMillis) -> Ec2
     for (kind, verdict) in &resolution.verdicts {
         match verdict {
             Verdict::True | Verdict::Degraded(..) => conditions.set_true(kind),
-            Verdict::False(reason, message) => conditions.set_false(kind, reason, message),
+            Verdict::False(event, message) => conditions.set_false(kind, event.reason(), message),
             Verdict::Unknown(reason, message) => conditions.set_unknown(kind, reason, message),
             Verdict::Unjudged(_) => false,
         };
@@ -199,15 +202,23 @@ fn status_patch(status: &Ec2NodeClassStatus) -> Value {
     })
 }
 
-/// Reasons and notes of the conditions that became False.
-fn newly_false(before: &Ec2NodeClassStatus, after: &Ec2NodeClassStatus) -> Vec<(String, String)> {
-    let is_false = |status: &Ec2NodeClassStatus, kind: &str| {
-        conditions::get(&status.conditions, kind).is_some_and(|condition| condition.status == "False")
+/// Events and notes of the conditions that a resolution made False.
+fn newly_false(
+    before: &Ec2NodeClassStatus,
+    after: &Ec2NodeClassStatus,
+    resolution: &Resolution,
+) -> Vec<(&'static DeclaredEvent, String)> {
+    let was_false =
+        |kind: &str| conditions::get(&before.conditions, kind).is_some_and(|condition| condition.status == "False");
+    let event_of = |kind: &str| {
+        let (_, verdict) = resolution.verdicts.iter().find(|(other, _)| *other == kind)?;
+        if let Verdict::False(event, _) = verdict { Some(*event) } else { None }
     };
-    let new = after.conditions.iter().filter(|condition| condition.type_ != conditions::READY);
-    new.filter(|condition| condition.status == "False" && !is_false(before, &condition.type_))
-        .map(|condition| (condition.reason.clone(), format!("{}: {}", condition.type_, condition.message)))
-        .collect()
+    let new = after.conditions.iter().filter(|condition| !was_false(&condition.type_));
+    new.filter_map(|condition| {
+        Some((event_of(&condition.type_)?, format!("{}: {}", condition.type_, condition.message)))
+    })
+    .collect()
 }
 
 /// The patch that adds the finalizer and the hash annotations; `None` when the class has both.
@@ -245,7 +256,7 @@ async fn finalize(ctx: &Context, class: &Arc<Ec2NodeClass>) -> Result<Duration, 
     let claims = claims_of(&ctx.cluster.read(), &name);
     if !claims.is_empty() {
         let note = waiting_note(&claims);
-        ctx.emit(reference(&**class), EventSpec::normal("WaitingOnNodeClaimTermination", &note)).await;
+        ctx.emit(reference(&**class), events::WAITING_ON_NODE_CLAIM_TERMINATION.note(&note)).await;
         return Ok(PACE.resync);
     }
     if let Some(node_classes) = ctx.cloud.capabilities().node_classes {

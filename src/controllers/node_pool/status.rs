@@ -12,9 +12,11 @@ use crate::api::conditions::{NODE_CLASS_READY, VALIDATION_SUCCEEDED};
 use crate::api::{NodeClaim, NodePool, validation};
 use crate::clock;
 use crate::controllers::condition_writer::ConditionWriter;
-use crate::controllers::context::{Context, EventSpec, ignore_not_found, reference};
+use crate::controllers::context::{Context, ignore_not_found, reference};
 use crate::controllers::run_loop::{Pace, RunLoop};
 use crate::decisions::lifecycle::drift_hash::DriftHash;
+use crate::model::events;
+use crate::model::events::DeclaredEvent;
 use crate::model::resources::Resources;
 use crate::model::time::UnixMillis;
 use crate::state::ClusterState;
@@ -28,12 +30,12 @@ pub async fn run(ctx: Arc<Context>) {
     let mut run_loop = RunLoop::new(&ctx.cluster, PACE);
     loop {
         let types = InstanceTypes::new(&ctx.ready_pools());
-        let all: Vec<(Arc<NodePool>, Value)> = {
+        let all: Vec<(Arc<NodePool>, DesiredStatus)> = {
             let (state, now) = (ctx.cluster.read(), clock::now());
-            state.pools.values().map(|pool| (Arc::clone(pool), status(&state, &types, pool, now))).collect()
+            state.pools.values().map(|pool| (Arc::clone(pool), desired_status(&state, &types, pool, now))).collect()
         };
-        for (pool, status) in all {
-            if let Err(error) = ignore_not_found(reconcile(&ctx, &pool, &status).await) {
+        for (pool, desired) in all {
+            if let Err(error) = ignore_not_found(reconcile(&ctx, &pool, &desired).await) {
                 tracing::warn!(node_pool = pool.name_any(), %error, "failed to write status, retrying");
             }
         }
@@ -42,7 +44,7 @@ pub async fn run(ctx: Arc<Context>) {
 }
 
 /// Writes the hash to the claims and the pool, then the status. The pool keeps the version of its hash until all claims are patched.
-async fn reconcile(ctx: &Context, pool: &NodePool, status: &Value) -> Result<(), kube::Error> {
+async fn reconcile(ctx: &Context, pool: &NodePool, desired: &DesiredStatus) -> Result<(), kube::Error> {
     let hash = DriftHash::of_pool(pool);
     let claims: Vec<Arc<NodeClaim>> = {
         let (state, name) = (ctx.cluster.read(), pool.name_any());
@@ -52,10 +54,15 @@ async fn reconcile(ctx: &Context, pool: &NodePool, status: &Value) -> Result<(),
         ignore_not_found(ctx.patch_claim(&claim, &patch).await)?;
     }
     let annotations = (!hash.is_on(pool)).then(|| json!(hash.annotations()));
-    write(ctx, pool, status, annotations.as_ref()).await
+    write(ctx, pool, desired, annotations.as_ref()).await
 }
 
-async fn write(ctx: &Context, pool: &NodePool, status: &Value, annotations: Option<&Value>) -> Result<(), kube::Error> {
+async fn write(
+    ctx: &Context,
+    pool: &NodePool,
+    desired: &DesiredStatus,
+    annotations: Option<&Value>,
+) -> Result<(), kube::Error> {
     let api: Api<NodePool> = Api::all(ctx.client.clone());
     let name = pool.name_any();
     let mut current = None;
@@ -64,13 +71,13 @@ async fn write(ctx: &Context, pool: &NodePool, status: &Value, annotations: Opti
         current = Some(api.patch(&name, &PatchParams::default(), &Patch::Merge(&patch)).await?);
     }
     let before = pool.status.as_ref().map_or_else(|| json!({}), |status| json!(status));
-    if before != *status {
-        let patch = json!({ "status": status });
+    if before != desired.status {
+        let patch = json!({ "status": desired.status });
         let written = api.patch_status(&name, &PatchParams::default(), &Patch::Merge(&patch)).await?;
         for condition in written.status.iter().flat_map(|status| &status.conditions) {
-            if condition.status == "False" && condition.type_ != "Ready" {
+            if let Some((_, event)) = desired.failed.iter().find(|(kind, _)| *kind == condition.type_) {
                 let note = format!("{}: {}", condition.type_, condition.message);
-                ctx.emit(reference(&written), EventSpec::warning(&condition.reason, &note)).await;
+                ctx.emit(reference(&written), event.note(&note)).await;
             }
         }
         current = Some(written);
@@ -82,40 +89,62 @@ async fn write(ctx: &Context, pool: &NodePool, status: &Value, annotations: Opti
 }
 
 /// The status that a pool should have.
-fn status(state: &ClusterState, types: &InstanceTypes, pool: &NodePool, now: UnixMillis) -> Value {
+struct DesiredStatus {
+    status: Value,
+    /// Conditions that are False, with the events that report them.
+    failed: Vec<(&'static str, &'static DeclaredEvent)>,
+}
+
+/// Whether a condition is True; otherwise the event that reports it, and its message.
+type Evaluation = Result<(), (&'static DeclaredEvent, String)>;
+
+fn validate(pool: &NodePool) -> Evaluation {
+    let errors = validation::node_pool(&pool.spec);
+    if errors.is_empty() {
+        return Ok(());
+    }
+    let text = errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
+    Err((events::NODE_POOL_VALIDATION_FAILED, text))
+}
+
+/// Whether the class of a pool exists and is Ready.
+fn class_readiness(state: &ClusterState, pool: &NodePool) -> Evaluation {
+    let class_name = &pool.spec.template.spec.node_class_ref.name;
+    let Some(class) = state.classes.get(class_name) else {
+        let text = format!(
+            "EC2NodeClass {class_name} does not exist: create it or name another in spec.template.spec.nodeClassRef"
+        );
+        return Err((events::NODE_CLASS_NOT_FOUND, text));
+    };
+    if class.is_deleting() {
+        return Err((events::NODE_CLASS_TERMINATING, format!("EC2NodeClass {class_name} is being deleted")));
+    }
+    let conditions = class.status.as_ref().map(|status| &*status.conditions).unwrap_or_default();
+    match conditions::get(conditions, conditions::READY) {
+        Some(ready) if ready.status == "True" => Ok(()),
+        Some(ready) if ready.status == "False" => Err((events::UNHEALTHY_DEPENDENTS, ready.message.clone())),
+        _ => {
+            let text = format!("EC2NodeClass {class_name} has not been checked yet");
+            Err((events::NODE_CLASS_READINESS_UNKNOWN, text))
+        }
+    }
+}
+
+fn desired_status(state: &ClusterState, types: &InstanceTypes, pool: &NodePool, now: UnixMillis) -> DesiredStatus {
     let name = pool.name_any();
     let mut writer = ConditionWriter::for_pool(pool, now);
     let mut conditions = writer.edit();
-    let errors = validation::node_pool(&pool.spec);
-    if errors.is_empty() {
-        conditions.set_true(VALIDATION_SUCCEEDED);
-    } else {
-        let text = errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
-        conditions.set_false(VALIDATION_SUCCEEDED, "NodePoolValidationFailed", &text);
-    }
-    let class_name = &pool.spec.template.spec.node_class_ref.name;
-    let class = state.classes.get(class_name);
-    let ready = class.and_then(|class| conditions::get(&class.status.as_ref()?.conditions, conditions::READY));
-    match (class, ready) {
-        (None, _) => {
-            let text = format!(
-                "EC2NodeClass {class_name} does not exist: create it or name another in spec.template.spec.nodeClassRef"
-            );
-            conditions.set_false(NODE_CLASS_READY, "NodeClassNotFound", &text);
-        }
-        (Some(class), _) if class.is_deleting() => {
-            let text = format!("EC2NodeClass {class_name} is being deleted");
-            conditions.set_false(NODE_CLASS_READY, "NodeClassTerminating", &text);
-        }
-        (_, Some(ready)) if ready.status == "True" => {
-            conditions.set_true(NODE_CLASS_READY);
-        }
-        (_, Some(ready)) if ready.status == "False" => {
-            conditions.set_false(NODE_CLASS_READY, &ready.reason, &ready.message);
-        }
-        (Some(_), _) => {
-            let text = format!("EC2NodeClass {class_name} has not been checked yet");
-            conditions.set_false(NODE_CLASS_READY, "NodeClassReadinessUnknown", &text);
+    let mut failed = Vec::new();
+    for (kind, evaluation) in [(VALIDATION_SUCCEEDED, validate(pool)), (NODE_CLASS_READY, class_readiness(state, pool))]
+    {
+        match evaluation {
+            Ok(()) => {
+                conditions.set_true(kind);
+            }
+            Err((event, message)) => {
+                conditions.set_false(kind, event.reason(), &message);
+                failed.push((kind, event));
+            }
         }
     }
     let mut used = Resources::default();
@@ -135,7 +164,7 @@ fn status(state: &ClusterState, types: &InstanceTypes, pool: &NodePool, now: Uni
     out["conditions"] = json!(writer.finish());
     out["resources"] = resources;
     out["nodes"] = json!(nodes);
-    out
+    DesiredStatus { status: out, failed }
 }
 
 #[cfg(test)]
@@ -166,7 +195,8 @@ mod tests {
 
     #[test]
     fn a_pool_without_its_class_names_the_missing_class() {
-        let status = status(&ClusterState::default(), &InstanceTypes::default(), &pool(json!([])), at(1));
+        let status =
+            desired_status(&ClusterState::default(), &InstanceTypes::default(), &pool(json!([])), at(1)).status;
         let (class, message) = condition(&status, "NodeClassReady");
         assert_eq!(class, "False");
         assert!(message.contains("EC2NodeClass default does not exist"), "{message}");
@@ -178,7 +208,8 @@ mod tests {
         let requirements = json!([
             {"key": "kubernetes.io/arch", "operator": "In", "values": ["amd64"]},
             {"key": "kubernetes.io/arch", "operator": "In", "values": ["arm64"]}]);
-        let status = status(&ClusterState::default(), &InstanceTypes::default(), &pool(requirements), at(1));
+        let status =
+            desired_status(&ClusterState::default(), &InstanceTypes::default(), &pool(requirements), at(1)).status;
         let (valid, message) = condition(&status, "ValidationSucceeded");
         assert_eq!(valid, "False");
         assert!(message.contains("kubernetes.io/arch"), "{message}");
@@ -187,9 +218,9 @@ mod tests {
     #[test]
     fn an_up_to_date_status_is_not_written_again() {
         let mut pool = pool(json!([]));
-        let first = status(&ClusterState::default(), &InstanceTypes::default(), &pool, at(1));
+        let first = desired_status(&ClusterState::default(), &InstanceTypes::default(), &pool, at(1)).status;
         pool.status = Some(serde_json::from_value(first.clone()).unwrap());
-        let second = status(&ClusterState::default(), &InstanceTypes::default(), &pool, at(2));
+        let second = desired_status(&ClusterState::default(), &InstanceTypes::default(), &pool, at(2)).status;
         assert_eq!(json!(pool.status), second);
     }
 }

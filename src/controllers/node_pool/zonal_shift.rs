@@ -7,7 +7,9 @@ use std::time::Duration;
 use kube::ResourceExt;
 
 use crate::api::NodePool;
-use crate::controllers::context::{Context, EventSpec, reference};
+use crate::controllers::context::{Context, reference};
+use crate::model::events;
+use crate::model::events::EventSpec;
 use crate::model::labels;
 use crate::model::requirement::Requirements;
 use crate::state::ClusterState;
@@ -39,11 +41,11 @@ pub async fn run(ctx: Arc<Context>) {
         let now = services.shifted_zones();
         for zone in now.difference(&before) {
             let note = format!("zonal shift away from {zone}: nothing is launched there, and its nodes are left alone");
-            emit(&ctx, zone, EventSpec::warning("ZonalShiftActive", &note)).await;
+            emit(&ctx, zone, events::ZONAL_SHIFT_ACTIVE.note(&note)).await;
         }
         for zone in before.difference(&now) {
             let note = format!("zone {zone} is used again");
-            emit(&ctx, zone, EventSpec::normal("ZonalShiftCleared", &note)).await;
+            emit(&ctx, zone, events::ZONAL_SHIFT_CLEARED.note(&note)).await;
         }
         before = now;
         tokio::time::sleep(PERIOD).await;
@@ -53,7 +55,7 @@ pub async fn run(ctx: Arc<Context>) {
 async fn emit(ctx: &Context, zone: &str, event: EventSpec<'_>) {
     let pools = users(&ctx.cluster.read(), zone);
     for pool in pools {
-        tracing::info!(node_pool = pool.name_any(), zone, reason = event.reason, "zonal shift changed");
+        tracing::info!(node_pool = pool.name_any(), zone, reason = event.declared().reason(), "zonal shift changed");
         ctx.emit(reference(&*pool), event).await;
     }
 }

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::ObjectReference;
 
-use crate::controllers::context::{Context, EventSpec, pod_reference};
+use crate::controllers::context::{Context, pod_reference};
+use crate::model::events;
 use crate::planner::output::plan::Plan;
 use crate::state::snapshot::Snapshot;
 use crate::state::{ClusterState, PodRecord};
@@ -28,7 +29,7 @@ pub async fn report_invalid(ctx: Arc<Context>) {
         let invalid = invalid(&ctx.cluster.read());
         for (pod, why) in invalid {
             let note = format!("no node can be planned for it: {why}");
-            ctx.emit(pod, EventSpec::warning("FailedScheduling", &note)).await;
+            ctx.emit(pod, events::FAILED_SCHEDULING.note(&note)).await;
         }
     }
 }
@@ -47,27 +48,26 @@ pub fn emit_plan_events(ctx: &Arc<Context>, snapshot: &Snapshot, plan: &Plan, no
     for failed in &plan.unschedulable {
         let reason = if no_pools { "no NodePool is ready; see their conditions" } else { &failed.reason };
         tracing::info!(pod = &**key_of(failed.pod), reason, "no node for pod");
-        notes.push((failed.pod, "FailedScheduling", format!("no node can be bought for it: {reason}")));
+        notes.push((failed.pod, events::FAILED_SCHEDULING, format!("no node can be bought for it: {reason}")));
     }
     notes.truncate(MAX_EVENTS);
     let planned = plan.new_nodes.iter().filter_map(|node| Some((node, node.choices.first()?)));
     let planned = planned.flat_map(|(node, choice)| node.pods.iter().map(move |pod| (*pod, choice)));
     for (pod, choice) in planned.take(MAX_NOMINATED_EVENTS) {
         let note = format!("planned on a new {} in {}", choice.instance_type.name, choice.zone);
-        notes.push((pod, "Nominated", note));
+        notes.push((pod, events::NOMINATED, note));
     }
-    let events: Vec<_> = {
+    let emitted: Vec<_> = {
         let state = ctx.cluster.read();
-        let events = notes
+        let emitted = notes
             .into_iter()
-            .filter_map(|(pod, reason, note)| Some((reference_of(state.pods.get(&**key_of(pod))?), reason, note)));
-        events.collect()
+            .filter_map(|(pod, event, note)| Some((reference_of(state.pods.get(&**key_of(pod))?), event, note)));
+        emitted.collect()
     };
     let ctx = Arc::clone(ctx);
     tokio::spawn(async move {
-        for (pod, reason, note) in events {
-            let warning = reason == "FailedScheduling";
-            ctx.emit(pod, EventSpec { warning, reason, note: &note }).await;
+        for (pod, event, note) in emitted {
+            ctx.emit(pod, event.note(&note)).await;
         }
     });
 }

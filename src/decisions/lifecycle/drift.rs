@@ -11,19 +11,13 @@ use crate::api::conditions::LAUNCHED;
 use crate::api::{Ec2NodeClass, NodeClaim, NodePool};
 use crate::decisions::lifecycle::drift_hash::DriftHash;
 use crate::model::drift::Drift;
+use crate::model::events;
 use crate::model::labels;
 use crate::model::offering::{CapacityType, Catalog, InstanceType};
 use crate::model::requirement::Requirements;
 use crate::model::time::UnixMillis;
 use crate::state::object_ext::{NodeClaimExt, ObjectExt};
 use crate::state::tables::ClusterState;
-
-/// The template of the pool changed.
-const NODE_POOL: &str = "NodePoolDrifted";
-/// The requirements of the pool do not admit the node.
-const REQUIREMENTS: &str = "RequirementsDrifted";
-/// The pool no longer offers the instance type.
-const INSTANCE_TYPE: &str = "InstanceTypeNotFound";
 
 /// The instance type of a younger node may be missing from the catalog.
 const TYPE_GRACE: Duration = Duration::from_hours(1);
@@ -91,7 +85,7 @@ fn template_drift(claim: &NodeClaim, pool: &NodePool) -> Option<Drift> {
     let before = of(claim.annotations(), labels::NODE_POOL_HASH)?;
     let now = of(pool.annotations(), labels::NODE_POOL_HASH)?;
     (same_version && before != now).then(|| Drift {
-        reason: NODE_POOL,
+        event: events::NODE_POOL_DRIFTED,
         message: format!("the template of NodePool {} changed since the NodeClaim was created", pool.name_any()),
     })
 }
@@ -108,7 +102,10 @@ fn requirement_drift(claim: &NodeClaim, desired: &Requirements) -> Option<Drift>
     };
     let (key, set) = desired.iter().find(|(key, _)| !admits(key))?;
     let has = claim.labels().get(&**key).map_or_else(|| "no value".to_owned(), |value| format!("the value {value}"));
-    Some(Drift { reason: REQUIREMENTS, message: format!("its label {key} has {has}, and the NodePool requires {set}") })
+    Some(Drift {
+        event: events::REQUIREMENTS_DRIFTED,
+        message: format!("its label {key} has {has}, and the NodePool requires {set}"),
+    })
 }
 
 /// The offering no longer exists, as opposed to being out of capacity. A reserved node may stay as an on-demand node.
@@ -125,8 +122,10 @@ fn type_drift(claim: &NodeClaim, types: &HashMap<Arc<str>, Arc<InstanceType>>, n
     let offered = types.get(name).is_some_and(|found| {
         found.offerings.iter().any(|offering| *offering.zone == *zone && same(offering.capacity_type))
     });
-    (!offered)
-        .then(|| Drift { reason: INSTANCE_TYPE, message: format!("{name} is no longer offered as {bought} in {zone}") })
+    (!offered).then(|| Drift {
+        event: events::INSTANCE_TYPE_NOT_FOUND,
+        message: format!("{name} is no longer offered as {bought} in {zone}"),
+    })
 }
 
 /// Pools whose hash and whose class's hash are up to date, with their classes. `ca` is what the instances of the cloud trust; `None`

@@ -6,6 +6,9 @@ use std::fmt;
 use aws_sdk_ec2::config::http::HttpResponse;
 use aws_sdk_ec2::error::{ProvideErrorMetadata, SdkError};
 
+use crate::model::events;
+use crate::model::events::DeclaredEvent;
+
 /// The meaning of an error to a caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
@@ -138,9 +141,9 @@ impl ApiError {
         matches!(self.class, Class::Throttled | Class::Server | Class::NoResponse)
     }
 
-    /// The reason in conditions and metrics: see [`reason`].
-    pub fn reason(&self) -> &'static str {
-        reason(&self.to_string())
+    /// The event about a launch that failed with it: see [`launch_event`].
+    pub fn launch_event(&self) -> &'static DeclaredEvent {
+        launch_event(&self.to_string())
     }
 }
 
@@ -160,34 +163,35 @@ impl From<ApiError> for crate::cloud::CloudError {
     }
 }
 
-/// The reason of a failed launch: Karpenter's reasons in the Launched condition, matched on the error text in Karpenter's order.
-pub fn reason(text: &str) -> &'static str {
+/// The event about a launch that failed with this error text. The reasons are those of Karpenter's Launched condition, matched in
+/// Karpenter's order.
+pub fn launch_event(text: &str) -> &'static DeclaredEvent {
     let has = |part: &str| text.contains(part);
     if has("AuthFailure.ServiceLinkedRoleCreationNotPermitted") {
-        return "SpotSLRCreationFailed";
+        return events::SPOT_SLR_CREATION_FAILED;
     }
     if has("UnauthorizedOperation") || has("AccessDenied") || has("AuthFailure") {
-        return if has("Not authorized for images") { "AMIAuthorizationFailure" } else { "Unauthorized" };
+        return if has("Not authorized for images") { events::AMI_AUTHORIZATION_FAILURE } else { events::UNAUTHORIZED };
     }
     if has("InvalidParameter") && has("belong to different networks") {
-        return "SecurityGroupSubnetVPCMismatch";
+        return events::SECURITY_GROUP_SUBNET_VPC_MISMATCH;
     }
     let by_text = [
-        ("iamInstanceProfile.name is invalid", "InstanceProfileNameInvalid"),
-        ("InvalidLaunchTemplateId.NotFound", "LaunchTemplateNotFound"),
-        ("User data is limited to", "UserDataSizeLimitExceeded"),
-        ("InvalidAMIID.Malformed", "InvalidAMIID"),
-        ("InvalidAMIID.NotFound", "AMINotFound"),
-        ("RequestLimitExceeded", "RequestLimitExceeded"),
-        ("InternalError", "InternalError"),
-        ("not eligible for Free Tier", "FreeTierIneligible"),
-        ("MaxFleetCountExceeded", "FleetQuotaExceeded"),
-        ("PendingVerification", "AccountPendingVerification"),
-        ("MaxSpotInstanceCountExceeded", "SpotQuotaExceeded"),
-        ("VcpuLimitExceeded", "VCPULimitExceeded"),
-        ("InsufficientFreeAddressesInSubnet", "InsufficientFreeAddressesInSubnet"),
+        ("iamInstanceProfile.name is invalid", events::INSTANCE_PROFILE_NAME_INVALID),
+        ("InvalidLaunchTemplateId.NotFound", events::LAUNCH_TEMPLATE_NOT_FOUND),
+        ("User data is limited to", events::USER_DATA_SIZE_LIMIT_EXCEEDED),
+        ("InvalidAMIID.Malformed", events::INVALID_AMI_ID),
+        ("InvalidAMIID.NotFound", events::AMI_NOT_FOUND),
+        ("RequestLimitExceeded", events::REQUEST_LIMIT_EXCEEDED),
+        ("InternalError", events::INTERNAL_ERROR),
+        ("not eligible for Free Tier", events::FREE_TIER_INELIGIBLE),
+        ("MaxFleetCountExceeded", events::FLEET_QUOTA_EXCEEDED),
+        ("PendingVerification", events::ACCOUNT_PENDING_VERIFICATION),
+        ("MaxSpotInstanceCountExceeded", events::SPOT_QUOTA_EXCEEDED),
+        ("VcpuLimitExceeded", events::VCPU_LIMIT_EXCEEDED),
+        ("InsufficientFreeAddressesInSubnet", events::INSUFFICIENT_FREE_ADDRESSES),
     ];
-    by_text.iter().find(|(part, _)| has(part)).map_or("LaunchFailed", |(_, reason)| reason)
+    by_text.iter().find(|(part, _)| has(part)).map_or(events::LAUNCH_FAILED, |(_, event)| *event)
 }
 
 #[cfg(test)]
@@ -230,7 +234,7 @@ mod tests {
             ("VcpuLimitExceeded: you have", "VCPULimitExceeded"),
             ("Something: else", "LaunchFailed"),
         ] {
-            assert_eq!(reason(text), expected, "{text}");
+            assert_eq!(launch_event(text).reason(), expected, "{text}");
         }
     }
 

@@ -12,13 +12,12 @@ use futures::{Stream, StreamExt, stream};
 
 use crate::cloud::ec2::aws::client::Clients;
 use crate::cloud::ec2::aws::errors::{ApiError, Class};
-use crate::cloud::ec2::degraded_apis;
 use crate::cloud::ec2::degraded_apis::DegradedApis;
 use crate::cloud::ec2::instances::describe;
 use crate::cloud::ec2::instances::store::InstanceStore;
 use crate::cloud::ec2::tags::CLAIM_TAG;
 use crate::cloud::ec2::tags::{CLUSTER_TAG, tags};
-use crate::cloud::{CloudError, Untagged, without_encoded_details};
+use crate::cloud::{CloudError, OptionalApi, Untagged, without_encoded_details};
 use crate::sync::lock;
 
 /// Instances whose tags are read in one call: a small number, so that the tags are still current when the last of them is written.
@@ -167,12 +166,14 @@ impl Tagger {
                     }
                     _ => error.to_string(),
                 };
-                self.degraded_apis
-                    .record_failure(degraded_apis::TAGS, format!("instances are not named after their nodes: {help}"));
+                self.degraded_apis.record_failure(
+                    OptionalApi::InstanceTags,
+                    format!("instances are not named after their nodes: {help}"),
+                );
             }
             Ok(()) => {
                 if untaggable.remove(id) && untaggable.is_empty() {
-                    self.degraded_apis.record_recovery(degraded_apis::TAGS);
+                    self.degraded_apis.record_recovery(OptionalApi::InstanceTags);
                 }
             }
         }
@@ -188,7 +189,7 @@ impl Tagger {
         let due: BTreeSet<&str> = due.iter().filter_map(|one| describe::instance_id(&one.provider_id)).collect();
         untaggable.retain(|id| due.contains(&**id));
         if untaggable.is_empty() {
-            self.degraded_apis.record_recovery(degraded_apis::TAGS);
+            self.degraded_apis.record_recovery(OptionalApi::InstanceTags);
         }
     }
 }

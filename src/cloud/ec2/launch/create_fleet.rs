@@ -17,6 +17,7 @@ use crate::cloud::ec2::aws::errors::{Class, class_of};
 use crate::cloud::ec2::offerings::unavailable::CapacityScope;
 use crate::cloud::ec2::tags::{CLAIM_TAG, LAUNCH_TAG, tag_specification};
 use crate::cloud::{LaunchError, Override, ReservedIn};
+use crate::model::events;
 use crate::model::offering::CapacityType;
 use crate::model::reservation::ReservationKind;
 use crate::model::units::MicroUsd;
@@ -324,9 +325,9 @@ pub fn failure(errors: &[FleetError], feedback: &CapacityFeedback) -> LaunchErro
     let message = texts.into_iter().collect::<Vec<_>>().join("; ");
     if message.is_empty() {
         let message = "EC2 launched fewer instances than requested and reported no error".to_owned();
-        return LaunchError::Rejected { reason: "LaunchFailed", message };
+        return LaunchError::Rejected { event: events::LAUNCH_FAILED, message };
     }
-    LaunchError::Rejected { reason: errors::reason(&message), message }
+    LaunchError::Rejected { event: errors::launch_event(&message), message }
 }
 
 #[cfg(test)]

@@ -21,6 +21,8 @@ use crate::cloud::ec2::launch::request::Shapes;
 use crate::cloud::ec2::launch::select::Choice;
 use crate::cloud::ec2::launch::templates::spec::Template;
 use crate::cloud::{LaunchError, LaunchRequest, Verdict};
+use crate::model::events;
+use crate::model::events::DeclaredEvent;
 use crate::model::labels;
 use crate::model::offering::CapacityType;
 use crate::model::requirement::Requirements;
@@ -76,8 +78,8 @@ impl Outcome {
         }
     }
 
-    fn refused(reason: &'static str, text: &str, error: &ApiError) -> Self {
-        Self::Final(Verdict::False(reason, format!("{text}: {}: {error}", error.reason())))
+    fn refused(event: &'static DeclaredEvent, text: &str, error: &ApiError) -> Self {
+        Self::Final(Verdict::False(event, format!("{text}: {}: {error}", error.launch_event())))
     }
 }
 
@@ -85,12 +87,12 @@ impl Outcome {
 fn template_outcome(error: &ApiError) -> Outcome {
     if error.message.contains("User data is limited to") {
         let text = "the user data is too long for EC2";
-        return Outcome::refused("UserDataSizeLimitExceeded", text, error);
+        return Outcome::refused(events::USER_DATA_SIZE_LIMIT_EXCEEDED, text, error);
     }
     match error.class {
         Class::Unauthorized => {
             let text = "the controller may not call ec2:CreateLaunchTemplate as this class needs it";
-            Outcome::refused("CreateLaunchTemplateAuthCheckFailed", text, error)
+            Outcome::refused(events::CREATE_LAUNCH_TEMPLATE_AUTH_CHECK_FAILED, text, error)
         }
         _ => Outcome::Transient(Verdict::Unjudged(error.to_string())),
     }
@@ -104,7 +106,7 @@ fn fleet_outcome(response: Result<(), ApiError>) -> Outcome {
             Class::DryRunOk => Outcome::Passed,
             Class::Unauthorized => {
                 let text = "the controller may not call ec2:CreateFleet as this class needs it";
-                Outcome::refused("CreateFleetAuthCheckFailed", text, &error)
+                Outcome::refused(events::CREATE_FLEET_AUTH_CHECK_FAILED, text, &error)
             }
             _ => Outcome::Transient(Verdict::Unjudged(error.to_string())),
         },
@@ -124,12 +126,15 @@ fn run_outcome(responses: &[Result<(), ApiError>], own_profile: bool) -> Outcome
             // A new instance profile becomes visible to EC2 after a delay.
             Verdict::Unjudged(error.to_string())
         } else {
-            Verdict::False("InstanceProfileNotFound", format!("EC2 does not know spec.instanceProfile: {error}"))
+            Verdict::False(
+                events::INSTANCE_PROFILE_NOT_FOUND,
+                format!("EC2 does not know spec.instanceProfile: {error}"),
+            )
         });
     }
     if error.class == Class::Unauthorized {
         let text = "the controller may not call ec2:RunInstances as this class needs it";
-        return Outcome::refused("RunInstancesAuthCheckFailed", text, error);
+        return Outcome::refused(events::RUN_INSTANCES_AUTH_CHECK_FAILED, text, error);
     }
     Outcome::Transient(Verdict::Unjudged(error.to_string()))
 }
@@ -239,7 +244,7 @@ impl DryRunValidator {
         let (groups, tags) = match rendered {
             Ok(rendered) => rendered,
             Err(LaunchError::NodeClassNotReady { reason, .. }) => {
-                return Err(Outcome::Final(Verdict::False("UserDataInvalid", reason)));
+                return Err(Outcome::Final(Verdict::False(events::USER_DATA_INVALID, reason)));
             }
             Err(error) => return Err(Outcome::Transient(Verdict::Unjudged(error.to_string()))),
         };

@@ -7,7 +7,7 @@ use crate::cloud::ec2::aws::errors::{ApiError, Class};
 pub fn no_response(error: &ApiError) -> LaunchError {
     match error.class {
         Class::Throttled => LaunchError::Throttled,
-        _ => LaunchError::Other { reason: error.reason(), message: error.to_string() },
+        _ => LaunchError::Other { reason: error.launch_event().reason(), message: error.to_string() },
     }
 }
 
@@ -16,5 +16,5 @@ pub fn refused(error: &ApiError) -> LaunchError {
     if error.is_transient() {
         return no_response(error);
     }
-    LaunchError::Rejected { reason: error.reason(), message: error.to_string() }
+    LaunchError::Rejected { event: error.launch_event(), message: error.to_string() }
 }

@@ -74,7 +74,7 @@ fn record(
             "CreateFleet could not use an offering"
         );
         let zone = error.zone.as_deref().unwrap_or_default();
-        let reason = errors::reason(&format!("{}: {}", error.code, error.message));
+        let reason = errors::launch_event(&format!("{}: {}", error.code, error.message)).reason();
         let labels = [zone, &context.offerings.zone_id(zone), fleet.capacity_type.as_str(), reason];
         context.clients.metrics.launch_failures.with_label_values(&labels).inc();
     }

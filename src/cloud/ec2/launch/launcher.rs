@@ -19,6 +19,7 @@ use crate::cloud::ec2::launch::prepare::{PreparedFleet, prepare, release_unused}
 use crate::cloud::ec2::launch::request::launchable;
 use crate::cloud::ec2::launch::templates::store::TemplateRef;
 use crate::cloud::{Instance, InstanceState, LaunchDetails, LaunchError, LaunchRequest, Launched};
+use crate::model::events;
 use crate::model::time::UnixMillis;
 
 /// Full capacity reservations that one launch skips before it gives up.
@@ -127,7 +128,7 @@ impl Launcher {
                     self.forget_templates(&prepared);
                     if template_gone {
                         let message = "launch templates are deleted as soon as they are created".to_owned();
-                        return Err(LaunchError::Rejected { reason: "LaunchTemplateNotFound", message });
+                        return Err(LaunchError::Rejected { event: events::LAUNCH_TEMPLATE_NOT_FOUND, message });
                     }
                     template_gone = true;
                 }

@@ -22,6 +22,7 @@ use crate::cloud::ec2::node_class::subnets::AddressReservation;
 use crate::cloud::ec2::offerings::unavailable::placement_scope;
 use crate::cloud::ec2::placement_group::PlacementGroup;
 use crate::cloud::{LaunchDetails, LaunchError, LaunchRequest};
+use crate::model::events;
 use crate::model::requirement::Requirements;
 
 /// A CreateFleet request that is ready to be sent.
@@ -122,7 +123,7 @@ async fn prepare_fleet(
     let Some(fleet) = inputs.fleet(token, choice, &named, &chosen, tags) else {
         release_addresses();
         let message = format!("EC2NodeClass {} has no subnet in any zone of the offerings", details.class.name_any());
-        return Err(LaunchError::Rejected { reason: "SubnetResolutionFailed", message });
+        return Err(LaunchError::Rejected { event: events::SUBNET_RESOLUTION_FAILED, message });
     };
     let partition = template_groups.first().and_then(|group| group.template.partition);
     let number = partition.map(|partition| partition.to_string());

@@ -23,6 +23,7 @@ use crate::cloud::ec2::placement_group::PlacementGroup;
 use crate::cloud::ec2::tags::{CLAIM_TAG, launch_tags};
 use crate::cloud::kubelet_config::expressions::Evaluated;
 use crate::cloud::{LaunchError, LaunchRequest};
+use crate::model::events;
 use crate::model::labels;
 use crate::model::offering::{CapacityType, InstanceType};
 use crate::model::requirement::Requirements;
@@ -48,7 +49,7 @@ pub fn launchable(class: &Ec2NodeClass) -> Result<(), LaunchError> {
         Some(ready) if ready.status == "True" => Ok(()),
         Some(ready) if ready.status == "False" => Err(not_ready(ready.message.clone())),
         _ => Err(LaunchError::Rejected {
-            reason: "NodeClassReadinessUnknown",
+            event: events::NODE_CLASS_READINESS_UNKNOWN,
             message: format!("EC2NodeClass {} has not been reconciled yet", class.name_any()),
         }),
     }
@@ -176,7 +177,7 @@ impl LaunchInputs<'_> {
         if groups.is_empty() {
             let message =
                 format!("EC2NodeClass {} has no image for any of the instance types", self.class().name_any());
-            return Err(LaunchError::Rejected { reason: "LaunchFailed", message });
+            return Err(LaunchError::Rejected { event: events::LAUNCH_FAILED, message });
         }
         Ok(groups)
     }

@@ -8,20 +8,8 @@ use crate::api::{Ec2NodeClass, NodeClaim};
 use crate::cloud::Drift;
 use crate::cloud::ec2::boot_image::image_of;
 use crate::cloud::ec2::instances::describe::InstanceFacts;
+use crate::model::events;
 use crate::model::labels;
-
-/// The class's own fields changed.
-const NODE_CLASS: &str = "NodeClassDrift";
-/// The class selects another image for the instance type.
-const AMI: &str = "AMIDrift";
-/// The class selects other security groups.
-const SECURITY_GROUP: &str = "SecurityGroupDrift";
-/// The class does not select the instance's subnet any more.
-const SUBNET: &str = "SubnetDrift";
-/// The class does not select the instance's capacity reservation any more.
-pub const CAPACITY_RESERVATION: &str = "CapacityReservationDrift";
-/// The class selects another placement group, or none.
-const PLACEMENT_GROUP: &str = "PlacementGroupDrift";
 
 /// Why drift can't be evaluated.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -107,7 +95,7 @@ fn class_drift(claim: &NodeClaim, class: &Ec2NodeClass) -> Option<Drift> {
     let before = of(claim.annotations(), labels::EC2_NODE_CLASS_HASH)?;
     let now = of(class.annotations(), labels::EC2_NODE_CLASS_HASH)?;
     (same_version && before != now).then(|| Drift {
-        reason: NODE_CLASS,
+        event: events::NODE_CLASS_DRIFT,
         message: format!("EC2NodeClass {} changed since it was launched", class.name_any()),
     })
 }
@@ -129,8 +117,10 @@ fn image_drift(
         return Err(DriftError::NoImageId);
     }
     let wanted = image_of(images, type_labels).ok_or_else(|| DriftError::NoImageFor(name.clone()))?;
-    Ok((wanted.id != image)
-        .then(|| Drift { reason: AMI, message: format!("it runs image {image}, and {name} boots {} now", wanted.id) }))
+    Ok((wanted.id != image).then(|| Drift {
+        event: events::AMI_DRIFT,
+        message: format!("it runs image {image}, and {name} boots {} now", wanted.id),
+    }))
 }
 
 /// The sets of security groups differ.
@@ -143,7 +133,7 @@ fn security_group_drift(instance: &InstanceFacts, class: &Ec2NodeClass) -> Resul
     let has: BTreeSet<&String> = instance.security_groups.iter().collect();
     // In EC2 every instance has a security group: a response without any lacks the information.
     Ok((!has.is_empty() && has != wanted).then(|| Drift {
-        reason: SECURITY_GROUP,
+        event: events::SECURITY_GROUP_DRIFT,
         message: format!("it has the security groups {}, and {} are selected", list(&has), list(&wanted)),
     }))
 }
@@ -154,7 +144,10 @@ fn subnet_drift(instance: &InstanceFacts, class: &Ec2NodeClass) -> Result<Option
         return Err(DriftError::NoSubnets);
     }
     let left = instance.subnet.as_ref().filter(|own| subnets.iter().all(|subnet| subnet.id != **own));
-    Ok(left.map(|own| Drift { reason: SUBNET, message: format!("its subnet {own} is not selected any more") }))
+    Ok(left.map(|own| Drift {
+        event: events::SUBNET_DRIFT,
+        message: format!("its subnet {own} is not selected any more"),
+    }))
 }
 
 /// Applies only while the instance runs in a reservation: one that became on-demand does not drift.
@@ -162,7 +155,7 @@ fn reservation_drift(instance: &InstanceFacts, class: &Ec2NodeClass) -> Option<D
     let selected = class.status.as_ref().map(|status| status.capacity_reservations.as_slice()).unwrap_or_default();
     let own = instance.reservation.as_ref().filter(|own| selected.iter().all(|found| found.id != **own))?;
     let message = format!("its capacity reservation {own} is not selected any more");
-    Some(Drift { reason: CAPACITY_RESERVATION, message })
+    Some(Drift { event: events::CAPACITY_RESERVATION_DRIFT, message })
 }
 
 fn placement_group_drift(
@@ -179,7 +172,7 @@ fn placement_group_drift(
     let name =
         |id: Option<&str>| id.map_or_else(|| "no placement group".to_owned(), |id| format!("placement group {id}"));
     Ok((has != wanted).then(|| Drift {
-        reason: PLACEMENT_GROUP,
+        event: events::PLACEMENT_GROUP_DRIFT,
         message: format!("it is in {}, and {} is selected", name(has), name(wanted)),
     }))
 }

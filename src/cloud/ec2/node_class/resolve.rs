@@ -16,6 +16,8 @@ use crate::cloud::ec2::node_class::subnets::Subnet;
 use crate::cloud::ec2::node_class::{capacity_reservations, security_groups, subnets};
 use crate::cloud::ec2::placement_group::PlacementGroup;
 use crate::cloud::ec2::tags::restricted_tag;
+use crate::model::events;
+use crate::model::events::DeclaredEvent;
 use crate::model::time::UnixMillis;
 
 /// Conditions, by the names that [`conditions::EC2_NODE_CLASS_DEPENDENTS`] lists.
@@ -57,7 +59,7 @@ pub fn resolved_status(
     let subnets = match responses.subnets {
         Ok(found) => {
             status.subnets = subnets::status(found);
-            found_or(status.subnets.is_empty(), "SubnetsNotFound", "subnetSelectorTerms select no subnets")
+            found_or(status.subnets.is_empty(), events::SUBNETS_NOT_FOUND, "subnetSelectorTerms select no subnets")
         }
         Err(error) => unjudged(&error),
     };
@@ -65,18 +67,18 @@ pub fn resolved_status(
         Ok(found) => {
             status.security_groups = security_groups::status(found);
             let none = status.security_groups.is_empty();
-            found_or(none, "SecurityGroupsNotFound", "securityGroupSelectorTerms select no security groups")
+            found_or(none, events::SECURITY_GROUPS_NOT_FOUND, "securityGroupSelectorTerms select no security groups")
         }
         Err(error) => unjudged(&error),
     };
     let amis = match responses.images {
         Ok(found) => {
             status.amis = images::status(found, now);
-            found_or(status.amis.is_empty(), "AMINotFound", "amiSelectorTerms select no images")
+            found_or(status.amis.is_empty(), events::AMI_NOT_FOUND, "amiSelectorTerms select no images")
         }
         Err(ImageError::Alias(error)) => {
             status.amis = vec![];
-            Verdict::False("UnsupportedAlias", error.to_string())
+            Verdict::False(events::UNSUPPORTED_ALIAS, error.to_string())
         }
         Err(error @ ImageError::Api(_)) => unjudged(&error),
     };
@@ -89,8 +91,10 @@ pub fn resolved_status(
     };
     let placement = match responses.placement {
         None | Some(Ok(Some(_))) => Verdict::True,
-        Some(Ok(None)) => Verdict::False("PlacementGroupNotFound", "placementGroupSelector selects no group".into()),
-        Some(Err(error)) => Verdict::False("PlacementGroupResolutionFailed", error.to_string()),
+        Some(Ok(None)) => {
+            Verdict::False(events::PLACEMENT_GROUP_NOT_FOUND, "placementGroupSelector selects no group".into())
+        }
+        Some(Err(error)) => Verdict::False(events::PLACEMENT_GROUP_RESOLUTION_FAILED, error.to_string()),
     };
     let (found, reservations) = match responses.reservations {
         None => (vec![], Verdict::True),
@@ -100,7 +104,7 @@ pub fn resolved_status(
             let known = std::mem::take(&mut status.capacity_reservations);
             let left = if known.is_empty() { "none is used" } else { "the last known ones are used" };
             let message = format!("capacity reservations could not be read, {left}: {error}");
-            (known, Verdict::Degraded("CapacityReservationsUnreadable", message))
+            (known, Verdict::Degraded(events::CAPACITY_RESERVATIONS_UNREADABLE, message))
         }
     };
     status.capacity_reservations = capacity_reservations::status(found, now);
@@ -115,8 +119,8 @@ pub fn resolved_status(
     (status, verdicts)
 }
 
-fn found_or(none: bool, reason: &'static str, message: &str) -> Verdict {
-    if none { Verdict::False(reason, message.to_owned()) } else { Verdict::True }
+fn found_or(none: bool, event: &'static DeclaredEvent, message: &str) -> Verdict {
+    if none { Verdict::False(event, message.to_owned()) } else { Verdict::True }
 }
 
 /// Validates a class without EC2 dry runs; `None` where they decide. `kubelet` is the error of its kubelet configuration.
@@ -128,10 +132,10 @@ pub fn validate(
 ) -> Option<Verdict> {
     if AmiFamily::of(&class.spec) == AmiFamily::Al2023 && service_cidr.is_none() {
         let message = "the addresses of services are not known, which AL2023 needs: allow eks:DescribeCluster or set STOWAGE_SERVICE_CIDR";
-        return Some(Verdict::False("ClusterCIDRResolutionFailed", message.into()));
+        return Some(Verdict::False(events::CLUSTER_CIDR_RESOLUTION_FAILED, message.into()));
     }
     if let Some(error) = kubelet {
-        return Some(Verdict::False(error.reason(), error.to_string()));
+        return Some(Verdict::False(error.event(), error.to_string()));
     }
     let before = class.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
     let mut unknown = Vec::new();
@@ -150,13 +154,14 @@ pub fn validate(
         }
     }
     if !unready.is_empty() {
-        return Some(Verdict::False("DependenciesNotReady", format!("waiting for {}", unready.join(", "))));
+        return Some(Verdict::False(events::DEPENDENCIES_NOT_READY, format!("waiting for {}", unready.join(", "))));
     }
     if !unknown.is_empty() {
         return Some(Verdict::Unknown("DependenciesNotReady", format!("waiting for {}", unknown.join(", "))));
     }
-    restricted_tag(&class.spec.tags)
-        .map(|key| Verdict::False("TagValidationFailed", format!("tag {key} may not be set, remove it from spec.tags")))
+    restricted_tag(&class.spec.tags).map(|key| {
+        Verdict::False(events::TAG_VALIDATION_FAILED, format!("tag {key} may not be set, remove it from spec.tags"))
+    })
 }
 
 #[cfg(test)]

@@ -9,8 +9,8 @@ use aws_sdk_ec2::types::TargetCapacityUnitType;
 use tracing::{info, warn};
 
 use crate::clock;
+use crate::cloud::OptionalApi;
 use crate::cloud::ec2::aws::errors::{ApiError, Class};
-use crate::cloud::ec2::degraded_apis;
 use crate::cloud::ec2::degraded_apis::DegradedApis;
 use crate::cloud::ec2::offerings::placement_score_table::{ScoreSettings, ScoreTable, groups};
 use crate::cloud::ec2::offerings::region::Region;
@@ -81,7 +81,7 @@ pub async fn keep_scoring(region: Arc<Region>, risk: Arc<SpotRisk>, ec2: Client,
                     info!(scores = table.len(), "read spot placement scores, refreshing every 15 minutes");
                 }
                 working = true;
-                degraded.record_recovery(degraded_apis::SCORES);
+                degraded.record_recovery(OptionalApi::PlacementScores);
                 risk.set_scores(table);
                 PERIOD
             }
@@ -89,14 +89,14 @@ pub async fn keep_scoring(region: Arc<Region>, risk: Arc<SpotRisk>, ec2: Client,
                 Retry::Never => {
                     warn!(%error, "spot placement scores denied, disabled until the next start");
                     let note = format!("spot offerings have no placement scores until the next start: {error}");
-                    degraded.record_failure(degraded_apis::SCORES, note);
+                    degraded.record_failure(OptionalApi::PlacementScores, note);
                     return;
                 }
                 Retry::After(wait) => {
                     warn!(%error, retry_in = ?wait, "could not read spot placement scores");
                     working = false;
                     degraded.record_failure(
-                        degraded_apis::SCORES,
+                        OptionalApi::PlacementScores,
                         format!("the last scores are used for an hour, then spot offerings have none: {error}"),
                     );
                     wait

@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
+use crate::cloud::OptionalApi;
 use crate::cloud::catalog::{RawCatalog, RawInstanceType};
 use crate::cloud::ec2::aws::errors::ApiError;
 use crate::cloud::ec2::offerings::instance_types::ZonesByType;
@@ -77,13 +78,13 @@ impl Dataset {
         }
     }
 
-    /// The name in events about degraded APIs.
-    fn event_name(self) -> &'static str {
+    /// The API that reports it.
+    fn api(self) -> OptionalApi {
         match self {
-            Self::Types => "InstanceTypes",
-            Self::Zones => "InstanceTypeZones",
-            Self::OnDemandPrices => "OnDemandPrices",
-            Self::SpotPrices => "SpotPrices",
+            Self::Types => OptionalApi::InstanceTypes,
+            Self::Zones => OptionalApi::InstanceTypeZones,
+            Self::OnDemandPrices => OptionalApi::OnDemandPrices,
+            Self::SpotPrices => OptionalApi::SpotPrices,
         }
     }
 }
@@ -181,15 +182,15 @@ impl RegionSnapshot {
         &self.sources[dataset as usize]
     }
 
-    /// Datasets whose API can't be read, by the name in events, with the consequence.
-    pub fn unreadable(&self) -> BTreeMap<&'static str, String> {
+    /// The APIs of datasets that fail, with the consequence.
+    pub fn failing_apis(&self) -> BTreeMap<OptionalApi, String> {
         let mut out = BTreeMap::new();
         for dataset in Dataset::ALL {
             let error = match self.source(dataset) {
                 Source::Live | Source::Embedded { error: None } => continue,
                 Source::Stale { error } | Source::Embedded { error: Some(error) } => error.clone(),
             };
-            out.insert(dataset.event_name(), SourceTransition { dataset, error: Some(error) }.to_string());
+            out.insert(dataset.api(), SourceTransition { dataset, error: Some(error) }.to_string());
         }
         out
     }

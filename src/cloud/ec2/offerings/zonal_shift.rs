@@ -8,9 +8,9 @@ use std::time::Duration;
 use aws_sdk_arczonalshift::types::{AppliedStatus, ZonalShiftInResource};
 
 use crate::clock;
+use crate::cloud::OptionalApi;
 use crate::cloud::ec2::aws::client::Clients;
 use crate::cloud::ec2::aws::errors::{ApiError, Class};
-use crate::cloud::ec2::degraded_apis;
 use crate::cloud::ec2::degraded_apis::DegradedApis;
 use crate::model::time::UnixMillis;
 use crate::sync::lock;
@@ -102,7 +102,7 @@ pub async fn watch(clients: &Clients, cluster: &str, shifts: &ZonalShifts, degra
                     tracing::info!("read zonal shifts again");
                 }
                 failing = false;
-                degraded.record_recovery(degraded_apis::SHIFTS);
+                degraded.record_recovery(OptionalApi::ZonalShifts);
                 let before = shifts.shifted_zone_ids(clock::now());
                 shifts.set_active(active);
                 let after = shifts.shifted_zone_ids(clock::now());
@@ -122,7 +122,7 @@ pub async fn watch(clients: &Clients, cluster: &str, shifts: &ZonalShifts, degra
                 } else {
                     "known zonal shifts stay until they expire, new ones are not detected"
                 };
-                degraded.record_failure(degraded_apis::SHIFTS, format!("{what}: {error}"));
+                degraded.record_failure(OptionalApi::ZonalShifts, format!("{what}: {error}"));
             }
         }
         tokio::time::sleep(PERIOD).await;

@@ -285,11 +285,13 @@ pub fn settings(
     let check = "settings";
     // An unknown cluster has its own finding: assume a service CIDR here.
     let cidr = service_cidr.or((!is_cluster_known).then_some("0.0.0.0/0"));
+    let invalid = |reason: &str, message: &str| {
+        Finding::failed(check, format!("{reason}: {message}"), "follow the message".to_owned())
+    };
     let ready = CHECKED_CONDITIONS.map(|kind| (kind, Verdict::True));
     match validate(class, &ready, cidr, kubelet.as_ref().err()) {
-        Some(Verdict::False(reason, message) | Verdict::Unknown(reason, message)) => {
-            vec![Finding::failed(check, format!("{reason}: {message}"), "follow the message".to_owned())]
-        }
+        Some(Verdict::False(event, message)) => vec![invalid(event.reason(), &message)],
+        Some(Verdict::Unknown(reason, message)) => vec![invalid(reason, &message)],
         None if let Ok(Some(unusable)) = kubelet => {
             let detail = format!("{unusable}; what it would reserve counts as not set");
             vec![Finding::warning(check, detail, "correct the expression".to_owned())]

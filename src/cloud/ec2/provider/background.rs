@@ -6,7 +6,7 @@ use std::time::Duration;
 use kube::Client;
 use tokio::time::Instant;
 
-use crate::cloud::ec2::degraded_apis;
+use crate::cloud::OptionalApi;
 use crate::cloud::ec2::node_class::cluster_facts;
 use crate::cloud::ec2::offerings::{placement_scores, refresh, zonal_shift};
 use crate::cloud::ec2::provider::Ec2Provider;
@@ -61,12 +61,12 @@ impl Ec2Provider {
         match cluster_facts::discover(Some(client), &self.clients, &self.options, Some(&known)).await {
             Ok(facts) => {
                 self.node_classes.set_cluster(facts);
-                self.degraded_apis.record_recovery(degraded_apis::CLUSTER);
+                self.degraded_apis.record_recovery(OptionalApi::ClusterFacts);
             }
             Err(error) => {
                 tracing::warn!(%error, "failed to discover the cluster, keeping the last known facts");
                 let note = format!("the last known facts of the cluster are used: {error}");
-                self.degraded_apis.record_failure(degraded_apis::CLUSTER, note);
+                self.degraded_apis.record_failure(OptionalApi::ClusterFacts, note);
             }
         }
     }

@@ -13,13 +13,12 @@ use kube::ResourceExt;
 use crate::api::launch_group::LaunchGroup;
 use crate::api::{Ec2NodeClass, NodeClaim, NodePool};
 use crate::cloud::ec2::aws::errors::Class;
-use crate::cloud::ec2::degraded_apis;
 use crate::cloud::ec2::instances::{status_checks, tagging};
 use crate::cloud::ec2::launch::templates::store;
 use crate::cloud::ec2::provider::{Ec2Provider, recording};
 use crate::cloud::{
     Capabilities, Cloud, CloudError, ClusterObserver, Drift, Instance, InstanceEvents, InstanceTagging, LaunchError,
-    LaunchRequest, Launched, Message, NodeClassCloud, Override, Resolution, ServiceStatus, Untagged,
+    LaunchRequest, Launched, Message, NodeClassCloud, OptionalApi, Override, Resolution, ServiceStatus, Untagged,
 };
 use crate::model::instance_health::Unhealthy;
 use crate::model::offering::Catalog;
@@ -123,13 +122,13 @@ impl NodeClassCloud for Ec2Provider {
             let (profiles, cluster) = (self.node_classes.profiles(), &self.options.cluster_name);
             let deleted = profiles.delete_unused(&self.clients, cluster, used, crate::clock::now()).await;
             match &deleted {
-                Ok(()) => self.degraded_apis.record_recovery(degraded_apis::PROFILES),
+                Ok(()) => self.degraded_apis.record_recovery(OptionalApi::InstanceProfiles),
                 Err(error) if error.class == Class::Unauthorized => {
                     let note = format!(
                         "unused instance profiles are not deleted: allow {} in the controller's policy ({error})",
                         error.action
                     );
-                    self.degraded_apis.record_failure(degraded_apis::PROFILES, note);
+                    self.degraded_apis.record_failure(OptionalApi::InstanceProfiles, note);
                 }
                 // Retried in half an hour; nothing depends on it.
                 Err(_) => {}
@@ -160,15 +159,15 @@ impl InstanceEvents for Ec2Provider {
         async move {
             let statuses = status_checks::describe_statuses(&self.clients.ec2).await;
             match &statuses {
-                Ok(_) => self.degraded_apis.record_recovery(degraded_apis::STATUS_CHECKS),
+                Ok(_) => self.degraded_apis.record_recovery(OptionalApi::StatusChecks),
                 // The caller reports a missing permission with a separate event and stops polling.
                 Err(error) if error.class == Class::Unauthorized => {
-                    self.degraded_apis.record_recovery(degraded_apis::STATUS_CHECKS);
+                    self.degraded_apis.record_recovery(OptionalApi::StatusChecks);
                 }
                 // Not transient: the client has retried for minutes.
                 Err(error) => {
                     let note = format!("instances whose status checks fail are not replaced: {error}");
-                    self.degraded_apis.record_failure(degraded_apis::STATUS_CHECKS, note);
+                    self.degraded_apis.record_failure(OptionalApi::StatusChecks, note);
                 }
             }
             Ok(status_checks::unhealthy(&statuses?, crate::clock::now()))
@@ -203,13 +202,9 @@ impl ServiceStatus for Ec2Provider {
         self.offerings.shifts().shifted_zones(crate::clock::now())
     }
 
-    fn unreadable(&self) -> BTreeMap<&'static str, String> {
-        let mut out = self.degraded_apis.unreadable();
-        out.extend(self.offerings.snapshot().unreadable());
+    fn failing_apis(&self) -> BTreeMap<OptionalApi, String> {
+        let mut out = self.degraded_apis.failing();
+        out.extend(self.offerings.snapshot().failing_apis());
         out
-    }
-
-    fn unwritable(&self) -> BTreeMap<&'static str, String> {
-        self.degraded_apis.unwritable()
     }
 }

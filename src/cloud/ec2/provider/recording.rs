@@ -32,6 +32,7 @@ pub(crate) fn received(metrics: &CloudMetrics, events: &[Received], now: UnixMil
 mod tests {
     use super::*;
     use crate::cloud::ec2::interruption::messages::EventKind;
+    use crate::model::events;
 
     #[test]
     fn the_age_of_events_is_observed_and_never_negative() {
@@ -50,7 +51,7 @@ mod tests {
     #[test]
     fn failed_launches_have_karpenters_error_names() {
         let out = LaunchError::InsufficientCapacity { unavailable: vec![] };
-        let refused = LaunchError::Rejected { reason: "LaunchFailed", message: String::new() };
+        let refused = LaunchError::Rejected { event: events::LAUNCH_FAILED, message: String::new() };
         let not_ready = LaunchError::NodeClassNotReady { name: "n".into(), reason: String::new() };
         let names = [out, not_ready, refused].map(|error| launch_error(&error));
         assert_eq!(names, ["InsufficientCapacityError", "NodeClassNotReadyError", ""]);

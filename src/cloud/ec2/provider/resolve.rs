@@ -12,12 +12,13 @@ use crate::cloud::ec2::bootstrap::kubelet_validation::{Gate, InvalidKubelet};
 use crate::cloud::ec2::instances::describe;
 use crate::cloud::ec2::instances::describe::{InstanceFacts, instance_id};
 use crate::cloud::ec2::launch::dry_run_type::demands;
-use crate::cloud::ec2::node_class::drift::{CAPACITY_RESERVATION, DriftInputs, ResolvedGroup, drift_reason};
+use crate::cloud::ec2::node_class::drift::{DriftInputs, ResolvedGroup, drift_reason};
 use crate::cloud::ec2::node_class::resolve::{ClassResponses, RETRY, resolved_status, validate};
 use crate::cloud::ec2::node_class::{capacity_reservations, images, placement_group, security_groups, subnets};
 use crate::cloud::ec2::provider::Ec2Provider;
 use crate::cloud::kubelet_config::expressions::Unusable;
 use crate::cloud::{CloudError, Drift, Resolution, Verdict};
+use crate::model::events;
 use crate::model::labels;
 
 impl Ec2Provider {
@@ -83,7 +84,7 @@ impl Ec2Provider {
         };
         let validation = match (validation, kubelet) {
             (Verdict::True, Ok(Some(unusable))) => Verdict::Degraded(
-                "KubeletExpressionDropped",
+                events::KUBELET_EXPRESSION_DROPPED,
                 format!("{unusable}; what it would reserve counts as not set"),
             ),
             (verdict, _) => verdict,
@@ -115,7 +116,7 @@ impl Ec2Provider {
         };
         let drift = evaluate(id.and_then(|id| self.instances.facts(id)).as_ref())?;
         match (&drift, id) {
-            (Some(Drift { reason: CAPACITY_RESERVATION, .. }), Some(id)) => {
+            (Some(Drift { event: events::CAPACITY_RESERVATION_DRIFT, .. }), Some(id)) => {
                 evaluate(describe::facts_of(&self.clients, id).await?.as_ref())
             }
             _ => Ok(drift),

@@ -1,6 +1,7 @@
 use serde_json::json;
 
 use super::*;
+use crate::model::events;
 use crate::test_support::failures::{World, outcome, transcript};
 use crate::test_support::kubernetes::FakeApi;
 use crate::test_support::objects::{claim, launched};
@@ -14,7 +15,7 @@ fn world() -> World {
 
 #[tokio::test]
 async fn drift_is_written_under_every_failure() {
-    let drift = Drift { reason: "NodePoolDrifted", message: "the template changed".into() };
+    let drift = Drift { event: events::NODE_POOL_DRIFTED, message: "the template changed".into() };
     let text = transcript(world, async |ctx| {
         let Some(claim) = ctx.cluster.read().claims.get("c").cloned() else { return "no claim".into() };
         outcome(write(&ctx, &claim, Some(&drift)).await)

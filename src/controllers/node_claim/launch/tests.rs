@@ -141,20 +141,20 @@ fn an_unknown_partition_is_an_empty_label_and_no_partition_is_no_label() {
 fn c12_c13_the_disposition_of_a_claim_depends_on_the_launch_error() {
     let offering =
         Override { instance_type: "m5.large".into(), zone: "z".into(), capacity_type: CapacityType::OnDemand };
-    let rejected = |reason| LaunchError::Rejected { reason, message: "m".into() };
+    let rejected = |event| LaunchError::Rejected { event, message: "m".into() };
     let not_ready = LaunchError::NodeClassNotReady { name: "n".into(), reason: "no subnets".into() };
     let full = "all 1 offerings returned insufficient capacity; its pods will be re-planned";
     for (error, expected, event, why) in [
         (
             LaunchError::InsufficientCapacity { unavailable: vec![offering] },
             LaunchDisposition::Delete(DisruptionReason::InsufficientCapacity),
-            Some("InsufficientCapacityError"),
+            Some(events::INSUFFICIENT_CAPACITY_ERROR),
             full,
         ),
         (
             LaunchError::NoSpotRole,
             LaunchDisposition::Delete(DisruptionReason::InsufficientCapacity),
-            Some("SpotSLRCreationFailed"),
+            Some(events::SPOT_SLR_CREATION_FAILED),
             "the account lacks the service-linked role of EC2 spot",
         ),
         (
@@ -163,29 +163,29 @@ fn c12_c13_the_disposition_of_a_claim_depends_on_the_launch_error() {
             None,
             "EC2NodeClass n is not ready: no subnets",
         ),
-        (rejected("Unauthorized"), LaunchDisposition::Retry("Unauthorized"), Some("Unauthorized"), "m"),
+        (rejected(events::UNAUTHORIZED), LaunchDisposition::Retry("Unauthorized"), Some(events::UNAUTHORIZED), "m"),
         (
-            rejected("NodeClassReadinessUnknown"),
+            rejected(events::NODE_CLASS_READINESS_UNKNOWN),
             LaunchDisposition::Retry("NodeClassReadinessUnknown"),
-            Some("NodeClassReadinessUnknown"),
+            Some(events::NODE_CLASS_READINESS_UNKNOWN),
             "m",
         ),
         (
             LaunchError::Throttled,
             LaunchDisposition::Retry("RequestLimitExceeded"),
-            Some("LaunchFailed"),
+            Some(events::LAUNCH_FAILED),
             "request rate exceeded",
         ),
         (
             LaunchError::other("no answer"),
             LaunchDisposition::Retry("LaunchFailed"),
-            Some("LaunchFailed"),
+            Some(events::LAUNCH_FAILED),
             "launch failed: no answer",
         ),
         (
             LaunchError::Other { reason: "InternalError", message: "ec2:CreateFleet: InternalError: oh".into() },
             LaunchDisposition::Retry("InternalError"),
-            Some("LaunchFailed"),
+            Some(events::LAUNCH_FAILED),
             "launch failed: ec2:CreateFleet: InternalError",
         ),
     ] {

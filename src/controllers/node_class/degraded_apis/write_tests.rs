@@ -9,9 +9,9 @@ use crate::test_support::objects::node_class;
 
 #[tokio::test]
 async fn every_class_gets_an_event_for_an_api_that_can_not_be_read() {
-    let unreadable = [("Prices", "refused".to_owned())].into();
+    let failing_apis = [(OptionalApi::SpotPrices, "refused".to_owned())].into();
     let api = FakeApi::default();
-    let cloud = Arc::new(FakeCloud { unreadable, ..FakeCloud::default() });
+    let cloud = Arc::new(FakeCloud { failing_apis, ..FakeCloud::default() });
     let nobody = api.context(Arc::clone(&cloud) as Arc<_>, PlacementMode::Nominate);
     first_turn(run(nobody)).await;
     assert_eq!(api.events(), Vec::<String>::new(), "there is no class to report it on");
@@ -19,7 +19,7 @@ async fn every_class_gets_an_event_for_an_api_that_can_not_be_read() {
         api.put(&node_class(name, &json!({})));
     }
     first_turn(run(api.context(cloud, PlacementMode::Nominate))).await;
-    let events = ["a", "b"].map(|name| format!("Warning PricesUnreadable on EC2NodeClass/{name}: refused"));
+    let events = ["a", "b"].map(|name| format!("Warning SpotPricesUnreadable on EC2NodeClass/{name}: refused"));
     assert_eq!(api.events(), events);
     assert!(api.lines().is_empty());
 }

@@ -1,5 +1,6 @@
 use super::*;
 use crate::api::conditions::EC2_NODE_CLASS_DEPENDENTS;
+use crate::model::events;
 
 fn class(metadata: Value, status: Value) -> Ec2NodeClass {
     let mut meta = json!({"name": "default", "uid": "u", "generation": 2});
@@ -57,11 +58,12 @@ fn verdicts_become_conditions_and_unevaluated_conditions_are_kept() {
     assert_eq!(ready(&good), "True");
     let mut known = fresh.clone();
     known.status = Some(good.clone());
-    let bad = status(&known, &resolution(Verdict::False("AMINotFound", "none".into()), None), at(2));
+    let failed = resolution(Verdict::False(events::AMI_NOT_FOUND, "none".into()), None);
+    let bad = status(&known, &failed, at(2));
     assert_eq!(ready(&bad), "False");
-    assert_eq!(newly_false(&good, &bad), [("AMINotFound".to_owned(), "AMIsReady: none".to_owned())]);
-    assert!(newly_false(&bad, &bad).is_empty());
-    let degraded = resolution(Verdict::Degraded("Unreadable", "refused".into()), None);
+    assert_eq!(newly_false(&good, &bad, &failed), [(events::AMI_NOT_FOUND, "AMIsReady: none".to_owned())]);
+    assert!(newly_false(&bad, &bad, &failed).is_empty());
+    let degraded = resolution(Verdict::Degraded(events::CAPACITY_RESERVATIONS_UNREADABLE, "refused".into()), None);
     assert_eq!(status(&fresh, &degraded, at(1)), good);
     let unjudged = resolution(Verdict::Unjudged("throttled".into()), None);
     assert_eq!(status(&known, &unjudged, at(3)), good);

@@ -1,6 +1,7 @@
 use serde_json::json;
 
 use super::*;
+use crate::model::events;
 use crate::test_support::cloud::FakeCloud;
 use crate::test_support::failures::{World, outcome, transcript};
 use crate::test_support::kubernetes::FakeApi;
@@ -164,7 +165,7 @@ async fn a_deleted_class_waits_for_its_claims_and_for_the_cloud() {
 
 #[tokio::test]
 async fn a_condition_that_becomes_false_is_reported_once() {
-    let verdicts = vec![("SubnetsReady", Verdict::False("SubnetsNotFound", "no subnet matches".into()))];
+    let verdicts = vec![("SubnetsReady", Verdict::False(events::SUBNETS_NOT_FOUND, "no subnet matches".into()))];
     let resolution = Resolution { status: None, verdicts, requeue_after: PACE.resync };
     let world = world(&json!({}), FakeCloud { resolution: Some(resolution), ..real() });
     assert_eq!(reconciled(world.context()).await, "ok");
@@ -179,8 +180,8 @@ async fn a_condition_that_becomes_false_is_reported_once() {
 async fn an_event_reports_a_condition_that_is_degraded_or_could_not_be_evaluated() {
     let verdicts = vec![
         ("SubnetsReady", Verdict::Unjudged("ec2:DescribeSubnets refused".into())),
-        ("AMIsReady", Verdict::Degraded("SomeImagesMissing", "no image for arm64".into())),
-        ("SecurityGroupsReady", Verdict::False("SecurityGroupsNotFound", "none matches".into())),
+        ("AMIsReady", Verdict::Degraded(events::KUBELET_EXPRESSION_DROPPED, "no image for arm64".into())),
+        ("SecurityGroupsReady", Verdict::False(events::SECURITY_GROUPS_NOT_FOUND, "none matches".into())),
     ];
     let resolution = Resolution { verdicts, ..Resolution::all_true() };
     let world = world(&json!({}), FakeCloud { resolution: Some(resolution), ..real() });
@@ -188,7 +189,7 @@ async fn an_event_reports_a_condition_that_is_degraded_or_could_not_be_evaluated
     let expected = [
         "Warning NotJudged on EC2NodeClass/default: condition SubnetsReady unknown (ec2:DescribeSubnets refused); \
          keeping last status",
-        "Warning SomeImagesMissing on EC2NodeClass/default: no image for arm64",
+        "Warning KubeletExpressionDropped on EC2NodeClass/default: no image for arm64",
         "Warning SecurityGroupsNotFound on EC2NodeClass/default: SecurityGroupsReady: none matches",
     ];
     assert_eq!(world.api.events(), expected);

@@ -20,13 +20,13 @@ fn world(metadata: &Value) -> World {
 /// What the loop does for the pool `p`.
 async fn reconciled(ctx: Arc<Context>) -> String {
     let types = InstanceTypes::new(&ctx.ready_pools());
-    let (pool, status) = {
+    let (pool, desired) = {
         let state = ctx.cluster.read();
         let Some(pool) = state.pools.get("p").cloned() else { return "no pool".into() };
-        let status = status(&state, &types, &pool, clock::now());
-        (pool, status)
+        let desired = desired_status(&state, &types, &pool, clock::now());
+        (pool, desired)
     };
-    outcome(reconcile(&ctx, &pool, &status).await)
+    outcome(reconcile(&ctx, &pool, &desired).await)
 }
 
 #[tokio::test]

@@ -3,6 +3,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::api::hash;
 use crate::cloud::catalog::{SpotPricing, embedded};
+use crate::model::events::DeclaredEvent;
 use crate::test_support::objects;
 
 const CREATED: &str = "2026-01-01T00:00:00Z";
@@ -40,8 +41,8 @@ fn at(age: Duration) -> UnixMillis {
     UnixMillis::parse_rfc3339(CREATED).unwrap() + age
 }
 
-fn reason_of(claim: &NodeClaim, desired: &DesiredState) -> Option<&'static str> {
-    pool_drift(claim, desired, at(Duration::ZERO)).map(|drift| drift.reason)
+fn event_of(claim: &NodeClaim, desired: &DesiredState) -> Option<&'static DeclaredEvent> {
+    pool_drift(claim, desired, at(Duration::ZERO)).map(|drift| drift.event)
 }
 
 #[test]
@@ -50,22 +51,22 @@ fn c31_a_hashed_change_of_the_template_drifts() {
     let claim = launched(&before, &json!({}), &json!([]));
     for (template, expected) in [
         (json!({}), None),
-        (json!({"metadata": {"labels": {"a": "b"}}}), Some(NODE_POOL)),
-        (json!({"metadata": {"annotations": {"a": "b"}}}), Some(NODE_POOL)),
-        (json!({"spec": {"taints": [{"key": "k", "effect": "NoSchedule"}]}}), Some(NODE_POOL)),
-        (json!({"spec": {"startupTaints": [{"key": "k", "effect": "NoSchedule"}]}}), Some(NODE_POOL)),
-        (json!({"spec": {"terminationGracePeriod": "1h"}}), Some(NODE_POOL)),
-        (json!({"spec": {"expireAfter": "Never"}}), Some(NODE_POOL)),
+        (json!({"metadata": {"labels": {"a": "b"}}}), Some(events::NODE_POOL_DRIFTED)),
+        (json!({"metadata": {"annotations": {"a": "b"}}}), Some(events::NODE_POOL_DRIFTED)),
+        (json!({"spec": {"taints": [{"key": "k", "effect": "NoSchedule"}]}}), Some(events::NODE_POOL_DRIFTED)),
+        (json!({"spec": {"startupTaints": [{"key": "k", "effect": "NoSchedule"}]}}), Some(events::NODE_POOL_DRIFTED)),
+        (json!({"spec": {"terminationGracePeriod": "1h"}}), Some(events::NODE_POOL_DRIFTED)),
+        (json!({"spec": {"expireAfter": "Never"}}), Some(events::NODE_POOL_DRIFTED)),
         (json!({"spec": {"expireAfter": "43200m"}}), None),
-        (json!({"spec": {"nodeClassRef": {"name": "other"}}}), Some(NODE_POOL)),
+        (json!({"spec": {"nodeClassRef": {"name": "other"}}}), Some(events::NODE_POOL_DRIFTED)),
         (json!({"spec": {"requirements": [{"key": labels::ARCH, "operator": "In", "values": ["amd64"]}]}}), None),
     ] {
-        assert_eq!(reason_of(&claim, &desired(pool(&template, &json!([])))), expected, "{template}");
+        assert_eq!(event_of(&claim, &desired(pool(&template, &json!([])))), expected, "{template}");
     }
     let mut other = before.clone();
     other.spec.weight = Some(7);
     other.spec.disruption.consolidate_after = "5m".into();
-    assert_eq!(reason_of(&claim, &desired(other)), None, "weight and disruption are the pool's own matter");
+    assert_eq!(event_of(&claim, &desired(other)), None, "weight and disruption are the pool's own matter");
 }
 
 #[test]
@@ -74,15 +75,15 @@ fn c31_absent_hashes_and_hashes_of_other_versions_do_not_drift() {
         (pool(&json!({}), &json!([])), pool(&json!({"metadata": {"labels": {"a": "b"}}}), &json!([])));
     let after = desired(after);
     let claim = launched(&before, &json!({}), &json!([]));
-    assert_eq!(reason_of(&claim, &after), Some(NODE_POOL));
+    assert_eq!(event_of(&claim, &after), Some(events::NODE_POOL_DRIFTED));
     for key in [labels::NODE_POOL_HASH, labels::NODE_POOL_HASH_VERSION] {
         let mut without = claim.clone();
         without.annotations_mut().remove(key);
-        assert_eq!(reason_of(&without, &after), None, "{key}");
+        assert_eq!(event_of(&without, &after), None, "{key}");
     }
     let mut old = claim;
     old.annotations_mut().insert(labels::NODE_POOL_HASH_VERSION.into(), "v2".into());
-    assert_eq!(reason_of(&old, &after), None);
+    assert_eq!(event_of(&old, &after), None);
 }
 
 #[test]
@@ -92,17 +93,35 @@ fn b56_a_requirement_that_no_longer_admits_the_node_drifts_it() {
     let open = requirement("team", "In", &["a", "b"]);
     for (case, wants, own, asked, expected) in [
         ("admitted", requirement(labels::ARCH, "In", &["amd64"]), json!({}), json!([]), None),
-        ("another value", requirement(labels::ARCH, "In", &["arm64"]), json!({}), json!([]), Some(REQUIREMENTS)),
+        (
+            "another value",
+            requirement(labels::ARCH, "In", &["arm64"]),
+            json!({}),
+            json!([]),
+            Some(events::REQUIREMENTS_DRIFTED),
+        ),
         ("within bounds", requirement(labels::INSTANCE_CPU, "Gt", &["1"]), json!({}), json!([]), None),
-        ("too small", requirement(labels::INSTANCE_CPU, "Gt", &["2"]), json!({}), json!([]), Some(REQUIREMENTS)),
+        (
+            "too small",
+            requirement(labels::INSTANCE_CPU, "Gt", &["2"]),
+            json!({}),
+            json!([]),
+            Some(events::REQUIREMENTS_DRIFTED),
+        ),
         (
             "an old name",
             requirement("beta.kubernetes.io/arch", "In", &["arm64"]),
             json!({}),
             json!([]),
-            Some(REQUIREMENTS),
+            Some(events::REQUIREMENTS_DRIFTED),
         ),
-        ("a key it lacks", requirement("team", "Exists", &[]), json!({}), json!([]), Some(REQUIREMENTS)),
+        (
+            "a key it lacks",
+            requirement("team", "Exists", &[]),
+            json!({}),
+            json!([]),
+            Some(events::REQUIREMENTS_DRIFTED),
+        ),
         ("a key it must lack", requirement("team", "DoesNotExist", &[]), json!({}), json!([]), None),
         ("a value it must not have", requirement("team", "NotIn", &["a"]), json!({}), json!([]), None),
         (
@@ -110,14 +129,14 @@ fn b56_a_requirement_that_no_longer_admits_the_node_drifts_it() {
             requirement("team", "NotIn", &["a"]),
             json!({"team": "a"}),
             json!([]),
-            Some(REQUIREMENTS),
+            Some(events::REQUIREMENTS_DRIFTED),
         ),
         ("left open by the claim", open.clone(), json!({}), open.clone(), None),
-        ("left open otherwise", requirement("team", "In", &["c"]), json!({}), open, Some(REQUIREMENTS)),
+        ("left open otherwise", requirement("team", "In", &["c"]), json!({}), open, Some(events::REQUIREMENTS_DRIFTED)),
     ] {
         let pool = pool(&json!({}), &wants);
         let claim = launched(&pool, &own, &asked);
-        assert_eq!(reason_of(&claim, &desired(pool)), expected, "{case}");
+        assert_eq!(event_of(&claim, &desired(pool)), expected, "{case}");
     }
 }
 
@@ -126,10 +145,13 @@ fn drift_is_reported_in_the_order_template_requirements_instance_type() {
     let before = pool(&json!({}), &json!([]));
     let claim = launched(&before, &json!({(labels::INSTANCE_TYPE): "m0.gone"}), &json!([]));
     let arm = json!([{"key": labels::ARCH, "operator": "In", "values": ["arm64"]}]);
-    let late = |desired: &DesiredState| pool_drift(&claim, desired, at(TYPE_GRACE)).map(|drift| drift.reason);
-    assert_eq!(late(&desired(pool(&json!({"metadata": {"labels": {"a": "b"}}}), &arm))), Some(NODE_POOL));
-    assert_eq!(late(&desired(pool(&json!({}), &arm))), Some(REQUIREMENTS));
-    assert_eq!(late(&desired(before)), Some(INSTANCE_TYPE));
+    let late = |desired: &DesiredState| pool_drift(&claim, desired, at(TYPE_GRACE)).map(|drift| drift.event);
+    assert_eq!(
+        late(&desired(pool(&json!({"metadata": {"labels": {"a": "b"}}}), &arm))),
+        Some(events::NODE_POOL_DRIFTED)
+    );
+    assert_eq!(late(&desired(pool(&json!({}), &arm))), Some(events::REQUIREMENTS_DRIFTED));
+    assert_eq!(late(&desired(before)), Some(events::INSTANCE_TYPE_NOT_FOUND));
 }
 
 #[test]
@@ -138,18 +160,23 @@ fn a_removed_offering_drifts_its_nodes_after_an_hour() {
     let desired = desired(pool.clone());
     for (case, own, after, expected) in [
         ("offered", json!({}), TYPE_GRACE, None),
-        ("an unknown type", json!({(labels::INSTANCE_TYPE): "m0.gone"}), TYPE_GRACE, Some(INSTANCE_TYPE)),
+        (
+            "an unknown type",
+            json!({(labels::INSTANCE_TYPE): "m0.gone"}),
+            TYPE_GRACE,
+            Some(events::INSTANCE_TYPE_NOT_FOUND),
+        ),
         (
             "too young",
             json!({(labels::INSTANCE_TYPE): "m0.gone"}),
             TYPE_GRACE.checked_sub(Duration::from_millis(1)).unwrap(),
             None,
         ),
-        ("an unknown zone", json!({(labels::ZONE): "mars-1a"}), TYPE_GRACE, Some(INSTANCE_TYPE)),
+        ("an unknown zone", json!({(labels::ZONE): "mars-1a"}), TYPE_GRACE, Some(events::INSTANCE_TYPE_NOT_FOUND)),
         ("reserved, and offered on demand", json!({(labels::CAPACITY_TYPE): "reserved"}), TYPE_GRACE, None),
     ] {
         let claim = launched(&pool, &own, &json!([]));
-        assert_eq!(pool_drift(&claim, &desired, at(after)).map(|drift| drift.reason), expected, "{case}");
+        assert_eq!(pool_drift(&claim, &desired, at(after)).map(|drift| drift.event), expected, "{case}");
     }
     let nothing = DesiredState { types: HashMap::new(), ..desired };
     let claim = launched(&pool, &json!({}), &json!([]));
@@ -185,7 +212,7 @@ fn only_launched_claims_of_known_pools_are_compared() {
     {
         DriftCheck::Incomparable => "keep".to_owned(),
         DriftCheck::Settled(None) => "clear".to_owned(),
-        DriftCheck::Settled(Some(drift)) => drift.reason.to_owned(),
+        DriftCheck::Settled(Some(drift)) => drift.event.reason().to_owned(),
         DriftCheck::MatchesPool(class) => format!("compare with {}", class.name_any()),
     };
     let pools = HashMap::from([("p".to_owned(), desired(pool.clone()))]);
@@ -195,7 +222,7 @@ fn only_launched_claims_of_known_pools_are_compared() {
     launching.status = None;
     assert_eq!(check(&launching, &HashMap::new()), "clear", "not launched");
     let changed = self::pool(&json!({"metadata": {"labels": {"a": "b"}}}), &json!([]));
-    assert_eq!(check(&claim, &HashMap::from([("p".to_owned(), desired(changed))])), NODE_POOL);
+    assert_eq!(check(&claim, &HashMap::from([("p".to_owned(), desired(changed))])), "NodePoolDrifted");
     let invalid = self::pool(&json!({}), &json!([{"key": "k", "operator": "Odd", "values": []}]));
     assert!(DesiredState::new(Arc::new(invalid), Arc::new(class()), &Catalog::default()).is_none());
 }

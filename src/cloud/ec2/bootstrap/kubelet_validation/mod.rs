@@ -14,6 +14,8 @@ use crate::cloud::catalog::{NodeSettings, RawInstanceType, Trial};
 use crate::cloud::ec2::options::Options;
 use crate::cloud::kubelet_config::expressions::Unusable;
 use crate::cloud::kubelet_config::{GoDuration, INTERPRETED, Kubelet, KubeletMap};
+use crate::model::events;
+use crate::model::events::DeclaredEvent;
 
 /// Why a class's kubelet configuration is invalid: reason ([`InvalidKubelet::reason`]) and message of the condition
 /// ValidationSucceeded.
@@ -41,14 +43,14 @@ pub enum InvalidKubelet {
 }
 
 impl InvalidKubelet {
-    /// The reason on the condition ValidationSucceeded: Karpenter's names.
-    pub const fn reason(&self) -> &'static str {
+    /// The event about the condition ValidationSucceeded, with Karpenter's reason.
+    pub const fn event(&self) -> &'static DeclaredEvent {
         match self {
-            Self::Invalid(_) => "InvalidKubeletConfiguration",
-            Self::ExpressionsDisabled(_) => "KubeletExpressionsDisabled",
-            Self::ExpressionInvalid(_) => "KubeletExpressionInvalid",
-            Self::EvaluationFailed(_) => "KubeletExpressionEvaluationFailed",
-            Self::Unsupported(_) => "UnsupportedKubeletConfiguration",
+            Self::Invalid(_) => events::INVALID_KUBELET_CONFIGURATION,
+            Self::ExpressionsDisabled(_) => events::KUBELET_EXPRESSIONS_DISABLED,
+            Self::ExpressionInvalid(_) => events::KUBELET_EXPRESSION_INVALID,
+            Self::EvaluationFailed(_) => events::KUBELET_EXPRESSION_EVALUATION_FAILED,
+            Self::Unsupported(_) => events::UNSUPPORTED_KUBELET_CONFIGURATION,
         }
     }
 }

@@ -213,7 +213,7 @@ fn c34_all_problems_are_reported_at_once() {
         json!({"podsPerCore": -1, "kubeReserved": {"gpu": "1", "cpu": "-1"}, "evictionHard": {"notASignal": "5%"}}),
     )
     .unwrap_err();
-    assert_eq!(error.reason(), "InvalidKubeletConfiguration");
+    assert_eq!(error.event().reason(), "InvalidKubeletConfiguration");
     assert_eq!(error.to_string().split("; ").count(), 4, "{error}");
 }
 
@@ -228,11 +228,11 @@ fn c34_expressions_are_rejected_while_off_after_the_schema_check() {
         for family in ["AL2023", "AL2", "Custom"] {
             let error = outcome(family, kubelet.clone()).unwrap_err();
             assert_eq!(error, InvalidKubelet::ExpressionsDisabled(vec![place.to_owned()]), "{kubelet}");
-            assert_eq!(error.reason(), "KubeletExpressionsDisabled");
+            assert_eq!(error.event().reason(), "KubeletExpressionsDisabled");
         }
     }
     let both = outcome("AL2", json!({"maxPods": "vcpus * 10", "podsPerCore": -1})).unwrap_err();
-    assert_eq!(both.reason(), "InvalidKubeletConfiguration");
+    assert_eq!(both.event().reason(), "InvalidKubeletConfiguration");
     let message = outcome("AL2", json!({"maxPods": "vcpus * 10"})).unwrap_err().to_string();
     assert_eq!(
         message,
@@ -265,7 +265,7 @@ fn c34_expressions_are_accepted_while_on_if_they_evaluate_on_every_type() {
         ("instance_type", failed, "it gives a string, expected a number (int or double)"),
     ] {
         let error = outcome_with_gate("AL2023", json!({"maxPods": max_pods})).unwrap_err();
-        assert_eq!(error.reason(), reason);
+        assert_eq!(error.event().reason(), reason);
         let message = error.to_string();
         assert!(
             message.starts_with("spec.kubelet.maxPods: the expression ") && message.contains(expected),
@@ -273,14 +273,14 @@ fn c34_expressions_are_accepted_while_on_if_they_evaluate_on_every_type() {
         );
     }
     let shape = outcome_with_gate("AL2", json!({"maxPods": "vcpus * 10", "podsPerCore": -1})).unwrap_err();
-    assert_eq!(shape.reason(), "InvalidKubeletConfiguration");
+    assert_eq!(shape.event().reason(), "InvalidKubeletConfiguration");
     let negative = outcome_with_gate("AL2", json!({"kubeReserved": {"cpu": "-1 * vcpus"}})).unwrap_err();
     assert_eq!(negative.to_string(), "spec.kubelet.kubeReserved[cpu]: \"-1 * vcpus\" is negative");
     let lost = outcome_with_gate("Bottlerocket", json!({"maxPods": "vcpus * 10", "podsPerCore": 2})).unwrap_err();
-    assert_eq!(lost.reason(), "UnsupportedKubeletConfiguration");
+    assert_eq!(lost.event().reason(), "UnsupportedKubeletConfiguration");
     for (max_pods, reason) in [("vcpus *", invalid), ("8 - vcpus", "UnsupportedKubeletConfiguration")] {
         let both = outcome_with_gate("Bottlerocket", json!({"maxPods": max_pods, "podsPerCore": 2})).unwrap_err();
-        assert_eq!(both.reason(), reason, "the first step that finds something decides");
+        assert_eq!(both.event().reason(), reason, "the first step that finds something decides");
     }
 }
 
@@ -317,7 +317,7 @@ fn c34_each_family_rejects_unsupported_settings() {
             assert_eq!(outcome, Ok(()), "{family} {kubelet}");
         } else {
             let error = outcome.unwrap_err();
-            assert_eq!(error.reason(), "UnsupportedKubeletConfiguration");
+            assert_eq!(error.event().reason(), "UnsupportedKubeletConfiguration");
             assert_eq!(error, InvalidKubelet::Unsupported(expected), "{family} {kubelet}");
         }
     }

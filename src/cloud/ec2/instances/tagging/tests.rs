@@ -5,10 +5,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use super::*;
-use crate::cloud::ServiceStatus;
 use crate::cloud::ec2::launch::request::tests::facts;
 use crate::cloud::ec2::options::Options;
 use crate::cloud::ec2::provider::Ec2Provider;
+use crate::cloud::{OptionalApi, ServiceStatus};
 use crate::test_support::fake_aws;
 use crate::test_support::fake_aws::Request;
 
@@ -130,7 +130,7 @@ async fn c20_a_terminated_instance_is_skipped_and_fails_no_other() {
     let keys = [CLUSTER];
     let calls = [call(&["i-1", "i-going"], &keys), call(&["i-1"], &keys), call(&["i-going"], &keys)];
     assert_eq!(written(&seen.lock().unwrap()), calls);
-    assert!(ec2.unwritable().is_empty());
+    assert!(ec2.failing_apis().is_empty());
 }
 
 #[tokio::test]
@@ -179,19 +179,19 @@ async fn tagging_is_degraded_until_the_last_instance_is_tagged() {
     let found = outcomes(&ec2, &all).await;
     assert!(matches!(found[0], Err(CloudError::Refused(_))) && matches!(found[2], Err(CloudError::Refused(_))));
     assert_eq!(found[1], Ok(()));
-    let reported = ec2.unwritable();
+    let reported = ec2.failing_apis();
     assert_eq!(
         reported.keys().copied().collect::<Vec<_>>(),
-        [crate::cloud::ec2::degraded_apis::TAGS],
+        [OptionalApi::InstanceTags],
         "a success for another instance does not end it"
     );
-    let note = &reported[crate::cloud::ec2::degraded_apis::TAGS];
+    let note = &reported[&OptionalApi::InstanceTags];
     assert!(note.contains("allow ec2:CreateTags") && note.contains("UnauthorizedOperation"), "{note}");
     assert!(outcomes(&ec2, &all[..1]).await[0].is_err());
-    assert!(!ec2.unwritable().is_empty());
+    assert!(!ec2.failing_apis().is_empty());
     is_refused.store(false, Ordering::SeqCst);
     assert_eq!(outcomes(&ec2, &all[..1]).await, [Ok(())]);
-    assert!(ec2.unwritable().is_empty());
+    assert!(ec2.failing_apis().is_empty());
 }
 
 #[tokio::test]
@@ -201,10 +201,10 @@ async fn an_instance_that_is_no_longer_due_does_not_count_as_degraded() {
         _ => fake_aws::error("TagLimitExceeded", "too many"),
     }));
     assert!(outcomes(&ec2, &due(&["i-1"])).await[0].is_err());
-    let note = &ec2.unwritable()[crate::cloud::ec2::degraded_apis::TAGS];
+    let note = &ec2.failing_apis()[&OptionalApi::InstanceTags];
     assert!(note.contains("TagLimitExceeded") && !note.contains("policy"), "{note}");
     assert!(outcomes(&ec2, &[]).await.is_empty());
-    assert!(ec2.unwritable().is_empty());
+    assert!(ec2.failing_apis().is_empty());
 }
 
 #[tokio::test]

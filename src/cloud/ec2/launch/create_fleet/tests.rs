@@ -1,4 +1,5 @@
 use super::*;
+use crate::model::events;
 use crate::test_support::fake_aws;
 
 fn slot(instance_type: &str, zone: &str, price: i64) -> FleetOverride {
@@ -197,10 +198,10 @@ fn c12_only_unfulfillable_errors_make_an_insufficient_capacity_error() {
     let LaunchError::InsufficientCapacity { unavailable } = fail(&none) else { panic!("capacity") };
     assert_eq!(unavailable.len(), 2);
     let mixed = [none[0].clone(), error("UnauthorizedOperation", "m5.large", "1b")];
-    let LaunchError::Rejected { reason, message } = fail(&mixed) else { panic!("rejected") };
-    assert_eq!(reason, "Unauthorized");
+    let LaunchError::Rejected { event, message } = fail(&mixed) else { panic!("rejected") };
+    assert_eq!(event, events::UNAUTHORIZED);
     assert_eq!(message, "InsufficientInstanceCapacity: m; UnauthorizedOperation: m");
-    assert!(matches!(fail(&[]), LaunchError::Rejected { reason: "LaunchFailed", .. }));
+    assert!(matches!(fail(&[]), LaunchError::Rejected { event: events::LAUNCH_FAILED, .. }));
 }
 
 #[test]

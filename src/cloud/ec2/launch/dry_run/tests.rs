@@ -4,6 +4,7 @@ use crate::cloud::ec2::launch::request::tests as fixtures;
 use crate::cloud::ec2::node_class::store::NodeClassStore;
 use crate::cloud::ec2::offerings::store::OfferingStore;
 use crate::cloud::ec2::options::Options;
+use crate::model::events;
 
 fn validator(clients: Clients, options: Options) -> DryRunValidator {
     let options = Arc::new(options);
@@ -20,8 +21,8 @@ fn error(code: &str, message: &str) -> ApiError {
 fn reason(outcome: Outcome) -> (&'static str, bool) {
     match outcome {
         Outcome::Passed => ("passed", true),
-        Outcome::Final(Verdict::False(reason, _)) => (reason, true),
-        Outcome::Transient(Verdict::False(reason, _)) => (reason, false),
+        Outcome::Final(Verdict::False(event, _)) => (event.reason(), true),
+        Outcome::Transient(Verdict::False(event, _)) => (event.reason(), false),
         Outcome::Transient(Verdict::Unjudged(_)) => ("unjudged", false),
         Outcome::Final(other) | Outcome::Transient(other) => panic!("{other:?}"),
     }
@@ -115,7 +116,7 @@ async fn invalid_user_data_is_reported_without_a_dry_run() {
     let options = Options { dry_run: false, ..Options::of("c1") };
     let validator = validator(clients, options);
     let verdict = validator.validate(&class("settings = 3"), &[], UnixMillis(0)).await;
-    assert!(matches!(verdict, Verdict::False("UserDataInvalid", _)), "{verdict:?}");
+    assert!(matches!(verdict, Verdict::False(events::USER_DATA_INVALID, _)), "{verdict:?}");
     assert_eq!(validator.validate(&class("[settings.motd]"), &[], UnixMillis(0)).await, Verdict::True);
     assert!(seen.lock().unwrap().is_empty(), "EC2 was not called");
 }

@@ -15,6 +15,7 @@ use crate::cloud::ec2::options::Options;
 use crate::cloud::ec2::placement_group::PlacementGroup;
 use crate::cloud::ec2::provider::Ec2Provider;
 use crate::cloud::{Cloud, Override, ReservedIn};
+use crate::model::events;
 use crate::model::labels;
 use crate::model::offering::CapacityType;
 use crate::model::reservation::ReservationKind;
@@ -221,7 +222,7 @@ async fn c14_a_throttled_call_keeps_its_allocation_for_the_retry() {
         counts.set_described([("cr-1", 1)], crate::clock::now() + Duration::from_millis(1));
     });
     let error = world.launch("uid-2", &BOTH).await.unwrap_err();
-    assert!(matches!(error, LaunchError::Rejected { reason: "RequestLimitExceeded", .. }), "{error}");
+    assert!(matches!(error, LaunchError::Rejected { event: events::REQUEST_LIMIT_EXCEEDED, .. }), "{error}");
     assert_eq!(
         world.left("cr-1"),
         1,
@@ -234,7 +235,7 @@ async fn a_failed_launch_releases_its_allocation() {
     let world = world(&[("cr-1", 1)]);
     world.next(fake_aws::error("UnauthorizedOperation", "no"));
     let error = world.launch("uid-1", &BOTH).await.unwrap_err();
-    assert!(matches!(error, LaunchError::Rejected { reason: "Unauthorized", .. }), "{error}");
+    assert!(matches!(error, LaunchError::Rejected { event: events::UNAUTHORIZED, .. }), "{error}");
     assert_eq!(world.left("cr-1"), 1);
     let mut request = world.request("uid-1", &BOTH);
     let mut class = world.class.clone();
@@ -243,7 +244,7 @@ async fn a_failed_launch_releases_its_allocation() {
     let (claim, catalog) = (details.claim.clone(), Arc::clone(&details.catalog));
     request.details = Some(Arc::new(LaunchDetails { claim, class: Arc::new(class), catalog, named: BTreeSet::new() }));
     let error = world.ec2.launch(request).await.unwrap_err();
-    assert!(matches!(error, LaunchError::Rejected { reason: "SubnetResolutionFailed", .. }), "{error}");
+    assert!(matches!(error, LaunchError::Rejected { event: events::SUBNET_RESOLUTION_FAILED, .. }), "{error}");
     assert_eq!(world.left("cr-1"), 1);
 }
 

@@ -9,6 +9,7 @@ use crate::cloud::catalog::{SpotPricing, embedded};
 use crate::cloud::ec2::launch::select::choose;
 use crate::cloud::ec2::node_class::ami_alias::one_of;
 use crate::cloud::{LaunchDetails, Override};
+use crate::model::events;
 use crate::test_support::objects;
 
 /// A ready class with two subnets and an image for each architecture.
@@ -250,7 +251,7 @@ fn only_a_class_that_is_ready_in_its_current_generation_launches() {
     assert!(matches!(changed(&status("False")), Err(LaunchError::NodeClassNotReady { .. })));
     assert!(matches!(
         changed(&status("Unknown")),
-        Err(LaunchError::Rejected { reason: "NodeClassReadinessUnknown", .. })
+        Err(LaunchError::Rejected { event: events::NODE_CLASS_READINESS_UNKNOWN, .. })
     ));
     assert!(matches!(
         changed(&|class| class.metadata.generation = Some(4)),

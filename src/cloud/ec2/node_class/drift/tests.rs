@@ -9,6 +9,7 @@ use crate::cloud::ec2::launch::request::tests::{claim, class, facts};
 use crate::cloud::ec2::options::Options;
 use crate::cloud::ec2::provider::Ec2Provider;
 use crate::cloud::{Cloud, NodeClassCloud};
+use crate::model::events::DeclaredEvent;
 use crate::test_support::fake_aws;
 
 /// A change of a claim.
@@ -46,22 +47,22 @@ fn instance() -> InstanceFacts {
     InstanceFacts { security_groups: ["sg-1".to_owned()].into(), subnet: Some("subnet-a".into()), reservation: None }
 }
 
-fn reason_of(
+fn event_of(
     claim: &NodeClaim,
     class: &Ec2NodeClass,
     instance: &InstanceFacts,
-) -> Result<Option<&'static str>, DriftError> {
+) -> Result<Option<&'static DeclaredEvent>, DriftError> {
     let own = type_labels();
     let found =
         DriftInputs { type_labels: Some(&own), instance: Some(instance), placement_group: ResolvedGroup::Absent };
-    Ok(drift_reason(claim, class, &found)?.map(|drift| drift.reason))
+    Ok(drift_reason(claim, class, &found)?.map(|drift| drift.event))
 }
 
 #[test]
 fn c31_a_changed_field_of_the_instance_drifts_and_a_changed_selector_does_not() {
     let base = json!({"kubelet": {"maxPods": 12}, "tags": {"a": "b"}});
     let claim = launched(&stamped(base.clone()));
-    let drifts = Ok(Some("NodeClassDrift"));
+    let drifts = Ok(Some(events::NODE_CLASS_DRIFT));
     for (patch, expected) in [
         (json!({}), Ok(None)),
         (json!({"userData": "echo"}), drifts.clone()),
@@ -94,7 +95,7 @@ fn c31_a_changed_field_of_the_instance_drifts_and_a_changed_selector_does_not() 
         for (key, value) in patch.as_object().unwrap() {
             spec[key] = value.clone();
         }
-        assert_eq!(reason_of(&claim, &stamped(spec), &instance()), expected, "{patch}");
+        assert_eq!(event_of(&claim, &stamped(spec), &instance()), expected, "{patch}");
     }
 }
 
@@ -111,13 +112,13 @@ fn c31_absent_hashes_and_hashes_of_another_version_are_no_drift() {
     let mut unstamped = after.clone();
     unstamped.annotations_mut().clear();
     for (what, claim, class, expected) in [
-        ("both present", launched(&before), &after, Some("NodeClassDrift")),
+        ("both present", launched(&before), &after, Some(events::NODE_CLASS_DRIFT)),
         ("no hash on the claim", without(HASH), &after, None),
         ("no version on the claim", without(VERSION), &after, None),
         ("another version", old, &after, None),
         ("nothing on the class", launched(&before), &unstamped, None),
     ] {
-        assert_eq!(reason_of(&claim, class, &instance()), Ok(expected), "{what}");
+        assert_eq!(event_of(&claim, class, &instance()), Ok(expected), "{what}");
     }
 }
 
@@ -126,7 +127,7 @@ fn c31_setting_the_family_that_the_alias_implies_is_no_drift() {
     let terms = json!([{"alias": "al2023@latest"}]);
     let implied = stamped(json!({"amiFamily": null, "amiSelectorTerms": terms}));
     let explicit = stamped(json!({"amiFamily": "AL2023", "amiSelectorTerms": terms}));
-    assert_eq!(reason_of(&launched(&implied), &explicit, &instance()), Ok(None));
+    assert_eq!(event_of(&launched(&implied), &explicit, &instance()), Ok(None));
 }
 
 #[test]
@@ -147,41 +148,45 @@ fn c32_the_resolved_class_is_compared_with_the_instance_in_order() {
         reservation: Some("cr-x".into()),
     };
     let untouched = |_: &mut NodeClaim| {};
-    let cases: Vec<(&str, Change<'_>, InstanceFacts, Option<&str>)> = vec![
+    let cases: Vec<(&str, Change<'_>, InstanceFacts, Option<&'static DeclaredEvent>)> = vec![
         ("no drift", &untouched, instance(), None),
-        ("image before all else", &other_image, wrong.clone(), Some(AMI)),
-        ("groups before subnet", &grouped, wrong.clone(), Some(SECURITY_GROUP)),
+        ("image before all else", &other_image, wrong.clone(), Some(events::AMI_DRIFT)),
+        ("groups before subnet", &grouped, wrong.clone(), Some(events::SECURITY_GROUP_DRIFT)),
         (
             "an additional group",
             &untouched,
             InstanceFacts { security_groups: groups(&["sg-1", "sg-2"]), ..instance() },
-            Some(SECURITY_GROUP),
+            Some(events::SECURITY_GROUP_DRIFT),
         ),
         ("groups not reported", &untouched, InstanceFacts { security_groups: groups(&[]), ..instance() }, None),
         (
             "subnet before reservation",
             &grouped,
             InstanceFacts { security_groups: groups(&["sg-1"]), ..wrong.clone() },
-            Some(SUBNET),
+            Some(events::SUBNET_DRIFT),
         ),
         (
             "reservation before placement group",
             &grouped,
             InstanceFacts { reservation: Some("cr-x".into()), ..instance() },
-            Some(CAPACITY_RESERVATION),
+            Some(events::CAPACITY_RESERVATION_DRIFT),
         ),
-        ("placement group", &grouped, instance(), Some(PLACEMENT_GROUP)),
+        ("placement group", &grouped, instance(), Some(events::PLACEMENT_GROUP_DRIFT)),
     ];
     for (what, change, instance, expected) in cases {
         let mut claim = launched(&class);
         change(&mut claim);
-        assert_eq!(reason_of(&claim, &class, &instance), Ok(expected), "{what}");
+        assert_eq!(event_of(&claim, &class, &instance), Ok(expected), "{what}");
     }
     let mut fewer = class.clone();
     if let Some(status) = &mut fewer.status {
         status.security_groups.push(crate::api::node_class::SecurityGroupStatus { id: "sg-9".into(), name: None });
     }
-    assert_eq!(reason_of(&launched(&class), &fewer, &instance()), Ok(Some(SECURITY_GROUP)), "a missing group");
+    assert_eq!(
+        event_of(&launched(&class), &fewer, &instance()),
+        Ok(Some(events::SECURITY_GROUP_DRIFT)),
+        "a missing group"
+    );
 }
 
 #[test]
@@ -191,13 +196,13 @@ fn c32_a_placement_group_is_compared_by_id_after_its_resolution() {
     let mut claim = launched(&class);
     let evaluate = |claim: &NodeClaim, placement_group| {
         let found = DriftInputs { type_labels: Some(&own), instance: Some(&instance()), placement_group };
-        drift_reason(claim, &class, &found).map(|drift| drift.map(|drift| drift.reason))
+        drift_reason(claim, &class, &found).map(|drift| drift.map(|drift| drift.event))
     };
-    assert_eq!(evaluate(&claim, ResolvedGroup::Id("pg-1")), Ok(Some(PLACEMENT_GROUP)));
+    assert_eq!(evaluate(&claim, ResolvedGroup::Id("pg-1")), Ok(Some(events::PLACEMENT_GROUP_DRIFT)));
     assert_eq!(evaluate(&claim, ResolvedGroup::Unknown), Err(DriftError::PlacementGroupUnknown));
     claim.labels_mut().insert(labels::PLACEMENT_GROUP_ID.into(), "pg-1".into());
     assert_eq!(evaluate(&claim, ResolvedGroup::Id("pg-1")), Ok(None));
-    assert_eq!(evaluate(&claim, ResolvedGroup::Absent), Ok(Some(PLACEMENT_GROUP)));
+    assert_eq!(evaluate(&claim, ResolvedGroup::Absent), Ok(Some(events::PLACEMENT_GROUP_DRIFT)));
 }
 
 #[test]

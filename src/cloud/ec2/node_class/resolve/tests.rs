@@ -3,6 +3,7 @@ use crate::cloud::ec2::aws::errors::Class;
 use crate::cloud::ec2::bootstrap::kubelet_validation;
 use crate::cloud::ec2::bootstrap::kubelet_validation::Gate;
 use crate::cloud::ec2::node_class::capacity_reservations::tests::reservation;
+use crate::model::events;
 use crate::test_support::objects::node_class;
 use serde_json::json;
 
@@ -48,7 +49,7 @@ fn an_empty_selection_is_false_and_its_list_is_empty() {
         (AMIS, "AMINotFound"),
         (PLACEMENT, "PlacementGroupNotFound"),
     ] {
-        assert!(matches!(verdict(&verdicts, kind), Verdict::False(found, _) if *found == reason), "{kind}");
+        assert!(matches!(verdict(&verdicts, kind), Verdict::False(found, _) if found.reason() == reason), "{kind}");
     }
     assert_eq!(verdict(&verdicts, PROFILE), &Verdict::True);
     assert_eq!(status.instance_profile.as_deref(), Some("profile"));
@@ -73,7 +74,7 @@ fn a_failed_api_keeps_its_part_of_the_status() {
     for kind in [SUBNETS, PROFILE, AMIS] {
         assert!(matches!(verdict(&verdicts, kind), Verdict::Unjudged(_)), "{kind}");
     }
-    assert!(matches!(verdict(&verdicts, PLACEMENT), Verdict::False("PlacementGroupResolutionFailed", _)));
+    assert!(matches!(verdict(&verdicts, PLACEMENT), Verdict::False(events::PLACEMENT_GROUP_RESOLUTION_FAILED, _)));
 }
 
 #[test]
@@ -96,7 +97,7 @@ fn unreadable_reservations_are_reported_and_do_not_block_the_class() {
     let failed = || ClassResponses { reservations: Some(Err(throttled())), ..responses() };
     let (status, verdicts) = resolved_status(&before, failed(), UnixMillis(0));
     assert_eq!(status.capacity_reservations, before.capacity_reservations);
-    assert!(matches!(verdict(&verdicts, RESERVATIONS), Verdict::Degraded("CapacityReservationsUnreadable", _)));
+    assert!(matches!(verdict(&verdicts, RESERVATIONS), Verdict::Degraded(events::CAPACITY_RESERVATIONS_UNREADABLE, _)));
     let (status, _) = resolved_status(&before, failed(), UnixMillis(60_000));
     assert_eq!(status.capacity_reservations[0].state, "expiring", "time passes without the API");
     let (status, verdicts) = resolved_status(&Ec2NodeClassStatus::default(), failed(), UnixMillis(0));
@@ -118,7 +119,7 @@ fn c29_an_alias_without_images_for_the_version_is_reported() {
         ClassResponses { images: Err(error.into()), ..responses() },
         UnixMillis(0),
     );
-    assert!(matches!(verdict(&verdicts, AMIS), Verdict::False("UnsupportedAlias", _)));
+    assert!(matches!(verdict(&verdicts, AMIS), Verdict::False(events::UNSUPPORTED_ALIAS, _)));
 }
 
 fn all_true() -> Vec<(&'static str, Verdict)> {
@@ -128,7 +129,8 @@ fn all_true() -> Vec<(&'static str, Verdict)> {
 fn reason(class: &Ec2NodeClass, verdicts: &[(&'static str, Verdict)], cidr: Option<&str>) -> Option<&'static str> {
     let kubelet = kubelet_validation::validate(&class.spec, Gate::Off);
     validate(class, verdicts, cidr, kubelet.as_ref().err()).map(|verdict| match verdict {
-        Verdict::False(reason, _) | Verdict::Unknown(reason, _) => reason,
+        Verdict::False(event, _) => event.reason(),
+        Verdict::Unknown(reason, _) => reason,
         Verdict::True | Verdict::Degraded(..) | Verdict::Unjudged(_) => "",
     })
 }
@@ -140,7 +142,7 @@ fn c33_validation_reports_the_first_problem() {
     assert_eq!(reason(&al2023, &all_true(), Some("10.0.0.0/16")), Some("InvalidKubeletConfiguration"));
     let tagged = class(json!({"amiFamily": "Custom", "tags": {"karpenter.sh/nodepool": "x"}}));
     let mut verdicts = all_true();
-    verdicts[0].1 = Verdict::False("AMINotFound", String::new());
+    verdicts[0].1 = Verdict::False(events::AMI_NOT_FOUND, String::new());
     assert_eq!(reason(&tagged, &verdicts, None), Some("DependenciesNotReady"));
     verdicts[0].1 = Verdict::Unjudged(String::new());
     assert!(matches!(validate(&tagged, &verdicts, None, None), Some(Verdict::Unknown("DependenciesNotReady", _))));

@@ -3,6 +3,7 @@ use std::collections::BTreeSet;
 use serde_json::json;
 
 use super::*;
+use crate::cloud::OptionalApi;
 use crate::cloud::catalog::embedded;
 use crate::cloud::ec2::offerings::prices::OnDemandPrices;
 use crate::cloud::ec2::offerings::spot_prices::SpotHistory;
@@ -27,10 +28,10 @@ fn prices(all: &[(&str, i64)]) -> OnDemandPrices {
 #[test]
 fn without_a_pricing_api_that_is_reported_and_us_east_1_prices_are_used() {
     let region = Region::new(RegionSnapshot::embedded("us-gov-west-1", embedded()));
-    let unreadable = || region.snapshot().unreadable();
+    let failing = || region.snapshot().failing_apis();
     let expected = "on-demand prices could not be read, using the us-east-1 price list embedded in the binary: \
         AWS has no Pricing API for us-gov-west-1";
-    assert_eq!(unreadable(), [("OnDemandPrices", expected.to_owned())].into());
+    assert_eq!(failing(), [(OptionalApi::OnDemandPrices, expected.to_owned())].into());
     let catalog = region.catalog(&class("us-gov-west-1a"), &inputs(0));
     let m5 = catalog.instance_types.iter().find(|found| &*found.name == "m5.large").unwrap();
     let offers: BTreeSet<_> = m5.offerings.iter().map(|o| (&*o.zone, o.capacity_type, o.price, o.available)).collect();
@@ -43,9 +44,9 @@ fn without_a_pricing_api_that_is_reported_and_us_east_1_prices_are_used() {
         ..RegionResponses::default()
     };
     assert!(region.apply(others).is_empty());
-    assert_eq!(unreadable().len(), 1, "permanent");
+    assert_eq!(failing().len(), 1, "permanent");
     let china = RegionSnapshot::embedded("cn-north-1", embedded());
-    assert!(china.unreadable().is_empty(), "China has one");
+    assert!(china.failing_apis().is_empty(), "China has one");
 }
 
 #[test]

@@ -104,13 +104,13 @@ fn an_earlier_response_is_used_while_refreshes_fail() {
 #[test]
 fn an_api_is_unreadable_from_its_first_failure_until_it_responds() {
     let uncalled = RegionSnapshot::embedded("us-east-1", embedded());
-    assert!(uncalled.unreadable().is_empty(), "not called yet");
+    assert!(uncalled.failing_apis().is_empty(), "not called yet");
     let (failing, _) =
         uncalled.updated(RegionResponses { on_demand: Some(Err(refused())), ..RegionResponses::default() });
-    let all = failing.unreadable();
-    assert_eq!(all.keys().copied().collect::<Vec<_>>(), ["OnDemandPrices"]);
-    let note = &all["OnDemandPrices"];
+    let all = failing.failing_apis();
+    assert_eq!(all.keys().copied().collect::<Vec<_>>(), [OptionalApi::OnDemandPrices]);
+    let note = &all[&OptionalApi::OnDemandPrices];
     assert!(note.contains("embedded in the binary") && note.contains("AccessDeniedException"), "{note}");
     let (read, _) = failing.updated(RegionResponses { on_demand: Some(Ok([].into())), ..RegionResponses::default() });
-    assert!(read.unreadable().is_empty());
+    assert!(read.failing_apis().is_empty());
 }

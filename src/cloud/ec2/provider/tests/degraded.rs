@@ -6,7 +6,7 @@ use std::sync::Mutex;
 use crate::cloud::ec2::launch::request::tests::facts;
 use crate::cloud::ec2::options::Options;
 use crate::cloud::ec2::provider::Ec2Provider;
-use crate::cloud::{CloudError, InstanceEvents, NodeClassCloud, ServiceStatus};
+use crate::cloud::{CloudError, InstanceEvents, NodeClassCloud, OptionalApi, ServiceStatus};
 use crate::test_support::fake_aws;
 
 /// A provider whose calls get these responses, last first; the first response repeats.
@@ -21,16 +21,19 @@ fn scripted(responses: Vec<Option<(u16, String)>>) -> Ec2Provider {
 
 #[tokio::test]
 async fn failed_status_calls_are_degraded_and_unauthorized_ones_are_not() {
-    let reported = |ec2: &Ec2Provider| ec2.unreadable().into_keys().collect::<Vec<_>>();
+    let reported = |ec2: &Ec2Provider| ec2.failing_apis().into_keys().collect::<Vec<_>>();
     let failing = scripted(vec![fake_aws::error("InvalidParameterValue", "odd")]);
     failing.unhealthy().await.unwrap_err();
-    assert_eq!(reported(&failing), ["StatusChecks"]);
-    assert!(failing.unreadable()["StatusChecks"].contains("ec2:DescribeInstanceStatus: InvalidParameterValue"));
+    assert_eq!(reported(&failing), [OptionalApi::StatusChecks]);
+    assert!(
+        failing.failing_apis()[&OptionalApi::StatusChecks]
+            .contains("ec2:DescribeInstanceStatus: InvalidParameterValue")
+    );
     let refused = scripted(vec![fake_aws::error("UnauthorizedOperation", "no")]);
     assert!(matches!(refused.unhealthy().await, Err(CloudError::Refused(_))));
     assert!(reported(&refused).is_empty());
     let recovered = scripted(vec![fake_aws::ok("DescribeInstanceStatus", "<instanceStatusSet/>")]);
-    recovered.degraded_apis.record_failure(crate::cloud::ec2::degraded_apis::STATUS_CHECKS, "it failed".into());
+    recovered.degraded_apis.record_failure(OptionalApi::StatusChecks, "it failed".into());
     assert!(recovered.unhealthy().await.unwrap().is_empty());
     assert!(reported(&recovered).is_empty());
 }
@@ -46,7 +49,7 @@ async fn unauthorized_profile_deletions_are_reported_until_one_succeeds() {
         <InstanceProfiles/><IsTruncated>false</IsTruncated></ListInstanceProfilesResult></ListInstanceProfilesResponse>"#;
     let ec2 = scripted(vec![Some((200, none.to_owned())), refusal("ValidationError"), refusal("AccessDenied")]);
     let used = BTreeSet::new();
-    let reported = || ec2.unwritable().into_values().collect::<String>();
+    let reported = || ec2.failing_apis().into_values().collect::<String>();
     assert!(matches!(ec2.delete_unused_profiles(&used).await, Err(CloudError::Refused(_))));
     assert!(reported().contains("allow iam:ListInstanceProfiles in the controller's policy"), "{}", reported());
     ec2.delete_unused_profiles(&used).await.unwrap_err();

@@ -10,6 +10,7 @@ use crate::cloud::ec2::provider::tests::fake_ec2::{
     failed_override, fresh, ids, inherited, inherited_member, launch_all, member, world,
 };
 use crate::cloud::{Cloud, InstanceState, LaunchError, Launched};
+use crate::model::events;
 use crate::model::offering::CapacityType;
 use crate::test_support::fake_aws;
 
@@ -179,10 +180,10 @@ async fn c12_any_other_error_is_a_rejection_with_its_reason() {
     let world = world();
     world.fake().scripted.push(failed_override("UnauthorizedOperation"));
     let error = world.ec2.launch(fresh()).await.unwrap_err();
-    assert!(matches!(error, LaunchError::Rejected { reason: "Unauthorized", .. }), "{error}");
+    assert!(matches!(error, LaunchError::Rejected { event: events::UNAUTHORIZED, .. }), "{error}");
     world.fake().scripted.push(fake_aws::error("UnauthorizedOperation", "no"));
     let error = world.ec2.launch(fresh()).await.unwrap_err();
-    assert!(matches!(error, LaunchError::Rejected { reason: "Unauthorized", .. }), "{error}");
+    assert!(matches!(error, LaunchError::Rejected { event: events::UNAUTHORIZED, .. }), "{error}");
 }
 
 #[tokio::test]

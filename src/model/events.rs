@@ -1,0 +1,388 @@
+//! The registry of events: every event that Stowage emits is declared here once. An event is emitted from its declaration only, and
+//! `docs/reference/events.md` is rendered from the registry.
+
+use std::fmt;
+
+/// The type of an event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EventType {
+    Normal,
+    Warning,
+}
+
+/// Sections of the reference page, in its order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Topic {
+    Pods,
+    Lifecycle,
+    LaunchFailures,
+    Drift,
+    Disruption,
+    Interruption,
+    NodePools,
+    NodeClasses,
+    OptionalApis,
+}
+
+/// Where Karpenter has the same reason.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InKarpenter {
+    /// On an event about the same kind of object.
+    Event,
+    /// On a condition only.
+    Condition,
+    No,
+}
+
+/// An event that Stowage may emit. Only this module creates values.
+#[derive(PartialEq, Eq)]
+pub struct DeclaredEvent {
+    reason: &'static str,
+    event_type: EventType,
+    topic: Topic,
+    objects: &'static [&'static str],
+    in_karpenter: InKarpenter,
+    meaning: &'static str,
+}
+
+impl DeclaredEvent {
+    /// The reason; that of a condition, too, where the event reports one.
+    pub const fn reason(&self) -> &'static str {
+        self.reason
+    }
+
+    pub const fn event_type(&self) -> EventType {
+        self.event_type
+    }
+
+    pub const fn topic(&self) -> Topic {
+        self.topic
+    }
+
+    /// Kinds of the objects that it is about.
+    pub const fn objects(&self) -> &'static [&'static str] {
+        self.objects
+    }
+
+    pub const fn in_karpenter(&self) -> InKarpenter {
+        self.in_karpenter
+    }
+
+    /// When it is emitted, and what to do about it.
+    pub const fn meaning(&self) -> &'static str {
+        self.meaning
+    }
+
+    /// The event with a note, to be emitted.
+    pub fn note<'a>(&'static self, note: &'a str) -> EventSpec<'a> {
+        EventSpec { declared: self, note }
+    }
+}
+
+impl fmt::Display for DeclaredEvent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.reason)
+    }
+}
+
+impl fmt::Debug for DeclaredEvent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} {}", self.event_type, self.reason)
+    }
+}
+
+/// An event to emit: a declared one with its note.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EventSpec<'a> {
+    declared: &'static DeclaredEvent,
+    note: &'a str,
+}
+
+impl<'a> EventSpec<'a> {
+    pub const fn declared(&self) -> &'static DeclaredEvent {
+        self.declared
+    }
+
+    pub const fn note(&self) -> &'a str {
+        self.note
+    }
+}
+
+/// Declares events as constants, and [`ALL`] as the list of them. The list repeats the declarations instead of naming the constants, so
+/// that the compiler reports a constant that no code emits.
+macro_rules! events {
+    ($($id:ident = $reason:literal, $event_type:ident, $topic:ident, [$($object:literal),+], $in_karpenter:ident, $meaning:literal;)*) => {
+        $(
+            #[doc = $meaning]
+            pub const $id: &DeclaredEvent = &events!(@ $reason, $event_type, $topic, [$($object),+], $in_karpenter, $meaning);
+        )*
+        /// Every event, in the order of the reference page: by topic, then by reason.
+        pub const ALL: &[DeclaredEvent] =
+            &[$(events!(@ $reason, $event_type, $topic, [$($object),+], $in_karpenter, $meaning)),*];
+    };
+    (@ $reason:literal, $event_type:ident, $topic:ident, [$($object:literal),+], $in_karpenter:ident, $meaning:literal) => {
+        DeclaredEvent {
+            reason: $reason,
+            event_type: EventType::$event_type,
+            topic: Topic::$topic,
+            objects: &[$($object),+],
+            in_karpenter: InKarpenter::$in_karpenter,
+            meaning: $meaning,
+        }
+    };
+}
+
+events! {
+    EVICTED = "Evicted", Normal, Pods, ["Pod"], Event,
+        "The pod was evicted because its node is drained. The note names the node.";
+    FAILED_SCHEDULING = "FailedScheduling", Warning, Pods, ["Pod"], Event,
+        "No node can be purchased for the pod, or the pod cannot be parsed. The note names each NodePool and its first obstacle: change the pod or a NodePool.";
+    NOMINATED = "Nominated", Normal, Pods, ["Pod"], Event,
+        "The pod is planned on a new node. The note names the planned instance type and zone.";
+
+    CAPACITY_BLOCK_EXPIRING = "CapacityBlockExpiring", Warning, Lifecycle, ["NodeClaim"], No,
+        "The capacity block ends in 40 minutes or less. The NodeClaim is deleted, and its pods are planned again.";
+    DISRUPTED = "Disrupted", Warning, Lifecycle, ["NodeClaim"], No,
+        "The NodeClaim is deleted because it cannot become a node. The note says why; its pods are planned again. (Karpenter emits this reason about pods that it deletes.)";
+    EXPIRED = "Expired", Normal, Lifecycle, ["NodeClaim"], No,
+        "The NodeClaim is older than its `expireAfter` and is deleted.";
+    FAILED_DRAINING = "FailedDraining", Warning, Lifecycle, ["Node"], Event,
+        "PodDisruptionBudgets refuse evictions from the node. The drain continues; if it never ends, relax the budgets or set a `terminationGracePeriod`.";
+    LAUNCHED = "Launched", Normal, Lifecycle, ["NodeClaim"], Event,
+        "The instance was launched. The note names its instance type, zone and capacity type.";
+    TERMINATION_GRACE_PERIOD_EXPIRING = "TerminationGracePeriodExpiring", Warning, Lifecycle, ["NodeClaim"], Event,
+        "The NodeClaim is being deleted and has a deadline. The note says when its remaining pods will be deleted without eviction.";
+
+    AMI_AUTHORIZATION_FAILURE = "AMIAuthorizationFailure", Warning, LaunchFailures, ["NodeClaim"], Condition,
+        "The account may not use the image. Share the image with the account, or select another one.";
+    AMI_NOT_FOUND = "AMINotFound", Warning, LaunchFailures, ["NodeClaim", "EC2NodeClass"], Condition,
+        "The image of a launch does not exist, or `amiSelectorTerms` select none. Correct the terms.";
+    ACCOUNT_PENDING_VERIFICATION = "AccountPendingVerification", Warning, LaunchFailures, ["NodeClaim"], Condition,
+        "AWS still verifies the account for this region. Wait, or contact AWS Support.";
+    FLEET_QUOTA_EXCEEDED = "FleetQuotaExceeded", Warning, LaunchFailures, ["NodeClaim"], Condition,
+        "The account has as many fleets as its quota allows. Raise the quota.";
+    FREE_TIER_INELIGIBLE = "FreeTierIneligible", Warning, LaunchFailures, ["NodeClaim"], Condition,
+        "The account is limited to instance types of the free tier. Require such types, or upgrade the account.";
+    INSTANCE_PROFILE_NAME_INVALID = "InstanceProfileNameInvalid", Warning, LaunchFailures, ["NodeClaim"], Condition,
+        "EC2 does not accept the instance profile. Correct `role` or `instanceProfile` of the EC2NodeClass.";
+    INSUFFICIENT_CAPACITY_ERROR = "InsufficientCapacityError", Warning, LaunchFailures, ["NodeClaim"], Event,
+        "No offering of the NodeClaim has capacity. The NodeClaim is deleted, and its pods are planned again without these offerings; if that repeats, allow more instance types and zones.";
+    INSUFFICIENT_FREE_ADDRESSES = "InsufficientFreeAddressesInSubnet", Warning, LaunchFailures, ["NodeClaim"], Condition,
+        "A subnet has too few free addresses. Select larger or more subnets.";
+    INTERNAL_ERROR = "InternalError", Warning, LaunchFailures, ["NodeClaim"], Condition,
+        "EC2 failed.";
+    INVALID_AMI_ID = "InvalidAMIID", Warning, LaunchFailures, ["NodeClaim"], Condition,
+        "The id of the image is malformed. Correct `amiSelectorTerms` of the EC2NodeClass.";
+    LAUNCH_FAILED = "LaunchFailed", Warning, LaunchFailures, ["NodeClaim"], Condition,
+        "The launch failed for a reason without a name of its own, EC2 throttled it, or EC2 did not answer. The note has the error.";
+    LAUNCH_TEMPLATE_NOT_FOUND = "LaunchTemplateNotFound", Warning, LaunchFailures, ["NodeClaim"], Condition,
+        "Launch templates are deleted as soon as they are created. Find the program that deletes them.";
+    NODE_CLASS_READINESS_UNKNOWN = "NodeClassReadinessUnknown", Warning, LaunchFailures, ["NodeClaim", "NodePool"], Condition,
+        "The EC2NodeClass has not been evaluated yet. If that lasts, see its conditions and events.";
+    REQUEST_LIMIT_EXCEEDED = "RequestLimitExceeded", Warning, LaunchFailures, ["NodeClaim"], Condition,
+        "EC2 throttled the launch. If that lasts, find the other callers in the account.";
+    SECURITY_GROUP_SUBNET_VPC_MISMATCH = "SecurityGroupSubnetVPCMismatch", Warning, LaunchFailures, ["NodeClaim"], Condition,
+        "Security groups and subnets of the EC2NodeClass are in different VPCs. Correct its selector terms.";
+    SPOT_QUOTA_EXCEEDED = "SpotQuotaExceeded", Warning, LaunchFailures, ["NodeClaim"], Condition,
+        "The account's quota of spot instances is used up. Raise the quota, or allow on-demand capacity.";
+    SPOT_SLR_CREATION_FAILED = "SpotSLRCreationFailed", Warning, LaunchFailures, ["NodeClaim"], Condition,
+        "The account lacks the service-linked role of EC2 spot, and the controller may not create it. The NodeClaim is deleted, and its pods are planned again; create the role with the command of the note.";
+    SUBNET_RESOLUTION_FAILED = "SubnetResolutionFailed", Warning, LaunchFailures, ["NodeClaim"], Condition,
+        "The EC2NodeClass has no subnet in any zone of the NodeClaim's offerings. Select subnets in these zones.";
+    UNAUTHORIZED = "Unauthorized", Warning, LaunchFailures, ["NodeClaim"], Condition,
+        "AWS denied a call of the launch. Allow the action of the note in the controller's policy; `stowage preflight` checks all of them.";
+    USER_DATA_SIZE_LIMIT_EXCEEDED = "UserDataSizeLimitExceeded", Warning, LaunchFailures, ["NodeClaim", "EC2NodeClass"], Condition,
+        "The user data is longer than EC2 accepts. Shorten `userData` of the EC2NodeClass.";
+    VCPU_LIMIT_EXCEEDED = "VCPULimitExceeded", Warning, LaunchFailures, ["NodeClaim"], Condition,
+        "The account's vCPU quota is used up. Raise the quota.";
+
+    AMI_DRIFT = "AMIDrift", Normal, Drift, ["NodeClaim"], Condition,
+        "The EC2NodeClass selects another image for the instance type.";
+    CAPACITY_RESERVATION_DRIFT = "CapacityReservationDrift", Normal, Drift, ["NodeClaim"], Condition,
+        "The EC2NodeClass no longer selects the capacity reservation of the instance.";
+    INSTANCE_TYPE_NOT_FOUND = "InstanceTypeNotFound", Normal, Drift, ["NodeClaim"], Condition,
+        "The NodePool no longer offers the instance type with this capacity type in this zone.";
+    NODE_CLASS_DRIFT = "NodeClassDrift", Normal, Drift, ["NodeClaim"], Condition,
+        "Fields of the EC2NodeClass that apply to the instance changed.";
+    NODE_POOL_DRIFTED = "NodePoolDrifted", Normal, Drift, ["NodeClaim"], Condition,
+        "The template of the NodePool changed.";
+    PLACEMENT_GROUP_DRIFT = "PlacementGroupDrift", Normal, Drift, ["NodeClaim"], Condition,
+        "The EC2NodeClass selects another placement group, or none.";
+    REQUIREMENTS_DRIFTED = "RequirementsDrifted", Normal, Drift, ["NodeClaim"], Condition,
+        "The requirements of the NodePool do not admit the node.";
+    SECURITY_GROUP_DRIFT = "SecurityGroupDrift", Normal, Drift, ["NodeClaim"], Condition,
+        "The EC2NodeClass selects other security groups.";
+    SUBNET_DRIFT = "SubnetDrift", Normal, Drift, ["NodeClaim"], Condition,
+        "The EC2NodeClass no longer selects the subnet of the instance.";
+
+    DISRUPTION_BLOCKED = "DisruptionBlocked", Normal, Disruption, ["NodeClaim"], Event,
+        "A drifted node cannot be replaced now. The note says why; the replacement is retried.";
+    DISRUPTION_TERMINATING = "DisruptionTerminating", Normal, Disruption, ["NodeClaim"], Event,
+        "A voluntary disruption starts. The note has its reason: `Empty`, `Drifted` or `Underutilized`.";
+
+    CAPACITY_RESERVATION_INSTANCE_INTERRUPTED = "CapacityReservationInstanceInterrupted", Warning, Interruption, ["NodeClaim", "Node"], Event,
+        "The owner of the capacity reservation reclaims the instance in two minutes. The pods get another node.";
+    INSTANCE_STOPPING = "InstanceStopping", Warning, Interruption, ["NodeClaim", "Node"], Event,
+        "The instance is stopping. The NodeClaim is deleted.";
+    INSTANCE_TERMINATING = "InstanceTerminating", Warning, Interruption, ["NodeClaim", "Node"], Event,
+        "The instance is shutting down. The NodeClaim is deleted.";
+    INSTANCE_UNHEALTHY = "InstanceUnhealthy", Warning, Interruption, ["NodeClaim", "Node"], Event,
+        "AWS Health has scheduled a change of the instance, a status check failed, or an event of the instance is scheduled. The pods get another node.";
+    SPOT_INTERRUPTED = "SpotInterrupted", Warning, Interruption, ["NodeClaim", "Node"], Event,
+        "EC2 reclaims the spot instance in two minutes. The pods get another node.";
+    SPOT_REBALANCE_RECOMMENDATION = "SpotRebalanceRecommendation", Normal, Interruption, ["NodeClaim", "Node"], Event,
+        "The spot instance has an elevated risk of interruption. Nothing else happens.";
+    STATUS_CHECKS_REFUSED = "StatusChecksRefused", Warning, Interruption, ["EC2NodeClass"], No,
+        "Instances whose status checks fail are not replaced until the next start. Allow `ec2:DescribeInstanceStatus` in the controller's policy and restart it.";
+    TERMINATING_ON_INTERRUPTION = "TerminatingOnInterruption", Warning, Interruption, ["NodeClaim", "Node"], Event,
+        "The NodeClaim was deleted because of one of these interruptions.";
+
+    NODE_CLASS_NOT_FOUND = "NodeClassNotFound", Warning, NodePools, ["NodePool"], Condition,
+        "The EC2NodeClass of the NodePool does not exist. Create it, or name another in `nodeClassRef`.";
+    NODE_CLASS_TERMINATING = "NodeClassTerminating", Warning, NodePools, ["NodePool"], Condition,
+        "The EC2NodeClass of the NodePool is being deleted.";
+    NODE_POOL_VALIDATION_FAILED = "NodePoolValidationFailed", Warning, NodePools, ["NodePool"], Condition,
+        "The spec of the NodePool is invalid. The note names each field.";
+    UNHEALTHY_DEPENDENTS = "UnhealthyDependents", Warning, NodePools, ["NodePool"], Condition,
+        "The EC2NodeClass of the NodePool is not Ready. The note names its conditions that are False.";
+    ZONAL_SHIFT_ACTIVE = "ZonalShiftActive", Warning, NodePools, ["NodePool"], Event,
+        "A zonal shift moves away from a zone of the NodePool. Nothing is launched in the zone, and its nodes are left alone.";
+    ZONAL_SHIFT_CLEARED = "ZonalShiftCleared", Normal, NodePools, ["NodePool"], Event,
+        "The zonal shift has ended. The zone is used again.";
+
+    CAPACITY_RESERVATIONS_UNREADABLE = "CapacityReservationsUnreadable", Warning, NodeClasses, ["EC2NodeClass"], No,
+        "Capacity reservations could not be read. The note has the error and says whether known reservations are used; the class stays Ready.";
+    CLUSTER_CIDR_RESOLUTION_FAILED = "ClusterCIDRResolutionFailed", Warning, NodeClasses, ["EC2NodeClass"], Condition,
+        "The service CIDR, which AL2023 needs, is unknown. Allow `eks:DescribeCluster`, or set `STOWAGE_SERVICE_CIDR`.";
+    CREATE_FLEET_AUTH_CHECK_FAILED = "CreateFleetAuthCheckFailed", Warning, NodeClasses, ["EC2NodeClass"], Condition,
+        "A dry run shows that the controller may not call `ec2:CreateFleet` for this class. Allow it in the controller's policy.";
+    CREATE_LAUNCH_TEMPLATE_AUTH_CHECK_FAILED = "CreateLaunchTemplateAuthCheckFailed", Warning, NodeClasses, ["EC2NodeClass"], Condition,
+        "The controller may not call `ec2:CreateLaunchTemplate` for this class. Allow it in the controller's policy.";
+    DEPENDENCIES_NOT_READY = "DependenciesNotReady", Warning, NodeClasses, ["EC2NodeClass"], Condition,
+        "The class cannot be validated until the conditions of the note are True.";
+    INSTANCE_PROFILE_NOT_FOUND = "InstanceProfileNotFound", Warning, NodeClasses, ["EC2NodeClass"], Condition,
+        "EC2 does not know `spec.instanceProfile`. Create the instance profile, or name another.";
+    INVALID_KUBELET_CONFIGURATION = "InvalidKubeletConfiguration", Warning, NodeClasses, ["EC2NodeClass"], Condition,
+        "The kubelet would reject or ignore members of `spec.kubelet`. The note names them.";
+    KUBELET_EXPRESSION_DROPPED = "KubeletExpressionDropped", Warning, NodeClasses, ["EC2NodeClass"], No,
+        "An expression for a reserved amount fails on an instance type, where it counts as not set. The class stays Ready; correct the expression.";
+    KUBELET_EXPRESSION_EVALUATION_FAILED = "KubeletExpressionEvaluationFailed", Warning, NodeClasses, ["EC2NodeClass"], Condition,
+        "The expression of `maxPods` fails or is negative on an instance type. Correct the expression.";
+    KUBELET_EXPRESSION_INVALID = "KubeletExpressionInvalid", Warning, NodeClasses, ["EC2NodeClass"], Condition,
+        "An expression in `spec.kubelet` is not valid CEL. Correct the expression.";
+    KUBELET_EXPRESSIONS_DISABLED = "KubeletExpressionsDisabled", Warning, NodeClasses, ["EC2NodeClass"], Condition,
+        "`spec.kubelet` holds an expression, and expressions are disabled. Write a number, or set `AWS_FEATURE_GATES` to `NodeClassCEL=true`.";
+    NOT_JUDGED = "NotJudged", Warning, NodeClasses, ["EC2NodeClass"], No,
+        "A condition could not be evaluated and keeps its last status. The note has the error; the evaluation is retried.";
+    PLACEMENT_GROUP_NOT_FOUND = "PlacementGroupNotFound", Warning, NodeClasses, ["EC2NodeClass"], Condition,
+        "`placementGroupSelector` selects no placement group.";
+    PLACEMENT_GROUP_RESOLUTION_FAILED = "PlacementGroupResolutionFailed", Warning, NodeClasses, ["EC2NodeClass"], Condition,
+        "The placement group could not be read. The note has the error.";
+    RUN_INSTANCES_AUTH_CHECK_FAILED = "RunInstancesAuthCheckFailed", Warning, NodeClasses, ["EC2NodeClass"], Condition,
+        "A dry run shows that the controller may not call `ec2:RunInstances` for this class. Allow it in the controller's policy.";
+    SECURITY_GROUPS_NOT_FOUND = "SecurityGroupsNotFound", Warning, NodeClasses, ["EC2NodeClass"], Condition,
+        "`securityGroupSelectorTerms` select no security groups. Correct the terms.";
+    SUBNETS_NOT_FOUND = "SubnetsNotFound", Warning, NodeClasses, ["EC2NodeClass"], Condition,
+        "`subnetSelectorTerms` select no subnets. Correct the terms.";
+    TAG_VALIDATION_FAILED = "TagValidationFailed", Warning, NodeClasses, ["EC2NodeClass"], Condition,
+        "`spec.tags` has a reserved key. Remove the key.";
+    UNSUPPORTED_ALIAS = "UnsupportedAlias", Warning, NodeClasses, ["EC2NodeClass"], Condition,
+        "The image alias is not supported. The note says why.";
+    UNSUPPORTED_KUBELET_CONFIGURATION = "UnsupportedKubeletConfiguration", Warning, NodeClasses, ["EC2NodeClass"], Condition,
+        "The AMI family does not support members of `spec.kubelet`. The note names them.";
+    USER_DATA_INVALID = "UserDataInvalid", Warning, NodeClasses, ["EC2NodeClass"], No,
+        "No user data can be rendered for the class. The note says why.";
+    WAITING_ON_NODE_CLAIM_TERMINATION = "WaitingOnNodeClaimTermination", Normal, NodeClasses, ["EC2NodeClass"], Event,
+        "The class is deleted when its NodeClaims are. The note names up to five.";
+
+    CLUSTER_FACTS_READABLE = "ClusterFactsReadable", Normal, OptionalApis, ["EC2NodeClass"], No,
+        "The version, the endpoint and the CA of the cluster can be read again.";
+    CLUSTER_FACTS_UNREADABLE = "ClusterFactsUnreadable", Warning, OptionalApis, ["EC2NodeClass"], No,
+        "The version, the endpoint and the CA of the cluster cannot be read. The last known ones are used.";
+    INSTANCE_PROFILES_UNWRITABLE = "InstanceProfilesUnwritable", Warning, OptionalApis, ["EC2NodeClass"], No,
+        "IAM denies the deletion of unused instance profiles, which are kept. Allow the action of the note.";
+    INSTANCE_PROFILES_WRITABLE = "InstanceProfilesWritable", Normal, OptionalApis, ["EC2NodeClass"], No,
+        "Unused instance profiles can be deleted again.";
+    INSTANCE_TAGS_UNWRITABLE = "InstanceTagsUnwritable", Warning, OptionalApis, ["EC2NodeClass"], No,
+        "Instances are not tagged with the names of their nodes. The note has the error.";
+    INSTANCE_TAGS_WRITABLE = "InstanceTagsWritable", Normal, OptionalApis, ["EC2NodeClass"], No,
+        "Instances can be tagged again.";
+    INSTANCE_TYPE_ZONES_READABLE = "InstanceTypeZonesReadable", Normal, OptionalApis, ["EC2NodeClass"], No,
+        "The zones of instance types can be read again.";
+    INSTANCE_TYPE_ZONES_UNREADABLE = "InstanceTypeZonesUnreadable", Warning, OptionalApis, ["EC2NodeClass"], No,
+        "The zones of instance types cannot be read. The last response is used; without one, the embedded table.";
+    INSTANCE_TYPES_READABLE = "InstanceTypesReadable", Normal, OptionalApis, ["EC2NodeClass"], No,
+        "The instance types of the region can be read again.";
+    INSTANCE_TYPES_UNREADABLE = "InstanceTypesUnreadable", Warning, OptionalApis, ["EC2NodeClass"], No,
+        "The instance types of the region cannot be read. The last response is used; without one, the embedded table.";
+    INTERRUPTION_QUEUE_READABLE = "InterruptionQueueReadable", Normal, OptionalApis, ["EC2NodeClass"], No,
+        "The interruption queue can be read again.";
+    INTERRUPTION_QUEUE_UNREADABLE = "InterruptionQueueUnreadable", Warning, OptionalApis, ["EC2NodeClass"], No,
+        "The interruption queue cannot be read, and interruptions are not noticed. Check its name and policy with `stowage preflight`.";
+    ON_DEMAND_PRICES_READABLE = "OnDemandPricesReadable", Normal, OptionalApis, ["EC2NodeClass"], No,
+        "On-demand prices can be read again.";
+    ON_DEMAND_PRICES_UNREADABLE = "OnDemandPricesUnreadable", Warning, OptionalApis, ["EC2NodeClass"], No,
+        "On-demand prices cannot be read, or the partition has no Pricing API. The last response is used; without one, the embedded prices of us-east-1.";
+    PLACEMENT_SCORES_READABLE = "PlacementScoresReadable", Normal, OptionalApis, ["EC2NodeClass"], No,
+        "Spot placement scores can be read again.";
+    PLACEMENT_SCORES_UNREADABLE = "PlacementScoresUnreadable", Warning, OptionalApis, ["EC2NodeClass"], No,
+        "Spot placement scores cannot be read. The last scores are used for an hour; if AWS denied the call, it is not repeated until the next start.";
+    SPOT_PRICES_READABLE = "SpotPricesReadable", Normal, OptionalApis, ["EC2NodeClass"], No,
+        "Spot prices can be read again.";
+    SPOT_PRICES_UNREADABLE = "SpotPricesUnreadable", Warning, OptionalApis, ["EC2NodeClass"], No,
+        "Spot prices cannot be read. The last response is used; without one, on-demand prices.";
+    STATUS_CHECKS_READABLE = "StatusChecksReadable", Normal, OptionalApis, ["EC2NodeClass"], No,
+        "Status checks of instances can be read again.";
+    STATUS_CHECKS_UNREADABLE = "StatusChecksUnreadable", Warning, OptionalApis, ["EC2NodeClass"], No,
+        "Status checks of instances cannot be read. Instances whose checks fail are not replaced.";
+    ZONAL_SHIFTS_READABLE = "ZonalShiftsReadable", Normal, OptionalApis, ["EC2NodeClass"], No,
+        "Zonal shifts can be read again.";
+    ZONAL_SHIFTS_UNREADABLE = "ZonalShiftsUnreadable", Warning, OptionalApis, ["EC2NodeClass"], No,
+        "Zonal shifts cannot be read. Known shifts stay until they expire; register the cluster for zonal shift, or set `ENABLE_ZONAL_SHIFT=false`.";
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    /// Limit of the API server (`validateV1Event`).
+    const MAX_REASON: usize = 128;
+
+    #[test]
+    fn reasons_are_unique_and_sorted_by_topic() {
+        let reasons: BTreeSet<&str> = ALL.iter().map(DeclaredEvent::reason).collect();
+        assert_eq!(reasons.len(), ALL.len(), "two events share a reason");
+        for pair in ALL.windows(2) {
+            let keys = [&pair[0], &pair[1]].map(|event| (event.topic(), event.reason()));
+            assert!(keys[0] < keys[1], "{keys:?}");
+        }
+    }
+
+    #[test]
+    fn reasons_are_camel_case_and_short() {
+        for event in ALL {
+            let reason = event.reason();
+            assert!(reason.starts_with(|first: char| first.is_ascii_uppercase()), "{reason}");
+            assert!(reason.chars().all(|c| c.is_ascii_alphanumeric()), "{reason}");
+            assert!(reason.len() <= MAX_REASON, "{reason}");
+        }
+    }
+
+    #[test]
+    fn meanings_are_sentences_about_known_kinds() {
+        for event in ALL {
+            assert!(event.meaning().ends_with(['.', ')']), "{event}: {}", event.meaning());
+            let kinds = ["Pod", "Node", "NodeClaim", "NodePool", "EC2NodeClass"];
+            assert!(event.objects().iter().all(|kind| kinds.contains(kind)), "{event}: {:?}", event.objects());
+        }
+    }
+
+    #[test]
+    fn an_event_that_is_emitted_has_reason_and_type_of_its_declaration() {
+        let event = LAUNCHED.note("m5.large");
+        assert_eq!((event.declared().reason(), event.note()), ("Launched", "m5.large"));
+        assert_eq!(event.declared().event_type(), EventType::Normal);
+    }
+}
