@@ -44,7 +44,7 @@ def wait_queue_empty(service):
 
 
 def messages_received(service):
-    return service.stowage.metric("stowage_interruption_messages_total")
+    return service.stowage.metric("stowage_interruption_received_messages_total")
 
 
 def pick(service):

@@ -82,8 +82,6 @@ pub trait NodeClassCloud: Send + Sync {
 /// Reports of the cloud about instances.
 pub trait InstanceEvents: Send + Sync {
     /// Unhealthy instances of the account, including instances of other clusters.
-    /// Messages received since the start, by kind, including messages without effect.
-    fn messages_received(&self) -> BTreeMap<&'static str, u64>;
     fn unhealthy(&self) -> BoxFuture<'_, Result<Vec<Unhealthy>, CloudError>>;
 }
 

@@ -166,8 +166,6 @@ metrics! {
             "termination_mode": "`graceful` without a `terminationGracePeriod`, `forceful` with one of 0, otherwise `eventual`",
         ],
         "NodeClaims disrupted, by reason, NodePool, capacity type, consolidation policy and termination mode.";
-    LAUNCH_SECONDS = "launch_seconds", Kind::Histogram(RECONCILER_SECONDS), Leader, [],
-        "Duration of cloud launch calls, failed calls included, in seconds.";
     NODES_REGISTERED = "nodes_registered_total", Kind::Counter, Leader, [],
         "Nodes that registered.";
     NOMINATIONS = "nominations_total", Kind::Counter, Leader, [],
@@ -180,10 +178,6 @@ metrics! {
             "result": "`ok`, `refused` (by a PodDisruptionBudget), `failed`",
         ],
         "Eviction API requests, by result.";
-    INTERRUPTION_MESSAGES = "interruption_messages_total", Kind::Counter, Leader, [
-            "kind": "`spot_interrupted`, `rebalance_recommendation`, `capacity_reservation_interrupted`, `scheduled_change`, `instance_stopped`, `instance_terminated`; with EC2 also `no_op` and `malformed`",
-        ],
-        "Messages of the interruption queue, by kind.";
     GARBAGE_COLLECTED = "garbage_collected_total", Kind::Counter, Leader, [
             "kind": "`instance`, `nodeclaim`, `node`",
         ],
@@ -244,7 +238,9 @@ metrics! {
         "Estimated price of an offering in USD per hour.";
     USER_DATA_BYTES = "ec2nodeclasses_userdata_bytes", Kind::Gauge, Ec2, ["nodeclass": "name of the EC2NodeClass"],
         "User data of the class's nodes at the last validation, in bytes before base64; EC2 accepts 16384.";
-    MESSAGES_RECEIVED = "interruption_received_messages_total", Kind::Counter, Ec2, ["message_type": "Karpenter's names of message types"],
+    MESSAGES_RECEIVED = "interruption_received_messages_total", Kind::Counter, Ec2, [
+            "message_type": "`spot_interrupted`, `rebalance_recommendation`, `capacity_reservation_interrupted`, `scheduled_change`, `instance_stopped`, `instance_terminated`; without effect: `no_op`, `malformed`",
+        ],
         "Messages received from the interruption queue.";
     MESSAGES_DELETED = "interruption_deleted_messages_total", Kind::Counter, Ec2, [],
         "Messages deleted from the interruption queue.";

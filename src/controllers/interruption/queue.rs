@@ -8,7 +8,7 @@ use std::time::Duration;
 use futures::stream::{self, StreamExt};
 use kube::ResourceExt;
 
-use crate::cloud::{CloudError, InstanceEvents, Message, MessageKind};
+use crate::cloud::{CloudError, Message, MessageKind};
 use crate::controllers::context::Context;
 use crate::controllers::deletion::delete_claim;
 use crate::controllers::disruption::mark::mark;
@@ -35,8 +35,6 @@ pub async fn run(ctx: Arc<Context>) {
 /// What is remembered between two reads of the queue.
 #[derive(Debug, Default)]
 struct Reader {
-    /// The cloud's cumulative counters at the last read.
-    counted: BTreeMap<&'static str, u64>,
     /// Consecutive failed reads.
     failures: u32,
 }
@@ -57,15 +55,6 @@ impl Reader {
                 return Some(wait);
             }
         };
-        let received = ctx.cloud.capabilities().instance_events.map(InstanceEvents::messages_received);
-        for (kind, new) in increments(&mut self.counted, received.clone().unwrap_or_default()) {
-            ctx.metrics.interruption_messages.with_label_values(&[kind]).inc_by(new);
-        }
-        if received.is_none() {
-            for message in &messages {
-                ctx.metrics.interruption_messages.with_label_values(&[kind_label(message.kind)]).inc();
-            }
-        }
         let handled = handle(messages, |message| async move { respond(ctx, &message).await }).await;
         if !handled.is_empty()
             && let Err(error) = ctx.cloud.delete_messages(&handled).await
@@ -121,13 +110,6 @@ where
         handled
     };
     stream::iter(by_instance.into_values()).map(all_of).buffer_unordered(CONCURRENCY).concat().await
-}
-
-/// The increments of cumulative counters since the last call, whose values `counted` holds.
-fn increments(counted: &mut BTreeMap<&'static str, u64>, now: BTreeMap<&'static str, u64>) -> Vec<(&'static str, u64)> {
-    let before = std::mem::replace(counted, now.clone());
-    let new = now.into_iter().map(|(kind, count)| (kind, count - before.get(kind).copied().unwrap_or(0).min(count)));
-    new.filter(|(_, new)| *new > 0).collect()
 }
 
 /// The event about a message, with Karpenter's reason.
@@ -219,14 +201,6 @@ mod tests {
     fn failed_reads_of_the_queue_back_off_exponentially() {
         let waits: Vec<u64> = [0, 1, 2, 5, 4_000].map(|failures| retry_after(failures).as_secs()).into();
         assert_eq!(waits, [2, 4, 8, 10, 10]);
-    }
-
-    #[test]
-    fn cumulative_counters_are_counted_once() {
-        let mut counted = BTreeMap::new();
-        assert_eq!(increments(&mut counted, [("a", 2), ("b", 0)].into()), [("a", 2)]);
-        assert_eq!(increments(&mut counted, [("a", 3), ("b", 1)].into()), [("a", 1), ("b", 1)]);
-        assert!(increments(&mut counted, [("a", 3), ("b", 1)].into()).is_empty());
     }
 
     #[test]

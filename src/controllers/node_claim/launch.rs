@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::Instant;
 
 use k8s_openapi::api::core::v1::Taint;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
@@ -72,10 +71,7 @@ pub async fn launch(ctx: &Context, claim: &NodeClaim) -> Result<(), StepError> {
             named,
         })),
     };
-    let started = Instant::now();
-    let result = ctx.cloud.launch(request).await;
-    ctx.metrics.launch_seconds.observe(started.elapsed().as_secs_f64());
-    match result {
+    match ctx.cloud.launch(request).await {
         Ok(launched) => {
             for offering in &launched.unavailable {
                 ctx.cloud.mark_unavailable(offering);

@@ -174,10 +174,6 @@ impl InstanceEvents for Ec2Provider {
         }
         .boxed()
     }
-
-    fn messages_received(&self) -> BTreeMap<&'static str, u64> {
-        self.queue_counts().map(|counts| counts.received).unwrap_or_default()
-    }
 }
 
 impl InstanceTagging for Ec2Provider {
