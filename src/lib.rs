@@ -48,7 +48,7 @@ pub mod parts {
     pub use crate::model::{annotations, labels};
     pub use crate::planner::input::settings::Settings;
     pub use crate::planner::plan;
-    pub use crate::server::{AppState, BoundAddrs, Server, ServerConfig, ServerError};
+    pub use crate::server::{AppState, BoundAddrs, Bounds, Limits, Server, ServerConfig, ServerError};
     pub use crate::state::ClusterState;
     pub use crate::state::instance_types::ReadyPool;
     pub use crate::state::snapshot::SnapshotRequest;

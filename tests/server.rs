@@ -139,8 +139,8 @@ async fn malformed_bodies_get_400_with_the_reason() {
 #[tokio::test]
 async fn bodies_over_the_limit_get_413() {
     let setup = Setup::start(|config| {
-        config.extender_body_limit = 3 << 20;
-        config.webhook_body_limit = 1000;
+        config.extender.body = 3 << 20;
+        config.webhook.body = 1000;
     })
     .await;
     for (path, bytes, status) in [
@@ -303,24 +303,61 @@ async fn a_body_that_never_ends_gets_408() {
     assert_eq!(answer, b"HTTP/1.1 408");
 }
 
+/// Whether the server ends a connection that sends nothing more.
+async fn ends(stream: &mut (impl tokio::io::AsyncRead + Unpin)) -> bool {
+    let mut rest = Vec::new();
+    tokio::time::timeout(Duration::from_secs(30), stream.read_to_end(&mut rest)).await.is_ok()
+}
+
 #[tokio::test]
-async fn connections_over_the_limit_are_closed_until_others_end() {
-    let setup = Setup::start(|config| config.max_connections = 1).await;
-    let mut first = setup.connect(None).await;
-    assert_eq!(first.get("/livez").await.status, 200);
-    assert!(handshake(setup.addrs().https, &setup.ca, None, HTTP1).await.is_err());
-    assert_eq!(first.get("/livez").await.status, 200, "the open connection is not affected");
-    assert_eq!(setup.metric("stowage_connections{listener=\"https\"}").await.as_deref(), Some("1"));
-    assert_eq!(setup.metric("stowage_connections_refused_total{listener=\"https\"}").await.as_deref(), Some("1"));
+async fn silent_connections_give_way_to_probes_and_reviews() {
+    let setup = Setup::start(|config| config.connections.connections = 4).await;
+    let health = setup.addrs().health.unwrap();
+    let mut silent = Vec::new();
+    for _ in 0..8 {
+        silent.push(tokio::net::TcpStream::connect(health).await.unwrap());
+        // A connection counts once it is accepted, which the answer to a later one proves.
+        assert_eq!(Connection::plain(health).await.get("/livez").await.status, 200);
+    }
+    let mut sessions = Vec::new();
+    for _ in 0..8 {
+        sessions.push(handshake(setup.addrs().https, &setup.ca, None, HTTP2).await.unwrap());
+        assert_eq!(setup.connect(None).await.post("/mutate", review()).await.status, 200);
+    }
+    assert!(ends(&mut silent[0]).await && ends(&mut sessions[0]).await, "the oldest are closed");
+    let closed = setup.metric("stowage_connections_closed_total{listener=\"health\",reason=\"evicted\"}").await;
+    assert!(closed.is_some_and(|closed| closed.parse::<u32>().unwrap() >= 4));
+}
+
+#[tokio::test]
+async fn a_connection_must_start_a_request_in_time() {
+    let setup = Setup::start(|config| config.connections.first_request = Duration::from_millis(1)).await;
+    let mut silent = tokio::net::TcpStream::connect(setup.addrs().health.unwrap()).await.unwrap();
+    let mut session = handshake(setup.addrs().https, &setup.ca, None, HTTP1).await;
+    assert!(ends(&mut silent).await);
+    if let Ok(session) = &mut session {
+        assert!(ends(session).await);
+    }
+}
+
+#[tokio::test]
+async fn bodies_of_one_peer_are_bounded_in_sum_and_the_extender_is_not_affected() {
+    let setup = Setup::start(|config| {
+        config.webhook.bytes_per_peer = 3 * review().len() / 2;
+    })
+    .await;
+    let (first, _second) = (half_a_request(&setup, &review()).await, half_a_request(&setup, &review()).await);
+    let mut refused = setup.connect(None).await.post("/mutate", review()).await;
+    // Until the server has read both halves.
+    while refused.status == 200 {
+        refused = setup.connect(None).await.post("/mutate", review()).await;
+    }
+    assert_eq!((refused.status.as_u16(), &refused.headers["retry-after"]), (429, &"1".parse().unwrap()));
+    assert_eq!(refused.error(), "too many bytes of requests in progress");
+    assert_eq!(setup.connect(Some(&setup.client)).await.post("/v1/filter", ask(&["a"])).await.status, 200);
+    assert_eq!(setup.connect(None).await.get("/readyz").await.status, 503, "probes need no share");
     drop(first);
-    let again = async {
-        loop {
-            if let Ok(mut connection) = Connection::tls(setup.addrs().https, &setup.ca, None, HTTP1).await {
-                break connection.get("/livez").await.status;
-            }
-        }
-    };
-    assert_eq!(tokio::time::timeout(Duration::from_secs(30), again).await.unwrap(), 200);
+    while setup.connect(None).await.post("/mutate", review()).await.status != 200 {}
 }
 
 #[tokio::test]

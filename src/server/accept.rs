@@ -9,72 +9,47 @@ use axum_server::accept::Accept;
 use axum_server::tls_rustls::{RustlsAcceptor, RustlsConfig};
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use prometheus::IntGauge;
 use tokio::net::TcpStream;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::telemetry::Metrics;
+use crate::server::connections::{Closable, Connections, Ticket};
 
 /// Facts about the peer of a connection; an extension of each of its requests.
 #[derive(Clone, Debug)]
 pub(crate) struct Peer {
     /// Whether it presented a certificate signed by the client CA. Any other certificate fails the handshake.
     pub(crate) certified: bool,
-    /// Counts against the connection limit while the connection or one of its requests lives.
-    _place: Arc<Place>,
+    /// Its place among the open connections, while the connection or one of its requests lives.
+    pub(crate) ticket: Arc<Ticket>,
 }
 
-#[derive(Debug)]
-struct Place {
-    _permit: OwnedSemaphorePermit,
-    open: IntGauge,
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        self.open.dec();
-    }
-}
-
-/// Accepts plain connections up to a limit. Connections beyond the limit are closed at once: a queue would hide the overload from clients.
+/// Accepts plain connections within the limits of [`Connections`].
 #[derive(Clone, Debug)]
-pub(crate) struct Bounded {
-    what: &'static str,
-    places: Arc<Semaphore>,
-    metrics: Metrics,
-}
+pub(crate) struct Bounded(pub(crate) Arc<Connections>);
 
 impl Bounded {
-    pub(crate) fn new(what: &'static str, connections: usize, metrics: &Metrics) -> Self {
-        let connections = connections.min(Semaphore::MAX_PERMITS);
-        Self { what, places: Arc::new(Semaphore::new(connections)), metrics: metrics.clone() }
-    }
-
-    fn place(&self) -> io::Result<Arc<Place>> {
-        let Ok(permit) = Arc::clone(&self.places).try_acquire_owned() else {
-            self.metrics.connections_refused.with_label_values(&[self.what]).inc();
-            return Err(io::Error::other("too many connections"));
-        };
-        let open = self.metrics.connections.with_label_values(&[self.what]);
-        open.inc();
-        Ok(Arc::new(Place { _permit: permit, open }))
+    fn admit(&self, stream: TcpStream) -> io::Result<(Closable<TcpStream>, Arc<Ticket>)> {
+        // Responses are small and kube-scheduler awaits them one by one: disable Nagle's algorithm.
+        stream.set_nodelay(true)?;
+        let peer = stream.peer_addr()?.ip().to_canonical();
+        let ticket = self.0.admit(peer).ok_or_else(|| io::Error::other("too many connections"))?;
+        Ok((Closable::new(stream, &ticket), Arc::new(ticket)))
     }
 }
 
 impl Accept<TcpStream, Router> for Bounded {
-    type Stream = TcpStream;
+    type Stream = Closable<TcpStream>;
     type Service = Router;
-    type Future = std::future::Ready<io::Result<(TcpStream, Router)>>;
+    type Future = std::future::Ready<io::Result<(Self::Stream, Router)>>;
 
     fn accept(&self, stream: TcpStream, router: Router) -> Self::Future {
-        std::future::ready(self.place().map(|place| {
-            let peer = Peer { certified: false, _place: place };
-            (stream, router.layer(Extension(peer)))
-        }))
+        std::future::ready(
+            self.admit(stream)
+                .map(|(stream, ticket)| (stream, router.layer(Extension(Peer { certified: false, ticket })))),
+        )
     }
 }
 
-/// Accepts TLS connections up to a limit.
+/// Accepts TLS connections within the limits of [`Connections`].
 #[derive(Clone, Debug)]
 pub(crate) struct TlsAccept {
     bounded: Bounded,
@@ -88,20 +63,19 @@ impl TlsAccept {
 }
 
 impl Accept<TcpStream, Router> for TlsAccept {
-    type Stream = <RustlsAcceptor as Accept<TcpStream, Router>>::Stream;
+    type Stream = <RustlsAcceptor as Accept<Closable<TcpStream>, Router>>::Stream;
     type Service = Router;
     type Future = BoxFuture<'static, io::Result<(Self::Stream, Router)>>;
 
     fn accept(&self, stream: TcpStream, router: Router) -> Self::Future {
-        let place = self.bounded.place();
-        // Responses are small and kube-scheduler awaits them one by one: disable Nagle's algorithm.
-        let handshake = stream.set_nodelay(true).map(|()| self.tls.accept(stream, router));
+        let admitted = self.bounded.admit(stream);
+        let handshake = admitted.map(|(stream, ticket)| (self.tls.accept(stream, router), ticket));
         async move {
-            let place = place?;
+            let (handshake, ticket) = handshake?;
             let (stream, router) =
-                handshake?.await.inspect_err(|error| tracing::debug!(%error, "tls handshake failed"))?;
+                handshake.await.inspect_err(|error| tracing::debug!(%error, "tls handshake failed"))?;
             let certified = stream.get_ref().1.peer_certificates().is_some_and(|chain| !chain.is_empty());
-            let router = router.layer(Extension(Peer { certified, _place: place }));
+            let router = router.layer(Extension(Peer { certified, ticket }));
             Ok((stream, router))
         }
         .boxed()

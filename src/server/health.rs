@@ -1,14 +1,22 @@
 //! Handlers of probes and metrics.
 
+use std::convert::Infallible;
 use std::sync::Arc;
 
+use axum::Extension;
+use axum::body::{Body, Bytes};
 use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 
+use crate::server::accept::Peer;
+use crate::server::intake::{Share, busy};
 use crate::server::middleware::error;
 use crate::server::state::AppState;
 use crate::telemetry::Metrics;
+
+/// Bytes of the metrics that are handed to the connection at a time.
+const CHUNK: usize = 64 << 10;
 
 /// Liveness. Independent of the API server: an outage of it must not restart the process.
 pub(crate) async fn live() -> &'static str {
@@ -27,8 +35,17 @@ pub(crate) async fn ready(State(state): State<Arc<AppState>>) -> Response {
     (StatusCode::SERVICE_UNAVAILABLE, reasons).into_response()
 }
 
-/// Renders all metrics. Metrics that depend on the clock are set here.
-pub(crate) async fn metrics(State(state): State<Arc<AppState>>) -> Response {
+/// Renders all metrics. Metrics that depend on the clock are set here. A client that reads slowly keeps a text in memory, so the number of
+/// answers in progress is bounded.
+pub(crate) async fn metrics(
+    State(state): State<Arc<AppState>>,
+    Extension(peer): Extension<Peer>,
+    Extension(scrapes): Extension<Arc<Share>>,
+) -> Response {
+    let mut scrape = scrapes.portion(peer.ticket.peer());
+    if !scrape.grow(1) {
+        return busy("too many scrapes in progress");
+    }
     let now = (state.now)();
     for (certificate, expires_at) in state.readiness.expiries() {
         // A float holds every lifetime of a certificate exactly.
@@ -38,7 +55,16 @@ pub(crate) async fn metrics(State(state): State<Arc<AppState>>) -> Response {
     }
     state.metrics.ready.set(i64::from(state.readiness.missing(now).is_empty()));
     match state.metrics.text() {
-        Ok(text) => ([(header::CONTENT_TYPE, Metrics::content_type())], text).into_response(),
+        Ok(text) => {
+            let length = text.len();
+            // In chunks, so that the stream lives until nearly all of it is sent.
+            let chunks = futures::stream::unfold((Bytes::from(text), scrape), |(mut text, scrape)| async move {
+                let chunk = text.split_to(text.len().min(CHUNK));
+                (!chunk.is_empty()).then(|| (Ok::<_, Infallible>(chunk), (text, scrape)))
+            });
+            let head = [(header::CONTENT_TYPE, Metrics::content_type()), (header::CONTENT_LENGTH, length.to_string())];
+            (head, Body::from_stream(chunks)).into_response()
+        }
         Err(cause) => error(StatusCode::INTERNAL_SERVER_ERROR, &format!("can't encode the metrics: {cause}")),
     }
 }

@@ -64,6 +64,12 @@ pub(crate) async fn guard(State(guard): State<Guard>, request: Request, next: Ne
     response
 }
 
+/// Counts a request on its connection, which is not idle meanwhile.
+pub(crate) async fn track(Extension(peer): Extension<Peer>, request: Request, next: Next) -> Response {
+    let _request = peer.ticket.request();
+    next.run(request).await
+}
+
 /// Counts a request in flight until it is answered or dropped with its connection.
 struct InFlight<'a>(&'a IntGauge);
 

@@ -11,7 +11,9 @@
 //! | metrics | `GET /metrics` | anyone |
 
 pub mod accept;
+pub mod connections;
 pub mod health;
+pub mod intake;
 pub mod middleware;
 pub mod routes;
 pub mod state;
@@ -30,10 +32,13 @@ use hyper_util::rt::TokioTimer;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
+pub use crate::server::connections::Limits;
+pub use crate::server::intake::Bounds;
 pub use crate::server::state::AppState;
 pub use crate::server::tls::{CertificateError, Certificates};
 
 use crate::server::accept::{Bounded, TlsAccept};
+use crate::server::connections::Connections;
 
 /// Addresses, certificates and limits of the service.
 #[derive(Clone, Debug, PartialEq)]
@@ -51,18 +56,18 @@ pub struct ServerConfig {
     pub health_addr: Option<SocketAddr>,
     /// Interval between reads of the certificate files.
     pub cert_poll: Duration,
-    /// Maximum number of open connections per listener; further connections are closed at once.
-    pub max_connections: usize,
+    /// Limits of the connections of each listener.
+    pub connections: Limits,
     /// Time limit of a TLS handshake.
     pub handshake_timeout: Duration,
     /// Time limit of a request, reading its body included.
     pub request_timeout: Duration,
     /// Time limit for open requests during shutdown.
     pub drain_timeout: Duration,
-    /// Maximum body of `/mutate` in bytes; larger bodies get 413.
-    pub webhook_body_limit: usize,
-    /// Maximum body of an extender request in bytes; larger bodies get 413.
-    pub extender_body_limit: usize,
+    /// Bounds of the requests to `/mutate`, which anyone may send.
+    pub webhook: Bounds,
+    /// Bounds of the requests to the extender.
+    pub extender: Bounds,
 }
 
 impl ServerConfig {
@@ -77,12 +82,34 @@ impl ServerConfig {
             metrics_addr: Some(everywhere(8080)),
             health_addr: Some(everywhere(8081)),
             cert_poll: Duration::from_secs(10),
-            max_connections: 1024,
+            connections: Limits {
+                connections: 1024,
+                first_request: Duration::from_secs(10),
+                // Longer than the 90 s idle timeout of Go clients, so that they never write to a connection that the server has closed.
+                idle: Duration::from_mins(5),
+            },
             handshake_timeout: Duration::from_secs(10),
             request_timeout: Duration::from_secs(10),
             drain_timeout: Duration::from_secs(10),
-            webhook_body_limit: 8 << 20,
-            extender_body_limit: 16 << 20,
+            // The API server accepts no object over 3 MiB. A review of it as JSON values takes up to 35 times its bytes, twice.
+            webhook: Bounds {
+                body: 7 << 19,
+                bytes: 32 << 20,
+                bytes_per_peer: 8 << 20,
+                requests: 1024,
+                requests_per_peer: 512,
+                large: 64 << 10,
+                large_at_a_time: 1,
+            },
+            extender: Bounds {
+                body: 16 << 20,
+                bytes: 64 << 20,
+                bytes_per_peer: 64 << 20,
+                requests: 512,
+                requests_per_peer: 512,
+                large: 1 << 20,
+                large_at_a_time: 2,
+            },
         }
     }
 }
@@ -160,7 +187,7 @@ impl Server {
         };
 
         let acceptor = TlsAccept::new(
-            Bounded::new("https", config.max_connections, &state.metrics),
+            Bounded(Connections::new("https", config.connections, &state.metrics)),
             certificates.rustls().clone(),
             config.handshake_timeout,
         );
@@ -168,7 +195,7 @@ impl Server {
         let plain = [("metrics", metrics, routes::metrics(&state)), ("health", health, routes::health(&state))];
         for (what, bound, router) in plain {
             if let Some((listener, _)) = bound {
-                let acceptor = Bounded::new(what, config.max_connections, &state.metrics);
+                let acceptor = Bounded(Connections::new(what, config.connections, &state.metrics));
                 listeners.push(spawn(what, listener, acceptor, router));
             }
         }

@@ -2,16 +2,21 @@
 
 use std::sync::Arc;
 
+use axum::Extension;
 use axum::Router;
-use axum::extract::DefaultBodyLimit;
 use axum::http::StatusCode;
 use axum::middleware::{from_fn, from_fn_with_state};
 use axum::response::Response;
 use axum::routing::{get, post};
 
-use crate::server::middleware::{Guard, error, guard, require_client_certificate};
+use crate::server::intake::{Intake, Share};
+use crate::server::middleware::{Guard, error, guard, require_client_certificate, track};
 use crate::server::state::AppState;
 use crate::server::{ServerConfig, health, verbs};
+
+/// Answers of `/metrics` in progress, in total and per peer.
+const SCRAPES: usize = 8;
+const SCRAPES_PER_PEER: usize = 2;
 
 /// The HTTPS listener.
 pub(crate) fn https(config: &ServerConfig, state: &Arc<AppState>) -> Router {
@@ -19,10 +24,9 @@ pub(crate) fn https(config: &ServerConfig, state: &Arc<AppState>) -> Router {
         .route("/v1/filter", post(verbs::filter))
         .route("/v1/prioritize", post(verbs::prioritize))
         .route("/v1/preempt", post(verbs::preempt))
-        .layer(DefaultBodyLimit::max(config.extender_body_limit))
+        .layer(Extension(Intake::new(config.extender)))
         .route_layer(from_fn(require_client_certificate));
-    let webhook =
-        Router::new().route("/mutate", post(verbs::mutate)).layer(DefaultBodyLimit::max(config.webhook_body_limit));
+    let webhook = Router::new().route("/mutate", post(verbs::mutate)).layer(Extension(Intake::new(config.webhook)));
     let guarded = Guard { state: Arc::clone(state), request_timeout: config.request_timeout };
     extender
         .merge(webhook)
@@ -30,17 +34,23 @@ pub(crate) fn https(config: &ServerConfig, state: &Arc<AppState>) -> Router {
         .fallback(not_found)
         .method_not_allowed_fallback(wrong_method)
         .layer(from_fn_with_state(guarded, guard))
+        .layer(from_fn(track))
         .with_state(Arc::clone(state))
 }
 
 /// The health listener.
 pub(crate) fn health(state: &Arc<AppState>) -> Router {
-    probes().fallback(not_found).with_state(Arc::clone(state))
+    probes().fallback(not_found).layer(from_fn(track)).with_state(Arc::clone(state))
 }
 
 /// The metrics listener.
 pub(crate) fn metrics(state: &Arc<AppState>) -> Router {
-    Router::new().route("/metrics", get(health::metrics)).fallback(not_found).with_state(Arc::clone(state))
+    Router::new()
+        .route("/metrics", get(health::metrics))
+        .layer(Extension(Share::new(SCRAPES, SCRAPES_PER_PEER)))
+        .fallback(not_found)
+        .layer(from_fn(track))
+        .with_state(Arc::clone(state))
 }
 
 fn probes() -> Router<Arc<AppState>> {

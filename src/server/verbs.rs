@@ -3,23 +3,18 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use axum::body::Bytes;
 use axum::extract::State;
-use axum::extract::rejection::BytesRejection;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
 
 use crate::extender;
 use crate::extender::{Answer, Denial, FilterArgs, PreemptArgs};
+use crate::server::intake::Body;
 use crate::server::middleware::{WebhookResult, error};
 use crate::server::state::AppState;
 use crate::webhook;
 
-/// Bodies above this size in bytes are processed on a blocking thread. Only requests with whole nodes are that large, not those with names.
-const LARGE_BODY: usize = 1 << 20;
-
-type Body = Result<Bytes, BytesRejection>;
 type Outcome = Result<Vec<u8>, String>;
 
 /// `POST /v1/filter`.
@@ -76,14 +71,9 @@ pub(crate) async fn preempt(State(state): State<Arc<AppState>>, body: Body) -> R
 
 /// `POST /mutate`.
 pub(crate) async fn mutate(State(state): State<Arc<AppState>>, body: Body) -> Response {
-    let body = match body {
-        Ok(body) => body,
-        Err(rejection) => return rejected(&rejection),
-    };
-    let large = body.len() > LARGE_BODY;
-    let review = move || {
+    process(body, move |body| {
         let started = Instant::now();
-        let review = webhook::review(&body);
+        let review = webhook::review(body);
         state.metrics.webhook_seconds.with_label_values::<&str>(&[]).observe(started.elapsed().as_secs_f64());
         match review {
             Ok(review) => {
@@ -96,34 +86,35 @@ pub(crate) async fn mutate(State(state): State<Arc<AppState>>, body: Body) -> Re
             }
             Err(malformed) => error(StatusCode::BAD_REQUEST, &malformed.to_string()),
         }
-    };
-    off_loop(large, review).await
+    })
+    .await
 }
 
 /// Runs an extender verb on a body and records its duration.
 async fn verb(name: &'static str, state: Arc<AppState>, body: Body, run: fn(&AppState, &[u8]) -> Outcome) -> Response {
-    let body = match body {
-        Ok(body) => body,
-        Err(rejection) => return rejected(&rejection),
-    };
-    let large = body.len() > LARGE_BODY;
-    let answer = move || {
+    process(body, move |body| {
         let started = Instant::now();
-        let outcome = run(&state, &body);
+        let outcome = run(&state, body);
         state.metrics.extender_seconds.with_label_values(&[name]).observe(started.elapsed().as_secs_f64());
         match outcome {
             Ok(json) => ([(header::CONTENT_TYPE, "application/json")], json).into_response(),
             Err(malformed) => error(StatusCode::BAD_REQUEST, &malformed),
         }
-    };
-    off_loop(large, answer).await
+    })
+    .await
 }
 
-/// Runs `work` inline, or on a blocking thread when the body is large. A panic propagates in both cases.
-async fn off_loop(large: bool, work: impl FnOnce() -> Response + Send + 'static) -> Response {
-    if !large {
-        return work();
+/// Runs `work` on a body: inline, or on a blocking thread when the body is large, few at a time. A panic propagates in both cases.
+async fn process(body: Body, work: impl FnOnce(&[u8]) -> Response + Send + 'static) -> Response {
+    if body.bytes.len() <= body.intake.bounds.large {
+        return work(&body.bytes);
     }
+    // A request that exceeds its time limit leaves the thread running: the permit goes with it.
+    let permit = Arc::clone(&body.intake.processors).acquire_owned().await;
+    let work = move || {
+        let _permit = permit;
+        work(&body.bytes)
+    };
     match tokio::task::spawn_blocking(work).await {
         Ok(response) => response,
         Err(failed) => match failed.try_into_panic() {
@@ -139,8 +130,4 @@ fn parse<'a, T: Deserialize<'a>>(what: &str, body: &'a [u8]) -> Result<T, String
 
 fn encode<T: Serialize>(answer: &T) -> Outcome {
     serde_json::to_vec(answer).map_err(|cause| format!("can't encode the answer: {cause}"))
-}
-
-fn rejected(rejection: &BytesRejection) -> Response {
-    error(rejection.status(), &rejection.body_text())
 }

@@ -22,7 +22,7 @@ pub struct Metrics {
     pub cert_reloads: IntCounterVec,
     pub panics: IntCounter,
     pub connections: IntGaugeVec,
-    pub connections_refused: IntCounterVec,
+    pub connections_closed: IntCounterVec,
     pub in_flight: IntGauge,
     pub ready: IntGauge,
 }
@@ -58,7 +58,7 @@ impl Metrics {
             cert_reloads: register(&registry, declared::CERT_RELOADS.counters())?,
             panics: register(&registry, declared::HANDLER_PANICS.counter())?,
             connections: register(&registry, declared::CONNECTIONS.gauges())?,
-            connections_refused: register(&registry, declared::CONNECTIONS_REFUSED.counters())?,
+            connections_closed: register(&registry, declared::CONNECTIONS_CLOSED.counters())?,
             in_flight: register(&registry, declared::REQUESTS_IN_FLIGHT.gauge())?,
             ready: register(&registry, declared::READY.gauge())?,
             registry,

@@ -278,8 +278,12 @@ metrics! {
         "Requests answered 500 because their handler panicked, which is a defect.";
     CONNECTIONS = "connections", Kind::Gauge, Serving, ["listener": "`https`, `metrics`, `health`"],
         "Open connections.";
-    CONNECTIONS_REFUSED = "connections_refused_total", Kind::Counter, Serving, ["listener": "as above"],
-        "Connections closed at once because the limit of 1,024 was reached.";
+    CONNECTIONS_CLOSED = "connections_closed_total", Kind::Counter, Serving,
+        [
+            "listener": "as above",
+            "reason": "`evicted` (for a connection of another peer, with 1,024 open), `refused` (with 1,024 open), `idle` (no request in time)",
+        ],
+        "Connections that the server closed because of a limit.";
     REQUESTS_IN_FLIGHT = "requests_in_flight", Kind::Gauge, Serving, [],
         "HTTPS requests whose head is read and that are not answered yet.";
     READY = "ready", Kind::Gauge, Serving, [],

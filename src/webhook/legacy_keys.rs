@@ -3,6 +3,8 @@
 //! A nodeSelector entry stays when the current key is present with another value. A spread constraint stays when another constraint has
 //! the current key and the same `whenUnsatisfiable`, since the API server rejects such a pair.
 
+use std::collections::HashSet;
+
 use serde_json::Value;
 
 use crate::webhook::pod::{NODE_AFFINITY, REQUIRED_NODE_TERMS, list, list_mut, text};
@@ -103,7 +105,7 @@ fn expressions(term: &mut Value) -> bool {
 
 fn spread_constraints(pod: &mut Value) -> bool {
     let Some(spec) = pod.get_mut("spec") else { return false };
-    let taken: Vec<(String, String)> = list(spec, "topologySpreadConstraints")
+    let taken: HashSet<(String, String)> = list(spec, "topologySpreadConstraints")
         .iter()
         .map(|constraint| {
             (text(constraint, "topologyKey").to_owned(), text(constraint, "whenUnsatisfiable").to_owned())
@@ -112,8 +114,7 @@ fn spread_constraints(pod: &mut Value) -> bool {
     let mut changed = false;
     for constraint in list_mut(spec, "topologySpreadConstraints") {
         let free = current(text(constraint, "topologyKey")).is_some_and(|current| {
-            let when = text(constraint, "whenUnsatisfiable");
-            !taken.iter().any(|(key, other)| key == current && other == when)
+            !taken.contains(&(current.to_owned(), text(constraint, "whenUnsatisfiable").to_owned()))
         });
         changed |= free && rename(constraint, "topologyKey");
     }

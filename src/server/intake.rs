@@ -1,0 +1,195 @@
+//! Request bodies within bounds: bytes and requests in progress, in total and per peer.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex};
+
+use axum::extract::{FromRequest, Request};
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::Response;
+use futures::StreamExt;
+use tokio::sync::Semaphore;
+
+use crate::server::accept::Peer;
+use crate::server::middleware::error;
+use crate::sync::lock;
+
+/// Bounds of the requests of one route.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bounds {
+    /// Maximum body in bytes; larger bodies get 413.
+    pub body: usize,
+    /// Bytes of all bodies that are being read or processed; 429 beyond it.
+    pub bytes: usize,
+    /// The same, of one peer address.
+    pub bytes_per_peer: usize,
+    /// Requests in progress; 429 beyond it.
+    pub requests: usize,
+    /// The same, of one peer address.
+    pub requests_per_peer: usize,
+    /// Bodies above this size in bytes are processed on a blocking thread.
+    pub large: usize,
+    /// Large bodies that are processed at a time; the others wait within their time limit.
+    pub large_at_a_time: usize,
+}
+
+/// The requests of one route; an extension of each of them.
+#[derive(Debug)]
+pub(crate) struct Intake {
+    pub(crate) bounds: Bounds,
+    bytes: Arc<Share>,
+    requests: Arc<Share>,
+    /// Permits to process a large body.
+    pub(crate) processors: Arc<Semaphore>,
+}
+
+impl Intake {
+    pub(crate) fn new(bounds: Bounds) -> Arc<Self> {
+        Arc::new(Self {
+            bounds,
+            bytes: Share::new(bounds.bytes, bounds.bytes_per_peer),
+            requests: Share::new(bounds.requests, bounds.requests_per_peer),
+            processors: Arc::new(Semaphore::new(bounds.large_at_a_time)),
+        })
+    }
+}
+
+/// A quantity that peers share: a total, and a maximum per peer.
+#[derive(Debug)]
+pub(crate) struct Share {
+    total: usize,
+    per_peer: usize,
+    used: Mutex<Used>,
+}
+
+#[derive(Debug, Default)]
+struct Used {
+    all: usize,
+    /// Never zero.
+    by_peer: HashMap<IpAddr, usize>,
+}
+
+impl Share {
+    pub(crate) fn new(total: usize, per_peer: usize) -> Arc<Self> {
+        Arc::new(Self { total, per_peer, used: Mutex::default() })
+    }
+
+    pub(crate) fn portion(self: &Arc<Self>, peer: IpAddr) -> Portion {
+        Portion { share: Arc::clone(self), peer, amount: 0 }
+    }
+}
+
+/// What one request uses of a share; returned on drop.
+#[derive(Debug)]
+pub(crate) struct Portion {
+    share: Arc<Share>,
+    peer: IpAddr,
+    amount: usize,
+}
+
+impl Portion {
+    /// Enlarges the portion, or changes nothing and returns `false` when the share is used up.
+    #[must_use]
+    pub(crate) fn grow(&mut self, amount: usize) -> bool {
+        let mut used = lock(&self.share.used);
+        let of_peer = used.by_peer.get(&self.peer).copied().unwrap_or(0);
+        let (all, of_peer) = (used.all.saturating_add(amount), of_peer.saturating_add(amount));
+        if all > self.share.total || of_peer > self.share.per_peer {
+            return false;
+        }
+        if amount > 0 {
+            used.all = all;
+            used.by_peer.insert(self.peer, of_peer);
+            self.amount += amount;
+        }
+        true
+    }
+}
+
+impl Drop for Portion {
+    fn drop(&mut self) {
+        let mut used = lock(&self.share.used);
+        used.all -= self.amount;
+        if let Some(of_peer) = used.by_peer.get_mut(&self.peer) {
+            *of_peer -= self.amount;
+            if *of_peer == 0 {
+                used.by_peer.remove(&self.peer);
+            }
+        }
+    }
+}
+
+/// A whole body. It counts against the bounds of its route until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Body {
+    pub(crate) bytes: Vec<u8>,
+    pub(crate) intake: Arc<Intake>,
+    _bytes: Portion,
+    _request: Portion,
+}
+
+impl<S: Sync> FromRequest<S> for Body {
+    type Rejection = Response;
+
+    async fn from_request(request: Request, _state: &S) -> Result<Self, Response> {
+        let extensions = request.extensions();
+        let (Some(peer), Some(intake)) = (extensions.get::<Peer>(), extensions.get::<Arc<Intake>>().map(Arc::clone))
+        else {
+            return Err(error(StatusCode::INTERNAL_SERVER_ERROR, "the route has no bounds"));
+        };
+        let (mut held, mut counted) =
+            (intake.bytes.portion(peer.ticket.peer()), intake.requests.portion(peer.ticket.peer()));
+        if !counted.grow(1) {
+            return Err(busy("too many requests in progress"));
+        }
+        let limit = intake.bounds.body;
+        let too_large = || error(StatusCode::PAYLOAD_TOO_LARGE, &format!("the body exceeds {limit} bytes"));
+        let announced =
+            request.headers().get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
+        if announced.is_some_and(|length: u64| length > limit as u64) {
+            return Err(too_large());
+        }
+        let mut bytes = Vec::new();
+        let mut stream = request.into_body().into_data_stream();
+        while let Some(chunk) = stream.next().await {
+            let chunk =
+                chunk.map_err(|cause| error(StatusCode::BAD_REQUEST, &format!("can't read the body: {cause}")))?;
+            if bytes.len() + chunk.len() > limit {
+                return Err(too_large());
+            }
+            if !held.grow(chunk.len()) {
+                return Err(busy("too many bytes of requests in progress"));
+            }
+            bytes.extend_from_slice(&chunk);
+        }
+        Ok(Self { bytes, intake, _bytes: held, _request: counted })
+    }
+}
+
+pub(crate) fn busy(message: &str) -> Response {
+    let mut response = error(StatusCode::TOO_MANY_REQUESTS, message);
+    response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+    response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_share_is_bounded_in_total_and_per_peer() {
+        let share = Share::new(10, 6);
+        let peer = |last| IpAddr::from([10, 0, 0, last]);
+        let (mut first, mut second, mut third) =
+            (share.portion(peer(1)), share.portion(peer(1)), share.portion(peer(2)));
+        assert!(first.grow(4) && second.grow(2), "six of one peer");
+        assert!(!first.grow(1) && !second.grow(usize::MAX), "no more of it");
+        assert!(third.grow(4), "ten in total");
+        assert!(!third.grow(1), "the total is used up, although the peer has four");
+        drop(first);
+        assert!(second.grow(4), "returned, and lent again");
+        drop((second, third));
+        let used = lock(&share.used);
+        assert!(used.all == 0 && used.by_peer.is_empty());
+    }
+}
