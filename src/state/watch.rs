@@ -34,6 +34,9 @@ pub const KINDS: [&str; 11] = [
     "csinodes",
 ];
 
+/// Seconds after which the API server ends a watch, and it is started again. A dead connection is noticed five seconds later.
+pub const WATCH_SECONDS: u32 = 60;
+
 /// Listed in addition to [`KINDS`] when pods get default topology spread constraints.
 const SERVICES: &str = "services";
 
@@ -175,7 +178,7 @@ fn feed<K>(
 {
     let cluster = Arc::clone(cluster);
     tokio::spawn(async move {
-        let stream = watch(api, watcher::Config::default()).default_backoff();
+        let stream = watch(api, watcher::Config::default().timeout(WATCH_SECONDS)).default_backoff();
         let mut stream = pin!(stream);
         let (mut before, mut listed) = (BTreeSet::new(), BTreeSet::new());
         while let Some(event) = stream.next().await {

@@ -1,6 +1,7 @@
 //! `stowage controller`: the service. Settings with an equivalent in Karpenter have Karpenter's flag and variable.
 
 pub mod arguments;
+pub mod clients;
 pub mod cloud;
 pub mod lead;
 pub mod serve;

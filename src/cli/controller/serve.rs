@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 
 use crate::cli::controller::arguments::ControllerArgs;
+use crate::cli::controller::clients::Clients;
 use crate::cli::controller::lead::lead;
 use crate::clock;
 use crate::controllers::derived_state::DerivedState;
@@ -26,17 +27,11 @@ pub(crate) async fn serve(args: &ControllerArgs) -> anyhow::Result<()> {
         "" => config.default_namespace.clone(),
         namespace => namespace.to_owned(),
     };
-    let client = kube::Client::try_from(config.clone()).context("creating a Kubernetes client")?;
-    // The lease has a connection of its own, so that renewals do not queue behind hundreds of NodeClaim writes, and no client
-    // retries, which would outlast the lease.
-    let mut once = config;
-    once.default_retry = false;
-    let own = kube::Client::try_from(once.clone()).context("creating a Kubernetes client for the lease")?;
-    let evictions = kube::Client::try_from(once).context("creating a Kubernetes client for evictions")?;
+    let Clients { writes, watches, evictions, lease } = Clients::new(&config)?;
     let election = (!args.disable_leader_election).then(|| {
         let host = std::env::var("HOSTNAME").unwrap_or_else(|_| "stowage".into());
         let identity = format!("{host}_{}_{}", std::process::id(), clock::now().0);
-        Candidate::new(own, &namespace, &args.leader_election_name, identity)
+        Candidate::new(lease, &namespace, &args.leader_election_name, identity)
     });
     let cluster = Arc::new(Cluster::new(ClusterState::with_default_spread(args.plan.scheduler_config.clone())));
 
@@ -59,14 +54,14 @@ pub(crate) async fn serve(args: &ControllerArgs) -> anyhow::Result<()> {
         stop_signal().await;
         let _ = stop.send(true);
     });
-    watch::start(&client, &cluster, !args.plan.scheduler_config.is_empty(), clock::now);
+    watch::start(&watches, &cluster, !args.plan.scheduler_config.is_empty(), clock::now);
     let derived = Arc::new(DerivedState::default());
     if args.placement != PlacementMode::Off {
         tokio::spawn(extender_view::run(Arc::clone(&cluster), Arc::clone(&derived), Arc::clone(&state.view)));
     }
     let lead = lead(
         args,
-        client,
+        writes,
         evictions,
         election,
         cluster,

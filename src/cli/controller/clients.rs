@@ -1,0 +1,83 @@
+//! Clients of the API server, one per purpose. Each has a time limit: a connection to an API server that vanished gives no error by itself
+//! for a quarter of an hour.
+
+use std::time::Duration;
+
+use anyhow::Context as _;
+use kube::{Client, Config};
+
+/// Time limit of a write's response: an admission webhook of others may take 30 s.
+const WRITES: Duration = Duration::from_secs(35);
+/// Time limit between two reads of a watch, which the API server ends after [`crate::state::watch::WATCH_SECONDS`].
+const WATCHES: Duration = Duration::from_secs(70);
+/// Time limit of reading or writing the lease, which expires after 15 s.
+const LEASE: Duration = Duration::from_secs(5);
+
+/// The clients.
+pub(crate) struct Clients {
+    /// Reads and writes of the reconcilers.
+    pub(crate) writes: Client,
+    /// Watches. A time limit for responses would end them.
+    pub(crate) watches: Client,
+    /// Evictions: a refusal (429) is an answer, and is not retried.
+    pub(crate) evictions: Client,
+    /// The lease. Renewals do not queue behind hundreds of writes, and retries would outlast the lease.
+    pub(crate) lease: Client,
+}
+
+impl Clients {
+    pub(crate) fn new(config: &Config) -> anyhow::Result<Self> {
+        Ok(Self {
+            writes: client(config, WRITES, true).context("creating a Kubernetes client")?,
+            watches: client(config, WATCHES, true).context("creating a Kubernetes client for watches")?,
+            evictions: client(config, WRITES, false).context("creating a Kubernetes client for evictions")?,
+            lease: client(config, LEASE, false).context("creating a Kubernetes client for the lease")?,
+        })
+    }
+}
+
+/// A client whose responses must progress within `limit`.
+fn client(config: &Config, limit: Duration, retry: bool) -> Result<Client, kube::Error> {
+    let mut config = config.clone();
+    config.read_timeout = Some(limit);
+    // A connection that was idle is not over its limit when the next request is written.
+    config.reset_reader_on_write = true;
+    config.default_retry = retry;
+    Client::try_from(config)
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::core::v1::Node;
+    use kube::Api;
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    /// The API server of these tests accepts connections and never answers.
+    #[tokio::test]
+    async fn a_server_that_never_answers_is_an_error_within_the_limit() {
+        let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let config = Config::new(format!("http://{}", silent.local_addr().unwrap()).parse().unwrap());
+        let accepted = tokio::spawn(async move {
+            let mut open = Vec::new();
+            loop {
+                open.push(silent.accept().await.unwrap());
+            }
+        });
+        for retry in [false, true] {
+            let nodes: Api<Node> = Api::all(client(&config, Duration::from_millis(20), retry).unwrap());
+            let read = tokio::time::timeout(Duration::from_secs(30), nodes.get("n")).await;
+            assert!(read.expect("an error, not a wait").is_err(), "retry {retry}");
+        }
+        accepted.abort();
+    }
+
+    #[tokio::test]
+    async fn every_client_has_a_limit_below_the_term_of_what_it_serves() {
+        assert!(LEASE * 2 <= Duration::from_secs(10), "two attempts within the renewal deadline");
+        assert!(WATCHES > Duration::from_secs(u64::from(crate::state::watch::WATCH_SECONDS) + 5));
+        let config = Config::new("http://127.0.0.1:1".parse().unwrap());
+        assert!(Clients::new(&config).is_ok());
+    }
+}
