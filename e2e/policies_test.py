@@ -20,6 +20,7 @@ REFERENCES = {
     "data.aws_region.current.region": "AWS::Region",
     "data.aws_caller_identity.current.account_id": "AWS::AccountId",
     "aws_sqs_queue.interruption.arn": "InterruptionQueue.Arn",
+    "local.rule_arns": "RULE_ARNS",
     "var.cluster_name": "ClusterName",
     "var.node_role_name": "NodeRoleName",
     "var.oidc_provider": "OidcProvider",
@@ -85,7 +86,8 @@ def terraform_object(name, resource=""):
     text = text_of("main.tf").partition(resource)[2] if resource else text_of("main.tf")
     text = re.search(rf"^  {name} = jsonencode\((.*?)^  }}\)$", text, re.M | re.S)[1] + "}"
     for own, theirs in REFERENCES.items():
-        text = text.replace(f"${{{own}}}", f"${{{theirs}}}").replace(f"= {own}\n", f'= "${{{theirs}}}"\n')
+        text = text.replace(f"${{{own}}}", f"${{{theirs}}}")
+        text = re.sub(rf"= {re.escape(own)}(?=[\n ])", f'= "${{{theirs}}}"', text)
     text = re.sub(r'"?([^\s"]+)"? += ', r'"\1": ', text)
     text = re.sub(r'(["}\]])\n(?=\s*")', r"\1,\n", text)
     return json.loads(re.sub(r",(?=\s*[\]}])", "", text))
@@ -141,16 +143,21 @@ class TestPolicies:
         assert (sorted(found), len(found)) == (sorted(known), len(events.strip().splitlines()))
         assert 'event_pattern = jsonencode({ source = [each.value.source], "detail-type" = [each.value.detail_type] })' in terraform
 
-    def test_only_aws_may_send_to_the_queue_and_only_over_tls(self):
+    def test_only_the_rules_may_send_to_the_queue_and_only_over_tls(self):
         policy = queue_policy()
         sending, tls = policy["Statement"]
         queue = "${InterruptionQueue.Arn}"
-        senders = {"Service": ["events.amazonaws.com", "sqs.amazonaws.com"]}
-        allowed = {"Sid": "EventsMayBeSent", "Effect": "Allow", "Principal": senders, "Action": "sqs:SendMessage", "Resource": queue}
-        assert sending == allowed
+        rules = re.findall(r"^  (\w+):\n    Type: AWS::Events::Rule$", text_of("cloudformation.yaml"), re.M)
+        senders = {"ArnEquals": {"aws:SourceArn": [f"${{{rule}.Arn}}" for rule in rules]}}
+        allowed = {"Sid": "EventsMayBeSent", "Effect": "Allow", "Principal": {"Service": "events.amazonaws.com"}, "Action": "sqs:SendMessage",
+                   "Resource": queue, "Condition": senders}
+        assert len(rules) == 5 and sending == allowed
         insecure = {"Bool": {"aws:SecureTransport": "false"}}
         denied = {"Sid": "OnlyOverTls", "Effect": "Deny", "Principal": "*", "Action": "sqs:*", "Resource": queue, "Condition": insecure}
         assert tls == denied
+        # Terraform has one resource for all rules.
+        assert "  rule_arns = [for name in sort(keys(local.events)) : aws_cloudwatch_event_rule.interruption[name].arn]\n" in text_of("main.tf")
+        sending["Condition"] = {"ArnEquals": {"aws:SourceArn": "${RULE_ARNS}"}}
         assert terraform_object("policy", 'resource "aws_sqs_queue_policy" "interruption" ') == policy
         stack = resource("cloudformation.yaml", r"^  InterruptionQueuePolicy:$(.*?)^$")
         assert "\n      Queues: [!Ref InterruptionQueue]\n" in stack

@@ -325,9 +325,10 @@ resource "aws_sqs_queue_policy" "interruption" {
       {
         Sid       = "EventsMayBeSent"
         Effect    = "Allow"
-        Principal = { Service = ["events.amazonaws.com", "sqs.amazonaws.com"] }
+        Principal = { Service = "events.amazonaws.com" }
         Action    = "sqs:SendMessage"
         Resource  = aws_sqs_queue.interruption.arn
+        Condition = { ArnEquals = { "aws:SourceArn" = local.rule_arns } }
       },
       {
         Sid       = "OnlyOverTls"
@@ -355,6 +356,11 @@ resource "aws_cloudwatch_event_rule" "interruption" {
   for_each      = local.events
   name_prefix   = "stowage-${each.key}-"
   event_pattern = jsonencode({ source = [each.value.source], "detail-type" = [each.value.detail_type] })
+}
+
+locals {
+  # The only senders to the queue: a rule of another account, or one with a transformer of its own, could forge messages.
+  rule_arns = [for name in sort(keys(local.events)) : aws_cloudwatch_event_rule.interruption[name].arn]
 }
 
 resource "aws_cloudwatch_event_target" "interruption" {
