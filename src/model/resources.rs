@@ -181,8 +181,13 @@ impl Resources {
     }
 
     /// Whether an instance type has the requested devices that instance types determine: a daemon that lacks one stays pending there.
-    pub fn may_run_on(&self, allocatable: &Self) -> bool {
+    pub fn has_devices(&self, allocatable: &Self) -> bool {
         OF_TYPES.iter().all(|name| self.get(name) <= allocatable.get(name))
+    }
+
+    /// Whether an empty node runs a pod with these requests. Otherwise a daemon stays pending there, and takes no room.
+    pub fn may_run_on(&self, allocatable: &Self) -> bool {
+        self.has_devices(allocatable) && self.foreseeable().fits(allocatable)
     }
 
     /// Without the resources that only a device plugin reports: whether a new node has them is unknown.

@@ -12,7 +12,7 @@ use crate::model::pod_class::{NodeTerm, PodClass};
 use crate::model::requirement::ValueSet;
 use crate::planner::columns::bitset::Bits;
 use crate::planner::columns::dims::fits;
-use crate::planner::columns::table::{ColumnCache, ColumnTable, TableInputs};
+use crate::planner::columns::table::{ColumnCache, ColumnTable, DaemonNeed, TableInputs};
 use crate::planner::input::problem::Problem;
 
 /// An interned set of columns.
@@ -75,10 +75,14 @@ impl<'p> ColumnSets<'p> {
     }
 
     /// Requests of each DaemonSet's pods, and the columns they run on.
-    fn daemons_of_problem(&mut self) -> Vec<(Vec<i64>, Bits)> {
+    fn daemons_of_problem(&mut self) -> Vec<DaemonNeed> {
         let daemons = self.problem.daemons.iter();
         daemons
-            .map(|daemon| (self.dims.dense(&daemon.class.requests.foreseeable()), self.columns_for(&daemon.class)))
+            .map(|daemon| DaemonNeed {
+                need: self.dims.dense(&daemon.class.requests.foreseeable()),
+                priority: daemon.class.priority,
+                columns: self.columns_for(&daemon.class),
+            })
             .collect()
     }
 }

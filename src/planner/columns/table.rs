@@ -131,6 +131,71 @@ impl TableInputs {
     }
 }
 
+/// The pods of a DaemonSet.
+#[derive(Debug)]
+pub(crate) struct DaemonNeed {
+    pub need: Vec<i64>,
+    pub priority: i32,
+    /// The columns that they may run on.
+    pub columns: Bits,
+}
+
+impl DaemonNeed {
+    /// Whether a column with these allocatable resources runs one, as far as its labels, taints and devices are concerned.
+    fn runs_on(&self, column: usize, allocatable: &[i64]) -> bool {
+        self.columns.contains(column) && self.need.iter().zip(allocatable).skip(COMMON).all(|(need, have)| need <= have)
+    }
+}
+
+fn add(sum: &mut [i64], more: &[i64]) {
+    for (total, more) in sum.iter_mut().zip(more) {
+        *total = total.saturating_add(*more);
+    }
+}
+
+/// Daemons in the order in which they count: by priority, as kube-scheduler preempts, then small ones first.
+fn by_precedence(daemons: &[DaemonNeed], allocatable: &[Vec<i64>]) -> Vec<usize> {
+    let most = |dim: usize| allocatable.iter().map(|have| have[dim]).max().unwrap_or(0).max(1);
+    let most: Vec<i64> = (0..allocatable.first().map_or(0, Vec::len)).map(most).collect();
+    let share = |daemon: &DaemonNeed| {
+        daemon.need.iter().zip(&most).map(|(need, most)| i128::from(*need) * 1_000_000 / i128::from(*most)).max()
+    };
+    let mut order: Vec<usize> = (0..daemons.len()).collect();
+    order.sort_by_cached_key(|at| (std::cmp::Reverse(daemons[*at].priority), share(&daemons[*at]), *at));
+    order
+}
+
+/// The daemons that count in a variant: the longest prefix of `order` that one of its columns holds, without those that no column holds
+/// alone.
+fn counted<'a>(
+    daemons: &[DaemonNeed],
+    order: &[usize],
+    columns: impl Iterator<Item = (usize, &'a Vec<i64>)> + Clone,
+    dims: usize,
+) -> Vec<usize> {
+    let alone = |daemon: &DaemonNeed| {
+        let mut runs = columns.clone().filter(|(column, have)| daemon.runs_on(*column, have)).peekable();
+        runs.peek().is_none() || runs.any(|(_, have)| fits(&daemon.need, have))
+    };
+    let order: Vec<usize> = order.iter().copied().filter(|daemon| alone(&daemons[*daemon])).collect();
+    let mut longest = 0;
+    for (column, have) in columns {
+        let mut sum = vec![0; dims];
+        let held = order.iter().take_while(|daemon| {
+            let daemon = &daemons[**daemon];
+            if daemon.runs_on(column, have) {
+                add(&mut sum, &daemon.need);
+            }
+            fits(&sum, have)
+        });
+        longest = longest.max(held.count());
+        if longest == order.len() {
+            break;
+        }
+    }
+    order[..longest].to_vec()
+}
+
 impl ColumnTable {
     /// The table without daemons.
     pub fn bare(problem: &Problem, inputs: &TableInputs) -> Self {
@@ -145,7 +210,7 @@ impl ColumnTable {
     }
 
     /// Subtracts the daemons, given by their requests and the columns that they run on, and sorts by price.
-    pub fn complete(&mut self, daemons: &[(Vec<i64>, Bits)]) {
+    pub fn complete(&mut self, daemons: &[DaemonNeed]) {
         self.subtract_daemons(daemons);
         let mut by_price: Vec<usize> = (0..self.columns.len()).collect();
         by_price.sort_by(|a, b| {
@@ -243,41 +308,46 @@ impl ColumnTable {
     }
 
     /// A daemon that requests a device that a column lacks stays pending there and takes no room. A column that cannot hold all its daemons
-    /// has no room for pods: such a node would run without some of them.
-    fn subtract_daemons(&mut self, daemons: &[(Vec<i64>, Bits)]) {
+    /// has no room for pods: such a node would run without some of them. A daemon that no column of a variant has room for, alone or with
+    /// those of higher precedence, does not count in that variant: it stays pending there, whatever is purchased.
+    fn subtract_daemons(&mut self, daemons: &[DaemonNeed]) {
         let dims = self.dims.len();
         let allocatable: Vec<Vec<i64>> =
             self.shapes.iter().map(|shape| self.dims.dense_of(&shape.instance_type)).collect();
-        let runs = |daemon: usize, column: usize| {
-            let (need, columns) = &daemons[daemon];
-            let extended = need.iter().zip(&allocatable[self.columns[column].shape]).skip(COMMON);
-            columns.contains(column) && extended.into_iter().all(|(need, have)| need <= have)
-        };
+        let order = by_precedence(daemons, &allocatable);
         let mut sets: HashMap<Vec<usize>, usize> = HashMap::new();
-        self.daemon_set = (0..self.columns.len())
-            .map(|column| {
-                let members: Vec<usize> = (0..daemons.len()).filter(|daemon| runs(*daemon, column)).collect();
-                *sets.entry(members).or_insert_with_key(|members| {
+        let (mut daemon_sets, mut daemon_set) = (Vec::new(), Vec::with_capacity(self.columns.len()));
+        let mut room = Vec::with_capacity(self.columns.len() * dims);
+        let mut first = 0;
+        for shapes in self.shapes.chunk_by(|a, b| a.variant == b.variant) {
+            let allocatable = &allocatable[first..first + shapes.len()];
+            first += shapes.len();
+            let columns = || {
+                shapes
+                    .iter()
+                    .zip(allocatable)
+                    .flat_map(|(shape, have)| (shape.first..shape.end).map(move |c| (c, have)))
+            };
+            let counted = counted(daemons, &order, columns(), dims);
+            for (column, have) in columns() {
+                let mut members: Vec<usize> =
+                    counted.iter().copied().filter(|daemon| daemons[*daemon].runs_on(column, have)).collect();
+                members.sort_unstable();
+                let set = *sets.entry(members).or_insert_with_key(|members| {
                     let mut sum = vec![0; dims];
                     for daemon in members {
-                        for (total, more) in sum.iter_mut().zip(&daemons[*daemon].0) {
-                            *total += more;
-                        }
+                        add(&mut sum, &daemons[*daemon].need);
                     }
-                    self.daemon_sets.push((sum, members.clone()));
-                    self.daemon_sets.len() - 1
-                })
-            })
-            .collect();
-        self.room = Vec::with_capacity(self.columns.len() * dims);
-        for (shape, allocatable) in self.shapes.iter().zip(&allocatable) {
-            for column in shape.first..shape.end {
-                let overhead = &self.daemon_sets[self.daemon_set[column]].0;
-                let holds = fits(overhead, allocatable);
-                let left = allocatable.iter().zip(overhead).map(|(have, less)| if holds { have - less } else { 0 });
-                self.room.extend(left);
+                    daemon_sets.push((sum, members.clone()));
+                    daemon_sets.len() - 1
+                });
+                daemon_set.push(set);
+                let (overhead, _) = &daemon_sets[set];
+                let holds = fits(overhead, have);
+                room.extend(have.iter().zip(overhead).map(|(have, less)| if holds { have - less } else { 0 }));
             }
         }
+        (self.daemon_sets, self.daemon_set, self.room) = (daemon_sets, daemon_set, room);
     }
 
     /// The suffix of `by_price` after the columns that all lack room for `load` in some dimension: binary search on the running maxima.

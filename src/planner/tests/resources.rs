@@ -82,9 +82,40 @@ fn no_node_too_small_for_its_daemons_is_purchased() {
     let plan = world.plan();
     assert!(plan.unschedulable.is_empty());
     assert_eq!(types(&plan), ["a1.x4"]);
+}
+
+#[test]
+fn a_daemon_that_no_type_holds_stays_pending_and_takes_nothing() {
+    let mut world = World::new();
+    world.pods("p", 1, &json!({}), "2", "1Gi", &json!({}));
+    world.daemon("500m", &json!({}));
+    let before = world.plan();
     world.daemon("5000", &json!({}));
+    for _ in 0..4 {
+        // Requests whose sum exceeds 64 bits.
+        world.daemon("0", &json!({"requests": {"memory": "4611686018416650649"}}));
+    }
     let plan = world.plan();
-    assert!(reason(&plan).contains("no instance type holds its DaemonSets together"), "{}", reason(&plan));
+    assert_eq!(types(&plan), types(&before));
+    assert_eq!(plan.new_nodes[0].requests, before.new_nodes[0].requests, "only the daemon that runs is reserved for");
+}
+
+#[test]
+fn daemons_that_no_type_holds_together_count_by_priority_and_then_size() {
+    let mut world = World::new();
+    world.pods("p", 1, &json!({}), "100m", "64Mi", &json!({}));
+    let largest = world.problem.pools[0].catalog.instance_types.iter().map(|t| t.allocatable.cpu.0).max().unwrap();
+    let half = format!("{}m", largest * 3 / 5);
+    world.daemon(&half, &json!({}));
+    world.daemon(&half, &json!({"priority": 1000}));
+    world.daemon("50m", &json!({}));
+    let plan = crate::planner::plan(&world.problem, &world.column_cache);
+    assert!(plan.unschedulable.is_empty(), "{:?}", plan.unschedulable);
+    assert_eq!(
+        plan.new_nodes[0].requests.cpu.0,
+        largest * 3 / 5 + 50 + 100,
+        "one of the two large daemons, and the small one"
+    );
 }
 
 #[test]

@@ -105,10 +105,16 @@ pub(crate) fn check(problem: &Problem, plan: &Plan) -> Result<(), String> {
             let mut room = choice.instance_type.allocatable.clone();
             let mut daemons = Resources::default();
             for daemon in &problem.daemons {
-                let runs = daemon.class.requests.may_run_on(&choice.instance_type.allocatable);
-                if runs && daemon.class.accepts_node(&labels, "new") && daemon.class.untolerated(&pool.taints).is_none()
+                let runs = daemon.class.requests.has_devices(&choice.instance_type.allocatable);
+                let need = daemon.class.requests.foreseeable();
+                let types = &pool.catalog.instance_types;
+                let too_large = types.iter().all(|instance_type| !need.fits(&instance_type.allocatable));
+                if runs
+                    && !too_large
+                    && daemon.class.accepts_node(&labels, "new")
+                    && daemon.class.untolerated(&pool.taints).is_none()
                 {
-                    daemons.add(&daemon.class.requests.foreseeable());
+                    daemons.add(&need);
                 }
             }
             if !daemons.fits(&room) {
