@@ -191,6 +191,16 @@ pub fn is_restricted(key: &str) -> bool {
         .any(|ours| domain.strip_suffix(ours).is_some_and(|rest| rest.is_empty() || rest.ends_with('.')))
 }
 
+/// True for the value of a label: empty, or at most 63 letters, digits, `-`, `_` and `.` with a letter or digit at both ends.
+pub fn is_label_value(text: &str) -> bool {
+    let bytes = text.as_bytes();
+    let alphanumeric = |byte: Option<&u8>| byte.is_none_or(u8::is_ascii_alphanumeric);
+    bytes.len() <= 63
+        && alphanumeric(bytes.first())
+        && alphanumeric(bytes.last())
+        && bytes.iter().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(byte))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

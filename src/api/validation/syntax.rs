@@ -1,5 +1,7 @@
 //! Syntax of qualified names, label values and quantities in Kubernetes.
 
+pub use crate::model::labels::is_label_value;
+
 /// True for a qualified name: an optional DNS subdomain and a slash, then at most 63 letters, digits, `-`, `_` and `.` with a
 /// letter or digit at both ends.
 pub fn is_qualified_name(text: &str) -> bool {
@@ -7,16 +9,6 @@ pub fn is_qualified_name(text: &str) -> bool {
         Some((prefix, name)) => is_subdomain(prefix) && !name.is_empty() && is_label_value(name),
         None => !text.is_empty() && is_label_value(text),
     }
-}
-
-/// True for the value of a label: empty, or at most 63 letters, digits, `-`, `_` and `.` with a letter or digit at both ends.
-pub fn is_label_value(text: &str) -> bool {
-    let bytes = text.as_bytes();
-    let alphanumeric = |byte: Option<&u8>| byte.is_none_or(u8::is_ascii_alphanumeric);
-    bytes.len() <= 63
-        && alphanumeric(bytes.first())
-        && alphanumeric(bytes.last())
-        && bytes.iter().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(byte))
 }
 
 fn is_subdomain(text: &str) -> bool {

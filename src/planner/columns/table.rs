@@ -11,8 +11,10 @@ use crate::model::requirement::{Requirements, ValueSet};
 use crate::planner::columns::bitset::Bits;
 use crate::planner::columns::dims::{COMMON, Dims, fits};
 use crate::planner::columns::variants::{
-    Mentioned, Variant, dedicated_is_requested, expand, has_key, mentioned_values, tenancies, well_known,
+    Mentioned, Variant, combinations, dedicated_is_requested, expand, expand_combinations, has_key, is_crowded,
+    mentioned_values, tenancies, well_known,
 };
+use crate::planner::input::pod::Labels;
 use crate::planner::input::pool::Pool;
 use crate::planner::input::problem::Problem;
 use crate::planner::input::settings::Settings;
@@ -98,17 +100,22 @@ pub(crate) struct TableInputs {
     settings: Settings,
     dims: Dims,
     mentioned: HashMap<Arc<str>, Mentioned>,
+    /// What pods want of open labels; empty where every combination gets a variant.
+    combinations: Vec<Labels>,
     dedicated: bool,
 }
 
 impl TableInputs {
     pub fn of(problem: &Problem) -> Self {
+        let mentioned = mentioned_values(problem);
+        let crowded = is_crowded(&problem.pools, &mentioned);
         Self {
             pools: problem.pools.clone(),
             daemons: problem.daemons.iter().map(|daemon| Arc::clone(&daemon.class)).collect(),
             settings: problem.settings.clone(),
             dims: Dims::of(problem),
-            mentioned: mentioned_values(problem),
+            mentioned,
+            combinations: if crowded { combinations(problem) } else { Vec::new() },
             dedicated: dedicated_is_requested(problem),
         }
     }
@@ -127,6 +134,7 @@ impl TableInputs {
             && self.settings == other.settings
             && self.dims == other.dims
             && self.mentioned == other.mentioned
+            && self.combinations == other.combinations
             && self.dedicated == other.dedicated
     }
 }
@@ -204,7 +212,7 @@ impl ColumnTable {
             if pool.taints.iter().any(|t| t.effect == "PreferNoSchedule") {
                 table.soft_tainted.push(at);
             }
-            table.add_pool(problem, at, &inputs.mentioned, inputs.dedicated);
+            table.add_pool(problem, at, inputs);
         }
         table
     }
@@ -233,13 +241,16 @@ impl ColumnTable {
         self.has_counted = self.columns.iter().any(|column| column.left.is_some());
     }
 
-    fn add_pool(&mut self, problem: &Problem, at: usize, mentioned: &HashMap<Arc<str>, Mentioned>, dedicated: bool) {
+    fn add_pool(&mut self, problem: &Problem, at: usize, inputs: &TableInputs) {
+        let TableInputs { mentioned, combinations, dedicated, .. } = inputs;
+        let dedicated = *dedicated;
         let (pool, settings) = (&problem.pools[at], &problem.settings);
         // An invalid pool offers nothing; `Pool::new` reports why.
         let Ok(requirements) = Requirements::from_api(&pool.requirements) else {
             return;
         };
         let mut known: Vec<(&Arc<str>, &ValueSet)> = Vec::new();
+        let mut open: Vec<(&Arc<str>, &ValueSet)> = Vec::new();
         let mut variants = vec![Variant { pool: at, labels: pool.labels.clone(), pinned: Vec::new() }];
         for (key, set) in requirements.iter() {
             if let Some(value) = pool.labels.get(key.as_ref()) {
@@ -251,9 +262,14 @@ impl ColumnTable {
             } else if well_known(key) || pool.catalog.instance_types.iter().any(|t| t.labels.contains_key(key.as_ref()))
             {
                 known.push((key, set));
-            } else {
+            } else if combinations.is_empty() {
                 variants = expand(variants, key, set, mentioned.get(key));
+            } else {
+                open.push((key, set));
             }
+        }
+        if !combinations.is_empty() {
+            variants = expand_combinations(&variants, &open, mentioned, combinations);
         }
         if dedicated && !has_key(pool, &requirements, labels::INSTANCE_TENANCY) {
             variants = tenancies(variants, None, true);

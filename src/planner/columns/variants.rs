@@ -1,10 +1,10 @@
 //! A NodePool whose template does not fix the value of a custom label is expanded into variants, one per value that pods distinguish, so
 //! that the labels of every column are definite.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
-use crate::model::labels;
+use crate::model::labels::{self, is_label_value};
 use crate::model::pod_class::PodClass;
 use crate::model::requirement::{Requirements, ValueSet};
 use crate::planner::input::pod::Labels;
@@ -13,6 +13,9 @@ use crate::planner::input::problem::Problem;
 
 /// Maximum values of one open label, and maximum variants of one NodePool.
 const MAX_VARIANTS: usize = 128;
+
+/// Maximum combinations of custom labels that one term of a pod contributes where variants are scarce.
+const TERM_PRODUCTS: usize = 16;
 
 /// Values of `karpenter.k8s.aws/instance-tenancy`.
 const SHARED: &str = "default";
@@ -70,9 +73,7 @@ pub(crate) fn mentioned_values(problem: &Problem) -> HashMap<Arc<str>, Mentioned
             for (key, set) in term.labels.iter() {
                 let mentioned = out.entry(Arc::clone(key)).or_default();
                 mentioned.all |= set.has_bounds();
-                let values = &mut mentioned.values;
-                values.extend(set.named().cloned());
-                values.extend(set.some_value().map(Arc::from));
+                mentioned.values.extend(named_values(set));
             }
         }
         for key in
@@ -81,6 +82,71 @@ pub(crate) fn mentioned_values(problem: &Problem) -> HashMap<Arc<str>, Mentioned
             out.entry(Arc::clone(key)).or_default().all = true;
         }
     }
+    out
+}
+
+/// The values that a set distinguishes, as far as a node can carry them: the API server accepts any text in preferred terms.
+fn named_values(set: &ValueSet) -> impl Iterator<Item = Arc<str>> {
+    set.named().cloned().chain(set.some_value().map(Arc::from)).filter(|value| is_label_value(value))
+}
+
+/// Whether the product of a NodePool's open labels may exceed [`MAX_VARIANTS`].
+pub(crate) fn is_crowded(pools: &[Pool], mentioned: &HashMap<Arc<str>, Mentioned>) -> bool {
+    pools.iter().any(|pool| {
+        let open = pool.requirements.iter().filter(|r| !well_known(&r.key));
+        let counts = open.filter_map(|r| mentioned.get(r.key.as_str())).map(|mentioned| mentioned.values.len().max(1));
+        counts.fold(1, usize::saturating_mul) > MAX_VARIANTS
+    })
+}
+
+/// The combinations of custom labels that classes of pods require or prefer, for NodePools where not every combination gets a variant.
+/// Namespaces take turns, each with what it requires first, so that no tenant uses up the variants of a NodePool.
+pub(crate) fn combinations(problem: &Problem) -> Vec<Labels> {
+    let mut by_namespace: BTreeMap<Arc<str>, [BTreeSet<Labels>; 2]> = BTreeMap::new();
+    let mut last: Option<*const PodClass> = None;
+    for class in problem.pods.iter().map(|p| &p.class).chain(problem.daemons.iter().map(|d| &d.class)) {
+        if last.replace(Arc::as_ptr(class)) == Some(Arc::as_ptr(class)) {
+            continue;
+        }
+        let [required, preferred] = by_namespace.entry(Arc::clone(&class.namespace)).or_default();
+        for term in class.node_terms.iter().chain(&class.volume_terms) {
+            required.extend(products(&term.labels));
+        }
+        for (_, term) in &class.preferred_nodes {
+            preferred.extend(products(&term.labels));
+        }
+    }
+    let mut turns: Vec<_> = by_namespace.into_values().map(|[first, then]| first.into_iter().chain(then)).collect();
+    let mut out = Vec::new();
+    let mut seen = BTreeSet::new();
+    while out.len() < MAX_VARIANTS && !turns.is_empty() {
+        // A combination that another namespace named already costs no turn.
+        turns.retain_mut(|turn| {
+            turn.find(|combination| seen.insert(combination.clone())).map(|found| out.push(found)).is_some()
+        });
+    }
+    out
+}
+
+/// The products of the values that a term names for custom labels, at most [`TERM_PRODUCTS`].
+fn products(term: &Requirements) -> Vec<Labels> {
+    let mut out = vec![Labels::new()];
+    for (key, set) in term.iter().filter(|(key, _)| !well_known(key)) {
+        let values: BTreeSet<Arc<str>> = named_values(set).filter(|value| set.contains(value)).collect();
+        if !values.is_empty() {
+            let with = |labels: &Labels, value: &str| {
+                let mut labels = labels.clone();
+                labels.insert(key.to_string(), value.to_owned());
+                labels
+            };
+            out = out
+                .iter()
+                .flat_map(|labels| values.iter().map(move |value| with(labels, value)))
+                .take(TERM_PRODUCTS)
+                .collect();
+        }
+    }
+    out.retain(|labels| !labels.is_empty());
     out
 }
 
@@ -121,6 +187,37 @@ pub(crate) fn tenancies(variants: Vec<Variant>, set: Option<&ValueSet>, requeste
         // Shared first: ties in price go to the first variant.
         out.extend(shared.then_some(variant));
         out.extend(alone);
+    }
+    out
+}
+
+/// The variants with each of `combinations`, as far as the NodePool's open labels accept them, until there are [`MAX_VARIANTS`]. A label that
+/// a combination leaves open has one value, or each of its values if pods distinguish all.
+pub(crate) fn expand_combinations(
+    variants: &[Variant],
+    open: &[(&Arc<str>, &ValueSet)],
+    mentioned: &HashMap<Arc<str>, Mentioned>,
+    combinations: &[Labels],
+) -> Vec<Variant> {
+    let mut out = Vec::new();
+    let mut seen = BTreeSet::new();
+    let any = Labels::new();
+    for combination in std::iter::once(&any).chain(combinations) {
+        for variant in variants {
+            let mut made =
+                vec![Variant { pool: variant.pool, labels: variant.labels.clone(), pinned: variant.pinned.clone() }];
+            for (key, set) in open {
+                let value = combination.get(key.as_ref()).filter(|value| set.contains(value));
+                let fixed = value.map(|value| ValueSet::one(value));
+                let all = mentioned.get(*key).filter(|mentioned| mentioned.all && set.finite().is_some());
+                made = expand(made, key, fixed.as_ref().unwrap_or(set), if value.is_some() { None } else { all });
+            }
+            for variant in made {
+                if out.len() < MAX_VARIANTS && seen.insert(variant.pinned.clone()) {
+                    out.push(variant);
+                }
+            }
+        }
     }
     out
 }

@@ -9,6 +9,7 @@ mod domains;
 mod free_volumes;
 mod nodes;
 mod offerings;
+mod open_labels;
 mod optimum;
 mod pools;
 mod properties;

@@ -1,0 +1,61 @@
+//! NodePools that leave the values of custom labels to pods.
+
+use serde_json::{Value, json};
+
+use crate::planner::tests::{World, pod};
+
+/// A pool with these open labels.
+fn world(keys: &[&str]) -> World {
+    let open: Vec<Value> = keys.iter().map(|key| json!({"key": key, "operator": "Exists"})).collect();
+    World::with_pools(&[("default", json!({"requirements": open}))])
+}
+
+/// A pod in a namespace.
+fn add(world: &mut World, namespace: &str, name: &str, spec: &Value) {
+    let mut pod = pod(name, &json!({}), "1", "1Gi", spec);
+    pod.metadata.namespace = Some(namespace.to_owned());
+    let entry = world.interner.intern(&pod).unwrap();
+    world.problem.pods.push(entry);
+}
+
+fn preferring(key: &str, values: &[String]) -> Value {
+    let term = json!({"matchExpressions": [{"key": key, "operator": "In", "values": values}]});
+    json!({"affinity": {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 1, "preference": term}]}}})
+}
+
+#[test]
+fn every_combination_that_pods_require_gets_a_node() {
+    let mut world = world(&["example.com/app", "example.com/team"]);
+    for at in 0..16 {
+        let selector = json!({"example.com/app": format!("x{at:02}"), "example.com/team": format!("t{at:02}")});
+        add(&mut world, "default", &format!("p-{at}"), &json!({"nodeSelector": selector}));
+    }
+    let plan = world.plan();
+    assert!(plan.unschedulable.is_empty(), "{:?}", plan.unschedulable);
+    assert_eq!(plan.new_nodes.len(), 16);
+}
+
+#[test]
+fn values_that_one_tenant_prefers_do_not_displace_those_that_another_requires() {
+    for keys in [&["team"][..], &["app", "team"]] {
+        let mut world = world(keys);
+        let values: Vec<String> = (0..200).map(|n| format!("a{n:03}")).collect();
+        add(&mut world, "attacker", "greedy", &preferring(keys[0], &values));
+        let selector = json!({keys[0]: "payments"});
+        add(&mut world, "payments", "victim", &json!({"nodeSelector": selector}));
+        let plan = world.plan();
+        assert!(plan.unschedulable.is_empty(), "{keys:?}: {:?}", plan.unschedulable);
+    }
+}
+
+#[test]
+fn text_that_is_no_label_value_never_reaches_a_node() {
+    let mut world = world(&["team"]);
+    add(&mut world, "default", "typo", &preferring("team", &["Data Science!".to_owned()]));
+    add(&mut world, "default", "indifferent", &json!({}));
+    let plan = world.plan();
+    assert!(plan.unschedulable.is_empty(), "{:?}", plan.unschedulable);
+    let values: Vec<&String> =
+        plan.new_nodes.iter().flat_map(|node| &node.requirements).flat_map(|r| &r.values).collect();
+    assert!(!values.iter().any(|value| value.contains(' ')), "{values:?}");
+}
