@@ -156,6 +156,14 @@ pub struct NodeClassRef {
     pub name: String,
 }
 
+impl NodeClassRef {
+    /// Whether it names an EC2NodeClass of `karpenter.k8s.aws`. Other providers, such as EKS Auto Mode, use NodePools and NodeClaims of the
+    /// same kind with classes of their own.
+    pub fn is_ours(&self) -> bool {
+        self.group == "karpenter.k8s.aws" && self.kind == "EC2NodeClass"
+    }
+}
+
 /// Rules for voluntary disruption of the nodes.
 #[derive(Clone, Debug, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]

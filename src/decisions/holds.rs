@@ -210,7 +210,7 @@ mod tests {
                     (labels::PLANNED_PODS): serde_json::json!(planned).to_string(),
                     (labels::PLANNED_OWNERS): serde_json::json!(owners).to_string(),
                     (labels::HOLD_UNTIL): until}},
-                "spec": {"requirements": [], "nodeClassRef": {"group": "g", "kind": "k", "name": "n"}},
+                "spec": {"requirements": [], "nodeClassRef": {"group": "karpenter.k8s.aws", "kind": "EC2NodeClass", "name": "n"}},
                 "status": {"providerID": "aws:///z/i-1"}}))
             .unwrap(),
         );

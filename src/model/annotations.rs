@@ -176,7 +176,13 @@ pub const ENTRIES: &[Entry] = &[
         "`true` once the instance has the tag of its cluster, which old versions of Karpenter did not set",
     ),
     entry(Form::Annotation, labels::INSTANCE_PROFILE_NAME, "NodeClaim", STOWAGE, "instance profile of the instance"),
-    entry(Form::Annotation, labels::DO_NOT_DISRUPT, "Pod, Node", USER, "`true` forbids voluntary disruption"),
+    entry(
+        Form::Annotation,
+        labels::DO_NOT_DISRUPT,
+        "Pod, Node",
+        USER,
+        "any non-empty value forbids voluntary disruption",
+    ),
     entry(
         Form::Annotation,
         labels::DO_NOT_EVICT,

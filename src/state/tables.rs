@@ -19,7 +19,7 @@ use crate::planner::input::volumes::objects::{Claim, Volume, Volumes};
 use crate::state::change_log::ChangeLog;
 use crate::state::claim_index::ClaimIndex;
 use crate::state::deleted_uids::DeletedUids;
-use crate::state::object_ext::{NodeClaimExt, NodeExt};
+use crate::state::object_ext::{NodeClaimExt, NodeExt, ObjectExt};
 use crate::state::plan_record::PlanRecord;
 use crate::state::pods::{PodRecord, Scheduling};
 
@@ -51,6 +51,8 @@ pub struct ClusterState {
     pub node_by_provider_id: HashMap<String, String>,
     /// NodeClaims by name.
     pub claims: BTreeMap<String, Arc<NodeClaim>>,
+    /// NodeClaims of other providers by name, with their provider ids. Nothing else is known of them: they are not ours to act on.
+    pub foreign_claims: BTreeMap<String, Option<String>>,
     /// The plans that the NodeClaims carry, by NodeClaim.
     pub planned: BTreeMap<String, PlanRecord>,
     /// NodePools by name.
@@ -239,6 +241,10 @@ impl ClusterState {
         if self.claims.get(&name).is_some_and(|known| newer(&known.metadata, &claim.metadata)) {
             return;
         }
+        if !claim.spec.node_class_ref.is_ours() {
+            self.foreign_claims.insert(name, claim.provider_id().map(str::to_owned));
+            return;
+        }
         self.drop_claim(&name);
         let planned = PlanRecord::of(&claim);
         if !planned.pods.is_empty() {
@@ -263,9 +269,26 @@ impl ClusterState {
         Some(claim)
     }
 
+    /// Whether a NodeClaim belongs to a static NodePool (`spec.replicas`). Nothing launches such a node again, so that none is disrupted.
+    pub fn is_static(&self, claim: &NodeClaim) -> bool {
+        let pool = claim.node_pool().and_then(|name| self.pools.get(name));
+        pool.is_some_and(|pool| pool.spec.replicas.is_some())
+    }
+
+    /// Applies a NodePool. Those of other providers are left out.
+    pub fn apply_pool(&mut self, pool: NodePool) {
+        let name = pool.name_any();
+        if pool.spec.template.spec.node_class_ref.is_ours() {
+            self.pools.insert(name, Arc::new(pool));
+        } else {
+            self.pools.remove(&name);
+        }
+    }
+
     /// Removes a NodeClaim.
     pub fn delete_claim(&mut self, name: &str) {
         self.revision += 1;
+        self.foreign_claims.remove(name);
         let claim = self.drop_claim(name);
         self.deleted.record(claim.and_then(|claim| claim.uid()));
         self.relink(name);

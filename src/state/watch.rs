@@ -75,15 +75,13 @@ pub fn start(client: &Client, cluster: &Arc<Cluster>, services: bool, clock: fn(
         Api::<NodeClaim>::all(client.clone()),
         ClusterState::apply_claim,
         ClusterState::delete_claim,
-        |state| state.claims.keys().cloned().collect(),
+        |state| state.claims.keys().chain(state.foreign_claims.keys()).cloned().collect(),
     );
     feed(
         cluster,
         "nodepools",
         Api::<NodePool>::all(client.clone()),
-        |state, pool| {
-            state.pools.insert(pool.name_any(), Arc::new(pool));
-        },
+        ClusterState::apply_pool,
         |state, key| {
             state.pools.remove(key);
         },

@@ -13,7 +13,7 @@ pub(crate) fn state_with_planned_pod(bound: Option<&str>) -> ClusterState {
     state.apply_claim(
         serde_json::from_value(json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim",
             "metadata": {"name": "c", "uid": "1", "annotations": plan},
-            "spec": {"requirements": [], "nodeClassRef": {"group": "g", "kind": "k", "name": "n"}},
+            "spec": {"requirements": [], "nodeClassRef": {"group": "karpenter.k8s.aws", "kind": "EC2NodeClass", "name": "n"}},
             "status": {"providerID": "aws:///z/i-1"}}))
         .unwrap(),
     );

@@ -3,14 +3,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use kube::ResourceExt;
+use kube::api::ListParams;
+use kube::{Api, ResourceExt};
 
+use crate::api::NodeClaim;
 use crate::clock;
-use crate::cloud::{Cloud, CloudError};
+use crate::cloud::{Cloud, CloudError, Instance};
 use crate::controllers::context::Context;
 use crate::controllers::deletion::{delete_claim_or_log, delete_node, release_node};
 use crate::decisions::disruption::reason::DisruptionReason;
-use crate::decisions::lifecycle::garbage::{Garbage, profiles_in_use};
+use crate::decisions::lifecycle::garbage::{Garbage, confirmed, profiles_in_use};
 use crate::state::Cluster;
 use crate::state::object_ext::ObjectExt;
 
@@ -24,9 +26,36 @@ const FIRST_PASSES: usize = 20;
 const PROFILES_PERIOD: Duration = Duration::from_mins(30);
 /// Compares the cloud's instances with the cluster. The cloud is queried first: a claim created meanwhile is known when its instance
 /// is compared, and an instance launched meanwhile is not on the list.
-async fn find(cloud: &dyn Cloud, cluster: &Cluster) -> Result<Garbage, CloudError> {
+async fn compare(cloud: &dyn Cloud, cluster: &Cluster) -> Result<(Garbage, Vec<Instance>), CloudError> {
     let instances = cloud.list().await?;
-    Ok(Garbage::find(&cluster.read(), &instances, clock::now()))
+    Ok((Garbage::find(&cluster.read(), &instances, clock::now()), instances))
+}
+
+/// The garbage. Before an instance is terminated, all NodeClaims are listed anew.
+async fn find(ctx: &Context) -> Result<Garbage, FindError> {
+    let (mut garbage, instances) = compare(&*ctx.cloud, &ctx.cluster).await?;
+    if !garbage.leaked.is_empty() {
+        let live = Api::<NodeClaim>::all(ctx.client.clone()).list(&ListParams::default()).await?;
+        let found = garbage.leaked.len();
+        garbage.leaked = confirmed(garbage.leaked, &instances, &live.items);
+        if garbage.leaked.len() < found {
+            let confirmed = garbage.leaked.len();
+            tracing::warn!(
+                found,
+                confirmed,
+                "instances without node claim remain: they have one after all, or wait for the next pass"
+            );
+        }
+    }
+    Ok(garbage)
+}
+
+#[derive(Debug, thiserror::Error)]
+enum FindError {
+    #[error("can't list instances: {0}")]
+    Cloud(#[from] CloudError),
+    #[error("can't list NodeClaims: {0}")]
+    Api(#[from] kube::Error),
 }
 
 /// Deletes unused instance profiles, until the process ends. Does nothing when the cloud has no node classes to resolve.
@@ -45,12 +74,12 @@ pub async fn profiles(ctx: Arc<Context>) {
 pub async fn run(ctx: Arc<Context>) {
     let mut passes = 0;
     loop {
-        match find(&*ctx.cloud, &ctx.cluster).await {
+        match find(&ctx).await {
             Ok(garbage) => {
                 passes += 1;
                 collect(&ctx, garbage).await;
             }
-            Err(error) => tracing::warn!(%error, "failed to list instances, retrying"),
+            Err(error) => tracing::warn!(%error, "failed to find garbage, retrying"),
         }
         tokio::time::sleep(if passes < FIRST_PASSES { FIRST_PERIOD } else { PERIOD }).await;
     }

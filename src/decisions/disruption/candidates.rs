@@ -8,7 +8,6 @@ use kube::ResourceExt;
 use crate::api::{NodeClaim, NodePool, conditions, duration};
 use crate::decisions::disruption::budget;
 use crate::decisions::disruption::reason::DisruptionReason;
-use crate::model::labels;
 use crate::model::time::UnixMillis;
 use crate::model::units::MicroUsd;
 use crate::state::instance_types::InstanceTypes;
@@ -47,7 +46,7 @@ pub fn candidates(state: &ClusterState, holds: &Holds, types: &InstanceTypes) ->
         let (Some(node), Some(initialized)) = (state.node_of(claim), claim.true_since(conditions::INITIALIZED)) else {
             continue;
         };
-        if claim.is_leaving() || node.is_deleting() {
+        if claim.is_leaving() || node.is_deleting() || state.is_static(claim) {
             continue;
         }
         let node_name = node.name_any();
@@ -57,8 +56,7 @@ pub fn candidates(state: &ClusterState, holds: &Holds, types: &InstanceTypes) ->
             pool: claim.node_pool().unwrap_or_default().to_owned(),
             pods: pods_to_reschedule(state, holds, claim),
             quiet_since: initialized.max(last_event),
-            protected: node.is_annotated(labels::DO_NOT_DISRUPT)
-                || state.pods_on(&node_name).any(|pod| pod.do_not_disrupt && pod.active()),
+            protected: node.is_protected() || state.pods_on(&node_name).any(|pod| pod.do_not_disrupt && pod.active()),
             price: types.price(claim),
         });
     }

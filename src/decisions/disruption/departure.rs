@@ -92,7 +92,7 @@ mod tests {
         };
         serde_json::from_value(json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim",
             "metadata": {"name": name, "uid": name, "annotations": annotations},
-            "spec": {"requirements": [], "nodeClassRef": {"group": "g", "kind": "k", "name": "n"}},
+            "spec": {"requirements": [], "nodeClassRef": {"group": "karpenter.k8s.aws", "kind": "EC2NodeClass", "name": "n"}},
             "status": {"providerID": id, "conditions": list}}))
         .unwrap()
     }

@@ -32,6 +32,7 @@ pub fn drifted(state: &ClusterState, holds: &Holds) -> Vec<DriftedNode> {
         let since = claim.true_since(conditions::DRIFTED)?;
         let node = state.node_of(claim)?;
         let excluded = claim.is_leaving()
+            || state.is_static(claim)
             || node.is_deleting()
             || !claim.has_condition(conditions::INITIALIZED)
             || holds.by_claim.contains_key(name);
@@ -49,7 +50,7 @@ pub fn drifted(state: &ClusterState, holds: &Holds) -> Vec<DriftedNode> {
 /// What protects a node. Pods do not when the claim has a `terminationGracePeriod` (Karpenter core reference 4.2).
 fn blocked_by(state: &ClusterState, claim: &NodeClaim, node: &Node) -> Option<String> {
     let key = labels::DO_NOT_DISRUPT;
-    if node.is_annotated(key) {
+    if node.is_protected() {
         return Some(format!("its Node has the annotation {key}"));
     }
     if claim.spec.termination_grace_period.is_some() {

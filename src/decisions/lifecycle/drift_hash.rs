@@ -85,7 +85,7 @@ mod tests {
         let condition = json!({"type": "Drifted", "status": "True", "reason": "r", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"});
         let claim = json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim",
             "metadata": {"name": name, "annotations": {(KEY): "1", (VERSION_KEY): version}},
-            "spec": {"requirements": [], "nodeClassRef": {"group": "g", "kind": "k", "name": "n"}},
+            "spec": {"requirements": [], "nodeClassRef": {"group": "karpenter.k8s.aws", "kind": "EC2NodeClass", "name": "n"}},
             "status": {"conditions": if drifted { json!([condition]) } else { json!([]) }}});
         Arc::new(serde_json::from_value(claim).unwrap())
     }

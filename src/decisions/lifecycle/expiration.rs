@@ -18,7 +18,8 @@ fn expires_at(claim: &NodeClaim) -> Option<UnixMillis> {
 /// Expired claims, and when the next claim expires.
 pub fn expired(state: &ClusterState, now: UnixMillis) -> (Vec<Arc<NodeClaim>>, Option<UnixMillis>) {
     let (mut due, mut next) = (Vec::new(), None::<UnixMillis>);
-    for claim in state.claims.values().filter(|claim| !claim.is_deleting()) {
+    // Nothing launches the nodes of a static NodePool again.
+    for claim in state.claims.values().filter(|claim| !claim.is_deleting() && !state.is_static(claim)) {
         match expires_at(claim) {
             Some(at) if at <= now => due.push(Arc::clone(claim)),
             Some(at) => next = Some(next.map_or(at, |next| next.min(at))),

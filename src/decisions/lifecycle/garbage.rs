@@ -1,6 +1,6 @@
 //! Garbage: instances without a NodeClaim, NodeClaims without an instance, and deleted Nodes with neither.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,8 +17,12 @@ use crate::state::tables::ClusterState;
 
 /// A younger instance may belong to a claim whose provider id is not written yet.
 const MIN_INSTANCE_AGE: Duration = Duration::from_secs(30);
-/// The cloud may not list an instance that was launched more recently than this.
-const MIN_LAUNCH_AGE: Duration = Duration::from_mins(1);
+/// The cloud may not list an instance that was launched more recently than this: 90 s were observed on EC2.
+const MIN_LAUNCH_AGE: Duration = Duration::from_mins(2);
+/// The same for a claim whose node has not registered: nothing contradicts the list.
+const MIN_UNREGISTERED_AGE: Duration = Duration::from_mins(5);
+/// Instances that one pass may terminate, in a small cluster.
+const MIN_TERMINATIONS: usize = 5;
 
 /// Objects without their counterpart.
 #[derive(Debug, Default)]
@@ -46,22 +50,50 @@ fn is_shutting_down(instance: &Instance) -> bool {
     matches!(instance.state, InstanceState::ShuttingDown | InstanceState::Terminated)
 }
 
+/// The instances that NodeClaims account for.
+struct Accounted<'a> {
+    named: BTreeSet<&'a str>,
+    /// Tokens of launches whose provider id is not written yet.
+    waiting: BTreeSet<String>,
+}
+
+impl<'a> Accounted<'a> {
+    fn by(claims: impl Iterator<Item = &'a NodeClaim> + Clone) -> Self {
+        // The launch group of a claim; the simulated cloud launches each claim separately.
+        let tokens = |claim: &NodeClaim| [Some(LaunchGroup::of(claim).id), claim.metadata.uid.clone()];
+        let waiting = claims.clone().filter(|claim| claim.provider_id().is_none()).flat_map(tokens).flatten().collect();
+        Self { named: claims.filter_map(|claim| claim.provider_id()).collect(), waiting }
+    }
+
+    fn has(&self, instance: &Instance) -> bool {
+        self.named.contains(&*instance.provider_id) || self.waiting.contains(&instance.client_token)
+    }
+}
+
 /// Provider ids of running instances that no claim names, and whose own claim, if it exists, names another instance.
 fn leaked(state: &ClusterState, instances: &[Instance], now: UnixMillis) -> Vec<String> {
-    let named: BTreeSet<&str> = state.claims.values().filter_map(|claim| claim.provider_id()).collect();
-    // The launch group of a claim; the simulated cloud launches each claim separately.
-    let tokens = |claim: &Arc<NodeClaim>| [Some(LaunchGroup::of(claim).id), claim.metadata.uid.clone()];
-    let waiting: BTreeSet<String> =
-        state.claims.values().filter(|claim| claim.provider_id().is_none()).flat_map(tokens).flatten().collect();
-    let known =
-        |instance: &&Instance| named.contains(&*instance.provider_id) || waiting.contains(&instance.client_token);
+    let mut accounted = Accounted::by(state.claims.values().map(|claim| &**claim));
+    accounted.named.extend(state.foreign_claims.values().flatten().map(String::as_str));
     let old = |instance: &&Instance| now > instance.launched_at + MIN_INSTANCE_AGE;
-    let left = instances.iter().filter(|instance| old(instance) && !is_shutting_down(instance) && !known(instance));
+    let left =
+        instances.iter().filter(|instance| old(instance) && !is_shutting_down(instance) && !accounted.has(instance));
     left.map(|instance| instance.provider_id.clone()).collect()
 }
 
+/// The leaked instances that a fresh list of all NodeClaims does not account for either, at most a tenth of all instances, or five. The
+/// watched state may be minutes old, above all after a change of the leader.
+pub fn confirmed(leaked: Vec<String>, instances: &[Instance], live: &[NodeClaim]) -> Vec<String> {
+    let accounted = Accounted::by(live.iter());
+    let by_id: BTreeMap<&str, &Instance> =
+        instances.iter().map(|instance| (instance.provider_id.as_str(), instance)).collect();
+    let most = MIN_TERMINATIONS.max(instances.len() / 10);
+    let unknown =
+        leaked.into_iter().filter(|id| by_id.get(id.as_str()).is_some_and(|instance| !accounted.has(instance)));
+    unknown.take(most).collect()
+}
+
 /// Claims whose instance is gone or shutting down. A claim with a ready node is kept, since the node contradicts the list, and so is
-/// a claim that may have been launched after the list was made.
+/// a claim that was launched so recently that the list may lack its instance; longer for a claim without a node.
 fn orphaned(state: &ClusterState, instances: &[Instance], now: UnixMillis) -> Vec<Arc<NodeClaim>> {
     let running = instances.iter().filter(|instance| !is_shutting_down(instance));
     let known: BTreeSet<&str> = running.map(|instance| instance.provider_id.as_str()).collect();
@@ -71,7 +103,9 @@ fn orphaned(state: &ClusterState, instances: &[Instance], now: UnixMillis) -> Ve
         .filter(|claim| !claim.is_deleting())
         .filter(|claim| {
             let launched = claim.true_since(conditions::LAUNCHED);
-            launched.is_some_and(|at| at.is_older_than(MIN_LAUNCH_AGE, now))
+            let registered = claim.has_condition(conditions::REGISTERED);
+            let age = if registered { MIN_LAUNCH_AGE } else { MIN_UNREGISTERED_AGE };
+            launched.is_some_and(|at| at.is_older_than(age, now))
                 && claim.provider_id().is_some_and(|id| !known.contains(id))
         })
         .filter(|claim| state.node_of(claim).is_none_or(|node| !node.is_ready()))
@@ -83,6 +117,7 @@ fn orphaned(state: &ClusterState, instances: &[Instance], now: UnixMillis) -> Ve
 fn stranded(state: &ClusterState, instances: &[Instance]) -> Vec<Arc<Node>> {
     let mut known: BTreeSet<&str> = state.claims.values().filter_map(|claim| claim.provider_id()).collect();
     known.extend(instances.iter().map(|instance| instance.provider_id.as_str()));
+    known.extend(state.foreign_claims.values().flatten().map(String::as_str));
     let is_ours = |node: &&Arc<Node>| node.node_pool().is_some() && node.has_finalizer(labels::TERMINATION_FINALIZER);
     let deleting = state.nodes.values().filter(|node| node.is_deleting());
     let without = |node: &&Arc<Node>| node.provider_id().is_some_and(|id| !known.contains(id));

@@ -186,7 +186,7 @@ mod tests {
             serde_json::from_value(json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim",
                 "metadata": {"name": "c", "uid": "1", "annotations": {
                     (labels::PLANNED_PODS): "[\"n/s1\",\"n/s2\",\"n/s3\"]", (labels::HOLD_UNTIL): "2099-01-01T00:00:00Z"}},
-                "spec": {"requirements": [], "nodeClassRef": {"group": "g", "kind": "k", "name": "n"}},
+                "spec": {"requirements": [], "nodeClassRef": {"group": "karpenter.k8s.aws", "kind": "EC2NodeClass", "name": "n"}},
                 "status": {"providerID": "aws:///z/i-1"}}))
             .unwrap(),
         );

@@ -50,7 +50,7 @@ impl World {
             "apiVersion": "karpenter.sh/v1", "kind": "NodeClaim",
             "metadata": {"name": format!("claim-{at}"), "uid": format!("c-{at}-{}", self.generation), "labels": {(labels::NODE_POOL): "p"},
                 "annotations": {(labels::PLANNED_PODS): json!(planned).to_string(), (labels::HOLD_UNTIL): "2030-01-01T00:00:00Z"}},
-            "spec": {"requirements": [], "nodeClassRef": {"group": "g", "kind": "k", "name": "n"}},
+            "spec": {"requirements": [], "nodeClassRef": {"group": "karpenter.k8s.aws", "kind": "EC2NodeClass", "name": "n"}},
             "status": {"providerID": format!("aws:///z/i-{at}"), "capacity": if sized { json!({"cpu": "4"}) } else { json!({}) }},
         });
         if leaving {
@@ -98,7 +98,7 @@ impl World {
 
 fn pools(catalog: &Arc<Catalog>) -> Vec<ReadyPool> {
     let pool = json!({"apiVersion": "karpenter.sh/v1", "kind": "NodePool", "metadata": {"name": "p"},
-        "spec": {"template": {"spec": {"requirements": [], "nodeClassRef": {"group": "g", "kind": "k", "name": "n"}}}}});
+        "spec": {"template": {"spec": {"requirements": [], "nodeClassRef": {"group": "karpenter.k8s.aws", "kind": "EC2NodeClass", "name": "n"}}}}});
     vec![ReadyPool { pool: Arc::new(read(&pool)), catalog: Arc::clone(catalog) }]
 }
 
@@ -215,7 +215,7 @@ fn b41_pods_of_a_leaving_node_are_demand() {
         state.apply_node(read(&node(name)));
         let mut object = json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim",
             "metadata": {"name": name, "uid": name, "labels": {(labels::NODE_POOL): "p"}},
-            "spec": {"requirements": [], "nodeClassRef": {"group": "g", "kind": "k", "name": "n"}},
+            "spec": {"requirements": [], "nodeClassRef": {"group": "karpenter.k8s.aws", "kind": "EC2NodeClass", "name": "n"}},
             "status": {"providerID": format!("aws:///z/{name}"), "capacity": {"cpu": "4"}}});
         if name == "leaving" {
             object["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");

@@ -32,7 +32,7 @@ mod tests {
     fn claim(annotations: &serde_json::Value) -> NodeClaim {
         serde_json::from_value(json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim",
             "metadata": {"name": "c", "annotations": annotations, "deletionTimestamp": "1970-01-01T00:01:40Z", "finalizers": ["f"]},
-            "spec": {"requirements": [], "terminationGracePeriod": "1h", "nodeClassRef": {"group": "g", "kind": "k", "name": "n"}}}))
+            "spec": {"requirements": [], "terminationGracePeriod": "1h", "nodeClassRef": {"group": "karpenter.k8s.aws", "kind": "EC2NodeClass", "name": "n"}}}))
         .unwrap()
     }
 

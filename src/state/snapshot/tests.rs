@@ -41,7 +41,7 @@ fn pools() -> Vec<ReadyPool> {
     let catalog = Catalog { region: "r".into(), instance_types: [2, 4, 8].map(instance_type).into() };
     let pool = json!({"apiVersion": "karpenter.sh/v1", "kind": "NodePool", "metadata": {"name": "p"},
         "spec": {"limits": {"cpu": "16"},
-            "template": {"spec": {"requirements": [], "nodeClassRef": {"group": "g", "kind": "k", "name": "n"}}}}});
+            "template": {"spec": {"requirements": [], "nodeClassRef": {"group": "karpenter.k8s.aws", "kind": "EC2NodeClass", "name": "n"}}}}});
     vec![ReadyPool { pool: Arc::new(read(&pool)), catalog: Arc::new(catalog) }]
 }
 
@@ -51,7 +51,7 @@ fn claim(name: &str, types: &[&str]) -> Value {
         "metadata": {"name": name, "uid": name, "labels": {(labels::NODE_POOL): "p"},
             "annotations": {(labels::PLANNED_OFFERING): "x2/z/on-demand"}},
         "spec": {"requirements": [{"key": labels::INSTANCE_TYPE, "operator": "In", "values": types}],
-            "nodeClassRef": {"group": "g", "kind": "k", "name": "n"}}})
+            "nodeClassRef": {"group": "karpenter.k8s.aws", "kind": "EC2NodeClass", "name": "n"}}})
 }
 
 fn node(name: &str) -> Value {

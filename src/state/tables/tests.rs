@@ -47,7 +47,7 @@ fn a_late_response_does_not_restore_a_deleted_claim() {
         serde_json::from_value(serde_json::json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim",
             "metadata": {"name": "c", "uid": "1", "resourceVersion": version, "finalizers": finalizers,
                 "deletionTimestamp": "2026-01-01T00:00:00Z"},
-            "spec": {"requirements": [], "nodeClassRef": {"group": "g", "kind": "k", "name": "n"}}}))
+            "spec": {"requirements": [], "nodeClassRef": {"group": "karpenter.k8s.aws", "kind": "EC2NodeClass", "name": "n"}}}))
         .unwrap()
     };
     state.apply_claim(claim("1", &["f"]));
@@ -64,11 +64,39 @@ fn a_stale_event_does_not_undo_a_write() {
     let claim = |version: &str, annotation: &str| -> NodeClaim {
         serde_json::from_value(serde_json::json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim",
             "metadata": {"name": "c", "uid": "1", "resourceVersion": version, "annotations": {"a": annotation}},
-            "spec": {"requirements": [], "nodeClassRef": {"group": "g", "kind": "k", "name": "n"}}}))
+            "spec": {"requirements": [], "nodeClassRef": {"group": "karpenter.k8s.aws", "kind": "EC2NodeClass", "name": "n"}}}))
         .unwrap()
     };
     state.apply_claim(claim("9", "old"));
     state.apply_claim(claim("10", "new"));
     state.apply_claim(claim("9", "old"));
     assert_eq!(state.claims["c"].annotations()["a"], "new");
+}
+
+#[test]
+fn objects_of_other_providers_are_never_acted_on() {
+    let foreign = serde_json::json!({"group": "eks.amazonaws.com", "kind": "NodeClass", "name": "default"});
+    let mut state = ClusterState::default();
+    let claim = |reference: &serde_json::Value| {
+        crate::test_support::objects::claim(
+            "auto",
+            &serde_json::json!({"spec": {"nodeClassRef": reference}, "status": {"providerID": "aws:///z/i-1"}}),
+        )
+    };
+    state.apply_claim(claim(&foreign));
+    assert!(state.claims.is_empty() && state.planned.is_empty());
+    assert_eq!(state.foreign_claims["auto"].as_deref(), Some("aws:///z/i-1"));
+    let pool = |reference: &serde_json::Value| {
+        crate::test_support::objects::node_pool(
+            "auto",
+            &serde_json::json!({"spec": {"template": {"spec": {"nodeClassRef": reference}}}}),
+        )
+    };
+    let ours = serde_json::json!({"group": "karpenter.k8s.aws", "kind": "EC2NodeClass", "name": "default"});
+    state.apply_pool(pool(&ours));
+    assert!(state.pools.contains_key("auto"));
+    state.apply_pool(pool(&foreign));
+    assert!(state.pools.is_empty(), "deleted, and created again for another provider while the watch was down");
+    state.delete_claim("auto");
+    assert!(state.foreign_claims.is_empty());
 }

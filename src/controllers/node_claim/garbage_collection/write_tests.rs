@@ -29,7 +29,7 @@ fn world() -> World {
 }
 
 async fn pass(ctx: Arc<Context>) -> String {
-    let garbage = find(&*ctx.cloud, &ctx.cluster).await.unwrap();
+    let garbage = find(&ctx).await.unwrap();
     let found = (garbage.leaked.len(), garbage.orphaned.len(), garbage.stranded.len());
     collect(&ctx, garbage).await;
     format!("leaked, orphaned, stranded {found:?}")

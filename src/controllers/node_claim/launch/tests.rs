@@ -75,7 +75,7 @@ fn c10_a_claim_without_capacity_type_admits_all() {
     let catalog = Catalog { region: "r".into(), instance_types: vec![Arc::new(m5)] };
     let admitted = |requirements: serde_json::Value| {
         let claim = json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim", "metadata": {"name": "c"},
-            "spec": {"requirements": requirements, "nodeClassRef": {"group": "g", "kind": "k", "name": "n"}}});
+            "spec": {"requirements": requirements, "nodeClassRef": {"group": "karpenter.k8s.aws", "kind": "EC2NodeClass", "name": "n"}}});
         let found = acceptable(&serde_json::from_value(claim).unwrap(), &catalog);
         found.into_iter().map(|offering| offering.capacity_type).collect::<std::collections::BTreeSet<_>>()
     };
@@ -93,7 +93,7 @@ fn c28_efa_is_promised_only_if_the_instance_was_launched_with_it() {
     }
     let claim = |requests: serde_json::Value| -> NodeClaim {
         serde_json::from_value(json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim", "metadata": {"name": "c"},
-            "spec": {"requirements": [], "resources": {"requests": requests}, "nodeClassRef": {"group": "g", "kind": "k", "name": "n"}}}))
+            "spec": {"requirements": [], "resources": {"requests": requests}, "nodeClassRef": {"group": "karpenter.k8s.aws", "kind": "EC2NodeClass", "name": "n"}}}))
         .unwrap()
     };
     let class = |kinds: &[&str]| -> Ec2NodeClass {
@@ -130,7 +130,7 @@ fn an_unknown_partition_is_an_empty_label_and_no_partition_is_no_label() {
         let own: BTreeMap<&str, &str> = value.iter().map(|value| (labels::PLACEMENT_GROUP_PARTITION, *value)).collect();
         serde_json::from_value(json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim",
             "metadata": {"name": "c", "labels": own},
-            "spec": {"requirements": [], "nodeClassRef": {"group": "g", "kind": "k", "name": "n"}}}))
+            "spec": {"requirements": [], "nodeClassRef": {"group": "karpenter.k8s.aws", "kind": "EC2NodeClass", "name": "n"}}}))
         .unwrap()
     };
     assert!(lacks_partition(&claim(Some(""))));
@@ -199,7 +199,7 @@ fn c12_c13_the_disposition_of_a_claim_depends_on_the_launch_error() {
 fn c12_a_retried_claim_has_an_unknown_launched_condition() {
     let claim: NodeClaim = serde_json::from_value(json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim",
         "metadata": {"name": "c", "generation": 1}, "spec": {"requirements": [],
-        "nodeClassRef": {"group": "g", "kind": "k", "name": "n"}}}))
+        "nodeClassRef": {"group": "karpenter.k8s.aws", "kind": "EC2NodeClass", "name": "n"}}}))
     .unwrap();
     let now = UnixMillis::parse_rfc3339("2026-01-01T00:00:00Z").unwrap();
     let list = unlaunched_conditions(&claim, "Unauthorized", "not permitted", now).unwrap();

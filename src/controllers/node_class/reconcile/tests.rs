@@ -17,7 +17,7 @@ fn class(metadata: Value, status: Value) -> Ec2NodeClass {
 
 fn claim(name: &str) -> Arc<NodeClaim> {
     let claim = json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim", "metadata": {"name": name},
-        "spec": {"requirements": [], "nodeClassRef": {"group": "g", "kind": "k", "name": "default"}}});
+        "spec": {"requirements": [], "nodeClassRef": {"group": "karpenter.k8s.aws", "kind": "EC2NodeClass", "name": "default"}}});
     Arc::new(serde_json::from_value(claim).unwrap())
 }
 

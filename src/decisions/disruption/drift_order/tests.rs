@@ -16,7 +16,7 @@ fn add(state: &mut ClusterState, name: &str, conditions: &str, claim: &Value, no
         .collect();
     let mut object = json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim",
         "metadata": {"name": name, "uid": name, "labels": {(labels::NODE_POOL): "p"}},
-        "spec": {"requirements": [], "nodeClassRef": {"group": "g", "kind": "k", "name": "n"}},
+        "spec": {"requirements": [], "nodeClassRef": {"group": "karpenter.k8s.aws", "kind": "EC2NodeClass", "name": "n"}},
         "status": {"providerID": format!("aws:///z/{name}"), "conditions": list}});
     json_patch::merge(&mut object, claim);
     state.apply_claim(serde_json::from_value(object).unwrap());
@@ -113,4 +113,30 @@ fn empty_nodes_are_first_and_then_the_earliest_drift() {
     };
     assert_eq!(names(&["failed"]), ["empty", "old", "young"]);
     assert_eq!(names(&[]), ["empty", "failed", "old", "young"]);
+}
+
+#[test]
+fn nodes_of_static_pools_are_left_alone() {
+    let mut state = ClusterState::default();
+    add(&mut state, "c", READY, &json!({}), &json!({}));
+    let pool = |spec: Value| crate::test_support::objects::node_pool("p", &json!({ "spec": spec }));
+    state.apply_pool(pool(json!({})));
+    assert_eq!(names(&state).len(), 1);
+    state.apply_pool(pool(json!({"replicas": 1})));
+    assert_eq!(names(&state), []);
+    let holds = resolve(&state, UnixMillis(1_000));
+    assert!(crate::decisions::disruption::candidates::candidates(&state, &holds, &Default::default()).is_empty());
+}
+
+#[test]
+fn any_value_of_do_not_disrupt_protects() {
+    for (value, blocked) in [("true", true), ("4h", true), ("yes", true), ("", false)] {
+        let annotation = json!({(labels::DO_NOT_DISRUPT): value});
+        let mut state = ClusterState::default();
+        add(&mut state, "c", READY, &json!({}), &json!({}));
+        bind(&mut state, "a", "node-c", &annotation);
+        assert_eq!(names(&state), [("c".to_owned(), 1, blocked)], "{value:?} on a pod");
+        add(&mut state, "d", READY, &json!({}), &json!({"metadata": {"annotations": annotation}}));
+        assert_eq!(names(&state)[1], ("d".to_owned(), 0, blocked), "{value:?} on a Node");
+    }
 }

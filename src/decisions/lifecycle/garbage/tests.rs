@@ -52,7 +52,7 @@ fn an_instance_is_known_by_the_provider_id_of_its_claim() {
 #[test]
 fn a_claim_without_its_instance_is_orphaned_unless_its_node_is_ready() {
     let launched = UnixMillis::parse_rfc3339("2026-01-01T00:00:00Z").unwrap();
-    let now = launched + MIN_LAUNCH_AGE;
+    let now = launched + MIN_UNREGISTERED_AGE;
     let running = instance("i-1", "uid-c", 0);
     assert!(orphaned(&state(false), std::slice::from_ref(&running), now).is_empty());
     assert_eq!(orphaned(&state(false), &[], now).len(), 1);
@@ -110,4 +110,33 @@ fn the_instance_profiles_of_classes_and_claims_are_in_use() {
     let annotations = json!({(labels::INSTANCE_PROFILE_NAME): "of-claim"});
     state.apply_claim(objects::claim("c", &json!({"metadata": {"annotations": annotations}})));
     assert_eq!(profiles_in_use(&state), BTreeSet::from(["of-claim".to_owned(), "of-class".to_owned()]));
+}
+
+#[test]
+fn instances_of_other_providers_are_not_garbage() {
+    let mut state = ClusterState::default();
+    let reference = json!({"group": "eks.amazonaws.com", "kind": "NodeClass", "name": "default"});
+    let status = objects::launched("i-1", &["Launched"]);
+    state.apply_claim(objects::claim("auto", &json!({"spec": {"nodeClassRef": reference}, "status": status})));
+    assert!(leaked(&state, &[instance("i-1", "", 0)], UnixMillis(60_000)).is_empty());
+}
+
+#[test]
+fn a_fresh_list_of_claims_has_the_last_word_and_a_pass_terminates_a_tenth() {
+    let all: Vec<Instance> = (0..80).map(|n| instance(&format!("i-{n}"), &format!("uid-{n}"), 0)).collect();
+    let leaked = || all.iter().map(|instance| instance.provider_id.clone()).collect::<Vec<_>>();
+    let live = vec![claim("named", "i-0"), objects::claim("1", &json!({"metadata": {"uid": "uid-1"}}))];
+    let ids = confirmed(leaked(), &all, &live);
+    assert_eq!(ids, (2..10).map(|n| format!("aws:///z/i-{n}")).collect::<Vec<_>>(), "eight of eighty");
+    assert_eq!(confirmed(leaked(), &all[..6], &[]).len(), 5, "those that the list names, at least five");
+}
+
+#[test]
+fn c39_a_lagging_list_costs_no_instance() {
+    let at = UnixMillis::parse_rfc3339("2026-01-01T00:00:00Z").unwrap();
+    let mut state = state(false);
+    let after = |state: &ClusterState, seconds| orphaned(state, &[], at + Duration::from_secs(seconds)).len();
+    assert_eq!((after(&state, 299), after(&state, 300)), (0, 1), "its node has not registered");
+    state.apply_claim(objects::claim("c", &json!({"status": objects::launched("i-1", &["Launched", "Registered"])})));
+    assert_eq!((after(&state, 119), after(&state, 120)), (0, 1));
 }

@@ -9,7 +9,7 @@ fn claim(conditions: &[&str], json: Value) -> NodeClaim {
         .collect();
     let mut all = json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim",
         "metadata": {"name": "c", "finalizers": [labels::TERMINATION_FINALIZER], "creationTimestamp": "2026-01-01T00:00:00Z"},
-        "spec": {"requirements": [], "nodeClassRef": {"group": "g", "kind": "k", "name": "n"},
+        "spec": {"requirements": [], "nodeClassRef": {"group": "karpenter.k8s.aws", "kind": "EC2NodeClass", "name": "n"},
             "startupTaints": [{"key": "cni", "effect": "NoSchedule"}], "resources": {"requests": {"nvidia.com/gpu": "1"}}},
         "status": {"conditions": list, "providerID": "aws:///z/i-1"}});
     json_patch::merge(&mut all, &json);

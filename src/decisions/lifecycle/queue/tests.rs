@@ -8,7 +8,7 @@ fn deleted(annotations: &Value) -> NodeClaim {
     serde_json::from_value(json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim",
         "metadata": {"name": "c", "finalizers": [labels::TERMINATION_FINALIZER], "annotations": annotations,
             "creationTimestamp": "2026-01-01T00:00:00Z", "deletionTimestamp": "2026-01-01T00:01:00Z"},
-        "spec": {"requirements": [], "nodeClassRef": {"group": "g", "kind": "k", "name": "n"}},
+        "spec": {"requirements": [], "nodeClassRef": {"group": "karpenter.k8s.aws", "kind": "EC2NodeClass", "name": "n"}},
         "status": {"providerID": "aws:///z/i-1"}}))
     .unwrap()
 }

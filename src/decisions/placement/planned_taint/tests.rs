@@ -10,7 +10,7 @@ fn claim(state: &mut ClusterState, name: &str, pods: &[&str]) {
         serde_json::from_value(json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim",
             "metadata": {"name": name, "uid": format!("uid-{name}"), "annotations": {
                 (labels::PLANNED_PODS): json!(pods).to_string(), (labels::HOLD_UNTIL): LATER}},
-            "spec": {"requirements": [], "nodeClassRef": {"group": "g", "kind": "k", "name": "n"}},
+            "spec": {"requirements": [], "nodeClassRef": {"group": "karpenter.k8s.aws", "kind": "EC2NodeClass", "name": "n"}},
             "status": {"providerID": format!("aws:///z/{name}")}}))
         .unwrap(),
     );
