@@ -26,8 +26,8 @@ CA_BUNDLE = base64.b64encode(b"-----BEGIN CERTIFICATE-----\n-----END CERTIFICATE
 
 
 def settings(values):
-    """--set-json for each value, by its dotted path."""
-    return [word for path, value in values.items() for word in ("--set-json", f"{path}={json.dumps(value)}")]
+    """--set-json for each value, by its dotted path; simulated EC2 by default."""
+    return [word for path, value in {"settings.cloud": "simulated", **values}.items() for word in ("--set-json", f"{path}={json.dumps(value)}")]
 
 
 GENERATED = {"tls.mode": "generated"}
@@ -143,26 +143,27 @@ class TestOffline:
         for mode, values in MODES.items():
             with subtests.test(mode):
                 file = folder / "values.json"
-                file.write_text(json.dumps(nested(values)))
+                file.write_text(json.dumps(nested({"settings.cloud": "simulated", **values})))
                 helm("lint", "--strict", "--quiet", CHART, "--values", file)
 
     def test_values_of_karpenters_chart_with_the_same_meaning_are_accepted(self, helm, folder):
         file = folder / "values.json"
         file.write_text(json.dumps(KARPENTERS))
-        text = helm("template", "stowage", CHART, "--values", file).stdout
+        text = helm("template", "stowage", CHART, "--values", file, "--set", "settings.cloud=ec2").stdout
         assert f"eks.amazonaws.com/role-arn: {KARPENTERS['serviceAccount']['annotations']['eks.amazonaws.com/role-arn']}\n" in text
         for name, value in (("BATCH_IDLE_DURATION", "500ms"), ("MIN_VALUES_POLICY", "BestEffort"), ("LOG_LEVEL", "debug"), ("CLUSTER_NAME", "prod"), ("AWS_FEATURE_GATES", "NodeClassCEL=true")):
             assert re.search(rf'name: {name}\n +value: "{value}"', text)
 
     def test_a_network_policy_without_egress_rules_allows_aws_and_the_pod_identity_agent(self, helm):
         # Neither is a pod of the cluster, and the agent runs on the node itself: only open egress allows both.
-        text = helm("template", "stowage", CHART, "--set", "networkPolicy.enabled=true", "--show-only", "templates/networkpolicy.yaml").stdout
+        text = helm("template", "stowage", CHART, "--set", "settings.cloud=ec2,settings.clusterName=c,networkPolicy.enabled=true", "--show-only", "templates/networkpolicy.yaml").stdout
         assert re.search(r"(?m)^  egress:\n    - \{\}$", text)
 
     def test_invalid_values_are_rejected_with_their_path_and_the_valid_values(self, helm, subtests):
         for values, wanted in (
             ({"settings.placement": "magic"}, ["/settings/placement", "extender", "nominate", "off"]),
             ({"settings.cloud": "gce"}, ["/settings/cloud", "simulated", "ec2"]),
+            ({"settings.cloud": ""}, ["/settings/cloud", "simulated", "ec2"]),
             ({"settings.cloud": "ec2"}, ["/settings/clusterName"]),
             ({"settings.batchIdleDuration": "soon"}, ["/settings/batchIdleDuration", "soon"]),
             ({"settings.batchIdleDuration": 1}, ["/settings/batchIdleDuration", "string"]),
@@ -206,11 +207,11 @@ class TestOffline:
                     assert value == chosen.get(name, defaults[name].strip()), f"the default of {name} in values.yaml differs"
 
     def test_a_subchart_accepts_global_values(self, helm):
-        helm("template", "stowage", CHART, "--set", "global.region=us-east-1")
+        helm("template", "stowage", CHART, "--set", "global.region=us-east-1,settings.cloud=simulated")
 
     def test_the_chart_packages_with_its_crds(self, helm, folder):
         helm("package", CHART, "--destination", folder)
-        text = helm("template", "stowage", next(folder.glob("stowage-*.tgz"))).stdout
+        text = helm("template", "stowage", next(folder.glob("stowage-*.tgz")), *settings({})).stdout
         assert len(re.findall(r"(?m)^kind: CustomResourceDefinition$", text)) == 3
         assert text.count("helm.sh/resource-policy: keep") == 3
 
@@ -567,7 +568,7 @@ class TestInstalled:
         assert [item["metadata"]["name"] for item in applied if {"helm.sh/chart", "app.kubernetes.io/managed-by"} & item["metadata"]["labels"].keys()] == []
 
     def test_without_cert_manager_the_default_mode_names_the_fix(self, cluster):
-        done = cluster.helm("install", "stowage", CHART, "--namespace", "default", check=False)
+        done = cluster.helm("install", "stowage", CHART, "--namespace", "default", "--set", "settings.cloud=simulated", check=False)
         assert done.returncode != 0
         assert "this cluster has no cert-manager.io/v1: install cert-manager, or set tls.mode to generated or secret" in done.stderr
 

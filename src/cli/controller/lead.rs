@@ -4,11 +4,13 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 
+use crate::api::NodeClaim;
 use crate::cli::controller::arguments::ControllerArgs;
 use crate::cli::controller::cloud::{Connected, cloud};
 use crate::cloud::Cloud;
 use crate::cloud::ec2;
 use crate::cloud::ec2::Ec2Provider;
+use crate::cloud::simulated::new_instance::IMAGE_ID;
 use crate::controllers::context::Settings;
 use crate::controllers::derived_state::DerivedState;
 use crate::controllers::disruption;
@@ -23,7 +25,8 @@ use crate::controllers::node_pool::{status, zonal_shift};
 use crate::controllers::provisioning::{pod_events, provisioner};
 use crate::controllers::{Context, cloud_sync};
 use crate::server::AppState;
-use crate::state::{Cluster, watch};
+use crate::state::object_ext::NodeClaimExt;
+use crate::state::{Cluster, ClusterState, watch};
 use crate::telemetry::controllers::ControllerMetrics;
 
 #[allow(clippy::too_many_arguments)]
@@ -52,6 +55,14 @@ pub(crate) fn lead(
         watch::synced(&cluster, services).await;
         state.readiness.set_caches_synced(true);
         tracing::info!("caches synced");
+        if matches!(connected, Connected::Simulated(_))
+            && let Some(claim) = real_instance(&cluster.read())
+        {
+            anyhow::bail!(
+                "NodeClaim {claim} has an instance that simulated EC2 did not launch: set --cloud ec2, or delete the NodeClaim with the \
+                 controller that launched it"
+            );
+        }
         if let Some(candidate) = &mut election {
             tokio::select! {
                 () = candidate.acquire() => tracing::info!("leading"),
@@ -121,6 +132,14 @@ pub(crate) fn lead(
     }
 }
 
+/// A NodeClaim whose instance simulated EC2 did not launch: it would take the instance for terminated, and leave it running and billed.
+fn real_instance(state: &ClusterState) -> Option<String> {
+    let launched = state.claims.iter().filter(|(_, claim)| claim.provider_id().is_some());
+    let image = |claim: &NodeClaim| claim.status.as_ref().and_then(|status| status.image_id.clone());
+    let ours = launched.filter(|(_, claim)| image(claim).as_deref() != Some(IMAGE_ID)).map(|(name, _)| name);
+    ours.chain(state.foreign_claims.keys()).next().cloned()
+}
+
 /// Renews the lease until it is lost; returns the reason.
 async fn lost(election: &mut Option<Candidate>) -> anyhow::Error {
     match election {
@@ -135,5 +154,28 @@ async fn lost(election: &mut Option<Candidate>) -> anyhow::Error {
 async fn release(election: &mut Option<Candidate>) {
     if let Some(candidate) = election {
         candidate.release().await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::test_support::objects;
+
+    #[test]
+    fn simulated_ec2_does_not_lead_where_real_instances_run() {
+        let mut state = ClusterState::default();
+        let status = |image: &str| json!({"status": {"providerID": "aws:///z/i-1", "imageID": image}});
+        state.apply_claim(objects::claim("unlaunched", &json!({})));
+        state.apply_claim(objects::claim("simulated", &status(IMAGE_ID)));
+        assert_eq!(real_instance(&state), None);
+        let mut other = status("ami-1");
+        other["spec"] = json!({"nodeClassRef": {"group": "eks.amazonaws.com", "kind": "NodeClass", "name": "n"}});
+        state.apply_claim(objects::claim("auto", &other));
+        assert_eq!(real_instance(&state).as_deref(), Some("auto"));
+        state.apply_claim(objects::claim("karpenter", &status("ami-1")));
+        assert_eq!(real_instance(&state).as_deref(), Some("karpenter"));
     }
 }

@@ -10,6 +10,9 @@ use crate::cloud::simulated::state::{InstanceRecord, NodeProgress};
 use crate::cloud::{LaunchRequest, Override};
 use crate::model::time::UnixMillis;
 
+/// Image of every simulated instance, by which its NodeClaim is recognized.
+pub const IMAGE_ID: &str = "ami-0512a1ed5104a7ed0";
+
 /// A launch in an offering with capacity.
 pub(crate) struct NewInstance<'a> {
     /// Number of the launch in the simulation, from 1.
@@ -58,7 +61,7 @@ impl NewInstance<'_> {
             instance_type: offering.instance_type.clone(),
             zone: offering.zone.clone(),
             capacity_type: offering.capacity_type,
-            image_id: "ami-0512a1ed5104a7ed0".to_owned(),
+            image_id: IMAGE_ID.to_owned(),
             private_ip: address(seed, self.number, &start),
             labels: request.labels.clone(),
             taints: request.taints.clone(),
