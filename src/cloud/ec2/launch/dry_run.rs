@@ -1,5 +1,5 @@
 //! Validates a node class with EC2: creates a real launch template, then calls CreateFleet and RunInstances as dry runs. The verdict
-//! is cached for half an hour, while the class and its status are unchanged.
+//! is cached while the class and its status are unchanged: success for half an hour, a refusal for 90 s.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex};
@@ -29,8 +29,10 @@ use crate::model::requirement::Requirements;
 use crate::model::time::UnixMillis;
 use crate::sync::lock;
 
-/// How long a verdict is cached.
+/// How long success is cached.
 const TTL: Duration = Duration::from_mins(30);
+/// How long a refusal is cached: a new permission takes seconds to minutes to become effective.
+const REFUSED_TTL: Duration = Duration::from_secs(90);
 
 /// Cached verdicts by UID of the class: the hash of their inputs, and their expiry.
 #[derive(Debug, Default)]
@@ -48,13 +50,17 @@ impl Verdicts {
     fn put(&self, uid: String, inputs: u64, verdict: Verdict, now: UnixMillis) {
         let mut cached = lock(&self.cached);
         cached.retain(|_, (_, _, until)| *until > now);
-        cached.insert(uid, (inputs, verdict, now + TTL));
+        let ttl = if verdict == Verdict::True { TTL } else { REFUSED_TTL };
+        cached.insert(uid, (inputs, verdict, now + ttl));
     }
 }
 
-/// The hash of the inputs of a verdict: the spec, the annotations, the lists of the status, and the requirements of NodePools.
+/// The hash of the inputs of a verdict: the spec, the annotations, the lists of the status, and the requirements of NodePools. The
+/// status lists subnets by free addresses, an order that changes with every pod; it does not matter here.
 fn inputs_of(class: &Ec2NodeClass, demands: &[Requirements]) -> u64 {
-    let status = class.status.clone().unwrap_or_default();
+    let mut status = class.status.clone().unwrap_or_default();
+    status.subnets.sort_by(|a, b| a.id.cmp(&b.id));
+    status.security_groups.sort_by(|a, b| a.id.cmp(&b.id));
     let lists = (&status.subnets, &status.security_groups, &status.amis, &status.instance_profile);
     let text = format!("{:?} {:?} {lists:?} {demands:?}", class.spec, class.annotations());
     draw(0, &[&class.name_any(), &text])
@@ -334,8 +340,10 @@ impl DryRunValidator {
             listed.collect()
         };
         let template = LaunchTemplateSpecification::builder().launch_template_name(template).version("$Latest").build();
+        // Policies of an organization evaluate these options of the request, not those of its launch template.
+        let metadata = inputs.template.metadata_of_request();
         dry_run_instance(&self.context.clients, &inputs.instance_type, interfaces, &inputs.tags, |call| {
-            call.launch_template(template)
+            call.launch_template(template).set_metadata_options(metadata)
         })
         .await
     }

@@ -131,3 +131,57 @@ fn c33_a_verdict_holds_for_half_an_hour_unless_an_annotation_changes() {
     class.metadata.annotations = Some([("touched".to_owned(), "1".to_owned())].into());
     assert_eq!(verdicts.get("u", inputs_of(&class, &[]), UnixMillis(1)), None);
 }
+
+#[test]
+fn a_refusal_holds_for_90_seconds() {
+    let verdicts = Verdicts::default();
+    let refused = Verdict::False("RunInstancesAuthCheckFailed", "denied".into());
+    verdicts.put("u".into(), 1, refused.clone(), UnixMillis(0));
+    assert_eq!(verdicts.get("u", 1, UnixMillis(89_999)), Some(refused));
+    assert_eq!(verdicts.get("u", 1, UnixMillis(90_000)), None);
+}
+
+#[test]
+fn the_order_of_subnets_and_security_groups_does_not_change_a_verdict() {
+    let mut class = fixtures::class(serde_json::json!({}));
+    let status = class.status.as_mut().unwrap();
+    let second = serde_json::json!({"id": "sg-2"});
+    status.security_groups.push(serde_json::from_value(second).unwrap());
+    let before = inputs_of(&class, &[]);
+    let status = class.status.as_mut().unwrap();
+    status.subnets.reverse();
+    status.security_groups.reverse();
+    assert_eq!(inputs_of(&class, &[]), before);
+    class.status.as_mut().unwrap().subnets.pop();
+    assert_ne!(inputs_of(&class, &[]), before, "another set of subnets");
+}
+
+#[tokio::test]
+async fn the_dry_run_of_run_instances_has_the_metadata_options_of_the_class() {
+    let (clients, seen) = crate::test_support::fake_aws::clients(Box::new(|request| match request.action.as_str() {
+        "DescribeLaunchTemplates" => crate::test_support::fake_aws::ok(
+            "DescribeLaunchTemplates",
+            "<launchTemplates><item><launchTemplateId>lt-1</launchTemplateId></item></launchTemplates>",
+        ),
+        _ => crate::test_support::fake_aws::error("DryRunOperation", "would succeed"),
+    }));
+    let validator = validator(clients, Options::of("c1"));
+    let zones = Some(Ok([("m5.large".to_owned(), ["us-east-1a".to_owned()].into())].into()));
+    let responses = crate::cloud::ec2::offerings::region_snapshot::RegionResponses { zones, ..Default::default() };
+    validator.context.offerings.learn_region(responses);
+    let class = fixtures::class(serde_json::json!({"metadataOptions": {
+        "httpEndpoint": "enabled", "httpProtocolIPv6": "disabled", "httpPutResponseHopLimit": 1, "httpTokens": "required",
+    }}));
+    assert_eq!(validator.validate(&class, &[], UnixMillis(0)).await, Verdict::True);
+    let seen = seen.lock().unwrap();
+    let call = seen.iter().find(|request| request.action == "RunInstances").unwrap();
+    for (key, value) in [
+        ("HttpTokens", "required"),
+        ("HttpPutResponseHopLimit", "1"),
+        ("HttpEndpoint", "enabled"),
+        ("HttpProtocolIpv6", "disabled"),
+        ("InstanceMetadataTags", "disabled"),
+    ] {
+        assert_eq!(call.form.get(&format!("MetadataOptions.{key}")).map(String::as_str), Some(value), "{key}");
+    }
+}

@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 
 use aws_sdk_ec2::types::{
     CapacityReservationPreference, CapacityReservationTarget, ConnectionTrackingSpecificationRequest,
-    LaunchTemplateBlockDeviceMappingRequest, LaunchTemplateCapacityReservationSpecificationRequest,
-    LaunchTemplateCpuOptionsRequest, LaunchTemplateEbsBlockDeviceRequest, LaunchTemplateEnclaveOptionsRequest,
+    InstanceMetadataOptionsRequest, LaunchTemplateBlockDeviceMappingRequest,
+    LaunchTemplateCapacityReservationSpecificationRequest, LaunchTemplateCpuOptionsRequest,
+    LaunchTemplateEbsBlockDeviceRequest, LaunchTemplateEnclaveOptionsRequest,
     LaunchTemplateIamInstanceProfileSpecificationRequest, LaunchTemplateInstanceMarketOptionsRequest,
     LaunchTemplateInstanceMetadataOptionsRequest, LaunchTemplateInstanceMetadataTagsState,
     LaunchTemplateInstanceNetworkInterfaceSpecificationRequest, LaunchTemplatePlacementRequest,
@@ -245,6 +246,18 @@ fn gibibytes(size: &str) -> Option<i32> {
     let bytes = parse_bytes(size).ok()?;
     i32::try_from(bytes.0.checked_add((1 << 30) - 1)? >> 30).ok()
 }
+
+    /// The metadata options in the form of RunInstances.
+    pub fn metadata_of_request(&self) -> Option<InstanceMetadataOptionsRequest> {
+        let of_template = self.metadata(self.metadata.as_ref()?);
+        let of_request = InstanceMetadataOptionsRequest::builder()
+            .set_http_endpoint(of_template.http_endpoint().map(|value| value.as_str().into()))
+            .set_http_put_response_hop_limit(of_template.http_put_response_hop_limit())
+            .set_http_tokens(of_template.http_tokens().map(|value| value.as_str().into()))
+            .set_http_protocol_ipv6(of_template.http_protocol_ipv6().map(|value| value.as_str().into()))
+            .set_instance_metadata_tags(of_template.instance_metadata_tags().map(|value| value.as_str().into()));
+        Some(of_request.build())
+    }
 
 #[cfg(test)]
 pub(crate) mod tests;
