@@ -1,4 +1,5 @@
-//! The contents of a launch template. [`Template`] contains everything that makes two templates differ; the name is a hash of it.
+//! The contents of a launch template. [`Template`] contains everything that makes two templates differ; the name is the SHA-256 of
+//! its canonical JSON.
 
 use std::collections::BTreeMap;
 
@@ -16,16 +17,21 @@ use aws_sdk_ec2::types::{
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use serde_json::json;
+use sha2::{Digest, Sha256};
 
 use crate::api::node_class::{BlockDeviceMapping, ConnectionTracking, MetadataOptions, NetworkInterface};
 use crate::cloud::ReservedIn;
-use crate::cloud::draw::draw;
 use crate::cloud::ec2::tags::{tag_specification, tags};
 use crate::model::offering::CapacityType;
 use crate::model::quantity::parse_bytes;
 use crate::model::reservation::ReservationKind;
 
-/// The inputs of a launch template. [`Template::name`] hashes the names of this type and its fields, too.
+/// Version of the translation of a [`Template`] into [`Template::data`], part of the name: it is incremented with every change of the
+/// translation, so that no template of another version of this program is used.
+const FORMAT: u32 = 2;
+
+/// The inputs of a launch template.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Template {
     pub cluster: String,
@@ -84,9 +90,77 @@ impl Template {
         STANDARD.decode(&self.user_data).map_or(0, |text| text.len())
     }
 
-    /// Name of the template: equal contents have equal names.
+    /// Name of the template: equal contents have equal names, and nobody can construct other contents with the same name.
     pub fn name(&self) -> String {
-        format!("karpenter.k8s.aws/{}", draw(0, &[&format!("{self:?}")]))
+        let digest = Sha256::digest(self.canonical().to_string());
+        let hex: Vec<String> = digest.iter().map(|byte| format!("{byte:02x}")).collect();
+        format!("karpenter.k8s.aws/{}", hex.concat())
+    }
+
+    /// Everything that [`Template::data`] depends on, and the format. Keys are sorted.
+    fn canonical(&self) -> serde_json::Value {
+        // Exhaustive, so that no field is forgotten.
+        let Self {
+            cluster,
+            region,
+            class,
+            image_id,
+            user_data,
+            instance_profile,
+            security_groups,
+            block_devices,
+            metadata,
+            detailed_monitoring,
+            nested_virtualization,
+            enclave,
+            tenancy,
+            placement_group,
+            partition,
+            network_interfaces,
+            efa,
+            public_ip,
+            ip_prefixes,
+            connection_tracking,
+            ipv6,
+            tags,
+            capacity_type,
+            reservation,
+            manages_reservations,
+        } = self;
+        let kind = |kind: ReservationKind| match kind {
+            ReservationKind::OnDemand => "on-demand",
+            ReservationKind::CapacityBlock => "capacity-block",
+            ReservationKind::Interruptible => "interruptible",
+        };
+        let reservation = reservation.as_ref().map(|reservation| json!([reservation.id, kind(reservation.kind)]));
+        json!({
+            "format": FORMAT,
+            "cluster": cluster,
+            "region": region,
+            "class": class,
+            "imageID": image_id,
+            "userData": user_data,
+            "instanceProfile": instance_profile,
+            "securityGroups": security_groups,
+            "blockDevices": block_devices,
+            "metadata": metadata,
+            "detailedMonitoring": detailed_monitoring,
+            "nestedVirtualization": nested_virtualization,
+            "enclave": enclave,
+            "tenancy": tenancy,
+            "placementGroup": placement_group,
+            "partition": partition,
+            "networkInterfaces": network_interfaces,
+            "efa": efa,
+            "publicIP": public_ip,
+            "ipPrefixes": ip_prefixes,
+            "connectionTracking": connection_tracking,
+            "ipv6": ipv6,
+            "tags": tags,
+            "capacityType": capacity_type.as_str(),
+            "reservation": reservation,
+            "managesReservations": manages_reservations,
+        })
     }
 
     /// The template in the form of the API.
@@ -173,6 +247,18 @@ impl Template {
         out.build()
     }
 
+    /// The metadata options in the form of RunInstances.
+    pub fn metadata_of_request(&self) -> Option<InstanceMetadataOptionsRequest> {
+        let of_template = self.metadata(self.metadata.as_ref()?);
+        let of_request = InstanceMetadataOptionsRequest::builder()
+            .set_http_endpoint(of_template.http_endpoint().map(|value| value.as_str().into()))
+            .set_http_put_response_hop_limit(of_template.http_put_response_hop_limit())
+            .set_http_tokens(of_template.http_tokens().map(|value| value.as_str().into()))
+            .set_http_protocol_ipv6(of_template.http_protocol_ipv6().map(|value| value.as_str().into()))
+            .set_instance_metadata_tags(of_template.instance_metadata_tags().map(|value| value.as_str().into()));
+        Some(of_request.build())
+    }
+
     /// The interfaces of the class, else one EFA interface per card, else a single interface.
     fn interfaces(&self) -> Vec<LaunchTemplateInstanceNetworkInterfaceSpecificationRequest> {
         if !self.network_interfaces.is_empty() {
@@ -246,18 +332,6 @@ fn gibibytes(size: &str) -> Option<i32> {
     let bytes = parse_bytes(size).ok()?;
     i32::try_from(bytes.0.checked_add((1 << 30) - 1)? >> 30).ok()
 }
-
-    /// The metadata options in the form of RunInstances.
-    pub fn metadata_of_request(&self) -> Option<InstanceMetadataOptionsRequest> {
-        let of_template = self.metadata(self.metadata.as_ref()?);
-        let of_request = InstanceMetadataOptionsRequest::builder()
-            .set_http_endpoint(of_template.http_endpoint().map(|value| value.as_str().into()))
-            .set_http_put_response_hop_limit(of_template.http_put_response_hop_limit())
-            .set_http_tokens(of_template.http_tokens().map(|value| value.as_str().into()))
-            .set_http_protocol_ipv6(of_template.http_protocol_ipv6().map(|value| value.as_str().into()))
-            .set_instance_metadata_tags(of_template.instance_metadata_tags().map(|value| value.as_str().into()));
-        Some(of_request.build())
-    }
 
 #[cfg(test)]
 pub(crate) mod tests;

@@ -1,6 +1,7 @@
 use super::*;
 use crate::api::node_class::BlockDevice;
 use crate::cloud::ec2::tags::{launch_tags, restricted_tag};
+use crate::test_support::fake_aws;
 
 pub fn template() -> Template {
     Template {
@@ -116,8 +117,8 @@ fn c18_any_difference_in_content_changes_the_name() {
     assert!(name.starts_with("karpenter.k8s.aws/"));
     assert_eq!(template().name(), name, "same content, same template");
     assert_eq!(
-        name, "karpenter.k8s.aws/1601366691206327847",
-        "the hash includes names of types and fields: a renamed field replaces every template"
+        name, "karpenter.k8s.aws/bf568fd8ff6e7f26e1f66504b4f580ba09cf40e321d987bed8b2bf4ebf6d81dc",
+        "equal in every version of this program with the same format"
     );
     let mut names = std::collections::BTreeSet::from([name]);
     let changes: [fn(&mut Template); 10] = [
@@ -137,6 +138,45 @@ fn c18_any_difference_in_content_changes_the_name() {
         change(&mut changed);
         assert!(names.insert(changed.name()), "{changed:?}");
     }
+}
+
+/// The form of a CreateLaunchTemplate request with every option.
+async fn form_of_every_option() -> String {
+    let mut all = template();
+    all.block_devices = serde_json::from_value(json!([{"deviceName": "/dev/xvda", "rootVolume": true, "ebs": {
+        "deleteOnTermination": true, "encrypted": true, "iops": 3000, "kmsKeyID": "k", "snapshotID": "snap-1",
+        "throughput": 125, "volumeInitializationRate": 100, "volumeSize": "20Gi", "volumeType": "gp3",
+    }}]))
+    .unwrap();
+    all.metadata = Some(MetadataOptions::default());
+    all.nested_virtualization = Some("enabled".into());
+    (all.placement_group, all.partition) = (Some("pg-1".into()), Some(2));
+    all.public_ip = Some(true);
+    all.ip_prefixes = Some(1);
+    all.connection_tracking = serde_json::from_value(json!({"tcpEstablishedTimeout": 60})).unwrap();
+    all.capacity_type = CapacityType::Spot;
+    all.reservation = Some(ReservedIn { id: "cr-1".into(), kind: ReservationKind::CapacityBlock });
+    all.manages_reservations = true;
+    let mut text = String::new();
+    for (efa, ipv6) in [(0, false), (2, true)] {
+        (all.efa, all.ipv6) = (efa, ipv6);
+        let (clients, seen) = fake_aws::clients(Box::new(|_| None));
+        let call = clients.ec2.create_launch_template().launch_template_data(all.data());
+        call.launch_template_name("n").client_token("t").send().await.unwrap_err();
+        let form: Vec<String> =
+            seen.lock().unwrap()[0].form.iter().map(|(key, value)| format!("{key}={value}\n")).collect();
+        text.extend(form);
+    }
+    text
+}
+
+#[tokio::test]
+async fn a_change_of_the_request_increments_the_format_in_the_name() {
+    let digest = Sha256::digest(form_of_every_option().await);
+    let start: Vec<String> = digest.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
+    let message =
+        "templates of an earlier version of this program must not be used: increment FORMAT, then update this test";
+    assert_eq!((FORMAT, start.concat().as_str()), (2, "252c28b1ba90cf3b"), "{message}");
 }
 
 #[test]

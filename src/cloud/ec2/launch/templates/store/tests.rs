@@ -164,3 +164,20 @@ async fn c35_the_templates_of_a_class_are_found_by_their_tags_and_deleted() {
         ("tag:eks:eks-cluster-name", "tag:karpenter.k8s.aws/ec2nodeclass")
     );
 }
+
+#[tokio::test]
+async fn templates_with_names_of_earlier_versions_are_deleted() {
+    let (clients, seen) = fake_aws::clients(Box::new(|request| match request.action.as_str() {
+        "DescribeLaunchTemplates" => fake_aws::ok(
+            "DescribeLaunchTemplates",
+            "<launchTemplates><item><launchTemplateId>lt-1</launchTemplateId>\
+             <launchTemplateName>karpenter.k8s.aws/1601366691206327847</launchTemplateName></item></launchTemplates>",
+        ),
+        _ => fake_aws::ok("DeleteLaunchTemplate", ""),
+    }));
+    let templates = TemplateStore::default();
+    templates.hydrate(&clients, "c1", UnixMillis(0)).await.unwrap();
+    templates.delete_unused(&clients, UnixMillis(0) + TTL).await;
+    let seen = seen.lock().unwrap();
+    assert_eq!((&*seen[1].action, &*seen[1].form["LaunchTemplateId"]), ("DeleteLaunchTemplate", "lt-1"));
+}
