@@ -32,6 +32,9 @@ use crate::model::resources::EFA;
 /// Resource that requests Nitro Enclaves.
 const NITRO_SANDBOX: &str = "eks.amazonaws.com/nitro-sandbox";
 
+/// Maximum launch templates of a CreateFleet request.
+const MAX_TEMPLATES: usize = 50;
+
 /// Checks that a class is Ready, and that Ready is of its current generation.
 ///
 /// # Errors
@@ -129,7 +132,8 @@ impl LaunchInputs<'_> {
             .map_err(|reason| LaunchError::NodeClassNotReady { name, reason })
     }
 
-    /// The templates of the selected offerings. Instance types that boot no image of the class are omitted.
+    /// The templates of the selected offerings, at most fifty. Instance types that boot no image of the class are omitted, and the
+    /// most expensive types with templates of their own beyond the fifty.
     ///
     /// # Errors
     /// No instance type is left, or the user data is invalid.
@@ -162,12 +166,13 @@ impl LaunchInputs<'_> {
                 texts.entry(key).or_insert(STANDARD.encode(text)).clone()
             };
             let efa = if self.requests(EFA) { i32::try_from(found.capacity.get(EFA)).unwrap_or(0) } else { 0 };
-            let shares = |group: &&mut TemplateGroup| {
+            let shares = |group: &TemplateGroup| {
                 let template = &group.template;
                 template.image_id == image.id && template.efa == efa && template.user_data == text
             };
-            match groups.iter_mut().find(shares) {
-                Some(group) => group.candidates.push(candidate),
+            match groups.iter().position(shares) {
+                Some(index) => groups[index].candidates.push(candidate),
+                None if groups.len() >= MAX_TEMPLATES => {}
                 None => groups.push(TemplateGroup {
                     template: self.template(image, text, efa, choice, tags),
                     candidates: vec![candidate],

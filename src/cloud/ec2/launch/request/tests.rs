@@ -224,6 +224,25 @@ fn a_request_has_each_type_in_each_zone_with_a_subnet_cheapest_first() {
 }
 
 #[test]
+fn a_request_has_at_most_fifty_templates_of_the_cheapest_types() {
+    let request = request(class(json!({})), claim(LONG_AGO, json!({})), &["m5.large"]);
+    let details = request.details.clone().unwrap();
+    let template_inputs = template_inputs(&details);
+    let mut choice = choose(&request.overrides, &details.catalog, true).unwrap();
+    let first = choice.candidates.remove(0);
+    // Each number of pods has user data of its own; the last type shares it with the first.
+    for pods in (10..70).chain([10]) {
+        let mut instance_type = InstanceType::clone(&first.instance_type);
+        instance_type.capacity.pods = pods;
+        choice.candidates.push(Candidate { instance_type: Arc::new(instance_type), zones: first.zones.clone() });
+    }
+    let groups = inputs(&request, &details, &template_inputs).template_groups(&choice, &BTreeMap::new()).unwrap();
+    let pods: Vec<i64> = groups.iter().map(|group| group.candidates[0].instance_type.capacity.pods).collect();
+    assert_eq!(pods, (10..60).collect::<Vec<_>>());
+    assert_eq!(groups[0].candidates.len(), 2);
+}
+
+#[test]
 fn annotations_of_the_claim_set_context_and_priority() {
     let mut annotated = claim(LONG_AGO, json!({}));
     let keys = [(labels::MIN_VALUES_RELAXED, "true"), (labels::PRICE_OVERLAY_APPLIED, "")];
