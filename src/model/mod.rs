@@ -7,6 +7,7 @@ pub mod instance;
 pub mod instance_health;
 pub mod interruption;
 pub mod labels;
+pub mod launch_timing;
 pub mod offering;
 pub mod pod_class;
 pub mod pod_requests;

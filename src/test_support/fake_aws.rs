@@ -73,8 +73,10 @@ pub fn clients(respond: Responder) -> (Clients, Arc<Mutex<Vec<Request>>>) {
         .build();
     let mut clients = Clients::new(&config, gate, ATTEMPTS, READ_TIMEOUT).unwrap();
     let quick = RetryConfig::standard().with_max_attempts(2).with_initial_backoff(Duration::from_millis(1));
-    let conf = clients.ec2.config().to_builder().retry_config(quick).build();
-    clients.ec2 = aws_sdk_ec2::Client::from_conf(conf);
+    for client in [&mut clients.ec2, &mut clients.fleet] {
+        let conf = client.config().to_builder().retry_config(quick.clone()).build();
+        *client = aws_sdk_ec2::Client::from_conf(conf);
+    }
     (clients, requests)
 }
 

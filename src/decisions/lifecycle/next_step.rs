@@ -10,11 +10,10 @@ use crate::decisions::disruption::reason::DisruptionReason;
 use crate::decisions::lifecycle::initialization::uninitialized_reason;
 use crate::decisions::termination::deadlines::unwritten_deadline;
 use crate::model::labels;
+use crate::model::launch_timing::LAUNCH_TIMEOUT;
 use crate::model::time::UnixMillis;
 use crate::state::object_ext::{NodeClaimExt, NodeExt, ObjectExt};
 
-/// A claim that is not launched after this time is abandoned (Karpenter core reference 5.5).
-const LAUNCH_TIMEOUT: Duration = Duration::from_mins(5);
 /// A launched claim whose Node is not registered after this time is abandoned.
 pub const REGISTRATION_TIMEOUT: Duration = Duration::from_mins(15);
 

@@ -16,8 +16,13 @@ use aws_config::{AppName, BehaviorVersion, Region, SdkConfig};
 use aws_sdk_ec2::config::SharedCredentialsProvider;
 use aws_sdk_ec2::config::retry::{RetryPartition, TokenBucket};
 use aws_smithy_http_client::tls;
+use aws_smithy_runtime_api::client::interceptors::context::InterceptorContext;
+use aws_smithy_runtime_api::client::orchestrator::OrchestratorError;
+use aws_smithy_runtime_api::client::result::ConnectorError;
+use aws_smithy_runtime_api::client::retries::classifiers::{ClassifyRetry, RetryAction};
 
 use crate::cloud::ec2::aws::rate_limited_http::{CallGate, rate_limited};
+use crate::model::launch_timing::LAUNCH_CALL_TIMEOUT;
 use crate::telemetry::cloud::CloudMetrics;
 
 /// Attempts per call, including the first.
@@ -29,6 +34,8 @@ const INITIAL_BACKOFF: Duration = Duration::from_millis(500);
 const MAX_BACKOFF: Duration = Duration::from_secs(30);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum time without a byte of the response. A long poll of the queue takes 20 s; a repeated launch request is idempotent.
+///
+/// CreateFleet alone may take [`LAUNCH_CALL_TIMEOUT`].
 pub(crate) const READ_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Why the clients can't be created.
@@ -56,6 +63,8 @@ pub struct ClientOverrides {
 #[derive(Clone, Debug)]
 pub struct Clients {
     pub ec2: aws_sdk_ec2::Client,
+    /// EC2 for CreateFleet, whose response may take minutes.
+    pub fleet: aws_sdk_ec2::Client,
     /// The interruption queue.
     pub sqs: aws_sdk_sqs::Client,
     /// SSM parameters with image ids.
@@ -145,9 +154,18 @@ impl Clients {
         let unbounded = timeouts.disable_operation_attempt_timeout().build();
         let ec2 =
             aws_sdk_ec2::config::Builder::from(&config).retry_partition(partition).timeout_config(unbounded).build();
+        let slow = self::timeouts(LAUNCH_CALL_TIMEOUT).disable_operation_attempt_timeout().build();
+        let stalled = StalledStreamProtectionConfig::enabled().upload_enabled(false);
+        let fleet = ec2
+            .to_builder()
+            .timeout_config(slow)
+            .stalled_stream_protection(stalled.grace_period(LAUNCH_CALL_TIMEOUT).build())
+            .retry_classifier(NoRetryAfterTimeout)
+            .build();
         let pricing = aws_sdk_pricing::config::Builder::from(&config).region(Region::new(pricing_region(&region)));
         Ok(Self {
             ec2: aws_sdk_ec2::Client::from_conf(ec2),
+            fleet: aws_sdk_ec2::Client::from_conf(fleet),
             sqs: aws_sdk_sqs::Client::new(&config),
             ssm: aws_sdk_ssm::Client::new(&config),
             pricing: aws_sdk_pricing::Client::from_conf(pricing.build()),
@@ -165,6 +183,24 @@ impl Clients {
     /// Attempts so far, by EC2 action.
     pub fn attempts(&self) -> BTreeMap<String, u64> {
         self.gate.attempts()
+    }
+}
+
+/// The launcher repeats a CreateFleet call that timed out, after a search for its instances.
+#[derive(Debug)]
+struct NoRetryAfterTimeout;
+
+impl ClassifyRetry for NoRetryAfterTimeout {
+    fn classify_retry(&self, context: &InterceptorContext) -> RetryAction {
+        let error = context.output_or_error().and_then(Result::err).and_then(OrchestratorError::as_connector_error);
+        if error.is_some_and(ConnectorError::is_timeout) {
+            return RetryAction::RetryForbidden;
+        }
+        RetryAction::NoActionIndicated
+    }
+
+    fn name(&self) -> &'static str {
+        "no retry after a timeout"
     }
 }
 
@@ -234,6 +270,18 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn only_create_fleet_waits_minutes_and_is_not_repeated_by_the_client() {
+        let (clients, seen) = fake_aws::clients(Box::new(|_| None));
+        let read_timeout = |client: &aws_sdk_ec2::Client| client.config().timeout_config().unwrap().read_timeout();
+        assert_eq!(read_timeout(&clients.fleet), Some(LAUNCH_CALL_TIMEOUT));
+        assert_eq!(read_timeout(&clients.ec2), Some(READ_TIMEOUT));
+        clients.fleet.create_fleet().send().await.unwrap_err();
+        assert_eq!(seen.lock().unwrap().len(), 1, "the launcher repeats it");
+        clients.ec2.describe_subnets().send().await.unwrap_err();
+        assert_eq!(seen.lock().unwrap().len(), 3);
+    }
+
+    #[tokio::test]
     async fn every_client_retries_with_capped_backoff_and_overridable_attempts() {
         let region = Some("us-east-1".to_owned());
         for (attempts, expected) in [(None, 10), (Some(2), 2)] {
@@ -241,6 +289,7 @@ mod tests {
             let clients = Clients::connect(overrides).await.unwrap();
             for (service, retries) in [
                 ("ec2", clients.ec2.config().retry_config()),
+                ("ec2 for CreateFleet", clients.fleet.config().retry_config()),
                 ("sqs", clients.sqs.config().retry_config()),
                 ("ssm", clients.ssm.config().retry_config()),
                 ("pricing", clients.pricing.config().retry_config()),

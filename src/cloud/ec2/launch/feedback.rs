@@ -36,7 +36,7 @@ pub async fn create_fleet(context: &LaunchContext, request: &LaunchRequest, prep
         prepared_us = u64::try_from(prepared.took.as_micros()).unwrap_or(u64::MAX),
         "calling CreateFleet"
     );
-    let response = fleet.input().send_with(&context.clients.ec2).await;
+    let response = fleet.input().send_with(&context.clients.fleet).await;
     match response.map_err(ApiError::of("ec2:CreateFleet")) {
         Ok(response) => {
             let response = FleetResponse::read(&response, fleet);
