@@ -123,9 +123,11 @@ impl LaunchFailure {
         let (disposition, event, message) = match error {
             LaunchError::NoSpotRole => (no_capacity, Some(events::SPOT_SLR_CREATION_FAILED), error.to_string()),
             LaunchError::InsufficientCapacity { unavailable } => {
-                let count = unavailable.len();
-                let message =
-                    format!("all {count} offerings returned insufficient capacity; its pods will be re-planned");
+                let what = match unavailable.len() {
+                    0 => "no offering has capacity".to_owned(),
+                    count => format!("all {count} offerings returned insufficient capacity"),
+                };
+                let message = format!("{what}; its pods will be re-planned");
                 (no_capacity, Some(events::INSUFFICIENT_CAPACITY_ERROR), message)
             }
             LaunchError::NodeClassNotReady { name, reason } => {

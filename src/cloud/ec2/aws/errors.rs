@@ -45,6 +45,10 @@ pub fn class_of(code: &str) -> Class {
         | "Unsupported"
         | "InsufficientFreeAddressesInSubnet"
         | "MaxFleetCountExceeded"
+        // The spot price is above the on-demand price.
+        | "SpotMaxPriceTooLow"
+        // The zone does not support the instance type, as some Local Zones.
+        | "InvalidFleetConfiguration"
         | "ReservationCapacityExceeded" => Class::Unfulfillable,
         "AuthFailure.ServiceLinkedRoleCreationNotPermitted" => Class::NoSpotRole,
         "InvalidLaunchTemplateName.NotFoundException" | "InvalidLaunchTemplateId.NotFound" => {

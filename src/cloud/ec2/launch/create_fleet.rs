@@ -115,6 +115,19 @@ impl FleetRequest {
         }
     }
 
+    /// The offerings of the request, unavailable in the `placement_scope` of its placement group.
+    pub fn unavailable(&self, placement_scope: Option<&str>) -> Vec<CapacityScope> {
+        let overrides = self.templates.iter().flat_map(|(_, overrides)| overrides);
+        let scopes: BTreeSet<(&str, &str)> =
+            overrides.map(|one| (one.instance_type.as_str(), one.zone.as_str())).collect();
+        let scope = |(instance_type, zone): (&str, &str)| {
+            let (instance_type, zone) = (instance_type.to_owned(), zone.to_owned());
+            let offering = Override { instance_type, zone, capacity_type: self.capacity_type };
+            CapacityScope::Offering(offering, placement_scope.map(str::to_owned))
+        };
+        scopes.into_iter().map(scope).collect()
+    }
+
     /// The target capacity type of EC2: instances in an On-Demand Capacity Reservation are on-demand.
     fn target(&self) -> DefaultTargetCapacityType {
         match (self.capacity_type, self.reservation.as_ref().map(|reservation| reservation.kind)) {
@@ -233,6 +246,16 @@ impl FleetResponse {
         Self { launched, errors: errors.collect() }
     }
 
+    /// Whether EC2 launched fewer instances than requested, and reported no error.
+    fn is_short_without_error(&self, request: &FleetRequest) -> bool {
+        self.errors.is_empty() && !self.is_complete(request)
+    }
+
+    /// Whether EC2 launched as many instances as requested.
+    pub fn is_complete(&self, request: &FleetRequest) -> bool {
+        i32::try_from(self.launched.len()).is_ok_and(|launched| launched >= request.count)
+    }
+
     /// Whether nothing was launched because a launch template no longer exists.
     pub fn lacks_template(&self) -> bool {
         self.launched.is_empty()
@@ -255,9 +278,20 @@ pub struct CapacityFeedback {
 }
 
 impl CapacityFeedback {
-    /// Evaluates the errors of a request. `placement_scope` is its placement group or a partition of it
-    /// ([`placement_scope`](crate::cloud::ec2::offerings::unavailable::placement_scope)).
-    pub fn of(errors: &[FleetError], request: &FleetRequest, placement_scope: Option<&str>) -> Self {
+    /// Evaluates the response to a request. `placement_scope` is its placement group or a partition of it
+    /// ([`placement_scope`](crate::cloud::ec2::offerings::unavailable::placement_scope)). Fewer instances than requested without an
+    /// error mean insufficient capacity.
+    pub fn of(response: &FleetResponse, request: &FleetRequest, placement_scope: Option<&str>) -> Self {
+        if response.is_short_without_error(request) {
+            let reservation_full = request.reservation.is_some();
+            let is_unavailable = !reservation_full && response.launched.is_empty();
+            let marks = if is_unavailable { request.unavailable(placement_scope) } else { vec![] };
+            return Self { marks, reservation_full, ..Self::default() };
+        }
+        Self::of_errors(&response.errors, request, placement_scope)
+    }
+
+    fn of_errors(errors: &[FleetError], request: &FleetRequest, placement_scope: Option<&str>) -> Self {
         let mut out = Self::default();
         let mut mark = |subject: CapacityScope| {
             if !out.marks.contains(&subject) {
@@ -302,20 +336,20 @@ impl CapacityFeedback {
         out
     }
 
-    /// The marked offerings, without marked capacity types and subnets.
+    /// The offerings that are unavailable everywhere: without those of a placement group, capacity types and subnets.
     pub fn offerings(&self) -> Vec<Override> {
         let one = |subject: &CapacityScope| match subject {
-            CapacityScope::Offering(offering, _) => Some(offering.clone()),
-            CapacityScope::CapacityType(_) | CapacityScope::Subnet(_) => None,
+            CapacityScope::Offering(offering, None) => Some(offering.clone()),
+            CapacityScope::Offering(_, Some(_)) | CapacityScope::CapacityType(_) | CapacityScope::Subnet(_) => None,
         };
         self.marks.iter().filter_map(one).collect()
     }
 }
 
-/// The error of a request that launched nothing.
+/// The error of the claims for which a request launched no instance.
 pub fn failure(errors: &[FleetError], feedback: &CapacityFeedback) -> LaunchError {
     let is_capacity = |error: &FleetError| matches!(class_of(&error.code), Class::Unfulfillable | Class::NoSpotRole);
-    if !errors.is_empty() && errors.iter().all(is_capacity) {
+    if errors.iter().all(is_capacity) {
         if feedback.no_spot_role {
             return LaunchError::NoSpotRole;
         }
@@ -323,10 +357,6 @@ pub fn failure(errors: &[FleetError], feedback: &CapacityFeedback) -> LaunchErro
     }
     let texts: BTreeSet<String> = errors.iter().map(|error| format!("{}: {}", error.code, error.message)).collect();
     let message = texts.into_iter().collect::<Vec<_>>().join("; ");
-    if message.is_empty() {
-        let message = "EC2 launched fewer instances than requested and reported no error".to_owned();
-        return LaunchError::Rejected { event: events::LAUNCH_FAILED, message };
-    }
     LaunchError::Rejected { event: errors::launch_event(&message), message }
 }
 

@@ -20,6 +20,10 @@ pub enum FleetOutcome {
     TokenReused,
     /// EC2 refused, so that nothing was launched.
     Refused(LaunchError),
+    /// EC2 throttled the call, so that nothing was launched.
+    Throttled,
+    /// EC2 received the call and failed to process it.
+    ServerFault(ApiError),
     /// EC2 may have received the call.
     NoResponse(LaunchError),
 }
@@ -44,16 +48,51 @@ pub async fn create_fleet(context: &LaunchContext, request: &LaunchRequest, prep
             FleetOutcome::Responded(response, feedback)
         }
         Err(error) => match (error.class, &fleet.reservation) {
+            _ if error.code == "InvalidFleetConfiguration" => FleetOutcome::Refused(refused(&error)),
+            (Class::Unfulfillable, None) if error.code != "Unsupported" => {
+                FleetOutcome::Refused(record_unavailable(context, request, prepared, &error))
+            }
             (Class::Unfulfillable, Some(reservation)) => {
                 record_full_reservation(context, &reservation.id);
                 FleetOutcome::ReservationFull
             }
             (Class::LaunchTemplateNotFound, _) => FleetOutcome::TemplateGone,
             (Class::TokenReused, _) => FleetOutcome::TokenReused,
+            (Class::Throttled, _) => FleetOutcome::Throttled,
+            (Class::Server, _) => FleetOutcome::ServerFault(error),
             _ if error.is_transient() => FleetOutcome::NoResponse(no_response(&error)),
             _ => FleetOutcome::Refused(refused(&error)),
         },
     }
+}
+
+/// Records that EC2 refused or failed a whole call: the offerings of the request, or its capacity reservation, are unavailable for a
+/// while, so that the next plan uses others. Returns the error of the launch.
+pub fn record_unavailable(
+    context: &LaunchContext,
+    request: &LaunchRequest,
+    prepared: &PreparedFleet,
+    error: &ApiError,
+) -> LaunchError {
+    let fleet = &prepared.fleet;
+    tracing::warn!(
+        claim = request.node_claim,
+        capacity_type = %fleet.capacity_type,
+        reservation = fleet.reservation.as_ref().map(|reservation| &reservation.id),
+        %error,
+        "CreateFleet failed, its offerings are unavailable for three minutes"
+    );
+    let labels = ["", "", fleet.capacity_type.as_str(), error.reason()];
+    context.clients.metrics.launch_failures.with_label_values(&labels).inc();
+    if let Some(reservation) = &fleet.reservation {
+        record_full_reservation(context, &reservation.id);
+        return LaunchError::InsufficientCapacity { unavailable: vec![] };
+    }
+    let marks = fleet.unavailable(prepared.placement_scope.as_deref());
+    let feedback = CapacityFeedback { marks, ..CapacityFeedback::default() };
+    let unavailable = feedback.offerings();
+    context.offerings.mark_unavailable(feedback.marks, crate::clock::now());
+    LaunchError::InsufficientCapacity { unavailable }
 }
 
 fn record(
@@ -63,7 +102,7 @@ fn record(
     prepared: &PreparedFleet,
 ) -> CapacityFeedback {
     let fleet = &prepared.fleet;
-    let feedback = CapacityFeedback::of(&response.errors, fleet, prepared.placement_scope.as_deref());
+    let feedback = CapacityFeedback::of(response, fleet, prepared.placement_scope.as_deref());
     for error in &response.errors {
         tracing::info!(
             claim = request.node_claim,

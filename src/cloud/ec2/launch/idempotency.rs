@@ -5,6 +5,7 @@
 //! - Every instance carries its launch group as a tag, and serves any claim of the group. An instance that no claim names is
 //!   assigned to the first claim that needs one.
 //! - A call without a response is repeated unchanged before any other call. EC2 returns the original result for a known token.
+//! - A throttled call launched nothing: the next call uses the same token for what is needed and available by then.
 //! - After a restart, which loses that call, instances are searched by tag first. If the search does not show them yet,
 //!   EC2 rejects the reused token until they are described.
 //!
@@ -22,6 +23,9 @@ const SKEW: Duration = Duration::from_secs(10);
 /// How long to wait for the instances of a reused token before the next token is used.
 const REUSED_TOKEN_TIMEOUT: Duration = Duration::from_mins(1);
 
+/// Consecutive calls that EC2 fails to process before their offerings count as unavailable. Each call is attempted ten times.
+const MAX_SERVER_FAULTS: u32 = 2;
+
 /// The calls of a launch group and their instances.
 #[derive(Clone, Debug, Default)]
 pub struct Attempts {
@@ -29,6 +33,10 @@ pub struct Attempts {
     responded: u32,
     /// Since when EC2 rejects a token as reused with other parameters.
     token_reused_since: Option<UnixMillis>,
+    /// Consecutive calls that EC2 failed to process.
+    server_faults: u32,
+    /// Whether a call was abandoned whose effect is unknown: its instances may still appear.
+    abandoned: bool,
     /// Ids of all instances seen so far.
     known: BTreeSet<String>,
     unassigned: Vec<Instance>,
@@ -38,7 +46,7 @@ impl Attempts {
     /// Whether instances may exist that this process does not know, for claims created at `created`.
     pub fn must_search(&self, is_response_missing: bool, created: UnixMillis, leading_since: UnixMillis) -> bool {
         let inherited = self.responded == 0 && created < leading_since + SKEW;
-        is_response_missing || inherited || self.token_reused_since.is_some()
+        is_response_missing || inherited || self.abandoned || self.token_reused_since.is_some()
     }
 
     /// The token of the next call.
@@ -52,6 +60,19 @@ impl Attempts {
     /// Records that EC2 responded to a call, so that the next call uses the next token.
     pub fn responded(&mut self) {
         self.responded += 1;
+        self.server_faults = 0;
+    }
+
+    /// Records that EC2 failed to process a call. Returns whether it fails repeatedly, so that the call is abandoned: the next call
+    /// uses the next token.
+    pub fn server_fault(&mut self) -> bool {
+        self.server_faults += 1;
+        let repeated = self.server_faults >= MAX_SERVER_FAULTS;
+        if repeated {
+            self.responded();
+            self.abandoned = true;
+        }
+        repeated
     }
 
     /// Records that EC2 rejected the token as used with other parameters, and no instance is described. Returns whether the wait
@@ -146,6 +167,19 @@ mod tests {
         assert_eq!(attempts.token("g"), "g-1");
         assert!(attempts.token_reused(UnixMillis(120_100)), "used by the same earlier process");
         assert!(attempts.must_search(false, UnixMillis(999_000), UnixMillis(0)), "its instances may still appear");
+    }
+
+    #[test]
+    fn a_call_that_ec2_fails_to_process_twice_is_abandoned_and_its_instances_are_searched() {
+        let mut attempts = Attempts::default();
+        assert!(!attempts.server_fault());
+        attempts.responded();
+        assert!(!attempts.server_fault(), "the first fault since a response");
+        assert_eq!(attempts.token("g"), "g-1", "repeated with the same token");
+        assert!(!attempts.must_search(false, UnixMillis(999_000), UnixMillis(0)));
+        assert!(attempts.server_fault());
+        assert_eq!(attempts.token("g"), "g-2");
+        assert!(attempts.must_search(false, UnixMillis(999_000), UnixMillis(0)));
     }
 
     #[test]

@@ -14,7 +14,7 @@ use crate::cloud::ec2::launch::batch::{Answer, BatchState, LaunchBatches};
 use crate::cloud::ec2::launch::context::LaunchContext;
 use crate::cloud::ec2::launch::create_fleet::{LaunchedInstance, failure};
 use crate::cloud::ec2::launch::errors::no_response;
-use crate::cloud::ec2::launch::feedback::{FleetOutcome, create_fleet};
+use crate::cloud::ec2::launch::feedback::{FleetOutcome, create_fleet, record_unavailable};
 use crate::cloud::ec2::launch::prepare::{PreparedFleet, prepare, release_unused};
 use crate::cloud::ec2::launch::request::launchable;
 use crate::cloud::ec2::launch::templates::store::TemplateRef;
@@ -147,6 +147,23 @@ impl Launcher {
                 FleetOutcome::Refused(error) => {
                     release_unused(context, &prepared, &[]);
                     return Err(error);
+                }
+                FleetOutcome::Throttled => {
+                    // Of the first attempt of a repeated call nothing is known.
+                    if is_retry {
+                        state.without_response = Some(prepared);
+                    } else {
+                        release_unused(context, &prepared, &[]);
+                    }
+                    return Err(LaunchError::Throttled);
+                }
+                FleetOutcome::ServerFault(error) => {
+                    if state.attempts.server_fault() {
+                        release_unused(context, &prepared, &[]);
+                        return Err(record_unavailable(context, request, &prepared, &error));
+                    }
+                    state.without_response = Some(prepared);
+                    return Err(no_response(&error));
                 }
                 FleetOutcome::NoResponse(error) => {
                     state.without_response = Some(prepared);

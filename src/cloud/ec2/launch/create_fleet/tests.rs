@@ -183,17 +183,21 @@ fn offering(instance_type: &str, zone: &str, capacity_type: CapacityType) -> Ove
 fn c11_an_error_marks_its_own_offering() {
     let request = request(CapacityType::Spot);
     let errors = [error("InsufficientInstanceCapacity", "m5.xlarge", "1a")];
-    let feedback = CapacityFeedback::of(&errors, &request, None);
+    let feedback = CapacityFeedback::of_errors(&errors, &request, None);
     assert_eq!(feedback.marks, [CapacityScope::Offering(offering("m5.xlarge", "1a", CapacityType::Spot), None)]);
-    assert!(CapacityFeedback::of(&[error("InsufficientInstanceCapacity", "", "")], &request, None).marks.is_empty());
-    let grouped = CapacityFeedback::of(&errors, &request, Some("pg-1"));
+    assert!(
+        CapacityFeedback::of_errors(&[error("InsufficientInstanceCapacity", "", "")], &request, None).marks.is_empty()
+    );
+    let grouped = CapacityFeedback::of_errors(&errors, &request, Some("pg-1"));
     assert!(matches!(&grouped.marks[..], [CapacityScope::Offering(_, Some(group))] if group == "pg-1"));
+    let LaunchError::InsufficientCapacity { unavailable } = failure(&errors, &grouped) else { panic!("capacity") };
+    assert_eq!(unavailable, [], "the controller marks what it receives for every placement group");
 }
 
 #[test]
 fn c12_only_unfulfillable_errors_make_an_insufficient_capacity_error() {
     let request = request(CapacityType::OnDemand);
-    let fail = |errors: &[FleetError]| failure(errors, &CapacityFeedback::of(errors, &request, None));
+    let fail = |errors: &[FleetError]| failure(errors, &CapacityFeedback::of_errors(errors, &request, None));
     let none = [error("InsufficientInstanceCapacity", "m5.large", "1a"), error("VcpuLimitExceeded", "m5.xlarge", "1a")];
     let LaunchError::InsufficientCapacity { unavailable } = fail(&none) else { panic!("capacity") };
     assert_eq!(unavailable.len(), 2);
@@ -201,7 +205,47 @@ fn c12_only_unfulfillable_errors_make_an_insufficient_capacity_error() {
     let LaunchError::Rejected { event, message } = fail(&mixed) else { panic!("rejected") };
     assert_eq!(event, events::UNAUTHORIZED);
     assert_eq!(message, "InsufficientInstanceCapacity: m; UnauthorizedOperation: m");
-    assert!(matches!(fail(&[]), LaunchError::Rejected { event: events::LAUNCH_FAILED, .. }));
+}
+
+#[test]
+fn fewer_instances_without_an_error_are_insufficient_capacity() {
+    let mut request = request(CapacityType::Spot);
+    request.count = 2;
+    let none = CapacityFeedback::of(&FleetResponse::default(), &request, None);
+    assert_eq!(none.offerings().len(), 3, "every offering of the request");
+    assert_eq!(failure(&[], &none), LaunchError::InsufficientCapacity { unavailable: none.offerings() });
+    let launched = LaunchedInstance {
+        id: "i-1".into(),
+        instance_type: "m5.large".into(),
+        zone: "1a".into(),
+        subnet: None,
+        image: String::new(),
+    };
+    let mut response = FleetResponse { launched: vec![launched], errors: vec![] };
+    let some = CapacityFeedback::of(&response, &request, None);
+    assert_eq!(some, CapacityFeedback::default(), "the next plan may get more");
+    assert_eq!(failure(&[], &some), LaunchError::InsufficientCapacity { unavailable: vec![] });
+    let in_reservation = FleetRequest { count: 2, ..reserved(ReservationKind::OnDemand) };
+    assert!(CapacityFeedback::of(&response, &in_reservation, None).reservation_full);
+    request.count = 1;
+    assert!(response.is_complete(&request));
+    response.errors.push(error("InsufficientInstanceCapacity", "m5.large", "1a"));
+    assert_eq!(
+        CapacityFeedback::of(&response, &request, None).offerings().len(),
+        1,
+        "errors count when all is launched"
+    );
+}
+
+#[test]
+fn a_spot_price_above_on_demand_and_an_unsupported_zone_mark_their_offering() {
+    let request = request(CapacityType::Spot);
+    for code in ["SpotMaxPriceTooLow", "InvalidFleetConfiguration"] {
+        let errors = [error(code, "m5.large", "1a")];
+        let feedback = CapacityFeedback::of_errors(&errors, &request, None);
+        let unavailable = vec![offering("m5.large", "1a", CapacityType::Spot)];
+        assert_eq!(failure(&errors, &feedback), LaunchError::InsufficientCapacity { unavailable }, "{code}");
+    }
 }
 
 #[test]
@@ -211,7 +255,7 @@ fn c13_a_fleet_quota_and_a_missing_spot_role_are_insufficient_capacity() {
         error("MaxFleetCountExceeded", "m5.large", "1a"),
         error("AuthFailure.ServiceLinkedRoleCreationNotPermitted", "m5.large", "1b"),
     ];
-    let feedback = CapacityFeedback::of(&errors, &request, None);
+    let feedback = CapacityFeedback::of_errors(&errors, &request, None);
     assert!(feedback.no_spot_role);
     assert!(feedback.marks.contains(&CapacityScope::CapacityType(CapacityType::Spot)));
     assert_eq!(failure(&errors, &feedback), LaunchError::NoSpotRole);
@@ -221,7 +265,7 @@ fn c13_a_fleet_quota_and_a_missing_spot_role_are_insufficient_capacity() {
 #[test]
 fn c15_an_exhausted_subnet_and_the_offering_of_the_error_are_marked() {
     let errors = [error("InsufficientFreeAddressesInSubnet", "m5.large", "1a")];
-    let feedback = CapacityFeedback::of(&errors, &request(CapacityType::OnDemand), None);
+    let feedback = CapacityFeedback::of_errors(&errors, &request(CapacityType::OnDemand), None);
     assert_eq!(
         feedback.marks,
         [
@@ -235,7 +279,7 @@ fn c15_an_exhausted_subnet_and_the_offering_of_the_error_are_marked() {
 #[test]
 fn c14_only_capacity_errors_make_a_reservation_full() {
     let request = reserved(ReservationKind::OnDemand);
-    let learn = |code: &str| CapacityFeedback::of(&[error(code, "m5.large", "1a")], &request, None);
+    let learn = |code: &str| CapacityFeedback::of_errors(&[error(code, "m5.large", "1a")], &request, None);
     for (code, full) in [
         ("ReservationCapacityExceeded", true),
         ("InsufficientInstanceCapacity", true),
@@ -251,16 +295,17 @@ fn c14_only_capacity_errors_make_a_reservation_full() {
     assert_eq!(subnet.marks, [CapacityScope::Subnet("subnet-1a".into())], "exhausted addresses mark the subnet");
     let mut spread = error("InvalidParameter", "m5.large", "1a");
     spread.message = "You have reached the limit of instances in this spread placement group".into();
-    assert!(CapacityFeedback::of(&[spread], &request, Some("pg-1")).reservation_full);
+    assert!(CapacityFeedback::of_errors(&[spread], &request, Some("pg-1")).reservation_full);
 }
 
 #[test]
 fn a_full_spread_group_marks_every_type_of_the_zone() {
     let mut full = error("Unsupported", "m5.large", "1a");
     full.message = "You have reached the limit of instances in this spread placement group".into();
-    let feedback = CapacityFeedback::of(&[full], &request(CapacityType::OnDemand), Some("pg-1"));
-    let types: Vec<String> = feedback.offerings().into_iter().map(|offering| offering.instance_type).collect();
-    assert_eq!(types, ["m5.large", "m5.xlarge"]);
+    let feedback = CapacityFeedback::of_errors(&[full], &request(CapacityType::OnDemand), Some("pg-1"));
+    let scope =
+        |name: &str| CapacityScope::Offering(offering(name, "1a", CapacityType::OnDemand), Some("pg-1".to_owned()));
+    assert_eq!(feedback.marks, ["m5.large", "m5.xlarge"].map(scope));
 }
 
 #[tokio::test]

@@ -42,12 +42,18 @@ fn respond(responses: &Responses, launched: &Mutex<usize>, request: &Request) ->
         "DescribeInstances" => fake_aws::ok("DescribeInstances", "<reservationSet/>"),
         "CreateFleet" => responses.lock().unwrap().pop_front().unwrap_or_else(|| {
             let mut count = launched.lock().unwrap();
-            *count += 1;
+            let capacity: usize = request.form["TargetCapacitySpecification.TotalTargetCapacity"].parse().unwrap();
+            let ids: Vec<String> =
+                (*count + 1..=*count + capacity).map(|number| format!("<item>i-{number}</item>")).collect();
+            let ids = ids.concat();
+            *count += capacity;
+            let subnet = &request.form["LaunchTemplateConfigs.1.Overrides.1.SubnetId"];
             fake_aws::ok(
                 "CreateFleet",
                 &format!(
-                    "<fleetInstanceSet><item><instanceIds><item>i-{count}</item></instanceIds><instanceType>m5.large</instanceType>\
-                     </item></fleetInstanceSet>"
+                    "<fleetInstanceSet><item><instanceIds>{ids}</instanceIds><instanceType>m5.large</instanceType>\
+                     <launchTemplateAndOverrides><overrides><subnetId>{subnet}</subnetId></overrides>\
+                     </launchTemplateAndOverrides></item></fleetInstanceSet>"
                 ),
             )
         }),
@@ -103,6 +109,22 @@ impl World {
                 named: BTreeSet::new(),
             })),
         }
+    }
+
+    /// Launches the claims of a launch group.
+    async fn launch_group(&self, size: usize, capacity_types: &[CapacityType]) -> Vec<Result<Launched, LaunchError>> {
+        let requests = (1..=size).map(|number| {
+            let mut request = self.request(&format!("uid-{number}"), capacity_types);
+            let details = Arc::get_mut(request.details.as_mut().unwrap()).unwrap();
+            details.claim.annotations_mut().insert(labels::LAUNCH_GROUP.into(), format!("group/{size}"));
+            self.ec2.launch(request)
+        });
+        futures::future::join_all(requests).await
+    }
+
+    fn is_unavailable(&self, capacity_type: CapacityType) -> bool {
+        let one = self.request("uid", &[capacity_type]).overrides.remove(0);
+        self.ec2.offerings.unavailable().is_unavailable(&one, None, crate::clock::now())
     }
 
     async fn launch(&self, uid: &str, capacity_types: &[CapacityType]) -> Result<Launched, LaunchError> {
@@ -192,11 +214,7 @@ async fn c14_after_full_reservations_the_next_and_then_on_demand_are_tried_at_on
     let tokens: Vec<String> = world.sent("CreateFleet", "ClientToken").into_iter().flatten().collect();
     assert_eq!(tokens, ["uid-1", "uid-1-1", "uid-1-2"]);
     assert_eq!((world.left("cr-1"), world.left("cr-2")), (0, 0));
-    let one = world.request("uid-2", &BOTH).overrides.remove(0);
-    assert!(
-        !world.ec2.offerings.unavailable().is_unavailable(&one, None, crate::clock::now()),
-        "the offering is not marked"
-    );
+    assert!(!world.is_unavailable(CapacityType::Reserved), "the offering is not marked");
 }
 
 #[tokio::test]
@@ -208,14 +226,14 @@ async fn c14_a_call_that_fails_for_a_full_reservation_falls_back_to_on_demand() 
 }
 
 #[tokio::test]
-async fn c14_a_throttled_call_keeps_its_allocation_for_the_retry() {
+async fn c14_a_throttled_call_releases_its_allocation_until_the_retry() {
     let world = world(&[("cr-1", 1)]);
     for _ in 0..2 {
         world.next(fake_aws::error("RequestLimitExceeded", "slow down"));
     }
     let error = world.launch("uid-1", &BOTH).await.unwrap_err();
     assert_eq!(error, LaunchError::Throttled);
-    assert_eq!(world.left("cr-1"), 0, "the call is repeated");
+    assert_eq!(world.left("cr-1"), 1, "nothing was launched");
     assert_eq!(world.launch("uid-1", &BOTH).await.unwrap().instance.capacity_type, CapacityType::Reserved);
     world.next(failed_override("RequestLimitExceeded"));
     world.ec2.offerings.with_reservations(|counts| {
@@ -228,6 +246,78 @@ async fn c14_a_throttled_call_keeps_its_allocation_for_the_retry() {
         1,
         "throttling of one override: nothing was launched, and the reservation is unaffected"
     );
+}
+
+#[tokio::test]
+async fn a_throttled_launch_selects_again_without_a_search() {
+    let world = world(&[]);
+    for _ in 0..2 {
+        world.next(fake_aws::error("RequestLimitExceeded", "slow down"));
+    }
+    let kinds = [CapacityType::OnDemand];
+    assert_eq!(world.launch("uid-1", &kinds).await.unwrap_err(), LaunchError::Throttled);
+    let in_a = world.request("uid-1", &kinds).overrides.remove(0);
+    world.ec2.offerings.mark_offering_unavailable(&in_a, crate::clock::now());
+    world.launch("uid-1", &kinds).await.unwrap();
+    let zones = world.sent("CreateFleet", "LaunchTemplateConfigs.1.Overrides.1.AvailabilityZone");
+    assert_eq!(zones.into_iter().flatten().collect::<Vec<_>>(), ["us-east-1a", "us-east-1a", "us-east-1b"]);
+    let tokens = world.sent("CreateFleet", "ClientToken");
+    assert!(tokens.iter().all(|token| token.as_deref() == Some("uid-1")), "{tokens:?}");
+    assert!(world.sent("DescribeInstances", "Action").is_empty());
+}
+
+#[tokio::test]
+async fn after_a_refusal_for_a_quota_the_next_launch_is_on_demand() {
+    for code in ["MaxFleetCountExceeded", "MaxSpotInstanceCountExceeded", "VcpuLimitExceeded"] {
+        let world = world(&[]);
+        world.next(fake_aws::error(code, "quota"));
+        let kinds = [CapacityType::Spot, CapacityType::OnDemand];
+        let error = world.launch("uid-1", &kinds).await.unwrap_err();
+        let unavailable = world.request("uid-1", &kinds[..1]).overrides;
+        assert_eq!(error, LaunchError::InsufficientCapacity { unavailable }, "{code}");
+        assert!(world.is_unavailable(CapacityType::Spot), "{code}");
+        assert_eq!(
+            world.launch("uid-2", &kinds).await.unwrap().instance.capacity_type,
+            CapacityType::OnDemand,
+            "{code}"
+        );
+    }
+    for code in ["Unsupported", "InvalidFleetConfiguration", "InvalidParameterValue"] {
+        let world = world(&[]);
+        world.next(fake_aws::error(code, "may be an error of the class"));
+        let error = world.launch("uid-1", &[CapacityType::Spot]).await.unwrap_err();
+        assert!(matches!(error, LaunchError::Rejected { .. }), "{code}: {error}");
+        assert!(!world.is_unavailable(CapacityType::Spot), "{code}");
+    }
+}
+
+#[tokio::test]
+async fn after_repeated_server_faults_the_next_launch_is_on_demand() {
+    let world = world(&[]);
+    let kinds = [CapacityType::Spot, CapacityType::OnDemand];
+    for _ in 0..4 {
+        world.next(Some((503, String::new())));
+    }
+    let error = world.launch("uid-1", &kinds).await.unwrap_err();
+    assert!(matches!(error, LaunchError::Other { .. }), "{error}");
+    let error = world.launch("uid-1", &kinds).await.unwrap_err();
+    assert!(matches!(error, LaunchError::InsufficientCapacity { .. }), "{error}");
+    let searches = world.sent("DescribeInstances", "Action").len();
+    let launched = world.launch("uid-1", &kinds).await.unwrap();
+    assert_eq!(launched.instance.capacity_type, CapacityType::OnDemand);
+    assert_eq!(world.sent("DescribeInstances", "Action").len(), searches + 1, "the faulty calls may have launched");
+    let tokens: Vec<String> = world.sent("CreateFleet", "ClientToken").into_iter().flatten().collect();
+    assert_eq!(tokens, ["uid-1", "uid-1", "uid-1", "uid-1", "uid-1-1"]);
+}
+
+#[tokio::test]
+async fn after_no_instance_and_no_error_the_next_launch_is_on_demand() {
+    let world = world(&[]);
+    world.next(fake_aws::ok("CreateFleet", "<fleetInstanceSet/>"));
+    let kinds = [CapacityType::Spot, CapacityType::OnDemand];
+    let error = world.launch("uid-1", &kinds).await.unwrap_err();
+    assert!(matches!(error, LaunchError::InsufficientCapacity { .. }), "{error}");
+    assert_eq!(world.launch("uid-2", &kinds).await.unwrap().instance.capacity_type, CapacityType::OnDemand);
 }
 
 #[tokio::test]
@@ -289,7 +379,8 @@ async fn a_failure_in_a_partition_marks_that_partition_only() {
         request
     };
     world.next(failed_override("InsufficientInstanceCapacity"));
-    world.ec2.launch(in_partition("2")).await.unwrap_err();
+    let error = world.ec2.launch(in_partition("2")).await.unwrap_err();
+    assert_eq!(error, LaunchError::InsufficientCapacity { unavailable: vec![] }, "nothing to mark for other groups");
     let available = |partition: &str| {
         let seen = world.ec2.catalog(&world.class);
         let m5 = seen.instance_types.iter().find(|found| &*found.name == "m5.large").unwrap();
