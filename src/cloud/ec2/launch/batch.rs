@@ -1,9 +1,10 @@
 //! Batches the claims of a launch group into one call.
 //!
-//! The first claim makes the call on behalf of all claims that arrive within a short window; the others receive its answers. The
-//! calls of a launch group are serialized, so that a call without a response is resolved before the next call.
+//! The first claim makes the calls on behalf of all claims that arrive within a short window; the others receive their answers as
+//! instances come. The calls of a launch group are serialized, so that a call without a response is resolved before the next call.
 
 use std::collections::HashMap;
+use std::pin::pin;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -37,8 +38,10 @@ pub struct LaunchBatches<C> {
 /// The batch of one launch group.
 #[derive(Debug)]
 pub struct LaunchBatch<C> {
-    /// Held while a call is made; locked before `waiting`.
+    /// Held while calls are made; locked before `waiting` and `answers`.
     state: tokio::sync::Mutex<BatchState<C>>,
+    answers: Mutex<HashMap<String, Answer>>,
+    answered: Notify,
     /// UIDs of the waiting claims, in order of arrival.
     waiting: Mutex<Vec<String>>,
     arrived: Notify,
@@ -46,8 +49,14 @@ pub struct LaunchBatch<C> {
     used_at: AtomicI64,
 }
 
-/// Exclusive access to the calls of a launch group.
-pub type BatchGuard<'a, C> = tokio::sync::MutexGuard<'a, BatchState<C>>;
+/// What a waiting claim gets.
+#[derive(Debug)]
+pub enum Turn<'a, C> {
+    /// Another claim's call answered it.
+    Answered(Box<Answer>),
+    /// Exclusive access to the calls of the launch group.
+    Call(tokio::sync::MutexGuard<'a, BatchState<C>>),
+}
 
 /// The calls of a launch group so far.
 #[derive(Debug)]
@@ -56,7 +65,6 @@ pub struct BatchState<C> {
     pub attempts: Attempts,
     /// The call that EC2 may have received, without a response.
     pub without_response: Option<C>,
-    answers: HashMap<String, Answer>,
 }
 
 /// The queue entry of a waiting claim; removed on drop.
@@ -81,10 +89,11 @@ impl<C> LaunchBatches<C> {
             Arc::strong_count(batch) > 1 || !used_at.is_older_than(MEMORY, now)
         });
         let batch = batches.entry(launch_group.to_owned()).or_insert_with(|| {
-            let state = BatchState { attempts: Attempts::default(), without_response: None, answers: HashMap::new() };
+            let state = BatchState { attempts: Attempts::default(), without_response: None };
             let (waiting, arrived) = (Mutex::default(), Notify::new());
+            let (answers, answered) = (Mutex::default(), Notify::new());
             let (state, used_at) = (tokio::sync::Mutex::new(state), AtomicI64::new(now.0));
-            Arc::new(LaunchBatch { state, waiting, arrived, used_at })
+            Arc::new(LaunchBatch { state, answers, answered, waiting, arrived, used_at })
         });
         batch.used_at.store(now.0, Ordering::Relaxed);
         Arc::clone(batch)
@@ -99,18 +108,62 @@ impl<C> LaunchBatch<C> {
         QueueTicket { batch: self, uid }
     }
 
-    /// Waits for exclusive access.
-    pub async fn lock(&self) -> BatchGuard<'_, C> {
-        self.state.lock().await
+    /// Waits until a claim is answered or has exclusive access.
+    pub async fn turn(&self, uid: &str) -> Turn<'_, C> {
+        let mut access = pin!(self.state.lock());
+        loop {
+            let mut answered = pin!(self.answered.notified());
+            // Registered before the answers are read, so that no answer is missed.
+            answered.as_mut().enable();
+            if let Some(answer) = self.take(uid) {
+                return Turn::Answered(Box::new(answer));
+            }
+            tokio::select! {
+                guard = &mut access => return match self.take(uid) {
+                    Some(answer) => Turn::Answered(Box::new(answer)),
+                    None => Turn::Call(guard),
+                },
+                () = answered => {}
+            }
+        }
+    }
+
+    /// The answer for a claim. An instance stays assigned to the claim, so that a repeated request gets the same answer; an error
+    /// is returned once.
+    pub fn take(&self, uid: &str) -> Option<Answer> {
+        let mut answers = lock(&self.answers);
+        match answers.get(uid) {
+            Some(Ok(launched)) => Some(Ok(launched.clone())),
+            Some(Err(_)) => answers.remove(uid),
+            None => None,
+        }
+    }
+
+    /// Answers claims that wait.
+    pub fn answer(&self, new: impl IntoIterator<Item = (String, Answer)>) {
+        lock(&self.answers).extend(new);
+        self.answered.notify_waiters();
+    }
+
+    /// Answers claims with an error, except those that have an instance.
+    pub fn answer_rest(&self, uids: Vec<String>, error: &LaunchError) {
+        let mut answers = lock(&self.answers);
+        for uid in uids {
+            answers.entry(uid).or_insert_with(|| Err(error.clone()));
+        }
+        drop(answers);
+        self.answered.notify_waiters();
     }
 
     /// The claims to make a call for: `expected` claims, or the claims that arrived before the window closed.
-    pub async fn gather(&self, state: &BatchState<C>, expected: usize) -> Vec<String> {
+    pub async fn gather(&self, expected: usize) -> Vec<String> {
         let end = Instant::now() + MAX_WINDOW;
         loop {
             let arrived = self.arrived.notified();
-            let is_waiting = |uid: &&String| !state.answers.contains_key(*uid);
-            let ready: Vec<String> = lock(&self.waiting).iter().filter(is_waiting).take(MAX_SIZE).cloned().collect();
+            let ready: Vec<String> = {
+                let (waiting, answers) = (lock(&self.waiting), lock(&self.answers));
+                waiting.iter().filter(|uid| !answers.contains_key(*uid)).take(MAX_SIZE).cloned().collect()
+            };
             if ready.len() >= expected.min(MAX_SIZE) {
                 return ready;
             }
@@ -118,27 +171,6 @@ impl<C> LaunchBatch<C> {
                 return ready;
             }
         }
-    }
-}
-
-impl<C> BatchState<C> {
-    /// The answer for a claim. An instance stays assigned to the claim, so that a repeated request gets the same answer; an error
-    /// is returned once.
-    pub fn take(&mut self, uid: &str) -> Option<Answer> {
-        match self.answers.get(uid) {
-            Some(Ok(launched)) => Some(Ok(launched.clone())),
-            Some(Err(_)) => self.answers.remove(uid),
-            None => None,
-        }
-    }
-
-    pub fn answer(&mut self, uid: String, answer: Answer) {
-        self.answers.insert(uid, answer);
-    }
-
-    /// Answers a claim with an error, unless it is already answered.
-    pub fn answer_unless(&mut self, uid: String, error: &LaunchError) {
-        self.answers.entry(uid).or_insert_with(|| Err(error.clone()));
     }
 }
 
@@ -163,16 +195,27 @@ mod tests {
     async fn request(batches: &LaunchBatches<()>, uid: &str, expected: usize) -> Option<usize> {
         let batch = batches.of("group", UnixMillis(0));
         let _ticket = batch.join(uid);
-        let mut state = batch.lock().await;
-        if state.take(uid).is_some() {
-            return None;
-        }
-        let members = batch.gather(&state, expected).await;
+        let Turn::Call(_guard) = batch.turn(uid).await else { return None };
+        let members = batch.gather(expected).await;
         let count = members.len();
-        for member in members {
-            state.answer(member, refused());
-        }
-        state.take(uid).map(|_| count)
+        batch.answer(members.into_iter().map(|member| (member, refused())));
+        batch.take(uid).map(|_| count)
+    }
+
+    #[tokio::test]
+    async fn a_claim_is_answered_while_calls_for_others_go_on() {
+        let batches: LaunchBatches<()> = LaunchBatches::default();
+        let batch = batches.of("group", UnixMillis(0));
+        let Turn::Call(guard) = batch.turn("a").await else { panic!("no call is made yet") };
+        let mut waiting = pin!(batch.turn("b"));
+        assert!(futures::poll!(waiting.as_mut()).is_pending());
+        batch.answer([("c".to_owned(), refused())]);
+        assert!(futures::poll!(waiting.as_mut()).is_pending());
+        batch.answer([("b".to_owned(), refused())]);
+        let answered = tokio::time::timeout(MAX_WINDOW, waiting).await;
+        let Ok(Turn::Answered(answer)) = answered else { panic!("no answer") };
+        assert_eq!(answer.unwrap_err(), LaunchError::Throttled);
+        drop(guard);
     }
 
     #[tokio::test]

@@ -10,11 +10,12 @@ use crate::cloud::ec2::aws::errors::ApiError;
 use crate::cloud::ec2::instances::describe;
 use crate::cloud::ec2::instances::describe::provider_id;
 use crate::cloud::ec2::instances::store::InstanceStore;
-use crate::cloud::ec2::launch::batch::{Answer, BatchState, LaunchBatches};
+use crate::cloud::ec2::launch::batch::{Answer, BatchState, LaunchBatch, LaunchBatches, Turn};
 use crate::cloud::ec2::launch::context::LaunchContext;
 use crate::cloud::ec2::launch::create_fleet::{LaunchedInstance, failure};
 use crate::cloud::ec2::launch::errors::no_response;
 use crate::cloud::ec2::launch::feedback::{FleetOutcome, create_fleet, record_unavailable};
+use crate::cloud::ec2::launch::idempotency::Attempts;
 use crate::cloud::ec2::launch::prepare::{PreparedFleet, prepare, release_unused};
 use crate::cloud::ec2::launch::request::launchable;
 use crate::cloud::ec2::launch::templates::store::TemplateRef;
@@ -53,22 +54,22 @@ impl Launcher {
         let launch_group = LaunchGroup::of(&details.claim);
         let batch = self.batches.of(&launch_group.id, crate::clock::now());
         let _ticket = batch.join(uid);
-        let mut state = batch.lock().await;
-        if let Some(answer) = state.take(uid) {
-            return with_claim_name(request, answer);
-        }
+        let mut state = match batch.turn(uid).await {
+            Turn::Answered(answer) => return with_claim_name(request, *answer),
+            Turn::Call(state) => state,
+        };
         let expected = launch_group.size.saturating_sub(state.attempts.seen()).max(1);
-        let members = batch.gather(&state, expected).await;
-        if let Err(error) = self.launch_members(request, details, &launch_group, members.clone(), &mut state).await {
-            for member in members {
-                state.answer_unless(member, &error);
-            }
+        let members = batch.gather(expected).await;
+        let launched = self.launch_members(request, details, &launch_group, &batch, members.clone(), &mut state).await;
+        if let Err(error) = launched {
+            batch.answer_rest(members, &error);
         }
-        let answer = state.take(uid);
+        let answer = batch.take(uid);
         with_claim_name(request, answer.unwrap_or_else(|| Err(LaunchError::other("its group was launched without it"))))
     }
 
-    /// Launches an instance for each of `pending`, claims of a launch group whose requests are equivalent to `request`.
+    /// Launches an instance for each of `pending`, claims of a launch group whose requests are equivalent to `request`, and answers
+    /// them as instances come.
     ///
     /// # Errors
     /// Why the claims that are not answered have no instance.
@@ -77,6 +78,7 @@ impl Launcher {
         request: &LaunchRequest,
         details: &LaunchDetails,
         launch_group: &LaunchGroup,
+        batch: &LaunchBatch<PreparedFleet>,
         mut pending: Vec<String>,
         state: &mut BatchState<PreparedFleet>,
     ) -> Result<(), LaunchError> {
@@ -87,7 +89,7 @@ impl Launcher {
         }
         let (mut template_gone, mut full_reservations) = (false, 0);
         let mut failed = None;
-        while !assign(state, &mut pending) {
+        while !assign(batch, &mut state.attempts, &mut pending) {
             if let Some(error) = failed {
                 return Err(error);
             }
@@ -104,14 +106,16 @@ impl Launcher {
                     let launched: Vec<Instance> =
                         response.launched.iter().map(|one| instance(&launch_group.id, one, &prepared)).collect();
                     self.instances.remember(&launched);
-                    let reserved = prepared.fleet.reservation.is_some() && !launched.is_empty();
-                    state.attempts.found(launched, &details.named);
+                    let new = state.attempts.found(launched, &details.named);
+                    // A call for a part of the claims, or into a reservation, is followed by another call.
+                    let continues =
+                        new > 0 && (prepared.fleet.reservation.is_some() || response.is_complete(&prepared.fleet));
                     if response.lacks_template() && !template_gone {
                         template_gone = true;
                         self.forget_templates(&prepared);
                     } else if feedback.reservation_full && full_reservations < MAX_FULL_RESERVATIONS {
                         full_reservations += 1;
-                    } else if !is_retry && !reserved {
+                    } else if !is_retry && !continues {
                         failed = Some(failure(&response.errors, &feedback));
                     }
                 }
@@ -189,8 +193,8 @@ impl Launcher {
         self.context.offerings.with_reservations(|reservations| {
             for instance in &found {
                 if let Some(reservation) = &instance.reservation {
-                    reservations.allocate(&reservation.id, &instance.id, now);
-                    reservations.record_launched(&instance.id, &instance.id, now);
+                    reservations.allocate(&reservation.id, &instance.id, 1, now);
+                    reservations.record_launched(&instance.id, &[&instance.id], now);
                 }
             }
         });
@@ -209,12 +213,13 @@ impl Launcher {
 }
 
 /// Assigns unassigned instances to `pending` claims. Returns whether every claim has one.
-fn assign(state: &mut BatchState<PreparedFleet>, pending: &mut Vec<String>) -> bool {
-    while !pending.is_empty() {
-        let Some(instance) = state.attempts.assign() else { return false };
-        state.answer(pending.remove(0), Ok(Launched { instance, unavailable: vec![] }));
-    }
-    true
+fn assign(batch: &LaunchBatch<PreparedFleet>, attempts: &mut Attempts, pending: &mut Vec<String>) -> bool {
+    let instances = std::iter::from_fn(|| attempts.assign());
+    let launched = instances.map(|instance| Ok(Launched { instance, unavailable: vec![] }));
+    let answers: Vec<(String, Answer)> = pending.iter().cloned().zip(launched).collect();
+    pending.drain(..answers.len());
+    batch.answer(answers);
+    pending.is_empty()
 }
 
 /// The answer for a claim; its instance carries the name of the claim.

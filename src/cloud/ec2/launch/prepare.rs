@@ -18,7 +18,7 @@ use crate::cloud::ec2::launch::select_reserved::{ReservationQuery, choose_reserv
 use crate::cloud::ec2::launch::templates::recent::{LaunchShape, RecentShape};
 use crate::cloud::ec2::launch::templates::store::TemplateRef;
 use crate::cloud::ec2::node_class::placement_group;
-use crate::cloud::ec2::node_class::subnets::AddressReservation;
+use crate::cloud::ec2::node_class::subnets::{AddressReservation, SubnetChoice};
 use crate::cloud::ec2::offerings::unavailable::placement_scope;
 use crate::cloud::ec2::placement_group::PlacementGroup;
 use crate::cloud::{LaunchDetails, LaunchError, LaunchRequest};
@@ -40,7 +40,7 @@ pub struct PreparedFleet {
     pub took: Duration,
 }
 
-/// Prepares a request for `count` claims of a launch group, under an idempotency token.
+/// Prepares a request for up to `count` claims of a launch group, under an idempotency token.
 ///
 /// # Errors
 /// No offering is left, the class cannot launch, or a call failed; then everything reserved is released.
@@ -52,14 +52,15 @@ pub async fn prepare(
     count: usize,
     token: String,
 ) -> Result<PreparedFleet, LaunchError> {
-    let Some(choice) = select(context, request, details, &token) else {
+    let Some((choice, count)) = select(context, request, details, &token, count) else {
         return Err(LaunchError::InsufficientCapacity { unavailable: vec![] });
     };
-    // Each launch into a reservation has an allocation of its own.
-    let count = if choice.reservation.is_some() { 1 } else { i32::try_from(count).unwrap_or(i32::MAX) };
     match prepare_fleet(context, request, details, &choice, count, token.clone()).await {
         Ok(mut prepared) => {
+            let count = prepared.fleet.count;
             prepared.fleet.for_launch_group(launch_group, count);
+            let places = usize::try_from(count).unwrap_or(0);
+            context.offerings.with_reservations(|reservations| reservations.truncate(&token, places));
             Ok(prepared)
         }
         Err(error) => {
@@ -69,8 +70,15 @@ pub async fn prepare(
     }
 }
 
-/// Selects the offerings of a launch. A capacity reservation gets an allocation under `token`.
-fn select(context: &LaunchContext, request: &LaunchRequest, details: &LaunchDetails, token: &str) -> Option<Choice> {
+/// Selects the offerings of a launch of up to `count` instances, and the number of instances. A capacity reservation gets an
+/// allocation for each instance under `token`.
+fn select(
+    context: &LaunchContext,
+    request: &LaunchRequest,
+    details: &LaunchDetails,
+    token: &str,
+    count: usize,
+) -> Option<(Choice, usize)> {
     let requirements = &details.claim.spec.requirements;
     let free_choice = requirements.iter().all(|requirement| requirement.min_values.is_none());
     let parsed = Requirements::from_api(requirements).unwrap_or_default();
@@ -78,10 +86,11 @@ fn select(context: &LaunchContext, request: &LaunchRequest, details: &LaunchDeta
         let left = |id: &str| reservations.available(id);
         let query = ReservationQuery { requirements: &parsed, free_choice, left: &left };
         let choice = choose_reserved(&request.overrides, &details.catalog, &query);
-        if let Some(reservation) = choice.as_ref().and_then(|choice| choice.reservation.as_ref()) {
-            reservations.allocate(&reservation.id, token, crate::clock::now());
-        }
-        choice
+        let choice = choice?;
+        let reservation = choice.reservation.as_ref()?;
+        let places = usize::try_from(reservations.available(&reservation.id)).unwrap_or(0).min(count);
+        reservations.allocate(&reservation.id, token, places, crate::clock::now());
+        Some((choice, places))
     });
     if reserved.is_none()
         && context.options.strict_min_values
@@ -89,7 +98,7 @@ fn select(context: &LaunchContext, request: &LaunchRequest, details: &LaunchDeta
     {
         return None;
     }
-    reserved.or_else(|| choose(&request.overrides, &details.catalog, free_choice))
+    reserved.or_else(|| Some((choose(&request.overrides, &details.catalog, free_choice)?, count)))
 }
 
 async fn prepare_fleet(
@@ -97,7 +106,7 @@ async fn prepare_fleet(
     request: &LaunchRequest,
     details: &LaunchDetails,
     choice: &Choice,
-    count: i32,
+    count: usize,
     token: String,
 ) -> Result<PreparedFleet, LaunchError> {
     let begun = Instant::now();
@@ -109,9 +118,9 @@ async fn prepare_fleet(
     let tags = inputs.tags()?;
     let template_groups = inputs.template_groups(choice, &tags)?;
     let subnets = details.class.status.as_ref().map(|status| status.subnets.as_slice()).unwrap_or_default();
-    let (chosen, addresses) = context
-        .node_classes
-        .with_addresses(|addresses| addresses.reserve(subnets, &choice.fewest_pods(), count.into()));
+    let count = i64::try_from(count).unwrap_or(i64::MAX);
+    let SubnetChoice { by_zone, instances, reservations: addresses } =
+        context.node_classes.with_addresses(|addresses| addresses.reserve(subnets, &choice.fewest_pods(), count));
     let release_addresses = || context.node_classes.with_addresses(|free| free.release(&addresses, &[]));
     let now = crate::clock::now();
     let ensured = template_groups.iter().map(|group| context.templates.ensure(&context.clients, &group.template, now));
@@ -120,11 +129,12 @@ async fn prepare_fleet(
         refused(&error)
     })?;
     let named: Vec<_> = templates.iter().map(|template| template.name().to_owned()).zip(&template_groups).collect();
-    let Some(fleet) = inputs.fleet(token, choice, &named, &chosen, tags) else {
+    let Some(mut fleet) = inputs.fleet(token, choice, &named, &by_zone, tags) else {
         release_addresses();
         let message = format!("EC2NodeClass {} has no subnet in any zone of the offerings", details.class.name_any());
         return Err(LaunchError::Rejected { event: events::SUBNET_RESOLUTION_FAILED, message });
     };
+    fleet.count = i32::try_from(instances).unwrap_or(i32::MAX);
     let partition = template_groups.first().and_then(|group| group.template.partition);
     let number = partition.map(|partition| partition.to_string());
     let placement_scope =
@@ -163,9 +173,10 @@ async fn resolve_placement_group(
 /// Releases the addresses and the allocation in a reservation that a call did not use.
 pub fn release_unused(context: &LaunchContext, prepared: &PreparedFleet, launched: &[LaunchedInstance]) {
     let token = &prepared.fleet.token;
-    context.offerings.with_reservations(|reservations| match launched.first() {
-        Some(first) => reservations.record_launched(token, &first.id, crate::clock::now()),
-        None => reservations.release(token),
+    let instances: Vec<&str> = launched.iter().map(|instance| instance.id.as_str()).collect();
+    context.offerings.with_reservations(|reservations| {
+        reservations.record_launched(token, &instances, crate::clock::now());
+        reservations.release(token);
     });
     let used: Vec<&str> = launched.iter().filter_map(|instance| instance.subnet.as_deref()).collect();
     context.node_classes.with_addresses(|free| free.release(&prepared.addresses, &used));

@@ -92,6 +92,19 @@ pub struct AddressReservation {
     version: u64,
 }
 
+/// The subnets of a launch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SubnetChoice {
+    /// Subnet id by zone name.
+    pub by_zone: BTreeMap<String, String>,
+    /// Number of instances that the launch may request.
+    pub instances: i64,
+    pub reservations: Vec<AddressReservation>,
+}
+
+/// Zones whose subnet fits fewer than this fraction of the instances that another zone fits are not used: each launch would be small.
+const MIN_FRACTION: i64 = 16;
+
 impl FreeAddresses {
     /// Applies the numbers that EC2 reported.
     pub fn set_described(&mut self, subnets: &[Subnet]) {
@@ -112,14 +125,17 @@ impl FreeAddresses {
     }
 
     /// For each zone of a launch the subnet with most free addresses; of equal ones the earlier. `per_instance` is the number of
-    /// addresses that the smallest node of each zone may use: they are reserved for each of the `instances` until
+    /// addresses that the smallest node of each zone may use: they are reserved for each instance of the launch until
     /// [`FreeAddresses::release`].
+    ///
+    /// A launch can use one subnet of each zone, and EC2 may launch all instances in one zone. Their number is therefore limited
+    /// to what the subnet of each zone fits while another subnet of the zone has room, so that further launches use that one.
     pub fn reserve(
         &mut self,
         subnets: &[SubnetStatus],
         per_instance: &BTreeMap<String, i64>,
         instances: i64,
-    ) -> (BTreeMap<String, String>, Vec<AddressReservation>) {
+    ) -> SubnetChoice {
         let mut chosen: BTreeMap<String, String> = BTreeMap::new();
         let mut best: BTreeMap<&str, i64> = BTreeMap::new();
         for subnet in subnets.iter().filter(|subnet| per_instance.contains_key(&subnet.zone)) {
@@ -129,6 +145,17 @@ impl FreeAddresses {
                 chosen.insert(subnet.zone.clone(), subnet.id.clone());
             }
         }
+        let per_instance_in = |zone: &String| per_instance.get(zone).copied().unwrap_or(0).max(1);
+        let fits = |zone: &String, subnet: &str| (self.left(subnet) / per_instance_in(zone)).min(instances);
+        let largest = chosen.iter().map(|(zone, subnet)| fits(zone, subnet)).max().unwrap_or(0);
+        // The limit of a zone, where another of its subnets has room.
+        let limit = |zone: &String, subnet: &str| {
+            let mut siblings = subnets.iter().filter(|other| other.zone == *zone && other.id != *subnet);
+            let has_room = siblings.any(|sibling| self.left(&sibling.id) >= per_instance_in(zone));
+            has_room.then(|| fits(zone, subnet))
+        };
+        chosen.retain(|zone, subnet| limit(zone, subnet).is_none_or(|fits| fits * MIN_FRACTION >= largest));
+        let instances = chosen.iter().filter_map(|(zone, subnet)| limit(zone, subnet)).min().unwrap_or(instances);
         let reservations = chosen
             .iter()
             .map(|(zone, subnet)| {
@@ -139,7 +166,7 @@ impl FreeAddresses {
                 AddressReservation { subnet: subnet.clone(), per_instance, instances, version: free.version }
             })
             .collect();
-        (chosen, reservations)
+        SubnetChoice { by_zone: chosen, instances, reservations }
     }
 
     /// Releases the reserved addresses that a launch did not use. `used` are the subnets of its instances.
@@ -157,112 +184,4 @@ impl FreeAddresses {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::cloud::ec2::aws::filters::tests::text;
-    use crate::test_support::fake_aws;
-
-    fn subnet(id: &str, zone: &str, free: i64) -> Subnet {
-        Subnet { id: id.into(), zone: zone.into(), zone_id: Some(format!("use1-{zone}")), free }
-    }
-
-    fn term(id: Option<&str>, tags: &[(&str, &str)]) -> SubnetSelectorTerm {
-        let tags = tags.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
-        SubnetSelectorTerm { tags, id: id.map(str::to_owned) }
-    }
-
-    #[test]
-    fn all_ids_share_one_call_and_each_term_with_tags_has_its_own() {
-        let terms = [
-            term(Some("subnet-1"), &[]),
-            term(None, &[("a", "1"), ("b", "*")]),
-            term(Some("subnet-2"), &[]),
-            term(None, &[("c", "2")]),
-        ];
-        let calls: Vec<_> = queries(&terms).iter().map(|filters| text(filters)).collect();
-        assert_eq!(calls, [vec!["subnet-id=subnet-1,subnet-2"], vec!["tag:a=1", "tag-key=b"], vec!["tag:c=2"]]);
-        assert!(queries(&[]).is_empty());
-    }
-
-    #[test]
-    fn the_status_lists_each_subnet_once_with_most_free_addresses_first() {
-        let found = vec![subnet("s-3", "a", 5), subnet("s-2", "b", 9), subnet("s-1", "c", 5), subnet("s-3", "a", 5)];
-        let ids: Vec<String> = status(found).into_iter().map(|subnet| subnet.id).collect();
-        assert_eq!(ids, ["s-2", "s-1", "s-3"]);
-    }
-
-    fn addresses(subnets: &[Subnet]) -> (FreeAddresses, Vec<SubnetStatus>) {
-        let mut addresses = FreeAddresses::default();
-        addresses.set_described(subnets);
-        (addresses, status(subnets.to_vec()))
-    }
-
-    fn zones(zones: &[&str], pods: i64) -> BTreeMap<String, i64> {
-        zones.iter().map(|zone| ((*zone).to_owned(), pods)).collect()
-    }
-
-    #[test]
-    fn c16_pending_launches_reserve_addresses_and_release_unused_ones() {
-        let subnets = [subnet("s-1", "a", 100), subnet("s-2", "a", 90), subnet("s-3", "b", 50)];
-        let (mut addresses, list) = addresses(&subnets);
-        let (chosen, first) = addresses.reserve(&list, &zones(&["a", "b"], 20), 1);
-        assert_eq!((&*chosen["a"], &*chosen["b"]), ("s-1", "s-3"));
-        let (chosen, second) = addresses.reserve(&list, &zones(&["a"], 20), 1);
-        assert_eq!(chosen["a"], "s-2", "the first launch reserves 20 of the other");
-        addresses.release(&first, &["s-3"]);
-        addresses.release(&second, &[]);
-        assert_eq!((addresses.left("s-1"), addresses.left("s-2"), addresses.left("s-3")), (100, 90, 30));
-        let (_, third) = addresses.reserve(&list, &zones(&["b"], 5), 1);
-        addresses.set_described(&subnets);
-        addresses.release(&third, &[]);
-        assert_eq!(addresses.left("s-3"), 50, "a later description replaces the reservation");
-    }
-
-    #[test]
-    fn each_instance_of_a_launch_reserves_its_own_addresses() {
-        let (mut addresses, list) = addresses(&[subnet("s-1", "a", 100), subnet("s-2", "b", 100)]);
-        let (_, taken) = addresses.reserve(&list, &zones(&["a", "b"], 10), 5);
-        assert_eq!((addresses.left("s-1"), addresses.left("s-2")), (50, 50));
-        addresses.release(&taken, &["s-1", "s-1", "s-1", "s-2"]);
-        assert_eq!((addresses.left("s-1"), addresses.left("s-2")), (70, 90));
-    }
-
-    #[test]
-    fn c15_after_exhaustion_the_next_launch_uses_another_subnet() {
-        let (mut addresses, list) = addresses(&[subnet("s-1", "a", 100), subnet("s-2", "a", 90)]);
-        addresses.record_exhausted("s-1");
-        assert_eq!(addresses.reserve(&list, &zones(&["a"], 10), 1).0["a"], "s-2");
-    }
-
-    #[test]
-    fn zones_without_offerings_get_no_subnet_and_ties_keep_the_order_of_the_status() {
-        let (mut addresses, list) = addresses(&[subnet("s-1", "a", 10), subnet("s-2", "a", 10), subnet("s-3", "b", 1)]);
-        let (chosen, _) = addresses.reserve(&list, &zones(&["a"], 1), 1);
-        assert_eq!(chosen, BTreeMap::from([("a".to_owned(), "s-1".to_owned())]));
-    }
-
-    #[tokio::test]
-    async fn all_pages_are_read() {
-        let (clients, seen) = fake_aws::clients(Box::new(|request| {
-            let item = |id: &str| {
-                format!(
-                    "<subnetSet><item><subnetId>{id}</subnetId><availabilityZone>us-east-1a</availabilityZone>\
-                     <availabilityZoneId>use1-az1</availabilityZoneId><availableIpAddressCount>7</availableIpAddressCount></item></subnetSet>"
-                )
-            };
-            match request.form.get("NextToken") {
-                None => fake_aws::ok("DescribeSubnets", &format!("{}<nextToken>more</nextToken>", item("subnet-1"))),
-                Some(_) => fake_aws::ok("DescribeSubnets", &item("subnet-2")),
-            }
-        }));
-        let found = find(&clients, &[term(None, &[("k", "v")])]).await.unwrap();
-        assert_eq!(found.len(), 2);
-        assert_eq!(
-            found[1],
-            Subnet { id: "subnet-2".into(), zone: "us-east-1a".into(), zone_id: Some("use1-az1".into()), free: 7 }
-        );
-        let seen = seen.lock().unwrap();
-        assert_eq!(seen[0].form["Filter.1.Name"], "tag:k");
-        assert_eq!((&*seen[0].form["MaxResults"], seen.len()), ("500", 2));
-    }
-}
+mod tests;

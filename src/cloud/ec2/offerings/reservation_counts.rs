@@ -6,14 +6,13 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
 
+use crate::model::launch_timing::MAX_LAUNCH_DURATION;
 use crate::model::time::UnixMillis;
 
 /// How long counts stay valid while the API fails.
 const COUNT_TTL: Duration = Duration::from_hours(24);
-/// A pending launch without a result for this duration is abandoned: its claim was given up.
-const LAUNCH_TIMEOUT: Duration = Duration::from_mins(5);
 
-/// Capacity of a reservation that a claim uses.
+/// Capacity of a reservation for one instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Allocation {
     /// The launch is pending since then.
@@ -28,8 +27,8 @@ struct ReservationState {
     described: i64,
     /// When EC2 was called for it.
     described_at: UnixMillis,
-    /// Allocations since, by UID of the claim.
-    allocations: BTreeMap<String, Allocation>,
+    /// Allocations since, by launch and number of the place.
+    allocations: BTreeMap<(String, usize), Allocation>,
 }
 
 impl ReservationState {
@@ -56,7 +55,7 @@ impl ReservationCounts {
                     return;
                 }
                 state.allocations.retain(|_, allocation| match allocation {
-                    Allocation::Pending(at) => !at.is_older_than(LAUNCH_TIMEOUT, called_at),
+                    Allocation::Pending(at) => !at.is_older_than(MAX_LAUNCH_DURATION, called_at),
                     Allocation::Launched(at) => *at >= called_at,
                 });
                 (state.described, state.described_at) = (available, called_at);
@@ -77,31 +76,39 @@ impl ReservationCounts {
         self.version
     }
 
-    /// Allocates capacity of a reservation to a claim that is being launched. A claim has one allocation at most.
-    pub fn allocate(&mut self, id: &str, claim: &str, now: UnixMillis) {
-        self.release(claim);
+    /// Allocates capacity for `places` instances of a launch. A launch has allocations in one reservation at most.
+    pub fn allocate(&mut self, id: &str, launch: &str, places: usize, now: UnixMillis) {
+        self.release(launch);
         self.change(id, |state| {
-            state.allocations.insert(claim.to_owned(), Allocation::Pending(now));
+            let places = (0..places).map(|place| ((launch.to_owned(), place), Allocation::Pending(now)));
+            state.allocations.extend(places);
         });
     }
 
-    /// Releases the pending allocation of a claim whose launch failed.
-    pub fn release(&mut self, claim: &str) {
-        let pending =
-            |state: &&mut ReservationState| matches!(state.allocations.get(claim), Some(Allocation::Pending(_)));
-        for state in self.by_id.values_mut().filter(pending) {
+    /// Releases the pending allocations of a launch.
+    pub fn release(&mut self, launch: &str) {
+        self.truncate(launch, 0);
+    }
+
+    /// Releases the pending allocations of a launch beyond the first `places`.
+    pub fn truncate(&mut self, launch: &str, places: usize) {
+        for state in self.by_id.values_mut() {
             let before = state.available();
-            state.allocations.remove(claim);
+            state.allocations.retain(|(owner, place), allocation| {
+                owner != launch || *place < places || matches!(allocation, Allocation::Launched(_))
+            });
             self.version += u64::from(state.available() != before);
         }
     }
 
-    /// Records that a claim's instance was launched.
-    pub fn record_launched(&mut self, claim: &str, instance: &str, now: UnixMillis) {
+    /// Records the instances of a launch.
+    pub fn record_launched(&mut self, launch: &str, instances: &[&str], now: UnixMillis) {
         for (id, state) in &mut self.by_id {
-            if let Some(allocation) = state.allocations.get_mut(claim) {
-                *allocation = Allocation::Launched(now);
-                self.instances.insert(instance.to_owned(), id.clone());
+            for (place, instance) in instances.iter().enumerate() {
+                if let Some(allocation) = state.allocations.get_mut(&(launch.to_owned(), place)) {
+                    *allocation = Allocation::Launched(now);
+                    self.instances.insert((*instance).to_owned(), id.clone());
+                }
             }
         }
     }
@@ -177,26 +184,40 @@ mod tests {
     fn the_count_falls_with_pending_launches_and_rises_when_they_fail() {
         let mut counts = counts(2);
         let before = counts.version();
-        counts.allocate("cr-1", "a", UnixMillis(1_100));
-        counts.allocate("cr-1", "b", UnixMillis(1_100));
+        counts.allocate("cr-1", "a", 1, UnixMillis(1_100));
+        counts.allocate("cr-1", "b", 1, UnixMillis(1_100));
         assert_eq!(counts.available("cr-1"), 0);
         assert!(counts.version() > before);
-        counts.allocate("cr-1", "a", UnixMillis(1_200));
+        counts.allocate("cr-1", "a", 1, UnixMillis(1_200));
         assert_eq!(counts.available("cr-1"), 0, "a claim has one allocation");
         counts.release("a");
         counts.release("a");
         assert_eq!(counts.available("cr-1"), 1);
-        counts.record_launched("b", "i-b", UnixMillis(1_300));
+        counts.record_launched("b", &["i-b"], UnixMillis(1_300));
         counts.release("b");
         assert_eq!(counts.available("cr-1"), 1, "a launched instance stays allocated");
+    }
+
+    #[test]
+    fn a_launch_of_several_instances_releases_the_places_it_did_not_use() {
+        let mut counts = counts(9);
+        counts.allocate("cr-1", "a", 6, UnixMillis(1_100));
+        assert_eq!(counts.available("cr-1"), 3);
+        counts.truncate("a", 5);
+        assert_eq!(counts.available("cr-1"), 4);
+        counts.record_launched("a", &["i-1", "i-2"], UnixMillis(1_200));
+        counts.release("a");
+        assert_eq!(counts.available("cr-1"), 7);
+        counts.record_terminated("i-2");
+        assert_eq!(counts.available("cr-1"), 8);
     }
 
     #[test]
     fn a_claim_that_moves_to_another_reservation_leaves_the_first() {
         let mut counts = counts(1);
         counts.set_described([("cr-2", 1)], DESCRIBED_AT);
-        counts.allocate("cr-1", "a", UnixMillis(1_100));
-        counts.allocate("cr-2", "a", UnixMillis(1_200));
+        counts.allocate("cr-1", "a", 1, UnixMillis(1_100));
+        counts.allocate("cr-2", "a", 1, UnixMillis(1_200));
         assert_eq!((counts.available("cr-1"), counts.available("cr-2")), (1, 0));
     }
 
@@ -204,24 +225,24 @@ mod tests {
     fn a_description_includes_launches_before_the_call_and_not_later_ones() {
         let mut counts = counts(5);
         for (claim, at) in [("a", 1_100), ("b", 2_100)] {
-            counts.allocate("cr-1", claim, UnixMillis(at));
-            counts.record_launched(claim, claim, UnixMillis(at));
+            counts.allocate("cr-1", claim, 1, UnixMillis(at));
+            counts.record_launched(claim, &[claim], UnixMillis(at));
         }
-        counts.allocate("cr-1", "c", UnixMillis(2_200));
+        counts.allocate("cr-1", "c", 1, UnixMillis(2_200));
         counts.set_described([("cr-1", 4)], UnixMillis(2_000));
         assert_eq!(counts.available("cr-1"), 2, "a is in the response, b and c are not");
         counts.set_described([("cr-1", 9)], UnixMillis(1_500));
         assert_eq!(counts.available("cr-1"), 2, "a late response to an earlier call is ignored");
-        counts.set_described([("cr-1", 3)], UnixMillis(2_200) + LAUNCH_TIMEOUT);
+        counts.set_described([("cr-1", 3)], UnixMillis(2_200) + MAX_LAUNCH_DURATION);
         assert_eq!(counts.available("cr-1"), 3, "the launch of c is abandoned");
     }
 
     #[test]
     fn c14_a_full_reservation_has_no_capacity_until_described_or_an_instance_leaves() {
         let mut counts = counts(5);
-        counts.allocate("cr-1", "a", UnixMillis(1_100));
-        counts.record_launched("a", "i-a", UnixMillis(1_200));
-        counts.allocate("cr-1", "b", UnixMillis(1_300));
+        counts.allocate("cr-1", "a", 1, UnixMillis(1_100));
+        counts.record_launched("a", &["i-a"], UnixMillis(1_200));
+        counts.allocate("cr-1", "b", 1, UnixMillis(1_300));
         counts.record_exhausted("cr-1", UnixMillis(1_400));
         counts.release("b");
         counts.set_described([("cr-1", 5)], UnixMillis(1_350));

@@ -321,6 +321,38 @@ async fn after_no_instance_and_no_error_the_next_launch_is_on_demand() {
 }
 
 #[tokio::test]
+async fn a_group_uses_all_places_of_a_reservation_in_one_call() {
+    let world = world(&[("cr-1", 3), ("cr-2", 1)]);
+    let launched = world.launch_group(5, &BOTH).await;
+    let mut ids: Vec<Option<String>> =
+        launched.into_iter().map(|one| one.unwrap().instance.reservation.map(|reservation| reservation.id)).collect();
+    ids.sort();
+    assert_eq!(ids, [None, Some("cr-1"), Some("cr-1"), Some("cr-1"), Some("cr-2")].map(|id| id.map(str::to_owned)));
+    let counts = world.sent("CreateFleet", "TargetCapacitySpecification.TotalTargetCapacity");
+    assert_eq!(counts.into_iter().flatten().collect::<Vec<_>>(), ["3", "1", "1"]);
+    assert_eq!((world.left("cr-1"), world.left("cr-2")), (0, 0));
+}
+
+#[tokio::test]
+async fn a_group_is_split_over_the_subnets_of_a_zone_by_free_addresses() {
+    let mut world = world(&[]);
+    let subnets = [("subnet-a", 100), ("subnet-c", 70), ("subnet-d", 10)].map(|(id, free)| Subnet {
+        id: id.into(),
+        zone: "us-east-1a".into(),
+        zone_id: None,
+        free,
+    });
+    world.ec2.node_classes.with_addresses(|addresses| addresses.set_described(&subnets));
+    world.class.status.as_mut().unwrap().subnets = crate::cloud::ec2::node_class::subnets::status(subnets.to_vec());
+    let launched = world.launch_group(5, &[CapacityType::OnDemand]).await;
+    assert!(launched.iter().all(Result::is_ok), "{launched:?}");
+    let sent = |member| world.sent("CreateFleet", member).into_iter().flatten().collect::<Vec<_>>();
+    // 29 pods per node.
+    assert_eq!(sent("TargetCapacitySpecification.TotalTargetCapacity"), ["3", "2"]);
+    assert_eq!(sent("LaunchTemplateConfigs.1.Overrides.1.SubnetId"), ["subnet-a", "subnet-c"]);
+}
+
+#[tokio::test]
 async fn a_failed_launch_releases_its_allocation() {
     let world = world(&[("cr-1", 1)]);
     world.next(fake_aws::error("UnauthorizedOperation", "no"));

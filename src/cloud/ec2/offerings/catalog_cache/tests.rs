@@ -147,7 +147,7 @@ fn reservations_of_one_type_and_zone_have_separate_counts() {
     assert_eq!(left(&mut world), [line("cr-1", 0), line("cr-2", 0), line("cr-3", 0)], "not described yet");
     world.reservations.set_described([("cr-1", 1), ("cr-2", 5)], UnixMillis(0));
     assert_eq!(left(&mut world), [line("cr-1", 1), line("cr-2", 5), line("cr-3", 0)]);
-    world.reservations.allocate("cr-1", "uid", UnixMillis(1));
+    world.reservations.allocate("cr-1", "uid", 1, UnixMillis(1));
     assert_eq!(left(&mut world), [line("cr-1", 0), line("cr-2", 5), line("cr-3", 0)], "a launch is pending");
     world.reservations.release("uid");
     assert_eq!(left(&mut world), [line("cr-1", 1), line("cr-2", 5), line("cr-3", 0)], "it failed");

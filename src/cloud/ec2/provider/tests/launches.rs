@@ -199,7 +199,7 @@ async fn c15_the_launch_after_an_exhausted_subnet_uses_another_subnet() {
     world.ec2.launch(request).await.unwrap_err();
     let pods = [("us-east-1a".to_owned(), 10)].into();
     let subnets = &class.status.as_ref().unwrap().subnets;
-    let (chosen, _) = world.ec2.node_classes.with_addresses(|addresses| addresses.reserve(subnets, &pods, 1));
+    let chosen = world.ec2.node_classes.with_addresses(|addresses| addresses.reserve(subnets, &pods, 1)).by_zone;
     assert_eq!(chosen["us-east-1a"], "subnet-c");
     let marks = world.ec2.offerings.unavailable();
     assert!(
