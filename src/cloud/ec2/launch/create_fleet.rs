@@ -17,7 +17,6 @@ use crate::cloud::ec2::aws::errors::{Class, class_of};
 use crate::cloud::ec2::offerings::unavailable::CapacityScope;
 use crate::cloud::ec2::tags::{CLAIM_TAG, LAUNCH_TAG, tag_specification};
 use crate::cloud::{LaunchError, Override, ReservedIn};
-use crate::model::events;
 use crate::model::offering::CapacityType;
 use crate::model::reservation::ReservationKind;
 use crate::model::units::MicroUsd;

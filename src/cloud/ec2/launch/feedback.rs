@@ -82,7 +82,7 @@ pub fn record_unavailable(
         %error,
         "CreateFleet failed, its offerings are unavailable for three minutes"
     );
-    let labels = ["", "", fleet.capacity_type.as_str(), error.reason()];
+    let labels = ["", "", fleet.capacity_type.as_str(), error.launch_event().reason()];
     context.clients.metrics.launch_failures.with_label_values(&labels).inc();
     if let Some(reservation) = &fleet.reservation {
         record_full_reservation(context, &reservation.id);
