@@ -340,10 +340,9 @@ impl DryRunValidator {
             listed.collect()
         };
         let template = LaunchTemplateSpecification::builder().launch_template_name(template).version("$Latest").build();
-        // Policies of an organization evaluate these options of the request, not those of its launch template.
         let metadata = inputs.template.metadata_of_request();
-        dry_run_instance(&self.context.clients, &inputs.instance_type, interfaces, &inputs.tags, |call| {
-            call.launch_template(template).set_metadata_options(metadata)
+        dry_run_instance(&self.context.clients, &inputs.instance_type, interfaces, &inputs.tags, metadata, |call| {
+            call.launch_template(template)
         })
         .await
     }

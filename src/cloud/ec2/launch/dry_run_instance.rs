@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use aws_sdk_ec2::config::retry::RetryConfig;
 use aws_sdk_ec2::operation::run_instances::builders::RunInstancesFluentBuilder;
-use aws_sdk_ec2::types::{InstanceNetworkInterfaceSpecification, ResourceType};
+use aws_sdk_ec2::types::{InstanceMetadataOptionsRequest, InstanceNetworkInterfaceSpecification, ResourceType};
 
 use crate::cloud::ec2::aws::client::Clients;
 use crate::cloud::ec2::aws::errors::{ApiError, Class};
@@ -12,7 +12,8 @@ use crate::cloud::ec2::tags::tag_specification;
 
 const ACTION: &str = "ec2:RunInstances";
 
-/// Sends a dry-run RunInstances request for one instance. `complete` adds what the instance boots.
+/// Sends a dry-run RunInstances request for one instance. `complete` adds what the instance boots. The `metadata` options are in the
+/// request also with a launch template: policies of an organization evaluate those of the request only.
 ///
 /// # Errors
 /// EC2's error; [`Class::DryRunOk`] where the instance would be launched.
@@ -21,6 +22,7 @@ pub(crate) async fn dry_run_instance(
     instance_type: &str,
     interfaces: Vec<InstanceNetworkInterfaceSpecification>,
     tags: &BTreeMap<String, String>,
+    metadata: Option<InstanceMetadataOptionsRequest>,
     complete: impl FnOnce(RunInstancesFluentBuilder) -> RunInstancesFluentBuilder,
 ) -> Result<(), ApiError> {
     let kinds = [ResourceType::Instance, ResourceType::Volume, ResourceType::NetworkInterface];
@@ -31,6 +33,7 @@ pub(crate) async fn dry_run_instance(
         .min_count(1)
         .max_count(1)
         .instance_type(instance_type.into())
+        .set_metadata_options(metadata)
         .set_network_interfaces(Some(interfaces))
         .set_tag_specifications(Some(kinds.into_iter().map(|kind| tag_specification(kind, tags)).collect()));
     let response = complete(call).customize().config_override(no_retries()).send().await;

@@ -99,7 +99,8 @@ async fn run_in(
         .set_groups(Some(template.security_groups.clone()))
         .build();
     let profile = profile.map(|name| IamInstanceProfileSpecification::builder().name(name).build());
-    dry_run_instance(&ec2.clients, &attempt.instance_type, vec![interface], &attempt.tags, |call| {
+    let metadata = template.metadata_of_request();
+    dry_run_instance(&ec2.clients, &attempt.instance_type, vec![interface], &attempt.tags, metadata, |call| {
         call.image_id(&template.image_id).user_data(&template.user_data).set_iam_instance_profile(profile)
     })
     .await

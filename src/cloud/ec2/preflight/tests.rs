@@ -7,7 +7,9 @@ use aws_sdk_sqs::types::QueueAttributeName as Attribute;
 use serde_json::json;
 
 use super::*;
+use crate::cloud::ec2::Ec2Provider;
 use crate::cloud::ec2::aws::errors::{ApiError, class_of};
+use crate::cloud::ec2::launch::request::tests as fixtures;
 use crate::cloud::ec2::node_class::ami_alias;
 use crate::cloud::ec2::node_class::ami_alias::one_of;
 use crate::cloud::ec2::node_class::cluster_facts::{ClusterError, ClusterFacts};
@@ -15,6 +17,7 @@ use crate::cloud::ec2::node_class::images::{Image, ImageError};
 use crate::cloud::ec2::node_class::subnets::Subnet;
 use crate::cloud::ec2::offerings::region_snapshot::RegionResponses;
 use crate::cloud::ec2::offerings::spot_prices::SpotHistory;
+use crate::cloud::ec2::options::Options;
 use crate::cloud::ec2::preflight::class::{ClassChecks, NodeIdentity, ProfileState};
 use crate::model::labels;
 use crate::model::time::UnixMillis;
@@ -270,4 +273,20 @@ async fn an_error_without_a_response_is_one_line() {
     assert!(!text.contains('{') && !text.contains("ConnectorError"), "{text}");
     let long = crate::cloud::ec2::aws::errors::ApiError { message: "é".repeat(1_000), ..error };
     assert!(finding::brief(&long).chars().count() < 260);
+}
+
+#[tokio::test]
+async fn the_dry_run_of_run_instances_has_the_metadata_options_of_the_class() {
+    let (clients, seen) = fake_aws::clients(Box::new(|request| match request.action.as_str() {
+        "DescribeLaunchTemplates" => fake_aws::ok("DescribeLaunchTemplates", "<launchTemplates/>"),
+        _ => fake_aws::error("DryRunOperation", "would succeed"),
+    }));
+    let ec2 = Ec2Provider::new(clients, Options::of("c1"), fixtures::facts());
+    let zones = Some(Ok([("m5.large".to_owned(), ["us-east-1a".to_owned()].into())].into()));
+    ec2.offerings.learn_region(RegionResponses { zones, ..Default::default() });
+    let class = fixtures::class(json!({"metadataOptions": {"httpTokens": "required"}}));
+    launch::rights(&ec2, &class, &[], None).await;
+    let seen = seen.lock().unwrap();
+    let call = seen.iter().find(|request| request.action == "RunInstances").unwrap();
+    assert_eq!(call.form["MetadataOptions.HttpTokens"], "required");
 }
