@@ -153,7 +153,8 @@ mod tests {
             for (name, owners, protected) in
                 [("web", json!([owner]), false), ("protected", json!([owner]), true), ("bare", json!([]), false)]
             {
-                let meta = json!({"ownerReferences": owners, "annotations": {(labels::DO_NOT_DISRUPT): protected.to_string()}});
+                let annotation = if protected { "true" } else { "" };
+                let meta = json!({"ownerReferences": owners, "annotations": {(labels::DO_NOT_DISRUPT): annotation}});
                 put(&mut state, name, &json!({"metadata": meta, "spec": {"nodeName": "x"}}));
             }
             let demand = demand(&state, &Holds::default(), &BTreeSet::new());

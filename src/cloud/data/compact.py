@@ -5,7 +5,7 @@
 
 FULL.json is what `--catalog` takes: provenance fields beside `instanceTypes`, a list of objects. The output holds the same
 facts: `columns` names the fields once, each of `rows` is one instance type, and lists that many types share (zones, usage classes,
-architectures) stand once in `shared`, rows holding their index. `src/cloud/catalogue/embedded.rs` reads it.
+architectures) stand once in `shared`, rows holding their index. `src/cloud/catalog/embedded.rs` reads it.
 
 DESCRIBED.json.gz is EC2's DescribeInstanceTypes by name, as the PyPI package moto records it
 (`moto/ec2/resources/instance_types.json.gz`). What FULL.json lacks comes from it: encryption in transit, Nitro Enclaves, the

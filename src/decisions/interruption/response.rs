@@ -53,7 +53,7 @@ pub fn claim_of(state: &ClusterState, instance_id: &str) -> Option<Arc<NodeClaim
     (!claim.is_deleting()).then(|| Arc::clone(claim))
 }
 
-/// The value of the metric label of a message's kind, the same as Karpenter's.
+/// The name of a message's kind in logs, the same as Karpenter's.
 pub fn kind_label(kind: MessageKind) -> &'static str {
     match kind {
         MessageKind::SpotInterruption => "spot_interrupted",
@@ -74,7 +74,7 @@ mod tests {
     use crate::test_support::objects;
 
     #[test]
-    fn every_kind_of_message_has_its_action_and_metric_label() {
+    fn every_kind_of_message_has_its_action_and_disruptions_are_counted_under_its_name() {
         use InterruptionAction::{Delete, Mark, Report};
         let mark = |reason, deadline| Mark(DisruptionMark { reason, deadline: Some(UnixMillis(deadline)) });
         for (kind, expected) in [

@@ -4,6 +4,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::decisions::holds::resolve;
+use crate::state::instance_types::InstanceTypes;
 
 const READY: &str = r#"{"Launched": "00", "Registered": "00", "Initialized": "00", "Drifted": "05"}"#;
 
@@ -125,7 +126,7 @@ fn nodes_of_static_pools_are_left_alone() {
     state.apply_pool(pool(json!({"replicas": 1})));
     assert_eq!(names(&state), []);
     let holds = resolve(&state, UnixMillis(1_000));
-    assert!(crate::decisions::disruption::candidates::candidates(&state, &holds, &Default::default()).is_empty());
+    assert!(crate::decisions::disruption::candidates::candidates(&state, &holds, &InstanceTypes::default()).is_empty());
 }
 
 #[test]

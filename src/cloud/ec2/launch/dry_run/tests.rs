@@ -135,7 +135,7 @@ fn c33_a_verdict_holds_for_half_an_hour_unless_an_annotation_changes() {
 #[test]
 fn a_refusal_holds_for_90_seconds() {
     let verdicts = Verdicts::default();
-    let refused = Verdict::False(&crate::model::events::RUN_INSTANCES_AUTH_CHECK_FAILED, "denied".into());
+    let refused = Verdict::False(crate::model::events::RUN_INSTANCES_AUTH_CHECK_FAILED, "denied".into());
     verdicts.put("u".into(), 1, refused.clone(), UnixMillis(0));
     assert_eq!(verdicts.get("u", 1, UnixMillis(89_999)), Some(refused));
     assert_eq!(verdicts.get("u", 1, UnixMillis(90_000)), None);
