@@ -19,11 +19,13 @@ pub async fn delete_claim(ctx: &Context, claim: &NodeClaim, reason: DisruptionRe
     Ok(())
 }
 
-/// [`delete_claim`] that logs a failure: the caller tries again in its next pass.
-pub async fn delete_claim_or_log(ctx: &Context, claim: &NodeClaim, reason: DisruptionReason) {
-    if let Err(error) = delete_claim(ctx, claim, reason).await {
+/// [`delete_claim`] that logs a failure: the caller tries again in its next pass. Returns whether it succeeded.
+pub async fn delete_claim_or_log(ctx: &Context, claim: &NodeClaim, reason: DisruptionReason) -> bool {
+    let deleted = delete_claim(ctx, claim, reason).await;
+    if let Err(error) = &deleted {
         tracing::warn!(claim = claim.name_any(), %error, "failed to delete node claim, retrying");
     }
+    deleted.is_ok()
 }
 
 /// Deletes a claim without counting a disruption. No error when it is gone already.

@@ -4,7 +4,10 @@ use std::time::Duration;
 
 use futures::{StreamExt, stream};
 use k8s_openapi::api::core::v1::{Node, Pod};
-use kube::api::{DeleteParams, EvictParams, Preconditions};
+use k8s_openapi::api::policy::v1::Eviction;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1 as meta;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{DeleteOptions, ObjectMeta};
+use kube::api::{DeleteParams, PostParams, Preconditions};
 use kube::core::Status;
 use kube::{Api, ResourceExt};
 
@@ -51,9 +54,15 @@ async fn evict(ctx: &Context, node: &Node, pods: Vec<PodRef>) -> bool {
     let name = node.name_any();
     let evictions = pods.into_iter().map(|pod| async move {
         let api: Api<Pod> = Api::namespaced(ctx.evictions.clone(), &pod.namespace);
-        let delete = DeleteParams { preconditions: Some(preconditions(&pod)), ..DeleteParams::default() };
-        let params = EvictParams { delete_options: Some(delete), ..EvictParams::default() };
-        (api.evict(&pod.name, &params).await, pod)
+        let preconditions = meta::Preconditions { uid: Some(pod.uid.clone()), resource_version: None };
+        let eviction = Eviction {
+            metadata: ObjectMeta { name: Some(pod.name.clone()), ..ObjectMeta::default() },
+            delete_options: Some(DeleteOptions { preconditions: Some(preconditions), ..DeleteOptions::default() }),
+        };
+        // `Api::evict` of kube 5.0 writes the options as `delete_options`, which the API server ignores.
+        let evicted =
+            api.create_subresource::<_, Status>("eviction", &pod.name, &PostParams::default(), &eviction).await;
+        (evicted, pod)
     });
     let mut results = stream::iter(evictions).buffer_unordered(CONCURRENCY);
     let (mut blocked, mut failed) = (0, false);

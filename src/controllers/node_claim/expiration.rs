@@ -22,9 +22,11 @@ pub async fn run(ctx: Arc<Context>) {
         for claim in due {
             let after = claim.spec.expire_after.as_deref().unwrap_or_default();
             tracing::info!(claim = claim.name_any(), expire_after = after, "deleting expired node claim");
-            let note = format!("older than its expireAfter of {after}");
-            ctx.emit_for_claim(&claim, events::EXPIRED.note(&note)).await;
-            delete_claim_or_log(&ctx, &claim, DisruptionReason::Expired).await;
+            // The event last: it must not delay the deletion.
+            if delete_claim_or_log(&ctx, &claim, DisruptionReason::Expired).await {
+                let note = format!("older than its expireAfter of {after}");
+                ctx.emit_for_claim(&claim, events::EXPIRED.note(&note)).await;
+            }
         }
         let wait = next.map_or(PERIOD.1, |at| at.saturating_since(clock::now()));
         tokio::time::sleep(wait.clamp(PERIOD.0, PERIOD.1)).await;

@@ -31,7 +31,7 @@ async fn compare(cloud: &dyn Cloud, cluster: &Cluster) -> Result<(Garbage, Vec<I
     Ok((Garbage::find(&cluster.read(), &instances, clock::now()), instances))
 }
 
-/// The garbage. Before an instance is terminated, all NodeClaims are listed anew.
+/// The garbage. Before an instance is terminated, all NodeClaims are listed again.
 async fn find(ctx: &Context) -> Result<Garbage, FindError> {
     let (mut garbage, instances) = compare(&*ctx.cloud, &ctx.cluster).await?;
     if !garbage.leaked.is_empty() {
@@ -88,7 +88,6 @@ pub async fn run(ctx: Arc<Context>) {
 async fn collect(ctx: &Context, garbage: Garbage) {
     for id in garbage.leaked {
         tracing::warn!(instance = id, "terminating instance without node claim");
-        ctx.metrics.garbage_collected.with_label_values(&["instance"]).inc();
         let node = {
             let state = ctx.cluster.read();
             state.node_by_provider_id.get(&id).and_then(|name| state.nodes.get(name)).cloned()
@@ -100,20 +99,24 @@ async fn collect(ctx: &Context, garbage: Garbage) {
             tracing::warn!(node = node.name_any(), %error, "failed to delete node of leaked instance, retrying");
             continue;
         }
-        if let Err(error) = ctx.cloud.terminate(&id).await {
-            tracing::warn!(instance = id, %error, "failed to terminate leaked instance, retrying");
+        match ctx.cloud.terminate(&id).await {
+            Ok(_) => ctx.metrics.garbage_collected.with_label_values(&["instance"]).inc(),
+            Err(error) => tracing::warn!(instance = id, %error, "failed to terminate leaked instance, retrying"),
         }
     }
     for claim in garbage.orphaned {
         tracing::warn!(claim = claim.name_any(), "deleting node claim without instance");
-        ctx.metrics.garbage_collected.with_label_values(&["nodeclaim"]).inc();
-        delete_claim_or_log(ctx, &claim, DisruptionReason::GarbageCollected).await;
+        if delete_claim_or_log(ctx, &claim, DisruptionReason::GarbageCollected).await {
+            ctx.metrics.garbage_collected.with_label_values(&["nodeclaim"]).inc();
+        }
     }
     for node in garbage.stranded {
         tracing::warn!(node = node.name_any(), "releasing deleted node without node claim and instance");
-        ctx.metrics.garbage_collected.with_label_values(&["node"]).inc();
-        if let Err(error) = release_node(ctx, &node).await {
-            tracing::warn!(node = node.name_any(), %error, "failed to remove finalizer from node, retrying");
+        match release_node(ctx, &node).await {
+            Ok(()) => ctx.metrics.garbage_collected.with_label_values(&["node"]).inc(),
+            Err(error) => {
+                tracing::warn!(node = node.name_any(), %error, "failed to remove finalizer from node, retrying");
+            }
         }
     }
 }

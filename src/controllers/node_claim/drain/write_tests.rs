@@ -71,8 +71,8 @@ async fn pods_are_evicted_under_every_failure() {
     let text = transcript(|| world(&json!({}), labels::DISRUPTED_TAINT), drained).await;
     insta::assert_snapshot!(text, @r#"
     undisturbed: in progress
-      POST pods/n/a/eviction {"delete_options":{"preconditions":{"uid":"uid-a"}},"metadata":{"name":"a"}}
-      POST pods/n/b/eviction {"delete_options":{"preconditions":{"uid":"uid-b"}},"metadata":{"name":"b"}}
+      POST pods/n/a/eviction {"apiVersion":"policy/v1","deleteOptions":{"preconditions":{"uid":"uid-a"}},"kind":"Eviction","metadata":{"name":"a"}}
+      POST pods/n/b/eviction {"apiVersion":"policy/v1","deleteOptions":{"preconditions":{"uid":"uid-b"}},"kind":"Eviction","metadata":{"name":"b"}}
       event Normal Evicted on Pod/a: node x is being drained
       event Normal Evicted on Pod/b: node x is being drained
       changes pods/n/a (metadata.deletionGracePeriodSeconds metadata.deletionTimestamp), pods/n/b (metadata.deletionGracePeriodSeconds metadata.deletionTimestamp)
@@ -142,15 +142,13 @@ async fn a_budget_that_allows_no_eviction_is_reported_and_blocks_the_drain() {
     assert_eq!(asked, 1, "the client does not repeat what a budget refuses");
 }
 
-/// DEFECT: the client library writes the precondition as `delete_options`, a member that the API server ignores. A pod that
-/// replaced the planned pod under the same name is evicted in spite of its other UID.
 #[tokio::test]
-async fn a_successor_of_the_same_name_is_evicted() {
+async fn a_successor_of_the_same_name_is_not_evicted() {
     let world = world(&json!({}), labels::DISRUPTED_TAINT);
     let ctx = world.context();
     world.api.put(&pod("a", &json!({"metadata": {"uid": "uid-successor"}, "spec": {"nodeName": "y"}})));
     assert_eq!(drained(ctx).await, "in progress");
     let of = |path: &str| world.api.stored(path).unwrap()["metadata"]["deletionTimestamp"].clone();
-    assert!(of("pods/n/a").is_string(), "DEFECT: it has another UID");
+    assert!(of("pods/n/a").is_null(), "it has another UID");
     assert!(of("pods/n/b").is_string() && of("pods/n/elsewhere").is_null());
 }

@@ -90,6 +90,6 @@ async fn an_instance_that_can_not_be_terminated_is_found_again() {
         assert_eq!(pass(Arc::clone(&ctx)).await, "leaked, orphaned, stranded (1, 0, 0)");
     }
     let counted = ctx.metrics.garbage_collected.with_label_values(&["instance"]).get();
-    assert_eq!(counted, 2, "DEFECT: each attempt counts, and nothing was terminated");
+    assert_eq!(counted, 0, "nothing was terminated");
     assert_eq!(world.cloud.calls(), ["terminate aws:///z/i-2", "terminate aws:///z/i-2"]);
 }
