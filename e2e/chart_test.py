@@ -563,7 +563,7 @@ class TestInstalled:
         assert cluster.api.get("Deployment", "stowage", "stowage")["spec"]["replicas"] == 2
         instance = lambda item: item["metadata"].get("labels", {}).get("app.kubernetes.io/instance")
         applied = [item for kind in ("ClusterRole", "Deployment", "MutatingWebhookConfiguration") for item in cluster.api.list(kind) if instance(item) == "stowage"]
-        assert len(applied) == 6
+        assert len(applied) == 5
         # No label of Helm, or Helm would adopt the object.
         assert [item["metadata"]["name"] for item in applied if {"helm.sh/chart", "app.kubernetes.io/managed-by"} & item["metadata"]["labels"].keys()] == []
 

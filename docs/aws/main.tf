@@ -1,7 +1,7 @@
 # What Stowage needs of an AWS account: the controller's role and rights, the interruption queue and the rules that feed it.
 # Give Stowage's ServiceAccount the role controller_role_arn, by EKS Pod Identity or by IRSA (see docs/operations.md), or another role the
 # policies policy_arns. Give the chart settings.clusterName and, in controller.env, INTERRUPTION_QUEUE with the name of the queue. The role
-# that nodes run as is not made here. The same as cloudformation.yaml beside it.
+# that nodes run as is not made here. The same as cloudformation.yaml.
 
 terraform {
   required_providers {

@@ -148,7 +148,7 @@ fn assign_successors(state: &ClusterState, holds: &mut Holds, open: BTreeMap<&St
     }
 }
 
-/// Drops the holds that no longer fit beside the pods bound to the node, such as those bound while the plan was computed. The
+/// Drops the holds that no longer fit next to the pods bound to the node, such as those bound while the plan was computed. The
 /// pods of dropped holds are demand again.
 fn drop_overcommitted(state: &ClusterState, node: &Node, live: &mut Vec<Hold>) {
     let Some(allocatable) = node.status.as_ref().and_then(|status| status.allocatable.as_ref()) else {
@@ -197,6 +197,7 @@ fn pods_by_owner(state: &ClusterState) -> HashMap<&str, Vec<&PodRecord>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::test_support::objects;
 
     const LATER: &str = "2030-01-01T00:00:00Z";
 
@@ -204,16 +205,13 @@ mod tests {
         let mut state = ClusterState::default();
         let owners: BTreeMap<_, _> =
             owners.iter().map(|(pod, uid)| (*pod, serde_json::json!({"uid": uid, "at_ms": 5_000}))).collect();
-        state.apply_claim(
-            serde_json::from_value(serde_json::json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim",
-                "metadata": {"name": "c", "uid": "1", "annotations": {
-                    (labels::PLANNED_PODS): serde_json::json!(planned).to_string(),
-                    (labels::PLANNED_OWNERS): serde_json::json!(owners).to_string(),
-                    (labels::HOLD_UNTIL): until}},
-                "spec": {"requirements": [], "nodeClassRef": {"group": "karpenter.k8s.aws", "kind": "EC2NodeClass", "name": "n"}},
-                "status": {"providerID": "aws:///z/i-1"}}))
-            .unwrap(),
-        );
+        let plan = serde_json::json!({
+            (labels::PLANNED_PODS): serde_json::json!(planned).to_string(),
+            (labels::PLANNED_OWNERS): serde_json::json!(owners).to_string(),
+            (labels::HOLD_UNTIL): until,
+        });
+        let patch = serde_json::json!({"metadata": {"annotations": plan}, "status": objects::launched("i-1", &[])});
+        state.apply_claim(objects::claim("c", &patch));
         state.apply_node(
             serde_json::from_value(
                 serde_json::json!({"metadata": {"name": "node-c"}, "spec": {"providerID": "aws:///z/i-1"}}),

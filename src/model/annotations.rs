@@ -224,7 +224,7 @@ pub const ENTRIES: &[Entry] = &[
     ),
     entry(
         Form::Taint,
-        labels::GUARD_TAINT,
+        labels::PLANNED_TAINT,
         "Node",
         STOWAGE,
         "keeps all but the planned pods off a node that was just opened; the value is the UID of its NodeClaim, and the planned \

@@ -100,7 +100,7 @@ pub const RESTRICTED_TAGS: [&str; 4] = ["eks:eks-cluster-name", NODE_POOL, "karp
 pub const DISRUPTED_TAINT: &str = "karpenter.sh/disrupted";
 /// The planned taint: keeps all but the planned pods off a node that was just opened. Its value is the UID of the node's
 /// NodeClaim; the planned pods get a toleration of it.
-pub const GUARD_TAINT: &str = "stowage.dev/planned";
+pub const PLANNED_TAINT: &str = "stowage.dev/planned";
 /// Taint a node boots with until it is registered.
 pub const UNREGISTERED_TAINT: &str = "karpenter.sh/unregistered";
 /// Finalizer on NodeClaims and Nodes.

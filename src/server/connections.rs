@@ -180,7 +180,7 @@ impl Connections {
     }
 }
 
-/// A place in the table; given back on drop.
+/// A place in the table; removed on drop.
 #[derive(Debug)]
 pub(crate) struct Ticket {
     id: u64,

@@ -53,7 +53,7 @@ pub fn registered(
         .taints
         .into_iter()
         .flatten()
-        .filter(|taint| taint.key != labels::GUARD_TAINT)
+        .filter(|taint| taint.key != labels::PLANNED_TAINT)
         .filter(|taint| {
             initialized || !(is_ephemeral(taint) || claim.is_some_and(|claim| claim.is_startup_taint(taint)))
         })
@@ -176,7 +176,7 @@ fn held_pods(state: &ClusterState, holds: &Holds, claim: &str) -> Vec<PodEntry> 
 /// Requests of the DaemonSet pods that belong on a Node and do not exist yet.
 pub fn missing_daemon_requests(state: &ClusterState, node: &Node) -> Resources {
     let pods = state.pods_on(&node.name_any()).filter_map(|pod| pod.entry.clone().ok()).collect();
-    let permanent = node.taints().filter(|taint| !is_ephemeral(taint) && taint.key != labels::GUARD_TAINT);
+    let permanent = node.taints().filter(|taint| !is_ephemeral(taint) && taint.key != labels::PLANNED_TAINT);
     let mut out = NodeState {
         name: Arc::from(node.name_any()),
         labels: node.labels().clone(),

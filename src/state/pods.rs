@@ -61,7 +61,7 @@ pub struct PodRecord {
     pub version: Option<u64>,
     /// The Ready condition is true.
     pub ready: bool,
-    /// Values of its tolerations of [`labels::GUARD_TAINT`]: UIDs of the NodeClaims whose nodes admit it.
+    /// Values of its tolerations of [`labels::PLANNED_TAINT`]: UIDs of the NodeClaims whose nodes admit it.
     pub admitted: Vec<Box<str>>,
     /// Has at least one toleration.
     pub tolerates: bool,
@@ -116,7 +116,7 @@ impl PodRecord {
         let grace_seconds =
             spec.and_then(|spec| spec.termination_grace_period_seconds).unwrap_or(DEFAULT_GRACE_SECONDS);
         let tolerations = || spec.iter().flat_map(|spec| spec.tolerations.iter().flatten());
-        let admitted = tolerations().filter(|toleration| toleration.key.as_deref() == Some(labels::GUARD_TAINT));
+        let admitted = tolerations().filter(|toleration| toleration.key.as_deref() == Some(labels::PLANNED_TAINT));
         Self {
             namespace: meta.namespace.clone().unwrap_or_default(),
             name: meta.name.clone().unwrap_or_default(),

@@ -5,18 +5,14 @@ use serde_json::json;
 use crate::model::labels;
 use crate::model::time::UnixMillis;
 use crate::state::ClusterState;
+use crate::test_support::objects;
 
 /// NodeClaim `c` with its Node `node-c`, and the pod `n/a` planned there, which is unbound or bound to another Node.
 pub(crate) fn state_with_planned_pod(bound: Option<&str>) -> ClusterState {
     let mut state = ClusterState::default();
     let plan = json!({(labels::PLANNED_PODS): "[\"n/a\"]", (labels::HOLD_UNTIL): "2099-01-01T00:00:00Z"});
-    state.apply_claim(
-        serde_json::from_value(json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim",
-            "metadata": {"name": "c", "uid": "1", "annotations": plan},
-            "spec": {"requirements": [], "nodeClassRef": {"group": "karpenter.k8s.aws", "kind": "EC2NodeClass", "name": "n"}},
-            "status": {"providerID": "aws:///z/i-1"}}))
-        .unwrap(),
-    );
+    let patch = json!({"metadata": {"annotations": plan}, "status": objects::launched("i-1", &[])});
+    state.apply_claim(objects::claim("c", &patch));
     state.apply_node(
         serde_json::from_value(json!({"metadata": {"name": "node-c"}, "spec": {"providerID": "aws:///z/i-1"},
             "status": {"allocatable": {"cpu": "2", "memory": "4Gi", "pods": "10"}}}))

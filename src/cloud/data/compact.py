@@ -3,7 +3,7 @@
 
     compact.py FULL.json [DESCRIBED.json.gz] > ec2-us-east-1.json
 
-FULL.json is what `--catalog` takes: provenance fields beside `instanceTypes`, a list of objects. The output holds the same
+FULL.json is what `--catalog` takes: provenance fields next to `instanceTypes`, a list of objects. The output holds the same
 facts: `columns` names the fields once, each of `rows` is one instance type, and lists that many types share (zones, usage classes,
 architectures) stand once in `shared`, rows holding their index. `src/cloud/catalog/embedded.rs` reads it.
 

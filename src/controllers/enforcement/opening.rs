@@ -49,7 +49,7 @@ pub async fn open(ctx: &Context, claim: &NodeClaim, node: &Node) -> Result<Openi
         return Ok(Opening::Wait(Duration::ZERO));
     }
     let planned_taint = opening.planned_taint;
-    let removed = [labels::UNREGISTERED_TAINT, labels::GUARD_TAINT];
+    let removed = [labels::UNREGISTERED_TAINT, labels::PLANNED_TAINT];
     let taints = node.taints().filter(|taint| !removed.contains(&taint.key.as_str()));
     let taints: Vec<&Taint> = taints.chain(&planned_taint).collect();
     let patch = json!({

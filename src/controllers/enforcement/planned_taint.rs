@@ -37,7 +37,7 @@ pub async fn reconcile(taints: &mut PlannedTaints, ctx: &Context, holds: &Holds,
 
 async fn remove_taint(ctx: &Context, name: &str) {
     let Some(node) = ctx.cluster.read().nodes.get(name).cloned() else { return };
-    let taints: Vec<&Taint> = node.taints().filter(|taint| taint.key != labels::GUARD_TAINT).collect();
+    let taints: Vec<&Taint> = node.taints().filter(|taint| taint.key != labels::PLANNED_TAINT).collect();
     let patch = json!({"metadata": {"resourceVersion": node.resource_version()}, "spec": {"taints": taints}});
     match ctx.patch_node(name, &patch).await {
         Ok(()) => tracing::debug!(node = name, "removed planned taint"),
@@ -50,7 +50,7 @@ async fn remove_taint(ctx: &Context, name: &str) {
 async fn admit(ctx: &Context, admission: Admission) -> (Admission, bool) {
     let pod = &admission.pod;
     let toleration =
-        json!({"key": labels::GUARD_TAINT, "operator": "Equal", "value": &admission.claim, "effect": "NoSchedule"});
+        json!({"key": labels::PLANNED_TAINT, "operator": "Equal", "value": &admission.claim, "effect": "NoSchedule"});
     let (path, value) =
         if admission.first { ("/spec/tolerations", json!([toleration])) } else { ("/spec/tolerations/-", toleration) };
     let operations = json!([

@@ -85,27 +85,19 @@ mod tests {
     use crate::test_support::objects;
 
     fn claim(name: &str, id: &str, initialized: bool, annotations: &serde_json::Value) -> NodeClaim {
-        let list = if initialized {
-            json!([{"type": "Initialized", "status": "True", "reason": "Initialized", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"}])
-        } else {
-            json!([])
-        };
-        serde_json::from_value(json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim",
-            "metadata": {"name": name, "uid": name, "annotations": annotations},
-            "spec": {"requirements": [], "nodeClassRef": {"group": "karpenter.k8s.aws", "kind": "EC2NodeClass", "name": "n"}},
-            "status": {"providerID": id, "conditions": list}}))
-        .unwrap()
+        let status = objects::launched(id, if initialized { &["Initialized"] } else { &[] });
+        objects::claim(name, &json!({"metadata": {"annotations": annotations}, "status": status}))
     }
 
     fn state(replacement_ready: bool) -> ClusterState {
         let mut state = ClusterState::default();
         state.apply_claim(claim(
             "old",
-            "aws:///z/i-1",
+            "i-1",
             true,
             &json!({(labels::DISRUPTING): "SpotInterruption/1970-01-01T00:02:00Z"}),
         ));
-        state.apply_claim(claim("new", "aws:///z/i-2", replacement_ready, &json!({
+        state.apply_claim(claim("new", "i-2", replacement_ready, &json!({
             (labels::PLANNED_PODS): "[\"n/a\"]", (labels::PLANNED_OWNERS): "{\"n/a\":{\"uid\":\"rs\",\"at_ms\":0}}", (labels::HOLD_UNTIL): "2099-01-01T00:00:00Z"})));
         state.apply_node(
             serde_json::from_value(json!({"metadata": {"name": "node-old"}, "spec": {"providerID": "aws:///z/i-1"}}))

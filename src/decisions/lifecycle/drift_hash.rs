@@ -77,17 +77,15 @@ impl DriftHash {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::test_support::objects;
 
     const KEY: &str = "example.com/hash";
     const VERSION_KEY: &str = "example.com/hash-version";
 
     fn claim(name: &str, version: &str, drifted: bool) -> Arc<NodeClaim> {
-        let condition = json!({"type": "Drifted", "status": "True", "reason": "r", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"});
-        let claim = json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim",
-            "metadata": {"name": name, "annotations": {(KEY): "1", (VERSION_KEY): version}},
-            "spec": {"requirements": [], "nodeClassRef": {"group": "karpenter.k8s.aws", "kind": "EC2NodeClass", "name": "n"}},
-            "status": {"conditions": if drifted { json!([condition]) } else { json!([]) }}});
-        Arc::new(serde_json::from_value(claim).unwrap())
+        let conditions = objects::conditions_true(if drifted { &["Drifted"] } else { &[] });
+        let metadata = json!({"annotations": {(KEY): "1", (VERSION_KEY): version}});
+        Arc::new(objects::claim(name, &json!({"metadata": metadata, "status": {"conditions": conditions}})))
     }
 
     #[test]

@@ -182,14 +182,10 @@ mod tests {
     #[test]
     fn at_most_max_skew_pods_of_a_spread_are_nominated_to_a_node() {
         let mut state = state_with_planned_pod(None);
-        state.apply_claim(
-            serde_json::from_value(json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim",
-                "metadata": {"name": "c", "uid": "1", "annotations": {
-                    (labels::PLANNED_PODS): "[\"n/s1\",\"n/s2\",\"n/s3\"]", (labels::HOLD_UNTIL): "2099-01-01T00:00:00Z"}},
-                "spec": {"requirements": [], "nodeClassRef": {"group": "karpenter.k8s.aws", "kind": "EC2NodeClass", "name": "n"}},
-                "status": {"providerID": "aws:///z/i-1"}}))
-            .unwrap(),
-        );
+        let planned = "[\"n/s1\",\"n/s2\",\"n/s3\"]";
+        let plan = json!({(labels::PLANNED_PODS): planned, (labels::HOLD_UNTIL): "2099-01-01T00:00:00Z"});
+        let patch = json!({"metadata": {"annotations": plan}, "status": objects::launched("i-1", &[])});
+        state.apply_claim(objects::claim("c", &patch));
         for name in ["s1", "s2", "s3"] {
             let pod = json!({"metadata": {"name": name, "namespace": "n", "uid": name, "labels": {"app": "s"}},
                 "spec": {"containers": [{"name": "c", "image": "i"}], "topologySpreadConstraints": [{"maxSkew": 2,

@@ -39,7 +39,7 @@ const MAX_REJECTIONS: u32 = 3;
 /// The planned taint of a claim's node, added at `now`.
 pub fn planned_taint(claim: &NodeClaim, now: UnixMillis) -> Option<Taint> {
     Some(Taint {
-        key: labels::GUARD_TAINT.into(),
+        key: labels::PLANNED_TAINT.into(),
         value: Some(claim.uid()?),
         effect: "NoSchedule".into(),
         time_added: Timestamp::from_millisecond(now.0).ok().map(Time),
@@ -48,7 +48,7 @@ pub fn planned_taint(claim: &NodeClaim, now: UnixMillis) -> Option<Taint> {
 
 /// The planned taint on a node.
 pub fn planned_taint_of(node: &Node) -> Option<&Taint> {
-    node.taints().find(|taint| taint.key == labels::GUARD_TAINT)
+    node.taints().find(|taint| taint.key == labels::PLANNED_TAINT)
 }
 
 fn added_at(taint: &Taint) -> UnixMillis {

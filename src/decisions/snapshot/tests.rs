@@ -12,6 +12,7 @@ use crate::model::offering::Catalog;
 use crate::model::time::UnixMillis;
 use crate::planner::input::settings::Settings;
 use crate::state::instance_types::ReadyPool;
+use crate::test_support::objects;
 
 const NODES: u64 = 9;
 
@@ -46,13 +47,12 @@ impl World {
     }
 
     fn claim(&mut self, at: u64, planned: &[String], leaving: bool, sized: bool) {
-        let mut claim = json!({
-            "apiVersion": "karpenter.sh/v1", "kind": "NodeClaim",
-            "metadata": {"name": format!("claim-{at}"), "uid": format!("c-{at}-{}", self.generation), "labels": {(labels::NODE_POOL): "p"},
-                "annotations": {(labels::PLANNED_PODS): json!(planned).to_string(), (labels::HOLD_UNTIL): "2030-01-01T00:00:00Z"}},
-            "spec": {"requirements": [], "nodeClassRef": {"group": "karpenter.k8s.aws", "kind": "EC2NodeClass", "name": "n"}},
-            "status": {"providerID": format!("aws:///z/i-{at}"), "capacity": if sized { json!({"cpu": "4"}) } else { json!({}) }},
-        });
+        let plan =
+            json!({(labels::PLANNED_PODS): json!(planned).to_string(), (labels::HOLD_UNTIL): "2030-01-01T00:00:00Z"});
+        let metadata = json!({"uid": format!("c-{at}-{}", self.generation), "labels": {(labels::NODE_POOL): "p"}, "annotations": plan});
+        let capacity = if sized { json!({"cpu": "4"}) } else { json!({}) };
+        let status = json!({"providerID": format!("aws:///z/i-{at}"), "capacity": capacity});
+        let mut claim = json!(objects::claim(&format!("claim-{at}"), &json!({"metadata": metadata, "status": status})));
         if leaving {
             claim["metadata"]["annotations"][labels::DISRUPTING] = json!("Drifted/");
         }
@@ -213,15 +213,13 @@ fn b41_pods_of_a_leaving_node_are_demand() {
     let mut state = ClusterState::default();
     for name in ["staying", "leaving"] {
         state.apply_node(read(&node(name)));
-        let mut object = json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim",
-            "metadata": {"name": name, "uid": name, "labels": {(labels::NODE_POOL): "p"}},
-            "spec": {"requirements": [], "nodeClassRef": {"group": "karpenter.k8s.aws", "kind": "EC2NodeClass", "name": "n"}},
+        let mut patch = json!({"metadata": {"labels": {(labels::NODE_POOL): "p"}},
             "status": {"providerID": format!("aws:///z/{name}"), "capacity": {"cpu": "4"}}});
         if name == "leaving" {
-            object["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
-            object["metadata"]["finalizers"] = json!(["f"]);
+            patch["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+            patch["metadata"]["finalizers"] = json!(["f"]);
         }
-        state.apply_claim(read(&object));
+        state.apply_claim(objects::claim(name, &patch));
     }
     let on_leaving = |name, extra: &Value| web_pod(name, Some("leaving"), extra);
     let mut daemons = on_leaving("daemons", &json!({}));

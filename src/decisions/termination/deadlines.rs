@@ -28,12 +28,12 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::test_support::objects;
 
     fn claim(annotations: &serde_json::Value) -> NodeClaim {
-        serde_json::from_value(json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim",
-            "metadata": {"name": "c", "annotations": annotations, "deletionTimestamp": "1970-01-01T00:01:40Z", "finalizers": ["f"]},
-            "spec": {"requirements": [], "terminationGracePeriod": "1h", "nodeClassRef": {"group": "karpenter.k8s.aws", "kind": "EC2NodeClass", "name": "n"}}}))
-        .unwrap()
+        let metadata =
+            json!({"annotations": annotations, "deletionTimestamp": "1970-01-01T00:01:40Z", "finalizers": ["f"]});
+        objects::claim("c", &json!({"metadata": metadata, "spec": {"terminationGracePeriod": "1h"}}))
     }
 
     #[test]

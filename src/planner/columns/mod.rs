@@ -1,6 +1,7 @@
 //! The columns of the covering problem: one per NodePool variant, instance type, zone and capacity type, and sets of them.
 
 pub mod bitset;
+pub mod daemons;
 pub mod dims;
 pub mod sets;
 pub mod table;

@@ -11,8 +11,9 @@ use crate::model::offering::OFFERING_LABELS;
 use crate::model::pod_class::{NodeTerm, PodClass};
 use crate::model::requirement::ValueSet;
 use crate::planner::columns::bitset::Bits;
+use crate::planner::columns::daemons::DaemonNeed;
 use crate::planner::columns::dims::fits;
-use crate::planner::columns::table::{ColumnCache, ColumnTable, DaemonNeed, TableInputs};
+use crate::planner::columns::table::{ColumnCache, ColumnTable, TableInputs};
 use crate::planner::input::problem::Problem;
 
 /// An interned set of columns.

@@ -223,7 +223,7 @@ const DAEMON_TOLERATIONS: [(&str, &str); 7] = [
 
 /// Whether a toleration is the pod's own. The toleration of a planned taint must not split the pods of one workload into classes.
 fn own(api: &ApiToleration) -> bool {
-    api.key.as_deref() != Some(crate::model::labels::GUARD_TAINT)
+    api.key.as_deref() != Some(crate::model::labels::PLANNED_TAINT)
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@ use crate::model::offering::{CapacityType, Catalog, InstanceType, Offering};
 use crate::model::resources::Resources;
 use crate::model::units::{Bytes, MicroUsd, Millicores};
 use crate::planner::columns::table::{ColumnTable, TableInputs};
+use crate::test_support::objects;
 
 fn read<T: serde::de::DeserializeOwned>(object: &Value) -> T {
     serde_json::from_value(object.clone()).unwrap()
@@ -39,19 +40,16 @@ fn pools() -> Vec<ReadyPool> {
         })
     };
     let catalog = Catalog { region: "r".into(), instance_types: [2, 4, 8].map(instance_type).into() };
-    let pool = json!({"apiVersion": "karpenter.sh/v1", "kind": "NodePool", "metadata": {"name": "p"},
-        "spec": {"limits": {"cpu": "16"},
-            "template": {"spec": {"requirements": [], "nodeClassRef": {"group": "karpenter.k8s.aws", "kind": "EC2NodeClass", "name": "n"}}}}});
-    vec![ReadyPool { pool: Arc::new(read(&pool)), catalog: Arc::new(catalog) }]
+    let pool = objects::node_pool("p", &json!({"spec": {"limits": {"cpu": "16"}}}));
+    vec![ReadyPool { pool: Arc::new(pool), catalog: Arc::new(catalog) }]
 }
 
 /// A claim planned as `x2` that may be launched as any of `types`.
 fn claim(name: &str, types: &[&str]) -> Value {
-    json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim",
-        "metadata": {"name": name, "uid": name, "labels": {(labels::NODE_POOL): "p"},
-            "annotations": {(labels::PLANNED_OFFERING): "x2/z/on-demand"}},
-        "spec": {"requirements": [{"key": labels::INSTANCE_TYPE, "operator": "In", "values": types}],
-            "nodeClassRef": {"group": "karpenter.k8s.aws", "kind": "EC2NodeClass", "name": "n"}}})
+    let metadata =
+        json!({"labels": {(labels::NODE_POOL): "p"}, "annotations": {(labels::PLANNED_OFFERING): "x2/z/on-demand"}});
+    let requirements = json!([{"key": labels::INSTANCE_TYPE, "operator": "In", "values": types}]);
+    json!(objects::claim(name, &json!({"metadata": metadata, "spec": {"requirements": requirements}})))
 }
 
 fn node(name: &str) -> Value {

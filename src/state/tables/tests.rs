@@ -1,4 +1,5 @@
 use super::*;
+use crate::test_support::objects;
 
 fn pod(json: serde_json::Value) -> Pod {
     serde_json::from_value(json).unwrap()
@@ -43,12 +44,11 @@ fn a_pod_moves_from_unbound_to_its_node_and_is_removed() {
 #[test]
 fn a_late_response_does_not_restore_a_deleted_claim() {
     let mut state = ClusterState::default();
-    let claim = |version: &str, finalizers: &[&str]| -> NodeClaim {
-        serde_json::from_value(serde_json::json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim",
-            "metadata": {"name": "c", "uid": "1", "resourceVersion": version, "finalizers": finalizers,
-                "deletionTimestamp": "2026-01-01T00:00:00Z"},
-            "spec": {"requirements": [], "nodeClassRef": {"group": "karpenter.k8s.aws", "kind": "EC2NodeClass", "name": "n"}}}))
-        .unwrap()
+    let claim = |version: &str, finalizers: &[&str]| {
+        let deleted = "2026-01-01T00:00:00Z";
+        let metadata =
+            serde_json::json!({"resourceVersion": version, "finalizers": finalizers, "deletionTimestamp": deleted});
+        objects::claim("c", &serde_json::json!({ "metadata": metadata }))
     };
     state.apply_claim(claim("1", &["f"]));
     assert_eq!(state.claims.len(), 1);
@@ -61,11 +61,9 @@ fn a_late_response_does_not_restore_a_deleted_claim() {
 #[test]
 fn a_stale_event_does_not_undo_a_write() {
     let mut state = ClusterState::default();
-    let claim = |version: &str, annotation: &str| -> NodeClaim {
-        serde_json::from_value(serde_json::json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim",
-            "metadata": {"name": "c", "uid": "1", "resourceVersion": version, "annotations": {"a": annotation}},
-            "spec": {"requirements": [], "nodeClassRef": {"group": "karpenter.k8s.aws", "kind": "EC2NodeClass", "name": "n"}}}))
-        .unwrap()
+    let claim = |version: &str, annotation: &str| {
+        let metadata = serde_json::json!({"resourceVersion": version, "annotations": {"a": annotation}});
+        objects::claim("c", &serde_json::json!({ "metadata": metadata }))
     };
     state.apply_claim(claim("9", "old"));
     state.apply_claim(claim("10", "new"));
@@ -78,7 +76,7 @@ fn objects_of_other_providers_are_never_acted_on() {
     let foreign = serde_json::json!({"group": "eks.amazonaws.com", "kind": "NodeClass", "name": "default"});
     let mut state = ClusterState::default();
     let claim = |reference: &serde_json::Value| {
-        crate::test_support::objects::claim(
+        objects::claim(
             "auto",
             &serde_json::json!({"spec": {"nodeClassRef": reference}, "status": {"providerID": "aws:///z/i-1"}}),
         )
@@ -87,10 +85,7 @@ fn objects_of_other_providers_are_never_acted_on() {
     assert!(state.claims.is_empty() && state.planned.is_empty());
     assert_eq!(state.foreign_claims["auto"].as_deref(), Some("aws:///z/i-1"));
     let pool = |reference: &serde_json::Value| {
-        crate::test_support::objects::node_pool(
-            "auto",
-            &serde_json::json!({"spec": {"template": {"spec": {"nodeClassRef": reference}}}}),
-        )
+        objects::node_pool("auto", &serde_json::json!({"spec": {"template": {"spec": {"nodeClassRef": reference}}}}))
     };
     let ours = serde_json::json!({"group": "karpenter.k8s.aws", "kind": "EC2NodeClass", "name": "default"});
     state.apply_pool(pool(&ours));

@@ -9,7 +9,7 @@ pub fn filter<I: IntoIterator<Item = S>, S: Into<String>>(name: impl Into<String
     Filter::builder().name(name).set_values(Some(values.into_iter().map(Into::into).collect())).build()
 }
 
-/// Filters of tags that must all be there; the value `*` asks for the key only.
+/// Filters of tags that must all be present; the value `*` matches any value of the key.
 pub fn tag_filters(tags: &BTreeMap<String, String>) -> Vec<Filter> {
     let one = |(key, value): (&String, &String)| match value.as_str() {
         "*" => filter("tag-key", [key]),

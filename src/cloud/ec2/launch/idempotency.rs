@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_that_ec2_fails_to_process_twice_is_abandoned_and_its_instances_are_searched() {
+    fn a_call_that_ec2_fails_to_process_twice_is_abandoned() {
         let mut attempts = Attempts::default();
         assert!(!attempts.server_fault());
         attempts.responded();

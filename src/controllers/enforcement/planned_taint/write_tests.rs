@@ -17,7 +17,7 @@ fn world() -> World {
     let api = FakeApi::default();
     let plan = json!({(labels::PLANNED_PODS): "[\"n/a\",\"n/b\"]", (labels::HOLD_UNTIL): LATER});
     api.put(&claim("c", &json!({"metadata": {"annotations": plan}, "status": launched("i-1", &["Launched"])})));
-    let planned = json!({"key": labels::GUARD_TAINT, "value": "uid-c", "effect": "NoSchedule", "timeAdded": LATER});
+    let planned = json!({"key": labels::PLANNED_TAINT, "value": "uid-c", "effect": "NoSchedule", "timeAdded": LATER});
     let team = json!({"key": "team", "effect": "NoSchedule"});
     api.put(&node(
         "x",
@@ -105,7 +105,7 @@ async fn a_pod_that_is_refused_three_times_opens_its_node_to_all() {
         let holds = ctx.derived.holds(&ctx.cluster.read(), now);
         reconcile(&mut planned_taints, &ctx, &holds, now).await;
         let taints = world.api.stored("nodes/x").unwrap()["spec"]["taints"].clone();
-        let tainted = taints.as_array().unwrap().iter().any(|taint| taint["key"] == labels::GUARD_TAINT);
+        let tainted = taints.as_array().unwrap().iter().any(|taint| taint["key"] == labels::PLANNED_TAINT);
         assert_eq!(tainted, turn < 4, "pass {turn}");
     }
 }

@@ -5,6 +5,7 @@ use crate::cloud::InstanceState;
 use crate::model::offering::CapacityType;
 use crate::model::reservation::ReservationKind;
 use crate::model::time::UnixMillis;
+use crate::test_support::objects;
 
 fn found(partitions: &[&str]) -> Arc<InstanceType> {
     let offering = |partition: &&str| Offering {
@@ -74,9 +75,8 @@ fn c10_a_claim_without_capacity_type_admits_all() {
     m5.offerings = kinds.iter().map(|kind| Offering { capacity_type: *kind, ..one.clone() }).collect();
     let catalog = Catalog { region: "r".into(), instance_types: vec![Arc::new(m5)] };
     let admitted = |requirements: serde_json::Value| {
-        let claim = json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim", "metadata": {"name": "c"},
-            "spec": {"requirements": requirements, "nodeClassRef": {"group": "karpenter.k8s.aws", "kind": "EC2NodeClass", "name": "n"}}});
-        let found = acceptable(&serde_json::from_value(claim).unwrap(), &catalog);
+        let claim = objects::claim("c", &json!({"spec": {"requirements": requirements}}));
+        let found = acceptable(&claim, &catalog);
         found.into_iter().map(|offering| offering.capacity_type).collect::<std::collections::BTreeSet<_>>()
     };
     assert_eq!(admitted(json!([])), kinds.into());
@@ -91,11 +91,8 @@ fn c28_efa_is_promised_only_if_the_instance_was_launched_with_it() {
         room.set(EFA, 4);
         room.set("cpu", 8_000);
     }
-    let claim = |requests: serde_json::Value| -> NodeClaim {
-        serde_json::from_value(json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim", "metadata": {"name": "c"},
-            "spec": {"requirements": [], "resources": {"requests": requests}, "nodeClassRef": {"group": "karpenter.k8s.aws", "kind": "EC2NodeClass", "name": "n"}}}))
-        .unwrap()
-    };
+    let claim =
+        |requests: serde_json::Value| objects::claim("c", &json!({"spec": {"resources": {"requests": requests}}}));
     let class = |kinds: &[&str]| -> Ec2NodeClass {
         let interface = |(device, kind): (usize, &&str)| json!({"networkCardIndex": 0, "deviceIndex": device, "interfaceType": kind});
         let interfaces: Vec<_> = kinds.iter().enumerate().map(interface).collect();
@@ -128,10 +125,7 @@ fn an_unknown_partition_is_an_empty_label_and_no_partition_is_no_label() {
     assert_eq!(label(&[], None), None, "no partitions");
     let claim = |value: Option<&str>| -> NodeClaim {
         let own: BTreeMap<&str, &str> = value.iter().map(|value| (labels::PLACEMENT_GROUP_PARTITION, *value)).collect();
-        serde_json::from_value(json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim",
-            "metadata": {"name": "c", "labels": own},
-            "spec": {"requirements": [], "nodeClassRef": {"group": "karpenter.k8s.aws", "kind": "EC2NodeClass", "name": "n"}}}))
-        .unwrap()
+        objects::claim("c", &json!({"metadata": {"labels": own}}))
     };
     assert!(lacks_partition(&claim(Some(""))));
     assert!(!lacks_partition(&claim(Some("2"))) && !lacks_partition(&claim(None)));
@@ -197,10 +191,7 @@ fn c12_c13_the_disposition_of_a_claim_depends_on_the_launch_error() {
 
 #[test]
 fn c12_a_retried_claim_has_an_unknown_launched_condition() {
-    let claim: NodeClaim = serde_json::from_value(json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim",
-        "metadata": {"name": "c", "generation": 1}, "spec": {"requirements": [],
-        "nodeClassRef": {"group": "karpenter.k8s.aws", "kind": "EC2NodeClass", "name": "n"}}}))
-    .unwrap();
+    let claim = objects::claim("c", &json!({"metadata": {"generation": 1}}));
     let now = UnixMillis::parse_rfc3339("2026-01-01T00:00:00Z").unwrap();
     let list = unlaunched_conditions(&claim, "Unauthorized", "not permitted", now).unwrap();
     let launched = list.iter().find(|condition| condition.type_ == LAUNCHED).unwrap();

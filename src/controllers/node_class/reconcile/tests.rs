@@ -16,9 +16,7 @@ fn class(metadata: Value, status: Value) -> Ec2NodeClass {
 }
 
 fn claim(name: &str) -> Arc<NodeClaim> {
-    let claim = json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim", "metadata": {"name": name},
-        "spec": {"requirements": [], "nodeClassRef": {"group": "karpenter.k8s.aws", "kind": "EC2NodeClass", "name": "default"}}});
-    Arc::new(serde_json::from_value(claim).unwrap())
+    Arc::new(crate::test_support::objects::claim(name, &json!({})))
 }
 
 fn at(second: i64) -> UnixMillis {

@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::decisions::holds::resolve;
 use crate::state::instance_types::InstanceTypes;
+use crate::test_support::objects;
 
 const READY: &str = r#"{"Launched": "00", "Registered": "00", "Initialized": "00", "Drifted": "05"}"#;
 
@@ -15,12 +16,10 @@ fn add(state: &mut ClusterState, name: &str, conditions: &str, claim: &Value, no
         .iter()
         .map(|(kind, at)| json!({"type": kind, "status": "True", "reason": kind, "message": "", "lastTransitionTime": format!("1970-01-01T00:00:{at}Z")}))
         .collect();
-    let mut object = json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim",
-        "metadata": {"name": name, "uid": name, "labels": {(labels::NODE_POOL): "p"}},
-        "spec": {"requirements": [], "nodeClassRef": {"group": "karpenter.k8s.aws", "kind": "EC2NodeClass", "name": "n"}},
+    let mut patch = json!({"metadata": {"labels": {(labels::NODE_POOL): "p"}},
         "status": {"providerID": format!("aws:///z/{name}"), "conditions": list}});
-    json_patch::merge(&mut object, claim);
-    state.apply_claim(serde_json::from_value(object).unwrap());
+    json_patch::merge(&mut patch, claim);
+    state.apply_claim(objects::claim(name, &patch));
     let mut object =
         json!({"metadata": {"name": format!("node-{name}")}, "spec": {"providerID": format!("aws:///z/{name}")}});
     json_patch::merge(&mut object, node);
@@ -120,7 +119,7 @@ fn empty_nodes_are_first_and_then_the_earliest_drift() {
 fn nodes_of_static_pools_are_left_alone() {
     let mut state = ClusterState::default();
     add(&mut state, "c", READY, &json!({}), &json!({}));
-    let pool = |spec: Value| crate::test_support::objects::node_pool("p", &json!({ "spec": spec }));
+    let pool = |spec: Value| objects::node_pool("p", &json!({ "spec": spec }));
     state.apply_pool(pool(json!({})));
     assert_eq!(names(&state).len(), 1);
     state.apply_pool(pool(json!({"replicas": 1})));

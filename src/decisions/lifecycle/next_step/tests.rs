@@ -1,19 +1,27 @@
 use serde_json::{Value, json};
 
 use super::*;
+use crate::test_support::objects;
+
+/// Merges objects, and keeps null in the result, where it deletes a member of the object that is patched with it.
+fn merge(into: &mut Value, from: Value) {
+    match (into, from) {
+        (Value::Object(into), Value::Object(from)) => {
+            for (key, value) in from {
+                merge(into.entry(key).or_insert(Value::Null), value);
+            }
+        }
+        (into, from) => *into = from,
+    }
+}
 
 fn claim(conditions: &[&str], json: Value) -> NodeClaim {
-    let list: Vec<_> = conditions
-        .iter()
-        .map(|kind| json!({"type": kind, "status": "True", "reason": kind, "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"}))
-        .collect();
-    let mut all = json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim",
-        "metadata": {"name": "c", "finalizers": [labels::TERMINATION_FINALIZER], "creationTimestamp": "2026-01-01T00:00:00Z"},
-        "spec": {"requirements": [], "nodeClassRef": {"group": "karpenter.k8s.aws", "kind": "EC2NodeClass", "name": "n"},
-            "startupTaints": [{"key": "cni", "effect": "NoSchedule"}], "resources": {"requests": {"nvidia.com/gpu": "1"}}},
-        "status": {"conditions": list, "providerID": "aws:///z/i-1"}});
-    json_patch::merge(&mut all, &json);
-    serde_json::from_value(all).unwrap()
+    let mut patch = json!({
+        "metadata": {"finalizers": [labels::TERMINATION_FINALIZER], "creationTimestamp": "2026-01-01T00:00:00Z"},
+        "spec": {"startupTaints": [{"key": "cni", "effect": "NoSchedule"}], "resources": {"requests": {"nvidia.com/gpu": "1"}}},
+        "status": objects::launched("i-1", conditions)});
+    merge(&mut patch, json);
+    objects::claim("c", &patch)
 }
 
 fn node(json: Value) -> Node {

@@ -3,14 +3,12 @@ use serde_json::{Value, json};
 use super::*;
 use crate::api::NodeClaim;
 use crate::model::labels;
+use crate::test_support::objects;
 
 fn deleted(annotations: &Value) -> NodeClaim {
-    serde_json::from_value(json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim",
-        "metadata": {"name": "c", "finalizers": [labels::TERMINATION_FINALIZER], "annotations": annotations,
-            "creationTimestamp": "2026-01-01T00:00:00Z", "deletionTimestamp": "2026-01-01T00:01:00Z"},
-        "spec": {"requirements": [], "nodeClassRef": {"group": "karpenter.k8s.aws", "kind": "EC2NodeClass", "name": "n"}},
-        "status": {"providerID": "aws:///z/i-1"}}))
-    .unwrap()
+    let metadata = json!({"finalizers": [labels::TERMINATION_FINALIZER], "annotations": annotations,
+        "creationTimestamp": "2026-01-01T00:00:00Z", "deletionTimestamp": "2026-01-01T00:01:00Z"});
+    objects::claim("c", &json!({"metadata": metadata, "status": objects::launched("i-1", &[])}))
 }
 
 #[test]
@@ -58,5 +56,5 @@ fn the_backoff_doubles_up_to_its_limit_and_a_poll_resets_it() {
     assert_eq!(wait(Requeue::After(Duration::from_millis(500))), 500);
     assert_eq!(wait(backoff), 250);
     let soon = UnixMillis(26_600);
-    assert_eq!(wait(Requeue::Backoff { until: soon }), 100, "not later than asked for");
+    assert_eq!(wait(Requeue::Backoff { until: soon }), 100, "not later than requested");
 }

@@ -2,23 +2,19 @@ use serde_json::json;
 
 use super::*;
 use crate::decisions::holds::resolve;
+use crate::test_support::objects;
 
 const LATER: &str = "2099-01-01T00:00:00Z";
 
 fn claim(state: &mut ClusterState, name: &str, pods: &[&str]) {
-    state.apply_claim(
-        serde_json::from_value(json!({"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim",
-            "metadata": {"name": name, "uid": format!("uid-{name}"), "annotations": {
-                (labels::PLANNED_PODS): json!(pods).to_string(), (labels::HOLD_UNTIL): LATER}},
-            "spec": {"requirements": [], "nodeClassRef": {"group": "karpenter.k8s.aws", "kind": "EC2NodeClass", "name": "n"}},
-            "status": {"providerID": format!("aws:///z/{name}")}}))
-        .unwrap(),
-    );
+    let plan = json!({(labels::PLANNED_PODS): json!(pods).to_string(), (labels::HOLD_UNTIL): LATER});
+    let status = objects::launched(name, &[]);
+    state.apply_claim(objects::claim(name, &json!({"metadata": {"annotations": plan}, "status": status})));
 }
 
 fn node(state: &mut ClusterState, name: &str, tainted_at: Option<&str>) {
     let taints = tainted_at.map(|at| {
-        json!([{"key": labels::GUARD_TAINT, "value": format!("uid-{name}"), "effect": "NoSchedule", "timeAdded": at}])
+        json!([{"key": labels::PLANNED_TAINT, "value": format!("uid-{name}"), "effect": "NoSchedule", "timeAdded": at}])
     });
     let node = json!({"metadata": {"name": format!("node-{name}"), "labels": {(labels::REGISTERED): "true"}},
         "spec": {"providerID": format!("aws:///z/{name}"), "taints": taints}});
@@ -46,7 +42,7 @@ fn planned_pods_are_admitted_once_when_their_node_is_open_and_tainted() {
     assert_eq!(admitted(|_| {}, json!(null)), [], "its node is still booting");
     assert_eq!(admitted(tainted, json!(null)), want(true));
     assert_eq!(admitted(tainted, json!([{"operator": "Exists", "key": "x"}])), want(false));
-    let own = |value: &str| json!([{"key": labels::GUARD_TAINT, "value": value, "effect": "NoSchedule"}]);
+    let own = |value: &str| json!([{"key": labels::PLANNED_TAINT, "value": value, "effect": "NoSchedule"}]);
     assert_eq!(admitted(tainted, own("uid-other")), want(false), "re-planned");
     assert_eq!(admitted(tainted, own("uid-c")), []);
     assert_eq!(admitted(|state| node(state, "c", None), json!(null)), [], "open to all");
@@ -57,7 +53,7 @@ fn pods_of_a_hard_spread_are_admitted_in_balanced_order() {
     let mut state = ClusterState::default();
     let put = |state: &mut ClusterState, name: &str, admitted: Option<&str>, bound: Option<&str>| {
         let tolerations = admitted.map(
-            |claim| json!([{"key": labels::GUARD_TAINT, "value": format!("uid-{claim}"), "effect": "NoSchedule"}]),
+            |claim| json!([{"key": labels::PLANNED_TAINT, "value": format!("uid-{claim}"), "effect": "NoSchedule"}]),
         );
         let pod = json!({"metadata": {"name": name, "namespace": "n", "uid": name}, "spec": {"containers": [], "nodeName": bound,
             "tolerations": tolerations, "topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": labels::ZONE,
