@@ -181,7 +181,7 @@ pub const ENTRIES: &[Entry] = &[
         labels::DO_NOT_DISRUPT,
         "Pod, Node",
         USER,
-        "any non-empty value, even `false`, forbids voluntary disruption",
+        "any value but `false` forbids voluntary disruption",
     ),
     entry(
         Form::Annotation,

@@ -191,6 +191,12 @@ pub fn is_restricted(key: &str) -> bool {
         .any(|ours| domain.strip_suffix(ours).is_some_and(|rest| rest.is_empty() || rest.ends_with('.')))
 }
 
+/// Whether a value of [`DO_NOT_DISRUPT`] protects: any but none and an explicit `false`. A value that is not understood, such as a duration,
+/// must not lead to a disruption.
+pub fn forbids_disruption(value: &str) -> bool {
+    !value.is_empty() && value != "false"
+}
+
 /// True for the value of a label: empty, or at most 63 letters, digits, `-`, `_` and `.` with a letter or digit at both ends.
 pub fn is_label_value(text: &str) -> bool {
     let bytes = text.as_bytes();

@@ -23,10 +23,14 @@ pub struct Bounds {
     pub bytes: usize,
     /// The same, of one peer address.
     pub bytes_per_peer: usize,
+    /// What a peer may always use, even when others use up the total.
+    pub bytes_guaranteed: usize,
     /// Requests in progress; 429 beyond it.
     pub requests: usize,
     /// The same, of one peer address.
     pub requests_per_peer: usize,
+    /// What a peer may always have in progress, even when others use up the total.
+    pub requests_guaranteed: usize,
     /// Bodies above this size in bytes are processed on a blocking thread.
     pub large: usize,
     /// Large bodies that are processed at a time; the others wait within their time limit.
@@ -47,18 +51,19 @@ impl Intake {
     pub(crate) fn new(bounds: Bounds) -> Arc<Self> {
         Arc::new(Self {
             bounds,
-            bytes: Share::new(bounds.bytes, bounds.bytes_per_peer),
-            requests: Share::new(bounds.requests, bounds.requests_per_peer),
+            bytes: Share::new(bounds.bytes, bounds.bytes_per_peer, bounds.bytes_guaranteed),
+            requests: Share::new(bounds.requests, bounds.requests_per_peer, bounds.requests_guaranteed),
             processors: Arc::new(Semaphore::new(bounds.large_at_a_time)),
         })
     }
 }
 
-/// A quantity that peers share: a total, and a maximum per peer.
+/// A quantity that peers share: a total, a maximum per peer, and an amount that each peer may use in any case.
 #[derive(Debug)]
 pub(crate) struct Share {
     total: usize,
     per_peer: usize,
+    guaranteed: usize,
     used: Mutex<Used>,
 }
 
@@ -70,8 +75,8 @@ struct Used {
 }
 
 impl Share {
-    pub(crate) fn new(total: usize, per_peer: usize) -> Arc<Self> {
-        Arc::new(Self { total, per_peer, used: Mutex::default() })
+    pub(crate) fn new(total: usize, per_peer: usize, guaranteed: usize) -> Arc<Self> {
+        Arc::new(Self { total, per_peer, guaranteed, used: Mutex::default() })
     }
 
     pub(crate) fn portion(self: &Arc<Self>, peer: IpAddr) -> Portion {
@@ -94,7 +99,9 @@ impl Portion {
         let mut used = lock(&self.share.used);
         let of_peer = used.by_peer.get(&self.peer).copied().unwrap_or(0);
         let (all, of_peer) = (used.all.saturating_add(amount), of_peer.saturating_add(amount));
-        if all > self.share.total || of_peer > self.share.per_peer {
+        // A peer that uses little is admitted although others have used up the total.
+        let within = all <= self.share.total || of_peer <= self.share.guaranteed;
+        if !within || of_peer > self.share.per_peer {
             return false;
         }
         if amount > 0 {
@@ -178,7 +185,7 @@ mod tests {
 
     #[test]
     fn a_share_is_bounded_in_total_and_per_peer() {
-        let share = Share::new(10, 6);
+        let share = Share::new(10, 6, 1);
         let peer = |last| IpAddr::from([10, 0, 0, last]);
         let (mut first, mut second, mut third) =
             (share.portion(peer(1)), share.portion(peer(1)), share.portion(peer(2)));
@@ -186,6 +193,9 @@ mod tests {
         assert!(!first.grow(1) && !second.grow(usize::MAX), "no more of it");
         assert!(third.grow(4), "ten in total");
         assert!(!third.grow(1), "the total is used up, although the peer has four");
+        let mut small = share.portion(peer(3));
+        assert!(small.grow(1) && !small.grow(1), "a peer without any gets its guaranteed amount");
+        drop(small);
         drop(first);
         assert!(second.grow(4), "returned, and lent again");
         drop((second, third));

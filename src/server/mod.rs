@@ -84,8 +84,9 @@ impl ServerConfig {
             cert_poll: Duration::from_secs(10),
             connections: Limits {
                 connections: 1024,
-                first_request: Duration::from_secs(10),
-                // Longer than the 90 s idle timeout of Go clients, so that they never write to a connection that the server has closed.
+                // Both are longer than the 90 s idle timeout of Go clients, which also keep connections that they have not used yet, so
+                // that they never write to a connection that the server has closed.
+                first_request: Duration::from_secs(100),
                 idle: Duration::from_mins(5),
             },
             handshake_timeout: Duration::from_secs(10),
@@ -96,8 +97,10 @@ impl ServerConfig {
                 body: 7 << 19,
                 bytes: 32 << 20,
                 bytes_per_peer: 8 << 20,
+                bytes_guaranteed: 256 << 10,
                 requests: 1024,
                 requests_per_peer: 512,
+                requests_guaranteed: 64,
                 large: 64 << 10,
                 large_at_a_time: 1,
             },
@@ -105,8 +108,10 @@ impl ServerConfig {
                 body: 16 << 20,
                 bytes: 64 << 20,
                 bytes_per_peer: 64 << 20,
+                bytes_guaranteed: 1 << 20,
                 requests: 512,
                 requests_per_peer: 512,
+                requests_guaranteed: 64,
                 large: 1 << 20,
                 large_at_a_time: 2,
             },

@@ -47,7 +47,7 @@ pub(crate) fn health(state: &Arc<AppState>) -> Router {
 pub(crate) fn metrics(state: &Arc<AppState>) -> Router {
     Router::new()
         .route("/metrics", get(health::metrics))
-        .layer(Extension(Share::new(SCRAPES, SCRAPES_PER_PEER)))
+        .layer(Extension(Share::new(SCRAPES, SCRAPES_PER_PEER, 0)))
         .fallback(not_found)
         .layer(from_fn(track))
         .with_state(Arc::clone(state))

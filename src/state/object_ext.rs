@@ -35,10 +35,9 @@ pub trait ObjectExt: ResourceExt {
         self.annotations().get(key).is_some_and(|value| value == "true")
     }
 
-    /// Whether the annotation `karpenter.sh/do-not-disrupt` protects the object: any value does, since a value that is not understood, such
-    /// as a duration, must not lead to a disruption.
+    /// Whether the annotation `karpenter.sh/do-not-disrupt` protects the object.
     fn is_protected(&self) -> bool {
-        self.annotations().get(labels::DO_NOT_DISRUPT).is_some_and(|value| !value.is_empty())
+        self.annotations().get(labels::DO_NOT_DISRUPT).is_some_and(|value| labels::forbids_disruption(value))
     }
 
     /// Whether the finalizer is set.

@@ -132,7 +132,7 @@ impl PodRecord {
             daemon: owner.is_some_and(|owner| owner.kind == "DaemonSet"),
             mirror: annotation("kubernetes.io/config.mirror").is_some()
                 || owner.is_some_and(|owner| owner.kind == "Node"),
-            do_not_disrupt: annotation(labels::DO_NOT_DISRUPT).is_some_and(|value| !value.is_empty()),
+            do_not_disrupt: annotation(labels::DO_NOT_DISRUPT).is_some_and(labels::forbids_disruption),
             tolerates_disruption,
             critical: spec
                 .and_then(|spec| spec.priority_class_name.as_deref())

@@ -242,9 +242,12 @@ impl ClusterState {
             return;
         }
         if !claim.spec.node_class_ref.is_ours() {
+            self.drop_claim(&name);
+            self.relink(&name);
             self.foreign_claims.insert(name, claim.provider_id().map(str::to_owned));
             return;
         }
+        self.foreign_claims.remove(&name);
         self.drop_claim(&name);
         let planned = PlanRecord::of(&claim);
         if !planned.pods.is_empty() {

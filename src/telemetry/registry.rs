@@ -239,7 +239,7 @@ metrics! {
     USER_DATA_BYTES = "ec2nodeclasses_userdata_bytes", Kind::Gauge, Ec2, ["nodeclass": "name of the EC2NodeClass"],
         "User data of the class's nodes at the last validation, in bytes before base64; EC2 accepts 16384.";
     MESSAGES_RECEIVED = "interruption_received_messages_total", Kind::Counter, Ec2, [
-            "message_type": "`spot_interrupted`, `rebalance_recommendation`, `capacity_reservation_interrupted`, `scheduled_change`, `instance_stopped`, `instance_terminated`; without effect: `no_op`, `malformed`",
+            "message_type": "`spot_interrupted`, `rebalance_recommendation`, `capacity_reservation_interrupted`, `scheduled_change`, `instance_stopped`, `instance_terminated`; without effect: `no_op`, `malformed`, `foreign` (of another account or region)",
         ],
         "Messages received from the interruption queue.";
     MESSAGES_DELETED = "interruption_deleted_messages_total", Kind::Counter, Ec2, [],

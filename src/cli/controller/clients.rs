@@ -13,6 +13,9 @@ const WATCHES: Duration = Duration::from_secs(70);
 /// Time limit of reading or writing the lease, which expires after 15 s.
 const LEASE: Duration = Duration::from_secs(5);
 
+/// Time limit of a connection attempt.
+const CONNECT: Duration = Duration::from_secs(5);
+
 /// The clients.
 pub(crate) struct Clients {
     /// Reads and writes of the reconcilers.
@@ -40,6 +43,7 @@ impl Clients {
 fn client(config: &Config, limit: Duration, retry: bool) -> Result<Client, kube::Error> {
     let mut config = config.clone();
     config.read_timeout = Some(limit);
+    config.connect_timeout = Some(limit.min(CONNECT));
     // A connection that was idle is not over its limit when the next request is written.
     config.reset_reader_on_write = true;
     config.default_retry = retry;

@@ -12,7 +12,7 @@ use crate::cloud::{Cloud, CloudError, Instance};
 use crate::controllers::context::Context;
 use crate::controllers::deletion::{delete_claim_or_log, delete_node, release_node};
 use crate::decisions::disruption::reason::DisruptionReason;
-use crate::decisions::lifecycle::garbage::{Garbage, confirmed, profiles_in_use};
+use crate::decisions::lifecycle::garbage::{Garbage, confirmed, max_terminations, profiles_in_use};
 use crate::state::Cluster;
 use crate::state::object_ext::ObjectExt;
 
@@ -31,31 +31,17 @@ async fn compare(cloud: &dyn Cloud, cluster: &Cluster) -> Result<(Garbage, Vec<I
     Ok((Garbage::find(&cluster.read(), &instances, clock::now()), instances))
 }
 
-/// The garbage. Before an instance is terminated, all NodeClaims are listed again.
-async fn find(ctx: &Context) -> Result<Garbage, FindError> {
+/// The garbage, and how many instances may be terminated. Before any is, all NodeClaims are listed again.
+async fn find(ctx: &Context) -> Result<(Garbage, usize), CloudError> {
     let (mut garbage, instances) = compare(&*ctx.cloud, &ctx.cluster).await?;
     if !garbage.leaked.is_empty() {
-        let live = Api::<NodeClaim>::all(ctx.client.clone()).list(&ListParams::default()).await?;
-        let found = garbage.leaked.len();
-        garbage.leaked = confirmed(garbage.leaked, &instances, &live.items);
-        if garbage.leaked.len() < found {
-            let confirmed = garbage.leaked.len();
-            tracing::warn!(
-                found,
-                confirmed,
-                "instances without node claim remain: they have one after all, or wait for the next pass"
-            );
+        let leaked = std::mem::take(&mut garbage.leaked);
+        match Api::<NodeClaim>::all(ctx.client.clone()).list(&ListParams::default()).await {
+            Ok(live) => garbage.leaked = confirmed(leaked, &instances, &live.items),
+            Err(error) => tracing::warn!(%error, "failed to list node claims, no instance is terminated"),
         }
     }
-    Ok(garbage)
-}
-
-#[derive(Debug, thiserror::Error)]
-enum FindError {
-    #[error("can't list instances: {0}")]
-    Cloud(#[from] CloudError),
-    #[error("can't list NodeClaims: {0}")]
-    Api(#[from] kube::Error),
+    Ok((garbage, max_terminations(&instances)))
 }
 
 /// Deletes unused instance profiles, until the process ends. Does nothing when the cloud has no node classes to resolve.
@@ -75,18 +61,24 @@ pub async fn run(ctx: Arc<Context>) {
     let mut passes = 0;
     loop {
         match find(&ctx).await {
-            Ok(garbage) => {
+            Ok((garbage, most)) => {
                 passes += 1;
-                collect(&ctx, garbage).await;
+                collect(&ctx, garbage, most).await;
             }
-            Err(error) => tracing::warn!(%error, "failed to find garbage, retrying"),
+            Err(error) => tracing::warn!(%error, "failed to list instances, retrying"),
         }
         tokio::time::sleep(if passes < FIRST_PASSES { FIRST_PERIOD } else { PERIOD }).await;
     }
 }
 
-async fn collect(ctx: &Context, garbage: Garbage) {
+/// Clears the garbage. At most `most` instances are terminated; those that can not be do not count, and keep no other alive.
+async fn collect(ctx: &Context, garbage: Garbage, most: usize) {
+    let mut terminated = 0;
     for id in garbage.leaked {
+        if terminated == most {
+            tracing::warn!(terminated, "other instances without node claim wait for the next pass");
+            break;
+        }
         tracing::warn!(instance = id, "terminating instance without node claim");
         let node = {
             let state = ctx.cluster.read();
@@ -100,7 +92,10 @@ async fn collect(ctx: &Context, garbage: Garbage) {
             continue;
         }
         match ctx.cloud.terminate(&id).await {
-            Ok(_) => ctx.metrics.garbage_collected.with_label_values(&["instance"]).inc(),
+            Ok(_) => {
+                terminated += 1;
+                ctx.metrics.garbage_collected.with_label_values(&["instance"]).inc();
+            }
             Err(error) => tracing::warn!(instance = id, %error, "failed to terminate leaked instance, retrying"),
         }
     }

@@ -18,7 +18,7 @@ use crate::state::tables::ClusterState;
 /// A younger instance may belong to a claim whose provider id is not written yet.
 const MIN_INSTANCE_AGE: Duration = Duration::from_secs(30);
 /// The cloud may not list an instance that was launched more recently than this: 90 s were observed on EC2.
-const MIN_LAUNCH_AGE: Duration = Duration::from_mins(2);
+const MIN_LAUNCH_AGE: Duration = Duration::from_secs(100);
 /// The same for a claim whose node has not registered: nothing contradicts the list.
 const MIN_UNREGISTERED_AGE: Duration = Duration::from_mins(5);
 /// Instances that one pass may terminate, in a small cluster.
@@ -80,16 +80,20 @@ fn leaked(state: &ClusterState, instances: &[Instance], now: UnixMillis) -> Vec<
     left.map(|instance| instance.provider_id.clone()).collect()
 }
 
-/// The leaked instances that a fresh list of all NodeClaims does not account for either, at most a tenth of all instances, or five. The
-/// watched state may be minutes old, above all after a change of the leader.
+/// How many instances one pass may terminate: a tenth of all, or five.
+pub fn max_terminations(instances: &[Instance]) -> usize {
+    MIN_TERMINATIONS.max(instances.len() / 10)
+}
+
+/// The leaked instances that a fresh list of all NodeClaims does not account for either. The watched state may be minutes old, above all
+/// after a change of the leader.
 pub fn confirmed(leaked: Vec<String>, instances: &[Instance], live: &[NodeClaim]) -> Vec<String> {
     let accounted = Accounted::by(live.iter());
     let by_id: BTreeMap<&str, &Instance> =
         instances.iter().map(|instance| (instance.provider_id.as_str(), instance)).collect();
-    let most = MIN_TERMINATIONS.max(instances.len() / 10);
     let unknown =
         leaked.into_iter().filter(|id| by_id.get(id.as_str()).is_some_and(|instance| !accounted.has(instance)));
-    unknown.take(most).collect()
+    unknown.collect()
 }
 
 /// Claims whose instance is gone or shutting down. A claim with a ready node is kept, since the node contradicts the list, and so is

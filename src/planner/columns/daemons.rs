@@ -15,7 +15,11 @@ pub(crate) struct DaemonNeed {
 impl DaemonNeed {
     /// Whether a column with these allocatable resources runs one, as far as its labels, taints and devices are concerned.
     pub fn runs_on(&self, column: usize, allocatable: &[i64]) -> bool {
-        self.columns.contains(column) && self.need.iter().zip(allocatable).skip(COMMON).all(|(need, have)| need <= have)
+        self.columns.contains(column) && self.has_devices(allocatable)
+    }
+
+    fn has_devices(&self, allocatable: &[i64]) -> bool {
+        self.need.iter().zip(allocatable).skip(COMMON).all(|(need, have)| need <= have)
     }
 }
 
@@ -37,33 +41,40 @@ pub fn by_precedence(daemons: &[DaemonNeed], allocatable: &[Vec<i64>]) -> Vec<us
     order
 }
 
-/// The daemons that count in a variant: the longest prefix of `order` that one of its columns holds, without those that no column holds
-/// alone.
+/// The daemons that count in a variant: those that its best column runs together, where daemons of higher precedence come first and those
+/// that no longer fit stay pending, as kube-scheduler leaves them. `unavailable` has the allocatable resources of the variant's types without
+/// an available offering: what is out of capacity for minutes must not change which daemons nodes are planned with.
 pub fn counted<'a>(
     daemons: &[DaemonNeed],
     order: &[usize],
-    columns: impl Iterator<Item = (usize, &'a Vec<i64>)> + Clone,
+    columns: impl Iterator<Item = (usize, &'a Vec<i64>)>,
+    unavailable: &[Vec<i64>],
     dims: usize,
 ) -> Vec<usize> {
-    let alone = |daemon: &DaemonNeed| {
-        let mut runs = columns.clone().filter(|(column, have)| daemon.runs_on(*column, have)).peekable();
-        runs.peek().is_none() || runs.any(|(_, have)| fits(&daemon.need, have))
-    };
-    let order: Vec<usize> = order.iter().copied().filter(|daemon| alone(&daemons[*daemon])).collect();
-    let mut longest = 0;
-    for (column, have) in columns {
+    let held = |runs: &dyn Fn(&DaemonNeed) -> bool, have: &[i64]| -> Vec<bool> {
         let mut sum = vec![0; dims];
-        let held = order.iter().take_while(|daemon| {
-            let daemon = &daemons[**daemon];
-            if daemon.runs_on(column, have) {
-                add(&mut sum, &daemon.need);
+        let hold = |daemon: &usize| {
+            let daemon = &daemons[*daemon];
+            let mut more = sum.clone();
+            add(&mut more, &daemon.need);
+            let fits = !runs(daemon) || fits(&more, have);
+            if fits && runs(daemon) {
+                sum = more;
             }
-            fits(&sum, have)
-        });
-        longest = longest.max(held.count());
-        if longest == order.len() {
+            fits
+        };
+        order.iter().map(hold).collect()
+    };
+    let mut best = vec![false; order.len()];
+    // Whether a daemon runs on a type without a column is not known: that it does is the stricter assumption.
+    for have in unavailable {
+        best = best.max(held(&|daemon| daemon.has_devices(have), have));
+    }
+    for (column, have) in columns {
+        if best.iter().all(|held| *held) {
             break;
         }
+        best = best.max(held(&|daemon| daemon.runs_on(column, have), have));
     }
-    order[..longest].to_vec()
+    order.iter().zip(best).filter(|(_, held)| *held).map(|(daemon, _)| *daemon).collect()
 }

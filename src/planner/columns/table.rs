@@ -62,6 +62,8 @@ pub(crate) struct ColumnTable {
     most: Vec<i64>,
     /// Room of each column for pods, after daemons; `dims.len()` numbers per column.
     room: Vec<i64>,
+    /// Allocatable resources of types without an available offering, by variant.
+    unavailable: HashMap<usize, Vec<Vec<i64>>>,
     /// Daemons of each column, as an index into `daemon_sets`.
     daemon_set: Vec<usize>,
     /// Distinct sets of daemons: their requests and members.
@@ -247,6 +249,9 @@ impl ColumnTable {
                         });
                     }
                 }
+                if self.columns.len() == first && instance_type.offerings.iter().any(wanted) {
+                    self.unavailable.entry(index).or_default().push(self.dims.dense_of(instance_type));
+                }
                 if self.columns.len() > first {
                     self.shapes.push(Shape {
                         variant: index,
@@ -260,7 +265,7 @@ impl ColumnTable {
     }
 
     /// A daemon that requests a device that a column lacks stays pending there and takes no room. A column that cannot hold all its daemons
-    /// has no room for pods: such a node would run without some of them. A daemon that no column of a variant has room for, alone or with
+    /// has no room for pods: such a node would run without some of them. A daemon that no type of a variant has room for, alone or with
     /// those of higher precedence, does not count in that variant: it stays pending there, whatever is purchased.
     fn subtract_daemons(&mut self, daemons: &[DaemonNeed]) {
         let dims = self.dims.len();
@@ -274,13 +279,14 @@ impl ColumnTable {
         for shapes in self.shapes.chunk_by(|a, b| a.variant == b.variant) {
             let allocatable = &allocatable[first..first + shapes.len()];
             first += shapes.len();
+            let unavailable = self.unavailable.get(&shapes[0].variant).map_or(&[][..], Vec::as_slice);
             let columns = || {
                 shapes
                     .iter()
                     .zip(allocatable)
                     .flat_map(|(shape, have)| (shape.first..shape.end).map(move |c| (c, have)))
             };
-            let counted = counted(daemons, &order, columns(), dims);
+            let counted = counted(daemons, &order, columns(), unavailable, dims);
             for (column, have) in columns() {
                 let mut members: Vec<usize> =
                     counted.iter().copied().filter(|daemon| daemons[*daemon].runs_on(column, have)).collect();

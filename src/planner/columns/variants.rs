@@ -94,7 +94,11 @@ fn named_values(set: &ValueSet) -> impl Iterator<Item = Arc<str>> {
 pub(crate) fn is_crowded(pools: &[Pool], mentioned: &HashMap<Arc<str>, Mentioned>) -> bool {
     pools.iter().any(|pool| {
         let open = pool.requirements.iter().filter(|r| !well_known(&r.key));
-        let counts = open.filter_map(|r| mentioned.get(r.key.as_str())).map(|mentioned| mentioned.values.len().max(1));
+        let counts = open.filter_map(|r| mentioned.get(r.key.as_str()).map(|mentioned| (r, mentioned)));
+        let counts = counts.map(|(r, mentioned)| {
+            let all = if mentioned.all && r.operator == "In" { r.values.len() } else { 0 };
+            mentioned.values.len().max(all).max(1)
+        });
         counts.fold(1, usize::saturating_mul) > MAX_VARIANTS
     })
 }
@@ -102,6 +106,7 @@ pub(crate) fn is_crowded(pools: &[Pool], mentioned: &HashMap<Arc<str>, Mentioned
 /// The combinations of custom labels that classes of pods require or prefer, for NodePools where not every combination gets a variant.
 /// Namespaces take turns, each with what it requires first, so that no tenant uses up the variants of a NodePool.
 pub(crate) fn combinations(problem: &Problem) -> Vec<Labels> {
+    let offered = offered_values(problem);
     let mut by_namespace: BTreeMap<Arc<str>, [BTreeSet<Labels>; 2]> = BTreeMap::new();
     let mut last: Option<*const PodClass> = None;
     for class in problem.pods.iter().map(|p| &p.class).chain(problem.daemons.iter().map(|d| &d.class)) {
@@ -110,10 +115,10 @@ pub(crate) fn combinations(problem: &Problem) -> Vec<Labels> {
         }
         let [required, preferred] = by_namespace.entry(Arc::clone(&class.namespace)).or_default();
         for term in class.node_terms.iter().chain(&class.volume_terms) {
-            required.extend(products(&term.labels));
+            required.extend(products(&term.labels, &offered));
         }
         for (_, term) in &class.preferred_nodes {
-            preferred.extend(products(&term.labels));
+            preferred.extend(products(&term.labels, &offered));
         }
     }
     let mut turns: Vec<_> = by_namespace.into_values().map(|[first, then]| first.into_iter().chain(then)).collect();
@@ -128,11 +133,27 @@ pub(crate) fn combinations(problem: &Problem) -> Vec<Labels> {
     out
 }
 
-/// The products of the values that a term names for custom labels, at most [`TERM_PRODUCTS`].
-fn products(term: &Requirements) -> Vec<Labels> {
+/// The values that NodePools list for custom labels.
+fn offered_values(problem: &Problem) -> HashMap<&str, BTreeSet<Arc<str>>> {
+    let mut out: HashMap<&str, BTreeSet<Arc<str>>> = HashMap::new();
+    let listed = problem.pools.iter().flat_map(|pool| &pool.requirements).filter(|r| r.operator == "In");
+    for requirement in listed.filter(|r| !well_known(&r.key)) {
+        out.entry(&requirement.key)
+            .or_default()
+            .extend(requirement.values.iter().map(|value| Arc::from(value.as_str())));
+    }
+    out
+}
+
+/// The products of the values that a term names for custom labels, or of an offered value that it accepts; at most [`TERM_PRODUCTS`].
+fn products(term: &Requirements, offered: &HashMap<&str, BTreeSet<Arc<str>>>) -> Vec<Labels> {
     let mut out = vec![Labels::new()];
     for (key, set) in term.iter().filter(|(key, _)| !well_known(key)) {
-        let values: BTreeSet<Arc<str>> = named_values(set).filter(|value| set.contains(value)).collect();
+        let mut values: BTreeSet<Arc<str>> = named_values(set).filter(|value| set.contains(value)).collect();
+        if set.finite().is_none() {
+            let accepted = offered.get(key.as_ref()).into_iter().flatten().find(|value| set.contains(value));
+            values.extend(accepted.cloned());
+        }
         if !values.is_empty() {
             let with = |labels: &Labels, value: &str| {
                 let mut labels = labels.clone();
@@ -202,14 +223,17 @@ pub(crate) fn expand_combinations(
     let mut out = Vec::new();
     let mut seen = BTreeSet::new();
     let any = Labels::new();
-    for combination in std::iter::once(&any).chain(combinations) {
+    // Every value of a label that pods distinguish comes last, with what is left of the variants.
+    let passes =
+        [(&any, false)].into_iter().chain(combinations.iter().map(|wanted| (wanted, false))).chain([(&any, true)]);
+    for (combination, every) in passes {
         for variant in variants {
             let mut made =
                 vec![Variant { pool: variant.pool, labels: variant.labels.clone(), pinned: variant.pinned.clone() }];
             for (key, set) in open {
                 let value = combination.get(key.as_ref()).filter(|value| set.contains(value));
                 let fixed = value.map(|value| ValueSet::one(value));
-                let all = mentioned.get(*key).filter(|mentioned| mentioned.all && set.finite().is_some());
+                let all = mentioned.get(*key).filter(|mentioned| every && mentioned.all && set.finite().is_some());
                 made = expand(made, key, fixed.as_ref().unwrap_or(set), if value.is_some() { None } else { all });
             }
             for variant in made {

@@ -81,6 +81,8 @@ pub enum Dropped {
     Unknown,
     /// The event needs no action, for example an instance that is running.
     Irrelevant,
+    /// The event is of another account or region: nobody sends such events to the queue but by mistake or with intent.
+    Foreign,
 }
 
 impl Dropped {
@@ -89,7 +91,29 @@ impl Dropped {
         match self {
             Self::Empty | Self::Unknown | Self::Irrelevant => "no_op",
             Self::TooLarge | Self::Malformed => "malformed",
+            Self::Foreign => "foreign",
         }
+    }
+}
+
+/// The account and region whose events are accepted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Origin {
+    pub account: String,
+    pub region: String,
+}
+
+impl Origin {
+    /// The origin of a queue's own events. `None` if its URL does not contain an account, as that of an emulator may not.
+    pub fn of_queue(url: &str, region: &str) -> Option<Self> {
+        let account = url.rsplit('/').nth(1)?;
+        let is_account = account.len() == 12 && account.bytes().all(|byte| byte.is_ascii_digit());
+        is_account.then(|| Self { account: account.to_owned(), region: region.to_owned() })
+    }
+
+    /// AWS Health also delivers events of other regions.
+    fn accepts(&self, envelope: &Envelope) -> bool {
+        envelope.account == self.account && (envelope.region == self.region || envelope.source == "aws.health")
     }
 }
 
@@ -101,6 +125,10 @@ struct Envelope {
     source: String,
     #[serde(default, rename = "detail-type")]
     detail_type: String,
+    #[serde(default)]
+    account: String,
+    #[serde(default)]
+    region: String,
     #[serde(default)]
     time: Option<String>,
     #[serde(default)]
@@ -115,6 +143,8 @@ struct Detail {
     instance_id: String,
     state: String,
     service: String,
+    #[serde(rename = "statusCode")]
+    status: String,
     #[serde(rename = "eventTypeCategory")]
     category: String,
     #[serde(rename = "affectedEntities")]
@@ -126,13 +156,14 @@ struct Detail {
 struct Entity {
     #[serde(rename = "entityValue")]
     value: String,
+    status: String,
 }
 
-/// Parses the body of a message.
+/// Parses the body of a message. Without an origin, events of every account are accepted.
 ///
 /// # Errors
 /// Why the message has no effect.
-pub fn parse(body: &str) -> Result<Event, Dropped> {
+pub fn parse(body: &str, origin: Option<&Origin>) -> Result<Event, Dropped> {
     if body.trim().is_empty() {
         return Err(Dropped::Empty);
     }
@@ -148,10 +179,16 @@ pub fn parse(body: &str) -> Result<Event, Dropped> {
         return Err(Dropped::Unknown);
     }
     let route = route(&envelope.source, &envelope.detail_type).ok_or(Dropped::Unknown)?;
+    if origin.is_some_and(|origin| !origin.accepts(&envelope)) {
+        return Err(Dropped::Foreign);
+    }
     let detail: Detail = serde_json::from_value(envelope.detail).map_err(|_| Dropped::Malformed)?;
     let kind = route(&detail).ok_or(Dropped::Irrelevant)?;
     let named: Vec<&str> = match kind {
-        EventKind::ScheduledChange => detail.entities.iter().map(|entity| entity.value.as_str()).collect(),
+        EventKind::ScheduledChange => {
+            let open = detail.entities.iter().filter(|entity| entity.status != "RESOLVED");
+            open.map(|entity| entity.value.as_str()).collect()
+        }
         _ => vec![&detail.instance_id],
     };
     let instances: BTreeSet<String> = named.into_iter().filter_map(instance_id).map(str::to_owned).collect();
@@ -180,7 +217,8 @@ fn route(source: &str, detail_type: &str) -> Option<Route> {
             }
         }
         ("aws.health", "AWS Health Event") => |detail| {
-            let ours = detail.service == "EC2" && detail.category == "scheduledChange";
+            // AWS Health repeats an event when it ends: the instance stays, and so does its node.
+            let ours = detail.service == "EC2" && detail.category == "scheduledChange" && detail.status != "closed";
             ours.then_some(EventKind::ScheduledChange)
         },
         _ => return None,

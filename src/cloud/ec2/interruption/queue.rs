@@ -15,7 +15,7 @@ use tracing::{debug, warn};
 use crate::cloud::Message;
 use crate::cloud::ec2::aws::errors::{ApiError, Class};
 use crate::cloud::ec2::interruption::messages;
-use crate::cloud::ec2::interruption::messages::{Dropped, Event, EventKind};
+use crate::cloud::ec2::interruption::messages::{Dropped, Event, EventKind, Origin};
 use crate::cloud::ec2::interruption::receipts::Receipts;
 use crate::model::time::UnixMillis;
 use crate::sync::lock;
@@ -72,6 +72,8 @@ pub struct Queue {
 struct State {
     /// Known after the first GetQueueUrl.
     url: Option<String>,
+    /// Known with the URL.
+    origin: Option<Origin>,
     receipts: Receipts,
     counts: QueueCounts,
     skew: Skew,
@@ -180,7 +182,10 @@ impl Queue {
         if url.is_empty() {
             return Err(crate::cloud::ec2::offerings::instance_types::unusable_response(GET_QUEUE_URL, "no URL"));
         }
-        self.state().url = Some(url.clone());
+        let region = self.client.config().region().map(ToString::to_string).unwrap_or_default();
+        let mut state = self.state();
+        state.origin = Origin::of_queue(&url, &region);
+        state.url = Some(url.clone());
         Ok(url)
     }
 
@@ -197,7 +202,7 @@ impl State {
         for message in batch {
             // Without a handle the message can be neither deleted nor identified.
             let Some(handle) = message.receipt_handle else { continue };
-            match messages::parse(message.body.as_deref().unwrap_or_default()) {
+            match messages::parse(message.body.as_deref().unwrap_or_default(), self.origin.as_ref()) {
                 Ok(event) => {
                     self.count(event.kind.label());
                     let times = Times::of(message.attributes.as_ref());
@@ -231,6 +236,7 @@ fn log_dropped(why: Dropped, message: &str) {
         Dropped::Empty | Dropped::TooLarge | Dropped::Malformed => {
             warn!(message, ?why, "deleting unreadable message");
         }
+        Dropped::Foreign => warn!(message, "deleting message of another account or region"),
     }
 }
 

@@ -29,9 +29,9 @@ fn world() -> World {
 }
 
 async fn pass(ctx: Arc<Context>) -> String {
-    let garbage = find(&ctx).await.unwrap();
+    let (garbage, most) = find(&ctx).await.unwrap();
     let found = (garbage.leaked.len(), garbage.orphaned.len(), garbage.stranded.len());
-    collect(&ctx, garbage).await;
+    collect(&ctx, garbage, most).await;
     format!("leaked, orphaned, stranded {found:?}")
 }
 

@@ -130,7 +130,7 @@ fn nodes_of_static_pools_are_left_alone() {
 
 #[test]
 fn any_value_of_do_not_disrupt_protects() {
-    for (value, blocked) in [("true", true), ("4h", true), ("yes", true), ("", false)] {
+    for (value, blocked) in [("true", true), ("4h", true), ("yes", true), ("", false), ("false", false)] {
         let annotation = json!({(labels::DO_NOT_DISRUPT): value});
         let mut state = ClusterState::default();
         add(&mut state, "c", READY, &json!({}), &json!({}));

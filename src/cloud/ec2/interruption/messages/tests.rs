@@ -76,7 +76,7 @@ fn c37_every_kind_of_event_is_parsed() {
     ] {
         let expected =
             Event { kind, instances: instances.into_iter().map(str::to_owned).collect(), at: Some(EVENT_AT) };
-        assert_eq!(parse(&body(source, detail_type, detail)), Ok(expected), "{detail_type}");
+        assert_eq!(parse(&body(source, detail_type, detail), None), Ok(expected), "{detail_type}");
     }
 }
 
@@ -114,7 +114,7 @@ fn c37_malformed_and_unknown_messages_are_distinguished() {
         (format!("{spot}{}", " ".repeat(LARGEST_BODY)), Dropped::TooLarge),
         ("[".repeat(10_000), Dropped::Malformed),
     ] {
-        assert_eq!(parse(&text), Err(expected), "{}", &text[..text.len().min(200)]);
+        assert_eq!(parse(&text, None), Err(expected), "{}", &text[..text.len().min(200)]);
     }
 }
 
@@ -122,7 +122,7 @@ fn c37_malformed_and_unknown_messages_are_distinguished() {
 fn an_event_without_a_valid_time_is_accepted() {
     let spot = body("aws.ec2", SPOT, json!({"instance-id": "i-1"}));
     for time in ["\"yesterday\"", "null"] {
-        let event = parse(&spot.replace("\"2026-01-01T00:00:00Z\"", time)).unwrap();
+        let event = parse(&spot.replace("\"2026-01-01T00:00:00Z\"", time), None).unwrap();
         assert_eq!((event.kind, event.at), (EventKind::SpotInterrupted, None));
     }
 }
@@ -131,4 +131,37 @@ fn an_event_without_a_valid_time_is_accepted() {
 fn metric_labels_are_karpenters() {
     assert_eq!(EventKind::CapacityReservationInterrupted.label(), "capacity_reservation_interrupted");
     assert_eq!((Dropped::Unknown.label(), Dropped::Malformed.label()), ("no_op", "malformed"));
+}
+
+#[test]
+fn events_of_another_account_or_region_are_dropped() {
+    let origin =
+        |account, region| Origin::of_queue(&format!("https://sqs.us-west-2.amazonaws.com/{account}/q"), region);
+    let spot = body("aws.ec2", SPOT, json!({"instance-id": "i-1"}));
+    let ended =
+        json!({"service": "EC2", "eventTypeCategory": "scheduledChange", "affectedEntities": [{"entityValue": "i-1"}]});
+    let health = body("aws.health", HEALTH, ended);
+    for (account, region, ec2, of_health) in [
+        ("111122223333", "us-west-2", true, true),
+        ("111122223333", "us-east-1", false, true),
+        ("444455556666", "us-west-2", false, false),
+        ("queue", "us-east-1", true, true),
+    ] {
+        let origin = origin(account, region);
+        let accepted = [&spot, &health].map(|text| parse(text, origin.as_ref()));
+        assert_eq!(accepted.each_ref().map(Result::is_ok), [ec2, of_health], "{account} {region}");
+        assert!(accepted.iter().all(|event| !matches!(event, Err(why) if *why != Dropped::Foreign)));
+    }
+}
+
+#[test]
+fn a_scheduled_change_that_has_ended_is_irrelevant() {
+    let event = |status: &str, entity: &str| {
+        let entities = json!([{"entityValue": "i-1", "status": entity}, {"entityValue": "i-2"}]);
+        let detail = json!({"service": "EC2", "eventTypeCategory": "scheduledChange", "statusCode": status, "affectedEntities": entities});
+        parse(&body("aws.health", HEALTH, detail), None).map(|event| event.instances)
+    };
+    assert_eq!(event("open", "IMPAIRED").unwrap(), ["i-1", "i-2"]);
+    assert_eq!(event("upcoming", "RESOLVED").unwrap(), ["i-2"]);
+    assert_eq!(event("closed", "IMPAIRED"), Err(Dropped::Irrelevant));
 }

@@ -13,7 +13,8 @@ const EVENT_AT: UnixMillis = UnixMillis(1_767_225_600_000);
 
 fn event(detail_type: &str, detail: Value) -> String {
     let source = if detail_type.starts_with("AWS") { "aws.health" } else { "aws.ec2" };
-    json!({"version": "0", "detail-type": detail_type, "source": source, "time": "2026-01-01T00:00:00Z", "detail": detail})
+    json!({"version": "0", "detail-type": detail_type, "source": source, "time": "2026-01-01T00:00:00Z", "detail": detail,
+        "account": "000000000000", "region": "us-east-1"})
         .to_string()
 }
 
