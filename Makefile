@@ -21,7 +21,7 @@ E2E := Extender Nominate Filtered Nominated Off
 CARGO_DENY_VERSION := 0.20.2
 CARGO_DENY := $(CACHE)/cargo-deny-$(CARGO_DENY_VERSION)/bin/cargo-deny
 
-.PHONY: help demo checkout bench bench-launches test soak build tools moto lint deny test-rust test-chart test-control-plane test-policies test-kubelets test-preflight test-ec2 test-ec2-and-drift test-ec2-leaving test-ec2-faults test-drift test-scenarios test-e2e $(E2E:%=test-e2e-%) test-without-service test-disruption quick reference crds clean-cache
+.PHONY: help demo checkout bench bench-launches test soak build tools moto lint deny test-rust test-chart test-control-plane test-policies test-kubelets test-preflight test-ec2 test-ec2-leaving test-ec2-faults test-drift test-scenarios test-e2e $(E2E:%=test-e2e-%) test-without-service test-disruption quick reference crds clean-cache
 
 help: ## List the targets
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | column -t -s "$$(printf '\t')"
@@ -36,7 +36,7 @@ test: ## Every test
 	$(MAKE) -j2 build tools moto
 	$(MAKE) -j3 --output-sync=target test-rust test-preflight test-without-service
 	$(MAKE) test-e2e
-	$(MAKE) -j3 --output-sync=target test-ec2-leaving test-ec2-faults test-ec2-and-drift
+	$(MAKE) -j3 --output-sync=target test-ec2 test-ec2-faults test-disruption
 	@echo "make test: all passed"
 
 soak: build tools moto ## The suites of the whole service with 500 pods of each kind instead of 150, for releases
@@ -97,9 +97,6 @@ test-preflight: build tools moto ## stowage preflight against moto
 
 test-ec2: build tools moto ## The whole service on EC2's wire protocol: launches
 	$(call pytest,ec2)
-
-test-ec2-and-drift: build tools moto ## The suites ec2 and drift, in one control plane
-	$(call pytest,ec2 drift)
 
 test-ec2-leaving: build tools moto ## The same: interruptions, status checks, vanished instances, grace periods
 	$(call pytest,ec2_leaving)

@@ -60,10 +60,12 @@ async fn messages_are_sent_received_and_deleted() {
     let queue = Queue::new(clients.sqs.clone(), &name);
     assert!(queue.receive(crate::clock::now).await.is_err(), "there is no such queue yet");
     let url = clients.sqs.create_queue().queue_name(&name).send().await.unwrap().queue_url.unwrap();
+    let (account, region) = (url.rsplit('/').nth(1), clients.sqs.config().region().map(ToString::to_string));
     let event = |kind: &str, detail: serde_json::Value| {
         let source = if kind.starts_with("AWS") { "aws.health" } else { "aws.ec2" };
-        json!({"version": "0", "source": source, "detail-type": kind, "time": "2026-01-01T00:00:00Z", "detail": detail})
-            .to_string()
+        json!({"version": "0", "source": source, "detail-type": kind, "time": "2026-01-01T00:00:00Z", "detail": detail,
+            "account": account, "region": region})
+        .to_string()
     };
     let entities = json!([{"entityValue": "i-2"}, {"entityValue": "i-3"}]);
     let health = json!({"service": "EC2", "eventTypeCategory": "scheduledChange", "affectedEntities": entities});
