@@ -21,7 +21,7 @@ E2E := Extender Nominate Filtered Nominated Off
 CARGO_DENY_VERSION := 0.20.2
 CARGO_DENY := $(CACHE)/cargo-deny-$(CARGO_DENY_VERSION)/bin/cargo-deny
 
-.PHONY: help demo checkout bench bench-launches test soak build tools moto lint deny test-rust test-chart test-control-plane test-policies test-kubelets test-preflight test-ec2 test-ec2-leaving test-ec2-faults test-drift test-scenarios test-e2e $(E2E:%=test-e2e-%) test-without-service test-disruption quick reference crds clean-cache
+.PHONY: help demo checkout bench fuzz bench-launches test soak build tools moto lint deny test-rust test-chart test-control-plane test-policies test-kubelets test-preflight test-ec2 test-ec2-leaving test-ec2-faults test-drift test-scenarios test-e2e $(E2E:%=test-e2e-%) test-without-service test-disruption quick reference crds clean-cache
 
 help: ## List the targets
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | column -t -s "$$(printf '\t')"
@@ -36,7 +36,7 @@ test: ## Every test
 	$(MAKE) -j2 build tools moto
 	$(MAKE) -j3 --output-sync=target test-rust test-preflight test-without-service
 	$(MAKE) test-e2e
-	$(MAKE) -j3 --output-sync=target test-ec2 test-ec2-faults test-disruption
+	$(MAKE) -j4 --output-sync=target test-ec2 test-ec2-faults test-ec2-leaving test-drift
 	@echo "make test: all passed"
 
 soak: build tools moto ## The suites of the whole service with 500 pods of each kind instead of 150, for releases
@@ -76,6 +76,9 @@ deny: $(CARGO_DENY) ## Licenses, bans and sources of every dependency (advisorie
 
 test-policies: moto ## The AWS policies of docs/aws against the calls of the code; log messages that the tests search for; the comparison of recorded requests
 	$(call pytest,policies recording messages)
+
+fuzz: checkout ## Ten million executions of the fuzz targets (STOWAGE_FUZZ_SEED=N for other ones)
+	STOWAGE_FUZZ_EXECUTIONS=$${STOWAGE_FUZZ_EXECUTIONS:-1650000} cargo test --locked --quiet --lib -- test_support::fuzz --nocapture
 
 test-rust: checkout ## Unit, property and wire tests
 	cargo test --locked --quiet

@@ -5,6 +5,7 @@ pub mod cloud;
 mod cluster_state;
 pub mod failures;
 pub mod fake_aws;
+mod fuzz;
 pub mod kubernetes;
 pub mod objects;
 pub(crate) mod plan_stages;

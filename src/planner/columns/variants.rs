@@ -223,7 +223,7 @@ pub(crate) fn expand_combinations(
     let mut out = Vec::new();
     let mut seen = BTreeSet::new();
     let any = Labels::new();
-    // Every value of a label that pods distinguish comes last, with what is left of the variants.
+    // Every value of a label that pods distinguish comes last and takes the remaining variants.
     let passes =
         [(&any, false)].into_iter().chain(combinations.iter().map(|wanted| (wanted, false))).chain([(&any, true)]);
     for (combination, every) in passes {

@@ -1,0 +1,4 @@
+<powershell>
+Write-Host a
+</powershell>
+<persist>true</persist>
