@@ -21,7 +21,7 @@ E2E := Extender Nominate Filtered Nominated Off
 CARGO_DENY_VERSION := 0.20.2
 CARGO_DENY := $(CACHE)/cargo-deny-$(CARGO_DENY_VERSION)/bin/cargo-deny
 
-.PHONY: help demo checkout bench fuzz bench-launches test soak build tools moto lint deny test-rust test-chart test-control-plane test-policies test-kubelets test-preflight test-ec2 test-ec2-leaving test-ec2-faults test-drift test-scenarios test-e2e $(E2E:%=test-e2e-%) test-without-service test-disruption quick reference crds clean-cache
+.PHONY: help demo checkout bench fuzz bench-launches test soak build tools moto lint deny test-rust test-chart test-control-plane test-policies test-kubelets test-preflight test-ec2 test-ec2-leaving test-ec2-faults test-drift test-attacks test-scenarios test-e2e $(E2E:%=test-e2e-%) test-without-service test-disruption quick reference crds clean-cache
 
 help: ## List the targets
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | column -t -s "$$(printf '\t')"
@@ -106,6 +106,10 @@ test-ec2-leaving: build tools moto ## The same: interruptions, status checks, va
 
 test-ec2-faults: build tools moto ## The same: throttling, errors, lost responses, missing capacity
 	$(call pytest,ec2_faults)
+
+test-attacks: tools moto ## Attacks by peers without credentials and by tenants, against the release build: probes, memory, purchases
+	cargo build --release --locked
+	STOWAGE_BIN=$(CARGO_TARGET_DIR)/release/stowage STOWAGE_ATTACKS=1 $(call pytest,attacks) -s
 
 test-drift: build tools moto ## Drift and expiration, with simulated EC2 and with moto
 	$(call pytest,drift)
