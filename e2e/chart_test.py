@@ -15,6 +15,7 @@ import threading
 
 import pytest
 
+import cert_manager
 import harness
 from harness import ROOT, run
 from waiting import wait_until
@@ -23,11 +24,13 @@ CHART = ROOT / "charts" / "stowage"
 SYNC_CRDS = ROOT / "charts" / "sync-crds"
 GENERATE = ROOT / "webhook-config" / "generate"
 CA_BUNDLE = base64.b64encode(b"-----BEGIN CERTIFICATE-----\n-----END CERTIFICATE-----\n").decode()
+# Values without a default.
+REQUIRED = {"settings.cloud": "simulated", "controller.image.repository": harness.IMAGE}
 
 
 def settings(values):
-    """--set-json for each value, by its dotted path; simulated EC2 by default."""
-    return [word for path, value in {"settings.cloud": "simulated", **values}.items() for word in ("--set-json", f"{path}={json.dumps(value)}")]
+    """--set-json for each value, by its dotted path; with what the chart requires."""
+    return [word for path, value in {**REQUIRED, **values}.items() for word in ("--set-json", f"{path}={json.dumps(value)}")]
 
 
 GENERATED = {"tls.mode": "generated"}
@@ -143,20 +146,20 @@ class TestOffline:
         for mode, values in MODES.items():
             with subtests.test(mode):
                 file = folder / "values.json"
-                file.write_text(json.dumps(nested({"settings.cloud": "simulated", **values})))
+                file.write_text(json.dumps(nested({**REQUIRED, **values})))
                 helm("lint", "--strict", "--quiet", CHART, "--values", file)
 
     def test_values_of_karpenters_chart_with_the_same_meaning_are_accepted(self, helm, folder):
         file = folder / "values.json"
         file.write_text(json.dumps(KARPENTERS))
-        text = helm("template", "stowage", CHART, "--values", file, "--set", "settings.cloud=ec2").stdout
+        text = helm("template", "stowage", CHART, "--values", file, *settings({"settings.cloud": "ec2"})).stdout
         assert f"eks.amazonaws.com/role-arn: {KARPENTERS['serviceAccount']['annotations']['eks.amazonaws.com/role-arn']}\n" in text
         for name, value in (("BATCH_IDLE_DURATION", "500ms"), ("MIN_VALUES_POLICY", "BestEffort"), ("LOG_LEVEL", "debug"), ("CLUSTER_NAME", "prod"), ("AWS_FEATURE_GATES", "NodeClassCEL=true")):
             assert re.search(rf'name: {name}\n +value: "{value}"', text)
 
     def test_a_network_policy_without_egress_rules_allows_aws_and_the_pod_identity_agent(self, helm):
         # Neither is a pod of the cluster, and the agent runs on the node itself: only open egress allows both.
-        text = helm("template", "stowage", CHART, "--set", "settings.cloud=ec2,settings.clusterName=c,networkPolicy.enabled=true", "--show-only", "templates/networkpolicy.yaml").stdout
+        text = helm("template", "stowage", CHART, *settings({"settings.cloud": "ec2", "settings.clusterName": "c", "networkPolicy.enabled": True}), "--show-only", "templates/networkpolicy.yaml").stdout
         assert re.search(r"(?m)^  egress:\n    - \{\}$", text)
 
     def test_invalid_values_are_rejected_with_their_path_and_the_valid_values(self, helm, subtests):
@@ -183,6 +186,7 @@ class TestOffline:
             ({"webhook.url": "http://10.0.0.1/mutate"}, ["/webhook/url", "https://"]),
             ({"webhook.caBundle": "-----BEGIN CERTIFICATE-----"}, ["/webhook/caBundle"]),
             ({"webhook.port": 94430}, ["/webhook/port", "65,535"]),
+            ({"controller.image.repository": ""}, ["controller.image.repository", "Dockerfile", "your registry"]),
             ({"controller.image.digest": "latest"}, ["/controller/image/digest", "sha256"]),
             ({"scheduler.extender.weight": 0}, ["/scheduler/extender/weight", "1"]),
             ({"tls.mode": "secret"}, ["tls.mode is secret", "webhook.caBundle", "webhook.annotations"]),
@@ -207,7 +211,7 @@ class TestOffline:
                     assert value == chosen.get(name, defaults[name].strip()), f"the default of {name} in values.yaml differs"
 
     def test_a_subchart_accepts_global_values(self, helm):
-        helm("template", "stowage", CHART, "--set", "global.region=us-east-1,settings.cloud=simulated")
+        helm("template", "stowage", CHART, *settings({"global.region": "us-east-1"}))
 
     def test_the_chart_packages_with_its_crds(self, helm, folder):
         helm("package", CHART, "--destination", folder)
@@ -317,17 +321,8 @@ RESOURCES = [
     ("apiextensions.k8s.io", "customresourcedefinitions"),
     ("policy", "poddisruptionbudgets"),
 ]
-# Kinds of other projects that the chart has objects of, with the fields that the chart uses.
+# Kinds of other projects that the chart has objects of, with the fields that the chart uses. cert-manager's are its own.
 FOREIGN = {
-    ("cert-manager.io", "Issuer"): {"selfSigned": {"type": "object"}, "ca": {"type": "object", "required": ["secretName"], "properties": {"secretName": {"type": "string"}}}},
-    ("cert-manager.io", "Certificate"): {
-        **{name: {"type": "string"} for name in ("secretName", "commonName", "duration", "renewBefore")},
-        "isCA": {"type": "boolean"},
-        "dnsNames": {"type": "array", "items": {"type": "string"}},
-        "usages": {"type": "array", "items": {"type": "string", "enum": ["digital signature", "server auth", "client auth"]}},
-        "privateKey": {"type": "object", "properties": {"algorithm": {"type": "string", "enum": ["RSA", "ECDSA", "Ed25519"]}, "size": {"type": "integer"}, "rotationPolicy": {"type": "string", "enum": ["Never", "Always"]}}},
-        "issuerRef": {"type": "object", "required": ["name"], "properties": {name: {"type": "string"} for name in ("kind", "name", "group")}},
-    },
     ("monitoring.coreos.com", "ServiceMonitor"): {
         "namespaceSelector": {"type": "object", "properties": {"matchNames": {"type": "array", "items": {"type": "string"}}}},
         "selector": {"type": "object", "properties": {"matchLabels": {"type": "object", "additionalProperties": {"type": "string"}}}},
@@ -457,16 +452,16 @@ class Cluster:
 
     def foreign_crds(self):
         """CRDs of other projects, for this test only: other tests depend on their absence."""
-        names = []
-        for (group, kind), spec in FOREIGN.items():
-            names.append(self.create(foreign_crd(group, kind, spec))[0]["metadata"]["name"])
+        names = [self.create(foreign_crd(group, kind, spec))[0]["metadata"]["name"] for (group, kind), spec in FOREIGN.items()]
         self.undo.callback(self.delete_crds, names)
+        created = self.kubectl("create", "-o", "name", "-f", "-", content=cert_manager.crds(self.plane, "certificates", "issuers")).stdout.split()
+        names += [name.partition("/")[2] for name in created]
         self.kubectl("wait", "--for=condition=Established", "crd", *names)
 
     def delete_crds(self, names):
         for name in names:
             self.api.delete("CustomResourceDefinition", name)
-        wait_until(lambda: not any(self.api.find("CustomResourceDefinition", name) for name in names), 30, f"{', '.join(names)} deleted")
+        wait_until(lambda: not any(self.api.find("CustomResourceDefinition", name) for name in names), 60, f"{', '.join(names)} deleted")
 
     def helm(self, *arguments, check=True):
         return self.plane.helm(*arguments, check=check)
@@ -568,7 +563,7 @@ class TestInstalled:
         assert [item["metadata"]["name"] for item in applied if {"helm.sh/chart", "app.kubernetes.io/managed-by"} & item["metadata"]["labels"].keys()] == []
 
     def test_without_cert_manager_the_default_mode_names_the_fix(self, cluster):
-        done = cluster.helm("install", "stowage", CHART, "--namespace", "default", "--set", "settings.cloud=simulated", check=False)
+        done = cluster.helm("install", "stowage", CHART, "--namespace", "default", *settings({}), check=False)
         assert done.returncode != 0
         assert "this cluster has no cert-manager.io/v1: install cert-manager, or set tls.mode to generated or secret" in done.stderr
 

@@ -33,6 +33,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent
 NAMESPACE = "stowage"
 RELEASE = "stowage"
+IMAGE = "registry.example/stowage"  # of the chart's pods, which nothing pulls here
 # The generator of scenarios and the checker of plans are outside of the repository.
 PEERS = pathlib.Path(os.environ.get("STOWAGE_PEERS") or ROOT.parent / "shared" / "peers")
 NO_PEERS = f"the scenario generator and the checker are not at {PEERS}: set STOWAGE_PEERS (CONTRIBUTING.md, set-up)"
@@ -288,8 +289,8 @@ class Stowage:
         self.restarts = 0
 
     def __enter__(self):
-        self.install()
         try:
+            self.install()
             self.start()
             self.scheduler()
         except BaseException:
@@ -303,31 +304,38 @@ class Stowage:
     # Installation
 
     def install(self):
-        """The chart by helm, the certificates, and a kubeconfig of the chart's ServiceAccount. Logs and instances of an earlier
-        installation in the same control plane are removed."""
+        """The chart by helm, and a kubeconfig of its ServiceAccount. Logs and instances of an earlier installation in the same control
+        plane are removed."""
         shutil.rmtree(self.dir, ignore_errors=True)
         self.log.unlink(missing_ok=True)
         self.dir.mkdir()
-        self.certificate("tls", "--name", "stowage", "--ip", "127.0.0.1", "--dns", "localhost")
-        self.certificate("client", "--name", "kube-scheduler", "--client")
-        bundle = base64.b64encode((self.dir / "tls" / "ca.crt").read_bytes()).decode()
-        values = {
-            "replicas": 0,
-            "settings": self.given,
-            "controller": {"env": [{"name": name, "value": value} for name, value in self.env.items()]},
-            "tls": {"mode": "secret"},
-            "webhook": {"url": f"{self.url}/mutate", "caBundle": bundle},
-        }
+        self.helm(self.values())
+        deployments = self.plane.api.list("Deployment", NAMESPACE)
+        self.deployment = next((item for item in deployments if item["metadata"]["name"] == RELEASE), None)
+        if self.deployment is None:
+            raise Failure(f"the chart created no Deployment {RELEASE} in namespace {NAMESPACE}")
+        account = self.deployment["spec"]["template"]["spec"]["serviceAccountName"]
+        self.plane.service_account(f"{NAMESPACE}/{account}", self.dir / "kubeconfig")
+
+    def helm(self, values):
+        """Installs or upgrades the chart with these values."""
         chart = os.environ.get("STOWAGE_CHART") or ROOT / "charts" / "stowage"
         file = self.dir / "values.json"
         file.write_text(json.dumps(values, indent=2))
         self.plane.helm("upgrade", "--install", RELEASE, chart, "--namespace", NAMESPACE, "--create-namespace", "--values", file)
-        deployments = self.plane.api.list("Deployment", NAMESPACE)
-        if len(deployments) != 1:
-            raise Failure(f"the chart created {len(deployments)} Deployments in namespace {NAMESPACE}, expected one")
-        self.deployment = deployments[0]
-        account = self.deployment["spec"]["template"]["spec"]["serviceAccountName"]
-        self.plane.service_account(f"{NAMESPACE}/{account}", self.dir / "kubeconfig")
+
+    def values(self):
+        """Values of the chart, with certificates of the control plane's own CA."""
+        self.certificate("tls", "--name", "stowage", "--ip", "127.0.0.1", "--dns", "localhost")
+        self.certificate("client", "--name", "kube-scheduler", "--client")
+        bundle = base64.b64encode((self.dir / "tls" / "ca.crt").read_bytes()).decode()
+        return {
+            "replicas": 0,
+            "settings": self.given,
+            "controller": {"image": {"repository": IMAGE}, "env": [{"name": name, "value": value} for name, value in self.env.items()]},
+            "tls": {"mode": "secret"},
+            "webhook": {"url": f"{self.url}/mutate", "caBundle": bundle},
+        }
 
     def certificate(self, folder, *arguments):
         self.plane.certificate(self.dir / folder, *arguments)
@@ -386,7 +394,6 @@ class Stowage:
             "--health-probe-port": "0",
             "--address-file": str(self.dir / "addresses.json"),
             "--cert-dir": str(self.dir / "tls"),
-            "--client-ca": str(self.dir / "tls" / "ca.crt"),
             "--leader-election-namespace": NAMESPACE,
             "--log-format": "json",
         }

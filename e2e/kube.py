@@ -13,7 +13,7 @@ from waiting import wait_until
 
 PODS, NODES, CLAIMS = "Pod", "Node", "NodeClaim"
 API_VERSIONS = {
-    **dict.fromkeys(("Pod", "Node", "Namespace", "ServiceAccount", "Secret", "ConfigMap"), "v1"),
+    **dict.fromkeys(("Pod", "Node", "Namespace", "ServiceAccount", "Secret", "ConfigMap", "Service"), "v1"),
     **dict.fromkeys(("Deployment", "StatefulSet", "DaemonSet"), "apps/v1"),
     **dict.fromkeys(("NodePool", "NodeClaim"), "karpenter.sh/v1"),
     "Job": "batch/v1",
@@ -23,6 +23,7 @@ API_VERSIONS = {
     "PodDisruptionBudget": "policy/v1",
     "CustomResourceDefinition": "apiextensions.k8s.io/v1",
     **dict.fromkeys(("MutatingWebhookConfiguration", "ValidatingAdmissionPolicy"), "admissionregistration.k8s.io/v1"),
+    "Certificate": "cert-manager.io/v1",
     "ClusterRole": "rbac.authorization.k8s.io/v1",
 }
 FIELD_MANAGER = "e2e"

@@ -1,6 +1,7 @@
 //! The in-process server over real TLS on loopback.
 #![allow(clippy::unwrap_used, reason = "a failed step of a test is a failed test")]
 
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -13,7 +14,7 @@ use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use setup::{Setup, ask, config, held_view, review};
-use wire::{Authority, Connection, HTTP1, HTTP2, handshake, replace, shown};
+use wire::{Authority, Connection, HTTP1, HTTP2, Pair, handshake, replace, shown};
 
 #[path = "server/setup.rs"]
 mod setup;
@@ -188,10 +189,9 @@ async fn a_rotated_certificate_is_presented_to_new_connections_only() {
     );
 }
 
-#[tokio::test]
-async fn a_mounted_secret_is_followed_through_its_data_link() {
-    let setup = Setup::start(|config| {
-        // The kubelet's layout: files are links into ..data, which is a link to a directory that is replaced.
+/// A service whose certificates are in the kubelet's layout: files are links into ..data, which is a link to a directory that is replaced.
+async fn with_mounted_secret() -> Setup {
+    Setup::start(|config| {
         let dir = &config.cert_dir;
         std::fs::create_dir(dir.join("..first")).unwrap();
         for file in ["tls.crt", "tls.key", "ca.crt"] {
@@ -200,18 +200,57 @@ async fn a_mounted_secret_is_followed_through_its_data_link() {
         }
         std::os::unix::fs::symlink("..first", dir.join("..data")).unwrap();
     })
-    .await;
+    .await
+}
+
+/// Writes a version of a mounted Secret, without switching to it.
+fn write_version(dir: &Path, version: &str, identity: &Pair, ca: &str) {
+    let folder = dir.join(version);
+    std::fs::create_dir(&folder).unwrap();
+    identity.write(&folder);
+    std::fs::write(folder.join("ca.crt"), ca).unwrap();
+}
+
+fn switch_to(dir: &Path, version: &str) {
+    std::os::unix::fs::symlink(version, dir.join("..data_tmp")).unwrap();
+    std::fs::rename(dir.join("..data_tmp"), dir.join("..data")).unwrap();
+}
+
+#[tokio::test]
+async fn a_mounted_secret_is_followed_through_its_data_link() {
+    let setup = with_mounted_secret().await;
     let certificates = setup.server.certificates();
     assert!(!certificates.reload().await.unwrap(), "nothing changed");
     let (dir, new) = (setup.dir.path(), setup.ca.server());
-    let second = dir.join("..second");
-    std::fs::create_dir(&second).unwrap();
-    new.write(&second);
-    std::fs::write(second.join("ca.crt"), &setup.ca.pem).unwrap();
-    std::os::unix::fs::symlink("..second", dir.join("..data_tmp")).unwrap();
-    std::fs::rename(dir.join("..data_tmp"), dir.join("..data")).unwrap();
+    write_version(dir, "..second", &new, &setup.ca.pem);
+    switch_to(dir, "..second");
     assert!(certificates.reload().await.unwrap());
     assert_eq!(shown(setup.addrs().https, &setup.ca).await.unwrap(), new.der());
+}
+
+#[tokio::test]
+async fn a_read_during_a_switch_of_the_mounted_secret_gets_one_version() {
+    let setup = with_mounted_secret().await;
+    let dir = setup.dir.path().to_owned();
+    write_version(&dir, "..second", &setup.ca.server(), &setup.ca.pem);
+    let done = Arc::new(AtomicBool::new(false));
+    let stop = Arc::clone(&done);
+    let switching = std::thread::spawn(move || {
+        for version in ["..second", "..first"].iter().cycle() {
+            if stop.load(Ordering::Relaxed) {
+                return;
+            }
+            switch_to(&dir, version);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    });
+    let mut failures = Vec::new();
+    for _ in 0..1000 {
+        failures.extend(setup.server.certificates().reload().await.err());
+    }
+    done.store(true, Ordering::Relaxed);
+    switching.join().unwrap();
+    assert!(failures.is_empty(), "{} of 1000 reads mixed two versions, such as: {}", failures.len(), failures[0]);
 }
 
 #[tokio::test]

@@ -22,6 +22,9 @@ use crate::server::ServerConfig;
 use crate::server::state::AppState;
 use crate::sync::lock;
 
+/// Reads until all files are of one version of a mounted Secret.
+const READS: usize = 10;
+
 /// The certificates are unusable.
 #[derive(Debug, thiserror::Error)]
 pub enum CertificateError {
@@ -68,6 +71,8 @@ pub struct Certificates {
 
 #[derive(Clone, Debug)]
 struct Paths {
+    /// The link that moves all files of a mounted Secret to a new version.
+    data: PathBuf,
     certificate: PathBuf,
     key: PathBuf,
     client_ca: PathBuf,
@@ -106,6 +111,7 @@ impl Certificates {
     /// Reads and validates the files.
     pub(crate) async fn load(config: &ServerConfig) -> Result<Self, CertificateError> {
         let paths = Paths {
+            data: config.cert_dir.join("..data"),
             certificate: config.cert_dir.join("tls.crt"),
             key: config.cert_dir.join("tls.key"),
             client_ca: config.client_ca.clone().unwrap_or_else(|| config.cert_dir.join("ca.crt")),
@@ -179,7 +185,25 @@ pub(crate) async fn poll(certificates: Arc<Certificates>, state: Arc<AppState>, 
 }
 
 impl Paths {
+    /// The files, all of one version: the kubelet moves the link and deletes the old version at any moment.
     async fn read(&self) -> Result<Files, CertificateError> {
+        let mut version = self.version().await;
+        for _ in 1..READS {
+            let files = self.read_once().await;
+            let now = self.version().await;
+            if version == now {
+                return files;
+            }
+            version = now;
+        }
+        self.read_once().await
+    }
+
+    async fn version(&self) -> Option<PathBuf> {
+        tokio::fs::read_link(&self.data).await.ok()
+    }
+
+    async fn read_once(&self) -> Result<Files, CertificateError> {
         let client_ca = match read(&self.client_ca).await {
             Ok(bytes) => Some(bytes),
             Err(CertificateError::Read { source, .. })
