@@ -1,0 +1,224 @@
+"""SIGKILL at random moments of launches, drains and interruptions on EC2's wire protocol. After each, a new process must bring the cluster to
+the same end: every pod bound, an instance and a Node for each NodeClaim, and no instance launched that no pod needed.
+
+A moment is a call to AWS or to the API server, before or after it takes effect, or a time. STOWAGE_KILLS is the number of kills,
+STOWAGE_KILLS_SEED the seed of all draws; the same seed draws the same moments. `make test-kills` draws a
+new seed each time.
+"""
+
+import collections
+import dataclasses
+import os
+import random
+import threading
+import time
+
+import pytest
+
+import faults
+import harness
+import services
+import workloads
+from ec2_leaving_test import send
+from kube import key, terminating
+from kube_proxy import KubeProxy
+from services import CLUSTER, NO_DRIFT, one_per_node, small_pool
+from waiting import wait_until
+
+KILLS = int(os.environ.get("STOWAGE_KILLS") or 4)
+SEED = int(os.environ.get("STOWAGE_KILLS_SEED") or 14)
+SPACE, POOL, LEASE = "kills", "kills", "karpenter-leader-election"
+SIZES = range(2, 8)  # pods, and nodes
+# A leaked instance is garbage when it is 30 s old; the first passes after a start are 10 s apart.
+RECOVERY = 180
+# Seconds in which the drawn call must come; then the process is killed anyway.
+PATIENCE = 8.0
+# The writes of each kind of change, as AWS and Kubernetes name them.
+LAUNCH = ["create nodeclaims", "patch nodeclaims", "patch nodeclaims/status", "CreateFleet", "patch nodes", "patch pods/status"]
+REMOVAL = ["patch nodes", "create pods/eviction", "TerminateInstances", "delete nodes", "patch nodeclaims", "patch nodeclaims/status"]
+CALLS = {
+    "launch": LAUNCH,
+    "drain": REMOVAL + ["create nodeclaims", "CreateFleet"],
+    "interruption": ["ReceiveMessage", "DeleteMessageBatch", "delete nodeclaims", "create nodeclaims", "CreateFleet", *REMOVAL],
+    "scale-down": ["delete nodeclaims", *REMOVAL],
+}
+
+
+@dataclasses.dataclass
+class Moment:
+    """When the process is killed: at the `nth` call of this name, before or after it takes effect; or, without a name, after a time."""
+
+    call: str | None
+    nth: int
+    after: bool
+    seconds: float
+
+    @classmethod
+    def draw(cls, draw, change):
+        call = draw.choice(CALLS[change]) if draw.random() < 0.75 else None
+        return cls(call, draw.choice([1, 1, 1, 1, 2, 3]), draw.random() < 0.5, draw.uniform(0.0, PATIENCE))
+
+    def __str__(self):
+        return f"{'after' if self.after else 'before'} {self.call} {self.nth}" if self.call else f"at {self.seconds:.1f} s"
+
+
+class Killer:
+    """Kills the process at a moment. Both proxies report calls to `at`."""
+
+    def __init__(self, service):
+        self.service = service
+        self.lock = threading.Lock()
+        self.moment, self.seen, self.killed_at = None, 0, None
+        self.calls = collections.Counter()
+
+    def arm(self, moment):
+        with self.lock:
+            self.moment, self.seen, self.killed_at = moment, 0, None
+
+    def at(self, call, effective):
+        """Whether the process was killed at this call."""
+        with self.lock:
+            if effective:
+                self.calls[call] += 1
+            moment = self.moment
+            if moment is None or moment.call != call or moment.after != effective:
+                return False
+            self.seen += 1
+            if self.seen < moment.nth:
+                return False
+            self.kill(str(moment))
+            return True
+
+    def kill(self, why):
+        self.moment, self.killed_at = None, why
+        self.service.stowage.kill()
+
+    def wait(self):
+        """Waits for the moment, or until it will not come; returns what happened."""
+        moment, begin = self.moment, time.monotonic()
+        limit = PATIENCE if moment.call else moment.seconds
+        while time.monotonic() - begin < limit:
+            with self.lock:
+                if self.killed_at:
+                    break
+            time.sleep(0.01)
+        with self.lock:
+            if not self.killed_at:
+                self.kill(f"at {limit:.1f} s" + (f", {moment} did not come" if moment.call else ""))
+        return self.killed_at
+
+    def fault(self, call, forward):
+        """Of faults.Proxy."""
+        if call.form.get("DryRun") == "true":
+            return None
+        if self.at(call.action, False):
+            return faults.DROP
+        reply = forward(call)
+        return faults.DROP if self.at(call.action, True) else reply
+
+
+class Changes:
+    """The changes during which the process is killed. Each returns the number of instances that it makes necessary, and the names of the
+    NodeClaims that it ends."""
+
+    def __init__(self, service, draw):
+        self.service, self.draw = service, draw
+        self.pods = 0
+
+    def possible(self):
+        found = ["drain", "interruption"]
+        return found + ["launch"] * (self.pods < SIZES[-1]) + ["scale-down"] * (self.pods > SIZES[0])
+
+    def apply(self, change):
+        return getattr(self, change.replace("-", "_"))()
+
+    def some(self):
+        claims = sorted((claim for claim in self.service.claims(POOL) if not terminating(claim)), key=key)
+        return self.draw.sample(claims, self.draw.randint(1, min(2, len(claims))))
+
+    def scale(self, pods):
+        self.pods = pods
+        self.service.api.scale("Deployment", "server", SPACE, pods)
+
+    def launch(self):
+        more = self.draw.randint(1, SIZES[-1] - self.pods)
+        self.scale(self.pods + more)
+        return more, []
+
+    def scale_down(self):
+        self.scale(self.draw.randint(SIZES[0], self.pods - 1))
+        return 0, []
+
+    def drain(self):
+        claims = self.some()
+        for claim in claims:
+            self.service.api.delete("NodeClaim", key(claim))
+        return len(claims), [key(claim) for claim in claims]
+
+    def interruption(self):
+        claims = self.some()
+        for claim in claims:
+            detail = {"instance-id": self.service.instance_of(claim), "instance-action": "terminate"}
+            send(self.service, "aws.ec2", "EC2 Spot Instance Interruption Warning", **detail)
+        return len(claims), [key(claim) for claim in claims]
+
+
+@pytest.fixture(scope="class")
+def killer(service):
+    """Lets the service send all its requests through both proxies."""
+    killer = Killer(service)
+    with KubeProxy(service.stowage.dir / "kubeconfig") as proxy, service.proxy.fault(killer.fault):
+        proxy.at = killer.at
+        service.stowage.stop()
+        proxy.kubeconfig(service.stowage.dir / "kubeconfig")
+        service.api.delete("Lease", LEASE, harness.NAMESPACE)
+        service.stowage.start()
+        yield killer
+
+
+class TestKills:
+    """The process is killed while it launches, drains, or responds to interruptions."""
+
+    @staticmethod
+    def environment(request):
+        pool = small_pool(POOL, "on-demand")
+        pool["spec"]["disruption"] |= {"consolidateAfter": "0s", "budgets": [{"nodes": "100%", "reasons": ["Empty"]}, {"nodes": "0", "reasons": ["Underutilized"]}, NO_DRIFT]}
+        return services.ec2(request.getfixturevalue("service_plane"), [pool])
+
+    def test_every_kill_ends_with_the_same_cluster(self, service, killer):
+        draw = random.Random(SEED)
+        changes = Changes(service, draw)
+        changes.pods = SIZES[0]
+        service.plane.apply(*one_per_node(SPACE, changes.pods, POOL))
+        service.wait_bound(SPACE, changes.pods, 90)
+        print(f"\nSTOWAGE_KILLS={KILLS} STOWAGE_KILLS_SEED={SEED}", flush=True)
+        for number in range(1, KILLS + 1):
+            change = draw.choice(changes.possible())
+            moment = Moment.draw(draw, change)
+            # A standby takes over after the lease expired; a restarted process may find it released.
+            released = draw.random() < 0.8
+            print(f"kill {number}: {change}, {moment}", end="", flush=True)
+            self.kill(service, killer, changes, change, moment, released)
+
+    def kill(self, service, killer, changes, change, moment, released):
+        begin, at = time.monotonic(), time.time()
+        killer.arm(moment)
+        needed, ended = changes.apply(change)
+        print(f": {killer.wait()}", end="", flush=True)
+        if released:
+            service.api.delete("Lease", LEASE, harness.NAMESPACE)
+        service.stowage.start()
+        # A message that the killed process received is visible again after a time.
+        queue = lambda: service.aws.sqs.get_queue_attributes(QueueUrl=service.account.queue_url, AttributeNames=["All"])["Attributes"]
+        waiting = lambda: sum(int(queue()[f"ApproximateNumberOfMessages{kind}"]) for kind in ("", "NotVisible"))
+        service.poll(lambda: waiting() == 0, RECOVERY, "the queue empty", queue)
+        service.wait(lambda: not set(ended) & set(service.names(POOL)), RECOVERY, f"{', '.join(ended)} gone")
+        service.wait_bound(SPACE, changes.pods, RECOVERY)
+        corresponding = lambda: len(service.claims(POOL)) == changes.pods and service.mirror.settled()
+        service.wait(corresponding, RECOVERY, f"{changes.pods} NodeClaims")
+        service.assert_nothing_leaked()
+        launched = [id for id, when in service.proxy.launched.items() if when >= at]
+        print(f"; {needed} needed, {len(launched)} launched, recovered after {time.monotonic() - begin:.0f} s", flush=True)
+        assert len(launched) == needed, "the number of launched instances is not that of the pods without a node"
+        service.assert_not_doubly_planned()
+        service.assert_no_errors()
