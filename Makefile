@@ -20,6 +20,11 @@ E2E := Extender Nominate Filtered Nominated Off
 # The control plane's binaries: built once by e2e/tools/build, or ready-made ones where STOWAGE_E2E_BIN points.
 CARGO_DENY_VERSION := 0.20.2
 CARGO_DENY := $(CACHE)/cargo-deny-$(CARGO_DENY_VERSION)/bin/cargo-deny
+CARGO_CYCLONEDX_VERSION := 0.5.9
+CARGO_CYCLONEDX := $(CACHE)/cargo-cyclonedx-$(CARGO_CYCLONEDX_VERSION)/bin/cargo-cyclonedx
+# A clone of RustSec's database, in a folder whose name cargo-deny derives from the URL of the original.
+ADVISORIES := $(CARGO_TARGET_DIR)/advisories
+ADVISORY_DB_NAME := advisory-db-3157b0e258782691
 
 .PHONY: help demo checkout bench fuzz bench-launches test soak build tools moto lint deny test-rust test-chart test-control-plane test-policies test-kubelets test-preflight test-ec2 test-ec2-leaving test-ec2-faults test-drift test-attacks test-scenarios test-e2e $(E2E:%=test-e2e-%) test-without-service test-disruption quick reference crds clean-cache
 
@@ -43,7 +48,7 @@ soak: build tools moto ## The suites of the whole service with 500 pods of each 
 	STOWAGE_SOAK=1 $(call pytest,e2e)
 
 test-without-service: build tools moto ## Suites that do not need the running service, in one control plane
-	$(call pytest,control_plane chart kubelets scenarios)
+	$(call pytest,control_plane chart certificates kubelets scenarios)
 
 test-disruption: build tools moto ## Suites of voluntary and involuntary disruption, in one control plane
 	$(call pytest,ec2_leaving drift)
@@ -71,11 +76,27 @@ lint: moto ## Formatting, lints and spelling; a warning is an error
 $(CARGO_DENY):
 	cargo install --locked --quiet --debug --version $(CARGO_DENY_VERSION) --root $(CACHE)/cargo-deny-$(CARGO_DENY_VERSION) cargo-deny
 
-deny: $(CARGO_DENY) ## Licenses, bans and sources of every dependency (advisories: see deny.toml)
+deny: $(CARGO_DENY) ## Licenses, bans and sources of every dependency (advisories: make advisories)
 	$(CARGO_DENY) --log-level error check licenses bans sources
 
-test-policies: moto ## The AWS policies of docs/aws against the calls of the code; log messages that the tests search for; the comparison of recorded requests
-	$(call pytest,policies recording messages)
+.PHONY: advisories sbom
+advisories: $(CARGO_DENY) ## Known vulnerabilities of every dependency (ADVISORY_DB=FOLDER: a clone of RustSec's advisory-db, if its host is out of reach)
+ifdef ADVISORY_DB
+	@mkdir -p $(ADVISORIES) && ln -sfn $(abspath $(ADVISORY_DB)) $(ADVISORIES)/$(ADVISORY_DB_NAME)
+	@sed 's|^\[advisories\]|&\ndb-path = "$(ADVISORIES)"|' deny.toml > $(ADVISORIES)/deny.toml
+	$(CARGO_DENY) --offline --log-level error --config $(ADVISORIES)/deny.toml check advisories
+else
+	$(CARGO_DENY) --log-level error check advisories
+endif
+
+$(CARGO_CYCLONEDX):
+	cargo install --locked --quiet --debug --version $(CARGO_CYCLONEDX_VERSION) --root $(CACHE)/cargo-cyclonedx-$(CARGO_CYCLONEDX_VERSION) cargo-cyclonedx
+
+sbom: $(CARGO_CYCLONEDX) ## The CycloneDX SBOM of the binary for each platform of the image
+	e2e/tools/sbom $(CARGO_CYCLONEDX) $(CARGO_TARGET_DIR)/sbom
+
+test-policies: moto ## The AWS policies of docs/aws against the calls of the code; log messages that the tests search for; the comparison of recorded requests; the Dockerfile
+	$(call pytest,policies recording messages image)
 
 fuzz: checkout ## Ten million executions of the fuzz targets (STOWAGE_FUZZ_SEED=N for other ones)
 	STOWAGE_FUZZ_EXECUTIONS=$${STOWAGE_FUZZ_EXECUTIONS:-1650000} cargo test --locked --quiet --lib -- test_support::fuzz --nocapture
@@ -92,6 +113,10 @@ test-control-plane: tools moto ## The control plane itself
 test-chart: tools moto ## The chart and the plain manifests, on a real control plane
 	$(call pytest,chart)
 
+.PHONY: test-certificates test-kills
+test-certificates: build tools moto ## The chart with the real cert-manager: certificates, CA injection, renewals under load
+	$(call pytest,certificates)
+
 test-kubelets: tools moto ## moto, and kubelets for its instances
 	$(call pytest,kubelets)
 
@@ -104,8 +129,11 @@ test-ec2: build tools moto ## The whole service on EC2's wire protocol: launches
 test-ec2-leaving: build tools moto ## The same: interruptions, status checks, vanished instances, grace periods
 	$(call pytest,ec2_leaving)
 
-test-ec2-faults: build tools moto ## The same: throttling, errors, lost responses, missing capacity
-	$(call pytest,ec2_faults)
+test-ec2-faults: build tools moto ## The same: throttling, errors, lost responses, missing capacity, four kills
+	$(call pytest,ec2_faults kills)
+
+test-kills: build tools moto ## The same: fifty kills at random moments of launches, drains and interruptions (STOWAGE_KILLS_SEED=N repeats a run)
+	STOWAGE_KILLS=$${STOWAGE_KILLS:-50} STOWAGE_KILLS_SEED=$${STOWAGE_KILLS_SEED:-$$RANDOM} $(call pytest,kills) -s
 
 test-attacks: tools moto ## Attacks by peers without credentials and by tenants, against the release build: probes, memory, purchases
 	cargo build --release --locked

@@ -68,6 +68,12 @@ annotations:
 {{- if .image.digest }}@{{ .image.digest }}{{ else }}:{{ .image.tag | default .tag }}{{ end -}}
 {{- end -}}
 
+{{/* Reference of Stowage's image. Nobody publishes one, and a default name would be that of whoever registers it first. */}}
+{{- define "stowage.controllerImage" -}}
+{{- $_ := required "controller.image.repository is empty: no image of Stowage is published; build one with the Dockerfile, push it to your registry, and set its repository" .Values.controller.image.repository -}}
+{{- include "stowage.image" (dict "image" .Values.controller.image "tag" .Chart.AppVersion) -}}
+{{- end -}}
+
 {{/* Security context of a container under the restricted pod security standard. */}}
 {{- define "stowage.restricted" -}}
 allowPrivilegeEscalation: false
