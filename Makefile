@@ -83,6 +83,7 @@ deny: $(CARGO_DENY) ## Licenses, bans and sources of every dependency (advisorie
 advisories: $(CARGO_DENY) ## Known vulnerabilities of every dependency (ADVISORY_DB=FOLDER: a clone of RustSec's advisory-db, if its host is out of reach)
 ifdef ADVISORY_DB
 	@mkdir -p $(ADVISORIES) && ln -sfn $(abspath $(ADVISORY_DB)) $(ADVISORIES)/$(ADVISORY_DB_NAME)
+	@echo "RustSec's database of $$(git -C $(ADVISORY_DB) log -1 --format='%cs, commit %h')"
 	@sed 's|^\[advisories\]|&\ndb-path = "$(ADVISORIES)"|' deny.toml > $(ADVISORIES)/deny.toml
 	$(CARGO_DENY) --offline --log-level error --config $(ADVISORIES)/deny.toml check advisories
 else
