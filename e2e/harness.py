@@ -327,7 +327,7 @@ class Stowage:
     def values(self):
         """Values of the chart, with certificates of the control plane's own CA."""
         self.certificate("tls", "--name", "stowage", "--ip", "127.0.0.1", "--dns", "localhost")
-        self.certificate("client", "--name", "kube-scheduler", "--client")
+        self.certificate("client", "--name", "stowage-scheduler", "--client")
         bundle = base64.b64encode((self.dir / "tls" / "ca.crt").read_bytes()).decode()
         return {
             "replicas": 0,
@@ -484,8 +484,8 @@ class Stowage:
         return out
 
     def errors(self):
-        """Log lines of level ERROR."""
-        return [line for line in self.lines() if line.get("level") == "ERROR"]
+        """Log lines of level ERROR, and those of a write that a policy of the chart denied."""
+        return [line for line in self.lines() if line.get("level") == "ERROR" or "ValidatingAdmissionPolicy" in json.dumps(line)]
 
     def tail(self, lines=15):
         text = self.log.read_text(errors="replace") if self.log.exists() else ""

@@ -61,6 +61,73 @@ async fn a_client_certificate_of_another_authority_fails_the_handshake() {
 }
 
 #[tokio::test]
+async fn the_extender_accepts_the_names_of_the_scheduler_only() {
+    let setup = Setup::start(|config| {
+        config.extender_client_names = vec!["stowage-scheduler".into(), "system:kube-scheduler".into()];
+    })
+    .await;
+    for accepted in [setup.ca.client(), setup.ca.client_with_common_name("system:kube-scheduler")] {
+        assert_eq!(setup.connect(Some(&accepted)).await.post("/v1/filter", ask(&["a"])).await.status, 200);
+    }
+    for (name, other) in [
+        ("workload", setup.ca.client_of("workload")),
+        ("stowage-scheduler.evil", setup.ca.client_of("stowage-scheduler.evil")),
+        ("system:node:n", setup.ca.client_with_common_name("system:node:n")),
+    ] {
+        let mut connection = setup.connect(Some(&other)).await;
+        let refused = connection.post("/v1/prioritize", ask(&["a"])).await;
+        assert_eq!(refused.status, 403, "{name}");
+        let error = refused.error();
+        assert!(error.contains(name) && error.contains("--extender-client-names"), "{error}");
+        assert_eq!(connection.post("/mutate", review()).await.status, 200, "the webhook asks for no certificate");
+    }
+}
+
+#[tokio::test]
+async fn with_a_client_ca_the_webhook_accepts_the_api_server_only() {
+    let webhook = Authority::new();
+    let setup = Setup::start(|config| {
+        let path = config.cert_dir.join("api-server.crt");
+        std::fs::write(&path, &webhook.pem).unwrap();
+        config.webhook_client_ca = Some(path);
+    })
+    .await;
+    let (api_server, other) = (webhook.client_of("kube-apiserver"), webhook.client_of("stowage-scheduler"));
+    for (case, client, mutate, filter, advice) in [
+        ("no certificate", None, 403, 403, "--webhook-client-ca"),
+        ("the API server", Some(&api_server), 200, 403, ""),
+        ("another name", Some(&other), 403, 403, "--webhook-client-names"),
+        ("the scheduler, of its own CA", Some(&setup.client), 403, 200, "--webhook-client-ca"),
+        (
+            "the API server's name, of the CA of the scheduler",
+            Some(&setup.ca.client_of("kube-apiserver")),
+            403,
+            403,
+            "",
+        ),
+    ] {
+        let mut connection = setup.connect(client).await;
+        let answer = connection.post("/mutate", review()).await;
+        assert_eq!(answer.status, mutate, "{case}");
+        if !advice.is_empty() {
+            assert!(answer.error().contains(advice), "{case}: {}", answer.error());
+        }
+        assert_eq!(connection.post("/v1/filter", ask(&["a"])).await.status, filter, "{case}");
+        assert_eq!(connection.get("/livez").await.status, 200, "{case}");
+    }
+    assert!(setup.metric("stowage_cert_expiry_seconds{certificate=\"webhook_client_ca\"}").await.is_some());
+}
+
+#[tokio::test]
+async fn the_expiry_of_an_intermediate_is_reported() {
+    let ca = Authority::new();
+    let setup = Setup::start(|config| ca.server_with_expiring_intermediate().write(&config.cert_dir)).await;
+    setup.state.readiness.set_caches_synced(true);
+    let seconds = setup.metric("stowage_cert_expiry_seconds{certificate=\"serving\"}").await.unwrap();
+    assert!((80_000.0..=86_400.0).contains(&seconds.parse::<f64>().unwrap()), "{seconds}");
+}
+
+#[tokio::test]
 async fn without_a_client_ca_the_extender_is_closed() {
     let setup = Setup::start(|config| std::fs::remove_file(config.cert_dir.join("ca.crt")).unwrap()).await;
     assert_eq!(setup.connect(Some(&setup.client)).await.post("/v1/filter", ask(&["a"])).await.status, 403);

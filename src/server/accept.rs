@@ -1,4 +1,4 @@
-//! Accepts connections: enforces the limit per listener and records whether the peer presented a client certificate.
+//! Accepts connections: enforces the limit per listener and records which routes the client certificate of the peer opens.
 
 use std::io;
 use std::sync::Arc;
@@ -6,18 +6,20 @@ use std::time::Duration;
 
 use axum::{Extension, Router};
 use axum_server::accept::Accept;
-use axum_server::tls_rustls::{RustlsAcceptor, RustlsConfig};
+use axum_server::tls_rustls::RustlsAcceptor;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use tokio::net::TcpStream;
 
+use crate::server::clients::{Access, Accesses};
 use crate::server::connections::{Closable, Connections, Ticket};
+use crate::server::tls::Certificates;
 
 /// Facts about the peer of a connection; an extension of each of its requests.
 #[derive(Clone, Debug)]
 pub(crate) struct Peer {
-    /// Whether it presented a certificate signed by the client CA. Any other certificate fails the handshake.
-    pub(crate) certified: bool,
+    /// The routes that its certificate opens. A certificate of no client CA fails the handshake.
+    pub(crate) access: Accesses,
     /// Its place among the open connections, while the connection or one of its requests lives.
     pub(crate) ticket: Arc<Ticket>,
 }
@@ -42,9 +44,10 @@ impl Accept<TcpStream, Router> for Bounded {
     type Future = std::future::Ready<io::Result<(Self::Stream, Router)>>;
 
     fn accept(&self, stream: TcpStream, router: Router) -> Self::Future {
+        // The plain listeners have neither route.
+        let access = Accesses { extender: Access::NoCertificate, webhook: Access::NoCertificate };
         std::future::ready(
-            self.admit(stream)
-                .map(|(stream, ticket)| (stream, router.layer(Extension(Peer { certified: false, ticket })))),
+            self.admit(stream).map(|(stream, ticket)| (stream, router.layer(Extension(Peer { access, ticket })))),
         )
     }
 }
@@ -54,11 +57,13 @@ impl Accept<TcpStream, Router> for Bounded {
 pub(crate) struct TlsAccept {
     bounded: Bounded,
     tls: RustlsAcceptor,
+    certificates: Arc<Certificates>,
 }
 
 impl TlsAccept {
-    pub(crate) fn new(bounded: Bounded, config: RustlsConfig, handshake_timeout: Duration) -> Self {
-        Self { bounded, tls: RustlsAcceptor::new(config).handshake_timeout(handshake_timeout) }
+    pub(crate) fn new(bounded: Bounded, certificates: Arc<Certificates>, handshake_timeout: Duration) -> Self {
+        let tls = RustlsAcceptor::new(certificates.rustls().clone()).handshake_timeout(handshake_timeout);
+        Self { bounded, tls, certificates }
     }
 }
 
@@ -70,12 +75,13 @@ impl Accept<TcpStream, Router> for TlsAccept {
     fn accept(&self, stream: TcpStream, router: Router) -> Self::Future {
         let admitted = self.bounded.admit(stream);
         let handshake = admitted.map(|(stream, ticket)| (self.tls.accept(stream, router), ticket));
+        let certificates = Arc::clone(&self.certificates);
         async move {
             let (handshake, ticket) = handshake?;
             let (stream, router) =
                 handshake.await.inspect_err(|error| tracing::debug!(%error, "tls handshake failed"))?;
-            let certified = stream.get_ref().1.peer_certificates().is_some_and(|chain| !chain.is_empty());
-            let router = router.layer(Extension(Peer { certified, ticket }));
+            let access = certificates.accesses(stream.get_ref().1.peer_certificates().unwrap_or_default());
+            let router = router.layer(Extension(Peer { access, ticket }));
             Ok((stream, router))
         }
         .boxed()

@@ -11,31 +11,9 @@ use futures::StreamExt;
 use tokio::sync::Semaphore;
 
 use crate::server::accept::Peer;
+use crate::server::config::Bounds;
 use crate::server::middleware::error;
 use crate::sync::lock;
-
-/// Bounds of the requests of one route.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Bounds {
-    /// Maximum body in bytes; larger bodies get 413.
-    pub body: usize,
-    /// Bytes of all bodies that are being read or processed; 429 beyond it.
-    pub bytes: usize,
-    /// The same, of one peer address.
-    pub bytes_per_peer: usize,
-    /// What a peer may always use, even when others use up the total.
-    pub bytes_guaranteed: usize,
-    /// Requests in progress; 429 beyond it.
-    pub requests: usize,
-    /// The same, of one peer address.
-    pub requests_per_peer: usize,
-    /// What a peer may always have in progress, even when others use up the total.
-    pub requests_guaranteed: usize,
-    /// Bodies above this size in bytes are processed on a blocking thread.
-    pub large: usize,
-    /// Large bodies that are processed at a time; the others wait within their time limit.
-    pub large_at_a_time: usize,
-}
 
 /// The requests of one route; an extension of each of them.
 #[derive(Debug)]

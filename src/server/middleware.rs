@@ -14,6 +14,7 @@ use prometheus::IntGauge;
 use serde_json::json;
 
 use crate::server::accept::Peer;
+use crate::server::clients::Access;
 use crate::server::state::AppState;
 
 #[derive(Clone, Debug)]
@@ -86,17 +87,36 @@ impl Drop for InFlight<'_> {
     }
 }
 
-/// Rejects peers that did not present a certificate signed by the client CA.
-pub(crate) async fn require_client_certificate(
-    Extension(peer): Extension<Peer>,
-    request: Request,
-    next: Next,
-) -> Response {
-    if peer.certified {
-        return next.run(request).await;
+/// Admits the scheduler to the extender.
+pub(crate) async fn require_scheduler(Extension(peer): Extension<Peer>, request: Request, next: Next) -> Response {
+    match peer.access.extender {
+        Access::Granted => next.run(request).await,
+        Access::NoCertificate => error(
+            StatusCode::FORBIDDEN,
+            "the extender needs a client certificate signed by its client CA: set certFile and keyFile in the scheduler's tlsConfig",
+        ),
+        Access::OtherName(names) => error(
+            StatusCode::FORBIDDEN,
+            &format!(
+                "the extender does not accept a client certificate of {names}: use the certificate of the scheduler, or add its name to --extender-client-names"
+            ),
+        ),
     }
-    error(
-        StatusCode::FORBIDDEN,
-        "the extender needs a client certificate signed by its client CA: set certFile and keyFile in the scheduler's tlsConfig",
-    )
+}
+
+/// Admits the API server to the webhook; anyone without a client CA for the webhook.
+pub(crate) async fn require_api_server(Extension(peer): Extension<Peer>, request: Request, next: Next) -> Response {
+    match peer.access.webhook {
+        Access::Granted => next.run(request).await,
+        Access::NoCertificate => error(
+            StatusCode::FORBIDDEN,
+            "the webhook needs a client certificate signed by --webhook-client-ca: give the API server one by its AdmissionConfiguration",
+        ),
+        Access::OtherName(names) => error(
+            StatusCode::FORBIDDEN,
+            &format!(
+                "the webhook does not accept a client certificate of {names}: use the certificate of the API server, or add its name to --webhook-client-names"
+            ),
+        ),
+    }
 }

@@ -5,12 +5,16 @@
 //!
 //! | listener | route | who may call |
 //! |---|---|---|
-//! | HTTPS | `POST /mutate` | anyone (the API server presents no client certificate) |
-//! | HTTPS | `POST /v1/filter`, `/v1/prioritize`, `/v1/preempt` | holders of a certificate signed by the client CA; 403 otherwise |
+//! | HTTPS | `POST /mutate` | anyone (most API servers present no client certificate), or with a CA for it the holder of a certificate for one of its names; 403 otherwise |
+//! | HTTPS | `POST /v1/filter`, `/v1/prioritize`, `/v1/preempt` | holders of a certificate signed by the client CA for one of the scheduler's names; 403 otherwise |
 //! | HTTPS, health | `GET /livez`, `/healthz`, `/readyz` | anyone |
 //! | metrics | `GET /metrics` | anyone |
 
 pub mod accept;
+pub mod certificate_error;
+pub mod certificate_files;
+pub mod clients;
+pub mod config;
 pub mod connections;
 pub mod health;
 pub mod intake;
@@ -23,7 +27,6 @@ pub mod verbs;
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -32,92 +35,14 @@ use hyper_util::rt::TokioTimer;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
+pub use crate::server::certificate_error::CertificateError;
+pub use crate::server::config::{Bounds, ServerConfig};
 pub use crate::server::connections::Limits;
-pub use crate::server::intake::Bounds;
 pub use crate::server::state::AppState;
-pub use crate::server::tls::{CertificateError, Certificates};
+pub use crate::server::tls::Certificates;
 
 use crate::server::accept::{Bounded, TlsAccept};
 use crate::server::connections::Connections;
-
-/// Addresses, certificates and limits of the service.
-#[derive(Clone, Debug, PartialEq)]
-pub struct ServerConfig {
-    /// HTTPS address; port 0 selects a free port.
-    pub https_addr: SocketAddr,
-    /// Directory with `tls.crt` and `tls.key`, and usually `ca.crt`: a mounted Secret of type `kubernetes.io/tls`.
-    pub cert_dir: PathBuf,
-    /// CA that signs client certificates; `None` selects `ca.crt` in [`ServerConfig::cert_dir`] if it exists. Without a CA,
-    /// extender requests are answered 403.
-    pub client_ca: Option<PathBuf>,
-    /// Address of `/metrics`; `None` disables the listener.
-    pub metrics_addr: Option<SocketAddr>,
-    /// Address of plain `/livez`, `/healthz` and `/readyz`; `None` serves them on HTTPS only.
-    pub health_addr: Option<SocketAddr>,
-    /// Interval between reads of the certificate files.
-    pub cert_poll: Duration,
-    /// Limits of the connections of each listener.
-    pub connections: Limits,
-    /// Time limit of a TLS handshake.
-    pub handshake_timeout: Duration,
-    /// Time limit of a request, reading its body included.
-    pub request_timeout: Duration,
-    /// Time limit for open requests during shutdown.
-    pub drain_timeout: Duration,
-    /// Bounds of the requests to `/mutate`, which anyone may send.
-    pub webhook: Bounds,
-    /// Bounds of the requests to the extender.
-    pub extender: Bounds,
-}
-
-impl ServerConfig {
-    /// The defaults, with certificates from `cert_dir`: HTTPS on 9443, metrics on 8080 and health on 8081, on all addresses.
-    #[must_use]
-    pub fn new(cert_dir: impl Into<PathBuf>) -> Self {
-        let everywhere = |port| SocketAddr::from(([0, 0, 0, 0], port));
-        Self {
-            https_addr: everywhere(9443),
-            cert_dir: cert_dir.into(),
-            client_ca: None,
-            metrics_addr: Some(everywhere(8080)),
-            health_addr: Some(everywhere(8081)),
-            cert_poll: Duration::from_secs(10),
-            connections: Limits {
-                connections: 1024,
-                // Both are longer than the 90 s idle timeout of Go clients, which also keep connections that they have not used yet, so
-                // that they never write to a connection that the server has closed.
-                first_request: Duration::from_secs(100),
-                idle: Duration::from_mins(5),
-            },
-            handshake_timeout: Duration::from_secs(10),
-            request_timeout: Duration::from_secs(10),
-            drain_timeout: Duration::from_secs(10),
-            // The API server accepts no object over 3 MiB. A review of it as JSON values takes up to 35 times its bytes, twice.
-            webhook: Bounds {
-                body: 7 << 19,
-                bytes: 32 << 20,
-                bytes_per_peer: 8 << 20,
-                bytes_guaranteed: 256 << 10,
-                requests: 1024,
-                requests_per_peer: 512,
-                requests_guaranteed: 64,
-                large: 64 << 10,
-                large_at_a_time: 1,
-            },
-            extender: Bounds {
-                body: 16 << 20,
-                bytes: 64 << 20,
-                bytes_per_peer: 64 << 20,
-                bytes_guaranteed: 1 << 20,
-                requests: 512,
-                requests_per_peer: 512,
-                requests_guaranteed: 64,
-                large: 1 << 20,
-                large_at_a_time: 2,
-            },
-        }
-    }
-}
 
 /// The service could not start, or failed.
 #[derive(Debug, thiserror::Error)]
@@ -193,7 +118,7 @@ impl Server {
 
         let acceptor = TlsAccept::new(
             Bounded(Connections::new("https", config.connections, &state.metrics)),
-            certificates.rustls().clone(),
+            Arc::clone(&certificates),
             config.handshake_timeout,
         );
         let mut listeners = vec![spawn("https", https, acceptor, routes::https(&config, &state))];

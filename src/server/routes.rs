@@ -9,10 +9,11 @@ use axum::middleware::{from_fn, from_fn_with_state};
 use axum::response::Response;
 use axum::routing::{get, post};
 
+use crate::server::config::ServerConfig;
 use crate::server::intake::{Intake, Share};
-use crate::server::middleware::{Guard, error, guard, require_client_certificate, track};
+use crate::server::middleware::{Guard, error, guard, require_api_server, require_scheduler, track};
 use crate::server::state::AppState;
-use crate::server::{ServerConfig, health, verbs};
+use crate::server::{health, verbs};
 
 /// Answers of `/metrics` in progress, in total and per peer.
 const SCRAPES: usize = 8;
@@ -25,8 +26,11 @@ pub(crate) fn https(config: &ServerConfig, state: &Arc<AppState>) -> Router {
         .route("/v1/prioritize", post(verbs::prioritize))
         .route("/v1/preempt", post(verbs::preempt))
         .layer(Extension(Intake::new(config.extender)))
-        .route_layer(from_fn(require_client_certificate));
-    let webhook = Router::new().route("/mutate", post(verbs::mutate)).layer(Extension(Intake::new(config.webhook)));
+        .route_layer(from_fn(require_scheduler));
+    let webhook = Router::new()
+        .route("/mutate", post(verbs::mutate))
+        .layer(Extension(Intake::new(config.webhook)))
+        .route_layer(from_fn(require_api_server));
     let guarded = Guard { state: Arc::clone(state), request_timeout: config.request_timeout };
     extender
         .merge(webhook)

@@ -30,13 +30,27 @@ impl AppState {
     }
 }
 
+/// When certificates expire.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Expiries {
+    /// The serving certificate itself.
+    pub(crate) serving: UnixMillis,
+    /// The earliest of the serving certificate and its intermediates.
+    pub(crate) chain: UnixMillis,
+    /// The client CAs; `None` without one.
+    pub(crate) client_ca: Option<UnixMillis>,
+    pub(crate) webhook_client_ca: Option<UnixMillis>,
+}
+
 /// Conditions of `/readyz`.
 #[derive(Debug)]
 pub struct Readiness {
     caches_synced: AtomicBool,
     draining: AtomicBool,
     serving_expires_at: AtomicI64,
+    chain_expires_at: AtomicI64,
     client_ca_expires_at: AtomicI64,
+    webhook_client_ca_expires_at: AtomicI64,
 }
 
 impl Default for Readiness {
@@ -45,7 +59,9 @@ impl Default for Readiness {
             caches_synced: AtomicBool::new(false),
             draining: AtomicBool::new(false),
             serving_expires_at: AtomicI64::new(i64::MIN),
+            chain_expires_at: AtomicI64::new(i64::MIN),
             client_ca_expires_at: AtomicI64::new(i64::MIN),
+            webhook_client_ca_expires_at: AtomicI64::new(i64::MIN),
         }
     }
 }
@@ -56,17 +72,23 @@ impl Readiness {
         self.caches_synced.store(synced, Ordering::Release);
     }
 
-    /// Records when the certificates in use expire; `None` without a client CA.
-    pub(crate) fn set_expiries(&self, serving: UnixMillis, client_ca: Option<UnixMillis>) {
-        self.serving_expires_at.store(serving.0, Ordering::Release);
-        self.client_ca_expires_at.store(client_ca.map_or(i64::MIN, |at| at.0), Ordering::Release);
+    /// Records when the certificates in use expire.
+    pub(crate) fn set_expiries(&self, expiries: Expiries) {
+        let store = |place: &AtomicI64, at: Option<UnixMillis>| {
+            place.store(at.map_or(i64::MIN, |at| at.0), Ordering::Release);
+        };
+        store(&self.serving_expires_at, Some(expiries.serving));
+        store(&self.chain_expires_at, Some(expiries.chain));
+        store(&self.client_ca_expires_at, expiries.client_ca);
+        store(&self.webhook_client_ca_expires_at, expiries.webhook_client_ca);
     }
 
     /// Expiry of the certificates in use, by name.
     pub(crate) fn expiries(&self) -> impl Iterator<Item = (&'static str, UnixMillis)> {
         [
-            ("serving", self.serving_expires_at.load(Ordering::Acquire)),
+            ("serving", self.chain_expires_at.load(Ordering::Acquire)),
             ("client_ca", self.client_ca_expires_at.load(Ordering::Acquire)),
+            ("webhook_client_ca", self.webhook_client_ca_expires_at.load(Ordering::Acquire)),
         ]
         .into_iter()
         .filter(|(_, expires)| *expires != i64::MIN)
@@ -104,8 +126,11 @@ mod tests {
             ["watch caches are not synced", "no serving certificate is loaded"]
         );
         readiness.set_caches_synced(true);
-        readiness.set_expiries(UnixMillis(1000), None);
+        let (serving, chain) = (UnixMillis(1000), UnixMillis(900));
+        readiness.set_expiries(Expiries { serving, chain, client_ca: None, webhook_client_ca: None });
+        // Clients may verify the leaf by another chain, so an intermediate is only reported.
         assert!(readiness.missing(UnixMillis(999)).is_empty());
+        assert_eq!(readiness.expiries().collect::<Vec<_>>(), [("serving", chain)]);
         assert_eq!(readiness.missing(UnixMillis(1000)), ["the serving certificate has expired"]);
         readiness.set_draining();
         assert_eq!(readiness.missing(UnixMillis(0)), ["shutting down"]);

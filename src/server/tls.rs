@@ -1,15 +1,17 @@
 //! Certificates: loads and validates them, and reloads them when their files rotate.
 //!
 //! All certificates and CAs in use are in one `rustls::ServerConfig` that is swapped atomically: a connection gets the old set or the
-//! new set, never a mix, and open connections continue. A mounted Secret changes through its `..data` link, so the files are read by
-//! path each time and compared by content.
+//! new set, never a mix, and open connections continue. The files are read by path each time and compared by content.
+//!
+//! A handshake accepts a certificate of any client CA. Which routes it opens is decided per connection, by the CA of each route.
 
-use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use arc_swap::ArcSwap;
 use axum_server::tls_rustls::RustlsConfig;
+use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::WebPkiClientVerifier;
@@ -18,86 +20,44 @@ use rustls::{InconsistentKeys, RootCertStore};
 use tokio::time::MissedTickBehavior;
 
 use crate::model::time::UnixMillis;
-use crate::server::ServerConfig;
-use crate::server::state::AppState;
+use crate::server::certificate_error::CertificateError;
+use crate::server::certificate_files::{Files, Paths};
+use crate::server::clients::{Accesses, Clients, RouteClients};
+use crate::server::config::ServerConfig;
+use crate::server::state::{AppState, Expiries};
 use crate::sync::lock;
-
-/// Reads until all files are of one version of a mounted Secret.
-const READS: usize = 10;
-
-/// The certificates are unusable.
-#[derive(Debug, thiserror::Error)]
-pub enum CertificateError {
-    /// A file cannot be read.
-    #[error("can't read {path}: {source}; mount the certificate's Secret there")]
-    Read {
-        /// File.
-        path: PathBuf,
-        /// Cause.
-        source: io::Error,
-    },
-    /// A file lacks the expected content.
-    #[error("{path} holds no {expected} in PEM form")]
-    Empty {
-        /// File.
-        path: PathBuf,
-        /// Expected content.
-        expected: &'static str,
-    },
-    /// A file is malformed.
-    #[error("{path} can't be used: {reason}")]
-    Broken {
-        /// File.
-        path: PathBuf,
-        /// The defect.
-        reason: String,
-    },
-    /// Key and certificate do not match.
-    #[error("the key in {key} does not belong to the certificate in {certificate}; replace both together")]
-    Mismatch {
-        /// File of the certificate.
-        certificate: PathBuf,
-        /// File of the key.
-        key: PathBuf,
-    },
-}
 
 /// Certificates in use and their files.
 pub struct Certificates {
     paths: Paths,
+    names: Names,
     rustls: RustlsConfig,
+    clients: ArcSwap<Clients>,
     current: Mutex<Current>,
 }
 
-#[derive(Clone, Debug)]
-struct Paths {
-    /// The link that moves all files of a mounted Secret to a new version.
-    data: PathBuf,
-    certificate: PathBuf,
-    key: PathBuf,
-    client_ca: PathBuf,
-    /// Whether the client CA is required, or optional.
-    client_ca_required: bool,
+/// The names of the clients of each route.
+struct Names {
+    extender: Vec<String>,
+    webhook: Vec<String>,
 }
 
 /// The content that was read last, valid or not: the same content is neither loaded nor reported twice.
 struct Current {
     seen: Files,
-    expires_at: UnixMillis,
-    client_ca_expires_at: Option<UnixMillis>,
-}
-
-#[derive(PartialEq, Eq)]
-struct Files {
-    certificate: Vec<u8>,
-    key: Vec<u8>,
-    client_ca: Option<Vec<u8>>,
+    expiries: Expiries,
 }
 
 struct Loaded {
     config: rustls::ServerConfig,
+    clients: Clients,
+    expiries: Expiries,
+}
+
+/// A client CA: its certificates and when the first of them expires.
+struct Authority {
+    roots: RootCertStore,
     expires_at: UnixMillis,
-    client_ca_expires_at: Option<UnixMillis>,
 }
 
 impl std::fmt::Debug for Certificates {
@@ -110,21 +70,21 @@ impl std::fmt::Debug for Certificates {
 impl Certificates {
     /// Reads and validates the files.
     pub(crate) async fn load(config: &ServerConfig) -> Result<Self, CertificateError> {
-        let paths = Paths {
-            data: config.cert_dir.join("..data"),
-            certificate: config.cert_dir.join("tls.crt"),
-            key: config.cert_dir.join("tls.key"),
-            client_ca: config.client_ca.clone().unwrap_or_else(|| config.cert_dir.join("ca.crt")),
-            client_ca_required: config.client_ca.is_some(),
-        };
+        let paths = Paths::new(config);
+        let names =
+            Names { extender: config.extender_client_names.clone(), webhook: config.webhook_client_names.clone() };
         let seen = paths.read().await?;
-        let loaded = paths.load(&seen)?;
-        let current =
-            Current { seen, expires_at: loaded.expires_at, client_ca_expires_at: loaded.client_ca_expires_at };
-        if current.client_ca_expires_at.is_none() {
+        let loaded = load(&paths, &names, &seen)?;
+        if loaded.expiries.client_ca.is_none() {
             tracing::warn!(path = %paths.client_ca.display(), "no client CA, extender requests will be answered 403");
         }
-        Ok(Self { paths, rustls: RustlsConfig::from_config(Arc::new(loaded.config)), current: Mutex::new(current) })
+        Ok(Self {
+            paths,
+            names,
+            rustls: RustlsConfig::from_config(Arc::new(loaded.config)),
+            clients: ArcSwap::from_pointee(loaded.clients),
+            current: Mutex::new(Current { seen, expiries: loaded.expiries }),
+        })
     }
 
     /// Reads the files again and applies changes to new connections. `Ok(false)` if nothing changed since the last call.
@@ -137,18 +97,23 @@ impl Certificates {
         if current.seen == files {
             return Ok(false);
         }
-        let loaded = self.paths.load(&files);
+        let loaded = load(&self.paths, &self.names, &files);
         current.seen = files;
         let loaded = loaded?;
-        current.expires_at = loaded.expires_at;
-        current.client_ca_expires_at = loaded.client_ca_expires_at;
+        current.expiries = loaded.expiries;
+        self.clients.store(Arc::new(loaded.clients));
         self.rustls.reload_from_config(Arc::new(loaded.config));
         Ok(true)
     }
 
+    /// The routes that a chain of certificates opens, which is empty without a certificate.
+    pub(crate) fn accesses(&self, chain: &[CertificateDer<'_>]) -> Accesses {
+        self.clients.load().accesses(chain)
+    }
+
     /// Expiry of the serving certificate.
     pub fn expires_at(&self) -> UnixMillis {
-        lock(&self.current).expires_at
+        lock(&self.current).expiries.serving
     }
 
     pub(crate) fn rustls(&self) -> &RustlsConfig {
@@ -156,8 +121,7 @@ impl Certificates {
     }
 
     pub(crate) fn note_expiries(&self, state: &AppState) {
-        let current = lock(&self.current);
-        state.readiness.set_expiries(current.expires_at, current.client_ca_expires_at);
+        state.readiness.set_expiries(lock(&self.current).expiries);
     }
 }
 
@@ -184,83 +148,78 @@ pub(crate) async fn poll(certificates: Arc<Certificates>, state: Arc<AppState>, 
     }
 }
 
-impl Paths {
-    /// The files, all of one version: the kubelet moves the link and deletes the old version at any moment.
-    async fn read(&self) -> Result<Files, CertificateError> {
-        let mut version = self.version().await;
-        for _ in 1..READS {
-            let files = self.read_once().await;
-            let now = self.version().await;
-            if version == now {
-                return files;
-            }
-            version = now;
+/// The configuration of TLS, and the clients of each route.
+fn load(paths: &Paths, names: &Names, files: &Files) -> Result<Loaded, CertificateError> {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let chain = certificates(&paths.certificate, &files.certificate)?;
+    let serving = expiry(&paths.certificate, &chain[..1])?;
+    let whole = expiry(&paths.certificate, &chain)?;
+    let key = PrivateKeyDer::from_pem_slice(&files.key).map_err(|cause| match cause {
+        rustls::pki_types::pem::Error::NoItemsFound => {
+            CertificateError::Empty { path: paths.key.clone(), expected: "private key" }
         }
-        self.read_once().await
-    }
+        cause => broken(&paths.key, &cause),
+    })?;
+    let pair = CertifiedKey::from_der(chain, key, &provider).map_err(|cause| match cause {
+        rustls::Error::InconsistentKeys(InconsistentKeys::KeyMismatch) => {
+            CertificateError::Mismatch { certificate: paths.certificate.clone(), key: paths.key.clone() }
+        }
+        cause => broken(&paths.key, &cause),
+    })?;
 
-    async fn version(&self) -> Option<PathBuf> {
-        tokio::fs::read_link(&self.data).await.ok()
-    }
-
-    async fn read_once(&self) -> Result<Files, CertificateError> {
-        let client_ca = match read(&self.client_ca).await {
-            Ok(bytes) => Some(bytes),
-            Err(CertificateError::Read { source, .. })
-                if !self.client_ca_required && source.kind() == io::ErrorKind::NotFound =>
-            {
-                None
-            }
-            Err(error) => return Err(error),
-        };
-        Ok(Files { certificate: read(&self.certificate).await?, key: read(&self.key).await?, client_ca })
-    }
-
-    fn load(&self, files: &Files) -> Result<Loaded, CertificateError> {
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let chain = certificates(&self.certificate, &files.certificate)?;
-        let expires_at = expiry(&self.certificate, &chain[..1])?;
-        let key = PrivateKeyDer::from_pem_slice(&files.key).map_err(|cause| match cause {
-            rustls::pki_types::pem::Error::NoItemsFound => {
-                CertificateError::Empty { path: self.key.clone(), expected: "private key" }
-            }
-            cause => broken(&self.key, &cause),
-        })?;
-        let pair = CertifiedKey::from_der(chain, key, &provider).map_err(|cause| match cause {
-            rustls::Error::InconsistentKeys(InconsistentKeys::KeyMismatch) => {
-                CertificateError::Mismatch { certificate: self.certificate.clone(), key: self.key.clone() }
-            }
-            cause => broken(&self.key, &cause),
-        })?;
-
-        let builder = rustls::ServerConfig::builder_with_provider(Arc::clone(&provider))
-            .with_safe_default_protocol_versions()
-            .map_err(|cause| broken(&self.certificate, &cause))?;
-        let (builder, client_ca_expires_at) = match &files.client_ca {
-            None => (builder.with_no_client_auth(), None),
-            Some(pem) => {
-                let authorities = certificates(&self.client_ca, pem)?;
-                let expires_at = expiry(&self.client_ca, &authorities)?;
-                let mut roots = RootCertStore::empty();
-                for authority in authorities {
-                    roots.add(authority).map_err(|cause| broken(&self.client_ca, &cause))?;
-                }
-                // The API server calls the webhook without a certificate, so a client certificate is optional but must be valid.
-                let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider)
-                    .allow_unauthenticated()
-                    .build()
-                    .map_err(|cause| broken(&self.client_ca, &cause))?;
-                (builder.with_client_cert_verifier(verifier), Some(expires_at))
-            }
-        };
-        let mut config = builder.with_cert_resolver(Arc::new(SingleCertAndKey::from(pair)));
-        config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
-        Ok(Loaded { config, expires_at, client_ca_expires_at })
-    }
+    let builder = rustls::ServerConfig::builder_with_provider(Arc::clone(&provider))
+        .with_safe_default_protocol_versions()
+        .map_err(|cause| broken(&paths.certificate, &cause))?;
+    let extender = authority(Some(&paths.client_ca).zip(files.client_ca.as_deref()))?;
+    let webhook = authority(paths.webhook_client_ca.as_ref().zip(files.webhook_client_ca.as_deref()))?;
+    let roots: Vec<_> =
+        [&extender, &webhook].into_iter().flatten().flat_map(|authority| &authority.roots.roots).collect();
+    let builder = if roots.is_empty() {
+        builder.with_no_client_auth()
+    } else {
+        // Most API servers call the webhook without a certificate, so a client certificate is optional but must be valid.
+        let roots = RootCertStore { roots: roots.into_iter().cloned().collect() };
+        let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider))
+            .allow_unauthenticated()
+            .build()
+            .map_err(|cause| broken(&paths.client_ca, &cause))?;
+        builder.with_client_cert_verifier(verifier)
+    };
+    let mut config = builder.with_cert_resolver(Arc::new(SingleCertAndKey::from(pair)));
+    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    let expires_at = |authority: &Option<Authority>| authority.as_ref().map(|authority| authority.expires_at);
+    let expiries =
+        Expiries { serving, chain: whole, client_ca: expires_at(&extender), webhook_client_ca: expires_at(&webhook) };
+    let clients = Clients {
+        extender: clients(&paths.client_ca, extender, &names.extender, &provider)?,
+        webhook: clients(&paths.client_ca, webhook, &names.webhook, &provider)?,
+    };
+    Ok(Loaded { config, clients, expiries })
 }
 
-async fn read(path: &Path) -> Result<Vec<u8>, CertificateError> {
-    tokio::fs::read(path).await.map_err(|source| CertificateError::Read { path: path.to_owned(), source })
+/// The certificates of a client CA, if it has a file.
+fn authority(file: Option<(&PathBuf, &[u8])>) -> Result<Option<Authority>, CertificateError> {
+    let Some((path, pem)) = file else { return Ok(None) };
+    let authorities = certificates(path, pem)?;
+    let expires_at = expiry(path, &authorities)?;
+    let mut roots = RootCertStore::empty();
+    for authority in authorities {
+        roots.add(authority).map_err(|cause| broken(path, &cause))?;
+    }
+    Ok(Some(Authority { roots, expires_at }))
+}
+
+/// The clients of a route, if it has a CA.
+fn clients(
+    path: &Path,
+    authority: Option<Authority>,
+    names: &[String],
+    provider: &Arc<CryptoProvider>,
+) -> Result<Option<RouteClients>, CertificateError> {
+    let Some(authority) = authority else { return Ok(None) };
+    let builder = WebPkiClientVerifier::builder_with_provider(Arc::new(authority.roots), Arc::clone(provider));
+    let verifier = builder.build().map_err(|cause| broken(path, &cause))?;
+    Ok(Some(RouteClients { verifier, names: names.to_vec() }))
 }
 
 fn broken(path: &Path, cause: &dyn std::fmt::Display) -> CertificateError {

@@ -270,8 +270,8 @@ metrics! {
         "Seconds from reading the whole body of an admission review to its answer.";
     WEBHOOK_RULES = "webhook_rule_total", Kind::Counter, Serving, ["rule": "id of the admission rule", "mode": "`enforce`"],
         "Pods that an admission rule changed.";
-    CERT_EXPIRY = "cert_expiry_seconds", Kind::Gauge, Serving, ["certificate": "`serving`, `client_ca`"],
-        "Seconds until the certificate expires; negative afterwards.";
+    CERT_EXPIRY = "cert_expiry_seconds", Kind::Gauge, Serving, ["certificate": "`serving` (with its intermediates), `client_ca`, `webhook_client_ca`"],
+        "Seconds until the first of these certificates expires; negative afterwards.";
     CERT_RELOADS = "cert_reloads_total", Kind::Counter, Serving, ["result": "`ok`, `error`"],
         "Certificate reloads, by result.";
     HANDLER_PANICS = "handler_panics_total", Kind::Counter, Serving, [],

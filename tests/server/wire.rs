@@ -10,7 +10,9 @@ use hyper::client::conn::{http1, http2};
 use hyper::header::HeaderMap;
 use hyper::{Request, StatusCode};
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use rcgen::{BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose};
+use rcgen::{
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose,
+};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use serde_json::Value;
@@ -45,7 +47,10 @@ impl Authority {
     }
 
     fn sign(&self, name: &str, usage: ExtendedKeyUsagePurpose) -> Pair {
-        let mut params = CertificateParams::new(vec![name.to_owned()]).unwrap();
+        self.issue(CertificateParams::new(vec![name.to_owned()]).unwrap(), usage)
+    }
+
+    fn issue(&self, mut params: CertificateParams, usage: ExtendedKeyUsagePurpose) -> Pair {
         params.extended_key_usages = vec![usage];
         let key = KeyPair::generate().unwrap();
         let certificate = params.signed_by(&key, &self.issuer).unwrap().pem();
@@ -56,8 +61,31 @@ impl Authority {
         self.sign("localhost", ExtendedKeyUsagePurpose::ServerAuth)
     }
 
+    /// A certificate of the scheduler.
     pub fn client(&self) -> Pair {
-        self.sign("scheduler", ExtendedKeyUsagePurpose::ClientAuth)
+        self.client_of("stowage-scheduler")
+    }
+
+    /// A client certificate with this DNS name.
+    pub fn client_of(&self, name: &str) -> Pair {
+        self.sign(name, ExtendedKeyUsagePurpose::ClientAuth)
+    }
+
+    /// A client certificate with this common name and no other name.
+    pub fn client_with_common_name(&self, name: &str) -> Pair {
+        let mut params = CertificateParams::new(Vec::new()).unwrap();
+        params.distinguished_name.push(DnType::CommonName, name);
+        self.issue(params, ExtendedKeyUsagePurpose::ClientAuth)
+    }
+
+    /// A serving certificate, followed by a certificate that expires in a day, as a renewed intermediate would.
+    pub fn server_with_expiring_intermediate(&self) -> Pair {
+        let mut params = CertificateParams::new(Vec::new()).unwrap();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.not_after = (std::time::SystemTime::now() + std::time::Duration::from_hours(24)).into();
+        let intermediate = params.signed_by(&KeyPair::generate().unwrap(), &self.issuer).unwrap().pem();
+        let Pair { certificate, key } = self.server();
+        Pair { certificate: certificate + &intermediate, key }
     }
 }
 

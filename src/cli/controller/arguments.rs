@@ -4,6 +4,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use clap::builder::NonEmptyStringValueParser;
 use clap::{ArgAction, Args, ValueEnum};
 
 use crate::cli::args::{parse_bool, parse_duration};
@@ -66,6 +67,15 @@ pub struct ControllerArgs {
     /// CA bundle for the scheduler's client certificate [default: ca.crt in --cert-dir].
     #[arg(long, env = "STOWAGE_CLIENT_CA")]
     pub client_ca: Option<PathBuf>,
+    /// Names of the scheduler: common names, DNS names or URIs of the client certificates that the extender accepts.
+    #[arg(long, env = "STOWAGE_EXTENDER_CLIENT_NAMES", value_delimiter = ',', default_value = "stowage-scheduler", value_parser = NonEmptyStringValueParser::new())]
+    pub extender_client_names: Vec<String>,
+    /// CA bundle for the API server's client certificate; without one, anyone may call the webhook.
+    #[arg(long, env = "STOWAGE_WEBHOOK_CLIENT_CA")]
+    pub webhook_client_ca: Option<PathBuf>,
+    /// Names of the API server: common names, DNS names or URIs of the client certificates that the webhook accepts.
+    #[arg(long, env = "STOWAGE_WEBHOOK_CLIENT_NAMES", value_delimiter = ',', default_value = "kube-apiserver", value_parser = NonEmptyStringValueParser::new())]
+    pub webhook_client_names: Vec<String>,
     /// Port of /metrics; 0 selects a free port.
     #[arg(long, env = "METRICS_PORT", default_value_t = 8080)]
     pub metrics_port: u16,
@@ -157,6 +167,10 @@ mod tests {
             (["--placement", "magic"], ["--placement", "magic", "extender, nominate, off"]),
             (["--metrics-port", "80800"], ["--metrics-port", "80800", "65535"]),
             (["--preference-policy", "respect"], ["--preference-policy", "respect", "Respect, Ignore"]),
+            (
+                ["--extender-client-names", "a,,b"],
+                ["--extender-client-names", "a value is required", "none was supplied"],
+            ),
             (["--disable-leader-election", "yes"], ["--disable-leader-election", "yes", "true, false"]),
             (["--simulated-boot-delay", "9s-3s"], ["--simulated-boot-delay", "9s-3s", "must not be longer"]),
         ] {

@@ -42,6 +42,9 @@ pub(crate) async fn serve(args: &ControllerArgs) -> anyhow::Result<()> {
     let at = |port| SocketAddr::new(args.bind_address, port);
     server_config.https_addr = at(args.https_port);
     server_config.client_ca.clone_from(&args.client_ca);
+    server_config.extender_client_names.clone_from(&args.extender_client_names);
+    server_config.webhook_client_ca.clone_from(&args.webhook_client_ca);
+    server_config.webhook_client_names.clone_from(&args.webhook_client_names);
     server_config.metrics_addr = Some(at(args.metrics_port));
     server_config.health_addr = Some(at(args.health_probe_port));
     let server = Server::start(server_config, Arc::clone(&state)).await?;
