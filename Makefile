@@ -48,7 +48,7 @@ soak: build tools moto ## The suites of the whole service with 500 pods of each 
 	STOWAGE_SOAK=1 $(call pytest,e2e)
 
 test-without-service: build tools moto ## Suites that do not need the running service, in one control plane
-	$(call pytest,control_plane chart certificates kubelets scenarios)
+	$(call pytest,control_plane chart chart_policies certificates kubelets scenarios)
 
 test-disruption: build tools moto ## Suites of voluntary and involuntary disruption, in one control plane
 	$(call pytest,ec2_leaving drift)
@@ -112,7 +112,7 @@ test-control-plane: tools moto ## The control plane itself
 	$(call pytest,control_plane)
 
 test-chart: tools moto ## The chart and the plain manifests, on a real control plane
-	$(call pytest,chart)
+	$(call pytest,chart chart_policies)
 
 .PHONY: test-certificates test-kills
 test-certificates: build tools moto ## The chart with the real cert-manager: certificates, CA injection, renewals under load

@@ -34,19 +34,21 @@ def settings(values):
 
 
 GENERATED = {"tls.mode": "generated"}
+# For renderings without a cluster.
+OFFLINE = {**GENERATED, "tls.generated.allowTemplate": True}
 SECRET = {"tls.mode": "secret", "webhook.caBundle": CA_BUNDLE}
 # Together these take every branch of every template.
 MODES = {
     "defaults": {},
     "cert-manager with a scheduler": {"scheduler.enabled": True, "crds.keep": False},
     "cert-manager with a custom issuer": {"tls.certManager.issuerRef": {"kind": "ClusterIssuer", "name": "internal"}, "scheduler.clientCertificate": True},
-    "generated with a scheduler": {**GENERATED, "scheduler.enabled": True},
+    "generated with a scheduler": {**OFFLINE, "scheduler.enabled": True},
     "a secret": SECRET,
     "a secret whose CA something else injects": {"tls.mode": "secret", "tls.secret.name": "mine", "webhook.annotations": {"cert-manager.io/inject-ca-from-secret": "ns/mine"}},
     "a service outside of the cluster": {**SECRET, "webhook.url": "https://127.0.0.1:9443/mutate", "replicas": 0},
-    "ec2": {**GENERATED, "settings.cloud": "ec2", "settings.clusterName": "prod", "settings.placement": "extender"},
+    "ec2": {**OFFLINE, "settings.cloud": "ec2", "settings.clusterName": "prod", "settings.placement": "extender"},
     "bare": {
-        **GENERATED,
+        **OFFLINE,
         "webhook.enabled": False,
         "serviceAccount.create": False,
         "crds.install": False,
@@ -60,7 +62,7 @@ MODES = {
         "webhook.excludedNamespaces": [],
     },
     "all of it": {
-        **GENERATED,
+        **OFFLINE,
         "nameOverride": "other",
         "additionalLabels": {"team": "infra"},
         "additionalAnnotations": {"note": "all"},
@@ -88,13 +90,17 @@ MODES = {
         "settings.simulated.stateFile": "/var/lib/stowage/state.json",
         "settings.leaderElection.namespace": "kube-system",
         "affinity.podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 1, "podAffinityTerm": {"topologyKey": "topology.kubernetes.io/zone"}}]},
+        "prometheusRule": {"enabled": True, "additionalLabels": {"release": "prometheus"}},
+        "webhook.clientAuth": {"secretName": "api-server-ca", "names": ["kube-apiserver", "other"]},
+        "adminRole": "write",
         "networkPolicy": {"enabled": True, "webhookFrom": [{"ipBlock": {"cidr": "10.0.0.0/8"}}], "metricsFrom": [{"namespaceSelector": {}}], "egress": [{"ports": [{"port": 443}]}]},
         "scheduler.enabled": True,
         "scheduler.resources": {"requests": {"cpu": "1"}},
         "scheduler.image.tag": "v1.34.4",
         "scheduler.extender.url": "https://10.0.0.1:9443/v1",
+        "scheduler.extender.clientNames": ["my-scheduler"],
     },
-    "a network policy of its own": {**GENERATED, "networkPolicy.enabled": True},
+    "no network policy and no aggregated rights": {**OFFLINE, "networkPolicy.enabled": False, "adminRole": "none"},
 }
 
 # Values of Karpenter's chart that have the same meaning in this chart.
@@ -113,6 +119,17 @@ KARPENTERS = {
         "preferencePolicy": "Respect",
         "minValuesPolicy": "BestEffort",
         "clusterName": "prod",
+        "clusterEndpoint": "https://api.example.com",
+        "clusterCABundle": "LS0tLS1CRUdJTi==",
+        "isolatedVPC": True,
+        "eksControlPlane": True,
+        "vmMemoryOverheadPercent": 0.05,
+        "reservedENIs": "1",
+        "interruptionQueue": "prod",
+        "enableZonalShift": True,
+        "disableDryRun": True,
+        "amiRefreshInterval": "2m",
+        "subnetRefreshInterval": "3m",
         "featureGates": {"nodeRepair": False, "nodeOverlay": False, "reservedCapacity": True, "spotToSpotConsolidation": False, "staticCapacity": False, "capacityBuffer": False},
         "awsFeatureGates": {"nodeClassCEL": True},
     },
@@ -154,12 +171,65 @@ class TestOffline:
         file.write_text(json.dumps(KARPENTERS))
         text = helm("template", "stowage", CHART, "--values", file, *settings({"settings.cloud": "ec2"})).stdout
         assert f"eks.amazonaws.com/role-arn: {KARPENTERS['serviceAccount']['annotations']['eks.amazonaws.com/role-arn']}\n" in text
-        for name, value in (("BATCH_IDLE_DURATION", "500ms"), ("MIN_VALUES_POLICY", "BestEffort"), ("LOG_LEVEL", "debug"), ("CLUSTER_NAME", "prod"), ("AWS_FEATURE_GATES", "NodeClassCEL=true")):
-            assert re.search(rf'name: {name}\n +value: "{value}"', text)
+        for name, value in (
+            *(("BATCH_IDLE_DURATION", "500ms"), ("MIN_VALUES_POLICY", "BestEffort"), ("LOG_LEVEL", "debug"), ("CLUSTER_NAME", "prod"), ("AWS_FEATURE_GATES", "NodeClassCEL=true")),
+            *(("CLUSTER_ENDPOINT", "https://api.example.com"), ("CLUSTER_CA_BUNDLE", "LS0tLS1CRUdJTi=="), ("INTERRUPTION_QUEUE", "prod"), ("RESERVED_ENIS", "1"), ("VM_MEMORY_OVERHEAD_PERCENT", "0.05")),
+            *((name, "true") for name in ("ISOLATED_VPC", "EKS_CONTROL_PLANE", "ENABLE_ZONAL_SHIFT", "DISABLE_DRY_RUN")),
+            *(("AMI_REFRESH_INTERVAL", "2m"), ("SUBNET_REFRESH_INTERVAL", "3m")),
+        ):
+            assert re.search(rf'name: {name}\n +value: "{value}"', text), name
+
+    def test_a_variable_of_the_user_replaces_that_of_the_chart(self, helm):
+        # Two variables of one name would be merged by Helm in an order of its own.
+        values = {"settings.cloud": "ec2", "settings.clusterName": "c", "settings.interruptionQueue": "theirs", "controller.env": [{"name": "INTERRUPTION_QUEUE", "value": "mine"}]}
+        text = helm("template", "stowage", CHART, *settings(values), "--show-only", "templates/deployment.yaml").stdout
+        assert re.findall(r"name: INTERRUPTION_QUEUE\n +value: (.*)", text) == ["mine"]
+
+    def test_generated_certificates_need_a_cluster_or_consent(self, helm):
+        # Each rendering of Argo CD would replace the CA, and with it every certificate.
+        done = helm("template", "stowage", CHART, *settings(GENERATED), check=False)
+        assert done.returncode != 0
+        assert "Set tls.mode to cert-manager or secret, or set tls.generated.allowTemplate" in done.stderr
+        assert "kind: Secret" in helm("template", "stowage", CHART, *settings(OFFLINE)).stdout
+
+    def test_objects_of_the_prometheus_operator_are_rendered_without_a_cluster(self, helm):
+        text = helm("template", "stowage", CHART, *settings({"serviceMonitor.enabled": True, "prometheusRule.enabled": True})).stdout
+        assert sorted(re.findall(r"(?m)^kind: (ServiceMonitor|PrometheusRule)$", text)) == ["PrometheusRule", "ServiceMonitor"]
+
+    def test_alerts_are_about_metrics_that_exist(self, helm):
+        text = helm("template", "stowage", CHART, *settings({"prometheusRule.enabled": True}), "--show-only", "templates/prometheusrule.yaml").stdout
+        known = re.findall(r"(?m)^\| `(stowage_\w+)` \|", (ROOT / "docs" / "reference" / "metrics.md").read_text())
+        histograms = {f"{name}_{part}" for name in known for part in ("bucket", "count", "sum")}
+        expressions = re.findall(r"(?m)^ +expr: >-\n((?: {12,}.*\n)+)", text)
+        assert len(expressions) == len(re.findall(r"(?m)^ +- alert: ", text)) > 8
+        used = {name for expression in expressions for name in re.findall(r"stowage_\w+", expression)}
+        assert used - {*known, *histograms} == set()
+        assert text.count("severity: ") == text.count("summary: ") == text.count("description: ") == len(expressions)
+
+    def test_host_networking_keeps_the_dns_of_the_cluster(self, helm, subtests):
+        for values, wanted in (({}, "ClusterFirst"), ({"hostNetwork": True}, "ClusterFirstWithHostNet"), ({"hostNetwork": True, "dnsPolicy": "Default"}, "Default")):
+            with subtests.test(values):
+                text = helm("template", "stowage", CHART, *settings(values), "--show-only", "templates/deployment.yaml").stdout
+                assert f"      dnsPolicy: {wanted}\n" in text
+
+    def test_the_scheduler_of_each_mode_has_the_name_that_the_extender_accepts(self, helm, subtests):
+        accepted = lambda text: re.search(r'name: STOWAGE_EXTENDER_CLIENT_NAMES\n +value: "(.*)"', text)[1]
+        for values in ({"scheduler.enabled": True}, {**OFFLINE, "scheduler.enabled": True}):
+            for name in ("stowage", "a-release-with-a-long-name-that-is-cut-somewhere"):
+                with subtests.test((values, name)):
+                    text = helm("template", name, CHART, *settings(values)).stdout
+                    if "tls.mode" in values:
+                        secret = re.search(r"(?ms)^  name: \S+-scheduler-tls\n.*?^  tls.crt: (\S+)$", text)[1]
+                        subject = run("openssl", "x509", "-noout", "-subject", "-nameopt", "multiline", stdin=base64.b64decode(secret).decode()).stdout
+                        issued = re.search(r"commonName += (\S+)", subject)[1]
+                    else:
+                        issued = re.search(r"(?m)^  commonName: (\S+-scheduler)$", text)[1]
+                    assert accepted(text) == issued
+        assert accepted(helm("template", "stowage", CHART, *settings({"scheduler.extender.clientNames": ["a", "b"]})).stdout) == "a,b"
 
     def test_a_network_policy_without_egress_rules_allows_aws_and_the_pod_identity_agent(self, helm):
         # Neither is a pod of the cluster, and the agent runs on the node itself: only open egress allows both.
-        text = helm("template", "stowage", CHART, *settings({"settings.cloud": "ec2", "settings.clusterName": "c", "networkPolicy.enabled": True}), "--show-only", "templates/networkpolicy.yaml").stdout
+        text = helm("template", "stowage", CHART, *settings({"settings.cloud": "ec2", "settings.clusterName": "c"}), "--show-only", "templates/networkpolicy.yaml").stdout
         assert re.search(r"(?m)^  egress:\n    - \{\}$", text)
 
     def test_invalid_values_are_rejected_with_their_path_and_the_valid_values(self, helm, subtests):
@@ -176,7 +246,15 @@ class TestOffline:
             ({"settings.familyWeights.m7g": 0}, ["/settings/familyWeights/m7g", "1"]),
             ({"settings.spotPlacementScoreThreshold": 11}, ["/settings/spotPlacementScoreThreshold", "10"]),
             ({"settings.featureGates.nodeRepair": True}, ["/settings/featureGates/nodeRepair", "false"]),
-            ({"settings.interruptionQueue": "queue"}, ["/settings", "interruptionQueue", "not allowed"]),
+            ({"settings.interruptionQueue": "https://sqs.us-east-1.amazonaws.com/1/queue"}, ["/settings/interruptionQueue"]),
+            ({"settings.clusterEndpoint": "api.example.com"}, ["/settings/clusterEndpoint"]),
+            ({"settings.vmMemoryOverheadPercent": 7.5}, ["/settings/vmMemoryOverheadPercent", "1"]),
+            ({"settings.reservedENIs": "many"}, ["/settings/reservedENIs", "many"]),
+            ({"settings.ignoreDRARequests": True}, ["/settings", "ignoreDRARequests", "not allowed"]),
+            ({"adminRole": "all"}, ["/adminRole", "read", "write", "none"]),
+            ({"scheduler.extender.clientNames": ["a,b"]}, ["/scheduler/extender/clientNames/0"]),
+            ({"webhook.clientAuth.names": []}, ["/webhook/clientAuth/names"]),
+            ({"podDisruptionBudget.unhealthyPodEvictionPolicy": "Never"}, ["/podDisruptionBudget/unhealthyPodEvictionPolicy", "AlwaysAllow"]),
             ({"replica": 3}, ["replica", "not allowed"]),
             ({"replicas": -1}, ["/replicas", "0"]),
             ({"logLevel": "warn"}, ["/logLevel", "debug", "info", "error"]),
@@ -323,6 +401,29 @@ RESOURCES = [
 ]
 # Kinds of other projects that the chart has objects of, with the fields that the chart uses. cert-manager's are its own.
 FOREIGN = {
+    ("monitoring.coreos.com", "PrometheusRule"): {
+        "groups": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "required": ["name", "rules"],
+                "properties": {
+                    "name": {"type": "string"},
+                    "rules": {
+                        "type": "array",
+                        "items": {
+                            "type": "object",
+                            "required": ["alert", "expr"],
+                            "properties": {
+                                **{name: {"type": "string"} for name in ("alert", "expr", "for")},
+                                **{name: {"type": "object", "additionalProperties": {"type": "string"}} for name in ("labels", "annotations")},
+                            },
+                        },
+                    },
+                },
+            },
+        },
+    },
     ("monitoring.coreos.com", "ServiceMonitor"): {
         "namespaceSelector": {"type": "object", "properties": {"matchNames": {"type": "array", "items": {"type": "string"}}}},
         "selector": {"type": "object", "properties": {"matchLabels": {"type": "object", "additionalProperties": {"type": "string"}}}},
@@ -538,11 +639,12 @@ class TestInstalled:
         cluster.namespace("modes")
         for mode, values in MODES.items():
             with subtests.test(mode):
-                text = cluster.helm("template", "stowage", CHART, "-n", "modes", "--api-versions", "monitoring.coreos.com/v1", *settings(values)).stdout
+                text = cluster.helm("template", "stowage", CHART, "-n", "modes", *settings(values)).stdout
                 objects = cluster.server_dry_run(text)
                 kinds = {item["kind"] for item in objects}
                 assert ("ServiceMonitor" in kinds) == (mode == "all of it")
-                assert ("NetworkPolicy" in kinds) == bool(nested(values).get("networkPolicy"))
+                assert ("PrometheusRule" in kinds) == (mode == "all of it")
+                assert ("NetworkPolicy" in kinds) == nested(values).get("networkPolicy", {}).get("enabled", True)
                 assert ("Certificate" in kinds) == ("tls.mode" not in values)
                 assert ("CustomResourceDefinition" in kinds) == values.get("crds.install", True)
                 if mode == "all of it":
@@ -659,61 +761,34 @@ class TestInstalled:
         cluster.kubectl("get", "nodes", config=config)
         assert "forbidden" in cluster.kubectl("get", "secrets", "-n", "token", config=config, check=False).stderr
 
-    def test_only_tolerations_of_a_pod_may_be_changed(self, cluster, subtests):
-        cluster.namespace("confined")
-        cluster.install("confined", {**GENERATED, "replicas": 0, "crds.install": False})
-        config = cluster.dir / "confined.kubeconfig"
-        cluster.plane.service_account("confined/stowage", config)
-        cluster.plane.has_service_account("default")
-        cluster.undo.callback(cluster.api.delete, "Pod", "p", "default", grace_seconds=0)
-        cluster.create({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p", "namespace": "default", "labels": {"app": "p"}}, "spec": {"nodeSelector": {"no": "node"}, "containers": [{"name": "c", "image": "i"}]}})
-
-        def patched(*operations):
-            return cluster.kubectl("patch", "pod", "p", "-n", "default", "--type=json", "--dry-run=server", "-p", json.dumps(operations), config=config, check=False)
-
-        def toleration(key):
-            return {"op": "add", "path": "/spec/tolerations/-", "value": {"key": key, "operator": "Equal", "value": "x", "effect": "NoSchedule"}}
-
-        refused = lambda: patched({"op": "replace", "path": "/spec/containers/0/image", "value": "other"}).stderr
-        # A new policy takes effect after a moment.
-        wait_until(lambda: "may not change images" in refused(), 30, "the policy in effect", refused)
-        for operation, why in (
-            (toleration("dedicated"), "tolerations of stowage.dev/planned only"),
-            ({"op": "add", "path": "/spec/activeDeadlineSeconds", "value": 1}, "nothing of a pod but its tolerations"),
-            ({"op": "add", "path": "/metadata/labels/app", "value": "q"}, "metadata"),
-            ({"op": "add", "path": "/metadata/annotations", "value": {"a": "b"}}, "metadata"),
-            ({"op": "add", "path": "/metadata/finalizers", "value": ["a.example/b"]}, "metadata"),
-        ):
-            with subtests.test(operation["path"]):
-                assert why in patched(operation).stderr
-        every = {"op": "add", "path": "/spec/tolerations/-", "value": {"key": "stowage.dev/planned", "operator": "Exists"}}
-        assert "tolerations of stowage.dev/planned only" in patched(every).stderr
-        # Not by kubectl, which reads the status first: that is not allowed.
-        access = json.loads(config.read_text())
-        cluster_of, token = access["clusters"][0]["cluster"], access["users"][0]["user"]["token"]
-        authority = cluster.dir / "confined-ca.crt"
-        authority.write_bytes(base64.b64decode(cluster_of["certificate-authority-data"]))
-
-        def status_patched(body):
-            headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/merge-patch+json"}
-            url = f"{cluster_of['server']}/api/v1/namespaces/default/pods/p/status"
-            answer = harness.http().patch(url, json.dumps(body), headers=headers, verify=str(authority), timeout=10)
-            return answer.status_code, answer.text
-
-        code, text = status_patched({"metadata": {"labels": {"app": "q"}}})
-        assert code == 422, text
-        assert "may not change the metadata" in text
-        assert status_patched({"status": {"nominatedNodeName": "n"}})[0] == 200
-        done = patched({"op": "test", "path": "/metadata/labels/app", "value": "p"}, toleration("stowage.dev/planned"))
-        assert done.returncode == 0, done.stderr
-        # The policy does not restrict anyone else.
-        cluster.kubectl("label", "pod", "p", "-n", "default", "app=q", "--overwrite")
-
-    def test_the_right_to_patch_pods_is_granted_only_where_it_is_used(self, cluster):
+    def test_the_rights_to_patch_pods_are_granted_only_where_they_are_used(self, cluster):
         cluster.namespace("lean")
-        cluster.install("lean", {**GENERATED, "replicas": 0, "crds.install": False, "settings.placement": "extender"})
-        assert cluster.rights("lean/stowage", [("", "pods")], VERBS) == {("", "pods"): READ | {"delete"}}
-        assert not cluster.api.find("ValidatingAdmissionPolicy", "stowage-tolerations-only")
+        resources = [("", "pods"), ("", "pods/status")]
+        values = {**GENERATED, "replicas": 0, "crds.install": False}
+        cluster.install("lean", {**values, "settings.placement": "extender"})
+        assert cluster.rights("lean/stowage", resources, VERBS) == {("", "pods"): READ | {"delete"}, ("", "pods/status"): {"patch"}}
+        cluster.install("lean", {**values, "settings.placement": "off"}, command="upgrade")
+        rights = lambda: cluster.rights("lean/stowage", resources, VERBS)
+        wait_until(lambda: rights() == {("", "pods"): READ | {"delete"}}, 30, "the rights of the mode", rights)
+
+    def test_administrators_may_read_and_by_choice_write(self, cluster):
+        cluster.namespace("aggregated")
+        values = {**GENERATED, "replicas": 0, "crds.install": False}
+        cluster.install("aggregated", values)
+        cluster.kubectl("create", "clusterrolebinding", "aggregated-admin", "--clusterrole=admin", "--serviceaccount=default:administrator")
+        cluster.undo.callback(cluster.kubectl, "delete", "clusterrolebinding/aggregated-admin")
+        resources = [("karpenter.sh", "nodepools"), ("karpenter.sh", "nodeclaims"), ("karpenter.k8s.aws", "ec2nodeclasses")]
+        for role, verbs in (("read", READ), ("write", READ | {"create", "delete", "patch"}), ("none", set())):
+            cluster.install("aggregated", {**values, "adminRole": role}, command="upgrade")
+            rights = lambda: cluster.rights("default/administrator", resources, VERBS)
+            wait_until(lambda verbs=verbs: rights() == ({key: verbs for key in resources} if verbs else {}), 30, f"adminRole {role}", rights)
+
+    def test_without_the_prometheus_operator_its_objects_name_the_fix(self, cluster, subtests):
+        for kind in ("serviceMonitor", "prometheusRule"):
+            with subtests.test(kind):
+                done = cluster.helm("install", "stowage", CHART, "--namespace", "default", *settings({**GENERATED, f"{kind}.enabled": True}), check=False)
+                assert done.returncode != 0
+                assert f"{kind}.enabled is true, but this cluster has no monitoring.coreos.com/v1: install the CRDs" in done.stderr
 
     def test_the_webhook_is_called_for_matching_pods_only(self, cluster):
         cluster.namespace("hooked")

@@ -4,6 +4,9 @@ are reused from its Secrets; missing ones are generated. Evaluated once per rend
 */}}
 {{- define "stowage.generated" -}}
 {{- if not (hasKey . "stowageGenerated") -}}
+{{- if not (or .Values.tls.generated.allowTemplate (include "stowage.online" .)) -}}
+{{- fail "tls.mode is generated, but this rendering can't read the cluster (helm template, Argo CD): each one would make new certificates. Set tls.mode to cert-manager or secret, or set tls.generated.allowTemplate" -}}
+{{- end -}}
 {{- $full := include "stowage.fullname" . -}}
 {{- $server := include "stowage.serverName" . -}}
 {{- $days := int .Values.tls.generated.validityDays -}}
@@ -23,7 +26,7 @@ are reused from its Secrets; missing ones are generated. Evaluated once per rend
 {{- $_ := set $made $kind (dict "crt" (index $data "tls.crt" | b64dec) "key" (index $data "tls.key" | b64dec)) -}}
 {{- else -}}
 {{- $names := eq $kind "server" | ternary (list $server (trimSuffix ".svc" $server) (printf "%s.cluster.local" $server)) list -}}
-{{- $leaf := genSignedCert (eq $kind "server" | ternary $server (include "stowage.schedulerFullname" $) | trunc 63) nil $names $days $ca -}}
+{{- $leaf := genSignedCert (eq $kind "server" | ternary $server (include "stowage.schedulerCommonName" $) | trunc 63) nil $names $days $ca -}}
 {{- $_ := set $made $kind (dict "crt" $leaf.Cert "key" $leaf.Key) -}}
 {{- end -}}
 {{- end -}}

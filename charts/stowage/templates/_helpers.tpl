@@ -20,6 +20,11 @@
 {{- include "stowage.fullname" . }}-scheduler
 {{- end -}}
 
+{{/* The common name of the scheduler's client certificate. */}}
+{{- define "stowage.schedulerCommonName" -}}
+{{- include "stowage.schedulerFullname" . | trunc 63 -}}
+{{- end -}}
+
 {{/* The DNS name of the serving certificate. */}}
 {{- define "stowage.serverName" -}}
 {{- include "stowage.fullname" . }}.{{ .Release.Namespace }}.svc
@@ -123,4 +128,41 @@ runAsUser: 65532
 - kind: ServiceAccount
   name: {{ include "stowage.serviceAccountName" . }}
   namespace: {{ .Release.Namespace }}
+{{- end -}}
+
+{{/* "true" if this rendering has access to a cluster: `helm template` and Argo CD have none. */}}
+{{- define "stowage.online" -}}
+{{- if lookup "v1" "Namespace" "" "kube-system" }}true{{ end -}}
+{{- end -}}
+
+{{/* Fails where the kind of another project is not installed. Arguments: root, version, message. */}}
+{{- define "stowage.requireKind" -}}
+{{- if and (include "stowage.online" .root) (not (.root.Capabilities.APIVersions.Has .version)) -}}
+{{- fail .message -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Variables of EC2 settings that differ from their defaults, unless `controller.env` sets them. */}}
+{{- define "stowage.ec2Variables" -}}
+{{- $named := list -}}
+{{- range .Values.controller.env }}{{ $named = append $named .name }}{{ end -}}
+{{- $settings := .Values.settings -}}
+{{- $variables := list
+  (list "CLUSTER_ENDPOINT" $settings.clusterEndpoint "")
+  (list "CLUSTER_CA_BUNDLE" $settings.clusterCABundle "")
+  (list "INTERRUPTION_QUEUE" $settings.interruptionQueue "")
+  (list "ISOLATED_VPC" $settings.isolatedVPC "false")
+  (list "EKS_CONTROL_PLANE" $settings.eksControlPlane "false")
+  (list "VM_MEMORY_OVERHEAD_PERCENT" $settings.vmMemoryOverheadPercent "0.075")
+  (list "RESERVED_ENIS" $settings.reservedENIs "0")
+  (list "DISABLE_DRY_RUN" $settings.disableDryRun "false")
+  (list "ENABLE_ZONAL_SHIFT" $settings.enableZonalShift "false")
+  (list "AMI_REFRESH_INTERVAL" $settings.amiRefreshInterval "1m")
+  (list "SUBNET_REFRESH_INTERVAL" $settings.subnetRefreshInterval "1m") -}}
+{{- range $variables -}}
+{{- if and (ne (toString (index . 1)) (index . 2)) (not (has (index . 0) $named)) }}
+- name: {{ index . 0 }}
+  value: {{ index . 1 | toString | quote }}
+{{- end -}}
+{{- end -}}
 {{- end -}}
