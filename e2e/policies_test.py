@@ -12,8 +12,9 @@ import subprocess
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 # The limit of managed policies in characters, without white space.
 LONGEST_POLICY = 6144
-# Rights without a call: EC2 requires the first for launches of instances with a role, IAM the second for tagged instance profiles.
-IMPLIED = {"iam:PassRole", "iam:TagInstanceProfile"}
+# Rights without a call: EC2 requires the first for launches of instances with a role, IAM the second for tagged instance profiles, and EC2
+# those of KMS for encrypted volumes.
+IMPLIED = {"iam:PassRole", "iam:TagInstanceProfile", *(f"kms:{name}" for name in ("CreateGrant", "Decrypt", "DescribeKey", "GenerateDataKeyWithoutPlaintext", "ReEncryptFrom", "ReEncryptTo"))}
 # Names in Terraform, and their counterparts in CloudFormation.
 REFERENCES = {
     "data.aws_partition.current.partition": "AWS::Partition",
@@ -23,6 +24,7 @@ REFERENCES = {
     "local.rule_arns": "RULE_ARNS",
     "var.cluster_name": "ClusterName",
     "var.node_role_name": "NodeRoleName",
+    "var.kms_key_arn": "KmsKeyArn",
     "var.oidc_provider": "OidcProvider",
     "var.namespace": "Namespace",
     "var.service_account": "ServiceAccount",
@@ -129,7 +131,7 @@ class TestPolicies:
         assert sorted(named) == sorted(called(preflight=True) - called())
 
     def test_terraform_grants_the_same_rights(self):
-        found = [terraform_object("policy", f'resource "aws_iam_policy" "{name}" ') for name in ("launch", "integration")]
+        found = [terraform_object("policy", f'resource "aws_iam_policy" "{name}" ') for name in ("launch", "integration", "key")]
         assert found == cloudformation()
 
     def test_the_sent_events_are_the_known_ones(self):
@@ -167,10 +169,28 @@ class TestPolicies:
     def test_the_queue_is_encrypted_and_keeps_messages_for_five_minutes(self):
         stack = resource("cloudformation.yaml", r"^  InterruptionQueue:$(.*?)^$")
         settings = dict(re.findall(r"^      (\w+): (.+)$", stack, re.M))
-        assert settings == {"QueueName": "!Ref ClusterName", "MessageRetentionPeriod": "300", "SqsManagedSseEnabled": "true"}
+        assert settings == {"QueueName": "!If [QueueOfCluster, !Ref ClusterName, !Ref QueueName]", "MessageRetentionPeriod": "300", "SqsManagedSseEnabled": "true"}
         terraform = resource("main.tf", r'^resource "aws_sqs_queue" "interruption" {$(.*?)^}$')
         settings = dict(re.findall(r"^  (\w+) += (.+)$", terraform, re.M))
-        assert settings == {"name": "var.cluster_name", "message_retention_seconds": "300", "sqs_managed_sse_enabled": "true"}
+        assert settings == {"name": 'var.queue_name == "" ? var.cluster_name : var.queue_name', "message_retention_seconds": "300", "sqs_managed_sse_enabled": "true", "tags": "var.tags"}
+
+    def test_names_of_roles_and_policies_are_unique_in_the_account(self):
+        # They are global, and names of clusters are regional: a fixed name would collide in the second region.
+        stack, terraform = text_of("cloudformation.yaml"), text_of("main.tf")
+        assert not re.search(r"(?m)^      (ManagedPolicyName|RoleName|PolicyName):", stack)
+        for kind in ("aws_iam_policy", "aws_iam_role"):
+            for body in re.findall(rf'(?ms)^resource "{kind}" "\w+" {{$(.*?)^}}$', terraform):
+                assert re.search(r"(?m)^  name_prefix +=", body) and not re.search(r"(?m)^  name +=", body)
+
+    def test_path_boundary_and_tags_can_be_given(self):
+        stack, terraform = text_of("cloudformation.yaml"), text_of("main.tf")
+        managed = len(re.findall(r"(?m)^    Type: AWS::IAM::(?:ManagedPolicy|Role)$", stack))
+        assert managed == len(re.findall(r"(?m)^      Path: !Ref IamPath$", stack)) == 4
+        assert "      PermissionsBoundary: !If [WithBoundary, " in stack
+        assert len(re.findall(r"(?m)^  path += var\.iam_path$", terraform)) == 4
+        assert re.search(r"(?m)^  permissions_boundary += var\.permissions_boundary$", terraform)
+        # Every resource that can have tags: four of IAM, the queue, the rules.
+        assert len(re.findall(r"(?m)^  tags += var\.tags$", terraform)) == 6
 
     def test_the_role_trusts_one_service_account_by_pod_identity_or_by_irsa(self):
         pod_identity, irsa = [policy for policy in documents() if trusts(policy)]
@@ -189,7 +209,7 @@ class TestPolicies:
     def test_policies_are_within_the_length_limit(self):
         for policy in cloudformation():
             text = json.dumps(policy, separators=(",", ":"))
-            for name, value in (("AWS::Partition", "aws-us-gov"), ("AWS::Region", "ap-southeast-1"), ("AWS::AccountId", "1" * 12), ("ClusterName", "c" * 100), ("NodeRoleName", "r" * 64)):
+            for name, value in (("AWS::Partition", "aws-us-gov"), ("AWS::Region", "ap-southeast-1"), ("AWS::AccountId", "1" * 12), ("ClusterName", "c" * 100), ("NodeRoleName", "p" * 100 + "/" + "r" * 64), ("KmsKeyArn", "k" * 200)):
                 text = text.replace(f"${{{name}}}", value)
             assert len(text) < LONGEST_POLICY
 

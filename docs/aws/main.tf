@@ -1,7 +1,7 @@
 # What Stowage needs of an AWS account: the controller's role and rights, the interruption queue and the rules that feed it.
 # Give Stowage's ServiceAccount the role controller_role_arn, by EKS Pod Identity or by IRSA (see docs/operations.md), or another role the
-# policies policy_arns. Give the chart settings.clusterName and, in controller.env, INTERRUPTION_QUEUE with the name of the queue. The role
-# that nodes run as is not made here. The same as cloudformation.yaml.
+# policies policy_arns. Give the chart settings.clusterName and settings.interruptionQueue. The role that nodes run as is not made here.
+# Names of roles and policies are generated, so that clusters of one name in several regions do not collide. The same as cloudformation.yaml.
 
 terraform {
   required_providers {
@@ -18,7 +18,7 @@ variable "cluster_name" {
 }
 
 variable "node_role_name" {
-  description = "Name of the role that nodes run as (spec.role of an EC2NodeClass, or the role of its instance profile)."
+  description = "Name of the role that nodes run as (spec.role of an EC2NodeClass, or the role of its instance profile), with its path if it has one, such as team/nodes."
   type        = string
 }
 
@@ -40,12 +40,44 @@ variable "service_account" {
   default     = "stowage"
 }
 
+variable "queue_name" {
+  description = "Name of the interruption queue. Empty is the name of the cluster, which must not be longer than 80 characters then."
+  type        = string
+  default     = ""
+}
+
+variable "iam_path" {
+  description = "Path of the role and the policies."
+  type        = string
+  default     = "/"
+}
+
+variable "permissions_boundary" {
+  description = "ARN of the permissions boundary of the role, where an organization requires one."
+  type        = string
+  default     = null
+}
+
+variable "kms_key_arn" {
+  description = "ARN of a customer-managed key of the volumes or images of nodes. Empty where they use the key of AWS (aws/ebs), or none."
+  type        = string
+  default     = ""
+}
+
+variable "tags" {
+  description = "Tags of the role, the policies, the queue and the rules."
+  type        = map(string)
+  default     = {}
+}
+
 data "aws_partition" "current" {}
 data "aws_region" "current" {}
 data "aws_caller_identity" "current" {}
 
 resource "aws_iam_policy" "launch" {
-  name        = "StowageLaunch-${var.cluster_name}"
+  name_prefix = "stowage-launch-"
+  path        = var.iam_path
+  tags        = var.tags
   description = "What the Stowage controller of cluster ${var.cluster_name} launches, tags and deletes"
   policy = jsonencode({
     Version = "2012-10-17"
@@ -165,7 +197,9 @@ resource "aws_iam_policy" "launch" {
 
 # A policy of its own: one alone would be near the largest size of a managed policy.
 resource "aws_iam_policy" "integration" {
-  name        = "StowageIntegration-${var.cluster_name}"
+  name_prefix = "stowage-integration-"
+  path        = var.iam_path
+  tags        = var.tags
   description = "What the Stowage controller of cluster ${var.cluster_name} reads, its queue and instance profiles"
   policy = jsonencode({
     Version = "2012-10-17"
@@ -310,11 +344,57 @@ resource "aws_iam_policy" "integration" {
   })
 }
 
+# EC2 uses the key in the name of who launches. The policy of the key must allow this account.
+resource "aws_iam_policy" "key" {
+  count       = var.kms_key_arn == "" ? 0 : 1
+  name_prefix = "stowage-key-"
+  path        = var.iam_path
+  tags        = var.tags
+  description = "The key of the volumes of cluster ${var.cluster_name}"
+  policy = jsonencode({
+    Version = "2012-10-17"
+    Statement = [
+      {
+        Sid = "UseKeyOfVolumes"
+        Effect = "Allow"
+        Action = [
+          "kms:Decrypt",
+          "kms:DescribeKey",
+          "kms:GenerateDataKeyWithoutPlaintext",
+          "kms:ReEncryptFrom",
+          "kms:ReEncryptTo",
+        ]
+        Resource = var.kms_key_arn
+        Condition = {
+          StringEquals = {
+            "kms:ViaService" = "ec2.${data.aws_region.current.region}.amazonaws.com"
+          }
+        }
+      },
+      {
+        Sid = "GrantKeyToVolumes"
+        Effect = "Allow"
+        Action = "kms:CreateGrant"
+        Resource = var.kms_key_arn
+        Condition = {
+          StringEquals = {
+            "kms:ViaService" = "ec2.${data.aws_region.current.region}.amazonaws.com"
+          }
+          Bool = {
+            "kms:GrantIsForAWSResource" = "true"
+          }
+        }
+      },
+    ]
+  })
+}
+
 resource "aws_sqs_queue" "interruption" {
-  name = var.cluster_name
+  name = var.queue_name == "" ? var.cluster_name : var.queue_name
   # A notice older than this is of no use any more.
   message_retention_seconds = 300
   sqs_managed_sse_enabled   = true
+  tags                      = var.tags
 }
 
 resource "aws_sqs_queue_policy" "interruption" {
@@ -355,6 +435,7 @@ locals {
 resource "aws_cloudwatch_event_rule" "interruption" {
   for_each      = local.events
   name_prefix   = "stowage-${each.key}-"
+  tags          = var.tags
   event_pattern = jsonencode({ source = [each.value.source], "detail-type" = [each.value.detail_type] })
 }
 
@@ -371,15 +452,24 @@ resource "aws_cloudwatch_event_target" "interruption" {
 }
 
 resource "aws_iam_role" "controller" {
-  name_prefix        = "stowage-controller-"
-  description        = "The Stowage controller of cluster ${var.cluster_name}"
-  assume_role_policy = var.oidc_provider == "" ? local.pod_identity : local.irsa
+  name_prefix          = "stowage-controller-"
+  path                 = var.iam_path
+  permissions_boundary = var.permissions_boundary
+  tags                 = var.tags
+  description          = "The Stowage controller of cluster ${var.cluster_name}"
+  assume_role_policy   = var.oidc_provider == "" ? local.pod_identity : local.irsa
 }
 
 resource "aws_iam_role_policy_attachment" "controller" {
   for_each   = { launch = aws_iam_policy.launch.arn, integration = aws_iam_policy.integration.arn }
   role       = aws_iam_role.controller.name
   policy_arn = each.value
+}
+
+resource "aws_iam_role_policy_attachment" "key" {
+  count      = length(aws_iam_policy.key)
+  role       = aws_iam_role.controller.name
+  policy_arn = aws_iam_policy.key[0].arn
 }
 
 locals {
@@ -427,10 +517,10 @@ output "controller_role_arn" {
 
 output "policy_arns" {
   description = "The role has them. Attach them to another one where that is used."
-  value       = [aws_iam_policy.launch.arn, aws_iam_policy.integration.arn]
+  value       = concat([aws_iam_policy.launch.arn, aws_iam_policy.integration.arn], aws_iam_policy.key[*].arn)
 }
 
 output "interruption_queue_name" {
-  description = "For INTERRUPTION_QUEUE in controller.env of the chart."
+  description = "For settings.interruptionQueue of the chart."
   value       = aws_sqs_queue.interruption.name
 }
