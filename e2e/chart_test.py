@@ -830,6 +830,23 @@ class TestInstalled:
         service.close()
         create(pod("unanswered"))
 
+    def test_an_api_server_proves_its_identity_by_its_admission_configuration(self, cluster, folder):
+        # As documented: the user of the kubeconfig has the name of the webhook's host and port.
+        service, bundle = cluster.serve("identity")
+        cluster.plane.certificate(folder / "client", "--name", "kube-apiserver", "--client")
+        user = {"client-certificate": f"{folder}/client/tls.crt", "client-key": f"{folder}/client/tls.key"}
+        (folder / "webhooks.kubeconfig").write_text(json.dumps({"apiVersion": "v1", "kind": "Config", "users": [{"name": service.url.removeprefix("https://"), "user": user}]}))
+        admission = {"apiVersion": "apiserver.config.k8s.io/v1", "kind": "WebhookAdmissionConfiguration", "kubeConfigFile": f"{folder}/webhooks.kubeconfig"}
+        plugins = [{"name": "MutatingAdmissionWebhook", "configuration": admission}]
+        (folder / "admission.json").write_text(json.dumps({"apiVersion": "apiserver.config.k8s.io/v1", "kind": "AdmissionConfiguration", "plugins": plugins}))
+        names = lambda: [name for path, _, name in service.calls if path == "/mutate"]
+        with harness.ControlPlane(arguments=("--component-arg", f"kube-apiserver=--admission-control-config-file={folder}/admission.json")) as plane:
+            plane.namespace("identity")
+            values = {"tls.mode": "secret", "webhook.url": f"{service.url}/mutate", "webhook.caBundle": bundle, "replicas": 0, "crds.install": False}
+            plane.helm("install", "stowage", CHART, "--namespace", "identity", *settings(values))
+            wait_until(lambda: plane.api.create(pod("probe"), True) and names(), 30, "the webhook called")
+        assert set(names()) == {"kube-apiserver"}
+
     def test_a_real_kube_scheduler_accepts_the_configuration_and_calls_the_extender_with_its_certificate(self, cluster):
         cluster.namespace("sched")
         service, bundle = cluster.serve("sched")
