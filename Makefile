@@ -37,7 +37,7 @@ demo: build tools moto ## The main use case, end to end (KEEP=1 leaves it runnin
 # Suites that mostly wait run in parallel. Those that measure how far kube-scheduler follows a plan run alone. Suites of one target share
 # a control plane.
 test: ## Every test
-	$(MAKE) lint deny test-policies
+	$(MAKE) lint deny sbom test-policies
 	$(MAKE) -j2 build tools moto
 	$(MAKE) -j3 --output-sync=target test-rust test-preflight test-without-service
 	$(MAKE) test-e2e
@@ -134,7 +134,7 @@ test-ec2-faults: build tools moto ## The same: throttling, errors, lost response
 	$(call pytest,ec2_faults kills)
 
 test-kills: build tools moto ## The same: fifty kills at random moments of launches, drains and interruptions (STOWAGE_KILLS_SEED=N repeats a run)
-	STOWAGE_KILLS=$${STOWAGE_KILLS:-50} STOWAGE_KILLS_SEED=$${STOWAGE_KILLS_SEED:-$$RANDOM} $(call pytest,kills) -s
+	STOWAGE_KILLS=$${STOWAGE_KILLS:-50} STOWAGE_KILLS_SEED=$${STOWAGE_KILLS_SEED:-$$RANDOM} $(call pytest,kills)
 
 test-attacks: tools moto ## Attacks by peers without credentials and by tenants, against the release build: probes, memory, purchases
 	cargo build --release --locked

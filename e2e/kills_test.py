@@ -6,7 +6,6 @@ STOWAGE_KILLS_SEED the seed of all draws; the same seed draws the same moments. 
 new seed each time.
 """
 
-import collections
 import dataclasses
 import os
 import random
@@ -33,6 +32,8 @@ SIZES = range(2, 8)  # pods, and nodes
 RECOVERY = 180
 # Seconds in which the drawn call must come; then the process is killed anyway.
 PATIENCE = 8.0
+# Seconds after which a third of the kills finds new instances in descriptions.
+LAG = 30
 # The writes of each kind of change, as AWS and Kubernetes name them.
 LAUNCH = ["create nodeclaims", "patch nodeclaims", "patch nodeclaims/status", "CreateFleet", "patch nodes", "patch pods/status"]
 REMOVAL = ["patch nodes", "create pods/eviction", "TerminateInstances", "delete nodes", "patch nodeclaims", "patch nodeclaims/status"]
@@ -69,17 +70,17 @@ class Killer:
         self.service = service
         self.lock = threading.Lock()
         self.moment, self.seen, self.killed_at = None, 0, None
-        self.calls = collections.Counter()
+        self.lag = None
 
-    def arm(self, moment):
+    def arm(self, moment, lag):
+        """From now on the process is killed at this moment, and EC2 describes instances `lag` seconds late."""
         with self.lock:
             self.moment, self.seen, self.killed_at = moment, 0, None
+            self.lag = faults.eventual(self.service.proxy, lag) if lag else None
 
     def at(self, call, effective):
         """Whether the process was killed at this call."""
         with self.lock:
-            if effective:
-                self.calls[call] += 1
             moment = self.moment
             if moment is None or moment.call != call or moment.after != effective:
                 return False
@@ -113,7 +114,7 @@ class Killer:
             return None
         if self.at(call.action, False):
             return faults.DROP
-        reply = forward(call)
+        reply = (self.lag and self.lag(call, forward)) or forward(call)
         return faults.DROP if self.at(call.action, True) else reply
 
 
@@ -197,12 +198,13 @@ class TestKills:
             moment = Moment.draw(draw, change)
             # A standby takes over after the lease expired; a restarted process may find it released.
             released = draw.random() < 0.8
-            print(f"kill {number}: {change}, {moment}", end="", flush=True)
-            self.kill(service, killer, changes, change, moment, released)
+            lag = draw.choice([0, 0, LAG])
+            print(f"kill {number}: {change}, {moment}{', EC2 lags' if lag else ''}", end="", flush=True)
+            self.kill(service, killer, changes, change, moment, lag, released)
 
-    def kill(self, service, killer, changes, change, moment, released):
+    def kill(self, service, killer, changes, change, moment, lag, released):
         begin, at = time.monotonic(), time.time()
-        killer.arm(moment)
+        killer.arm(moment, lag)
         needed, ended = changes.apply(change)
         print(f": {killer.wait()}", end="", flush=True)
         if released:
