@@ -41,7 +41,7 @@ CALLS = {
     "launch": LAUNCH,
     "drain": REMOVAL + ["create nodeclaims", "CreateFleet"],
     "interruption": ["ReceiveMessage", "DeleteMessageBatch", "delete nodeclaims", "create nodeclaims", "CreateFleet", *REMOVAL],
-    "scale-down": ["delete nodeclaims", *REMOVAL],
+    "scale-down": ["delete nodeclaims", "patch nodes", "TerminateInstances", "delete nodes", "patch nodeclaims"],
 }
 
 
