@@ -168,9 +168,10 @@ impl Mutator {
             },
             _ => {
                 let inner = node.take();
-                *node = match self.rng.bool() {
-                    true => Value::Array(vec![inner]),
-                    false => Value::Object(Map::from_iter([("nested".to_owned(), inner)])),
+                *node = if self.rng.bool() {
+                    Value::Array(vec![inner])
+                } else {
+                    Value::Object(Map::from_iter([("nested".to_owned(), inner)]))
                 };
             }
         }

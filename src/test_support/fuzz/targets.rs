@@ -150,9 +150,7 @@ fn apply(state: &mut ClusterState, pools: &mut Vec<ReadyPool>, object: &Value) -
         "NodeClaim" => state.apply_claim(read::<NodeClaim>(object)?),
         "NodePool" => {
             let pool: NodePool = read(object)?;
-            if pool.metadata.name.is_none() {
-                return None;
-            }
+            pool.metadata.name.as_ref()?;
             state.apply_pool(pool.clone());
             pools.push(ReadyPool { pool: Arc::new(pool), catalog: catalog() });
         }
