@@ -1,4 +1,7 @@
-//! Locks whose guarded state every holder leaves complete, so that a panic of one holder does not affect the others.
+//! Locks whose guarded state every holder leaves complete, so that a panic of one holder does not affect the others; and heartbeats of
+//! loops.
+
+pub mod heartbeat;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

@@ -416,6 +416,22 @@ async fn ends(stream: &mut (impl tokio::io::AsyncRead + Unpin)) -> bool {
 }
 
 #[tokio::test]
+async fn a_loop_that_is_stuck_fails_liveness_with_its_name() {
+    let setup = Setup::start(|_| {}).await;
+    let mut health = Connection::plain(setup.addrs().health.unwrap()).await;
+    let stuck = setup.state.heartbeats.run("drift", Duration::from_millis(1), std::future::pending::<()>());
+    let stuck = tokio::spawn(stuck);
+    tokio::time::sleep(Duration::from_millis(5)).await;
+    let dead = health.get("/livez").await;
+    let body = String::from_utf8_lossy(&dead.body[..]).into_owned();
+    assert_eq!(dead.status, 503);
+    assert!(body.starts_with("loop drift is stuck: no progress for "), "{body}");
+    stuck.abort();
+    assert!(stuck.await.unwrap_err().is_cancelled());
+    assert_eq!(health.get("/livez").await.status, 200);
+}
+
+#[tokio::test]
 async fn silent_connections_give_way_to_probes_and_reviews() {
     let setup = Setup::start(|config| config.connections.connections = 4).await;
     let health = setup.addrs().health.unwrap();

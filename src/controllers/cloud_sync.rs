@@ -14,6 +14,7 @@ use crate::controllers::run_loop::{Pace, RunLoop};
 use crate::model::labels;
 use crate::state::ClusterState;
 use crate::state::object_ext::ObjectExt;
+use crate::sync::heartbeat;
 
 const PACE: Pace = Pace { debounce: Duration::from_secs(1), resync: Duration::MAX };
 
@@ -35,7 +36,7 @@ fn unreported(state: &ClusterState, reported: &mut HashSet<String>) -> Vec<(Arc<
 
 /// Runs until the process ends. Does nothing when the cloud does not observe the cluster.
 pub async fn run(ctx: Arc<Context>) {
-    let Some(observer) = ctx.cloud.capabilities().cluster_observer else { return std::future::pending().await };
+    let Some(observer) = ctx.cloud.capabilities().cluster_observer else { return heartbeat::rest_forever().await };
     let mut run_loop = RunLoop::new(&ctx.cluster, PACE);
     let mut reported = HashSet::new();
     loop {

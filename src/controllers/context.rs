@@ -15,14 +15,17 @@ use tokio::sync::Notify;
 use crate::api::NodeClaim;
 use crate::clock;
 use crate::cloud::Cloud;
+use crate::controllers::confirmed_drains::ConfirmedDrains;
 use crate::controllers::derived_state::DerivedState;
 use crate::decisions::demand::may_launch;
 use crate::decisions::placement::mode::PlacementMode;
+use crate::decisions::staleness::Removal;
 use crate::model::events::{EventSpec, EventType};
 use crate::model::time::UnixMillis;
 use crate::planner::input::settings::Settings as PlanSettings;
 use crate::state::Cluster;
 use crate::state::instance_types::ReadyPool;
+use crate::state::watch_signs::Stale;
 use crate::sync::lock;
 use crate::telemetry::controllers::ControllerMetrics;
 
@@ -50,6 +53,7 @@ pub struct Context {
     pub metrics: ControllerMetrics,
     /// Notified when the NodeClaims of a plan have been created: they are launched at once.
     pub claims_created: Notify,
+    pub confirmed_drains: ConfirmedDrains,
     recorder: Recorder,
     /// When an event was last emitted, by UID of its object, reason and note.
     emitted: Mutex<HashMap<(String, String, String), UnixMillis>>,
@@ -75,7 +79,31 @@ impl Context {
         let reporter = Reporter { controller: "stowage".into(), instance: None };
         let recorder = Recorder::new(client.clone(), reporter);
         let (claims_created, emitted) = (Notify::new(), Mutex::default());
-        Self { client, evictions, cluster, derived, cloud, settings, metrics, claims_created, recorder, emitted }
+        let confirmed_drains = ConfirmedDrains::default();
+        Self {
+            client,
+            evictions,
+            cluster,
+            derived,
+            cloud,
+            settings,
+            metrics,
+            claims_created,
+            confirmed_drains,
+            recorder,
+            emitted,
+        }
+    }
+
+    /// Whether a watch that this removal depends on is too old for it. The caller tries again in its next pass.
+    pub fn is_stale(&self, removal: Removal) -> bool {
+        let Some(Stale { kind, age }) = removal.held_up_by(self.cluster.watch_signs(), clock::now()) else {
+            return false;
+        };
+        let decision = removal.metric_label();
+        tracing::debug!(decision, kind, seconds = age.as_secs(), "watch is stale, nothing is removed");
+        self.metrics.stale_decisions.with_label_values(&[decision]).inc();
+        true
     }
 
     /// Pools that may launch nodes now, with their offerings.

@@ -7,6 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{ObjectMeta, PostParams};
 use kube::{Api, Client};
+use prometheus::IntGauge;
 
 /// The periods of the election.
 #[derive(Clone, Copy, Debug)]
@@ -46,6 +47,8 @@ pub struct Candidate {
     name: String,
     identity: String,
     timing: Timing,
+    /// Transitions of the lease, as last read.
+    transitions: IntGauge,
     /// Holder and renewal time of the last record, and when that record was first observed by the local clock: the clocks of other
     /// machines are not trusted.
     observed: Option<(Option<String>, Option<Timestamp>, Instant)>,
@@ -53,12 +56,13 @@ pub struct Candidate {
 
 impl Candidate {
     /// A candidate with this identity for the Lease `namespace/name`.
-    pub fn new(client: Client, namespace: &str, name: &str, identity: String) -> Self {
+    pub fn new(client: Client, namespace: &str, name: &str, identity: String, transitions: IntGauge) -> Self {
         Self {
             api: Api::namespaced(client, namespace),
             name: name.to_owned(),
             identity,
             timing: TIMING,
+            transitions,
             observed: None,
         }
     }
@@ -130,6 +134,7 @@ impl Candidate {
             };
         };
         let spec = lease.spec.clone().unwrap_or_default();
+        self.transitions.set(spec.lease_transitions.unwrap_or(0).into());
         let record = (spec.holder_identity.clone(), spec.renew_time.as_ref().map(|time| time.0));
         if self.observed.as_ref().is_none_or(|(holder, renewed, _)| (holder, renewed) != (&record.0, &record.1)) {
             self.observed = Some((record.0.clone(), record.1, Instant::now()));

@@ -3,6 +3,7 @@
 
 pub mod cloud_sync;
 pub mod condition_writer;
+pub mod confirmed_drains;
 pub mod context;
 pub mod deletion;
 pub mod derived_state;
@@ -15,5 +16,6 @@ pub mod node_class;
 pub mod node_pool;
 pub mod provisioning;
 pub mod run_loop;
+pub mod vitals;
 
 pub use crate::controllers::context::Context;

@@ -5,6 +5,7 @@ use std::time::Duration;
 use tokio::sync::{Notify, watch};
 
 use crate::state::Cluster;
+use crate::sync::heartbeat;
 
 /// How often a controller runs.
 #[derive(Clone, Copy, Debug)]
@@ -15,7 +16,7 @@ pub struct Pace {
     pub resync: Duration,
 }
 
-/// The wait of one controller. Create it before the first pass, so that no change is missed.
+/// The wait of one controller, which ends its turn ([`heartbeat`]). Create it before the first pass, so that no change is missed.
 #[derive(Debug)]
 pub struct RunLoop {
     changes: watch::Receiver<u64>,
@@ -34,25 +35,31 @@ impl RunLoop {
 
     /// [`Self::next`] with another resync period.
     pub async fn next_within(&mut self, resync: Duration) {
-        let _ = tokio::time::timeout(resync, self.changes.changed()).await;
-        tokio::time::sleep(self.pace.debounce).await;
+        let wait = async {
+            let _ = tokio::time::timeout(resync, self.changes.changed()).await;
+            tokio::time::sleep(self.pace.debounce).await;
+        };
+        heartbeat::rest(wait).await;
         self.changes.mark_unchanged();
     }
 
     /// [`Self::next`] that `wake` ends like a change, and `urgent` at once: also during the debounce period.
     pub async fn next_or(&mut self, wake: impl Future<Output = ()>, urgent: &Notify) {
-        let debounced = tokio::select! {
-            _ = self.changes.changed() => true,
-            () = wake => true,
-            () = urgent.notified() => false,
-            () = tokio::time::sleep(self.pace.resync) => true,
-        };
-        if debounced {
-            tokio::select! {
-                () = tokio::time::sleep(self.pace.debounce) => {}
-                () = urgent.notified() => {}
+        let wait = async {
+            let debounced = tokio::select! {
+                _ = self.changes.changed() => true,
+                () = wake => true,
+                () = urgent.notified() => false,
+                () = tokio::time::sleep(self.pace.resync) => true,
+            };
+            if debounced {
+                tokio::select! {
+                    () = tokio::time::sleep(self.pace.debounce) => {}
+                    () = urgent.notified() => {}
+                }
             }
-        }
+        };
+        heartbeat::rest(wait).await;
         self.changes.mark_unchanged();
     }
 }

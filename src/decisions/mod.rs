@@ -10,4 +10,5 @@ pub mod placement;
 pub mod pod_ref;
 pub mod provisioning;
 pub mod snapshot;
+pub mod staleness;
 pub mod termination;

@@ -14,9 +14,9 @@ pub const DEFAULT_MAX_AGE: Duration = Duration::from_mins(1);
 /// The input of [`View::build`].
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ViewInput {
-    /// Time of the snapshot.
-    pub built_at: UnixMillis,
-    /// Past this age the view restrains no pod. Rebuild at least twice in this time, even when nothing changed.
+    /// Time up to which the nodes and pods are known: the last event or bookmark of their watches.
+    pub as_of: UnixMillis,
+    /// Past this age the view restrains no pod. Idle watches get a bookmark twice in this time.
     pub max_age: Duration,
     /// Nodes that exist as Node objects.
     pub nodes: Vec<NodeRoom>,
@@ -73,7 +73,7 @@ pub struct PlannedPod {
 /// An immutable snapshot that answers in constant time per node. See [`View::build`].
 #[derive(Debug, Default)]
 pub struct View {
-    built_at: UnixMillis,
+    as_of: UnixMillis,
     max_age: Duration,
     nodes: Vec<NodeEntry>,
     /// Every node.
@@ -214,7 +214,7 @@ impl View {
     #[must_use]
     pub fn build(input: ViewInput) -> Self {
         let mut view = Self {
-            built_at: input.built_at,
+            as_of: input.as_of,
             max_age: input.max_age,
             by_name: HashMap::with_capacity(input.nodes.len()),
             nodes: Vec::with_capacity(input.nodes.len()),
@@ -248,7 +248,7 @@ impl View {
 
     /// True when the view is too old to restrain anyone. The default view, built from nothing, is.
     pub fn is_stale(&self, now: UnixMillis) -> bool {
-        now.saturating_since(self.built_at) > self.max_age
+        now.saturating_since(self.as_of) > self.max_age
     }
 
     /// False when every pod may be bound anywhere: no live hold, no live plan, no node being disrupted.

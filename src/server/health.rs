@@ -1,7 +1,9 @@
 //! Handlers of probes and metrics.
 
 use std::convert::Infallible;
+use std::fmt::Write as _;
 use std::sync::Arc;
+use std::time::Instant;
 
 use axum::Extension;
 use axum::body::{Body, Bytes};
@@ -18,9 +20,20 @@ use crate::telemetry::Metrics;
 /// Bytes of the metrics that are handed to the connection at a time.
 const CHUNK: usize = 64 << 10;
 
-/// Liveness. Independent of the API server: an outage of it must not restart the process.
-pub(crate) async fn live() -> &'static str {
-    "ok\n"
+/// Liveness: 200, or 503 with each loop that is stuck in a turn, one per line. Independent of the API server and the cloud: an outage must
+/// not restart the process, and requests that fail are progress.
+pub(crate) async fn live(State(state): State<Arc<AppState>>) -> Response {
+    let overdue = state.heartbeats.overdue(Instant::now());
+    if overdue.is_empty() {
+        return "ok\n".into_response();
+    }
+    let mut stuck = String::new();
+    for turn in overdue {
+        let (name, age, limit) = (turn.name, turn.age.as_secs(), turn.limit.as_secs());
+        let _ = writeln!(stuck, "loop {name} is stuck: no progress for {age} s, the limit is {limit} s");
+    }
+    tracing::error!(loops = stuck.trim_end(), "liveness failed");
+    (StatusCode::SERVICE_UNAVAILABLE, stuck).into_response()
 }
 
 /// Readiness: 200, or 503 with one reason per line.

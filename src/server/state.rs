@@ -7,6 +7,7 @@ use arc_swap::ArcSwap;
 
 use crate::extender::View;
 use crate::model::time::UnixMillis;
+use crate::sync::heartbeat::Heartbeats;
 use crate::telemetry::Metrics;
 
 /// State shared by all handlers. The controllers store a new [`View`] when holds, plans or nodes change.
@@ -18,6 +19,8 @@ pub struct AppState {
     pub metrics: Metrics,
     /// Conditions of `/readyz`.
     pub readiness: Readiness,
+    /// The loops whose turns `/livez` watches.
+    pub heartbeats: Heartbeats,
     /// The clock; [`crate::clock::now`] outside tests.
     pub now: fn() -> UnixMillis,
 }
@@ -26,7 +29,7 @@ impl AppState {
     /// State with an empty view, which denies nothing.
     #[must_use]
     pub fn new(metrics: Metrics, now: fn() -> UnixMillis) -> Self {
-        Self { view: Arc::default(), metrics, readiness: Readiness::default(), now }
+        Self { view: Arc::default(), metrics, readiness: Readiness::default(), heartbeats: Heartbeats::default(), now }
     }
 }
 

@@ -6,6 +6,7 @@ pub mod claim_index;
 pub mod cluster;
 pub mod deleted_uids;
 pub mod instance_types;
+pub mod kinds;
 pub mod node_state;
 pub mod object_ext;
 pub mod plan_record;
@@ -14,6 +15,7 @@ pub mod snapshot;
 pub mod snapshot_cache;
 pub mod tables;
 pub mod watch;
+pub mod watch_signs;
 
 pub use crate::state::cluster::Cluster;
 pub use crate::state::pods::PodRecord;

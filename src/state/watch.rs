@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::fmt::Debug;
 use std::pin::pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures::StreamExt;
 use k8s_openapi::api::apps::v1::DaemonSet;
@@ -17,188 +18,180 @@ use serde::de::DeserializeOwned;
 use crate::api::{Ec2NodeClass, NodeClaim, NodePool};
 use crate::model::time::UnixMillis;
 use crate::state::cluster::Cluster;
+use crate::state::kinds::{KINDS, SERVICES};
 use crate::state::tables::ClusterState;
+use crate::sync::heartbeat::{self, Heartbeats};
 
-/// Kinds that must be listed before the first decision.
-pub const KINDS: [&str; 11] = [
-    "pods",
-    "nodes",
-    "nodeclaims",
-    "nodepools",
-    "ec2nodeclasses",
-    "daemonsets",
-    "namespaces",
-    "persistentvolumeclaims",
-    "persistentvolumes",
-    "storageclasses",
-    "csinodes",
-];
+/// Seconds after which the API server ends a watch, and it is started again. A dead connection is noticed five seconds later. An idle
+/// watch gets a bookmark two seconds before: twice within [`MAX_AGE`](crate::state::watch_signs::MAX_AGE).
+pub const WATCH_SECONDS: u32 = 30;
 
-/// Seconds after which the API server ends a watch, and it is started again. A dead connection is noticed five seconds later.
-pub const WATCH_SECONDS: u32 = 60;
+/// Starts the watches. The client records every event and bookmark in [`Cluster::watch_signs`]: the watcher does not report bookmarks.
+#[derive(Debug)]
+pub struct Watches<'a> {
+    pub cluster: &'a Arc<Cluster>,
+    pub heartbeats: &'a Heartbeats,
+    /// The current time.
+    pub clock: fn() -> UnixMillis,
+}
 
-/// Listed in addition to [`KINDS`] when pods get default topology spread constraints.
-const SERVICES: &str = "services";
+/// A watch without an event, a bookmark or an error for this long is stuck: the API server ends it after [`WATCH_SECONDS`], and attempts
+/// to start it again have time limits.
+const STUCK_AFTER: Duration = Duration::from_mins(3);
 
-/// Starts every watch, that of Services only on request. Watches retry with backoff until the process ends. `clock` returns the
-/// current time.
-pub fn start(client: &Client, cluster: &Arc<Cluster>, services: bool, clock: fn() -> UnixMillis) {
-    if services {
-        feed(
-            cluster,
-            SERVICES,
-            Api::<Service>::all(client.clone()),
-            |state, service| state.apply_service(&service),
-            |state, key| Arc::make_mut(&mut state.services).delete(key),
-            |state| state.services.keys(),
+impl Watches<'_> {
+    /// Starts every watch, that of Services only on request. Watches retry with backoff until the process ends.
+    pub fn start(&self, client: &Client, services: bool) {
+        let clock = self.clock;
+        if services {
+            self.feed(
+                SERVICES,
+                Api::<Service>::all(client.clone()),
+                |state, service| state.apply_service(&service),
+                |state, key| Arc::make_mut(&mut state.services).delete(key),
+                |state| state.services.keys(),
+            );
+        }
+        self.feed(
+            "pods",
+            Api::<Pod>::all(client.clone()),
+            move |state, pod| state.apply_pod(&pod, clock()),
+            move |state, key| state.delete_pod(key, clock()),
+            |state| state.pods.keys().cloned().collect(),
+        );
+        self.feed(
+            "nodes",
+            Api::<Node>::all(client.clone()),
+            ClusterState::apply_node,
+            ClusterState::delete_node,
+            |state| state.nodes.keys().cloned().collect(),
+        );
+        self.feed(
+            "nodeclaims",
+            Api::<NodeClaim>::all(client.clone()),
+            ClusterState::apply_claim,
+            ClusterState::delete_claim,
+            |state| state.claims.keys().chain(state.foreign_claims.keys()).cloned().collect(),
+        );
+        self.feed(
+            "nodepools",
+            Api::<NodePool>::all(client.clone()),
+            ClusterState::apply_pool,
+            |state, key| {
+                state.pools.remove(key);
+            },
+            |state| state.pools.keys().cloned().collect(),
+        );
+        self.feed(
+            "ec2nodeclasses",
+            Api::<Ec2NodeClass>::all(client.clone()),
+            |state, class| {
+                state.classes.insert(class.name_any(), Arc::new(class));
+            },
+            |state, key| {
+                state.classes.remove(key);
+            },
+            |state| state.classes.keys().cloned().collect(),
+        );
+        self.feed(
+            "daemonsets",
+            Api::<DaemonSet>::all(client.clone()),
+            |state, set| state.apply_daemon_set(&set),
+            ClusterState::delete_daemon_set,
+            |state| state.daemons.keys().cloned().collect(),
+        );
+        self.feed(
+            "namespaces",
+            Api::<Namespace>::all(client.clone()),
+            |state, namespace| state.apply_namespace(&namespace),
+            |state, key| {
+                Arc::make_mut(&mut state.namespaces).remove(key);
+            },
+            |state| state.namespaces.keys().cloned().collect(),
+        );
+        self.start_volumes(client);
+    }
+
+    fn start_volumes(&self, client: &Client) {
+        self.feed(
+            "persistentvolumeclaims",
+            Api::<PersistentVolumeClaim>::all(client.clone()),
+            |state, object| state.apply_volume_claim(&object),
+            |state, key| {
+                Arc::make_mut(&mut state.volumes).claims.remove(key);
+            },
+            |state| state.volumes.claims.keys().cloned().collect(),
+        );
+        self.feed(
+            "persistentvolumes",
+            Api::<PersistentVolume>::all(client.clone()),
+            |state, object| state.apply_volume(&object),
+            |state, key| {
+                Arc::make_mut(&mut state.volumes).volumes.remove(key);
+            },
+            |state| state.volumes.volumes.keys().cloned().collect(),
+        );
+        self.feed(
+            "storageclasses",
+            Api::<StorageClass>::all(client.clone()),
+            |state, object| state.apply_storage_class(&object),
+            |state, key| {
+                Arc::make_mut(&mut state.volumes).classes.remove(key);
+            },
+            |state| state.volumes.classes.keys().cloned().collect(),
+        );
+        self.feed(
+            "csinodes",
+            Api::<CSINode>::all(client.clone()),
+            |state, object| state.apply_csi_node(&object),
+            |state, key| {
+                Arc::make_mut(&mut state.volumes).limits.remove(key);
+            },
+            |state| state.volumes.limits.keys().cloned().collect(),
         );
     }
-    feed(
-        cluster,
-        "pods",
-        Api::<Pod>::all(client.clone()),
-        move |state, pod| state.apply_pod(&pod, clock()),
-        move |state, key| state.delete_pod(key, clock()),
-        |state| state.pods.keys().cloned().collect(),
-    );
-    feed(
-        cluster,
-        "nodes",
-        Api::<Node>::all(client.clone()),
-        ClusterState::apply_node,
-        ClusterState::delete_node,
-        |state| state.nodes.keys().cloned().collect(),
-    );
-    feed(
-        cluster,
-        "nodeclaims",
-        Api::<NodeClaim>::all(client.clone()),
-        ClusterState::apply_claim,
-        ClusterState::delete_claim,
-        |state| state.claims.keys().chain(state.foreign_claims.keys()).cloned().collect(),
-    );
-    feed(
-        cluster,
-        "nodepools",
-        Api::<NodePool>::all(client.clone()),
-        ClusterState::apply_pool,
-        |state, key| {
-            state.pools.remove(key);
-        },
-        |state| state.pools.keys().cloned().collect(),
-    );
-    feed(
-        cluster,
-        "ec2nodeclasses",
-        Api::<Ec2NodeClass>::all(client.clone()),
-        |state, class| {
-            state.classes.insert(class.name_any(), Arc::new(class));
-        },
-        |state, key| {
-            state.classes.remove(key);
-        },
-        |state| state.classes.keys().cloned().collect(),
-    );
-    feed(
-        cluster,
-        "daemonsets",
-        Api::<DaemonSet>::all(client.clone()),
-        |state, set| state.apply_daemon_set(&set),
-        ClusterState::delete_daemon_set,
-        |state| state.daemons.keys().cloned().collect(),
-    );
-    feed(
-        cluster,
-        "namespaces",
-        Api::<Namespace>::all(client.clone()),
-        |state, namespace| state.apply_namespace(&namespace),
-        |state, key| {
-            Arc::make_mut(&mut state.namespaces).remove(key);
-        },
-        |state| state.namespaces.keys().cloned().collect(),
-    );
-    start_volumes(client, cluster);
-}
 
-fn start_volumes(client: &Client, cluster: &Arc<Cluster>) {
-    feed(
-        cluster,
-        "persistentvolumeclaims",
-        Api::<PersistentVolumeClaim>::all(client.clone()),
-        |state, object| state.apply_volume_claim(&object),
-        |state, key| {
-            Arc::make_mut(&mut state.volumes).claims.remove(key);
-        },
-        |state| state.volumes.claims.keys().cloned().collect(),
-    );
-    feed(
-        cluster,
-        "persistentvolumes",
-        Api::<PersistentVolume>::all(client.clone()),
-        |state, object| state.apply_volume(&object),
-        |state, key| {
-            Arc::make_mut(&mut state.volumes).volumes.remove(key);
-        },
-        |state| state.volumes.volumes.keys().cloned().collect(),
-    );
-    feed(
-        cluster,
-        "storageclasses",
-        Api::<StorageClass>::all(client.clone()),
-        |state, object| state.apply_storage_class(&object),
-        |state, key| {
-            Arc::make_mut(&mut state.volumes).classes.remove(key);
-        },
-        |state| state.volumes.classes.keys().cloned().collect(),
-    );
-    feed(
-        cluster,
-        "csinodes",
-        Api::<CSINode>::all(client.clone()),
-        |state, object| state.apply_csi_node(&object),
-        |state, key| {
-            Arc::make_mut(&mut state.volumes).limits.remove(key);
-        },
-        |state| state.volumes.limits.keys().cloned().collect(),
-    );
-}
-
-/// Spawns one watch. `known` returns the keys in the table, so that a new listing deletes objects that are not on it.
-fn feed<K>(
-    cluster: &Arc<Cluster>,
-    kind: &'static str,
-    api: Api<K>,
-    apply: impl Fn(&mut ClusterState, K) + Send + 'static,
-    delete: impl Fn(&mut ClusterState, &str) + Send + 'static,
-    known: impl Fn(&ClusterState) -> BTreeSet<String> + Send + 'static,
-) where
-    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + 'static,
-{
-    let cluster = Arc::clone(cluster);
-    tokio::spawn(async move {
-        let stream = watch(api, watcher::Config::default().timeout(WATCH_SECONDS)).default_backoff();
-        let mut stream = pin!(stream);
-        let (mut before, mut listed) = (BTreeSet::new(), BTreeSet::new());
-        while let Some(event) = stream.next().await {
-            match event {
-                // An object that a write adds during the listing is newer than the listing and must not be deleted by it.
-                Ok(Event::Init) => (before, listed) = (known(&cluster.read()), BTreeSet::new()),
-                Ok(Event::InitApply(object)) => {
-                    listed.insert(key(&object));
-                    cluster.update(|state| apply(state, object));
-                }
-                Ok(Event::InitDone) => cluster.update(|state| {
-                    for gone in before.difference(&listed) {
-                        delete(state, gone);
+    /// Spawns one watch. `known` returns the keys in the table, so that a new listing deletes objects that are not on it.
+    fn feed<K>(
+        &self,
+        kind: &'static str,
+        api: Api<K>,
+        apply: impl Fn(&mut ClusterState, K) + Send + 'static,
+        delete: impl Fn(&mut ClusterState, &str) + Send + 'static,
+        known: impl Fn(&ClusterState) -> BTreeSet<String> + Send + 'static,
+    ) where
+        K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + 'static,
+    {
+        let (cluster, clock) = (Arc::clone(self.cluster), self.clock);
+        tokio::spawn(self.heartbeats.run(kind, STUCK_AFTER, async move {
+            let stream = watch(api, watcher::Config::default().timeout(WATCH_SECONDS)).default_backoff();
+            let mut stream = pin!(stream);
+            let (mut before, mut listed) = (BTreeSet::new(), BTreeSet::new());
+            while let Some(event) = stream.next().await {
+                heartbeat::progress();
+                match event {
+                    // An object that a write adds during the listing is newer than the listing and must not be deleted by it.
+                    Ok(Event::Init) => (before, listed) = (known(&cluster.read()), BTreeSet::new()),
+                    Ok(Event::InitApply(object)) => {
+                        listed.insert(key(&object));
+                        cluster.update(|state| apply(state, object));
                     }
-                    state.synced.insert(kind);
-                }),
-                Ok(Event::Apply(object)) => cluster.update(|state| apply(state, object)),
-                Ok(Event::Delete(object)) => cluster.update(|state| delete(state, &key(&object))),
-                Err(error) => tracing::warn!(kind, %error, "watch failed, retrying"),
+                    Ok(Event::InitDone) => {
+                        cluster.update(|state| {
+                            for gone in before.difference(&listed) {
+                                delete(state, gone);
+                            }
+                            state.synced.insert(kind);
+                        });
+                        cluster.watch_signs().record_list(kind, clock());
+                    }
+                    Ok(Event::Apply(object)) => cluster.update(|state| apply(state, object)),
+                    Ok(Event::Delete(object)) => cluster.update(|state| delete(state, &key(&object))),
+                    Err(error) => tracing::warn!(kind, %error, "watch failed, retrying"),
+                }
             }
-        }
-    });
+        }));
+    }
 }
 
 fn key<K: Resource<DynamicType = ()>>(object: &K) -> String {

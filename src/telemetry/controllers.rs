@@ -18,6 +18,9 @@ pub struct ControllerMetrics {
     pub evictions: IntCounterVec,
     pub instances_unhealthy: IntCounterVec,
     pub garbage_collected: IntCounterVec,
+    pub stale_decisions: IntCounterVec,
+    pub drains_resumed: IntCounter,
+    pub cloud_starts_failed: IntCounter,
 }
 
 impl ControllerMetrics {
@@ -38,6 +41,9 @@ impl ControllerMetrics {
             evictions: register(registry, declared::EVICTIONS.counters())?,
             instances_unhealthy: register(registry, declared::INSTANCES_UNHEALTHY.counters())?,
             garbage_collected: register(registry, declared::GARBAGE_COLLECTED.counters())?,
+            stale_decisions: register(registry, declared::STALE_DECISIONS.counters())?,
+            drains_resumed: register(registry, declared::DRAINS_RESUMED.counter())?,
+            cloud_starts_failed: register(registry, declared::CLOUD_STARTS_FAILED.counter())?,
         })
     }
 }

@@ -1,5 +1,6 @@
 //! The serving metrics, and the Prometheus registry of all families.
 
+use prometheus::process_collector::ProcessCollector;
 use prometheus::{
     Encoder, GaugeVec, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Registry, TextEncoder,
 };
@@ -25,6 +26,15 @@ pub struct Metrics {
     pub connections_closed: IntCounterVec,
     pub in_flight: IntGauge,
     pub ready: IntGauge,
+    pub api_requests: IntCounterVec,
+    pub api_seconds: HistogramVec,
+    pub watch_age: GaugeVec,
+    pub watch_lists: IntCounterVec,
+    pub loop_turn: GaugeVec,
+    pub leader: IntGauge,
+    pub lease_transitions: IntGauge,
+    pub pods_pending: IntGauge,
+    pub pods_pending_age: IntGauge,
 }
 
 impl Default for Metrics {
@@ -45,6 +55,7 @@ impl Metrics {
     }
 
     fn registered_in(registry: Registry) -> Result<Self, prometheus::Error> {
+        register(&registry, declared::BUILD_INFO.gauges())?.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
         Ok(Self {
             extender_requests: register(&registry, declared::EXTENDER_REQUESTS.counters())?,
             extender_seconds: register(&registry, declared::EXTENDER_SECONDS.histograms())?,
@@ -61,6 +72,15 @@ impl Metrics {
             connections_closed: register(&registry, declared::CONNECTIONS_CLOSED.counters())?,
             in_flight: register(&registry, declared::REQUESTS_IN_FLIGHT.gauge())?,
             ready: register(&registry, declared::READY.gauge())?,
+            api_requests: register(&registry, declared::API_REQUESTS.counters())?,
+            api_seconds: register(&registry, declared::API_SECONDS.histograms())?,
+            watch_age: register(&registry, declared::WATCH_AGE.float_gauges())?,
+            watch_lists: register(&registry, declared::WATCH_LISTS.counters())?,
+            loop_turn: register(&registry, declared::LOOP_TURN.float_gauges())?,
+            leader: register(&registry, declared::LEADER.gauge())?,
+            lease_transitions: register(&registry, declared::LEASE_TRANSITIONS.gauge())?,
+            pods_pending: register(&registry, declared::PODS_PENDING.gauge())?,
+            pods_pending_age: register(&registry, declared::PODS_PENDING_AGE.gauge())?,
             registry,
         })
     }
@@ -68,6 +88,14 @@ impl Metrics {
     /// The Prometheus registry, to which other families add their collectors.
     pub fn registry(&self) -> &Registry {
         &self.registry
+    }
+
+    /// Adds the metrics of the process (CPU, memory, file descriptors), with the names that every client of Prometheus gives them.
+    ///
+    /// # Errors
+    /// They are registered already.
+    pub fn register_process(&self) -> Result<(), prometheus::Error> {
+        self.registry.register(Box::new(ProcessCollector::for_self()))
     }
 
     /// Content type of [`Metrics::text`].

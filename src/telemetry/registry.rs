@@ -182,6 +182,14 @@ metrics! {
             "kind": "`instance`, `nodeclaim`, `node`",
         ],
         "Orphaned objects removed, by kind.";
+    STALE_DECISIONS = "stale_decisions_total", Kind::Counter, Leader, [
+            "decision": "`disruption`, `departure`, `expiration`, `garbage_collection`, `abandonment`",
+        ],
+        "Passes without removals because a watch that they depend on was older than 60 seconds.";
+    DRAINS_RESUMED = "drains_resumed_total", Kind::Counter, Leader, [],
+        "Nodes that the watch showed as drained, and on which the API server still had pods.";
+    CLOUD_STARTS_FAILED = "cloud_starts_failed_total", Kind::Counter, Leader, [],
+        "Failed attempts of the leader to connect to its cloud.";
     INSTANCES_UNHEALTHY = "interruption_instance_status_unhealthy_total", Kind::Counter, Leader, [
             "category": "`instance_status`, `system_status`, `event_status`",
         ],
@@ -286,6 +294,30 @@ metrics! {
         "Connections that the server closed because of a limit.";
     REQUESTS_IN_FLIGHT = "requests_in_flight", Kind::Gauge, Serving, [],
         "HTTPS requests whose head is read and that are not answered yet.";
+    API_REQUESTS = "apiserver_requests_total", Kind::Counter, Serving, [
+            "verb": "`get`, `list`, `watch`, `create`, `update`, `patch`, `delete`",
+            "resource": "plural name, with the subresource after a slash",
+            "code": "HTTP status, or `none` without a response",
+        ],
+        "Requests to the API server, retries included.";
+    API_SECONDS = "apiserver_request_seconds", Kind::Histogram(RECONCILER_SECONDS), Serving, ["verb": "as above", "resource": "as above"],
+        "Seconds from sending a request to the API server to the head of its response.";
+    WATCH_AGE = "watch_age_seconds", Kind::Gauge, Serving, ["kind": "plural name of the watched kind"],
+        "Seconds since the last event or bookmark of a watch. Beyond 60 nothing is removed because of it, and the extender restrains no pod.";
+    WATCH_LISTS = "watch_lists_total", Kind::Counter, Serving, ["kind": "plural name of the watched kind"],
+        "Complete lists of a watched kind: one at the start, others after the API server compacted its history.";
+    LOOP_TURN = "loop_turn_seconds", Kind::Gauge, Serving, ["loop": "name of the loop; watches have the name of their kind"],
+        "Seconds that the present turn of a loop takes, since its last response of the API server; 0 between two turns. /livez fails beyond the limit of the loop.";
+    LEADER = "leader", Kind::Gauge, Serving, [],
+        "1 while this replica leads.";
+    LEASE_TRANSITIONS = "lease_transitions", Kind::Gauge, Serving, [],
+        "Changes of the leader since the Lease was created, as this replica last read it.";
+    PODS_PENDING = "pods_pending", Kind::Gauge, Serving, [],
+        "Pods that the scheduler rejected and that need a node.";
+    PODS_PENDING_AGE = "pods_pending_oldest_seconds", Kind::Gauge, Serving, [],
+        "Seconds since the oldest of these pods was rejected; 0 without one.";
+    BUILD_INFO = "build_info", Kind::Gauge, Serving, ["version": "version of the binary"],
+        "Always 1.";
     READY = "ready", Kind::Gauge, Serving, [],
         "1 when /readyz answers 200, as of the last probe or scrape.";
 }

@@ -111,7 +111,7 @@ pub fn held_view(now: UnixMillis) -> View {
         ..NodeRoom::default()
     };
     View::build(ViewInput {
-        built_at: now,
+        as_of: now,
         max_age: Duration::from_mins(10),
         nodes: vec![node("held", vec![hold]), node("free", vec![])],
         planned: std::collections::BTreeMap::new(),

@@ -4,14 +4,23 @@
 use std::time::Duration;
 
 use anyhow::Context as _;
+use kube::client::ClientBuilder;
+use kube::client::retry::RetryPolicy;
 use kube::{Client, Config};
+use tower::buffer::BufferLayer;
+use tower::retry::RetryLayer;
+
+use crate::cli::controller::api_calls::ApiCalls;
 
 /// Time limit of a write's response: an admission webhook of others may take 30 s.
 const WRITES: Duration = Duration::from_secs(35);
 /// Time limit between two reads of a watch, which the API server ends after [`crate::state::watch::WATCH_SECONDS`].
-const WATCHES: Duration = Duration::from_secs(70);
+const WATCHES: Duration = Duration::from_secs(40);
 /// Time limit of reading or writing the lease, which expires after 15 s.
 const LEASE: Duration = Duration::from_secs(5);
+
+/// Requests that wait for a connection, as in [`Client::new`].
+const QUEUE: usize = 1024;
 
 /// Time limit of a connection attempt.
 const CONNECT: Duration = Duration::from_secs(5);
@@ -29,25 +38,27 @@ pub(crate) struct Clients {
 }
 
 impl Clients {
-    pub(crate) fn new(config: &Config) -> anyhow::Result<Self> {
+    pub(crate) fn new(config: &Config, calls: &ApiCalls) -> anyhow::Result<Self> {
         Ok(Self {
-            writes: client(config, WRITES, true).context("creating a Kubernetes client")?,
-            watches: client(config, WATCHES, true).context("creating a Kubernetes client for watches")?,
-            evictions: client(config, WRITES, false).context("creating a Kubernetes client for evictions")?,
-            lease: client(config, LEASE, false).context("creating a Kubernetes client for the lease")?,
+            writes: client(config, calls, WRITES, true).context("creating a Kubernetes client")?,
+            watches: client(config, calls, WATCHES, true).context("creating a Kubernetes client for watches")?,
+            evictions: client(config, calls, WRITES, false).context("creating a Kubernetes client for evictions")?,
+            lease: client(config, calls, LEASE, false).context("creating a Kubernetes client for the lease")?,
         })
     }
 }
 
-/// A client whose responses must progress within `limit`.
-fn client(config: &Config, limit: Duration, retry: bool) -> Result<Client, kube::Error> {
+/// A client whose responses must progress within `limit`. Each attempt of a retried request is recorded.
+fn client(config: &Config, calls: &ApiCalls, limit: Duration, retry: bool) -> Result<Client, kube::Error> {
     let mut config = config.clone();
     config.read_timeout = Some(limit);
     config.connect_timeout = Some(limit.min(CONNECT));
     // A connection that was idle is not over its limit when the next request is written.
     config.reset_reader_on_write = true;
-    config.default_retry = retry;
-    Client::try_from(config)
+    // The retries of kube would be hidden from the layer.
+    config.default_retry = false;
+    let builder = ClientBuilder::try_from(config)?.with_layer(calls).with_layer(&BufferLayer::new(QUEUE));
+    Ok(if retry { builder.with_layer(&RetryLayer::new(RetryPolicy::server_retry())).build() } else { builder.build() })
 }
 
 #[cfg(test)]
@@ -56,7 +67,14 @@ mod tests {
     use kube::Api;
     use tokio::net::TcpListener;
 
+    use std::sync::Arc;
+
     use super::*;
+    use crate::telemetry::Metrics;
+
+    fn calls() -> ApiCalls {
+        ApiCalls { metrics: Metrics::new(), signs: Arc::default() }
+    }
 
     /// The API server of these tests accepts connections and never answers.
     #[tokio::test]
@@ -70,7 +88,7 @@ mod tests {
             }
         });
         for retry in [false, true] {
-            let nodes: Api<Node> = Api::all(client(&config, Duration::from_millis(20), retry).unwrap());
+            let nodes: Api<Node> = Api::all(client(&config, &calls(), Duration::from_millis(20), retry).unwrap());
             let read = tokio::time::timeout(Duration::from_secs(30), nodes.get("n")).await;
             assert!(read.expect("an error, not a wait").is_err(), "retry {retry}");
         }
@@ -82,6 +100,6 @@ mod tests {
         assert!(LEASE * 2 <= Duration::from_secs(10), "two attempts within the renewal deadline");
         assert!(WATCHES > Duration::from_secs(u64::from(crate::state::watch::WATCH_SECONDS) + 5));
         let config = Config::new("http://127.0.0.1:1".parse().unwrap());
-        assert!(Clients::new(&config).is_ok());
+        assert!(Clients::new(&config, &calls()).is_ok());
     }
 }

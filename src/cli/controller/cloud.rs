@@ -8,28 +8,12 @@ use crate::cli::controller::arguments::{CloudKind, ControllerArgs};
 use crate::cli::planning::MinValues;
 use crate::cloud::catalog::SpotPricing;
 use crate::cloud::ec2;
-use crate::cloud::ec2::Ec2Provider;
 use crate::cloud::simulated::{Script, SimulatedConfig, SimulatedEc2};
 
 /// A cloud with parsed settings, not connected yet.
 pub(crate) enum Prepared {
     Simulated(Arc<SimulatedEc2>),
     Ec2(Box<ec2::Options>),
-}
-
-/// A connected cloud; its background loops start once this process leads.
-pub(crate) enum Connected {
-    Simulated(Arc<SimulatedEc2>),
-    Ec2(Box<(ec2::Clients, ec2::Options)>),
-}
-
-impl Prepared {
-    pub(crate) async fn connect(self) -> anyhow::Result<Connected> {
-        Ok(match self {
-            Self::Simulated(simulated) => Connected::Simulated(simulated),
-            Self::Ec2(options) => Connected::Ec2(Box::new((Ec2Provider::connect().await?, *options))),
-        })
-    }
 }
 
 pub(crate) fn cloud(args: &ControllerArgs) -> anyhow::Result<Prepared> {

@@ -1,15 +1,16 @@
 //! The leader's part of the service: the cloud and the reconcilers.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use anyhow::Context as _;
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use tokio::task::JoinSet;
 
 use crate::api::NodeClaim;
 use crate::cli::controller::arguments::ControllerArgs;
-use crate::cli::controller::cloud::{Connected, cloud};
-use crate::cloud::Cloud;
-use crate::cloud::ec2;
-use crate::cloud::ec2::Ec2Provider;
+use crate::cli::controller::cloud::{Prepared, cloud};
+use crate::cli::controller::start_cloud::{Starting, lost, release};
 use crate::cloud::simulated::new_instance::IMAGE_ID;
 use crate::controllers::context::Settings;
 use crate::controllers::derived_state::DerivedState;
@@ -28,6 +29,11 @@ use crate::server::AppState;
 use crate::state::object_ext::NodeClaimExt;
 use crate::state::{Cluster, ClusterState, watch};
 use crate::telemetry::controllers::ControllerMetrics;
+
+/// Limit of a turn without a response of the API server or AWS.
+pub(crate) const TURN_LIMIT: Duration = Duration::from_mins(3);
+/// The same of loops that wait for AWS: a call is retried for minutes, and waits for the client's rate limit.
+const CLOUD_TURN_LIMIT: Duration = Duration::from_mins(15);
 
 #[allow(clippy::too_many_arguments)]
 pub(crate) fn lead(
@@ -50,12 +56,11 @@ pub(crate) fn lead(
         plan: args.plan.settings(),
     };
     async move {
-        // A replica that cannot reach its cloud fails now, not once it leads.
-        let connected = made?.connect().await?;
+        let prepared = made?;
         watch::synced(&cluster, services).await;
         state.readiness.set_caches_synced(true);
         tracing::info!("caches synced");
-        if matches!(connected, Connected::Simulated(_))
+        if matches!(prepared, Prepared::Simulated(_))
             && let Some(claim) = real_instance(&cluster.read())
         {
             anyhow::bail!(
@@ -63,61 +68,36 @@ pub(crate) fn lead(
                  controller that launched it"
             );
         }
-        if let Some(candidate) = &mut election {
-            tokio::select! {
-                () = candidate.acquire() => tracing::info!("leading"),
-                _ = stopped.wait_for(|stop| *stop) => return Ok(()),
-            }
-        }
-        let mut loops = tokio::task::JoinSet::new();
-        let cloud: Arc<dyn Cloud> = match connected {
-            Connected::Ec2(made) => {
-                let (clients, options) = *made;
-                // Loading the region's catalog takes time; the lease is renewed meanwhile.
-                let started = tokio::select! {
-                    started = Ec2Provider::start(&client, clients, options) => Some(started?),
-                    lost = lost(&mut election) => return Err(lost),
-                    _ = stopped.wait_for(|stop| *stop) => None,
-                };
-                let Some(started) = started else {
-                    release(&mut election).await;
-                    return Ok(());
-                };
-                let ec2 = Arc::new(started);
-                loops.spawn(Arc::clone(&ec2).run(client.clone()));
-                ec2::publish(&ec2, state.metrics.registry()).context("registering the EC2 metrics")?;
-                ec2
-            }
-            Connected::Simulated(simulated) => {
-                let mut stopped = stopped.clone();
-                let shutdown = async move {
-                    let _ = stopped.wait_for(|stop| *stop).await;
-                };
-                tokio::spawn(Arc::clone(&simulated).run(client.clone(), shutdown));
-                simulated
-            }
+        let mut loops = JoinSet::new();
+        let starting = Starting { prepared, client: &client, failed: &metrics.cloud_starts_failed };
+        let Some(cloud) = starting.lead_with_cloud(&mut election, &state, &mut stopped, &mut loops).await? else {
+            return Ok(());
         };
         let ctx = Arc::new(Context::new(client, evictions, cluster, derived, cloud, settings, metrics));
+        let heartbeats = state.heartbeats.clone();
+        let mut start = |name: &'static str, limit: Duration, run: BoxFuture<'static, ()>| {
+            loops.spawn(heartbeats.run(name, limit, run));
+        };
         // Each of these does nothing when the cloud lacks the capability it needs.
-        loops.spawn(tagging::run(Arc::clone(&ctx)));
-        loops.spawn(cloud_sync::run(Arc::clone(&ctx)));
-        loops.spawn(garbage_collection::profiles(Arc::clone(&ctx)));
-        loops.spawn(capacity_reservations::run(Arc::clone(&ctx)));
-        loops.spawn(zonal_shift::run(Arc::clone(&ctx)));
-        loops.spawn(degraded_apis::run(Arc::clone(&ctx)));
-        loops.spawn(reconcile::run(Arc::clone(&ctx)));
-        loops.spawn(status::run(Arc::clone(&ctx)));
-        loops.spawn(provisioner::run(Arc::clone(&ctx)));
-        loops.spawn(pod_events::report_invalid(Arc::clone(&ctx)));
-        loops.spawn(lifecycle::run(Arc::clone(&ctx)));
-        loops.spawn(nominations::run(Arc::clone(&ctx)));
-        loops.spawn(queue::run(Arc::clone(&ctx)));
-        loops.spawn(departure::run(Arc::clone(&ctx)));
-        loops.spawn(status_checks::run(Arc::clone(&ctx)));
-        loops.spawn(drift::run(Arc::clone(&ctx)));
-        loops.spawn(expiration::run(Arc::clone(&ctx)));
-        loops.spawn(disruption::run::run(Arc::clone(&ctx)));
-        loops.spawn(garbage_collection::run(Arc::clone(&ctx)));
+        start("tagging", CLOUD_TURN_LIMIT, tagging::run(Arc::clone(&ctx)).boxed());
+        start("cloud sync", TURN_LIMIT, cloud_sync::run(Arc::clone(&ctx)).boxed());
+        start("instance profiles", CLOUD_TURN_LIMIT, garbage_collection::profiles(Arc::clone(&ctx)).boxed());
+        start("capacity reservations", CLOUD_TURN_LIMIT, capacity_reservations::run(Arc::clone(&ctx)).boxed());
+        start("zonal shift", TURN_LIMIT, zonal_shift::run(Arc::clone(&ctx)).boxed());
+        start("degraded APIs", TURN_LIMIT, degraded_apis::run(Arc::clone(&ctx)).boxed());
+        start("node classes", CLOUD_TURN_LIMIT, reconcile::run(Arc::clone(&ctx)).boxed());
+        start("node pools", TURN_LIMIT, status::run(Arc::clone(&ctx)).boxed());
+        start("provisioner", TURN_LIMIT, provisioner::run(Arc::clone(&ctx)).boxed());
+        start("invalid pods", TURN_LIMIT, pod_events::report_invalid(Arc::clone(&ctx)).boxed());
+        start("lifecycle", TURN_LIMIT, lifecycle::run(Arc::clone(&ctx)).boxed());
+        start("nominations", TURN_LIMIT, nominations::run(Arc::clone(&ctx)).boxed());
+        start("interruption queue", CLOUD_TURN_LIMIT, queue::run(Arc::clone(&ctx)).boxed());
+        start("departure", TURN_LIMIT, departure::run(Arc::clone(&ctx)).boxed());
+        start("status checks", CLOUD_TURN_LIMIT, status_checks::run(Arc::clone(&ctx)).boxed());
+        start("drift", CLOUD_TURN_LIMIT, drift::run(Arc::clone(&ctx)).boxed());
+        start("expiration", TURN_LIMIT, expiration::run(Arc::clone(&ctx)).boxed());
+        start("disruption", TURN_LIMIT, disruption::run::run(Arc::clone(&ctx)).boxed());
+        start("garbage collection", CLOUD_TURN_LIMIT, garbage_collection::run(Arc::clone(&ctx)).boxed());
         let result = tokio::select! {
             lost = lost(&mut election) => Err(lost),
             ended = loops.join_next() => Err(anyhow::anyhow!("a reconciler ended: {:?}", ended.and_then(Result::err))),
@@ -125,6 +105,7 @@ pub(crate) fn lead(
         };
         // Nothing may be written after another replica can lead.
         loops.shutdown().await;
+        state.metrics.leader.set(0);
         if result.is_ok() {
             release(&mut election).await;
         }
@@ -138,23 +119,6 @@ fn real_instance(state: &ClusterState) -> Option<String> {
     let image = |claim: &NodeClaim| claim.status.as_ref().and_then(|status| status.image_id.clone());
     let ours = launched.filter(|(_, claim)| image(claim).as_deref() != Some(IMAGE_ID)).map(|(name, _)| name);
     ours.chain(state.foreign_claims.keys()).next().cloned()
-}
-
-/// Renews the lease until it is lost; returns the reason.
-async fn lost(election: &mut Option<Candidate>) -> anyhow::Error {
-    match election {
-        Some(candidate) => {
-            let why = candidate.renew().await;
-            anyhow::anyhow!("the leader lease was lost: {why}; this replica starts over")
-        }
-        None => std::future::pending().await,
-    }
-}
-
-async fn release(election: &mut Option<Candidate>) {
-    if let Some(candidate) = election {
-        candidate.release().await;
-    }
 }
 
 #[cfg(test)]

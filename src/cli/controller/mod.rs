@@ -1,10 +1,12 @@
 //! `stowage controller`: the service. Settings with an equivalent in Karpenter have Karpenter's flag and variable.
 
+pub mod api_calls;
 pub mod arguments;
 pub mod clients;
 pub mod cloud;
 pub mod lead;
 pub mod serve;
+pub mod start_cloud;
 
 use std::time::Duration;
 

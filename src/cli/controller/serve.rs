@@ -6,16 +6,19 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 
+use crate::cli::controller::api_calls::ApiCalls;
 use crate::cli::controller::arguments::ControllerArgs;
 use crate::cli::controller::clients::Clients;
-use crate::cli::controller::lead::lead;
+use crate::cli::controller::lead::{TURN_LIMIT, lead};
 use crate::clock;
 use crate::controllers::derived_state::DerivedState;
 use crate::controllers::enforcement::extender_view;
 use crate::controllers::leader::Candidate;
+use crate::controllers::vitals;
 use crate::decisions::placement::mode::PlacementMode;
 use crate::server::{AppState, Server, ServerConfig};
-use crate::state::{Cluster, ClusterState, watch};
+use crate::state::watch::Watches;
+use crate::state::{Cluster, ClusterState};
 use crate::telemetry::Metrics;
 use crate::telemetry::controllers::ControllerMetrics;
 
@@ -27,16 +30,17 @@ pub(crate) async fn serve(args: &ControllerArgs) -> anyhow::Result<()> {
         "" => config.default_namespace.clone(),
         namespace => namespace.to_owned(),
     };
-    let Clients { writes, watches, evictions, lease } = Clients::new(&config)?;
+    let metrics = Metrics::new();
+    let controller_metrics = ControllerMetrics::new(metrics.registry()).context("registering metrics")?;
+    metrics.register_process().context("registering the metrics of the process")?;
+    let cluster = Arc::new(Cluster::new(ClusterState::with_default_spread(args.plan.scheduler_config.clone())));
+    let calls = ApiCalls { metrics: metrics.clone(), signs: Arc::clone(cluster.watch_signs()) };
+    let Clients { writes, watches, evictions, lease } = Clients::new(&config, &calls)?;
     let election = (!args.disable_leader_election).then(|| {
         let host = std::env::var("HOSTNAME").unwrap_or_else(|_| "stowage".into());
         let identity = format!("{host}_{}_{}", std::process::id(), clock::now().0);
-        Candidate::new(lease, &namespace, &args.leader_election_name, identity)
+        Candidate::new(lease, &namespace, &args.leader_election_name, identity, metrics.lease_transitions.clone())
     });
-    let cluster = Arc::new(Cluster::new(ClusterState::with_default_spread(args.plan.scheduler_config.clone())));
-
-    let metrics = Metrics::new();
-    let controller_metrics = ControllerMetrics::new(metrics.registry()).context("registering metrics")?;
     let state = Arc::new(AppState::new(metrics, clock::now));
     let mut server_config = ServerConfig::new(&args.cert_dir);
     let at = |port| SocketAddr::new(args.bind_address, port);
@@ -57,11 +61,15 @@ pub(crate) async fn serve(args: &ControllerArgs) -> anyhow::Result<()> {
         stop_signal().await;
         let _ = stop.send(true);
     });
-    watch::start(&watches, &cluster, !args.plan.scheduler_config.is_empty(), clock::now);
+    let heartbeats = &state.heartbeats;
+    Watches { cluster: &cluster, heartbeats, clock: clock::now }
+        .start(&watches, !args.plan.scheduler_config.is_empty());
     let derived = Arc::new(DerivedState::default());
     if args.placement != PlacementMode::Off {
-        tokio::spawn(extender_view::run(Arc::clone(&cluster), Arc::clone(&derived), Arc::clone(&state.view)));
+        let view = extender_view::run(Arc::clone(&cluster), Arc::clone(&derived), Arc::clone(&state.view));
+        tokio::spawn(heartbeats.run("extender view", TURN_LIMIT, view));
     }
+    tokio::spawn(vitals::run(Arc::clone(&cluster), heartbeats.clone(), state.metrics.clone()));
     let lead = lead(
         args,
         writes,

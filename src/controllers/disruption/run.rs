@@ -22,9 +22,11 @@ use crate::decisions::disruption::emptiness::{self, EmptyNodeStep};
 use crate::decisions::disruption::mark::DisruptionMark;
 use crate::decisions::disruption::marked::MarkedNodes;
 use crate::decisions::disruption::reason::DisruptionReason;
+use crate::decisions::staleness::Removal;
 use crate::model::events;
 use crate::model::time::UnixMillis;
 use crate::state::instance_types::{InstanceTypes, ReadyPool};
+use crate::sync::heartbeat;
 
 /// How often empty nodes are evaluated.
 const PERIOD: Duration = Duration::from_secs(1);
@@ -37,7 +39,7 @@ const CONCURRENCY: usize = 16;
 pub async fn run(ctx: Arc<Context>) {
     let mut disruption = Disruption::new(clock::now());
     loop {
-        tokio::time::sleep(PERIOD).await;
+        heartbeat::rest(tokio::time::sleep(PERIOD)).await;
         disruption.pass(&ctx, clock::now()).await;
     }
 }
@@ -57,6 +59,9 @@ impl Disruption {
     }
 
     async fn pass(&mut self, ctx: &Context, now: UnixMillis) {
+        if ctx.is_stale(Removal::Disruption) {
+            return;
+        }
         let pools = ctx.ready_pools();
         let types = InstanceTypes::new(&pools);
         self.remove_empty(ctx, &types, now).await;

@@ -7,6 +7,7 @@ use crate::decisions::disruption::simulate::Outcome;
 use crate::model::time::UnixMillis;
 use crate::state::instance_types::{InstanceTypes, ReadyPool};
 use crate::state::snapshot::SnapshotRequest;
+use crate::sync::heartbeat;
 
 /// Simulates the removal of the nodes of the claims `without`. `None` when the planner panicked.
 pub async fn simulate(
@@ -21,5 +22,6 @@ pub async fn simulate(
         ctx.derived.removal(&ctx.cluster.read(), types, request)
     };
     let outcome = tokio::task::spawn_blocking(move || removal.simulate()).await;
+    heartbeat::progress();
     outcome.inspect_err(|error| tracing::error!(%error, "planner panicked in a simulation")).ok()
 }

@@ -12,6 +12,7 @@ use crate::controllers::deletion::delete_claim;
 use crate::controllers::run_loop::{Pace, RunLoop};
 use crate::decisions::disruption::departure;
 use crate::decisions::disruption::mark::DisruptionMark;
+use crate::decisions::staleness::Removal;
 use crate::model::events;
 
 const PACE: Pace = Pace { debounce: Duration::from_millis(50), resync: Duration::from_millis(500) };
@@ -34,7 +35,13 @@ fn due(ctx: &Context) -> Vec<(Arc<NodeClaim>, DisruptionMark)> {
         return Vec::new();
     }
     let now = clock::now();
-    departure::due(&state, &ctx.derived.holds(&state, now), now)
+    let mut due = departure::due(&state, &ctx.derived.holds(&state, now), now);
+    drop(state);
+    // A mark with a deadline is that of an instance that ends anyway.
+    if due.iter().any(|(_, mark)| mark.deadline.is_none()) && ctx.is_stale(Removal::Departure) {
+        due.retain(|(_, mark)| mark.deadline.is_some());
+    }
+    due
 }
 
 async fn depart(ctx: &Context, claim: &NodeClaim, mark: DisruptionMark) {

@@ -15,6 +15,7 @@ use crate::controllers::disruption::mark::mark;
 use crate::decisions::interruption::response::{InterruptionAction, action, claim_of, kind_label};
 use crate::model::events;
 use crate::model::events::EventSpec;
+use crate::sync::heartbeat;
 
 /// First and longest wait after a failed read of the queue; the wait doubles.
 const RETRY: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(10));
@@ -25,9 +26,10 @@ const CONCURRENCY: usize = 10;
 pub async fn run(ctx: Arc<Context>) {
     let mut reader = Reader::default();
     loop {
-        let received = ctx.cloud.receive_messages().await;
+        // A long poll.
+        let received = heartbeat::rest(ctx.cloud.receive_messages()).await;
         if let Some(wait) = reader.process(&ctx, received).await {
-            tokio::time::sleep(wait).await;
+            heartbeat::rest(tokio::time::sleep(wait)).await;
         }
     }
 }

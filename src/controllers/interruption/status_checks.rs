@@ -16,6 +16,7 @@ use crate::decisions::interruption::health_response::{HealthAction, action, reas
 use crate::model::events;
 use crate::model::instance_health::{Unhealthy, UnhealthyTracker};
 use crate::model::labels;
+use crate::sync::heartbeat;
 
 /// How often the cloud is queried.
 const PERIOD: Duration = Duration::from_mins(1);
@@ -23,18 +24,18 @@ const PERIOD: Duration = Duration::from_mins(1);
 /// Runs until the process ends. A cloud that denies the query is not queried again. Does nothing when the cloud does not report
 /// instance events.
 pub async fn run(ctx: Arc<Context>) {
-    let Some(events) = ctx.cloud.capabilities().instance_events else { return std::future::pending().await };
+    let Some(events) = ctx.cloud.capabilities().instance_events else { return heartbeat::rest_forever().await };
     let mut tracker = UnhealthyTracker::default();
     loop {
         match events.unhealthy().await {
             Ok(found) => handle(&ctx, &mut tracker, &found).await,
             Err(error @ CloudError::Refused(_)) => {
                 report_denied(&ctx, &error).await;
-                return std::future::pending().await;
+                return heartbeat::rest_forever().await;
             }
             Err(error) => tracing::warn!(%error, "failed to read instance status checks, retrying"),
         }
-        tokio::time::sleep(PERIOD).await;
+        heartbeat::rest(tokio::time::sleep(PERIOD)).await;
     }
 }
 

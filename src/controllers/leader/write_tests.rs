@@ -8,7 +8,13 @@ use std::fmt::Write as _;
 const LEASE: &str = "leases/kube-system/stowage";
 
 fn candidate(api: &FakeApi, identity: &str) -> Candidate {
-    Candidate::new(api.client_without_retries(), "kube-system", "stowage", identity.into())
+    Candidate::new(
+        api.client_without_retries(),
+        "kube-system",
+        "stowage",
+        identity.into(),
+        IntGauge::new("t", "t").unwrap(),
+    )
 }
 
 fn described(outcome: Result<Outcome, kube::Error>) -> String {

@@ -16,6 +16,7 @@ use crate::model::events;
 use crate::model::labels;
 use crate::model::offering::CapacityType;
 use crate::model::reservation::RESERVATION_LABELS;
+use crate::sync::heartbeat;
 
 /// How often instances are compared with their labels.
 const PERIOD: Duration = Duration::from_mins(1);
@@ -31,7 +32,7 @@ fn as_on_demand() -> Value {
 /// Runs until the process ends.
 pub async fn run(ctx: Arc<Context>) {
     if !ctx.cloud.capabilities().capacity_reservations {
-        return std::future::pending().await;
+        return heartbeat::rest_forever().await;
     }
     loop {
         let ended = expiring(&ctx.cluster.read());
@@ -48,7 +49,7 @@ pub async fn run(ctx: Arc<Context>) {
                 Err(error) => tracing::warn!(%error, "failed to list instances, retrying"),
             }
         }
-        tokio::time::sleep(PERIOD).await;
+        heartbeat::rest(tokio::time::sleep(PERIOD)).await;
     }
 }
 

@@ -10,7 +10,9 @@ use crate::controllers::context::Context;
 use crate::controllers::deletion::delete_claim_or_log;
 use crate::decisions::disruption::reason::DisruptionReason;
 use crate::decisions::lifecycle::expiration::expired;
+use crate::decisions::staleness::Removal;
 use crate::model::events;
+use crate::sync::heartbeat;
 
 /// Shortest and longest wait between two passes.
 const PERIOD: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(10));
@@ -19,7 +21,8 @@ const PERIOD: (Duration, Duration) = (Duration::from_millis(500), Duration::from
 pub async fn run(ctx: Arc<Context>) {
     loop {
         let (due, next) = expired(&ctx.cluster.read(), clock::now());
-        for claim in due {
+        let held_up = !due.is_empty() && ctx.is_stale(Removal::Expiration);
+        for claim in due.into_iter().filter(|_| !held_up) {
             let after = claim.spec.expire_after.as_deref().unwrap_or_default();
             tracing::info!(claim = claim.name_any(), expire_after = after, "deleting expired node claim");
             // The event last: it must not delay the deletion.
@@ -29,7 +32,7 @@ pub async fn run(ctx: Arc<Context>) {
             }
         }
         let wait = next.map_or(PERIOD.1, |at| at.saturating_since(clock::now()));
-        tokio::time::sleep(wait.clamp(PERIOD.0, PERIOD.1)).await;
+        heartbeat::rest(tokio::time::sleep(wait.clamp(PERIOD.0, PERIOD.1))).await;
     }
 }
 

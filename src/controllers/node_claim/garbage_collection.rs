@@ -13,8 +13,10 @@ use crate::controllers::context::Context;
 use crate::controllers::deletion::{delete_claim_or_log, delete_node, release_node};
 use crate::decisions::disruption::reason::DisruptionReason;
 use crate::decisions::lifecycle::garbage::{Garbage, confirmed, max_terminations, profiles_in_use};
+use crate::decisions::staleness::Removal;
 use crate::state::Cluster;
 use crate::state::object_ext::ObjectExt;
+use crate::sync::heartbeat;
 
 /// How often instances and NodeClaims are compared.
 const PERIOD: Duration = Duration::from_secs(30);
@@ -46,9 +48,12 @@ async fn find(ctx: &Context) -> Result<(Garbage, usize), CloudError> {
 
 /// Deletes unused instance profiles, until the process ends. Does nothing when the cloud has no node classes to resolve.
 pub async fn profiles(ctx: Arc<Context>) {
-    let Some(node_classes) = ctx.cloud.capabilities().node_classes else { return std::future::pending().await };
+    let Some(node_classes) = ctx.cloud.capabilities().node_classes else { return heartbeat::rest_forever().await };
     loop {
-        tokio::time::sleep(PROFILES_PERIOD).await;
+        heartbeat::rest(tokio::time::sleep(PROFILES_PERIOD)).await;
+        if ctx.is_stale(Removal::GarbageCollection) {
+            continue;
+        }
         let used = profiles_in_use(&ctx.cluster.read());
         if let Err(error) = node_classes.delete_unused_profiles(&used).await {
             tracing::warn!(%error, "failed to delete unused instance profiles, retrying");
@@ -60,14 +65,16 @@ pub async fn profiles(ctx: Arc<Context>) {
 pub async fn run(ctx: Arc<Context>) {
     let mut passes = 0;
     loop {
-        match find(&ctx).await {
-            Ok((garbage, most)) => {
-                passes += 1;
-                collect(&ctx, garbage, most).await;
+        if !ctx.is_stale(Removal::GarbageCollection) {
+            match find(&ctx).await {
+                Ok((garbage, most)) => {
+                    passes += 1;
+                    collect(&ctx, garbage, most).await;
+                }
+                Err(error) => tracing::warn!(%error, "failed to list instances, retrying"),
             }
-            Err(error) => tracing::warn!(%error, "failed to list instances, retrying"),
         }
-        tokio::time::sleep(if passes < FIRST_PASSES { FIRST_PERIOD } else { PERIOD }).await;
+        heartbeat::rest(tokio::time::sleep(if passes < FIRST_PASSES { FIRST_PERIOD } else { PERIOD })).await;
     }
 }
 
@@ -75,6 +82,7 @@ pub async fn run(ctx: Arc<Context>) {
 async fn collect(ctx: &Context, garbage: Garbage, most: usize) {
     let mut terminated = 0;
     for id in garbage.leaked {
+        heartbeat::progress();
         if terminated == most {
             tracing::warn!(terminated, "other instances without node claim wait for the next pass");
             break;

@@ -15,6 +15,7 @@ use crate::controllers::context::{Context, is_conflict, is_not_found};
 use crate::controllers::deletion::{delete_claim_or_log, delete_node, request_deletion};
 use crate::controllers::enforcement::opening::{Opening, open};
 use crate::controllers::node_claim::drain::{DrainProgress, drain};
+use crate::controllers::node_claim::drained::is_drained;
 use crate::controllers::node_claim::launch;
 use crate::controllers::node_claim::registration::{initialize, register, report_uninitialized, sync_patch};
 use crate::controllers::node_claim::step_error::StepError;
@@ -23,6 +24,7 @@ use crate::controllers::run_loop::{Pace, RunLoop};
 use crate::decisions::disruption::reason::DisruptionReason;
 use crate::decisions::lifecycle::next_step::{REGISTRATION_TIMEOUT, Step};
 use crate::decisions::lifecycle::queue::{DueStep, Queue, Requeue};
+use crate::decisions::staleness::Removal;
 use crate::model::events;
 use crate::model::labels;
 use crate::model::time::UnixMillis;
@@ -103,6 +105,7 @@ async fn carry_out(ctx: &Context, name: &str, step: &Step) -> Result<Requeue, St
             ctx.patch_claim(name, &patch).await?;
         }
         (Step::Launch, _) => launch::launch(ctx, &claim).await?,
+        (Step::Abandon(_), _) if ctx.is_stale(Removal::Abandonment) => return Ok(Requeue::After(POLL_PERIOD)),
         (Step::Abandon(reason), _) => {
             abandon(ctx, name, *reason, "launch or registration timed out").await;
             return Ok(Requeue::After(POLL_PERIOD));
@@ -131,6 +134,7 @@ async fn carry_out(ctx: &Context, name: &str, step: &Step) -> Result<Requeue, St
                 DrainProgress::Blocked { until } => Requeue::Backoff { until },
             });
         }
+        (Step::Terminate, Some(node)) if !is_drained(ctx, &claim, node).await? => {}
         (Step::Terminate, node) => return terminate(ctx, &claim, node.as_deref()).await,
         // The Node was deleted since the step was chosen: choose again.
         (_, _) => {}

@@ -2,6 +2,7 @@
 
 pub mod capacity_reservations;
 pub mod drain;
+pub mod drained;
 pub mod drift;
 pub mod expiration;
 pub mod garbage_collection;

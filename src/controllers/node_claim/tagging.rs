@@ -16,6 +16,7 @@ use crate::controllers::run_loop::{Pace, RunLoop};
 use crate::model::labels;
 use crate::state::ClusterState;
 use crate::state::object_ext::{NodeClaimExt, ObjectExt};
+use crate::sync::heartbeat;
 
 const PACE: Pace = Pace { debounce: Duration::from_secs(1), resync: Duration::from_secs(10) };
 
@@ -34,7 +35,7 @@ const ANNOTATIONS: [&str; 2] = [labels::TAGGED, labels::CLUSTER_NAME_TAGGED];
 
 /// Runs until the process ends.
 pub async fn run(ctx: Arc<Context>) {
-    let Some(tagger) = ctx.cloud.capabilities().instance_tagging else { return std::future::pending().await };
+    let Some(tagger) = ctx.cloud.capabilities().instance_tagging else { return heartbeat::rest_forever().await };
     let mut run_loop = RunLoop::new(&ctx.cluster, PACE);
     loop {
         let due = untagged(&ctx.cluster.read());

@@ -40,6 +40,7 @@ pub async fn terminate(ctx: &Context, claim: &NodeClaim, node: Option<&Node>) ->
         release_node(ctx, node).await?;
     }
     release_claim(ctx, claim).await?;
+    ctx.confirmed_drains.remove(&claim.uid().unwrap_or_default());
     tracing::info!(claim = claim.name_any(), "terminated");
     Ok(Requeue::After(POLL_PERIOD))
 }

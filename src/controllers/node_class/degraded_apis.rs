@@ -7,6 +7,7 @@ use std::time::Duration;
 use crate::cloud::OptionalApi;
 use crate::controllers::context::Context;
 use crate::model::events::DeclaredEvent;
+use crate::sync::heartbeat;
 
 /// How often the cloud is queried.
 const PERIOD: Duration = Duration::from_secs(5);
@@ -25,7 +26,7 @@ fn transitions(before: &DegradedApis, now: &DegradedApis) -> Vec<(&'static Decla
 
 /// Runs until the process ends. Does nothing when the cloud does not report the status of its services.
 pub async fn run(ctx: Arc<Context>) {
-    let Some(services) = ctx.cloud.capabilities().service_status else { return std::future::pending().await };
+    let Some(services) = ctx.cloud.capabilities().service_status else { return heartbeat::rest_forever().await };
     let mut failing = DegradedApis::new();
     loop {
         // Without a class, no event could be emitted: the transition is reported with the first class.
@@ -35,7 +36,7 @@ pub async fn run(ctx: Arc<Context>) {
             ctx.emit_for_classes(event.note(&note)).await;
         }
         failing = now;
-        tokio::time::sleep(PERIOD).await;
+        heartbeat::rest(tokio::time::sleep(PERIOD)).await;
     }
 }
 

@@ -13,6 +13,7 @@ use crate::model::events::EventSpec;
 use crate::model::labels;
 use crate::model::requirement::Requirements;
 use crate::state::ClusterState;
+use crate::sync::heartbeat;
 
 /// How often the cloud is queried.
 const PERIOD: Duration = Duration::from_secs(5);
@@ -35,7 +36,7 @@ fn users(state: &ClusterState, zone: &str) -> Vec<Arc<NodePool>> {
 
 /// Runs until the process ends. Does nothing when the cloud does not report the status of its services.
 pub async fn run(ctx: Arc<Context>) {
-    let Some(services) = ctx.cloud.capabilities().service_status else { return std::future::pending().await };
+    let Some(services) = ctx.cloud.capabilities().service_status else { return heartbeat::rest_forever().await };
     let mut before: BTreeSet<String> = BTreeSet::new();
     loop {
         let now = services.shifted_zones();
@@ -48,7 +49,7 @@ pub async fn run(ctx: Arc<Context>) {
             emit(&ctx, zone, events::ZONAL_SHIFT_CLEARED.note(&note)).await;
         }
         before = now;
-        tokio::time::sleep(PERIOD).await;
+        heartbeat::rest(tokio::time::sleep(PERIOD)).await;
     }
 }
 

@@ -10,6 +10,7 @@ use crate::model::events;
 use crate::planner::output::plan::Plan;
 use crate::state::snapshot::Snapshot;
 use crate::state::{ClusterState, PodRecord};
+use crate::sync::heartbeat;
 
 /// How often invalid pods are reported.
 const INVALID_PERIOD: Duration = Duration::from_secs(10);
@@ -25,7 +26,7 @@ fn reference_of(pod: &PodRecord) -> ObjectReference {
 /// Reports pods whose specs are invalid, which no plan includes. Runs until the process ends.
 pub async fn report_invalid(ctx: Arc<Context>) {
     loop {
-        tokio::time::sleep(INVALID_PERIOD).await;
+        heartbeat::rest(tokio::time::sleep(INVALID_PERIOD)).await;
         let invalid = invalid(&ctx.cluster.read());
         for (pod, why) in invalid {
             let note = format!("no node can be planned for it: {why}");

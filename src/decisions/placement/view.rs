@@ -16,9 +16,9 @@ use crate::state::object_ext::{NodeClaimExt, NodeExt, ObjectExt};
 use crate::state::plan_record::{self, Holds};
 use crate::state::tables::ClusterState;
 
-/// The content of the view.
-pub fn view_input(state: &ClusterState, holds: &Holds, now: UnixMillis) -> ViewInput {
-    let mut input = ViewInput { built_at: now, max_age: extender::DEFAULT_MAX_AGE, ..ViewInput::default() };
+/// The content of the view of a state that is known up to `as_of`.
+pub fn view_input(state: &ClusterState, holds: &Holds, as_of: UnixMillis) -> ViewInput {
+    let mut input = ViewInput { as_of, max_age: extender::DEFAULT_MAX_AGE, ..ViewInput::default() };
     let mut claims: HashMap<String, &Arc<NodeClaim>> = HashMap::new();
     for claim in state.claims.values() {
         if let Some(node) = state.node_of(claim) {
@@ -107,6 +107,7 @@ mod tests {
     #[test]
     fn a_planned_pod_is_in_the_view_with_its_node_and_hold() {
         let input = view_of(None);
+        assert_eq!(input.as_of, UnixMillis(5));
         assert_eq!(input.planned["n/a"].node.as_deref(), Some("node-c"));
         let room = &input.nodes[0];
         assert_eq!((room.holds.len(), room.holds[0].requests.cpu.0, room.free.cpu.0), (1, 500, 500));

@@ -39,7 +39,7 @@ fn plan(pod: &str, node: Option<&str>) -> (Arc<str>, PlannedPod) {
 }
 
 fn view<const N: usize>(nodes: Vec<NodeRoom>, planned: [(Arc<str>, PlannedPod); N]) -> View {
-    View::build(ViewInput { built_at: NOW, max_age: Duration::from_mins(2), nodes, planned: planned.into() })
+    View::build(ViewInput { as_of: NOW, max_age: Duration::from_mins(2), nodes, planned: planned.into() })
 }
 
 fn pod(name: &str, cpu: &str) -> Value {

@@ -171,7 +171,7 @@ fn the_successor_of_a_displaced_pod_takes_its_hold() {
 #[test]
 fn a_stale_view_restrains_no_pod() {
     let view = View::build(ViewInput {
-        built_at: NOW,
+        as_of: NOW,
         max_age: Duration::from_secs(1),
         nodes: vec![node("a", vec![hold("default/p", 4000)])],
         planned: [plan("default/p", None)].into(),
@@ -272,9 +272,9 @@ fn any_view() -> impl Strategy<Value = View> {
         .prop_map(|(name, holds, disrupting)| NodeRoom { disrupting, ..self::node(name, holds) });
     let plan = (prop::option::of(name), moment(-1, 1))
         .prop_map(|(node, expires_at)| PlannedPod { expires_at, ..self::plan("default/p", node).1 });
-    (prop::collection::vec(node, 0..4), prop::option::of(plan), moment(-3, 0)).prop_map(|(nodes, plan, built_at)| {
+    (prop::collection::vec(node, 0..4), prop::option::of(plan), moment(-3, 0)).prop_map(|(nodes, plan, as_of)| {
         View::build(ViewInput {
-            built_at,
+            as_of,
             max_age: 2 * MILLISECOND,
             nodes,
             planned: plan.map(|plan| (Arc::from("default/p"), plan)).into_iter().collect(),

@@ -14,7 +14,7 @@ use aws_smithy_runtime_api::client::orchestrator::HttpRequest;
 
 use crate::cloud::ec2::aws::rate_limit;
 use crate::cloud::ec2::aws::rate_limit::Limits;
-use crate::sync::lock;
+use crate::sync::{heartbeat, lock};
 
 /// The rate limits of all clients, and the number of attempts by EC2 action.
 #[derive(Debug, Default)]
@@ -64,13 +64,14 @@ impl fmt::Debug for RateLimited {
 impl HttpConnector for RateLimited {
     fn call(&self, request: HttpRequest) -> HttpConnectorFuture {
         let wait = self.gate.admit(&request);
-        if wait.is_zero() {
-            return self.connector.call(request);
-        }
         let connector = self.connector.clone();
         HttpConnectorFuture::new(async move {
-            tokio::time::sleep(wait).await;
-            connector.call(request).await
+            if !wait.is_zero() {
+                heartbeat::rest(tokio::time::sleep(wait)).await;
+            }
+            let response = connector.call(request).await;
+            heartbeat::progress();
+            response
         })
     }
 }

@@ -3,6 +3,7 @@ use serde_json::json;
 use super::*;
 use crate::decisions::disruption::mark::is_tainted;
 use crate::model::labels;
+use crate::state::kinds::KINDS;
 use crate::test_support::failures::{World, outcome, transcript};
 use crate::test_support::kubernetes::store::Refusal;
 use crate::test_support::kubernetes::{FakeApi, Fault};
@@ -193,4 +194,28 @@ async fn drifted_nodes_are_evaluated_every_five_seconds_and_abandoned_after_ten_
     assert_eq!(mark_of(&world), "Drifted/", "ten minutes after the mark was observed");
     disruption.pass(&ctx, after(606)).await;
     assert!(mark_of(&world).is_null(), "abandoned");
+}
+
+#[tokio::test]
+async fn f11_an_empty_node_is_not_deleted_while_a_watch_is_stale() {
+    let world = world(&json!({(labels::DISRUPTING): "Empty/"}), Some(labels::DISRUPTED_TAINT));
+    let ctx = world.context();
+    let deletions = || world.api.lines().iter().filter(|line| *line == "DELETE nodeclaims/c").count();
+    let run = async |now: UnixMillis| {
+        let mut disruption = Disruption::new(now);
+        disruption.pass(&ctx, now).await;
+        disruption.pass(&ctx, now + Duration::from_secs(10)).await;
+    };
+    let now = clock::now();
+    for kind in KINDS {
+        ctx.cluster.watch_signs().record_list(kind, now - Duration::from_mins(2));
+    }
+    run(now).await;
+    assert_eq!(deletions(), 0);
+    assert!(ctx.metrics.stale_decisions.with_label_values(&["disruption"]).get() >= 2);
+    for kind in KINDS {
+        ctx.cluster.watch_signs().record(kind, now);
+    }
+    run(now).await;
+    assert_eq!(deletions(), 1, "with fresh watches the same node is deleted");
 }

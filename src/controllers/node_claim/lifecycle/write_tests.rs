@@ -318,3 +318,20 @@ async fn a_conflict_is_followed_by_a_read() {
     assert_eq!(world.api.lines(), ["GET nodes/x", "GET nodeclaims/c"]);
     assert_eq!(ctx.cluster.read().nodes["x"].labels()["a"], "b");
 }
+
+#[tokio::test]
+async fn f9_a_claim_is_not_abandoned_while_the_watch_of_nodes_is_stale() {
+    let of_claim =
+        json!({"metadata": {"creationTimestamp": "2020-01-01T00:00:00Z"}, "status": launched("i-1", &["Launched"])});
+    let world = world(&of_claim, None);
+    let ctx = world.context();
+    let (signs, now) = (ctx.cluster.watch_signs(), clock::now());
+    signs.record_list("nodeclaims", now);
+    signs.record_list("nodes", now - Duration::from_mins(2));
+    let step = Step::Abandon(DisruptionReason::RegistrationTimeout);
+    assert_eq!(carry_out(&ctx, "c", &step).await.unwrap(), Requeue::After(POLL_PERIOD));
+    assert!(world.api.writes().is_empty());
+    signs.record("nodes", now);
+    carry_out(&ctx, "c", &step).await.unwrap();
+    assert_eq!(world.api.writes().len(), 1, "with fresh watches it is");
+}

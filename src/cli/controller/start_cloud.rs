@@ -1,0 +1,165 @@
+//! Leads with a connected cloud. A cloud that can't be reached ends no process: webhook and extender need none.
+//!
+//! A replica is a candidate for the lease only while it can reach its cloud. A leader that can't connect for [`GIVE_UP_AFTER`] gives the
+//! lease back, and stands back for [`STAND_BACK`], so that a replica with access can lead.
+
+use std::fmt::Display;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use prometheus::IntCounter;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+use crate::cli::controller::cloud::Prepared;
+use crate::cloud::Cloud;
+use crate::cloud::ec2;
+use crate::cloud::ec2::Ec2Provider;
+use crate::cloud::simulated::SimulatedEc2;
+use crate::controllers::leader::Candidate;
+use crate::server::AppState;
+
+/// First and longest wait between two attempts to connect; the wait doubles.
+const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
+/// A leader without its cloud for this long gives the lease back.
+const GIVE_UP_AFTER: Duration = Duration::from_mins(3);
+/// Other candidates read the lease every two seconds.
+const STAND_BACK: Duration = Duration::from_secs(20);
+
+/// The start of the leader's cloud.
+pub(crate) struct Starting<'a> {
+    pub(crate) prepared: Prepared,
+    pub(crate) client: &'a kube::Client,
+    /// Counts failed attempts.
+    pub(crate) failed: &'a IntCounter,
+}
+
+impl Starting<'_> {
+    /// Acquires the lease and connects the cloud, whose background loops it spawns. `None` when the process was stopped meanwhile.
+    ///
+    /// # Errors
+    /// The lease was lost.
+    pub(crate) async fn lead_with_cloud(
+        self,
+        election: &mut Option<Candidate>,
+        state: &AppState,
+        stopped: &mut watch::Receiver<bool>,
+        loops: &mut JoinSet<()>,
+    ) -> anyhow::Result<Option<Arc<dyn Cloud>>> {
+        let options = match &self.prepared {
+            Prepared::Simulated(simulated) => {
+                if !acquire(election, state, stopped).await {
+                    return Ok(None);
+                }
+                return Ok(Some(self.simulated(simulated, stopped.clone())));
+            }
+            Prepared::Ec2(options) => options,
+        };
+        loop {
+            let connect = retried("connecting to AWS", RETRY, self.failed, Ec2Provider::connect);
+            let clients = tokio::select! {
+                clients = connect => clients,
+                () = stop(stopped) => return Ok(None),
+            };
+            if !acquire(election, state, stopped).await {
+                return Ok(None);
+            }
+            let start = || {
+                let (client, clients) = (self.client.clone(), clients.clone());
+                let options = ec2::Options::clone(options);
+                async move { Ec2Provider::start(&client, clients, options).await }
+            };
+            let start = tokio::time::timeout(GIVE_UP_AFTER, retried("starting EC2", RETRY, self.failed, start));
+            // Loading the region's catalog takes time; the lease is renewed meanwhile.
+            let started = tokio::select! {
+                started = start => Some(started.ok()),
+                lost = lost(election) => return Err(lost),
+                () = stop(stopped) => None,
+            };
+            let Some(started) = started else {
+                release(election).await;
+                return Ok(None);
+            };
+            if let Some(started) = started {
+                let ec2 = Arc::new(started);
+                loops.spawn(Arc::clone(&ec2).run(self.client.clone()));
+                ec2::publish(&ec2, state.metrics.registry()).context("registering the EC2 metrics")?;
+                return Ok(Some(ec2));
+            }
+            tracing::error!("EC2 could not be started in three minutes, giving the lease back");
+            state.metrics.leader.set(0);
+            release(election).await;
+            tokio::select! {
+                () = tokio::time::sleep(STAND_BACK) => {}
+                () = stop(stopped) => return Ok(None),
+            }
+        }
+    }
+
+    fn simulated(&self, simulated: &Arc<SimulatedEc2>, mut stopped: watch::Receiver<bool>) -> Arc<dyn Cloud> {
+        let shutdown = async move {
+            let _ = stopped.wait_for(|stop| *stop).await;
+        };
+        tokio::spawn(Arc::clone(simulated).run(self.client.clone(), shutdown));
+        Arc::clone(simulated) as Arc<dyn Cloud>
+    }
+}
+
+/// Waits until the process is stopped.
+async fn stop(stopped: &mut watch::Receiver<bool>) {
+    let _ = stopped.wait_for(|stop| *stop).await;
+}
+
+/// Waits for the lease. Returns false when the process was stopped meanwhile.
+async fn acquire(election: &mut Option<Candidate>, state: &AppState, stopped: &mut watch::Receiver<bool>) -> bool {
+    if let Some(candidate) = election {
+        tokio::select! {
+            () = candidate.acquire() => tracing::info!("leading"),
+            () = stop(stopped) => return false,
+        }
+    }
+    state.metrics.leader.set(1);
+    true
+}
+
+/// Renews the lease until it is lost; returns the reason.
+pub(crate) async fn lost(election: &mut Option<Candidate>) -> anyhow::Error {
+    match election {
+        Some(candidate) => {
+            let why = candidate.renew().await;
+            anyhow::anyhow!("the leader lease was lost: {why}; this replica starts over")
+        }
+        None => std::future::pending().await,
+    }
+}
+
+pub(crate) async fn release(election: &mut Option<Candidate>) {
+    if let Some(candidate) = election {
+        candidate.release().await;
+    }
+}
+
+/// Attempts something until it succeeds, with backoff.
+async fn retried<T, E: Display, F: Future<Output = Result<T, E>>>(
+    attempted: &'static str,
+    (first, longest): (Duration, Duration),
+    failed: &IntCounter,
+    attempt: impl Fn() -> F,
+) -> T {
+    let mut wait = first;
+    loop {
+        match attempt().await {
+            Ok(out) => return out,
+            Err(error) => {
+                failed.inc();
+                tracing::error!(attempted, %error, seconds = wait.as_secs(), "cloud is not available, retrying");
+            }
+        }
+        tokio::time::sleep(wait).await;
+        wait = (wait * 2).min(longest);
+    }
+}
+
+#[cfg(test)]
+mod tests;

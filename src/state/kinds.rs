@@ -1,0 +1,19 @@
+//! The watched kinds.
+
+/// Kinds that must be listed before the first decision.
+pub const KINDS: [&str; 11] = [
+    "pods",
+    "nodes",
+    "nodeclaims",
+    "nodepools",
+    "ec2nodeclasses",
+    "daemonsets",
+    "namespaces",
+    "persistentvolumeclaims",
+    "persistentvolumes",
+    "storageclasses",
+    "csinodes",
+];
+
+/// Listed in addition to [`KINDS`] when pods get default topology spread constraints.
+pub const SERVICES: &str = "services";
