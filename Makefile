@@ -26,7 +26,7 @@ CARGO_CYCLONEDX := $(CACHE)/cargo-cyclonedx-$(CARGO_CYCLONEDX_VERSION)/bin/cargo
 ADVISORIES := $(CARGO_TARGET_DIR)/advisories
 ADVISORY_DB_NAME := advisory-db-3157b0e258782691
 
-.PHONY: help demo checkout bench fuzz bench-launches test soak build tools moto lint deny test-rust test-chart test-control-plane test-policies test-kubelets test-preflight test-ec2 test-ec2-leaving test-ec2-faults test-drift test-attacks test-scenarios test-e2e $(E2E:%=test-e2e-%) test-without-service test-disruption quick reference crds clean-cache
+.PHONY: help demo checkout bench fuzz bench-launches test soak build tools moto lint deny test-rust test-chart test-control-plane test-policies test-kubelets test-preflight test-ec2 test-ec2-leaving test-ec2-faults test-drift test-outage test-attacks test-scenarios test-e2e $(E2E:%=test-e2e-%) test-without-service test-disruption quick reference crds clean-cache
 
 help: ## List the targets
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | column -t -s "$$(printf '\t')"
@@ -135,6 +135,9 @@ test-ec2-faults: build tools moto ## The same: throttling, errors, lost response
 
 test-kills: build tools moto ## The same: fifty kills at random moments of launches, drains and interruptions (STOWAGE_KILLS_SEED=N repeats a run)
 	STOWAGE_KILLS=$${STOWAGE_KILLS:-50} STOWAGE_KILLS_SEED=$${STOWAGE_KILLS_SEED:-$$RANDOM} $(call pytest,kills)
+
+test-outage: build tools moto ## Outages of the API server: stopped, killed, dropped packets, compacted history
+	$(call pytest,outage) -s
 
 test-attacks: tools moto ## Attacks by peers without credentials and by tenants, against the release build: probes, memory, purchases
 	cargo build --release --locked

@@ -403,6 +403,11 @@ class Stowage:
 
     def start(self):
         """Starts the process and waits until it is ready."""
+        self.spawn()
+        wait_until(lambda: self.alive() and self.ready(), READY_TIMEOUT, "stowage ready", lambda: f"{self.probe('/readyz')}\n{self.tail()}")
+
+    def spawn(self):
+        """Starts the process and waits until it listens."""
         command, environment = self.command()
         addresses = self.dir / "addresses.json"
         addresses.unlink(missing_ok=True)
@@ -413,7 +418,6 @@ class Stowage:
         write_pid(self.pid_file, self.process.pid)
         wait_until(lambda: self.alive() and addresses.exists(), READY_TIMEOUT, "stowage listening", self.tail)
         self.addresses = json.loads(addresses.read_text())
-        wait_until(lambda: self.alive() and self.ready(), READY_TIMEOUT, "stowage ready", lambda: f"{self.probe('/readyz')}\n{self.tail()}")
 
     def alive(self):
         """True, or a Failure. A replica that lost its lease because the machine stalled is restarted, as by its Deployment."""
