@@ -41,6 +41,7 @@ test: ## Every test
 	$(MAKE) -j2 build tools moto
 	$(MAKE) -j3 --output-sync=target test-rust test-preflight test-without-service
 	$(MAKE) test-e2e
+	$(MAKE) test-outage
 	$(MAKE) -j4 --output-sync=target test-ec2 test-ec2-faults test-ec2-leaving test-drift
 	@echo "make test: all passed"
 
