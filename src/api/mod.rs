@@ -6,6 +6,7 @@ pub mod conditions;
 #[cfg(test)]
 mod crds;
 pub mod duration;
+pub mod go_duration;
 pub mod hash;
 pub mod launch_group;
 pub mod node_claim;

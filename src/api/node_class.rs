@@ -86,24 +86,24 @@ pub struct Ec2NodeClassSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub instance_profile: Option<String>,
     /// Tags of every EC2 resource that the controller creates for the class.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub tags: BTreeMap<String, String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tags: Option<BTreeMap<String, String>>,
     /// Kubelet configuration, members of `kubelet.config.k8s.io/v1beta1`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::open_object")]
     pub kubelet: Option<BTreeMap<String, serde_json::Value>>,
     /// Volumes of the instances. Absent means the defaults of the AMI family.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 50))]
-    pub block_device_mappings: Vec<BlockDeviceMapping>,
+    pub block_device_mappings: Option<Vec<BlockDeviceMapping>>,
     /// Use of local NVMe disks. RAID0 combines them into one volume for ephemeral storage.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::instance_store_policy")]
     pub instance_store_policy: Option<String>,
     /// Network interfaces of the instances. Absent means a default for the instance type.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 150))]
-    pub network_interfaces: Vec<NetworkInterface>,
+    pub network_interfaces: Option<Vec<NetworkInterface>>,
     /// Whether detailed (one-minute) CloudWatch monitoring is enabled.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub detailed_monitoring: Option<bool>,
@@ -119,9 +119,17 @@ pub struct Ec2NodeClassSpec {
     /// CPU options.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu_options: Option<CpuOptions>,
+    /// Nitro Enclaves.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub enclave_options: Option<EnclaveOptions>,
 }
 
 impl Ec2NodeClassSpec {
+    /// Whether instances are enabled for Nitro Enclaves.
+    pub fn has_enclaves(&self) -> bool {
+        self.enclave_options.is_some_and(|options| options.enabled)
+    }
+
     /// The AMI family in effect: `amiFamily`, else the family of the alias, else Custom.
     pub fn effective_ami_family(&self) -> &str {
         if let Some(family) = &self.ami_family {
@@ -257,6 +265,13 @@ pub struct CpuOptions {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::enabled_or_disabled")]
     pub nested_virtualization: Option<String>,
+}
+
+/// Options of Nitro Enclaves.
+#[derive(Clone, Copy, Debug, Default, Deserialize, JsonSchema, PartialEq, Eq, Serialize)]
+pub struct EnclaveOptions {
+    /// Whether the instance is enabled for Nitro Enclaves; instance types are then restricted to those that support them.
+    pub enabled: bool,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes the field by reference")]

@@ -61,7 +61,7 @@ pub struct NodePoolSpec {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 pub struct NodeClaimTemplate {
     /// Labels and annotations of the nodes.
-    #[serde(default, skip_serializing_if = "TemplateMetadata::is_empty")]
+    #[serde(default, skip_serializing_if = "TemplateMetadata::is_absent")]
     pub metadata: TemplateMetadata,
     /// Specification of the nodes.
     pub spec: NodeClaimTemplateSpec,
@@ -71,19 +71,19 @@ pub struct NodeClaimTemplate {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 pub struct TemplateMetadata {
     /// Labels of the nodes.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::template_labels")]
-    pub labels: BTreeMap<String, String>,
+    pub labels: Option<BTreeMap<String, String>>,
     /// Annotations of the nodes.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-kubernetes-map-type" = "granular"))]
-    pub annotations: BTreeMap<String, String>,
+    pub annotations: Option<BTreeMap<String, String>>,
 }
 
 impl TemplateMetadata {
-    /// True without labels and annotations.
-    pub fn is_empty(&self) -> bool {
-        self.labels.is_empty() && self.annotations.is_empty()
+    /// True if labels and annotations are absent.
+    pub fn is_absent(&self) -> bool {
+        self.labels.is_none() && self.annotations.is_none()
     }
 }
 
@@ -92,13 +92,13 @@ impl TemplateMetadata {
 #[serde(rename_all = "camelCase")]
 pub struct NodeClaimTemplateSpec {
     /// Permanent taints: a pod must tolerate them.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::taints")]
-    pub taints: Vec<Taint>,
+    pub taints: Option<Vec<Taint>>,
     /// Taints that another component removes while a node starts: a pod need not tolerate them.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::taints")]
-    pub startup_taints: Vec<Taint>,
+    pub startup_taints: Option<Vec<Taint>>,
     /// Requirements on instance type, zone, capacity type and labels; every node satisfies all of them.
     #[schemars(length(max = 100), extend("x-kubernetes-list-type" = "atomic"))]
     pub requirements: Vec<Requirement>,

@@ -15,6 +15,11 @@ pub(crate) fn boolean(value: &Value) -> Option<u64> {
     value.as_bool().map(|value| fnv1(&[u8::from(value)]))
 }
 
+/// A boolean that is absent when false.
+pub(crate) fn non_false(value: &Value) -> Option<u64> {
+    boolean(value).filter(|_| value.as_bool() == Some(true))
+}
+
 pub(crate) fn int64(value: &Value) -> Option<u64> {
     value.as_i64().map(|value| fnv1(&value.to_le_bytes()))
 }
@@ -23,17 +28,27 @@ pub(crate) fn int32(value: &Value) -> Option<u64> {
     value.as_i64().and_then(|value| i32::try_from(value).ok()).map(|value| fnv1(&value.to_le_bytes()))
 }
 
-/// A map of strings; the hash does not depend on the order.
-pub(crate) fn strings(value: &Value) -> Option<u64> {
-    let members = value.as_object()?;
-    let hash =
-        members.iter().fold(0, |hash, (key, value)| hash ^ ordered(text(key), text(value.as_str().unwrap_or(""))));
+/// A map; the hash does not depend on the order. `None` also where a value has no hash.
+pub(crate) fn map(value: &Value, of_value: impl Fn(&Value) -> Option<u64>) -> Option<u64> {
+    let entry = |(key, value): (&String, &Value)| Some(ordered(text(key), of_value(value)?));
+    let hash = value.as_object()?.iter().map(entry).try_fold(0, |hash, entry| Some(hash ^ entry?))?;
     Some(finish(hash))
 }
 
-/// A list as a set: the hash does not depend on the order, and a pair of equal items cancels out.
-pub(crate) fn set(value: &Value, item: impl Fn(&Value) -> u64) -> Option<u64> {
-    Some(value.as_array()?.iter().fold(0, |hash, value| hash ^ item(value)))
+/// A map of strings.
+pub(crate) fn strings(value: &Value) -> Option<u64> {
+    map(value, string)
+}
+
+/// A `metav1.Duration`.
+pub(crate) fn duration(nanoseconds: i64) -> u64 {
+    let hash = (nanoseconds != 0).then(|| fnv1(&nanoseconds.to_le_bytes()));
+    Struct::new("Duration").field("Duration", hash).finish()
+}
+
+/// A list as a set: the hash does not depend on the order, and a pair of equal items cancels out. `None` also where an item has no hash.
+pub(crate) fn set(value: &Value, of_item: impl Fn(&Value) -> Option<u64>) -> Option<u64> {
+    value.as_array()?.iter().try_fold(0, |hash, item| Some(hash ^ of_item(item)?))
 }
 
 /// The hash of a Go struct. Fields are added in the order of their declaration; absent fields are not hashed.

@@ -1,14 +1,17 @@
 //! Drift hashes of NodePools and EC2NodeClasses, equal to Karpenter's: the nodes of a cluster that migrates must not drift.
 //!
 //! Karpenter hashes its Go values with hashstructure v2 (format 2, slices as sets, zero values ignored) over 64-bit FNV-1. The
-//! Go names of types and fields and their order are part of the result, so they are listed here. Values come from JSON, not from
-//! the Rust types: an empty list or map that is present is hashed, an absent list or map is not.
+//! Go names of types and fields and their order are part of the result, so they are listed here. An empty list or map that is present
+//! is hashed, an absent list or map is not, so hashed lists and maps are `Option`s in the Rust types.
+//!
+//! The files in `vectors` have specs with the results of Karpenter's own `Hash`.
 
 pub mod go;
+mod kubelet;
 pub mod node_class;
 pub mod node_pool;
 
-pub use crate::api::hash::node_class::{NODE_CLASS_VERSION, node_class};
+pub use crate::api::hash::node_class::{NodeClassVersion, node_class};
 pub use crate::api::hash::node_pool::{NODE_POOL_VERSION, node_pool};
 
 #[cfg(test)]

@@ -1,26 +1,61 @@
 //! The drift hash of an EC2NodeClass.
 
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use crate::api::Ec2NodeClassSpec;
-use crate::api::hash::go::{Struct, boolean, int32, int64, non_empty, set, string, strings, text};
+use crate::api::hash::go::{Struct, boolean, int32, int64, non_empty, non_false, set, string, strings, text};
+use crate::api::hash::kubelet;
 
-/// Version of [`node_class`], for `karpenter.k8s.aws/ec2nodeclass-hash-version`.
-pub const NODE_CLASS_VERSION: &str = "v6";
+/// A version of the algorithm, for `karpenter.k8s.aws/ec2nodeclass-hash-version`. Each release of Karpenter writes its own version, and
+/// computes hashes of any other version again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum NodeClassVersion {
+    /// Of Karpenter 1.14. What that release does not know is hashed in addition: fields since 1.15, and members of `kubelet` that were
+    /// not in its schema. It cannot have launched a node with them.
+    V5,
+    /// Of Karpenter 1.15.
+    #[default]
+    V6,
+}
+
+impl NodeClassVersion {
+    /// The version that an EC2NodeClass with this annotation keeps: its own if it is known, so that the hashes of its NodeClaims remain
+    /// comparable and the Karpenter that wrote them finds its own version again.
+    pub fn kept(annotation: Option<&str>) -> Self {
+        let known = [Self::V5, Self::V6].into_iter().find(|version| annotation == Some(version.as_str()));
+        known.unwrap_or_default()
+    }
+
+    /// The value of the annotation.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::V5 => "v5",
+            Self::V6 => "v6",
+        }
+    }
+}
 
 /// Drift hash of an EC2NodeClass, in decimal. `ca_bundle` is the cluster's CA in base64, as in the user data; empty when there is
 /// no CA. Selector terms are not hashed: drift compares the resources that they select.
 ///
 /// # Panics
 /// Never: every EC2NodeClass can be written as JSON.
-pub fn node_class(spec: &Ec2NodeClassSpec, ca_bundle: &str) -> String {
-    let family = spec.effective_ami_family();
+pub fn node_class(spec: &Ec2NodeClassSpec, version: NodeClassVersion, ca_bundle: &str) -> String {
+    let family = text(spec.effective_ami_family());
     let spec = serde_json::to_value(spec).expect("an EC2NodeClass is JSON: its maps have strings as keys");
-    node_class_spec(&spec, family, ca_bundle)
+    let enclave = spec["enclaveOptions"].is_object().then(|| enclave_options(&spec["enclaveOptions"]));
+    let hash = match version {
+        NodeClassVersion::V5 => {
+            let (kubelet, unknown) = kubelet::v5(&spec["kubelet"]);
+            fields(&spec, kubelet, None) ^ unknown ^ enclave.unwrap_or(0)
+        }
+        NodeClassVersion::V6 => fields(&spec, None, enclave) ^ text(&kubelet::json(&spec["kubelet"])),
+    };
+    (hash ^ family ^ text(ca_bundle)).to_string()
 }
 
-/// [`node_class`] of the JSON of `spec`, which distinguishes an empty list from an absent list.
-pub fn node_class_spec(spec: &Value, ami_family: &str, ca_bundle: &str) -> String {
+/// The struct `EC2NodeClassSpec`.
+fn fields(spec: &Value, kubelet: Option<u64>, enclave_options: Option<u64>) -> u64 {
     let selector = &spec["placementGroupSelector"];
     let placement = Struct::new("PlacementGroupSelector")
         .field("Name", string(&selector["name"]))
@@ -38,23 +73,28 @@ pub fn node_class_spec(spec: &Value, ami_family: &str, ca_bundle: &str) -> Strin
         .field("UDPTimeout", int32(&tracking["udpTimeout"]));
     let cpu = &spec["cpuOptions"];
     let cpu_options = Struct::new("CPUOptions").field("NestedVirtualization", string(&cpu["nestedVirtualization"]));
-    let hash = Struct::new("EC2NodeClassSpec")
+    Struct::new("EC2NodeClassSpec")
         .field("PlacementGroupSelector", selector.is_object().then(|| placement.finish()))
         .field("AssociatePublicIPAddress", boolean(&spec["associatePublicIPAddress"]))
         .field("UserData", string(&spec["userData"]))
         .field("Role", non_empty(&spec["role"]))
         .field("InstanceProfile", string(&spec["instanceProfile"]))
         .field("Tags", strings(&spec["tags"]))
-        .field("BlockDeviceMappings", set(&spec["blockDeviceMappings"], block_device_mapping))
+        .field("Kubelet", kubelet)
+        .field("BlockDeviceMappings", set(&spec["blockDeviceMappings"], |mapping| Some(block_device_mapping(mapping))))
         .field("InstanceStorePolicy", string(&spec["instanceStorePolicy"]))
-        .field("NetworkInterfaces", set(&spec["networkInterfaces"], network_interface))
+        .field("NetworkInterfaces", set(&spec["networkInterfaces"], |interface| Some(network_interface(interface))))
         .field("DetailedMonitoring", boolean(&spec["detailedMonitoring"]))
         .field("MetadataOptions", metadata.is_object().then(|| metadata_options.finish()))
         .field("ConnectionTracking", tracking.is_object().then(|| connection_tracking.finish()))
         .field("Context", string(&spec["context"]))
         .field("CPUOptions", cpu.is_object().then(|| cpu_options.finish()))
-        .finish();
-    (hash ^ text(ami_family) ^ text(ca_bundle) ^ text(&kubelet_text(&spec["kubelet"]))).to_string()
+        .field("EnclaveOptions", enclave_options)
+        .finish()
+}
+
+fn enclave_options(options: &Value) -> u64 {
+    Struct::new("EnclaveOptions").field("Enabled", non_false(&options["enabled"])).finish()
 }
 
 fn block_device_mapping(mapping: &Value) -> u64 {
@@ -72,7 +112,7 @@ fn block_device_mapping(mapping: &Value) -> u64 {
     Struct::new("BlockDeviceMapping")
         .field("DeviceName", string(&mapping["deviceName"]))
         .field("EBS", ebs.is_object().then(|| device.finish()))
-        .field("RootVolume", boolean(&mapping["rootVolume"]).filter(|_| mapping["rootVolume"] == Value::Bool(true)))
+        .field("RootVolume", non_false(&mapping["rootVolume"]))
         .finish()
 }
 
@@ -105,54 +145,6 @@ fn canonical_volume_size(size: &str) -> String {
         index += 1;
     }
     format!("{number}{}", units[index])
-}
-
-/// The kubelet configuration as Go's JSON encoder writes it: compact, keys sorted, `null` when absent.
-fn kubelet_text(kubelet: &Value) -> String {
-    let Some(members) = kubelet.as_object().filter(|members| !members.is_empty()) else {
-        return "null".into();
-    };
-    let mut json = String::new();
-    write_sorted(&mut json, members);
-    // Go's JSON encoder escapes the characters that are special in HTML.
-    for (raw, escaped) in
-        [("<", r"\u003c"), (">", r"\u003e"), ("&", r"\u0026"), ("\u{2028}", r"\u2028"), ("\u{2029}", r"\u2029")]
-    {
-        json = json.replace(raw, escaped);
-    }
-    json
-}
-
-fn write_sorted(out: &mut String, members: &Map<String, Value>) {
-    let mut sorted: Vec<_> = members.iter().collect();
-    sorted.sort_by_key(|(key, _)| key.as_str());
-    out.push('{');
-    for (index, (key, value)) in sorted.into_iter().enumerate() {
-        if index > 0 {
-            out.push(',');
-        }
-        out.push_str(&Value::from(key.as_str()).to_string());
-        out.push(':');
-        write_value(out, value);
-    }
-    out.push('}');
-}
-
-fn write_value(out: &mut String, value: &Value) {
-    match value {
-        Value::Object(members) => write_sorted(out, members),
-        Value::Array(items) => {
-            out.push('[');
-            for (index, item) in items.iter().enumerate() {
-                if index > 0 {
-                    out.push(',');
-                }
-                write_value(out, item);
-            }
-            out.push(']');
-        }
-        scalar => out.push_str(&scalar.to_string()),
-    }
 }
 
 #[cfg(test)]

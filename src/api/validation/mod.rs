@@ -38,7 +38,8 @@ impl Invalid {
 /// All validation errors of a NodePool, in the order of its fields; empty when it is valid.
 pub fn node_pool(spec: &NodePoolSpec) -> Vec<Invalid> {
     let mut invalid = Vec::new();
-    for (key, value) in &spec.template.metadata.labels {
+    let labels = spec.template.metadata.labels.clone().unwrap_or_default();
+    for (key, value) in &labels {
         template_label(key, value, &mut invalid);
     }
     let NodeClaimTemplateSpec {
@@ -50,9 +51,10 @@ pub fn node_pool(spec: &NodePoolSpec) -> Vec<Invalid> {
         expire_after,
     } = &spec.template.spec;
     let at = "spec.template.spec";
+    let [taints, startup_taints] = [taints, startup_taints].map(|taints| taints.as_deref().unwrap_or_default());
     check_taints(at, taints, startup_taints, &mut invalid);
     invalid.extend(requirements(&format!("{at}.requirements"), list));
-    invalid.extend(contradictions(&format!("{at}.requirements"), list, &spec.template.metadata.labels));
+    invalid.extend(contradictions(&format!("{at}.requirements"), list, &labels));
     check_node_class_ref(at, node_class_ref, &mut invalid);
     check_durations(at, termination_grace_period.as_deref(), expire_after.as_deref(), &mut invalid);
     check_disruption(spec, &mut invalid);

@@ -154,7 +154,7 @@ fn volume_bytes(spec: &Ec2NodeClassSpec, family: AmiFamily) -> Bytes {
         Some(device) => mappings.iter().find(|mapping| mapping.device_name.as_deref() == Some(device)).and_then(size),
         None => mappings.last().and_then(size),
     };
-    let mappings = &spec.block_device_mappings;
+    let mappings = spec.block_device_mappings.as_deref().unwrap_or_default();
     (mappings.iter().find(|mapping| mapping.root_volume).and_then(size))
         .or_else(|| on_device(mappings))
         .or_else(|| on_device(&family.default_block_devices()))
@@ -178,11 +178,9 @@ fn eviction_hard(thresholds: Option<&BTreeMap<String, String>>) -> EvictionHard 
 }
 
 fn efa_only(spec: &Ec2NodeClassSpec) -> Option<EfaOnly> {
-    if spec.network_interfaces.is_empty() {
-        return None;
-    }
+    let interfaces = spec.network_interfaces.as_deref().filter(|interfaces| !interfaces.is_empty())?;
     let mut count = EfaOnly::default();
-    for interface in spec.network_interfaces.iter().filter(|interface| interface.interface_type == "efa-only") {
+    for interface in interfaces.iter().filter(|interface| interface.interface_type == "efa-only") {
         count.total += 1;
         count.first_card += i64::from(interface.network_card_index == 0);
     }

@@ -2,7 +2,6 @@
 //! of `kubelet.config.k8s.io/v1beta1`); `cloud::ec2::bootstrap::kubelet_validation` validates it. With Karpenter's feature gate
 //! NodeClassCEL, `maxPods` and reserved amounts may be [`expressions`].
 
-pub mod duration;
 pub mod expression;
 pub mod expressions;
 pub mod programs;
@@ -12,8 +11,7 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-pub use crate::cloud::kubelet_config::duration::GoDuration;
-
+use crate::api::go_duration::GoDuration;
 use crate::api::validation::is_quantity;
 
 /// A class's `spec.kubelet` as it is stored.

@@ -10,7 +10,7 @@ use serde_json::json;
 
 use crate::api::conditions::LAUNCHED;
 use crate::api::launch_group::LaunchGroup;
-use crate::api::{Ec2NodeClass, NodeClaim, hash};
+use crate::api::{Ec2NodeClass, NodeClaim};
 use crate::clock;
 use crate::cloud::{
     Instance, LaunchDetails, LaunchError, LaunchRequest, Launched, NodeClassCloud, Override, ReservedIn,
@@ -20,6 +20,7 @@ use crate::controllers::condition_writer::ConditionWriter;
 use crate::controllers::context::{Context, single_values};
 use crate::controllers::node_claim::step_error::StepError;
 use crate::decisions::disruption::reason::DisruptionReason;
+use crate::decisions::lifecycle::drift_hash::DriftHash;
 use crate::decisions::lifecycle::launch_group::named;
 use crate::model::events;
 use crate::model::events::DeclaredEvent;
@@ -236,7 +237,7 @@ pub async fn learn_partition(ctx: &Context, claim: &NodeClaim) -> Result<bool, S
 fn capacity_and_allocatable(found: &InstanceType, claim: &NodeClaim, class: &Ec2NodeClass) -> (Resources, Resources) {
     let asked = claim.spec.resources.requests.get(EFA);
     let asked = asked.is_some_and(|amount| amount.0.chars().any(|c| ('1'..='9').contains(&c)));
-    let listed = class.spec.network_interfaces.iter().any(|interface| interface.interface_type == "efa-only");
+    let listed = class.spec.network_interfaces.iter().flatten().any(|interface| interface.interface_type == "efa-only");
     let (mut capacity, mut allocatable) = (found.capacity.clone(), found.allocatable.clone());
     if !asked && !listed {
         capacity.set(EFA, 0);
@@ -280,11 +281,9 @@ fn unlaunched_conditions(claim: &NodeClaim, reason: &str, message: &str, now: Un
 /// Annotations of a launched claim about its node class.
 fn class_annotations(class: &Ec2NodeClass, ca: &str) -> BTreeMap<&'static str, String> {
     let profile = class.status.as_ref().and_then(|status| status.instance_profile.clone());
-    let hash = [
-        (labels::EC2_NODE_CLASS_HASH, hash::node_class(&class.spec, ca)),
-        (labels::EC2_NODE_CLASS_HASH_VERSION, hash::NODE_CLASS_VERSION.to_owned()),
-    ];
-    hash.into_iter().chain(profile.map(|profile| (labels::INSTANCE_PROFILE_NAME, profile))).collect()
+    let hash = DriftHash::of_class(class, ca);
+    let hash = hash.annotations().into_iter().map(|(key, value)| (key, value.to_owned()));
+    hash.chain(profile.map(|profile| (labels::INSTANCE_PROFILE_NAME, profile))).collect()
 }
 
 async fn record(

@@ -30,7 +30,7 @@ pub fn claim_of(pool: &NodePool, node: &PlannedNode, snapshot: &Snapshot, hold_u
             .collect(),
         hold_until,
     };
-    let mut annotations = template.metadata.annotations.clone();
+    let mut annotations = template.metadata.annotations.clone().unwrap_or_default();
     annotations.extend(plan.annotations());
     annotations.insert(labels::NODE_POOL_HASH.into(), hash::node_pool(&pool.spec));
     annotations.insert(labels::NODE_POOL_HASH_VERSION.into(), hash::NODE_POOL_VERSION.into());
@@ -38,7 +38,7 @@ pub fn claim_of(pool: &NodePool, node: &PlannedNode, snapshot: &Snapshot, hold_u
         let offering = format!("{}/{}/{}", choice.instance_type.name, choice.zone, choice.capacity_type);
         annotations.insert(labels::PLANNED_OFFERING.into(), offering);
     }
-    let mut own_labels = template.metadata.labels.clone();
+    let mut own_labels = template.metadata.labels.clone().unwrap_or_default();
     own_labels.insert(labels::NODE_POOL.into(), name.clone());
     own_labels.insert(labels::EC2_NODE_CLASS.into(), template.spec.node_class_ref.name.clone());
     let chosen = [labels::INSTANCE_TYPE, labels::ZONE, labels::CAPACITY_TYPE].map(|key| (key, values_of(node, key)));
@@ -61,8 +61,8 @@ pub fn claim_of(pool: &NodePool, node: &PlannedNode, snapshot: &Snapshot, hold_u
     let mut claim = NodeClaim::new(
         "",
         NodeClaimSpec {
-            taints: template.spec.taints.clone(),
-            startup_taints: template.spec.startup_taints.clone(),
+            taints: template.spec.taints.clone().unwrap_or_default(),
+            startup_taints: template.spec.startup_taints.clone().unwrap_or_default(),
             requirements,
             resources: crate::api::node_claim::ResourceRequirements { requests: node.requests.to_map() },
             node_class_ref: template.spec.node_class_ref.clone(),

@@ -31,13 +31,16 @@ impl DriftHash {
         }
     }
 
-    /// The hash of the present spec of a class, for a cloud whose instances trust `ca`.
+    /// The hash of the present spec of a class, for a cloud whose instances trust `ca`. The class keeps the version of its hash if it is
+    /// known.
     pub fn of_class(class: &Ec2NodeClass, ca: &str) -> Self {
+        let annotation = class.annotations().get(labels::EC2_NODE_CLASS_HASH_VERSION);
+        let version = hash::NodeClassVersion::kept(annotation.map(String::as_str));
         Self {
             key: labels::EC2_NODE_CLASS_HASH,
-            value: hash::node_class(&class.spec, ca),
+            value: hash::node_class(&class.spec, version, ca),
             version_key: labels::EC2_NODE_CLASS_HASH_VERSION,
-            version: hash::NODE_CLASS_VERSION,
+            version: version.as_str(),
         }
     }
 
@@ -56,13 +59,15 @@ impl DriftHash {
         object.annotations().get(self.version_key).is_some_and(|version| version == self.version)
     }
 
-    /// Patches for the claims of an object whose hash has another version, by name: they get a hash of the present version, so that a
-    /// new hash algorithm drifts no node. A drifted claim keeps its hash.
+    /// Patches for claims whose hash has another version than the owner's will have, by name: they get a hash of that version, so that
+    /// another hash algorithm drifts no node. A drifted claim keeps its hash. Claims without a version get one when the owner's
+    /// version changes, as in Karpenter; otherwise they are being launched.
     pub fn claim_patches(&self, owner: &impl ResourceExt, claims: &[Arc<NodeClaim>]) -> Vec<(String, Value)> {
-        if self.has_version(owner) {
-            return Vec::new();
-        }
-        let outdated = claims.iter().filter(|claim| !self.has_version(&***claim));
+        let owner_changes = !self.has_version(owner);
+        let outdated = claims.iter().filter(|claim| {
+            let version = claim.annotations().get(self.version_key);
+            version.map_or(owner_changes, |version| version != self.version)
+        });
         let patches = outdated.map(|claim| {
             let mut annotations = self.annotations();
             if claim.condition(DRIFTED).is_some() {
@@ -89,6 +94,22 @@ mod tests {
     }
 
     #[test]
+    fn a_class_keeps_a_version_that_a_release_of_karpenter_writes() {
+        let of = |annotations: Value| {
+            let class = objects::node_class("c", &json!({"metadata": {"annotations": annotations}}));
+            let hash = DriftHash::of_class(&class, "ca");
+            (hash.version, hash.value)
+        };
+        let version = |version: &str| of(json!({(labels::EC2_NODE_CLASS_HASH_VERSION): version}));
+        let (v5, v6) = (version("v5"), version("v6"));
+        assert_eq!((v5.0, v6.0), ("v5", "v6"));
+        assert_ne!(v5.1, v6.1);
+        for other in [of(json!({})), version("v4"), version("v7")] {
+            assert_eq!(other, v6);
+        }
+    }
+
+    #[test]
     fn c31_a_new_version_of_the_hash_drifts_no_node() {
         let hash = DriftHash { key: KEY, value: "2".into(), version_key: VERSION_KEY, version: "v2" };
         let claims = [claim("old", "v1", false), claim("drifted", "v1", true), claim("current", "v2", false)];
@@ -99,7 +120,11 @@ mod tests {
                 ("drifted".to_owned(), json!({"metadata": {"annotations": {(VERSION_KEY): "v2"}}})),
             ]
         );
-        assert!(hash.claim_patches(&*claim("owner", "v2", false), &claims).is_empty());
+        // The owner was patched, and the process ended before all claims were: the rest follow.
+        assert_eq!(hash.claim_patches(&*claim("owner", "v2", false), &claims).len(), 2);
+        let unversioned = [Arc::new(objects::claim("new", &json!({})))];
+        assert_eq!(hash.claim_patches(&*claim("owner", "v1", false), &unversioned).len(), 1);
+        assert!(hash.claim_patches(&*claim("owner", "v2", false), &unversioned).is_empty(), "it is being launched");
         assert!(!hash.is_on(&*claim("owner", "v2", false)), "another hash of the same version");
     }
 }

@@ -103,7 +103,7 @@ impl Pool {
         }
         let template = &node_pool.spec.template;
         let mut node_labels = Labels::new();
-        for (key, value) in &template.metadata.labels {
+        for (key, value) in template.metadata.labels.iter().flatten() {
             if restricted(key) {
                 return Err(PoolProblem::Restricted { field: "spec.template.metadata.labels", key: key.clone() });
             }
@@ -147,7 +147,7 @@ impl Pool {
             name: Arc::from(name),
             weight: node_pool.spec.weight.unwrap_or(0),
             labels: node_labels,
-            taints: template.spec.taints.clone(),
+            taints: template.spec.taints.clone().unwrap_or_default(),
             requirements,
             limits: bounds,
             node_limit,

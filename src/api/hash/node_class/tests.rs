@@ -1,5 +1,8 @@
+use std::collections::BTreeSet;
+
 use serde_json::json;
 
+use super::NodeClassVersion::{V5, V6};
 use super::*;
 use crate::api::hash::tests::merge;
 
@@ -60,52 +63,60 @@ fn node_class_hashes_are_karpenters() {
             "10323991363677716244",
         ),
     ] {
-        assert_eq!(node_class_spec(&spec, "Custom", "test-ca-bundle"), hash, "{name}");
-        let typed: Ec2NodeClassSpec = serde_json::from_value(spec).unwrap();
-        assert_eq!(node_class(&typed, "test-ca-bundle"), hash, "typed: {name}");
+        let spec: Ec2NodeClassSpec = serde_json::from_value(spec).unwrap();
+        assert_eq!(node_class(&spec, V6, "test-ca-bundle"), hash, "{name}");
     }
 }
 
-/// Test vectors computed with hashstructure v2.0.2 on Go types of the same names.
+/// A spec with its hashes by Karpenter 1.14.1 (`v5`) and 1.15.0 (`v6`), for the CA bundle `test-ca`.
+#[derive(serde::Deserialize)]
+struct Vector {
+    name: String,
+    spec: Ec2NodeClassSpec,
+    /// Absent for members that 1.14 does not know.
+    v5: Option<String>,
+    v6: String,
+}
+
+fn vectors() -> Vec<Vector> {
+    serde_json::from_str(include_str!("../vectors/node_class.json")).unwrap()
+}
+
 #[test]
-fn members_missing_in_karpenters_test_are_hashed_as_by_karpenter() {
-    for (name, spec, hash) in [
-        ("nothing", json!({ "kubelet": { "maxPods": 20 } }), "6725173731874275777"),
-        (
-            "the rest",
-            json!({
-                "role": "r",
-                "kubelet": { "maxPods": 20 },
-                "placementGroupSelector": { "name": "g" },
-                "networkInterfaces": [
-                    { "networkCardIndex": 0, "deviceIndex": 0, "interfaceType": "interface" },
-                    { "networkCardIndex": 1, "deviceIndex": 2, "interfaceType": "efa-only" },
-                ],
-                "blockDeviceMappings": [
-                    { "deviceName": "/dev/xvda", "rootVolume": true, "ebs": {
-                        "volumeSize": "1024Gi", "snapshotID": "snap-1", "volumeInitializationRate": 100, "iops": 3000,
-                    } },
-                    { "deviceName": "/dev/xvdb", "ebs": {} },
-                ],
-                "connectionTracking": { "udpTimeout": 45 },
-                "cpuOptions": {},
-                "metadataOptions": {
-                    "httpEndpoint": "enabled", "httpProtocolIPv6": "disabled", "httpPutResponseHopLimit": 1,
-                    "httpTokens": "required",
-                },
-                "tags": {},
-            }),
-            "6237205539988950102",
-        ),
-    ] {
-        assert_eq!(node_class_spec(&spec, "AL2023", "ca"), hash, "{name}");
-    }
+fn hashes_of_both_versions_are_those_of_their_releases() {
+    let wrong: Vec<_> = vectors()
+        .into_iter()
+        .flat_map(|Vector { name, spec, v5, v6 }| {
+            let other = |version, hash: &String| (node_class(&spec, version, "test-ca") != *hash).then_some(version);
+            [v5.and_then(|hash| other(V5, &hash)), other(V6, &v6)].map(|wrong| Some((name.clone(), wrong?)))
+        })
+        .flatten()
+        .collect();
+    assert_eq!(wrong, []);
+}
+
+#[test]
+fn version_5_also_hashes_what_its_release_does_not_know() {
+    let hashes = |specs: &[Value]| -> BTreeSet<String> {
+        let read = |spec: &Value| serde_json::from_value(spec.clone()).unwrap();
+        specs.iter().map(|spec| node_class(&read(spec), V5, "")).collect()
+    };
+    let specs = [
+        json!({ "kubelet": {} }),
+        json!({ "kubelet": { "topologyManagerPolicy": "best-effort" } }),
+        json!({ "kubelet": { "topologyManagerPolicy": "restricted" } }),
+        json!({ "kubelet": { "maxPods": "vcpus * 10" } }),
+        json!({ "enclaveOptions": { "enabled": false } }),
+        json!({ "enclaveOptions": { "enabled": true } }),
+    ];
+    assert_eq!(hashes(&specs).len(), specs.len());
+    assert_eq!(hashes(&[json!({ "kubelet": {} }), json!({ "kubelet": { "maxPods": null } })]).len(), 1);
 }
 
 #[test]
 fn selector_terms_are_not_hashed_but_the_family_of_an_alias_is() {
-    let base = node_class(&Ec2NodeClassSpec::default(), "");
-    let with = |spec: Value| node_class(&serde_json::from_value(spec).unwrap(), "");
+    let base = node_class(&Ec2NodeClassSpec::default(), V6, "");
+    let with = |spec: Value| node_class(&serde_json::from_value(spec).unwrap(), V6, "");
     let null = json!({ "metadataOptions": null });
     assert_eq!(with(null.clone()), base);
     let mut terms = null.clone();
@@ -145,6 +156,6 @@ fn the_kubelet_configuration_is_encoded_as_in_go() {
             r#"{"a":{"b":[true,null],"z":1},"kubeReserved":{"cpu":"vcpus \u003c 2 ? 60 : 70"}}"#,
         ),
     ] {
-        assert_eq!(kubelet_text(&kubelet), text);
+        assert_eq!(kubelet::json(&kubelet), text);
     }
 }

@@ -327,10 +327,11 @@ impl DryRunValidator {
         subnet: &str,
     ) -> Result<(), ApiError> {
         let interface = || InstanceNetworkInterfaceSpecification::builder().subnet_id(subnet);
-        let interfaces = if class.spec.network_interfaces.is_empty() {
+        let listed = class.spec.network_interfaces.as_deref().unwrap_or_default();
+        let interfaces = if listed.is_empty() {
             vec![interface().device_index(0).build()]
         } else {
-            let listed = class.spec.network_interfaces.iter().map(|listed| {
+            let listed = listed.iter().map(|listed| {
                 interface()
                     .device_index(listed.device_index)
                     .network_card_index(listed.network_card_index)

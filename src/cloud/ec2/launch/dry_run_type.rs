@@ -21,7 +21,7 @@ pub fn demands<'a>(pools: impl IntoIterator<Item = &'a NodePool>, class: &str) -
     let read = |pool: &NodePool| {
         let template = &pool.spec.template;
         let mut out = Requirements::from_api(&template.spec.requirements).ok()?;
-        for (key, value) in &template.metadata.labels {
+        for (key, value) in template.metadata.labels.iter().flatten() {
             out.require(key, &ValueSet::one(value));
         }
         Some(out)

@@ -128,7 +128,8 @@ impl LaunchInputs<'_> {
     /// [`LaunchError::NodeClassNotReady`] when the class sets a restricted tag.
     pub fn tags(&self) -> Result<BTreeMap<String, String>, LaunchError> {
         let name = self.class().name_any();
-        launch_tags(&self.class().spec.tags, &self.template_inputs.cluster.name, &name, &self.request.node_pool)
+        let own = self.class().spec.tags.clone().unwrap_or_default();
+        launch_tags(&own, &self.template_inputs.cluster.name, &name, &self.request.node_pool)
             .map_err(|reason| LaunchError::NodeClassNotReady { name, reason })
     }
 
@@ -246,11 +247,8 @@ impl LaunchInputs<'_> {
             wanted.sort();
             wanted.first()?.parse().ok()
         });
-        let block_devices = if spec.block_device_mappings.is_empty() {
-            AmiFamily::of(spec).default_block_devices()
-        } else {
-            spec.block_device_mappings.clone()
-        };
+        let block_devices = spec.block_device_mappings.clone().filter(|mappings| !mappings.is_empty());
+        let block_devices = block_devices.unwrap_or_else(|| AmiFamily::of(spec).default_block_devices());
         Template {
             cluster: self.template_inputs.cluster.name.clone(),
             region: self.region.to_owned(),
@@ -263,11 +261,11 @@ impl LaunchInputs<'_> {
             metadata: spec.metadata_options.clone(),
             detailed_monitoring: spec.detailed_monitoring.unwrap_or(false),
             nested_virtualization: spec.cpu_options.as_ref().and_then(|options| options.nested_virtualization.clone()),
-            enclave: self.requests(NITRO_SANDBOX),
+            enclave: spec.has_enclaves() || self.requests(NITRO_SANDBOX),
             tenancy: if shared { "default" } else { "dedicated" }.to_owned(),
             placement_group: self.template_inputs.placement_group.as_ref().map(|group| group.id.clone()),
             partition: partition.filter(|_| self.template_inputs.placement_group.is_some()),
-            network_interfaces: spec.network_interfaces.clone(),
+            network_interfaces: spec.network_interfaces.clone().unwrap_or_default(),
             efa,
             public_ip: spec.associate_public_ip_address,
             ip_prefixes: spec.ip_prefix_count,

@@ -54,7 +54,7 @@ fn legacy_name(region: &str, cluster: &str, class: &str) -> Option<String> {
 
 /// Tags of a profile of a class.
 fn tags(class: &Ec2NodeClass, cluster: &str, region: &str) -> Vec<(String, String)> {
-    let mut all = class.spec.tags.clone();
+    let mut all = class.spec.tags.clone().unwrap_or_default();
     all.insert(format!("kubernetes.io/cluster/{cluster}"), "owned".into());
     all.insert(CLUSTER_TAG.into(), cluster.into());
     all.insert(labels::EC2_NODE_CLASS.into(), class.name_any());

@@ -159,7 +159,7 @@ pub fn validate(
     if !unknown.is_empty() {
         return Some(Verdict::Unknown("DependenciesNotReady", format!("waiting for {}", unknown.join(", "))));
     }
-    restricted_tag(&class.spec.tags).map(|key| {
+    class.spec.tags.as_ref().and_then(restricted_tag).map(|key| {
         Verdict::False(events::TAG_VALIDATION_FAILED, format!("tag {key} may not be set, remove it from spec.tags"))
     })
 }

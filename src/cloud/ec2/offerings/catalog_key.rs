@@ -51,6 +51,7 @@ pub struct CatalogKey {
     interfaces: Vec<NetworkInterface>,
     nested_virtualization: bool,
     connection_tracking: bool,
+    enclaves: bool,
 }
 
 impl CatalogKey {
@@ -82,6 +83,7 @@ impl CatalogKey {
             interfaces: spec
                 .network_interfaces
                 .iter()
+                .flatten()
                 .map(|interface| NetworkInterface {
                     card: interface.network_card_index,
                     device: interface.device_index,
@@ -93,6 +95,7 @@ impl CatalogKey {
                 .as_ref()
                 .is_some_and(|options| options.nested_virtualization.as_deref() == Some("enabled")),
             connection_tracking: spec.connection_tracking.is_some(),
+            enclaves: spec.has_enclaves(),
         }
     }
 
@@ -106,6 +109,9 @@ impl CatalogKey {
             return false;
         }
         if self.nested_virtualization && entry.nested_virtualization != Some(true) {
+            return false;
+        }
+        if self.enclaves && entry.nitro_enclaves == Some(false) {
             return false;
         }
         if self.connection_tracking && entry.hypervisor != "nitro" {

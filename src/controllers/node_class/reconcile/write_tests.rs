@@ -59,7 +59,7 @@ async fn a_class_gets_hash_finalizer_and_status_under_every_failure() {
 
 #[tokio::test]
 async fn claims_get_the_new_version_of_the_hash_before_their_class_under_every_failure() {
-    let old = json!({(labels::EC2_NODE_CLASS_HASH): "1", (labels::EC2_NODE_CLASS_HASH_VERSION): "v5"});
+    let old = json!({(labels::EC2_NODE_CLASS_HASH): "1", (labels::EC2_NODE_CLASS_HASH_VERSION): "v4"});
     let metadata = json!({"finalizers": [labels::EC2_TERMINATION_FINALIZER], "annotations": old});
     let with_claims = || {
         let world = world(&metadata, real());

@@ -194,12 +194,13 @@ fn pools_and_classes_without_an_up_to_date_hash_are_not_compared() {
     assert_eq!(comparable(&state, None).len(), 1);
     assert!(comparable(&state, Some("ca")).is_empty(), "the class has no hash yet");
     let annotations = class.metadata.annotations.get_or_insert_default();
-    annotations.insert(labels::EC2_NODE_CLASS_HASH.into(), hash::node_class(&class.spec, "ca"));
-    annotations.insert(labels::EC2_NODE_CLASS_HASH_VERSION.into(), hash::NODE_CLASS_VERSION.into());
+    annotations
+        .insert(labels::EC2_NODE_CLASS_HASH.into(), hash::node_class(&class.spec, hash::NodeClassVersion::V6, "ca"));
+    annotations.insert(labels::EC2_NODE_CLASS_HASH_VERSION.into(), "v6".into());
     state.classes.insert("default".into(), Arc::new(class));
     assert_eq!(comparable(&state, Some("ca")).len(), 1);
     assert!(comparable(&state, Some("another")).is_empty());
-    ready.spec.template.metadata.labels.insert("a".into(), "b".into());
+    ready.spec.template.metadata.labels.get_or_insert_default().insert("a".into(), "b".into());
     state.pools.insert("p".into(), Arc::new(ready));
     assert!(comparable(&state, Some("ca")).is_empty(), "the pool changed");
 }

@@ -8,12 +8,13 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 
 use crate::api::Ec2NodeClassSpec;
+use crate::api::go_duration::GoDuration;
 use crate::api::validation::is_quantity;
 use crate::cloud::ami_family::AmiFamily;
 use crate::cloud::catalog::{NodeSettings, RawInstanceType, Trial};
 use crate::cloud::ec2::options::Options;
 use crate::cloud::kubelet_config::expressions::Unusable;
-use crate::cloud::kubelet_config::{GoDuration, INTERPRETED, Kubelet, KubeletMap};
+use crate::cloud::kubelet_config::{INTERPRETED, Kubelet, KubeletMap};
 use crate::model::events;
 use crate::model::events::DeclaredEvent;
 

@@ -5,8 +5,8 @@ use std::fmt;
 
 use serde_json::Value;
 
+use crate::api::go_duration::GoDuration;
 use crate::api::validation::is_quantity;
-use crate::cloud::kubelet_config::GoDuration;
 
 /// The type of a member. `null` counts as absent, except in a duration.
 #[derive(Debug)]

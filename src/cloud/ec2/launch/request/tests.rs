@@ -183,6 +183,7 @@ fn block_device_mappings_of_the_class_replace_the_families_volumes() {
         })
     };
     assert_eq!(devices(json!({})), ["/dev/xvda"]);
+    assert_eq!(devices(json!({"blockDeviceMappings": []})), ["/dev/xvda"]);
     assert_eq!(devices(json!({"amiFamily": "Bottlerocket"})), ["/dev/xvda", "/dev/xvdb"]);
     assert!(devices(json!({"amiFamily": "Custom"})).is_empty());
     let own = json!({"blockDeviceMappings": [{"deviceName": "/dev/sdz", "ebs": {"volumeSize": "30Gi"}}]});
@@ -205,6 +206,15 @@ fn tenancy_partition_and_enclaves_come_from_the_claim() {
         assert_eq!(template.placement_group.as_deref(), Some("pg-1"));
     });
     with_groups(&request, None, |groups, _| assert_eq!(groups[0].template.partition, None, "only in a group"));
+}
+
+#[test]
+fn a_class_enables_enclaves() {
+    for enabled in [true, false] {
+        let class = class(json!({"enclaveOptions": {"enabled": enabled}}));
+        let request = request(class, claim(LONG_AGO, json!({})), &["m5.xlarge"]);
+        with_groups(&request, None, |groups, _| assert_eq!(groups[0].template.enclave, enabled));
+    }
 }
 
 #[test]

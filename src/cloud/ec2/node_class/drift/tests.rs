@@ -23,8 +23,8 @@ const HASH: &str = labels::EC2_NODE_CLASS_HASH;
 fn stamped(spec: Value) -> Ec2NodeClass {
     let mut class = class(spec);
     let annotations = class.metadata.annotations.get_or_insert_default();
-    annotations.insert(HASH.into(), hash::node_class(&class.spec, CA));
-    annotations.insert(VERSION.into(), hash::NODE_CLASS_VERSION.into());
+    annotations.insert(HASH.into(), hash::node_class(&class.spec, hash::NodeClassVersion::V6, CA));
+    annotations.insert(VERSION.into(), "v6".into());
     class
 }
 

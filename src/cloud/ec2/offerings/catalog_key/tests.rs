@@ -22,6 +22,7 @@ fn a_class_admits_the_types_its_nodes_can_have() {
     };
     let nested = || key_of(json!({"cpuOptions": {"nestedVirtualization": "enabled"}}));
     let tracking = || key_of(json!({"connectionTracking": {"udpTimeout": 30}}));
+    let enclaves = |enabled: bool| key_of(json!({"enclaveOptions": {"enabled": enabled}}));
     let windows = || key_of(json!({"amiSelectorTerms": [{"alias": "windows2022@latest"}]}));
     let bottlerocket = || key_of(json!({"amiSelectorTerms": [{"alias": "bottlerocket@latest"}]}));
     let with = |name: &str, change: fn(&mut RawInstanceType)| {
@@ -41,6 +42,9 @@ fn a_class_admits_the_types_its_nodes_can_have() {
         ("tracking on nitro", tracking(), entry("m5.large"), true),
         ("tracking on xen", tracking(), entry("m4.large"), false),
         ("tracking on metal", tracking(), entry("m5.metal"), false),
+        ("enclaves", enclaves(true), with("m5.xlarge", |entry| entry.nitro_enclaves = Some(true)), true),
+        ("enclaves, none", enclaves(true), with("m5.large", |entry| entry.nitro_enclaves = Some(false)), false),
+        ("enclaves off", enclaves(false), with("m5.large", |entry| entry.nitro_enclaves = Some(false)), true),
         ("group, unknown", group("cluster"), entry("m5.large"), true),
         ("group", group("spread"), with("m5.large", |e| e.placement_strategies = Some(vec!["spread".into()])), true),
         (

@@ -26,6 +26,10 @@ impl GoDuration {
     pub const fn is_negative(self) -> bool {
         self.0 < 0
     }
+
+    pub const fn nanoseconds(self) -> i64 {
+        self.0
+    }
 }
 
 fn unit_of(name: &str) -> Option<i128> {
