@@ -26,7 +26,7 @@ CARGO_CYCLONEDX := $(CACHE)/cargo-cyclonedx-$(CARGO_CYCLONEDX_VERSION)/bin/cargo
 ADVISORIES := $(CARGO_TARGET_DIR)/advisories
 ADVISORY_DB_NAME := advisory-db-3157b0e258782691
 
-.PHONY: help demo checkout bench fuzz bench-launches test soak build tools moto lint deny test-rust test-chart test-control-plane test-policies test-kubelets test-preflight test-ec2 test-ec2-leaving test-ec2-faults test-drift test-outage test-attacks test-scenarios test-e2e $(E2E:%=test-e2e-%) test-without-service test-disruption quick reference crds clean-cache
+.PHONY: help demo checkout bench fuzz bench-launches test soak build tools moto lint deny test-rust test-chart test-control-plane test-policies test-kubelets test-preflight test-ec2 test-ec2-leaving test-ec2-faults test-drift test-swap test-outage test-attacks test-scenarios test-e2e $(E2E:%=test-e2e-%) test-without-service test-disruption quick reference crds clean-cache
 
 help: ## List the targets
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | column -t -s "$$(printf '\t')"
@@ -42,7 +42,7 @@ test: ## Every test
 	$(MAKE) -j3 --output-sync=target test-rust test-preflight test-without-service
 	$(MAKE) test-e2e
 	$(MAKE) test-outage
-	$(MAKE) -j4 --output-sync=target test-ec2 test-ec2-faults test-ec2-leaving test-drift
+	$(MAKE) -j4 --output-sync=target test-ec2 test-ec2-faults test-ec2-leaving test-drift test-swap
 	@echo "make test: all passed"
 
 soak: build tools moto ## The suites of the whole service with 500 pods of each kind instead of 150, for releases
@@ -146,6 +146,9 @@ test-attacks: tools moto ## Attacks by peers without credentials and by tenants,
 
 test-drift: build tools moto ## Drift and expiration, with simulated EC2 and with moto
 	$(call pytest,drift)
+
+test-swap: build tools moto ## From Karpenter's real controller to Stowage and back, with moto
+	$(call pytest,swap)
 
 test-e2e: build tools moto ## The whole service, with the real kube-scheduler (test-e2e-CLASS: one class of e2e/e2e_test.py)
 	$(call pytest,e2e)

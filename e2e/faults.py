@@ -266,6 +266,11 @@ def without_items(reply, path, hidden):
         for item in list(items):
             if hidden(item):
                 items.remove(item)
+    return written(reply, root)
+
+
+def written(reply, root):
+    """A response with this content."""
     # The XML namespace varies between moto's actions; clients read local names.
     for element in root.iter():
         element.tag = element.tag.rpartition("}")[2]
@@ -408,6 +413,42 @@ def without_images(hidden):
         if call.action != "DescribeImages":
             return refuse(call, forward)
         return without_items(forward(call), "{*}imagesSet", lambda item: item.findtext("{*}imageId") in hidden)
+
+    return fault
+
+
+def restored_security_groups(aws):
+    """Instances have the security groups of their launch template, which moto forgets. `aws` are clients of upstream."""
+    groups, lock = {}, threading.Lock()  # by instance id
+
+    def fault(call, forward):
+        if call.action == "CreateFleet" and call.form.get("DryRun") != "true":
+            reply = forward(call)
+            name = call.form["LaunchTemplateConfigs.1.LaunchTemplateSpecification.LaunchTemplateName"]
+            versions = aws.ec2.describe_launch_template_versions(LaunchTemplateName=name, Versions=["$Latest"])
+            data = versions["LaunchTemplateVersions"][0]["LaunchTemplateData"]
+            given = data.get("SecurityGroupIds") or data["NetworkInterfaces"][0]["Groups"]
+            ids = [item.text for item in xml.etree.ElementTree.fromstring(reply.body).iterfind(".//{*}instanceIds/{*}item")]
+            with lock:
+                groups.update(dict.fromkeys(ids, given))
+            return reply
+        if call.action != "DescribeInstances":
+            return None
+        reply = forward(call)
+        if reply.status != 200:
+            return reply
+        root = xml.etree.ElementTree.fromstring(reply.body)
+        for instance in root.iterfind("{*}reservationSet/{*}item/{*}instancesSet/{*}item"):
+            with lock:
+                given = groups.get(instance.findtext("{*}instanceId"), [])
+            listed = instance.find("{*}groupSet")
+            if given and listed is not None:
+                # Spot instances have the default group of the VPC.
+                listed.clear()
+                for id in given:
+                    item = xml.etree.ElementTree.SubElement(listed, "item")
+                    xml.etree.ElementTree.SubElement(item, "groupId").text = id
+        return written(reply, root)
 
     return fault
 
