@@ -239,7 +239,12 @@ impl Input {
         }
         let entry = self.interner.intern(&pod).map_err(|error| bad_pod(file, "Pod", &error))?;
         self.ephemeral_claims(&pod);
-        let daemon = pod.metadata.owner_references.iter().flatten().any(|owner| owner.kind == "DaemonSet");
+        let daemon = pod
+            .metadata
+            .owner_references
+            .iter()
+            .flatten()
+            .any(|owner| owner.controller == Some(true) && owner.kind == "DaemonSet");
         match pod.spec.as_ref().and_then(|spec| spec.node_name.as_ref()) {
             Some(node) => self.running.entry(node.clone()).or_default().push(Running { pod: entry, daemon }),
             None if daemon => {}

@@ -87,6 +87,10 @@ pub fn resolve(state: &ClusterState, now: UnixMillis) -> Holds {
             holds.by_claim.insert(name.clone(), live);
         }
     }
+    // A pod that two plans name has the hold of the first: the withdrawal from the other failed.
+    for (name, live) in &mut holds.by_claim {
+        live.retain(|hold| hold.pod.as_ref().is_none_or(|pod| holds.by_pod.get(pod) == Some(name)));
+    }
     if !open.is_empty() {
         assign_successors(state, &mut holds, open);
     }
@@ -111,12 +115,13 @@ fn assign_successors(state: &ClusterState, holds: &mut Holds, open: BTreeMap<&St
     for (name, originals) in open {
         let Some(planned) = state.planned.get(name) else { continue };
         let node = state.claims.get(name).and_then(|claim| state.node_of(claim)).map(|node| node.name_any());
-        let mut of_owner: BTreeMap<&str, Vec<(&String, &Owner)>> = BTreeMap::new();
+        let mut of_owner: BTreeMap<(&str, &str), Vec<(&String, &Owner)>> = BTreeMap::new();
         for (original, owner) in originals {
-            of_owner.entry(&owner.uid).or_default().push((original, owner));
+            let namespace = original.split_once('/').map_or("", |(namespace, _)| namespace);
+            of_owner.entry((namespace, &owner.uid)).or_default().push((original, owner));
         }
-        for (uid, originals) in of_owner {
-            let pods = by_owner.get(uid).map(Vec::as_slice).unwrap_or_default();
+        for (controller, originals) in of_owner {
+            let pods = by_owner.get(&controller).map(Vec::as_slice).unwrap_or_default();
             let planned_at = originals.iter().map(|(_, owner)| owner.planned_at).min().unwrap_or_default();
             // Creation timestamps are whole seconds.
             let is_successor = |pod: &PodRecord| {
@@ -184,11 +189,12 @@ fn hold(original: &str, pod: Option<&String>, owner: Option<&Owner>, expires_at:
     Hold { original: original.to_owned(), pod: pod.cloned(), owner, expires_at }
 }
 
-fn pods_by_owner(state: &ClusterState) -> HashMap<&str, Vec<&PodRecord>> {
-    let mut out: HashMap<&str, Vec<&PodRecord>> = HashMap::new();
+/// Pods by the namespace and UID of their controller: a UID may be copied to another namespace.
+fn pods_by_owner(state: &ClusterState) -> HashMap<(&str, &str), Vec<&PodRecord>> {
+    let mut out: HashMap<(&str, &str), Vec<&PodRecord>> = HashMap::new();
     for record in state.pods.values().filter(|record| record.active()) {
         if let Some(owner) = record.entry.as_ref().ok().and_then(|entry| entry.owner.as_deref()) {
-            out.entry(owner).or_default().push(record);
+            out.entry((&record.namespace, owner)).or_default().push(record);
         }
     }
     out
@@ -270,6 +276,30 @@ mod tests {
         assert_eq!(resolve(&state, UnixMillis(0)), Holds::default());
         state.apply_node(node("2"));
         assert_eq!(resolve(&state, UnixMillis(0)).by_claim["c"].len(), 1, "both fit");
+    }
+
+    #[test]
+    fn a_copied_controller_uid_takes_no_room_in_another_namespace() {
+        let mut state = state(&["n/old"], &[("n/old", "rs")], LATER);
+        let owner = serde_json::json!([{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r", "uid": "rs", "controller": true}]);
+        let meta = serde_json::json!({"namespace": "attacker", "ownerReferences": owner, "creationTimestamp": "1970-01-01T00:00:09Z"});
+        state.apply_pod(&objects::pod("copy", &serde_json::json!({ "metadata": meta })), UnixMillis(1));
+        let holds = resolve(&state, UnixMillis(0));
+        assert_eq!((holds.by_pod.len(), holds.by_claim["c"][0].pod.as_ref()), (0, None));
+        let meta = serde_json::json!({"ownerReferences": owner, "creationTimestamp": "1970-01-01T00:00:09Z"});
+        state.apply_pod(&objects::pod("new", &serde_json::json!({ "metadata": meta })), UnixMillis(1));
+        assert_eq!(resolve(&state, UnixMillis(0)).by_pod.keys().collect::<Vec<_>>(), ["n/new"]);
+    }
+
+    #[test]
+    fn a_pod_that_two_plans_name_has_one_hold() {
+        let mut state = state(&["n/a"], &[], LATER);
+        put(&mut state, "a", "rs", None);
+        let plan = serde_json::json!({(labels::PLANNED_PODS): "[\"n/a\"]", (labels::HOLD_UNTIL): LATER});
+        state.apply_claim(objects::claim("b", &serde_json::json!({"metadata": {"annotations": plan}})));
+        let holds = resolve(&state, UnixMillis(0));
+        assert_eq!(holds.by_claim.keys().collect::<Vec<_>>(), ["b"]);
+        assert_eq!(holds.by_pod["n/a"], "b");
     }
 
     #[test]

@@ -135,9 +135,9 @@ impl ExtenderPod<'_> {
         self.owners().iter().find(|owner| owner.controller == Some(true)).map(|owner| &*owner.uid)
     }
 
-    /// Whether a DaemonSet owns it.
+    /// Whether a DaemonSet controls it. Any other owner reference is the pod's own claim.
     pub fn is_daemon(&self) -> bool {
-        self.owners().iter().any(|owner| owner.kind == "DaemonSet")
+        self.owners().iter().any(|owner| owner.controller == Some(true) && owner.kind == "DaemonSet")
     }
 
     /// Whether it tolerates `karpenter.sh/disrupted:NoSchedule`.

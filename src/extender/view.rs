@@ -191,19 +191,22 @@ impl NodeEntry {
         (Leftover::Computed(left), binding)
     }
 
-    /// A live hold of a displaced pod of `owner` that a pod with these requests can take.
+    /// A live hold of a displaced pod of `owner`, in the namespace of the owner, that a pod with these requests can take.
     fn slot(
         &self,
         now: UnixMillis,
         own: Option<&str>,
         priority: i32,
-        owner: &str,
+        (namespace, owner): (&str, &str),
         requests: &Resources,
     ) -> Option<&Hold> {
+        // The UID of a controller may be copied to another namespace.
+        let is_in_namespace = |hold: &Hold| hold.pod.split_once('/').is_some_and(|(own, _)| own == namespace);
         self.holds.iter().find(|hold| {
             hold.displaced
                 && now < hold.expires_at
                 && hold.owner.as_deref() == Some(owner)
+                && is_in_namespace(hold)
                 && requests.fits(self.leftover(now, own, priority, Some(hold)).0.get())
         })
     }
@@ -296,10 +299,11 @@ impl View {
         };
         let key = pod.key();
         let own = self.own(&key);
+        let controller = (&*pod.metadata.namespace, owner);
         nodes
             .iter()
             .filter_map(|index| self.nodes.get(*index))
-            .filter(|entry| !entry.disrupting && entry.slot(now, own, pod.priority(), owner, requests).is_some())
+            .filter(|entry| !entry.disrupting && entry.slot(now, own, pod.priority(), controller, requests).is_some())
             .collect()
     }
 }

@@ -156,6 +156,7 @@ fn held_pods(state: &ClusterState, holds: &Holds, claim: &str) -> Vec<PodEntry> 
     live.iter()
         .filter_map(|hold| {
             let key = hold.pod.as_ref().unwrap_or(&hold.original);
+            let namespace = key.split_once('/').map_or("", |(namespace, _)| namespace);
             let entry = state.pods.get(key).and_then(|record| record.entry.clone().ok());
             entry.or_else(|| {
                 let owner = hold.owner.as_deref()?;
@@ -163,7 +164,7 @@ fn held_pods(state: &ClusterState, holds: &Holds, claim: &str) -> Vec<PodEntry> 
                     .pods
                     .values()
                     .filter_map(|record| record.entry.as_ref().ok())
-                    .filter(|entry| entry.owner.as_deref() == Some(owner))
+                    .filter(|entry| entry.owner.as_deref() == Some(owner) && *entry.class.namespace == *namespace)
                     .min_by(|a, b| a.key.cmp(&b.key))
                     .cloned()
             })
@@ -196,8 +197,9 @@ pub fn missing_daemon_requests(state: &ClusterState, node: &Node) -> Resources {
 /// Reserves requests and host ports for the DaemonSet pods that belong on a node and do not exist yet.
 fn reserve_for_daemons(state: &ClusterState, node: &mut NodeState) {
     for daemon in state.daemons.values() {
-        let present = node.pods.iter().any(|pod| pod.owner.as_ref() == Some(&daemon.uid));
         let class = &daemon.daemon.class;
+        let owns = |pod: &PodEntry| pod.owner.as_ref() == Some(&daemon.uid) && pod.class.namespace == class.namespace;
+        let present = node.pods.iter().any(owns);
         let runs = class.requests.may_run_on(&node.allocatable);
         if runs && !present && class.accepts_node(&node.labels, &node.name) && class.untolerated(&node.taints).is_none()
         {

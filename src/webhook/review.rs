@@ -124,8 +124,10 @@ fn creates_a_pod(request: &Value) -> bool {
 fn is_exempt(request: &Value, pod: &Value) -> bool {
     let metadata = pod.get("metadata").unwrap_or(&Value::Null);
     let opted_out = metadata.get("labels").is_some_and(|labels| text(labels, WEBHOOK) == "ignore");
-    let owned =
-        list(metadata, "ownerReferences").iter().any(|owner| matches!(text(owner, "kind"), "DaemonSet" | "Node"));
+    let controls = |owner: &Value| owner.get("controller") == Some(&Value::Bool(true));
+    let owned = list(metadata, "ownerReferences")
+        .iter()
+        .any(|owner| controls(owner) && matches!(text(owner, "kind"), "DaemonSet" | "Node"));
     let placed = pod.get("spec").is_some_and(|spec| !text(spec, "nodeName").is_empty());
     opted_out || owned || placed || EXCLUDED_NAMESPACES.contains(&text(request, "namespace"))
 }

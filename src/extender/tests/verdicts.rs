@@ -108,6 +108,9 @@ fn daemon_pods_pass_everywhere() {
     let mut daemon = pod("d", "1");
     daemon["metadata"]["ownerReferences"] = json!([{"kind": "DaemonSet", "uid": "ds", "controller": true}]);
     assert_eq!(filtered(&view, NOW, &daemon, &["a", "b"]), pass(&["a", "b"]));
+    let mut claimed = pod("x", "1");
+    claimed["metadata"]["ownerReferences"] = json!([{"kind": "DaemonSet", "uid": "ds"}]);
+    assert!(filtered(&view, NOW, &claimed, &["a", "b"]).0.is_empty(), "only the controller reference counts");
 }
 
 #[test]
@@ -159,6 +162,9 @@ fn the_successor_of_a_displaced_pod_takes_its_hold() {
         "a successor takes no more room than the hold"
     );
     assert_eq!(filtered(&view, NOW, &owned("other", "3"), &["a", "b"]), not_a);
+    let mut copy = owned("rs", "3");
+    copy["metadata"]["namespace"] = json!("attacker");
+    assert_eq!(filtered(&view, NOW, &copy, &["a", "b"]), not_a, "the UID is copied to another namespace");
     assert_eq!(filtered(&view, LATER, &owned("rs", "3"), &["a", "b"]), pass(&["a", "b"]));
     displaced.displaced = false;
     assert_eq!(

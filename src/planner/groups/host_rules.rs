@@ -1,5 +1,6 @@
 //! Rules about the pods on one node: rules on the host name, and host ports, become caps on counters per node.
 
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
@@ -35,6 +36,13 @@ impl HostRules {
     }
 }
 
+/// Namespace and UID of a controller: a UID may be copied to another namespace.
+type Controller = (Arc<str>, Arc<str>);
+
+fn controller_of(pod: &PodEntry) -> Option<Controller> {
+    Some((Arc::clone(&pod.class.namespace), Arc::clone(pod.owner.as_ref()?)))
+}
+
 /// The counters that nodes have: per selector, host port and controller.
 #[derive(Debug, Default)]
 pub(crate) struct HostCounters {
@@ -43,7 +51,7 @@ pub(crate) struct HostCounters {
     of_spread: HashMap<u32, u32>,
     of_port: HashMap<HostPort, u32>,
     /// Counters of pods of one controller; `per_owner` is the maximum on a node.
-    of_owner: HashMap<Arc<str>, u32>,
+    of_owner: HashMap<Controller, u32>,
     per_owner: Option<i32>,
     len: u32,
 }
@@ -68,9 +76,9 @@ impl HostCounters {
         }
     }
 
-    fn owner(&mut self, owner: &Arc<str>) {
-        if !self.of_owner.contains_key(owner) {
-            self.of_owner.insert(Arc::clone(owner), self.len);
+    fn owner(&mut self, owner: Controller) {
+        if let Entry::Vacant(entry) = self.of_owner.entry(owner) {
+            entry.insert(self.len);
             self.len += 1;
         }
     }
@@ -86,7 +94,7 @@ impl HostCounters {
     ) -> HostRules {
         let mut rules = self.rules(class, matches, selectors, true);
         rules.raises.extend(matches.iter().filter_map(|s| self.of_spread.get(s)));
-        let counter = owner.and_then(|owner| self.of_owner.get(owner));
+        let counter = owner.and_then(|owner| self.of_owner.get(&(Arc::clone(&class.namespace), Arc::clone(owner))));
         if let (Some(counter), Some(most)) = (counter, self.per_owner) {
             rules.raises.push(*counter);
             rules.caps.push((*counter, most));
@@ -174,7 +182,7 @@ impl HostCounters {
         if !pod.deleting {
             rules.raises.extend(matches.iter().filter_map(|s| self.of_spread.get(s)));
         }
-        rules.raises.extend(pod.owner.as_ref().and_then(|owner| self.of_owner.get(owner)));
+        rules.raises.extend(controller_of(pod).and_then(|controller| self.of_owner.get(&controller)));
         rules
     }
 
@@ -262,7 +270,7 @@ pub(crate) fn register(problem: &Problem) -> (Selectors<'_>, HostCounters) {
     }
     if problem.settings.workload_pods_per_node.is_some() {
         counters.per_owner = problem.settings.workload_pods_per_node;
-        let owners: BTreeSet<_> = problem.pods.iter().filter_map(|pod| pod.owner.as_ref()).collect();
+        let owners: BTreeSet<Controller> = problem.pods.iter().filter_map(controller_of).collect();
         for owner in owners {
             counters.owner(owner);
         }

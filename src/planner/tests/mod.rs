@@ -17,4 +17,5 @@ mod requirements;
 mod resources;
 mod settings;
 mod spread;
+mod tenants;
 mod volumes;

@@ -156,6 +156,10 @@ fn a_node_reserves_the_host_ports_of_its_daemons_until_their_pods_exist() {
     let mut daemons = pod("d-1", Some("n"), &json!({"containers": ports}));
     daemons["metadata"]["ownerReferences"][0] =
         json!({"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "d", "uid": "d", "controller": true});
+    let mut copy = daemons.clone();
+    copy["metadata"]["namespace"] = json!("attacker");
+    state.apply_pod(&read(&copy), UnixMillis(1));
+    assert_eq!(reserved(&state), [1], "a pod with a copied UID in another namespace");
     state.apply_pod(&read(&daemons), UnixMillis(1));
     assert_eq!(reserved(&state), [0]);
 }

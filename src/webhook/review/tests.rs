@@ -138,13 +138,17 @@ fn only_created_pods_that_a_scheduler_places_are_changed() {
         &|request| request["namespace"] = json!("kube-public"),
         &|request| request["namespace"] = json!("kube-node-lease"),
         &|request| request["object"]["metadata"]["labels"] = json!({"stowage.dev/webhook": "ignore"}),
-        &|request| request["object"]["metadata"]["ownerReferences"] = json!([{"kind": "DaemonSet"}]),
-        &|request| request["object"]["metadata"]["ownerReferences"] = json!([{"kind": "Node"}]),
+        &|request| {
+            request["object"]["metadata"]["ownerReferences"] = json!([{"kind": "DaemonSet", "controller": true}])
+        },
+        &|request| request["object"]["metadata"]["ownerReferences"] = json!([{"kind": "Node", "controller": true}]),
         &|request| request["object"]["spec"]["nodeName"] = json!("n1"),
     ];
     for edit in exempt {
         assert_eq!(change(edit), ReviewResult::Exempt);
     }
+    let claimed = change(&|request| request["object"]["metadata"]["ownerReferences"] = json!([{"kind": "DaemonSet"}]));
+    assert_eq!(claimed, ReviewResult::Patched, "only the controller reference counts");
 }
 
 #[test]
