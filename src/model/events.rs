@@ -139,6 +139,8 @@ events! {
         "No node can be purchased for the pod, or the pod cannot be parsed. The note names each NodePool and its first obstacle: change the pod or a NodePool.";
     NOMINATED = "Nominated", Normal, Pods, ["Pod"], Event,
         "The pod is planned on a new node. The note names the planned instance type and zone.";
+    QUARANTINED = "Quarantined", Warning, Pods, ["Pod"], No,
+        "The pod is left out of plans for the time in the note, because the API server rejects the NodeClaim of its node, or because the planner panics over it. The note has the error. A pod with another spec is planned at once.";
 
     CAPACITY_BLOCK_EXPIRING = "CapacityBlockExpiring", Warning, Lifecycle, ["NodeClaim"], No,
         "The capacity block ends in 40 minutes or less. The NodeClaim is deleted, and its pods are planned again.";
@@ -150,8 +152,12 @@ events! {
         "PodDisruptionBudgets refuse evictions from the node. The drain continues; if it never ends, relax the budgets or set a `terminationGracePeriod`.";
     LAUNCHED = "Launched", Normal, Lifecycle, ["NodeClaim"], Event,
         "The instance was launched. The note names its instance type, zone and capacity type.";
+    MULTIPLE_NODES_FOUND = "MultipleNodesFound", Warning, Lifecycle, ["NodeClaim"], Condition,
+        "Several Nodes have the provider ID of the NodeClaim. None of them is registered, and the NodeClaim is deleted after 15 minutes; a Node that is registered already stays. Delete the Node that is not the instance's own, and find out who created it.";
     TERMINATION_GRACE_PERIOD_EXPIRING = "TerminationGracePeriodExpiring", Warning, Lifecycle, ["NodeClaim"], Event,
         "The NodeClaim is being deleted and has a deadline. The note says when its remaining pods will be deleted without eviction.";
+    UNREGISTERED_TAINT_MISSING = "UnregisteredTaintMissing", Warning, Lifecycle, ["NodeClaim"], Event,
+        "The Node registered without the taint `karpenter.sh/unregistered`. It is registered nevertheless, but pods may have been bound to it before. Set the taint in the image or the user data.";
 
     AMI_AUTHORIZATION_FAILURE = "AMIAuthorizationFailure", Warning, LaunchFailures, ["NodeClaim"], Condition,
         "The account may not use the image. Share the image with the account, or select another one.";
@@ -237,6 +243,8 @@ events! {
     TERMINATING_ON_INTERRUPTION = "TerminatingOnInterruption", Warning, Interruption, ["NodeClaim", "Node"], Event,
         "The NodeClaim was deleted because of one of these interruptions.";
 
+    NODE_CLAIM_REJECTED = "NodeClaimRejected", Warning, NodePools, ["NodePool"], No,
+        "The API server, an admission policy or a webhook rejects the NodeClaims of the NodePool, whatever pods they are for. Nothing is launched for it; the note has the error.";
     NODE_CLASS_NOT_FOUND = "NodeClassNotFound", Warning, NodePools, ["NodePool"], Condition,
         "The EC2NodeClass of the NodePool does not exist. Create it, or name another in `nodeClassRef`.";
     NODE_CLASS_TERMINATING = "NodeClassTerminating", Warning, NodePools, ["NodePool"], Condition,

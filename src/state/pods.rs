@@ -65,9 +65,16 @@ pub struct PodRecord {
     pub admitted: Vec<Box<str>>,
     /// Has at least one toleration.
     pub tolerates: bool,
+    /// When this process first observed it, or observed that its last scheduling gate was removed.
+    pub first_seen: UnixMillis,
     /// When this process first observed it as unschedulable.
     pub first_unschedulable: Option<UnixMillis>,
+    /// `spec.schedulerName`; `None` is [`DEFAULT_SCHEDULER`].
+    pub scheduler: Option<Box<str>>,
 }
+
+/// The scheduler of pods that name none.
+const DEFAULT_SCHEDULER: &str = "default-scheduler";
 
 /// Longer grace periods are clamped to this value, so that sums with points in time do not saturate.
 const MAX_GRACE_PERIOD: Duration = Duration::from_hours(8784);
@@ -142,7 +149,12 @@ impl PodRecord {
             ready: condition("Ready").is_some_and(|condition| condition.status == "True"),
             admitted: admitted.filter_map(|toleration| toleration.value.as_deref().map(Box::from)).collect(),
             tolerates: tolerations().next().is_some(),
+            first_seen: UnixMillis::default(),
             first_unschedulable: None,
+            scheduler: spec
+                .and_then(|spec| spec.scheduler_name.as_deref())
+                .filter(|name| !name.is_empty() && *name != DEFAULT_SCHEDULER)
+                .map(Box::from),
         }
     }
 

@@ -32,6 +32,9 @@ pub struct DaemonRecord {
     pub daemon: Daemon,
 }
 
+/// Maximum number of schedulers that are remembered.
+const MAX_SCHEDULERS: usize = 100;
+
 /// The watched objects.
 #[derive(Debug, Default)]
 pub struct ClusterState {
@@ -43,12 +46,16 @@ pub struct ClusterState {
     pub unbound: BTreeSet<String>,
     /// When the last new pod was observed.
     pub last_pod_created: UnixMillis,
+    /// Schedulers other than the default scheduler that have rejected a pod; see [`Self::is_scheduled`].
+    schedulers: BTreeSet<Box<str>>,
     /// When a pod was last bound to or removed from a node, by node. DaemonSet pods do not count.
     pub last_pod_event: HashMap<Arc<str>, UnixMillis>,
     /// Nodes by name.
     pub nodes: BTreeMap<String, Arc<Node>>,
-    /// Node name by provider id.
+    /// Node name by provider id; of several Nodes with one provider id, the Node that [`Self::claim_of`] gives the NodeClaim to.
     pub node_by_provider_id: HashMap<String, String>,
+    /// The other Nodes of provider ids that several Nodes have.
+    duplicate_nodes: BTreeMap<String, BTreeSet<String>>,
     /// NodeClaims by name.
     pub claims: BTreeMap<String, Arc<NodeClaim>>,
     /// NodeClaims of other providers by name, with their provider ids. Nothing else is known of them: they are not ours to act on.
@@ -111,6 +118,15 @@ impl ClusterState {
         }
         if matches!(record.scheduling, Scheduling::Unschedulable { .. }) {
             record.first_unschedulable = old.and_then(|old| old.first_unschedulable).or(Some(now));
+        }
+        let was_gated =
+            |old: &&PodRecord| old.scheduling == Scheduling::Gated && record.scheduling != Scheduling::Gated;
+        record.first_seen = old.filter(|old| !was_gated(old)).map_or(now, |old| old.first_seen);
+        if let (Scheduling::Unschedulable { .. } | Scheduling::SchedulerError, Some(name)) =
+            (&record.scheduling, &record.scheduler)
+            && self.schedulers.len() < MAX_SCHEDULERS
+        {
+            self.schedulers.insert(name.clone());
         }
         if old.is_none() {
             self.last_pod_created = self.last_pod_created.max(now);
@@ -201,12 +217,45 @@ impl ClusterState {
         if self.nodes.get(&name).is_some_and(|known| known.provider_id() != id.as_deref()) {
             self.drop_node(&name);
         }
-        if let Some(id) = &id {
-            self.node_by_provider_id.insert(id.clone(), name.clone());
-        }
         self.node_changes.record(&name);
-        self.nodes.insert(name, Arc::new(node));
+        self.nodes.insert(name.clone(), Arc::new(node));
+        if let Some(id) = &id {
+            match self.node_by_provider_id.get(id) {
+                Some(known) if *known != name => {
+                    self.duplicate_nodes.entry(id.clone()).or_default().insert(name);
+                    self.choose_node(id);
+                }
+                Some(_) => {}
+                None => drop(self.node_by_provider_id.insert(id.clone(), name)),
+            }
+        }
         self.relink_by_id(id.as_deref());
+    }
+
+    /// Gives a provider id that several Nodes have to one of them: the Node that its NodeClaim registered, or else the oldest.
+    fn choose_node(&mut self, id: &str) {
+        let Some(mut names) = self.duplicate_nodes.remove(id) else { return };
+        names.extend(self.node_by_provider_id.remove(id));
+        let claim = self.claim_index.of_provider_id(id).and_then(|claim| self.claims.get(claim));
+        let registered = claim.and_then(|claim| claim.status.as_ref()?.node_name.as_deref());
+        let age = |name: &&String| {
+            let created = self.nodes.get(*name).map(|node| node.created_at());
+            (registered != Some(name.as_str()), created.unwrap_or(UnixMillis::MAX), (*name).clone())
+        };
+        if let Some(first) = names.iter().min_by_key(age).cloned() {
+            names.remove(&first);
+            self.node_changes.record(&first);
+            names.iter().for_each(|name| self.node_changes.record(name));
+            self.node_by_provider_id.insert(id.to_owned(), first);
+        }
+        if !names.is_empty() {
+            self.duplicate_nodes.insert(id.to_owned(), names);
+        }
+    }
+
+    /// Names of the Nodes that have the provider id of a NodeClaim besides its own Node.
+    pub fn duplicate_nodes(&self, claim: &NodeClaim) -> Option<&BTreeSet<String>> {
+        self.duplicate_nodes.get(claim.provider_id()?)
     }
 
     /// Removes a Node.
@@ -221,10 +270,14 @@ impl ClusterState {
     fn drop_node(&mut self, name: &str) -> Option<Arc<Node>> {
         self.node_changes.record(name);
         let node = self.nodes.remove(name)?;
-        if let Some(id) = node.provider_id()
-            && self.node_by_provider_id.get(id).is_some_and(|known| known == name)
-        {
-            self.node_by_provider_id.remove(id);
+        if let Some(id) = node.provider_id() {
+            if let Some(duplicates) = self.duplicate_nodes.get_mut(id) {
+                duplicates.remove(name);
+            }
+            if self.node_by_provider_id.get(id).is_some_and(|known| known == name) {
+                self.node_by_provider_id.remove(id);
+            }
+            self.choose_node(id);
             self.relink_by_id(Some(id));
         }
         Some(node)
@@ -255,7 +308,11 @@ impl ClusterState {
         }
         self.planned.insert(name.clone(), planned);
         self.claim_index.add(&name, &claim);
-        self.claims.insert(name.clone(), Arc::new(claim));
+        let claim = Arc::new(claim);
+        self.claims.insert(name.clone(), Arc::clone(&claim));
+        if let Some(id) = claim.provider_id() {
+            self.choose_node(id);
+        }
         self.relink(&name);
     }
 
@@ -365,7 +422,6 @@ impl ClusterState {
     /// The NodeClaim of a Node.
     pub fn claim_of(&self, node: &Node) -> Option<&Arc<NodeClaim>> {
         let id = node.provider_id()?;
-        // Of two Nodes with one provider id, the claim belongs to the Node applied last.
         self.node_by_provider_id.get(id).filter(|name| Some(name.as_str()) == node.metadata.name.as_deref())?;
         self.claims.get(self.claim_index.of_provider_id(id)?)
     }
@@ -374,6 +430,12 @@ impl ClusterState {
     pub fn node_of(&self, claim: &NodeClaim) -> Option<&Arc<Node>> {
         let id = claim.provider_id()?;
         self.nodes.get(self.node_by_provider_id.get(id)?)
+    }
+
+    /// Whether the scheduler that the pod names is known to run: it is the default scheduler, or has rejected a pod. Tenants may name any
+    /// scheduler, but cannot write such a rejection.
+    pub fn is_scheduled(&self, pod: &PodRecord) -> bool {
+        pod.scheduler.as_ref().is_none_or(|name| self.schedulers.contains(name))
     }
 
     /// Records of the pods bound to a node.

@@ -1,6 +1,6 @@
 //! Metrics of the reconcilers.
 
-use prometheus::{Histogram, IntCounter, IntCounterVec, Registry};
+use prometheus::{Histogram, IntCounter, IntCounterVec, IntGaugeVec, Registry};
 
 use crate::telemetry::registry::{self as declared, register};
 
@@ -9,9 +9,12 @@ use crate::telemetry::registry::{self as declared, register};
 pub struct ControllerMetrics {
     pub plan_seconds: Histogram,
     pub plans_failed: IntCounter,
+    pub pods_quarantined: IntGaugeVec,
+    pub claims_rejected: IntCounterVec,
     pub detect_to_claim_seconds: Histogram,
     pub claims_created: IntCounterVec,
     pub claims_disrupted: IntCounterVec,
+    pub consolidation_paused: IntGaugeVec,
     pub nodes_registered: IntCounter,
     pub nominations: IntCounter,
     pub holds_ended: IntCounterVec,
@@ -32,9 +35,12 @@ impl ControllerMetrics {
         Ok(Self {
             plan_seconds: register(registry, declared::PLAN_SECONDS.histogram())?,
             plans_failed: register(registry, declared::PLANS_FAILED.counter())?,
+            pods_quarantined: register(registry, declared::PODS_QUARANTINED.gauges())?,
+            claims_rejected: register(registry, declared::NODECLAIMS_REJECTED.counters())?,
             detect_to_claim_seconds: register(registry, declared::DETECT_TO_CLAIM_SECONDS.histogram())?,
             claims_created: register(registry, declared::NODECLAIMS_CREATED.counters())?,
             claims_disrupted: register(registry, declared::NODECLAIMS_DISRUPTED.counters())?,
+            consolidation_paused: register(registry, declared::CONSOLIDATION_PAUSED.gauges())?,
             nodes_registered: register(registry, declared::NODES_REGISTERED.counter())?,
             nominations: register(registry, declared::NOMINATIONS.counter())?,
             holds_ended: register(registry, declared::HOLDS_ENDED.counters())?,

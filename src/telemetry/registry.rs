@@ -150,6 +150,12 @@ metrics! {
         "Duration of planning, in seconds.";
     PLANS_FAILED = "plans_failed_total", Kind::Counter, Leader, [],
         "Plans that ended in a panic of the planner, which is a defect.";
+    PODS_QUARANTINED = "pods_quarantined", Kind::Gauge, Leader, [
+            "cause": "`planner_panic`, `nodeclaim_rejected`",
+        ],
+        "Pods that need a node and are left out of plans for up to five minutes, because a plan with them failed, by cause.";
+    NODECLAIMS_REJECTED = "nodeclaims_rejected_total", Kind::Counter, Leader, ["nodepool": "name of the NodePool"],
+        "NodeClaims that the API server, an admission policy or a webhook rejected.";
     DETECT_TO_CLAIM_SECONDS = "detect_to_claim_seconds", Kind::Histogram(RECONCILER_SECONDS), Leader, [],
         "Seconds from observing an unschedulable pod to creating its NodeClaim.";
     NODECLAIMS_CREATED = "nodeclaims_created_total", Kind::Counter, Leader, [
@@ -166,6 +172,10 @@ metrics! {
             "termination_mode": "`graceful` without a `terminationGracePeriod`, `forceful` with one of 0, otherwise `eventual`",
         ],
         "NodeClaims disrupted, by reason, NodePool, capacity type, consolidation policy and termination mode.";
+    CONSOLIDATION_PAUSED = "consolidation_paused", Kind::Gauge, Leader, [
+            "reason": "`node_booting`, `node_leaving` (a marked node still has pods), `pod_unattempted`, `pod_unschedulable` (in the last 30 s)",
+        ],
+        "1 for the reason for which consolidation pauses, otherwise 0; evaluated every five seconds.";
     NODES_REGISTERED = "nodes_registered_total", Kind::Counter, Leader, [],
         "Nodes that registered.";
     NOMINATIONS = "nominations_total", Kind::Counter, Leader, [],

@@ -3,7 +3,7 @@
 use crate::clock;
 use crate::controllers::context::Context;
 use crate::controllers::disruption::simulate::simulate;
-use crate::decisions::disruption::consolidation::{Consolidation, is_settled};
+use crate::decisions::disruption::consolidation::{Consolidation, Pause, pause};
 use crate::state::instance_types::{InstanceTypes, ReadyPool};
 
 /// Claims whose nodes are to be removed together: the pods of each fit on the others, or on new nodes that cost less than the
@@ -12,7 +12,12 @@ pub async fn choose(ctx: &Context, pools: &[ReadyPool], types: &InstanceTypes) -
     let now = clock::now();
     let (mut consolidation, candidates) = {
         let state = ctx.cluster.read();
-        if !is_settled(&state, now) {
+        let paused = pause(&state, now);
+        for reason in Pause::ALL {
+            let gauge = ctx.metrics.consolidation_paused.with_label_values(&[reason.as_str()]);
+            gauge.set(i64::from(paused == Some(reason)));
+        }
+        if paused.is_some() {
             return Vec::new();
         }
         Consolidation::begin(&state, &ctx.derived.holds(&state, now), types, now)

@@ -17,7 +17,9 @@ use crate::controllers::enforcement::opening::{Opening, open};
 use crate::controllers::node_claim::drain::{DrainProgress, drain};
 use crate::controllers::node_claim::drained::is_drained;
 use crate::controllers::node_claim::launch;
-use crate::controllers::node_claim::registration::{initialize, register, report_uninitialized, sync_patch};
+use crate::controllers::node_claim::registration::{
+    initialize, lacks_unregistered_taint, register, report_duplicate_nodes, report_uninitialized, sync_patch,
+};
 use crate::controllers::node_claim::step_error::StepError;
 use crate::controllers::node_claim::termination::terminate;
 use crate::controllers::run_loop::{Pace, RunLoop};
@@ -34,6 +36,8 @@ use crate::sync::lock;
 const PACE: Pace = Pace { debounce: Duration::from_millis(20), resync: Duration::from_millis(500) };
 /// Wait between two passes over a claim that waits for something outside, such as a drain.
 const POLL_PERIOD: Duration = Duration::from_millis(500);
+/// Wait between two passes over a claim whose provider id several Nodes have.
+const DUPLICATE_POLL_PERIOD: Duration = Duration::from_secs(5);
 /// Wait between two queries for the partition of an instance.
 const PARTITION_POLL_PERIOD: Duration = Duration::from_secs(1);
 /// Runs until the process ends.
@@ -112,6 +116,11 @@ async fn carry_out(ctx: &Context, name: &str, step: &Step) -> Result<Requeue, St
         }
         // The scheduler must not evaluate topology spread over partitions without the partition label.
         (Step::Sync, Some(_)) if launch::lacks_partition(&claim) => return learn_partition(ctx, &claim).await,
+        (Step::Sync, Some(node)) if lacks_unregistered_taint(node) => {
+            let note = "the node registered without the taint karpenter.sh/unregistered: pods may have been bound to it too early";
+            ctx.emit_for_claim(&claim, events::UNREGISTERED_TAINT_MISSING.note(note)).await;
+            ctx.patch_node(&node.name_any(), &sync_patch(&claim, node)).await?;
+        }
         (Step::Sync, Some(node)) => ctx.patch_node(&node.name_any(), &sync_patch(&claim, node)).await?,
         (Step::Open, Some(node)) => {
             return Ok(match open(ctx, &claim, node).await? {
@@ -121,6 +130,10 @@ async fn carry_out(ctx: &Context, name: &str, step: &Step) -> Result<Requeue, St
         }
         (Step::Register, Some(node)) => register(ctx, &claim, node).await?,
         (Step::Initialize, Some(node)) => initialize(ctx, &claim, node).await?,
+        (Step::ReportDuplicateNodes, _) => {
+            report_duplicate_nodes(ctx, &claim).await?;
+            return Ok(Requeue::After(DUPLICATE_POLL_PERIOD));
+        }
         (Step::ReportUninitialized(reason), _) => {
             report_uninitialized(ctx, &claim, reason).await?;
             return Ok(Requeue::After(POLL_PERIOD));

@@ -10,8 +10,12 @@ use crate::api::{NodeClaim, conditions};
 use crate::clock;
 use crate::controllers::condition_writer::ConditionWriter;
 use crate::controllers::context::{Context, single_values};
+use crate::model::events;
 use crate::model::labels;
-use crate::state::object_ext::{NodeExt, ObjectExt};
+use crate::state::object_ext::{NodeClaimExt, NodeExt, ObjectExt};
+
+/// Maximum number of other Nodes that a report of duplicates names.
+const MAX_NAMED_NODES: usize = 5;
 
 /// The patch that writes the claim's labels, annotations and taints, its owner reference and our finalizer to its Node.
 pub fn sync_patch(claim: &NodeClaim, node: &Node) -> Value {
@@ -65,6 +69,30 @@ pub async fn initialize(ctx: &Context, claim: &NodeClaim, node: &Node) -> Result
     write_changed(ctx, claim, writer).await?;
     tracing::info!(claim = claim.name_any(), node = node.name_any(), "initialized");
     Ok(())
+}
+
+/// Whether the Node is not registered and nothing has kept pods off it.
+pub fn lacks_unregistered_taint(node: &Node) -> bool {
+    !node.is_labeled(labels::REGISTERED) && !node.taints().any(|taint| taint.key == labels::UNREGISTERED_TAINT)
+}
+
+/// Reports that several Nodes have the claim's provider id: by an event, and by the Registered condition unless one of them is registered.
+pub async fn report_duplicate_nodes(ctx: &Context, claim: &NodeClaim) -> Result<(), kube::Error> {
+    let names = {
+        let state = ctx.cluster.read();
+        let Some(others) = state.duplicate_nodes(claim) else { return Ok(()) };
+        let own = state.node_of(claim).map(|node| node.name_any());
+        let names: Vec<String> = own.into_iter().chain(others.iter().take(MAX_NAMED_NODES).cloned()).collect();
+        names.join(", ")
+    };
+    let note = format!("several nodes have its provider ID: {names}");
+    ctx.emit_for_claim(claim, events::MULTIPLE_NODES_FOUND.note(&note)).await;
+    if claim.has_condition(conditions::REGISTERED) {
+        return Ok(());
+    }
+    let mut writer = ConditionWriter::for_claim(claim, clock::now());
+    writer.edit().set_false(conditions::REGISTERED, events::MULTIPLE_NODES_FOUND.reason(), &note);
+    write_changed(ctx, claim, writer).await
 }
 
 /// Writes to the Initialized condition why the Node is not initialized.

@@ -27,22 +27,56 @@ const MIN_SAVING_DIVISOR: i64 = 10;
 /// A pod without a node that is younger than this may still be bound or planned.
 const PENDING_PERIOD: Duration = Duration::from_secs(30);
 
-/// Whether no pod is moving or waiting for a node, so that a simulation sees where every pod is.
-pub fn is_settled(state: &ClusterState, now: UnixMillis) -> bool {
-    let moving = state.claims.values().filter(|claim| !claim.is_deleting()).any(|claim| {
+/// Why consolidation pauses: pods move or wait for a node, so that a simulation does not see where every pod is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pause {
+    /// A node is coming up.
+    NodeBooting,
+    /// A marked node still has pods.
+    NodeLeaving,
+    /// The scheduler has not attempted a new pod yet.
+    PodUnattempted,
+    /// A pod was rejected a short time ago.
+    PodUnschedulable,
+}
+
+impl Pause {
+    /// Every reason.
+    pub const ALL: [Self; 4] = [Self::NodeBooting, Self::NodeLeaving, Self::PodUnattempted, Self::PodUnschedulable];
+
+    /// The label of metrics.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::NodeBooting => "node_booting",
+            Self::NodeLeaving => "node_leaving",
+            Self::PodUnattempted => "pod_unattempted",
+            Self::PodUnschedulable => "pod_unschedulable",
+        }
+    }
+}
+
+/// Why consolidation pauses; `None` when it does not.
+pub fn pause(state: &ClusterState, now: UnixMillis) -> Option<Pause> {
+    let moving = state.claims.values().filter(|claim| !claim.is_deleting()).find_map(|claim| {
         let booting =
             !claim.has_condition(conditions::INITIALIZED) && !claim.created_at().is_older_than(BOOT_TIMEOUT, now);
-        booting || claim.is_leaving() && state.node_of(claim).is_some_and(|node| is_occupied(state, &node.name_any()))
+        let occupied = || state.node_of(claim).is_some_and(|node| is_occupied(state, &node.name_any()));
+        let leaving = || (claim.is_leaving() && occupied()).then_some(Pause::NodeLeaving);
+        booting.then_some(Pause::NodeBooting).or_else(leaving)
     });
     // A pod that no node was launched for in this time will not move.
     let is_recent = |at: UnixMillis| !at.is_older_than(PENDING_PERIOD, now);
     let pending = |pod: &PodRecord| match pod.scheduling {
-        Scheduling::Unattempted => is_recent(state.last_pod_created),
-        Scheduling::Unschedulable { .. } => pod.first_unschedulable.is_some_and(is_recent),
-        _ => false,
+        Scheduling::Unattempted => {
+            (is_recent(pod.first_seen) && state.is_scheduled(pod)).then_some(Pause::PodUnattempted)
+        }
+        Scheduling::Unschedulable { .. } => {
+            pod.first_unschedulable.is_some_and(is_recent).then_some(Pause::PodUnschedulable)
+        }
+        _ => None,
     };
-    let mut unbound = state.unbound.iter().filter_map(|key| state.pods.get(key));
-    !moving && !unbound.any(|pod| !pod.daemon && pending(pod))
+    let unbound = || state.unbound.iter().filter_map(|key| state.pods.get(key)).filter(|pod| !pod.daemon);
+    moving.or_else(|| unbound().find_map(pending))
 }
 
 /// One pass over the candidates.
@@ -200,6 +234,17 @@ mod tests {
     }
 
     #[test]
+    fn a_pod_that_stays_unattempted_does_not_pause_consolidation_when_others_are_created() {
+        let mut state = ClusterState::default();
+        state.apply_pod(&objects::pod("old", &json!({})), UnixMillis(0));
+        let now = UnixMillis(0) + PENDING_PERIOD;
+        state.apply_pod(&objects::pod("new", &json!({"spec": {"nodeName": "x"}})), now);
+        assert_eq!(pause(&state, now), None);
+        state.apply_pod(&objects::pod("untried", &json!({})), now);
+        assert_eq!(pause(&state, now), Some(Pause::PodUnattempted));
+    }
+
+    #[test]
     fn consolidation_waits_while_nodes_boot_or_drain_and_while_pods_wait_for_nodes() {
         let now = UnixMillis(1_000_000);
         let moment = Duration::from_secs(1);
@@ -210,6 +255,7 @@ mod tests {
             [{"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "d", "uid": "d", "controller": true}]}});
         let marked = json!({(labels::DISRUPTING): "Empty/"});
         let old = (now - BOOT_TIMEOUT).rfc3339();
+        let of_nobody = json!({"spec": {"schedulerName": "nobody"}});
         for (case, conditions, created, annotations, pod, seen, settled) in [
             ("initialized", &["Initialized"][..], &old, json!({}), None, now, true),
             ("booting", &[], &(now - BOOT_TIMEOUT + moment).rfc3339(), json!({}), None, now, false),
@@ -229,6 +275,7 @@ mod tests {
                 now - PENDING_PERIOD,
                 true,
             ),
+            ("a new pod of an unknown scheduler", &["Initialized"], &old, json!({}), Some(&of_nobody), now, true),
             ("a new DaemonSet pod", &["Initialized"], &old, json!({}), Some(&daemon), now, true),
         ] {
             let mut state = ClusterState::default();
@@ -239,7 +286,7 @@ mod tests {
             if let Some(patch) = pod {
                 state.apply_pod(&objects::pod("a", patch), seen);
             }
-            assert_eq!(is_settled(&state, now), settled, "{case}");
+            assert_eq!(pause(&state, now).is_none(), settled, "{case}");
         }
     }
 }

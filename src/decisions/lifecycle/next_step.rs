@@ -35,6 +35,8 @@ pub enum Step {
     Register,
     /// Set the Initialized condition.
     Initialize,
+    /// Report that several Nodes have the provider id of the claim: to the Registered condition while no Node is registered.
+    ReportDuplicateNodes,
     /// Write to the Initialized condition why the Node is not initialized.
     ReportUninitialized(&'static str),
     /// Write the deadline of the drain to the claim.
@@ -78,6 +80,18 @@ pub fn next_step(claim: &NodeClaim, node: Option<&Node>, drained: bool, now: Uni
         return Step::Nothing;
     }
     uninitialized_reason(claim, node).map_or(Step::Initialize, Step::ReportUninitialized)
+}
+
+/// The next step of a claim whose provider id several Nodes have, instead of `step`. None of them is registered: which one is the
+/// instance's own is unknown. A Node that is registered already keeps the claim.
+pub fn step_with_duplicates(claim: &NodeClaim, step: Step, now: UnixMillis) -> Step {
+    match step {
+        Step::Sync | Step::Open | Step::Register if now > claim.created_at() + REGISTRATION_TIMEOUT => {
+            Step::Abandon(DisruptionReason::RegistrationTimeout)
+        }
+        Step::Sync | Step::Open | Step::Register | Step::Nothing => Step::ReportDuplicateNodes,
+        step => step,
+    }
 }
 
 fn registration_step(node: &Node) -> Step {

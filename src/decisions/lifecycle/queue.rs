@@ -6,7 +6,7 @@ use std::time::Duration;
 use kube::ResourceExt;
 
 use crate::api::launch_group;
-use crate::decisions::lifecycle::next_step::{Step, next_step};
+use crate::decisions::lifecycle::next_step::{Step, next_step, step_with_duplicates};
 use crate::decisions::termination::deadlines::termination_deadline;
 use crate::decisions::termination::drain_order;
 use crate::model::time::UnixMillis;
@@ -75,7 +75,10 @@ impl Queue {
             let node = state.node_of(claim);
             let drained = !deleting
                 || node.is_none_or(|node| drain_order::waiting(state, claim, &node.name_any(), now).is_empty());
-            let step = next_step(claim, node.map(|node| &**node), drained, now);
+            let mut step = next_step(claim, node.map(|node| &**node), drained, now);
+            if state.duplicate_nodes(claim).is_some() {
+                step = step_with_duplicates(claim, step, now);
+            }
             let launch = step == Step::Launch;
             let has_capacity = if launch {
                 self.launching < LAUNCH_CONCURRENCY

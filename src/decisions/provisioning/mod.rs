@@ -1,5 +1,8 @@
-//! Provisioning: which pods are planned together and when, and how a plan changes the plans on existing NodeClaims.
+//! Provisioning: which pods are planned together and when, which are left out, and how a plan changes the plans on existing NodeClaims.
 
 pub mod batch_window;
+pub mod culprit_search;
 pub mod plan_changes;
 pub mod pod_queue;
+pub mod quarantine;
+pub mod unschedulable;

@@ -1,10 +1,13 @@
 //! The pods that wait for a plan.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::decisions::demand::demand;
 use crate::decisions::provisioning::batch_window::BatchWindow;
+use crate::decisions::provisioning::quarantine::{Cause, Quarantine};
+use crate::model::pod_class::PodClass;
 use crate::model::time::UnixMillis;
 use crate::state::plan_record::Holds;
 use crate::state::pods::Scheduling;
@@ -13,6 +16,9 @@ use crate::state::tables::ClusterState;
 /// A pod that a plan left without a node is planned again after this time.
 const RETRY_AFTER: Duration = Duration::from_secs(10);
 
+/// A pod that its scheduler has not attempted in this time belongs to no burst.
+const ATTEMPT_PERIOD: Duration = Duration::from_secs(10);
+
 /// Pods that need a node.
 #[derive(Debug, Default)]
 pub struct PodQueue {
@@ -20,13 +26,22 @@ pub struct PodQueue {
     first_seen: BTreeMap<String, UnixMillis>,
     /// When a plan last left a pod without a node.
     failed: HashMap<String, UnixMillis>,
+    /// Pods that are left out of plans at present.
+    quarantined: HashMap<String, Cause>,
 }
 
 impl PodQueue {
     /// Updates the queue with the present demand. Returns the batch of pods to plan; `None` when there are none.
-    pub fn observe(&mut self, state: &ClusterState, holds: &Holds, now: UnixMillis) -> Option<BatchWindow> {
+    pub fn observe(
+        &mut self,
+        state: &ClusterState,
+        holds: &Holds,
+        quarantine: &mut Quarantine,
+        now: UnixMillis,
+    ) -> Option<BatchWindow> {
         let demand = demand(state, holds, &BTreeSet::new());
         let demand: BTreeSet<&String> = demand.pending.iter().chain(&demand.displaced).collect();
+        self.quarantined = quarantined(state, &demand, quarantine, now);
         self.failed.retain(|key, at| demand.contains(key) && !at.is_older_than(RETRY_AFTER, now));
         self.first_seen.retain(|key, _| demand.contains(key));
         for key in demand {
@@ -34,13 +49,20 @@ impl PodQueue {
                 self.first_seen.entry(key.clone()).or_insert(now);
             }
         }
-        let batch = || self.first_seen.iter().filter(|(key, _)| !self.failed.contains_key(*key)).map(|(_, at)| *at);
+        let waits = |key: &String| self.failed.contains_key(key) || self.quarantined.contains_key(key);
+        let batch = || self.first_seen.iter().filter(|(key, _)| !waits(key)).map(|(_, at)| *at);
         let unbound = state.unbound.iter().filter_map(|key| state.pods.get(key));
         let unattempted = unbound
             .filter(|pod| pod.scheduling == Scheduling::Unattempted && !pod.daemon && pod.deleted_at.is_none())
+            .filter(|pod| state.is_scheduled(pod) && !pod.first_seen.is_older_than(ATTEMPT_PERIOD, now))
             .count();
         let (opened, latest) = (batch().min()?, batch().max()?);
         Some(BatchWindow { opened, latest, last_created: state.last_pod_created, unattempted })
+    }
+
+    /// Number of pods that need a node and are left out of plans.
+    pub fn quarantined(&self, cause: Cause) -> usize {
+        self.quarantined.values().filter(|other| **other == cause).count()
     }
 
     /// When each pod was first observed to need a node.
@@ -52,11 +74,25 @@ impl PodQueue {
     pub fn fail(&mut self, pod: &str, now: UnixMillis) {
         self.failed.insert(pod.to_owned(), now);
     }
+}
 
-    /// Records that there is no plan.
-    pub fn fail_all(&mut self, now: UnixMillis) {
-        self.failed.extend(self.first_seen.keys().map(|key| (key.clone(), now)));
+/// The pods of the demand that are left out of plans. What no pod of the demand needs is forgotten.
+fn quarantined(
+    state: &ClusterState,
+    demand: &BTreeSet<&String>,
+    quarantine: &mut Quarantine,
+    now: UnixMillis,
+) -> HashMap<String, Cause> {
+    if quarantine.is_empty() {
+        return HashMap::new();
     }
+    let class = |key: &String| Some(&state.pods.get(key)?.entry.as_ref().ok()?.class);
+    let classes: HashSet<&Arc<PodClass>> = demand.iter().filter_map(|key| class(key)).collect();
+    quarantine.forget(&classes.iter().map(|class| &***class).collect(), now);
+    let causes: HashMap<*const PodClass, Cause> =
+        classes.iter().filter_map(|class| Some((Arc::as_ptr(class), quarantine.cause(class, now)?))).collect();
+    let cause = |key: &String| causes.get(&Arc::as_ptr(class(key)?)).copied();
+    demand.iter().filter_map(|key| Some(((*key).clone(), cause(key)?))).collect()
 }
 
 #[cfg(test)]
@@ -73,7 +109,7 @@ mod tests {
     }
 
     fn window(queue: &mut PodQueue, state: &ClusterState, now: i64) -> Option<(i64, i64, usize)> {
-        let window = queue.observe(state, &Holds::default(), UnixMillis(now))?;
+        let window = queue.observe(state, &Holds::default(), &mut Quarantine::default(), UnixMillis(now))?;
         Some((window.opened.0, window.latest.0, window.unattempted))
     }
 
@@ -94,6 +130,39 @@ mod tests {
     }
 
     #[test]
+    fn pods_that_no_scheduler_attempts_lengthen_no_batch() {
+        let (mut queue, mut state) = (PodQueue::default(), ClusterState::default());
+        put(&mut state, "a", true, 0);
+        put(&mut state, "untried", false, 0);
+        let mut of_nobody = objects::pod("b", &json!({"spec": {"schedulerName": "nobody"}}));
+        state.apply_pod(&of_nobody, UnixMillis(0));
+        assert_eq!(window(&mut queue, &state, 0), Some((0, 0, 1)), "an unknown scheduler");
+        assert_eq!(window(&mut queue, &state, 10_000), Some((0, 0, 0)), "not attempted for ten seconds");
+        of_nobody.metadata.name = Some("c".into());
+        let condition = json!({"type": "PodScheduled", "status": "False", "reason": "Unschedulable"});
+        of_nobody.status = serde_json::from_value(json!({"conditions": [condition]})).unwrap();
+        state.apply_pod(&of_nobody, UnixMillis(0));
+        assert_eq!(window(&mut queue, &state, 1).map(|window| window.2), Some(2), "the scheduler runs");
+    }
+
+    #[test]
+    fn a_quarantined_pod_opens_no_batch_until_its_time_is_over() {
+        let (mut queue, mut state, holds) = (PodQueue::default(), ClusterState::default(), Holds::default());
+        let mut quarantine = Quarantine::default();
+        put(&mut state, "a", true, 0);
+        let class = Arc::clone(&state.pods["n/a"].entry.as_ref().unwrap().class);
+        let wait = quarantine.add(&class, Cause::PlannerPanic, UnixMillis(0)).unwrap();
+        assert_eq!(queue.observe(&state, &holds, &mut quarantine, UnixMillis(1)), None);
+        assert_eq!(Cause::ALL.map(|cause| queue.quarantined(cause)), [1, 0]);
+        let over = UnixMillis(0) + wait;
+        assert!(queue.observe(&state, &holds, &mut quarantine, over).is_some());
+        assert_eq!(queue.quarantined(Cause::PlannerPanic), 0);
+        state.delete_pod("n/a", over);
+        queue.observe(&state, &holds, &mut quarantine, over);
+        assert!(quarantine.is_empty(), "the pod is gone");
+    }
+
+    #[test]
     fn a_pod_without_a_node_is_planned_again_after_ten_seconds_or_when_it_is_new() {
         let (mut queue, mut state) = (PodQueue::default(), ClusterState::default());
         put(&mut state, "a", true, 0);
@@ -101,10 +170,14 @@ mod tests {
         assert_eq!(window(&mut queue, &state, 0), Some((0, 0, 0)));
         queue.fail("n/a", UnixMillis(5));
         assert_eq!(window(&mut queue, &state, 5), Some((0, 0, 0)), "the other");
-        queue.fail_all(UnixMillis(6));
+        for pod in ["n/a", "n/b"] {
+            queue.fail(pod, UnixMillis(6));
+        }
         assert_eq!(window(&mut queue, &state, 10_005), None);
         assert_eq!(window(&mut queue, &state, 10_006), Some((0, 0, 0)));
-        queue.fail_all(UnixMillis(10_006));
+        for pod in ["n/a", "n/b"] {
+            queue.fail(pod, UnixMillis(10_006));
+        }
         state.delete_pod("n/a", UnixMillis(10_007));
         assert_eq!(window(&mut queue, &state, 10_007), None);
         put(&mut state, "new", true, 10_008);

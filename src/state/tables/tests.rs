@@ -95,3 +95,65 @@ fn objects_of_other_providers_are_never_acted_on() {
     state.delete_claim("auto");
     assert!(state.foreign_claims.is_empty());
 }
+
+/// A Node with the provider id of the claim `c`, created in this second of 2026.
+fn node_of_c(name: &str, second: u32) -> Node {
+    let created = format!("2026-01-01T00:00:{second:02}Z");
+    let json = serde_json::json!({"metadata": {"creationTimestamp": created}, "spec": {"providerID": "aws:///z/i-1"}});
+    objects::node(name, &json)
+}
+
+#[test]
+fn of_several_nodes_with_one_provider_id_the_first_keeps_the_claim() {
+    let claim = |node: Option<&str>| {
+        let mut status = objects::launched("i-1", &["Launched"]);
+        status["nodeName"] = serde_json::json!(node);
+        objects::claim("c", &serde_json::json!({ "status": status }))
+    };
+    for (case, registered, order, own) in [
+        ("the older Node came first", None, ["old", "new"], "old"),
+        ("the older Node came last", None, ["new", "old"], "old"),
+        ("the newer Node is registered", Some("new"), ["old", "new"], "new"),
+    ] {
+        let mut state = ClusterState::default();
+        state.apply_claim(claim(None));
+        for name in order {
+            state.apply_node(node_of_c(name, if name == "old" { 1 } else { 2 }));
+        }
+        state.apply_claim(claim(registered));
+        let claim = Arc::clone(&state.claims["c"]);
+        assert_eq!(state.node_of(&claim).unwrap().name_any(), own, "{case}");
+        let other = if own == "old" { "new" } else { "old" };
+        assert_eq!(state.duplicate_nodes(&claim).unwrap().iter().collect::<Vec<_>>(), [other], "{case}");
+        assert!(state.claim_of(&state.nodes[other]).is_none(), "{case}");
+        let mut deleted = state;
+        deleted.delete_node(own);
+        assert_eq!(deleted.node_of(&claim).unwrap().name_any(), other, "{case}: it is the only one left");
+        assert!(deleted.duplicate_nodes(&claim).is_none() && deleted.duplicate_nodes.is_empty(), "{case}");
+        deleted.delete_node(other);
+        assert!(deleted.node_of(&claim).is_none() && deleted.in_flight.contains("c"), "{case}");
+    }
+}
+
+#[test]
+fn a_scheduler_is_known_once_it_rejects_a_pod() {
+    let mut state = ClusterState::default();
+    let of = |scheduler: &str, rejected: bool| {
+        let condition = serde_json::json!({"type": "PodScheduled", "status": "False", "reason": "Unschedulable"});
+        let conditions = if rejected { serde_json::json!([condition]) } else { serde_json::json!([]) };
+        objects::pod(
+            scheduler,
+            &serde_json::json!({"spec": {"schedulerName": scheduler}, "status": {"conditions": conditions}}),
+        )
+    };
+    for (scheduler, rejected, known) in
+        [("default-scheduler", false, true), ("nobody", false, false), ("nobody", true, true)]
+    {
+        state.apply_pod(&of(scheduler, rejected), UnixMillis(1));
+        assert_eq!(state.is_scheduled(&state.pods[&format!("n/{scheduler}")]), known, "{scheduler}");
+    }
+    for number in 0..2 * MAX_SCHEDULERS {
+        state.apply_pod(&of(&number.to_string(), true), UnixMillis(1));
+    }
+    assert_eq!(state.schedulers.len(), MAX_SCHEDULERS);
+}

@@ -3,7 +3,7 @@ use serde_json::Value;
 use super::*;
 use crate::test_support::cloud::FakeCloud;
 use crate::test_support::failures::{World, first_turn, outcome, transcript};
-use crate::test_support::kubernetes::{FakeApi, Fault};
+use crate::test_support::kubernetes::{FakeApi, Fault, Recorded};
 use crate::test_support::objects::{claim, instance, launched, node, node_class};
 
 /// Takes the steps that are due for the claim `c`, one after the other, until none is due or one fails.
@@ -128,6 +128,53 @@ async fn a_node_is_brought_up_under_every_failure() {
       crash before: stopped; again: Register, Initialize, 3 writes, as undisturbed
       crash after: stopped; again: Initialize, 2 writes, as undisturbed
     "#);
+}
+
+#[tokio::test]
+async fn of_two_nodes_with_one_provider_id_none_is_registered() {
+    let world = world(&json!({"status": launched("i-1", &["Launched"])}), Some(&json!({})));
+    world.api.put(&node(
+        "intruder",
+        &json!({"metadata": {"creationTimestamp": now()}, "spec": {"providerID": "aws:///z/i-1"}}),
+    ));
+    assert_eq!(settle(world.context()).await, "ReportDuplicateNodes");
+    let lines: Vec<_> = world.api.writes().iter().map(Recorded::line).collect();
+    assert_eq!(lines, ["PATCH nodeclaims/c/status"], "no node is written");
+    let conditions = world.api.stored("nodeclaims/c").unwrap()["status"]["conditions"].clone();
+    let registered = conditions.as_array().unwrap().iter().find(|one| one["type"] == "Registered").unwrap().clone();
+    assert_eq!((&registered["status"], &registered["reason"]), (&json!("False"), &json!("MultipleNodesFound")));
+    let events = world.api.events();
+    assert!(events.iter().any(|event| event.starts_with("Warning MultipleNodesFound on NodeClaim/c: ")), "{events:?}");
+    world.api.reset();
+    let again = world.context();
+    again.cluster.update(|state| state.delete_node("intruder"));
+    let taken = settle(again).await;
+    assert!(taken.starts_with("Sync, Open, Register"), "it registers once the other Node is gone: {taken}");
+}
+
+#[tokio::test]
+async fn a_registered_node_keeps_its_claim_when_another_has_its_provider_id() {
+    let mut status = launched("i-1", &["Launched", "Registered", "Initialized"]);
+    status["nodeName"] = json!("x");
+    let world = world(&json!({ "status": status }), Some(&json!({})));
+    let older =
+        json!({"metadata": {"creationTimestamp": "2026-01-01T00:00:00Z"}, "spec": {"providerID": "aws:///z/i-1"}});
+    world.api.put(&node("intruder", &older));
+    let ctx = world.context();
+    {
+        let state = ctx.cluster.read();
+        assert_eq!(state.node_of(&state.claims["c"]).unwrap().name_any(), "x");
+    }
+    assert_eq!(settle(ctx).await, "ReportDuplicateNodes");
+    assert!(world.api.writes().is_empty() && world.api.events()[0].contains("intruder"), "{:?}", world.api.events());
+}
+
+#[tokio::test]
+async fn a_node_without_the_unregistered_taint_is_registered_with_an_event() {
+    let world = world(&json!({"status": launched("i-1", &["Launched"])}), Some(&json!({})));
+    assert_eq!(settle(world.context()).await, "Sync, Open, Register, Initialize");
+    let events = world.api.events();
+    assert!(events[0].starts_with("Warning UnregisteredTaintMissing on NodeClaim/c: "), "{events:?}");
 }
 
 /// DEFECT: a condition that another client wrote since the claim was read is lost.

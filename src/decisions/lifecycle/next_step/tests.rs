@@ -32,6 +32,20 @@ fn node(json: Value) -> Node {
 }
 
 #[test]
+fn of_several_nodes_with_one_provider_id_none_is_registered() {
+    let claim = claim(&["Launched"], json!({}));
+    let created = claim.created_at();
+    for step in [Step::Sync, Step::Open, Step::Register, Step::Nothing] {
+        assert_eq!(step_with_duplicates(&claim, step, created), Step::ReportDuplicateNodes);
+    }
+    let late = created + REGISTRATION_TIMEOUT + Duration::from_millis(1);
+    let abandoned = Step::Abandon(DisruptionReason::RegistrationTimeout);
+    assert_eq!(step_with_duplicates(&claim, Step::Sync, late), abandoned);
+    assert_eq!(step_with_duplicates(&claim, Step::Nothing, late), Step::ReportDuplicateNodes, "its node is registered");
+    assert_eq!(step_with_duplicates(&claim, Step::Drain, late), Step::Drain);
+}
+
+#[test]
 fn every_state_of_a_claim_has_one_next_step() {
     let start = UnixMillis::parse_rfc3339("2026-01-01T00:00:00Z").unwrap();
     let none = json!({});
