@@ -19,6 +19,7 @@ use crate::controllers::confirmed_drains::ConfirmedDrains;
 use crate::controllers::derived_state::DerivedState;
 use crate::decisions::demand::may_launch;
 use crate::decisions::placement::mode::PlacementMode;
+use crate::decisions::provisioning::quarantine::Quarantine;
 use crate::decisions::staleness::Removal;
 use crate::model::events::{EventSpec, EventType};
 use crate::model::time::UnixMillis;
@@ -54,17 +55,47 @@ pub struct Context {
     /// Notified when the NodeClaims of a plan have been created: they are launched at once.
     pub claims_created: Notify,
     pub confirmed_drains: ConfirmedDrains,
+    /// Pods that are left out of plans for a while.
+    pub quarantine: Mutex<Quarantine>,
     recorder: Recorder,
-    /// When an event was last emitted, by UID of its object, reason and note.
-    emitted: Mutex<HashMap<(String, String, String), UnixMillis>>,
+    emitted: Mutex<EmittedEvents>,
 }
 
 /// Equal events about one object are emitted at most once in this period.
 const EVENT_REPEAT: Duration = Duration::from_mins(2);
-/// Beyond this number, remembered events older than [`EVENT_REPEAT`] are dropped.
+/// Maximum number of events that are remembered. While so many were emitted in [`EVENT_REPEAT`], no other event is.
 const EVENT_MEMORY: usize = 20_000;
+/// Minimum time between two removals of old events from the memory.
+const EVENT_SWEEP: Duration = Duration::from_secs(5);
 /// Longest note of an event: the API server refuses more than 1,024 characters.
 const EVENT_NOTE_CHARS: usize = 1_000;
+
+/// The events that were emitted lately.
+#[derive(Debug, Default)]
+struct EmittedEvents {
+    /// When an event was last emitted, by UID of its object, reason and note.
+    at: HashMap<(String, String, String), UnixMillis>,
+    /// When old events were last removed.
+    swept: UnixMillis,
+}
+
+impl EmittedEvents {
+    /// Records an event; false when it must not be emitted.
+    fn record(&mut self, key: (String, String, String), now: UnixMillis) -> bool {
+        if self.at.len() >= EVENT_MEMORY && self.swept.is_older_than(EVENT_SWEEP, now) {
+            self.swept = now;
+            self.at.retain(|_, at| !at.is_older_than(EVENT_REPEAT, now));
+        }
+        let known = self.at.get(&key);
+        if known.is_some_and(|at| !at.is_older_than(EVENT_REPEAT, now))
+            || known.is_none() && self.at.len() >= EVENT_MEMORY
+        {
+            return false;
+        }
+        self.at.insert(key, now);
+        true
+    }
+}
 
 impl Context {
     pub fn new(
@@ -78,7 +109,7 @@ impl Context {
     ) -> Self {
         let reporter = Reporter { controller: "stowage".into(), instance: None };
         let recorder = Recorder::new(client.clone(), reporter);
-        let (claims_created, emitted) = (Notify::new(), Mutex::default());
+        let (claims_created, quarantine, emitted) = (Notify::new(), Mutex::default(), Mutex::default());
         let confirmed_drains = ConfirmedDrains::default();
         Self {
             client,
@@ -90,6 +121,7 @@ impl Context {
             metrics,
             claims_created,
             confirmed_drains,
+            quarantine,
             recorder,
             emitted,
         }
@@ -126,13 +158,9 @@ impl Context {
         {
             let mut emitted = lock(&self.emitted);
             let now = clock::now();
-            if emitted.len() > EVENT_MEMORY {
-                emitted.retain(|_, at| !at.is_older_than(EVENT_REPEAT, now));
-            }
-            if emitted.get(&key).is_some_and(|at| !at.is_older_than(EVENT_REPEAT, now)) {
+            if !emitted.record(key, now) {
                 return;
             }
-            emitted.insert(key, now);
         }
         let event = Event {
             type_: match declared.event_type() {
@@ -233,6 +261,11 @@ pub fn is_conflict(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if status.code == 409)
 }
 
+/// Whether the API server, or an admission policy or webhook, rejected the object itself: the same request fails again.
+pub fn is_rejection(error: &kube::Error) -> bool {
+    matches!(error, kube::Error::Api(status) if matches!(status.code, 400 | 403 | 413 | 422))
+}
+
 /// Success when the object of a write no longer exists.
 pub fn ignore_not_found(result: Result<(), kube::Error>) -> Result<(), kube::Error> {
     match result {
@@ -252,5 +285,21 @@ pub fn single_values(claim: &NodeClaim) -> BTreeMap<String, String> {
     out
 }
 
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_memory_of_events_is_bounded() {
+        let (mut emitted, now) = (EmittedEvents::default(), UnixMillis(1_000_000));
+        let key = |number: usize| (number.to_string(), String::new(), String::new());
+        assert!((0..EVENT_MEMORY).all(|number| emitted.record(key(number), now)));
+        assert!(!emitted.record(key(0), now), "repeated");
+        assert!(!emitted.record(key(EVENT_MEMORY), now), "one more");
+        assert_eq!(emitted.at.len(), EVENT_MEMORY);
+        assert!(emitted.record(key(EVENT_MEMORY), now + EVENT_REPEAT));
+        assert_eq!(emitted.at.len(), 1);
+    }
+}
 #[cfg(test)]
 mod write_tests;

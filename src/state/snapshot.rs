@@ -53,6 +53,20 @@ pub struct Snapshot {
     pub column_cache: ColumnCache,
 }
 
+impl Snapshot {
+    /// The same snapshot with only these of its pods, by index, and with its own column table.
+    pub fn of_pods(&self, pods: &[usize], column_cache: &ColumnCache) -> Self {
+        let pods = pods.iter().filter_map(|pod| self.problem.pods.get(*pod)).cloned().collect();
+        Self {
+            problem: Problem { pods, ..self.problem.clone() },
+            node_refs: self.node_refs.clone(),
+            displaced: self.displaced.clone(),
+            taken_at: self.taken_at,
+            column_cache: column_cache.clone(),
+        }
+    }
+}
+
 /// Takes a snapshot. `cache` must have been used with the same [`ClusterState`] only.
 pub fn take(
     state: &ClusterState,

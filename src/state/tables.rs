@@ -245,7 +245,9 @@ impl ClusterState {
         if let Some(first) = names.iter().min_by_key(age).cloned() {
             names.remove(&first);
             self.node_changes.record(&first);
-            names.iter().for_each(|name| self.node_changes.record(name));
+            for name in &names {
+                self.node_changes.record(name);
+            }
             self.node_by_provider_id.insert(id.to_owned(), first);
         }
         if !names.is_empty() {

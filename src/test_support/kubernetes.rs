@@ -317,6 +317,7 @@ impl Inner {
             (&Method::GET, _) if key.name.is_empty() => Ok(self.store.list(&key.resource, &key.namespace)),
             (&Method::GET, _) => self.store.get(key),
             (&Method::POST, "eviction") => self.store.evict(key, &body),
+            (&Method::POST, _) if request.is_dry_run() => Ok(body),
             (&Method::POST, _) => self.store.create(key.clone(), body),
             (&Method::PUT, _) => self.store.replace(key, subresource, body),
             (&Method::DELETE, _) => self.store.delete(key, &body),

@@ -81,6 +81,17 @@ pub fn claim_of(pool: &NodePool, node: &PlannedNode, snapshot: &Snapshot, hold_u
     claim
 }
 
+/// The NodeClaim of a planned node without what its pods contribute: without pods, requests and requirements of their own.
+pub fn claim_without_pods(
+    pool: &NodePool,
+    node: &PlannedNode,
+    snapshot: &Snapshot,
+    hold_until: UnixMillis,
+) -> NodeClaim {
+    let (pods, requests, requirements) = Default::default();
+    claim_of(pool, &PlannedNode { pods, requests, requirements, ..node.clone() }, snapshot, hold_until)
+}
+
 /// The distinct values of a label among a node's choices, in the order of the choices.
 fn values_of(node: &PlannedNode, key: &str) -> Vec<String> {
     let mut values: Vec<String> = Vec::new();

@@ -1,6 +1,10 @@
 //! Provisioning: unschedulable pods become NodeClaims.
 
 pub mod claim_template;
+pub mod dry_run;
+pub mod isolation;
 pub mod plan_writer;
 pub mod pod_events;
 pub mod provisioner;
+pub mod quarantine;
+pub mod rejections;

@@ -11,7 +11,7 @@ use serde_json::json;
 use crate::api::NodeClaim;
 use crate::clock;
 use crate::cloud::launch_group;
-use crate::controllers::context::{Context, ignore_not_found};
+use crate::controllers::context::{Context, ignore_not_found, is_rejection};
 use crate::controllers::node_claim::metrics;
 use crate::controllers::provisioning::claim_template::claim_of;
 use crate::decisions::holds::HOLD_LAUNCH;
@@ -24,6 +24,23 @@ use crate::state::snapshot::Snapshot;
 /// NodeClaims that are created concurrently.
 const CONCURRENCY: usize = 16;
 
+/// The effect of a written plan.
+#[derive(Debug, Default)]
+pub struct Written {
+    /// Pods that have a hold now.
+    pub served: BTreeSet<String>,
+    pub rejected: Vec<Rejection>,
+}
+
+/// A new node whose NodeClaim the API server rejected.
+#[derive(Debug)]
+pub struct Rejection {
+    /// Index into [`Plan::new_nodes`].
+    pub node: usize,
+    /// The API server's message.
+    pub message: String,
+}
+
 /// A plan with its inputs.
 pub struct PlanWriter<'a> {
     pub ctx: &'a Context,
@@ -33,48 +50,42 @@ pub struct PlanWriter<'a> {
 }
 
 impl PlanWriter<'_> {
-    /// Writes the plan. Returns the pods that have a hold now. `first_seen` is when each pod was first observed to need a node.
-    pub async fn write(&self, first_seen: &BTreeMap<String, UnixMillis>) -> BTreeSet<String> {
-        if let Err(error) = self.withdraw_stale_plans().await {
-            tracing::warn!(%error, "failed to withdraw stale plans, the pods will be planned again");
-            return BTreeSet::new();
-        }
+    /// Writes the plan. `first_seen` is when each pod was first observed to need a node. A write that fails affects its own pods only.
+    pub async fn write(&self, first_seen: &BTreeMap<String, UnixMillis>) -> Written {
+        self.withdraw_stale_plans().await;
         let hold_until = clock::now() + HOLD_LAUNCH;
-        let mut served = self.create_claims(hold_until, first_seen).await;
+        let mut written = self.create_claims(hold_until, first_seen).await;
         for placement in &self.plan.placements {
             if let Some(claim) = &self.snapshot.node_refs[placement.node].claim {
-                served.extend(self.extend_plan(claim, placement, hold_until).await);
+                written.served.extend(self.extend_plan(claim, placement, hold_until).await);
             }
         }
-        served
+        written
     }
 
     /// Removes the pods of this plan from the NodeClaims that they were planned on before, whose holds expired or whose nodes are
-    /// leaving: a pod is in the plan of one claim at a time.
-    async fn withdraw_stale_plans(&self) -> Result<(), kube::Error> {
+    /// leaving. Where that fails the pod is in the plans of two claims; only one of them holds room for it.
+    async fn withdraw_stale_plans(&self) {
         let planned: BTreeSet<&str> = self.snapshot.problem.pods.iter().map(|pod| &*pod.key).collect();
         let stale = without_pods(&self.ctx.cluster.read(), &planned);
         for (claim, plan) in stale {
             let patch = json!({"metadata": {"annotations": plan.annotations()}});
-            ignore_not_found(self.ctx.patch_claim(&claim, &patch).await)?;
+            if let Err(error) = ignore_not_found(self.ctx.patch_claim(&claim, &patch).await) {
+                tracing::warn!(claim, %error, "failed to withdraw stale plan from node claim");
+            }
         }
-        Ok(())
     }
 
-    /// Creates the NodeClaims of the new nodes. Returns the pods that are planned on them.
-    async fn create_claims(
-        &self,
-        hold_until: UnixMillis,
-        first_seen: &BTreeMap<String, UnixMillis>,
-    ) -> BTreeSet<String> {
+    /// Creates the NodeClaims of the new nodes.
+    async fn create_claims(&self, hold_until: UnixMillis, first_seen: &BTreeMap<String, UnixMillis>) -> Written {
         let (ctx, problem) = (self.ctx, &self.snapshot.problem);
         let (mut nodes, mut claims) = (Vec::new(), Vec::new());
-        for node in &self.plan.new_nodes {
+        for (index, node) in self.plan.new_nodes.iter().enumerate() {
             let name = &problem.pools[node.pool].name;
             let Some(ready) = self.pools.iter().find(|ready| *ready.pool.name_any() == **name) else {
                 continue;
             };
-            nodes.push(node);
+            nodes.push((index, node));
             claims.push(claim_of(&ready.pool, node, self.snapshot, hold_until));
         }
         launch_group::mark(&mut claims, hold_until);
@@ -85,9 +96,9 @@ impl PlanWriter<'_> {
         });
         let creations: Vec<_> = creations.collect();
         let (started, total) = (Instant::now(), creations.len());
-        let mut served = BTreeSet::new();
+        let mut written = Written::default();
         let mut results = stream::iter(creations).buffer_unordered(CONCURRENCY);
-        while let Some((node, result)) = results.next().await {
+        while let Some(((index, node), result)) = results.next().await {
             match result {
                 Ok(claim) => {
                     metrics::count_created(ctx, &claim);
@@ -96,9 +107,12 @@ impl PlanWriter<'_> {
                             let delay = clock::now().saturating_since(*seen);
                             ctx.metrics.detect_to_claim_seconds.observe(delay.as_secs_f64());
                         }
-                        served.insert(key.to_string());
+                        written.served.insert(key.to_string());
                     }
                     ctx.cluster.update(|state| state.apply_claim(claim));
+                }
+                Err(error) if is_rejection(&error) => {
+                    written.rejected.push(Rejection { node: index, message: error.to_string() });
                 }
                 Err(error) => tracing::warn!(%error, "failed to create node claim, its pods will be planned again"),
             }
@@ -111,7 +125,7 @@ impl PlanWriter<'_> {
                 "node claims written"
             );
         }
-        served
+        written
     }
 
     /// Adds the pods planned on an existing node to the plan of its NodeClaim. Returns the added pods.

@@ -5,16 +5,18 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::ObjectReference;
 
+use crate::clock;
 use crate::controllers::context::{Context, pod_reference};
+use crate::decisions::provisioning::unschedulable::UnschedulablePods;
 use crate::model::events;
-use crate::planner::output::plan::Plan;
+use crate::planner::output::plan::{Plan, Unschedulable};
 use crate::state::snapshot::Snapshot;
 use crate::state::{ClusterState, PodRecord};
 use crate::sync::heartbeat;
 
 /// How often invalid pods are reported.
 const INVALID_PERIOD: Duration = Duration::from_secs(10);
-/// Maximum number of pods without a node that one plan emits events for.
+/// Maximum number of invalid pods that are reported at a time.
 const MAX_EVENTS: usize = 200;
 /// Maximum number of planned pods that one plan emits events for: the NodeClaims name all of them.
 const MAX_NOMINATED_EVENTS: usize = 10;
@@ -43,15 +45,27 @@ fn invalid(state: &ClusterState) -> Vec<(ObjectReference, String)> {
 }
 
 /// Emits the events of a plan in the background. `no_pools` says that no NodePool is ready.
-pub fn emit_plan_events(ctx: &Arc<Context>, snapshot: &Snapshot, plan: &Plan, no_pools: bool) {
+pub fn emit_plan_events(
+    ctx: &Arc<Context>,
+    unschedulable: &mut UnschedulablePods,
+    snapshot: &Snapshot,
+    plan: &Plan,
+    no_pools: bool,
+) {
     let key_of = |pod: usize| &snapshot.problem.pods[pod].key;
-    let mut notes = Vec::new();
-    for failed in &plan.unschedulable {
-        let reason = if no_pools { "no NodePool is ready; see their conditions" } else { &failed.reason };
-        tracing::info!(pod = &**key_of(failed.pod), reason, "no node for pod");
-        notes.push((failed.pod, events::FAILED_SCHEDULING, format!("no node can be bought for it: {reason}")));
+    let reason = |failed| reason_of(failed, no_pools);
+    let failed: Vec<_> =
+        plan.unschedulable.iter().map(|failed| (&snapshot.problem.pods[failed.pod], reason(failed))).collect();
+    let report = unschedulable.report(&failed, clock::now());
+    for (reason, pods) in &report.reasons {
+        tracing::info!(pods, reason, other_reasons = report.other_reasons, "no node for pods");
     }
-    notes.truncate(MAX_EVENTS);
+    let mut notes = Vec::new();
+    for index in report.pods {
+        let (failed, reason) = (plan.unschedulable[index].pod, failed[index].1);
+        tracing::debug!(pod = &**key_of(failed), reason, "no node for pod");
+        notes.push((failed, events::FAILED_SCHEDULING, format!("no node can be bought for it: {reason}")));
+    }
     let planned = plan.new_nodes.iter().filter_map(|node| Some((node, node.choices.first()?)));
     let planned = planned.flat_map(|(node, choice)| node.pods.iter().map(move |pod| (*pod, choice)));
     for (pod, choice) in planned.take(MAX_NOMINATED_EVENTS) {
@@ -71,6 +85,10 @@ pub fn emit_plan_events(ctx: &Arc<Context>, snapshot: &Snapshot, plan: &Plan, no
             ctx.emit(pod, event.note(&note)).await;
         }
     });
+}
+
+fn reason_of(failed: &Unschedulable, no_pools: bool) -> &str {
+    if no_pools { "no NodePool is ready; see their conditions" } else { &failed.reason }
 }
 
 #[cfg(test)]

@@ -6,32 +6,43 @@ use std::time::{Duration, Instant};
 
 use crate::clock;
 use crate::controllers::context::Context;
+use crate::controllers::provisioning::isolation;
+use crate::controllers::provisioning::isolation::{MAX_TRIALS, Planned, Planner, isolate, take_snapshot};
 use crate::controllers::provisioning::plan_writer::PlanWriter;
 use crate::controllers::provisioning::pod_events::emit_plan_events;
+use crate::controllers::provisioning::quarantine::quarantine;
+use crate::controllers::provisioning::rejections::{Rejected, serve_rejected};
 use crate::controllers::run_loop::{Pace, RunLoop};
 use crate::decisions::provisioning::batch_window::closes_at;
 use crate::decisions::provisioning::pod_queue::PodQueue;
+use crate::decisions::provisioning::quarantine::Cause;
+use crate::decisions::provisioning::unschedulable::UnschedulablePods;
 use crate::planner::output::plan::Plan;
 use crate::planner::plan;
-use crate::state::snapshot::{Snapshot, SnapshotRequest};
+use crate::state::snapshot::Snapshot;
+use crate::sync::lock;
 
 const PACE: Pace = Pace { debounce: Duration::from_millis(20), resync: Duration::from_secs(1) };
 
 /// Runs until the process ends.
 pub async fn run(ctx: Arc<Context>) {
     let mut run_loop = RunLoop::new(&ctx.cluster, PACE);
-    let mut queue = PodQueue::default();
+    let (mut queue, mut unschedulable) = (PodQueue::default(), UnschedulablePods::default());
     loop {
         let now = clock::now();
         let window = {
             let state = ctx.cluster.read();
-            queue.observe(&state, &ctx.derived.holds(&state, now), now)
+            queue.observe(&state, &ctx.derived.holds(&state, now), &mut lock(&ctx.quarantine), now)
         };
+        for cause in Cause::ALL {
+            let pods = i64::try_from(queue.quarantined(cause)).unwrap_or(i64::MAX);
+            ctx.metrics.pods_quarantined.with_label_values(&[cause.as_str()]).set(pods);
+        }
         match window {
             Some(window) => {
                 let due = closes_at(&window, ctx.settings.batch_idle, ctx.settings.batch_max);
                 if due <= now {
-                    provision(&ctx, &mut queue).await;
+                    provision(&ctx, &mut queue, &mut unschedulable, plan).await;
                 } else {
                     run_loop.next_within(due.saturating_since(now)).await;
                 }
@@ -41,40 +52,52 @@ pub async fn run(ctx: Arc<Context>) {
     }
 }
 
-async fn provision(ctx: &Arc<Context>, queue: &mut PodQueue) {
+/// Plans the pods that wait, and writes the plan. Pods that make the planner panic, or the API server reject a NodeClaim, are left out for
+/// a while, and the others are planned in the same pass.
+async fn provision(ctx: &Arc<Context>, queue: &mut PodQueue, unschedulable: &mut UnschedulablePods, planner: Planner) {
     let pools = ctx.ready_pools();
-    let snapshot = {
-        let (settings, without) = (&ctx.settings.plan, BTreeSet::new());
-        let request = SnapshotRequest { pools: &pools, settings, without: &without, now: clock::now() };
-        ctx.derived.snapshot(&ctx.cluster.read(), request)
-    };
-    let planned = tokio::task::spawn_blocking(move || {
-        let started = Instant::now();
-        let plan = plan(&snapshot.problem, &snapshot.column_cache);
-        (snapshot, plan, started.elapsed())
-    })
-    .await;
-    let (snapshot, plan, took) = match planned {
-        Ok(planned) => planned,
-        Err(error) => {
-            // A panic in the planner is a defect, but must not end the service: the pods are planned again later.
-            tracing::error!(%error, "planner panicked");
-            ctx.metrics.plans_failed.inc();
-            queue.fail_all(clock::now());
-            return;
-        }
-    };
-    ctx.metrics.plan_seconds.observe(took.as_secs_f64());
-    log_plan(&snapshot, &plan, took);
-    let writer = PlanWriter { ctx, pools: &pools, snapshot: &snapshot, plan: &plan };
-    let served = writer.write(queue.first_seen()).await;
+    let snapshot = Arc::new(take_snapshot(ctx, &pools));
+    let mut trials_left = MAX_TRIALS;
+    let started = Instant::now();
+    let planned = plan_passing(ctx, planner, &snapshot, &mut trials_left).await;
+    let mut served = BTreeSet::new();
+    if let Some(Planned { snapshot, plan }) = &planned {
+        let took = started.elapsed();
+        ctx.metrics.plan_seconds.observe(took.as_secs_f64());
+        log_plan(snapshot, plan, took);
+        let writer = PlanWriter { ctx, pools: &pools, snapshot, plan };
+        let mut written = writer.write(queue.first_seen()).await;
+        served.append(&mut written.served);
+        let rejected = Rejected { snapshot, plan, rejections: &written.rejected };
+        served.extend(serve_rejected(ctx, planner, &pools, rejected, &mut trials_left, queue.first_seen()).await);
+    }
     let now = clock::now();
     for pod in &snapshot.problem.pods {
-        if !served.contains(&*pod.key) {
+        if served.contains(&*pod.key) {
+            lock(&ctx.quarantine).release(&pod.class);
+        } else {
             queue.fail(&pod.key, now);
         }
     }
-    emit_plan_events(ctx, &snapshot, &plan, pools.is_empty());
+    if let Some(Planned { snapshot, plan }) = &planned {
+        emit_plan_events(ctx, unschedulable, snapshot, plan, pools.is_empty());
+    }
+}
+
+/// Plans all pods but those that the planner panics over, which are quarantined. `None` when it panics whatever it plans.
+async fn plan_passing(
+    ctx: &Arc<Context>,
+    planner: Planner,
+    snapshot: &Arc<Snapshot>,
+    trials_left: &mut usize,
+) -> Option<Planned> {
+    if let Some(plan) = isolation::plan(planner, snapshot).await {
+        return Some(Planned { snapshot: Arc::clone(snapshot), plan });
+    }
+    ctx.metrics.plans_failed.inc();
+    let isolated = isolate(ctx, planner, snapshot, trials_left, None).await.unwrap_or_default();
+    quarantine(ctx, &isolated.culprits, Cause::PlannerPanic, "the planner panics over it, which is a defect");
+    isolated.rest
 }
 
 fn log_plan(snapshot: &Snapshot, plan: &Plan, took: Duration) {
@@ -109,5 +132,7 @@ fn log_plan(snapshot: &Snapshot, plan: &Plan, took: Duration) {
     }
 }
 
+#[cfg(test)]
+mod tests;
 #[cfg(test)]
 mod write_tests;

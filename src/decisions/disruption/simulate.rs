@@ -6,6 +6,7 @@ use kube::ResourceExt;
 
 use crate::decisions::snapshot::snapshot;
 use crate::model::offering::CapacityType;
+use crate::model::pod_class::PodClass;
 use crate::planner::plan;
 use crate::state::instance_types::{InstanceTypes, offering_of};
 use crate::state::plan_record::Holds;
@@ -59,6 +60,12 @@ impl Removal {
             snapshot: snapshot(state, holds, cache, request),
             moving,
         }
+    }
+
+    /// Leaves out pods that do not move: those that plans fail over.
+    pub fn leave_out(&mut self, is_left_out: impl Fn(&PodClass) -> bool) {
+        let Self { snapshot, moving, .. } = self;
+        snapshot.problem.pods.retain(|pod| moving.contains(&*pod.key) || !is_left_out(&pod.class));
     }
 
     /// Plans. Takes as long as the planner does.

@@ -31,7 +31,12 @@ impl Recorded {
 
     /// Whether it writes an object other than an event.
     pub fn is_write(&self) -> bool {
-        self.method != Method::GET && self.key.resource != "events"
+        self.method != Method::GET && self.key.resource != "events" && !self.is_dry_run()
+    }
+
+    /// Whether it has no effect by request.
+    pub fn is_dry_run(&self) -> bool {
+        self.query.get("dryRun").is_some_and(|value| value == "All")
     }
 }
 

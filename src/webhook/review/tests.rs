@@ -139,7 +139,7 @@ fn only_created_pods_that_a_scheduler_places_are_changed() {
         &|request| request["namespace"] = json!("kube-node-lease"),
         &|request| request["object"]["metadata"]["labels"] = json!({"stowage.dev/webhook": "ignore"}),
         &|request| {
-            request["object"]["metadata"]["ownerReferences"] = json!([{"kind": "DaemonSet", "controller": true}])
+            request["object"]["metadata"]["ownerReferences"] = json!([{"kind": "DaemonSet", "controller": true}]);
         },
         &|request| request["object"]["metadata"]["ownerReferences"] = json!([{"kind": "Node", "controller": true}]),
         &|request| request["object"]["spec"]["nodeName"] = json!("n1"),

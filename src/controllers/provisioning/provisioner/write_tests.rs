@@ -4,13 +4,14 @@ use serde_json::json;
 
 use super::*;
 use crate::model::labels;
+use crate::state::snapshot::SnapshotRequest;
 use crate::test_support::cloud::FakeCloud;
 use crate::test_support::failures::{World, transcript};
 use crate::test_support::kubernetes::FakeApi;
 use crate::test_support::objects::{catalog, claim, launched, node, node_class, node_pool, pod};
 
 /// A ready pool and its class.
-fn world() -> World {
+pub(super) fn world() -> World {
     let api = FakeApi::default();
     let ready = json!({"conditions": [{"type": "Ready", "status": "True", "reason": "Ready", "message": "",
         "lastTransitionTime": "2026-01-01T00:00:00Z"}]});
@@ -20,7 +21,7 @@ fn world() -> World {
 }
 
 /// A pod of this size that the scheduler could not place.
-fn pending(world: &World, name: &str, cpu: &str) {
+pub(super) fn pending(world: &World, name: &str, cpu: &str) {
     let unschedulable = json!({"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "m"});
     let container = json!({"name": "c", "image": "i", "resources": {"requests": {"cpu": cpu}}});
     world.api.put(&pod(name, &json!({"spec": {"containers": [container]}, "status": {"conditions": [unschedulable]}})));
@@ -34,7 +35,7 @@ async fn planned(ctx: Arc<Context>) -> String {
     let snapshot = ctx.derived.snapshot(&ctx.cluster.read(), request);
     let plan = plan(&snapshot.problem, &snapshot.column_cache);
     let writer = PlanWriter { ctx: &ctx, pools: &pools, snapshot: &snapshot, plan: &plan };
-    let served = writer.write(&BTreeMap::new()).await;
+    let served = writer.write(&BTreeMap::new()).await.served;
     format!("{} pods, held for {served:?}", snapshot.problem.pods.len())
 }
 
@@ -98,13 +99,12 @@ async fn a_pod_moves_from_one_claims_plan_to_another_under_every_failure() {
       changes nodeclaims/new (metadata.annotations), nodeclaims/old (metadata.annotations)
     again: 0 pods, held for {}, no write, as undisturbed
     PATCH nodeclaims/old
-      written by another: 1 pods, held for {"n/a"}; again: 0 pods, held for {}, no write, as undisturbed
-      409 | 422: 1 pods, held for {}; again: 1 pods, held for {"n/a"}, 2 writes, as undisturbed
+      written by another | lost answer: 1 pods, held for {"n/a"}; again: 0 pods, held for {}, no write, as undisturbed
+      409 | 422: 1 pods, held for {"n/a"}; again: 0 pods, held for {}, no write, differs: nodeclaims/old (metadata.annotations)
       404: 1 pods, held for {"n/a"}; again: 0 pods, held for {}, no write, differs: -nodeclaims/old
       429, Retry-After 2 s, once: 1 pods, held for {"n/a"}, sent 2 times in 2 s; again: 0 pods, held for {}, no write, as undisturbed
-      504: 1 pods, held for {}, sent 16 times; again: 1 pods, held for {"n/a"}, 2 writes, as undisturbed
+      504: 1 pods, held for {"n/a"}, sent 16 times; again: 0 pods, held for {}, no write, differs: nodeclaims/old (metadata.annotations)
       no answer: waits forever; again: 1 pods, held for {"n/a"}, 2 writes, as undisturbed
-      lost answer: 1 pods, held for {}; again: 1 pods, held for {"n/a"}, 1 write, as undisturbed
       crash before: stopped; again: 1 pods, held for {"n/a"}, 2 writes, as undisturbed
       crash after: stopped; again: 1 pods, held for {"n/a"}, 1 write, as undisturbed
     PATCH nodeclaims/new

@@ -14,7 +14,7 @@ fn a_class_is_left_out_for_longer_with_each_failure_up_to_five_minutes() {
         let wait = quarantine.add(&poison, Cause::PlannerPanic, now).unwrap();
         assert_eq!(wait, Duration::from_secs(seconds));
         assert_eq!(quarantine.cause(&poison, now + wait - Duration::from_millis(1)), Some(Cause::PlannerPanic));
-        now = now + wait;
+        now += wait;
         assert_eq!(quarantine.cause(&poison, now), None, "it is planned again");
         assert!(quarantine.has_failed(&poison));
     }

@@ -1,0 +1,149 @@
+//! Plans with pods that the planner panics over, or that the API server rejects NodeClaims for.
+
+use serde_json::{Value, json};
+
+use super::write_tests::{pending, world};
+use super::*;
+use crate::cloud::Cloud;
+use crate::decisions::placement::mode::PlacementMode;
+use crate::model::labels;
+use crate::planner::columns::table::ColumnCache;
+use crate::planner::input::problem::Problem;
+use crate::state::plan_record::PlanRecord;
+use crate::test_support::failures::World;
+use crate::test_support::kubernetes::Fault;
+use crate::test_support::kubernetes::store::Refusal;
+use crate::test_support::objects::{claim, launched, node_pool, pod};
+
+/// A pending pod of a namespace that selects nodes by the label `team`, which the NodePool leaves open.
+fn pending_of(world: &World, namespace: &str, name: &str, team: &str) {
+    let unschedulable = json!({"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "m"});
+    let container = json!({"name": "c", "image": "i", "resources": {"requests": {"cpu": "100m"}}});
+    let meta = json!({"namespace": namespace, "uid": format!("uid-{namespace}-{name}")});
+    let spec = json!({"containers": [container], "nodeSelector": if team.is_empty() { json!({}) } else { json!({"team": team}) }});
+    world.api.put(&pod(name, &json!({"metadata": meta, "spec": spec, "status": {"conditions": [unschedulable]}})));
+}
+
+/// [`world`] with a NodePool that leaves the label `team` open.
+fn open_world() -> World {
+    let world = world();
+    let ready = json!({"conditions": crate::test_support::objects::conditions_true(&["Ready"])});
+    let open = json!([{"key": "team", "operator": "Exists"}]);
+    let spec = json!({"template": {"spec": {"requirements": open}}});
+    world.api.put(&node_pool("p", &json!({"spec": spec, "status": ready})));
+    world
+}
+
+/// The pods that NodeClaims are planned for, and the pods that are left out of plans.
+async fn provisioned(world: &World, planner: Planner, passes: usize) -> (BTreeSet<String>, [usize; 2], Arc<Context>) {
+    let ctx = world.api.context(Arc::clone(&world.cloud) as Arc<dyn Cloud>, PlacementMode::Nominate);
+    let mut queue = PodQueue::default();
+    for _ in 0..passes {
+        provision(&ctx, &mut queue, &mut UnschedulablePods::default(), planner).await;
+    }
+    for _ in 0..500 {
+        tokio::task::yield_now().await;
+    }
+    let now = clock::now();
+    let state = ctx.cluster.read();
+    let planned = state.claims.values().flat_map(|claim| PlanRecord::of(claim).pods).collect();
+    queue.observe(&state, &ctx.derived.holds(&state, now), &mut lock(&ctx.quarantine), now);
+    drop(state);
+    (planned, Cause::ALL.map(|cause| queue.quarantined(cause)), ctx)
+}
+
+fn keys(keys: &[&str]) -> BTreeSet<String> {
+    keys.iter().map(|key| (*key).to_owned()).collect()
+}
+
+fn panics_over_poison(problem: &Problem, cache: &ColumnCache) -> Plan {
+    assert!(!problem.pods.iter().any(|pod| pod.key.contains("poison")), "a defect");
+    plan(problem, cache)
+}
+
+#[tokio::test]
+async fn a_pod_that_the_planner_panics_over_is_left_out_and_the_others_are_planned() {
+    let world = world();
+    for tenant in ["a", "b", "c", "d", "e"] {
+        pending_of(&world, tenant, "web", "");
+    }
+    pending_of(&world, "c", "poison", "");
+    pending(&world, "large", "1500m");
+    let (planned, quarantined, ctx) = provisioned(&world, panics_over_poison, 2).await;
+    assert_eq!(planned.len(), 4 + 1, "{planned:?}");
+    assert!(!planned.iter().any(|pod| pod.starts_with("c/")), "pods of one class are one unit");
+    assert_eq!((quarantined, ctx.metrics.plans_failed.get()), ([2, 0], 1));
+    let events = world.api.events();
+    let about =
+        |name: &str| events.iter().any(|event| event.starts_with(&format!("Warning Quarantined on Pod/{name}: ")));
+    assert!(about("poison") && !about("large"), "{events:?}");
+}
+
+#[tokio::test]
+async fn a_planner_that_panics_over_everything_quarantines_no_pod() {
+    fn panics(_: &Problem, _: &ColumnCache) -> Plan {
+        panic!("a defect");
+    }
+    let world = world();
+    pending_of(&world, "a", "web", "");
+    pending_of(&world, "b", "web", "");
+    let (planned, quarantined, ctx) = provisioned(&world, panics, 1).await;
+    assert_eq!((planned.len(), quarantined, ctx.metrics.plans_failed.get()), (0, [0, 0], 1));
+}
+
+#[tokio::test]
+async fn a_pod_whose_node_claim_is_rejected_is_left_out_and_its_neighbors_are_planned_in_the_same_pass() {
+    let world = open_world();
+    pending_of(&world, "attacker", "poison", "bad");
+    for tenant in ["a", "b", "c"] {
+        pending_of(&world, tenant, "web", "");
+    }
+    pending_of(&world, "d", "web", "good");
+    world.api.inject(Fault::Refused(Refusal::invalid("no team bad")), usize::MAX, |request| {
+        request.body["spec"]["requirements"].to_string().contains("\"bad\"")
+    });
+    let (planned, quarantined, ctx) = provisioned(&world, plan, 1).await;
+    assert_eq!(planned, keys(&["a/web", "b/web", "c/web", "d/web"]));
+    assert_eq!(quarantined, [0, 1]);
+    assert_eq!(ctx.metrics.claims_rejected.with_label_values(&["p"]).get(), 1);
+    let events = world.api.events();
+    assert!(
+        events.iter().any(|event| event.starts_with("Warning Quarantined on Pod/poison: left out of plans for 30 s: ")
+            && event.contains("no team bad")),
+        "{events:?}"
+    );
+    let requests = world.api.lines().len();
+    let mut queue = PodQueue::default();
+    provision(&ctx, &mut queue, &mut UnschedulablePods::default(), plan).await;
+    assert_eq!(world.api.lines().len(), requests, "nothing is written for it before its time is over");
+}
+
+#[tokio::test]
+async fn a_node_pool_whose_node_claims_are_all_rejected_quarantines_no_pod() {
+    let world = world();
+    pending(&world, "a", "1500m");
+    pending(&world, "b", "500m");
+    world.api.inject_on("POST nodeclaims", Fault::Refused(Refusal::invalid("no node claims on Fridays")));
+    let (planned, quarantined, _) = provisioned(&world, plan, 1).await;
+    assert_eq!((planned.len(), quarantined), (0, [0, 0]));
+    let events = world.api.events();
+    let expected = "Warning NodeClaimRejected on NodePool/p: ";
+    assert!(events.iter().any(|event| event.starts_with(expected) && event.contains("Fridays")), "{events:?}");
+}
+
+/// The claim `old` names the pod `a`, and the API server refuses to change it.
+#[tokio::test]
+async fn a_node_claim_that_can_not_be_changed_delays_no_pod() {
+    let world = world();
+    pending(&world, "a", "500m");
+    pending(&world, "b", "500m");
+    let plan_of_old = json!({(labels::PLANNED_PODS): "[\"n/a\"]", (labels::HOLD_UNTIL): "1970-01-01T00:00:01Z"});
+    let meta: Value = json!({"annotations": plan_of_old, "labels": {(labels::NODE_POOL): "p"},
+        "deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": [labels::TERMINATION_FINALIZER]});
+    world.api.put(&claim("old", &json!({"metadata": meta, "status": launched("i-1", &["Launched"])})));
+    world.api.inject_on("PATCH nodeclaims/old", Fault::Refused(Refusal::invalid("frozen")));
+    let (_, _, ctx) = provisioned(&world, plan, 1).await;
+    let state = ctx.cluster.read();
+    let holds = ctx.derived.holds(&state, clock::now());
+    assert_eq!(holds.by_pod.len(), 2, "{holds:?}");
+}
