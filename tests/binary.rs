@@ -3,8 +3,12 @@
 // A failed step of a test is a failed test.
 #![allow(clippy::unwrap_used)]
 
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpListener;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
+use std::sync::mpsc;
+use std::time::Duration;
 
 use serde_json::{Value, json};
 
@@ -255,6 +259,65 @@ fn the_service_without_a_cluster_names_the_missing_setting() {
             text(&done.stderr)
         );
     }
+}
+
+/// The first lines of requests that a listener receives; each is answered with this status.
+fn requests(listener: TcpListener, status: &'static str) -> mpsc::Receiver<String> {
+    let (sender, receiver) = mpsc::channel();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = BufReader::new(stream.unwrap());
+            let mut lines = Vec::new();
+            let mut line = String::new();
+            while stream.read_line(&mut line).is_ok_and(|read| read > 2) {
+                lines.push(std::mem::take(&mut line).trim_end().to_owned());
+            }
+            let head = format!("HTTP/1.1 {status}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n");
+            let _ = stream.get_mut().write_all(head.as_bytes());
+            if sender.send(lines.first().cloned().unwrap_or_default()).is_err() {
+                return;
+            }
+        }
+    });
+    receiver
+}
+
+#[test]
+fn aws_is_called_through_the_proxy_of_the_environment_and_the_api_server_directly() {
+    let listeners = [(), ()].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
+    let [proxy, server] = listeners.each_ref().map(|listener| format!("http://{}", listener.local_addr().unwrap()));
+    let [to_proxy, to_server] = listeners;
+    let (proxied, direct) = (requests(to_proxy, "502 Bad Gateway"), requests(to_server, "403 Forbidden"));
+    let folder = tempfile::tempdir().unwrap();
+    let kubeconfig = folder.path().join("kubeconfig");
+    let access = json!({"apiVersion": "v1", "kind": "Config", "current-context": "c",
+        "clusters": [{"name": "c", "cluster": {"server": server}}], "users": [{"name": "u", "user": {}}],
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}]});
+    std::fs::write(&kubeconfig, access.to_string()).unwrap();
+    let class = folder.path().join("class.yaml");
+    let meta = json!({"name": "default"});
+    let spec = json!({"role": "r", "amiSelectorTerms": [{"alias": "al2023@latest"}],
+        "subnetSelectorTerms": [{"id": "subnet-1"}], "securityGroupSelectorTerms": [{"id": "sg-1"}]});
+    let object = json!({"apiVersion": "karpenter.k8s.aws/v1", "kind": "EC2NodeClass", "metadata": meta, "spec": spec});
+    std::fs::write(&class, object.to_string()).unwrap();
+    let preflight = |files: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_stowage"));
+        command.args(["preflight", "--cluster-name", "c"]).args(files);
+        command.env("KUBECONFIG", &kubeconfig).env("HTTPS_PROXY", &proxy).env("AWS_REGION", "us-east-1");
+        command.env("AWS_ACCESS_KEY_ID", "id").env("AWS_SECRET_ACCESS_KEY", "secret");
+        command.env_remove("NO_PROXY").env_remove("no_proxy").env_remove("AWS_ENDPOINT_URL");
+        command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
+    };
+    let limit = Duration::from_secs(60);
+    let mut of_cluster = preflight(&[]);
+    let listed = direct.recv_timeout(limit).expect("a call of the API server");
+    assert!(listed.starts_with("GET /apis/karpenter.k8s.aws/v1/ec2nodeclasses"), "{listed}");
+    of_cluster.wait().unwrap();
+    let mut of_file = preflight(&["--file", &class.display().to_string()]);
+    let tunnel = proxied.recv_timeout(limit).expect("a call of AWS");
+    of_file.kill().unwrap();
+    of_file.wait().unwrap();
+    assert!(tunnel.starts_with("CONNECT ") && tunnel.contains(".us-east-1.amazonaws.com:443 "), "{tunnel}");
 }
 
 /// Text of the fenced blocks of a page that begin with `start`, without the fences and that line.

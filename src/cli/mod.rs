@@ -2,6 +2,7 @@
 
 pub mod args;
 pub mod aws;
+mod cluster;
 pub mod controller;
 pub mod manifests;
 pub mod output;

@@ -12,6 +12,7 @@ use kube::{Api, ResourceExt};
 
 use crate::api::{Ec2NodeClass, NodePool};
 use crate::cli::aws::AwsArgs;
+use crate::cli::cluster;
 use crate::cli::manifests::Input;
 use crate::cloud::ec2::Clients;
 use crate::cloud::ec2::aws::client::ClientOverrides;
@@ -73,7 +74,7 @@ async fn check(args: &PreflightArgs, out: &mut dyn Write) -> anyhow::Result<u8> 
     let options = args.aws.options(&args.cluster_name)?;
     let (classes, pools) = manifests(&args.files)?;
     let (kube, classes, pools, origin) = if args.files.is_empty() {
-        let config = kube::Config::infer()
+        let config = cluster::config()
             .await
             .context("no manifests and no access to a cluster: select manifests with --file, or set KUBECONFIG")?;
         let client = kube::Client::try_from(config).context("creating a Kubernetes client")?;
@@ -86,7 +87,7 @@ async fn check(args: &PreflightArgs, out: &mut dyn Write) -> anyhow::Result<u8> 
         (Some(client), listed.items, pools.map(|pools| pools.items).unwrap_or_default(), ClassSource::Cluster)
     } else {
         // Used only for facts that neither the settings nor EKS provide.
-        let config = kube::Config::infer().await.ok();
+        let config = cluster::config().await.ok();
         (config.and_then(|config| kube::Client::try_from(config).ok()), classes, pools, ClassSource::Files)
     };
     let overrides = ClientOverrides { region: args.region.clone(), role: args.role.clone(), attempts: Some(ATTEMPTS) };

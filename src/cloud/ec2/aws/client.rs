@@ -1,7 +1,7 @@
 //! The AWS clients, configured from the SDK's environment: `AWS_REGION`, `AWS_ENDPOINT_URL` (also per service), profiles, and the
 //! credential chain with IRSA and EKS Pod Identity.
 //!
-//! TLS is rustls with ring. A call is attempted at most ten times, with jittered backoff up to 30 s, and every attempt passes the
+//! HTTP proxies of the environment are [honored](crate::cloud::ec2::aws::http_client). A call is attempted at most ten times, with jittered backoff up to 30 s, and every attempt passes the
 //! [rate limit](crate::cloud::ec2::aws::rate_limited_http).
 
 use std::collections::BTreeMap;
@@ -15,18 +15,21 @@ use aws_config::timeout::{TimeoutConfig, TimeoutConfigBuilder};
 use aws_config::{AppName, BehaviorVersion, Region, SdkConfig};
 use aws_sdk_ec2::config::SharedCredentialsProvider;
 use aws_sdk_ec2::config::retry::{RetryPartition, TokenBucket};
-use aws_smithy_http_client::tls;
+use aws_smithy_http_client::proxy::ProxyConfig;
 use aws_smithy_runtime_api::client::interceptors::context::InterceptorContext;
 use aws_smithy_runtime_api::client::orchestrator::OrchestratorError;
 use aws_smithy_runtime_api::client::result::ConnectorError;
 use aws_smithy_runtime_api::client::retries::classifiers::{ClassifyRetry, RetryAction};
 
+use crate::cloud::ec2::aws::http_client;
 use crate::cloud::ec2::aws::rate_limited_http::{CallGate, rate_limited};
 use crate::model::launch_timing::LAUNCH_CALL_TIMEOUT;
 use crate::telemetry::cloud::CloudMetrics;
 
 /// Attempts per call, including the first.
 pub(crate) const ATTEMPTS: u32 = 10;
+/// Attempts per IAM call: IAM may be out of reach of a VPC for good, and a node class waits for it.
+const IAM_ATTEMPTS: u32 = 3;
 /// Session name for assumed roles.
 const SESSION: &str = "stowage";
 /// Mean of the first backoff; doubles up to [`MAX_BACKOFF`].
@@ -103,9 +106,7 @@ impl Clients {
     pub async fn connect(overrides: ClientOverrides) -> Result<Self, ConnectError> {
         let name = format!("stowage-{}", env!("CARGO_PKG_VERSION"));
         let app = AppName::new(name.clone()).map_err(|_| ConnectError::UserAgent(name))?;
-        let https = aws_smithy_http_client::Builder::new()
-            .tls_provider(tls::Provider::Rustls(tls::rustls_provider::CryptoMode::Ring))
-            .build_https();
+        let https = http_client::https(ProxyConfig::from_env());
         let gate = Arc::new(CallGate::default());
         // These timeouts apply to the credential calls.
         let mut loader = aws_config::defaults(BehaviorVersion::latest())
@@ -143,7 +144,7 @@ impl Clients {
         let config = config
             .clone()
             .into_builder()
-            .retry_config(retries)
+            .retry_config(retries.clone())
             .timeout_config(with_attempt_timeout)
             .stalled_stream_protection(stalled)
             .build();
@@ -163,13 +164,15 @@ impl Clients {
             .retry_classifier(NoRetryAfterTimeout)
             .build();
         let pricing = aws_sdk_pricing::config::Builder::from(&config).region(Region::new(pricing_region(&region)));
+        let few = retries.with_max_attempts(attempts.min(IAM_ATTEMPTS));
+        let iam = aws_sdk_iam::config::Builder::from(&config).retry_config(few).build();
         Ok(Self {
             ec2: aws_sdk_ec2::Client::from_conf(ec2),
             fleet: aws_sdk_ec2::Client::from_conf(fleet),
             sqs: aws_sdk_sqs::Client::new(&config),
             ssm: aws_sdk_ssm::Client::new(&config),
             pricing: aws_sdk_pricing::Client::from_conf(pricing.build()),
-            iam: aws_sdk_iam::Client::new(&config),
+            iam: aws_sdk_iam::Client::from_conf(iam),
             eks: aws_sdk_eks::Client::new(&config),
             sts: aws_sdk_sts::Client::new(&config),
             arc: aws_sdk_arczonalshift::Client::new(&config),
@@ -248,9 +251,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_response_that_stalls_in_its_body_fails_the_call() {
-        let https = aws_smithy_http_client::Builder::new()
-            .tls_provider(tls::Provider::Rustls(tls::rustls_provider::CryptoMode::Ring))
-            .build_https();
+        let https = http_client::https(ProxyConfig::disabled());
         let gate = Arc::new(CallGate::default());
         let config = SdkConfig::builder()
             .behavior_version(BehaviorVersion::latest())
@@ -293,7 +294,6 @@ mod tests {
                 ("sqs", clients.sqs.config().retry_config()),
                 ("ssm", clients.ssm.config().retry_config()),
                 ("pricing", clients.pricing.config().retry_config()),
-                ("iam", clients.iam.config().retry_config()),
                 ("eks", clients.eks.config().retry_config()),
                 ("sts", clients.sts.config().retry_config()),
                 ("arc", clients.arc.config().retry_config()),
@@ -306,6 +306,8 @@ mod tests {
                     "{service}"
                 );
             }
+            let of_iam = clients.iam.config().retry_config().unwrap();
+            assert_eq!(of_iam.max_attempts(), expected.min(IAM_ATTEMPTS));
         }
     }
 

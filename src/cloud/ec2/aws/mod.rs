@@ -4,5 +4,6 @@ pub mod batcher;
 pub mod client;
 pub mod errors;
 pub mod filters;
+pub(crate) mod http_client;
 pub mod rate_limit;
 pub(crate) mod rate_limited_http;
