@@ -52,6 +52,8 @@ pub struct Capabilities<'a> {
     pub instance_tagging: Option<&'a dyn InstanceTagging>,
     pub cluster_observer: Option<&'a dyn ClusterObserver>,
     pub service_status: Option<&'a dyn ServiceStatus>,
+    /// Whether others can write to the interruption queue: messages are then confirmed before anything is deleted.
+    pub untrusted_messages: bool,
     /// Whether instances run in capacity reservations, which end before their instances do.
     pub capacity_reservations: bool,
 }

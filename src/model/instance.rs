@@ -31,6 +31,8 @@ pub struct Instance {
 pub enum InstanceState {
     Pending,
     Running,
+    /// Stopping or stopped: it can be started again.
+    Stopped,
     ShuttingDown,
     /// Terminated; the cloud still describes it for a while.
     Terminated,

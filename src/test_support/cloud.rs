@@ -25,10 +25,16 @@ pub struct FakeCloud {
     pub instances: Mutex<Vec<Instance>>,
     /// Answer to the resolution of a node class; `None` sets all conditions to true.
     pub resolution: Option<Resolution>,
+    /// A node class whose resolution never ends.
+    pub hanging_class: Option<String>,
     /// The cluster's CA; `None` is a cloud that does not resolve node classes.
     pub instance_ca: Option<String>,
     /// Messages of the queue, by read.
     pub messages: Mutex<VecDeque<Vec<Message>>>,
+    /// Whether messages have to be confirmed.
+    pub untrusted_messages: bool,
+    /// Failure of every description of an instance.
+    pub describe_failure: Option<CloudError>,
     pub shifted_zones: BTreeSet<String>,
     pub failing_apis: BTreeMap<OptionalApi, String>,
     /// Failure of every mutating call except launches.
@@ -73,7 +79,8 @@ impl Cloud for FakeCloud {
 
     fn describe<'a>(&'a self, provider_id: &'a str) -> BoxFuture<'a, Result<Option<Instance>, CloudError>> {
         let found = lock(&self.instances).iter().find(|instance| instance.provider_id == provider_id).cloned();
-        async move { Ok(found) }.boxed()
+        let answer = self.describe_failure.clone().map_or(Ok(found), Err);
+        async move { answer }.boxed()
     }
 
     fn terminate<'a>(&'a self, provider_id: &'a str) -> BoxFuture<'a, Result<bool, CloudError>> {
@@ -115,13 +122,17 @@ impl Cloud for FakeCloud {
             instance_tagging: Some(self),
             service_status: Some(self),
             capacity_reservations: true,
+            untrusted_messages: self.untrusted_messages,
             ..Capabilities::default()
         }
     }
 }
 
 impl NodeClassCloud for FakeCloud {
-    fn resolve<'a>(&'a self, _: &'a Ec2NodeClass, _: &'a [Arc<NodePool>]) -> BoxFuture<'a, Resolution> {
+    fn resolve<'a>(&'a self, class: &'a Ec2NodeClass, _: &'a [Arc<NodePool>]) -> BoxFuture<'a, Resolution> {
+        if self.hanging_class.is_some() && self.hanging_class == class.metadata.name {
+            return std::future::pending().boxed();
+        }
         let resolution = self.resolution.clone().unwrap_or_else(Resolution::all_true);
         async move { resolution }.boxed()
     }

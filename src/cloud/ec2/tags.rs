@@ -43,6 +43,33 @@ pub fn launch_tags(
     Ok(out)
 }
 
+/// Maximum number of tags of an EC2 resource, without those of AWS.
+const MAX_TAGS: usize = 50;
+/// Tags that Stowage adds to those of a class in a launch: those of [`launch_tags`], [`CLAIM_TAG`] and [`LAUNCH_TAG`]. A class can set
+/// none of them.
+const ADDED_TAGS: usize = 6;
+
+/// Whether the tags of a class leave room for those that Stowage adds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TagRoom {
+    Enough,
+    /// Instances launch, but have no tag `Name`.
+    NoName,
+    /// EC2 refuses every launch.
+    TooMany,
+}
+
+/// See [`TagRoom`].
+pub fn tag_room(own: &BTreeMap<String, String>) -> TagRoom {
+    let launched = own.len() + ADDED_TAGS;
+    let named = launched + usize::from(!own.contains_key("Name"));
+    match () {
+        () if launched > MAX_TAGS => TagRoom::TooMany,
+        () if named > MAX_TAGS => TagRoom::NoName,
+        () => TagRoom::Enough,
+    }
+}
+
 /// The first key that a class may not set.
 pub fn restricted_tag(own: &BTreeMap<String, String>) -> Option<&str> {
     let reserved = |key: &str| {
@@ -54,4 +81,25 @@ pub fn restricted_tag(own: &BTreeMap<String, String>) -> Option<&str> {
             })
     };
     own.keys().map(String::as_str).find(|key| reserved(key))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tags_of_a_class_leave_room_for_those_of_a_launch() {
+        let many = |count: usize| (0..count).map(|n| (format!("tag-{n}"), String::new())).collect::<BTreeMap<_, _>>();
+        let added =
+            launch_tags(&BTreeMap::new(), "c1", "default", "default").unwrap().len() + [CLAIM_TAG, LAUNCH_TAG].len();
+        assert_eq!(added, ADDED_TAGS);
+        for (count, room) in
+            [(0, TagRoom::Enough), (43, TagRoom::Enough), (44, TagRoom::NoName), (45, TagRoom::TooMany)]
+        {
+            assert_eq!(tag_room(&many(count)), room, "{count}");
+        }
+        let mut named = many(43);
+        named.insert("Name".into(), "x".into());
+        assert_eq!(tag_room(&named), TagRoom::Enough);
+    }
 }

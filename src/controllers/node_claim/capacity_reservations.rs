@@ -8,6 +8,7 @@ use kube::ResourceExt;
 use serde_json::{Value, json};
 
 use crate::api::NodeClaim;
+use crate::clock;
 use crate::controllers::context::{Context, ignore_not_found};
 use crate::controllers::deletion::delete_claim_or_log;
 use crate::decisions::disruption::reason::DisruptionReason;
@@ -43,7 +44,7 @@ pub async fn run(ctx: Arc<Context>) {
         if has_reserved(&ctx.cluster.read()) {
             match ctx.cloud.list().await {
                 Ok(instances) => {
-                    let demoted = demoted(&ctx.cluster.read(), &instances);
+                    let demoted = demoted(&ctx.cluster.read(), &instances, clock::now());
                     relabel(&ctx, demoted).await;
                 }
                 Err(error) => tracing::warn!(%error, "failed to list instances, retrying"),

@@ -1,11 +1,11 @@
 //! Reconciles EC2NodeClasses: resolves them in the cloud to status and conditions, sets the drift hash and the finalizer, and releases
 //! deleted classes. With a cloud that resolves nothing, such as simulated EC2, every class is Ready.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::future::join_all;
+use futures::stream::{FuturesUnordered, StreamExt};
 use kube::api::{Patch, PatchParams};
 use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
@@ -26,8 +26,8 @@ use crate::state::ClusterState;
 use crate::state::object_ext::ObjectExt;
 
 const PACE: Pace = Pace { debounce: Duration::from_millis(200), resync: Duration::from_secs(5) };
-/// Classes that are reconciled concurrently.
-const CONCURRENCY: usize = 10;
+/// Classes that are reconciled concurrently. EC2's rate limits bound the calls; this bounds memory.
+const CONCURRENCY: usize = 50;
 /// Longest backoff when a condition could not be evaluated.
 const MAX_BACKOFF: Duration = Duration::from_mins(1);
 /// Maximum number of claims that an event names.
@@ -46,7 +46,7 @@ enum Failure {
 #[derive(Debug)]
 struct Reconciled {
     fingerprint: String,
-    /// Consecutive passes in which a condition could not be evaluated.
+    /// Consecutive passes in which a condition could not be evaluated, or a cloud resource not be deleted.
     failures: u32,
     /// When the class is reconciled again without a change.
     due: UnixMillis,
@@ -56,6 +56,9 @@ struct Reconciled {
 pub async fn run(ctx: Arc<Context>) {
     let mut run_loop = RunLoop::new(&ctx.cluster, PACE);
     let mut reconciled: HashMap<String, Reconciled> = HashMap::new();
+    // A class whose calls hang delays no other.
+    let mut in_progress: HashSet<String> = HashSet::new();
+    let mut workers = FuturesUnordered::new();
     loop {
         let classes: Vec<Arc<Ec2NodeClass>> = ctx.cluster.read().classes.values().cloned().collect();
         reconciled.retain(|name, _| classes.iter().any(|class| class.name_any() == *name));
@@ -65,25 +68,46 @@ pub async fn run(ctx: Arc<Context>) {
             last.is_none_or(|last| last.fingerprint != fingerprint(class) || last.due <= now)
         };
         let due: Vec<Arc<Ec2NodeClass>> = classes.iter().filter(is_due).cloned().collect();
-        for some in due.chunks(CONCURRENCY) {
-            let results = join_all(some.iter().map(|class| reconcile(&ctx, class))).await;
-            for (class, result) in some.iter().zip(results) {
-                let (requeue_after, evaluated) = result.unwrap_or_else(|error| {
-                    let expected = matches!(&error, Failure::Api(error) if is_not_found(error) || is_conflict(error));
-                    if !expected {
-                        tracing::warn!(class = class.name_any(), %error, "failed to reconcile node class, retrying");
-                    }
-                    (PACE.resync, true)
+        for class in due {
+            if workers.len() == CONCURRENCY {
+                break;
+            }
+            if in_progress.insert(class.name_any()) {
+                let ctx = &ctx;
+                workers.push(async move {
+                    let result = reconcile(ctx, &class).await;
+                    (class, result)
                 });
-                let fingerprint = fingerprint(class);
-                let last = reconciled.get(&class.name_any()).filter(|last| last.fingerprint == fingerprint);
-                let failures = if evaluated { 0 } else { last.map_or(0, |last| last.failures) + 1 };
-                let due = clock::now() + backed_off(requeue_after, failures);
-                reconciled.insert(class.name_any(), Reconciled { fingerprint, failures, due });
             }
         }
-        run_loop.next().await;
+        tokio::select! {
+            Some((class, result)) = workers.next(), if !workers.is_empty() => {
+                let name = class.name_any();
+                in_progress.remove(&name);
+                let done = completed(&class, result, reconciled.get(&name));
+                reconciled.insert(name, done);
+            }
+            () = run_loop.next() => {}
+        }
     }
+}
+
+/// The result of a pass over a class, after the result of the pass before it.
+fn completed(class: &Ec2NodeClass, result: Result<(Duration, bool), Failure>, last: Option<&Reconciled>) -> Reconciled {
+    let (requeue_after, succeeded) = result.unwrap_or_else(|error| {
+        let expected = matches!(&error, Failure::Api(error) if is_not_found(error) || is_conflict(error));
+        if !expected {
+            tracing::warn!(class = class.name_any(), %error, "failed to reconcile node class, retrying");
+        }
+        // Calls that delete cloud resources back off.
+        (PACE.resync, !matches!(error, Failure::Cloud(_)))
+    });
+    let fingerprint = fingerprint(class);
+    let last = last.filter(|last| last.fingerprint == fingerprint);
+    let failures = if succeeded { 0 } else { last.map_or(0, |last| last.failures) + 1 };
+    // A cloud that resolves nothing has no period of its own.
+    let wait = backed_off(requeue_after, failures).max(PACE.debounce);
+    Reconciled { fingerprint, failures, due: clock::now() + wait }
 }
 
 /// The time to the next pass after this number of consecutive failures: exponential backoff up to [`MAX_BACKOFF`].

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use kube::ResourceExt;
 
@@ -9,6 +10,7 @@ use crate::api::NodeClaim;
 use crate::model::instance::Instance;
 use crate::model::labels;
 use crate::model::offering::CapacityType;
+use crate::model::time::UnixMillis;
 use crate::state::object_ext::{NodeClaimExt, ObjectExt};
 use crate::state::tables::ClusterState;
 
@@ -40,12 +42,17 @@ pub fn has_reserved(state: &ClusterState) -> bool {
     reserved(state).next().is_some()
 }
 
-/// Claims and Nodes that are no longer in a reservation.
-pub fn demoted(state: &ClusterState, instances: &[Instance]) -> Demotions {
+/// How long after a launch EC2 may describe an instance without the reservation that it was launched into.
+const ATTRIBUTES_COMPLETE: Duration = Duration::from_mins(5);
+
+/// Claims and Nodes that are no longer in a reservation. Instances of the last five minutes are not evaluated: nothing would relabel
+/// them as reserved again.
+pub fn demoted(state: &ClusterState, instances: &[Instance], now: UnixMillis) -> Demotions {
     let on_demand = |claim: &NodeClaim| {
         let id = claim.provider_id();
         let instance = instances.iter().find(|instance| Some(instance.provider_id.as_str()) == id);
-        instance.is_some_and(|instance| instance.capacity_type == CapacityType::OnDemand)
+        let described = instance.filter(|instance| instance.launched_at.is_older_than(ATTRIBUTES_COMPLETE, now));
+        described.is_some_and(|instance| instance.capacity_type == CapacityType::OnDemand)
     };
     let mut out = Demotions::default();
     for (claim, node, labeled) in reserved(state).filter(|(claim, ..)| on_demand(claim)) {
@@ -111,7 +118,13 @@ mod tests {
         let lost = ["i-1", "i-3", "i-4", "i-5"].map(|id| instance(id, CapacityType::OnDemand));
         let mut instances = lost.to_vec();
         instances.push(instance("i-2", CapacityType::Reserved));
-        let found = demoted(&state, &instances);
+        let early = UnixMillis(0) + ATTRIBUTES_COMPLETE - Duration::from_millis(1);
+        assert_eq!(
+            demoted(&state, &instances, early),
+            Demotions::default(),
+            "EC2 may omit attributes of a new instance"
+        );
+        let found = demoted(&state, &instances, UnixMillis(0) + ATTRIBUTES_COMPLETE);
         assert_eq!(found.claims, ["booting", "both"]);
         assert_eq!(found.nodes, ["node-1", "node-3"], "an unregistered Node is synced from its claim");
     }

@@ -140,6 +140,11 @@ impl ApiError {
         Self { action, code: String::new(), message: "the call was not made".into(), class: Class::NoResponse }
     }
 
+    /// The error of calls that together took too long.
+    pub fn timed_out(action: &'static str) -> Self {
+        Self { action, code: String::new(), message: "it took too long".into(), class: Class::NoResponse }
+    }
+
     /// Whether a later retry may succeed.
     pub fn is_transient(&self) -> bool {
         matches!(self.class, Class::Throttled | Class::Server | Class::NoResponse)

@@ -42,6 +42,7 @@ pub fn read(instance: &aws_sdk_ec2::types::Instance) -> Option<Instance> {
     };
     let state = match instance.state().and_then(|state| state.name()) {
         Some(InstanceStateName::Pending) => InstanceState::Pending,
+        Some(InstanceStateName::Stopping | InstanceStateName::Stopped) => InstanceState::Stopped,
         Some(InstanceStateName::ShuttingDown) => InstanceState::ShuttingDown,
         Some(InstanceStateName::Terminated) => InstanceState::Terminated,
         _ => InstanceState::Running,
@@ -112,7 +113,8 @@ fn reservation(instance: &aws_sdk_ec2::types::Instance, lifecycle: &str) -> Opti
     Some(ReservedIn { id, kind })
 }
 
-fn existing() -> Filter {
+/// The filter of instances that exist.
+pub fn existing() -> Filter {
     filter("instance-state-name", EXISTING)
 }
 
@@ -182,7 +184,7 @@ pub async fn of_launch_group(clients: &Clients, cluster: &str, group: &str) -> R
 
 /// Results of DescribeInstances by launch group: its existing instances.
 pub type Finder = Coalescer<String, Result<Vec<Instance>, ApiError>>;
-/// Results of DescribeInstances by id; `None` for an instance that does not exist.
+/// Results of DescribeInstances by id; `None` for an instance that EC2 does not know.
 pub type Describer = Coalescer<String, Result<Option<Instance>, ApiError>>;
 /// Results of TerminateInstances by id; false for an instance that does not exist.
 pub type Terminator = Coalescer<String, Result<bool, ApiError>>;
@@ -224,42 +226,73 @@ pub fn terminator(clients: &Clients) -> Terminator {
 }
 
 async fn describe_all(clients: Clients, ids: Vec<String>) -> HashMap<String, Result<Option<Instance>, ApiError>> {
-    each(&clients, &ids, |instance| read(instance).map(|found| (found.id.clone(), found))).await
+    // Terminated instances, too: EC2's word is final, and the absence of an instance from its response is not.
+    each(&clients, &ids, vec![], |instance| read(instance).map(|found| (found.id.clone(), found))).await
 }
 
-/// Describes instances by id in one call and extracts a value from each. One unknown id fails the whole call: then, and for ids
-/// that the response omits, each id is described on its own. The result has every id; `None` for an instance that does not exist.
+/// Describes instances by id in one call and extracts a value from each. The result has every id; `None` for an instance that does
+/// not exist, or that the filters omit.
+///
+/// EC2 fails the whole call for an unknown id, and names it: the call is repeated without the named ids. Only when none is named,
+/// each id is described on its own.
 pub async fn each<T: Clone>(
     clients: &Clients,
     ids: &[String],
+    filters: Vec<Filter>,
     read: Read<(String, T)>,
 ) -> HashMap<String, Result<Option<T>, ApiError>> {
-    let mut out = HashMap::new();
-    match describe(clients, ids.to_vec(), read).await {
-        Ok(found) => out.extend(found.into_iter().map(|(id, found)| (id, Ok(Some(found))))),
-        // Single calls help only against an unknown id.
-        Err(error) if error.class != Class::NotFound => {
-            return ids.iter().map(|id| (id.clone(), Err(error.clone()))).collect();
+    let mut out: HashMap<String, Result<Option<T>, ApiError>> = ids.iter().map(|id| (id.clone(), Ok(None))).collect();
+    let mut left = ids.to_vec();
+    // Every repetition has fewer ids than the call before it.
+    while !left.is_empty() {
+        match describe(clients, left.clone(), &filters, read).await {
+            Ok(found) => {
+                out.extend(found.into_iter().map(|(id, found)| (id, Ok(Some(found)))));
+                return out;
+            }
+            Err(error) if error.class != Class::NotFound => {
+                out.extend(left.into_iter().map(|id| (id, Err(error.clone()))));
+                return out;
+            }
+            Err(_) if left.len() == 1 => return out,
+            Err(error) => {
+                let unknown = named_ids(&error.message);
+                let known: Vec<String> = left.iter().filter(|id| !unknown.contains(id.as_str())).cloned().collect();
+                if known.len() == left.len() {
+                    break;
+                }
+                left = known;
+            }
         }
-        Err(_) if ids.len() == 1 => return ids.iter().map(|id| (id.clone(), Ok(None))).collect(),
-        Err(_) => {}
     }
-    let left: Vec<&String> = ids.iter().filter(|id| !out.contains_key(*id)).collect();
+    let filters = &filters;
     let alone = left.into_iter().map(|id| async move {
-        let response = match describe(clients, vec![id.clone()], read).await {
+        let response = match describe(clients, vec![id.clone()], filters, read).await {
             Ok(found) => Ok(found.into_iter().next().map(|(_, found)| found)),
             Err(error) if error.class == Class::NotFound => Ok(None),
             Err(error) => Err(error),
         };
-        (id.clone(), response)
+        (id, response)
     });
     let alone = join_all(alone).await;
     out.extend(alone);
     out
 }
 
-async fn describe<T>(clients: &Clients, ids: Vec<String>, read: Read<T>) -> Result<Vec<T>, ApiError> {
-    pages(clients.ec2.describe_instances().set_instance_ids(Some(ids)).filters(existing()), read).await
+/// The instance ids in the message of an error, as in `The instance IDs 'i-1, i-2' do not exist`.
+fn named_ids(message: &str) -> BTreeSet<&str> {
+    let words = message.split(|c: char| !c.is_ascii_alphanumeric() && c != '-');
+    words.filter(|word| word.starts_with("i-")).collect()
+}
+
+async fn describe<T>(
+    clients: &Clients,
+    ids: Vec<String>,
+    filters: &[Filter],
+    read: Read<T>,
+) -> Result<Vec<T>, ApiError> {
+    let filters = Some(filters.to_vec()).filter(|filters| !filters.is_empty());
+    pages(clients.ec2.describe_instances().set_instance_ids(Some(ids)).set_filters(filters), read).await
 }
 
 /// Terminates instances by id. If EC2 refuses the whole call, or omits some ids, each of these is terminated on its own.

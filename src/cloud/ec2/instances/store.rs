@@ -134,7 +134,11 @@ impl InstanceStore {
             .ask(id.to_owned())
             .await
             .unwrap_or_else(|| Err(ApiError::not_called("ec2:DescribeInstances")))?;
-        Ok(found.filter(|instance| instance.state != InstanceState::Terminated))
+        if found.as_ref().is_some_and(|instance| instance.state == InstanceState::Terminated) {
+            lock(&self.state).recent.remove(id);
+            return Ok(None);
+        }
+        Ok(found)
     }
 
     /// Terminates an instance; `Ok(false)` when it no longer exists.

@@ -100,7 +100,7 @@ impl Tagger {
         chunk: Vec<Indexed<'a>>,
     ) -> (Vec<Outcome>, BTreeMap<Tags, Vec<Indexed<'a>>>) {
         let ids: Vec<String> = chunk.iter().map(|(_, id)| (*id).to_owned()).collect();
-        let found = describe::each(&self.clients, &ids, read).await;
+        let found = describe::each(&self.clients, &ids, vec![describe::existing()], read).await;
         let (mut known, mut lacking) = (Vec::new(), BTreeMap::<Tags, Vec<Indexed<'a>>>::new());
         for (at, id) in chunk {
             let one = &due[at];

@@ -287,7 +287,13 @@ impl CapacityFeedback {
             let marks = if is_unavailable { request.unavailable(placement_scope) } else { vec![] };
             return Self { marks, reservation_full, ..Self::default() };
         }
-        Self::of_errors(&response.errors, request, placement_scope)
+        let mut out = Self::of_errors(&response.errors, request, placement_scope);
+        let unnamed = out.marks.is_empty() && !out.reservation_full && response.errors.iter().all(is_capacity);
+        if unnamed && response.launched.is_empty() {
+            // The errors name no offering. Without marks the next plan would be the same.
+            out.marks = request.unavailable(placement_scope);
+        }
+        out
     }
 
     fn of_errors(errors: &[FleetError], request: &FleetRequest, placement_scope: Option<&str>) -> Self {
@@ -345,9 +351,12 @@ impl CapacityFeedback {
     }
 }
 
+fn is_capacity(error: &FleetError) -> bool {
+    matches!(class_of(&error.code), Class::Unfulfillable | Class::NoSpotRole)
+}
+
 /// The error of the claims for which a request launched no instance.
 pub fn failure(errors: &[FleetError], feedback: &CapacityFeedback) -> LaunchError {
-    let is_capacity = |error: &FleetError| matches!(class_of(&error.code), Class::Unfulfillable | Class::NoSpotRole);
     if errors.iter().all(is_capacity) {
         if feedback.no_spot_role {
             return LaunchError::NoSpotRole;

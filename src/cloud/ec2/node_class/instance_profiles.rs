@@ -174,10 +174,7 @@ impl InstanceProfiles {
             let names = old.map(|(name, _)| name);
             names.filter(|name| !used.contains(name) && !cache.protected.contains_key(name)).collect()
         };
-        for name in unused {
-            delete(clients, &name).await?;
-        }
-        Ok(())
+        delete_each(clients, unused).await
     }
 
     /// Deletes every profile that was created for a class.
@@ -194,12 +191,29 @@ impl InstanceProfiles {
         let found = list(clients, &path(&clients.region, cluster, &uid)).await?;
         let mut names: Vec<String> = found.into_iter().map(|(name, _)| name).collect();
         names.extend(legacy_name(&clients.region, cluster, &class.name_any()));
-        for name in names {
-            delete(clients, &name).await?;
-        }
+        delete_each(clients, names).await?;
         lock(&self.cache).created.retain(|(other, _), _| *other != uid);
         Ok(())
     }
+}
+
+/// Deletes profiles. A profile that IAM refuses to delete does not stop the others; a failure that would repeat for each of them does.
+///
+/// # Errors
+/// The first refusal, or the failure.
+async fn delete_each(clients: &Clients, names: Vec<String>) -> Result<(), ApiError> {
+    let mut refused = Ok(());
+    for name in names {
+        match delete(clients, &name).await {
+            Ok(()) => {}
+            Err(error) if error.is_transient() => return Err(error),
+            Err(error) => {
+                tracing::warn!(profile = name, %error, "failed to delete instance profile");
+                refused = refused.and(Err(error));
+            }
+        }
+    }
+    refused
 }
 
 /// Profiles under a path: names and creation times.

@@ -15,7 +15,7 @@ use crate::cloud::ec2::node_class::images::ImageError;
 use crate::cloud::ec2::node_class::subnets::Subnet;
 use crate::cloud::ec2::node_class::{capacity_reservations, security_groups, subnets};
 use crate::cloud::ec2::placement_group::PlacementGroup;
-use crate::cloud::ec2::tags::restricted_tag;
+use crate::cloud::ec2::tags::{TagRoom, restricted_tag, tag_room};
 use crate::model::events;
 use crate::model::events::DeclaredEvent;
 use crate::model::time::UnixMillis;
@@ -159,8 +159,17 @@ pub fn validate(
     if !unknown.is_empty() {
         return Some(Verdict::Unknown("DependenciesNotReady", format!("waiting for {}", unknown.join(", "))));
     }
-    class.spec.tags.as_ref().and_then(restricted_tag).map(|key| {
-        Verdict::False(events::TAG_VALIDATION_FAILED, format!("tag {key} may not be set, remove it from spec.tags"))
+    let tags = class.spec.tags.as_ref()?;
+    if let Some(key) = restricted_tag(tags) {
+        let message = format!("tag {key} may not be set, remove it from spec.tags");
+        return Some(Verdict::False(events::TAG_VALIDATION_FAILED, message));
+    }
+    (tag_room(tags) == TagRoom::TooMany).then(|| {
+        let message = format!(
+            "{} tags are too many: an instance has at most 50, of which 7 are added to those of spec.tags; remove some",
+            tags.len()
+        );
+        Verdict::False(events::TAG_VALIDATION_FAILED, message)
     })
 }
 

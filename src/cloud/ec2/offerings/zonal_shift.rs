@@ -1,11 +1,11 @@
 //! Zonal shifts of Amazon Application Recovery Controller (ARC). Until a shift ends, nothing is launched in the zone, and EC2 is
-//! not called for instances there.
+//! not called for instances there. Shifts that AWS starts (zonal autoshift) count like shifts of operators.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Mutex;
 use std::time::Duration;
 
-use aws_sdk_arczonalshift::types::{AppliedStatus, ZonalShiftInResource};
+use aws_sdk_arczonalshift::types::{AppliedStatus, AutoshiftAppliedStatus, AutoshiftInResource, ZonalShiftInResource};
 
 use crate::clock;
 use crate::cloud::OptionalApi;
@@ -17,6 +17,8 @@ use crate::sync::lock;
 
 /// Interval of calls to ARC.
 const PERIOD: Duration = Duration::from_secs(30);
+/// How long an autoshift stays active after it was last read: it has no expiry, and ends by its absence from a response.
+const AUTOSHIFT_TERM: Duration = Duration::from_hours(1);
 
 /// The zone name in a provider id; `None` where it has none.
 pub fn zone_of(provider_id: &str) -> Option<&str> {
@@ -81,11 +83,20 @@ impl ZonalShifts {
 }
 
 /// The expiry of each applied shift by zone id; the latest one where a zone has several.
-fn applied(shifts: &[ZonalShiftInResource]) -> BTreeMap<String, UnixMillis> {
+fn applied(
+    shifts: &[ZonalShiftInResource],
+    autoshifts: &[AutoshiftInResource],
+    now: UnixMillis,
+) -> BTreeMap<String, UnixMillis> {
+    let shifts = shifts
+        .iter()
+        .filter(|shift| *shift.applied_status() == AppliedStatus::Applied)
+        .map(|shift| (shift.away_from(), shift.expiry_time().to_millis().map_or(UnixMillis::MAX, UnixMillis)));
+    let applied = autoshifts.iter().filter(|shift| *shift.applied_status() == AutoshiftAppliedStatus::Applied);
+    let autoshifts = applied.map(|shift| (shift.away_from(), now + AUTOSHIFT_TERM));
     let mut out: BTreeMap<String, UnixMillis> = BTreeMap::new();
-    for shift in shifts.iter().filter(|shift| *shift.applied_status() == AppliedStatus::Applied) {
-        let expiry = shift.expiry_time().to_millis().map_or(UnixMillis::MAX, UnixMillis);
-        let latest = out.entry(shift.away_from().to_owned()).or_insert(expiry);
+    for (zone_id, expiry) in shifts.chain(autoshifts) {
+        let latest = out.entry(zone_id.to_owned()).or_insert(expiry);
         *latest = expiry.max(*latest);
     }
     out
@@ -96,7 +107,7 @@ pub async fn watch(clients: &Clients, cluster: &str, shifts: &ZonalShifts, degra
     let mut arn = None;
     let mut failing = false;
     loop {
-        match fetch(clients, cluster, &mut arn).await {
+        match fetch(clients, cluster, &mut arn, clock::now()).await {
             Ok(active) => {
                 if failing {
                     tracing::info!("read zonal shifts again");
@@ -133,6 +144,7 @@ async fn fetch(
     clients: &Clients,
     cluster: &str,
     arn: &mut Option<String>,
+    now: UnixMillis,
 ) -> Result<BTreeMap<String, UnixMillis>, ApiError> {
     let arn = match arn {
         Some(arn) => arn,
@@ -140,7 +152,7 @@ async fn fetch(
     };
     let call = clients.arc.get_managed_resource().resource_identifier(&*arn);
     let response = call.send().await.map_err(ApiError::of("arc-zonal-shift:GetManagedResource"))?;
-    Ok(applied(response.zonal_shifts()))
+    Ok(applied(response.zonal_shifts(), response.autoshifts(), now))
 }
 
 async fn arn_of(clients: &Clients, cluster: &str) -> Result<String, ApiError> {
@@ -191,7 +203,7 @@ mod tests {
         let response = serde_json::json!({"zonalShifts": list}).to_string();
         let (clients, _) = fake_aws::clients(Box::new(move |_| Some((200, response.clone()))));
         let mut arn = Some("arn:aws:eks:us-east-1:1:cluster/c1".to_owned());
-        let active = fetch(&clients, "c1", &mut arn).await.unwrap();
+        let active = fetch(&clients, "c1", &mut arn, UnixMillis(0)).await.unwrap();
         let expiry = UnixMillis(100_000);
         assert_eq!(active, [("use1-az1".to_owned(), expiry)].into());
         let shifts = ZonalShifts::default();
@@ -203,6 +215,20 @@ mod tests {
         assert!(shifts.shifted_zones(expiry).is_empty() && shifts.shifted_zone_ids(expiry).is_empty(), "expired");
         shifts.set_active(BTreeMap::new());
         assert!(!shifts.is_shifted("us-east-1a", before), "canceled");
+    }
+
+    #[tokio::test]
+    async fn an_applied_autoshift_is_active_until_it_disappears() {
+        let autoshift =
+            |zone: &str, status: &str| serde_json::json!({"appliedStatus": status, "awayFrom": zone, "startTime": 0});
+        let list = [autoshift("use1-az1", "APPLIED"), autoshift("use1-az2", "NOT_APPLIED")];
+        let response = serde_json::json!({"zonalShifts": [], "autoshifts": list}).to_string();
+        let (clients, _) = fake_aws::clients(Box::new(move |_| Some((200, response.clone()))));
+        let mut arn = Some("arn:aws:eks:us-east-1:1:cluster/c1".to_owned());
+        let now = UnixMillis(1_000);
+        let active = fetch(&clients, "c1", &mut arn, now).await.unwrap();
+        assert_eq!(active, [("use1-az1".to_owned(), now + AUTOSHIFT_TERM)].into());
+        assert!(applied(&[], &[], now).is_empty());
     }
 
     #[tokio::test]
@@ -244,7 +270,7 @@ mod tests {
         }));
         let mut arn = None;
         for _ in 0..2 {
-            assert!(fetch(&clients, "c1", &mut arn).await.unwrap().is_empty());
+            assert!(fetch(&clients, "c1", &mut arn, UnixMillis(0)).await.unwrap().is_empty());
         }
         assert_eq!((arn.as_deref(), seen.lock().unwrap().len()), (Some("arn:aws:eks:us-east-1:1:cluster/c1"), 3));
     }

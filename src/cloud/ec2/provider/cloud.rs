@@ -93,6 +93,7 @@ impl Cloud for Ec2Provider {
             cluster_observer: Some(self),
             service_status: Some(self),
             capacity_reservations: true,
+            untrusted_messages: true,
         }
     }
 }

@@ -2,11 +2,13 @@
 //! [`crate::cloud::ec2::node_class`], and runs the dry-run validation.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use kube::ResourceExt;
 
 use crate::api::conditions::VALIDATION_SUCCEEDED;
 use crate::api::{Ec2NodeClass, NodeClaim, NodePool};
+use crate::cloud::ec2::aws::errors::ApiError;
 use crate::cloud::ec2::bootstrap::kubelet_validation;
 use crate::cloud::ec2::bootstrap::kubelet_validation::{Gate, InvalidKubelet};
 use crate::cloud::ec2::instances::describe;
@@ -16,10 +18,22 @@ use crate::cloud::ec2::node_class::drift::{DriftInputs, ResolvedGroup, drift_rea
 use crate::cloud::ec2::node_class::resolve::{ClassResponses, RETRY, resolved_status, validate};
 use crate::cloud::ec2::node_class::{capacity_reservations, images, placement_group, security_groups, subnets};
 use crate::cloud::ec2::provider::Ec2Provider;
+use crate::cloud::ec2::tags::{TagRoom, tag_room};
 use crate::cloud::kubelet_config::expressions::Unusable;
 use crate::cloud::{CloudError, Drift, Resolution, Verdict};
 use crate::model::events;
 use crate::model::labels;
+
+/// Time limit of one lookup: the others of a class, whose calls have responses, then update its status. Profiles have none, since a
+/// canceled lookup could leave a new profile behind; IAM calls have few attempts instead.
+const LOOKUP_TIMEOUT: Duration = Duration::from_mins(1);
+
+/// The result of a lookup, or an error when it takes longer than `limit`.
+async fn within<T, E: From<ApiError>>(limit: Duration, lookup: impl Future<Output = Result<T, E>>) -> Result<T, E> {
+    tokio::time::timeout(limit, lookup)
+        .await
+        .unwrap_or_else(|_| Err(ApiError::timed_out("resolving a node class").into()))
+}
 
 impl Ec2Provider {
     /// Validates a class's kubelet configuration on the instance types of the region.
@@ -36,20 +50,27 @@ impl Ec2Provider {
         let placement = async {
             match &spec.placement_group_selector {
                 None => None,
-                Some(selector) => Some(placement_group::find(clients, selector).await),
+                Some(selector) => Some(within(LOOKUP_TIMEOUT, placement_group::find(clients, selector)).await),
             }
         };
         let reservations = async {
             let terms = &spec.capacity_reservation_selector_terms;
             let selected = self.options.reserved_capacity && !terms.is_empty();
-            if selected { Some(capacity_reservations::find(clients, terms).await) } else { None }
+            if selected {
+                Some(within(LOOKUP_TIMEOUT, capacity_reservations::find(clients, terms)).await)
+            } else {
+                None
+            }
         };
         // Names of new profiles must be unique, even if two processes start in the same millisecond.
         let nonce = format!("{}/{}", now.0, std::process::id());
         let (subnets, security_groups, images, profile, placement, reservations) = futures::join!(
-            subnets::find(clients, &spec.subnet_selector_terms),
-            security_groups::find(clients, &spec.security_group_selector_terms),
-            images::find(clients, self.node_classes.parameters(), &spec.ami_selector_terms, &facts.version, now),
+            within(LOOKUP_TIMEOUT, subnets::find(clients, &spec.subnet_selector_terms)),
+            within(LOOKUP_TIMEOUT, security_groups::find(clients, &spec.security_group_selector_terms)),
+            within(
+                LOOKUP_TIMEOUT,
+                images::find(clients, self.node_classes.parameters(), &spec.ami_selector_terms, &facts.version, now),
+            ),
             self.node_classes.profiles().resolve(clients, &self.options.cluster_name, class, &nonce, now),
             placement,
             reservations,
@@ -86,6 +107,10 @@ impl Ec2Provider {
             (Verdict::True, Ok(Some(unusable))) => Verdict::Degraded(
                 events::KUBELET_EXPRESSION_DROPPED,
                 format!("{unusable}; what it would reserve counts as not set"),
+            ),
+            (Verdict::True, _) if spec.tags.as_ref().is_some_and(|tags| tag_room(tags) == TagRoom::NoName) => Verdict::Degraded(
+                events::TAG_VALIDATION_FAILED,
+                "instances get no tag Name: an instance has at most 50 tags, remove one of the 44 of spec.tags".into(),
             ),
             (verdict, _) => verdict,
         };

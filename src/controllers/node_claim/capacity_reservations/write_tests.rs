@@ -21,7 +21,7 @@ fn world() -> World {
 #[tokio::test]
 async fn a_node_whose_reservation_has_ended_is_relabeled_under_every_failure() {
     let text = transcript(world, async |ctx| {
-        let found = demoted(&ctx.cluster.read(), &[instance("i-1", "", 0)]);
+        let found = demoted(&ctx.cluster.read(), &[instance("i-1", "", 0)], clock::now());
         relabel(&ctx, found).await;
         "done".into()
     })

@@ -3,7 +3,7 @@ use serde_json::json;
 use super::*;
 use crate::model::events;
 use crate::test_support::cloud::FakeCloud;
-use crate::test_support::failures::{World, outcome, transcript};
+use crate::test_support::failures::{World, first_turn, outcome, transcript};
 use crate::test_support::kubernetes::FakeApi;
 use crate::test_support::objects::{claim, node_class};
 
@@ -193,4 +193,30 @@ async fn an_event_reports_a_condition_that_is_degraded_or_could_not_be_evaluated
         "Warning SecurityGroupsNotFound on EC2NodeClass/default: SecurityGroupsReady: none matches",
     ];
     assert_eq!(world.api.events(), expected);
+}
+
+#[tokio::test]
+async fn a_class_whose_resolution_hangs_delays_no_other() {
+    let api = FakeApi::default();
+    let names: Vec<String> = (0..30).map(|n| format!("class-{n:02}")).collect();
+    for name in &names {
+        api.put(&node_class(name, &json!({})));
+    }
+    let world = World::new(api).with_cloud(FakeCloud { hanging_class: Some("class-00".into()), ..real() });
+    first_turn(run(world.context())).await;
+    let is_ready = |name: &&String| {
+        let class = world.api.stored(&format!("ec2nodeclasses/{name}")).unwrap();
+        class["status"]["conditions"].is_array()
+    };
+    assert_eq!(names.iter().filter(is_ready).collect::<Vec<_>>(), names[1..].iter().collect::<Vec<_>>());
+}
+
+#[tokio::test]
+async fn a_cloud_that_releases_nothing_is_called_with_backoff() {
+    let class = node_class("default", &json!({}));
+    let refused = || Err(Failure::Cloud(CloudError::Throttled));
+    let first = completed(&class, refused(), None);
+    let second = completed(&class, refused(), Some(&first));
+    assert_eq!((first.failures, second.failures), (1, 2));
+    assert_eq!(completed(&class, Ok((PACE.resync, true)), Some(&second)).failures, 0);
 }

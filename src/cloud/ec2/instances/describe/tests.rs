@@ -139,20 +139,37 @@ async fn the_partition_is_that_of_ec2() {
 }
 
 #[tokio::test]
-async fn one_unknown_id_does_not_hide_the_others() {
-    let (clients, seen) = fake_aws::clients(Box::new(|request| {
-        let ids = ids(request);
-        match ids.iter().find(|id| *id == "i-gone") {
-            Some(_) => fake_aws::error("InvalidInstanceID.NotFound", "i-gone"),
-            None => reservations(&ids.iter().map(|id| item(id, "")).collect::<String>()),
-        }
-    }));
-    let describer = describer(&clients);
-    let ask = |id: &str| describer.ask(id.to_owned());
-    let responses = futures::future::join3(ask("i-1"), ask("i-gone"), ask("i-2")).await;
-    assert!(matches!(responses.0, Some(Ok(Some(_)))) && matches!(responses.2, Some(Ok(Some(_)))));
-    assert_eq!(responses.1, Some(Ok(None)));
-    assert_eq!(counted(&seen), [3, 1, 1, 1]);
+async fn unknown_ids_do_not_hide_the_others() {
+    let gone = ["i-gone", "i-lost"];
+    // EC2 names the unknown ids, or some of them; without names each id gets a call of its own.
+    for (named, expected) in [
+        ("The instance IDs 'i-gone, i-lost' do not exist", vec![4, 2]),
+        ("The instance ID 'i-gone' does not exist", vec![4, 3, 1, 1, 1]),
+        ("not found", vec![4, 1, 1, 1, 1]),
+    ] {
+        let (clients, seen) = fake_aws::clients(Box::new(move |request| {
+            let ids = ids(request);
+            match ids.iter().any(|id| gone.contains(&id.as_str())) {
+                true => fake_aws::error("InvalidInstanceID.NotFound", named),
+                false => reservations(&ids.iter().map(|id| item(id, "")).collect::<String>()),
+            }
+        }));
+        let describer = describer(&clients);
+        let ask = |id: &str| describer.ask(id.to_owned());
+        let responses = futures::future::join4(ask("i-1"), ask("i-gone"), ask("i-2"), ask("i-lost")).await;
+        assert!(matches!(responses.0, Some(Ok(Some(_)))) && matches!(responses.2, Some(Ok(Some(_)))));
+        assert_eq!((responses.1, responses.3), (Some(Ok(None)), Some(Ok(None))));
+        assert_eq!(counted(&seen), expected, "{named}");
+    }
+}
+
+#[tokio::test]
+async fn terminated_instances_of_a_batch_cost_no_further_call() {
+    let (clients, seen) = fake_aws::clients(Box::new(|_| reservations(&item("i-1", ""))));
+    let ids: Vec<String> = (1..=500).map(|n| format!("i-{n}")).collect();
+    let found = describe_all(clients, ids).await;
+    assert_eq!(found.values().filter(|one| matches!(one, Ok(Some(_)))).count(), 1);
+    assert_eq!((found.len(), counted(&seen)), (500, vec![500]));
 }
 
 #[tokio::test]

@@ -208,12 +208,18 @@ fn c12_only_unfulfillable_errors_make_an_insufficient_capacity_error() {
 }
 
 #[test]
-fn fewer_instances_without_an_error_are_insufficient_capacity() {
+fn fewer_instances_without_a_named_offering_are_insufficient_capacity() {
+    let unnamed = |code: &str| error(code, "", "");
     let mut request = request(CapacityType::Spot);
     request.count = 2;
     let none = CapacityFeedback::of(&FleetResponse::default(), &request, None);
     assert_eq!(none.offerings().len(), 3, "every offering of the request");
     assert_eq!(failure(&[], &none), LaunchError::InsufficientCapacity { unavailable: none.offerings() });
+    let of_account = FleetResponse { launched: vec![], errors: vec![unnamed("MaxSpotInstanceCountExceeded")] };
+    let all = CapacityFeedback::of(&of_account, &request, None);
+    assert_eq!(all.offerings(), none.offerings(), "an error that names no offering is about all of them");
+    let invalid = FleetResponse { launched: vec![], errors: vec![unnamed("InvalidParameterValue")] };
+    assert_eq!(CapacityFeedback::of(&invalid, &request, None), CapacityFeedback::default(), "not about capacity");
     let launched = LaunchedInstance {
         id: "i-1".into(),
         instance_type: "m5.large".into(),

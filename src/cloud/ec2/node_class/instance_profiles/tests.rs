@@ -173,6 +173,24 @@ async fn c35_every_profile_of_a_class_is_deleted_after_its_role_is_removed() {
 }
 
 #[tokio::test]
+async fn a_profile_that_cannot_be_deleted_does_not_stop_the_others() {
+    let profiles = ["a", "b", "c"].map(|name| (name.to_owned(), None));
+    let iam = Arc::new(Mutex::new(Iam { profiles: profiles.into() }));
+    let delete = fake(Arc::clone(&iam));
+    let (clients, _) = fake_aws::clients(Box::new(move |request| {
+        let is_refused = request.form.get("InstanceProfileName").is_some_and(|name| name == "a");
+        match request.action.as_str() {
+            "DeleteInstanceProfile" if is_refused => Some(refused("DeleteConflict", "in use")),
+            _ => delete(request),
+        }
+    }));
+    let names = ["a", "b", "c"].map(str::to_owned).to_vec();
+    let error = delete_each(&clients, names).await.unwrap_err();
+    assert_eq!(error.code, "DeleteConflict");
+    assert_eq!(iam.lock().unwrap().profiles.keys().collect::<Vec<_>>(), ["a"]);
+}
+
+#[tokio::test]
 async fn c36_a_replaced_profile_is_kept_for_an_hour_and_while_it_is_used() {
     let iam = Arc::new(Mutex::new(Iam::default()));
     let (clients, _) = fake_aws::clients(fake(Arc::clone(&iam)));

@@ -147,5 +147,13 @@ fn c33_validation_reports_the_first_problem() {
     verdicts[0].1 = Verdict::Unjudged(String::new());
     assert!(matches!(validate(&tagged, &verdicts, None, None), Some(Verdict::Unknown("DependenciesNotReady", _))));
     assert_eq!(reason(&tagged, &all_true(), None), Some("TagValidationFailed"));
+    let many = |count| (0..count).map(|n| (format!("tag-{n}"), json!(""))).collect::<serde_json::Map<_, _>>();
+    let with_tags = |count| class(json!({"amiFamily": "Custom", "tags": many(count)}));
+    assert_eq!(
+        reason(&with_tags(45), &all_true(), None),
+        Some("TagValidationFailed"),
+        "six more and a launch is refused"
+    );
+    assert_eq!(reason(&with_tags(44), &all_true(), None), None);
     assert_eq!(reason(&class(json!({"amiFamily": "Custom"})), &all_true(), None), None, "dry runs decide");
 }
