@@ -277,6 +277,10 @@ class Moto:
             TagSpecifications=[{"ResourceType": "instance", "Tags": tags(named)}],
         )["Instances"]
 
+    def stop(self, *ids):
+        """Stops instances, at once."""
+        self.aws.ec2.stop_instances(InstanceIds=list(ids))
+
     def terminate(self, *ids):
         """Terminates instances, at once."""
         self.aws.ec2.terminate_instances(InstanceIds=list(ids))

@@ -25,10 +25,10 @@ GRACE, POD_GRACE = 8, 2  # seconds of a drain and of its pod
 UNKNOWN_INSTANCE = "i-0123456789abcdef0"
 
 
-def send(service, source, kind, /, **detail):
-    """Puts an event into the queue as EventBridge does."""
-    now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    event = {"version": "0", "id": f"{time.time_ns():x}", "detail-type": kind, "source": source, "account": aws.ACCOUNT, "time": now}
+def send(service, source, kind, /, *, age=0, **detail):
+    """Puts an event into the queue as EventBridge does, with a time this many seconds ago."""
+    at = (datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=age)).strftime("%Y-%m-%dT%H:%M:%SZ")
+    event = {"version": "0", "id": f"{time.time_ns():x}", "detail-type": kind, "source": source, "account": aws.ACCOUNT, "time": at}
     send_text(service, json.dumps({**event, "region": aws.REGION, "resources": [], "detail": detail}))
 
 
@@ -118,11 +118,18 @@ class TestInterruptions:
     def test_3_an_externally_stopped_instance_is_replaced(self, service, state):
         claim = pick(service)
         id = service.instance_of(claim)
-        if state == "terminated":
-            service.moto.terminate(id)
+        {"stopping": service.moto.stop, "terminated": service.moto.terminate}[state](id)
         send(service, "aws.ec2", "EC2 Instance State-change Notification", **{"instance-id": id, "state": state})
         wait_replaced(service, claim)
         wait_queue_empty(service)
+
+    def test_3a_forged_messages_delete_nothing(self, service):
+        claim = pick(service)
+        id = service.instance_of(claim)
+        send(service, "aws.ec2", "EC2 Instance State-change Notification", age=120, **{"instance-id": id, "state": "terminated"})
+        wait_queue_empty(service)
+        assert service.stowage.metric("stowage_interruption_refused_messages_total", 'reason="running"') == 1
+        assert_undisturbed(service, claim)
 
     def test_3b_later_nodes_are_planned_with_the_memory_of_the_first_ones(self, service, estimated_memory):
         latest = max(service.claims(), key=lambda claim: claim["metadata"]["creationTimestamp"])

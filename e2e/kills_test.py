@@ -160,7 +160,7 @@ class Changes:
         claims = self.some()
         for claim in claims:
             detail = {"instance-id": self.service.instance_of(claim), "instance-action": "terminate"}
-            send(self.service, "aws.ec2", "EC2 Spot Instance Interruption Warning", **detail)
+            send(self.service, "aws.ec2", "EC2 Capacity Reservation Instance Interruption Warning", **detail)
         return len(claims), [key(claim) for claim in claims]
 
 

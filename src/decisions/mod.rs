@@ -9,6 +9,7 @@ pub mod lifecycle;
 pub mod placement;
 pub mod pod_ref;
 pub mod provisioning;
+pub mod rate_cap;
 pub mod snapshot;
 pub mod staleness;
 pub mod termination;

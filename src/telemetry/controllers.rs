@@ -24,6 +24,9 @@ pub struct ControllerMetrics {
     pub stale_decisions: IntCounterVec,
     pub drains_resumed: IntCounter,
     pub cloud_starts_failed: IntCounter,
+    pub messages_refused: IntCounterVec,
+    pub paused: IntGaugeVec,
+    pub capped: IntCounterVec,
 }
 
 impl ControllerMetrics {
@@ -50,6 +53,9 @@ impl ControllerMetrics {
             stale_decisions: register(registry, declared::STALE_DECISIONS.counters())?,
             drains_resumed: register(registry, declared::DRAINS_RESUMED.counter())?,
             cloud_starts_failed: register(registry, declared::CLOUD_STARTS_FAILED.counter())?,
+            messages_refused: register(registry, declared::MESSAGES_REFUSED.counters())?,
+            paused: register(registry, declared::PAUSED.gauges())?,
+            capped: register(registry, declared::RATE_CAPPED.counters())?,
         })
     }
 }

@@ -204,6 +204,15 @@ metrics! {
             "category": "`instance_status`, `system_status`, `event_status`",
         ],
         "Unhealthy instances reported by EC2, counted once per occurrence.";
+    PAUSED = "paused", Kind::Gauge, Leader, ["scope": "`provisioning`, `disruption`"],
+        "1 while the emergency stop pauses a scope, otherwise 0.";
+    RATE_CAPPED = "rate_capped_total", Kind::Counter, Leader, ["action": "`purchase`, `disruption`"],
+        "Nodes that waited since the cap per minute was reached, counted at each attempt.";
+    MESSAGES_REFUSED = "interruption_refused_messages_total", Kind::Counter, Leader, [
+            "message_type": "`spot_interrupted`, `capacity_reservation_interrupted`, `scheduled_change`, `instance_stopped`, `instance_terminated`",
+            "reason": "`running` (EC2 describes the instance as running a minute after the event), `wrong_capacity_type` (such as a spot interruption of an on-demand instance), `too_many` (warnings drained as many nodes in a minute as they may; the message is redelivered)",
+        ],
+        "Messages of the interruption queue that had no effect since they are not confirmed: forged messages, unless the reason is `too_many`.";
 
     CLOUD_DURATION = "cloudprovider_duration_seconds", Kind::Histogram(CLOUD_SECONDS), Ec2, [
             "controller": "always empty",

@@ -1,21 +1,29 @@
 //! Messages of the interruption queue: an interrupted node is marked and tainted at once, its pods get other nodes, then it is
-//! drained and terminated.
+//! drained and terminated. Where others can write to the queue, EC2 confirms the end of an instance first.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures::stream::{self, StreamExt};
 use kube::ResourceExt;
 
+use crate::api::NodeClaim;
+use crate::clock;
 use crate::cloud::{CloudError, Message, MessageKind};
 use crate::controllers::context::Context;
 use crate::controllers::deletion::delete_claim;
 use crate::controllers::disruption::mark::mark;
+use crate::decisions::disruption::mark::DisruptionMark;
+use crate::decisions::interruption::confirmation;
+use crate::decisions::interruption::confirmation::Confirmation;
 use crate::decisions::interruption::response::{InterruptionAction, action, claim_of, kind_label};
+use crate::decisions::rate_cap::RateCap;
 use crate::model::events;
 use crate::model::events::EventSpec;
 use crate::sync::heartbeat;
+use crate::state::object_ext::NodeClaimExt;
+use crate::sync::lock;
 
 /// First and longest wait after a failed read of the queue; the wait doubles.
 const RETRY: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(10));
@@ -39,6 +47,21 @@ pub async fn run(ctx: Arc<Context>) {
 struct Reader {
     /// Consecutive failed reads.
     failures: u32,
+    /// Nodes that warnings drained.
+    warned: Mutex<RateCap>,
+}
+
+/// Why a message is redelivered.
+#[derive(Debug, thiserror::Error)]
+enum Unhandled {
+    #[error("writing an object: {0}")]
+    Api(#[from] kube::Error),
+    #[error("describing the instance: {0}")]
+    Cloud(#[from] CloudError),
+    #[error("EC2 does not confirm it yet")]
+    Unconfirmed,
+    #[error("warnings drained as many nodes in the last minute as they may")]
+    TooMany,
 }
 
 impl Reader {
@@ -57,7 +80,8 @@ impl Reader {
                 return Some(wait);
             }
         };
-        let handled = handle(messages, |message| async move { respond(ctx, &message).await }).await;
+        let warned = &self.warned;
+        let handled = handle(messages, |message| async move { respond(ctx, warned, &message).await }).await;
         if !handled.is_empty()
             && let Err(error) = ctx.cloud.delete_messages(&handled).await
         {
@@ -91,7 +115,7 @@ fn retry_after(failures: u32) -> Duration {
 /// Handled messages are deleted together at the end: the queue is not read meanwhile, so none is redelivered before.
 async fn handle<R>(messages: Vec<Message>, respond: impl Fn(Message) -> R) -> Vec<String>
 where
-    R: Future<Output = Result<(), kube::Error>>,
+    R: Future<Output = Result<(), Unhandled>>,
 {
     let mut by_instance: BTreeMap<String, Vec<Message>> = BTreeMap::new();
     for message in messages {
@@ -134,12 +158,24 @@ fn event_of(kind: MessageKind) -> EventSpec<'static> {
 }
 
 /// Acts on a message, then emits events: time is short.
-async fn respond(ctx: &Context, message: &Message) -> Result<(), kube::Error> {
+async fn respond(ctx: &Context, warned: &Mutex<RateCap>, message: &Message) -> Result<(), Unhandled> {
     let claim = claim_of(&ctx.cluster.read(), &message.instance_id);
     let Some(claim) = claim else { return Ok(()) };
     let kind = kind_label(message.kind);
     tracing::info!(claim = claim.name_any(), instance = message.instance_id, kind, "received interruption message");
     let action = action(message.kind, message.at);
+    if ctx.cloud.capabilities().untrusted_messages {
+        match confirm(ctx, warned, &claim, message, action).await? {
+            Confirmation::Confirmed => {}
+            Confirmation::Unknown => return Err(Unhandled::Unconfirmed),
+            Confirmation::Refused(refusal) => {
+                let (instance, reason) = (&message.instance_id, refusal.label());
+                tracing::warn!(claim = claim.name_any(), instance, kind, reason, "refused interruption message");
+                ctx.metrics.messages_refused.with_label_values(&[kind, reason]).inc();
+                return Ok(());
+            }
+        }
+    }
     match action {
         InterruptionAction::Report => {}
         InterruptionAction::Delete(reason) => delete_claim(ctx, &claim, reason).await?,
@@ -151,6 +187,39 @@ async fn respond(ctx: &Context, message: &Message) -> Result<(), kube::Error> {
         ctx.emit_for_claim_and_node(&claim, event).await;
     }
     Ok(())
+}
+
+/// Confirms a message before it is acted on.
+async fn confirm(
+    ctx: &Context,
+    warned: &Mutex<RateCap>,
+    claim: &NodeClaim,
+    message: &Message,
+    action: InterruptionAction,
+) -> Result<Confirmation, Unhandled> {
+    match action {
+        InterruptionAction::Report => Ok(Confirmation::Confirmed),
+        InterruptionAction::Delete(_) => {
+            let Some(id) = claim.provider_id() else { return Ok(Confirmation::Unknown) };
+            let observed = ctx.cloud.describe(id).await?.map(|instance| instance.state);
+            Ok(confirmation::of_end(observed, message.at, clock::now()))
+        }
+        InterruptionAction::Mark(_) => {
+            let plausible = confirmation::of_warning(message.kind, claim);
+            // Another message about a marked node drains nothing more.
+            if plausible != Confirmation::Confirmed || DisruptionMark::of(claim).is_some() {
+                return Ok(plausible);
+            }
+            let most = confirmation::warned_per_minute(message.kind, ctx.cluster.read().claims.len());
+            match lock(warned).admit(1, most, clock::now()) {
+                0 => {
+                    ctx.metrics.messages_refused.with_label_values(&[kind_label(message.kind), "too_many"]).inc();
+                    Err(Unhandled::TooMany)
+                }
+                _ => Ok(plausible),
+            }
+        }
+    }
 }
 
 #[cfg(test)]
@@ -170,7 +239,7 @@ mod tests {
     #[tokio::test]
     async fn c37_handled_messages_are_deleted_and_others_are_redelivered() {
         let respond = |message: Message| async move {
-            if message.receipt == "r2" { Err(kube::Error::LinesCodecMaxLineLengthExceeded) } else { Ok(()) }
+            if message.receipt == "r2" { Err(Unhandled::Unconfirmed) } else { Ok(()) }
         };
         let messages = [("i-1", "r1"), ("i-2", "r2"), ("i-2", "r3"), ("i-3", "r4")];
         let mut handled = handle(messages.map(|(instance, receipt)| message(instance, receipt)).into(), respond).await;
@@ -182,7 +251,7 @@ mod tests {
     async fn c37_instances_are_handled_concurrently_and_messages_of_an_instance_in_order() {
         // Opens only when all instances wait at the same time.
         let barrier = tokio::sync::Barrier::new(CONCURRENCY);
-        let order = std::sync::Mutex::new(Vec::new());
+        let order = Mutex::new(Vec::new());
         let respond = |message: Message| {
             let (barrier, order) = (&barrier, &order);
             async move {

@@ -1,16 +1,18 @@
 use serde_json::json;
 
 use super::*;
+use crate::cloud::{Instance, InstanceState};
 use crate::controllers::interruption::departure;
 use crate::decisions::disruption::mark::DisruptionMark;
 use crate::decisions::disruption::reason::DisruptionReason;
 use crate::model::labels;
+use crate::model::pause::Pause;
 use crate::model::time::UnixMillis;
 use crate::sync::lock;
 use crate::test_support::cloud::FakeCloud;
 use crate::test_support::failures::{World, first_turn, outcome, transcript};
 use crate::test_support::kubernetes::FakeApi;
-use crate::test_support::objects::{claim, launched, node, node_class};
+use crate::test_support::objects::{claim, instance, launched, node, node_class};
 
 /// The claims `c` and `other` with their nodes x and y.
 fn world() -> World {
@@ -27,7 +29,7 @@ fn world() -> World {
 
 async fn responded(ctx: Arc<Context>, kind: MessageKind) -> String {
     let message = Message { receipt: "r".into(), kind, instance_id: "i-1".into(), at: UnixMillis(4_102_444_800_000) };
-    outcome(respond(&ctx, &message).await)
+    outcome(respond(&ctx, &Mutex::default(), &message).await)
 }
 
 #[tokio::test]
@@ -208,4 +210,90 @@ async fn an_unreadable_queue_is_reported_once_and_its_recovery_once() {
     assert_eq!(world.api.events().len(), 2);
     assert!(world.api.events()[1].starts_with("Normal InterruptionQueueReadable on EC2NodeClass/default: "));
     assert_eq!(seconds(reader.process(&ctx, failure("no again")).await), Some(2), "the backoff starts again");
+}
+
+/// The reader's response to a message of the given kind about `i-1`, and what was written.
+async fn untrusted(cloud: FakeCloud, capacity_type: &str, kind: MessageKind, at: UnixMillis) -> (String, Vec<String>) {
+    let world = world();
+    let meta =
+        json!({"finalizers": [labels::TERMINATION_FINALIZER], "labels": {(labels::CAPACITY_TYPE): capacity_type}});
+    let status = launched("i-1", &["Launched", "Registered", "Initialized"]);
+    world.api.put(&claim("c", &json!({"metadata": meta, "status": status})));
+    let world = world.with_cloud(FakeCloud { untrusted_messages: true, ..cloud });
+    let message = Message { receipt: "r".into(), kind, instance_id: "i-1".into(), at };
+    let done = respond(&world.context(), &Mutex::default(), &message).await;
+    let lines = world.api.lines().into_iter().filter(|line| !line.contains("events")).collect();
+    (done.map_or_else(|error| error.to_string(), |()| "ok".into()), lines)
+}
+
+#[tokio::test]
+async fn nothing_is_deleted_before_ec2_confirms_the_end_of_the_instance() {
+    let described = |state: InstanceState| FakeCloud {
+        instances: Mutex::new(vec![Instance { state, ..instance("i-1", "", 0) }]),
+        ..FakeCloud::default()
+    };
+    let unreadable = FakeCloud { describe_failure: Some(CloudError::Throttled), ..FakeCloud::default() };
+    let (now, old) = (clock::now(), UnixMillis(0));
+    let deleted = "DELETE nodeclaims/c";
+    for (case, cloud, at, expected) in [
+        ("absent", FakeCloud::default(), now, Some(deleted)),
+        ("shutting down", described(InstanceState::ShuttingDown), now, Some(deleted)),
+        ("stopped", described(InstanceState::Stopped), now, Some(deleted)),
+        ("running, just now", described(InstanceState::Running), now, None),
+        ("running, a minute later", described(InstanceState::Running), old, None),
+        ("EC2 does not answer", unreadable, old, None),
+    ] {
+        let (done, lines) = untrusted(cloud, "spot", MessageKind::StateChange, at).await;
+        let is_handled = expected.is_some() || case == "running, a minute later";
+        assert_eq!(done == "ok", is_handled, "{case}: {done}");
+        assert_eq!(lines.first().map(String::as_str), expected, "{case}: {lines:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_spot_warning_about_an_on_demand_instance_is_refused() {
+    for (capacity_type, is_marked) in [("spot", true), ("on-demand", false)] {
+        let kind = MessageKind::SpotInterruption;
+        let (done, lines) = untrusted(FakeCloud::default(), capacity_type, kind, clock::now()).await;
+        assert_eq!((done.as_str(), !lines.is_empty()), ("ok", is_marked), "{capacity_type}: {lines:?}");
+    }
+}
+
+#[tokio::test]
+async fn forged_warnings_drain_few_nodes_per_minute() {
+    let api = FakeApi::default();
+    for n in 0..30 {
+        api.put(&claim(&format!("c-{n}"), &json!({"status": launched(&format!("i-{n}"), &["Launched"])})));
+    }
+    let world = World::new(api).with_cloud(FakeCloud { untrusted_messages: true, ..FakeCloud::default() });
+    let (ctx, mut reader) = (world.context(), Reader::default());
+    let kind = MessageKind::ScheduledChange;
+    let all = |_| {
+        let one = |n| Message { kind, at: clock::now(), ..message(&format!("r-{n}"), &format!("i-{n}")) };
+        (0..30).map(one).collect::<Vec<_>>()
+    };
+    let marked = || world.api.lines().iter().filter(|line| line.starts_with("PATCH nodeclaims/")).count();
+    reader.process(&ctx, Ok(all(()))).await;
+    assert_eq!(marked(), 10);
+    reader.process(&ctx, Ok(all(()))).await;
+    assert_eq!(marked(), 10, "redelivered messages do not count again");
+    let refused = ctx.metrics.messages_refused.with_label_values(&["scheduled_change", "too_many"]).get();
+    assert_eq!(refused, 40);
+}
+
+#[tokio::test]
+async fn the_emergency_stop_holds_back_voluntary_disruption_and_no_interruption() {
+    for (mark, paused, departs) in [
+        ("Underutilized/", "none", true),
+        ("Underutilized/", "all", false),
+        ("SpotInterruption/1970-01-01T00:00:01Z", "all", true),
+    ] {
+        let world = World { watched: false, ..world() };
+        let meta = json!({"annotations": {(labels::DISRUPTING): mark}, "finalizers": [labels::TERMINATION_FINALIZER]});
+        world.api.put(&claim("c", &json!({"metadata": meta, "status": launched("i-1", &["Launched"])})));
+        let ctx = world.context();
+        ctx.cluster.update(|state| state.pause = Some(Pause::parse(Some(paused))));
+        first_turn(departure::run(ctx)).await;
+        assert_eq!(!world.api.lines().is_empty(), departs, "{mark} {paused}");
+    }
 }

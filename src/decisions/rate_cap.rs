@@ -1,0 +1,48 @@
+//! A cap on how often something happens within any minute.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use crate::model::time::UnixMillis;
+
+/// The period that the cap applies to.
+pub const PERIOD: Duration = Duration::from_mins(1);
+
+/// Times of what happened in the last minute: at most as many as the cap admits.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RateCap {
+    admitted: VecDeque<UnixMillis>,
+}
+
+impl RateCap {
+    /// How many of `wanted` may happen now, with at most `most` in any minute; records them.
+    pub fn admit(&mut self, wanted: usize, most: usize, now: UnixMillis) -> usize {
+        while self.admitted.front().is_some_and(|at| at.is_older_than(PERIOD, now)) {
+            self.admitted.pop_front();
+        }
+        let admitted = wanted.min(most.saturating_sub(self.admitted.len()));
+        self.admitted.extend(std::iter::repeat_n(now, admitted));
+        admitted
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_minute_has_more_than_the_cap() {
+        let mut cap = RateCap::default();
+        let start = UnixMillis(1_000_000);
+        assert_eq!(cap.admit(3, 5, start), 3);
+        assert_eq!(cap.admit(3, 5, start + Duration::from_secs(30)), 2, "the rest of the minute");
+        assert_eq!(cap.admit(1, 5, start + PERIOD - Duration::from_millis(1)), 0);
+        assert_eq!(cap.admit(9, 5, start + PERIOD), 3, "the first three are a minute old");
+        assert_eq!(cap.admit(9, 5, start + PERIOD), 0);
+        assert_eq!(cap.admit(1, 0, start + 10 * PERIOD), 0);
+        // A clock that is stepped back closes the cap for that time, and no longer.
+        assert_eq!(cap.admit(5, 5, start + 10 * PERIOD), 5);
+        assert_eq!(cap.admit(5, 5, start), 0);
+        assert_eq!(cap.admit(5, 5, start + 11 * PERIOD), 5);
+    }
+}
