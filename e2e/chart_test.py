@@ -735,6 +735,9 @@ class TestInstalled:
         assert cluster.rights("rights/stowage", lease, VERBS, namespace="rights", name="karpenter-leader-election") == {lease[0]: {"get", "create", "update"}}
         assert cluster.rights("rights/stowage", lease, VERBS, namespace="kube-system", name="karpenter-leader-election") == {}
         assert cluster.rights("rights/stowage", lease, VERBS, namespace="kube-node-lease") == {lease[0]: {"create", "patch"}}
+        pause = [("", "configmaps")]
+        assert cluster.rights("rights/stowage", pause, VERBS, namespace="rights", name="stowage-pause") == {pause[0]: {"list", "watch"}}
+        assert cluster.rights("rights/stowage", pause, VERBS, namespace="rights", name="other") == {}
 
         cluster.install("rights", {**GENERATED, "replicas": 0, "crds.install": False, "settings.cloud": "ec2", "settings.clusterName": "prod"}, command="upgrade")
         ec2 = {key: RIGHTS.get(key, set()) | EC2.get(key, set()) for key in RIGHTS | EC2}

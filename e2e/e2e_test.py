@@ -7,6 +7,7 @@ import json
 import os
 import re
 import sys
+import time
 
 import pytest
 import requests
@@ -335,6 +336,32 @@ class TestOff:
     def test_1_mixed_pods_are_bound_somewhere(self, service):
         run_mixed(service)
         service.assert_no_errors()
+
+    def test_1b_the_emergency_stop_is_obeyed_within_a_second(self, service):
+        mirror, name, space = service.mirror, "stowage-pause", "pause"
+        paused = lambda scope: service.stowage.metric("stowage_paused", f'scope="{scope}"')
+
+        def pause(value):
+            config = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, "namespace": harness.NAMESPACE}, "data": {"pause": value}}
+            begin = time.monotonic()
+            service.plane.apply(config)
+            service.poll(lambda: paused("provisioning"), 10, "provisioning paused", service.stowage.metrics, every=0.02)
+            return time.monotonic() - begin
+
+        took = pause("provisioning")
+        print(f"\nemergency stop: obeyed {took:.2f} s after the write", flush=True)
+        assert took < 1
+        assert paused("disruption") == 0
+        created = mirror.record.claims_created
+        service.plane.apply(workloads.namespace(space), workloads.workload(space, "waiting", 20, 1500, 3000))
+        unbound = lambda: [pod for pod in mirror.pods(space) if not bound_to(pod)]
+        service.wait(lambda: len(mirror.pods(space)) == 20 and unbound(), 30, "pods without a node")
+        # The batch window of pods that wait is over ten seconds later at the latest.
+        time.sleep(12)
+        assert mirror.record.claims_created == created
+        service.api.delete("ConfigMap", name, harness.NAMESPACE)
+        service.wait(lambda: mirror.all_bound(20, space), 120, "all pods bound after the stop")
+        assert mirror.record.claims_created > created
 
     def test_2_the_api_server_accepts_valid_manifests_of_karpenter_and_rejects_invalid_ones(self, service, subtests):
         # The controllers must not act on the manifests.

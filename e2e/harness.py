@@ -168,8 +168,12 @@ class ControlPlane:
         self.script("cert", self.dir, *arguments, "--out", folder)
 
     def service_account(self, account, file):
-        """Writes a kubeconfig of a ServiceAccount, given as namespace/name."""
+        """Writes a kubeconfig of a ServiceAccount, given as namespace/name, with its namespace as in a pod."""
         self.script("kubeconfig", self.dir, "--service-account", account, "--out", file)
+        access = json.loads(pathlib.Path(file).read_text())
+        for context in access["contexts"]:
+            context["context"]["namespace"] = account.partition("/")[0]
+        pathlib.Path(file).write_text(json.dumps(access))
 
     def namespace(self, name):
         """Creates a namespace and waits for its service account: pods are refused until it exists."""

@@ -15,6 +15,7 @@ use tokio::sync::Notify;
 use crate::api::NodeClaim;
 use crate::clock;
 use crate::cloud::Cloud;
+use crate::controllers::caps::Caps;
 use crate::controllers::confirmed_drains::ConfirmedDrains;
 use crate::controllers::derived_state::DerivedState;
 use crate::decisions::demand::may_launch;
@@ -38,6 +39,10 @@ pub struct Settings {
     pub batch_idle: Duration,
     /// Maximum time that a batch stays open.
     pub batch_max: Duration,
+    /// Maximum number of NodeClaims created in any minute.
+    pub max_purchases_per_minute: usize,
+    /// Maximum number of nodes disrupted voluntarily, or collected as garbage, in any minute.
+    pub max_disruptions_per_minute: usize,
     pub plan: PlanSettings,
 }
 
@@ -52,6 +57,7 @@ pub struct Context {
     pub cloud: Arc<dyn Cloud>,
     pub settings: Settings,
     pub metrics: ControllerMetrics,
+    pub caps: Caps,
     /// Notified when the NodeClaims of a plan have been created: they are launched at once.
     pub claims_created: Notify,
     pub confirmed_drains: ConfirmedDrains,
@@ -110,6 +116,7 @@ impl Context {
         let reporter = Reporter { controller: "stowage".into(), instance: None };
         let recorder = Recorder::new(client.clone(), reporter);
         let (claims_created, quarantine, emitted) = (Notify::new(), Mutex::default(), Mutex::default());
+        let caps = Caps::default();
         let confirmed_drains = ConfirmedDrains::default();
         Self {
             client,
@@ -119,6 +126,7 @@ impl Context {
             cloud,
             settings,
             metrics,
+            caps,
             claims_created,
             confirmed_drains,
             quarantine,

@@ -1,6 +1,7 @@
 //! The controllers: each gathers a snapshot of [`crate::state`], calls a pure function that decides what to do, and does it.
 //! Policy belongs in [`crate::decisions`]. Every write may be the last one before a restart: the next pass continues from there.
 
+pub mod caps;
 pub mod cloud_sync;
 pub mod condition_writer;
 pub mod confirmed_drains;
@@ -8,6 +9,7 @@ pub mod context;
 pub mod deletion;
 pub mod derived_state;
 pub mod disruption;
+pub mod emergency_stop;
 pub mod enforcement;
 pub mod interruption;
 pub mod leader;

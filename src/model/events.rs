@@ -282,10 +282,16 @@ events! {
         "`spec.kubelet` holds an expression, and expressions are disabled. Write a number, or set `AWS_FEATURE_GATES` to `NodeClassCEL=true`.";
     NOT_JUDGED = "NotJudged", Warning, NodeClasses, ["EC2NodeClass"], No,
         "A condition could not be evaluated and keeps its last status. The note has the error; the evaluation is retried.";
+    PAUSED = "Paused", Warning, NodeClasses, ["EC2NodeClass"], No,
+        "The ConfigMap `stowage-pause` pauses provisioning, disruption or both. Delete it, or set `pause: none`, to resume.";
     PLACEMENT_GROUP_NOT_FOUND = "PlacementGroupNotFound", Warning, NodeClasses, ["EC2NodeClass"], Condition,
         "`placementGroupSelector` selects no placement group.";
     PLACEMENT_GROUP_RESOLUTION_FAILED = "PlacementGroupResolutionFailed", Warning, NodeClasses, ["EC2NodeClass"], Condition,
         "The placement group could not be read. The note has the error.";
+    RATE_CAPPED = "RateCapped", Warning, NodeClasses, ["EC2NodeClass"], No,
+        "More nodes would be purchased or disrupted in a minute than the settings allow; the rest waits. Find the cause before the cap is raised.";
+    RESUMED = "Resumed", Normal, NodeClasses, ["EC2NodeClass"], No,
+        "The emergency stop pauses nothing any more.";
     RUN_INSTANCES_AUTH_CHECK_FAILED = "RunInstancesAuthCheckFailed", Warning, NodeClasses, ["EC2NodeClass"], Condition,
         "A dry run shows that the controller may not call `ec2:RunInstances` for this class. Allow it in the controller's policy.";
     SECURITY_GROUPS_NOT_FOUND = "SecurityGroupsNotFound", Warning, NodeClasses, ["EC2NodeClass"], Condition,
@@ -293,7 +299,7 @@ events! {
     SUBNETS_NOT_FOUND = "SubnetsNotFound", Warning, NodeClasses, ["EC2NodeClass"], Condition,
         "`subnetSelectorTerms` select no subnets. Correct the terms.";
     TAG_VALIDATION_FAILED = "TagValidationFailed", Warning, NodeClasses, ["EC2NodeClass"], Condition,
-        "`spec.tags` has a reserved key. Remove the key.";
+        "`spec.tags` has a reserved key, or so many tags that an instance has no room for those that are added. Remove some.";
     UNSUPPORTED_ALIAS = "UnsupportedAlias", Warning, NodeClasses, ["EC2NodeClass"], Condition,
         "The image alias is not supported. The note says why.";
     UNSUPPORTED_KUBELET_CONFIGURATION = "UnsupportedKubeletConfiguration", Warning, NodeClasses, ["EC2NodeClass"], Condition,

@@ -9,6 +9,7 @@ pub mod interruption;
 pub mod labels;
 pub mod launch_timing;
 pub mod offering;
+pub mod pause;
 pub mod pod_class;
 pub mod pod_requests;
 pub mod quantity;

@@ -10,6 +10,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::ResourceExt;
 
 use crate::api::{Ec2NodeClass, NodeClaim, NodePool};
+use crate::model::pause::Pause;
 use crate::model::time::UnixMillis;
 use crate::planner::input::default_spread::{DefaultSpread, Services};
 use crate::planner::input::intern::Interner;
@@ -74,6 +75,8 @@ pub struct ClusterState {
     pub volumes: Arc<Volumes>,
     /// Selectors of Services, for default spread constraints; shared with the problems built from this state.
     pub services: Arc<Services>,
+    /// The emergency stop; `None` before it was read.
+    pub pause: Option<Pause>,
     /// Kinds whose first listing is complete.
     pub synced: BTreeSet<&'static str>,
     interner: Interner,
@@ -92,6 +95,11 @@ pub struct ClusterState {
 }
 
 impl ClusterState {
+    /// What the emergency stop pauses; nothing before it was read.
+    pub fn pause(&self) -> Pause {
+        self.pause.unwrap_or_default()
+    }
+
     /// NodeClaims whose holds end after `now`, with the end.
     pub fn held_after(&self, now: UnixMillis) -> impl Iterator<Item = &(UnixMillis, String)> {
         self.held_until.range((UnixMillis(now.0.saturating_add(1)), String::new())..)

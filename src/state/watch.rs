@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use k8s_openapi::api::apps::v1::DaemonSet;
-use k8s_openapi::api::core::v1::{Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod, Service};
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod, Service};
 use k8s_openapi::api::storage::v1::{CSINode, StorageClass};
 use kube::runtime::watcher::{self, Event};
 use kube::runtime::{WatchStreamExt, watcher as watch};
@@ -16,6 +16,8 @@ use kube::{Api, Client, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
 
 use crate::api::{Ec2NodeClass, NodeClaim, NodePool};
+use crate::model::pause;
+use crate::model::pause::Pause;
 use crate::model::time::UnixMillis;
 use crate::state::cluster::Cluster;
 use crate::state::kinds::{KINDS, SERVICES};
@@ -199,6 +201,71 @@ fn key<K: Resource<DynamicType = ()>>(object: &K) -> String {
         Some(namespace) => format!("{namespace}/{}", object.name_any()),
         None => object.name_any(),
     }
+}
+
+/// Wait after the API server denied the right to read the emergency stop.
+const FORBIDDEN_RETRY: Duration = Duration::from_secs(30);
+
+/// Watches the emergency stop: the ConfigMap [`pause::NAME`] in `namespace`. While it cannot be read, the last known value holds.
+pub fn start_pause(client: &Client, cluster: &Arc<Cluster>, namespace: &str) {
+    let api: Api<ConfigMap> = Api::namespaced(client.clone(), namespace);
+    let cluster = Arc::clone(cluster);
+    tokio::spawn(async move {
+        let config =
+            watcher::Config::default().fields(&format!("metadata.name={}", pause::NAME)).timeout(WATCH_SECONDS);
+        let mut stream = pin!(watch(api, config).default_backoff());
+        let mut listed = None;
+        while let Some(event) = stream.next().await {
+            let read = match event {
+                Ok(Event::Init) => {
+                    listed = None;
+                    continue;
+                }
+                Ok(Event::InitApply(object)) => {
+                    listed = Some(paused(&object));
+                    continue;
+                }
+                Ok(Event::InitDone) => listed.take().unwrap_or_default(),
+                Ok(Event::Apply(object)) => paused(&object),
+                Ok(Event::Delete(_)) => Pause::default(),
+                Err(error) => {
+                    tracing::warn!(config_map = pause::NAME, %error, "watch of the emergency stop failed, retrying");
+                    if is_forbidden(&error) {
+                        tokio::time::sleep(FORBIDDEN_RETRY).await;
+                    }
+                    continue;
+                }
+            };
+            if cluster.read().pause != Some(read) {
+                cluster.update(|state| state.pause = Some(read));
+            }
+        }
+    });
+}
+
+fn is_forbidden(error: &watcher::Error) -> bool {
+    use watcher::Error::{InitialListFailed, WatchStartFailed};
+    let (InitialListFailed(kube::Error::Api(status)) | WatchStartFailed(kube::Error::Api(status))) = error else {
+        return false;
+    };
+    status.code == 403
+}
+
+fn paused(object: &ConfigMap) -> Pause {
+    Pause::parse(object.data.as_ref().and_then(|data| data.get(pause::KEY)).map(String::as_str))
+}
+
+/// Waits until the emergency stop was read, at most for `limit`. Returns whether it was.
+pub async fn pause_read(cluster: &Cluster, limit: Duration) -> bool {
+    let mut changes = cluster.changes();
+    let read = async {
+        while cluster.read().pause.is_none() {
+            if changes.changed().await.is_err() {
+                return;
+            }
+        }
+    };
+    tokio::time::timeout(limit, read).await.is_ok()
 }
 
 /// Waits until every watched kind has been listed once.

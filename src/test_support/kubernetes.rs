@@ -227,8 +227,14 @@ impl FakeApi {
 
     fn context_of(&self, cluster: Arc<Cluster>, cloud: Arc<dyn Cloud>, placement: PlacementMode) -> Arc<Context> {
         let plan = PlanSettings::default();
-        let settings =
-            Settings { placement, batch_idle: Duration::from_millis(100), batch_max: Duration::from_secs(1), plan };
+        let settings = Settings {
+            placement,
+            batch_idle: Duration::from_millis(100),
+            batch_max: Duration::from_secs(1),
+            max_purchases_per_minute: 100,
+            max_disruptions_per_minute: 100,
+            plan,
+        };
         let metrics = ControllerMetrics::new(&Registry::new()).unwrap();
         let derived = Arc::default();
         Arc::new(Context::new(self.client(), self.client_without_retries(), cluster, derived, cloud, settings, metrics))

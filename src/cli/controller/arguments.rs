@@ -92,6 +92,12 @@ pub struct ControllerArgs {
     /// Maximum time that a batch stays open.
     #[arg(long, env = "BATCH_MAX_DURATION", default_value = "10s", value_parser = parse_duration)]
     pub batch_max_duration: Duration,
+    /// Maximum number of NodeClaims created in any minute, against runaway purchases.
+    #[arg(long, env = "STOWAGE_MAX_PURCHASES_PER_MINUTE", default_value_t = 1_000)]
+    pub max_purchases_per_minute: usize,
+    /// Maximum number of nodes disrupted voluntarily, or collected as garbage, in any minute.
+    #[arg(long, env = "STOWAGE_MAX_DISRUPTIONS_PER_MINUTE", default_value_t = 200)]
+    pub max_disruptions_per_minute: usize,
     /// Planner settings.
     #[command(flatten)]
     pub plan: PlanArgs,

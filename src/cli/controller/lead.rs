@@ -24,7 +24,8 @@ use crate::controllers::node_claim::{
 use crate::controllers::node_class::{degraded_apis, reconcile};
 use crate::controllers::node_pool::{status, zonal_shift};
 use crate::controllers::provisioning::{pod_events, provisioner};
-use crate::controllers::{Context, cloud_sync};
+use crate::controllers::{Context, cloud_sync, emergency_stop};
+use crate::model::pause;
 use crate::server::AppState;
 use crate::state::object_ext::NodeClaimExt;
 use crate::state::{Cluster, ClusterState, watch};
@@ -34,6 +35,8 @@ use crate::telemetry::controllers::ControllerMetrics;
 pub(crate) const TURN_LIMIT: Duration = Duration::from_mins(3);
 /// The same of loops that wait for AWS: a call is retried for minutes, and waits for the client's rate limit.
 const CLOUD_TURN_LIMIT: Duration = Duration::from_mins(15);
+/// How long a new leader waits for the emergency stop. It is unreadable without the right to read its ConfigMap.
+const PAUSE_READ: Duration = Duration::from_secs(5);
 
 #[allow(clippy::too_many_arguments)]
 pub(crate) fn lead(
@@ -53,6 +56,8 @@ pub(crate) fn lead(
         placement: args.placement,
         batch_idle: args.batch_idle_duration,
         batch_max: args.batch_max_duration,
+        max_purchases_per_minute: args.max_purchases_per_minute,
+        max_disruptions_per_minute: args.max_disruptions_per_minute,
         plan: args.plan.settings(),
     };
     async move {
@@ -73,12 +78,16 @@ pub(crate) fn lead(
         let Some(cloud) = starting.lead_with_cloud(&mut election, &state, &mut stopped, &mut loops).await? else {
             return Ok(());
         };
+        if !watch::pause_read(&cluster, PAUSE_READ).await {
+            tracing::warn!(config_map = pause::NAME, "could not read the emergency stop, nothing is paused");
+        }
         let ctx = Arc::new(Context::new(client, evictions, cluster, derived, cloud, settings, metrics));
         let heartbeats = state.heartbeats.clone();
         let mut start = |name: &'static str, limit: Duration, run: BoxFuture<'static, ()>| {
             loops.spawn(heartbeats.run(name, limit, run));
         };
         // Each of these does nothing when the cloud lacks the capability it needs.
+        start("emergency stop", TURN_LIMIT, emergency_stop::run(Arc::clone(&ctx)).boxed());
         start("tagging", CLOUD_TURN_LIMIT, tagging::run(Arc::clone(&ctx)).boxed());
         start("cloud sync", TURN_LIMIT, cloud_sync::run(Arc::clone(&ctx)).boxed());
         start("instance profiles", CLOUD_TURN_LIMIT, garbage_collection::profiles(Arc::clone(&ctx)).boxed());

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 
+use crate::cli::cluster;
 use crate::cli::controller::api_calls::ApiCalls;
 use crate::cli::controller::arguments::ControllerArgs;
 use crate::cli::controller::clients::Clients;
@@ -17,13 +18,14 @@ use crate::controllers::leader::Candidate;
 use crate::controllers::vitals;
 use crate::decisions::placement::mode::PlacementMode;
 use crate::server::{AppState, Server, ServerConfig};
+use crate::state::watch;
 use crate::state::watch::Watches;
 use crate::state::{Cluster, ClusterState};
 use crate::telemetry::Metrics;
 use crate::telemetry::controllers::ControllerMetrics;
 
 pub(crate) async fn serve(args: &ControllerArgs) -> anyhow::Result<()> {
-    let config = kube::Config::infer()
+    let config = cluster::config()
         .await
         .context("no access to a cluster: set KUBECONFIG, or run in a pod with a service account")?;
     let namespace = match args.leader_election_namespace.as_str() {
@@ -64,6 +66,7 @@ pub(crate) async fn serve(args: &ControllerArgs) -> anyhow::Result<()> {
     let heartbeats = &state.heartbeats;
     Watches { cluster: &cluster, heartbeats, clock: clock::now }
         .start(&watches, !args.plan.scheduler_config.is_empty());
+    watch::start_pause(&watches, &cluster, &config.default_namespace);
     let derived = Arc::new(DerivedState::default());
     if args.placement != PlacementMode::Off {
         let view = extender_view::run(Arc::clone(&cluster), Arc::clone(&derived), Arc::clone(&state.view));

@@ -11,6 +11,7 @@ use kube::ResourceExt;
 
 use crate::api::NodeClaim;
 use crate::clock;
+use crate::controllers::caps::Capped;
 use crate::controllers::context::Context;
 use crate::controllers::deletion::delete_claim;
 use crate::controllers::disruption::mark::{mark, unmark};
@@ -59,13 +60,15 @@ impl Disruption {
     }
 
     async fn pass(&mut self, ctx: &Context, now: UnixMillis) {
-        if ctx.is_stale(Removal::Disruption) {
+        let pause = ctx.pause();
+        if pause.disruption || ctx.is_stale(Removal::Disruption) {
             return;
         }
         let pools = ctx.ready_pools();
         let types = InstanceTypes::new(&pools);
         self.remove_empty(ctx, &types, now).await;
-        if self.replaced.is_older_than(REPLACEMENT_PERIOD, now) {
+        // The pods of a node need another one.
+        if !pause.provisioning && self.replaced.is_older_than(REPLACEMENT_PERIOD, now) {
             self.replaced = now;
             self.replace(ctx, &pools, &types).await;
         }
@@ -126,7 +129,9 @@ async fn take_step(ctx: &Context, claim: Arc<NodeClaim>, step: EmptyNodeStep) {
     }
 }
 
-async fn start_all(ctx: &Context, claims: Vec<String>, reason: DisruptionReason) {
+async fn start_all(ctx: &Context, mut claims: Vec<String>, reason: DisruptionReason) {
+    let admitted = ctx.admit(Capped::Disruption, claims.len()).await;
+    claims.truncate(admitted);
     stream::iter(claims).for_each_concurrent(CONCURRENCY, |name| start(ctx, name, reason)).await;
 }
 

@@ -36,8 +36,11 @@ fn due(ctx: &Context) -> Vec<(Arc<NodeClaim>, DisruptionMark)> {
     }
     let now = clock::now();
     let mut due = departure::due(&state, &ctx.derived.holds(&state, now), now);
-    drop(state);
     // A mark with a deadline is that of an instance that ends anyway.
+    if state.pause().disruption {
+        due.retain(|(_, mark)| mark.deadline.is_some());
+    }
+    drop(state);
     if due.iter().any(|(_, mark)| mark.deadline.is_none()) && ctx.is_stale(Removal::Departure) {
         due.retain(|(_, mark)| mark.deadline.is_some());
     }

@@ -21,8 +21,8 @@ use crate::decisions::interruption::response::{InterruptionAction, action, claim
 use crate::decisions::rate_cap::RateCap;
 use crate::model::events;
 use crate::model::events::EventSpec;
-use crate::sync::heartbeat;
 use crate::state::object_ext::NodeClaimExt;
+use crate::sync::heartbeat;
 use crate::sync::lock;
 
 /// First and longest wait after a failed read of the queue; the wait doubles.

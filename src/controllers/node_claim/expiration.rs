@@ -6,6 +6,7 @@ use std::time::Duration;
 use kube::ResourceExt;
 
 use crate::clock;
+use crate::controllers::caps::Capped;
 use crate::controllers::context::Context;
 use crate::controllers::deletion::delete_claim_or_log;
 use crate::decisions::disruption::reason::DisruptionReason;
@@ -20,9 +21,16 @@ const PERIOD: (Duration, Duration) = (Duration::from_millis(500), Duration::from
 /// Runs until the process ends.
 pub async fn run(ctx: Arc<Context>) {
     loop {
-        let (due, next) = expired(&ctx.cluster.read(), clock::now());
-        let held_up = !due.is_empty() && ctx.is_stale(Removal::Expiration);
-        for claim in due.into_iter().filter(|_| !held_up) {
+        let (mut due, mut next) = expired(&ctx.cluster.read(), clock::now());
+        if ctx.pause().disruption {
+            (due, next) = (vec![], None);
+        }
+        if !due.is_empty() && ctx.is_stale(Removal::Expiration) {
+            due.clear();
+        }
+        let admitted = ctx.admit(Capped::Disruption, due.len()).await;
+        due.truncate(admitted);
+        for claim in due {
             let after = claim.spec.expire_after.as_deref().unwrap_or_default();
             tracing::info!(claim = claim.name_any(), expire_after = after, "deleting expired node claim");
             // The event last: it must not delay the deletion.

@@ -9,6 +9,7 @@ use kube::{Api, ResourceExt};
 use crate::api::NodeClaim;
 use crate::clock;
 use crate::cloud::{Cloud, CloudError, Instance};
+use crate::controllers::caps::Capped;
 use crate::controllers::context::Context;
 use crate::controllers::deletion::{delete_claim_or_log, delete_node, release_node};
 use crate::decisions::disruption::reason::DisruptionReason;
@@ -65,10 +66,11 @@ pub async fn profiles(ctx: Arc<Context>) {
 pub async fn run(ctx: Arc<Context>) {
     let mut passes = 0;
     loop {
-        if !ctx.is_stale(Removal::GarbageCollection) {
+        if !ctx.pause().disruption && !ctx.is_stale(Removal::GarbageCollection) {
             match find(&ctx).await {
                 Ok((garbage, most)) => {
                     passes += 1;
+                    let most = ctx.admit(Capped::Disruption, most.min(garbage.leaked.len())).await;
                     collect(&ctx, garbage, most).await;
                 }
                 Err(error) => tracing::warn!(%error, "failed to list instances, retrying"),

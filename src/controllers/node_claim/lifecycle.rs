@@ -108,6 +108,7 @@ async fn carry_out(ctx: &Context, name: &str, step: &Step) -> Result<Requeue, St
             let patch = json!({"metadata": {"finalizers": finalizers, "resourceVersion": claim.resource_version()}});
             ctx.patch_claim(name, &patch).await?;
         }
+        (Step::Launch, _) if ctx.pause().provisioning => return Ok(Requeue::After(POLL_PERIOD)),
         (Step::Launch, _) => launch::launch(ctx, &claim).await?,
         (Step::Abandon(_), _) if ctx.is_stale(Removal::Abandonment) => return Ok(Requeue::After(POLL_PERIOD)),
         (Step::Abandon(reason), _) => {

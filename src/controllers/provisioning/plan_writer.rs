@@ -11,6 +11,7 @@ use serde_json::json;
 use crate::api::NodeClaim;
 use crate::clock;
 use crate::cloud::launch_group;
+use crate::controllers::caps::Capped;
 use crate::controllers::context::{Context, ignore_not_found, is_rejection};
 use crate::controllers::node_claim::metrics;
 use crate::controllers::provisioning::claim_template::claim_of;
@@ -88,6 +89,9 @@ impl PlanWriter<'_> {
             nodes.push((index, node));
             claims.push(claim_of(&ready.pool, node, self.snapshot, hold_until));
         }
+        let admitted = ctx.admit(Capped::Purchase, claims.len()).await;
+        nodes.truncate(admitted);
+        claims.truncate(admitted);
         launch_group::mark(&mut claims, hold_until);
         let api: Api<NodeClaim> = Api::all(ctx.client.clone());
         let creations = nodes.into_iter().zip(claims).map(|(node, claim)| {

@@ -39,6 +39,7 @@ pub async fn run(ctx: Arc<Context>) {
             ctx.metrics.pods_quarantined.with_label_values(&[cause.as_str()]).set(pods);
         }
         match window {
+            Some(_) if ctx.pause().provisioning => run_loop.next().await,
             Some(window) => {
                 let due = closes_at(&window, ctx.settings.batch_idle, ctx.settings.batch_max);
                 if due <= now {

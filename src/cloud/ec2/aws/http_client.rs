@@ -13,6 +13,7 @@ use aws_smithy_runtime_api::client::http::{
     HttpClient, HttpConnector, HttpConnectorFuture, SharedHttpConnector, http_client_fn,
 };
 use aws_smithy_runtime_api::client::orchestrator::HttpRequest;
+use aws_smithy_runtime_api::client::runtime_components::RuntimeComponents;
 use hyper::Uri;
 
 /// A client that uses `proxy` for every endpoint that is not on the node itself.
@@ -37,7 +38,7 @@ fn client(proxy: ProxyConfig) -> SharedHttpClient {
             .tls_provider(tls::Provider::Rustls(tls::rustls_provider::CryptoMode::Ring))
             .proxy_config(proxy.clone());
         connector.set_connector_settings(settings.cloned());
-        connector.set_sleep_impl(components.and_then(|components| components.sleep_impl()));
+        connector.set_sleep_impl(components.and_then(RuntimeComponents::sleep_impl));
         connector.build()
     })
 }

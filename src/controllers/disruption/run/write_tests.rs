@@ -3,6 +3,7 @@ use serde_json::json;
 use super::*;
 use crate::decisions::disruption::mark::is_tainted;
 use crate::model::labels;
+use crate::model::pause::Pause;
 use crate::state::kinds::KINDS;
 use crate::test_support::failures::{World, outcome, transcript};
 use crate::test_support::kubernetes::store::Refusal;
@@ -218,4 +219,27 @@ async fn f11_an_empty_node_is_not_deleted_while_a_watch_is_stale() {
     }
     run(now).await;
     assert_eq!(deletions(), 1, "with fresh watches the same node is deleted");
+}
+
+#[tokio::test]
+async fn nothing_is_disrupted_while_disruption_is_paused() {
+    for (paused, disrupted) in [("disruption", false), ("provisioning", true)] {
+        // A pod was bound to the marked empty node: its mark is removed in the next pass.
+        let world = world(&json!({(labels::DISRUPTING): "Empty/"}), None);
+        let ctx = world.context();
+        ctx.cluster.update(|state| state.pause = Some(Pause::parse(Some(paused))));
+        let mut disruption = Disruption::new(clock::now());
+        disruption.pass(&ctx, clock::now()).await;
+        assert_eq!(!world.api.lines().is_empty(), disrupted, "{paused}");
+    }
+}
+
+#[tokio::test]
+async fn nodes_beyond_the_cap_are_not_disrupted() {
+    let world = world(&json!({}), None);
+    let ctx = world.context();
+    ctx.admit(Capped::Disruption, ctx.settings.max_disruptions_per_minute - 1).await;
+    start_all(&ctx, vec!["c".into(), "other".into()], DisruptionReason::Empty).await;
+    let marked = world.api.lines().iter().filter(|line| line.starts_with("PATCH nodeclaims/")).count();
+    assert_eq!(marked, 1);
 }

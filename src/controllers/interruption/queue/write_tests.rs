@@ -268,14 +268,14 @@ async fn forged_warnings_drain_few_nodes_per_minute() {
     let world = World::new(api).with_cloud(FakeCloud { untrusted_messages: true, ..FakeCloud::default() });
     let (ctx, mut reader) = (world.context(), Reader::default());
     let kind = MessageKind::ScheduledChange;
-    let all = |_| {
+    let all = || {
         let one = |n| Message { kind, at: clock::now(), ..message(&format!("r-{n}"), &format!("i-{n}")) };
         (0..30).map(one).collect::<Vec<_>>()
     };
     let marked = || world.api.lines().iter().filter(|line| line.starts_with("PATCH nodeclaims/")).count();
-    reader.process(&ctx, Ok(all(()))).await;
+    reader.process(&ctx, Ok(all())).await;
     assert_eq!(marked(), 10);
-    reader.process(&ctx, Ok(all(()))).await;
+    reader.process(&ctx, Ok(all())).await;
     assert_eq!(marked(), 10, "redelivered messages do not count again");
     let refused = ctx.metrics.messages_refused.with_label_values(&["scheduled_change", "too_many"]).get();
     assert_eq!(refused, 40);

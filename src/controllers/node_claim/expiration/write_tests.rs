@@ -2,6 +2,7 @@ use serde_json::json;
 
 use super::*;
 use crate::model::labels;
+use crate::model::pause::Pause;
 use crate::test_support::failures::{World, first_turn, transcript};
 use crate::test_support::kubernetes::{FakeApi, Fault};
 use crate::test_support::objects::claim;
@@ -46,4 +47,17 @@ async fn an_expired_claim_is_deleted_under_every_failure() {
       crash before: stopped; again: waits, 1 write, as undisturbed
       crash after: stopped; again: waits, no write, as undisturbed
     "#);
+}
+
+#[tokio::test]
+async fn nothing_expires_while_disruption_is_paused_or_beyond_the_cap() {
+    let world = world();
+    let ctx = world.context();
+    ctx.cluster.update(|state| state.pause = Some(Pause::parse(Some("disruption"))));
+    first_turn(run(Arc::clone(&ctx))).await;
+    assert!(world.api.lines().is_empty());
+    ctx.cluster.update(|state| state.pause = Some(Pause::default()));
+    ctx.admit(Capped::Disruption, ctx.settings.max_disruptions_per_minute).await;
+    first_turn(run(Arc::clone(&ctx))).await;
+    assert!(world.api.lines().is_empty());
 }

@@ -2,8 +2,9 @@ use serde_json::json;
 
 use super::*;
 use crate::model::labels;
+use crate::model::pause::Pause;
 use crate::test_support::cloud::FakeCloud;
-use crate::test_support::failures::{World, transcript};
+use crate::test_support::failures::{World, first_turn, transcript};
 use crate::test_support::kubernetes::FakeApi;
 use crate::test_support::objects::{claim, instance, launched, node};
 
@@ -92,4 +93,24 @@ async fn an_instance_that_can_not_be_terminated_is_found_again() {
     let counted = ctx.metrics.garbage_collected.with_label_values(&["instance"]).get();
     assert_eq!(counted, 0, "nothing was terminated");
     assert_eq!(world.cloud.calls(), ["terminate aws:///z/i-2", "terminate aws:///z/i-2"]);
+}
+
+#[tokio::test]
+async fn garbage_is_kept_while_disruption_is_paused() {
+    for (paused, calls) in [("disruption", 0), ("provisioning", 1)] {
+        let world = world();
+        let ctx = world.context();
+        ctx.cluster.update(|state| state.pause = Some(Pause::parse(Some(paused))));
+        first_turn(run(ctx)).await;
+        assert_eq!(world.cloud.calls().len(), calls, "{paused}");
+    }
+}
+
+#[tokio::test]
+async fn instances_beyond_the_cap_are_kept() {
+    let world = world();
+    let ctx = world.context();
+    ctx.admit(Capped::Disruption, ctx.settings.max_disruptions_per_minute).await;
+    first_turn(run(ctx)).await;
+    assert!(world.cloud.calls().is_empty());
 }

@@ -1,10 +1,11 @@
 use serde_json::Value;
 
 use super::*;
+use crate::model::pause::Pause;
 use crate::test_support::cloud::FakeCloud;
 use crate::test_support::failures::{World, first_turn, outcome, transcript};
 use crate::test_support::kubernetes::{FakeApi, Fault, Recorded};
-use crate::test_support::objects::{claim, instance, launched, node, node_class};
+use crate::test_support::objects::{catalog, claim, instance, launched, node, node_class};
 
 /// Takes the steps that are due for the claim `c`, one after the other, until none is due or one fails.
 async fn settle(ctx: Arc<Context>) -> String {
@@ -381,4 +382,18 @@ async fn f9_a_claim_is_not_abandoned_while_the_watch_of_nodes_is_stale() {
     signs.record("nodes", now);
     carry_out(&ctx, "c", &step).await.unwrap();
     assert_eq!(world.api.writes().len(), 1, "with fresh watches it is");
+}
+
+#[tokio::test]
+async fn nothing_is_launched_while_provisioning_is_paused() {
+    for (paused, calls) in [("provisioning", 0), ("disruption", 1)] {
+        let requirements = json!([{"key": labels::INSTANCE_TYPE, "operator": "In", "values": ["m5.large"]}]);
+        let world = world(&json!({"spec": {"requirements": requirements}}), None);
+        let world = world.with_cloud(FakeCloud { catalog: Arc::new(catalog()), ..FakeCloud::default() });
+        let ctx = world.context();
+        ctx.cluster.update(|state| state.pause = Some(Pause::parse(Some(paused))));
+        let _ = carry_out(&ctx, "c", &Step::Launch).await;
+        let launches = world.cloud.calls().iter().filter(|call| call.starts_with("launch ")).count();
+        assert_eq!(launches, calls, "{paused}");
+    }
 }

@@ -3,7 +3,9 @@ use std::collections::BTreeMap;
 use serde_json::json;
 
 use super::*;
+use crate::controllers::caps::Capped;
 use crate::model::labels;
+use crate::model::pause::Pause;
 use crate::state::snapshot::SnapshotRequest;
 use crate::test_support::cloud::FakeCloud;
 use crate::test_support::failures::{World, transcript};
@@ -118,4 +120,32 @@ async fn a_pod_moves_from_one_claims_plan_to_another_under_every_failure() {
       crash before: stopped; again: 1 pods, held for {"n/a"}, 1 write, as undisturbed
       crash after: stopped; again: 0 pods, held for {}, no write, as undisturbed
     "#);
+}
+
+#[tokio::test]
+async fn nothing_is_purchased_while_provisioning_is_paused() {
+    for (paused, purchased) in [("provisioning", false), ("all", false), ("disruption", true)] {
+        let world = world();
+        pending(&world, "a", "1500m");
+        let ctx = world.context();
+        ctx.cluster.update(|state| state.pause = Some(Pause::parse(Some(paused))));
+        // Longer than the batch window.
+        let _ = tokio::time::timeout(4 * ctx.settings.batch_max, run(Arc::clone(&ctx))).await;
+        assert_eq!(!world.api.lines().is_empty(), purchased, "{paused}");
+    }
+}
+
+#[tokio::test]
+async fn node_claims_beyond_the_cap_are_planned_again() {
+    let world = world();
+    for name in ["a", "b", "c"] {
+        pending(&world, name, "1500m");
+    }
+    let ctx = world.context();
+    ctx.admit(Capped::Purchase, ctx.settings.max_purchases_per_minute - 2).await;
+    planned(Arc::clone(&ctx)).await;
+    let created = || world.api.lines().iter().filter(|line| *line == "POST nodeclaims").count();
+    assert_eq!(created(), 2);
+    planned(ctx).await;
+    assert_eq!(created(), 2);
 }

@@ -149,10 +149,10 @@ async fn unknown_ids_do_not_hide_the_others() {
     ] {
         let (clients, seen) = fake_aws::clients(Box::new(move |request| {
             let ids = ids(request);
-            match ids.iter().any(|id| gone.contains(&id.as_str())) {
-                true => fake_aws::error("InvalidInstanceID.NotFound", named),
-                false => reservations(&ids.iter().map(|id| item(id, "")).collect::<String>()),
+            if ids.iter().any(|id| gone.contains(&id.as_str())) {
+                return fake_aws::error("InvalidInstanceID.NotFound", named);
             }
+            reservations(&ids.iter().map(|id| item(id, "")).collect::<String>())
         }));
         let describer = describer(&clients);
         let ask = |id: &str| describer.ask(id.to_owned());

@@ -1,0 +1,62 @@
+//! The emergency stop and the caps per minute: bounds on what a defect, a wrong configuration or an attack can purchase and terminate.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::clock;
+use crate::controllers::caps::Capped;
+use crate::controllers::context::Context;
+use crate::controllers::run_loop::{Pace, RunLoop};
+use crate::model::events;
+use crate::model::pause::Pause;
+
+const PACE: Pace = Pace { debounce: Duration::from_millis(50), resync: Duration::from_secs(10) };
+
+impl Context {
+    /// What is paused now.
+    pub fn pause(&self) -> Pause {
+        self.cluster.read().pause()
+    }
+
+    /// How many of `wanted` nodes may be purchased or disrupted now. Reports the rest.
+    pub async fn admit(&self, what: Capped, wanted: usize) -> usize {
+        let most = match what {
+            Capped::Purchase => self.settings.max_purchases_per_minute,
+            Capped::Disruption => self.settings.max_disruptions_per_minute,
+        };
+        let admitted = self.caps.admit(what, wanted, most, clock::now());
+        if admitted < wanted {
+            let action = what.label();
+            tracing::warn!(action, wanted, admitted, most, "cap per minute reached, the rest waits");
+            self.metrics.capped.with_label_values(&[action]).inc_by((wanted - admitted) as u64);
+            let note = format!("the cap of {most} nodes per minute for {action}s is reached; the rest waits");
+            self.emit_for_classes(events::RATE_CAPPED.note(&note)).await;
+        }
+        admitted
+    }
+}
+
+/// Reports changes of the emergency stop until the process ends.
+pub async fn run(ctx: Arc<Context>) {
+    let mut run_loop = RunLoop::new(&ctx.cluster, PACE);
+    let mut last = Pause::default();
+    loop {
+        let pause = ctx.pause();
+        for (scope, is_paused) in [("provisioning", pause.provisioning), ("disruption", pause.disruption)] {
+            ctx.metrics.paused.with_label_values(&[scope]).set(is_paused.into());
+        }
+        if pause != last {
+            last = pause;
+            let paused = pause.label();
+            tracing::warn!(paused, "emergency stop changed");
+            let note = format!("paused by the emergency stop: {paused}");
+            let event =
+                if pause == Pause::default() { events::RESUMED.note(&note) } else { events::PAUSED.note(&note) };
+            ctx.emit_for_classes(event).await;
+        }
+        run_loop.next().await;
+    }
+}
+
+#[cfg(test)]
+mod write_tests;

@@ -1,0 +1,47 @@
+use serde_json::json;
+
+use super::*;
+use crate::test_support::failures::{World, first_turn};
+use crate::test_support::kubernetes::FakeApi;
+use crate::test_support::objects::node_class;
+
+fn world() -> World {
+    let api = FakeApi::default();
+    api.put(&node_class("default", &json!({})));
+    World::new(api)
+}
+
+#[tokio::test]
+async fn changes_of_the_emergency_stop_are_reported_once() {
+    let world = world();
+    let ctx = world.context();
+    let paused = |scope: &str| ctx.metrics.paused.with_label_values(&[scope]).get();
+    first_turn(run(Arc::clone(&ctx))).await;
+    assert!(world.api.events().is_empty(), "nothing is paused");
+    ctx.cluster.update(|state| state.pause = Some(Pause::parse(Some("disruption"))));
+    first_turn(run(Arc::clone(&ctx))).await;
+    assert_eq!(
+        world.api.events(),
+        ["Warning Paused on EC2NodeClass/default: paused by the emergency stop: disruption"]
+    );
+    assert_eq!((paused("provisioning"), paused("disruption")), (0, 1));
+}
+
+#[tokio::test]
+async fn beyond_the_cap_nothing_is_admitted_and_the_rest_is_reported() {
+    let world = world();
+    let ctx = world.context();
+    let most = ctx.settings.max_purchases_per_minute;
+    assert_eq!(ctx.admit(Capped::Purchase, most - 1).await, most - 1);
+    assert!(world.api.events().is_empty());
+    assert_eq!(ctx.admit(Capped::Purchase, 3).await, 1);
+    assert_eq!(ctx.admit(Capped::Purchase, 2).await, 0);
+    assert_eq!(ctx.metrics.capped.with_label_values(&["purchase"]).get(), 4);
+    assert_eq!(
+        world.api.events(),
+        [format!(
+            "Warning RateCapped on EC2NodeClass/default: the cap of {most} nodes per minute for purchases is reached; the rest waits"
+        )]
+    );
+    assert_eq!(ctx.admit(Capped::Disruption, 1).await, 1, "the caps are separate");
+}

@@ -1,0 +1,64 @@
+//! The emergency stop: what an operator pauses with the ConfigMap [`NAME`].
+
+/// Name of the ConfigMap, in the namespace of the service. Without it nothing is paused.
+pub const NAME: &str = "stowage-pause";
+/// Key of the ConfigMap.
+pub const KEY: &str = "pause";
+
+/// What is paused.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Pause {
+    /// No NodeClaim is created, and none is launched. Nodes with pods are not disrupted voluntarily: their pods would find no node.
+    pub provisioning: bool,
+    /// No node is disrupted voluntarily, and no garbage is collected. Interruptions, failed status checks and deletions by users
+    /// continue: the instance is lost anyway, or somebody wants it.
+    pub disruption: bool,
+}
+
+impl Pause {
+    /// Everything.
+    pub const ALL: Self = Self { provisioning: true, disruption: true };
+
+    /// Parses the value of [`KEY`]: `provisioning`, `disruption`, `all`, or `none`. The presence of any other value, or of the
+    /// ConfigMap without the key, pauses everything: whoever writes it wants something to stop, and a typing error must not let it
+    /// continue.
+    pub fn parse(value: Option<&str>) -> Self {
+        match value.map(str::trim) {
+            Some("none") => Self::default(),
+            Some("provisioning") => Self { provisioning: true, disruption: false },
+            Some("disruption") => Self { provisioning: false, disruption: true },
+            _ => Self::ALL,
+        }
+    }
+
+    /// The equivalent value of the ConfigMap.
+    pub fn label(self) -> &'static str {
+        match (self.provisioning, self.disruption) {
+            (false, false) => "none",
+            (true, false) => "provisioning",
+            (false, true) => "disruption",
+            (true, true) => "all",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_unreadable_value_pauses_everything() {
+        for (value, label) in [
+            (Some("none"), "none"),
+            (Some("provisioning"), "provisioning"),
+            (Some(" disruption\n"), "disruption"),
+            (Some("all"), "all"),
+            (Some("false"), "all"),
+            (Some("Disruption"), "all"),
+            (Some(""), "all"),
+            (None, "all"),
+        ] {
+            assert_eq!(Pause::parse(value).label(), label, "{value:?}");
+        }
+    }
+}
