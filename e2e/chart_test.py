@@ -372,6 +372,7 @@ RIGHTS = {
     ("", "persistentvolumeclaims"): READ,
     ("events.k8s.io", "events"): {"create", "patch"},
     ("apps", "daemonsets"): READ,
+    ("policy", "poddisruptionbudgets"): READ,
     ("storage.k8s.io", "storageclasses"): READ,
     ("storage.k8s.io", "csinodes"): READ,
     ("karpenter.sh", "nodepools"): READ | {"patch"},
@@ -397,7 +398,6 @@ RESOURCES = [
     ("rbac.authorization.k8s.io", "clusterrolebindings"),
     ("admissionregistration.k8s.io", "mutatingwebhookconfigurations"),
     ("apiextensions.k8s.io", "customresourcedefinitions"),
-    ("policy", "poddisruptionbudgets"),
 ]
 # Kinds of other projects that the chart has objects of, with the fields that the chart uses. cert-manager's are its own.
 FOREIGN = {

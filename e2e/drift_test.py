@@ -2,6 +2,8 @@
 replaced, within the budgets and only after their pods have another place; nodes past their maximum age are deleted.
 """
 
+import time
+
 import pytest
 
 import aws
@@ -99,6 +101,32 @@ class TestDrift:
         service.wait(replaced, 120, "the expired node deleted and its pod bound elsewhere", lambda: service.mirror.summary("old"))
         assert disrupted(service, "expired") >= 1
         service.api.delete("NodePool", "old")
+        service.assert_no_errors()
+
+    def test_5_a_node_whose_pod_a_disruption_budget_blocks_is_left_alone_and_nothing_is_bought(self, service):
+        space, selector = "kept", {"nodeSelector": {"team": "kept"}}
+        pool = workloads.node_pool(space, consolidate_after="0s", labels={"team": "kept", WAVE: "1"})
+        budget = workloads.disruption_budget(space, "server", min_available=1)
+        service.plane.apply(workloads.namespace(space), pool, budget, workloads.workload(space, "server", 1, 500, 512, **selector))
+        service.wait(lambda: service.mirror.all_bound(1, space) and len(service.names(space)) == 1, 60, "its pod bound")
+        kept, bought = service.names(space)[0], service.mirror.record.claims_created
+        notes = lambda: [event["note"] for event in service.plane.events(kept, "DisruptionBlocked")]
+        blocked = lambda what: any(note.startswith(what) and "pdb prevents pod evictions" in note for note in notes())
+        service.wait(lambda: blocked("underutilized"), 60, "consolidation blocked", notes)
+        service.api.patch("NodePool", space, {"spec": {"template": {"metadata": {"labels": {WAVE: "2"}}}}})
+        service.wait(lambda: blocked("drifted"), 60, "the replacement of the drifted node blocked", notes)
+        assert service.names(space) == [kept] and not any(being_disrupted(claim) for claim in service.claims(space))
+        # A drain that the budget blocks buys nothing either.
+        node = service.claims(space)[0]["status"]["nodeName"]
+        service.api.delete("NodeClaim", kept)
+        drains = lambda: service.plane.events(node, "FailedDraining")
+        service.wait(drains, 60, "the drain blocked", drains)
+        time.sleep(10)
+        assert service.mirror.record.claims_created == bought, "a node was bought for a pod that stays"
+        service.api.delete("PodDisruptionBudget", "server", space)
+        replaced = lambda: kept not in service.names(space) and service.mirror.all_bound(1, space)
+        service.wait(replaced, 120, "the node replaced without the budget", lambda: service.mirror.summary(space))
+        service.api.delete("NodePool", space)
         service.assert_no_errors()
 
 

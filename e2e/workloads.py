@@ -85,12 +85,13 @@ def daemon_set(space, name, cpu, memory):
     return made
 
 
-def disruption_budget(space, name, max_unavailable):
+def disruption_budget(space, name, max_unavailable=None, min_available=None):
+    bound = {"maxUnavailable": max_unavailable} if min_available is None else {"minAvailable": min_available}
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
         "metadata": {"name": name, "namespace": space},
-        "spec": {"maxUnavailable": max_unavailable, "selector": {"matchLabels": {"app": name}}},
+        "spec": {**bound, "selector": {"matchLabels": {"app": name}}},
     }
 
 

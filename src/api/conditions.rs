@@ -18,6 +18,8 @@ pub const LAUNCHED: &str = "Launched";
 pub const REGISTERED: &str = "Registered";
 /// NodeClaim: the Node is initialized.
 pub const INITIALIZED: &str = "Initialized";
+/// NodeClaim: the instance is shutting down.
+pub const INSTANCE_TERMINATING: &str = "InstanceTerminating";
 /// NodeClaim: it no longer matches its NodePool or node class.
 pub const DRIFTED: &str = "Drifted";
 

@@ -1,13 +1,11 @@
 //! The dependencies of every controller, and its writes to the API server.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::api::{Patch, PatchParams};
-use kube::runtime::events as kube_events;
-use kube::runtime::events::{Event, Recorder, Reporter};
 use kube::{Api, Client, Resource, ResourceExt};
 use serde_json::Value;
 use tokio::sync::Notify;
@@ -18,17 +16,18 @@ use crate::cloud::Cloud;
 use crate::controllers::caps::Caps;
 use crate::controllers::confirmed_drains::ConfirmedDrains;
 use crate::controllers::derived_state::DerivedState;
+use crate::controllers::event_recorder::EventRecorder;
 use crate::decisions::demand::may_launch;
+use crate::decisions::lifecycle::instance_checks::InstanceChecks;
 use crate::decisions::placement::mode::PlacementMode;
 use crate::decisions::provisioning::quarantine::Quarantine;
 use crate::decisions::staleness::Removal;
-use crate::model::events::{EventSpec, EventType};
+use crate::model::events::EventSpec;
 use crate::model::time::UnixMillis;
 use crate::planner::input::settings::Settings as PlanSettings;
 use crate::state::Cluster;
 use crate::state::instance_types::ReadyPool;
 use crate::state::watch_signs::Stale;
-use crate::sync::lock;
 use crate::telemetry::controllers::ControllerMetrics;
 
 /// Settings of the controllers.
@@ -63,45 +62,14 @@ pub struct Context {
     pub confirmed_drains: ConfirmedDrains,
     /// Pods that are left out of plans for a while.
     pub quarantine: Mutex<Quarantine>,
-    recorder: Recorder,
-    emitted: Mutex<EmittedEvents>,
+    recorder: EventRecorder,
+    /// Claims with a Node that is not ready whose instance was looked up.
+    pub instance_checks: Mutex<InstanceChecks>,
 }
 
-/// Equal events about one object are emitted at most once in this period.
-const EVENT_REPEAT: Duration = Duration::from_mins(2);
-/// Maximum number of events that are remembered. While so many were emitted in [`EVENT_REPEAT`], no other event is.
-const EVENT_MEMORY: usize = 20_000;
-/// Minimum time between two removals of old events from the memory.
-const EVENT_SWEEP: Duration = Duration::from_secs(5);
-/// Longest note of an event: the API server refuses more than 1,024 characters.
-const EVENT_NOTE_CHARS: usize = 1_000;
+/// Attempts to write the status of a claim that other clients write at the same time.
+const STATUS_ATTEMPTS: u32 = 5;
 
-/// The events that were emitted lately.
-#[derive(Debug, Default)]
-struct EmittedEvents {
-    /// When an event was last emitted, by UID of its object, reason and note.
-    at: HashMap<(String, String, String), UnixMillis>,
-    /// When old events were last removed.
-    swept: UnixMillis,
-}
-
-impl EmittedEvents {
-    /// Records an event; false when it must not be emitted.
-    fn record(&mut self, key: (String, String, String), now: UnixMillis) -> bool {
-        if self.at.len() >= EVENT_MEMORY && self.swept.is_older_than(EVENT_SWEEP, now) {
-            self.swept = now;
-            self.at.retain(|_, at| !at.is_older_than(EVENT_REPEAT, now));
-        }
-        let known = self.at.get(&key);
-        if known.is_some_and(|at| !at.is_older_than(EVENT_REPEAT, now))
-            || known.is_none() && self.at.len() >= EVENT_MEMORY
-        {
-            return false;
-        }
-        self.at.insert(key, now);
-        true
-    }
-}
 
 impl Context {
     pub fn new(
@@ -113,9 +81,8 @@ impl Context {
         settings: Settings,
         metrics: ControllerMetrics,
     ) -> Self {
-        let reporter = Reporter { controller: "stowage".into(), instance: None };
-        let recorder = Recorder::new(client.clone(), reporter);
-        let (claims_created, quarantine, emitted) = (Notify::new(), Mutex::default(), Mutex::default());
+        let recorder = EventRecorder::new(client.clone());
+        let (claims_created, quarantine, instance_checks) = (Notify::new(), Mutex::default(), Mutex::default());
         let caps = Caps::default();
         let confirmed_drains = ConfirmedDrains::default();
         Self {
@@ -131,7 +98,7 @@ impl Context {
             confirmed_drains,
             quarantine,
             recorder,
-            emitted,
+            instance_checks,
         }
     }
 
@@ -158,31 +125,14 @@ impl Context {
             .collect()
     }
 
-    /// Emits an event about an object, unless an equal one was emitted in the last two minutes. A failure is only logged.
-    pub async fn emit(&self, about: ObjectReference, event: EventSpec<'_>) {
-        let (declared, note) = (event.declared(), event.note());
-        let reason = declared.reason();
-        let key = (about.uid.clone().unwrap_or_default(), reason.to_owned(), note.to_owned());
-        {
-            let mut emitted = lock(&self.emitted);
-            let now = clock::now();
-            if !emitted.record(key, now) {
-                return;
-            }
-        }
-        let event = Event {
-            type_: match declared.event_type() {
-                EventType::Warning => kube_events::EventType::Warning,
-                EventType::Normal => kube_events::EventType::Normal,
-            },
-            reason: reason.to_owned(),
-            note: Some(note.chars().take(EVENT_NOTE_CHARS).collect()),
-            action: reason.to_owned(),
-            secondary: None,
-        };
-        if let Err(error) = self.recorder.publish(&event, &about).await {
-            tracing::debug!(%error, reason, "failed to emit event");
-        }
+    /// Emits an event about an object, unless an equal one was emitted in the last two minutes. Returns whether it is written.
+    pub async fn emit(&self, about: ObjectReference, event: EventSpec<'_>) -> bool {
+        self.emit_at(about, event, clock::now()).await
+    }
+
+    /// [`Self::emit`] at this time.
+    pub async fn emit_at(&self, about: ObjectReference, event: EventSpec<'_>, now: UnixMillis) -> bool {
+        self.recorder.emit(&about, event, now).await
     }
 
     /// Emits an event about a NodeClaim.
@@ -215,16 +165,37 @@ impl Context {
         Ok(())
     }
 
-    /// Merge-patches the status of a NodeClaim and applies the response to the state.
-    pub async fn patch_claim_status(&self, name: &str, status: &Value) -> Result<(), kube::Error> {
-        let api: Api<NodeClaim> = Api::all(self.client.clone());
-        let patch = serde_json::json!({ "status": status });
-        let claim = api.patch_status(name, &PatchParams::default(), &Patch::Merge(&patch)).await?;
-        self.cluster.update(|state| state.apply_claim(claim));
+    /// Reads a NodeClaim from the API server and applies it to the state.
+    pub async fn read_claim(&self, name: &str) -> Result<NodeClaim, kube::Error> {
+        let claim = Api::<NodeClaim>::all(self.client.clone()).get(name).await?;
+        self.cluster.update(|state| state.apply_claim(claim.clone()));
+        Ok(claim)
+    }
+
+    /// Writes the status that `next` returns for the present version of a NodeClaim: conditions are a list, and a list that is based
+    /// on an older version would drop what another client wrote. Nothing is written where `next` returns `None`.
+    pub async fn update_claim_status(
+        &self,
+        claim: &NodeClaim,
+        next: impl Fn(&NodeClaim) -> Option<Value>,
+    ) -> Result<(), kube::Error> {
+        let name = claim.name_any();
+        let known = self.cluster.read().claims.get(&name).filter(|known| known.uid() == claim.uid()).cloned();
+        let mut claim = known.map_or_else(|| claim.clone(), |known| (*known).clone());
+        for attempt in 1..=STATUS_ATTEMPTS {
+            let Some(status) = next(&claim) else { return Ok(()) };
+            match self.patch_claim_status_at(&claim, &status).await {
+                Err(error) if is_conflict(&error) && attempt < STATUS_ATTEMPTS => {
+                    claim = self.read_claim(&name).await?
+                }
+                done => return done,
+            }
+        }
         Ok(())
     }
 
-    /// [`Self::patch_claim_status`] that fails with a conflict when the claim was written since it was read.
+    /// Merge-patches the status of a NodeClaim and applies the response to the state. Fails with a conflict when the claim was
+    /// written since it was read.
     pub async fn patch_claim_status_at(&self, claim: &NodeClaim, status: &Value) -> Result<(), kube::Error> {
         let api: Api<NodeClaim> = Api::all(self.client.clone());
         let patch = serde_json::json!({ "metadata": {"resourceVersion": claim.resource_version()}, "status": status });
@@ -293,21 +264,5 @@ pub fn single_values(claim: &NodeClaim) -> BTreeMap<String, String> {
     out
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_memory_of_events_is_bounded() {
-        let (mut emitted, now) = (EmittedEvents::default(), UnixMillis(1_000_000));
-        let key = |number: usize| (number.to_string(), String::new(), String::new());
-        assert!((0..EVENT_MEMORY).all(|number| emitted.record(key(number), now)));
-        assert!(!emitted.record(key(0), now), "repeated");
-        assert!(!emitted.record(key(EVENT_MEMORY), now), "one more");
-        assert_eq!(emitted.at.len(), EVENT_MEMORY);
-        assert!(emitted.record(key(EVENT_MEMORY), now + EVENT_REPEAT));
-        assert_eq!(emitted.at.len(), 1);
-    }
-}
 #[cfg(test)]
 mod write_tests;

@@ -11,12 +11,14 @@ pub mod derived_state;
 pub mod disruption;
 pub mod emergency_stop;
 pub mod enforcement;
+pub mod event_recorder;
 pub mod interruption;
 pub mod leader;
 pub mod node_claim;
 pub mod node_class;
 pub mod node_pool;
 pub mod provisioning;
+pub mod retry_policy;
 pub mod run_loop;
 pub mod vitals;
 

@@ -55,7 +55,8 @@ fn displaced(state: &ClusterState, holds: &Holds, without: &BTreeSet<String>) ->
     let leaving: BTreeSet<&String> = state.claim_index.leaving.iter().chain(without).collect();
     for claim in leaving.into_iter().filter_map(|name| state.claims.get(name)) {
         let Some(node) = state.node_of(claim) else { continue };
-        // A protected pod runs to its end, unless the node has a deadline.
+        // A protected pod, or one whose eviction a PodDisruptionBudget refuses now, stays until then, unless the node has a deadline.
+        // A node purchased for it would stay empty.
         let has_deadline = claim.spec.termination_grace_period.is_some()
             || claim.annotations().contains_key(labels::TERMINATION_TIMESTAMP)
             || claim.annotations().get(labels::DISRUPTING).is_some_and(|mark| !mark.ends_with('/'));
@@ -63,7 +64,8 @@ fn displaced(state: &ClusterState, holds: &Holds, without: &BTreeSet<String>) ->
             let key = pod.key();
             // A bare pod has no successor.
             let has_owner = pod.entry.as_ref().is_ok_and(|entry| entry.owner.is_some());
-            if has_owner && (has_deadline || !pod.do_not_disrupt) && !has_hold.contains(&key) {
+            let stays = || pod.do_not_disrupt || state.pod_budgets.block(pod).is_some();
+            if has_owner && !has_hold.contains(&key) && (has_deadline || !stays()) {
                 out.insert(key);
             }
         }
@@ -130,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn a_protected_pod_is_displaced_only_when_its_node_has_a_deadline() {
+    fn b26_a_protected_or_blocked_pod_is_displaced_only_when_its_node_has_a_deadline() {
         let marked = |mark: &str| json!({"annotations": {(labels::DISRUPTING): mark}});
         let deadline = "SpotInterruption/2026-01-01T00:02:00Z";
         let timestamp = json!({"annotations": {(labels::TERMINATION_TIMESTAMP): "2026-01-01T00:00:00Z"},
@@ -138,23 +140,30 @@ mod tests {
         for (case, meta, spec, displaced) in [
             ("not leaving", json!({}), json!({}), &[][..]),
             ("voluntary", marked("Drifted/"), json!({}), &["n/web"]),
-            ("interrupted", marked(deadline), json!({}), &["n/protected", "n/web"]),
+            ("interrupted", marked(deadline), json!({}), &["n/blocked", "n/protected", "n/web"]),
             (
                 "voluntary, with a grace period",
                 marked("Drifted/"),
                 json!({"terminationGracePeriod": "1h"}),
-                &["n/protected", "n/web"],
+                &["n/blocked", "n/protected", "n/web"],
             ),
-            ("terminated", timestamp, json!({}), &["n/protected", "n/web"]),
+            ("terminated", timestamp, json!({}), &["n/blocked", "n/protected", "n/web"]),
         ] {
             let mut state = state(&meta, &spec);
             let owner =
                 json!({"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r", "uid": "r", "controller": true});
-            for (name, owners, protected) in
-                [("web", json!([owner]), false), ("protected", json!([owner]), true), ("bare", json!([]), false)]
-            {
+            state
+                .pod_budgets
+                .apply(&objects::pod_budget("b", &json!({"spec": {"selector": {"matchLabels": {"app": "blocked"}}}})));
+            for (name, owners, protected) in [
+                ("web", json!([owner]), false),
+                ("protected", json!([owner]), true),
+                ("blocked", json!([owner]), false),
+                ("bare", json!([]), false),
+            ] {
                 let annotation = if protected { "true" } else { "" };
-                let meta = json!({"ownerReferences": owners, "annotations": {(labels::DO_NOT_DISRUPT): annotation}});
+                let meta = json!({"ownerReferences": owners, "labels": {"app": name},
+                    "annotations": {(labels::DO_NOT_DISRUPT): annotation}});
                 put(&mut state, name, &json!({"metadata": meta, "spec": {"nodeName": "x"}}));
             }
             let demand = demand(&state, &Holds::default(), &BTreeSet::new());

@@ -221,8 +221,8 @@ events! {
     SUBNET_DRIFT = "SubnetDrift", Normal, Drift, ["NodeClaim"], Condition,
         "The EC2NodeClass no longer selects the subnet of the instance.";
 
-    DISRUPTION_BLOCKED = "DisruptionBlocked", Normal, Disruption, ["NodeClaim"], Event,
-        "A drifted node cannot be replaced now. The note says why; the replacement is retried.";
+    DISRUPTION_BLOCKED = "DisruptionBlocked", Normal, Disruption, ["NodeClaim", "Node"], Event,
+        "An empty, drifted or underutilized node is not disrupted now: a pod or the Node is protected, PodDisruptionBudgets refuse evictions, or the pods have no other node. The note says why; the node is evaluated again.";
     DISRUPTION_TERMINATING = "DisruptionTerminating", Normal, Disruption, ["NodeClaim"], Event,
         "A voluntary disruption starts. The note has its reason: `Empty`, `Drifted` or `Underutilized`.";
 

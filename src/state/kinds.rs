@@ -1,13 +1,14 @@
 //! The watched kinds.
 
 /// Kinds that must be listed before the first decision.
-pub const KINDS: [&str; 11] = [
+pub const KINDS: [&str; 12] = [
     "pods",
     "nodes",
     "nodeclaims",
     "nodepools",
     "ec2nodeclasses",
     "daemonsets",
+    "poddisruptionbudgets",
     "namespaces",
     "persistentvolumeclaims",
     "persistentvolumes",

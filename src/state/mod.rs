@@ -10,6 +10,7 @@ pub mod kinds;
 pub mod node_state;
 pub mod object_ext;
 pub mod plan_record;
+pub mod pod_budgets;
 pub mod pods;
 pub mod snapshot;
 pub mod snapshot_cache;

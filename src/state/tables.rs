@@ -22,6 +22,7 @@ use crate::state::claim_index::ClaimIndex;
 use crate::state::deleted_uids::DeletedUids;
 use crate::state::object_ext::{NodeClaimExt, NodeExt, ObjectExt};
 use crate::state::plan_record::PlanRecord;
+use crate::state::pod_budgets::PodBudgets;
 use crate::state::pods::{PodRecord, Scheduling};
 
 /// A DaemonSet, which counts as overhead of nodes.
@@ -69,6 +70,8 @@ pub struct ClusterState {
     pub classes: BTreeMap<String, Arc<Ec2NodeClass>>,
     /// DaemonSets by `namespace/name`; invalid ones are left out.
     pub daemons: BTreeMap<String, DaemonRecord>,
+    /// PodDisruptionBudgets.
+    pub pod_budgets: PodBudgets,
     /// Labels of namespaces; shared with the problems built from this state.
     pub namespaces: Arc<BTreeMap<String, Labels>>,
     /// Volume claims, volumes, storage classes and attach limits; shared with the problems built from this state.

@@ -9,6 +9,7 @@ use std::time::Duration;
 use futures::StreamExt;
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod, Service};
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::storage::v1::{CSINode, StorageClass};
 use kube::runtime::watcher::{self, Event};
 use kube::runtime::{WatchStreamExt, watcher as watch};
@@ -101,6 +102,13 @@ impl Watches<'_> {
             |state, set| state.apply_daemon_set(&set),
             ClusterState::delete_daemon_set,
             |state| state.daemons.keys().cloned().collect(),
+        );
+        self.feed(
+            "poddisruptionbudgets",
+            Api::<PodDisruptionBudget>::all(client.clone()),
+            |state, budget| state.pod_budgets.apply(&budget),
+            |state, key| state.pod_budgets.delete(key),
+            |state| state.pod_budgets.keys(),
         );
         self.feed(
             "namespaces",

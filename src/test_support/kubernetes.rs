@@ -31,6 +31,7 @@ use tower::retry::{Policy, RetryLayer};
 
 use crate::cloud::Cloud;
 use crate::controllers::context::{Context, Settings};
+use crate::controllers::retry_policy::retry_policy;
 use crate::decisions::placement::mode::PlacementMode;
 use crate::planner::input::settings::Settings as PlanSettings;
 use crate::state::{Cluster, ClusterState};
@@ -151,6 +152,13 @@ impl FakeApi {
             .collect()
     }
 
+    /// How often each stored event was observed.
+    pub fn event_counts(&self) -> Vec<i64> {
+        let inner = lock(&self.inner);
+        let events = inner.store.all().iter().filter(|(key, _)| key.resource == "events");
+        events.map(|(_, event)| event["series"]["count"].as_i64().unwrap_or(1)).collect()
+    }
+
     /// Writes so far, without events.
     pub fn writes(&self) -> Vec<Recorded> {
         lock(&self.inner).requests.iter().filter(|request| request.is_write()).cloned().collect()
@@ -195,7 +203,7 @@ impl FakeApi {
 
     /// A client with the production retry policy.
     pub fn client(&self) -> Client {
-        let policy = Impatient(RetryPolicy::server_retry(), Arc::clone(&self.inner));
+        let policy = Impatient(retry_policy(), Arc::clone(&self.inner));
         ClientBuilder::new(Server(self.clone()), "default").with_layer(&RetryLayer::new(policy)).build()
     }
 

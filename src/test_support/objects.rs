@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
@@ -52,6 +53,11 @@ pub fn node(name: &str, patch: &Value) -> Node {
 pub fn pod(name: &str, patch: &Value) -> Pod {
     let meta = json!({"name": name, "namespace": "n", "uid": format!("uid-{name}")});
     merged(json!({"metadata": meta, "spec": {"containers": []}}), patch)
+}
+
+/// The PodDisruptionBudget `n/NAME` without a selector.
+pub fn pod_budget(name: &str, patch: &Value) -> PodDisruptionBudget {
+    merged(json!({"metadata": {"name": name, "namespace": "n", "uid": format!("uid-{name}")}, "spec": {}}), patch)
 }
 
 /// The NodePool `name` of the node class `default`.

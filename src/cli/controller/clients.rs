@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use kube::client::ClientBuilder;
-use kube::client::retry::RetryPolicy;
 use kube::{Client, Config};
 use tower::buffer::BufferLayer;
 use tower::retry::RetryLayer;
 
 use crate::cli::controller::api_calls::ApiCalls;
+use crate::controllers::retry_policy::retry_policy;
 
 /// Time limit of a write's response: an admission webhook of others may take 30 s.
 const WRITES: Duration = Duration::from_secs(35);
@@ -24,6 +24,9 @@ const QUEUE: usize = 1024;
 
 /// Time limit of a connection attempt.
 const CONNECT: Duration = Duration::from_secs(5);
+
+/// Requests that wait for their turn to be sent, per client.
+const BUFFERED_REQUESTS: usize = 1_024;
 
 /// The clients.
 pub(crate) struct Clients {
@@ -58,7 +61,7 @@ fn client(config: &Config, calls: &ApiCalls, limit: Duration, retry: bool) -> Re
     // The retries of kube would be hidden from the layer.
     config.default_retry = false;
     let builder = ClientBuilder::try_from(config)?.with_layer(calls).with_layer(&BufferLayer::new(QUEUE));
-    Ok(if retry { builder.with_layer(&RetryLayer::new(RetryPolicy::server_retry())).build() } else { builder.build() })
+    Ok(if retry { builder.with_layer(&RetryLayer::new(retry_policy())).build() } else { builder.build() })
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 use crate::clock;
 use crate::controllers::context::Context;
+use crate::controllers::disruption::blocked::report_blocked;
 use crate::controllers::disruption::simulate::simulate;
 use crate::decisions::disruption::consolidation::{Consolidation, Pause, pause};
 use crate::state::instance_types::{InstanceTypes, ReadyPool};
@@ -22,6 +23,7 @@ pub async fn choose(ctx: &Context, pools: &[ReadyPool], types: &InstanceTypes) -
         }
         Consolidation::begin(&state, &ctx.derived.holds(&state, now), types, now)
     };
+    report_blocked(ctx, "underutilized", &consolidation.blocked).await;
     for candidate in candidates {
         let Some(without) = consolidation.removal(&candidate) else { continue };
         if let Some(outcome) = simulate(ctx, pools, types, &without, now).await {

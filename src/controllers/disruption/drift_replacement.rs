@@ -2,9 +2,9 @@
 
 use crate::clock;
 use crate::controllers::context::Context;
+use crate::controllers::disruption::blocked::report_blocked;
 use crate::controllers::disruption::simulate::simulate;
 use crate::decisions::disruption::drift_replacement::{DriftAttempt, DriftReplacement};
-use crate::model::events;
 use crate::state::instance_types::{InstanceTypes, ReadyPool};
 
 /// Claims whose nodes are to be replaced now, within the budgets of their pools.
@@ -19,9 +19,7 @@ pub async fn choose(
         let state = ctx.cluster.read();
         replacement.begin(&state, &ctx.derived.holds(&state, now), now)
     };
-    for (claim, blocked_by) in &pass.blocked {
-        emit_blocked(ctx, claim, blocked_by).await;
-    }
+    let mut blocked = std::mem::take(&mut pass.blocked);
     for node in std::mem::take(&mut pass.order) {
         match pass.attempt(&node) {
             DriftAttempt::OverBudget => {}
@@ -33,18 +31,11 @@ pub async fn choose(
                 } else {
                     replacement.blocked(&node.claim, now);
                     let why = "its pods fit on no other node, and no node can be launched for them";
-                    emit_blocked(ctx, &node.claim, why).await;
+                    blocked.push((node.claim.clone(), why.to_owned()));
                 }
             }
         }
     }
+    report_blocked(ctx, "drifted", &blocked).await;
     pass.finish()
-}
-
-async fn emit_blocked(ctx: &Context, claim: &str, why: &str) {
-    let claim = ctx.cluster.read().claims.get(claim).cloned();
-    if let Some(claim) = claim {
-        let note = format!("drifted, but can't be replaced now: {why}");
-        ctx.emit_for_claim(&claim, events::DISRUPTION_BLOCKED.note(&note)).await;
-    }
 }

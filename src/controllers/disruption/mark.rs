@@ -15,12 +15,9 @@ use crate::model::labels;
 const ATTEMPTS: u32 = 8;
 const RETRY_DELAY: Duration = Duration::from_millis(200);
 
-/// Marks a claim and taints its node. A mark with an earlier deadline is kept.
+/// Marks a claim and taints its node. A mark with an earlier deadline is kept, also one that was written since `claim` was read.
 pub async fn mark(ctx: &Context, claim: &NodeClaim, mark: DisruptionMark) -> Result<(), kube::Error> {
-    if mark.replaces(DisruptionMark::of(claim)) {
-        let patch = json!({"metadata": {"annotations": {(labels::DISRUPTING): mark.annotation()}}});
-        ctx.patch_claim(&claim.name_any(), &patch).await?;
-    }
+    annotate(ctx, claim, mark).await?;
     let mut changes = ctx.cluster.changes();
     for _ in 1..ATTEMPTS {
         match taint_node_of(ctx, claim).await {
@@ -30,6 +27,24 @@ pub async fn mark(ctx: &Context, claim: &NodeClaim, mark: DisruptionMark) -> Res
         }
     }
     taint_node_of(ctx, claim).await
+}
+
+async fn annotate(ctx: &Context, claim: &NodeClaim, mark: DisruptionMark) -> Result<(), kube::Error> {
+    let (name, mut known) = (claim.name_any(), claim.clone());
+    for attempt in 1..=ATTEMPTS {
+        if !mark.replaces(DisruptionMark::of(&known)) {
+            return Ok(());
+        }
+        let version = known.resource_version();
+        let annotations = json!({(labels::DISRUPTING): mark.annotation()});
+        let patch = json!({"metadata": {"resourceVersion": version, "annotations": annotations}});
+        match ctx.patch_claim(&name, &patch).await {
+            // Another client wrote the claim; its mark may have an earlier deadline.
+            Err(error) if is_conflict(&error) && attempt < ATTEMPTS => known = ctx.read_claim(&name).await?,
+            done => return done,
+        }
+    }
+    Ok(())
 }
 
 async fn taint_node_of(ctx: &Context, claim: &NodeClaim) -> Result<(), kube::Error> {

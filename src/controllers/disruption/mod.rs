@@ -1,5 +1,6 @@
 //! Voluntary disruption: empty, drifted and underutilized nodes; and the mark and taint of every disruption.
 
+pub mod blocked;
 pub mod consolidation;
 pub mod drift_replacement;
 pub mod mark;

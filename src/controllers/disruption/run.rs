@@ -3,6 +3,7 @@
 //! Every node is marked and tainted first. An empty node is re-validated after a settling period, then deleted or unmarked. A node
 //! with pods is deleted when its pods' replacements are ready ([`crate::controllers::interruption::departure`]).
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,9 +15,11 @@ use crate::clock;
 use crate::controllers::caps::Capped;
 use crate::controllers::context::Context;
 use crate::controllers::deletion::delete_claim;
+use crate::controllers::disruption::blocked::report_blocked;
 use crate::controllers::disruption::mark::{mark, unmark};
 use crate::controllers::disruption::taint::taint;
 use crate::controllers::disruption::{consolidation, drift_replacement};
+use crate::decisions::disruption::blocks::budget_block_of_claim;
 use crate::decisions::disruption::candidates::{allowances, candidates};
 use crate::decisions::disruption::drift_replacement::DriftReplacement;
 use crate::decisions::disruption::emptiness::{self, EmptyNodeStep};
@@ -76,20 +79,27 @@ impl Disruption {
 
     /// One pass for empty nodes and abandoned replacements.
     async fn remove_empty(&mut self, ctx: &Context, types: &InstanceTypes, now: UnixMillis) {
-        let (chosen, steps) = {
+        let (found, steps) = {
             let state = ctx.cluster.read();
             let holds = ctx.derived.holds(&state, now);
             let allowances = allowances(&state, DisruptionReason::Empty, now);
-            let chosen = emptiness::choose(&candidates(&state, &holds, types), &allowances, now);
-            (chosen, self.marked.empty_steps(&state, &holds, now))
+            let block = |claim: &str| budget_block_of_claim(&state, claim);
+            let found = emptiness::choose(&candidates(&state, &holds, types), &allowances, block, now);
+            (found, self.marked.empty_steps(&state, &holds, now))
         };
         stream::iter(steps).for_each_concurrent(CONCURRENCY, |(claim, step)| take_step(ctx, claim, step)).await;
         let abandoned = self.marked.abandoned(&ctx.cluster.read(), now);
-        for claim in abandoned {
+        for claim in &abandoned {
             self.drift.abandoned(&claim.name_any(), now);
-            cancel(ctx, &claim, "its pods found no other node in time").await;
+            cancel(ctx, claim, "its pods found no other node in time").await;
         }
-        start_all(ctx, chosen, DisruptionReason::Empty).await;
+        // After the abandoned ones: their mark may remain where only the taint could be removed.
+        let abandoned: BTreeSet<String> = abandoned.iter().map(|claim| claim.name_any()).collect();
+        let mut untainted = MarkedNodes::untainted(&ctx.cluster.read());
+        untainted.retain(|claim| !abandoned.contains(&claim.name_any()));
+        stream::iter(untainted).for_each_concurrent(CONCURRENCY, |claim| retaint(ctx, claim)).await;
+        start_all(ctx, found.chosen, DisruptionReason::Empty).await;
+        report_blocked(ctx, "empty", &found.blocked).await;
     }
 
     /// One pass for drifted nodes, or else for underutilized ones.
@@ -126,6 +136,14 @@ async fn take_step(ctx: &Context, claim: Arc<NodeClaim>, step: EmptyNodeStep) {
     };
     if let Err(error) = result {
         tracing::warn!(claim = name, ?step, %error, "failed to remove empty node, retrying");
+    }
+}
+
+async fn retaint(ctx: &Context, claim: Arc<NodeClaim>) {
+    let node = ctx.cluster.read().node_of(&claim).cloned();
+    let Some(node) = node else { return };
+    if let Err(error) = taint(ctx, &node).await {
+        tracing::warn!(claim = claim.name_any(), %error, "failed to taint marked node, retrying");
     }
 }
 

@@ -25,24 +25,55 @@ const PACE: Pace = Pace { debounce: Duration::from_millis(20), resync: Duration:
 /// Concurrent nominations.
 const CONCURRENCY: usize = 32;
 
+/// What became of nominations.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Nominated {
+    /// The API server accepted them.
+    pub accepted: usize,
+    /// The API server refused them, or the pods no longer exist: another attempt has the same result.
+    pub refused: usize,
+    /// No such answer: another attempt may succeed.
+    pub failed: usize,
+}
+
 /// Nominates pods to a node. Failures are logged; the next pass tries again.
-pub async fn nominate(ctx: &Context, node: &str, pods: Vec<PodRef>) {
+pub async fn nominate(ctx: &Context, node: &str, pods: Vec<PodRef>) -> Nominated {
     let patches = pods.into_iter().map(|pod| {
         let api: Api<Pod> = Api::namespaced(ctx.client.clone(), &pod.namespace);
         async move {
             let patch = json!({"metadata": {"uid": pod.uid}, "status": {"nominatedNodeName": node}});
             let result = api.patch_status(&pod.name, &PatchParams::default(), &Patch::Merge(&patch)).await;
             match result {
-                Ok(changed) => ctx.cluster.update(|state| state.apply_pod(&changed, clock::now())),
-                Err(error) if is_not_found(&error) || is_conflict(&error) => {}
-                Err(error) => tracing::warn!(pod = pod.name, %error, "failed to nominate pod"),
+                Ok(changed) => {
+                    ctx.cluster.update(|state| state.apply_pod(&changed, clock::now()));
+                    ctx.metrics.nominations.inc();
+                    Nominated { accepted: 1, ..Nominated::default() }
+                }
+                Err(error) if is_not_found(&error) || is_conflict(&error) => {
+                    Nominated { refused: 1, ..Nominated::default() }
+                }
+                Err(error) => {
+                    tracing::warn!(pod = pod.name, %error, "failed to nominate pod");
+                    let refused = usize::from(matches!(&error, kube::Error::Api(status) if is_final(status.code)));
+                    Nominated { refused, failed: 1 - refused, ..Nominated::default() }
+                }
             }
         }
     });
-    let mut results = stream::iter(patches).buffer_unordered(CONCURRENCY);
-    while results.next().await.is_some() {
-        ctx.metrics.nominations.inc();
-    }
+    let results = stream::iter(patches).buffer_unordered(CONCURRENCY);
+    let sum = |sum: Nominated, one: Nominated| async move {
+        Nominated {
+            accepted: sum.accepted + one.accepted,
+            refused: sum.refused + one.refused,
+            failed: sum.failed + one.failed,
+        }
+    };
+    results.fold(Nominated::default(), sum).await
+}
+
+/// Whether another attempt has the same result: the request itself is refused, for another reason than the load.
+fn is_final(code: u16) -> bool {
+    (400..500).contains(&code) && code != 408 && code != 429
 }
 
 /// Runs on the leader until the process ends.

@@ -18,6 +18,9 @@ use crate::state::object_ext::NodeExt;
 /// Wait for a node that is not ready to be opened.
 const POLL_PERIOD: Duration = Duration::from_millis(50);
 
+/// Wait after nominations that failed.
+const RETRY_PERIOD: Duration = Duration::from_secs(1);
+
 /// Result of [`open`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Opening {
@@ -44,9 +47,15 @@ pub async fn open(ctx: &Context, claim: &NodeClaim, node: &Node) -> Result<Openi
         opening(&state, &ctx.derived.holds(&state, now), claim, node, placement, now)
     };
     if !opening.nominate.is_empty() {
-        nominate(ctx, &name, opening.nominate).await;
-        // The node is opened in the next pass, when our own watch shows the nominations.
-        return Ok(Opening::Wait(Duration::ZERO));
+        let nominated = nominate(ctx, &name, opening.nominate).await;
+        if nominated.accepted > 0 {
+            // The node is opened in the next pass, when our own watch shows the nominations.
+            return Ok(Opening::Wait(Duration::ZERO));
+        }
+        if nominated.failed > 0 {
+            return Ok(Opening::Wait(RETRY_PERIOD));
+        }
+        // The remaining nominations are refused. The planned taint or the extender keeps other pods off.
     }
     let planned_taint = opening.planned_taint;
     let removed = [labels::UNREGISTERED_TAINT, labels::PLANNED_TAINT];

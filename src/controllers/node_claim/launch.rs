@@ -264,10 +264,11 @@ fn brief(message: &str) -> &str {
 
 /// Writes to the Launched condition why the claim is not launched.
 async fn report_not_launched(ctx: &Context, claim: &NodeClaim, reason: &str, message: &str) -> Result<(), kube::Error> {
-    match unlaunched_conditions(claim, reason, message, clock::now()) {
-        Some(list) => ctx.patch_claim_status(&claim.name_any(), &json!({ "conditions": list })).await,
-        None => Ok(()),
-    }
+    let status = |claim: &NodeClaim| {
+        let list = unlaunched_conditions(claim, reason, message, clock::now());
+        list.map(|list| json!({ "conditions": list }))
+    };
+    ctx.update_claim_status(claim, status).await
 }
 
 /// Conditions of a claim that is not launched; `None` when it has them already.
@@ -305,19 +306,22 @@ async fn record(
         metadata["annotations"] = json!(class_annotations(class, &ca));
     }
     ctx.patch_claim(&name, &json!({ "metadata": metadata })).await?;
-    let mut writer = ConditionWriter::for_claim(claim, clock::now());
-    writer.edit().set_true(LAUNCHED);
-    let mut status = json!({
-        "providerID": instance.provider_id,
-        "imageID": instance.image_id,
-        "conditions": writer.finish(),
-    });
-    if let Some(found) = found {
-        let (capacity, allocatable) = capacity_and_allocatable(found, claim, class);
-        status["capacity"] = json!(capacity.to_map());
-        status["allocatable"] = json!(allocatable.to_map());
-    }
-    ctx.patch_claim_status(&name, &status).await?;
+    let status = |claim: &NodeClaim| {
+        let mut writer = ConditionWriter::for_claim(claim, clock::now());
+        writer.edit().set_true(LAUNCHED);
+        let mut status = json!({
+            "providerID": instance.provider_id,
+            "imageID": instance.image_id,
+            "conditions": writer.finish(),
+        });
+        if let Some(found) = found {
+            let (capacity, allocatable) = capacity_and_allocatable(found, claim, class);
+            status["capacity"] = json!(capacity.to_map());
+            status["allocatable"] = json!(allocatable.to_map());
+        }
+        Some(status)
+    };
+    ctx.update_claim_status(claim, status).await?;
     tracing::info!(
         claim = name,
         instance = instance.id,

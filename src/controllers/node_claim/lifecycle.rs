@@ -30,7 +30,7 @@ use crate::decisions::staleness::Removal;
 use crate::model::events;
 use crate::model::labels;
 use crate::model::time::UnixMillis;
-use crate::state::object_ext::ObjectExt;
+use crate::state::object_ext::{NodeClaimExt, ObjectExt};
 use crate::sync::lock;
 
 const PACE: Pace = Pace { debounce: Duration::from_millis(20), resync: Duration::from_millis(500) };
@@ -143,6 +143,10 @@ async fn carry_out(ctx: &Context, name: &str, step: &Step) -> Result<Requeue, St
         (Step::DeleteNode, Some(node)) => delete_node(ctx, node).await?,
         (Step::DeleteClaim, _) => request_deletion(ctx, &claim).await?,
         (Step::Drain, Some(node)) => {
+            if is_instance_gone(ctx, &claim, node).await {
+                tracing::info!(claim = name, node = node.name_any(), "instance is gone, drain skipped");
+                return terminate(ctx, &claim, Some(node)).await;
+            }
             return Ok(match drain(ctx, &claim, node).await? {
                 DrainProgress::InProgress => Requeue::After(POLL_PERIOD),
                 DrainProgress::Blocked { until } => Requeue::Backoff { until },
@@ -154,6 +158,21 @@ async fn carry_out(ctx: &Context, name: &str, step: &Step) -> Result<Requeue, St
         (_, _) => {}
     }
     Ok(Requeue::Now)
+}
+
+/// Whether the cloud no longer has the instance of a node that is not ready. Asks rarely; a failure is no answer.
+async fn is_instance_gone(ctx: &Context, claim: &NodeClaim, node: &Node) -> bool {
+    let name = claim.name_any();
+    let Some(id) = claim.provider_id().filter(|_| lock(&ctx.instance_checks).is_due(&name, node, clock::now())) else {
+        return false;
+    };
+    match ctx.cloud.describe(id).await {
+        Ok(found) => found.is_none(),
+        Err(error) => {
+            tracing::debug!(claim = name, %error, "failed to look up the instance of a draining node");
+            false
+        }
+    }
 }
 
 async fn learn_partition(ctx: &Context, claim: &NodeClaim) -> Result<Requeue, StepError> {

@@ -6,6 +6,7 @@ use k8s_openapi::api::core::v1::{Node, Taint};
 use kube::{Resource, ResourceExt};
 use serde_json::{Value, json};
 
+use crate::api::conditions::Conditions;
 use crate::api::{NodeClaim, conditions};
 use crate::clock;
 use crate::controllers::condition_writer::ConditionWriter;
@@ -53,10 +54,12 @@ pub fn sync_patch(claim: &NodeClaim, node: &Node) -> Value {
 
 /// Sets the Registered condition and the claim's node name.
 pub async fn register(ctx: &Context, claim: &NodeClaim, node: &Node) -> Result<(), kube::Error> {
-    let mut writer = ConditionWriter::for_claim(claim, clock::now());
-    writer.edit().set_true(conditions::REGISTERED);
-    let status = json!({"nodeName": node.name_any(), "conditions": writer.finish()});
-    ctx.patch_claim_status(&claim.name_any(), &status).await?;
+    let status = |claim: &NodeClaim| {
+        let mut writer = ConditionWriter::for_claim(claim, clock::now());
+        writer.edit().set_true(conditions::REGISTERED);
+        Some(json!({"nodeName": node.name_any(), "conditions": writer.finish()}))
+    };
+    ctx.update_claim_status(claim, status).await?;
     ctx.metrics.nodes_registered.inc();
     Ok(())
 }
@@ -64,9 +67,7 @@ pub async fn register(ctx: &Context, claim: &NodeClaim, node: &Node) -> Result<(
 /// Labels the Node and sets the Initialized condition.
 pub async fn initialize(ctx: &Context, claim: &NodeClaim, node: &Node) -> Result<(), kube::Error> {
     ctx.patch_node(&node.name_any(), &json!({"metadata": {"labels": {(labels::INITIALIZED): "true"}}})).await?;
-    let mut writer = ConditionWriter::for_claim(claim, clock::now());
-    writer.edit().set_true(conditions::INITIALIZED);
-    write_changed(ctx, claim, writer).await?;
+    write_condition(ctx, claim, |list| list.set_true(conditions::INITIALIZED)).await?;
     tracing::info!(claim = claim.name_any(), node = node.name_any(), "initialized");
     Ok(())
 }
@@ -97,14 +98,19 @@ pub async fn report_duplicate_nodes(ctx: &Context, claim: &NodeClaim) -> Result<
 
 /// Writes to the Initialized condition why the Node is not initialized.
 pub async fn report_uninitialized(ctx: &Context, claim: &NodeClaim, reason: &str) -> Result<(), kube::Error> {
-    let mut writer = ConditionWriter::for_claim(claim, clock::now());
-    writer.edit().set_unknown(conditions::INITIALIZED, reason, "");
-    write_changed(ctx, claim, writer).await
+    write_condition(ctx, claim, |list| list.set_unknown(conditions::INITIALIZED, reason, "")).await
 }
 
-async fn write_changed(ctx: &Context, claim: &NodeClaim, writer: ConditionWriter) -> Result<(), kube::Error> {
-    match writer.changed() {
-        Some(list) => ctx.patch_claim_status(&claim.name_any(), &json!({ "conditions": list })).await,
-        None => Ok(()),
-    }
+/// Writes the conditions of a claim with one change, if it is a change.
+pub async fn write_condition(
+    ctx: &Context,
+    claim: &NodeClaim,
+    edit: impl Fn(&mut Conditions<'_>) -> bool,
+) -> Result<(), kube::Error> {
+    let status = |claim: &NodeClaim| {
+        let mut writer = ConditionWriter::for_claim(claim, clock::now());
+        edit(&mut writer.edit());
+        writer.changed().map(|list| json!({ "conditions": list }))
+    };
+    ctx.update_claim_status(claim, status).await
 }

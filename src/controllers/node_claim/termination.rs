@@ -6,10 +6,11 @@ use futures::future::join_all;
 use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
 
-use crate::api::NodeClaim;
+use crate::api::{NodeClaim, conditions};
 use crate::cloud::CloudError;
 use crate::controllers::context::Context;
 use crate::controllers::deletion::{release_claim, release_node};
+use crate::controllers::node_claim::registration::write_condition;
 use crate::controllers::node_claim::step_error::StepError;
 use crate::decisions::lifecycle::launch_group::left_behind;
 use crate::decisions::lifecycle::queue::Requeue;
@@ -33,6 +34,11 @@ pub async fn terminate(ctx: &Context, claim: &NodeClaim, node: Option<&Node>) ->
     // Every instance is terminated, also when the call for another one fails.
     let shutting_down = join_all(ids.iter().map(|id| ctx.cloud.terminate(id))).await;
     if shutting_down.iter().any(|result| matches!(result, Ok(true))) {
+        // Budgets count the node until then. A failed write does not delay the termination.
+        let written = write_condition(ctx, claim, |list| list.set_true(conditions::INSTANCE_TERMINATING)).await;
+        if let Err(error) = written {
+            tracing::debug!(claim = claim.name_any(), %error, "failed to write the condition of a terminating instance");
+        }
         return Ok(Requeue::After(POLL_PERIOD));
     }
     shutting_down.into_iter().collect::<Result<Vec<bool>, _>>().map_err(retry)?;

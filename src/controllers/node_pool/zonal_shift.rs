@@ -7,11 +7,13 @@ use std::time::Duration;
 use kube::ResourceExt;
 
 use crate::api::NodePool;
+use crate::clock;
 use crate::controllers::context::{Context, reference};
 use crate::model::events;
 use crate::model::events::EventSpec;
 use crate::model::labels;
 use crate::model::requirement::Requirements;
+use crate::model::time::UnixMillis;
 use crate::state::ClusterState;
 use crate::sync::heartbeat;
 
@@ -37,28 +39,48 @@ fn users(state: &ClusterState, zone: &str) -> Vec<Arc<NodePool>> {
 /// Runs until the process ends. Does nothing when the cloud does not report the status of its services.
 pub async fn run(ctx: Arc<Context>) {
     let Some(services) = ctx.cloud.capabilities().service_status else { return heartbeat::rest_forever().await };
-    let mut before: BTreeSet<String> = BTreeSet::new();
+    let mut reports = Reports::default();
     loop {
-        let now = services.shifted_zones();
-        for zone in now.difference(&before) {
-            let note = format!("zonal shift away from {zone}: nothing is launched there, and its nodes are left alone");
-            emit(&ctx, zone, events::ZONAL_SHIFT_ACTIVE.note(&note)).await;
-        }
-        for zone in before.difference(&now) {
-            let note = format!("zone {zone} is used again");
-            emit(&ctx, zone, events::ZONAL_SHIFT_CLEARED.note(&note)).await;
-        }
-        before = now;
+        reports.pass(&ctx, &services.shifted_zones(), clock::now()).await;
         heartbeat::rest(tokio::time::sleep(PERIOD)).await;
     }
 }
 
-async fn emit(ctx: &Context, zone: &str, event: EventSpec<'_>) {
+/// What has been reported so far.
+#[derive(Debug, Default)]
+struct Reports {
+    /// Zones whose shift every affected pool has an event about.
+    shifted: BTreeSet<String>,
+}
+
+impl Reports {
+    /// Reports the changes since the last pass. A zone with a refused event is reported again in the next pass.
+    async fn pass(&mut self, ctx: &Context, shifted: &BTreeSet<String>, now: UnixMillis) {
+        let (begun, ended) = (shifted - &self.shifted, &self.shifted - shifted);
+        for zone in begun {
+            let note = format!("zonal shift away from {zone}: nothing is launched there, and its nodes are left alone");
+            if emit(ctx, &zone, events::ZONAL_SHIFT_ACTIVE.note(&note), now).await {
+                self.shifted.insert(zone);
+            }
+        }
+        for zone in ended {
+            let note = format!("zone {zone} is used again");
+            if emit(ctx, &zone, events::ZONAL_SHIFT_CLEARED.note(&note), now).await {
+                self.shifted.remove(&zone);
+            }
+        }
+    }
+}
+
+/// Emits an event about every pool that uses the zone. Returns whether all of them are written.
+async fn emit(ctx: &Context, zone: &str, event: EventSpec<'_>, now: UnixMillis) -> bool {
     let pools = users(&ctx.cluster.read(), zone);
+    let mut all = true;
     for pool in pools {
         tracing::info!(node_pool = pool.name_any(), zone, reason = event.declared().reason(), "zonal shift changed");
-        ctx.emit(reference(&*pool), event).await;
+        all &= ctx.emit_at(reference(&*pool), event, now).await;
     }
+    all
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! Candidates of voluntary disruption: initialized nodes that are not leaving, and what their NodePools allow.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use kube::ResourceExt;
@@ -77,7 +78,11 @@ fn allowance(
 ) -> PoolAllowance {
     let (mut nodes, mut consuming) = (0, 0);
     let claims = state.claims.values().filter(|claim| claim.node_pool() == Some(name));
-    for claim in claims.filter(|claim| claim.has_condition(conditions::INITIALIZED)) {
+    // A node whose instance shuts down is gone for its pods (Karpenter core reference 4.4).
+    let counts = |claim: &&Arc<NodeClaim>| {
+        claim.has_condition(conditions::INITIALIZED) && !claim.has_condition(conditions::INSTANCE_TERMINATING)
+    };
+    for claim in claims.filter(counts) {
         nodes += 1;
         let ready = state.node_of(claim).is_some_and(|node| node.is_ready());
         if claim.is_leaving() || !ready {
@@ -103,4 +108,41 @@ pub fn pods_to_reschedule(state: &ClusterState, holds: &Holds, claim: &NodeClaim
 /// Whether a node has pods that need another node.
 pub fn is_occupied(state: &ClusterState, node: &str) -> bool {
     state.pods_on(node).any(|pod| pod.reschedulable() || pod.recreated_in_place())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::model::labels;
+    use crate::test_support::objects;
+
+    #[test]
+    fn nodes_whose_instance_shuts_down_neither_count_nor_consume() {
+        for (case, deleting, condition, ready, allowed) in [
+            ("all run", false, None, "True", 2),
+            ("one is not ready", false, None, "Unknown", 1),
+            ("one drains", true, None, "True", 1),
+            ("the instance of one shuts down", true, Some(conditions::INSTANCE_TERMINATING), "Unknown", 2),
+        ] {
+            let mut state = ClusterState::default();
+            let budgets = json!([{"nodes": "50%"}]);
+            state.apply_pool(objects::node_pool("p", &json!({"spec": {"disruption": {"budgets": budgets}}})));
+            for n in 0..4 {
+                let (first, id) = (n == 0, format!("i-{n}"));
+                let deletion = (first && deleting).then_some("2026-01-01T00:00:00Z");
+                let meta =
+                    json!({"labels": {(labels::NODE_POOL): "p"}, "deletionTimestamp": deletion, "finalizers": ["f"]});
+                let list: Vec<&str> =
+                    [conditions::INITIALIZED].into_iter().chain(condition.filter(|_| first)).collect();
+                let claim = json!({"metadata": meta, "status": objects::launched(&id, &list)});
+                state.apply_claim(objects::claim(&format!("c{n}"), &claim));
+                let status = json!({"conditions": [{"type": "Ready", "status": if first { ready } else { "True" }}]});
+                let spec = json!({"providerID": format!("aws:///z/{id}")});
+                state.apply_node(objects::node(&format!("x{n}"), &json!({"spec": spec, "status": status})));
+            }
+            assert_eq!(allowances(&state, DisruptionReason::Empty, UnixMillis(0))["p"].nodes, allowed, "{case}");
+        }
+    }
 }

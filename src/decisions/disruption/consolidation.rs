@@ -8,6 +8,7 @@ use std::time::Duration;
 use kube::ResourceExt;
 
 use crate::api::conditions;
+use crate::decisions::disruption::blocks::budget_block_of_claim;
 use crate::decisions::disruption::candidates::{Candidate, PoolAllowance, allowances, candidates, is_occupied};
 use crate::decisions::disruption::reason::DisruptionReason;
 use crate::decisions::disruption::simulate::Outcome;
@@ -82,6 +83,8 @@ pub fn pause(state: &ClusterState, now: UnixMillis) -> Option<Pause> {
 /// One pass over the candidates.
 #[derive(Debug)]
 pub struct Consolidation {
+    /// Claims whose nodes would be candidates, and what blocks their disruption.
+    pub blocked: Vec<(String, String)>,
     allowances: BTreeMap<String, PoolAllowance>,
     accepted: BTreeSet<String>,
     saved: i64,
@@ -105,8 +108,18 @@ impl Consolidation {
             })
         });
         sort_by_price_per_pod(&mut order);
-        order.truncate(MAX_CANDIDATES);
-        (Self { allowances, accepted: BTreeSet::new(), saved: 0 }, order)
+        let mut blocked = Vec::new();
+        let mut chosen = Vec::new();
+        for candidate in order {
+            if chosen.len() == MAX_CANDIDATES {
+                break;
+            }
+            match budget_block_of_claim(state, &candidate.claim) {
+                Some(why) => blocked.push((candidate.claim, why)),
+                None => chosen.push(candidate),
+            }
+        }
+        (Self { blocked, allowances, accepted: BTreeSet::new(), saved: 0 }, chosen)
     }
 
     /// Claims to remove in the simulation of this candidate; `None` when its pool allows no more.
@@ -220,8 +233,8 @@ mod tests {
     #[test]
     fn candidates_are_accepted_cumulatively_within_budget_and_minimum_saving() {
         let allowance = PoolAllowance { consolidate_after: Some(Duration::ZERO), nodes: 2 };
-        let mut pass =
-            Consolidation { allowances: [("p".to_owned(), allowance)].into(), accepted: BTreeSet::new(), saved: 0 };
+        let allowances = [("p".to_owned(), allowance)].into();
+        let mut pass = Consolidation { blocked: vec![], allowances, accepted: BTreeSet::new(), saved: 0 };
         let outcome = |saving| Outcome { saving, ..outcome(true, 0, false) };
         let all = ["a", "b", "c", "d"].map(|name| candidate(name, 1, 100));
         pass.record(&all[0], &outcome(50));
@@ -242,6 +255,34 @@ mod tests {
         assert_eq!(pause(&state, now), None);
         state.apply_pod(&objects::pod("untried", &json!({})), now);
         assert_eq!(pause(&state, now), Some(Pause::PodUnattempted));
+    }
+
+    #[test]
+    fn b49_nodes_whose_pods_a_budget_blocks_take_no_place_among_the_candidates() {
+        let mut state = ClusterState::default();
+        let disruption = json!({"consolidateAfter": "0s", "budgets": [{"nodes": "100%"}]});
+        state.apply_pool(objects::node_pool("p", &json!({"spec": {"disruption": disruption}})));
+        state
+            .pod_budgets
+            .apply(&objects::pod_budget("b", &json!({"spec": {"selector": {"matchLabels": {"app": "blocked"}}}})));
+        for n in 0..MAX_CANDIDATES + 2 {
+            let (claim, node, id) = (format!("c{n:02}"), format!("x{n:02}"), format!("i-{n}"));
+            let meta = json!({"labels": {(labels::NODE_POOL): "p"}});
+            let status = objects::launched(&id, &["Initialized"]);
+            state.apply_claim(objects::claim(&claim, &json!({"metadata": meta, "status": status})));
+            let ready = json!({"conditions": [{"type": "Ready", "status": "True"}]});
+            let spec = json!({"providerID": format!("aws:///z/{id}")});
+            state.apply_node(objects::node(&node, &json!({"spec": spec, "status": ready})));
+            let app = if n < MAX_CANDIDATES { "blocked" } else { "free" };
+            let pod = json!({"metadata": {"labels": {"app": app}}, "spec": {"nodeName": node}});
+            state.apply_pod(&objects::pod(&format!("p{n:02}"), &pod), UnixMillis(0));
+        }
+        let now = UnixMillis(2_000_000_000_000);
+        let (pass, chosen) = Consolidation::begin(&state, &Holds::default(), &InstanceTypes::default(), now);
+        assert_eq!(chosen.iter().map(|candidate| &*candidate.claim).collect::<Vec<_>>(), ["c20", "c21"]);
+        assert_eq!(pass.blocked.len(), MAX_CANDIDATES);
+        let why = "pdb prevents pod evictions: n/b allows no disruption of pod n/p00";
+        assert_eq!(pass.blocked[0], ("c00".to_owned(), why.to_owned()));
     }
 
     #[test]

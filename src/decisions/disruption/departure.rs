@@ -7,6 +7,7 @@ use std::time::Duration;
 use kube::ResourceExt;
 
 use crate::api::{NodeClaim, conditions};
+use crate::decisions::disruption::blocks::budget_block;
 use crate::decisions::disruption::mark::DisruptionMark;
 use crate::decisions::disruption::reason::DisruptionReason;
 use crate::model::time::UnixMillis;
@@ -38,7 +39,7 @@ pub fn due(state: &ClusterState, holds: &Holds, now: UnixMillis) -> Vec<(Arc<Nod
 }
 
 /// Whether a marked claim may be deleted: no pod on its node needs another node, or the replacement of every such pod is ready, or
-/// the deadline is near.
+/// the deadline is near. Without a deadline, PodDisruptionBudgets must also allow the drain to begin.
 fn may_be_deleted(
     state: &ClusterState,
     holds: &Holds,
@@ -56,6 +57,11 @@ fn may_be_deleted(
     let grace = moving.iter().map(|pod| pod.grace_period).max().unwrap_or_default().min(MAX_GRACE_PERIOD);
     if mark.deadline.is_some_and(|deadline| now >= deadline - grace - DRAIN_MARGIN) {
         return true;
+    }
+    // A voluntary drain that PodDisruptionBudgets would refuse at once has time.
+    let has_deadline = mark.deadline.is_some() || claim.spec.termination_grace_period.is_some();
+    if !has_deadline && budget_block(state, &node).is_some() {
+        return false;
     }
     let ready: BTreeSet<&String> = holds
         .by_claim
@@ -121,6 +127,30 @@ mod tests {
         assert!(deleted(true, 10_000), "the replacement is ready");
         assert!(!deleted(false, 74_999));
         assert!(deleted(false, 75_000), "30 s of grace period and 15 s of margin before the deadline");
+    }
+
+    #[test]
+    fn a_voluntary_drain_begins_when_budgets_allow_it() {
+        for (mark, grace, departs) in [
+            ("Drifted/", None, false),
+            ("Drifted/", Some("1h"), true),
+            ("SpotInterruption/1970-01-01T00:02:00Z", None, true),
+        ] {
+            let mut state = state(true);
+            let mut old = claim("old", "i-1", true, &json!({(labels::DISRUPTING): mark}));
+            old.spec.termination_grace_period = grace.map(str::to_owned);
+            state.apply_claim(old);
+            let now = UnixMillis(10_000);
+            let due = |state: &ClusterState| !due(state, &resolve(state, now), now).is_empty();
+            let budget = |allowed: i32| {
+                let status = json!({"disruptionsAllowed": allowed});
+                objects::pod_budget("b", &json!({"spec": {"selector": {}}, "status": status}))
+            };
+            state.pod_budgets.apply(&budget(0));
+            assert_eq!(due(&state), departs, "{mark} {grace:?}");
+            state.pod_budgets.apply(&budget(1));
+            assert!(due(&state), "{mark} {grace:?}");
+        }
     }
 
     #[test]

@@ -2,12 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use k8s_openapi::api::core::v1::Node;
-use kube::ResourceExt;
-
-use crate::api::{NodeClaim, conditions};
+use crate::api::conditions;
+use crate::decisions::disruption::blocks::drift_block;
 use crate::decisions::disruption::candidates::pods_to_reschedule;
-use crate::model::labels;
 use crate::model::time::UnixMillis;
 use crate::state::object_ext::{NodeClaimExt, ObjectExt};
 use crate::state::plan_record::Holds;
@@ -41,24 +38,10 @@ pub fn drifted(state: &ClusterState, holds: &Holds) -> Vec<DriftedNode> {
             pool: claim.node_pool().unwrap_or_default().to_owned(),
             since,
             pods: pods_to_reschedule(state, holds, claim),
-            blocked_by: blocked_by(state, claim, node),
+            blocked_by: drift_block(state, claim, node),
         })
     });
     all.collect()
-}
-
-/// What protects a node. Pods do not when the claim has a `terminationGracePeriod` (Karpenter core reference 4.2).
-fn blocked_by(state: &ClusterState, claim: &NodeClaim, node: &Node) -> Option<String> {
-    let key = labels::DO_NOT_DISRUPT;
-    if node.is_protected() {
-        return Some(format!("its Node has the annotation {key}"));
-    }
-    if claim.spec.termination_grace_period.is_some() {
-        return None;
-    }
-    let name = node.name_any();
-    let protected = state.pods_on(&name).filter(|pod| pod.do_not_disrupt && pod.active());
-    protected.map(crate::state::pods::PodRecord::key).min().map(|pod| format!("pod {pod} has the annotation {key}"))
 }
 
 /// The nodes that may be replaced now, in the order in which they are tried: empty ones first, then by time of the drift. Claims in

@@ -10,23 +10,44 @@ use crate::model::time::UnixMillis;
 /// written are bound by then.
 const SETTLING_PERIOD: Duration = Duration::from_secs(2);
 
-/// Claims to mark as empty, in descending order of price, within each pool's allowance.
-pub fn choose(candidates: &[Candidate], allowances: &BTreeMap<String, PoolAllowance>, now: UnixMillis) -> Vec<String> {
+/// The outcome of a pass over the empty nodes.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct EmptyNodes {
+    /// Claims to mark as empty.
+    pub chosen: Vec<String>,
+    /// Claims that may not be disrupted now, and why.
+    pub blocked: Vec<(String, String)>,
+}
+
+/// Claims to mark as empty, in descending order of price, within each pool's allowance. `block` says what blocks the disruption
+/// of a claim; it is asked only where nothing else does.
+pub fn choose(
+    candidates: &[Candidate],
+    allowances: &BTreeMap<String, PoolAllowance>,
+    block: impl Fn(&str) -> Option<String>,
+    now: UnixMillis,
+) -> EmptyNodes {
     let mut left: BTreeMap<&str, i64> = BTreeMap::new();
     let mut order: Vec<&Candidate> =
         candidates.iter().filter(|candidate| candidate.pods == 0 && !candidate.protected).collect();
     order.sort_by(|a, b| b.price.cmp(&a.price).then_with(|| a.claim.cmp(&b.claim)));
-    let mut chosen = Vec::new();
+    let mut out = EmptyNodes::default();
     for candidate in order {
         let Some(allowance) = allowances.get(&candidate.pool) else { continue };
         let due = allowance.consolidate_after.is_some_and(|after| candidate.quiet_since.is_older_than(after, now));
         let left = left.entry(&candidate.pool).or_insert(allowance.nodes);
-        if due && *left > 0 {
-            *left -= 1;
-            chosen.push(candidate.claim.clone());
+        if !due || *left <= 0 {
+            continue;
+        }
+        match block(&candidate.claim) {
+            Some(why) => out.blocked.push((candidate.claim.clone(), why)),
+            None => {
+                *left -= 1;
+                out.chosen.push(candidate.claim.clone());
+            }
         }
     }
-    chosen
+    out
 }
 
 /// The next step for a claim that was marked as empty.
@@ -79,7 +100,10 @@ mod tests {
     #[test]
     fn b42_a_nominated_node_is_not_empty() {
         // Held pods count as pods on the node.
-        let chosen = |pods| choose(&[candidate("c", pods, 0, 1)], &allowances(Some(0), 10), UnixMillis(1_000_000));
+        let chosen = |pods| {
+            let candidates = [candidate("c", pods, 0, 1)];
+            choose(&candidates, &allowances(Some(0), 10), |_| None, UnixMillis(1_000_000)).chosen
+        };
         assert!(chosen(1).is_empty());
         assert_eq!(chosen(0), ["c"]);
     }
@@ -93,12 +117,20 @@ mod tests {
             candidate("recent", 0, 500, 5),
             Candidate { protected: true, ..candidate("protected", 0, 0, 50) },
         ];
-        let chosen = |after, nodes, now| choose(&all, &allowances(after, nodes), UnixMillis(now));
+        let chosen = |after, nodes, now| choose(&all, &allowances(after, nodes), |_| None, UnixMillis(now)).chosen;
         assert_eq!(chosen(Some(600), 10, 700), ["expensive", "cheap"]);
         assert_eq!(chosen(Some(600), 1, 700), ["expensive"]);
         assert!(chosen(Some(600), 0, 700).is_empty());
         assert!(chosen(Some(600), 10, 599).is_empty(), "too early");
         assert!(chosen(None, 10, i64::MAX / 2).is_empty(), "Never");
+    }
+
+    #[test]
+    fn a_blocked_node_is_reported_and_leaves_the_budget_to_others() {
+        let all = [candidate("cheap", 0, 0, 1), candidate("expensive", 0, 0, 9), candidate("recent", 0, 500, 50)];
+        let block = |claim: &str| (claim != "cheap").then(|| "why".to_owned());
+        let found = choose(&all, &allowances(Some(600), 1), block, UnixMillis(700));
+        assert_eq!((found.chosen, found.blocked), (vec!["cheap".into()], vec![("expensive".into(), "why".into())]));
     }
 
     #[test]

@@ -53,6 +53,18 @@ impl MarkedNodes {
             .collect()
     }
 
+    /// Marked claims whose Node lacks the taint: the mark was written and the taint was not. Those of empty nodes are left to
+    /// [`Self::empty_steps`].
+    pub fn untainted(state: &ClusterState) -> Vec<Arc<NodeClaim>> {
+        let lacks_taint = |claim: &&Arc<NodeClaim>| {
+            let mark = DisruptionMark::of(claim).filter(|_| !claim.is_deleting());
+            mark.is_some_and(|mark| mark.reason != DisruptionReason::Empty)
+                && state.node_of(claim).is_some_and(|node| !is_tainted(node))
+        };
+        let marked = state.claim_index.leaving.iter().filter_map(|name| state.claims.get(name));
+        marked.filter(lacks_taint).cloned().collect()
+    }
+
     /// Marked claims whose pods have found no other node in time.
     pub fn abandoned(&mut self, state: &ClusterState, now: UnixMillis) -> Vec<Arc<NodeClaim>> {
         let timeout = |claim: &NodeClaim| {

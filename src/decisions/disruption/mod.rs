@@ -1,5 +1,6 @@
 //! Voluntary disruption: which nodes to remove, when, and when a marked node may be deleted.
 
+pub mod blocks;
 pub mod budget;
 pub mod candidates;
 pub mod consolidation;

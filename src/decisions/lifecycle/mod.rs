@@ -6,6 +6,7 @@ pub mod drift_hash;
 pub mod expiration;
 pub mod garbage;
 pub mod initialization;
+pub mod instance_checks;
 pub mod launch_group;
 pub mod next_step;
 pub mod queue;

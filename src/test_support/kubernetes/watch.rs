@@ -19,6 +19,7 @@ pub fn apply(state: &mut ClusterState, key: &Key, object: Value) {
         "nodeclaims" => state.apply_claim(parsed(object)),
         "nodes" => state.apply_node(parsed(object)),
         "pods" => state.apply_pod(&parsed(object), UnixMillis(0)),
+        "poddisruptionbudgets" => state.pod_budgets.apply(&parsed(object)),
         "nodepools" => drop(state.pools.insert(name, Arc::new(parsed(object)))),
         "ec2nodeclasses" => drop(state.classes.insert(name, Arc::new(parsed(object)))),
         _ => {}
@@ -31,6 +32,7 @@ pub fn remove(state: &mut ClusterState, key: &Key) {
         "nodeclaims" => state.delete_claim(&key.name),
         "nodes" => state.delete_node(&key.name),
         "pods" => state.delete_pod(&format!("{}/{}", key.namespace, key.name), UnixMillis(0)),
+        "poddisruptionbudgets" => state.pod_budgets.delete(&format!("{}/{}", key.namespace, key.name)),
         "nodepools" => drop(state.pools.remove(&key.name)),
         "ec2nodeclasses" => drop(state.classes.remove(&key.name)),
         _ => {}

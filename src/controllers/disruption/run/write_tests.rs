@@ -41,17 +41,18 @@ async fn a_disruption_begins_under_every_failure() {
     .await;
     insta::assert_snapshot!(text, @r#"
     undisturbed: done
-      PATCH nodeclaims/c {"metadata":{"annotations":{"stowage.dev/disrupting":"Empty/"}}}
+      PATCH nodeclaims/c {"metadata":{"annotations":{"stowage.dev/disrupting":"Empty/"},"resourceVersion":"1"}}
       PATCH nodes/x {"metadata":{"labels":{"node.kubernetes.io/exclude-from-external-load-balancers":"karpenter"},"resourceVersion":"3"},"spec":{"taints":[{"effect":"NoSchedule","key":"team"},{"effect":"NoSchedule","key":"karpenter.sh/disrupted"}]}}
       event Normal DisruptionTerminating on NodeClaim/c: disrupting node: Empty
       changes nodeclaims/c (metadata.annotations), nodes/x (metadata.labels spec.taints)
     again: done, no write, as undisturbed
     PATCH nodeclaims/c
-      written by another: done; again: done, no write, as undisturbed
-      409 | 422: done; again: done, 2 writes, as undisturbed
+      written by another: done, sent 2 times; again: done, no write, as undisturbed
+      409: done, sent 8 times; again: done, 2 writes, as undisturbed
       404: done; again: done, no write, differs: nodes/x (metadata.labels spec.taints), -nodeclaims/c
+      422: done; again: done, 2 writes, as undisturbed
       429, Retry-After 2 s, once: done, sent 2 times in 2 s; again: done, no write, as undisturbed
-      504: done, sent 16 times; again: done, 2 writes, as undisturbed
+      504: done, sent 7 times; again: done, 2 writes, as undisturbed
       no answer: waits forever; again: done, 2 writes, as undisturbed
       lost answer: done; again: done, 1 write, as undisturbed
       crash before: stopped; again: done, 2 writes, as undisturbed
@@ -62,7 +63,7 @@ async fn a_disruption_begins_under_every_failure() {
       404: done; again: done, no write, differs: -nodes/x
       422: done; again: done, 1 write, as undisturbed
       429, Retry-After 2 s, once: done, sent 2 times in 2 s; again: done, no write, as undisturbed
-      504: done, sent 16 times; again: done, 1 write, as undisturbed
+      504: done, sent 7 times; again: done, 1 write, as undisturbed
       no answer: waits forever; again: done, 1 write, as undisturbed
       lost answer: done; again: done, no write, as undisturbed
       crash before: stopped; again: done, 1 write, as undisturbed
@@ -70,19 +71,37 @@ async fn a_disruption_begins_under_every_failure() {
     "#);
 }
 
-/// DEFECT: an underutilized or drifted node whose mark is written and whose taint is not stays untainted until it departs: it is no
-/// candidate any more, so that `start` does not come back, and only marks of empty nodes are completed.
 #[tokio::test]
-async fn a_marked_node_that_is_not_empty_is_no_candidate_and_stays_untainted() {
-    let world = world(&json!({}), None);
-    world.api.inject_on("PATCH nodes/x", Fault::Refused(Refusal::invalid("no")));
-    start(&world.context(), "c".into(), DisruptionReason::Underutilized).await;
+async fn a_marked_node_that_could_not_be_tainted_is_tainted_by_the_next_pass() {
+    for reason in [DisruptionReason::Underutilized, DisruptionReason::Drifted, DisruptionReason::ScheduledChange] {
+        let world = World { watched: true, ..world(&json!({}), None) };
+        world.api.inject_on("PATCH nodes/x", Fault::Refused(Refusal::invalid("no")));
+        start(&world.context(), "c".into(), reason).await;
+        world.api.reset();
+        let (ctx, now) = (world.context(), clock::now());
+        let tainted = || is_tainted(&ctx.cluster.read().nodes["x"]);
+        assert!(DisruptionMark::of(&ctx.cluster.read().claims["c"]).is_some() && !tainted());
+        Disruption::new(now).pass(&ctx, now).await;
+        assert!(tainted(), "{}", reason.as_str());
+        assert_eq!(world.api.lines(), ["PATCH nodes/x"], "{}", reason.as_str());
+    }
+}
+
+/// Its taint was removed and its mark was not.
+#[tokio::test]
+async fn an_abandoned_node_is_not_tainted_again() {
+    let marked = json!({(labels::DISRUPTING): "Underutilized/"});
+    let world = World { watched: true, ..world(&marked, Some(labels::DISRUPTED_TAINT)) };
+    world.api.inject_on("PATCH nodeclaims/c", Fault::Refused(Refusal::invalid("no")));
+    let (ctx, now) = (world.context(), clock::now());
+    let mut disruption = Disruption::new(now);
+    for seconds in [0, 301, 302] {
+        disruption.pass(&ctx, now + Duration::from_secs(seconds)).await;
+    }
+    assert!(!is_tainted(&ctx.cluster.read().nodes["x"]));
     world.api.reset();
-    let ctx = world.context();
-    let state = ctx.cluster.read();
-    let candidates = candidates(&state, &ctx.derived.holds(&state, clock::now()), &InstanceTypes::default());
-    assert_eq!(candidates.iter().map(|candidate| candidate.claim.as_str()).collect::<Vec<_>>(), ["other"]);
-    assert!(DisruptionMark::of(&state.claims["c"]).is_some() && !is_tainted(&state.nodes["x"]));
+    disruption.pass(&ctx, now + Duration::from_secs(303)).await;
+    assert!(DisruptionMark::of(&ctx.cluster.read().claims["c"]).is_none());
 }
 
 #[tokio::test]
@@ -107,7 +126,7 @@ async fn a_node_is_unmarked_under_every_failure() {
       404: error 404; again: ok, 1 write, differs: -nodes/x
       422: error 422; again: ok, 2 writes, as undisturbed
       429, Retry-After 2 s, once: ok, sent 2 times in 2 s; again: ok, 2 writes, as undisturbed
-      504: error 504, sent 16 times; again: ok, 2 writes, as undisturbed
+      504: error 504, sent 7 times; again: ok, 2 writes, as undisturbed
       no answer: waits forever; again: ok, 2 writes, as undisturbed
       lost answer: error connection reset; again: ok, 2 writes, as undisturbed
       crash before | crash after: stopped; again: ok, 2 writes, as undisturbed
@@ -116,7 +135,7 @@ async fn a_node_is_unmarked_under_every_failure() {
       404: error 404; again: no claim, no write, differs: -nodeclaims/c
       422: error 422; again: ok, 2 writes, as undisturbed
       429, Retry-After 2 s, once: ok, sent 2 times in 2 s; again: ok, 2 writes, as undisturbed
-      504: error 504, sent 16 times; again: ok, 2 writes, as undisturbed
+      504: error 504, sent 7 times; again: ok, 2 writes, as undisturbed
       no answer: waits forever; again: ok, 2 writes, as undisturbed
       lost answer: error connection reset; again: ok, 2 writes, as undisturbed
       crash before | crash after: stopped; again: ok, 2 writes, as undisturbed
@@ -144,7 +163,7 @@ async fn an_empty_node_is_deleted_under_every_failure() {
       written by another | 409 | 422 | lost answer: done; again: done, 1 write, as undisturbed
       404: done; again: no claim, no write, differs: -nodeclaims/c
       429, Retry-After 2 s, once: done, sent 2 times in 2 s; again: done, 1 write, as undisturbed
-      504: done, sent 16 times; again: done, 1 write, as undisturbed
+      504: done, sent 7 times; again: done, 1 write, as undisturbed
       no answer: waits forever; again: done, 1 write, as undisturbed
       crash before | crash after: stopped; again: done, 1 write, as undisturbed
     "#);

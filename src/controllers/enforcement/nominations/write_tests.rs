@@ -75,27 +75,27 @@ async fn pods_are_nominated_before_the_node_opens_under_every_failure() {
       404: error 404, error 404, sent 2 times; again: gone, gone, no write, differs: nodes/x (metadata.labels spec.taints), pods/n/a (status), pods/n/b (status), -nodeclaims/c
       422: error 422, error 422, sent 2 times; again: wait 0 ms, open, 4 writes, as undisturbed
       429, Retry-After 2 s, once: wait 0 ms, open, sent 2 times in 2 s; again: open already, open already, no write, as undisturbed
-      504: error 504, error 504, sent 32 times; again: wait 0 ms, open, 4 writes, as undisturbed
+      504: error 504, error 504, sent 14 times; again: wait 0 ms, open, 4 writes, as undisturbed
       no answer: waits forever; again: wait 0 ms, open, 4 writes, as undisturbed
       lost answer: error connection reset, wait 0 ms, sent 2 times; again: open, open already, 1 write, as undisturbed
       crash before: stopped; again: wait 0 ms, open, 4 writes, as undisturbed
       crash after: stopped; again: wait 0 ms, open, 3 writes, as undisturbed
     PATCH pods/n/a/status
       written by another: wait 0 ms, open; again: open already, open already, no write, as undisturbed
-      409 | 422: wait 0 ms, wait 0 ms, sent 2 times; again: wait 0 ms, open, 2 writes, as undisturbed
-      404: wait 0 ms, wait 0 ms, sent 2 times; again: open, open already, 1 write, differs: -pods/n/a
+      409 | 422: wait 0 ms, open, sent 2 times; again: open already, open already, no write, differs: pods/n/a (status)
+      404: wait 0 ms, open, sent 2 times; again: open already, open already, no write, differs: -pods/n/a
       429, Retry-After 2 s, once: wait 0 ms, open, sent 2 times in 2 s; again: open already, open already, no write, as undisturbed
-      504: wait 0 ms, wait 0 ms, sent 32 times; again: wait 0 ms, open, 2 writes, as undisturbed
+      504: wait 0 ms, wait 1000 ms, sent 14 times; again: wait 0 ms, open, 2 writes, as undisturbed
       no answer: waits forever; again: wait 0 ms, open, 2 writes, as undisturbed
       lost answer: wait 0 ms, wait 0 ms, sent 2 times; again: open, open already, 1 write, as undisturbed
       crash before: stopped; again: wait 0 ms, open, 2 writes, as undisturbed
       crash after: stopped; again: open, open already, 1 write, as undisturbed
     PATCH pods/n/b/status
       written by another: wait 0 ms, open; again: open already, open already, no write, as undisturbed
-      409 | 422: wait 0 ms, wait 0 ms, sent 2 times; again: wait 0 ms, open, 2 writes, as undisturbed
-      404: wait 0 ms, wait 0 ms, sent 2 times; again: open, open already, 1 write, differs: -pods/n/b
+      409 | 422: wait 0 ms, open, sent 2 times; again: open already, open already, no write, differs: pods/n/b (status)
+      404: wait 0 ms, open, sent 2 times; again: open already, open already, no write, differs: -pods/n/b
       429, Retry-After 2 s, once: wait 0 ms, open, sent 2 times in 2 s; again: open already, open already, no write, as undisturbed
-      504: wait 0 ms, wait 0 ms, sent 32 times; again: wait 0 ms, open, 2 writes, as undisturbed
+      504: wait 0 ms, wait 1000 ms, sent 14 times; again: wait 0 ms, open, 2 writes, as undisturbed
       no answer: waits forever; again: wait 0 ms, open, 2 writes, as undisturbed
       lost answer: wait 0 ms, wait 0 ms, sent 2 times; again: open, open already, 1 write, as undisturbed
       crash before: stopped; again: wait 0 ms, open, 2 writes, as undisturbed
@@ -105,7 +105,7 @@ async fn pods_are_nominated_before_the_node_opens_under_every_failure() {
       404: wait 0 ms, error 404; again: gone, gone, no write, differs: -nodes/x
       422: wait 0 ms, error 422; again: open, open already, 1 write, as undisturbed
       429, Retry-After 2 s, once: wait 0 ms, open, sent 2 times in 2 s; again: open already, open already, no write, as undisturbed
-      504: wait 0 ms, error 504, sent 16 times; again: open, open already, 1 write, as undisturbed
+      504: wait 0 ms, error 504, sent 7 times; again: open, open already, 1 write, as undisturbed
       no answer: waits forever; again: open, open already, 1 write, as undisturbed
       lost answer: wait 0 ms, error connection reset; again: open already, open already, no write, as undisturbed
       crash before: stopped; again: open, open already, 1 write, as undisturbed
@@ -128,7 +128,7 @@ async fn a_node_opens_without_nominations_where_placement_is_off_under_every_fai
       404: error 404; again: gone, no write, differs: nodes/x (metadata.labels spec.taints), -nodeclaims/c
       422: error 422; again: open, 2 writes, as undisturbed
       429, Retry-After 2 s, once: open, sent 2 times in 2 s; again: open already, no write, as undisturbed
-      504: error 504, sent 16 times; again: open, 2 writes, as undisturbed
+      504: error 504, sent 7 times; again: open, 2 writes, as undisturbed
       no answer: waits forever; again: open, 2 writes, as undisturbed
       lost answer: error connection reset; again: open, 1 write, as undisturbed
       crash before: stopped; again: open, 2 writes, as undisturbed
@@ -138,7 +138,7 @@ async fn a_node_opens_without_nominations_where_placement_is_off_under_every_fai
       404: error 404; again: gone, no write, differs: -nodes/x
       422: error 422; again: open, 1 write, as undisturbed
       429, Retry-After 2 s, once: open, sent 2 times in 2 s; again: open already, no write, as undisturbed
-      504: error 504, sent 16 times; again: open, 1 write, as undisturbed
+      504: error 504, sent 7 times; again: open, 1 write, as undisturbed
       no answer: waits forever; again: open, 1 write, as undisturbed
       lost answer: error connection reset; again: open already, no write, as undisturbed
       crash before: stopped; again: open, 1 write, as undisturbed
@@ -146,19 +146,28 @@ async fn a_node_opens_without_nominations_where_placement_is_off_under_every_fai
     "#);
 }
 
-/// DEFECT: while the API server refuses a nomination, the node stays closed for up to twenty seconds, and the step is repeated
-/// without a wait, and with it the refused request. The metric counts refused nominations, too.
 #[tokio::test]
-async fn a_refused_nomination_keeps_the_node_closed() {
+async fn a_refused_nomination_does_not_keep_the_node_closed() {
     let world = world(PlacementMode::Nominate, &fresh());
     world.api.inject_on("PATCH pods/n/a/status", Fault::Refused(Refusal::invalid("no")));
     let ctx = world.context();
-    for turn in 1..=5 {
-        assert_eq!(opened(Arc::clone(&ctx)).await, "wait 0 ms", "pass {turn}");
-    }
+    assert_eq!(opened(Arc::clone(&ctx)).await, "wait 0 ms", "b is nominated");
+    assert_eq!(opened(Arc::clone(&ctx)).await, "open");
     let sent = world.api.lines().iter().filter(|line| *line == "PATCH pods/n/a/status").count();
-    assert_eq!(sent, 5);
-    assert_eq!(ctx.metrics.nominations.get(), 6, "DEFECT: five of them were refused");
+    assert_eq!(sent, 2);
+    assert_eq!(ctx.metrics.nominations.get(), 1, "refused nominations do not count");
+}
+
+#[tokio::test]
+async fn a_nomination_that_fails_is_repeated_after_a_second() {
+    let world = world(PlacementMode::Nominate, &fresh());
+    world.api.inject_on("PATCH pods/n/a/status", Fault::Refused(Refusal::gateway_timeout()));
+    let ctx = world.context();
+    assert_eq!(opened(Arc::clone(&ctx)).await, "wait 0 ms", "b is nominated");
+    assert_eq!(opened(Arc::clone(&ctx)).await, "wait 1000 ms");
+    world.api.reset();
+    assert_eq!(opened(Arc::clone(&ctx)).await, "wait 0 ms");
+    assert_eq!((opened(Arc::clone(&ctx)).await, ctx.metrics.nominations.get()), ("open".to_owned(), 2));
 }
 
 #[tokio::test]
@@ -198,7 +207,7 @@ async fn pods_of_an_open_node_are_nominated_again_under_every_failure() {
       409 | 422: waits; again: waits, 1 write, as undisturbed
       404: waits; again: waits, no write, differs: -pods/n/a
       429, Retry-After 2 s, once: waits, sent 2 times in 2 s; again: waits, no write, as undisturbed
-      504: waits, sent 16 times; again: waits, 1 write, as undisturbed
+      504: waits, sent 7 times; again: waits, 1 write, as undisturbed
       no answer: waits forever; again: waits, 1 write, as undisturbed
       crash before: stopped; again: waits, 1 write, as undisturbed
       crash after: stopped; again: waits, no write, as undisturbed
@@ -207,7 +216,7 @@ async fn pods_of_an_open_node_are_nominated_again_under_every_failure() {
       409 | 422: waits; again: waits, 1 write, as undisturbed
       404: waits; again: waits, no write, differs: -pods/n/b
       429, Retry-After 2 s, once: waits, sent 2 times in 2 s; again: waits, no write, as undisturbed
-      504: waits, sent 16 times; again: waits, 1 write, as undisturbed
+      504: waits, sent 7 times; again: waits, 1 write, as undisturbed
       no answer: waits forever; again: waits, 1 write, as undisturbed
       crash before: stopped; again: waits, 1 write, as undisturbed
       crash after: stopped; again: waits, no write, as undisturbed

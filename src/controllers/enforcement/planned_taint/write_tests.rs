@@ -55,7 +55,7 @@ async fn planned_pods_are_admitted_under_every_failure() {
       409: ok; again: ok, 1 write, as undisturbed
       404: ok; again: ok, no write, differs: -pods/n/a
       429, Retry-After 2 s, once: ok, sent 2 times in 2 s; again: ok, no write, as undisturbed
-      504: ok, sent 16 times; again: ok, 1 write, as undisturbed
+      504: ok, sent 7 times; again: ok, 1 write, as undisturbed
       no answer: waits forever; again: ok, 1 write, as undisturbed
       lost answer: ok; again: ok, no write, as undisturbed
       crash before: stopped; again: ok, 1 write, as undisturbed
@@ -66,7 +66,7 @@ async fn planned_pods_are_admitted_under_every_failure() {
       404: ok; again: ok, no write, differs: -pods/n/b
       422: 1 refused; again: ok, 1 write, as undisturbed
       429, Retry-After 2 s, once: ok, sent 2 times in 2 s; again: ok, no write, as undisturbed
-      504: ok, sent 16 times; again: ok, 1 write, as undisturbed
+      504: ok, sent 7 times; again: ok, 1 write, as undisturbed
       no answer: waits forever; again: ok, 1 write, as undisturbed
       crash before: stopped; again: ok, 1 write, as undisturbed
       crash after: stopped; again: ok, no write, as undisturbed
@@ -85,7 +85,7 @@ async fn the_planned_taint_is_removed_under_every_failure() {
       written by another | 409 | 422: ok; again: ok, 1 write, as undisturbed
       404: ok; again: ok, no write, differs: -nodes/x
       429, Retry-After 2 s, once: ok, sent 2 times in 2 s; again: ok, no write, as undisturbed
-      504: ok, sent 16 times; again: ok, 1 write, as undisturbed
+      504: ok, sent 7 times; again: ok, 1 write, as undisturbed
       no answer: waits forever; again: ok, 1 write, as undisturbed
       lost answer: ok; again: ok, no write, as undisturbed
       crash before: stopped; again: ok, 1 write, as undisturbed

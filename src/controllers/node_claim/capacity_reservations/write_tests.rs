@@ -37,7 +37,7 @@ async fn a_node_whose_reservation_has_ended_is_relabeled_under_every_failure() {
       409 | 422: done; again: done, 1 write, as undisturbed
       404: done; again: done, no write, differs: -nodeclaims/c
       429, Retry-After 2 s, once: done, sent 2 times in 2 s; again: done, no write, as undisturbed
-      504: done, sent 16 times; again: done, 1 write, as undisturbed
+      504: done, sent 7 times; again: done, 1 write, as undisturbed
       no answer: waits forever; again: done, 2 writes, as undisturbed
       crash before: stopped; again: done, 2 writes, as undisturbed
       crash after: stopped; again: done, 1 write, as undisturbed
@@ -46,7 +46,7 @@ async fn a_node_whose_reservation_has_ended_is_relabeled_under_every_failure() {
       409 | 422: done; again: done, 1 write, as undisturbed
       404: done; again: done, no write, differs: -nodes/x
       429, Retry-After 2 s, once: done, sent 2 times in 2 s; again: done, no write, as undisturbed
-      504: done, sent 16 times; again: done, 1 write, as undisturbed
+      504: done, sent 7 times; again: done, 1 write, as undisturbed
       no answer: waits forever; again: done, 1 write, as undisturbed
       crash before: stopped; again: done, 1 write, as undisturbed
       crash after: stopped; again: done, no write, as undisturbed
@@ -71,7 +71,7 @@ async fn a_claim_of_an_ending_capacity_block_is_deleted_under_every_failure() {
       written by another | 409 | 422 | lost answer: done; again: done, 1 write, as undisturbed
       404: done; again: no claim, no write, differs: -nodeclaims/c
       429, Retry-After 2 s, once: done, sent 2 times in 2 s; again: done, 1 write, as undisturbed
-      504: done, sent 16 times; again: done, 1 write, as undisturbed
+      504: done, sent 7 times; again: done, 1 write, as undisturbed
       no answer: waits forever; again: done, 1 write, as undisturbed
       crash before | crash after: stopped; again: done, 1 write, as undisturbed
     "#);

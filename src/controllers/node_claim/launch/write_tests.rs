@@ -35,7 +35,7 @@ async fn a_launch_is_recorded_under_every_failure() {
     insta::assert_snapshot!(text, @r#"
     undisturbed: ok
       PATCH nodeclaims/c {"metadata":{"annotations":{"karpenter.k8s.aws/ec2nodeclass-hash":"11102801143440347639","karpenter.k8s.aws/ec2nodeclass-hash-version":"v6"},"labels":{"karpenter.sh/capacity-type":"on-demand","karpenter.sh/nodepool":"p","kubernetes.io/arch":"amd64","kubernetes.io/os":"linux","node.kubernetes.io/instance-type":"m5.large","topology.kubernetes.io/zone":"z"}}}
-      PATCH nodeclaims/c/status {"status":{"allocatable":{"cpu":"2","memory":"8Gi","pods":"29"},"capacity":{"cpu":"2","memory":"8Gi","pods":"29"},"conditions":[{"lastTransitionTime":"TIME","message":"","reason":"Launched","status":"True","type":"Launched"},{"lastTransitionTime":"TIME","message":"object is awaiting reconciliation","reason":"AwaitingReconciliation","status":"Unknown","type":"Registered"},{"lastTransitionTime":"TIME","message":"object is awaiting reconciliation","reason":"AwaitingReconciliation","status":"Unknown","type":"Initialized"},{"lastTransitionTime":"TIME","message":"Registered=Unknown, Initialized=Unknown","reason":"ReconcilingDependents","status":"Unknown","type":"Ready"}],"imageID":"ami-1","providerID":"aws:///z/i-1"}}
+      PATCH nodeclaims/c/status {"metadata":{"resourceVersion":"4"},"status":{"allocatable":{"cpu":"2","memory":"8Gi","pods":"29"},"capacity":{"cpu":"2","memory":"8Gi","pods":"29"},"conditions":[{"lastTransitionTime":"TIME","message":"","reason":"Launched","status":"True","type":"Launched"},{"lastTransitionTime":"TIME","message":"object is awaiting reconciliation","reason":"AwaitingReconciliation","status":"Unknown","type":"Registered"},{"lastTransitionTime":"TIME","message":"object is awaiting reconciliation","reason":"AwaitingReconciliation","status":"Unknown","type":"Initialized"},{"lastTransitionTime":"TIME","message":"Registered=Unknown, Initialized=Unknown","reason":"ReconcilingDependents","status":"Unknown","type":"Ready"}],"imageID":"ami-1","providerID":"aws:///z/i-1"}}
       event Normal Launched on NodeClaim/c: m5.large in z as on-demand
       cloud launch uid-c
       changes nodeclaims/c (metadata.annotations metadata.labels status)
@@ -46,17 +46,17 @@ async fn a_launch_is_recorded_under_every_failure() {
       404: error 404; again: no claim, no write, differs: -nodeclaims/c
       422: error 422; again: ok, 2 writes, as undisturbed
       429, Retry-After 2 s, once: ok, sent 2 times in 2 s; again: ok, 2 writes, as undisturbed
-      504: error 504, sent 16 times; again: ok, 2 writes, as undisturbed
+      504: error 504, sent 7 times; again: ok, 2 writes, as undisturbed
       no answer: waits forever; again: ok, 2 writes, as undisturbed
       lost answer: error connection reset; again: ok, 2 writes, as undisturbed
       crash before | crash after: stopped; again: ok, 2 writes, as undisturbed
     PATCH nodeclaims/c/status
-      written by another: ok; again: ok, 2 writes, as undisturbed
-      409: error 409; again: ok, 2 writes, as undisturbed
+      written by another: ok, sent 2 times; again: ok, 2 writes, as undisturbed
+      409: error 409, sent 5 times; again: ok, 2 writes, as undisturbed
       404: error 404; again: no claim, no write, differs: -nodeclaims/c
       422: error 422; again: ok, 2 writes, as undisturbed
       429, Retry-After 2 s, once: ok, sent 2 times in 2 s; again: ok, 2 writes, as undisturbed
-      504: error 504, sent 16 times; again: ok, 2 writes, as undisturbed
+      504: error 504, sent 7 times; again: ok, 2 writes, as undisturbed
       no answer: waits forever; again: ok, 2 writes, as undisturbed
       lost answer: error connection reset; again: ok, 2 writes, as undisturbed
       crash before | crash after: stopped; again: ok, 2 writes, as undisturbed
@@ -68,18 +68,18 @@ async fn a_failed_launch_is_recorded_under_every_failure() {
     let text = transcript(|| world(Err(LaunchError::other("broken"))), launched).await;
     insta::assert_snapshot!(text, @r#"
     undisturbed: error LaunchFailed: launch failed: broken
-      PATCH nodeclaims/c/status {"status":{"conditions":[{"lastTransitionTime":"TIME","message":"launch failed: broken","reason":"LaunchFailed","status":"Unknown","type":"Launched"},{"lastTransitionTime":"TIME","message":"object is awaiting reconciliation","reason":"AwaitingReconciliation","status":"Unknown","type":"Registered"},{"lastTransitionTime":"TIME","message":"object is awaiting reconciliation","reason":"AwaitingReconciliation","status":"Unknown","type":"Initialized"},{"lastTransitionTime":"TIME","message":"Launched=Unknown, Registered=Unknown, Initialized=Unknown","reason":"ReconcilingDependents","status":"Unknown","type":"Ready"}]}}
+      PATCH nodeclaims/c/status {"metadata":{"resourceVersion":"2"},"status":{"conditions":[{"lastTransitionTime":"TIME","message":"launch failed: broken","reason":"LaunchFailed","status":"Unknown","type":"Launched"},{"lastTransitionTime":"TIME","message":"object is awaiting reconciliation","reason":"AwaitingReconciliation","status":"Unknown","type":"Registered"},{"lastTransitionTime":"TIME","message":"object is awaiting reconciliation","reason":"AwaitingReconciliation","status":"Unknown","type":"Initialized"},{"lastTransitionTime":"TIME","message":"Launched=Unknown, Registered=Unknown, Initialized=Unknown","reason":"ReconcilingDependents","status":"Unknown","type":"Ready"}]}}
       event Warning LaunchFailed on NodeClaim/c: launch failed: broken
       cloud launch uid-c
       changes nodeclaims/c (status)
     again: error LaunchFailed: launch failed: broken, no write, as undisturbed
     PATCH nodeclaims/c/status
-      written by another: error LaunchFailed: launch failed: broken; again: error LaunchFailed: launch failed: broken, no write, as undisturbed
-      409: error 409; again: error LaunchFailed: launch failed: broken, 1 write, as undisturbed
+      written by another: error LaunchFailed: launch failed: broken, sent 2 times; again: error LaunchFailed: launch failed: broken, no write, as undisturbed
+      409: error 409, sent 5 times; again: error LaunchFailed: launch failed: broken, 1 write, as undisturbed
       404: error 404; again: no claim, no write, differs: -nodeclaims/c
       422: error 422; again: error LaunchFailed: launch failed: broken, 1 write, as undisturbed
       429, Retry-After 2 s, once: error LaunchFailed: launch failed: broken, sent 2 times in 2 s; again: error LaunchFailed: launch failed: broken, no write, as undisturbed
-      504: error 504, sent 16 times; again: error LaunchFailed: launch failed: broken, 1 write, as undisturbed
+      504: error 504, sent 7 times; again: error LaunchFailed: launch failed: broken, 1 write, as undisturbed
       no answer: waits forever; again: error LaunchFailed: launch failed: broken, 1 write, as undisturbed
       lost answer: error connection reset; again: error LaunchFailed: launch failed: broken, no write, as undisturbed
       crash before: stopped; again: error LaunchFailed: launch failed: broken, 1 write, as undisturbed
@@ -132,7 +132,7 @@ async fn the_partition_of_an_instance_is_written_under_every_failure() {
       404: error 404; again: no claim, no write, differs: -nodeclaims/c
       422: error 422; again: ok, 1 write, as undisturbed
       429, Retry-After 2 s, once: ok, sent 2 times in 2 s; again: ok, 1 write, as undisturbed
-      504: error 504, sent 16 times; again: ok, 1 write, as undisturbed
+      504: error 504, sent 7 times; again: ok, 1 write, as undisturbed
       no answer: waits forever; again: ok, 1 write, as undisturbed
       lost answer: error connection reset; again: ok, 1 write, as undisturbed
       crash before | crash after: stopped; again: ok, 1 write, as undisturbed

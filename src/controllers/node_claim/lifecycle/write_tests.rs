@@ -5,7 +5,7 @@ use crate::model::pause::Pause;
 use crate::test_support::cloud::FakeCloud;
 use crate::test_support::failures::{World, first_turn, outcome, transcript};
 use crate::test_support::kubernetes::{FakeApi, Fault, Recorded};
-use crate::test_support::objects::{catalog, claim, instance, launched, node, node_class};
+use crate::test_support::objects::{catalog, claim, instance, launched, node, node_class, pod};
 
 /// Takes the steps that are due for the claim `c`, one after the other, until none is due or one fails.
 async fn settle(ctx: Arc<Context>) -> String {
@@ -67,7 +67,7 @@ async fn a_claim_gets_its_finalizer_under_every_failure() {
       404: AddFinalizer: error 404; again: nothing due, no write, differs: -nodeclaims/c
       422: AddFinalizer: error 422; again: AddFinalizer, 1 write, as undisturbed
       429, Retry-After 2 s, once: AddFinalizer, sent 2 times in 2 s; again: nothing due, no write, as undisturbed
-      504: AddFinalizer: error 504, sent 16 times; again: AddFinalizer, 1 write, as undisturbed
+      504: AddFinalizer: error 504, sent 7 times; again: AddFinalizer, 1 write, as undisturbed
       no answer: waits forever; again: AddFinalizer, 1 write, as undisturbed
       lost answer: AddFinalizer: error connection reset; again: nothing due, no write, as undisturbed
       crash before: stopped; again: AddFinalizer, 1 write, as undisturbed
@@ -76,9 +76,6 @@ async fn a_claim_gets_its_finalizer_under_every_failure() {
 }
 
 /// From the Node that the kubelet registered to an initialized claim.
-///
-/// DEFECT: conditions are written as a whole list without the claim's resource version, so that a condition that another client
-/// wrote since the claim was read is lost.
 #[tokio::test]
 async fn a_node_is_brought_up_under_every_failure() {
     let of_claim = json!({"metadata": {"labels": {(labels::NODE_POOL): "p"}},
@@ -91,9 +88,9 @@ async fn a_node_is_brought_up_under_every_failure() {
       PATCH nodes/x {"metadata":{"annotations":{},"finalizers":["karpenter.sh/termination"],"labels":{"karpenter.sh/nodepool":"p"},"ownerReferences":[{"apiVersion":"karpenter.sh/v1","blockOwnerDeletion":true,"kind":"NodeClaim","name":"c","uid":"uid-c"}],"resourceVersion":"4"},"spec":{"taints":[{"effect":"NoExecute","key":"karpenter.sh/unregistered"},{"effect":"NoSchedule","key":"team"}]}}
       PATCH nodeclaims/c {"metadata":{"annotations":{"stowage.dev/hold-until":"TIME"}}}
       PATCH nodes/x {"metadata":{"labels":{"karpenter.sh/registered":"true"},"resourceVersion":"5"},"spec":{"taints":[{"effect":"NoSchedule","key":"team"}]}}
-      PATCH nodeclaims/c/status {"status":{"conditions":[{"lastTransitionTime":"TIME","message":"","reason":"Launched","status":"True","type":"Launched"},{"lastTransitionTime":"TIME","message":"","reason":"Registered","status":"True","type":"Registered"},{"lastTransitionTime":"TIME","message":"object is awaiting reconciliation","reason":"AwaitingReconciliation","status":"Unknown","type":"Initialized"},{"lastTransitionTime":"TIME","message":"Initialized=Unknown","reason":"ReconcilingDependents","status":"Unknown","type":"Ready"}],"nodeName":"x"}}
+      PATCH nodeclaims/c/status {"metadata":{"resourceVersion":"6"},"status":{"conditions":[{"lastTransitionTime":"TIME","message":"","reason":"Launched","status":"True","type":"Launched"},{"lastTransitionTime":"TIME","message":"","reason":"Registered","status":"True","type":"Registered"},{"lastTransitionTime":"TIME","message":"object is awaiting reconciliation","reason":"AwaitingReconciliation","status":"Unknown","type":"Initialized"},{"lastTransitionTime":"TIME","message":"Initialized=Unknown","reason":"ReconcilingDependents","status":"Unknown","type":"Ready"}],"nodeName":"x"}}
       PATCH nodes/x {"metadata":{"labels":{"karpenter.sh/initialized":"true"}}}
-      PATCH nodeclaims/c/status {"status":{"conditions":[{"lastTransitionTime":"TIME","message":"","reason":"Launched","status":"True","type":"Launched"},{"lastTransitionTime":"TIME","message":"","reason":"Registered","status":"True","type":"Registered"},{"lastTransitionTime":"TIME","message":"","reason":"Initialized","status":"True","type":"Initialized"},{"lastTransitionTime":"TIME","message":"","reason":"Ready","status":"True","type":"Ready"}]}}
+      PATCH nodeclaims/c/status {"metadata":{"resourceVersion":"8"},"status":{"conditions":[{"lastTransitionTime":"TIME","message":"","reason":"Launched","status":"True","type":"Launched"},{"lastTransitionTime":"TIME","message":"","reason":"Registered","status":"True","type":"Registered"},{"lastTransitionTime":"TIME","message":"","reason":"Initialized","status":"True","type":"Initialized"},{"lastTransitionTime":"TIME","message":"","reason":"Ready","status":"True","type":"Ready"}]}}
       changes nodeclaims/c (metadata.annotations status.conditions status.nodeName), nodes/x (metadata.finalizers metadata.labels metadata.ownerReferences spec.taints)
     again: nothing due, no write, as undisturbed
     PATCH nodes/x
@@ -101,7 +98,7 @@ async fn a_node_is_brought_up_under_every_failure() {
       404: Sync: error 404; again: nothing due, no write, differs: nodeclaims/c (metadata.annotations status.conditions status.nodeName), -nodes/x
       422: Sync: error 422; again: Sync, Open, Register, Initialize, 6 writes, as undisturbed
       429, Retry-After 2 s, once: Sync, Open, Register, Initialize, sent 4 times in 2 s; again: nothing due, no write, as undisturbed
-      504: Sync: error 504, sent 16 times; again: Sync, Open, Register, Initialize, 6 writes, as undisturbed
+      504: Sync: error 504, sent 7 times; again: Sync, Open, Register, Initialize, 6 writes, as undisturbed
       no answer: waits forever; again: Sync, Open, Register, Initialize, 6 writes, as undisturbed
       lost answer: Sync: error connection reset; again: Open, Register, Initialize, 5 writes, as undisturbed
       crash before: stopped; again: Sync, Open, Register, Initialize, 6 writes, as undisturbed
@@ -112,18 +109,18 @@ async fn a_node_is_brought_up_under_every_failure() {
       404: Sync, Open: error 404; again: nothing due, no write, differs: nodes/x (metadata.labels spec.taints), -nodeclaims/c
       422: Sync, Open: error 422; again: Open, Register, Initialize, 5 writes, as undisturbed
       429, Retry-After 2 s, once: Sync, Open, Register, Initialize, sent 2 times in 2 s; again: nothing due, no write, as undisturbed
-      504: Sync, Open: error 504, sent 16 times; again: Open, Register, Initialize, 5 writes, as undisturbed
+      504: Sync, Open: error 504, sent 7 times; again: Open, Register, Initialize, 5 writes, as undisturbed
       no answer: waits forever; again: Open, Register, Initialize, 5 writes, as undisturbed
       lost answer: Sync, Open: error connection reset; again: Open, Register, Initialize, 4 writes, as undisturbed
       crash before: stopped; again: Open, Register, Initialize, 5 writes, as undisturbed
       crash after: stopped; again: Open, Register, Initialize, 4 writes, as undisturbed
     PATCH nodeclaims/c/status
-      written by another: Sync, Open, Register, Initialize, sent 2 times; again: nothing due, no write, as undisturbed, LOSES THE OTHER'S WRITE
-      409: Sync, Open, Register: error 409; again: Register, Initialize, 3 writes, as undisturbed
+      written by another: Sync, Open, Register, Initialize, sent 3 times; again: nothing due, no write, as undisturbed
+      409: Sync, Open, Register: error 409, sent 5 times; again: Register, Initialize, 3 writes, as undisturbed
       404: Sync, Open, Register: error 404; again: nothing due, no write, differs: nodes/x (metadata.labels), -nodeclaims/c
       422: Sync, Open, Register: error 422; again: Register, Initialize, 3 writes, as undisturbed
       429, Retry-After 2 s, once: Sync, Open, Register, Initialize, sent 3 times in 2 s; again: nothing due, no write, as undisturbed
-      504: Sync, Open, Register: error 504, sent 16 times; again: Register, Initialize, 3 writes, as undisturbed
+      504: Sync, Open, Register: error 504, sent 7 times; again: Register, Initialize, 3 writes, as undisturbed
       no answer: waits forever; again: Register, Initialize, 3 writes, as undisturbed
       lost answer: Sync, Open, Register: error connection reset; again: Initialize, 2 writes, as undisturbed
       crash before: stopped; again: Register, Initialize, 3 writes, as undisturbed
@@ -178,7 +175,6 @@ async fn a_node_without_the_unregistered_taint_is_registered_with_an_event() {
     assert!(events[0].starts_with("Warning UnregisteredTaintMissing on NodeClaim/c: "), "{events:?}");
 }
 
-/// DEFECT: a condition that another client wrote since the claim was read is lost.
 #[tokio::test]
 async fn the_reason_why_a_node_is_not_initialized_is_written_under_every_failure() {
     let of_claim = json!({"status": launched("i-1", &["Launched", "Registered"])});
@@ -186,21 +182,42 @@ async fn the_reason_why_a_node_is_not_initialized_is_written_under_every_failure
     let text = transcript(|| world(&of_claim, Some(&of_node)), settle).await;
     insta::assert_snapshot!(text, @r#"
     undisturbed: ReportUninitialized
-      PATCH nodeclaims/c/status {"status":{"conditions":[{"lastTransitionTime":"TIME","message":"","reason":"Launched","status":"True","type":"Launched"},{"lastTransitionTime":"TIME","message":"","reason":"Registered","status":"True","type":"Registered"},{"lastTransitionTime":"TIME","message":"","reason":"NodeNotReady","status":"Unknown","type":"Initialized"},{"lastTransitionTime":"TIME","message":"Initialized=Unknown","reason":"ReconcilingDependents","status":"Unknown","type":"Ready"}]}}
+      PATCH nodeclaims/c/status {"metadata":{"resourceVersion":"2"},"status":{"conditions":[{"lastTransitionTime":"TIME","message":"","reason":"Launched","status":"True","type":"Launched"},{"lastTransitionTime":"TIME","message":"","reason":"Registered","status":"True","type":"Registered"},{"lastTransitionTime":"TIME","message":"","reason":"NodeNotReady","status":"Unknown","type":"Initialized"},{"lastTransitionTime":"TIME","message":"Initialized=Unknown","reason":"ReconcilingDependents","status":"Unknown","type":"Ready"}]}}
       changes nodeclaims/c (status.conditions)
     again: ReportUninitialized, no write, as undisturbed
     PATCH nodeclaims/c/status
-      written by another: ReportUninitialized; again: ReportUninitialized, no write, as undisturbed, LOSES THE OTHER'S WRITE
-      409: ReportUninitialized: error 409; again: ReportUninitialized, 1 write, as undisturbed
+      written by another: ReportUninitialized, sent 2 times; again: ReportUninitialized, no write, as undisturbed
+      409: ReportUninitialized: error 409, sent 5 times; again: ReportUninitialized, 1 write, as undisturbed
       404: ReportUninitialized: error 404; again: nothing due, no write, differs: -nodeclaims/c
       422: ReportUninitialized: error 422; again: ReportUninitialized, 1 write, as undisturbed
       429, Retry-After 2 s, once: ReportUninitialized, sent 2 times in 2 s; again: ReportUninitialized, no write, as undisturbed
-      504: ReportUninitialized: error 504, sent 16 times; again: ReportUninitialized, 1 write, as undisturbed
+      504: ReportUninitialized: error 504, sent 7 times; again: ReportUninitialized, 1 write, as undisturbed
       no answer: waits forever; again: ReportUninitialized, 1 write, as undisturbed
       lost answer: ReportUninitialized: error connection reset; again: ReportUninitialized, no write, as undisturbed
       crash before: stopped; again: ReportUninitialized, 1 write, as undisturbed
       crash after: stopped; again: ReportUninitialized, no write, as undisturbed
     "#);
+}
+
+/// Nothing ends the pods of a machine that no longer exists.
+#[tokio::test]
+async fn b60_a_node_whose_instance_is_gone_is_not_drained() {
+    for (ready, exists, released) in [("Unknown", false, true), ("Unknown", true, false), ("True", false, false)] {
+        let meta = json!({"deletionTimestamp": now(), "finalizers": [labels::TERMINATION_FINALIZER]});
+        let of_claim = json!({"metadata": meta, "status": launched("i-1", &["Launched", "Registered", "Initialized"])});
+        let taint = json!({"key": labels::DISRUPTED_TAINT, "effect": "NoSchedule"});
+        let of_node = json!({"metadata": meta, "spec": {"taints": [taint]},
+            "status": {"conditions": [{"type": "Ready", "status": ready}]}});
+        let world = world(&of_claim, Some(&of_node));
+        let protected = json!({(labels::DO_NOT_DISRUPT): "true"});
+        world.api.put(&pod("a", &json!({"metadata": {"annotations": protected}, "spec": {"nodeName": "x"}})));
+        if !exists {
+            lock(&world.cloud.instances).clear();
+        }
+        settle(world.context()).await;
+        let gone = |path: &str| world.api.stored(path).is_none();
+        assert_eq!((gone("nodes/x"), gone("nodeclaims/c")), (released, released), "Ready {ready}, exists {exists}");
+    }
 }
 
 /// From a deleted claim, whose node is empty, to nothing.
@@ -216,8 +233,9 @@ async fn a_deleted_claim_is_torn_down_under_every_failure() {
       PATCH nodeclaims/c {"metadata":{"annotations":{"karpenter.sh/nodeclaim-termination-timestamp":"TIME"}}}
       DELETE nodes/x {"preconditions":{"uid":"uid-x"}}
       PATCH nodes/x {"metadata":{"labels":{"node.kubernetes.io/exclude-from-external-load-balancers":"karpenter"},"resourceVersion":"7"},"spec":{"taints":[{"effect":"NoSchedule","key":"karpenter.sh/disrupted"}]}}
+      PATCH nodeclaims/c/status {"metadata":{"resourceVersion":"5"},"status":{"conditions":[{"lastTransitionTime":"TIME","message":"","reason":"Launched","status":"True","type":"Launched"},{"lastTransitionTime":"TIME","message":"","reason":"Registered","status":"True","type":"Registered"},{"lastTransitionTime":"TIME","message":"","reason":"Initialized","status":"True","type":"Initialized"},{"lastTransitionTime":"TIME","message":"","reason":"InstanceTerminating","status":"True","type":"InstanceTerminating"},{"lastTransitionTime":"TIME","message":"","reason":"Ready","status":"True","type":"Ready"}]}}
       PATCH nodes/x {"metadata":{"finalizers":[],"resourceVersion":"8"}}
-      PATCH nodeclaims/c {"metadata":{"finalizers":[],"resourceVersion":"5"}}
+      PATCH nodeclaims/c {"metadata":{"finalizers":[],"resourceVersion":"9"}}
       event Warning TerminationGracePeriodExpiring on NodeClaim/c: all its pods will be deleted by TIME
       cloud terminate aws:///z/i-1
       cloud terminate aws:///z/i-1
@@ -225,36 +243,46 @@ async fn a_deleted_claim_is_torn_down_under_every_failure() {
     again: nothing due, no write, as undisturbed
     PATCH nodeclaims/c
       written by another: WriteDeadline, DeleteNode, Drain, Terminate, Terminate, sent 2 times; again: nothing due, no write, as undisturbed
-      409: WriteDeadline: error 409; again: WriteDeadline, DeleteNode, Drain, Terminate, Terminate, 5 writes, as undisturbed
+      409: WriteDeadline: error 409; again: WriteDeadline, DeleteNode, Drain, Terminate, Terminate, 6 writes, as undisturbed
       404: WriteDeadline: error 404; again: nothing due, no write, differs: +nodes/x
-      422: WriteDeadline: error 422; again: WriteDeadline, DeleteNode, Drain, Terminate, Terminate, 5 writes, as undisturbed
+      422: WriteDeadline: error 422; again: WriteDeadline, DeleteNode, Drain, Terminate, Terminate, 6 writes, as undisturbed
       429, Retry-After 2 s, once: WriteDeadline, DeleteNode, Drain, Terminate, Terminate, sent 3 times in 2 s; again: nothing due, no write, as undisturbed
-      504: WriteDeadline: error 504, sent 16 times; again: WriteDeadline, DeleteNode, Drain, Terminate, Terminate, 5 writes, as undisturbed
-      no answer: waits forever; again: WriteDeadline, DeleteNode, Drain, Terminate, Terminate, 5 writes, as undisturbed
-      lost answer: WriteDeadline: error connection reset; again: DeleteNode, Drain, Terminate, Terminate, 4 writes, as undisturbed
-      crash before: stopped; again: WriteDeadline, DeleteNode, Drain, Terminate, Terminate, 5 writes, as undisturbed
-      crash after: stopped; again: DeleteNode, Drain, Terminate, Terminate, 4 writes, as undisturbed
+      504: WriteDeadline: error 504, sent 7 times; again: WriteDeadline, DeleteNode, Drain, Terminate, Terminate, 6 writes, as undisturbed
+      no answer: waits forever; again: WriteDeadline, DeleteNode, Drain, Terminate, Terminate, 6 writes, as undisturbed
+      lost answer: WriteDeadline: error connection reset; again: DeleteNode, Drain, Terminate, Terminate, 5 writes, as undisturbed
+      crash before: stopped; again: WriteDeadline, DeleteNode, Drain, Terminate, Terminate, 6 writes, as undisturbed
+      crash after: stopped; again: DeleteNode, Drain, Terminate, Terminate, 5 writes, as undisturbed
     DELETE nodes/x
       written by another: WriteDeadline, DeleteNode, Drain, Terminate, Terminate; again: nothing due, no write, as undisturbed
-      409: WriteDeadline, DeleteNode: error 409; again: DeleteNode, Drain, Terminate, Terminate, 4 writes, as undisturbed
-      404: WriteDeadline, DeleteNode, sent 2 times; again: Terminate, Terminate, 1 write, as undisturbed
-      422: WriteDeadline, DeleteNode: error 422; again: DeleteNode, Drain, Terminate, Terminate, 4 writes, as undisturbed
+      409: WriteDeadline, DeleteNode: error 409; again: DeleteNode, Drain, Terminate, Terminate, 5 writes, as undisturbed
+      404: WriteDeadline, DeleteNode, sent 2 times; again: Terminate, Terminate, 2 writes, as undisturbed
+      422: WriteDeadline, DeleteNode: error 422; again: DeleteNode, Drain, Terminate, Terminate, 5 writes, as undisturbed
       429, Retry-After 2 s, once: WriteDeadline, DeleteNode, Drain, Terminate, Terminate, sent 2 times in 2 s; again: nothing due, no write, as undisturbed
-      504: WriteDeadline, DeleteNode: error 504, sent 16 times; again: DeleteNode, Drain, Terminate, Terminate, 4 writes, as undisturbed
-      no answer: waits forever; again: DeleteNode, Drain, Terminate, Terminate, 4 writes, as undisturbed
-      lost answer: WriteDeadline, DeleteNode: error connection reset; again: Drain, Terminate, Terminate, 3 writes, as undisturbed
-      crash before: stopped; again: DeleteNode, Drain, Terminate, Terminate, 4 writes, as undisturbed
-      crash after: stopped; again: Drain, Terminate, Terminate, 3 writes, as undisturbed
+      504: WriteDeadline, DeleteNode: error 504, sent 7 times; again: DeleteNode, Drain, Terminate, Terminate, 5 writes, as undisturbed
+      no answer: waits forever; again: DeleteNode, Drain, Terminate, Terminate, 5 writes, as undisturbed
+      lost answer: WriteDeadline, DeleteNode: error connection reset; again: Drain, Terminate, Terminate, 4 writes, as undisturbed
+      crash before: stopped; again: DeleteNode, Drain, Terminate, Terminate, 5 writes, as undisturbed
+      crash after: stopped; again: Drain, Terminate, Terminate, 4 writes, as undisturbed
     PATCH nodes/x
-      written by another | 409: WriteDeadline, DeleteNode, Drain: error 409; again: Drain, Terminate, Terminate, 3 writes, as undisturbed
-      404: WriteDeadline, DeleteNode, Drain: error 404; again: Terminate, Terminate, 1 write, as undisturbed
-      422: WriteDeadline, DeleteNode, Drain: error 422; again: Drain, Terminate, Terminate, 3 writes, as undisturbed
+      written by another | 409: WriteDeadline, DeleteNode, Drain: error 409; again: Drain, Terminate, Terminate, 4 writes, as undisturbed
+      404: WriteDeadline, DeleteNode, Drain: error 404; again: Terminate, Terminate, 2 writes, as undisturbed
+      422: WriteDeadline, DeleteNode, Drain: error 422; again: Drain, Terminate, Terminate, 4 writes, as undisturbed
       429, Retry-After 2 s, once: WriteDeadline, DeleteNode, Drain, Terminate, Terminate, sent 3 times in 2 s; again: nothing due, no write, as undisturbed
-      504: WriteDeadline, DeleteNode, Drain: error 504, sent 16 times; again: Drain, Terminate, Terminate, 3 writes, as undisturbed
-      no answer: waits forever; again: Drain, Terminate, Terminate, 3 writes, as undisturbed
-      lost answer: WriteDeadline, DeleteNode, Drain: error connection reset; again: Terminate, Terminate, 2 writes, as undisturbed
-      crash before: stopped; again: Drain, Terminate, Terminate, 3 writes, as undisturbed
-      crash after: stopped; again: Terminate, Terminate, 2 writes, as undisturbed
+      504: WriteDeadline, DeleteNode, Drain: error 504, sent 7 times; again: Drain, Terminate, Terminate, 4 writes, as undisturbed
+      no answer: waits forever; again: Drain, Terminate, Terminate, 4 writes, as undisturbed
+      lost answer: WriteDeadline, DeleteNode, Drain: error connection reset; again: Terminate, Terminate, 3 writes, as undisturbed
+      crash before: stopped; again: Drain, Terminate, Terminate, 4 writes, as undisturbed
+      crash after: stopped; again: Terminate, Terminate, 3 writes, as undisturbed
+    PATCH nodeclaims/c/status
+      written by another: WriteDeadline, DeleteNode, Drain, Terminate, Terminate, sent 2 times; again: nothing due, no write, as undisturbed
+      409: WriteDeadline, DeleteNode, Drain, Terminate, Terminate, sent 5 times; again: nothing due, no write, as undisturbed
+      404: WriteDeadline, DeleteNode, Drain, Terminate, Terminate, Terminate, Terminate, Terminate, Terminate, Terminate, Terminate, Terminate, Terminate, Terminate, Terminate, Terminate, Terminate, Terminate, Terminate, Terminate; again: nothing due, no write, as undisturbed
+      422: WriteDeadline, DeleteNode, Drain, Terminate, Terminate; again: nothing due, no write, as undisturbed
+      429, Retry-After 2 s, once: WriteDeadline, DeleteNode, Drain, Terminate, Terminate, sent 2 times in 2 s; again: nothing due, no write, as undisturbed
+      504: WriteDeadline, DeleteNode, Drain, Terminate, Terminate, sent 7 times; again: nothing due, no write, as undisturbed
+      no answer: waits forever; again: Terminate, 2 writes, as undisturbed
+      lost answer: WriteDeadline, DeleteNode, Drain, Terminate, Terminate: error 409; again: Terminate, 1 write, as undisturbed
+      crash before | crash after: stopped; again: Terminate, 2 writes, as undisturbed
     "#);
 }
 
@@ -265,16 +293,27 @@ async fn a_claim_without_provider_id_terminates_what_was_launched_for_it() {
     let text = transcript(|| world(&of_claim, None), settle).await;
     insta::assert_snapshot!(text, @r#"
     undisturbed: Terminate, Terminate
-      PATCH nodeclaims/c {"metadata":{"finalizers":[],"resourceVersion":"2"}}
+      PATCH nodeclaims/c/status {"metadata":{"resourceVersion":"2"},"status":{"conditions":[{"lastTransitionTime":"TIME","message":"object is awaiting reconciliation","reason":"AwaitingReconciliation","status":"Unknown","type":"Launched"},{"lastTransitionTime":"TIME","message":"object is awaiting reconciliation","reason":"AwaitingReconciliation","status":"Unknown","type":"Registered"},{"lastTransitionTime":"TIME","message":"object is awaiting reconciliation","reason":"AwaitingReconciliation","status":"Unknown","type":"Initialized"},{"lastTransitionTime":"TIME","message":"","reason":"InstanceTerminating","status":"True","type":"InstanceTerminating"},{"lastTransitionTime":"TIME","message":"Launched=Unknown, Registered=Unknown, Initialized=Unknown","reason":"ReconcilingDependents","status":"Unknown","type":"Ready"}]}}
+      PATCH nodeclaims/c {"metadata":{"finalizers":[],"resourceVersion":"4"}}
       cloud terminate aws:///z/i-1
       changes -nodeclaims/c
     again: nothing due, no write, as undisturbed
+    PATCH nodeclaims/c/status
+      written by another: Terminate, Terminate, sent 2 times; again: nothing due, no write, as undisturbed
+      409: Terminate, Terminate, sent 5 times; again: nothing due, no write, as undisturbed
+      404: Terminate, Terminate, Terminate, Terminate, Terminate, Terminate, Terminate, Terminate, Terminate, Terminate, Terminate, Terminate, Terminate, Terminate, Terminate, Terminate, Terminate, Terminate, Terminate, Terminate; again: nothing due, no write, as undisturbed
+      422: Terminate, Terminate; again: nothing due, no write, as undisturbed
+      429, Retry-After 2 s, once: Terminate, Terminate, sent 2 times in 2 s; again: nothing due, no write, as undisturbed
+      504: Terminate, Terminate, sent 7 times; again: nothing due, no write, as undisturbed
+      no answer: waits forever; again: Terminate, 1 write, as undisturbed
+      lost answer: Terminate, Terminate: error 409; again: Terminate, 1 write, as undisturbed
+      crash before | crash after: stopped; again: Terminate, 1 write, as undisturbed
     PATCH nodeclaims/c
       written by another | 409: Terminate, Terminate: error 409; again: Terminate, 1 write, as undisturbed
       404: Terminate, Terminate, Terminate, Terminate, Terminate, Terminate, Terminate, Terminate, Terminate, Terminate, Terminate, Terminate, Terminate, Terminate, Terminate, Terminate, Terminate, Terminate, Terminate, Terminate, sent 19 times; again: nothing due, no write, as undisturbed
       422: Terminate, Terminate: error 422; again: Terminate, 1 write, as undisturbed
       429, Retry-After 2 s, once: Terminate, Terminate, sent 2 times in 2 s; again: nothing due, no write, as undisturbed
-      504: Terminate, Terminate: error 504, sent 16 times; again: Terminate, 1 write, as undisturbed
+      504: Terminate, Terminate: error 504, sent 7 times; again: Terminate, 1 write, as undisturbed
       no answer: waits forever; again: Terminate, 1 write, as undisturbed
       lost answer: Terminate, Terminate: error connection reset; again: nothing due, no write, as undisturbed
       crash before: stopped; again: Terminate, 1 write, as undisturbed
@@ -302,7 +341,7 @@ async fn a_claim_follows_its_deleted_node_under_every_failure() {
       404: ok; again: ok, no write, differs: -nodeclaims/c
       422: error 422; again: ok, 1 write, as undisturbed
       429, Retry-After 2 s, once: ok, sent 2 times in 2 s; again: ok, 1 write, as undisturbed
-      504: error 504, sent 16 times; again: ok, 1 write, as undisturbed
+      504: error 504, sent 7 times; again: ok, 1 write, as undisturbed
       no answer: waits forever; again: ok, 1 write, as undisturbed
       lost answer: error connection reset; again: ok, 1 write, as undisturbed
       crash before | crash after: stopped; again: ok, 1 write, as undisturbed
@@ -329,7 +368,7 @@ async fn a_claim_is_abandoned_under_every_failure() {
       written by another | 409 | 422 | lost answer: ok; again: ok, 1 write, as undisturbed
       404: ok; again: ok, no write, differs: -nodeclaims/c
       429, Retry-After 2 s, once: ok, sent 2 times in 2 s; again: ok, 1 write, as undisturbed
-      504: ok, sent 16 times; again: ok, 1 write, as undisturbed
+      504: ok, sent 7 times; again: ok, 1 write, as undisturbed
       no answer: waits forever; again: ok, 1 write, as undisturbed
       crash before | crash after: stopped; again: ok, 1 write, as undisturbed
     "#);

@@ -34,16 +34,22 @@ async fn pools_of_a_shifted_zone_get_an_event() {
     assert!(api.lines().is_empty());
 }
 
-/// DEFECT: an event that the API server refuses is not repeated.
 #[tokio::test]
-async fn a_refused_event_is_lost() {
+async fn a_refused_event_is_written_later() {
     let api = api();
     api.inject(Fault::Refused(Refusal::invalid("no")), 1, |_| true);
     let ctx = api.context(shifted(), PlacementMode::Nominate);
-    first_turn(run(Arc::clone(&ctx))).await;
-    api.reset();
-    first_turn(run(ctx)).await;
-    assert_eq!(api.events(), Vec::<String>::new(), "DEFECT: the refused event counts as written");
-    first_turn(run(api.context(shifted(), PlacementMode::Nominate))).await;
-    assert_eq!(api.events().len(), 1, "a new process writes it");
+    let (mut reports, now, zones) = (Reports::default(), clock::now(), BTreeSet::from(["z-a".to_owned()]));
+    let mut written = Vec::new();
+    for seconds in [0, 5, 10, 15, 300] {
+        reports.pass(&ctx, &zones, now + Duration::from_secs(seconds)).await;
+        written.push(api.events().len());
+        api.reset();
+        if seconds == 0 {
+            assert_eq!(reports.shifted, BTreeSet::new(), "refused");
+        }
+    }
+    assert_eq!(written, [1, 0, 1, 0, 0], "refused, too early, written, and not repeated");
+    reports.pass(&ctx, &BTreeSet::new(), now).await;
+    assert!(api.events()[0].starts_with("Normal ZonalShiftCleared on NodePool/there"));
 }

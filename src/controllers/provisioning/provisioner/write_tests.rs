@@ -10,7 +10,7 @@ use crate::state::snapshot::SnapshotRequest;
 use crate::test_support::cloud::FakeCloud;
 use crate::test_support::failures::{World, transcript};
 use crate::test_support::kubernetes::FakeApi;
-use crate::test_support::objects::{catalog, claim, launched, node, node_class, node_pool, pod};
+use crate::test_support::objects::{catalog, claim, launched, node, node_class, node_pool, pod, pod_budget};
 
 /// A ready pool and its class.
 pub(super) fn world() -> World {
@@ -63,7 +63,7 @@ async fn a_plan_is_written_under_every_failure() {
       written by another | 404: 2 pods, held for {"n/a", "n/b"}, sent 2 times; again: 0 pods, held for {}, no write, as undisturbed
       409 | 422: 2 pods, held for {}, sent 2 times; again: 2 pods, held for {"n/a", "n/b"}, 2 writes, as undisturbed
       429, Retry-After 2 s, once: 2 pods, held for {"n/a", "n/b"}, sent 3 times in 2 s; again: 0 pods, held for {}, no write, as undisturbed
-      504: 2 pods, held for {}, sent 32 times; again: 2 pods, held for {"n/a", "n/b"}, 2 writes, as undisturbed
+      504: 2 pods, held for {}, sent 14 times; again: 2 pods, held for {"n/a", "n/b"}, 2 writes, as undisturbed
       no answer: waits forever, sent 2 times; again: 2 pods, held for {"n/a", "n/b"}, 2 writes, as undisturbed
       lost answer: 2 pods, held for {"n/b"}, sent 2 times; again: 0 pods, held for {}, no write, as undisturbed
       crash before: stopped, sent 2 times; again: 2 pods, held for {"n/a", "n/b"}, 2 writes, as undisturbed
@@ -105,7 +105,7 @@ async fn a_pod_moves_from_one_claims_plan_to_another_under_every_failure() {
       409 | 422: 1 pods, held for {"n/a"}; again: 0 pods, held for {}, no write, differs: nodeclaims/old (metadata.annotations)
       404: 1 pods, held for {"n/a"}; again: 0 pods, held for {}, no write, differs: -nodeclaims/old
       429, Retry-After 2 s, once: 1 pods, held for {"n/a"}, sent 2 times in 2 s; again: 0 pods, held for {}, no write, as undisturbed
-      504: 1 pods, held for {"n/a"}, sent 16 times; again: 0 pods, held for {}, no write, differs: nodeclaims/old (metadata.annotations)
+      504: 1 pods, held for {}, sent 7 times; again: 1 pods, held for {"n/a"}, 2 writes, as undisturbed
       no answer: waits forever; again: 1 pods, held for {"n/a"}, 2 writes, as undisturbed
       crash before: stopped; again: 1 pods, held for {"n/a"}, 2 writes, as undisturbed
       crash after: stopped; again: 1 pods, held for {"n/a"}, 1 write, as undisturbed
@@ -114,7 +114,7 @@ async fn a_pod_moves_from_one_claims_plan_to_another_under_every_failure() {
       409 | 422: 1 pods, held for {}; again: 1 pods, held for {"n/a"}, 1 write, as undisturbed
       404: 1 pods, held for {}; again: 1 pods, held for {}, no write, differs: -nodeclaims/new
       429, Retry-After 2 s, once: 1 pods, held for {"n/a"}, sent 2 times in 2 s; again: 0 pods, held for {}, no write, as undisturbed
-      504: 1 pods, held for {}, sent 16 times; again: 1 pods, held for {"n/a"}, 1 write, as undisturbed
+      504: 1 pods, held for {}, sent 7 times; again: 1 pods, held for {"n/a"}, 1 write, as undisturbed
       no answer: waits forever; again: 1 pods, held for {"n/a"}, 1 write, as undisturbed
       lost answer: 1 pods, held for {}; again: 0 pods, held for {}, no write, as undisturbed
       crash before: stopped; again: 1 pods, held for {"n/a"}, 1 write, as undisturbed
@@ -148,4 +148,27 @@ async fn node_claims_beyond_the_cap_are_planned_again() {
     assert_eq!(created(), 2);
     planned(ctx).await;
     assert_eq!(created(), 2);
+}
+
+/// A node purchased for such a pod would stay empty, be removed, and be purchased again.
+#[tokio::test]
+async fn nothing_is_purchased_for_a_draining_pod_that_a_disruption_budget_keeps() {
+    for (allowed, planned_pods) in [(None, 1), (Some(1), 1), (Some(0), 0)] {
+        let world = world();
+        let meta = json!({"deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": [labels::TERMINATION_FINALIZER]});
+        let status = launched("i-1", &["Launched", "Registered", "Initialized"]);
+        world.api.put(&claim("old", &json!({"metadata": meta, "status": status})));
+        world.api.put(&node("x", &json!({"spec": {"providerID": "aws:///z/i-1"}})));
+        let owner = json!({"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r", "uid": "r", "controller": true});
+        let container = json!({"name": "c", "image": "i", "resources": {"requests": {"cpu": "1"}}});
+        let spec = json!({"nodeName": "x", "containers": [container]});
+        world.api.put(&pod("a", &json!({"metadata": {"ownerReferences": [owner]}, "spec": spec})));
+        if let Some(allowed) = allowed {
+            let budget = json!({"spec": {"selector": {}}, "status": {"disruptionsAllowed": allowed}});
+            world.api.put(&pod_budget("b", &budget));
+        }
+        let held = if planned_pods == 1 { "{\"n/a\"}" } else { "{}" };
+        assert_eq!(planned(world.context()).await, format!("{planned_pods} pods, held for {held}"), "{allowed:?}");
+        assert_eq!(world.api.writes().len(), planned_pods, "{allowed:?}");
+    }
 }

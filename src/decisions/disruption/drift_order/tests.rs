@@ -4,6 +4,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::decisions::holds::resolve;
+use crate::model::labels;
 use crate::state::instance_types::InstanceTypes;
 use crate::test_support::objects;
 
@@ -72,6 +73,19 @@ fn a_held_node_is_not_a_candidate() {
         "spec": {"containers": [{"name": "c", "image": "i"}]}});
     state.apply_pod(&serde_json::from_value(waiting).unwrap(), UnixMillis(1));
     assert_eq!(names(&state), []);
+}
+
+#[test]
+fn b50_budgets_block_a_replacement_unless_the_drain_has_a_deadline() {
+    let bounded = json!({"spec": {"terminationGracePeriod": "1h"}});
+    for (case, claim, blocked) in [("without a deadline", json!({}), true), ("with a deadline", bounded, false)] {
+        let mut state = ClusterState::default();
+        add(&mut state, "c", READY, &claim, &json!({}));
+        bind(&mut state, "a", "node-c", &json!({}));
+        assert_eq!(names(&state), [("c".to_owned(), 1, false)], "{case}");
+        state.pod_budgets.apply(&objects::pod_budget("b", &json!({"spec": {"selector": {}}})));
+        assert_eq!(names(&state), [("c".to_owned(), 1, blocked)], "{case}");
+    }
 }
 
 #[test]
