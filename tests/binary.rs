@@ -308,7 +308,7 @@ fn aws_is_called_through_the_proxy_of_the_environment_and_the_api_server_directl
         command.env_remove("NO_PROXY").env_remove("no_proxy").env_remove("AWS_ENDPOINT_URL");
         command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
     };
-    let limit = Duration::from_secs(60);
+    let limit = Duration::from_mins(1);
     let mut of_cluster = preflight(&[]);
     let listed = direct.recv_timeout(limit).expect("a call of the API server");
     assert!(listed.starts_with("GET /apis/karpenter.k8s.aws/v1/ec2nodeclasses"), "{listed}");

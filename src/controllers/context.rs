@@ -70,7 +70,6 @@ pub struct Context {
 /// Attempts to write the status of a claim that other clients write at the same time.
 const STATUS_ATTEMPTS: u32 = 5;
 
-
 impl Context {
     pub fn new(
         client: Client,
@@ -186,7 +185,7 @@ impl Context {
             let Some(status) = next(&claim) else { return Ok(()) };
             match self.patch_claim_status_at(&claim, &status).await {
                 Err(error) if is_conflict(&error) && attempt < STATUS_ATTEMPTS => {
-                    claim = self.read_claim(&name).await?
+                    claim = self.read_claim(&name).await?;
                 }
                 done => return done,
             }

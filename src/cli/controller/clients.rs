@@ -25,9 +25,6 @@ const QUEUE: usize = 1024;
 /// Time limit of a connection attempt.
 const CONNECT: Duration = Duration::from_secs(5);
 
-/// Requests that wait for their turn to be sent, per client.
-const BUFFERED_REQUESTS: usize = 1_024;
-
 /// The clients.
 pub(crate) struct Clients {
     /// Reads and writes of the reconcilers.

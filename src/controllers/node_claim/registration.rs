@@ -91,9 +91,8 @@ pub async fn report_duplicate_nodes(ctx: &Context, claim: &NodeClaim) -> Result<
     if claim.has_condition(conditions::REGISTERED) {
         return Ok(());
     }
-    let mut writer = ConditionWriter::for_claim(claim, clock::now());
-    writer.edit().set_false(conditions::REGISTERED, events::MULTIPLE_NODES_FOUND.reason(), &note);
-    write_changed(ctx, claim, writer).await
+    let reason = events::MULTIPLE_NODES_FOUND.reason();
+    write_condition(ctx, claim, |list| list.set_false(conditions::REGISTERED, reason, &note)).await
 }
 
 /// Writes to the Initialized condition why the Node is not initialized.

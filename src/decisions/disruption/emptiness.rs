@@ -39,12 +39,11 @@ pub fn choose(
         if !due || *left <= 0 {
             continue;
         }
-        match block(&candidate.claim) {
-            Some(why) => out.blocked.push((candidate.claim.clone(), why)),
-            None => {
-                *left -= 1;
-                out.chosen.push(candidate.claim.clone());
-            }
+        if let Some(why) = block(&candidate.claim) {
+            out.blocked.push((candidate.claim.clone(), why));
+        } else {
+            *left -= 1;
+            out.chosen.push(candidate.claim.clone());
         }
     }
     out

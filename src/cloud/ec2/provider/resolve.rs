@@ -108,10 +108,13 @@ impl Ec2Provider {
                 events::KUBELET_EXPRESSION_DROPPED,
                 format!("{unusable}; what it would reserve counts as not set"),
             ),
-            (Verdict::True, _) if spec.tags.as_ref().is_some_and(|tags| tag_room(tags) == TagRoom::NoName) => Verdict::Degraded(
-                events::TAG_VALIDATION_FAILED,
-                "instances get no tag Name: an instance has at most 50 tags, remove one of the 44 of spec.tags".into(),
-            ),
+            (Verdict::True, _) if spec.tags.as_ref().is_some_and(|tags| tag_room(tags) == TagRoom::NoName) => {
+                Verdict::Degraded(
+                    events::TAG_VALIDATION_FAILED,
+                    "instances get no tag Name: an instance has at most 50 tags, remove one of the 44 of spec.tags"
+                        .into(),
+                )
+            }
             (verdict, _) => verdict,
         };
         verdicts.push((VALIDATION_SUCCEEDED, validation));

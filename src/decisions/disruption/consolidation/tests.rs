@@ -1,0 +1,159 @@
+use serde_json::json;
+
+use super::*;
+use crate::model::labels;
+use crate::test_support::objects;
+
+fn candidate(claim: &str, pods: usize, price: i64) -> Candidate {
+    Candidate {
+        claim: claim.into(),
+        pool: "p".into(),
+        pods,
+        quiet_since: UnixMillis(0),
+        protected: false,
+        price: MicroUsd(price),
+    }
+}
+
+fn outcome(complete: bool, new_nodes: usize, any_spot: bool) -> Outcome {
+    Outcome { complete, new_nodes, any_spot, saving: 5 }
+}
+
+#[test]
+fn a_spot_node_is_replaced_by_existing_room_but_not_by_a_new_node() {
+    assert_eq!(saving(&outcome(true, 1, false)), Some(5));
+    assert_eq!(saving(&outcome(true, 0, true)), Some(5));
+    assert_eq!(saving(&outcome(true, 1, true)), None);
+    assert_eq!(saving(&outcome(false, 0, false)), None, "a pod is left without a node");
+}
+
+#[test]
+fn b42_a_nominated_node_is_not_consolidated() {
+    let candidate = |pods, quiet_since, protected| Candidate {
+        quiet_since: UnixMillis(quiet_since),
+        protected,
+        ..candidate("c", pods, 1)
+    };
+    let ten = Some(Duration::from_millis(10));
+    let policy = "WhenEmptyOrUnderutilized";
+    for (case, candidate, consolidate_after, policy, held, want) in [
+        ("its pods may move", candidate(2, 0, false), ten, policy, false, true),
+        ("a pod is held for it", candidate(2, 0, false), ten, policy, true, false),
+        ("it is empty", candidate(0, 0, false), ten, policy, false, false),
+        ("a pod was bound recently", candidate(2, 91, false), ten, policy, false, false),
+        ("it is protected", candidate(2, 0, true), ten, policy, false, false),
+        ("Never", candidate(2, 0, false), None, policy, false, false),
+        ("only when empty", candidate(2, 0, false), ten, "WhenEmpty", false, false),
+    ] {
+        let allowance = PoolAllowance { consolidate_after, nodes: 1 };
+        assert_eq!(is_eligible(&candidate, &allowance, policy, held, UnixMillis(100)), want, "{case}");
+    }
+}
+
+#[test]
+fn the_most_expensive_node_per_pod_is_first() {
+    let mut order = vec![candidate("full", 10, 100), candidate("light", 1, 50), candidate("same", 1, 10)];
+    sort_by_price_per_pod(&mut order);
+    assert_eq!(order.iter().map(|candidate| &*candidate.claim).collect::<Vec<_>>(), ["light", "full", "same"]);
+}
+
+#[test]
+fn candidates_are_accepted_cumulatively_within_budget_and_minimum_saving() {
+    let allowance = PoolAllowance { consolidate_after: Some(Duration::ZERO), nodes: 2 };
+    let allowances = [("p".to_owned(), allowance)].into();
+    let mut pass = Consolidation { blocked: vec![], allowances, accepted: BTreeSet::new(), saved: 0 };
+    let outcome = |saving| Outcome { saving, ..outcome(true, 0, false) };
+    let all = ["a", "b", "c", "d"].map(|name| candidate(name, 1, 100));
+    pass.record(&all[0], &outcome(50));
+    assert_eq!(pass.removal(&all[1]), Some(["a".to_owned(), "b".to_owned()].into()));
+    pass.record(&all[1], &outcome(59));
+    assert_eq!(pass.removal(&all[2]), Some(["a".to_owned(), "c".to_owned()].into()), "b saved less than a tenth");
+    pass.record(&all[2], &outcome(60));
+    assert_eq!(pass.removal(&all[3]), None, "the budget is used up");
+    assert_eq!(pass.finish(), (vec!["a".to_owned(), "c".to_owned()], MicroUsd(60)));
+}
+
+#[test]
+fn a_pod_that_stays_unattempted_does_not_pause_consolidation_when_others_are_created() {
+    let mut state = ClusterState::default();
+    state.apply_pod(&objects::pod("old", &json!({})), UnixMillis(0));
+    let now = UnixMillis(0) + PENDING_PERIOD;
+    state.apply_pod(&objects::pod("new", &json!({"spec": {"nodeName": "x"}})), now);
+    assert_eq!(pause(&state, now), None);
+    state.apply_pod(&objects::pod("untried", &json!({})), now);
+    assert_eq!(pause(&state, now), Some(Pause::PodUnattempted));
+}
+
+#[test]
+fn b49_nodes_whose_pods_a_budget_blocks_take_no_place_among_the_candidates() {
+    let mut state = ClusterState::default();
+    let disruption = json!({"consolidateAfter": "0s", "budgets": [{"nodes": "100%"}]});
+    state.apply_pool(objects::node_pool("p", &json!({"spec": {"disruption": disruption}})));
+    state
+        .pod_budgets
+        .apply(&objects::pod_budget("b", &json!({"spec": {"selector": {"matchLabels": {"app": "blocked"}}}})));
+    for n in 0..MAX_CANDIDATES + 2 {
+        let (claim, node, id) = (format!("c{n:02}"), format!("x{n:02}"), format!("i-{n}"));
+        let meta = json!({"labels": {(labels::NODE_POOL): "p"}});
+        let status = objects::launched(&id, &["Initialized"]);
+        state.apply_claim(objects::claim(&claim, &json!({"metadata": meta, "status": status})));
+        let ready = json!({"conditions": [{"type": "Ready", "status": "True"}]});
+        let spec = json!({"providerID": format!("aws:///z/{id}")});
+        state.apply_node(objects::node(&node, &json!({"spec": spec, "status": ready})));
+        let app = if n < MAX_CANDIDATES { "blocked" } else { "free" };
+        let pod = json!({"metadata": {"labels": {"app": app}}, "spec": {"nodeName": node}});
+        state.apply_pod(&objects::pod(&format!("p{n:02}"), &pod), UnixMillis(0));
+    }
+    let now = UnixMillis(2_000_000_000_000);
+    let (pass, chosen) = Consolidation::begin(&state, &Holds::default(), &InstanceTypes::default(), now);
+    assert_eq!(chosen.iter().map(|candidate| &*candidate.claim).collect::<Vec<_>>(), ["c20", "c21"]);
+    assert_eq!(pass.blocked.len(), MAX_CANDIDATES);
+    let why = "pdb prevents pod evictions: n/b allows no disruption of pod n/p00";
+    assert_eq!(pass.blocked[0], ("c00".to_owned(), why.to_owned()));
+}
+
+#[test]
+fn consolidation_waits_while_nodes_boot_or_drain_and_while_pods_wait_for_nodes() {
+    let now = UnixMillis(1_000_000);
+    let moment = Duration::from_secs(1);
+    let rejected = json!({"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]});
+    let bound = json!({"spec": {"nodeName": "x"}});
+    let unbound = json!({"status": rejected});
+    let daemon = json!({"metadata": {"ownerReferences":
+        [{"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "d", "uid": "d", "controller": true}]}});
+    let marked = json!({(labels::DISRUPTING): "Empty/"});
+    let old = (now - BOOT_TIMEOUT).rfc3339();
+    let of_nobody = json!({"spec": {"schedulerName": "nobody"}});
+    for (case, conditions, created, annotations, pod, seen, settled) in [
+        ("initialized", &["Initialized"][..], &old, json!({}), None, now, true),
+        ("booting", &[], &(now - BOOT_TIMEOUT + moment).rfc3339(), json!({}), None, now, false),
+        ("never booted", &[], &old, json!({}), None, now, true),
+        ("leaving, with a pod", &["Initialized"], &old, marked.clone(), Some(&bound), UnixMillis(0), false),
+        ("leaving, without a pod", &["Initialized"], &old, marked, None, now, true),
+        ("a pod runs", &["Initialized"], &old, json!({}), Some(&bound), now, true),
+        ("a rejected pod", &["Initialized"], &old, json!({}), Some(&unbound), now - PENDING_PERIOD + moment, false),
+        ("a pod rejected long ago", &["Initialized"], &old, json!({}), Some(&unbound), now - PENDING_PERIOD, true),
+        ("a new pod", &["Initialized"], &old, json!({}), Some(&json!({})), now - PENDING_PERIOD + moment, false),
+        (
+            "a pod that no one schedules",
+            &["Initialized"],
+            &old,
+            json!({}),
+            Some(&json!({})),
+            now - PENDING_PERIOD,
+            true,
+        ),
+        ("a new pod of an unknown scheduler", &["Initialized"], &old, json!({}), Some(&of_nobody), now, true),
+        ("a new DaemonSet pod", &["Initialized"], &old, json!({}), Some(&daemon), now, true),
+    ] {
+        let mut state = ClusterState::default();
+        let meta = json!({"annotations": annotations, "creationTimestamp": created});
+        let status = objects::launched("i-1", conditions);
+        state.apply_claim(objects::claim("c", &json!({"metadata": meta, "status": status})));
+        state.apply_node(objects::node("x", &json!({"spec": {"providerID": "aws:///z/i-1"}})));
+        if let Some(patch) = pod {
+            state.apply_pod(&objects::pod("a", patch), seen);
+        }
+        assert_eq!(pause(&state, now).is_none(), settled, "{case}");
+    }
+}
