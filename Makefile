@@ -26,7 +26,7 @@ CARGO_CYCLONEDX := $(CACHE)/cargo-cyclonedx-$(CARGO_CYCLONEDX_VERSION)/bin/cargo
 ADVISORIES := $(CARGO_TARGET_DIR)/advisories
 ADVISORY_DB_NAME := advisory-db-3157b0e258782691
 
-.PHONY: help demo checkout bench fuzz bench-launches test soak build tools moto lint deny test-rust test-chart test-control-plane test-policies test-kubelets test-preflight test-ec2 test-ec2-leaving test-ec2-faults test-drift test-swap test-outage test-attacks test-scenarios test-e2e $(E2E:%=test-e2e-%) test-without-service test-disruption quick reference crds clean-cache
+.PHONY: help demo checkout bench fuzz bench-launches test soak build tools moto lint deny test-rust test-chart test-control-plane test-policies test-kubelets test-preflight test-ec2 test-ec2-leaving test-ec2-faults test-drift test-swap test-outage test-attacks test-scenarios test-e2e $(E2E:%=test-e2e-%) test-without-service test-attacks-short quick reference crds clean-cache
 
 help: ## List the targets
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | column -t -s "$$(printf '\t')"
@@ -42,7 +42,7 @@ test: ## Every test
 	$(MAKE) -j3 --output-sync=target test-rust test-preflight test-without-service
 	$(MAKE) test-e2e
 	$(MAKE) test-outage
-	$(MAKE) -j4 --output-sync=target test-ec2 test-ec2-faults test-ec2-leaving test-drift test-swap
+	$(MAKE) -j4 --output-sync=target test-ec2 test-ec2-faults test-ec2-leaving test-drift test-swap test-attacks-short
 	@echo "make test: all passed"
 
 soak: build tools moto ## The suites of the whole service with 500 pods of each kind instead of 150, for releases
@@ -50,9 +50,6 @@ soak: build tools moto ## The suites of the whole service with 500 pods of each 
 
 test-without-service: build tools moto ## Suites that do not need the running service, in one control plane
 	$(call pytest,control_plane chart chart_policies certificates kubelets scenarios)
-
-test-disruption: build tools moto ## Suites of voluntary and involuntary disruption, in one control plane
-	$(call pytest,ec2_leaving drift)
 
 # Tests know the folder that they were built in. Cargo doesn't see that another checkout built them in the same cache.
 checkout:
@@ -143,6 +140,9 @@ test-outage: build tools moto ## Outages of the API server: stopped, killed, dro
 test-attacks: tools moto ## Attacks by peers without credentials and by tenants, against the release build: probes, memory, purchases
 	cargo build --release --locked
 	STOWAGE_BIN=$(CARGO_TARGET_DIR)/release/stowage STOWAGE_ATTACKS=1 $(call pytest,attacks) -s
+
+test-attacks-short: build tools moto ## Seconds of each attack, against the debug build
+	$(call pytest,attacks)
 
 test-drift: build tools moto ## Drift and expiration, with simulated EC2 and with moto
 	$(call pytest,drift)
