@@ -277,7 +277,7 @@ class Moto:
             TagSpecifications=[{"ResourceType": "instance", "Tags": tags(named)}],
         )["Instances"]
 
-    def stop(self, *ids):
+    def stop_instances(self, *ids):
         """Stops instances, at once."""
         self.aws.ec2.stop_instances(InstanceIds=list(ids))
 

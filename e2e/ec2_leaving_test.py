@@ -118,7 +118,7 @@ class TestInterruptions:
     def test_3_an_externally_stopped_instance_is_replaced(self, service, state):
         claim = pick(service)
         id = service.instance_of(claim)
-        {"stopping": service.moto.stop, "terminated": service.moto.terminate}[state](id)
+        {"stopping": service.moto.stop_instances, "terminated": service.moto.terminate}[state](id)
         send(service, "aws.ec2", "EC2 Instance State-change Notification", **{"instance-id": id, "state": state})
         wait_replaced(service, claim)
         wait_queue_empty(service)
