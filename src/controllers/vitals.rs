@@ -1,4 +1,4 @@
-//! Gauges of every replica that change with time: ages of watches and turns, waiting pods.
+//! Gauges of every replica that change with time: ages of watches and turns, waiting pods, sizes of the tables.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -29,6 +29,10 @@ fn record(cluster: &Cluster, heartbeats: &Heartbeats, metrics: &Metrics, now: Un
     }
     for turn in heartbeats.turns(Instant::now()) {
         metrics.loop_turn.with_label_values(&[turn.name]).set(turn.age.as_secs_f64());
+    }
+    let sizes = cluster.read().table_sizes();
+    for (table, size) in sizes {
+        metrics.state_objects.with_label_values(&[table]).set(i64::try_from(size).unwrap_or(i64::MAX));
     }
     let (count, oldest) = pending(&cluster.read(), now);
     metrics.pods_pending.set(i64::try_from(count).unwrap_or(i64::MAX));
@@ -75,6 +79,7 @@ mod tests {
         }
         assert_eq!((metrics.pods_pending.get(), metrics.pods_pending_age.get()), (2, 90));
         assert!((metrics.watch_age.with_label_values(&["pods"]).get() - 10.0).abs() < 1e-9);
+        assert_eq!(metrics.state_objects.with_label_values(&["pods"]).get(), 3);
         assert_eq!(metrics.watch_lists.with_label_values(&["pods"]).get(), 1, "each list is counted once");
     }
 }

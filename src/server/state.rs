@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 
-use arc_swap::ArcSwap;
+use arc_swap::{ArcSwap, Guard};
+use tokio::sync::Notify;
 
 use crate::extender::View;
 use crate::model::time::UnixMillis;
@@ -15,6 +16,8 @@ use crate::telemetry::Metrics;
 pub struct AppState {
     /// The extender's view.
     pub view: Arc<ArcSwap<View>>,
+    /// Notified of requests that read the view.
+    pub view_requests: Arc<Notify>,
     /// Metrics.
     pub metrics: Metrics,
     /// Conditions of `/readyz`.
@@ -26,10 +29,23 @@ pub struct AppState {
 }
 
 impl AppState {
+    /// The extender's view, for a request.
+    pub fn requested_view(&self) -> Guard<Arc<View>> {
+        self.view_requests.notify_one();
+        self.view.load()
+    }
+
     /// State with an empty view, which denies nothing.
     #[must_use]
     pub fn new(metrics: Metrics, now: fn() -> UnixMillis) -> Self {
-        Self { view: Arc::default(), metrics, readiness: Readiness::default(), heartbeats: Heartbeats::default(), now }
+        Self {
+            view: Arc::default(),
+            view_requests: Arc::default(),
+            metrics,
+            readiness: Readiness::default(),
+            heartbeats: Heartbeats::default(),
+            now,
+        }
     }
 }
 

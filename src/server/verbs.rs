@@ -21,7 +21,7 @@ type Outcome = Result<Vec<u8>, String>;
 pub(crate) async fn filter(State(state): State<Arc<AppState>>, body: Body) -> Response {
     verb("filter", state, body, |state, body| {
         let args: FilterArgs<'_> = parse("ExtenderArgs", body)?;
-        let result = extender::filter(&state.view.load(), (state.now)(), args);
+        let result = extender::filter(&state.requested_view(), (state.now)(), args);
         if result.answer == Answer::Stale {
             state.metrics.extender_stale.inc();
         }
@@ -40,7 +40,7 @@ pub(crate) async fn filter(State(state): State<Arc<AppState>>, body: Body) -> Re
 pub(crate) async fn prioritize(State(state): State<Arc<AppState>>, body: Body) -> Response {
     verb("prioritize", state, body, |state, body| {
         let args: FilterArgs<'_> = parse("ExtenderArgs", body)?;
-        let (view, now) = (state.view.load(), (state.now)());
+        let (view, now) = (state.requested_view(), (state.now)());
         if view.is_stale(now) {
             state.metrics.extender_stale.inc();
         }
@@ -53,7 +53,7 @@ pub(crate) async fn prioritize(State(state): State<Arc<AppState>>, body: Body) -
 pub(crate) async fn preempt(State(state): State<Arc<AppState>>, body: Body) -> Response {
     verb("preempt", state, body, |state, body| {
         let args: PreemptArgs<'_> = parse("ExtenderPreemptionArgs", body)?;
-        let (view, now) = (state.view.load(), (state.now)());
+        let (view, now) = (state.requested_view(), (state.now)());
         if view.is_stale(now) {
             state.metrics.extender_stale.inc();
         }

@@ -36,6 +36,11 @@ impl ChangeLog {
         }
     }
 
+    /// Number of names.
+    pub fn size(&self) -> usize {
+        self.names.len()
+    }
+
     /// Revision of the last change.
     pub fn revision(&self) -> u64 {
         self.revision

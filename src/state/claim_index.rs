@@ -24,6 +24,8 @@ pub struct ClaimIndex {
     /// Names of deleted claims and of claims marked for disruption.
     pub leaving: BTreeSet<String>,
     by_pool: HashMap<String, Usage>,
+    /// Names of the claims of each pool, leaving ones included.
+    names_by_pool: HashMap<String, BTreeSet<String>>,
 }
 
 impl ClaimIndex {
@@ -31,6 +33,9 @@ impl ClaimIndex {
     pub fn add(&mut self, name: &str, claim: &NodeClaim) {
         if let Some(id) = claim.provider_id() {
             self.by_provider_id.entry(id.to_owned()).or_default().insert(name.to_owned());
+        }
+        if let Some(pool) = claim.node_pool() {
+            self.names_by_pool.entry(pool.to_owned()).or_default().insert(name.to_owned());
         }
         if claim.is_leaving() {
             self.leaving.insert(name.to_owned());
@@ -54,6 +59,14 @@ impl ClaimIndex {
                 self.by_provider_id.remove(id);
             }
         }
+        if let Some(pool) = claim.node_pool()
+            && let Some(names) = self.names_by_pool.get_mut(pool)
+        {
+            names.remove(name);
+            if names.is_empty() {
+                self.names_by_pool.remove(pool);
+            }
+        }
         if !self.leaving.remove(name)
             && let Some(pool) = claim.node_pool()
             && let Some(usage) = self.by_pool.get_mut(pool)
@@ -72,6 +85,11 @@ impl ClaimIndex {
     /// The claim with a provider ID.
     pub fn of_provider_id(&self, id: &str) -> Option<&str> {
         self.by_provider_id.get(id)?.last().map(String::as_str)
+    }
+
+    /// Names of the claims of a pool, leaving ones included.
+    pub fn of_pool(&self, pool: &str) -> impl Iterator<Item = &String> {
+        self.names_by_pool.get(pool).into_iter().flatten()
     }
 
     /// Totals over the claims of a pool.

@@ -9,6 +9,7 @@ pub mod instance_types;
 pub mod kinds;
 pub mod node_state;
 pub mod object_ext;
+pub mod plan_index;
 pub mod plan_record;
 pub mod pod_budgets;
 pub mod pods;

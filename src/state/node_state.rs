@@ -160,13 +160,8 @@ fn held_pods(state: &ClusterState, holds: &Holds, claim: &str) -> Vec<PodEntry> 
             let entry = state.pods.get(key).and_then(|record| record.entry.clone().ok());
             entry.or_else(|| {
                 let owner = hold.owner.as_deref()?;
-                state
-                    .pods
-                    .values()
-                    .filter_map(|record| record.entry.as_ref().ok())
-                    .filter(|entry| entry.owner.as_deref() == Some(owner) && *entry.class.namespace == *namespace)
-                    .min_by(|a, b| a.key.cmp(&b.key))
-                    .cloned()
+                let entries = state.pods_of(owner).filter_map(|record| record.entry.as_ref().ok());
+                entries.into_iter().find(|entry| *entry.class.namespace == *namespace).cloned()
             })
         })
         // The successor is not deleting, although the pod that represents it may be.

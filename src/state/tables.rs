@@ -10,6 +10,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::ResourceExt;
 
 use crate::api::{Ec2NodeClass, NodeClaim, NodePool};
+use crate::model::labels;
 use crate::model::pause::Pause;
 use crate::model::time::UnixMillis;
 use crate::planner::input::default_spread::{DefaultSpread, Services};
@@ -21,6 +22,7 @@ use crate::state::change_log::ChangeLog;
 use crate::state::claim_index::ClaimIndex;
 use crate::state::deleted_uids::DeletedUids;
 use crate::state::object_ext::{NodeClaimExt, NodeExt, ObjectExt};
+use crate::state::plan_index::PlanIndex;
 use crate::state::plan_record::PlanRecord;
 use crate::state::pod_budgets::PodBudgets;
 use crate::state::pods::{PodRecord, Scheduling};
@@ -44,6 +46,8 @@ pub struct ClusterState {
     pub pods: HashMap<String, PodRecord>,
     /// Keys of pods by the node they are bound to.
     pub pods_by_node: HashMap<Arc<str>, BTreeSet<String>>,
+    /// Keys of pods by the UID of their controlling owner. Invalid pods are left out.
+    pods_by_owner: HashMap<Arc<str>, BTreeSet<Arc<str>>>,
     /// Keys of pods that are not bound to a node.
     pub unbound: BTreeSet<String>,
     /// When the last new pod was observed.
@@ -86,8 +90,17 @@ pub struct ClusterState {
     deleted: DeletedUids,
     /// Changes of pods, nodes and NodeClaims so far: results derived from them are valid for one revision.
     pub revision: u64,
+    /// Changes so far that may affect the live holds.
+    pub hold_revision: u64,
+    /// When a pod was last observed: plans whose holds ended before do not count for `hold_revision`.
+    observed_at: UnixMillis,
     /// Nodes that changed, or whose claim or pods did.
     pub node_changes: ChangeLog,
+    /// NodeClaims that changed, or whose node did.
+    pub claim_changes: ChangeLog,
+    /// Names of the nodes with the planned taint.
+    pub tainted_nodes: BTreeSet<String>,
+    pub plan_index: PlanIndex,
     pub claim_index: ClaimIndex,
     /// NodeClaims by the end of their holds; claims without planned pods are left out.
     held_until: BTreeSet<(UnixMillis, String)>,
@@ -145,13 +158,23 @@ impl ClusterState {
         let gone = record.terminal || record.deleted_at.is_some();
         let was_gone = old.is_some_and(|old| old.terminal || old.deleted_at.is_some());
         let moved = old.and_then(|old| old.node.clone()) != record.node;
-        if !record.daemon
-            && (moved || gone != was_gone)
-            && let Some(node) = &record.node
-        {
-            self.last_pod_event.insert(node.clone(), now);
+        let counts = !record.daemon && (moved || gone != was_gone);
+        let resized = old.is_some_and(|old| !same_class(old, &record));
+        self.observed_at = now;
+        let end = |pod: &PodRecord| (pod.terminal, pod.deleted_at.is_some());
+        if moved || resized || old.is_none_or(|old| end(old) != end(&record)) {
+            let affects = |pod: &PodRecord| self.affects_holds(&key, pod);
+            self.hold_revision += u64::from(affects(&record) || self.pods.get(&key).is_some_and(affects));
         }
         self.unlink(&key);
+        if counts && let Some(node) = &record.node {
+            self.last_pod_event.insert(node.clone(), now);
+        }
+        if let Ok(entry) = &record.entry
+            && let Some(owner) = &entry.owner
+        {
+            self.pods_by_owner.entry(Arc::clone(owner)).or_default().insert(Arc::clone(&entry.key));
+        }
         match &record.node {
             Some(node) => {
                 let node = Arc::clone(node);
@@ -168,20 +191,26 @@ impl ClusterState {
     /// Removes a pod whose deletion was observed at `now`.
     pub fn delete_pod(&mut self, key: &str, now: UnixMillis) {
         self.revision += 1;
+        self.observed_at = now;
+        let affects = self.pods.get(key).is_some_and(|pod| self.affects_holds(key, pod));
+        self.hold_revision += u64::from(affects);
         self.unlink(key);
         let old = self.pods.remove(key);
         self.deleted.record(old.as_ref().map(|old| old.uid.clone()));
-        if let Some(old) = old
-            && let Some(node) = old.node
-            && !old.daemon
-            && self.nodes.contains_key(&*node)
-        {
+        let Some((daemon, node)) = old.and_then(|old| Some((old.daemon, old.node?))) else { return };
+        if !self.nodes.contains_key(&*node) {
+            if !self.pods_by_node.contains_key(&node) {
+                self.last_pod_event.remove(&node);
+            }
+        } else if !daemon {
             self.last_pod_event.insert(node, now);
         }
     }
 
     /// Updates the index of claims without a Node after a change of a claim or of its Node.
     fn relink(&mut self, claim: &str) {
+        self.claim_changes.record(claim);
+        self.record_holds_of(claim);
         let Some(known) = self.claims.get(claim) else {
             self.in_flight.remove(claim);
             return;
@@ -203,7 +232,16 @@ impl ClusterState {
 
     fn unlink(&mut self, key: &str) {
         self.unbound.remove(key);
-        let Some(node) = self.pods.get(key).and_then(|old| old.node.clone()) else { return };
+        let Some(old) = self.pods.get(key) else { return };
+        if let Some(owner) = old.entry.as_ref().ok().and_then(|entry| entry.owner.as_deref())
+            && let Some(keys) = self.pods_by_owner.get_mut(owner)
+        {
+            keys.remove(key);
+            if keys.is_empty() {
+                self.pods_by_owner.remove(owner);
+            }
+        }
+        let Some(node) = old.node.clone() else { return };
         self.node_changes.record(&node);
         if let Some(keys) = self.pods_by_node.get_mut(&node) {
             keys.remove(key);
@@ -211,6 +249,24 @@ impl ClusterState {
                 self.pods_by_node.remove(&node);
             }
         }
+    }
+
+    /// Whether a change of this pod may affect the live holds: a plan names it or its owner, or its node has holds.
+    fn affects_holds(&self, key: &str, pod: &PodRecord) -> bool {
+        let owner = pod.entry.as_ref().ok().and_then(|entry| entry.owner.as_deref());
+        let node = || pod.node.as_deref().and_then(|node| self.claim_of(self.nodes.get(node)?));
+        self.plan_index.is_live(key, owner, self.observed_at)
+            || node().and_then(|claim| claim.metadata.name.as_deref()).is_some_and(|claim| self.may_hold(claim))
+    }
+
+    /// Whether a NodeClaim may hold room.
+    fn may_hold(&self, claim: &str) -> bool {
+        self.planned.get(claim).is_some_and(|plan| !plan.pods.is_empty() && plan.hold_until > self.observed_at)
+    }
+
+    /// Records a change of a NodeClaim or of its node that may affect the live holds.
+    fn record_holds_of(&mut self, claim: &str) {
+        self.hold_revision += u64::from(self.may_hold(claim));
     }
 
     /// Applies a Node, unless a newer version is known.
@@ -229,6 +285,11 @@ impl ClusterState {
             self.drop_node(&name);
         }
         self.node_changes.record(&name);
+        if node.taints().any(|taint| taint.key == labels::PLANNED_TAINT) {
+            self.tainted_nodes.insert(name.clone());
+        } else {
+            self.tainted_nodes.remove(&name);
+        }
         self.nodes.insert(name.clone(), Arc::new(node));
         if let Some(id) = &id {
             match self.node_by_provider_id.get(id) {
@@ -282,6 +343,7 @@ impl ClusterState {
     /// Removes a Node from every table.
     fn drop_node(&mut self, name: &str) -> Option<Arc<Node>> {
         self.node_changes.record(name);
+        self.tainted_nodes.remove(name);
         let node = self.nodes.remove(name)?;
         if let Some(id) = node.provider_id() {
             if let Some(duplicates) = self.duplicate_nodes.get_mut(id) {
@@ -319,6 +381,7 @@ impl ClusterState {
         if !planned.pods.is_empty() {
             self.held_until.insert((planned.hold_until, name.clone()));
         }
+        self.plan_index.add(&name, &planned);
         self.planned.insert(name.clone(), planned);
         self.claim_index.add(&name, &claim);
         let claim = Arc::new(claim);
@@ -331,8 +394,10 @@ impl ClusterState {
 
     /// Removes a NodeClaim from every table.
     fn drop_claim(&mut self, name: &str) -> Option<Arc<NodeClaim>> {
+        self.record_holds_of(name);
         let claim = self.claims.remove(name)?;
         if let Some(planned) = self.planned.remove(name) {
+            self.plan_index.remove(name, &planned);
             self.held_until.remove(&(planned.hold_until, name.to_owned()));
         }
         if let Some(node) = self.node_of(&claim).map(|node| node.name_any()) {
@@ -445,6 +510,26 @@ impl ClusterState {
         self.nodes.get(self.node_by_provider_id.get(id)?)
     }
 
+    /// Records of the pods that a controller owns, in the order of their keys. Its UID may be copied to another namespace.
+    pub fn pods_of<'a>(&'a self, owner: &str) -> impl Iterator<Item = &'a PodRecord> {
+        self.pods_by_owner.get(owner).into_iter().flatten().filter_map(|key| self.pods.get(&**key))
+    }
+
+    /// Sizes of the tables, by name.
+    pub fn table_sizes(&self) -> Vec<(&'static str, usize)> {
+        let mut sizes = vec![
+            ("pods", self.pods.len()),
+            ("nodes", self.nodes.len()),
+            ("nodeclaims", self.claims.len()),
+            ("owners", self.pods_by_owner.len()),
+            ("pod_events", self.last_pod_event.len()),
+            ("node_changes", self.node_changes.size()),
+            ("claim_changes", self.claim_changes.size()),
+        ];
+        sizes.extend(self.interner.sizes());
+        sizes
+    }
+
     /// Whether the scheduler that the pod names is known to run: it is the default scheduler, or has rejected a pod. Tenants may name any
     /// scheduler, but cannot write such a rejection.
     pub fn is_scheduled(&self, pod: &PodRecord) -> bool {
@@ -455,6 +540,11 @@ impl ClusterState {
     pub fn pods_on<'a>(&'a self, node: &str) -> impl Iterator<Item = &'a PodRecord> {
         self.pods_by_node.get(node).into_iter().flatten().filter_map(|key| self.pods.get(key))
     }
+}
+
+/// Whether two versions of a pod have the same requests and constraints.
+fn same_class(old: &PodRecord, new: &PodRecord) -> bool {
+    matches!((&old.entry, &new.entry), (Ok(old), Ok(new)) if Arc::ptr_eq(&old.class, &new.class))
 }
 
 /// Whether `known` is the same object as `other` at a later resource version. Resource versions are opaque by contract but are

@@ -313,6 +313,12 @@ metrics! {
         "Connections that the server closed because of a limit.";
     REQUESTS_IN_FLIGHT = "requests_in_flight", Kind::Gauge, Serving, [],
         "HTTPS requests whose head is read and that are not answered yet.";
+    STATE_OBJECTS = "state_objects", Kind::Gauge, Serving,
+        [
+            "table": "`pods`, `nodes`, `nodeclaims`, `owners`, `pod_events`, `node_changes`, `claim_changes`, `interned_classes`, \
+                `interned_labels`, `interned_names`",
+        ],
+        "Entries of the tables of watched objects and of what is derived from them.";
     API_REQUESTS = "apiserver_requests_total", Kind::Counter, Serving, [
             "verb": "`get`, `list`, `watch`, `create`, `update`, `patch`, `delete`",
             "resource": "plural name, with the subresource after a slash",

@@ -69,7 +69,13 @@ pub(crate) async fn serve(args: &ControllerArgs) -> anyhow::Result<()> {
     watch::start_pause(&watches, &cluster, &config.default_namespace);
     let derived = Arc::new(DerivedState::default());
     if args.placement != PlacementMode::Off {
-        let view = extender_view::run(Arc::clone(&cluster), Arc::clone(&derived), Arc::clone(&state.view));
+        let view = extender_view::run(
+            Arc::clone(&cluster),
+            Arc::clone(&derived),
+            Arc::clone(&state.view),
+            args.placement,
+            Arc::clone(&state.view_requests),
+        );
         tokio::spawn(heartbeats.run("extender view", TURN_LIMIT, view));
     }
     tokio::spawn(vitals::run(Arc::clone(&cluster), heartbeats.clone(), state.metrics.clone()));

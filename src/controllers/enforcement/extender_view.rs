@@ -1,34 +1,60 @@
-//! Rebuilds the extender's view of nodes and holds, on every replica.
+//! Updates the extender's view of nodes and holds, on every replica. Where kube-scheduler does not ask the extender, the view is only
+//! kept fresh enough for the first request.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
+use futures::FutureExt;
+use tokio::sync::Notify;
 
 use crate::clock;
 use crate::controllers::derived_state::DerivedState;
 use crate::controllers::run_loop::{Pace, RunLoop};
-use crate::decisions::placement::view::view_input;
+use crate::decisions::placement::mode::PlacementMode;
+use crate::decisions::placement::view::ViewCache;
 use crate::extender::View;
+use crate::model::time::UnixMillis;
 use crate::state::Cluster;
+use crate::sync::heartbeat;
 
 const PACE: Pace = Pace { debounce: Duration::from_millis(20), resync: Duration::from_millis(500) };
+/// How often the view is updated while nobody asks for it: three times in [`crate::extender::DEFAULT_MAX_AGE`].
+const IDLE_PERIOD: Duration = Duration::from_secs(20);
+/// After a request, the view follows every change for this long.
+const FOLLOW_AFTER_REQUEST: Duration = Duration::from_mins(1);
 
 /// Kinds that the view is made of.
 const KINDS: [&str; 3] = ["pods", "nodes", "nodeclaims"];
 
-/// Runs until the process ends.
-pub async fn run(cluster: Arc<Cluster>, derived: Arc<DerivedState>, view: Arc<ArcSwap<View>>) {
+/// Runs until the process ends. `requests` is notified of requests that read the view.
+pub async fn run(
+    cluster: Arc<Cluster>,
+    derived: Arc<DerivedState>,
+    view: Arc<ArcSwap<View>>,
+    placement: PlacementMode,
+    requests: Arc<Notify>,
+) {
     let mut run_loop = RunLoop::new(&cluster, PACE);
+    let mut cache = ViewCache::default();
+    let mut follow_until = if placement == PlacementMode::Extender { UnixMillis::MAX } else { UnixMillis::MIN };
     loop {
         let now = clock::now();
         // Before the state is read, so that the view is not older than it states.
         let as_of = cluster.watch_signs().as_of(&KINDS, now);
         let input = {
             let state = cluster.read();
-            view_input(&state, &derived.holds(&state, now), as_of)
+            cache.input(&state, &derived.holds(&state, now), as_of)
         };
         view.store(Arc::new(View::build(input)));
-        run_loop.next().await;
+        let mut requested = requests.notified().now_or_never().is_some();
+        if requested || now < follow_until {
+            run_loop.next().await;
+        } else {
+            requested = heartbeat::rest(tokio::time::timeout(IDLE_PERIOD, requests.notified())).await.is_ok();
+        }
+        if requested {
+            follow_until = follow_until.max(clock::now() + FOLLOW_AFTER_REQUEST);
+        }
     }
 }

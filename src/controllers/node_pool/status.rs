@@ -20,6 +20,7 @@ use crate::model::events::DeclaredEvent;
 use crate::model::resources::Resources;
 use crate::model::time::UnixMillis;
 use crate::state::ClusterState;
+use crate::state::claim_index::Usage;
 use crate::state::instance_types::InstanceTypes;
 use crate::state::object_ext::{NodeClaimExt, ObjectExt};
 
@@ -48,7 +49,7 @@ async fn reconcile(ctx: &Context, pool: &NodePool, desired: &DesiredStatus) -> R
     let hash = DriftHash::of_pool(pool);
     let claims: Vec<Arc<NodeClaim>> = {
         let (state, name) = (ctx.cluster.read(), pool.name_any());
-        state.claims.values().filter(|claim| claim.node_pool() == Some(&*name)).cloned().collect()
+        state.claim_index.of_pool(&name).filter_map(|claim| state.claims.get(claim)).cloned().collect()
     };
     for (claim, patch) in hash.claim_patches(pool, &claims) {
         ignore_not_found(ctx.patch_claim(&claim, &patch).await)?;
@@ -89,7 +90,7 @@ async fn write(
 }
 
 /// The status that a pool should have.
-struct DesiredStatus {
+pub struct DesiredStatus {
     status: Value,
     /// Conditions that are False, with the events that report them.
     failed: Vec<(&'static str, &'static DeclaredEvent)>,
@@ -130,7 +131,21 @@ fn class_readiness(state: &ClusterState, pool: &NodePool) -> Evaluation {
     }
 }
 
-fn desired_status(state: &ClusterState, types: &InstanceTypes, pool: &NodePool, now: UnixMillis) -> DesiredStatus {
+/// Capacity and number of the nodes of a pool that have registered and are not leaving.
+fn registered(state: &ClusterState, types: &InstanceTypes, pool: &str) -> (Resources, i64) {
+    let Usage { capacity: mut used, count: mut nodes, unsized_claims } = state.claim_index.usage(pool);
+    for claim in unsized_claims.iter().filter_map(|name| state.claims.get(name)) {
+        used.add(&types.capacity(claim));
+    }
+    let in_flight = state.in_flight.iter().filter_map(|name| state.claims.get(name));
+    for claim in in_flight.filter(|claim| claim.node_pool() == Some(pool) && !claim.is_leaving()) {
+        used.sub(&types.capacity(claim));
+        nodes -= 1;
+    }
+    (used, nodes)
+}
+
+pub fn desired_status(state: &ClusterState, types: &InstanceTypes, pool: &NodePool, now: UnixMillis) -> DesiredStatus {
     let name = pool.name_any();
     let mut writer = ConditionWriter::for_pool(pool, now);
     let mut conditions = writer.edit();
@@ -147,14 +162,7 @@ fn desired_status(state: &ClusterState, types: &InstanceTypes, pool: &NodePool, 
             }
         }
     }
-    let mut used = Resources::default();
-    let mut nodes = 0_i64;
-    for claim in state.claims.values().filter(|claim| claim.node_pool() == Some(&*name)) {
-        if !claim.is_leaving() && state.node_of(claim).is_some() {
-            used.add(&types.capacity(claim));
-            nodes += 1;
-        }
-    }
+    let (used, nodes) = registered(state, types, &name);
     let mut resources = json!({"cpu": "0", "memory": "0", "pods": "0", "ephemeral-storage": "0"});
     for (key, value) in used.to_map() {
         resources[key] = json!(value);

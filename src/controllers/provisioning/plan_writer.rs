@@ -20,9 +20,10 @@ use crate::decisions::provisioning::plan_changes::{with_placement, without_pods}
 use crate::model::time::UnixMillis;
 use crate::planner::output::plan::{ExistingNodePlacement, Plan};
 use crate::state::instance_types::ReadyPool;
+use crate::state::plan_record::PlanRecord;
 use crate::state::snapshot::Snapshot;
 
-/// NodeClaims that are created concurrently.
+/// NodeClaims that are written concurrently.
 const CONCURRENCY: usize = 16;
 
 /// The effect of a written plan.
@@ -52,28 +53,35 @@ pub struct PlanWriter<'a> {
 
 impl PlanWriter<'_> {
     /// Writes the plan. `first_seen` is when each pod was first observed to need a node. A write that fails affects its own pods only.
+    ///
+    /// New claims are created first: no launch waits for the patches of other claims.
     pub async fn write(&self, first_seen: &BTreeMap<String, UnixMillis>) -> Written {
-        self.withdraw_stale_plans().await;
         let hold_until = clock::now() + HOLD_LAUNCH;
+        // Chosen before the creation, which adds plans that name these pods.
+        let stale = {
+            let planned: BTreeSet<&str> = self.snapshot.problem.pods.iter().map(|pod| &*pod.key).collect();
+            without_pods(&self.ctx.cluster.read(), &planned)
+        };
         let mut written = self.create_claims(hold_until, first_seen).await;
-        for placement in &self.plan.placements {
-            if let Some(claim) = &self.snapshot.node_refs[placement.node].claim {
-                written.served.extend(self.extend_plan(claim, placement, hold_until).await);
-            }
+        stream::iter(stale).for_each_concurrent(CONCURRENCY, |(claim, plan)| self.withdraw(claim, plan)).await;
+        let placements = self.plan.placements.iter();
+        let placements = placements.filter_map(|placement| {
+            let claim = self.snapshot.node_refs[placement.node].claim.as_ref()?;
+            Some(self.extend_plan(claim, placement, hold_until))
+        });
+        let mut extended = stream::iter(placements.collect::<Vec<_>>()).buffer_unordered(CONCURRENCY);
+        while let Some(added) = extended.next().await {
+            written.served.extend(added);
         }
         written
     }
 
-    /// Removes the pods of this plan from the NodeClaims that they were planned on before, whose holds expired or whose nodes are
-    /// leaving. Where that fails the pod is in the plans of two claims; only one of them holds room for it.
-    async fn withdraw_stale_plans(&self) {
-        let planned: BTreeSet<&str> = self.snapshot.problem.pods.iter().map(|pod| &*pod.key).collect();
-        let stale = without_pods(&self.ctx.cluster.read(), &planned);
-        for (claim, plan) in stale {
-            let patch = json!({"metadata": {"annotations": plan.annotations()}});
-            if let Err(error) = ignore_not_found(self.ctx.patch_claim(&claim, &patch).await) {
-                tracing::warn!(claim, %error, "failed to withdraw stale plan from node claim");
-            }
+    /// Removes pods of this plan from a NodeClaim that they were planned on before, whose holds expired or whose node is leaving. Where
+    /// that fails the pod is in the plans of two claims; only one of them holds room for it.
+    async fn withdraw(&self, claim: String, plan: PlanRecord) {
+        let patch = json!({"metadata": {"annotations": plan.annotations()}});
+        if let Err(error) = ignore_not_found(self.ctx.patch_claim(&claim, &patch).await) {
+            tracing::warn!(claim, %error, "failed to withdraw stale plan from node claim");
         }
     }
 

@@ -77,7 +77,7 @@ fn allowance(
     now: UnixMillis,
 ) -> PoolAllowance {
     let (mut nodes, mut consuming) = (0, 0);
-    let claims = state.claims.values().filter(|claim| claim.node_pool() == Some(name));
+    let claims = state.claim_index.of_pool(name).filter_map(|claim| state.claims.get(claim));
     // A node whose instance shuts down is gone for its pods (Karpenter core reference 4.4).
     let counts = |claim: &&Arc<NodeClaim>| {
         claim.has_condition(conditions::INITIALIZED) && !claim.has_condition(conditions::INSTANCE_TERMINATING)

@@ -1,6 +1,6 @@
 //! When a marked NodeClaim may be deleted, and when its mark is removed.
 
-use std::collections::BTreeSet;
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,7 +22,8 @@ const DRAIN_MARGIN: Duration = Duration::from_secs(15);
 
 /// Marked claims other than those of empty nodes ([`crate::decisions::disruption::marked`]).
 fn marked(state: &ClusterState) -> impl Iterator<Item = (&Arc<NodeClaim>, DisruptionMark)> {
-    let claims = state.claims.values().filter(|claim| !claim.is_deleting());
+    let claims = state.claim_index.leaving.iter().filter_map(|name| state.claims.get(name));
+    let claims = claims.filter(|claim| !claim.is_deleting());
     let marked = claims.filter_map(|claim| Some((claim, DisruptionMark::of(claim)?)));
     marked.filter(|(_, mark)| mark.reason != DisruptionReason::Empty)
 }
@@ -34,15 +35,24 @@ pub fn any_marked(state: &ClusterState) -> bool {
 
 /// Marked claims that may be deleted, with their marks.
 pub fn due(state: &ClusterState, holds: &Holds, now: UnixMillis) -> Vec<(Arc<NodeClaim>, DisruptionMark)> {
-    let due = marked(state).filter(|(claim, mark)| may_be_deleted(state, holds, claim, *mark, now));
+    let ready = ready(state, holds);
+    let due = marked(state).filter(|(claim, mark)| may_be_deleted(state, &ready, claim, *mark, now));
     due.map(|(claim, mark)| (Arc::clone(claim), mark)).collect()
+}
+
+/// Displaced pods whose replacement is ready: a hold on an initialized claim.
+fn ready<'a>(state: &ClusterState, holds: &'a Holds) -> HashSet<&'a str> {
+    let initialized =
+        |name: &String| state.claims.get(name).is_some_and(|claim| claim.has_condition(conditions::INITIALIZED));
+    let holds = holds.by_claim.iter().filter(|(name, _)| initialized(name)).flat_map(|(_, holds)| holds);
+    holds.filter(|hold| hold.owner.is_some()).map(|hold| &*hold.original).collect()
 }
 
 /// Whether a marked claim may be deleted: no pod on its node needs another node, or the replacement of every such pod is ready, or
 /// the deadline is near. Without a deadline, PodDisruptionBudgets must also allow the drain to begin.
 fn may_be_deleted(
     state: &ClusterState,
-    holds: &Holds,
+    ready: &HashSet<&str>,
     claim: &NodeClaim,
     mark: DisruptionMark,
     now: UnixMillis,
@@ -63,13 +73,7 @@ fn may_be_deleted(
     if !has_deadline && budget_block(state, &node).is_some() {
         return false;
     }
-    let ready: BTreeSet<&String> = holds
-        .by_claim
-        .iter()
-        .filter(|(name, _)| state.claims.get(*name).is_some_and(|claim| claim.has_condition(conditions::INITIALIZED)))
-        .flat_map(|(_, holds)| holds.iter().filter(|hold| hold.owner.is_some()).map(|hold| &hold.original))
-        .collect();
-    moving.iter().all(|pod| ready.contains(&pod.key()))
+    moving.iter().all(|pod| ready.contains(&*pod.key()))
 }
 
 /// A mark for this reason is removed when the node's pods have found no other node within this time; `None` for never.

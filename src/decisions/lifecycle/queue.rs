@@ -1,16 +1,16 @@
 //! Which claims are processed when: one step of a claim at a time, launches apart from other steps, failed steps with backoff.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::time::Duration;
 
 use kube::ResourceExt;
 
-use crate::api::launch_group;
+use crate::api::{conditions, launch_group};
 use crate::decisions::lifecycle::next_step::{Step, next_step, step_with_duplicates};
 use crate::decisions::termination::deadlines::termination_deadline;
 use crate::decisions::termination::drain_order;
 use crate::model::time::UnixMillis;
-use crate::state::object_ext::ObjectExt;
+use crate::state::object_ext::{NodeClaimExt, ObjectExt};
 use crate::state::tables::ClusterState;
 
 /// First and longest wait after a failed step; the wait doubles.
@@ -38,6 +38,10 @@ pub struct Queue {
     /// How many of the running steps are launches.
     launching: usize,
     waiting: HashMap<String, Waiting>,
+    /// Claims that may have a step now or later without a change: all but those whose node is initialized.
+    active: BTreeSet<String>,
+    /// Revision of [`ClusterState::claim_changes`] that `active` is up to date with.
+    revision: u64,
 }
 
 /// A claim that is not processed for a while.
@@ -62,9 +66,19 @@ pub struct DueStep {
 impl Queue {
     /// Chooses the steps to start now, and records them as running.
     pub fn start_due(&mut self, state: &ClusterState, now: UnixMillis) -> Vec<DueStep> {
+        match state.claim_changes.since(self.revision) {
+            Some(changes) => self.active.extend(changes.map(str::to_owned)),
+            None => self.active = state.claims.keys().cloned().collect(),
+        }
+        self.revision = state.claim_changes.revision();
         self.waiting.retain(|name, _| state.claims.contains_key(name));
         let mut out = Vec::new();
-        for (name, claim) in &state.claims {
+        let mut settled = Vec::new();
+        for name in &self.active {
+            let Some(claim) = state.claims.get(name) else {
+                settled.push(name.clone());
+                continue;
+            };
             let deleting = claim.is_deleting();
             let deadline = termination_deadline(claim).filter(|_| deleting);
             let waits =
@@ -76,8 +90,12 @@ impl Queue {
             let drained = !deleting
                 || node.is_none_or(|node| drain_order::waiting(state, claim, &node.name_any(), now).is_empty());
             let mut step = next_step(claim, node.map(|node| &**node), drained, now);
+            let initialized =
+                claim.has_condition(conditions::REGISTERED) && claim.has_condition(conditions::INITIALIZED);
             if state.duplicate_nodes(claim).is_some() {
                 step = step_with_duplicates(claim, step, now);
+            } else if step == Step::Nothing && initialized && !deleting {
+                settled.push(name.clone());
             }
             let launch = step == Step::Launch;
             let has_capacity = if launch {
@@ -90,6 +108,9 @@ impl Queue {
                 self.launching += usize::from(launch);
                 out.push(DueStep { claim: name.clone(), step, deadline });
             }
+        }
+        for name in settled {
+            self.active.remove(&name);
         }
         out
     }

@@ -183,6 +183,9 @@ fn to_untaint(
     rejected: &HashSet<String>,
     now: UnixMillis,
 ) -> Vec<String> {
+    if state.tainted_nodes.is_empty() {
+        return Vec::new();
+    }
     let held: HashSet<&str> =
         holds.by_claim.keys().filter_map(|claim| state.claims.get(claim)?.metadata.uid.as_deref()).collect();
     let needed = |taint: &Taint| {
@@ -191,7 +194,8 @@ fn to_untaint(
         let own = taint.value.as_deref().is_some_and(|claim| held.contains(claim));
         placement == PlacementMode::Nominate && !rejects_pods && (own || young) && !holds.by_claim.is_empty()
     };
-    let tainted = state.nodes.iter().filter_map(|(name, node)| Some((name, planned_taint_of(node)?)));
+    let nodes = state.tainted_nodes.iter().filter_map(|name| state.nodes.get_key_value(name));
+    let tainted = nodes.filter_map(|(name, node)| Some((name, planned_taint_of(node)?)));
     tainted.filter(|(_, taint)| !needed(taint)).map(|(name, _)| name.clone()).collect()
 }
 

@@ -1,11 +1,11 @@
 //! What the extender knows: the room of each node, its holds, and where each planned pod goes.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
 
-use crate::api::NodeClaim;
 use crate::extender;
 use crate::extender::{NodeRoom, PlannedPod, ViewInput};
 use crate::model::labels;
@@ -16,68 +16,93 @@ use crate::state::object_ext::{NodeClaimExt, NodeExt, ObjectExt};
 use crate::state::plan_record::{self, Holds};
 use crate::state::tables::ClusterState;
 
-/// The content of the view of a state that is known up to `as_of`.
-pub fn view_input(state: &ClusterState, holds: &Holds, as_of: UnixMillis) -> ViewInput {
-    let mut input = ViewInput { as_of, max_age: extender::DEFAULT_MAX_AGE, ..ViewInput::default() };
-    let mut claims: HashMap<String, &Arc<NodeClaim>> = HashMap::new();
-    for claim in state.claims.values() {
-        if let Some(node) = state.node_of(claim) {
-            claims.insert(node.name_any(), claim);
+/// The nodes of the last view of one [`ClusterState`]: a node is evaluated again only when it changed, or while it has holds.
+#[derive(Debug, Default)]
+pub struct ViewCache {
+    rooms: BTreeMap<String, NodeRoom>,
+    /// Nodes that had holds in the last view.
+    held: BTreeSet<String>,
+    /// Revision of [`ClusterState::node_changes`] that `rooms` is up to date with.
+    revision: u64,
+}
+
+impl ViewCache {
+    /// The content of the view of a state that is known up to `as_of`.
+    pub fn input(&mut self, state: &ClusterState, holds: &Holds, as_of: UnixMillis) -> ViewInput {
+        let mut rebuild = std::mem::take(&mut self.held);
+        if let Some(changes) = state.node_changes.since(self.revision) {
+            rebuild.extend(changes.map(str::to_owned));
+        } else {
+            self.rooms.clear();
+            rebuild = state.nodes.keys().cloned().collect();
         }
-    }
-    for (name, node) in &state.nodes {
-        let claim = claims.get(name).copied();
-        let disrupting = node.is_deleting()
-            || claim.is_some_and(|claim| claim.is_leaving())
-            || node.taints().any(|taint| taint.key == labels::DISRUPTED_TAINT);
-        let live = claim.and_then(|claim| holds.by_claim.get(&claim.name_any()));
-        if claim.is_none() && !disrupting {
-            continue;
-        }
-        let allocatable = node
-            .status
-            .as_ref()
-            .and_then(|status| status.allocatable.as_ref())
-            .and_then(|map| Resources::from_map(map).ok())
-            .unwrap_or_default();
-        let daemon_reserve = live.map(|_| missing_daemon_requests(state, node)).unwrap_or_default();
-        let mut free = allocatable.clone();
-        for pod in state.pods_on(name).filter(|pod| pod.active()) {
-            if let Ok(entry) = &pod.entry {
-                free.sub(&entry.class.requests);
+        self.revision = state.node_changes.revision();
+        let held = holds.by_claim.keys().filter_map(|claim| state.node_of(state.claims.get(claim)?));
+        self.held = held.map(|node| node.name_any()).collect();
+        rebuild.extend(self.held.iter().cloned());
+        for name in rebuild {
+            match state.nodes.get(&name).and_then(|node| room(state, holds, &name, node)) {
+                Some(room) => drop(self.rooms.insert(name, room)),
+                None => drop(self.rooms.remove(&name)),
             }
         }
-        if let Some(live) = live {
-            // Pods that the scheduler just bound may not be visible yet: while a node has holds, only held room is offered. The
-            // planner assigns the remaining room by further holds.
-            free = Resources::default();
-            for hold in live.iter().filter_map(|hold| held(state, hold)) {
-                free.add(&hold.requests);
-            }
-            free.add(&daemon_reserve);
+        let nodes = self.rooms.values().cloned().collect();
+        ViewInput { as_of, max_age: extender::DEFAULT_MAX_AGE, nodes, planned: planned(state, holds) }
+    }
+}
+
+/// A node of ours, or one that is being disrupted.
+fn room(state: &ClusterState, holds: &Holds, name: &str, node: &Node) -> Option<NodeRoom> {
+    let claim = state.claim_of(node);
+    let disrupting = node.is_deleting()
+        || claim.is_some_and(|claim| claim.is_leaving())
+        || node.taints().any(|taint| taint.key == labels::DISRUPTED_TAINT);
+    let live = claim.and_then(|claim| holds.by_claim.get(&claim.name_any()));
+    if claim.is_none() && !disrupting {
+        return None;
+    }
+    let allocatable = node
+        .status
+        .as_ref()
+        .and_then(|status| status.allocatable.as_ref())
+        .and_then(|map| Resources::from_map(map).ok())
+        .unwrap_or_default();
+    let daemon_reserve = live.map(|_| missing_daemon_requests(state, node)).unwrap_or_default();
+    let mut free = allocatable.clone();
+    if let Some(live) = live {
+        // Pods that the scheduler just bound may not be visible yet: while a node has holds, only held room is offered. The
+        // planner assigns the remaining room by further holds.
+        free = Resources::default();
+        for hold in live.iter().filter_map(|hold| held(state, hold)) {
+            free.add(&hold.requests);
         }
-        input.nodes.push(NodeRoom {
-            name: Arc::from(name.as_str()),
-            allocatable,
-            free,
-            daemon_reserve,
-            disrupting,
-            holds: live.into_iter().flatten().filter_map(|hold| held(state, hold)).collect(),
-        });
+        free.add(&daemon_reserve);
+    } else {
+        for entry in state.pods_on(name).filter(|pod| pod.active()).filter_map(|pod| pod.entry.as_ref().ok()) {
+            free.sub(&entry.class.requests);
+        }
     }
-    for (pod, claim) in &holds.by_pod {
-        let Some(found) = state.claims.get(claim) else { continue };
-        let until = state.planned.get(claim).map(|plan| plan.hold_until).unwrap_or_default();
-        input.planned.insert(
-            Arc::from(pod.as_str()),
-            PlannedPod {
-                node: state.node_of(found).map(|node| Arc::from(node.name_any())),
-                claim: Arc::from(claim.as_str()),
-                expires_at: until,
-            },
-        );
-    }
-    input
+    Some(NodeRoom {
+        name: Arc::from(name),
+        allocatable,
+        free,
+        daemon_reserve,
+        disrupting,
+        holds: live.into_iter().flatten().filter_map(|hold| held(state, hold)).collect(),
+    })
+}
+
+fn planned(state: &ClusterState, holds: &Holds) -> BTreeMap<Arc<str>, PlannedPod> {
+    let planned = holds.by_pod.iter().filter_map(|(pod, claim)| {
+        let found = state.claims.get(claim)?;
+        let plan = PlannedPod {
+            node: state.node_of(found).map(|node| Arc::from(node.name_any())),
+            claim: Arc::from(claim.as_str()),
+            expires_at: state.planned.get(claim).map(|plan| plan.hold_until).unwrap_or_default(),
+        };
+        Some((Arc::from(pod.as_str()), plan))
+    });
+    planned.collect()
 }
 
 fn held(state: &ClusterState, hold: &plan_record::Hold) -> Option<extender::Hold> {
@@ -101,7 +126,7 @@ mod tests {
 
     fn view_of(bound: Option<&str>) -> ViewInput {
         let (state, now) = (state_with_planned_pod(bound), UnixMillis(5));
-        view_input(&state, &resolve(&state, now), now)
+        ViewCache::default().input(&state, &resolve(&state, now), now)
     }
 
     #[test]

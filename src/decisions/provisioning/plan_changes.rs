@@ -12,14 +12,14 @@ use crate::state::tables::ClusterState;
 
 /// The plans that name one of these pods, without them, by claim: their holds expired or their nodes are leaving.
 pub fn without_pods(state: &ClusterState, pods: &BTreeSet<&str>) -> Vec<(String, PlanRecord)> {
-    let names_one = |plan: &PlanRecord| plan.pods.iter().any(|pod| pods.contains(pod.as_str()));
     let without = |plan: &PlanRecord| {
         let mut plan = plan.clone();
         plan.pods.retain(|pod| !pods.contains(pod.as_str()));
         plan.owners.retain(|pod, _| plan.pods.contains(pod));
         plan
     };
-    let plans = state.planned.iter().filter(|(_, plan)| names_one(plan));
+    let claims: BTreeSet<&String> = pods.iter().flat_map(|pod| state.plan_index.claims_of(pod)).collect();
+    let plans = claims.into_iter().filter_map(|claim| state.planned.get_key_value(claim));
     plans.map(|(claim, plan)| (claim.clone(), without(plan))).collect()
 }
 
@@ -37,9 +37,15 @@ pub fn with_placement(
     // The Node may have registered since the snapshot.
     let registered = state.claims.get(claim).and_then(|claim| state.node_of(claim)).is_some();
     let hold_until = if registered { now + HOLD_READY } else { hold_until_launched };
-    // Finished and deleted pods need not stay in the list.
+    // Finished and deleted pods need not stay in the list. A pod whose hold here is over and that another claim holds room for, because
+    // it could not be withdrawn from this plan, must not get this hold back.
     let active = |pod: &str| state.pods.get(pod).is_some_and(PodRecord::active);
-    plan.pods.retain(|pod| active(pod) || plan.owners.contains_key(pod) && plan.hold_until > now);
+    let expired = plan.hold_until <= now;
+    let moved = |pod: &str| {
+        let mut others = state.plan_index.claims_of(pod).filter(|other| *other != claim);
+        expired && others.any(|other| state.planned.get(other).is_some_and(|plan| plan.hold_until > now))
+    };
+    plan.pods.retain(|pod| (active(pod) || plan.owners.contains_key(pod) && plan.hold_until > now) && !moved(pod));
     plan.owners.retain(|pod, _| plan.pods.contains(pod));
     plan.hold_until = plan.hold_until.max(hold_until);
     let mut added = Vec::new();

@@ -1,6 +1,6 @@
 //! Kubernetes pods to interned classes. Strings are parsed here once and nowhere else.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use k8s_openapi::api::apps::v1::DaemonSet;
@@ -10,6 +10,7 @@ use crate::model::pod_class::{PodClass, Toleration};
 use crate::model::resources::{ResourceError, Resources};
 use crate::model::time::UnixMillis;
 use crate::planner::input::default_spread::{CONTROLLER, DefaultSpread, spreading_controller};
+use crate::planner::input::intern_table::InternTable;
 use crate::planner::input::pod::{Daemon, Labels, PodEntry};
 use crate::planner::input::pod_rules::{host_ports, node_terms, pod_term, spread, toleration};
 use crate::planner::input::terms::TermError;
@@ -39,12 +40,12 @@ pub enum PodProblem {
     Term(#[from] TermError),
 }
 
-/// Shares equal classes and label sets, so that a pod costs a few hundred bytes.
+/// Shares equal classes, label sets and names, so that a pod costs a few hundred bytes. What no pod uses any more is dropped.
 #[derive(Debug, Default)]
 pub struct Interner {
-    classes: HashSet<Arc<PodClass>>,
-    labels: HashSet<Arc<Labels>>,
-    strings: HashSet<Arc<str>>,
+    classes: InternTable<PodClass>,
+    labels: InternTable<Labels>,
+    strings: InternTable<str>,
     no_claims: Arc<[Arc<str>]>,
     default_spread: DefaultSpread,
 }
@@ -53,6 +54,15 @@ impl Interner {
     /// With default topology spread for pods without constraints of their own.
     pub fn with_default_spread(default_spread: DefaultSpread) -> Self {
         Self { default_spread, ..Self::default() }
+    }
+
+    /// Sizes of the tables, by name.
+    pub fn sizes(&self) -> [(&'static str, usize); 3] {
+        [
+            ("interned_classes", self.classes.size()),
+            ("interned_labels", self.labels.size()),
+            ("interned_names", self.strings.size()),
+        ]
     }
 
     /// Parses a pod.
@@ -114,12 +124,7 @@ impl Interner {
     fn labels(&mut self, labels: Option<&Labels>) -> Arc<Labels> {
         static NONE: Labels = Labels::new();
         let labels = labels.unwrap_or(&NONE);
-        if let Some(shared) = self.labels.get(labels) {
-            return Arc::clone(shared);
-        }
-        let shared = Arc::new(labels.clone());
-        self.labels.insert(Arc::clone(&shared));
-        shared
+        self.labels.get(labels).unwrap_or_else(|| self.labels.insert(labels.clone(), bytes_of_labels(labels)))
     }
 
     /// The claims of a pod; those of ephemeral volumes are named after the pod.
@@ -136,12 +141,7 @@ impl Interner {
     }
 
     fn string(&mut self, text: &str) -> Arc<str> {
-        if let Some(shared) = self.strings.get(text) {
-            return Arc::clone(shared);
-        }
-        let shared: Arc<str> = Arc::from(text);
-        self.strings.insert(Arc::clone(&shared));
-        shared
+        self.strings.get(text).unwrap_or_else(|| self.strings.insert(text, text.len()))
     }
 
     fn class(
@@ -202,12 +202,28 @@ impl Interner {
         class.preferred_affinity.sort_by_key(|(weight, _)| -weight);
         class.preferred_anti_affinity.sort_by_key(|(weight, _)| -weight);
         if let Some(shared) = self.classes.get(&class) {
-            return Ok(Arc::clone(shared));
+            return Ok(shared);
         }
-        let shared = Arc::new(class);
-        self.classes.insert(Arc::clone(&shared));
-        Ok(shared)
+        let bytes = size_of::<PodClass>() + bytes_of_constraints(spec, labels);
+        Ok(self.classes.insert(class, bytes))
     }
+}
+
+/// About the memory of a label set.
+fn bytes_of_labels(labels: &Labels) -> usize {
+    labels.iter().map(|(key, value)| 2 * size_of::<String>() + key.len() + value.len()).sum()
+}
+
+/// About the memory of the constraints of a pod: their parsed form is as long as their JSON, twice at most.
+fn bytes_of_constraints(spec: &PodSpec, labels: &Labels) -> usize {
+    let length = |json: serde_json::Result<String>| json.map_or(0, |text| text.len());
+    let own = length(serde_json::to_string(&spec.affinity))
+        + length(serde_json::to_string(&spec.node_selector))
+        + length(serde_json::to_string(&spec.tolerations));
+    let spread = length(serde_json::to_string(&spec.topology_spread_constraints));
+    // `matchLabelKeys` copies values of labels.
+    let copied = if spread > 0 { bytes_of_labels(labels).min(spread * 64) } else { 0 };
+    2 * (own + spread) + copied
 }
 
 /// Tolerations that the DaemonSet controller adds to its pods.

@@ -3,6 +3,7 @@
 
 pub mod default_spread;
 pub mod intern;
+mod intern_table;
 pub mod node;
 pub mod pod;
 pub mod pod_rules;

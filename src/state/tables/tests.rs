@@ -157,3 +157,64 @@ fn a_scheduler_is_known_once_it_rejects_a_pod() {
     }
     assert_eq!(state.schedulers.len(), MAX_SCHEDULERS);
 }
+
+/// Applies and deletes this many pods, each with a label set, an owner and a name of its own; `alive` of them exist at a time. Every
+/// thousandth has 10,000 unique labels. `observe` is called 20 times.
+fn churn(pods: usize, alive: usize, mut observe: impl FnMut(&ClusterState, usize)) {
+    let mut state = ClusterState::default();
+    let mut large = serde_json::Map::new();
+    for number in 0..pods {
+        large.clear();
+        if number % 1_000 == 0 {
+            large.extend(
+                (0..10_000).map(|label| (format!("label-{number}-{label}"), format!("{number}-{label}").into())),
+            );
+        }
+        large.insert("job".to_owned(), format!("job-{number}").into());
+        let node = (number % 2 == 0).then(|| format!("node-{}", number % 5_000));
+        let owner = serde_json::json!({"apiVersion": "batch/v1", "kind": "Job", "name": "j", "uid": format!("job-{number}"), "controller": true});
+        let volume = serde_json::json!({"name": "v", "ephemeral": {}});
+        let name = format!("pod-{number}");
+        state.apply_pod(
+            &pod(serde_json::json!({"metadata": {"name": name, "namespace": "n", "uid": name, "labels": large, "ownerReferences": [owner]},
+                "spec": {"nodeName": node, "nodeSelector": {"for": name}, "containers": [], "volumes": [volume]}})),
+            UnixMillis(1),
+        );
+        if let Some(gone) = number.checked_sub(alive) {
+            state.delete_pod(&format!("n/pod-{gone}"), UnixMillis(1));
+        }
+        if (number + 1) % (pods / 20) == 0 {
+            observe(&state, number + 1);
+        }
+    }
+}
+
+#[test]
+fn the_tables_forget_fifty_thousand_pods() {
+    churn(50_000, 100, |state, number| {
+        for (table, size) in state.table_sizes() {
+            // Interned values of at most 2 MiB besides those in use, and the names of the nodes that changed.
+            let most = if table == "node_changes" { 2_500 } else { 40_000 };
+            assert!(size <= most, "{size} {table} after {number} pods");
+        }
+        assert!(state.table_sizes().contains(&("pods", 100)));
+    });
+}
+
+/// `make soak-memory` runs it.
+#[test]
+#[ignore = "takes minutes"]
+fn memory_stays_flat_over_a_million_pods() {
+    let resident = || {
+        let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
+        pages.split(' ').nth(1).unwrap().parse::<usize>().unwrap() * 4 / 1_024
+    };
+    let mut seen = Vec::new();
+    churn(1_000_000, 10_000, |state, number| {
+        seen.push(resident());
+        println!("{number} pods: {} MiB resident, {:?}", resident(), state.table_sizes());
+    });
+    // The first twentieth fills the tables.
+    let (first, last) = (seen[1], seen[seen.len() - 1]);
+    assert!(last <= first + first / 4 + 16, "{first} MiB after 100,000 pods, {last} MiB at the end");
+}

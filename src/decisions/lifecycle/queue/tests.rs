@@ -58,3 +58,28 @@ fn the_backoff_doubles_up_to_its_limit_and_a_poll_resets_it() {
     let soon = UnixMillis(26_600);
     assert_eq!(wait(Requeue::Backoff { until: soon }), 100, "not later than requested");
 }
+
+#[test]
+fn an_initialized_claim_is_evaluated_again_when_it_or_its_node_changes() {
+    let mut state = ClusterState::default();
+    let mut queue = Queue::default();
+    let meta = json!({"finalizers": [labels::TERMINATION_FINALIZER]});
+    let status = objects::launched("i-1", &["Launched", "Registered", "Initialized"]);
+    state.apply_claim(objects::claim("c", &json!({"metadata": meta, "status": status})));
+    let node = |meta: &Value| objects::node("x", &json!({"metadata": meta, "spec": {"providerID": "aws:///z/i-1"}}));
+    state.apply_node(node(&json!({})));
+    let mut due = |state: &ClusterState| {
+        let due = queue.start_due(state, UnixMillis(0));
+        let steps: Vec<Step> = due.iter().map(|due| due.step.clone()).collect();
+        for due in due {
+            queue.finish(due, Requeue::Now, UnixMillis(0));
+        }
+        (steps, queue.active.len())
+    };
+    assert_eq!(due(&state), (vec![], 0));
+    state.apply_node(node(&json!({"deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": ["f"]})));
+    assert_eq!(due(&state), (vec![Step::DeleteClaim], 1));
+    assert_eq!(due(&state), (vec![Step::DeleteClaim], 1), "until it is done");
+    state.delete_claim("c");
+    assert_eq!(due(&state), (vec![], 0));
+}

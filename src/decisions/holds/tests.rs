@@ -1,0 +1,163 @@
+use super::*;
+use crate::test_support::objects;
+
+const LATER: &str = "2030-01-01T00:00:00Z";
+
+fn state(planned: &[&str], owners: &[(&str, &str)], until: &str) -> ClusterState {
+    let mut state = ClusterState::default();
+    let owners: BTreeMap<_, _> =
+        owners.iter().map(|(pod, uid)| (*pod, serde_json::json!({"uid": uid, "at_ms": 5_000}))).collect();
+    let plan = serde_json::json!({
+        (labels::PLANNED_PODS): serde_json::json!(planned).to_string(),
+        (labels::PLANNED_OWNERS): serde_json::json!(owners).to_string(),
+        (labels::HOLD_UNTIL): until,
+    });
+    let patch = serde_json::json!({"metadata": {"annotations": plan}, "status": objects::launched("i-1", &[])});
+    state.apply_claim(objects::claim("c", &patch));
+    state.apply_node(
+        serde_json::from_value(
+            serde_json::json!({"metadata": {"name": "node-c"}, "spec": {"providerID": "aws:///z/i-1"}}),
+        )
+        .unwrap(),
+    );
+    state
+}
+
+fn put(state: &mut ClusterState, name: &str, owner: &str, node: Option<&str>) {
+    let created = if name.starts_with("early") { "1970-01-01T00:00:01Z" } else { "1970-01-01T00:00:09Z" };
+    let pod = serde_json::from_value(serde_json::json!({"metadata": {"name": name, "namespace": "n", "uid": name,
+        "creationTimestamp": created,
+        "ownerReferences": [{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r", "uid": owner, "controller": true}]},
+        "spec": {"containers": [{"name": "c", "image": "i"}], "nodeName": node}}))
+    .unwrap();
+    state.apply_pod(&pod, UnixMillis(1));
+}
+
+#[test]
+fn a_hold_is_live_until_its_pod_is_bound_or_gone() {
+    let mut state = state(&["n/a", "n/gone"], &[], LATER);
+    put(&mut state, "a", "rs", None);
+    let holds = resolve(&state, UnixMillis(0));
+    assert_eq!(holds.by_pod.get("n/a").map(String::as_str), Some("c"));
+    assert_eq!(holds.by_claim["c"].len(), 1, "a deleted pod holds nothing");
+    put(&mut state, "a", "rs", Some("node-c"));
+    assert_eq!(resolve(&state, UnixMillis(0)), Holds::default());
+}
+
+#[test]
+fn an_expired_hold_is_not_live() {
+    let mut state = state(&["n/a"], &[], "2001-01-01T00:00:00Z");
+    put(&mut state, "a", "rs", None);
+    assert_eq!(resolve(&state, UnixMillis(1_700_000_000_000)), Holds::default());
+}
+
+#[test]
+fn a_hold_without_room_is_dropped() {
+    let mut state = state(&["n/a"], &[], LATER);
+    let node = |cpu: &str| {
+        serde_json::from_value(
+            serde_json::json!({"metadata": {"name": "node-c"}, "spec": {"providerID": "aws:///z/i-1"},
+            "status": {"allocatable": {"cpu": cpu, "memory": "1Gi", "pods": "10"}}}),
+        )
+        .unwrap()
+    };
+    state.apply_node(node("1"));
+    for (name, bound) in [("a", None), ("intruder", Some("node-c"))] {
+        let pod = serde_json::from_value(serde_json::json!({"metadata": {"name": name, "namespace": "n", "uid": name},
+            "spec": {"nodeName": bound, "containers": [{"name": "c", "image": "i", "resources": {"requests": {"cpu": "600m"}}}]}}));
+        state.apply_pod(&pod.unwrap(), UnixMillis(1));
+    }
+    assert_eq!(resolve(&state, UnixMillis(0)), Holds::default());
+    state.apply_node(node("2"));
+    assert_eq!(resolve(&state, UnixMillis(0)).by_claim["c"].len(), 1, "both fit");
+}
+
+#[test]
+fn a_copied_controller_uid_takes_no_room_in_another_namespace() {
+    let mut state = state(&["n/old"], &[("n/old", "rs")], LATER);
+    let owner = serde_json::json!([{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r", "uid": "rs", "controller": true}]);
+    let meta = serde_json::json!({"namespace": "attacker", "ownerReferences": owner, "creationTimestamp": "1970-01-01T00:00:09Z"});
+    state.apply_pod(&objects::pod("copy", &serde_json::json!({ "metadata": meta })), UnixMillis(1));
+    let holds = resolve(&state, UnixMillis(0));
+    assert_eq!((holds.by_pod.len(), holds.by_claim["c"][0].pod.as_ref()), (0, None));
+    let meta = serde_json::json!({"ownerReferences": owner, "creationTimestamp": "1970-01-01T00:00:09Z"});
+    state.apply_pod(&objects::pod("new", &serde_json::json!({ "metadata": meta })), UnixMillis(1));
+    assert_eq!(resolve(&state, UnixMillis(0)).by_pod.keys().collect::<Vec<_>>(), ["n/new"]);
+}
+
+#[test]
+fn a_pod_that_two_plans_name_has_one_hold() {
+    let mut state = state(&["n/a"], &[], LATER);
+    put(&mut state, "a", "rs", None);
+    let plan = serde_json::json!({(labels::PLANNED_PODS): "[\"n/a\"]", (labels::HOLD_UNTIL): LATER});
+    state.apply_claim(objects::claim("b", &serde_json::json!({"metadata": {"annotations": plan}})));
+    let holds = resolve(&state, UnixMillis(0));
+    assert_eq!(holds.by_claim.keys().collect::<Vec<_>>(), ["b"]);
+    assert_eq!(holds.by_pod["n/a"], "b");
+}
+
+#[test]
+fn a_displaced_pods_successor_takes_its_room() {
+    let mut state = state(&["n/old"], &[("n/old", "rs")], LATER);
+    put(&mut state, "old", "rs", Some("node-old"));
+    let holds = resolve(&state, UnixMillis(0));
+    assert_eq!(holds.by_claim["c"][0].pod, None, "the original still runs elsewhere");
+    put(&mut state, "early", "rs", Some("node-c"));
+    let mut terminating: k8s_openapi::api::core::v1::Pod = serde_json::from_value(serde_json::json!({"metadata": {
+        "name": "old", "namespace": "n", "uid": "old", "deletionTimestamp": "1970-01-01T00:00:10Z", "ownerReferences": [
+        {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r", "uid": "rs", "controller": true}]},
+        "spec": {"nodeName": "node-old", "containers": [{"name": "c", "image": "i"}]}}))
+    .unwrap();
+    terminating.metadata.resource_version = Some("7".into());
+    state.apply_pod(&terminating, UnixMillis(2));
+    put(&mut state, "new", "rs", None);
+    let holds = resolve(&state, UnixMillis(0));
+    assert_eq!(holds.by_pod.get("n/new").map(String::as_str), Some("c"), "while the original terminates");
+    state.delete_pod("n/old", UnixMillis(2));
+    let holds = resolve(&state, UnixMillis(0));
+    assert_eq!(holds.by_pod.get("n/new").map(String::as_str), Some("c"));
+    put(&mut state, "new", "rs", Some("node-c"));
+    assert_eq!(resolve(&state, UnixMillis(0)), Holds::default(), "the successor is bound");
+}
+
+#[test]
+fn the_holds_are_resolved_again_after_the_changes_that_affect_them_only() {
+    let mut state = state(&["n/a", "n/old"], &[("n/old", "rs")], LATER);
+    put(&mut state, "a", "other", None);
+    put(&mut state, "old", "rs", Some("node-old"));
+    let mut cache = HoldsCache::default();
+    let mut after = |state: &mut ClusterState, change: &dyn Fn(&mut ClusterState)| {
+        let before = cache.resolve(state, UnixMillis(5));
+        change(state);
+        !Arc::ptr_eq(&before, &cache.resolve(state, UnixMillis(6)))
+    };
+    assert!(!after(&mut state, &|state| put(state, "unplanned", "another", None)));
+    assert!(!after(&mut state, &|state| put(state, "unplanned", "another", Some("node-x"))));
+    assert!(!after(&mut state, &|state| put(state, "a", "other", None)), "nothing about it changed");
+    assert!(after(&mut state, &|state| put(state, "successor", "rs", None)));
+    assert!(after(&mut state, &|state| put(state, "intruder", "another", Some("node-c"))));
+    assert!(after(&mut state, &|state| put(state, "a", "other", Some("node-c"))));
+    assert!(after(&mut state, &|state| state.delete_pod("n/old", UnixMillis(7))));
+    assert!(after(&mut state, &|state| state.delete_node("node-c")));
+    let mut late = |now| Arc::as_ptr(&cache.resolve(&state, UnixMillis(now)));
+    assert_eq!(late(7), late(60_000), "nothing changed at all");
+}
+
+#[test]
+fn a_pod_in_two_plans_has_the_hold_that_is_left() {
+    let mut state = state(&["n/a"], &[], LATER);
+    let plan = serde_json::json!({(labels::PLANNED_PODS): "[\"n/a\"]", (labels::HOLD_UNTIL): LATER});
+    state.apply_claim(objects::claim("d", &serde_json::json!({"metadata": {"annotations": plan}})));
+    let pod = serde_json::json!({"metadata": {"name": "a", "namespace": "n", "uid": "a"},
+        "spec": {"containers": [{"name": "c", "image": "i", "resources": {"requests": {"cpu": "2"}}}]}});
+    state.apply_pod(&serde_json::from_value(pod).unwrap(), UnixMillis(1));
+    assert_eq!(resolve(&state, UnixMillis(0)).by_pod["n/a"], "c");
+    state.apply_node(
+        serde_json::from_value(
+            serde_json::json!({"metadata": {"name": "node-c"}, "spec": {"providerID": "aws:///z/i-1"},
+            "status": {"allocatable": {"cpu": "1", "memory": "1Gi", "pods": "10"}}}),
+        )
+        .unwrap(),
+    );
+    assert_eq!(resolve(&state, UnixMillis(0)).by_pod["n/a"], "d", "there is no room on the node of c");
+}
