@@ -26,7 +26,7 @@ CARGO_CYCLONEDX := $(CACHE)/cargo-cyclonedx-$(CARGO_CYCLONEDX_VERSION)/bin/cargo
 ADVISORIES := $(CARGO_TARGET_DIR)/advisories
 ADVISORY_DB_NAME := advisory-db-3157b0e258782691
 
-.PHONY: help demo checkout bench fuzz bench-launches test soak build tools moto lint deny test-rust test-chart test-control-plane test-policies test-kubelets test-preflight test-ec2 test-ec2-leaving test-ec2-faults test-drift test-swap test-outage test-attacks test-scenarios test-e2e $(E2E:%=test-e2e-%) test-without-service test-attacks-short quick reference crds clean-cache
+.PHONY: help demo checkout bench fuzz bench-launches bench-state bench-api test soak soak-memory build tools moto lint deny test-rust test-chart test-control-plane test-policies test-kubelets test-preflight test-ec2 test-ec2-leaving test-ec2-faults test-drift test-swap test-outage test-attacks test-scenarios test-e2e $(E2E:%=test-e2e-%) test-without-service test-attacks-short quick reference crds clean-cache
 
 help: ## List the targets
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | column -t -s "$$(printf '\t')"
@@ -47,6 +47,9 @@ test: ## Every test
 
 soak: build tools moto ## The suites of the whole service with 500 pods of each kind instead of 150, for releases
 	STOWAGE_SOAK=1 $(call pytest,e2e)
+
+soak-memory: checkout ## A million pods through the state: memory stays flat
+	cargo test --locked --lib -- --ignored --nocapture memory_stays_flat
 
 test-without-service: build tools moto ## Suites that do not need the running service, in one control plane
 	$(call pytest,control_plane chart chart_policies certificates kubelets scenarios)
@@ -160,13 +163,21 @@ bench: ## Cost, time and memory compared with Karpenter's, as a table and a plot
 	cargo build --release --locked
 	$(PYTHON) benches/bench.py --binary $(CARGO_TARGET_DIR)/release/stowage --out $(CARGO_TARGET_DIR)/bench $(BENCH)
 	cargo bench --locked --quiet --bench incremental | tee $(CARGO_TARGET_DIR)/bench/incremental.md
-	$(MAKE) bench-launches
+	$(MAKE) bench-state bench-launches
 
 bench-launches: tools moto ## Calls per 1,000 launches and time from plan to CreateFleet, of the release build against moto
 	cargo build --release --locked
 	@mkdir -p $(CARGO_TARGET_DIR)/bench && rm -f $(CARGO_TARGET_DIR)/bench/launches.json
 	STOWAGE_BIN=$(CARGO_TARGET_DIR)/release/stowage STOWAGE_EC2_FIGURES=$(CARGO_TARGET_DIR)/bench/launches.json $(call pytest,ec2)::TestLaunches
 	set -o pipefail; $(PYTHON) benches/launches.py $(CARGO_TARGET_DIR)/bench/launches.json | tee $(CARGO_TARGET_DIR)/bench/launches.md
+
+bench-state: ## Memory, CPU per event and cost of each loop with 10,000 nodes and 100,000 pods
+	@mkdir -p $(CARGO_TARGET_DIR)/bench
+	cargo bench --locked --quiet --bench state | tee $(CARGO_TARGET_DIR)/bench/state.md
+
+bench-api: tools moto ## Calls to a real API server per minute with 2,000 nodes and 20,000 pods of kwok (BENCH="--nodes 50" is quick)
+	cargo build --release --locked
+	STOWAGE_BIN=$(CARGO_TARGET_DIR)/release/stowage $(E2E_PYTHON) e2e/bench_api.py $(BENCH)
 
 quick: lint test-scenarios ## The inner loop: lints, plans of every scenario kind, unit tests, layers, generated pages
 	cargo test --locked --quiet --lib --test architecture --test reference_pages

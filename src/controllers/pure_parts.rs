@@ -1,0 +1,125 @@
+//! The pure parts of the loops, for the benchmark of the state (`benches/state.rs`): what a pass costs when nothing has to be written.
+
+use std::collections::HashMap;
+use std::hint::black_box;
+use std::sync::Arc;
+
+use kube::ResourceExt;
+
+use crate::controllers::derived_state::DerivedState;
+use crate::controllers::node_pool::status::desired_status;
+use crate::decisions::disruption::blocks::budget_block_of_claim;
+use crate::decisions::disruption::candidates::{allowances, candidates};
+use crate::decisions::disruption::marked::MarkedNodes;
+use crate::decisions::disruption::reason::DisruptionReason;
+use crate::decisions::disruption::{departure, emptiness};
+use crate::decisions::lifecycle::drift::{DesiredState, check, comparable, live_claims};
+use crate::decisions::lifecycle::expiration::expired;
+use crate::decisions::lifecycle::queue::Queue;
+use crate::decisions::placement::mode::PlacementMode;
+use crate::decisions::placement::nominations::Nominations;
+use crate::decisions::placement::planned_taint::PlannedTaints;
+use crate::decisions::placement::view::ViewCache;
+use crate::decisions::provisioning::pod_queue::PodQueue;
+use crate::decisions::provisioning::quarantine::Quarantine;
+use crate::extender::View;
+use crate::model::time::UnixMillis;
+use crate::state::ClusterState;
+use crate::state::instance_types::{InstanceTypes, ReadyPool};
+
+/// The loops, with their debounce and resync periods in milliseconds.
+pub const PART_NAMES: [(&str, u32, u32); 9] = [
+    ("provisioning", 20, 1_000),
+    ("lifecycle", 20, 500),
+    ("nominations", 20, 500),
+    ("extender view", 20, 500),
+    ("departure", 50, 500),
+    ("NodePool status", 500, 5_000),
+    ("disruption", 1_000, 1_000),
+    ("drift", 2_000, 10_000),
+    ("expiration", 10_000, 10_000),
+];
+
+/// What the loops remember between two passes.
+#[derive(Debug)]
+pub struct PureParts {
+    derived: DerivedState,
+    pods: PodQueue,
+    quarantine: Quarantine,
+    lifecycle: Queue,
+    nominations: Nominations,
+    taints: PlannedTaints,
+    view: ViewCache,
+    marked: MarkedNodes,
+}
+
+impl PureParts {
+    pub fn new(now: UnixMillis) -> Self {
+        Self {
+            derived: DerivedState::default(),
+            pods: PodQueue::default(),
+            quarantine: Quarantine::default(),
+            lifecycle: Queue::default(),
+            nominations: Nominations::new(now),
+            taints: PlannedTaints::default(),
+            view: ViewCache::default(),
+            marked: MarkedNodes::default(),
+        }
+    }
+
+    /// One pass of a loop. Returns the number of things to do.
+    pub fn pass(&mut self, part: &str, state: &ClusterState, pools: &[ReadyPool], now: UnixMillis) -> usize {
+        let holds = self.derived.holds(state, now);
+        match part {
+            "provisioning" => usize::from(self.pods.observe(state, &holds, &mut self.quarantine, now).is_some()),
+            "lifecycle" => self.lifecycle.start_due(state, now).len(),
+            "nominations" => {
+                let mode = PlacementMode::Nominate;
+                let (admissions, untaint) = self.taints.choose(state, &holds, mode, now);
+                let actions = self.nominations.choose(state, &holds, mode, now);
+                admissions.len() + untaint.len() + actions.nominate.len()
+            }
+            "extender view" => usize::from(View::build(self.view.input(state, &holds, now)).is_stale(now)),
+            "departure" => {
+                if departure::any_marked(state) {
+                    departure::due(state, &holds, now).len()
+                } else {
+                    0
+                }
+            }
+            "NodePool status" => {
+                let types = InstanceTypes::new(pools);
+                for pool in state.pools.values() {
+                    black_box(desired_status(state, &types, pool, now));
+                }
+                state.pools.len()
+            }
+            "disruption" => {
+                let types = InstanceTypes::new(pools);
+                let allowances = allowances(state, DisruptionReason::Empty, now);
+                let block = |node: &str| budget_block_of_claim(state, node);
+                let found = emptiness::choose(&candidates(state, &holds, &types), &allowances, block, now);
+                let steps = self.marked.empty_steps(state, &holds, now);
+                found.chosen.len() + steps.len() + self.marked.abandoned(state, now).len()
+            }
+            "drift" => {
+                let catalog = |pool: &str| pools.iter().find(|ready| ready.pool.name_any() == pool);
+                let desired: HashMap<String, DesiredState> = comparable(state, None)
+                    .into_iter()
+                    .filter_map(|(pool, class)| {
+                        let name = pool.name_any();
+                        let catalog = Arc::clone(&catalog(&name)?.catalog);
+                        Some((name, DesiredState::new(pool, class, &catalog)?))
+                    })
+                    .collect();
+                let claims = live_claims(state);
+                for claim in &claims {
+                    black_box(check(claim, &desired, now));
+                }
+                claims.len()
+            }
+            "expiration" => expired(state, now).0.len(),
+            other => unreachable!("{other} is no loop"),
+        }
+    }
+}
