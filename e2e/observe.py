@@ -155,9 +155,9 @@ class Mirror:
         return [pod for pod in self.pods(namespace) if not bound_to(pod)]
 
     def all_bound(self, count=None, namespace=None):
-        """Whether there are `count` pods and all of them are bound, none of them terminating."""
-        pods = self.pods(namespace)
-        return (count is None or len(pods) == count) and all(bound_to(pod) and not terminating(pod) for pod in pods)
+        """Whether there are `count` pods and all of them are bound to Nodes that exist, none of them terminating."""
+        pods, nodes = self.pods(namespace), {key(node) for node in self.nodes()}
+        return (count is None or len(pods) == count) and all(bound_to(pod) in nodes and not terminating(pod) for pod in pods)
 
     def settled(self):
         """Whether every NodeClaim is initialized and has its Node, and every Node has its NodeClaim."""
