@@ -9,7 +9,7 @@ import pytest
 import aws
 import services
 import workloads
-from kube import being_disrupted, bound_to, key
+from kube import being_disrupted, bound_to, key, uses_up_budget
 from services import one_per_node, small_pool
 
 WAVE = "wave"
@@ -57,7 +57,7 @@ class TestDrift:
         assert len(before) == NODES
         nodes = {claim["status"]["nodeName"]: key(claim) for claim in service.claims(POOL)}
         ran_on = {nodes[bound_to(pod)]: [key(pod)] for pod in service.mirror.pods(SPACE)}
-        with service.mirror.sampling(lambda: sum(being_disrupted(claim) for claim in service.claims(POOL))) as samples:
+        with service.mirror.sampling(lambda: sum(uses_up_budget(claim) for claim in service.claims(POOL))) as samples:
             set_wave(service, "2")
             done = lambda: waves(service) == ["2"] * NODES and up(service)
             service.wait(done, 180, "every node replaced", lambda: state(service))

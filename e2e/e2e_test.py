@@ -21,7 +21,7 @@ import observe
 import services
 import workloads
 from harness import NO_PEERS, PEERS
-from kube import DISRUPTED_TAINT, being_disrupted, bound_to, condition, is_true, key, taint_keys, terminating
+from kube import DISRUPTED_TAINT, being_disrupted, bound_to, condition, is_true, key, taint_keys, terminating, uses_up_budget
 from waiting import wait_until
 
 PODS = 500 if os.environ.get("STOWAGE_SOAK") else 150
@@ -223,9 +223,7 @@ class TestExtender:
         service.api.patch("NodePool", "default", {"spec": {"disruption": {"budgets": [{"nodes": str(limit)}]}}})
         kept = service.names("frozen")
         service.wait(lambda: not any(being_disrupted(claim) for claim in service.claims()), 60, "no node being disrupted")
-        # As in Karpenter, a budget no longer counts nodes whose instance shuts down.
-        counts = lambda claim: being_disrupted(claim) and not is_true(claim, "InstanceTerminating")
-        with service.mirror.sampling(lambda: sum(counts(claim) for claim in service.claims("default"))) as samples:
+        with service.mirror.sampling(lambda: sum(uses_up_budget(claim) for claim in service.claims("default"))) as samples:
             for space in ("shop", "outage", "guard", "frozen"):
                 service.api.scale_all(space, 0)
             service.api.delete_all("Pod", "outage")

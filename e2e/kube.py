@@ -201,6 +201,11 @@ def being_disrupted(claim):
     return terminating(claim) or DISRUPTING in annotations_of(claim)
 
 
+def uses_up_budget(claim):
+    """Whether a budget counts a NodeClaim: as in Karpenter, it does not count one whose instance shuts down."""
+    return being_disrupted(claim) and not is_true(claim, "InstanceTerminating")
+
+
 def pool_of(claim):
     """The name of a NodeClaim's NodePool."""
     return claim["metadata"]["labels"].get(NODE_POOL)
