@@ -26,7 +26,7 @@ CARGO_CYCLONEDX := $(CACHE)/cargo-cyclonedx-$(CARGO_CYCLONEDX_VERSION)/bin/cargo
 ADVISORIES := $(CARGO_TARGET_DIR)/advisories
 ADVISORY_DB_NAME := advisory-db-3157b0e258782691
 
-.PHONY: help demo checkout bench fuzz bench-launches bench-state bench-api test soak soak-memory build tools moto lint deny test-rust test-chart test-control-plane test-policies test-kubelets test-preflight test-ec2 test-ec2-leaving test-ec2-faults test-drift test-swap test-outage test-attacks test-scenarios test-e2e $(E2E:%=test-e2e-%) test-without-service test-attacks-short quick reference crds clean-cache
+.PHONY: help demo checkout bench fuzz bench-launches bench-state bench-api test soak soak-memory build tools moto lint deny test-rust test-chart test-control-plane test-policies test-kubelets test-preflight test-ec2 test-ec2-leaving test-ec2-faults test-drift test-swap test-outage test-attacks test-scenarios test-e2e $(E2E:%=test-e2e-%) test-without-service test-attacks-short test-kills test-kills-short quick reference crds clean-cache
 
 help: ## List the targets
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | column -t -s "$$(printf '\t')"
@@ -34,15 +34,15 @@ help: ## List the targets
 demo: build tools moto ## The main use case, end to end (KEEP=1 leaves it running)
 	$(E2E_PYTHON) e2e/demo.py
 
-# Suites that mostly wait run in parallel. Those that measure how far kube-scheduler follows a plan run alone. Suites of one target share
-# a control plane.
+# Suites that mostly wait run in parallel, the longest first. Those that measure how far kube-scheduler follows a plan run alone. Suites of one
+# target share a control plane.
+LANES := test-rust test-ec2-faults test-drift test-ec2 test-chart test-without-service test-outage test-ec2-leaving test-kills-short test-preflight \
+	test-swap test-attacks-short
 test: ## Every test
 	$(MAKE) lint deny sbom test-policies
 	$(MAKE) -j2 build tools moto
-	$(MAKE) -j3 --output-sync=target test-rust test-preflight test-without-service
 	$(MAKE) test-e2e
-	$(MAKE) test-outage
-	$(MAKE) -j4 --output-sync=target test-ec2 test-ec2-faults test-ec2-leaving test-drift test-swap test-attacks-short
+	$(MAKE) -j5 --output-sync=target $(LANES)
 	@echo "make test: all passed"
 
 soak: build tools moto ## The suites of the whole service with 500 pods of each kind instead of 150, for releases
@@ -52,7 +52,7 @@ soak-memory: checkout ## A million pods through the state: memory stays flat
 	cargo test --locked --lib -- --ignored --nocapture memory_stays_flat
 
 test-without-service: build tools moto ## Suites that do not need the running service, in one control plane
-	$(call pytest,control_plane chart chart_policies certificates kubelets scenarios)
+	$(call pytest,control_plane kubelets scenarios)
 
 # Tests know the folder that they were built in. Cargo doesn't see that another checkout built them in the same cache.
 checkout:
@@ -112,12 +112,8 @@ test-scenarios: build moto ## Plans of every scenario kind, judged by the indepe
 test-control-plane: tools moto ## The control plane itself
 	$(call pytest,control_plane)
 
-test-chart: tools moto ## The chart and the plain manifests, on a real control plane
-	$(call pytest,chart chart_policies)
-
-.PHONY: test-certificates test-kills
-test-certificates: build tools moto ## The chart with the real cert-manager: certificates, CA injection, renewals under load
-	$(call pytest,certificates)
+test-chart: build tools moto ## The chart and the plain manifests on a real control plane, with the real cert-manager
+	$(call pytest,chart chart_policies certificates)
 
 test-kubelets: tools moto ## moto, and kubelets for its instances
 	$(call pytest,kubelets)
@@ -131,11 +127,14 @@ test-ec2: build tools moto ## The whole service on EC2's wire protocol: launches
 test-ec2-leaving: build tools moto ## The same: interruptions, status checks, vanished instances, grace periods
 	$(call pytest,ec2_leaving)
 
-test-ec2-faults: build tools moto ## The same: throttling, errors, lost responses, missing capacity, four kills
-	$(call pytest,ec2_faults kills)
+test-ec2-faults: build tools moto ## The same: throttling, errors, lost responses, missing capacity
+	$(call pytest,ec2_faults)
 
 test-kills: build tools moto ## The same: fifty kills at random moments of launches, drains and interruptions (STOWAGE_KILLS_SEED=N repeats a run)
 	STOWAGE_KILLS=$${STOWAGE_KILLS:-50} STOWAGE_KILLS_SEED=$${STOWAGE_KILLS_SEED:-$$RANDOM} $(call pytest,kills)
+
+test-kills-short: build tools moto ## Four of them
+	$(call pytest,kills)
 
 test-outage: build tools moto ## Outages of the API server: stopped, killed, dropped packets, compacted history
 	$(call pytest,outage) -s
