@@ -38,7 +38,8 @@ PODS = 30
 # Certificates of an hour that are renewed ten seconds after they were issued.
 SHORT = {"duration": "1h", "renewBefore": "59m50s"}
 RENEWALS = 3  # certificates that the service presents during the load
-LOAD_SECONDS = 150  # in which these renewals must happen
+REQUESTS = 100  # of each kind at least, during the load
+LOAD_SECONDS = 150  # in which these renewals and requests must happen
 
 
 class CertifiedStowage(harness.Stowage):
@@ -172,6 +173,7 @@ class Load:
     def __enter__(self):
         self.kept = self.service.connect(client=True)
         kinds = {"admission": self.admission, "extender": self.extender, "new extender connections": self.new_extender, "new webhook connections": self.new_webhook}
+        self.counts.update(dict.fromkeys(kinds, 0))
         self.pool = concurrent.futures.ThreadPoolExecutor(2 * len(kinds))
         # One thread for the connection that is kept.
         self.running = [self.pool.submit(self.repeat, name, once) for name, once in kinds.items() for _ in range(1 if name == "extender" else 2)]
@@ -274,9 +276,9 @@ class TestCertManager:
         client_versions = service.stowage.client.versions
         begin = time.monotonic()
         with Load(service) as load:
-            while len(served) <= RENEWALS:
+            while len(served) <= RENEWALS or min(load.counts.values()) < REQUESTS:
                 assert service.stowage.alive() and service.cert_manager.alive()
-                assert time.monotonic() - begin < LOAD_SECONDS, f"only {len(served) - 1} renewals"
+                assert time.monotonic() - begin < LOAD_SECONDS, f"only {len(served) - 1} renewals, {dict(load.counts)}"
                 # The real scheduler asks too, with the certificate of its files.
                 pods += 2
                 service.api.scale("Deployment", "web", "shop", pods)
@@ -286,7 +288,6 @@ class TestCertManager:
         took = time.monotonic() - begin
         print(f"\n{len(served) - 1} certificates of the server and {service.stowage.client.versions - client_versions} of the client in {took:.0f} s;", dict(load.counts), flush=True)
         assert load.failures == {}
-        assert min(load.counts.values()) > 100
         assert len(set(served)) == len(served)
         assert service.stowage.client.versions > client_versions
         assert service.stowage.metric("stowage_cert_reloads_total", 'result="ok"') - before >= RENEWALS
